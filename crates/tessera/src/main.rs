@@ -1,0 +1,3 @@
+//! The `tessera` binary.
+
+fn main() {}
