@@ -47,12 +47,14 @@ pub struct PodGrant {
 /// How much of a card is taken: by one pod at its peak, or by all pods together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Usage {
-    /// How many hold the whole card; more than one only where somebody bypassed us.
-    pub wholes: u32,
+    /// Whether somebody holds the whole card.
+    pub whole: bool,
     /// Compute promised to shares.
     pub cores: Percent,
     /// Memory promised to shares.
     pub memory: MiB,
+    /// Whether somebody holds the whole card while another holds it too: never by a decision of ours.
+    pub contended: bool,
 }
 
 // === impl Hold ===
@@ -123,13 +125,13 @@ impl Usage {
     pub fn of(hold: Hold) -> Self {
         match hold {
             Hold::Whole => Self {
-                wholes: 1,
+                whole: true,
                 ..Self::default()
             },
             Hold::Part { cores, memory } => Self {
-                wholes: 0,
                 cores,
                 memory,
+                ..Self::default()
             },
         }
     }
@@ -140,27 +142,31 @@ impl Usage {
         self == Self::default()
     }
 
+    /// Whether a card of `memory` cannot carry this.
+    #[must_use]
+    pub fn exceeds(self, memory: MiB) -> bool {
+        self.contended || self.cores > Percent::WHOLE || self.memory > memory
+    }
+
     /// Both side by side.
     #[must_use]
     pub fn plus(self, other: Self) -> Self {
+        let meet = (self.whole && !other.is_none()) || (other.whole && !self.is_none());
         Self {
-            wholes: self.wholes.saturating_add(other.wholes),
+            whole: self.whole || other.whole,
             cores: self.cores + other.cores,
             memory: self.memory + other.memory,
+            contended: self.contended || other.contended || meet,
         }
     }
 
-    /// The peak of two that never stand side by side. Who holds the whole card at one time needs no part of it at
-    /// another.
+    /// The peak of two that never stand side by side.
     fn larger(self, other: Self) -> Self {
-        match (self.wholes, other.wholes) {
-            (0, 1..) => other,
-            (1.., 0) => self,
-            _ => Self {
-                wholes: self.wholes.max(other.wholes),
-                cores: self.cores.max(other.cores),
-                memory: self.memory.max(other.memory),
-            },
+        Self {
+            whole: self.whole || other.whole,
+            cores: self.cores.max(other.cores),
+            memory: self.memory.max(other.memory),
+            contended: self.contended || other.contended,
         }
     }
 }

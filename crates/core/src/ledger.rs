@@ -6,9 +6,9 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
-use crate::grant::{PodGrant, Usage};
+use crate::grant::PodGrant;
 use crate::node::{Node, NodeState};
-use crate::units::{GpuIndex, MiB, NodeName, Percent, PodUid};
+use crate::units::{GpuIndex, NodeName, PodUid};
 
 /// All nodes, all grants, and what is left.
 #[derive(Clone, Debug, Default)]
@@ -85,7 +85,7 @@ impl Ledger {
                 .node()
                 .gpu(gpu)
                 .ok_or_else(|| Conflict::UnknownGpu { node: node(), gpu })?;
-            if is_overbooked(state.used(gpu).plus(usage), card.memory) {
+            if state.used(gpu).plus(usage).exceeds(card.memory) {
                 return Err(Conflict::Taken { node: node(), gpu });
             }
         }
@@ -178,7 +178,7 @@ impl Ledger {
                 .node()
                 .gpus()
                 .iter()
-                .filter(|gpu| is_overbooked(state.used(gpu.index), gpu.memory));
+                .filter(|gpu| state.used(gpu.index).exceeds(gpu.memory));
             let gpus: Vec<GpuIndex> = over.map(|gpu| gpu.index).collect();
             if !gpus.is_empty() {
                 found.insert(state.node().name.clone(), gpus);
@@ -204,10 +204,4 @@ impl Ledger {
         self.grants_on(&node.name).for_each(|grant| state.add(grant));
         self.nodes.insert(node.name.clone(), state);
     }
-}
-
-/// Whether a card of `memory` cannot carry `used`.
-fn is_overbooked(used: Usage, memory: MiB) -> bool {
-    let shared = used.cores > Percent::ZERO || used.memory > MiB::ZERO;
-    used.wholes > 1 || (used.wholes == 1 && shared) || used.cores > Percent::WHOLE || used.memory > memory
 }

@@ -188,7 +188,7 @@ impl NodeState {
     pub fn room(&self, gpu: GpuIndex) -> Room {
         let used = self.used(gpu);
         match self.node.gpu(gpu) {
-            Some(card) if used.wholes == 0 => Room {
+            Some(card) if !used.whole => Room {
                 cores: Percent::WHOLE.saturating_sub(used.cores),
                 memory: card.memory.saturating_sub(used.memory),
             },
@@ -220,7 +220,7 @@ impl NodeState {
             Hold::Whole => gpu.position() < self.used.len() && self.used(gpu).is_none(),
             Hold::Part { cores, memory } => {
                 let room = self.room(gpu);
-                self.used(gpu).wholes == 0 && cores <= room.cores && memory <= room.memory
+                !self.used(gpu).whole && cores <= room.cores && memory <= room.memory
             }
         }
     }

@@ -163,7 +163,7 @@ fn room_refusal(node: &NodeState, gpu: GpuIndex, hold: Hold) -> Option<CardRefus
     let used = node.used(gpu);
     let room = node.room(gpu);
     Some(match hold {
-        _ if used.wholes > 0 => CardRefusal::HeldWhole,
+        _ if used.whole => CardRefusal::HeldWhole,
         Hold::Whole => CardRefusal::Shared {
             cores: used.cores,
             memory: used.memory,
