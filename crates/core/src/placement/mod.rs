@@ -19,7 +19,7 @@ use crate::request::{PodRequest, Request, Role, Traffic};
 use crate::units::GpuIndex;
 
 pub use policy::{Policy, UnknownPolicy};
-pub use refusal::{CardRefusal, Refusal, card_refusals};
+pub use refusal::{CardRefusal, Explanation, Refusal};
 
 /// The cards a node would give a pod.
 #[derive(Clone, Debug, PartialEq)]
@@ -39,27 +39,77 @@ pub fn place(
     policy: &Policy,
     required: GpuSet,
 ) -> Result<Placement, Refusal> {
-    refusal::check_node(node, pod)?;
+    try_place(node, pod, policy, required).map_err(|blocked| blocked.refusal)
+}
+
+/// What keeps a pod from a node: the refusal, and each card's part in it. `None` where the pod fits.
+#[must_use]
+pub fn explain(node: &NodeState, pod: &PodRequest, policy: &Policy) -> Option<Explanation> {
+    let blocked = try_place(node, pod, policy, GpuSet::EMPTY).err()?;
+    let container = blocked
+        .container
+        .and_then(|position| pod.containers.get(position));
+    let request = container.and_then(|container| container.request);
+    Some(Explanation {
+        refusal: blocked.refusal,
+        container: container.map(|container| container.name.clone()),
+        cards: request
+            .map(|request| refusal::of_each_card(&blocked.node, pod, request))
+            .unwrap_or_default(),
+    })
+}
+
+/// Where and why placing a pod came to its end.
+struct Blocked<'a> {
+    refusal: Refusal,
+    /// The container that found no cards; none where the node as a whole will not do.
+    container: Option<usize>,
+    /// What that container saw: the node with the pod's earlier containers on it.
+    node: Cow<'a, NodeState>,
+}
+
+fn try_place<'a>(
+    node: &'a NodeState,
+    pod: &PodRequest,
+    policy: &Policy,
+    mut required: GpuSet,
+) -> Result<Placement, Blocked<'a>> {
     let mut gpus = vec![GpuSet::EMPTY; pod.containers.len()];
     let mut merit = 0.0;
-    let mut required = required;
     // Main containers and sidecars stand side by side, so each sees what the ones before it took.
     let mut beside = Cow::Borrowed(node);
+    if let Err(refusal) = refusal::check_node(node, pod) {
+        return Err(Blocked {
+            refusal,
+            container: None,
+            node: beside,
+        });
+    }
     for (position, container) in pod.containers.iter().enumerate() {
         let Some(request) = container.request.filter(|_| container.role != Role::Init) else {
             continue;
         };
-        let ask = Ask::new(
+        match choose(
             &beside,
             pod,
+            policy,
             request,
             std::mem::take(&mut required),
             GpuSet::EMPTY,
-        )?;
-        let chosen = policy.choose(&beside, &ask).ok_or(Refusal::Required)?;
-        take(&mut beside, chosen.gpus, ask.hold);
-        gpus[position] = chosen.gpus;
-        merit += chosen.merit;
+        ) {
+            Ok(chosen) => {
+                take(&mut beside, chosen.gpus, Hold::of(request));
+                gpus[position] = chosen.gpus;
+                merit += chosen.merit;
+            }
+            Err(refusal) => {
+                return Err(Blocked {
+                    refusal,
+                    container: Some(position),
+                    node: beside,
+                });
+            }
+        }
     }
     place_inits(node, pod, policy, &mut gpus)?;
     let score = policy.score(node, &after(node, pod, &gpus), merit);
@@ -68,12 +118,12 @@ pub fn place(
 
 /// Init containers run alone but for the sidecars before them. They reuse the cards of the main containers
 /// where those suffice, as kubelet does, so that the pod takes no more than it must.
-fn place_inits(
-    node: &NodeState,
+fn place_inits<'a>(
+    node: &'a NodeState,
     pod: &PodRequest,
     policy: &Policy,
     gpus: &mut [GpuSet],
-) -> Result<(), Refusal> {
+) -> Result<(), Blocked<'a>> {
     let own = gpus.iter().copied().fold(GpuSet::EMPTY, GpuSet::union);
     let mut before = Cow::Borrowed(node);
     for (position, container) in pod.containers.iter().enumerate() {
@@ -83,13 +133,32 @@ fn place_inits(
         match container.role {
             Role::Main => {}
             Role::Sidecar => take(&mut before, gpus[position], Hold::of(request)),
-            Role::Init => {
-                let ask = Ask::new(&before, pod, request, GpuSet::EMPTY, own)?;
-                gpus[position] = policy.choose(&before, &ask).ok_or(Refusal::Required)?.gpus;
-            }
+            Role::Init => match choose(&before, pod, policy, request, GpuSet::EMPTY, own) {
+                Ok(chosen) => gpus[position] = chosen.gpus,
+                Err(refusal) => {
+                    return Err(Blocked {
+                        refusal,
+                        container: Some(position),
+                        node: before,
+                    });
+                }
+            },
         }
     }
     Ok(())
+}
+
+/// Cards for one container; those in `preferred` where they are enough.
+fn choose(
+    node: &NodeState,
+    pod: &PodRequest,
+    policy: &Policy,
+    request: Request,
+    required: GpuSet,
+    preferred: GpuSet,
+) -> Result<Chosen, Refusal> {
+    let ask = Ask::new(node, pod, request, required, preferred)?;
+    policy.choose(node, &ask).ok_or(Refusal::Required)
 }
 
 fn take(state: &mut Cow<'_, NodeState>, gpus: GpuSet, hold: Hold) {

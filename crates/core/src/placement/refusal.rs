@@ -86,6 +86,17 @@ pub enum CardRefusal {
     },
 }
 
+/// What keeps a pod from a node, card by card.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Explanation {
+    /// The short form.
+    pub refusal: Refusal,
+    /// The container that found no cards; none where the node as a whole will not do.
+    pub container: Option<String>,
+    /// For each card what keeps it from serving that container, or `None` where it would.
+    pub cards: Vec<(GpuIndex, Option<CardRefusal>)>,
+}
+
 impl Refusal {
     /// Whether the pod could fit once others have gone; if not, evicting them is no help.
     #[must_use]
@@ -136,8 +147,7 @@ pub(super) fn of_cards(node: &NodeState, pod: &PodRequest, request: Request, req
 }
 
 /// For each card of a node: what keeps it from serving `request`, or `None` where it would.
-#[must_use]
-pub fn card_refusals(
+pub(super) fn of_each_card(
     node: &NodeState,
     pod: &PodRequest,
     request: Request,

@@ -6,7 +6,7 @@ use tessera_core::gpu_set::GpuSet;
 use tessera_core::grant::{Hold, PodGrant};
 use tessera_core::ledger::{Change, Ledger};
 use tessera_core::node::NodeState;
-use tessera_core::placement::{Policy, card_refusals, place};
+use tessera_core::placement::{Policy, explain, place};
 use tessera_core::request::{PodRequest, Request};
 
 use crate::arbitrary;
@@ -81,11 +81,18 @@ proptest! {
         };
         let request = container.request.unwrap();
         let alone = PodRequest { containers: vec![container.clone()], ..pod.clone() };
-        let usable = card_refusals(state, &alone, request).iter().filter(|(_, refusal)| refusal.is_none()).count();
         let asked = if let Request::Whole(count) = request { usize::from(count) } else { 1 };
+        let hold = Hold::of(request);
+        let gpus = state.node().gpus().iter();
+        let usable = gpus.filter(|gpu| state.fits(gpu.index, hold) && alone.accepts(&gpu.model)).count();
         let has_cpu = state.cpu_left() >= pod.cpu && state.memory_left() >= pod.memory;
         let placement = place(state, &alone, &policy, GpuSet::EMPTY);
         prop_assert_eq!(placement.is_ok(), usable >= asked && has_cpu, "{:?}", placement);
+        let explanation = explain(state, &alone, &policy);
+        prop_assert_eq!(explanation.as_ref().map(|why| why.refusal), placement.as_ref().err().copied());
+        if let Some(why) = explanation.filter(|why| why.container.is_some()) {
+            prop_assert_eq!(why.cards.iter().filter(|(_, refusal)| refusal.is_none()).count(), usable);
+        }
         if let Err(refusal) = placement {
             prop_assert!(refusal.to_string().len() <= 60, "{}", refusal);
             // What can never fit here must not fit on the empty node either.
