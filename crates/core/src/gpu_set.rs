@@ -121,11 +121,7 @@ impl GpuSet {
 
     /// All unordered pairs of members, lower index first.
     pub fn pairs(self) -> impl Iterator<Item = (GpuIndex, GpuIndex)> {
-        self.iter().flat_map(move |a| {
-            Self(self.0 & !(bit(a) | (bit(a) - 1)))
-                .iter()
-                .map(move |b| (a, b))
-        })
+        self.iter().flat_map(move |a| Self(self.0 & !(bit(a) | (bit(a) - 1))).iter().map(move |b| (a, b)))
     }
 
     /// All subsets of `size` members, in lexicographic order of their sorted indexes.
@@ -136,10 +132,7 @@ impl GpuSet {
             let positions = picked.as_mut()?;
             let subset = positions.iter().map(|&at| members[at]).collect();
             // Advance the rightmost position that still can, and reset those after it.
-            match (0..size)
-                .rev()
-                .find(|&at| positions[at] < members.len() - size + at)
-            {
+            match (0..size).rev().find(|&at| positions[at] < members.len() - size + at) {
                 Some(at) => {
                     positions[at] += 1;
                     for later in at + 1..size {

@@ -66,10 +66,7 @@ impl Hold {
         match request {
             Request::Whole(_) => Self::Whole,
             Request::Share { cores, memory } => Self::Part { cores, memory },
-            Request::Memory(memory) => Self::Part {
-                cores: Percent::ZERO,
-                memory,
-            },
+            Request::Memory(memory) => Self::Part { cores: Percent::ZERO, memory },
         }
     }
 }
@@ -101,18 +98,9 @@ impl PodGrant {
 
 /// What these containers of one pod take of each card at their peak.
 pub(crate) fn footprint(containers: &[ContainerGrant]) -> impl Iterator<Item = (GpuIndex, Usage)> {
-    let gpus = containers
-        .iter()
-        .map(ContainerGrant::gpus)
-        .fold(GpuSet::EMPTY, GpuSet::union);
+    let gpus = containers.iter().map(ContainerGrant::gpus).fold(GpuSet::EMPTY, GpuSet::union);
     gpus.iter().map(|gpu| {
-        let usage = peak(
-            containers,
-            |c| c.role,
-            |c| c.usage(gpu),
-            Usage::plus,
-            Usage::larger,
-        );
+        let usage = peak(containers, |c| c.role, |c| c.usage(gpu), Usage::plus, Usage::larger);
         (gpu, usage)
     })
 }
@@ -124,15 +112,8 @@ impl Usage {
     #[must_use]
     pub fn of(hold: Hold) -> Self {
         match hold {
-            Hold::Whole => Self {
-                whole: true,
-                ..Self::default()
-            },
-            Hold::Part { cores, memory } => Self {
-                cores,
-                memory,
-                ..Self::default()
-            },
+            Hold::Whole => Self { whole: true, ..Self::default() },
+            Hold::Part { cores, memory } => Self { cores, memory, ..Self::default() },
         }
     }
 

@@ -3,11 +3,12 @@
 //! A node's state is always the sum of the grants of the pods on it, so any history that leads to the same
 //! pods leads to the same book; nothing is ever subtracted.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 use crate::grant::PodGrant;
 use crate::node::{Node, NodeState};
+use crate::topology::Topology;
 use crate::units::{GpuIndex, NodeName, PodUid};
 
 /// All nodes, all grants, and what is left.
@@ -17,6 +18,8 @@ pub struct Ledger {
     pods: HashMap<PodUid, Arc<PodGrant>>,
     /// Also for nodes not known yet: a pod may be seen before its node is.
     pods_of: HashMap<NodeName, BTreeSet<PodUid>>,
+    /// One of each kind of machine, so that what is derived from its links is derived once.
+    topologies: HashSet<Topology>,
 }
 
 /// Why a grant was not booked. Nothing has changed then.
@@ -69,22 +72,13 @@ impl Ledger {
             return if **booked == grant {
                 Ok(Change::Unchanged)
             } else {
-                Err(Conflict::AlreadyBooked {
-                    pod: grant.pod,
-                    node: booked.node.clone(),
-                })
+                Err(Conflict::AlreadyBooked { pod: grant.pod, node: booked.node.clone() })
             };
         }
-        let state = self
-            .nodes
-            .get(&grant.node)
-            .ok_or_else(|| Conflict::UnknownNode(grant.node.clone()))?;
+        let state = self.nodes.get(&grant.node).ok_or_else(|| Conflict::UnknownNode(grant.node.clone()))?;
         for (gpu, usage) in grant.footprint() {
             let node = || grant.node.clone();
-            let card = state
-                .node()
-                .gpu(gpu)
-                .ok_or_else(|| Conflict::UnknownGpu { node: node(), gpu })?;
+            let card = state.node().gpu(gpu).ok_or_else(|| Conflict::UnknownGpu { node: node(), gpu })?;
             if state.used(gpu).plus(usage).exceeds(card.memory) {
                 return Err(Conflict::Taken { node: node(), gpu });
             }
@@ -123,24 +117,21 @@ impl Ledger {
 
     /// Enters a node, or what has become of it; the grants on it stay.
     pub fn set_node(&mut self, node: Node) -> Change {
-        if self
-            .nodes
-            .get(&node.name)
-            .is_some_and(|known| *known.node() == node)
-        {
+        if self.nodes.get(&node.name).is_some_and(|known| *known.node() == node) {
             return Change::Unchanged;
         }
-        self.recount(Arc::new(node));
+        let topology = match self.topologies.get(node.topology()) {
+            Some(known) => known.clone(),
+            None => node.topology().clone(),
+        };
+        self.topologies.insert(topology.clone());
+        self.recount(Arc::new(node.sharing(topology)));
         Change::Changed
     }
 
     /// Forgets a node. Its pods stay in the book until they are released: the node may come back.
     pub fn remove_node(&mut self, name: &NodeName) -> Change {
-        if self.nodes.remove(name).is_some() {
-            Change::Changed
-        } else {
-            Change::Unchanged
-        }
+        if self.nodes.remove(name).is_some() { Change::Changed } else { Change::Unchanged }
     }
 
     /// One node and what is left of it.
@@ -162,11 +153,7 @@ impl Ledger {
 
     /// The grants on one node, by pod UID.
     pub fn grants_on(&self, node: &NodeName) -> impl Iterator<Item = &PodGrant> {
-        self.pods_of
-            .get(node)
-            .into_iter()
-            .flatten()
-            .filter_map(|pod| self.grant(pod))
+        self.pods_of.get(node).into_iter().flatten().filter_map(|pod| self.grant(pod))
     }
 
     /// Cards that carry more than they have, because pods bypassed us or a card shrank.
@@ -174,11 +161,7 @@ impl Ledger {
     pub fn overbooked(&self) -> BTreeMap<NodeName, Vec<GpuIndex>> {
         let mut found = BTreeMap::new();
         for state in self.nodes.values() {
-            let over = state
-                .node()
-                .gpus()
-                .iter()
-                .filter(|gpu| state.used(gpu.index).exceeds(gpu.memory));
+            let over = state.node().gpus().iter().filter(|gpu| state.used(gpu.index).exceeds(gpu.memory));
             let gpus: Vec<GpuIndex> = over.map(|gpu| gpu.index).collect();
             if !gpus.is_empty() {
                 found.insert(state.node().name.clone(), gpus);
@@ -191,10 +174,7 @@ impl Ledger {
         if let Some(state) = self.nodes.get_mut(&grant.node) {
             state.add(&grant);
         }
-        self.pods_of
-            .entry(grant.node.clone())
-            .or_default()
-            .insert(grant.pod.clone());
+        self.pods_of.entry(grant.node.clone()).or_default().insert(grant.pod.clone());
         self.pods.insert(grant.pod.clone(), Arc::new(grant));
     }
 

@@ -6,7 +6,6 @@ use crate::gpu::{Gpu, Health};
 use crate::gpu_set::GpuSet;
 use crate::grant::{Hold, PodGrant, Usage};
 use crate::topology::Topology;
-use crate::tree::{Group, Tree};
 use crate::units::{GpuIndex, MiB, MilliCpu, NodeName, Percent};
 
 /// What a node has, as its agent and Kubernetes describe it.
@@ -18,7 +17,6 @@ pub struct Node {
     gpus: Vec<Gpu>,
     /// What joins them.
     topology: Topology,
-    tree: Group,
     /// CPU that pods may use.
     pub cpu: MilliCpu,
     /// Main memory that pods may use.
@@ -67,6 +65,8 @@ pub enum BadNode {
 pub struct NodeState {
     node: Arc<Node>,
     used: Vec<Usage>,
+    /// The cards of each pod that holds any, in ascending order of their masks: they come back together.
+    held: Vec<GpuSet>,
     cpu_used: MilliCpu,
     memory_used: MiB,
 }
@@ -92,39 +92,16 @@ impl Node {
         memory: MiB,
     ) -> Result<Self, BadNode> {
         if gpus.len() > GpuSet::CAPACITY {
-            return Err(BadNode::TooMany {
-                node: name,
-                count: gpus.len(),
-            });
+            return Err(BadNode::TooMany { node: name, count: gpus.len() });
         }
         if topology.count() != gpus.len() {
-            return Err(BadNode::Topology {
-                node: name,
-                gpus: gpus.len(),
-                linked: topology.count(),
-            });
+            return Err(BadNode::Topology { node: name, gpus: gpus.len(), linked: topology.count() });
         }
-        let misplaced = gpus
-            .iter()
-            .enumerate()
-            .find(|(position, gpu)| gpu.index.position() != *position);
+        let misplaced = gpus.iter().enumerate().find(|(position, gpu)| gpu.index.position() != *position);
         if let Some((position, gpu)) = misplaced {
-            return Err(BadNode::Order {
-                node: name,
-                position,
-                index: gpu.index,
-            });
+            return Err(BadNode::Order { node: name, position, index: gpu.index });
         }
-        let tree = Tree::of(&topology);
-        Ok(Self {
-            name,
-            gpus,
-            topology,
-            tree,
-            cpu,
-            memory,
-            instance_type: None,
-        })
+        Ok(Self { name, gpus, topology, cpu, memory, instance_type: None })
     }
 
     /// Its cards by index.
@@ -145,10 +122,10 @@ impl Node {
         &self.topology
     }
 
-    /// The cards grouped by nearness.
-    #[must_use]
-    pub fn tree(&self) -> &Group {
-        &self.tree
+    /// The same node, its links read from an equal topology that others use too.
+    pub(crate) fn sharing(self, topology: Topology) -> Self {
+        debug_assert_eq!(self.topology, topology);
+        Self { topology, ..self }
     }
 }
 
@@ -159,12 +136,7 @@ impl NodeState {
     #[must_use]
     pub fn empty(node: Arc<Node>) -> Self {
         let used = vec![Usage::default(); node.gpus.len()];
-        Self {
-            node,
-            used,
-            cpu_used: MilliCpu::ZERO,
-            memory_used: MiB::ZERO,
-        }
+        Self { node, used, held: Vec::new(), cpu_used: MilliCpu::ZERO, memory_used: MiB::ZERO }
     }
 
     /// What the node has.
@@ -206,10 +178,7 @@ impl NodeState {
     /// Whether `hold` can be added on a card: it is healthy and has the room, all of it for a whole card.
     #[must_use]
     pub fn fits(&self, gpu: GpuIndex, hold: Hold) -> bool {
-        let healthy = self
-            .node
-            .gpu(gpu)
-            .is_some_and(|card| card.health == Health::Healthy);
+        let healthy = self.node.gpu(gpu).is_some_and(|card| card.health == Health::Healthy);
         healthy && self.has_room(gpu, hold)
     }
 
@@ -223,6 +192,12 @@ impl NodeState {
                 !self.used(gpu).whole && cores <= room.cores && memory <= room.memory
             }
         }
+    }
+
+    /// The cards of each pod that holds any.
+    #[must_use]
+    pub fn held(&self) -> &[GpuSet] {
+        &self.held
     }
 
     /// CPU not promised.
@@ -250,8 +225,15 @@ impl NodeState {
     ) {
         self.cpu_used += cpu;
         self.memory_used += memory;
+        let mut gpus = GpuSet::EMPTY;
         for (gpu, usage) in footprint {
             self.add_usage(gpu, usage);
+            gpus = gpus.with(gpu);
+        }
+        let gpus = gpus.intersection(self.node.topology.gpus());
+        if !gpus.is_empty() {
+            let place = self.held.partition_point(|other| other.mask() < gpus.mask());
+            self.held.insert(place, gpus);
         }
     }
 

@@ -72,26 +72,18 @@ impl PodRequest {
     /// A pod of main containers only, one per request.
     #[must_use]
     pub fn of_mains(requests: impl IntoIterator<Item = Request>) -> Self {
-        let containers = requests
-            .into_iter()
-            .enumerate()
-            .map(|(position, request)| Container {
-                name: format!("c{position}"),
-                role: Role::Main,
-                request: Some(request),
-            });
-        Self {
-            containers: containers.collect(),
-            ..Self::default()
-        }
+        let containers = requests.into_iter().enumerate().map(|(position, request)| Container {
+            name: format!("c{position}"),
+            role: Role::Main,
+            request: Some(request),
+        });
+        Self { containers: containers.collect(), ..Self::default() }
     }
 
     /// Whether any container asks for a card.
     #[must_use]
     pub fn wants_gpu(&self) -> bool {
-        self.containers
-            .iter()
-            .any(|container| container.request.is_some())
+        self.containers.iter().any(|container| container.request.is_some())
     }
 
     /// Whether cards of `model` will do.
@@ -130,11 +122,7 @@ mod tests {
     use super::*;
 
     fn check(containers: &[(Role, u32)], expected: u32) {
-        assert_eq!(
-            peak(containers, |c| c.0, |c| c.1, |a, b| a + b, u32::max),
-            expected,
-            "{containers:?}"
-        );
+        assert_eq!(peak(containers, |c| c.0, |c| c.1, |a, b| a + b, u32::max), expected, "{containers:?}");
     }
 
     #[test]

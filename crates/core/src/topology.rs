@@ -1,8 +1,10 @@
 //! What joins the cards of a node.
 
-use std::sync::Arc;
+use std::hash::{Hash, Hasher};
+use std::sync::{Arc, OnceLock};
 
 use crate::gpu_set::GpuSet;
+use crate::tree::{Group, Tree};
 use crate::units::GpuIndex;
 
 /// How near two cards are on PCIe; a greater level is nearer.
@@ -33,9 +35,15 @@ pub struct Link {
     pub nvlinks: u8,
 }
 
-/// All links of a node and where its cards hang. Cheap to clone.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Topology(Arc<Matrix>);
+/// All links of a node and where its cards hang. Cheap to clone; clones share what is derived from the links.
+#[derive(Clone, Debug)]
+pub struct Topology(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    matrix: Matrix,
+    tree: OnceLock<Group>,
+}
 
 #[derive(Debug, PartialEq, Eq, Hash)]
 struct Matrix {
@@ -53,14 +61,8 @@ const MOST_NVLINKS_PER_CARD: u32 = 18;
 
 impl PcieLevel {
     /// All levels, farthest first.
-    pub const ALL: [Self; 6] = [
-        Self::System,
-        Self::Node,
-        Self::HostBridge,
-        Self::MultiSwitch,
-        Self::SingleSwitch,
-        Self::SameBoard,
-    ];
+    pub const ALL: [Self; 6] =
+        [Self::System, Self::Node, Self::HostBridge, Self::MultiSwitch, Self::SingleSwitch, Self::SameBoard];
 }
 
 // === impl Link ===
@@ -69,19 +71,13 @@ impl Link {
     /// A link over PCIe alone.
     #[must_use]
     pub fn pcie(level: PcieLevel) -> Self {
-        Self {
-            pcie: Some(level),
-            nvlinks: 0,
-        }
+        Self { pcie: Some(level), nvlinks: 0 }
     }
 
     /// NVLinks between cards whose PCIe level is not known.
     #[must_use]
     pub fn nvlink(count: u8) -> Self {
-        Self {
-            pcie: None,
-            nvlinks: count,
-        }
+        Self { pcie: None, nvlinks: count }
     }
 
     /// Whether nothing is known to join the two.
@@ -105,11 +101,7 @@ impl Topology {
             links[a.position() * count + b.position()] = joined;
             links[b.position() * count + a.position()] = joined;
         }
-        Self(Arc::new(Matrix {
-            count,
-            links,
-            numa: vec![None; count],
-        }))
+        Self::of(Matrix { count, links, numa: vec![None; count] })
     }
 
     /// `count` cards of which no link is known.
@@ -121,14 +113,8 @@ impl Topology {
     /// The same links with the NUMA node of each card; cards without an entry have none.
     #[must_use]
     pub fn with_numa(&self, numa: &[Option<u16>]) -> Self {
-        let numa = (0..self.count())
-            .map(|card| numa.get(card).copied().flatten())
-            .collect();
-        Self(Arc::new(Matrix {
-            count: self.0.count,
-            links: self.0.links.clone(),
-            numa,
-        }))
+        let numa = (0..self.count()).map(|card| numa.get(card).copied().flatten()).collect();
+        Self::of(Matrix { count: self.count(), links: self.0.matrix.links.clone(), numa })
     }
 
     /// The same cards, with whatever this one does not know (PCIe levels under NVLinks, NUMA nodes) taken from
@@ -140,28 +126,21 @@ impl Topology {
         }
         let merged = Self::from_pairs(self.count(), |a, b| {
             let (mine, theirs) = (self.link(a, b), other.link(a, b));
-            let nvlinks = if mine.nvlinks > 0 {
-                mine.nvlinks
-            } else {
-                theirs.nvlinks
-            };
-            Link {
-                pcie: mine.pcie.or(theirs.pcie),
-                nvlinks,
-            }
+            let nvlinks = if mine.nvlinks > 0 { mine.nvlinks } else { theirs.nvlinks };
+            Link { pcie: mine.pcie.or(theirs.pcie), nvlinks }
         });
-        let numa: Vec<_> = self
-            .gpus()
-            .iter()
-            .map(|gpu| self.numa(gpu).or_else(|| other.numa(gpu)))
-            .collect();
+        let numa: Vec<_> = self.gpus().iter().map(|gpu| self.numa(gpu).or_else(|| other.numa(gpu))).collect();
         Some(merged.with_numa(&numa))
+    }
+
+    fn of(matrix: Matrix) -> Self {
+        Self(Arc::new(Shared { matrix, tree: OnceLock::new() }))
     }
 
     /// How many cards.
     #[must_use]
     pub fn count(&self) -> usize {
-        self.0.count
+        self.0.matrix.count
     }
 
     /// All cards.
@@ -173,16 +152,23 @@ impl Topology {
     /// What joins two cards; unknown for a card with itself or one that does not exist.
     #[must_use]
     pub fn link(&self, a: GpuIndex, b: GpuIndex) -> Link {
-        if a.position() >= self.0.count || b.position() >= self.0.count {
+        let Matrix { count, links, .. } = &self.0.matrix;
+        if a.position() >= *count || b.position() >= *count {
             return Link::default();
         }
-        self.0.links[a.position() * self.0.count + b.position()]
+        links[a.position() * count + b.position()]
     }
 
     /// The NUMA node of a card, where known.
     #[must_use]
     pub fn numa(&self, gpu: GpuIndex) -> Option<u16> {
-        self.0.numa.get(gpu.position()).copied().flatten()
+        self.0.matrix.numa.get(gpu.position()).copied().flatten()
+    }
+
+    /// The cards grouped by nearness.
+    #[must_use]
+    pub fn tree(&self) -> &Group {
+        self.0.tree.get_or_init(|| Tree::of(self))
     }
 
     /// Where every card reaches every other through NVLink switches: how many NVLinks each card has into them.
@@ -193,6 +179,22 @@ impl Topology {
         let others = u32::try_from(self.count()).ok()?.checked_sub(1)?;
         let too_many_for_wires = u32::from(links) * others > MOST_NVLINKS_PER_CARD;
         (too_many_for_wires && pairs.all(|other| other == links)).then_some(links)
+    }
+}
+
+// What is derived follows from the matrix, so the matrix alone tells two apart.
+
+impl PartialEq for Topology {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0) || self.0.matrix == other.0.matrix
+    }
+}
+
+impl Eq for Topology {}
+
+impl Hash for Topology {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.0.matrix.hash(state);
     }
 }
 
@@ -207,14 +209,8 @@ mod tests {
 
     #[test]
     fn a_full_mesh_of_four_is_wired_and_one_of_eight_is_switched() {
-        assert_eq!(
-            Topology::from_pairs(4, |_, _| Link::nvlink(4)).nvswitch_links(),
-            None
-        );
-        assert_eq!(
-            Topology::from_pairs(8, |_, _| Link::nvlink(12)).nvswitch_links(),
-            Some(12)
-        );
+        assert_eq!(Topology::from_pairs(4, |_, _| Link::nvlink(4)).nvswitch_links(), None);
+        assert_eq!(Topology::from_pairs(8, |_, _| Link::nvlink(12)).nvswitch_links(), Some(12));
         assert_eq!(Topology::unknown(1).nvswitch_links(), None);
         assert_eq!(Topology::unknown(8).nvswitch_links(), None);
     }
@@ -225,13 +221,7 @@ mod tests {
         let pcie = Topology::from_pairs(2, |_, _| Link::pcie(PcieLevel::SingleSwitch)).with_numa(&[Some(0)]);
         let both = nvlink.completed_by(&pcie).unwrap();
         let link = both.link(GpuIndex(1), GpuIndex(0));
-        assert_eq!(
-            link,
-            Link {
-                pcie: Some(PcieLevel::SingleSwitch),
-                nvlinks: 2
-            }
-        );
+        assert_eq!(link, Link { pcie: Some(PcieLevel::SingleSwitch), nvlinks: 2 });
         assert_eq!((both.numa(GpuIndex(0)), both.numa(GpuIndex(1))), (Some(0), None));
         assert_eq!(nvlink.completed_by(&Topology::unknown(3)), None);
     }

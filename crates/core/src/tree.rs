@@ -89,11 +89,7 @@ impl Tree {
                 }
             }
         }
-        Group {
-            level: GroupLevel::Root,
-            gpus: topology.gpus(),
-            children: parts,
-        }
+        Group { level: GroupLevel::Root, gpus: topology.gpus(), children: parts }
     }
 
     /// All cards of this part.
@@ -126,14 +122,7 @@ fn join(parts: &mut Vec<Tree>, level: GroupLevel, a: GpuIndex, b: GpuIndex) {
         }
     }
     children.sort_by_key(|child| child.gpus().lowest());
-    parts.insert(
-        one.min(other),
-        Tree::Group(Group {
-            level,
-            gpus,
-            children,
-        }),
-    );
+    parts.insert(one.min(other), Tree::Group(Group { level, gpus, children }));
 }
 
 // === impl Group ===
@@ -176,39 +165,15 @@ mod tests {
         assert_eq!(group_shape(&Tree::of(&topology)), expected);
     }
 
-    const PIX: Link = Link {
-        pcie: Some(PcieLevel::SingleSwitch),
-        nvlinks: 0,
-    };
-    const PHB: Link = Link {
-        pcie: Some(PcieLevel::HostBridge),
-        nvlinks: 0,
-    };
-    const SYS: Link = Link {
-        pcie: Some(PcieLevel::System),
-        nvlinks: 0,
-    };
-    const NV2: Link = Link {
-        pcie: None,
-        nvlinks: 2,
-    };
+    const PIX: Link = Link { pcie: Some(PcieLevel::SingleSwitch), nvlinks: 0 };
+    const PHB: Link = Link { pcie: Some(PcieLevel::HostBridge), nvlinks: 0 };
+    const SYS: Link = Link { pcie: Some(PcieLevel::System), nvlinks: 0 };
+    const NV2: Link = Link { pcie: None, nvlinks: 2 };
 
     #[test]
     fn switches_below_sockets() {
-        let pairs = [
-            (0, 1, PIX),
-            (2, 3, PIX),
-            (0, 2, PHB),
-            (0, 3, PHB),
-            (1, 2, PHB),
-            (1, 3, PHB),
-        ];
-        check(
-            5,
-            &pairs,
-            SYS,
-            "Root(System(HostBridge(SingleSwitch(0 1) SingleSwitch(2 3)) 4))",
-        );
+        let pairs = [(0, 1, PIX), (2, 3, PIX), (0, 2, PHB), (0, 3, PHB), (1, 2, PHB), (1, 3, PHB)];
+        check(5, &pairs, SYS, "Root(System(HostBridge(SingleSwitch(0 1) SingleSwitch(2 3)) 4))");
     }
 
     #[test]
@@ -219,12 +184,7 @@ mod tests {
 
     #[test]
     fn nvlink_islands_across_sockets() {
-        check(
-            4,
-            &[(0, 3, NV2), (1, 2, NV2)],
-            SYS,
-            "Root(System(NvLink(0 3) NvLink(1 2)))",
-        );
+        check(4, &[(0, 3, NV2), (1, 2, NV2)], SYS, "Root(System(NvLink(0 3) NvLink(1 2)))");
     }
 
     #[test]

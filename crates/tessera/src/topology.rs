@@ -48,10 +48,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
         Form::Annotation => gpu_topology::print(&matrix.topology).unwrap_or_default() + "\n",
         Form::Tree => {
             let memory = vec![DEFAULT_MEMORY; matrix.topology.count()];
-            tree::print(
-                &NodeState::empty(Arc::new(node(matrix.topology, &memory, None)?)),
-                &[],
-            )
+            tree::print(&NodeState::empty(Arc::new(node(matrix.topology, &memory, None)?)), &[])
         }
     };
     crate::print(&text);
@@ -65,11 +62,7 @@ pub(crate) fn read(files: &[PathBuf]) -> Result<SmiMatrix> {
     for (other, file) in matrices.zip(&files[1..]) {
         let (cards, others) = (matrix.topology.count(), other?);
         matrix.topology = matrix.topology.completed_by(&others.topology).with_context(|| {
-            format!(
-                "{} describes {} GPUs, not {cards}",
-                file.display(),
-                others.topology.count()
-            )
+            format!("{} describes {} GPUs, not {cards}", file.display(), others.topology.count())
         })?;
     }
     Ok(matrix)
@@ -82,12 +75,7 @@ fn read_one(file: &Path) -> Result<SmiMatrix> {
 
 /// A node of healthy cards of one unnamed model, with these links and this memory.
 pub(crate) fn node(topology: Topology, memory: &[MiB], cpu: Option<MilliCpu>) -> Result<Node> {
-    ensure!(
-        memory.len() == topology.count(),
-        "{} memory sizes for {} GPUs",
-        memory.len(),
-        topology.count()
-    );
+    ensure!(memory.len() == topology.count(), "{} memory sizes for {} GPUs", memory.len(), topology.count());
     let gpus = topology.gpus().iter().zip(memory).map(|(index, memory)| Gpu {
         index,
         uuid: format!("GPU-{index}").as_str().into(),
@@ -99,11 +87,5 @@ pub(crate) fn node(topology: Topology, memory: &[MiB], cpu: Option<MilliCpu>) ->
     });
     // CPU nobody mentions is no constraint.
     let plenty = MilliCpu(u64::MAX);
-    Ok(Node::new(
-        "node".into(),
-        gpus.collect(),
-        topology,
-        cpu.unwrap_or(plenty),
-        MiB(u64::MAX),
-    )?)
+    Ok(Node::new("node".into(), gpus.collect(), topology, cpu.unwrap_or(plenty), MiB(u64::MAX))?)
 }

@@ -21,25 +21,14 @@ const ARROWS: &[(&str, &[&str])] = &[
 const CORE_DEPENDENCIES: &[&str] = &["thiserror"];
 
 /// Words that would let the world into the core.
-const IMPURE: &[&str] = &[
-    "std::fs",
-    "std::env",
-    "std::net",
-    "std::process",
-    "std::thread",
-    "Instant",
-    "SystemTime",
-    "println!",
-];
+const IMPURE: &[&str] =
+    &["std::fs", "std::env", "std::net", "std::process", "std::thread", "Instant", "SystemTime", "println!"];
 
 const MOST_LINES: usize = 800;
 const USUAL_LINES: usize = 300;
 
 fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("../..")
-        .canonicalize()
-        .unwrap()
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
 }
 
 fn packages() -> Vec<Value> {
@@ -48,11 +37,7 @@ fn packages() -> Vec<Value> {
         .current_dir(root())
         .output()
         .unwrap();
-    assert!(
-        output.status.success(),
-        "{}",
-        String::from_utf8_lossy(&output.stderr)
-    );
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let metadata: Value = serde_json::from_slice(&output.stdout).unwrap();
     metadata["packages"].as_array().unwrap().clone()
 }
@@ -73,14 +58,8 @@ fn arrows_point_one_way() {
             .iter()
             .find(|(known, _)| *known == name)
             .unwrap_or_else(|| panic!("crate {name} is not on the map in {}", file!()));
-        for dependency in dependencies(&package)
-            .into_iter()
-            .filter(|name| name.starts_with("tessera"))
-        {
-            assert!(
-                allowed.contains(&dependency),
-                "{name} may not use {dependency}; allowed: {allowed:?}"
-            );
+        for dependency in dependencies(&package).into_iter().filter(|name| name.starts_with("tessera")) {
+            assert!(allowed.contains(&dependency), "{name} may not use {dependency}; allowed: {allowed:?}");
         }
     }
 }
@@ -88,22 +67,13 @@ fn arrows_point_one_way() {
 #[test]
 fn the_core_depends_on_nothing_that_acts() {
     let packages = packages();
-    let core = packages
-        .iter()
-        .find(|package| package["name"] == "tessera-core")
-        .unwrap();
-    let foreign: Vec<_> = dependencies(core)
-        .into_iter()
-        .filter(|name| !CORE_DEPENDENCIES.contains(name))
-        .collect();
+    let core = packages.iter().find(|package| package["name"] == "tessera-core").unwrap();
+    let foreign: Vec<_> =
+        dependencies(core).into_iter().filter(|name| !CORE_DEPENDENCIES.contains(name)).collect();
     assert!(foreign.is_empty(), "the core may not use {foreign:?}");
     for (path, text) in sources(&root().join("crates/core/src")) {
         for word in IMPURE {
-            assert!(
-                !text.contains(word),
-                "{}: {word} has no place in the core",
-                path.display()
-            );
+            assert!(!text.contains(word), "{}: {word} has no place in the core", path.display());
         }
     }
 }
@@ -113,19 +83,10 @@ fn files_stay_small() {
     let all = sources(&root());
     let lines = |text: &String| text.lines().count();
     for (path, text) in &all {
-        assert!(
-            lines(text) <= MOST_LINES,
-            "{} has {} lines; split it",
-            path.display(),
-            lines(text)
-        );
+        assert!(lines(text) <= MOST_LINES, "{} has {} lines; split it", path.display(), lines(text));
     }
     let large = all.iter().filter(|(_, text)| lines(text) > USUAL_LINES).count();
-    assert!(
-        large * 5 <= all.len(),
-        "{large} of {} files have over {USUAL_LINES} lines",
-        all.len()
-    );
+    assert!(large * 5 <= all.len(), "{large} of {} files have over {USUAL_LINES} lines", all.len());
 }
 
 /// All Rust files below a folder, but for generated ones and build output.

@@ -42,28 +42,18 @@ pub fn parse(json: &str, count: usize) -> Result<Topology, BadAnnotation> {
             None => return Err(BadAnnotation::Key { key, limit }),
         };
     }
-    Ok(Topology::from_pairs(limit, |a, b| {
-        links.get(&(a, b)).copied().unwrap_or_default()
-    }))
+    Ok(Topology::from_pairs(limit, |a, b| links.get(&(a, b)).copied().unwrap_or_default()))
 }
 
 fn parse_key(key: &str, limit: usize) -> Option<((GpuIndex, GpuIndex), Link)> {
     let mut parts = key.split('_');
-    let (Some("GPU"), Some(word), Some(a), Some(b), None) = (
-        parts.next(),
-        parts.next(),
-        parts.next(),
-        parts.next(),
-        parts.next(),
-    ) else {
+    let (Some("GPU"), Some(word), Some(a), Some(b), None) =
+        (parts.next(), parts.next(), parts.next(), parts.next(), parts.next())
+    else {
         return None;
     };
     let (a, b) = (GpuIndex(a.parse().ok()?), GpuIndex(b.parse().ok()?));
-    let link = if word == UNKNOWN {
-        Link::default()
-    } else {
-        link::parse(word)?
-    };
+    let link = if word == UNKNOWN { Link::default() } else { link::parse(word)? };
     (a < b && b.position() < limit).then_some(((a, b), link))
 }
 
@@ -103,9 +93,7 @@ fn description(link: Link) -> String {
     ];
     if link.nvlinks > 0 {
         let count = usize::from(link.nvlinks);
-        let number = NUMBERS
-            .get(count - 1)
-            .map_or_else(|| count.to_string(), |word| (*word).to_owned());
+        let number = NUMBERS.get(count - 1).map_or_else(|| count.to_string(), |word| (*word).to_owned());
         let plural = if count == 1 { "" } else { "s" };
         return format!("{number} NVLink{plural}");
     }
@@ -128,10 +116,7 @@ mod tests {
     #[test]
     fn writes_what_the_original_plugin_wrote() {
         let topology = Topology::from_pairs(3, |a, b| match (a.0, b.0) {
-            (0, 1) => Link {
-                pcie: Some(PcieLevel::System),
-                nvlinks: 2,
-            },
+            (0, 1) => Link { pcie: Some(PcieLevel::System), nvlinks: 2 },
             (0, 2) => Link::pcie(PcieLevel::HostBridge),
             _ => Link::default(),
         });
@@ -159,26 +144,11 @@ mod tests {
 
     #[test]
     fn errors_name_the_key() {
-        for key in [
-            "GPU_PIX_0",
-            "GPU_PIX_1_0",
-            "GPU_PIX_0_8",
-            "GPU_FAST_0_1",
-            "GPU_PIX_0_1_2",
-            "PIX_0_1",
-        ] {
+        for key in ["GPU_PIX_0", "GPU_PIX_1_0", "GPU_PIX_0_8", "GPU_FAST_0_1", "GPU_PIX_0_1_2", "PIX_0_1"] {
             let error = parse(&format!(r#"{{"{key}":""}}"#), 8).unwrap_err().to_string();
-            assert!(
-                error.contains(&format!("found key `{key}`, expected GPU_<link>_<i>_<j>")),
-                "{error}"
-            );
+            assert!(error.contains(&format!("found key `{key}`, expected GPU_<link>_<i>_<j>")), "{error}");
         }
-        assert!(
-            parse("[]", 8)
-                .unwrap_err()
-                .to_string()
-                .starts_with("GPU_TOPOLOGY: expected a JSON object")
-        );
+        assert!(parse("[]", 8).unwrap_err().to_string().starts_with("GPU_TOPOLOGY: expected a JSON object"));
         assert_eq!(parse("{}", 2).unwrap(), Topology::unknown(2));
     }
 }

@@ -29,19 +29,13 @@ fn pcie_abbreviation(level: PcieLevel) -> &'static str {
 
 /// The link of an abbreviation; `None` for a word that is none. Old drivers print `SOC` for `SYS`.
 pub(crate) fn parse(word: &str) -> Option<Link> {
-    if let Some(level) = PcieLevel::ALL
-        .into_iter()
-        .find(|level| pcie_abbreviation(*level) == word)
-    {
+    if let Some(level) = PcieLevel::ALL.into_iter().find(|level| pcie_abbreviation(*level) == word) {
         return Some(Link::pcie(level));
     }
     if word == "SOC" {
         return Some(Link::pcie(PcieLevel::System));
     }
     let digits = word.strip_prefix("NV")?;
-    let count: u8 = digits
-        .bytes()
-        .all(|byte| byte.is_ascii_digit())
-        .then(|| digits.parse().ok())??;
+    let count: u8 = digits.bytes().all(|byte| byte.is_ascii_digit()).then(|| digits.parse().ok())??;
     (1..=MOST_NVLINKS).contains(&count).then(|| Link::nvlink(count))
 }

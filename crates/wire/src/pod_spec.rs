@@ -71,21 +71,13 @@ impl PodSpec {
         let mut needs = Vec::new();
         let mut containers = Vec::new();
         for (role, spec) in inits.chain(mains) {
-            let read = spec.read(unit).map_err(|reason| BadPod {
-                container: spec.name.clone(),
-                reason,
-            })?;
+            let read = spec.read(unit).map_err(|reason| BadPod { container: spec.name.clone(), reason })?;
             needs.push((role, read.cpu, read.memory));
-            containers.push(Container {
-                name: spec.name.clone(),
-                role,
-                request: read.request,
-            });
+            containers.push(Container { name: spec.name.clone(), role, request: read.request });
         }
-        let overhead = self.overhead_needs().map_err(|reason| BadPod {
-            container: "(pod overhead)".to_owned(),
-            reason: reason.into(),
-        })?;
+        let overhead = self
+            .overhead_needs()
+            .map_err(|reason| BadPod { container: "(pod overhead)".to_owned(), reason: reason.into() })?;
         let cpu = peak(&needs, |need| need.0, |need| need.1, |a, b| a + b, MilliCpu::max);
         let memory = peak(&needs, |need| need.0, |need| need.2, |a, b| a + b, MiB::max);
         Ok(PodRequest {
@@ -110,11 +102,7 @@ struct Needs {
 
 impl ContainerSpec {
     fn init_role(&self) -> Role {
-        if self.restart_policy.as_deref() == Some("Always") {
-            Role::Sidecar
-        } else {
-            Role::Init
-        }
+        if self.restart_policy.as_deref() == Some("Always") { Role::Sidecar } else { Role::Init }
     }
 
     fn read(&self, unit: MemoryUnit) -> Result<Needs, BadContainer> {
@@ -143,9 +131,7 @@ mod tests {
     use super::*;
 
     fn read(json: &str) -> Result<PodRequest, BadPod> {
-        serde_json::from_str::<PodSpec>(json)
-            .unwrap()
-            .request(MemoryUnit::GiB)
+        serde_json::from_str::<PodSpec>(json).unwrap().request(MemoryUnit::GiB)
     }
 
     #[test]
@@ -166,11 +152,7 @@ mod tests {
             }"#,
         )
         .unwrap();
-        let asked: Vec<_> = pod
-            .containers
-            .iter()
-            .map(|c| (c.name.as_str(), c.role, c.request))
-            .collect();
+        let asked: Vec<_> = pod.containers.iter().map(|c| (c.name.as_str(), c.role, c.request)).collect();
         assert_eq!(
             asked,
             [

@@ -53,9 +53,7 @@ fn parse(text: &str) -> Option<Quantity> {
         Some(rest) => (true, rest),
         None => (false, text.strip_prefix('+').unwrap_or(text)),
     };
-    let end = unsigned
-        .find(|c: char| !c.is_ascii_digit() && c != '.')
-        .unwrap_or(unsigned.len());
+    let end = unsigned.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(unsigned.len());
     let (number, suffix) = unsigned.split_at(end);
     let (integer, fraction) = number.split_once('.').unwrap_or((number, ""));
     if (integer.is_empty() && fraction.is_empty())
@@ -69,14 +67,8 @@ fn parse(text: &str) -> Option<Quantity> {
     let scaled = digits.checked_mul(base)?.checked_mul(1000)?;
     let shift = exponent - i32::try_from(fraction.len()).ok()?;
     let power = 10i128.checked_pow(shift.unsigned_abs())?;
-    let milli = if shift >= 0 {
-        scaled.checked_mul(power)?
-    } else {
-        (scaled + power - 1) / power
-    };
-    Some(Quantity {
-        milli: if negative { -milli } else { milli },
-    })
+    let milli = if shift >= 0 { scaled.checked_mul(power)? } else { (scaled + power - 1) / power };
+    Some(Quantity { milli: if negative { -milli } else { milli } })
 }
 
 /// What a suffix multiplies with, and a power of ten.
@@ -107,11 +99,7 @@ fn scale(suffix: &str) -> Option<(i128, i32)> {
 
 impl fmt::Display for Quantity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.milli % 1000 == 0 {
-            write!(f, "{}", self.milli / 1000)
-        } else {
-            write!(f, "{}m", self.milli)
-        }
+        if self.milli % 1000 == 0 { write!(f, "{}", self.milli / 1000) } else { write!(f, "{}m", self.milli) }
     }
 }
 
@@ -145,20 +133,8 @@ mod tests {
 
     #[test]
     fn what_it_refuses() {
-        for text in [
-            "",
-            "x",
-            "1.2.3",
-            "G",
-            "1 G",
-            "5Q",
-            "1e",
-            "1e99",
-            "--1",
-            ".",
-            "9999999999999999999",
-            "٣",
-        ] {
+        for text in ["", "x", "1.2.3", "G", "1 G", "5Q", "1e", "1e99", "--1", ".", "9999999999999999999", "٣"]
+        {
             assert!(text.parse::<Quantity>().is_err(), "{text}");
         }
     }

@@ -46,10 +46,7 @@ struct Word {
 
 /// Reads a matrix. Comment lines (`#`), NIC rows and columns and the legend are passed over.
 pub fn parse(text: &str) -> Result<SmiMatrix, BadMatrix> {
-    let mut lines = text
-        .lines()
-        .enumerate()
-        .map(|(number, line)| words(number + 1, line));
+    let mut lines = text.lines().enumerate().map(|(number, line)| words(number + 1, line));
     let header = lines
         .by_ref()
         .find(|words| words.first().is_some_and(|word| !word.text.starts_with('#')))
@@ -69,16 +66,10 @@ pub fn parse(text: &str) -> Result<SmiMatrix, BadMatrix> {
         }
         *row = Some(columns.row(&words)?);
     }
-    let end = Word {
-        text: String::new(),
-        line: last_line + 1,
-        column: 1,
-    };
+    let end = Word { text: String::new(), line: last_line + 1, column: 1 };
     let missing = |number: usize| end.unexpected(&format!("a row for GPU{number}"));
     let rows = rows.into_iter().enumerate();
-    let rows = rows
-        .map(|(number, row)| row.ok_or_else(|| missing(number)))
-        .collect::<Result<Vec<_>, _>>()?;
+    let rows = rows.map(|(number, row)| row.ok_or_else(|| missing(number))).collect::<Result<Vec<_>, _>>()?;
     assemble(&rows)
 }
 
@@ -134,11 +125,7 @@ struct Row {
 impl Columns {
     fn of(header: &[Word], last_line: usize) -> Result<Self, BadMatrix> {
         let expected = "a header line naming GPU0, GPU1, ...";
-        let nothing = Word {
-            text: String::new(),
-            line: last_line,
-            column: 1,
-        };
+        let nothing = Word { text: String::new(), line: last_line, column: 1 };
         let first = header.first().ok_or_else(|| nothing.unexpected(expected))?;
         if gpu_number(&first.text) != Some(0) || header.get(1).is_some_and(|word| word.text == "X") {
             return Err(first.unexpected(expected));
@@ -156,11 +143,8 @@ impl Columns {
                 continue;
             };
             if number != gpus.len() || number >= GpuSet::CAPACITY {
-                let next = format!(
-                    "GPU{} (at most {} cards, numbered in order)",
-                    gpus.len(),
-                    GpuSet::CAPACITY
-                );
+                let next =
+                    format!("GPU{} (at most {} cards, numbered in order)", gpus.len(), GpuSet::CAPACITY);
                 return Err(word.unexpected(&next));
             }
             #[expect(clippy::cast_possible_truncation, reason = "below the capacity of a set")]
@@ -168,11 +152,7 @@ impl Columns {
             gpus = gpus.with(gpu);
             matrix.push(Some(gpu));
         }
-        Ok(Self {
-            matrix,
-            gpus,
-            trailing,
-        })
+        Ok(Self { matrix, gpus, trailing })
     }
 
     fn row(&self, words: &[Word]) -> Result<Row, BadMatrix> {
@@ -182,11 +162,8 @@ impl Columns {
         for (position, column) in self.matrix.iter().enumerate() {
             let Some(word) = rest.get(position) else {
                 let last = words.last().unwrap_or(name);
-                let end = Word {
-                    text: String::new(),
-                    line: name.line,
-                    column: last.column + last.text.len(),
-                };
+                let end =
+                    Word { text: String::new(), line: name.line, column: last.column + last.text.len() };
                 let missing = self.matrix.len() - position;
                 return Err(end.unexpected(&format!("{missing} more cells for {}", name.text)));
             };
@@ -220,10 +197,9 @@ fn assemble(rows: &[Row]) -> Result<SmiMatrix, BadMatrix> {
             let (there, place) = &other.cells[a];
             if *there != row.cells[b].0 {
                 let here = &row.cells[b].1.text;
-                return Err(place.unexpected(&format!(
-                    "{here}, as {} has for {}",
-                    row.name.text, other.name.text
-                )));
+                return Err(
+                    place.unexpected(&format!("{here}, as {} has for {}", row.name.text, other.name.text))
+                );
             }
         }
     }
@@ -238,10 +214,7 @@ fn assemble(rows: &[Row]) -> Result<SmiMatrix, BadMatrix> {
 /// `GPU7` is card 7.
 fn gpu_number(word: &str) -> Option<usize> {
     let digits = word.strip_prefix("GPU")?;
-    digits
-        .bytes()
-        .all(|byte| byte.is_ascii_digit())
-        .then(|| digits.parse().ok())?
+    digits.bytes().all(|byte| byte.is_ascii_digit()).then(|| digits.parse().ok())?
 }
 
 /// The words of a line, titles of several words joined.
@@ -251,17 +224,9 @@ fn words(line_number: usize, line: &str) -> Vec<Word> {
     let mut column = 1;
     for (is_blank, run) in runs(&line) {
         if !is_blank {
-            let word = Word {
-                text: run.to_owned(),
-                line: line_number,
-                column,
-            };
+            let word = Word { text: run.to_owned(), line: line_number, column };
             match words.last_mut() {
-                Some(last)
-                    if TITLES
-                        .iter()
-                        .any(|title| begins(title, &format!("{} {run}", last.text))) =>
-                {
+                Some(last) if TITLES.iter().any(|title| begins(title, &format!("{} {run}", last.text))) => {
                     last.text = format!("{} {run}", last.text);
                 }
                 _ => words.push(word),
@@ -274,9 +239,7 @@ fn words(line_number: usize, line: &str) -> Vec<Word> {
 
 /// Whether `start` is the title or ends at one of its seams.
 fn begins(title: &str, start: &str) -> bool {
-    title
-        .strip_prefix(start)
-        .is_some_and(|rest| rest.is_empty() || rest.starts_with(' '))
+    title.strip_prefix(start).is_some_and(|rest| rest.is_empty() || rest.starts_with(' '))
 }
 
 /// Runs of blanks and of other characters, in turn.
@@ -284,9 +247,7 @@ fn runs(line: &str) -> impl Iterator<Item = (bool, &str)> {
     let mut rest = line;
     std::iter::from_fn(move || {
         let blank = rest.chars().next()?.is_whitespace();
-        let end = rest
-            .find(|next: char| next.is_whitespace() != blank)
-            .unwrap_or(rest.len());
+        let end = rest.find(|next: char| next.is_whitespace() != blank).unwrap_or(rest.len());
         let (run, after) = rest.split_at(end);
         rest = after;
         Some((blank, run))
@@ -310,17 +271,8 @@ fn without_escapes(line: &str) -> String {
 
 impl Word {
     fn unexpected(&self, expected: &str) -> BadMatrix {
-        let found = if self.text.is_empty() {
-            "nothing".to_owned()
-        } else {
-            format!("`{}`", self.text)
-        };
-        BadMatrix {
-            line: self.line,
-            column: self.column,
-            found,
-            expected: expected.to_owned(),
-        }
+        let found = if self.text.is_empty() { "nothing".to_owned() } else { format!("`{}`", self.text) };
+        BadMatrix { line: self.line, column: self.column, found, expected: expected.to_owned() }
     }
 }
 

@@ -36,22 +36,13 @@ pub fn parse(json: &str) -> Result<StaticTable, BadTable> {
         for (size, listed) in sizes {
             let to_set = |set: Vec<u8>| {
                 let different: BTreeSet<u8> = set.iter().copied().collect();
-                let valid = different
-                    .iter()
-                    .all(|index| usize::from(*index) < GpuSet::CAPACITY);
+                let valid = different.iter().all(|index| usize::from(*index) < GpuSet::CAPACITY);
                 if different.len() != size || set.len() != size || !valid {
-                    return Err(BadTable::Set {
-                        instance_type: instance_type.clone(),
-                        size,
-                        set,
-                    });
+                    return Err(BadTable::Set { instance_type: instance_type.clone(), size, set });
                 }
                 Ok(different.into_iter().map(GpuIndex).collect::<GpuSet>())
             };
-            by_size.insert(
-                size,
-                listed.into_iter().map(to_set).collect::<Result<Vec<_>, _>>()?,
-            );
+            by_size.insert(size, listed.into_iter().map(to_set).collect::<Result<Vec<_>, _>>()?);
         }
         sets.insert(instance_type, by_size);
     }
@@ -66,10 +57,7 @@ mod tests {
     fn reads_the_shipped_form() {
         let table = parse(r#"{"ecs.sccgn6.24xlarge":{"1":[[0],[1]],"2":[[0,2],[1,3]]}}"#).unwrap();
         let pairs = &table.sets["ecs.sccgn6.24xlarge"][&2];
-        assert_eq!(
-            pairs.iter().map(ToString::to_string).collect::<Vec<_>>(),
-            ["0,2", "1,3"]
-        );
+        assert_eq!(pairs.iter().map(ToString::to_string).collect::<Vec<_>>(), ["0,2", "1,3"]);
     }
 
     #[test]

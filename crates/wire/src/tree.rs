@@ -20,7 +20,7 @@ pub struct Activity {
 #[must_use]
 pub fn print(node: &NodeState, activity: &[Activity]) -> String {
     let printer = Printer { node, activity };
-    let root = node.node().tree();
+    let root = node.node().topology().tree();
     let mut text = format!("ROOT:{}\n", printer.available(root.gpus));
     printer.children(&mut text, root, 0);
     text
@@ -74,17 +74,9 @@ impl Printer<'_> {
         let active = || gpus.iter().filter_map(|gpu| self.activity.get(gpu.position()));
         let pids: Vec<String> = active().flat_map(|card| &card.pids).map(u32::to_string).collect();
         let used: MiB = active().map(|card| card.used).sum();
-        let total: MiB = gpus
-            .iter()
-            .filter_map(|gpu| self.node.node().gpu(gpu))
-            .map(|card| card.memory)
-            .sum();
-        format!(
-            "pids: [{}], usedMemory: {}, totalMemory: {}",
-            pids.join(" "),
-            bytes(used),
-            bytes(total)
-        )
+        let total: MiB =
+            gpus.iter().filter_map(|gpu| self.node.node().gpu(gpu)).map(|card| card.memory).sum();
+        format!("pids: [{}], usedMemory: {}, totalMemory: {}", pids.join(" "), bytes(used), bytes(total))
     }
 
     fn available(&self, gpus: GpuSet) -> usize {
@@ -142,10 +134,7 @@ mod tests {
         let cards = (0..5).map(gpu).collect();
         let node = Node::new("n".into(), cards, topology, MilliCpu::ZERO, MiB::ZERO).unwrap();
         let mut state = NodeState::empty(Arc::new(node));
-        let share = Hold::Part {
-            cores: Percent(30),
-            memory: MiB(2),
-        };
+        let share = Hold::Part { cores: Percent(30), memory: MiB(2) };
         state.add(&PodGrant {
             pod: "p".into(),
             node: "n".into(),
@@ -158,10 +147,7 @@ mod tests {
             }],
         });
         let mut activity = vec![Activity::default(); 5];
-        activity[2] = Activity {
-            pids: vec![7, 9],
-            used: MiB(1),
-        };
+        activity[2] = Activity { pids: vec![7, 9], used: MiB(1) };
         let expected = "\
 ROOT:4
 |---SYS (aval: 4, pids: [7 9], usedMemory: 1048576, totalMemory: 41943040, allocatableCores: 0, allocatableMemory: 0)

@@ -71,10 +71,7 @@ impl Division {
             }
             scores
         };
-        let bits = free
-            .iter()
-            .enumerate()
-            .filter(|(_, gpu)| required.contains(**gpu));
+        let bits = free.iter().enumerate().filter(|(_, gpu)| required.contains(**gpu));
         Self {
             scores: free.iter().map(row).collect(),
             required: bits.fold(0, |mask, (position, _)| mask | 1 << position),
@@ -102,11 +99,7 @@ impl Division {
             rest = after;
         }
         let (_, group) = chosen?;
-        let members = self
-            .free
-            .iter()
-            .enumerate()
-            .filter(|(position, _)| group & (1 << position) != 0);
+        let members = self.free.iter().enumerate().filter(|(position, _)| group & (1 << position) != 0);
         Some(members.map(|(_, gpu)| *gpu).collect())
     }
 
@@ -180,10 +173,7 @@ fn grow(topology: &Topology, free: GpuSet, required: GpuSet, count: usize) -> Op
     for mut set in starts {
         while set.len() < count {
             let gain = |gpu: GpuIndex| -> u32 { set.iter().map(|m| pair_score(topology.link(m, gpu))).sum() };
-            let next = free
-                .difference(set)
-                .iter()
-                .max_by_key(|gpu| (gain(*gpu), u8::MAX - gpu.0))?;
+            let next = free.difference(set).iter().max_by_key(|gpu| (gain(*gpu), u8::MAX - gpu.0))?;
             set = set.with(next);
         }
         let score = set_score(topology, set);
@@ -216,10 +206,7 @@ mod tests {
                 (false, true) => PcieLevel::HostBridge,
                 (false, false) => PcieLevel::System,
             };
-            Link {
-                pcie: Some(pcie),
-                nvlinks: NVLINKS[a.position()][b.position()],
-            }
+            Link { pcie: Some(pcie), nvlinks: NVLINKS[a.position()][b.position()] }
         })
     }
 
@@ -229,11 +216,7 @@ mod tests {
 
     fn check(free: &[u8], required: &[u8], count: usize, expected: &[u8]) {
         let chosen = choose(&dgx1(), set(free), set(required), count);
-        assert_eq!(
-            chosen,
-            Some(set(expected)),
-            "{count} of {free:?} with {required:?}"
-        );
+        assert_eq!(chosen, Some(set(expected)), "{count} of {free:?} with {required:?}");
     }
 
     #[test]
@@ -289,10 +272,7 @@ mod tests {
         walk(topology, free, count, &mut Vec::new(), &mut best);
         let full = best.1.into_iter().filter(|group| group.len() == count);
         full.max_by_key(|group| {
-            (
-                set_score(topology, *group),
-                u8::MAX - group.lowest().map_or(0, |gpu| gpu.0),
-            )
+            (set_score(topology, *group), u8::MAX - group.lowest().map_or(0, |gpu| gpu.0))
         })
     }
 

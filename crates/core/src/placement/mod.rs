@@ -46,16 +46,12 @@ pub fn place(
 #[must_use]
 pub fn explain(node: &NodeState, pod: &PodRequest, policy: &Policy) -> Option<Explanation> {
     let blocked = try_place(node, pod, policy, GpuSet::EMPTY).err()?;
-    let container = blocked
-        .container
-        .and_then(|position| pod.containers.get(position));
+    let container = blocked.container.and_then(|position| pod.containers.get(position));
     let request = container.and_then(|container| container.request);
     Some(Explanation {
         refusal: blocked.refusal,
         container: container.map(|container| container.name.clone()),
-        cards: request
-            .map(|request| refusal::of_each_card(&blocked.node, pod, request))
-            .unwrap_or_default(),
+        cards: request.map(|request| refusal::of_each_card(&blocked.node, pod, request)).unwrap_or_default(),
     })
 }
 
@@ -79,35 +75,20 @@ fn try_place<'a>(
     // Main containers and sidecars stand side by side, so each sees what the ones before it took.
     let mut beside = Cow::Borrowed(node);
     if let Err(refusal) = refusal::check_node(node, pod) {
-        return Err(Blocked {
-            refusal,
-            container: None,
-            node: beside,
-        });
+        return Err(Blocked { refusal, container: None, node: beside });
     }
     for (position, container) in pod.containers.iter().enumerate() {
         let Some(request) = container.request.filter(|_| container.role != Role::Init) else {
             continue;
         };
-        match choose(
-            &beside,
-            pod,
-            policy,
-            request,
-            std::mem::take(&mut required),
-            GpuSet::EMPTY,
-        ) {
+        match choose(&beside, pod, policy, request, std::mem::take(&mut required), GpuSet::EMPTY) {
             Ok(chosen) => {
                 take(&mut beside, chosen.gpus, Hold::of(request));
                 gpus[position] = chosen.gpus;
                 merit += chosen.merit;
             }
             Err(refusal) => {
-                return Err(Blocked {
-                    refusal,
-                    container: Some(position),
-                    node: beside,
-                });
+                return Err(Blocked { refusal, container: Some(position), node: beside });
             }
         }
     }
@@ -136,11 +117,7 @@ fn place_inits<'a>(
             Role::Init => match choose(&before, pod, policy, request, GpuSet::EMPTY, own) {
                 Ok(chosen) => gpus[position] = chosen.gpus,
                 Err(refusal) => {
-                    return Err(Blocked {
-                        refusal,
-                        container: Some(position),
-                        node: before,
-                    });
+                    return Err(Blocked { refusal, container: Some(position), node: before });
                 }
             },
         }
@@ -239,13 +216,7 @@ impl Ask {
         if preferred.len() >= count {
             candidates = preferred;
         }
-        Ok(Self {
-            hold,
-            count,
-            candidates,
-            required,
-            traffic: pod.traffic,
-        })
+        Ok(Self { hold, count, candidates, required, traffic: pod.traffic })
     }
 }
 

@@ -35,8 +35,5 @@ pub(super) fn choose(node: &NodeState, ask: &Ask, order: Order) -> Option<GpuSet
             Order::MostRoom => (u64::MAX - memory, u64::MAX - cores),
         }
     };
-    ask.candidates
-        .iter()
-        .min_by_key(key)
-        .map(|gpu| GpuSet::EMPTY.with(gpu))
+    ask.candidates.iter().min_by_key(key).map(|gpu| GpuSet::EMPTY.with(gpu))
 }

@@ -40,17 +40,8 @@ pub struct UnknownPolicy(String);
 
 impl Policy {
     /// Every name, the default first.
-    pub const NAMES: [&'static str; 9] = [
-        "tessera",
-        "link",
-        "fragment",
-        "share",
-        "simple",
-        "static",
-        "best-effort",
-        "binpack",
-        "spread",
-    ];
+    pub const NAMES: [&'static str; 9] =
+        ["tessera", "link", "fragment", "share", "simple", "static", "best-effort", "binpack", "spread"];
 
     /// The name users write.
     #[must_use]
@@ -77,14 +68,9 @@ impl Policy {
     }
 
     fn choose_whole(&self, node: &NodeState, ask: &Ask) -> Option<Chosen> {
-        let Ask {
-            count,
-            candidates: free,
-            required,
-            ..
-        } = *ask;
+        let Ask { count, candidates: free, required, .. } = *ask;
         let topology = node.node().topology();
-        let tree = node.node().tree();
+        let tree = node.node().topology().tree();
         let gpus = match self {
             Self::Link => whole::link(tree, free, required, count),
             Self::Fragment => whole::fragment(tree, free, required, count),
@@ -94,18 +80,12 @@ impl Policy {
             Self::Spread => whole::spread(tree, free, required, count),
             Self::BestEffort => {
                 let gpus = best_effort::choose(topology, free, required, count)?;
-                return Some(Chosen {
-                    gpus,
-                    merit: f64::from(best_effort::set_score(topology, gpus)),
-                });
+                return Some(Chosen { gpus, merit: f64::from(best_effort::set_score(topology, gpus)) });
             }
             Self::Static(table) => {
                 let instance_type = node.node().instance_type.as_deref();
                 let (gpus, source) = table.choose(instance_type, free, required, count)?;
-                return Some(Chosen {
-                    gpus,
-                    merit: static_merit(source),
-                });
+                return Some(Chosen { gpus, merit: static_merit(source) });
             }
         };
         gpus.map(Chosen::plain)
@@ -149,11 +129,7 @@ fn fullness(node: &NodeState) -> f64 {
         let room = node.room(gpu.index);
         let cores = f64::from(room.cores.0) / 100.0;
         #[expect(clippy::cast_precision_loss, reason = "a card has far less than 2^52 MiB")]
-        let memory = if gpu.memory.0 == 0 {
-            cores
-        } else {
-            room.memory.0 as f64 / gpu.memory.0 as f64
-        };
+        let memory = if gpu.memory.0 == 0 { cores } else { room.memory.0 as f64 / gpu.memory.0 as f64 };
         1.0 - cores.min(memory)
     };
     #[expect(clippy::cast_precision_loss, reason = "at most 64 cards")]
@@ -197,9 +173,6 @@ mod tests {
             assert_eq!(name.parse::<Policy>().unwrap().name(), name);
         }
         let error = "dynamic".parse::<Policy>().unwrap_err().to_string();
-        assert!(
-            error.starts_with("unknown policy \"dynamic\"; choose one of tessera, link"),
-            "{error}"
-        );
+        assert!(error.starts_with("unknown policy \"dynamic\"; choose one of tessera, link"), "{error}");
     }
 }

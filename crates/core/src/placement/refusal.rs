@@ -174,17 +174,10 @@ fn room_refusal(node: &NodeState, gpu: GpuIndex, hold: Hold) -> Option<CardRefus
     let room = node.room(gpu);
     Some(match hold {
         _ if used.whole => CardRefusal::HeldWhole,
-        Hold::Whole => CardRefusal::Shared {
-            cores: used.cores,
-            memory: used.memory,
-        },
-        Hold::Part { cores, .. } if cores > room.cores => CardRefusal::Cores {
-            left: room.cores,
-            asked: cores,
-        },
-        Hold::Part { memory, .. } => CardRefusal::Memory {
-            left: room.memory,
-            asked: memory,
-        },
+        Hold::Whole => CardRefusal::Shared { cores: used.cores, memory: used.memory },
+        Hold::Part { cores, .. } if cores > room.cores => {
+            CardRefusal::Cores { left: room.cores, asked: cores }
+        }
+        Hold::Part { memory, .. } => CardRefusal::Memory { left: room.memory, asked: memory },
     })
 }

@@ -34,11 +34,8 @@ impl StaticTable {
     ) -> Option<(GpuSet, Source)> {
         let sizes = instance_type.and_then(|name| self.sets.get(name));
         let is_free = |set: &&GpuSet| free.is_superset(**set) && set.is_superset(required);
-        let listed = |size| {
-            sizes
-                .and_then(|sizes| sizes.get(&size))
-                .and_then(|sets| sets.iter().find(is_free))
-        };
+        let listed =
+            |size| sizes.and_then(|sizes| sizes.get(&size)).and_then(|sets| sets.iter().find(is_free));
         if let Some(set) = listed(count) {
             return Some((*set, Source::Listed));
         }
@@ -46,8 +43,7 @@ impl StaticTable {
         if let Some(set) = larger.and_then(|set| set.lowest_with(required, count)) {
             return Some((set, Source::PartOfListed));
         }
-        free.lowest_with(required, count)
-            .map(|set| (set, Source::Unlisted))
+        free.lowest_with(required, count).map(|set| (set, Source::Unlisted))
     }
 }
 
@@ -65,9 +61,7 @@ mod tests {
             (2, vec![set(&[0, 2]), set(&[1, 3]), set(&[4, 6]), set(&[5, 7])]),
             (4, vec![set(&[0, 1, 2, 3]), set(&[4, 5, 6, 7])]),
         ]);
-        let table = StaticTable {
-            sets: BTreeMap::from([("big".to_owned(), sizes)]),
-        };
+        let table = StaticTable { sets: BTreeMap::from([("big".to_owned(), sizes)]) };
         let chosen = table.choose(Some("big"), set(free), GpuSet::EMPTY, count);
         assert_eq!(chosen, expected.map(|(gpus, source)| (set(gpus), source)));
     }

@@ -9,11 +9,7 @@ use crate::units::GpuIndex;
 /// The tightest group that has enough free cards; among equals the fullest, then the one with the lowest index.
 pub(super) fn link(tree: &Group, free: GpuSet, required: GpuSet, count: usize) -> Option<GpuSet> {
     let enough = |group: &&Group| available(group, free, required) >= count;
-    let tightest = tree
-        .groups()
-        .into_iter()
-        .filter(|group| group.level != GroupLevel::Root)
-        .filter(enough);
+    let tightest = tree.groups().into_iter().filter(|group| group.level != GroupLevel::Root).filter(enough);
     let order = |group: &&Group| (group.level, available(group, free, required), group.gpus.lowest());
     let group = tightest.min_by_key(order).unwrap_or(tree);
     free.intersection(group.gpus).lowest_with(required, count)
@@ -48,12 +44,7 @@ pub(super) fn spread(tree: &Group, free: GpuSet, required: GpuSet, count: usize)
 fn loneliest(group: &Group, free: GpuSet, chosen: GpuSet) -> Option<GpuIndex> {
     let left = |child: &Tree| child.gpus().intersection(free).difference(chosen).len();
     let order = |child: &&Tree| (child.gpus().intersection(chosen).len(), Reverse(left(child)));
-    match group
-        .children
-        .iter()
-        .filter(|child| left(child) > 0)
-        .min_by_key(order)?
-    {
+    match group.children.iter().filter(|child| left(child) > 0).min_by_key(order)? {
         Tree::Leaf(gpu) => Some(*gpu),
         Tree::Group(child) => loneliest(child, free, chosen),
     }
@@ -61,11 +52,7 @@ fn loneliest(group: &Group, free: GpuSet, chosen: GpuSet) -> Option<GpuIndex> {
 
 /// Free cards of a group; none where it lacks a required one.
 fn available(group: &Group, free: GpuSet, required: GpuSet) -> usize {
-    if group.gpus.is_superset(required) {
-        free.intersection(group.gpus).len()
-    } else {
-        0
-    }
+    if group.gpus.is_superset(required) { free.intersection(group.gpus).len() } else { 0 }
 }
 
 #[cfg(test)]
@@ -92,11 +79,7 @@ mod tests {
 
     fn check(rule: Rule, free: &[u8], required: &[u8], count: usize, expected: &[u8]) {
         let chosen = rule(&two_sockets(), set(free), set(required), count);
-        assert_eq!(
-            chosen,
-            Some(set(expected)),
-            "{count} of {free:?} with {required:?}"
-        );
+        assert_eq!(chosen, Some(set(expected)), "{count} of {free:?} with {required:?}");
     }
 
     const ALL: [u8; 8] = [0, 1, 2, 3, 4, 5, 6, 7];

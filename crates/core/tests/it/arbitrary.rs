@@ -21,29 +21,22 @@ pub(crate) fn pod_uid() -> impl Strategy<Value = PodUid> {
 }
 
 pub(crate) fn node() -> impl Strategy<Value = Node> {
-    (
-        node_name(),
-        vec(gpu(), 0..=MOST_GPUS),
-        vec(link(), MOST_GPUS * MOST_GPUS),
-    )
-        .prop_map(|(name, mut gpus, links)| {
+    (node_name(), vec(gpu(), 0..=MOST_GPUS), vec(link(), MOST_GPUS * MOST_GPUS)).prop_map(
+        |(name, mut gpus, links)| {
             for (index, gpu) in (0u8..).zip(&mut gpus) {
                 gpu.index = GpuIndex(index);
             }
             let topology =
                 Topology::from_pairs(gpus.len(), |a, b| links[a.position() * MOST_GPUS + b.position()]);
             Node::new(name, gpus, topology, MilliCpu(64_000), MiB(262_144)).unwrap()
-        })
+        },
+    )
 }
 
 fn gpu() -> impl Strategy<Value = Gpu> {
     let memory = prop::sample::select(vec![MiB(8192), MiB(16_384)]);
-    let health = prop::sample::select(vec![
-        Health::Healthy,
-        Health::Healthy,
-        Health::Healthy,
-        Health::Unhealthy,
-    ]);
+    let health =
+        prop::sample::select(vec![Health::Healthy, Health::Healthy, Health::Healthy, Health::Unhealthy]);
     (memory, health, model()).prop_map(|(memory, health, model)| Gpu {
         index: GpuIndex(0),
         uuid: GpuUuid::from("GPU-x"),
@@ -72,10 +65,7 @@ fn request() -> impl Strategy<Value = Request> {
     let memory = || prop::sample::select(vec![MiB(1), MiB(4096), MiB(9000), MiB(16_384)]);
     prop_oneof![
         (1..4u8).prop_map(Request::Whole),
-        (1..100u32, memory()).prop_map(|(cores, memory)| Request::Share {
-            cores: Percent(cores),
-            memory
-        }),
+        (1..100u32, memory()).prop_map(|(cores, memory)| Request::Share { cores: Percent(cores), memory }),
         memory().prop_map(Request::Memory),
     ]
 }
@@ -87,20 +77,12 @@ pub(crate) fn pod_request() -> impl Strategy<Value = PodRequest> {
             containers: containers
                 .into_iter()
                 .enumerate()
-                .map(|(position, (role, request))| Container {
-                    name: format!("c{position}"),
-                    role,
-                    request,
-                })
+                .map(|(position, (role, request))| Container { name: format!("c{position}"), role, request })
                 .collect(),
             cpu: MilliCpu(cpu),
             memory: MiB(cpu),
             models,
-            traffic: if sensitive {
-                Traffic::Sensitive
-            } else {
-                Traffic::Insensitive
-            },
+            traffic: if sensitive { Traffic::Sensitive } else { Traffic::Insensitive },
         },
     )
 }
@@ -108,15 +90,10 @@ pub(crate) fn pod_request() -> impl Strategy<Value = PodRequest> {
 pub(crate) fn pod_grant() -> impl Strategy<Value = PodGrant> {
     let hold = prop_oneof![
         Just(Hold::Whole),
-        (0..100u32, 1..9000u64).prop_map(|(cores, memory)| Hold::Part {
-            cores: Percent(cores),
-            memory: MiB(memory)
-        }),
+        (0..100u32, 1..9000u64)
+            .prop_map(|(cores, memory)| Hold::Part { cores: Percent(cores), memory: MiB(memory) }),
         // What a hostile annotation might say.
-        Just(Hold::Part {
-            cores: Percent(u32::MAX),
-            memory: MiB(u64::MAX)
-        }),
+        Just(Hold::Part { cores: Percent(u32::MAX), memory: MiB(u64::MAX) }),
     ];
     let cards = prop::collection::btree_map(0..10u8, hold, 0..3);
     let containers = vec((role(), cards), 0..4);
@@ -131,10 +108,7 @@ pub(crate) fn pod_grant() -> impl Strategy<Value = PodGrant> {
             .map(|(position, (role, cards))| ContainerGrant {
                 container: format!("c{position}"),
                 role,
-                cards: cards
-                    .into_iter()
-                    .map(|(gpu, hold)| (GpuIndex(gpu), hold))
-                    .collect(),
+                cards: cards.into_iter().map(|(gpu, hold)| (GpuIndex(gpu), hold)).collect(),
             })
             .collect(),
     })

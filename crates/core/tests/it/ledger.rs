@@ -69,13 +69,9 @@ impl World {
     fn rebuilt(&self, pods_first: bool) -> Ledger {
         let mut ledger = Ledger::default();
         if pods_first {
-            self.pods
-                .values()
-                .for_each(|grant| assert_eq!(ledger.observe(grant.clone()), Change::Changed));
+            self.pods.values().for_each(|grant| assert_eq!(ledger.observe(grant.clone()), Change::Changed));
         }
-        self.nodes
-            .values()
-            .for_each(|node| assert_eq!(ledger.set_node(node.clone()), Change::Changed));
+        self.nodes.values().for_each(|node| assert_eq!(ledger.set_node(node.clone()), Change::Changed));
         self.pods.values().for_each(|grant| {
             ledger.observe(grant.clone());
         });
@@ -86,39 +82,24 @@ impl World {
 /// What a pod takes of a card in each of its phases, written out: one per init container, one for the rest.
 fn phases(grant: &PodGrant, gpu: GpuIndex) -> Vec<Vec<Hold>> {
     let holds = |position: usize| {
-        grant.containers[position]
-            .cards
-            .iter()
-            .filter(move |(card, _)| *card == gpu)
-            .map(|(_, hold)| *hold)
+        grant.containers[position].cards.iter().filter(move |(card, _)| *card == gpu).map(|(_, hold)| *hold)
     };
     let role = |position: usize| grant.containers[position].role;
     let count = grant.containers.len();
     let inits = (0..count).filter(|at| role(*at) == Role::Init);
     let mut phases: Vec<Vec<Hold>> = inits
         .map(|at| {
-            (0..at)
-                .filter(|before| role(*before) == Role::Sidecar)
-                .chain([at])
-                .flat_map(holds)
-                .collect()
+            (0..at).filter(|before| role(*before) == Role::Sidecar).chain([at]).flat_map(holds).collect()
         })
         .collect();
-    phases.push(
-        (0..count)
-            .filter(|at| role(*at) != Role::Init)
-            .flat_map(holds)
-            .collect(),
-    );
+    phases.push((0..count).filter(|at| role(*at) != Role::Init).flat_map(holds).collect());
     phases
 }
 
 /// Whether some phase of every pod on a card, all at once, is more than the card has.
 fn exceeds(grants: &[&PodGrant], gpu: GpuIndex, memory: MiB) -> bool {
-    let holders = grants
-        .iter()
-        .filter(|grant| phases(grant, gpu).iter().any(|phase| !phase.is_empty()))
-        .count();
+    let holders =
+        grants.iter().filter(|grant| phases(grant, gpu).iter().any(|phase| !phase.is_empty())).count();
     let mut cores = 0u64;
     let mut bytes = 0u128;
     for grant in grants {
@@ -211,38 +192,20 @@ fn an_observed_pod_is_booked_even_where_there_is_no_room() {
         containers: vec![tessera_core::grant::ContainerGrant {
             container: "main".into(),
             role: Role::Main,
-            cards: vec![(
-                GpuIndex(0),
-                Hold::Part {
-                    cores: Percent(cores),
-                    memory: MiB(1),
-                },
-            )],
+            cards: vec![(GpuIndex(0), Hold::Part { cores: Percent(cores), memory: MiB(1) })],
         }],
     };
     ledger.book(grant("a", 60)).unwrap();
     let refused = ledger.book(grant("b", 60)).unwrap_err();
     assert_eq!(refused.to_string(), "GPU 0 of node n has not enough left");
     ledger.observe(grant("b", 60));
-    assert_eq!(
-        ledger.overbooked().into_values().collect::<Vec<_>>(),
-        [[GpuIndex(0)]]
-    );
-    assert_eq!(
-        ledger.node(&node.name).unwrap().room(GpuIndex(0)).cores,
-        Percent(0)
-    );
+    assert_eq!(ledger.overbooked().into_values().collect::<Vec<_>>(), [[GpuIndex(0)]]);
+    assert_eq!(ledger.node(&node.name).unwrap().room(GpuIndex(0)).cores, Percent(0));
     ledger.release(&PodUid::from("a"));
     assert!(ledger.overbooked().is_empty());
-    assert_eq!(
-        ledger.node(&node.name).unwrap().room(GpuIndex(0)).cores,
-        Percent(40)
-    );
+    assert_eq!(ledger.node(&node.name).unwrap().room(GpuIndex(0)).cores, Percent(40));
     let moved = ledger.book(grant("b", 30)).unwrap_err();
-    assert_eq!(
-        moved.to_string(),
-        "pod b already holds another grant on node n; release it first"
-    );
+    assert_eq!(moved.to_string(), "pod b already holds another grant on node n; release it first");
 }
 
 fn two_cards() -> Node {
@@ -257,12 +220,6 @@ fn two_cards() -> Node {
         numa: None,
         health: Health::Healthy,
     };
-    Node::new(
-        "n".into(),
-        vec![gpu(0), gpu(1)],
-        Topology::unknown(2),
-        Default::default(),
-        Default::default(),
-    )
-    .unwrap()
+    Node::new("n".into(), vec![gpu(0), gpu(1)], Topology::unknown(2), Default::default(), Default::default())
+        .unwrap()
 }

@@ -136,9 +136,6 @@ fn empty(state: &NodeState) -> NodeState {
 fn a_hold_follows_from_its_request() {
     use tessera_core::units::{MiB, Percent};
     assert_eq!(Hold::of(Request::Whole(3)), Hold::Whole);
-    let memory_only = Hold::Part {
-        cores: Percent(0),
-        memory: MiB(5),
-    };
+    let memory_only = Hold::Part { cores: Percent(0), memory: MiB(5) };
     assert_eq!(Hold::of(Request::Memory(MiB(5))), memory_only);
 }

@@ -94,16 +94,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
     let pod = arguments.pod()?;
     let outcome = place(&node, &pod, &policy, required);
     let report = report::Report::new(&node, &pod, &policy, &outcome);
-    crate::print(&if arguments.json {
-        report.json()
-    } else {
-        report.text()
-    });
-    Ok(if outcome.is_ok() {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
-    })
+    crate::print(&if arguments.json { report.json() } else { report.text() });
+    Ok(if outcome.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 impl Arguments {
@@ -132,9 +124,7 @@ impl Arguments {
         let mut ledger = Ledger::default();
         ledger.set_node(node);
         for (number, (gpu, hold)) in self.used.0.iter().enumerate() {
-            ledger
-                .book(holder(&name, number, *gpu, *hold))
-                .context("--used")?;
+            ledger.book(holder(&name, number, *gpu, *hold)).context("--used")?;
         }
         ledger.node(&name).cloned().context("the node is in the ledger")
     }
@@ -147,18 +137,12 @@ impl Arguments {
         let listed: Vec<&String> = table.sets.keys().collect();
         match (&self.instance_type, listed.as_slice()) {
             (Some(name), _) => {
-                ensure!(
-                    table.sets.contains_key(name),
-                    "--instance-type {name}: the table lists {listed:?}"
-                );
+                ensure!(table.sets.contains_key(name), "--instance-type {name}: the table lists {listed:?}");
                 Ok(Some(name.clone()))
             }
             (None, [only]) => Ok(Some((*only).clone())),
             (None, _) => {
-                ensure!(
-                    listed.is_empty(),
-                    "the table lists {listed:?}; choose one with --instance-type"
-                );
+                ensure!(listed.is_empty(), "the table lists {listed:?}; choose one with --instance-type");
                 Ok(None)
             }
         }
@@ -181,24 +165,13 @@ impl Arguments {
             TrafficKind::Insensitive => Traffic::Insensitive,
         };
         let containers = PodRequest::of_mains(self.request.0.iter().copied());
-        Ok(PodRequest {
-            cpu: milli_cpu(self.cpu)?,
-            traffic,
-            ..containers
-        })
+        Ok(PodRequest { cpu: milli_cpu(self.cpu)?, traffic, ..containers })
     }
 }
 
 fn milli_cpu(cpus: f64) -> Result<MilliCpu> {
-    ensure!(
-        (0.0..=1e6).contains(&cpus),
-        "{cpus} CPUs: write a number from 0 to 1000000"
-    );
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "the range was checked"
-    )]
+    ensure!((0.0..=1e6).contains(&cpus), "{cpus} CPUs: write a number from 0 to 1000000");
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "the range was checked")]
     Ok(MilliCpu((cpus * 1000.0).round() as u64))
 }
 

@@ -102,11 +102,7 @@ fn containers(node: &NodeState, pod: &PodRequest, placement: &Placement) -> Vec<
             // Cards of one set may differ in size; the smallest is what a job can count on.
             _ => (100, cards.iter().map(|(gpu, _)| memory(gpu)).min().unwrap_or(0)),
         };
-        ContainerReport {
-            gpus: cards.iter().map(|(gpu, _)| gpu.0).collect(),
-            cores,
-            memory_mib,
-        }
+        ContainerReport { gpus: cards.iter().map(|(gpu, _)| gpu.0).collect(), cores, memory_mib }
     };
     grants.iter().map(|grant| report(&grant.cards)).collect()
 }

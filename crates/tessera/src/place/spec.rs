@@ -34,9 +34,7 @@ impl FromStr for Requests {
 }
 
 fn request(text: &str) -> Result<Request> {
-    let (form, amount) = text
-        .split_once(':')
-        .with_context(|| format!("`{text}`: write {REQUEST_FORMS}"))?;
+    let (form, amount) = text.split_once(':').with_context(|| format!("`{text}`: write {REQUEST_FORMS}"))?;
     let asked = match form {
         "whole" | "nvidia" => whole::NVIDIA.request(number(amount)?)?,
         "gputopology" => whole::GPUTOPOLOGY.request(number(amount)?)?,
@@ -47,11 +45,7 @@ fn request(text: &str) -> Result<Request> {
                 (1..100).contains(&cores.0),
                 "`{text}`: a share is 1 to 99 percent; write whole:1 for a whole GPU"
             );
-            ensure!(
-                memory > MiB::ZERO,
-                "`{text}`: a share needs memory; write share:{}c/7680m",
-                cores.0
-            );
+            ensure!(memory > MiB::ZERO, "`{text}`: a share needs memory; write share:{}c/7680m", cores.0);
             Some(Request::Share { cores, memory })
         }
         "memory" => {
@@ -65,11 +59,7 @@ fn request(text: &str) -> Result<Request> {
         "gpushare" => {
             let digits = amount.trim_end_matches(|c: char| c.is_ascii_alphabetic());
             let unit = &amount[digits.len()..];
-            let unit = if unit.is_empty() {
-                MemoryUnit::default()
-            } else {
-                unit.parse()?
-            };
+            let unit = if unit.is_empty() { MemoryUnit::default() } else { unit.parse()? };
             gpushare::request(number(digits)?, unit)
         }
         _ => bail!("unknown form `{form}`; write {REQUEST_FORMS}"),
@@ -82,9 +72,7 @@ impl FromStr for Used {
 
     fn from_str(text: &str) -> Result<Self> {
         let entries = text.split(',').filter(|entry| !entry.trim().is_empty());
-        Ok(Self(
-            entries.map(|entry| held(entry.trim())).collect::<Result<_>>()?,
-        ))
+        Ok(Self(entries.map(|entry| held(entry.trim())).collect::<Result<_>>()?))
     }
 }
 
@@ -107,9 +95,11 @@ impl FromStr for Indexes {
 
     fn from_str(text: &str) -> Result<Self> {
         let indexes = text.split(',').map(|index| index.trim().parse().map(GpuIndex));
-        Ok(Self(indexes.collect::<Result<_, _>>().with_context(|| {
-            format!("`{text}`: write indexes such as 0,3")
-        })?))
+        Ok(Self(
+            indexes
+                .collect::<Result<_, _>>()
+                .with_context(|| format!("`{text}`: write indexes such as 0,3"))?,
+        ))
     }
 }
 
@@ -126,16 +116,12 @@ fn share(text: &str) -> Result<(Percent, MiB)> {
 }
 
 fn mebibytes(text: &str) -> Result<MiB> {
-    let digits = text
-        .strip_suffix('m')
-        .with_context(|| format!("`{text}` has no unit"))?;
+    let digits = text.strip_suffix('m').with_context(|| format!("`{text}` has no unit"))?;
     Ok(MiB(number(digits)?))
 }
 
 fn number(text: &str) -> Result<u64> {
-    text.trim()
-        .parse()
-        .with_context(|| format!("`{text}` is not a whole number"))
+    text.trim().parse().with_context(|| format!("`{text}` is not a whole number"))
 }
 
 #[cfg(test)]
@@ -153,10 +139,7 @@ mod tests {
 
     #[test]
     fn every_form_of_request() {
-        let share = |cores, memory| Request::Share {
-            cores: Percent(cores),
-            memory: MiB(memory),
-        };
+        let share = |cores, memory| Request::Share { cores: Percent(cores), memory: MiB(memory) };
         check("whole:2", &[Request::Whole(2)]);
         check("share:50c/7680m", &[share(50, 7680)]);
         check("memory:8192m", &[Request::Memory(MiB(8192))]);
@@ -189,17 +172,9 @@ mod tests {
 
     #[test]
     fn what_is_used() {
-        let part = |cores, memory| Hold::Part {
-            cores: Percent(cores),
-            memory: MiB(memory),
-        };
+        let part = |cores, memory| Hold::Part { cores: Percent(cores), memory: MiB(memory) };
         let used: Used = "0=50c/2048m, 3=whole,1=20c,2=100m".parse().unwrap();
-        let expected = [
-            (0, part(50, 2048)),
-            (3, Hold::Whole),
-            (1, part(20, 0)),
-            (2, part(0, 100)),
-        ];
+        let expected = [(0, part(50, 2048)), (3, Hold::Whole), (1, part(20, 0)), (2, part(0, 100))];
         assert_eq!(used.0, expected.map(|(gpu, hold)| (GpuIndex(gpu), hold)));
         for wrong in ["0", "x=whole", "0=all", "0=50", "300=whole"] {
             let error = format!("{:#}", wrong.parse::<Used>().unwrap_err());

@@ -36,11 +36,7 @@ pub fn request(units: u64, unit: MemoryUnit) -> Option<Request> {
 }
 
 pub(super) fn read(amounts: &Amounts<'_>, unit: MemoryUnit) -> Result<Option<Request>, BadRequest> {
-    let units = amounts.units(
-        MEMORY,
-        "8 for 8 units (GiB, unless the node counts in MiB)",
-        unit.name(),
-    )?;
+    let units = amounts.units(MEMORY, "8 for 8 units (GiB, unless the node counts in MiB)", unit.name())?;
     Ok(request(units, unit))
 }
 

@@ -125,10 +125,7 @@ pub fn request(
     unit: MemoryUnit,
 ) -> Result<Option<(Dialect, Request)>, BadRequest> {
     let amounts = Amounts { limits, requests };
-    if amounts
-        .text(gpushare::COUNT)?
-        .is_some_and(|text| text.parse() != Ok(Quantity::default()))
-    {
+    if amounts.text(gpushare::COUNT)?.is_some_and(|text| text.parse() != Ok(Quantity::default())) {
         return Err(BadRequest::Informational);
     }
     let asked = [
@@ -137,9 +134,7 @@ pub fn request(
         (Dialect::Gpushare, gpushare::read(&amounts, unit)?),
         (Dialect::Vcuda, vcuda::read(&amounts)?),
     ];
-    let mut found = asked
-        .into_iter()
-        .filter_map(|(dialect, request)| Some((dialect, request?)));
+    let mut found = asked.into_iter().filter_map(|(dialect, request)| Some((dialect, request?)));
     match (found.next(), found.next()) {
         (Some((first, _)), Some((second, _))) => Err(BadRequest::Mixed(first, second)),
         (only, _) => Ok(only),
@@ -159,11 +154,7 @@ impl<'a> Amounts<'a> {
             && limits.parse::<Quantity>() != requests.parse::<Quantity>()
         {
             let (requests, limits) = (requests.clone(), limits.clone());
-            return Err(BadRequest::Unequal {
-                resource,
-                requests,
-                limits,
-            });
+            return Err(BadRequest::Unequal { resource, requests, limits });
         }
         Ok(limit.or(request).map(String::as_str))
     }
@@ -174,16 +165,9 @@ impl<'a> Amounts<'a> {
             return Ok(0);
         };
         let value = || text.to_owned();
-        let quantity: Quantity = text.parse().map_err(|_| BadRequest::NotANumber {
-            resource,
-            value: value(),
-            example,
-        })?;
-        quantity.whole().ok_or_else(|| BadRequest::NotWhole {
-            resource,
-            value: value(),
-            example,
-        })
+        let quantity: Quantity =
+            text.parse().map_err(|_| BadRequest::NotANumber { resource, value: value(), example })?;
+        quantity.whole().ok_or_else(|| BadRequest::NotWhole { resource, value: value(), example })
     }
 
     /// A number of units, refusing suffixes: `10G` would mean ten thousand million units.
@@ -198,13 +182,7 @@ impl<'a> Amounts<'a> {
         let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
         if digits.len() < text.len() {
             let example = digits.to_owned();
-            return Err(BadRequest::Suffix {
-                resource,
-                value: text.to_owned(),
-                meant,
-                unit,
-                example,
-            });
+            return Err(BadRequest::Suffix { resource, value: text.to_owned(), meant, unit, example });
         }
         Ok(meant)
     }

@@ -3,10 +3,7 @@ use tessera_core::units::{MiB, Percent};
 use super::*;
 
 fn resources(pairs: &[(&str, &str)]) -> Resources {
-    pairs
-        .iter()
-        .map(|(name, amount)| ((*name).to_owned(), (*amount).to_owned()))
-        .collect()
+    pairs.iter().map(|(name, amount)| ((*name).to_owned(), (*amount).to_owned())).collect()
 }
 
 fn limits(pairs: &[(&str, &str)]) -> Result<Option<(Dialect, Request)>, BadRequest> {
@@ -23,45 +20,21 @@ fn check_error(pairs: &[(&str, &str)], expected: &str) {
 
 #[test]
 fn every_dialect() {
-    let share = |cores, memory| Request::Share {
-        cores: Percent(cores),
-        memory: MiB(memory),
-    };
+    let share = |cores, memory| Request::Share { cores: Percent(cores), memory: MiB(memory) };
     check(&[("nvidia.com/gpu", "2")], Dialect::Nvidia, Request::Whole(2));
-    check(
-        &[("aliyun.com/gpu", "4")],
-        Dialect::Gputopology,
-        Request::Whole(4),
-    );
-    check(
-        &[("aliyun.com/gpu-mem", "8")],
-        Dialect::Gpushare,
-        Request::Memory(MiB(8192)),
-    );
-    let vcuda = [
-        ("tencent.com/vcuda-core", "50"),
-        ("tencent.com/vcuda-memory", "30"),
-    ];
+    check(&[("aliyun.com/gpu", "4")], Dialect::Gputopology, Request::Whole(4));
+    check(&[("aliyun.com/gpu-mem", "8")], Dialect::Gpushare, Request::Memory(MiB(8192)));
+    let vcuda = [("tencent.com/vcuda-core", "50"), ("tencent.com/vcuda-memory", "30")];
     check(&vcuda, Dialect::Vcuda, share(50, 7680));
-    check(
-        &[("tencent.com/vcuda-core", "100")],
-        Dialect::Vcuda,
-        Request::Whole(1),
-    );
-    let whole = [
-        ("tencent.com/vcuda-core", "200"),
-        ("tencent.com/vcuda-memory", "10"),
-    ];
+    check(&[("tencent.com/vcuda-core", "100")], Dialect::Vcuda, Request::Whole(1));
+    let whole = [("tencent.com/vcuda-core", "200"), ("tencent.com/vcuda-memory", "10")];
     check(&whole, Dialect::Vcuda, Request::Whole(2));
 }
 
 #[test]
 fn nothing_asked_for() {
     assert_eq!(limits(&[("cpu", "4"), ("memory", "8Gi")]), Ok(None));
-    assert_eq!(
-        limits(&[("nvidia.com/gpu", "0"), ("tencent.com/vcuda-core", "0")]),
-        Ok(None)
-    );
+    assert_eq!(limits(&[("nvidia.com/gpu", "0"), ("tencent.com/vcuda-core", "0")]), Ok(None));
 }
 
 #[test]
@@ -87,10 +60,7 @@ fn requests_stand_in_for_limits_and_must_agree() {
 #[test]
 fn every_refusal_says_what_to_write() {
     check_error(
-        &[
-            ("tencent.com/vcuda-core", "150"),
-            ("tencent.com/vcuda-memory", "30"),
-        ],
+        &[("tencent.com/vcuda-core", "150"), ("tencent.com/vcuda-memory", "30")],
         "tencent.com/vcuda-core: 150 is more than one GPU but no multiple of 100; \
          write 100 or 200 for whole GPUs, or at most 99 for a share of one",
     );
@@ -109,10 +79,7 @@ fn every_refusal_says_what_to_write() {
         "aliyun.com/gpu-mem: 10G means 10000000000 units of GiB; write the number of units, such as 10",
     );
     check_error(
-        &[
-            ("tencent.com/vcuda-core", "10"),
-            ("tencent.com/vcuda-memory", "4Gi"),
-        ],
+        &[("tencent.com/vcuda-core", "10"), ("tencent.com/vcuda-memory", "4Gi")],
         "tencent.com/vcuda-memory: 4Gi means 4294967296 units of 256 MiB; write the number of units, such as 4",
     );
     check_error(

@@ -30,10 +30,7 @@ pub fn request(core: u64, memory: u64) -> Result<Option<Request>, BadRequest> {
 }
 
 pub(super) fn read(amounts: &Amounts<'_>) -> Result<Option<Request>, BadRequest> {
-    let core = amounts.count(
-        CORE,
-        "1 to 99 for a share of a GPU, or a multiple of 100 for whole ones",
-    )?;
+    let core = amounts.count(CORE, "1 to 99 for a share of a GPU, or a multiple of 100 for whole ones")?;
     let memory = amounts.units(MEMORY, "30 for 30 blocks of 256 MiB", "256 MiB")?;
     request(core, memory)
 }

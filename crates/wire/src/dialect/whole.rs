@@ -13,14 +13,10 @@ pub struct WholeCards {
 }
 
 /// NVIDIA's own.
-pub const NVIDIA: WholeCards = WholeCards {
-    resource: "nvidia.com/gpu",
-};
+pub const NVIDIA: WholeCards = WholeCards { resource: "nvidia.com/gpu" };
 
 /// gputopology's.
-pub const GPUTOPOLOGY: WholeCards = WholeCards {
-    resource: "aliyun.com/gpu",
-};
+pub const GPUTOPOLOGY: WholeCards = WholeCards { resource: "aliyun.com/gpu" };
 
 const EXAMPLE: &str = "1 for one GPU; for a part of one ask for tencent.com/vcuda-core and \
                        tencent.com/vcuda-memory, or for aliyun.com/gpu-mem";

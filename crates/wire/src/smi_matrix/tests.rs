@@ -6,14 +6,8 @@ use super::*;
 /// Cells above the diagonal, row by row.
 fn check(text: &str, expected: &[&str]) -> SmiMatrix {
     let matrix = parse(text).unwrap_or_else(|error| panic!("{error}"));
-    let links = matrix
-        .topology
-        .gpus()
-        .pairs()
-        .map(|(a, b)| matrix.topology.link(a, b));
-    let cells: Vec<String> = links
-        .map(|pair| link::abbreviation(pair).unwrap_or_default())
-        .collect();
+    let links = matrix.topology.gpus().pairs().map(|(a, b)| matrix.topology.link(a, b));
+    let cells: Vec<String> = links.map(|pair| link::abbreviation(pair).unwrap_or_default()).collect();
     assert_eq!(cells, expected);
     matrix
 }
@@ -31,10 +25,7 @@ fn with_tabs_escapes_nics_and_a_legend() {
         \n\
         Legend:\n\n  X    = Self\n  PIX  = whatever\n\nNIC Legend:\n\n  NIC0: mlx5_0\n";
     let matrix = check(text, &["NV18"]);
-    assert_eq!(
-        matrix.cpu_affinity,
-        [Some("0-55,112-167".to_owned()), Some("56-111".to_owned())]
-    );
+    assert_eq!(matrix.cpu_affinity, [Some("0-55,112-167".to_owned()), Some("56-111".to_owned())]);
     assert_eq!(matrix.topology.numa(GpuIndex(1)), Some(1));
 }
 
@@ -56,9 +47,7 @@ fn one_card_and_sixteen() {
     check("\tGPU0\tCPU Affinity\nGPU0\t X \t0-7\n", &[]);
     let names: Vec<String> = (0..16).map(|number| format!("GPU{number}")).collect();
     let rows = names.iter().map(|row| {
-        let cells = names
-            .iter()
-            .map(|column| if row == column { " X " } else { "NV6" });
+        let cells = names.iter().map(|column| if row == column { " X " } else { "NV6" });
         format!("{row}\t{}\n", cells.collect::<Vec<_>>().join("\t"))
     });
     let text = format!("\t{}\n{}", names.join("\t"), rows.collect::<String>());
@@ -68,10 +57,7 @@ fn one_card_and_sixteen() {
 
 #[test]
 fn every_error_names_its_place_and_what_was_expected() {
-    check_error(
-        "",
-        "line 1, column 1: found nothing, expected a header line naming GPU0, GPU1, ...",
-    );
+    check_error("", "line 1, column 1: found nothing, expected a header line naming GPU0, GPU1, ...");
     check_error(
         "GPU0\tX\tSYS\n",
         "line 1, column 1: found `GPU0`, expected a header line naming GPU0, GPU1, ...",
@@ -104,10 +90,7 @@ fn every_error_names_its_place_and_what_was_expected() {
         "\tGPU0\tGPU1\nGPU0\t X \tX\nGPU1\tSYS\t X \n",
         "line 2, column 10: found `X`, expected a link: only GPU1 with itself is X",
     );
-    check_error(
-        "\tGPU0\nGPU0\tX\nGPU0\tX\n",
-        "line 3, column 1: found `GPU0`, expected each card once",
-    );
+    check_error("\tGPU0\nGPU0\tX\nGPU0\tX\n", "line 3, column 1: found `GPU0`, expected each card once");
 }
 
 fn arbitrary_link() -> impl Strategy<Value = Link> {
