@@ -1,6 +1,7 @@
 //! One physical card.
 
 use std::fmt;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::Arc;
 
 use crate::units::{GpuIndex, MiB};
@@ -32,6 +33,17 @@ pub struct GpuUuid(pub Arc<str>);
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Model(pub Arc<str>);
 
+/// Cards that are alike to whoever asks for one.
+#[derive(Clone, Debug)]
+pub struct CardKind {
+    /// The product.
+    pub model: Model,
+    /// Its memory.
+    pub memory: MiB,
+    /// Tells most kinds apart without a look at their names.
+    hash: u64,
+}
+
 /// Whether a card may be granted. Grants it already carries stay booked either way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Health {
@@ -40,6 +52,36 @@ pub enum Health {
     /// Reported broken: receives no new grant.
     Unhealthy,
 }
+
+// === impl Gpu ===
+
+impl Gpu {
+    /// Its kind.
+    #[must_use]
+    pub fn kind(&self) -> CardKind {
+        CardKind::new(self.model.clone(), self.memory)
+    }
+}
+
+// === impl CardKind ===
+
+impl CardKind {
+    /// Cards of this product and size.
+    #[must_use]
+    pub fn new(model: Model, memory: MiB) -> Self {
+        let mut hasher = DefaultHasher::new();
+        (&model, memory).hash(&mut hasher);
+        Self { hash: hasher.finish(), model, memory }
+    }
+}
+
+impl PartialEq for CardKind {
+    fn eq(&self, other: &Self) -> bool {
+        self.hash == other.hash && self.memory == other.memory && self.model == other.model
+    }
+}
+
+impl Eq for CardKind {}
 
 // === impl GpuUuid, Model ===
 

@@ -3,6 +3,8 @@
 //! Everything here is a function of values. No IO, no clock, no global, no async: the scheduler, the agent, the
 //! command line and the simulators all call the same code and execute what it answers.
 
+pub mod forecast;
+pub mod fragmentation;
 pub mod gpu;
 pub mod gpu_set;
 pub mod grant;
@@ -13,3 +15,4 @@ pub mod request;
 pub mod topology;
 pub mod tree;
 pub mod units;
+pub mod workload;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::gpu::{Gpu, Health};
+use crate::gpu::{CardKind, Gpu, Health};
 use crate::gpu_set::GpuSet;
 use crate::grant::{Hold, PodGrant, Usage};
 use crate::topology::Topology;
@@ -15,6 +15,8 @@ pub struct Node {
     pub name: NodeName,
     /// Its cards; each card's index is its position.
     gpus: Vec<Gpu>,
+    /// Its kinds of cards, with the cards of each.
+    kinds: Vec<(CardKind, GpuSet)>,
     /// What joins them.
     topology: Topology,
     /// CPU that pods may use.
@@ -101,7 +103,15 @@ impl Node {
         if let Some((position, gpu)) = misplaced {
             return Err(BadNode::Order { node: name, position, index: gpu.index });
         }
-        Ok(Self { name, gpus, topology, cpu, memory, instance_type: None })
+        let mut kinds: Vec<(CardKind, GpuSet)> = Vec::new();
+        for gpu in &gpus {
+            let kind = gpu.kind();
+            match kinds.iter_mut().find(|(known, _)| *known == kind) {
+                Some((_, set)) => *set = set.with(gpu.index),
+                None => kinds.push((kind, GpuSet::EMPTY.with(gpu.index))),
+            }
+        }
+        Ok(Self { name, gpus, kinds, topology, cpu, memory, instance_type: None })
     }
 
     /// Its cards by index.
@@ -114,6 +124,12 @@ impl Node {
     #[must_use]
     pub fn gpu(&self, index: GpuIndex) -> Option<&Gpu> {
         self.gpus.get(index.position())
+    }
+
+    /// The kinds of cards it has, with the cards of each.
+    #[must_use]
+    pub fn kinds(&self) -> &[(CardKind, GpuSet)] {
+        &self.kinds
     }
 
     /// What joins the cards.
@@ -158,14 +174,33 @@ impl NodeState {
     /// What is left of a card for shares. Never negative, even where pods that bypassed us hold too much.
     #[must_use]
     pub fn room(&self, gpu: GpuIndex) -> Room {
-        let used = self.used(gpu);
-        match self.node.gpu(gpu) {
-            Some(card) if !used.whole => Room {
-                cores: Percent::WHOLE.saturating_sub(used.cores),
-                memory: card.memory.saturating_sub(used.memory),
-            },
-            _ => Room::default(),
+        self.node.gpu(gpu).map_or_else(Room::default, |card| Room::of(card, self.used(gpu)))
+    }
+
+    /// What is left of a card in percent of what is scarcer there; nothing of an unhealthy one.
+    #[must_use]
+    pub fn percent_left(&self, gpu: GpuIndex) -> u8 {
+        self.percent_left_with(gpu, Usage::default())
+    }
+
+    /// Likewise, once `more` of it is taken.
+    pub(crate) fn percent_left_with(&self, gpu: GpuIndex, more: Usage) -> u8 {
+        let Some(card) = self.node.gpu(gpu).filter(|card| card.health == Health::Healthy) else { return 0 };
+        let used = self.used(gpu).plus(more);
+        if used.is_none() {
+            return 100;
         }
+        let room = Room::of(card, used);
+        let cores = u64::from(room.cores.0);
+        let memory = room.memory.0.saturating_mul(100).checked_div(card.memory.0).unwrap_or(cores);
+        u8::try_from(cores.min(memory)).unwrap_or(100)
+    }
+
+    /// What is left of all cards together, in cards.
+    #[must_use]
+    pub fn cards_left(&self) -> f64 {
+        let percents = self.node.gpus.iter().map(|gpu| u32::from(self.percent_left(gpu.index)));
+        f64::from(percents.sum::<u32>()) / 100.0
     }
 
     /// Healthy cards nobody holds anything of.
@@ -241,6 +276,20 @@ impl NodeState {
     pub(crate) fn add_usage(&mut self, gpu: GpuIndex, usage: Usage) {
         if let Some(card) = self.used.get_mut(gpu.position()) {
             *card = card.plus(usage);
+        }
+    }
+}
+
+// === impl Room ===
+
+impl Room {
+    fn of(card: &Gpu, used: Usage) -> Self {
+        if used.whole {
+            return Self::default();
+        }
+        Self {
+            cores: Percent::WHOLE.saturating_sub(used.cores),
+            memory: card.memory.saturating_sub(used.memory),
         }
     }
 }

@@ -8,6 +8,7 @@ mod part;
 mod policy;
 mod refusal;
 pub mod static_table;
+mod tessera;
 mod whole;
 
 use std::borrow::Cow;
@@ -16,7 +17,7 @@ use crate::gpu_set::GpuSet;
 use crate::grant::{ContainerGrant, Hold, Usage};
 use crate::node::NodeState;
 use crate::request::{PodRequest, Request, Role, Traffic};
-use crate::units::GpuIndex;
+use crate::units::{GpuIndex, MiB, MilliCpu};
 
 pub use policy::{Policy, UnknownPolicy};
 pub use refusal::{CardRefusal, Explanation, Refusal};
@@ -40,6 +41,23 @@ pub fn place(
     required: GpuSet,
 ) -> Result<Placement, Refusal> {
     try_place(node, pod, policy, required).map_err(|blocked| blocked.refusal)
+}
+
+/// The score [`place`] would give, where the cards themselves do not matter yet: ranking thousands of nodes takes this
+/// road.
+pub fn score(node: &NodeState, pod: &PodRequest, policy: &Policy) -> Result<f64, Refusal> {
+    let asking = || pod.containers.iter().filter(|container| container.request.is_some());
+    let is_simple = asking().count() <= 1 && asking().all(|container| container.role != Role::Init);
+    if let (Policy::Tessera(forecast), true) = (policy, is_simple) {
+        refusal::check_node(node, pod)?;
+        let request = asking().find_map(|container| container.request);
+        let ask =
+            request.map(|request| Ask::new(node, pod, request, GpuSet::EMPTY, GpuSet::EMPTY)).transpose()?;
+        if let Some(score) = tessera::quick_score(forecast, node, pod, ask.as_ref()) {
+            return Ok(score);
+        }
+    }
+    place(node, pod, policy, GpuSet::EMPTY).map(|placement| placement.score)
 }
 
 /// What keeps a pod from a node: the refusal, and each card's part in it. `None` where the pod fits.
@@ -181,6 +199,10 @@ struct Ask {
     /// Candidates that must be chosen.
     required: GpuSet,
     traffic: Traffic,
+    /// CPU of the whole pod.
+    cpu: MilliCpu,
+    /// Main memory of the whole pod.
+    memory: MiB,
 }
 
 /// What a policy chose.
@@ -216,7 +238,8 @@ impl Ask {
         if preferred.len() >= count {
             candidates = preferred;
         }
-        Ok(Self { hold, count, candidates, required, traffic: pod.traffic })
+        let PodRequest { cpu, memory, traffic, .. } = *pod;
+        Ok(Self { hold, count, candidates, required, traffic, cpu, memory })
     }
 }
 

@@ -5,16 +5,17 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use super::static_table::{Source, StaticTable};
-use super::{Ask, Chosen, best_effort, part, whole};
+use super::{Ask, Chosen, best_effort, part, tessera, whole};
+use crate::forecast::Forecast;
+use crate::gpu_set::GpuSet;
 use crate::grant::Hold;
 use crate::node::NodeState;
 
 /// How to choose among cards, and among nodes, that would all do. Ties always go to the lowest index.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug)]
 pub enum Policy {
-    /// Ours: least fragmentation and CPU shortage for shares, best links for sets.
-    #[default]
-    Tessera,
+    /// Ours: least loss of what is left for shares, best links for sets.
+    Tessera(Arc<Forecast>),
     /// gpu-manager's rule for several cards: the tightest group that has enough, the fullest of those.
     Link,
     /// gpu-manager's rule for one card: fill up the subtree with the fewest free cards.
@@ -47,7 +48,7 @@ impl Policy {
     #[must_use]
     pub fn name(&self) -> &'static str {
         match self {
-            Self::Tessera => "tessera",
+            Self::Tessera(_) => "tessera",
             Self::Link => "link",
             Self::Fragment => "fragment",
             Self::Share => "share",
@@ -63,7 +64,7 @@ impl Policy {
     pub(super) fn choose(&self, node: &NodeState, ask: &Ask) -> Option<Chosen> {
         match ask.hold {
             Hold::Whole => self.choose_whole(node, ask),
-            Hold::Part { .. } => part::choose(node, ask, self.part_order()).map(Chosen::plain),
+            Hold::Part { .. } => self.choose_part(node, ask).map(Chosen::plain),
         }
     }
 
@@ -75,7 +76,7 @@ impl Policy {
             Self::Link => whole::link(tree, free, required, count),
             Self::Fragment => whole::fragment(tree, free, required, count),
             Self::Share if count == 1 => whole::fragment(tree, free, required, count),
-            Self::Share | Self::Tessera => whole::link(tree, free, required, count),
+            Self::Share | Self::Tessera(_) => whole::link(tree, free, required, count),
             Self::Simple | Self::Binpack => free.lowest_with(required, count),
             Self::Spread => whole::spread(tree, free, required, count),
             Self::BestEffort => {
@@ -91,19 +92,24 @@ impl Policy {
         gpus.map(Chosen::plain)
     }
 
-    fn part_order(&self) -> part::Order {
-        match self {
+    fn choose_part(&self, node: &NodeState, ask: &Ask) -> Option<GpuSet> {
+        let order = match self {
+            Self::Tessera(forecast) => return tessera::choose_part(forecast, node, ask),
             Self::Simple => part::Order::LowestIndex,
             Self::Binpack => part::Order::LeastMemory,
             Self::Spread => part::Order::MostRoom,
-            _ => part::Order::LeastCores,
-        }
+            Self::Link | Self::Fragment | Self::Share | Self::Static(_) | Self::BestEffort => {
+                part::Order::LeastCores
+            }
+        };
+        part::choose(node, ask, order)
     }
 
     /// How well a node suits, given what it was, what it would become, and the points for its sets.
-    pub(super) fn score(&self, _before: &NodeState, after: &NodeState, merit: f64) -> f64 {
+    pub(super) fn score(&self, before: &NodeState, after: &NodeState, merit: f64) -> f64 {
         match self {
-            Self::Tessera | Self::Link | Self::Fragment | Self::Share | Self::Binpack => fullness(after),
+            Self::Tessera(forecast) => tessera::score(forecast, before, after),
+            Self::Link | Self::Fragment | Self::Share | Self::Binpack => fullness(after),
             Self::Spread => -fullness(after),
             Self::Simple | Self::Static(_) | Self::BestEffort => merit,
         }
@@ -140,10 +146,10 @@ fn fullness(node: &NodeState) -> f64 {
 impl FromStr for Policy {
     type Err = UnknownPolicy;
 
-    /// By name; `static` starts with an empty table.
+    /// By name; `static` starts with an empty table, `tessera` expecting nothing in particular.
     fn from_str(name: &str) -> Result<Self, UnknownPolicy> {
         Ok(match name {
-            "tessera" => Self::Tessera,
+            "tessera" => Self::Tessera(Arc::default()),
             "link" => Self::Link,
             "fragment" => Self::Fragment,
             "share" => Self::Share,

@@ -2,17 +2,27 @@
 
 use proptest::collection::vec;
 use proptest::prelude::*;
+use tessera_core::forecast::Forecast;
 use tessera_core::gpu_set::GpuSet;
 use tessera_core::grant::{Hold, PodGrant};
 use tessera_core::ledger::{Change, Ledger};
 use tessera_core::node::NodeState;
-use tessera_core::placement::{Policy, explain, place};
+use tessera_core::placement::{Policy, explain, place, score};
 use tessera_core::request::{PodRequest, Request};
+use tessera_core::workload::Workload;
 
 use crate::arbitrary;
 
+/// Any policy; `tessera` with some expectation of what comes.
 fn policy() -> impl Strategy<Value = Policy> {
-    prop::sample::select(Policy::NAMES.to_vec()).prop_map(|name| name.parse().unwrap())
+    let named = prop::sample::select(Policy::NAMES.to_vec()).prop_map(|name| name.parse().unwrap());
+    let expecting =
+        (vec(arbitrary::pod_request(), 0..10), vec(arbitrary::node(), 0..4)).prop_map(|(pods, nodes)| {
+            let nodes: Vec<NodeState> = nodes.into_iter().map(|node| NodeState::empty(node.into())).collect();
+            let forecast = Forecast::new(&Workload::of(&pods), &nodes.iter().collect::<Vec<_>>());
+            Policy::Tessera(forecast.into())
+        });
+    prop_oneof![2 => named, 1 => expecting]
 }
 
 fn grant(
@@ -88,6 +98,11 @@ proptest! {
         let has_cpu = state.cpu_left() >= pod.cpu && state.memory_left() >= pod.memory;
         let placement = place(state, &alone, &policy, GpuSet::EMPTY);
         prop_assert_eq!(placement.is_ok(), usable >= asked && has_cpu, "{:?}", placement);
+        let quick = score(state, &alone, &policy);
+        match (&quick, &placement) {
+            (Ok(quick), Ok(placement)) => prop_assert!((quick - placement.score).abs() < 1e-6, "{quick} {placement:?}"),
+            _ => prop_assert_eq!(quick.as_ref().err(), placement.as_ref().err()),
+        }
         let explanation = explain(state, &alone, &policy);
         prop_assert_eq!(explanation.as_ref().map(|why| why.refusal), placement.as_ref().err().copied());
         if let Some(why) = explanation.filter(|why| why.container.is_some()) {
