@@ -126,22 +126,22 @@ impl GpuSet {
 
     /// All subsets of `size` members, in lexicographic order of their sorted indexes.
     pub fn subsets(self, size: usize) -> impl Iterator<Item = Self> {
-        let members: Vec<GpuIndex> = self.iter().collect();
-        let mut picked: Option<Vec<usize>> = (size <= members.len()).then(|| (0..size).collect());
+        let members: Vec<u64> = self.iter().map(bit).collect();
+        let mut positions: Vec<usize> = (0..size).collect();
+        let mut next = (size <= members.len()).then(|| self.lowest_n(size).0);
         std::iter::from_fn(move || {
-            let positions = picked.as_mut()?;
-            let subset = positions.iter().map(|&at| members[at]).collect();
-            // Advance the rightmost position that still can, and reset those after it.
-            match (0..size).rev().find(|&at| positions[at] < members.len() - size + at) {
-                Some(at) => {
-                    positions[at] += 1;
-                    for later in at + 1..size {
-                        positions[later] = positions[later - 1] + 1;
-                    }
-                }
-                None => picked = None,
-            }
-            Some(subset)
+            let subset = next?;
+            // Advance the rightmost position that still can, and reset those after it; the others keep their bits.
+            let last = members.len() - size;
+            next = (0..size).rev().find(|&at| positions[at] < last + at).map(|at| {
+                let kept = subset & (members[positions[at]] - 1);
+                let first = positions[at] + 1;
+                (at..size).zip(first..).fold(kept, |mask, (at, position)| {
+                    positions[at] = position;
+                    mask | members[position]
+                })
+            });
+            Some(Self(subset))
         })
     }
 }

@@ -124,6 +124,8 @@ impl Ledger {
             Some(known) => known.clone(),
             None => node.topology().clone(),
         };
+        // Now, so that no decision has to wait for it.
+        let _ = topology.machine();
         self.topologies.insert(topology.clone());
         self.recount(Arc::new(node.sharing(topology)));
         Change::Changed

@@ -3,6 +3,9 @@
 //! Everything here is a function of values. No IO, no clock, no global, no async: the scheduler, the agent, the
 //! command line and the simulators all call the same code and execute what it answers.
 
+pub mod bandwidth;
+#[cfg(test)]
+mod fixtures;
 pub mod forecast;
 pub mod fragmentation;
 pub mod gpu;

@@ -3,6 +3,7 @@
 use std::hash::{Hash, Hasher};
 use std::sync::{Arc, OnceLock};
 
+use crate::bandwidth::Machine;
 use crate::gpu_set::GpuSet;
 use crate::tree::{Group, Tree};
 use crate::units::GpuIndex;
@@ -43,6 +44,7 @@ pub struct Topology(Arc<Shared>);
 struct Shared {
     matrix: Matrix,
     tree: OnceLock<Group>,
+    machine: OnceLock<Machine>,
 }
 
 #[derive(Debug, PartialEq, Eq, Hash)]
@@ -55,7 +57,7 @@ struct Matrix {
 
 /// NVLinks of the best-connected card made so far (Hopper and Blackwell). A card whose pairs add up to
 /// more than this cannot be wired point to point: its links go to a switch.
-const MOST_NVLINKS_PER_CARD: u32 = 18;
+pub(crate) const MOST_NVLINKS_PER_CARD: u32 = 18;
 
 // === impl PcieLevel ===
 
@@ -134,7 +136,7 @@ impl Topology {
     }
 
     fn of(matrix: Matrix) -> Self {
-        Self(Arc::new(Shared { matrix, tree: OnceLock::new() }))
+        Self(Arc::new(Shared { matrix, tree: OnceLock::new(), machine: OnceLock::new() }))
     }
 
     /// How many cards.
@@ -169,6 +171,13 @@ impl Topology {
     #[must_use]
     pub fn tree(&self) -> &Group {
         self.0.tree.get_or_init(|| Tree::of(self))
+    }
+
+    /// How fast its sets work together. The first call takes up to some tenths of a second for 16 cards, and
+    /// microseconds for eight; the [ledger](crate::ledger) makes it when it first sees a kind of machine.
+    #[must_use]
+    pub fn machine(&self) -> &Machine {
+        self.0.machine.get_or_init(|| Machine::of(self))
     }
 
     /// Where every card reaches every other through NVLink switches: how many NVLinks each card has into them.

@@ -4,6 +4,7 @@
 //! booking the answer is the [ledger](crate::ledger)'s affair.
 
 pub mod best_effort;
+mod links;
 mod part;
 mod policy;
 mod refusal;

@@ -5,7 +5,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use super::static_table::{Source, StaticTable};
-use super::{Ask, Chosen, best_effort, part, tessera, whole};
+use super::{Ask, Chosen, best_effort, links, part, tessera, whole};
 use crate::forecast::Forecast;
 use crate::gpu_set::GpuSet;
 use crate::grant::Hold;
@@ -76,7 +76,8 @@ impl Policy {
             Self::Link => whole::link(tree, free, required, count),
             Self::Fragment => whole::fragment(tree, free, required, count),
             Self::Share if count == 1 => whole::fragment(tree, free, required, count),
-            Self::Share | Self::Tessera(_) => whole::link(tree, free, required, count),
+            Self::Share => whole::link(tree, free, required, count),
+            Self::Tessera(_) => return links::choose(node, ask),
             Self::Simple | Self::Binpack => free.lowest_with(required, count),
             Self::Spread => whole::spread(tree, free, required, count),
             Self::BestEffort => {

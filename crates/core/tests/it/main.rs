@@ -4,4 +4,5 @@
 
 mod arbitrary;
 mod ledger;
+mod links;
 mod placement;
