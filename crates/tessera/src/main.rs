@@ -1,6 +1,7 @@
 //! The `tessera` binary: parse, run, exit. Exit codes: 0 done, 1 the answer is no, 2 bad input.
 
 mod place;
+mod simulate;
 mod topology;
 
 use std::io::Write as _;
@@ -21,12 +22,14 @@ struct Arguments {
 #[derive(Debug, Subcommand)]
 enum Command {
     Place(place::Arguments),
+    Simulate(simulate::Arguments),
     Topology(topology::Arguments),
 }
 
 fn main() -> ExitCode {
     let outcome = match Arguments::parse().command {
         Command::Place(arguments) => place::run(&arguments),
+        Command::Simulate(arguments) => simulate::run(&arguments),
         Command::Topology(arguments) => topology::run(&arguments),
     };
     outcome.unwrap_or_else(|error| {

@@ -8,6 +8,7 @@ mod links;
 mod part;
 mod policy;
 mod refusal;
+pub mod scoreboard;
 pub mod static_table;
 mod tessera;
 mod whole;
@@ -44,21 +45,40 @@ pub fn place(
     try_place(node, pod, policy, required).map_err(|blocked| blocked.refusal)
 }
 
+/// Whether [`place`] would find cards, and if not, why not.
+pub fn filter(node: &NodeState, pod: &PodRequest, policy: &Policy) -> Result<(), Refusal> {
+    match only_request(pod) {
+        Some(request) => simple_ask(node, pod, request).map(|_| ()),
+        None => place(node, pod, policy, GpuSet::EMPTY).map(|_| ()),
+    }
+}
+
 /// The score [`place`] would give, where the cards themselves do not matter yet: ranking thousands of nodes takes this
 /// road.
 pub fn score(node: &NodeState, pod: &PodRequest, policy: &Policy) -> Result<f64, Refusal> {
-    let asking = || pod.containers.iter().filter(|container| container.request.is_some());
-    let is_simple = asking().count() <= 1 && asking().all(|container| container.role != Role::Init);
-    if let (Policy::Tessera(forecast), true) = (policy, is_simple) {
-        refusal::check_node(node, pod)?;
-        let request = asking().find_map(|container| container.request);
-        let ask =
-            request.map(|request| Ask::new(node, pod, request, GpuSet::EMPTY, GpuSet::EMPTY)).transpose()?;
+    if let (Policy::Tessera(forecast), Some(request)) = (policy, only_request(pod)) {
+        let ask = simple_ask(node, pod, request)?;
         if let Some(score) = tessera::quick_score(forecast, node, pod, ask.as_ref()) {
             return Ok(score);
         }
     }
     place(node, pod, policy, GpuSet::EMPTY).map(|placement| placement.score)
+}
+
+/// What a pod asks of the cards where it is no more than one lasting container's request; most pods are so.
+fn only_request(pod: &PodRequest) -> Option<Option<Request>> {
+    let mut asking = pod.containers.iter().filter(|container| container.request.is_some());
+    match (asking.next(), asking.next()) {
+        (None, _) => Some(None),
+        (Some(only), None) if only.role != Role::Init => Some(only.request),
+        _ => None,
+    }
+}
+
+/// The candidates of a pod with one request or none.
+fn simple_ask(node: &NodeState, pod: &PodRequest, request: Option<Request>) -> Result<Option<Ask>, Refusal> {
+    refusal::check_node(node, pod)?;
+    request.map(|request| Ask::new(node, pod, request, GpuSet::EMPTY, GpuSet::EMPTY)).transpose()
 }
 
 /// What keeps a pod from a node: the refusal, and each card's part in it. `None` where the pod fits.

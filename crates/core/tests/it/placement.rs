@@ -7,7 +7,7 @@ use tessera_core::gpu_set::GpuSet;
 use tessera_core::grant::{Hold, PodGrant};
 use tessera_core::ledger::{Change, Ledger};
 use tessera_core::node::NodeState;
-use tessera_core::placement::{Policy, explain, place, score};
+use tessera_core::placement::{Policy, explain, filter, place, score};
 use tessera_core::request::{PodRequest, Request};
 use tessera_core::workload::Workload;
 
@@ -98,6 +98,7 @@ proptest! {
         let has_cpu = state.cpu_left() >= pod.cpu && state.memory_left() >= pod.memory;
         let placement = place(state, &alone, &policy, GpuSet::EMPTY);
         prop_assert_eq!(placement.is_ok(), usable >= asked && has_cpu, "{:?}", placement);
+        prop_assert_eq!(filter(state, &alone, &policy).err(), placement.as_ref().err().copied());
         let quick = score(state, &alone, &policy);
         match (&quick, &placement) {
             (Ok(quick), Ok(placement)) => prop_assert!((quick - placement.score).abs() < 1e-6, "{quick} {placement:?}"),

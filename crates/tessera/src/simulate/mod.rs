@@ -1,8 +1,9 @@
 //! `tessera simulate`: the core's decisions, judged on recorded workloads and on job streams.
 
+mod cluster;
+mod cluster_report;
 mod plot;
 mod progress;
-mod topology;
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -20,12 +21,12 @@ pub(crate) struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Experiment {
-    Topology(topology::Arguments),
+    Cluster(cluster::Arguments),
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
     match &arguments.experiment {
-        Experiment::Topology(arguments) => topology::run(arguments),
+        Experiment::Cluster(arguments) => cluster::run_arguments(arguments),
     }
 }
 

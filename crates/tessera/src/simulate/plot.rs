@@ -129,7 +129,8 @@ impl Frame {
 
     fn draw(&self, svg: &mut String, curve: &Curve, colour: &str) {
         let visible = curve.points.iter().filter(|(x, y)| *x >= self.x_from && *y >= self.y_from);
-        let points: Vec<String> = visible.map(|(x, y)| format!("{:.1},{:.1}", self.x(*x), self.y(*y))).collect();
+        let points: Vec<String> =
+            visible.map(|(x, y)| format!("{:.1},{:.1}", self.x(*x), self.y(*y))).collect();
         let width = if curve.highlighted { 3.5 } else { 1.8 };
         let _ = writeln!(
             svg,
@@ -158,12 +159,15 @@ fn label_ends(svg: &mut String, mut labels: Vec<(f64, String, &str, bool)>) {
 
 /// Five to ten round numbers in a range.
 fn ticks(from: f64, to: f64) -> Vec<f64> {
-    let rough = (to - from) / 6.0;
+    let rough = (to - from) / 7.0;
     let magnitude = 10f64.powf(rough.log10().floor());
     let step = [1.0, 2.0, 5.0, 10.0].map(|factor| factor * magnitude).into_iter().find(|step| *step >= rough);
     let step = step.unwrap_or(magnitude * 10.0);
     let first = (from / step).ceil();
-    (0..).map(|number| (first + f64::from(number)) * step).take_while(|tick| *tick <= to + step * 1e-9).collect()
+    (0..)
+        .map(|number| (first + f64::from(number)) * step)
+        .take_while(|tick| *tick <= to + step * 1e-9)
+        .collect()
 }
 
 fn nice_ceiling(value: f64) -> f64 {
@@ -182,6 +186,7 @@ mod tests {
     fn ticks_are_round_and_inside() {
         assert_eq!(ticks(70.0, 130.0), [70.0, 80.0, 90.0, 100.0, 110.0, 120.0, 130.0]);
         assert_eq!(ticks(71.0, 96.0), [75.0, 80.0, 85.0, 90.0, 95.0]);
+        assert_eq!(ticks(70.0, 130.1).len(), 7);
     }
 
     #[test]
