@@ -68,7 +68,8 @@ pub(crate) fn read(files: &[PathBuf]) -> Result<SmiMatrix> {
     Ok(matrix)
 }
 
-fn read_one(file: &Path) -> Result<SmiMatrix> {
+/// Reads one matrix.
+pub(crate) fn read_one(file: &Path) -> Result<SmiMatrix> {
     let text = crate::read_file(file)?;
     smi_matrix::parse(&text).with_context(|| file.display().to_string())
 }

@@ -4,6 +4,7 @@ mod cluster;
 mod cluster_report;
 mod plot;
 mod progress;
+mod topology;
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -22,11 +23,13 @@ pub(crate) struct Arguments {
 #[derive(Debug, Subcommand)]
 enum Experiment {
     Cluster(cluster::Arguments),
+    Topology(topology::Arguments),
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
     match &arguments.experiment {
         Experiment::Cluster(arguments) => cluster::run_arguments(arguments),
+        Experiment::Topology(arguments) => topology::run(arguments),
     }
 }
 
