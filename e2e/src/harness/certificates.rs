@@ -26,6 +26,13 @@ pub struct Identity {
     pub key: PathBuf,
 }
 
+/// The files of a key pair without a certificate.
+#[derive(Debug, Clone)]
+pub struct SigningKeys {
+    pub private: PathBuf,
+    pub public: PathBuf,
+}
+
 impl Authority {
     pub fn create(directory: PathBuf) -> Result<Self> {
         let key = KeyPair::generate()?;
@@ -42,11 +49,16 @@ impl Authority {
         self.directory.join("ca.crt")
     }
 
-    /// A key without a certificate, for signing service account tokens.
-    pub fn signing_key(&self, name: &str) -> Result<PathBuf> {
-        let path = self.directory.join(format!("{name}.key"));
-        fs::write(&path, KeyPair::generate()?.serialize_pem())?;
-        Ok(path)
+    /// A key for signing tokens, and another for checking them.
+    pub fn signing_keys(&self, name: &str) -> Result<SigningKeys> {
+        let key = KeyPair::generate()?;
+        let keys = SigningKeys {
+            private: self.directory.join(format!("{name}.key")),
+            public: self.directory.join(format!("{name}.pub")),
+        };
+        fs::write(&keys.private, key.serialize_pem())?;
+        fs::write(&keys.public, key.public_key_pem())?;
+        Ok(keys)
     }
 
     /// For a server at these addresses.

@@ -123,22 +123,31 @@ impl Component {
 
     /// Asks it to end, and kills it if it does not.
     pub async fn stop(&self) -> Result<()> {
+        if !self.is_running() {
+            return Ok(());
+        }
         self.signal(Signal::TERM);
         let give_up = Instant::now() + STOP_WITHIN;
-        while self.is_running() && Instant::now() < give_up {
+        while Instant::now() < give_up {
+            if self.shared.ended_as_asked() {
+                return Ok(());
+            }
             sleep(Duration::from_millis(20)).await;
         }
         self.kill()
     }
 
-    /// Ends it at once, on purpose: it does not count as dead.
+    /// Ends it at once, on purpose: it does not count as dead, unless it was before.
     pub fn kill(&self) -> Result<()> {
+        if !self.is_running() {
+            return Ok(());
+        }
         self.signal(Signal::KILL);
         let mut state = lock(&self.shared.state);
         if let State::Running(child) = &mut *state {
             child.wait().with_context(|| format!("cannot wait for {}", self.shared.name))?;
+            *state = State::Stopped;
         }
-        *state = State::Stopped;
         Ok(())
     }
 
@@ -183,6 +192,17 @@ impl Drop for Component {
 // === impl Shared ===
 
 impl Shared {
+    /// Whether it has ended, which from now on counts as stopped.
+    fn ended_as_asked(&self) -> bool {
+        let mut state = lock(&self.state);
+        if let State::Running(child) = &mut *state
+            && let Ok(Some(_)) = child.try_wait()
+        {
+            *state = State::Stopped;
+        }
+        matches!(*state, State::Stopped)
+    }
+
     fn death(&self) -> Option<Death> {
         let mut state = lock(&self.state);
         if let State::Running(child) = &mut *state

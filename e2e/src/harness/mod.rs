@@ -23,7 +23,7 @@ pub use self::{
     image::IMAGE,
     manifest::{pod, virtual_node},
     node::RealNode,
-    scheduler::{Extender, SchedulerSettings},
+    scheduler::Extender,
 };
 use crate::enclosure::logs_in;
 
