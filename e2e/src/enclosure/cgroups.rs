@@ -1,6 +1,7 @@
 //! The cgroups of an enclosure: one in every hierarchy, the root of all that its kubelets make.
 
 use std::{
+    collections::BTreeSet,
     fs, io,
     path::{Path, PathBuf},
     process,
@@ -33,6 +34,17 @@ impl Hierarchies {
         let hierarchies: Vec<_> = mounts.lines().filter_map(parse_mount).collect();
         ensure!(!hierarchies.is_empty(), "no cgroups are mounted on this machine, and a kubelet needs them");
         Ok(Self(hierarchies))
+    }
+
+    /// The cgroups at the top of any hierarchy.
+    pub(super) fn names(&self) -> io::Result<BTreeSet<String>> {
+        let mut names = BTreeSet::new();
+        for Hierarchy { mount_point, .. } in &self.0 {
+            for entry in fs::read_dir(mount_point)? {
+                names.insert(entry?.file_name().to_string_lossy().into_owned());
+            }
+        }
+        Ok(names)
     }
 
     pub(super) fn create(&self, name: &str) -> Result<()> {

@@ -113,6 +113,21 @@ pub fn sweep() -> Result<()> {
     Ok(())
 }
 
+/// All processes in enclosures of this runner.
+pub fn processes_of(runner: u32) -> Result<Vec<u32>> {
+    let hierarchies = Hierarchies::mounted()?;
+    let ids = hierarchies.names()?.into_iter().filter(|id| owner_of(id) == Some(runner));
+    Ok(ids.flat_map(|id| hierarchies.processes(&id)).collect())
+}
+
+/// What is left outside of enclosures of this runner: directories and cgroups.
+pub fn remains_of(runner: u32) -> Result<Vec<String>> {
+    let directories = fs::read_dir(std::env::temp_dir())?.flatten();
+    let directories = directories.map(|entry| entry.file_name().to_string_lossy().into_owned());
+    let names = Hierarchies::mounted()?.names()?.into_iter().chain(directories);
+    Ok(names.filter(|name| owner_of(name) == Some(runner)).collect())
+}
+
 /// The process that made the directory of this name.
 fn owner_of(id: &str) -> Option<u32> {
     id.strip_prefix(PREFIX)?.split('-').next()?.parse().ok()

@@ -224,6 +224,9 @@ fn start_api_server(
         format!("--tls-cert-file={}", serving.certificate.display()),
         format!("--tls-private-key-file={}", serving.key.display()),
         format!("--client-ca-file={}", authority.certificate().display()),
+        // Not used, but other parts look for it and complain.
+        format!("--requestheader-client-ca-file={}", authority.certificate().display()),
+        "--requestheader-allowed-names=nobody".into(),
         format!("--service-account-key-file={}", token_keys.public.display()),
         format!("--service-account-signing-key-file={}", token_keys.private.display()),
         "--service-account-issuer=https://kubernetes.default.svc".into(),

@@ -11,10 +11,10 @@ use tessera_wire::kubelet::{
     plugin_registration::registration_server::RegistrationServer,
 };
 use tokio::{net::UnixListener, task::JoinHandle};
-use tokio_stream::wrappers::UnixListenerStream;
+use tokio_stream::{StreamExt, wrappers::UnixListenerStream};
 use tonic::transport::{Server, server::Router};
 
-use super::{DevicePlugin, service::Service};
+use super::{DevicePlugin, connection::Connection, service::Service};
 
 /// Tells whether a socket file is still the same one. Inode numbers are used again at once, so the time of creation
 /// belongs to it.
@@ -60,8 +60,8 @@ impl Endpoint {
             .add_service(RegistrationServer::new(service.clone()))
             .add_service(DevicePluginServer::new(service));
         let stopped = stop.clone().cancelled_owned();
-        let server =
-            tokio::spawn(router.serve_with_incoming_shutdown(UnixListenerStream::new(listener), stopped));
+        let connections = UnixListenerStream::new(listener).map(|accepted| accepted.map(Connection::new));
+        let server = tokio::spawn(router.serve_with_incoming_shutdown(connections, stopped));
         Ok(Self { path, identity, stop, server })
     }
 

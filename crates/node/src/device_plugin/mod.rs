@@ -3,6 +3,7 @@
 //! Implement [`DevicePlugin`] and run it with [`serve`], which opens the socket, gets it registered, and does so again
 //! whenever the kubelet restarts.
 
+mod connection;
 mod endpoint;
 mod registration;
 mod service;

@@ -2,6 +2,10 @@
 //!
 //! The code under `gen` is made from `proto/` by the test `kubelet_codegen`.
 
+mod authority;
+
+pub use self::authority::{AuthorityError, AuthorityFilter};
+
 macro_rules! generated {
     ($(#[$doc:meta])* $name:ident, $file:literal) => {
         $(#[$doc])*
