@@ -23,16 +23,16 @@ const EMPTY_WITHIN: Duration = Duration::from_secs(10);
 
 /// What holds for all scenarios of a run.
 #[derive(Debug, Clone)]
-pub struct Settings {
+pub(crate) struct Settings {
     /// Where the Kubernetes programs lie.
-    pub programs: PathBuf,
+    pub(crate) programs: PathBuf,
     /// Whether golden files are to be written anew.
-    pub record: bool,
+    pub(crate) record: bool,
 }
 
 impl Settings {
     /// As arguments of this program, for the next stage.
-    pub fn arguments(&self, scenarios: &[String]) -> Vec<String> {
+    pub(crate) fn arguments(&self, scenarios: &[String]) -> Vec<String> {
         let mut arguments = vec!["--programs".to_owned(), self.programs.display().to_string()];
         arguments.extend(self.record.then(|| "--record".to_owned()));
         arguments.extend_from_slice(scenarios);
@@ -48,11 +48,16 @@ enum Unsuccessful {
 }
 
 /// Runs them all and counts.
-pub fn run(scenarios: &[&Scenario], settings: &Settings) -> Result<ExitCode> {
-    ensure!(rustix::process::geteuid().is_root(), "a kubelet needs root: run this as root");
+pub(crate) fn run(scenarios: &[&Scenario], settings: &Settings) -> Result<ExitCode> {
+    ensure!(
+        rustix::process::geteuid().is_root(),
+        "a kubelet needs root: run this as root"
+    );
     enclosure::sweep()?;
     // One thread, this one: what it starts dies with it.
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
     let (mut passed, mut failed) = (0, 0);
     for scenario in scenarios {
         println!("{}: {}", scenario.name, scenario.about);
@@ -69,13 +74,20 @@ pub fn run(scenarios: &[&Scenario], settings: &Settings) -> Result<ExitCode> {
                 println!("FAILED  {:<20} {seconds:6.1} s  {error:#}", scenario.name);
             }
             Err(Unsuccessful::Interrupted) => {
-                println!("interrupted in {}; everything it started has ended", scenario.name);
+                println!(
+                    "interrupted in {}; everything it started has ended",
+                    scenario.name
+                );
                 return Ok(ExitCode::from(130));
             }
         }
     }
     println!("{passed} passed, {failed} failed");
-    Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if failed == 0 {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
 }
 
 async fn run_one(scenario: &Scenario, settings: &Settings) -> Result<(), Unsuccessful> {
@@ -87,9 +99,10 @@ async fn run_one(scenario: &Scenario, settings: &Settings) -> Result<(), Unsucce
     let after = MachineState::now().map_err(Unsuccessful::Failed)?;
     let added = after.added_since(&before);
     match outcome {
-        Ok(()) if !added.is_empty() => {
-            Err(Unsuccessful::Failed(anyhow::anyhow!("left behind: {}", added.join(", "))))
-        }
+        Ok(()) if !added.is_empty() => Err(Unsuccessful::Failed(anyhow::anyhow!(
+            "left behind: {}",
+            added.join(", ")
+        ))),
         other => other,
     }
 }
@@ -109,7 +122,10 @@ async fn run_enclosed(name: &str, settings: &Settings) -> Result<(), Unsuccessfu
     outcome?;
     emptied.map_err(Unsuccessful::Failed)?;
     if directory.exists() {
-        return Err(Unsuccessful::Failed(anyhow::anyhow!("left behind: {}", directory.display())));
+        return Err(Unsuccessful::Failed(anyhow::anyhow!(
+            "left behind: {}",
+            directory.display()
+        )));
     }
     Ok(())
 }
@@ -118,8 +134,16 @@ async fn wait_for_inside(enclosure: &Enclosure, name: &str, settings: &Settings)
     let spawn = || -> Result<_> {
         let command = enclosure.command(&settings.arguments(&[name.to_owned()]))?;
         let child = tokio::process::Command::from(command).kill_on_drop(true).spawn();
-        let stop = [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()].map(signal);
-        Ok((child.context("cannot start the enclosure (setpriv and unshare from util-linux)")?, stop))
+        let stop = [
+            SignalKind::interrupt(),
+            SignalKind::terminate(),
+            SignalKind::hangup(),
+        ]
+        .map(signal);
+        Ok((
+            child.context("cannot start the enclosure (setpriv and unshare from util-linux)")?,
+            stop,
+        ))
     };
     let (mut child, [interrupt, terminate, hangup]) = spawn().map_err(Unsuccessful::Failed)?;
     let listen = |signal: std::io::Result<tokio::signal::unix::Signal>| async move {
@@ -161,7 +185,9 @@ async fn wait_until_empty(enclosure: &Enclosure) -> Result<()> {
 
 /// Moves the logs to where they outlive the enclosure.
 fn keep_logs(name: &str, logs: &Path) -> Result<PathBuf> {
-    let kept = std::env::temp_dir().join("tessera-e2e-logs").join(format!("{name}-{}", process::id()));
+    let kept = std::env::temp_dir()
+        .join("tessera-e2e-logs")
+        .join(format!("{name}-{}", process::id()));
     fs::create_dir_all(kept.parent().context("no place for logs")?)?;
     fs::rename(logs, &kept).with_context(|| format!("cannot move the logs to {}", kept.display()))?;
     Ok(kept)

@@ -48,13 +48,21 @@ impl Binding {
             Err(kube::Error::Api(status)) if status.code == 409 => {
                 Err(BindError::Conflict(status.message.clone()))
             }
-            Err(kube::Error::Api(status)) if status.code == 404 => Err(BindError::Gone(status.message.clone())),
+            Err(kube::Error::Api(status)) if status.code == 404 => {
+                Err(BindError::Gone(status.message.clone()))
+            }
             Err(error) => Err(BindError::Api(Box::new(error))),
         }
     }
 
     fn to_request(&self) -> Result<Request<Vec<u8>>, http::Error> {
-        let Self { namespace, pod, uid, node, annotations } = self;
+        let Self {
+            namespace,
+            pod,
+            uid,
+            node,
+            annotations,
+        } = self;
         let body = json!({
             "apiVersion": "v1",
             "kind": "Binding",

@@ -2,7 +2,9 @@
 
 use std::borrow::Cow;
 
-use k8s_openapi::{ClusterResourceScope, NamespaceResourceScope, apimachinery::pkg::apis::meta::v1::ObjectMeta};
+use k8s_openapi::{
+    ClusterResourceScope, NamespaceResourceScope, apimachinery::pkg::apis::meta::v1::ObjectMeta,
+};
 use kube::Resource;
 use serde::{Deserialize, Serialize};
 use tessera_wire::objects::{NodeStatus, PodSpec, PodStatus};

@@ -32,7 +32,10 @@ impl Hierarchies {
     pub(super) fn mounted() -> Result<Self> {
         let mounts = fs::read_to_string("/proc/self/mountinfo").context("cannot read the list of mounts")?;
         let hierarchies: Vec<_> = mounts.lines().filter_map(parse_mount).collect();
-        ensure!(!hierarchies.is_empty(), "no cgroups are mounted on this machine, and a kubelet needs them");
+        ensure!(
+            !hierarchies.is_empty(),
+            "no cgroups are mounted on this machine, and a kubelet needs them"
+        );
         Ok(Self(hierarchies))
     }
 
@@ -106,7 +109,9 @@ impl Hierarchies {
 
 /// The group and its descendants, those deepest down first.
 fn groups_below(group: &Path) -> Vec<PathBuf> {
-    let Ok(entries) = fs::read_dir(group) else { return Vec::new() };
+    let Ok(entries) = fs::read_dir(group) else {
+        return Vec::new();
+    };
     let mut groups: Vec<PathBuf> = entries
         .flatten()
         .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
@@ -121,12 +126,18 @@ fn parse_mount(line: &str) -> Option<Hierarchy> {
     let (place, filesystem) = line.split_once(" - ")?;
     let mount_point = place.split(' ').nth(4)?;
     let mut filesystem = filesystem.split(' ');
-    let kind = filesystem.next().filter(|kind| matches!(*kind, "cgroup" | "cgroup2"))?;
+    let kind = filesystem
+        .next()
+        .filter(|kind| matches!(*kind, "cgroup" | "cgroup2"))?;
     let options = match kind {
         "cgroup" => controllers(filesystem.nth(1)?),
         _ => String::new(),
     };
-    Some(Hierarchy { mount_point: mount_point.into(), kind: kind.into(), options })
+    Some(Hierarchy {
+        mount_point: mount_point.into(),
+        kind: kind.into(),
+        options,
+    })
 }
 
 /// Of a version 1 mount's options those that say which hierarchy it is.
@@ -134,7 +145,8 @@ fn controllers(options: &str) -> String {
     let mut kept: Vec<&str> = options
         .split(',')
         .filter(|option| {
-            !matches!(*option, "rw" | "ro" | "xattr" | "clone_children") && !option.starts_with("release_agent=")
+            !matches!(*option, "rw" | "ro" | "xattr" | "clone_children")
+                && !option.starts_with("release_agent=")
         })
         .collect();
     if kept.iter().any(|option| option.starts_with("name=")) {

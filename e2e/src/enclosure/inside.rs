@@ -12,18 +12,18 @@ use anyhow::{Context, Result, ensure};
 use super::cgroups::{Hierarchies, Hierarchy};
 
 /// The address of the machine as nodes and pods see it. A kubelet does not take a loopback address.
-pub const NODE_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 88, 0, 1);
+pub(crate) const NODE_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 88, 0, 1);
 
 /// The bridge that carries it: the one kind of device that every kernel can make.
 const NODE_DEVICE: &str = "e2e-node";
 
 /// The network of the pods of the real node with this number.
-pub fn pod_subnet(node: u8) -> String {
+pub(crate) fn pod_subnet(node: u8) -> String {
     format!("10.89.{node}.0/24")
 }
 
 /// Makes the namespaces a machine of our own: own cgroups from the root, empty `/run`, `/var/lib` and `/var/log`, a network.
-pub fn set_up(directory: &Path) -> Result<()> {
+pub(crate) fn set_up(directory: &Path) -> Result<()> {
     for hierarchy in &Hierarchies::mounted()?.0 {
         mount_again(hierarchy)?;
         delegate_controllers(&hierarchy.mount_point)?;
@@ -43,7 +43,11 @@ pub fn set_up(directory: &Path) -> Result<()> {
 
 /// The mounts that came along show the machine's cgroups; a new one shows ours as the root.
 fn mount_again(hierarchy: &Hierarchy) -> Result<()> {
-    let Hierarchy { mount_point, kind, options } = hierarchy;
+    let Hierarchy {
+        mount_point,
+        kind,
+        options,
+    } = hierarchy;
     let place = mount_point.display().to_string();
     command("umount", &[&place])?;
     match options.as_str() {
@@ -69,9 +73,16 @@ fn delegate_controllers(root: &Path) -> Result<()> {
 }
 
 fn command(program: &str, arguments: &[&str]) -> Result<()> {
-    let output =
-        Command::new(program).args(arguments).output().with_context(|| format!("cannot run {program}"))?;
+    let output = Command::new(program)
+        .args(arguments)
+        .output()
+        .with_context(|| format!("cannot run {program}"))?;
     let complaint = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "{program} {} failed: {}", arguments.join(" "), complaint.trim());
+    ensure!(
+        output.status.success(),
+        "{program} {} failed: {}",
+        arguments.join(" "),
+        complaint.trim()
+    );
     Ok(())
 }

@@ -6,26 +6,39 @@ use anyhow::{Context, Result};
 
 /// What a run must not change: the machine's mounts and network devices.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct MachineState {
+pub(crate) struct MachineState {
     mounts: BTreeSet<String>,
     devices: BTreeSet<String>,
 }
 
 impl MachineState {
     /// As it is now.
-    pub fn now() -> Result<Self> {
+    pub(crate) fn now() -> Result<Self> {
         let mounts = fs::read_to_string("/proc/self/mountinfo").context("cannot read the list of mounts")?;
         let devices = fs::read_dir("/sys/class/net").context("cannot list the network devices")?;
         Ok(Self {
-            mounts: mounts.lines().filter_map(|line| line.split(' ').nth(4)).map(str::to_owned).collect(),
-            devices: devices.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect(),
+            mounts: mounts
+                .lines()
+                .filter_map(|line| line.split(' ').nth(4))
+                .map(str::to_owned)
+                .collect(),
+            devices: devices
+                .flatten()
+                .map(|entry| entry.file_name().to_string_lossy().into_owned())
+                .collect(),
         })
     }
 
     /// What is there now and was not there then, one line each.
-    pub fn added_since(&self, then: &Self) -> Vec<String> {
-        let mounts = self.mounts.difference(&then.mounts).map(|mount| format!("mount {mount}"));
-        let devices = self.devices.difference(&then.devices).map(|device| format!("network device {device}"));
+    pub(crate) fn added_since(&self, then: &Self) -> Vec<String> {
+        let mounts = self
+            .mounts
+            .difference(&then.mounts)
+            .map(|mount| format!("mount {mount}"));
+        let devices = self
+            .devices
+            .difference(&then.devices)
+            .map(|device| format!("network device {device}"));
         mounts.chain(devices).collect()
     }
 }
@@ -36,7 +49,10 @@ mod tests {
 
     #[test]
     fn names_what_was_added() {
-        let then = MachineState { mounts: ["/".into()].into(), devices: ["lo".into(), "eth0".into()].into() };
+        let then = MachineState {
+            mounts: ["/".into()].into(),
+            devices: ["lo".into(), "eth0".into()].into(),
+        };
         let mut now = then.clone();
         assert!(now.added_since(&then).is_empty());
         now.mounts.insert("/x".into());

@@ -19,7 +19,7 @@ use std::{
 use anyhow::{Context, Result, bail};
 
 use self::cgroups::Hierarchies;
-pub use self::{
+pub(crate) use self::{
     inside::{NODE_ADDRESS, pod_subnet, set_up},
     leftovers::MachineState,
 };
@@ -29,7 +29,7 @@ const PREFIX: &str = "tessera-e2e-";
 
 /// The outside of an enclosure. Dropping it removes what is left there.
 #[derive(Debug)]
-pub struct Enclosure {
+pub(crate) struct Enclosure {
     id: String,
     directory: PathBuf,
     hierarchies: Hierarchies,
@@ -37,38 +37,45 @@ pub struct Enclosure {
 
 impl Enclosure {
     /// Prepares an empty one.
-    pub fn create(scenario: &str) -> Result<Self> {
+    pub(crate) fn create(scenario: &str) -> Result<Self> {
         let id = format!("{PREFIX}{}-{scenario}", process::id());
         let directory = std::env::temp_dir().join(&id);
         let hierarchies = Hierarchies::mounted()?;
         fs::create_dir(&directory).with_context(|| format!("cannot make {}", directory.display()))?;
-        let enclosure = Self { id, directory, hierarchies };
+        let enclosure = Self {
+            id,
+            directory,
+            hierarchies,
+        };
         fs::create_dir(enclosure.logs())?;
         enclosure.hierarchies.create(&enclosure.id)?;
         Ok(enclosure)
     }
 
     /// All files of the scenario.
-    pub fn directory(&self) -> &Path {
+    pub(crate) fn directory(&self) -> &Path {
         &self.directory
     }
 
     /// The logs of what it starts.
-    pub fn logs(&self) -> PathBuf {
+    pub(crate) fn logs(&self) -> PathBuf {
         logs_in(&self.directory)
     }
 
     /// A command that runs this program again, enclosed. It dies when the thread that starts it ends.
-    pub fn command(&self, arguments: &[String]) -> Result<Command> {
+    pub(crate) fn command(&self, arguments: &[String]) -> Result<Command> {
         let mut command = Command::new("setpriv");
         command.args(["--pdeathsig", "KILL", "--"]).arg(this_program()?);
-        command.args(["--stage", "entering", "--directory"]).arg(&self.directory).args(arguments);
+        command
+            .args(["--stage", "entering", "--directory"])
+            .arg(&self.directory)
+            .args(arguments);
         command.process_group(0);
         Ok(command)
     }
 
     /// Processes that are still in there; none, once the first has ended.
-    pub fn processes(&self) -> Vec<u32> {
+    pub(crate) fn processes(&self) -> Vec<u32> {
         self.hierarchies.processes(&self.id)
     }
 }
@@ -80,13 +87,16 @@ impl Drop for Enclosure {
 }
 
 /// Where a scenario's directory has the logs.
-pub fn logs_in(directory: &Path) -> PathBuf {
+pub(crate) fn logs_in(directory: &Path) -> PathBuf {
     directory.join("logs")
 }
 
 /// The middle stage: this process joins the cgroups, then becomes `unshare`, which starts the inside as process 1.
-pub fn enter(directory: &Path, arguments: &[String]) -> Result<()> {
-    let id = directory.file_name().and_then(|name| name.to_str()).context("the directory has no name")?;
+pub(crate) fn enter(directory: &Path, arguments: &[String]) -> Result<()> {
+    let id = directory
+        .file_name()
+        .and_then(|name| name.to_str())
+        .context("the directory has no name")?;
     Hierarchies::mounted()?.join(id)?;
     let error = Command::new("unshare")
         .args(["--cgroup", "--net", "--mount", "--propagation", "private"])
@@ -100,12 +110,14 @@ pub fn enter(directory: &Path, arguments: &[String]) -> Result<()> {
 }
 
 /// Removes what runners that no longer live have left.
-pub fn sweep() -> Result<()> {
+pub(crate) fn sweep() -> Result<()> {
     let hierarchies = Hierarchies::mounted()?;
     for entry in fs::read_dir(std::env::temp_dir())? {
         let entry = entry?;
         let name = entry.file_name();
-        let Some((id, owner)) = name.to_str().and_then(|id| Some((id, owner_of(id)?))) else { continue };
+        let Some((id, owner)) = name.to_str().and_then(|id| Some((id, owner_of(id)?))) else {
+            continue;
+        };
         if !Path::new("/proc").join(owner.to_string()).exists() {
             remove(&hierarchies, id, &entry.path());
         }
@@ -114,14 +126,17 @@ pub fn sweep() -> Result<()> {
 }
 
 /// All processes in enclosures of this runner.
-pub fn processes_of(runner: u32) -> Result<Vec<u32>> {
+pub(crate) fn processes_of(runner: u32) -> Result<Vec<u32>> {
     let hierarchies = Hierarchies::mounted()?;
-    let ids = hierarchies.names()?.into_iter().filter(|id| owner_of(id) == Some(runner));
+    let ids = hierarchies
+        .names()?
+        .into_iter()
+        .filter(|id| owner_of(id) == Some(runner));
     Ok(ids.flat_map(|id| hierarchies.processes(&id)).collect())
 }
 
 /// What is left outside of enclosures of this runner: directories and cgroups.
-pub fn remains_of(runner: u32) -> Result<Vec<String>> {
+pub(crate) fn remains_of(runner: u32) -> Result<Vec<String>> {
     let directories = fs::read_dir(std::env::temp_dir())?.flatten();
     let directories = directories.map(|entry| entry.file_name().to_string_lossy().into_owned());
     let names = Hierarchies::mounted()?.names()?.into_iter().chain(directories);
@@ -134,10 +149,12 @@ fn owner_of(id: &str) -> Option<u32> {
 }
 
 fn remove(hierarchies: &Hierarchies, id: &str, directory: &Path) {
-    let removed = hierarchies.remove(id).and_then(|()| match fs::remove_dir_all(directory) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        _ => Ok(()),
-    });
+    let removed = hierarchies
+        .remove(id)
+        .and_then(|()| match fs::remove_dir_all(directory) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        });
     if let Err(error) = removed {
         eprintln!("e2e: cannot clean up after {id}: {error}");
     }

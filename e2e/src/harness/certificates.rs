@@ -8,49 +8,53 @@ use std::{
 
 use anyhow::Result;
 use rcgen::{
-    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose,
+    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+    KeyUsagePurpose,
 };
 use serde_json::json;
 
 /// Signs certificates and keeps them as files, for that is how the programs want them.
 #[derive(Debug)]
-pub struct Authority {
+pub(crate) struct Authority {
     directory: PathBuf,
     issuer: Issuer<'static, KeyPair>,
 }
 
 /// The files of a certificate and its key.
 #[derive(Debug, Clone)]
-pub struct Identity {
-    pub certificate: PathBuf,
-    pub key: PathBuf,
+pub(crate) struct Identity {
+    pub(crate) certificate: PathBuf,
+    pub(crate) key: PathBuf,
 }
 
 /// The files of a key pair without a certificate.
 #[derive(Debug, Clone)]
-pub struct SigningKeys {
-    pub private: PathBuf,
-    pub public: PathBuf,
+pub(crate) struct SigningKeys {
+    pub(crate) private: PathBuf,
+    pub(crate) public: PathBuf,
 }
 
 impl Authority {
-    pub fn create(directory: PathBuf) -> Result<Self> {
+    pub(crate) fn create(directory: PathBuf) -> Result<Self> {
         let key = KeyPair::generate()?;
         let mut params = CertificateParams::default();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::DigitalSignature];
         params.distinguished_name.push(DnType::CommonName, "e2e");
         fs::write(directory.join("ca.crt"), params.self_signed(&key)?.pem())?;
-        Ok(Self { directory, issuer: Issuer::new(params, key) })
+        Ok(Self {
+            directory,
+            issuer: Issuer::new(params, key),
+        })
     }
 
     /// The authority's own certificate.
-    pub fn certificate(&self) -> PathBuf {
+    pub(crate) fn certificate(&self) -> PathBuf {
         self.directory.join("ca.crt")
     }
 
     /// A key for signing tokens, and another for checking them.
-    pub fn signing_keys(&self, name: &str) -> Result<SigningKeys> {
+    pub(crate) fn signing_keys(&self, name: &str) -> Result<SigningKeys> {
         let key = KeyPair::generate()?;
         let keys = SigningKeys {
             private: self.directory.join(format!("{name}.key")),
@@ -62,7 +66,7 @@ impl Authority {
     }
 
     /// For a server at these addresses.
-    pub fn server(&self, name: &str, addresses: &[IpAddr]) -> Result<Identity> {
+    pub(crate) fn server(&self, name: &str, addresses: &[IpAddr]) -> Result<Identity> {
         let names: Vec<String> = addresses.iter().map(IpAddr::to_string).collect();
         let mut params = CertificateParams::new(names)?;
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
@@ -70,7 +74,7 @@ impl Authority {
     }
 
     /// A kubeconfig for this user and group: the API server takes both from the client's certificate.
-    pub fn kubeconfig(&self, server: &str, user: &str, group: &str) -> Result<PathBuf> {
+    pub(crate) fn kubeconfig(&self, server: &str, user: &str, group: &str) -> Result<PathBuf> {
         let mut params = CertificateParams::default();
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
         params.distinguished_name.push(DnType::CommonName, user);
@@ -78,7 +82,10 @@ impl Authority {
         let file_name = user.replace(':', "-");
         let Identity { certificate, key } = self.issue(&file_name, params)?;
         let path = self.directory.join(format!("{file_name}.kubeconfig"));
-        fs::write(&path, kubeconfig(server, &self.certificate(), &certificate, &key).to_string())?;
+        fs::write(
+            &path,
+            kubeconfig(server, &self.certificate(), &certificate, &key).to_string(),
+        )?;
         Ok(path)
     }
 

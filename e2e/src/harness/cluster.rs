@@ -11,7 +11,11 @@ use futures::{StreamExt, TryStreamExt, stream};
 use k8s_openapi::api::core::v1::{Node, Pod, ServiceAccount};
 use kube::{Api, Client, api::PostParams};
 
-use super::{Component, Harness, RealNode, certificates::{Authority, SigningKeys}, free_port, virtual_node};
+use super::{
+    Component, Harness, RealNode,
+    certificates::{Authority, SigningKeys},
+    free_port, virtual_node,
+};
 use crate::enclosure::NODE_ADDRESS;
 
 /// The first address of the service range: what pods know the API server as.
@@ -23,34 +27,37 @@ const CONCURRENT_REQUESTS: usize = 32;
 
 /// Which optional parts to start.
 #[derive(Debug, Clone, Copy)]
-pub struct Parts {
+pub(crate) struct Parts {
     /// kube-scheduler in its standard configuration.
-    pub scheduler: bool,
+    pub(crate) scheduler: bool,
     /// kube-controller-manager.
-    pub controllers: bool,
+    pub(crate) controllers: bool,
 }
 
 impl Parts {
-    pub const ALL: Self = Self { scheduler: true, controllers: true };
+    pub(crate) const ALL: Self = Self {
+        scheduler: true,
+        controllers: true,
+    };
 }
 
 /// A running control plane. Dropping it ends it.
-pub struct Cluster {
+pub(crate) struct Cluster {
     pub(super) harness: Harness,
     pub(super) authority: Authority,
     /// The API server's address.
     server: String,
     client: Client,
     token_keys: SigningKeys,
-    pub scheduler: Option<Component>,
-    pub controllers: Option<Component>,
-    pub api_server: Component,
-    pub etcd: Component,
+    pub(crate) scheduler: Option<Component>,
+    pub(crate) controllers: Option<Component>,
+    pub(crate) api_server: Component,
+    pub(crate) etcd: Component,
 }
 
 impl Cluster {
     /// Starts the parts and waits until pods can be made.
-    pub async fn start(harness: &Harness, parts: Parts) -> Result<Self> {
+    pub(crate) async fn start(harness: &Harness, parts: Parts) -> Result<Self> {
         let authority = Authority::create(harness.state("certificates")?)?;
         let token_keys = authority.signing_keys("service-accounts")?;
         let etcd_url = format!("http://127.0.0.1:{}", free_port()?);
@@ -87,33 +94,37 @@ impl Cluster {
     }
 
     /// A client that may do everything.
-    pub fn client(&self) -> Client {
+    pub(crate) fn client(&self) -> Client {
         self.client.clone()
     }
 
     /// The pods of the namespace that scenarios use.
-    pub fn pods(&self) -> Api<Pod> {
+    pub(crate) fn pods(&self) -> Api<Pod> {
         Api::default_namespaced(self.client())
     }
 
     /// A kubeconfig for a user of this name in this group, with no more rights than those have.
-    pub fn kubeconfig(&self, user: &str, group: &str) -> Result<PathBuf> {
+    pub(crate) fn kubeconfig(&self, user: &str, group: &str) -> Result<PathBuf> {
         self.authority.kubeconfig(&self.server, user, group)
     }
 
     /// Adds a node that runs pods. `number` sets its networks apart from those of others.
-    pub async fn add_node(&self, number: u8) -> Result<RealNode> {
+    pub(crate) async fn add_node(&self, number: u8) -> Result<RealNode> {
         RealNode::start(self, number).await
     }
 
     /// Adds nodes that exist only as objects: pods can be placed on them, nothing runs there.
-    pub async fn add_virtual_nodes(&self, count: usize) -> Result<()> {
+    pub(crate) async fn add_virtual_nodes(&self, count: usize) -> Result<()> {
         let nodes: Api<Node> = Api::all(self.client());
-        self.create_all(&nodes, (0..count).map(|index| virtual_node(&format!("virtual-{index:04}")))).await
+        self.create_all(
+            &nodes,
+            (0..count).map(|index| virtual_node(&format!("virtual-{index:04}"))),
+        )
+        .await
     }
 
     /// Creates many objects at once.
-    pub async fn create_all<K>(&self, api: &Api<K>, objects: impl Iterator<Item = K>) -> Result<()>
+    pub(crate) async fn create_all<K>(&self, api: &Api<K>, objects: impl Iterator<Item = K>) -> Result<()>
     where
         K: Clone + std::fmt::Debug + serde::Serialize + serde::de::DeserializeOwned,
     {
@@ -126,7 +137,7 @@ impl Cluster {
     }
 
     /// Waits until the pod's phase is this one.
-    pub async fn wait_for_phase(&self, name: &str, phase: &str, within: Duration) -> Result<Pod> {
+    pub(crate) async fn wait_for_phase(&self, name: &str, phase: &str, within: Duration) -> Result<Pod> {
         let pods = self.pods();
         let mut last = String::new();
         let outcome = self
@@ -143,10 +154,14 @@ impl Cluster {
 
     async fn wait_until_ready(&self) -> Result<()> {
         self.harness
-            .wait_for("the API server to be ready", Duration::from_secs(60), async || {
-                let request = axum::http::Request::get("/readyz").body(Vec::new())?;
-                Ok((self.client.request_text(request).await? == "ok").then_some(()))
-            })
+            .wait_for(
+                "the API server to be ready",
+                Duration::from_secs(60),
+                async || {
+                    let request = axum::http::Request::get("/readyz").body(Vec::new())?;
+                    Ok((self.client.request_text(request).await? == "ok").then_some(()))
+                },
+            )
             .await
     }
 
@@ -154,9 +169,11 @@ impl Cluster {
     async fn wait_for_service_account(&self) -> Result<()> {
         let accounts: Api<ServiceAccount> = Api::default_namespaced(self.client());
         self.harness
-            .wait_for("the default service account", Duration::from_secs(60), async || {
-                Ok(accounts.get_opt("default").await?)
-            })
+            .wait_for(
+                "the default service account",
+                Duration::from_secs(60),
+                async || Ok(accounts.get_opt("default").await?),
+            )
             .await?;
         Ok(())
     }
@@ -166,20 +183,28 @@ impl Cluster {
         let accounts: Api<ServiceAccount> = Api::default_namespaced(self.client());
         let account = serde_json::from_value(serde_json::json!({ "metadata": { "name": "default" } }))?;
         self.harness
-            .wait_for("a namespace to make a service account in", Duration::from_secs(30), async || {
-                Ok(Some(accounts.create(&PostParams::default(), &account).await?))
-            })
+            .wait_for(
+                "a namespace to make a service account in",
+                Duration::from_secs(30),
+                async || Ok(Some(accounts.create(&PostParams::default(), &account).await?)),
+            )
             .await?;
         Ok(())
     }
 
     fn start_controllers(&self) -> Result<Component> {
-        let kubeconfig = self.kubeconfig("system:kube-controller-manager", "e2e")?.display().to_string();
+        let kubeconfig = self
+            .kubeconfig("system:kube-controller-manager", "e2e")?
+            .display()
+            .to_string();
         let program = self.harness.kubernetes("kube-controller-manager").arguments([
             format!("--kubeconfig={kubeconfig}"),
             format!("--authentication-kubeconfig={kubeconfig}"),
             format!("--authorization-kubeconfig={kubeconfig}"),
-            format!("--service-account-private-key-file={}", self.token_keys.private.display()),
+            format!(
+                "--service-account-private-key-file={}",
+                self.token_keys.private.display()
+            ),
             format!("--root-ca-file={}", self.authority.certificate().display()),
             format!("--secure-port={}", free_port()?),
             "--bind-address=127.0.0.1".into(),
@@ -225,10 +250,16 @@ fn start_api_server(
         format!("--tls-private-key-file={}", serving.key.display()),
         format!("--client-ca-file={}", authority.certificate().display()),
         // Not used, but other parts look for it and complain.
-        format!("--requestheader-client-ca-file={}", authority.certificate().display()),
+        format!(
+            "--requestheader-client-ca-file={}",
+            authority.certificate().display()
+        ),
         "--requestheader-allowed-names=nobody".into(),
         format!("--service-account-key-file={}", token_keys.public.display()),
-        format!("--service-account-signing-key-file={}", token_keys.private.display()),
+        format!(
+            "--service-account-signing-key-file={}",
+            token_keys.private.display()
+        ),
         "--service-account-issuer=https://kubernetes.default.svc".into(),
         format!("--service-cluster-ip-range={SERVICE_RANGE}"),
         "--authorization-mode=Node,RBAC".into(),

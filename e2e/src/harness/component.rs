@@ -19,35 +19,41 @@ const STOP_WITHIN: Duration = Duration::from_secs(10);
 
 /// What to run.
 #[derive(Debug, Clone)]
-pub struct Program {
+pub(crate) struct Program {
     executable: PathBuf,
     arguments: Vec<OsString>,
     environment: Vec<(OsString, OsString)>,
 }
 
 impl Program {
-    pub fn new(executable: impl Into<PathBuf>) -> Self {
-        Self { executable: executable.into(), arguments: Vec::new(), environment: Vec::new() }
+    pub(crate) fn new(executable: impl Into<PathBuf>) -> Self {
+        Self {
+            executable: executable.into(),
+            arguments: Vec::new(),
+            environment: Vec::new(),
+        }
     }
 
-    pub fn argument(mut self, argument: impl Into<OsString>) -> Self {
+    pub(crate) fn argument(mut self, argument: impl Into<OsString>) -> Self {
         self.arguments.push(argument.into());
         self
     }
 
-    pub fn arguments(mut self, arguments: impl IntoIterator<Item = impl Into<OsString>>) -> Self {
+    pub(crate) fn arguments(mut self, arguments: impl IntoIterator<Item = impl Into<OsString>>) -> Self {
         self.arguments.extend(arguments.into_iter().map(Into::into));
         self
     }
 
-    pub fn environment(mut self, name: &str, value: impl Into<OsString>) -> Self {
+    pub(crate) fn environment(mut self, name: &str, value: impl Into<OsString>) -> Self {
         self.environment.push((name.into(), value.into()));
         self
     }
 
-    pub fn command(&self) -> Command {
+    pub(crate) fn command(&self) -> Command {
         let mut command = Command::new(&self.executable);
-        command.args(&self.arguments).envs(self.environment.iter().map(|(name, value)| (name, value)));
+        command
+            .args(&self.arguments)
+            .envs(self.environment.iter().map(|(name, value)| (name, value)));
         command.stdin(Stdio::null());
         command
     }
@@ -55,21 +61,21 @@ impl Program {
 
 /// A program under control. Dropping it kills its process group.
 #[derive(Debug)]
-pub struct Component {
+pub(crate) struct Component {
     shared: Arc<Shared>,
 }
 
 /// A component that ended though nobody stopped it.
 #[derive(Debug, Clone)]
-pub struct Death {
-    pub name: String,
-    pub status: ExitStatus,
-    pub log: PathBuf,
+pub(crate) struct Death {
+    pub(crate) name: String,
+    pub(crate) status: ExitStatus,
+    pub(crate) log: PathBuf,
 }
 
 /// All components of a scenario, for asking whether one has died.
 #[derive(Debug, Clone, Default)]
-pub struct Components(Arc<Mutex<Vec<Arc<Shared>>>>);
+pub(crate) struct Components(Arc<Mutex<Vec<Arc<Shared>>>>);
 
 #[derive(Debug)]
 struct Shared {
@@ -90,23 +96,30 @@ enum State {
 
 impl Components {
     /// Runs a program under a name that is also its log's.
-    pub fn start(&self, name: &str, program: Program, logs: &Path) -> Result<Component> {
+    pub(crate) fn start(&self, name: &str, program: Program, logs: &Path) -> Result<Component> {
         let log = logs.join(format!("{name}.log"));
         let child = spawn(name, &program, &log)?;
-        let shared =
-            Arc::new(Shared { name: name.into(), program, log, state: Mutex::new(State::Running(child)) });
+        let shared = Arc::new(Shared {
+            name: name.into(),
+            program,
+            log,
+            state: Mutex::new(State::Running(child)),
+        });
         lock(&self.0).push(shared.clone());
         Ok(Component { shared })
     }
 
     /// Those that ended unasked.
-    pub fn deaths(&self) -> Vec<Death> {
+    pub(crate) fn deaths(&self) -> Vec<Death> {
         lock(&self.0).iter().filter_map(|shared| shared.death()).collect()
     }
 
     /// The logs of all, in the order of their start.
-    pub fn logs(&self) -> Vec<(String, PathBuf)> {
-        lock(&self.0).iter().map(|shared| (shared.name.clone(), shared.log.clone())).collect()
+    pub(crate) fn logs(&self) -> Vec<(String, PathBuf)> {
+        lock(&self.0)
+            .iter()
+            .map(|shared| (shared.name.clone(), shared.log.clone()))
+            .collect()
     }
 }
 
@@ -114,7 +127,7 @@ impl Components {
 
 impl Component {
     /// The process id; `None` unless it runs.
-    pub fn id(&self) -> Option<u32> {
+    pub(crate) fn id(&self) -> Option<u32> {
         match &*lock(&self.shared.state) {
             State::Running(child) => Some(child.id()),
             State::Stopped | State::Died(_) => None,
@@ -122,7 +135,7 @@ impl Component {
     }
 
     /// Asks it to end, and kills it if it does not.
-    pub async fn stop(&self) -> Result<()> {
+    pub(crate) async fn stop(&self) -> Result<()> {
         if !self.is_running() {
             return Ok(());
         }
@@ -138,34 +151,41 @@ impl Component {
     }
 
     /// Ends it at once, on purpose: it does not count as dead, unless it was before.
-    pub fn kill(&self) -> Result<()> {
+    pub(crate) fn kill(&self) -> Result<()> {
         if !self.is_running() {
             return Ok(());
         }
         self.signal(Signal::KILL);
         let mut state = lock(&self.shared.state);
         if let State::Running(child) = &mut *state {
-            child.wait().with_context(|| format!("cannot wait for {}", self.shared.name))?;
+            child
+                .wait()
+                .with_context(|| format!("cannot wait for {}", self.shared.name))?;
             *state = State::Stopped;
         }
         Ok(())
     }
 
     /// Ends it at once as an accident would: from then on it counts as dead.
-    pub fn crash(&self) {
+    pub(crate) fn crash(&self) {
         self.signal(Signal::KILL);
     }
 
     /// Runs it again, in the same way and with the same log.
-    pub fn start_again(&self) -> Result<()> {
-        let Shared { name, program, log, state } = &*self.shared;
+    pub(crate) fn start_again(&self) -> Result<()> {
+        let Shared {
+            name,
+            program,
+            log,
+            state,
+        } = &*self.shared;
         let child = spawn(name, program, log)?;
         *lock(state) = State::Running(child);
         Ok(())
     }
 
     /// Stops it and runs it again.
-    pub async fn restart(&self) -> Result<()> {
+    pub(crate) async fn restart(&self) -> Result<()> {
         self.stop().await?;
         self.start_again()
     }
@@ -176,7 +196,10 @@ impl Component {
     }
 
     fn signal(&self, signal: Signal) {
-        let id = self.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
+        let id = self
+            .id()
+            .and_then(|id| i32::try_from(id).ok())
+            .and_then(Pid::from_raw);
         if let Some(group) = id {
             let _ended_already = kill_process_group(group, signal);
         }
@@ -211,9 +234,11 @@ impl Shared {
             *state = State::Died(status);
         }
         match &*state {
-            State::Died(status) => {
-                Some(Death { name: self.name.clone(), status: *status, log: self.log.clone() })
-            }
+            State::Died(status) => Some(Death {
+                name: self.name.clone(),
+                status: *status,
+                log: self.log.clone(),
+            }),
             State::Running(_) | State::Stopped => None,
         }
     }
@@ -249,7 +274,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// The last lines of a log.
-pub fn tail(log: &Path, lines: usize) -> String {
+pub(crate) fn tail(log: &Path, lines: usize) -> String {
     let text = fs::read(log).unwrap_or_default();
     let text = String::from_utf8_lossy(&text);
     let all: Vec<&str> = text.lines().collect();

@@ -8,7 +8,7 @@ use sha2::{Digest, Sha256};
 use tar::{EntryType, Header};
 
 /// What pods name it. The registry does not exist: nothing may ever be pulled.
-pub const IMAGE: &str = "e2e.invalid/busybox:1";
+pub(crate) const IMAGE: &str = "e2e.invalid/busybox:1";
 
 /// From Debian's package busybox-static.
 const BUSYBOX: &str = "/bin/busybox";
@@ -17,9 +17,12 @@ const BUSYBOX: &str = "/bin/busybox";
 const COMMANDS: [&str; 8] = ["sh", "cat", "echo", "env", "ls", "sleep", "test", "true"];
 
 /// Writes the image as the kind of archive that `docker save` makes, which containerd imports.
-pub fn write_archive(path: &Path) -> Result<()> {
+pub(crate) fn write_archive(path: &Path) -> Result<()> {
     let layer = layer()?;
-    let digest = Sha256::digest(&layer).iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    let digest = Sha256::digest(&layer)
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect::<String>();
     let config = json!({
         "architecture": architecture(),
         "os": "linux",
@@ -31,12 +34,18 @@ pub fn write_archive(path: &Path) -> Result<()> {
     let mut archive = tar::Builder::new(Vec::new());
     append_file(&mut archive, "layer.tar", &layer, 0o644)?;
     append_file(&mut archive, "config.json", config.to_string().as_bytes(), 0o644)?;
-    append_file(&mut archive, "manifest.json", manifest.to_string().as_bytes(), 0o644)?;
+    append_file(
+        &mut archive,
+        "manifest.json",
+        manifest.to_string().as_bytes(),
+        0o644,
+    )?;
     fs::write(path, archive.into_inner()?).with_context(|| format!("cannot write {}", path.display()))
 }
 
 fn layer() -> Result<Vec<u8>> {
-    let busybox = fs::read(BUSYBOX).with_context(|| format!("{BUSYBOX} is missing (package busybox-static)"))?;
+    let busybox =
+        fs::read(BUSYBOX).with_context(|| format!("{BUSYBOX} is missing (package busybox-static)"))?;
     let mut layer = tar::Builder::new(Vec::new());
     for directory in ["bin/", "etc/", "tmp/"] {
         let mut header = Header::new_ustar();

@@ -17,7 +17,7 @@ use std::{
 use anyhow::{Context, Result, bail};
 use tokio::time::sleep;
 
-pub use self::{
+pub(crate) use self::{
     cluster::{Cluster, Parts},
     component::{Component, Components, Program, tail},
     image::IMAGE,
@@ -32,17 +32,17 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// What a scenario has at hand.
 #[derive(Debug, Clone)]
-pub struct Harness {
+pub(crate) struct Harness {
     directory: PathBuf,
     programs: PathBuf,
     components: Components,
     started: Instant,
     /// Whether golden files are to be written anew.
-    pub record: bool,
+    pub(crate) record: bool,
 }
 
 impl Harness {
-    pub fn new(directory: &Path, programs: &Path, record: bool) -> Self {
+    pub(crate) fn new(directory: &Path, programs: &Path, record: bool) -> Self {
         Self {
             directory: directory.to_owned(),
             programs: programs.to_owned(),
@@ -53,40 +53,40 @@ impl Harness {
     }
 
     /// A directory for files of the scenario, made if need be. Gone with the scenario.
-    pub fn state(&self, name: &str) -> Result<PathBuf> {
+    pub(crate) fn state(&self, name: &str) -> Result<PathBuf> {
         let path = self.directory.join("state").join(name);
         std::fs::create_dir_all(&path).with_context(|| format!("cannot make {}", path.display()))?;
         Ok(path)
     }
 
     /// Where the built programs lie.
-    pub fn programs(&self) -> &Path {
+    pub(crate) fn programs(&self) -> &Path {
         &self.programs
     }
 
     /// All that was started.
-    pub fn components(&self) -> &Components {
+    pub(crate) fn components(&self) -> &Components {
         &self.components
     }
 
     /// Runs a program under a name, its output in the log of that name.
-    pub fn start(&self, name: &str, program: Program) -> Result<Component> {
+    pub(crate) fn start(&self, name: &str, program: Program) -> Result<Component> {
         self.components.start(name, program, &logs_in(&self.directory))
     }
 
     /// One part of the multi-call Kubernetes program.
-    pub fn kubernetes(&self, part: &str) -> Program {
+    pub(crate) fn kubernetes(&self, part: &str) -> Program {
         Program::new(self.programs.join("kubernetes")).argument(part)
     }
 
     /// Tells how the scenario gets on.
-    pub fn note(&self, what: &str) {
+    pub(crate) fn note(&self, what: &str) {
         println!("  {:>6.1} s  {what}", self.started.elapsed().as_secs_f64());
     }
 
     /// Waits until `probe` gives a value. An error from it means "not yet" and is told if it stays that way. Does not wait
     /// on when a component has died.
-    pub async fn wait_for<T>(
+    pub(crate) async fn wait_for<T>(
         &self,
         what: &str,
         within: Duration,
@@ -114,7 +114,7 @@ impl Harness {
 }
 
 /// A port that nobody uses. The enclosure has a network of its own, so nobody will take it meanwhile.
-pub fn free_port() -> Result<u16> {
+pub(crate) fn free_port() -> Result<u16> {
     let listener = TcpListener::bind(("127.0.0.1", 0)).context("no free port")?;
     Ok(listener.local_addr()?.port())
 }

@@ -18,11 +18,11 @@ const KUBELET_ROOT: &str = "/var/lib/kubelet";
 
 /// A node that runs pods. Dropping it ends it.
 #[derive(Debug)]
-pub struct RealNode {
-    pub name: String,
+pub(crate) struct RealNode {
+    pub(crate) name: String,
     directory: PathBuf,
-    pub kubelet: Component,
-    pub containerd: Component,
+    pub(crate) kubelet: Component,
+    pub(crate) containerd: Component,
     /// Holds the node's mount namespace open.
     _mounts: Component,
 }
@@ -35,51 +35,72 @@ impl RealNode {
         for part in ["kubelet", "cni", "cdi", "containerd", "pod-logs"] {
             fs::create_dir_all(directory.join(part))?;
         }
-        let place = Place { harness, name: &name, directory: directory.clone(), number };
+        let place = Place {
+            harness,
+            name: &name,
+            directory: directory.clone(),
+            number,
+        };
         let mounts = place.open_mount_namespace().await?;
         let namespace = mounts.id().context("the node's mount namespace is gone")?;
         let containerd = place.start_containerd(namespace).await?;
         place.import_image(namespace)?;
         let kubelet = place.start_kubelet(cluster, namespace)?;
-        let node = Self { name, directory, kubelet, containerd, _mounts: mounts };
+        let node = Self {
+            name,
+            directory,
+            kubelet,
+            containerd,
+            _mounts: mounts,
+        };
         node.wait_until_ready(cluster).await?;
         harness.note(&format!("{} ready", node.name));
         Ok(node)
     }
 
     /// The kubelet's root directory, as seen from outside the node's mount namespace.
-    pub fn kubelet_root(&self) -> PathBuf {
+    pub(crate) fn kubelet_root(&self) -> PathBuf {
         self.directory.join("kubelet")
     }
 
     /// Where containerd looks for CDI specifications.
-    pub fn cdi(&self) -> PathBuf {
+    pub(crate) fn cdi(&self) -> PathBuf {
         self.directory.join("cdi")
     }
 
     /// The socket that tells which container holds which device.
-    pub fn pod_resources(&self) -> PathBuf {
+    pub(crate) fn pod_resources(&self) -> PathBuf {
         self.kubelet_root().join("pod-resources/kubelet.sock")
     }
 
     /// How many of a resource pods may have here; `None` if the node does not know it.
-    pub async fn allocatable(&self, cluster: &Cluster, resource: &str) -> Result<Option<String>> {
+    pub(crate) async fn allocatable(&self, cluster: &Cluster, resource: &str) -> Result<Option<String>> {
         let nodes: Api<Node> = Api::all(cluster.client());
         let status = nodes.get(&self.name).await?.status.unwrap_or_default();
-        Ok(status.allocatable.unwrap_or_default().remove(resource).map(|quantity| quantity.0))
+        Ok(status
+            .allocatable
+            .unwrap_or_default()
+            .remove(resource)
+            .map(|quantity| quantity.0))
     }
 
     /// Waits until the node's object says that it is ready.
-    pub async fn wait_until_ready(&self, cluster: &Cluster) -> Result<()> {
+    pub(crate) async fn wait_until_ready(&self, cluster: &Cluster) -> Result<()> {
         let nodes: Api<Node> = Api::all(cluster.client());
         cluster
             .harness
-            .wait_for(&format!("{} to be ready", self.name), Duration::from_secs(60), async || {
-                let status = nodes.get(&self.name).await?.status.unwrap_or_default();
-                let conditions = status.conditions.unwrap_or_default();
-                let ready = conditions.iter().any(|c| c.type_ == "Ready" && c.status == "True");
-                Ok(ready.then_some(()))
-            })
+            .wait_for(
+                &format!("{} to be ready", self.name),
+                Duration::from_secs(60),
+                async || {
+                    let status = nodes.get(&self.name).await?.status.unwrap_or_default();
+                    let conditions = status.conditions.unwrap_or_default();
+                    let ready = conditions
+                        .iter()
+                        .any(|c| c.type_ == "Ready" && c.status == "True");
+                    Ok(ready.then_some(()))
+                },
+            )
             .await
     }
 }
@@ -108,7 +129,9 @@ impl Place<'_> {
             .arguments(["sh", "-c", &script]);
         let holder = self.harness.start(&format!("{}-mounts", self.name), program)?;
         self.harness
-            .wait_for("the node's mounts", Duration::from_secs(10), async || Ok(mounted.exists().then_some(())))
+            .wait_for("the node's mounts", Duration::from_secs(10), async || {
+                Ok(mounted.exists().then_some(()))
+            })
             .await?;
         Ok(holder)
     }
@@ -122,20 +145,33 @@ impl Place<'_> {
             .argument(programs.join("kubernetes"))
             .argument(part)
             // containerd looks for its shim on the path.
-            .environment("PATH", format!("{}:/usr/sbin:/usr/bin:/sbin:/bin", programs.display()))
+            .environment(
+                "PATH",
+                format!("{}:/usr/sbin:/usr/bin:/sbin:/bin", programs.display()),
+            )
     }
 
     fn containerd_socket(&self) -> String {
-        self.directory.join("containerd/containerd.sock").display().to_string()
+        self.directory
+            .join("containerd/containerd.sock")
+            .display()
+            .to_string()
     }
 
     async fn start_containerd(&self, namespace: u32) -> Result<Component> {
-        fs::write(self.directory.join("cni/10-e2e.conflist"), self.network().to_string())?;
+        fs::write(
+            self.directory.join("cni/10-e2e.conflist"),
+            self.network().to_string(),
+        )?;
         let configuration = self.directory.join("containerd/config.toml");
         fs::write(&configuration, self.containerd_configuration())?;
-        let program =
-            self.program(namespace, "containerd").argument("--config").argument(configuration.as_os_str());
-        let containerd = self.harness.start(&format!("{}-containerd", self.name), program)?;
+        let program = self
+            .program(namespace, "containerd")
+            .argument("--config")
+            .argument(configuration.as_os_str());
+        let containerd = self
+            .harness
+            .start(&format!("{}-containerd", self.name), program)?;
         let version = self.ctr(namespace).argument("version");
         self.harness
             .wait_for("containerd to answer", Duration::from_secs(30), async || {
@@ -203,7 +239,9 @@ conf_dir = "{directory}/cni"
     }
 
     fn ctr(&self, namespace: u32) -> Program {
-        self.program(namespace, "ctr").arguments(["--namespace=k8s.io", "--address"]).argument(self.containerd_socket())
+        self.program(namespace, "ctr")
+            .arguments(["--namespace=k8s.io", "--address"])
+            .argument(self.containerd_socket())
     }
 
     fn import_image(&self, namespace: u32) -> Result<()> {
@@ -215,7 +253,11 @@ conf_dir = "{directory}/cni"
             .argument(archive.as_os_str());
         let output = import.command().output().context("cannot run ctr")?;
         let complaint = String::from_utf8_lossy(&output.stderr);
-        ensure!(output.status.success(), "containerd did not take the image: {}", complaint.trim());
+        ensure!(
+            output.status.success(),
+            "containerd did not take the image: {}",
+            complaint.trim()
+        );
         Ok(())
     }
 

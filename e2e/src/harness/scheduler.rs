@@ -10,8 +10,11 @@ use super::{Cluster, Component, free_port};
 impl Cluster {
     /// Starts a kube-scheduler under this name with the given parts of a `KubeSchedulerConfiguration`; how to reach the
     /// cluster is filled in.
-    pub fn start_scheduler(&self, name: &str, mut configuration: Value) -> Result<Component> {
-        let kubeconfig = self.kubeconfig("system:kube-scheduler", "e2e")?.display().to_string();
+    pub(crate) fn start_scheduler(&self, name: &str, mut configuration: Value) -> Result<Component> {
+        let kubeconfig = self
+            .kubeconfig("system:kube-scheduler", "e2e")?
+            .display()
+            .to_string();
         configuration["apiVersion"] = "kubescheduler.config.k8s.io/v1".into();
         configuration["kind"] = "KubeSchedulerConfiguration".into();
         configuration["leaderElection"] = json!({ "leaderElect": false });
@@ -33,17 +36,17 @@ impl Cluster {
 
 /// An extender, as the scheduler's configuration describes it.
 #[derive(Debug, Clone)]
-pub struct Extender {
-    pub url: String,
+pub(crate) struct Extender {
+    pub(crate) url: String,
     /// Pods that do not ask for this resource never get to it.
-    pub resource: String,
+    pub(crate) resource: String,
     /// Whether it is sent the names of nodes instead of whole nodes.
-    pub node_cache_capable: bool,
+    pub(crate) node_cache_capable: bool,
 }
 
 impl Extender {
     /// The configuration of a scheduler of this name with this extender.
-    pub fn scheduler_configuration(&self, scheduler_name: &str) -> Value {
+    pub(crate) fn scheduler_configuration(&self, scheduler_name: &str) -> Value {
         json!({
             "profiles": [{ "schedulerName": scheduler_name }],
             "extenders": [{

@@ -19,21 +19,37 @@ use crate::harness::{Cluster, Harness, Parts, pod};
 const NODES: usize = 500;
 const PODS: usize = 5000;
 
-pub async fn run(harness: Harness) -> Result<()> {
-    let cluster = Cluster::start(&harness, Parts { scheduler: false, controllers: false }).await?;
+pub(crate) async fn run(harness: Harness) -> Result<()> {
+    let cluster = Cluster::start(
+        &harness,
+        Parts {
+            scheduler: false,
+            controllers: false,
+        },
+    )
+    .await?;
     cluster.add_virtual_nodes(NODES).await?;
     harness.note(&format!("{NODES} virtual nodes"));
-    let waiting = (0..PODS).map(|index| pod(&format!("pod-{index:05}"), "true", &[("cpu", "500m"), ("memory", "1Gi")]));
+    let waiting = (0..PODS).map(|index| {
+        pod(
+            &format!("pod-{index:05}"),
+            "true",
+            &[("cpu", "500m"), ("memory", "1Gi")],
+        )
+    });
     cluster.create_all(&cluster.pods(), waiting).await?;
     harness.note(&format!("{PODS} pods wait"));
 
     let _scheduler = cluster.start_scheduler("kube-scheduler", serde_json::json!({}))?;
-    let Placed { first, last } =
-        tokio::time::timeout(Duration::from_secs(180), watch_placements(&cluster)).await.context("too slow")??;
+    let Placed { first, last } = tokio::time::timeout(Duration::from_secs(180), watch_placements(&cluster))
+        .await
+        .context("too slow")??;
     let seconds = last.duration_since(first).as_secs_f64();
     // From the first to the last there is one interval less than there are pods.
     let rate = f64::from(u32::try_from(PODS - 1)?) / seconds;
-    harness.note(&format!("kube-scheduler alone: {PODS} pods on {NODES} nodes in {seconds:.1} s, {rate:.0} pods/s"));
+    harness.note(&format!(
+        "kube-scheduler alone: {PODS} pods on {NODES} nodes in {seconds:.1} s, {rate:.0} pods/s"
+    ));
     Ok(())
 }
 
@@ -46,7 +62,11 @@ struct Placed {
 async fn watch_placements(cluster: &Cluster) -> Result<Placed> {
     let pods: Api<LeanPod> = Api::default_namespaced(cluster.client());
     // The API server closes watches that fall behind, as ours may on a busy machine; this one resumes.
-    let mut pods = pin!(watcher(pods, watcher::Config::default()).default_backoff().applied_objects());
+    let mut pods = pin!(
+        watcher(pods, watcher::Config::default())
+            .default_backoff()
+            .applied_objects()
+    );
     let mut first = None;
     let mut placed = BTreeSet::new();
     while let Some(pod) = pods.try_next().await? {

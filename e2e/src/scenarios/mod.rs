@@ -5,6 +5,7 @@ mod broken;
 mod device_plugin;
 mod extender;
 mod pod_runs;
+mod restarts;
 mod self_test;
 
 use std::{future::Future, pin::Pin};
@@ -16,11 +17,11 @@ use crate::{harness::Harness, runner::Settings};
 type Running = Pin<Box<dyn Future<Output = Result<()>>>>;
 
 /// A scenario that runs inside an enclosure.
-pub type Enclosed = fn(Harness) -> Running;
+pub(crate) type Enclosed = fn(Harness) -> Running;
 
 /// How a scenario runs.
 #[derive(Debug, Clone, Copy)]
-pub enum Body {
+pub(crate) enum Body {
     Enclosed(Enclosed),
     /// In the runner itself: for scenarios about runners.
     Outside(fn(Settings) -> Running),
@@ -28,10 +29,10 @@ pub enum Body {
 
 /// One thing to try.
 #[derive(Debug)]
-pub struct Scenario {
-    pub name: &'static str,
-    pub about: &'static str,
-    pub body: Body,
+pub(crate) struct Scenario {
+    pub(crate) name: &'static str,
+    pub(crate) about: &'static str,
+    pub(crate) body: Body,
     /// Runs only when named: made to fail or to hang, for the self test.
     hidden: bool,
 }
@@ -39,12 +40,23 @@ pub struct Scenario {
 /// A table entry for a scenario in the module of that name.
 macro_rules! scenario {
     ($name:literal, $about:literal, $body:ident($run:path), hidden: $hidden:literal) => {
-        Scenario { name: $name, about: $about, body: Body::$body(|given| Box::pin($run(given))), hidden: $hidden }
+        Scenario {
+            name: $name,
+            about: $about,
+            body: Body::$body(|given| Box::pin($run(given))),
+            hidden: $hidden,
+        }
     };
 }
 
 static SCENARIOS: &[Scenario] = &[
     scenario!("pod-runs", "a pod runs on a real kubelet and its log is read", Enclosed(pod_runs::run), hidden: false),
+    scenario!(
+        "restarts",
+        "every component is restarted and killed; pods go on and new ones run",
+        Enclosed(restarts::run),
+        hidden: false
+    ),
     scenario!(
         "device-plugin",
         "devices are registered, allocated, listed, and survive a kubelet restart",
@@ -70,7 +82,7 @@ static SCENARIOS: &[Scenario] = &[
 ];
 
 /// Those named, or all.
-pub fn select(names: &[String]) -> Result<Vec<&'static Scenario>> {
+pub(crate) fn select(names: &[String]) -> Result<Vec<&'static Scenario>> {
     if names.is_empty() {
         return Ok(SCENARIOS.iter().filter(|scenario| !scenario.hidden).collect());
     }
@@ -78,8 +90,10 @@ pub fn select(names: &[String]) -> Result<Vec<&'static Scenario>> {
 }
 
 /// The one that is named, which must be one to enclose.
-pub fn only(names: &[String]) -> Result<Enclosed> {
-    let [name] = names else { bail!("one scenario must be named") };
+pub(crate) fn only(names: &[String]) -> Result<Enclosed> {
+    let [name] = names else {
+        bail!("one scenario must be named")
+    };
     match find(name)?.body {
         Body::Enclosed(run) => Ok(run),
         Body::Outside(_) => bail!("{name} does not run in an enclosure"),
@@ -87,7 +101,7 @@ pub fn only(names: &[String]) -> Result<Enclosed> {
 }
 
 /// Says what there is.
-pub fn print_list() {
+pub(crate) fn print_list() {
     for scenario in SCENARIOS.iter().filter(|scenario| !scenario.hidden) {
         println!("{:<16} {}", scenario.name, scenario.about);
     }

@@ -27,7 +27,11 @@ pub(super) struct Connection {
 
 impl Connection {
     pub(super) fn new(stream: UnixStream) -> Self {
-        Self { stream, filter: AuthorityFilter::default(), filtered: io::Cursor::default() }
+        Self {
+            stream,
+            filter: AuthorityFilter::default(),
+            filtered: io::Cursor::default(),
+        }
     }
 }
 
@@ -38,8 +42,16 @@ impl Connected for Connection {
 }
 
 impl AsyncRead for Connection {
-    fn poll_read(self: Pin<&mut Self>, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        let Self { stream, filter, filtered } = self.get_mut();
+    fn poll_read(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let Self {
+            stream,
+            filter,
+            filtered,
+        } = self.get_mut();
         let before = buffer.filled().len();
         loop {
             ready!(Pin::new(&mut *filtered).poll_read(context, buffer))?;
@@ -59,7 +71,11 @@ impl AsyncRead for Connection {
 }
 
 impl AsyncWrite for Connection {
-    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.stream).poll_write(context, bytes)
     }
 

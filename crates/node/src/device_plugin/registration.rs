@@ -58,7 +58,11 @@ pub struct ServeError {
 
 /// Serves a plugin until `stop`. Comes back earlier only when its socket cannot be made.
 pub async fn serve<P: DevicePlugin>(served: Served<P>, stop: CancellationToken) -> Result<(), ServeError> {
-    let Served { plugin, resource, meeting } = served;
+    let Served {
+        plugin,
+        resource,
+        meeting,
+    } = served;
     let (directory, kubelet_socket) = match meeting {
         Meeting::PluginsRegistry(directory) => (directory, None),
         Meeting::KubeletSocket(directory) => {
@@ -82,8 +86,11 @@ pub async fn serve<P: DevicePlugin>(served: Served<P>, stop: CancellationToken) 
                 }
             },
         };
-        let service =
-            Service { plugin: plugin.clone(), resource: shared_name.clone(), stop: stop.child_token() };
+        let service = Service {
+            plugin: plugin.clone(),
+            resource: shared_name.clone(),
+            stop: stop.child_token(),
+        };
         let endpoint = Endpoint::open(socket.clone(), service).map_err(|source| ServeError {
             resource: resource.clone(),
             socket: socket.clone(),
@@ -121,7 +128,8 @@ async fn register(
     endpoint: &str,
     resource: &str,
 ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
-    let remote = Remote::from_shared(format!("unix://{}", kubelet_socket.display()))?.timeout(REGISTER_WITHIN);
+    let remote =
+        Remote::from_shared(format!("unix://{}", kubelet_socket.display()))?.timeout(REGISTER_WITHIN);
     let mut client = RegistrationClient::new(remote.connect().await?);
     client
         .register(RegisterRequest {

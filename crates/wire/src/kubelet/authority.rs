@@ -65,13 +65,20 @@ struct OpenHeaders {
 
 impl std::fmt::Debug for AuthorityFilter {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("AuthorityFilter").field("pending", &self.partial.len()).finish_non_exhaustive()
+        f.debug_struct("AuthorityFilter")
+            .field("pending", &self.partial.len())
+            .finish_non_exhaustive()
     }
 }
 
 impl Default for AuthorityFilter {
     fn default() -> Self {
-        Self { partial: Vec::new(), preface_seen: false, decoder: Decoder::new(), open: None }
+        Self {
+            partial: Vec::new(),
+            preface_seen: false,
+            decoder: Decoder::new(),
+            open: None,
+        }
     }
 }
 
@@ -107,7 +114,11 @@ impl AuthorityFilter {
         let mut open = match (frame.kind, self.open.take()) {
             (HEADERS, None) => {
                 let block = fragment(&frame).ok_or(AuthorityError::Frame(HEADERS))?.to_vec();
-                OpenHeaders { stream: frame.stream, flags: frame.flags & END_STREAM, block }
+                OpenHeaders {
+                    stream: frame.stream,
+                    flags: frame.flags & END_STREAM,
+                    block,
+                }
             }
             (CONTINUATION, Some(mut open)) if open.stream == frame.stream => {
                 open.block.extend_from_slice(frame.payload);
@@ -131,11 +142,17 @@ impl AuthorityFilter {
     }
 
     fn rewrite(&mut self, block: &[u8]) -> Result<Vec<u8>, AuthorityError> {
-        let fields =
-            self.decoder.decode(block).map_err(|error| AuthorityError::Compression(format!("{error:?}")))?;
+        let fields = self
+            .decoder
+            .decode(block)
+            .map_err(|error| AuthorityError::Compression(format!("{error:?}")))?;
         let mut rewritten = Vec::with_capacity(block.len() + 64);
         for (name, value) in fields {
-            let value = if name == b":authority" { b"localhost".to_vec() } else { value };
+            let value = if name == b":authority" {
+                b"localhost".to_vec()
+            } else {
+                value
+            };
             // A literal that neither side remembers: no state to keep in step with the server.
             rewritten.push(0);
             write_string(&name, &mut rewritten);
@@ -156,14 +173,27 @@ struct Frame<'a> {
 
 /// The first frame of `bytes` and what follows it, once it is complete.
 fn next_frame(bytes: &[u8]) -> Result<Option<(Frame<'_>, &[u8])>, AuthorityError> {
-    let Some(&[a, b, c, kind, flags, s1, s2, s3, s4]) = bytes.first_chunk::<FRAME_HEADER>() else { return Ok(None) };
+    let Some(&[a, b, c, kind, flags, s1, s2, s3, s4]) = bytes.first_chunk::<FRAME_HEADER>() else {
+        return Ok(None);
+    };
     let length = usize::from(a) << 16 | usize::from(b) << 8 | usize::from(c);
     if length > LARGEST_PAYLOAD {
         return Err(AuthorityError::FrameSize(length));
     }
-    let Some((whole, after)) = bytes.split_at_checked(FRAME_HEADER + length) else { return Ok(None) };
+    let Some((whole, after)) = bytes.split_at_checked(FRAME_HEADER + length) else {
+        return Ok(None);
+    };
     let payload = &whole[FRAME_HEADER..];
-    Ok(Some((Frame { kind, flags, stream: [s1, s2, s3, s4], payload, whole }, after)))
+    Ok(Some((
+        Frame {
+            kind,
+            flags,
+            stream: [s1, s2, s3, s4],
+            payload,
+            whole,
+        },
+        after,
+    )))
 }
 
 /// The header fields in a HEADERS frame, without padding and priority.
@@ -173,7 +203,11 @@ fn fragment<'a>(frame: &Frame<'a>) -> Option<&'a [u8]> {
         let (&padding, rest) = payload.split_first()?;
         payload = rest.get(..rest.len().checked_sub(usize::from(padding))?)?;
     }
-    if frame.flags & PRIORITY != 0 { payload.get(5..) } else { Some(payload) }
+    if frame.flags & PRIORITY != 0 {
+        payload.get(5..)
+    } else {
+        Some(payload)
+    }
 }
 
 fn write_headers(headers: &OpenHeaders, out: &mut Vec<u8>) -> Result<(), AuthorityError> {
@@ -229,7 +263,11 @@ mod tests {
             ("content-type", "application/grpc"),
             ("long", &long),
         ];
-        encoder.encode(fields.iter().map(|(name, value)| (name.as_bytes(), value.as_bytes())))
+        encoder.encode(
+            fields
+                .iter()
+                .map(|(name, value)| (name.as_bytes(), value.as_bytes())),
+        )
     }
 
     /// Preface, settings, two requests (the second refers to fields of the first) and data.
@@ -244,7 +282,12 @@ mod tests {
         bytes.extend(frame(HEADERS, PADDED | PRIORITY, 1, &padded));
         bytes.extend(frame(CONTINUATION, END_HEADERS, 1, &first[10..]));
         bytes.extend(frame(0x0, END_STREAM, 1, b"data"));
-        bytes.extend(frame(HEADERS, END_HEADERS | END_STREAM, 3, &request(&mut encoder, "/b")));
+        bytes.extend(frame(
+            HEADERS,
+            END_HEADERS | END_STREAM,
+            3,
+            &request(&mut encoder, "/b"),
+        ));
         bytes
     }
 
@@ -257,7 +300,12 @@ mod tests {
             if frame.kind == HEADERS {
                 let text = |bytes| String::from_utf8(bytes).unwrap();
                 let fields = decoder.decode(frame.payload).unwrap();
-                requests.push(fields.into_iter().map(|(name, value)| (text(name), text(value))).collect());
+                requests.push(
+                    fields
+                        .into_iter()
+                        .map(|(name, value)| (text(name), text(value)))
+                        .collect(),
+                );
             }
             bytes = after;
         }
@@ -271,7 +319,12 @@ mod tests {
         let (requests, kinds) = read(&out);
         assert_eq!(kinds, [0x4, HEADERS, 0x0, HEADERS]);
         for (fields, path) in requests.iter().zip(["/a", "/b"]) {
-            let field = |name: &str| fields.iter().find(|(n, _)| n == name).map(|(_, value)| value.as_str());
+            let field = |name: &str| {
+                fields
+                    .iter()
+                    .find(|(n, _)| n == name)
+                    .map(|(_, value)| value.as_str())
+            };
             assert_eq!(field(":authority"), Some("localhost"));
             assert_eq!(field(":path"), Some(path));
             assert_eq!(field("content-type"), Some("application/grpc"));
@@ -289,7 +342,10 @@ mod tests {
         assert_eq!(filter.push(&[255; 9]), Err(AuthorityError::FrameSize(0xff_ffff)));
         let mut filter = AuthorityFilter::default();
         filter.push(PREFACE).unwrap();
-        assert_eq!(filter.push(&frame(CONTINUATION, END_HEADERS, 1, &[])), Err(AuthorityError::Frame(CONTINUATION)));
+        assert_eq!(
+            filter.push(&frame(CONTINUATION, END_HEADERS, 1, &[])),
+            Err(AuthorityError::Frame(CONTINUATION))
+        );
     }
 
     proptest! {

@@ -14,14 +14,14 @@ use tessera_wire::kubelet::device_plugin::{CdiDevice, Mount};
 use tokio::sync::watch;
 
 /// What CDI calls the cards.
-pub const CDI_KIND: &str = "e2e.tessera.dev/card";
+pub(crate) const CDI_KIND: &str = "e2e.tessera.dev/card";
 
 /// Where a container finds what was written for it.
-pub const GRANTS_IN_CONTAINER: &str = "/tmp/grants";
+pub(crate) const GRANTS_IN_CONTAINER: &str = "/tmp/grants";
 
 /// Fills card `b` first, so that an ignored preference would show.
 #[derive(Debug)]
-pub struct Cards {
+pub(crate) struct Cards {
     /// Sets the plugins apart in a container that holds devices of both.
     name: &'static str,
     /// Mounted into containers.
@@ -32,19 +32,29 @@ pub struct Cards {
 }
 
 impl Cards {
-    pub fn new(name: &'static str, grants: PathBuf) -> Self {
-        let device = |id: &str| Device { id: id.into(), healthy: true, numa_node: None };
+    pub(crate) fn new(name: &'static str, grants: PathBuf) -> Self {
+        let device = |id: &str| Device {
+            id: id.into(),
+            healthy: true,
+            numa_node: None,
+        };
         let devices = watch::Sender::new(["a-0", "a-1", "b-0", "b-1"].map(device).to_vec());
-        Self { name, grants, devices, streams: AtomicUsize::new(0), refusal: Mutex::new(None) }
+        Self {
+            name,
+            grants,
+            devices,
+            streams: AtomicUsize::new(0),
+            refusal: Mutex::new(None),
+        }
     }
 
     /// How often a kubelet has connected.
-    pub fn streams(&self) -> usize {
+    pub(crate) fn streams(&self) -> usize {
         self.streams.load(Ordering::Relaxed)
     }
 
     /// From now on no container gets anything.
-    pub fn refuse(&self, reason: &str) {
+    pub(crate) fn refuse(&self, reason: &str) {
         *self.refusal.lock().unwrap_or_else(PoisonError::into_inner) = Some(reason.into());
     }
 }
@@ -56,7 +66,8 @@ impl DevicePlugin for Cards {
     }
 
     async fn prefer(&self, wish: Wish) -> Result<Vec<String>, Refusal> {
-        let (mut on_b, mut on_a): (Vec<_>, Vec<_>) = wish.available.into_iter().partition(|id| id.starts_with('b'));
+        let (mut on_b, mut on_a): (Vec<_>, Vec<_>) =
+            wish.available.into_iter().partition(|id| id.starts_with('b'));
         on_b.sort();
         on_a.sort();
         Ok(on_b.into_iter().chain(on_a).take(wish.count).collect())
@@ -67,7 +78,10 @@ impl DevicePlugin for Cards {
             return Err(Refusal(reason.clone()));
         }
         ids.sort();
-        let card = ids.first().and_then(|id| id.split('-').next()).unwrap_or_default();
+        let card = ids
+            .first()
+            .and_then(|id| id.split('-').next())
+            .unwrap_or_default();
         Ok(Allocation {
             envs: [(format!("E2E_{}", self.name.to_uppercase()), ids.join(","))].into(),
             mounts: vec![Mount {
@@ -75,7 +89,9 @@ impl DevicePlugin for Cards {
                 host_path: self.grants.join("current").display().to_string(),
                 read_only: true,
             }],
-            cdi_devices: vec![CdiDevice { name: format!("{CDI_KIND}={card}") }],
+            cdi_devices: vec![CdiDevice {
+                name: format!("{CDI_KIND}={card}"),
+            }],
             ..Allocation::default()
         })
     }

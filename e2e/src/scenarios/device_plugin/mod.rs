@@ -24,11 +24,17 @@ const CALLING: &str = "e2e.tessera.dev/calling";
 
 const SOON: Duration = Duration::from_secs(60);
 
-pub async fn run(harness: Harness) -> Result<()> {
+pub(crate) async fn run(harness: Harness) -> Result<()> {
     let cluster = Cluster::start(&harness, Parts::ALL).await?;
     let node = cluster.add_node(1).await?;
     write_cdi_specification(&node)?;
-    let stage = Stage { called: start_plugin(&harness, &node, CALLED)?, calling: start_plugin(&harness, &node, CALLING)?, harness: &harness, cluster: &cluster, node: &node };
+    let stage = Stage {
+        called: start_plugin(&harness, &node, CALLED)?,
+        calling: start_plugin(&harness, &node, CALLING)?,
+        harness: &harness,
+        cluster: &cluster,
+        node: &node,
+    };
 
     stage.wait_until_allocatable().await?;
     harness.note("registered in both ways");
@@ -82,9 +88,13 @@ impl Stage<'_> {
             // Written before the container started, after its mounts were fixed.
             "granted b-0,b-1\n",
         ] {
-            ensure!(log.contains(expected), "{expected:?} is missing in the pod's log:\n{log}");
+            ensure!(
+                log.contains(expected),
+                "{expected:?} is missing in the pod's log:\n{log}"
+            );
         }
-        self.harness.note("a pod holds the preferred devices: environment, CDI, and a file written before its start");
+        self.harness
+            .note("a pod holds the preferred devices: environment, CDI, and a file written before its start");
         Ok(())
     }
 
@@ -92,15 +102,23 @@ impl Stage<'_> {
         let pod_resources = PodResources::at(&self.node.pod_resources())?;
         let expected = expected.iter().map(|id| (*id).to_owned()).collect();
         self.harness
-            .wait_for(&format!("podresources to list {expected:?} for {pod}"), SOON, async || {
-                let pods = pod_resources.list().await?;
-                let listed = pods.iter().find(|listed| listed.name == pod).context("the pod is not listed")?;
-                let container = listed.containers.first().context("it has no container")?;
-                let held = |resource| container.ids.get(resource) == Some(&expected);
-                Ok((held(CALLED) && held(CALLING)).then_some(()))
-            })
+            .wait_for(
+                &format!("podresources to list {expected:?} for {pod}"),
+                SOON,
+                async || {
+                    let pods = pod_resources.list().await?;
+                    let listed = pods
+                        .iter()
+                        .find(|listed| listed.name == pod)
+                        .context("the pod is not listed")?;
+                    let container = listed.containers.first().context("it has no container")?;
+                    let held = |resource| container.ids.get(resource) == Some(&expected);
+                    Ok((held(CALLED) && held(CALLING)).then_some(()))
+                },
+            )
             .await?;
-        self.harness.note(&format!("podresources lists the devices of {pod}"));
+        self.harness
+            .note(&format!("podresources lists the devices of {pod}"));
         Ok(())
     }
 
@@ -120,27 +138,43 @@ impl Stage<'_> {
         self.node.kubelet.start_again()?;
         self.harness
             .wait_for("both plugins to be connected again", SOON, async || {
-                let again = self.called.streams() > streams_before.0 && self.calling.streams() > streams_before.1;
+                let again =
+                    self.called.streams() > streams_before.0 && self.calling.streams() > streams_before.1;
                 Ok(again.then_some(()))
             })
             .await?;
         self.cluster.wait_for_phase("meanwhile", "Running", SOON).await?;
         self.wait_until_allocatable().await?;
         let container_id = |statuses: Option<Vec<k8s_openapi::api::core::v1::ContainerStatus>>| {
-            statuses.and_then(|all| all.into_iter().next()).and_then(|status| status.container_id)
+            statuses
+                .and_then(|all| all.into_iter().next())
+                .and_then(|status| status.container_id)
         };
         let id_after = pods.get("first").await?.status.and_then(|s| s.container_statuses);
-        ensure!(container_id(id_before) == container_id(id_after), "the running pod was restarted");
-        self.harness.note("the kubelet restarted: plugins registered again, running pod untouched, new pod served");
+        ensure!(
+            container_id(id_before) == container_id(id_after),
+            "the running pod was restarted"
+        );
+        self.harness
+            .note("the kubelet restarted: plugins registered again, running pod untouched, new pod served");
         Ok(())
     }
 
     async fn a_refusal_is_told_to_the_user(&self) -> Result<()> {
         self.called.refuse("the cards are resting");
-        self.cluster.pods().create(&PostParams::default(), &pod("refused", "true", &[(CALLED, "1")])).await?;
+        self.cluster
+            .pods()
+            .create(&PostParams::default(), &pod("refused", "true", &[(CALLED, "1")]))
+            .await?;
         let refused = self.cluster.wait_for_phase("refused", "Failed", SOON).await?;
-        let message = refused.status.and_then(|status| status.message).unwrap_or_default();
-        ensure!(message.contains("the cards are resting"), "the pod's message is {message:?}");
+        let message = refused
+            .status
+            .and_then(|status| status.message)
+            .unwrap_or_default();
+        ensure!(
+            message.contains("the cards are resting"),
+            "the pod's message is {message:?}"
+        );
         self.harness.note("a refused pod says why");
         Ok(())
     }
@@ -153,7 +187,11 @@ fn start_plugin(harness: &Harness, node: &RealNode, resource: &str) -> Result<Ar
         _ => ("calling", Meeting::KubeletSocket(root.join("device-plugins"))),
     };
     let cards = Arc::new(Cards::new(short, harness.state(&format!("grants-{short}"))?));
-    let served = Served { plugin: cards.clone(), resource: resource.to_owned(), meeting };
+    let served = Served {
+        plugin: cards.clone(),
+        resource: resource.to_owned(),
+        meeting,
+    };
     // Ends with the process.
     tokio::spawn(async move {
         if let Err(error) = serve(served, CancellationToken::new()).await {
@@ -165,9 +203,9 @@ fn start_plugin(harness: &Harness, node: &RealNode, resource: &str) -> Result<Ar
 
 /// One CDI device for each card; it sets a variable in the container.
 fn write_cdi_specification(node: &RealNode) -> Result<()> {
-    let devices = ["a", "b"].map(|card| {
-        json!({ "name": card, "containerEdits": { "env": [format!("E2E_CARD={card}")] } })
-    });
+    let devices = ["a", "b"]
+        .map(|card| json!({ "name": card, "containerEdits": { "env": [format!("E2E_CARD={card}")] } }));
     let specification = json!({ "cdiVersion": "0.6.0", "kind": CDI_KIND, "devices": devices });
-    fs::write(node.cdi().join("e2e.json"), specification.to_string()).context("cannot write the CDI specification")
+    fs::write(node.cdi().join("e2e.json"), specification.to_string())
+        .context("cannot write the CDI specification")
 }

@@ -12,9 +12,10 @@ use super::Recorded;
 use crate::harness::Harness;
 
 /// Checks that the scheduler still says what the files say, or writes them anew.
-pub fn compare_or_record(harness: &Harness, scheduler: &str, calls: Vec<Recorded>) -> Result<()> {
+pub(crate) fn compare_or_record(harness: &Harness, scheduler: &str, calls: Vec<Recorded>) -> Result<()> {
     for Recorded { verb, body } in calls {
-        let mut request: Value = serde_json::from_slice(&body).with_context(|| format!("{verb} got no JSON"))?;
+        let mut request: Value =
+            serde_json::from_slice(&body).with_context(|| format!("{verb} got no JSON"))?;
         scrub(&mut request);
         let file = directory().join(format!("{verb}-{scheduler}.json"));
         let fresh = format!("{request:#}\n");
@@ -43,9 +44,13 @@ fn scrub(value: &mut Value) {
         Value::Object(fields) => {
             for (key, field) in fields {
                 match (key.as_str(), &mut *field) {
-                    ("uid" | "PodUID", Value::String(text)) => *text = "11111111-2222-3333-4444-555555555555".into(),
+                    ("uid" | "PodUID", Value::String(text)) => {
+                        *text = "11111111-2222-3333-4444-555555555555".into()
+                    }
                     ("resourceVersion", Value::String(text)) => *text = "1".into(),
-                    ("creationTimestamp" | "time", Value::String(text)) => *text = "2026-01-01T00:00:00Z".into(),
+                    ("creationTimestamp" | "time", Value::String(text)) => {
+                        *text = "2026-01-01T00:00:00Z".into()
+                    }
                     ("NodeNames", Value::Array(names)) => names.sort_by_key(Value::to_string),
                     ("items", Value::Array(nodes)) => {
                         nodes.iter_mut().for_each(scrub);

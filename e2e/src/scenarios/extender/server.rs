@@ -15,18 +15,18 @@ use tokio::net::TcpListener;
 use super::RESOURCE;
 
 /// What the extender decided, on the pod.
-pub const GRANT: &str = "e2e.tessera.dev/grant";
+pub(crate) const GRANT: &str = "e2e.tessera.dev/grant";
 
 /// One request as it came.
 #[derive(Debug, Clone)]
-pub struct Recorded {
-    pub verb: &'static str,
-    pub body: Bytes,
+pub(crate) struct Recorded {
+    pub(crate) verb: &'static str,
+    pub(crate) body: Bytes,
 }
 
 /// A running extender. Ends with the process.
-pub struct Server {
-    pub url: String,
+pub(crate) struct Server {
+    pub(crate) url: String,
     extender: Arc<Extender>,
 }
 
@@ -36,8 +36,11 @@ struct Extender {
 }
 
 impl Server {
-    pub async fn start(client: kube::Client) -> Result<Self> {
-        let extender = Arc::new(Extender { client, recorded: Mutex::default() });
+    pub(crate) async fn start(client: kube::Client) -> Result<Self> {
+        let extender = Arc::new(Extender {
+            client,
+            recorded: Mutex::default(),
+        });
         let router = Router::new()
             .route("/filter", post(filter))
             .route("/prioritize", post(prioritize))
@@ -50,7 +53,7 @@ impl Server {
     }
 
     /// What was asked since the last time.
-    pub fn take_recorded(&self) -> Vec<Recorded> {
+    pub(crate) fn take_recorded(&self) -> Vec<Recorded> {
         std::mem::take(&mut *self.extender.recorded())
     }
 }
@@ -84,14 +87,23 @@ impl Extender {
 async fn filter(State(extender): State<Arc<Extender>>, body: Bytes) -> Json<FilterResult> {
     let args: Args = match extender.read("filter", body) {
         Ok(args) => args,
-        Err(error) => return Json(FilterResult { error, ..FilterResult::default() }),
+        Err(error) => {
+            return Json(FilterResult {
+                error,
+                ..FilterResult::default()
+            });
+        }
     };
     let asked = asked(&args);
     let fits = |name: &str| asked <= if name == "full" { 0 } else { 6 };
     let (fitting, failed): (Vec<_>, Vec<_>) = args.names().map(str::to_owned).partition(|name| fits(name));
     let reason = format!("no GPU with {asked} free");
     let kept = |list: NodeList| NodeList {
-        items: list.items.into_iter().filter(|node| fits(&node.metadata.name)).collect(),
+        items: list
+            .items
+            .into_iter()
+            .filter(|node| fits(&node.metadata.name))
+            .collect(),
     };
     Json(FilterResult {
         node_names: args.node_names.is_some().then_some(fitting),
@@ -102,9 +114,24 @@ async fn filter(State(extender): State<Arc<Extender>>, body: Bytes) -> Json<Filt
 }
 
 async fn prioritize(State(extender): State<Arc<Extender>>, body: Bytes) -> Json<Vec<HostPriority>> {
-    let Ok(args) = extender.read::<Args>("prioritize", body) else { return Json(Vec::new()) };
-    let score = |name: &str| if name == "fine" { tessera_wire::extender::MAX_SCORE } else { 0 };
-    Json(args.names().map(|name| HostPriority { host: name.into(), score: score(name) }).collect())
+    let Ok(args) = extender.read::<Args>("prioritize", body) else {
+        return Json(Vec::new());
+    };
+    let score = |name: &str| {
+        if name == "fine" {
+            tessera_wire::extender::MAX_SCORE
+        } else {
+            0
+        }
+    };
+    Json(
+        args.names()
+            .map(|name| HostPriority {
+                host: name.into(),
+                score: score(name),
+            })
+            .collect(),
+    )
 }
 
 async fn bind(State(extender): State<Arc<Extender>>, body: Bytes) -> Json<BindingResult> {
@@ -112,11 +139,18 @@ async fn bind(State(extender): State<Arc<Extender>>, body: Bytes) -> Json<Bindin
         Ok(args) => extender.bind(args).await.map_err(|error| format!("{error:#}")),
         Err(error) => Err(error),
     };
-    Json(BindingResult { error: outcome.err().unwrap_or_default() })
+    Json(BindingResult {
+        error: outcome.err().unwrap_or_default(),
+    })
 }
 
 /// How many units the pod asks for.
 fn asked(args: &Args) -> u32 {
-    let amounts = args.pod.spec.containers.iter().filter_map(|container| container.resources.limits.get(RESOURCE));
+    let amounts = args
+        .pod
+        .spec
+        .containers
+        .iter()
+        .filter_map(|container| container.resources.limits.get(RESOURCE));
     amounts.filter_map(|amount| amount.0.parse::<u32>().ok()).sum()
 }
