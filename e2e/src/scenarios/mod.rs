@@ -53,7 +53,7 @@ static SCENARIOS: &[Scenario] = &[
     scenario!("pod-runs", "a pod runs on a real kubelet and its log is read", Enclosed(pod_runs::run), hidden: false),
     scenario!(
         "restarts",
-        "every component is restarted and killed; pods go on and new ones run",
+        "every component is ended and started again; a running pod stays, new ones run",
         Enclosed(restarts::run),
         hidden: false
     ),

@@ -29,13 +29,16 @@ pub(crate) async fn run(harness: Harness) -> Result<()> {
         ("containerd", &node.containerd),
         ("kubelet", &node.kubelet),
     ];
-    for (name, component) in components {
-        component.restart().await?;
-        a_new_pod_runs(&harness, &cluster, &format!("after-restart-of-{name}")).await?;
-        component.kill()?;
-        component.start_again()?;
-        a_new_pod_runs(&harness, &cluster, &format!("after-death-of-{name}")).await?;
-        harness.note(&format!("{name} was restarted, then killed and started"));
+    for (index, (name, component)) in components.into_iter().enumerate() {
+        // One in an orderly way, the next one not.
+        if index % 2 == 0 {
+            component.restart().await?;
+        } else {
+            component.kill()?;
+            component.start_again()?;
+        }
+        a_new_pod_runs(&harness, &cluster, &format!("after-{name}")).await?;
+        harness.note(&format!("{name} was started again"));
     }
 
     let after = container(cluster.wait_for_phase("steady", "Running", SOON).await?)?;
