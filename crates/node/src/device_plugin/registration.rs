@@ -1,12 +1,17 @@
 //! Getting a plugin known to the kubelet, and keeping it known.
 
-use std::{io, path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    io,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
 
 use tessera_wire::kubelet::{
     DEVICE_PLUGIN_VERSION,
     device_plugin::{RegisterRequest, registration_client::RegistrationClient},
 };
-use tokio::time::{Instant, sleep};
+use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Endpoint as Remote;
 
@@ -66,20 +71,18 @@ pub async fn serve<P: DevicePlugin>(served: Served<P>, stop: CancellationToken) 
     let (directory, kubelet_socket) = match meeting {
         Meeting::PluginsRegistry(directory) => (directory, None),
         Meeting::KubeletSocket(directory) => {
-            let socket = directory.join("kubelet.sock");
-            (directory, Some(socket))
+            let kubelet_socket = directory.join("kubelet.sock");
+            (directory, Some(kubelet_socket))
         }
     };
-    let socket_name = format!("{}.sock", resource.replace('/', "-"));
-    let socket = directory.join(&socket_name);
-    let shared_name: Arc<str> = resource.as_str().into();
+    let socket = directory.join(socket_name(&resource));
 
     while !stop.is_cancelled() {
-        // The kubelet clears the directory before it listens: a socket made earlier would be lost.
         let kubelet = match &kubelet_socket {
             None => None,
-            Some(path) => match FileIdentity::of(path) {
-                Some(identity) => Some((path, identity)),
+            Some(path) => match Kubelet::at(path) {
+                Some(kubelet) => Some(kubelet),
+                // It clears the directory before it listens: a socket made earlier would be lost.
                 None => {
                     pause(LOOK_EVERY, &stop).await;
                     continue;
@@ -88,7 +91,7 @@ pub async fn serve<P: DevicePlugin>(served: Served<P>, stop: CancellationToken) 
         };
         let service = Service {
             plugin: plugin.clone(),
-            resource: shared_name.clone(),
+            resource: resource.as_str().into(),
             stop: stop.child_token(),
         };
         let endpoint = Endpoint::open(socket.clone(), service).map_err(|source| ServeError {
@@ -96,36 +99,62 @@ pub async fn serve<P: DevicePlugin>(served: Served<P>, stop: CancellationToken) 
             socket: socket.clone(),
             source,
         })?;
-
-        let mut registered = kubelet.is_none();
-        let mut next_try = Instant::now();
-        let same_kubelet = || kubelet.is_none_or(|(path, identity)| FileIdentity::of(path) == Some(identity));
-        while !stop.is_cancelled() && endpoint.is_intact() && same_kubelet() {
-            if let Some((path, _)) = kubelet
-                && !registered
-                && Instant::now() >= next_try
-            {
-                match register(path, &socket_name, &resource).await {
-                    Ok(()) => {
-                        registered = true;
-                        tracing::info!(%resource, "registered with the kubelet");
-                    }
-                    Err(error) => {
-                        next_try = Instant::now() + RETRY_AFTER;
-                        tracing::debug!(%resource, %error, "not registered yet");
-                    }
-                }
+        match &kubelet {
+            None => while_it_holds(|| endpoint.is_intact(), &stop).await,
+            Some(kubelet) => {
+                kubelet.register_until_done(&resource, &endpoint, &stop).await;
+                while_it_holds(|| endpoint.is_intact() && kubelet.is_the_same(), &stop).await;
             }
-            pause(LOOK_EVERY, &stop).await;
         }
         endpoint.close().await;
     }
     Ok(())
 }
 
+/// The kubelet that listened on a socket when we looked. After a restart it is another one.
+struct Kubelet<'a> {
+    socket: &'a Path,
+    identity: FileIdentity,
+}
+
+impl<'a> Kubelet<'a> {
+    fn at(socket: &'a Path) -> Option<Self> {
+        FileIdentity::of(socket).map(|identity| Self { socket, identity })
+    }
+
+    fn is_the_same(&self) -> bool {
+        FileIdentity::of(self.socket) == Some(self.identity)
+    }
+
+    /// Tries until it worked, or there is no point any more.
+    async fn register_until_done(&self, resource: &str, endpoint: &Endpoint, stop: &CancellationToken) {
+        while !stop.is_cancelled() && endpoint.is_intact() && self.is_the_same() {
+            match register(self.socket, resource).await {
+                Ok(()) => {
+                    tracing::info!(%resource, "registered with the kubelet");
+                    return;
+                }
+                Err(error) => {
+                    tracing::debug!(%resource, %error, "not registered yet");
+                    pause(RETRY_AFTER, stop).await;
+                }
+            }
+        }
+    }
+}
+
+async fn while_it_holds(condition: impl Fn() -> bool, stop: &CancellationToken) {
+    while !stop.is_cancelled() && condition() {
+        pause(LOOK_EVERY, stop).await;
+    }
+}
+
+fn socket_name(resource: &str) -> String {
+    format!("{}.sock", resource.replace('/', "-"))
+}
+
 async fn register(
-    kubelet_socket: &std::path::Path,
-    endpoint: &str,
+    kubelet_socket: &Path,
     resource: &str,
 ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     let remote =
@@ -134,7 +163,7 @@ async fn register(
     client
         .register(RegisterRequest {
             version: DEVICE_PLUGIN_VERSION.into(),
-            endpoint: endpoint.into(),
+            endpoint: socket_name(resource),
             resource_name: resource.into(),
             options: Some(OPTIONS),
         })

@@ -3,15 +3,16 @@
 //! Each node has a mount namespace of its own, where its files lie at `/var/lib/kubelet` as on any machine. So several nodes
 //! live side by side, though a kubelet keeps its device plugins at that place and nowhere else.
 
+mod files;
+
 use std::{fs, path::PathBuf, time::Duration};
 
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::Node;
 use kube::Api;
-use serde_json::json;
 
-use super::{Cluster, Component, Harness, Program, free_port, image};
-use crate::enclosure::{NODE_ADDRESS, pod_subnet};
+use super::{Cluster, Component, Harness, Program, image};
+use crate::enclosure::NODE_ADDRESS;
 
 /// Where a kubelet expects its own files.
 const KUBELET_ROOT: &str = "/var/lib/kubelet";
@@ -181,63 +182,6 @@ impl Place<'_> {
         Ok(containerd)
     }
 
-    fn containerd_configuration(&self) -> String {
-        let directory = self.directory.display();
-        let socket = self.containerd_socket();
-        format!(
-            r#"version = 3
-root = "{directory}/containerd/root"
-state = "{directory}/containerd/state"
-disabled_plugins = ["io.containerd.nri.v1.nri"]
-
-[grpc]
-address = "{socket}"
-
-[ttrpc]
-address = "{socket}.ttrpc"
-
-[plugins."io.containerd.internal.v1.opt"]
-path = "{directory}/containerd/opt"
-
-[plugins."io.containerd.cri.v1.images"]
-snapshotter = "native"
-
-[plugins."io.containerd.cri.v1.images".pinned_images]
-sandbox = "{image}"
-
-[plugins."io.containerd.cri.v1.runtime"]
-cdi_spec_dirs = ["{directory}/cdi"]
-enable_cdi = true
-# Without the right to lower its own score, runc could start no container.
-restrict_oom_score_adj = true
-
-[plugins."io.containerd.cri.v1.runtime".cni]
-bin_dirs = ["/usr/lib/cni"]
-conf_dir = "{directory}/cni"
-"#,
-            image = image::IMAGE,
-        )
-    }
-
-    /// A bridge of the node's own.
-    fn network(&self) -> serde_json::Value {
-        json!({
-            "cniVersion": "0.4.0",
-            "name": self.name,
-            "plugins": [{
-                "type": "bridge",
-                "bridge": format!("e2e-pods-{}", self.number),
-                "isGateway": true,
-                "ipam": {
-                    "type": "host-local",
-                    "ranges": [[{ "subnet": pod_subnet(self.number) }]],
-                    "routes": [{ "dst": "0.0.0.0/0" }],
-                    "dataDir": self.directory.join("cni/addresses"),
-                },
-            }],
-        })
-    }
-
     fn ctr(&self, namespace: u32) -> Program {
         self.program(namespace, "ctr")
             .arguments(["--namespace=k8s.io", "--address"])
@@ -273,29 +217,5 @@ conf_dir = "{directory}/cni"
             format!("--node-ip={NODE_ADDRESS}"),
         ]);
         self.harness.start(&format!("{}-kubelet", self.name), program)
-    }
-
-    fn kubelet_configuration(&self) -> Result<serde_json::Value> {
-        Ok(json!({
-            "apiVersion": "kubelet.config.k8s.io/v1beta1",
-            "kind": "KubeletConfiguration",
-            "containerRuntimeEndpoint": format!("unix://{}", self.containerd_socket()),
-            "port": free_port()?,
-            "healthzPort": free_port()?,
-            "authentication": { "anonymous": { "enabled": true }, "webhook": { "enabled": false } },
-            "authorization": { "mode": "AlwaysAllow" },
-            "cgroupDriver": "cgroupfs",
-            "failCgroupV1": false,
-            "failSwapOn": false,
-            "enforceNodeAllocatable": [],
-            "podLogsDir": self.directory.join("pod-logs"),
-            "volumePluginDir": self.directory.join("volume-plugins"),
-            "resolvConf": "",
-            // Changes of devices reach the node's object with the next status, for which tests should not have to wait long.
-            "nodeStatusUpdateFrequency": "1s",
-            // A machine that is short of disk must not evict our pods or delete the only image.
-            "evictionHard": { "memory.available": "1Mi", "nodefs.available": "1Mi" },
-            "imageGCHighThresholdPercent": 100,
-        }))
     }
 }
