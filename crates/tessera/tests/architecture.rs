@@ -13,8 +13,11 @@ use serde_json::Value;
 const ARROWS: &[(&str, &[&str])] = &[
     ("tessera-core", &[]),
     ("tessera-wire", &["tessera-core"]),
+    ("tessera-node", &["tessera-core", "tessera-wire"]),
+    ("tessera-cluster", &["tessera-core", "tessera-wire"]),
     ("tessera-sim", &["tessera-core", "tessera-wire"]),
     ("tessera", &["tessera-core", "tessera-wire", "tessera-sim"]),
+    ("tessera-e2e", &["tessera-core", "tessera-wire", "tessera-node", "tessera-cluster"]),
 ];
 
 /// What must not come into the core from outside the workspace, whatever the reason.

@@ -1,0 +1,41 @@
+//! Making a client.
+
+use std::path::{Path, PathBuf};
+
+use kube::{
+    Client, Config,
+    config::{KubeConfigOptions, Kubeconfig},
+};
+
+/// No client could be made.
+#[derive(Debug, thiserror::Error)]
+pub enum ConnectError {
+    /// The kubeconfig cannot be used.
+    #[error("cannot use the kubeconfig {}", path.display())]
+    Kubeconfig {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: Box<kube::config::KubeconfigError>,
+    },
+    /// Neither in a pod nor with a kubeconfig in one of the usual places.
+    #[error("found no Kubernetes cluster to talk to: not in a pod, and no usable kubeconfig")]
+    Nowhere(#[source] Box<kube::config::InferConfigError>),
+    /// The client library refused the configuration.
+    #[error("cannot make a Kubernetes client")]
+    Client(#[source] Box<kube::Error>),
+}
+
+/// A client for the cluster of `kubeconfig`, or else of the pod or user this runs as.
+pub async fn connect(kubeconfig: Option<&Path>) -> Result<Client, ConnectError> {
+    let config = match kubeconfig {
+        Some(path) => {
+            let unusable =
+                |source| ConnectError::Kubeconfig { path: path.to_owned(), source: Box::new(source) };
+            let file = Kubeconfig::read_from(path).map_err(unusable)?;
+            Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await.map_err(unusable)?
+        }
+        None => Config::infer().await.map_err(|source| ConnectError::Nowhere(Box::new(source)))?,
+    };
+    Client::try_from(config).map_err(|source| ConnectError::Client(Box::new(source)))
+}

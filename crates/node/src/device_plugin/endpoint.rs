@@ -1,0 +1,83 @@
+//! One unix socket with a gRPC server behind it.
+
+use std::{
+    fs, io,
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+};
+
+use tessera_wire::kubelet::{
+    device_plugin::device_plugin_server::DevicePluginServer,
+    plugin_registration::registration_server::RegistrationServer,
+};
+use tokio::{net::UnixListener, task::JoinHandle};
+use tokio_stream::{StreamExt, wrappers::UnixListenerStream};
+use tonic::transport::{Server, server::Router};
+
+use super::{DevicePlugin, connection::Connection, service::Service};
+
+/// Tells whether a socket file is still the same one. Inode numbers are used again at once, so the time of creation
+/// belongs to it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct FileIdentity {
+    device: u64,
+    inode: u64,
+    changed: (i64, i64),
+}
+
+impl FileIdentity {
+    /// `None` where there is no such file.
+    pub(super) fn of(path: &Path) -> Option<Self> {
+        let metadata = fs::metadata(path).ok()?;
+        Some(Self {
+            device: metadata.dev(),
+            inode: metadata.ino(),
+            changed: (metadata.ctime(), metadata.ctime_nsec()),
+        })
+    }
+}
+
+/// A served socket.
+#[derive(Debug)]
+pub(super) struct Endpoint {
+    path: PathBuf,
+    identity: Option<FileIdentity>,
+    stop: tokio_util::sync::CancellationToken,
+    server: JoinHandle<Result<(), tonic::transport::Error>>,
+}
+
+impl Endpoint {
+    /// Serves at `path`, in place of what an earlier process may have left there.
+    pub(super) fn open<P: DevicePlugin>(path: PathBuf, service: Service<P>) -> io::Result<Self> {
+        match fs::remove_file(&path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let listener = UnixListener::bind(&path)?;
+        let identity = FileIdentity::of(&path);
+        let stop = service.stop.clone();
+        let router: Router = Server::builder()
+            .add_service(RegistrationServer::new(service.clone()))
+            .add_service(DevicePluginServer::new(service));
+        let stopped = stop.clone().cancelled_owned();
+        let connections = UnixListenerStream::new(listener).map(|accepted| accepted.map(Connection::new));
+        let server = tokio::spawn(router.serve_with_incoming_shutdown(connections, stopped));
+        Ok(Self { path, identity, stop, server })
+    }
+
+    /// Whether the socket can still be reached under its name. A starting kubelet deletes the sockets it finds.
+    pub(super) fn is_intact(&self) -> bool {
+        self.identity.is_some() && FileIdentity::of(&self.path) == self.identity && !self.server.is_finished()
+    }
+
+    /// Ends the server, waits until it has ended, and removes the socket unless the name is somebody else's by now.
+    pub(super) async fn close(self) {
+        self.stop.cancel();
+        if let Ok(Err(error)) = self.server.await {
+            tracing::warn!(socket = %self.path.display(), %error, "the server of this socket failed");
+        }
+        if FileIdentity::of(&self.path) == self.identity {
+            let _gone_already = fs::remove_file(&self.path);
+        }
+    }
+}

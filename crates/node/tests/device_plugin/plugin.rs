@@ -1,0 +1,83 @@
+//! A plugin with two devices, and waiting.
+
+use std::{future::Future, path::Path, sync::Arc, time::Duration};
+
+use tessera_node::device_plugin::{Allocation, Device, DevicePlugin, Meeting, Refusal, Served, Wish, serve};
+use tokio::{sync::watch, task::JoinHandle};
+use tokio_util::sync::CancellationToken;
+use tonic::transport::{Channel, Endpoint};
+
+pub(crate) const RESOURCE: &str = "tessera.dev/test";
+
+/// The file that [`RESOURCE`] is served on.
+pub(crate) const SOCKET: &str = "tessera.dev-test.sock";
+
+pub(crate) struct Plugin {
+    pub(crate) devices: watch::Sender<Vec<Device>>,
+}
+
+impl DevicePlugin for Plugin {
+    fn devices(&self) -> watch::Receiver<Vec<Device>> {
+        self.devices.subscribe()
+    }
+
+    async fn prefer(&self, wish: Wish) -> Result<Vec<String>, Refusal> {
+        let rest = wish.available.into_iter().filter(|id| !wish.required.contains(id));
+        Ok(wish.required.iter().cloned().chain(rest).take(wish.count).collect())
+    }
+
+    async fn allocate(&self, ids: Vec<String>) -> Result<Allocation, Refusal> {
+        if ids.iter().any(|id| id == "broken") {
+            return Err(Refusal("this card is broken".into()));
+        }
+        Ok(Allocation { envs: [("IDS".to_owned(), ids.join(","))].into(), ..Allocation::default() })
+    }
+
+    async fn pre_start(&self, _: Vec<String>) -> Result<(), Refusal> {
+        Ok(())
+    }
+}
+
+/// A plugin that is being served.
+pub(crate) struct Running {
+    pub(crate) plugin: Arc<Plugin>,
+    stop: CancellationToken,
+    task: JoinHandle<()>,
+}
+
+impl Running {
+    pub(crate) fn start(meeting: Meeting) -> Self {
+        let device = |id: &str| Device { id: id.into(), healthy: id != "broken", numa_node: Some(1) };
+        let plugin = Arc::new(Plugin { devices: watch::Sender::new(vec![device("good"), device("broken")]) });
+        let stop = CancellationToken::new();
+        let served = Served { plugin: plugin.clone(), resource: RESOURCE.into(), meeting };
+        let stopped = stop.clone();
+        let task = tokio::spawn(async move { serve(served, stopped).await.unwrap() });
+        Self { plugin, stop, task }
+    }
+
+    pub(crate) async fn stop(self) {
+        self.stop.cancel();
+        within_reason("the plugin to stop", self.task).await.unwrap();
+    }
+}
+
+/// Fails instead of waiting for ever.
+pub(crate) async fn within_reason<F: Future>(what: &str, future: F) -> F::Output {
+    let waited = tokio::time::timeout(Duration::from_secs(20), future).await;
+    waited.unwrap_or_else(|_| panic!("waited too long for {what}"))
+}
+
+/// A connection to a socket, as soon as somebody listens there.
+pub(crate) async fn dial(socket: &Path) -> Channel {
+    let endpoint = Endpoint::from_shared(format!("unix://{}", socket.display())).unwrap();
+    within_reason("the socket", async {
+        loop {
+            match endpoint.connect().await {
+                Ok(channel) => return channel,
+                Err(_not_yet) => tokio::time::sleep(Duration::from_millis(5)).await,
+            }
+        }
+    })
+    .await
+}

@@ -1,0 +1,77 @@
+//! Asking the kubelet who holds what.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use tessera_node::pod_resources::{PodResources, PodResourcesError};
+use tessera_wire::kubelet::pod_resources::{
+    AllocatableResourcesRequest, AllocatableResourcesResponse, ContainerDevices, ContainerResources,
+    GetPodResourcesRequest, GetPodResourcesResponse, ListPodResourcesRequest, ListPodResourcesResponse,
+    PodResources as Listed,
+    pod_resources_lister_server::{PodResourcesLister, PodResourcesListerServer},
+};
+use tokio::net::UnixListener;
+use tokio_stream::wrappers::UnixListenerStream;
+use tonic::{Request, Response, Status, transport::Server};
+
+/// Turns away as many questions as it is told to.
+struct Busy(AtomicUsize);
+
+#[tonic::async_trait]
+impl PodResourcesLister for Busy {
+    async fn list(
+        &self,
+        _: Request<ListPodResourcesRequest>,
+    ) -> Result<Response<ListPodResourcesResponse>, Status> {
+        if self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_ok() {
+            return Err(Status::resource_exhausted("rejected by rate limit"));
+        }
+        let device = |resource: &str, id: &str| ContainerDevices {
+            resource_name: resource.into(),
+            device_ids: vec![id.into()],
+            topology: None,
+        };
+        let container = ContainerResources {
+            name: "main".into(),
+            devices: vec![device("x/core", "b"), device("x/mem", "m"), device("x/core", "a")],
+            ..ContainerResources::default()
+        };
+        let pod = Listed { name: "p".into(), namespace: "n".into(), containers: vec![container] };
+        Ok(Response::new(ListPodResourcesResponse { pod_resources: vec![pod] }))
+    }
+
+    async fn get_allocatable_resources(
+        &self,
+        _: Request<AllocatableResourcesRequest>,
+    ) -> Result<Response<AllocatableResourcesResponse>, Status> {
+        Err(Status::unimplemented(""))
+    }
+
+    async fn get(
+        &self,
+        _: Request<GetPodResourcesRequest>,
+    ) -> Result<Response<GetPodResourcesResponse>, Status> {
+        Err(Status::unimplemented(""))
+    }
+}
+
+#[tokio::test]
+async fn gathers_the_ids_and_outlasts_the_rate_limit() {
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("kubelet.sock");
+    let listener = UnixListener::bind(&socket).unwrap();
+    let router = Server::builder().add_service(PodResourcesListerServer::new(Busy(AtomicUsize::new(3))));
+    tokio::spawn(router.serve_with_incoming(UnixListenerStream::new(listener)));
+
+    let pods = PodResources::at(&socket).unwrap().list().await.unwrap();
+    assert_eq!((pods[0].namespace.as_str(), pods[0].name.as_str()), ("n", "p"));
+    let ids = &pods[0].containers[0].ids;
+    assert_eq!(ids["x/core"], ["a".to_owned(), "b".to_owned()].into());
+    assert_eq!(ids["x/mem"], ["m".to_owned()].into());
+}
+
+#[tokio::test]
+async fn a_missing_kubelet_is_an_error() {
+    let directory = tempfile::tempdir().unwrap();
+    let pod_resources = PodResources::at(&directory.path().join("kubelet.sock")).unwrap();
+    assert!(matches!(pod_resources.list().await, Err(PodResourcesError::List(_))));
+}

@@ -1,0 +1,188 @@
+//! The parts of Kubernetes objects that Tessera reads, as they stand in JSON.
+//!
+//! Much smaller than the full types: a node alone may list fifty images that nobody here asks for. Unknown fields are
+//! skipped, and `null` means the same as absent, as it does to Kubernetes.
+
+use std::{collections::BTreeMap, fmt};
+
+use serde::{Deserialize, Deserializer, Serialize};
+
+/// Reads `null` as the default value.
+pub(crate) fn null_as_default<'de, D, T>(deserializer: D) -> Result<T, D::Error>
+where
+    D: Deserializer<'de>,
+    T: Default + Deserialize<'de>,
+{
+    Ok(Option::deserialize(deserializer)?.unwrap_or_default())
+}
+
+/// A pod, as far as placing it needs.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Pod {
+    /// Who it is.
+    pub metadata: Metadata,
+    /// What it asks for.
+    pub spec: PodSpec,
+    /// What has become of it.
+    pub status: PodStatus,
+}
+
+/// A node, as far as placing pods on it needs.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Node {
+    /// Who it is.
+    pub metadata: Metadata,
+    /// What it offers.
+    pub status: NodeStatus,
+}
+
+/// Who an object is.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct Metadata {
+    /// Unique among living objects of its kind and namespace.
+    #[serde(deserialize_with = "null_as_default")]
+    pub name: String,
+    /// Empty for objects that belong to no namespace.
+    #[serde(deserialize_with = "null_as_default", skip_serializing_if = "String::is_empty")]
+    pub namespace: String,
+    /// Unique for all time: a new object of the same name has another one.
+    #[serde(deserialize_with = "null_as_default", skip_serializing_if = "String::is_empty")]
+    pub uid: String,
+    /// Names for selecting.
+    #[serde(deserialize_with = "null_as_default", skip_serializing_if = "BTreeMap::is_empty")]
+    pub labels: BTreeMap<String, String>,
+    /// Notes of any kind, among them grants.
+    #[serde(deserialize_with = "null_as_default", skip_serializing_if = "BTreeMap::is_empty")]
+    pub annotations: BTreeMap<String, String>,
+}
+
+/// What a pod asks for.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct PodSpec {
+    /// Where it is bound; empty while it waits.
+    #[serde(deserialize_with = "null_as_default", skip_serializing_if = "String::is_empty")]
+    pub node_name: String,
+    /// Which scheduler shall place it.
+    #[serde(deserialize_with = "null_as_default", skip_serializing_if = "String::is_empty")]
+    pub scheduler_name: String,
+    /// Higher goes first and may displace lower.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub priority: Option<i32>,
+    /// Run one after the other before the containers (or beside them, as sidecars).
+    #[serde(deserialize_with = "null_as_default", skip_serializing_if = "Vec::is_empty")]
+    pub init_containers: Vec<Container>,
+    /// Run side by side.
+    #[serde(deserialize_with = "null_as_default")]
+    pub containers: Vec<Container>,
+}
+
+/// One container of a pod.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct Container {
+    /// Unique in its pod.
+    #[serde(deserialize_with = "null_as_default")]
+    pub name: String,
+    /// `Always` makes a sidecar of an init container.
+    #[serde(deserialize_with = "null_as_default", skip_serializing_if = "String::is_empty")]
+    pub restart_policy: String,
+    /// What it needs.
+    #[serde(deserialize_with = "null_as_default")]
+    pub resources: Resources,
+}
+
+/// What a container needs, by resource name.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Resources {
+    /// May use no more than this. For extended resources the same as `requests`.
+    #[serde(deserialize_with = "null_as_default", skip_serializing_if = "BTreeMap::is_empty")]
+    pub limits: BTreeMap<String, Quantity>,
+    /// Is promised this.
+    #[serde(deserialize_with = "null_as_default", skip_serializing_if = "BTreeMap::is_empty")]
+    pub requests: BTreeMap<String, Quantity>,
+}
+
+/// What has become of a pod.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct PodStatus {
+    /// `Pending`, `Running`, `Succeeded`, `Failed` or `Unknown`.
+    #[serde(deserialize_with = "null_as_default", skip_serializing_if = "String::is_empty")]
+    pub phase: String,
+    /// When the kubelet took it; absent while it is being admitted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub start_time: Option<String>,
+    /// Why it is in this phase, where there is more to say.
+    #[serde(deserialize_with = "null_as_default", skip_serializing_if = "String::is_empty")]
+    pub message: String,
+}
+
+/// What a node offers.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct NodeStatus {
+    /// All there is.
+    #[serde(deserialize_with = "null_as_default", skip_serializing_if = "BTreeMap::is_empty")]
+    pub capacity: BTreeMap<String, Quantity>,
+    /// What pods may have of it.
+    #[serde(deserialize_with = "null_as_default", skip_serializing_if = "BTreeMap::is_empty")]
+    pub allocatable: BTreeMap<String, Quantity>,
+}
+
+/// An amount as it was written: `4`, `100m`, `16Gi`.
+#[derive(Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(transparent)]
+pub struct Quantity(pub String);
+
+impl fmt::Debug for Quantity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Quantity({})", self.0)
+    }
+}
+
+impl<'de> Deserialize<'de> for Quantity {
+    /// Kubernetes sends strings; people who write JSON by hand also send numbers.
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        #[serde(untagged)]
+        enum Written {
+            Text(String),
+            Number(serde_json::Number),
+        }
+        Ok(match Written::deserialize(deserializer)? {
+            Written::Text(text) => Self(text),
+            Written::Number(number) => Self(number.to_string()),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_nulls_and_unknown_fields_as_kubernetes_does() {
+        let pod: Pod = serde_json::from_str(
+            r#"{"kind":"Pod","metadata":{"name":"p","annotations":null,"managedFields":[{}]},
+                "spec":{"containers":[{"name":"c","resources":{"limits":{"a.b/c":3,"cpu":"100m"}}}],"initContainers":null}}"#,
+        )
+        .unwrap();
+        let limits = &pod.spec.containers[0].resources.limits;
+        assert_eq!(limits["a.b/c"], Quantity("3".into()));
+        assert_eq!(limits["cpu"], Quantity("100m".into()));
+        assert!(pod.metadata.annotations.is_empty());
+    }
+
+    #[test]
+    fn writes_only_what_is_set() {
+        let mut pod = Pod::default();
+        pod.metadata.name = "p".into();
+        let json = serde_json::to_string(&pod).unwrap();
+        assert_eq!(json, r#"{"metadata":{"name":"p"},"spec":{"containers":[]},"status":{}}"#);
+    }
+}

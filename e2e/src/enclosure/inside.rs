@@ -1,0 +1,77 @@
+//! Furnishing the namespaces from inside, before anything else is started there.
+
+use std::{
+    fs,
+    net::Ipv4Addr,
+    path::Path,
+    process::{self, Command},
+};
+
+use anyhow::{Context, Result, ensure};
+
+use super::cgroups::{Hierarchies, Hierarchy};
+
+/// The address of the machine as nodes and pods see it. A kubelet does not take a loopback address.
+pub(crate) const NODE_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 88, 0, 1);
+
+/// The bridge that carries it: the one kind of device that every kernel can make.
+const NODE_DEVICE: &str = "e2e-node";
+
+/// The network of the pods of the real node with this number.
+pub(crate) fn pod_subnet(node: u8) -> String {
+    format!("10.89.{node}.0/24")
+}
+
+/// Makes the namespaces a machine of our own: own cgroups from the root, empty `/run`, `/var/lib` and `/var/log`, a network.
+pub(crate) fn set_up(directory: &Path) -> Result<()> {
+    for hierarchy in &Hierarchies::mounted()?.0 {
+        mount_again(hierarchy)?;
+        delegate_controllers(&hierarchy.mount_point)?;
+    }
+    command("mount", &["-t", "tmpfs", "tmpfs", "/run"])?;
+    for place in ["/var/lib", "/var/log"] {
+        let own = directory.join("state").join(place.trim_start_matches('/'));
+        fs::create_dir_all(&own)?;
+        command("mount", &["--bind", &own.display().to_string(), place])?;
+    }
+    let address = format!("{NODE_ADDRESS}/24");
+    command("ip", &["link", "set", "lo", "up"])?;
+    command("ip", &["link", "add", NODE_DEVICE, "type", "bridge"])?;
+    command("ip", &["address", "add", &address, "dev", NODE_DEVICE])?;
+    command("ip", &["link", "set", NODE_DEVICE, "up"])
+}
+
+/// The mounts that came along show the machine's cgroups; a new one shows ours as the root.
+fn mount_again(hierarchy: &Hierarchy) -> Result<()> {
+    let Hierarchy { mount_point, kind, options } = hierarchy;
+    let place = mount_point.display().to_string();
+    command("umount", &[&place])?;
+    match options.as_str() {
+        "" => command("mount", &["-t", kind, kind, &place]),
+        _ => command("mount", &["-t", kind, "-o", options, kind, &place]),
+    }
+}
+
+/// Version 2 passes controllers on only from cgroups without processes: ours move one level down.
+fn delegate_controllers(root: &Path) -> Result<()> {
+    let controllers = fs::read_to_string(root.join("cgroup.controllers")).unwrap_or_default();
+    if controllers.trim().is_empty() {
+        return Ok(());
+    }
+    let own = root.join("harness");
+    fs::create_dir(&own)?;
+    fs::write(own.join("cgroup.procs"), process::id().to_string())?;
+    for controller in controllers.split_whitespace() {
+        fs::write(root.join("cgroup.subtree_control"), format!("+{controller}"))
+            .with_context(|| format!("cannot pass on the cgroup controller {controller}"))?;
+    }
+    Ok(())
+}
+
+fn command(program: &str, arguments: &[&str]) -> Result<()> {
+    let output =
+        Command::new(program).args(arguments).output().with_context(|| format!("cannot run {program}"))?;
+    let complaint = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "{program} {} failed: {}", arguments.join(" "), complaint.trim());
+    Ok(())
+}

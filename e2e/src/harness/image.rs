@@ -1,0 +1,75 @@
+//! The one container image, made on the spot from static busybox.
+
+use std::{fs, path::Path};
+
+use anyhow::{Context, Result};
+use serde_json::json;
+use sha2::{Digest, Sha256};
+use tar::{EntryType, Header};
+
+/// What pods name it. The registry does not exist: nothing may ever be pulled.
+pub(crate) const IMAGE: &str = "e2e.invalid/busybox:1";
+
+/// From Debian's package busybox-static.
+const BUSYBOX: &str = "/bin/busybox";
+
+/// The commands that scenarios use, besides `busybox` itself.
+const COMMANDS: [&str; 8] = ["sh", "cat", "echo", "env", "ls", "sleep", "test", "true"];
+
+/// Writes the image as the kind of archive that `docker save` makes, which containerd imports.
+pub(crate) fn write_archive(path: &Path) -> Result<()> {
+    let layer = layer()?;
+    let digest = Sha256::digest(&layer).iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    let config = json!({
+        "architecture": architecture(),
+        "os": "linux",
+        "config": { "Cmd": ["/bin/sleep", "2147483647"], "Env": ["PATH=/bin"] },
+        "rootfs": { "type": "layers", "diff_ids": [format!("sha256:{digest}")] },
+    });
+    let manifest = json!([{ "Config": "config.json", "RepoTags": [IMAGE], "Layers": ["layer.tar"] }]);
+
+    let mut archive = tar::Builder::new(Vec::new());
+    append_file(&mut archive, "layer.tar", &layer, 0o644)?;
+    append_file(&mut archive, "config.json", config.to_string().as_bytes(), 0o644)?;
+    append_file(&mut archive, "manifest.json", manifest.to_string().as_bytes(), 0o644)?;
+    fs::write(path, archive.into_inner()?).with_context(|| format!("cannot write {}", path.display()))
+}
+
+fn layer() -> Result<Vec<u8>> {
+    let busybox =
+        fs::read(BUSYBOX).with_context(|| format!("{BUSYBOX} is missing (package busybox-static)"))?;
+    let mut layer = tar::Builder::new(Vec::new());
+    for directory in ["bin/", "etc/", "tmp/"] {
+        let mut header = Header::new_ustar();
+        header.set_entry_type(EntryType::Directory);
+        header.set_size(0);
+        header.set_mode(0o755);
+        layer.append_data(&mut header, directory, &[][..])?;
+    }
+    append_file(&mut layer, "bin/busybox", &busybox, 0o755)?;
+    for command in COMMANDS {
+        let mut header = Header::new_ustar();
+        header.set_entry_type(EntryType::Symlink);
+        header.set_size(0);
+        header.set_mode(0o777);
+        layer.append_link(&mut header, format!("bin/{command}"), "busybox")?;
+    }
+    Ok(layer.into_inner()?)
+}
+
+fn append_file(archive: &mut tar::Builder<Vec<u8>>, name: &str, content: &[u8], mode: u32) -> Result<()> {
+    let mut header = Header::new_ustar();
+    header.set_size(u64::try_from(content.len())?);
+    header.set_mode(mode);
+    archive.append_data(&mut header, name, content)?;
+    Ok(())
+}
+
+/// By the name that images use.
+fn architecture() -> &'static str {
+    match std::env::consts::ARCH {
+        "x86_64" => "amd64",
+        "aarch64" => "arm64",
+        other => other,
+    }
+}

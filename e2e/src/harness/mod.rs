@@ -1,0 +1,120 @@
+//! A Kubernetes made of its real parts, started and driven from code.
+
+mod certificates;
+mod cluster;
+mod component;
+mod image;
+mod manifest;
+mod node;
+mod scheduler;
+
+use std::{
+    net::TcpListener,
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail};
+use tokio::time::sleep;
+
+pub(crate) use self::{
+    cluster::{Cluster, Parts},
+    component::{Component, Components, Program, tail},
+    image::IMAGE,
+    manifest::{pod, virtual_node},
+    node::RealNode,
+    scheduler::Extender,
+};
+use crate::enclosure::logs_in;
+
+/// How often a condition is looked at.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+
+/// What a scenario has at hand.
+#[derive(Debug, Clone)]
+pub(crate) struct Harness {
+    directory: PathBuf,
+    programs: PathBuf,
+    components: Components,
+    started: Instant,
+    /// Whether golden files are to be written anew.
+    pub(crate) record: bool,
+}
+
+impl Harness {
+    pub(crate) fn new(directory: &Path, programs: &Path, record: bool) -> Self {
+        Self {
+            directory: directory.to_owned(),
+            programs: programs.to_owned(),
+            components: Components::default(),
+            started: Instant::now(),
+            record,
+        }
+    }
+
+    /// A directory for files of the scenario, made if need be. Gone with the scenario.
+    pub(crate) fn state(&self, name: &str) -> Result<PathBuf> {
+        let path = self.directory.join("state").join(name);
+        std::fs::create_dir_all(&path).with_context(|| format!("cannot make {}", path.display()))?;
+        Ok(path)
+    }
+
+    /// Where the built programs lie.
+    pub(crate) fn programs(&self) -> &Path {
+        &self.programs
+    }
+
+    /// All that was started.
+    pub(crate) fn components(&self) -> &Components {
+        &self.components
+    }
+
+    /// Runs a program under a name, its output in the log of that name.
+    pub(crate) fn start(&self, name: &str, program: Program) -> Result<Component> {
+        self.components.start(name, program, &logs_in(&self.directory))
+    }
+
+    /// One part of the multi-call Kubernetes program.
+    pub(crate) fn kubernetes(&self, part: &str) -> Program {
+        Program::new(self.programs.join("kubernetes")).argument(part)
+    }
+
+    /// Tells how the scenario gets on.
+    pub(crate) fn note(&self, what: &str) {
+        println!("  {:>6.1} s  {what}", self.started.elapsed().as_secs_f64());
+    }
+
+    /// Waits until `probe` gives a value. An error from it means "not yet" and is told if it stays that way. Does not wait
+    /// on when a component has died.
+    pub(crate) async fn wait_for<T>(
+        &self,
+        what: &str,
+        within: Duration,
+        mut probe: impl AsyncFnMut() -> Result<Option<T>>,
+    ) -> Result<T> {
+        let give_up = Instant::now() + within;
+        loop {
+            let outcome = probe().await;
+            if let Ok(Some(value)) = outcome {
+                return Ok(value);
+            }
+            if let Some(death) = self.components.deaths().first() {
+                bail!("{death} while waiting for {what}");
+            }
+            if Instant::now() >= give_up {
+                let waited = within.as_secs();
+                return match outcome {
+                    Err(error) => Err(error.context(format!("waited {waited} s for {what}"))),
+                    Ok(_) => bail!("waited {waited} s for {what}"),
+                };
+            }
+            sleep(LOOK_EVERY).await;
+        }
+    }
+}
+
+/// A port that nobody uses. The enclosure has a network of its own, so nobody will take it meanwhile.
+pub(crate) fn free_port() -> Result<u16> {
+    let listener = TcpListener::bind(("127.0.0.1", 0)).context("no free port")?;
+    Ok(listener.local_addr()?.port())
+}

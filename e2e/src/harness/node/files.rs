@@ -1,0 +1,93 @@
+//! The files that a node's programs are configured with.
+
+use anyhow::Result;
+use serde_json::json;
+
+use super::Place;
+use crate::{
+    enclosure::pod_subnet,
+    harness::{IMAGE, free_port},
+};
+
+impl Place<'_> {
+    pub(super) fn containerd_configuration(&self) -> String {
+        let directory = self.directory.display();
+        let socket = self.containerd_socket();
+        format!(
+            r#"version = 3
+root = "{directory}/containerd/root"
+state = "{directory}/containerd/state"
+disabled_plugins = ["io.containerd.nri.v1.nri"]
+
+[grpc]
+address = "{socket}"
+
+[ttrpc]
+address = "{socket}.ttrpc"
+
+[plugins."io.containerd.internal.v1.opt"]
+path = "{directory}/containerd/opt"
+
+[plugins."io.containerd.cri.v1.images"]
+snapshotter = "native"
+
+[plugins."io.containerd.cri.v1.images".pinned_images]
+sandbox = "{image}"
+
+[plugins."io.containerd.cri.v1.runtime"]
+cdi_spec_dirs = ["{directory}/cdi"]
+enable_cdi = true
+# Without the right to lower its own score, runc could start no container.
+restrict_oom_score_adj = true
+
+[plugins."io.containerd.cri.v1.runtime".cni]
+bin_dirs = ["/usr/lib/cni"]
+conf_dir = "{directory}/cni"
+"#,
+            image = IMAGE,
+        )
+    }
+
+    /// A bridge of the node's own.
+    pub(super) fn network(&self) -> serde_json::Value {
+        json!({
+            "cniVersion": "0.4.0",
+            "name": self.name,
+            "plugins": [{
+                "type": "bridge",
+                "bridge": format!("e2e-pods-{}", self.number),
+                "isGateway": true,
+                "ipam": {
+                    "type": "host-local",
+                    "ranges": [[{ "subnet": pod_subnet(self.number) }]],
+                    "routes": [{ "dst": "0.0.0.0/0" }],
+                    "dataDir": self.directory.join("cni/addresses"),
+                },
+            }],
+        })
+    }
+
+    pub(super) fn kubelet_configuration(&self) -> Result<serde_json::Value> {
+        Ok(json!({
+            "apiVersion": "kubelet.config.k8s.io/v1beta1",
+            "kind": "KubeletConfiguration",
+            "containerRuntimeEndpoint": format!("unix://{}", self.containerd_socket()),
+            "port": free_port()?,
+            "healthzPort": free_port()?,
+            "authentication": { "anonymous": { "enabled": true }, "webhook": { "enabled": false } },
+            "authorization": { "mode": "AlwaysAllow" },
+            "cgroupDriver": "cgroupfs",
+            "failCgroupV1": false,
+            "failSwapOn": false,
+            "enforceNodeAllocatable": [],
+            "podLogsDir": self.directory.join("pod-logs"),
+            "volumePluginDir": self.directory.join("volume-plugins"),
+            "resolvConf": "",
+            // Changes of devices reach the node's object with the next status, for which tests should not have to wait long.
+            "nodeStatusUpdateFrequency": "1s",
+            // A machine that is short of disk must not evict our pods or delete the only image.
+            "evictionHard": { "memory.available": "1Mi", "nodefs.available": "1Mi" },
+            "imageGCHighThresholdPercent": 100,
+        }))
+    }
+}

@@ -1,0 +1,60 @@
+//! kube-schedulers: the standard one, and others beside it.
+
+use std::fs;
+
+use anyhow::Result;
+use serde_json::{Value, json};
+
+use super::{Cluster, Component, free_port};
+
+impl Cluster {
+    /// Starts a kube-scheduler under this name with the given parts of a `KubeSchedulerConfiguration`; how to reach the
+    /// cluster is filled in.
+    pub(crate) fn start_scheduler(&self, name: &str, mut configuration: Value) -> Result<Component> {
+        let kubeconfig = self.kubeconfig("system:kube-scheduler", "e2e")?.display().to_string();
+        configuration["apiVersion"] = "kubescheduler.config.k8s.io/v1".into();
+        configuration["kind"] = "KubeSchedulerConfiguration".into();
+        configuration["leaderElection"] = json!({ "leaderElect": false });
+        // The usual 50 requests a second would be all that a measurement shows.
+        configuration["clientConnection"] = json!({ "kubeconfig": kubeconfig, "qps": 5000, "burst": 5000 });
+
+        let file = self.harness.state(name)?.join("configuration.json");
+        fs::write(&file, configuration.to_string())?;
+        let program = self.harness.kubernetes("kube-scheduler").arguments([
+            format!("--config={}", file.display()),
+            format!("--authentication-kubeconfig={kubeconfig}"),
+            format!("--authorization-kubeconfig={kubeconfig}"),
+            format!("--secure-port={}", free_port()?),
+            "--bind-address=127.0.0.1".into(),
+        ]);
+        self.harness.start(name, program)
+    }
+}
+
+/// An extender, as the scheduler's configuration describes it.
+#[derive(Debug, Clone)]
+pub(crate) struct Extender {
+    pub(crate) url: String,
+    /// Pods that do not ask for this resource never get to it.
+    pub(crate) resource: String,
+    /// Whether it is sent the names of nodes instead of whole nodes.
+    pub(crate) node_cache_capable: bool,
+}
+
+impl Extender {
+    /// The configuration of a scheduler of this name with this extender.
+    pub(crate) fn scheduler_configuration(&self, scheduler_name: &str) -> Value {
+        json!({
+            "profiles": [{ "schedulerName": scheduler_name }],
+            "extenders": [{
+                "urlPrefix": self.url,
+                "filterVerb": "filter",
+                "prioritizeVerb": "prioritize",
+                "bindVerb": "bind",
+                "weight": 5,
+                "nodeCacheCapable": self.node_cache_capable,
+                "managedResources": [{ "name": self.resource, "ignoredByScheduler": false }],
+            }],
+        })
+    }
+}

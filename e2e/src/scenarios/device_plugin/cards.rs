@@ -1,0 +1,89 @@
+//! Two make-believe cards, `a` and `b`, of two units each.
+
+use std::{
+    fs,
+    path::PathBuf,
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
+
+use tessera_node::device_plugin::{Allocation, Device, DevicePlugin, Refusal, Wish};
+use tessera_wire::kubelet::device_plugin::{CdiDevice, Mount};
+use tokio::sync::watch;
+
+/// What CDI calls the cards.
+pub(crate) const CDI_KIND: &str = "e2e.tessera.dev/card";
+
+/// Where a container finds what was written for it.
+pub(crate) const GRANTS_IN_CONTAINER: &str = "/tmp/grants";
+
+/// Fills card `b` first, so that an ignored preference would show.
+#[derive(Debug)]
+pub(crate) struct Cards {
+    /// Sets the plugins apart in a container that holds devices of both.
+    name: &'static str,
+    /// Mounted into containers.
+    grants: PathBuf,
+    devices: watch::Sender<Vec<Device>>,
+    streams: AtomicUsize,
+    refusal: Mutex<Option<String>>,
+}
+
+impl Cards {
+    pub(crate) fn new(name: &'static str, grants: PathBuf) -> Self {
+        let device = |id: &str| Device { id: id.into(), healthy: true, numa_node: None };
+        let devices = watch::Sender::new(["a-0", "a-1", "b-0", "b-1"].map(device).to_vec());
+        Self { name, grants, devices, streams: AtomicUsize::new(0), refusal: Mutex::new(None) }
+    }
+
+    /// How often a kubelet has connected.
+    pub(crate) fn streams(&self) -> usize {
+        self.streams.load(Ordering::Relaxed)
+    }
+
+    /// From now on no container gets anything.
+    pub(crate) fn refuse(&self, reason: &str) {
+        *self.refusal.lock().unwrap_or_else(PoisonError::into_inner) = Some(reason.into());
+    }
+}
+
+impl DevicePlugin for Cards {
+    fn devices(&self) -> watch::Receiver<Vec<Device>> {
+        self.streams.fetch_add(1, Ordering::Relaxed);
+        self.devices.subscribe()
+    }
+
+    async fn prefer(&self, wish: Wish) -> Result<Vec<String>, Refusal> {
+        let (mut on_b, mut on_a): (Vec<_>, Vec<_>) =
+            wish.available.into_iter().partition(|id| id.starts_with('b'));
+        on_b.sort();
+        on_a.sort();
+        Ok(on_b.into_iter().chain(on_a).take(wish.count).collect())
+    }
+
+    async fn allocate(&self, mut ids: Vec<String>) -> Result<Allocation, Refusal> {
+        if let Some(reason) = &*self.refusal.lock().unwrap_or_else(PoisonError::into_inner) {
+            return Err(Refusal(reason.clone()));
+        }
+        ids.sort();
+        let card = ids.first().and_then(|id| id.split('-').next()).unwrap_or_default();
+        Ok(Allocation {
+            envs: [(format!("E2E_{}", self.name.to_uppercase()), ids.join(","))].into(),
+            mounts: vec![Mount {
+                container_path: format!("{GRANTS_IN_CONTAINER}/{}", self.name),
+                host_path: self.grants.join("current").display().to_string(),
+                read_only: true,
+            }],
+            cdi_devices: vec![CdiDevice { name: format!("{CDI_KIND}={card}") }],
+            ..Allocation::default()
+        })
+    }
+
+    async fn pre_start(&self, mut ids: Vec<String>) -> Result<(), Refusal> {
+        ids.sort();
+        let grant = format!("granted {}\n", ids.join(","));
+        fs::write(self.grants.join("current"), grant).map_err(|error| Refusal(error.to_string()))
+    }
+}

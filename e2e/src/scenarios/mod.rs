@@ -1,0 +1,113 @@
+//! What is tried on the real Kubernetes.
+
+mod baseline;
+mod broken;
+mod device_plugin;
+mod extender;
+mod pod_runs;
+mod restarts;
+mod self_test;
+
+use std::{future::Future, pin::Pin};
+
+use anyhow::{Context, Result, bail};
+
+use crate::{harness::Harness, runner::Settings};
+
+type Running = Pin<Box<dyn Future<Output = Result<()>>>>;
+
+/// A scenario that runs inside an enclosure.
+pub(crate) type Enclosed = fn(Harness) -> Running;
+
+/// How a scenario runs.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Body {
+    Enclosed(Enclosed),
+    /// In the runner itself: for scenarios about runners.
+    Outside(fn(Settings) -> Running),
+}
+
+/// One thing to try.
+#[derive(Debug)]
+pub(crate) struct Scenario {
+    pub(crate) name: &'static str,
+    pub(crate) about: &'static str,
+    pub(crate) body: Body,
+    /// Runs only when named: made to fail or to hang, for the self test.
+    hidden: bool,
+}
+
+/// A table entry for a scenario in the module of that name.
+macro_rules! scenario {
+    ($name:literal, $about:literal, $body:ident($run:path), hidden: $hidden:literal) => {
+        Scenario {
+            name: $name,
+            about: $about,
+            body: Body::$body(|given| Box::pin($run(given))),
+            hidden: $hidden,
+        }
+    };
+}
+
+static SCENARIOS: &[Scenario] = &[
+    scenario!("pod-runs", "a pod runs on a real kubelet and its log is read", Enclosed(pod_runs::run), hidden: false),
+    scenario!(
+        "restarts",
+        "every component is ended and started again; a running pod stays, new ones run",
+        Enclosed(restarts::run),
+        hidden: false
+    ),
+    scenario!(
+        "device-plugin",
+        "devices are registered, allocated, listed, and survive a kubelet restart",
+        Enclosed(device_plugin::run),
+        hidden: false
+    ),
+    scenario!(
+        "extender",
+        "kube-scheduler calls filter, prioritize and bind; the Binding carries annotations",
+        Enclosed(extender::run),
+        hidden: false
+    ),
+    scenario!("baseline", "pods per second of kube-scheduler alone on 500 nodes", Enclosed(baseline::run), hidden: false),
+    scenario!(
+        "self-test",
+        "a dead component, a panic and a killed runner are handled and leave nothing behind",
+        Outside(self_test::run),
+        hidden: false
+    ),
+    scenario!("broken-component", "a component dies", Enclosed(broken::component), hidden: true),
+    scenario!("broken-panic", "the scenario panics", Enclosed(broken::panic), hidden: true),
+    scenario!("broken-hang", "the scenario never ends", Enclosed(broken::hang), hidden: true),
+];
+
+/// Those named, or all.
+pub(crate) fn select(names: &[String]) -> Result<Vec<&'static Scenario>> {
+    if names.is_empty() {
+        return Ok(SCENARIOS.iter().filter(|scenario| !scenario.hidden).collect());
+    }
+    names.iter().map(|name| find(name)).collect()
+}
+
+/// The one that is named, which must be one to enclose.
+pub(crate) fn only(names: &[String]) -> Result<Enclosed> {
+    let [name] = names else { bail!("one scenario must be named") };
+    match find(name)?.body {
+        Body::Enclosed(run) => Ok(run),
+        Body::Outside(_) => bail!("{name} does not run in an enclosure"),
+    }
+}
+
+/// Says what there is.
+pub(crate) fn print_list() {
+    for scenario in SCENARIOS.iter().filter(|scenario| !scenario.hidden) {
+        println!("{:<16} {}", scenario.name, scenario.about);
+    }
+}
+
+fn find(name: &str) -> Result<&'static Scenario> {
+    SCENARIOS
+        .iter()
+        .find(|scenario| scenario.name == name)
+        .with_context(|| format!("there is no scenario {name:?}; --list names those there are"))
+}

@@ -1,0 +1,31 @@
+//! The control plane gets ready, a pod runs on the real kubelet, its log is read; on a second node beside it, too.
+
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use kube::api::{LogParams, PostParams};
+
+use crate::harness::{Cluster, Harness, Parts, pod};
+
+pub(crate) async fn run(harness: Harness) -> Result<()> {
+    let cluster = Cluster::start(&harness, Parts::ALL).await?;
+    let nodes = [cluster.add_node(1).await?, cluster.add_node(2).await?];
+    let pods = cluster.pods();
+
+    for node in &nodes {
+        let name = format!("hello-{}", node.name);
+        let mut hello = pod(&name, "echo hello from $HOSTNAME; cat /proc/self/cgroup", &[]);
+        if let Some(spec) = &mut hello.spec {
+            let label = ("kubernetes.io/hostname".to_owned(), node.name.clone());
+            spec.node_selector = Some([label].into());
+        }
+        pods.create(&PostParams::default(), &hello).await?;
+        cluster.wait_for_phase(&name, "Succeeded", Duration::from_secs(60)).await?;
+        let log = pods.logs(&name, &LogParams::default()).await?;
+        ensure!(log.starts_with(&format!("hello from {name}\n")), "the log of {name} is {log:?}");
+        // Tools that find a process's pod rely on this.
+        ensure!(log.contains("/kubepods/besteffort/pod"), "the cgroups of {name} are not as usual: {log}");
+        harness.note(&format!("{name} ran and its log was read"));
+    }
+    Ok(())
+}
