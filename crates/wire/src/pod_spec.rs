@@ -4,6 +4,7 @@ use tessera_core::request::{self, PodRequest, Request, Role, peak};
 use tessera_core::units::{MiB, MilliCpu};
 
 use crate::dialect::{self, BadRequest, MemoryUnit};
+use crate::grant::Claim;
 use crate::objects::{Amounts, Container, PodSpec, Resources};
 use crate::quantity::{BadQuantity, Quantity};
 
@@ -32,11 +33,9 @@ pub enum BadContainer {
 impl PodSpec {
     /// What the pod asks for, on a node that counts `aliyun.com/gpu-mem` in `unit`.
     pub fn request(&self, unit: MemoryUnit) -> Result<PodRequest, BadPod> {
-        let inits = self.init_containers.iter().map(|spec| (spec.init_role(), spec));
-        let mains = self.containers.iter().map(|spec| (Role::Main, spec));
         let mut needs = Vec::new();
         let mut containers = Vec::new();
-        for (role, spec) in inits.chain(mains) {
+        for (spec, role) in self.containers_with_roles() {
             let read = spec.read(unit).map_err(|reason| BadPod { container: spec.name.clone(), reason })?;
             needs.push((role, read.cpu, read.memory));
             containers.push(request::Container { name: spec.name.clone(), role, request: read.request });
@@ -52,6 +51,28 @@ impl PodSpec {
             memory: memory + overhead.1,
             ..PodRequest::default()
         })
+    }
+
+    /// All containers in the order they start, and when each runs.
+    pub fn containers_with_roles(&self) -> impl Iterator<Item = (&Container, Role)> {
+        let inits = self.init_containers.iter().map(|container| (container, container.init_role()));
+        inits.chain(self.containers.iter().map(|container| (container, Role::Main)))
+    }
+
+    /// What each container that asks for cards claims, and in which vocabulary.
+    pub fn claims(&self, unit: MemoryUnit) -> Result<Vec<Claim>, BadPod> {
+        let mut claims = Vec::new();
+        let inits = self.init_containers.len();
+        for (number, (container, role)) in self.containers_with_roles().enumerate() {
+            let Resources { limits, requests } = &container.resources;
+            let asked = dialect::request(limits, requests, unit)
+                .map_err(|reason| BadPod { container: container.name.clone(), reason: reason.into() })?;
+            if let Some((dialect, request)) = asked {
+                let position = number.checked_sub(inits);
+                claims.push(Claim { container: container.name.clone(), role, position, dialect, request });
+            }
+        }
+        Ok(claims)
     }
 
     fn overhead_needs(&self) -> Result<(MilliCpu, MiB), BadQuantity> {
