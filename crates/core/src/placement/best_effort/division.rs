@@ -63,7 +63,7 @@ impl Division {
 
     /// Beyond, it ends after looking so many times at what a card could still get, well within a millisecond, and a
     /// good division counts for the best one. Real machines are regular, and their searches end by themselves.
-    const STEPS: u32 = 16_000;
+    const STEPS: u32 = 10_000;
 
     pub(super) fn new(topology: &Topology, free: GpuSet, required: GpuSet, size: usize) -> Self {
         let pairs = Pairs::of(topology, free);
