@@ -16,8 +16,9 @@ const LEFT_OVER: f64 = 0.002;
 /// Cards that are worth losing for a set with the best links instead of one with none.
 const LINKS: f64 = 0.2;
 
-/// Differences below this are rounding errors: places that close are alike, and the order of nodes decides.
-const GRAIN: f64 = 1e-9;
+/// Scores are multiples of a part of a card this small. Differences below it are rounding errors: places that close are
+/// alike, and the order of nodes decides.
+const STEPS_PER_CARD: f64 = 1e9;
 
 /// The card on which a part is the least loss.
 pub(super) fn choose_part(forecast: &Forecast, node: &NodeState, ask: &Ask) -> Option<GpuSet> {
@@ -84,7 +85,7 @@ fn best_card(
         }
         tried = tried.with(gpu);
         let lost = before.with(gpu, left_after(node, gpu, ask.hold)).lost(forecast, node, host);
-        if best.is_none_or(|(_, least)| lost < least - GRAIN) {
+        if best.is_none_or(|(_, least)| lost < least - 1.0 / STEPS_PER_CARD) {
             best = Some((gpu, lost));
         }
     }
@@ -102,7 +103,7 @@ fn left_over(forecast: &Forecast, cards: f64, cpu: MilliCpu) -> f64 {
 }
 
 fn rounded(score: f64) -> f64 {
-    (score / GRAIN).round() * GRAIN
+    (score * STEPS_PER_CARD).round() / STEPS_PER_CARD
 }
 
 /// What is left of a node's host.
