@@ -105,8 +105,11 @@ impl LargeMachine {
         let to_free = (0..self.count).map(|card| self.ties_between(card, wanted.free)).collect();
         let search = Search { machine, large: self, wanted, aim, to_free };
         let starts = wanted.candidates.iter().map(|gpu| wanted.required.with(gpu));
-        let grown = starts.filter_map(|start| search.grow(start));
-        let best = grown.max_by_key(|draft| search.rank(draft))?;
+        let mut grown: Vec<Draft> = starts.filter_map(|start| search.grow(start)).collect();
+        // Neighbours grow into the same set, and judging it costs more than growing it.
+        grown.sort_by_key(|draft| draft.set.mask());
+        grown.dedup_by_key(|draft| draft.set);
+        let best = grown.into_iter().max_by_key(|draft| search.rank(draft))?;
         Some(search.exchange(best))
     }
 

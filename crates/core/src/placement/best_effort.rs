@@ -8,6 +8,8 @@ mod division;
 mod guess;
 mod pairs;
 
+use std::cmp::Reverse;
+
 use crate::gpu_set::GpuSet;
 use crate::topology::{Link, PcieLevel, Topology};
 use crate::units::GpuIndex;
@@ -80,13 +82,17 @@ fn grow(topology: &Topology, free: GpuSet, required: GpuSet, count: usize) -> Op
     };
     let mut best: Option<(u32, GpuSet)> = None;
     for mut set in starts {
+        let mut score = set_score(topology, set);
+        // By card: its points with the set so far.
+        let with_set = |gpu| set.iter().map(|member| points(topology, member, gpu)).sum();
+        let mut gains: Vec<(GpuIndex, u32)> = free.iter().map(|gpu| (gpu, with_set(gpu))).collect();
         while set.len() < count {
-            let gain =
-                |gpu: GpuIndex| -> u32 { set.iter().map(|member| points(topology, member, gpu)).sum() };
-            let next = free.difference(set).iter().max_by_key(|gpu| (gain(*gpu), u8::MAX - gpu.0))?;
+            gains.retain(|(gpu, _)| !set.contains(*gpu));
+            let (next, gain) = *gains.iter().min_by_key(|(_, gain)| Reverse(*gain))?;
             set = set.with(next);
+            score += gain;
+            gains.iter_mut().for_each(|(gpu, gain)| *gain += points(topology, next, *gpu));
         }
-        let score = set_score(topology, set);
         if best.is_none_or(|(highest, _)| score > highest) {
             best = Some((score, set));
         }
