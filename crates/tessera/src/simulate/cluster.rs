@@ -1,6 +1,6 @@
 //! `tessera simulate cluster`: a cluster filled with the pods of a trace.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::str::FromStr;
 use std::sync::Arc;
@@ -98,9 +98,12 @@ pub(super) fn run_arguments(arguments: &Arguments) -> Result<ExitCode> {
         super::write_file(file, &cluster_report::plot(&results, seeds.len()))?;
     }
     let with_links = !arguments.machine.is_empty();
-    match &arguments.json {
-        Some(file) => super::write_json(file, &cluster_report::json(&results, seeds, with_links))?,
-        None => crate::print(&cluster_report::table(&results, with_links)),
+    if let Some(file) = &arguments.json {
+        super::write_json(file, &cluster_report::json(&results, seeds, with_links))?;
+    }
+    // JSON on standard output must stand alone.
+    if arguments.json.as_deref() != Some(Path::new("-")) {
+        crate::print(&cluster_report::table(&results, with_links));
     }
     Ok(ExitCode::SUCCESS)
 }
