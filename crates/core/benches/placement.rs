@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tessera_core::bandwidth::Bandwidth;
-use tessera_core::gpu::{Gpu, Health};
+use tessera_core::gpu::Gpu;
 use tessera_core::gpu_set::GpuSet;
 use tessera_core::grant::{ContainerGrant, Hold, PodGrant};
 use tessera_core::ledger::Ledger;
@@ -68,15 +68,7 @@ fn machines() -> Vec<(&'static str, Topology)> {
 
 /// The machine with every card free, or with each fourth one held by a pod.
 fn node(topology: &Topology, busy: bool) -> NodeState {
-    let gpu = |index: GpuIndex| Gpu {
-        index,
-        uuid: "GPU-x".into(),
-        minor: 0,
-        model: "GPU".into(),
-        memory: MiB(16_384),
-        numa: None,
-        health: Health::Healthy,
-    };
+    let gpu = |index: GpuIndex| Gpu::new(index, "GPU-x".into(), "GPU".into(), MiB(16_384));
     let gpus = topology.gpus().iter().map(gpu).collect();
     let node = Node::new("n".into(), gpus, topology.clone(), MilliCpu::ZERO, MiB::ZERO).unwrap();
     let name = node.name.clone();

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tessera_core::forecast::Forecast;
-use tessera_core::gpu::{Gpu, Health};
+use tessera_core::gpu::Gpu;
 use tessera_core::gpu_set::GpuSet;
 use tessera_core::grant::PodGrant;
 use tessera_core::ledger::Ledger;
@@ -45,14 +45,8 @@ fn cluster(nodes: usize) -> Vec<NodeState> {
     let mut ledger = Ledger::default();
     let mut names = Vec::new();
     for number in 0..nodes {
-        let gpu = |index| Gpu {
-            index: GpuIndex(index),
-            uuid: format!("GPU-{number}-{index}").as_str().into(),
-            minor: u32::from(index),
-            model: "H100".into(),
-            memory: MEMORY,
-            numa: None,
-            health: Health::Healthy,
+        let gpu = |index| {
+            Gpu::new(GpuIndex(index), format!("GPU-{number}-{index}").as_str().into(), "H100".into(), MEMORY)
         };
         let gpus = (0..CARDS).map(gpu).collect();
         let name = tessera_core::units::NodeName(format!("node-{number:05}"));

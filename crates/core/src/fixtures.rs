@@ -64,13 +64,9 @@ fn on_two_sockets(topology: &Topology) -> Topology {
 /// A node of cards joined like this, nobody using it.
 pub(crate) fn node(topology: &Topology, broken: &[u8]) -> NodeState {
     let gpu = |index: GpuIndex| Gpu {
-        index,
-        uuid: "GPU-x".into(),
-        minor: 0,
-        model: "GPU".into(),
-        memory: MiB(16_384),
         numa: topology.numa(index),
         health: if broken.contains(&index.0) { Health::Unhealthy } else { Health::Healthy },
+        ..Gpu::new(index, "GPU-x".into(), "GPU".into(), MiB(16_384))
     };
     let gpus = topology.gpus().iter().map(gpu).collect();
     let node = Node::new("n".into(), gpus, topology.clone(), MilliCpu::ZERO, MiB::ZERO).unwrap();

@@ -56,6 +56,12 @@ pub enum Health {
 // === impl Gpu ===
 
 impl Gpu {
+    /// A healthy card whose minor number is its index, as is usual, on a NUMA node nobody told.
+    #[must_use]
+    pub fn new(index: GpuIndex, uuid: GpuUuid, model: Model, memory: MiB) -> Self {
+        Self { index, uuid, minor: u32::from(index.0), model, memory, numa: None, health: Health::Healthy }
+    }
+
     /// Its kind.
     #[must_use]
     pub fn kind(&self) -> CardKind {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use anyhow::{Context as _, Result, ensure};
 use clap::{Args, ValueEnum};
-use tessera_core::gpu::{Gpu, Health};
+use tessera_core::gpu::Gpu;
 use tessera_core::node::{Node, NodeState};
 use tessera_core::topology::Topology;
 use tessera_core::units::{MiB, MilliCpu};
@@ -88,13 +88,8 @@ pub(crate) fn usual_cpu(cards: usize) -> MilliCpu {
 pub(crate) fn node(topology: Topology, memory: &[MiB], cpu: MilliCpu) -> Result<Node> {
     ensure!(memory.len() == topology.count(), "{} memory sizes for {} GPUs", memory.len(), topology.count());
     let gpus = topology.gpus().iter().zip(memory).map(|(index, memory)| Gpu {
-        index,
-        uuid: format!("GPU-{index}").as_str().into(),
-        minor: u32::from(index.0),
-        model: "GPU".into(),
-        memory: *memory,
         numa: topology.numa(index),
-        health: Health::Healthy,
+        ..Gpu::new(index, format!("GPU-{index}").as_str().into(), "GPU".into(), *memory)
     });
     let host_memory = MiB(topology.count() as u64 * USUAL_HOST_MEMORY.0);
     Ok(Node::new("node".into(), gpus.collect(), topology, cpu, host_memory)?)

@@ -106,7 +106,7 @@ fn level_name(level: GroupLevel) -> &'static str {
 mod tests {
     use std::sync::Arc;
 
-    use tessera_core::gpu::{Gpu, Health};
+    use tessera_core::gpu::Gpu;
     use tessera_core::grant::{ContainerGrant, Hold, PodGrant};
     use tessera_core::node::Node;
     use tessera_core::request::Role;
@@ -117,15 +117,7 @@ mod tests {
 
     #[test]
     fn prints_groups_by_level_then_by_what_is_free() {
-        let gpu = |index| Gpu {
-            index: GpuIndex(index),
-            uuid: "GPU-x".into(),
-            minor: 0,
-            model: "P4".into(),
-            memory: MiB(8),
-            numa: None,
-            health: Health::Healthy,
-        };
+        let gpu = |index| Gpu::new(GpuIndex(index), "GPU-x".into(), "P4".into(), MiB(8));
         let topology = Topology::from_pairs(5, |a, b| match (a.0 / 2 == b.0 / 2, b.0) {
             (true, _) => Link::pcie(PcieLevel::SingleSwitch),
             (false, 4) => Link::pcie(PcieLevel::System),

@@ -209,17 +209,9 @@ fn an_observed_pod_is_booked_even_where_there_is_no_room() {
 }
 
 fn two_cards() -> Node {
-    use tessera_core::gpu::{Gpu, Health};
+    use tessera_core::gpu::Gpu;
     use tessera_core::topology::Topology;
-    let gpu = |index| Gpu {
-        index: GpuIndex(index),
-        uuid: "GPU-x".into(),
-        minor: 0,
-        model: "T4".into(),
-        memory: MiB(16_384),
-        numa: None,
-        health: Health::Healthy,
-    };
+    let gpu = |index| Gpu::new(GpuIndex(index), "GPU-x".into(), "T4".into(), MiB(16_384));
     Node::new("n".into(), vec![gpu(0), gpu(1)], Topology::unknown(2), Default::default(), Default::default())
         .unwrap()
 }

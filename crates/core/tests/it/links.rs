@@ -115,13 +115,8 @@ proptest! {
 fn node_of(topology: &Topology, free: GpuSet) -> NodeState {
     use tessera_core::gpu::{Gpu, Health};
     let gpu = |index: GpuIndex| Gpu {
-        index,
-        uuid: "GPU-x".into(),
-        minor: 0,
-        model: "T4".into(),
-        memory: Default::default(),
-        numa: None,
         health: if free.contains(index) { Health::Healthy } else { Health::Unhealthy },
+        ..Gpu::new(index, "GPU-x".into(), "T4".into(), Default::default())
     };
     let gpus = topology.gpus().iter().map(gpu).collect();
     let node = Node::new("n".into(), gpus, topology.clone(), Default::default(), Default::default()).unwrap();

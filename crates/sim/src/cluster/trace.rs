@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use tessera_core::gpu::{Gpu, Health, Model};
+use tessera_core::gpu::{Gpu, Model};
 use tessera_core::node::{BadNode, Node};
 use tessera_core::request::{Container, PodRequest, Request, Role};
 use tessera_core::topology::Topology;
@@ -99,14 +99,13 @@ pub fn nodes(
     for row in table.rows() {
         let cards: u8 = row.number(&count)?;
         let model = Model::from(row.text(&model));
-        let gpus = (0..cards).map(|index| Gpu {
-            index: GpuIndex(index),
-            uuid: format!("GPU-{}-{index}", row.text(&name)).as_str().into(),
-            minor: u32::from(index),
-            model: model.clone(),
-            memory: CARD_MEMORY,
-            numa: None,
-            health: Health::Healthy,
+        let gpus = (0..cards).map(|index| {
+            Gpu::new(
+                GpuIndex(index),
+                format!("GPU-{}-{index}", row.text(&name)).as_str().into(),
+                model.clone(),
+                CARD_MEMORY,
+            )
         });
         let cards = usize::from(cards);
         let node = Node::new(

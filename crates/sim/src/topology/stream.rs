@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use tessera_core::gpu::{Gpu, Health};
+use tessera_core::gpu::Gpu;
 use tessera_core::gpu_set::GpuSet;
 use tessera_core::grant::{ContainerGrant, Hold, PodGrant};
 use tessera_core::ledger::Ledger;
@@ -108,13 +108,8 @@ impl Chooser {
 impl<'a> Machine<'a> {
     fn new(topology: &'a Topology, chooser: Chooser) -> Result<Self, StreamError> {
         let gpu = |index| Gpu {
-            index,
-            uuid: format!("GPU-{index}").as_str().into(),
-            minor: u32::from(index.0),
-            model: "GPU".into(),
-            memory: MiB(1),
             numa: topology.numa(index),
-            health: Health::Healthy,
+            ..Gpu::new(index, format!("GPU-{index}").as_str().into(), "GPU".into(), MiB(1))
         };
         let name = NodeName::from("machine");
         let gpus = topology.gpus().iter().map(gpu).collect();

@@ -1,18 +1,12 @@
-use tessera_core::gpu::{Gpu, Health};
+use tessera_core::gpu::Gpu;
 use tessera_core::topology::Topology;
 use tessera_core::units::MilliCpu;
 
 use super::*;
 
 fn node() -> Node {
-    let gpu = |index: u8| Gpu {
-        index: GpuIndex(index),
-        uuid: format!("GPU-{index}").as_str().into(),
-        minor: u32::from(index),
-        model: "T4".into(),
-        memory: MiB(16_276),
-        numa: None,
-        health: Health::Healthy,
+    let gpu = |index: u8| {
+        Gpu::new(GpuIndex(index), format!("GPU-{index}").as_str().into(), "T4".into(), MiB(16_276))
     };
     let gpus = (0..4).map(gpu).collect();
     Node::new("node-a".into(), gpus, Topology::unknown(4), MilliCpu::ZERO, MiB::ZERO).unwrap()
