@@ -26,9 +26,7 @@ pub(crate) fn run(directory: &Path, settings: &Settings, scenario: Enclosed) -> 
     // A task of its own, so that a panic ends the scenario and not this process.
     let tasks = LocalSet::new();
     let task = tasks.spawn_local(scenario(harness.clone()));
-    let outcome = tasks
-        .block_on(&runtime, task)
-        .unwrap_or_else(|panic| Err(panic_error(panic)));
+    let outcome = tasks.block_on(&runtime, task).unwrap_or_else(|panic| Err(panic_error(panic)));
     let Err(error) = outcome else {
         return Ok(ExitCode::SUCCESS);
     };
@@ -53,17 +51,11 @@ fn show_logs(harness: &Harness) {
     let deaths = harness.components().deaths();
     if deaths.is_empty() {
         for (name, log) in harness.components().logs() {
-            show(
-                &format!("end of the log of {name}"),
-                &tail(&log, LINES_OF_THE_LIVING),
-            );
+            show(&format!("end of the log of {name}"), &tail(&log, LINES_OF_THE_LIVING));
         }
     }
     for death in deaths {
-        show(
-            &format!("{death}; end of its log"),
-            &tail(&death.log, LINES_OF_THE_DEAD),
-        );
+        show(&format!("{death}; end of its log"), &tail(&death.log, LINES_OF_THE_DEAD));
     }
 }
 

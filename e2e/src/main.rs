@@ -54,14 +54,7 @@ enum Stage {
 }
 
 fn main() -> Result<ExitCode> {
-    let Arguments {
-        scenarios,
-        list,
-        record,
-        programs,
-        stage,
-        directory,
-    } = Arguments::parse();
+    let Arguments { scenarios, list, record, programs, stage, directory } = Arguments::parse();
     if list {
         scenarios::print_list();
         return Ok(ExitCode::SUCCESS);

@@ -46,15 +46,10 @@ impl Settings {
 
 /// Runs them all and counts.
 pub(crate) fn run(scenarios: &[&Scenario], settings: &Settings) -> Result<ExitCode> {
-    ensure!(
-        rustix::process::geteuid().is_root(),
-        "a kubelet needs root: run this as root"
-    );
+    ensure!(rustix::process::geteuid().is_root(), "a kubelet needs root: run this as root");
     enclosure::sweep()?;
     // One thread, this one: what it starts dies with it.
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(run_all(scenarios, settings))
 }
 
@@ -86,11 +81,7 @@ async fn run_all(scenarios: &[&Scenario], settings: &Settings) -> Result<ExitCod
         }
     }
     println!("{passed} passed, {failed} failed");
-    Ok(if failed == 0 {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
-    })
+    Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 /// Somebody wants us to stop.
@@ -100,15 +91,9 @@ struct Interruption {
 
 impl Interruption {
     fn listen() -> Result<Self> {
-        let [interrupt, terminate, hangup] = [
-            SignalKind::interrupt(),
-            SignalKind::terminate(),
-            SignalKind::hangup(),
-        ]
-        .map(signal);
-        Ok(Self {
-            signals: [interrupt?, terminate?, hangup?],
-        })
+        let [interrupt, terminate, hangup] =
+            [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()].map(signal);
+        Ok(Self { signals: [interrupt?, terminate?, hangup?] })
     }
 
     async fn wait(&mut self) {
@@ -178,9 +163,7 @@ async fn wait_until_empty(enclosure: &Enclosure) -> Result<()> {
 
 /// Moves the logs to where they outlive the enclosure.
 fn keep_logs(name: &str, logs: &Path) -> Result<PathBuf> {
-    let kept = std::env::temp_dir()
-        .join("tessera-e2e-logs")
-        .join(format!("{name}-{}", process::id()));
+    let kept = std::env::temp_dir().join("tessera-e2e-logs").join(format!("{name}-{}", process::id()));
     fs::create_dir_all(kept.parent().context("no place for logs")?)?;
     fs::rename(logs, &kept).with_context(|| format!("cannot move the logs to {}", kept.display()))?;
     Ok(kept)

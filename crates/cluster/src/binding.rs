@@ -56,13 +56,7 @@ impl Binding {
     }
 
     fn to_request(&self) -> Result<Request<Vec<u8>>, http::Error> {
-        let Self {
-            namespace,
-            pod,
-            uid,
-            node,
-            annotations,
-        } = self;
+        let Self { namespace, pod, uid, node, annotations } = self;
         let body = json!({
             "apiVersion": "v1",
             "kind": "Binding",

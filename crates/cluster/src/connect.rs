@@ -30,18 +30,12 @@ pub enum ConnectError {
 pub async fn connect(kubeconfig: Option<&Path>) -> Result<Client, ConnectError> {
     let config = match kubeconfig {
         Some(path) => {
-            let unusable = |source| ConnectError::Kubeconfig {
-                path: path.to_owned(),
-                source: Box::new(source),
-            };
+            let unusable =
+                |source| ConnectError::Kubeconfig { path: path.to_owned(), source: Box::new(source) };
             let file = Kubeconfig::read_from(path).map_err(unusable)?;
-            Config::from_custom_kubeconfig(file, &KubeConfigOptions::default())
-                .await
-                .map_err(unusable)?
+            Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await.map_err(unusable)?
         }
-        None => Config::infer()
-            .await
-            .map_err(|source| ConnectError::Nowhere(Box::new(source)))?,
+        None => Config::infer().await.map_err(|source| ConnectError::Nowhere(Box::new(source)))?,
     };
     Client::try_from(config).map_err(|source| ConnectError::Client(Box::new(source)))
 }

@@ -1,1 +1,21 @@
-//! Tessera.
+//! The core that decides: which cards a pod gets, and what is left.
+//!
+//! Everything here is a function of values. No IO, no clock, no global, no async: the scheduler, the agent, the
+//! command line and the simulators all call the same code and execute what it answers.
+
+pub mod bandwidth;
+#[cfg(test)]
+mod fixtures;
+pub mod forecast;
+pub mod fragmentation;
+pub mod gpu;
+pub mod gpu_set;
+pub mod grant;
+pub mod ledger;
+pub mod node;
+pub mod placement;
+pub mod request;
+pub mod topology;
+pub mod tree;
+pub mod units;
+pub mod workload;

@@ -78,12 +78,7 @@ impl PodResources {
         loop {
             match self.client.clone().list(ListPodResourcesRequest {}).await {
                 Ok(answer) => {
-                    return Ok(answer
-                        .into_inner()
-                        .pod_resources
-                        .into_iter()
-                        .map(pod_devices)
-                        .collect());
+                    return Ok(answer.into_inner().pod_resources.into_iter().map(pod_devices).collect());
                 }
                 Err(status) if status.code() == Code::ResourceExhausted && Instant::now() < give_up => {
                     sleep(RATE_LIMIT_PAUSE).await;
@@ -106,12 +101,7 @@ fn pod_devices(pod: proto::PodResources) -> PodDevices {
 fn container_devices(container: proto::ContainerResources) -> ContainerDevices {
     let mut ids: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     for entry in container.devices {
-        ids.entry(entry.resource_name)
-            .or_default()
-            .extend(entry.device_ids);
+        ids.entry(entry.resource_name).or_default().extend(entry.device_ids);
     }
-    ContainerDevices {
-        name: container.name,
-        ids,
-    }
+    ContainerDevices { name: container.name, ids }
 }

@@ -22,11 +22,7 @@ impl PodResourcesLister for Busy {
         &self,
         _: Request<ListPodResourcesRequest>,
     ) -> Result<Response<ListPodResourcesResponse>, Status> {
-        if self
-            .0
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1))
-            .is_ok()
-        {
+        if self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_ok() {
             return Err(Status::resource_exhausted("rejected by rate limit"));
         }
         let device = |resource: &str, id: &str| ContainerDevices {
@@ -39,14 +35,8 @@ impl PodResourcesLister for Busy {
             devices: vec![device("x/core", "b"), device("x/mem", "m"), device("x/core", "a")],
             ..ContainerResources::default()
         };
-        let pod = Listed {
-            name: "p".into(),
-            namespace: "n".into(),
-            containers: vec![container],
-        };
-        Ok(Response::new(ListPodResourcesResponse {
-            pod_resources: vec![pod],
-        }))
+        let pod = Listed { name: "p".into(), namespace: "n".into(), containers: vec![container] };
+        Ok(Response::new(ListPodResourcesResponse { pod_resources: vec![pod] }))
     }
 
     async fn get_allocatable_resources(
@@ -83,8 +73,5 @@ async fn gathers_the_ids_and_outlasts_the_rate_limit() {
 async fn a_missing_kubelet_is_an_error() {
     let directory = tempfile::tempdir().unwrap();
     let pod_resources = PodResources::at(&directory.path().join("kubelet.sock")).unwrap();
-    assert!(matches!(
-        pod_resources.list().await,
-        Err(PodResourcesError::List(_))
-    ));
+    assert!(matches!(pod_resources.list().await, Err(PodResourcesError::List(_))));
 }

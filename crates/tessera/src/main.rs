@@ -1,3 +1,49 @@
-//! The `tessera` binary.
+//! The `tessera` binary: parse, run, exit. Exit codes: 0 done, 1 the answer is no, 2 bad input.
 
-fn main() {}
+mod place;
+mod simulate;
+mod topology;
+
+use std::io::Write as _;
+use std::path::Path;
+use std::process::ExitCode;
+
+use anyhow::{Context as _, Result};
+use clap::{Parser, Subcommand};
+
+/// Shares and places the GPUs of a Kubernetes cluster.
+#[derive(Debug, Parser)]
+#[command(version, max_term_width = 110, arg_required_else_help = true)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Place(place::Arguments),
+    Simulate(simulate::Arguments),
+    Topology(topology::Arguments),
+}
+
+fn main() -> ExitCode {
+    let outcome = match Arguments::parse().command {
+        Command::Place(arguments) => place::run(&arguments),
+        Command::Simulate(arguments) => simulate::run(&arguments),
+        Command::Topology(arguments) => topology::run(&arguments),
+    };
+    outcome.unwrap_or_else(|error| {
+        eprintln!("error: {error:#}");
+        ExitCode::from(2)
+    })
+}
+
+/// Reads a text file, naming it where that fails.
+fn read_file(file: &Path) -> Result<String> {
+    std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))
+}
+
+/// Writes to standard output. A reader that went away, as `head` does, is no error.
+fn print(text: &str) {
+    let _ = std::io::stdout().write_all(text.as_bytes());
+}

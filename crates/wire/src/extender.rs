@@ -30,16 +30,9 @@ pub struct Args {
 impl Args {
     /// The nodes asked about, whichever way they were sent.
     pub fn names(&self) -> impl Iterator<Item = &str> {
-        let from_nodes = self
-            .nodes
-            .iter()
-            .flat_map(|list| &list.items)
-            .map(|node| node.metadata.name.as_str());
-        self.node_names
-            .iter()
-            .flatten()
-            .map(String::as_str)
-            .chain(from_nodes)
+        let from_nodes =
+            self.nodes.iter().flat_map(|list| &list.items).map(|node| node.metadata.name.as_str());
+        self.node_names.iter().flatten().map(String::as_str).chain(from_nodes)
     }
 }
 
@@ -150,14 +143,8 @@ mod tests {
             serde_json::to_string(&bind).unwrap(),
             r#"{"PodName":"p","PodNamespace":"n","PodUID":"u","Node":"a"}"#
         );
-        let priority = HostPriority {
-            host: "a".into(),
-            score: 7,
-        };
-        assert_eq!(
-            serde_json::to_string(&priority).unwrap(),
-            r#"{"Host":"a","Score":7}"#
-        );
+        let priority = HostPriority { host: "a".into(), score: 7 };
+        assert_eq!(serde_json::to_string(&priority).unwrap(), r#"{"Host":"a","Score":7}"#);
     }
 
     #[test]

@@ -1,6 +1,14 @@
-//! Tessera.
+//! Every foreign format, read into the core's types and written from them. No sockets, no files, no decisions.
 
+pub mod dialect;
 pub mod extender;
+pub mod gpu_topology;
 #[cfg(feature = "grpc")]
 pub mod kubelet;
+mod link;
 pub mod objects;
+pub mod pod_spec;
+pub mod quantity;
+pub mod smi_matrix;
+pub mod static_table;
+pub mod tree;

@@ -46,28 +46,16 @@ pub struct Metadata {
     #[serde(deserialize_with = "null_as_default")]
     pub name: String,
     /// Empty for objects that belong to no namespace.
-    #[serde(
-        deserialize_with = "null_as_default",
-        skip_serializing_if = "String::is_empty"
-    )]
+    #[serde(deserialize_with = "null_as_default", skip_serializing_if = "String::is_empty")]
     pub namespace: String,
     /// Unique for all time: a new object of the same name has another one.
-    #[serde(
-        deserialize_with = "null_as_default",
-        skip_serializing_if = "String::is_empty"
-    )]
+    #[serde(deserialize_with = "null_as_default", skip_serializing_if = "String::is_empty")]
     pub uid: String,
     /// Names for selecting.
-    #[serde(
-        deserialize_with = "null_as_default",
-        skip_serializing_if = "BTreeMap::is_empty"
-    )]
+    #[serde(deserialize_with = "null_as_default", skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,
     /// Notes of any kind, among them grants.
-    #[serde(
-        deserialize_with = "null_as_default",
-        skip_serializing_if = "BTreeMap::is_empty"
-    )]
+    #[serde(deserialize_with = "null_as_default", skip_serializing_if = "BTreeMap::is_empty")]
     pub annotations: BTreeMap<String, String>,
 }
 
@@ -76,16 +64,10 @@ pub struct Metadata {
 #[serde(default, rename_all = "camelCase")]
 pub struct PodSpec {
     /// Where it is bound; empty while it waits.
-    #[serde(
-        deserialize_with = "null_as_default",
-        skip_serializing_if = "String::is_empty"
-    )]
+    #[serde(deserialize_with = "null_as_default", skip_serializing_if = "String::is_empty")]
     pub node_name: String,
     /// Which scheduler shall place it.
-    #[serde(
-        deserialize_with = "null_as_default",
-        skip_serializing_if = "String::is_empty"
-    )]
+    #[serde(deserialize_with = "null_as_default", skip_serializing_if = "String::is_empty")]
     pub scheduler_name: String,
     /// Higher goes first and may displace lower.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -106,10 +88,7 @@ pub struct Container {
     #[serde(deserialize_with = "null_as_default")]
     pub name: String,
     /// `Always` makes a sidecar of an init container.
-    #[serde(
-        deserialize_with = "null_as_default",
-        skip_serializing_if = "String::is_empty"
-    )]
+    #[serde(deserialize_with = "null_as_default", skip_serializing_if = "String::is_empty")]
     pub restart_policy: String,
     /// What it needs.
     #[serde(deserialize_with = "null_as_default")]
@@ -121,16 +100,10 @@ pub struct Container {
 #[serde(default)]
 pub struct Resources {
     /// May use no more than this. For extended resources the same as `requests`.
-    #[serde(
-        deserialize_with = "null_as_default",
-        skip_serializing_if = "BTreeMap::is_empty"
-    )]
+    #[serde(deserialize_with = "null_as_default", skip_serializing_if = "BTreeMap::is_empty")]
     pub limits: BTreeMap<String, Quantity>,
     /// Is promised this.
-    #[serde(
-        deserialize_with = "null_as_default",
-        skip_serializing_if = "BTreeMap::is_empty"
-    )]
+    #[serde(deserialize_with = "null_as_default", skip_serializing_if = "BTreeMap::is_empty")]
     pub requests: BTreeMap<String, Quantity>,
 }
 
@@ -139,19 +112,13 @@ pub struct Resources {
 #[serde(default, rename_all = "camelCase")]
 pub struct PodStatus {
     /// `Pending`, `Running`, `Succeeded`, `Failed` or `Unknown`.
-    #[serde(
-        deserialize_with = "null_as_default",
-        skip_serializing_if = "String::is_empty"
-    )]
+    #[serde(deserialize_with = "null_as_default", skip_serializing_if = "String::is_empty")]
     pub phase: String,
     /// When the kubelet took it; absent while it is being admitted.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub start_time: Option<String>,
     /// Why it is in this phase, where there is more to say.
-    #[serde(
-        deserialize_with = "null_as_default",
-        skip_serializing_if = "String::is_empty"
-    )]
+    #[serde(deserialize_with = "null_as_default", skip_serializing_if = "String::is_empty")]
     pub message: String,
 }
 
@@ -160,16 +127,10 @@ pub struct PodStatus {
 #[serde(default)]
 pub struct NodeStatus {
     /// All there is.
-    #[serde(
-        deserialize_with = "null_as_default",
-        skip_serializing_if = "BTreeMap::is_empty"
-    )]
+    #[serde(deserialize_with = "null_as_default", skip_serializing_if = "BTreeMap::is_empty")]
     pub capacity: BTreeMap<String, Quantity>,
     /// What pods may have of it.
-    #[serde(
-        deserialize_with = "null_as_default",
-        skip_serializing_if = "BTreeMap::is_empty"
-    )]
+    #[serde(deserialize_with = "null_as_default", skip_serializing_if = "BTreeMap::is_empty")]
     pub allocatable: BTreeMap<String, Quantity>,
 }
 
@@ -222,9 +183,6 @@ mod tests {
         let mut pod = Pod::default();
         pod.metadata.name = "p".into();
         let json = serde_json::to_string(&pod).unwrap();
-        assert_eq!(
-            json,
-            r#"{"metadata":{"name":"p"},"spec":{"containers":[]},"status":{}}"#
-        );
+        assert_eq!(json, r#"{"metadata":{"name":"p"},"spec":{"containers":[]},"status":{}}"#);
     }
 }

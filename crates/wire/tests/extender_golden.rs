@@ -9,9 +9,7 @@ use tessera_wire::{
 };
 
 fn golden(name: &str) -> String {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("tests/extender")
-        .join(name);
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/extender").join(name);
     fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
@@ -41,10 +39,7 @@ fn filter_with_whole_nodes() {
     assert!(args.node_names.is_none());
     assert_eq!(args.names().collect::<Vec<_>>(), ["fair", "fine", "full"]);
     let nodes = args.nodes.unwrap();
-    assert_eq!(
-        nodes.items[0].status.allocatable["e2e.tessera.dev/gpu"],
-        Quantity("80".into())
-    );
+    assert_eq!(nodes.items[0].status.allocatable["e2e.tessera.dev/gpu"], Quantity("80".into()));
     assert_eq!(nodes.items[0].metadata.labels["kubernetes.io/hostname"], "fair");
 }
 

@@ -4,11 +4,8 @@
 
 use std::{fs, path::Path};
 
-const PROTOS: [&str; 3] = [
-    "deviceplugin_v1beta1.proto",
-    "pluginregistration_v1.proto",
-    "podresources_v1.proto",
-];
+const PROTOS: [&str; 3] =
+    ["deviceplugin_v1beta1.proto", "pluginregistration_v1.proto", "podresources_v1.proto"];
 
 #[test]
 fn committed_code_matches_the_protos() {
@@ -16,10 +13,7 @@ fn committed_code_matches_the_protos() {
     let generated = tempfile::tempdir().unwrap();
     for proto in PROTOS {
         let descriptors = protox::compile([root.join("proto").join(proto)], [root.join("proto")]).unwrap();
-        tonic_prost_build::configure()
-            .out_dir(generated.path())
-            .compile_fds(descriptors)
-            .unwrap();
+        tonic_prost_build::configure().out_dir(generated.path()).compile_fds(descriptors).unwrap();
     }
 
     let committed = root.join("src/kubelet/gen");
@@ -32,11 +26,7 @@ fn committed_code_matches_the_protos() {
             fs::write(&committed_path, &fresh).unwrap();
         }
         let current = fs::read_to_string(&committed_path).unwrap_or_default();
-        assert!(
-            current == fresh,
-            "{} is out of date: run this test with BLESS=1",
-            committed_path.display()
-        );
+        assert!(current == fresh, "{} is out of date: run this test with BLESS=1", committed_path.display());
         packages += 1;
     }
     assert_eq!(packages, PROTOS.len());

@@ -32,10 +32,7 @@ impl Hierarchies {
     pub(super) fn mounted() -> Result<Self> {
         let mounts = fs::read_to_string("/proc/self/mountinfo").context("cannot read the list of mounts")?;
         let hierarchies: Vec<_> = mounts.lines().filter_map(parse_mount).collect();
-        ensure!(
-            !hierarchies.is_empty(),
-            "no cgroups are mounted on this machine, and a kubelet needs them"
-        );
+        ensure!(!hierarchies.is_empty(), "no cgroups are mounted on this machine, and a kubelet needs them");
         Ok(Self(hierarchies))
     }
 
@@ -126,18 +123,12 @@ fn parse_mount(line: &str) -> Option<Hierarchy> {
     let (place, filesystem) = line.split_once(" - ")?;
     let mount_point = place.split(' ').nth(4)?;
     let mut filesystem = filesystem.split(' ');
-    let kind = filesystem
-        .next()
-        .filter(|kind| matches!(*kind, "cgroup" | "cgroup2"))?;
+    let kind = filesystem.next().filter(|kind| matches!(*kind, "cgroup" | "cgroup2"))?;
     let options = match kind {
         "cgroup" => controllers(filesystem.nth(1)?),
         _ => String::new(),
     };
-    Some(Hierarchy {
-        mount_point: mount_point.into(),
-        kind: kind.into(),
-        options,
-    })
+    Some(Hierarchy { mount_point: mount_point.into(), kind: kind.into(), options })
 }
 
 /// Of a version 1 mount's options those that say which hierarchy it is.

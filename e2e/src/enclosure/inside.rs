@@ -43,11 +43,7 @@ pub(crate) fn set_up(directory: &Path) -> Result<()> {
 
 /// The mounts that came along show the machine's cgroups; a new one shows ours as the root.
 fn mount_again(hierarchy: &Hierarchy) -> Result<()> {
-    let Hierarchy {
-        mount_point,
-        kind,
-        options,
-    } = hierarchy;
+    let Hierarchy { mount_point, kind, options } = hierarchy;
     let place = mount_point.display().to_string();
     command("umount", &[&place])?;
     match options.as_str() {
@@ -73,16 +69,9 @@ fn delegate_controllers(root: &Path) -> Result<()> {
 }
 
 fn command(program: &str, arguments: &[&str]) -> Result<()> {
-    let output = Command::new(program)
-        .args(arguments)
-        .output()
-        .with_context(|| format!("cannot run {program}"))?;
+    let output =
+        Command::new(program).args(arguments).output().with_context(|| format!("cannot run {program}"))?;
     let complaint = String::from_utf8_lossy(&output.stderr);
-    ensure!(
-        output.status.success(),
-        "{program} {} failed: {}",
-        arguments.join(" "),
-        complaint.trim()
-    );
+    ensure!(output.status.success(), "{program} {} failed: {}", arguments.join(" "), complaint.trim());
     Ok(())
 }

@@ -17,11 +17,7 @@ impl MachineState {
         let mounts = fs::read_to_string("/proc/self/mountinfo").context("cannot read the list of mounts")?;
         let devices = fs::read_dir("/sys/class/net").context("cannot list the network devices")?;
         Ok(Self {
-            mounts: mounts
-                .lines()
-                .filter_map(|line| line.split(' ').nth(4))
-                .map(str::to_owned)
-                .collect(),
+            mounts: mounts.lines().filter_map(|line| line.split(' ').nth(4)).map(str::to_owned).collect(),
             devices: devices
                 .flatten()
                 .map(|entry| entry.file_name().to_string_lossy().into_owned())
@@ -31,14 +27,8 @@ impl MachineState {
 
     /// What is there now and was not there then, one line each.
     pub(crate) fn added_since(&self, then: &Self) -> Vec<String> {
-        let mounts = self
-            .mounts
-            .difference(&then.mounts)
-            .map(|mount| format!("mount {mount}"));
-        let devices = self
-            .devices
-            .difference(&then.devices)
-            .map(|device| format!("network device {device}"));
+        let mounts = self.mounts.difference(&then.mounts).map(|mount| format!("mount {mount}"));
+        let devices = self.devices.difference(&then.devices).map(|device| format!("network device {device}"));
         mounts.chain(devices).collect()
     }
 }
@@ -49,10 +39,7 @@ mod tests {
 
     #[test]
     fn names_what_was_added() {
-        let then = MachineState {
-            mounts: ["/".into()].into(),
-            devices: ["lo".into(), "eth0".into()].into(),
-        };
+        let then = MachineState { mounts: ["/".into()].into(), devices: ["lo".into(), "eth0".into()].into() };
         let mut now = then.clone();
         assert!(now.added_since(&then).is_empty());
         now.mounts.insert("/x".into());

@@ -42,11 +42,7 @@ impl Enclosure {
         let directory = std::env::temp_dir().join(&id);
         let hierarchies = Hierarchies::mounted()?;
         fs::create_dir(&directory).with_context(|| format!("cannot make {}", directory.display()))?;
-        let enclosure = Self {
-            id,
-            directory,
-            hierarchies,
-        };
+        let enclosure = Self { id, directory, hierarchies };
         fs::create_dir(enclosure.logs())?;
         enclosure.hierarchies.create(&enclosure.id)?;
         Ok(enclosure)
@@ -61,10 +57,7 @@ impl Enclosure {
     pub(crate) fn command(&self, arguments: &[String]) -> Result<Command> {
         let mut command = Command::new("setpriv");
         command.args(["--pdeathsig", "KILL", "--"]).arg(this_program()?);
-        command
-            .args(["--stage", "entering", "--directory"])
-            .arg(&self.directory)
-            .args(arguments);
+        command.args(["--stage", "entering", "--directory"]).arg(&self.directory).args(arguments);
         command.process_group(0);
         Ok(command)
     }
@@ -88,10 +81,7 @@ pub(crate) fn logs_in(directory: &Path) -> PathBuf {
 
 /// The middle stage: this process joins the cgroups, then becomes `unshare`, which starts the inside as process 1.
 pub(crate) fn enter(directory: &Path, arguments: &[String]) -> Result<()> {
-    let id = directory
-        .file_name()
-        .and_then(|name| name.to_str())
-        .context("the directory has no name")?;
+    let id = directory.file_name().and_then(|name| name.to_str()).context("the directory has no name")?;
     Hierarchies::mounted()?.join(id)?;
     let error = Command::new("unshare")
         .args(["--cgroup", "--net", "--mount", "--propagation", "private"])
@@ -123,10 +113,7 @@ pub(crate) fn sweep() -> Result<()> {
 /// All processes in enclosures of this runner.
 pub(crate) fn processes_of(runner: u32) -> Result<Vec<u32>> {
     let hierarchies = Hierarchies::mounted()?;
-    let ids = hierarchies
-        .names()?
-        .into_iter()
-        .filter(|id| owner_of(id) == Some(runner));
+    let ids = hierarchies.names()?.into_iter().filter(|id| owner_of(id) == Some(runner));
     Ok(ids.flat_map(|id| hierarchies.processes(&id)).collect())
 }
 
@@ -144,12 +131,10 @@ fn owner_of(id: &str) -> Option<u32> {
 }
 
 fn remove(hierarchies: &Hierarchies, id: &str, directory: &Path) {
-    let removed = hierarchies
-        .remove(id)
-        .and_then(|()| match fs::remove_dir_all(directory) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-            _ => Ok(()),
-        });
+    let removed = hierarchies.remove(id).and_then(|()| match fs::remove_dir_all(directory) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    });
     if let Err(error) = removed {
         eprintln!("e2e: cannot clean up after {id}: {error}");
     }

@@ -42,10 +42,7 @@ impl Authority {
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::DigitalSignature];
         params.distinguished_name.push(DnType::CommonName, "e2e");
         fs::write(directory.join("ca.crt"), params.self_signed(&key)?.pem())?;
-        Ok(Self {
-            directory,
-            issuer: Issuer::new(params, key),
-        })
+        Ok(Self { directory, issuer: Issuer::new(params, key) })
     }
 
     /// The authority's own certificate.
@@ -82,10 +79,7 @@ impl Authority {
         let file_name = user.replace(':', "-");
         let Identity { certificate, key } = self.issue(&file_name, params)?;
         let path = self.directory.join(format!("{file_name}.kubeconfig"));
-        fs::write(
-            &path,
-            kubeconfig(server, &self.certificate(), &certificate, &key).to_string(),
-        )?;
+        fs::write(&path, kubeconfig(server, &self.certificate(), &certificate, &key).to_string())?;
         Ok(path)
     }
 

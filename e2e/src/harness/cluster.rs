@@ -35,10 +35,7 @@ pub(crate) struct Parts {
 }
 
 impl Parts {
-    pub(crate) const ALL: Self = Self {
-        scheduler: true,
-        controllers: true,
-    };
+    pub(crate) const ALL: Self = Self { scheduler: true, controllers: true };
 }
 
 /// A running control plane. Dropping it ends it.
@@ -116,11 +113,7 @@ impl Cluster {
     /// Adds nodes that exist only as objects: pods can be placed on them, nothing runs there.
     pub(crate) async fn add_virtual_nodes(&self, count: usize) -> Result<()> {
         let nodes: Api<Node> = Api::all(self.client());
-        self.create_all(
-            &nodes,
-            (0..count).map(|index| virtual_node(&format!("virtual-{index:04}"))),
-        )
-        .await
+        self.create_all(&nodes, (0..count).map(|index| virtual_node(&format!("virtual-{index:04}")))).await
     }
 
     /// Creates many objects at once.
@@ -154,14 +147,10 @@ impl Cluster {
 
     async fn wait_until_ready(&self) -> Result<()> {
         self.harness
-            .wait_for(
-                "the API server to be ready",
-                Duration::from_secs(60),
-                async || {
-                    let request = axum::http::Request::get("/readyz").body(Vec::new())?;
-                    Ok((self.client.request_text(request).await? == "ok").then_some(()))
-                },
-            )
+            .wait_for("the API server to be ready", Duration::from_secs(60), async || {
+                let request = axum::http::Request::get("/readyz").body(Vec::new())?;
+                Ok((self.client.request_text(request).await? == "ok").then_some(()))
+            })
             .await
     }
 
@@ -169,11 +158,9 @@ impl Cluster {
     async fn wait_for_service_account(&self) -> Result<()> {
         let accounts: Api<ServiceAccount> = Api::default_namespaced(self.client());
         self.harness
-            .wait_for(
-                "the default service account",
-                Duration::from_secs(60),
-                async || Ok(accounts.get_opt("default").await?),
-            )
+            .wait_for("the default service account", Duration::from_secs(60), async || {
+                Ok(accounts.get_opt("default").await?)
+            })
             .await?;
         Ok(())
     }
@@ -183,28 +170,20 @@ impl Cluster {
         let accounts: Api<ServiceAccount> = Api::default_namespaced(self.client());
         let account = serde_json::from_value(serde_json::json!({ "metadata": { "name": "default" } }))?;
         self.harness
-            .wait_for(
-                "a namespace to make a service account in",
-                Duration::from_secs(30),
-                async || Ok(Some(accounts.create(&PostParams::default(), &account).await?)),
-            )
+            .wait_for("a namespace to make a service account in", Duration::from_secs(30), async || {
+                Ok(Some(accounts.create(&PostParams::default(), &account).await?))
+            })
             .await?;
         Ok(())
     }
 
     fn start_controllers(&self) -> Result<Component> {
-        let kubeconfig = self
-            .kubeconfig("system:kube-controller-manager", "e2e")?
-            .display()
-            .to_string();
+        let kubeconfig = self.kubeconfig("system:kube-controller-manager", "e2e")?.display().to_string();
         let program = self.harness.kubernetes("kube-controller-manager").arguments([
             format!("--kubeconfig={kubeconfig}"),
             format!("--authentication-kubeconfig={kubeconfig}"),
             format!("--authorization-kubeconfig={kubeconfig}"),
-            format!(
-                "--service-account-private-key-file={}",
-                self.token_keys.private.display()
-            ),
+            format!("--service-account-private-key-file={}", self.token_keys.private.display()),
             format!("--root-ca-file={}", self.authority.certificate().display()),
             format!("--secure-port={}", free_port()?),
             "--bind-address=127.0.0.1".into(),
@@ -250,16 +229,10 @@ fn start_api_server(
         format!("--tls-private-key-file={}", serving.key.display()),
         format!("--client-ca-file={}", authority.certificate().display()),
         // Not used, but other parts look for it and complain.
-        format!(
-            "--requestheader-client-ca-file={}",
-            authority.certificate().display()
-        ),
+        format!("--requestheader-client-ca-file={}", authority.certificate().display()),
         "--requestheader-allowed-names=nobody".into(),
         format!("--service-account-key-file={}", token_keys.public.display()),
-        format!(
-            "--service-account-signing-key-file={}",
-            token_keys.private.display()
-        ),
+        format!("--service-account-signing-key-file={}", token_keys.private.display()),
         "--service-account-issuer=https://kubernetes.default.svc".into(),
         format!("--service-cluster-ip-range={SERVICE_RANGE}"),
         "--authorization-mode=Node,RBAC".into(),

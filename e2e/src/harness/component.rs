@@ -27,11 +27,7 @@ pub(crate) struct Program {
 
 impl Program {
     pub(crate) fn new(executable: impl Into<PathBuf>) -> Self {
-        Self {
-            executable: executable.into(),
-            arguments: Vec::new(),
-            environment: Vec::new(),
-        }
+        Self { executable: executable.into(), arguments: Vec::new(), environment: Vec::new() }
     }
 
     pub(crate) fn argument(mut self, argument: impl Into<OsString>) -> Self {
@@ -51,9 +47,7 @@ impl Program {
 
     pub(crate) fn command(&self) -> Command {
         let mut command = Command::new(&self.executable);
-        command
-            .args(&self.arguments)
-            .envs(self.environment.iter().map(|(name, value)| (name, value)));
+        command.args(&self.arguments).envs(self.environment.iter().map(|(name, value)| (name, value)));
         command.stdin(Stdio::null());
         command
     }
@@ -99,12 +93,8 @@ impl Components {
     pub(crate) fn start(&self, name: &str, program: Program, logs: &Path) -> Result<Component> {
         let log = logs.join(format!("{name}.log"));
         let child = spawn(name, &program, &log)?;
-        let shared = Arc::new(Shared {
-            name: name.into(),
-            program,
-            log,
-            state: Mutex::new(State::Running(child)),
-        });
+        let shared =
+            Arc::new(Shared { name: name.into(), program, log, state: Mutex::new(State::Running(child)) });
         lock(&self.0).push(shared.clone());
         Ok(Component { shared })
     }
@@ -116,10 +106,7 @@ impl Components {
 
     /// The logs of all, in the order of their start.
     pub(crate) fn logs(&self) -> Vec<(String, PathBuf)> {
-        lock(&self.0)
-            .iter()
-            .map(|shared| (shared.name.clone(), shared.log.clone()))
-            .collect()
+        lock(&self.0).iter().map(|shared| (shared.name.clone(), shared.log.clone())).collect()
     }
 }
 
@@ -158,9 +145,7 @@ impl Component {
         self.signal(Signal::KILL);
         let mut state = lock(&self.shared.state);
         if let State::Running(child) = &mut *state {
-            child
-                .wait()
-                .with_context(|| format!("cannot wait for {}", self.shared.name))?;
+            child.wait().with_context(|| format!("cannot wait for {}", self.shared.name))?;
             *state = State::Stopped;
         }
         Ok(())
@@ -173,12 +158,7 @@ impl Component {
 
     /// Runs it again, in the same way and with the same log.
     pub(crate) fn start_again(&self) -> Result<()> {
-        let Shared {
-            name,
-            program,
-            log,
-            state,
-        } = &*self.shared;
+        let Shared { name, program, log, state } = &*self.shared;
         let child = spawn(name, program, log)?;
         *lock(state) = State::Running(child);
         Ok(())
@@ -196,10 +176,7 @@ impl Component {
     }
 
     fn signal(&self, signal: Signal) {
-        let id = self
-            .id()
-            .and_then(|id| i32::try_from(id).ok())
-            .and_then(Pid::from_raw);
+        let id = self.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
         if let Some(group) = id {
             let _ended_already = kill_process_group(group, signal);
         }
@@ -234,11 +211,9 @@ impl Shared {
             *state = State::Died(status);
         }
         match &*state {
-            State::Died(status) => Some(Death {
-                name: self.name.clone(),
-                status: *status,
-                log: self.log.clone(),
-            }),
+            State::Died(status) => {
+                Some(Death { name: self.name.clone(), status: *status, log: self.log.clone() })
+            }
             State::Running(_) | State::Stopped => None,
         }
     }

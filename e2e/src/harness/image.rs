@@ -19,10 +19,7 @@ const COMMANDS: [&str; 8] = ["sh", "cat", "echo", "env", "ls", "sleep", "test", 
 /// Writes the image as the kind of archive that `docker save` makes, which containerd imports.
 pub(crate) fn write_archive(path: &Path) -> Result<()> {
     let layer = layer()?;
-    let digest = Sha256::digest(&layer)
-        .iter()
-        .map(|byte| format!("{byte:02x}"))
-        .collect::<String>();
+    let digest = Sha256::digest(&layer).iter().map(|byte| format!("{byte:02x}")).collect::<String>();
     let config = json!({
         "architecture": architecture(),
         "os": "linux",
@@ -34,12 +31,7 @@ pub(crate) fn write_archive(path: &Path) -> Result<()> {
     let mut archive = tar::Builder::new(Vec::new());
     append_file(&mut archive, "layer.tar", &layer, 0o644)?;
     append_file(&mut archive, "config.json", config.to_string().as_bytes(), 0o644)?;
-    append_file(
-        &mut archive,
-        "manifest.json",
-        manifest.to_string().as_bytes(),
-        0o644,
-    )?;
+    append_file(&mut archive, "manifest.json", manifest.to_string().as_bytes(), 0o644)?;
     fs::write(path, archive.into_inner()?).with_context(|| format!("cannot write {}", path.display()))
 }
 

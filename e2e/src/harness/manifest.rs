@@ -14,9 +14,8 @@ pub(crate) const CONTAINER: &str = "main";
 /// A pod that runs a line of shell and asks for some of these resources.
 pub(crate) fn pod(name: &str, script: &str, resources: &[(&str, &str)]) -> Pod {
     let quantities = || {
-        let pairs = resources
-            .iter()
-            .map(|(name, amount)| ((*name).to_owned(), Quantity((*amount).to_owned())));
+        let pairs =
+            resources.iter().map(|(name, amount)| ((*name).to_owned(), Quantity((*amount).to_owned())));
         Some(pairs.collect())
     };
     let container = k8s_openapi::api::core::v1::Container {
@@ -32,10 +31,7 @@ pub(crate) fn pod(name: &str, script: &str, resources: &[(&str, &str)]) -> Pod {
         ..k8s_openapi::api::core::v1::Container::default()
     };
     Pod {
-        metadata: ObjectMeta {
-            name: Some(name.into()),
-            ..ObjectMeta::default()
-        },
+        metadata: ObjectMeta { name: Some(name.into()), ..ObjectMeta::default() },
         spec: Some(PodSpec {
             containers: vec![container],
             restart_policy: Some("Never".into()),
@@ -50,11 +46,7 @@ pub(crate) fn pod(name: &str, script: &str, resources: &[(&str, &str)]) -> Pod {
 pub(crate) fn virtual_node(name: &str) -> Node {
     let capacity = [("cpu", "64"), ("memory", "256Gi"), ("pods", "110")];
     let capacity = capacity.map(|(name, amount)| (name.to_owned(), Quantity(amount.to_owned())));
-    let ready = NodeCondition {
-        type_: "Ready".into(),
-        status: "True".into(),
-        ..NodeCondition::default()
-    };
+    let ready = NodeCondition { type_: "Ready".into(), status: "True".into(), ..NodeCondition::default() };
     Node {
         metadata: ObjectMeta {
             name: Some(name.into()),

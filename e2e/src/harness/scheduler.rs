@@ -11,10 +11,7 @@ impl Cluster {
     /// Starts a kube-scheduler under this name with the given parts of a `KubeSchedulerConfiguration`; how to reach the
     /// cluster is filled in.
     pub(crate) fn start_scheduler(&self, name: &str, mut configuration: Value) -> Result<Component> {
-        let kubeconfig = self
-            .kubeconfig("system:kube-scheduler", "e2e")?
-            .display()
-            .to_string();
+        let kubeconfig = self.kubeconfig("system:kube-scheduler", "e2e")?.display().to_string();
         configuration["apiVersion"] = "kubescheduler.config.k8s.io/v1".into();
         configuration["kind"] = "KubeSchedulerConfiguration".into();
         configuration["leaderElection"] = json!({ "leaderElect": false });

@@ -20,31 +20,18 @@ const NODES: usize = 500;
 const PODS: usize = 5000;
 
 pub(crate) async fn run(harness: Harness) -> Result<()> {
-    let cluster = Cluster::start(
-        &harness,
-        Parts {
-            scheduler: false,
-            controllers: false,
-        },
-    )
-    .await?;
+    let cluster = Cluster::start(&harness, Parts { scheduler: false, controllers: false }).await?;
     cluster.add_virtual_nodes(NODES).await?;
     harness.note(&format!("{NODES} virtual nodes"));
-    let waiting = (0..PODS).map(|index| {
-        pod(
-            &format!("pod-{index:05}"),
-            "true",
-            &[("cpu", "500m"), ("memory", "1Gi")],
-        )
-    });
+    let waiting =
+        (0..PODS).map(|index| pod(&format!("pod-{index:05}"), "true", &[("cpu", "500m"), ("memory", "1Gi")]));
     cluster.create_all(&cluster.pods(), waiting).await?;
     harness.note(&format!("{PODS} pods wait"));
 
     let _scheduler = cluster.start_scheduler("kube-scheduler", serde_json::json!({}))?;
     let placements = watch_placements(&cluster);
-    let Placed { first, last } = harness
-        .complete("all pods to be placed", Duration::from_secs(180), placements)
-        .await?;
+    let Placed { first, last } =
+        harness.complete("all pods to be placed", Duration::from_secs(180), placements).await?;
     let seconds = last.duration_since(first).as_secs_f64();
     // From the first to the last there is one interval less than there are pods.
     let rate = f64::from(u32::try_from(PODS - 1)?) / seconds;
@@ -63,11 +50,7 @@ struct Placed {
 async fn watch_placements(cluster: &Cluster) -> Result<Placed> {
     let pods: Api<LeanPod> = Api::default_namespaced(cluster.client());
     // The API server closes watches that fall behind, as ours may on a busy machine; this one resumes.
-    let mut pods = pin!(
-        watcher(pods, watcher::Config::default())
-            .default_backoff()
-            .applied_objects()
-    );
+    let mut pods = pin!(watcher(pods, watcher::Config::default()).default_backoff().applied_objects());
     let mut first = None;
     let mut placed = BTreeSet::new();
     while let Some(pod) = pods.try_next().await? {

@@ -91,9 +91,7 @@ pub(crate) fn select(names: &[String]) -> Result<Vec<&'static Scenario>> {
 
 /// The one that is named, which must be one to enclose.
 pub(crate) fn only(names: &[String]) -> Result<Enclosed> {
-    let [name] = names else {
-        bail!("one scenario must be named")
-    };
+    let [name] = names else { bail!("one scenario must be named") };
     match find(name)?.body {
         Body::Enclosed(run) => Ok(run),
         Body::Outside(_) => bail!("{name} does not run in an enclosure"),

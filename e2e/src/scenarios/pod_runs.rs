@@ -20,19 +20,11 @@ pub(crate) async fn run(harness: Harness) -> Result<()> {
             spec.node_selector = Some([label].into());
         }
         pods.create(&PostParams::default(), &hello).await?;
-        cluster
-            .wait_for_phase(&name, "Succeeded", Duration::from_secs(60))
-            .await?;
+        cluster.wait_for_phase(&name, "Succeeded", Duration::from_secs(60)).await?;
         let log = pods.logs(&name, &LogParams::default()).await?;
-        ensure!(
-            log.starts_with(&format!("hello from {name}\n")),
-            "the log of {name} is {log:?}"
-        );
+        ensure!(log.starts_with(&format!("hello from {name}\n")), "the log of {name} is {log:?}");
         // Tools that find a process's pod rely on this.
-        ensure!(
-            log.contains("/kubepods/besteffort/pod"),
-            "the cgroups of {name} are not as usual: {log}"
-        );
+        ensure!(log.contains("/kubepods/besteffort/pod"), "the cgroups of {name} are not as usual: {log}");
         harness.note(&format!("{name} ran and its log was read"));
     }
     Ok(())

@@ -13,10 +13,7 @@ const SOON: Duration = Duration::from_secs(60);
 pub(crate) async fn run(harness: Harness) -> Result<()> {
     let cluster = Cluster::start(&harness, Parts::ALL).await?;
     let node = cluster.add_node(1).await?;
-    cluster
-        .pods()
-        .create(&PostParams::default(), &pod("steady", "sleep 1000", &[]))
-        .await?;
+    cluster.pods().create(&PostParams::default(), &pod("steady", "sleep 1000", &[])).await?;
     let before = container(cluster.wait_for_phase("steady", "Running", SOON).await?)?;
 
     let scheduler = cluster.scheduler.as_ref().context("no scheduler")?;
@@ -42,10 +39,7 @@ pub(crate) async fn run(harness: Harness) -> Result<()> {
     }
 
     let after = container(cluster.wait_for_phase("steady", "Running", SOON).await?)?;
-    ensure!(
-        before.container_id == after.container_id,
-        "the running container was replaced"
-    );
+    ensure!(before.container_id == after.container_id, "the running container was replaced");
     Ok(())
 }
 
@@ -56,8 +50,7 @@ async fn a_new_pod_runs(harness: &Harness, cluster: &Cluster, name: &str) -> Res
             let pods = cluster.pods();
             let taken = pods.get_opt(name).await?;
             if taken.is_none() {
-                pods.create(&PostParams::default(), &pod(name, "true", &[]))
-                    .await?;
+                pods.create(&PostParams::default(), &pod(name, "true", &[])).await?;
             }
             Ok(Some(()))
         })
@@ -67,9 +60,6 @@ async fn a_new_pod_runs(harness: &Harness, cluster: &Cluster, name: &str) -> Res
 }
 
 fn container(pod: Pod) -> Result<ContainerStatus> {
-    let statuses = pod
-        .status
-        .and_then(|status| status.container_statuses)
-        .unwrap_or_default();
+    let statuses = pod.status.and_then(|status| status.container_statuses).unwrap_or_default();
     statuses.into_iter().next().context("the pod has no container")
 }

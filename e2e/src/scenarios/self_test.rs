@@ -28,10 +28,7 @@ pub(crate) async fn run(settings: Settings) -> Result<()> {
 
 async fn a_dead_component_is_shown(settings: &Settings) -> Result<()> {
     let (status, output) = run_to_end(settings, "broken-component").await?;
-    ensure!(
-        status.code() == Some(1),
-        "the runner ended with {status}:\n{output}"
-    );
+    ensure!(status.code() == Some(1), "the runner ended with {status}:\n{output}");
     for expected in [
         "failed: the pod's last status was",
         "kube-scheduler was killed by signal 9 while waiting for pod second to be Succeeded",
@@ -41,22 +38,12 @@ async fn a_dead_component_is_shown(settings: &Settings) -> Result<()> {
         "all logs: ",
         "0 passed, 1 failed",
     ] {
-        ensure!(
-            output.contains(expected),
-            "{expected:?} is missing in the output:\n{output}"
-        );
+        ensure!(output.contains(expected), "{expected:?} is missing in the output:\n{output}");
     }
     let others = output.matches("  ---- ").count() - 1;
-    ensure!(
-        others == 0,
-        "{others} logs of components that did not die are shown:\n{output}"
-    );
+    ensure!(others == 0, "{others} logs of components that did not die are shown:\n{output}");
     let logs = kept_logs(&output)?;
-    ensure!(
-        logs.join("kube-scheduler.log").is_file(),
-        "no log of kube-scheduler in {}",
-        logs.display()
-    );
+    ensure!(logs.join("kube-scheduler.log").is_file(), "no log of kube-scheduler in {}", logs.display());
     fs::remove_dir_all(logs)?;
     note("a component that died was shown with its log");
     Ok(())
@@ -64,19 +51,9 @@ async fn a_dead_component_is_shown(settings: &Settings) -> Result<()> {
 
 async fn a_panic_is_a_failure(settings: &Settings) -> Result<()> {
     let (status, output) = run_to_end(settings, "broken-panic").await?;
-    ensure!(
-        status.code() == Some(1),
-        "the runner ended with {status}:\n{output}"
-    );
-    for expected in [
-        "panicked: on purpose",
-        "end of the log of kube-apiserver",
-        "0 passed, 1 failed",
-    ] {
-        ensure!(
-            output.contains(expected),
-            "{expected:?} is missing in the output:\n{output}"
-        );
+    ensure!(status.code() == Some(1), "the runner ended with {status}:\n{output}");
+    for expected in ["panicked: on purpose", "end of the log of kube-apiserver", "0 passed, 1 failed"] {
+        ensure!(output.contains(expected), "{expected:?} is missing in the output:\n{output}");
     }
     fs::remove_dir_all(kept_logs(&output)?)?;
     note("a panic was a failure like any other");
@@ -86,18 +63,9 @@ async fn a_panic_is_a_failure(settings: &Settings) -> Result<()> {
 async fn an_interrupted_runner_cleans_up(settings: &Settings) -> Result<()> {
     let mut runner = start_and_wait_for(settings, "broken-hang", "hanging").await?;
     let id = signal(&runner, Signal::INT)?;
-    let status = timeout(SOON, runner.wait())
-        .await
-        .context("the interrupted runner does not end")??;
-    ensure!(
-        status.code() == Some(130),
-        "the interrupted runner ended with {status}"
-    );
-    ensure!(
-        enclosure::remains_of(id)?.is_empty(),
-        "left behind: {:?}",
-        enclosure::remains_of(id)?
-    );
+    let status = timeout(SOON, runner.wait()).await.context("the interrupted runner does not end")??;
+    ensure!(status.code() == Some(130), "the interrupted runner ended with {status}");
+    ensure!(enclosure::remains_of(id)?.is_empty(), "left behind: {:?}", enclosure::remains_of(id)?);
     note("an interrupted runner cleaned up");
     Ok(())
 }
@@ -112,19 +80,11 @@ async fn a_killed_runner_takes_everything_along(settings: &Settings) -> Result<(
     runner.wait().await?;
     let give_up = Instant::now() + SOON;
     while !enclosure::processes_of(id)?.is_empty() {
-        ensure!(
-            Instant::now() < give_up,
-            "outlived the killed runner: {:?}",
-            enclosure::processes_of(id)?
-        );
+        ensure!(Instant::now() < give_up, "outlived the killed runner: {:?}", enclosure::processes_of(id)?);
         sleep(Duration::from_millis(50)).await;
     }
     enclosure::sweep()?;
-    ensure!(
-        enclosure::remains_of(id)?.is_empty(),
-        "left behind: {:?}",
-        enclosure::remains_of(id)?
-    );
+    ensure!(enclosure::remains_of(id)?.is_empty(), "left behind: {:?}", enclosure::remains_of(id)?);
     note(&format!(
         "{} processes ended with their killed runner; the next runner swept up the rest",
         started.len()
@@ -135,10 +95,7 @@ async fn a_killed_runner_takes_everything_along(settings: &Settings) -> Result<(
 /// Another runner, for one scenario.
 fn runner(settings: &Settings, scenario: &str) -> Result<Command> {
     let mut command = Command::new(std::env::current_exe()?);
-    command
-        .args(settings.arguments(&[scenario.to_owned()]))
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped());
+    command.args(settings.arguments(&[scenario.to_owned()])).stdin(Stdio::null()).stdout(Stdio::piped());
     command.kill_on_drop(true);
     Ok(command)
 }
@@ -146,24 +103,16 @@ fn runner(settings: &Settings, scenario: &str) -> Result<Command> {
 async fn run_to_end(settings: &Settings, scenario: &str) -> Result<(ExitStatus, String)> {
     let child = runner(settings, scenario)?.stderr(Stdio::piped()).spawn()?;
     let id = child.id().context("the runner has ended")?;
-    let output = timeout(SOON, child.wait_with_output())
-        .await
-        .context("the runner does not end")??;
+    let output = timeout(SOON, child.wait_with_output()).await.context("the runner does not end")??;
     let remains = enclosure::remains_of(id)?;
     ensure!(remains.is_empty(), "left behind by {scenario}: {remains:?}");
-    Ok((
-        output.status,
-        String::from_utf8_lossy(&output.stdout).into_owned(),
-    ))
+    Ok((output.status, String::from_utf8_lossy(&output.stdout).into_owned()))
 }
 
 /// Where a runner says that it left the logs.
 fn kept_logs(output: &str) -> Result<PathBuf> {
-    let path = output
-        .lines()
-        .find_map(|line| line.trim().strip_prefix("all logs: "));
-    path.map(PathBuf::from)
-        .with_context(|| format!("no logs were kept:\n{output}"))
+    let path = output.lines().find_map(|line| line.trim().strip_prefix("all logs: "));
+    path.map(PathBuf::from).with_context(|| format!("no logs were kept:\n{output}"))
 }
 
 async fn start_and_wait_for(settings: &Settings, scenario: &str, line_end: &str) -> Result<Child> {
@@ -180,9 +129,7 @@ async fn start_and_wait_for(settings: &Settings, scenario: &str, line_end: &str)
         }
         bail!("{scenario} ended early:\n{}", before.join("\n"))
     };
-    timeout(SOON, seen)
-        .await
-        .with_context(|| format!("{scenario} does not get that far"))??;
+    timeout(SOON, seen).await.with_context(|| format!("{scenario} does not get that far"))??;
     // The rest must be read, or the runner could not write it.
     tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
     Ok(child)

@@ -27,11 +27,7 @@ pub(super) struct Connection {
 
 impl Connection {
     pub(super) fn new(stream: UnixStream) -> Self {
-        Self {
-            stream,
-            filter: AuthorityFilter::default(),
-            filtered: io::Cursor::default(),
-        }
+        Self { stream, filter: AuthorityFilter::default(), filtered: io::Cursor::default() }
     }
 }
 
@@ -47,11 +43,7 @@ impl AsyncRead for Connection {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        let Self {
-            stream,
-            filter,
-            filtered,
-        } = self.get_mut();
+        let Self { stream, filter, filtered } = self.get_mut();
         let before = buffer.filled().len();
         loop {
             ready!(Pin::new(&mut *filtered).poll_read(context, buffer))?;

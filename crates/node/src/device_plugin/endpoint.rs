@@ -62,12 +62,7 @@ impl Endpoint {
         let stopped = stop.clone().cancelled_owned();
         let connections = UnixListenerStream::new(listener).map(|accepted| accepted.map(Connection::new));
         let server = tokio::spawn(router.serve_with_incoming_shutdown(connections, stopped));
-        Ok(Self {
-            path,
-            identity,
-            stop,
-            server,
-        })
+        Ok(Self { path, identity, stop, server })
     }
 
     /// Whether the socket can still be reached under its name. A starting kubelet deletes the sockets it finds.

@@ -63,11 +63,7 @@ pub struct ServeError {
 
 /// Serves a plugin until `stop`. Comes back earlier only when its socket cannot be made.
 pub async fn serve<P: DevicePlugin>(served: Served<P>, stop: CancellationToken) -> Result<(), ServeError> {
-    let Served {
-        plugin,
-        resource,
-        meeting,
-    } = served;
+    let Served { plugin, resource, meeting } = served;
     let (directory, kubelet_socket) = match meeting {
         Meeting::PluginsRegistry(directory) => (directory, None),
         Meeting::KubeletSocket(directory) => {
@@ -89,11 +85,8 @@ pub async fn serve<P: DevicePlugin>(served: Served<P>, stop: CancellationToken) 
                 }
             },
         };
-        let service = Service {
-            plugin: plugin.clone(),
-            resource: resource.as_str().into(),
-            stop: stop.child_token(),
-        };
+        let service =
+            Service { plugin: plugin.clone(), resource: resource.as_str().into(), stop: stop.child_token() };
         let endpoint = Endpoint::open(socket.clone(), service).map_err(|source| ServeError {
             resource: resource.clone(),
             socket: socket.clone(),

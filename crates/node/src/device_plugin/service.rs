@@ -14,10 +14,8 @@ use tonic::{Request, Response, Status};
 use super::{Device, DevicePlugin, Refusal, Wish};
 
 /// What every plugin of ours wants from the kubelet: to be asked for a preference, and before each start of a container.
-pub(super) const OPTIONS: proto::DevicePluginOptions = proto::DevicePluginOptions {
-    pre_start_required: true,
-    get_preferred_allocation_available: true,
-};
+pub(super) const OPTIONS: proto::DevicePluginOptions =
+    proto::DevicePluginOptions { pre_start_required: true, get_preferred_allocation_available: true };
 
 /// Answers the kubelet, both about registration and about devices.
 #[derive(Debug)]
@@ -31,11 +29,7 @@ pub(super) struct Service<P> {
 // By hand: `P` itself need not be `Clone`.
 impl<P> Clone for Service<P> {
     fn clone(&self) -> Self {
-        Self {
-            plugin: self.plugin.clone(),
-            resource: self.resource.clone(),
-            stop: self.stop.clone(),
-        }
+        Self { plugin: self.plugin.clone(), resource: self.resource.clone(), stop: self.stop.clone() }
     }
 }
 
@@ -60,11 +54,7 @@ impl<P: DevicePlugin> proto::device_plugin_server::DevicePlugin for Service<P> {
         tokio::spawn(async move {
             loop {
                 let all = devices.borrow_and_update().iter().map(device_message).collect();
-                if messages
-                    .send(Ok(proto::ListAndWatchResponse { devices: all }))
-                    .await
-                    .is_err()
-                {
+                if messages.send(Ok(proto::ListAndWatchResponse { devices: all })).await.is_err() {
                     return;
                 }
                 tokio::select! {
@@ -91,9 +81,7 @@ impl<P: DevicePlugin> proto::device_plugin_server::DevicePlugin for Service<P> {
             let device_i_ds = self.plugin.prefer(wish).await.map_err(refused)?;
             container_responses.push(proto::ContainerPreferredAllocationResponse { device_i_ds });
         }
-        Ok(Response::new(proto::PreferredAllocationResponse {
-            container_responses,
-        }))
+        Ok(Response::new(proto::PreferredAllocationResponse { container_responses }))
     }
 
     async fn allocate(
@@ -102,12 +90,7 @@ impl<P: DevicePlugin> proto::device_plugin_server::DevicePlugin for Service<P> {
     ) -> Result<Response<proto::AllocateResponse>, Status> {
         let mut container_responses = Vec::new();
         for container in request.into_inner().container_requests {
-            container_responses.push(
-                self.plugin
-                    .allocate(container.devices_ids)
-                    .await
-                    .map_err(refused)?,
-            );
+            container_responses.push(self.plugin.allocate(container.devices_ids).await.map_err(refused)?);
         }
         Ok(Response::new(proto::AllocateResponse { container_responses }))
     }
@@ -116,10 +99,7 @@ impl<P: DevicePlugin> proto::device_plugin_server::DevicePlugin for Service<P> {
         &self,
         request: Request<proto::PreStartContainerRequest>,
     ) -> Result<Response<proto::PreStartContainerResponse>, Status> {
-        self.plugin
-            .pre_start(request.into_inner().devices_ids)
-            .await
-            .map_err(refused)?;
+        self.plugin.pre_start(request.into_inner().devices_ids).await.map_err(refused)?;
         Ok(Response::new(proto::PreStartContainerResponse {}))
     }
 }
@@ -156,9 +136,7 @@ fn device_message(device: &Device) -> proto::Device {
     proto::Device {
         id: device.id.clone(),
         health: if device.healthy { HEALTHY } else { UNHEALTHY }.into(),
-        topology: device.numa_node.map(|id| proto::TopologyInfo {
-            nodes: vec![proto::NumaNode { id }],
-        }),
+        topology: device.numa_node.map(|id| proto::TopologyInfo { nodes: vec![proto::NumaNode { id }] }),
     }
 }
 

@@ -29,9 +29,7 @@ struct Registrar(mpsc::UnboundedSender<RegisterRequest>);
 #[tonic::async_trait]
 impl Registration for Registrar {
     async fn register(&self, request: Request<RegisterRequest>) -> Result<Response<Empty>, Status> {
-        self.0
-            .send(request.into_inner())
-            .map_err(|_| Status::unavailable("stopping"))?;
+        self.0.send(request.into_inner()).map_err(|_| Status::unavailable("stopping"))?;
         Ok(Response::new(Empty {}))
     }
 }
@@ -45,27 +43,15 @@ impl Kubelet {
         let (sender, registrations) = mpsc::unbounded_channel();
         let router = Server::builder().add_service(RegistrationServer::new(Registrar(sender)));
         let server = tokio::spawn(async move {
-            router
-                .serve_with_incoming(UnixListenerStream::new(listener))
-                .await
-                .unwrap();
+            router.serve_with_incoming(UnixListenerStream::new(listener)).await.unwrap();
         });
-        Self {
-            directory: directory.into(),
-            registrations,
-            server,
-        }
+        Self { directory: directory.into(), registrations, server }
     }
 
     /// Waits for a registration, calls back, and returns the devices.
     async fn registered(&mut self) -> Vec<proto::Device> {
-        let request = within_reason("a registration", self.registrations.recv())
-            .await
-            .unwrap();
-        assert_eq!(
-            (request.version.as_str(), request.resource_name.as_str()),
-            ("v1beta1", RESOURCE)
-        );
+        let request = within_reason("a registration", self.registrations.recv()).await.unwrap();
+        assert_eq!((request.version.as_str(), request.resource_name.as_str()), ("v1beta1", RESOURCE));
         assert_eq!(request.endpoint, SOCKET);
         let options = request.options.unwrap();
         assert!(options.pre_start_required && options.get_preferred_allocation_available);

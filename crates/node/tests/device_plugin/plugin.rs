@@ -22,27 +22,15 @@ impl DevicePlugin for Plugin {
     }
 
     async fn prefer(&self, wish: Wish) -> Result<Vec<String>, Refusal> {
-        let rest = wish
-            .available
-            .into_iter()
-            .filter(|id| !wish.required.contains(id));
-        Ok(wish
-            .required
-            .iter()
-            .cloned()
-            .chain(rest)
-            .take(wish.count)
-            .collect())
+        let rest = wish.available.into_iter().filter(|id| !wish.required.contains(id));
+        Ok(wish.required.iter().cloned().chain(rest).take(wish.count).collect())
     }
 
     async fn allocate(&self, ids: Vec<String>) -> Result<Allocation, Refusal> {
         if ids.iter().any(|id| id == "broken") {
             return Err(Refusal("this card is broken".into()));
         }
-        Ok(Allocation {
-            envs: [("IDS".to_owned(), ids.join(","))].into(),
-            ..Allocation::default()
-        })
+        Ok(Allocation { envs: [("IDS".to_owned(), ids.join(","))].into(), ..Allocation::default() })
     }
 
     async fn pre_start(&self, _: Vec<String>) -> Result<(), Refusal> {
@@ -59,20 +47,10 @@ pub(crate) struct Running {
 
 impl Running {
     pub(crate) fn start(meeting: Meeting) -> Self {
-        let device = |id: &str| Device {
-            id: id.into(),
-            healthy: id != "broken",
-            numa_node: Some(1),
-        };
-        let plugin = Arc::new(Plugin {
-            devices: watch::Sender::new(vec![device("good"), device("broken")]),
-        });
+        let device = |id: &str| Device { id: id.into(), healthy: id != "broken", numa_node: Some(1) };
+        let plugin = Arc::new(Plugin { devices: watch::Sender::new(vec![device("good"), device("broken")]) });
         let stop = CancellationToken::new();
-        let served = Served {
-            plugin: plugin.clone(),
-            resource: RESOURCE.into(),
-            meeting,
-        };
+        let served = Served { plugin: plugin.clone(), resource: RESOURCE.into(), meeting };
         let stopped = stop.clone();
         let task = tokio::spawn(async move { serve(served, stopped).await.unwrap() });
         Self { plugin, stop, task }

@@ -14,11 +14,7 @@ use tessera_wire::kubelet::{
 use crate::plugin::{RESOURCE, Running, SOCKET, dial, within_reason};
 
 fn ids_and_health(message: ListAndWatchResponse) -> Vec<(String, String)> {
-    message
-        .devices
-        .into_iter()
-        .map(|device| (device.id, device.health))
-        .collect()
+    message.devices.into_iter().map(|device| (device.id, device.health)).collect()
 }
 
 #[tokio::test]
@@ -27,15 +23,8 @@ async fn introduces_itself_and_tells_changes() {
     let running = Running::start(Meeting::PluginsRegistry(directory.path().into()));
     let channel = dial(&directory.path().join(SOCKET)).await;
 
-    let info = RegistrationClient::new(channel.clone())
-        .get_info(InfoRequest {})
-        .await
-        .unwrap()
-        .into_inner();
-    assert_eq!(
-        (info.r#type.as_str(), info.name.as_str()),
-        ("DevicePlugin", RESOURCE)
-    );
+    let info = RegistrationClient::new(channel.clone()).get_info(InfoRequest {}).await.unwrap().into_inner();
+    assert_eq!((info.r#type.as_str(), info.name.as_str()), ("DevicePlugin", RESOURCE));
     assert_eq!(info.endpoint, "", "this very socket serves the devices too");
     assert_eq!(info.supported_versions, ["v1beta1"]);
 
@@ -44,22 +33,12 @@ async fn introduces_itself_and_tells_changes() {
     let first = devices.message().await.unwrap().unwrap();
     assert_eq!(first.devices[0].topology.as_ref().unwrap().nodes[0].id, 1);
     let pair = |id: &str, health: &str| (id.to_owned(), health.to_owned());
-    assert_eq!(
-        ids_and_health(first),
-        [pair("good", "Healthy"), pair("broken", "Unhealthy")]
-    );
+    assert_eq!(ids_and_health(first), [pair("good", "Healthy"), pair("broken", "Unhealthy")]);
     running.plugin.devices.send_modify(|all| {
         all.clear();
-        all.push(Device {
-            id: "new".into(),
-            healthy: true,
-            numa_node: None,
-        });
+        all.push(Device { id: "new".into(), healthy: true, numa_node: None });
     });
-    let second = within_reason("the change", devices.message())
-        .await
-        .unwrap()
-        .unwrap();
+    let second = within_reason("the change", devices.message()).await.unwrap().unwrap();
     assert_eq!(ids_and_health(second), [pair("new", "Healthy")]);
 
     running.stop().await;
@@ -79,20 +58,12 @@ async fn answers_and_refuses() {
         must_include_device_i_ds: vec!["c".into()],
         allocation_size: 2,
     };
-    let wishes = PreferredAllocationRequest {
-        container_requests: vec![wish],
-    };
-    let preferred = client
-        .get_preferred_allocation(wishes)
-        .await
-        .unwrap()
-        .into_inner();
+    let wishes = PreferredAllocationRequest { container_requests: vec![wish] };
+    let preferred = client.get_preferred_allocation(wishes).await.unwrap().into_inner();
     assert_eq!(preferred.container_responses[0].device_i_ds, ["c", "a"]);
 
     let allocate = |id: &str| AllocateRequest {
-        container_requests: vec![ContainerAllocateRequest {
-            devices_ids: vec![id.into()],
-        }],
+        container_requests: vec![ContainerAllocateRequest { devices_ids: vec![id.into()] }],
     };
     let given = client.allocate(allocate("good")).await.unwrap().into_inner();
     assert_eq!(given.container_responses[0].envs["IDS"], "good");
@@ -109,10 +80,7 @@ async fn comes_back_when_its_socket_is_deleted() {
     drop(dial(&socket).await);
     fs::remove_file(&socket).unwrap();
     let mut client = RegistrationClient::new(dial(&socket).await);
-    assert_eq!(
-        client.get_info(InfoRequest {}).await.unwrap().into_inner().name,
-        RESOURCE
-    );
+    assert_eq!(client.get_info(InfoRequest {}).await.unwrap().into_inner().name, RESOURCE);
     running.stop().await;
 }
 

@@ -36,24 +36,13 @@ impl RealNode {
         for part in ["kubelet", "cni", "cdi", "containerd", "pod-logs"] {
             fs::create_dir_all(directory.join(part))?;
         }
-        let place = Place {
-            harness,
-            name: &name,
-            directory: directory.clone(),
-            number,
-        };
+        let place = Place { harness, name: &name, directory: directory.clone(), number };
         let mounts = place.open_mount_namespace().await?;
         let namespace = mounts.id().context("the node's mount namespace is gone")?;
         let containerd = place.start_containerd(namespace).await?;
         place.import_image(namespace)?;
         let kubelet = place.start_kubelet(cluster, namespace)?;
-        let node = Self {
-            name,
-            directory,
-            kubelet,
-            containerd,
-            _mounts: mounts,
-        };
+        let node = Self { name, directory, kubelet, containerd, _mounts: mounts };
         node.wait_until_ready(cluster).await?;
         harness.note(&format!("{} ready", node.name));
         Ok(node)
@@ -78,11 +67,7 @@ impl RealNode {
     pub(crate) async fn allocatable(&self, cluster: &Cluster, resource: &str) -> Result<Option<String>> {
         let nodes: Api<Node> = Api::all(cluster.client());
         let status = nodes.get(&self.name).await?.status.unwrap_or_default();
-        Ok(status
-            .allocatable
-            .unwrap_or_default()
-            .remove(resource)
-            .map(|quantity| quantity.0))
+        Ok(status.allocatable.unwrap_or_default().remove(resource).map(|quantity| quantity.0))
     }
 
     /// Waits until the node's object says that it is ready.
@@ -90,18 +75,12 @@ impl RealNode {
         let nodes: Api<Node> = Api::all(cluster.client());
         cluster
             .harness
-            .wait_for(
-                &format!("{} to be ready", self.name),
-                Duration::from_secs(60),
-                async || {
-                    let status = nodes.get(&self.name).await?.status.unwrap_or_default();
-                    let conditions = status.conditions.unwrap_or_default();
-                    let ready = conditions
-                        .iter()
-                        .any(|c| c.type_ == "Ready" && c.status == "True");
-                    Ok(ready.then_some(()))
-                },
-            )
+            .wait_for(&format!("{} to be ready", self.name), Duration::from_secs(60), async || {
+                let status = nodes.get(&self.name).await?.status.unwrap_or_default();
+                let conditions = status.conditions.unwrap_or_default();
+                let ready = conditions.iter().any(|c| c.type_ == "Ready" && c.status == "True");
+                Ok(ready.then_some(()))
+            })
             .await
     }
 }
@@ -146,33 +125,20 @@ impl Place<'_> {
             .argument(programs.join("kubernetes"))
             .argument(part)
             // containerd looks for its shim on the path.
-            .environment(
-                "PATH",
-                format!("{}:/usr/sbin:/usr/bin:/sbin:/bin", programs.display()),
-            )
+            .environment("PATH", format!("{}:/usr/sbin:/usr/bin:/sbin:/bin", programs.display()))
     }
 
     fn containerd_socket(&self) -> String {
-        self.directory
-            .join("containerd/containerd.sock")
-            .display()
-            .to_string()
+        self.directory.join("containerd/containerd.sock").display().to_string()
     }
 
     async fn start_containerd(&self, namespace: u32) -> Result<Component> {
-        fs::write(
-            self.directory.join("cni/10-e2e.conflist"),
-            self.network().to_string(),
-        )?;
+        fs::write(self.directory.join("cni/10-e2e.conflist"), self.network().to_string())?;
         let configuration = self.directory.join("containerd/config.toml");
         fs::write(&configuration, self.containerd_configuration())?;
-        let program = self
-            .program(namespace, "containerd")
-            .argument("--config")
-            .argument(configuration.as_os_str());
-        let containerd = self
-            .harness
-            .start(&format!("{}-containerd", self.name), program)?;
+        let program =
+            self.program(namespace, "containerd").argument("--config").argument(configuration.as_os_str());
+        let containerd = self.harness.start(&format!("{}-containerd", self.name), program)?;
         let version = self.ctr(namespace).argument("version");
         self.harness
             .wait_for("containerd to answer", Duration::from_secs(30), async || {
@@ -197,11 +163,7 @@ impl Place<'_> {
             .argument(archive.as_os_str());
         let output = import.command().output().context("cannot run ctr")?;
         let complaint = String::from_utf8_lossy(&output.stderr);
-        ensure!(
-            output.status.success(),
-            "containerd did not take the image: {}",
-            complaint.trim()
-        );
+        ensure!(output.status.success(), "containerd did not take the image: {}", complaint.trim());
         Ok(())
     }
 

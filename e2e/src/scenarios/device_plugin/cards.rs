@@ -33,19 +33,9 @@ pub(crate) struct Cards {
 
 impl Cards {
     pub(crate) fn new(name: &'static str, grants: PathBuf) -> Self {
-        let device = |id: &str| Device {
-            id: id.into(),
-            healthy: true,
-            numa_node: None,
-        };
+        let device = |id: &str| Device { id: id.into(), healthy: true, numa_node: None };
         let devices = watch::Sender::new(["a-0", "a-1", "b-0", "b-1"].map(device).to_vec());
-        Self {
-            name,
-            grants,
-            devices,
-            streams: AtomicUsize::new(0),
-            refusal: Mutex::new(None),
-        }
+        Self { name, grants, devices, streams: AtomicUsize::new(0), refusal: Mutex::new(None) }
     }
 
     /// How often a kubelet has connected.
@@ -78,10 +68,7 @@ impl DevicePlugin for Cards {
             return Err(Refusal(reason.clone()));
         }
         ids.sort();
-        let card = ids
-            .first()
-            .and_then(|id| id.split('-').next())
-            .unwrap_or_default();
+        let card = ids.first().and_then(|id| id.split('-').next()).unwrap_or_default();
         Ok(Allocation {
             envs: [(format!("E2E_{}", self.name.to_uppercase()), ids.join(","))].into(),
             mounts: vec![Mount {
@@ -89,9 +76,7 @@ impl DevicePlugin for Cards {
                 host_path: self.grants.join("current").display().to_string(),
                 read_only: true,
             }],
-            cdi_devices: vec![CdiDevice {
-                name: format!("{CDI_KIND}={card}"),
-            }],
+            cdi_devices: vec![CdiDevice { name: format!("{CDI_KIND}={card}") }],
             ..Allocation::default()
         })
     }

@@ -88,10 +88,7 @@ impl Stage<'_> {
             // Written before the container started, after its mounts were fixed.
             "granted b-0,b-1\n",
         ] {
-            ensure!(
-                log.contains(expected),
-                "{expected:?} is missing in the pod's log:\n{log}"
-            );
+            ensure!(log.contains(expected), "{expected:?} is missing in the pod's log:\n{log}");
         }
         self.harness
             .note("a pod holds the preferred devices: environment, CDI, and a file written before its start");
@@ -102,23 +99,16 @@ impl Stage<'_> {
         let pod_resources = PodResources::at(&self.node.pod_resources())?;
         let expected = expected.iter().map(|id| (*id).to_owned()).collect();
         self.harness
-            .wait_for(
-                &format!("podresources to list {expected:?} for {pod}"),
-                SOON,
-                async || {
-                    let pods = pod_resources.list().await?;
-                    let listed = pods
-                        .iter()
-                        .find(|listed| listed.name == pod)
-                        .context("the pod is not listed")?;
-                    let container = listed.containers.first().context("it has no container")?;
-                    let held = |resource| container.ids.get(resource) == Some(&expected);
-                    Ok((held(CALLED) && held(CALLING)).then_some(()))
-                },
-            )
+            .wait_for(&format!("podresources to list {expected:?} for {pod}"), SOON, async || {
+                let pods = pod_resources.list().await?;
+                let listed =
+                    pods.iter().find(|listed| listed.name == pod).context("the pod is not listed")?;
+                let container = listed.containers.first().context("it has no container")?;
+                let held = |resource| container.ids.get(resource) == Some(&expected);
+                Ok((held(CALLED) && held(CALLING)).then_some(()))
+            })
             .await?;
-        self.harness
-            .note(&format!("podresources lists the devices of {pod}"));
+        self.harness.note(&format!("podresources lists the devices of {pod}"));
         Ok(())
     }
 
@@ -146,15 +136,10 @@ impl Stage<'_> {
         self.cluster.wait_for_phase("meanwhile", "Running", SOON).await?;
         self.wait_until_allocatable().await?;
         let container_id = |statuses: Option<Vec<k8s_openapi::api::core::v1::ContainerStatus>>| {
-            statuses
-                .and_then(|all| all.into_iter().next())
-                .and_then(|status| status.container_id)
+            statuses.and_then(|all| all.into_iter().next()).and_then(|status| status.container_id)
         };
         let id_after = pods.get("first").await?.status.and_then(|s| s.container_statuses);
-        ensure!(
-            container_id(id_before) == container_id(id_after),
-            "the running pod was restarted"
-        );
+        ensure!(container_id(id_before) == container_id(id_after), "the running pod was restarted");
         self.harness
             .note("the kubelet restarted: plugins registered again, running pod untouched, new pod served");
         Ok(())
@@ -162,19 +147,10 @@ impl Stage<'_> {
 
     async fn a_refusal_is_told_to_the_user(&self) -> Result<()> {
         self.called.refuse("the cards are resting");
-        self.cluster
-            .pods()
-            .create(&PostParams::default(), &pod("refused", "true", &[(CALLED, "1")]))
-            .await?;
+        self.cluster.pods().create(&PostParams::default(), &pod("refused", "true", &[(CALLED, "1")])).await?;
         let refused = self.cluster.wait_for_phase("refused", "Failed", SOON).await?;
-        let message = refused
-            .status
-            .and_then(|status| status.message)
-            .unwrap_or_default();
-        ensure!(
-            message.contains("the cards are resting"),
-            "the pod's message is {message:?}"
-        );
+        let message = refused.status.and_then(|status| status.message).unwrap_or_default();
+        ensure!(message.contains("the cards are resting"), "the pod's message is {message:?}");
         self.harness.note("a refused pod says why");
         Ok(())
     }
@@ -187,11 +163,7 @@ fn start_plugin(harness: &Harness, node: &RealNode, resource: &str) -> Result<Ar
         _ => ("calling", Meeting::KubeletSocket(root.join("device-plugins"))),
     };
     let cards = Arc::new(Cards::new(short, harness.state(&format!("grants-{short}"))?));
-    let served = Served {
-        plugin: cards.clone(),
-        resource: resource.to_owned(),
-        meeting,
-    };
+    let served = Served { plugin: cards.clone(), resource: resource.to_owned(), meeting };
     // Ends with the process.
     tokio::spawn(async move {
         if let Err(error) = serve(served, CancellationToken::new()).await {

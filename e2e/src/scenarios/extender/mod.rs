@@ -31,14 +31,7 @@ const NODES: [&str; 3] = ["full", "fair", "fine"];
 const SOON: Duration = Duration::from_secs(30);
 
 pub(crate) async fn run(harness: Harness) -> Result<()> {
-    let cluster = Cluster::start(
-        &harness,
-        Parts {
-            scheduler: false,
-            controllers: false,
-        },
-    )
-    .await?;
+    let cluster = Cluster::start(&harness, Parts { scheduler: false, controllers: false }).await?;
     let nodes: Api<Node> = Api::all(cluster.client());
     cluster.create_all(&nodes, NODES.into_iter().map(node)).await?;
     allow_binding(&cluster).await?;
@@ -46,19 +39,11 @@ pub(crate) async fn run(harness: Harness) -> Result<()> {
     let server = Server::start(binder.clone()).await?;
 
     for (scheduler, node_cache_capable) in [("by-name", true), ("by-node", false)] {
-        let extender = Extender {
-            url: server.url.clone(),
-            resource: RESOURCE.into(),
-            node_cache_capable,
-        };
+        let extender = Extender { url: server.url.clone(), resource: RESOURCE.into(), node_cache_capable };
         let component = format!("kube-scheduler-{scheduler}");
         let _scheduler = cluster.start_scheduler(&component, extender.scheduler_configuration(scheduler))?;
         let bound = place(&harness, &cluster, scheduler).await?;
-        ensure!(
-            bound.spec.node_name == "fine",
-            "the pod was bound to {:?}",
-            bound.spec.node_name
-        );
+        ensure!(bound.spec.node_name == "fine", "the pod was bound to {:?}", bound.spec.node_name);
         let recorded = server.take_recorded();
         check_calls(&recorded)?;
         golden::compare_or_record(&harness, scheduler, recorded)?;
@@ -79,55 +64,32 @@ async fn place(harness: &Harness, cluster: &Cluster, scheduler: &str) -> Result<
     let pods: Api<LeanPod> = Api::default_namespaced(cluster.client());
     let only_it = watcher::Config::default().fields(&format!("metadata.name={name}"));
     let mut states = pin!(watcher(pods, only_it).applied_objects());
-    cluster
-        .pods()
-        .create(&PostParams::default(), &asking_pod(&name, scheduler, "2"))
-        .await?;
+    cluster.pods().create(&PostParams::default(), &asking_pod(&name, scheduler, "2")).await?;
     let until_bound = async {
         loop {
             let pod = states.try_next().await?.context("the watch ended")?;
-            let granted = pod
-                .metadata
-                .annotations
-                .as_ref()
-                .is_some_and(|all| all.contains_key(GRANT));
+            let granted = pod.metadata.annotations.as_ref().is_some_and(|all| all.contains_key(GRANT));
             let bound = !pod.spec.node_name.is_empty();
-            ensure!(
-                granted == bound,
-                "seen with only one of node and annotation: {pod:?}"
-            );
+            ensure!(granted == bound, "seen with only one of node and annotation: {pod:?}");
             if bound {
                 return Ok(pod);
             }
         }
     };
-    harness
-        .complete(&format!("{name} to be bound"), SOON, until_bound)
-        .await
+    harness.complete(&format!("{name} to be bound"), SOON, until_bound).await
 }
 
 fn check_calls(recorded: &[Recorded]) -> Result<()> {
     let verbs: Vec<&str> = recorded.iter().map(|call| call.verb).collect();
-    ensure!(
-        verbs == ["filter", "prioritize", "bind"],
-        "the calls were {verbs:?}"
-    );
+    ensure!(verbs == ["filter", "prioritize", "bind"], "the calls were {verbs:?}");
     let offered = |index: usize| -> Result<Vec<String>> {
         let args: tessera_wire::extender::Args = serde_json::from_slice(&recorded[index].body)?;
         let mut names: Vec<String> = args.names().map(str::to_owned).collect();
         names.sort();
         Ok(names)
     };
-    ensure!(
-        offered(0)? == ["fair", "fine", "full"],
-        "filter was offered {:?}",
-        offered(0)?
-    );
-    ensure!(
-        offered(1)? == ["fair", "fine"],
-        "prioritize was offered {:?}",
-        offered(1)?
-    );
+    ensure!(offered(0)? == ["fair", "fine", "full"], "filter was offered {:?}", offered(0)?);
+    ensure!(offered(1)? == ["fair", "fine"], "prioritize was offered {:?}", offered(1)?);
     Ok(())
 }
 
@@ -137,24 +99,15 @@ async fn a_pod_that_fits_nowhere_says_why(
     scheduler: &str,
 ) -> Result<()> {
     let name = format!("refused-{scheduler}");
-    cluster
-        .pods()
-        .create(&PostParams::default(), &asking_pod(&name, scheduler, "7"))
-        .await?;
+    cluster.pods().create(&PostParams::default(), &asking_pod(&name, scheduler, "7")).await?;
     let message = harness
         .wait_for(&format!("{name} to be refused"), SOON, async || {
             let status = cluster.pods().get(&name).await?.status.unwrap_or_default();
             let conditions = status.conditions.unwrap_or_default();
-            Ok(conditions
-                .into_iter()
-                .find(|c| c.type_ == "PodScheduled")
-                .and_then(|c| c.message))
+            Ok(conditions.into_iter().find(|c| c.type_ == "PodScheduled").and_then(|c| c.message))
         })
         .await?;
-    ensure!(
-        message.contains("3 no GPU with 7 free"),
-        "the pod's message is {message:?}"
-    );
+    ensure!(message.contains("3 no GPU with 7 free"), "the pod's message is {message:?}");
     harness.note(&format!("{scheduler}: {message}"));
     Ok(())
 }
@@ -171,18 +124,12 @@ async fn a_pod_is_bound_only_once(cluster: &Cluster, binder: &kube::Client) -> R
     let uid = bound.metadata.uid.context("the pod has no UID")?;
     for uid in [uid.as_str(), "00000000-0000-0000-0000-000000000000"] {
         let outcome = binding(uid).send(binder).await;
-        ensure!(
-            matches!(outcome, Err(BindError::Conflict(_))),
-            "the binding gave {outcome:?}"
-        );
+        ensure!(matches!(outcome, Err(BindError::Conflict(_))), "the binding gave {outcome:?}");
     }
     let mut missing = binding(&uid);
     missing.pod = "nobody".into();
     let outcome = missing.send(binder).await;
-    ensure!(
-        matches!(outcome, Err(BindError::Gone(_))),
-        "the binding gave {outcome:?}"
-    );
+    ensure!(matches!(outcome, Err(BindError::Gone(_))), "the binding gave {outcome:?}");
     Ok(())
 }
 
@@ -213,10 +160,7 @@ async fn allow_binding(cluster: &Cluster) -> Result<()> {
 fn node(name: &str) -> Node {
     let mut node = virtual_node(name);
     if let Some(status) = &mut node.status {
-        for amounts in [&mut status.capacity, &mut status.allocatable]
-            .into_iter()
-            .flatten()
-        {
+        for amounts in [&mut status.capacity, &mut status.allocatable].into_iter().flatten() {
             amounts.insert(RESOURCE.into(), Quantity("80".into()));
         }
     }

@@ -37,10 +37,7 @@ struct Extender {
 
 impl Server {
     pub(crate) async fn start(client: kube::Client) -> Result<Self> {
-        let extender = Arc::new(Extender {
-            client,
-            recorded: Mutex::default(),
-        });
+        let extender = Arc::new(Extender { client, recorded: Mutex::default() });
         let router = Router::new()
             .route("/filter", post(filter))
             .route("/prioritize", post(prioritize))
@@ -88,10 +85,7 @@ async fn filter(State(extender): State<Arc<Extender>>, body: Bytes) -> Json<Filt
     let args: Args = match extender.read("filter", body) {
         Ok(args) => args,
         Err(error) => {
-            return Json(FilterResult {
-                error,
-                ..FilterResult::default()
-            });
+            return Json(FilterResult { error, ..FilterResult::default() });
         }
     };
     let asked = asked(&args);
@@ -99,11 +93,7 @@ async fn filter(State(extender): State<Arc<Extender>>, body: Bytes) -> Json<Filt
     let (fitting, failed): (Vec<_>, Vec<_>) = args.names().map(str::to_owned).partition(|name| fits(name));
     let reason = format!("no GPU with {asked} free");
     let kept = |list: NodeList| NodeList {
-        items: list
-            .items
-            .into_iter()
-            .filter(|node| fits(&node.metadata.name))
-            .collect(),
+        items: list.items.into_iter().filter(|node| fits(&node.metadata.name)).collect(),
     };
     Json(FilterResult {
         node_names: args.node_names.is_some().then_some(fitting),
@@ -118,20 +108,9 @@ async fn prioritize(State(extender): State<Arc<Extender>>, body: Bytes) -> Json<
         return Json(Vec::new());
     };
     let score = |name: &str| {
-        if name == "fine" {
-            tessera_wire::extender::MAX_SCORE
-        } else {
-            0
-        }
+        if name == "fine" { tessera_wire::extender::MAX_SCORE } else { 0 }
     };
-    Json(
-        args.names()
-            .map(|name| HostPriority {
-                host: name.into(),
-                score: score(name),
-            })
-            .collect(),
-    )
+    Json(args.names().map(|name| HostPriority { host: name.into(), score: score(name) }).collect())
 }
 
 async fn bind(State(extender): State<Arc<Extender>>, body: Bytes) -> Json<BindingResult> {
@@ -139,18 +118,12 @@ async fn bind(State(extender): State<Arc<Extender>>, body: Bytes) -> Json<Bindin
         Ok(args) => extender.bind(args).await.map_err(|error| format!("{error:#}")),
         Err(error) => Err(error),
     };
-    Json(BindingResult {
-        error: outcome.err().unwrap_or_default(),
-    })
+    Json(BindingResult { error: outcome.err().unwrap_or_default() })
 }
 
 /// How many units the pod asks for.
 fn asked(args: &Args) -> u32 {
-    let amounts = args
-        .pod
-        .spec
-        .containers
-        .iter()
-        .filter_map(|container| container.resources.limits.get(RESOURCE));
+    let amounts =
+        args.pod.spec.containers.iter().filter_map(|container| container.resources.limits.get(RESOURCE));
     amounts.filter_map(|amount| amount.0.parse::<u32>().ok()).sum()
 }

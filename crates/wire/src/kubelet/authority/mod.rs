@@ -68,20 +68,13 @@ struct OpenHeaders {
 
 impl std::fmt::Debug for AuthorityFilter {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("AuthorityFilter")
-            .field("pending", &self.partial.len())
-            .finish_non_exhaustive()
+        f.debug_struct("AuthorityFilter").field("pending", &self.partial.len()).finish_non_exhaustive()
     }
 }
 
 impl Default for AuthorityFilter {
     fn default() -> Self {
-        Self {
-            partial: Vec::new(),
-            preface_seen: false,
-            decoder: Decoder::new(),
-            open: None,
-        }
+        Self { partial: Vec::new(), preface_seen: false, decoder: Decoder::new(), open: None }
     }
 }
 
@@ -117,11 +110,7 @@ impl AuthorityFilter {
         let mut open = match (frame.kind, self.open.take()) {
             (HEADERS, None) => {
                 let block = fragment(&frame).ok_or(AuthorityError::Frame(HEADERS))?.to_vec();
-                OpenHeaders {
-                    stream: frame.stream,
-                    flags: frame.flags & END_STREAM,
-                    block,
-                }
+                OpenHeaders { stream: frame.stream, flags: frame.flags & END_STREAM, block }
             }
             (CONTINUATION, Some(mut open)) if open.stream == frame.stream => {
                 open.block.extend_from_slice(frame.payload);
@@ -145,17 +134,11 @@ impl AuthorityFilter {
     }
 
     fn rewrite(&mut self, block: &[u8]) -> Result<Vec<u8>, AuthorityError> {
-        let fields = self
-            .decoder
-            .decode(block)
-            .map_err(|error| AuthorityError::Compression(format!("{error:?}")))?;
+        let fields =
+            self.decoder.decode(block).map_err(|error| AuthorityError::Compression(format!("{error:?}")))?;
         let mut rewritten = Vec::with_capacity(block.len() + 64);
         for (name, value) in fields {
-            let value = if name == b":authority" {
-                b"localhost".to_vec()
-            } else {
-                value
-            };
+            let value = if name == b":authority" { b"localhost".to_vec() } else { value };
             // A literal that neither side remembers: no state to keep in step with the server.
             rewritten.push(0);
             write_string(&name, &mut rewritten);
@@ -187,16 +170,7 @@ fn next_frame(bytes: &[u8]) -> Result<Option<(Frame<'_>, &[u8])>, AuthorityError
         return Ok(None);
     };
     let payload = &whole[FRAME_HEADER..];
-    Ok(Some((
-        Frame {
-            kind,
-            flags,
-            stream: [s1, s2, s3, s4],
-            payload,
-            whole,
-        },
-        after,
-    )))
+    Ok(Some((Frame { kind, flags, stream: [s1, s2, s3, s4], payload, whole }, after)))
 }
 
 /// The header fields in a HEADERS frame, without padding and priority.
@@ -206,11 +180,7 @@ fn fragment<'a>(frame: &Frame<'a>) -> Option<&'a [u8]> {
         let (&padding, rest) = payload.split_first()?;
         payload = rest.get(..rest.len().checked_sub(usize::from(padding))?)?;
     }
-    if frame.flags & PRIORITY != 0 {
-        payload.get(5..)
-    } else {
-        Some(payload)
-    }
+    if frame.flags & PRIORITY != 0 { payload.get(5..) } else { Some(payload) }
 }
 
 fn write_headers(headers: &OpenHeaders, out: &mut Vec<u8>) -> Result<(), AuthorityError> {

@@ -22,11 +22,7 @@ fn request(encoder: &mut Encoder<'_>, path: &str) -> Vec<u8> {
         ("content-type", "application/grpc"),
         ("long", &long),
     ];
-    encoder.encode(
-        fields
-            .iter()
-            .map(|(name, value)| (name.as_bytes(), value.as_bytes())),
-    )
+    encoder.encode(fields.iter().map(|(name, value)| (name.as_bytes(), value.as_bytes())))
 }
 
 /// Preface, settings, two requests (the second refers to fields of the first) and data.
@@ -41,12 +37,7 @@ fn conversation() -> Vec<u8> {
     bytes.extend(frame(HEADERS, PADDED | PRIORITY, 1, &padded));
     bytes.extend(frame(CONTINUATION, END_HEADERS, 1, &first[10..]));
     bytes.extend(frame(0x0, END_STREAM, 1, b"data"));
-    bytes.extend(frame(
-        HEADERS,
-        END_HEADERS | END_STREAM,
-        3,
-        &request(&mut encoder, "/b"),
-    ));
+    bytes.extend(frame(HEADERS, END_HEADERS | END_STREAM, 3, &request(&mut encoder, "/b")));
     bytes
 }
 
@@ -59,12 +50,7 @@ fn read(mut bytes: &[u8]) -> (Vec<Vec<(String, String)>>, Vec<u8>) {
         if frame.kind == HEADERS {
             let text = |bytes| String::from_utf8(bytes).unwrap();
             let fields = decoder.decode(frame.payload).unwrap();
-            requests.push(
-                fields
-                    .into_iter()
-                    .map(|(name, value)| (text(name), text(value)))
-                    .collect(),
-            );
+            requests.push(fields.into_iter().map(|(name, value)| (text(name), text(value))).collect());
         }
         bytes = after;
     }
@@ -78,12 +64,7 @@ fn only_the_authority_changes() {
     let (requests, kinds) = read(&out);
     assert_eq!(kinds, [0x4, HEADERS, 0x0, HEADERS]);
     for (fields, path) in requests.iter().zip(["/a", "/b"]) {
-        let field = |name: &str| {
-            fields
-                .iter()
-                .find(|(n, _)| n == name)
-                .map(|(_, value)| value.as_str())
-        };
+        let field = |name: &str| fields.iter().find(|(n, _)| n == name).map(|(_, value)| value.as_str());
         assert_eq!(field(":authority"), Some("localhost"));
         assert_eq!(field(":path"), Some(path));
         assert_eq!(field("content-type"), Some("application/grpc"));

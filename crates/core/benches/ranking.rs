@@ -1,0 +1,132 @@
+//! Ranking all nodes of a cluster for one pod: what the scheduler does for every pod that waits.
+//!
+//! `cargo bench -p tessera-core --bench ranking`
+
+#![allow(clippy::print_stdout, clippy::unwrap_used, reason = "a benchmark speaks, and may fail")]
+
+use std::hint::black_box;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tessera_core::forecast::Forecast;
+use tessera_core::gpu::{Gpu, Health};
+use tessera_core::gpu_set::GpuSet;
+use tessera_core::grant::PodGrant;
+use tessera_core::ledger::Ledger;
+use tessera_core::node::{Node, NodeState};
+use tessera_core::placement::scoreboard::Scoreboard;
+use tessera_core::placement::{Policy, filter, place, score};
+use tessera_core::request::{PodRequest, Request};
+use tessera_core::topology::{Link, Topology};
+use tessera_core::units::{GpuIndex, MiB, MilliCpu, Percent};
+use tessera_core::workload::Workload;
+
+const CARDS: u8 = 8;
+const MEMORY: MiB = MiB(81_920);
+const PODS_PER_NODE: usize = 4;
+
+fn share(cores: u32) -> PodRequest {
+    let request = Request::Share { cores: Percent(cores), memory: MiB(MEMORY.0 * u64::from(cores) / 100) };
+    PodRequest { cpu: MilliCpu(4000), memory: MiB(16_384), ..PodRequest::of_mains([request]) }
+}
+
+fn whole(cards: u8) -> PodRequest {
+    let cpu = MilliCpu(8000 * u64::from(cards));
+    PodRequest { cpu, memory: MiB(65_536), ..PodRequest::of_mains([Request::Whole(cards)]) }
+}
+
+/// The pods of the cluster, in turn.
+fn pod(number: usize) -> PodRequest {
+    [share(30), share(50), whole(1), share(20), whole(2), share(80)][number % 6].clone()
+}
+
+fn cluster(nodes: usize) -> Vec<NodeState> {
+    let topology = Topology::from_pairs(usize::from(CARDS), |_, _| Link::nvlink(18));
+    let mut ledger = Ledger::default();
+    let mut names = Vec::new();
+    for number in 0..nodes {
+        let gpu = |index| Gpu {
+            index: GpuIndex(index),
+            uuid: format!("GPU-{number}-{index}").as_str().into(),
+            minor: u32::from(index),
+            model: "H100".into(),
+            memory: MEMORY,
+            numa: None,
+            health: Health::Healthy,
+        };
+        let gpus = (0..CARDS).map(gpu).collect();
+        let name = tessera_core::units::NodeName(format!("node-{number:05}"));
+        let node =
+            Node::new(name.clone(), gpus, topology.clone(), MilliCpu(128_000), MiB(1_048_576)).unwrap();
+        ledger.set_node(node);
+        for held in 0..PODS_PER_NODE {
+            let pod = pod(number * 7 + held);
+            let placement =
+                place(ledger.node(&name).unwrap(), &pod, &Policy::Binpack, GpuSet::EMPTY).unwrap();
+            let grant = PodGrant {
+                pod: format!("{number}-{held}").as_str().into(),
+                node: name.clone(),
+                cpu: pod.cpu,
+                memory: pod.memory,
+                containers: placement.grants(&pod),
+            };
+            ledger.book(grant).unwrap();
+        }
+        names.push(name);
+    }
+    names.iter().map(|name| ledger.node(name).unwrap().clone()).collect()
+}
+
+/// Median and 99th percentile of a call.
+fn measure(mut call: impl FnMut(usize)) -> (Duration, Duration) {
+    let calls = 200;
+    let mut took: Vec<Duration> = (0..calls)
+        .map(|number| {
+            let start = Instant::now();
+            call(number);
+            start.elapsed()
+        })
+        .collect();
+    took.sort();
+    (took[calls / 2], took[calls * 99 / 100])
+}
+
+fn main() {
+    for nodes in [500, 5_000, 10_000] {
+        let states = cluster(nodes);
+        let all: Vec<&NodeState> = states.iter().collect();
+        let workload = Workload::of(&(0..6).map(pod).collect::<Vec<_>>());
+        let tessera = Policy::Tessera(Arc::new(Forecast::new(&workload, &all)));
+        println!(
+            "{nodes} nodes x {CARDS} cards, {} pods: filter and score of every node",
+            nodes * PODS_PER_NODE
+        );
+        let rank = |policy: &Policy, pod: &PodRequest| {
+            for state in &states {
+                if filter(state, pod, policy).is_ok() {
+                    let _ = black_box(score(state, pod, policy));
+                }
+            }
+        };
+        let (base, _) = report("binpack", None, measure(|number| rank(&Policy::Binpack, &pod(number))));
+        report("tessera", Some(base), measure(|number| rank(&tessera, &pod(number))));
+        let mut board = Scoreboard::new(states.len());
+        let remembered = measure(|number| {
+            board.touch(number % states.len());
+            let pod = pod(number);
+            black_box(board.best(&pod, |node| score(&states[node], &pod, &tessera).ok()));
+        });
+        report("tessera, scores remembered", Some(base), remembered);
+        report(
+            "forecast made anew",
+            Some(base),
+            measure(|_| drop(black_box(Forecast::new(&workload, &all)))),
+        );
+    }
+}
+
+fn report(what: &str, base: Option<Duration>, took: (Duration, Duration)) -> (Duration, Duration) {
+    let ratio = base.map_or(1.0, |base| took.0.as_secs_f64() / base.as_secs_f64());
+    println!("  {what:28} p50 {:>10.1?}  p99 {:>10.1?}  {ratio:6.2} x binpack", took.0, took.1);
+    took
+}

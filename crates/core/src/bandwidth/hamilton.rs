@@ -1,0 +1,135 @@
+//! Whether a ring runs through all cards of a set.
+
+use super::mask::{bits, index};
+
+/// For every set of the at most 16 cards, by mask: whether a ring along `neighbours` runs through all of it, which
+/// takes three cards at least.
+///
+/// All sets at once, by the last cards of the paths that start at a set's lowest card: a set's paths are those of
+/// its subsets, one step longer.
+pub(super) fn ringed_sets(neighbours: &[u64]) -> Vec<bool> {
+    let sets = 1usize << neighbours.len();
+    let mut path_ends = vec![0u64; sets];
+    let mut ringed = vec![false; sets];
+    for set in 1..sets as u64 {
+        let lowest = set.trailing_zeros() as usize;
+        let others = set & (set - 1);
+        if others == 0 {
+            path_ends[index(set)] = set;
+            continue;
+        }
+        let reached = |card: &usize| path_ends[index(set & !(1 << card))] & neighbours[*card] != 0;
+        let ends = bits(others).filter(reached).fold(0, |ends, card| ends | 1 << card);
+        path_ends[index(set)] = ends;
+        ringed[index(set)] = set.count_ones() > 2 && ends & neighbours[lowest] != 0;
+    }
+    ringed
+}
+
+/// Whether a ring along `neighbours` runs through all of `set`. Gives up with `false` after so many steps: larger
+/// machines are judged too low rather than too late.
+pub(super) fn has_ring(neighbours: &[u64], set: u64, steps: u32) -> bool {
+    let size = set.count_ones();
+    let fewest = bits(set).map(|card| (neighbours[card] & set).count_ones()).min().unwrap_or(0);
+    // Dirac: where everybody knows half of the others, a ring exists.
+    if size < 3 || fewest * 2 >= size {
+        return size >= 3;
+    }
+    if fewest < 2 || !is_connected(neighbours, set) {
+        return false;
+    }
+    let start = set.trailing_zeros() as usize;
+    let mut walk = Walk { neighbours, start, steps_left: steps };
+    walk.closes(start, set & !(1 << start))
+}
+
+fn is_connected(neighbours: &[u64], set: u64) -> bool {
+    let mut reached = set & set.wrapping_neg();
+    loop {
+        let further = bits(reached).fold(reached, |all, card| all | neighbours[card] & set);
+        if further == reached {
+            return reached == set;
+        }
+        reached = further;
+    }
+}
+
+/// A path that is to become a ring.
+struct Walk<'a> {
+    neighbours: &'a [u64],
+    start: usize,
+    steps_left: u32,
+}
+
+impl Walk<'_> {
+    /// Whether the path that ends at `end` can go on through all of `left` and back.
+    fn closes(&mut self, end: usize, left: u64) -> bool {
+        let home = self.neighbours[self.start];
+        if left == 0 {
+            return home & (1 << end) != 0;
+        }
+        if self.steps_left == 0 || home & left == 0 {
+            return false;
+        }
+        self.steps_left -= 1;
+        // First where the fewest ways lead on: left for later, such a card becomes a dead end.
+        let mut next: Vec<usize> = bits(self.neighbours[end] & left).collect();
+        next.sort_by_key(|card| (self.neighbours[*card] & left).count_ones());
+        next.into_iter().any(|card| self.closes(card, left & !(1 << card)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PATIENT: u32 = u32::MAX;
+
+    /// Neighbours from pairs.
+    fn graph(count: usize, pairs: &[(usize, usize)]) -> Vec<u64> {
+        let mut neighbours = vec![0; count];
+        for (a, b) in pairs {
+            neighbours[*a] |= 1 << b;
+            neighbours[*b] |= 1 << a;
+        }
+        neighbours
+    }
+
+    fn check(count: usize, pairs: &[(usize, usize)], set: u64, expected: bool) {
+        let graph = graph(count, pairs);
+        assert_eq!(has_ring(&graph, set, PATIENT), expected, "{pairs:?}");
+        assert_eq!(ringed_sets(&graph)[index(set)], expected, "{pairs:?}");
+    }
+
+    #[test]
+    fn rings_and_what_lacks_one() {
+        let square = [(0, 1), (1, 2), (2, 3), (3, 0)];
+        check(4, &square, 0b1111, true);
+        check(4, &square, 0b0111, false);
+        check(4, &square, 0b0011, false);
+        let bow_tie = [(0, 1), (1, 2), (2, 0), (2, 3), (3, 4), (4, 2)];
+        check(5, &bow_tie, 0b11111, false);
+        check(5, &bow_tie, 0b11100, true);
+        let two_triangles = [(0, 1), (1, 2), (2, 0), (3, 4), (4, 5), (5, 3)];
+        check(6, &two_triangles, 0b11_1111, false);
+    }
+
+    #[test]
+    fn gives_up_rather_than_walk_on() {
+        let neighbours = graph(8, &[(0, 1), (1, 2), (2, 3), (3, 4), (4, 5), (5, 6), (6, 7), (7, 0)]);
+        assert!(has_ring(&neighbours, 0xff, PATIENT));
+        assert!(!has_ring(&neighbours, 0xff, 3));
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn the_walk_and_the_table_agree(pairs in proptest::collection::vec((0usize..8, 0usize..8), 0..20)) {
+            let pairs: Vec<_> = pairs.into_iter().filter(|(a, b)| a != b).collect();
+            let graph = graph(8, &pairs);
+            let ringed = ringed_sets(&graph);
+            for set in 0..256 {
+                proptest::prop_assert_eq!(has_ring(&graph, set, PATIENT), ringed[index(set)], "{:b}", set);
+            }
+        }
+    }
+}

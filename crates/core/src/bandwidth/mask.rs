@@ -1,0 +1,19 @@
+//! Sets as plain masks, for loops that run over all of them.
+
+/// The one-bits of a mask, lowest first.
+pub(super) fn bits(mut mask: u64) -> impl Iterator<Item = usize> + Clone {
+    std::iter::from_fn(move || {
+        (mask != 0).then(|| {
+            let lowest = mask.trailing_zeros() as usize;
+            mask &= mask - 1;
+            lowest
+        })
+    })
+}
+
+/// Where a table over all sets keeps this one.
+pub(super) fn index(mask: u64) -> usize {
+    #[expect(clippy::cast_possible_truncation, reason = "tables are kept for at most 16 cards")]
+    let index = mask as usize;
+    index
+}

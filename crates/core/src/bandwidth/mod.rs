@@ -1,0 +1,148 @@
+//! How fast a set of cards works together: the bus bandwidth of an all-reduce over it, predicted from the links.
+//!
+//! The prediction follows NCCL, which sends data around rings through all cards of a set:
+//!
+//! - two cards have what joins them;
+//! - cards behind NVLink switches have their links into the switch, whichever they are;
+//! - other sets have twice an NVLink's rate for every ring over NVLinks, as many as share no link;
+//! - a set without such a ring is as fast as the slowest hop of its best ring over PCIe.
+
+mod hamilton;
+mod mask;
+mod outlook;
+mod packing;
+mod rates;
+mod rings;
+mod search;
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+
+use crate::gpu_set::GpuSet;
+use crate::topology::Topology;
+use rings::RingModel;
+
+pub(crate) use outlook::Outlook;
+pub use rates::Bandwidth;
+pub(crate) use search::{Aim, LargeMachine, Wanted};
+
+/// A kind of machine, prepared for decisions: nodes whose cards are joined alike share one.
+pub struct Machine {
+    gpus: GpuSet,
+    /// The cards of each NUMA node; those of which none is known together.
+    numa_nodes: Vec<GpuSet>,
+    sets: Sets,
+}
+
+/// What is known of the sets of a machine.
+pub(crate) enum Sets {
+    /// Every pair is joined alike (NVLink switches, guests that see no switch, one or two cards), so sets differ by
+    /// their size only; the bandwidth by size.
+    Alike(Vec<Bandwidth>),
+    /// Everything, and the best bandwidth by size.
+    Known(Box<Outlook>, Vec<Bandwidth>),
+    /// Too many sets: what is asked for is worked out.
+    Searched(Box<LargeMachine>),
+}
+
+// === impl Machine ===
+
+impl Machine {
+    pub(crate) fn of(topology: &Topology) -> Self {
+        let gpus = topology.gpus();
+        let model = RingModel::of(topology);
+        let sizes = 0..=gpus.len();
+        let sets = if is_alike(topology) {
+            Sets::Alike(sizes.map(|size| model.bandwidth(GpuSet::first(size).mask())).collect())
+        } else if gpus.len() <= Outlook::MOST_CARDS {
+            let bandwidth = model.bandwidths();
+            let mut best = vec![Bandwidth::NONE; gpus.len() + 1];
+            for (set, bandwidth) in bandwidth.iter().enumerate() {
+                let of_size = &mut best[set.count_ones() as usize];
+                *of_size = (*of_size).max(*bandwidth);
+            }
+            Sets::Known(Box::new(Outlook::of(gpus.len(), bandwidth, &best)), best)
+        } else {
+            Sets::Searched(Box::new(LargeMachine::of(gpus, model)))
+        };
+        Self { gpus, numa_nodes: numa_nodes(topology), sets }
+    }
+
+    /// Bus bandwidth of an all-reduce over a set; none for fewer than two cards. On machines of more than eight
+    /// cards the rings are searched for a limited time, and the answer may be too low.
+    #[must_use]
+    pub fn bandwidth(&self, gpus: GpuSet) -> Bandwidth {
+        let gpus = gpus.intersection(self.gpus);
+        match &self.sets {
+            Sets::Alike(by_size) => by_size[gpus.len()],
+            Sets::Known(outlook, _) => outlook.bandwidth(gpus),
+            Sets::Searched(large) => large.bandwidth(gpus),
+        }
+    }
+
+    /// The best bandwidth of any `size` cards; none where there are not that many.
+    #[must_use]
+    pub fn best(&self, size: usize) -> Bandwidth {
+        match &self.sets {
+            Sets::Alike(by_size) | Sets::Known(_, by_size) => {
+                by_size.get(size).copied().unwrap_or(Bandwidth::NONE)
+            }
+            Sets::Searched(large) => large.best(self, size),
+        }
+    }
+
+    /// The bandwidth of a set as a part of the best of its size: 1 for a set that could not be better.
+    #[must_use]
+    pub fn share(&self, gpus: GpuSet) -> f64 {
+        self.bandwidth(gpus).share_of(self.best(gpus.len()))
+    }
+
+    /// What is known of its sets.
+    pub(crate) fn sets(&self) -> &Sets {
+        &self.sets
+    }
+
+    /// The cards of each NUMA node.
+    pub(crate) fn numa_nodes(&self) -> &[GpuSet] {
+        &self.numa_nodes
+    }
+
+    /// How many NUMA nodes a set spans, and how many other `free` cards these have: less of both is better.
+    pub(crate) fn numa_spread(&self, free: GpuSet, gpus: GpuSet) -> (usize, usize) {
+        let touched = self.numa_nodes.iter().filter(|node| !node.intersection(gpus).is_empty());
+        touched.fold((0, 0), |(span, beside), node| {
+            (span + 1, beside + node.intersection(free).difference(gpus).len())
+        })
+    }
+}
+
+fn is_alike(topology: &Topology) -> bool {
+    // Rings do not care what lies under an NVLink.
+    let seen = |(a, b)| {
+        let link = topology.link(a, b);
+        (link.nvlinks, link.pcie.filter(|_| link.nvlinks == 0))
+    };
+    let mut pairs = topology.gpus().pairs().map(seen);
+    let first = pairs.next();
+    pairs.all(|pair| Some(pair) == first)
+}
+
+fn numa_nodes(topology: &Topology) -> Vec<GpuSet> {
+    let mut nodes: Vec<(Option<u16>, GpuSet)> = Vec::new();
+    for gpu in topology.gpus().iter() {
+        let numa = topology.numa(gpu);
+        match nodes.iter_mut().find(|(node, _)| *node == numa) {
+            Some((_, gpus)) => *gpus = gpus.with(gpu),
+            None => nodes.push((numa, GpuSet::EMPTY.with(gpu))),
+        }
+    }
+    nodes.into_iter().map(|(_, gpus)| gpus).collect()
+}
+
+/// Tables of thousands of sets are of no use in a message.
+impl fmt::Debug for Machine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Machine").field("gpus", &self.gpus).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,130 @@
+//! How fast one link is.
+
+use std::fmt;
+
+use crate::topology::PcieLevel;
+
+/// A predicted bandwidth, in tenths of a GB/s: rates are known no finer, and whole numbers compare exactly, so that
+/// sets that are equally good are equal.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Bandwidth(u32);
+
+/// What the links of one machine carry in each direction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Rates {
+    nvlink: Bandwidth,
+}
+
+/// What NCCL plans with for one NVLink of a P100.
+const NVLINK_1: Bandwidth = Bandwidth(180);
+/// The same for a V100 or an A100.
+const NVLINK_2_AND_3: Bandwidth = Bandwidth(200);
+/// The same for an H100.
+const NVLINK_4: Bandwidth = Bandwidth(206);
+
+/// A V100 has six NVLinks and an A100 twelve: whoever has more is younger.
+const MOST_NVLINKS_BEFORE_HOPPER: u32 = 12;
+/// A P100 has four.
+const MOST_NVLINKS_OF_PASCAL: u32 = 4;
+
+// === impl Bandwidth ===
+
+impl Bandwidth {
+    /// Nothing to carry, as for a single card.
+    pub const NONE: Self = Self(0);
+
+    /// In GB/s.
+    #[must_use]
+    pub fn gb_per_second(self) -> f64 {
+        f64::from(self.0) / 10.0
+    }
+
+    /// This as a part of `best`; all of it where there is nothing to carry.
+    #[must_use]
+    pub fn share_of(self, best: Self) -> f64 {
+        if best == Self::NONE { 1.0 } else { f64::from(self.0) / f64::from(best.0) }
+    }
+
+    /// Over `count` equal links side by side.
+    pub(super) fn times(self, count: u32) -> Self {
+        Self(self.0.saturating_mul(count))
+    }
+
+    /// The number behind, to add up and to weigh.
+    pub(super) fn tenths(self) -> u32 {
+        self.0
+    }
+}
+
+/// `40.0 GB/s`
+impl fmt::Display for Bandwidth {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:.1} GB/s", self.gb_per_second())
+    }
+}
+
+// === impl Rates ===
+
+impl Rates {
+    /// A matrix does not name the cards, but the number of their NVLinks gives the generation away: `per_card` is
+    /// how many the best-connected card has, `doubled` whether any pair has several.
+    pub(super) fn guess(per_card: u32, doubled: bool) -> Self {
+        let pascal = !doubled && (2..=MOST_NVLINKS_OF_PASCAL).contains(&per_card);
+        let nvlink = if per_card > MOST_NVLINKS_BEFORE_HOPPER {
+            NVLINK_4
+        } else if pascal {
+            NVLINK_1
+        } else {
+            NVLINK_2_AND_3
+        };
+        Self { nvlink }
+    }
+
+    /// `count` NVLinks side by side.
+    pub(super) fn nvlinks(self, count: u32) -> Bandwidth {
+        self.nvlink.times(count)
+    }
+
+    /// PCIe of the third generation. Later ones are faster on every level alike, which changes no choice.
+    pub(super) fn pcie(self, level: PcieLevel) -> Bandwidth {
+        Bandwidth(match level {
+            PcieLevel::System => 60,
+            PcieLevel::Node => 90,
+            PcieLevel::HostBridge => 100,
+            PcieLevel::MultiSwitch => 115,
+            PcieLevel::SingleSwitch | PcieLevel::SameBoard => 120,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_number_of_nvlinks_tells_the_generation() {
+        let check = |per_card, doubled, expected| {
+            assert_eq!(Rates::guess(per_card, doubled).nvlinks(1), Bandwidth(expected));
+        };
+        check(0, false, 200);
+        check(1, false, 200);
+        check(4, false, 180);
+        check(4, true, 200);
+        check(6, true, 200);
+        check(12, true, 200);
+        check(18, true, 206);
+    }
+
+    #[test]
+    fn nearer_is_never_slower() {
+        let rates = Rates::guess(0, false);
+        assert!(PcieLevel::ALL.map(|level| rates.pcie(level)).is_sorted());
+    }
+
+    #[test]
+    fn in_words_and_as_a_share() {
+        assert_eq!(Bandwidth(412).to_string(), "41.2 GB/s");
+        assert!((Bandwidth(100).share_of(Bandwidth(400)) - 0.25).abs() < 1e-12);
+        assert!((Bandwidth::NONE.share_of(Bandwidth::NONE) - 1.0).abs() < 1e-12);
+    }
+}

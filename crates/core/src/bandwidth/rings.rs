@@ -1,0 +1,155 @@
+//! The ring model: what an all-reduce over a set of cards reaches.
+
+use super::hamilton::{has_ring, ringed_sets};
+use super::mask::{bits, index};
+use super::packing::Wiring;
+use super::rates::{Bandwidth, Rates};
+use crate::gpu_set::GpuSet;
+use crate::topology::{Link, MOST_NVLINKS_PER_CARD, PcieLevel, Topology};
+
+/// The links of a machine as rings see them.
+#[derive(Debug)]
+pub(super) struct RingModel {
+    count: usize,
+    rates: Rates,
+    /// Row-major, symmetric.
+    nvlinks: Vec<u8>,
+    /// Nearest first; the last joins every pair.
+    hops: Vec<Hops>,
+    /// Cards whose NVLinks all lead into switches.
+    switched: u64,
+}
+
+/// The hops a ring may take, from some nearness on.
+#[derive(Debug)]
+struct Hops {
+    slowest: Hop,
+    /// By card: whom it reaches in one hop of this kind or a nearer one.
+    neighbours: Vec<u64>,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Hop {
+    NvLink,
+    Pcie(Bandwidth),
+}
+
+/// Steps of the search for rings of one set on a machine of up to eight cards: more than any real wiring needs.
+const STEPS_SMALL: u32 = 100_000;
+/// The same for larger machines, which have up to 65,535 sets. What it finds by then is a lower bound.
+const STEPS_LARGE: u32 = 400;
+const MOST_SMALL: usize = 8;
+
+// === impl RingModel ===
+
+impl RingModel {
+    pub(super) fn of(topology: &Topology) -> Self {
+        let count = topology.count();
+        let gpus = || topology.gpus().iter();
+        let nvlinks: Vec<u8> =
+            gpus().flat_map(|a| gpus().map(move |b| topology.link(a, b).nvlinks)).collect();
+        let (mut switched, mut per_card) = (0, 0);
+        for (card, row) in nvlinks.chunks(count.max(1)).enumerate() {
+            let sum = row.iter().map(|links| u32::from(*links)).sum();
+            let most_to_one = row.iter().copied().max().unwrap_or(0);
+            let is_switched = sum > MOST_NVLINKS_PER_CARD;
+            switched |= u64::from(is_switched) << card;
+            // Behind a switch every peer sees all of a card's links.
+            per_card = per_card.max(if is_switched { u32::from(most_to_one) } else { sum });
+        }
+        let rates = Rates::guess(per_card, nvlinks.iter().any(|links| *links > 1));
+        Self { count, rates, nvlinks, hops: Hops::of(topology, rates), switched }
+    }
+
+    /// Bus bandwidth of an all-reduce over a set.
+    pub(super) fn bandwidth(&self, set: u64) -> Bandwidth {
+        let steps = self.steps();
+        self.rate(set, |hops| has_ring(&self.hops[hops].neighbours, set, steps))
+    }
+
+    /// The same for every set of a machine of at most 16 cards, by mask.
+    pub(super) fn bandwidths(&self) -> Vec<Bandwidth> {
+        let ringed: Vec<Vec<bool>> = self.hops.iter().map(|hops| ringed_sets(&hops.neighbours)).collect();
+        (0..1 << self.count).map(|set| self.rate(set, |hops| ringed[hops][index(set)])).collect()
+    }
+
+    /// Bandwidth between two cards.
+    pub(super) fn pair(&self, a: usize, b: usize) -> Bandwidth {
+        match self.hops.iter().find(|hops| hops.neighbours[a] & (1 << b) != 0).map(|hops| hops.slowest) {
+            Some(Hop::NvLink) => self.rates.nvlinks(self.nvlinks(a, b).into()),
+            Some(Hop::Pcie(rate)) => rate,
+            None => Bandwidth::NONE,
+        }
+    }
+
+    /// `has_ring` tells whether a ring of these hops, by position, runs through the whole set.
+    fn rate(&self, set: u64, has_ring: impl Fn(usize) -> bool) -> Bandwidth {
+        let mut cards = bits(set);
+        let (first, second, third) = (cards.next(), cards.next(), cards.next());
+        let (Some(a), Some(b)) = (first, second) else {
+            return Bandwidth::NONE;
+        };
+        if third.is_none() {
+            return self.pair(a, b);
+        }
+        if let Some(rate) = self.switch(set) {
+            return rate;
+        }
+        let ringed = self.hops.iter().enumerate().find(|(position, _)| has_ring(*position));
+        // A ring that a bounded search has not found still exists: the last hops join every pair.
+        match ringed.map(|(_, hops)| hops).or_else(|| self.hops.last()).map(|hops| hops.slowest) {
+            Some(Hop::NvLink) => self.rates.nvlinks(2 * self.nvlink_rings(set)),
+            Some(Hop::Pcie(rate)) => rate,
+            None => Bandwidth::NONE,
+        }
+    }
+
+    /// What the switches give a set whose cards all hang on them and reach each other.
+    fn switch(&self, set: u64) -> Option<Bandwidth> {
+        if set & !self.switched != 0 {
+            return None;
+        }
+        let pairs = GpuSet::from_mask(set).pairs();
+        let narrowest = pairs.map(|(a, b)| self.nvlinks(a.position(), b.position())).min()?;
+        (narrowest > 0).then(|| self.rates.nvlinks(narrowest.into()))
+    }
+
+    /// How many rings share the NVLinks of a set that has one; each runs both ways.
+    fn nvlink_rings(&self, set: u64) -> u32 {
+        let cards: Vec<usize> = bits(set).collect();
+        let wiring = Wiring::of(cards.len(), |a, b| self.nvlinks(cards[a], cards[b]));
+        wiring.most_rings(self.steps()).max(1)
+    }
+
+    fn nvlinks(&self, a: usize, b: usize) -> u8 {
+        self.nvlinks[a * self.count + b]
+    }
+
+    fn steps(&self) -> u32 {
+        if self.count <= MOST_SMALL { STEPS_SMALL } else { STEPS_LARGE }
+    }
+}
+
+// === impl Hops ===
+
+impl Hops {
+    fn of(topology: &Topology, rates: Rates) -> Vec<Self> {
+        let reach = |joins: &dyn Fn(Link) -> bool| -> Vec<u64> {
+            let gpus = || topology.gpus().iter();
+            let row = |a| gpus().filter(|b| *b != a && joins(topology.link(a, *b))).collect::<GpuSet>();
+            gpus().map(|a| row(a).mask()).collect()
+        };
+        let nvlink = Self { slowest: Hop::NvLink, neighbours: reach(&|link| link.nvlinks > 0) };
+        let mut all = vec![nvlink];
+        for level in PcieLevel::ALL.into_iter().rev() {
+            // A pair of which nothing is known is taken to be as far apart as can be.
+            let is_near = |link: Link| link.pcie.unwrap_or(PcieLevel::System) >= level;
+            let neighbours = reach(&|link| link.nvlinks > 0 || is_near(link));
+            // A level that no pair adds to can never be a ring's slowest hop.
+            if all.last().is_some_and(|nearer| nearer.neighbours != neighbours) {
+                all.push(Self { slowest: Hop::Pcie(rates.pcie(level)), neighbours });
+            }
+        }
+        all
+    }
+}

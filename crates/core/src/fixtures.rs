@@ -1,0 +1,60 @@
+//! Machines the tests know: facts about real ones, written as small tables.
+
+use crate::topology::{Link, PcieLevel, Topology};
+use crate::units::GpuIndex;
+
+const SYS: Link = Link { pcie: Some(PcieLevel::System), nvlinks: 0 };
+
+/// NVLinks of a DGX-1 with V100: two quads, joined card by card, half of the pairs doubled.
+const DGX1_V100: [[u8; 8]; 8] = [
+    [0, 1, 1, 2, 2, 0, 0, 0],
+    [1, 0, 2, 1, 0, 2, 0, 0],
+    [1, 2, 0, 2, 0, 0, 1, 0],
+    [2, 1, 2, 0, 0, 0, 0, 1],
+    [2, 0, 0, 0, 0, 1, 1, 2],
+    [0, 2, 0, 0, 1, 0, 2, 1],
+    [0, 0, 1, 0, 1, 2, 0, 2],
+    [0, 0, 0, 1, 2, 1, 2, 0],
+];
+
+/// As `nvidia-smi topo -m` shows a DGX-1 with V100: what lies under the NVLinks is hidden.
+pub(crate) fn dgx1_v100() -> Topology {
+    let link = |a: GpuIndex, b: GpuIndex| match DGX1_V100[a.position()][b.position()] {
+        0 => SYS,
+        nvlinks => Link::nvlink(nvlinks),
+    };
+    on_two_sockets(&Topology::from_pairs(8, link))
+}
+
+/// Eight cards on two sockets, in pairs behind a switch: also the PCIe layer of a DGX-1.
+pub(crate) fn pcie_pairs() -> Topology {
+    let topology = Topology::from_pairs(8, |a, b| {
+        Link::pcie(match (a.0 / 2 == b.0 / 2, a.0 / 4 == b.0 / 4) {
+            (true, _) => PcieLevel::SingleSwitch,
+            (false, true) => PcieLevel::HostBridge,
+            (false, false) => PcieLevel::System,
+        })
+    });
+    on_two_sockets(&topology)
+}
+
+/// Eight A100 on PCIe, two sockets, neighbours bridged by twelve NVLinks.
+pub(crate) fn bridged_pairs() -> Topology {
+    let topology = Topology::from_pairs(8, |a, b| match (a.0 / 2 == b.0 / 2, a.0 / 4 == b.0 / 4) {
+        (true, _) => Link::nvlink(12),
+        (false, true) => Link::pcie(PcieLevel::Node),
+        (false, false) => SYS,
+    });
+    on_two_sockets(&topology)
+}
+
+/// Every card reaches every other over `nvlinks` through switches, as on a DGX H100 with 18; two sockets.
+pub(crate) fn switched(count: usize, nvlinks: u8) -> Topology {
+    on_two_sockets(&Topology::from_pairs(count, |_, _| Link::nvlink(nvlinks)))
+}
+
+fn on_two_sockets(topology: &Topology) -> Topology {
+    let count = topology.count();
+    let numa: Vec<Option<u16>> = (0..count).map(|card| Some(u16::from(card * 2 >= count))).collect();
+    topology.with_numa(&numa)
+}

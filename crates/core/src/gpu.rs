@@ -1,0 +1,110 @@
+//! One physical card.
+
+use std::fmt;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::sync::Arc;
+
+use crate::units::{GpuIndex, MiB};
+
+/// One physical card of a node, as its driver describes it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Gpu {
+    /// Position on the node.
+    pub index: GpuIndex,
+    /// The driver's identity of the card; survives reboots and re-numbering.
+    pub uuid: GpuUuid,
+    /// The number in `/dev/nvidiaN`; not always the index.
+    pub minor: u32,
+    /// The product.
+    pub model: Model,
+    /// Memory the driver reports.
+    pub memory: MiB,
+    /// The NUMA node the card hangs on, where known.
+    pub numa: Option<u16>,
+    /// Whether new grants may use the card.
+    pub health: Health,
+}
+
+/// A card's UUID, such as `GPU-8f2a...`.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct GpuUuid(pub Arc<str>);
+
+/// A product name, such as `T4`.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Model(pub Arc<str>);
+
+/// Cards that are alike to whoever asks for one.
+#[derive(Clone, Debug)]
+pub struct CardKind {
+    /// The product.
+    pub model: Model,
+    /// Its memory.
+    pub memory: MiB,
+    /// Tells most kinds apart without a look at their names.
+    hash: u64,
+}
+
+/// Whether a card may be granted. Grants it already carries stay booked either way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Health {
+    /// Works.
+    Healthy,
+    /// Reported broken: receives no new grant.
+    Unhealthy,
+}
+
+// === impl Gpu ===
+
+impl Gpu {
+    /// Its kind.
+    #[must_use]
+    pub fn kind(&self) -> CardKind {
+        CardKind::new(self.model.clone(), self.memory)
+    }
+}
+
+// === impl CardKind ===
+
+impl CardKind {
+    /// Cards of this product and size.
+    #[must_use]
+    pub fn new(model: Model, memory: MiB) -> Self {
+        let mut hasher = DefaultHasher::new();
+        (&model, memory).hash(&mut hasher);
+        Self { hash: hasher.finish(), model, memory }
+    }
+}
+
+impl PartialEq for CardKind {
+    fn eq(&self, other: &Self) -> bool {
+        self.hash == other.hash && self.memory == other.memory && self.model == other.model
+    }
+}
+
+impl Eq for CardKind {}
+
+// === impl GpuUuid, Model ===
+
+impl From<&str> for GpuUuid {
+    fn from(text: &str) -> Self {
+        Self(text.into())
+    }
+}
+
+impl From<&str> for Model {
+    fn from(text: &str) -> Self {
+        Self(text.into())
+    }
+}
+
+impl fmt::Display for GpuUuid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl fmt::Display for Model {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}

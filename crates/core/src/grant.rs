@@ -1,0 +1,153 @@
+//! The answer to a request: which cards, and how much of each.
+
+use crate::gpu_set::GpuSet;
+use crate::request::{Request, Role, peak};
+use crate::units::{GpuIndex, MiB, MilliCpu, NodeName, Percent, PodUid};
+
+/// What one container holds on one card.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Hold {
+    /// All of it, whatever its size.
+    Whole,
+    /// A part of it.
+    Part {
+        /// Compute guaranteed; zero for a memory-only grant.
+        cores: Percent,
+        /// Memory guaranteed.
+        memory: MiB,
+    },
+}
+
+/// The cards of one container.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct ContainerGrant {
+    /// The container's name.
+    pub container: String,
+    /// When it runs.
+    pub role: Role,
+    /// What it holds, by ascending index; each card once.
+    pub cards: Vec<(GpuIndex, Hold)>,
+}
+
+/// Everything one pod holds on its node.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct PodGrant {
+    /// Whose.
+    pub pod: PodUid,
+    /// Where.
+    pub node: NodeName,
+    /// CPU of the whole pod.
+    pub cpu: MilliCpu,
+    /// Main memory of the whole pod.
+    pub memory: MiB,
+    /// In the pod's order; containers without a card may be left out.
+    pub containers: Vec<ContainerGrant>,
+}
+
+/// How much of a card is taken: by one pod at its peak, or by all pods together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Usage {
+    /// Whether somebody holds the whole card.
+    pub whole: bool,
+    /// Compute promised to shares.
+    pub cores: Percent,
+    /// Memory promised to shares.
+    pub memory: MiB,
+    /// Whether somebody holds the whole card while another holds it too: never by a decision of ours.
+    pub contended: bool,
+}
+
+// === impl Hold ===
+
+impl Hold {
+    /// What a request holds on each of its cards.
+    #[must_use]
+    pub fn of(request: Request) -> Self {
+        match request {
+            Request::Whole(_) => Self::Whole,
+            Request::Share { cores, memory } => Self::Part { cores, memory },
+            Request::Memory(memory) => Self::Part { cores: Percent::ZERO, memory },
+        }
+    }
+}
+
+// === impl ContainerGrant ===
+
+impl ContainerGrant {
+    /// The cards held, without the amounts.
+    #[must_use]
+    pub fn gpus(&self) -> GpuSet {
+        self.cards.iter().map(|(gpu, _)| *gpu).collect()
+    }
+
+    fn usage(&self, gpu: GpuIndex) -> Usage {
+        let held = self.cards.iter().filter(|(card, _)| *card == gpu);
+        held.fold(Usage::default(), |usage, (_, hold)| usage.plus(Usage::of(*hold)))
+    }
+}
+
+// === impl PodGrant ===
+
+impl PodGrant {
+    /// What the pod takes of each of its cards at its peak: an init container's share is free again for the
+    /// main containers of the same pod.
+    pub fn footprint(&self) -> impl Iterator<Item = (GpuIndex, Usage)> {
+        footprint(&self.containers)
+    }
+}
+
+/// What these containers of one pod take of each card at their peak.
+pub(crate) fn footprint(containers: &[ContainerGrant]) -> impl Iterator<Item = (GpuIndex, Usage)> {
+    let gpus = containers.iter().map(ContainerGrant::gpus).fold(GpuSet::EMPTY, GpuSet::union);
+    gpus.iter().map(|gpu| {
+        let usage = peak(containers, |c| c.role, |c| c.usage(gpu), Usage::plus, Usage::larger);
+        (gpu, usage)
+    })
+}
+
+// === impl Usage ===
+
+impl Usage {
+    /// What one hold takes.
+    #[must_use]
+    pub fn of(hold: Hold) -> Self {
+        match hold {
+            Hold::Whole => Self { whole: true, ..Self::default() },
+            Hold::Part { cores, memory } => Self { cores, memory, ..Self::default() },
+        }
+    }
+
+    /// Whether nobody takes anything.
+    #[must_use]
+    pub fn is_none(self) -> bool {
+        self == Self::default()
+    }
+
+    /// Whether a card of `memory` cannot carry this.
+    #[must_use]
+    pub fn exceeds(self, memory: MiB) -> bool {
+        self.contended || self.cores > Percent::WHOLE || self.memory > memory
+    }
+
+    /// Both side by side.
+    #[must_use]
+    pub fn plus(self, other: Self) -> Self {
+        let meet = (self.whole && !other.is_none()) || (other.whole && !self.is_none());
+        Self {
+            whole: self.whole || other.whole,
+            cores: self.cores + other.cores,
+            memory: self.memory + other.memory,
+            contended: self.contended || other.contended || meet,
+        }
+    }
+
+    /// The peak of two that never stand side by side.
+    fn larger(self, other: Self) -> Self {
+        Self {
+            whole: self.whole || other.whole,
+            cores: self.cores.max(other.cores),
+            memory: self.memory.max(other.memory),
+            contended: self.contended || other.contended,
+        }
+    }
+}

@@ -1,0 +1,189 @@
+//! The book of all grants. Every dialect books here, so no card is promised twice.
+//!
+//! A node's state is always the sum of the grants of the pods on it, so any history that leads to the same
+//! pods leads to the same book; nothing is ever subtracted.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::sync::Arc;
+
+use crate::grant::PodGrant;
+use crate::node::{Node, NodeState};
+use crate::topology::Topology;
+use crate::units::{GpuIndex, NodeName, PodUid};
+
+/// All nodes, all grants, and what is left.
+#[derive(Clone, Debug, Default)]
+pub struct Ledger {
+    nodes: HashMap<NodeName, NodeState>,
+    pods: HashMap<PodUid, Arc<PodGrant>>,
+    /// Also for nodes not known yet: a pod may be seen before its node is.
+    pods_of: HashMap<NodeName, BTreeSet<PodUid>>,
+    /// One of each kind of machine, so that what is derived from its links is derived once.
+    topologies: HashSet<Topology>,
+}
+
+/// Why a grant was not booked. Nothing has changed then.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Conflict {
+    /// The node is not in the book.
+    #[error("node {0} is unknown")]
+    UnknownNode(NodeName),
+    /// The node has no such card.
+    #[error("node {node} has no GPU {gpu}")]
+    UnknownGpu {
+        /// Which node.
+        node: NodeName,
+        /// Which card.
+        gpu: GpuIndex,
+    },
+    /// Others hold too much of the card.
+    #[error("GPU {gpu} of node {node} has not enough left")]
+    Taken {
+        /// Which node.
+        node: NodeName,
+        /// Which card.
+        gpu: GpuIndex,
+    },
+    /// The pod already holds something else.
+    #[error("pod {pod} already holds another grant on node {node}; release it first")]
+    AlreadyBooked {
+        /// Which pod.
+        pod: PodUid,
+        /// Where.
+        node: NodeName,
+    },
+}
+
+/// Whether a call changed the book.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// It did.
+    Changed,
+    /// The book said so already.
+    Unchanged,
+}
+
+// === impl Ledger ===
+
+impl Ledger {
+    /// Enters a decision of ours: refused unless every card has the room, and unless the pod holds nothing else.
+    pub fn book(&mut self, grant: PodGrant) -> Result<Change, Conflict> {
+        if let Some(booked) = self.pods.get(&grant.pod) {
+            return if **booked == grant {
+                Ok(Change::Unchanged)
+            } else {
+                Err(Conflict::AlreadyBooked { pod: grant.pod, node: booked.node.clone() })
+            };
+        }
+        let state = self.nodes.get(&grant.node).ok_or_else(|| Conflict::UnknownNode(grant.node.clone()))?;
+        for (gpu, usage) in grant.footprint() {
+            let node = || grant.node.clone();
+            let card = state.node().gpu(gpu).ok_or_else(|| Conflict::UnknownGpu { node: node(), gpu })?;
+            if state.used(gpu).plus(usage).exceeds(card.memory) {
+                return Err(Conflict::Taken { node: node(), gpu });
+            }
+        }
+        self.enter(grant);
+        Ok(Change::Changed)
+    }
+
+    /// Enters a fact: what a pod holds, whoever granted it. It replaces what the book said of that pod and is
+    /// never refused, since the pod is there; [`Ledger::overbooked`] tells the cards that carry too much.
+    pub fn observe(&mut self, grant: PodGrant) -> Change {
+        if self.pods.get(&grant.pod).is_some_and(|booked| **booked == grant) {
+            return Change::Unchanged;
+        }
+        self.release(&grant.pod);
+        self.enter(grant);
+        Change::Changed
+    }
+
+    /// Ends a pod's grant. A pod the book does not know changes nothing.
+    pub fn release(&mut self, pod: &PodUid) -> Change {
+        let Some(grant) = self.pods.remove(pod) else {
+            return Change::Unchanged;
+        };
+        if let Some(neighbours) = self.pods_of.get_mut(&grant.node) {
+            neighbours.remove(pod);
+            if neighbours.is_empty() {
+                self.pods_of.remove(&grant.node);
+            }
+        }
+        if let Some(node) = self.nodes.get(&grant.node).map(NodeState::shared_node) {
+            self.recount(node);
+        }
+        Change::Changed
+    }
+
+    /// Enters a node, or what has become of it; the grants on it stay.
+    pub fn set_node(&mut self, node: Node) -> Change {
+        if self.nodes.get(&node.name).is_some_and(|known| *known.node() == node) {
+            return Change::Unchanged;
+        }
+        let topology = match self.topologies.get(node.topology()) {
+            Some(known) => known.clone(),
+            None => node.topology().clone(),
+        };
+        // Now, so that no decision has to wait for it.
+        let _ = topology.machine();
+        self.topologies.insert(topology.clone());
+        self.recount(Arc::new(node.sharing(topology)));
+        Change::Changed
+    }
+
+    /// Forgets a node. Its pods stay in the book until they are released: the node may come back.
+    pub fn remove_node(&mut self, name: &NodeName) -> Change {
+        if self.nodes.remove(name).is_some() { Change::Changed } else { Change::Unchanged }
+    }
+
+    /// One node and what is left of it.
+    #[must_use]
+    pub fn node(&self, name: &NodeName) -> Option<&NodeState> {
+        self.nodes.get(name)
+    }
+
+    /// All nodes, in no particular order.
+    pub fn nodes(&self) -> impl Iterator<Item = &NodeState> {
+        self.nodes.values()
+    }
+
+    /// What a pod holds.
+    #[must_use]
+    pub fn grant(&self, pod: &PodUid) -> Option<&PodGrant> {
+        self.pods.get(pod).map(AsRef::as_ref)
+    }
+
+    /// The grants on one node, by pod UID.
+    pub fn grants_on(&self, node: &NodeName) -> impl Iterator<Item = &PodGrant> {
+        self.pods_of.get(node).into_iter().flatten().filter_map(|pod| self.grant(pod))
+    }
+
+    /// Cards that carry more than they have, because pods bypassed us or a card shrank.
+    #[must_use]
+    pub fn overbooked(&self) -> BTreeMap<NodeName, Vec<GpuIndex>> {
+        let mut found = BTreeMap::new();
+        for state in self.nodes.values() {
+            let over = state.node().gpus().iter().filter(|gpu| state.used(gpu.index).exceeds(gpu.memory));
+            let gpus: Vec<GpuIndex> = over.map(|gpu| gpu.index).collect();
+            if !gpus.is_empty() {
+                found.insert(state.node().name.clone(), gpus);
+            }
+        }
+        found
+    }
+
+    fn enter(&mut self, grant: PodGrant) {
+        if let Some(state) = self.nodes.get_mut(&grant.node) {
+            state.add(&grant);
+        }
+        self.pods_of.entry(grant.node.clone()).or_default().insert(grant.pod.clone());
+        self.pods.insert(grant.pod.clone(), Arc::new(grant));
+    }
+
+    /// Sums up the grants on a node anew.
+    fn recount(&mut self, node: Arc<Node>) {
+        let mut state = NodeState::empty(Arc::clone(&node));
+        self.grants_on(&node.name).for_each(|grant| state.add(grant));
+        self.nodes.insert(node.name.clone(), state);
+    }
+}

@@ -1,0 +1,295 @@
+//! One node: what it has, and what is left of it.
+
+use std::sync::Arc;
+
+use crate::gpu::{CardKind, Gpu, Health};
+use crate::gpu_set::GpuSet;
+use crate::grant::{Hold, PodGrant, Usage};
+use crate::topology::Topology;
+use crate::units::{GpuIndex, MiB, MilliCpu, NodeName, Percent};
+
+/// What a node has, as its agent and Kubernetes describe it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Node {
+    /// Its name.
+    pub name: NodeName,
+    /// Its cards; each card's index is its position.
+    gpus: Vec<Gpu>,
+    /// Its kinds of cards, with the cards of each.
+    kinds: Vec<(CardKind, GpuSet)>,
+    /// What joins them.
+    topology: Topology,
+    /// CPU that pods may use.
+    pub cpu: MilliCpu,
+    /// Main memory that pods may use.
+    pub memory: MiB,
+    /// The instance type, by which static tables list their sets.
+    pub instance_type: Option<String>,
+}
+
+/// A description of a node that cannot be.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BadNode {
+    /// The cards are not numbered 0, 1, 2, ...
+    #[error(
+        "node {node}: card at position {position} has index {index}; list the cards by index, without gaps"
+    )]
+    Order {
+        /// Which node.
+        node: NodeName,
+        /// Where in the list.
+        position: usize,
+        /// What stands there.
+        index: GpuIndex,
+    },
+    /// More cards than a node may have.
+    #[error("node {node} has {count} cards; at most {} are supported", GpuSet::CAPACITY)]
+    TooMany {
+        /// Which node.
+        node: NodeName,
+        /// How many cards.
+        count: usize,
+    },
+    /// Links of another number of cards.
+    #[error("node {node} has {gpus} cards, but its topology describes {linked}")]
+    Topology {
+        /// Which node.
+        node: NodeName,
+        /// How many cards.
+        gpus: usize,
+        /// How many the topology has.
+        linked: usize,
+    },
+}
+
+/// A node and what all its pods together take of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NodeState {
+    node: Arc<Node>,
+    used: Vec<Usage>,
+    /// The cards of each pod that holds any, in ascending order of their masks: they come back together.
+    held: Vec<GpuSet>,
+    cpu_used: MilliCpu,
+    memory_used: MiB,
+}
+
+/// What is left of a card for shares.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Room {
+    /// Compute not promised.
+    pub cores: Percent,
+    /// Memory not promised.
+    pub memory: MiB,
+}
+
+// === impl Node ===
+
+impl Node {
+    /// A node of these cards and links.
+    pub fn new(
+        name: NodeName,
+        gpus: Vec<Gpu>,
+        topology: Topology,
+        cpu: MilliCpu,
+        memory: MiB,
+    ) -> Result<Self, BadNode> {
+        if gpus.len() > GpuSet::CAPACITY {
+            return Err(BadNode::TooMany { node: name, count: gpus.len() });
+        }
+        if topology.count() != gpus.len() {
+            return Err(BadNode::Topology { node: name, gpus: gpus.len(), linked: topology.count() });
+        }
+        let misplaced = gpus.iter().enumerate().find(|(position, gpu)| gpu.index.position() != *position);
+        if let Some((position, gpu)) = misplaced {
+            return Err(BadNode::Order { node: name, position, index: gpu.index });
+        }
+        let mut kinds: Vec<(CardKind, GpuSet)> = Vec::new();
+        for gpu in &gpus {
+            let kind = gpu.kind();
+            match kinds.iter_mut().find(|(known, _)| *known == kind) {
+                Some((_, set)) => *set = set.with(gpu.index),
+                None => kinds.push((kind, GpuSet::EMPTY.with(gpu.index))),
+            }
+        }
+        Ok(Self { name, gpus, kinds, topology, cpu, memory, instance_type: None })
+    }
+
+    /// Its cards by index.
+    #[must_use]
+    pub fn gpus(&self) -> &[Gpu] {
+        &self.gpus
+    }
+
+    /// One card.
+    #[must_use]
+    pub fn gpu(&self, index: GpuIndex) -> Option<&Gpu> {
+        self.gpus.get(index.position())
+    }
+
+    /// The kinds of cards it has, with the cards of each.
+    #[must_use]
+    pub fn kinds(&self) -> &[(CardKind, GpuSet)] {
+        &self.kinds
+    }
+
+    /// What joins the cards.
+    #[must_use]
+    pub fn topology(&self) -> &Topology {
+        &self.topology
+    }
+
+    /// The same node, its links read from an equal topology that others use too.
+    pub(crate) fn sharing(self, topology: Topology) -> Self {
+        debug_assert_eq!(self.topology, topology);
+        Self { topology, ..self }
+    }
+}
+
+// === impl NodeState ===
+
+impl NodeState {
+    /// A node nobody uses.
+    #[must_use]
+    pub fn empty(node: Arc<Node>) -> Self {
+        let used = vec![Usage::default(); node.gpus.len()];
+        Self { node, used, held: Vec::new(), cpu_used: MilliCpu::ZERO, memory_used: MiB::ZERO }
+    }
+
+    /// What the node has.
+    #[must_use]
+    pub fn node(&self) -> &Node {
+        &self.node
+    }
+
+    pub(crate) fn shared_node(&self) -> Arc<Node> {
+        Arc::clone(&self.node)
+    }
+
+    /// What all pods together take of a card.
+    #[must_use]
+    pub fn used(&self, gpu: GpuIndex) -> Usage {
+        self.used.get(gpu.position()).copied().unwrap_or_default()
+    }
+
+    /// What is left of a card for shares. Never negative, even where pods that bypassed us hold too much.
+    #[must_use]
+    pub fn room(&self, gpu: GpuIndex) -> Room {
+        self.node.gpu(gpu).map_or_else(Room::default, |card| Room::of(card, self.used(gpu)))
+    }
+
+    /// What is left of a card in percent of what is scarcer there; nothing of an unhealthy one.
+    #[must_use]
+    pub fn percent_left(&self, gpu: GpuIndex) -> u8 {
+        self.percent_left_with(gpu, Usage::default())
+    }
+
+    /// Likewise, once `more` of it is taken.
+    pub(crate) fn percent_left_with(&self, gpu: GpuIndex, more: Usage) -> u8 {
+        let Some(card) = self.node.gpu(gpu).filter(|card| card.health == Health::Healthy) else { return 0 };
+        let used = self.used(gpu).plus(more);
+        if used.is_none() {
+            return 100;
+        }
+        let room = Room::of(card, used);
+        let cores = u64::from(room.cores.0);
+        let memory = room.memory.0.saturating_mul(100).checked_div(card.memory.0).unwrap_or(cores);
+        u8::try_from(cores.min(memory)).unwrap_or(100)
+    }
+
+    /// What is left of all cards together, in cards.
+    #[must_use]
+    pub fn cards_left(&self) -> f64 {
+        let percents = self.node.gpus.iter().map(|gpu| u32::from(self.percent_left(gpu.index)));
+        f64::from(percents.sum::<u32>()) / 100.0
+    }
+
+    /// Healthy cards nobody holds anything of.
+    #[must_use]
+    pub fn idle(&self) -> GpuSet {
+        let idle = |gpu: &&Gpu| gpu.health == Health::Healthy && self.used(gpu.index).is_none();
+        self.node.gpus.iter().filter(idle).map(|gpu| gpu.index).collect()
+    }
+
+    /// Whether `hold` can be added on a card: it is healthy and has the room, all of it for a whole card.
+    #[must_use]
+    pub fn fits(&self, gpu: GpuIndex, hold: Hold) -> bool {
+        let healthy = self.node.gpu(gpu).is_some_and(|card| card.health == Health::Healthy);
+        healthy && self.has_room(gpu, hold)
+    }
+
+    /// Whether a card, in whatever health, has the room for `hold`.
+    #[must_use]
+    pub(crate) fn has_room(&self, gpu: GpuIndex, hold: Hold) -> bool {
+        match hold {
+            Hold::Whole => gpu.position() < self.used.len() && self.used(gpu).is_none(),
+            Hold::Part { cores, memory } => {
+                let room = self.room(gpu);
+                !self.used(gpu).whole && cores <= room.cores && memory <= room.memory
+            }
+        }
+    }
+
+    /// The cards of each pod that holds any.
+    #[must_use]
+    pub fn held(&self) -> &[GpuSet] {
+        &self.held
+    }
+
+    /// CPU not promised.
+    #[must_use]
+    pub fn cpu_left(&self) -> MilliCpu {
+        self.node.cpu.saturating_sub(self.cpu_used)
+    }
+
+    /// Main memory not promised.
+    #[must_use]
+    pub fn memory_left(&self) -> MiB {
+        self.node.memory.saturating_sub(self.memory_used)
+    }
+
+    /// Takes what a pod holds. Cards the node does not have are passed over.
+    pub fn add(&mut self, grant: &PodGrant) {
+        self.take(grant.cpu, grant.memory, grant.footprint());
+    }
+
+    pub(crate) fn take(
+        &mut self,
+        cpu: MilliCpu,
+        memory: MiB,
+        footprint: impl Iterator<Item = (GpuIndex, Usage)>,
+    ) {
+        self.cpu_used += cpu;
+        self.memory_used += memory;
+        let mut gpus = GpuSet::EMPTY;
+        for (gpu, usage) in footprint {
+            self.add_usage(gpu, usage);
+            gpus = gpus.with(gpu);
+        }
+        let gpus = gpus.intersection(self.node.topology.gpus());
+        if !gpus.is_empty() {
+            let place = self.held.partition_point(|other| other.mask() < gpus.mask());
+            self.held.insert(place, gpus);
+        }
+    }
+
+    /// Takes some more of one card.
+    pub(crate) fn add_usage(&mut self, gpu: GpuIndex, usage: Usage) {
+        if let Some(card) = self.used.get_mut(gpu.position()) {
+            *card = card.plus(usage);
+        }
+    }
+}
+
+// === impl Room ===
+
+impl Room {
+    fn of(card: &Gpu, used: Usage) -> Self {
+        if used.whole {
+            return Self::default();
+        }
+        Self {
+            cores: Percent::WHOLE.saturating_sub(used.cores),
+            memory: card.memory.saturating_sub(used.memory),
+        }
+    }
+}

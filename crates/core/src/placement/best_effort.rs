@@ -1,0 +1,98 @@
+//! Policy `best-effort`: the set a best division of all free cards would give.
+//!
+//! Pairs score 100 per NVLink plus points for their PCIe level. The free cards are divided into groups of the
+//! asked size so that the total is highest, and the best group of that division is granted: a pair that
+//! suits this job is not taken where it would tear two good pairs apart.
+
+mod division;
+mod guess;
+mod pairs;
+
+use crate::gpu_set::GpuSet;
+use crate::topology::{Link, PcieLevel, Topology};
+use crate::units::GpuIndex;
+use division::Division;
+
+/// Points of a pair.
+#[must_use]
+pub fn pair_score(link: Link) -> u32 {
+    let pcie = match link.pcie {
+        None => 0,
+        Some(PcieLevel::System) => 10,
+        Some(PcieLevel::Node) => 20,
+        Some(PcieLevel::HostBridge) => 30,
+        Some(PcieLevel::MultiSwitch) => 40,
+        Some(PcieLevel::SingleSwitch) => 50,
+        Some(PcieLevel::SameBoard) => 60,
+    };
+    100 * u32::from(link.nvlinks) + pcie
+}
+
+/// Points of all pairs of a set.
+#[must_use]
+pub fn set_score(topology: &Topology, gpus: GpuSet) -> u32 {
+    gpus.pairs().map(|(a, b)| points(topology, a, b)).sum()
+}
+
+/// Points of two cards of a machine.
+fn points(topology: &Topology, a: GpuIndex, b: GpuIndex) -> u32 {
+    let link = topology.link(a, b);
+    let pcie = link.pcie.or_else(|| presumed_pcie(topology, a, b));
+    pair_score(Link { pcie, ..link })
+}
+
+/// What lies under the NVLinks of two cards where the matrix shows only these. `nvidia-smi topo -m` hides it, yet the
+/// points need it, or two pairs whose NVLinks are equal would be alike. Boards with NVLinks are mostly built like the
+/// first one, the DGX-1: neighbours share a switch, a socket's other cards its host bridge.
+fn presumed_pcie(topology: &Topology, a: GpuIndex, b: GpuIndex) -> Option<PcieLevel> {
+    let level = if topology.numa(a) != topology.numa(b) {
+        PcieLevel::System
+    } else if a.0 / 2 == b.0 / 2 {
+        PcieLevel::SingleSwitch
+    } else {
+        PcieLevel::HostBridge
+    };
+    (topology.link(a, b).nvlinks > 0).then_some(level)
+}
+
+/// The `count` cards of `free`, `required` among them; `None` where there are not that many.
+pub(super) fn choose(topology: &Topology, free: GpuSet, required: GpuSet, count: usize) -> Option<GpuSet> {
+    let lowest = free.lowest_with(required, count)?;
+    let mut pairs = free.pairs().map(|(a, b)| points(topology, a, b));
+    let first = pairs.next();
+    let all_alike = pairs.all(|pair| Some(pair) == first);
+    if count <= 1 || free.len() == count || all_alike {
+        return Some(lowest);
+    }
+    if free.len() <= Division::MOST_CARDS {
+        Division::new(topology, free, required, count).best_group()
+    } else {
+        grow(topology, free, required, count)
+    }
+}
+
+/// For machines too large to divide: from every start, the card that adds most, and the best of those sets.
+fn grow(topology: &Topology, free: GpuSet, required: GpuSet, count: usize) -> Option<GpuSet> {
+    let starts: Vec<GpuSet> = if required.is_empty() {
+        free.iter().map(|gpu| GpuSet::EMPTY.with(gpu)).collect()
+    } else {
+        vec![required]
+    };
+    let mut best: Option<(u32, GpuSet)> = None;
+    for mut set in starts {
+        while set.len() < count {
+            let gain =
+                |gpu: GpuIndex| -> u32 { set.iter().map(|member| points(topology, member, gpu)).sum() };
+            let next = free.difference(set).iter().max_by_key(|gpu| (gain(*gpu), u8::MAX - gpu.0))?;
+            set = set.with(next);
+        }
+        let score = set_score(topology, set);
+        if best.is_none_or(|(highest, _)| score > highest) {
+            best = Some((score, set));
+        }
+    }
+    best.map(|(_, set)| set)
+}
+
+#[cfg(test)]
+mod tests;

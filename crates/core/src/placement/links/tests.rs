@@ -1,0 +1,157 @@
+use std::sync::Arc;
+
+use super::*;
+use crate::fixtures::{bridged_pairs, dgx1_v100, pcie_pairs, switched};
+use crate::gpu::Gpu;
+use crate::grant::{ContainerGrant, Hold, PodGrant};
+use crate::node::Node;
+use crate::request::Role;
+use crate::topology::{Link, PcieLevel, Topology};
+use crate::units::{GpuIndex, MiB, MilliCpu, Percent};
+
+fn set(indexes: &[u8]) -> GpuSet {
+    indexes.iter().copied().map(GpuIndex).collect()
+}
+
+fn node(topology: &Topology, broken: &[u8]) -> NodeState {
+    let gpu = |index: GpuIndex| Gpu {
+        index,
+        uuid: "GPU-x".into(),
+        minor: 0,
+        model: "GPU".into(),
+        memory: MiB(16_384),
+        numa: None,
+        health: if broken.contains(&index.0) { Health::Unhealthy } else { Health::Healthy },
+    };
+    let gpus = topology.gpus().iter().map(gpu).collect();
+    let node = Node::new("n".into(), gpus, topology.clone(), MilliCpu::ZERO, MiB::ZERO).unwrap();
+    NodeState::empty(Arc::new(node))
+}
+
+fn hold(node: &mut NodeState, gpus: &[u8], hold: Hold) {
+    let container = ContainerGrant {
+        container: "main".into(),
+        role: Role::Main,
+        cards: gpus.iter().map(|gpu| (GpuIndex(*gpu), hold)).collect(),
+    };
+    node.add(&PodGrant {
+        pod: "p".into(),
+        node: "n".into(),
+        cpu: MilliCpu::ZERO,
+        memory: MiB::ZERO,
+        containers: vec![container],
+    });
+}
+
+/// The set for `count` cards when only `free` ones are, each other card held by a pod of its own.
+fn choice(
+    topology: &Topology,
+    free: &[u8],
+    required: &[u8],
+    count: usize,
+    traffic: Traffic,
+) -> Option<GpuSet> {
+    let mut node = node(topology, &[]);
+    for gpu in topology.gpus().difference(set(free)).iter() {
+        hold(&mut node, &[gpu.0], Hold::Whole);
+    }
+    let situation = Situation {
+        wanted: Wanted { free: set(free), candidates: set(free), required: set(required), size: count },
+        held: coming_back(&node),
+        traffic,
+    };
+    choose_in(topology.machine(), &situation)
+}
+
+fn check(topology: &Topology, free: &[u8], required: &[u8], count: usize, expected: &[u8]) {
+    let chosen = choice(topology, free, required, count, Traffic::Sensitive);
+    assert_eq!(chosen, Some(set(expected)), "{count} of {free:?} with {required:?}");
+}
+
+const ALL: [u8; 8] = [0, 1, 2, 3, 4, 5, 6, 7];
+
+#[test]
+fn the_fastest_set_of_a_dgx1() {
+    check(&dgx1_v100(), &ALL, &[], 2, &[0, 3]);
+    check(&dgx1_v100(), &ALL, &[], 3, &[0, 2, 3]);
+    check(&dgx1_v100(), &ALL, &[], 4, &[0, 1, 2, 3]);
+    check(&dgx1_v100(), &ALL, &[], 8, &ALL);
+    check(&dgx1_v100(), &[0, 1, 3], &[], 2, &[0, 3]);
+    check(&dgx1_v100(), &[0, 1, 4], &[], 2, &[0, 4]);
+    check(&dgx1_v100(), &[0, 2, 4, 5], &[], 2, &[0, 4]);
+    check(&dgx1_v100(), &ALL, &[4], 4, &[4, 5, 6, 7]);
+    check(&dgx1_v100(), &ALL, &[1, 6], 2, &[1, 6]);
+}
+
+#[test]
+fn one_card_is_the_one_others_miss_least() {
+    check(&bridged_pairs(), &[0, 1, 2], &[], 1, &[2]);
+    check(&bridged_pairs(), &[1, 2, 3, 4, 5, 6, 7], &[], 1, &[1]);
+    check(&bridged_pairs(), &ALL, &[6], 1, &[6]);
+    check(&pcie_pairs(), &[0, 1, 2, 3, 5], &[], 1, &[5]);
+    // Three cards behind one bridge, the fourth across the sockets.
+    let lopsided = Topology::from_pairs(4, |a, _| {
+        Link::pcie(if a.0 == 0 { PcieLevel::System } else { PcieLevel::HostBridge })
+    });
+    check(&lopsided, &[0, 1, 2, 3], &[], 1, &[0]);
+}
+
+#[test]
+fn a_job_that_does_not_care_leaves_the_good_links() {
+    let chosen = |free, count| choice(&dgx1_v100(), free, &[], count, Traffic::Insensitive);
+    // {0,3} has two NVLinks, {0,1} one: of three cards the pair left over matters, not the pair taken.
+    assert_eq!(chosen(&[0, 1, 3], 1), Some(set(&[1])));
+    assert_eq!(chosen(&[0, 1, 2, 3, 5], 1), Some(set(&[5])));
+    let chosen = choice(&bridged_pairs(), &[0, 1, 2, 4], &[], 2, Traffic::Insensitive);
+    assert_eq!(chosen, Some(set(&[2, 4])));
+}
+
+#[test]
+fn behind_a_switch_numa_nodes_are_kept_together() {
+    let free = [1, 2, 4, 5, 6, 7];
+    check(&switched(8, 18), &free, &[], 1, &[1]);
+    check(&switched(8, 18), &free, &[], 2, &[1, 2]);
+    check(&switched(8, 18), &free, &[], 3, &[4, 5, 6]);
+    check(&switched(8, 18), &free, &[], 4, &[4, 5, 6, 7]);
+    check(&switched(8, 18), &free, &[], 5, &[1, 4, 5, 6, 7]);
+    check(&switched(8, 18), &free, &[2], 2, &[1, 2]);
+    check(&switched(8, 18), &free, &[5], 2, &[4, 5]);
+    check(&switched(8, 18), &free, &[1, 5], 2, &[1, 5]);
+    check(&Topology::unknown(8), &free, &[], 3, &[1, 2, 4]);
+}
+
+#[test]
+fn too_few_cards_are_no_set() {
+    let chosen = |required, count| choice(&dgx1_v100(), &[0, 1], required, count, Traffic::Sensitive);
+    assert_eq!(chosen(&[], 3), None);
+    assert_eq!(chosen(&[0, 1], 1), None);
+    assert_eq!(chosen(&[7], 2), None);
+}
+
+#[test]
+fn what_comes_back_together() {
+    let mut node = node(&pcie_pairs(), &[5]);
+    hold(&mut node, &[0, 1], Hold::Whole);
+    hold(&mut node, &[4, 5], Hold::Whole);
+    let part = Hold::Part { cores: Percent(10), memory: MiB(1) };
+    for gpus in [[2, 3], [3, 6]] {
+        hold(&mut node, &gpus, part);
+    }
+    let mut sets = coming_back(&node);
+    sets.sort_by_key(|set| set.mask());
+    assert_eq!(sets, [set(&[0, 1]), set(&[2]), set(&[3]), set(&[4]), set(&[6])]);
+}
+
+#[test]
+fn what_running_jobs_give_back_decides_between_strays() {
+    // One card of each of two switches is free; whose neighbour comes back by itself is the better half of a pair.
+    let topology = pcie_pairs();
+    let chosen = |held: [&[u8]; 2]| {
+        let free = set(&[1, 3]);
+        let wanted = Wanted { free, candidates: free, required: GpuSet::EMPTY, size: 1 };
+        let held = held.map(set).to_vec();
+        choose_in(topology.machine(), &Situation { wanted, held, traffic: Traffic::Sensitive })
+    };
+    assert_eq!(chosen([&[0], &[2, 4, 5, 6, 7]]), Some(set(&[3])));
+    assert_eq!(chosen([&[2], &[0, 4, 5, 6, 7]]), Some(set(&[1])));
+}

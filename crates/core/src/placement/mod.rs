@@ -1,0 +1,271 @@
+//! Which cards of a node a pod gets, and how well the node suits it.
+//!
+//! One function, [`place`], serves every dialect and every policy. It looks at values and answers with a value;
+//! booking the answer is the [ledger](crate::ledger)'s affair.
+
+pub mod best_effort;
+mod links;
+mod part;
+mod policy;
+mod refusal;
+pub mod scoreboard;
+pub mod static_table;
+mod tessera;
+mod whole;
+
+use std::borrow::Cow;
+
+use crate::gpu_set::GpuSet;
+use crate::grant::{ContainerGrant, Hold, Usage};
+use crate::node::NodeState;
+use crate::request::{PodRequest, Request, Role, Traffic};
+use crate::units::{GpuIndex, MiB, MilliCpu};
+
+pub use policy::{Policy, UnknownPolicy};
+pub use refusal::{CardRefusal, Explanation, Refusal};
+
+/// The cards a node would give a pod.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Placement {
+    /// For each container of the pod, in its order; empty for one that asks for no card.
+    pub gpus: Vec<GpuSet>,
+    /// How well the node suits the pod; comparable between nodes under the same policy only. Higher is better.
+    pub score: f64,
+}
+
+/// Chooses cards for every container, or says what stands in the way.
+///
+/// `required` names cards that must be among those of the first container that asks for whole ones.
+pub fn place(
+    node: &NodeState,
+    pod: &PodRequest,
+    policy: &Policy,
+    required: GpuSet,
+) -> Result<Placement, Refusal> {
+    try_place(node, pod, policy, required).map_err(|blocked| blocked.refusal)
+}
+
+/// Whether [`place`] would find cards, and if not, why not.
+pub fn filter(node: &NodeState, pod: &PodRequest, policy: &Policy) -> Result<(), Refusal> {
+    match only_request(pod) {
+        Some(request) => simple_ask(node, pod, request).map(|_| ()),
+        None => place(node, pod, policy, GpuSet::EMPTY).map(|_| ()),
+    }
+}
+
+/// The score [`place`] would give, where the cards themselves do not matter yet: ranking thousands of nodes takes this
+/// road.
+pub fn score(node: &NodeState, pod: &PodRequest, policy: &Policy) -> Result<f64, Refusal> {
+    if let (Policy::Tessera(forecast), Some(request)) = (policy, only_request(pod)) {
+        let ask = simple_ask(node, pod, request)?;
+        if let Some(score) = tessera::quick_score(forecast, node, pod, ask.as_ref()) {
+            return Ok(score);
+        }
+    }
+    place(node, pod, policy, GpuSet::EMPTY).map(|placement| placement.score)
+}
+
+/// What a pod asks of the cards where it is no more than one lasting container's request; most pods are so.
+fn only_request(pod: &PodRequest) -> Option<Option<Request>> {
+    let mut asking = pod.containers.iter().filter(|container| container.request.is_some());
+    match (asking.next(), asking.next()) {
+        (None, _) => Some(None),
+        (Some(only), None) if only.role != Role::Init => Some(only.request),
+        _ => None,
+    }
+}
+
+/// The candidates of a pod with one request or none.
+fn simple_ask(node: &NodeState, pod: &PodRequest, request: Option<Request>) -> Result<Option<Ask>, Refusal> {
+    refusal::check_node(node, pod)?;
+    request.map(|request| Ask::new(node, pod, request, GpuSet::EMPTY, GpuSet::EMPTY)).transpose()
+}
+
+/// What keeps a pod from a node: the refusal, and each card's part in it. `None` where the pod fits.
+#[must_use]
+pub fn explain(node: &NodeState, pod: &PodRequest, policy: &Policy) -> Option<Explanation> {
+    let blocked = try_place(node, pod, policy, GpuSet::EMPTY).err()?;
+    let container = blocked.container.and_then(|position| pod.containers.get(position));
+    let request = container.and_then(|container| container.request);
+    Some(Explanation {
+        refusal: blocked.refusal,
+        container: container.map(|container| container.name.clone()),
+        cards: request.map(|request| refusal::of_each_card(&blocked.node, pod, request)).unwrap_or_default(),
+    })
+}
+
+/// Where and why placing a pod came to its end.
+struct Blocked<'a> {
+    refusal: Refusal,
+    /// The container that found no cards; none where the node as a whole will not do.
+    container: Option<usize>,
+    /// What that container saw: the node with the pod's earlier containers on it.
+    node: Cow<'a, NodeState>,
+}
+
+fn try_place<'a>(
+    node: &'a NodeState,
+    pod: &PodRequest,
+    policy: &Policy,
+    mut required: GpuSet,
+) -> Result<Placement, Blocked<'a>> {
+    let mut gpus = vec![GpuSet::EMPTY; pod.containers.len()];
+    let mut merit = 0.0;
+    // Main containers and sidecars stand side by side, so each sees what the ones before it took.
+    let mut beside = Cow::Borrowed(node);
+    if let Err(refusal) = refusal::check_node(node, pod) {
+        return Err(Blocked { refusal, container: None, node: beside });
+    }
+    for (position, container) in pod.containers.iter().enumerate() {
+        let Some(request) = container.request.filter(|_| container.role != Role::Init) else {
+            continue;
+        };
+        match choose(&beside, pod, policy, request, std::mem::take(&mut required), GpuSet::EMPTY) {
+            Ok(chosen) => {
+                take(&mut beside, chosen.gpus, Hold::of(request));
+                gpus[position] = chosen.gpus;
+                merit += chosen.merit;
+            }
+            Err(refusal) => {
+                return Err(Blocked { refusal, container: Some(position), node: beside });
+            }
+        }
+    }
+    place_inits(node, pod, policy, &mut gpus)?;
+    let score = policy.score(node, &after(node, pod, &gpus), merit);
+    Ok(Placement { gpus, score })
+}
+
+/// Init containers run alone but for the sidecars before them. They reuse the cards of the main containers
+/// where those suffice, as kubelet does, so that the pod takes no more than it must.
+fn place_inits<'a>(
+    node: &'a NodeState,
+    pod: &PodRequest,
+    policy: &Policy,
+    gpus: &mut [GpuSet],
+) -> Result<(), Blocked<'a>> {
+    let own = gpus.iter().copied().fold(GpuSet::EMPTY, GpuSet::union);
+    let mut before = Cow::Borrowed(node);
+    for (position, container) in pod.containers.iter().enumerate() {
+        let Some(request) = container.request else {
+            continue;
+        };
+        match container.role {
+            Role::Main => {}
+            Role::Sidecar => take(&mut before, gpus[position], Hold::of(request)),
+            Role::Init => match choose(&before, pod, policy, request, GpuSet::EMPTY, own) {
+                Ok(chosen) => gpus[position] = chosen.gpus,
+                Err(refusal) => {
+                    return Err(Blocked { refusal, container: Some(position), node: before });
+                }
+            },
+        }
+    }
+    Ok(())
+}
+
+/// Cards for one container; those in `preferred` where they are enough.
+fn choose(
+    node: &NodeState,
+    pod: &PodRequest,
+    policy: &Policy,
+    request: Request,
+    required: GpuSet,
+    preferred: GpuSet,
+) -> Result<Chosen, Refusal> {
+    let ask = Ask::new(node, pod, request, required, preferred)?;
+    policy.choose(node, &ask).ok_or(Refusal::Required)
+}
+
+fn take(state: &mut Cow<'_, NodeState>, gpus: GpuSet, hold: Hold) {
+    for gpu in gpus.iter() {
+        state.to_mut().add_usage(gpu, Usage::of(hold));
+    }
+}
+
+/// The node with the pod on it.
+fn after(node: &NodeState, pod: &PodRequest, gpus: &[GpuSet]) -> NodeState {
+    let mut state = node.clone();
+    state.take(pod.cpu, pod.memory, crate::grant::footprint(&grants(pod, gpus)));
+    state
+}
+
+fn grants(pod: &PodRequest, gpus: &[GpuSet]) -> Vec<ContainerGrant> {
+    let asking = pod.containers.iter().zip(gpus).filter_map(|(container, gpus)| {
+        let hold = Hold::of(container.request?);
+        Some(ContainerGrant {
+            container: container.name.clone(),
+            role: container.role,
+            cards: gpus.iter().map(|gpu| (gpu, hold)).collect(),
+        })
+    });
+    asking.collect()
+}
+
+impl Placement {
+    /// The placement as grants, for the ledger and for the pod's annotations.
+    #[must_use]
+    pub fn grants(&self, pod: &PodRequest) -> Vec<ContainerGrant> {
+        grants(pod, &self.gpus)
+    }
+}
+
+/// What one container asks of one node, as the policies see it.
+#[derive(Clone, Copy, Debug)]
+struct Ask {
+    hold: Hold,
+    count: usize,
+    /// Cards that could serve; at least `count`.
+    candidates: GpuSet,
+    /// Candidates that must be chosen.
+    required: GpuSet,
+    traffic: Traffic,
+    /// CPU of the whole pod.
+    cpu: MilliCpu,
+    /// Main memory of the whole pod.
+    memory: MiB,
+}
+
+/// What a policy chose.
+#[derive(Clone, Copy, Debug)]
+struct Chosen {
+    gpus: GpuSet,
+    /// The policy's own points for this set, if it gives any.
+    merit: f64,
+}
+
+impl Ask {
+    /// Finds the candidates. Those in `preferred` are the only ones where they are enough.
+    fn new(
+        node: &NodeState,
+        pod: &PodRequest,
+        request: Request,
+        required: GpuSet,
+        preferred: GpuSet,
+    ) -> Result<Self, Refusal> {
+        let hold = Hold::of(request);
+        let (count, required) = match request {
+            Request::Whole(count) => (usize::from(count), required),
+            Request::Share { .. } | Request::Memory(_) => (1, GpuSet::EMPTY),
+        };
+        let fits = |gpu: &GpuIndex| {
+            node.fits(*gpu, hold) && node.node().gpu(*gpu).is_some_and(|card| pod.accepts(&card.model))
+        };
+        let mut candidates: GpuSet = node.node().topology().gpus().iter().filter(fits).collect();
+        if candidates.len() < count || !candidates.is_superset(required) {
+            return Err(refusal::of_cards(node, pod, request, required));
+        }
+        let preferred = candidates.intersection(preferred);
+        if preferred.len() >= count {
+            candidates = preferred;
+        }
+        let PodRequest { cpu, memory, traffic, .. } = *pod;
+        Ok(Self { hold, count, candidates, required, traffic, cpu, memory })
+    }
+}
+
+impl Chosen {
+    fn plain(gpus: GpuSet) -> Self {
+        Self { gpus, merit: 0.0 }
+    }
+}

@@ -1,0 +1,185 @@
+//! The policies by name.
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use super::static_table::{Source, StaticTable};
+use super::{Ask, Chosen, best_effort, links, part, tessera, whole};
+use crate::forecast::Forecast;
+use crate::gpu_set::GpuSet;
+use crate::grant::Hold;
+use crate::node::NodeState;
+
+/// How to choose among cards, and among nodes, that would all do. Ties always go to the lowest index.
+#[derive(Clone, Debug)]
+pub enum Policy {
+    /// Ours: least loss of what is left for shares, best links for sets.
+    Tessera(Arc<Forecast>),
+    /// gpu-manager's rule for several cards: the tightest group that has enough, the fullest of those.
+    Link,
+    /// gpu-manager's rule for one card: fill up the subtree with the fewest free cards.
+    Fragment,
+    /// gpu-manager's rule for shares: the fullest card that fits. Sets go by `fragment` and `link`.
+    Share,
+    /// gputopology's: the lowest free indexes.
+    Simple,
+    /// gputopology's: sets an administrator listed.
+    Static(Arc<StaticTable>),
+    /// gputopology's and go-gpuallocator's: the best set of the best division of the free cards.
+    BestEffort,
+    /// gpushare's: the card with the least memory left that suffices.
+    Binpack,
+    /// The emptiest card and the emptiest node.
+    Spread,
+}
+
+/// A name that is no policy.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("unknown policy {0:?}; choose one of {names}", names = Policy::NAMES.join(", "))]
+pub struct UnknownPolicy(String);
+
+impl Policy {
+    /// Every name, the default first.
+    pub const NAMES: [&'static str; 9] =
+        ["tessera", "link", "fragment", "share", "simple", "static", "best-effort", "binpack", "spread"];
+
+    /// The name users write.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Tessera(_) => "tessera",
+            Self::Link => "link",
+            Self::Fragment => "fragment",
+            Self::Share => "share",
+            Self::Simple => "simple",
+            Self::Static(_) => "static",
+            Self::BestEffort => "best-effort",
+            Self::Binpack => "binpack",
+            Self::Spread => "spread",
+        }
+    }
+
+    /// The cards for one container; `None` only where the required ones cannot be had together.
+    pub(super) fn choose(&self, node: &NodeState, ask: &Ask) -> Option<Chosen> {
+        match ask.hold {
+            Hold::Whole => self.choose_whole(node, ask),
+            Hold::Part { .. } => self.choose_part(node, ask).map(Chosen::plain),
+        }
+    }
+
+    fn choose_whole(&self, node: &NodeState, ask: &Ask) -> Option<Chosen> {
+        let Ask { count, candidates: free, required, .. } = *ask;
+        let topology = node.node().topology();
+        let tree = node.node().topology().tree();
+        let gpus = match self {
+            Self::Link => whole::link(tree, free, required, count),
+            Self::Fragment => whole::fragment(tree, free, required, count),
+            Self::Share if count == 1 => whole::fragment(tree, free, required, count),
+            Self::Share => whole::link(tree, free, required, count),
+            Self::Tessera(_) => return links::choose(node, ask),
+            Self::Simple | Self::Binpack => free.lowest_with(required, count),
+            Self::Spread => whole::spread(tree, free, required, count),
+            Self::BestEffort => {
+                let gpus = best_effort::choose(topology, free, required, count)?;
+                return Some(Chosen { gpus, merit: f64::from(best_effort::set_score(topology, gpus)) });
+            }
+            Self::Static(table) => {
+                let instance_type = node.node().instance_type.as_deref();
+                let (gpus, source) = table.choose(instance_type, free, required, count)?;
+                return Some(Chosen { gpus, merit: static_merit(source) });
+            }
+        };
+        gpus.map(Chosen::plain)
+    }
+
+    fn choose_part(&self, node: &NodeState, ask: &Ask) -> Option<GpuSet> {
+        let order = match self {
+            Self::Tessera(forecast) => return tessera::choose_part(forecast, node, ask),
+            Self::Simple => part::Order::LowestIndex,
+            Self::Binpack => part::Order::LeastMemory,
+            Self::Spread => part::Order::MostRoom,
+            Self::Link | Self::Fragment | Self::Share | Self::Static(_) | Self::BestEffort => {
+                part::Order::LeastCores
+            }
+        };
+        part::choose(node, ask, order)
+    }
+
+    /// How well a node suits, given what it was, what it would become, and the points for its sets.
+    pub(super) fn score(&self, before: &NodeState, after: &NodeState, merit: f64) -> f64 {
+        match self {
+            Self::Tessera(forecast) => tessera::score(forecast, before, after),
+            Self::Link | Self::Fragment | Self::Share | Self::Binpack => fullness(after),
+            Self::Spread => -fullness(after),
+            Self::Simple | Self::Static(_) | Self::BestEffort => merit,
+        }
+    }
+}
+
+/// gputopology's points for how a set was found.
+fn static_merit(source: Source) -> f64 {
+    match source {
+        Source::Listed => 20.0,
+        Source::PartOfListed => 15.0,
+        Source::Unlisted => 10.0,
+    }
+}
+
+/// Percent of the node's cards that is taken, counting of each card what is scarcer.
+fn fullness(node: &NodeState) -> f64 {
+    let gpus = node.node().gpus();
+    if gpus.is_empty() {
+        return 0.0;
+    }
+    let taken = |gpu: &crate::gpu::Gpu| {
+        let room = node.room(gpu.index);
+        let cores = f64::from(room.cores.0) / 100.0;
+        #[expect(clippy::cast_precision_loss, reason = "a card has far less than 2^52 MiB")]
+        let memory = if gpu.memory.0 == 0 { cores } else { room.memory.0 as f64 / gpu.memory.0 as f64 };
+        1.0 - cores.min(memory)
+    };
+    #[expect(clippy::cast_precision_loss, reason = "at most 64 cards")]
+    let count = gpus.len() as f64;
+    100.0 * gpus.iter().map(taken).sum::<f64>() / count
+}
+
+impl FromStr for Policy {
+    type Err = UnknownPolicy;
+
+    /// By name; `static` starts with an empty table, `tessera` expecting nothing in particular.
+    fn from_str(name: &str) -> Result<Self, UnknownPolicy> {
+        Ok(match name {
+            "tessera" => Self::Tessera(Arc::default()),
+            "link" => Self::Link,
+            "fragment" => Self::Fragment,
+            "share" => Self::Share,
+            "simple" => Self::Simple,
+            "static" => Self::Static(Arc::default()),
+            "best-effort" | "best_effort" => Self::BestEffort,
+            "binpack" => Self::Binpack,
+            "spread" => Self::Spread,
+            _ => return Err(UnknownPolicy(name.to_owned())),
+        })
+    }
+}
+
+impl fmt::Display for Policy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_name_is_a_policy_of_that_name() {
+        for name in Policy::NAMES {
+            assert_eq!(name.parse::<Policy>().unwrap().name(), name);
+        }
+        let error = "dynamic".parse::<Policy>().unwrap_err().to_string();
+        assert!(error.starts_with("unknown policy \"dynamic\"; choose one of tessera, link"), "{error}");
+    }
+}

@@ -1,0 +1,183 @@
+//! Why a node, or a card, will not do: in words short enough for a scheduler event.
+
+use crate::gpu::Health;
+use crate::gpu_set::GpuSet;
+use crate::grant::Hold;
+use crate::node::NodeState;
+use crate::request::{PodRequest, Request};
+use crate::units::{GpuIndex, MiB, Percent};
+
+/// What stands in the way on a node. The words name the request, never the node's own numbers: the scheduler
+/// counts nodes by equal messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// CPU is short.
+    #[error("not enough CPU")]
+    Cpu,
+    /// Main memory is short.
+    #[error("not enough memory")]
+    Memory,
+    /// A node without cards.
+    #[error("no GPU")]
+    NoGpu,
+    /// No card of a model the pod accepts.
+    #[error("no GPU of an accepted model")]
+    Model,
+    /// Not that many cards in all.
+    #[error("fewer than {0} GPUs")]
+    FewerGpus(u8),
+    /// Not that many cards that nobody holds.
+    #[error("fewer than {0} idle GPUs")]
+    FewerIdle(u8),
+    /// No card is that large, were it empty.
+    #[error("no GPU has {0}")]
+    TooLarge(MiB),
+    /// No card has both left.
+    #[error("no GPU with {cores} and {memory} left")]
+    NoShare {
+        /// Asked for.
+        cores: Percent,
+        /// Asked for.
+        memory: MiB,
+    },
+    /// No card has that much memory left.
+    #[error("no GPU with {0} left")]
+    NoMemory(MiB),
+    /// A required card is not to be had.
+    #[error("a required GPU is not free")]
+    Required,
+}
+
+/// What stands in the way on one card.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CardRefusal {
+    /// Broken.
+    #[error("unhealthy")]
+    Unhealthy,
+    /// Not a model the pod accepts.
+    #[error("another model")]
+    Model,
+    /// A pod holds all of it.
+    #[error("held whole")]
+    HeldWhole,
+    /// Shared, and asked for as a whole.
+    #[error("shared: {cores} and {memory} are held")]
+    Shared {
+        /// Compute held.
+        cores: Percent,
+        /// Memory held.
+        memory: MiB,
+    },
+    /// Compute is short.
+    #[error("{left} of {asked} compute left")]
+    Cores {
+        /// What is left.
+        left: Percent,
+        /// What was asked for.
+        asked: Percent,
+    },
+    /// Memory is short.
+    #[error("{left} of {asked} left")]
+    Memory {
+        /// What is left.
+        left: MiB,
+        /// What was asked for.
+        asked: MiB,
+    },
+}
+
+/// What keeps a pod from a node, card by card.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Explanation {
+    /// The short form.
+    pub refusal: Refusal,
+    /// The container that found no cards; none where the node as a whole will not do.
+    pub container: Option<String>,
+    /// For each card what keeps it from serving that container, or `None` where it would.
+    pub cards: Vec<(GpuIndex, Option<CardRefusal>)>,
+}
+
+impl Refusal {
+    /// Whether the pod could fit once others have gone; if not, evicting them is no help.
+    #[must_use]
+    pub fn may_resolve(&self) -> bool {
+        match self {
+            Self::NoGpu | Self::Model | Self::FewerGpus(_) | Self::TooLarge(_) => false,
+            Self::Cpu
+            | Self::Memory
+            | Self::FewerIdle(_)
+            | Self::NoShare { .. }
+            | Self::NoMemory(_)
+            | Self::Required => true,
+        }
+    }
+}
+
+/// CPU, main memory and the mere presence of cards.
+pub(super) fn check_node(node: &NodeState, pod: &PodRequest) -> Result<(), Refusal> {
+    if pod.wants_gpu() && node.node().gpus().is_empty() {
+        return Err(Refusal::NoGpu);
+    }
+    if pod.cpu > node.cpu_left() {
+        return Err(Refusal::Cpu);
+    }
+    if pod.memory > node.memory_left() {
+        return Err(Refusal::Memory);
+    }
+    Ok(())
+}
+
+/// The reason that too few cards of a node can serve `request`.
+pub(super) fn of_cards(node: &NodeState, pod: &PodRequest, request: Request, required: GpuSet) -> Refusal {
+    let accepted = || node.node().gpus().iter().filter(|gpu| pod.accepts(&gpu.model));
+    let none_so_large = |memory: MiB| accepted().all(|gpu| gpu.memory < memory);
+    if accepted().next().is_none() {
+        return Refusal::Model;
+    }
+    match request {
+        Request::Whole(count) if accepted().count() < usize::from(count) => Refusal::FewerGpus(count),
+        Request::Whole(_) if !required.is_empty() => Refusal::Required,
+        Request::Whole(count) => Refusal::FewerIdle(count),
+        Request::Share { memory, .. } | Request::Memory(memory) if none_so_large(memory) => {
+            Refusal::TooLarge(memory)
+        }
+        Request::Share { cores, memory } => Refusal::NoShare { cores, memory },
+        Request::Memory(memory) => Refusal::NoMemory(memory),
+    }
+}
+
+/// For each card of a node: what keeps it from serving `request`, or `None` where it would.
+pub(super) fn of_each_card(
+    node: &NodeState,
+    pod: &PodRequest,
+    request: Request,
+) -> Vec<(GpuIndex, Option<CardRefusal>)> {
+    let gpus = node.node().gpus().iter();
+    gpus.map(|gpu| {
+        let refusal = if gpu.health == Health::Unhealthy {
+            Some(CardRefusal::Unhealthy)
+        } else if !pod.accepts(&gpu.model) {
+            Some(CardRefusal::Model)
+        } else {
+            room_refusal(node, gpu.index, Hold::of(request))
+        };
+        (gpu.index, refusal)
+    })
+    .collect()
+}
+
+fn room_refusal(node: &NodeState, gpu: GpuIndex, hold: Hold) -> Option<CardRefusal> {
+    if node.has_room(gpu, hold) {
+        return None;
+    }
+    let used = node.used(gpu);
+    let room = node.room(gpu);
+    Some(match hold {
+        _ if used.whole => CardRefusal::HeldWhole,
+        Hold::Whole => CardRefusal::Shared { cores: used.cores, memory: used.memory },
+        Hold::Part { cores, .. } if cores > room.cores => {
+            CardRefusal::Cores { left: room.cores, asked: cores }
+        }
+        Hold::Part { memory, .. } => CardRefusal::Memory { left: room.memory, asked: memory },
+    })
+}

@@ -1,0 +1,84 @@
+//! Policy `static`: sets an administrator listed, by instance type.
+
+use std::collections::BTreeMap;
+
+use crate::gpu_set::GpuSet;
+
+/// Which sets to grant, by instance type and number of cards; earlier sets first.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct StaticTable {
+    /// By instance type, by size.
+    pub sets: BTreeMap<String, BTreeMap<usize, Vec<GpuSet>>>,
+}
+
+/// Where a set came from; a later one is the better find.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Source {
+    /// The table knows no set that is free: the lowest free indexes.
+    Unlisted,
+    /// Part of a larger listed set that is free as a whole.
+    PartOfListed,
+    /// Listed, and free.
+    Listed,
+}
+
+impl StaticTable {
+    /// The first listed set that is free and holds `required`; else the lowest part of a larger free one; else the
+    /// lowest free cards, so that a table with gaps never keeps a pod waiting.
+    pub(super) fn choose(
+        &self,
+        instance_type: Option<&str>,
+        free: GpuSet,
+        required: GpuSet,
+        count: usize,
+    ) -> Option<(GpuSet, Source)> {
+        let sizes = instance_type.and_then(|name| self.sets.get(name));
+        let is_free = |set: &&GpuSet| free.is_superset(**set) && set.is_superset(required);
+        let listed =
+            |size| sizes.and_then(|sizes| sizes.get(&size)).and_then(|sets| sets.iter().find(is_free));
+        if let Some(set) = listed(count) {
+            return Some((*set, Source::Listed));
+        }
+        let larger = (count + 1..=free.len()).find_map(listed);
+        if let Some(set) = larger.and_then(|set| set.lowest_with(required, count)) {
+            return Some((set, Source::PartOfListed));
+        }
+        free.lowest_with(required, count).map(|set| (set, Source::Unlisted))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::units::GpuIndex;
+
+    fn set(indexes: &[u8]) -> GpuSet {
+        indexes.iter().copied().map(GpuIndex).collect()
+    }
+
+    fn check(free: &[u8], count: usize, expected: Option<(&[u8], Source)>) {
+        let sizes = BTreeMap::from([
+            (2, vec![set(&[0, 2]), set(&[1, 3]), set(&[4, 6]), set(&[5, 7])]),
+            (4, vec![set(&[0, 1, 2, 3]), set(&[4, 5, 6, 7])]),
+        ]);
+        let table = StaticTable { sets: BTreeMap::from([("big".to_owned(), sizes)]) };
+        let chosen = table.choose(Some("big"), set(free), GpuSet::EMPTY, count);
+        assert_eq!(chosen, expected.map(|(gpus, source)| (set(gpus), source)));
+    }
+
+    #[test]
+    fn listed_then_part_of_a_larger_set_then_any() {
+        let all = [0, 1, 2, 3, 4, 5, 6, 7];
+        check(&all, 2, Some((&[0, 2], Source::Listed)));
+        check(&[1, 3, 4], 2, Some((&[1, 3], Source::Listed)));
+        check(&[0, 4, 5, 6, 7], 3, Some((&[4, 5, 6], Source::PartOfListed)));
+        check(&[0, 1, 4], 2, Some((&[0, 1], Source::Unlisted)));
+        check(&[0, 1, 4], 4, None);
+    }
+
+    #[test]
+    fn an_unknown_instance_type_gets_the_lowest_cards() {
+        let chosen = StaticTable::default().choose(None, set(&[3, 5, 6]), set(&[6]), 2);
+        assert_eq!(chosen, Some((set(&[3, 6]), Source::Unlisted)));
+    }
+}

@@ -1,0 +1,151 @@
+//! Policy `tessera`, for parts of cards and for nodes: lose as little as possible of what is left.
+//!
+//! A pod goes where the cards expected to stay unused grow least, and among places alike where least is left over.
+
+use super::Ask;
+use crate::forecast::Forecast;
+use crate::gpu_set::GpuSet;
+use crate::grant::{Hold, Usage};
+use crate::node::NodeState;
+use crate::request::PodRequest;
+use crate::units::{GpuIndex, MiB, MilliCpu};
+
+/// Cards a place loses for each card, or CPU for one, that it leaves over: just enough to fill up what is begun.
+const LEFT_OVER: f64 = 0.002;
+
+/// Differences below this are rounding errors: places that close are alike, and the order of nodes decides.
+const GRAIN: f64 = 1e-9;
+
+/// The card on which a part is the least loss.
+pub(super) fn choose_part(forecast: &Forecast, node: &NodeState, ask: &Ask) -> Option<GpuSet> {
+    let then = Host::left(node).without(ask.cpu, ask.memory);
+    let (gpu, _) = best_card(forecast, node, ask, &Left::of(node), then)?;
+    Some(GpuSet::EMPTY.with(gpu))
+}
+
+/// How well a node suits, given what it was and what it would become.
+pub(super) fn score(forecast: &Forecast, before: &NodeState, after: &NodeState) -> f64 {
+    let lost = |node: &NodeState| Left::of(node).lost(forecast, node, Host::left(node));
+    rounded(lost(before) - lost(after) - left_over(forecast, after.cards_left(), after.cpu_left()))
+}
+
+/// The score of a pod that asks for cards in one container or in none, without working out which ones. `None` where
+/// that must be known: whole cards of a node with several kinds.
+pub(super) fn quick_score(
+    forecast: &Forecast,
+    node: &NodeState,
+    pod: &PodRequest,
+    ask: Option<&Ask>,
+) -> Option<f64> {
+    let before = Left::of(node);
+    let now = Host::left(node);
+    let then = now.without(pod.cpu, pod.memory);
+    let (lost, after) = match ask {
+        None => (before.lost(forecast, node, then), before),
+        Some(Ask { hold: Hold::Whole, .. }) if node.node().kinds().len() > 1 => return None,
+        Some(Ask { hold: Hold::Whole, candidates, count, .. }) => {
+            let after = before.without(candidates.lowest_n(*count));
+            (after.lost(forecast, node, then), after)
+        }
+        Some(ask) => {
+            let (gpu, lost) = best_card(forecast, node, ask, &before, then)?;
+            (lost, before.with(gpu, left_after(node, gpu, ask.hold)))
+        }
+    };
+    let gain = before.lost(forecast, node, now) - lost;
+    Some(rounded(gain - left_over(forecast, after.cards(node), then.cpu)))
+}
+
+/// The least loss, and the first card that has it.
+fn best_card(
+    forecast: &Forecast,
+    node: &NodeState,
+    ask: &Ask,
+    before: &Left,
+    host: Host,
+) -> Option<(GpuIndex, f64)> {
+    let mut best: Option<(GpuIndex, f64)> = None;
+    let mut tried = GpuSet::EMPTY;
+    for gpu in ask.candidates.iter() {
+        // A card like one before it cannot be better.
+        let alike = |other: GpuIndex| {
+            let kind = |gpu| node.node().gpu(gpu).map(|card| (card.memory, &card.model));
+            before.0[other.position()] == before.0[gpu.position()]
+                && node.used(other) == node.used(gpu)
+                && kind(other) == kind(gpu)
+        };
+        if tried.iter().any(alike) {
+            continue;
+        }
+        tried = tried.with(gpu);
+        let lost = before.with(gpu, left_after(node, gpu, ask.hold)).lost(forecast, node, host);
+        if best.is_none_or(|(_, least)| lost < least - GRAIN) {
+            best = Some((gpu, lost));
+        }
+    }
+    best
+}
+
+fn left_after(node: &NodeState, gpu: GpuIndex, hold: Hold) -> u8 {
+    node.percent_left_with(gpu, Usage::of(hold))
+}
+
+fn left_over(forecast: &Forecast, cards: f64, cpu: MilliCpu) -> f64 {
+    #[expect(clippy::cast_precision_loss, reason = "no host has 2^52 thousandths of a CPU")]
+    let cpu = cpu.0 as f64;
+    LEFT_OVER * (cards + cpu / forecast.cpu_per_card())
+}
+
+fn rounded(score: f64) -> f64 {
+    (score / GRAIN).round() * GRAIN
+}
+
+/// What is left of a node's host.
+#[derive(Clone, Copy)]
+struct Host {
+    cpu: MilliCpu,
+    memory: MiB,
+}
+
+impl Host {
+    fn left(node: &NodeState) -> Self {
+        Self { cpu: node.cpu_left(), memory: node.memory_left() }
+    }
+
+    fn without(self, cpu: MilliCpu, memory: MiB) -> Self {
+        Self { cpu: self.cpu.saturating_sub(cpu), memory: self.memory.saturating_sub(memory) }
+    }
+}
+
+/// Percent left of each card, by position.
+#[derive(Clone, Copy)]
+struct Left([u8; GpuSet::CAPACITY]);
+
+impl Left {
+    fn of(node: &NodeState) -> Self {
+        let mut left = [0; GpuSet::CAPACITY];
+        for gpu in node.node().gpus() {
+            left[gpu.index.position()] = node.percent_left(gpu.index);
+        }
+        Self(left)
+    }
+
+    fn with(mut self, gpu: GpuIndex, percent: u8) -> Self {
+        self.0[gpu.position()] = percent;
+        self
+    }
+
+    fn without(mut self, gpus: GpuSet) -> Self {
+        gpus.iter().for_each(|gpu| self.0[gpu.position()] = 0);
+        self
+    }
+
+    fn cards(&self, node: &NodeState) -> f64 {
+        let percents = self.0[..node.node().gpus().len()].iter().map(|percent| u32::from(*percent));
+        f64::from(percents.sum::<u32>()) / 100.0
+    }
+
+    fn lost(&self, forecast: &Forecast, node: &NodeState, host: Host) -> f64 {
+        forecast.lost(node.node(), host.cpu, host.memory, |position| self.0[position])
+    }
+}

@@ -1,0 +1,237 @@
+//! What joins the cards of a node.
+
+use std::hash::{Hash, Hasher};
+use std::sync::{Arc, OnceLock};
+
+use crate::bandwidth::Machine;
+use crate::gpu_set::GpuSet;
+use crate::tree::{Group, Tree};
+use crate::units::GpuIndex;
+
+/// How near two cards are on PCIe; a greater level is nearer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum PcieLevel {
+    /// `SYS`: across CPU sockets.
+    System,
+    /// `NODE`: across host bridges of one NUMA node.
+    Node,
+    /// `PHB`: through one host bridge.
+    HostBridge,
+    /// `PXB`: through several PCIe switches.
+    MultiSwitch,
+    /// `PIX`: through one PCIe switch.
+    SingleSwitch,
+    /// `PSB`: on one board.
+    SameBoard,
+}
+
+/// What joins two cards: their PCIe level, where known, and how many NVLinks.
+///
+/// `nvidia-smi topo -m` shows only one of the two; NVML tells both.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Link {
+    /// Nearness on PCIe; `None` where the source did not tell.
+    pub pcie: Option<PcieLevel>,
+    /// Number of NVLinks between the two; 0 without.
+    pub nvlinks: u8,
+}
+
+/// All links of a node and where its cards hang. Cheap to clone; clones share what is derived from the links.
+#[derive(Clone, Debug)]
+pub struct Topology(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    matrix: Matrix,
+    tree: OnceLock<Group>,
+    machine: OnceLock<Machine>,
+}
+
+#[derive(Debug, PartialEq, Eq, Hash)]
+struct Matrix {
+    count: usize,
+    /// Row-major, symmetric; the diagonal is the default link.
+    links: Vec<Link>,
+    numa: Vec<Option<u16>>,
+}
+
+/// NVLinks of the best-connected card made so far (Hopper and Blackwell). A card whose pairs add up to
+/// more than this cannot be wired point to point: its links go to a switch.
+pub(crate) const MOST_NVLINKS_PER_CARD: u32 = 18;
+
+// === impl PcieLevel ===
+
+impl PcieLevel {
+    /// All levels, farthest first.
+    pub const ALL: [Self; 6] =
+        [Self::System, Self::Node, Self::HostBridge, Self::MultiSwitch, Self::SingleSwitch, Self::SameBoard];
+}
+
+// === impl Link ===
+
+impl Link {
+    /// A link over PCIe alone.
+    #[must_use]
+    pub fn pcie(level: PcieLevel) -> Self {
+        Self { pcie: Some(level), nvlinks: 0 }
+    }
+
+    /// NVLinks between cards whose PCIe level is not known.
+    #[must_use]
+    pub fn nvlink(count: u8) -> Self {
+        Self { pcie: None, nvlinks: count }
+    }
+
+    /// Whether nothing is known to join the two.
+    #[must_use]
+    pub fn is_unknown(self) -> bool {
+        self == Self::default()
+    }
+}
+
+// === impl Topology ===
+
+impl Topology {
+    /// A topology of `count` cards, of which nothing is known but what `link` tells for each pair (lower index
+    /// first). Cards past [`GpuSet::CAPACITY`] are left out.
+    #[must_use]
+    pub fn from_pairs(count: usize, link: impl Fn(GpuIndex, GpuIndex) -> Link) -> Self {
+        let count = count.min(GpuSet::CAPACITY);
+        let mut links = vec![Link::default(); count * count];
+        for (a, b) in GpuSet::first(count).pairs() {
+            let joined = link(a, b);
+            links[a.position() * count + b.position()] = joined;
+            links[b.position() * count + a.position()] = joined;
+        }
+        Self::of(Matrix { count, links, numa: vec![None; count] })
+    }
+
+    /// `count` cards of which no link is known.
+    #[must_use]
+    pub fn unknown(count: usize) -> Self {
+        Self::from_pairs(count, |_, _| Link::default())
+    }
+
+    /// The same links with the NUMA node of each card; cards without an entry have none.
+    #[must_use]
+    pub fn with_numa(&self, numa: &[Option<u16>]) -> Self {
+        let numa = (0..self.count()).map(|card| numa.get(card).copied().flatten()).collect();
+        Self::of(Matrix { count: self.count(), links: self.0.matrix.links.clone(), numa })
+    }
+
+    /// The same cards, with whatever this one does not know (PCIe levels under NVLinks, NUMA nodes) taken from
+    /// `other`. `None` where the two have different numbers of cards.
+    #[must_use]
+    pub fn completed_by(&self, other: &Self) -> Option<Self> {
+        if self.count() != other.count() {
+            return None;
+        }
+        let merged = Self::from_pairs(self.count(), |a, b| {
+            let (mine, theirs) = (self.link(a, b), other.link(a, b));
+            let nvlinks = if mine.nvlinks > 0 { mine.nvlinks } else { theirs.nvlinks };
+            Link { pcie: mine.pcie.or(theirs.pcie), nvlinks }
+        });
+        let numa: Vec<_> = self.gpus().iter().map(|gpu| self.numa(gpu).or_else(|| other.numa(gpu))).collect();
+        Some(merged.with_numa(&numa))
+    }
+
+    fn of(matrix: Matrix) -> Self {
+        Self(Arc::new(Shared { matrix, tree: OnceLock::new(), machine: OnceLock::new() }))
+    }
+
+    /// How many cards.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.0.matrix.count
+    }
+
+    /// All cards.
+    #[must_use]
+    pub fn gpus(&self) -> GpuSet {
+        GpuSet::first(self.count())
+    }
+
+    /// What joins two cards; unknown for a card with itself or one that does not exist.
+    #[must_use]
+    pub fn link(&self, a: GpuIndex, b: GpuIndex) -> Link {
+        let Matrix { count, links, .. } = &self.0.matrix;
+        if a.position() >= *count || b.position() >= *count {
+            return Link::default();
+        }
+        links[a.position() * count + b.position()]
+    }
+
+    /// The NUMA node of a card, where known.
+    #[must_use]
+    pub fn numa(&self, gpu: GpuIndex) -> Option<u16> {
+        self.0.matrix.numa.get(gpu.position()).copied().flatten()
+    }
+
+    /// The cards grouped by nearness.
+    #[must_use]
+    pub fn tree(&self) -> &Group {
+        self.0.tree.get_or_init(|| Tree::of(self))
+    }
+
+    /// How fast its sets work together. The first call takes up to some tenths of a second for 16 cards, and
+    /// microseconds for eight; the [ledger](crate::ledger) makes it when it first sees a kind of machine.
+    #[must_use]
+    pub fn machine(&self) -> &Machine {
+        self.0.machine.get_or_init(|| Machine::of(self))
+    }
+
+    /// Where every card reaches every other through NVLink switches: how many NVLinks each card has into them.
+    #[must_use]
+    pub fn nvswitch_links(&self) -> Option<u8> {
+        let mut pairs = self.gpus().pairs().map(|(a, b)| self.link(a, b).nvlinks);
+        let links = pairs.next()?;
+        let others = u32::try_from(self.count()).ok()?.checked_sub(1)?;
+        let too_many_for_wires = u32::from(links) * others > MOST_NVLINKS_PER_CARD;
+        (too_many_for_wires && pairs.all(|other| other == links)).then_some(links)
+    }
+}
+
+// What is derived follows from the matrix, so the matrix alone tells two apart.
+
+impl PartialEq for Topology {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0) || self.0.matrix == other.0.matrix
+    }
+}
+
+impl Eq for Topology {}
+
+impl Hash for Topology {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.0.matrix.hash(state);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nearer_levels_are_greater() {
+        assert!(PcieLevel::ALL.is_sorted());
+    }
+
+    #[test]
+    fn a_full_mesh_of_four_is_wired_and_one_of_eight_is_switched() {
+        assert_eq!(Topology::from_pairs(4, |_, _| Link::nvlink(4)).nvswitch_links(), None);
+        assert_eq!(Topology::from_pairs(8, |_, _| Link::nvlink(12)).nvswitch_links(), Some(12));
+        assert_eq!(Topology::unknown(1).nvswitch_links(), None);
+        assert_eq!(Topology::unknown(8).nvswitch_links(), None);
+    }
+
+    #[test]
+    fn a_second_source_fills_in_the_layer_below_the_nvlinks() {
+        let nvlink = Topology::from_pairs(2, |_, _| Link::nvlink(2));
+        let pcie = Topology::from_pairs(2, |_, _| Link::pcie(PcieLevel::SingleSwitch)).with_numa(&[Some(0)]);
+        let both = nvlink.completed_by(&pcie).unwrap();
+        let link = both.link(GpuIndex(1), GpuIndex(0));
+        assert_eq!(link, Link { pcie: Some(PcieLevel::SingleSwitch), nvlinks: 2 });
+        assert_eq!((both.numa(GpuIndex(0)), both.numa(GpuIndex(1))), (Some(0), None));
+        assert_eq!(nvlink.completed_by(&Topology::unknown(3)), None);
+    }
+}

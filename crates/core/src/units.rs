@@ -1,0 +1,117 @@
+//! Newtypes for everything that is counted, so that MiB never meets percent by accident.
+
+use std::fmt;
+use std::iter::Sum;
+use std::ops::{Add, AddAssign};
+
+/// Mebibytes: of a card's memory, or of a node's main memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct MiB(pub u64);
+
+/// Percent of one card's compute: 100 is the whole card.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Percent(pub u32);
+
+/// Thousandths of one CPU.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct MilliCpu(pub u64);
+
+/// A card's position on its node, as NVML and `nvidia-smi` number it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct GpuIndex(pub u8);
+
+/// The name of a Kubernetes node.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct NodeName(pub String);
+
+/// The UID of a pod: unlike its name, never used twice.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PodUid(pub String);
+
+// === impl MiB, Percent, MilliCpu ===
+
+impl Percent {
+    /// All of one card's compute.
+    pub const WHOLE: Self = Self(100);
+}
+
+macro_rules! quantity {
+    ($name:ident, $suffix:literal) => {
+        impl $name {
+            /// Nothing.
+            pub const ZERO: Self = Self(0);
+
+            /// The difference, or zero where it would be negative.
+            #[must_use]
+            pub fn saturating_sub(self, other: Self) -> Self {
+                Self(self.0.saturating_sub(other.0))
+            }
+        }
+
+        impl Add for $name {
+            type Output = Self;
+            fn add(self, other: Self) -> Self {
+                Self(self.0.saturating_add(other.0))
+            }
+        }
+
+        impl AddAssign for $name {
+            fn add_assign(&mut self, other: Self) {
+                *self = *self + other;
+            }
+        }
+
+        impl Sum for $name {
+            fn sum<I: Iterator<Item = Self>>(parts: I) -> Self {
+                parts.fold(Self::ZERO, Add::add)
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, concat!("{}", $suffix), self.0)
+            }
+        }
+    };
+}
+
+quantity!(MiB, " MiB");
+quantity!(Percent, "%");
+quantity!(MilliCpu, "m CPU");
+
+// === impl GpuIndex ===
+
+impl GpuIndex {
+    /// The index as a position in a node's list of cards.
+    #[must_use]
+    pub fn position(self) -> usize {
+        usize::from(self.0)
+    }
+}
+
+impl fmt::Display for GpuIndex {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+// === impl NodeName, PodUid ===
+
+macro_rules! name {
+    ($name:ident) => {
+        impl From<&str> for $name {
+            fn from(text: &str) -> Self {
+                Self(text.to_owned())
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(&self.0)
+            }
+        }
+    };
+}
+
+name!(NodeName);
+name!(PodUid);

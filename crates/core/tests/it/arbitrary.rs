@@ -1,0 +1,115 @@
+//! Random nodes, pods and grants, small enough to collide often.
+
+use proptest::collection::vec;
+use proptest::option;
+use proptest::prelude::*;
+use tessera_core::gpu::{Gpu, GpuUuid, Health, Model};
+use tessera_core::grant::{ContainerGrant, Hold, PodGrant};
+use tessera_core::node::Node;
+use tessera_core::request::{Container, PodRequest, Request, Role, Traffic};
+use tessera_core::topology::{Link, PcieLevel, Topology};
+use tessera_core::units::{GpuIndex, MiB, MilliCpu, NodeName, Percent, PodUid};
+
+pub(crate) const MOST_GPUS: usize = 8;
+
+pub(crate) fn node_name() -> impl Strategy<Value = NodeName> {
+    (0..3u8).prop_map(|number| NodeName(format!("node-{number}")))
+}
+
+pub(crate) fn pod_uid() -> impl Strategy<Value = PodUid> {
+    (0..12u8).prop_map(|number| PodUid(format!("pod-{number}")))
+}
+
+pub(crate) fn node() -> impl Strategy<Value = Node> {
+    (node_name(), vec(gpu(), 0..=MOST_GPUS), vec(link(), MOST_GPUS * MOST_GPUS)).prop_map(
+        |(name, mut gpus, links)| {
+            for (index, gpu) in (0u8..).zip(&mut gpus) {
+                gpu.index = GpuIndex(index);
+            }
+            let topology =
+                Topology::from_pairs(gpus.len(), |a, b| links[a.position() * MOST_GPUS + b.position()]);
+            Node::new(name, gpus, topology, MilliCpu(64_000), MiB(262_144)).unwrap()
+        },
+    )
+}
+
+fn gpu() -> impl Strategy<Value = Gpu> {
+    let memory = prop::sample::select(vec![MiB(8192), MiB(16_384)]);
+    let health =
+        prop::sample::select(vec![Health::Healthy, Health::Healthy, Health::Healthy, Health::Unhealthy]);
+    (memory, health, model()).prop_map(|(memory, health, model)| Gpu {
+        index: GpuIndex(0),
+        uuid: GpuUuid::from("GPU-x"),
+        minor: 0,
+        model,
+        memory,
+        numa: None,
+        health,
+    })
+}
+
+fn model() -> impl Strategy<Value = Model> {
+    prop::sample::select(vec!["T4", "A10"]).prop_map(Model::from)
+}
+
+pub(crate) fn link() -> impl Strategy<Value = Link> {
+    (option::of(prop::sample::select(PcieLevel::ALL.to_vec())), 0..3u8)
+        .prop_map(|(pcie, nvlinks)| Link { pcie, nvlinks })
+}
+
+fn role() -> impl Strategy<Value = Role> {
+    prop::sample::select(vec![Role::Init, Role::Sidecar, Role::Main, Role::Main])
+}
+
+fn request() -> impl Strategy<Value = Request> {
+    let memory = || prop::sample::select(vec![MiB(1), MiB(4096), MiB(9000), MiB(16_384)]);
+    prop_oneof![
+        (1..4u8).prop_map(Request::Whole),
+        (1..100u32, memory()).prop_map(|(cores, memory)| Request::Share { cores: Percent(cores), memory }),
+        memory().prop_map(Request::Memory),
+    ]
+}
+
+pub(crate) fn pod_request() -> impl Strategy<Value = PodRequest> {
+    let containers = vec((role(), option::weighted(0.8, request())), 1..4);
+    (containers, vec(model(), 0..2), any::<bool>(), 0..40_000u64).prop_map(
+        |(containers, models, sensitive, cpu)| PodRequest {
+            containers: containers
+                .into_iter()
+                .enumerate()
+                .map(|(position, (role, request))| Container { name: format!("c{position}"), role, request })
+                .collect(),
+            cpu: MilliCpu(cpu),
+            memory: MiB(cpu),
+            models,
+            traffic: if sensitive { Traffic::Sensitive } else { Traffic::Insensitive },
+        },
+    )
+}
+
+pub(crate) fn pod_grant() -> impl Strategy<Value = PodGrant> {
+    let hold = prop_oneof![
+        Just(Hold::Whole),
+        (0..100u32, 1..9000u64)
+            .prop_map(|(cores, memory)| Hold::Part { cores: Percent(cores), memory: MiB(memory) }),
+        // What a hostile annotation might say.
+        Just(Hold::Part { cores: Percent(u32::MAX), memory: MiB(u64::MAX) }),
+    ];
+    let cards = prop::collection::btree_map(0..10u8, hold, 0..3);
+    let containers = vec((role(), cards), 0..4);
+    (pod_uid(), node_name(), containers).prop_map(|(pod, node, containers)| PodGrant {
+        pod,
+        node,
+        cpu: MilliCpu(500),
+        memory: MiB(100),
+        containers: containers
+            .into_iter()
+            .enumerate()
+            .map(|(position, (role, cards))| ContainerGrant {
+                container: format!("c{position}"),
+                role,
+                cards: cards.into_iter().map(|(gpu, hold)| (GpuIndex(gpu), hold)).collect(),
+            })
+            .collect(),
+    })
+}

@@ -1,0 +1,225 @@
+//! The book stays true through any history.
+
+use std::collections::HashMap;
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+use tessera_core::grant::{Hold, PodGrant};
+use tessera_core::ledger::{Change, Conflict, Ledger};
+use tessera_core::node::Node;
+use tessera_core::request::Role;
+use tessera_core::units::{GpuIndex, MiB, NodeName, Percent, PodUid};
+
+use crate::arbitrary;
+
+#[derive(Clone, Debug)]
+enum Event {
+    Node(Node),
+    NodeGone(NodeName),
+    Book(PodGrant),
+    Observe(PodGrant),
+    Release(PodUid),
+}
+
+fn event() -> impl Strategy<Value = Event> {
+    prop_oneof![
+        2 => arbitrary::node().prop_map(Event::Node),
+        1 => arbitrary::node_name().prop_map(Event::NodeGone),
+        4 => arbitrary::pod_grant().prop_map(Event::Book),
+        2 => arbitrary::pod_grant().prop_map(Event::Observe),
+        2 => arbitrary::pod_uid().prop_map(Event::Release),
+    ]
+}
+
+/// What the world looks like, kept by the test itself.
+#[derive(Default)]
+struct World {
+    nodes: HashMap<NodeName, Node>,
+    pods: HashMap<PodUid, PodGrant>,
+}
+
+impl World {
+    fn apply(&mut self, ledger: &mut Ledger, event: Event) {
+        match event {
+            Event::Node(node) => {
+                ledger.set_node(node.clone());
+                self.nodes.insert(node.name.clone(), node);
+            }
+            Event::NodeGone(name) => {
+                ledger.remove_node(&name);
+                self.nodes.remove(&name);
+            }
+            Event::Book(grant) => {
+                if ledger.book(grant.clone()).is_ok() {
+                    self.pods.insert(grant.pod.clone(), grant);
+                }
+            }
+            Event::Observe(grant) => {
+                ledger.observe(grant.clone());
+                self.pods.insert(grant.pod.clone(), grant);
+            }
+            Event::Release(pod) => {
+                let known = self.pods.remove(&pod).is_some();
+                assert_eq!(ledger.release(&pod) == Change::Changed, known);
+            }
+        }
+    }
+
+    /// A book written from nothing but the pods and nodes that are there.
+    fn rebuilt(&self, pods_first: bool) -> Ledger {
+        let mut ledger = Ledger::default();
+        if pods_first {
+            self.pods.values().for_each(|grant| assert_eq!(ledger.observe(grant.clone()), Change::Changed));
+        }
+        self.nodes.values().for_each(|node| assert_eq!(ledger.set_node(node.clone()), Change::Changed));
+        self.pods.values().for_each(|grant| {
+            ledger.observe(grant.clone());
+        });
+        ledger
+    }
+}
+
+/// What a pod takes of a card in each of its phases, written out: one per init container, one for the rest.
+fn phases(grant: &PodGrant, gpu: GpuIndex) -> Vec<Vec<Hold>> {
+    let holds = |position: usize| {
+        grant.containers[position].cards.iter().filter(move |(card, _)| *card == gpu).map(|(_, hold)| *hold)
+    };
+    let role = |position: usize| grant.containers[position].role;
+    let count = grant.containers.len();
+    let inits = (0..count).filter(|at| role(*at) == Role::Init);
+    let mut phases: Vec<Vec<Hold>> = inits
+        .map(|at| {
+            (0..at).filter(|before| role(*before) == Role::Sidecar).chain([at]).flat_map(holds).collect()
+        })
+        .collect();
+    phases.push((0..count).filter(|at| role(*at) != Role::Init).flat_map(holds).collect());
+    phases
+}
+
+/// Whether some phase of every pod on a card, all at once, is more than the card has.
+fn exceeds(grants: &[&PodGrant], gpu: GpuIndex, memory: MiB) -> bool {
+    let holders =
+        grants.iter().filter(|grant| phases(grant, gpu).iter().any(|phase| !phase.is_empty())).count();
+    let mut cores = 0u64;
+    let mut bytes = 0u128;
+    for grant in grants {
+        let mut peak = (0u64, 0u128);
+        for phase in phases(grant, gpu) {
+            let whole = phase.contains(&Hold::Whole);
+            if whole && (phase.len() > 1 || holders > 1) {
+                return true;
+            }
+            let parts = phase.iter().filter_map(|hold| match hold {
+                Hold::Whole => None,
+                Hold::Part { cores, memory } => Some((u64::from(cores.0), u128::from(memory.0))),
+            });
+            let sum = parts.fold((0, 0), |sum, part| (sum.0 + part.0, sum.1 + part.1));
+            peak = (peak.0.max(sum.0), peak.1.max(sum.1));
+        }
+        cores += peak.0;
+        bytes += peak.1;
+    }
+    cores > 100 || bytes > u128::from(memory.0)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2_000))]
+
+    #[test]
+    fn any_history_equals_the_book_of_what_is_there(events in vec(event(), 0..40)) {
+        let mut ledger = Ledger::default();
+        let mut world = World::default();
+        events.into_iter().for_each(|event| world.apply(&mut ledger, event));
+        for pods_first in [false, true] {
+            let rebuilt = world.rebuilt(pods_first);
+            prop_assert_eq!(rebuilt.nodes().count(), ledger.nodes().count());
+            for name in world.nodes.keys() {
+                prop_assert_eq!(rebuilt.node(name), ledger.node(name));
+            }
+        }
+        for (pod, grant) in &world.pods {
+            prop_assert_eq!(ledger.grant(pod), Some(grant));
+        }
+        for name in world.nodes.keys() {
+            let mut there: Vec<_> = world.pods.values().filter(|grant| grant.node == *name).collect();
+            there.sort_by_key(|grant| &grant.pod);
+            prop_assert_eq!(ledger.grants_on(name).collect::<Vec<_>>(), there);
+        }
+    }
+
+    #[test]
+    fn what_is_booked_never_exceeds_a_card(
+        nodes in vec(arbitrary::node(), 1..3),
+        grants in vec(arbitrary::pod_grant(), 0..40),
+    ) {
+        let mut ledger = Ledger::default();
+        nodes.iter().for_each(|node| { ledger.set_node(node.clone()); });
+        for grant in grants {
+            let before = ledger.clone();
+            match ledger.book(grant.clone()) {
+                Ok(_) => prop_assert_eq!(ledger.book(grant), Ok(Change::Unchanged)),
+                Err(conflict) => {
+                    prop_assert!(before.nodes().all(|state| ledger.node(&state.node().name) == Some(state)));
+                    prop_assert_eq!(ledger.grant(&grant.pod), before.grant(&grant.pod));
+                    if let Conflict::Taken { node, gpu } = conflict {
+                        let beside: Vec<&PodGrant> = ledger.grants_on(&node).chain([&grant]).collect();
+                        let memory = ledger.node(&node).unwrap().node().gpu(gpu).unwrap().memory;
+                        prop_assert!(exceeds(&beside, gpu, memory), "refused without need");
+                    }
+                }
+            }
+            prop_assert!(ledger.overbooked().is_empty());
+        }
+        for state in ledger.nodes() {
+            let grants: Vec<&PodGrant> = ledger.grants_on(&state.node().name).collect();
+            for gpu in state.node().gpus() {
+                prop_assert!(!exceeds(&grants, gpu.index, gpu.memory));
+            }
+        }
+    }
+}
+
+#[test]
+fn an_observed_pod_is_booked_even_where_there_is_no_room() {
+    let node = two_cards();
+    let mut ledger = Ledger::default();
+    ledger.set_node(node.clone());
+    let grant = |pod: &str, cores| PodGrant {
+        pod: PodUid::from(pod),
+        node: node.name.clone(),
+        cpu: Default::default(),
+        memory: Default::default(),
+        containers: vec![tessera_core::grant::ContainerGrant {
+            container: "main".into(),
+            role: Role::Main,
+            cards: vec![(GpuIndex(0), Hold::Part { cores: Percent(cores), memory: MiB(1) })],
+        }],
+    };
+    ledger.book(grant("a", 60)).unwrap();
+    let refused = ledger.book(grant("b", 60)).unwrap_err();
+    assert_eq!(refused.to_string(), "GPU 0 of node n has not enough left");
+    ledger.observe(grant("b", 60));
+    assert_eq!(ledger.overbooked().into_values().collect::<Vec<_>>(), [[GpuIndex(0)]]);
+    assert_eq!(ledger.node(&node.name).unwrap().room(GpuIndex(0)).cores, Percent(0));
+    ledger.release(&PodUid::from("a"));
+    assert!(ledger.overbooked().is_empty());
+    assert_eq!(ledger.node(&node.name).unwrap().room(GpuIndex(0)).cores, Percent(40));
+    let moved = ledger.book(grant("b", 30)).unwrap_err();
+    assert_eq!(moved.to_string(), "pod b already holds another grant on node n; release it first");
+}
+
+fn two_cards() -> Node {
+    use tessera_core::gpu::{Gpu, Health};
+    use tessera_core::topology::Topology;
+    let gpu = |index| Gpu {
+        index: GpuIndex(index),
+        uuid: "GPU-x".into(),
+        minor: 0,
+        model: "T4".into(),
+        memory: MiB(16_384),
+        numa: None,
+        health: Health::Healthy,
+    };
+    Node::new("n".into(), vec![gpu(0), gpu(1)], Topology::unknown(2), Default::default(), Default::default())
+        .unwrap()
+}

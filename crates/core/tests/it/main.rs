@@ -1,0 +1,8 @@
+//! Invariants of the core under random input.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests may fail like tests")]
+
+mod arbitrary;
+mod ledger;
+mod links;
+mod placement;

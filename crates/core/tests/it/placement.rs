@@ -1,0 +1,157 @@
+//! Whatever the policy: exact counts, nothing over a card, refusals only with reason, the same answer twice.
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+use tessera_core::forecast::Forecast;
+use tessera_core::gpu_set::GpuSet;
+use tessera_core::grant::{Hold, PodGrant};
+use tessera_core::ledger::{Change, Ledger};
+use tessera_core::node::NodeState;
+use tessera_core::placement::{Policy, explain, filter, place, score};
+use tessera_core::request::{PodRequest, Request};
+use tessera_core::workload::Workload;
+
+use crate::arbitrary;
+
+/// Any policy; `tessera` with some expectation of what comes.
+fn policy() -> impl Strategy<Value = Policy> {
+    let named = prop::sample::select(Policy::NAMES.to_vec()).prop_map(|name| name.parse().unwrap());
+    let expecting =
+        (vec(arbitrary::pod_request(), 0..10), vec(arbitrary::node(), 0..4)).prop_map(|(pods, nodes)| {
+            let nodes: Vec<NodeState> = nodes.into_iter().map(|node| NodeState::empty(node.into())).collect();
+            let forecast = Forecast::new(&Workload::of(&pods), &nodes.iter().collect::<Vec<_>>());
+            Policy::Tessera(forecast.into())
+        });
+    prop_oneof![2 => named, 1 => expecting]
+}
+
+fn grant(
+    node: &NodeState,
+    pod: &PodRequest,
+    uid: usize,
+    gpus: &tessera_core::placement::Placement,
+) -> PodGrant {
+    PodGrant {
+        pod: format!("uid-{uid}").as_str().into(),
+        node: node.node().name.clone(),
+        cpu: pod.cpu,
+        memory: pod.memory,
+        containers: gpus.grants(pod),
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2_000))]
+
+    #[test]
+    fn a_stream_of_pods_is_never_double_booked(
+        node in arbitrary::node(),
+        pods in vec((arbitrary::pod_request(), policy()), 0..12),
+    ) {
+        let name = node.name.clone();
+        let mut ledger = Ledger::default();
+        ledger.set_node(node);
+        for (uid, (pod, policy)) in pods.iter().enumerate() {
+            let state = ledger.node(&name).unwrap();
+            let Ok(placement) = place(state, pod, policy, GpuSet::EMPTY) else { continue };
+            prop_assert_eq!(place(state, pod, policy, GpuSet::EMPTY), Ok(placement.clone()));
+            for (container, gpus) in pod.containers.iter().zip(&placement.gpus) {
+                let asked = match container.request {
+                    None => 0,
+                    Some(Request::Whole(count)) => usize::from(count),
+                    Some(_) => 1,
+                };
+                prop_assert_eq!(gpus.len(), asked);
+            }
+            let grant = grant(state, pod, uid, &placement);
+            prop_assert!(state.cpu_left() >= pod.cpu && state.memory_left() >= pod.memory);
+            prop_assert_eq!(ledger.book(grant), Ok(Change::Changed));
+        }
+        prop_assert!(ledger.overbooked().is_empty());
+    }
+
+    #[test]
+    fn refused_exactly_where_no_card_would_do(
+        node in arbitrary::node(),
+        held in vec(arbitrary::pod_grant(), 0..4),
+        pod in arbitrary::pod_request(),
+        policy in policy(),
+    ) {
+        let name = node.name.clone();
+        let mut ledger = Ledger::default();
+        ledger.set_node(node);
+        held.into_iter().for_each(|mut grant| {
+            grant.node = name.clone();
+            ledger.observe(grant);
+        });
+        let state = ledger.node(&name).unwrap();
+        // Alone, so that only the cards decide.
+        let Some(container) = pod.containers.iter().find(|container| container.request.is_some()) else {
+            return Ok(());
+        };
+        let request = container.request.unwrap();
+        let alone = PodRequest { containers: vec![container.clone()], ..pod.clone() };
+        let asked = if let Request::Whole(count) = request { usize::from(count) } else { 1 };
+        let hold = Hold::of(request);
+        let gpus = state.node().gpus().iter();
+        let usable = gpus.filter(|gpu| state.fits(gpu.index, hold) && alone.accepts(&gpu.model)).count();
+        let has_cpu = state.cpu_left() >= pod.cpu && state.memory_left() >= pod.memory;
+        let placement = place(state, &alone, &policy, GpuSet::EMPTY);
+        prop_assert_eq!(placement.is_ok(), usable >= asked && has_cpu, "{:?}", placement);
+        prop_assert_eq!(filter(state, &alone, &policy).err(), placement.as_ref().err().copied());
+        let quick = score(state, &alone, &policy);
+        match (&quick, &placement) {
+            (Ok(quick), Ok(placement)) => prop_assert!((quick - placement.score).abs() < 1e-6, "{quick} {placement:?}"),
+            _ => prop_assert_eq!(quick.as_ref().err(), placement.as_ref().err()),
+        }
+        let explanation = explain(state, &alone, &policy);
+        prop_assert_eq!(explanation.as_ref().map(|why| why.refusal), placement.as_ref().err().copied());
+        if let Some(why) = explanation.filter(|why| why.container.is_some()) {
+            prop_assert_eq!(why.cards.iter().filter(|(_, refusal)| refusal.is_none()).count(), usable);
+        }
+        if let Err(refusal) = placement {
+            prop_assert!(refusal.to_string().len() <= 60, "{}", refusal);
+            // What can never fit here must not fit on the empty node either.
+            let empty = empty(state);
+            if !refusal.may_resolve() {
+                prop_assert!(place(&empty, &alone, &policy, GpuSet::EMPTY).is_err());
+            }
+        }
+    }
+
+    #[test]
+    fn required_cards_are_among_the_chosen(
+        node in arbitrary::node(),
+        required in 0u64..256,
+        count in 1u8..6,
+        policy in policy(),
+    ) {
+        let mut ledger = Ledger::default();
+        let name = node.name.clone();
+        ledger.set_node(node);
+        let state = ledger.node(&name).unwrap();
+        let required = GpuSet::from_mask(required).intersection(state.idle());
+        let pod = PodRequest::of_mains([Request::Whole(count)]);
+        match place(state, &pod, &policy, required) {
+            Ok(placement) => {
+                prop_assert!(placement.gpus[0].is_superset(required));
+                prop_assert_eq!(placement.gpus[0].len(), usize::from(count));
+            }
+            Err(_) => prop_assert!(state.idle().len() < usize::from(count) || required.len() > usize::from(count)),
+        }
+    }
+}
+
+fn empty(state: &NodeState) -> NodeState {
+    let mut ledger = Ledger::default();
+    ledger.set_node(state.node().clone());
+    ledger.node(&state.node().name).unwrap().clone()
+}
+
+#[test]
+fn a_hold_follows_from_its_request() {
+    use tessera_core::units::{MiB, Percent};
+    assert_eq!(Hold::of(Request::Whole(3)), Hold::Whole);
+    let memory_only = Hold::Part { cores: Percent(0), memory: MiB(5) };
+    assert_eq!(Hold::of(Request::Memory(MiB(5))), memory_only);
+}

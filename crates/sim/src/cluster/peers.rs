@@ -1,0 +1,183 @@
+//! The published rules the core is measured against, as Weng et al. describe them: whole-number scores from 0 to 100, the
+//! first node of equals.
+
+use std::collections::HashMap;
+
+use tessera_core::fragmentation::Fragmentation;
+use tessera_core::gpu::CardKind;
+use tessera_core::gpu_set::GpuSet;
+use tessera_core::node::NodeState;
+use tessera_core::units::{GpuIndex, MilliCpu};
+use tessera_core::workload::PodClass;
+
+use super::run::SimNode;
+use super::trace::{Size, TracePod};
+
+/// A published rule.
+#[derive(Clone, Debug)]
+pub(super) enum Peer {
+    /// The least product of what is free and what is asked for.
+    DotProduct,
+    /// Nodes that hold pods of the same size.
+    Clustering,
+    /// Cards in use, then nodes in use.
+    Packing,
+    /// The least left over.
+    BestFit,
+    /// Fragmentation gradient descent.
+    Fgd(ClusterFragmentation),
+}
+
+/// What the rules divide by: the largest node of the published experiment.
+const MOST_CPU: f64 = 128_000.0;
+const MOST_CARDS: f64 = 8.0;
+
+impl Peer {
+    /// The score of a node that fits, and the card a share would get.
+    pub(super) fn score(&self, node: &SimNode, pod: &TracePod) -> (f64, Option<GpuIndex>) {
+        let state = &node.state;
+        let fullest = fullest_card(state, pod);
+        match self {
+            Self::DotProduct => {
+                let cpu = milli(state.cpu_left()) / MOST_CPU * milli(pod.request.cpu) / MOST_CPU;
+                let cards = state.cards_left() / MOST_CARDS * asked(pod) / MOST_CARDS;
+                ((100.0 * (1.0 - (cpu + cards) / 2.0)).floor(), fullest)
+            }
+            Self::BestFit => {
+                let cpu = (milli(state.cpu_left()) - milli(pod.request.cpu)) / MOST_CPU;
+                let cards = (state.cards_left() - asked(pod)) / MOST_CARDS;
+                ((100.0 * (1.0 - 0.5 * cpu - 0.5 * cards)).floor(), fullest)
+            }
+            Self::Clustering => (clustering(node, pod), fullest),
+            Self::Packing => (packing(state, pod, fullest), fullest),
+            Self::Fgd(measure) => measure.gradient(state, pod),
+        }
+    }
+}
+
+fn clustering(node: &SimNode, pod: &TracePod) -> f64 {
+    if pod.size == Size::None {
+        return 0.0;
+    }
+    let kinds = Size::WITH_CARDS.iter().filter(|size| node.holds(**size)).count();
+    let band = match (node.holds(pod.size), kinds) {
+        (true, 1) => 3.0,
+        (true, _) => 2.0,
+        (false, 0) => 1.0,
+        (false, _) => 0.0,
+    };
+    (band * 25.0 + 24.0 * (1.0 - node.state.cards_left() / MOST_CARDS)).floor()
+}
+
+fn packing(state: &NodeState, pod: &TracePod, fullest: Option<GpuIndex>) -> f64 {
+    if pod.size == Size::None {
+        return 0.0;
+    }
+    #[expect(clippy::cast_precision_loss, reason = "at most 64 cards")]
+    let (idle, cards) = (state.idle().len() as f64, state.node().gpus().len() as f64);
+    let left = fullest.map_or(100, |gpu| u32::from(state.percent_left(gpu)));
+    let score = if pod.size == Size::Share && left < 100 {
+        100.0 - f64::from(left - pod.percent.min(left)) / 100.0 * 33.0
+    } else if idle < cards {
+        66.0 - idle / MOST_CARDS * 33.0
+    } else {
+        33.0 - idle / MOST_CARDS * 33.0
+    };
+    score.floor()
+}
+
+/// The card with the least room that a share still fits.
+fn fullest_card(state: &NodeState, pod: &TracePod) -> Option<GpuIndex> {
+    fitting_cards(state, pod).min_by_key(|gpu| state.percent_left(*gpu))
+}
+
+/// The cards that a share fits; none for other pods.
+pub(super) fn fitting_cards(state: &NodeState, pod: &TracePod) -> impl Iterator<Item = GpuIndex> {
+    let gpus = if pod.size == Size::Share { state.node().topology().gpus() } else { GpuSet::EMPTY };
+    gpus.iter().filter(|gpu| u32::from(state.percent_left(*gpu)) >= pod.percent)
+}
+
+fn asked(pod: &TracePod) -> f64 {
+    f64::from(pod.percent) / 100.0
+}
+
+#[expect(clippy::cast_precision_loss, reason = "no host has 2^52 thousandths of a CPU")]
+fn milli(cpu: MilliCpu) -> f64 {
+    cpu.0 as f64
+}
+
+/// The published measure of fragmentation, against the published target: the commonest kinds of pods, those without cards
+/// among them, that make up 95 % of the list.
+#[derive(Clone, Debug)]
+pub(super) struct ClusterFragmentation {
+    kinds: Vec<(CardKind, Fragmentation)>,
+}
+
+const TARGET: f64 = 0.95;
+
+impl ClusterFragmentation {
+    pub(super) fn new<'a>(pods: &[TracePod], nodes: impl Iterator<Item = &'a NodeState>) -> Self {
+        let mut counts: HashMap<(MilliCpu, Option<PodClass>), usize> = HashMap::new();
+        for pod in pods {
+            *counts.entry((pod.request.cpu, PodClass::of(&pod.request))).or_default() += 1;
+        }
+        let mut classes: Vec<_> = counts.into_iter().collect();
+        classes.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
+        let mut covered = 0;
+        #[expect(clippy::cast_precision_loss, reason = "a list has fewer than 2^52 pods")]
+        classes.retain(|(_, count)| {
+            let needed = (covered as f64) < TARGET * pods.len() as f64;
+            covered += if needed { *count } else { 0 };
+            needed
+        });
+        #[expect(clippy::cast_precision_loss, reason = "likewise")]
+        let weights = || {
+            let with_cards = classes.iter().filter_map(|((_, class), count)| Some((class.as_ref()?, *count)));
+            with_cards.map(|(class, count)| (class, count as f64 / covered as f64))
+        };
+        let mut kinds: Vec<(CardKind, Fragmentation)> = Vec::new();
+        for (kind, _) in nodes.flat_map(|state| state.node().kinds()) {
+            if !kinds.iter().any(|(known, _)| known == kind) {
+                kinds.push((kind.clone(), Fragmentation::new(weights(), kind)));
+            }
+        }
+        Self { kinds }
+    }
+
+    /// The useless part of a node's cards, in cards.
+    pub(super) fn of(&self, state: &NodeState) -> f64 {
+        self.with(state, state.cpu_left(), |gpu| state.percent_left(gpu))
+    }
+
+    fn with(&self, state: &NodeState, cpu: MilliCpu, left: impl Fn(GpuIndex) -> u8 + Copy) -> f64 {
+        let of_kind = |(kind, gpus): &(CardKind, GpuSet)| {
+            let measure = self.kinds.iter().find(|(known, _)| known == kind);
+            measure.map_or(0.0, |(_, measure)| measure.of(cpu, gpus.iter().map(left)))
+        };
+        state.node().kinds().iter().map(of_kind).sum()
+    }
+
+    /// How far the measure falls, as the published score: rounded, so that small differences are ties.
+    fn gradient(&self, state: &NodeState, pod: &TracePod) -> (f64, Option<GpuIndex>) {
+        let cpu = state.cpu_left().saturating_sub(pod.request.cpu);
+        let before = self.of(state);
+        let points = |after: f64| (100.0 / (1.0 + (after - before).exp())).floor();
+        if pod.size == Size::Share {
+            let mut best = (f64::NEG_INFINITY, None);
+            for gpu in fitting_cards(state, pod) {
+                let left = |card| {
+                    let taken = if card == gpu { pod.percent } else { 0 };
+                    u8::try_from(u32::from(state.percent_left(card)) - taken).unwrap_or(0)
+                };
+                let score = points(self.with(state, cpu, left));
+                if score > best.0 {
+                    best = (score, Some(gpu));
+                }
+            }
+            return best;
+        }
+        let taken = state.idle().lowest_n(usize::try_from(pod.percent / 100).unwrap_or(0));
+        let left = |card| if taken.contains(card) { 0 } else { state.percent_left(card) };
+        (points(self.with(state, cpu, left)), None)
+    }
+}

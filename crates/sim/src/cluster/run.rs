@@ -1,0 +1,283 @@
+//! One run: pods arrive one at a time, each is placed where the rule says or refused for good.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use tessera_core::forecast::Learner;
+use tessera_core::gpu_set::GpuSet;
+use tessera_core::grant::PodGrant;
+use tessera_core::node::{Node, NodeState};
+use tessera_core::placement::scoreboard::Scoreboard;
+use tessera_core::placement::{Placement, Policy, filter, place, score};
+use tessera_core::units::GpuIndex;
+use tessera_core::workload::Workload;
+
+use super::arrivals::{Draws, arrivals};
+use super::peers::{ClusterFragmentation, Peer, fitting_cards};
+use super::trace::{Size, TracePod};
+use super::{Experiment, Rule, Target};
+
+/// What came of one run.
+#[derive(Clone, Debug, Default)]
+pub struct Outcome {
+    /// Cards allocated at the end, in percent of all.
+    pub allocated_percent: f64,
+    /// Pods that fitted nowhere, by [`Size::WITH_CARDS`].
+    pub refused: [u32; 5],
+    /// Allocated against arrived, both in percent of all cards.
+    pub curve: Vec<(f64, f64)>,
+    /// Useless cards when so much had arrived: (arrived, of all cards, of the idle ones), in percent.
+    pub fragmentation: Vec<(f64, f64, f64)>,
+    /// How long each decision took, ascending.
+    pub decision_nanos: Vec<u64>,
+    /// How long the run took.
+    pub seconds: f64,
+    /// What was granted, in order.
+    pub grants: Vec<PodGrant>,
+}
+
+/// A node of the simulated cluster.
+#[derive(Clone, Debug)]
+pub(super) struct SimNode {
+    pub(super) state: NodeState,
+    /// Pods it holds, by size.
+    sizes: [u32; 5],
+}
+
+/// When fragmentation is reported, in percent of all cards that have arrived.
+pub const FRAGMENTATION_AT: [f64; 4] = [50.0, 80.0, 90.0, 130.0];
+
+/// Steps of the curve, in percent of all cards that have arrived.
+const CURVE_STEP: f64 = 0.5;
+
+impl SimNode {
+    pub(super) fn holds(&self, size: Size) -> bool {
+        size_position(size).is_some_and(|position| self.sizes[position] > 0)
+    }
+}
+
+fn size_position(size: Size) -> Option<usize> {
+    Size::WITH_CARDS.iter().position(|known| *known == size)
+}
+
+/// Runs one rule on the arrivals of one seed.
+#[must_use]
+pub fn run(experiment: &Experiment, rule: Rule, seed: u64) -> Outcome {
+    let mut draws = Draws::new(seed);
+    let cards: usize = experiment.nodes.iter().map(|node| node.gpus().len()).sum();
+    let pods = arrivals(&experiment.pods, cards, experiment.fill, &mut draws);
+    let mut order: Vec<&Arc<Node>> = experiment.nodes.iter().collect();
+    draws.shuffle(&mut order);
+    let empty = |node: &&Arc<Node>| SimNode { state: NodeState::empty(Arc::clone(node)), sizes: [0; 5] };
+    let nodes: Vec<SimNode> = order.iter().map(empty).collect();
+    let measure = ClusterFragmentation::new(&experiment.pods, nodes.iter().map(|node| &node.state));
+    let start = Instant::now();
+    let mut run = Run {
+        chooser: Chooser::new(rule, experiment, &nodes, &measure, seed),
+        board: Scoreboard::new(nodes.len()),
+        nodes,
+        measure,
+        cards: cards as u64,
+        arrived: 0,
+        allocated: 0,
+        outcome: Outcome::default(),
+    };
+    for pod in pods {
+        run.offer(pod);
+    }
+    run.finish(start)
+}
+
+struct Run {
+    chooser: Chooser,
+    board: Scoreboard,
+    nodes: Vec<SimNode>,
+    measure: ClusterFragmentation,
+    /// Of the whole cluster.
+    cards: u64,
+    /// In percent of one card.
+    arrived: u64,
+    allocated: u64,
+    outcome: Outcome,
+}
+
+impl Run {
+    fn offer(&mut self, pod: &TracePod) {
+        let start = Instant::now();
+        let idle = self.cards * 100 - self.allocated;
+        if self.chooser.learn(pod, &self.nodes, percent(idle), percent(self.cards * 100)) {
+            self.board.clear();
+        }
+        let chosen = self.chooser.choose(pod, &self.nodes, &mut self.board);
+        let nanos = start.elapsed().as_nanos();
+        self.outcome.decision_nanos.push(u64::try_from(nanos).unwrap_or(u64::MAX));
+        match chosen {
+            Some((node, placement)) => self.take(node, pod, &placement),
+            None => {
+                if let Some(position) = size_position(pod.size) {
+                    self.outcome.refused[position] += 1;
+                }
+            }
+        }
+        self.arrived += u64::from(pod.percent);
+        self.record();
+    }
+
+    fn take(&mut self, node: usize, pod: &TracePod, placement: &Placement) {
+        let SimNode { state, sizes } = &mut self.nodes[node];
+        let grant = PodGrant {
+            pod: format!("{}-{}", pod.name, self.outcome.grants.len()).as_str().into(),
+            node: state.node().name.clone(),
+            cpu: pod.request.cpu,
+            memory: pod.request.memory,
+            containers: placement.grants(&pod.request),
+        };
+        state.add(&grant);
+        self.outcome.grants.push(grant);
+        self.board.touch(node);
+        self.allocated += u64::from(pod.percent);
+        if let Some(position) = size_position(pod.size) {
+            sizes[position] += 1;
+        }
+    }
+
+    /// Notes the curve and the fragmentation where a step was passed.
+    fn record(&mut self) {
+        let (arrived, allocated) = (self.of_all(self.arrived), self.of_all(self.allocated));
+        let curve = &mut self.outcome.curve;
+        if curve.last().is_none_or(|(last, _)| arrived >= last + CURVE_STEP) {
+            curve.push((arrived, allocated));
+        }
+        let next = FRAGMENTATION_AT.get(self.outcome.fragmentation.len());
+        // The last mark is where the arrivals end, which may be a little before it.
+        if next.is_some_and(|mark| arrived >= *mark) {
+            self.note_fragmentation();
+        }
+    }
+
+    fn note_fragmentation(&mut self) {
+        let useless: f64 = self.nodes.iter().map(|node| self.measure.of(&node.state)).sum();
+        let useless = 100.0 * useless / percent(self.cards * 100);
+        let idle = 100.0 - self.of_all(self.allocated);
+        let of_idle = if idle > 0.0 { 100.0 * useless / idle } else { 0.0 };
+        self.outcome.fragmentation.push((self.of_all(self.arrived), useless, of_idle));
+    }
+
+    fn of_all(&self, part: u64) -> f64 {
+        if self.cards == 0 { 0.0 } else { 100.0 * percent(part) / percent(self.cards * 100) }
+    }
+
+    fn finish(mut self, start: Instant) -> Outcome {
+        self.outcome.seconds = start.elapsed().as_secs_f64();
+        self.outcome.allocated_percent = self.of_all(self.allocated);
+        self.outcome.curve.push((self.of_all(self.arrived), self.of_all(self.allocated)));
+        if self.outcome.fragmentation.len() < FRAGMENTATION_AT.len() {
+            self.note_fragmentation();
+        }
+        self.outcome.decision_nanos.sort_unstable();
+        self.outcome
+    }
+}
+
+/// Percent of one card as cards.
+fn percent(amount: u64) -> f64 {
+    #[expect(clippy::cast_precision_loss, reason = "a cluster has fewer than 2^52 cards")]
+    let amount = amount as f64;
+    amount / 100.0
+}
+
+/// A rule at work.
+enum Chooser {
+    /// A node that fits, and a card of it, by lot.
+    Random(Draws),
+    Peer(Peer),
+    Core {
+        policy: Policy,
+        /// Where the policy looks ahead: from what, and whether it learns on the way.
+        learner: Option<Learner>,
+        learns: bool,
+    },
+}
+
+impl Chooser {
+    fn new(
+        rule: Rule,
+        experiment: &Experiment,
+        nodes: &[SimNode],
+        measure: &ClusterFragmentation,
+        seed: u64,
+    ) -> Self {
+        match rule {
+            Rule::Random => Self::Random(Draws::new(!seed)),
+            Rule::DotProduct => Self::Peer(Peer::DotProduct),
+            Rule::Clustering => Self::Peer(Peer::Clustering),
+            Rule::Packing => Self::Peer(Peer::Packing),
+            Rule::BestFit => Self::Peer(Peer::BestFit),
+            Rule::Fgd => Self::Peer(Peer::Fgd(measure.clone())),
+            Rule::Core(policy @ Policy::Tessera(_)) => {
+                let workload = match experiment.target {
+                    Target::Learned => Workload::guess(nodes.iter().map(|node| node.state.node())),
+                    Target::Trace => Workload::of(experiment.pods.iter().map(|pod| &pod.request)),
+                };
+                let learns = experiment.target == Target::Learned;
+                Self::Core { policy, learner: Some(Learner::new(workload)), learns }
+            }
+            Rule::Core(policy) => Self::Core { policy, learner: None, learns: false },
+        }
+    }
+
+    /// Takes note of an arrival. Whether scores have changed by it.
+    fn learn(&mut self, pod: &TracePod, nodes: &[SimNode], idle: f64, all: f64) -> bool {
+        let Self::Core { policy, learner: Some(learner), learns } = self else { return false };
+        if *learns {
+            learner.see(&pod.request);
+        }
+        let due = learner.is_due(idle, all);
+        if due {
+            let states: Vec<&NodeState> = nodes.iter().map(|node| &node.state).collect();
+            *policy = Policy::Tessera(Arc::new(learner.forecast(&states)));
+        }
+        due
+    }
+
+    fn choose(
+        &mut self,
+        pod: &TracePod,
+        nodes: &[SimNode],
+        board: &mut Scoreboard,
+    ) -> Option<(usize, Placement)> {
+        let placed = |node: usize, policy: &Policy| {
+            let placement = place(&nodes[node].state, &pod.request, policy, GpuSet::EMPTY).ok()?;
+            Some((node, placement))
+        };
+        match self {
+            Self::Core { policy, .. } => {
+                let best =
+                    board.best(&pod.request, |node| score(&nodes[node].state, &pod.request, policy).ok());
+                placed(best?, policy)
+            }
+            Self::Random(draws) => {
+                let fits = |node: &usize| filter(&nodes[*node].state, &pod.request, &Policy::Simple).is_ok();
+                let fitting: Vec<usize> = (0..nodes.len()).filter(fits).collect();
+                let node = *fitting.get(draws.below(fitting.len()))?;
+                let cards: Vec<GpuIndex> = fitting_cards(&nodes[node].state, pod).collect();
+                on_card(placed(node, &Policy::Simple)?, cards.get(draws.below(cards.len())))
+            }
+            Self::Peer(peer) => {
+                let fits = |node: usize| filter(&nodes[node].state, &pod.request, &Policy::Simple).is_ok();
+                let best =
+                    board.best(&pod.request, |node| fits(node).then(|| peer.score(&nodes[node], pod).0))?;
+                on_card(placed(best, &Policy::Simple)?, peer.score(&nodes[best], pod).1.as_ref())
+            }
+        }
+    }
+}
+
+/// The same placement with a share on another card of the node.
+fn on_card((node, placement): (usize, Placement), card: Option<&GpuIndex>) -> Option<(usize, Placement)> {
+    let gpus = match card {
+        Some(gpu) => vec![GpuSet::EMPTY.with(*gpu)],
+        None => placement.gpus,
+    };
+    Some((node, Placement { gpus, ..placement }))
+}

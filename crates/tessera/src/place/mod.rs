@@ -1,0 +1,191 @@
+//! `tessera place`: one decision of the core, without any cluster.
+
+mod report;
+mod spec;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use anyhow::{Context as _, Result, ensure};
+use clap::{Args, ValueEnum};
+use tessera_core::gpu_set::GpuSet;
+use tessera_core::grant::{ContainerGrant, PodGrant};
+use tessera_core::ledger::Ledger;
+use tessera_core::node::NodeState;
+use tessera_core::placement::{Policy, place};
+use tessera_core::request::{PodRequest, Role, Traffic};
+use tessera_core::units::{GpuIndex, MiB, MilliCpu, NodeName};
+use tessera_wire::static_table;
+
+use crate::topology;
+use spec::{Indexes, Requests, Used};
+
+/// Chooses GPUs of one machine for a request, and says why. Exit code 1 when it does not fit.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  tessera place --topology node.txt --request whole:2
+  tessera place --topology node.txt --used 0=50c/2048m,3=whole --request share:30c/4096m --json
+  tessera place --topology node.txt --request nvidia:1+vcuda:50/30 --policy link
+  tessera place --topology nvlink.txt --topology pcie.txt --request gputopology:2 --policy best-effort")]
+pub(crate) struct Arguments {
+    /// Output of `nvidia-smi topo -m`; given again (such as for `topo -mp`), fills in what the first does not tell
+    #[arg(long, value_name = "FILE", required = true)]
+    topology: Vec<PathBuf>,
+
+    /// Memory of each card; one number for all, or one per card separated by commas
+    #[arg(long, value_name = "MIB", value_delimiter = ',', default_values_t = [topology::DEFAULT_MEMORY.0])]
+    memory: Vec<u64>,
+
+    /// CPUs of the node that pods may use; not a constraint if left out
+    #[arg(long, value_name = "N")]
+    node_cpu: Option<f64>,
+
+    /// CPUs the pod asks for
+    #[arg(long, value_name = "N", default_value_t = 0.0)]
+    cpu: f64,
+
+    /// What is in use, such as 0=50c/2048m,3=whole (percent of compute / MiB)
+    #[arg(long, value_name = "SPEC", default_value = "")]
+    used: Used,
+
+    /// What the pod asks for: whole:2, share:50c/7680m, memory:8192m, vcuda:50/30, vcuda:200, gpushare:8GiB, nvidia:1
+    /// or gputopology:4; several containers separated by +
+    #[arg(long, value_name = "SPEC")]
+    request: Requests,
+
+    /// How to choose: tessera, link, fragment, share, simple, static, best-effort, binpack or spread
+    #[arg(long, value_name = "NAME", default_value = "tessera")]
+    policy: Policy,
+
+    /// Sets by instance type, for policy static
+    #[arg(long, value_name = "FILE", required_if_eq("policy", "static"))]
+    static_table: Option<PathBuf>,
+
+    /// Whose sets of the static table to use; not needed where it lists only one instance type
+    #[arg(long, value_name = "TYPE", requires = "static_table")]
+    instance_type: Option<String>,
+
+    /// GPUs that must be among those chosen, such as 4,5
+    #[arg(long, value_name = "INDEXES")]
+    require: Option<Indexes>,
+
+    /// How much the pod depends on the links between its GPUs
+    #[arg(long, value_name = "KIND", default_value = "sensitive")]
+    traffic: TrafficKind,
+
+    /// Write JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum TrafficKind {
+    /// Wants the best links
+    Sensitive,
+    /// Leaves the good links to others
+    Insensitive,
+}
+
+pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
+    let policy = arguments.policy()?;
+    let node = arguments.node()?;
+    let required = arguments.required(&node)?;
+    let pod = arguments.pod()?;
+    let outcome = place(&node, &pod, &policy, required);
+    let report = report::Report::new(&node, &pod, &policy, &outcome);
+    crate::print(&if arguments.json { report.json() } else { report.text() });
+    Ok(if outcome.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+impl Arguments {
+    fn policy(&self) -> Result<Policy> {
+        match (&self.policy, &self.static_table) {
+            (Policy::Static(_), Some(file)) => {
+                let table = crate::read_file(file)?;
+                let table = static_table::parse(&table).with_context(|| file.display().to_string())?;
+                Ok(Policy::Static(Arc::new(table)))
+            }
+            (policy, _) => Ok(policy.clone()),
+        }
+    }
+
+    fn node(&self) -> Result<NodeState> {
+        let matrix = topology::read(&self.topology)?;
+        let cards = matrix.topology.count();
+        let memory: Vec<MiB> = match self.memory.as_slice() {
+            [one] => vec![MiB(*one); cards],
+            each => each.iter().copied().map(MiB).collect(),
+        };
+        let cpu = self.node_cpu.map(milli_cpu).transpose()?;
+        let mut node = topology::node(matrix.topology, &memory, cpu).context("--memory")?;
+        node.instance_type = self.instance_type()?;
+        let name = node.name.clone();
+        let mut ledger = Ledger::default();
+        ledger.set_node(node);
+        for (number, (gpu, hold)) in self.used.0.iter().enumerate() {
+            ledger.book(holder(&name, number, *gpu, *hold)).context("--used")?;
+        }
+        ledger.node(&name).cloned().context("the node is in the ledger")
+    }
+
+    /// The type asked for, or else the only one of the table.
+    fn instance_type(&self) -> Result<Option<String>> {
+        let Policy::Static(table) = self.policy()? else {
+            return Ok(None);
+        };
+        let listed: Vec<&String> = table.sets.keys().collect();
+        match (&self.instance_type, listed.as_slice()) {
+            (Some(name), _) => {
+                ensure!(table.sets.contains_key(name), "--instance-type {name}: the table lists {listed:?}");
+                Ok(Some(name.clone()))
+            }
+            (None, [only]) => Ok(Some((*only).clone())),
+            (None, _) => {
+                ensure!(listed.is_empty(), "the table lists {listed:?}; choose one with --instance-type");
+                Ok(None)
+            }
+        }
+    }
+
+    fn required(&self, node: &NodeState) -> Result<GpuSet> {
+        let Some(Indexes(indexes)) = &self.require else {
+            return Ok(GpuSet::EMPTY);
+        };
+        let all = node.node().topology().gpus();
+        for gpu in indexes {
+            ensure!(all.contains(*gpu), "--require: there is no GPU {gpu}, only {all}");
+        }
+        Ok(indexes.iter().copied().collect())
+    }
+
+    fn pod(&self) -> Result<PodRequest> {
+        let traffic = match self.traffic {
+            TrafficKind::Sensitive => Traffic::Sensitive,
+            TrafficKind::Insensitive => Traffic::Insensitive,
+        };
+        let containers = PodRequest::of_mains(self.request.0.iter().copied());
+        Ok(PodRequest { cpu: milli_cpu(self.cpu)?, traffic, ..containers })
+    }
+}
+
+fn milli_cpu(cpus: f64) -> Result<MilliCpu> {
+    ensure!((0.0..=1e6).contains(&cpus), "{cpus} CPUs: write a number from 0 to 1000000");
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "the range was checked")]
+    Ok(MilliCpu((cpus * 1000.0).round() as u64))
+}
+
+/// Somebody who holds part of a card.
+fn holder(node: &NodeName, number: usize, gpu: GpuIndex, hold: tessera_core::grant::Hold) -> PodGrant {
+    PodGrant {
+        pod: format!("used-{number}").as_str().into(),
+        node: node.clone(),
+        cpu: MilliCpu::ZERO,
+        memory: MiB::ZERO,
+        containers: vec![ContainerGrant {
+            container: "used".to_owned(),
+            role: Role::Main,
+            cards: vec![(gpu, hold)],
+        }],
+    }
+}

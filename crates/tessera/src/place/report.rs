@@ -1,0 +1,123 @@
+//! What `place` prints.
+
+use std::fmt::Write as _;
+
+use serde::Serialize;
+use tessera_core::gpu::Gpu;
+use tessera_core::grant::Hold;
+use tessera_core::node::NodeState;
+use tessera_core::placement::{CardRefusal, Placement, Policy, Refusal, explain};
+use tessera_core::request::PodRequest;
+use tessera_core::units::GpuIndex;
+
+/// The outcome of one decision. Its JSON form is a promise to scripts.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Report {
+    policy: &'static str,
+    feasible: bool,
+    containers: Vec<ContainerReport>,
+    score: Option<f64>,
+    bandwidth: Option<f64>,
+    reason: String,
+    /// For people only: what each card lacks.
+    #[serde(skip)]
+    cards: Vec<String>,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct ContainerReport {
+    gpus: Vec<u8>,
+    cores: u32,
+    #[serde(rename = "memoryMiB")]
+    memory_mib: u64,
+}
+
+impl Report {
+    pub(super) fn new(
+        node: &NodeState,
+        pod: &PodRequest,
+        policy: &Policy,
+        outcome: &Result<Placement, Refusal>,
+    ) -> Self {
+        match outcome {
+            Ok(placement) => Self {
+                policy: policy.name(),
+                feasible: true,
+                containers: containers(node, pod, placement),
+                score: Some(placement.score),
+                bandwidth: None,
+                reason: String::new(),
+                cards: Vec::new(),
+            },
+            Err(refusal) => Self {
+                policy: policy.name(),
+                feasible: false,
+                containers: Vec::new(),
+                score: None,
+                bandwidth: None,
+                reason: refusal.to_string(),
+                cards: cards(node, pod, policy),
+            },
+        }
+    }
+
+    pub(super) fn json(&self) -> String {
+        // Numbers and texts always have a JSON form.
+        serde_json::to_string_pretty(self).unwrap_or_default() + "\n"
+    }
+
+    pub(super) fn text(&self) -> String {
+        let mut text = String::new();
+        // Writing to a String cannot fail.
+        if !self.feasible {
+            let _ = writeln!(text, "does not fit: {}", self.reason);
+            self.cards.iter().for_each(|card| {
+                let _ = writeln!(text, "  {card}");
+            });
+            return text;
+        }
+        for (position, container) in self.containers.iter().enumerate() {
+            let gpus: Vec<String> = container.gpus.iter().map(u8::to_string).collect();
+            let each = if gpus.len() > 1 { " each" } else { "" };
+            let _ = writeln!(
+                text,
+                "container {position}: GPU {}, {}% and {} MiB{each}",
+                gpus.join(","),
+                container.cores,
+                container.memory_mib
+            );
+        }
+        text
+    }
+}
+
+fn containers(node: &NodeState, pod: &PodRequest, placement: &Placement) -> Vec<ContainerReport> {
+    let grants = placement.grants(pod);
+    let report = |cards: &[(GpuIndex, Hold)]| {
+        let memory = |gpu: &GpuIndex| node.node().gpu(*gpu).map_or(0, |card: &Gpu| card.memory.0);
+        let (cores, memory_mib) = match cards.first() {
+            Some((_, Hold::Part { cores, memory })) => (cores.0, memory.0),
+            // Cards of one set may differ in size; the smallest is what a job can count on.
+            _ => (100, cards.iter().map(|(gpu, _)| memory(gpu)).min().unwrap_or(0)),
+        };
+        ContainerReport { gpus: cards.iter().map(|(gpu, _)| gpu.0).collect(), cores, memory_mib }
+    };
+    grants.iter().map(|grant| report(&grant.cards)).collect()
+}
+
+/// Each card's part in a refusal, unless all would do and there are just too few.
+fn cards(node: &NodeState, pod: &PodRequest, policy: &Policy) -> Vec<String> {
+    let Some(why) = explain(node, pod, policy) else {
+        return Vec::new();
+    };
+    if why.cards.iter().all(|(_, refusal)| refusal.is_none()) {
+        return Vec::new();
+    }
+    let line = |(gpu, refusal): &(GpuIndex, Option<CardRefusal>)| match refusal {
+        Some(refusal) => format!("GPU {gpu}: {refusal}"),
+        None => format!("GPU {gpu}: would do"),
+    };
+    why.cards.iter().map(line).collect()
+}

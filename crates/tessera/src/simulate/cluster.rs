@@ -1,0 +1,193 @@
+//! `tessera simulate cluster`: a cluster filled with the pods of a trace.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use clap::{Args, ValueEnum};
+use tessera_sim::cluster::{Experiment, Outcome, Rule, Target, run, trace};
+
+use super::cluster_report::{self, PolicyResult};
+use super::progress::Progress;
+
+/// Fills a cluster with the pods of a trace until nothing fits, under each policy, on the same arrivals.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Policies: random, dotprod, clustering, packing, best-fit and fgd are published rules; tessera and every
+other policy of `tessera place` is the core's.
+
+Examples:
+  tessera simulate cluster --nodes openb_node_list_gpu_node.csv --pods openb_pod_list_default.csv
+  tessera simulate cluster --nodes N.csv --pods P.csv --policies fgd,tessera --seeds 42 --plot curve.svg
+  tessera simulate cluster --nodes N.csv --pods P.csv --target trace --json -"
+)]
+pub(crate) struct Arguments {
+    /// Nodes: sn, cpu_milli, memory_mib, gpu, model
+    #[arg(long, value_name = "CSV")]
+    nodes: PathBuf,
+
+    /// Pods: name, cpu_milli, memory_mib, num_gpu, gpu_milli and, if there is one, gpu_spec
+    #[arg(long, value_name = "CSV")]
+    pods: PathBuf,
+
+    /// Policies to compare
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', default_values = Rule::COMPARED)]
+    policies: Vec<String>,
+
+    /// Seeds of the arrivals: a range such as 42..51 (both ends included), or a list such as 42,43
+    #[arg(long, value_name = "SEEDS", default_value = "42..51")]
+    seeds: Seeds,
+
+    /// How much arrives, in parts of the cluster's GPUs
+    #[arg(long, value_name = "PARTS", default_value_t = 1.3)]
+    fill: f64,
+
+    /// What policy tessera knows of the workload: what it has seen so far, or the whole trace
+    #[arg(long, value_name = "KNOWLEDGE", default_value = "learned")]
+    target: Knowledge,
+
+    /// Write the result as JSON; - for standard output. `refused` is the mean number of pods per run
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+
+    /// Draw allocation against arrivals as SVG
+    #[arg(long, value_name = "FILE")]
+    plot: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Knowledge {
+    /// What has arrived so far, as in a real cluster
+    Learned,
+    /// The whole trace from the start
+    Trace,
+}
+
+/// `42..51` or `42,43`
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Seeds(Vec<u64>);
+
+pub(super) fn run_arguments(arguments: &Arguments) -> Result<ExitCode> {
+    let rules = arguments.rules()?;
+    let experiment = arguments.experiment()?;
+    let seeds = &arguments.seeds.0;
+    let outcomes = run_all(&experiment, &rules, seeds);
+    let names = arguments.policies.iter();
+    let results: Vec<PolicyResult> =
+        names.zip(outcomes).map(|(name, outcomes)| PolicyResult { name: name.clone(), outcomes }).collect();
+    if let Some(file) = &arguments.plot {
+        super::write_file(file, &cluster_report::plot(&results, seeds.len()))?;
+    }
+    match &arguments.json {
+        Some(file) => super::write_json(file, &cluster_report::json(&results, seeds))?,
+        None => crate::print(&cluster_report::table(&results)),
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+impl Arguments {
+    fn rules(&self) -> Result<Vec<Rule>> {
+        let parse = |name: &String| {
+            let rule = name.parse::<Rule>();
+            rule.map_err(|_| {
+                let others = "or a policy of `tessera place`";
+                anyhow::anyhow!(
+                    "unknown policy {name:?}; choose among {}, {others}",
+                    Rule::COMPARED.join(", ")
+                )
+            })
+        };
+        self.policies.iter().map(parse).collect()
+    }
+
+    fn experiment(&self) -> Result<Experiment> {
+        ensure!(self.fill > 0.0 && self.fill <= 100.0, "--fill {}: write a number such as 1.3", self.fill);
+        let nodes = crate::read_file(&self.nodes)?;
+        let nodes = trace::nodes(&nodes, |_, _| None).with_context(|| self.nodes.display().to_string())?;
+        ensure!(
+            nodes.iter().any(|node| !node.gpus().is_empty()),
+            "{}: no node has a GPU",
+            self.nodes.display()
+        );
+        let pods = crate::read_file(&self.pods)?;
+        let pods = trace::pods(&pods).with_context(|| self.pods.display().to_string())?;
+        let target = match self.target {
+            Knowledge::Learned => Target::Learned,
+            Knowledge::Trace => Target::Trace,
+        };
+        Ok(Experiment { nodes: nodes.into_iter().map(Arc::new).collect(), pods, fill: self.fill, target })
+    }
+}
+
+/// Every rule on every seed, as many at a time as there are cores. By rule, then by seed.
+fn run_all(experiment: &Experiment, rules: &[Rule], seeds: &[u64]) -> Vec<Vec<Outcome>> {
+    let total = rules.len() * seeds.len();
+    let next = AtomicUsize::new(0);
+    let (sender, receiver) = mpsc::channel();
+    let mut outcomes = vec![vec![Outcome::default(); seeds.len()]; rules.len()];
+    std::thread::scope(|scope| {
+        for _ in 0..std::thread::available_parallelism().map_or(1, usize::from).min(total) {
+            let (sender, next) = (sender.clone(), &next);
+            scope.spawn(move || {
+                while let Some(job) = Some(next.fetch_add(1, Ordering::Relaxed)).filter(|job| *job < total) {
+                    let (rule, seed) = (job / seeds.len(), job % seeds.len());
+                    let outcome = run(experiment, rules[rule].clone(), seeds[seed]);
+                    // The receiver lives until every sender is gone.
+                    let _ = sender.send((rule, seed, outcome));
+                }
+            });
+        }
+        drop(sender);
+        let mut progress = Progress::of(total);
+        for (rule, seed, outcome) in receiver {
+            progress.step("runs");
+            outcomes[rule][seed] = outcome;
+        }
+    });
+    outcomes
+}
+
+impl FromStr for Seeds {
+    type Err = anyhow::Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let number = |text: &str| {
+            text.trim()
+                .parse::<u64>()
+                .with_context(|| format!("`{text}`: write a range such as 42..51, or 42,43"))
+        };
+        let seeds: Vec<u64> = match text.split_once("..") {
+            Some((first, last)) => {
+                (number(first)?..=number(last.trim_start_matches('='))?).take(MOST_SEEDS + 1).collect()
+            }
+            None => text.split(',').map(number).collect::<Result<_>>()?,
+        };
+        if seeds.is_empty() || seeds.len() > MOST_SEEDS {
+            bail!("`{text}`: write 1 to {MOST_SEEDS} seeds, such as 42..51");
+        }
+        Ok(Self(seeds))
+    }
+}
+
+/// More than anybody waits for.
+const MOST_SEEDS: usize = 1000;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn seeds_as_range_and_list() {
+        assert_eq!("42..44".parse::<Seeds>().unwrap().0, [42, 43, 44]);
+        assert_eq!("7".parse::<Seeds>().unwrap().0, [7]);
+        assert_eq!("7, 9".parse::<Seeds>().unwrap().0, [7, 9]);
+        for wrong in ["", "x", "5..4", "0..9999999999", "1..x"] {
+            let error = format!("{:#}", wrong.parse::<Seeds>().unwrap_err());
+            assert!(error.contains("42..51"), "{wrong}: {error}");
+        }
+    }
+}

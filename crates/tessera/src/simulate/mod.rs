@@ -1,0 +1,48 @@
+//! `tessera simulate`: the core's decisions, judged on recorded workloads and on job streams.
+
+mod cluster;
+mod cluster_report;
+mod plot;
+mod progress;
+mod topology;
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use anyhow::{Context as _, Result};
+use clap::{Args, Subcommand};
+use serde::Serialize;
+
+/// Runs the placement policies against recorded workloads, side by side.
+#[derive(Debug, Args)]
+pub(crate) struct Arguments {
+    #[command(subcommand)]
+    experiment: Experiment,
+}
+
+#[derive(Debug, Subcommand)]
+enum Experiment {
+    Cluster(cluster::Arguments),
+    Topology(topology::Arguments),
+}
+
+pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
+    match &arguments.experiment {
+        Experiment::Cluster(arguments) => cluster::run_arguments(arguments),
+        Experiment::Topology(arguments) => topology::run(arguments),
+    }
+}
+
+/// Writes a result for scripts; `-` is standard output.
+fn write_json(file: &Path, result: &impl Serialize) -> Result<()> {
+    let text = serde_json::to_string_pretty(result)? + "\n";
+    if file == Path::new("-") {
+        crate::print(&text);
+        return Ok(());
+    }
+    write_file(file, &text)
+}
+
+fn write_file(file: &Path, text: &str) -> Result<()> {
+    std::fs::write(file, text).with_context(|| format!("cannot write {}", file.display()))
+}

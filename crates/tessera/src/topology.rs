@@ -1,0 +1,92 @@
+//! `tessera topology`: a matrix read, and written in the form asked for.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use anyhow::{Context as _, Result, ensure};
+use clap::{Args, ValueEnum};
+use tessera_core::gpu::{Gpu, Health};
+use tessera_core::node::{Node, NodeState};
+use tessera_core::topology::Topology;
+use tessera_core::units::{MiB, MilliCpu};
+use tessera_wire::smi_matrix::{self, SmiMatrix};
+use tessera_wire::{gpu_topology, tree};
+
+/// Memory of a card where nobody says otherwise: that of the most common data-centre cards.
+pub(crate) const DEFAULT_MEMORY: MiB = MiB(81_920);
+
+/// Reads `nvidia-smi topo -m` output and writes it as a matrix, as the GPU_TOPOLOGY annotation or as a tree.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  nvidia-smi topo -m > node.txt && tessera topology node.txt --as tree
+  tessera topology nvlink.txt pcie.txt --as annotation")]
+pub(crate) struct Arguments {
+    /// Output of `nvidia-smi topo -m`; further files (such as `topo -mp`) fill in what the first does not tell
+    #[arg(value_name = "FILE", required = true)]
+    files: Vec<PathBuf>,
+
+    /// What to write
+    #[arg(long = "as", value_name = "FORM", default_value = "matrix")]
+    form: Form,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Form {
+    /// As nvidia-smi prints it
+    Matrix,
+    /// The node annotation GPU_TOPOLOGY
+    Annotation,
+    /// The tree of groups, as gpu-manager prints it
+    Tree,
+}
+
+pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
+    let matrix = read(&arguments.files)?;
+    let text = match arguments.form {
+        Form::Matrix => smi_matrix::print(&matrix),
+        Form::Annotation => gpu_topology::print(&matrix.topology).unwrap_or_default() + "\n",
+        Form::Tree => {
+            let memory = vec![DEFAULT_MEMORY; matrix.topology.count()];
+            tree::print(&NodeState::empty(Arc::new(node(matrix.topology, &memory, None)?)), &[])
+        }
+    };
+    crate::print(&text);
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Reads a matrix, completed by further ones of the same machine.
+pub(crate) fn read(files: &[PathBuf]) -> Result<SmiMatrix> {
+    let mut matrices = files.iter().map(|file| read_one(file));
+    let mut matrix = matrices.next().context("no topology file given")??;
+    for (other, file) in matrices.zip(&files[1..]) {
+        let (cards, others) = (matrix.topology.count(), other?);
+        matrix.topology = matrix.topology.completed_by(&others.topology).with_context(|| {
+            format!("{} describes {} GPUs, not {cards}", file.display(), others.topology.count())
+        })?;
+    }
+    Ok(matrix)
+}
+
+/// Reads one matrix.
+pub(crate) fn read_one(file: &Path) -> Result<SmiMatrix> {
+    let text = crate::read_file(file)?;
+    smi_matrix::parse(&text).with_context(|| file.display().to_string())
+}
+
+/// A node of healthy cards of one unnamed model, with these links and this memory.
+pub(crate) fn node(topology: Topology, memory: &[MiB], cpu: Option<MilliCpu>) -> Result<Node> {
+    ensure!(memory.len() == topology.count(), "{} memory sizes for {} GPUs", memory.len(), topology.count());
+    let gpus = topology.gpus().iter().zip(memory).map(|(index, memory)| Gpu {
+        index,
+        uuid: format!("GPU-{index}").as_str().into(),
+        minor: u32::from(index.0),
+        model: "GPU".into(),
+        memory: *memory,
+        numa: topology.numa(index),
+        health: Health::Healthy,
+    });
+    // CPU nobody mentions is no constraint.
+    let plenty = MilliCpu(u64::MAX);
+    Ok(Node::new("node".into(), gpus.collect(), topology, cpu.unwrap_or(plenty), MiB(u64::MAX))?)
+}

@@ -1,0 +1,203 @@
+//! The vocabularies pods ask in, all read into one [`Request`].
+
+pub mod gpushare;
+pub mod vcuda;
+pub mod whole;
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use tessera_core::request::Request;
+
+use crate::quantity::Quantity;
+
+pub use gpushare::MemoryUnit;
+
+/// A vocabulary.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Dialect {
+    /// `nvidia.com/gpu`: whole cards.
+    Nvidia,
+    /// `aliyun.com/gpu`: whole cards.
+    Gputopology,
+    /// `aliyun.com/gpu-mem`: memory of one card.
+    Gpushare,
+    /// `tencent.com/vcuda-core` and `tencent.com/vcuda-memory`: a share of one card, or whole ones.
+    Vcuda,
+}
+
+/// Resource amounts of one container, by name, as its manifest writes them.
+pub type Resources = BTreeMap<String, String>;
+
+/// A request nobody can serve. Each message says what to write instead.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BadRequest {
+    /// Not a number at all.
+    #[error("{resource}: {value} is no number; write {example}")]
+    NotANumber {
+        /// Which resource.
+        resource: &'static str,
+        /// What the manifest says.
+        value: String,
+        /// What it could say.
+        example: &'static str,
+    },
+    /// A part of a card asked for in a vocabulary of whole ones, or less than nothing.
+    #[error("{resource}: {value} is not a whole number; write {example}")]
+    NotWhole {
+        /// Which resource.
+        resource: &'static str,
+        /// What the manifest says.
+        value: String,
+        /// What it could say.
+        example: &'static str,
+    },
+    /// A suffix on a resource that already has a unit.
+    #[error(
+        "{resource}: {value} means {meant} units of {unit}; write the number of units, such as {example}"
+    )]
+    Suffix {
+        /// Which resource.
+        resource: &'static str,
+        /// What the manifest says.
+        value: String,
+        /// The number Kubernetes reads.
+        meant: u64,
+        /// One unit of the resource.
+        unit: &'static str,
+        /// The same number without its suffix.
+        example: String,
+    },
+    /// More cards than any node has.
+    #[error("{resource}: {value} is more GPUs than a node can have; write at most {most}")]
+    TooMany {
+        /// Which resource.
+        resource: &'static str,
+        /// What was asked for.
+        value: u64,
+        /// The limit, in the resource's unit.
+        most: u64,
+    },
+    /// More than one card, but not a whole number of cards.
+    #[error(
+        "{core}: {0} is more than one GPU but no multiple of 100; write {lower} or {upper} for whole GPUs, or at most 99 for a share of one",
+        core = vcuda::CORE, lower = .0 / 100 * 100, upper = .0.saturating_add(100) / 100 * 100
+    )]
+    CoresBetweenCards(u64),
+    /// A share of compute without memory.
+    #[error(
+        "{core}: {0} is a share of a GPU and needs memory; add {memory}, in units of 256 MiB (such as 30 for 7680 MiB), or write {core}: 100 for a whole GPU",
+        core = vcuda::CORE, memory = vcuda::MEMORY
+    )]
+    ShareWithoutMemory(u64),
+    /// Memory without a share of compute.
+    #[error("{memory}: {0} needs {core} too; add {core}: 1 to 99 for a share, or 100 for a whole GPU", core = vcuda::CORE, memory = vcuda::MEMORY)]
+    MemoryWithoutShare(u64),
+    /// A resource that only informs.
+    #[error(
+        "{} only tells how many GPUs a node has; ask for memory with {}",
+        gpushare::COUNT,
+        gpushare::MEMORY
+    )]
+    Informational,
+    /// Two vocabularies in one container.
+    #[error("asks in two vocabularies, {0} and {1}; keep one of them")]
+    Mixed(Dialect, Dialect),
+    /// Requests and limits differ.
+    #[error(
+        "{resource}: requests {requests} but limits to {limits}; write the same number in both, or limits only"
+    )]
+    Unequal {
+        /// Which resource.
+        resource: &'static str,
+        /// In `requests`.
+        requests: String,
+        /// In `limits`.
+        limits: String,
+    },
+}
+
+/// What a container asks of the cards, in whichever vocabulary; `None` if it asks for none. The unit of
+/// `aliyun.com/gpu-mem` is the node's, so the same pod may mean different amounts on different nodes.
+pub fn request(
+    limits: &Resources,
+    requests: &Resources,
+    unit: MemoryUnit,
+) -> Result<Option<(Dialect, Request)>, BadRequest> {
+    let amounts = Amounts { limits, requests };
+    if amounts.text(gpushare::COUNT)?.is_some_and(|text| text.parse() != Ok(Quantity::default())) {
+        return Err(BadRequest::Informational);
+    }
+    let asked = [
+        (Dialect::Nvidia, whole::NVIDIA.read(&amounts)?),
+        (Dialect::Gputopology, whole::GPUTOPOLOGY.read(&amounts)?),
+        (Dialect::Gpushare, gpushare::read(&amounts, unit)?),
+        (Dialect::Vcuda, vcuda::read(&amounts)?),
+    ];
+    let mut found = asked.into_iter().filter_map(|(dialect, request)| Some((dialect, request?)));
+    match (found.next(), found.next()) {
+        (Some((first, _)), Some((second, _))) => Err(BadRequest::Mixed(first, second)),
+        (only, _) => Ok(only),
+    }
+}
+
+/// What a manifest says of each resource, in `limits` or, failing that, in `requests`.
+pub(crate) struct Amounts<'a> {
+    limits: &'a Resources,
+    requests: &'a Resources,
+}
+
+impl<'a> Amounts<'a> {
+    fn text(&self, resource: &'static str) -> Result<Option<&'a str>, BadRequest> {
+        let (limit, request) = (self.limits.get(resource), self.requests.get(resource));
+        if let (Some(limits), Some(requests)) = (limit, request)
+            && limits.parse::<Quantity>() != requests.parse::<Quantity>()
+        {
+            let (requests, limits) = (requests.clone(), limits.clone());
+            return Err(BadRequest::Unequal { resource, requests, limits });
+        }
+        Ok(limit.or(request).map(String::as_str))
+    }
+
+    /// A whole number; zero where the manifest does not say.
+    fn count(&self, resource: &'static str, example: &'static str) -> Result<u64, BadRequest> {
+        let Some(text) = self.text(resource)? else {
+            return Ok(0);
+        };
+        let value = || text.to_owned();
+        let quantity: Quantity =
+            text.parse().map_err(|_| BadRequest::NotANumber { resource, value: value(), example })?;
+        quantity.whole().ok_or_else(|| BadRequest::NotWhole { resource, value: value(), example })
+    }
+
+    /// A number of units, refusing suffixes: `10G` would mean ten thousand million units.
+    fn units(
+        &self,
+        resource: &'static str,
+        example: &'static str,
+        unit: &'static str,
+    ) -> Result<u64, BadRequest> {
+        let meant = self.count(resource, example)?;
+        let text = self.text(resource)?.unwrap_or_default().trim();
+        let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+        if digits.len() < text.len() {
+            let example = digits.to_owned();
+            return Err(BadRequest::Suffix { resource, value: text.to_owned(), meant, unit, example });
+        }
+        Ok(meant)
+    }
+}
+
+impl fmt::Display for Dialect {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Nvidia => whole::NVIDIA.resource,
+            Self::Gputopology => whole::GPUTOPOLOGY.resource,
+            Self::Gpushare => gpushare::MEMORY,
+            Self::Vcuda => vcuda::CORE,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests;

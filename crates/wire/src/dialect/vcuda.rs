@@ -1,0 +1,36 @@
+//! gpu-manager's vocabulary: percent of a card and 256 MiB blocks.
+
+use tessera_core::request::Request;
+use tessera_core::units::{MiB, Percent};
+
+use super::{Amounts, BadRequest, whole};
+
+/// Percent of a card; 100 and its multiples are whole cards.
+pub const CORE: &str = "tencent.com/vcuda-core";
+
+/// Memory in blocks.
+pub const MEMORY: &str = "tencent.com/vcuda-memory";
+
+/// One block.
+pub const BLOCK: MiB = MiB(256);
+
+/// A share for `core` below 100, else whole cards, of which memory is neither asked nor limited.
+pub fn request(core: u64, memory: u64) -> Result<Option<Request>, BadRequest> {
+    match (core, memory) {
+        (0, 0) => Ok(None),
+        (0, _) => Err(BadRequest::MemoryWithoutShare(memory)),
+        (1..100, 0) => Err(BadRequest::ShareWithoutMemory(core)),
+        (1..100, _) => Ok(Some(Request::Share {
+            cores: Percent(u32::try_from(core).unwrap_or(u32::MAX)),
+            memory: MiB(memory.saturating_mul(BLOCK.0)),
+        })),
+        _ if core.is_multiple_of(100) => whole::cards(CORE, core / 100, 100),
+        _ => Err(BadRequest::CoresBetweenCards(core)),
+    }
+}
+
+pub(super) fn read(amounts: &Amounts<'_>) -> Result<Option<Request>, BadRequest> {
+    let core = amounts.count(CORE, "1 to 99 for a share of a GPU, or a multiple of 100 for whole ones")?;
+    let memory = amounts.units(MEMORY, "30 for 30 blocks of 256 MiB", "256 MiB")?;
+    request(core, memory)
+}

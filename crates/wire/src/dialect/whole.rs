@@ -1,0 +1,51 @@
+//! The vocabularies of whole cards: `nvidia.com/gpu` and `aliyun.com/gpu`.
+
+use tessera_core::gpu_set::GpuSet;
+use tessera_core::request::Request;
+
+use super::{Amounts, BadRequest};
+
+/// A resource that counts cards.
+#[derive(Clone, Copy, Debug)]
+pub struct WholeCards {
+    /// Its name.
+    pub resource: &'static str,
+}
+
+/// NVIDIA's own.
+pub const NVIDIA: WholeCards = WholeCards { resource: "nvidia.com/gpu" };
+
+/// gputopology's.
+pub const GPUTOPOLOGY: WholeCards = WholeCards { resource: "aliyun.com/gpu" };
+
+const EXAMPLE: &str = "1 for one GPU; for a part of one ask for tencent.com/vcuda-core and \
+                       tencent.com/vcuda-memory, or for aliyun.com/gpu-mem";
+
+impl WholeCards {
+    /// So many cards; `None` for none.
+    pub fn request(self, count: u64) -> Result<Option<Request>, BadRequest> {
+        cards(self.resource, count, 1)
+    }
+
+    pub(super) fn read(self, amounts: &Amounts<'_>) -> Result<Option<Request>, BadRequest> {
+        self.request(amounts.count(self.resource, EXAMPLE)?)
+    }
+}
+
+/// `count` cards, where the resource counts `per_card` for each.
+pub(super) fn cards(
+    resource: &'static str,
+    count: u64,
+    per_card: u64,
+) -> Result<Option<Request>, BadRequest> {
+    let most = GpuSet::CAPACITY as u64;
+    match u8::try_from(count) {
+        Ok(0) => Ok(None),
+        Ok(cards) if count <= most => Ok(Some(Request::Whole(cards))),
+        _ => Err(BadRequest::TooMany {
+            resource,
+            value: count.saturating_mul(per_card),
+            most: most * per_card,
+        }),
+    }
+}

@@ -1,0 +1,183 @@
+//! The parts of a pod's specification that decide where it goes.
+
+use serde::Deserialize;
+use tessera_core::request::{Container, PodRequest, Role, peak};
+use tessera_core::units::{MiB, MilliCpu};
+
+use crate::dialect::{self, BadRequest, MemoryUnit, Resources};
+use crate::quantity::{BadQuantity, Quantity};
+
+/// A pod's `spec`, as far as it matters here; unknown fields are passed over.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct PodSpec {
+    /// Run before the main ones, in order.
+    pub init_containers: Vec<ContainerSpec>,
+    /// The main ones.
+    pub containers: Vec<ContainerSpec>,
+    /// What the runtime itself needs per pod.
+    pub overhead: Resources,
+}
+
+/// A container's `spec`.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct ContainerSpec {
+    /// Its name.
+    pub name: String,
+    /// `Always` makes an init container a sidecar.
+    pub restart_policy: Option<String>,
+    /// What it asks for.
+    pub resources: ResourceSpec,
+}
+
+/// A container's `resources`.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct ResourceSpec {
+    /// At most.
+    pub limits: Resources,
+    /// At least.
+    pub requests: Resources,
+}
+
+/// A pod that cannot be placed as it is written.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("container {container}: {reason}")]
+pub struct BadPod {
+    /// Which container.
+    pub container: String,
+    /// What is wrong, and what to write instead.
+    #[source]
+    pub reason: BadContainer,
+}
+
+/// What is wrong with a container.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BadContainer {
+    /// Its cards.
+    #[error(transparent)]
+    Gpu(#[from] BadRequest),
+    /// Its CPU or main memory.
+    #[error(transparent)]
+    Quantity(#[from] BadQuantity),
+}
+
+impl PodSpec {
+    /// What the pod asks for, on a node that counts `aliyun.com/gpu-mem` in `unit`.
+    pub fn request(&self, unit: MemoryUnit) -> Result<PodRequest, BadPod> {
+        let inits = self.init_containers.iter().map(|spec| (spec.init_role(), spec));
+        let mains = self.containers.iter().map(|spec| (Role::Main, spec));
+        let mut needs = Vec::new();
+        let mut containers = Vec::new();
+        for (role, spec) in inits.chain(mains) {
+            let read = spec.read(unit).map_err(|reason| BadPod { container: spec.name.clone(), reason })?;
+            needs.push((role, read.cpu, read.memory));
+            containers.push(Container { name: spec.name.clone(), role, request: read.request });
+        }
+        let overhead = self
+            .overhead_needs()
+            .map_err(|reason| BadPod { container: "(pod overhead)".to_owned(), reason: reason.into() })?;
+        let cpu = peak(&needs, |need| need.0, |need| need.1, |a, b| a + b, MilliCpu::max);
+        let memory = peak(&needs, |need| need.0, |need| need.2, |a, b| a + b, MiB::max);
+        Ok(PodRequest {
+            containers,
+            cpu: cpu + overhead.0,
+            memory: memory + overhead.1,
+            ..PodRequest::default()
+        })
+    }
+
+    fn overhead_needs(&self) -> Result<(MilliCpu, MiB), BadQuantity> {
+        cpu_and_memory(&self.overhead, &Resources::new())
+    }
+}
+
+/// What one container asks for.
+struct Needs {
+    request: Option<tessera_core::request::Request>,
+    cpu: MilliCpu,
+    memory: MiB,
+}
+
+impl ContainerSpec {
+    fn init_role(&self) -> Role {
+        if self.restart_policy.as_deref() == Some("Always") { Role::Sidecar } else { Role::Init }
+    }
+
+    fn read(&self, unit: MemoryUnit) -> Result<Needs, BadContainer> {
+        let ResourceSpec { limits, requests } = &self.resources;
+        let request = dialect::request(limits, requests, unit)?.map(|(_, request)| request);
+        let (cpu, memory) = cpu_and_memory(requests, limits)?;
+        Ok(Needs { request, cpu, memory })
+    }
+}
+
+/// As requested, or else as limited, which is what the API server fills in.
+fn cpu_and_memory(requests: &Resources, limits: &Resources) -> Result<(MilliCpu, MiB), BadQuantity> {
+    let amount = |name: &str| {
+        let text = requests.get(name).or_else(|| limits.get(name));
+        text.map_or_else(|| Ok(Quantity::default()), |text| text.parse::<Quantity>())
+    };
+    let cpu = amount("cpu")?.milli().unwrap_or(0);
+    let memory = amount("memory")?.mib().unwrap_or(0);
+    Ok((MilliCpu(cpu), MiB(memory)))
+}
+
+#[cfg(test)]
+mod tests {
+    use tessera_core::request::Request;
+
+    use super::*;
+
+    fn read(json: &str) -> Result<PodRequest, BadPod> {
+        serde_json::from_str::<PodSpec>(json).unwrap().request(MemoryUnit::GiB)
+    }
+
+    #[test]
+    fn init_containers_and_sidecars_have_their_roles_and_count_as_kubernetes_does() {
+        let pod = read(
+            r#"{
+                "nodeName": "ignored",
+                "overhead": {"cpu": "100m"},
+                "initContainers": [
+                    {"name": "proxy", "restartPolicy": "Always", "resources": {"requests": {"cpu": "500m"}}},
+                    {"name": "load", "resources": {"limits": {"cpu": "6", "nvidia.com/gpu": "1"}}}
+                ],
+                "containers": [
+                    {"name": "train", "resources": {"limits": {"nvidia.com/gpu": "2", "memory": "1Gi"},
+                                                    "requests": {"nvidia.com/gpu": "2", "cpu": "4"}}},
+                    {"name": "log"}
+                ]
+            }"#,
+        )
+        .unwrap();
+        let asked: Vec<_> = pod.containers.iter().map(|c| (c.name.as_str(), c.role, c.request)).collect();
+        assert_eq!(
+            asked,
+            [
+                ("proxy", Role::Sidecar, None),
+                ("load", Role::Init, Some(Request::Whole(1))),
+                ("train", Role::Main, Some(Request::Whole(2))),
+                ("log", Role::Main, None),
+            ]
+        );
+        assert_eq!((pod.cpu, pod.memory), (MilliCpu(6600), MiB(1024)));
+    }
+
+    #[test]
+    fn a_refusal_names_the_container() {
+        let pod =
+            r#"{"containers": [{"name": "train", "resources": {"limits": {"aliyun.com/gpu-mem": "10G"}}}]}"#;
+        assert_eq!(
+            read(pod).unwrap_err().to_string(),
+            "container train: aliyun.com/gpu-mem: 10G means 10000000000 units of GiB; \
+             write the number of units, such as 10"
+        );
+        let pod = r#"{"containers": [{"name": "train", "resources": {"requests": {"cpu": "much"}}}]}"#;
+        assert_eq!(
+            read(pod).unwrap_err().to_string(),
+            "container train: `much` is no quantity; write a number such as 2, 500m or 4Gi"
+        );
+    }
+}

@@ -1,0 +1,73 @@
+//! The file of policy `static`: `{"<instance type>": {"<size>": [[0, 1], [2, 3]]}}`.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use tessera_core::gpu_set::GpuSet;
+use tessera_core::placement::static_table::StaticTable;
+use tessera_core::units::GpuIndex;
+
+/// A table that cannot be read.
+#[derive(Debug, thiserror::Error)]
+pub enum BadTable {
+    /// Not JSON of that form.
+    #[error("expected {{\"<instance type>\": {{\"<size>\": [[0, 1], ...]}}}}: {0}")]
+    Json(#[from] serde_json::Error),
+    /// A set of another size than it is listed under, or with an index no node can have.
+    #[error(
+        "{instance_type}: set {set:?} is listed under {size}; list {size} different indexes below {}",
+        GpuSet::CAPACITY
+    )]
+    Set {
+        /// Where.
+        instance_type: String,
+        /// Under which size.
+        size: usize,
+        /// What stands there.
+        set: Vec<u8>,
+    },
+}
+
+/// Reads a table.
+pub fn parse(json: &str) -> Result<StaticTable, BadTable> {
+    let file: BTreeMap<String, BTreeMap<usize, Vec<Vec<u8>>>> = serde_json::from_str(json)?;
+    let mut sets = BTreeMap::new();
+    for (instance_type, sizes) in file {
+        let mut by_size = BTreeMap::new();
+        for (size, listed) in sizes {
+            let to_set = |set: Vec<u8>| {
+                let different: BTreeSet<u8> = set.iter().copied().collect();
+                let valid = different.iter().all(|index| usize::from(*index) < GpuSet::CAPACITY);
+                if different.len() != size || set.len() != size || !valid {
+                    return Err(BadTable::Set { instance_type: instance_type.clone(), size, set });
+                }
+                Ok(different.into_iter().map(GpuIndex).collect::<GpuSet>())
+            };
+            by_size.insert(size, listed.into_iter().map(to_set).collect::<Result<Vec<_>, _>>()?);
+        }
+        sets.insert(instance_type, by_size);
+    }
+    Ok(StaticTable { sets })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_the_shipped_form() {
+        let table = parse(r#"{"ecs.sccgn6.24xlarge":{"1":[[0],[1]],"2":[[0,2],[1,3]]}}"#).unwrap();
+        let pairs = &table.sets["ecs.sccgn6.24xlarge"][&2];
+        assert_eq!(pairs.iter().map(ToString::to_string).collect::<Vec<_>>(), ["0,2", "1,3"]);
+    }
+
+    #[test]
+    fn errors_say_what_to_write() {
+        let error = |json: &str| parse(json).unwrap_err().to_string();
+        assert!(error("[]").starts_with(r#"expected {"<instance type>": {"<size>": [[0, 1], ...]}}: "#));
+        assert_eq!(
+            error(r#"{"big":{"2":[[0,0]]}}"#),
+            "big: set [0, 0] is listed under 2; list 2 different indexes below 64"
+        );
+        assert!(error(r#"{"big":{"1":[[64]]}}"#).contains("[64]"));
+    }
+}
