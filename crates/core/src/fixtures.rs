@@ -1,7 +1,9 @@
 //! Machines the tests know: facts about real ones, written as small tables.
 
+use crate::gpu::{Gpu, Health};
+use crate::node::{Node, NodeState};
 use crate::topology::{Link, PcieLevel, Topology};
-use crate::units::GpuIndex;
+use crate::units::{GpuIndex, MiB, MilliCpu};
 
 const SYS: Link = Link { pcie: Some(PcieLevel::System), nvlinks: 0 };
 
@@ -57,4 +59,20 @@ fn on_two_sockets(topology: &Topology) -> Topology {
     let count = topology.count();
     let numa: Vec<Option<u16>> = (0..count).map(|card| Some(u16::from(card * 2 >= count))).collect();
     topology.with_numa(&numa)
+}
+
+/// A node of cards joined like this, nobody using it.
+pub(crate) fn node(topology: &Topology, broken: &[u8]) -> NodeState {
+    let gpu = |index: GpuIndex| Gpu {
+        index,
+        uuid: "GPU-x".into(),
+        minor: 0,
+        model: "GPU".into(),
+        memory: MiB(16_384),
+        numa: topology.numa(index),
+        health: if broken.contains(&index.0) { Health::Unhealthy } else { Health::Healthy },
+    };
+    let gpus = topology.gpus().iter().map(gpu).collect();
+    let node = Node::new("n".into(), gpus, topology.clone(), MilliCpu::ZERO, MiB::ZERO).unwrap();
+    NodeState::empty(node.into())
 }

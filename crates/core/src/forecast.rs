@@ -165,12 +165,12 @@ fn leftovers(classes: &[ExpectedClass<'_>], kind: &CardKind) -> [Leftover; 101] 
 
 /// The kinds of pods, each weighing the more cards it takes and the fewer of the idle ones could serve it now.
 fn scarcity<'a>(classes: &[ExpectedClass<'a>], nodes: &[&NodeState]) -> Vec<(&'a PodClass, f64)> {
-    let idle: f64 = nodes.iter().map(|state| state.cards_left()).sum();
+    let places: Vec<Place<'_>> = nodes.iter().map(|state| Place::of(state)).collect();
+    let idle: f64 = places.iter().map(|place| place.cards).sum();
     let weigh = |expected: &ExpectedClass<'a>| {
         let class = expected.class;
-        let places: f64 =
-            nodes.iter().filter(|state| could_serve(state, class)).map(|state| state.cards_left()).sum();
-        let scarcity = idle / places.max(FEWEST_PLACES);
+        let serving = places.iter().filter(|place| place.could_serve(class));
+        let scarcity = idle / serving.map(|place| place.cards).sum::<f64>().max(FEWEST_PLACES);
         #[expect(clippy::cast_precision_loss, reason = "at most 64 cards")]
         let cards = class.cards() as f64;
         (class, expected.share * scarcity * scarcity * cards)
@@ -178,13 +178,33 @@ fn scarcity<'a>(classes: &[ExpectedClass<'a>], nodes: &[&NodeState]) -> Vec<(&'a
     classes.iter().map(weigh).collect()
 }
 
-fn could_serve(state: &NodeState, class: &PodClass) -> bool {
-    let fitting = |(kind, gpus): &(CardKind, GpuSet)| {
-        let percent = class.percent_of(kind);
-        let fits = |gpu: &crate::units::GpuIndex| usize::from(state.percent_left(*gpu)) >= percent;
-        if class.accepts(&kind.model) { gpus.iter().filter(fits).count() } else { 0 }
-    };
-    class.cpu <= state.cpu_left() && state.node().kinds().iter().map(fitting).sum::<usize>() >= class.cards()
+/// What is left of a node, made ready to be asked by many kinds of pods.
+struct Place<'a> {
+    cpu: MilliCpu,
+    cards: f64,
+    /// Percent left of each card, ascending.
+    kinds: Vec<(&'a CardKind, Vec<u8>)>,
+}
+
+impl<'a> Place<'a> {
+    fn of(state: &'a NodeState) -> Self {
+        let kind = |(kind, gpus): &'a (CardKind, GpuSet)| {
+            let mut left: Vec<u8> = gpus.iter().map(|gpu| state.percent_left(gpu)).collect();
+            left.sort_unstable();
+            (kind, left)
+        };
+        let kinds = state.node().kinds().iter().map(kind).collect();
+        Self { cpu: state.cpu_left(), cards: state.cards_left(), kinds }
+    }
+
+    fn could_serve(&self, class: &PodClass) -> bool {
+        let fitting = |(kind, left): &(&CardKind, Vec<u8>)| {
+            let percent = class.percent_of(kind);
+            let too_small = left.partition_point(|left| usize::from(*left) < percent);
+            if class.accepts(&kind.model) { left.len() - too_small } else { 0 }
+        };
+        class.cpu <= self.cpu && self.kinds.iter().map(fitting).sum::<usize>() >= class.cards()
+    }
 }
 
 /// How many cards, or parts of one, a pod takes.

@@ -16,6 +16,10 @@ use tessera_wire::{gpu_topology, tree};
 /// Memory of a card where nobody says otherwise: that of the most common data-centre cards.
 pub(crate) const DEFAULT_MEMORY: MiB = MiB(81_920);
 
+/// CPU and main memory for each card where nobody says otherwise: so much that it is no constraint.
+const USUAL_CPU: MilliCpu = MilliCpu(32_000);
+const USUAL_HOST_MEMORY: MiB = MiB(262_144);
+
 /// Reads `nvidia-smi topo -m` output and writes it as a matrix, as the GPU_TOPOLOGY annotation or as a tree.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
@@ -47,8 +51,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
         Form::Matrix => smi_matrix::print(&matrix),
         Form::Annotation => gpu_topology::print(&matrix.topology).unwrap_or_default() + "\n",
         Form::Tree => {
-            let memory = vec![DEFAULT_MEMORY; matrix.topology.count()];
-            tree::print(&NodeState::empty(Arc::new(node(matrix.topology, &memory, None)?)), &[])
+            let cards = matrix.topology.count();
+            let node = node(matrix.topology, &vec![DEFAULT_MEMORY; cards], usual_cpu(cards))?;
+            tree::print(&NodeState::empty(Arc::new(node)), &[])
         }
     };
     crate::print(&text);
@@ -74,8 +79,13 @@ pub(crate) fn read_one(file: &Path) -> Result<SmiMatrix> {
     smi_matrix::parse(&text).with_context(|| file.display().to_string())
 }
 
+/// CPU of a machine of which nobody says how much it has.
+pub(crate) fn usual_cpu(cards: usize) -> MilliCpu {
+    MilliCpu(cards as u64 * USUAL_CPU.0)
+}
+
 /// A node of healthy cards of one unnamed model, with these links and this memory.
-pub(crate) fn node(topology: Topology, memory: &[MiB], cpu: Option<MilliCpu>) -> Result<Node> {
+pub(crate) fn node(topology: Topology, memory: &[MiB], cpu: MilliCpu) -> Result<Node> {
     ensure!(memory.len() == topology.count(), "{} memory sizes for {} GPUs", memory.len(), topology.count());
     let gpus = topology.gpus().iter().zip(memory).map(|(index, memory)| Gpu {
         index,
@@ -86,7 +96,6 @@ pub(crate) fn node(topology: Topology, memory: &[MiB], cpu: Option<MilliCpu>) ->
         numa: topology.numa(index),
         health: Health::Healthy,
     });
-    // CPU nobody mentions is no constraint.
-    let plenty = MilliCpu(u64::MAX);
-    Ok(Node::new("node".into(), gpus.collect(), topology, cpu.unwrap_or(plenty), MiB(u64::MAX))?)
+    let host_memory = MiB(topology.count() as u64 * USUAL_HOST_MEMORY.0);
+    Ok(Node::new("node".into(), gpus.collect(), topology, cpu, host_memory)?)
 }

@@ -3,6 +3,8 @@
 pub mod dialect;
 pub mod extender;
 pub mod gpu_topology;
+pub mod grant;
+pub mod inventory;
 #[cfg(feature = "grpc")]
 pub mod kubelet;
 mod link;

@@ -78,6 +78,9 @@ pub struct PodSpec {
     /// Run side by side.
     #[serde(deserialize_with = "null_as_default")]
     pub containers: Vec<Container>,
+    /// What the runtime itself needs for each pod.
+    #[serde(deserialize_with = "null_as_default", skip_serializing_if = "BTreeMap::is_empty")]
+    pub overhead: Amounts,
 }
 
 /// One container of a pod.
@@ -101,10 +104,10 @@ pub struct Container {
 pub struct Resources {
     /// May use no more than this. For extended resources the same as `requests`.
     #[serde(deserialize_with = "null_as_default", skip_serializing_if = "BTreeMap::is_empty")]
-    pub limits: BTreeMap<String, Quantity>,
+    pub limits: Amounts,
     /// Is promised this.
     #[serde(deserialize_with = "null_as_default", skip_serializing_if = "BTreeMap::is_empty")]
-    pub requests: BTreeMap<String, Quantity>,
+    pub requests: Amounts,
 }
 
 /// What has become of a pod.
@@ -128,24 +131,27 @@ pub struct PodStatus {
 pub struct NodeStatus {
     /// All there is.
     #[serde(deserialize_with = "null_as_default", skip_serializing_if = "BTreeMap::is_empty")]
-    pub capacity: BTreeMap<String, Quantity>,
+    pub capacity: Amounts,
     /// What pods may have of it.
     #[serde(deserialize_with = "null_as_default", skip_serializing_if = "BTreeMap::is_empty")]
-    pub allocatable: BTreeMap<String, Quantity>,
+    pub allocatable: Amounts,
 }
+
+/// Amounts by resource name.
+pub type Amounts = BTreeMap<String, Amount>;
 
 /// An amount as it was written: `4`, `100m`, `16Gi`.
 #[derive(Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(transparent)]
-pub struct Quantity(pub String);
+pub struct Amount(pub String);
 
-impl fmt::Debug for Quantity {
+impl fmt::Debug for Amount {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Quantity({})", self.0)
+        write!(f, "Amount({})", self.0)
     }
 }
 
-impl<'de> Deserialize<'de> for Quantity {
+impl<'de> Deserialize<'de> for Amount {
     /// Kubernetes sends strings; people who write JSON by hand also send numbers.
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         #[derive(Deserialize)]
@@ -173,8 +179,8 @@ mod tests {
         )
         .unwrap();
         let limits = &pod.spec.containers[0].resources.limits;
-        assert_eq!(limits["a.b/c"], Quantity("3".into()));
-        assert_eq!(limits["cpu"], Quantity("100m".into()));
+        assert_eq!(limits["a.b/c"], Amount("3".into()));
+        assert_eq!(limits["cpu"], Amount("100m".into()));
         assert!(pod.metadata.annotations.is_empty());
     }
 

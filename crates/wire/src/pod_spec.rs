@@ -1,45 +1,12 @@
-//! The parts of a pod's specification that decide where it goes.
+//! What a pod asks for, read from its specification.
 
-use serde::Deserialize;
-use tessera_core::request::{Container, PodRequest, Role, peak};
+use tessera_core::request::{self, PodRequest, Request, Role, peak};
 use tessera_core::units::{MiB, MilliCpu};
 
-use crate::dialect::{self, BadRequest, MemoryUnit, Resources};
+use crate::dialect::{self, BadRequest, MemoryUnit};
+use crate::grant::Claim;
+use crate::objects::{Amounts, Container, PodSpec, Resources};
 use crate::quantity::{BadQuantity, Quantity};
-
-/// A pod's `spec`, as far as it matters here; unknown fields are passed over.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub struct PodSpec {
-    /// Run before the main ones, in order.
-    pub init_containers: Vec<ContainerSpec>,
-    /// The main ones.
-    pub containers: Vec<ContainerSpec>,
-    /// What the runtime itself needs per pod.
-    pub overhead: Resources,
-}
-
-/// A container's `spec`.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub struct ContainerSpec {
-    /// Its name.
-    pub name: String,
-    /// `Always` makes an init container a sidecar.
-    pub restart_policy: Option<String>,
-    /// What it asks for.
-    pub resources: ResourceSpec,
-}
-
-/// A container's `resources`.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default)]
-pub struct ResourceSpec {
-    /// At most.
-    pub limits: Resources,
-    /// At least.
-    pub requests: Resources,
-}
 
 /// A pod that cannot be placed as it is written.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -66,14 +33,12 @@ pub enum BadContainer {
 impl PodSpec {
     /// What the pod asks for, on a node that counts `aliyun.com/gpu-mem` in `unit`.
     pub fn request(&self, unit: MemoryUnit) -> Result<PodRequest, BadPod> {
-        let inits = self.init_containers.iter().map(|spec| (spec.init_role(), spec));
-        let mains = self.containers.iter().map(|spec| (Role::Main, spec));
         let mut needs = Vec::new();
         let mut containers = Vec::new();
-        for (role, spec) in inits.chain(mains) {
+        for (spec, role) in self.containers_with_roles() {
             let read = spec.read(unit).map_err(|reason| BadPod { container: spec.name.clone(), reason })?;
             needs.push((role, read.cpu, read.memory));
-            containers.push(Container { name: spec.name.clone(), role, request: read.request });
+            containers.push(request::Container { name: spec.name.clone(), role, request: read.request });
         }
         let overhead = self
             .overhead_needs()
@@ -88,25 +53,47 @@ impl PodSpec {
         })
     }
 
+    /// All containers in the order they start, and when each runs.
+    pub fn containers_with_roles(&self) -> impl Iterator<Item = (&Container, Role)> {
+        let inits = self.init_containers.iter().map(|container| (container, container.init_role()));
+        inits.chain(self.containers.iter().map(|container| (container, Role::Main)))
+    }
+
+    /// What each container that asks for cards claims, and in which vocabulary.
+    pub fn claims(&self, unit: MemoryUnit) -> Result<Vec<Claim>, BadPod> {
+        let mut claims = Vec::new();
+        let inits = self.init_containers.len();
+        for (number, (container, role)) in self.containers_with_roles().enumerate() {
+            let Resources { limits, requests } = &container.resources;
+            let asked = dialect::request(limits, requests, unit)
+                .map_err(|reason| BadPod { container: container.name.clone(), reason: reason.into() })?;
+            if let Some((dialect, request)) = asked {
+                let position = number.checked_sub(inits);
+                claims.push(Claim { container: container.name.clone(), role, position, dialect, request });
+            }
+        }
+        Ok(claims)
+    }
+
     fn overhead_needs(&self) -> Result<(MilliCpu, MiB), BadQuantity> {
-        cpu_and_memory(&self.overhead, &Resources::new())
+        cpu_and_memory(&self.overhead, &Amounts::new())
     }
 }
 
 /// What one container asks for.
 struct Needs {
-    request: Option<tessera_core::request::Request>,
+    request: Option<Request>,
     cpu: MilliCpu,
     memory: MiB,
 }
 
-impl ContainerSpec {
+impl Container {
     fn init_role(&self) -> Role {
-        if self.restart_policy.as_deref() == Some("Always") { Role::Sidecar } else { Role::Init }
+        if self.restart_policy == "Always" { Role::Sidecar } else { Role::Init }
     }
 
     fn read(&self, unit: MemoryUnit) -> Result<Needs, BadContainer> {
-        let ResourceSpec { limits, requests } = &self.resources;
+        let Resources { limits, requests } = &self.resources;
         let request = dialect::request(limits, requests, unit)?.map(|(_, request)| request);
         let (cpu, memory) = cpu_and_memory(requests, limits)?;
         Ok(Needs { request, cpu, memory })
@@ -114,10 +101,10 @@ impl ContainerSpec {
 }
 
 /// As requested, or else as limited, which is what the API server fills in.
-fn cpu_and_memory(requests: &Resources, limits: &Resources) -> Result<(MilliCpu, MiB), BadQuantity> {
+fn cpu_and_memory(requests: &Amounts, limits: &Amounts) -> Result<(MilliCpu, MiB), BadQuantity> {
     let amount = |name: &str| {
         let text = requests.get(name).or_else(|| limits.get(name));
-        text.map_or_else(|| Ok(Quantity::default()), |text| text.parse::<Quantity>())
+        text.map_or_else(|| Ok(Quantity::default()), |text| text.0.parse::<Quantity>())
     };
     let cpu = amount("cpu")?.milli().unwrap_or(0);
     let memory = amount("memory")?.mib().unwrap_or(0);
@@ -126,8 +113,6 @@ fn cpu_and_memory(requests: &Resources, limits: &Resources) -> Result<(MilliCpu,
 
 #[cfg(test)]
 mod tests {
-    use tessera_core::request::Request;
-
     use super::*;
 
     fn read(json: &str) -> Result<PodRequest, BadPod> {

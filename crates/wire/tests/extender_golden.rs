@@ -5,7 +5,7 @@ use std::{fs, path::Path};
 use serde::de::DeserializeOwned;
 use tessera_wire::{
     extender::{Args, BindingArgs},
-    objects::Quantity,
+    objects::Amount,
 };
 
 fn golden(name: &str) -> String {
@@ -29,7 +29,7 @@ fn filter_with_names() {
     assert_eq!(args.pod.spec.scheduler_name, "by-name");
     assert_eq!(args.pod.spec.node_name, "");
     let resources = &args.pod.spec.containers[0].resources;
-    assert_eq!(resources.limits["e2e.tessera.dev/gpu"], Quantity("2".into()));
+    assert_eq!(resources.limits["e2e.tessera.dev/gpu"], Amount("2".into()));
     assert_eq!(resources.limits, resources.requests);
 }
 
@@ -39,7 +39,7 @@ fn filter_with_whole_nodes() {
     assert!(args.node_names.is_none());
     assert_eq!(args.names().collect::<Vec<_>>(), ["fair", "fine", "full"]);
     let nodes = args.nodes.unwrap();
-    assert_eq!(nodes.items[0].status.allocatable["e2e.tessera.dev/gpu"], Quantity("80".into()));
+    assert_eq!(nodes.items[0].status.allocatable["e2e.tessera.dev/gpu"], Amount("80".into()));
     assert_eq!(nodes.items[0].metadata.labels["kubernetes.io/hostname"], "fair");
 }
 

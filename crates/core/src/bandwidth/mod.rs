@@ -98,6 +98,15 @@ impl Machine {
         self.bandwidth(gpus).share_of(self.best(gpus.len()))
     }
 
+    /// The share of the best set of `size` cards within `gpus`. Machines too large to know all their sets count as
+    /// having a best one free: finding out would cost more than the answer is worth.
+    pub(crate) fn best_share_within(&self, gpus: GpuSet, size: usize) -> f64 {
+        match &self.sets {
+            Sets::Known(outlook, _) => outlook.best_share_within(gpus.intersection(self.gpus), size),
+            Sets::Alike(_) | Sets::Searched(_) => 1.0,
+        }
+    }
+
     /// What is known of its sets.
     pub(crate) fn sets(&self) -> &Sets {
         &self.sets

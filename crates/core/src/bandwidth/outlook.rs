@@ -11,12 +11,15 @@ use crate::gpu_set::GpuSet;
 #[derive(Debug)]
 pub(crate) struct Outlook {
     bandwidth: Vec<Bandwidth>,
+    /// The best share inside each set by size, `sizes` in a row.
+    best_inside: Vec<f32>,
+    sizes: usize,
     next_job: Vec<f32>,
     queue: Vec<f32>,
 }
 
 impl Outlook {
-    /// 65,536 sets: 0.8 MB and a tenth of a second, once per kind of machine.
+    /// 65,536 sets: 5 MB and a tenth of a second, once per kind of machine.
     pub(super) const MOST_CARDS: usize = 16;
 
     pub(super) fn of(count: usize, bandwidth: Vec<Bandwidth>, best: &[Bandwidth]) -> Self {
@@ -31,13 +34,25 @@ impl Outlook {
         let shares: Vec<f32> = bandwidth.iter().enumerate().map(share).collect();
         #[expect(clippy::cast_precision_loss, reason = "at most 16 sizes")]
         let sizes = count.saturating_sub(1).max(1) as f32;
-        let next_job = next_job(&shares).into_iter().map(|sum| sum / sizes).collect();
-        Self { next_job, queue: queue(&shares, sizes), bandwidth }
+        let best = best_inside(&shares);
+        Self {
+            next_job: best.iter().map(|inside| inside.iter().sum::<f32>() / sizes).collect(),
+            best_inside: best.iter().flat_map(|inside| &inside[..=count]).copied().collect(),
+            sizes: count + 1,
+            queue: queue(&shares, sizes),
+            bandwidth,
+        }
     }
 
     /// Of a set of the machine's cards.
     pub(crate) fn bandwidth(&self, gpus: GpuSet) -> Bandwidth {
         self.bandwidth[index(gpus.mask())]
+    }
+
+    /// The share of the best set of `size` cards within these; nothing where there are not that many.
+    pub(crate) fn best_share_within(&self, gpus: GpuSet, size: usize) -> f64 {
+        let inside = &self.best_inside[index(gpus.mask()) * self.sizes..][..self.sizes];
+        inside.get(size).copied().map_or(0.0, f64::from)
     }
 
     /// How well the next job is served from these cards: the mean over all sizes of the best set among them, 0 for
@@ -56,8 +71,8 @@ impl Outlook {
 /// One entry per size a set can have.
 type BySize = [f32; Outlook::MOST_CARDS + 1];
 
-/// The sum over all sizes of the best share inside each set.
-fn next_job(shares: &[f32]) -> Vec<f32> {
+/// The best share of every size inside each set.
+fn best_inside(shares: &[f32]) -> Vec<BySize> {
     let mut best: Vec<BySize> = vec![BySize::default(); shares.len()];
     for set in 1..shares.len() {
         let mut inside = BySize::default();
@@ -68,7 +83,7 @@ fn next_job(shares: &[f32]) -> Vec<f32> {
         inside[set.count_ones() as usize] = shares[set];
         best[set] = inside;
     }
-    best.iter().map(|inside| inside.iter().sum()).collect()
+    best
 }
 
 /// For each set the mean over all sizes of what the first job of that size and the queue after it get.

@@ -10,6 +10,7 @@ use super::{Ask, Chosen};
 use crate::bandwidth::{Aim, Bandwidth, Machine, Outlook, Sets, Wanted};
 use crate::gpu::Health;
 use crate::gpu_set::GpuSet;
+use crate::grant::Hold;
 use crate::node::NodeState;
 use crate::request::Traffic;
 
@@ -44,11 +45,25 @@ struct Situation {
 type Rank = (Bandwidth, i32, Reverse<(usize, usize)>);
 
 /// The cards for a request of whole ones; `None` only where the required ones cannot be had. The points are the share
-/// of the best bandwidth such a set has on the empty machine.
+/// of the best bandwidth such a set has on the empty machine, where the job depends on it.
 pub(super) fn choose(node: &NodeState, ask: &Ask) -> Option<Chosen> {
     let machine = node.node().topology().machine();
     let gpus = choose_in(machine, &Situation::of(node, ask))?;
-    Some(Chosen { gpus, merit: machine.share(gpus) })
+    let merit = if depends_on_links(ask) { machine.share(gpus) } else { 0.0 };
+    Some(Chosen { gpus, merit })
+}
+
+/// The points [`choose`] would give where no card is required, without choosing.
+pub(super) fn merit(node: &NodeState, ask: &Ask) -> f64 {
+    if depends_on_links(ask) {
+        node.node().topology().machine().best_share_within(ask.candidates, ask.count)
+    } else {
+        0.0
+    }
+}
+
+fn depends_on_links(ask: &Ask) -> bool {
+    ask.traffic == Traffic::Sensitive && ask.hold == Hold::Whole && ask.count > 1
 }
 
 fn choose_in(machine: &Machine, situation: &Situation) -> Option<GpuSet> {

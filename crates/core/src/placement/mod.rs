@@ -4,6 +4,7 @@
 //! booking the answer is the [ledger](crate::ledger)'s affair.
 
 pub mod best_effort;
+mod describe;
 mod links;
 mod part;
 mod policy;
@@ -21,6 +22,7 @@ use crate::node::NodeState;
 use crate::request::{PodRequest, Request, Role, Traffic};
 use crate::units::{GpuIndex, MiB, MilliCpu};
 
+pub use describe::describe;
 pub use policy::{Policy, UnknownPolicy};
 pub use refusal::{CardRefusal, Explanation, Refusal};
 

@@ -109,7 +109,7 @@ impl Policy {
     /// How well a node suits, given what it was, what it would become, and the points for its sets.
     pub(super) fn score(&self, before: &NodeState, after: &NodeState, merit: f64) -> f64 {
         match self {
-            Self::Tessera(forecast) => tessera::score(forecast, before, after),
+            Self::Tessera(forecast) => tessera::score(forecast, before, after, merit),
             Self::Link | Self::Fragment | Self::Share | Self::Binpack => fullness(after),
             Self::Spread => -fullness(after),
             Self::Simple | Self::Static(_) | Self::BestEffort => merit,

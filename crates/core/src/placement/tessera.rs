@@ -2,7 +2,7 @@
 //!
 //! A pod goes where the cards expected to stay unused grow least, and among places alike where least is left over.
 
-use super::Ask;
+use super::{Ask, links};
 use crate::forecast::Forecast;
 use crate::gpu_set::GpuSet;
 use crate::grant::{Hold, Usage};
@@ -13,8 +13,12 @@ use crate::units::{GpuIndex, MiB, MilliCpu};
 /// Cards a place loses for each card, or CPU for one, that it leaves over: just enough to fill up what is begun.
 const LEFT_OVER: f64 = 0.002;
 
-/// Differences below this are rounding errors: places that close are alike, and the order of nodes decides.
-const GRAIN: f64 = 1e-9;
+/// Cards that are worth losing for a set with the best links instead of one with none.
+const LINKS: f64 = 0.2;
+
+/// Scores are multiples of a part of a card this small. Differences below it are rounding errors: places that close are
+/// alike, and the order of nodes decides.
+const STEPS_PER_CARD: f64 = 1e9;
 
 /// The card on which a part is the least loss.
 pub(super) fn choose_part(forecast: &Forecast, node: &NodeState, ask: &Ask) -> Option<GpuSet> {
@@ -23,10 +27,11 @@ pub(super) fn choose_part(forecast: &Forecast, node: &NodeState, ask: &Ask) -> O
     Some(GpuSet::EMPTY.with(gpu))
 }
 
-/// How well a node suits, given what it was and what it would become.
-pub(super) fn score(forecast: &Forecast, before: &NodeState, after: &NodeState) -> f64 {
+/// How well a node suits, given what it was, what it would become, and the share of the best links its sets get.
+pub(super) fn score(forecast: &Forecast, before: &NodeState, after: &NodeState, links: f64) -> f64 {
     let lost = |node: &NodeState| Left::of(node).lost(forecast, node, Host::left(node));
-    rounded(lost(before) - lost(after) - left_over(forecast, after.cards_left(), after.cpu_left()))
+    let left_over = left_over(forecast, after.cards_left(), after.cpu_left());
+    rounded(lost(before) - lost(after) - left_over + LINKS * links)
 }
 
 /// The score of a pod that asks for cards in one container or in none, without working out which ones. `None` where
@@ -53,7 +58,8 @@ pub(super) fn quick_score(
         }
     };
     let gain = before.lost(forecast, node, now) - lost;
-    Some(rounded(gain - left_over(forecast, after.cards(node), then.cpu)))
+    let links = ask.map_or(0.0, |ask| links::merit(node, ask));
+    Some(rounded(gain - left_over(forecast, after.cards(node), then.cpu) + LINKS * links))
 }
 
 /// The least loss, and the first card that has it.
@@ -79,7 +85,7 @@ fn best_card(
         }
         tried = tried.with(gpu);
         let lost = before.with(gpu, left_after(node, gpu, ask.hold)).lost(forecast, node, host);
-        if best.is_none_or(|(_, least)| lost < least - GRAIN) {
+        if best.is_none_or(|(_, least)| lost < least - 1.0 / STEPS_PER_CARD) {
             best = Some((gpu, lost));
         }
     }
@@ -97,7 +103,7 @@ fn left_over(forecast: &Forecast, cards: f64, cpu: MilliCpu) -> f64 {
 }
 
 fn rounded(score: f64) -> f64 {
-    (score / GRAIN).round() * GRAIN
+    (score * STEPS_PER_CARD).round() / STEPS_PER_CARD
 }
 
 /// What is left of a node's host.

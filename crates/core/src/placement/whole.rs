@@ -6,17 +6,28 @@ use crate::gpu_set::GpuSet;
 use crate::tree::{Group, GroupLevel, Tree};
 use crate::units::GpuIndex;
 
-/// The tightest group that has enough free cards; among equals the fullest, then the one with the lowest index.
+/// The lowest cards of [`link_group`].
 pub(super) fn link(tree: &Group, free: GpuSet, required: GpuSet, count: usize) -> Option<GpuSet> {
+    let group = link_group(tree, free, required, count);
+    free.intersection(group.gpus).lowest_with(required, count)
+}
+
+/// The tightest group that has enough free cards; among equals the fullest, then the one with the lowest index.
+pub(super) fn link_group(tree: &Group, free: GpuSet, required: GpuSet, count: usize) -> &Group {
     let enough = |group: &&Group| available(group, free, required) >= count;
     let tightest = tree.groups().into_iter().filter(|group| group.level != GroupLevel::Root).filter(enough);
     let order = |group: &&Group| (group.level, available(group, free, required), group.gpus.lowest());
-    let group = tightest.min_by_key(order).unwrap_or(tree);
+    tightest.min_by_key(order).unwrap_or(tree)
+}
+
+/// The lowest cards of [`fragment_group`].
+pub(super) fn fragment(tree: &Group, free: GpuSet, required: GpuSet, count: usize) -> Option<GpuSet> {
+    let group = fragment_group(tree, free, required, count);
     free.intersection(group.gpus).lowest_with(required, count)
 }
 
 /// From the root down into the child with the fewest free cards that are still enough.
-pub(super) fn fragment(tree: &Group, free: GpuSet, required: GpuSet, count: usize) -> Option<GpuSet> {
+pub(super) fn fragment_group(tree: &Group, free: GpuSet, required: GpuSet, count: usize) -> &Group {
     let mut group = tree;
     loop {
         let children = group.children.iter().filter_map(|child| match child {
@@ -26,7 +37,7 @@ pub(super) fn fragment(tree: &Group, free: GpuSet, required: GpuSet, count: usiz
         let enough = children.filter(|child| available(child, free, required) >= count);
         match enough.min_by_key(|child| (available(child, free, required), child.gpus.lowest())) {
             Some(child) => group = child,
-            None => return free.intersection(group.gpus).lowest_with(required, count),
+            None => return group,
         }
     }
 }

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use tessera_core::gpu_set::GpuSet;
 use tessera_core::ledger::Ledger;
 use tessera_core::node::{Node, NodeState};
-use tessera_core::placement::{Policy, place};
+use tessera_core::placement::{Policy, describe, place};
 use tessera_core::request::{PodRequest, Request, Traffic};
 use tessera_core::topology::{Link, PcieLevel, Topology};
 use tessera_core::units::GpuIndex;
@@ -63,6 +63,19 @@ proptest! {
                 prop_assert_eq!(place(&node, &pod, &tessera(), GpuSet::EMPTY), Ok(placement));
             }
             Err(_) => prop_assert!(node.idle().len() < count),
+        }
+    }
+
+    #[test]
+    fn every_placement_has_a_reason(
+        node in busy_node(),
+        pod in arbitrary::pod_request(),
+        policy in prop::sample::select(Policy::NAMES.to_vec()),
+    ) {
+        let policy: Policy = policy.parse().unwrap();
+        if let Ok(placement) = place(&node, &pod, &policy, GpuSet::EMPTY) {
+            let reason = describe(&node, &pod, &policy, &placement);
+            prop_assert!(!reason.is_empty() && reason.is_ascii(), "{}", reason);
         }
     }
 

@@ -32,6 +32,8 @@ pub struct Outcome {
     pub decision_nanos: Vec<u64>,
     /// How long the run took.
     pub seconds: f64,
+    /// For each pod with several cards: its bandwidth as a share of the best on that machine.
+    pub bandwidth_shares: Vec<f64>,
     /// What was granted, in order.
     pub grants: Vec<PodGrant>,
 }
@@ -132,6 +134,9 @@ impl Run {
             memory: pod.request.memory,
             containers: placement.grants(&pod.request),
         };
+        if let Some(gpus) = placement.gpus.first().filter(|gpus| gpus.len() > 1) {
+            self.outcome.bandwidth_shares.push(state.node().topology().machine().share(*gpus));
+        }
         state.add(&grant);
         self.outcome.grants.push(grant);
         self.board.touch(node);

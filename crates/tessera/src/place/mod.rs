@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use anyhow::{Context as _, Result, ensure};
 use clap::{Args, ValueEnum};
+use tessera_core::forecast::Forecast;
 use tessera_core::gpu_set::GpuSet;
 use tessera_core::grant::{ContainerGrant, PodGrant};
 use tessera_core::ledger::Ledger;
@@ -16,6 +17,7 @@ use tessera_core::node::NodeState;
 use tessera_core::placement::{Policy, place};
 use tessera_core::request::{PodRequest, Role, Traffic};
 use tessera_core::units::{GpuIndex, MiB, MilliCpu, NodeName};
+use tessera_core::workload::Workload;
 use tessera_wire::static_table;
 
 use crate::topology;
@@ -88,8 +90,14 @@ enum TrafficKind {
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
-    let policy = arguments.policy()?;
     let node = arguments.node()?;
+    let policy = match arguments.policy()? {
+        // Nothing is known of the pods to come but what machines like this one usually see.
+        Policy::Tessera(_) => {
+            Policy::Tessera(Arc::new(Forecast::new(&Workload::guess([node.node()]), &[&node])))
+        }
+        other => other,
+    };
     let required = arguments.required(&node)?;
     let pod = arguments.pod()?;
     let outcome = place(&node, &pod, &policy, required);
@@ -117,7 +125,11 @@ impl Arguments {
             [one] => vec![MiB(*one); cards],
             each => each.iter().copied().map(MiB).collect(),
         };
-        let cpu = self.node_cpu.map(milli_cpu).transpose()?;
+        let cpu = match self.node_cpu {
+            Some(cpus) => milli_cpu(cpus)?,
+            // Whatever the pod asks for, CPU is no reason to refuse it.
+            None => topology::usual_cpu(cards) + milli_cpu(self.cpu)?,
+        };
         let mut node = topology::node(matrix.topology, &memory, cpu).context("--memory")?;
         node.instance_type = self.instance_type()?;
         let name = node.name.clone();

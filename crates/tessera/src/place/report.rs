@@ -6,7 +6,7 @@ use serde::Serialize;
 use tessera_core::gpu::Gpu;
 use tessera_core::grant::Hold;
 use tessera_core::node::NodeState;
-use tessera_core::placement::{CardRefusal, Placement, Policy, Refusal, explain};
+use tessera_core::placement::{CardRefusal, Placement, Policy, Refusal, describe, explain};
 use tessera_core::request::PodRequest;
 use tessera_core::units::GpuIndex;
 
@@ -18,6 +18,7 @@ pub(super) struct Report {
     feasible: bool,
     containers: Vec<ContainerReport>,
     score: Option<f64>,
+    /// Predicted for an all-reduce over the first container that got several cards, GB/s.
     bandwidth: Option<f64>,
     reason: String,
     /// For people only: what each card lacks.
@@ -47,8 +48,8 @@ impl Report {
                 feasible: true,
                 containers: containers(node, pod, placement),
                 score: Some(placement.score),
-                bandwidth: None,
-                reason: String::new(),
+                bandwidth: bandwidth(node, placement),
+                reason: describe(node, pod, policy, placement),
                 cards: Vec::new(),
             },
             Err(refusal) => Self {
@@ -89,8 +90,14 @@ impl Report {
                 container.memory_mib
             );
         }
+        let _ = writeln!(text, "why: {}", self.reason);
         text
     }
+}
+
+fn bandwidth(node: &NodeState, placement: &Placement) -> Option<f64> {
+    let set = placement.gpus.iter().find(|gpus| gpus.len() > 1)?;
+    Some(node.node().topology().machine().bandwidth(*set).gb_per_second())
 }
 
 fn containers(node: &NodeState, pod: &PodRequest, placement: &Placement) -> Vec<ContainerReport> {

@@ -9,10 +9,13 @@ use std::sync::mpsc;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use clap::{Args, ValueEnum};
+use tessera_core::gpu::Model;
+use tessera_core::topology::Topology;
 use tessera_sim::cluster::{Experiment, Outcome, Rule, Target, run, trace};
 
 use super::cluster_report::{self, PolicyResult};
 use super::progress::Progress;
+use crate::topology;
 
 /// Fills a cluster with the pods of a trace until nothing fits, under each policy, on the same arrivals.
 #[derive(Debug, Args)]
@@ -50,6 +53,11 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "KNOWLEDGE", default_value = "learned")]
     target: Knowledge,
 
+    /// Links of the nodes with cards of a model, such as V100M32=dgx1-v100.txt: those with as many GPUs as the file. May be
+    /// given several times. Shows what links cost, and what they bring, beside a run without
+    #[arg(long, value_name = "MODEL=FILE")]
+    machine: Vec<MachineFile>,
+
     /// Write the result as JSON; - for standard output. `refused` is the mean number of pods per run
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -57,6 +65,13 @@ pub(crate) struct Arguments {
     /// Draw allocation against arrivals as SVG
     #[arg(long, value_name = "FILE")]
     plot: Option<PathBuf>,
+}
+
+/// `V100M32=dgx1-v100.txt`
+#[derive(Clone, Debug)]
+struct MachineFile {
+    model: Model,
+    file: PathBuf,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -82,9 +97,10 @@ pub(super) fn run_arguments(arguments: &Arguments) -> Result<ExitCode> {
     if let Some(file) = &arguments.plot {
         super::write_file(file, &cluster_report::plot(&results, seeds.len()))?;
     }
+    let with_links = !arguments.machine.is_empty();
     match &arguments.json {
-        Some(file) => super::write_json(file, &cluster_report::json(&results, seeds))?,
-        None => crate::print(&cluster_report::table(&results)),
+        Some(file) => super::write_json(file, &cluster_report::json(&results, seeds, with_links))?,
+        None => crate::print(&cluster_report::table(&results, with_links)),
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -107,7 +123,16 @@ impl Arguments {
     fn experiment(&self) -> Result<Experiment> {
         ensure!(self.fill > 0.0 && self.fill <= 100.0, "--fill {}: write a number such as 1.3", self.fill);
         let nodes = crate::read_file(&self.nodes)?;
-        let nodes = trace::nodes(&nodes, |_, _| None).with_context(|| self.nodes.display().to_string())?;
+        let machines = self.machines()?;
+        let links = |model: &Model, cards: usize| {
+            let machine = machines.iter().find(|(of, links)| of == model && links.count() == cards);
+            machine.map(|(_, links)| links.clone())
+        };
+        let nodes = trace::nodes(&nodes, links).with_context(|| self.nodes.display().to_string())?;
+        for (model, links) in &machines {
+            let used = nodes.iter().any(|node| node.topology() == links);
+            ensure!(used, "--machine: no node has {} GPUs of model {model}", links.count());
+        }
         ensure!(
             nodes.iter().any(|node| !node.gpus().is_empty()),
             "{}: no node has a GPU",
@@ -120,6 +145,26 @@ impl Arguments {
             Knowledge::Trace => Target::Trace,
         };
         Ok(Experiment { nodes: nodes.into_iter().map(Arc::new).collect(), pods, fill: self.fill, target })
+    }
+}
+
+impl Arguments {
+    fn machines(&self) -> Result<Vec<(Model, Topology)>> {
+        let read = |machine: &MachineFile| {
+            let links = topology::read(std::slice::from_ref(&machine.file))?.topology;
+            Ok((machine.model.clone(), links))
+        };
+        self.machine.iter().map(read).collect()
+    }
+}
+
+impl FromStr for MachineFile {
+    type Err = anyhow::Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let (model, file) =
+            text.split_once('=').context("write MODEL=FILE, such as V100M32=dgx1-v100.txt")?;
+        Ok(Self { model: model.into(), file: file.into() })
     }
 }
 

@@ -35,6 +35,9 @@ struct JsonPolicy {
     refused: BTreeMap<&'static str, f64>,
     decision_micros: JsonMicros,
     seconds_per_run: f64,
+    /// Of pods with several GPUs; only where the links of some nodes are known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    bandwidth_share: Option<f64>,
 }
 
 #[derive(Debug, Serialize)]
@@ -50,7 +53,7 @@ struct JsonMicros {
     p99: f64,
 }
 
-pub(super) fn json(results: &[PolicyResult], seeds: &[u64]) -> JsonResult {
+pub(super) fn json(results: &[PolicyResult], seeds: &[u64], with_links: bool) -> JsonResult {
     let policy = |result: &PolicyResult| JsonPolicy {
         name: result.name.clone(),
         allocated_percent: JsonAllocated {
@@ -60,11 +63,12 @@ pub(super) fn json(results: &[PolicyResult], seeds: &[u64]) -> JsonResult {
         refused: Size::WITH_CARDS.iter().map(|size| size.name()).zip(result.refused()).collect(),
         decision_micros: JsonMicros { p50: result.micros(50), p99: result.micros(99) },
         seconds_per_run: mean(result.outcomes.iter().map(|outcome| outcome.seconds)),
+        bandwidth_share: with_links.then(|| result.bandwidth_share()),
     };
     JsonResult { policies: results.iter().map(policy).collect() }
 }
 
-pub(super) fn table(results: &[PolicyResult]) -> String {
+pub(super) fn table(results: &[PolicyResult], with_links: bool) -> String {
     let reference = results.iter().find(|result| result.name == REFERENCE);
     let width = results.iter().map(|result| result.name.len()).max().unwrap_or(0).max(6);
     let mut text = format!("{:width$}   GPUs allocated, %    against {REFERENCE}", "");
@@ -114,6 +118,15 @@ pub(super) fn table(results: &[PolicyResult]) -> String {
         }
         text.push('\n');
     }
+    if with_links {
+        let _ = writeln!(
+            text,
+            "\nBandwidth of pods with several GPUs, as a share of the best on their machines:"
+        );
+        for result in results {
+            let _ = writeln!(text, "{:width$} {:8.3}", result.name, result.bandwidth_share());
+        }
+    }
     text
 }
 
@@ -159,6 +172,10 @@ impl PolicyResult {
     fn refused(&self) -> impl Iterator<Item = f64> {
         (0..Size::WITH_CARDS.len())
             .map(|size| mean(self.outcomes.iter().map(|outcome| f64::from(outcome.refused[size]))))
+    }
+
+    fn bandwidth_share(&self) -> f64 {
+        mean(self.outcomes.iter().flat_map(|outcome| &outcome.bandwidth_shares).copied())
     }
 
     /// On the same arrivals, more allocated than the reference.

@@ -6,7 +6,7 @@ use std::str::FromStr;
 use tessera_core::request::Request;
 use tessera_core::units::MiB;
 
-use super::{Amounts, BadRequest};
+use super::{Asked, BadRequest};
 
 /// Memory of one card, in the node's unit.
 pub const MEMORY: &str = "aliyun.com/gpu-mem";
@@ -35,8 +35,8 @@ pub fn request(units: u64, unit: MemoryUnit) -> Option<Request> {
     (units > 0).then(|| Request::Memory(MiB(units.saturating_mul(unit.mib()))))
 }
 
-pub(super) fn read(amounts: &Amounts<'_>, unit: MemoryUnit) -> Result<Option<Request>, BadRequest> {
-    let units = amounts.units(MEMORY, "8 for 8 units (GiB, unless the node counts in MiB)", unit.name())?;
+pub(super) fn read(asked: &Asked<'_>, unit: MemoryUnit) -> Result<Option<Request>, BadRequest> {
+    let units = asked.units(MEMORY, "8 for 8 units (GiB, unless the node counts in MiB)", unit.name())?;
     Ok(request(units, unit))
 }
 

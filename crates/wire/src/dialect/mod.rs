@@ -4,11 +4,11 @@ pub mod gpushare;
 pub mod vcuda;
 pub mod whole;
 
-use std::collections::BTreeMap;
 use std::fmt;
 
 use tessera_core::request::Request;
 
+use crate::objects::Amounts;
 use crate::quantity::Quantity;
 
 pub use gpushare::MemoryUnit;
@@ -25,9 +25,6 @@ pub enum Dialect {
     /// `tencent.com/vcuda-core` and `tencent.com/vcuda-memory`: a share of one card, or whole ones.
     Vcuda,
 }
-
-/// Resource amounts of one container, by name, as its manifest writes them.
-pub type Resources = BTreeMap<String, String>;
 
 /// A request nobody can serve. Each message says what to write instead.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -120,21 +117,21 @@ pub enum BadRequest {
 /// What a container asks of the cards, in whichever vocabulary; `None` if it asks for none. The unit of
 /// `aliyun.com/gpu-mem` is the node's, so the same pod may mean different amounts on different nodes.
 pub fn request(
-    limits: &Resources,
-    requests: &Resources,
+    limits: &Amounts,
+    requests: &Amounts,
     unit: MemoryUnit,
 ) -> Result<Option<(Dialect, Request)>, BadRequest> {
-    let amounts = Amounts { limits, requests };
-    if amounts.text(gpushare::COUNT)?.is_some_and(|text| text.parse() != Ok(Quantity::default())) {
+    let asked = Asked { limits, requests };
+    if asked.text(gpushare::COUNT)?.is_some_and(|text| text.parse() != Ok(Quantity::default())) {
         return Err(BadRequest::Informational);
     }
-    let asked = [
-        (Dialect::Nvidia, whole::NVIDIA.read(&amounts)?),
-        (Dialect::Gputopology, whole::GPUTOPOLOGY.read(&amounts)?),
-        (Dialect::Gpushare, gpushare::read(&amounts, unit)?),
-        (Dialect::Vcuda, vcuda::read(&amounts)?),
+    let requests = [
+        (Dialect::Nvidia, whole::NVIDIA.read(&asked)?),
+        (Dialect::Gputopology, whole::GPUTOPOLOGY.read(&asked)?),
+        (Dialect::Gpushare, gpushare::read(&asked, unit)?),
+        (Dialect::Vcuda, vcuda::read(&asked)?),
     ];
-    let mut found = asked.into_iter().filter_map(|(dialect, request)| Some((dialect, request?)));
+    let mut found = requests.into_iter().filter_map(|(dialect, request)| Some((dialect, request?)));
     match (found.next(), found.next()) {
         (Some((first, _)), Some((second, _))) => Err(BadRequest::Mixed(first, second)),
         (only, _) => Ok(only),
@@ -142,21 +139,21 @@ pub fn request(
 }
 
 /// What a manifest says of each resource, in `limits` or, failing that, in `requests`.
-pub(crate) struct Amounts<'a> {
-    limits: &'a Resources,
-    requests: &'a Resources,
+pub(crate) struct Asked<'a> {
+    limits: &'a Amounts,
+    requests: &'a Amounts,
 }
 
-impl<'a> Amounts<'a> {
+impl<'a> Asked<'a> {
     fn text(&self, resource: &'static str) -> Result<Option<&'a str>, BadRequest> {
         let (limit, request) = (self.limits.get(resource), self.requests.get(resource));
         if let (Some(limits), Some(requests)) = (limit, request)
-            && limits.parse::<Quantity>() != requests.parse::<Quantity>()
+            && limits.0.parse::<Quantity>() != requests.0.parse::<Quantity>()
         {
-            let (requests, limits) = (requests.clone(), limits.clone());
+            let (requests, limits) = (requests.0.clone(), limits.0.clone());
             return Err(BadRequest::Unequal { resource, requests, limits });
         }
-        Ok(limit.or(request).map(String::as_str))
+        Ok(limit.or(request).map(|amount| amount.0.as_str()))
     }
 
     /// A whole number; zero where the manifest does not say.

@@ -1,13 +1,14 @@
 use tessera_core::units::{MiB, Percent};
 
 use super::*;
+use crate::objects::Amount;
 
-fn resources(pairs: &[(&str, &str)]) -> Resources {
-    pairs.iter().map(|(name, amount)| ((*name).to_owned(), (*amount).to_owned())).collect()
+fn resources(pairs: &[(&str, &str)]) -> Amounts {
+    pairs.iter().map(|(name, amount)| ((*name).to_owned(), Amount((*amount).to_owned()))).collect()
 }
 
 fn limits(pairs: &[(&str, &str)]) -> Result<Option<(Dialect, Request)>, BadRequest> {
-    request(&resources(pairs), &Resources::new(), MemoryUnit::GiB)
+    request(&resources(pairs), &Amounts::new(), MemoryUnit::GiB)
 }
 
 fn check(pairs: &[(&str, &str)], dialect: Dialect, expected: Request) {
@@ -40,7 +41,7 @@ fn nothing_asked_for() {
 #[test]
 fn the_unit_of_memory_is_the_nodes() {
     let asked = resources(&[("aliyun.com/gpu-mem", "8000")]);
-    let read = request(&asked, &Resources::new(), MemoryUnit::MiB).unwrap();
+    let read = request(&asked, &Amounts::new(), MemoryUnit::MiB).unwrap();
     assert_eq!(read, Some((Dialect::Gpushare, Request::Memory(MiB(8000)))));
 }
 
@@ -48,7 +49,7 @@ fn the_unit_of_memory_is_the_nodes() {
 fn requests_stand_in_for_limits_and_must_agree() {
     let one = resources(&[("nvidia.com/gpu", "1")]);
     let two = resources(&[("nvidia.com/gpu", "2")]);
-    let read = request(&Resources::new(), &one, MemoryUnit::GiB);
+    let read = request(&Amounts::new(), &one, MemoryUnit::GiB);
     assert_eq!(read, Ok(Some((Dialect::Nvidia, Request::Whole(1)))));
     assert_eq!(request(&one, &one, MemoryUnit::GiB), read);
     assert_eq!(

@@ -3,7 +3,7 @@
 use tessera_core::request::Request;
 use tessera_core::units::{MiB, Percent};
 
-use super::{Amounts, BadRequest, whole};
+use super::{Asked, BadRequest, whole};
 
 /// Percent of a card; 100 and its multiples are whole cards.
 pub const CORE: &str = "tencent.com/vcuda-core";
@@ -29,8 +29,8 @@ pub fn request(core: u64, memory: u64) -> Result<Option<Request>, BadRequest> {
     }
 }
 
-pub(super) fn read(amounts: &Amounts<'_>) -> Result<Option<Request>, BadRequest> {
-    let core = amounts.count(CORE, "1 to 99 for a share of a GPU, or a multiple of 100 for whole ones")?;
-    let memory = amounts.units(MEMORY, "30 for 30 blocks of 256 MiB", "256 MiB")?;
+pub(super) fn read(asked: &Asked<'_>) -> Result<Option<Request>, BadRequest> {
+    let core = asked.count(CORE, "1 to 99 for a share of a GPU, or a multiple of 100 for whole ones")?;
+    let memory = asked.units(MEMORY, "30 for 30 blocks of 256 MiB", "256 MiB")?;
     request(core, memory)
 }

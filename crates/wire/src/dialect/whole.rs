@@ -3,7 +3,7 @@
 use tessera_core::gpu_set::GpuSet;
 use tessera_core::request::Request;
 
-use super::{Amounts, BadRequest};
+use super::{Asked, BadRequest};
 
 /// A resource that counts cards.
 #[derive(Clone, Copy, Debug)]
@@ -27,8 +27,8 @@ impl WholeCards {
         cards(self.resource, count, 1)
     }
 
-    pub(super) fn read(self, amounts: &Amounts<'_>) -> Result<Option<Request>, BadRequest> {
-        self.request(amounts.count(self.resource, EXAMPLE)?)
+    pub(super) fn read(self, asked: &Asked<'_>) -> Result<Option<Request>, BadRequest> {
+        self.request(asked.count(self.resource, EXAMPLE)?)
     }
 }
 

@@ -61,9 +61,9 @@ impl Division {
     /// Up to here every search is carried to its end.
     const MOST_EXACT: usize = 12;
 
-    /// Beyond, it ends after so many cards tried for a group, well within a millisecond, and a good division counts
-    /// for the best one. Real machines are regular, and the bounds end their searches earlier.
-    const STEPS: u32 = 5_000;
+    /// Beyond, it ends after looking so many times at what a card could still get, well within a millisecond, and a
+    /// good division counts for the best one. Real machines are regular, and their searches end by themselves.
+    const STEPS: u32 = 10_000;
 
     pub(super) fn new(topology: &Topology, free: GpuSet, required: GpuSet, size: usize) -> Self {
         let pairs = Pairs::of(topology, free);
@@ -110,6 +110,7 @@ impl Division {
             Known::Below(limit) if needed >= limit => return None,
             Known::Nothing | Known::Below(_) => {}
         }
+        self.spend(rest.count_ones() as usize);
         let mut head = Head::new(self, rest, needed);
         if needed > head.bound() {
             self.known[rest as usize] = Known::Below(head.bound() + 1);
@@ -138,13 +139,13 @@ impl Division {
             if self.steps_left == 0 {
                 return;
             }
-            self.steps_left -= 1;
             let longer = Draft {
                 cards: draft.cards | 1 << card,
                 count: draft.count + 1,
                 points: draft.points + self.pairs.with(draft.cards, card),
                 open: draft.open & !((2 << card) - 1),
             };
+            self.spend(longer.count);
             if head.bound_with(self, longer) >= head.needed {
                 self.extend(head, longer);
             }
@@ -152,6 +153,12 @@ impl Division {
         if draft.count == head.leftover {
             self.close(head, draft);
         }
+    }
+
+    fn spend(&mut self, cards: usize) {
+        #[expect(clippy::cast_possible_truncation, reason = "at most 16 cards")]
+        let steps = cards as u32;
+        self.steps_left = self.steps_left.saturating_sub(steps);
     }
 
     fn close(&mut self, head: &mut Head, draft: Draft) {

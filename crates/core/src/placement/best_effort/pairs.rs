@@ -12,7 +12,7 @@ use crate::units::GpuIndex;
 pub(super) struct Pairs {
     cards: Vec<GpuIndex>,
     /// Symmetric.
-    points: Vec<[u32; Pairs::MOST_CARDS]>,
+    points: Vec<[u32; Self::MOST_CARDS]>,
     /// The other cards, the best partner first.
     partners: Vec<Vec<usize>>,
 }

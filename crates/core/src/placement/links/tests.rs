@@ -1,31 +1,12 @@
-use std::sync::Arc;
-
 use super::*;
-use crate::fixtures::{bridged_pairs, dgx1_v100, pcie_pairs, switched};
-use crate::gpu::Gpu;
+use crate::fixtures::{bridged_pairs, dgx1_v100, node, pcie_pairs, switched};
 use crate::grant::{ContainerGrant, Hold, PodGrant};
-use crate::node::Node;
 use crate::request::Role;
 use crate::topology::{Link, PcieLevel, Topology};
 use crate::units::{GpuIndex, MiB, MilliCpu, Percent};
 
 fn set(indexes: &[u8]) -> GpuSet {
     indexes.iter().copied().map(GpuIndex).collect()
-}
-
-fn node(topology: &Topology, broken: &[u8]) -> NodeState {
-    let gpu = |index: GpuIndex| Gpu {
-        index,
-        uuid: "GPU-x".into(),
-        minor: 0,
-        model: "GPU".into(),
-        memory: MiB(16_384),
-        numa: None,
-        health: if broken.contains(&index.0) { Health::Unhealthy } else { Health::Healthy },
-    };
-    let gpus = topology.gpus().iter().map(gpu).collect();
-    let node = Node::new("n".into(), gpus, topology.clone(), MilliCpu::ZERO, MiB::ZERO).unwrap();
-    NodeState::empty(Arc::new(node))
 }
 
 fn hold(node: &mut NodeState, gpus: &[u8], hold: Hold) {

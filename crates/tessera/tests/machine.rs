@@ -1,0 +1,89 @@
+//! What the commands say about single machines: the originals' answers, the promised JSON, the exit codes.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests may fail like tests")]
+
+use std::process::{Command, Output};
+
+use serde_json::{Value, json};
+
+fn tessera(arguments: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tessera"));
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures");
+    command.args(arguments).current_dir(folder).output().unwrap()
+}
+
+fn json_of(output: &Output) -> Value {
+    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+/// Cards for `count` on a DGX-1 of which only `free` are idle.
+fn best_effort(files: &[&str], free: &[u8], required: Option<&str>, count: usize) -> Value {
+    let used: Vec<String> =
+        (0..8).filter(|gpu| !free.contains(gpu)).map(|gpu| format!("{gpu}=whole")).collect();
+    let (used, request) = (used.join(","), format!("gputopology:{count}"));
+    let mut arguments =
+        vec!["place", "--policy", "best-effort", "--json", "--request", &request, "--used", &used];
+    files.iter().for_each(|file| arguments.extend(["--topology", file]));
+    required.iter().for_each(|gpus| arguments.extend(["--require", gpus]));
+    json_of(&tessera(&arguments))["containers"][0]["gpus"].clone()
+}
+
+#[test]
+fn best_effort_answers_as_the_original_does() {
+    const ALL: [u8; 8] = [0, 1, 2, 3, 4, 5, 6, 7];
+    for files in [&["dgx1.txt"][..], &["dgx1.txt", "pcie8.txt"]] {
+        assert_eq!(best_effort(files, &[0, 2, 4, 5], None, 2), json!([4, 5]));
+        assert_eq!(best_effort(files, &[0, 4, 5, 6], None, 2), json!([5, 6]));
+        assert_eq!(best_effort(files, &[0, 1, 3], None, 2), json!([0, 3]));
+        assert_eq!(best_effort(files, &[0, 1, 4], None, 2), json!([0, 4]));
+        assert_eq!(best_effort(files, &ALL, Some("4"), 2), json!([4, 7]));
+        assert_eq!(best_effort(files, &ALL, Some("4"), 4), json!([4, 5, 6, 7]));
+    }
+}
+
+#[test]
+fn a_set_is_placed_with_its_bandwidth_and_reason() {
+    let placed = json_of(&tessera(&["place", "--topology", "dgx1.txt", "--request", "whole:4", "--json"]));
+    assert_eq!(placed["containers"][0]["gpus"], json!([0, 1, 2, 3]));
+    assert_eq!(placed["bandwidth"], json!(80.0));
+    let reason = "80.0 GB/s of at most 80.0 for 4 GPUs; leaves 4,5,6,7 with 80.0 GB/s";
+    assert_eq!(placed["reason"], json!(reason));
+    let one = json_of(&tessera(&["place", "--topology", "dgx1.txt", "--request", "whole:1", "--json"]));
+    assert_eq!(one["bandwidth"], Value::Null);
+}
+
+#[test]
+fn streams_give_one_share_per_machine_and_policy() {
+    let arguments = ["simulate", "topology", "--topology", "dgx1.txt", "pcie8.txt", "--topology", "dgx1.txt"];
+    let brief = ["--policies", "greedy,tessera", "--jobs", "20", "--seeds", "1", "--json", "-"];
+    let result = json_of(&tessera(&[&arguments[..], &brief].concat()));
+    let machines = result["machines"].as_array().unwrap();
+    let files: Vec<&Value> = machines.iter().map(|machine| &machine["file"]).collect();
+    assert_eq!(files, ["dgx1.txt", "pcie8.txt", "dgx1.txt"]);
+    for machine in machines {
+        let policies = machine["policies"].as_array().unwrap();
+        let names: Vec<&Value> = policies.iter().map(|policy| &policy["name"]).collect();
+        assert_eq!(names, ["greedy", "tessera"]);
+        let shares = policies.iter().map(|policy| policy["bandwidthShare"].as_f64().unwrap());
+        assert!(shares.into_iter().all(|share| (0.0..=1.0).contains(&share)));
+    }
+}
+
+#[test]
+fn mistakes_are_named_and_end_with_two() {
+    let check = |arguments: &[&str], part: &str| {
+        let output = tessera(&[&["simulate", "topology"], arguments].concat());
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{error}");
+        assert!(error.contains(part), "{error}");
+    };
+    check(&["--topology", "none.txt"], "cannot read none.txt");
+    check(&["--topology", "../machine.rs"], "../machine.rs: line 1, column 1: found");
+    check(
+        &["--topology", "dgx1.txt", "--policies", "best"],
+        "unknown policy \"best\"; choose from random, lowest",
+    );
+    check(&["--topology", "dgx1.txt", "--seeds", "0"], "0 is not in 1..=10000");
+    check(&[], "--topology <FILE>...");
+}
