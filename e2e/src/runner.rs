@@ -8,7 +8,11 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::{
+    process::Command,
+    signal::unix::{Signal, SignalKind, signal},
+    time::timeout,
+};
 
 use crate::{
     enclosure::{self, Enclosure, MachineState},
@@ -40,37 +44,39 @@ impl Settings {
     }
 }
 
-/// How a scenario ended, where it did not pass.
-enum Unsuccessful {
-    Failed(anyhow::Error),
-    /// Somebody wants us to stop.
-    Interrupted,
-}
-
 /// Runs them all and counts.
 pub(crate) fn run(scenarios: &[&Scenario], settings: &Settings) -> Result<ExitCode> {
     ensure!(rustix::process::geteuid().is_root(), "a kubelet needs root: run this as root");
     enclosure::sweep()?;
     // One thread, this one: what it starts dies with it.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(run_all(scenarios, settings))
+}
+
+async fn run_all(scenarios: &[&Scenario], settings: &Settings) -> Result<ExitCode> {
+    let mut interruption = Interruption::listen()?;
     let (mut passed, mut failed) = (0, 0);
     for scenario in scenarios {
         println!("{}: {}", scenario.name, scenario.about);
         let start = Instant::now();
-        let outcome = runtime.block_on(run_one(scenario, settings));
+        let outcome = tokio::select! {
+            outcome = run_one(scenario, settings) => outcome,
+            () = interruption.wait() => {
+                // The scenario was dropped, and so ended. Runners that it may have started leave something to sweep up.
+                enclosure::sweep()?;
+                println!("interrupted in {}; everything it started has ended", scenario.name);
+                return Ok(ExitCode::from(130));
+            }
+        };
         let seconds = start.elapsed().as_secs_f64();
         match outcome {
             Ok(()) => {
                 passed += 1;
                 println!("ok      {:<20} {seconds:6.1} s", scenario.name);
             }
-            Err(Unsuccessful::Failed(error)) => {
+            Err(error) => {
                 failed += 1;
                 println!("FAILED  {:<20} {seconds:6.1} s  {error:#}", scenario.name);
-            }
-            Err(Unsuccessful::Interrupted) => {
-                println!("interrupted in {}; everything it started has ended", scenario.name);
-                return Ok(ExitCode::from(130));
             }
         }
     }
@@ -78,71 +84,67 @@ pub(crate) fn run(scenarios: &[&Scenario], settings: &Settings) -> Result<ExitCo
     Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-async fn run_one(scenario: &Scenario, settings: &Settings) -> Result<(), Unsuccessful> {
-    let before = MachineState::now().map_err(Unsuccessful::Failed)?;
-    let outcome = match scenario.body {
-        Body::Outside(body) => body(settings.clone()).await.map_err(Unsuccessful::Failed),
-        Body::Enclosed(_) => run_enclosed(scenario.name, settings).await,
-    };
-    let after = MachineState::now().map_err(Unsuccessful::Failed)?;
-    let added = after.added_since(&before);
-    match outcome {
-        Ok(()) if !added.is_empty() => {
-            Err(Unsuccessful::Failed(anyhow::anyhow!("left behind: {}", added.join(", "))))
+/// Somebody wants us to stop.
+struct Interruption {
+    signals: [Signal; 3],
+}
+
+impl Interruption {
+    fn listen() -> Result<Self> {
+        let [interrupt, terminate, hangup] =
+            [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()].map(signal);
+        Ok(Self { signals: [interrupt?, terminate?, hangup?] })
+    }
+
+    async fn wait(&mut self) {
+        let [interrupt, terminate, hangup] = &mut self.signals;
+        tokio::select! {
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => {}
+            _ = hangup.recv() => {}
         }
-        other => other,
     }
 }
 
-async fn run_enclosed(name: &str, settings: &Settings) -> Result<(), Unsuccessful> {
-    let enclosure = Enclosure::create(name).map_err(Unsuccessful::Failed)?;
+async fn run_one(scenario: &Scenario, settings: &Settings) -> Result<()> {
+    let before = MachineState::now()?;
+    match scenario.body {
+        Body::Outside(body) => body(settings.clone()).await?,
+        Body::Enclosed(_) => run_enclosed(scenario.name, settings).await?,
+    }
+    let added = MachineState::now()?.added_since(&before);
+    ensure!(added.is_empty(), "left behind: {}", added.join(", "));
+    Ok(())
+}
+
+async fn run_enclosed(name: &str, settings: &Settings) -> Result<()> {
+    let enclosure = Enclosure::create(name)?;
     let outcome = wait_for_inside(&enclosure, name, settings).await;
-    if let Err(Unsuccessful::Failed(_)) = &outcome {
+    if outcome.is_err() {
         match keep_logs(name, &enclosure.logs()) {
             Ok(kept) => println!("  all logs: {}", kept.display()),
             Err(error) => println!("  the logs are lost: {error:#}"),
         }
     }
     let emptied = wait_until_empty(&enclosure).await;
-    let directory = enclosure.directory().to_owned();
     drop(enclosure);
-    outcome?;
-    emptied.map_err(Unsuccessful::Failed)?;
-    if directory.exists() {
-        return Err(Unsuccessful::Failed(anyhow::anyhow!("left behind: {}", directory.display())));
-    }
+    outcome.and(emptied)?;
+    let remains = enclosure::remains_of(process::id())?;
+    ensure!(remains.is_empty(), "left behind: {}", remains.join(", "));
     Ok(())
 }
 
-async fn wait_for_inside(enclosure: &Enclosure, name: &str, settings: &Settings) -> Result<(), Unsuccessful> {
-    let spawn = || -> Result<_> {
-        let command = enclosure.command(&settings.arguments(&[name.to_owned()]))?;
-        let child = tokio::process::Command::from(command).kill_on_drop(true).spawn();
-        let stop = [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()].map(signal);
-        Ok((child.context("cannot start the enclosure (setpriv and unshare from util-linux)")?, stop))
+async fn wait_for_inside(enclosure: &Enclosure, name: &str, settings: &Settings) -> Result<()> {
+    let command = enclosure.command(&settings.arguments(&[name.to_owned()]))?;
+    let mut child = Command::from(command)
+        .kill_on_drop(true)
+        .spawn()
+        .context("cannot start the enclosure (setpriv and unshare from util-linux)")?;
+    let Ok(status) = timeout(SCENARIO_WITHIN, child.wait()).await else {
+        bail!("took longer than {} s", SCENARIO_WITHIN.as_secs());
     };
-    let (mut child, [interrupt, terminate, hangup]) = spawn().map_err(Unsuccessful::Failed)?;
-    let listen = |signal: std::io::Result<tokio::signal::unix::Signal>| async move {
-        match signal {
-            Ok(mut signal) => signal.recv().await.unwrap_or_default(),
-            Err(_unavailable) => std::future::pending().await,
-        }
-    };
-    let outcome = tokio::select! {
-        status = child.wait() => match status {
-            Ok(status) if status.success() => Ok(()),
-            Ok(_) => Err(Unsuccessful::Failed(anyhow::anyhow!("see above"))),
-            Err(error) => Err(Unsuccessful::Failed(error.into())),
-        },
-        () = tokio::time::sleep(SCENARIO_WITHIN) => {
-            Err(Unsuccessful::Failed(anyhow::anyhow!("took longer than {} s", SCENARIO_WITHIN.as_secs())))
-        }
-        () = listen(interrupt) => Err(Unsuccessful::Interrupted),
-        () = listen(terminate) => Err(Unsuccessful::Interrupted),
-        () = listen(hangup) => Err(Unsuccessful::Interrupted),
-    };
-    let _ended_already = child.kill().await;
-    outcome
+    ensure!(status?.success(), "see above");
+    Ok(())
 }
 
 async fn wait_until_empty(enclosure: &Enclosure) -> Result<()> {

@@ -48,11 +48,6 @@ impl Enclosure {
         Ok(enclosure)
     }
 
-    /// All files of the scenario.
-    pub(crate) fn directory(&self) -> &Path {
-        &self.directory
-    }
-
     /// The logs of what it starts.
     pub(crate) fn logs(&self) -> PathBuf {
         logs_in(&self.directory)

@@ -111,6 +111,20 @@ impl Harness {
             sleep(LOOK_EVERY).await;
         }
     }
+
+    /// Waits for a future, but no longer than that, and not when a component has died.
+    pub(crate) async fn complete<T>(
+        &self,
+        what: &str,
+        within: Duration,
+        future: impl Future<Output = Result<T>>,
+    ) -> Result<T> {
+        let never = async || Ok(None::<()>);
+        tokio::select! {
+            outcome = future => outcome,
+            Err(given_up) = self.wait_for(what, within, never) => Err(given_up),
+        }
+    }
 }
 
 /// A port that nobody uses. The enclosure has a network of its own, so nobody will take it meanwhile.

@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use futures::TryStreamExt;
 use kube::{
     Api,
@@ -29,9 +29,9 @@ pub(crate) async fn run(harness: Harness) -> Result<()> {
     harness.note(&format!("{PODS} pods wait"));
 
     let _scheduler = cluster.start_scheduler("kube-scheduler", serde_json::json!({}))?;
-    let Placed { first, last } = tokio::time::timeout(Duration::from_secs(180), watch_placements(&cluster))
-        .await
-        .context("too slow")??;
+    let placements = watch_placements(&cluster);
+    let Placed { first, last } =
+        harness.complete("all pods to be placed", Duration::from_secs(180), placements).await?;
     let seconds = last.duration_since(first).as_secs_f64();
     // From the first to the last there is one interval less than there are pods.
     let rate = f64::from(u32::try_from(PODS - 1)?) / seconds;

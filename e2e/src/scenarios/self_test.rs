@@ -2,7 +2,7 @@
 
 use std::{
     fs,
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{ExitStatus, Stdio},
     time::{Duration, Instant},
 };
@@ -44,7 +44,7 @@ async fn a_dead_component_is_shown(settings: &Settings) -> Result<()> {
     ensure!(others == 0, "{others} logs of components that did not die are shown:\n{output}");
     let logs = kept_logs(&output)?;
     ensure!(logs.join("kube-scheduler.log").is_file(), "no log of kube-scheduler in {}", logs.display());
-    fs::remove_dir_all(logs)?;
+    remove_logs(&logs)?;
     note("a component that died was shown with its log");
     Ok(())
 }
@@ -55,7 +55,7 @@ async fn a_panic_is_a_failure(settings: &Settings) -> Result<()> {
     for expected in ["panicked: on purpose", "end of the log of kube-apiserver", "0 passed, 1 failed"] {
         ensure!(output.contains(expected), "{expected:?} is missing in the output:\n{output}");
     }
-    fs::remove_dir_all(kept_logs(&output)?)?;
+    remove_logs(&kept_logs(&output)?)?;
     note("a panic was a failure like any other");
     Ok(())
 }
@@ -113,6 +113,15 @@ async fn run_to_end(settings: &Settings, scenario: &str) -> Result<(ExitStatus, 
 fn kept_logs(output: &str) -> Result<PathBuf> {
     let path = output.lines().find_map(|line| line.trim().strip_prefix("all logs: "));
     path.map(PathBuf::from).with_context(|| format!("no logs were kept:\n{output}"))
+}
+
+/// These failures were wanted: their logs are of no use to anybody.
+fn remove_logs(logs: &Path) -> Result<()> {
+    fs::remove_dir_all(logs)?;
+    if let Some(parent) = logs.parent() {
+        let _others_are_in_there = fs::remove_dir(parent);
+    }
+    Ok(())
 }
 
 async fn start_and_wait_for(settings: &Settings, scenario: &str, line_end: &str) -> Result<Child> {

@@ -6,7 +6,7 @@ mod server;
 use std::{collections::BTreeMap, pin::pin, time::Duration};
 
 use anyhow::{Context, Result, ensure};
-use futures::{FutureExt, TryStreamExt};
+use futures::TryStreamExt;
 use k8s_openapi::{
     api::{core::v1::Node, core::v1::Pod},
     apimachinery::pkg::api::resource::Quantity,
@@ -65,19 +65,18 @@ async fn place(harness: &Harness, cluster: &Cluster, scheduler: &str) -> Result<
     let only_it = watcher::Config::default().fields(&format!("metadata.name={name}"));
     let mut states = pin!(watcher(pods, only_it).applied_objects());
     cluster.pods().create(&PostParams::default(), &asking_pod(&name, scheduler, "2")).await?;
-    let mut last = None;
-    harness
-        .wait_for(&format!("{name} to be bound"), SOON, async || {
-            while let Some(state) = states.try_next().now_or_never() {
-                let pod = state?.context("the watch ended")?;
-                let granted = pod.metadata.annotations.as_ref().is_some_and(|all| all.contains_key(GRANT));
-                let bound = !pod.spec.node_name.is_empty();
-                ensure!(granted == bound, "seen with only one of node and annotation: {pod:?}");
-                last = bound.then_some(pod);
+    let until_bound = async {
+        loop {
+            let pod = states.try_next().await?.context("the watch ended")?;
+            let granted = pod.metadata.annotations.as_ref().is_some_and(|all| all.contains_key(GRANT));
+            let bound = !pod.spec.node_name.is_empty();
+            ensure!(granted == bound, "seen with only one of node and annotation: {pod:?}");
+            if bound {
+                return Ok(pod);
             }
-            Ok(last.clone())
-        })
-        .await
+        }
+    };
+    harness.complete(&format!("{name} to be bound"), SOON, until_bound).await
 }
 
 fn check_calls(recorded: &[Recorded]) -> Result<()> {
