@@ -1,5 +1,6 @@
 //! The `tessera` binary: parse, run, exit. Exit codes: 0 done, 1 the answer is no, 2 bad input.
 
+mod agent;
 mod inventory;
 mod place;
 mod simulate;
@@ -22,6 +23,7 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    Agent(Box<agent::Arguments>),
     Inventory(inventory::Arguments),
     Place(place::Arguments),
     Simulate(simulate::Arguments),
@@ -30,6 +32,7 @@ enum Command {
 
 fn main() -> ExitCode {
     let outcome = match Arguments::parse().command {
+        Command::Agent(arguments) => agent::run(*arguments),
         Command::Inventory(arguments) => inventory::run(&arguments),
         Command::Place(arguments) => place::run(&arguments),
         Command::Simulate(arguments) => simulate::run(&arguments),

@@ -45,7 +45,8 @@ fn look(gpus: &dyn Gpus, messages: &Messages) -> bool {
 
 fn watch_until_stop(gpus: &dyn Gpus, messages: &Messages, stop: &CancellationToken) -> Result<(), GpusError> {
     let mut rounds = 0;
-    gpus.watch(&mut |incident| {
+    // However it ended, the cards are looked for again, unless all is to end.
+    let _ended = gpus.watch(&mut |incident| {
         if stop.is_cancelled() {
             return ControlFlow::Break(());
         }

@@ -35,6 +35,7 @@ use crate::machine::{Action, Agent, Answer, CallId, Event, Now, Settings, View};
 const ROUTINE: Duration = Duration::from_secs(1);
 
 /// The outside of an agent.
+#[allow(missing_debug_implementations, reason = "a port is whatever is plugged in")]
 pub struct Ports<C> {
     /// The cards.
     pub gpus: Arc<dyn Gpus>,
