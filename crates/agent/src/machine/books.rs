@@ -137,7 +137,9 @@ impl Agent {
             return entries.pop();
         }
         let cards = self.cards.as_ref()?;
-        let annotated = self.annotated(pod);
+        // Of two under this name, one without devices yet, that one is on its way in.
+        let arriving = self.entries_named(pod).count() > entries.len();
+        let annotated = if arriving { Vec::new() } else { self.annotated(pod) };
         let fits = |entry: &&PodDevices| {
             entry.containers.iter().any(|container| {
                 let mut ids = container.ids.iter().filter_map(|(name, ids)| Some((Resource::named(name)?, ids)));

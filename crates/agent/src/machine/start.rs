@@ -140,9 +140,14 @@ impl Agent {
         actions.push(Action::Answer(call, Answer::Started(answer)));
     }
 
-    /// Whether everything a pod asks for beside its init containers is in the kubelet's books.
-    pub(super) fn is_fully_listed(holdings: &[Holding]) -> bool {
-        let lasting = || holdings.iter().filter(|held| held.grant.role != tessera_core::request::Role::Init);
-        lasting().next().is_some() && lasting().all(|held| held.source == Source::Listed)
+    /// Whether everything a pod asks for beside its init containers is in the kubelet's books. Of a pod where nobody else
+    /// asks, only our own record tells.
+    pub(super) fn is_settled(holdings: &[Holding]) -> bool {
+        let (inits, lasting): (Vec<_>, Vec<_>) =
+            holdings.iter().partition(|held| held.grant.role == tessera_core::request::Role::Init);
+        if lasting.is_empty() {
+            return !inits.is_empty() && inits.iter().all(|held| held.source == Source::Recorded);
+        }
+        lasting.iter().all(|held| held.source == Source::Listed)
     }
 }

@@ -101,7 +101,7 @@ impl Agent {
     fn correction(&self, now: Now, uid: &PodUid, pod: &Pod) -> Option<Annotations> {
         let cards = self.cards.as_ref()?;
         let holdings = self.holdings_of(uid, pod);
-        if !Self::is_fully_listed(&holdings) {
+        if !Self::is_settled(&holdings) {
             return None;
         }
         let unit = cards.ids.unit();
