@@ -40,6 +40,9 @@ async fn main() {
             }
         }
         let lists = world.kubelet().lists() - lists;
-        println!("{kind}: {pods} pods admitted in {admitting:.2} s, {:.0} a second, {lists} lists", pods as f64 / admitting);
+        println!(
+            "{kind}: {pods} pods admitted in {admitting:.2} s, {:.0} a second, {lists} lists",
+            pods as f64 / admitting
+        );
     }
 }

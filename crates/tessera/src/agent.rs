@@ -184,7 +184,8 @@ async fn serve(arguments: Arguments) -> Result<()> {
                 VisibleName::Uuid => VisibleDevices::Uuid,
                 VisibleName::Index => VisibleDevices::Index,
             },
-            cdi_kind: matches!(arguments.device_list_strategy, Strategy::CdiCri).then_some(arguments.cdi_kind),
+            cdi_kind: matches!(arguments.device_list_strategy, Strategy::CdiCri)
+                .then_some(arguments.cdi_kind),
             device_nodes: gpus.have_device_nodes(),
             driver_directory: arguments.driver_directory,
             cgpu_disabled: false,
@@ -240,9 +241,9 @@ fn labels(text: &str) -> Result<BTreeMap<String, String>> {
     let pairs = text.split(',').filter(|pair| !pair.is_empty());
     pairs
         .map(|pair| {
-            let (key, value) = pair.split_once('=').with_context(|| {
-                format!("--node-labels: found {pair:?}, expected key=value")
-            })?;
+            let (key, value) = pair
+                .split_once('=')
+                .with_context(|| format!("--node-labels: found {pair:?}, expected key=value"))?;
             Ok((key.trim().to_owned(), value.trim().to_owned()))
         })
         .collect()

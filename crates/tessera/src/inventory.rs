@@ -83,7 +83,10 @@ fn describe(found: &Found, activity: &[CardActivity]) -> String {
         let _ = writeln!(text, "all cards reach each other through NVSwitch, with {links} NVLinks each");
     }
     text.push('\n');
-    text.push_str(&smi_matrix::print(&SmiMatrix { topology: found.topology.clone(), cpu_affinity: Vec::new() }));
+    text.push_str(&smi_matrix::print(&SmiMatrix {
+        topology: found.topology.clone(),
+        cpu_affinity: Vec::new(),
+    }));
     text
 }
 

@@ -264,13 +264,15 @@ mod tests {
     fn names_are_unique_whatever_the_uuids() {
         let alike = [FIRST, "GPU-8f2a61c0-ffff-4ecc-9fcd-0a6bd3a1c4a7", "MIG-3", "lost-2"];
         let ids = DeviceIds::new(&gpus(&alike, 1024), MemoryUnit::GiB);
-        let names: std::collections::BTreeSet<String> = ids.all(Resource::VcudaCore).map(|(id, _)| id).collect();
+        let names: std::collections::BTreeSet<String> =
+            ids.all(Resource::VcudaCore).map(|(id, _)| id).collect();
         assert_eq!(names.len(), 400);
     }
 
     #[test]
     fn sixteen_large_cards_fit_into_one_message_in_any_unit() {
-        let uuids: Vec<String> = (0..16).map(|card| format!("GPU-8f2a61{card:02x}-0d31-4ecc-9fcd-0a6bd3a1c4a7")).collect();
+        let uuids: Vec<String> =
+            (0..16).map(|card| format!("GPU-8f2a61{card:02x}-0d31-4ecc-9fcd-0a6bd3a1c4a7")).collect();
         let uuids: Vec<&str> = uuids.iter().map(String::as_str).collect();
         let cards = gpus(&uuids, 275_040);
         let fitting = |unit| DeviceIds::unit_that_fits(&cards, unit);

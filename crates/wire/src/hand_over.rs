@@ -57,7 +57,8 @@ impl HandOver {
     /// Everything a container is given with its cards.
     #[must_use]
     pub fn to(&self, recipient: &Recipient<'_>, node: &Node, unit: MemoryUnit) -> ContainerAllocateResponse {
-        let gpus = || recipient.grant.cards.iter().filter_map(|(index, hold)| Some((node.gpu(*index)?, *hold)));
+        let gpus =
+            || recipient.grant.cards.iter().filter_map(|(index, hold)| Some((node.gpu(*index)?, *hold)));
         let join = |names: Vec<String>| names.join(",");
         let uuids: Vec<String> = gpus().map(|(gpu, _)| gpu.uuid.to_string()).collect();
         let mut given = ContainerAllocateResponse {
@@ -87,7 +88,8 @@ impl HandOver {
             }
         }
         if let Some(kind) = &self.cdi_kind {
-            given.cdi_devices = uuids.iter().map(|uuid| CdiDevice { name: format!("{kind}={uuid}") }).collect();
+            given.cdi_devices =
+                uuids.iter().map(|uuid| CdiDevice { name: format!("{kind}={uuid}") }).collect();
         }
         if recipient.dialect == Dialect::Vcuda {
             self.add_vcuda(&mut given, recipient.grant, gpus().map(|(gpu, _)| gpu.minor).collect());
@@ -103,7 +105,11 @@ impl HandOver {
             given.devices = cards
                 .into_iter()
                 .chain(shared)
-                .map(|path| DeviceSpec { container_path: path.clone(), host_path: path, permissions: "rwm".into() })
+                .map(|path| DeviceSpec {
+                    container_path: path.clone(),
+                    host_path: path,
+                    permissions: "rwm".into(),
+                })
                 .collect();
         }
         if let Some(directory) = &self.driver_directory {

@@ -77,6 +77,18 @@ static SCENARIOS: &[Scenario] = &[
         hidden: false
     ),
     scenario!(
+        "agent-outage",
+        "the agent registers by kubelet.sock, and lives through an API server that is away",
+        Enclosed(agent::outage),
+        hidden: false
+    ),
+    scenario!(
+        "agent-footprint",
+        "memory and idle CPU of the agent with 8 GPUs and 100 pods",
+        Enclosed(agent::footprint),
+        hidden: false
+    ),
+    scenario!(
         "extender",
         "kube-scheduler calls filter, prioritize and bind; the Binding carries annotations",
         Enclosed(extender::run),

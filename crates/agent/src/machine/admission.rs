@@ -6,11 +6,15 @@
 //! creation or binding is never looked at.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, HashSet},
     time::Duration,
 };
 
-use tessera_core::{request::Role, units::PodUid};
+use tessera_core::{
+    gpu::Health,
+    request::Role,
+    units::{GpuIndex, PodUid},
+};
 use tessera_node::{device_plugin::Wish, pod_resources::PodDevices};
 use tessera_wire::{device_id::Resource, objects::Pod};
 
@@ -62,7 +66,12 @@ struct Current {
 
 impl Admission {
     /// The IDs given to a container of a pod, as far as we know.
-    pub(super) fn recorded(&self, uid: &PodUid, container: &str, resource: Resource) -> Option<&BTreeSet<String>> {
+    pub(super) fn recorded(
+        &self,
+        uid: &PodUid,
+        container: &str,
+        resource: Resource,
+    ) -> Option<&BTreeSet<String>> {
         let record = self.records.get(uid)?;
         record.answered.get(&(container.to_owned(), resource)).map(|answered| &answered.ids)
     }
@@ -207,15 +216,24 @@ impl Agent {
     /// Healthy devices of a resource that nobody holds, by the kubelet's books and by ours.
     fn units_left(&self, resource: Resource) -> usize {
         let Some(cards) = &self.cards else { return 0 };
+        let healthy = |gpu: GpuIndex| cards.node.gpu(gpu).is_some_and(|card| card.health == Health::Healthy);
         let listed = self.listed.iter().flat_map(|pod| &pod.containers);
         let listed = listed.filter_map(|container| container.ids.get(resource.name())).flatten();
-        let held: BTreeSet<&String> = listed.chain(self.admission.all_recorded(resource)).collect();
-        let healthy = |gpu| cards.node.gpu(gpu).is_some_and(|card| card.health == tessera_core::gpu::Health::Healthy);
-        cards.ids.all(resource).filter(|(id, gpu)| healthy(*gpu) && !held.contains(id)).count()
+        let ids = listed.chain(self.admission.all_recorded(resource));
+        let held = ids.filter_map(|id| cards.ids.read(resource, id)).filter(|(gpu, _)| healthy(*gpu));
+        let held: HashSet<(GpuIndex, u64)> = held.collect();
+        let gpus = cards.node.topology().gpus().iter().filter(|gpu| healthy(*gpu));
+        let all: u64 = gpus.map(|gpu| cards.ids.per_card(resource, gpu)).sum();
+        usize::try_from(all).unwrap_or(usize::MAX).saturating_sub(held.len())
     }
 
     /// The pod that is being admitted, and its container that this call is for; `None` where that is not clear (yet).
-    pub(super) fn identify(&mut self, call: &Call, resource: Resource, count: usize) -> Option<(PodUid, String)> {
+    pub(super) fn identify(
+        &mut self,
+        call: &Call,
+        resource: Resource,
+        count: usize,
+    ) -> Option<(PodUid, String)> {
         if !call.fresh && !call.last_chance && self.lists_strangers(resource) {
             return None;
         }
@@ -254,7 +272,8 @@ impl Agent {
             }
             let entries: Vec<&PodDevices> = self.entries_named(pod).collect();
             let has = |container: &str| {
-                let mut shown = entries.iter().flat_map(|entry| &entry.containers).filter(|c| c.name == container);
+                let mut shown =
+                    entries.iter().flat_map(|entry| &entry.containers).filter(|c| c.name == container);
                 shown.clone().next().is_some() && shown.all(|c| c.ids.contains_key(resource.name()))
             };
             let mut containers = pod.spec.containers_with_roles();
@@ -288,7 +307,7 @@ impl Agent {
             Ok(_) => self.admission.prefers(resource, uid, container),
             Err(_) => self.admission.refused(uid),
         }
-        self.books = None;
+        self.changed(uid);
         Answer::Preferred(preferred)
     }
 
@@ -305,7 +324,7 @@ impl Agent {
             Ok(_) => self.admission.answered(now, uid, container, resource, ids),
             Err(_) => self.admission.refused(uid),
         }
-        self.books = None;
+        self.changed(uid);
         Answer::Allocated(given.map(Box::new))
     }
 }

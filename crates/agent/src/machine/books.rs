@@ -42,12 +42,29 @@ pub(super) enum Source {
 impl Agent {
     /// The book of all grants of this node.
     pub(super) fn ledger(&mut self) -> Ledger {
-        if let Some(books) = &self.books {
-            return books.clone();
+        if self.books_lack.is_some() {
+            self.books = None;
         }
-        let ledger = self.count();
-        self.books = Some(ledger.clone());
-        ledger
+        self.ledger_but_for(None).clone()
+    }
+
+    /// The book, in which `uid` may not be up to date.
+    fn ledger_but_for(&mut self, uid: Option<&PodUid>) -> &Ledger {
+        let good = self.books_lack.is_none() || self.books_lack.as_ref() == uid;
+        let known = self.books.take().filter(|_| good);
+        let books = known.unwrap_or_else(|| {
+            self.books_lack = None;
+            self.count()
+        });
+        self.books.insert(books)
+    }
+
+    /// What was answered for a pod has changed.
+    pub(super) fn changed(&mut self, uid: &PodUid) {
+        match &self.books_lack {
+            Some(other) if other != uid => (self.books, self.books_lack) = (None, None),
+            _ => self.books_lack = Some(uid.clone()),
+        }
     }
 
     fn count(&self) -> Ledger {
@@ -131,7 +148,8 @@ impl Agent {
     /// What the kubelet lists for this very pod. An entry of its name with devices may belong to an earlier one that is
     /// still on its way out: it is this one's if this one has been taken, or if it fits what we answered or was granted.
     pub(super) fn entry_of(&self, uid: &PodUid, pod: &Pod) -> Option<&PodDevices> {
-        let holding = |entry: &&PodDevices| entry.containers.iter().any(|container| !container.ids.is_empty());
+        let holding =
+            |entry: &&PodDevices| entry.containers.iter().any(|container| !container.ids.is_empty());
         let mut entries: Vec<&PodDevices> = self.entries_named(pod).filter(holding).collect();
         if entries.len() == 1 && pod.status.start_time.is_some() {
             return entries.pop();
@@ -142,7 +160,8 @@ impl Agent {
         let annotated = if arriving { Vec::new() } else { self.annotated(pod) };
         let fits = |entry: &&PodDevices| {
             entry.containers.iter().any(|container| {
-                let mut ids = container.ids.iter().filter_map(|(name, ids)| Some((Resource::named(name)?, ids)));
+                let mut ids =
+                    container.ids.iter().filter_map(|(name, ids)| Some((Resource::named(name)?, ids)));
                 let granted = annotated.iter().find(|granted| granted.container == container.name);
                 ids.any(|(resource, ids)| match self.admission.recorded(uid, &container.name, resource) {
                     Some(recorded) => recorded == ids,
@@ -159,7 +178,7 @@ impl Agent {
     /// What a container of a pod finds: everything others hold, and what stands beside it in its own pod. An init
     /// container's share is free again for those after it.
     pub(super) fn beside(&mut self, uid: &PodUid, container: &str, role: Role) -> Option<NodeState> {
-        let mut ledger = self.ledger();
+        let mut ledger = self.ledger_but_for(Some(uid)).clone();
         ledger.release(uid);
         let cards = self.cards.as_ref()?;
         let mut state = match ledger.node(&self.settings.node) {
@@ -174,12 +193,8 @@ impl Agent {
             };
             beside && held.grant.container != container && held.source != Source::Annotated
         };
-        let own: Vec<ContainerGrant> = self
-            .holdings_of(uid, pod)
-            .into_iter()
-            .filter(stands_beside)
-            .map(|held| held.grant)
-            .collect();
+        let own: Vec<ContainerGrant> =
+            self.holdings_of(uid, pod).into_iter().filter(stands_beside).map(|held| held.grant).collect();
         state.add(&self.pod_grant(uid.clone(), own));
         Some(state)
     }

@@ -83,7 +83,13 @@ impl Calls {
 
 impl Agent {
     /// Lets a question wait for a list.
-    pub(super) fn ask_list_for(&mut self, now: Now, id: CallId, question: Question, actions: &mut Vec<Action>) {
+    pub(super) fn ask_list_for(
+        &mut self,
+        now: Now,
+        id: CallId,
+        question: Question,
+        actions: &mut Vec<Action>,
+    ) {
         self.calls.count += 1;
         self.calls.waiting.push(Call {
             id,

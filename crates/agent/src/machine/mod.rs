@@ -42,11 +42,11 @@ use tessera_wire::{
     objects::{self, Pod},
 };
 
+use self::{admission::Admission, calls::Calls, health::HealthBook, publish::Published, truth::Truth};
 pub use self::{
     health::{Verdict, verdict},
     view::{ContainerView, View},
 };
-use self::{admission::Admission, calls::Calls, health::HealthBook, publish::Published, truth::Truth};
 
 /// How the agent of a node is set.
 #[derive(Clone, Debug)]
@@ -200,6 +200,8 @@ pub struct Agent {
     published: Published,
     /// The books, until something changes.
     books: Option<Ledger>,
+    /// The only pod of which the books do not know the latest: the one being admitted.
+    books_lack: Option<PodUid>,
 }
 
 /// The cards of the node and the names of their devices.
@@ -228,13 +230,14 @@ impl Agent {
             truth: Truth::default(),
             published: Published::default(),
             books: None,
+            books_lack: None,
         }
     }
 
     /// Takes note of an event and says what to do about it.
     pub fn handle(&mut self, now: Now, event: Event) -> Vec<Action> {
         let mut actions = Vec::new();
-        let settled = !matches!(event, Event::Tick | Event::Prefer(..) | Event::PreStart(..));
+        let ticking = matches!(event, Event::Tick);
         let admitting = matches!(event, Event::Prefer(..) | Event::Allocate(..) | Event::PreStart(..));
         match event {
             Event::Gpus(found) => self.on_gpus(found, &mut actions),
@@ -259,12 +262,12 @@ impl Agent {
             Event::UnhealthySet(outcome) => self.published.unhealthy_set(now, outcome, &mut actions),
             Event::Tick => self.on_tick(now, &mut actions),
         }
-        if settled {
-            self.books = None;
-            self.retry_calls(now, &mut actions);
-        }
         // The kubelet waits for an answer, and nothing to be told of has changed.
         if !admitting {
+            if !ticking {
+                self.books = None;
+                self.retry_calls(now, &mut actions);
+            }
             self.reconcile_pods(now, &mut actions);
             self.reconcile_node(now, &mut actions);
         }

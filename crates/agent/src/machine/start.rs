@@ -83,7 +83,11 @@ impl Agent {
                 let shown = entry.and_then(|entry| entry.containers.iter().find(|c| c.name == container));
                 shown.and_then(|shown| shown.ids.get(resource.name())).is_some_and(|other| other != ids)
             });
-            if alive && !contradicted && !listed_otherwise && !holders.contains(&(uid.clone(), container.clone())) {
+            if alive
+                && !contradicted
+                && !listed_otherwise
+                && !holders.contains(&(uid.clone(), container.clone()))
+            {
                 holders.push((uid, container));
             }
         }

@@ -59,7 +59,8 @@ impl Agent {
         let claim = claim.ok_or_else(|| format!("container {container} asks for no GPU"))?;
         let others = Resource::of(claim.dialect).filter(|other| *other != resource);
         let given = others.filter_map(|other| Some((other, self.admission.recorded(uid, container, other)?)));
-        let named: Option<GpuSet> = given.map(|(other, ids)| cards.of_ids(other, ids).into_iter().collect()).next();
+        let named: Option<GpuSet> =
+            given.map(|(other, ids)| cards.of_ids(other, ids).into_iter().collect()).next();
         let granted = self.annotated(pod).into_iter().find(|granted| granted.container == container);
         let granted = granted.map(|granted| granted.gpus()).unwrap_or_default();
         let pod_name = format!("{}/{}", pod.metadata.namespace, pod.metadata.name);
@@ -81,7 +82,8 @@ impl Agent {
         wish: &Wish,
     ) -> Result<Vec<String>, String> {
         let ask = self.ask(uid, container, resource)?;
-        let state = self.beside(uid, container, ask.claim.role).ok_or_else(|| format!("pod {uid} is gone"))?;
+        let state =
+            self.beside(uid, container, ask.claim.role).ok_or_else(|| format!("pod {uid} is gone"))?;
         let cards = self.cards.as_ref().ok_or_else(|| "this node's GPUs are not known yet".to_owned())?;
         let offer = Offer::of(cards, resource, wish)?;
         let gpus = match ask.fixed {
@@ -110,17 +112,15 @@ impl Agent {
             state.fits(gpu, hold) && ask.per_card(resource, count).is_none_or(|units| offer.has(gpu, units))
         };
         let (granted, required) = (ask.granted, offer.required.union(ask.among));
-        if granted.len() == ask.cards()
-            && granted.is_superset(required)
-            && granted.iter().all(serves)
-        {
+        if granted.len() == ask.cards() && granted.is_superset(required) && granted.iter().all(serves) {
             return Ok(granted);
         }
         // A share is on one card, so what is required names it.
         let part_of_required = |gpu: GpuIndex| {
             matches!(ask.claim.request, Request::Whole(_)) || required.is_empty() || required.contains(gpu)
         };
-        let closed = state.node().topology().gpus().iter().filter(|gpu| !serves(*gpu) || !part_of_required(*gpu));
+        let closed =
+            state.node().topology().gpus().iter().filter(|gpu| !serves(*gpu) || !part_of_required(*gpu));
         let open = close(state, closed);
         let request = PodRequest::of_mains([ask.claim.request]);
         let placement = place(&open, &request, &self.settings.policy, required).map_err(|refusal| {
@@ -142,7 +142,8 @@ impl Agent {
         ids: &BTreeSet<String>,
     ) -> Result<Allocation, String> {
         let ask = self.ask(uid, container, resource)?;
-        let state = self.beside(uid, container, ask.claim.role).ok_or_else(|| format!("pod {uid} is gone"))?;
+        let state =
+            self.beside(uid, container, ask.claim.role).ok_or_else(|| format!("pod {uid} is gone"))?;
         let cards = self.cards.as_ref().ok_or_else(|| "this node's GPUs are not known yet".to_owned())?;
         let pod = self.pods.get(uid).ok_or_else(|| format!("pod {uid} is gone"))?;
         let gpus = check_devices(cards, &ask, resource, ids)?;
@@ -154,7 +155,10 @@ impl Agent {
                 return Err(format!("{}: GPU {gpu} is unhealthy", whose()));
             }
             if !state.fits(gpu, hold) {
-                return Err(format!("{}: the kubelet offers GPU {gpu}, of which others hold too much", whose()));
+                return Err(format!(
+                    "{}: the kubelet offers GPU {gpu}, of which others hold too much",
+                    whose()
+                ));
             }
         }
         if resource == Resource::VcudaMemory {
@@ -173,10 +177,8 @@ impl Agent {
             grant_directory: &format!("{}/{uid}/{container}", self.settings.grants),
         };
         let labels = self.published.node.as_ref().map(|node| &node.metadata.labels);
-        let hand_over = HandOver {
-            cgpu_disabled: labels.is_some_and(disables_cgpu),
-            ..self.settings.hand_over.clone()
-        };
+        let hand_over =
+            HandOver { cgpu_disabled: labels.is_some_and(disables_cgpu), ..self.settings.hand_over.clone() };
         Ok(hand_over.to(&recipient, &cards.node, cards.ids.unit()))
     }
 }
@@ -216,7 +218,8 @@ fn check_devices(
 ) -> Result<GpuSet, String> {
     let mut on_card: BTreeMap<GpuIndex, usize> = BTreeMap::new();
     for id in ids {
-        let (gpu, _) = cards.ids.read(resource, id).ok_or_else(|| format!("this node has no {resource} {id}"))?;
+        let (gpu, _) =
+            cards.ids.read(resource, id).ok_or_else(|| format!("this node has no {resource} {id}"))?;
         *on_card.entry(gpu).or_default() += 1;
     }
     let gpus: GpuSet = on_card.keys().copied().collect();
@@ -228,7 +231,9 @@ fn check_devices(
         ))
     };
     match (ask.fixed, ask.per_card(resource, ids.len())) {
-        (Some(fixed), _) if !fixed.is_superset(gpus) => return complain(format!("but the rest of GPU {fixed}")),
+        (Some(fixed), _) if !fixed.is_superset(gpus) => {
+            return complain(format!("but the rest of GPU {fixed}"));
+        }
         (None, None) if gpus.len() > ask.cards() => {
             return complain(format!("which are more than {} GPUs", ask.cards()));
         }
@@ -284,6 +289,7 @@ impl Offer {
         picked.truncate(count);
         let required = self.on_card.values().flatten().filter(|(optional, ..)| !optional).count();
         let included = picked.iter().filter(|(optional, ..)| !optional).count();
-        (picked.len() == count && included == required).then(|| picked.into_iter().map(|(.., id)| id.clone()).collect())
+        (picked.len() == count && included == required)
+            .then(|| picked.into_iter().map(|(.., id)| id.clone()).collect())
     }
 }

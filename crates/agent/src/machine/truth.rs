@@ -122,7 +122,8 @@ impl Agent {
             // Whoever said that it was handed over, it was.
             missing.retain(|key, value| value != "false" || !present.contains_key(key));
         }
-        let (times, rest): (Annotations, Annotations) = missing.into_iter().partition(|(key, _)| is_time(key));
+        let (times, rest): (Annotations, Annotations) =
+            missing.into_iter().partition(|(key, _)| is_time(key));
         let differs = |(key, value): (&String, &String)| present.get(key) != Some(value);
         if !rest.iter().any(differs) {
             return None;

@@ -26,7 +26,9 @@ impl Grants {
         };
         let containers = below(&self.root).into_iter().flat_map(|pod| below(&pod));
         containers
-            .filter_map(|container| limits::parse(&fs::read_to_string(container.join(limits::FILE)).ok()?).ok())
+            .filter_map(|container| {
+                limits::parse(&fs::read_to_string(container.join(limits::FILE)).ok()?).ok()
+            })
             .collect()
     }
 

@@ -79,7 +79,11 @@ enum Message {
 type Messages = mpsc::UnboundedSender<Message>;
 
 /// Runs an agent until `stop`.
-pub async fn run<C: Cluster>(settings: Settings, ports: Ports<C>, stop: CancellationToken) -> Result<(), RunError> {
+pub async fn run<C: Cluster>(
+    settings: Settings,
+    ports: Ports<C>,
+    stop: CancellationToken,
+) -> Result<(), RunError> {
     let (messages, inbox) = mpsc::unbounded_channel();
     let mut tasks = JoinSet::new();
     if let Some(address) = ports.listen {

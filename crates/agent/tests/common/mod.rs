@@ -182,8 +182,11 @@ impl World {
     }
 
     pub(crate) async fn wait_until_served(&self) {
-        for (resource, amount) in [(Resource::NvidiaGpu, 8), (Resource::GpuMemory, 640), (Resource::VcudaCore, 800)] {
-            self.until(&format!("{resource}"), || self.kubelet().allocatable(resource.name()) == amount).await;
+        for (resource, amount) in
+            [(Resource::NvidiaGpu, 8), (Resource::GpuMemory, 640), (Resource::VcudaCore, 800)]
+        {
+            self.until(&format!("{resource}"), || self.kubelet().allocatable(resource.name()) == amount)
+                .await;
         }
         for resource in [Resource::AliyunGpu, Resource::VcudaMemory] {
             self.until(&format!("{resource}"), || self.kubelet().allocatable(resource.name()) > 0).await;

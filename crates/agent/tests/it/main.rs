@@ -25,7 +25,8 @@ async fn serves_every_dialect(way: Way) {
         let file = world.grants().join(format!("uid-{name}/main/limits"));
         let limits = tessera_wire::limits::parse(&std::fs::read_to_string(file).unwrap()).unwrap();
         assert_eq!(limits.cards[0].uuid.0.as_ref(), uuid(card));
-        let assigned = tessera_wire::grant::assigned(&pod.spec, tessera_wire::dialect::MemoryUnit::GiB).unwrap();
+        let assigned =
+            tessera_wire::grant::assigned(&pod.spec, tessera_wire::dialect::MemoryUnit::GiB).unwrap();
         world
             .until("the pod to be told that it has its card", || {
                 let annotations = world.api.pod(&pod.metadata.uid).metadata.annotations;
@@ -114,7 +115,9 @@ async fn a_refusal_reaches_the_pods_owner_and_a_broken_card_is_withdrawn() {
     let refused = world.run(&late).await.unwrap_err();
     assert!(refused.contains("no GPU with 8192 MiB left on node node-1"), "{refused}");
     std::fs::write(world.events(), "3 xid 79\n").unwrap();
-    world.until("the card to be withdrawn", || world.kubelet().allocatable("tencent.com/vcuda-core") == 700).await;
+    world
+        .until("the card to be withdrawn", || world.kubelet().allocatable("tencent.com/vcuda-core") == 700)
+        .await;
     world.until("the list", || *world.api.unhealthy.lock().unwrap() == Some(vec![3])).await;
     std::fs::write(world.events(), "3 xid 79\n3 back\n").unwrap();
     world.until("the card to be back", || world.kubelet().allocatable("tencent.com/vcuda-core") == 800).await;

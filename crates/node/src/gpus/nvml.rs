@@ -62,7 +62,8 @@ impl Gpus for Nvml {
         }
         let indexes = (0u8..).map(GpuIndex);
         // One lost card must not hide the others.
-        let pci: Vec<String> = devices.iter().map(|device| device.as_ref().map(bus_id).unwrap_or_default()).collect();
+        let pci: Vec<String> =
+            devices.iter().map(|device| device.as_ref().map(bus_id).unwrap_or_default()).collect();
         let gpus: Vec<Gpu> = indexes
             .zip(&devices)
             .zip(&pci)
@@ -72,7 +73,8 @@ impl Gpus for Nvml {
             })
             .collect();
         let links = links(self.library()?, &devices, &pci);
-        let topology = Topology::from_pairs(gpus.len(), |a, b| links.get(&(a, b)).copied().unwrap_or_default());
+        let topology =
+            Topology::from_pairs(gpus.len(), |a, b| links.get(&(a, b)).copied().unwrap_or_default());
         let numa: Vec<Option<u16>> = gpus.iter().map(|gpu| gpu.numa).collect();
         let driver = self.library()?.sys_driver_version().ok();
         Ok(Found { gpus, topology: topology.with_numa(&numa), pci, driver })
@@ -91,7 +93,10 @@ impl Gpus for Nvml {
             };
             CardActivity {
                 used: device.memory_info().map(|info| mib(info.used)).unwrap_or_default(),
-                processes: processes.iter().map(|process| (process.pid, memory(&process.used_gpu_memory))).collect(),
+                processes: processes
+                    .iter()
+                    .map(|process| (process.pid, memory(&process.used_gpu_memory)))
+                    .collect(),
             }
         };
         Ok(self.devices()?.into_iter().map(activity).collect())
@@ -107,7 +112,10 @@ impl Gpus for Nvml {
         for device in self.devices()?.into_iter().flatten() {
             let wanted = device.supported_event_types().unwrap_or_else(|_| EventTypes::empty()) & EVENTS;
             if wanted.is_empty() {
-                tracing::warn!(gpu = device.uuid().unwrap_or_default(), "this card reports no errors: it is not watched");
+                tracing::warn!(
+                    gpu = device.uuid().unwrap_or_default(),
+                    "this card reports no errors: it is not watched"
+                );
                 continue;
             }
             set = device.register_events(wanted, set).map_err(|error| failed("events")(error.error))?;
@@ -203,7 +211,8 @@ fn links(
         .collect();
     let mut links = BTreeMap::new();
     for (a, b) in GpuSet::first(devices.len()).pairs() {
-        let (Some(Ok(first)), Ok(second)) = (devices.get(a.position()), library.device_by_index(b.0.into())) else {
+        let (Some(Ok(first)), Ok(second)) = (devices.get(a.position()), library.device_by_index(b.0.into()))
+        else {
             continue;
         };
         let level = first.topology_common_ancestor(second).ok().map(pcie_level);

@@ -65,7 +65,8 @@ impl Gpus for Simulated {
         if gpus.is_empty() {
             return Err(GpusError::NoGpu);
         }
-        let pci = gpus.iter().map(|gpu| format!("00000000:{:02X}:00.0", u32::from(gpu.index.0) + 1)).collect();
+        let pci =
+            gpus.iter().map(|gpu| format!("00000000:{:02X}:00.0", u32::from(gpu.index.0) + 1)).collect();
         Ok(Found { gpus, topology, pci, driver: None })
     }
 

@@ -6,8 +6,8 @@ use tessera_core::request::Role;
 use tessera_wire::{
     device_id::Resource,
     kubelet::device_plugin::{
-        AllocateRequest, ContainerAllocateRequest, ContainerAllocateResponse, ContainerPreferredAllocationRequest,
-        PreStartContainerRequest, PreferredAllocationRequest,
+        AllocateRequest, ContainerAllocateRequest, ContainerAllocateResponse,
+        ContainerPreferredAllocationRequest, PreStartContainerRequest, PreferredAllocationRequest,
     },
     objects::{Container, Pod},
 };
@@ -37,7 +37,9 @@ impl Kubelet {
         if admitted.is_err() {
             self.remove(uid);
         }
-        admitted.map_err(|reason| format!("Pod was rejected: Allocate failed due to {reason}, which is unexpected"))
+        admitted.map_err(|reason| {
+            format!("Pod was rejected: Allocate failed due to {reason}, which is unexpected")
+        })
     }
 
     async fn allocate_all(&self, pod: &Pod) -> Result<Admitted, String> {
@@ -73,7 +75,8 @@ impl Kubelet {
     ) -> Result<(BTreeSet<String>, ContainerAllocateResponse), String> {
         let name = resource.name();
         let plugin = lock(&self.state.plugins).get(name).cloned();
-        let mut plugin = plugin.ok_or_else(|| format!("no healthy devices present; cannot allocate {name}"))?;
+        let mut plugin =
+            plugin.ok_or_else(|| format!("no healthy devices present; cannot allocate {name}"))?;
         let count = resource.asked_by(container);
         let mut chosen: BTreeSet<String> = reusable.iter().take(count).cloned().collect();
         if chosen.len() < count {
@@ -97,7 +100,8 @@ impl Kubelet {
             let preferred = plugin.client.get_preferred_allocation(request).await.map_err(|error| {
                 format!("device plugin GetPreferredAllocation rpc failed with err: {error}")
             })?;
-            let preferred = preferred.into_inner().container_responses.into_iter().flat_map(|r| r.device_i_ds);
+            let preferred =
+                preferred.into_inner().container_responses.into_iter().flat_map(|r| r.device_i_ds);
             let usable = preferred.filter(|id| available.contains(id)).collect::<Vec<_>>();
             for id in usable.into_iter().chain(available) {
                 if chosen.len() < count {
@@ -106,7 +110,9 @@ impl Kubelet {
             }
         }
         let request = AllocateRequest {
-            container_requests: vec![ContainerAllocateRequest { devices_ids: chosen.iter().cloned().collect() }],
+            container_requests: vec![ContainerAllocateRequest {
+                devices_ids: chosen.iter().cloned().collect(),
+            }],
         };
         let response = plugin.client.allocate(request).await.map_err(|error| error.to_string())?;
         let response = response.into_inner().container_responses.into_iter().next().unwrap_or_default();

@@ -100,7 +100,8 @@ pub(super) fn watch_registry(
         while !stop.is_cancelled() {
             let entries = fs::read_dir(&directory).into_iter().flatten().filter_map(Result::ok);
             for path in entries.map(|entry| entry.path()) {
-                let Ok(identity) = fs::metadata(&path).map(|data| (path.clone(), data.ino(), data.ctime_nsec()))
+                let Ok(identity) =
+                    fs::metadata(&path).map(|data| (path.clone(), data.ino(), data.ctime_nsec()))
                 else {
                     continue;
                 };

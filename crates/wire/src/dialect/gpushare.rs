@@ -66,7 +66,8 @@ impl FromStr for MemoryUnit {
     type Err = UnknownUnit;
 
     fn from_str(text: &str) -> Result<Self, UnknownUnit> {
-        let number = |digits: &str| digits.bytes().all(|byte| byte.is_ascii_digit()).then(|| digits.parse().ok());
+        let number =
+            |digits: &str| digits.bytes().all(|byte| byte.is_ascii_digit()).then(|| digits.parse().ok());
         match (text, text.strip_suffix("MiB")) {
             ("GiB" | "1024MiB", _) => Some(Self::GiB),
             ("MiB" | "1MiB", _) => Some(Self::MiB),

@@ -34,7 +34,10 @@ fn check(hand_over: &HandOver, dialect: Dialect, cards: &[(u8, Hold)], expected:
     let envs: BTreeMap<_, _> = given.envs.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();
     assert_eq!(envs, expected.iter().copied().collect(), "{dialect}");
     let mount = &given.mounts[0];
-    assert_eq!((mount.container_path.as_str(), mount.host_path.as_str()), ("/run/tessera", "/grants/uid/main"));
+    assert_eq!(
+        (mount.container_path.as_str(), mount.host_path.as_str()),
+        ("/run/tessera", "/grants/uid/main")
+    );
     assert!(mount.read_only);
 }
 

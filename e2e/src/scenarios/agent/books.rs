@@ -8,7 +8,12 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
-use tessera_core::{grant::PodGrant, ledger::Ledger, request::Role, units::{GpuIndex, MiB, MilliCpu, PodUid}};
+use tessera_core::{
+    grant::PodGrant,
+    ledger::Ledger,
+    request::Role,
+    units::{GpuIndex, MiB, MilliCpu, PodUid},
+};
 use tessera_wire::{
     device_id::{DeviceIds, Resource},
     dialect::MemoryUnit,
@@ -20,11 +25,13 @@ use super::stage::{SOON, Stage, core_node, eight_cards};
 
 /// Waits until all books agree.
 pub(super) async fn check(stage: &Stage) -> Result<()> {
-    stage.harness.wait_for("all books to agree", SOON, async || {
-        compare(stage).await?;
-        Ok(Some(()))
-    })
-    .await
+    stage
+        .harness
+        .wait_for("all books to agree", SOON, async || {
+            compare(stage).await?;
+            Ok(Some(()))
+        })
+        .await
 }
 
 async fn compare(stage: &Stage) -> Result<()> {
@@ -42,7 +49,9 @@ async fn compare(stage: &Stage) -> Result<()> {
             continue;
         }
         holders.insert(pod.metadata.uid.clone());
-        let shown = usage.get(&pod.metadata.uid).with_context(|| format!("{} is not in /usage", pod.metadata.name))?;
+        let shown = usage
+            .get(&pod.metadata.uid)
+            .with_context(|| format!("{} is not in /usage", pod.metadata.name))?;
         for (container, cards) in &containers {
             let devices = shown["stat"][container]["dev"].as_array().cloned().unwrap_or_default();
             let shown: BTreeSet<String> =
@@ -50,7 +59,8 @@ async fn compare(stage: &Stage) -> Result<()> {
             let held: BTreeSet<String> = cards.iter().map(|card| card.0.to_string()).collect();
             ensure!(shown == held, "{}: the agent says {shown:?}, the kubelet {held:?}", pod.metadata.name);
         }
-        let grants = grant::parse(&pod.spec, &pod.metadata.annotations, &node, MemoryUnit::GiB)?.unwrap_or_default();
+        let grants =
+            grant::parse(&pod.spec, &pod.metadata.annotations, &node, MemoryUnit::GiB)?.unwrap_or_default();
         ledger.observe(PodGrant {
             pod: PodUid(pod.metadata.uid.clone()),
             node: node.name.clone(),

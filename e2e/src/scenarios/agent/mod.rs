@@ -1,7 +1,9 @@
 //! The agent on a real kubelet, with eight cards that exist only in a file.
 
 mod books;
+mod footprint;
 mod health;
+mod outage;
 mod pods;
 mod rounds;
 mod stage;
@@ -13,6 +15,9 @@ use self::{
     stage::{SOON, Stage},
 };
 use crate::harness::Harness;
+
+/// Resources and how many of each.
+type Asked<'a> = &'a [(&'a str, &'a str)];
 
 /// Every dialect, every kind of pod, one after the other.
 pub(crate) async fn dialects(harness: Harness) -> Result<()> {
@@ -36,10 +41,23 @@ pub(crate) async fn restarts(harness: Harness) -> Result<()> {
     rounds::run(&stage).await
 }
 
+/// The old way of registering, and an API server that is away.
+pub(crate) async fn outage(harness: Harness) -> Result<()> {
+    let stage = Stage::start(&harness, "kubelet-socket").await?;
+    every_dialect_follows_its_grant(&stage).await?;
+    outage::run(&stage).await
+}
+
+/// What the agent costs.
+pub(crate) async fn footprint(harness: Harness) -> Result<()> {
+    let stage = Stage::start(&harness, "auto").await?;
+    footprint::run(&stage).await
+}
+
 /// What a container of each dialect finds in its environment when it was granted card 5.
 async fn every_dialect_follows_its_grant(stage: &Stage) -> Result<()> {
     let uuid = stage.uuid(5);
-    let cases: [(&str, &[(&str, &str)], Vec<String>, &str); 4] = [
+    let cases: [(&str, Asked<'_>, Vec<String>, &str); 4] = [
         ("nvidia", &[("nvidia.com/gpu", "1")], vec![format!("NVIDIA_VISIBLE_DEVICES={uuid}")], "whole"),
         ("gputopology", &[("aliyun.com/gpu", "1")], vec![format!("NVIDIA_VISIBLE_DEVICES={uuid}")], "whole"),
         (
@@ -86,9 +104,11 @@ async fn equal_pods_are_not_swapped(stage: &Stage) -> Result<()> {
     for name in &names {
         stage.create_unbound(asking(name, &[Container::main("main", &share)])).await?;
     }
-    let bind = names.iter().enumerate().rev().map(|(number, name)| async move {
-        stage.bind(name, &[("main", &[card(number)])]).await
-    });
+    let bind = names
+        .iter()
+        .enumerate()
+        .rev()
+        .map(|(number, name)| async move { stage.bind(name, &[("main", &[card(number)])]).await });
     futures::future::try_join_all(bind).await?;
     for (number, name) in names.iter().enumerate() {
         stage.cluster.wait_for_phase(name, "Running", SOON).await?;
@@ -113,8 +133,12 @@ async fn pods_nobody_placed_are_served_and_corrected(stage: &Stage) -> Result<()
     };
     stage.create(pod("bypass-whole", &[("aliyun.com/gpu", "2")])).await?;
     stage.create(pod("bypass-memory", &[("aliyun.com/gpu-mem", "30")])).await?;
-    stage.create(pod("bypass-share", &[("tencent.com/vcuda-core", "50"), ("tencent.com/vcuda-memory", "100")])).await?;
-    stage.create(pod("bypass-cores", &[("tencent.com/vcuda-core", "200"), ("tencent.com/vcuda-memory", "8")])).await?;
+    stage
+        .create(pod("bypass-share", &[("tencent.com/vcuda-core", "50"), ("tencent.com/vcuda-memory", "100")]))
+        .await?;
+    stage
+        .create(pod("bypass-cores", &[("tencent.com/vcuda-core", "200"), ("tencent.com/vcuda-memory", "8")]))
+        .await?;
     for name in ["bypass-whole", "bypass-memory", "bypass-share", "bypass-cores"] {
         stage.cluster.wait_for_phase(name, "Running", SOON).await?;
         stage.wait_for_truth(name).await?;
@@ -169,7 +193,7 @@ async fn what_does_not_fit_is_refused(stage: &Stage) -> Result<()> {
     };
     stage.create(bypassing("all", &[("aliyun.com/gpu", "8")])).await?;
     stage.cluster.wait_for_phase("all", "Running", SOON).await?;
-    let cases: [(&str, &[(&str, &str)], &str); 3] = [
+    let cases: [(&str, Asked<'_>, &str); 3] = [
         ("too-late", &[("aliyun.com/gpu-mem", "8")], "no GPU with 8192 MiB left"),
         ("between", &[("tencent.com/vcuda-core", "150")], "write 100 or 200 for whole GPUs"),
         ("lonely", &[("tencent.com/vcuda-core", "50")], "needs memory; add tencent.com/vcuda-memory"),

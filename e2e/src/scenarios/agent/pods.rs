@@ -36,7 +36,10 @@ fn container(name: &str, script: &str, resources: &[(&str, &str)]) -> api::Conta
         image: Some(IMAGE.into()),
         image_pull_policy: Some("Never".into()),
         command: Some(["sh", "-c", script].map(str::to_owned).to_vec()),
-        resources: Some(ResourceRequirements { limits: Some(amounts.collect()), ..ResourceRequirements::default() }),
+        resources: Some(ResourceRequirements {
+            limits: Some(amounts.collect()),
+            ..ResourceRequirements::default()
+        }),
         ..api::Container::default()
     }
 }
@@ -44,7 +47,11 @@ fn container(name: &str, script: &str, resources: &[(&str, &str)]) -> api::Conta
 /// A pod that no scheduler touches.
 pub(super) fn asking(name: &str, containers: &[Container]) -> Pod {
     let of = |early: bool| -> Vec<api::Container> {
-        containers.iter().filter(|container| container.1 == early).map(|container| container.0.clone()).collect()
+        containers
+            .iter()
+            .filter(|container| container.1 == early)
+            .map(|container| container.0.clone())
+            .collect()
     };
     Pod {
         metadata: ObjectMeta { name: Some(name.into()), ..ObjectMeta::default() },

@@ -92,7 +92,8 @@ pub(super) fn pod(name: &str, uid: &str, containers: &[(&str, Vec<(&str, String)
         let policy = if container.starts_with("side") { "Always" } else { "" };
         json!({ "name": container, "restartPolicy": policy, "resources": { "limits": limits } })
     };
-    let early = |(name, _): &&(&str, Vec<(&str, String)>)| name.starts_with("init") || name.starts_with("side");
+    let early =
+        |(name, _): &&(&str, Vec<(&str, String)>)| name.starts_with("init") || name.starts_with("side");
     let inits: Vec<_> = containers.iter().filter(early).map(of).collect();
     let mains: Vec<_> = containers.iter().filter(|container| !early(container)).map(of).collect();
     serde_json::from_value(json!({
@@ -372,7 +373,11 @@ impl World {
         Ok(())
     }
 
-    pub(super) fn run(&mut self, pod: Pod, grants: &[(&str, &[u8])]) -> Result<BTreeMap<String, Allocation>, String> {
+    pub(super) fn run(
+        &mut self,
+        pod: Pod,
+        grants: &[(&str, &[u8])],
+    ) -> Result<BTreeMap<String, Allocation>, String> {
         let pod = self.bind(pod, grants);
         let given = self.admit(&pod)?;
         self.start(&pod.metadata.uid)?;
@@ -390,7 +395,8 @@ impl World {
         let cards = self.agent.cards.as_ref().unwrap();
         let (_, containers) = &self.books[uid];
         let (_, _, ids) = containers.iter().find(|(name, ..)| name == container).unwrap();
-        let of = |(name, ids): (&String, &BTreeSet<String>)| cards.of_ids(Resource::named(name).unwrap(), ids);
+        let of =
+            |(name, ids): (&String, &BTreeSet<String>)| cards.of_ids(Resource::named(name).unwrap(), ids);
         ids.iter().flat_map(of).map(|gpu| gpu.0).collect()
     }
 

@@ -111,5 +111,8 @@ proptest! {
 /// Whether annotations of pods that are not admitted yet promise too much: no scheduler of ours does that, but the random
 /// grants here do. The agent must not make it real.
 fn has_conflicting_grants(world: &World) -> bool {
-    world.pods.values().any(|pod| pod.status.phase == "Pending" && !world.books.contains_key(&pod.metadata.uid))
+    world
+        .pods
+        .values()
+        .any(|pod| pod.status.phase == "Pending" && !world.books.contains_key(&pod.metadata.uid))
 }

@@ -103,9 +103,14 @@ fn init_containers_sidecars_and_mains() {
     for seed in 0..8 {
         let mut world = World::new();
         world.seed(seed);
-        let containers =
-            [("init-load", share(20, 30)), ("side-car", share(10, 10)), ("first", share(30, 20)), ("second", share(60, 20))];
-        let grants: &[(&str, &[u8])] = &[("init-load", &[1]), ("side-car", &[1]), ("first", &[1]), ("second", &[3])];
+        let containers = [
+            ("init-load", share(20, 30)),
+            ("side-car", share(10, 10)),
+            ("first", share(30, 20)),
+            ("second", share(60, 20)),
+        ];
+        let grants: &[(&str, &[u8])] =
+            &[("init-load", &[1]), ("side-car", &[1]), ("first", &[1]), ("second", &[3])];
         world.run(pod("p", "u", &containers), grants).unwrap();
         assert_eq!(world.cards("u", "init-load"), [1].into());
         assert_eq!(world.cards("u", "first"), [1].into());
@@ -184,10 +189,12 @@ fn a_restarted_agent_knows_the_same() {
     world.run(pod("p", "u", &[("main", share(60, 20))]), &[("main", &[2])]).unwrap();
     world.run(pod("q", "v", &[("main", whole(1))]), &[]).unwrap();
     world.check();
-    let before: Vec<_> = world.agent.view().containers.iter().map(|c| (c.uid.clone(), c.cards.clone())).collect();
+    let before: Vec<_> =
+        world.agent.view().containers.iter().map(|c| (c.uid.clone(), c.cards.clone())).collect();
     world.restart_agent();
     world.check();
-    let after: Vec<_> = world.agent.view().containers.iter().map(|c| (c.uid.clone(), c.cards.clone())).collect();
+    let after: Vec<_> =
+        world.agent.view().containers.iter().map(|c| (c.uid.clone(), c.cards.clone())).collect();
     assert_eq!(before, after);
     // A container that starts again needs nothing but the kubelet's books.
     world.start("u").unwrap();
