@@ -27,7 +27,7 @@ use tessera_wire::{
     dialect::{Dialect, MemoryUnit},
     grant,
     hand_over::HandOver,
-    objects::{Node, Pod},
+    objects::Pod,
 };
 use tokio::{sync::mpsc, task::JoinHandle};
 use tokio_util::sync::CancellationToken;
@@ -75,7 +75,7 @@ impl Api {
 impl Cluster for Api {
     fn watch(&self) -> BoxStream<'static, ClusterEvent> {
         let (sender, mut receiver) = mpsc::unbounded_channel();
-        let _listening = sender.send(ClusterEvent::Node(Box::new(Node::default())));
+        let _listening = sender.send(ClusterEvent::Node(Box::default()));
         let _listening = sender.send(ClusterEvent::Pod(PodEvent::All(self.all())));
         self.watchers.lock().unwrap().push(sender);
         futures::stream::poll_fn(move |context| receiver.poll_recv(context)).boxed()
