@@ -290,8 +290,9 @@ impl Agent {
 
     /// What the kubelet lists under a pod's name: twice, if one of the same name is still on its way out.
     pub(super) fn entries_named(&self, pod: &Pod) -> impl Iterator<Item = &PodDevices> {
-        let (namespace, name) = (pod.metadata.namespace.clone(), pod.metadata.name.clone());
-        self.listed.iter().filter(move |entry| entry.namespace == namespace && entry.name == name)
+        let name = (pod.metadata.namespace.clone(), pod.metadata.name.clone());
+        let places = self.listed_names.get(&name).into_iter().flatten();
+        places.filter_map(|place| self.listed.get(*place))
     }
 
     pub(super) fn prefer(

@@ -39,7 +39,33 @@ pub(super) enum Source {
     Annotated,
 }
 
+/// What a pod's texts say.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Read {
+    claims: Vec<Claim>,
+    annotated: Vec<ContainerGrant>,
+}
+
 impl Agent {
+    /// Reads the texts of all pods.
+    pub(super) fn read_pods(&mut self) {
+        self.read.clear();
+        let uids: Vec<PodUid> = self.pods.keys().cloned().collect();
+        uids.iter().for_each(|uid| self.read_pod(uid));
+    }
+
+    /// Reads the texts of a pod. What cannot be read asks for nothing and grants nothing.
+    pub(super) fn read_pod(&mut self, uid: &PodUid) {
+        let (Some(cards), Some(pod)) = (&self.cards, self.pods.get(uid)) else { return };
+        let unit = cards.ids.unit();
+        let annotated = grant::parse(&pod.spec, &pod.metadata.annotations, &cards.node, unit);
+        let read = Read {
+            claims: pod.spec.claims(unit).unwrap_or_default(),
+            annotated: annotated.ok().flatten().unwrap_or_default(),
+        };
+        self.read.insert(uid.clone(), read);
+    }
+
     /// The book of all grants of this node.
     pub(super) fn ledger(&mut self) -> Ledger {
         if self.books_lack.is_some() {
@@ -108,12 +134,11 @@ impl Agent {
     /// What every container of a pod holds that asks for cards.
     pub(super) fn holdings_of(&self, uid: &PodUid, pod: &Pod) -> Vec<Holding> {
         let Some(cards) = &self.cards else { return Vec::new() };
-        let Ok(claims) = pod.spec.claims(cards.ids.unit()) else { return Vec::new() };
-        if claims.is_empty() {
+        let Some(Read { claims, annotated }) = self.read.get(uid).filter(|read| !read.claims.is_empty())
+        else {
             return Vec::new();
-        }
+        };
         let entry = self.entry_of(uid, pod);
-        let annotated = self.annotated(pod);
         let holding = |claim: &Claim| {
             let hold = Hold::of(claim.request);
             let grant = |gpus: BTreeSet<GpuIndex>| ContainerGrant {
@@ -139,10 +164,8 @@ impl Agent {
     }
 
     /// What the pod's annotations grant; nothing where they cannot be read.
-    pub(super) fn annotated(&self, pod: &Pod) -> Vec<ContainerGrant> {
-        let Some(cards) = &self.cards else { return Vec::new() };
-        let read = grant::parse(&pod.spec, &pod.metadata.annotations, &cards.node, cards.ids.unit());
-        read.ok().flatten().unwrap_or_default()
+    pub(super) fn annotated(&self, pod: &Pod) -> &[ContainerGrant] {
+        self.read.get(&super::uid_of(pod)).map(|read| read.annotated.as_slice()).unwrap_or_default()
     }
 
     /// What the kubelet lists for this very pod. An entry of its name with devices may belong to an earlier one that is
@@ -157,7 +180,7 @@ impl Agent {
         let cards = self.cards.as_ref()?;
         // Of two under this name, one without devices yet, that one is on its way in.
         let arriving = self.entries_named(pod).count() > entries.len();
-        let annotated = if arriving { Vec::new() } else { self.annotated(pod) };
+        let annotated = if arriving { &[] } else { self.annotated(pod) };
         let fits = |entry: &&PodDevices| {
             entry.containers.iter().any(|container| {
                 let mut ids =

@@ -113,6 +113,11 @@ impl Agent {
         self.calls.last_list = now.elapsed;
         match listed {
             Ok(listed) => {
+                self.listed_names.clear();
+                for (place, pod) in listed.iter().enumerate() {
+                    let name = (pod.namespace.clone(), pod.name.clone());
+                    self.listed_names.entry(name).or_default().push(place);
+                }
                 self.listed = listed;
                 self.listed_once = true;
                 self.calls.list_failure = None;

@@ -17,7 +17,7 @@ mod view;
 mod tests;
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, HashMap},
     time::Duration,
 };
 
@@ -188,10 +188,14 @@ pub struct Agent {
     missing: Option<String>,
     health: HealthBook,
     pods: BTreeMap<PodUid, Pod>,
+    /// What those pods ask for and were granted, as their texts say.
+    read: BTreeMap<PodUid, books::Read>,
     /// Whether the API server has told all pods at least once.
     pods_known: bool,
     /// What the kubelet said last.
     listed: Vec<PodDevices>,
+    /// Where in it each name stands.
+    listed_names: HashMap<(String, String), Vec<usize>>,
     /// Whether it has said anything yet.
     listed_once: bool,
     admission: Admission,
@@ -222,8 +226,10 @@ impl Agent {
             cards: None,
             missing: None,
             pods: BTreeMap::new(),
+            read: BTreeMap::new(),
             pods_known: false,
             listed: Vec::new(),
+            listed_names: HashMap::new(),
             listed_once: false,
             admission: Admission::default(),
             calls: Calls::default(),
@@ -238,6 +244,7 @@ impl Agent {
     pub fn handle(&mut self, now: Now, event: Event) -> Vec<Action> {
         let mut actions = Vec::new();
         let ticking = matches!(event, Event::Tick);
+        let scope = Scope::of(&event, &self.truth);
         let admitting = matches!(event, Event::Prefer(..) | Event::Allocate(..) | Event::PreStart(..));
         match event {
             Event::Gpus(found) => self.on_gpus(found, &mut actions),
@@ -245,12 +252,15 @@ impl Agent {
             Event::StreamOpened(_) => self.on_stream(),
             Event::Pods(pods) => self.on_pods(pods, &mut actions),
             Event::PodApplied(pod) => {
-                self.pods.insert(uid_of(&pod), *pod);
+                let uid = uid_of(&pod);
+                self.pods.insert(uid.clone(), *pod);
+                self.read_pod(&uid);
             }
             Event::PodDeleted(uid) => {
                 self.pods.remove(&uid);
+                self.read.remove(&uid);
             }
-            Event::Node(node) => self.published.node = Some(*node),
+            Event::Node(node) => self.published.seen(*node),
             Event::Listed(listed) => self.on_listed(now, listed, &mut actions),
             Event::Prefer(call, resource, wish) => self.on_prefer(now, call, resource, wish, &mut actions),
             Event::Allocate(call, resource, ids) => self.on_allocate(now, call, resource, ids, &mut actions),
@@ -268,8 +278,15 @@ impl Agent {
                 self.books = None;
                 self.retry_calls(now, &mut actions);
             }
-            self.reconcile_pods(now, &mut actions);
-            self.reconcile_node(now, &mut actions);
+            match scope {
+                Scope::Nothing => {}
+                Scope::Pod(uid) => self.reconcile_pods(now, Some(&uid), &mut actions),
+                Scope::All => {
+                    self.reconcile_pods(now, None, &mut actions);
+                    self.reconcile_node(now, &mut actions);
+                }
+                Scope::Pods => self.reconcile_pods(now, None, &mut actions),
+            }
         }
         actions
     }
@@ -333,6 +350,7 @@ impl Agent {
             Ok(node) => {
                 let ids = DeviceIds::new(&found.gpus, unit);
                 self.cards = Some(Cards { found, ids, node });
+                self.read_pods();
             }
             Err(error) => actions.push(Action::Warn(error.to_string())),
         }
@@ -366,6 +384,7 @@ impl Agent {
 
     fn on_pods(&mut self, pods: Vec<Pod>, actions: &mut Vec<Action>) {
         self.pods = pods.into_iter().map(|pod| (uid_of(&pod), pod)).collect();
+        self.read_pods();
         self.pods_are_fresh();
         if !std::mem::replace(&mut self.pods_known, true) {
             // What the kubelet holds belongs to these pods.
@@ -389,6 +408,28 @@ impl Agent {
             topology: cards.node.topology().clone(),
             memory_unit: cards.ids.unit(),
         })
+    }
+}
+
+/// What an event may have made untrue.
+enum Scope {
+    Nothing,
+    Pod(PodUid),
+    Pods,
+    All,
+}
+
+impl Scope {
+    fn of(event: &Event, truth: &Truth) -> Self {
+        match event {
+            Event::PodApplied(pod) => Self::Pod(uid_of(pod)),
+            Event::GrantsWritten(call, _) => {
+                truth.starting.get(call).cloned().map_or(Self::Nothing, Self::Pod)
+            }
+            Event::PodPatched(..) | Event::GrantsOnDisk(_) | Event::StreamOpened(_) => Self::Nothing,
+            Event::Pods(_) | Event::PodDeleted(_) | Event::Listed(_) => Self::Pods,
+            _ => Self::All,
+        }
     }
 }
 

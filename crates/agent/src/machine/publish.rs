@@ -46,6 +46,8 @@ pub(super) struct Published {
     pub(super) node: Option<Node>,
     in_flight: bool,
     retry_at: Option<Duration>,
+    /// What was written since we last saw the node: the watch has yet to show it.
+    written: Option<NodePatch>,
     /// The broken cards we told last.
     unhealthy: Option<Vec<u8>>,
     unhealthy_in_flight: Option<Vec<u8>>,
@@ -53,10 +55,17 @@ pub(super) struct Published {
 }
 
 impl Published {
+    /// The node's object as it is now.
+    pub(super) fn seen(&mut self, node: Node) {
+        self.node = Some(node);
+        self.written = None;
+    }
+
     pub(super) fn node_patched(&mut self, now: Now, outcome: Result<(), String>, actions: &mut Vec<Action>) {
         self.in_flight = false;
         self.retry_at = outcome.err().map(|reason| {
             actions.push(Action::Warn(format!("cannot write the node's annotations: {reason}")));
+            self.written = None;
             now.elapsed + RETRY
         });
     }
@@ -79,8 +88,10 @@ impl Agent {
         if !self.published.in_flight
             && due(self.published.retry_at)
             && let Some(patch) = self.node_patch().filter(|patch| !patch.is_empty())
+            && self.published.written.as_ref() != Some(&patch)
         {
             self.published.in_flight = true;
+            self.published.written = Some(patch.clone());
             actions.push(Action::PatchNode(patch));
         }
         let serves_gpushare = self.settings.dialects.contains(&Dialect::Gpushare);

@@ -61,8 +61,8 @@ impl Agent {
         let given = others.filter_map(|other| Some((other, self.admission.recorded(uid, container, other)?)));
         let named: Option<GpuSet> =
             given.map(|(other, ids)| cards.of_ids(other, ids).into_iter().collect()).next();
-        let granted = self.annotated(pod).into_iter().find(|granted| granted.container == container);
-        let granted = granted.map(|granted| granted.gpus()).unwrap_or_default();
+        let granted = self.annotated(pod).iter().find(|granted| granted.container == container);
+        let granted = granted.map(ContainerGrant::gpus).unwrap_or_default();
         let pod_name = format!("{}/{}", pod.metadata.namespace, pod.metadata.name);
         let mut ask = Ask { claim, pod_name, fixed: None, among: GpuSet::EMPTY, granted };
         match named {

@@ -71,12 +71,13 @@ impl Truth {
 
 impl Agent {
     /// Corrects the annotations of pods and removes what ended pods left.
-    pub(super) fn reconcile_pods(&mut self, now: Now, actions: &mut Vec<Action>) {
+    pub(super) fn reconcile_pods(&mut self, now: Now, only: Option<&PodUid>, actions: &mut Vec<Action>) {
         if self.cards.is_none() || !self.listed_once {
             return;
         }
         let mut wanted = Vec::new();
-        for (uid, pod) in self.pods.iter().filter(|(_, pod)| !has_ended(pod)) {
+        let concerned = |uid: &PodUid| only.is_none_or(|only| only == uid);
+        for (uid, pod) in self.pods.iter().filter(|(uid, pod)| concerned(uid) && !has_ended(pod)) {
             if let Some(annotations) = self.correction(now, uid, pod)
                 && self.truth.may_send(now, uid, &annotations)
             {
@@ -92,7 +93,8 @@ impl Agent {
             let (namespace, name) = (metadata.namespace, metadata.name);
             actions.push(Action::PatchPod { uid, namespace, name, annotations });
         }
-        if self.pods_known {
+        let ended = only.is_none_or(|uid| self.pods.get(uid).is_some_and(has_ended));
+        if self.pods_known && ended {
             self.forget_ended(actions);
         }
     }

@@ -102,7 +102,14 @@ async fn settle(stage: &Stage, alive: &mut Vec<(String, u8)>) -> Result<usize> {
         } else {
             failed += 1;
             let message = stage.pod(&name).await?.status.message;
-            let away = ["no healthy devices", "Unavailable", "transport", "EOF", "the agent is ending"];
+            let away = [
+                "no healthy devices",
+                "Unavailable",
+                "transport",
+                "EOF",
+                "connection is closing",
+                "the agent is ending",
+            ];
             ensure!(away.iter().any(|words| message.contains(words)), "{name} was refused: {message}");
             stage.delete(&name).await?;
         }

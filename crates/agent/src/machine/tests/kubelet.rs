@@ -40,6 +40,7 @@ pub(super) struct World {
     pub(super) books: BTreeMap<String, (Pod, Vec<Held>)>,
     pub(super) limits: BTreeMap<(String, String), tessera_wire::limits::Limits>,
     pub(super) lists: usize,
+    pub(super) node_patches: usize,
     pub(super) api_is_up: bool,
     pub(super) warnings: Vec<String>,
     answers: BTreeMap<CallId, Answer>,
@@ -112,6 +113,7 @@ impl World {
             books: BTreeMap::new(),
             limits: BTreeMap::new(),
             lists: 0,
+            node_patches: 0,
             api_is_up: true,
             warnings: Vec::new(),
             answers: BTreeMap::new(),
@@ -195,7 +197,10 @@ impl World {
             Action::PatchPod { uid, .. } => {
                 Some(Event::PodPatched(uid, Err(WriteError::Later("away".into()))))
             }
-            Action::PatchNode(_) => Some(Event::NodePatched(Ok(()))),
+            Action::PatchNode(_) => {
+                self.node_patches += 1;
+                Some(Event::NodePatched(Ok(())))
+            }
             Action::SetUnhealthy(_) => Some(Event::UnhealthySet(Ok(()))),
             Action::Publish(_, devices) => {
                 let sick = devices.iter().filter(|device| !device.healthy);

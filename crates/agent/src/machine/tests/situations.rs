@@ -212,3 +212,44 @@ fn without_the_api_server_containers_start_again_and_annotations_follow_later() 
     world.restart_agent();
     world.check();
 }
+
+#[test]
+fn the_node_is_written_once_and_again_when_somebody_took_it_away() {
+    let mut world = World::new();
+    world.happens(Event::Node(Box::default()));
+    for _ in 0..3 {
+        world.happens(Event::Tick);
+    }
+    assert_eq!(world.node_patches, 1, "the watch has not shown it yet");
+    // A kubelet without its checkpoint has zeroed what it does not know.
+    world.happens(Event::Node(Box::default()));
+    assert_eq!(world.node_patches, 2);
+}
+
+#[test]
+fn a_kubelet_that_offers_what_does_not_belong_together_is_refused() {
+    use std::collections::BTreeSet;
+
+    use tessera_wire::device_id::Resource;
+
+    use crate::machine::{Action, Answer, CallId, Now};
+    let mut world = World::new();
+    let bound = world.bind(pod("p", "u", &[("main", memory(2))]), &[]);
+    let entry = tessera_node::pod_resources::PodDevices {
+        namespace: "team".into(),
+        name: "p".into(),
+        containers: vec![tessera_node::pod_resources::ContainerDevices {
+            name: "main".into(),
+            ..Default::default()
+        }],
+    };
+    let now = Now::default();
+    let ids: BTreeSet<String> = ["00000000-1", "00000001-1"].map(str::to_owned).into();
+    world.agent.handle(now, Event::Allocate(CallId(900), Resource::GpuMemory, ids));
+    let actions = world.agent.handle(now, Event::Listed(Ok(vec![entry])));
+    let refused = actions.iter().find_map(|action| match action {
+        Action::Answer(CallId(900), Answer::Allocated(Err(reason))) => Some(reason.clone()),
+        _ => None,
+    });
+    assert!(refused.unwrap().contains("which do not make 1 GPU(s)"), "{}", bound.metadata.name);
+}
