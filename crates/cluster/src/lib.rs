@@ -5,6 +5,7 @@
 mod binding;
 mod connect;
 mod lean;
+pub mod node_agent;
 
 pub use self::{
     binding::{BindError, Binding},

@@ -1,7 +1,9 @@
-//! Talks to the machine a node agent runs on. So far: the kubelet, on its sockets.
+//! Talks to the machine a node agent runs on: its GPUs, and the kubelet on its sockets.
 //!
-//! [`device_plugin`] serves devices to the kubelet and keeps them registered with it; [`pod_resources`] asks the kubelet
-//! which container holds which device. Nothing here knows the Kubernetes API.
+//! [`gpus`] tells which cards there are and how they fare, by NVML or by a description; [`device_plugin`] serves devices to
+//! the kubelet and keeps them registered with it; [`pod_resources`] asks the kubelet which container holds which device.
+//! Nothing here knows the Kubernetes API.
 
 pub mod device_plugin;
+pub mod gpus;
 pub mod pod_resources;

@@ -1,5 +1,7 @@
 //! The `tessera` binary: parse, run, exit. Exit codes: 0 done, 1 the answer is no, 2 bad input.
 
+mod agent;
+mod inventory;
 mod place;
 mod simulate;
 mod topology;
@@ -21,6 +23,8 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    Agent(Box<agent::Arguments>),
+    Inventory(inventory::Arguments),
     Place(place::Arguments),
     Simulate(simulate::Arguments),
     Topology(topology::Arguments),
@@ -28,6 +32,8 @@ enum Command {
 
 fn main() -> ExitCode {
     let outcome = match Arguments::parse().command {
+        Command::Agent(arguments) => agent::run(*arguments),
+        Command::Inventory(arguments) => inventory::run(&arguments),
         Command::Place(arguments) => place::run(&arguments),
         Command::Simulate(arguments) => simulate::run(&arguments),
         Command::Topology(arguments) => topology::run(&arguments),

@@ -16,7 +16,11 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("tessera-node", &["tessera-core", "tessera-wire"]),
     ("tessera-cluster", &["tessera-core", "tessera-wire"]),
     ("tessera-sim", &["tessera-core", "tessera-wire"]),
-    ("tessera", &["tessera-core", "tessera-wire", "tessera-sim"]),
+    ("tessera-agent", &["tessera-core", "tessera-wire", "tessera-node", "tessera-cluster"]),
+    (
+        "tessera",
+        &["tessera-core", "tessera-wire", "tessera-node", "tessera-cluster", "tessera-agent", "tessera-sim"],
+    ),
     ("tessera-e2e", &["tessera-core", "tessera-wire", "tessera-node", "tessera-cluster"]),
 ];
 

@@ -79,6 +79,12 @@ impl Harness {
         Program::new(self.programs.join("kubernetes")).argument(part)
     }
 
+    /// The program under test, built beside this one.
+    pub(crate) fn tessera(&self) -> Result<Program> {
+        let own = std::env::current_exe().context("cannot tell where this program lies")?;
+        Ok(Program::new(own.with_file_name("tessera")))
+    }
+
     /// Tells how the scenario gets on.
     pub(crate) fn note(&self, what: &str) {
         println!("  {:>6.1} s  {what}", self.started.elapsed().as_secs_f64());

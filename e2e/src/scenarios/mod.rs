@@ -1,5 +1,6 @@
 //! What is tried on the real Kubernetes.
 
+mod agent;
 mod baseline;
 mod broken;
 mod device_plugin;
@@ -61,6 +62,30 @@ static SCENARIOS: &[Scenario] = &[
         "device-plugin",
         "devices are registered, allocated, listed, and survive a kubelet restart",
         Enclosed(device_plugin::run),
+        hidden: false
+    ),
+    scenario!(
+        "agent",
+        "the agent serves every dialect: grants followed, books true, health told",
+        Enclosed(agent::dialects),
+        hidden: false
+    ),
+    scenario!(
+        "agent-restarts",
+        "agent and kubelet die at random moments while pods come and go; all books agree afterwards",
+        Enclosed(agent::restarts),
+        hidden: false
+    ),
+    scenario!(
+        "agent-outage",
+        "the agent registers by kubelet.sock, and lives through an API server that is away",
+        Enclosed(agent::outage),
+        hidden: false
+    ),
+    scenario!(
+        "agent-footprint",
+        "memory and idle CPU of the agent with 8 GPUs and 100 pods",
+        Enclosed(agent::footprint),
         hidden: false
     ),
     scenario!(

@@ -22,11 +22,13 @@ pub enum MemoryUnit {
     GiB,
     /// 1 MiB.
     MiB,
+    /// So many MiB, at least 2: what a node counts in where 1 MiB would make more units than a kubelet takes.
+    Blocks(u32),
 }
 
 /// A text that is no unit.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("unknown memory unit {0:?}; write GiB or MiB")]
+#[error("unknown memory unit {0:?}; write GiB or MiB, or a number of MiB such as 256MiB")]
 pub struct UnknownUnit(String);
 
 /// So many units of memory; `None` for none.
@@ -47,6 +49,7 @@ impl MemoryUnit {
         match self {
             Self::GiB => 1024,
             Self::MiB => 1,
+            Self::Blocks(mib) => u64::from(mib),
         }
     }
 
@@ -54,6 +57,7 @@ impl MemoryUnit {
         match self {
             Self::GiB => "GiB",
             Self::MiB => "MiB",
+            Self::Blocks(_) => "several MiB",
         }
     }
 }
@@ -62,15 +66,40 @@ impl FromStr for MemoryUnit {
     type Err = UnknownUnit;
 
     fn from_str(text: &str) -> Result<Self, UnknownUnit> {
-        [Self::GiB, Self::MiB]
-            .into_iter()
-            .find(|unit| unit.name() == text)
-            .ok_or_else(|| UnknownUnit(text.to_owned()))
+        let number =
+            |digits: &str| digits.bytes().all(|byte| byte.is_ascii_digit()).then(|| digits.parse().ok());
+        match (text, text.strip_suffix("MiB")) {
+            ("GiB" | "1024MiB", _) => Some(Self::GiB),
+            ("MiB" | "1MiB", _) => Some(Self::MiB),
+            (_, Some(digits)) => number(digits).flatten().filter(|mib| *mib > 0).map(Self::Blocks),
+            _ => None,
+        }
+        .ok_or_else(|| UnknownUnit(text.to_owned()))
     }
 }
 
 impl fmt::Display for MemoryUnit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
+        match self {
+            Self::Blocks(mib) => write!(f, "{mib}MiB"),
+            Self::GiB | Self::MiB => f.write_str(self.name()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn units_read_as_they_are_written() {
+        for (text, mib) in [("GiB", 1024), ("MiB", 1), ("256MiB", 256), ("1024MiB", 1024), ("1MiB", 1)] {
+            let unit: MemoryUnit = text.parse().unwrap();
+            assert_eq!(unit.mib(), mib);
+            assert_eq!(unit.to_string().parse(), Ok(unit));
+        }
+        for text in ["", "GB", "0MiB", "-1MiB", "+2MiB", "4GiB", "99999999999MiB"] {
+            assert!(text.parse::<MemoryUnit>().is_err(), "{text}");
+        }
     }
 }

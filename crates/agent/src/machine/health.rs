@@ -1,0 +1,142 @@
+//! Which troubles make a card unusable, and for how long.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use tessera_core::gpu::GpuUuid;
+use tessera_node::gpus::{Incident, IncidentKind};
+
+use super::{Action, Agent, Now};
+
+/// What a trouble means for a card.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// A mistake of the program on it: the card is fine.
+    Ignored,
+    /// The card should be left alone until it has been quiet for a while.
+    Transient,
+    /// The card needs a reset or a repair, and comes back only when the driver finds it again.
+    Fatal,
+    /// The card is there again.
+    Recovered,
+}
+
+/// The verdict on an incident. XIDs by NVIDIA's catalogue of errors; those of the application are the ones that the original
+/// plugins and NVIDIA's own pass over.
+#[must_use]
+pub fn verdict(kind: IncidentKind) -> Verdict {
+    match kind {
+        IncidentKind::Back => Verdict::Recovered,
+        IncidentKind::Lost | IncidentKind::DoubleBitEcc => Verdict::Fatal,
+        IncidentKind::Xid(number) => match number {
+            // 13 graphics exception, 31 page fault, 43 stopped processing, 45 preemptive cleanup, 68 video exception,
+            // 109 context switch timeout: an application did something wrong.
+            13 | 31 | 43 | 45 | 68 | 109 => Verdict::Ignored,
+            // 48 double bit ECC, 62 and 61 microcontroller halt, 64 and 156 page retirement or row remapping failed,
+            // 74 NVLink, 79 fallen off the bus, 95 uncontained ECC, 119 and 120 GSP, 140 unrecovered ECC, 143 and 158 reset needed.
+            48 | 61 | 62 | 64 | 74 | 79 | 95 | 119 | 120 | 140 | 143 | 156 | 158 => Verdict::Fatal,
+            _ => Verdict::Transient,
+        },
+    }
+}
+
+/// The cards in trouble.
+#[derive(Debug)]
+pub(super) struct HealthBook {
+    quiet_time: Duration,
+    /// Until when each is out of use; `None`: until it is found again.
+    bad: BTreeMap<GpuUuid, Option<Duration>>,
+}
+
+impl HealthBook {
+    pub(super) fn new(quiet_time: Duration) -> Self {
+        Self { quiet_time, bad: BTreeMap::new() }
+    }
+
+    pub(super) fn is_bad(&self, gpu: &GpuUuid) -> bool {
+        self.bad.contains_key(gpu)
+    }
+
+    /// Notes an incident on one card; whether that changed anything to be told.
+    fn note(&mut self, elapsed: Duration, gpu: &GpuUuid, kind: IncidentKind) -> bool {
+        let until = match verdict(kind) {
+            Verdict::Ignored => return false,
+            Verdict::Recovered => return self.bad.remove(gpu).is_some(),
+            Verdict::Transient => Some(elapsed + self.quiet_time),
+            Verdict::Fatal => None,
+        };
+        match self.bad.get_mut(gpu) {
+            None => {
+                self.bad.insert(gpu.clone(), until);
+                true
+            }
+            // Already fatal: nothing transient makes it better.
+            Some(None) => false,
+            Some(known) => {
+                *known = until;
+                false
+            }
+        }
+    }
+
+    /// Trusts those again that have been quiet long enough; whether there were any.
+    pub(super) fn recover(&mut self, elapsed: Duration) -> bool {
+        let before = self.bad.len();
+        self.bad.retain(|_, until| until.is_none_or(|until| until > elapsed));
+        self.bad.len() < before
+    }
+}
+
+impl Agent {
+    pub(super) fn on_incident(&mut self, now: Now, incident: &Incident, actions: &mut Vec<Action>) {
+        let Some(cards) = &self.cards else { return };
+        // An incident of nobody in particular concerns all.
+        let all = || cards.found.gpus.iter().map(|gpu| gpu.uuid.clone()).collect();
+        let gpus: Vec<GpuUuid> = incident.gpu.clone().map_or_else(all, |gpu| vec![gpu]);
+        let mut changed = false;
+        for gpu in gpus {
+            if self.health.note(now.elapsed, &gpu, incident.kind) {
+                changed = true;
+                let meaning = verdict(incident.kind);
+                actions.push(Action::Warn(format!("GPU {gpu}: {:?} is {meaning:?}", incident.kind)));
+            }
+        }
+        if changed {
+            self.refresh_cards(actions);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table() {
+        let of = |number| verdict(IncidentKind::Xid(number));
+        for application in [31, 43, 45, 13] {
+            assert_eq!(of(application), Verdict::Ignored);
+        }
+        assert_eq!(of(79), Verdict::Fatal);
+        assert_eq!(of(63), Verdict::Transient);
+        assert_eq!(of(999), Verdict::Transient);
+        assert_eq!(verdict(IncidentKind::Lost), Verdict::Fatal);
+    }
+
+    #[test]
+    fn quiet_cards_come_back_and_broken_ones_do_not() {
+        let second = Duration::from_secs;
+        let mut book = HealthBook::new(second(100));
+        let (a, b) = (GpuUuid::from("a"), GpuUuid::from("b"));
+        assert!(book.note(second(0), &a, IncidentKind::Xid(63)));
+        assert!(book.note(second(0), &b, IncidentKind::Xid(79)));
+        // Not quiet: it happened again.
+        assert!(!book.note(second(50), &a, IncidentKind::Xid(63)));
+        assert!(!book.recover(second(100)));
+        assert!(book.recover(second(150)));
+        assert!(!book.is_bad(&a) && book.is_bad(&b));
+        assert!(!book.note(second(200), &b, IncidentKind::Xid(63)));
+        assert!(!book.recover(second(10_000)));
+        assert!(book.note(second(10_000), &b, IncidentKind::Back));
+        assert!(!book.is_bad(&b));
+    }
+}

@@ -1,0 +1,157 @@
+//! Before a container starts: whose it is, and its limits on disk.
+
+use std::collections::BTreeSet;
+
+use tessera_core::{
+    grant::Hold,
+    units::{Percent, PodUid},
+};
+use tessera_wire::{
+    device_id::Resource,
+    limits::{CardLimits, Limits},
+    objects::Pod,
+};
+
+use super::{
+    Action, Agent, Answer, CallId, Now,
+    books::{Holding, Source},
+    calls::{Judgement, Question},
+    has_ended,
+};
+
+/// gpu-manager's annotation for shares that may grow where others leave some compute.
+const CEILING: &str = "tencent.com/vcuda-core-limit";
+
+impl Agent {
+    pub(super) fn on_pre_start(
+        &mut self,
+        now: Now,
+        call: CallId,
+        resource: Resource,
+        ids: BTreeSet<String>,
+        actions: &mut Vec<Action>,
+    ) {
+        self.ask_list_for(now, call, Question::PreStart(resource, ids), actions);
+    }
+
+    /// Finds the container and has its limits written. The kubelet comes again after an error, and only this container waits.
+    pub(super) fn start(
+        &mut self,
+        call: CallId,
+        resource: Resource,
+        ids: &BTreeSet<String>,
+        actions: &mut Vec<Action>,
+    ) -> Option<Judgement> {
+        let holders = self.holders(resource, ids);
+        let uids: BTreeSet<&PodUid> = holders.iter().map(|(uid, _)| uid).collect();
+        if uids.len() > 1 {
+            let several = format!("several pods seem to hold these {resource}");
+            return Some(Judgement::Answer(Answer::Started(Err(several))));
+        }
+        let Some(uid) = uids.into_iter().next().cloned() else {
+            let as_before = self.starts_as_before(resource, ids);
+            return as_before.then_some(Judgement::Answer(Answer::Started(Ok(()))));
+        };
+        let pod = self.pods.get(&uid)?;
+        let limits: Vec<Limits> = self
+            .holdings_of(&uid, pod)
+            .into_iter()
+            // Init and main container of equal requests hold the same devices: both may be the one.
+            .filter(|held| holders.iter().any(|(_, container)| *container == held.grant.container))
+            .map(|held| self.limits(&uid, pod, &held))
+            .collect();
+        self.truth.starting.insert(call, uid);
+        actions.push(Action::WriteGrants(call, limits));
+        Some(Judgement::Later)
+    }
+
+    /// The containers that hold exactly these devices, by the kubelet's list and by our record of ordinary init containers,
+    /// which the kubelet does not list.
+    fn holders(&self, resource: Resource, ids: &BTreeSet<String>) -> Vec<(PodUid, String)> {
+        let mut holders: Vec<(PodUid, String)> = Vec::new();
+        for (uid, pod) in self.pods.iter().filter(|(_, pod)| !has_ended(pod)) {
+            let containers = self.entry_of(uid, pod).into_iter().flat_map(|entry| &entry.containers);
+            let holding = containers.filter(|container| container.ids.get(resource.name()) == Some(ids));
+            holders.extend(holding.map(|container| (uid.clone(), container.name.clone())));
+        }
+        let listed: BTreeSet<PodUid> = holders.iter().map(|(uid, _)| uid.clone()).collect();
+        for (uid, container) in self.admission.holders(resource, ids) {
+            let alive = self.pods.get(&uid).is_some_and(|pod| !has_ended(pod));
+            let contradicted = !listed.is_empty() && !listed.contains(&uid);
+            let listed_otherwise = self.pods.get(&uid).is_some_and(|pod| {
+                let entry = self.entry_of(&uid, pod);
+                let shown = entry.and_then(|entry| entry.containers.iter().find(|c| c.name == container));
+                shown.and_then(|shown| shown.ids.get(resource.name())).is_some_and(|other| other != ids)
+            });
+            if alive
+                && !contradicted
+                && !listed_otherwise
+                && !holders.contains(&(uid.clone(), container.clone()))
+            {
+                holders.push((uid, container));
+            }
+        }
+        holders
+    }
+
+    /// Without the API server a container that ran before may start again: its grant directory is still there.
+    fn starts_as_before(&self, resource: Resource, ids: &BTreeSet<String>) -> bool {
+        if self.pods_known {
+            return false;
+        }
+        let mut holding = self.listed.iter().flat_map(|pod| pod.containers.iter().map(move |c| (pod, c)));
+        holding.any(|(pod, container)| {
+            container.ids.get(resource.name()) == Some(ids)
+                && self.truth.on_disk.iter().any(|limits| {
+                    (&limits.namespace, &limits.name, &limits.container)
+                        == (&pod.namespace, &pod.name, &container.name)
+                })
+        })
+    }
+
+    fn limits(&self, uid: &PodUid, pod: &Pod, held: &Holding) -> Limits {
+        let ceiling = pod.metadata.annotations.get(CEILING).and_then(|text| text.trim().parse::<u32>().ok());
+        let card = |(index, hold): &(tessera_core::units::GpuIndex, Hold)| {
+            let uuid = self.cards.as_ref()?.node.gpu(*index)?.uuid.clone();
+            let cores = match hold {
+                Hold::Whole => Percent::WHOLE,
+                Hold::Part { cores, .. } => *cores,
+            };
+            let ceiling = ceiling.map_or(cores, |limit| Percent(limit.min(Percent::WHOLE.0)).max(cores));
+            Some(CardLimits { uuid, index: *index, hold: *hold, ceiling })
+        };
+        Limits {
+            pod: uid.to_string(),
+            namespace: pod.metadata.namespace.clone(),
+            name: pod.metadata.name.clone(),
+            container: held.grant.container.clone(),
+            cards: held.grant.cards.iter().filter_map(card).collect(),
+        }
+    }
+
+    pub(super) fn on_grants_written(
+        &mut self,
+        _now: Now,
+        call: CallId,
+        outcome: Result<(), String>,
+        actions: &mut Vec<Action>,
+    ) {
+        let uid = self.truth.starting.remove(&call);
+        let answer = outcome.map_err(|reason| format!("cannot write the limits of the container: {reason}"));
+        if let (Ok(()), Some(uid)) = (&answer, uid) {
+            self.truth.started.insert(uid);
+        }
+        actions.push(Action::Answer(call, Answer::Started(answer)));
+    }
+
+    /// Whether everything a pod asks for beside its init containers is in the kubelet's books. Of a pod where nobody else
+    /// asks, only our own record tells.
+    pub(super) fn is_settled(holdings: &[Holding]) -> bool {
+        let (inits, lasting): (Vec<_>, Vec<_>) =
+            holdings.iter().partition(|held| held.grant.role == tessera_core::request::Role::Init);
+        if lasting.is_empty() {
+            return !inits.is_empty() && inits.iter().all(|held| held.source == Source::Recorded);
+        }
+        lasting.iter().all(|held| held.source == Source::Listed)
+    }
+}

@@ -1,0 +1,440 @@
+//! A node of values: the machine, the kubelet's books, the API server's pods.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
+
+use serde_json::json;
+use tessera_core::{
+    gpu::{Gpu, Health},
+    grant::{ContainerGrant, Hold},
+    request::Role,
+    topology::Topology,
+    units::{GpuIndex, MiB, PodUid},
+};
+use tessera_node::{
+    device_plugin::{Allocation, Wish},
+    gpus::Found,
+    pod_resources::{ContainerDevices, PodDevices},
+};
+use tessera_wire::{
+    device_id::Resource,
+    dialect::{Dialect, MemoryUnit},
+    grant,
+    hand_over::HandOver,
+    objects::{Container, Pod},
+};
+
+use crate::machine::{Action, Agent, Answer, CallId, Event, Now, Settings, WriteError};
+
+pub(super) const CARDS: u8 = 4;
+pub(super) const MEMORY: u64 = 16_384;
+
+/// What the kubelet remembers of a container: its name, whether it is listed, its devices.
+type Held = (String, bool, BTreeMap<String, BTreeSet<String>>);
+
+pub(super) struct World {
+    pub(super) agent: Agent,
+    pub(super) pods: BTreeMap<String, Pod>,
+    pub(super) books: BTreeMap<String, (Pod, Vec<Held>)>,
+    pub(super) limits: BTreeMap<(String, String), tessera_wire::limits::Limits>,
+    pub(super) lists: usize,
+    pub(super) node_patches: usize,
+    pub(super) api_is_up: bool,
+    pub(super) warnings: Vec<String>,
+    answers: BTreeMap<CallId, Answer>,
+    elapsed: Duration,
+    calls: u64,
+    dice: u64,
+    unhealthy: BTreeSet<GpuIndex>,
+}
+
+pub(super) fn settings() -> Settings {
+    Settings {
+        node: "node-a".into(),
+        dialects: vec![Dialect::Nvidia, Dialect::Gputopology, Dialect::Gpushare, Dialect::Vcuda],
+        memory_unit: MemoryUnit::GiB,
+        policy: "tessera".parse().unwrap(),
+        hand_over: HandOver::default(),
+        grants: "/grants".into(),
+        instance_type: None,
+        labels: BTreeMap::new(),
+        quiet_time: Duration::from_secs(300),
+    }
+}
+
+pub(super) fn found() -> Found {
+    let gpu = |index: u8| Gpu {
+        index: GpuIndex(index),
+        uuid: format!("GPU-{index:08x}-0000-4000-8000-000000000000").as_str().into(),
+        minor: u32::from(index),
+        model: "T4".into(),
+        memory: MiB(MEMORY),
+        numa: None,
+        health: Health::Healthy,
+    };
+    Found {
+        gpus: (0..CARDS).map(gpu).collect(),
+        topology: Topology::unknown(usize::from(CARDS)),
+        pci: Vec::new(),
+        driver: None,
+    }
+}
+
+pub(super) fn share(cores: u32, blocks: u64) -> Vec<(&'static str, String)> {
+    vec![("tencent.com/vcuda-core", cores.to_string()), ("tencent.com/vcuda-memory", blocks.to_string())]
+}
+
+/// A pod of these containers; names that begin with `init` and `side` make init containers and sidecars.
+pub(super) fn pod(name: &str, uid: &str, containers: &[(&str, Vec<(&str, String)>)]) -> Pod {
+    let of = |(container, limits): &(&str, Vec<(&str, String)>)| {
+        let limits: BTreeMap<&str, String> = limits.iter().cloned().collect();
+        let policy = if container.starts_with("side") { "Always" } else { "" };
+        json!({ "name": container, "restartPolicy": policy, "resources": { "limits": limits } })
+    };
+    let early =
+        |(name, _): &&(&str, Vec<(&str, String)>)| name.starts_with("init") || name.starts_with("side");
+    let inits: Vec<_> = containers.iter().filter(early).map(of).collect();
+    let mains: Vec<_> = containers.iter().filter(|container| !early(container)).map(of).collect();
+    serde_json::from_value(json!({
+        "metadata": { "name": name, "namespace": "team", "uid": uid },
+        "spec": { "nodeName": "node-a", "initContainers": inits, "containers": mains },
+        "status": { "phase": "Pending" },
+    }))
+    .unwrap()
+}
+
+impl World {
+    pub(super) fn new() -> Self {
+        let mut world = Self {
+            agent: Agent::new(settings()),
+            pods: BTreeMap::new(),
+            books: BTreeMap::new(),
+            limits: BTreeMap::new(),
+            lists: 0,
+            node_patches: 0,
+            api_is_up: true,
+            warnings: Vec::new(),
+            answers: BTreeMap::new(),
+            elapsed: Duration::ZERO,
+            calls: 0,
+            dice: 7,
+            unhealthy: BTreeSet::new(),
+        };
+        world.start_agent();
+        world
+    }
+
+    fn start_agent(&mut self) {
+        self.happens(Event::GrantsOnDisk(self.limits.values().cloned().collect()));
+        self.happens(Event::Gpus(Ok(found())));
+        self.happens(Event::StreamOpened(Resource::VcudaCore));
+        if self.api_is_up {
+            self.happens(Event::Pods(self.pods.values().cloned().collect()));
+        }
+    }
+
+    /// The agent dies and comes again, knowing nothing.
+    pub(super) fn restart_agent(&mut self) {
+        self.agent = Agent::new(settings());
+        self.start_agent();
+    }
+
+    pub(super) fn roll(&mut self, bound: usize) -> usize {
+        self.dice = self.dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        usize::try_from(self.dice >> 33).unwrap() % bound.max(1)
+    }
+
+    pub(super) fn seed(&mut self, seed: u64) {
+        self.dice = seed;
+    }
+
+    /// An event, and everything that follows from it.
+    pub(super) fn happens(&mut self, event: Event) {
+        let mut queue = std::collections::VecDeque::from([event]);
+        while let Some(event) = queue.pop_front() {
+            self.elapsed += Duration::from_micros(100);
+            let now = Now { elapsed: self.elapsed, unix_nanos: 17 };
+            for action in self.agent.handle(now, event) {
+                queue.extend(self.carry_out(action));
+            }
+        }
+    }
+
+    fn carry_out(&mut self, action: Action) -> Option<Event> {
+        match action {
+            Action::List => {
+                self.lists += 1;
+                Some(Event::Listed(Ok(self.listed())))
+            }
+            Action::ReadPods if self.api_is_up => Some(Event::Pods(self.pods.values().cloned().collect())),
+            Action::Answer(call, answer) => {
+                assert!(self.answers.insert(call, answer).is_none(), "answered twice");
+                None
+            }
+            Action::WriteGrants(call, limits) => {
+                for one in limits {
+                    self.limits.insert((one.pod.clone(), one.container.clone()), one);
+                }
+                Some(Event::GrantsWritten(call, Ok(())))
+            }
+            Action::RemoveGrants(uid) => {
+                self.limits.retain(|(pod, _), _| *pod != uid.0);
+                None
+            }
+            Action::PatchPod { uid, annotations, .. } if self.api_is_up => {
+                let Some(pod) = self.pods.get_mut(&uid.0) else {
+                    return Some(Event::PodPatched(uid, Err(WriteError::Gone)));
+                };
+                pod.metadata.annotations.extend(annotations);
+                let pod = pod.clone();
+                let now = Now { elapsed: self.elapsed, unix_nanos: 17 };
+                let more = self.agent.handle(now, Event::PodPatched(uid, Ok(())));
+                assert!(more.is_empty(), "{more:?}");
+                Some(Event::PodApplied(Box::new(pod)))
+            }
+            Action::PatchPod { uid, .. } => {
+                Some(Event::PodPatched(uid, Err(WriteError::Later("away".into()))))
+            }
+            Action::PatchNode(_) => {
+                self.node_patches += 1;
+                Some(Event::NodePatched(Ok(())))
+            }
+            Action::SetUnhealthy(_) => Some(Event::UnhealthySet(Ok(()))),
+            Action::Publish(_, devices) => {
+                let sick = devices.iter().filter(|device| !device.healthy);
+                self.unhealthy = sick
+                    .filter_map(|device| u8::from_str_radix(device.id.get(4..12)?, 16).ok())
+                    .map(GpuIndex)
+                    .chain(self.unhealthy.iter().copied())
+                    .collect();
+                None
+            }
+            Action::Warn(what) => {
+                self.warnings.push(what);
+                None
+            }
+            Action::ReadPods => None,
+        }
+    }
+
+    fn listed(&self) -> Vec<PodDevices> {
+        let entry = |(pod, containers): &(Pod, Vec<Held>)| PodDevices {
+            namespace: pod.metadata.namespace.clone(),
+            name: pod.metadata.name.clone(),
+            containers: containers
+                .iter()
+                .filter(|(_, listed, _)| *listed)
+                .map(|(name, _, ids)| ContainerDevices { name: name.clone(), ids: ids.clone() })
+                .collect(),
+        };
+        self.books.values().map(entry).collect()
+    }
+
+    /// The API server takes a pod, bound to this node, with a grant of one card per container.
+    pub(super) fn bind(&mut self, mut pod: Pod, grants: &[(&str, &[u8])]) -> Pod {
+        if !grants.is_empty() {
+            let claims = pod.spec.claims(MemoryUnit::GiB).unwrap();
+            let granted: Vec<ContainerGrant> = claims
+                .iter()
+                .filter_map(|claim| {
+                    let (_, cards) = grants.iter().find(|(container, _)| *container == claim.container)?;
+                    Some(ContainerGrant {
+                        container: claim.container.clone(),
+                        role: claim.role,
+                        cards: cards.iter().map(|card| (GpuIndex(*card), Hold::of(claim.request))).collect(),
+                    })
+                })
+                .collect();
+            let node = self.agent.cards.as_ref().unwrap().node.clone();
+            pod.metadata.annotations =
+                grant::annotations(&pod.spec, &granted, &node, MemoryUnit::GiB, 1).unwrap();
+        }
+        self.pods.insert(pod.metadata.uid.clone(), pod.clone());
+        self.happens(Event::PodApplied(Box::new(pod.clone())));
+        pod
+    }
+
+    pub(super) fn set_status(&mut self, uid: &str, phase: &str, started: bool) {
+        if let Some(pod) = self.pods.get_mut(uid) {
+            pod.status.phase = phase.into();
+            pod.status.start_time = started.then(|| "2026-11-15T05:00:00Z".to_owned());
+            let pod = pod.clone();
+            self.happens(Event::PodApplied(Box::new(pod)));
+        }
+    }
+
+    fn ask(&mut self, event: impl FnOnce(CallId) -> Event) -> Answer {
+        self.calls += 1;
+        let call = CallId(self.calls);
+        self.happens(event(call));
+        // Undecided questions are looked at again until patience ends.
+        for _ in 0..100 {
+            if let Some(answer) = self.answers.remove(&call) {
+                return answer;
+            }
+            self.elapsed += Duration::from_millis(50);
+            self.happens(Event::Tick);
+        }
+        panic!("never answered");
+    }
+
+    /// Admits a pod as a kubelet does; comes back with what its containers were given.
+    pub(super) fn admit(&mut self, pod: &Pod) -> Result<BTreeMap<String, Allocation>, String> {
+        let uid = pod.metadata.uid.clone();
+        let held = |(container, role): (&Container, Role)| {
+            (container.name.clone(), role != Role::Init, BTreeMap::new())
+        };
+        let containers = pod.spec.containers_with_roles().map(held).collect();
+        self.books.insert(uid.clone(), (pod.clone(), containers));
+        let outcome = self.allocate_all(pod);
+        match &outcome {
+            Ok(_) => self.set_status(&uid, "Pending", true),
+            Err(_) => {
+                self.books.remove(&uid);
+                self.set_status(&uid, "Failed", true);
+            }
+        }
+        outcome
+    }
+
+    fn allocate_all(&mut self, pod: &Pod) -> Result<BTreeMap<String, Allocation>, String> {
+        let mut given: BTreeMap<String, Allocation> = BTreeMap::new();
+        let mut reusable: BTreeMap<Resource, BTreeSet<String>> = BTreeMap::new();
+        for (container, role) in pod.spec.containers_with_roles() {
+            let mut resources: Vec<Resource> =
+                Resource::ALL.into_iter().filter(|resource| resource.asked_by(container) > 0).collect();
+            if self.roll(2) == 1 {
+                resources.reverse();
+            }
+            for resource in resources {
+                let reuse = reusable.entry(resource).or_default();
+                let ids = self.choose(resource, resource.asked_by(container), reuse)?;
+                let allocated = match self.ask(|call| Event::Allocate(call, resource, ids.clone())) {
+                    Answer::Allocated(answer) => *answer?,
+                    other => panic!("{other:?}"),
+                };
+                match role {
+                    Role::Init => reuse.extend(ids.clone()),
+                    Role::Sidecar | Role::Main => reuse.retain(|id| !ids.contains(id)),
+                }
+                let entry = given.entry(container.name.clone()).or_default();
+                entry.envs.extend(allocated.envs);
+                let (_, containers) = self.books.get_mut(&pod.metadata.uid).unwrap();
+                let held = containers.iter_mut().find(|(name, ..)| *name == container.name).unwrap();
+                held.2.insert(resource.name().to_owned(), ids);
+            }
+        }
+        Ok(given)
+    }
+
+    fn choose(
+        &mut self,
+        resource: Resource,
+        count: usize,
+        reusable: &BTreeSet<String>,
+    ) -> Result<BTreeSet<String>, String> {
+        let mut chosen: BTreeSet<String> = reusable.iter().take(count).cloned().collect();
+        if chosen.len() == count {
+            return Ok(chosen);
+        }
+        let containers = self.books.values().flat_map(|(_, containers)| containers);
+        let held: BTreeSet<&String> =
+            containers.filter_map(|(_, _, ids)| ids.get(resource.name())).flatten().collect();
+        let ids = &self.agent.cards.as_ref().unwrap().ids;
+        let all = ids.all(resource).filter(|(_, gpu)| !self.unhealthy.contains(gpu)).map(|(id, _)| id);
+        let available: Vec<String> = all.filter(|id| !held.contains(id)).collect();
+        if available.len() + chosen.len() < count {
+            return Err(format!("requested number of devices unavailable for {resource}"));
+        }
+        let wish = Wish {
+            available: available.iter().chain(&chosen).cloned().collect(),
+            required: chosen.iter().cloned().collect(),
+            count,
+        };
+        let preferred = match self.ask(|call| Event::Prefer(call, resource, wish)) {
+            Answer::Preferred(answer) => answer?,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(preferred.iter().collect::<BTreeSet<_>>().len(), count, "short: {preferred:?}");
+        chosen.extend(preferred);
+        Ok(chosen)
+    }
+
+    /// Starts the containers of a pod, as often as need be.
+    pub(super) fn start(&mut self, uid: &str) -> Result<(), String> {
+        let containers = self.books.get(uid).map(|(_, containers)| containers.clone()).unwrap_or_default();
+        for (_, _, ids) in containers {
+            for (name, ids) in ids {
+                let resource = Resource::named(&name).unwrap();
+                match self.ask(|call| Event::PreStart(call, resource, ids)) {
+                    Answer::Started(answer) => answer?,
+                    other => panic!("{other:?}"),
+                }
+            }
+        }
+        self.set_status(uid, "Running", true);
+        Ok(())
+    }
+
+    pub(super) fn run(
+        &mut self,
+        pod: Pod,
+        grants: &[(&str, &[u8])],
+    ) -> Result<BTreeMap<String, Allocation>, String> {
+        let pod = self.bind(pod, grants);
+        let given = self.admit(&pod)?;
+        self.start(&pod.metadata.uid)?;
+        Ok(given)
+    }
+
+    pub(super) fn remove(&mut self, uid: &str) {
+        self.books.remove(uid);
+        self.pods.remove(uid);
+        self.happens(Event::PodDeleted(PodUid(uid.to_owned())));
+    }
+
+    /// The cards of a container by the kubelet's books.
+    pub(super) fn cards(&self, uid: &str, container: &str) -> BTreeSet<u8> {
+        let cards = self.agent.cards.as_ref().unwrap();
+        let (_, containers) = &self.books[uid];
+        let (_, _, ids) = containers.iter().find(|(name, ..)| name == container).unwrap();
+        let of =
+            |(name, ids): (&String, &BTreeSet<String>)| cards.of_ids(Resource::named(name).unwrap(), ids);
+        ids.iter().flat_map(of).map(|gpu| gpu.0).collect()
+    }
+
+    /// No card over-granted; annotations, limits and ledger say what the kubelet's books say.
+    pub(super) fn check(&mut self) {
+        self.happens(Event::Tick);
+        self.elapsed += Duration::from_secs(11);
+        self.happens(Event::Tick);
+        let view = self.agent.view();
+        assert_eq!(view.overbooked, Vec::<u8>::new());
+        let node = self.agent.cards.as_ref().unwrap().node.clone();
+        for (uid, (_, containers)) in &self.books {
+            let Some(pod) = self.pods.get(uid).filter(|pod| pod.status.phase == "Running") else { continue };
+            let annotated = grant::parse(&pod.spec, &pod.metadata.annotations, &node, MemoryUnit::GiB);
+            let annotated = annotated.unwrap().unwrap_or_default();
+            for (container, listed, ids) in containers.iter().filter(|(.., ids)| !ids.is_empty()) {
+                let held = self.cards(uid, container);
+                let shown = view.containers.iter().find(|c| c.uid.0 == *uid && c.container == *container);
+                if *listed {
+                    let shown: BTreeSet<u8> = shown.unwrap().cards.iter().map(|(card, _)| *card).collect();
+                    assert_eq!(shown, held, "{uid} {container} {ids:?}");
+                    let said = annotated.iter().find(|grant| grant.container == *container).unwrap();
+                    assert_eq!(said.cards.iter().map(|(gpu, _)| gpu.0).collect::<BTreeSet<_>>(), held);
+                    let limits = &self.limits[&(uid.clone(), container.clone())];
+                    assert_eq!(limits.cards.iter().map(|card| card.index.0).collect::<BTreeSet<_>>(), held);
+                }
+            }
+            for (key, value) in grant::assigned(&pod.spec, MemoryUnit::GiB).unwrap() {
+                assert_eq!(pod.metadata.annotations.get(&key), Some(&value), "{uid} {key}");
+            }
+        }
+        for (uid, _) in self.limits.keys() {
+            assert!(self.pods.contains_key(uid), "a grant directory of {uid} is left");
+        }
+    }
+}

@@ -1,0 +1,5 @@
+//! The machine without anything around it: a make-believe kubelet in a few lines asks as a real one does.
+
+mod kubelet;
+mod orders;
+mod situations;

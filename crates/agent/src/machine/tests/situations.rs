@@ -1,0 +1,255 @@
+//! One situation each.
+
+use tessera_node::gpus::{Incident, IncidentKind};
+
+use super::kubelet::{World, found, pod, share};
+use crate::machine::Event;
+
+fn whole(count: u32) -> Vec<(&'static str, String)> {
+    vec![("aliyun.com/gpu", count.to_string())]
+}
+
+fn memory(units: u32) -> Vec<(&'static str, String)> {
+    vec![("aliyun.com/gpu-mem", units.to_string())]
+}
+
+#[test]
+fn a_granted_pod_gets_its_card_whichever_resource_comes_first() {
+    for seed in 0..8 {
+        let mut world = World::new();
+        world.seed(seed);
+        let given = world.run(pod("p", "u", &[("main", share(30, 20))]), &[("main", &[2])]).unwrap();
+        assert_eq!(world.cards("u", "main"), [2].into());
+        let envs = &given["main"].envs;
+        assert_eq!(envs["NVIDIA_VISIBLE_DEVICES"], "GPU-00000002-0000-4000-8000-000000000000");
+        world.check();
+    }
+}
+
+#[test]
+fn one_list_per_admission_and_one_per_start() {
+    let mut world = World::new();
+    let first = world.bind(pod("p", "u", &[("main", share(30, 20)), ("second", share(10, 10))]), &[]);
+    let before = world.lists;
+    world.admit(&first).unwrap();
+    assert_eq!(world.lists - before, 1, "four preferences and four allocations");
+}
+
+#[test]
+fn equal_pods_admitted_in_another_order_keep_their_cards() {
+    let mut world = World::new();
+    let pods: Vec<_> = (0..4u8)
+        .map(|card| {
+            let name = format!("p{card}");
+            world.bind(pod(&name, &name, &[("main", share(60, 20))]), &[("main", &[card])])
+        })
+        .collect();
+    for pod in pods.iter().rev() {
+        world.admit(pod).unwrap();
+        world.start(&pod.metadata.uid).unwrap();
+    }
+    for card in 0..4u8 {
+        assert_eq!(world.cards(&format!("p{card}"), "main"), [card].into());
+    }
+    world.check();
+}
+
+#[test]
+fn a_pod_nobody_placed_is_served_and_its_annotations_say_so() {
+    let mut world = World::new();
+    world.run(pod("p", "u", &[("main", memory(4))]), &[]).unwrap();
+    let annotations = &world.pods["u"].metadata.annotations;
+    assert!(annotations["tessera.dev/grant"].contains("memoryMiB\":4096"));
+    assert_eq!(annotations["ALIYUN_COM_GPU_MEM_ASSIGNED"], "true");
+    assert_ne!(annotations["ALIYUN_COM_GPU_MEM_IDX"], "-1");
+    world.check();
+}
+
+#[test]
+fn a_card_that_is_reserved_is_not_given_to_a_bypasser() {
+    let mut world = World::new();
+    for card in 0..4u8 {
+        let name = format!("granted{card}");
+        world.bind(pod(&name, &name, &[("main", whole(1))]), &[("main", &[card])]);
+    }
+    let refused = world.run(pod("late", "late", &[("main", memory(1))]), &[]).unwrap_err();
+    assert!(refused.contains("no GPU with 1024 MiB left"), "{refused}");
+}
+
+#[test]
+fn whole_cards_and_shares_never_meet() {
+    let mut world = World::new();
+    world.run(pod("share", "share", &[("main", share(10, 1))]), &[("main", &[1])]).unwrap();
+    world.run(pod("whole", "whole", &[("main", whole(3))]), &[]).unwrap();
+    assert_eq!(world.cards("whole", "main"), [0, 2, 3].into());
+    let refused = world.run(pod("more", "more", &[("main", whole(1))]), &[]).unwrap_err();
+    assert!(refused.contains("fewer than 1 idle GPUs"), "{refused}");
+    world.check();
+}
+
+#[test]
+fn whole_cards_by_cores_with_some_memory_beside_them() {
+    for seed in 0..8 {
+        let mut world = World::new();
+        world.seed(seed);
+        world.run(pod("p", "u", &[("main", share(200, 3))]), &[("main", &[1, 3])]).unwrap();
+        assert_eq!(world.cards("u", "main"), [1, 3].into());
+        world.check();
+    }
+}
+
+#[test]
+fn init_containers_sidecars_and_mains() {
+    for seed in 0..8 {
+        let mut world = World::new();
+        world.seed(seed);
+        let containers = [
+            ("init-load", share(20, 30)),
+            ("side-car", share(10, 10)),
+            ("first", share(30, 20)),
+            ("second", share(60, 20)),
+        ];
+        let grants: &[(&str, &[u8])] =
+            &[("init-load", &[1]), ("side-car", &[1]), ("first", &[1]), ("second", &[3])];
+        world.run(pod("p", "u", &containers), grants).unwrap();
+        assert_eq!(world.cards("u", "init-load"), [1].into());
+        assert_eq!(world.cards("u", "first"), [1].into());
+        assert_eq!(world.cards("u", "second"), [3].into());
+        assert_eq!(world.limits.len(), 4);
+        world.check();
+    }
+}
+
+#[test]
+fn a_pod_of_which_only_an_init_container_asks_does_not_confuse() {
+    let mut world = World::new();
+    world.run(pod("early", "early", &[("init-load", share(30, 20)), ("main", vec![])]), &[]).unwrap();
+    // It looks unserved for ever, and asks for the same.
+    world.run(pod("p", "u", &[("main", share(30, 20))]), &[("main", &[2])]).unwrap();
+    assert_eq!(world.cards("u", "main"), [2].into());
+    world.check();
+}
+
+#[test]
+fn bad_requests_are_refused_in_words() {
+    let mut world = World::new();
+    for (limits, words) in [
+        (share(150, 0), "write 100 or 200 for whole GPUs"),
+        (vec![("tencent.com/vcuda-core", "50".to_owned())], "needs memory; add tencent.com/vcuda-memory"),
+        (memory(17), "no GPU has 17408 MiB"),
+    ] {
+        let refused = world.run(pod("p", words, &[("main", limits)]), &[]).unwrap_err();
+        assert!(refused.contains(words), "{refused}");
+        world.remove(words);
+    }
+}
+
+#[test]
+fn a_pod_that_ended_frees_its_card_and_a_terminating_one_does_not() {
+    let mut world = World::new();
+    world.run(pod("p", "u", &[("main", whole(4))]), &[]).unwrap();
+    // Deletion has begun: the object and the kubelet's books still have it.
+    let one = vec![("nvidia.com/gpu", "1".to_owned())];
+    let refused = world.run(pod("q", "v", &[("main", one)]), &[]).unwrap_err();
+    assert!(refused.contains("fewer than 1 idle GPUs"), "{refused}");
+    world.set_status("u", "Succeeded", true);
+    world.books.remove("u");
+    world.run(pod("r", "w", &[("main", whole(1))]), &[]).unwrap();
+    world.check();
+}
+
+#[test]
+fn the_same_name_again_while_the_old_one_still_holds_its_card() {
+    let mut world = World::new();
+    world.run(pod("p", "old", &[("main", share(80, 20))]), &[("main", &[1])]).unwrap();
+    // Deleted by force: the API server has forgotten it, the kubelet has not.
+    world.pods.remove("old");
+    world.happens(Event::PodDeleted("old".into()));
+    world.run(pod("p", "new", &[("main", share(80, 20))]), &[("main", &[1])]).unwrap();
+    assert_ne!(world.cards("new", "main"), [1].into(), "card 1 is still in use");
+    world.books.remove("old");
+    world.check();
+}
+
+#[test]
+fn a_broken_card_is_not_given_and_comes_back() {
+    let mut world = World::new();
+    let uuid = found().gpus[0].uuid.clone();
+    world.happens(Event::Incident(Incident { gpu: Some(uuid.clone()), kind: IncidentKind::Xid(79) }));
+    world.run(pod("p", "u", &[("main", whole(3))]), &[]).unwrap();
+    assert_eq!(world.cards("u", "main"), [1, 2, 3].into());
+    let refused = world.run(pod("q", "v", &[("main", share(10, 10))]), &[("main", &[0])]).unwrap_err();
+    assert!(refused.contains("left"), "{refused}");
+    assert!(world.warnings.iter().any(|warning| warning.contains("Fatal")));
+}
+
+#[test]
+fn a_restarted_agent_knows_the_same() {
+    let mut world = World::new();
+    world.run(pod("p", "u", &[("main", share(60, 20))]), &[("main", &[2])]).unwrap();
+    world.run(pod("q", "v", &[("main", whole(1))]), &[]).unwrap();
+    world.check();
+    let before: Vec<_> =
+        world.agent.view().containers.iter().map(|c| (c.uid.clone(), c.cards.clone())).collect();
+    world.restart_agent();
+    world.check();
+    let after: Vec<_> =
+        world.agent.view().containers.iter().map(|c| (c.uid.clone(), c.cards.clone())).collect();
+    assert_eq!(before, after);
+    // A container that starts again needs nothing but the kubelet's books.
+    world.start("u").unwrap();
+}
+
+#[test]
+fn without_the_api_server_containers_start_again_and_annotations_follow_later() {
+    let mut world = World::new();
+    world.run(pod("p", "u", &[("main", share(60, 20))]), &[("main", &[2])]).unwrap();
+    world.api_is_up = false;
+    world.start("u").unwrap();
+    world.restart_agent();
+    world.start("u").unwrap();
+    world.api_is_up = true;
+    world.restart_agent();
+    world.check();
+}
+
+#[test]
+fn the_node_is_written_once_and_again_when_somebody_took_it_away() {
+    let mut world = World::new();
+    world.happens(Event::Node(Box::default()));
+    for _ in 0..3 {
+        world.happens(Event::Tick);
+    }
+    assert_eq!(world.node_patches, 1, "the watch has not shown it yet");
+    // A kubelet without its checkpoint has zeroed what it does not know.
+    world.happens(Event::Node(Box::default()));
+    assert_eq!(world.node_patches, 2);
+}
+
+#[test]
+fn a_kubelet_that_offers_what_does_not_belong_together_is_refused() {
+    use std::collections::BTreeSet;
+
+    use tessera_wire::device_id::Resource;
+
+    use crate::machine::{Action, Answer, CallId, Now};
+    let mut world = World::new();
+    let bound = world.bind(pod("p", "u", &[("main", memory(2))]), &[]);
+    let entry = tessera_node::pod_resources::PodDevices {
+        namespace: "team".into(),
+        name: "p".into(),
+        containers: vec![tessera_node::pod_resources::ContainerDevices {
+            name: "main".into(),
+            ..Default::default()
+        }],
+    };
+    let now = Now::default();
+    let ids: BTreeSet<String> = ["00000000-1", "00000001-1"].map(str::to_owned).into();
+    world.agent.handle(now, Event::Allocate(CallId(900), Resource::GpuMemory, ids));
+    let actions = world.agent.handle(now, Event::Listed(Ok(vec![entry])));
+    let refused = actions.iter().find_map(|action| match action {
+        Action::Answer(CallId(900), Answer::Allocated(Err(reason))) => Some(reason.clone()),
+        _ => None,
+    });
+    assert!(refused.unwrap().contains("which do not make 1 GPU(s)"), "{}", bound.metadata.name);
+}

@@ -1,0 +1,158 @@
+//! Keeping what pods say of themselves true: annotations follow what the kubelet really holds, and grant directories go with
+//! their pods.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
+
+use tessera_core::{grant::ContainerGrant, request::Role, units::PodUid};
+use tessera_wire::{
+    grant::{self, Annotations},
+    limits::Limits,
+    objects::Pod,
+};
+
+use super::{Action, Agent, CallId, Now, WriteError, books::Source, has_ended};
+
+/// How soon a write that failed is tried again, at first and at most.
+const RETRY: Duration = Duration::from_secs(1);
+const RETRY_AT_MOST: Duration = Duration::from_secs(30);
+
+#[derive(Debug, Default)]
+pub(super) struct Truth {
+    /// Whose limits are being written.
+    pub(super) starting: BTreeMap<CallId, PodUid>,
+    /// Pods of which a container has started under this agent.
+    pub(super) started: BTreeSet<PodUid>,
+    /// Grant directories that an earlier agent wrote.
+    pub(super) on_disk: Vec<Limits>,
+    patches: BTreeMap<PodUid, Patch>,
+}
+
+/// A patch that was sent.
+#[derive(Debug)]
+struct Patch {
+    annotations: Annotations,
+    /// On its way.
+    in_flight: bool,
+    /// Not before, and how long the pause was.
+    retry: Option<(Duration, Duration)>,
+}
+
+impl Truth {
+    pub(super) fn patched(&mut self, now: Now, uid: &PodUid, outcome: &Result<(), WriteError>) {
+        let Some(patch) = self.patches.get_mut(uid) else { return };
+        patch.in_flight = false;
+        patch.retry = match outcome {
+            Ok(()) => None,
+            // Another pod of that name, or none: this one will not be patched any more.
+            Err(WriteError::Gone) => Some((Duration::MAX, RETRY_AT_MOST)),
+            Err(WriteError::Later(_)) => {
+                let pause = patch.retry.map_or(RETRY, |(_, pause)| (pause * 2).min(RETRY_AT_MOST));
+                Some((now.elapsed + pause, pause))
+            }
+        };
+    }
+
+    /// Whether these annotations should be sent now.
+    fn may_send(&self, now: Now, uid: &PodUid, annotations: &Annotations) -> bool {
+        let Some(patch) = self.patches.get(uid) else { return true };
+        if patch.in_flight {
+            return false;
+        }
+        match patch.retry {
+            Some((not_before, _)) => now.elapsed >= not_before,
+            // Sent and taken; the watch has yet to show it. Times differ with every reading of the clock.
+            None => without_times(&patch.annotations) != without_times(annotations),
+        }
+    }
+}
+
+impl Agent {
+    /// Corrects the annotations of pods and removes what ended pods left.
+    pub(super) fn reconcile_pods(&mut self, now: Now, only: Option<&PodUid>, actions: &mut Vec<Action>) {
+        if self.cards.is_none() || !self.listed_once {
+            return;
+        }
+        let mut wanted = Vec::new();
+        let concerned = |uid: &PodUid| only.is_none_or(|only| only == uid);
+        for (uid, pod) in self.pods.iter().filter(|(uid, pod)| concerned(uid) && !has_ended(pod)) {
+            if let Some(annotations) = self.correction(now, uid, pod)
+                && self.truth.may_send(now, uid, &annotations)
+            {
+                wanted.push((uid.clone(), pod.metadata.clone(), annotations));
+            }
+        }
+        for (uid, metadata, annotations) in wanted {
+            let patch = Patch { annotations: annotations.clone(), in_flight: true, retry: None };
+            let before = self.truth.patches.insert(uid.clone(), patch);
+            if let (Some(before), Some(patch)) = (before, self.truth.patches.get_mut(&uid)) {
+                patch.retry = before.retry;
+            }
+            let (namespace, name) = (metadata.namespace, metadata.name);
+            actions.push(Action::PatchPod { uid, namespace, name, annotations });
+        }
+        let ended = only.is_none_or(|uid| self.pods.get(uid).is_some_and(has_ended));
+        if self.pods_known && ended {
+            self.forget_ended(actions);
+        }
+    }
+
+    /// Annotations a pod should have and has not.
+    fn correction(&self, now: Now, uid: &PodUid, pod: &Pod) -> Option<Annotations> {
+        let cards = self.cards.as_ref()?;
+        let holdings = self.holdings_of(uid, pod);
+        if !Self::is_settled(&holdings) {
+            return None;
+        }
+        let unit = cards.ids.unit();
+        let actual: Vec<ContainerGrant> = holdings
+            .into_iter()
+            // What an init container holds is known for sure only from our own record.
+            .filter(|held| held.source != Source::Annotated || held.grant.role == Role::Init)
+            .map(|held| held.grant)
+            .collect();
+        let mut missing = Annotations::new();
+        let present = &pod.metadata.annotations;
+        if self.annotated(pod) != actual || !present.contains_key(grant::KEY) {
+            missing = grant::annotations(&pod.spec, &actual, &cards.node, unit, now.unix_nanos).ok()?;
+        }
+        if self.truth.started.contains(uid) || pod.status.phase == "Running" {
+            missing.extend(grant::assigned(&pod.spec, unit).ok()?);
+        } else {
+            // Whoever said that it was handed over, it was.
+            missing.retain(|key, value| value != "false" || !present.contains_key(key));
+        }
+        let (times, rest): (Annotations, Annotations) =
+            missing.into_iter().partition(|(key, _)| is_time(key));
+        let differs = |(key, value): (&String, &String)| present.get(key) != Some(value);
+        if !rest.iter().any(differs) {
+            return None;
+        }
+        let mut patch: Annotations = rest.into_iter().filter(|(key, value)| differs((key, value))).collect();
+        patch.extend(times);
+        Some(patch)
+    }
+
+    fn forget_ended(&mut self, actions: &mut Vec<Action>) {
+        let alive: BTreeSet<PodUid> =
+            self.pods.iter().filter(|(_, pod)| !has_ended(pod)).map(|(uid, _)| uid.clone()).collect();
+        let disk = self.truth.on_disk.iter().map(|limits| PodUid(limits.pod.clone()));
+        let gone: BTreeSet<PodUid> =
+            self.truth.started.iter().cloned().chain(disk).filter(|uid| !alive.contains(uid)).collect();
+        self.truth.on_disk.retain(|limits| alive.contains(&PodUid(limits.pod.clone())));
+        self.truth.started.retain(|uid| alive.contains(uid));
+        self.truth.patches.retain(|uid, _| alive.contains(uid));
+        self.admission.forget(|uid| alive.contains(uid));
+        actions.extend(gone.into_iter().map(Action::RemoveGrants));
+    }
+}
+
+fn is_time(key: &str) -> bool {
+    key.ends_with("ASSUME_TIME") || key.ends_with("predicate-time")
+}
+
+fn without_times(annotations: &Annotations) -> Vec<(&String, &String)> {
+    annotations.iter().filter(|(key, _)| !is_time(key)).collect()
+}

@@ -1,0 +1,85 @@
+//! What the agent shows of itself.
+
+use tessera_core::{grant::Hold, node::NodeState, units::PodUid};
+use tessera_wire::{dialect::Dialect, inventory::Inventory};
+
+use super::{Agent, has_ended};
+
+/// A look at the agent.
+#[derive(Clone, Debug, Default)]
+pub struct View {
+    /// Why there are no cards, if there are none.
+    pub missing: Option<String>,
+    /// Whether the pods of the node are known.
+    pub pods_known: bool,
+    /// Whether the kubelet has told its books.
+    pub listed: bool,
+    /// The cards and what is left of them.
+    pub node: Option<NodeState>,
+    /// What is published.
+    pub inventory: Option<Inventory>,
+    /// PCI addresses of the cards.
+    pub pci: Vec<String>,
+    /// Who holds what.
+    pub containers: Vec<ContainerView>,
+    /// Cards that carry more than they have.
+    pub overbooked: Vec<u8>,
+}
+
+/// What one container holds.
+#[derive(Clone, Debug)]
+pub struct ContainerView {
+    /// Its pod.
+    pub uid: PodUid,
+    /// The pod's namespace.
+    pub namespace: String,
+    /// The pod's name.
+    pub pod: String,
+    /// The annotation `clusterName`, which gpu-manager shows.
+    pub cluster: String,
+    /// The container's name.
+    pub container: String,
+    /// The vocabulary it asked in.
+    pub dialect: Option<Dialect>,
+    /// Its cards.
+    pub cards: Vec<(u8, Hold)>,
+    /// Whether the kubelet says so itself.
+    pub listed: bool,
+}
+
+impl Agent {
+    /// A look at the agent, for its pages and metrics.
+    #[must_use]
+    pub fn view(&mut self) -> View {
+        let ledger = self.ledger();
+        let mut containers = Vec::new();
+        for (uid, pod) in self.pods.iter().filter(|(_, pod)| !has_ended(pod)) {
+            let unit = self.cards.as_ref().map(|cards| cards.ids.unit()).unwrap_or_default();
+            let claims = pod.spec.claims(unit).unwrap_or_default();
+            for held in self.holdings_of(uid, pod) {
+                let claim = claims.iter().find(|claim| claim.container == held.grant.container);
+                containers.push(ContainerView {
+                    uid: uid.clone(),
+                    namespace: pod.metadata.namespace.clone(),
+                    pod: pod.metadata.name.clone(),
+                    cluster: pod.metadata.annotations.get("clusterName").cloned().unwrap_or_default(),
+                    container: held.grant.container.clone(),
+                    dialect: claim.map(|claim| claim.dialect),
+                    cards: held.grant.cards.iter().map(|(gpu, hold)| (gpu.0, *hold)).collect(),
+                    listed: held.source == super::books::Source::Listed,
+                });
+            }
+        }
+        let overbooked = ledger.overbooked().into_values().flatten().map(|gpu| gpu.0).collect();
+        View {
+            missing: self.missing.clone().filter(|_| self.cards.is_none()),
+            pods_known: self.pods_known,
+            listed: self.listed_once,
+            node: ledger.node(&self.settings.node).cloned(),
+            inventory: self.inventory(),
+            pci: self.cards.as_ref().map(|cards| cards.found.pci.clone()).unwrap_or_default(),
+            containers,
+            overbooked,
+        }
+    }
+}

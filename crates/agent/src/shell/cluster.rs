@@ -1,0 +1,89 @@
+//! The API server, as the agent uses it: behind a trait, so that tests need none.
+
+use std::{collections::BTreeMap, future::Future};
+
+use futures::{StreamExt as _, stream::BoxStream};
+use tessera_cluster::node_agent::{NodeClient, PodEvent, WriteFailure};
+use tessera_core::units::PodUid;
+use tessera_wire::objects::{Node, Pod};
+
+use super::describe;
+use crate::machine::{Event, NodePatch, WriteError};
+
+/// The API server.
+pub trait Cluster: Send + Sync + 'static {
+    /// The node and its pods, for ever.
+    fn watch(&self) -> BoxStream<'static, ClusterEvent>;
+
+    /// The pods of the node, read afresh.
+    fn read_pods(&self) -> impl Future<Output = Result<Vec<Pod>, String>> + Send;
+
+    /// Sets annotations of the pod with this UID.
+    fn patch_pod(
+        &self,
+        namespace: &str,
+        name: &str,
+        uid: &PodUid,
+        annotations: &BTreeMap<String, String>,
+    ) -> impl Future<Output = Result<(), WriteError>> + Send;
+
+    /// Changes the node.
+    fn patch_node(&self, patch: &NodePatch) -> impl Future<Output = Result<(), String>> + Send;
+
+    /// Lists the broken cards.
+    fn set_unhealthy(&self, cards: &[u8]) -> impl Future<Output = Result<(), String>> + Send;
+}
+
+/// What became known.
+#[derive(Clone, Debug)]
+pub enum ClusterEvent {
+    /// Of the pods.
+    Pod(PodEvent),
+    /// Of the node.
+    Node(Box<Node>),
+}
+
+impl From<ClusterEvent> for Event {
+    fn from(event: ClusterEvent) -> Self {
+        match event {
+            ClusterEvent::Pod(PodEvent::All(pods)) => Self::Pods(pods),
+            ClusterEvent::Pod(PodEvent::Applied(pod)) => Self::PodApplied(pod),
+            ClusterEvent::Pod(PodEvent::Deleted(uid)) => Self::PodDeleted(PodUid(uid)),
+            ClusterEvent::Node(node) => Self::Node(node),
+        }
+    }
+}
+
+impl Cluster for NodeClient {
+    fn watch(&self) -> BoxStream<'static, ClusterEvent> {
+        let pods = self.watch_pods().map(ClusterEvent::Pod);
+        let node = self.watch_node().map(|node| ClusterEvent::Node(Box::new(node)));
+        futures::stream::select(pods, node).boxed()
+    }
+
+    async fn read_pods(&self) -> Result<Vec<Pod>, String> {
+        Self::read_pods(self).await.map_err(|error| describe(&error))
+    }
+
+    async fn patch_pod(
+        &self,
+        namespace: &str,
+        name: &str,
+        uid: &PodUid,
+        annotations: &BTreeMap<String, String>,
+    ) -> Result<(), WriteError> {
+        Self::patch_pod(self, namespace, name, &uid.0, annotations).await.map_err(|error| match error {
+            WriteFailure::Gone(_) => WriteError::Gone,
+            WriteFailure::Api(_) => WriteError::Later(describe(&error)),
+        })
+    }
+
+    async fn patch_node(&self, patch: &NodePatch) -> Result<(), String> {
+        let NodePatch { annotations, labels, status } = patch;
+        Self::patch_node(self, annotations, labels, status).await.map_err(|error| describe(&error))
+    }
+
+    async fn set_unhealthy(&self, cards: &[u8]) -> Result<(), String> {
+        Self::set_unhealthy(self, cards).await.map_err(|error| describe(&error))
+    }
+}

@@ -1,0 +1,67 @@
+//! Looking for the cards, and watching them, on a thread of their own: the driver blocks.
+
+use std::{ops::ControlFlow, sync::Arc, thread, time::Duration};
+
+use tessera_node::gpus::{Gpus, GpusError};
+use tokio_util::sync::CancellationToken;
+
+use super::{Message, Messages};
+use crate::machine::Event;
+
+/// How soon cards that were not there, or cannot be watched, are looked for again.
+const LOOK_AGAIN: Duration = Duration::from_secs(10);
+
+/// How often the thread looks whether it shall end.
+const HEED: Duration = Duration::from_millis(100);
+
+/// Quiet rounds of watching before the cards are looked at again.
+const ROUNDS: u32 = 6;
+
+pub(super) fn watch(gpus: Arc<dyn Gpus>, health: bool, messages: Messages, stop: CancellationToken) {
+    thread::spawn(move || {
+        while !stop.is_cancelled() {
+            if look(&*gpus, &messages)
+                && health
+                && let Err(error) = watch_until_stop(&*gpus, &messages, &stop)
+            {
+                tracing::warn!("cards are not watched for errors: {error}");
+            }
+            let mut waited = Duration::ZERO;
+            while waited < LOOK_AGAIN && !stop.is_cancelled() {
+                thread::sleep(HEED);
+                waited += HEED;
+            }
+        }
+    });
+}
+
+/// Looks for the cards; whether there are any.
+fn look(gpus: &dyn Gpus, messages: &Messages) -> bool {
+    let found = gpus.discover().map_err(|error| error.to_string());
+    let any = found.is_ok();
+    let _ended = messages.send(Message::Event(Event::Gpus(found)));
+    any
+}
+
+fn watch_until_stop(gpus: &dyn Gpus, messages: &Messages, stop: &CancellationToken) -> Result<(), GpusError> {
+    let mut rounds = 0;
+    // However it ended, the cards are looked for again, unless all is to end.
+    let _ended = gpus.watch(&mut |incident| {
+        if stop.is_cancelled() {
+            return ControlFlow::Break(());
+        }
+        match incident {
+            Some(incident) => {
+                let _ended = messages.send(Message::Event(Event::Incident(incident)));
+            }
+            None => {
+                rounds += 1;
+                if rounds % ROUNDS == 0 {
+                    look(gpus, messages);
+                }
+            }
+        }
+        ControlFlow::Continue(())
+    })?;
+    Ok(())
+}

@@ -1,0 +1,272 @@
+//! Carries out what the [machine](crate::machine) says: tasks, sockets, files and the API server. Decides nothing.
+
+mod cluster;
+mod gpus;
+mod grants;
+mod http;
+mod plugin;
+
+use std::{
+    collections::BTreeMap,
+    net::SocketAddr,
+    path::PathBuf,
+    sync::Arc,
+    time::{Duration, Instant, SystemTime},
+};
+
+use futures::StreamExt as _;
+use tessera_node::{
+    device_plugin::{Meeting, Served, serve},
+    gpus::Gpus,
+    pod_resources::{PodResources, PodResourcesError},
+};
+use tessera_wire::device_id::Resource;
+use tokio::{
+    sync::{mpsc, oneshot},
+    task::JoinSet,
+};
+use tokio_util::sync::CancellationToken;
+
+pub use self::cluster::{Cluster, ClusterEvent};
+use self::{grants::Grants, plugin::Plugin};
+use crate::machine::{Action, Agent, Answer, CallId, Event, Now, Settings, View};
+
+/// How often time is told when nothing else happens.
+const ROUTINE: Duration = Duration::from_secs(1);
+
+/// The outside of an agent.
+#[allow(missing_debug_implementations, reason = "a port is whatever is plugged in")]
+pub struct Ports<C> {
+    /// The cards.
+    pub gpus: Arc<dyn Gpus>,
+    /// Whether cards are watched for errors.
+    pub watch_health: bool,
+    /// The API server.
+    pub cluster: Arc<C>,
+    /// Where plugins and the kubelet meet.
+    pub meeting: Meeting,
+    /// The kubelet's podresources socket.
+    pub pod_resources: PathBuf,
+    /// Where pages are served, if anywhere.
+    pub listen: Option<SocketAddr>,
+}
+
+/// The agent cannot run.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    /// The address for pages cannot be used.
+    #[error("cannot listen on {address}")]
+    Listen {
+        /// Which address.
+        address: SocketAddr,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// The path of the podresources socket is none.
+    #[error(transparent)]
+    PodResources(#[from] PodResourcesError),
+}
+
+/// What the main loop hears.
+enum Message {
+    Event(Event),
+    /// A question of the kubelet, with the one who waits for the answer.
+    Call(Event, CallId, oneshot::Sender<Answer>),
+    /// Somebody wants to look.
+    Inspect(oneshot::Sender<View>),
+}
+
+type Messages = mpsc::UnboundedSender<Message>;
+
+/// Runs an agent until `stop`.
+pub async fn run<C: Cluster>(
+    settings: Settings,
+    ports: Ports<C>,
+    stop: CancellationToken,
+) -> Result<(), RunError> {
+    let (messages, inbox) = mpsc::unbounded_channel();
+    let mut tasks = JoinSet::new();
+    if let Some(address) = ports.listen {
+        let listening = http::serve(address, messages.clone(), ports.gpus.clone(), stop.clone()).await;
+        let served = listening.map_err(|source| RunError::Listen { address, source })?;
+        tasks.spawn(served);
+    }
+    let pod_resources = PodResources::at(&ports.pod_resources)?;
+    let grants = Grants::at(PathBuf::from(&settings.grants));
+    let mut events = ports.cluster.watch();
+    let cluster_messages = messages.clone();
+    let stopped = stop.clone();
+    tasks.spawn(async move {
+        while let Some(Some(event)) = stopped.run_until_cancelled(events.next()).await {
+            let _ended = cluster_messages.send(Message::Event(event.into()));
+        }
+    });
+    gpus::watch(ports.gpus.clone(), ports.watch_health, messages.clone(), stop.clone());
+    let shell = Shell {
+        agent: Agent::new(settings),
+        cluster: ports.cluster,
+        meeting: ports.meeting,
+        pod_resources,
+        grants,
+        messages,
+        plugins: BTreeMap::new(),
+        calls: BTreeMap::new(),
+        started: Instant::now(),
+        tasks,
+        stop,
+    };
+    shell.run(inbox).await;
+    Ok(())
+}
+
+struct Shell<C> {
+    agent: Agent,
+    cluster: Arc<C>,
+    meeting: Meeting,
+    pod_resources: PodResources,
+    grants: Grants,
+    messages: Messages,
+    plugins: BTreeMap<Resource, Arc<Plugin>>,
+    /// Who waits for an answer.
+    calls: BTreeMap<CallId, oneshot::Sender<Answer>>,
+    started: Instant,
+    tasks: JoinSet<()>,
+    stop: CancellationToken,
+}
+
+impl<C: Cluster> Shell<C> {
+    async fn run(mut self, mut inbox: mpsc::UnboundedReceiver<Message>) {
+        let on_disk = self.grants.read();
+        self.handle(Event::GrantsOnDisk(on_disk));
+        let mut tick = tokio::time::Instant::now() + ROUTINE;
+        loop {
+            let wake = match self.agent.next_wake() {
+                Some(soon) => tick.min(tokio::time::Instant::now() + soon),
+                None => tick,
+            };
+            let message = tokio::select! {
+                biased;
+                () = self.stop.cancelled() => break,
+                message = inbox.recv() => message,
+                () = tokio::time::sleep_until(wake) => {
+                    tick = tokio::time::Instant::now() + ROUTINE;
+                    Some(Message::Event(Event::Tick))
+                }
+            };
+            match message {
+                Some(Message::Event(event)) => self.handle(event),
+                Some(Message::Call(event, id, waiting)) => {
+                    self.calls.insert(id, waiting);
+                    self.handle(event);
+                }
+                Some(Message::Inspect(waiting)) => {
+                    let _left = waiting.send(self.agent.view());
+                }
+                None => break,
+            }
+            while self.tasks.try_join_next().is_some() {}
+        }
+        self.stop.cancel();
+        while self.tasks.join_next().await.is_some() {}
+    }
+
+    fn handle(&mut self, event: Event) {
+        let unix = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let now = Now { elapsed: self.started.elapsed(), unix_nanos: unix.as_nanos() };
+        for action in self.agent.handle(now, event) {
+            self.act(action);
+        }
+    }
+
+    fn act(&mut self, action: Action) {
+        match action {
+            Action::Publish(resource, devices) => self.plugin(resource).publish(devices),
+            Action::Answer(call, answer) => {
+                if let Some(waiting) = self.calls.remove(&call) {
+                    let _left = waiting.send(answer);
+                }
+            }
+            Action::Warn(what) => tracing::warn!("{what}"),
+            Action::RemoveGrants(uid) => self.grants.remove(&uid),
+            Action::List => {
+                let pod_resources = self.pod_resources.clone();
+                self.report(async move {
+                    Event::Listed(pod_resources.list().await.map_err(|error| describe(&error)))
+                });
+            }
+            Action::WriteGrants(call, limits) => {
+                let outcome = self.grants.write(&limits).map_err(|error| error.to_string());
+                self.report(async move { Event::GrantsWritten(call, outcome) });
+            }
+            Action::ReadPods => {
+                let cluster = self.cluster.clone();
+                let messages = self.messages.clone();
+                self.tasks.spawn(async move {
+                    if let Ok(pods) = cluster.read_pods().await {
+                        let _ended = messages.send(Message::Event(Event::Pods(pods)));
+                    }
+                });
+            }
+            Action::PatchPod { uid, namespace, name, annotations } => {
+                let cluster = self.cluster.clone();
+                self.report(async move {
+                    let outcome = cluster.patch_pod(&namespace, &name, &uid, &annotations).await;
+                    Event::PodPatched(uid, outcome)
+                });
+            }
+            Action::PatchNode(patch) => {
+                let cluster = self.cluster.clone();
+                self.report(async move { Event::NodePatched(cluster.patch_node(&patch).await) });
+            }
+            Action::SetUnhealthy(cards) => {
+                let cluster = self.cluster.clone();
+                self.report(async move { Event::UnhealthySet(cluster.set_unhealthy(&cards).await) });
+            }
+        }
+    }
+
+    /// Does something and tells the machine how it went.
+    fn report(&mut self, work: impl Future<Output = Event> + Send + 'static) {
+        let messages = self.messages.clone();
+        self.tasks.spawn(async move {
+            let event = work.await;
+            let _ended = messages.send(Message::Event(event));
+        });
+    }
+
+    /// The plugin of a resource, served from the first time it has devices.
+    fn plugin(&mut self, resource: Resource) -> Arc<Plugin> {
+        if let Some(plugin) = self.plugins.get(&resource) {
+            return plugin.clone();
+        }
+        let plugin = Arc::new(Plugin::new(resource, self.messages.clone()));
+        self.plugins.insert(resource, plugin.clone());
+        let (meeting, stop, served) = (self.meeting.clone(), self.stop.clone(), plugin.clone());
+        self.tasks.spawn(async move {
+            while !stop.is_cancelled() {
+                let served = Served {
+                    plugin: served.clone(),
+                    resource: resource.name().to_owned(),
+                    meeting: meeting.clone(),
+                };
+                if let Err(error) = serve(served, stop.clone()).await {
+                    // The directory may come with the kubelet.
+                    tracing::warn!("{}", describe(&error));
+                    let _stopped = stop.run_until_cancelled(tokio::time::sleep(ROUTINE)).await;
+                }
+            }
+        });
+        plugin
+    }
+}
+
+/// An error with its causes.
+fn describe(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(source) = cause {
+        text = format!("{text}: {source}");
+        cause = source.source();
+    }
+    text
+}

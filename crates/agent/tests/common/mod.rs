@@ -1,0 +1,272 @@
+//! A node made of the real agent, the embedded kubelet, simulated cards and an API server that is a map.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests may fail like tests")]
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use futures::{StreamExt as _, stream::BoxStream};
+use serde_json::json;
+use tessera_agent::{
+    machine::{NodePatch, Settings, WriteError},
+    shell::{Cluster, ClusterEvent, Ports, run},
+};
+use tessera_cluster::node_agent::PodEvent;
+use tessera_core::{
+    grant::{ContainerGrant, Hold},
+    units::{GpuIndex, PodUid},
+};
+use tessera_node::{device_plugin::Meeting, gpus::Simulated};
+use tessera_sim::kubelet::{Checkpoint, Kubelet};
+use tessera_wire::{
+    device_id::Resource,
+    dialect::{Dialect, MemoryUnit},
+    grant,
+    hand_over::HandOver,
+    objects::Pod,
+};
+use tokio::{sync::mpsc, task::JoinHandle};
+use tokio_util::sync::CancellationToken;
+
+/// An API server that is a map.
+#[derive(Default)]
+pub(crate) struct Api {
+    pods: Mutex<BTreeMap<String, Pod>>,
+    pub(crate) node: Mutex<NodePatch>,
+    pub(crate) unhealthy: Mutex<Option<Vec<u8>>>,
+    watchers: Mutex<Vec<mpsc::UnboundedSender<ClusterEvent>>>,
+}
+
+impl Api {
+    pub(crate) fn apply(&self, pod: Pod) {
+        self.pods.lock().unwrap().insert(pod.metadata.uid.clone(), pod.clone());
+        self.tell(ClusterEvent::Pod(PodEvent::Applied(Box::new(pod))));
+    }
+
+    pub(crate) fn delete(&self, uid: &str) {
+        self.pods.lock().unwrap().remove(uid);
+        self.tell(ClusterEvent::Pod(PodEvent::Deleted(uid.to_owned())));
+    }
+
+    pub(crate) fn pod(&self, uid: &str) -> Pod {
+        self.pods.lock().unwrap()[uid].clone()
+    }
+
+    pub(crate) fn set_phase(&self, uid: &str, phase: &str) {
+        let mut pod = self.pod(uid);
+        pod.status.phase = phase.into();
+        pod.status.start_time = Some("2026-11-15T05:00:00Z".into());
+        self.apply(pod);
+    }
+
+    fn all(&self) -> Vec<Pod> {
+        self.pods.lock().unwrap().values().cloned().collect()
+    }
+
+    fn tell(&self, event: ClusterEvent) {
+        self.watchers.lock().unwrap().retain(|watcher| watcher.send(event.clone()).is_ok());
+    }
+}
+
+impl Cluster for Api {
+    fn watch(&self) -> BoxStream<'static, ClusterEvent> {
+        let (sender, mut receiver) = mpsc::unbounded_channel();
+        let _listening = sender.send(ClusterEvent::Node(Box::default()));
+        let _listening = sender.send(ClusterEvent::Pod(PodEvent::All(self.all())));
+        self.watchers.lock().unwrap().push(sender);
+        futures::stream::poll_fn(move |context| receiver.poll_recv(context)).boxed()
+    }
+
+    async fn read_pods(&self) -> Result<Vec<Pod>, String> {
+        Ok(self.all())
+    }
+
+    async fn patch_pod(
+        &self,
+        _namespace: &str,
+        _name: &str,
+        uid: &PodUid,
+        annotations: &BTreeMap<String, String>,
+    ) -> Result<(), WriteError> {
+        let mut pod = self.pods.lock().unwrap().get(&uid.0).cloned().ok_or(WriteError::Gone)?;
+        pod.metadata.annotations.extend(annotations.clone());
+        self.apply(pod);
+        Ok(())
+    }
+
+    async fn patch_node(&self, patch: &NodePatch) -> Result<(), String> {
+        *self.node.lock().unwrap() = patch.clone();
+        Ok(())
+    }
+
+    async fn set_unhealthy(&self, cards: &[u8]) -> Result<(), String> {
+        *self.unhealthy.lock().unwrap() = Some(cards.to_vec());
+        Ok(())
+    }
+}
+
+/// Where plugins and kubelet meet.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Way {
+    Registry,
+    Socket,
+}
+
+pub(crate) struct World {
+    pub(crate) api: Arc<Api>,
+    pub(crate) kubelet: Option<Kubelet>,
+    agent: Option<(CancellationToken, JoinHandle<()>)>,
+    way: Way,
+    directory: tempfile::TempDir,
+}
+
+impl World {
+    pub(crate) async fn new(way: Way) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        std::fs::write(directory.path().join("gpus"), eight_cards()).unwrap();
+        let mut world = Self { api: Arc::default(), kubelet: None, agent: None, way, directory };
+        world.start_kubelet(Checkpoint::default());
+        world.start_agent();
+        world.wait_until_served().await;
+        world
+    }
+
+    fn root(&self) -> PathBuf {
+        self.directory.path().join("kubelet")
+    }
+
+    pub(crate) fn grants(&self) -> PathBuf {
+        self.directory.path().join("grants")
+    }
+
+    pub(crate) fn events(&self) -> PathBuf {
+        self.directory.path().join("gpus.events")
+    }
+
+    pub(crate) fn start_kubelet(&mut self, checkpoint: Checkpoint) {
+        self.kubelet = Some(Kubelet::start(self.root(), checkpoint, 3).unwrap());
+    }
+
+    pub(crate) fn kubelet(&self) -> &Kubelet {
+        self.kubelet.as_ref().unwrap()
+    }
+
+    pub(crate) fn start_agent(&mut self) {
+        let settings = settings(&self.grants());
+        let ports = Ports {
+            gpus: Arc::new(Simulated::new(self.directory.path().join("gpus"))),
+            watch_health: true,
+            cluster: self.api.clone(),
+            meeting: match self.way {
+                Way::Registry => Meeting::PluginsRegistry(self.root().join("plugins_registry")),
+                Way::Socket => Meeting::KubeletSocket(self.root().join("device-plugins")),
+            },
+            pod_resources: self.root().join("pod-resources/kubelet.sock"),
+            listen: None,
+        };
+        let stop = CancellationToken::new();
+        let stopped = stop.clone();
+        let task = tokio::spawn(async move { run(settings, ports, stopped).await.unwrap() });
+        self.agent = Some((stop, task));
+    }
+
+    /// Ends the agent as a signal would.
+    pub(crate) async fn stop_agent(&mut self) {
+        let (stop, task) = self.agent.take().unwrap();
+        stop.cancel();
+        within_reason("the agent to end", task).await.unwrap();
+    }
+
+    pub(crate) async fn wait_until_served(&self) {
+        for (resource, amount) in
+            [(Resource::NvidiaGpu, 8), (Resource::GpuMemory, 640), (Resource::VcudaCore, 800)]
+        {
+            self.until(&format!("{resource}"), || self.kubelet().allocatable(resource.name()) == amount)
+                .await;
+        }
+        for resource in [Resource::AliyunGpu, Resource::VcudaMemory] {
+            self.until(&format!("{resource}"), || self.kubelet().allocatable(resource.name()) > 0).await;
+        }
+    }
+
+    /// Waits until something is so.
+    pub(crate) async fn until(&self, what: &str, mut so: impl FnMut() -> bool) {
+        within_reason(what, async {
+            while !so() {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        })
+        .await;
+    }
+
+    /// Binds a pod to the node, granted a card if one is named.
+    pub(crate) fn bind(&self, name: &str, limits: &[(&str, &str)], card: Option<u8>) -> Pod {
+        let limits: BTreeMap<&str, &str> = limits.iter().copied().collect();
+        let mut pod: Pod = serde_json::from_value(json!({
+            "metadata": { "name": name, "namespace": "team", "uid": format!("uid-{name}") },
+            "spec": { "containers": [{ "name": "main", "resources": { "limits": limits } }] },
+            "status": { "phase": "Pending" },
+        }))
+        .unwrap();
+        if let Some(card) = card {
+            let claim = pod.spec.claims(MemoryUnit::GiB).unwrap().remove(0);
+            let cards = vec![(GpuIndex(card), Hold::of(claim.request))];
+            let granted = [ContainerGrant { container: "main".into(), role: claim.role, cards }];
+            pod.metadata.annotations =
+                grant::annotations(&pod.spec, &granted, &core_node(), MemoryUnit::GiB, 1).unwrap();
+        }
+        self.api.apply(pod.clone());
+        pod
+    }
+
+    /// Admits and starts a pod.
+    pub(crate) async fn run(&self, pod: &Pod) -> Result<tessera_sim::kubelet::Admitted, String> {
+        let given = self.kubelet().admit(pod).await?;
+        self.kubelet().start_containers(pod).await?;
+        self.api.set_phase(&pod.metadata.uid, "Running");
+        Ok(given)
+    }
+}
+
+pub(crate) fn settings(grants: &Path) -> Settings {
+    Settings {
+        node: "node-1".into(),
+        dialects: vec![Dialect::Nvidia, Dialect::Gputopology, Dialect::Gpushare, Dialect::Vcuda],
+        memory_unit: MemoryUnit::GiB,
+        policy: "tessera".parse().unwrap(),
+        hand_over: HandOver::default(),
+        grants: grants.display().to_string(),
+        instance_type: Some("test.8xlarge".into()),
+        labels: BTreeMap::new(),
+        quiet_time: Duration::from_secs(1),
+    }
+}
+
+fn eight_cards() -> String {
+    let gpu = |index: u8| {
+        json!({
+            "uuid": uuid(index), "minor": index, "model": "NVIDIA A100-SXM4-80GB", "memoryMiB": 81_920,
+        })
+    };
+    json!({ "memoryUnit": "GiB", "gpus": (0..8).map(gpu).collect::<Vec<_>>(), "links": [] }).to_string()
+}
+
+pub(crate) fn uuid(card: u8) -> String {
+    format!("GPU-{card:08x}-0000-4000-8000-000000000000")
+}
+
+fn core_node() -> tessera_core::node::Node {
+    let inventory = tessera_wire::inventory::parse(&eight_cards()).unwrap();
+    let (cpu, memory) = (tessera_core::units::MilliCpu::ZERO, tessera_core::units::MiB::ZERO);
+    tessera_core::node::Node::new("node-1".into(), inventory.gpus, inventory.topology, cpu, memory).unwrap()
+}
+
+/// Fails instead of waiting for ever.
+pub(crate) async fn within_reason<F: Future>(what: &str, future: F) -> F::Output {
+    let waited = tokio::time::timeout(Duration::from_secs(30), future).await;
+    waited.unwrap_or_else(|_| panic!("waited too long for {what}"))
+}

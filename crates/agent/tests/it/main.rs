@@ -1,0 +1,124 @@
+//! The whole agent against the embedded kubelet, over real sockets.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests may fail like tests")]
+
+#[path = "../common/mod.rs"]
+mod common;
+
+use common::{Way, World, uuid};
+use tessera_wire::inventory;
+
+const SHARE: [(&str, &str); 2] = [("tencent.com/vcuda-core", "30"), ("tencent.com/vcuda-memory", "40")];
+
+async fn serves_every_dialect(way: Way) {
+    let world = World::new(way).await;
+    let dialects: [(&str, &[(&str, &str)]); 4] = [
+        ("nvidia", &[("nvidia.com/gpu", "1")]),
+        ("gputopology", &[("aliyun.com/gpu", "1")]),
+        ("gpushare", &[("aliyun.com/gpu-mem", "8")]),
+        ("vcuda", &SHARE),
+    ];
+    for (card, (name, limits)) in (2u8..).zip(dialects) {
+        let pod = world.bind(name, limits, Some(card));
+        let given = world.run(&pod).await.unwrap();
+        assert_eq!(given["main"].envs["NVIDIA_VISIBLE_DEVICES"], uuid(card), "{name}");
+        let file = world.grants().join(format!("uid-{name}/main/limits"));
+        let limits = tessera_wire::limits::parse(&std::fs::read_to_string(file).unwrap()).unwrap();
+        assert_eq!(limits.cards[0].uuid.0.as_ref(), uuid(card));
+        let assigned =
+            tessera_wire::grant::assigned(&pod.spec, tessera_wire::dialect::MemoryUnit::GiB).unwrap();
+        world
+            .until("the pod to be told that it has its card", || {
+                let annotations = world.api.pod(&pod.metadata.uid).metadata.annotations;
+                assigned.iter().all(|(key, value)| annotations.get(key) == Some(value))
+            })
+            .await;
+        world.kubelet().remove(&pod.metadata.uid);
+        world.api.delete(&pod.metadata.uid);
+        world.until("the grant to go", || !world.grants().join(format!("uid-{name}")).exists()).await;
+    }
+    let told = world.api.node.lock().unwrap().annotations.clone();
+    assert_eq!(inventory::parse(&told[inventory::KEY]).unwrap().gpus.len(), 8);
+    assert_eq!(told["NODE_TYPE"], "test.8xlarge");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_dialect_by_the_registry() {
+    serves_every_dialect(Way::Registry).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_dialect_by_kubelet_sock() {
+    serves_every_dialect(Way::Socket).await;
+}
+
+async fn survives_restarts(way: Way) {
+    let mut world = World::new(way).await;
+    let first = world.bind("first", &SHARE, Some(6));
+    world.run(&first).await.unwrap();
+    let held = world.kubelet().holds("uid-first", "main");
+
+    // The kubelet restarts; pods were bound meanwhile.
+    let checkpoint = world.kubelet.take().unwrap().stop().await;
+    let meanwhile = world.bind("meanwhile", &SHARE, Some(1));
+    world.start_kubelet(checkpoint);
+    world.wait_until_served().await;
+    let given = world.run(&meanwhile).await.unwrap();
+    assert_eq!(given["main"].envs["NVIDIA_VISIBLE_DEVICES"], uuid(1));
+
+    // The agent restarts; a container starts again, and the next pod finds its card.
+    world.stop_agent().await;
+    world.until("the devices to be gone", || world.kubelet().allocatable("nvidia.com/gpu") == 0).await;
+    world.start_agent();
+    world.wait_until_served().await;
+    world.kubelet().start_containers(&first).await.unwrap();
+    assert_eq!(world.kubelet().holds("uid-first", "main"), held);
+    let whole = world.bind("whole", &[("nvidia.com/gpu", "6")], None);
+    let given = world.run(&whole).await.unwrap();
+    let cards: Vec<String> = [0, 2, 3, 4, 5, 7].map(uuid).to_vec();
+    assert_eq!(given["main"].envs["NVIDIA_VISIBLE_DEVICES"], cards.join(","));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn restarts_by_the_registry() {
+    survives_restarts(Way::Registry).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn restarts_by_kubelet_sock() {
+    survives_restarts(Way::Socket).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn equal_pods_in_any_order_and_one_list_for_each() {
+    let world = World::new(Way::Registry).await;
+    let pods: Vec<_> = (0..8u8).map(|card| world.bind(&format!("p{card}"), &SHARE, Some(card))).collect();
+    let before = world.kubelet().lists();
+    for pod in pods.iter().rev() {
+        world.kubelet().admit(pod).await.unwrap();
+        world.api.set_phase(&pod.metadata.uid, "Pending");
+    }
+    assert!(world.kubelet().lists() - before <= 9, "{} lists", world.kubelet().lists() - before);
+    for (card, pod) in (0u8..).zip(&pods) {
+        world.kubelet().start_containers(pod).await.unwrap();
+        let ids = &world.kubelet().holds(&pod.metadata.uid, "main")["tencent.com/vcuda-core"];
+        assert!(ids.iter().all(|id| id.starts_with(&format!("{card:08x}-"))), "{ids:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_refusal_reaches_the_pods_owner_and_a_broken_card_is_withdrawn() {
+    let world = World::new(Way::Registry).await;
+    let all = world.bind("all", &[("nvidia.com/gpu", "8")], None);
+    world.run(&all).await.unwrap();
+    let late = world.bind("late", &[("aliyun.com/gpu-mem", "8")], None);
+    let refused = world.run(&late).await.unwrap_err();
+    assert!(refused.contains("no GPU with 8192 MiB left on node node-1"), "{refused}");
+    std::fs::write(world.events(), "3 xid 79\n").unwrap();
+    world
+        .until("the card to be withdrawn", || world.kubelet().allocatable("tencent.com/vcuda-core") == 700)
+        .await;
+    world.until("the list", || *world.api.unhealthy.lock().unwrap() == Some(vec![3])).await;
+    std::fs::write(world.events(), "3 xid 79\n3 back\n").unwrap();
+    world.until("the card to be back", || world.kubelet().allocatable("tencent.com/vcuda-core") == 800).await;
+}

@@ -1,0 +1,185 @@
+//! What the agent of a node reads and writes: its own node, the pods on it, and the list of broken cards.
+
+use std::collections::BTreeMap;
+
+use futures::{Stream, StreamExt};
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::{
+    Api, Client,
+    api::{DeleteParams, ListParams, ObjectMeta, Patch, PatchParams},
+    runtime::{WatchStreamExt, watcher},
+};
+use serde_json::json;
+use tessera_wire::objects::{Metadata, Node, Pod};
+
+use crate::{LeanNode, LeanPod};
+
+/// Where gpushare looks for the list of broken cards.
+const SYSTEM_NAMESPACE: &str = "kube-system";
+
+/// The API server, as one node's agent uses it.
+#[derive(Clone)]
+pub struct NodeClient {
+    client: Client,
+    node: String,
+}
+
+/// What became known of the pods of a node.
+#[derive(Debug, Clone)]
+pub enum PodEvent {
+    /// All there are.
+    All(Vec<Pod>),
+    /// One is new or has changed.
+    Applied(Box<Pod>),
+    /// The one with this UID is gone.
+    Deleted(String),
+}
+
+/// A write that did not work.
+#[derive(Debug, thiserror::Error)]
+pub enum WriteFailure {
+    /// The object is gone, or another one has its name.
+    #[error("the object is gone: {0}")]
+    Gone(String),
+    /// The API server did not take it.
+    #[error("the API server did not take it")]
+    Api(#[source] Box<kube::Error>),
+}
+
+impl std::fmt::Debug for NodeClient {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("NodeClient").field("node", &self.node).finish_non_exhaustive()
+    }
+}
+
+impl NodeClient {
+    /// For the node of this name.
+    #[must_use]
+    pub fn new(client: Client, node: String) -> Self {
+        Self { client, node }
+    }
+
+    fn pods(&self) -> Api<LeanPod> {
+        Api::all(self.client.clone())
+    }
+
+    fn on_this_node(&self) -> String {
+        format!("spec.nodeName={}", self.node)
+    }
+
+    /// The pods of the node, for ever: after a failure the watch begins again by itself.
+    pub fn watch_pods(&self) -> impl Stream<Item = PodEvent> + use<> {
+        let config = watcher::Config::default().fields(&self.on_this_node());
+        let mut all = Vec::new();
+        watcher(self.pods(), config).default_backoff().filter_map(move |event| {
+            let told = match event {
+                Ok(watcher::Event::Init) => {
+                    all.clear();
+                    None
+                }
+                Ok(watcher::Event::InitApply(pod)) => {
+                    all.push(lean_pod(pod));
+                    None
+                }
+                Ok(watcher::Event::InitDone) => Some(PodEvent::All(std::mem::take(&mut all))),
+                Ok(watcher::Event::Apply(pod)) => Some(PodEvent::Applied(Box::new(lean_pod(pod)))),
+                Ok(watcher::Event::Delete(pod)) => pod.metadata.uid.map(PodEvent::Deleted),
+                Err(_comes_back) => None,
+            };
+            async move { told }
+        })
+    }
+
+    /// The node's own object, now and after every change.
+    pub fn watch_node(&self) -> impl Stream<Item = Node> + use<> {
+        let nodes: Api<LeanNode> = Api::all(self.client.clone());
+        let config = watcher::Config::default().fields(&format!("metadata.name={}", self.node));
+        watcher(nodes, config).default_backoff().applied_objects().filter_map(|node| async move {
+            let node = node.ok()?;
+            Some(Node { metadata: metadata(node.metadata), status: node.status })
+        })
+    }
+
+    /// The pods of the node as they are now, from the API server's store.
+    pub async fn read_pods(&self) -> Result<Vec<Pod>, WriteFailure> {
+        let listed = self.pods().list(&ListParams::default().fields(&self.on_this_node())).await;
+        Ok(listed.map_err(failure)?.items.into_iter().map(lean_pod).collect())
+    }
+
+    /// Sets annotations of a pod, unless another one has its name by now.
+    pub async fn patch_pod(
+        &self,
+        namespace: &str,
+        name: &str,
+        uid: &str,
+        annotations: &BTreeMap<String, String>,
+    ) -> Result<(), WriteFailure> {
+        let pods: Api<LeanPod> = Api::namespaced(self.client.clone(), namespace);
+        let patch = json!({ "metadata": { "uid": uid, "annotations": annotations } });
+        pods.patch(name, &PatchParams::default(), &Patch::Merge(patch)).await.map_err(failure)?;
+        Ok(())
+    }
+
+    /// Sets annotations and labels of the node, and amounts in its status.
+    pub async fn patch_node(
+        &self,
+        annotations: &BTreeMap<String, String>,
+        labels: &BTreeMap<String, String>,
+        status: &BTreeMap<String, String>,
+    ) -> Result<(), WriteFailure> {
+        let nodes: Api<LeanNode> = Api::all(self.client.clone());
+        if !annotations.is_empty() || !labels.is_empty() {
+            let patch = json!({ "metadata": { "annotations": annotations, "labels": labels } });
+            nodes.patch(&self.node, &PatchParams::default(), &Patch::Merge(patch)).await.map_err(failure)?;
+        }
+        if !status.is_empty() {
+            let patch = json!({ "status": { "capacity": status, "allocatable": status } });
+            let parameters = PatchParams::default();
+            nodes.patch_status(&self.node, &parameters, &Patch::Merge(patch)).await.map_err(failure)?;
+        }
+        Ok(())
+    }
+
+    /// Lists the broken cards where gpushare's scheduler reads them. Without any the list is removed: an empty one would
+    /// mean card 0 to it.
+    pub async fn set_unhealthy(&self, cards: &[u8]) -> Result<(), WriteFailure> {
+        let maps: Api<ConfigMap> = Api::namespaced(self.client.clone(), SYSTEM_NAMESPACE);
+        let name = format!("unhealthy-gpu-{}", self.node);
+        if cards.is_empty() {
+            return match maps.delete(&name, &DeleteParams::default()).await.map_err(failure) {
+                Ok(_) | Err(WriteFailure::Gone(_)) => Ok(()),
+                Err(error) => Err(error),
+            };
+        }
+        let list = cards.iter().map(u8::to_string).collect::<Vec<_>>().join(",");
+        let map = json!({
+            "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": name }, "data": { "gpus": list },
+        });
+        let parameters = PatchParams::apply("tessera-agent").force();
+        maps.patch(&name, &parameters, &Patch::Apply(map)).await.map_err(failure)?;
+        Ok(())
+    }
+}
+
+fn failure(error: kube::Error) -> WriteFailure {
+    match error {
+        kube::Error::Api(status) if matches!(status.code, 404 | 409) => {
+            WriteFailure::Gone(status.message.clone())
+        }
+        other => WriteFailure::Api(Box::new(other)),
+    }
+}
+
+fn lean_pod(pod: LeanPod) -> Pod {
+    Pod { metadata: metadata(pod.metadata), spec: pod.spec, status: pod.status }
+}
+
+fn metadata(metadata: ObjectMeta) -> Metadata {
+    Metadata {
+        name: metadata.name.unwrap_or_default(),
+        namespace: metadata.namespace.unwrap_or_default(),
+        uid: metadata.uid.unwrap_or_default(),
+        labels: metadata.labels.unwrap_or_default(),
+        annotations: metadata.annotations.unwrap_or_default(),
+    }
+}

@@ -1,0 +1,147 @@
+//! The cards of this machine: what they are, what joins them, what runs on them, and what breaks.
+//!
+//! One port, [`Gpus`], with two ways behind it: [`Nvml`], which asks NVIDIA's driver, and [`Simulated`], which reads a
+//! description from a file and so needs no card at all.
+
+mod nvml;
+mod simulated;
+
+use std::{ops::ControlFlow, path::PathBuf, str::FromStr};
+
+use tessera_core::{
+    gpu::{Gpu, GpuUuid},
+    topology::Topology,
+    units::MiB,
+};
+
+pub use self::{
+    nvml::Nvml,
+    simulated::{Simulated, describe},
+};
+
+/// What can be learned about the cards of a machine. Calls block; run them on a thread of their own.
+pub trait Gpus: Send + Sync + 'static {
+    /// All cards, as they are now.
+    fn discover(&self) -> Result<Found, GpusError>;
+
+    /// What runs on each card, by index. Cards that cannot tell show nothing.
+    fn activity(&self) -> Result<Vec<CardActivity>, GpusError>;
+
+    /// Reports what happens to the cards until told to stop. Every few seconds without news it reports `None`, so that
+    /// whoever listens can leave.
+    fn watch(
+        &self,
+        report: &mut dyn FnMut(Option<Incident>) -> ControlFlow<()>,
+    ) -> Result<ControlFlow<()>, GpusError>;
+
+    /// Whether `/dev/nvidia*` stand for these cards.
+    fn have_device_nodes(&self) -> bool;
+}
+
+/// The cards of a machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Found {
+    /// By index, without gaps. A card that does not answer any more is unhealthy, and may have lost its name.
+    pub gpus: Vec<Gpu>,
+    /// What joins them.
+    pub topology: Topology,
+    /// The PCI address of each card; empty where unknown.
+    pub pci: Vec<String>,
+    /// The driver's version, where there is one.
+    pub driver: Option<String>,
+}
+
+/// What runs on one card.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CardActivity {
+    /// Memory in use, by whomever.
+    pub used: MiB,
+    /// The processes that use the card, and how much memory each takes where the driver tells.
+    pub processes: Vec<(u32, Option<MiB>)>,
+}
+
+/// Something happened to a card.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Incident {
+    /// Which card; all of them where the driver does not tell.
+    pub gpu: Option<GpuUuid>,
+    /// What.
+    pub kind: IncidentKind,
+}
+
+/// What happened to a card.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum IncidentKind {
+    /// The driver reported an error of this number.
+    Xid(u64),
+    /// Memory was damaged beyond correction.
+    DoubleBitEcc,
+    /// The card does not answer any more.
+    Lost,
+    /// It answers again.
+    Back,
+}
+
+/// The cards could not be asked.
+#[derive(Debug, thiserror::Error)]
+pub enum GpusError {
+    /// No driver, or one that does not work.
+    #[error("no NVIDIA driver answers ({0}); is it installed and are its libraries visible here?")]
+    NoDriver(String),
+    /// The driver has no card.
+    #[error("the NVIDIA driver knows no GPU")]
+    NoGpu,
+    /// The driver failed at something.
+    #[error("the NVIDIA driver cannot tell {what}: {reason}")]
+    Driver {
+        /// What was asked.
+        what: &'static str,
+        /// What it said.
+        reason: String,
+    },
+    /// A description that cannot be read.
+    #[error("cannot read the description of simulated GPUs {}: {reason}", path.display())]
+    Description {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+}
+
+/// Where the cards come from, as users write it: `nvml` or `simulated:FILE`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// NVIDIA's driver.
+    Nvml,
+    /// A description.
+    Simulated(PathBuf),
+}
+
+/// A text that names no source.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("unknown source of GPUs {0:?}; write nvml or simulated:FILE")]
+pub struct UnknownSource(String);
+
+impl Source {
+    /// The port behind it.
+    #[must_use]
+    pub fn open(&self) -> Box<dyn Gpus> {
+        match self {
+            Self::Nvml => Box::new(Nvml::default()),
+            Self::Simulated(file) => Box::new(Simulated::new(file.clone())),
+        }
+    }
+}
+
+impl FromStr for Source {
+    type Err = UnknownSource;
+
+    fn from_str(text: &str) -> Result<Self, UnknownSource> {
+        match text.split_once(':') {
+            None if text == "nvml" => Ok(Self::Nvml),
+            Some(("simulated", file)) if !file.is_empty() => Ok(Self::Simulated(file.into())),
+            _ => Err(UnknownSource(text.to_owned())),
+        }
+    }
+}

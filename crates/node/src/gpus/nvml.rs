@@ -1,0 +1,292 @@
+//! Cards as NVIDIA's driver tells of them, through NVML. The library is loaded when first needed, and any of its functions
+//! may be missing: an old driver tells less, which is no error.
+
+use std::{collections::BTreeMap, fs, ops::ControlFlow, sync::Mutex, sync::PoisonError};
+
+use nvml_wrapper::{
+    Device, Nvml as Library,
+    bitmasks::event::EventTypes,
+    enum_wrappers::device::TopologyLevel,
+    enums::{device::UsedGpuMemory, event::XidError},
+    error::NvmlError,
+};
+use tessera_core::{
+    gpu::{Gpu, Health},
+    gpu_set::GpuSet,
+    topology::{Link, PcieLevel, Topology},
+    units::{GpuIndex, MiB},
+};
+
+use super::{CardActivity, Found, Gpus, GpusError, Incident, IncidentKind};
+
+/// How long one wait for events takes, as the original plugins waited.
+const WAIT_MILLISECONDS: u32 = 5000;
+
+/// No card has more NVLinks.
+const MOST_LINKS: u32 = 18;
+
+/// What worries about a card.
+const EVENTS: EventTypes = EventTypes::CRITICAL_XID_ERROR.union(EventTypes::DOUBLE_BIT_ECC_ERROR);
+
+/// The driver's library, loaded once it is there.
+#[derive(Debug, Default)]
+pub struct Nvml {
+    library: Mutex<Option<&'static Library>>,
+}
+
+impl Nvml {
+    /// A driver may be installed while we wait, so a failure is not remembered. The library is never unloaded: threads of
+    /// ours wait in it.
+    fn library(&self) -> Result<&'static Library, GpusError> {
+        let mut library = self.library.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(loaded) = *library {
+            return Ok(loaded);
+        }
+        let loaded = Library::init().map_err(|error| GpusError::NoDriver(error.to_string()))?;
+        Ok(*library.insert(Box::leak(Box::new(loaded))))
+    }
+
+    fn devices(&self) -> Result<Vec<Result<Device<'static>, NvmlError>>, GpusError> {
+        let library = self.library()?;
+        let count = library.device_count().map_err(failed("how many GPUs there are"))?;
+        let most = u32::try_from(GpuSet::CAPACITY).unwrap_or(u32::MAX);
+        Ok((0..count.min(most)).map(|index| library.device_by_index(index)).collect())
+    }
+}
+
+impl Gpus for Nvml {
+    fn discover(&self) -> Result<Found, GpusError> {
+        let devices = self.devices()?;
+        if devices.is_empty() {
+            return Err(GpusError::NoGpu);
+        }
+        let indexes = (0u8..).map(GpuIndex);
+        // One lost card must not hide the others.
+        let pci: Vec<String> =
+            devices.iter().map(|device| device.as_ref().map(bus_id).unwrap_or_default()).collect();
+        let gpus: Vec<Gpu> = indexes
+            .zip(&devices)
+            .zip(&pci)
+            .map(|((index, device), pci)| {
+                let card = device.as_ref().ok().and_then(|device| card(index, device, pci).ok());
+                card.unwrap_or_else(|| lost(index))
+            })
+            .collect();
+        let links = links(self.library()?, &devices, &pci);
+        let topology =
+            Topology::from_pairs(gpus.len(), |a, b| links.get(&(a, b)).copied().unwrap_or_default());
+        let numa: Vec<Option<u16>> = gpus.iter().map(|gpu| gpu.numa).collect();
+        let driver = self.library()?.sys_driver_version().ok();
+        Ok(Found { gpus, topology: topology.with_numa(&numa), pci, driver })
+    }
+
+    fn activity(&self) -> Result<Vec<CardActivity>, GpusError> {
+        let activity = |device: Result<Device<'_>, NvmlError>| {
+            let Ok(device) = device else { return CardActivity::default() };
+            let mut processes = device.running_compute_processes().unwrap_or_default();
+            processes.extend(device.running_graphics_processes().unwrap_or_default());
+            processes.sort_by_key(|process| process.pid);
+            processes.dedup_by_key(|process| process.pid);
+            let memory = |used: &UsedGpuMemory| match used {
+                UsedGpuMemory::Used(bytes) => Some(mib(*bytes)),
+                UsedGpuMemory::Unavailable => None,
+            };
+            CardActivity {
+                used: device.memory_info().map(|info| mib(info.used)).unwrap_or_default(),
+                processes: processes
+                    .iter()
+                    .map(|process| (process.pid, memory(&process.used_gpu_memory)))
+                    .collect(),
+            }
+        };
+        Ok(self.devices()?.into_iter().map(activity).collect())
+    }
+
+    fn watch(
+        &self,
+        report: &mut dyn FnMut(Option<Incident>) -> ControlFlow<()>,
+    ) -> Result<ControlFlow<()>, GpusError> {
+        let library = self.library()?;
+        let mut set = library.create_event_set().map_err(failed("events"))?;
+        let mut watched = 0;
+        for device in self.devices()?.into_iter().flatten() {
+            let wanted = device.supported_event_types().unwrap_or_else(|_| EventTypes::empty()) & EVENTS;
+            if wanted.is_empty() {
+                tracing::warn!(
+                    gpu = device.uuid().unwrap_or_default(),
+                    "this card reports no errors: it is not watched"
+                );
+                continue;
+            }
+            set = device.register_events(wanted, set).map_err(|error| failed("events")(error.error))?;
+            watched += 1;
+        }
+        tracing::info!(watched, "watching the cards for errors");
+        loop {
+            let incident = match set.wait(WAIT_MILLISECONDS) {
+                Ok(event) => {
+                    let gpu = event.device.uuid().ok().map(|uuid| uuid.as_str().into());
+                    let kind = match event.event_data {
+                        Some(XidError::Value(number)) => IncidentKind::Xid(number),
+                        Some(XidError::Unknown) => IncidentKind::Xid(999),
+                        None => IncidentKind::DoubleBitEcc,
+                    };
+                    Some(Incident { gpu, kind })
+                }
+                Err(NvmlError::Timeout) => None,
+                // Which one it was shows when the cards are looked for again.
+                Err(NvmlError::GpuLost) => return Ok(ControlFlow::Continue(())),
+                Err(error) => return Err(failed("events")(error)),
+            };
+            if report(incident).is_break() {
+                return Ok(ControlFlow::Break(()));
+            }
+        }
+    }
+
+    fn have_device_nodes(&self) -> bool {
+        true
+    }
+}
+
+fn failed(what: &'static str) -> impl Fn(NvmlError) -> GpusError {
+    move |error| GpusError::Driver { what, reason: error.to_string() }
+}
+
+fn card(index: GpuIndex, device: &Device<'_>, pci: &str) -> Result<Gpu, NvmlError> {
+    Ok(Gpu {
+        index,
+        uuid: device.uuid()?.as_str().into(),
+        minor: device.minor_number().unwrap_or_else(|_| u32::from(index.0)),
+        model: device.name()?.as_str().into(),
+        memory: mib(device.memory_info()?.total),
+        numa: numa(device, pci),
+        health: Health::Healthy,
+    })
+}
+
+/// Stands for a card that does not answer, so that the others keep their places.
+fn lost(index: GpuIndex) -> Gpu {
+    Gpu {
+        index,
+        uuid: format!("lost-{index}").as_str().into(),
+        minor: u32::from(index.0),
+        model: "unknown".into(),
+        memory: MiB::ZERO,
+        numa: None,
+        health: Health::Unhealthy,
+    }
+}
+
+fn mib(bytes: u64) -> MiB {
+    MiB(bytes >> 20)
+}
+
+/// As the driver writes it: `00000000:3B:00.0`.
+fn bus_id(device: &Device<'_>) -> String {
+    device.pci_info().map(|info| info.bus_id).unwrap_or_default()
+}
+
+/// New drivers tell; with others the kernel does, under the address with a domain of four digits.
+fn numa(device: &Device<'_>, pci: &str) -> Option<u16> {
+    if let Ok(node) = device.numa_node_id() {
+        return u16::try_from(node).ok();
+    }
+    let address = pci.to_lowercase();
+    let short = address.strip_prefix("0000").filter(|short| short.len() >= 12).unwrap_or(&address);
+    let text = fs::read_to_string(format!("/sys/bus/pci/devices/{short}/numa_node")).ok()?;
+    // -1 where the machine has no NUMA nodes.
+    text.trim().parse().ok()
+}
+
+/// Both layers of links between all cards that answer.
+fn links(
+    library: &Library,
+    devices: &[Result<Device<'_>, NvmlError>],
+    pci: &[String],
+) -> BTreeMap<(GpuIndex, GpuIndex), Link> {
+    let ends: Vec<LinkEnds> = devices
+        .iter()
+        .map(|device| device.as_ref().map(|device| LinkEnds::of(device, pci)).unwrap_or_default())
+        .collect();
+    let mut links = BTreeMap::new();
+    for (a, b) in GpuSet::first(devices.len()).pairs() {
+        let (Some(Ok(first)), Ok(second)) = (devices.get(a.position()), library.device_by_index(b.0.into()))
+        else {
+            continue;
+        };
+        let level = first.topology_common_ancestor(second).ok().map(pcie_level);
+        let nvlinks = ends[a.position()].to(b, &ends[b.position()]);
+        links.insert((a, b), Link { pcie: level, nvlinks });
+    }
+    links
+}
+
+fn pcie_level(level: TopologyLevel) -> PcieLevel {
+    match level {
+        TopologyLevel::Internal => PcieLevel::SameBoard,
+        TopologyLevel::Single => PcieLevel::SingleSwitch,
+        TopologyLevel::Multiple => PcieLevel::MultiSwitch,
+        TopologyLevel::HostBridge => PcieLevel::HostBridge,
+        TopologyLevel::Node => PcieLevel::Node,
+        TopologyLevel::System => PcieLevel::System,
+    }
+}
+
+/// Where the NVLinks of a card lead.
+#[derive(Debug, Default)]
+struct LinkEnds {
+    /// Straight to other cards.
+    cards: BTreeMap<usize, u8>,
+    /// To something that is no card of this machine: a switch, which joins it with all others that lead there.
+    switched: u8,
+}
+
+impl LinkEnds {
+    fn of(device: &Device<'_>, pci: &[String]) -> Self {
+        let mut ends = Self::default();
+        for number in 0..MOST_LINKS {
+            let link = device.link_wrapper_for(number);
+            if !link.is_active().unwrap_or(false) {
+                continue;
+            }
+            let remote = link.remote_pci_info().map(|info| info.bus_id.to_lowercase()).unwrap_or_default();
+            match pci.iter().position(|own| own.to_lowercase() == remote) {
+                Some(card) => *ends.cards.entry(card).or_default() += 1,
+                None => ends.switched += 1,
+            }
+        }
+        ends
+    }
+
+    fn to(&self, other: GpuIndex, others: &Self) -> u8 {
+        let straight = self.cards.get(&other.position()).copied().unwrap_or_default();
+        straight + self.switched.min(others.switched)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn without_a_driver_it_says_so_and_can_be_asked_again() {
+        let gpus = Nvml::default();
+        if gpus.library().is_ok() {
+            return; // This machine has a driver.
+        }
+        for _ in 0..2 {
+            let error = gpus.discover().unwrap_err().to_string();
+            assert!(error.starts_with("no NVIDIA driver answers"), "{error}");
+        }
+        assert!(gpus.watch(&mut |_| ControlFlow::Break(())).is_err());
+    }
+
+    #[test]
+    fn cards_on_a_switch_reach_each_other_and_straight_links_count_as_such() {
+        let switched = LinkEnds { cards: BTreeMap::new(), switched: 18 };
+        assert_eq!(switched.to(GpuIndex(5), &switched), 18);
+        let wired = LinkEnds { cards: [(1, 2)].into(), switched: 0 };
+        assert_eq!((wired.to(GpuIndex(1), &wired), wired.to(GpuIndex(2), &wired)), (2, 0));
+    }
+}

@@ -1,0 +1,148 @@
+//! A kubelet's device manager on its real sockets, without containers: plugins register, are asked and list as with a real
+//! one. How it behaves was observed on Kubernetes 1.28 to 1.36:
+//!
+//! - Pods are admitted one at a time, init containers first; the resources of a container come in random order.
+//! - A pod is listed from the moment its admission begins, without what it does not hold yet. Ordinary init containers are never
+//!   listed. A rejected pod is gone from the list at once.
+//! - A preference that is short or wrong is filled up with random devices, silently.
+//! - Devices of init containers are used again by the containers after them, without a preference being asked for.
+//! - A restart forgets the plugins, keeps the allocations, and deletes the sockets beside `kubelet.sock`, not those in
+//!   `plugins_registry`.
+
+mod admission;
+mod listing;
+mod plugins;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io,
+    path::PathBuf,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+pub use self::admission::Admitted;
+use self::{listing::RateLimit, plugins::Plugin};
+
+/// A running kubelet. Dropping it ends it, as killing would.
+#[derive(Debug)]
+pub struct Kubelet {
+    root: PathBuf,
+    state: Arc<State>,
+    stop: CancellationToken,
+    tasks: JoinSet<()>,
+    /// Held while a pod is admitted.
+    admitting: tokio::sync::Mutex<()>,
+}
+
+/// What a kubelet remembers over restarts: who holds which devices.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Checkpoint {
+    pods: BTreeMap<String, PodEntry>,
+}
+
+/// One pod in the kubelet's books.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct PodEntry {
+    namespace: String,
+    name: String,
+    containers: Vec<ContainerEntry>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct ContainerEntry {
+    name: String,
+    /// Ordinary init containers are not listed.
+    listed: bool,
+    ids: BTreeMap<String, BTreeSet<String>>,
+}
+
+#[derive(Debug)]
+struct State {
+    books: Mutex<Checkpoint>,
+    plugins: Mutex<BTreeMap<String, Plugin>>,
+    limit: Mutex<RateLimit>,
+    lists: std::sync::atomic::AtomicUsize,
+    /// For random choices that are the same in every run.
+    dice: Mutex<u64>,
+}
+
+impl Kubelet {
+    /// Starts in `root`, as `/var/lib/kubelet` is to a real one, with what an earlier one remembered.
+    pub fn start(root: PathBuf, checkpoint: Checkpoint, seed: u64) -> io::Result<Self> {
+        let state = Arc::new(State {
+            books: Mutex::new(checkpoint),
+            plugins: Mutex::default(),
+            limit: Mutex::new(RateLimit::new()),
+            lists: std::sync::atomic::AtomicUsize::new(0),
+            dice: Mutex::new(seed.wrapping_mul(2).wrapping_add(1)),
+        });
+        let stop = CancellationToken::new();
+        let mut tasks = JoinSet::new();
+        for directory in ["device-plugins", "plugins_registry", "pod-resources"] {
+            std::fs::create_dir_all(root.join(directory))?;
+        }
+        plugins::clear_sockets(&root.join("device-plugins"))?;
+        listing::serve(&root.join("pod-resources/kubelet.sock"), state.clone(), &stop, &mut tasks)?;
+        plugins::serve_registration(&root.join("device-plugins"), state.clone(), &stop, &mut tasks)?;
+        plugins::watch_registry(root.join("plugins_registry"), state.clone(), &stop, &mut tasks);
+        Ok(Self { root, state, stop, tasks, admitting: tokio::sync::Mutex::new(()) })
+    }
+
+    /// Ends it and hands over what it remembers.
+    pub async fn stop(mut self) -> Checkpoint {
+        self.stop.cancel();
+        self.tasks.abort_all();
+        while self.tasks.join_next().await.is_some() {}
+        let _gone = std::fs::remove_file(self.root.join("device-plugins/kubelet.sock"));
+        let _gone = std::fs::remove_file(self.root.join("pod-resources/kubelet.sock"));
+        lock(&self.state.books).clone()
+    }
+
+    /// How many healthy devices of a resource it knows.
+    #[must_use]
+    pub fn allocatable(&self, resource: &str) -> usize {
+        let plugins = lock(&self.state.plugins);
+        plugins.get(resource).map_or(0, |plugin| plugin.healthy().len())
+    }
+
+    /// How often podresources were listed.
+    #[must_use]
+    pub fn lists(&self) -> usize {
+        self.state.lists.load(std::sync::atomic::Ordering::Relaxed)
+    }
+
+    /// Ends a pod: its devices are free.
+    pub fn remove(&self, uid: &str) {
+        lock(&self.state.books).pods.remove(uid);
+    }
+
+    /// The devices a container holds, by resource.
+    #[must_use]
+    pub fn holds(&self, uid: &str, container: &str) -> BTreeMap<String, BTreeSet<String>> {
+        let books = lock(&self.state.books);
+        let containers = books.pods.get(uid).into_iter().flat_map(|pod| &pod.containers);
+        containers.filter(|c| c.name == container).map(|c| c.ids.clone()).next().unwrap_or_default()
+    }
+}
+
+impl State {
+    /// A number below `bound`.
+    fn roll(&self, bound: usize) -> usize {
+        let mut dice = lock(&self.dice);
+        *dice = dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        usize::try_from(*dice >> 33).unwrap_or_default() % bound.max(1)
+    }
+
+    fn shuffle<T>(&self, items: &mut [T]) {
+        for last in (1..items.len()).rev() {
+            items.swap(last, self.roll(last + 1));
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

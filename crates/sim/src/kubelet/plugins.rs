@@ -1,0 +1,151 @@
+//! Plugins: how they come to be known, and what they offer.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs, io,
+    os::unix::fs::MetadataExt as _,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use tessera_wire::kubelet::{
+    HEALTHY,
+    device_plugin::{
+        Empty, RegisterRequest,
+        device_plugin_client::DevicePluginClient,
+        registration_server::{Registration, RegistrationServer},
+    },
+    plugin_registration::{InfoRequest, RegistrationStatus, registration_client::RegistrationClient},
+};
+use tokio::{net::UnixListener, task::JoinSet};
+use tokio_stream::wrappers::UnixListenerStream;
+use tokio_util::sync::CancellationToken;
+use tonic::{
+    Request, Response, Status,
+    transport::{Channel, Endpoint, Server},
+};
+
+use super::{State, lock};
+
+/// How often the registry is looked at.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+
+/// A plugin that is known.
+#[derive(Clone, Debug)]
+pub(super) struct Plugin {
+    pub(super) client: DevicePluginClient<Channel>,
+    /// Every device, and whether it is healthy.
+    devices: Arc<Mutex<BTreeMap<String, bool>>>,
+}
+
+impl Plugin {
+    pub(super) fn healthy(&self) -> BTreeSet<String> {
+        lock(&self.devices).iter().filter(|(_, healthy)| **healthy).map(|(id, _)| id.clone()).collect()
+    }
+}
+
+/// A starting kubelet deletes what it finds beside its own socket.
+pub(super) fn clear_sockets(directory: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(directory)? {
+        fs::remove_file(entry?.path())?;
+    }
+    Ok(())
+}
+
+/// Plugins that come to `kubelet.sock`.
+pub(super) fn serve_registration(
+    directory: &Path,
+    state: Arc<State>,
+    stop: &CancellationToken,
+    tasks: &mut JoinSet<()>,
+) -> io::Result<()> {
+    let listener = UnixListener::bind(directory.join("kubelet.sock"))?;
+    let service = RegistrationServer::new(Registrar { directory: directory.to_owned(), state });
+    let stop = stop.clone();
+    tasks.spawn(async move {
+        let incoming = UnixListenerStream::new(listener);
+        let served = Server::builder().add_service(service);
+        let _ended = served.serve_with_incoming_shutdown(incoming, stop.cancelled_owned()).await;
+    });
+    Ok(())
+}
+
+struct Registrar {
+    directory: PathBuf,
+    state: Arc<State>,
+}
+
+#[tonic::async_trait]
+impl Registration for Registrar {
+    async fn register(&self, request: Request<RegisterRequest>) -> Result<Response<Empty>, Status> {
+        let asked = request.into_inner();
+        let socket = self.directory.join(&asked.endpoint);
+        let state = self.state.clone();
+        connect(&socket, asked.resource_name, state).await.map_err(Status::unavailable)?;
+        Ok(Response::new(Empty {}))
+    }
+}
+
+/// Goes to every socket that appears in the registry.
+pub(super) fn watch_registry(
+    directory: PathBuf,
+    state: Arc<State>,
+    stop: &CancellationToken,
+    tasks: &mut JoinSet<()>,
+) {
+    let stop = stop.clone();
+    tasks.spawn(async move {
+        let mut known = BTreeSet::new();
+        while !stop.is_cancelled() {
+            let entries = fs::read_dir(&directory).into_iter().flatten().filter_map(Result::ok);
+            for path in entries.map(|entry| entry.path()) {
+                let Ok(identity) =
+                    fs::metadata(&path).map(|data| (path.clone(), data.ino(), data.ctime_nsec()))
+                else {
+                    continue;
+                };
+                if !known.contains(&identity) && introduce(&path, state.clone()).await.is_ok() {
+                    known.insert(identity);
+                }
+            }
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+    });
+}
+
+async fn introduce(socket: &Path, state: Arc<State>) -> Result<(), String> {
+    let text = |error: Status| error.to_string();
+    let mut client = RegistrationClient::new(dial(socket).await?);
+    let info = client.get_info(InfoRequest {}).await.map_err(text)?.into_inner();
+    connect(socket, info.name, state).await?;
+    let registered = RegistrationStatus { plugin_registered: true, error: String::new() };
+    client.notify_registration_status(registered).await.map_err(text)?;
+    Ok(())
+}
+
+async fn dial(socket: &Path) -> Result<Channel, String> {
+    let address = format!("unix://{}", socket.display());
+    let endpoint = Endpoint::from_shared(address).map_err(|error| error.to_string())?;
+    endpoint.connect().await.map_err(|error| error.to_string())
+}
+
+/// Asks for the options and opens the device stream; when it ends, all devices are unhealthy.
+async fn connect(socket: &Path, resource: String, state: Arc<State>) -> Result<(), String> {
+    let mut client = DevicePluginClient::new(dial(socket).await?)
+        .max_decoding_message_size(4 << 20)
+        .max_encoding_message_size(4 << 20);
+    client.get_device_plugin_options(Empty {}).await.map_err(|error| error.to_string())?;
+    let stream = client.list_and_watch(Empty {}).await.map_err(|error| error.to_string())?;
+    let mut stream = stream.into_inner();
+    let plugin = Plugin { client, devices: Arc::default() };
+    lock(&state.plugins).insert(resource, plugin.clone());
+    tokio::spawn(async move {
+        while let Ok(Some(message)) = stream.message().await {
+            let devices = message.devices.into_iter().map(|device| (device.id, device.health == HEALTHY));
+            *lock(&plugin.devices) = devices.collect();
+        }
+        lock(&plugin.devices).values_mut().for_each(|healthy| *healthy = false);
+    });
+    Ok(())
+}

@@ -1,0 +1,108 @@
+//! `tessera inventory`: the cards of this machine, as the agent would see and publish them.
+
+use std::fmt::Write as _;
+use std::ops::ControlFlow;
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::Args;
+use tessera_core::gpu::Health;
+use tessera_node::gpus::{CardActivity, Found, Gpus, Source};
+use tessera_wire::dialect::MemoryUnit;
+use tessera_wire::inventory::{self, Inventory};
+use tessera_wire::smi_matrix::{self, SmiMatrix};
+
+/// Shows the GPUs of this machine as the agent sees them: cards, memory, links, processes.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  tessera inventory
+  tessera inventory --json > node.json && tessera agent --gpus simulated:node.json ...
+  tessera inventory --gpus simulated:topology.txt")]
+pub(crate) struct Arguments {
+    /// Where the GPUs come from: nvml, or simulated:FILE
+    #[arg(long, default_value = "nvml")]
+    gpus: Source,
+
+    /// The unit of aliyun.com/gpu-mem on this node: GiB, MiB, or a number of MiB such as 256MiB
+    #[arg(long, default_value = "GiB")]
+    memory_unit: MemoryUnit,
+
+    /// Print the node annotation tessera.dev/inventory, which --gpus simulated:FILE reads
+    #[arg(long)]
+    json: bool,
+
+    /// Also register for error events, wait one round for them, and say what came
+    #[arg(long)]
+    watch: bool,
+}
+
+pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
+    let gpus = arguments.gpus.open();
+    let found = match gpus.discover() {
+        Ok(found) => found,
+        Err(error) => {
+            eprintln!("{error}");
+            return Ok(ExitCode::FAILURE);
+        }
+    };
+    if arguments.json {
+        let Found { gpus, topology, .. } = found;
+        let inventory = Inventory { gpus, topology, memory_unit: arguments.memory_unit };
+        crate::print(&(inventory::print(&inventory) + "\n"));
+        return Ok(ExitCode::SUCCESS);
+    }
+    crate::print(&describe(&found, &gpus.activity().unwrap_or_default()));
+    if arguments.watch {
+        crate::print(&watch(gpus.as_ref()));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn describe(found: &Found, activity: &[CardActivity]) -> String {
+    let mut text = String::new();
+    // Writing to a String cannot fail.
+    let _ = writeln!(text, "driver: {}", found.driver.as_deref().unwrap_or("none (simulated)"));
+    for gpu in &found.gpus {
+        let pci = found.pci.get(gpu.index.position()).map_or("", String::as_str);
+        let numa = gpu.numa.map_or_else(|| "unknown".to_owned(), |node| node.to_string());
+        let health = if gpu.health == Health::Healthy { "healthy" } else { "unhealthy" };
+        let _ = writeln!(
+            text,
+            "GPU{}: {}, {}, {}, /dev/nvidia{}, PCI {pci}, NUMA node {numa}, {health}",
+            gpu.index, gpu.uuid, gpu.model, gpu.memory, gpu.minor
+        );
+        let Some(card) = activity.get(gpu.index.position()) else { continue };
+        let process = |(pid, used): &(u32, Option<_>)| match used {
+            Some(used) => format!("{pid} ({used})"),
+            None => pid.to_string(),
+        };
+        let processes: Vec<String> = card.processes.iter().map(process).collect();
+        let _ = writeln!(text, "  in use: {}; processes: [{}]", card.used, processes.join(", "));
+    }
+    if let Some(links) = found.topology.nvswitch_links() {
+        let _ = writeln!(text, "all cards reach each other through NVSwitch, with {links} NVLinks each");
+    }
+    text.push('\n');
+    text.push_str(&smi_matrix::print(&SmiMatrix {
+        topology: found.topology.clone(),
+        cpu_affinity: Vec::new(),
+    }));
+    text
+}
+
+/// One round: what came until the first pause.
+fn watch(gpus: &dyn Gpus) -> String {
+    let mut text = String::from("\nregistered for errors; waiting for one round\n");
+    let outcome = gpus.watch(&mut |incident| match incident {
+        Some(incident) => {
+            let _ = writeln!(text, "{incident:?}");
+            ControlFlow::Continue(())
+        }
+        None => ControlFlow::Break(()),
+    });
+    let _ = match outcome {
+        Ok(_) => writeln!(text, "no more news"),
+        Err(error) => writeln!(text, "cannot watch: {error}"),
+    };
+    text
+}

@@ -1,0 +1,115 @@
+//! The invariant: the kubelet's podresources, the pods' annotations, the grant directories and the agent's ledger say the
+//! same, and no card carries more than it has.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+use tessera_core::{
+    grant::PodGrant,
+    ledger::Ledger,
+    request::Role,
+    units::{GpuIndex, MiB, MilliCpu, PodUid},
+};
+use tessera_wire::{
+    device_id::{DeviceIds, Resource},
+    dialect::MemoryUnit,
+    grant, limits,
+    objects::Pod,
+};
+
+use super::stage::{SOON, Stage, core_node, eight_cards};
+
+/// Waits until all books agree.
+pub(super) async fn check(stage: &Stage) -> Result<()> {
+    stage
+        .harness
+        .wait_for("all books to agree", SOON, async || {
+            compare(stage).await?;
+            Ok(Some(()))
+        })
+        .await
+}
+
+async fn compare(stage: &Stage) -> Result<()> {
+    let node = core_node()?;
+    let pods: Vec<Pod> = stage.all_pods().await?;
+    let alive = |pod: &&Pod| !matches!(pod.status.phase.as_str(), "Succeeded" | "Failed");
+    let usage: Value = serde_json::from_str(&stage.page("/usage").await?)?;
+    let usage = usage["usage"].as_object().context("no usage")?;
+    let mut ledger = Ledger::default();
+    ledger.set_node(node.clone());
+    let mut holders = BTreeSet::new();
+    for pod in pods.iter().filter(alive) {
+        let containers = pod_agrees(stage, pod).await?;
+        if containers.is_empty() {
+            continue;
+        }
+        holders.insert(pod.metadata.uid.clone());
+        let shown = usage
+            .get(&pod.metadata.uid)
+            .with_context(|| format!("{} is not in /usage", pod.metadata.name))?;
+        for (container, cards) in &containers {
+            let devices = shown["stat"][container]["dev"].as_array().cloned().unwrap_or_default();
+            let shown: BTreeSet<String> =
+                devices.iter().filter_map(|device| Some(device["card_idx"].as_str()?.to_owned())).collect();
+            let held: BTreeSet<String> = cards.iter().map(|card| card.0.to_string()).collect();
+            ensure!(shown == held, "{}: the agent says {shown:?}, the kubelet {held:?}", pod.metadata.name);
+        }
+        let grants =
+            grant::parse(&pod.spec, &pod.metadata.annotations, &node, MemoryUnit::GiB)?.unwrap_or_default();
+        ledger.observe(PodGrant {
+            pod: PodUid(pod.metadata.uid.clone()),
+            node: node.name.clone(),
+            cpu: MilliCpu::ZERO,
+            memory: MiB::ZERO,
+            containers: grants,
+        });
+    }
+    ensure!(ledger.overbooked().is_empty(), "over-granted: {:?}", ledger.overbooked());
+    let in_usage: BTreeSet<String> = usage.keys().cloned().collect();
+    ensure!(in_usage == holders, "the agent counts {in_usage:?}, the pods are {holders:?}");
+    let directories: BTreeSet<String> = fs::read_dir(&stage.grants)?
+        .map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()))
+        .collect::<Result<_>>()?;
+    ensure!(directories == holders, "there are grants of {directories:?}, the pods are {holders:?}");
+    Ok(())
+}
+
+/// The cards of each lasting container of a pod by the kubelet, if annotations and limits say the same.
+pub(super) async fn pod_agrees(stage: &Stage, pod: &Pod) -> Result<BTreeMap<String, BTreeSet<GpuIndex>>> {
+    let ids = DeviceIds::new(&eight_cards().gpus, MemoryUnit::GiB);
+    let name = &pod.metadata.name;
+    let listed = stage.pod_resources.list().await?;
+    let entry = listed.iter().find(|entry| entry.name == *name && entry.namespace == pod.metadata.namespace);
+    let annotated = grant::parse(&pod.spec, &pod.metadata.annotations, &core_node()?, MemoryUnit::GiB)?;
+    let annotated = annotated.unwrap_or_default();
+    let handed = grant::assigned(&pod.spec, MemoryUnit::GiB)?;
+    let mut found = BTreeMap::new();
+    for claim in pod.spec.claims(MemoryUnit::GiB)?.into_iter().filter(|claim| claim.role != Role::Init) {
+        let entry = entry.with_context(|| format!("{name} is not listed"))?;
+        let container = entry.containers.iter().find(|c| c.name == claim.container);
+        let container = container.with_context(|| format!("{name}/{} is not listed", claim.container))?;
+        let mut cards = BTreeSet::new();
+        for resource in Resource::of(claim.dialect) {
+            for id in container.ids.get(resource.name()).into_iter().flatten() {
+                cards.insert(ids.read(resource, id).with_context(|| format!("{id} is no device"))?.0);
+            }
+        }
+        let said = annotated.iter().find(|grant| grant.container == claim.container).context("no grant")?;
+        let said: BTreeSet<GpuIndex> = said.cards.iter().map(|(gpu, _)| *gpu).collect();
+        ensure!(said == cards, "{name}: annotations say {said:?}, the kubelet {cards:?}");
+        let missing: Vec<_> =
+            handed.iter().filter(|(key, value)| pod.metadata.annotations.get(*key) != Some(value)).collect();
+        ensure!(missing.is_empty(), "{name}: {missing:?} are missing");
+        let file = stage.grants.join(&pod.metadata.uid).join(&claim.container).join(limits::FILE);
+        let text = fs::read_to_string(&file).with_context(|| format!("{name}: no {}", file.display()))?;
+        let written: BTreeSet<GpuIndex> = limits::parse(&text)?.cards.iter().map(|card| card.index).collect();
+        ensure!(written == cards, "{name}: the limits say {written:?}, the kubelet {cards:?}");
+        found.insert(claim.container, cards);
+    }
+    Ok(found)
+}

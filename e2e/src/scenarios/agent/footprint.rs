@@ -1,0 +1,63 @@
+//! What the agent takes of its node, with as many pods as a node holds.
+
+use std::{fs, time::Duration};
+
+use anyhow::{Context, Result, ensure};
+use tokio::time::sleep;
+
+use super::{
+    books,
+    pods::{Container, asking},
+    stage::{SOON, Stage},
+};
+
+const PODS: usize = 100;
+
+/// Resident memory that must not be exceeded.
+const MOST_KIB: u64 = 30 << 10;
+
+/// How long the agent is watched while nothing happens.
+const IDLE: Duration = Duration::from_secs(20);
+
+/// Clock ticks a second, as the kernel counts processor time.
+const TICKS: f64 = 100.0;
+
+pub(super) async fn run(stage: &Stage) -> Result<()> {
+    let share = [("tencent.com/vcuda-core", "7"), ("tencent.com/vcuda-memory", "20")];
+    for number in 0..PODS {
+        let card = u8::try_from(number % 8)?;
+        let pod = asking(&format!("pod-{number}"), &[Container::main("main", &share)]);
+        stage.create_bound(pod, &[("main", &[card])]).await?;
+    }
+    for number in 0..PODS {
+        stage.cluster.wait_for_phase(&format!("pod-{number}"), "Running", SOON * 4).await?;
+    }
+    books::check(stage).await?;
+    let agent = stage.agent.id().context("the agent does not run")?;
+    let before = ticks(agent)?;
+    sleep(IDLE).await;
+    let busy = (ticks(agent)? - before) / TICKS / IDLE.as_secs_f64() * 100.0;
+    let resident = resident_kib(agent)?;
+    stage.harness.note(&format!(
+        "{PODS} pods: {:.1} MiB resident, {busy:.2} % of a core while idle",
+        f64::from(u32::try_from(resident)?) / 1024.0
+    ));
+    ensure!(resident <= MOST_KIB, "the agent takes {resident} KiB");
+    Ok(())
+}
+
+fn resident_kib(process: u32) -> Result<u64> {
+    let status = fs::read_to_string(format!("/proc/{process}/status"))?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("no VmRSS")?;
+    Ok(line.trim().trim_end_matches(" kB").parse()?)
+}
+
+/// Processor time of a process so far, in ticks.
+fn ticks(process: u32) -> Result<f64> {
+    let stat = fs::read_to_string(format!("/proc/{process}/stat"))?;
+    let (_, fields) = stat.rsplit_once(") ").context("no fields")?;
+    let fields: Vec<&str> = fields.split(' ').collect();
+    let time = |field: usize| -> Result<f64> { Ok(fields.get(field).context("too short")?.parse()?) };
+    // utime and stime are fields 14 and 15, counted from 1 with the two before the parenthesis.
+    Ok(time(11)? + time(12)?)
+}

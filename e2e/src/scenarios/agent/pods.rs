@@ -1,0 +1,69 @@
+//! Pods that ask for cards.
+
+use k8s_openapi::{
+    api::core::v1::{self as api, Pod, PodSpec, ResourceRequirements},
+    apimachinery::pkg::api::resource::Quantity,
+};
+use kube::api::ObjectMeta;
+
+use crate::harness::IMAGE;
+
+/// Shows the environment and the limits, and stays.
+const SCRIPT: &str = "env; cat /run/tessera/limits; echo end; exec sleep 100000";
+
+/// One container and when it runs.
+pub(super) struct Container(api::Container, bool);
+
+impl Container {
+    pub(super) fn main(name: &str, resources: &[(&str, &str)]) -> Self {
+        Self(container(name, SCRIPT, resources), false)
+    }
+
+    pub(super) fn init(name: &str, resources: &[(&str, &str)]) -> Self {
+        Self(container(name, "cat /run/tessera/limits", resources), true)
+    }
+
+    pub(super) fn sidecar(name: &str, resources: &[(&str, &str)]) -> Self {
+        let restart_policy = Some("Always".into());
+        Self(api::Container { restart_policy, ..container(name, SCRIPT, resources) }, true)
+    }
+}
+
+fn container(name: &str, script: &str, resources: &[(&str, &str)]) -> api::Container {
+    let amounts = resources.iter().map(|(name, amount)| ((*name).to_owned(), Quantity((*amount).to_owned())));
+    api::Container {
+        name: name.into(),
+        image: Some(IMAGE.into()),
+        image_pull_policy: Some("Never".into()),
+        command: Some(["sh", "-c", script].map(str::to_owned).to_vec()),
+        resources: Some(ResourceRequirements {
+            limits: Some(amounts.collect()),
+            ..ResourceRequirements::default()
+        }),
+        ..api::Container::default()
+    }
+}
+
+/// A pod that no scheduler touches.
+pub(super) fn asking(name: &str, containers: &[Container]) -> Pod {
+    let of = |early: bool| -> Vec<api::Container> {
+        containers
+            .iter()
+            .filter(|container| container.1 == early)
+            .map(|container| container.0.clone())
+            .collect()
+    };
+    Pod {
+        metadata: ObjectMeta { name: Some(name.into()), ..ObjectMeta::default() },
+        spec: Some(PodSpec {
+            init_containers: Some(of(true)),
+            containers: of(false),
+            scheduler_name: Some("nobody".into()),
+            restart_policy: Some("Never".into()),
+            termination_grace_period_seconds: Some(0),
+            automount_service_account_token: Some(false),
+            ..PodSpec::default()
+        }),
+        status: None,
+    }
+}

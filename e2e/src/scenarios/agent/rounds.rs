@@ -1,0 +1,128 @@
+//! Rounds of accidents: pods come and go, and at a random moment the agent or the kubelet dies.
+
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use kube::api::DeleteParams;
+use tokio::time::sleep;
+
+use super::{
+    books,
+    pods::{Container, asking},
+    stage::{SOON, Stage},
+};
+
+/// How many rounds, unless the environment says otherwise.
+const ROUNDS: usize = 6;
+
+/// Pods that live at a time, one per card and the rest on top.
+const PODS: usize = 8;
+
+pub(super) async fn run(stage: &Stage) -> Result<()> {
+    let rounds =
+        std::env::var("TESSERA_E2E_ROUNDS").ok().and_then(|text| text.parse().ok()).unwrap_or(ROUNDS);
+    let mut dice = Dice(20_251_115);
+    let mut alive: Vec<(String, u8)> = Vec::new();
+    let (mut made, mut failed) = (0, 0);
+    for round in 0..rounds {
+        while alive.len() < PODS {
+            let (name, card) = (format!("pod-{made}"), dice.roll(8));
+            made += 1;
+            create(stage, &name, card, dice.roll(3)).await?;
+            alive.push((name, card));
+        }
+        // Anywhere from before the first admission to after the last start.
+        sleep(Duration::from_millis(u64::from(dice.roll(250)) * 8)).await;
+        let what = match dice.roll(4) {
+            0 | 1 => {
+                stage.agent.kill()?;
+                stage.agent.start_again()?;
+                "agent killed"
+            }
+            2 => {
+                stage.node.kubelet.kill()?;
+                stage.node.kubelet.start_again()?;
+                "kubelet killed"
+            }
+            _ => {
+                stage.agent.kill()?;
+                stage.node.kubelet.kill()?;
+                stage.node.kubelet.start_again()?;
+                stage.agent.start_again()?;
+                "both killed"
+            }
+        };
+        failed += settle(stage, &mut alive).await?;
+        stage.harness.note(&format!("round {round}: {what}; {} pods hold what was granted", alive.len()));
+        books::check(stage).await?;
+        for _ in 0..=dice.roll(5) {
+            if alive.is_empty() {
+                break;
+            }
+            let victim = alive.swap_remove(usize::from(dice.roll(u8::try_from(alive.len())?))).0;
+            stage.cluster.pods().delete(&victim, &DeleteParams::default()).await?;
+        }
+    }
+    stage.harness.note(&format!(
+        "{rounds} rounds, {made} pods, {failed} turned away by the kubelet while the agent was down; all books agree"
+    ));
+    Ok(())
+}
+
+/// A small pod of one of three dialects, bound with a grant: eight of the largest fit on one card.
+async fn create(stage: &Stage, name: &str, card: u8, kind: u8) -> Result<()> {
+    let resources: &[(&str, &str)] = match kind {
+        0 => &[("tencent.com/vcuda-core", "10"), ("tencent.com/vcuda-memory", "30")],
+        1 => &[("aliyun.com/gpu-mem", "8")],
+        _ => &[("tencent.com/vcuda-core", "12"), ("tencent.com/vcuda-memory", "20")],
+    };
+    let mut pod = asking(name, &[Container::main("main", resources)]);
+    if let Some(spec) = &mut pod.spec {
+        // A kubelet that dies while it starts a container loses that container.
+        spec.restart_policy = Some("Always".into());
+    }
+    stage.create_bound(pod, &[("main", &[card])]).await
+}
+
+/// Waits until every pod runs where it was granted, or has failed: a kubelet whose plugin is gone turns pods away, which
+/// nobody can prevent. Comes back with how many did.
+async fn settle(stage: &Stage, alive: &mut Vec<(String, u8)>) -> Result<usize> {
+    let mut failed = 0;
+    for (name, card) in std::mem::take(alive) {
+        let phase = stage
+            .harness
+            .wait_for(&format!("{name} to run or fail"), SOON, async || {
+                let phase = stage.pod(&name).await?.status.phase;
+                Ok((phase == "Running" || phase == "Failed").then_some(phase))
+            })
+            .await?;
+        if phase == "Running" {
+            stage.wait_for_annotations(&name, "main", &[card], true).await?;
+            alive.push((name, card));
+        } else {
+            failed += 1;
+            let message = stage.pod(&name).await?.status.message;
+            let away = [
+                "no healthy devices",
+                "Unavailable",
+                "transport",
+                "EOF",
+                "connection is closing",
+                "the agent is ending",
+            ];
+            ensure!(away.iter().any(|words| message.contains(words)), "{name} was refused: {message}");
+            stage.delete(&name).await?;
+        }
+    }
+    Ok(failed)
+}
+
+/// Random, and the same in every run.
+struct Dice(u64);
+
+impl Dice {
+    fn roll(&mut self, sides: u8) -> u8 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        u8::try_from((self.0 >> 33) % u64::from(sides.max(1))).unwrap_or_default()
+    }
+}

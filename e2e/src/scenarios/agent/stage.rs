@@ -1,0 +1,305 @@
+//! A cluster, a node, its agent, and what can be done with them.
+
+use std::{fs, path::PathBuf, time::Duration};
+
+use anyhow::{Context, Result, ensure};
+use k8s_openapi::api::core::v1::{Node, Pod};
+use kube::{
+    Api,
+    api::{DeleteParams, ListParams, LogParams, PostParams},
+};
+use serde_json::{Value, json};
+use tessera_cluster::Binding;
+use tessera_core::{
+    gpu::{Gpu, Health},
+    grant::{ContainerGrant, Hold},
+    node,
+    topology::{Link, PcieLevel, Topology},
+    units::{GpuIndex, MiB, MilliCpu},
+};
+use tessera_node::pod_resources::PodResources;
+use tessera_wire::{dialect::MemoryUnit, grant, inventory, objects};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+use crate::harness::{Cluster, Component, Harness, Parts, RealNode};
+
+pub(super) const SOON: Duration = Duration::from_secs(60);
+
+/// Where the agent shows its pages, inside the enclosure.
+const PAGES: &str = "127.0.0.1:5678";
+
+pub(super) struct Stage {
+    pub(super) harness: Harness,
+    pub(super) agent: Component,
+    pub(super) node: RealNode,
+    pub(super) cluster: Cluster,
+    /// The description of the cards.
+    pub(super) gpus: PathBuf,
+    pub(super) grants: PathBuf,
+    pub(super) pod_resources: PodResources,
+}
+
+impl Stage {
+    pub(super) async fn start(harness: &Harness, registration: &str) -> Result<Self> {
+        let cluster = Cluster::start(harness, Parts { scheduler: false, controllers: false }).await?;
+        let node = cluster.add_node(1).await?;
+        let gpus = harness.state("gpus")?.join("gpus.json");
+        fs::write(&gpus, inventory::print(&eight_cards()))?;
+        let grants = harness.state("grants")?;
+        allow_agent(&cluster).await?;
+        let program = harness
+            .tessera()?
+            .arguments(["agent", "--dialects=nvidia,gputopology,gpushare,vcuda", "--quiet-time=3"])
+            .argument(format!("--node-name={}", node.name))
+            .argument(format!("--kubeconfig={}", cluster.kubeconfig("tessera-agent", "e2e")?.display()))
+            .argument(format!("--gpus=simulated:{}", gpus.display()))
+            .argument(format!("--grants={}", grants.display()))
+            .argument(format!("--kubelet-root={}", node.kubelet_root().display()))
+            .argument(format!("--registration={registration}"))
+            .argument(format!("--listen={PAGES}"));
+        let agent = harness.start("tessera-agent", program)?;
+        let pod_resources = PodResources::at(&node.pod_resources())?;
+        let stage = Self { harness: harness.clone(), agent, node, cluster, gpus, grants, pod_resources };
+        stage.wait_until_served().await?;
+        harness.note("the agent serves its cards");
+        Ok(stage)
+    }
+
+    /// Waits until the kubelet offers everything.
+    pub(super) async fn wait_until_served(&self) -> Result<()> {
+        let expected = [
+            ("nvidia.com/gpu", "8"),
+            ("aliyun.com/gpu", "8"),
+            ("aliyun.com/gpu-mem", "640"),
+            ("tencent.com/vcuda-core", "800"),
+            ("tencent.com/vcuda-memory", "2560"),
+        ];
+        for (resource, amount) in expected {
+            self.wait_for_allocatable(resource, amount).await?;
+        }
+        Ok(())
+    }
+
+    pub(super) async fn wait_for_allocatable(&self, resource: &str, amount: &str) -> Result<()> {
+        self.harness
+            .wait_for(&format!("{amount} of {resource} to be allocatable"), SOON, async || {
+                let found = self.node.allocatable(&self.cluster, resource).await?;
+                ensure!(found.as_deref() == Some(amount), "the node has {found:?} of {resource}");
+                Ok(Some(()))
+            })
+            .await
+    }
+
+    pub(super) async fn node_object(&self) -> Result<Node> {
+        let nodes: Api<Node> = Api::all(self.cluster.client());
+        Ok(nodes.get(&self.node.name).await?)
+    }
+
+    pub(super) async fn node_tells_its_cards(&self) -> Result<()> {
+        self.wait_for_allocatable("aliyun.com/gpu-count", "8").await?;
+        let metadata = self.node_object().await?.metadata;
+        let annotations = metadata.annotations.unwrap_or_default();
+        let told = annotations.get(inventory::KEY).context("no inventory")?;
+        ensure!(inventory::parse(told)? == eight_cards(), "the node says {told}");
+        let topology = annotations.get("GPU_TOPOLOGY").context("no GPU_TOPOLOGY")?;
+        ensure!(topology.contains("\"GPU_PIX_0_1\":\"Single PCI switch\""), "the node says {topology}");
+        let model = metadata.labels.unwrap_or_default().remove("gaia.tencent.com/gpu-model");
+        ensure!(model.as_deref() == Some("A100-SXM4-80GB"), "the model is {model:?}");
+        ensure!(self.page("/readyz").await?.starts_with("ok"), "the agent is not ready");
+        let graph = self.page("/graph").await?;
+        ensure!(graph.contains("ROOT:8"), "the graph is {graph}");
+        self.harness.note("the node tells its cards, links, model and their number");
+        Ok(())
+    }
+
+    pub(super) fn uuid(&self, card: u8) -> String {
+        eight_cards().gpus[usize::from(card)].uuid.to_string()
+    }
+
+    pub(super) async fn create(&self, pod: Pod) -> Result<Pod> {
+        Ok(self.cluster.pods().create(&PostParams::default(), &pod).await?)
+    }
+
+    pub(super) async fn create_unbound(&self, pod: Pod) -> Result<Pod> {
+        self.create(pod).await
+    }
+
+    pub(super) async fn create_bound(&self, pod: Pod, grants: &[(&str, &[u8])]) -> Result<()> {
+        let name = self.create(pod).await?.metadata.name.unwrap_or_default();
+        self.bind(&name, grants).await
+    }
+
+    /// Binds a pod as our scheduler does: with the grant in the same write.
+    pub(super) async fn bind(&self, name: &str, grants: &[(&str, &[u8])]) -> Result<()> {
+        let pod = self.pod(name).await?;
+        let claims = pod.spec.claims(MemoryUnit::GiB)?;
+        let mut granted = Vec::new();
+        for claim in &claims {
+            let Some((_, cards)) = grants.iter().find(|(container, _)| *container == claim.container) else {
+                continue;
+            };
+            let hold = Hold::of(claim.request);
+            granted.push(ContainerGrant {
+                container: claim.container.clone(),
+                role: claim.role,
+                cards: cards.iter().map(|card| (GpuIndex(*card), hold)).collect(),
+            });
+        }
+        let annotations = grant::annotations(&pod.spec, &granted, &core_node()?, MemoryUnit::GiB, 1)?;
+        let binding = Binding {
+            namespace: pod.metadata.namespace,
+            pod: name.into(),
+            uid: pod.metadata.uid,
+            node: self.node.name.clone(),
+            annotations,
+        };
+        Ok(binding.send(&self.cluster.client()).await?)
+    }
+
+    /// A pod as the agent reads it.
+    pub(super) async fn pod(&self, name: &str) -> Result<objects::Pod> {
+        as_agent_reads(&self.cluster.pods().get(name).await?)
+    }
+
+    pub(super) async fn all_pods(&self) -> Result<Vec<objects::Pod>> {
+        let pods = self.cluster.pods().list(&ListParams::default()).await?;
+        pods.items.iter().map(as_agent_reads).collect()
+    }
+
+    /// A container's log, once it has said all.
+    pub(super) async fn log(&self, pod: &str, container: &str) -> Result<String> {
+        let parameters = LogParams { container: Some(container.into()), ..LogParams::default() };
+        self.harness
+            .wait_for(&format!("the log of {pod}"), SOON, async || {
+                let log = self.cluster.pods().logs(pod, &parameters).await?;
+                Ok(log.ends_with("end\n").then_some(log))
+            })
+            .await
+    }
+
+    /// Waits until the pod's annotations say these cards, and whether they were handed over.
+    pub(super) async fn wait_for_annotations(
+        &self,
+        name: &str,
+        container: &str,
+        cards: &[u8],
+        assigned: bool,
+    ) -> Result<()> {
+        let node = core_node()?;
+        self.harness
+            .wait_for(&format!("the annotations of {name}"), SOON, async || {
+                let pod = self.pod(name).await?;
+                let annotations = &pod.metadata.annotations;
+                let said = grant::parse(&pod.spec, annotations, &node, MemoryUnit::GiB)?.unwrap_or_default();
+                let said = said.iter().find(|grant| grant.container == container).context("no grant")?;
+                let said: Vec<u8> = said.cards.iter().map(|(gpu, _)| gpu.0).collect();
+                let handed = grant::assigned(&pod.spec, MemoryUnit::GiB)?;
+                let all = handed.iter().all(|(key, value)| annotations.get(key) == Some(value));
+                ensure!(said == cards && all == assigned, "they say {said:?}, {annotations:?}");
+                Ok(Some(()))
+            })
+            .await
+    }
+
+    /// Waits until the pod's annotations say what the kubelet holds for it.
+    pub(super) async fn wait_for_truth(&self, name: &str) -> Result<()> {
+        self.harness
+            .wait_for(&format!("the annotations of {name} to be true"), SOON, async || {
+                super::books::pod_agrees(self, &self.pod(name).await?).await?;
+                Ok(Some(()))
+            })
+            .await
+    }
+
+    pub(super) async fn delete(&self, name: &str) -> Result<()> {
+        self.cluster.pods().delete(name, &DeleteParams::default()).await?;
+        self.harness
+            .wait_for(&format!("{name} to be gone"), SOON, async || {
+                Ok(self.cluster.pods().get_opt(name).await?.is_none().then_some(()))
+            })
+            .await
+    }
+
+    pub(super) async fn delete_all(&self) -> Result<()> {
+        let everything = ListParams::default();
+        self.cluster.pods().delete_collection(&DeleteParams::default(), &everything).await?;
+        self.harness
+            .wait_for("all pods to be gone", SOON, async || {
+                Ok(self.cluster.pods().list(&everything).await?.items.is_empty().then_some(()))
+            })
+            .await
+    }
+
+    /// A page of the agent.
+    pub(super) async fn page(&self, path: &str) -> Result<String> {
+        let mut stream = tokio::net::TcpStream::connect(PAGES).await?;
+        stream.write_all(format!("GET {path} HTTP/1.0\r\n\r\n").as_bytes()).await?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await?;
+        let (head, body) = answer.split_once("\r\n\r\n").context("no HTTP answer")?;
+        ensure!(head.contains(" 200 "), "{path} answers {head:?} {body:?}");
+        Ok(body.to_owned())
+    }
+}
+
+fn as_agent_reads(pod: &Pod) -> Result<objects::Pod> {
+    Ok(serde_json::from_value(serde_json::to_value(pod)?)?)
+}
+
+/// Eight cards of 80 GiB on two sockets, in pairs behind switches.
+pub(super) fn eight_cards() -> inventory::Inventory {
+    let numa: Vec<Option<u16>> = (0..8).map(|card| Some(card / 4)).collect();
+    let topology = Topology::from_pairs(8, |a, b| {
+        Link::pcie(match (a.0 / 2 == b.0 / 2, a.0 / 4 == b.0 / 4) {
+            (true, _) => PcieLevel::SingleSwitch,
+            (false, true) => PcieLevel::HostBridge,
+            (false, false) => PcieLevel::System,
+        })
+    });
+    let gpu = |index: u8| Gpu {
+        index: GpuIndex(index),
+        uuid: format!("GPU-{index:x}a11ce5{index:x}-1d5c-4f3a-9b1e-0242ac1200{index:02x}").as_str().into(),
+        minor: u32::from(7 - index),
+        model: "NVIDIA A100-SXM4-80GB".into(),
+        memory: MiB(81_920),
+        numa: numa[usize::from(index)],
+        health: Health::Healthy,
+    };
+    inventory::Inventory {
+        gpus: (0..8).map(gpu).collect(),
+        topology: topology.with_numa(&numa),
+        memory_unit: MemoryUnit::GiB,
+    }
+}
+
+pub(super) fn core_node() -> Result<node::Node> {
+    let inventory::Inventory { gpus, topology, .. } = eight_cards();
+    Ok(node::Node::new("node-1".into(), gpus, topology, MilliCpu::ZERO, MiB::ZERO)?)
+}
+
+/// What the agent needs, and no more.
+async fn allow_agent(cluster: &Cluster) -> Result<()> {
+    let rule = |resources: &[&str], verbs: &[&str]| json!({ "apiGroups": [""], "resources": resources, "verbs": verbs });
+    let rules = [
+        rule(&["pods", "nodes"], &["get", "list", "watch", "patch"]),
+        rule(&["nodes/status"], &["patch"]),
+        rule(&["configmaps"], &["get", "create", "patch", "delete"]),
+    ];
+    let name = json!({ "name": "tessera-agent" });
+    let group = "rbac.authorization.k8s.io";
+    let role = json!({
+        "apiVersion": format!("{group}/v1"), "kind": "ClusterRole", "metadata": name, "rules": rules,
+    });
+    let binding = json!({
+        "apiVersion": format!("{group}/v1"), "kind": "ClusterRoleBinding", "metadata": name,
+        "roleRef": { "apiGroup": group, "kind": "ClusterRole", "name": "tessera-agent" },
+        "subjects": [{ "apiGroup": group, "kind": "User", "name": "tessera-agent" }],
+    });
+    for (path, object) in [("clusterroles", role), ("clusterrolebindings", binding)] {
+        let request = axum::http::Request::post(format!("/apis/{group}/v1/{path}"))
+            .header("content-type", "application/json")
+            .body(object.to_string().into_bytes())?;
+        cluster.client().request::<Value>(request).await?;
+    }
+    Ok(())
+}
