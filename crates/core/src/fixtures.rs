@@ -1,7 +1,9 @@
 //! Machines the tests know: facts about real ones, written as small tables.
 
+use crate::gpu::{Gpu, Health};
+use crate::node::Node;
 use crate::topology::{Link, PcieLevel, Topology};
-use crate::units::GpuIndex;
+use crate::units::{GpuIndex, MiB, MilliCpu};
 
 const SYS: Link = Link { pcie: Some(PcieLevel::System), nvlinks: 0 };
 
@@ -57,4 +59,20 @@ fn on_two_sockets(topology: &Topology) -> Topology {
     let count = topology.count();
     let numa: Vec<Option<u16>> = (0..count).map(|card| Some(u16::from(card * 2 >= count))).collect();
     topology.with_numa(&numa)
+}
+
+/// A node with cards of these memories and nothing known of its links.
+pub(crate) fn node(memories: &[u64]) -> Node {
+    let gpu = |(index, memory): (u8, &u64)| Gpu {
+        index: GpuIndex(index),
+        uuid: format!("GPU-{index}").as_str().into(),
+        minor: u32::from(index),
+        model: "T4".into(),
+        memory: MiB(*memory),
+        numa: None,
+        health: Health::Healthy,
+    };
+    let gpus: Vec<Gpu> = (0u8..).zip(memories).map(gpu).collect();
+    let topology = Topology::unknown(gpus.len());
+    Node::new("node".into(), gpus, topology, MilliCpu(1000), MiB(1000)).unwrap()
 }

@@ -1,6 +1,7 @@
 //! The `tessera` binary: parse, run, exit. Exit codes: 0 done, 1 the answer is no, 2 bad input.
 
 mod place;
+mod scheduler;
 mod simulate;
 mod topology;
 
@@ -22,6 +23,7 @@ struct Arguments {
 #[derive(Debug, Subcommand)]
 enum Command {
     Place(place::Arguments),
+    Scheduler(scheduler::Arguments),
     Simulate(simulate::Arguments),
     Topology(topology::Arguments),
 }
@@ -29,6 +31,7 @@ enum Command {
 fn main() -> ExitCode {
     let outcome = match Arguments::parse().command {
         Command::Place(arguments) => place::run(&arguments),
+        Command::Scheduler(arguments) => scheduler::run(arguments),
         Command::Simulate(arguments) => simulate::run(&arguments),
         Command::Topology(arguments) => topology::run(&arguments),
     };

@@ -16,7 +16,8 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("tessera-node", &["tessera-core", "tessera-wire"]),
     ("tessera-cluster", &["tessera-core", "tessera-wire"]),
     ("tessera-sim", &["tessera-core", "tessera-wire"]),
-    ("tessera", &["tessera-core", "tessera-wire", "tessera-sim"]),
+    ("tessera-scheduler", &["tessera-core", "tessera-wire", "tessera-cluster"]),
+    ("tessera", &["tessera-core", "tessera-wire", "tessera-cluster", "tessera-scheduler", "tessera-sim"]),
     ("tessera-e2e", &["tessera-core", "tessera-wire", "tessera-node", "tessera-cluster"]),
 ];
 

@@ -8,9 +8,12 @@ pub mod inventory;
 #[cfg(feature = "grpc")]
 pub mod kubelet;
 mod link;
+pub mod node_spec;
 pub mod objects;
 pub mod pod_spec;
 pub mod quantity;
+pub mod quota;
 pub mod smi_matrix;
 pub mod static_table;
 pub mod tree;
+pub mod wishes;
