@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::{FutureExt, Stream, StreamExt};
+use tessera_cluster::get_pod;
 use tessera_cluster::lease::{Candidate, Timing};
 use tessera_cluster::watch::{self, Change};
 use tessera_core::quota::Quota;
@@ -232,8 +233,20 @@ async fn keep_up(app: Arc<App>, mut lists: signal::Receiver<Lists>) {
     tracing::info!("ready");
     loop {
         tokio::time::sleep(TICK).await;
-        app.write().tick(app.now());
+        settle_doubts(&app).await;
         look_ahead(&app);
+    }
+}
+
+/// Asks the API server about pods whose bindings it left unanswered.
+async fn settle_doubts(app: &App) {
+    let doubts = app.read().doubts(app.now());
+    for doubt in doubts {
+        match get_pod(&app.client, &doubt.namespace, &doubt.name).await {
+            Ok(found) => app.write().settle(&doubt, found, app.now()),
+            // It is asked again.
+            Err(error) => tracing::warn!(%error, "a booking stays in doubt"),
+        }
     }
 }
 

@@ -9,6 +9,7 @@ use tessera_core::placement::place;
 use tessera_core::units::{NodeName, PodUid};
 use tessera_wire::extender::BindingArgs;
 use tessera_wire::grant;
+use tessera_wire::objects::Pod;
 
 use super::State;
 use super::records::Record;
@@ -63,6 +64,16 @@ pub enum Outcome {
     Unknown,
 }
 
+/// A pod of which nobody knows whether it was bound.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Doubt {
+    uid: PodUid,
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+}
+
 /// Why a pod is not bound. Nothing has changed then.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BindRefusal {
@@ -99,7 +110,7 @@ pub enum BindRefusal {
 }
 
 /// An API server gives up on a request after a minute: past that, one whose answer was lost has either happened, and the
-/// watch has shown it, or never will.
+/// can be asked about, or never will.
 const DOUBT: Duration = Duration::from_secs(75);
 
 impl State {
@@ -173,34 +184,56 @@ impl State {
             Outcome::Bound => booking.bound = true,
             Outcome::Unknown => booking.doubt = booking.doubt.or(Some(now.steady)),
             Outcome::Refused if booking.bound || booking.in_flight > 0 || booking.doubt.is_some() => {}
-            Outcome::Refused => {
-                self.bookings.remove(uid);
-                self.rolled_back += 1;
-                let node = self.ledger.grant(uid).map(|grant| grant.node.clone());
-                self.leave(uid);
-                node.iter().for_each(|node| self.guess_again(node));
+            Outcome::Refused => self.take_back(uid),
+        }
+    }
+
+    /// Pods whose bookings have been in doubt for so long that the API server must know by now. Ask it, then
+    /// [`State::settle`].
+    #[must_use]
+    pub fn doubts(&self, now: Now) -> Vec<Doubt> {
+        let past = |since: Duration| now.steady.saturating_sub(since) > DOUBT;
+        let is_due = |booking: &Booking| {
+            let lost = booking.in_flight == 0 && !booking.bound && booking.doubt.is_some_and(past);
+            // Bound, and perhaps deleted before any watch showed it.
+            lost || (booking.bound && booking.unlisted && past(booking.made))
+        };
+        let due = self.bookings.iter().filter(|(_, booking)| is_due(booking));
+        due.filter_map(|(booked, _)| {
+            let uid = from_aside(booked);
+            let pod = self.pod(&uid)?;
+            Some(Doubt { uid, namespace: pod.namespace.clone(), name: pod.name.clone() })
+        })
+        .collect()
+    }
+
+    /// The API server's word on a pod in doubt, asked after the doubt was due: nothing of it is on its way any more.
+    pub fn settle(&mut self, doubt: &Doubt, found: Option<Pod>, now: Now) {
+        let uid = &doubt.uid;
+        match found.filter(|pod| pod.metadata.uid == uid.0) {
+            None => self.forget_pod(uid),
+            Some(pod) if !pod.spec.node_name.is_empty() => self.set_pod(pod),
+            Some(_) => {
+                let past = |booking: &Booking| {
+                    let since = booking.doubt.unwrap_or(now.steady);
+                    booking.in_flight == 0 && now.steady.saturating_sub(since) > DOUBT
+                };
+                for booked in [uid.clone(), aside(uid)] {
+                    if self.bookings.get(&booked).is_some_and(past) {
+                        self.take_back(&booked);
+                    }
+                }
             }
         }
     }
 
-    /// Gives up bookings that time has settled.
-    pub fn tick(&mut self, now: Now) {
-        let past = |since: Duration| now.steady.saturating_sub(since) > DOUBT;
-        let is_settled = |(uid, booking): (&PodUid, &Booking)| {
-            let lost = booking.in_flight == 0 && !booking.bound && booking.doubt.is_some_and(past);
-            // Bound and deleted before any watch showed it.
-            let never_seen = booking.bound && booking.unlisted && past(booking.made);
-            (lost || never_seen).then(|| (uid.clone(), never_seen))
-        };
-        let settled: Vec<(PodUid, bool)> = self.bookings.iter().filter_map(is_settled).collect();
-        for (uid, gone) in settled {
-            self.bookings.remove(&uid);
-            self.rolled_back += 1;
-            self.leave(&uid);
-            if gone {
-                self.forget_pod(&uid);
-            }
-        }
+    /// Nothing came of a booking.
+    fn take_back(&mut self, booked: &PodUid) {
+        self.bookings.remove(booked);
+        self.rolled_back += 1;
+        let node = self.ledger.grant(booked).map(|grant| grant.node.clone());
+        self.leave(booked);
+        node.iter().for_each(|node| self.guess_again(node));
     }
 
     /// A list did not show this pod. One that is booked may have been made after the list, and asked for by name: it stays
@@ -238,6 +271,12 @@ impl State {
     }
 }
 
+const ASIDE: &str = "/in-doubt";
+
 fn aside(uid: &PodUid) -> PodUid {
-    PodUid(format!("{uid}/in-doubt"))
+    PodUid(format!("{uid}{ASIDE}"))
+}
+
+fn from_aside(booked: &PodUid) -> PodUid {
+    PodUid(booked.0.strip_suffix(ASIDE).unwrap_or(&booked.0).to_owned())
 }

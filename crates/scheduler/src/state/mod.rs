@@ -22,7 +22,7 @@ use tessera_wire::dialect::MemoryUnit;
 use tessera_wire::objects::{Node, Pod};
 use tessera_wire::quota;
 
-pub use self::booking::{BindRefusal, BindStep, Now, Outcome};
+pub use self::booking::{BindRefusal, BindStep, Doubt, Now, Outcome};
 pub use self::knowledge::{Event, Watched};
 pub use self::policies::DefaultPolicy;
 pub(crate) use self::records::{GpuPod, NodeRecord};

@@ -102,6 +102,14 @@ impl World {
         [Event::Pod(Watched::Listing)].into_iter().chain(pods).chain([Event::Pod(Watched::Listed)])
     }
 
+    /// Asks the API server about bindings in doubt.
+    fn settle(&mut self) {
+        for doubt in self.state.doubts(at(self.now)) {
+            let found = self.pods.values().find(|pod| pod["metadata"]["name"] == doubt.name.as_str());
+            self.state.settle(&doubt, found.map(parse), at(self.now));
+        }
+    }
+
     fn take(&mut self, step: Step) {
         match step {
             Step::Create(percent) => {
@@ -153,7 +161,7 @@ impl World {
             Step::Pass(seconds) => {
                 let seconds = if self.sent.is_empty() { seconds } else { 1 };
                 self.now += seconds;
-                self.state.tick(at(self.now));
+                self.settle();
             }
             Step::Relist => {
                 self.pending.clear();
@@ -238,7 +246,7 @@ proptest! {
         }
         world.take(Step::Deliver(usize::MAX, false));
         world.now += 1000;
-        world.state.tick(at(world.now));
+        world.settle();
         let mut replayed = fresh();
         world.list().for_each(|event| replayed.handle(event));
         prop_assert_eq!(book(&world.state), book(&replayed));

@@ -258,7 +258,8 @@ async fn hostile_bodies_get_an_answer_of_the_contract_and_change_nothing() {
     let known = make(&api, &share("p", 30));
     eventually(|| replica.app.read().is_waiting(&known["metadata"]["uid"].as_str().unwrap().into())).await;
     let filter = |answer: &Value| answer["Error"].is_string() && answer["FailedNodes"].is_object();
-    let verbs: [(&str, &dyn Fn(&Value) -> bool); 4] = [
+    type IsContract<'a> = &'a dyn Fn(&Value) -> bool;
+    let verbs: [(&str, IsContract<'_>); 4] = [
         ("/scheduler/filter", &filter),
         ("/scheduler/prioritize", &|answer| answer.is_array()),
         ("/scheduler/preempt", &|answer| answer["NodeNameToMetaVictims"].is_object()),

@@ -111,9 +111,11 @@ fn a_refused_binding_is_taken_back_and_a_doubtful_one_keeps_its_card() {
     assert!(filter(&state, &second, &["n", "m"]).node_names.unwrap().is_empty());
     state.end_bind(&uid, Outcome::Refused, at(3));
     assert_eq!(filter(&state, &second, &["n", "m"]).node_names.unwrap(), ["m"]);
-    state.tick(at(60));
+    assert!(state.doubts(at(60)).is_empty());
     assert_eq!(filter(&state, &second, &["n", "m"]).node_names.unwrap(), ["m"]);
-    state.tick(at(100));
+    for doubt in state.doubts(at(100)) {
+        state.settle(&doubt, Some(parse(&first)), at(100));
+    }
     assert_eq!(filter(&state, &second, &["n", "m"]).node_names.unwrap(), ["n", "m"]);
 }
 
