@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::extract::{DefaultBodyLimit, Request, State as FromApp};
-use axum::http::StatusCode;
+use axum::http::{HeaderValue, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
@@ -83,6 +83,13 @@ async fn in_turn(FromApp(app): FromApp<Arc<App>>, request: Request, next: Next) 
         let _turn = app.turns.acquire().await;
         next.run(request).await
     };
+    let is_ready = app.is_ready();
     let too_late = || (StatusCode::SERVICE_UNAVAILABLE, "too busy, or the request came too slowly");
-    tokio::time::timeout(ANSWER_WITHIN, answer).await.unwrap_or_else(|_| too_late().into_response())
+    let answer = tokio::time::timeout(ANSWER_WITHIN, answer).await;
+    let mut answer = answer.unwrap_or_else(|_| too_late().into_response());
+    if !is_ready {
+        // Whoever has a connection to us shall look for the leader.
+        answer.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+    }
+    answer
 }

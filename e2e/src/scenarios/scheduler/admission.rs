@@ -7,7 +7,10 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Patch, PatchParams, PostParams};
 use serde_json::json;
 
-use super::{Site, pods::{asking, whole}};
+use super::{
+    Site,
+    pods::{asking, whole},
+};
 
 /// What a pod asks for, and the words it is refused with.
 const REFUSED: &[(&[(&str, &str)], &str)] = &[

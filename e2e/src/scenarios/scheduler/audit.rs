@@ -26,16 +26,26 @@ impl Audit {
         }
         let name = pod.metadata.name.clone().unwrap_or_default();
         let annotations = pod.metadata.annotations.clone().unwrap_or_default();
-        let grant = annotations.get("tessera.dev/grant").with_context(|| format!("{name} is bound without a grant"))?;
+        let grant = annotations
+            .get("tessera.dev/grant")
+            .with_context(|| format!("{name} is bound without a grant"))?;
         let containers: BTreeMap<String, Vec<Value>> = serde_json::from_str(grant)?;
         for card in containers.into_values().flatten() {
             let uuid = card["uuid"].as_str().unwrap_or_default().to_owned();
-            ensure!(uuid.starts_with(&format!("GPU-{}-", pod.spec.node_name)), "{name} holds {uuid}, which is elsewhere");
+            ensure!(
+                uuid.starts_with(&format!("GPU-{}-", pod.spec.node_name)),
+                "{name} holds {uuid}, which is elsewhere"
+            );
             let cores = card["cores"].as_u64().unwrap_or_default();
             let memory = card["memoryMiB"].as_u64().unwrap_or(CARD);
             let held = self.cards.entry(uuid.clone()).or_default();
             *held = (held.0 + cores, held.1 + memory);
-            ensure!(held.0 <= 100 && held.1 <= CARD, "{uuid} carries {} % and {} MiB with {name}", held.0, held.1);
+            ensure!(
+                held.0 <= 100 && held.1 <= CARD,
+                "{uuid} carries {} % and {} MiB with {name}",
+                held.0,
+                held.1
+            );
             self.pods.entry(uid.clone()).or_default().push((uuid, cores, memory));
         }
         Ok(())

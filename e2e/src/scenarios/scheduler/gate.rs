@@ -80,7 +80,8 @@ async fn pass(State(shared): State<Arc<Shared>>, request: Request) -> Response {
     }
     let (mut parts, body) = request.into_parts();
     parts.headers.remove("host");
-    let forwarded = shared.client.send(Request::from_parts(parts, kube::client::Body::wrap_body(body))).await;
+    let body = axum::body::to_bytes(body, usize::MAX).await.unwrap_or_default().to_vec();
+    let forwarded = shared.client.send(Request::from_parts(parts, body.into())).await;
     if hold == Hold::After as u8 {
         shared.held.notify_one();
         return std::future::pending().await;

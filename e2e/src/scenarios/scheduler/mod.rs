@@ -136,7 +136,8 @@ impl Site {
             .harness
             .wait_for(&format!("{name} to be refused"), SOON, async || {
                 let status = pods.get(name).await?.status.unwrap_or_default();
-                let told = status.conditions.unwrap_or_default().into_iter().find(|c| c.type_ == "PodScheduled");
+                let told =
+                    status.conditions.unwrap_or_default().into_iter().find(|c| c.type_ == "PodScheduled");
                 last = told.and_then(|told| told.message).unwrap_or_default();
                 Ok(last.contains(words).then_some(()))
             })
@@ -169,7 +170,11 @@ fn binary() -> Result<PathBuf> {
 /// Where an object of this manifest is created.
 fn path_of(document: &str) -> Result<String> {
     let field = |name: &str| {
-        document.lines().find_map(|line| line.trim_start().strip_prefix(name)).map(str::trim).unwrap_or_default()
+        document
+            .lines()
+            .find_map(|line| line.trim_start().strip_prefix(name))
+            .map(str::trim)
+            .unwrap_or_default()
     };
     let plural = match field("kind: ") {
         "ValidatingAdmissionPolicy" => "validatingadmissionpolicies".to_owned(),
@@ -180,5 +185,9 @@ fn path_of(document: &str) -> Result<String> {
         other => format!("/apis/{other}"),
     };
     let is_namespaced = matches!(plural.as_str(), "serviceaccounts" | "roles" | "rolebindings");
-    Ok(if is_namespaced { format!("{group}/namespaces/kube-system/{plural}") } else { format!("{group}/{plural}") })
+    Ok(if is_namespaced {
+        format!("{group}/namespaces/kube-system/{plural}")
+    } else {
+        format!("{group}/{plural}")
+    })
 }
