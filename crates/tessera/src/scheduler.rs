@@ -1,5 +1,6 @@
 //! `tessera scheduler`: the extender kube-scheduler calls.
 
+use std::io::IsTerminal as _;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -147,7 +148,10 @@ fn identity() -> String {
 
 fn start_log(filter: &str, json: bool) -> Result<()> {
     let filter = tracing_subscriber::EnvFilter::try_new(filter).context("--log")?;
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let log = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_ansi(std::io::stderr().is_terminal())
+        .with_writer(std::io::stderr);
     if json {
         log.json().init()
     } else {

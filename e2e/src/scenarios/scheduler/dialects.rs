@@ -1,12 +1,18 @@
 //! Every dialect through the real kube-scheduler; refusals, quota, preemption, reuse, bypass.
 
 use anyhow::{Context, Result, ensure};
-use k8s_openapi::api::{core::v1::ConfigMap, scheduling::v1::PriorityClass};
-use kube::{Api, api::PostParams};
+use k8s_openapi::api::{
+    core::v1::{ConfigMap, Pod},
+    scheduling::v1::PriorityClass,
+};
+use kube::{
+    Api,
+    api::{DeleteParams, ListParams, PostParams},
+};
 use serde_json::json;
 
 use super::{
-    Site, admission,
+    SOON, Site, admission,
     front::{self, Front},
     pods::{annotation, asking, gpu_node, share, whole, with_priority},
 };
@@ -54,13 +60,14 @@ async fn every_dialect(site: &Site) -> Result<()> {
         site.harness.note(&format!("{name} is on {node}"));
     }
     admission::check_bound(site, "nvidia").await?;
+    for name in ["nvidia", "gputopology", "gpushare", "vcuda", "vcuda-whole"] {
+        site.end(name).await?;
+    }
     // Written as 8k by the API server; only the node that counts in MiB can mean it.
     site.make(&asking("mebibytes", &[("aliyun.com/gpu-mem", "8000")])).await?;
     let pod = site.bound("mebibytes").await?;
     ensure!(pod.spec.and_then(|spec| spec.node_name).as_deref() == Some("mib"), "8000 MiB are elsewhere");
-    for name in ["nvidia", "gputopology", "gpushare", "vcuda", "vcuda-whole", "mebibytes"] {
-        site.end(name).await?;
-    }
+    site.end("mebibytes").await?;
     Ok(())
 }
 
@@ -113,7 +120,7 @@ async fn quota_holds(site: &Site) -> Result<()> {
     site.bound("within").await?;
     site.make(&share("beyond", 20)).await?;
     site.refused("beyond", "ExceedsGPUQuota: GPUs of this model").await?;
-    maps.delete("gpuquota", &kube::api::DeleteParams::default()).await?;
+    maps.delete("gpuquota", &DeleteParams::default()).await?;
     site.end("within").await?;
     site.bound("beyond").await?;
     site.end("beyond").await?;
@@ -128,18 +135,23 @@ async fn a_higher_priority_takes_a_fraction(site: &Site) -> Result<()> {
         site.bound(&name).await?;
     }
     site.make(&with_priority(share("urgent", 50), 1)).await?;
+    let pods = site.cluster.pods();
+    let is_evicted = |pod: &Pod| pod.metadata.deletion_timestamp.is_some();
+    let evicted = site
+        .harness
+        .wait_for("somebody to be evicted", SOON, async || {
+            let all = pods.list(&ListParams::default()).await?.items;
+            let evicted: Vec<Pod> = all.into_iter().filter(is_evicted).collect();
+            Ok((!evicted.is_empty()).then_some(evicted))
+        })
+        .await?;
+    ensure!(evicted.len() == 1, "evicted were {evicted:?}");
+    // No kubelet is there to end it.
+    let victim = evicted[0].metadata.name.clone().unwrap_or_default();
+    pods.delete(&victim, &DeleteParams::default().grace_period(0)).await?;
     let urgent = site.bound("urgent").await?;
-    let mut gone = Vec::new();
-    for number in 0..10 {
-        let name = format!("low-{number}");
-        let pod = site.cluster.pods().get_opt(&name).await?;
-        if pod.is_none_or(|pod| pod.metadata.deletion_timestamp.is_some()) {
-            gone.push(name);
-        }
-    }
-    ensure!(gone.len() == 1, "evicted were {gone:?}");
     let card = annotation(&urgent, "tessera.dev/grant").to_owned();
-    site.harness.note(&format!("{} gave way to a pod of higher priority, which has {card}", gone[0]));
+    site.harness.note(&format!("{victim} gave way to a pod of higher priority, which has {card}"));
     Ok(())
 }
 
