@@ -16,7 +16,7 @@ use crate::{
 };
 
 /// A scenario that takes longer hangs.
-const SCENARIO_WITHIN: Duration = Duration::from_secs(300);
+const SCENARIO_WITHIN: Duration = Duration::from_secs(900);
 
 /// How long the kernel may take to end what was in an enclosure.
 const EMPTY_WITHIN: Duration = Duration::from_secs(10);

@@ -40,7 +40,8 @@ pub(crate) async fn run(harness: Harness) -> Result<()> {
 }
 
 async fn every_dialect(site: &Site) -> Result<()> {
-    let kinds: [(&str, &[(&str, &str)], &str); 5] = [
+    type Asked = &'static [(&'static str, &'static str)];
+    let kinds: [(&str, Asked, &str); 5] = [
         ("nvidia", &[("nvidia.com/gpu", "1")], "tessera.dev/grant"),
         ("gputopology", &[("aliyun.com/gpu", "1")], "ALIYUN_COM_GPU_GROUP"),
         ("gpushare", &[("aliyun.com/gpu-mem", "4")], "ALIYUN_COM_GPU_MEM_IDX"),

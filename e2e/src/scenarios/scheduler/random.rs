@@ -27,7 +27,7 @@ const PODS: usize = 10_000;
 const AT_ONCE: usize = 2_500;
 
 /// How often a replica is killed.
-const KILL_EVERY: Duration = Duration::from_secs(20);
+const KILL_EVERY: Duration = Duration::from_secs(30);
 
 /// Small and good enough: the same numbers in every run.
 struct Dice(u64);

@@ -17,7 +17,6 @@ use tessera_cluster::LeanPod;
 
 use super::{
     Site,
-    front::Front,
     pods::{gpu_node, share},
 };
 use crate::harness::Harness;
@@ -33,10 +32,9 @@ pub(crate) async fn run(harness: Harness) -> Result<()> {
     let site = Site::start(&harness, nodes).await?;
     let replica = site.replica("tessera-scheduler", None)?;
     site.ready(&replica).await?;
-    let front = Front::start(vec![replica.address]).await?;
     harness.note(&format!("{NODES} virtual nodes with 8 GPUs"));
     let extender = json!([{
-        "urlPrefix": format!("http://{}/scheduler", front.address),
+        "urlPrefix": format!("http://{}/scheduler", replica.address),
         "filterVerb": "filter", "prioritizeVerb": "prioritize", "bindVerb": "bind", "preemptVerb": "preempt",
         "weight": 15, "nodeCacheCapable": true,
         "managedResources": [{ "name": "tencent.com/vcuda-core", "ignoredByScheduler": false }],
