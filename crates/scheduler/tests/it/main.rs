@@ -5,4 +5,5 @@
 mod fixtures;
 mod interleavings;
 mod server;
+mod tls;
 mod verbs;

@@ -160,8 +160,12 @@ fn deploy() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/scheduler")
 }
 
-/// The `tessera` program, which `e2e/run` builds beside this one.
+/// The `tessera` program, which `e2e/run` builds beside this one, or the one named by `TESSERA_E2E_BINARY`: measurements
+/// want a release build.
 fn binary() -> Result<PathBuf> {
+    if let Some(named) = std::env::var_os("TESSERA_E2E_BINARY") {
+        return Ok(named.into());
+    }
     let beside = std::env::current_exe()?.with_file_name("tessera");
     ensure!(beside.exists(), "{} is missing: start this through e2e/run, which builds it", beside.display());
     Ok(beside)
