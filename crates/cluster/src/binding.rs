@@ -33,11 +33,31 @@ pub enum BindError {
     #[error("the pod is gone: {0}")]
     Gone(String),
     /// The API server did not take it for another reason.
-    #[error("the API server did not take the binding")]
+    #[error("the API server did not take the binding: {message}")]
+    Refused {
+        /// The HTTP status.
+        code: u16,
+        /// In its words.
+        message: String,
+    },
+    /// There was no answer.
+    #[error("the API server did not answer")]
     Api(#[source] Box<kube::Error>),
     /// A name that cannot stand in a URL.
     #[error("the binding cannot be written as a request")]
     Request(#[from] http::Error),
+}
+
+impl BindError {
+    /// Whether the pod may be bound all the same: there was no answer, or none that says.
+    #[must_use]
+    pub fn leaves_doubt(&self) -> bool {
+        match self {
+            Self::Conflict(_) | Self::Gone(_) | Self::Request(_) => false,
+            Self::Refused { code, .. } => *code >= 500,
+            Self::Api(_) => true,
+        }
+    }
 }
 
 impl Binding {
@@ -50,6 +70,9 @@ impl Binding {
             }
             Err(kube::Error::Api(status)) if status.code == 404 => {
                 Err(BindError::Gone(status.message.clone()))
+            }
+            Err(kube::Error::Api(status)) => {
+                Err(BindError::Refused { code: status.code, message: status.message.clone() })
             }
             Err(error) => Err(BindError::Api(Box::new(error))),
         }

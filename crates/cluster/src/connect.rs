@@ -21,9 +21,23 @@ pub enum ConnectError {
     /// Neither in a pod nor with a kubeconfig in one of the usual places.
     #[error("found no Kubernetes cluster to talk to: not in a pod, and no usable kubeconfig")]
     Nowhere(#[source] Box<kube::config::InferConfigError>),
+    /// No URL.
+    #[error("{url:?} is no URL")]
+    Url {
+        /// What was given.
+        url: String,
+        /// What is wrong with it.
+        source: http::uri::InvalidUri,
+    },
     /// The client library refused the configuration.
     #[error("cannot make a Kubernetes client")]
     Client(#[source] Box<kube::Error>),
+}
+
+/// A client for an API server without TLS or authentication, as tests and demonstrations have.
+pub fn connect_to(url: &str) -> Result<Client, ConnectError> {
+    let url = url.parse().map_err(|source| ConnectError::Url { url: url.to_owned(), source })?;
+    Client::try_from(Config::new(url)).map_err(|source| ConnectError::Client(Box::new(source)))
 }
 
 /// A client for the cluster of `kubeconfig`, or else of the pod or user this runs as.

@@ -1,12 +1,13 @@
 //! Pods and nodes with no more in them than Tessera reads: what a watch of a large cluster keeps in memory.
 
-use std::borrow::Cow;
+use std::{borrow::Cow, collections::BTreeMap};
 
 use k8s_openapi::{
-    ClusterResourceScope, NamespaceResourceScope, apimachinery::pkg::apis::meta::v1::ObjectMeta,
+    ClusterResourceScope, NamespaceResourceScope,
+    apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time},
 };
 use kube::Resource;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 use tessera_wire::objects::{NodeStatus, PodSpec, PodStatus};
 
 /// A pod.
@@ -14,6 +15,7 @@ use tessera_wire::objects::{NodeStatus, PodSpec, PodStatus};
 #[serde(default)]
 pub struct LeanPod {
     /// Who it is.
+    #[serde(deserialize_with = "lean_metadata")]
     pub metadata: ObjectMeta,
     /// What it asks for.
     pub spec: PodSpec,
@@ -26,9 +28,42 @@ pub struct LeanPod {
 #[serde(default)]
 pub struct LeanNode {
     /// Who it is.
+    #[serde(deserialize_with = "lean_metadata")]
     pub metadata: ObjectMeta,
     /// What it offers.
     pub status: NodeStatus,
+}
+
+/// Reads the parts that matter. Who manages which field is most of an object's metadata, and nobody here asks for it.
+fn lean_metadata<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ObjectMeta, D::Error> {
+    #[derive(Default, Deserialize)]
+    #[serde(default, rename_all = "camelCase")]
+    struct Lean {
+        name: Option<String>,
+        generate_name: Option<String>,
+        namespace: Option<String>,
+        uid: Option<String>,
+        resource_version: Option<String>,
+        labels: Option<BTreeMap<String, String>>,
+        annotations: Option<BTreeMap<String, String>>,
+        creation_timestamp: Option<Time>,
+        deletion_timestamp: Option<Time>,
+        deletion_grace_period_seconds: Option<i64>,
+    }
+    let lean = Option::<Lean>::deserialize(deserializer)?.unwrap_or_default();
+    Ok(ObjectMeta {
+        name: lean.name,
+        generate_name: lean.generate_name,
+        namespace: lean.namespace,
+        uid: lean.uid,
+        resource_version: lean.resource_version,
+        labels: lean.labels,
+        annotations: lean.annotations,
+        creation_timestamp: lean.creation_timestamp,
+        deletion_timestamp: lean.deletion_timestamp,
+        deletion_grace_period_seconds: lean.deletion_grace_period_seconds,
+        ..ObjectMeta::default()
+    })
 }
 
 macro_rules! core_v1_resource {
@@ -66,3 +101,20 @@ macro_rules! core_v1_resource {
 
 core_v1_resource!(LeanPod, NamespaceResourceScope, "Pod", "pods");
 core_v1_resource!(LeanNode, ClusterResourceScope, "Node", "nodes");
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_matters_is_kept_and_the_rest_is_not() {
+        let json = r#"{"metadata":{"name":"p","uid":"u","resourceVersion":"7","annotations":{"a":"b"},
+            "creationTimestamp":"2026-01-01T00:00:00Z","managedFields":[{"manager":"m","fieldsV1":{"f:spec":{}}}]},
+            "spec":{"containers":[]}}"#;
+        let pod: LeanPod = serde_json::from_str(json).unwrap();
+        assert_eq!(pod.metadata.resource_version.as_deref(), Some("7"));
+        assert_eq!(pod.metadata.annotations.unwrap()["a"], "b");
+        assert!(pod.metadata.creation_timestamp.is_some());
+        assert!(pod.metadata.managed_fields.is_none());
+    }
+}

@@ -1,14 +1,22 @@
-//! The Kubernetes API, as far as Tessera speaks it: a client, lean objects to read, and the Binding that carries a grant.
+//! The Kubernetes API, as far as Tessera speaks it: a client, lean objects to read,
+//! watches, the lease of the leader, and the Binding that carries a grant.
 //!
 //! The only crate that knows the client library, whose major version follows Kubernetes releases.
 
 mod binding;
 mod connect;
 mod lean;
+pub mod lease;
 pub mod node_agent;
+mod pods;
+pub mod watch;
+
+/// The client, which other crates pass on and never look into.
+pub use kube::Client;
 
 pub use self::{
     binding::{BindError, Binding},
-    connect::{ConnectError, connect},
+    connect::{ConnectError, connect, connect_to},
     lean::{LeanNode, LeanPod},
+    pods::{GetError, get_pod},
 };

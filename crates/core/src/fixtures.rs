@@ -72,3 +72,13 @@ pub(crate) fn node(topology: &Topology, broken: &[u8]) -> NodeState {
     let node = Node::new("n".into(), gpus, topology.clone(), MilliCpu::ZERO, MiB::ZERO).unwrap();
     NodeState::empty(node.into())
 }
+
+/// A node with cards of these memories and nothing known of its links.
+pub(crate) fn node_of_memories(memories: &[u64]) -> Node {
+    let gpu = |(index, memory): (u8, &u64)| {
+        Gpu::new(GpuIndex(index), format!("GPU-{index}").as_str().into(), "T4".into(), MiB(*memory))
+    };
+    let gpus: Vec<Gpu> = (0u8..).zip(memories).map(gpu).collect();
+    let topology = Topology::unknown(gpus.len());
+    Node::new("node".into(), gpus, topology, MilliCpu(1000), MiB(1000)).unwrap()
+}

@@ -248,6 +248,12 @@ impl Learner {
         }
     }
 
+    /// Whether it knows anything yet, be it a guess.
+    #[must_use]
+    pub fn has_seen_any(&self) -> bool {
+        self.workload.pods() > 0.0
+    }
+
     /// Whether the last forecast is out of date, with `idle` of `all` cards left.
     #[must_use]
     pub fn is_due(&self, idle: f64, all: f64) -> bool {

@@ -14,6 +14,8 @@ pub mod grant;
 pub mod ledger;
 pub mod node;
 pub mod placement;
+pub mod preemption;
+pub mod quota;
 pub mod request;
 pub mod topology;
 pub mod tree;

@@ -3,6 +3,7 @@
 mod agent;
 mod inventory;
 mod place;
+mod scheduler;
 mod simulate;
 mod topology;
 
@@ -26,6 +27,7 @@ enum Command {
     Agent(Box<agent::Arguments>),
     Inventory(inventory::Arguments),
     Place(place::Arguments),
+    Scheduler(scheduler::Arguments),
     Simulate(simulate::Arguments),
     Topology(topology::Arguments),
 }
@@ -35,6 +37,7 @@ fn main() -> ExitCode {
         Command::Agent(arguments) => agent::run(*arguments),
         Command::Inventory(arguments) => inventory::run(&arguments),
         Command::Place(arguments) => place::run(&arguments),
+        Command::Scheduler(arguments) => scheduler::run(arguments),
         Command::Simulate(arguments) => simulate::run(&arguments),
         Command::Topology(arguments) => topology::run(&arguments),
     };

@@ -17,9 +17,18 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("tessera-cluster", &["tessera-core", "tessera-wire"]),
     ("tessera-sim", &["tessera-core", "tessera-wire"]),
     ("tessera-agent", &["tessera-core", "tessera-wire", "tessera-node", "tessera-cluster"]),
+    ("tessera-scheduler", &["tessera-core", "tessera-wire", "tessera-cluster"]),
     (
         "tessera",
-        &["tessera-core", "tessera-wire", "tessera-node", "tessera-cluster", "tessera-agent", "tessera-sim"],
+        &[
+            "tessera-core",
+            "tessera-wire",
+            "tessera-node",
+            "tessera-cluster",
+            "tessera-agent",
+            "tessera-scheduler",
+            "tessera-sim",
+        ],
     ),
     ("tessera-e2e", &["tessera-core", "tessera-wire", "tessera-node", "tessera-cluster"]),
 ];

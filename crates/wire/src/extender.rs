@@ -3,10 +3,13 @@
 //! kube-scheduler writes its Go field names, so keys are capitalised; it reads keys in any case. People and older tools
 //! write lower-case keys. So we read both and write capitals. Absent things come as `null`.
 
+mod preemption;
+
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+pub use self::preemption::{MetaPod, MetaVictims, PreemptionArgs, PreemptionResult, Victims};
 use crate::objects::{Node, Pod, null_as_default};
 
 /// Scores run from 0 to this; kube-scheduler does not clamp what goes beyond.

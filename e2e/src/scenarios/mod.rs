@@ -7,6 +7,7 @@ mod device_plugin;
 mod extender;
 mod pod_runs;
 mod restarts;
+mod scheduler;
 mod self_test;
 
 use std::{future::Future, pin::Pin};
@@ -96,6 +97,30 @@ static SCENARIOS: &[Scenario] = &[
     ),
     scenario!("baseline", "pods per second of kube-scheduler alone on 500 nodes", Enclosed(baseline::run), hidden: false),
     scenario!(
+        "scheduler",
+        "tessera scheduler under kube-scheduler: every dialect, admission, quota, preemption, reuse, bypass",
+        Enclosed(scheduler::dialects),
+        hidden: false
+    ),
+    scenario!(
+        "scheduler-kills",
+        "tessera scheduler is killed around a Binding and as the leader under load",
+        Enclosed(scheduler::kills),
+        hidden: false
+    ),
+    scenario!(
+        "scheduler-throughput",
+        "pods per second of kube-scheduler with the extender, beside those without it",
+        Enclosed(scheduler::throughput),
+        hidden: false
+    ),
+    scenario!(
+        "scheduler-random",
+        "10,000 random pods, two replicas, kills; every card is audited at every change",
+        Enclosed(scheduler::random),
+        hidden: false
+    ),
+    scenario!(
         "self-test",
         "a dead component, a panic and a killed runner are handled and leave nothing behind",
         Outside(self_test::run),
@@ -126,7 +151,7 @@ pub(crate) fn only(names: &[String]) -> Result<Enclosed> {
 /// Says what there is.
 pub(crate) fn print_list() {
     for scenario in SCENARIOS.iter().filter(|scenario| !scenario.hidden) {
-        println!("{:<16} {}", scenario.name, scenario.about);
+        println!("{:<20} {}", scenario.name, scenario.about);
     }
 }
 

@@ -46,6 +46,13 @@ fn the_unit_of_memory_is_the_nodes() {
 }
 
 #[test]
+fn numbers_as_the_api_server_writes_them() {
+    let asked = resources(&[("aliyun.com/gpu-mem", "8k")]);
+    let read = request(&asked, &Amounts::new(), MemoryUnit::MiB).unwrap();
+    assert_eq!(read, Some((Dialect::Gpushare, Request::Memory(MiB(8000)))));
+}
+
+#[test]
 fn requests_stand_in_for_limits_and_must_agree() {
     let one = resources(&[("nvidia.com/gpu", "1")]);
     let two = resources(&[("nvidia.com/gpu", "2")]);

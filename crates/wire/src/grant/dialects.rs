@@ -30,6 +30,13 @@ const CORE_NODE: &str = "tencent.com/predicate-node";
 const CORE_ASSIGNED: &str = "tencent.com/gpu-assigned";
 const CORE_TIME: &str = "tencent.com/predicate-time";
 
+pub(super) fn is_key(key: &str) -> bool {
+    key == MEMORY_ALLOCATION
+        || key == CORE_ASSIGNED
+        || key.starts_with("ALIYUN_COM_GPU_")
+        || key.starts_with("tencent.com/predicate-")
+}
+
 /// Adds the keys of every dialect the pod asks in.
 pub(super) fn write(
     written: &mut Annotations,

@@ -68,6 +68,12 @@ struct Card {
     memory_mib: Option<u64>,
 }
 
+/// Whether an annotation tells of a grant: ours, or one of a dialect's. Nobody but a scheduler or an agent may write it.
+#[must_use]
+pub fn is_key(key: &str) -> bool {
+    key == KEY || dialects::is_key(key)
+}
+
 /// Our annotation for these grants.
 #[must_use]
 pub fn print(grants: &[ContainerGrant], node: &Node) -> String {

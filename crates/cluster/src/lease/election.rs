@@ -1,0 +1,186 @@
+//! Who leads, as a machine without IO: it is told the time and what the lease says, and answers what to do.
+
+use std::time::Duration;
+
+/// How long things take.
+#[derive(Clone, Copy, Debug)]
+pub struct Timing {
+    /// Others take over when a leader has not renewed its lease for so long.
+    pub duration: Duration,
+    /// A leader that could not renew for so long leads no more. Less than `duration`, so that it has stopped, and what it
+    /// sent has arrived, before anybody takes over.
+    pub renew_within: Duration,
+    /// How often to look.
+    pub retry: Duration,
+}
+
+/// A takeover takes at most 8 + 1 seconds and the time of a list: with a list of 5 s still under 15.
+impl Default for Timing {
+    fn default() -> Self {
+        Self {
+            duration: Duration::from_secs(8),
+            renew_within: Duration::from_secs(5),
+            retry: Duration::from_secs(1),
+        }
+    }
+}
+
+/// The lease as it was found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Found {
+    /// Who holds it; empty if it was given up.
+    pub holder: String,
+    /// Changes with every write.
+    pub version: String,
+    /// For how long it holds without being renewed, as its holder says.
+    pub duration: Duration,
+}
+
+/// What to do next.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Nothing: somebody else holds it.
+    Wait,
+    /// Write it in our name, provided it is still of this version; without one, create it.
+    Take(Option<String>),
+}
+
+/// One candidate. Clocks of different machines are never compared: what counts is how long a lease has been seen
+/// unchanged.
+#[derive(Clone, Debug)]
+pub struct Election {
+    identity: String,
+    timing: Timing,
+    /// What was last seen, and when it was first seen so.
+    seen: Option<(Found, Duration)>,
+    /// When the last write that succeeded was begun.
+    renewed: Option<Duration>,
+}
+
+impl Election {
+    /// A candidate. No two may have the same identity, nor one in two lives.
+    #[must_use]
+    pub fn new(identity: String, timing: Timing) -> Self {
+        Self { identity, timing, seen: None, renewed: None }
+    }
+
+    /// Looks at the lease.
+    pub fn look(&mut self, now: Duration, found: Option<Found>) -> Step {
+        let Some(found) = found else { return Step::Take(None) };
+        let version = Some(found.version.clone());
+        if found.holder.is_empty() || found.holder == self.identity {
+            return Step::Take(version);
+        }
+        // Somebody else took it.
+        self.renewed = None;
+        match &self.seen {
+            Some((known, since)) if *known == found => {
+                if now.saturating_sub(*since) >= found.duration {
+                    Step::Take(version)
+                } else {
+                    Step::Wait
+                }
+            }
+            _ => {
+                self.seen = Some((found, now));
+                Step::Wait
+            }
+        }
+    }
+
+    /// A write that was begun at `begun` has succeeded.
+    pub fn taken(&mut self, begun: Duration) {
+        self.renewed = Some(begun);
+        self.seen = None;
+    }
+
+    /// Whether we lead, and may write in that role.
+    #[must_use]
+    pub fn leads(&self, now: Duration) -> bool {
+        self.renewed.is_some_and(|renewed| now.saturating_sub(renewed) < self.timing.renew_within)
+    }
+
+    /// Gives up leading.
+    pub fn resign(&mut self) {
+        self.renewed = None;
+    }
+
+    /// Who we are.
+    #[must_use]
+    pub fn identity(&self) -> &str {
+        &self.identity
+    }
+
+    /// How long things take.
+    #[must_use]
+    pub fn timing(&self) -> Timing {
+        self.timing
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn seconds(number: u64) -> Duration {
+        Duration::from_secs(number)
+    }
+
+    fn held(holder: &str, version: &str) -> Option<Found> {
+        Some(Found { holder: holder.into(), version: version.into(), duration: seconds(8) })
+    }
+
+    #[test]
+    fn a_free_lease_is_taken_and_a_held_one_after_it_has_stood_still() {
+        let mut me = Election::new("me".into(), Timing::default());
+        assert_eq!(me.look(seconds(0), None), Step::Take(None));
+        assert_eq!(me.look(seconds(0), held("you", "1")), Step::Wait);
+        assert_eq!(me.look(seconds(7), held("you", "2")), Step::Wait);
+        assert_eq!(me.look(seconds(14), held("you", "2")), Step::Wait);
+        assert_eq!(me.look(seconds(15), held("you", "2")), Step::Take(Some("2".into())));
+        assert_eq!(me.look(seconds(15), held("", "3")), Step::Take(Some("3".into())));
+        assert!(!me.leads(seconds(15)));
+    }
+
+    #[test]
+    fn a_leader_that_cannot_renew_stops_before_others_start() {
+        let mut me = Election::new("me".into(), Timing::default());
+        me.taken(seconds(10));
+        assert!(me.leads(seconds(14)));
+        assert!(!me.leads(seconds(15)));
+        assert_eq!(me.look(seconds(20), held("me", "4")), Step::Take(Some("4".into())));
+        me.taken(seconds(20));
+        assert_eq!(me.look(seconds(21), held("you", "5")), Step::Wait);
+        assert!(!me.leads(seconds(21)), "somebody else took it");
+    }
+
+    proptest! {
+        /// Candidates that look at any times, some of whose writes fail, on one lease that checks versions.
+        #[test]
+        fn never_two_at_a_time(steps in prop::collection::vec((0..3usize, 0..3000u64, 0..5u8), 1..200)) {
+            let mut candidates: Vec<Election> =
+                (0..3).map(|number| Election::new(format!("c{number}"), Timing::default())).collect();
+            let mut lease: Option<Found> = None;
+            let mut now = Duration::ZERO;
+            let mut version = 0;
+            for (number, pause, luck) in steps {
+                now += Duration::from_millis(pause);
+                if let Step::Take(expected) = candidates[number].look(now, lease.clone())
+                    && luck > 0
+                    && expected == lease.as_ref().map(|lease| lease.version.clone())
+                {
+                    version += 1;
+                    lease = held(&format!("c{number}"), &version.to_string());
+                    // The answer to the write may be lost.
+                    if luck > 1 {
+                        candidates[number].taken(now);
+                    }
+                }
+                let leaders = candidates.iter().filter(|candidate| candidate.leads(now)).count();
+                prop_assert!(leaders <= 1, "{leaders} leaders");
+            }
+        }
+    }
+}

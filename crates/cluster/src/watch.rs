@@ -1,0 +1,91 @@
+//! Watches of pods, nodes and one ConfigMap, as plain objects of the wire.
+
+use std::collections::BTreeMap;
+
+use futures::{Stream, StreamExt};
+use k8s_openapi::api::core::v1::ConfigMap;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::runtime::{WatchStreamExt, watcher};
+use kube::{Api, Client};
+use tessera_wire::objects::{Metadata, Node, Pod};
+
+use crate::{LeanNode, LeanPod};
+
+/// What a watch tells.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Change<T> {
+    /// A list begins, at the start or after the watch was lost: what it does not show is gone when it ends.
+    Listing,
+    /// An object as it is now.
+    Set(T),
+    /// An object that is no more.
+    Gone(T),
+    /// The list is complete.
+    Listed,
+    /// The API server cannot be reached or does not answer; the watch goes on trying.
+    Lost(String),
+}
+
+/// Objects asked for at a time when listing.
+const PAGE: u32 = 2000;
+
+/// All pods of the cluster.
+pub fn pods(client: Client) -> impl Stream<Item = Change<Pod>> + Send {
+    let api: Api<LeanPod> = Api::all(client);
+    changes(watcher(api, watcher::Config::default().page_size(PAGE)), |pod: LeanPod| pod.into())
+}
+
+/// All nodes of the cluster.
+pub fn nodes(client: Client) -> impl Stream<Item = Change<Node>> + Send {
+    let api: Api<LeanNode> = Api::all(client);
+    changes(watcher(api, watcher::Config::default().page_size(PAGE)), |node: LeanNode| node.into())
+}
+
+/// The data of one ConfigMap.
+pub fn config_map(
+    client: Client,
+    namespace: &str,
+    name: &str,
+) -> impl Stream<Item = Change<BTreeMap<String, String>>> + Send + use<> {
+    let api: Api<ConfigMap> = Api::namespaced(client, namespace);
+    let only_it = watcher::Config::default().fields(&format!("metadata.name={name}"));
+    changes(watcher(api, only_it), |map: ConfigMap| map.data.unwrap_or_default())
+}
+
+fn changes<K, T>(
+    events: impl Stream<Item = Result<watcher::Event<K>, watcher::Error>> + Send,
+    read: impl Fn(K) -> T + Send,
+) -> impl Stream<Item = Change<T>> + Send {
+    let delays = watcher::DefaultBackoff::default();
+    events.backoff(delays).map(move |event| match event {
+        Ok(watcher::Event::Init) => Change::Listing,
+        Ok(watcher::Event::InitApply(object) | watcher::Event::Apply(object)) => Change::Set(read(object)),
+        Ok(watcher::Event::InitDone) => Change::Listed,
+        Ok(watcher::Event::Delete(object)) => Change::Gone(read(object)),
+        Err(error) => Change::Lost(error.to_string()),
+    })
+}
+
+// === conversions ===
+
+impl From<LeanPod> for Pod {
+    fn from(pod: LeanPod) -> Self {
+        Self { metadata: metadata(pod.metadata), spec: pod.spec, status: pod.status }
+    }
+}
+
+impl From<LeanNode> for Node {
+    fn from(node: LeanNode) -> Self {
+        Self { metadata: metadata(node.metadata), status: node.status }
+    }
+}
+
+fn metadata(meta: ObjectMeta) -> Metadata {
+    Metadata {
+        name: meta.name.unwrap_or_default(),
+        namespace: meta.namespace.unwrap_or_default(),
+        uid: meta.uid.unwrap_or_default(),
+        labels: meta.labels.unwrap_or_default(),
+        annotations: meta.annotations.unwrap_or_default(),
+    }
+}

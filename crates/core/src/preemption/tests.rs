@@ -1,0 +1,114 @@
+use std::sync::Arc;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::grant::{ContainerGrant, Hold};
+use crate::request::{Request, Role};
+use crate::units::{GpuIndex, MiB, MilliCpu, Percent};
+
+/// A pod by name, priority, and percent of each of its cards; 100 is a whole one.
+type Held = (&'static str, i32, &'static [(u8, u32)]);
+
+fn grant(name: &str, cards: &[(u8, u32)]) -> PodGrant {
+    let hold = |cores| match cores {
+        100 => Hold::Whole,
+        cores => Hold::Part { cores: Percent(cores), memory: MiB(u64::from(cores)) },
+    };
+    let cards = cards.iter().map(|(gpu, cores)| (GpuIndex(*gpu), hold(*cores))).collect();
+    PodGrant {
+        pod: name.into(),
+        node: "node".into(),
+        cpu: MilliCpu::ZERO,
+        memory: MiB::ZERO,
+        containers: vec![ContainerGrant { container: "c".to_owned(), role: Role::Main, cards }],
+    }
+}
+
+fn choose(
+    held: &[(i32, PodGrant)],
+    request: Request,
+    priority: i32,
+    proposed: &[&str],
+) -> Option<Vec<PodUid>> {
+    let node = Arc::new(crate::fixtures::node_of_memories(&[100; 4]));
+    let mut state = NodeState::empty(node);
+    held.iter().for_each(|(_, grant)| state.add(grant));
+    let holders: Vec<Holder<'_>> =
+        held.iter().map(|(priority, grant)| Holder { grant, priority: *priority }).collect();
+    let request = PodRequest::of_mains([request]);
+    let newcomer = Newcomer { request: &request, priority, policy: &Policy::Share };
+    victims(&state, &holders, newcomer, &proposed.iter().map(|name| (*name).into()).collect())
+}
+
+fn check(held: &[Held], request: Request, proposed: &[&str], expected: Option<&[&str]>) {
+    let held: Vec<(i32, PodGrant)> =
+        held.iter().map(|(name, priority, cards)| (*priority, grant(name, cards))).collect();
+    let expected = expected.map(|names| names.iter().map(|name| PodUid::from(*name)).collect::<Vec<_>>());
+    assert_eq!(choose(&held, request, 10, proposed), expected);
+}
+
+fn share(cores: u32) -> Request {
+    Request::Share { cores: Percent(cores), memory: MiB(u64::from(cores)) }
+}
+
+const FULL: [Held; 5] = [
+    ("a", 0, &[(0, 60)]),
+    ("b", 0, &[(0, 40)]),
+    ("c", 1, &[(1, 100)]),
+    ("d", 5, &[(2, 100)]),
+    ("e", 20, &[(3, 100)]),
+];
+
+#[test]
+fn one_fraction_makes_room_for_another() {
+    check(&FULL, share(50), &[], Some(&["a"]));
+    check(&FULL, share(40), &[], Some(&["a"]));
+    check(&FULL, share(70), &[], Some(&["a", "b"]));
+}
+
+#[test]
+fn the_least_important_go_even_if_they_are_more() {
+    check(&FULL, Request::Whole(1), &[], Some(&["a", "b"]));
+    check(&FULL, Request::Whole(2), &[], Some(&["a", "b", "c"]));
+    check(&FULL, Request::Whole(3), &[], Some(&["a", "b", "c", "d"]));
+    check(&FULL, Request::Whole(4), &[], None);
+}
+
+#[test]
+fn a_proposal_that_suffices_is_kept_and_another_is_replaced() {
+    check(&FULL, share(30), &["c"], Some(&["c"]));
+    check(&FULL, share(50), &["b"], Some(&["a"]));
+    check(&FULL, share(50), &["nobody"], Some(&["a"]));
+}
+
+proptest! {
+    #[test]
+    fn victims_matter_less_suffice_and_none_is_idle_sacrifice(
+        held in prop::collection::vec((0..15i32, 0..4u8, 1..=10u32), 0..12),
+        cores in 1..=10u32,
+    ) {
+        let held: Vec<(i32, PodGrant)> = held
+            .iter()
+            .enumerate()
+            .map(|(number, (priority, gpu, tenths))| (*priority, grant(&format!("p{number:02}"), &[(*gpu, tenths * 10)])))
+            .collect();
+        let request = if cores == 10 { Request::Whole(1) } else { share(cores * 10) };
+        if let Some(chosen) = choose(&held, request, 10, &[]) {
+            let rest = |spared: Option<&PodUid>| -> Vec<(i32, PodGrant)> {
+                let stays = |grant: &PodGrant| !chosen.contains(&grant.pod) || Some(&grant.pod) == spared;
+                held.iter().filter(|(_, grant)| stays(grant)).cloned().collect()
+            };
+            let fits = |left: &[(i32, PodGrant)]| {
+                let mut state = NodeState::empty(Arc::new(crate::fixtures::node_of_memories(&[100; 4])));
+                left.iter().for_each(|(_, grant)| state.add(grant));
+                filter(&state, &PodRequest::of_mains([request]), &Policy::Share).is_ok()
+            };
+            prop_assert!(fits(&rest(None)));
+            for victim in &chosen {
+                prop_assert!(held.iter().any(|(priority, grant)| grant.pod == *victim && *priority < 10));
+                prop_assert!(!fits(&rest(Some(victim))), "{victim} need not go");
+            }
+        }
+    }
+}

@@ -1,0 +1,229 @@
+//! Who may take how much: limits by namespace, and what each namespace has taken.
+
+use std::collections::{BTreeMap, HashMap};
+
+use crate::grant::{ContainerGrant, Usage, footprint};
+use crate::node::Node;
+use crate::request::{PodRequest, Request, peak};
+use crate::units::MiB;
+
+/// Limits by namespace. A namespace that is not listed has none.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Quota {
+    /// By name.
+    pub namespaces: BTreeMap<String, Limit>,
+}
+
+/// What one namespace may take.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Limit {
+    /// Whole cards by model; models not listed are closed to it. `None` for as many as it likes of any.
+    pub cards: Option<BTreeMap<String, u64>>,
+    /// Pools of nodes it may use; empty for all.
+    pub pools: Vec<String>,
+    /// Memory of all its cards together.
+    pub memory: Option<MiB>,
+    /// Compute of all its cards together; 100 is one card.
+    pub percent: Option<u64>,
+}
+
+/// What is taken, or would be.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Taken {
+    /// Compute: 100 for each whole card. Memory without compute counts as its part of the card.
+    pub percent: u64,
+    /// Memory.
+    pub memory: MiB,
+}
+
+/// What a node is to a quota.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Place {
+    /// Its model, by which cards are limited.
+    pub model: Option<String>,
+    /// Its pool.
+    pub pool: Option<String>,
+}
+
+/// Why a quota forbids a node. All begin with the word gpu-admission uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum OverQuota {
+    /// The namespace may not use this pool.
+    #[error("ExceedsGPUQuota: not a pool of this namespace")]
+    Pool,
+    /// The namespace may not use this model.
+    #[error("ExceedsGPUQuota: not a model of this namespace")]
+    Model,
+    /// Too many cards of this model.
+    #[error("ExceedsGPUQuota: GPUs of this model")]
+    Cards,
+    /// Too much memory.
+    #[error("ExceedsGPUQuota: GPU memory")]
+    Memory,
+    /// Too much compute.
+    #[error("ExceedsGPUQuota: GPU compute")]
+    Percent,
+}
+
+/// What each namespace has taken, by model.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Accounts {
+    namespaces: HashMap<String, BTreeMap<String, Taken>>,
+}
+
+// === impl Quota ===
+
+impl Quota {
+    /// Whether a pod of `namespace` that takes `more` may go to `place`, given what was taken so far.
+    pub fn allows(
+        &self,
+        namespace: &str,
+        accounts: &Accounts,
+        place: &Place,
+        more: Taken,
+    ) -> Result<(), OverQuota> {
+        let Some(limit) = self.namespaces.get(namespace) else { return Ok(()) };
+        let in_pool = |pool: &String| limit.pools.contains(pool);
+        if !limit.pools.is_empty() && !place.pool.as_ref().is_some_and(in_pool) {
+            return Err(OverQuota::Pool);
+        }
+        if let Some(cards) = &limit.cards {
+            let model = place.model.as_deref().unwrap_or_default();
+            let most = cards.get(model).ok_or(OverQuota::Model)?.saturating_mul(100);
+            if accounts.of_model(namespace, model).plus(more).percent > most {
+                return Err(OverQuota::Cards);
+            }
+        }
+        let then = accounts.of(namespace).plus(more);
+        if limit.memory.is_some_and(|most| then.memory > most) {
+            return Err(OverQuota::Memory);
+        }
+        if limit.percent.is_some_and(|most| then.percent > most) {
+            return Err(OverQuota::Percent);
+        }
+        Ok(())
+    }
+}
+
+impl OverQuota {
+    /// Whether it could change once others of the namespace have gone.
+    #[must_use]
+    pub fn may_resolve(self) -> bool {
+        !matches!(self, Self::Pool | Self::Model)
+    }
+}
+
+// === impl Accounts ===
+
+impl Accounts {
+    /// Charges a namespace.
+    pub fn add(&mut self, namespace: &str, model: &str, taken: Taken) {
+        if taken == Taken::default() {
+            return;
+        }
+        let models = self.namespaces.entry(namespace.to_owned()).or_default();
+        let account = models.entry(model.to_owned()).or_default();
+        *account = account.plus(taken);
+    }
+
+    /// Takes a charge back.
+    pub fn remove(&mut self, namespace: &str, model: &str, taken: Taken) {
+        let Some(models) = self.namespaces.get_mut(namespace) else { return };
+        if let Some(account) = models.get_mut(model) {
+            *account = account.minus(taken);
+            if *account == Taken::default() {
+                models.remove(model);
+            }
+        }
+        if models.is_empty() {
+            self.namespaces.remove(namespace);
+        }
+    }
+
+    /// What a namespace has taken in all.
+    #[must_use]
+    pub fn of(&self, namespace: &str) -> Taken {
+        let models = self.namespaces.get(namespace).into_iter().flat_map(BTreeMap::values);
+        models.fold(Taken::default(), |sum, taken| sum.plus(*taken))
+    }
+
+    /// What a namespace has taken of one model.
+    #[must_use]
+    pub fn of_model(&self, namespace: &str, model: &str) -> Taken {
+        self.namespaces.get(namespace).and_then(|models| models.get(model)).copied().unwrap_or_default()
+    }
+
+    /// Everything, by namespace and model, in no particular order.
+    pub fn all(&self) -> impl Iterator<Item = (&str, &str, Taken)> {
+        self.namespaces.iter().flat_map(|(namespace, models)| {
+            models.iter().map(move |(model, taken)| (namespace.as_str(), model.as_str(), *taken))
+        })
+    }
+}
+
+// === impl Taken ===
+
+impl Taken {
+    /// What these grants take of a node's cards.
+    #[must_use]
+    pub fn by(grants: &[ContainerGrant], node: &Node) -> Self {
+        let cards = footprint(grants).filter_map(|(gpu, usage)| {
+            let memory = node.gpu(gpu)?.memory;
+            Some(Self::of_card(usage, memory))
+        });
+        cards.fold(Self::default(), Self::plus)
+    }
+
+    /// What a pod would take of a node, whichever cards it gets: on a node of several kinds the most it could be.
+    #[must_use]
+    pub fn at_most(pod: &PodRequest, node: &Node) -> Self {
+        let memories = || node.gpus().iter().map(|gpu| gpu.memory);
+        let largest = memories().max().unwrap_or_default();
+        let smallest = |least: MiB| memories().filter(|memory| *memory >= least).min().unwrap_or(largest);
+        let need = |request: Option<Request>| match request {
+            None => Self::default(),
+            Some(Request::Whole(count)) => {
+                let count = u64::from(count);
+                Self { percent: 100 * count, memory: MiB(largest.0.saturating_mul(count)) }
+            }
+            Some(Request::Share { cores, memory }) => Self { percent: u64::from(cores.0), memory },
+            Some(Request::Memory(memory)) => {
+                Self::of_card(Usage { memory, ..Usage::default() }, smallest(memory))
+            }
+        };
+        peak(
+            &pod.containers,
+            |container| container.role,
+            |container| need(container.request),
+            Self::plus,
+            |a, b| Self { percent: a.percent.max(b.percent), memory: a.memory.max(b.memory) },
+        )
+    }
+
+    fn of_card(usage: Usage, card: MiB) -> Self {
+        if usage.whole {
+            return Self { percent: 100, memory: card };
+        }
+        let percent = match usage.cores.0 {
+            0 => usage.memory.0.saturating_mul(100).div_ceil(card.0.max(1)).min(100),
+            cores => u64::from(cores),
+        };
+        Self { percent, memory: usage.memory }
+    }
+
+    /// Both together.
+    #[must_use]
+    pub fn plus(self, other: Self) -> Self {
+        Self { percent: self.percent.saturating_add(other.percent), memory: self.memory + other.memory }
+    }
+
+    fn minus(self, other: Self) -> Self {
+        Self {
+            percent: self.percent.saturating_sub(other.percent),
+            memory: self.memory.saturating_sub(other.memory),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

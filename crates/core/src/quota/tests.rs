@@ -1,0 +1,79 @@
+use proptest::prelude::*;
+
+use super::*;
+use crate::units::Percent;
+
+fn taken(percent: u64, memory: u64) -> Taken {
+    Taken { percent, memory: MiB(memory) }
+}
+
+fn quota(limit: Limit) -> Quota {
+    Quota { namespaces: BTreeMap::from([("team".to_owned(), limit)]) }
+}
+
+fn place(model: &str, pool: &str) -> Place {
+    Place { model: Some(model.to_owned()), pool: Some(pool.to_owned()) }
+}
+
+#[test]
+fn as_gpu_admission_counts() {
+    let cards = Some(BTreeMap::from([("M40".to_owned(), 1), ("P100".to_owned(), 0)]));
+    let quota = quota(Limit { cards, pools: vec!["public".to_owned()], ..Limit::default() });
+    let mut accounts = Accounts::default();
+    accounts.add("team", "M40", taken(60, 0));
+    accounts.add("other", "M40", taken(1000, 0));
+    let ask = |place: &Place, percent| quota.allows("team", &accounts, place, taken(percent, 0));
+    assert_eq!(ask(&place("M40", "public"), 40), Ok(()));
+    assert_eq!(ask(&place("M40", "public"), 41), Err(OverQuota::Cards));
+    assert_eq!(ask(&place("P100", "public"), 1), Err(OverQuota::Cards));
+    assert_eq!(ask(&place("T4", "public"), 1), Err(OverQuota::Model));
+    assert_eq!(ask(&place("M40", "wx"), 1), Err(OverQuota::Pool));
+    assert_eq!(ask(&Place::default(), 1), Err(OverQuota::Pool));
+    assert_eq!(quota.allows("other", &accounts, &Place::default(), taken(999, 0)), Ok(()));
+}
+
+#[test]
+fn limits_of_memory_and_compute_count_all_models() {
+    let limit = Limit { memory: Some(MiB(100)), percent: Some(150), ..Limit::default() };
+    let quota = quota(limit);
+    let mut accounts = Accounts::default();
+    accounts.add("team", "a", taken(70, 30));
+    accounts.add("team", "b", taken(30, 30));
+    let ask = |more| quota.allows("team", &accounts, &Place::default(), more);
+    assert_eq!(ask(taken(50, 40)), Ok(()));
+    assert_eq!(ask(taken(51, 0)), Err(OverQuota::Percent));
+    assert_eq!(ask(taken(0, 41)), Err(OverQuota::Memory));
+}
+
+#[test]
+fn what_a_request_takes() {
+    let node = crate::fixtures::node_of_memories(&[100, 200]);
+    let most = |request| Taken::at_most(&PodRequest::of_mains([request]), &node);
+    assert_eq!(most(Request::Whole(2)), taken(200, 400));
+    assert_eq!(most(Request::Share { cores: Percent(30), memory: MiB(10) }), taken(30, 10));
+    // On the small card where it fits there, for that is the larger part.
+    assert_eq!(most(Request::Memory(MiB(51))), taken(51, 51));
+    assert_eq!(most(Request::Memory(MiB(150))), taken(75, 150));
+}
+
+proptest! {
+    #[test]
+    fn what_is_taken_back_was_never_there(
+        charges in prop::collection::vec((0..3usize, 0..3usize, 0u64..200, 0u64..200), 0..20),
+    ) {
+        let name = |number: usize| ["a", "b", "c"][number];
+        let mut accounts = Accounts::default();
+        let (kept, gone) = charges.split_at(charges.len() / 2);
+        for (namespace, model, percent, memory) in kept.iter().chain(gone) {
+            accounts.add(name(*namespace), name(*model), taken(*percent, *memory));
+        }
+        for (namespace, model, percent, memory) in gone {
+            accounts.remove(name(*namespace), name(*model), taken(*percent, *memory));
+        }
+        let mut expected = Accounts::default();
+        for (namespace, model, percent, memory) in kept {
+            expected.add(name(*namespace), name(*model), taken(*percent, *memory));
+        }
+        prop_assert_eq!(accounts, expected);
+    }
+}

@@ -1,0 +1,201 @@
+//! Filter and prioritize on large clusters: what kube-scheduler waits for with every pod.
+//!
+//! `cargo bench -p tessera-scheduler --bench verbs`
+
+#![allow(clippy::print_stdout, clippy::unwrap_used, reason = "a benchmark speaks, and may fail")]
+#![allow(unsafe_code, reason = "counting allocations takes an allocator")]
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::hint::black_box;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use tessera_core::units::PodUid;
+use tessera_scheduler::state::{BindStep, Event, Now, Outcome, Settings, State, Watched};
+use tessera_wire::extender::{Args, BindingArgs};
+
+const CARDS: usize = 8;
+const PODS: usize = 20_000;
+const MEMORY: u64 = 81_920;
+const CALLS: usize = 300;
+
+/// The system's allocator, counted.
+struct Counted;
+
+static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
+
+// SAFETY: every call is passed on as it came to the system's allocator, which keeps the contract.
+unsafe impl GlobalAlloc for Counted {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the caller's promise about the layout is passed on.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: the pointer came from `alloc` above, with this layout.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counted = Counted;
+
+fn node(number: usize) -> Value {
+    let name = format!("node-{number:05}");
+    let gpus: Vec<Value> = (0..CARDS)
+        .map(|index| {
+            json!({"uuid": format!("GPU-{number:08x}-1111-2222-3333-{index:012x}"), "minor": index,
+                            "model": "NVIDIA H100 80GB HBM3", "memoryMiB": MEMORY, "numa": index / 4})
+        })
+        .collect();
+    let links: Vec<Value> =
+        (0..CARDS).flat_map(|a| (a + 1..CARDS).map(move |b| json!([a, b, "NODE", 18]))).collect();
+    let inventory = json!({ "memoryUnit": "GiB", "gpus": gpus, "links": links }).to_string();
+    let resources = json!({
+        "cpu": "192", "memory": "2048Gi", "pods": "250", "nvidia.com/gpu": "8", "aliyun.com/gpu": "8",
+        "aliyun.com/gpu-mem": "640", "tencent.com/vcuda-core": "800", "tencent.com/vcuda-memory": "2560",
+    });
+    json!({
+        "metadata": { "name": name, "uid": name, "annotations": { "tessera.dev/inventory": inventory } },
+        "status": { "capacity": resources, "allocatable": resources },
+    })
+}
+
+/// The pods of the cluster, in turn.
+fn pod(number: usize) -> Value {
+    let share = |cores: u64| json!({"tencent.com/vcuda-core": cores.to_string(), "tencent.com/vcuda-memory": (cores * 320 / 100).to_string(), "cpu": "4"});
+    let limits = match number % 6 {
+        0 => share(30),
+        1 => share(50),
+        2 => json!({"nvidia.com/gpu": "1", "cpu": "8"}),
+        3 => json!({"aliyun.com/gpu-mem": "16", "cpu": "4"}),
+        4 => json!({"aliyun.com/gpu": "2", "cpu": "16"}),
+        _ => share(80),
+    };
+    json!({
+        "metadata": { "name": format!("pod-{number:06}"), "namespace": "team", "uid": format!("{number:08x}-aaaa-bbbb-cccc-ddddeeeeffff") },
+        "spec": { "containers": [{ "name": "main", "resources": { "limits": limits, "requests": limits } }] },
+    })
+}
+
+/// A cluster with its pods on it, each placed by the scheduler itself.
+fn cluster(nodes: usize) -> State {
+    let mut state = State::new(Settings::default());
+    for number in 0..nodes {
+        state.handle(Event::Node(Watched::Set(serde_json::from_value(node(number)).unwrap())));
+    }
+    let mut placed = 0;
+    for number in 0.. {
+        if placed == PODS || number > 10 * PODS {
+            break;
+        }
+        let mut json = pod(number);
+        state.handle(Event::Pod(Watched::Set(serde_json::from_value(json.clone()).unwrap())));
+        let text = |key: &str| json["metadata"][key].as_str().unwrap().to_owned();
+        let args = BindingArgs {
+            pod_name: text("name"),
+            pod_namespace: text("namespace"),
+            pod_uid: text("uid"),
+            node: format!("node-{:05}", number % nodes),
+        };
+        let Ok(BindStep::Send(annotations)) = state.begin_bind(&args, Now::default()) else {
+            state.handle(Event::Pod(Watched::Gone(serde_json::from_value(json).unwrap())));
+            continue;
+        };
+        state.end_bind(&PodUid(args.pod_uid), Outcome::Bound, Now::default());
+        json["spec"]["nodeName"] = args.node.into();
+        json["metadata"]["annotations"] = json!(annotations);
+        state.handle(Event::Pod(Watched::Set(serde_json::from_value(json).unwrap())));
+        placed += 1;
+    }
+    if let Some(forecast) = state.forecast() {
+        state.adopt(forecast);
+    }
+    println!("{nodes} nodes x {CARDS} GPUs, {placed} GPU pods; resident {} MiB", resident_mib());
+    state
+}
+
+fn resident_mib() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    line.trim().trim_end_matches(" kB").trim().parse::<u64>().unwrap() / 1024
+}
+
+/// Median, 99th percentile, and allocations of a call; making its input is not counted.
+fn measure<T>(name: &str, make: impl Fn(usize) -> T, mut call: impl FnMut(T)) {
+    let mut took = Vec::with_capacity(CALLS);
+    let mut allocations = 0;
+    for number in 0..CALLS {
+        let input = make(number);
+        let before = ALLOCATIONS.load(Ordering::Relaxed);
+        let begun = Instant::now();
+        call(input);
+        took.push(begun.elapsed());
+        allocations += ALLOCATIONS.load(Ordering::Relaxed) - before;
+    }
+    took.sort();
+    let at = |percent: usize| -> Duration { took[CALLS * percent / 100] };
+    println!(
+        "  {name:32} p50 {:>9.1?}  p99 {:>9.1?}  {:>6} allocations",
+        at(50),
+        at(99),
+        allocations / CALLS as u64
+    );
+}
+
+fn main() {
+    for nodes in [500, 5_000, 10_000] {
+        let mut state = cluster(nodes);
+        let names: Vec<String> = (0..nodes).map(|number| format!("node-{number:05}")).collect();
+        let args = |number: usize| Args {
+            pod: serde_json::from_value(pod(1_000_000 + number)).unwrap(),
+            nodes: None,
+            node_names: Some(names.clone()),
+        };
+        let body = |number: usize| serde_json::to_vec(&args(number)).unwrap();
+        let prioritized = |mut args: Args, fitting: Vec<String>| {
+            args.node_names = Some(fitting);
+            args
+        };
+        measure("filter", args, |mut args| drop(black_box(state.filter(&mut args))));
+        measure("prioritize", args, |mut args| drop(black_box(state.prioritize(&mut args))));
+        measure("filter + prioritize", args, |mut args| {
+            let fitting = state.filter(&mut args).fitting;
+            drop(black_box(state.prioritize(&mut prioritized(args, fitting))));
+        });
+        measure("the same, from and to JSON", body, |body| {
+            let mut args: Args = serde_json::from_slice(&body).unwrap();
+            let answer = state.filter(&mut args).into_result();
+            black_box(serde_json::to_vec(&answer).unwrap());
+            let mut args: Args = serde_json::from_slice(&body).unwrap();
+            args.node_names = answer.node_names;
+            black_box(serde_json::to_vec(&state.prioritize(&mut args)).unwrap());
+        });
+        bind(&mut state, nodes);
+    }
+}
+
+/// Choosing and booking, and taking back.
+fn bind(state: &mut State, nodes: usize) {
+    let make = |number: usize| {
+        let json = pod(2_000_000 + number * 6);
+        let args = BindingArgs {
+            pod_name: String::new(),
+            pod_namespace: String::new(),
+            pod_uid: json["metadata"]["uid"].as_str().unwrap().to_owned(),
+            node: format!("node-{:05}", (nodes - 1).saturating_sub(number % nodes)),
+        };
+        (json, args)
+    };
+    for number in 0..CALLS {
+        state.handle(Event::Pod(Watched::Set(serde_json::from_value(make(number).0).unwrap())));
+    }
+    measure("bind: choose and book", make, |(_, args)| {
+        let step = state.begin_bind(&args, Now::default());
+        if matches!(step, Ok(BindStep::Send(_))) {
+            state.end_bind(&PodUid(args.pod_uid), Outcome::Refused, Now::default());
+        }
+    });
+}

@@ -1,0 +1,11 @@
+//! The extender kube-scheduler calls: which node, which cards, and why not.
+//!
+//! [`state`] knows, [`verb`] answers, both without any IO; [`server`] speaks HTTP and [`run`] keeps the state fed and the
+//! lease held.
+
+pub mod files;
+pub mod metrics;
+pub mod run;
+pub mod server;
+pub mod state;
+pub mod verb;

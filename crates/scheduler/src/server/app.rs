@@ -1,0 +1,105 @@
+//! What all handlers share.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::time::{Duration, Instant, SystemTime};
+
+use tessera_cluster::Client;
+use tokio::sync::Semaphore;
+
+use super::CALLS;
+use crate::metrics::Metrics;
+use crate::state::{Now, State};
+
+/// The state and the world around it.
+pub struct App {
+    state: RwLock<State>,
+    /// Where bindings are sent.
+    pub client: Client,
+    /// What we tell of ourselves.
+    pub metrics: Metrics,
+    /// Whether we lead.
+    pub role: Role,
+    pub(super) turns: Semaphore,
+    started: Instant,
+}
+
+/// Whether we lead, and whether we know enough to.
+#[derive(Debug, Default)]
+pub struct Role {
+    /// Leading, and all lists complete.
+    ready: AtomicBool,
+    /// Until when the lease lets us write, milliseconds since the start.
+    until: AtomicU64,
+}
+
+impl std::fmt::Debug for App {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("App").field("role", &self.role).finish_non_exhaustive()
+    }
+}
+
+impl App {
+    /// Nothing known yet, and not leading.
+    #[must_use]
+    pub fn new(state: State, client: Client) -> Self {
+        Self {
+            state: RwLock::new(state),
+            client,
+            metrics: Metrics::default(),
+            role: Role::default(),
+            turns: Semaphore::new(CALLS),
+            started: Instant::now(),
+        }
+    }
+
+    /// The state, to look at. A panic while it was written to would have left it half changed; but its methods only fail
+    /// before they change anything.
+    pub fn read(&self) -> RwLockReadGuard<'_, State> {
+        self.state.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The state, to change.
+    pub fn write(&self) -> RwLockWriteGuard<'_, State> {
+        self.state.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The time.
+    #[must_use]
+    pub fn now(&self) -> Now {
+        let unix = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        Now { steady: self.started.elapsed(), unix_nanos: unix.as_nanos() }
+    }
+
+    /// Whether this replica answers.
+    #[must_use]
+    pub fn is_ready(&self) -> bool {
+        self.role.ready.load(Ordering::Acquire)
+    }
+
+    /// Whether this replica may bind.
+    #[must_use]
+    pub fn may_write(&self) -> bool {
+        let now = u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX);
+        self.is_ready() && now < self.role.until.load(Ordering::Acquire)
+    }
+
+    /// The lease lets us write for so long from a moment on.
+    pub fn lead_until(&self, begun: Duration, within: Duration) {
+        let until = u64::try_from((begun + within).as_millis()).unwrap_or(u64::MAX);
+        self.role.until.store(until, Ordering::Release);
+        self.metrics.leading.set(1);
+    }
+
+    /// All is known that has to be.
+    pub fn set_ready(&self, ready: bool) {
+        self.role.ready.store(ready, Ordering::Release);
+    }
+
+    /// Somebody else leads.
+    pub fn follow(&self) {
+        self.set_ready(false);
+        self.role.until.store(0, Ordering::Release);
+        self.metrics.leading.set(0);
+    }
+}

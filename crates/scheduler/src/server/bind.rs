@@ -1,0 +1,155 @@
+//! The verb `bind`: book, send the Binding, confirm or take back.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use axum::Json;
+use axum::extract::State as FromApp;
+use tessera_cluster::{BindError, Binding, get_pod};
+use tessera_core::units::PodUid;
+use tessera_wire::extender::{BindingArgs, BindingResult};
+use tessera_wire::grant;
+
+use super::App;
+use super::extender::{Body, read};
+use crate::state::{BindStep, Event, Outcome, Watched};
+
+/// How long the API server may take. With the lease still good when it is sent, it has arrived before another leader
+/// begins: 5 s of the lease and these are the 8 s after which others take over.
+const SEND_WITHIN: Duration = Duration::from_secs(3);
+
+const NOT_LEADING: &str = "this replica may not bind now: it does not lead, or cannot reach the API server";
+
+pub(super) async fn bind(FromApp(app): FromApp<Arc<App>>, body: Body) -> Json<BindingResult> {
+    let begun = Instant::now();
+    let outcome = match read::<BindingArgs>(&app, &body) {
+        // A task of its own: it must come to its end even if kube-scheduler hangs up.
+        Ok(args) => {
+            let worker = Arc::clone(&app);
+            let bound = tokio::spawn(async move { worker.bind(&args).await }).await;
+            bound.unwrap_or_else(|_| Err("the bind was broken off".to_owned()))
+        }
+        Err(error) => Err(error),
+    };
+    app.metrics.answered("bind", if outcome.is_ok() { "ok" } else { "error" }, begun.elapsed());
+    if let Err(error) = &outcome {
+        tracing::info!(error, "not bound");
+    }
+    Json(BindingResult { error: outcome.err().unwrap_or_default() })
+}
+
+impl App {
+    async fn bind(&self, args: &BindingArgs) -> Result<(), String> {
+        if !self.may_write() {
+            return Err(NOT_LEADING.to_owned());
+        }
+        let annotations = match self.book(args)? {
+            BindStep::Done => return Ok(()),
+            BindStep::Send(annotations) => annotations,
+            BindStep::Fetch => {
+                self.fetch(args).await?;
+                match self.book(args)? {
+                    BindStep::Done => return Ok(()),
+                    BindStep::Send(annotations) => annotations,
+                    // It asks for no card: there is nothing to book.
+                    BindStep::Fetch => BTreeMap::new(),
+                }
+            }
+        };
+        let (outcome, error) = self.send(args, annotations).await;
+        self.metrics.bound(match outcome {
+            Outcome::Bound => "bound",
+            Outcome::Refused => "refused",
+            Outcome::Unknown => "unknown",
+        });
+        self.write().end_bind(&PodUid(args.pod_uid.clone()), outcome, self.now());
+        error.map_or(Ok(()), Err)
+    }
+
+    fn book(&self, args: &BindingArgs) -> Result<BindStep, String> {
+        self.write().begin_bind(args, self.now()).map_err(|refusal| refusal.to_string())
+    }
+
+    /// Asks the API server for a pod the watch has not shown yet.
+    async fn fetch(&self, args: &BindingArgs) -> Result<(), String> {
+        let found = self.get(args).await?;
+        match found {
+            Some(pod) if pod.metadata.uid == args.pod_uid => {
+                self.write().handle(Event::Pod(Watched::Set(pod)));
+                Ok(())
+            }
+            Some(_) | None => {
+                Err(format!("pod {}/{} of UID {} is gone", args.pod_namespace, args.pod_name, args.pod_uid))
+            }
+        }
+    }
+
+    async fn get(&self, args: &BindingArgs) -> Result<Option<tessera_wire::objects::Pod>, String> {
+        let asked = get_pod(&self.client, &args.pod_namespace, &args.pod_name);
+        match tokio::time::timeout(SEND_WITHIN, asked).await {
+            Ok(found) => found.map_err(|error| error.to_string()),
+            Err(_) => Err("the API server does not answer".to_owned()),
+        }
+    }
+
+    async fn send(
+        &self,
+        args: &BindingArgs,
+        annotations: BTreeMap<String, String>,
+    ) -> (Outcome, Option<String>) {
+        let granted = annotations.get(grant::KEY).cloned();
+        let binding = Binding {
+            namespace: args.pod_namespace.clone(),
+            pod: args.pod_name.clone(),
+            uid: args.pod_uid.clone(),
+            node: args.node.clone(),
+            annotations,
+        };
+        match tokio::time::timeout(SEND_WITHIN, binding.send(&self.client)).await {
+            Ok(Ok(())) => (Outcome::Bound, None),
+            Ok(Err(error @ BindError::Conflict(_))) => self.after_conflict(args, granted, &error).await,
+            Ok(Err(error)) => {
+                let outcome = if error.leaves_doubt() { Outcome::Unknown } else { Outcome::Refused };
+                (outcome, Some(chain(&error)))
+            }
+            Err(_) => (Outcome::Unknown, Some("the API server did not take the binding in time".to_owned())),
+        }
+    }
+
+    /// Bound already, perhaps by an earlier try of ours whose answer was lost: then all is well.
+    async fn after_conflict(
+        &self,
+        args: &BindingArgs,
+        granted: Option<String>,
+        error: &BindError,
+    ) -> (Outcome, Option<String>) {
+        match self.get(args).await {
+            Ok(Some(pod)) => {
+                let is_it = pod.metadata.uid == args.pod_uid && pod.spec.node_name == args.node;
+                let as_granted = pod.metadata.annotations.get(grant::KEY) == granted.as_ref();
+                let known = pod.metadata.uid == args.pod_uid;
+                if known {
+                    self.write().handle(Event::Pod(Watched::Set(pod)));
+                }
+                if is_it && as_granted {
+                    return (Outcome::Bound, None);
+                }
+                (Outcome::Refused, Some(error.to_string()))
+            }
+            Ok(None) => (Outcome::Refused, Some(error.to_string())),
+            Err(unanswered) => (Outcome::Unknown, Some(unanswered)),
+        }
+    }
+}
+
+/// An error with what caused it, in one line.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text = format!("{text}: {cause}");
+        source = cause.source();
+    }
+    text
+}

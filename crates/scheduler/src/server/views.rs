@@ -1,0 +1,100 @@
+//! What people and monitoring look at.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::{Path, Query, State as FromApp};
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde_json::json;
+use tessera_wire::objects::Pod;
+
+use super::App;
+use super::extender::{Body, read};
+use crate::metrics::CONTENT_TYPE;
+use crate::verb::ask::BadAsk;
+use crate::verb::explain::Explanation;
+
+type Parameters = Query<HashMap<String, String>>;
+
+pub(super) async fn version() -> &'static str {
+    env!("CARGO_PKG_VERSION")
+}
+
+pub(super) async fn ready(FromApp(app): FromApp<Arc<App>>) -> Response {
+    if app.is_ready() {
+        "ok".into_response()
+    } else {
+        (StatusCode::SERVICE_UNAVAILABLE, "not leading, or still reading the cluster").into_response()
+    }
+}
+
+pub(super) async fn metrics(FromApp(app): FromApp<Arc<App>>) -> Response {
+    let text = app.metrics.text(&app.read());
+    ([(header::CONTENT_TYPE, CONTENT_TYPE)], text).into_response()
+}
+
+pub(super) async fn inspect_topology(
+    FromApp(app): FromApp<Arc<App>>,
+    Query(parameters): Parameters,
+) -> Response {
+    Json(app.read().inspect_topology(None, wants_detail(&parameters))).into_response()
+}
+
+pub(super) async fn inspect_topology_node(
+    FromApp(app): FromApp<Arc<App>>,
+    Path(node): Path<String>,
+    Query(parameters): Parameters,
+) -> Response {
+    let view = app.read().inspect_topology(Some(&node), wants_detail(&parameters));
+    (found(&view.error), Json(view)).into_response()
+}
+
+pub(super) async fn inspect_share(FromApp(app): FromApp<Arc<App>>) -> Response {
+    Json(app.read().inspect_share(None)).into_response()
+}
+
+pub(super) async fn inspect_share_node(
+    FromApp(app): FromApp<Arc<App>>,
+    Path(node): Path<String>,
+) -> Response {
+    let view = app.read().inspect_share(Some(&node));
+    (found(&view.error), Json(view)).into_response()
+}
+
+pub(super) async fn explain(
+    FromApp(app): FromApp<Arc<App>>,
+    Path((namespace, pod)): Path<(String, String)>,
+) -> Response {
+    match app.read().explain(&namespace, &pod) {
+        Some(explained) => explained_response(explained),
+        None => {
+            let error = format!("pod {namespace}/{pod} is not known, has ended, or asks for no GPU");
+            (StatusCode::NOT_FOUND, Json(json!({ "error": error }))).into_response()
+        }
+    }
+}
+
+/// The body is a pod manifest as JSON.
+pub(super) async fn what_if(FromApp(app): FromApp<Arc<App>>, body: Body) -> Response {
+    match read::<Pod>(&app, &body) {
+        Ok(pod) => explained_response(app.read().what_if(&pod)),
+        Err(error) => (StatusCode::BAD_REQUEST, Json(json!({ "error": error }))).into_response(),
+    }
+}
+
+fn explained_response(explained: Result<Explanation, BadAsk>) -> Response {
+    match explained {
+        Ok(explanation) => Json(explanation).into_response(),
+        Err(bad) => Json(json!({ "error": bad.to_string(), "nodes": [] })).into_response(),
+    }
+}
+
+fn wants_detail(parameters: &HashMap<String, String>) -> bool {
+    parameters.get("detail").is_some_and(|value| value == "true")
+}
+
+fn found(error: &str) -> StatusCode {
+    if error.is_empty() { StatusCode::OK } else { StatusCode::NOT_FOUND }
+}

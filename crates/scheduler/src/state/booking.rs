@@ -1,0 +1,282 @@
+//! Binding a pod: choose and book in one step, then confirm or take back.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use tessera_core::gpu_set::GpuSet;
+use tessera_core::grant::PodGrant;
+use tessera_core::placement::place;
+use tessera_core::units::{NodeName, PodUid};
+use tessera_wire::extender::BindingArgs;
+use tessera_wire::grant;
+use tessera_wire::objects::Pod;
+
+use super::State;
+use super::records::Record;
+use crate::verb::ask::{Ask, BadAsk};
+use crate::verb::reason::Reason;
+
+/// A promise of ours that no watch has shown yet.
+#[derive(Clone, Debug)]
+pub(super) struct Booking {
+    node: NodeName,
+    annotations: BTreeMap<String, String>,
+    /// Calls that are on their way to the API server.
+    in_flight: u32,
+    /// Whether one of them succeeded.
+    bound: bool,
+    /// Since when nobody knows whether the API server took it.
+    doubt: Option<Duration>,
+    /// When it was made.
+    made: Duration,
+    /// Whether a list did not show the pod: it was made after the list, or is gone.
+    unlisted: bool,
+}
+
+/// The time, from whoever has a clock.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Now {
+    /// Since some moment in the past; never goes back.
+    pub steady: Duration,
+    /// Since 1970, nanoseconds: what old tools order pods by.
+    pub unix_nanos: u128,
+}
+
+/// What is to be done for a bind.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum BindStep {
+    /// Nothing: the pod is there already, by an earlier call.
+    Done,
+    /// The watch has not shown the pod yet: ask the API server for it, then try again.
+    Fetch,
+    /// Send a Binding with these annotations, then tell how it went.
+    Send(BTreeMap<String, String>),
+}
+
+/// How a Binding went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// The API server took it.
+    Bound,
+    /// It did not, and will not.
+    Refused,
+    /// Nobody knows: the connection broke, or time ran out.
+    Unknown,
+}
+
+/// A pod of which nobody knows whether it was bound.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Doubt {
+    uid: PodUid,
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+}
+
+/// Why a pod is not bound. Nothing has changed then.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BindRefusal {
+    /// What the pod asks for cannot be read.
+    #[error(transparent)]
+    Ask(#[from] BadAsk),
+    /// The node will not do, though it did a moment ago.
+    #[error("node {node}: {reason}")]
+    Node {
+        /// Which node.
+        node: NodeName,
+        /// Why not.
+        reason: Reason,
+    },
+    /// The pod is on another node.
+    #[error("pod {pod} is already on node {node}")]
+    Elsewhere {
+        /// Which pod.
+        pod: PodUid,
+        /// Where.
+        node: NodeName,
+    },
+    /// Another call for another node is on its way.
+    #[error("pod {pod} is just being bound to node {node}")]
+    Busy {
+        /// Which pod.
+        pod: PodUid,
+        /// Where.
+        node: NodeName,
+    },
+    /// The grant cannot be written.
+    #[error("{0}")]
+    Grant(String),
+}
+
+/// An API server gives up on a request after a minute: past that, one whose answer was lost has either happened, and the
+/// can be asked about, or never will.
+const DOUBT: Duration = Duration::from_secs(75);
+
+impl State {
+    /// Chooses the cards and books them. Whoever comes next sees them taken, whatever becomes of the Binding.
+    pub fn begin_bind(&mut self, args: &BindingArgs, now: Now) -> Result<BindStep, BindRefusal> {
+        let uid = PodUid(args.pod_uid.clone());
+        let name = NodeName(args.node.clone());
+        if let Some(booking) = self.bookings.get_mut(&uid) {
+            if booking.node == name {
+                if booking.bound {
+                    return Ok(BindStep::Done);
+                }
+                booking.in_flight += 1;
+                return Ok(BindStep::Send(booking.annotations.clone()));
+            }
+            if booking.bound || booking.in_flight > 0 {
+                return Err(BindRefusal::Busy { pod: uid, node: booking.node.clone() });
+            }
+            self.set_doubt_aside(&uid);
+        }
+        let Some(pod) = self.pod(&uid) else { return Ok(BindStep::Fetch) };
+        match &pod.node {
+            Some(node) if *node == name => return Ok(BindStep::Done),
+            Some(node) => return Err(BindRefusal::Elsewhere { pod: uid, node: node.clone() }),
+            None => {}
+        }
+        let (grant, annotations) = self.decide(&uid, &name, now)?;
+        self.ledger.book(grant).map_err(|conflict| BindRefusal::Grant(conflict.to_string()))?;
+        self.charge(&uid);
+        let booking = Booking {
+            node: name,
+            annotations,
+            in_flight: 1,
+            bound: false,
+            doubt: None,
+            made: now.steady,
+            unlisted: false,
+        };
+        let annotations = booking.annotations.clone();
+        self.bookings.insert(uid, booking);
+        Ok(BindStep::Send(annotations))
+    }
+
+    fn decide(
+        &self,
+        uid: &PodUid,
+        name: &NodeName,
+        now: Now,
+    ) -> Result<(PodGrant, BTreeMap<String, String>), BindRefusal> {
+        let refused = |reason| BindRefusal::Node { node: name.clone(), reason };
+        let pod = self.pod(uid).ok_or_else(|| refused(Reason::UnknownNode))?;
+        let ask = Ask::new(self, &pod.namespace, &pod.spec, &pod.annotations)?;
+        let judged = self.judge(name, &ask).map_err(refused)?;
+        let request = ask.request(judged.spec.unit);
+        let weighed = judged.weigh(request);
+        let placement = place(judged.state, &weighed, &ask.policy, GpuSet::EMPTY)
+            .map_err(|refusal| refused(Reason::Cards(refusal)))?;
+        let containers = placement.grants(request);
+        let annotations =
+            grant::annotations(&pod.spec, &containers, &judged.spec.node, judged.spec.unit, now.unix_nanos)
+                .map_err(|error| BindRefusal::Grant(error.to_string()))?;
+        let (cpu, memory) = (request.cpu, request.memory);
+        Ok((PodGrant { pod: uid.clone(), node: name.clone(), cpu, memory, containers }, annotations))
+    }
+
+    /// How a Binding went. A booking whose fate is unknown is kept: the card may be taken.
+    pub fn end_bind(&mut self, uid: &PodUid, outcome: Outcome, now: Now) {
+        let Some(booking) = self.bookings.get_mut(uid) else { return };
+        booking.in_flight = booking.in_flight.saturating_sub(1);
+        match outcome {
+            Outcome::Bound => booking.bound = true,
+            Outcome::Unknown => booking.doubt = booking.doubt.or(Some(now.steady)),
+            Outcome::Refused if booking.bound || booking.in_flight > 0 || booking.doubt.is_some() => {}
+            Outcome::Refused => self.take_back(uid),
+        }
+    }
+
+    /// Pods whose bookings have been in doubt for so long that the API server must know by now. Ask it, then
+    /// [`State::settle`].
+    #[must_use]
+    pub fn doubts(&self, now: Now) -> Vec<Doubt> {
+        let past = |since: Duration| now.steady.saturating_sub(since) > DOUBT;
+        let is_due = |booking: &Booking| {
+            let lost = booking.in_flight == 0 && !booking.bound && booking.doubt.is_some_and(past);
+            // Bound, and perhaps deleted before any watch showed it.
+            lost || (booking.bound && booking.unlisted && past(booking.made))
+        };
+        let due = self.bookings.iter().filter(|(_, booking)| is_due(booking));
+        due.filter_map(|(booked, _)| {
+            let uid = from_aside(booked);
+            let pod = self.pod(&uid)?;
+            Some(Doubt { uid, namespace: pod.namespace.clone(), name: pod.name.clone() })
+        })
+        .collect()
+    }
+
+    /// The API server's word on a pod in doubt, asked after the doubt was due: nothing of it is on its way any more.
+    pub fn settle(&mut self, doubt: &Doubt, found: Option<Pod>, now: Now) {
+        let uid = &doubt.uid;
+        match found.filter(|pod| pod.metadata.uid == uid.0) {
+            None => self.forget_pod(uid),
+            Some(pod) if !pod.spec.node_name.is_empty() => self.set_pod(pod),
+            Some(_) => {
+                let past = |booking: &Booking| {
+                    let since = booking.doubt.unwrap_or(now.steady);
+                    booking.in_flight == 0 && now.steady.saturating_sub(since) > DOUBT
+                };
+                for booked in [uid.clone(), aside(uid)] {
+                    if self.bookings.get(&booked).is_some_and(past) {
+                        self.take_back(&booked);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Nothing came of a booking.
+    fn take_back(&mut self, booked: &PodUid) {
+        self.bookings.remove(booked);
+        self.rolled_back += 1;
+        let node = self.ledger.grant(booked).map(|grant| grant.node.clone());
+        self.leave(booked);
+        node.iter().for_each(|node| self.guess_again(node));
+    }
+
+    /// A list did not show this pod. One that is booked may have been made after the list, and asked for by name: it stays
+    /// until the watch or time tells.
+    pub(super) fn miss_pod(&mut self, uid: &PodUid) {
+        match self.bookings.get_mut(uid) {
+            Some(booking) => booking.unlisted = true,
+            None => self.forget_pod(uid),
+        }
+    }
+
+    /// The watch has told what became of the pod: from now on only that counts.
+    pub(super) fn confirm(&mut self, uid: &PodUid) {
+        self.bookings.remove(uid);
+        let aside = aside(uid);
+        if self.bookings.remove(&aside).is_some() {
+            self.leave(&aside);
+        }
+    }
+
+    /// A booking in doubt, while its pod goes to another node: it keeps its cards under another name until the doubt is over.
+    fn set_doubt_aside(&mut self, uid: &PodUid) {
+        let Some(booking) = self.bookings.remove(uid) else { return };
+        let Some(grant) = self.ledger.grant(uid).cloned() else { return };
+        self.leave(uid);
+        let aside = aside(uid);
+        self.ledger.observe(PodGrant { pod: aside.clone(), ..grant });
+        self.bookings.insert(aside, booking);
+    }
+
+    /// Whether the pod waits.
+    #[must_use]
+    pub fn is_waiting(&self, uid: &PodUid) -> bool {
+        matches!(self.pods.get(uid), Some(Record::Gpu(pod)) if pod.node.is_none())
+    }
+}
+
+const ASIDE: &str = "/in-doubt";
+
+fn aside(uid: &PodUid) -> PodUid {
+    PodUid(format!("{uid}{ASIDE}"))
+}
+
+fn from_aside(booked: &PodUid) -> PodUid {
+    PodUid(booked.0.strip_suffix(ASIDE).unwrap_or(&booked.0).to_owned())
+}

@@ -1,0 +1,202 @@
+//! What the scheduler knows: nodes, pods, what each holds, and what is promised but not yet confirmed.
+//!
+//! A pure value. Watch events and binds change it, every verb reads it, and the shell around it does the talking.
+
+mod booking;
+mod knowledge;
+mod pods;
+mod policies;
+mod records;
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::sync::Arc;
+
+use tessera_core::forecast::{Forecast, Learner};
+use tessera_core::ledger::Ledger;
+use tessera_core::node::NodeState;
+use tessera_core::placement::static_table::StaticTable;
+use tessera_core::quota::{Accounts, Quota};
+use tessera_core::units::{NodeName, PodUid};
+use tessera_core::workload::Workload;
+use tessera_wire::dialect::MemoryUnit;
+use tessera_wire::objects::{Node, Pod};
+use tessera_wire::quota;
+
+pub use self::booking::{BindRefusal, BindStep, Doubt, Now, Outcome};
+pub use self::knowledge::{Event, Watched};
+pub use self::policies::DefaultPolicy;
+pub(crate) use self::records::{GpuPod, NodeRecord};
+use self::{booking::Booking, records::Record};
+
+/// What holds for as long as the scheduler runs.
+#[derive(Clone, Debug, Default)]
+pub struct Settings {
+    /// The policy of pods that name none.
+    pub policy: DefaultPolicy,
+    /// What `aliyun.com/gpu-mem` counts on nodes that do not say.
+    pub memory_unit: MemoryUnit,
+    /// Which node labels a quota goes by; `None` without one.
+    pub quota: Option<quota::Settings>,
+}
+
+/// All of it.
+#[derive(Clone, Debug)]
+pub struct State {
+    settings: Settings,
+    ledger: Ledger,
+    nodes: HashMap<NodeName, NodeRecord>,
+    /// Pods that wait for cards, and all that are on a node.
+    pods: HashMap<PodUid, Record>,
+    /// Pods with cards, by node; also of nodes not known (yet).
+    on_node: HashMap<NodeName, BTreeSet<PodUid>>,
+    /// Those of them whose cards nobody told: they bypassed us. Where they sit is a guess.
+    unsure: HashMap<NodeName, BTreeSet<PodUid>>,
+    bookings: HashMap<PodUid, Booking>,
+    quota: Quota,
+    accounts: Accounts,
+    charges: HashMap<PodUid, records::Charge>,
+    learner: Learner,
+    forecast: Arc<Forecast>,
+    table: Arc<StaticTable>,
+    /// What a list in progress has not shown yet.
+    unlisted_pods: HashSet<PodUid>,
+    unlisted_nodes: HashSet<NodeName>,
+    /// Bookings taken back.
+    rolled_back: u64,
+}
+
+impl State {
+    /// Knows nothing yet.
+    #[must_use]
+    pub fn new(settings: Settings) -> Self {
+        Self {
+            settings,
+            ledger: Ledger::default(),
+            nodes: HashMap::new(),
+            pods: HashMap::new(),
+            on_node: HashMap::new(),
+            unsure: HashMap::new(),
+            bookings: HashMap::new(),
+            quota: Quota::default(),
+            accounts: Accounts::default(),
+            charges: HashMap::new(),
+            learner: Learner::new(Workload::default()),
+            forecast: Arc::default(),
+            table: Arc::default(),
+            unlisted_pods: HashSet::new(),
+            unlisted_nodes: HashSet::new(),
+            rolled_back: 0,
+        }
+    }
+
+    /// Takes note of something that happened.
+    pub fn handle(&mut self, event: Event) {
+        match event {
+            Event::Node(change) => self.handle_node(change),
+            Event::Pod(change) => self.handle_pod(change),
+            Event::Quota(quota) => self.quota = quota,
+            Event::Table(table) => self.table = Arc::new(table),
+        }
+    }
+
+    fn handle_node(&mut self, change: Watched<Node>) {
+        match change {
+            Watched::Listing => self.unlisted_nodes = self.nodes.keys().cloned().collect(),
+            Watched::Set(node) => self.set_node(&node),
+            Watched::Gone(node) => self.remove_node(&NodeName(node.metadata.name)),
+            Watched::Listed => {
+                for name in std::mem::take(&mut self.unlisted_nodes) {
+                    self.remove_node(&name);
+                }
+            }
+        }
+    }
+
+    fn handle_pod(&mut self, change: Watched<Pod>) {
+        match change {
+            Watched::Listing => self.unlisted_pods = self.pods.keys().cloned().collect(),
+            Watched::Set(pod) => self.set_pod(pod),
+            Watched::Gone(pod) => self.forget_pod(&PodUid(pod.metadata.uid)),
+            Watched::Listed => {
+                for uid in std::mem::take(&mut self.unlisted_pods) {
+                    self.miss_pod(&uid);
+                }
+            }
+        }
+    }
+
+    fn set_node(&mut self, object: &Node) {
+        let record = NodeRecord::read(object, &self.settings);
+        let name = NodeName(object.metadata.name.clone());
+        self.unlisted_nodes.remove(&name);
+        // Most events of a node are its heartbeat.
+        if self.nodes.get(&name) == Some(&record) {
+            return;
+        }
+        match &record.spec {
+            Ok(spec) => self.ledger.set_node(spec.node.clone()),
+            Err(_) => self.ledger.remove_node(&name),
+        };
+        self.nodes.insert(name.clone(), record.sharing(&self.ledger));
+        self.reread_pods(&name);
+    }
+
+    fn remove_node(&mut self, name: &NodeName) {
+        self.nodes.remove(name);
+        self.ledger.remove_node(name);
+        self.unlisted_nodes.remove(name);
+        // They may be deleted later, or their node may come back.
+        self.reread_pods(name);
+    }
+
+    /// The book of grants.
+    #[must_use]
+    pub fn ledger(&self) -> &Ledger {
+        &self.ledger
+    }
+
+    /// What each namespace has taken, and what it may take.
+    #[must_use]
+    pub fn quota(&self) -> (&Quota, &Accounts) {
+        (&self.quota, &self.accounts)
+    }
+
+    /// Bookings taken back since the start.
+    #[must_use]
+    pub fn rolled_back(&self) -> u64 {
+        self.rolled_back
+    }
+
+    /// Bookings that no watch has confirmed yet.
+    #[must_use]
+    pub fn unconfirmed(&self) -> usize {
+        self.bookings.len()
+    }
+
+    pub(crate) fn node(&self, name: &NodeName) -> Option<(&NodeRecord, Option<&NodeState>)> {
+        Some((self.nodes.get(name)?, self.ledger.node(name)))
+    }
+
+    /// All nodes by name.
+    pub(crate) fn nodes(&self) -> Vec<(&NodeName, &NodeRecord)> {
+        let mut all: Vec<_> = self.nodes.iter().collect();
+        all.sort_by_key(|(name, _)| *name);
+        all
+    }
+
+    /// A pod with cards, waiting or placed.
+    pub(crate) fn pod(&self, uid: &PodUid) -> Option<&GpuPod> {
+        match self.pods.get(uid)? {
+            Record::Gpu(pod) => Some(pod),
+            Record::Plain => None,
+        }
+    }
+
+    /// All pods with cards, in no particular order.
+    pub(crate) fn gpu_pods(&self) -> impl Iterator<Item = (&PodUid, &GpuPod)> {
+        self.pods.iter().filter_map(|(uid, record)| match record {
+            Record::Gpu(pod) => Some((uid, pod.as_ref())),
+            Record::Plain => None,
+        })
+    }
+}

@@ -1,0 +1,98 @@
+//! What is kept of nodes and pods.
+
+use std::collections::BTreeMap;
+
+use tessera_core::ledger::Ledger;
+use tessera_core::quota::{Place, Taken};
+use tessera_core::units::NodeName;
+use tessera_wire::node_spec::{self, NodeSpec};
+use tessera_wire::objects::{Node, Pod, PodSpec};
+use tessera_wire::{grant, wishes};
+
+use super::Settings;
+
+/// A node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct NodeRecord {
+    /// What it offers, or why that cannot be read.
+    pub(crate) spec: Result<NodeSpec, String>,
+    /// What it is to a quota.
+    pub(crate) place: Place,
+}
+
+/// A pod.
+#[derive(Clone, Debug)]
+pub(super) enum Record {
+    /// On a node, without cards: only its CPU and memory count, in the ledger.
+    Plain,
+    /// With cards, waiting or on a node.
+    Gpu(Box<GpuPod>),
+}
+
+/// A pod with cards.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct GpuPod {
+    pub(crate) namespace: String,
+    pub(crate) name: String,
+    /// Where it is bound.
+    pub(crate) node: Option<NodeName>,
+    pub(crate) spec: PodSpec,
+    /// Only those about placement and grants.
+    pub(crate) annotations: BTreeMap<String, String>,
+}
+
+/// What a namespace was charged for a pod.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Charge {
+    pub(super) namespace: String,
+    pub(super) model: String,
+    pub(super) taken: Taken,
+}
+
+// === impl NodeRecord ===
+
+impl NodeRecord {
+    pub(super) fn read(object: &Node, settings: &Settings) -> Self {
+        let label = |key: &String| object.metadata.labels.get(key).cloned();
+        let quota = settings.quota.as_ref();
+        Self {
+            spec: node_spec::parse(object, settings.memory_unit).map_err(|error| error.to_string()),
+            place: Place {
+                model: quota.and_then(|quota| label(&quota.model_label)),
+                pool: quota.and_then(|quota| label(&quota.pool_label)),
+            },
+        }
+    }
+
+    /// The same record, its links read from where the ledger has them: nodes of one kind share them.
+    pub(super) fn sharing(mut self, ledger: &Ledger) -> Self {
+        if let Ok(spec) = &mut self.spec
+            && let Some(known) = ledger.node(&spec.node.name)
+        {
+            spec.node = known.node().clone();
+        }
+        self
+    }
+}
+
+// === impl GpuPod ===
+
+impl GpuPod {
+    pub(super) fn new(pod: Pod) -> Self {
+        let Pod { metadata, mut spec, .. } = pod;
+        let node = (!spec.node_name.is_empty()).then(|| NodeName(std::mem::take(&mut spec.node_name)));
+        spec.scheduler_name = String::new();
+        let mut annotations = metadata.annotations;
+        annotations.retain(|key, _| matters(key));
+        Self { namespace: metadata.namespace, name: metadata.name, node, spec, annotations }
+    }
+
+    pub(crate) fn priority(&self) -> i32 {
+        self.spec.priority.unwrap_or(0)
+    }
+}
+
+/// Annotations worth their memory.
+fn matters(key: &str) -> bool {
+    key == wishes::POLICY || key == wishes::TRAFFIC || grant::is_key(key)
+}

@@ -1,0 +1,66 @@
+//! Whether one node will do for one pod: the same code for filter, prioritize, bind and explain.
+
+use std::borrow::Cow;
+
+use tessera_core::node::NodeState;
+use tessera_core::placement;
+use tessera_core::quota::Taken;
+use tessera_core::request::PodRequest;
+use tessera_core::units::NodeName;
+use tessera_wire::node_spec::NodeSpec;
+
+use super::ask::Ask;
+use super::reason::Reason;
+use crate::state::State;
+
+/// A node that will do, as far as its cards are not looked at yet.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Judged<'a> {
+    pub(crate) spec: &'a NodeSpec,
+    pub(crate) state: &'a NodeState,
+}
+
+impl State {
+    /// Everything but the cards: whether the node is known, serves the pod's vocabulary, and is within the quota.
+    pub(crate) fn judge(&self, name: &NodeName, ask: &Ask<'_>) -> Result<Judged<'_>, Reason> {
+        let (record, state) = self.node(name).ok_or(Reason::UnknownNode)?;
+        let spec = record.spec.as_ref().map_err(|error| Reason::BadNode(error.clone()))?;
+        let state = state.ok_or(Reason::UnknownNode)?;
+        if !spec.node.gpus().is_empty() && !spec.serves.covers(ask.dialects) {
+            return Err(Reason::NotServed);
+        }
+        let (quota, accounts) = self.quota();
+        if quota.namespaces.contains_key(ask.namespace) && ask.wants_gpu() {
+            let more = Taken::at_most(ask.request(spec.unit), &spec.node);
+            quota.allows(ask.namespace, accounts, &record.place, more)?;
+        }
+        Ok(Judged { spec, state })
+    }
+
+    /// Whether the pod fits on the node.
+    pub(crate) fn fits(&self, name: &NodeName, ask: &Ask<'_>) -> Result<(), Reason> {
+        let judged = self.judge(name, ask)?;
+        let request = judged.weigh(ask.request(judged.spec.unit));
+        Ok(placement::filter(judged.state, &request, &ask.policy)?)
+    }
+
+    /// How well the node suits, where it fits.
+    pub(crate) fn score(&self, name: &NodeName, ask: &Ask<'_>) -> Result<f64, Reason> {
+        let judged = self.judge(name, ask)?;
+        let request = judged.weigh(ask.request(judged.spec.unit));
+        Ok(placement::score(judged.state, &request, &ask.policy)?)
+    }
+}
+
+impl Judged<'_> {
+    /// The request with no more CPU and memory than the node has left by our book. Whether those suffice is
+    /// kube-scheduler's to say, which has newer news of pods without cards; we only weigh them.
+    pub(crate) fn weigh<'r>(&self, request: &'r PodRequest) -> Cow<'r, PodRequest> {
+        let (cpu, memory) = (self.state.cpu_left(), self.state.memory_left());
+        if request.cpu <= cpu && request.memory <= memory {
+            return Cow::Borrowed(request);
+        }
+        let (cpu, memory) = (request.cpu.min(cpu), request.memory.min(memory));
+        Cow::Owned(PodRequest { cpu, memory, ..request.clone() })
+    }
+}

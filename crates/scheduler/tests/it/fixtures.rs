@@ -1,0 +1,96 @@
+//! Nodes and pods.
+
+use serde_json::{Value, json};
+use tessera_scheduler::state::{Event, Now, Settings, State, Watched};
+use tessera_wire::extender::{Args, BindingArgs, FilterResult};
+use tessera_wire::objects::Pod;
+
+/// Memory of every card, MiB.
+pub(crate) const CARD: u64 = 16_384;
+
+/// A node with cards, serving every dialect, GiB unless said otherwise.
+pub(crate) fn node(name: &str, cards: usize, unit: &str) -> Value {
+    let gpus: Vec<Value> = (0..cards)
+        .map(|index| json!({"uuid": format!("GPU-{name}-{index}"), "minor": index, "model": "T4", "memoryMiB": CARD}))
+        .collect();
+    let inventory = json!({ "memoryUnit": unit, "gpus": gpus }).to_string();
+    let memory = if unit == "GiB" { CARD / 1024 } else { CARD };
+    let resources = json!({
+        "cpu": "64", "memory": "256Gi", "pods": "110",
+        "nvidia.com/gpu": cards.to_string(), "aliyun.com/gpu": cards.to_string(),
+        "aliyun.com/gpu-mem": (cards as u64 * memory).to_string(),
+        "tencent.com/vcuda-core": (cards * 100).to_string(),
+        "tencent.com/vcuda-memory": (cards as u64 * CARD / 256).to_string(),
+    });
+    json!({
+        "metadata": { "name": name, "labels": {"model": "T4", "pool": "public"},
+                      "annotations": { "tessera.dev/inventory": inventory } },
+        "status": { "capacity": resources, "allocatable": resources },
+    })
+}
+
+/// A pod with one container that asks for these.
+pub(crate) fn pod(name: &str, limits: &[(&str, &str)]) -> Value {
+    let limits: serde_json::Map<String, Value> =
+        limits.iter().map(|(key, value)| ((*key).to_owned(), (*value).into())).collect();
+    json!({
+        "metadata": { "name": name, "namespace": "team", "uid": format!("uid-{name}") },
+        "spec": { "containers": [{ "name": "main", "resources": { "limits": limits, "requests": limits } }] },
+        "status": { "phase": "Pending" },
+    })
+}
+
+pub(crate) fn share(name: &str, cores: u64) -> Value {
+    let memory = (cores * CARD / 256 / 100).max(1).to_string();
+    pod(name, &[("tencent.com/vcuda-core", &cores.to_string()), ("tencent.com/vcuda-memory", &memory)])
+}
+
+pub(crate) fn whole(name: &str, count: u64) -> Value {
+    pod(name, &[("nvidia.com/gpu", &count.to_string())])
+}
+
+pub(crate) fn parse(pod: &Value) -> Pod {
+    serde_json::from_value(pod.clone()).unwrap()
+}
+
+/// A state with these nodes.
+pub(crate) fn state(nodes: &[Value]) -> State {
+    let quota =
+        tessera_wire::quota::parse_settings(r#"{"GPUModelLabel":"model","GPUPoolLabel":"pool"}"#).unwrap();
+    let mut state = State::new(Settings { quota: Some(quota), ..Settings::default() });
+    for node in nodes {
+        set_node(&mut state, node);
+    }
+    state
+}
+
+pub(crate) fn set_node(state: &mut State, node: &Value) {
+    state.handle(Event::Node(Watched::Set(serde_json::from_value(node.clone()).unwrap())));
+}
+
+pub(crate) fn set_pod(state: &mut State, pod: &Value) {
+    state.handle(Event::Pod(Watched::Set(parse(pod))));
+}
+
+pub(crate) fn filter(state: &State, pod: &Value, nodes: &[&str]) -> FilterResult {
+    let mut args = Args {
+        pod: parse(pod),
+        nodes: None,
+        node_names: Some(nodes.iter().map(|name| (*name).to_owned()).collect()),
+    };
+    state.filter(&mut args).into_result()
+}
+
+pub(crate) fn bind_args(pod: &Value, node: &str) -> BindingArgs {
+    let pod = parse(pod);
+    BindingArgs {
+        pod_name: pod.metadata.name,
+        pod_namespace: pod.metadata.namespace,
+        pod_uid: pod.metadata.uid,
+        node: node.to_owned(),
+    }
+}
+
+pub(crate) fn at(seconds: u64) -> Now {
+    Now { steady: std::time::Duration::from_secs(seconds), unix_nanos: 17 }
+}

@@ -1,0 +1,255 @@
+//! Binds, watch events, failures and restarts in any order: no card is ever promised twice, and whoever reads the cluster
+//! anew comes to the same book.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use proptest::prelude::*;
+use serde_json::{Value, json};
+use tessera_core::grant::PodGrant;
+use tessera_core::units::{NodeName, PodUid};
+use tessera_scheduler::state::{BindStep, Event, Outcome, State, Watched};
+
+use crate::fixtures::*;
+
+const NODES: [&str; 3] = ["a", "b", "c"];
+const CARDS: usize = 2;
+
+/// What may happen next.
+#[derive(Debug, Clone)]
+enum Step {
+    /// A user makes a pod: this many percent, or whole cards.
+    Create(u64),
+    /// kube-scheduler binds some pod to some node.
+    Bind(usize, usize),
+    /// The API server handles some binding that is on its way, and the answer comes back so.
+    Arrive(usize, Answer),
+    /// The watch delivers some events, each perhaps twice.
+    Deliver(usize, bool),
+    /// A pod ends.
+    End(usize),
+    /// A pod is deleted.
+    Delete(usize),
+    /// Time passes.
+    Pass(u64),
+    /// The watch is lost and lists anew.
+    Relist,
+    /// The scheduler dies; another one reads the cluster.
+    Restart,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Answer {
+    Told,
+    /// Handled, but nobody hears of it.
+    Lost,
+    /// Not handled, and nobody hears of that either.
+    Vanished,
+    Refused,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let answer = prop_oneof![
+        4 => Just(Answer::Told), 1 => Just(Answer::Lost), 1 => Just(Answer::Vanished), 1 => Just(Answer::Refused),
+    ];
+    prop_oneof![
+        4 => prop_oneof![(1..10u64).prop_map(|tenths| tenths * 10), Just(100), Just(200)].prop_map(Step::Create),
+        6 => (any::<usize>(), any::<usize>()).prop_map(|(pod, node)| Step::Bind(pod, node)),
+        5 => (any::<usize>(), answer).prop_map(|(which, answer)| Step::Arrive(which, answer)),
+        5 => (1..6usize, any::<bool>()).prop_map(|(count, twice)| Step::Deliver(count, twice)),
+        2 => any::<usize>().prop_map(Step::End),
+        2 => any::<usize>().prop_map(Step::Delete),
+        1 => (1..120u64).prop_map(Step::Pass),
+        1 => Just(Step::Relist),
+        1 => Just(Step::Restart),
+    ]
+}
+
+/// The cluster as it really is, and a scheduler that knows it by hearsay.
+struct World {
+    state: State,
+    /// The truth, by UID.
+    pods: BTreeMap<String, Value>,
+    /// Events the watch has not delivered yet.
+    pending: VecDeque<Event>,
+    /// Bindings on their way: pod, node, annotations.
+    sent: Vec<(Value, String, BTreeMap<String, String>)>,
+    now: u64,
+    made: usize,
+}
+
+fn fresh() -> State {
+    state(&NODES.map(|name| node(name, CARDS, "GiB")))
+}
+
+impl World {
+    fn new() -> Self {
+        let (pods, pending, sent) = (BTreeMap::new(), VecDeque::new(), Vec::new());
+        Self { state: fresh(), pods, pending, sent, now: 0, made: 0 }
+    }
+
+    fn nth(&self, number: usize) -> Option<Value> {
+        let count = self.pods.len();
+        self.pods.values().nth(number.checked_rem(count)?).cloned()
+    }
+
+    fn tell(&mut self, pod: Value) {
+        self.pending.push_back(Event::Pod(Watched::Set(parse(&pod))));
+        self.pods.insert(pod["metadata"]["uid"].as_str().unwrap().to_owned(), pod);
+    }
+
+    fn list(&self) -> impl Iterator<Item = Event> + use<> {
+        let pods: Vec<Event> = self.pods.values().map(|pod| Event::Pod(Watched::Set(parse(pod)))).collect();
+        [Event::Pod(Watched::Listing)].into_iter().chain(pods).chain([Event::Pod(Watched::Listed)])
+    }
+
+    /// Asks the API server about bindings in doubt.
+    fn settle(&mut self) {
+        for doubt in self.state.doubts(at(self.now)) {
+            let found = self.pods.values().find(|pod| pod["metadata"]["name"] == doubt.name.as_str());
+            self.state.settle(&doubt, found.map(parse), at(self.now));
+        }
+    }
+
+    fn take(&mut self, step: Step) {
+        match step {
+            Step::Create(percent) => {
+                self.made += 1;
+                let name = format!("p{:04}", self.made);
+                self.tell(if percent < 100 { share(&name, percent) } else { whole(&name, percent / 100) });
+            }
+            Step::Bind(pod, node) => {
+                let Some(pod) = self.nth(pod) else { return };
+                let node = NODES[node % NODES.len()];
+                let args = bind_args(&pod, node);
+                let mut begun = self.state.begin_bind(&args, at(self.now));
+                if begun == Ok(BindStep::Fetch) {
+                    set_pod(&mut self.state, &pod);
+                    begun = self.state.begin_bind(&args, at(self.now));
+                }
+                if let Ok(BindStep::Send(annotations)) = begun {
+                    self.sent.push((pod, node.to_owned(), annotations));
+                }
+            }
+            Step::Arrive(which, answer) => {
+                if !self.sent.is_empty() {
+                    let sent = self.sent.remove(which % self.sent.len());
+                    self.arrive(sent, answer);
+                }
+            }
+            Step::Deliver(count, twice) => {
+                for _ in 0..count {
+                    let Some(event) = self.pending.pop_front() else { return };
+                    if twice {
+                        self.state.handle(event.clone());
+                    }
+                    self.state.handle(event);
+                }
+            }
+            Step::End(number) => {
+                let Some(mut pod) = self.nth(number).filter(|pod| !pod["spec"]["nodeName"].is_null()) else {
+                    return;
+                };
+                pod["status"]["phase"] = "Succeeded".into();
+                self.tell(pod);
+            }
+            Step::Delete(number) => {
+                let Some(pod) = self.nth(number) else { return };
+                self.pods.remove(pod["metadata"]["uid"].as_str().unwrap());
+                self.pending.push_back(Event::Pod(Watched::Gone(parse(&pod))));
+            }
+            // No binding is on its way for longer than an API server waits.
+            Step::Pass(seconds) => {
+                let seconds = if self.sent.is_empty() { seconds } else { 1 };
+                self.now += seconds;
+                self.settle();
+            }
+            Step::Relist => {
+                self.pending.clear();
+                self.pending.extend(self.list());
+            }
+            Step::Restart => {
+                // What it sent arrives before another one leads, or never.
+                for sent in std::mem::take(&mut self.sent) {
+                    self.arrive(sent, Answer::Lost);
+                }
+                self.pending.clear();
+                self.state = fresh();
+                self.list().for_each(|event| self.state.handle(event));
+            }
+        }
+    }
+
+    fn arrive(
+        &mut self,
+        (pod, node, annotations): (Value, String, BTreeMap<String, String>),
+        answer: Answer,
+    ) {
+        let uid = pod["metadata"]["uid"].as_str().unwrap().to_owned();
+        let handled = match (answer, self.pods.get(&uid)) {
+            (Answer::Vanished | Answer::Refused, _) | (_, None) => None,
+            (_, Some(pod)) if !pod["spec"]["nodeName"].is_null() => None,
+            (_, Some(pod)) => Some(pod.clone()),
+        };
+        let outcome = match (&handled, answer) {
+            (_, Answer::Lost | Answer::Vanished) => Outcome::Unknown,
+            (Some(_), _) => Outcome::Bound,
+            // Bound by an earlier try: asked, the API server says so.
+            (None, Answer::Told)
+                if self.pods.get(&uid).is_some_and(|pod| pod["spec"]["nodeName"] == node.as_str()) =>
+            {
+                let seen = self.pods[&uid].clone();
+                set_pod(&mut self.state, &seen);
+                Outcome::Bound
+            }
+            (None, _) => Outcome::Refused,
+        };
+        if let Some(mut bound) = handled {
+            bound["spec"]["nodeName"] = node.into();
+            bound["metadata"]["annotations"] = json!(annotations);
+            self.tell(bound);
+        }
+        self.state.end_bind(&PodUid(uid), outcome, at(self.now));
+    }
+
+    /// The truth: every card carries no more than it has.
+    fn check(&self) -> Result<(), TestCaseError> {
+        let mut truth = fresh();
+        self.list().for_each(|event| truth.handle(event));
+        prop_assert!(
+            truth.ledger().overbooked().is_empty(),
+            "really overbooked: {:?}",
+            truth.ledger().overbooked()
+        );
+        prop_assert!(self.state.ledger().overbooked().is_empty(), "booked too much");
+        Ok(())
+    }
+}
+
+fn book(state: &State) -> Vec<PodGrant> {
+    let nodes = NODES.map(NodeName::from);
+    nodes.iter().flat_map(|node| state.ledger().grants_on(node).cloned().collect::<Vec<_>>()).collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(256))]
+
+    #[test]
+    fn nothing_is_promised_twice_and_replays_agree(steps in prop::collection::vec(step(), 1..80)) {
+        let mut world = World::new();
+        for step in steps {
+            world.take(step.clone());
+            world.check().map_err(|error| TestCaseError::fail(format!("after {step:?}: {error}")))?;
+        }
+        // All answers in, all events delivered, all doubts settled: the book is what the cluster says.
+        for sent in std::mem::take(&mut world.sent) {
+            world.arrive(sent, Answer::Told);
+        }
+        world.take(Step::Deliver(usize::MAX, false));
+        world.now += 1000;
+        world.settle();
+        let mut replayed = fresh();
+        world.list().for_each(|event| replayed.handle(event));
+        prop_assert_eq!(book(&world.state), book(&replayed));
+        prop_assert_eq!(world.state.quota().1, replayed.quota().1);
+    }
+}

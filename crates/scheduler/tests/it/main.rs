@@ -1,0 +1,9 @@
+//! The scheduler as a whole: its state under any sequence of events, and its server against an API server.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests may fail like tests")]
+
+mod fixtures;
+mod interleavings;
+mod server;
+mod tls;
+mod verbs;

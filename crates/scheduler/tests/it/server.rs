@@ -1,0 +1,314 @@
+//! The whole server against an API server in memory.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use axum::Router;
+use axum::body::{Body, to_bytes};
+use axum::http::Request;
+use proptest::prelude::*;
+use proptest::strategy::ValueTree;
+use proptest::test_runner::{Config, TestRunner};
+use serde_json::{Value, json};
+use tessera_cluster::lease::Timing;
+use tessera_scheduler::run::{Membership, lead};
+use tessera_scheduler::server::{App, router};
+use tessera_scheduler::state::{Settings, State};
+use tessera_sim::apiserver::{ApiServer, Fault};
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+use tower::ServiceExt;
+
+use crate::fixtures::*;
+
+const SOON: Duration = Duration::from_secs(20);
+const QUICK: Timing = Timing {
+    duration: Duration::from_secs(2),
+    renew_within: Duration::from_secs(1),
+    retry: Duration::from_millis(50),
+};
+const PODS: &str = "/api/v1/namespaces/team/pods";
+
+struct Replica {
+    app: Arc<App>,
+    router: Router,
+    task: JoinHandle<()>,
+    stop: Option<oneshot::Sender<()>>,
+}
+
+impl Replica {
+    fn start(api: &ApiServer, identity: &str) -> Self {
+        let client = tessera_cluster::connect_to(&api.url()).unwrap();
+        let settings = Settings::default();
+        let app = Arc::new(App::new(State::new(settings.clone()), client));
+        let membership = Membership {
+            identity: identity.to_owned(),
+            namespace: "kube-system".to_owned(),
+            lease: "tessera-scheduler".to_owned(),
+            timing: QUICK,
+        };
+        let (stop, stopped) = oneshot::channel();
+        let stopped = async move { drop(stopped.await) };
+        let task = tokio::spawn(lead(Arc::clone(&app), settings, membership, None, stopped));
+        Self { router: router(Arc::clone(&app), 1 << 20), app, task, stop: Some(stop) }
+    }
+
+    async fn ready(api: &ApiServer, identity: &str) -> Self {
+        let replica = Self::start(api, identity);
+        eventually(|| replica.app.is_ready()).await;
+        replica
+    }
+
+    async fn call(&self, method: &str, path: &str, body: impl Into<Body>) -> (u16, Vec<u8>) {
+        let request = Request::builder().method(method).uri(path).body(body.into()).unwrap();
+        let response = self.router.clone().oneshot(request).await.unwrap();
+        let code = response.status().as_u16();
+        (code, to_bytes(response.into_body(), usize::MAX).await.unwrap().to_vec())
+    }
+
+    async fn post(&self, path: &str, body: &Value) -> Value {
+        let (code, answer) = self.call("POST", path, body.to_string()).await;
+        assert_eq!(code, 200);
+        serde_json::from_slice(&answer).unwrap()
+    }
+
+    async fn get(&self, path: &str) -> (u16, String) {
+        let (code, answer) = self.call("GET", path, Body::empty()).await;
+        (code, String::from_utf8(answer).unwrap())
+    }
+
+    async fn bind(&self, pod: &Value, node: &str) -> String {
+        let args = serde_json::to_value(bind_args(pod, node)).unwrap();
+        self.post("/scheduler/bind", &args).await["Error"].as_str().unwrap().to_owned()
+    }
+}
+
+/// Waits for something the other tasks of the test bring about.
+async fn eventually(mut holds: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !holds() {
+        assert!(begun.elapsed() < SOON, "waited in vain");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+fn make(api: &ApiServer, pod: &Value) -> Value {
+    api.create(PODS, pod.clone()).unwrap()
+}
+
+async fn cluster() -> ApiServer {
+    let api = ApiServer::start().await.unwrap();
+    for name in ["a", "b"] {
+        api.create("/api/v1/nodes", node(name, 2, "GiB")).unwrap();
+    }
+    api
+}
+
+#[tokio::test]
+async fn a_pod_goes_all_the_way() {
+    let api = cluster().await;
+    let before = make(&api, &whole("early", 2));
+    let replica = Replica::ready(&api, "one").await;
+    let question = json!({"Pod": before, "NodeNames": ["a", "b", "c"], "Nodes": null});
+    let filtered = replica.post("/scheduler/filter", &question).await;
+    assert_eq!(filtered["NodeNames"], json!(["a", "b"]));
+    assert_eq!(filtered["FailedNodes"], json!({"c": "node is not known yet"}));
+    for path in ["/scheduler/prioritize", "/gputopology-scheduler/sort", "/gputopology-schedulersort"] {
+        let graded = replica.post(path, &question).await;
+        assert_eq!(
+            graded,
+            json!([{"Host": "a", "Score": 10}, {"Host": "b", "Score": 10}, {"Host": "c", "Score": 0}])
+        );
+    }
+    assert_eq!(replica.bind(&before, "b").await, "");
+    let bound = api.get(&format!("{PODS}/early")).unwrap();
+    assert_eq!(bound["spec"]["nodeName"], "b");
+    assert!(bound["metadata"]["annotations"]["tessera.dev/grant"].as_str().unwrap().contains("GPU-b-0"));
+    eventually(|| replica.app.read().unconfirmed() == 0).await;
+    // Made after the start; seen by the watch or asked for.
+    let late = make(&api, &whole("late", 1));
+    assert_eq!(replica.bind(&late, "b").await, "node b: fewer than 1 idle GPUs");
+    api.delete(&format!("{PODS}/early")).unwrap();
+    eventually(|| replica.app.read().ledger().node(&"b".into()).is_some_and(|node| node.idle().len() == 2))
+        .await;
+    assert_eq!(replica.bind(&late, "b").await, "");
+    let (code, text) = replica.get("/metrics").await;
+    assert_eq!(code, 200);
+    assert!(text.contains("tessera_scheduler_gpus 4\n") && text.ends_with("# EOF\n"), "{text}");
+    assert!(
+        text.contains(
+            r#"pod_and_gpu_map_info{gpu_id="0",gpu_model="T4",namespace="team",node="b",pod_name="late"} 1"#
+        ),
+        "{text}"
+    );
+    assert_eq!(replica.get("/readyz").await.0, 200);
+    assert_eq!(replica.get("/explain/team/nobody").await.0, 404);
+    assert!(replica.get("/explain/team/late").await.1.contains("placed on node b"));
+    assert_eq!(replica.get("/gpushare-scheduler/inspect/nobody").await.0, 404);
+}
+
+#[tokio::test]
+async fn whole_nodes_come_back_untouched() {
+    let api = cluster().await;
+    let replica = Replica::ready(&api, "one").await;
+    let mut known = node("a", 2, "GiB");
+    known["spec"] = json!({"taints": [{"key": "k"}], "odd": [1, 2, {"x": null}]});
+    let question = json!({"pod": whole("p", 1), "nodes": {"items": [known, {"metadata": {"name": "c"}}]}});
+    let answer = replica.post("/gpushare-scheduler/filter", &question).await;
+    assert_eq!(answer["Nodes"], json!({"items": [known]}));
+    assert_eq!(answer["FailedNodes"], json!({"c": "node is not known yet"}));
+}
+
+#[tokio::test]
+async fn failed_bindings_are_taken_back_and_lost_answers_do_no_harm() {
+    let api = cluster().await;
+    let replica = Replica::ready(&api, "one").await;
+    let pods: Vec<Value> = ["p1", "p2", "p3"].map(|name| make(&api, &whole(name, 2))).to_vec();
+    api.fail_bindings([Fault::Refused, Fault::AnswerLost]);
+    assert!(replica.bind(&pods[0], "a").await.contains("admission denied"));
+    assert_eq!(replica.app.read().rolled_back(), 1);
+    assert!(replica.bind(&pods[0], "a").await.contains("timed out"), "it happened, but nobody heard");
+    assert_eq!(replica.bind(&pods[0], "a").await, "", "the second try finds it done");
+    assert!(replica.bind(&pods[1], "a").await.contains("fewer than 2 idle GPUs"));
+    api.fail_bindings([Fault::Broken]);
+    assert!(replica.bind(&pods[1], "b").await.contains("leader changed"));
+    // Nobody knows whether that one will still happen: its cards are kept, for it alone.
+    assert!(replica.bind(&pods[2], "b").await.contains("fewer than 2 idle GPUs"));
+    assert_eq!(replica.bind(&pods[1], "b").await, "");
+    assert_eq!(api.get(&format!("{PODS}/p2")).unwrap()["spec"]["nodeName"], "b");
+    let mut another = pods[2].clone();
+    another["metadata"]["uid"] = "another".into();
+    assert!(replica.bind(&another, "a").await.contains("is gone"));
+}
+
+#[tokio::test]
+async fn many_binds_at_once_never_meet_on_a_card() {
+    let api = cluster().await;
+    let replica = Replica::ready(&api, "one").await;
+    let pods: Vec<Value> = (0..40).map(|number| make(&api, &share(&format!("p{number}"), 30))).collect();
+    let calls = pods.iter().map(|pod| replica.bind(pod, "a"));
+    let errors = futures::future::join_all(calls).await;
+    assert_eq!(errors.iter().filter(|error| error.is_empty()).count(), 6, "{errors:?}");
+    eventually(|| replica.app.read().unconfirmed() == 0).await;
+    assert!(replica.app.read().ledger().overbooked().is_empty());
+}
+
+#[tokio::test]
+async fn one_leads_and_another_takes_over() {
+    let api = cluster().await;
+    let first = Replica::ready(&api, "first").await;
+    let second = Replica::start(&api, "second");
+    let pod = make(&api, &whole("p1", 2));
+    assert_eq!(first.bind(&pod, "a").await, "");
+    assert_eq!(second.get("/readyz").await.0, 503);
+    assert!(second.bind(&pod, "a").await.contains("does not lead"));
+    // As if it had been killed: nothing is given back.
+    first.task.abort();
+    eventually(|| second.app.is_ready()).await;
+    eventually(|| !first.app.may_write()).await;
+    let next = make(&api, &whole("p2", 2));
+    assert!(first.bind(&next, "b").await.contains("may not bind now"));
+    assert!(
+        second.bind(&next, "a").await.contains("fewer than 2 idle GPUs"),
+        "what the first one did is known"
+    );
+    assert_eq!(second.bind(&next, "b").await, "");
+    // One that ends in an orderly way gives the lease back.
+    let mut second = second;
+    let third = Replica::start(&api, "third");
+    drop(second.stop.take());
+    eventually(|| third.app.is_ready()).await;
+    assert!(!second.app.is_ready());
+}
+
+#[tokio::test]
+async fn without_the_api_server_it_answers_and_does_not_bind() {
+    let api = cluster().await;
+    let replica = Replica::ready(&api, "one").await;
+    let pod = make(&api, &whole("p", 1));
+    eventually(|| replica.app.read().is_waiting(&pod["metadata"]["uid"].as_str().unwrap().into())).await;
+    api.down();
+    eventually(|| !replica.app.may_write()).await;
+    let question = json!({"Pod": pod, "NodeNames": ["a"]});
+    assert_eq!(replica.post("/scheduler/filter", &question).await["NodeNames"], json!(["a"]));
+    assert!(replica.bind(&pod, "a").await.contains("may not bind now"));
+    api.back();
+    eventually(|| replica.app.may_write()).await;
+    assert_eq!(replica.bind(&pod, "a").await, "");
+}
+
+#[tokio::test]
+async fn a_watch_that_cannot_resume_lists_anew() {
+    let api = cluster().await;
+    let replica = Replica::ready(&api, "one").await;
+    let pod = make(&api, &whole("p", 2));
+    assert_eq!(replica.bind(&pod, "a").await, "");
+    api.compact();
+    api.delete(&format!("{PODS}/p")).unwrap();
+    api.compact();
+    eventually(|| replica.app.read().ledger().node(&"a".into()).is_some_and(|node| node.idle().len() == 2))
+        .await;
+    assert!(replica.app.is_ready());
+}
+
+#[tokio::test]
+async fn hostile_bodies_get_an_answer_of_the_contract_and_change_nothing() {
+    let api = cluster().await;
+    let replica = Replica::ready(&api, "one").await;
+    let known = make(&api, &share("p", 30));
+    eventually(|| replica.app.read().is_waiting(&known["metadata"]["uid"].as_str().unwrap().into())).await;
+    let filter = |answer: &Value| answer["Error"].is_string() && answer["FailedNodes"].is_object();
+    type IsContract<'a> = &'a dyn Fn(&Value) -> bool;
+    let verbs: [(&str, IsContract<'_>); 4] = [
+        ("/scheduler/filter", &filter),
+        ("/scheduler/prioritize", &|answer| answer.is_array()),
+        ("/scheduler/preempt", &|answer| answer["NodeNameToMetaVictims"].is_object()),
+        ("/scheduler/bind", &|answer| answer["Error"].as_str().is_some_and(|error| !error.is_empty())),
+    ];
+    let whole_question = json!({
+        "Pod": known, "NodeNames": ["a", "b"], "NodeNameToVictims": {"a": {"Pods": [known]}},
+        "PodName": "nobody", "PodNamespace": "team", "PodUID": "x", "Node": "a",
+    })
+    .to_string();
+    let mut bodies: Vec<Vec<u8>> = [
+        "",
+        "{}",
+        "[]",
+        "null",
+        "{\"Pod\":null}",
+        "{\"Pod\":{\"spec\":{\"containers\":7}},\"NodeNames\":[]}",
+        "{\"Pod\":{},\"NodeNames\":null,\"Nodes\":null}",
+        "{\"PodName\":1}",
+        "\u{0}",
+    ]
+    .map(|text| text.as_bytes().to_vec())
+    .to_vec();
+    bodies.push("[".repeat(100_000).into_bytes());
+    bodies.push(vec![b' '; 2 << 20]);
+    let mut runner = TestRunner::new(Config { cases: 60, ..Config::default() });
+    let broken = (any::<prop::sample::Index>(), any::<u8>(), any::<bool>());
+    for _ in 0..60 {
+        let (place, byte, cut) = broken.new_tree(&mut runner).unwrap().current();
+        let mut body = whole_question.clone().into_bytes();
+        let place = place.index(body.len());
+        if cut {
+            body.truncate(place)
+        } else {
+            body[place] = byte
+        }
+        bodies.push(body);
+    }
+    for body in bodies {
+        for (path, is_contract) in verbs {
+            let (code, answer) = replica.call("POST", path, body.clone()).await;
+            let text = String::from_utf8_lossy(&answer).into_owned();
+            let shown = String::from_utf8_lossy(&body[..body.len().min(200)]).into_owned();
+            let parsed: Value =
+                serde_json::from_slice(&answer).unwrap_or_else(|_| panic!("{path} {shown}: {text}"));
+            assert_eq!(code, 200, "{path} {shown}");
+            assert!(is_contract(&parsed), "{path} {shown}: {text}");
+        }
+    }
+    assert_eq!(replica.app.read().unconfirmed(), 0);
+    assert!(replica.app.read().ledger().nodes().all(|node| node.idle().len() == 2));
+}

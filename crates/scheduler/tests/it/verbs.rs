@@ -1,0 +1,286 @@
+//! Each verb on small clusters.
+
+use serde_json::{Value, json};
+use tessera_core::units::PodUid;
+use tessera_scheduler::state::{BindStep, Event, Outcome, State, Watched};
+use tessera_wire::extender::{Args, PreemptionArgs};
+
+use crate::fixtures::*;
+
+/// Binds as the server would, with an API server that takes everything at once.
+fn bind(state: &mut State, pod: &Value, node: &str) -> Value {
+    set_pod(state, pod);
+    let BindStep::Send(annotations) = state.begin_bind(&bind_args(pod, node), at(0)).unwrap() else {
+        panic!("nothing to send");
+    };
+    state.end_bind(&PodUid(parse(pod).metadata.uid), Outcome::Bound, at(0));
+    let mut bound = pod.clone();
+    bound["spec"]["nodeName"] = node.into();
+    bound["metadata"]["annotations"] = json!(annotations);
+    set_pod(state, &bound);
+    bound
+}
+
+#[test]
+fn every_dialect_is_filtered_bound_and_booked_in_one_book() {
+    let mut state = state(&[node("n", 2, "GiB")]);
+    let keys =
+        |pod: &Value| pod["metadata"]["annotations"].as_object().unwrap().keys().cloned().collect::<Vec<_>>();
+    let vcuda = bind(&mut state, &share("vcuda", 30), "n");
+    assert!(keys(&vcuda).contains(&"tencent.com/predicate-gpu-idx-0".to_owned()));
+    let memory = bind(&mut state, &pod("memory", &[("aliyun.com/gpu-mem", "8")]), "n");
+    assert_eq!(memory["metadata"]["annotations"]["ALIYUN_COM_GPU_MEM_POD"], "8");
+    // Both share the first card, so one is left whole.
+    let topology = bind(&mut state, &pod("topology", &[("aliyun.com/gpu", "1")]), "n");
+    assert_eq!(topology["metadata"]["annotations"]["ALIYUN_COM_GPU_GROUP"], "1");
+    let refused = filter(&state, &whole("nvidia", 1), &["n"]);
+    assert_eq!(refused.failed_nodes["n"], "fewer than 1 idle GPUs");
+    let vcuda_whole = pod("vcuda-whole", &[("tencent.com/vcuda-core", "100")]);
+    assert_eq!(filter(&state, &vcuda_whole, &["n"]).failed_nodes["n"], "fewer than 1 idle GPUs");
+    assert!(filter(&state, &share("other", 70), &["n"]).failed_nodes["n"].starts_with("no GPU with 70%"));
+    assert_eq!(filter(&state, &share("small", 20), &["n"]).node_names.unwrap(), ["n"]);
+}
+
+#[test]
+fn every_dropped_node_has_a_reason_and_the_hopeless_are_marked() {
+    let mut small = node("small", 1, "GiB");
+    small["status"]["allocatable"]["nvidia.com/gpu"] = "0".into();
+    let mut broken = node("broken", 1, "GiB");
+    broken["metadata"]["annotations"]["tessera.dev/inventory"] = "{".into();
+    let state = state(&[node("big", 4, "GiB"), small, broken, json!({"metadata": {"name": "cpu"}})]);
+    let answer = filter(&state, &whole("p", 2), &["big", "small", "broken", "cpu", "nobody"]);
+    assert_eq!(answer.node_names.unwrap(), ["big"]);
+    assert_eq!(answer.failed_nodes.keys().collect::<Vec<_>>(), ["nobody"]);
+    let hopeless = &answer.failed_and_unresolvable_nodes;
+    assert_eq!(hopeless["small"], "node does not offer this kind of GPU resource");
+    assert!(hopeless["broken"].starts_with("node cannot be read: tessera.dev/inventory"));
+    assert_eq!(hopeless["cpu"], "no GPU");
+    let mut bad = whole("p", 1);
+    bad["spec"]["containers"][0]["resources"]["limits"]["tencent.com/vcuda-core"] = "150".into();
+    let refused = filter(&state, &bad, &["big"]).failed_and_unresolvable_nodes;
+    assert!(
+        refused["big"].starts_with("container main: tencent.com/vcuda-core: 150 is more than one GPU"),
+        "{refused:?}"
+    );
+}
+
+#[test]
+fn the_nodes_unit_gives_memory_its_meaning() {
+    let state = state(&[node("gib", 1, "GiB"), node("mib", 1, "MiB")]);
+    let answer = filter(&state, &pod("p", &[("aliyun.com/gpu-mem", "100")]), &["gib", "mib"]);
+    assert_eq!(answer.node_names.unwrap(), ["mib"]);
+    assert_eq!(answer.failed_and_unresolvable_nodes["gib"], "no GPU has 102400 MiB");
+}
+
+#[test]
+fn a_bind_is_idempotent_and_no_card_is_given_twice() {
+    let mut state = state(&[node("n", 1, "GiB"), node("m", 1, "GiB")]);
+    let (first, second) = (whole("first", 1), whole("second", 1));
+    set_pod(&mut state, &first);
+    set_pod(&mut state, &second);
+    let step = state.begin_bind(&bind_args(&first, "n"), at(0)).unwrap();
+    assert_eq!(state.begin_bind(&bind_args(&first, "n"), at(1)).unwrap(), step, "the same again");
+    let busy = state.begin_bind(&bind_args(&first, "m"), at(1)).unwrap_err().to_string();
+    assert_eq!(busy, "pod uid-first is just being bound to node n");
+    let taken = state.begin_bind(&bind_args(&second, "n"), at(1)).unwrap_err().to_string();
+    assert_eq!(taken, "node n: fewer than 1 idle GPUs");
+    // One of the two tries is refused because the other succeeded.
+    state.end_bind(&PodUid::from("uid-first"), Outcome::Bound, at(2));
+    state.end_bind(&PodUid::from("uid-first"), Outcome::Refused, at(2));
+    assert_eq!(state.begin_bind(&bind_args(&first, "n"), at(3)).unwrap(), BindStep::Done);
+    assert!(state.begin_bind(&bind_args(&second, "n"), at(3)).is_err());
+    assert_eq!(state.begin_bind(&bind_args(&whole("unseen", 1), "m"), at(3)).unwrap(), BindStep::Fetch);
+}
+
+#[test]
+fn a_refused_binding_is_taken_back_and_a_doubtful_one_keeps_its_card() {
+    let mut state = state(&[node("n", 1, "GiB"), node("m", 1, "GiB")]);
+    let (first, second) = (whole("first", 1), whole("second", 1));
+    set_pod(&mut state, &first);
+    set_pod(&mut state, &second);
+    let uid = PodUid::from("uid-first");
+    state.begin_bind(&bind_args(&first, "n"), at(0)).unwrap();
+    state.end_bind(&uid, Outcome::Refused, at(0));
+    assert_eq!(state.rolled_back(), 1);
+    assert_eq!(filter(&state, &second, &["n"]).node_names.unwrap(), ["n"]);
+    state.begin_bind(&bind_args(&first, "n"), at(1)).unwrap();
+    state.end_bind(&uid, Outcome::Unknown, at(1));
+    assert!(filter(&state, &second, &["n"]).node_names.unwrap().is_empty());
+    // It may be tried elsewhere meanwhile; then both cards are kept.
+    state.begin_bind(&bind_args(&first, "m"), at(2)).unwrap();
+    assert!(filter(&state, &second, &["n", "m"]).node_names.unwrap().is_empty());
+    state.end_bind(&uid, Outcome::Refused, at(3));
+    assert_eq!(filter(&state, &second, &["n", "m"]).node_names.unwrap(), ["m"]);
+    assert!(state.doubts(at(60)).is_empty());
+    assert_eq!(filter(&state, &second, &["n", "m"]).node_names.unwrap(), ["m"]);
+    for doubt in state.doubts(at(100)) {
+        state.settle(&doubt, Some(parse(&first)), at(100));
+    }
+    assert_eq!(filter(&state, &second, &["n", "m"]).node_names.unwrap(), ["n", "m"]);
+}
+
+#[test]
+fn a_pod_holds_its_card_until_its_containers_have_ended() {
+    let mut state = state(&[node("n", 1, "GiB")]);
+    let mut first = bind(&mut state, &whole("first", 1), "n");
+    first["status"]["phase"] = "Running".into();
+    first["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
+    set_pod(&mut state, &first);
+    assert!(filter(&state, &whole("second", 1), &["n"]).node_names.unwrap().is_empty());
+    first["status"]["phase"] = "Succeeded".into();
+    set_pod(&mut state, &first);
+    assert_eq!(filter(&state, &whole("second", 1), &["n"]).node_names.unwrap(), ["n"]);
+    // Its deletion, days later, releases nothing that is now another's.
+    bind(&mut state, &whole("second", 1), "n");
+    state.handle(Event::Pod(Watched::Gone(parse(&first))));
+    assert!(filter(&state, &whole("third", 1), &["n"]).node_names.unwrap().is_empty());
+}
+
+#[test]
+fn pods_that_bypass_the_scheduler_are_booked_somewhere() {
+    let mut state = state(&[node("n", 2, "GiB")]);
+    let mut sneaked = whole("sneaked", 1);
+    sneaked["spec"]["nodeName"] = "n".into();
+    set_pod(&mut state, &sneaked);
+    assert_eq!(filter(&state, &whole("p", 2), &["n"]).failed_nodes["n"], "fewer than 2 idle GPUs");
+    // Its agent tells where it really is.
+    sneaked["metadata"]["annotations"] =
+        json!({"tessera.dev/grant": r#"{"main":[{"uuid":"GPU-n-1","index":1,"cores":100}]}"#});
+    set_pod(&mut state, &sneaked);
+    let used = state.ledger().node(&"n".into()).unwrap().idle().to_string();
+    assert_eq!(used, "0");
+}
+
+#[test]
+fn nodes_come_change_and_go() {
+    let mut state = state(&[node("n", 1, "GiB")]);
+    bind(&mut state, &whole("first", 1), "n");
+    set_node(&mut state, &node("n", 2, "GiB"));
+    assert_eq!(filter(&state, &whole("second", 1), &["n"]).node_names.unwrap(), ["n"]);
+    state.handle(Event::Node(Watched::Gone(serde_json::from_value(node("n", 2, "GiB")).unwrap())));
+    assert_eq!(filter(&state, &whole("second", 1), &["n"]).failed_nodes["n"], "node is not known yet");
+    set_node(&mut state, &node("n", 1, "GiB"));
+    assert!(
+        filter(&state, &whole("second", 1), &["n"]).node_names.unwrap().is_empty(),
+        "its pod is still there"
+    );
+    // A list that does not show the pod: it was deleted while nobody watched.
+    state.handle(Event::Pod(Watched::Listing));
+    state.handle(Event::Pod(Watched::Listed));
+    assert_eq!(filter(&state, &whole("second", 1), &["n"]).node_names.unwrap(), ["n"]);
+}
+
+#[test]
+fn prioritize_goes_by_policy() {
+    let mut state = state(&[node("empty", 2, "GiB"), node("begun", 2, "GiB")]);
+    bind(&mut state, &share("first", 50), "begun");
+    let grades = |state: &State, policy: &str| {
+        let mut pod = share("second", 50);
+        pod["metadata"]["annotations"] = json!({"tessera.dev/policy": policy});
+        let mut args = Args {
+            pod: parse(&pod),
+            nodes: None,
+            node_names: Some(vec!["empty".into(), "begun".into(), "nobody".into()]),
+        };
+        state.prioritize(&mut args).iter().map(|host| host.score).collect::<Vec<_>>()
+    };
+    assert_eq!(grades(&state, "binpack"), [9, 10, 0]);
+    assert_eq!(grades(&state, "spread"), [10, 9, 0]);
+    assert_eq!(grades(&state, "nonsense"), [0, 0, 0]);
+    let mut odd = share("odd", 50);
+    odd["metadata"]["annotations"] = json!({"tessera.dev/policy": "nonsense"});
+    let refused = filter(&state, &odd, &["empty"]).failed_and_unresolvable_nodes;
+    assert!(refused["empty"].starts_with("tessera.dev/policy: unknown policy \"nonsense\""), "{refused:?}");
+}
+
+#[test]
+fn quota_counts_what_is_booked() {
+    let mut state = state(&[node("n", 4, "GiB")]);
+    let limits = |json: &str| Event::Quota(tessera_wire::quota::parse(json).unwrap());
+    state.handle(limits(r#"{"team":{"quota":{"T4":1},"pool":["public"]}}"#));
+    set_pod(&mut state, &share("first", 60));
+    state.begin_bind(&bind_args(&share("first", 60), "n"), at(0)).unwrap();
+    let answer = filter(&state, &share("second", 50), &["n"]);
+    assert_eq!(answer.failed_nodes["n"], "ExceedsGPUQuota: GPUs of this model");
+    assert_eq!(filter(&state, &share("third", 40), &["n"]).node_names.unwrap(), ["n"]);
+    set_pod(&mut state, &share("second", 50));
+    let refused = state.begin_bind(&bind_args(&share("second", 50), "n"), at(0)).unwrap_err().to_string();
+    assert_eq!(refused, "node n: ExceedsGPUQuota: GPUs of this model");
+    state.end_bind(&PodUid::from("uid-first"), Outcome::Refused, at(0));
+    assert_eq!(filter(&state, &share("second", 50), &["n"]).node_names.unwrap(), ["n"]);
+    state.handle(limits(r#"{"team":{"quota":{"T4":1},"pool":["private"]}}"#));
+    let answer = filter(&state, &share("second", 50), &["n"]);
+    assert_eq!(answer.failed_and_unresolvable_nodes["n"], "ExceedsGPUQuota: not a pool of this namespace");
+    state.handle(limits("{}"));
+    assert_eq!(filter(&state, &share("second", 50), &["n"]).node_names.unwrap(), ["n"]);
+}
+
+#[test]
+fn preempt_frees_the_right_card() {
+    let mut state = state(&[node("n", 2, "GiB")]);
+    let prioritised = |name: &str, cores, priority: i32| {
+        let mut pod = share(name, cores);
+        pod["spec"]["priority"] = priority.into();
+        pod
+    };
+    bind(&mut state, &prioritised("low", 60, 1), "n");
+    bind(&mut state, &prioritised("lower", 60, 0), "n");
+    bind(&mut state, &prioritised("high", 40, 100), "n");
+    let ask = |victims: Value| {
+        let newcomer = prioritised("newcomer", 50, 50);
+        let args = json!({"Pod": newcomer, "NodeNameToVictims": null,
+                          "NodeNameToMetaVictims": {"n": victims, "nobody": {"Pods": []}}});
+        let args: PreemptionArgs = serde_json::from_value(args).unwrap();
+        serde_json::to_value(state.preempt(&args)).unwrap()
+    };
+    let lower =
+        json!({"NodeNameToMetaVictims": {"n": {"Pods": [{"UID": "uid-lower"}], "NumPDBViolations": 0}}});
+    assert_eq!(ask(json!({"Pods": []})), lower);
+    assert_eq!(ask(Value::Null), lower);
+    // Enough units in all, but on no single card.
+    assert_eq!(ask(json!({"Pods": [{"UID": "uid-nobody"}]})), lower);
+    let low = ask(json!({"Pods": [{"UID": "uid-low"}], "NumPDBViolations": 1}));
+    assert_eq!(
+        low["NodeNameToMetaVictims"]["n"],
+        json!({"Pods": [{"UID": "uid-low"}], "NumPDBViolations": 1})
+    );
+}
+
+#[test]
+fn explain_and_what_if_tell_card_by_card() {
+    let mut state = state(&[node("n", 2, "GiB"), json!({"metadata": {"name": "cpu"}})]);
+    bind(&mut state, &share("first", 60), "n");
+    set_pod(&mut state, &whole("waiting", 2));
+    let explained = serde_json::to_value(state.explain("team", "waiting").unwrap().unwrap()).unwrap();
+    assert_eq!(explained["summary"], "fits on 0 of 2 nodes");
+    assert_eq!(explained["nodes"][0]["reason"], "no GPU");
+    assert_eq!(explained["nodes"][1]["reason"], "fewer than 2 idle GPUs");
+    assert_eq!(explained["nodes"][1]["cards"][0]["reason"], "shared: 60% and 9728 MiB are held");
+    assert_eq!(explained["nodes"][1]["cards"][1]["reason"], Value::Null);
+    let supposed = serde_json::to_value(state.what_if(&parse(&whole("supposed", 1))).unwrap()).unwrap();
+    assert_eq!(supposed["nodes"][1]["gpus"], json!([{"container": "main", "gpus": [1]}]));
+    assert!(state.explain("team", "nobody").is_none());
+}
+
+#[test]
+fn inspect_speaks_as_the_originals() {
+    let mut node = node("n", 2, "GiB");
+    node["metadata"]["annotations"]["NODE_TYPE"] = "big".into();
+    let mut state = state(&[node]);
+    bind(&mut state, &pod("p", &[("aliyun.com/gpu-mem", "6")]), "n");
+    assert_eq!(
+        serde_json::to_value(state.inspect_share(None)).unwrap(),
+        json!({"nodes": [{"name": "n", "totalGPU": 32, "usedGPU": 6, "devs": [
+            {"id": 0, "totalGPU": 16, "usedGPU": 6, "pods": [{"name": "p", "namespace": "team", "usedGPU": 6}]},
+            {"id": 1, "totalGPU": 16, "usedGPU": 0, "pods": []},
+        ]}]})
+    );
+    assert_eq!(
+        serde_json::to_value(state.inspect_topology(Some("n"), false)).unwrap(),
+        json!({"nodes": [{"name": "n", "totalGPU": 2, "usedGPU": 1}]})
+    );
+    let detailed = serde_json::to_value(state.inspect_topology(Some("n"), true)).unwrap();
+    assert_eq!(detailed["nodes"][0]["type"], "big");
+    assert_eq!(detailed["policy"], "tessera");
+    assert!(state.inspect_topology(Some("nobody"), true).error.contains("nobody"));
+}

@@ -1,0 +1,161 @@
+//! `tessera scheduler`: the extender kube-scheduler calls.
+
+use std::io::IsTerminal as _;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use anyhow::{Context as _, Result, bail};
+use clap::Args;
+use tessera_cluster::lease::Timing;
+use tessera_core::placement::Policy;
+use tessera_scheduler::run::{Membership, lead};
+use tessera_scheduler::server::{App, Tls, router, serve};
+use tessera_scheduler::state::{DefaultPolicy, Settings, State};
+use tessera_wire::dialect::MemoryUnit;
+use tessera_wire::quota;
+use tokio::net::TcpListener;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::task::JoinSet;
+
+/// Serves the extender that kube-scheduler calls: which node, which GPUs, and why not.
+#[derive(Debug, Args)]
+pub(crate) struct Arguments {
+    /// Where to listen; may be given several times, for the ports of the extenders this one replaces.
+    #[arg(long, value_name = "ADDRESS", default_value = "0.0.0.0:12345")]
+    listen: Vec<SocketAddr>,
+
+    /// How to reach the API server; the pod's service account, or the user's kubeconfig, where absent.
+    #[arg(long, value_name = "FILE", env = "KUBECONFIG")]
+    kubeconfig: Option<PathBuf>,
+
+    /// How GPUs are chosen for pods without the annotation tessera.dev/policy.
+    #[arg(long, value_name = "NAME", default_value = "tessera")]
+    policy: Policy,
+
+    /// The sets of policy static, by instance type; read again when it changes.
+    #[arg(long, value_name = "FILE")]
+    static_table: Option<PathBuf>,
+
+    /// Turns quotas on: a JSON file that names the ConfigMap and the node labels, as gpu-admission's.
+    #[arg(long, value_name = "FILE")]
+    quota_config: Option<PathBuf>,
+
+    /// What one aliyun.com/gpu-mem is on nodes that do not say.
+    #[arg(long, value_name = "UNIT", default_value = "GiB")]
+    memory_unit: MemoryUnit,
+
+    /// Serve HTTPS with this certificate; read again when it changes.
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    tls_cert: Option<PathBuf>,
+
+    /// The certificate's key.
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    tls_key: Option<PathBuf>,
+
+    /// The namespace of the lease by which replicas choose their leader.
+    #[arg(long, value_name = "NAME", default_value = "kube-system")]
+    lease_namespace: String,
+
+    /// The lease's name.
+    #[arg(long, value_name = "NAME", default_value = "tessera-scheduler")]
+    lease: String,
+
+    /// Bodies larger than this are refused, MiB.
+    #[arg(long, value_name = "MIB", default_value_t = 32)]
+    max_body: usize,
+
+    /// What to log: error, warn, info, debug, or a filter by module.
+    #[arg(long, value_name = "FILTER", env = "TESSERA_LOG", default_value = "info")]
+    log: String,
+
+    /// Log as JSON, one object a line.
+    #[arg(long)]
+    log_json: bool,
+}
+
+pub(crate) fn run(arguments: Arguments) -> Result<ExitCode> {
+    start_log(&arguments.log, arguments.log_json)?;
+    let runtime = tokio::runtime::Runtime::new().context("cannot start the runtime")?;
+    runtime.block_on(serve_all(arguments))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn serve_all(arguments: Arguments) -> Result<()> {
+    let Arguments {
+        listen,
+        kubeconfig,
+        policy,
+        static_table,
+        quota_config,
+        memory_unit,
+        tls_cert,
+        tls_key,
+        lease_namespace,
+        lease,
+        max_body,
+        log: _,
+        log_json: _,
+    } = arguments;
+    if matches!(policy, Policy::Static(_)) && static_table.is_none() {
+        bail!("--policy static needs --static-table FILE");
+    }
+    let quota = quota_config.as_deref().map(read_quota_settings).transpose()?;
+    let settings = Settings { policy: DefaultPolicy(policy), memory_unit, quota };
+    let client = tessera_cluster::connect(kubeconfig.as_deref()).await?;
+    let tls = match (&tls_cert, &tls_key) {
+        (Some(certificate), Some(key)) => {
+            Some(Tls::follow(certificate, key).with_context(|| certificate.display().to_string())?)
+        }
+        _ => None,
+    };
+    let app = Arc::new(App::new(State::new(settings.clone()), client));
+    let routes = router(Arc::clone(&app), max_body << 20);
+    let mut servers = JoinSet::new();
+    for address in listen {
+        let listener =
+            TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address}"))?;
+        servers.spawn(serve(listener, routes.clone(), tls.clone()));
+    }
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let stop = async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+    };
+    let membership =
+        Membership { identity: identity(), namespace: lease_namespace, lease, timing: Timing::default() };
+    tokio::select! {
+        () = lead(app, settings, membership, static_table, stop) => Ok(()),
+        Some(ended) = servers.join_next() => Ok(ended??),
+    }
+}
+
+fn read_quota_settings(file: &std::path::Path) -> Result<quota::Settings> {
+    quota::parse_settings(&crate::read_file(file)?).with_context(|| file.display().to_string())
+}
+
+/// Another one for every process: a replica that starts again under its name is not the one that held the lease.
+fn identity() -> String {
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let since_1970 = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    format!("{}_{}_{:x}", host.trim(), std::process::id(), since_1970.as_nanos())
+}
+
+fn start_log(filter: &str, json: bool) -> Result<()> {
+    let filter = tracing_subscriber::EnvFilter::try_new(filter).context("--log")?;
+    let log = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_ansi(std::io::stderr().is_terminal())
+        .with_writer(std::io::stderr);
+    if json {
+        log.json().init()
+    } else {
+        log.init()
+    }
+    Ok(())
+}

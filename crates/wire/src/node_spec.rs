@@ -1,0 +1,198 @@
+//! What a node offers, read from its object: from an agent's inventory where it has one, else from what the tools of
+//! old leave on it.
+
+use tessera_core::gpu::{Gpu, Health};
+use tessera_core::gpu_set::GpuSet;
+use tessera_core::node::{BadNode, Node};
+use tessera_core::topology::Topology;
+use tessera_core::units::{GpuIndex, MiB, MilliCpu, NodeName};
+
+use crate::dialect::{Dialect, MemoryUnit, gpushare, vcuda, whole};
+use crate::gpu_topology::{self, BadAnnotation};
+use crate::inventory::{self, BadInventory};
+use crate::objects;
+use crate::quantity::Quantity;
+
+/// The node annotation of gputopology that names the instance type.
+pub const TYPE_KEY: &str = "NODE_TYPE";
+
+/// The same as a label, of Kubernetes itself.
+const TYPE_LABEL: &str = "node.kubernetes.io/instance-type";
+
+/// What NVIDIA's feature discovery writes.
+const PRODUCT_LABEL: &str = "nvidia.com/gpu.product";
+const MEMORY_LABEL: &str = "nvidia.com/gpu.memory";
+
+/// A node as the scheduler knows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NodeSpec {
+    /// Its cards, links and host.
+    pub node: Node,
+    /// What one unit of `aliyun.com/gpu-mem` is here.
+    pub unit: MemoryUnit,
+    /// Which vocabularies it serves.
+    pub serves: Serves,
+}
+
+/// A set of dialects.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Serves(u8);
+
+/// A node that says of itself what cannot be.
+#[derive(Debug, thiserror::Error)]
+pub enum BadNodeSpec {
+    /// In its inventory.
+    #[error(transparent)]
+    Inventory(#[from] BadInventory),
+    /// In its links.
+    #[error(transparent)]
+    Topology(#[from] BadAnnotation),
+    /// As a whole.
+    #[error(transparent)]
+    Node(#[from] BadNode),
+}
+
+/// Reads a node. `unit` is what the node's memory is counted in where it does not say.
+pub fn parse(object: &objects::Node, unit: MemoryUnit) -> Result<NodeSpec, BadNodeSpec> {
+    let annotations = &object.metadata.annotations;
+    let (gpus, topology, unit) = match annotations.get(inventory::KEY) {
+        Some(json) => {
+            let found = inventory::parse(json)?;
+            (found.gpus, found.topology, found.memory_unit)
+        }
+        None => {
+            let gpus = cards_of_old(object, unit);
+            let topology = match annotations.get(gpu_topology::KEY) {
+                Some(json) if !gpus.is_empty() => gpu_topology::parse(json, gpus.len())?,
+                _ => Topology::unknown(gpus.len()),
+            };
+            (gpus, topology, unit)
+        }
+    };
+    let offer = Offer(object);
+    let cpu = MilliCpu(offer.quantity("cpu").and_then(Quantity::milli).unwrap_or(0));
+    let memory = MiB(offer.quantity("memory").and_then(Quantity::mib).unwrap_or(0));
+    let mut node = Node::new(NodeName(object.metadata.name.clone()), gpus, topology, cpu, memory)?;
+    let labels = &object.metadata.labels;
+    node.instance_type = annotations.get(TYPE_KEY).or_else(|| labels.get(TYPE_LABEL)).cloned();
+    let dialects = [Dialect::Nvidia, Dialect::Gputopology, Dialect::Gpushare, Dialect::Vcuda];
+    let served = dialects.into_iter().filter(|dialect| offer.count(&dialect.to_string()) > 0);
+    Ok(NodeSpec { node, unit, serves: served.fold(Serves::default(), Serves::with) })
+}
+
+/// What the node's status tells of its cards where no agent listed them. They get names of our own, as nobody told theirs.
+fn cards_of_old(object: &objects::Node, unit: MemoryUnit) -> Vec<Gpu> {
+    let offer = Offer(object);
+    let counts = [
+        offer.count(whole::NVIDIA.resource),
+        offer.count(whole::GPUTOPOLOGY.resource),
+        offer.count(gpushare::COUNT),
+        offer.count(vcuda::CORE) / 100,
+    ];
+    let count = counts.into_iter().max().unwrap_or(0).min(GpuSet::CAPACITY as u64);
+    let labels = &object.metadata.labels;
+    let memories = [
+        offer.count(vcuda::MEMORY).saturating_mul(vcuda::BLOCK.0).checked_div(count),
+        offer.count(gpushare::MEMORY).saturating_mul(unit.mib()).checked_div(count),
+        labels.get(MEMORY_LABEL).and_then(|text| text.parse().ok()),
+    ];
+    let memory = MiB(memories.into_iter().flatten().max().unwrap_or(0));
+    let model = labels.get(PRODUCT_LABEL).map_or("GPU", String::as_str);
+    (0u8..)
+        .take(usize::try_from(count).unwrap_or(0))
+        .map(|index| Gpu {
+            index: GpuIndex(index),
+            uuid: format!("{}/{index}", object.metadata.name).as_str().into(),
+            minor: u32::from(index),
+            model: model.into(),
+            memory,
+            numa: None,
+            health: Health::Healthy,
+        })
+        .collect()
+}
+
+struct Offer<'a>(&'a objects::Node);
+
+impl Offer<'_> {
+    /// What pods may have, or else what there is.
+    fn quantity(&self, resource: &str) -> Option<Quantity> {
+        let status = &self.0.status;
+        let amount = status.allocatable.get(resource).or_else(|| status.capacity.get(resource));
+        amount.and_then(|amount| amount.0.parse().ok())
+    }
+
+    fn count(&self, resource: &str) -> u64 {
+        self.quantity(resource).and_then(Quantity::whole).unwrap_or(0)
+    }
+}
+
+// === impl Serves ===
+
+impl Serves {
+    /// The set with `dialect`.
+    #[must_use]
+    pub fn with(self, dialect: Dialect) -> Self {
+        Self(self.0 | Self::bit(dialect))
+    }
+
+    /// Whether every member of `other` is a member.
+    #[must_use]
+    pub fn covers(self, other: Self) -> bool {
+        self.0 & other.0 == other.0
+    }
+
+    fn bit(dialect: Dialect) -> u8 {
+        1 << match dialect {
+            Dialect::Nvidia => 0,
+            Dialect::Gputopology => 1,
+            Dialect::Gpushare => 2,
+            Dialect::Vcuda => 3,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn node(json: serde_json::Value) -> NodeSpec {
+        parse(&serde_json::from_value(json).unwrap(), MemoryUnit::GiB).unwrap()
+    }
+
+    #[test]
+    fn a_node_with_an_inventory() {
+        let inventory =
+            r#"{"memoryUnit":"MiB","gpus":[{"uuid":"GPU-a","minor":3,"model":"T4","memoryMiB":15360}]}"#;
+        let read = node(serde_json::json!({
+            "metadata": {"name": "n", "annotations": {"tessera.dev/inventory": inventory, "NODE_TYPE": "big"}},
+            "status": {"allocatable": {"cpu": "4", "memory": "8Gi", "aliyun.com/gpu-mem": "15360", "aliyun.com/gpu": "0"}}
+        }));
+        assert_eq!(read.node.gpus()[0].minor, 3);
+        assert_eq!(read.unit, MemoryUnit::MiB);
+        assert_eq!((read.node.cpu, read.node.memory), (MilliCpu(4000), MiB(8192)));
+        assert_eq!(read.node.instance_type.as_deref(), Some("big"));
+        assert_eq!(read.serves, Serves::default().with(Dialect::Gpushare));
+    }
+
+    #[test]
+    fn a_node_without_one_is_read_from_its_capacities() {
+        let read = node(serde_json::json!({
+            "metadata": {"name": "n", "annotations": {"GPU_TOPOLOGY": "{\"GPU_NV2_0_1\":\"Two NVLinks\"}"}},
+            "status": {"capacity": {"tencent.com/vcuda-core": "200", "tencent.com/vcuda-memory": "120", "aliyun.com/gpu": "2"}}
+        }));
+        assert_eq!(read.node.gpus().len(), 2);
+        assert_eq!(read.node.gpus()[1].memory, MiB(15_360));
+        assert_eq!(read.node.topology().link(GpuIndex(0), GpuIndex(1)).nvlinks, 2);
+        assert!(read.serves.covers(Serves::default().with(Dialect::Vcuda)));
+        assert!(!read.serves.covers(Serves::default().with(Dialect::Gpushare)));
+    }
+
+    #[test]
+    fn a_node_without_cards_is_a_node() {
+        let read =
+            node(serde_json::json!({"metadata": {"name": "n", "annotations": {"GPU_TOPOLOGY": "{}"}}}));
+        assert!(read.node.gpus().is_empty());
+        assert_eq!(read.serves, Serves::default());
+    }
+}

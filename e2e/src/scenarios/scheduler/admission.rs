@@ -1,0 +1,91 @@
+//! Bad requests and forged annotations are refused when a pod is made.
+
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{Patch, PatchParams, PostParams};
+use serde_json::json;
+
+use super::{
+    Site,
+    pods::{asking, whole},
+};
+
+/// What a pod asks for, and the words it is refused with.
+const REFUSED: &[(&[(&str, &str)], &str)] = &[
+    (
+        &[("tencent.com/vcuda-core", "150"), ("tencent.com/vcuda-memory", "30")],
+        "tencent.com/vcuda-core: 150 is more than one GPU but no multiple of 100; write 100 or 200 for whole GPUs, or at most 99 for a share of one",
+    ),
+    (
+        &[("tencent.com/vcuda-core", "50")],
+        "tencent.com/vcuda-core: 50 is a share of a GPU and needs memory; add tencent.com/vcuda-memory, in units of 256 MiB (such as 30 for 7680 MiB), or write tencent.com/vcuda-core: 100 for a whole GPU",
+    ),
+    (
+        &[("tencent.com/vcuda-memory", "30")],
+        "tencent.com/vcuda-memory: 30 needs tencent.com/vcuda-core too; add tencent.com/vcuda-core: 1 to 99 for a share, or 100 for a whole GPU",
+    ),
+    (
+        &[("aliyun.com/gpu-mem", "10G")],
+        "aliyun.com/gpu-mem: 10G means 10000000000 units of GiB; write the number of units, such as 10",
+    ),
+    (
+        &[("aliyun.com/gpu-count", "1")],
+        "aliyun.com/gpu-count only tells how many GPUs a node has; ask for memory with aliyun.com/gpu-mem",
+    ),
+    (
+        &[("nvidia.com/gpu", "1"), ("aliyun.com/gpu-mem", "8")],
+        "asks in two vocabularies, nvidia.com/gpu and aliyun.com/gpu-mem; keep one of them",
+    ),
+    (&[("nvidia.com/gpu", "65")], "more GPUs than a node can have; write at most 64"),
+];
+
+pub(super) async fn check(site: &Site) -> Result<()> {
+    site.apply("admission-policy.yaml").await?;
+    let (first, words) = REFUSED[0];
+    // A policy takes effect a moment after it was made.
+    site.harness
+        .wait_for("the policy to take effect", Duration::from_secs(60), async || {
+            Ok(refusal(site, asking("bad", first)).await?.filter(|told| told.contains(words)))
+        })
+        .await?;
+    for (asked, words) in REFUSED {
+        let told = refusal(site, asking("bad", asked)).await?.unwrap_or_default();
+        ensure!(told.contains(words), "{asked:?} was answered with {told:?}");
+    }
+    for key in ["tessera.dev/grant", "ALIYUN_COM_GPU_GROUP", "tencent.com/predicate-gpu-idx-0"] {
+        let mut forged = whole("bad", 1);
+        forged.metadata.annotations = Some([(key.to_owned(), "0".to_owned())].into());
+        let told = refusal(site, forged).await?.unwrap_or_default();
+        let words = format!("annotation {key} is written by the scheduler and the agent only; remove it");
+        ensure!(told.contains(&words), "{key} was answered with {told:?}");
+    }
+    site.harness.note("bad requests and forged annotations are refused in the documented words");
+    Ok(())
+}
+
+/// Nor may anybody but the agent change or remove what a pod holds.
+pub(super) async fn check_bound(site: &Site, name: &str) -> Result<()> {
+    for value in [json!("{}"), json!(null)] {
+        let patch = json!({ "metadata": { "annotations": { "tessera.dev/grant": value } } });
+        let outcome = site.cluster.pods().patch(name, &PatchParams::default(), &Patch::Merge(&patch)).await;
+        ensure!(outcome.is_err(), "the grant of {name} was changed to {value}");
+    }
+    let harmless = json!({ "metadata": { "labels": { "note": "harmless" } } });
+    site.cluster.pods().patch(name, &PatchParams::default(), &Patch::Merge(&harmless)).await?;
+    Ok(())
+}
+
+/// Why a pod was not made; `None` if it was, and then it is deleted again.
+async fn refusal(site: &Site, pod: Pod) -> Result<Option<String>> {
+    match site.cluster.pods().create(&PostParams::default(), &pod).await {
+        Err(kube::Error::Api(status)) => Ok(Some(status.message.clone())),
+        Err(error) => Err(error.into()),
+        Ok(made) => {
+            let name = made.metadata.name.unwrap_or_default();
+            site.cluster.pods().delete(&name, &kube::api::DeleteParams::default().grace_period(0)).await?;
+            Ok(None)
+        }
+    }
+}

@@ -1,0 +1,65 @@
+//! The truth about every card, added up from the grants on the pods by nothing but arithmetic.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+use tessera_cluster::LeanPod;
+
+use super::pods::CARD;
+
+/// What each pod holds, by UID: card, compute, memory; a whole card is 100 % and all memory.
+#[derive(Debug, Default)]
+pub(super) struct Audit {
+    pods: BTreeMap<String, Vec<(String, u64, u64)>>,
+    cards: BTreeMap<String, (u64, u64)>,
+}
+
+impl Audit {
+    /// Takes in a pod as it is now, and checks the cards it touches.
+    pub(super) fn see(&mut self, pod: &LeanPod) -> Result<()> {
+        let uid = pod.metadata.uid.clone().unwrap_or_default();
+        let ended = matches!(pod.status.phase.as_str(), "Succeeded" | "Failed");
+        self.forget(&uid);
+        if pod.spec.node_name.is_empty() || ended {
+            return Ok(());
+        }
+        let name = pod.metadata.name.clone().unwrap_or_default();
+        let annotations = pod.metadata.annotations.clone().unwrap_or_default();
+        let grant = annotations
+            .get("tessera.dev/grant")
+            .with_context(|| format!("{name} is bound without a grant"))?;
+        let containers: BTreeMap<String, Vec<Value>> = serde_json::from_str(grant)?;
+        for card in containers.into_values().flatten() {
+            let uuid = card["uuid"].as_str().unwrap_or_default().to_owned();
+            ensure!(
+                uuid.starts_with(&format!("GPU-{}-", pod.spec.node_name)),
+                "{name} holds {uuid}, which is elsewhere"
+            );
+            let cores = card["cores"].as_u64().unwrap_or_default();
+            let memory = card["memoryMiB"].as_u64().unwrap_or(CARD);
+            let held = self.cards.entry(uuid.clone()).or_default();
+            *held = (held.0 + cores, held.1 + memory);
+            ensure!(
+                held.0 <= 100 && held.1 <= CARD,
+                "{uuid} carries {} % and {} MiB with {name}",
+                held.0,
+                held.1
+            );
+            self.pods.entry(uid.clone()).or_default().push((uuid, cores, memory));
+        }
+        Ok(())
+    }
+
+    pub(super) fn forget(&mut self, uid: &str) {
+        for (uuid, cores, memory) in self.pods.remove(uid).unwrap_or_default() {
+            if let Some(held) = self.cards.get_mut(&uuid) {
+                *held = (held.0 - cores, held.1 - memory);
+            }
+        }
+    }
+
+    pub(super) fn pods(&self) -> usize {
+        self.pods.len()
+    }
+}

@@ -1,0 +1,170 @@
+//! Every dialect through the real kube-scheduler; refusals, quota, preemption, reuse, bypass.
+
+use anyhow::{Context, Result, ensure};
+use k8s_openapi::api::{
+    core::v1::{ConfigMap, Pod},
+    scheduling::v1::PriorityClass,
+};
+use kube::{
+    Api,
+    api::{DeleteParams, ListParams, PostParams},
+};
+use serde_json::json;
+
+use super::{
+    SOON, Site, admission,
+    front::{self, Front},
+    pods::{annotation, asking, gpu_node, share, whole, with_priority},
+};
+use crate::harness::Harness;
+
+pub(crate) async fn run(harness: Harness) -> Result<()> {
+    let nodes = [gpu_node("gib-1", 2, "GiB"), gpu_node("gib-2", 2, "GiB"), gpu_node("mib", 1, "MiB")];
+    let site = Site::start(&harness, nodes.into_iter()).await?;
+    make_priorities(&site).await?;
+    admission::check(&site).await?;
+    let replica = site.replica("tessera-scheduler", None)?;
+    site.ready(&replica).await?;
+    harness.note("the scheduler leads and is ready");
+    let front = Front::start(vec![replica.address]).await?;
+    let _kube_scheduler = site.kube_scheduler(&front)?;
+
+    every_dialect(&site).await?;
+    a_bypass_is_seen(&site).await?;
+    a_finished_pod_frees_its_card(&site).await?;
+    quota_holds(&site).await?;
+    a_higher_priority_takes_a_fraction(&site).await?;
+    let metrics = front::get(replica.address, "/metrics").await.context("no metrics")?;
+    ensure!(metrics.contains("tessera_scheduler_gpus_overbooked 0"), "{metrics}");
+    Ok(())
+}
+
+async fn every_dialect(site: &Site) -> Result<()> {
+    type Asked = &'static [(&'static str, &'static str)];
+    let kinds: [(&str, Asked, &str); 5] = [
+        ("nvidia", &[("nvidia.com/gpu", "1")], "tessera.dev/grant"),
+        ("gputopology", &[("aliyun.com/gpu", "1")], "ALIYUN_COM_GPU_GROUP"),
+        ("gpushare", &[("aliyun.com/gpu-mem", "4")], "ALIYUN_COM_GPU_MEM_IDX"),
+        (
+            "vcuda",
+            &[("tencent.com/vcuda-core", "30"), ("tencent.com/vcuda-memory", "8")],
+            "tencent.com/predicate-gpu-idx-0",
+        ),
+        ("vcuda-whole", &[("tencent.com/vcuda-core", "100")], "tencent.com/predicate-gpu-idx-0"),
+    ];
+    for (name, asked, key) in kinds {
+        site.make(&asking(name, asked)).await?;
+        let pod = site.bound(name).await?;
+        ensure!(!annotation(&pod, key).is_empty(), "{name} has no {key}");
+        ensure!(annotation(&pod, "tessera.dev/grant").contains("GPU-"), "{name} has no grant");
+        let node = pod.spec.and_then(|spec| spec.node_name).unwrap_or_default();
+        site.harness.note(&format!("{name} is on {node}"));
+    }
+    admission::check_bound(site, "nvidia").await?;
+    for name in ["nvidia", "gputopology", "gpushare", "vcuda", "vcuda-whole"] {
+        site.end(name).await?;
+    }
+    // Written as 8k by the API server; only the node that counts in MiB can mean it.
+    site.make(&asking("mebibytes", &[("aliyun.com/gpu-mem", "8000")])).await?;
+    let pod = site.bound("mebibytes").await?;
+    ensure!(pod.spec.and_then(|spec| spec.node_name).as_deref() == Some("mib"), "8000 MiB are elsewhere");
+    site.end("mebibytes").await?;
+    Ok(())
+}
+
+async fn a_bypass_is_seen(site: &Site) -> Result<()> {
+    let mut sneaked = whole("sneaked", 1);
+    if let Some(spec) = &mut sneaked.spec {
+        spec.node_name = Some("mib".into());
+    }
+    site.make(&sneaked).await?;
+    let mut asking =
+        asking("after-sneaked", &[("tencent.com/vcuda-core", "10"), ("tencent.com/vcuda-memory", "1")]);
+    if let Some(spec) = &mut asking.spec {
+        spec.node_selector = Some([("kubernetes.io/hostname".to_owned(), "mib".to_owned())].into());
+    }
+    site.make(&asking).await?;
+    site.refused("after-sneaked", "no GPU with 10% and 256 MiB left").await?;
+    site.end("sneaked").await?;
+    site.bound("after-sneaked").await?;
+    site.end("after-sneaked").await?;
+    site.harness.note("a pod with nodeName is counted, and gone when it ends");
+    Ok(())
+}
+
+async fn a_finished_pod_frees_its_card(site: &Site) -> Result<()> {
+    site.make(&whole("first-half", 2)).await?;
+    site.make(&whole("other-half", 2)).await?;
+    site.bound("first-half").await?;
+    site.bound("other-half").await?;
+    site.make(&whole("waits", 2)).await?;
+    // kube-scheduler counts whole cards of one vocabulary by itself.
+    site.refused("waits", "Insufficient nvidia.com/gpu").await?;
+    site.make(&asking("waits-too", &[("aliyun.com/gpu", "2")])).await?;
+    site.refused("waits-too", "fewer than 2 idle GPUs").await?;
+    site.end("first-half").await?;
+    site.end("other-half").await?;
+    site.bound("waits").await?;
+    site.bound("waits-too").await?;
+    site.end("waits").await?;
+    site.end("waits-too").await?;
+    site.harness.note("cards of finished pods are used again, across dialects");
+    Ok(())
+}
+
+async fn quota_holds(site: &Site) -> Result<()> {
+    let maps: Api<ConfigMap> = Api::namespaced(site.cluster.client(), "kube-system");
+    let limits = json!({ "default": { "quota": { "T4": 1 }, "pool": ["public"] } }).to_string();
+    let map = json!({ "metadata": { "name": "gpuquota" }, "data": { "gpu_quota": limits } });
+    maps.create(&PostParams::default(), &serde_json::from_value(map)?).await?;
+    site.make(&whole("within", 1)).await?;
+    site.bound("within").await?;
+    site.make(&share("beyond", 20)).await?;
+    site.refused("beyond", "ExceedsGPUQuota: GPUs of this model").await?;
+    maps.delete("gpuquota", &DeleteParams::default()).await?;
+    site.end("within").await?;
+    site.bound("beyond").await?;
+    site.end("beyond").await?;
+    Ok(())
+}
+
+/// Every card is full of fractions of low priority, two on each.
+async fn a_higher_priority_takes_a_fraction(site: &Site) -> Result<()> {
+    for number in 0..10 {
+        let name = format!("low-{number}");
+        site.make(&with_priority(share(&name, 50), 0)).await?;
+        site.bound(&name).await?;
+    }
+    site.make(&with_priority(share("urgent", 50), 1)).await?;
+    let pods = site.cluster.pods();
+    let is_evicted = |pod: &Pod| pod.metadata.deletion_timestamp.is_some();
+    let evicted = site
+        .harness
+        .wait_for("somebody to be evicted", SOON, async || {
+            let all = pods.list(&ListParams::default()).await?.items;
+            let evicted: Vec<Pod> = all.into_iter().filter(is_evicted).collect();
+            Ok((!evicted.is_empty()).then_some(evicted))
+        })
+        .await?;
+    ensure!(evicted.len() == 1, "evicted were {evicted:?}");
+    // No kubelet is there to end it.
+    let victim = evicted[0].metadata.name.clone().unwrap_or_default();
+    pods.delete(&victim, &DeleteParams::default().grace_period(0)).await?;
+    let urgent = site.bound("urgent").await?;
+    let card = annotation(&urgent, "tessera.dev/grant").to_owned();
+    site.harness.note(&format!("{victim} gave way to a pod of higher priority, which has {card}"));
+    Ok(())
+}
+
+async fn make_priorities(site: &Site) -> Result<()> {
+    let classes: Api<PriorityClass> = Api::all(site.cluster.client());
+    for (name, value) in [("low", 0), ("high", 1000)] {
+        let class = PriorityClass {
+            metadata: kube::api::ObjectMeta { name: Some(name.into()), ..Default::default() },
+            value,
+            ..PriorityClass::default()
+        };
+        classes.create(&PostParams::default(), &class).await?;
+    }
+    Ok(())
+}

@@ -1,0 +1,108 @@
+//! The scheduler is killed at the worst moments: between booking and Binding, between Binding and its answer, and as the
+//! leader under load.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use futures::TryStreamExt;
+use kube::{
+    Api,
+    runtime::{WatchStreamExt, watcher},
+};
+use tessera_cluster::LeanPod;
+
+use super::{
+    Site,
+    audit::Audit,
+    front::Front,
+    gate::{Gate, Hold},
+    pods::{annotation, gpu_node, share, whole},
+};
+use crate::harness::Harness;
+
+/// Enough to be at it for a while.
+const PODS: usize = 300;
+
+pub(crate) async fn run(harness: Harness) -> Result<()> {
+    let nodes = (0..20).map(|number| gpu_node(&format!("node-{number:02}"), 4, "GiB"));
+    let site = Site::start(&harness, nodes).await?;
+    let gate = Gate::start(&site).await?;
+    let first = site.replica("tessera-scheduler-1", Some(&gate.kubeconfig))?;
+    site.ready(&first).await?;
+    let front = Front::start(vec![first.address]).await?;
+    let _kube_scheduler = site.kube_scheduler(&front)?;
+
+    // Booked, not yet bound: nothing was written, so the next one starts afresh.
+    gate.hold(Hold::Before);
+    site.make(&whole("before", 4)).await?;
+    gate.held().await;
+    first.component.kill()?;
+    gate.hold(Hold::Nothing);
+    let second = site.replica("tessera-scheduler-2", Some(&gate.kubeconfig))?;
+    front.add(second.address);
+    site.ready(&second).await?;
+    let pod = site.bound("before").await?;
+    ensure!(annotation(&pod, "tessera.dev/grant").contains("GPU-"), "bound without a grant");
+    harness.note("killed between booking and Binding: the pod was bound by the next one");
+
+    // Bound, but the answer never came: the next one reads it from the cluster.
+    gate.hold(Hold::After);
+    site.make(&whole("after", 4)).await?;
+    gate.held().await;
+    second.component.kill()?;
+    gate.hold(Hold::Nothing);
+    let pod = site.bound("after").await?;
+    let third = site.replica("tessera-scheduler-3", None)?;
+    front.add(third.address);
+    site.ready(&third).await?;
+    let node = pod.spec.as_ref().and_then(|spec| spec.node_name.clone()).unwrap_or_default();
+    let (_, text) = inspect(&third, &node).await?;
+    ensure!(text.contains("\"usedGPU\":4"), "{node} shows {text}");
+    harness.note("killed between Binding and confirmation: the next one knows its cards are taken");
+
+    under_load(&site, &front, third).await
+}
+
+async fn inspect(replica: &super::Replica, node: &str) -> Result<(String, String)> {
+    let path = format!("/gputopology-scheduler/inspect/{node}");
+    let text = super::front::get(replica.address, &path).await.unwrap_or_default();
+    Ok((path, text))
+}
+
+/// Two replicas; the leader is killed while pods stream in.
+async fn under_load(site: &Site, front: &Front, leader: super::Replica) -> Result<()> {
+    let other = site.replica("tessera-scheduler-4", None)?;
+    front.add(other.address);
+    let pods: Api<LeanPod> = Api::default_namespaced(site.cluster.client());
+    let mut states =
+        std::pin::pin!(watcher(pods, watcher::Config::default()).default_backoff().applied_objects());
+    let load = (0..PODS).map(|number| share(&format!("load-{number:03}"), 20));
+    site.cluster.create_all(&site.cluster.pods(), load).await?;
+    let mut audit = Audit::default();
+    let mut killed: Option<Instant> = None;
+    let mut taken_over = None;
+    let deadline = Instant::now() + Duration::from_secs(120);
+    while audit.pods() < PODS + 2 {
+        ensure!(Instant::now() < deadline, "only {} pods were bound", audit.pods());
+        let next = tokio::time::timeout(Duration::from_secs(1), states.try_next()).await;
+        if let Ok(Some(pod)) = next.unwrap_or(Ok(None)) {
+            audit.see(&pod)?;
+        }
+        if killed.is_none() && audit.pods() >= PODS / 3 {
+            leader.component.kill()?;
+            killed = Some(Instant::now());
+        }
+        if let Some(since) = killed
+            && taken_over.is_none()
+            && super::front::is_ready(other.address).await
+        {
+            taken_over = Some(since.elapsed());
+        }
+    }
+    let took = taken_over.map_or(f64::INFINITY, |took| took.as_secs_f64());
+    ensure!(took < 15.0, "the takeover took {took:.1} s");
+    site.harness.note(&format!(
+        "leader killed under load: taken over after {took:.1} s, all {PODS} pods bound, no card over its measure"
+    ));
+    Ok(())
+}

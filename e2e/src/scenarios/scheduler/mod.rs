@@ -1,0 +1,197 @@
+//! The real kube-scheduler with `tessera scheduler` as its extender, configured as shipped in `deploy/`.
+
+mod admission;
+mod audit;
+mod dialects;
+mod front;
+mod gate;
+mod kills;
+mod pods;
+mod random;
+mod throughput;
+
+use std::{fs, net::SocketAddr, path::Path, path::PathBuf, time::Duration};
+
+use anyhow::{Context, Result, ensure};
+use k8s_openapi::api::core::v1::{Node, Pod};
+use kube::{Api, api::PostParams};
+use serde_json::{Value, json};
+
+use self::front::Front;
+use crate::harness::{Cluster, Component, Harness, Parts, Program, free_port};
+
+pub(crate) use self::{
+    dialects::run as dialects, kills::run as kills, random::run as random, throughput::run as throughput,
+};
+
+const SOON: Duration = Duration::from_secs(40);
+
+/// Who the scheduler is to the API server: what `deploy/scheduler/rbac.yaml` gives rights to.
+const USER: &str = "system:serviceaccount:kube-system:tessera-scheduler";
+
+/// A cluster with GPU nodes, and everything of `deploy/scheduler` but the pods themselves.
+struct Site {
+    harness: Harness,
+    cluster: Cluster,
+}
+
+/// One process of `tessera scheduler`.
+struct Replica {
+    component: Component,
+    address: SocketAddr,
+}
+
+impl Site {
+    async fn start(harness: &Harness, nodes: impl Iterator<Item = Node>) -> Result<Self> {
+        let cluster = Cluster::start(harness, Parts { scheduler: false, controllers: false }).await?;
+        cluster.create_all(&Api::<Node>::all(cluster.client()), nodes).await?;
+        let site = Self { harness: harness.clone(), cluster };
+        site.apply("rbac.yaml").await?;
+        Ok(site)
+    }
+
+    /// Creates the objects of a file in `deploy/scheduler`.
+    async fn apply(&self, file: &str) -> Result<()> {
+        let text = fs::read_to_string(deploy().join(file)).with_context(|| file.to_owned())?;
+        for document in text.split("\n---\n").filter(|document| document.contains("\nkind: ")) {
+            let request = axum::http::Request::post(path_of(document)?)
+                .header("content-type", "application/yaml")
+                .body(document.as_bytes().to_vec())?;
+            let created = self.cluster.client().request::<Value>(request).await;
+            created.with_context(|| format!("{file}: {document}"))?;
+        }
+        Ok(())
+    }
+
+    /// A replica that talks to the API server itself, or to something that stands before it.
+    fn replica(&self, name: &str, kubeconfig: Option<&Path>) -> Result<Replica> {
+        let own = self.cluster.kubeconfig(USER, "e2e")?;
+        let address: SocketAddr = format!("127.0.0.1:{}", free_port()?).parse()?;
+        let quota = self.harness.state(name)?.join("quota.json");
+        fs::write(&quota, r#"{"GPUModelLabel":"gpu-model","GPUPoolLabel":"gpu-pool"}"#)?;
+        let program = Program::new(binary()?).arguments([
+            "scheduler".to_owned(),
+            format!("--listen={address}"),
+            format!("--kubeconfig={}", kubeconfig.unwrap_or(&own).display()),
+            format!("--quota-config={}", quota.display()),
+        ]);
+        Ok(Replica { component: self.harness.start(name, program)?, address })
+    }
+
+    async fn ready(&self, replica: &Replica) -> Result<()> {
+        self.harness
+            .wait_for("the replica to be ready", SOON, async || {
+                Ok(front::is_ready(replica.address).await.then_some(()))
+            })
+            .await
+    }
+
+    /// kube-scheduler as the cluster's own, with the shipped configuration; only the addresses are put in.
+    fn kube_scheduler(&self, front: &Front) -> Result<Component> {
+        let shipped = fs::read_to_string(deploy().join("kube-scheduler-edit.yaml"))?;
+        let kubeconfig = self.cluster.kubeconfig("system:kube-scheduler", "e2e")?.display().to_string();
+        let service = "http://tessera-scheduler.kube-system.svc:12345";
+        ensure!(shipped.contains(service), "the shipped configuration names another address");
+        let configuration = shipped
+            .replace(service, &format!("http://{}", front.address))
+            .replace("/etc/kubernetes/scheduler.conf", &format!("{kubeconfig}\n  qps: 5000\n  burst: 5000"))
+            .replace("leaderElect: true", "leaderElect: false");
+        let file = self.harness.state("kube-scheduler")?.join("configuration.yaml");
+        fs::write(&file, configuration)?;
+        let program = self.harness.kubernetes("kube-scheduler").arguments([
+            format!("--config={}", file.display()),
+            format!("--authentication-kubeconfig={kubeconfig}"),
+            format!("--authorization-kubeconfig={kubeconfig}"),
+            format!("--secure-port={}", free_port()?),
+            "--bind-address=127.0.0.1".into(),
+        ]);
+        self.harness.start("kube-scheduler", program)
+    }
+
+    async fn make(&self, pod: &Pod) -> Result<()> {
+        self.cluster.pods().create(&PostParams::default(), pod).await?;
+        Ok(())
+    }
+
+    /// Waits until the pod has a node.
+    async fn bound(&self, name: &str) -> Result<Pod> {
+        let pods = self.cluster.pods();
+        let mut last = String::new();
+        let outcome = self
+            .harness
+            .wait_for(&format!("{name} to be bound"), SOON, async || {
+                let pod = pods.get(name).await?;
+                last = serde_json::to_string(&pod.status)?;
+                Ok(pod.spec.as_ref().and_then(|spec| spec.node_name.as_ref()).is_some().then_some(pod))
+            })
+            .await;
+        outcome.with_context(|| format!("its last status was {last}"))
+    }
+
+    /// Waits until the pod is told that it fits nowhere, in these words.
+    async fn refused(&self, name: &str, words: &str) -> Result<()> {
+        let pods = self.cluster.pods();
+        let mut last = String::new();
+        let outcome = self
+            .harness
+            .wait_for(&format!("{name} to be refused"), SOON, async || {
+                let status = pods.get(name).await?.status.unwrap_or_default();
+                let told =
+                    status.conditions.unwrap_or_default().into_iter().find(|c| c.type_ == "PodScheduled");
+                last = told.and_then(|told| told.message).unwrap_or_default();
+                Ok(last.contains(words).then_some(()))
+            })
+            .await;
+        outcome.with_context(|| format!("the last message was {last:?}"))?;
+        self.harness.note(&format!("{name}: {last}"));
+        Ok(())
+    }
+
+    /// Makes a pod end, as its kubelet would.
+    async fn end(&self, name: &str) -> Result<()> {
+        let patch = json!({ "status": { "phase": "Succeeded" } });
+        let patch = kube::api::Patch::Merge(&patch);
+        self.cluster.pods().patch_status(name, &kube::api::PatchParams::default(), &patch).await?;
+        Ok(())
+    }
+}
+
+fn deploy() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/scheduler")
+}
+
+/// The `tessera` program, which `e2e/run` builds beside this one, or the one named by `TESSERA_E2E_BINARY`: measurements
+/// want a release build.
+fn binary() -> Result<PathBuf> {
+    if let Some(named) = std::env::var_os("TESSERA_E2E_BINARY") {
+        return Ok(named.into());
+    }
+    let beside = std::env::current_exe()?.with_file_name("tessera");
+    ensure!(beside.exists(), "{} is missing: start this through e2e/run, which builds it", beside.display());
+    Ok(beside)
+}
+
+/// Where an object of this manifest is created.
+fn path_of(document: &str) -> Result<String> {
+    let field = |name: &str| {
+        document
+            .lines()
+            .find_map(|line| line.trim_start().strip_prefix(name))
+            .map(str::trim)
+            .unwrap_or_default()
+    };
+    let plural = match field("kind: ") {
+        "ValidatingAdmissionPolicy" => "validatingadmissionpolicies".to_owned(),
+        other => format!("{}s", other.to_lowercase()),
+    };
+    let group = match field("apiVersion: ") {
+        "v1" => "/api/v1".to_owned(),
+        other => format!("/apis/{other}"),
+    };
+    let is_namespaced = matches!(plural.as_str(), "serviceaccounts" | "roles" | "rolebindings");
+    Ok(if is_namespaced {
+        format!("{group}/namespaces/kube-system/{plural}")
+    } else {
+        format!("{group}/{plural}")
+    })
+}

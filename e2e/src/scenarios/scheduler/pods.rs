@@ -1,0 +1,65 @@
+//! Nodes and pods with GPUs.
+
+use k8s_openapi::{
+    api::core::v1::{Node, Pod},
+    apimachinery::pkg::api::resource::Quantity,
+};
+use serde_json::{Value, json};
+
+use crate::harness::{pod, virtual_node};
+
+/// Memory of every card, MiB.
+pub(super) const CARD: u64 = 16_384;
+
+/// A virtual node with cards that serves every dialect.
+pub(super) fn gpu_node(name: &str, cards: u64, unit: &str) -> Node {
+    let mut node = virtual_node(name);
+    let gpus: Vec<Value> = (0..cards)
+        .map(|index| json!({"uuid": format!("GPU-{name}-{index}"), "minor": index, "model": "T4", "memoryMiB": CARD}))
+        .collect();
+    let inventory = json!({ "memoryUnit": unit, "gpus": gpus }).to_string();
+    node.metadata.annotations = Some([("tessera.dev/inventory".to_owned(), inventory)].into());
+    if let Some(labels) = &mut node.metadata.labels {
+        labels.insert("gpu-model".into(), "T4".into());
+        labels.insert("gpu-pool".into(), "public".into());
+    }
+    let unit = if unit == "GiB" { 1024 } else { 1 };
+    let amounts = [
+        ("nvidia.com/gpu", cards),
+        ("aliyun.com/gpu", cards),
+        ("aliyun.com/gpu-mem", cards * CARD / unit),
+        ("tencent.com/vcuda-core", cards * 100),
+        ("tencent.com/vcuda-memory", cards * CARD / 256),
+    ];
+    if let Some(status) = &mut node.status {
+        for resources in [&mut status.capacity, &mut status.allocatable].into_iter().flatten() {
+            resources.extend(amounts.map(|(name, amount)| (name.to_owned(), Quantity(amount.to_string()))));
+        }
+    }
+    node
+}
+
+pub(super) fn share(name: &str, cores: u64) -> Pod {
+    let memory = (cores * CARD / 256 / 100).max(1).to_string();
+    asking(name, &[("tencent.com/vcuda-core", &cores.to_string()), ("tencent.com/vcuda-memory", &memory)])
+}
+
+pub(super) fn whole(name: &str, cards: u64) -> Pod {
+    asking(name, &[("nvidia.com/gpu", &cards.to_string())])
+}
+
+pub(super) fn asking(name: &str, resources: &[(&str, &str)]) -> Pod {
+    pod(name, "true", resources)
+}
+
+pub(super) fn with_priority(mut pod: Pod, priority: i32) -> Pod {
+    if let Some(spec) = &mut pod.spec {
+        spec.priority_class_name = Some(if priority > 0 { "high" } else { "low" }.to_owned());
+    }
+    pod
+}
+
+/// An annotation's value, empty without.
+pub(super) fn annotation<'a>(pod: &'a Pod, key: &str) -> &'a str {
+    pod.metadata.annotations.as_ref().and_then(|all| all.get(key)).map_or("", String::as_str)
+}
