@@ -35,106 +35,126 @@ pub(crate) struct Scenario {
     pub(crate) name: &'static str,
     pub(crate) about: &'static str,
     pub(crate) body: Body,
-    /// Runs only when named: made to fail or to hang, for the self test.
-    hidden: bool,
+    when: When,
+}
+
+/// When a scenario runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum When {
+    /// With all others.
+    Always,
+    /// Only when named: it takes many minutes, or measures what a busy machine would spoil.
+    OnRequest,
+    /// Only when named, and not listed: made to fail or to hang, for the self test.
+    Hidden,
 }
 
 /// A table entry for a scenario in the module of that name.
 macro_rules! scenario {
-    ($name:literal, $about:literal, $body:ident($run:path), hidden: $hidden:literal) => {
+    ($name:literal, $about:literal, $body:ident($run:path), $when:ident) => {
         Scenario {
             name: $name,
             about: $about,
             body: Body::$body(|given| Box::pin($run(given))),
-            hidden: $hidden,
+            when: When::$when,
         }
     };
 }
 
 static SCENARIOS: &[Scenario] = &[
-    scenario!("pod-runs", "a pod runs on a real kubelet and its log is read", Enclosed(pod_runs::run), hidden: false),
+    scenario!(
+        "pod-runs",
+        "a pod runs on a real kubelet and its log is read",
+        Enclosed(pod_runs::run),
+        Always
+    ),
     scenario!(
         "restarts",
         "every component is ended and started again; a running pod stays, new ones run",
         Enclosed(restarts::run),
-        hidden: false
+        Always
     ),
     scenario!(
         "device-plugin",
         "devices are registered, allocated, listed, and survive a kubelet restart",
         Enclosed(device_plugin::run),
-        hidden: false
+        Always
     ),
     scenario!(
         "agent",
         "the agent serves every dialect: grants followed, books true, health told",
         Enclosed(agent::dialects),
-        hidden: false
+        Always
     ),
     scenario!(
         "agent-restarts",
         "agent and kubelet die at random moments while pods come and go; all books agree afterwards",
         Enclosed(agent::restarts),
-        hidden: false
+        OnRequest
     ),
     scenario!(
         "agent-outage",
         "the agent registers by kubelet.sock, and lives through an API server that is away",
         Enclosed(agent::outage),
-        hidden: false
+        Always
     ),
     scenario!(
         "agent-footprint",
         "memory and idle CPU of the agent with 8 GPUs and 100 pods",
         Enclosed(agent::footprint),
-        hidden: false
+        OnRequest
     ),
     scenario!(
         "extender",
         "kube-scheduler calls filter, prioritize and bind; the Binding carries annotations",
         Enclosed(extender::run),
-        hidden: false
+        Always
     ),
-    scenario!("baseline", "pods per second of kube-scheduler alone on 500 nodes", Enclosed(baseline::run), hidden: false),
+    scenario!(
+        "baseline",
+        "pods per second of kube-scheduler alone on 500 nodes",
+        Enclosed(baseline::run),
+        Always
+    ),
     scenario!(
         "scheduler",
         "tessera scheduler under kube-scheduler: every dialect, admission, quota, preemption, reuse, bypass",
         Enclosed(scheduler::dialects),
-        hidden: false
+        Always
     ),
     scenario!(
         "scheduler-kills",
         "tessera scheduler is killed around a Binding and as the leader under load",
         Enclosed(scheduler::kills),
-        hidden: false
+        Always
     ),
     scenario!(
         "scheduler-throughput",
         "pods per second of kube-scheduler with the extender, beside those without it",
         Enclosed(scheduler::throughput),
-        hidden: false
+        OnRequest
     ),
     scenario!(
         "scheduler-random",
         "10,000 random pods, two replicas, kills; every card is audited at every change",
         Enclosed(scheduler::random),
-        hidden: false
+        OnRequest
     ),
     scenario!(
         "self-test",
         "a dead component, a panic and a killed runner are handled and leave nothing behind",
         Outside(self_test::run),
-        hidden: false
+        Always
     ),
-    scenario!("broken-component", "a component dies", Enclosed(broken::component), hidden: true),
-    scenario!("broken-panic", "the scenario panics", Enclosed(broken::panic), hidden: true),
-    scenario!("broken-hang", "the scenario never ends", Enclosed(broken::hang), hidden: true),
+    scenario!("broken-component", "a component dies", Enclosed(broken::component), Hidden),
+    scenario!("broken-panic", "the scenario panics", Enclosed(broken::panic), Hidden),
+    scenario!("broken-hang", "the scenario never ends", Enclosed(broken::hang), Hidden),
 ];
 
 /// Those named, or all.
 pub(crate) fn select(names: &[String]) -> Result<Vec<&'static Scenario>> {
     if names.is_empty() {
-        return Ok(SCENARIOS.iter().filter(|scenario| !scenario.hidden).collect());
+        return Ok(SCENARIOS.iter().filter(|scenario| scenario.when == When::Always).collect());
     }
     names.iter().map(|name| find(name)).collect()
 }
@@ -150,7 +170,7 @@ pub(crate) fn only(names: &[String]) -> Result<Enclosed> {
 
 /// Says what there is.
 pub(crate) fn print_list() {
-    for scenario in SCENARIOS.iter().filter(|scenario| !scenario.hidden) {
+    for scenario in SCENARIOS.iter().filter(|scenario| scenario.when != When::Hidden) {
         println!("{:<20} {}", scenario.name, scenario.about);
     }
 }
