@@ -12,6 +12,7 @@ use serde_json::Value;
 /// it here and to ARCHITECTURE.md.
 const ARROWS: &[(&str, &[&str])] = &[
     ("tessera-core", &[]),
+    ("tessera-limits", &[]),
     ("tessera-wire", &["tessera-core"]),
     ("tessera-node", &["tessera-core", "tessera-wire"]),
     ("tessera-cluster", &["tessera-core", "tessera-wire"]),
