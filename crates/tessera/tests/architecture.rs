@@ -13,6 +13,8 @@ use serde_json::Value;
 const ARROWS: &[(&str, &[&str])] = &[
     ("tessera-core", &[]),
     ("tessera-limits", &[]),
+    ("tessera-interpose", &["tessera-limits"]),
+    ("tessera-arbiter", &["tessera-limits"]),
     ("tessera-wire", &["tessera-core"]),
     ("tessera-node", &["tessera-core", "tessera-wire"]),
     ("tessera-cluster", &["tessera-core", "tessera-wire"]),

@@ -1,0 +1,1 @@
+//! Hands out time windows on shared cards.
