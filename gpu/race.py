@@ -4,7 +4,8 @@ import mmap, sys, time
 import cuda
 
 me, path, rounds, size = int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
-flags = mmap.mmap(open(path, "r+b").fileno(), 4096)
+file = open(path, "r+b")
+flags = mmap.mmap(file.fileno(), 4096)
 cuda.context()
 flags[8 + me] = 1
 while flags[8] + flags[9] < 2:

@@ -73,6 +73,11 @@ impl Cards {
         card
     }
 
+    /// The card, where there is only one.
+    pub fn only(&self) -> Option<usize> {
+        (self.uuids.len() == 1).then_some(0)
+    }
+
     /// The card of the calling thread's context; none where it has no context.
     pub fn current(&self) -> Option<Result<usize, Status>> {
         let mut device = 0;

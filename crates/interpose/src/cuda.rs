@@ -94,6 +94,14 @@ impl Array3dDescriptor {
     const SPARSE: u32 = 0x40;
     const DEFERRED: u32 = 0x80;
 
+    /// The array at a level of a mipmap: each halves every extent.
+    pub fn at_level(mut self, level: u32) -> Self {
+        for extent in [&mut self.width, &mut self.height, &mut self.depth] {
+            *extent = (*extent >> level).max((*extent).min(1));
+        }
+        self
+    }
+
     /// Bytes of the array, roughly: the driver tiles it. Unknown formats count as the widest.
     pub fn bytes(&self) -> u64 {
         if self.flags & (Self::SPARSE | Self::DEFERRED) != 0 {
@@ -108,4 +116,14 @@ impl Array3dDescriptor {
             .iter()
             .fold(element, |bytes, &extent| bytes.saturating_mul(extent.max(1) as u64))
     }
+}
+
+/// What `cuLaunchKernelEx` is told, up to what we read of it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct LaunchConfig {
+    pub grid: [u32; 3],
+    pub block: [u32; 3],
+    pub shared: u32,
+    pub stream: Handle,
 }

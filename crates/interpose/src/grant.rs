@@ -13,6 +13,7 @@ use tessera_limits::ledger::{Ledger, Slot, SlotIndex};
 use tessera_limits::{CARDS, Limits, futex};
 
 use crate::cards::Cards;
+use crate::compute::Compute;
 use crate::cuda::{NOT_PERMITTED, Status};
 use crate::keeper;
 use crate::memory::Memory;
@@ -22,8 +23,11 @@ pub struct Process {
     pub control: Mapped<Control>,
     pub account: Mapped<Ledger>,
     pub slot: SlotIndex,
+    /// What our slot holds of each card, where no other process can write.
+    pub own: [AtomicU64; CARDS],
     pub cards: Cards,
     pub memory: Memory,
+    pub compute: Compute,
     /// One thread at a time announces what it wants; also the small pieces of each card.
     pub small: Mutex<[SmallPieces; CARDS]>,
     limits: LastLimits,
@@ -100,12 +104,14 @@ impl Process {
         self.small.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn refresh(&self) {
+    /// Reads the limits again where they have changed.
+    pub fn refresh(&self) {
         let turn = self.control.turn();
         if self.limits.turn.load(Ordering::Relaxed) != turn {
             // Damaged: stay with what was read before.
             if let Ok(limits) = self.control.read() {
                 self.limits.set(turn, &limits);
+                self.compute.set_limits(&limits);
             }
         }
     }
@@ -150,12 +156,16 @@ impl Process {
             context: [const { AtomicU64::new(0) }; CARDS],
         };
         last.set(control.turn(), &limits);
+        let compute = Compute::default();
+        compute.set_limits(&limits);
         Ok(Self {
             control,
             account,
             slot,
+            own: [const { AtomicU64::new(0) }; CARDS],
             cards: Cards::of(&limits),
             memory: Memory::default(),
+            compute,
             small: Mutex::default(),
             limits: last,
         })

@@ -9,6 +9,8 @@
 //! - `door`: exported symbols, `dlsym`, `cuGetProcAddress`. What we do not wrap never comes here.
 //! - `grant`: what this container may use; loaded when a program first uses a card, and only then.
 //! - `memory`: charges every way to take device memory before the driver is asked.
+//! - `compute`: lets launches pass while the container's share of time lasts.
+//! - `keeper`: the one thread of ours.
 //!
 //! No panic leaves a hook (the profile aborts on panic, so code here has no way to panic), no signal handler is
 //! set, the program is never ended. Without valid limits nothing is allowed.
@@ -23,6 +25,7 @@
 )]
 
 mod cards;
+mod compute;
 mod cuda;
 mod door;
 mod grant;

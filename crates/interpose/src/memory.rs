@@ -20,9 +20,10 @@ pub mod report;
 pub mod vmm;
 
 use std::sync::Mutex;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use tessera_limits::CARDS;
 use tessera_limits::budget::Piece;
 use tessera_limits::ledger::Owner;
 
@@ -42,6 +43,8 @@ pub struct Memory {
     pub pools: pools::Pools,
     pub vmm: Mutex<vmm::Handles>,
     pub contexts: Mutex<contexts::Contexts>,
+    /// Cards on which managed memory was taken.
+    pub has_managed: [AtomicBool; CARDS],
 }
 
 /// How long a request waits for the driver to take back the memory of a process that has just died.
@@ -58,7 +61,7 @@ impl Process {
             return Ok(());
         }
         // Freed pool memory and the memory of the dead come back late: look before refusing.
-        self.memory.pools.settle_all(self);
+        self.memory.pools.shrink_all(self);
         let mut waited = Duration::ZERO;
         loop {
             self.account.sweep(books::is_gone);
@@ -78,15 +81,28 @@ impl Process {
         Err(OUT_OF_MEMORY)
     }
 
+    /// Charges what the process already has, limit or not.
+    pub fn charge_anyway(&self, card: usize, bytes: u64) {
+        self.own[card].fetch_add(bytes, Ordering::SeqCst);
+        self.account.charge_anyway(self.slot, card, bytes);
+    }
+
     /// Gives `bytes` of a card back.
     pub fn refund(&self, card: usize, bytes: u64) {
+        self.own[card].fetch_sub(bytes, Ordering::SeqCst);
         self.account.refund(self.slot, card, bytes);
     }
 
     fn charge_now(&self, card: usize, bytes: u64) -> bool {
         let limit = self.memory_limit(card);
         let _announcing = self.announcing();
-        self.account.charge(self.slot, card, bytes, limit).is_ok()
+        // Whatever is written in the account, a process alone never passes the limit.
+        let own = self.own[card].load(Ordering::SeqCst).saturating_add(bytes);
+        if own > limit || self.account.charge(self.slot, card, bytes, limit).is_err() {
+            return false;
+        }
+        self.own[card].fetch_add(bytes, Ordering::SeqCst);
+        true
     }
 
     /// Charges what the driver will take for `bytes`.

@@ -46,7 +46,12 @@ impl SmallPieces {
     /// What must be charged before another piece of `bytes` is taken.
     #[must_use]
     pub fn missing(&self, bytes: u64) -> u64 {
-        whole_blocks(self.bytes + bytes).saturating_sub(self.charged)
+        Self::blocks_for(self.bytes + bytes).saturating_sub(self.charged)
+    }
+
+    /// The blocks that hold so many bytes of small pieces: not quite full, by half a percent on an H200.
+    fn blocks_for(bytes: u64) -> u64 {
+        whole_blocks(bytes + bytes / 128)
     }
 
     /// Takes a piece, for which `charged` was charged.
@@ -59,7 +64,7 @@ impl SmallPieces {
     #[must_use]
     pub fn put_back(&mut self, bytes: u64) -> u64 {
         self.bytes = self.bytes.saturating_sub(bytes);
-        let refund = self.charged.saturating_sub(whole_blocks(self.bytes));
+        let refund = self.charged.saturating_sub(Self::blocks_for(self.bytes));
         self.charged -= refund;
         refund
     }
@@ -110,7 +115,7 @@ mod tests {
                 pieces.take(size, missing);
                 charged += missing;
                 held += size;
-                prop_assert!(charged >= held && charged < held + BLOCK);
+                prop_assert!(charged >= held && charged < held + held / 100 + BLOCK);
             }
             for &size in &sizes {
                 charged -= pieces.put_back(size);

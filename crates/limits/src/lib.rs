@@ -17,6 +17,7 @@ pub mod files;
 pub mod futex;
 pub mod ledger;
 pub mod limits;
+pub mod pacer;
 
 pub use control::Control;
 pub use ledger::Ledger;

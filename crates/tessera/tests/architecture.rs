@@ -15,6 +15,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("tessera-limits", &[]),
     ("tessera-interpose", &["tessera-limits"]),
     ("tessera-arbiter", &["tessera-limits"]),
+    ("tessera-simulated-driver", &[]),
     ("tessera-wire", &["tessera-core"]),
     ("tessera-node", &["tessera-core", "tessera-wire"]),
     ("tessera-cluster", &["tessera-core", "tessera-wire"]),

@@ -1,6 +1,6 @@
 //! The driver's own look-up, which the CUDA runtime uses for everything.
 
-use std::ffi::{c_char, c_void};
+use std::ffi::{CStr, c_char, c_void};
 
 use super::table::{hooks, in_place_of};
 use crate::cuda::{SUCCESS, Status};
@@ -27,7 +27,7 @@ unsafe fn look_up(
     // SAFETY: passed on as they came.
     let status = unsafe { driver(name, function, version, flags) };
     // SAFETY: the driver has just written there.
-    unsafe { swap(status, function) };
+    unsafe { swap(status, name, function) };
     status
 }
 
@@ -42,18 +42,18 @@ unsafe fn look_up_v2(
     // SAFETY: passed on as they came.
     let status = unsafe { driver(name, function, version, flags, found) };
     // SAFETY: the driver has just written there.
-    unsafe { swap(status, function) };
+    unsafe { swap(status, name, function) };
     status
 }
 
-unsafe fn swap(status: Status, function: *mut *mut c_void) {
-    if status != SUCCESS || function.is_null() {
+unsafe fn swap(status: Status, name: *const c_char, function: *mut *mut c_void) {
+    if status != SUCCESS || function.is_null() || name.is_null() {
         return;
     }
-    // SAFETY: the driver succeeded, so it wrote an address here.
-    let found = unsafe { *function };
+    // SAFETY: the driver succeeded, so it wrote an address here and has read the name.
+    let (found, name) = unsafe { (*function, CStr::from_ptr(name)) };
     if !found.is_null()
-        && let Some(ours) = in_place_of(found)
+        && let Some(ours) = in_place_of(name, found)
     {
         // SAFETY: as above.
         unsafe { *function = ours };

@@ -16,12 +16,21 @@ unsafe impl Sync for Hook {}
 
 /// All tables of hooks.
 fn all() -> impl Iterator<Item = &'static Hook> {
-    crate::memory::TABLES.iter().copied().chain([super::proc_address::HOOKS, crate::nvml::HOOKS]).flatten()
+    crate::memory::TABLES
+        .iter()
+        .copied()
+        .chain([super::proc_address::HOOKS, crate::compute::hooks::HOOKS, crate::nvml::HOOKS])
+        .flatten()
 }
 
-/// Our function in place of the driver's `address`, if that is exactly one we wrap.
-pub fn in_place_of(address: *mut c_void) -> Option<*mut c_void> {
-    all().find(|hook| std::ptr::eq(hook.entry.address_if_loaded(), address)).map(|hook| hook.ours.cast_mut())
+/// Our function in place of the driver's `address`, if that is exactly one we wrap. `name` is without version; it
+/// decides where the driver has one body for several names.
+pub fn in_place_of(name: &CStr, address: *mut c_void) -> Option<*mut c_void> {
+    let mut equal = all().filter(|hook| std::ptr::eq(hook.entry.address_if_loaded(), address));
+    let first = equal.next()?;
+    let is_named = |hook: &&Hook| hook.entry.name.to_bytes().starts_with(name.to_bytes());
+    let named = if is_named(&first) { Some(first) } else { equal.find(is_named) };
+    Some(named.unwrap_or(first).ours.cast_mut())
 }
 
 /// The same, for a look-up by name: only hooks of this name are compared.

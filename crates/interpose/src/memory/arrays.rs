@@ -47,9 +47,8 @@ unsafe fn create_mipmapped(
 ) -> Status {
     // SAFETY: the program passes a description or null.
     let Some(described) = (unsafe { description.as_ref() }) else { return INVALID_VALUE };
-    // Each level halves every extent; a line halves only one, so all levels together take up to twice the first.
-    let bytes = described.bytes();
-    let all_levels = if levels > 1 { bytes.saturating_mul(2) } else { bytes };
+    let all_levels = (0..levels.clamp(1, 32)).map(|level| described.at_level(level).bytes());
+    let all_levels = all_levels.fold(0, u64::saturating_add);
     // SAFETY: as in `create`.
     unsafe { take(Kind::Mipmap, all_levels, || driver(array, description, levels), || key(*array)) }
 }

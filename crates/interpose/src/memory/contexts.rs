@@ -57,7 +57,7 @@ pub fn current() -> usize {
     let mut context: Handle = std::ptr::null_mut();
     // SAFETY: `context` is the place for the answer.
     let status = unsafe { get_current(&raw mut context) };
-    if status == SUCCESS { context.addr() } else { 0 }
+    if status == SUCCESS { context.expose_provenance() } else { 0 }
 }
 
 /// Without valid limits a program does not get as far as using a card.
@@ -107,7 +107,19 @@ unsafe fn retain(
     status
 }
 
+/// Our own thread must be out of a context before it goes; the primary one goes with its last retain.
+fn forget_primary(device: Device, last: u64) {
+    if let Some(process) = Process::if_loaded() {
+        let handle =
+            contexts(process).primary.get(&device).filter(|it| it.retained <= last).map(|it| it.handle);
+        if let Some(handle) = handle {
+            process.compute.forget_context(handle);
+        }
+    }
+}
+
 unsafe fn release(driver: unsafe extern "C" fn(Device) -> Status, device: Device) -> Status {
+    forget_primary(device, 1);
     // SAFETY: passed on as it came.
     let status = unsafe { driver(device) };
     if status == SUCCESS
@@ -126,6 +138,7 @@ unsafe fn release(driver: unsafe extern "C" fn(Device) -> Status, device: Device
 }
 
 unsafe fn reset(driver: unsafe extern "C" fn(Device) -> Status, device: Device) -> Status {
+    forget_primary(device, u64::MAX);
     // SAFETY: passed on as it came.
     let status = unsafe { driver(device) };
     if status == SUCCESS
@@ -193,6 +206,9 @@ unsafe fn created(context: *mut Handle, device: Device, ask: impl FnOnce() -> St
 }
 
 unsafe fn destroy(driver: unsafe extern "C" fn(Handle) -> Status, context: Handle) -> Status {
+    if let Some(process) = Process::if_loaded() {
+        process.compute.forget_context(context.addr());
+    }
     // SAFETY: passed on as it came.
     let status = unsafe { driver(context) };
     if status == SUCCESS

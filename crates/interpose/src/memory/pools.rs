@@ -78,10 +78,22 @@ type AllocFrom = unsafe extern "C" fn(*mut DevicePointer, usize, Handle, Handle)
 impl Pools {
     /// Charges each pool with what it really has.
     pub fn settle_all(&self, process: &Process) {
-        let pools: Vec<_> = self.0.read().unwrap_or_else(PoisonError::into_inner).values().cloned().collect();
-        for pool in pools {
+        for pool in self.all() {
             pool.settle(process);
         }
+    }
+
+    /// Has each pool give up what it keeps for later, as the driver does when the card is full.
+    pub fn shrink_all(&self, process: &Process) {
+        for pool in self.all() {
+            pool.trim();
+            pool.settle(process);
+        }
+    }
+
+    fn all(&self) -> Vec<Arc<Pool>> {
+        let pools = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        pools.values().filter(|pool| pool.card != ON_HOST).cloned().collect()
     }
 
     fn get(&self, source: Source, card: usize) -> Arc<Pool> {
@@ -131,7 +143,7 @@ impl Pool {
         let target = self.ask(POOL_RESERVED) + self.on_the_way.load(Ordering::SeqCst);
         let before = self.charged.swap(target, Ordering::SeqCst);
         if target > before {
-            process.account.charge_anyway(process.slot, self.card, target - before);
+            process.charge_anyway(self.card, target - before);
         } else {
             process.refund(self.card, before - target);
         }
