@@ -10,7 +10,7 @@ use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::control::Control;
 use crate::ledger::Ledger;
@@ -49,6 +49,22 @@ impl<T> std::ops::Deref for Mapped<T> {
 pub fn open_control(grant: &Path) -> io::Result<Mapped<Control>> {
     let control = map::<Control>(&OpenOptions::new().read(true).open(grant.join(CONTROL))?, libc::PROT_READ)?;
     if control.is_known() { Ok(control) } else { Err(other_format()) }
+}
+
+/// Maps the control file of a grant for writing: for the agent.
+///
+/// # Errors
+/// When it is absent, too short, or of another format.
+pub fn open_control_to_write(grant: &Path) -> io::Result<Mapped<Control>> {
+    let file = OpenOptions::new().read(true).write(true).open(grant.join(CONTROL))?;
+    let control = map::<Control>(&file, libc::PROT_READ | libc::PROT_WRITE)?;
+    if control.is_known() { Ok(control) } else { Err(other_format()) }
+}
+
+/// Where the account of a grant lies.
+#[must_use]
+pub fn account_path(grant: &Path) -> PathBuf {
+    grant.join(ACCOUNT)
 }
 
 /// Maps the account file of a grant for reading and writing.

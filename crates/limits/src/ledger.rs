@@ -261,6 +261,47 @@ impl Slot {
     }
 }
 
+/// What the processes of a container want, as the agent reads it from the file: by reading, not by mapping, for the
+/// container can cut its file short at any time.
+#[derive(Debug, Default)]
+pub struct Demands {
+    bytes: Vec<u8>,
+    slots: usize,
+}
+
+impl Demands {
+    /// Reads anew. `read_at` is given a place in the file and returns how many bytes it has read.
+    pub fn read(&mut self, read_at: impl Fn(&mut [u8], u64) -> std::io::Result<usize>) {
+        let mut count = [0; 4];
+        let place = std::mem::offset_of!(Ledger, used_slots) as u64;
+        let read = read_at(&mut count, place).unwrap_or(0);
+        self.slots = if read == 4 { (u32::from_ne_bytes(count) as usize).min(SLOTS) } else { 0 };
+        self.bytes.resize(self.slots * size_of::<Slot>(), 0);
+        let read = read_at(&mut self.bytes, std::mem::offset_of!(Ledger, slots) as u64).unwrap_or(0);
+        self.slots = read / size_of::<Slot>();
+    }
+
+    /// Whether any process wants the card, and whether all have drained the window of that number.
+    #[must_use]
+    pub fn of(&self, card: usize, window: u32) -> (bool, bool) {
+        let (mut wants, mut has_drained) = (false, true);
+        for slot in self.bytes.chunks_exact(size_of::<Slot>()).take(self.slots) {
+            let owner = word(slot, std::mem::offset_of!(Slot, owner));
+            let demand = std::mem::offset_of!(Slot, demand) + card * size_of::<Demand>();
+            if owner == 0 || owner & OWNER_DIED != 0 || word(slot, demand) != 1 {
+                continue;
+            }
+            wants = true;
+            has_drained &= word(slot, demand + std::mem::offset_of!(Demand, drained)) == window;
+        }
+        (wants, has_drained)
+    }
+}
+
+fn word(bytes: &[u8], place: usize) -> u32 {
+    bytes.get(place..place + 4).and_then(|bytes| bytes.try_into().ok()).map_or(0, u32::from_ne_bytes)
+}
+
 #[cfg(test)]
 #[path = "ledger/tests.rs"]
 mod tests;
