@@ -19,7 +19,7 @@ use crate::cuda::{Handle, SUCCESS, Status};
 use crate::door::library::driver_functions;
 use crate::grant::Process;
 use crate::keeper;
-pub use controller::Controller;
+pub use controller::{Controller, Rest};
 use lanes::{Lanes, Queued};
 
 driver_functions! { CUDA:
@@ -38,7 +38,9 @@ pub struct Compute {
 
 /// The way to one card.
 pub struct Gate {
-    /// Percent of the card's time; 100 for no limit.
+    /// Whether launches are held back at all.
+    is_limited: AtomicBool,
+    /// Percent of the card's time at most, for a process that must see to it itself.
     percent: AtomicU32,
     /// 1 while launches pass; they sleep on it.
     open: AtomicU32,
@@ -82,6 +84,7 @@ impl Default for Compute {
 impl Default for Gate {
     fn default() -> Self {
         Self {
+            is_limited: AtomicBool::new(false),
             percent: AtomicU32::new(100),
             open: AtomicU32::new(1),
             busy: AtomicU32::new(0),
@@ -117,6 +120,7 @@ impl Compute {
         for (gate, card) in self.gates.iter().zip(&limits.cards) {
             let percent = if card.ceiling == 0 { 100 } else { card.ceiling };
             gate.percent.store(percent, Ordering::Relaxed);
+            gate.is_limited.store(card.limits_compute(), Ordering::Relaxed);
         }
         keeper::notify();
     }
@@ -150,7 +154,7 @@ impl Gate {
     }
 
     fn is_limited(&self) -> bool {
-        self.percent.load(Ordering::Relaxed) < 100
+        self.is_limited.load(Ordering::Relaxed)
     }
 
     /// Sleeps until launches may pass and the queue is short; returns the nanoseconds slept.
@@ -173,6 +177,13 @@ impl Gate {
         }
         self.waiting.fetch_sub(1, Ordering::SeqCst);
         futex::now() - begin
+    }
+
+    /// Lets launches pass, or not.
+    fn set_open(&self, open: bool) {
+        if self.open.swap(u32::from(open), Ordering::AcqRel) == 0 && open {
+            futex::wake(&self.open);
+        }
     }
 
     /// Queued work has ended.

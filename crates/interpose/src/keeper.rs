@@ -8,7 +8,7 @@ use tessera_limits::files::Mapped;
 use tessera_limits::futex;
 use tessera_limits::ledger::{Ledger, SlotIndex};
 
-use crate::compute::Controller;
+use crate::compute::{Controller, Rest};
 use crate::grant::Process;
 
 /// How long freed pool memory may stay in the ledger of a process that does nothing more.
@@ -78,8 +78,14 @@ fn keep() -> ! {
             process.refresh();
             process.memory.pools.settle_all(process);
         }
-        let rest = controller.look(process).unwrap_or(if has_work { SETTLE_EVERY } else { AT_EASE });
-        futex::wait(&WORK, 0, rest);
+        match controller.look(process) {
+            Rest::For(nanoseconds) => futex::wait(&WORK, 0, nanoseconds),
+            Rest::Idle => futex::wait(&WORK, 0, if has_work { SETTLE_EVERY } else { AT_EASE }),
+            // Not for long: the arbiter may be gone.
+            Rest::Window(card, change) => {
+                futex::wait(&process.control.window(card).change, change, SETTLE_EVERY)
+            }
+        }
     }
 }
 

@@ -41,22 +41,47 @@ struct State {
     launches: u64,
 }
 
+/// How long there is nothing to look at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rest {
+    /// Until there is work.
+    Idle,
+    /// So many nanoseconds, or until there is work.
+    For(u64),
+    /// Until the arbiter changes the window of this card from what it was.
+    Window(usize, u32),
+}
+
 impl Controller {
-    /// Looks at all cards; returns in how many nanoseconds to look again, if at all.
-    pub fn look(&mut self, process: &Process) -> Option<u64> {
+    /// Looks at all cards.
+    pub fn look(&mut self, process: &Process) -> Rest {
         if !self.is_relaxed {
             let mut mode = RELAXED;
             // SAFETY: `mode` is read and written. Not possible before the program has initialised the driver.
             self.is_relaxed = unsafe { exchange_capture_mode(&raw mut mode) } == crate::cuda::SUCCESS;
         }
         let is_quiet = process.compute.capturing.load(Ordering::SeqCst) <= 0;
-        let gates = process.compute.gates.iter().zip(&mut self.cards);
-        gates.filter_map(|(gate, state)| state.look(gate, is_quiet)).min()
+        let gates = process.compute.gates.iter().zip(&mut self.cards).enumerate();
+        let limited =
+            gates.filter(|(_, (gate, _))| gate.is_limited() || gate.open.load(Ordering::Relaxed) == 0);
+        let rests = limited.map(|(card, (gate, state))| state.look(process, card, gate, is_quiet));
+        rests.reduce(Rest::sooner).unwrap_or(Rest::Idle)
+    }
+}
+
+impl Rest {
+    fn sooner(self, other: Self) -> Self {
+        match (self, other) {
+            (Self::Idle, rest) | (rest, Self::Idle) => rest,
+            (Self::For(one), Self::For(other)) => Self::For(one.min(other)),
+            // One word to sleep on is not enough for two cards.
+            _ => Self::For(TICK),
+        }
     }
 }
 
 impl State {
-    fn look(&mut self, gate: &Gate, is_quiet: bool) -> Option<u64> {
+    fn look(&mut self, process: &Process, card: usize, gate: &Gate, is_quiet: bool) -> Rest {
         let now = futex::now();
         let percent = gate.percent.load(Ordering::Relaxed);
         if percent != self.percent {
@@ -65,20 +90,52 @@ impl State {
         if gate.busy.load(Ordering::Acquire) == 1 {
             self.follow(gate, now, is_quiet);
         }
+        if gate.is_limited() && process.control.has_arbiter(now) {
+            self.obey(process, card, gate)
+        } else {
+            self.pace(gate, percent)
+        }
+    }
+
+    /// Opens and closes by the arbiter's windows.
+    fn obey(&self, process: &Process, card: usize, gate: &Gate) -> Rest {
+        let (window, demand) = (process.control.window(card), &process.slot().demand[card]);
+        let change = window.change.load(Ordering::Acquire);
+        let (number, deadline) =
+            (window.number.load(Ordering::Relaxed), window.deadline.load(Ordering::Acquire));
+        let (now, is_busy) = (futex::now(), gate.busy.load(Ordering::Acquire) == 1);
+        let is_short_pause = self.idle_since > 0 && now.saturating_sub(self.idle_since) < GAP;
+        let wants = is_busy || gate.waiting.load(Ordering::SeqCst) > 0 || is_short_pause;
+        let is_open = deadline > now;
+        gate.set_open(is_open);
+        if !is_open && !is_busy {
+            demand.drained.store(number, Ordering::Release);
+        }
+        demand.wants.store(u32::from(wants), Ordering::Release);
+        match (is_open, is_busy, wants) {
+            (_, true, _) => Rest::For(TICK.min(deadline.saturating_sub(now).max(20_000))),
+            (true, false, true) => Rest::For(GAP),
+            (true, false, false) => Rest::For(deadline - now),
+            (false, false, true) => Rest::Window(card, change),
+            (false, false, false) => Rest::Idle,
+        }
+    }
+
+    /// Opens and closes by our own account.
+    fn pace(&self, gate: &Gate, percent: u32) -> Rest {
+        let now = futex::now();
         let is_open = gate.open.load(Ordering::Relaxed) == 1;
         if is_open && self.pacer.is_spent(now, percent) {
-            gate.open.store(0, Ordering::Release);
+            gate.set_open(false);
         } else if !is_open && (percent >= 100 || now >= self.pacer.opens_at()) {
-            gate.open.store(1, Ordering::Release);
-            futex::wake(&gate.open);
+            gate.set_open(true);
         }
-        let is_busy = gate.busy.load(Ordering::Acquire) == 1;
-        let reopens = self.pacer.opens_at().saturating_sub(futex::now()).max(1_000);
-        match (is_busy, gate.open.load(Ordering::Relaxed) == 1) {
-            (true, true) => Some(TICK),
-            (true, false) => Some(reopens.min(TICK)),
-            (false, false) => Some(reopens),
-            (false, true) => None,
+        let reopens = self.pacer.opens_at().saturating_sub(now).max(1_000);
+        match (gate.busy.load(Ordering::Acquire) == 1, gate.open.load(Ordering::Relaxed) == 1) {
+            (true, true) => Rest::For(TICK),
+            (true, false) => Rest::For(reopens.min(TICK)),
+            (false, false) => Rest::For(reopens),
+            (false, true) => Rest::Idle,
         }
     }
 

@@ -50,3 +50,51 @@ fn a_share_changes_while_a_program_runs() {
     let count: u64 = tenant.ask("run deep 1000 200").parse().unwrap();
     assert!(count > 390, "{count}");
 }
+
+/// An arbiter over some containers, until it is dropped.
+struct Arbiter {
+    child: std::process::Child,
+}
+
+impl Arbiter {
+    fn start(containers: &[&Container]) -> Self {
+        let folders: Vec<_> = containers.iter().map(|container| container.grant()).collect();
+        let child = std::process::Command::new(crate::support::Built::get().arbiter())
+            .args(["run", "60"])
+            .args(folders)
+            .spawn()
+            .unwrap();
+        Self { child }
+    }
+}
+
+impl Drop for Arbiter {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Two containers on one card under an arbiter, which dies and comes back meanwhile.
+#[test]
+fn tenants_of_an_arbiter_go_on_through_its_restart() {
+    let one = Container::with(4096, 30);
+    let two = Container::beside(&one, 4096, 60);
+    let mut tenants = [one.begun("proc"), two.begun("link")];
+    let arbiter = Arbiter::start(&[&one, &two]);
+    let mut count = |command: &str| -> Vec<u64> {
+        tenants.iter_mut().for_each(|tenant| tenant.tell(command));
+        tenants.iter_mut().map(|tenant| tenant.answer().parse().unwrap()).collect()
+    };
+    let with = count("run sync 500 1500");
+    drop(arbiter);
+    let without = count("run sync 500 1500");
+    let _arbiter = Arbiter::start(&[&one, &two]);
+    let again = count("run sync 500 1500");
+    for counts in [&with, &without, &again] {
+        assert!(counts.iter().all(|&count| count > 0), "{with:?} {without:?} {again:?}");
+        // 30 % and 60 % of 1.5 s, with as much again for windows that lie across the ends.
+        assert!(counts[0] <= 1_100 && counts[1] <= 2_200, "{with:?} {without:?} {again:?}");
+    }
+    println!("30/60: with an arbiter {with:?}, without {without:?}, again {again:?} kernels of 0.5 ms");
+}

@@ -26,6 +26,7 @@ pub(crate) struct Built {
 #[derive(Debug)]
 pub(crate) struct Container {
     folder: TempDir,
+    card: PathBuf,
 }
 
 /// A program in a container, told what to do line by line.
@@ -45,7 +46,7 @@ impl Built {
             let target = crate_folder.join("../../target/under-test");
             let built = Command::new(env!("CARGO"))
                 .args(["build", "--quiet", "--offline", "--profile", "interpose"])
-                .args(["-p", "tessera-interpose", "-p", "tessera-simulated-driver"])
+                .args(["-p", "tessera-interpose", "-p", "tessera-simulated-driver", "-p", "tessera-arbiter"])
                 .args(["--target-dir".as_ref(), target.as_os_str()])
                 .current_dir(crate_folder)
                 .status()
@@ -72,6 +73,13 @@ impl Built {
     }
 }
 
+impl Built {
+    /// The arbiter's program.
+    pub(crate) fn arbiter(&self) -> PathBuf {
+        self.library.with_file_name("tessera-arbiter")
+    }
+}
+
 impl Container {
     /// With `memory` MiB of the card and all of its time.
     pub(crate) fn with_memory(memory: u64) -> Self {
@@ -80,7 +88,15 @@ impl Container {
 
     /// With `memory` MiB of the card and `cores` percent of its time.
     pub(crate) fn with(memory: u64, cores: u32) -> Self {
-        let container = Self { folder: tempfile::tempdir().unwrap() };
+        let folder = tempfile::tempdir().unwrap();
+        let container = Self { card: folder.path().join("card"), folder };
+        container.limit(memory, cores);
+        container
+    }
+
+    /// Another container on the same card.
+    pub(crate) fn beside(other: &Self, memory: u64, cores: u32) -> Self {
+        let container = Self { card: other.card.clone(), folder: tempfile::tempdir().unwrap() };
         container.limit(memory, cores);
         container
     }
@@ -99,7 +115,7 @@ impl Container {
 
     /// The most memory that was ever taken of the card, in MiB, by the card's own count.
     pub(crate) fn most(&self) -> u64 {
-        let card = std::fs::read(self.folder.path().join("card")).unwrap();
+        let card = std::fs::read(&self.card).unwrap();
         u64::from_le_bytes(card[..8].try_into().unwrap()) >> 20
     }
 
@@ -111,7 +127,7 @@ impl Container {
             .env("LD_PRELOAD", &built.library)
             .env("LD_LIBRARY_PATH", &built.drivers)
             .env("TESSERA_GRANT", self.grant())
-            .env("SIMULATED_CARD", self.folder.path().join("card"))
+            .env("SIMULATED_CARD", &self.card)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
