@@ -93,6 +93,7 @@ impl Process {
         self.account.refund(self.slot, card, bytes);
     }
 
+    /// Charges if there is room at this moment.
     fn charge_now(&self, card: usize, bytes: u64) -> bool {
         let limit = self.memory_limit(card);
         let _announcing = self.announcing();

@@ -3,8 +3,8 @@
 
 use std::collections::HashMap;
 use std::ffi::c_void;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+use std::sync::{PoisonError, RwLock};
 
 use tessera_limits::budget::whole_blocks;
 
@@ -46,9 +46,13 @@ driver_functions! { CUDA:
     free_async = c"cuMemFreeAsync" (pointer: DevicePointer, stream: Handle);
 }
 
-/// Pools in use, by handle or, for the memory of graphs, by device.
+/// Pools in use, by handle or, for the memory of graphs, by device. They are few, and never freed here.
 #[derive(Default)]
-pub struct Pools(RwLock<HashMap<Source, Arc<Pool>>>);
+pub struct Pools {
+    known: RwLock<HashMap<Source, &'static Pool>>,
+    /// The pool used last: most programs have one.
+    last: AtomicPtr<Pool>,
+}
 
 /// Where memory comes from.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -64,6 +68,8 @@ struct Pool {
     charged: AtomicU64,
     /// Part of it: for calls on their way to the driver.
     on_the_way: AtomicU64,
+    /// Part of it: for calls to come, so that not each of them goes to the ledger.
+    ahead: AtomicU64,
     /// Calls since the last look at the pool.
     unlooked: AtomicU64,
 }
@@ -71,6 +77,8 @@ struct Pool {
 /// As long as the container is further than this from its limit, a pool is looked at once in a while only.
 const COMFORT: u64 = 2 << 30;
 const LOOK_EVERY: u64 = 64;
+/// What is charged ahead then.
+const AHEAD: u64 = 256 << 20;
 
 type Alloc = unsafe extern "C" fn(*mut DevicePointer, usize, Handle) -> Status;
 type AllocFrom = unsafe extern "C" fn(*mut DevicePointer, usize, Handle, Handle) -> Status;
@@ -91,32 +99,42 @@ impl Pools {
         }
     }
 
-    fn all(&self) -> Vec<Arc<Pool>> {
-        let pools = self.0.read().unwrap_or_else(PoisonError::into_inner);
-        pools.values().filter(|pool| pool.card != ON_HOST).cloned().collect()
+    fn all(&self) -> Vec<&'static Pool> {
+        let pools = self.known.read().unwrap_or_else(PoisonError::into_inner);
+        pools.values().filter(|pool| pool.card != ON_HOST).copied().collect()
     }
 
-    fn get(&self, source: Source, card: usize) -> Arc<Pool> {
-        if let Some(pool) = self.0.read().unwrap_or_else(PoisonError::into_inner).get(&source) {
-            return pool.clone();
+    fn get(&self, source: Source, card: usize) -> &'static Pool {
+        if let Some(pool) = self.known(source) {
+            return pool;
         }
-        let new = Pool {
-            source,
-            card,
-            charged: AtomicU64::new(0),
-            on_the_way: AtomicU64::new(0),
-            unlooked: AtomicU64::new(0),
+        let new = || {
+            &*Box::leak(Box::new(Pool {
+                source,
+                card,
+                charged: AtomicU64::new(0),
+                on_the_way: AtomicU64::new(0),
+                ahead: AtomicU64::new(0),
+                unlooked: AtomicU64::new(0),
+            }))
         };
-        self.0
-            .write()
-            .unwrap_or_else(PoisonError::into_inner)
-            .entry(source)
-            .or_insert_with(|| Arc::new(new))
-            .clone()
+        self.known.write().unwrap_or_else(PoisonError::into_inner).entry(source).or_insert_with(new)
     }
 
-    fn known(&self, source: Source) -> Option<Arc<Pool>> {
-        self.0.read().unwrap_or_else(PoisonError::into_inner).get(&source).cloned()
+    fn known(&self, source: Source) -> Option<&'static Pool> {
+        // SAFETY: null or a leaked pool.
+        let last = unsafe { self.last.load(Ordering::Acquire).as_ref() };
+        if let Some(last) = last.filter(|last| last.source == source) {
+            return Some(last);
+        }
+        let pool = self.known.read().unwrap_or_else(PoisonError::into_inner).get(&source).copied()?;
+        self.last.store(std::ptr::from_ref(pool).cast_mut(), Ordering::Release);
+        Some(pool)
+    }
+
+    fn forget(&self, source: Source) -> Option<&'static Pool> {
+        self.last.store(std::ptr::null_mut(), Ordering::Release);
+        self.known.write().unwrap_or_else(PoisonError::into_inner).remove(&source)
     }
 }
 
@@ -140,6 +158,7 @@ impl Pool {
     /// Charges the pool with what it has reserved and what is on its way.
     fn settle(&self, process: &Process) {
         self.unlooked.store(0, Ordering::Relaxed);
+        self.ahead.store(0, Ordering::SeqCst);
         let target = self.ask(POOL_RESERVED) + self.on_the_way.load(Ordering::SeqCst);
         let before = self.charged.swap(target, Ordering::SeqCst);
         if target > before {
@@ -161,37 +180,57 @@ impl Pool {
         ask: impl Fn() -> Status,
         undo: impl FnOnce(),
     ) -> Status {
-        let mut ahead = whole_blocks(bytes);
-        if process.charge(self.card, ahead).is_err() {
-            // Not from the card, then; perhaps from what the pool already has.
-            if self.spare() < bytes {
-                self.trim();
+        let blocks = whole_blocks(bytes);
+        let paid = |ahead: u64| ahead.checked_sub(blocks);
+        if self.unlooked.load(Ordering::Relaxed) < LOOK_EVERY
+            && self.ahead.fetch_update(Ordering::SeqCst, Ordering::SeqCst, paid).is_ok()
+        {
+            self.unlooked.fetch_add(1, Ordering::Relaxed);
+            let status = ask();
+            if status != SUCCESS {
                 self.settle(process);
-                if process.charge(self.card, ahead).is_err() {
-                    return OUT_OF_MEMORY;
-                }
-            } else {
-                ahead = 0;
             }
+            return status;
         }
-        self.on_the_way.fetch_add(ahead, Ordering::SeqCst);
-        self.charged.fetch_add(ahead, Ordering::SeqCst);
-        let status = ask();
-        self.on_the_way.fetch_sub(ahead, Ordering::SeqCst);
-        let limit = process.memory_limit(self.card);
-        let near = process.account.held(self.card).saturating_add(COMFORT) > limit;
-        if near || status != SUCCESS || self.unlooked.fetch_add(1, Ordering::Relaxed) >= LOOK_EVERY {
-            self.settle(process);
-            // The pool could not use its spare memory after all and took more than there is.
-            if ahead == 0 && status == SUCCESS && process.account.held(self.card) > limit {
-                undo();
-                self.trim();
-                self.settle(process);
-                return OUT_OF_MEMORY;
-            }
+        let (status, is_comfortable) = self.take_at_the_limit(process, bytes, ask, undo);
+        if is_comfortable && process.charge_now(self.card, AHEAD) {
+            self.charged.fetch_add(AHEAD, Ordering::SeqCst);
+            self.ahead.fetch_add(AHEAD, Ordering::SeqCst);
         }
         keeper::notify();
         status
+    }
+
+    /// The same, looking at the ledger and the pool. Also tells whether the container is far from its limit.
+    fn take_at_the_limit(
+        &self,
+        process: &Process,
+        bytes: u64,
+        ask: impl Fn() -> Status,
+        undo: impl FnOnce(),
+    ) -> (Status, bool) {
+        let mut charged = whole_blocks(bytes);
+        if process.charge(self.card, charged).is_err() {
+            // Not from the card, then; perhaps from what the pool already has.
+            if self.spare() < bytes {
+                return (OUT_OF_MEMORY, false);
+            }
+            charged = 0;
+        }
+        self.on_the_way.fetch_add(charged, Ordering::SeqCst);
+        self.charged.fetch_add(charged, Ordering::SeqCst);
+        let status = ask();
+        self.on_the_way.fetch_sub(charged, Ordering::SeqCst);
+        self.settle(process);
+        let (held, limit) = (process.account.held(self.card), process.memory_limit(self.card));
+        // The pool could not use its spare memory after all and took more than there is.
+        if charged == 0 && status == SUCCESS && held > limit {
+            undo();
+            self.trim();
+            self.settle(process);
+            return (OUT_OF_MEMORY, false);
+        }
+        (status, held.saturating_add(COMFORT) < limit)
     }
 
     fn trim(&self) {
@@ -268,11 +307,6 @@ unsafe fn free(
     pointer: DevicePointer,
     stream: Handle,
 ) -> Status {
-    if let Some(process) = Process::if_loaded()
-        && !process.memory.pools.0.read().unwrap_or_else(PoisonError::into_inner).is_empty()
-    {
-        keeper::notify();
-    }
     // Plain memory may be freed in stream order too.
     // SAFETY: passed on as they came.
     unsafe { give(Kind::Pointer, pointer, || driver(pointer, stream)) }
@@ -313,7 +347,7 @@ unsafe fn destroy(driver: unsafe extern "C" fn(Handle) -> Status, pool: Handle) 
         && let Some(process) = Process::if_loaded()
     {
         let source = Source::Pool(pool.expose_provenance());
-        let gone = process.memory.pools.0.write().unwrap_or_else(PoisonError::into_inner).remove(&source);
+        let gone = process.memory.pools.forget(source);
         if let Some(pool) = gone.filter(|pool| pool.card != ON_HOST) {
             process.refund(pool.card, pool.charged.swap(0, Ordering::SeqCst));
         }
