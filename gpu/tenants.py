@@ -4,6 +4,7 @@ import os, resource, subprocess, sys, time
 
 library, arbiter, folder, bench, seconds = sys.argv[1:6]
 uuid = subprocess.check_output(["nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader"], text=True).split()[0]
+meaning = os.environ.get("MEANING", "throughput")
 SETS = [[("big", 30, 30), ("big", 60, 60)], [("big", 25, 25), ("big", 25, 25), ("big", 50, 50)], [("long", 30, 30), ("small", 60, 60)], [("big", 30, 100), ("big", 60, 100)], [("big", 50, 50)]]
 
 
@@ -28,9 +29,9 @@ for number, tenants in enumerate(SETS):
     paths = []
     for place, (_, cores, ceiling) in enumerate(tenants):
         paths.append(os.path.join(folder, f"tenants-{number}-{place}"))
-        subprocess.check_call([arbiter, "grant", paths[-1], uuid, "30720", str(cores), str(ceiling)])
+        subprocess.check_call([arbiter, "grant", paths[-1], uuid, "30720", str(cores), str(ceiling), meaning])
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    service = subprocess.Popen([arbiter, "run", "600", *paths])
+    service = subprocess.Popen([arbiter, "run", "600", uuid, *paths])
     time.sleep(0.1)
     running = [start(kind, {"LD_PRELOAD": library, "TESSERA_GRANT": path}) for (kind, _, _), path in zip(tenants, paths)]
     cells, total = [], 0.0

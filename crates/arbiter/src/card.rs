@@ -19,6 +19,8 @@ pub struct Share {
     pub cores: u32,
     /// Percent at most.
     pub ceiling: u32,
+    /// Whether a percentage means throughput: then time counts by the card's power factor.
+    pub by_throughput: bool,
 }
 
 /// What a container tells.
@@ -54,6 +56,8 @@ pub enum Act<Id> {
 pub struct CardArbiter<Id> {
     tenants: Vec<Tenant<Id>>,
     running: Option<Running>,
+    /// Thousandths by which time counts for throughput.
+    factor: u64,
 }
 
 #[derive(Debug)]
@@ -89,7 +93,7 @@ pub struct Used {
 
 impl<Id> Default for CardArbiter<Id> {
     fn default() -> Self {
-        Self { tenants: Vec::new(), running: None }
+        Self { tenants: Vec::new(), running: None, factor: 1_000 }
     }
 }
 
@@ -111,6 +115,19 @@ impl<Id: Copy + PartialEq> CardArbiter<Id> {
                 windows: 0,
             }),
         }
+    }
+
+    /// Sets by what factor work now runs faster in windows than alone.
+    pub fn set_factor(&mut self, factor: f64) {
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "between one and two")]
+        let thousandths = (factor.clamp(1.0, 2.0) * 1e3) as u64;
+        self.factor = thousandths;
+    }
+
+    /// Nanoseconds of the card that all tenants have had.
+    #[must_use]
+    pub fn busy(&self) -> u64 {
+        self.tenants.iter().map(|tenant| tenant.used).sum()
     }
 
     /// A tenant is gone.
@@ -159,7 +176,7 @@ impl<Id: Copy + PartialEq> CardArbiter<Id> {
     fn follow(&mut self, now: u64, acts: &mut Vec<Act<Id>>) {
         let Some(mut running) = self.running.take() else { return };
         let current = running.tenant;
-        self.tenants[current].charge(running.charged, now);
+        self.tenants[current].charge(running.charged, now, self.factor);
         running.charged = now;
         let tenant = &self.tenants[current];
         let (id, wants, has_drained) = (tenant.id, tenant.seen.wants, tenant.seen.has_drained);
@@ -218,12 +235,13 @@ impl<Id> Tenant<Id> {
         (self.share.cores == 0, self.virtual_time)
     }
 
-    fn charge(&mut self, from: u64, to: u64) {
+    fn charge(&mut self, from: u64, to: u64, factor: u64) {
         let busy = to.saturating_sub(from);
         self.used += busy;
         self.virtual_time += busy * 100 / u64::from(self.share.cores.max(1));
         if (1..100).contains(&self.share.ceiling) {
-            self.pacer.charge(from, to, self.share.ceiling);
+            let counted = if self.share.by_throughput { busy * factor / 1_000 } else { busy };
+            self.pacer.charge(from, from + counted, self.share.ceiling);
         }
     }
 }

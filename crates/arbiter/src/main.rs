@@ -1,27 +1,36 @@
 //! Grants and windows without a cluster, to try the library out:
 //!
 //! ```text
-//! tessera-arbiter grant FOLDER UUID MEMORY-MIB CORES [CEILING]   makes or changes the grant in FOLDER
-//! tessera-arbiter run SECONDS FOLDER...                          hands out windows to these grants
+//! tessera-arbiter grant FOLDER UUID MEMORY-MIB CORES [CEILING [throughput]]   makes or changes the grant in FOLDER
+//! tessera-arbiter run SECONDS UUID FOLDER...                                   hands out windows to these grants
 //! ```
+
+mod nvml;
 
 use std::path::Path;
 use std::process::ExitCode;
 
 use tessera_arbiter::Service;
+use tessera_arbiter::power::{PowerFactor, PowerModel};
 use tessera_arbiter::service::TICK;
+use tessera_limits::limits::Meaning;
 use tessera_limits::{CardLimit, Limits, files, futex};
 
-const USAGE: &str =
-    "usage: tessera-arbiter grant FOLDER UUID MEMORY-MIB CORES [CEILING] | run SECONDS FOLDER...";
+const USAGE: &str = "usage: tessera-arbiter grant FOLDER UUID MEMORY-MIB CORES [CEILING [throughput]] | run SECONDS UUID FOLDER...";
+
+/// How often the energy counter is read.
+const SAMPLE: u64 = 100_000_000;
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let done = match arguments.as_slice() {
-        ["grant", folder, uuid, memory, cores] => grant(folder, uuid, memory, cores, cores),
-        ["grant", folder, uuid, memory, cores, ceiling] => grant(folder, uuid, memory, cores, ceiling),
-        ["run", seconds, folders @ ..] => run(seconds, folders),
+        ["grant", folder, uuid, memory, cores] => grant(folder, uuid, memory, cores, cores, ""),
+        ["grant", folder, uuid, memory, cores, ceiling] => grant(folder, uuid, memory, cores, ceiling, ""),
+        ["grant", folder, uuid, memory, cores, ceiling, meaning] => {
+            grant(folder, uuid, memory, cores, ceiling, meaning)
+        }
+        ["run", seconds, uuid, folders @ ..] => run(seconds, uuid, folders),
         _ => Err(USAGE.into()),
     };
     match done {
@@ -33,7 +42,14 @@ fn main() -> ExitCode {
     }
 }
 
-fn grant(folder: &str, uuid: &str, memory: &str, cores: &str, ceiling: &str) -> Result<(), String> {
+fn grant(
+    folder: &str,
+    uuid: &str,
+    memory: &str,
+    cores: &str,
+    ceiling: &str,
+    meaning: &str,
+) -> Result<(), String> {
     let number = |text: &str| text.parse::<u64>().map_err(|_| format!("{text} is no number; {USAGE}"));
     let percent = |text: &str| {
         let percent = number(text)?;
@@ -49,20 +65,33 @@ fn grant(folder: &str, uuid: &str, memory: &str, cores: &str, ceiling: &str) -> 
         cores: percent(cores)?,
         ceiling: percent(ceiling)?,
     };
-    let limits = Limits { generation: 1, cards: vec![card], ..Limits::default() };
+    let meaning = if meaning == "throughput" { Meaning::Throughput } else { Meaning::Time };
+    let limits = Limits { generation: 1, meaning, cards: vec![card] };
     files::grant(Path::new(folder), &limits).map_err(|error| format!("{folder}: {error}"))?;
     Ok(())
 }
 
-fn run(seconds: &str, folders: &[&str]) -> Result<(), String> {
+fn run(seconds: &str, uuid: &str, folders: &[&str]) -> Result<(), String> {
     let seconds: u64 = seconds.parse().map_err(|_| format!("{seconds} is no number; {USAGE}"))?;
+    let bytes = uuid_bytes(uuid).ok_or_else(|| format!("{uuid} is no UUID of a card"))?;
     let mut service = Service::default();
     for folder in folders {
         service.add(Path::new(folder)).map_err(|error| format!("{folder}: {error}"))?;
     }
-    let end = futex::now() + seconds * 1_000_000_000;
+    let card = nvml::Card::find(uuid);
+    let model = card.as_ref().and_then(nvml::Card::limit).map(PowerModel::with_limit);
+    let mut power = model.map(PowerFactor::new);
+    let (end, mut sampled) = (futex::now() + seconds * 1_000_000_000, 0);
     while futex::now() < end {
-        service.step(futex::now());
+        let now = futex::now();
+        service.step(now);
+        if now - sampled >= SAMPLE
+            && let (Some(power), Some(card)) = (&mut power, &card)
+            && let (Some(energy), Some(arbiter)) = (card.energy(), service.card(&bytes))
+        {
+            sampled = now;
+            arbiter.set_factor(power.sample(now, energy, arbiter.busy()));
+        }
         futex::sleep(TICK);
     }
     Ok(())

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use tessera_limits::control::Control;
 use tessera_limits::files::{self, Mapped};
 use tessera_limits::ledger::Demands;
+use tessera_limits::limits::Meaning;
 use tessera_limits::{Limits, futex};
 
 use crate::card::{Act, CardArbiter, Seen, Share, Used};
@@ -75,6 +76,11 @@ impl Service {
         used.unwrap_or_default()
     }
 
+    /// A card, for its busy time and power factor.
+    pub fn card(&mut self, uuid: &[u8; 16]) -> Option<&mut CardArbiter<u64>> {
+        self.cards.get_mut(uuid)
+    }
+
     /// Looks once at everything. Call it every [`TICK`].
     pub fn step(&mut self, now: u64) {
         for tenant in self.tenants.values_mut() {
@@ -85,9 +91,8 @@ impl Service {
                 && let Ok(limits) = tenant.control.read()
             {
                 (tenant.turn, tenant.limits) = (turn, limits);
-                for card in &tenant.limits.cards {
-                    let share = Share { cores: card.cores, ceiling: card.ceiling };
-                    self.cards.entry(card.uuid).or_default().set(tenant.id, share);
+                for (uuid, share) in shares(&tenant.limits) {
+                    self.cards.entry(uuid).or_default().set(tenant.id, share);
                 }
             }
         }
@@ -118,9 +123,17 @@ impl Service {
     }
 
     fn apply(&mut self, tenant: &Tenant) {
-        for card in &tenant.limits.cards {
-            let share = Share { cores: card.cores, ceiling: card.ceiling };
-            self.cards.entry(card.uuid).or_default().set(tenant.id, share);
+        for (uuid, share) in shares(&tenant.limits) {
+            self.cards.entry(uuid).or_default().set(tenant.id, share);
         }
     }
+}
+
+/// The share of each card.
+fn shares(limits: &Limits) -> impl Iterator<Item = ([u8; 16], Share)> {
+    let by_throughput = limits.meaning == Meaning::Throughput;
+    limits
+        .cards
+        .iter()
+        .map(move |card| (card.uuid, Share { cores: card.cores, ceiling: card.ceiling, by_throughput }))
 }

@@ -62,11 +62,11 @@ fn run(shares: &[Share], programs: &mut [Program], length: u64) -> Vec<u64> {
 }
 
 fn hard(cores: u32) -> Share {
-    Share { cores, ceiling: cores }
+    Share { cores, ceiling: cores, by_throughput: false }
 }
 
 fn soft(cores: u32) -> Share {
-    Share { cores, ceiling: 100 }
+    Share { cores, ceiling: 100, by_throughput: false }
 }
 
 fn points(had: u64, length: u64) -> f64 {
@@ -108,7 +108,7 @@ fn unlike_tenants_get_equal_time_for_equal_shares() {
 #[test]
 fn memory_grants_use_what_is_left() {
     let length = 5_000 * MS;
-    let free = Share { cores: 0, ceiling: 100 };
+    let free = Share { cores: 0, ceiling: 100, by_throughput: false };
     let had = run(&[hard(60), free], &mut [Program::always(MS / 10), Program::always(MS / 10)], length);
     assert!((points(had[0], length) - 60.0).abs() < 2.0, "{had:?}");
     assert!(points(had[1], length) > 30.0, "{had:?}");
