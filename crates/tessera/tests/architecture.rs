@@ -12,6 +12,10 @@ use serde_json::Value;
 /// it here and to ARCHITECTURE.md.
 const ARROWS: &[(&str, &[&str])] = &[
     ("tessera-core", &[]),
+    ("tessera-limits", &[]),
+    ("tessera-interpose", &["tessera-limits"]),
+    ("tessera-arbiter", &["tessera-limits"]),
+    ("tessera-simulated-driver", &[]),
     ("tessera-wire", &["tessera-core"]),
     ("tessera-node", &["tessera-core", "tessera-wire"]),
     ("tessera-cluster", &["tessera-core", "tessera-wire"]),

@@ -1,0 +1,104 @@
+//! Grants and windows without a cluster, to try the library out:
+//!
+//! ```text
+//! tessera-arbiter grant FOLDER UUID MEMORY-MIB CORES [CEILING [throughput]]   makes or changes the grant in FOLDER
+//! tessera-arbiter run SECONDS UUID FOLDER...                                   hands out windows to these grants
+//! ```
+
+mod nvml;
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use tessera_arbiter::Service;
+use tessera_arbiter::power::{PowerFactor, PowerModel};
+use tessera_arbiter::service::TICK;
+use tessera_limits::limits::Meaning;
+use tessera_limits::{CardLimit, Limits, files, futex};
+
+const USAGE: &str = "usage: tessera-arbiter grant FOLDER UUID MEMORY-MIB CORES [CEILING [throughput]] | run SECONDS UUID FOLDER...";
+
+/// How often the energy counter is read.
+const SAMPLE: u64 = 100_000_000;
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let done = match arguments.as_slice() {
+        ["grant", folder, uuid, memory, cores] => grant(folder, uuid, memory, cores, cores, ""),
+        ["grant", folder, uuid, memory, cores, ceiling] => grant(folder, uuid, memory, cores, ceiling, ""),
+        ["grant", folder, uuid, memory, cores, ceiling, meaning] => {
+            grant(folder, uuid, memory, cores, ceiling, meaning)
+        }
+        ["run", seconds, uuid, folders @ ..] => run(seconds, uuid, folders),
+        _ => Err(USAGE.into()),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(reason) => {
+            eprintln!("{reason}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn grant(
+    folder: &str,
+    uuid: &str,
+    memory: &str,
+    cores: &str,
+    ceiling: &str,
+    meaning: &str,
+) -> Result<(), String> {
+    let number = |text: &str| text.parse::<u64>().map_err(|_| format!("{text} is no number; {USAGE}"));
+    let percent = |text: &str| {
+        let percent = number(text)?;
+        u32::try_from(percent)
+            .ok()
+            .filter(|&percent| percent <= 100)
+            .ok_or_else(|| format!("{percent} is over 100"))
+    };
+    let card = CardLimit {
+        uuid: uuid_bytes(uuid).ok_or_else(|| format!("{uuid} is no UUID of a card"))?,
+        memory: number(memory)?.checked_mul(1 << 20).ok_or_else(|| format!("{memory} MiB are too many"))?,
+        context: 0,
+        cores: percent(cores)?,
+        ceiling: percent(ceiling)?,
+    };
+    let meaning = if meaning == "throughput" { Meaning::Throughput } else { Meaning::Time };
+    let limits = Limits { generation: 1, meaning, cards: vec![card] };
+    files::grant(Path::new(folder), &limits).map_err(|error| format!("{folder}: {error}"))?;
+    Ok(())
+}
+
+fn run(seconds: &str, uuid: &str, folders: &[&str]) -> Result<(), String> {
+    let seconds: u64 = seconds.parse().map_err(|_| format!("{seconds} is no number; {USAGE}"))?;
+    let bytes = uuid_bytes(uuid).ok_or_else(|| format!("{uuid} is no UUID of a card"))?;
+    let mut service = Service::default();
+    for folder in folders {
+        service.add(Path::new(folder)).map_err(|error| format!("{folder}: {error}"))?;
+    }
+    let card = nvml::Card::find(uuid);
+    let model = card.as_ref().and_then(nvml::Card::limit).map(PowerModel::with_limit);
+    let mut power = model.map(PowerFactor::new);
+    let (end, mut sampled) = (futex::now() + seconds * 1_000_000_000, 0);
+    while futex::now() < end {
+        let now = futex::now();
+        service.step(now);
+        if now - sampled >= SAMPLE
+            && let (Some(power), Some(card)) = (&mut power, &card)
+            && let (Some(energy), Some(arbiter)) = (card.energy(), service.card(&bytes))
+        {
+            sampled = now;
+            arbiter.set_factor(power.sample(now, energy, arbiter.busy()));
+        }
+        futex::sleep(TICK);
+    }
+    Ok(())
+}
+
+/// The bytes of "GPU-0123abcd-…", or of the digits alone.
+fn uuid_bytes(text: &str) -> Option<[u8; 16]> {
+    let digits: String = text.trim_start_matches("GPU-").chars().filter(|digit| *digit != '-').collect();
+    u128::from_str_radix(&digits, 16).ok().filter(|_| digits.len() == 32).map(u128::to_be_bytes)
+}

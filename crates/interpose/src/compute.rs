@@ -1,0 +1,230 @@
+//! The card's time: launches pass while the container's window is open.
+//!
+//! - `hooks`: what starts work on a card.
+//! - `lanes`: what each stream has queued, told by fences (events) put between the launches, and what kernels cost.
+//! - `controller`: follows the fences, charges the time the card is busy for us, opens and closes.
+//!
+//! A launch costs one test of the gate, and a look into the lanes afterwards. Streams that capture are left alone.
+
+mod controller;
+pub mod hooks;
+mod lanes;
+
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use tessera_limits::{CARDS, Limits, futex};
+
+use crate::cuda::{Handle, SUCCESS, Status};
+use crate::door::library::driver_functions;
+use crate::grant::Process;
+use crate::keeper;
+pub use controller::{Controller, Rest};
+use lanes::{Lanes, Queued};
+
+driver_functions! { CUDA:
+    is_capturing = c"cuStreamIsCapturing" (stream: Handle, status: *mut i32);
+    is_capturing_per_thread = c"cuStreamIsCapturing_ptsz" (stream: Handle, status: *mut i32);
+}
+
+/// The gates of this process.
+pub struct Compute {
+    pub gates: [Gate; CARDS],
+    /// A capture has been seen: from then on streams are asked.
+    has_captured: AtomicBool,
+    /// Captures that run now.
+    capturing: AtomicI64,
+}
+
+/// The way to one card.
+pub struct Gate {
+    /// Whether launches are held back at all.
+    is_limited: AtomicBool,
+    /// Percent of the card's time at most, for a process that must see to it itself.
+    percent: AtomicU32,
+    /// 1 while launches pass; they sleep on it.
+    open: AtomicU32,
+    /// 1 while work runs or is queued.
+    busy: AtomicU32,
+    /// Threads that wait at the gate.
+    waiting: AtomicU32,
+    /// Changes when queued work has ended; those who queued too much sleep on it.
+    progress: AtomicU32,
+    /// Nanoseconds of queued work that has not ended, by estimate.
+    queued: AtomicU64,
+    lanes: Mutex<Lanes>,
+}
+
+/// A stream, as far as it matters: per-thread forms mean another stream by the same handle.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stream {
+    pub handle: Handle,
+    pub per_thread: bool,
+}
+
+// SAFETY: only a name of the driver's object.
+unsafe impl Send for Stream {}
+
+/// More queued work than this holds the caller back.
+const QUEUE: u64 = 3_000_000;
+
+/// Not for longer than this: a kernel may wait for another that is not launched yet.
+const HOLD: u64 = 250_000_000;
+
+impl Default for Compute {
+    fn default() -> Self {
+        Self {
+            gates: std::array::from_fn(|_| Gate::default()),
+            has_captured: AtomicBool::new(false),
+            capturing: AtomicI64::new(0),
+        }
+    }
+}
+
+impl Default for Gate {
+    fn default() -> Self {
+        Self {
+            is_limited: AtomicBool::new(false),
+            percent: AtomicU32::new(100),
+            open: AtomicU32::new(1),
+            busy: AtomicU32::new(0),
+            waiting: AtomicU32::new(0),
+            progress: AtomicU32::new(0),
+            queued: AtomicU64::new(0),
+            lanes: Mutex::default(),
+        }
+    }
+}
+
+impl Stream {
+    /// Whether work given to it now is recorded and not run.
+    fn is_capturing(self) -> bool {
+        let mut status = 0;
+        // SAFETY: the stream is the program's, `status` the place for the answer.
+        let asked = unsafe {
+            if self.per_thread {
+                is_capturing_per_thread(self.handle, &raw mut status)
+            } else {
+                is_capturing(self.handle, &raw mut status)
+            }
+        };
+        // Not allowed to ask, as for the legacy stream beside a capture: then it is not for us to touch either.
+        asked != SUCCESS || status != 0
+    }
+}
+
+impl Compute {
+    /// Sets the shares. A container alone holds itself to what it may use at most; one without a share uses what is
+    /// left, which alone is everything.
+    pub fn set_limits(&self, limits: &Limits) {
+        for (gate, card) in self.gates.iter().zip(&limits.cards) {
+            let percent = if card.ceiling == 0 { 100 } else { card.ceiling };
+            gate.percent.store(percent, Ordering::Relaxed);
+            gate.is_limited.store(card.limits_compute(), Ordering::Relaxed);
+        }
+        keeper::notify();
+    }
+
+    /// A context is gone, with all its streams.
+    pub fn forget_context(&self, context: usize) {
+        for gate in &self.gates {
+            let ended = gate.lanes().forget_context(context);
+            gate.note_ended(ended);
+        }
+    }
+
+    /// A stream is about to go.
+    pub fn forget_stream(&self, stream: Handle) {
+        for gate in &self.gates {
+            let ended = gate.lanes().forget_stream(stream);
+            gate.note_ended(ended);
+        }
+    }
+
+    /// A capture begins (1) or ends (-1).
+    pub fn captures(&self, change: i64) {
+        self.has_captured.store(true, Ordering::SeqCst);
+        self.capturing.fetch_add(change, Ordering::SeqCst);
+    }
+}
+
+impl Gate {
+    fn lanes(&self) -> MutexGuard<'_, Lanes> {
+        self.lanes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn is_limited(&self) -> bool {
+        self.is_limited.load(Ordering::Relaxed)
+    }
+
+    /// Sleeps until launches may pass and the queue is short; returns the nanoseconds slept.
+    fn pass(&self) -> u64 {
+        if self.open.load(Ordering::Acquire) == 1 && self.queued.load(Ordering::Relaxed) < QUEUE {
+            return 0;
+        }
+        let begin = futex::now();
+        self.waiting.fetch_add(1, Ordering::SeqCst);
+        keeper::notify();
+        while self.open.load(Ordering::Acquire) == 0 && self.is_limited() {
+            futex::wait(&self.open, 0, 100_000_000);
+        }
+        while self.queued.load(Ordering::Relaxed) >= QUEUE && futex::now() - begin < HOLD {
+            let seen = self.progress.load(Ordering::Acquire);
+            if self.queued.load(Ordering::Relaxed) < QUEUE {
+                break;
+            }
+            futex::wait(&self.progress, seen, 5_000_000);
+        }
+        self.waiting.fetch_sub(1, Ordering::SeqCst);
+        futex::now() - begin
+    }
+
+    /// Lets launches pass, or not.
+    fn set_open(&self, open: bool) {
+        if self.open.swap(u32::from(open), Ordering::AcqRel) == 0 && open {
+            futex::wake(&self.open);
+        }
+    }
+
+    /// Queued work has ended.
+    fn note_ended(&self, nanoseconds: u64) {
+        let fewer = |queued: u64| Some(queued.saturating_sub(nanoseconds));
+        let _ = self.queued.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fewer);
+    }
+
+    /// Work has been queued.
+    fn note_queued(&self, nanoseconds: u64) {
+        self.queued.fetch_add(nanoseconds, Ordering::Relaxed);
+        if self.busy.load(Ordering::Relaxed) == 0 && self.busy.swap(1, Ordering::AcqRel) == 0 {
+            keeper::notify();
+        }
+    }
+}
+
+/// Launches through the gate. `key` tells equal work: what it cost once it will cost again.
+pub unsafe fn launch(stream: Stream, key: u64, ask: impl FnOnce() -> Status) -> Status {
+    let Some(process) = Process::if_loaded() else { return ask() };
+    let Some(gate) = gate_of_current(process) else { return ask() };
+    let compute = &process.compute;
+    if compute.has_captured.load(Ordering::Relaxed) && stream.is_capturing() {
+        return ask();
+    }
+    let waited = gate.pass();
+    if waited > 0 {
+        process.slot().waited.fetch_add(waited, Ordering::Relaxed);
+    }
+    let Queued { estimate, measures } = gate.lanes().before(stream, key);
+    let status = ask();
+    let fenced = gate.lanes().after(stream, key, estimate, measures);
+    gate.note_queued(fenced);
+    status
+}
+
+/// The gate of the current card, if launches there are limited.
+fn gate_of_current(process: &Process) -> Option<&Gate> {
+    let card = match process.cards.only() {
+        Some(card) => card,
+        None => process.cards.current()?.ok()?,
+    };
+    Some(&process.compute.gates[card]).filter(|gate| gate.is_limited())
+}

@@ -1,0 +1,177 @@
+//! Follows what runs, charges the time, opens and closes the gates. Runs on our own thread.
+
+use std::sync::atomic::Ordering;
+
+use tessera_limits::pacer::Pacer;
+use tessera_limits::{CARDS, futex};
+
+use super::Gate;
+use crate::door::library::driver_functions;
+use crate::grant::Process;
+
+driver_functions! { CUDA:
+    exchange_capture_mode = c"cuThreadExchangeStreamCaptureMode" (mode: *mut i32);
+}
+
+/// This thread's calls must not disturb captures of others.
+const RELAXED: i32 = 2;
+
+/// How often work is looked at while there is some.
+const TICK: u64 = 500_000;
+
+/// A pause shorter than this counts as work: the card waits for the program, and nobody else can use such a pause.
+const GAP: u64 = 1_000_000;
+
+/// What is known of each card's work.
+#[derive(Default)]
+pub struct Controller {
+    cards: [State; CARDS],
+    is_relaxed: bool,
+}
+
+#[derive(Default)]
+struct State {
+    pacer: Pacer,
+    percent: u32,
+    /// Until when busy time is charged; 0 when the card is idle for us.
+    charged: u64,
+    /// When the last work had ended.
+    idle_since: u64,
+    /// Launches seen at the last look: a stream that is fed needs no fence yet.
+    launches: u64,
+}
+
+/// How long there is nothing to look at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rest {
+    /// Until there is work.
+    Idle,
+    /// So many nanoseconds, or until there is work.
+    For(u64),
+    /// Until the arbiter changes the window of this card from what it was.
+    Window(usize, u32),
+}
+
+impl Controller {
+    /// Looks at all cards.
+    pub fn look(&mut self, process: &Process) -> Rest {
+        if !self.is_relaxed {
+            let mut mode = RELAXED;
+            // SAFETY: `mode` is read and written. Not possible before the program has initialised the driver.
+            self.is_relaxed = unsafe { exchange_capture_mode(&raw mut mode) } == crate::cuda::SUCCESS;
+        }
+        let is_quiet = process.compute.capturing.load(Ordering::SeqCst) <= 0;
+        let gates = process.compute.gates.iter().zip(&mut self.cards).enumerate();
+        let limited =
+            gates.filter(|(_, (gate, _))| gate.is_limited() || gate.open.load(Ordering::Relaxed) == 0);
+        let rests = limited.map(|(card, (gate, state))| state.look(process, card, gate, is_quiet));
+        rests.reduce(Rest::sooner).unwrap_or(Rest::Idle)
+    }
+}
+
+impl Rest {
+    fn sooner(self, other: Self) -> Self {
+        match (self, other) {
+            (Self::Idle, rest) | (rest, Self::Idle) => rest,
+            (Self::For(one), Self::For(other)) => Self::For(one.min(other)),
+            // One word to sleep on is not enough for two cards.
+            _ => Self::For(TICK),
+        }
+    }
+}
+
+impl State {
+    fn look(&mut self, process: &Process, card: usize, gate: &Gate, is_quiet: bool) -> Rest {
+        let now = futex::now();
+        let percent = gate.percent.load(Ordering::Relaxed);
+        if percent != self.percent {
+            (self.percent, self.pacer) = (percent, Pacer::default());
+        }
+        if gate.busy.load(Ordering::Acquire) == 1 {
+            self.follow(gate, now, is_quiet);
+        }
+        if gate.is_limited() && process.control.has_arbiter(now) {
+            self.obey(process, card, gate)
+        } else {
+            self.pace(gate, percent)
+        }
+    }
+
+    /// Opens and closes by the arbiter's windows.
+    fn obey(&self, process: &Process, card: usize, gate: &Gate) -> Rest {
+        let (window, demand) = (process.control.window(card), &process.slot().demand[card]);
+        let change = window.change.load(Ordering::Acquire);
+        let (number, deadline) =
+            (window.number.load(Ordering::Relaxed), window.deadline.load(Ordering::Acquire));
+        let (now, is_busy) = (futex::now(), gate.busy.load(Ordering::Acquire) == 1);
+        let is_short_pause = self.idle_since > 0 && now.saturating_sub(self.idle_since) < GAP;
+        let wants = is_busy || gate.waiting.load(Ordering::SeqCst) > 0 || is_short_pause;
+        let is_open = deadline > now;
+        gate.set_open(is_open);
+        if !is_open && !is_busy {
+            demand.drained.store(number, Ordering::Release);
+        }
+        demand.wants.store(u32::from(wants), Ordering::Release);
+        match (is_open, is_busy, wants) {
+            (_, true, _) => Rest::For(TICK.min(deadline.saturating_sub(now).max(20_000))),
+            (true, false, true) => Rest::For(GAP),
+            (true, false, false) => Rest::For(deadline - now),
+            (false, false, true) => Rest::Window(card, change),
+            (false, false, false) => Rest::Idle,
+        }
+    }
+
+    /// Opens and closes by our own account.
+    fn pace(&self, gate: &Gate, percent: u32) -> Rest {
+        let now = futex::now();
+        let is_open = gate.open.load(Ordering::Relaxed) == 1;
+        if is_open && self.pacer.is_spent(now, percent) {
+            gate.set_open(false);
+        } else if !is_open && (percent >= 100 || now >= self.pacer.opens_at()) {
+            gate.set_open(true);
+        }
+        let reopens = self.pacer.opens_at().saturating_sub(now).max(1_000);
+        match (gate.busy.load(Ordering::Acquire) == 1, gate.open.load(Ordering::Relaxed) == 1) {
+            (true, true) => Rest::For(TICK),
+            (true, false) => Rest::For(reopens.min(TICK)),
+            (false, false) => Rest::For(reopens),
+            (false, true) => Rest::Idle,
+        }
+    }
+
+    /// Charges up to now, and notices when all has ended.
+    fn follow(&mut self, gate: &Gate, now: u64, is_quiet: bool) {
+        let mut lanes = gate.lanes();
+        let ended = lanes.follow();
+        if is_quiet && lanes.launches == self.launches {
+            // Nothing new since the last look: what has no fence gets one, or its end would not be seen.
+            lanes.fence_all();
+        }
+        self.launches = lanes.launches;
+        let is_empty = lanes.are_empty();
+        if is_empty {
+            // Under the lock: a launch that comes now sets it again.
+            gate.busy.store(0, Ordering::Release);
+        }
+        drop(lanes);
+        if self.charged == 0 {
+            // Work has come. A short pause before it is charged with it.
+            let begin = now.saturating_sub(TICK).max(self.idle_since);
+            self.charged = if now - self.idle_since < GAP + TICK { self.idle_since } else { begin };
+        }
+        self.pacer.charge(self.charged, now, self.percent);
+        self.charged = now;
+        if is_empty {
+            (self.charged, self.idle_since) = (0, now);
+            gate.queued.store(0, Ordering::Relaxed);
+        } else {
+            gate.note_ended(ended);
+        }
+        if ended > 0 || is_empty {
+            gate.progress.fetch_add(1, Ordering::Release);
+            if gate.waiting.load(Ordering::SeqCst) > 0 {
+                futex::wake(&gate.progress);
+            }
+        }
+    }
+}

@@ -1,0 +1,129 @@
+//! The driver's types, as far as they are looked into.
+
+use std::ffi::c_void;
+
+/// What every function of the driver returns.
+pub type Status = i32;
+pub type Device = i32;
+pub type DevicePointer = u64;
+/// Contexts, streams, pools, arrays, graphs: opaque to us.
+pub type Handle = *mut c_void;
+
+pub const SUCCESS: Status = 0;
+pub const INVALID_VALUE: Status = 1;
+pub const OUT_OF_MEMORY: Status = 2;
+pub const NOT_PERMITTED: Status = 800;
+pub const NOT_SUPPORTED: Status = 801;
+
+pub const LOCATION_DEVICE: i32 = 1;
+pub const POOL_RESERVED: i32 = 5;
+pub const POOL_USED: i32 = 7;
+pub const GRAPH_MEMORY_RESERVED: i32 = 2;
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Location {
+    pub kind: i32,
+    pub id: i32,
+}
+
+/// The beginning of `CUmemAllocationProp` and of `CUmemPoolProps`; padded to more than either has.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Placement {
+    pub kind: i32,
+    pub handle_kinds: i32,
+    pub location: Location,
+    pub rest: [u64; 16],
+}
+
+/// The beginning of `CUDA_MEM_ALLOC_NODE_PARAMS`. `CUmemPoolProps` takes 88 bytes in all versions.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct AllocationNode {
+    pub kind: i32,
+    pub handle_kinds: i32,
+    pub location: Location,
+    pub rest: [u64; 9],
+    pub access: *const c_void,
+    pub access_count: usize,
+    pub bytes: usize,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct ArrayDescriptor {
+    pub width: usize,
+    pub height: usize,
+    pub format: u32,
+    pub channels: u32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Array3dDescriptor {
+    pub width: usize,
+    pub height: usize,
+    pub depth: usize,
+    pub format: u32,
+    pub channels: u32,
+    pub flags: u32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct IpcHandle {
+    pub bytes: [u8; 64],
+}
+
+impl ArrayDescriptor {
+    pub fn in_3d(self) -> Array3dDescriptor {
+        Array3dDescriptor {
+            width: self.width,
+            height: self.height,
+            depth: 0,
+            format: self.format,
+            channels: self.channels,
+            flags: 0,
+        }
+    }
+}
+
+impl Array3dDescriptor {
+    /// An array whose memory is mapped later, by itself nothing.
+    const SPARSE: u32 = 0x40;
+    const DEFERRED: u32 = 0x80;
+
+    /// The array at a level of a mipmap: each halves every extent.
+    pub fn at_level(mut self, level: u32) -> Self {
+        for extent in [&mut self.width, &mut self.height, &mut self.depth] {
+            *extent = (*extent >> level).max((*extent).min(1));
+        }
+        self
+    }
+
+    /// Bytes of the array, roughly: the driver tiles it. Unknown formats count as the widest.
+    pub fn bytes(&self) -> u64 {
+        if self.flags & (Self::SPARSE | Self::DEFERRED) != 0 {
+            return 0;
+        }
+        let element = match self.format {
+            0x01 | 0x08 => 1,
+            0x02 | 0x09 | 0x10 => 2,
+            _ => 4,
+        } * u64::from(self.channels.max(1));
+        [self.width, self.height, self.depth]
+            .iter()
+            .fold(element, |bytes, &extent| bytes.saturating_mul(extent.max(1) as u64))
+    }
+}
+
+/// What `cuLaunchKernelEx` is told, up to what we read of it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct LaunchConfig {
+    pub grid: [u32; 3],
+    pub block: [u32; 3],
+    pub shared: u32,
+    pub stream: Handle,
+}

@@ -1,0 +1,77 @@
+//! The wrapped functions: what the driver has, what we put in its place.
+
+use std::ffi::{CStr, c_void};
+
+use super::library::Entry;
+
+/// A function of ours in front of one of the driver's.
+#[derive(Debug)]
+pub struct Hook {
+    pub entry: &'static Entry,
+    pub ours: *const c_void,
+}
+
+// SAFETY: addresses of functions, which never change.
+unsafe impl Sync for Hook {}
+
+/// All tables of hooks.
+fn all() -> impl Iterator<Item = &'static Hook> {
+    crate::memory::TABLES
+        .iter()
+        .copied()
+        .chain([super::proc_address::HOOKS, crate::compute::hooks::HOOKS, crate::nvml::HOOKS])
+        .flatten()
+}
+
+/// Our function in place of the driver's `address`, if that is exactly one we wrap. `name` is without version; it
+/// decides where the driver has one body for several names.
+pub fn in_place_of(name: &CStr, address: *mut c_void) -> Option<*mut c_void> {
+    let mut equal = all().filter(|hook| std::ptr::eq(hook.entry.address_if_loaded(), address));
+    let first = equal.next()?;
+    let is_named = |hook: &&Hook| hook.entry.name.to_bytes().starts_with(name.to_bytes());
+    let named = if is_named(&first) { Some(first) } else { equal.find(is_named) };
+    Some(named.unwrap_or(first).ours.cast_mut())
+}
+
+/// The same, for a look-up by name: only hooks of this name are compared.
+pub fn in_place_of_named(name: &CStr, address: *mut c_void) -> Option<*mut c_void> {
+    all()
+        .find(|hook| hook.entry.name == name)
+        .filter(|hook| std::ptr::eq(hook.entry.address_if_loaded(), address))
+        .map(|hook| hook.ours.cast_mut())
+}
+
+/// Exported functions that stand before the driver's. Each is given the driver's function first, then what the program
+/// passed.
+macro_rules! hooks {
+    ($library:ident: $($name:ident $symbol:literal ( $($argument:ident : $type:ty),* ) => $body:path;)*) => {
+        $(
+            #[unsafe(no_mangle)]
+            pub unsafe extern "C" fn $name($($argument: $type),*) -> $crate::cuda::Status {
+                let address = entries::$name.address();
+                if address.is_null() {
+                    return $crate::cuda::NOT_SUPPORTED;
+                }
+                type Form = unsafe extern "C" fn($($type),*) -> $crate::cuda::Status;
+                // SAFETY: the driver's function of this name has this form.
+                let driver = unsafe { std::mem::transmute::<*mut std::ffi::c_void, Form>(address) };
+                // SAFETY: the program keeps the rules of the driver's function.
+                unsafe { $body(driver, $($argument),*) }
+            }
+        )*
+
+        #[allow(non_upper_case_globals, reason = "named like the functions")]
+        mod entries {
+            use $crate::door::library::{$library, Entry};
+            $(pub(super) static $name: Entry = Entry::new($symbol, &$library);)*
+        }
+
+        pub static HOOKS: &[$crate::door::table::Hook] = &[
+            $($crate::door::table::Hook {
+                entry: &entries::$name,
+                ours: $name as *const std::ffi::c_void,
+            },)*
+        ];
+    };
+}
+pub(crate) use hooks;

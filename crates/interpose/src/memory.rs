@@ -1,0 +1,171 @@
+//! Device memory: every way to take it is charged before the driver is asked.
+//!
+//! | file | ways |
+//! | --- | --- |
+//! | `plain` | linear, pitched, managed, imported from other processes |
+//! | `arrays` | arrays and mipmapped arrays |
+//! | `vmm` | handles of physical memory and their mappings |
+//! | `pools` | stream-ordered allocation, charged by what the pool has taken from the card; memory of graphs |
+//! | `contexts` | contexts, and what dies with them |
+//! | `report` | what the program is told: its share |
+//!
+//! Host memory costs nothing and is not wrapped.
+
+pub mod arrays;
+pub mod books;
+pub mod contexts;
+pub mod plain;
+pub mod pools;
+pub mod report;
+pub mod vmm;
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use tessera_limits::CARDS;
+use tessera_limits::budget::Piece;
+use tessera_limits::ledger::Owner;
+
+use crate::cuda::{OUT_OF_MEMORY, SUCCESS, Status};
+use crate::door::table::Hook;
+use crate::grant::Process;
+use books::{Books, Kind, Record};
+
+/// All hooks of this module.
+pub static TABLES: &[&[Hook]] =
+    &[plain::HOOKS, arrays::HOOKS, vmm::HOOKS, pools::HOOKS, contexts::HOOKS, report::HOOKS];
+
+/// What this process has taken.
+#[derive(Default)]
+pub struct Memory {
+    pub books: Books,
+    pub pools: pools::Pools,
+    pub vmm: Mutex<vmm::Handles>,
+    pub contexts: Mutex<contexts::Contexts>,
+    /// Cards on which managed memory was taken.
+    pub has_managed: [AtomicBool; CARDS],
+}
+
+/// How long a request waits for the driver to take back the memory of a process that has just died.
+const PATIENCE: Duration = Duration::from_millis(1_000);
+const LOOK_AGAIN: Duration = Duration::from_millis(2);
+
+impl Process {
+    /// Charges `bytes` of a card.
+    ///
+    /// # Errors
+    /// "Out of memory" at the limit.
+    pub fn charge(&self, card: usize, bytes: u64) -> Result<(), Status> {
+        if self.charge_now(card, bytes) {
+            return Ok(());
+        }
+        // Freed pool memory and the memory of the dead come back late: look before refusing.
+        self.memory.pools.shrink_all(self);
+        let mut waited = Duration::ZERO;
+        loop {
+            self.account.sweep(books::is_gone);
+            if self.charge_now(card, bytes) {
+                return Ok(());
+            }
+            let is_ending = |owner| matches!(owner, Owner::Ending { .. });
+            let ending =
+                self.account.slots().iter().any(|slot| is_ending(slot.owner()) && slot.held(card) > 0);
+            if !ending || waited >= PATIENCE || bytes > self.memory_limit(card) {
+                break;
+            }
+            std::thread::sleep(LOOK_AGAIN);
+            waited += LOOK_AGAIN;
+        }
+        self.slot().denied.fetch_add(bytes, Ordering::Relaxed);
+        Err(OUT_OF_MEMORY)
+    }
+
+    /// Charges what the process already has, limit or not.
+    pub fn charge_anyway(&self, card: usize, bytes: u64) {
+        self.own[card].fetch_add(bytes, Ordering::SeqCst);
+        self.account.charge_anyway(self.slot, card, bytes);
+    }
+
+    /// Gives `bytes` of a card back.
+    pub fn refund(&self, card: usize, bytes: u64) {
+        self.own[card].fetch_sub(bytes, Ordering::SeqCst);
+        self.account.refund(self.slot, card, bytes);
+    }
+
+    /// Charges if there is room at this moment.
+    fn charge_now(&self, card: usize, bytes: u64) -> bool {
+        let limit = self.memory_limit(card);
+        let _announcing = self.announcing();
+        // Whatever is written in the account, a process alone never passes the limit.
+        let own = self.own[card].load(Ordering::SeqCst).saturating_add(bytes);
+        if own > limit || self.account.charge(self.slot, card, bytes, limit).is_err() {
+            return false;
+        }
+        self.own[card].fetch_add(bytes, Ordering::SeqCst);
+        true
+    }
+
+    /// Charges what the driver will take for `bytes`.
+    fn charge_piece(&self, card: usize, bytes: u64) -> Result<Piece, Status> {
+        let piece = Piece::of(bytes);
+        let Piece::Small(small) = piece else {
+            let Piece::Blocks(blocks) = piece else { return Ok(piece) };
+            return self.charge(card, blocks).map(|()| piece);
+        };
+        let missing = self.announcing()[card].missing(small);
+        if missing > 0 {
+            self.charge(card, missing)?;
+        }
+        self.announcing()[card].take(small, missing);
+        Ok(piece)
+    }
+
+    fn refund_piece(&self, card: usize, piece: Piece) {
+        let bytes = match piece {
+            Piece::Blocks(bytes) => bytes,
+            Piece::Small(small) => self.announcing()[card].put_back(small),
+        };
+        self.refund(card, bytes);
+    }
+}
+
+/// Takes memory of the current card: charges `bytes`, asks the driver, and writes down under the key it answers with.
+unsafe fn take(kind: Kind, bytes: u64, ask: impl FnOnce() -> Status, key: impl FnOnce() -> u64) -> Status {
+    let process = match Process::get() {
+        Ok(process) => process,
+        Err(status) => return status,
+    };
+    let card = match process.cards.current() {
+        Some(Ok(card)) => card,
+        Some(Err(status)) => return status,
+        // Without a context the driver refuses by itself, in its own words.
+        None => return ask(),
+    };
+    let piece = match process.charge_piece(card, bytes) {
+        Ok(piece) => piece,
+        Err(status) => return status,
+    };
+    let status = ask();
+    if status == SUCCESS {
+        let record = Record { card, piece, context: contexts::current() };
+        process.memory.books.insert(kind, key(), record);
+    } else {
+        process.refund_piece(card, piece);
+    }
+    status
+}
+
+/// Gives memory back: first to the driver, then to the budget, so that nobody else gets it before it is free.
+unsafe fn give(kind: Kind, key: u64, ask: impl FnOnce() -> Status) -> Status {
+    // Off the books first: the address may be somebody else's as soon as the driver has it.
+    let record =
+        Process::if_loaded().and_then(|process| Some((process, process.memory.books.remove(kind, key)?)));
+    let status = ask();
+    match record {
+        Some((process, record)) if status == SUCCESS => process.refund_piece(record.card, record.piece),
+        Some((process, record)) => process.memory.books.insert(kind, key, record),
+        None => {}
+    }
+    status
+}

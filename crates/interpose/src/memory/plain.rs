@@ -1,0 +1,194 @@
+//! Linear memory.
+
+use std::ffi::c_int;
+use std::sync::atomic::Ordering;
+
+use super::books::Kind;
+use super::{give, take};
+use crate::cuda::{DevicePointer, Handle, INVALID_VALUE, IpcHandle, SUCCESS, Status};
+use crate::door::library::driver_functions;
+use crate::door::table::hooks;
+use crate::grant::Process;
+
+hooks! { CUDA:
+    cuMemAlloc_v2 c"cuMemAlloc_v2" (pointer: *mut DevicePointer, bytes: usize) => alloc;
+    cuMemAlloc c"cuMemAlloc" (pointer: *mut u32, bytes: u32) => alloc_v1;
+    cuMemAllocManaged c"cuMemAllocManaged" (pointer: *mut DevicePointer, bytes: usize, flags: u32) => managed;
+    cuMemAllocPitch_v2 c"cuMemAllocPitch_v2" (
+        pointer: *mut DevicePointer, pitch: *mut usize, width: usize, height: usize, element: u32
+    ) => pitched;
+    cuMemAllocPitch c"cuMemAllocPitch" (
+        pointer: *mut u32, pitch: *mut u32, width: u32, height: u32, element: u32
+    ) => pitched_v1;
+    cuMemFree_v2 c"cuMemFree_v2" (pointer: DevicePointer) => free;
+    cuMemFree c"cuMemFree" (pointer: u32) => free_v1;
+    cuIpcOpenMemHandle c"cuIpcOpenMemHandle" (pointer: *mut DevicePointer, handle: IpcHandle, flags: u32) => import;
+    cuIpcOpenMemHandle_v2 c"cuIpcOpenMemHandle_v2" (
+        pointer: *mut DevicePointer, handle: IpcHandle, flags: u32
+    ) => import;
+    cuIpcCloseMemHandle c"cuIpcCloseMemHandle" (pointer: DevicePointer) => close;
+    cuImportExternalMemory c"cuImportExternalMemory" (memory: *mut Handle, description: *const ExternalMemory) => import_external;
+    cuDestroyExternalMemory c"cuDestroyExternalMemory" (memory: Handle) => destroy_external;
+}
+
+driver_functions! { CUDA:
+    address_range = c"cuMemGetAddressRange_v2" (base: *mut DevicePointer, bytes: *mut usize, pointer: DevicePointer);
+}
+
+/// `CUDA_EXTERNAL_MEMORY_HANDLE_DESC`, up to what we read of it.
+#[repr(C)]
+pub struct ExternalMemory {
+    kind: c_int,
+    handle: [u64; 2],
+    bytes: u64,
+}
+
+/// Rows of pitched memory begin at multiples of this, on all cards so far.
+const PITCH: u64 = 512;
+
+type Import = unsafe extern "C" fn(*mut DevicePointer, IpcHandle, u32) -> Status;
+
+// In all of the following: `driver` is the driver's function of the same form, called with what the program passed.
+
+unsafe fn alloc(
+    driver: unsafe extern "C" fn(*mut DevicePointer, usize) -> Status,
+    pointer: *mut DevicePointer,
+    bytes: usize,
+) -> Status {
+    // SAFETY: see above; on success the driver has written the pointer.
+    unsafe { take(Kind::Pointer, bytes as u64, || driver(pointer, bytes), || *pointer) }
+}
+
+unsafe fn alloc_v1(
+    driver: unsafe extern "C" fn(*mut u32, u32) -> Status,
+    pointer: *mut u32,
+    bytes: u32,
+) -> Status {
+    // SAFETY: as in `alloc`.
+    unsafe { take(Kind::Pointer, bytes.into(), || driver(pointer, bytes), || (*pointer).into()) }
+}
+
+unsafe fn managed(
+    driver: unsafe extern "C" fn(*mut DevicePointer, usize, u32) -> Status,
+    pointer: *mut DevicePointer,
+    bytes: usize,
+    flags: u32,
+) -> Status {
+    if let Err(status) = charge_managed_base() {
+        return status;
+    }
+    // It takes nothing until touched, but then without asking again: so all of it counts from the start.
+    // SAFETY: as in `alloc`.
+    unsafe { take(Kind::Pointer, bytes as u64, || driver(pointer, bytes, flags), || *pointer) }
+}
+
+/// What the driver takes beside the first managed memory of a process: measured on an H200 with driver 580.
+const MANAGED_BASE: u64 = 64 << 20;
+
+/// Charges that, once per card.
+fn charge_managed_base() -> Result<(), Status> {
+    let process = Process::get()?;
+    let Some(card) = process.cards.current().transpose()? else { return Ok(()) };
+    if process.memory.has_managed[card].swap(true, Ordering::SeqCst) {
+        return Ok(());
+    }
+    process.charge(card, MANAGED_BASE).inspect_err(|_| {
+        process.memory.has_managed[card].store(false, Ordering::SeqCst);
+    })
+}
+
+unsafe fn pitched(
+    driver: unsafe extern "C" fn(*mut DevicePointer, *mut usize, usize, usize, u32) -> Status,
+    pointer: *mut DevicePointer,
+    pitch: *mut usize,
+    width: usize,
+    height: usize,
+    element: u32,
+) -> Status {
+    let bytes = pitched_bytes(width as u64, height as u64);
+    // SAFETY: as in `alloc`.
+    unsafe { take(Kind::Pointer, bytes, || driver(pointer, pitch, width, height, element), || *pointer) }
+}
+
+unsafe fn pitched_v1(
+    driver: unsafe extern "C" fn(*mut u32, *mut u32, u32, u32, u32) -> Status,
+    pointer: *mut u32,
+    pitch: *mut u32,
+    width: u32,
+    height: u32,
+    element: u32,
+) -> Status {
+    let bytes = pitched_bytes(width.into(), height.into());
+    // SAFETY: as in `alloc`.
+    unsafe {
+        take(Kind::Pointer, bytes, || driver(pointer, pitch, width, height, element), || (*pointer).into())
+    }
+}
+
+unsafe fn free(driver: unsafe extern "C" fn(DevicePointer) -> Status, pointer: DevicePointer) -> Status {
+    // SAFETY: see above.
+    unsafe { give(Kind::Pointer, pointer, || driver(pointer)) }
+}
+
+unsafe fn free_v1(driver: unsafe extern "C" fn(u32) -> Status, pointer: u32) -> Status {
+    // SAFETY: see above.
+    unsafe { give(Kind::Pointer, pointer.into(), || driver(pointer)) }
+}
+
+/// Memory of another process. The size is only known once it is open, so it is closed again when it does not fit.
+unsafe fn import(driver: Import, pointer: *mut DevicePointer, handle: IpcHandle, flags: u32) -> Status {
+    if let Err(status) = Process::get() {
+        return status;
+    }
+    // SAFETY: see above.
+    let status = unsafe { driver(pointer, handle, flags) };
+    if status != SUCCESS {
+        return status;
+    }
+    let (mut base, mut bytes) = (0, 0);
+    // SAFETY: the driver has just opened this address; `base` and `bytes` are places for the answer.
+    let opened = unsafe { *pointer };
+    // SAFETY: as above.
+    if unsafe { address_range(&raw mut base, &raw mut bytes, opened) } != SUCCESS {
+        return status;
+    }
+    // SAFETY: the driver is not asked again.
+    let charged = unsafe { take(Kind::Imported, bytes as u64, || SUCCESS, || opened) };
+    if charged != SUCCESS {
+        // SAFETY: opened above, and not yet known to the program.
+        let _ = unsafe { cuIpcCloseMemHandle(opened) };
+    }
+    charged
+}
+
+unsafe fn close(driver: unsafe extern "C" fn(DevicePointer) -> Status, pointer: DevicePointer) -> Status {
+    // SAFETY: see above.
+    unsafe { give(Kind::Imported, pointer, || driver(pointer)) }
+}
+
+unsafe fn import_external(
+    driver: unsafe extern "C" fn(*mut Handle, *const ExternalMemory) -> Status,
+    memory: *mut Handle,
+    description: *const ExternalMemory,
+) -> Status {
+    // SAFETY: the program passes a description or null.
+    let Some(described) = (unsafe { description.as_ref() }) else { return INVALID_VALUE };
+    // SAFETY: as in `alloc`.
+    unsafe {
+        take(
+            Kind::ExternalMemory,
+            described.bytes,
+            || driver(memory, description),
+            || (*memory).addr() as u64,
+        )
+    }
+}
+
+unsafe fn destroy_external(driver: unsafe extern "C" fn(Handle) -> Status, memory: Handle) -> Status {
+    // SAFETY: see above.
+    unsafe { give(Kind::ExternalMemory, memory.addr() as u64, || driver(memory)) }
+}
+
+fn pitched_bytes(width: u64, height: u64) -> u64 {
+    width.checked_next_multiple_of(PITCH).unwrap_or(u64::MAX).saturating_mul(height)
+}

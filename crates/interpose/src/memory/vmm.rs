@@ -1,0 +1,232 @@
+//! Physical memory by handles, and its mappings. A handle's memory lives until the handle is released as often as it was
+//! taken and no mapping of it is left.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{MutexGuard, PoisonError};
+
+use tessera_limits::budget::whole_blocks;
+
+use crate::cuda::{Device, DevicePointer, LOCATION_DEVICE, Placement, SUCCESS, Status};
+use crate::door::library::driver_functions;
+use crate::door::table::hooks;
+use crate::grant::Process;
+
+hooks! { CUDA:
+    cuMemCreate c"cuMemCreate" (handle: *mut u64, bytes: usize, placement: *const Placement, flags: u64) => create;
+    cuMemRelease c"cuMemRelease" (handle: u64) => release;
+    cuMemRetainAllocationHandle c"cuMemRetainAllocationHandle" (handle: *mut u64, address: DevicePointer) => retain;
+    cuMemImportFromShareableHandle c"cuMemImportFromShareableHandle" (
+        handle: *mut u64, os_handle: DevicePointer, kind: i32
+    ) => import;
+    cuMemMap c"cuMemMap" (
+        address: DevicePointer, bytes: usize, offset: usize, handle: u64, flags: u64
+    ) => map;
+    cuMemUnmap c"cuMemUnmap" (address: DevicePointer, bytes: usize) => unmap;
+}
+
+driver_functions! { CUDA:
+    properties = c"cuMemGetAllocationPropertiesFromHandle" (placement: *mut Placement, handle: u64);
+}
+
+/// The handles and mappings of this process.
+#[derive(Debug, Default)]
+pub struct Handles {
+    handles: HashMap<u64, Physical>,
+    /// By address: how long, and of which handle.
+    mappings: BTreeMap<DevicePointer, (u64, u64)>,
+}
+
+#[derive(Debug)]
+struct Physical {
+    card: usize,
+    charged: u64,
+    /// Times taken and not released, and mappings.
+    references: u64,
+}
+
+type Map = unsafe extern "C" fn(DevicePointer, usize, usize, u64, u64) -> Status;
+
+impl Handles {
+    /// One reference less; what to refund when it was the last.
+    fn drop_reference(&mut self, handle: u64) -> Option<(usize, u64)> {
+        let physical = self.handles.get_mut(&handle)?;
+        physical.references = physical.references.saturating_sub(1);
+        if physical.references > 0 {
+            return None;
+        }
+        self.handles.remove(&handle).map(|physical| (physical.card, physical.charged))
+    }
+}
+
+fn handles(process: &Process) -> MutexGuard<'_, Handles> {
+    process.memory.vmm.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The device some memory lies on; none for host memory.
+fn device(placement: &Placement) -> Option<Device> {
+    (placement.location.kind == LOCATION_DEVICE).then_some(placement.location.id)
+}
+
+unsafe fn create(
+    driver: unsafe extern "C" fn(*mut u64, usize, *const Placement, u64) -> Status,
+    handle: *mut u64,
+    bytes: usize,
+    placement: *const Placement,
+    flags: u64,
+) -> Status {
+    // SAFETY: passed on as they came.
+    let ask = || unsafe { driver(handle, bytes, placement, flags) };
+    // Only the first fields are read, which every version has.
+    // SAFETY: the program passes a placement or null.
+    let location = (!placement.is_null()).then(|| unsafe { (*placement).location });
+    let Some(location) = location.filter(|location| location.kind == LOCATION_DEVICE) else { return ask() };
+    let process = match Process::get() {
+        Ok(process) => process,
+        Err(status) => return status,
+    };
+    let card = match process.cards.of_device(location.id) {
+        Ok(card) => card,
+        Err(status) => return status,
+    };
+    let charged = whole_blocks(bytes as u64);
+    if let Err(status) = process.charge(card, charged) {
+        return status;
+    }
+    let status = ask();
+    if status == SUCCESS {
+        // SAFETY: written by the driver.
+        let handle = unsafe { *handle };
+        handles(process).handles.insert(handle, Physical { card, charged, references: 1 });
+    } else {
+        process.refund(card, charged);
+    }
+    status
+}
+
+unsafe fn release(driver: unsafe extern "C" fn(u64) -> Status, handle: u64) -> Status {
+    // SAFETY: passed on as it came.
+    let status = unsafe { driver(handle) };
+    if status == SUCCESS
+        && let Some(process) = Process::if_loaded()
+        && let Some((card, bytes)) = { handles(process).drop_reference(handle) }
+    {
+        process.refund(card, bytes);
+    }
+    status
+}
+
+unsafe fn retain(
+    driver: unsafe extern "C" fn(*mut u64, DevicePointer) -> Status,
+    handle: *mut u64,
+    address: DevicePointer,
+) -> Status {
+    // SAFETY: passed on as they came.
+    let status = unsafe { driver(handle, address) };
+    if status == SUCCESS
+        && let Some(process) = Process::if_loaded()
+        // SAFETY: written by the driver.
+        && let Some(physical) = handles(process).handles.get_mut(&unsafe { *handle })
+    {
+        physical.references += 1;
+    }
+    status
+}
+
+/// Memory of another process: its size is told by the mapping, where it is charged. Until then it costs nothing here.
+unsafe fn import(
+    driver: unsafe extern "C" fn(*mut u64, DevicePointer, i32) -> Status,
+    handle: *mut u64,
+    os_handle: DevicePointer,
+    kind: i32,
+) -> Status {
+    if let Err(status) = Process::get() {
+        return status;
+    }
+    // SAFETY: passed on as they came.
+    let status = unsafe { driver(handle, os_handle, kind) };
+    if status == SUCCESS
+        && let Some(process) = Process::if_loaded()
+    {
+        let mut placement = Placement {
+            kind: 0,
+            handle_kinds: 0,
+            location: crate::cuda::Location { kind: 0, id: 0 },
+            rest: [0; 16],
+        };
+        // SAFETY: the handle was written by the driver; `placement` is longer than any version's answer.
+        let asked = unsafe { properties(&raw mut placement, *handle) };
+        if asked == SUCCESS
+            && let Some(device) = device(&placement)
+            && let Ok(card) = process.cards.of_device(device)
+        {
+            // SAFETY: written by the driver.
+            let handle = unsafe { *handle };
+            let known = &mut handles(process).handles;
+            known.entry(handle).or_insert(Physical { card, charged: 0, references: 0 }).references += 1;
+        }
+    }
+    status
+}
+
+unsafe fn map(
+    driver: Map,
+    address: DevicePointer,
+    bytes: usize,
+    offset: usize,
+    handle: u64,
+    flags: u64,
+) -> Status {
+    let Some(process) = Process::if_loaded() else {
+        // SAFETY: passed on as they came.
+        return unsafe { driver(address, bytes, offset, handle, flags) };
+    };
+    // Imported memory becomes ours with its first mapping.
+    let unpaid =
+        handles(process).handles.get(&handle).filter(|physical| physical.charged == 0).map(|it| it.card);
+    let needed = whole_blocks((bytes as u64).saturating_add(offset as u64));
+    if let Some(card) = unpaid
+        && let Err(status) = process.charge(card, needed)
+    {
+        return status;
+    }
+    // SAFETY: passed on as they came.
+    let status = unsafe { driver(address, bytes, offset, handle, flags) };
+    if status != SUCCESS {
+        if let Some(card) = unpaid {
+            process.refund(card, needed);
+        }
+        return status;
+    }
+    let mut all = handles(process);
+    if let Some(physical) = all.handles.get_mut(&handle) {
+        physical.references += 1;
+        if unpaid.is_some() {
+            physical.charged += needed;
+        }
+        all.mappings.insert(address, (bytes as u64, handle));
+    }
+    status
+}
+
+unsafe fn unmap(
+    driver: unsafe extern "C" fn(DevicePointer, usize) -> Status,
+    address: DevicePointer,
+    bytes: usize,
+) -> Status {
+    // SAFETY: passed on as they came.
+    let status = unsafe { driver(address, bytes) };
+    let Some(process) = Process::if_loaded().filter(|_| status == SUCCESS) else { return status };
+    let mut all = handles(process);
+    let range = address..address.saturating_add(bytes as u64);
+    let gone: Vec<_> = all.mappings.range(range).map(|(&address, &(_, handle))| (address, handle)).collect();
+    let mut refunds = Vec::new();
+    for (address, handle) in gone {
+        all.mappings.remove(&address);
+        refunds.extend(all.drop_reference(handle));
+    }
+    drop(all);
+    for (card, bytes) in refunds {
+        process.refund(card, bytes);
+    }
+    status
+}

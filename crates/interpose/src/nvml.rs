@@ -1,0 +1,103 @@
+//! What NVML, and so `nvidia-smi`, tells about memory: the share.
+
+use std::ffi::{CStr, c_char};
+
+use tessera_limits::budget::shown;
+
+use crate::cuda::{Handle, SUCCESS, Status};
+use crate::door::library::driver_functions;
+use crate::door::table::hooks;
+use crate::grant::Process;
+
+hooks! { NVML:
+    nvmlDeviceGetMemoryInfo c"nvmlDeviceGetMemoryInfo" (device: Handle, info: *mut Info) => memory_info;
+    nvmlDeviceGetMemoryInfo_v2 c"nvmlDeviceGetMemoryInfo_v2" (device: Handle, info: *mut InfoV2) => memory_info_v2;
+}
+
+driver_functions! { NVML:
+    device_uuid = c"nvmlDeviceGetUUID" (device: Handle, text: *mut c_char, length: u32);
+}
+
+/// `nvmlMemory_t`.
+#[repr(C)]
+pub struct Info {
+    total: u64,
+    free: u64,
+    used: u64,
+}
+
+/// `nvmlMemory_v2_t`.
+#[repr(C)]
+pub struct InfoV2 {
+    version: u32,
+    total: u64,
+    reserved: u64,
+    free: u64,
+    used: u64,
+}
+
+unsafe fn memory_info(
+    driver: unsafe extern "C" fn(Handle, *mut Info) -> Status,
+    device: Handle,
+    info: *mut Info,
+) -> Status {
+    // SAFETY: passed on as they came.
+    let status = unsafe { driver(device, info) };
+    if status == SUCCESS
+        // SAFETY: written by NVML on success.
+        && let Some(info) = unsafe { info.as_mut() }
+        && let Some((limit, held)) = share(device)
+    {
+        let (free, total) = shown(limit, held, info.total, info.free);
+        *info = Info { total, free, used: total.saturating_sub(free) };
+    }
+    status
+}
+
+unsafe fn memory_info_v2(
+    driver: unsafe extern "C" fn(Handle, *mut InfoV2) -> Status,
+    device: Handle,
+    info: *mut InfoV2,
+) -> Status {
+    // SAFETY: passed on as they came.
+    let status = unsafe { driver(device, info) };
+    if status == SUCCESS
+        // SAFETY: written by NVML on success.
+        && let Some(info) = unsafe { info.as_mut() }
+        && let Some((limit, held)) = share(device)
+    {
+        let (free, total) = shown(limit, held, info.total, info.free);
+        *info = InfoV2 { version: info.version, total, reserved: 0, free, used: total.saturating_sub(free) };
+    }
+    status
+}
+
+/// What of a card was granted and what is held.
+fn share(device: Handle) -> Option<(u64, u64)> {
+    let process = Process::get().ok()?;
+    let mut text = [0; 96];
+    // SAFETY: NVML writes at most as many characters as it is told.
+    if unsafe { device_uuid(device, text.as_mut_ptr(), 96) } != SUCCESS {
+        return None;
+    }
+    // SAFETY: NVML ended the text with a zero.
+    let text = unsafe { CStr::from_ptr(text.as_ptr()) }.to_str().ok()?;
+    let card = process.cards.of_uuid(&uuid_bytes(text)?)?;
+    process.account.sweep(crate::memory::books::is_gone);
+    let granted = process.granted(card);
+    (granted != u64::MAX).then(|| (granted, process.held(card)))
+}
+
+/// The bytes of "GPU-0123abcd-…" or "MIG-0123abcd-…".
+fn uuid_bytes(text: &str) -> Option<[u8; 16]> {
+    let (_, digits) = text.split_once('-')?;
+    let hex: Vec<u8> = digits.chars().filter_map(|digit| u8::try_from(digit.to_digit(16)?).ok()).collect();
+    let mut bytes = [0; 16];
+    if hex.len() != 32 {
+        return None;
+    }
+    for (byte, pair) in bytes.iter_mut().zip(hex.chunks_exact(2)) {
+        *byte = pair[0] << 4 | pair[1];
+    }
+    Some(bytes)
+}

@@ -1,0 +1,100 @@
+//! Shares of time. The card counts the time of kernels itself; how exact a share is on a loaded test machine is not
+//! asserted, that is measured on a real card.
+
+use crate::support::Container;
+
+/// Launches of kernels of 1 ms for a while, as the answer tells.
+fn launched(container: &Container, door: &str, command: &str) -> u64 {
+    let mut tenant = container.begun(door);
+    let count = tenant.ask(command).parse().unwrap();
+    assert_eq!(tenant.end(), "");
+    count
+}
+
+#[test]
+fn a_limited_program_gets_its_share_by_every_door() {
+    for door in ["link", "dlsym", "proc"] {
+        for way in ["sync", "deep"] {
+            let count = launched(&Container::with(4096, 20), door, &format!("run {way} 1000 1500"));
+            // 20 % of 1.5 s are 300 kernels of 1 ms. Never far above; below only as the machine is loaded.
+            assert!((10..=390).contains(&count), "{door} {way}: {count}");
+        }
+    }
+}
+
+#[test]
+fn a_whole_card_is_not_held_back() {
+    let count = launched(&Container::with(4096, 100), "proc", "run deep 1000 200");
+    assert!(count > 390, "nothing bounds the queue: {count}");
+}
+
+#[test]
+fn captures_are_left_alone_and_graphs_run() {
+    for cores in [20, 100] {
+        let container = Container::with(4096, cores);
+        let mut tenant = container.begun("proc");
+        for _ in 0..10 {
+            assert_eq!(tenant.ask("capture x 500"), "0 5000");
+        }
+    }
+}
+
+#[test]
+fn a_share_changes_while_a_program_runs() {
+    let container = Container::with(4096, 10);
+    let mut tenant = container.begun("link");
+    tenant.ask("run sync 1000 500");
+    container.limit(4096, 100);
+    // Noticed within a second; after that nothing bounds the queue.
+    tenant.ask("run sync 1000 1200");
+    let count: u64 = tenant.ask("run deep 1000 200").parse().unwrap();
+    assert!(count > 390, "{count}");
+}
+
+/// An arbiter over some containers, until it is dropped.
+struct Arbiter {
+    child: std::process::Child,
+}
+
+impl Arbiter {
+    fn start(containers: &[&Container]) -> Self {
+        let folders: Vec<_> = containers.iter().map(|container| container.grant()).collect();
+        let child = std::process::Command::new(crate::support::Built::get().arbiter())
+            .args(["run", "60", "73696d756c617465642d636172642d30"])
+            .args(folders)
+            .spawn()
+            .unwrap();
+        Self { child }
+    }
+}
+
+impl Drop for Arbiter {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Two containers on one card under an arbiter, which dies and comes back meanwhile.
+#[test]
+fn tenants_of_an_arbiter_go_on_through_its_restart() {
+    let one = Container::with(4096, 30);
+    let two = Container::beside(&one, 4096, 60);
+    let mut tenants = [one.begun("proc"), two.begun("link")];
+    let arbiter = Arbiter::start(&[&one, &two]);
+    let mut count = |command: &str| -> Vec<u64> {
+        tenants.iter_mut().for_each(|tenant| tenant.tell(command));
+        tenants.iter_mut().map(|tenant| tenant.answer().parse().unwrap()).collect()
+    };
+    let with = count("run sync 500 1500");
+    drop(arbiter);
+    let without = count("run sync 500 1500");
+    let _arbiter = Arbiter::start(&[&one, &two]);
+    let again = count("run sync 500 1500");
+    for counts in [&with, &without, &again] {
+        assert!(counts.iter().all(|&count| count > 0), "{with:?} {without:?} {again:?}");
+        // 30 % and 60 % of 1.5 s, with as much again for windows that lie across the ends.
+        assert!(counts[0] <= 1_100 && counts[1] <= 2_200, "{with:?} {without:?} {again:?}");
+    }
+    println!("30/60: with an arbiter {with:?}, without {without:?}, again {again:?} kernels of 0.5 ms");
+}

@@ -1,0 +1,60 @@
+//! What the shipped file exports and needs.
+
+use std::process::Command;
+
+use crate::support::Built;
+
+fn tool(program: &str, arguments: &[&str]) -> String {
+    let output = Command::new(program).args(arguments).arg(&Built::get().library).output().unwrap();
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[test]
+fn only_names_of_the_driver_and_dlsym_are_exported() {
+    let symbols = tool("nm", &["-D", "--defined-only"]);
+    let names: Vec<_> = symbols.lines().filter_map(|line| line.split_whitespace().last()).collect();
+    assert!(names.len() > 40, "{names:?}");
+    for name in names {
+        let is_known = name.starts_with("cu") || name.starts_with("nvml") || name == "dlsym";
+        assert!(is_known, "{name} is exported");
+    }
+}
+
+#[test]
+fn it_is_small() {
+    let size = Built::get().library.metadata().unwrap().len();
+    assert!(size < 500_000, "{size} bytes");
+}
+
+/// The library must load in images with a glibc of 2012. Only a build for that glibc can show it; it needs cargo-zigbuild.
+#[test]
+fn it_needs_no_newer_glibc_than_2_17() {
+    let crate_folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+    let target = crate_folder.join("../../target/under-test");
+    let has_zig =
+        Command::new("cargo-zigbuild").arg("--version").output().is_ok_and(|output| output.status.success());
+    if !has_zig {
+        eprintln!("passed over: cargo-zigbuild is not installed");
+        return;
+    }
+    let built = Command::new(env!("CARGO"))
+        .args(["zigbuild", "--quiet", "--offline", "--profile", "interpose", "-p", "tessera-interpose"])
+        .args(["--target", "x86_64-unknown-linux-gnu.2.17", "--target-dir"])
+        .arg(&target)
+        .current_dir(crate_folder)
+        .status()
+        .unwrap();
+    assert!(built.success());
+    let library = target.join("x86_64-unknown-linux-gnu/interpose/libtessera.so");
+    assert!(library.metadata().unwrap().len() < 500_000);
+    let symbols = Command::new("objdump").args(["-p"]).arg(library).output().unwrap();
+    let text = String::from_utf8(symbols.stdout).unwrap();
+    for word in text.split_whitespace().filter_map(|word| word.strip_prefix("GLIBC_2.")) {
+        let minor: u32 = word.split('.').next().unwrap().parse().unwrap();
+        assert!(minor <= 17, "needs GLIBC_2.{word}");
+    }
+    let needed: Vec<_> =
+        text.lines().filter_map(|line| line.trim().strip_prefix("NEEDED")).map(str::trim).collect();
+    let of_libc = ["libc.so.6", "ld-linux-x86-64.so.2", "libpthread.so.0", "libdl.so.2"];
+    assert!(needed.iter().all(|name| of_libc.contains(name)), "{needed:?}");
+}

@@ -1,0 +1,9 @@
+//! The library as it is shipped, under programs that use all three doors, on a simulated card.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests may fail like tests")]
+
+mod compute;
+mod doors;
+mod memory;
+mod robustness;
+mod support;

@@ -1,0 +1,129 @@
+//! Memory limits, by every way to take memory.
+
+use crate::support::{CONTEXT, Container};
+
+const LIMIT: u64 = 4096;
+
+/// How many pieces of 64 MiB fit beside one context.
+const PIECES: u64 = (LIMIT - CONTEXT) / 64;
+
+#[test]
+fn every_way_and_door_stops_at_the_limit() {
+    for door in ["link", "dlsym", "proc"] {
+        for way in ["plain", "managed", "pitch", "array", "vmm", "async"] {
+            let container = Container::with_memory(LIMIT);
+            let mut tenant = container.begun(door);
+            // The first managed memory costs one piece more.
+            let pieces = PIECES - u64::from(way == "managed");
+            assert_eq!(tenant.ask(&format!("fill {way} 64")), format!("{pieces} 2"), "{door} {way}");
+            assert!(container.most() <= LIMIT, "{door} {way}: {} taken", container.most());
+            assert_eq!(tenant.end(), "");
+        }
+    }
+}
+
+#[test]
+fn what_is_freed_can_be_taken_again() {
+    for way in ["plain", "pitch", "vmm", "async"] {
+        let container = Container::with_memory(LIMIT);
+        let mut tenant = container.begun("proc");
+        for _ in 0..5 {
+            assert_eq!(tenant.ask(&format!("fill {way} 64")), format!("{PIECES} 2"), "{way}");
+            assert_eq!(tenant.ask(&format!("free {way}")), "0");
+        }
+        assert_eq!(tenant.ask("fill plain 64"), format!("{PIECES} 2"), "{way}, then plain");
+        assert!(container.most() <= LIMIT);
+    }
+}
+
+#[test]
+fn contexts_count() {
+    let container = Container::with_memory(LIMIT);
+    let mut tenant = container.begun("dlsym");
+    assert_eq!(tenant.ask("fill context 0"), format!("{} 2", LIMIT / CONTEXT - 1));
+    assert!(container.most() <= LIMIT);
+    assert_eq!(tenant.ask("free context"), "0");
+    assert_eq!(tenant.ask("end"), "0");
+    let small = Container::with_memory(CONTEXT - 1);
+    assert_eq!(small.start("dlsym").ask("begin"), "2", "no room for a context");
+}
+
+#[test]
+fn what_dies_with_its_context_is_given_back() {
+    let container = Container::with_memory(LIMIT);
+    let mut tenant = container.begun("link");
+    assert_eq!(tenant.ask("fill plain 64"), format!("{PIECES} 2"));
+    assert_eq!(tenant.ask("end"), "0");
+    assert_eq!(tenant.ask("begin"), "0");
+    assert_eq!(tenant.ask("fill plain 64"), format!("{PIECES} 2"));
+}
+
+#[test]
+fn host_memory_costs_nothing() {
+    let container = Container::with_memory(LIMIT);
+    let mut tenant = container.begun("proc");
+    assert_eq!(tenant.ask("take host 8192"), "0");
+    assert_eq!(tenant.ask("fill plain 64"), format!("{PIECES} 2"));
+}
+
+#[test]
+fn a_program_sees_its_share() {
+    for door in ["link", "dlsym", "proc"] {
+        let container = Container::with_memory(LIMIT);
+        let mut tenant = container.begun(door);
+        assert_eq!(tenant.ask("info"), format!("{} {LIMIT} {LIMIT}", LIMIT - CONTEXT));
+        tenant.ask("take plain 96");
+        assert_eq!(tenant.ask("info"), format!("{} {LIMIT} {LIMIT}", LIMIT - CONTEXT - 96));
+    }
+}
+
+#[test]
+fn a_whole_card_is_shown_as_it_is() {
+    let container = Container::with_memory(u64::MAX >> 20);
+    let mut tenant = container.begun("link");
+    assert_eq!(tenant.ask("info"), format!("{} 81920 81920", 81_920 - CONTEXT));
+    assert_eq!(tenant.ask("take plain 70000"), "0");
+    assert_eq!(tenant.ask("take plain 70000"), "2", "the card itself is full");
+}
+
+#[test]
+fn limits_change_while_a_program_runs() {
+    let container = Container::with_memory(1024);
+    let mut tenant = container.begun("proc");
+    let room = |limit: u64| (limit - CONTEXT) / 64;
+    assert_eq!(tenant.ask("fill plain 64"), format!("{} 2", room(1024)));
+    container.limit(2048, 100);
+    assert_eq!(
+        tenant.ask("fill plain 64"),
+        format!("{} 2", room(2048) - room(1024)),
+        "growing works at once"
+    );
+    container.limit(1024, 100);
+    assert_eq!(tenant.ask("take plain 64"), "2", "shrinking stops further memory");
+    assert_eq!(tenant.ask("free plain"), "0");
+    assert_eq!(tenant.ask("fill plain 64"), format!("{} 2", room(1024)));
+}
+
+#[test]
+fn processes_share_one_limit() {
+    let container = Container::with_memory(LIMIT);
+    let (mut one, mut two) = (container.begun("proc"), container.begun("link"));
+    assert_eq!(one.ask("take plain 2000"), "0");
+    assert_eq!(two.ask("take plain 2000"), "2");
+    assert_eq!(two.ask("take plain 1000"), "0");
+    one.end();
+    assert_eq!(two.ask("take plain 2000"), "0", "what a process held comes back when it ends");
+    assert!(container.most() <= LIMIT);
+}
+
+/// Two processes ask for what only one may have, thousands of times, without ever exceeding the card's own count.
+#[test]
+fn racing_processes_never_exceed_the_limit() {
+    let container = Container::with_memory(2 * CONTEXT + 1000);
+    let (mut one, mut two) = (container.begun("proc"), container.begun("dlsym"));
+    one.tell("race plain 600 10000");
+    two.tell("race plain 600 10000");
+    let won: Vec<u64> = [one.answer(), two.answer()].iter().map(|answer| answer.parse().unwrap()).collect();
+    assert!(won.iter().any(|&won| won > 0), "{won:?}");
+    assert!(container.most() <= 2 * CONTEXT + 1000, "{}", container.most());
+}

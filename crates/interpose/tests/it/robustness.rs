@@ -1,0 +1,119 @@
+//! Kills, forks, damaged and hostile files.
+
+use std::os::unix::fs::FileExt;
+
+use crate::support::{CONTEXT, Container};
+
+#[test]
+fn a_killed_process_leaves_nothing_held() {
+    let container = Container::with_memory(4096);
+    let mut survivor = container.begun("proc");
+    for round in 0..20 {
+        let mut victim = container.begun(["link", "dlsym", "proc"][round % 3]);
+        assert_eq!(victim.ask("take plain 2500"), "0");
+        victim.child.kill().unwrap();
+        victim.child.wait().unwrap();
+    }
+    assert_eq!(survivor.ask("take plain 3500"), "0");
+    assert!(container.most() <= 4096);
+}
+
+/// Processes killed while they take and free, wherever that finds them; a survivor takes and frees all the while.
+#[test]
+fn kills_at_any_point_leave_no_leak_no_hang_and_no_byte_too_many() {
+    let container = Container::with_memory(8192);
+    let mut survivor = container.begun("proc");
+    survivor.tell("race plain 512 100000");
+    let kills = if std::env::var_os("TESSERA_KILLS").is_some() { 1000 } else { 150 };
+    let mut running: Vec<_> = (0..4).map(|_| container.start("dlsym")).collect();
+    for (round, way) in ["plain", "async", "vmm", "pitch"].iter().cycle().take(kills).enumerate() {
+        let mut victim = std::mem::replace(&mut running[round % 4], container.start("link"));
+        victim.tell("begin");
+        victim.tell(&format!("churn {way} 64"));
+        if round % 3 > 0 {
+            // Well into its work; otherwise somewhere in the beginning.
+            victim.answer();
+        }
+        std::thread::sleep(std::time::Duration::from_micros((round as u64 * 7919) % 4000));
+        victim.child.kill().unwrap();
+        victim.child.wait().unwrap();
+    }
+    for mut idle in running {
+        idle.child.kill().unwrap();
+        idle.child.wait().unwrap();
+    }
+    assert!(survivor.answer().parse::<u64>().unwrap() > 0);
+    assert_eq!(survivor.ask("fill plain 64"), format!("{} 2", (8192 - CONTEXT) / 64), "all is back");
+    assert!(container.most() <= 8192, "{} taken", container.most());
+}
+
+#[test]
+fn children_have_ledgers_of_their_own() {
+    let container = Container::with_memory(4096);
+    let mut parent = container.start("proc");
+    assert_eq!(parent.ask("fork x 1000"), "0", "a child before the parent");
+    assert_eq!(parent.ask("fork x 5000"), "2", "a child is limited too");
+    assert_eq!(parent.ask("begin"), "0");
+    assert_eq!(parent.ask("take plain 3000"), "0");
+    assert_eq!(parent.ask("fork x 10"), "3", "a child after the parent is refused by the driver");
+    assert_eq!(
+        parent.ask("fill plain 64"),
+        format!("{} 2", (4096 - CONTEXT - 3000) / 64),
+        "the parent still holds"
+    );
+}
+
+#[test]
+fn without_valid_limits_nothing_is_allowed_and_one_line_says_why() {
+    for damage in ["absent", "short", "bits", "version", "account"] {
+        let container = Container::with_memory(4096);
+        let control = container.grant().join("control");
+        match damage {
+            "absent" => std::fs::remove_file(&control).unwrap(),
+            "short" => std::fs::write(&control, "short").unwrap(),
+            "account" => std::fs::write(container.grant().join("account"), "short").unwrap(),
+            "version" => write_at(&control, 0, b"tessera9"),
+            _ => (24..2_000).step_by(8).for_each(|place| write_at(&control, place, &[0xff; 8])),
+        }
+        let mut tenant = container.start("link");
+        assert_eq!(tenant.ask("begin"), "800", "{damage}");
+        assert_eq!(tenant.ask("take plain 1"), "800", "{damage}");
+        assert_eq!(tenant.ask("take async 1"), "3", "{damage}: the driver was never initialised");
+        let said = tenant.end();
+        assert_eq!(said.lines().count(), 1, "{damage}: {said}");
+        assert!(said.starts_with("tessera: no use of GPUs is allowed: "), "{damage}: {said}");
+    }
+}
+
+#[test]
+fn nonsense_in_the_account_harms_no_more_than_the_container() {
+    let container = Container::with_memory(4096);
+    let mut tenant = container.begun("proc");
+    let account = container.grant().join("account");
+    let length = account.metadata().unwrap().len();
+    // All but the first word, which tells the format.
+    for place in (8..length).step_by(8) {
+        write_at(&account, place, &[0xff; 8]);
+    }
+    let answer = tenant.ask("take plain 64");
+    assert!(["0", "2"].contains(&answer.as_str()), "{answer}");
+    tenant.ask("info");
+    for place in (8..length).step_by(8) {
+        write_at(&account, place, &[0; 8]);
+    }
+    tenant.ask("fill plain 64");
+    assert!(container.most() <= 4096, "{} taken after the account was wiped", container.most());
+}
+
+#[test]
+fn an_environment_variable_does_not_lead_past_a_mounted_grant() {
+    // Only where this machine has a grant in its place can this be tried; everywhere else the variable is the way in.
+    if std::path::Path::new("/etc/tessera").exists() {
+        let container = Container::with_memory(4096);
+        assert_ne!(container.start("proc").ask("begin"), "0");
+    }
+}
+
+fn write_at(file: &std::path::Path, place: u64, bytes: &[u8]) {
+    std::fs::OpenOptions::new().write(true).open(file).unwrap().write_all_at(bytes, place).unwrap();
+}

@@ -1,0 +1,174 @@
+//! A container on a simulated card: a grant, and programs under the library.
+
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::OnceLock;
+
+use tempfile::TempDir;
+use tessera_limits::{CardLimit, Control, Limits, files};
+
+/// What the simulated driver calls its card.
+const UUID: [u8; 16] = *b"simulated-card-0";
+
+/// What the simulated driver takes for a context.
+pub(crate) const CONTEXT: u64 = 500;
+
+/// The library, the simulated driver, and the program, all built.
+#[derive(Debug)]
+pub(crate) struct Built {
+    pub(crate) library: PathBuf,
+    drivers: PathBuf,
+    tenant: PathBuf,
+}
+
+/// A container with a grant on a card of its own.
+#[derive(Debug)]
+pub(crate) struct Container {
+    folder: TempDir,
+    card: PathBuf,
+}
+
+/// A program in a container, told what to do line by line.
+#[derive(Debug)]
+pub(crate) struct Tenant {
+    pub(crate) child: Child,
+    input: ChildStdin,
+    output: BufReader<ChildStdout>,
+}
+
+impl Built {
+    /// Builds once per run, in a folder of its own: the cargo that runs the tests may hold the other one.
+    pub(crate) fn get() -> &'static Self {
+        static BUILT: OnceLock<Built> = OnceLock::new();
+        BUILT.get_or_init(|| {
+            let crate_folder = Path::new(env!("CARGO_MANIFEST_DIR"));
+            let target = crate_folder.join("../../target/under-test");
+            let built = Command::new(env!("CARGO"))
+                .args(["build", "--quiet", "--offline", "--profile", "interpose"])
+                .args(["-p", "tessera-interpose", "-p", "tessera-simulated-driver", "-p", "tessera-arbiter"])
+                .args(["--target-dir".as_ref(), target.as_os_str()])
+                .current_dir(crate_folder)
+                .status()
+                .unwrap();
+            assert!(built.success());
+            let (built, drivers) = (target.join("interpose"), target.join("drivers"));
+            std::fs::create_dir_all(&drivers).unwrap();
+            for name in ["libcuda.so", "libcuda.so.1", "libnvidia-ml.so.1"] {
+                let _ = std::fs::remove_file(drivers.join(name));
+                std::os::unix::fs::symlink(built.join("libsimulated_driver.so"), drivers.join(name)).unwrap();
+            }
+            let tenant = target.join(format!("tenant-{}", std::process::id()));
+            let compiled = Command::new("cc")
+                .args(["-O1", "-w", "-o"])
+                .arg(&tenant)
+                .arg(crate_folder.join("tests/tenant.c"))
+                .args(["-L".as_ref(), drivers.as_os_str()])
+                .args(["-lcuda", "-ldl", "-lpthread"])
+                .status()
+                .unwrap();
+            assert!(compiled.success());
+            Self { library: built.join("libtessera.so"), drivers, tenant }
+        })
+    }
+}
+
+impl Built {
+    /// The arbiter's program.
+    pub(crate) fn arbiter(&self) -> PathBuf {
+        self.library.with_file_name("tessera-arbiter")
+    }
+}
+
+impl Container {
+    /// With `memory` MiB of the card and all of its time.
+    pub(crate) fn with_memory(memory: u64) -> Self {
+        Self::with(memory, 100)
+    }
+
+    /// With `memory` MiB of the card and `cores` percent of its time.
+    pub(crate) fn with(memory: u64, cores: u32) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let container = Self { card: folder.path().join("card"), folder };
+        container.limit(memory, cores);
+        container
+    }
+
+    /// Another container on the same card.
+    pub(crate) fn beside(other: &Self, memory: u64, cores: u32) -> Self {
+        let container = Self { card: other.card.clone(), folder: tempfile::tempdir().unwrap() };
+        container.limit(memory, cores);
+        container
+    }
+
+    /// Changes the limits, also while programs run.
+    pub(crate) fn limit(&self, memory: u64, cores: u32) -> files::Mapped<Control> {
+        let card =
+            CardLimit { uuid: UUID, memory: memory << 20, context: CONTEXT << 20, cores, ceiling: cores };
+        files::grant(&self.grant(), &Limits { generation: 1, cards: vec![card], ..Limits::default() })
+            .unwrap()
+    }
+
+    pub(crate) fn grant(&self) -> PathBuf {
+        self.folder.path().join("grant")
+    }
+
+    /// The most memory that was ever taken of the card, in MiB, by the card's own count.
+    pub(crate) fn most(&self) -> u64 {
+        let card = std::fs::read(&self.card).unwrap();
+        u64::from_le_bytes(card[..8].try_into().unwrap()) >> 20
+    }
+
+    /// A program that enters by `door`.
+    pub(crate) fn start(&self, door: &str) -> Tenant {
+        let built = Built::get();
+        let mut child = Command::new(&built.tenant)
+            .arg(door)
+            .env("LD_PRELOAD", &built.library)
+            .env("LD_LIBRARY_PATH", &built.drivers)
+            .env("TESSERA_GRANT", self.grant())
+            .env("SIMULATED_CARD", &self.card)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let (input, output) = (child.stdin.take().unwrap(), BufReader::new(child.stdout.take().unwrap()));
+        Tenant { child, input, output }
+    }
+
+    /// A program that has begun to use the card.
+    pub(crate) fn begun(&self, door: &str) -> Tenant {
+        let mut tenant = self.start(door);
+        assert_eq!(tenant.ask("begin"), "0");
+        tenant
+    }
+}
+
+impl Tenant {
+    /// Has a command done; returns the answer.
+    pub(crate) fn ask(&mut self, command: &str) -> String {
+        self.tell(command);
+        self.answer()
+    }
+
+    /// Gives a command without waiting for the answer.
+    pub(crate) fn tell(&mut self, command: &str) {
+        writeln!(self.input, "{command}").unwrap();
+    }
+
+    /// The answer to a command given before.
+    pub(crate) fn answer(&mut self) -> String {
+        let mut line = String::new();
+        self.output.read_line(&mut line).unwrap();
+        line.trim().into()
+    }
+
+    /// Ends the program; what it wrote on stderr.
+    pub(crate) fn end(self) -> String {
+        let Self { child, input, output } = self;
+        drop((input, output));
+        let output = child.wait_with_output().unwrap();
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    }
+}

@@ -1,0 +1,185 @@
+/* A program that uses a card, by one of the three doors. usage: tenant link|dlsym|proc
+ * Reads commands from stdin, one per line, and answers each with one line. */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+typedef int S;
+typedef void *H;
+typedef uint64_t P;
+
+#define FUNCTIONS(F)                                                                                                   \
+    F(S, cuInit, , 2000, (unsigned))                                                                                   \
+    F(S, cuDevicePrimaryCtxRetain, , 7000, (H *, int))                                                                 \
+    F(S, cuDevicePrimaryCtxRelease, _v2, 11000, (int))                                                                 \
+    F(S, cuCtxSetCurrent, , 4000, (H))                                                                                 \
+    F(S, cuCtxCreate, _v2, 3020, (H *, unsigned, int))                                                                 \
+    F(S, cuCtxDestroy, _v2, 4000, (H))                                                                                 \
+    F(S, cuMemAlloc, _v2, 3020, (P *, size_t))                                                                         \
+    F(S, cuMemAllocManaged, , 6000, (P *, size_t, unsigned))                                                           \
+    F(S, cuMemAllocPitch, _v2, 3020, (P *, size_t *, size_t, size_t, unsigned))                                        \
+    F(S, cuMemFree, _v2, 3020, (P))                                                                                    \
+    F(S, cuArray3DCreate, _v2, 3020, (H *, const void *))                                                              \
+    F(S, cuMemCreate, , 10020, (P *, size_t, const void *, unsigned long long))                                        \
+    F(S, cuMemRelease, , 10020, (P))                                                                                   \
+    F(S, cuMemMap, , 10020, (P, size_t, size_t, P, unsigned long long))                                                \
+    F(S, cuMemUnmap, , 10020, (P, size_t))                                                                             \
+    F(S, cuMemAllocAsync, , 11020, (P *, size_t, H))                                                                   \
+    F(S, cuMemFreeAsync, , 11020, (P, H))                                                                              \
+    F(S, cuMemGetInfo, _v2, 3020, (size_t *, size_t *))                                                                \
+    F(S, cuDeviceTotalMem, _v2, 3020, (size_t *, int))                                                                 \
+    F(S, cuLaunchKernel, , 4000,                                                                                       \
+      (H, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, H, void **, void **))                  \
+    F(S, cuCtxSynchronize, , 2000, (void))                                                                             \
+    F(S, cuStreamCreate, , 2000, (H *, unsigned))                                                                      \
+    F(S, cuStreamBeginCapture, _v2, 10010, (H, int))                                                                   \
+    F(S, cuStreamEndCapture, , 10000, (H, H *))                                                                        \
+    F(S, cuGraphLaunch, , 10000, (H, H))
+
+#define DECLARE(R, name, suffix, version, arguments) extern R name##suffix arguments; static R(*p_##name) arguments;
+FUNCTIONS(DECLARE)
+extern S cuGetProcAddress_v2(const char *, void **, int, uint64_t, int *);
+
+static void by_link(void) {
+#define LINK(R, name, suffix, version, arguments) p_##name = name##suffix;
+    FUNCTIONS(LINK)
+}
+
+static void by_dlsym(void) {
+    void *driver = dlopen("libcuda.so.1", RTLD_LAZY);
+#define LOOK(R, name, suffix, version, arguments) p_##name = (R(*) arguments)dlsym(driver, #name #suffix);
+    FUNCTIONS(LOOK)
+}
+
+static void by_proc_address(void) {
+    void *driver = dlopen("libcuda.so.1", RTLD_LAZY);
+    S (*find)(const char *, void **, int, uint64_t, int *) = dlsym(driver, "cuGetProcAddress_v2");
+    int found;
+#define ASK(R, name, suffix, version, arguments) find(#name, (void **)&p_##name, version, 0, &found);
+    FUNCTIONS(ASK)
+}
+
+static P held[100000];
+static int holds;
+
+static S take(const char *way, size_t bytes) {
+    P p = 0;
+    H h = 0;
+    size_t pitch;
+    S s = 1;
+    struct { int type, handles, location, id; uint64_t rest[16]; } on_card = {1, 0, 1, 0, {0}}, on_host = {1, 0, 2, 0, {0}};
+    struct { size_t width, height, depth; unsigned format, channels, flags; } array = {1024, bytes / 4096, 0, 0x20, 1, 0};
+    if (!strcmp(way, "plain")) s = p_cuMemAlloc(&p, bytes);
+    if (!strcmp(way, "managed")) s = p_cuMemAllocManaged(&p, bytes, 1);
+    if (!strcmp(way, "pitch")) s = p_cuMemAllocPitch(&p, &pitch, 1 << 20, bytes >> 20, 4);
+    if (!strcmp(way, "array")) s = p_cuArray3DCreate(&h, &array);
+    if (!strcmp(way, "vmm")) s = p_cuMemCreate(&p, bytes, &on_card, 0);
+    if (!strcmp(way, "host")) s = p_cuMemCreate(&p, bytes, &on_host, 0);
+    if (!strcmp(way, "async")) s = p_cuMemAllocAsync(&p, bytes, 0);
+    if (!strcmp(way, "context")) s = p_cuCtxCreate(&h, 0, 0);
+    if (s == 0 && holds < 100000) held[holds++] = p ? p : (P)h;
+    return s;
+}
+
+static S give(const char *way, P p) {
+    if (!strcmp(way, "vmm") || !strcmp(way, "host")) return p_cuMemRelease(p);
+    if (!strcmp(way, "async")) return p_cuMemFreeAsync(p, 0);
+    if (!strcmp(way, "context")) return p_cuCtxDestroy((H)p);
+    return p_cuMemFree(p);
+}
+
+static S begin(void) {
+    H context;
+    S s = p_cuInit(0);
+    if (s == 0) s = p_cuDevicePrimaryCtxRetain(&context, 0);
+    if (s == 0) s = p_cuCtxSetCurrent(context);
+    return s;
+}
+
+static double now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec + t.tv_nsec / 1e9;
+}
+
+int main(int argc, char **argv) {
+    char line[256], word[64], way[64];
+    if (argc < 2) return 2;
+    if (!strcmp(argv[1], "link")) by_link();
+    if (!strcmp(argv[1], "dlsym")) by_dlsym();
+    if (!strcmp(argv[1], "proc")) by_proc_address();
+    setvbuf(stdout, 0, _IOLBF, 0);
+    while (fgets(line, sizeof line, stdin)) {
+        size_t mib = 0, rounds = 0;
+        way[0] = 0;
+        sscanf(line, "%63s %63s %zu %zu", word, way, &mib, &rounds);
+        if (!strcmp(word, "begin")) printf("%d\n", begin());
+        else if (!strcmp(word, "end")) printf("%d\n", p_cuDevicePrimaryCtxRelease(0));
+        else if (!strcmp(word, "take")) printf("%d\n", take(way, mib << 20));
+        else if (!strcmp(word, "fill")) { /* as many as there are */
+            int count = 0;
+            S s;
+            while ((s = take(way, mib << 20)) == 0 && count < 90000) count++;
+            printf("%d %d\n", count, s);
+        } else if (!strcmp(word, "free")) {
+            S s = 0;
+            while (holds) s |= give(way, held[--holds]);
+            printf("%d\n", s);
+        } else if (!strcmp(word, "info")) {
+            size_t free = 0, total = 0, device = 0;
+            p_cuMemGetInfo(&free, &total);
+            p_cuDeviceTotalMem(&device, 0);
+            printf("%zu %zu %zu\n", free >> 20, total >> 20, device >> 20);
+        } else if (!strcmp(word, "churn")) { /* takes and frees for ever */
+            puts("0");
+            for (;;) {
+                if (take(way, mib << 20) == 0 && holds % 3 == 0)
+                    while (holds) give(way, held[--holds]);
+                else if (holds > 50)
+                    while (holds) give(way, held[--holds]);
+            }
+        } else if (!strcmp(word, "race")) { /* takes and frees `rounds` times; answers how often it got it */
+            size_t won = 0;
+            for (size_t round = 0; round < rounds; round++)
+                if (take(way, mib << 20) == 0) { won++; give(way, held[--holds]); } else usleep(20);
+            printf("%zu\n", won);
+        } else if (!strcmp(word, "fork")) { /* a child that uses the card, after us or before us */
+            int status;
+            pid_t child = fork();
+            if (child == 0) {
+                S s = begin();
+                if (s == 0) s = take("plain", mib << 20);
+                _exit(s);
+            }
+            waitpid(child, &status, 0);
+            printf("%d\n", WIFEXITED(status) ? WEXITSTATUS(status) : -1);
+        } else if (!strcmp(word, "run")) { /* kernels of `mib` microseconds for `rounds` milliseconds, 1000 at most; answers how many */
+            double end = now() + rounds / 1e3;
+            size_t count = 0;
+            while (now() < end && count < 1000) {
+                for (int i = 0; i < 10; i++, count++)
+                    p_cuLaunchKernel((H)(mib * 1000), 1, 1, 1, 1, 1, 1, 0, 0, 0, 0);
+                if (!strcmp(way, "sync")) p_cuCtxSynchronize();
+            }
+            p_cuCtxSynchronize();
+            printf("%zu\n", count);
+        } else if (!strcmp(word, "capture")) { /* a graph of ten kernels of `mib` microseconds */
+            H stream, graph;
+            S s = p_cuStreamCreate(&stream, 0);
+            s |= p_cuStreamBeginCapture(stream, 0);
+            for (int i = 0; i < 10; i++) s |= p_cuLaunchKernel((H)(mib * 1000), 1, 1, 1, 1, 1, 1, 0, stream, 0, 0);
+            s |= p_cuStreamEndCapture(stream, &graph);
+            s |= p_cuGraphLaunch(graph, stream);
+            s |= p_cuCtxSynchronize();
+            printf("%d %zu\n", s, (size_t)graph / 1000);
+        } else puts("?");
+    }
+    return 0;
+}

@@ -1,0 +1,170 @@
+//! The two files of a grant, made by the agent and mapped by both sides.
+//!
+//! ```text
+//! <grant>/control   mode 0644, the whole directory is mounted read-only into the container
+//! <grant>/account   mode 0666, mounted writable over the same file: any user of the container may have a ledger in it.
+//!                   The directory above is the agent's alone, so nobody else on the node gets there.
+//! ```
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use crate::control::Control;
+use crate::ledger::Ledger;
+use crate::limits::Limits;
+
+/// Where a container finds its grant.
+pub const GRANT: &str = "/etc/tessera";
+
+const CONTROL: &str = "control";
+const ACCOUNT: &str = "account";
+
+/// A file mapped for as long as the process lives. Its type must be made of atomic numbers only.
+#[derive(Debug)]
+pub struct Mapped<T: 'static>(&'static T);
+
+impl<T> Clone for Mapped<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for Mapped<T> {}
+
+impl<T> std::ops::Deref for Mapped<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        self.0
+    }
+}
+
+/// Maps the control file of a grant for reading.
+///
+/// # Errors
+/// When it is absent, too short, or of another format.
+pub fn open_control(grant: &Path) -> io::Result<Mapped<Control>> {
+    let control = map::<Control>(&OpenOptions::new().read(true).open(grant.join(CONTROL))?, libc::PROT_READ)?;
+    if control.is_known() { Ok(control) } else { Err(other_format()) }
+}
+
+/// Maps the control file of a grant for writing: for the agent.
+///
+/// # Errors
+/// When it is absent, too short, or of another format.
+pub fn open_control_to_write(grant: &Path) -> io::Result<Mapped<Control>> {
+    let file = OpenOptions::new().read(true).write(true).open(grant.join(CONTROL))?;
+    let control = map::<Control>(&file, libc::PROT_READ | libc::PROT_WRITE)?;
+    if control.is_known() { Ok(control) } else { Err(other_format()) }
+}
+
+/// Where the account of a grant lies.
+#[must_use]
+pub fn account_path(grant: &Path) -> PathBuf {
+    grant.join(ACCOUNT)
+}
+
+/// Maps the account file of a grant for reading and writing.
+///
+/// # Errors
+/// When it is absent, too short, or of another format.
+pub fn open_account(grant: &Path) -> io::Result<Mapped<Ledger>> {
+    let file =
+        OpenOptions::new().read(true).write(true).custom_flags(libc::O_NOFOLLOW).open(grant.join(ACCOUNT))?;
+    let account = map::<Ledger>(&file, libc::PROT_READ | libc::PROT_WRITE)?;
+    if account.is_known() { Ok(account) } else { Err(other_format()) }
+}
+
+/// Makes the files of a grant, or takes over those that are there, and puts `limits` in force.
+///
+/// # Errors
+/// When the files cannot be made.
+pub fn grant(folder: &Path, limits: &Limits) -> io::Result<Mapped<Control>> {
+    std::fs::create_dir_all(folder)?;
+    let account = make::<Ledger>(&folder.join(ACCOUNT), 0o666)?;
+    map::<Ledger>(&account, libc::PROT_READ | libc::PROT_WRITE)?.initialise();
+    let control =
+        map::<Control>(&make::<Control>(&folder.join(CONTROL), 0o644)?, libc::PROT_READ | libc::PROT_WRITE)?;
+    if control.read().as_ref() != Ok(limits) {
+        control.write(limits);
+    }
+    Ok(control)
+}
+
+/// A file long enough for a `T`, with its old content where it has some.
+fn make<T>(path: &Path, mode: u32) -> io::Result<File> {
+    let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)?;
+    file.set_permissions(std::fs::Permissions::from_mode(mode))?;
+    let size = size_of::<T>() as u64;
+    if file.metadata()?.len() < size {
+        file.set_len(size)?;
+    }
+    Ok(file)
+}
+
+fn map<T>(file: &File, protection: libc::c_int) -> io::Result<Mapped<T>> {
+    let metadata = file.metadata()?;
+    if !metadata.is_file() || metadata.len() < size_of::<T>() as u64 {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "the file is too short"));
+    }
+    // SAFETY: a fresh mapping chosen by the kernel; it is never unmapped.
+    let address = unsafe {
+        libc::mmap(std::ptr::null_mut(), size_of::<T>(), protection, libc::MAP_SHARED, file.as_raw_fd(), 0)
+    };
+    if address == libc::MAP_FAILED {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: page-aligned, as long as a `T`, valid for ever; `T` consists of atomic numbers, for which any bits are a
+    // value and which others may change.
+    Ok(Mapped(unsafe { &*address.cast::<T>() }))
+}
+
+fn other_format() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, "the file is of another version")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::limits::CardLimit;
+
+    fn limits(memory: u64) -> Limits {
+        let card = CardLimit { uuid: [7; 16], memory, context: 0, cores: 30, ceiling: 60 };
+        Limits { generation: 1, cards: vec![card], ..Limits::default() }
+    }
+
+    #[test]
+    fn what_the_agent_grants_the_container_reads() {
+        let folder = tempfile::tempdir().unwrap();
+        let agent = grant(folder.path(), &limits(5)).unwrap();
+        let container = open_control(folder.path()).unwrap();
+        assert_eq!(container.read(), Ok(limits(5)));
+        agent.write(&limits(6));
+        assert_eq!(container.read(), Ok(limits(6)), "a change is seen at once");
+        open_account(folder.path()).unwrap();
+    }
+
+    #[test]
+    fn a_restarted_agent_finds_what_is_held() {
+        let folder = tempfile::tempdir().unwrap();
+        grant(folder.path(), &limits(5)).unwrap();
+        let account = open_account(folder.path()).unwrap();
+        let me = account.claim(1, 1, |_| {}).unwrap();
+        account.charge(me, 0, 3, 5).unwrap();
+        grant(folder.path(), &limits(5)).unwrap();
+        assert_eq!(open_account(folder.path()).unwrap().held(0), 3);
+    }
+
+    #[test]
+    fn absent_short_and_foreign_files_are_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        assert_eq!(open_control(folder.path()).unwrap_err().kind(), io::ErrorKind::NotFound);
+        std::fs::write(folder.path().join(CONTROL), "short").unwrap();
+        assert_eq!(open_control(folder.path()).unwrap_err().kind(), io::ErrorKind::InvalidData);
+        std::fs::write(folder.path().join(CONTROL), vec![b'x'; size_of::<Control>()]).unwrap();
+        assert_eq!(open_control(folder.path()).unwrap_err().kind(), io::ErrorKind::InvalidData);
+    }
+}

@@ -1,0 +1,307 @@
+//! Who in the container holds how much memory of which card.
+//!
+//! One slot per process. A slot is written by its owner alone, and the kernel tells when the owner dies: the word
+//! [`Slot::owner`] is on the robust list of a thread that lives as long as the process. So there is no lock that a
+//! killed process could keep, no record others would wait for, and nothing is ever moved.
+//!
+//! What is held is the sum over the slots. A process first announces what it wants (`tentative`) and then adds up: of
+//! two that announce at once at least one sees the other, so both together never pass what only one may have.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use crate::CARDS;
+
+/// First word of the file: the format.
+pub const FORMAT: u64 = u64::from_le_bytes(*b"account1");
+
+/// How many processes of one container may use cards at a time.
+pub const SLOTS: usize = 512;
+
+/// The bit the kernel sets in a robust word when its owner dies.
+const OWNER_DIED: u32 = 0x4000_0000;
+
+/// The whole file, as it is mapped.
+#[repr(C, align(64))]
+#[derive(Debug)]
+pub struct Ledger {
+    format: AtomicU64,
+    /// No slot from here on was ever used.
+    used_slots: AtomicU32,
+    /// Changes when a process begins to want a window; the arbiter sleeps on it.
+    pub arrivals: AtomicU32,
+    slots: [Slot; SLOTS],
+}
+
+/// What one process holds and wants.
+#[repr(C, align(64))]
+#[derive(Debug)]
+pub struct Slot {
+    /// Thread id of the owner; 0: never used; with the kernel's mark: the owner died.
+    pub owner: AtomicU32,
+    /// Process id of the owner, to ask whether the kernel has taken its memory back.
+    process: AtomicU32,
+    /// Process id of the last owner whose memory is known to be back with the card.
+    gone: AtomicU32,
+    held: [AtomicU64; CARDS],
+    tentative: [AtomicU64; CARDS],
+    /// Bytes refused so far.
+    pub denied: AtomicU64,
+    /// Nanoseconds threads of this process have waited for a window.
+    pub waited: AtomicU64,
+    /// Per card, see [`Demand`].
+    pub demand: [Demand; CARDS],
+}
+
+/// What a process tells the arbiter about one card.
+#[repr(C)]
+#[derive(Debug)]
+pub struct Demand {
+    /// 1 while it has work running or waiting.
+    pub wants: AtomicU32,
+    /// Number of the last window whose work has all ended.
+    pub drained: AtomicU32,
+}
+
+/// A slot of ours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SlotIndex(usize);
+
+/// The container is at its limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Refused;
+
+/// What is known of the process behind a slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Owner {
+    /// No process ever had the slot.
+    Nobody,
+    /// It lives.
+    Alive,
+    /// Its threads have ended; the driver may still be taking its memory back.
+    Ending {
+        /// Its process id.
+        process: u32,
+    },
+    /// Nothing of it is left.
+    Gone,
+}
+
+/// How often a process looks again while another one is just announcing.
+const LOOKS: u32 = 2_000;
+
+impl Ledger {
+    /// Whether this is the format this crate reads.
+    #[must_use]
+    pub fn is_known(&self) -> bool {
+        self.format.load(Ordering::Acquire) == FORMAT
+    }
+
+    /// Marks a new file, all zeros, as a ledger.
+    pub fn initialise(&self) {
+        self.format.store(FORMAT, Ordering::Release);
+    }
+
+    /// Takes a free slot for the process, or one whose owner is gone. `thread` must have announced to the kernel
+    /// each word that `about_to_take` was told before it returns: then no death goes unnoticed.
+    pub fn claim(
+        &self,
+        process: u32,
+        thread: u32,
+        mut about_to_take: impl FnMut(&AtomicU32),
+    ) -> Option<SlotIndex> {
+        for (index, slot) in self.slots.iter().enumerate() {
+            let seen = slot.owner.load(Ordering::Acquire);
+            if !matches!(slot.state(seen), Owner::Nobody | Owner::Gone) {
+                continue;
+            }
+            about_to_take(&slot.owner);
+            if slot.owner.compare_exchange(seen, thread, Ordering::SeqCst, Ordering::Relaxed).is_err() {
+                continue;
+            }
+            // A claimer killed in these lines leaves a dead slot that holds less than before, and no charge of its own.
+            self.used_slots.fetch_max(u32::try_from(index + 1).unwrap_or(u32::MAX), Ordering::SeqCst);
+            slot.clear();
+            slot.process.store(process, Ordering::SeqCst);
+            return Some(SlotIndex(index));
+        }
+        None
+    }
+
+    /// The slot of a process.
+    #[must_use]
+    pub fn slot(&self, index: SlotIndex) -> &Slot {
+        &self.slots[index.0]
+    }
+
+    /// All slots that were ever used.
+    #[must_use]
+    pub fn slots(&self) -> &[Slot] {
+        // The word is the tenant's: never more than there are.
+        &self.slots[..(self.used_slots.load(Ordering::SeqCst) as usize).min(SLOTS)]
+    }
+
+    /// Bytes of the card held by all processes together.
+    #[must_use]
+    pub fn held(&self, card: usize) -> u64 {
+        self.sum(card).settled
+    }
+
+    /// Adds `bytes` to what the process holds unless the container would then hold more than `limit`. One thread of
+    /// a process at a time.
+    ///
+    /// # Errors
+    /// [`Refused`] at the limit.
+    pub fn charge(&self, me: SlotIndex, card: usize, bytes: u64, limit: u64) -> Result<(), Refused> {
+        let mine = self.slot(me);
+        for look in 0..LOOKS {
+            mine.tentative[card].store(bytes, Ordering::SeqCst);
+            let sum = self.sum(card);
+            if sum.settled.saturating_add(sum.tentative) <= limit {
+                // Held first, so that nobody misses it in between; seen twice does no harm.
+                mine.held[card].fetch_add(bytes, Ordering::SeqCst);
+                mine.tentative[card].store(0, Ordering::SeqCst);
+                return Ok(());
+            }
+            if sum.settled.saturating_add(bytes) > limit {
+                break;
+            }
+            // It would fit but for others who are announcing too. The lowest slot stays, the others step back.
+            if self.slots[..me.0].iter().any(|slot| slot.tentative(card) > 0) {
+                mine.tentative[card].store(0, Ordering::SeqCst);
+            }
+            if look < 100 { std::thread::yield_now() } else { crate::futex::sleep(10_000) }
+        }
+        mine.tentative[card].store(0, Ordering::SeqCst);
+        Err(Refused)
+    }
+
+    /// Adds what the process already has, limit or not.
+    pub fn charge_anyway(&self, me: SlotIndex, card: usize, bytes: u64) {
+        self.slot(me).held[card].fetch_add(bytes, Ordering::SeqCst);
+    }
+
+    /// Gives back.
+    pub fn refund(&self, me: SlotIndex, card: usize, bytes: u64) {
+        let held = &self.slot(me).held[card];
+        // Saturating: a tenant that writes here must not turn its own refund into a huge sum.
+        let _ =
+            held.fetch_update(Ordering::SeqCst, Ordering::Relaxed, |held| Some(held.saturating_sub(bytes)));
+    }
+
+    /// Looks after the slots of the dead: whatever `is_gone` says has left the card no longer counts.
+    pub fn sweep(&self, is_gone: impl Fn(u32) -> bool) {
+        for slot in self.slots() {
+            let seen = slot.owner.load(Ordering::SeqCst);
+            if let Owner::Ending { process } = slot.state(seen)
+                && is_gone(process)
+            {
+                // By its name: if somebody else has taken the slot meanwhile, this says nothing about them.
+                slot.gone.store(process, Ordering::SeqCst);
+            }
+        }
+    }
+
+    fn sum(&self, card: usize) -> Sum {
+        let mut sum = Sum::default();
+        for slot in self.slots() {
+            // In this order: what moves from tentative to held while we look is seen at least once.
+            let tentative = slot.tentative(card);
+            let held = slot.held(card);
+            sum.tentative = sum.tentative.saturating_add(tentative);
+            sum.settled = sum.settled.saturating_add(held);
+        }
+        sum
+    }
+}
+
+/// What all processes hold of a card, and what they are asking for at this moment.
+#[derive(Default)]
+struct Sum {
+    settled: u64,
+    tentative: u64,
+}
+
+impl Slot {
+    /// What is known of the owner.
+    #[must_use]
+    pub fn owner(&self) -> Owner {
+        self.state(self.owner.load(Ordering::SeqCst))
+    }
+
+    /// Bytes of the card its process holds; nothing once the process is gone.
+    #[must_use]
+    pub fn held(&self, card: usize) -> u64 {
+        if self.owner() == Owner::Gone { 0 } else { self.held[card].load(Ordering::SeqCst) }
+    }
+
+    fn tentative(&self, card: usize) -> u64 {
+        // The dead ask for nothing.
+        if matches!(self.owner(), Owner::Alive) { self.tentative[card].load(Ordering::SeqCst) } else { 0 }
+    }
+
+    fn state(&self, owner: u32) -> Owner {
+        match owner {
+            0 => Owner::Nobody,
+            _ if owner & OWNER_DIED == 0 => Owner::Alive,
+            _ => match self.process.load(Ordering::SeqCst) {
+                process if process == self.gone.load(Ordering::SeqCst) => Owner::Gone,
+                process => Owner::Ending { process },
+            },
+        }
+    }
+
+    fn clear(&self) {
+        for place in self.held.iter().chain(&self.tentative).chain([&self.denied, &self.waited]) {
+            place.store(0, Ordering::SeqCst);
+        }
+        for demand in &self.demand {
+            demand.wants.store(0, Ordering::SeqCst);
+            demand.drained.store(0, Ordering::SeqCst);
+        }
+    }
+}
+
+/// What the processes of a container want, as the agent reads it from the file: by reading, not by mapping, for the
+/// container can cut its file short at any time.
+#[derive(Debug, Default)]
+pub struct Demands {
+    bytes: Vec<u8>,
+    slots: usize,
+}
+
+impl Demands {
+    /// Reads anew. `read_at` is given a place in the file and returns how many bytes it has read.
+    pub fn read(&mut self, read_at: impl Fn(&mut [u8], u64) -> std::io::Result<usize>) {
+        let mut count = [0; 4];
+        let place = std::mem::offset_of!(Ledger, used_slots) as u64;
+        let read = read_at(&mut count, place).unwrap_or(0);
+        self.slots = if read == 4 { (u32::from_ne_bytes(count) as usize).min(SLOTS) } else { 0 };
+        self.bytes.resize(self.slots * size_of::<Slot>(), 0);
+        let read = read_at(&mut self.bytes, std::mem::offset_of!(Ledger, slots) as u64).unwrap_or(0);
+        self.slots = read / size_of::<Slot>();
+    }
+
+    /// Whether any process wants the card, and whether all have drained the window of that number.
+    #[must_use]
+    pub fn of(&self, card: usize, window: u32) -> (bool, bool) {
+        let (mut wants, mut has_drained) = (false, true);
+        for slot in self.bytes.chunks_exact(size_of::<Slot>()).take(self.slots) {
+            let owner = word(slot, std::mem::offset_of!(Slot, owner));
+            let demand = std::mem::offset_of!(Slot, demand) + card * size_of::<Demand>();
+            if owner == 0 || owner & OWNER_DIED != 0 || word(slot, demand) != 1 {
+                continue;
+            }
+            wants = true;
+            has_drained &= word(slot, demand + std::mem::offset_of!(Demand, drained)) == window;
+        }
+        (wants, has_drained)
+    }
+}
+
+fn word(bytes: &[u8], place: usize) -> u32 {
+    bytes.get(place..place + 4).and_then(|bytes| bytes.try_into().ok()).map_or(0, u32::from_ne_bytes)
+}
+
+#[cfg(test)]
+#[path = "ledger/tests.rs"]
+mod tests;

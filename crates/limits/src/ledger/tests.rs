@@ -1,0 +1,137 @@
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use super::*;
+
+/// What a new file maps to.
+fn empty() -> Arc<Ledger> {
+    // SAFETY: the ledger is made of atomic numbers only, for which all zeros are a value.
+    let ledger: Box<Ledger> = unsafe { Box::new_zeroed().assume_init() };
+    ledger.initialise();
+    Arc::from(ledger)
+}
+
+fn claim(ledger: &Ledger, process: u32) -> SlotIndex {
+    ledger.claim(process, process, |_| {}).unwrap()
+}
+
+/// What the kernel does to the word of a thread that ends.
+fn kill(ledger: &Ledger, slot: SlotIndex) {
+    ledger.slot(slot).owner.store(OWNER_DIED, Ordering::SeqCst);
+}
+
+#[test]
+fn memory_is_held_up_to_the_limit_and_given_back() {
+    let ledger = empty();
+    let (one, two) = (claim(&ledger, 1), claim(&ledger, 2));
+    assert_eq!(ledger.charge(one, 0, 600, 1000), Ok(()));
+    assert_eq!(ledger.charge(two, 0, 600, 1000), Err(Refused));
+    assert_eq!(ledger.charge(two, 0, 400, 1000), Ok(()));
+    assert_eq!(ledger.charge(two, 1, 600, 1000), Ok(()), "another card");
+    assert_eq!(ledger.held(0), 1000);
+    ledger.refund(one, 0, 600);
+    assert_eq!(ledger.held(0), 400);
+}
+
+#[test]
+fn huge_numbers_do_not_wrap() {
+    let ledger = empty();
+    let (one, two) = (claim(&ledger, 1), claim(&ledger, 2));
+    assert_eq!(ledger.charge(one, 0, u64::MAX, 1000), Err(Refused));
+    ledger.charge_anyway(one, 0, u64::MAX);
+    ledger.charge_anyway(two, 0, u64::MAX);
+    assert_eq!(ledger.charge(two, 0, 1, 1000), Err(Refused));
+    ledger.refund(one, 0, u64::MAX);
+    ledger.refund(two, 0, u64::MAX);
+    ledger.refund(two, 0, 5);
+    assert_eq!(ledger.held(0), 0);
+}
+
+#[test]
+fn the_dead_hold_until_they_are_gone() {
+    let ledger = empty();
+    let (one, two) = (claim(&ledger, 1), claim(&ledger, 2));
+    ledger.charge(one, 0, 600, 1000).unwrap();
+    kill(&ledger, one);
+    ledger.sweep(|_| false);
+    assert_eq!(ledger.charge(two, 0, 600, 1000), Err(Refused), "the driver still has it");
+    ledger.sweep(|process| process == 1);
+    assert_eq!(ledger.charge(two, 0, 600, 1000), Ok(()));
+    assert_eq!(claim(&ledger, 3), one, "the slot is used again");
+    assert_eq!(ledger.slot(one).held(0), 0);
+}
+
+#[test]
+fn a_claimer_killed_half_way_leaves_a_slot_for_others() {
+    let ledger = empty();
+    let one = claim(&ledger, 1);
+    ledger.charge(one, 0, 600, 1000).unwrap();
+    kill(&ledger, one);
+    ledger.sweep(|_| true);
+    // Killed right after it took the word.
+    ledger.slot(one).owner.store(2, Ordering::SeqCst);
+    kill(&ledger, one);
+    assert_eq!(ledger.held(0), 0);
+    assert_eq!(claim(&ledger, 3), one);
+}
+
+#[test]
+fn an_announcement_of_the_dead_stops_nobody() {
+    let ledger = empty();
+    let (one, two) = (claim(&ledger, 1), claim(&ledger, 2));
+    ledger.slot(one).tentative[0].store(900, Ordering::SeqCst);
+    kill(&ledger, one);
+    assert_eq!(ledger.charge(two, 0, 600, 1000), Ok(()));
+}
+
+#[test]
+fn nonsense_in_the_file_is_bounded() {
+    let ledger = empty();
+    let one = claim(&ledger, 1);
+    ledger.used_slots.store(u32::MAX, Ordering::SeqCst);
+    assert_eq!(ledger.slots().len(), SLOTS);
+    assert_eq!(ledger.charge(one, 0, 10, 1000), Ok(()));
+}
+
+#[test]
+fn all_slots_taken_is_told() {
+    let ledger = empty();
+    for process in 1..=SLOTS {
+        claim(&ledger, u32::try_from(process).unwrap());
+    }
+    assert_eq!(ledger.claim(9_999, 9_999, |_| {}), None);
+}
+
+/// Four processes race for room that only one of them may have, over and over: never two, and never nobody.
+#[test]
+fn of_those_who_race_exactly_one_passes() {
+    const ROUNDS: u32 = 2_000;
+    let ledger = empty();
+    let barrier = std::sync::Barrier::new(4);
+    let holders = AtomicU32::new(0);
+    let wrong = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for process in 1..=4 {
+            let (ledger, barrier, holders, wrong) = (&ledger, &barrier, &holders, &wrong);
+            scope.spawn(move || {
+                let me = claim(ledger, process);
+                for _ in 0..ROUNDS {
+                    barrier.wait();
+                    let passed = ledger.charge(me, 0, 600, 1000).is_ok();
+                    holders.fetch_add(u32::from(passed), Ordering::SeqCst);
+                    barrier.wait();
+                    if holders.load(Ordering::SeqCst) != 1 {
+                        wrong.store(true, Ordering::SeqCst);
+                    }
+                    barrier.wait();
+                    if passed {
+                        ledger.refund(me, 0, 600);
+                        holders.store(0, Ordering::SeqCst);
+                    }
+                }
+            });
+        }
+    });
+    assert!(!wrong.load(Ordering::SeqCst));
+    assert_eq!(ledger.held(0), 0);
+}

@@ -1,0 +1,27 @@
+//! What a container may use of its cards, and what it uses: the two files that node agent and library share, and the
+//! accounting both do on them.
+//!
+//! ```text
+//! control   written by the agent, read-only for the container: limits, time windows      -> limits, control
+//! account   written by the container's processes, read by the agent as a hint             -> ledger
+//! ```
+//!
+//! Nothing in `account` can raise a limit. Nothing in `control` depends on `account` but through the agent, which
+//! checks what it reads there. No threads, no logging; time is always an argument.
+
+#![allow(unsafe_code, reason = "maps files shared between processes and sleeps on words in them")]
+
+pub mod budget;
+pub mod control;
+pub mod files;
+pub mod futex;
+pub mod ledger;
+pub mod limits;
+pub mod pacer;
+
+pub use control::Control;
+pub use ledger::Ledger;
+pub use limits::{CardLimit, Limits};
+
+/// How many cards one container may hold.
+pub const CARDS: usize = 16;

@@ -1,0 +1,189 @@
+//! The limits of one container, as values and as the words they are stored in.
+
+use std::fmt;
+
+use crate::CARDS;
+
+/// What a container may use of each of its cards.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Limits {
+    /// Counts changes: a greater one is newer.
+    pub generation: u64,
+    /// What a percentage of compute means.
+    pub meaning: Meaning,
+    /// At most [`CARDS`] of them.
+    pub cards: Vec<CardLimit>,
+}
+
+/// What a container may use of one card.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CardLimit {
+    /// The 16 bytes of the card's UUID.
+    pub uuid: [u8; 16],
+    /// Bytes of device memory, contexts included; [`CardLimit::WHOLE`] for no limit.
+    pub memory: u64,
+    /// What one context takes on this card, measured by the agent; 0 where it is not known.
+    pub context: u64,
+    /// Percent of the card's time that is guaranteed; 0 for what others leave.
+    pub cores: u32,
+    /// Percent that may be used while others leave it; equal to `cores` for a hard share.
+    pub ceiling: u32,
+}
+
+/// What "30 %" promises. Work that is limited by the card's power runs faster in short windows than it does alone, so
+/// the two differ by up to a fifth.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Meaning {
+    /// 30 % of the card's time.
+    #[default]
+    Time,
+    /// 30 % of what the same work would reach alone on the card.
+    Throughput,
+}
+
+/// Why stored limits cannot be used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Damage {
+    /// The words do not add up to their checksum.
+    Checksum,
+    /// More cards than a container can hold, or a percentage above 100.
+    Range,
+}
+
+/// How many words one copy of the limits takes.
+pub const WORDS: usize = 3 + CARDS * CARD_WORDS + 1;
+const CARD_WORDS: usize = 5;
+
+impl CardLimit {
+    /// As much memory as the card has.
+    pub const WHOLE: u64 = u64::MAX;
+
+    /// Whether the library must hold back launches for this card.
+    #[must_use]
+    pub fn limits_compute(&self) -> bool {
+        self.ceiling < 100 || self.cores < 100
+    }
+}
+
+impl Limits {
+    /// The card with this UUID, by its place in [`Limits::cards`].
+    #[must_use]
+    pub fn card(&self, uuid: &[u8; 16]) -> Option<usize> {
+        self.cards.iter().position(|card| &card.uuid == uuid)
+    }
+
+    /// The words to store. Cards beyond [`CARDS`] are left out.
+    #[must_use]
+    pub fn to_words(&self) -> [u64; WORDS] {
+        let mut words = [0; WORDS];
+        let cards = &self.cards[..self.cards.len().min(CARDS)];
+        words[0] = self.generation;
+        words[1] = u64::from(self.meaning == Meaning::Throughput);
+        words[2] = cards.len() as u64;
+        for (card, words) in cards.iter().zip(words[3..].chunks_exact_mut(CARD_WORDS)) {
+            words.copy_from_slice(&[
+                half(&card.uuid[..8]),
+                half(&card.uuid[8..]),
+                card.memory,
+                card.context,
+                u64::from(card.cores) | u64::from(card.ceiling) << 32,
+            ]);
+        }
+        words[WORDS - 1] = checksum(&words[..WORDS - 1]);
+        words
+    }
+
+    /// The limits stored in `words`.
+    ///
+    /// # Errors
+    /// When the words were not written by [`Limits::to_words`].
+    pub fn from_words(words: &[u64; WORDS]) -> Result<Self, Damage> {
+        if checksum(&words[..WORDS - 1]) != words[WORDS - 1] {
+            return Err(Damage::Checksum);
+        }
+        let count = usize::try_from(words[2]).ok().filter(|&count| count <= CARDS).ok_or(Damage::Range)?;
+        let cards =
+            words[3..].chunks_exact(CARD_WORDS).take(count).map(card_from_words).collect::<Result<_, _>>()?;
+        let meaning = if words[1] == 0 { Meaning::Time } else { Meaning::Throughput };
+        Ok(Self { generation: words[0], meaning, cards })
+    }
+}
+
+impl fmt::Display for Damage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Checksum => "the limits are damaged",
+            Self::Range => "the limits hold values that cannot be",
+        })
+    }
+}
+
+fn card_from_words(words: &[u64]) -> Result<CardLimit, Damage> {
+    let mut uuid = [0; 16];
+    uuid[..8].copy_from_slice(&words[0].to_le_bytes());
+    uuid[8..].copy_from_slice(&words[1].to_le_bytes());
+    let percent = |word: u64| u32::try_from(word).ok().filter(|&percent| percent <= 100).ok_or(Damage::Range);
+    let (cores, ceiling) = (percent(words[4] & u64::from(u32::MAX))?, percent(words[4] >> 32)?);
+    if cores > ceiling {
+        return Err(Damage::Range);
+    }
+    Ok(CardLimit { uuid, memory: words[2], context: words[3], cores, ceiling })
+}
+
+fn half(bytes: &[u8]) -> u64 {
+    bytes.iter().rev().fold(0, |number, &byte| number << 8 | u64::from(byte))
+}
+
+/// FNV-1a over the words, started so that all zeros are damaged too.
+fn checksum(words: &[u64]) -> u64 {
+    words.iter().fold(0xcbf2_9ce4_8422_2325, |hash, word| {
+        word.to_le_bytes()
+            .iter()
+            .fold(hash, |hash, &byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn limits() -> impl Strategy<Value = Limits> {
+        let card = (any::<[u8; 16]>(), any::<u64>(), any::<u64>(), 0..=100u32, 0..=100u32).prop_map(
+            |(uuid, memory, context, a, b)| CardLimit {
+                uuid,
+                memory,
+                context,
+                cores: a.min(b),
+                ceiling: a.max(b),
+            },
+        );
+        (any::<u64>(), any::<bool>(), proptest::collection::vec(card, 0..=CARDS)).prop_map(
+            |(generation, throughput, cards)| Limits {
+                generation,
+                meaning: if throughput { Meaning::Throughput } else { Meaning::Time },
+                cards,
+            },
+        )
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_written_is_read(limits in limits()) {
+            prop_assert_eq!(Limits::from_words(&limits.to_words()), Ok(limits));
+        }
+
+        #[test]
+        fn any_changed_bit_is_noticed(limits in limits(), word in 0..WORDS, bit in 0..64) {
+            let mut words = limits.to_words();
+            words[word] ^= 1u64 << bit;
+            prop_assert_eq!(Limits::from_words(&words), Err(Damage::Checksum));
+        }
+    }
+
+    #[test]
+    fn an_empty_file_is_damaged() {
+        assert_eq!(Limits::from_words(&[0; WORDS]), Err(Damage::Checksum));
+    }
+}

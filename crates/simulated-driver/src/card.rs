@@ -1,0 +1,129 @@
+//! The card, shared between processes.
+
+use std::fs::OpenOptions;
+use std::os::fd::AsRawFd;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+/// All memory of the card: 80 GiB.
+pub const TOTAL: u64 = 80 << 30;
+pub const UUID: [u8; 16] = *b"simulated-card-0";
+/// What a context takes.
+pub const CONTEXT: u64 = 500 << 20;
+const PROCESSES: usize = 2048;
+
+/// The file. `crates/interpose/tests` reads the first two numbers.
+#[repr(C)]
+pub struct Card {
+    /// The most memory that was ever taken.
+    most: AtomicU64,
+    /// Until when the kernels queued so far will run.
+    busy_until: AtomicU64,
+    processes: [Process; PROCESSES],
+}
+
+#[repr(C)]
+struct Process {
+    id: AtomicU32,
+    memory: AtomicU64,
+    /// Nanoseconds of kernels run for it.
+    time: AtomicU64,
+}
+
+/// The card and our place on it.
+pub struct Mine {
+    card: &'static Card,
+    place: &'static Process,
+}
+
+static MINE: OnceLock<Option<Mine>> = OnceLock::new();
+
+impl Mine {
+    pub fn get() -> Option<&'static Self> {
+        MINE.get_or_init(Self::open).as_ref()
+    }
+
+    fn open() -> Option<Self> {
+        let path = std::env::var_os("SIMULATED_CARD")?;
+        let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path).ok()?;
+        let size = size_of::<Card>();
+        if file.metadata().ok()?.len() < size as u64 {
+            file.set_len(size as u64).ok()?;
+        }
+        let (access, shared) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED);
+        let address = unsafe { libc::mmap(std::ptr::null_mut(), size, access, shared, file.as_raw_fd(), 0) };
+        if address == libc::MAP_FAILED {
+            return None;
+        }
+        let card: &'static Card = unsafe { &*address.cast() };
+        let me = std::process::id();
+        let place = card.processes.iter().find(|process| {
+            let id = process.id.load(Ordering::SeqCst);
+            (id == 0 || is_gone(id))
+                && process.id.compare_exchange(id, me, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+        })?;
+        place.memory.store(0, Ordering::SeqCst);
+        place.time.store(0, Ordering::SeqCst);
+        Some(Self { card, place })
+    }
+
+    /// Takes memory, as much as the card has.
+    pub fn take(&self, bytes: u64) -> bool {
+        if bytes > TOTAL {
+            return false;
+        }
+        self.place.memory.fetch_add(bytes, Ordering::SeqCst);
+        let used = self.used();
+        if used > TOTAL {
+            self.place.memory.fetch_sub(bytes, Ordering::SeqCst);
+            return false;
+        }
+        self.card.most.fetch_max(used, Ordering::SeqCst);
+        true
+    }
+
+    pub fn give(&self, bytes: u64) {
+        self.place.memory.fetch_sub(bytes, Ordering::SeqCst);
+    }
+
+    /// Memory of all living processes.
+    pub fn used(&self) -> u64 {
+        let living = self.card.processes.iter().take_while(|process| process.id.load(Ordering::SeqCst) != 0);
+        living
+            .filter(|process| {
+                process.memory.load(Ordering::SeqCst) > 0 && !is_gone(process.id.load(Ordering::SeqCst))
+            })
+            .map(|process| process.memory.load(Ordering::SeqCst))
+            .sum()
+    }
+
+    /// Queues a kernel; returns when it will have ended.
+    pub fn run(&self, nanoseconds: u64, after: u64) -> u64 {
+        let mut until = self.card.busy_until.load(Ordering::SeqCst);
+        loop {
+            let end = until.max(now()).max(after) + nanoseconds;
+            match self.card.busy_until.compare_exchange(until, end, Ordering::SeqCst, Ordering::SeqCst) {
+                Ok(_) => {
+                    self.place.time.fetch_add(nanoseconds, Ordering::SeqCst);
+                    return end;
+                }
+                Err(changed) => until = changed,
+            }
+        }
+    }
+}
+
+/// Nanoseconds on the monotonic clock.
+pub fn now() -> u64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) };
+    time.tv_sec.unsigned_abs() * 1_000_000_000 + time.tv_nsec.unsigned_abs()
+}
+
+/// Whether a process has closed its files, as the real driver is told.
+fn is_gone(process: u32) -> bool {
+    std::fs::read_to_string(format!("/proc/{process}/stat")).map_or(true, |stat| {
+        let state = stat.rsplit_once(')').and_then(|(_, rest)| rest.trim_start().chars().next());
+        matches!(state, Some('Z' | 'X' | 'x'))
+    })
+}

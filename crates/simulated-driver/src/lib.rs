@@ -1,0 +1,34 @@
+//! The driver, simulated: as much of `libcuda.so.1` and `libnvidia-ml.so.1` as the tests of the library use.
+//!
+//! The card is a file, `$SIMULATED_CARD`, mapped by all processes. Memory on it is a number per process; it goes back to
+//! the card when the process is gone. A kernel is an amount of time: the function's handle says how many nanoseconds.
+
+#![allow(unsafe_code, reason = "a C library")]
+#![allow(non_snake_case, reason = "names of functions are the driver's")]
+#![allow(unreachable_pub, reason = "functions are exported by name")]
+#![allow(missing_docs, reason = "documented by the driver they imitate")]
+#![allow(clippy::missing_safety_doc, reason = "the safety rules are those of the driver's functions")]
+#![allow(
+    clippy::multiple_unsafe_ops_per_block,
+    reason = "answers are written through pointers of the caller"
+)]
+#![allow(clippy::undocumented_unsafe_blocks, reason = "everywhere the same: pointers are the test program's")]
+
+mod card;
+mod contexts;
+mod lookup;
+mod memory;
+mod nvml;
+mod work;
+
+/// What every function returns.
+pub type Status = i32;
+pub type Handle = *mut std::ffi::c_void;
+
+pub const SUCCESS: Status = 0;
+pub const INVALID_VALUE: Status = 1;
+pub const OUT_OF_MEMORY: Status = 2;
+pub const NOT_INITIALIZED: Status = 3;
+pub const INVALID_CONTEXT: Status = 201;
+pub const NOT_FOUND: Status = 500;
+pub const NOT_READY: Status = 600;

@@ -1,0 +1,216 @@
+//! Ways to take memory. All come from the card in blocks of 2 MiB.
+
+use std::ffi::c_void;
+use std::sync::Mutex;
+
+use crate::card::TOTAL;
+use crate::contexts::{LIVE, as_handle, current, initialised, next_handle};
+use crate::{Handle, INVALID_VALUE, OUT_OF_MEMORY, SUCCESS, Status};
+
+const BLOCK: u64 = 2 << 20;
+/// Not in a context: physical memory by handle, pools.
+const NO_CONTEXT: u64 = 0;
+
+/// The one pool.
+static POOL: Mutex<Pool> = Mutex::new(Pool { reserved: 0, used: 0, pieces: Vec::new() });
+const POOL_HANDLE: u64 = 0x77;
+const POOL_RESERVED: i32 = 5;
+
+struct Pool {
+    /// What it has from the card.
+    reserved: u64,
+    used: u64,
+    /// Addresses and sizes.
+    pieces: Vec<(u64, u64)>,
+}
+
+fn take(bytes: usize, in_context: bool) -> Result<u64, Status> {
+    let (context, mine) = current()?;
+    if bytes == 0 {
+        return Err(INVALID_VALUE);
+    }
+    let bytes = (bytes as u64).checked_next_multiple_of(BLOCK).ok_or(OUT_OF_MEMORY)?;
+    if !mine.take(bytes) {
+        return Err(OUT_OF_MEMORY);
+    }
+    let address = next_handle();
+    LIVE.lock()
+        .map_err(|_| INVALID_VALUE)?
+        .insert(address, (bytes, if in_context { context } else { NO_CONTEXT }));
+    Ok(address)
+}
+
+unsafe fn answer(place: *mut u64, taken: Result<u64, Status>) -> Status {
+    match taken {
+        Ok(address) => {
+            unsafe { *place = address };
+            SUCCESS
+        }
+        Err(status) => status,
+    }
+}
+
+fn give(address: u64) -> Status {
+    let (Ok(mine), Ok(mut live)) = (initialised(), LIVE.lock()) else { return INVALID_VALUE };
+    match live.remove(&address) {
+        Some((bytes, _)) => {
+            mine.give(bytes);
+            SUCCESS
+        }
+        None => INVALID_VALUE,
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemAlloc_v2(pointer: *mut u64, bytes: usize) -> Status {
+    unsafe { answer(pointer, take(bytes, true)) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemAllocManaged(pointer: *mut u64, bytes: usize, _flags: u32) -> Status {
+    unsafe { answer(pointer, take(bytes, true)) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemAllocPitch_v2(
+    pointer: *mut u64,
+    pitch: *mut usize,
+    width: usize,
+    height: usize,
+    _element: u32,
+) -> Status {
+    let row = width.next_multiple_of(512);
+    unsafe { *pitch = row };
+    unsafe { answer(pointer, take(row.saturating_mul(height), true)) }
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemFree_v2(pointer: u64) -> Status {
+    give(pointer)
+}
+
+/// Extents, format, channels, flags: here always four bytes per element.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuArray3DCreate_v2(array: *mut Handle, description: *const [usize; 3]) -> Status {
+    let extents = unsafe { *description };
+    let bytes = extents.iter().fold(4_usize, |bytes, &extent| bytes.saturating_mul(extent.max(1)));
+    match take(bytes, true) {
+        Ok(handle) => {
+            unsafe { *array = as_handle(handle) };
+            SUCCESS
+        }
+        Err(status) => status,
+    }
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuArrayDestroy(array: Handle) -> Status {
+    give(array.addr() as u64)
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemCreate(
+    handle: *mut u64,
+    bytes: usize,
+    _placement: *const c_void,
+    _flags: u64,
+) -> Status {
+    unsafe { answer(handle, take(bytes, false)) }
+}
+
+/// Memory of a handle stays while it is mapped; tests release after unmapping.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemRelease(handle: u64) -> Status {
+    give(handle)
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemMap(
+    _address: u64,
+    _bytes: usize,
+    _offset: usize,
+    _handle: u64,
+    _flags: u64,
+) -> Status {
+    SUCCESS
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemUnmap(_address: u64, _bytes: usize) -> Status {
+    SUCCESS
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuDeviceGetMemPool(pool: *mut Handle, _device: i32) -> Status {
+    unsafe { *pool = as_handle(POOL_HANDLE) };
+    SUCCESS
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemPoolGetAttribute(_pool: Handle, attribute: i32, value: *mut u64) -> Status {
+    let Ok(pool) = POOL.lock() else { return INVALID_VALUE };
+    unsafe { *value = if attribute == POOL_RESERVED { pool.reserved } else { pool.used } };
+    SUCCESS
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemPoolTrimTo(_pool: Handle, keep: usize) -> Status {
+    let (Ok(mine), Ok(mut pool)) = (initialised(), POOL.lock()) else { return INVALID_VALUE };
+    let kept = pool.used.max(keep as u64).min(pool.reserved);
+    mine.give(pool.reserved - kept);
+    pool.reserved = kept;
+    SUCCESS
+}
+
+/// Takes from what the pool has, else from the card in pieces of 32 MiB, and keeps what is freed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemAllocAsync(pointer: *mut u64, bytes: usize, _stream: Handle) -> Status {
+    let mine = match current() {
+        Ok((_, mine)) => mine,
+        Err(status) => return status,
+    };
+    let Ok(mut pool) = POOL.lock() else { return INVALID_VALUE };
+    let bytes = (bytes as u64).next_multiple_of(BLOCK);
+    let missing = (pool.used + bytes).saturating_sub(pool.reserved);
+    // Like the real pool: larger pieces where the card has them, else just enough.
+    let grown =
+        [missing.next_multiple_of(32 << 20), missing].into_iter().find(|&more| more == 0 || mine.take(more));
+    let Some(more) = grown else { return OUT_OF_MEMORY };
+    let address = next_handle();
+    pool.reserved += more;
+    pool.used += bytes;
+    pool.pieces.push((address, bytes));
+    unsafe { *pointer = address };
+    SUCCESS
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemFreeAsync(pointer: u64, _stream: Handle) -> Status {
+    let Ok(mut pool) = POOL.lock() else { return INVALID_VALUE };
+    match pool.pieces.iter().position(|&(address, _)| address == pointer) {
+        Some(place) => {
+            let (_, bytes) = pool.pieces.swap_remove(place);
+            pool.used -= bytes;
+            SUCCESS
+        }
+        None => give(pointer),
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) -> Status {
+    match current() {
+        Ok((_, mine)) => {
+            unsafe { *free = usize::try_from(TOTAL.saturating_sub(mine.used())).unwrap_or(0) };
+            unsafe { *total = usize::try_from(TOTAL).unwrap_or(0) };
+            SUCCESS
+        }
+        Err(status) => status,
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuDeviceTotalMem_v2(bytes: *mut usize, _device: i32) -> Status {
+    unsafe { *bytes = usize::try_from(TOTAL).unwrap_or(0) };
+    SUCCESS
+}
