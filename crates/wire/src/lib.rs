@@ -13,6 +13,7 @@ pub mod kubelet;
 pub mod limits;
 mod link;
 pub mod node_spec;
+pub mod node_use;
 pub mod objects;
 pub mod pod_spec;
 pub mod quantity;
