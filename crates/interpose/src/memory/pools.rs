@@ -70,14 +70,11 @@ struct Pool {
     on_the_way: AtomicU64,
     /// Part of it: for calls to come, so that not each of them goes to the ledger.
     ahead: AtomicU64,
-    /// Calls since the last look at the pool.
-    unlooked: AtomicU64,
 }
 
-/// As long as the container is further than this from its limit, a pool is looked at once in a while only.
+/// As long as the container is further than this from its limit, a pool is charged ahead
 const COMFORT: u64 = 2 << 30;
-const LOOK_EVERY: u64 = 64;
-/// What is charged ahead then.
+/// with so much.
 const AHEAD: u64 = 256 << 20;
 
 type Alloc = unsafe extern "C" fn(*mut DevicePointer, usize, Handle) -> Status;
@@ -115,7 +112,6 @@ impl Pools {
                 charged: AtomicU64::new(0),
                 on_the_way: AtomicU64::new(0),
                 ahead: AtomicU64::new(0),
-                unlooked: AtomicU64::new(0),
             }))
         };
         self.known.write().unwrap_or_else(PoisonError::into_inner).entry(source).or_insert_with(new)
@@ -157,7 +153,6 @@ impl Pool {
 
     /// Charges the pool with what it has reserved and what is on its way.
     fn settle(&self, process: &Process) {
-        self.unlooked.store(0, Ordering::Relaxed);
         if self.ahead.swap(0, Ordering::SeqCst) > 0 {
             // What was charged ahead may have covered what the agent would have seen beyond the ledger.
             process.memory.code.note_loaded();
@@ -184,39 +179,55 @@ impl Pool {
         undo: impl FnOnce(),
     ) -> Status {
         let blocks = whole_blocks(bytes);
-        let paid = |ahead: u64| ahead.checked_sub(blocks);
-        if self.unlooked.load(Ordering::Relaxed) < LOOK_EVERY
-            && self.ahead.fetch_update(Ordering::SeqCst, Ordering::SeqCst, paid).is_ok()
-        {
-            self.unlooked.fetch_add(1, Ordering::Relaxed);
+        if self.pays(blocks) || (self.tops_up(process) && self.pays(blocks)) {
             let status = ask();
             if status != SUCCESS {
                 self.settle(process);
             }
             return status;
         }
-        let (status, is_comfortable) = self.take_at_the_limit(process, bytes, ask, undo);
-        if is_comfortable && process.charge_now(self.card, AHEAD) {
-            self.charged.fetch_add(AHEAD, Ordering::SeqCst);
-            self.ahead.fetch_add(AHEAD, Ordering::SeqCst);
-        }
+        let status = self.take_at_the_limit(process, bytes, ask, undo);
         keeper::notify();
         status
     }
 
-    /// The same, looking at the ledger and the pool. Also tells whether the container is far from its limit.
+    /// Takes from what was charged ahead.
+    fn pays(&self, blocks: u64) -> bool {
+        let paid = |ahead: u64| ahead.checked_sub(blocks);
+        self.ahead.fetch_update(Ordering::SeqCst, Ordering::SeqCst, paid).is_ok()
+    }
+
+    /// Charges ahead, beyond what the pool really has, if the container is far from its limit.
+    fn tops_up(&self, process: &Process) -> bool {
+        if process.account.held(self.card).saturating_add(COMFORT) > process.memory_limit(self.card) {
+            return false;
+        }
+        let target = self.ask(POOL_RESERVED) + self.on_the_way.load(Ordering::SeqCst) + AHEAD;
+        let before = self.charged.swap(target, Ordering::SeqCst);
+        if target < before {
+            process.refund(self.card, before - target);
+        } else if target > before && !process.charge_now(self.card, target - before) {
+            self.charged.fetch_sub(target - before, Ordering::SeqCst);
+            return false;
+        }
+        self.ahead.store(AHEAD, Ordering::SeqCst);
+        keeper::notify();
+        true
+    }
+
+    /// Asks the driver, looking at the ledger and the pool.
     fn take_at_the_limit(
         &self,
         process: &Process,
         bytes: u64,
         ask: impl Fn() -> Status,
         undo: impl FnOnce(),
-    ) -> (Status, bool) {
+    ) -> Status {
         let mut charged = whole_blocks(bytes);
         if process.charge(self.card, charged).is_err() {
             // Not from the card, then; perhaps from what the pool already has.
             if self.spare() < bytes {
-                return (OUT_OF_MEMORY, false);
+                return OUT_OF_MEMORY;
             }
             charged = 0;
         }
@@ -231,9 +242,9 @@ impl Pool {
             undo();
             self.trim();
             self.settle(process);
-            return (OUT_OF_MEMORY, false);
+            return OUT_OF_MEMORY;
         }
-        (status, held.saturating_add(COMFORT) < limit)
+        status
     }
 
     fn trim(&self) {
