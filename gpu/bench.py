@@ -23,6 +23,16 @@ def cpu(process):
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+def controller(process):
+    """Seconds of CPU the library's own thread in a process has used."""
+    for task in os.listdir(f"/proc/{process.pid}/task"):
+        with open(f"/proc/{process.pid}/task/{task}/stat") as stat:
+            name, fields = stat.read().rsplit(")", 1)
+        if name.endswith("(tessera"):
+            return sum(int(field) for field in fields.split()[11:13]) / os.sysconf("SC_CLK_TCK")
+    return 0.0
+
+
 class Arbiter:
     """Hands out windows. Tells its own CPU, in percent of a core, and each grant's part of the card's time."""
 

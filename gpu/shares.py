@@ -1,20 +1,23 @@
 """One container at a time: what it gets of its share, as percent of the same work bare, with the spread of 1 s windows."""
-import os
+import os, time
 from bench import *
 
 kinds = os.environ.get("KINDS", "big long graph sync small c-tiny c-big c-long c-deep c-streams c-threads c-graph c-sync").split()
 limits = [int(limit) for limit in os.environ.get("LIMITS", "10 25 50 75 90").split()]
 
-print(f"{'kind':10} {'bare':>9}  " + "  ".join(f"{'limit ' + str(limit):^22}" for limit in limits) + "   % of bare [1 s windows], arbiter % of a core")
+print(f"{'kind':10} {'bare':>9}  " + "  ".join(f"{'limit ' + str(limit):^22}" for limit in limits) + "   % of bare [1 s windows]; most of a core, %: arbiter, library's thread")
 for kind in kinds:
-    cells, costs = [], []
+    cells, costs, own = [], [], []
     for limit in limits:
         path = grant(limit)
         service = Arbiter(path)
         process = start(program(kind), path)
         service.settle(2.5 if kind.startswith("c-") else 5)
+        before = controller(process)
+        time.sleep(3)
+        own.append(100 * (controller(process) - before) / 3)
         rates = answer(process)
         costs.append(service.end()[0])
         got, least, most = (100 * rate / bare(kind) for rate in rates)
         cells.append(f"{got:6.2f} [{least:5.1f}..{most:5.1f}]")
-    print(f"{kind:10} {bare(kind):9.1f}  " + "  ".join(f"{cell:^22}" for cell in cells) + f"   {max(costs):.2f}", flush=True)
+    print(f"{kind:10} {bare(kind):9.1f}  " + "  ".join(f"{cell:^22}" for cell in cells) + f"   {max(costs):.2f} {max(own):.2f}", flush=True)

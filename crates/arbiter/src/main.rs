@@ -21,7 +21,9 @@ use tessera_limits::{CardLimit, Limits, files, futex};
 const USAGE: &str = "usage: tessera-arbiter grant FOLDER UUID MEMORY-MIB CORES [CEILING [throughput]] | run SECONDS UUID FOLDER...";
 
 /// How often what processes hold is measured though none waits for it.
-const MEASURE: u64 = 1_000_000_000;
+const MEASURE: u64 = 5_000_000_000;
+
+const SECOND: u64 = 1_000_000_000;
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -84,7 +86,7 @@ fn run(seconds: &str, uuid: &str, folders: &[&str]) -> Result<(), String> {
     let model = card.as_ref().and_then(nvml::Card::limit).map(PowerModel::with_limit);
     let mut power = model.map(PowerFactor::new);
     let begin = futex::now();
-    let (end, mut measured, mut told) = (begin + seconds * 1_000_000_000, 0, begin);
+    let (end, mut measured, mut told) = (begin + seconds * SECOND, 0, begin);
     while futex::now() < end {
         let now = futex::now();
         let next = service.step(now);
@@ -98,8 +100,8 @@ fn run(seconds: &str, uuid: &str, folders: &[&str]) -> Result<(), String> {
         {
             arbiter.set_factor(power.sample(now, energy, arbiter.busy()));
         }
-        if now - told >= MEASURE {
-            told += MEASURE;
+        if now - told >= SECOND {
+            told += SECOND;
             let used = folders.iter().map(|folder| service.used(Path::new(folder), &bytes).time / 1_000_000);
             say(&used.map(|milliseconds| milliseconds.to_string()).collect::<Vec<_>>().join(" "))?;
         }

@@ -43,14 +43,14 @@ const SPAN: u64 = 1_200_000_000;
 const MOST: f64 = 1.3;
 
 /// How much of a new reading is taken over.
-const SMOOTHING: f64 = 0.4;
+const SMOOTHING: f64 = 0.5;
 
 /// Reading the counter costs milliseconds of CPU: while readings change something it is read this often,
-const CHANGING: u64 = 250_000_000;
+const CHANGING: u64 = 500_000_000;
 /// and else this often.
 const STEADY: u64 = 1_000_000_000;
 /// A change by less is none.
-const CHANGE: f64 = 0.01;
+const CHANGE: f64 = 0.02;
 
 impl PowerModel {
     /// An H200 (or a card taken for one) with an enforced power limit.
