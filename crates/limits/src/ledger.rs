@@ -7,7 +7,7 @@
 //! What is held is the sum over the slots. A process first announces what it wants (`tentative`) and then adds up: of
 //! two that announce at once at least one sees the other, so both together never pass what only one may have.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use crate::atomic::{AtomicU32, AtomicU64, Ordering, yield_now};
 
 use crate::CARDS;
 
@@ -15,7 +15,7 @@ use crate::CARDS;
 pub const FORMAT: u64 = u64::from_le_bytes(*b"account2");
 
 /// How many processes of one container may use cards at a time.
-pub const SLOTS: usize = 512;
+pub const SLOTS: usize = if cfg!(loom) { 3 } else { 512 };
 
 /// The bit the kernel sets in a robust word when its owner dies.
 const OWNER_DIED: u32 = 0x4000_0000;
@@ -87,7 +87,7 @@ pub enum Owner {
 }
 
 /// How often a process looks again while another one is just announcing.
-const LOOKS: u32 = 2_000;
+const LOOKS: u32 = if cfg!(loom) { 2 } else { 2_000 };
 
 impl Ledger {
     /// Whether this is the format this crate reads.
@@ -169,7 +169,7 @@ impl Ledger {
             if self.slots[..me.0].iter().any(|slot| slot.tentative(card) > 0) {
                 mine.tentative[card].store(0, Ordering::SeqCst);
             }
-            if look < 100 { std::thread::yield_now() } else { crate::futex::sleep(10_000) }
+            if look < 100 { yield_now() } else { crate::futex::sleep(10_000) }
         }
         mine.tentative[card].store(0, Ordering::SeqCst);
         Err(Refused)
@@ -342,5 +342,11 @@ fn word(bytes: &[u8], place: usize) -> u32 {
 }
 
 #[cfg(test)]
+#[cfg(not(loom))]
 #[path = "ledger/tests.rs"]
 mod tests;
+
+#[cfg(test)]
+#[cfg(loom)]
+#[path = "ledger/interleavings.rs"]
+mod interleavings;

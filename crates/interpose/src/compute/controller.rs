@@ -17,7 +17,7 @@ driver_functions! { CUDA:
 const RELAXED: i32 = 2;
 
 /// How often work is looked at while there is some.
-const TICK: u64 = 500_000;
+const TICK: u64 = 750_000;
 
 /// A pause shorter than this counts as work: the card waits for the program, and nobody else can use such a pause.
 const GAP: u64 = 1_000_000;
@@ -143,7 +143,7 @@ impl State {
     /// How long not to look while the queue drains: half of what is left by estimate, for the end must be seen soon.
     fn until_drained(&self, gate: &Gate, now: u64) -> u64 {
         let left = gate.queued.load(Ordering::Relaxed).saturating_sub(now.saturating_sub(self.progressed));
-        (left / 2).clamp(20_000, TICK)
+        (left / 2).clamp(40_000, TICK)
     }
 
     /// Opens and closes by our own account.

@@ -19,14 +19,16 @@ fn a_killed_process_leaves_nothing_held() {
 }
 
 /// Processes killed while they take and free, wherever that finds them; a survivor takes and frees all the while.
+/// Each takes some 20 ms.
+const KILLS: usize = 1_000;
+
 #[test]
 fn kills_at_any_point_leave_no_leak_no_hang_and_no_byte_too_many() {
     let container = Container::with_memory(8192);
     let mut survivor = container.begun("proc");
     survivor.tell("race plain 512 100000");
-    let kills = if std::env::var_os("TESSERA_KILLS").is_some() { 1000 } else { 150 };
     let mut running: Vec<_> = (0..4).map(|_| container.start("dlsym")).collect();
-    for (round, way) in ["plain", "async", "vmm", "pitch"].iter().cycle().take(kills).enumerate() {
+    for (round, way) in ["plain", "async", "vmm", "pitch"].iter().cycle().take(KILLS).enumerate() {
         let mut victim = std::mem::replace(&mut running[round % 4], container.start("link"));
         victim.tell("begin");
         victim.tell(&format!("churn {way} 64"));
