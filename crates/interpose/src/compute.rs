@@ -58,8 +58,10 @@ pub struct Gate {
     progress: AtomicU32,
     /// Nanoseconds of queued work that has not ended, by estimate.
     queued: AtomicU64,
-    /// How much of that holds the caller back. More than [`QUEUE`] where streams run beside each other, or where estimates
-    /// are too high: then it is done in less time.
+    /// How much of that one stream may have: an equal part for each that has work, so that none waits for another's.
+    part: AtomicU64,
+    /// How much all may have. More than [`QUEUE`] where streams run beside each other, or where estimates are too high: then
+    /// it is done in less time.
     most_queued: AtomicU64,
     /// Fences that have not been reached.
     fences: AtomicU32,
@@ -107,6 +109,7 @@ impl Default for Gate {
             waiting: AtomicU32::new(0),
             progress: AtomicU32::new(0),
             queued: AtomicU64::new(0),
+            part: AtomicU64::new(QUEUE),
             most_queued: AtomicU64::new(QUEUE),
             fences: AtomicU32::new(0),
             lanes: Mutex::default(),
@@ -182,28 +185,32 @@ impl Gate {
         self.passing.load(Ordering::SeqCst) > 0 || self.busy.load(Ordering::SeqCst) == 1
     }
 
-    fn is_full(&self) -> bool {
-        self.queued.load(Ordering::Relaxed) >= self.most_queued.load(Ordering::Relaxed)
+    /// Whether a stream has queued enough.
+    fn is_full(&self, stream: Stream) -> bool {
+        let part = self.part.load(Ordering::Relaxed);
+        // All together have less than its part: it has, too, and that costs no lock to see.
+        self.queued.load(Ordering::Relaxed) >= part
             && self.fences.load(Ordering::Relaxed) >= PIECES
+            && self.lanes().has_queued(stream, part, PIECES)
     }
 
     /// Sleeps until launches may pass and the queue is short; returns the nanoseconds slept. The caller counts as passing
     /// until [`Gate::note_queued`].
-    fn pass(&self) -> u64 {
-        if self.enter(true) {
+    fn pass(&self, stream: Stream) -> u64 {
+        if self.enter(stream, true) {
             return 0;
         }
         let begin = futex::now();
         let mut full_since = begin;
         self.waiting.fetch_add(1, Ordering::SeqCst);
         keeper::notify();
-        while !self.enter(futex::now() - full_since < HOLD) {
+        while !self.enter(stream, futex::now() - full_since < HOLD) {
             if self.is_closed() {
                 futex::wait(&self.open, 0, 100_000_000);
                 full_since = futex::now();
             } else {
                 let seen = self.progress.load(Ordering::Acquire);
-                if self.is_full() {
+                if self.is_full(stream) {
                     futex::wait(&self.progress, seen, 5_000_000);
                 }
             }
@@ -214,9 +221,9 @@ impl Gate {
 
     /// Passes if the gate is open and, unless that has taken too long, the queue is short. Announced before it is tested:
     /// whoever closes the gate and then sees nobody passing knows that nobody will.
-    fn enter(&self, minds_queue: bool) -> bool {
+    fn enter(&self, stream: Stream, minds_queue: bool) -> bool {
         self.passing.fetch_add(1, Ordering::SeqCst);
-        let may_pass = !self.is_closed() && (!minds_queue || !self.is_full());
+        let may_pass = !self.is_closed() && (!minds_queue || !self.is_full(stream));
         if !may_pass {
             self.passing.fetch_sub(1, Ordering::SeqCst);
         }
@@ -236,6 +243,8 @@ impl Gate {
 
     /// Shows what is queued to those who look without the lock.
     fn show(&self, lanes: &Lanes) {
+        let most = self.most_queued.load(Ordering::Relaxed);
+        self.part.store(most / u64::from(lanes.working.max(1)), Ordering::Relaxed);
         self.queued.store(lanes.queued, Ordering::Relaxed);
         self.fences.store(lanes.fences, Ordering::Relaxed);
     }
@@ -257,7 +266,7 @@ pub unsafe fn launch(stream: Stream, key: u64, ask: impl FnOnce() -> Status) -> 
     if compute.has_captured.load(Ordering::Relaxed) && stream.is_capturing() {
         return ask();
     }
-    let waited = gate.pass();
+    let waited = gate.pass(stream);
     if waited > 0 {
         process.slot().waited.fetch_add(waited, Ordering::Relaxed);
     }

@@ -37,6 +37,8 @@ pub struct Lanes {
     pub launches: u64,
     /// Nanoseconds of work that has not ended, by estimate.
     pub queued: u64,
+    /// Streams that have such work.
+    pub working: u32,
     /// Fences that have not been reached.
     pub fences: u32,
 }
@@ -44,7 +46,9 @@ pub struct Lanes {
 struct Lane {
     stream: Stream,
     context: usize,
-    /// Since the last fence.
+    /// What has not ended, by estimate.
+    queued: u64,
+    /// The part of it since the last fence.
     unfenced: u64,
     launches: u32,
     fences: VecDeque<Fence>,
@@ -81,11 +85,19 @@ impl Lanes {
         self.queued += estimate;
         let place = self.lane(stream);
         let lane = &mut self.lanes[place];
+        self.working += u32::from(lane.queued == 0);
+        lane.queued += estimate;
         lane.unfenced += estimate;
         lane.launches += 1;
         if measures.is_some() || lane.unfenced >= FENCE_WORK || lane.launches >= FENCE_LAUNCHES {
             self.fence(place, measures);
         }
+    }
+
+    /// Whether a stream has so much work in so many pieces.
+    pub fn has_queued(&self, stream: Stream, nanoseconds: u64, pieces: u32) -> bool {
+        let lane = self.lanes.iter().find(|lane| lane.stream == stream);
+        lane.is_some_and(|lane| lane.queued >= nanoseconds && lane.fences.len() >= pieces as usize)
     }
 
     /// Follows the fences; returns the estimates of what has ended.
@@ -139,7 +151,9 @@ impl Lanes {
     }
 
     fn count_again(&mut self) {
-        self.queued = self.lanes.iter().map(Lane::queued).sum();
+        self.queued = self.lanes.iter().map(|lane| lane.queued).sum();
+        let working = self.lanes.iter().filter(|lane| lane.queued > 0).count();
+        self.working = u32::try_from(working).unwrap_or(u32::MAX);
         let fences: usize = self.lanes.iter().map(|lane| lane.fences.len()).sum();
         self.fences = u32::try_from(fences).unwrap_or(u32::MAX);
     }
@@ -158,6 +172,8 @@ impl Lanes {
     fn reached(&mut self, place: usize, costs: &Costs) -> u64 {
         let lane = &mut self.lanes[place];
         let (context, Some(fence)) = (lane.context, lane.fences.pop_front()) else { return 0 };
+        lane.queued = lane.queued.saturating_sub(fence.estimate);
+        self.working = self.working.saturating_sub(u32::from(lane.queued == 0));
         if let Some((begin, key)) = fence.measures {
             let mut milliseconds = 0.0;
             // SAFETY: two recorded events of ours; `milliseconds` is the place for the answer.
@@ -179,6 +195,7 @@ impl Lanes {
         self.lanes.push(Lane {
             stream,
             context: contexts::current(),
+            queued: 0,
             unfenced: 0,
             launches: 0,
             fences: VecDeque::new(),
@@ -205,10 +222,6 @@ impl Fence {
 }
 
 impl Lane {
-    fn queued(&self) -> u64 {
-        self.unfenced + self.fences.iter().map(|fence| fence.estimate).sum::<u64>()
-    }
-
     /// Makes the lane's context the current one of our own thread.
     fn enter(&self) {
         // SAFETY: a context that lives: lanes are forgotten before theirs goes.
