@@ -7,7 +7,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use tessera_limits::control::Control;
-use tessera_limits::files::{self, Mapped};
+use tessera_limits::files::{self, Mapping};
 use tessera_limits::ledger::Demands;
 use tessera_limits::limits::Meaning;
 use tessera_limits::{Limits, futex};
@@ -29,7 +29,7 @@ pub struct Service {
 #[derive(Debug)]
 struct Tenant {
     id: u64,
-    control: Mapped<Control>,
+    control: Mapping<Control>,
     account: File,
     limits: Limits,
     turn: u64,

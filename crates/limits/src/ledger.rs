@@ -14,6 +14,9 @@ use crate::CARDS;
 /// First word of the file: the format.
 pub const FORMAT: u64 = u64::from_le_bytes(*b"account1");
 
+/// Where in the file that word lies.
+pub const FORMAT_PLACE: u64 = std::mem::offset_of!(Ledger, format) as u64;
+
 /// How many processes of one container may use cards at a time.
 pub const SLOTS: usize = 512;
 
@@ -94,11 +97,6 @@ impl Ledger {
     #[must_use]
     pub fn is_known(&self) -> bool {
         self.format.load(Ordering::Acquire) == FORMAT
-    }
-
-    /// Marks a new file, all zeros, as a ledger.
-    pub fn initialise(&self) {
-        self.format.store(FORMAT, Ordering::Release);
     }
 
     /// Takes a free slot for the process, or one whose owner is gone. `thread` must have announced to the kernel
@@ -296,6 +294,46 @@ impl Demands {
         }
         (wants, has_drained)
     }
+}
+
+/// What one process says of itself in its slot, as the agent reads it. The tenant's own word.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Said {
+    /// Its process id, as the container numbers it.
+    pub process: u32,
+    /// Whether it lives; what the dead held may not be back with the card yet.
+    pub is_alive: bool,
+    /// Bytes of each card.
+    pub held: [u64; CARDS],
+    /// Bytes refused so far.
+    pub denied: u64,
+    /// Nanoseconds its threads have waited for a window.
+    pub waited: u64,
+}
+
+impl Demands {
+    /// What each slot says, by its place; `None` where nobody ever was, or where nothing is held any more.
+    pub fn said(&self) -> impl Iterator<Item = Option<Said>> {
+        let slots = self.bytes.chunks_exact(size_of::<Slot>()).take(self.slots);
+        slots.map(|slot| {
+            let owner = word(slot, std::mem::offset_of!(Slot, owner));
+            let process = word(slot, std::mem::offset_of!(Slot, process));
+            let is_alive = owner & OWNER_DIED == 0;
+            let is_gone = !is_alive && word(slot, std::mem::offset_of!(Slot, gone)) == process;
+            let held = std::mem::offset_of!(Slot, held);
+            (owner != 0 && !is_gone).then(|| Said {
+                process,
+                is_alive,
+                held: std::array::from_fn(|card| long(slot, held + card * 8)),
+                denied: long(slot, std::mem::offset_of!(Slot, denied)),
+                waited: long(slot, std::mem::offset_of!(Slot, waited)),
+            })
+        })
+    }
+}
+
+fn long(bytes: &[u8], place: usize) -> u64 {
+    bytes.get(place..place + 8).and_then(|bytes| bytes.try_into().ok()).map_or(0, u64::from_ne_bytes)
 }
 
 fn word(bytes: &[u8], place: usize) -> u32 {

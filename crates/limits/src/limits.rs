@@ -118,6 +118,13 @@ impl fmt::Display for Damage {
     }
 }
 
+/// The bytes of a card's name: `GPU-0123abcd-…`, or the digits alone.
+#[must_use]
+pub fn uuid_bytes(text: &str) -> Option<[u8; 16]> {
+    let digits: String = text.trim_start_matches("GPU-").chars().filter(|digit| *digit != '-').collect();
+    u128::from_str_radix(&digits, 16).ok().filter(|_| digits.len() == 32).map(u128::to_be_bytes)
+}
+
 fn card_from_words(words: &[u64]) -> Result<CardLimit, Damage> {
     let mut uuid = [0; 16];
     uuid[..8].copy_from_slice(&words[0].to_le_bytes());
@@ -179,6 +186,15 @@ mod tests {
             let mut words = limits.to_words();
             words[word] ^= 1u64 << bit;
             prop_assert_eq!(Limits::from_words(&words), Err(Damage::Checksum));
+        }
+    }
+
+    #[test]
+    fn names_of_cards() {
+        let bytes = uuid_bytes("GPU-ae203a00-9cff-8fd7-6dda-679e742f9a4d");
+        assert_eq!(bytes.map(u128::from_be_bytes), Some(0xae20_3a00_9cff_8fd7_6dda_679e_742f_9a4d));
+        for none in ["", "GPU-ae203a00", "lost-3", "MIG-ae203a00-9cff-8fd7-6dda-679e742f9a4d"] {
+            assert_eq!(uuid_bytes(none), None, "{none}");
         }
     }
 
