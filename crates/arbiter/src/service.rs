@@ -1,5 +1,6 @@
 //! The arbiter over files: reads demands, writes windows.
 
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::fs::File;
 use std::io;
@@ -34,6 +35,17 @@ struct Tenant {
     limits: Limits,
     turn: u64,
     demands: Demands,
+}
+
+/// How much there was to do in a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Load {
+    /// No process is there that could want a card.
+    Empty,
+    /// Nobody wants a card now.
+    Quiet,
+    /// Somebody does: look again after a [`TICK`].
+    Wanted,
 }
 
 impl Service {
@@ -81,11 +93,23 @@ impl Service {
         self.cards.get_mut(uuid)
     }
 
-    /// Looks once at everything. Call it every [`TICK`].
-    pub fn step(&mut self, now: u64) {
+    /// The cards of a grant, and what it has had of each.
+    pub fn all_used(&self) -> impl Iterator<Item = (&Path, [u8; 16], Used)> {
+        self.tenants.iter().flat_map(|(folder, tenant)| {
+            let uuids = tenant.limits.cards.iter().map(|card| card.uuid);
+            uuids.map(|uuid| (folder.as_path(), uuid, self.used(folder, &uuid)))
+        })
+    }
+
+    /// Looks once at everything. Call it every [`TICK`] while somebody wants a card.
+    pub fn step(&mut self, now: u64) -> Load {
+        let (mut load, is_wanted) = (Load::Empty, Cell::new(false));
         for tenant in self.tenants.values_mut() {
             tenant.control.beat(now);
             tenant.demands.read(|bytes, place| tenant.account.read_at(bytes, place));
+            if tenant.demands.has_processes() {
+                load = Load::Quiet;
+            }
             let turn = tenant.control.turn();
             if turn != tenant.turn
                 && let Ok(limits) = tenant.control.read()
@@ -105,6 +129,9 @@ impl Service {
                 let Some((tenant, place)) = find(id) else { return Seen::default() };
                 let number = tenant.control.window(place).number.load(std::sync::atomic::Ordering::Relaxed);
                 let (wants, has_drained) = tenant.demands.of(place, number);
+                if wants {
+                    is_wanted.set(true);
+                }
                 Seen { wants, has_drained }
             });
             for act in acts {
@@ -120,6 +147,7 @@ impl Service {
                 futex::wake(&window.change);
             }
         }
+        if is_wanted.get() { Load::Wanted } else { load }
     }
 
     fn apply(&mut self, tenant: &Tenant) {

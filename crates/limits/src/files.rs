@@ -21,7 +21,8 @@ use crate::limits::Limits;
 pub const GRANT: &str = "/etc/tessera";
 
 const CONTROL: &str = "control";
-const ACCOUNT: &str = "account";
+/// The account in it.
+pub const ACCOUNT: &str = "account";
 
 /// A file mapped for as long as the process lives. Its type must be made of atomic numbers only.
 #[derive(Debug)]

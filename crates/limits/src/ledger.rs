@@ -275,8 +275,17 @@ impl Demands {
         let read = read_at(&mut count, place).unwrap_or(0);
         self.slots = if read == 4 { (u32::from_ne_bytes(count) as usize).min(SLOTS) } else { 0 };
         self.bytes.resize(self.slots * size_of::<Slot>(), 0);
+        if self.slots == 0 {
+            return;
+        }
         let read = read_at(&mut self.bytes, std::mem::offset_of!(Ledger, slots) as u64).unwrap_or(0);
         self.slots = read / size_of::<Slot>();
+    }
+
+    /// Whether any process lives that uses cards.
+    #[must_use]
+    pub fn has_processes(&self) -> bool {
+        self.said().flatten().any(|said| said.is_alive)
     }
 
     /// Whether any process wants the card, and whether all have drained the window of that number.

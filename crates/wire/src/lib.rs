@@ -1,5 +1,6 @@
 //! Every foreign format, read into the core's types and written from them. No sockets, no files, no decisions.
 
+pub mod cdi;
 pub mod device_id;
 pub mod dialect;
 pub mod extender;
@@ -10,7 +11,6 @@ pub mod hand_over;
 pub mod inventory;
 #[cfg(feature = "grpc")]
 pub mod kubelet;
-pub mod limits;
 mod link;
 pub mod node_spec;
 pub mod node_use;

@@ -1,9 +1,11 @@
 //! Carries out what the [machine](crate::machine) says: tasks, sockets, files and the API server. Decides nothing.
 
+mod arbiter;
 mod cluster;
 mod gpus;
 mod grants;
 mod http;
+mod library;
 mod plugin;
 
 use std::{
@@ -15,6 +17,7 @@ use std::{
 };
 
 use futures::StreamExt as _;
+use tessera_limits::limits::Meaning;
 use tessera_node::{
     device_plugin::{Meeting, Served, serve},
     gpus::Gpus,
@@ -27,8 +30,11 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-pub use self::cluster::{Cluster, ClusterEvent};
-use self::{grants::Grants, plugin::Plugin};
+use self::{arbiter::Arbiter, grants::Grants, plugin::Plugin};
+pub use self::{
+    cluster::{Cluster, ClusterEvent, OwnerNote},
+    library::install_library,
+};
 use crate::machine::{Action, Agent, Answer, CallId, Event, Now, Settings, View};
 
 /// How often time is told when nothing else happens.
@@ -62,6 +68,17 @@ pub enum RunError {
         /// Why.
         source: std::io::Error,
     },
+    /// Grants cannot be written.
+    #[error("cannot use {} for grants", path.display())]
+    Grants {
+        /// The directory.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// A thread cannot be started.
+    #[error("cannot start a thread")]
+    Thread(#[source] std::io::Error),
     /// The path of the podresources socket is none.
     #[error(transparent)]
     PodResources(#[from] PodResourcesError),
@@ -92,7 +109,12 @@ pub async fn run<C: Cluster>(
         tasks.spawn(served);
     }
     let pod_resources = PodResources::at(&ports.pod_resources)?;
-    let grants = Grants::at(PathBuf::from(&settings.grants));
+    let path = PathBuf::from(&settings.grants);
+    let grants = Grants::at(path.clone()).map_err(|source| RunError::Grants { path, source })?;
+    let arbiter = Arbiter::start(stop.clone()).map_err(RunError::Thread)?;
+    if settings.isolation.meaning == Meaning::Throughput {
+        arbiter.sample_power(ports.gpus.clone(), stop.clone()).map_err(RunError::Thread)?;
+    }
     let mut events = ports.cluster.watch();
     let cluster_messages = messages.clone();
     let stopped = stop.clone();
@@ -108,6 +130,7 @@ pub async fn run<C: Cluster>(
         meeting: ports.meeting,
         pod_resources,
         grants,
+        arbiter,
         messages,
         plugins: BTreeMap::new(),
         calls: BTreeMap::new(),
@@ -125,6 +148,7 @@ struct Shell<C> {
     meeting: Meeting,
     pod_resources: PodResources,
     grants: Grants,
+    arbiter: Arbiter,
     messages: Messages,
     plugins: BTreeMap<Resource, Arc<Plugin>>,
     /// Who waits for an answer.
@@ -136,8 +160,11 @@ struct Shell<C> {
 
 impl<C: Cluster> Shell<C> {
     async fn run(mut self, mut inbox: mpsc::UnboundedReceiver<Message>) {
-        let on_disk = self.grants.read();
-        self.handle(Event::GrantsOnDisk(on_disk));
+        let (pods, limits) = self.grants.read();
+        for one in &limits {
+            self.arbiter.add(self.grants.directory(&one.pod, &one.container));
+        }
+        self.handle(Event::GrantsOnDisk(pods, limits));
         let mut tick = tokio::time::Instant::now() + ROUTINE;
         loop {
             let wake = match self.agent.next_wake() {
@@ -187,16 +214,38 @@ impl<C: Cluster> Shell<C> {
                 }
             }
             Action::Warn(what) => tracing::warn!("{what}"),
-            Action::RemoveGrants(uid) => self.grants.remove(&uid),
+            Action::RemoveGrants(uid) => {
+                self.grants.remove(&uid).into_iter().for_each(|directory| self.arbiter.remove(directory));
+            }
             Action::List => {
                 let pod_resources = self.pod_resources.clone();
                 self.report(async move {
                     Event::Listed(pod_resources.list().await.map_err(|error| describe(&error)))
                 });
             }
-            Action::WriteGrants(call, limits) => {
-                let outcome = self.grants.write(&limits).map_err(|error| error.to_string());
-                self.report(async move { Event::GrantsWritten(call, outcome) });
+            Action::BeginGrants(call, limits) => {
+                let outcome = limits.iter().try_for_each(|limits| {
+                    self.arbiter.add(self.grants.begin(limits).map_err(|error| error.to_string())?);
+                    Ok(())
+                });
+                self.report(async move { Event::GrantsBegun(call, outcome) });
+            }
+            Action::ChangeGrant(limits) => {
+                let outcome = self.grants.change(&limits).map_err(|error| error.to_string());
+                self.report(async move { Event::GrantChanged(limits, outcome) });
+            }
+            Action::TellOwner { uid, namespace, name, reason, message } => {
+                let cluster = self.cluster.clone();
+                self.tasks.spawn(async move {
+                    let note = OwnerNote { uid, namespace, name, reason, message };
+                    if let Err(error) = cluster.tell_owner(&note).await {
+                        tracing::warn!(
+                            "no event could be written for {}/{}: {error}",
+                            note.namespace,
+                            note.name
+                        );
+                    }
+                });
             }
             Action::ReadPods => {
                 let cluster = self.cluster.clone();

@@ -12,8 +12,8 @@ use std::{
 use futures::{StreamExt as _, stream::BoxStream};
 use serde_json::json;
 use tessera_agent::{
-    machine::{NodePatch, Settings, WriteError},
-    shell::{Cluster, ClusterEvent, Ports, run},
+    machine::{Isolation, Library, NodePatch, Settings, WithoutLibrary, WriteError},
+    shell::{Cluster, ClusterEvent, OwnerNote, Ports, run},
 };
 use tessera_cluster::node_agent::PodEvent;
 use tessera_core::{
@@ -38,6 +38,7 @@ pub(crate) struct Api {
     pods: Mutex<BTreeMap<String, Pod>>,
     pub(crate) node: Mutex<NodePatch>,
     pub(crate) unhealthy: Mutex<Option<Vec<u8>>>,
+    pub(crate) notes: Mutex<Vec<OwnerNote>>,
     watchers: Mutex<Vec<mpsc::UnboundedSender<ClusterEvent>>>,
 }
 
@@ -100,6 +101,11 @@ impl Cluster for Api {
 
     async fn patch_node(&self, patch: &NodePatch) -> Result<(), String> {
         *self.node.lock().unwrap() = patch.clone();
+        Ok(())
+    }
+
+    async fn tell_owner(&self, note: &OwnerNote) -> Result<(), String> {
+        self.notes.lock().unwrap().push(note.clone());
         Ok(())
     }
 
@@ -239,6 +245,12 @@ pub(crate) fn settings(grants: &Path) -> Settings {
         memory_unit: MemoryUnit::GiB,
         policy: "tessera".parse().unwrap(),
         hand_over: HandOver::default(),
+        isolation: Isolation {
+            library: Ok(Library { folder: grants.join(".library").display().to_string(), by_cdi: false }),
+            without_library: WithoutLibrary::Refuse,
+            allow_opt_out: false,
+            meaning: tessera_limits::limits::Meaning::Time,
+        },
         grants: grants.display().to_string(),
         instance_type: Some("test.8xlarge".into()),
         labels: BTreeMap::new(),

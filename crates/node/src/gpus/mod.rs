@@ -27,6 +27,11 @@ pub trait Gpus: Send + Sync + 'static {
     /// What runs on each card, by index. Cards that cannot tell show nothing.
     fn activity(&self) -> Result<Vec<CardActivity>, GpusError>;
 
+    /// How much energy each card has taken, where the driver tells.
+    fn power(&self) -> Result<Vec<(GpuUuid, CardPower)>, GpusError> {
+        Ok(Vec::new())
+    }
+
     /// Reports what happens to the cards until told to stop. Every few seconds without news it reports `None`, so that
     /// whoever listens can leave.
     fn watch(
@@ -58,6 +63,15 @@ pub struct CardActivity {
     pub used: MiB,
     /// The processes that use the card, and how much memory each takes where the driver tells.
     pub processes: Vec<(u32, Option<MiB>)>,
+}
+
+/// The energy a card takes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct CardPower {
+    /// Since the driver was loaded.
+    pub millijoules: u64,
+    /// What the card may take at most.
+    pub limit_watts: f64,
 }
 
 /// Something happened to a card.

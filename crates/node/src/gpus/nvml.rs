@@ -11,13 +11,13 @@ use nvml_wrapper::{
     error::NvmlError,
 };
 use tessera_core::{
-    gpu::{Gpu, Health},
+    gpu::{Gpu, GpuUuid, Health},
     gpu_set::GpuSet,
     topology::{Link, PcieLevel, Topology},
     units::{GpuIndex, MiB},
 };
 
-use super::{CardActivity, Found, Gpus, GpusError, Incident, IncidentKind};
+use super::{CardActivity, CardPower, Found, Gpus, GpusError, Incident, IncidentKind};
 
 /// How long one wait for events takes, as the original plugins waited.
 const WAIT_MILLISECONDS: u32 = 5000;
@@ -100,6 +100,15 @@ impl Gpus for Nvml {
             }
         };
         Ok(self.devices()?.into_iter().map(activity).collect())
+    }
+
+    fn power(&self) -> Result<Vec<(GpuUuid, CardPower)>, GpusError> {
+        let power = |device: Device<'_>| {
+            let limit_watts = f64::from(device.enforced_power_limit().ok()?) / 1e3;
+            let millijoules = device.total_energy_consumption().ok()?;
+            Some((device.uuid().ok()?.as_str().into(), CardPower { millijoules, limit_watts }))
+        };
+        Ok(self.devices()?.into_iter().flatten().filter_map(power).collect())
     }
 
     fn watch(
