@@ -1,6 +1,10 @@
 //! The processes of this machine, by `/proc`. Its simulated twin is another directory of the same form.
 
-use std::{fs, path::PathBuf};
+use std::{
+    collections::{BTreeMap, HashMap},
+    fs,
+    path::PathBuf,
+};
 
 use tessera_wire::cgroup::{self, Owner};
 
@@ -72,6 +76,40 @@ impl Processes {
     }
 }
 
+/// Remembers who processes are, for as long as they are asked for: little is read again, and whoever has just ended is still known.
+#[derive(Debug)]
+pub struct Memory {
+    processes: Processes,
+    known: HashMap<u32, Process>,
+}
+
+impl Memory {
+    /// Knows nobody yet.
+    #[must_use]
+    pub fn of(processes: Processes) -> Self {
+        Self { processes, known: HashMap::new() }
+    }
+
+    /// Who these are. A number that was given to another process since tells of the new one; one whose process cannot be read
+    /// any more, of the one it last was.
+    pub fn who(&mut self, pids: impl IntoIterator<Item = u32>) -> BTreeMap<u32, Process> {
+        let mut before = std::mem::take(&mut self.known);
+        for pid in pids {
+            if self.known.contains_key(&pid) {
+                continue;
+            }
+            let known = before.remove(&pid);
+            let now = match (self.processes.started(pid), known) {
+                (Some(started), Some(known)) if known.started == started => Some(known),
+                (Some(_), _) => self.processes.read(pid),
+                (None, known) => known,
+            };
+            self.known.extend(now.map(|process| (pid, process)));
+        }
+        self.known.iter().map(|(pid, process)| (*pid, process.clone())).collect()
+    }
+}
+
 /// The 22nd field, counted behind the name: that may hold blanks and parentheses.
 fn started(stat: &str) -> Option<u64> {
     let (_, fields) = stat.rsplit_once(')')?;
@@ -102,6 +140,34 @@ mod tests {
         }
         fs::write(own.join("comm"), b"\xff\xfe\n").unwrap();
         assert_eq!(Processes::at(directory.path().into()).read(7).unwrap().command, "\u{fffd}\u{fffd}");
+    }
+
+    #[test]
+    fn a_number_given_again_is_another_process() {
+        let directory = tempfile::tempdir().unwrap();
+        let own = directory.path().join("7");
+        let write = |command: &str, started| {
+            fs::create_dir_all(&own).unwrap();
+            fs::write(own.join("stat"), stat(command, started)).unwrap();
+            fs::write(own.join("comm"), command).unwrap();
+            fs::write(own.join("cgroup"), "0::/\n").unwrap();
+        };
+        write("first", 1);
+        let mut memory = Memory::of(Processes::at(directory.path().into()));
+        let mut command = |pids: &[u32]| {
+            let who = memory.who(pids.iter().copied());
+            who.get(&7).map(|process| process.command.clone())
+        };
+        assert_eq!(command(&[7, 7, 8]).as_deref(), Some("first"));
+        write("renamed itself", 1);
+        assert_eq!(command(&[7]).as_deref(), Some("first"), "the same process is not read again");
+        fs::remove_dir_all(&own).unwrap();
+        assert_eq!(command(&[7]).as_deref(), Some("first"), "it has just ended");
+        write("second", 2);
+        assert_eq!(command(&[7]).as_deref(), Some("second"));
+        assert_eq!(command(&[]), None);
+        fs::remove_dir_all(&own).unwrap();
+        assert_eq!(command(&[7]), None, "nobody asked for it meanwhile");
     }
 
     #[test]

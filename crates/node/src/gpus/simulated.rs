@@ -8,7 +8,7 @@ use std::{
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
     thread,
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
 use tessera_core::{
@@ -39,14 +39,22 @@ const LOOKS: u32 = 10;
 #[derive(Clone, Debug)]
 pub struct Simulated {
     file: PathBuf,
-    meters: Arc<Mutex<load::Meters>>,
+    seen: Arc<Mutex<Seen>>,
+}
+
+/// What is remembered between looks at the cards.
+#[derive(Debug, Default)]
+struct Seen {
+    /// The description as it was when last read, so that it is not read again for each look.
+    cards: Option<(SystemTime, Vec<Gpu>)>,
+    meters: load::Meters,
 }
 
 impl Simulated {
     /// The cards described by `file`, read anew at every question.
     #[must_use]
     pub fn new(file: PathBuf) -> Self {
-        Self { file, meters: Arc::default() }
+        Self { file, seen: Arc::default() }
     }
 
     fn beside(&self, ending: &str) -> PathBuf {
@@ -80,12 +88,16 @@ impl Gpus for Simulated {
     }
 
     fn sample(&self, gpu: &GpuUuid, window: Window) -> Result<CardSample, GpusError> {
-        let found = self.discover()?;
-        let card = found.gpus.iter().find(|card| card.uuid == *gpu);
+        let changed = fs::metadata(&self.file).and_then(|file| file.modified()).ok();
+        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        if seen.cards.as_ref().map(|(at, _)| *at) != changed || changed.is_none() {
+            seen.cards = Some((changed.unwrap_or(SystemTime::UNIX_EPOCH), self.discover()?.gpus));
+        }
+        let Seen { cards, meters } = &mut *seen;
+        let card = cards.iter().flat_map(|(_, cards)| cards).find(|card| card.uuid == *gpu);
         let card = card.ok_or_else(|| GpusError::UnknownGpu(gpu.clone()))?;
         let processes = fs::read_to_string(self.beside(".processes")).unwrap_or_default();
-        let mut meters = self.meters.lock().unwrap_or_else(PoisonError::into_inner);
-        Ok(load::sample(card, &load::parse(&processes), window, &mut meters))
+        Ok(load::sample(card, &load::parse(&processes), window, meters))
     }
 
     fn watch(

@@ -81,10 +81,11 @@ impl Samples {
             return None;
         }
         let now = device.gpm_sample().ok()?;
-        let mut profiles = self.profiles.lock().unwrap_or_else(PoisonError::into_inner);
-        let values =
-            profiles.get(gpu).and_then(|before| gpm_metrics_get(library, before, &now, &PROFILE).ok());
-        profiles.insert(gpu.clone(), now);
+        // Not under the lock: a card that hangs must not hold up the others.
+        let lock = || self.profiles.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = lock().remove(gpu);
+        let values = before.and_then(|before| gpm_metrics_get(library, &before, &now, &PROFILE).ok());
+        lock().insert(gpu.clone(), now);
         let values: Vec<Option<f64>> = values?
             .into_iter()
             .map(|value| value.ok().map(|value| value.value).filter(|value| value.is_finite()))
