@@ -212,6 +212,7 @@ pub unsafe fn launch(stream: Stream, key: u64, ask: impl FnOnce() -> Status) -> 
     let waited = gate.pass();
     if waited > 0 {
         process.slot().waited.fetch_add(waited, Ordering::Relaxed);
+        process.slot().waits.fetch_add(1, Ordering::Relaxed);
     }
     let Queued { estimate, measures } = gate.lanes().before(stream, key);
     let status = ask();

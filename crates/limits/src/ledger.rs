@@ -53,6 +53,8 @@ pub struct Slot {
     pub waited: AtomicU64,
     /// Per card, see [`Demand`].
     pub demand: [Demand; CARDS],
+    /// How often a thread of this process had to wait for a window.
+    pub waits: AtomicU64,
 }
 
 /// What a process tells the arbiter about one card.
@@ -249,7 +251,8 @@ impl Slot {
     }
 
     fn clear(&self) {
-        for place in self.held.iter().chain(&self.tentative).chain([&self.denied, &self.waited]) {
+        for place in self.held.iter().chain(&self.tentative).chain([&self.denied, &self.waited, &self.waits])
+        {
             place.store(0, Ordering::SeqCst);
         }
         for demand in &self.demand {
@@ -318,6 +321,8 @@ pub struct Said {
     pub denied: u64,
     /// Nanoseconds its threads have waited for a window.
     pub waited: u64,
+    /// How often.
+    pub waits: u64,
 }
 
 impl Demands {
@@ -336,6 +341,7 @@ impl Demands {
                 held: std::array::from_fn(|card| long(slot, held + card * 8)),
                 denied: long(slot, std::mem::offset_of!(Slot, denied)),
                 waited: long(slot, std::mem::offset_of!(Slot, waited)),
+                waits: long(slot, std::mem::offset_of!(Slot, waits)),
             })
         })
     }

@@ -1,6 +1,7 @@
 //! Every foreign format, read into the core's types and written from them. No sockets, no files, no decisions.
 
 pub mod cdi;
+pub mod cgroup;
 pub mod device_id;
 pub mod dialect;
 pub mod extender;
@@ -12,6 +13,7 @@ pub mod inventory;
 #[cfg(feature = "grpc")]
 pub mod kubelet;
 mod link;
+pub mod metrics;
 pub mod node_spec;
 pub mod node_use;
 pub mod objects;

@@ -25,6 +25,8 @@ pub struct Isolation {
     pub allow_opt_out: bool,
     /// What a percentage of compute means.
     pub meaning: Meaning,
+    /// Whether processes that use what they were not given are killed.
+    pub kill_escaped: bool,
 }
 
 /// The library, as it lies on the node.
@@ -167,7 +169,7 @@ mod tests {
         let library = library
             .map(|by_cdi| Library { folder: "/grants/.library".into(), by_cdi })
             .map_err(str::to_owned);
-        Isolation { library, without_library, allow_opt_out, meaning: Meaning::Time }
+        Isolation { library, without_library, allow_opt_out, meaning: Meaning::Time, kill_escaped: false }
     }
 
     fn map(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {

@@ -18,7 +18,7 @@ use super::{
 };
 
 /// A container of a pod.
-pub type ContainerKey = (PodUid, String);
+pub type Whose = (PodUid, String);
 
 /// One look at the node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -41,7 +41,7 @@ pub struct OnCard {
     /// The process, as its container numbers it.
     pub own_pid: Option<u32>,
     /// Whose it is.
-    pub container: ContainerKey,
+    pub container: Whose,
     /// Bytes of the card's memory, where the driver tells.
     pub bytes: Option<u64>,
 }
@@ -50,7 +50,7 @@ pub struct OnCard {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AccountRead {
     /// Whose they are.
-    pub container: ContainerKey,
+    pub container: Whose,
     /// Processes that keep them, as the container numbers them.
     pub processes: BTreeSet<u32>,
     /// Bytes held of each card, in the order of the limits.
@@ -92,7 +92,7 @@ struct Suspicion {
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Case {
-    container: ContainerKey,
+    container: Whose,
     gpu: GpuUuid,
     escape: Escape,
     /// Of a process; 0 for a container as a whole.
@@ -103,12 +103,12 @@ struct Case {
 #[derive(Debug, Default)]
 pub(super) struct Watch {
     /// The last readings of what is held, by container and card.
-    held: BTreeMap<(ContainerKey, usize), VecDeque<u64>>,
+    held: BTreeMap<(Whose, usize), VecDeque<u64>>,
     /// What the library was told last.
-    told: BTreeMap<(ContainerKey, usize), u64>,
+    told: BTreeMap<(Whose, usize), u64>,
     suspicions: BTreeMap<Case, Suspicion>,
     /// How often somebody escaped.
-    pub(super) escapes: BTreeMap<(ContainerKey, Escape), u64>,
+    pub(super) escapes: BTreeMap<(Whose, Escape), u64>,
 }
 
 /// Driver and books are not read at the same moment: the most that the books had lately counts, so that nothing is charged twice.
@@ -126,7 +126,7 @@ const TOLERATED: u64 = 256 << 20;
 impl Agent {
     /// Compares, tells the libraries what their books lack, and reports who has escaped.
     pub(super) fn on_measured(&mut self, now: Now, measured: &Measured, actions: &mut Vec<Action>) {
-        let there: BTreeSet<&ContainerKey> = measured.accounts.iter().map(|account| &account.container).collect();
+        let there: BTreeSet<&Whose> = measured.accounts.iter().map(|account| &account.container).collect();
         self.watch.held.retain(|(key, _), _| there.contains(key));
         self.watch.told.retain(|(key, _), _| there.contains(key));
         for account in &measured.accounts {
@@ -183,13 +183,14 @@ impl Agent {
     /// All that looks like an escape now, in words, with the processes at fault.
     fn cases<'a>(&self, measured: &'a Measured) -> BTreeMap<Case, (String, Vec<&'a OnCard>)> {
         let mut cases = BTreeMap::new();
-        let mut by_container: BTreeMap<(&ContainerKey, &GpuUuid), Vec<&OnCard>> = BTreeMap::new();
+        let mut by_container: BTreeMap<(&Whose, &GpuUuid), Vec<&OnCard>> = BTreeMap::new();
         // The pause container of a pod is none of its containers, and its names say nothing.
         for process in measured.processes.iter().filter(|process| !process.container.1.is_empty()) {
             by_container.entry((&process.container, &process.gpu)).or_default().push(process);
         }
         for ((key, gpu), processes) in by_container {
-            let case = |escape: Escape, pid: u32| Case { container: key.clone(), gpu: gpu.clone(), escape, pid };
+            let case =
+                |escape: Escape, pid: u32| Case { container: key.clone(), gpu: gpu.clone(), escape, pid };
             let Some(pod) = self.pods.get(&key.0) else { continue };
             let holdings = self.holdings_of(&key.0, pod);
             let held = holdings.iter().find(|held| held.grant.container == key.1);
@@ -233,7 +234,8 @@ impl Agent {
             if let tessera_core::grant::Hold::Part { memory, .. } = hold
                 && limited
             {
-                let (used, given) = (processes.iter().filter_map(|process| process.bytes).sum::<u64>(), memory.0 << 20);
+                let (used, given) =
+                    (processes.iter().filter_map(|process| process.bytes).sum::<u64>(), memory.0 << 20);
                 if used > given.saturating_add(TOLERATED) {
                     let message = format!(
                         "container {} has {} MiB of GPU {gpu}, and was given {} MiB",

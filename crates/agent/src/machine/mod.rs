@@ -8,6 +8,7 @@ mod books;
 mod calls;
 mod health;
 mod isolation;
+mod measure;
 mod publish;
 mod start;
 mod steer;
@@ -46,8 +47,9 @@ use self::{admission::Admission, calls::Calls, health::HealthBook, publish::Publ
 pub use self::{
     health::{Verdict, verdict},
     isolation::{Free, Isolation, Library, OPT_OUT, WithoutLibrary},
+    measure::{AccountRead, Escape, Measured, OnCard, Whose},
     start::ContainerLimits,
-    view::{ContainerView, View},
+    view::{ContainerView, PodView, View},
 };
 
 /// How the agent of a node is set.
@@ -73,6 +75,8 @@ pub struct Settings {
     pub labels: BTreeMap<String, String>,
     /// How long a card that had a passing trouble must stay quiet to be trusted again.
     pub quiet_time: Duration,
+    /// Where others reach this agent's pages, if they do.
+    pub advertise: Option<String>,
 }
 
 /// The time of an event: since some fixed moment, and by the calendar.
@@ -119,6 +123,8 @@ pub enum Event {
     GrantsBegun(CallId, Result<(), String>),
     /// How changing limits went: answers [`Action::ChangeGrant`].
     GrantChanged(Box<ContainerLimits>, Result<(), String>),
+    /// What containers really use.
+    Measured(Box<Measured>),
     /// How [`Action::PatchPod`] went.
     PodPatched(PodUid, Result<(), WriteError>),
     /// How [`Action::PatchNode`] went.
@@ -153,6 +159,24 @@ pub enum Action {
     BeginGrants(CallId, Vec<ContainerLimits>),
     /// Put other limits in force for a container that runs; then report.
     ChangeGrant(Box<ContainerLimits>),
+    /// Tell a container how much of a card it uses beyond what its processes know of.
+    SetUnledgered {
+        /// The pod's UID.
+        pod: PodUid,
+        /// The container.
+        container: String,
+        /// The card's place in the container's limits.
+        card: usize,
+        /// How much.
+        bytes: u64,
+    },
+    /// End a process, if it still is the one that started then.
+    Kill {
+        /// Its number.
+        pid: u32,
+        /// When it started, in ticks.
+        started: u64,
+    },
     /// Remove the grant directory of a pod that has ended.
     RemoveGrants(PodUid),
     /// Set annotations of a pod, if it still is the one with this UID.
@@ -223,6 +247,7 @@ pub struct Agent {
     calls: Calls,
     truth: Truth,
     published: Published,
+    watch: measure::Watch,
     /// The books, until something changes.
     books: Option<Ledger>,
     /// The only pod of which the books do not know the latest: the one being admitted.
@@ -258,6 +283,7 @@ impl Agent {
             calls: Calls::default(),
             truth: Truth::default(),
             published: Published::default(),
+            watch: measure::Watch::default(),
             books: None,
             books_lack: None,
             notes: Vec::new(),
@@ -267,7 +293,7 @@ impl Agent {
     /// Takes note of an event and says what to do about it.
     pub fn handle(&mut self, now: Now, event: Event) -> Vec<Action> {
         let mut actions = Vec::new();
-        let ticking = matches!(event, Event::Tick);
+        let ticking = matches!(event, Event::Tick | Event::Measured(_));
         let scope = Scope::of(&event, &self.truth);
         let admitting = matches!(event, Event::Prefer(..) | Event::Allocate(..) | Event::PreStart(..));
         match event {
@@ -292,6 +318,7 @@ impl Agent {
             Event::GrantsOnDisk(pods, limits) => self.truth.found(pods, limits),
             Event::GrantsBegun(call, outcome) => self.on_grants_begun(call, outcome, &mut actions),
             Event::GrantChanged(limits, outcome) => self.truth.changed(&limits, outcome, &mut actions),
+            Event::Measured(measured) => self.on_measured(now, &measured, &mut actions),
             Event::PodPatched(uid, outcome) => self.truth.patched(now, &uid, &outcome),
             Event::NodePatched(outcome) => self.published.node_patched(now, outcome, &mut actions),
             Event::UnhealthySet(outcome) => self.published.unhealthy_set(now, outcome, &mut actions),
@@ -453,6 +480,7 @@ impl Scope {
             Event::PodPatched(..)
             | Event::GrantsOnDisk(..)
             | Event::GrantChanged(..)
+            | Event::Measured(_)
             | Event::StreamOpened(_) => Self::Nothing,
             Event::Pods(_) | Event::PodDeleted(_) | Event::Listed(_) => Self::Pods,
             _ => Self::All,

@@ -69,7 +69,7 @@ impl Grants {
     }
 
     /// Makes the grant of a container that is about to start.
-    pub(super) fn begin(&self, limits: &ContainerLimits) -> io::Result<PathBuf> {
+    pub(super) fn begin(&self, limits: &ContainerLimits) -> io::Result<()> {
         let directory = self.directory(&limits.pod, &limits.container);
         fs::create_dir_all(&directory)?;
         let pod = self.root.join(&limits.pod.0);
@@ -77,7 +77,7 @@ impl Grants {
         fs::write(&temporary, format!("{}/{}\n", limits.namespace, limits.name))?;
         fs::rename(&temporary, pod.join(POD))?;
         files::grant_anew(&directory, &after(&directory, limits))?;
-        Ok(directory)
+        Ok(())
     }
 
     /// Puts other limits in force while the container runs.
@@ -167,7 +167,8 @@ mod tests {
     fn a_change_is_a_new_generation_and_leaves_the_account_alone() {
         let folder = tempfile::tempdir().unwrap();
         let grants = Grants::at(folder.path().to_owned()).unwrap();
-        let directory = grants.begin(&limits("a", 5)).unwrap();
+        grants.begin(&limits("a", 5)).unwrap();
+        let directory = grants.directory(&"u".into(), "a");
         let account = files::open_account(&directory).unwrap();
         let me = account.claim(1, 1, |_| {}).unwrap();
         account.charge(me, 0, 3, 5).unwrap();
@@ -185,7 +186,8 @@ mod tests {
     fn damaged_limits_are_found_as_none() {
         let folder = tempfile::tempdir().unwrap();
         let grants = Grants::at(folder.path().to_owned()).unwrap();
-        let directory = grants.begin(&limits("a", 5)).unwrap();
+        grants.begin(&limits("a", 5)).unwrap();
+        let directory = grants.directory(&"u".into(), "a");
         fs::write(directory.join("control"), "damaged").unwrap();
         assert!(grants.read().1[0].cards.is_empty());
         grants.change(&limits("a", 5)).unwrap();

@@ -1,5 +1,6 @@
 //! Carries out what the [machine](crate::machine) says: tasks, sockets, files and the API server. Decides nothing.
 
+mod accounts;
 mod arbiter;
 mod cluster;
 mod gpus;
@@ -7,6 +8,7 @@ mod grants;
 mod http;
 mod library;
 mod plugin;
+mod sampler;
 
 use std::{
     collections::BTreeMap,
@@ -22,6 +24,7 @@ use tessera_node::{
     device_plugin::{Meeting, Served, serve},
     gpus::Gpus,
     pod_resources::{PodResources, PodResourcesError},
+    processes::Processes,
 };
 use tessera_wire::device_id::Resource;
 use tokio::{
@@ -30,12 +33,13 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use self::{arbiter::Arbiter, grants::Grants, plugin::Plugin};
+use self::{accounts::Accounts, arbiter::Arbiter, grants::Grants, plugin::Plugin};
 pub use self::{
     cluster::{Cluster, ClusterEvent, OwnerNote},
     library::install_library,
+    sampler::{Sampler, Sampling},
 };
-use crate::machine::{Action, Agent, Answer, CallId, Event, Now, Settings, View};
+use crate::machine::{Action, Agent, Answer, CallId, ContainerLimits, Event, Now, Settings, View};
 
 /// How often time is told when nothing else happens.
 const ROUTINE: Duration = Duration::from_secs(1);
@@ -55,6 +59,8 @@ pub struct Ports<C> {
     pub pod_resources: PathBuf,
     /// Where pages are served, if anywhere.
     pub listen: Option<SocketAddr>,
+    /// How the cards are looked at.
+    pub sampling: Sampling,
 }
 
 /// The agent cannot run.
@@ -103,8 +109,11 @@ pub async fn run<C: Cluster>(
 ) -> Result<(), RunError> {
     let (messages, inbox) = mpsc::unbounded_channel();
     let mut tasks = JoinSet::new();
+    let processes = Processes::at(ports.sampling.processes.clone());
+    let sampler = Arc::new(Sampler::new(ports.gpus.clone(), ports.sampling));
+    tasks.spawn(sampler.clone().follow(messages.clone(), stop.clone()));
     if let Some(address) = ports.listen {
-        let listening = http::serve(address, messages.clone(), ports.gpus.clone(), stop.clone()).await;
+        let listening = http::serve(address, messages.clone(), sampler.clone(), stop.clone()).await;
         let served = listening.map_err(|source| RunError::Listen { address, source })?;
         tasks.spawn(served);
     }
@@ -112,6 +121,8 @@ pub async fn run<C: Cluster>(
     let path = PathBuf::from(&settings.grants);
     let grants = Grants::at(path.clone()).map_err(|source| RunError::Grants { path, source })?;
     let arbiter = Arbiter::start(stop.clone()).map_err(RunError::Thread)?;
+    let accounts = Accounts::start(sampler.clone(), arbiter.clone(), messages.clone(), stop.clone())
+        .map_err(RunError::Thread)?;
     if settings.isolation.meaning == Meaning::Throughput {
         arbiter.sample_power(ports.gpus.clone(), stop.clone()).map_err(RunError::Thread)?;
     }
@@ -131,7 +142,10 @@ pub async fn run<C: Cluster>(
         pod_resources,
         grants,
         arbiter,
+        accounts,
+        processes,
         messages,
+        sampler,
         plugins: BTreeMap::new(),
         calls: BTreeMap::new(),
         started: Instant::now(),
@@ -149,7 +163,10 @@ struct Shell<C> {
     pod_resources: PodResources,
     grants: Grants,
     arbiter: Arbiter,
+    accounts: Accounts,
+    processes: Processes,
     messages: Messages,
+    sampler: Arc<Sampler>,
     plugins: BTreeMap<Resource, Arc<Plugin>>,
     /// Who waits for an answer.
     calls: BTreeMap<CallId, oneshot::Sender<Answer>>,
@@ -162,7 +179,7 @@ impl<C: Cluster> Shell<C> {
     async fn run(mut self, mut inbox: mpsc::UnboundedReceiver<Message>) {
         let (pods, limits) = self.grants.read();
         for one in &limits {
-            self.arbiter.add(self.grants.directory(&one.pod, &one.container));
+            self.take_in(one);
         }
         self.handle(Event::GrantsOnDisk(pods, limits));
         let mut tick = tokio::time::Instant::now() + ROUTINE;
@@ -200,6 +217,9 @@ impl<C: Cluster> Shell<C> {
     fn handle(&mut self, event: Event) {
         let unix = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let now = Now { elapsed: self.started.elapsed(), unix_nanos: unix.as_nanos() };
+        if let Event::Incident(incident) = &event {
+            self.sampler.count(incident);
+        }
         for action in self.agent.handle(now, event) {
             self.act(action);
         }
@@ -215,7 +235,10 @@ impl<C: Cluster> Shell<C> {
             }
             Action::Warn(what) => tracing::warn!("{what}"),
             Action::RemoveGrants(uid) => {
-                self.grants.remove(&uid).into_iter().for_each(|directory| self.arbiter.remove(directory));
+                for directory in self.grants.remove(&uid) {
+                    self.arbiter.remove(directory.clone());
+                    self.accounts.remove(directory);
+                }
             }
             Action::List => {
                 let pod_resources = self.pod_resources.clone();
@@ -225,7 +248,8 @@ impl<C: Cluster> Shell<C> {
             }
             Action::BeginGrants(call, limits) => {
                 let outcome = limits.iter().try_for_each(|limits| {
-                    self.arbiter.add(self.grants.begin(limits).map_err(|error| error.to_string())?);
+                    self.grants.begin(limits).map_err(|error| error.to_string())?;
+                    self.take_in(limits);
                     Ok(())
                 });
                 self.report(async move { Event::GrantsBegun(call, outcome) });
@@ -233,6 +257,14 @@ impl<C: Cluster> Shell<C> {
             Action::ChangeGrant(limits) => {
                 let outcome = self.grants.change(&limits).map_err(|error| error.to_string());
                 self.report(async move { Event::GrantChanged(limits, outcome) });
+            }
+            Action::SetUnledgered { pod, container, card, bytes } => {
+                self.accounts.set_unledgered((pod, container), card, bytes);
+            }
+            Action::Kill { pid, started } => {
+                if let Err(error) = self.processes.kill(pid, started) {
+                    tracing::warn!(pid, %error, "cannot kill a process that uses what it was not given");
+                }
             }
             Action::TellOwner { uid, namespace, name, reason, message } => {
                 let cluster = self.cluster.clone();
@@ -272,6 +304,13 @@ impl<C: Cluster> Shell<C> {
                 self.report(async move { Event::UnhealthySet(cluster.set_unhealthy(&cards).await) });
             }
         }
+    }
+
+    /// A grant is there: its container gets windows, and its books are read.
+    fn take_in(&self, limits: &ContainerLimits) {
+        let directory = self.grants.directory(&limits.pod, &limits.container);
+        self.arbiter.add(directory.clone());
+        self.accounts.add((limits.pod.clone(), limits.container.clone()), directory);
     }
 
     /// Does something and tells the machine how it went.

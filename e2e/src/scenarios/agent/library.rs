@@ -48,7 +48,7 @@ pub(super) async fn run(stage: &Stage) -> Result<()> {
         on_simulated_card(stage, &built, asking(name, &[Container::running("main", script, &share)]))
     };
     // 10 GiB without 528 MiB for a context: 37 pieces. Then out of memory (2).
-    let (large, small) = ("0 / 9712 10240 10240 / 37 2 / 0 /", "0 / 4592 5120 5120 / 17 2 / 0 /");
+    let (large, small) = ("0 / 10240 10240 / 37 2 / 0 /", "0 / 5120 5120 / 17 2 / 0 /");
     stage.create_bound(pod("large", ROUNDS, "30", "40")?, &[("main", &[SIMULATED])]).await?;
     stage.create_bound(pod("small", ROUNDS, "50", "20")?, &[("main", &[SIMULATED])]).await?;
     let both = async |at_least: usize| -> Result<usize> {
@@ -111,16 +111,19 @@ async fn rounds(stage: &Stage, name: &str, expected: &str, at_least: usize) -> R
         .harness
         .wait_for(&format!("{at_least} rounds of {name}"), SOON, async || {
             let log = stage.cluster.pods().logs(name, &LogParams::default()).await?;
-            let lines: Vec<&str> = log.lines().map(str::trim).filter(|line| line.contains('/')).collect();
-            if let Some(other) = lines.iter().find(|line| **line != expected) {
-                // Not "not yet": it will not become right.
-                println!("  {name}: {other:?} is not {expected:?}");
-                ensure!(lines.len() < at_least, "{name} said {other:?}, not {expected:?}");
-            }
-            ensure!(lines.iter().all(|line| *line == expected), "{name} said {log}");
+            let lines: Vec<String> =
+                log.lines().filter(|line| line.contains('/')).map(but_for_free).collect();
+            let other = lines.iter().find(|line| *line != expected);
+            ensure!(other.is_none(), "{name} said {other:?}, not {expected:?}");
             Ok((lines.len() >= at_least).then_some(lines.len()))
         })
         .await
+}
+
+/// A round without its third word: what is free just after the process before has ended may still count that one.
+fn but_for_free(line: &str) -> String {
+    let words = line.split_whitespace().enumerate().filter(|(place, _)| *place != 2);
+    words.map(|(_, word)| word).collect::<Vec<_>>().join(" ")
 }
 
 /// The program and the simulated driver under its usual names, in one folder.

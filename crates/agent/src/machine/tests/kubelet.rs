@@ -48,6 +48,8 @@ pub(super) struct World {
     pub(super) warnings: Vec<String>,
     pub(super) events: Vec<(&'static str, String)>,
     pub(super) settings: Settings,
+    pub(super) unledgered: BTreeMap<(String, usize), u64>,
+    pub(super) killed: Vec<u32>,
     answers: BTreeMap<CallId, Answer>,
     elapsed: Duration,
     calls: u64,
@@ -67,11 +69,13 @@ pub(super) fn settings() -> Settings {
             without_library: WithoutLibrary::Refuse,
             allow_opt_out: false,
             meaning: tessera_limits::limits::Meaning::Time,
+            kill_escaped: false,
         },
         grants: "/grants".into(),
         instance_type: None,
         labels: BTreeMap::new(),
         quiet_time: Duration::from_secs(300),
+        advertise: Some("http://10.0.0.5:5678".into()),
     }
 }
 
@@ -129,6 +133,8 @@ impl World {
             warnings: Vec::new(),
             events: Vec::new(),
             settings: settings(),
+            unledgered: BTreeMap::new(),
+            killed: Vec::new(),
             answers: BTreeMap::new(),
             elapsed: Duration::ZERO,
             calls: 0,
@@ -153,6 +159,10 @@ impl World {
     pub(super) fn restart_agent(&mut self) {
         self.agent = Agent::new(self.settings.clone());
         self.start_agent();
+    }
+
+    pub(super) fn wait(&mut self, seconds: u64) {
+        self.elapsed += Duration::from_secs(seconds);
     }
 
     pub(super) fn roll(&mut self, bound: usize) -> usize {
@@ -198,6 +208,14 @@ impl World {
                     self.limits.insert((limits.pod.0.clone(), limits.container.clone()), *limits.clone());
                 assert_ne!(known.as_ref(), Some(&*limits), "nothing has changed");
                 Some(Event::GrantChanged(limits, Ok(())))
+            }
+            Action::SetUnledgered { pod, card, bytes, .. } => {
+                self.unledgered.insert((pod.0, card), bytes);
+                None
+            }
+            Action::Kill { pid, .. } => {
+                self.killed.push(pid);
+                None
             }
             Action::TellOwner { reason, message, .. } => {
                 self.events.push((reason, message));
