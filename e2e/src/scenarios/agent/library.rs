@@ -6,9 +6,12 @@ use std::{
     process::Command,
 };
 
-use anyhow::{Context, Result, ensure};
-use k8s_openapi::api::core::v1::{EnvVar, HostPathVolumeSource, Pod, Volume, VolumeMount};
-use kube::api::{LogParams, Patch, PatchParams};
+use anyhow::{Context, Result, bail, ensure};
+use k8s_openapi::api::core::v1::{EnvVar, Event, HostPathVolumeSource, Pod, Volume, VolumeMount};
+use kube::{
+    Api,
+    api::{ListParams, LogParams, Patch, PatchParams},
+};
 use serde_json::json;
 use tessera_limits::{files, futex};
 
@@ -92,6 +95,8 @@ pub(super) async fn run(stage: &Stage) -> Result<()> {
     both(seen + 2).await?;
     stage.harness.note("a ceiling was raised while its container runs, the other's was not");
 
+    escapes_are_told(stage, small).await?;
+
     let mut crashing = pod("crashing", &format!("{CRASH}{ROUNDS}"), "10", "20")?;
     if let Some(spec) = &mut crashing.spec {
         spec.restart_policy = Some("Always".into());
@@ -103,6 +108,58 @@ pub(super) async fn run(stage: &Stage) -> Result<()> {
     stage.delete_all().await?;
     let gone = async || Ok(uids.iter().all(|uid| !stage.grants.join(uid).exists()).then_some(()));
     stage.harness.wait_for("the grants to be gone", SOON, gone).await
+}
+
+/// The driver shows a process of `small` that keeps no books: its owner is told, and what it uses is taken off the limit.
+async fn escapes_are_told(stage: &Stage, usual: &str) -> Result<()> {
+    let pod = stage.pod("small").await?;
+    let pid = process_in(&pod.metadata.uid)?;
+    let shown = stage.gpus.with_extension("json.processes");
+    fs::write(
+        &shown,
+        format!("{{\"pid\":{pid},\"gpu\":{SIMULATED},\"memoryMiB\":300,\"busyPercent\":1}}\n"),
+    )?;
+    last_round(stage, "small", "0 / 5120 5120 / 16 2 / 0 /").await?;
+    let events: Api<Event> = Api::default_namespaced(stage.cluster.client());
+    let told = async || {
+        let events = events.list(&ListParams::default()).await?;
+        let mut told =
+            events.items.into_iter().filter(|event| event.reason.as_deref() == Some("GpuShareEscaped"));
+        Ok(told.next().and_then(|event| event.message))
+    };
+    let message = stage.harness.wait_for("an event about the escape", SOON, told).await?;
+    ensure!(message.starts_with(&format!("process {pid} of container main uses GPU")), "{message}");
+    stage.harness.note(&message);
+    fs::remove_file(&shown)?;
+    last_round(stage, "small", usual).await?;
+    stage.harness.note("what the driver shows beyond the books was taken off the limit, and given back");
+    Ok(())
+}
+
+/// A process of a pod, by its number here.
+fn process_in(uid: &str) -> Result<u32> {
+    let written = [uid.to_owned(), uid.replace('-', "_")];
+    for entry in fs::read_dir("/proc")?.flatten() {
+        let Ok(pid) = entry.file_name().to_string_lossy().parse() else { continue };
+        let text = |file: &str| fs::read_to_string(entry.path().join(file)).unwrap_or_default();
+        if written.iter().any(|uid| text("cgroup").contains(uid)) && text("comm").trim() == "sh" {
+            return Ok(pid);
+        }
+    }
+    bail!("no process of pod {uid} was found")
+}
+
+/// Waits until the last round of a pod went so.
+async fn last_round(stage: &Stage, name: &str, expected: &str) -> Result<()> {
+    stage
+        .harness
+        .wait_for(&format!("a round of {name} like {expected:?}"), SOON, async || {
+            let log = stage.cluster.pods().logs(name, &LogParams::default()).await?;
+            let last = log.lines().rev().find(|line| line.ends_with("/ ")).map(but_for_free);
+            ensure!(last.as_deref() == Some(expected), "the last was {last:?}");
+            Ok(Some(()))
+        })
+        .await
 }
 
 /// Waits for so many rounds of a pod, of which each must have gone as expected; how many there were.
