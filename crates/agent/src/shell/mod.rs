@@ -6,6 +6,7 @@ mod grants;
 mod http;
 mod plugin;
 mod sampler;
+mod standalone;
 
 use std::{
     collections::BTreeMap,
@@ -30,7 +31,8 @@ use tokio_util::sync::CancellationToken;
 
 pub use self::{
     cluster::{Cluster, ClusterEvent},
-    sampler::{Sampler, Sampling},
+    sampler::{Sampler, Sampling, look},
+    standalone::{Standalone, StandaloneError},
 };
 use self::{grants::Grants, plugin::Plugin};
 use crate::machine::{Action, Agent, Answer, CallId, Event, Now, Settings, View};
