@@ -12,7 +12,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use clap::{Args, ValueEnum};
 use tessera_agent::machine::{Isolation, Library, Settings, WithoutLibrary};
-use tessera_agent::shell::{self, Ports, Sampling, install_library};
+use tessera_agent::shell::{self, Ports, install_library};
 use tessera_cluster::node_agent::NodeClient;
 use tessera_core::placement::Policy;
 use tessera_core::units::NodeName;
@@ -24,6 +24,8 @@ use tessera_wire::hand_over::{HandOver, VisibleDevices};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use tracing_subscriber::EnvFilter;
+
+use crate::metrics::SamplingArguments;
 
 /// Offers the GPUs of this node to its kubelet, hands them to containers, and keeps the books true.
 #[derive(Debug, Args)]
@@ -85,13 +87,8 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "URL")]
     advertise: Option<String>,
 
-    /// How often GPUs and the processes on them are looked at, in seconds
-    #[arg(long, default_value = "2", value_name = "SECONDS")]
-    sample_every: f64,
-
-    /// Where the processes of the machine are listed
-    #[arg(long, default_value = "/proc", value_name = "DIRECTORY")]
-    proc_root: PathBuf,
+    #[command(flatten)]
+    sampling: SamplingArguments,
 
     /// Labels to set on the node: key=value,key=value
     #[arg(long, default_value = "")]
@@ -230,10 +227,7 @@ async fn serve(arguments: Arguments) -> Result<()> {
     let labels = labels(&arguments.node_labels)?;
     let meeting = meeting(&arguments);
     let advertise = advertise(&arguments, listen)?;
-    let every = Duration::try_from_secs_f64(arguments.sample_every)
-        .ok()
-        .filter(|every| *every >= Duration::from_millis(100))
-        .context("--sample-every: write seconds, at least 0.1")?;
+    let sampling = arguments.sampling.settings()?;
     let client = tessera_cluster::connect(arguments.kubeconfig.as_deref()).await?;
     let gpus = arguments.gpus.open();
     let Arguments { instance_type, instance_type_url, .. } = &arguments;
@@ -278,7 +272,7 @@ async fn serve(arguments: Arguments) -> Result<()> {
         meeting,
         pod_resources: arguments.kubelet_root.join("pod-resources/kubelet.sock"),
         listen,
-        sampling: Sampling { every, processes: arguments.proc_root },
+        sampling,
     };
     let stop = CancellationToken::new();
     let mut terminate = signal(SignalKind::terminate())?;
@@ -336,10 +330,15 @@ fn address(arguments: &Arguments) -> Result<Option<SocketAddr>> {
             format!("{address}:{}", port.unwrap_or(5678))
         }
     };
+    listen_address(&text)
+}
+
+/// `:5678`, `127.0.0.1:5678`, or `off`.
+pub(crate) fn listen_address(text: &str) -> Result<Option<SocketAddr>> {
     if text == "off" {
         return Ok(None);
     }
-    let full = if text.starts_with(':') { format!("0.0.0.0{text}") } else { text.clone() };
+    let full = if text.starts_with(':') { format!("0.0.0.0{text}") } else { text.to_owned() };
     let parsed = full.parse().with_context(|| format!("--listen {text}: write :5678 or 127.0.0.1:5678"))?;
     Ok(Some(parsed))
 }

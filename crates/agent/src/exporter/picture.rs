@@ -68,6 +68,10 @@ pub struct CardPicture {
     pub unknown: Tally,
     /// Energy while nobody computed.
     pub idle_energy: f64,
+    /// Whether its busy time is measured at all.
+    pub measured: bool,
+    /// Whether it tells its energy.
+    pub has_energy: bool,
     /// Looks so far.
     pub passes: u64,
     /// Looks that failed.
@@ -89,6 +93,8 @@ pub struct Look {
     pub used: Option<Split<u64>>,
     /// Whose the time of the last interval was.
     pub busy: Option<Split<f64>>,
+    /// Millijoules since the driver was loaded.
+    pub energy: Option<u64>,
     /// All else.
     pub sensors: Sensors,
     /// Its parts, if it is cut up.
@@ -224,6 +230,8 @@ impl Picture {
                 host: of(Holder::Host),
                 unknown: of(Holder::Unknown),
                 idle_energy: account.idle_energy,
+                measured: account.measured,
+                has_energy: account.has_energy(),
                 passes: account.passes,
                 failures: account.failures,
                 last_success: account.last_success,
@@ -348,6 +356,7 @@ impl Look {
             memory: sample.memory,
             used,
             busy: account.now.as_ref().map(|(split, _)| split.clone()),
+            energy: sample.energy,
             sensors: sample.sensors.clone(),
             instances: sample.instances.clone(),
             pids: sample.processes.iter().flatten().map(|process| process.pid).collect(),

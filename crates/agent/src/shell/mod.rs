@@ -9,6 +9,7 @@ mod http;
 mod library;
 mod plugin;
 mod sampler;
+mod standalone;
 
 use std::{
     collections::BTreeMap,
@@ -37,7 +38,8 @@ use self::{accounts::Accounts, arbiter::Arbiter, grants::Grants, plugin::Plugin}
 pub use self::{
     cluster::{Cluster, ClusterEvent, OwnerNote},
     library::install_library,
-    sampler::{Sampler, Sampling},
+    sampler::{Sampler, Sampling, look},
+    standalone::{Standalone, StandaloneError},
 };
 use crate::machine::{Action, Agent, Answer, CallId, ContainerLimits, Event, Now, Settings, View};
 

@@ -14,7 +14,7 @@ use std::{
 
 use tessera_core::gpu::GpuUuid;
 use tessera_node::{
-    gpus::{Gpus, Incident, IncidentKind, ProcessMemory, Window},
+    gpus::{Gpus, GpusError, Incident, IncidentKind, ProcessMemory, Window},
     processes::{Memory, Process, Processes},
 };
 use tokio::sync::oneshot;
@@ -22,7 +22,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{Message, Messages};
 use crate::{
-    exporter::{Holder, Meter, Observation, Picture, Throttles},
+    exporter::{Holder, Meter, Observation, Picture, Throttles, families::Wanted},
     machine::{OnCard, View},
 };
 
@@ -33,11 +33,20 @@ pub struct Sampling {
     pub every: Duration,
     /// Where the processes of the machine are listed.
     pub processes: PathBuf,
+    /// The machine's address, for those who want it in a label.
+    pub host_ip: String,
+    /// Which metrics are written.
+    pub wanted: Wanted,
 }
 
 impl Default for Sampling {
     fn default() -> Self {
-        Self { every: Duration::from_secs(2), processes: PathBuf::from("/proc") }
+        Self {
+            every: Duration::from_secs(2),
+            processes: PathBuf::from("/proc"),
+            host_ip: String::new(),
+            wanted: Wanted::default(),
+        }
     }
 }
 
@@ -150,7 +159,14 @@ impl Sampler {
         if view.pods_known {
             meter.learn(&view.pods);
         }
-        Picture::new(view, &meter, self.fresh_since(), self.sees_the_machine)
+        let picture = Picture::new(view, &meter, self.fresh_since(), self.sees_the_machine);
+        Picture { host_ip: self.sampling.host_ip.clone(), ..picture }
+    }
+
+    /// Which metrics are written.
+    #[must_use]
+    pub fn wanted(&self) -> &Wanted {
+        &self.sampling.wanted
     }
 
     fn poll(&self, gpu: GpuUuid) -> mpsc::Sender<()> {
@@ -162,13 +178,17 @@ impl Sampler {
         thread::spawn(move || {
             loop {
                 let started = Instant::now();
-                match look(&*gpus, &gpu, &mut memory, &mut since) {
+                let now = u64::try_from(unix().as_micros()).unwrap_or(u64::MAX);
+                match look(&*gpus, &gpu, &mut memory, Window { since, now }) {
                     Ok(observation) => {
                         trouble = None;
-                        lock(&meter).observe(&gpu, observation);
+                        since = observation.sample.work.to.max(now.saturating_sub(FORGETS));
+                        let took = started.elapsed().as_secs_f64();
+                        lock(&meter).observe(&gpu, Observation { took, ..observation });
                     }
-                    Err(reason) => {
+                    Err(error) => {
                         lock(&meter).missed(&gpu);
+                        let reason = error.to_string();
                         if trouble.as_ref() != Some(&reason) {
                             tracing::warn!(%gpu, "cannot tell what the card does: {reason}");
                         }
@@ -186,17 +206,19 @@ impl Sampler {
 }
 
 /// One look at a card and at whoever is on it.
-fn look(gpus: &dyn Gpus, gpu: &GpuUuid, memory: &mut Memory, since: &mut u64) -> Result<Observation, String> {
-    let started = Instant::now();
-    let at = unix();
-    let now = u64::try_from(at.as_micros()).unwrap_or(u64::MAX);
-    let sample = gpus.sample(gpu, Window { since: *since, now }).map_err(|error| error.to_string())?;
-    *since = sample.work.to.max(now.saturating_sub(FORGETS));
+pub fn look(
+    gpus: &dyn Gpus,
+    gpu: &GpuUuid,
+    memory: &mut Memory,
+    window: Window,
+) -> Result<Observation, GpusError> {
+    let sample = gpus.sample(gpu, window)?;
     let listed = sample.processes.iter().flatten().map(|process| process.pid);
     // One that ended since may have computed before.
     let worked = sample.work.processes.iter().flatten().map(|(pid, _)| *pid);
     let who = memory.who(listed.chain(worked));
-    Ok(Observation { at: at.as_secs_f64(), took: started.elapsed().as_secs_f64(), sample, who })
+    let at = Duration::from_micros(window.now).as_secs_f64();
+    Ok(Observation { at, took: 0.0, sample, who })
 }
 
 fn unix() -> Duration {

@@ -196,6 +196,7 @@ impl World {
             sampling: Sampling {
                 every: Duration::from_millis(20),
                 processes: self.directory.path().join("proc"),
+                ..Sampling::default()
             },
         };
         let stop = CancellationToken::new();
