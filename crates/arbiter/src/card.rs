@@ -172,6 +172,24 @@ impl<Id: Copy + PartialEq> CardArbiter<Id> {
         acts
     }
 
+    /// When to look again though nothing is heard; none: when somebody is heard.
+    #[must_use]
+    pub fn next_look(&self, now: u64) -> Option<u64> {
+        let Some(running) = &self.running else {
+            let wanting = self.tenants.iter().filter(|tenant| tenant.seen.wants);
+            return wanting.map(|tenant| tenant.pacer.opens_at().max(now)).min();
+        };
+        if now >= running.deadline {
+            // Whoever dies while it drains is not heard.
+            return Some(now + SHORTEST);
+        }
+        let lengthens = running.deadline - QUANTUM / 4;
+        let cuts = running.since + SHORTEST;
+        let waits = self.tenants.iter().any(|tenant| tenant.has_arrived);
+        let next = if lengthens > now { lengthens } else { running.deadline };
+        Some(if waits && cuts > now { next.min(cuts) } else { next })
+    }
+
     /// Charges the window that is open; ends, cuts or lengthens it.
     fn follow(&mut self, now: u64, acts: &mut Vec<Act<Id>>) {
         let Some(mut running) = self.running.take() else { return };

@@ -2,13 +2,17 @@
 //!
 //! ```text
 //! <grant>/control   mode 0644, the whole directory is mounted read-only into the container
+//! <grant>/bell      mode 0666, a named pipe: a byte in it tells the arbiter to look. Writable also where it is mounted
+//!                   read-only. No open file is kept for it in the container: a program may close files it did not open.
 //! <grant>/account   mode 0666, mounted writable over the same file: any user of the container may have a ledger in it.
 //!                   The directory above is the agent's alone, so nobody else on the node gets there.
 //! ```
 
+use std::ffi::CString;
 use std::fs::{File, OpenOptions};
-use std::io;
+use std::io::{self, Write};
 use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::{FileExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
@@ -23,6 +27,38 @@ pub const GRANT: &str = "/etc/tessera";
 const CONTROL: &str = "control";
 /// The account in it.
 pub const ACCOUNT: &str = "account";
+const BELL: &str = "bell";
+
+/// The bell of a grant, as the container rings it.
+#[derive(Debug)]
+pub struct Bell(PathBuf);
+
+impl Bell {
+    /// The bell of the grant in `folder`.
+    #[must_use]
+    pub fn of(folder: &Path) -> Self {
+        Self(folder.join(BELL))
+    }
+
+    /// Rings. Without an arbiter nothing happens, and an arbiter that hears nothing looks by itself now and then.
+    pub fn ring(&self) {
+        if let Ok(mut bell) = open_pipe(&self.0) {
+            let _ = bell.write_all(&[1]);
+        }
+    }
+}
+
+/// Opens the bell of a grant to hear it. Reading never blocks; the pipe never ends, for this is a writer of it too.
+///
+/// # Errors
+/// When there is none.
+pub fn open_bell(grant: &Path) -> io::Result<File> {
+    open_pipe(&grant.join(BELL))
+}
+
+fn open_pipe(path: &Path) -> io::Result<File> {
+    OpenOptions::new().read(true).write(true).custom_flags(libc::O_NONBLOCK).open(path)
+}
 
 /// A file mapped for as long as the process lives. Its type must be made of atomic numbers only.
 #[derive(Debug)]
@@ -109,9 +145,10 @@ pub fn open_account(grant: &Path) -> io::Result<Mapped<Ledger>> {
 pub fn grant(folder: &Path, limits: &Limits) -> io::Result<Mapping<Control>> {
     std::fs::create_dir_all(folder)?;
     begin_account(&make::<Ledger>(&folder.join(ACCOUNT), 0o666)?)?;
+    make_bell(folder)?;
     let file = make::<Control>(&folder.join(CONTROL), 0o644)?;
     let control = Mapping(map::<Control>(&file, libc::PROT_READ | libc::PROT_WRITE)?);
-    if control.read().as_ref() != Ok(limits) {
+    if !control.is_known() || control.read().as_ref() != Ok(limits) {
         control.write(limits);
     }
     Ok(control)
@@ -133,9 +170,22 @@ pub fn grant_anew(folder: &Path, limits: &Limits) -> io::Result<Mapping<Control>
     std::fs::rename(&fresh, folder.join(ACCOUNT))?;
     let control = grant(folder, limits)?;
     for card in 0..CARDS {
-        control.set_unledgered(card, 0);
+        control.set_unledgered(card, 0, 0);
     }
     Ok(control)
+}
+
+fn make_bell(folder: &Path) -> io::Result<()> {
+    let bell = folder.join(BELL);
+    let name = CString::new(bell.clone().into_os_string().into_vec())?;
+    // SAFETY: a path that ends in zero.
+    if unsafe { libc::mkfifo(name.as_ptr(), 0o600) } != 0 {
+        let error = io::Error::last_os_error();
+        if error.kind() != io::ErrorKind::AlreadyExists {
+            return Err(error);
+        }
+    }
+    std::fs::set_permissions(bell, std::fs::Permissions::from_mode(0o666))
 }
 
 /// A file long enough for a `T`, with its old content where it has some.
@@ -214,7 +264,7 @@ mod tests {
         let before = open_account(folder.path()).unwrap();
         let me = before.claim(1, 1, |_| {}).unwrap();
         before.charge(me, 0, 3, 5).unwrap();
-        control.set_unledgered(0, 2);
+        control.set_unledgered(0, 2, 1);
         grant_anew(folder.path(), &limits(5)).unwrap();
         assert_eq!((before.held(0), open_account(folder.path()).unwrap().held(0)), (3, 0));
         assert_eq!(control.unledgered(0), 0, "the same control file goes on");

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use crate::CARDS;
 
 /// First word of the file: the format.
-pub const FORMAT: u64 = u64::from_le_bytes(*b"account1");
+pub const FORMAT: u64 = u64::from_le_bytes(*b"account2");
 
 /// Where in the file that word lies.
 pub const FORMAT_PLACE: u64 = std::mem::offset_of!(Ledger, format) as u64;
@@ -30,8 +30,6 @@ pub struct Ledger {
     format: AtomicU64,
     /// No slot from here on was ever used.
     used_slots: AtomicU32,
-    /// Changes when a process begins to want a window; the arbiter sleeps on it.
-    pub arrivals: AtomicU32,
     slots: [Slot; SLOTS],
 }
 
@@ -51,6 +49,8 @@ pub struct Slot {
     pub denied: AtomicU64,
     /// Nanoseconds threads of this process have waited for a window.
     pub waited: AtomicU64,
+    /// Threads that wait for the agent to measure what is beyond the ledger.
+    pub unsure: AtomicU32,
     /// Per card, see [`Demand`].
     pub demand: [Demand; CARDS],
     /// How often a thread of this process had to wait for a window.
@@ -255,6 +255,7 @@ impl Slot {
         {
             place.store(0, Ordering::SeqCst);
         }
+        self.unsure.store(0, Ordering::SeqCst);
         for demand in &self.demand {
             demand.wants.store(0, Ordering::SeqCst);
             demand.drained.store(0, Ordering::SeqCst);
@@ -285,26 +286,54 @@ impl Demands {
         self.slots = read / size_of::<Slot>();
     }
 
-    /// Whether any process lives that uses cards.
-    #[must_use]
-    pub fn has_processes(&self) -> bool {
-        self.said().flatten().any(|said| said.is_alive)
-    }
-
     /// Whether any process wants the card, and whether all have drained the window of that number.
     #[must_use]
     pub fn of(&self, card: usize, window: u32) -> (bool, bool) {
         let (mut wants, mut has_drained) = (false, true);
-        for slot in self.bytes.chunks_exact(size_of::<Slot>()).take(self.slots) {
-            let owner = word(slot, std::mem::offset_of!(Slot, owner));
+        for slot in self.living() {
             let demand = std::mem::offset_of!(Slot, demand) + card * size_of::<Demand>();
-            if owner == 0 || owner & OWNER_DIED != 0 || word(slot, demand) != 1 {
-                continue;
+            if word(slot, demand) == 1 {
+                wants = true;
+                has_drained &= word(slot, demand + std::mem::offset_of!(Demand, drained)) == window;
             }
-            wants = true;
-            has_drained &= word(slot, demand + std::mem::offset_of!(Demand, drained)) == window;
         }
         (wants, has_drained)
+    }
+
+    /// Bytes of the card that living processes say they hold.
+    #[must_use]
+    pub fn held(&self, card: usize) -> u64 {
+        let place = std::mem::offset_of!(Slot, held) + card * size_of::<AtomicU64>();
+        self.living().map(|slot| long(slot, place)).fold(0, u64::saturating_add)
+    }
+
+    /// Whether a process waits until what it holds has been measured.
+    #[must_use]
+    pub fn is_unsure(&self) -> bool {
+        self.living().any(|slot| word(slot, std::mem::offset_of!(Slot, unsure)) > 0)
+    }
+
+    /// The living processes, by the numbers they have in their container.
+    pub fn processes(&self) -> impl Iterator<Item = u32> {
+        self.living().map(|slot| word(slot, std::mem::offset_of!(Slot, process)))
+    }
+
+    /// Bytes refused, and nanoseconds waited for windows, over all processes that still have a slot.
+    #[must_use]
+    pub fn refused_and_waited(&self) -> (u64, u64) {
+        let sum = |place: usize| self.used().map(|slot| long(slot, place)).fold(0, u64::saturating_add);
+        (sum(std::mem::offset_of!(Slot, denied)), sum(std::mem::offset_of!(Slot, waited)))
+    }
+
+    fn used(&self) -> impl Iterator<Item = &[u8]> {
+        self.bytes.chunks_exact(size_of::<Slot>()).take(self.slots)
+    }
+
+    fn living(&self) -> impl Iterator<Item = &[u8]> {
+        self.used().filter(|slot| {
+            let owner = word(slot, std::mem::offset_of!(Slot, owner));
+            owner != 0 && owner & OWNER_DIED == 0
+        })
     }
 }
 
@@ -328,8 +357,7 @@ pub struct Said {
 impl Demands {
     /// What each slot says, by its place; `None` where nobody ever was, or where nothing is held any more.
     pub fn said(&self) -> impl Iterator<Item = Option<Said>> {
-        let slots = self.bytes.chunks_exact(size_of::<Slot>()).take(self.slots);
-        slots.map(|slot| {
+        self.used().map(|slot| {
             let owner = word(slot, std::mem::offset_of!(Slot, owner));
             let process = word(slot, std::mem::offset_of!(Slot, process));
             let is_alive = owner & OWNER_DIED == 0;

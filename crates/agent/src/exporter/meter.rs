@@ -3,10 +3,7 @@
 use std::collections::BTreeMap;
 
 use tessera_core::gpu::GpuUuid;
-use tessera_node::{
-    gpus::{CardSample, ProcessMemory},
-    processes::Process,
-};
+use tessera_node::{gpus::CardSample, processes::Process};
 
 use super::{Book, ContainerKey, Holder, Split, split_time};
 use crate::machine::PodView;
@@ -134,18 +131,6 @@ impl Meter {
     #[must_use]
     pub fn card(&self, gpu: &GpuUuid) -> Option<&CardMeter> {
         self.cards.get(gpu)
-    }
-
-    /// Who is on the cards, of which the last look went well since then (in seconds since 1970).
-    pub fn on_cards(&self, since: f64) -> impl Iterator<Item = (&GpuUuid, &ProcessMemory, &Process, Holder)> {
-        let fresh = move |card: &CardMeter| card.last_success.is_some_and(|at| at >= since);
-        let looks = self.cards.iter().filter(move |(_, card)| fresh(card));
-        looks.filter_map(|(gpu, card)| Some((gpu, card.latest.as_ref()?))).flat_map(move |(gpu, look)| {
-            look.sample.processes.iter().flatten().filter_map(move |process| {
-                let who = look.who.get(&process.pid)?;
-                Some((gpu, process, who, self.holder(Some(who))))
-            })
-        })
     }
 
     /// To whom a process is counted.

@@ -11,7 +11,7 @@ use tessera_node::gpus::{CardMemory, Instance, Sensors};
 use tessera_wire::dialect::Dialect;
 
 use super::{CardMeter, ContainerKey, Holder, Meter, Split, Tally, Throttle, split_memory};
-use crate::machine::View;
+use crate::machine::{Escape, View};
 
 /// A node at one moment.
 #[derive(Clone, Debug, Default)]
@@ -118,6 +118,8 @@ pub struct ContainerPicture {
     pub dialect: Option<Dialect>,
     /// Its cards by index.
     pub shares: Vec<SharePicture>,
+    /// How something in it used what it was not given, and how often.
+    pub escapes: Vec<(Escape, u64)>,
 }
 
 /// What a container holds and uses of a card.
@@ -209,6 +211,7 @@ impl Picture {
                 cluster: held.cluster.clone(),
                 dialect: held.dialect,
                 shares: held.cards.iter().map(share).collect(),
+                escapes: Vec::new(),
             };
             containers.insert(key, container);
         }
@@ -248,6 +251,9 @@ impl Picture {
             .containers
             .sort_by(|a, b| (&a.namespace, &a.pod, &a.key).cmp(&(&b.namespace, &b.pod, &b.key)));
         for container in &mut picture.containers {
+            let ContainerKey { uid, container: name } = &container.key;
+            let escapes = view.escapes.iter().filter(|(pod, container, ..)| pod == uid && container == name);
+            container.escapes = escapes.map(|(.., escape, count)| (*escape, *count)).collect();
             for share in &mut container.shares {
                 let Some(card) = picture.cards.get(share.card) else { continue };
                 let key = (container.key.clone(), card.gpu.uuid.clone());
@@ -322,6 +328,7 @@ fn join(
             cluster: String::new(),
             dialect: None,
             shares: Vec::new(),
+            escapes: Vec::new(),
         });
         if !container.shares.iter().any(|share| share.card == place) {
             container.shares.push(SharePicture { card: place, ..SharePicture::default() });

@@ -5,7 +5,7 @@
 //! books runs without the library.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, VecDeque},
+    collections::{BTreeMap, BTreeSet},
     time::Duration,
 };
 
@@ -23,6 +23,10 @@ pub type Whose = (PodUid, String);
 /// One look at the node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Measured {
+    /// When it began, on the clock that agent and library share.
+    pub at: u64,
+    /// The cards of which the driver told who is on them.
+    pub looked_at: BTreeSet<GpuUuid>,
     /// What the driver says of processes in containers.
     pub processes: Vec<OnCard>,
     /// What the processes of containers with a share say themselves.
@@ -53,7 +57,8 @@ pub struct AccountRead {
     pub container: Whose,
     /// Processes that keep them, as the container numbers them.
     pub processes: BTreeSet<u32>,
-    /// Bytes held of each card, in the order of the limits.
+    /// Bytes held of each card, in the order of the limits: before the driver was asked or after, whichever is more, so that
+    /// nothing is charged twice.
     pub held: Vec<u64>,
 }
 
@@ -102,20 +107,10 @@ struct Case {
 /// What was seen before.
 #[derive(Debug, Default)]
 pub(super) struct Watch {
-    /// The last readings of what is held, by container and card.
-    held: BTreeMap<(Whose, usize), VecDeque<u64>>,
-    /// What the library was told last.
-    told: BTreeMap<(Whose, usize), u64>,
     suspicions: BTreeMap<Case, Suspicion>,
     /// How often somebody escaped.
     pub(super) escapes: BTreeMap<(Whose, Escape), u64>,
 }
-
-/// Driver and books are not read at the same moment: the most that the books had lately counts, so that nothing is charged twice.
-const READINGS: usize = 4;
-
-/// What the library is not told of: it would only be noise.
-const GRAIN: u64 = 1 << 20;
 
 /// How long something must go on. A process registers before it uses a card, so this is for looks that were not at the same moment.
 const PERSISTS: Duration = Duration::from_secs(5);
@@ -126,9 +121,6 @@ const TOLERATED: u64 = 256 << 20;
 impl Agent {
     /// Compares, tells the libraries what their books lack, and reports who has escaped.
     pub(super) fn on_measured(&mut self, now: Now, measured: &Measured, actions: &mut Vec<Action>) {
-        let there: BTreeSet<&Whose> = measured.accounts.iter().map(|account| &account.container).collect();
-        self.watch.held.retain(|(key, _), _| there.contains(key));
-        self.watch.told.retain(|(key, _), _| there.contains(key));
         for account in &measured.accounts {
             self.correct(account, measured, actions);
         }
@@ -153,30 +145,22 @@ impl Agent {
         self.watch.escapes.retain(|((uid, _), _), _| pods.contains_key(uid));
     }
 
-    /// Tells the library what the driver has for its container and no book explains.
-    fn correct(&mut self, account: &AccountRead, measured: &Measured, actions: &mut Vec<Action>) {
+    /// Tells the library what the driver has for its container and no book explains; also that this is nothing, for it may wait
+    /// to hear that.
+    fn correct(&self, account: &AccountRead, measured: &Measured, actions: &mut Vec<Action>) {
         let Some(limits) = self.truth.on_disk.get(&account.container) else { return };
         for (place, (card, held)) in limits.cards.iter().zip(&account.held).enumerate() {
-            let key = (account.container.clone(), place);
-            let readings = self.watch.held.entry(key.clone()).or_default();
-            readings.push_back(*held);
-            if readings.len() > READINGS {
-                readings.pop_front();
+            let is_it = |gpu: &GpuUuid| uuid_bytes(&gpu.0) == Some(card.uuid);
+            let on_card = measured
+                .processes
+                .iter()
+                .filter(|process| process.container == account.container && is_it(&process.gpu));
+            let bytes = on_card.map(|process| process.bytes).sum::<Option<u64>>();
+            if let Some(bytes) = bytes.filter(|_| measured.looked_at.iter().any(is_it)) {
+                let (pod, container) = account.container.clone();
+                let (bytes, at) = (bytes.saturating_sub(*held), measured.at);
+                actions.push(Action::SetUnledgered { pod, container, card: place, bytes, at });
             }
-            let booked = readings.iter().max().copied().unwrap_or_default();
-            let on_card = measured.processes.iter().filter(|process| {
-                process.container == account.container && uuid_bytes(&process.gpu.0) == Some(card.uuid)
-            });
-            let Some(bytes) = on_card.map(|process| process.bytes).sum::<Option<u64>>() else { continue };
-            let lacking = bytes.saturating_sub(booked);
-            let told = self.watch.told.insert(key.clone(), lacking);
-            if told.is_some_and(|told| told.abs_diff(lacking) < GRAIN) {
-                // Said again only when it matters, from what was said.
-                self.watch.told.extend(told.map(|told| (key, told)));
-                continue;
-            }
-            let (pod, container) = account.container.clone();
-            actions.push(Action::SetUnledgered { pod, container, card: place, bytes: lacking });
         }
     }
 

@@ -169,6 +169,8 @@ pub enum Action {
         card: usize,
         /// How much.
         bytes: u64,
+        /// As of when, on the clock that agent and library share.
+        at: u64,
     },
     /// End a process, if it still is the one that started then.
     Kill {

@@ -17,8 +17,9 @@ use std::{
 
 use tessera_arbiter::card::Used;
 use tessera_limits::{
-    Control,
+    CARDS, Control,
     files::{self, Mapping},
+    futex,
     ledger::{Demands, Ledger, Said},
     limits::uuid_text,
 };
@@ -41,7 +42,14 @@ pub(super) struct Accounts(mpsc::Sender<Command>);
 enum Command {
     Add(Whose, PathBuf),
     Remove(PathBuf),
-    Unledgered { whose: Whose, card: usize, bytes: u64 },
+    Unledgered {
+        whose: Whose,
+        card: usize,
+        bytes: u64,
+        at: u64,
+    },
+    /// A process near its limit waits until what it holds has been measured.
+    Measure,
 }
 
 /// The books of one container.
@@ -71,11 +79,16 @@ impl Accounts {
         stop: CancellationToken,
     ) -> io::Result<Self> {
         let (commands, inbox) = mpsc::channel();
+        let hurry = commands.clone();
+        arbiter.on_unsure(move || {
+            let _ended = hurry.send(Command::Measure);
+        });
         let read = move || {
             let mut accounts = BTreeMap::new();
             let mut next = Instant::now() + EVERY;
             while !stop.is_cancelled() {
                 match inbox.recv_timeout(next.saturating_duration_since(Instant::now())) {
+                    Ok(Command::Measure) => measure(&mut accounts, &sampler, &arbiter, &messages),
                     Ok(command) => obey(&mut accounts, command),
                     Err(RecvTimeoutError::Timeout) => {
                         next = Instant::now() + EVERY;
@@ -98,8 +111,8 @@ impl Accounts {
         let _ended = self.0.send(Command::Remove(directory));
     }
 
-    pub(super) fn set_unledgered(&self, whose: Whose, card: usize, bytes: u64) {
-        let _ended = self.0.send(Command::Unledgered { whose, card, bytes });
+    pub(super) fn set_unledgered(&self, whose: Whose, card: usize, bytes: u64, at: u64) {
+        let _ended = self.0.send(Command::Unledgered { whose, card, bytes, at });
     }
 }
 
@@ -114,11 +127,12 @@ fn obey(accounts: &mut BTreeMap<Whose, Account>, command: Command) {
             }
         },
         Command::Remove(directory) => accounts.retain(|_, account| account.directory != directory),
-        Command::Unledgered { whose, card, bytes } => {
-            if let Some(account) = accounts.get(&whose).filter(|_| card < tessera_limits::CARDS) {
-                account.control.set_unledgered(card, bytes);
+        Command::Unledgered { whose, card, bytes, at } => {
+            if let Some(account) = accounts.get(&whose).filter(|_| card < CARDS) {
+                account.control.set_unledgered(card, bytes, at);
             }
         }
+        Command::Measure => {}
     }
 }
 
@@ -128,11 +142,17 @@ fn measure(
     arbiter: &Arbiter,
     messages: &Messages,
 ) {
+    let at = futex::now();
+    let before: BTreeMap<Whose, Vec<u64>> =
+        accounts.iter_mut().map(|(whose, account)| (whose.clone(), account.held())).collect();
+    let (looked_at, processes) = sampler.on_cards();
     let used = arbiter.used();
     let mut throttles = Throttles::new();
     let mut read = Vec::new();
     for (whose, account) in accounts {
-        let said = account.read();
+        let after = account.held();
+        let before = before.get(whose).into_iter().flatten().chain(std::iter::repeat(&0));
+        let held = after.iter().zip(before).map(|(after, before)| *after.max(before));
         let Ok(limits) = account.control.read() else { continue };
         for (place, card) in limits.cards.iter().enumerate() {
             let Used { time, windows } =
@@ -148,15 +168,15 @@ fn measure(
             let gpu = uuid_text(&card.uuid).as_str().into();
             throttles.insert((ContainerKey { uid, container }, gpu), throttle);
         }
-        let sum = |place: usize| said.iter().fold(0, |sum: u64, said| sum.saturating_add(said.held[place]));
+        let alive = account.tally.before.iter().flatten().filter(|said| said.is_alive);
         read.push(AccountRead {
             container: whose.clone(),
-            processes: said.iter().filter(|said| said.is_alive).map(|said| said.process).collect(),
-            held: (0..limits.cards.len()).map(sum).collect(),
+            processes: alive.map(|said| said.process).collect(),
+            held: held.take(limits.cards.len()).collect(),
         });
     }
     sampler.set_throttles(throttles);
-    let measured = Measured { processes: sampler.on_cards(), accounts: read };
+    let measured = Measured { at, looked_at, processes, accounts: read };
     let _ended = messages.send(Message::Event(Event::Measured(Box::new(measured))));
 }
 
@@ -177,8 +197,8 @@ impl Account {
         })
     }
 
-    /// What those say that still hold something.
-    fn read(&mut self) -> Vec<Said> {
+    /// Reads the books: bytes held of each card.
+    fn held(&mut self) -> Vec<u64> {
         let size = size_of::<Ledger>() as u64;
         // The container can write what it likes, but not as much as it likes: the file is on the node's disk.
         if self.file.metadata().is_ok_and(|file| file.len() > size) {
@@ -186,7 +206,9 @@ impl Account {
         }
         self.demands.read(|bytes, place| self.file.read_at(bytes, place));
         self.tally.take(self.demands.said());
-        self.tally.before.iter().flatten().copied().collect()
+        let all = self.tally.before.iter().flatten();
+        let sum = |card: usize| all.clone().fold(0, |sum: u64, said| sum.saturating_add(said.held[card]));
+        (0..CARDS).map(sum).collect()
     }
 }
 

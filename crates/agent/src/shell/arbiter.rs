@@ -8,7 +8,7 @@ use std::{
     path::PathBuf,
     sync::{
         Arc, Mutex, PoisonError,
-        mpsc::{self, RecvTimeoutError},
+        mpsc::{self, TryRecvError},
     },
     thread,
     time::{Duration, Instant},
@@ -18,7 +18,6 @@ use tessera_arbiter::{
     Service,
     card::Used,
     power::{PowerFactor, PowerModel},
-    service::{Load, TICK},
 };
 use tessera_limits::{futex, limits::uuid_bytes};
 use tessera_node::gpus::Gpus;
@@ -30,6 +29,9 @@ const SAMPLE: Duration = Duration::from_millis(100);
 /// How often what the containers have had is told.
 const TELL: Duration = Duration::from_secs(1);
 
+/// How often a measurement is asked for at most: the driver takes some milliseconds for one.
+const HURRY: Duration = Duration::from_millis(20);
+
 /// The arbiter's thread, as the rest of the agent knows it.
 #[derive(Clone, Debug)]
 pub(super) struct Arbiter {
@@ -40,10 +42,11 @@ pub(super) struct Arbiter {
 /// What containers have had of cards, by grant directory and card.
 pub(super) type UsedTime = HashMap<(PathBuf, [u8; 16]), Used>;
 
-#[derive(Debug)]
 enum Command {
     Add(PathBuf),
     Remove(PathBuf),
+    /// Whom to tell of processes that wait until what they hold has been measured.
+    OnUnsure(Box<dyn Fn() + Send>),
     /// A reading of a card's energy counter.
     Energy {
         card: [u8; 16],
@@ -69,6 +72,11 @@ impl Arbiter {
 
     pub(super) fn remove(&self, directory: PathBuf) {
         let _ended = self.commands.send(Command::Remove(directory));
+    }
+
+    /// Whom to tell when a process near its limit waits until what it holds has been measured.
+    pub(super) fn on_unsure(&self, tell: impl Fn() + Send + 'static) {
+        let _ended = self.commands.send(Command::OnUnsure(Box::new(tell)));
     }
 
     pub(super) fn used(&self) -> UsedTime {
@@ -97,77 +105,47 @@ impl Arbiter {
 fn run(inbox: &mpsc::Receiver<Command>, used: &Mutex<UsedTime>, stop: &CancellationToken) {
     let mut service = Service::default();
     let mut factors: HashMap<[u8; 16], PowerFactor> = HashMap::new();
-    let mut pace = Pace::default();
-    let mut told = Instant::now();
+    let mut tell: Box<dyn Fn() + Send> = Box::new(|| {});
+    let (mut told, mut hurried) = (Instant::now(), Instant::now());
     while !stop.is_cancelled() {
-        let load = service.step(futex::now());
+        let next = service.step(futex::now());
+        if hurried.elapsed() >= HURRY && service.unsure().next().is_some() {
+            hurried = Instant::now();
+            tell();
+        }
         if told.elapsed() >= TELL {
             told = Instant::now();
-            let all =
-                service.all_used().map(|(folder, card, used)| ((folder.to_owned(), card), used)).collect();
-            *used.lock().unwrap_or_else(PoisonError::into_inner) = all;
+            let all = service.all_used().map(|(folder, card, used)| ((folder.to_owned(), card), used));
+            *used.lock().unwrap_or_else(PoisonError::into_inner) = all.collect();
         }
-        match inbox.recv_timeout(pace.rest(load, Instant::now())) {
-            Ok(Command::Add(folder)) => {
-                service.remove(&folder);
-                if let Err(error) = service.add(&folder) {
-                    tracing::warn!(folder = %folder.display(), %error, "this grant gets no time windows");
-                }
+        loop {
+            match inbox.try_recv() {
+                Ok(Command::OnUnsure(other)) => tell = other,
+                Ok(command) => obey(&mut service, &mut factors, command),
+                Err(TryRecvError::Empty) => break,
+                Err(TryRecvError::Disconnected) => return,
             }
-            Ok(Command::Remove(folder)) => service.remove(&folder),
-            Ok(Command::Energy { card, at, millijoules, watts }) => {
-                let factor =
-                    factors.entry(card).or_insert_with(|| PowerFactor::new(PowerModel::with_limit(watts)));
-                if let Some(card) = service.card(&card) {
-                    card.set_factor(factor.sample(at, millijoules, card.busy()));
-                }
-            }
-            Err(RecvTimeoutError::Timeout) => {}
-            Err(RecvTimeoutError::Disconnected) => break,
         }
+        service.wait(next);
     }
 }
 
-/// How soon to look again: at once while anybody works, and ever later on a node where nobody does.
-#[derive(Debug, Default)]
-struct Pace {
-    wanted: Option<Instant>,
-}
-
-/// A container that has just worked will soon work again.
-const SOON: Duration = Duration::from_secs(1);
-const LATELY: Duration = Duration::from_secs(10);
-
-impl Pace {
-    fn rest(&mut self, load: Load, now: Instant) -> Duration {
-        if load == Load::Wanted {
-            self.wanted = Some(now);
+fn obey(service: &mut Service, factors: &mut HashMap<[u8; 16], PowerFactor>, command: Command) {
+    match command {
+        Command::Add(folder) => {
+            service.remove(&folder);
+            if let Err(error) = service.add(&folder) {
+                tracing::warn!(folder = %folder.display(), %error, "this grant gets no time windows");
+            }
         }
-        let quiet = self.wanted.map_or(Duration::MAX, |wanted| now - wanted);
-        match load {
-            _ if quiet < SOON => Duration::from_nanos(TICK),
-            Load::Wanted | Load::Quiet if quiet < LATELY => Duration::from_millis(5),
-            Load::Wanted | Load::Quiet => Duration::from_millis(20),
-            // Well before a heartbeat is missed.
-            Load::Empty => Duration::from_millis(100),
+        Command::Remove(folder) => service.remove(&folder),
+        Command::Energy { card, at, millijoules, watts } => {
+            let factor =
+                factors.entry(card).or_insert_with(|| PowerFactor::new(PowerModel::with_limit(watts)));
+            if let Some(card) = service.card(&card) {
+                card.set_factor(factor.sample(at, millijoules, card.busy()));
+            }
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_quieter_the_later() {
-        let (mut pace, begin) = (Pace::default(), Instant::now());
-        let mut rest = |load, seconds| pace.rest(load, begin + Duration::from_secs(seconds)).as_micros();
-        assert_eq!(rest(Load::Empty, 0), 100_000);
-        assert_eq!(rest(Load::Quiet, 1), 20_000);
-        assert_eq!(rest(Load::Wanted, 2), 500);
-        assert_eq!(rest(Load::Quiet, 2), 500);
-        assert_eq!(rest(Load::Quiet, 4), 5_000);
-        assert_eq!(rest(Load::Quiet, 30), 20_000);
-        assert_eq!(rest(Load::Empty, 31), 100_000);
+        Command::OnUnsure(_) => {}
     }
 }

@@ -260,8 +260,8 @@ impl<C: Cluster> Shell<C> {
                 let outcome = self.grants.change(&limits).map_err(|error| error.to_string());
                 self.report(async move { Event::GrantChanged(limits, outcome) });
             }
-            Action::SetUnledgered { pod, container, card, bytes } => {
-                self.accounts.set_unledgered((pod, container), card, bytes);
+            Action::SetUnledgered { pod, container, card, bytes, at } => {
+                self.accounts.set_unledgered((pod, container), card, bytes, at);
             }
             Action::Kill { pid, started } => {
                 if let Err(error) = self.processes.kill(pid, started) {

@@ -2,7 +2,7 @@
 //! driver is asked once an interval.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     path::PathBuf,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
@@ -15,7 +15,7 @@ use std::{
 use tessera_core::gpu::GpuUuid;
 use tessera_node::{
     gpus::{Gpus, GpusError, Incident, IncidentKind, ProcessMemory, Window},
-    processes::{Memory, Process, Processes},
+    processes::{Memory, Processes},
 };
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
@@ -66,6 +66,8 @@ pub struct Sampler {
     /// Cards that are looked at, until this end is dropped.
     pollers: Mutex<BTreeMap<GpuUuid, mpsc::Sender<()>>>,
     sees_the_machine: Option<bool>,
+    /// Who is known of those on the cards.
+    who: Mutex<Memory>,
 }
 
 impl Sampler {
@@ -79,7 +81,8 @@ impl Sampler {
                  set hostPID: true"
             );
         }
-        Self { gpus, sampling, meter: Arc::default(), pollers: Mutex::default(), sees_the_machine }
+        let who = Mutex::new(Memory::of(Processes::at(sampling.processes.clone())));
+        Self { gpus, sampling, meter: Arc::default(), pollers: Mutex::default(), sees_the_machine, who }
     }
 
     /// Follows the agent: new cards are looked at, pods that are gone are forgotten.
@@ -128,22 +131,30 @@ impl Sampler {
         lock(&self.meter).throttles = throttles;
     }
 
-    /// The processes of containers that are on the cards now.
-    pub(super) fn on_cards(&self) -> Vec<OnCard> {
+    /// The processes of containers that are on the cards now, and which cards told.
+    pub(super) fn on_cards(&self) -> (BTreeSet<GpuUuid>, Vec<OnCard>) {
+        let cards: Vec<GpuUuid> = lock(&self.pollers).keys().cloned().collect();
+        // Not under a lock: a driver that hangs must hold up nobody else.
+        let told = cards.into_iter().filter_map(|gpu| Some((self.gpus.processes(&gpu).ok()?, gpu)));
+        let told: Vec<(Vec<ProcessMemory>, GpuUuid)> = told.collect();
         let processes = Processes::at(self.sampling.processes.clone());
+        let who = lock(&self.who).who(told.iter().flat_map(|(all, _)| all).map(|process| process.pid));
         let meter = lock(&self.meter);
-        let on_card = |(gpu, process, who, holder): (&GpuUuid, &ProcessMemory, &Process, Holder)| {
-            let Holder::Container(key) = holder else { return None };
+        let on_card = |gpu: &GpuUuid, process: &ProcessMemory| {
+            let known = who.get(&process.pid)?;
+            let Holder::Container(key) = meter.holder(Some(known)) else { return None };
             Some(OnCard {
                 gpu: gpu.clone(),
                 pid: process.pid,
-                started: who.started,
+                started: known.started,
                 own_pid: processes.own_number(process.pid),
                 container: (key.uid, key.container),
                 bytes: process.bytes,
             })
         };
-        meter.on_cards(self.fresh_since()).filter_map(on_card).collect()
+        let all = told.iter().flat_map(|(all, gpu)| all.iter().filter_map(|process| on_card(gpu, process)));
+        let all = all.collect();
+        (told.into_iter().map(|(_, gpu)| gpu).collect(), all)
     }
 
     /// Looks from before this moment, in seconds since 1970, say nothing about now.

@@ -158,7 +158,10 @@ impl Pool {
     /// Charges the pool with what it has reserved and what is on its way.
     fn settle(&self, process: &Process) {
         self.unlooked.store(0, Ordering::Relaxed);
-        self.ahead.store(0, Ordering::SeqCst);
+        if self.ahead.swap(0, Ordering::SeqCst) > 0 {
+            // What was charged ahead may have covered what the agent would have seen beyond the ledger.
+            process.memory.code.note_loaded();
+        }
         let target = self.ask(POOL_RESERVED) + self.on_the_way.load(Ordering::SeqCst);
         let before = self.charged.swap(target, Ordering::SeqCst);
         if target > before {

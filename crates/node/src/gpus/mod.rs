@@ -28,6 +28,9 @@ pub trait Gpus: Send + Sync + 'static {
     /// One look at a card: what runs on it, and what it computed since the last look.
     fn sample(&self, gpu: &GpuUuid, window: Window) -> Result<CardSample, GpusError>;
 
+    /// The processes on a card and no more: a quick look.
+    fn processes(&self, gpu: &GpuUuid) -> Result<Vec<ProcessMemory>, GpusError>;
+
     /// How much energy each card has taken, where the driver tells.
     fn power(&self) -> Result<Vec<(GpuUuid, CardPower)>, GpusError> {
         Ok(Vec::new())

@@ -23,7 +23,7 @@ use tessera_core::{
 };
 
 use self::{raw::Raw, sample::Samples};
-use super::{CardPower, CardSample, Found, Gpus, GpusError, Incident, IncidentKind, Window};
+use super::{CardPower, CardSample, Found, Gpus, GpusError, Incident, IncidentKind, ProcessMemory, Window};
 
 /// How long one wait for events takes, as the original plugins waited.
 const WAIT_MILLISECONDS: u32 = 5000;
@@ -91,6 +91,10 @@ impl Gpus for Nvml {
     fn sample(&self, gpu: &GpuUuid, window: Window) -> Result<CardSample, GpusError> {
         let library = self.library()?;
         self.samples.take(library, self.raw.get_or_init(Raw::load).as_ref(), gpu, window)
+    }
+
+    fn processes(&self, gpu: &GpuUuid) -> Result<Vec<ProcessMemory>, GpusError> {
+        sample::processes_on(self.library()?, self.raw.get_or_init(Raw::load).as_ref(), gpu)
     }
 
     fn power(&self) -> Result<Vec<(GpuUuid, CardPower)>, GpusError> {
