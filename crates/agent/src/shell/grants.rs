@@ -19,7 +19,6 @@ use tessera_core::units::PodUid;
 use tessera_limits::{
     Limits,
     files::{self, open_control_to_write},
-    limits::Meaning,
 };
 
 use crate::machine::ContainerLimits;
@@ -52,8 +51,8 @@ impl Grants {
             let owner = fs::read_to_string(self.root.join(&pod).join(POD)).unwrap_or_default();
             let (namespace, name) = owner.trim_end().split_once('/').unwrap_or_default();
             for container in below(&self.root.join(&pod)) {
-                let (meaning, cards) = in_force(&self.directory(&uid, &container))
-                    .map_or((Meaning::default(), Vec::new()), |limits| (limits.meaning, limits.cards));
+                let Limits { meaning, cards, .. } =
+                    in_force(&self.directory(&uid, &container)).unwrap_or_default();
                 all.push(ContainerLimits {
                     pod: uid.clone(),
                     namespace: namespace.to_owned(),
@@ -130,7 +129,7 @@ fn below(directory: &Path) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use tessera_limits::CardLimit;
+    use tessera_limits::{CardLimit, limits::Meaning};
 
     use super::*;
 

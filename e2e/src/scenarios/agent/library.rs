@@ -95,7 +95,7 @@ pub(super) async fn run(stage: &Stage) -> Result<()> {
     both(seen + 2).await?;
     stage.harness.note("a ceiling was raised while its container runs, the other's was not");
 
-    escapes_are_told(stage, small).await?;
+    escapes_are_told(stage, pod("idle", "while true; do sleep 1000; done", "5", "4")?).await?;
 
     let mut crashing = pod("crashing", &format!("{CRASH}{ROUNDS}"), "10", "20")?;
     if let Some(spec) = &mut crashing.spec {
@@ -110,16 +110,28 @@ pub(super) async fn run(stage: &Stage) -> Result<()> {
     stage.harness.wait_for("the grants to be gone", SOON, gone).await
 }
 
-/// The driver shows a process of `small` that keeps no books: its owner is told, and what it uses is taken off the limit.
-async fn escapes_are_told(stage: &Stage, usual: &str) -> Result<()> {
-    let pod = stage.pod("small").await?;
-    let pid = process_in(&pod.metadata.uid)?;
+/// The driver shows a process that keeps no books: its owner is told, and what it uses is taken off the container's limit.
+async fn escapes_are_told(stage: &Stage, idle: Pod) -> Result<()> {
+    stage.create_bound(idle, &[("main", &[SIMULATED])]).await?;
+    stage.cluster.wait_for_phase("idle", "Running", SOON).await?;
+    let uid = stage.pod("idle").await?.metadata.uid;
+    let control = files::open_control(&stage.grants.join(&uid).join("main"))?;
+    let unledgered = async |mib: u64| {
+        let is_told = async || {
+            let told = control.unledgered(0) >> 20;
+            ensure!(told == mib && control.measured(0) > 0, "it was told {told} MiB");
+            Ok(Some(()))
+        };
+        stage.harness.wait_for(&format!("the container to be told of {mib} MiB"), SOON, is_told).await
+    };
+    unledgered(0).await?;
+    let pid = process_in(&uid)?;
     let shown = stage.gpus.with_extension("json.processes");
     fs::write(
         &shown,
         format!("{{\"pid\":{pid},\"gpu\":{SIMULATED},\"memoryMiB\":300,\"busyPercent\":1}}\n"),
     )?;
-    last_round(stage, "small", "0 / 5120 5120 / 16 2 / 0 /").await?;
+    unledgered(300).await?;
     let events: Api<Event> = Api::default_namespaced(stage.cluster.client());
     let told = async || {
         let events = events.list(&ListParams::default()).await?;
@@ -130,8 +142,13 @@ async fn escapes_are_told(stage: &Stage, usual: &str) -> Result<()> {
     let message = stage.harness.wait_for("an event about the escape", SOON, told).await?;
     ensure!(message.starts_with(&format!("process {pid} of container main uses GPU")), "{message}");
     stage.harness.note(&message);
+    let metrics = stage.page("/metrics").await?;
+    let is_it = |line: &&str| {
+        line.starts_with("tessera_container_escapes_total{") && line.contains("without-library")
+    };
+    ensure!(metrics.lines().any(|line| is_it(&line) && line.ends_with(" 1")), "not in {metrics}");
     fs::remove_file(&shown)?;
-    last_round(stage, "small", usual).await?;
+    unledgered(0).await?;
     stage.harness.note("what the driver shows beyond the books was taken off the limit, and given back");
     Ok(())
 }
@@ -147,19 +164,6 @@ fn process_in(uid: &str) -> Result<u32> {
         }
     }
     bail!("no process of pod {uid} was found")
-}
-
-/// Waits until the last round of a pod went so.
-async fn last_round(stage: &Stage, name: &str, expected: &str) -> Result<()> {
-    stage
-        .harness
-        .wait_for(&format!("a round of {name} like {expected:?}"), SOON, async || {
-            let log = stage.cluster.pods().logs(name, &LogParams::default()).await?;
-            let last = log.lines().rev().find(|line| line.ends_with("/ ")).map(but_for_free);
-            ensure!(last.as_deref() == Some(expected), "the last was {last:?}");
-            Ok(Some(()))
-        })
-        .await
 }
 
 /// Waits for so many rounds of a pod, of which each must have gone as expected; how many there were.
