@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests may fail like tests")]
 
+pub(crate) mod load;
+
 use std::{
     collections::BTreeMap,
     net::SocketAddr,
@@ -272,7 +274,7 @@ pub(crate) fn settings(grants: &Path) -> Settings {
     }
 }
 
-fn eight_cards() -> String {
+pub(crate) fn eight_cards() -> String {
     let gpu = |index: u8| {
         json!({
             "uuid": uuid(index), "minor": index, "model": "NVIDIA A100-SXM4-80GB", "memoryMiB": 81_920,
