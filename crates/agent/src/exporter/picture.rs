@@ -137,6 +137,8 @@ pub struct SharePicture {
     pub total: Tally,
     /// Its processes.
     pub pids: Vec<u32>,
+    /// Whether these run on a card that the container was not given.
+    pub escaped: bool,
     /// What its library reports.
     pub throttle: Option<Throttle>,
 }
@@ -169,14 +171,6 @@ pub enum Owned {
     Host,
     /// Nobody can tell.
     Unknown,
-}
-
-impl SharePicture {
-    /// Whether processes run on a card that was not given to their container.
-    #[must_use]
-    pub fn has_escaped(&self) -> bool {
-        self.hold.is_none() && !self.pids.is_empty()
-    }
 }
 
 impl Picture {
@@ -251,10 +245,14 @@ impl Picture {
             .containers
             .sort_by(|a, b| (&a.namespace, &a.pod, &a.key).cmp(&(&b.namespace, &b.pod, &b.key)));
         for container in &mut picture.containers {
-            let ContainerKey { uid, container: name } = &container.key;
-            let escapes = view.escapes.iter().filter(|(pod, container, ..)| pod == uid && container == name);
+            let ContainerKey { uid, container: own } = &container.key;
+            let escapes = view.escapes.iter().filter(|(pod, container, ..)| pod == uid && container == own);
             container.escapes = escapes.map(|(.., escape, count)| (*escape, *count)).collect();
+            let name = (container.namespace.clone(), container.pod.clone(), container.key.container.clone());
+            // Without the kubelet's books nobody knows what was given.
+            let is_ours = view.listed && !view.served_by_others.contains(&name);
             for share in &mut container.shares {
+                share.escaped = is_ours && share.hold.is_none() && !share.pids.is_empty();
                 let Some(card) = picture.cards.get(share.card) else { continue };
                 let key = (container.key.clone(), card.gpu.uuid.clone());
                 share.throttle = meter.throttles.get(&key).copied();

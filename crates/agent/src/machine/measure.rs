@@ -167,6 +167,11 @@ impl Agent {
     /// All that looks like an escape now, in words, with the processes at fault.
     fn cases<'a>(&self, measured: &'a Measured) -> BTreeMap<Case, (String, Vec<&'a OnCard>)> {
         let mut cases = BTreeMap::new();
+        // Without pods and the kubelet's books nobody knows what was given.
+        if !self.listed_once || !self.pods_known {
+            return cases;
+        }
+        let served_by_others = self.served_by_others();
         let mut by_container: BTreeMap<(&Whose, &GpuUuid), Vec<&OnCard>> = BTreeMap::new();
         // The pause container of a pod is none of its containers, and its names say nothing.
         for process in measured.processes.iter().filter(|process| !process.container.1.is_empty()) {
@@ -185,7 +190,11 @@ impl Agent {
                 };
                 held.grant.cards.iter().find(of_gpu).map(|(_, hold)| *hold)
             });
+            let name = (pod.metadata.namespace.clone(), pod.metadata.name.clone(), key.1.clone());
             let Some(hold) = hold else {
+                if served_by_others.contains(&name) {
+                    continue;
+                }
                 let message = format!(
                     "container {} uses GPU {gpu}, which it was not given; does it run privileged, or ask for all GPUs by itself?",
                     key.1

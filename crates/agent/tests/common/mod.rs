@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests may fail like tests")]
 
+pub(crate) mod load;
+
 use std::{
     collections::BTreeMap,
     net::SocketAddr,
@@ -13,6 +15,7 @@ use std::{
 use futures::{StreamExt as _, stream::BoxStream};
 use serde_json::json;
 use tessera_agent::{
+    exporter::families::Wanted,
     machine::{Isolation, Library, NodePatch, Settings, WithoutLibrary, WriteError},
     shell::{Cluster, ClusterEvent, OwnerNote, Ports, Sampling, run},
 };
@@ -142,19 +145,27 @@ pub(crate) struct World {
     agent: Option<(CancellationToken, JoinHandle<()>)>,
     way: Way,
     pub(crate) listen: Option<SocketAddr>,
+    pub(crate) wanted: Wanted,
     pub(crate) directory: tempfile::TempDir,
 }
 
 impl World {
     pub(crate) async fn new(way: Way) -> Self {
-        Self::listening(way, None).await
+        Self::telling(way, None, Wanted::default()).await
     }
 
     /// Also with pages.
+    #[allow(dead_code, reason = "not every user of this module looks at pages")]
     pub(crate) async fn listening(way: Way, listen: Option<SocketAddr>) -> Self {
+        Self::telling(way, listen, Wanted::default()).await
+    }
+
+    /// With pages that have these metrics.
+    pub(crate) async fn telling(way: Way, listen: Option<SocketAddr>, wanted: Wanted) -> Self {
         let directory = tempfile::tempdir().unwrap();
         std::fs::write(directory.path().join("gpus"), eight_cards()).unwrap();
-        let mut world = Self { api: Arc::default(), kubelet: None, agent: None, way, listen, directory };
+        let mut world =
+            Self { api: Arc::default(), kubelet: None, agent: None, way, listen, wanted, directory };
         world.start_kubelet(Checkpoint::default());
         world.start_agent();
         world.wait_until_served().await;
@@ -196,6 +207,7 @@ impl World {
             sampling: Sampling {
                 every: Duration::from_millis(20),
                 processes: self.directory.path().join("proc"),
+                wanted: self.wanted.clone(),
                 ..Sampling::default()
             },
         };
@@ -285,7 +297,7 @@ pub(crate) fn settings(grants: &Path) -> Settings {
     }
 }
 
-fn eight_cards() -> String {
+pub(crate) fn eight_cards() -> String {
     let gpu = |index: u8| {
         json!({
             "uuid": uuid(index), "minor": index, "model": "NVIDIA A100-SXM4-80GB", "memoryMiB": 81_920,

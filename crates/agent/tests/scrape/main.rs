@@ -203,6 +203,21 @@ fn series_go_with_their_pod_and_a_counter_outlives_processes() {
 }
 
 #[test]
+fn only_what_is_surely_not_given_counts_as_escaped() {
+    let mut stage = busy_node();
+    let escaped = |stage: &Stage| {
+        let text = families::metrics(&stage.picture(), &by_default(), Format::Plain);
+        let all = Text::parse(&text, Format::Plain).sums("tessera_container_escaped_processes", "pod");
+        all.into_keys().collect::<Vec<_>>()
+    };
+    assert_eq!(escaped(&stage), ["escape-0", "no-grant-0"]);
+    stage.view.served_by_others.insert(("team-b".into(), "no-grant-0".into(), "main".into()));
+    assert_eq!(escaped(&stage), ["escape-0"], "another device plugin gave it something");
+    stage.view.listed = false;
+    assert_eq!(escaped(&stage), [""; 0], "the kubelet has not told");
+}
+
+#[test]
 fn processes_beyond_the_cap_are_summed_up() {
     let picture = crowded().picture();
     let wanted = Wanted { most_processes: 20, ..everything() };

@@ -23,7 +23,6 @@ const WITHOUT_EFFECT: &[(&str, bool, &str)] = &[
     ("mps", false, "it never did anything"),
     ("query-kubelet", false, "the kubelet is asked through its sockets"),
     ("runtime-request-timeout", true, "the runtime is not asked"),
-    ("sample-period", true, "cards are looked at every second"),
     ("share-mode", false, "shares are always served"),
     ("standalone", false, "the API server is needed"),
     ("stderrthreshold", true, "RUST_LOG sets what is logged"),
@@ -34,6 +33,9 @@ const WITHOUT_EFFECT: &[(&str, bool, &str)] = &[
     ("volume-config", true, "--driver-directory mounts the driver's libraries"),
     ("wait-timeout", true, "the runtime is not asked"),
 ];
+
+/// Flags that have another name now.
+const RENAMED: &[(&str, &str)] = &[("sample-period", "sample-every")];
 
 /// The hidden flag that collects those without effect.
 const COLLECTED: &str = "--no-effect";
@@ -86,6 +88,8 @@ impl<'a> Flag<'a> {
         let bare = name.strip_prefix("--").or_else(|| name.strip_prefix('-'))?;
         let is_ours = !name.starts_with("--") && bare.len() == 1 && bare != "v";
         let name = bare.replace('_', "-");
+        let renamed = RENAMED.iter().find(|(old, _)| *old == name);
+        let name = renamed.map_or(name, |(_, new)| (*new).to_owned());
         (!bare.is_empty() && !is_ours).then_some(Self { name, value })
     }
 
@@ -110,6 +114,7 @@ mod tests {
 
     #[test]
     fn what_manifests_of_the_originals_pass() {
+        check("agent --sample_period=1", "agent --sample-every=1");
         check(
             "agent --share-mode=true --query-addr=0.0.0.0 --extra-config=/etc/gpu-manager/extra-config.json --hostname-override=n --log-dir=/var/log --v=5",
             "agent --no-effect=share-mode --query-addr=0.0.0.0 --no-effect=extra-config --hostname-override=n --no-effect=log-dir --no-effect=v",

@@ -54,7 +54,7 @@ const ROWS: [Row; 13] = [
         "tessera_container_escaped_processes",
         Gauge,
         "The container's processes on a GPU that it was not granted.",
-        |share, _| share.has_escaped().then_some(share.pids.len()).into(),
+        |share, _| share.escaped.then_some(share.pids.len()).into(),
     ),
     (
         "tessera_container_throttled_seconds_total",
