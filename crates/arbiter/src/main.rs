@@ -20,11 +20,10 @@ use tessera_limits::{CardLimit, Limits, files, futex};
 
 const USAGE: &str = "usage: tessera-arbiter grant FOLDER UUID MEMORY-MIB CORES [CEILING [throughput]] | run SECONDS UUID FOLDER...";
 
-/// How often the energy counter is read.
-const SAMPLE: u64 = 100_000_000;
-
 /// How often what processes hold is measured though none waits for it.
-const MEASURE: u64 = 1_000_000_000;
+const MEASURE: u64 = 5_000_000_000;
+
+const SECOND: u64 = 1_000_000_000;
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -87,7 +86,7 @@ fn run(seconds: &str, uuid: &str, folders: &[&str]) -> Result<(), String> {
     let model = card.as_ref().and_then(nvml::Card::limit).map(PowerModel::with_limit);
     let mut power = model.map(PowerFactor::new);
     let begin = futex::now();
-    let (end, mut sampled, mut measured, mut told) = (begin + seconds * 1_000_000_000, 0, 0, begin);
+    let (end, mut measured, mut told) = (begin + seconds * SECOND, 0, begin);
     while futex::now() < end {
         let now = futex::now();
         let next = service.step(now);
@@ -96,15 +95,13 @@ fn run(seconds: &str, uuid: &str, folders: &[&str]) -> Result<(), String> {
             measured = now;
             measure(&mut service, card, &bytes, folders, now);
         }
-        if now - sampled >= SAMPLE
-            && let (Some(power), Some(card)) = (&mut power, &card)
+        if let (Some(power), Some(card)) = (power.as_mut().filter(|power| power.is_due(now)), &card)
             && let (Some(energy), Some(arbiter)) = (card.energy(), service.card(&bytes))
         {
-            sampled = now;
             arbiter.set_factor(power.sample(now, energy, arbiter.busy()));
         }
-        if now - told >= MEASURE {
-            told += MEASURE;
+        if now - told >= SECOND {
+            told += SECOND;
             let used = folders.iter().map(|folder| service.used(Path::new(folder), &bytes).time / 1_000_000);
             say(&used.map(|milliseconds| milliseconds.to_string()).collect::<Vec<_>>().join(" "))?;
         }

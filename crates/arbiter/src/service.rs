@@ -18,7 +18,7 @@ use crate::card::{Act, CardArbiter, Seen, Share, Used};
 
 /// How long nothing is looked at though no bell rings: a bell may be out of a container's reach. While a container wants
 /// a card,
-const BUSY_LOOK: u64 = 5_000_000;
+const BUSY_LOOK: u64 = 10_000_000;
 /// and while none does. Far below the time after which the arbiter is taken for gone.
 const IDLE_LOOK: u64 = 50_000_000;
 

@@ -58,6 +58,9 @@ pub struct Gate {
     progress: AtomicU32,
     /// Nanoseconds of queued work that has not ended, by estimate.
     queued: AtomicU64,
+    /// How much of that holds the caller back. More than [`QUEUE`] where streams run beside each other, or where estimates
+    /// are too high: then it is done in less time.
+    most_queued: AtomicU64,
     /// Fences that have not been reached.
     fences: AtomicU32,
     lanes: Mutex<Lanes>,
@@ -73,7 +76,7 @@ pub struct Stream {
 // SAFETY: only a name of the driver's object.
 unsafe impl Send for Stream {}
 
-/// More queued work than this holds the caller back,
+/// More queued work than this holds the caller back, by the time it will take,
 const QUEUE: u64 = 3_000_000;
 
 /// if it is more than the one piece that runs: the card must not wait for us between two long kernels.
@@ -104,6 +107,7 @@ impl Default for Gate {
             waiting: AtomicU32::new(0),
             progress: AtomicU32::new(0),
             queued: AtomicU64::new(0),
+            most_queued: AtomicU64::new(QUEUE),
             fences: AtomicU32::new(0),
             lanes: Mutex::default(),
         }
@@ -142,16 +146,18 @@ impl Compute {
     /// A context is gone, with all its streams.
     pub fn forget_context(&self, context: usize) {
         for gate in &self.gates {
-            let ended = gate.lanes().forget_context(context);
-            gate.note_ended(ended);
+            let mut lanes = gate.lanes();
+            lanes.forget_context(context);
+            gate.show(&lanes);
         }
     }
 
     /// A stream is about to go.
     pub fn forget_stream(&self, stream: Handle) {
         for gate in &self.gates {
-            let ended = gate.lanes().forget_stream(stream);
-            gate.note_ended(ended);
+            let mut lanes = gate.lanes();
+            lanes.forget_stream(stream);
+            gate.show(&lanes);
         }
     }
 
@@ -177,7 +183,8 @@ impl Gate {
     }
 
     fn is_full(&self) -> bool {
-        self.queued.load(Ordering::Relaxed) >= QUEUE && self.fences.load(Ordering::Relaxed) >= PIECES
+        self.queued.load(Ordering::Relaxed) >= self.most_queued.load(Ordering::Relaxed)
+            && self.fences.load(Ordering::Relaxed) >= PIECES
     }
 
     /// Sleeps until launches may pass and the queue is short; returns the nanoseconds slept. The caller counts as passing
@@ -227,15 +234,14 @@ impl Gate {
         }
     }
 
-    /// Queued work has ended.
-    fn note_ended(&self, nanoseconds: u64) {
-        let fewer = |queued: u64| Some(queued.saturating_sub(nanoseconds));
-        let _ = self.queued.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fewer);
+    /// Shows what is queued to those who look without the lock.
+    fn show(&self, lanes: &Lanes) {
+        self.queued.store(lanes.queued, Ordering::Relaxed);
+        self.fences.store(lanes.fences, Ordering::Relaxed);
     }
 
-    /// Work has been queued by a caller that passed.
-    fn note_queued(&self, nanoseconds: u64) {
-        self.queued.fetch_add(nanoseconds, Ordering::Relaxed);
+    /// A caller that passed has launched.
+    fn note_queued(&self) {
         if self.busy.load(Ordering::Relaxed) == 0 && self.busy.swap(1, Ordering::SeqCst) == 0 {
             keeper::notify();
         }
@@ -262,9 +268,11 @@ pub unsafe fn launch(stream: Stream, key: u64, ask: impl FnOnce() -> Status) -> 
     if expected.is_new {
         process.memory.code.note_loaded();
     }
-    let fences = gate.lanes().queue(stream, expected.nanoseconds, begin.map(|begin| (begin, key)));
-    gate.fences.store(fences, Ordering::Relaxed);
-    gate.note_queued(expected.nanoseconds);
+    let mut lanes = gate.lanes();
+    lanes.queue(stream, expected.nanoseconds, begin.map(|begin| (begin, key)));
+    gate.show(&lanes);
+    drop(lanes);
+    gate.note_queued();
     status
 }
 

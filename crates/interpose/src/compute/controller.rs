@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use tessera_limits::pacer::Pacer;
 use tessera_limits::{CARDS, futex};
 
-use super::Gate;
+use super::{Gate, QUEUE};
 use crate::door::library::driver_functions;
 use crate::grant::Process;
 
@@ -21,6 +21,12 @@ const TICK: u64 = 500_000;
 
 /// A pause shorter than this counts as work: the card waits for the program, and nobody else can use such a pause.
 const GAP: u64 = 1_000_000;
+
+/// Over how much busy time the pace of work is learned.
+const PACE: u64 = 10_000_000;
+
+/// However wrong estimates are, no more of them is queued.
+const MOST_QUEUED: u64 = 64 * QUEUE;
 
 /// What is known of each card's work.
 #[derive(Default)]
@@ -41,6 +47,8 @@ struct State {
     progressed: u64,
     /// Launches seen at the last look: a stream that is fed needs no fence yet.
     launches: u64,
+    /// Work that has ended, by estimate, in how much busy time.
+    pace: (u64, u64),
     /// What the arbiter was told last: whether we want the card, and the number of the window we have drained.
     told: (bool, u32),
 }
@@ -170,7 +178,7 @@ impl State {
             // Under the lock: a launch that comes now sets it again.
             gate.busy.store(0, Ordering::SeqCst);
         }
-        gate.fences.store(lanes.fences(), Ordering::Relaxed);
+        gate.show(&lanes);
         drop(lanes);
         if self.charged == 0 {
             // Work has come. A short pause before it is charged with it.
@@ -178,12 +186,10 @@ impl State {
             self.charged = if now - self.idle_since < GAP + TICK { self.idle_since } else { begin };
         }
         self.pacer.charge(self.charged, now, self.percent);
+        self.learn_pace(gate, ended, now - self.charged);
         self.charged = now;
         if is_empty {
             (self.charged, self.idle_since) = (0, now);
-            gate.queued.store(0, Ordering::Relaxed);
-        } else {
-            gate.note_ended(ended);
         }
         if ended > 0 || is_empty {
             self.progressed = now;
@@ -191,6 +197,18 @@ impl State {
             if gate.waiting.load(Ordering::SeqCst) > 0 {
                 futex::wake(&gate.progress);
             }
+        }
+    }
+
+    /// Learns how much estimated work ends in a stretch of time.
+    fn learn_pace(&mut self, gate: &Gate, ended: u64, busy: u64) {
+        let (all_ended, all_busy) = &mut self.pace;
+        (*all_ended, *all_busy) = (*all_ended + ended, *all_busy + busy);
+        if *all_busy >= PACE {
+            let most = (QUEUE * *all_ended / *all_busy).clamp(QUEUE, MOST_QUEUED);
+            let known = gate.most_queued.load(Ordering::Relaxed);
+            gate.most_queued.store(known.midpoint(most), Ordering::Relaxed);
+            self.pace = (0, 0);
         }
     }
 }

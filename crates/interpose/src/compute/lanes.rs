@@ -35,6 +35,10 @@ pub struct Lanes {
     spare: Vec<(usize, Event)>,
     /// Launches so far, to see whether there were any.
     pub launches: u64,
+    /// Nanoseconds of work that has not ended, by estimate.
+    pub queued: u64,
+    /// Fences that have not been reached.
+    pub fences: u32,
 }
 
 struct Lane {
@@ -71,10 +75,10 @@ impl Lanes {
         self.event(self.lanes[lane].context, true).filter(|event| event.record(stream))
     }
 
-    /// Notes a launch, by estimate; `measures` tells the event in front of it, and its kind. Returns how many fences there
-    /// are now.
-    pub fn queue(&mut self, stream: Stream, estimate: u64, measures: Option<(Event, u64)>) -> u32 {
+    /// Notes a launch, by estimate; `measures` tells the event in front of it, and its kind.
+    pub fn queue(&mut self, stream: Stream, estimate: u64, measures: Option<(Event, u64)>) {
         self.launches += 1;
+        self.queued += estimate;
         let place = self.lane(stream);
         let lane = &mut self.lanes[place];
         lane.unfenced += estimate;
@@ -82,13 +86,6 @@ impl Lanes {
         if measures.is_some() || lane.unfenced >= FENCE_WORK || lane.launches >= FENCE_LAUNCHES {
             self.fence(place, measures);
         }
-        self.fences()
-    }
-
-    /// Fences that have not been reached.
-    pub fn fences(&self) -> u32 {
-        let count: usize = self.lanes.iter().map(|lane| lane.fences.len()).sum();
-        u32::try_from(count).unwrap_or(u32::MAX)
     }
 
     /// Follows the fences; returns the estimates of what has ended.
@@ -125,26 +122,26 @@ impl Lanes {
         self.lanes.iter().all(|lane| lane.launches == 0 && lane.fences.is_empty())
     }
 
-    /// A stream is about to be destroyed: the last fence goes behind its work.
-    pub fn forget_stream(&mut self, handle: Handle) -> u64 {
-        let mut ended = 0;
-        if let Some(lane) = self.lanes.iter().position(|lane| lane.stream.handle == handle) {
-            let lane = self.lanes.swap_remove(lane);
-            ended = lane.unfenced + lane.fences.iter().map(|fence| fence.estimate).sum::<u64>();
+    /// A stream is about to be destroyed: its end is not seen any more.
+    pub fn forget_stream(&mut self, handle: Handle) {
+        if let Some(place) = self.lanes.iter().position(|lane| lane.stream.handle == handle) {
+            let lane = self.lanes.swap_remove(place);
             self.spare.extend(lane.fences.iter().flat_map(Fence::events).map(|event| (lane.context, event)));
+            self.count_again();
         }
-        ended
     }
 
     /// A context is gone, with its streams and events.
-    pub fn forget_context(&mut self, context: usize) -> u64 {
+    pub fn forget_context(&mut self, context: usize) {
         self.spare.retain(|(of, _)| *of != context);
-        let (gone, kept): (Vec<_>, Vec<_>) =
-            std::mem::take(&mut self.lanes).into_iter().partition(|lane| lane.context == context);
-        self.lanes = kept;
-        gone.iter()
-            .map(|lane| lane.unfenced + lane.fences.iter().map(|fence| fence.estimate).sum::<u64>())
-            .sum()
+        self.lanes.retain(|lane| lane.context != context);
+        self.count_again();
+    }
+
+    fn count_again(&mut self) {
+        self.queued = self.lanes.iter().map(Lane::queued).sum();
+        let fences: usize = self.lanes.iter().map(|lane| lane.fences.len()).sum();
+        self.fences = u32::try_from(fences).unwrap_or(u32::MAX);
     }
 
     fn fence(&mut self, place: usize, measures: Option<(Event, u64)>) {
@@ -154,6 +151,7 @@ impl Lanes {
         let lane = &mut self.lanes[place];
         lane.fences.push_back(Fence { end, measures, estimate: lane.unfenced });
         (lane.unfenced, lane.launches) = (0, 0);
+        self.fences += 1;
     }
 
     /// The first fence of a lane has happened.
@@ -168,6 +166,8 @@ impl Lanes {
             }
         }
         self.spare.extend(fence.events().map(|event| (context, event)));
+        self.queued = self.queued.saturating_sub(fence.estimate);
+        self.fences = self.fences.saturating_sub(1);
         fence.estimate
     }
 
@@ -205,6 +205,10 @@ impl Fence {
 }
 
 impl Lane {
+    fn queued(&self) -> u64 {
+        self.unfenced + self.fences.iter().map(|fence| fence.estimate).sum::<u64>()
+    }
+
     /// Makes the lane's context the current one of our own thread.
     fn enter(&self) {
         // SAFETY: a context that lives: lanes are forgotten before theirs goes.
