@@ -23,8 +23,8 @@ use tessera_limits::{futex, limits::uuid_bytes};
 use tessera_node::gpus::Gpus;
 use tokio_util::sync::CancellationToken;
 
-/// How often the card's energy counter is read: it moves about as often.
-const SAMPLE: Duration = Duration::from_millis(100);
+/// How often the cards' energy counters are read, which takes milliseconds.
+const SAMPLE: Duration = Duration::from_millis(500);
 
 /// How often what the containers have had is told.
 const TELL: Duration = Duration::from_secs(1);
