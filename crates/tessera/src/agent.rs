@@ -4,7 +4,7 @@ pub(crate) mod old_flags;
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -223,7 +223,8 @@ async fn serve(arguments: Arguments) -> Result<()> {
         tracing::info!("--{name} has no effect: {}", old_flags::why(name));
     }
     let listen = address(&arguments)?;
-    let isolation = isolation(&arguments);
+    let grants = std::path::absolute(&arguments.grants)?;
+    let isolation = isolation(&arguments, &grants);
     let labels = labels(&arguments.node_labels)?;
     let meeting = meeting(&arguments);
     let advertise = advertise(&arguments, listen)?;
@@ -258,7 +259,7 @@ async fn serve(arguments: Arguments) -> Result<()> {
             cgpu_disabled: false,
         },
         isolation,
-        grants: std::path::absolute(&arguments.grants)?.display().to_string(),
+        grants: grants.display().to_string(),
         instance_type,
         labels,
         quiet_time: Duration::from_secs(arguments.quiet_time),
@@ -291,13 +292,13 @@ async fn serve(arguments: Arguments) -> Result<()> {
 }
 
 /// The library is put where containers can mount it. What that means if it fails is said now, and again for every container.
-fn isolation(arguments: &Arguments) -> Isolation {
+fn isolation(arguments: &Arguments, grants: &Path) -> Isolation {
     let beside = || Ok(std::env::current_exe()?.with_file_name(Library::FILE));
     let library = arguments.library.clone().map_or_else(beside, Ok);
     let cdi = matches!(arguments.device_list_strategy, Strategy::CdiCri).then_some(&*arguments.cdi_directory);
     let installed = library
         .map_err(|error: std::io::Error| format!("cannot tell where this program lies: {error}"))
-        .and_then(|library| install_library(&library, arguments.grants.as_ref(), cdi));
+        .and_then(|library| install_library(&library, grants, cdi));
     let without_library = match arguments.without_library {
         Without::Refuse => WithoutLibrary::Refuse,
         Without::Serve => WithoutLibrary::Serve,
