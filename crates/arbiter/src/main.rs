@@ -15,7 +15,7 @@ use std::process::ExitCode;
 
 use tessera_arbiter::Service;
 use tessera_arbiter::power::{PowerFactor, PowerModel};
-use tessera_limits::limits::Meaning;
+use tessera_limits::limits::{Meaning, uuid_bytes};
 use tessera_limits::{CardLimit, Limits, files, futex};
 
 const USAGE: &str = "usage: tessera-arbiter grant FOLDER UUID MEMORY-MIB CORES [CEILING [throughput]] | run SECONDS UUID FOLDER...";
@@ -124,10 +124,4 @@ fn measure(service: &mut Service, card: &nvml::Card, uuid: &[u8; 16], folders: &
 
 fn say(line: &str) -> Result<(), String> {
     writeln!(std::io::stdout(), "{line}").map_err(|error| format!("stdout: {error}"))
-}
-
-/// The bytes of "GPU-0123abcd-…", or of the digits alone.
-fn uuid_bytes(text: &str) -> Option<[u8; 16]> {
-    let digits: String = text.trim_start_matches("GPU-").chars().filter(|digit| *digit != '-').collect();
-    u128::from_str_radix(&digits, 16).ok().filter(|_| digits.len() == 32).map(u128::to_be_bytes)
 }

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 
 use tessera_limits::control::Control;
-use tessera_limits::files::{self, Mapped};
+use tessera_limits::files::{self, Mapping};
 use tessera_limits::ledger::Demands;
 use tessera_limits::limits::Meaning;
 use tessera_limits::{Limits, futex};
@@ -40,7 +40,7 @@ pub struct Service {
 #[derive(Debug)]
 struct Tenant {
     id: u64,
-    control: Mapped<Control>,
+    control: Mapping<Control>,
     account: File,
     bell: File,
     /// Rings heard since a point in time.
@@ -111,6 +111,14 @@ impl Service {
     /// A card, for its busy time and power factor.
     pub fn card(&mut self, uuid: &[u8; 16]) -> Option<&mut CardArbiter<u64>> {
         self.cards.get_mut(uuid)
+    }
+
+    /// The cards of a grant, and what it has had of each.
+    pub fn all_used(&self) -> impl Iterator<Item = (&Path, [u8; 16], Used)> {
+        self.tenants.iter().flat_map(|(folder, tenant)| {
+            let uuids = tenant.limits.cards.iter().map(|card| card.uuid);
+            uuids.map(|uuid| (folder.as_path(), uuid, self.used(folder, &uuid)))
+        })
     }
 
     /// Looks once at everything; returns when to look again though nobody rings.

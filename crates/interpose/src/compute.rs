@@ -269,6 +269,7 @@ pub unsafe fn launch(stream: Stream, key: u64, ask: impl FnOnce() -> Status) -> 
     let waited = gate.pass(stream);
     if waited > 0 {
         process.slot().waited.fetch_add(waited, Ordering::Relaxed);
+        process.slot().waits.fetch_add(1, Ordering::Relaxed);
     }
     let expected = compute.costs.expect(key);
     let begin = if expected.measures { gate.lanes().begin(stream) } else { None };

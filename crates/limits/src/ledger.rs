@@ -14,6 +14,9 @@ use crate::CARDS;
 /// First word of the file: the format.
 pub const FORMAT: u64 = u64::from_le_bytes(*b"account2");
 
+/// Where in the file that word lies.
+pub const FORMAT_PLACE: u64 = std::mem::offset_of!(Ledger, format) as u64;
+
 /// How many processes of one container may use cards at a time.
 pub const SLOTS: usize = if cfg!(loom) { 3 } else { 512 };
 
@@ -50,6 +53,8 @@ pub struct Slot {
     pub unsure: AtomicU32,
     /// Per card, see [`Demand`].
     pub demand: [Demand; CARDS],
+    /// How often a thread of this process had to wait for a window.
+    pub waits: AtomicU64,
 }
 
 /// What a process tells the arbiter about one card.
@@ -94,11 +99,6 @@ impl Ledger {
     #[must_use]
     pub fn is_known(&self) -> bool {
         self.format.load(Ordering::Acquire) == FORMAT
-    }
-
-    /// Marks a new file, all zeros, as a ledger.
-    pub fn initialise(&self) {
-        self.format.store(FORMAT, Ordering::Release);
     }
 
     /// Takes a free slot for the process, or one whose owner is gone. `thread` must have announced to the kernel
@@ -251,7 +251,8 @@ impl Slot {
     }
 
     fn clear(&self) {
-        for place in self.held.iter().chain(&self.tentative).chain([&self.denied, &self.waited]) {
+        for place in self.held.iter().chain(&self.tentative).chain([&self.denied, &self.waited, &self.waits])
+        {
             place.store(0, Ordering::SeqCst);
         }
         self.unsure.store(0, Ordering::SeqCst);
@@ -278,6 +279,9 @@ impl Demands {
         let read = read_at(&mut count, place).unwrap_or(0);
         self.slots = if read == 4 { (u32::from_ne_bytes(count) as usize).min(SLOTS) } else { 0 };
         self.bytes.resize(self.slots * size_of::<Slot>(), 0);
+        if self.slots == 0 {
+            return;
+        }
         let read = read_at(&mut self.bytes, std::mem::offset_of!(Ledger, slots) as u64).unwrap_or(0);
         self.slots = read / size_of::<Slot>();
     }
@@ -329,6 +333,44 @@ impl Demands {
         self.used().filter(|slot| {
             let owner = word(slot, std::mem::offset_of!(Slot, owner));
             owner != 0 && owner & OWNER_DIED == 0
+        })
+    }
+}
+
+/// What one process says of itself in its slot, as the agent reads it. The tenant's own word.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Said {
+    /// Its process id, as the container numbers it.
+    pub process: u32,
+    /// Whether it lives; what the dead held may not be back with the card yet.
+    pub is_alive: bool,
+    /// Bytes of each card.
+    pub held: [u64; CARDS],
+    /// Bytes refused so far.
+    pub denied: u64,
+    /// Nanoseconds its threads have waited for a window.
+    pub waited: u64,
+    /// How often.
+    pub waits: u64,
+}
+
+impl Demands {
+    /// What each slot says, by its place; `None` where nobody ever was, or where nothing is held any more.
+    pub fn said(&self) -> impl Iterator<Item = Option<Said>> {
+        self.used().map(|slot| {
+            let owner = word(slot, std::mem::offset_of!(Slot, owner));
+            let process = word(slot, std::mem::offset_of!(Slot, process));
+            let is_alive = owner & OWNER_DIED == 0;
+            let is_gone = !is_alive && word(slot, std::mem::offset_of!(Slot, gone)) == process;
+            let held = std::mem::offset_of!(Slot, held);
+            (owner != 0 && !is_gone).then(|| Said {
+                process,
+                is_alive,
+                held: std::array::from_fn(|card| long(slot, held + card * 8)),
+                denied: long(slot, std::mem::offset_of!(Slot, denied)),
+                waited: long(slot, std::mem::offset_of!(Slot, waited)),
+                waits: long(slot, std::mem::offset_of!(Slot, waits)),
+            })
         })
     }
 }

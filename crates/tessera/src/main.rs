@@ -2,6 +2,7 @@
 
 mod agent;
 mod inventory;
+mod metrics;
 mod place;
 mod scheduler;
 mod simulate;
@@ -26,6 +27,7 @@ struct Arguments {
 enum Command {
     Agent(Box<agent::Arguments>),
     Inventory(inventory::Arguments),
+    Metrics(metrics::Arguments),
     Place(place::Arguments),
     Scheduler(scheduler::Arguments),
     Simulate(simulate::Arguments),
@@ -33,9 +35,10 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let outcome = match Arguments::parse().command {
+    let outcome = match Arguments::parse_from(agent::old_flags::translate(std::env::args_os())).command {
         Command::Agent(arguments) => agent::run(*arguments),
         Command::Inventory(arguments) => inventory::run(&arguments),
+        Command::Metrics(arguments) => metrics::run(arguments),
         Command::Place(arguments) => place::run(&arguments),
         Command::Scheduler(arguments) => scheduler::run(arguments),
         Command::Simulate(arguments) => simulate::run(&arguments),

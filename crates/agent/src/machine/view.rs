@@ -1,9 +1,11 @@
 //! What the agent shows of itself.
 
-use tessera_core::{grant::Hold, node::NodeState, units::PodUid};
-use tessera_wire::{dialect::Dialect, inventory::Inventory};
+use std::collections::BTreeSet;
 
-use super::{Agent, has_ended};
+use tessera_core::{grant::Hold, node::NodeState, units::PodUid};
+use tessera_wire::{device_id::Resource, dialect::Dialect, inventory::Inventory, objects::Pod};
+
+use super::{Agent, Escape, has_ended};
 
 /// A look at the agent.
 #[derive(Clone, Debug, Default)]
@@ -20,10 +22,35 @@ pub struct View {
     pub inventory: Option<Inventory>,
     /// PCI addresses of the cards.
     pub pci: Vec<String>,
+    /// The driver's version, where there is one.
+    pub driver: Option<String>,
+    /// All pods of the node, whatever they ask for.
+    pub pods: Vec<PodView>,
     /// Who holds what.
     pub containers: Vec<ContainerView>,
+    /// Containers that hold cards by somebody else's device plugin, whose devices do not say which: namespace, pod, container.
+    pub served_by_others: BTreeSet<(String, String, String)>,
     /// Cards that carry more than they have.
     pub overbooked: Vec<u8>,
+    /// Containers of which something used what it was not given, how, and how often.
+    pub escapes: Vec<(PodUid, String, Escape, u64)>,
+}
+
+/// A pod, as far as finding its processes needs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PodView {
+    /// Its UID.
+    pub uid: PodUid,
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// The UID by which the kubelet knows it, if it is another: static pods have two.
+    pub kubelet_uid: Option<String>,
+    /// IDs of its containers, each with the container's name.
+    pub containers: Vec<(String, String)>,
+    /// Whether it is over.
+    pub ended: bool,
 }
 
 /// What one container holds.
@@ -77,9 +104,54 @@ impl Agent {
             listed: self.listed_once,
             node: ledger.node(&self.settings.node).cloned(),
             inventory: self.inventory(),
+            driver: self.cards.as_ref().and_then(|cards| cards.found.driver.clone()),
+            pods: self.pods.iter().map(|(uid, pod)| pod_view(uid, pod)).collect(),
             pci: self.cards.as_ref().map(|cards| cards.found.pci.clone()).unwrap_or_default(),
             containers,
+            served_by_others: self.served_by_others(),
             overbooked,
+            escapes: self
+                .watch
+                .escapes
+                .iter()
+                .map(|(((uid, container), escape), count)| (uid.clone(), container.clone(), *escape, *count))
+                .collect(),
         }
+    }
+
+    /// Containers that hold cards by somebody else's device plugin.
+    pub(super) fn served_by_others(&self) -> BTreeSet<(String, String, String)> {
+        let ours = |name: &str, id: &String| {
+            let cards = self.cards.as_ref();
+            Resource::named(name)
+                .zip(cards)
+                .is_some_and(|(resource, cards)| cards.ids.read(resource, id).is_some())
+        };
+        let of_others = |(name, ids): (&String, &BTreeSet<String>)| {
+            let of_gpus = name.starts_with("nvidia.com/") || name.contains("gpu");
+            of_gpus && ids.iter().any(|id| !ours(name, id))
+        };
+        let mut found = BTreeSet::new();
+        for pod in &self.listed {
+            for container in pod.containers.iter().filter(|container| container.ids.iter().any(of_others)) {
+                found.insert((pod.namespace.clone(), pod.name.clone(), container.name.clone()));
+            }
+        }
+        found
+    }
+}
+
+/// Where a static pod's mirror keeps the UID that the kubelet made for it.
+const STATIC_UID: &str = "kubernetes.io/config.hash";
+
+fn pod_view(uid: &PodUid, pod: &Pod) -> PodView {
+    let ids = pod.status.container_ids();
+    PodView {
+        uid: uid.clone(),
+        namespace: pod.metadata.namespace.clone(),
+        name: pod.metadata.name.clone(),
+        kubelet_uid: pod.metadata.annotations.get(STATIC_UID).cloned(),
+        containers: ids.map(|(id, name)| (id.to_owned(), name.to_owned())).collect(),
+        ended: has_ended(pod),
     }
 }

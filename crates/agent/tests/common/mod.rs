@@ -2,8 +2,11 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests may fail like tests")]
 
+pub(crate) mod load;
+
 use std::{
     collections::BTreeMap,
+    net::SocketAddr,
     path::{Path, PathBuf},
     sync::{Arc, Mutex},
     time::Duration,
@@ -12,8 +15,9 @@ use std::{
 use futures::{StreamExt as _, stream::BoxStream};
 use serde_json::json;
 use tessera_agent::{
-    machine::{NodePatch, Settings, WriteError},
-    shell::{Cluster, ClusterEvent, Ports, run},
+    exporter::families::Wanted,
+    machine::{Isolation, Library, NodePatch, Settings, WithoutLibrary, WriteError},
+    shell::{Cluster, ClusterEvent, OwnerNote, Ports, Sampling, run},
 };
 use tessera_cluster::node_agent::PodEvent;
 use tessera_core::{
@@ -27,7 +31,7 @@ use tessera_wire::{
     dialect::{Dialect, MemoryUnit},
     grant,
     hand_over::HandOver,
-    objects::Pod,
+    objects::{ContainerStatus, Pod},
 };
 use tokio::{sync::mpsc, task::JoinHandle};
 use tokio_util::sync::CancellationToken;
@@ -38,6 +42,7 @@ pub(crate) struct Api {
     pods: Mutex<BTreeMap<String, Pod>>,
     pub(crate) node: Mutex<NodePatch>,
     pub(crate) unhealthy: Mutex<Option<Vec<u8>>>,
+    pub(crate) notes: Mutex<Vec<OwnerNote>>,
     watchers: Mutex<Vec<mpsc::UnboundedSender<ClusterEvent>>>,
 }
 
@@ -60,6 +65,19 @@ impl Api {
         let mut pod = self.pod(uid);
         pod.status.phase = phase.into();
         pod.status.start_time = Some("2026-11-15T05:00:00Z".into());
+        self.apply(pod);
+    }
+
+    /// Tells the IDs of a pod's containers, as the kubelet does once they run.
+    #[allow(dead_code, reason = "not every user of this module shows processes")]
+    pub(crate) fn set_containers(&self, uid: &str, containers: &[(&str, &str)]) {
+        let mut pod = self.pod(uid);
+        let status = |(name, id): &(&str, &str)| ContainerStatus {
+            name: (*name).into(),
+            id: format!("containerd://{id}"),
+            ..ContainerStatus::default()
+        };
+        pod.status.container_statuses = containers.iter().map(status).collect();
         self.apply(pod);
     }
 
@@ -103,6 +121,11 @@ impl Cluster for Api {
         Ok(())
     }
 
+    async fn tell_owner(&self, note: &OwnerNote) -> Result<(), String> {
+        self.notes.lock().unwrap().push(note.clone());
+        Ok(())
+    }
+
     async fn set_unhealthy(&self, cards: &[u8]) -> Result<(), String> {
         *self.unhealthy.lock().unwrap() = Some(cards.to_vec());
         Ok(())
@@ -121,14 +144,28 @@ pub(crate) struct World {
     pub(crate) kubelet: Option<Kubelet>,
     agent: Option<(CancellationToken, JoinHandle<()>)>,
     way: Way,
-    directory: tempfile::TempDir,
+    pub(crate) listen: Option<SocketAddr>,
+    pub(crate) wanted: Wanted,
+    pub(crate) directory: tempfile::TempDir,
 }
 
 impl World {
     pub(crate) async fn new(way: Way) -> Self {
+        Self::telling(way, None, Wanted::default()).await
+    }
+
+    /// Also with pages.
+    #[allow(dead_code, reason = "not every user of this module looks at pages")]
+    pub(crate) async fn listening(way: Way, listen: Option<SocketAddr>) -> Self {
+        Self::telling(way, listen, Wanted::default()).await
+    }
+
+    /// With pages that have these metrics.
+    pub(crate) async fn telling(way: Way, listen: Option<SocketAddr>, wanted: Wanted) -> Self {
         let directory = tempfile::tempdir().unwrap();
         std::fs::write(directory.path().join("gpus"), eight_cards()).unwrap();
-        let mut world = Self { api: Arc::default(), kubelet: None, agent: None, way, directory };
+        let mut world =
+            Self { api: Arc::default(), kubelet: None, agent: None, way, listen, wanted, directory };
         world.start_kubelet(Checkpoint::default());
         world.start_agent();
         world.wait_until_served().await;
@@ -166,7 +203,13 @@ impl World {
                 Way::Socket => Meeting::KubeletSocket(self.root().join("device-plugins")),
             },
             pod_resources: self.root().join("pod-resources/kubelet.sock"),
-            listen: None,
+            listen: self.listen,
+            sampling: Sampling {
+                every: Duration::from_millis(20),
+                processes: self.directory.path().join("proc"),
+                wanted: self.wanted.clone(),
+                ..Sampling::default()
+            },
         };
         let stop = CancellationToken::new();
         let stopped = stop.clone();
@@ -239,14 +282,22 @@ pub(crate) fn settings(grants: &Path) -> Settings {
         memory_unit: MemoryUnit::GiB,
         policy: "tessera".parse().unwrap(),
         hand_over: HandOver::default(),
+        isolation: Isolation {
+            library: Ok(Library { folder: grants.join(".library").display().to_string(), by_cdi: false }),
+            without_library: WithoutLibrary::Refuse,
+            allow_opt_out: false,
+            meaning: tessera_limits::limits::Meaning::Time,
+            kill_escaped: false,
+        },
         grants: grants.display().to_string(),
         instance_type: Some("test.8xlarge".into()),
         labels: BTreeMap::new(),
         quiet_time: Duration::from_secs(1),
+        advertise: None,
     }
 }
 
-fn eight_cards() -> String {
+pub(crate) fn eight_cards() -> String {
     let gpu = |index: u8| {
         json!({
             "uuid": uuid(index), "minor": index, "model": "NVIDIA A100-SXM4-80GB", "memoryMiB": 81_920,
