@@ -22,6 +22,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("tessera-sim", &["tessera-core", "tessera-wire"]),
     ("tessera-agent", &["tessera-core", "tessera-wire", "tessera-node", "tessera-cluster"]),
     ("tessera-scheduler", &["tessera-core", "tessera-wire", "tessera-cluster"]),
+    ("tessera-cli", &["tessera-core", "tessera-wire", "tessera-cluster"]),
     (
         "tessera",
         &[

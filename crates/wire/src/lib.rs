@@ -21,6 +21,7 @@ pub mod objects;
 pub mod pod_spec;
 pub mod quantity;
 pub mod quota;
+pub mod rules;
 pub mod smi_matrix;
 pub mod static_table;
 pub mod tree;
