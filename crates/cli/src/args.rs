@@ -1,6 +1,6 @@
 //! What users type.
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, CommandFactory as _, Parser, Subcommand, ValueEnum};
 
 use crate::options::{Reach, Selecting};
 
@@ -13,7 +13,6 @@ use crate::options::{Reach, Selecting};
     bin_name = "kubectl inspect gpu",
     version,
     max_term_width = 110,
-    args_conflicts_with_subcommands = true,
     subcommand_help_heading = "Commands",
     after_help = GPU_EXAMPLES
 )]
@@ -207,6 +206,20 @@ pub(crate) enum Question {
     More(Command),
 }
 
+impl Gpu {
+    /// What stands before a command belongs to none.
+    pub(crate) fn checked(self) -> Result<Self, clap::Error> {
+        let View { selecting, details, output, watch, no_headers } = &self.view;
+        let plain =
+            !details && output.is_none() && !watch && !no_headers && *selecting == Selecting::default();
+        if self.command.is_some() && !plain {
+            let message = "options and names of nodes come after the command";
+            return Err(Self::command().error(clap::error::ErrorKind::ArgumentConflict, message));
+        }
+        Ok(self)
+    }
+}
+
 impl From<Gpu> for Arguments {
     fn from(Gpu { view, command, reach }: Gpu) -> Self {
         let question = command.map_or(Question::View(view), Question::More);
@@ -222,8 +235,6 @@ impl From<Share> for Arguments {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory as _;
-
     use super::*;
 
     #[test]

@@ -48,7 +48,7 @@ pub fn main(default: Plugin) -> ExitCode {
         return ExitCode::SUCCESS;
     }
     let arguments = match plugin {
-        Plugin::Gpu => args::Gpu::try_parse_from(words).map(Arguments::from),
+        Plugin::Gpu => args::Gpu::try_parse_from(words).and_then(args::Gpu::checked).map(Arguments::from),
         Plugin::Share => args::Share::try_parse_from(words).map(Arguments::from),
     };
     let arguments = match arguments {
@@ -82,12 +82,23 @@ fn fail(error: &anyhow::Error) -> ExitCode {
     match error.downcast_ref::<ApiError>() {
         // In the API server's own words, as kubectl prints them.
         Some(api) => eprintln!("{api}"),
-        None => eprintln!("error: {error:#}"),
+        None => eprintln!("error: {}", in_full(error)),
     }
     if error.downcast_ref::<ApiError>().is_some_and(ApiError::is_forbidden) {
         eprintln!("{FORBIDDEN}");
     }
     ExitCode::FAILURE
+}
+
+/// The error and its causes, but for those that the words before them tell already.
+fn in_full(error: &anyhow::Error) -> String {
+    let mut text = error.to_string();
+    for cause in error.chain().skip(1).map(ToString::to_string) {
+        if !text.contains(&cause) {
+            text = format!("{text}: {cause}");
+        }
+    }
+    text
 }
 
 const FORBIDDEN: &str = "

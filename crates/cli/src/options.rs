@@ -28,7 +28,7 @@ pub(crate) struct Reach {
 }
 
 /// Which nodes to show.
-#[derive(Clone, Debug, Default, Args)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Args)]
 pub(crate) struct Selecting {
     /// Only this node.
     pub(crate) node: Option<String>,
