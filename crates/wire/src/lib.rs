@@ -1,5 +1,6 @@
 //! Every foreign format, read into the core's types and written from them. No sockets, no files, no decisions.
 
+pub mod cgroup;
 pub mod device_id;
 pub mod dialect;
 pub mod extender;
@@ -12,6 +13,7 @@ pub mod inventory;
 pub mod kubelet;
 pub mod limits;
 mod link;
+pub mod metrics;
 pub mod node_spec;
 pub mod node_use;
 pub mod objects;
