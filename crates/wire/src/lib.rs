@@ -11,7 +11,7 @@ pub mod inventory;
 #[cfg(feature = "grpc")]
 pub mod kubelet;
 pub mod limits;
-mod link;
+pub mod link;
 pub mod node_spec;
 pub mod node_use;
 pub mod objects;
