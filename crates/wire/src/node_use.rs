@@ -107,7 +107,11 @@ mod tests {
             let node: Node = serde_json::from_str(node).expect("a node");
             assert_eq!(address(&node).as_deref(), expected);
         };
-        let at = |ip: &str| format!(r#"{{"status":{{"addresses":[{{"type":"Hostname","address":"n"}},{{"type":"InternalIP","address":"{ip}"}}]}}}}"#);
+        let at = |ip: &str| {
+            format!(
+                r#"{{"status":{{"addresses":[{{"type":"Hostname","address":"n"}},{{"type":"InternalIP","address":"{ip}"}}]}}}}"#
+            )
+        };
         check("{}", None);
         check(r#"{"metadata":{"annotations":{"tessera.dev/agent":"http://a:1"}}}"#, Some("http://a:1"));
         check(&at("10.0.0.5"), Some("http://10.0.0.5:5678"));

@@ -17,10 +17,32 @@ macro_rules! files {
 }
 
 files![
-    "index.html", "icon.svg", "base.css", "parts.css", "pages.css", "app.js", "api.js", "dom.js", "text.js", "text-en.js",
-    "text-zh.js", "format.js", "filters.js", "virtual.js", "tile.js", "heat.js", "links.js", "explanation.js",
-    "page-overview.js", "page-nodes.js", "page-node.js", "page-pods.js", "page-pod.js", "page-quota.js",
-    "page-what-if.js", "page-decisions.js",
+    "index.html",
+    "icon.svg",
+    "base.css",
+    "parts.css",
+    "pages.css",
+    "app.js",
+    "api.js",
+    "dom.js",
+    "text.js",
+    "text-en.js",
+    "text-zh.js",
+    "format.js",
+    "filters.js",
+    "virtual.js",
+    "tile.js",
+    "heat.js",
+    "links.js",
+    "explanation.js",
+    "page-overview.js",
+    "page-nodes.js",
+    "page-node.js",
+    "page-pods.js",
+    "page-pod.js",
+    "page-quota.js",
+    "page-what-if.js",
+    "page-decisions.js",
 ];
 
 pub(super) async fn index(headers: HeaderMap) -> Response {

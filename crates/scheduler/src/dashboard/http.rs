@@ -105,7 +105,9 @@ async fn work<T: Send + 'static>(
     };
     let worker = Arc::clone(app);
     let made = tokio::task::spawn_blocking(move || make(&worker)).await;
-    made.map_err(|_| problem(StatusCode::INTERNAL_SERVER_ERROR, "the view could not be made; the log tells why"))
+    made.map_err(|_| {
+        problem(StatusCode::INTERNAL_SERVER_ERROR, "the view could not be made; the log tells why")
+    })
 }
 
 fn not_leading(app: &App) -> Response {
@@ -224,7 +226,9 @@ async fn explanation(FromApp(app): Shared, Path((namespace, name)): Path<(String
     });
     match made.await {
         Ok(Some(explanation)) => Json(explanation).into_response(),
-        Ok(None) => problem(StatusCode::NOT_FOUND, format!("{what} is not known, has ended, or asks for no GPU")),
+        Ok(None) => {
+            problem(StatusCode::NOT_FOUND, format!("{what} is not known, has ended, or asks for no GPU"))
+        }
         Err(answer) => answer,
     }
 }

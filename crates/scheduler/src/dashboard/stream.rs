@@ -65,7 +65,10 @@ impl Default for Hub {
 pub(super) async fn follow(FromApp(app): FromApp<Arc<App>>) -> Response {
     let hub = &app.dashboard.hub;
     if hub.news.receiver_count() >= MOST_FOLLOWERS {
-        return problem(StatusCode::SERVICE_UNAVAILABLE, "too many pages are open; this one asks now and then instead");
+        return problem(
+            StatusCode::SERVICE_UNAVAILABLE,
+            "too many pages are open; this one asks now and then instead",
+        );
     }
     let news = hub.news.subscribe();
     if !hub.gathering.swap(true, Ordering::AcqRel) {

@@ -48,8 +48,7 @@ impl State {
         }
         let mut learner = self.learner.clone();
         if !learner.has_seen_any() {
-            learner =
-                Learner::new(Workload::guess(nodes.iter().map(|state| state.node())));
+            learner = Learner::new(Workload::guess(nodes.iter().map(|state| state.node())));
         }
         let forecast = learner.forecast(&nodes);
         Some((learner, forecast))

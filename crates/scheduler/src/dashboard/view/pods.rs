@@ -115,15 +115,18 @@ fn passes(state: &State, pod: &GpuPod, filter: &Filter) -> bool {
         && (filter.mentions(&pod.name) || on(&filter.q))
         && (filter.model.is_empty() || model())
         && (filter.dialect.is_empty()
-            || asks(state, pod)
-                .is_ok_and(|asks| asks.iter().any(|ask| ask.dialect == filter.dialect)))
+            || asks(state, pod).is_ok_and(|asks| asks.iter().any(|ask| ask.dialect == filter.dialect)))
 }
 
 /// One pod, if it is known and has not ended.
 #[must_use]
 pub fn pod(state: &State, namespace: &str, name: &str) -> Option<PodDetail> {
     let (uid, pod) = known::pod(state, namespace, name)?;
-    Some(PodDetail { row: row(state, uid, pod), grants: grants(state, uid), annotations: pod.annotations.clone() })
+    Some(PodDetail {
+        row: row(state, uid, pod),
+        grants: grants(state, uid),
+        annotations: pod.annotations.clone(),
+    })
 }
 
 fn row(state: &State, uid: &PodUid, pod: &GpuPod) -> PodRow {
