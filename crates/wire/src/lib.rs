@@ -12,15 +12,4 @@ pub mod inventory;
 #[cfg(feature = "grpc")]
 pub mod kubelet;
 pub mod limits;
-mod link;
-pub mod metrics;
-pub mod node_spec;
-pub mod node_use;
-pub mod objects;
-pub mod pod_spec;
-pub mod quantity;
-pub mod quota;
-pub mod smi_matrix;
-pub mod static_table;
-pub mod tree;
-pub mod wishes;
+pub mod link;

@@ -206,6 +206,21 @@ pub struct NodeStatus {
     /// What pods may have of it.
     #[serde(deserialize_with = "null_as_default", skip_serializing_if = "BTreeMap::is_empty")]
     pub allocatable: Amounts,
+    /// Where it is found.
+    #[serde(deserialize_with = "null_as_default", skip_serializing_if = "Vec::is_empty")]
+    pub addresses: Vec<NodeAddress>,
+}
+
+/// One of a node's addresses.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct NodeAddress {
+    /// `InternalIP`, `Hostname` and others.
+    #[serde(rename = "type", deserialize_with = "null_as_default")]
+    pub kind: String,
+    /// The address.
+    #[serde(deserialize_with = "null_as_default")]
+    pub address: String,
 }
 
 /// Amounts by resource name.

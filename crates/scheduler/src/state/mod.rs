@@ -24,6 +24,7 @@ use tessera_wire::quota;
 
 pub use self::booking::{BindRefusal, BindStep, Doubt, Now, Outcome};
 pub use self::knowledge::{Event, Watched};
+pub(crate) use self::pods::asks_for_cards;
 pub use self::policies::DefaultPolicy;
 pub(crate) use self::records::{GpuPod, NodeRecord};
 use self::{booking::Booking, records::Record};

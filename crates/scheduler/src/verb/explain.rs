@@ -110,7 +110,8 @@ impl State {
         }
     }
 
-    fn view(&self, name: &NodeName, ask: &Ask<'_>) -> NodeView {
+    /// What one node says.
+    pub(crate) fn view(&self, name: &NodeName, ask: &Ask<'_>) -> NodeView {
         let empty = NodeView {
             node: name.to_string(),
             fits: false,
