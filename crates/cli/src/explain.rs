@@ -1,6 +1,5 @@
 //! Why a pod waits, and what would help: by the same judgement as the scheduler's.
 
-use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use serde::Serialize;
@@ -61,14 +60,18 @@ pub(crate) struct Smaller {
 /// Explains a pod, whether it exists or not.
 pub(crate) fn explain(survey: &Survey, pod: &Pod) -> Result<Answer, BadAsk> {
     let ask = Ask::of(&survey.rules, pod)?;
-    let views = survey.nodes.iter().map(|(name, facts)| {
-        let request = ask.request(facts.unit);
-        NodeView::new(&name.0, &request, judge(survey, name, facts, &ask))
-    });
-    let views: Vec<NodeView> = views.collect();
+    let mut obstacles = BTreeMap::new();
+    let mut views = Vec::new();
+    for (name, facts) in &survey.nodes {
+        let verdict = judge(survey, name, facts, &ask);
+        if let Verdict::Refused(obstacle) = &verdict {
+            obstacles.insert(name, obstacle.reason.clone());
+        }
+        views.push(NodeView::new(&name.0, &ask.request(facts.unit), verdict));
+    }
     let placed_on = Some(pod.spec.node_name.clone()).filter(|node| !node.is_empty());
     let waits = placed_on.is_none() && views.iter().all(|view| !view.fits);
-    let (relief, smaller) = if waits { helps(survey, pod, &ask, &views) } else { Default::default() };
+    let (relief, smaller) = if waits { helps(survey, pod, &ask, &obstacles) } else { Default::default() };
     let Pod { metadata, .. } = pod;
     let policy = ask.policy.to_string();
     Ok(Answer {
@@ -93,33 +96,37 @@ pub(crate) fn judge(survey: &Survey, name: &NodeName, facts: &NodeFacts, ask: &A
     verdict::judge(offer, question, survey.limits())
 }
 
-fn helps(survey: &Survey, pod: &Pod, ask: &Ask<'_>, views: &[NodeView]) -> (Vec<Relief>, Vec<Smaller>) {
+/// What would help where cards are short. A quota is no matter of cards: neither another pod's end nor another size helps.
+fn helps(
+    survey: &Survey,
+    pod: &Pod,
+    ask: &Ask<'_>,
+    obstacles: &BTreeMap<&NodeName, Reason>,
+) -> (Vec<Relief>, Vec<Smaller>) {
     let mut relief = Vec::new();
     let mut smaller = Best::default();
     let mut looked_at = 0;
-    for view in views {
-        let name = NodeName(view.node.clone());
-        let (Some(facts), Some(state)) = (survey.nodes.get(&name), survey.state(&name)) else { continue };
-        let request = cards_only(&ask.request(facts.unit));
-        let served = facts.serves.covers(ask.dialects) && !state.node().gpus().is_empty();
-        if !served || facts.cordoned {
+    for (name, reason) in obstacles {
+        let (Some(facts), Some(state)) = (survey.nodes.get(*name), survey.state(name)) else { continue };
+        if !matches!(reason, Reason::Cards(_)) || facts.cordoned {
             continue;
         }
+        let request = cards_only(&ask.request(facts.unit));
         let dialect = dialect_of(pod, facts.unit);
         for less in relief::smaller_requests(state, &request, &ask.policy) {
             if let Some(words) = dialect.and_then(|dialect| request_words(dialect, less, facts.unit)) {
-                smaller.offer(less, words, &view.node);
+                smaller.offer(less, words, &name.0);
             }
         }
-        if view.may_resolve == Some(true) && looked_at < RELIEF_LOOKED_AT {
+        if reason.may_resolve() && looked_at < RELIEF_LOOKED_AT {
             looked_at += 1;
-            let grants = survey.grants(&name);
+            let grants = survey.grants(name);
             let holders: Vec<Holder<'_>> = grants.iter().map(|grant| Holder { grant, priority: 0 }).collect();
             let ends = relief::who_would_have_to_end(state, &holders, &request, &ask.policy);
             let full = |uid| survey.pod(uid).map(|pod| format!("{}/{}", pod.namespace, pod.name));
             let pods: Vec<String> = ends.iter().flatten().filter_map(full).collect();
             if !pods.is_empty() {
-                relief.push(Relief { node: view.node.clone(), pods });
+                relief.push(Relief { node: name.to_string(), pods });
             }
         }
     }
@@ -128,8 +135,8 @@ fn helps(survey: &Survey, pod: &Pod, ask: &Ask<'_>, views: &[NodeView]) -> (Vec<
 }
 
 /// CPU and memory are kube-scheduler's affair, and no GPU pod's end is asked for their sake.
-fn cards_only(request: &PodRequest) -> Cow<'static, PodRequest> {
-    Cow::Owned(PodRequest { cpu: Default::default(), memory: Default::default(), ..request.clone() })
+fn cards_only(request: &PodRequest) -> PodRequest {
+    PodRequest { cpu: Default::default(), memory: Default::default(), ..request.clone() }
 }
 
 /// The largest request of each kind, with the first node that has room for it.

@@ -1,9 +1,11 @@
 //! Talks to the machine a node agent runs on: its GPUs, and the kubelet on its sockets.
 //!
 //! [`gpus`] tells which cards there are and how they fare, by NVML or by a description; [`device_plugin`] serves devices to
-//! the kubelet and keeps them registered with it; [`pod_resources`] asks the kubelet which container holds which device.
+//! the kubelet and keeps them registered with it; [`pod_resources`] asks the kubelet which container holds which device;
+//! [`processes`] tells whose a process is.
 //! Nothing here knows the Kubernetes API.
 
 pub mod device_plugin;
 pub mod gpus;
 pub mod pod_resources;
+pub mod processes;

@@ -65,6 +65,7 @@ pub async fn lead(
                     tracing::warn!("somebody else leads");
                 }
                 app.follow();
+                app.dashboard.set_leader(candidate.other_leader());
             }
             // Answers go on from memory; binds stop when the lease has run out.
             Err(error) => tracing::warn!(%error, "cannot renew the lease"),

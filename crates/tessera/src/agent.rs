@@ -1,7 +1,7 @@
 //! `tessera agent`: the daemon on a node with GPUs.
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use clap::{Args, ValueEnum};
 use tessera_agent::machine::Settings;
-use tessera_agent::shell::{self, Ports};
+use tessera_agent::shell::{self, Ports, Sampling};
 use tessera_cluster::node_agent::NodeClient;
 use tessera_core::placement::Policy;
 use tessera_core::units::NodeName;
@@ -76,6 +76,19 @@ pub(crate) struct Arguments {
     /// Old name of the address in --listen
     #[arg(long, hide = true)]
     query_addr: Option<String>,
+
+    /// Where others reach these pages, written to the node as tessera.dev/agent, such as http://10.0.0.5:5678
+    /// [default: the address in HOST_IP or POD_IP with the port of --listen, else none]
+    #[arg(long, value_name = "URL")]
+    advertise: Option<String>,
+
+    /// How often GPUs and the processes on them are looked at, in seconds
+    #[arg(long, default_value = "2", value_name = "SECONDS")]
+    sample_every: f64,
+
+    /// Where the processes of the machine are listed
+    #[arg(long, default_value = "/proc", value_name = "DIRECTORY")]
+    proc_root: PathBuf,
 
     /// Labels to set on the node: key=value,key=value
     #[arg(long, default_value = "")]
@@ -161,6 +174,11 @@ async fn serve(arguments: Arguments) -> Result<()> {
     let listen = address(&arguments)?;
     let labels = labels(&arguments.node_labels)?;
     let meeting = meeting(&arguments);
+    let advertise = advertise(&arguments, listen)?;
+    let every = Duration::try_from_secs_f64(arguments.sample_every)
+        .ok()
+        .filter(|every| *every >= Duration::from_millis(100))
+        .context("--sample-every: write seconds, at least 0.1")?;
     let client = tessera_cluster::connect(arguments.kubeconfig.as_deref()).await?;
     let gpus = arguments.gpus.open();
     let Arguments { instance_type, instance_type_url, .. } = &arguments;
@@ -194,6 +212,7 @@ async fn serve(arguments: Arguments) -> Result<()> {
         instance_type,
         labels,
         quiet_time: Duration::from_secs(arguments.quiet_time),
+        advertise,
     };
     let disabled = &arguments.disable_health_checks;
     let ports = Ports {
@@ -203,6 +222,7 @@ async fn serve(arguments: Arguments) -> Result<()> {
         meeting,
         pod_resources: arguments.kubelet_root.join("pod-resources/kubelet.sock"),
         listen,
+        sampling: Sampling { every, processes: arguments.proc_root },
     };
     let stop = CancellationToken::new();
     let mut terminate = signal(SignalKind::terminate())?;
@@ -235,6 +255,20 @@ fn address(arguments: &Arguments) -> Result<Option<SocketAddr>> {
     let full = if text.starts_with(':') { format!("0.0.0.0{text}") } else { text.clone() };
     let parsed = full.parse().with_context(|| format!("--listen {text}: write :5678 or 127.0.0.1:5678"))?;
     Ok(Some(parsed))
+}
+
+/// What is given, or what the pod's environment tells of the node.
+fn advertise(arguments: &Arguments, listen: Option<SocketAddr>) -> Result<Option<String>> {
+    if let Some(url) = &arguments.advertise {
+        let known = url.starts_with("http://") || url.starts_with("https://");
+        ensure!(known, "--advertise {url}: write a URL such as http://10.0.0.5:5678");
+        return Ok(Some(url.trim_end_matches('/').to_owned()));
+    }
+    let Some(listen) = listen else { return Ok(None) };
+    // On the host network both are the same; otherwise only the pod's own leads here.
+    let told =
+        ["POD_IP", "HOST_IP"].into_iter().find_map(|name| std::env::var(name).ok()?.parse::<IpAddr>().ok());
+    Ok(told.map(|address| format!("http://{}", SocketAddr::new(address, listen.port()))))
 }
 
 fn labels(text: &str) -> Result<BTreeMap<String, String>> {

@@ -7,7 +7,8 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::Args;
 use tessera_core::gpu::Health;
-use tessera_node::gpus::{CardActivity, Found, Gpus, Source};
+use tessera_core::units::MiB;
+use tessera_node::gpus::{CardSample, Found, Gpus, ProcessMemory, Source, Window};
 use tessera_wire::dialect::MemoryUnit;
 use tessera_wire::inventory::{self, Inventory};
 use tessera_wire::smi_matrix::{self, SmiMatrix};
@@ -51,14 +52,15 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
         crate::print(&(inventory::print(&inventory) + "\n"));
         return Ok(ExitCode::SUCCESS);
     }
-    crate::print(&describe(&found, &gpus.activity().unwrap_or_default()));
+    let looks = found.gpus.iter().map(|gpu| gpus.sample(&gpu.uuid, Window::default()).ok());
+    crate::print(&describe(&found, &looks.collect::<Vec<_>>()));
     if arguments.watch {
         crate::print(&watch(gpus.as_ref()));
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn describe(found: &Found, activity: &[CardActivity]) -> String {
+fn describe(found: &Found, looks: &[Option<CardSample>]) -> String {
     let mut text = String::new();
     // Writing to a String cannot fail.
     let _ = writeln!(text, "driver: {}", found.driver.as_deref().unwrap_or("none (simulated)"));
@@ -71,13 +73,14 @@ fn describe(found: &Found, activity: &[CardActivity]) -> String {
             "GPU{}: {}, {}, {}, /dev/nvidia{}, PCI {pci}, NUMA node {numa}, {health}",
             gpu.index, gpu.uuid, gpu.model, gpu.memory, gpu.minor
         );
-        let Some(card) = activity.get(gpu.index.position()) else { continue };
-        let process = |(pid, used): &(u32, Option<_>)| match used {
-            Some(used) => format!("{pid} ({used})"),
-            None => pid.to_string(),
+        let Some(Some(look)) = looks.get(gpu.index.position()) else { continue };
+        let used = look.memory.map_or(MiB::ZERO, |memory| MiB(memory.used >> 20));
+        let process = |process: &ProcessMemory| match process.bytes {
+            Some(bytes) => format!("{} ({})", process.pid, MiB(bytes >> 20)),
+            None => process.pid.to_string(),
         };
-        let processes: Vec<String> = card.processes.iter().map(process).collect();
-        let _ = writeln!(text, "  in use: {}; processes: [{}]", card.used, processes.join(", "));
+        let processes: Vec<String> = look.processes.iter().flatten().map(process).collect();
+        let _ = writeln!(text, "  in use: {used}; processes: [{}]", processes.join(", "));
     }
     if let Some(links) = found.topology.nvswitch_links() {
         let _ = writeln!(text, "all cards reach each other through NVSwitch, with {links} NVLinks each");

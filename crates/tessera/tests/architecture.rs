@@ -35,7 +35,7 @@ const ARROWS: &[(&str, &[&str])] = &[
             "tessera-sim",
         ],
     ),
-    ("tessera-e2e", &["tessera-core", "tessera-wire", "tessera-node", "tessera-cluster"]),
+    ("tessera-e2e", &["tessera-core", "tessera-wire", "tessera-node", "tessera-cluster", "tessera-sim"]),
 ];
 
 /// What must not come into the core from outside the workspace, whatever the reason.

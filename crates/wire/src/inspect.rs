@@ -111,12 +111,14 @@ impl TopologyNode {
         let number = |a: GpuIndex, b: GpuIndex| {
             if a == b || in_use(a) || in_use(b) { 0 } else { link_number(node.topology().link(a, b)) }
         };
+        // The original shows none where nobody told the links, as of a single card.
+        let is_known = node.topology().gpus().pairs().any(|(a, b)| !node.topology().link(a, b).is_unknown());
         let matrix = || gpus().map(|a| gpus().map(|b| number(a, b)).collect()).collect();
         Self {
             name: node.name.to_string(),
             total: node.gpus().len(),
             used: gpus().filter(|gpu| in_use(*gpu)).count(),
-            topology: if detail { matrix() } else { Vec::new() },
+            topology: if detail && is_known { matrix() } else { Vec::new() },
             kind: node.instance_type.clone().filter(|_| detail).unwrap_or_default(),
         }
     }

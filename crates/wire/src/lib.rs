@@ -1,6 +1,7 @@
 //! Every foreign format, read into the core's types and written from them. No sockets, no files, no decisions.
 
 pub mod ask;
+pub mod cgroup;
 pub mod device_id;
 pub mod dialect;
 pub mod explanation;
@@ -14,7 +15,8 @@ pub mod inventory;
 #[cfg(feature = "grpc")]
 pub mod kubelet;
 pub mod limits;
-mod link;
+pub mod link;
+pub mod metrics;
 pub mod node_spec;
 pub mod node_use;
 pub mod objects;

@@ -128,6 +128,77 @@ pub struct PodStatus {
     /// Why it is in this phase, where there is more to say.
     #[serde(deserialize_with = "null_as_default", skip_serializing_if = "String::is_empty")]
     pub message: String,
+    /// What has become of its containers.
+    #[serde(deserialize_with = "null_as_default", skip_serializing_if = "Vec::is_empty")]
+    pub container_statuses: Vec<ContainerStatus>,
+    /// Of its init containers, sidecars among them.
+    #[serde(deserialize_with = "null_as_default", skip_serializing_if = "Vec::is_empty")]
+    pub init_container_statuses: Vec<ContainerStatus>,
+    /// Of those that were put in for looking around.
+    #[serde(deserialize_with = "null_as_default", skip_serializing_if = "Vec::is_empty")]
+    pub ephemeral_container_statuses: Vec<ContainerStatus>,
+}
+
+/// What has become of a container: under which IDs the runtime knows it and knew it before.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ContainerStatus {
+    /// Its name in the pod.
+    #[serde(deserialize_with = "null_as_default")]
+    pub name: String,
+    /// `containerd://13f1...`; empty before it was made.
+    #[serde(
+        rename = "containerID",
+        deserialize_with = "null_as_default",
+        skip_serializing_if = "String::is_empty"
+    )]
+    pub id: String,
+    /// How it ended before it was started again.
+    #[serde(
+        rename = "lastState",
+        deserialize_with = "null_as_default",
+        skip_serializing_if = "LastState::is_none"
+    )]
+    pub last_state: LastState,
+}
+
+/// How a container ended before.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct LastState {
+    /// Its end, if it had one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub terminated: Option<Terminated>,
+}
+
+/// A container's end.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Terminated {
+    /// The ID it had.
+    #[serde(rename = "containerID", deserialize_with = "null_as_default")]
+    pub id: String,
+}
+
+impl LastState {
+    fn is_none(&self) -> bool {
+        self.terminated.is_none()
+    }
+}
+
+impl PodStatus {
+    /// The IDs by which runtimes know the containers of the pod, each with the container's name; without the runtime's own name.
+    pub fn container_ids(&self) -> impl Iterator<Item = (&str, &str)> {
+        let all =
+            [&self.container_statuses, &self.init_container_statuses, &self.ephemeral_container_statuses];
+        all.into_iter().flatten().flat_map(|status| {
+            let before = status.last_state.terminated.as_ref().map(|end| end.id.as_str());
+            let ids = [Some(status.id.as_str()), before].into_iter().flatten();
+            ids.map(|id| id.rsplit_once("://").map_or(id, |(_, id)| id))
+                .filter(|id| !id.is_empty())
+                .map(|id| (id, status.name.as_str()))
+        })
+    }
 }
 
 /// What a node offers.
@@ -140,12 +211,24 @@ pub struct NodeStatus {
     /// What pods may have of it.
     #[serde(deserialize_with = "null_as_default", skip_serializing_if = "BTreeMap::is_empty")]
     pub allocatable: Amounts,
-    /// Where it is reached.
+    /// Where it is found.
     #[serde(deserialize_with = "null_as_default", skip_serializing_if = "Vec::is_empty")]
-    pub addresses: Vec<Address>,
+    pub addresses: Vec<NodeAddress>,
     /// How it is.
     #[serde(deserialize_with = "null_as_default", skip_serializing_if = "Vec::is_empty")]
     pub conditions: Vec<Condition>,
+}
+
+/// One of a node's addresses.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct NodeAddress {
+    /// `InternalIP`, `Hostname` and others.
+    #[serde(rename = "type", deserialize_with = "null_as_default")]
+    pub kind: String,
+    /// The address.
+    #[serde(deserialize_with = "null_as_default")]
+    pub address: String,
 }
 
 /// What is wanted of a node.
@@ -155,17 +238,6 @@ pub struct NodeWish {
     /// Whether new pods shall stay away, as `kubectl cordon` sets it.
     #[serde(deserialize_with = "null_as_default", skip_serializing_if = "std::ops::Not::not")]
     pub unschedulable: bool,
-}
-
-/// An address of a node.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Address {
-    /// `InternalIP`, `Hostname`, ...
-    #[serde(rename = "type")]
-    pub kind: String,
-    /// The address.
-    pub address: String,
 }
 
 /// Something that holds of an object, or does not.
@@ -227,6 +299,19 @@ mod tests {
         assert_eq!(limits["a.b/c"], Amount("3".into()));
         assert_eq!(limits["cpu"], Amount("100m".into()));
         assert!(pod.metadata.annotations.is_empty());
+    }
+
+    #[test]
+    fn containers_are_known_by_all_their_ids() {
+        let status: PodStatus = serde_json::from_str(
+            r#"{"containerStatuses":[{"name":"main","containerID":"containerd://abc","state":{"running":{}},
+                    "lastState":{"terminated":{"containerID":"containerd://old","exitCode":1}}},{"name":"new","containerID":null}],
+                "initContainerStatuses":[{"name":"load","containerID":"cri-o://def","lastState":{}}],
+                "ephemeralContainerStatuses":[{"name":"look","containerID":"docker://ghi"}]}"#,
+        )
+        .unwrap();
+        let ids: Vec<_> = status.container_ids().collect();
+        assert_eq!(ids, [("abc", "main"), ("old", "main"), ("def", "load"), ("ghi", "look")]);
     }
 
     #[test]

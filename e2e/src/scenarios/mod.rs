@@ -3,6 +3,7 @@
 mod agent;
 mod baseline;
 mod broken;
+mod conformance;
 mod device_plugin;
 mod extender;
 mod pod_runs;
@@ -108,6 +109,12 @@ static SCENARIOS: &[Scenario] = &[
         "extender",
         "kube-scheduler calls filter, prioritize and bind; the Binding carries annotations",
         Enclosed(extender::run),
+        Always
+    ),
+    scenario!(
+        "conformance",
+        "the real API server answers as the embedded one of tests and demo does",
+        Enclosed(conformance::run),
         Always
     ),
     scenario!(

@@ -45,7 +45,7 @@ use tessera_wire::{
 use self::{admission::Admission, calls::Calls, health::HealthBook, publish::Published, truth::Truth};
 pub use self::{
     health::{Verdict, verdict},
-    view::{ContainerView, View},
+    view::{ContainerView, PodView, View},
 };
 
 /// How the agent of a node is set.
@@ -69,6 +69,8 @@ pub struct Settings {
     pub labels: BTreeMap<String, String>,
     /// How long a card that had a passing trouble must stay quiet to be trusted again.
     pub quiet_time: Duration,
+    /// Where others reach this agent's pages, if they do.
+    pub advertise: Option<String>,
 }
 
 /// The time of an event: since some fixed moment, and by the calendar.

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, time::Duration};
 use tessera_core::gpu::Health;
 use tessera_wire::{
     dialect::{Dialect, gpushare},
-    gpu_topology, inventory,
+    gpu_topology, inventory, node_use,
     objects::{Amount, Node},
 };
 
@@ -124,6 +124,9 @@ impl Agent {
         annotate(inventory::KEY, inventory::print(&self.inventory()?));
         if let Some(topology) = gpu_topology::print(cards.node.topology()) {
             annotate(gpu_topology::KEY, topology);
+        }
+        if let Some(address) = &self.settings.advertise {
+            annotate(node_use::ADDRESS_KEY, address.clone());
         }
         let label = node.metadata.labels.get(INSTANCE_TYPE);
         if let Some(instance_type) = self.settings.instance_type.as_ref().or(label) {

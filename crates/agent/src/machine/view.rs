@@ -1,7 +1,7 @@
 //! What the agent shows of itself.
 
 use tessera_core::{grant::Hold, node::NodeState, units::PodUid};
-use tessera_wire::{dialect::Dialect, inventory::Inventory};
+use tessera_wire::{dialect::Dialect, inventory::Inventory, objects::Pod};
 
 use super::{Agent, has_ended};
 
@@ -20,10 +20,31 @@ pub struct View {
     pub inventory: Option<Inventory>,
     /// PCI addresses of the cards.
     pub pci: Vec<String>,
+    /// The driver's version, where there is one.
+    pub driver: Option<String>,
+    /// All pods of the node, whatever they ask for.
+    pub pods: Vec<PodView>,
     /// Who holds what.
     pub containers: Vec<ContainerView>,
     /// Cards that carry more than they have.
     pub overbooked: Vec<u8>,
+}
+
+/// A pod, as far as finding its processes needs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PodView {
+    /// Its UID.
+    pub uid: PodUid,
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// The UID by which the kubelet knows it, if it is another: static pods have two.
+    pub kubelet_uid: Option<String>,
+    /// IDs of its containers, each with the container's name.
+    pub containers: Vec<(String, String)>,
+    /// Whether it is over.
+    pub ended: bool,
 }
 
 /// What one container holds.
@@ -77,9 +98,26 @@ impl Agent {
             listed: self.listed_once,
             node: ledger.node(&self.settings.node).cloned(),
             inventory: self.inventory(),
+            driver: self.cards.as_ref().and_then(|cards| cards.found.driver.clone()),
+            pods: self.pods.iter().map(|(uid, pod)| pod_view(uid, pod)).collect(),
             pci: self.cards.as_ref().map(|cards| cards.found.pci.clone()).unwrap_or_default(),
             containers,
             overbooked,
         }
+    }
+}
+
+/// Where a static pod's mirror keeps the UID that the kubelet made for it.
+const STATIC_UID: &str = "kubernetes.io/config.hash";
+
+fn pod_view(uid: &PodUid, pod: &Pod) -> PodView {
+    let ids = pod.status.container_ids();
+    PodView {
+        uid: uid.clone(),
+        namespace: pod.metadata.namespace.clone(),
+        name: pod.metadata.name.clone(),
+        kubelet_uid: pod.metadata.annotations.get(STATIC_UID).cloned(),
+        containers: ids.map(|(id, name)| (id.to_owned(), name.to_owned())).collect(),
+        ended: has_ended(pod),
     }
 }

@@ -5,6 +5,7 @@ mod gpus;
 mod grants;
 mod http;
 mod plugin;
+mod sampler;
 
 use std::{
     collections::BTreeMap,
@@ -27,7 +28,10 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-pub use self::cluster::{Cluster, ClusterEvent};
+pub use self::{
+    cluster::{Cluster, ClusterEvent},
+    sampler::{Sampler, Sampling},
+};
 use self::{grants::Grants, plugin::Plugin};
 use crate::machine::{Action, Agent, Answer, CallId, Event, Now, Settings, View};
 
@@ -49,6 +53,8 @@ pub struct Ports<C> {
     pub pod_resources: PathBuf,
     /// Where pages are served, if anywhere.
     pub listen: Option<SocketAddr>,
+    /// How the cards are looked at.
+    pub sampling: Sampling,
 }
 
 /// The agent cannot run.
@@ -86,8 +92,10 @@ pub async fn run<C: Cluster>(
 ) -> Result<(), RunError> {
     let (messages, inbox) = mpsc::unbounded_channel();
     let mut tasks = JoinSet::new();
+    let sampler = Arc::new(Sampler::new(ports.gpus.clone(), ports.sampling));
+    tasks.spawn(sampler.clone().follow(messages.clone(), stop.clone()));
     if let Some(address) = ports.listen {
-        let listening = http::serve(address, messages.clone(), ports.gpus.clone(), stop.clone()).await;
+        let listening = http::serve(address, messages.clone(), sampler.clone(), stop.clone()).await;
         let served = listening.map_err(|source| RunError::Listen { address, source })?;
         tasks.spawn(served);
     }
@@ -109,6 +117,7 @@ pub async fn run<C: Cluster>(
         pod_resources,
         grants,
         messages,
+        sampler,
         plugins: BTreeMap::new(),
         calls: BTreeMap::new(),
         started: Instant::now(),
@@ -126,6 +135,7 @@ struct Shell<C> {
     pod_resources: PodResources,
     grants: Grants,
     messages: Messages,
+    sampler: Arc<Sampler>,
     plugins: BTreeMap<Resource, Arc<Plugin>>,
     /// Who waits for an answer.
     calls: BTreeMap<CallId, oneshot::Sender<Answer>>,
@@ -173,6 +183,9 @@ impl<C: Cluster> Shell<C> {
     fn handle(&mut self, event: Event) {
         let unix = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let now = Now { elapsed: self.started.elapsed(), unix_nanos: unix.as_nanos() };
+        if let Event::Incident(incident) = &event {
+            self.sampler.count(incident);
+        }
         for action in self.agent.handle(now, event) {
             self.act(action);
         }

@@ -4,6 +4,7 @@
 
 use std::{
     collections::BTreeMap,
+    net::SocketAddr,
     path::{Path, PathBuf},
     sync::{Arc, Mutex},
     time::Duration,
@@ -13,7 +14,7 @@ use futures::{StreamExt as _, stream::BoxStream};
 use serde_json::json;
 use tessera_agent::{
     machine::{NodePatch, Settings, WriteError},
-    shell::{Cluster, ClusterEvent, Ports, run},
+    shell::{Cluster, ClusterEvent, Ports, Sampling, run},
 };
 use tessera_cluster::node_agent::PodEvent;
 use tessera_core::{
@@ -27,7 +28,7 @@ use tessera_wire::{
     dialect::{Dialect, MemoryUnit},
     grant,
     hand_over::HandOver,
-    objects::Pod,
+    objects::{ContainerStatus, Pod},
 };
 use tokio::{sync::mpsc, task::JoinHandle};
 use tokio_util::sync::CancellationToken;
@@ -60,6 +61,19 @@ impl Api {
         let mut pod = self.pod(uid);
         pod.status.phase = phase.into();
         pod.status.start_time = Some("2026-11-15T05:00:00Z".into());
+        self.apply(pod);
+    }
+
+    /// Tells the IDs of a pod's containers, as the kubelet does once they run.
+    #[allow(dead_code, reason = "not every user of this module shows processes")]
+    pub(crate) fn set_containers(&self, uid: &str, containers: &[(&str, &str)]) {
+        let mut pod = self.pod(uid);
+        let status = |(name, id): &(&str, &str)| ContainerStatus {
+            name: (*name).into(),
+            id: format!("containerd://{id}"),
+            ..ContainerStatus::default()
+        };
+        pod.status.container_statuses = containers.iter().map(status).collect();
         self.apply(pod);
     }
 
@@ -121,14 +135,20 @@ pub(crate) struct World {
     pub(crate) kubelet: Option<Kubelet>,
     agent: Option<(CancellationToken, JoinHandle<()>)>,
     way: Way,
-    directory: tempfile::TempDir,
+    pub(crate) listen: Option<SocketAddr>,
+    pub(crate) directory: tempfile::TempDir,
 }
 
 impl World {
     pub(crate) async fn new(way: Way) -> Self {
+        Self::listening(way, None).await
+    }
+
+    /// Also with pages.
+    pub(crate) async fn listening(way: Way, listen: Option<SocketAddr>) -> Self {
         let directory = tempfile::tempdir().unwrap();
         std::fs::write(directory.path().join("gpus"), eight_cards()).unwrap();
-        let mut world = Self { api: Arc::default(), kubelet: None, agent: None, way, directory };
+        let mut world = Self { api: Arc::default(), kubelet: None, agent: None, way, listen, directory };
         world.start_kubelet(Checkpoint::default());
         world.start_agent();
         world.wait_until_served().await;
@@ -166,7 +186,11 @@ impl World {
                 Way::Socket => Meeting::KubeletSocket(self.root().join("device-plugins")),
             },
             pod_resources: self.root().join("pod-resources/kubelet.sock"),
-            listen: None,
+            listen: self.listen,
+            sampling: Sampling {
+                every: Duration::from_millis(20),
+                processes: self.directory.path().join("proc"),
+            },
         };
         let stop = CancellationToken::new();
         let stopped = stop.clone();
@@ -243,6 +267,7 @@ pub(crate) fn settings(grants: &Path) -> Settings {
         instance_type: Some("test.8xlarge".into()),
         labels: BTreeMap::new(),
         quiet_time: Duration::from_secs(1),
+        advertise: None,
     }
 }
 

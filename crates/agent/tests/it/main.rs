@@ -4,6 +4,7 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+mod exporter;
 
 use common::{Way, World, uuid};
 use tessera_wire::inventory;

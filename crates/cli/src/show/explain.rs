@@ -74,7 +74,7 @@ fn judgement(answer: &Answer, all: bool, paint: Paint) -> String {
         sorted.iter().for_each(|(reason, count)| table.push_str(&format!("{count}\t{reason}\n")));
         text.push_str(&align(&table));
     }
-    let shown = if fitting.is_empty() { nearest(answer) } else { best(&fitting) };
+    let shown = if fitting.is_empty() { nearest(answer, all) } else { best(&fitting) };
     let limit = if all { usize::MAX } else { SHOWN };
     for view in shown.iter().take(limit) {
         node(&mut text, answer, view, paint);
@@ -98,8 +98,9 @@ fn best<'a>(fitting: &[&'a NodeView]) -> Vec<&'a NodeView> {
     sorted
 }
 
-/// Those that would not: where the fewest pods would have to end first, the hopeless last.
-fn nearest(answer: &Answer) -> Vec<&NodeView> {
+/// Those that would not: where the fewest pods would have to end first, the hopeless last. Nodes that have no say, as those without
+/// cards, are counted above and shown only where all are asked for.
+fn nearest(answer: &Answer, all: bool) -> Vec<&NodeView> {
     let ends = |view: &NodeView| {
         answer
             .relief
@@ -107,7 +108,8 @@ fn nearest(answer: &Answer) -> Vec<&NodeView> {
             .find(|relief| relief.node == view.node)
             .map_or(usize::MAX, |relief| relief.pods.len())
     };
-    let mut sorted: Vec<&NodeView> = answer.explanation.nodes.iter().collect();
+    let has_say = |view: &&NodeView| all || view.may_resolve == Some(true) || !view.cards.is_empty();
+    let mut sorted: Vec<&NodeView> = answer.explanation.nodes.iter().filter(has_say).collect();
     sorted.sort_by_key(|view| (view.may_resolve != Some(true), ends(view), view.node.clone()));
     sorted
 }

@@ -14,7 +14,7 @@ use tokio::net::TcpListener;
 use crate::stage::{GPU, SHARE, Stage};
 use crate::states::{A10, Card, T4, grouped, node, pod, share, shared};
 
-const QUOTA: &str = r#"{"closed":{"quota":{"T4":1}},"team":{"memoryMiB":40960}}"#;
+const QUOTA: &str = r#"{"closed":{"quota":{"T4":1}},"team":{"memoryMiB":204800}}"#;
 
 fn nodes() -> Vec<Value> {
     let mut broken = node("broken", "10.0.0.9", "GiB", &[T4]);

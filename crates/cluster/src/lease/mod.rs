@@ -83,6 +83,12 @@ impl Candidate {
         self.election.leads(self.now())
     }
 
+    /// Who else leads, as last seen.
+    #[must_use]
+    pub fn other_leader(&self) -> Option<&str> {
+        self.election.other_holder()
+    }
+
     /// Until when we lead if nothing more succeeds.
     #[must_use]
     pub fn timing(&self) -> Timing {

@@ -4,6 +4,7 @@
 //! description from a file and so needs no card at all.
 
 mod nvml;
+mod sample;
 mod simulated;
 
 use std::{ops::ControlFlow, path::PathBuf, str::FromStr};
@@ -11,11 +12,11 @@ use std::{ops::ControlFlow, path::PathBuf, str::FromStr};
 use tessera_core::{
     gpu::{Gpu, GpuUuid},
     topology::Topology,
-    units::MiB,
 };
 
 pub use self::{
     nvml::Nvml,
+    sample::{CardMemory, CardSample, Instance, ProcessMemory, Profile, RemappedRows, Sensors, Window, Work},
     simulated::{Simulated, describe},
 };
 
@@ -24,8 +25,8 @@ pub trait Gpus: Send + Sync + 'static {
     /// All cards, as they are now.
     fn discover(&self) -> Result<Found, GpusError>;
 
-    /// What runs on each card, by index. Cards that cannot tell show nothing.
-    fn activity(&self) -> Result<Vec<CardActivity>, GpusError>;
+    /// One look at a card: what runs on it, and what it computed since the last look.
+    fn sample(&self, gpu: &GpuUuid, window: Window) -> Result<CardSample, GpusError>;
 
     /// Reports what happens to the cards until told to stop. Every few seconds without news it reports `None`, so that
     /// whoever listens can leave.
@@ -49,15 +50,6 @@ pub struct Found {
     pub pci: Vec<String>,
     /// The driver's version, where there is one.
     pub driver: Option<String>,
-}
-
-/// What runs on one card.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct CardActivity {
-    /// Memory in use, by whomever.
-    pub used: MiB,
-    /// The processes that use the card, and how much memory each takes where the driver tells.
-    pub processes: Vec<(u32, Option<MiB>)>,
 }
 
 /// Something happened to a card.
@@ -88,6 +80,9 @@ pub enum GpusError {
     /// No driver, or one that does not work.
     #[error("no NVIDIA driver answers ({0}); is it installed and are its libraries visible here?")]
     NoDriver(String),
+    /// There is no card of this name (any more).
+    #[error("there is no GPU {0}")]
+    UnknownGpu(GpuUuid),
     /// The driver has no card.
     #[error("the NVIDIA driver knows no GPU")]
     NoGpu,

@@ -1,23 +1,29 @@
 //! Cards as NVIDIA's driver tells of them, through NVML. The library is loaded when first needed, and any of its functions
 //! may be missing: an old driver tells less, which is no error.
 
-use std::{collections::BTreeMap, fs, ops::ControlFlow, sync::Mutex, sync::PoisonError};
+mod raw;
+mod sample;
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    ops::ControlFlow,
+    sync::{Mutex, OnceLock, PoisonError},
+};
 
 use nvml_wrapper::{
-    Device, Nvml as Library,
-    bitmasks::event::EventTypes,
-    enum_wrappers::device::TopologyLevel,
-    enums::{device::UsedGpuMemory, event::XidError},
-    error::NvmlError,
+    Device, Nvml as Library, bitmasks::event::EventTypes, enum_wrappers::device::TopologyLevel,
+    enums::event::XidError, error::NvmlError,
 };
 use tessera_core::{
-    gpu::{Gpu, Health},
+    gpu::{Gpu, GpuUuid, Health},
     gpu_set::GpuSet,
     topology::{Link, PcieLevel, Topology},
     units::{GpuIndex, MiB},
 };
 
-use super::{CardActivity, Found, Gpus, GpusError, Incident, IncidentKind};
+use self::{raw::Raw, sample::Samples};
+use super::{CardSample, Found, Gpus, GpusError, Incident, IncidentKind, Window};
 
 /// How long one wait for events takes, as the original plugins waited.
 const WAIT_MILLISECONDS: u32 = 5000;
@@ -32,6 +38,8 @@ const EVENTS: EventTypes = EventTypes::CRITICAL_XID_ERROR.union(EventTypes::DOUB
 #[derive(Debug, Default)]
 pub struct Nvml {
     library: Mutex<Option<&'static Library>>,
+    raw: OnceLock<Option<Raw>>,
+    samples: Samples,
 }
 
 impl Nvml {
@@ -80,26 +88,9 @@ impl Gpus for Nvml {
         Ok(Found { gpus, topology: topology.with_numa(&numa), pci, driver })
     }
 
-    fn activity(&self) -> Result<Vec<CardActivity>, GpusError> {
-        let activity = |device: Result<Device<'_>, NvmlError>| {
-            let Ok(device) = device else { return CardActivity::default() };
-            let mut processes = device.running_compute_processes().unwrap_or_default();
-            processes.extend(device.running_graphics_processes().unwrap_or_default());
-            processes.sort_by_key(|process| process.pid);
-            processes.dedup_by_key(|process| process.pid);
-            let memory = |used: &UsedGpuMemory| match used {
-                UsedGpuMemory::Used(bytes) => Some(mib(*bytes)),
-                UsedGpuMemory::Unavailable => None,
-            };
-            CardActivity {
-                used: device.memory_info().map(|info| mib(info.used)).unwrap_or_default(),
-                processes: processes
-                    .iter()
-                    .map(|process| (process.pid, memory(&process.used_gpu_memory)))
-                    .collect(),
-            }
-        };
-        Ok(self.devices()?.into_iter().map(activity).collect())
+    fn sample(&self, gpu: &GpuUuid, window: Window) -> Result<CardSample, GpusError> {
+        let library = self.library()?;
+        self.samples.take(library, self.raw.get_or_init(Raw::load).as_ref(), gpu, window)
     }
 
     fn watch(

@@ -1,21 +1,24 @@
 //! Cards that exist only in a file.
 
+mod load;
+
 use std::{
     fs,
     ops::ControlFlow,
     path::{Path, PathBuf},
+    sync::{Arc, Mutex, PoisonError},
     thread,
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
 use tessera_core::{
-    gpu::{Gpu, Health},
+    gpu::{Gpu, GpuUuid, Health},
     topology::Topology,
     units::{GpuIndex, MiB},
 };
 use tessera_wire::{inventory, smi_matrix};
 
-use super::{CardActivity, Found, Gpus, GpusError, Incident, IncidentKind};
+use super::{CardSample, Found, Gpus, GpusError, Incident, IncidentKind, Window};
 
 /// Memory and model of a card where the file is only a matrix of links.
 const MEMORY: MiB = MiB(81_920);
@@ -31,23 +34,37 @@ const LOOKS: u32 = 10;
 /// `tessera.dev/inventory` holds), or a matrix as `nvidia-smi topo -m` prints it.
 ///
 /// Lines appended to the file of the same name with `.events` behind it happen to the cards: `3 xid 79`, `3 ecc`, `3 lost`,
-/// `3 back`.
+/// `3 back`. Lines of the file with `.processes` behind it run on the cards, for as long as they stand there:
+/// `{"pid":123,"gpu":0,"memoryMiB":1024,"busyPercent":40}`.
 #[derive(Clone, Debug)]
 pub struct Simulated {
     file: PathBuf,
+    seen: Arc<Mutex<Seen>>,
+}
+
+/// What is remembered between looks at the cards.
+#[derive(Debug, Default)]
+struct Seen {
+    /// The description as it was when last read, so that it is not read again for each look.
+    cards: Option<(SystemTime, Vec<Gpu>)>,
+    meters: load::Meters,
 }
 
 impl Simulated {
     /// The cards described by `file`, read anew at every question.
     #[must_use]
     pub fn new(file: PathBuf) -> Self {
-        Self { file }
+        Self { file, seen: Arc::default() }
+    }
+
+    fn beside(&self, ending: &str) -> PathBuf {
+        let mut name = self.file.clone().into_os_string();
+        name.push(ending);
+        name.into()
     }
 
     fn events(&self) -> PathBuf {
-        let mut name = self.file.clone().into_os_string();
-        name.push(".events");
-        name.into()
+        self.beside(".events")
     }
 }
 
@@ -70,8 +87,17 @@ impl Gpus for Simulated {
         Ok(Found { gpus, topology, pci, driver: None })
     }
 
-    fn activity(&self) -> Result<Vec<CardActivity>, GpusError> {
-        Ok(vec![CardActivity::default(); self.discover()?.gpus.len()])
+    fn sample(&self, gpu: &GpuUuid, window: Window) -> Result<CardSample, GpusError> {
+        let changed = fs::metadata(&self.file).and_then(|file| file.modified()).ok();
+        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        if seen.cards.as_ref().map(|(at, _)| *at) != changed || changed.is_none() {
+            seen.cards = Some((changed.unwrap_or(SystemTime::UNIX_EPOCH), self.discover()?.gpus));
+        }
+        let Seen { cards, meters } = &mut *seen;
+        let card = cards.iter().flat_map(|(_, cards)| cards).find(|card| card.uuid == *gpu);
+        let card = card.ok_or_else(|| GpusError::UnknownGpu(gpu.clone()))?;
+        let processes = fs::read_to_string(self.beside(".processes")).unwrap_or_default();
+        Ok(load::sample(card, &load::parse(&processes), window, meters))
     }
 
     fn watch(

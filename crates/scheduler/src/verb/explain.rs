@@ -32,7 +32,8 @@ impl State {
         Explanation::new(namespace, pod, placed_on, ask.policy.to_string(), nodes)
     }
 
-    fn view(&self, name: &NodeName, ask: &Ask<'_>) -> NodeView {
+    /// What one node says.
+    pub(crate) fn view(&self, name: &NodeName, ask: &Ask<'_>) -> NodeView {
         let judged = match self.judge(name, ask) {
             Ok(judged) => judged,
             Err(reason) => return NodeView::refused(&name.0, &reason.into()),

@@ -61,6 +61,7 @@ pub(super) fn settings() -> Settings {
         instance_type: None,
         labels: BTreeMap::new(),
         quiet_time: Duration::from_secs(300),
+        advertise: Some("http://10.0.0.5:5678".into()),
     }
 }
 

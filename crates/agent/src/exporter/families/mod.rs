@@ -1,0 +1,1 @@
+//! The same picture in the words of each project.

@@ -1,0 +1,226 @@
+//! What a card is doing, as a look at it tells. What could not be learned is absent, never zero.
+
+/// The time of a look, in microseconds since 1970: the driver stamps its samples so.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Window {
+    /// What was measured up to here is known already; 0 at the first look, which measures nothing yet.
+    pub since: u64,
+    /// Now.
+    pub now: u64,
+}
+
+/// One look at a card.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct CardSample {
+    /// Its memory.
+    pub memory: Option<CardMemory>,
+    /// The processes on it, each once, by ascending number.
+    pub processes: Option<Vec<ProcessMemory>>,
+    /// What it computed since the last look.
+    pub work: Work,
+    /// Millijoules since the driver was loaded.
+    pub energy: Option<u64>,
+    /// All else that is measured.
+    pub sensors: Sensors,
+    /// The parts of a card that is cut up (MIG).
+    pub instances: Vec<Instance>,
+}
+
+/// The memory of a card, in bytes. `used + free + reserved` is all of it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CardMemory {
+    /// All of it.
+    pub total: u64,
+    /// In use, by processes and by the driver for them.
+    pub used: u64,
+    /// Left.
+    pub free: u64,
+    /// Kept by the driver for itself, whoever uses the card.
+    pub reserved: u64,
+}
+
+/// A process on a card.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ProcessMemory {
+    /// Its number, as the driver sees it.
+    pub pid: u32,
+    /// The memory it holds, where the driver tells.
+    pub bytes: Option<u64>,
+    /// The part of the card it runs on, if that is cut up.
+    pub instance: Option<u32>,
+}
+
+/// What was computed between two moments.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Work {
+    /// Begin and end, in microseconds since 1970; equal where nothing is known.
+    pub from: u64,
+    /// The newest stamp seen: the `since` of the next look.
+    pub to: u64,
+    /// The part of that time in which any kernel ran: 0 to 1.
+    pub card: Option<f64>,
+    /// The part in which each process's kernels ran; whoever is not listed was idle.
+    pub processes: Option<Vec<(u32, f64)>>,
+}
+
+/// What else is measured.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Sensors {
+    /// Percent, over the driver's last period.
+    pub utilization: Option<u32>,
+    /// Percent of time in which memory was read or written.
+    pub memory_utilization: Option<u32>,
+    /// Percent.
+    pub encoder: Option<u32>,
+    /// Percent.
+    pub decoder: Option<u32>,
+    /// Degrees Celsius.
+    pub temperature: Option<u32>,
+    /// Degrees Celsius.
+    pub memory_temperature: Option<u32>,
+    /// Milliwatts.
+    pub power: Option<u32>,
+    /// MHz.
+    pub sm_clock: Option<u32>,
+    /// MHz.
+    pub memory_clock: Option<u32>,
+    /// Times a PCIe packet had to be sent again.
+    pub pcie_replays: Option<u64>,
+    /// Memory errors beyond correction since the driver was loaded.
+    pub uncorrected_errors: Option<u64>,
+    /// Rows of memory replaced.
+    pub remapped_rows: Option<RemappedRows>,
+    /// Why the clocks are not higher, a bit for each reason.
+    pub clock_events: Option<u64>,
+    /// KiB over all NVLinks.
+    pub nvlink: Option<u64>,
+    /// Ratios and rates of the chip's own counters, from Hopper on.
+    pub profile: Option<Profile>,
+}
+
+/// Rows of memory replaced.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RemappedRows {
+    /// After errors that were corrected.
+    pub correctable: u32,
+    /// After errors that were not.
+    pub uncorrectable: u32,
+    /// Some wait for a reset.
+    pub pending: bool,
+    /// A row could not be replaced.
+    pub failed: bool,
+}
+
+/// What the chip counts itself, since the last look.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Profile {
+    /// Part of the time in which the graphics engine was active.
+    pub graphics: Option<f64>,
+    /// Part of the time in which tensor cores were active.
+    pub tensor: Option<f64>,
+    /// Part of the memory bandwidth in use.
+    pub dram: Option<f64>,
+    /// Bytes a second to the host.
+    pub pcie_sent: Option<f64>,
+    /// Bytes a second from the host.
+    pub pcie_received: Option<f64>,
+}
+
+/// A part of a card that is cut up.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Instance {
+    /// Its name.
+    pub uuid: String,
+    /// Its memory is that of this part.
+    pub gpu_instance: Option<u32>,
+    /// And its compute of that one.
+    pub compute_instance: Option<u32>,
+    /// Its memory.
+    pub memory: Option<CardMemory>,
+}
+
+impl Work {
+    /// Puts together what the driver says of the time since the last look.
+    ///
+    /// `card`: moments and percent; `current`: percent by another way, for cards that keep no samples; `processes`: number, moment
+    /// of the newest sample, mean percent. Processes that have ended may leave values over 100: they mean nothing.
+    #[must_use]
+    pub fn of(
+        window: Window,
+        card: Option<&[(u64, f64)]>,
+        current: Option<u32>,
+        processes: Option<&[(u32, u64, u32)]>,
+    ) -> Self {
+        let Window { since, now } = window;
+        if since == 0 || since >= now {
+            return Self { from: now, to: now, card: None, processes: None };
+        }
+        let new = |moment: u64| moment > since && moment <= now;
+        let card: Option<Vec<(u64, f64)>> =
+            card.map(|samples| samples.iter().copied().filter(|(at, _)| new(*at)).collect());
+        let processes: Option<Vec<(u32, u64, u32)>> = processes
+            .map(|all| all.iter().copied().filter(|(_, at, used)| new(*at) && *used <= 100).collect());
+        let newest = card.iter().flatten().map(|(at, _)| *at);
+        let newest = newest.chain(processes.iter().flatten().map(|(_, at, _)| *at)).max();
+        let ratio = |percent: f64| (percent / 100.0).clamp(0.0, 1.0);
+        let busy = match &card {
+            // No sample has come yet: this time is counted with the next.
+            Some(samples) if samples.is_empty() => {
+                return Self { from: since, to: since, card: None, processes: None };
+            }
+            Some(samples) => {
+                Some(samples.iter().map(|(_, percent)| ratio(*percent)).sum::<f64>() / count(samples))
+            }
+            None => current.map(|percent| ratio(percent.into())),
+        };
+        let to = if card.is_some() { newest.unwrap_or(now) } else { now };
+        let mut each: Vec<(u32, f64)> =
+            processes.iter().flatten().map(|(pid, _, percent)| (*pid, ratio((*percent).into()))).collect();
+        each.sort_by_key(|(pid, _)| *pid);
+        Self { from: since, to, card: busy, processes: processes.is_some().then_some(each) }
+    }
+
+    /// How long that was, in seconds.
+    #[must_use]
+    pub fn seconds(&self) -> f64 {
+        let microseconds = u32::try_from(self.to.saturating_sub(self.from)).unwrap_or(u32::MAX);
+        f64::from(microseconds) / 1e6
+    }
+}
+
+fn count<T>(all: &[T]) -> f64 {
+    f64::from(u32::try_from(all.len()).unwrap_or(u32::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const WINDOW: Window = Window { since: 1_000_000, now: 3_000_000 };
+
+    #[test]
+    fn the_mean_of_the_new_samples_counts() {
+        let card = [(900_000, 100.0), (1_500_000, 50.0), (2_500_000, 100.0), (3_500_000, 0.0)];
+        let processes = [(7, 2_400_000, 60), (5, 2_600_000, 10), (6, 800_000, 90), (8, 2_000_000, 4711)];
+        let work = Work::of(WINDOW, Some(&card), Some(1), Some(&processes));
+        assert_eq!(work.card, Some(0.75));
+        assert_eq!((work.from, work.to), (1_000_000, 2_600_000));
+        assert_eq!(work.processes, Some(vec![(5, 0.1), (7, 0.6)]));
+        assert!((work.seconds() - 1.6).abs() < 1e-9);
+    }
+
+    #[test]
+    fn the_first_look_measures_nothing_and_a_look_too_early_waits() {
+        let first = Work::of(Window { since: 0, now: 5 }, Some(&[(4, 50.0)]), None, None);
+        assert_eq!(first, Work { from: 5, to: 5, card: None, processes: None });
+        let early = Work::of(WINDOW, Some(&[]), None, Some(&[]));
+        assert_eq!((early.from, early.to, early.card), (1_000_000, 1_000_000, None));
+    }
+
+    #[test]
+    fn cards_without_samples_are_taken_at_their_current_word_and_without_that_nothing_is_claimed() {
+        let work = Work::of(WINDOW, None, Some(40), Some(&[]));
+        assert_eq!((work.card, work.to, work.processes), (Some(0.4), WINDOW.now, Some(vec![])));
+        assert_eq!(Work::of(WINDOW, None, None, None).card, None);
+    }
+}
