@@ -130,6 +130,12 @@ static SCENARIOS: &[Scenario] = &[
         Always
     ),
     scenario!(
+        "inspect",
+        "kubectl inspect gpu and gpushare by a real kubectl: shown, explained as the event says, refused to who may not look",
+        Enclosed(scheduler::inspect),
+        Always
+    ),
+    scenario!(
         "scheduler-kills",
         "tessera scheduler is killed around a Binding and as the leader under load",
         Enclosed(scheduler::kills),
