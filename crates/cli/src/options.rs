@@ -30,7 +30,8 @@ pub(crate) struct Reach {
 /// Which nodes to show.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Args)]
 pub(crate) struct Selecting {
-    /// Only this node.
+    /// Only this node; `node/NAME`, as -o name prints it, will do too.
+    #[arg(value_parser = node_name)]
     pub(crate) node: Option<String>,
 
     /// Only nodes with these labels.
@@ -40,6 +41,11 @@ pub(crate) struct Selecting {
     /// Only nodes with these fields, such as spec.unschedulable=false.
     #[arg(long, value_name = "FIELD=VALUE,...", conflicts_with = "node")]
     pub(crate) field_selector: Option<String>,
+}
+
+#[expect(clippy::unnecessary_wraps, reason = "what a parser of arguments answers with")]
+fn node_name(typed: &str) -> Result<String, std::convert::Infallible> {
+    Ok(typed.strip_prefix("node/").or_else(|| typed.strip_prefix("nodes/")).unwrap_or(typed).to_owned())
 }
 
 impl Selecting {

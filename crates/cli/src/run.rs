@@ -57,6 +57,11 @@ async fn view_by_api(reach: &Reach, view: &View, context: Context) -> Result<Exi
     if let Some(problem) = nothing(&survey, &view.selecting, context.plugin) {
         problem?;
     }
+    for (node, facts) in &survey.nodes {
+        if let Some(problem) = &facts.problem {
+            eprintln!("warning: node {node} cannot be read and is left out: {problem}");
+        }
+    }
     let text = render(&survey, view, context)?;
     if view.watch {
         return follow(client, reach, view, context, text).await;

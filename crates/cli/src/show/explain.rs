@@ -98,8 +98,8 @@ fn best<'a>(fitting: &[&'a NodeView]) -> Vec<&'a NodeView> {
     sorted
 }
 
-/// Those that would not: where the fewest pods would have to end first, the hopeless last. Nodes that have no say, as those without
-/// cards, are counted above and shown only where all are asked for.
+/// Those that would not: where the fewest pods would have to end first, the hopeless last. Of nodes that refuse as a whole there is no
+/// more to say than the count of their reason; they are shown only where all are asked for.
 fn nearest(answer: &Answer, all: bool) -> Vec<&NodeView> {
     let ends = |view: &NodeView| {
         answer
@@ -108,8 +108,8 @@ fn nearest(answer: &Answer, all: bool) -> Vec<&NodeView> {
             .find(|relief| relief.node == view.node)
             .map_or(usize::MAX, |relief| relief.pods.len())
     };
-    let has_say = |view: &&NodeView| all || view.may_resolve == Some(true) || !view.cards.is_empty();
-    let mut sorted: Vec<&NodeView> = answer.explanation.nodes.iter().filter(has_say).collect();
+    let of_interest = |view: &&NodeView| all || !view.cards.is_empty();
+    let mut sorted: Vec<&NodeView> = answer.explanation.nodes.iter().filter(of_interest).collect();
     sorted.sort_by_key(|view| (view.may_resolve != Some(true), ends(view), view.node.clone()));
     sorted
 }

@@ -35,8 +35,24 @@ fn names_headers_and_selections() {
     assert_eq!(stage.text(GPU, &["-o", "name", "-l", "pool=training"]), "node/b\n");
     assert_eq!(stage.text(GPU, &["-o", "name", "--field-selector", "metadata.name=a"]), "node/a\n");
     assert_eq!(stage.text(GPU, &["--no-headers"]), "a  1  1\nb  2  1\n");
+    assert_eq!(stage.text(GPU, &["--no-headers", "node/b"]), "b  2  1\n");
     assert_eq!(stage.text(SHARE, &["--no-headers", "a"]), "a  10.0.0.1  6/15  6/15\n");
     assert_eq!(stage.text(GPU, &["--context", "team", "--no-headers", "a"]), "a  1  1\n");
+}
+
+#[test]
+fn a_node_that_cannot_be_read_is_named() {
+    let stage = stage();
+    let mut broken = node("broken", "10.0.0.9", "GiB", &[T4]);
+    broken["metadata"]["annotations"]["tessera.dev/inventory"] = "{".into();
+    stage.node(&broken);
+    let output = stage.run(GPU, &["-o", "name"]);
+    assert_eq!(String::from_utf8(output.stdout).unwrap(), "node/a\nnode/b\n");
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(
+        said.starts_with("warning: node broken cannot be read and is left out: tessera.dev/inventory: "),
+        "{said}"
+    );
 }
 
 #[test]
