@@ -149,6 +149,24 @@ fn what_stands_in_the_way_and_what_would_help() {
     assert_eq!(said, "error: pod default/plain asks for no GPU; `kubectl describe pod` tells why it waits\n");
 }
 
+/// The outputs in docs/inspect.md are real.
+#[test]
+fn the_documentation_shows_what_is_printed() {
+    let mut nodes: Vec<Value> =
+        nodes().into_iter().filter(|node| node["metadata"]["name"] != "broken").collect();
+    nodes[3]["metadata"]["name"] = "more-t4".into();
+    let stage = Stage::of(&nodes, &placed());
+    waiting().iter().for_each(|pod| stage.pod(pod));
+    stage.scheduler(&json!(rules::print(&settings().rules())));
+    let documentation = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/inspect.md");
+    let documentation = std::fs::read_to_string(documentation).unwrap();
+    for line in ["explain -n team share-large", "what-if aliyun.com/gpu-mem=8"] {
+        let shown = stage.text(GPU, &line.split_whitespace().collect::<Vec<_>>());
+        let block = format!("```\n$ kubectl inspect gpu {line}\n{shown}```\n");
+        assert!(documentation.contains(&block), "docs/inspect.md does not show:\n{block}");
+    }
+}
+
 #[test]
 fn a_scheduler_can_be_asked_instead() {
     let stage = stage();
