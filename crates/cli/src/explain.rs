@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use serde::Serialize;
+use tessera_core::placement::Refusal;
 use tessera_core::preemption::Holder;
 use tessera_core::relief;
 use tessera_core::request::{PodRequest, Request};
@@ -93,10 +94,20 @@ pub(crate) fn judge(survey: &Survey, name: &NodeName, facts: &NodeFacts, ask: &A
     let offer = Offer { state, serves: facts.serves.covers(ask.dialects), place: &facts.place };
     let request = ask.request(facts.unit);
     let question = Question { namespace: ask.namespace, request: &request, policy: &ask.policy };
-    verdict::judge(offer, question, survey.limits())
+    match verdict::judge(offer, question, survey.limits()) {
+        // kube-scheduler says so of such a node, before it asks about cards.
+        Verdict::Fits(_) if request.cpu > state.cpu_left() => refused(Refusal::Cpu),
+        Verdict::Fits(_) if request.memory > state.memory_left() => refused(Refusal::Memory),
+        verdict => verdict,
+    }
 }
 
-/// What would help where cards are short. A quota is no matter of cards: neither another pod's end nor another size helps.
+fn refused(refusal: Refusal) -> Verdict {
+    Verdict::Refused(Reason::Cards(refusal).into())
+}
+
+/// What would help where cards are short. A quota or the host's CPU is no matter of cards: neither another pod's end nor another
+/// size helps.
 fn helps(
     survey: &Survey,
     pod: &Pod,
@@ -108,7 +119,9 @@ fn helps(
     let mut looked_at = 0;
     for (name, reason) in obstacles {
         let (Some(facts), Some(state)) = (survey.nodes.get(*name), survey.state(name)) else { continue };
-        if !matches!(reason, Reason::Cards(_)) || facts.cordoned {
+        let of_cards =
+            matches!(reason, Reason::Cards(refusal) if !matches!(refusal, Refusal::Cpu | Refusal::Memory));
+        if !of_cards || facts.cordoned {
             continue;
         }
         let request = cards_only(&ask.request(facts.unit));

@@ -1,6 +1,8 @@
 //! Whether one node will do for one pod, and if not, why not: one judgement for whoever asks, so that the scheduler's event, its
 //! explanation and the command line name the same obstacle.
 
+use std::borrow::Cow;
+
 use crate::gpu_set::GpuSet;
 use crate::node::NodeState;
 use crate::placement::{self, CardRefusal, Placement, Policy, Refusal};
@@ -93,13 +95,26 @@ pub fn admit(offer: Offer<'_>, question: Question<'_>, limits: Limits<'_>) -> Re
     Ok(())
 }
 
-/// The whole judgement.
+/// The request with no more CPU and memory than the node has left by our book. Whether those suffice is kube-scheduler's to say, which has
+/// newer news of pods without cards; we only weigh them.
+#[must_use]
+pub fn weigh<'r>(node: &NodeState, request: &'r PodRequest) -> Cow<'r, PodRequest> {
+    let (cpu, memory) = (node.cpu_left(), node.memory_left());
+    if request.cpu <= cpu && request.memory <= memory {
+        return Cow::Borrowed(request);
+    }
+    let (cpu, memory) = (request.cpu.min(cpu), request.memory.min(memory));
+    Cow::Owned(PodRequest { cpu, memory, ..request.clone() })
+}
+
+/// The whole judgement, of the cards.
 #[must_use]
 pub fn judge(offer: Offer<'_>, question: Question<'_>, limits: Limits<'_>) -> Verdict {
     let Question { request, policy, .. } = question;
     if let Err(reason) = admit(offer, question, limits) {
         return Verdict::Refused(reason.into());
     }
+    let request = &weigh(offer.state, request);
     match placement::place(offer.state, request, policy, GpuSet::EMPTY) {
         Ok(placement) => Verdict::Fits(placement),
         Err(refusal) => {

@@ -64,14 +64,8 @@ impl<'a> Judged<'a> {
         Offer { state: self.state, serves: self.spec.serves.covers(ask.dialects), place: self.place }
     }
 
-    /// The request with no more CPU and memory than the node has left by our book. Whether those suffice is
-    /// kube-scheduler's to say, which has newer news of pods without cards; we only weigh them.
+    /// The request as this node weighs it.
     pub(crate) fn weigh<'r>(&self, request: &'r PodRequest) -> Cow<'r, PodRequest> {
-        let (cpu, memory) = (self.state.cpu_left(), self.state.memory_left());
-        if request.cpu <= cpu && request.memory <= memory {
-            return Cow::Borrowed(request);
-        }
-        let (cpu, memory) = (request.cpu.min(cpu), request.memory.min(memory));
-        Cow::Owned(PodRequest { cpu, memory, ..request.clone() })
+        verdict::weigh(self.state, request)
     }
 }
