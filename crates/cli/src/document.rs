@@ -1,7 +1,9 @@
 //! Everything, for scripts.
 
+use std::io::{BufWriter, Write as _};
+
 use anyhow::{Context as _, Result};
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 use tessera_core::gpu::Health;
 use tessera_core::node::NodeState;
 use tessera_wire::dialect::Dialect;
@@ -13,13 +15,20 @@ use crate::survey::{NodeFacts, Survey};
 /// The cluster.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct Document {
+pub(crate) struct Document<'a> {
     /// The scheduler's policy, where it tells.
     #[serde(skip_serializing_if = "Option::is_none")]
     policy: Option<String>,
-    nodes: Vec<NodeDocument>,
+    nodes: Nodes<'a>,
     /// Pods without a node that ask for cards, as NAMESPACE/NAME.
     waiting: Vec<String>,
+}
+
+/// The nodes, each made when it is written: of thousands only one is in memory.
+#[derive(Debug)]
+struct Nodes<'a> {
+    survey: &'a Survey,
+    only_sharing: bool,
 }
 
 #[derive(Debug, Serialize)]
@@ -77,19 +86,25 @@ struct PendingDocument {
     memory_mib: u64,
 }
 
-impl Document {
+impl<'a> Document<'a> {
     /// Of the nodes with cards, or of those that share memory only.
-    pub(crate) fn new(survey: &Survey, only_sharing: bool) -> Self {
-        let nodes = match only_sharing {
-            true => survey.sharing().map(|(facts, state)| node(survey, facts, state)).collect(),
-            false => survey.with_cards().map(|(facts, state)| node(survey, facts, state)).collect(),
-        };
+    pub(crate) fn new(survey: &'a Survey, only_sharing: bool) -> Self {
         let waiting =
             survey.waiting.iter().map(|pod| format!("{}/{}", pod.metadata.namespace, pod.metadata.name));
         Self {
             policy: survey.rules.policy.as_ref().map(ToString::to_string),
-            nodes,
+            nodes: Nodes { survey, only_sharing },
             waiting: waiting.collect(),
+        }
+    }
+}
+
+impl Serialize for Nodes<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let document = |(facts, state)| node(self.survey, facts, state);
+        match self.only_sharing {
+            true => serializer.collect_seq(self.survey.sharing().map(document)),
+            false => serializer.collect_seq(self.survey.with_cards().map(document)),
         }
     }
 }
@@ -150,4 +165,17 @@ pub(crate) fn print(value: &impl Serialize, form: Form) -> Result<String> {
         Form::Yaml => serde_saphyr::to_string(value).context("cannot write YAML")?,
         Form::Json | Form::Wide | Form::Name => format!("{}\n", serde_json::to_string_pretty(value)?),
     })
+}
+
+/// Writes a value to standard output as JSON, without making a text of it first. A reader that went away is no error.
+pub(crate) fn write_json(value: &impl Serialize) -> Result<()> {
+    let mut out = BufWriter::new(std::io::stdout().lock());
+    match serde_json::to_writer_pretty(&mut out, value) {
+        Err(error) if error.is_io() => Ok(()),
+        written => {
+            written?;
+            let _ = out.write_all(b"\n").and_then(|()| out.flush());
+            Ok(())
+        }
+    }
 }

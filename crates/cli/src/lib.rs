@@ -6,6 +6,7 @@ mod args;
 mod complete;
 mod document;
 mod explain;
+mod follow;
 mod load;
 mod mirror;
 mod options;

@@ -4,17 +4,14 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Result, anyhow, bail};
-use futures::StreamExt as _;
 use tessera_cluster::list::unschedulable;
-use tessera_cluster::{Client, watch};
 use tessera_wire::explanation::Explanation;
 use tessera_wire::inspect::{ShareView, TopologyView};
-use tessera_wire::objects::{Node, Pod};
 
 use crate::args::{Arguments, Command, Explain, Form, Question, Top, Tree, View, WhatIf};
 use crate::document::{self, Document};
 use crate::explain::{self, Answer};
-use crate::mirror::Mirror;
+use crate::follow::{follow, redraw};
 use crate::options::{Reach, Selecting};
 use crate::paint::Paint;
 use crate::plugin::Plugin;
@@ -25,9 +22,6 @@ use crate::{load, print, show, what_if};
 
 /// How long an agent may take.
 const AGENT_WITHIN: Duration = Duration::from_secs(2);
-
-/// After a change, so long is waited for more of them before all is shown anew.
-const SETTLE: Duration = Duration::from_millis(250);
 
 /// Who asks, and where the answer goes.
 #[derive(Clone, Copy, Debug)]
@@ -62,6 +56,10 @@ async fn view_by_api(reach: &Reach, view: &View, context: Context) -> Result<Exi
             eprintln!("warning: node {node} cannot be read and is left out: {problem}");
         }
     }
+    if view.output == Some(Form::Json) && !view.watch {
+        document::write_json(&Document::new(&survey, context.plugin == Plugin::Share))?;
+        return Ok(ExitCode::SUCCESS);
+    }
     let text = render(&survey, view, context)?;
     if view.watch {
         return follow(client, reach, view, context, text).await;
@@ -90,7 +88,7 @@ fn nothing(survey: &Survey, selecting: &Selecting, plugin: Plugin) -> Option<Res
     Some(Ok(()))
 }
 
-fn render(survey: &Survey, view: &View, context: Context) -> Result<String> {
+pub(crate) fn render(survey: &Survey, view: &View, context: Context) -> Result<String> {
     let headers = !view.no_headers;
     let sharing = context.plugin == Plugin::Share;
     Ok(match (view.output, context.plugin) {
@@ -154,64 +152,6 @@ async fn view_by_scheduler(endpoint: &str, reach: &Reach, view: &View, context: 
     };
     print(&text);
     Ok(ExitCode::SUCCESS)
-}
-
-/// Shows it anew after every change, until the user ends it.
-async fn follow(
-    client: Client,
-    reach: &Reach,
-    view: &View,
-    context: Context,
-    first: String,
-) -> Result<ExitCode> {
-    let rules = load::rules(&client, reach).await;
-    let mut nodes = std::pin::pin!(watch::selected_nodes(client.clone(), &view.selecting.nodes()));
-    let mut pods = std::pin::pin!(watch::selected_pods(client, &view.selecting.pods()));
-    let (mut known_nodes, mut known_pods) = (Mirror::<Node>::default(), Mirror::<Pod>::default());
-    let mut shown = first;
-    redraw(&shown, context);
-    let mut due = None;
-    loop {
-        let settled = async {
-            match due {
-                Some(due) => tokio::time::sleep_until(due).await,
-                None => std::future::pending().await,
-            }
-        };
-        let trouble = tokio::select! {
-            Some(change) = nodes.next() => known_nodes.take(change, |node| node.metadata.name.clone(), |_| true),
-            Some(change) = pods.next() => {
-                known_pods.take(change, |pod| pod.metadata.uid.clone(), |pod| pod.spec.asks_for_cards())
-            }
-            () = settled => {
-                due = None;
-                let mut survey = Survey::of_nodes(rules.clone(), known_nodes.objects.values().cloned());
-                known_pods.objects.values().cloned().for_each(|pod| survey.add(pod));
-                let text = render(&survey.finish(), view, context)?;
-                if text != shown {
-                    redraw(&text, context);
-                    shown = text;
-                }
-                continue;
-            }
-        };
-        match trouble {
-            Some(why) => eprintln!("warning: the watch was lost and is tried again: {why}"),
-            None if known_nodes.listed && known_pods.listed => {
-                due = due.or_else(|| Some(tokio::time::Instant::now() + SETTLE));
-            }
-            None => {}
-        }
-    }
-}
-
-/// In place of what was shown on a terminal; else below it.
-fn redraw(text: &str, context: Context) {
-    if context.terminal {
-        print(&format!("\u{1b}[H\u{1b}[2J{text}"));
-    } else {
-        print(&format!("{text}\n"));
-    }
 }
 
 async fn explain_pod(reach: &Reach, asked: &Explain, context: Context) -> Result<ExitCode> {
