@@ -141,7 +141,7 @@ fn what_stands_in_the_way_and_what_would_help() {
     stage.golden("explain-bypassed.txt", GPU, &["explain", "team/bypassed"]);
     stage.golden("what-if-fits.txt", GPU, &["what-if", "aliyun.com/gpu-mem=8"]);
     let output =
-        stage.run(GPU, &["what-if", "tencent.com/vcuda-core=60,tencent.com/vcuda-memory=60", "cpu=60"]);
+        stage.run(GPU, &["what-if", "tencent.com/vcuda-core=40,tencent.com/vcuda-memory=20", "cpu=60"]);
     assert_eq!(output.status.code(), Some(0));
     crate::stage::golden("what-if-share.txt", &String::from_utf8(output.stdout).unwrap());
     let plain = stage.run(GPU, &["explain", "plain"]);
