@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use kube::{
     Client, Config,
-    config::{KubeConfigOptions, Kubeconfig},
+    config::{KubeConfigOptions, Kubeconfig, KubeconfigError},
 };
 
 /// No client could be made.
@@ -16,8 +16,11 @@ pub enum ConnectError {
         /// The file.
         path: PathBuf,
         /// What is wrong with it.
-        source: Box<kube::config::KubeconfigError>,
+        source: Box<KubeconfigError>,
     },
+    /// A context nobody wrote down.
+    #[error("context {0:?} does not exist; `kubectl config get-contexts` lists those there are")]
+    Context(String),
     /// Neither in a pod nor with a kubeconfig in one of the usual places.
     #[error("found no Kubernetes cluster to talk to: not in a pod, and no usable kubeconfig")]
     Nowhere(#[source] Box<kube::config::InferConfigError>),
@@ -42,14 +45,29 @@ pub fn connect_to(url: &str) -> Result<Client, ConnectError> {
 
 /// A client for the cluster of `kubeconfig`, or else of the pod or user this runs as.
 pub async fn connect(kubeconfig: Option<&Path>) -> Result<Client, ConnectError> {
-    let config = match kubeconfig {
-        Some(path) => {
-            let unusable =
-                |source| ConnectError::Kubeconfig { path: path.to_owned(), source: Box::new(source) };
-            let file = Kubeconfig::read_from(path).map_err(unusable)?;
-            Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await.map_err(unusable)?
+    connect_in(kubeconfig, None).await
+}
+
+/// Likewise, in a context of the kubeconfig other than its current one.
+pub async fn connect_in(kubeconfig: Option<&Path>, context: Option<&str>) -> Result<Client, ConnectError> {
+    let options = KubeConfigOptions { context: context.map(str::to_owned), ..KubeConfigOptions::default() };
+    let unusable = |path: &Path| {
+        let path = path.to_owned();
+        move |source: KubeconfigError| match (source, context) {
+            (KubeconfigError::LoadContext(_), Some(context)) => ConnectError::Context(context.to_owned()),
+            (source, _) => ConnectError::Kubeconfig { path, source: Box::new(source) },
         }
-        None => Config::infer().await.map_err(|source| ConnectError::Nowhere(Box::new(source)))?,
+    };
+    let config = match (kubeconfig, context) {
+        (Some(path), _) => {
+            let file = Kubeconfig::read_from(path).map_err(unusable(path))?;
+            Config::from_custom_kubeconfig(file, &options).await.map_err(unusable(path))?
+        }
+        // A pod has no contexts: only a kubeconfig can be meant.
+        (None, Some(_)) => {
+            Config::from_kubeconfig(&options).await.map_err(unusable(Path::new("of the user")))?
+        }
+        (None, None) => Config::infer().await.map_err(|source| ConnectError::Nowhere(Box::new(source)))?,
     };
     Client::try_from(config).map_err(|source| ConnectError::Client(Box::new(source)))
 }

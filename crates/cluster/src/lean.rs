@@ -8,7 +8,7 @@ use k8s_openapi::{
 };
 use kube::Resource;
 use serde::{Deserialize, Deserializer, Serialize};
-use tessera_wire::objects::{NodeStatus, PodSpec, PodStatus};
+use tessera_wire::objects::{NodeStatus, NodeWish, PodSpec, PodStatus};
 
 /// A pod.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -30,6 +30,8 @@ pub struct LeanNode {
     /// Who it is.
     #[serde(deserialize_with = "lean_metadata")]
     pub metadata: ObjectMeta,
+    /// What is wanted of it.
+    pub spec: NodeWish,
     /// What it offers.
     pub status: NodeStatus,
 }

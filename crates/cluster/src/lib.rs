@@ -5,8 +5,10 @@
 
 mod binding;
 mod connect;
+pub mod fetch;
 mod lean;
 pub mod lease;
+pub mod list;
 pub mod node_agent;
 mod pods;
 pub mod watch;
@@ -16,7 +18,8 @@ pub use kube::Client;
 
 pub use self::{
     binding::{BindError, Binding},
-    connect::{ConnectError, connect, connect_to},
+    connect::{ConnectError, connect, connect_in, connect_to},
     lean::{LeanNode, LeanPod},
+    list::{ApiError, Selection},
     pods::{GetError, get_pod},
 };

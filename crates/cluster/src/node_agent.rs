@@ -14,7 +14,7 @@ use kube::{
     runtime::{WatchStreamExt, watcher},
 };
 use serde_json::json;
-use tessera_wire::objects::{Metadata, Node, Pod};
+use tessera_wire::objects::{Node, Pod};
 
 use crate::{LeanNode, LeanPod};
 
@@ -100,7 +100,7 @@ impl NodeClient {
         let config = watcher::Config::default().fields(&format!("metadata.name={}", self.node));
         watcher(nodes, config).default_backoff().applied_objects().filter_map(|node| async move {
             let node = node.ok()?;
-            Some(Node { metadata: metadata(node.metadata), status: node.status })
+            Some(node.into())
         })
     }
 
@@ -216,15 +216,5 @@ fn failure(error: kube::Error) -> WriteFailure {
 }
 
 fn lean_pod(pod: LeanPod) -> Pod {
-    Pod { metadata: metadata(pod.metadata), spec: pod.spec, status: pod.status }
-}
-
-fn metadata(metadata: ObjectMeta) -> Metadata {
-    Metadata {
-        name: metadata.name.unwrap_or_default(),
-        namespace: metadata.namespace.unwrap_or_default(),
-        uid: metadata.uid.unwrap_or_default(),
-        labels: metadata.labels.unwrap_or_default(),
-        annotations: metadata.annotations.unwrap_or_default(),
-    }
+    pod.into()
 }

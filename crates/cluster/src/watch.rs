@@ -9,7 +9,7 @@ use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Client};
 use tessera_wire::objects::{Metadata, Node, Pod};
 
-use crate::{LeanNode, LeanPod};
+use crate::{LeanNode, LeanPod, Selection};
 
 /// What a watch tells.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -31,14 +31,37 @@ const PAGE: u32 = 2000;
 
 /// All pods of the cluster.
 pub fn pods(client: Client) -> impl Stream<Item = Change<Pod>> + Send {
-    let api: Api<LeanPod> = Api::all(client);
-    changes(watcher(api, watcher::Config::default().page_size(PAGE)), |pod: LeanPod| pod.into())
+    selected_pods(client, &Selection::default())
 }
 
 /// All nodes of the cluster.
 pub fn nodes(client: Client) -> impl Stream<Item = Change<Node>> + Send {
+    selected_nodes(client, &Selection::default())
+}
+
+/// Some pods of the cluster.
+pub fn selected_pods(
+    client: Client,
+    selection: &Selection,
+) -> impl Stream<Item = Change<Pod>> + Send + use<> {
+    let api: Api<LeanPod> = Api::all(client);
+    changes(watcher(api, config(selection)), |pod: LeanPod| pod.into())
+}
+
+/// Some nodes of the cluster.
+pub fn selected_nodes(
+    client: Client,
+    selection: &Selection,
+) -> impl Stream<Item = Change<Node>> + Send + use<> {
     let api: Api<LeanNode> = Api::all(client);
-    changes(watcher(api, watcher::Config::default().page_size(PAGE)), |node: LeanNode| node.into())
+    changes(watcher(api, config(selection)), |node: LeanNode| node.into())
+}
+
+fn config(selection: &Selection) -> watcher::Config {
+    let mut config = watcher::Config::default().page_size(PAGE);
+    config.label_selector = selection.labels.clone();
+    config.field_selector = selection.fields.clone();
+    config
 }
 
 /// The data of one ConfigMap.
@@ -76,7 +99,7 @@ impl From<LeanPod> for Pod {
 
 impl From<LeanNode> for Node {
     fn from(node: LeanNode) -> Self {
-        Self { metadata: metadata(node.metadata), status: node.status }
+        Self { metadata: metadata(node.metadata), spec: node.spec, status: node.status }
     }
 }
 
@@ -87,5 +110,6 @@ fn metadata(meta: ObjectMeta) -> Metadata {
         uid: meta.uid.unwrap_or_default(),
         labels: meta.labels.unwrap_or_default(),
         annotations: meta.annotations.unwrap_or_default(),
+        deletion_timestamp: meta.deletion_timestamp.map(|time| time.0.to_string()),
     }
 }

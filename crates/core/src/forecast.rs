@@ -248,6 +248,12 @@ impl Learner {
         }
     }
 
+    /// The pods seen so far.
+    #[must_use]
+    pub fn workload(&self) -> &Workload {
+        &self.workload
+    }
+
     /// Whether it knows anything yet, be it a guess.
     #[must_use]
     pub fn has_seen_any(&self) -> bool {

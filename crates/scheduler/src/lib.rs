@@ -1,8 +1,9 @@
 //! The extender kube-scheduler calls: which node, which cards, and why not.
 //!
 //! [`state`] knows, [`verb`] answers, both without any IO; [`server`] speaks HTTP and [`run`] keeps the state fed and the
-//! lease held.
+//! lease held. [`dashboard`] shows it to people.
 
+pub mod dashboard;
 pub mod files;
 pub mod metrics;
 pub mod run;

@@ -10,7 +10,7 @@ use tessera_cluster::get_pod;
 use tessera_cluster::lease::{Candidate, Timing};
 use tessera_cluster::watch::{self, Change};
 use tessera_core::quota::Quota;
-use tessera_wire::quota;
+use tessera_wire::{quota, rules};
 use tokio::sync::watch as signal;
 use tokio::task::JoinSet;
 
@@ -46,7 +46,8 @@ pub async fn lead(
     stop: impl Future<Output = ()>,
 ) {
     let Membership { identity, namespace, lease, timing } = membership;
-    let mut candidate = Candidate::new(app.client.clone(), &namespace, &lease, identity, timing);
+    let candidate = Candidate::new(app.client.clone(), &namespace, &lease, identity, timing);
+    let mut candidate = candidate.telling(rules::print(&settings.rules()));
     let mut reign: Option<Reign> = None;
     let mut stop = std::pin::pin!(stop.fuse());
     loop {
@@ -64,6 +65,7 @@ pub async fn lead(
                     tracing::warn!("somebody else leads");
                 }
                 app.follow();
+                app.dashboard.set_leader(candidate.other_leader());
             }
             // Answers go on from memory; binds stop when the lease has run out.
             Err(error) => tracing::warn!(%error, "cannot renew the lease"),

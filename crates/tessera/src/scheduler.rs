@@ -15,7 +15,7 @@ use tessera_scheduler::run::{Membership, lead};
 use tessera_scheduler::server::{App, Tls, router, serve};
 use tessera_scheduler::state::{DefaultPolicy, Settings, State};
 use tessera_wire::dialect::MemoryUnit;
-use tessera_wire::quota;
+use tessera_wire::{quota, rules};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinSet;
@@ -56,11 +56,11 @@ pub(crate) struct Arguments {
     tls_key: Option<PathBuf>,
 
     /// The namespace of the lease by which replicas choose their leader.
-    #[arg(long, value_name = "NAME", default_value = "kube-system")]
+    #[arg(long, value_name = "NAME", default_value = rules::LEASE.0)]
     lease_namespace: String,
 
     /// The lease's name.
-    #[arg(long, value_name = "NAME", default_value = "tessera-scheduler")]
+    #[arg(long, value_name = "NAME", default_value = rules::LEASE.1)]
     lease: String,
 
     /// Bodies larger than this are refused, MiB.

@@ -32,6 +32,7 @@ const ARROWS: &[(&str, &[&str])] = &[
         ],
     ),
     ("tessera-scheduler", &["tessera-core", "tessera-wire", "tessera-cluster"]),
+    ("tessera-cli", &["tessera-core", "tessera-wire", "tessera-cluster"]),
     (
         "tessera",
         &[
@@ -45,7 +46,7 @@ const ARROWS: &[(&str, &[&str])] = &[
             "tessera-sim",
         ],
     ),
-    ("tessera-e2e", &["tessera-core", "tessera-limits", "tessera-wire", "tessera-node", "tessera-cluster"]),
+    ("tessera-e2e", &["tessera-core", "tessera-limits", "tessera-wire", "tessera-node", "tessera-cluster", "tessera-sim"]),
 ];
 
 /// What must not come into the core from outside the workspace, whatever the reason.

@@ -9,14 +9,17 @@ const MOST_NVLINKS: u8 = 64;
 pub(crate) const EXPECTED: &str = "X, SYS, NODE, PHB, PXB, PIX, PSB, SOC or NV1 to NV18";
 
 /// The abbreviation of a link; `None` where nothing is known. NVLinks win over the PCIe level below them.
-pub(crate) fn abbreviation(link: Link) -> Option<String> {
+#[must_use]
+pub fn abbreviation(link: Link) -> Option<String> {
     if link.nvlinks > 0 {
         return Some(format!("NV{}", link.nvlinks));
     }
     link.pcie.map(|level| pcie_abbreviation(level).to_owned())
 }
 
-fn pcie_abbreviation(level: PcieLevel) -> &'static str {
+/// The abbreviation of a PCIe level.
+#[must_use]
+pub fn pcie_abbreviation(level: PcieLevel) -> &'static str {
     match level {
         PcieLevel::System => "SYS",
         PcieLevel::Node => "NODE",

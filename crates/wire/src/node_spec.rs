@@ -35,7 +35,7 @@ pub struct NodeSpec {
 }
 
 /// A set of dialects.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Serves(u8);
 
 /// A node that says of itself what cannot be.

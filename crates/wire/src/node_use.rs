@@ -3,7 +3,11 @@
 //!
 //! A value that could not be measured is absent, never zero.
 
+use std::net::IpAddr;
+
 use serde::{Deserialize, Serialize};
+
+use crate::objects::Node;
 
 /// The path on the agent.
 pub const PATH: &str = "/v1/use";
@@ -14,6 +18,19 @@ pub const ADDRESS_KEY: &str = "tessera.dev/agent";
 
 /// Where an agent listens unless told otherwise.
 pub const DEFAULT_PORT: u16 = 5678;
+
+/// Where a node's agent answers, by the node's own word: the annotation, or its internal address.
+#[must_use]
+pub fn address(node: &Node) -> Option<String> {
+    if let Some(told) = node.metadata.annotations.get(ADDRESS_KEY) {
+        return Some(told.clone());
+    }
+    let internal = node.status.addresses.iter().find(|address| address.kind == "InternalIP")?;
+    Some(match internal.address.parse() {
+        Ok(IpAddr::V6(address)) => format!("http://[{address}]:{DEFAULT_PORT}"),
+        _ => format!("http://{}:{DEFAULT_PORT}", internal.address),
+    })
+}
 
 /// One node.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -83,6 +100,23 @@ pub struct ShareUse {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_agent_is_found_by_annotation_or_by_the_internal_address() {
+        let check = |node: &str, expected: Option<&str>| {
+            let node: Node = serde_json::from_str(node).expect("a node");
+            assert_eq!(address(&node).as_deref(), expected);
+        };
+        let at = |ip: &str| {
+            format!(
+                r#"{{"status":{{"addresses":[{{"type":"Hostname","address":"n"}},{{"type":"InternalIP","address":"{ip}"}}]}}}}"#
+            )
+        };
+        check("{}", None);
+        check(r#"{"metadata":{"annotations":{"tessera.dev/agent":"http://a:1"}}}"#, Some("http://a:1"));
+        check(&at("10.0.0.5"), Some("http://10.0.0.5:5678"));
+        check(&at("fd00::5"), Some("http://[fd00::5]:5678"));
+    }
 
     #[test]
     fn what_was_not_measured_is_left_out() {

@@ -34,6 +34,8 @@ pub struct Pod {
 pub struct Node {
     /// Who it is.
     pub metadata: Metadata,
+    /// What is wanted of it.
+    pub spec: NodeWish,
     /// What it offers.
     pub status: NodeStatus,
 }
@@ -57,6 +59,9 @@ pub struct Metadata {
     /// Notes of any kind, among them grants.
     #[serde(deserialize_with = "null_as_default", skip_serializing_if = "BTreeMap::is_empty")]
     pub annotations: BTreeMap<String, String>,
+    /// When its deletion began, if it did.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub deletion_timestamp: Option<String>,
 }
 
 /// What a pod asks for.
@@ -206,6 +211,47 @@ pub struct NodeStatus {
     /// What pods may have of it.
     #[serde(deserialize_with = "null_as_default", skip_serializing_if = "BTreeMap::is_empty")]
     pub allocatable: Amounts,
+    /// Where it is found.
+    #[serde(deserialize_with = "null_as_default", skip_serializing_if = "Vec::is_empty")]
+    pub addresses: Vec<NodeAddress>,
+    /// How it is.
+    #[serde(deserialize_with = "null_as_default", skip_serializing_if = "Vec::is_empty")]
+    pub conditions: Vec<Condition>,
+}
+
+/// One of a node's addresses.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct NodeAddress {
+    /// `InternalIP`, `Hostname` and others.
+    #[serde(rename = "type", deserialize_with = "null_as_default")]
+    pub kind: String,
+    /// The address.
+    #[serde(deserialize_with = "null_as_default")]
+    pub address: String,
+}
+
+/// What is wanted of a node.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct NodeWish {
+    /// Whether new pods shall stay away, as `kubectl cordon` sets it.
+    #[serde(deserialize_with = "null_as_default", skip_serializing_if = "std::ops::Not::not")]
+    pub unschedulable: bool,
+}
+
+/// Something that holds of an object, or does not.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Condition {
+    /// `Ready`, `PodScheduled`, ...
+    #[serde(rename = "type")]
+    pub kind: String,
+    /// `True`, `False` or `Unknown`.
+    pub status: String,
+    /// In words.
+    #[serde(deserialize_with = "null_as_default", skip_serializing_if = "String::is_empty")]
+    pub message: String,
 }
 
 /// Amounts by resource name.

@@ -75,6 +75,18 @@ impl PodSpec {
         Ok(claims)
     }
 
+    /// Whether any container asks for cards. One that asks in a way nobody can serve does, so that it can be told.
+    #[must_use]
+    pub fn asks_for_cards(&self) -> bool {
+        self.claims(MemoryUnit::GiB).map_or(true, |claims| !claims.is_empty())
+    }
+
+    /// CPU and memory of the whole pod; nothing where they cannot be read, which the API server would not let happen.
+    #[must_use]
+    pub fn host_needs(&self) -> (MilliCpu, MiB) {
+        self.request(MemoryUnit::GiB).map(|request| (request.cpu, request.memory)).unwrap_or_default()
+    }
+
     fn overhead_needs(&self) -> Result<(MilliCpu, MiB), BadQuantity> {
         cpu_and_memory(&self.overhead, &Amounts::new())
     }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use tessera_core::quota::{Limit, Quota};
 use tessera_core::units::MiB;
 
@@ -10,7 +10,7 @@ use tessera_core::units::MiB;
 pub const DATA_KEY: &str = "gpu_quota";
 
 /// The settings file, in gpu-admission's own words.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "PascalCase")]
 pub struct Settings {
     /// Name of the ConfigMap.

@@ -2,8 +2,9 @@
 
 use std::fmt::Write as _;
 
+use tessera_core::gpu::Health;
 use tessera_core::gpu_set::GpuSet;
-use tessera_core::node::NodeState;
+use tessera_core::node::{NodeState, Room};
 use tessera_core::tree::{Group, GroupLevel, Tree};
 use tessera_core::units::{GpuIndex, MiB};
 
@@ -59,7 +60,9 @@ impl Printer<'_> {
     }
 
     fn leaf(&self, text: &mut String, gpu: GpuIndex) {
-        let room = self.node.room(gpu);
+        // A broken card has room, but nobody gets it.
+        let is_well = self.node.node().gpu(gpu).is_some_and(|card| card.health == Health::Healthy);
+        let room = if is_well { self.node.room(gpu) } else { Room::default() };
         let _ = writeln!(
             text,
             "GPU{gpu} ({}, allocatableCores: {}, allocatableMemory: {})",

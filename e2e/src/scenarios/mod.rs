@@ -3,6 +3,7 @@
 mod agent;
 mod baseline;
 mod broken;
+mod conformance;
 mod device_plugin;
 mod extender;
 mod pod_runs;
@@ -117,6 +118,12 @@ static SCENARIOS: &[Scenario] = &[
         Always
     ),
     scenario!(
+        "conformance",
+        "the real API server answers as the embedded one of tests and demo does",
+        Enclosed(conformance::run),
+        Always
+    ),
+    scenario!(
         "baseline",
         "pods per second of kube-scheduler alone on 500 nodes",
         Enclosed(baseline::run),
@@ -126,6 +133,12 @@ static SCENARIOS: &[Scenario] = &[
         "scheduler",
         "tessera scheduler under kube-scheduler: every dialect, admission, quota, preemption, reuse, bypass",
         Enclosed(scheduler::dialects),
+        Always
+    ),
+    scenario!(
+        "inspect",
+        "kubectl inspect gpu and gpushare by a real kubectl: shown, explained as the event says, refused to who may not look",
+        Enclosed(scheduler::inspect),
         Always
     ),
     scenario!(

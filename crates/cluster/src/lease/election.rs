@@ -105,6 +105,12 @@ impl Election {
         self.renewed = None;
     }
 
+    /// Who else holds it, as last seen.
+    #[must_use]
+    pub fn other_holder(&self) -> Option<&str> {
+        self.seen.as_ref().map(|(found, _)| found.holder.as_str())
+    }
+
     /// Who we are.
     #[must_use]
     pub fn identity(&self) -> &str {

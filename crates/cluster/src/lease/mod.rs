@@ -2,6 +2,7 @@
 
 mod election;
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
@@ -30,6 +31,7 @@ pub struct Candidate {
     name: String,
     election: Election,
     started: Instant,
+    notes: BTreeMap<String, String>,
 }
 
 impl Candidate {
@@ -38,7 +40,14 @@ impl Candidate {
     pub fn new(client: Client, namespace: &str, name: &str, identity: String, timing: Timing) -> Self {
         let api = Api::namespaced(client, namespace);
         let election = Election::new(identity, timing);
-        Self { api, name: name.to_owned(), election, started: Instant::now() }
+        Self { api, name: name.to_owned(), election, started: Instant::now(), notes: BTreeMap::new() }
+    }
+
+    /// The same candidate, telling by annotations of the lease what it goes by while it leads.
+    #[must_use]
+    pub fn telling(mut self, notes: BTreeMap<String, String>) -> Self {
+        self.notes = notes;
+        self
     }
 
     /// Looks at the lease and takes or renews it where that is due. Returns whether we lead now.
@@ -74,6 +83,12 @@ impl Candidate {
         self.election.leads(self.now())
     }
 
+    /// Who else leads, as last seen.
+    #[must_use]
+    pub fn other_leader(&self) -> Option<&str> {
+        self.election.other_holder()
+    }
+
     /// Until when we lead if nothing more succeeds.
     #[must_use]
     pub fn timing(&self) -> Timing {
@@ -106,6 +121,7 @@ impl Candidate {
             metadata: ObjectMeta {
                 name: Some(self.name.clone()),
                 resource_version: version,
+                annotations: (!self.notes.is_empty()).then(|| self.notes.clone()),
                 ..ObjectMeta::default()
             },
             spec: Some(LeaseSpec {

@@ -55,6 +55,16 @@ pub fn filter(node: &NodeState, pod: &PodRequest, policy: &Policy) -> Result<(),
     }
 }
 
+/// Cards for a pod that is on the node already, of which nobody told the cards: until somebody does, these are set aside for
+/// it. None where nothing is left for it.
+#[must_use]
+pub fn set_aside(node: &NodeState, pod: &PodRequest) -> Vec<ContainerGrant> {
+    // Its CPU is the kubelet's affair: it is there already.
+    let cards_only = PodRequest { cpu: MilliCpu::ZERO, memory: MiB::ZERO, ..pod.clone() };
+    let placement = place(node, &cards_only, &Policy::Simple, GpuSet::EMPTY);
+    placement.map(|placement| placement.grants(&cards_only)).unwrap_or_default()
+}
+
 /// The score [`place`] would give, where the cards themselves do not matter yet: ranking thousands of nodes takes this
 /// road.
 pub fn score(node: &NodeState, pod: &PodRequest, policy: &Policy) -> Result<f64, Refusal> {

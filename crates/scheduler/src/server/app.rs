@@ -8,6 +8,7 @@ use tessera_cluster::Client;
 use tokio::sync::Semaphore;
 
 use super::CALLS;
+use crate::dashboard::Dashboard;
 use crate::metrics::Metrics;
 use crate::state::{Now, State};
 
@@ -20,6 +21,10 @@ pub struct App {
     pub metrics: Metrics,
     /// Whether we lead.
     pub role: Role,
+    /// What the dashboard remembers beside the state.
+    pub dashboard: Dashboard,
+    /// How often the state was opened for writing.
+    writes: AtomicU64,
     pub(super) turns: Semaphore,
     started: Instant,
 }
@@ -48,6 +53,8 @@ impl App {
             client,
             metrics: Metrics::default(),
             role: Role::default(),
+            dashboard: Dashboard::default(),
+            writes: AtomicU64::new(0),
             turns: Semaphore::new(CALLS),
             started: Instant::now(),
         }
@@ -61,7 +68,14 @@ impl App {
 
     /// The state, to change.
     pub fn write(&self) -> RwLockWriteGuard<'_, State> {
+        self.writes.fetch_add(1, Ordering::Release);
         self.state.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Grows whenever the state may have changed.
+    #[must_use]
+    pub fn writes(&self) -> u64 {
+        self.writes.load(Ordering::Acquire)
     }
 
     /// The time.

@@ -27,7 +27,12 @@ pub(super) async fn bind(FromApp(app): FromApp<Arc<App>>, body: Body) -> Json<Bi
         // A task of its own: it must come to its end even if kube-scheduler hangs up.
         Ok(args) => {
             let worker = Arc::clone(&app);
-            let bound = tokio::spawn(async move { worker.bind(&args).await }).await;
+            let bound = tokio::spawn(async move {
+                let outcome = worker.bind(&args).await;
+                worker.dashboard.decisions.bound(worker.now(), &args, outcome.as_ref().err(), &worker.read());
+                outcome
+            })
+            .await;
             bound.unwrap_or_else(|_| Err("the bind was broken off".to_owned()))
         }
         Err(error) => Err(error),

@@ -45,6 +45,7 @@ pub(super) async fn filter(FromApp(app): FromApp<Arc<App>>, body: Body) -> Respo
     for (reason, nodes) in &verdicts.reasons {
         app.metrics.refused(reason, *nodes);
     }
+    app.dashboard.decisions.filtered(app.now(), &args.pod, &verdicts);
     let outcome = if verdicts.fitting.is_empty() { "none" } else { "some" };
     let answer = match body {
         Ok(bytes) if by_node => Json(with_whole_nodes(verdicts, &bytes)).into_response(),
@@ -68,7 +69,11 @@ pub(super) async fn prioritize(FromApp(app): FromApp<Arc<App>>, body: Body) -> J
 pub(super) async fn preempt(FromApp(app): FromApp<Arc<App>>, body: Body) -> Json<PreemptionResult> {
     let begun = Instant::now();
     let (outcome, result) = match read::<PreemptionArgs>(&app, &body) {
-        Ok(args) => ("ok", app.read().preempt(&args)),
+        Ok(args) => {
+            let result = app.read().preempt(&args);
+            app.dashboard.decisions.preempted(app.now(), &args.pod, &result, &app.read());
+            ("ok", result)
+        }
         Err(_) => ("error", PreemptionResult::default()),
     };
     app.metrics.answered("preempt", outcome, begun.elapsed());

@@ -21,6 +21,7 @@ use tokio::net::TcpListener;
 
 pub use self::app::{App, Role};
 pub use self::tls::{Tls, TlsError};
+use crate::dashboard;
 
 /// How much of a body is read: whole nodes of a cluster of 2,500, or the names of one of a million.
 pub const BODY_LIMIT: usize = 32 << 20;
@@ -69,6 +70,7 @@ pub fn router(app: Arc<App>, body_limit: usize) -> Router {
         .route("/readyz", get(views::ready))
         .route("/metrics", get(views::metrics))
         .merge(worked_on)
+        .merge(dashboard::routes(body_limit))
         .with_state(app)
 }
 

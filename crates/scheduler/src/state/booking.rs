@@ -165,10 +165,10 @@ impl State {
         let ask = Ask::new(self, &pod.namespace, &pod.spec, &pod.annotations)?;
         let judged = self.judge(name, &ask).map_err(refused)?;
         let request = ask.request(judged.spec.unit);
-        let weighed = judged.weigh(request);
+        let weighed = judged.weigh(&request);
         let placement = place(judged.state, &weighed, &ask.policy, GpuSet::EMPTY)
             .map_err(|refusal| refused(Reason::Cards(refusal)))?;
-        let containers = placement.grants(request);
+        let containers = placement.grants(&request);
         let annotations =
             grant::annotations(&pod.spec, &containers, &judged.spec.node, judged.spec.unit, now.unix_nanos)
                 .map_err(|error| BindRefusal::Grant(error.to_string()))?;

@@ -21,6 +21,7 @@ use tessera_core::workload::Workload;
 use tessera_wire::dialect::MemoryUnit;
 use tessera_wire::objects::{Node, Pod};
 use tessera_wire::quota;
+use tessera_wire::rules::Rules;
 
 pub use self::booking::{BindRefusal, BindStep, Doubt, Now, Outcome};
 pub use self::knowledge::{Event, Watched};
@@ -37,6 +38,14 @@ pub struct Settings {
     pub memory_unit: MemoryUnit,
     /// Which node labels a quota goes by; `None` without one.
     pub quota: Option<quota::Settings>,
+}
+
+impl Settings {
+    /// The settings as others are told them.
+    #[must_use]
+    pub fn rules(&self) -> Rules {
+        Rules { policy: Some(self.policy.0.clone()), unit: self.memory_unit, quota: self.quota.clone() }
+    }
 }
 
 /// All of it.

@@ -1,12 +1,9 @@
 //! Pods as the watch tells them: what they hold goes into the book.
 
-use tessera_core::gpu_set::GpuSet;
-use tessera_core::grant::{ContainerGrant, PodGrant};
-use tessera_core::placement::{Policy, place};
+use tessera_core::grant::PodGrant;
+use tessera_core::placement::set_aside;
 use tessera_core::quota::Taken;
-use tessera_core::request::PodRequest;
 use tessera_core::units::{NodeName, PodUid};
-use tessera_wire::dialect::MemoryUnit;
 use tessera_wire::grant;
 use tessera_wire::objects::{Pod, PodSpec};
 
@@ -21,7 +18,7 @@ impl State {
         if matches!(pod.status.phase.as_str(), "Succeeded" | "Failed") {
             return self.forget_pod(&uid);
         }
-        match (asks_for_cards(&pod.spec), pod.spec.node_name.is_empty()) {
+        match (pod.spec.asks_for_cards(), pod.spec.node_name.is_empty()) {
             (true, true) => self.set_waiting(uid, pod),
             (true, false) => self.set_placed(uid, pod),
             (false, true) => {}
@@ -58,7 +55,7 @@ impl State {
     }
 
     fn set_plain(&mut self, uid: PodUid, pod: &Pod) {
-        let (cpu, memory) = host_needs(&pod.spec);
+        let (cpu, memory) = pod.spec.host_needs();
         self.pods.insert(uid.clone(), Record::Plain);
         let node = NodeName(pod.spec.node_name.clone());
         self.ledger.observe(PodGrant { pod: uid, node, cpu, memory, containers: Vec::new() });
@@ -97,14 +94,13 @@ impl State {
         let Some(pod) = self.pod(uid) else { return };
         let containers = match self.nodes.get(node) {
             Some(NodeRecord { spec: Ok(spec), .. }) => {
-                let read = grant::parse(&pod.spec, &pod.annotations, &spec.node, spec.unit);
-                read.ok().flatten().filter(|grants| is_complete(grants, &pod.spec, spec.unit))
+                grant::complete(&pod.spec, &pod.annotations, &spec.node, spec.unit)
             }
             // Nobody can be placed there; what its pods hold is read when it comes back.
             _ => None,
         };
         let known = containers.is_some();
-        let (cpu, memory) = host_needs(&pod.spec);
+        let (cpu, memory) = pod.spec.host_needs();
         let grant = PodGrant {
             pod: uid.clone(),
             node: node.clone(),
@@ -133,14 +129,10 @@ impl State {
         unsure.iter().for_each(|uid| self.leave(uid));
         for uid in unsure {
             let Some(pod) = self.pod(&uid) else { continue };
-            let (cpu, memory) = host_needs(&pod.spec);
-            let guess = pod.spec.request(unit).ok().and_then(|request| {
-                // Its CPU is the kubelet's affair: it is there already.
-                let request = PodRequest { cpu: Default::default(), memory: Default::default(), ..request };
-                let placement =
-                    place(self.ledger.node(node)?, &request, &Policy::Simple, GpuSet::EMPTY).ok()?;
-                Some(placement.grants(&request))
-            });
+            let (cpu, memory) = pod.spec.host_needs();
+            let request = pod.spec.request(unit).ok();
+            let guess =
+                self.ledger.node(node).zip(request).map(|(state, request)| set_aside(state, &request));
             let containers = guess.unwrap_or_default();
             self.enter(PodGrant { pod: uid, node: node.clone(), cpu, memory, containers });
         }
@@ -183,27 +175,4 @@ impl State {
             self.learner.see(&request);
         }
     }
-}
-
-/// Whether a pod is any of our business. One that asks in a way nobody can serve is, so that it can be told.
-pub(crate) fn asks_for_cards(spec: &PodSpec) -> bool {
-    spec.claims(MemoryUnit::GiB).map_or(true, |claims| !claims.is_empty())
-}
-
-/// CPU and memory of the whole pod; nothing where they cannot be read, which the API server would not let happen.
-pub(super) fn host_needs(spec: &PodSpec) -> (tessera_core::units::MilliCpu, tessera_core::units::MiB) {
-    spec.request(MemoryUnit::GiB).map(|request| (request.cpu, request.memory)).unwrap_or_default()
-}
-
-/// Whether grants cover every container that asks, with as many cards as it asks for. Others were not written by anybody
-/// who places pods.
-fn is_complete(grants: &[ContainerGrant], spec: &PodSpec, unit: MemoryUnit) -> bool {
-    let Ok(claims) = spec.claims(unit) else { return false };
-    claims.iter().all(|claim| {
-        let count = match claim.request {
-            tessera_core::request::Request::Whole(count) => usize::from(count),
-            _ => 1,
-        };
-        grants.iter().any(|grant| grant.container == claim.container && grant.cards.len() == count)
-    })
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use tessera_core::forecast::{Forecast, Learner};
 use tessera_core::node::NodeState;
 use tessera_core::placement::Policy;
+use tessera_core::workload::Workload;
 
 use super::State;
 
@@ -28,6 +29,11 @@ impl State {
         }
     }
 
+    /// The pods that are expected, by those seen.
+    pub(crate) fn workload(&self) -> &Workload {
+        self.learner.workload()
+    }
+
     /// A new forecast where one is due, and the learner that made it. Takes milliseconds on a large cluster, which is why
     /// it is not done where somebody waits.
     #[must_use]
@@ -42,8 +48,7 @@ impl State {
         }
         let mut learner = self.learner.clone();
         if !learner.has_seen_any() {
-            learner =
-                Learner::new(tessera_core::workload::Workload::guess(nodes.iter().map(|state| state.node())));
+            learner = Learner::new(Workload::guess(nodes.iter().map(|state| state.node())));
         }
         let forecast = learner.forecast(&nodes);
         Some((learner, forecast))

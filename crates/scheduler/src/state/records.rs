@@ -7,7 +7,7 @@ use tessera_core::quota::{Place, Taken};
 use tessera_core::units::NodeName;
 use tessera_wire::node_spec::{self, NodeSpec};
 use tessera_wire::objects::{Node, Pod, PodSpec};
-use tessera_wire::{grant, wishes};
+use tessera_wire::{grant, node_use, wishes};
 
 use super::Settings;
 
@@ -18,6 +18,8 @@ pub(crate) struct NodeRecord {
     pub(crate) spec: Result<NodeSpec, String>,
     /// What it is to a quota.
     pub(crate) place: Place,
+    /// Where its agent answers.
+    pub(crate) agent: Option<String>,
 }
 
 /// A pod.
@@ -61,6 +63,7 @@ impl NodeRecord {
                 model: quota.and_then(|quota| label(&quota.model_label)),
                 pool: quota.and_then(|quota| label(&quota.pool_label)),
             },
+            agent: node_use::address(object),
         }
     }
 

@@ -4,9 +4,10 @@ use std::borrow::Cow;
 
 use tessera_core::node::NodeState;
 use tessera_core::placement;
-use tessera_core::quota::Taken;
+use tessera_core::quota::Place;
 use tessera_core::request::PodRequest;
 use tessera_core::units::NodeName;
+use tessera_core::verdict::{self, Limits, Offer, Question};
 use tessera_wire::node_spec::NodeSpec;
 
 use super::ask::Ask;
@@ -18,6 +19,7 @@ use crate::state::State;
 pub(crate) struct Judged<'a> {
     pub(crate) spec: &'a NodeSpec,
     pub(crate) state: &'a NodeState,
+    place: &'a Place,
 }
 
 impl State {
@@ -26,41 +28,44 @@ impl State {
         let (record, state) = self.node(name).ok_or(Reason::UnknownNode)?;
         let spec = record.spec.as_ref().map_err(|error| Reason::BadNode(error.clone()))?;
         let state = state.ok_or(Reason::UnknownNode)?;
-        if !spec.node.gpus().is_empty() && !spec.serves.covers(ask.dialects) {
-            return Err(Reason::NotServed);
-        }
+        let judged = Judged { spec, state, place: &record.place };
+        let question =
+            Question { namespace: ask.namespace, request: &ask.request(spec.unit), policy: &ask.policy };
+        verdict::admit(judged.offer(ask), question, self.limits())?;
+        Ok(judged)
+    }
+
+    /// Who may take how much.
+    pub(crate) fn limits(&self) -> Limits<'_> {
         let (quota, accounts) = self.quota();
-        if quota.namespaces.contains_key(ask.namespace) && ask.wants_gpu() {
-            let more = Taken::at_most(ask.request(spec.unit), &spec.node);
-            quota.allows(ask.namespace, accounts, &record.place, more)?;
-        }
-        Ok(Judged { spec, state })
+        Limits { quota, accounts }
     }
 
     /// Whether the pod fits on the node.
     pub(crate) fn fits(&self, name: &NodeName, ask: &Ask<'_>) -> Result<(), Reason> {
         let judged = self.judge(name, ask)?;
-        let request = judged.weigh(ask.request(judged.spec.unit));
+        let asked = ask.request(judged.spec.unit);
+        let request = judged.weigh(&asked);
         Ok(placement::filter(judged.state, &request, &ask.policy)?)
     }
 
     /// How well the node suits, where it fits.
     pub(crate) fn score(&self, name: &NodeName, ask: &Ask<'_>) -> Result<f64, Reason> {
         let judged = self.judge(name, ask)?;
-        let request = judged.weigh(ask.request(judged.spec.unit));
+        let asked = ask.request(judged.spec.unit);
+        let request = judged.weigh(&asked);
         Ok(placement::score(judged.state, &request, &ask.policy)?)
     }
 }
 
-impl Judged<'_> {
-    /// The request with no more CPU and memory than the node has left by our book. Whether those suffice is
-    /// kube-scheduler's to say, which has newer news of pods without cards; we only weigh them.
+impl<'a> Judged<'a> {
+    /// The node as the pod meets it.
+    pub(crate) fn offer(&self, ask: &Ask<'_>) -> Offer<'a> {
+        Offer { state: self.state, serves: self.spec.serves.covers(ask.dialects), place: self.place }
+    }
+
+    /// The request as this node weighs it.
     pub(crate) fn weigh<'r>(&self, request: &'r PodRequest) -> Cow<'r, PodRequest> {
-        let (cpu, memory) = (self.state.cpu_left(), self.state.memory_left());
-        if request.cpu <= cpu && request.memory <= memory {
-            return Cow::Borrowed(request);
-        }
-        let (cpu, memory) = (request.cpu.min(cpu), request.memory.min(memory));
-        Cow::Owned(PodRequest { cpu, memory, ..request.clone() })
+        verdict::weigh(self.state, request)
     }
 }

@@ -49,7 +49,8 @@ impl State {
                 Holder { grant, priority }
             })
             .collect();
-        let newcomer = Newcomer { request: ask.request(judged.spec.unit), priority, policy: &ask.policy };
+        let request = ask.request(judged.spec.unit);
+        let newcomer = Newcomer { request: &request, priority, policy: &ask.policy };
         let wanted: BTreeSet<PodUid> = proposed.pods.iter().map(|pod| PodUid(pod.uid.clone())).collect();
         let chosen = victims(judged.state, &holders, newcomer, &wanted)?;
         Some(MetaVictims {

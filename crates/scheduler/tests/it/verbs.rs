@@ -270,7 +270,7 @@ fn inspect_speaks_as_the_originals() {
     bind(&mut state, &pod("p", &[("aliyun.com/gpu-mem", "6")]), "n");
     assert_eq!(
         serde_json::to_value(state.inspect_share(None)).unwrap(),
-        json!({"nodes": [{"name": "n", "totalGPU": 32, "usedGPU": 6, "devs": [
+        json!({"nodes": [{"name": "n", "totalGPU": 32, "usedGPU": 6, "unit": "GiB", "devs": [
             {"id": 0, "totalGPU": 16, "usedGPU": 6, "pods": [{"name": "p", "namespace": "team", "usedGPU": 6}]},
             {"id": 1, "totalGPU": 16, "usedGPU": 0, "pods": []},
         ]}]})

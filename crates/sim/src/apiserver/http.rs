@@ -5,25 +5,24 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Bytes;
-use axum::extract::{DefaultBodyLimit, Query as Parameters, State};
-use axum::http::{HeaderMap, Method, StatusCode, Uri};
+use axum::extract::{DefaultBodyLimit, Query, State};
+use axum::http::{HeaderMap, Method, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use axum::{Json, Router};
 use serde_json::{Value, json};
 
+use super::kinds::{self, Kind};
 use super::path::Target;
+use super::selector::Selector;
 use super::status::Problem;
-use super::store::Store;
-use super::{patch, watch};
+use super::store::{Store, Stored};
+use super::write::Deletion;
+use super::{patch, table, watch};
 
-/// What a list or watch asks for.
-#[derive(Debug, Clone, Default)]
-pub(super) struct Query {
-    fields: Vec<(String, String, bool)>,
-    labels: Vec<(String, String)>,
-    pub(super) bookmarks: bool,
-    pub(super) timeout: Option<Duration>,
-}
+type Parameters = HashMap<String, String>;
+
+/// How long a watch lasts that does not say.
+const WATCH_FOR: Duration = Duration::from_secs(1800);
 
 pub(super) fn router(store: Arc<Store>) -> Router {
     Router::new().fallback(answer).layer(DefaultBodyLimit::disable()).with_state(store)
@@ -33,7 +32,7 @@ async fn answer(
     State(store): State<Arc<Store>>,
     method: Method,
     uri: Uri,
-    Parameters(parameters): Parameters<HashMap<String, String>>,
+    Query(parameters): Query<Parameters>,
     headers: HeaderMap,
     body: Bytes,
 ) -> Response {
@@ -43,97 +42,208 @@ async fn answer(
     if matches!(uri.path(), "/readyz" | "/healthz" | "/livez") {
         return "ok".into_response();
     }
+    if let Some(found) = kinds::discover(uri.path()) {
+        return Json(found).into_response();
+    }
     let Some(target) = Target::parse(uri.path()) else { return Problem::no_such_path().into_response() };
-    if method == Method::GET && target.name.is_empty() {
-        return list_or_watch(store, target, &parameters);
-    }
-    let outcome = match (method, target.part.as_str()) {
-        (Method::GET, _) => store.get(&target).map(|object| (StatusCode::OK, object)),
-        (Method::POST, "binding") => read(&body)
-            .and_then(|binding| store.bind(&target, &binding))
-            .map(|answer| (StatusCode::CREATED, answer)),
-        (Method::POST, _) if target.name.is_empty() => read(&body)
-            .and_then(|object| store.create(&target, object))
-            .map(|object| (StatusCode::CREATED, object)),
-        (Method::PUT, _) => read(&body)
-            .and_then(|object| store.replace(&target, object))
-            .map(|object| (StatusCode::OK, object)),
-        (Method::PATCH, _) => {
-            let media = headers.get("content-type").and_then(|value| value.to_str().ok()).unwrap_or_default();
-            patch::Kind::of(media)
-                .ok_or_else(Problem::unsupported_patch)
-                .and_then(|kind| store.patch(&target, &read(&body)?, kind))
-                .map(|object| (StatusCode::OK, object))
-        }
-        (Method::DELETE, _) => {
-            let options = read(&body).unwrap_or_default();
-            let asked = parameters.get("gracePeriodSeconds").and_then(|text| text.parse().ok());
-            let grace = options["gracePeriodSeconds"].as_u64().or(asked);
-            store.delete(&target, grace).map(|object| (StatusCode::OK, object))
-        }
-        _ => Err(Problem::no_such_path()),
+    let text = |name: header::HeaderName| {
+        headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default().to_owned()
     };
-    match outcome {
-        Ok((code, object)) => (code, Json(object)).into_response(),
-        Err(problem) => problem.into_response(),
+    let request = Request {
+        as_table: wants_table(&text(header::ACCEPT), &parameters),
+        media: text(header::CONTENT_TYPE),
+        target,
+        parameters,
+        body,
+    };
+    let answered = match method {
+        Method::GET if request.target.name.is_empty() => request.list_or_watch(store),
+        method => request.one(&store, &method),
+    };
+    answered.unwrap_or_else(IntoResponse::into_response)
+}
+
+struct Request {
+    target: Target,
+    parameters: Parameters,
+    media: String,
+    as_table: Option<table::Include>,
+    body: Bytes,
+}
+
+impl Request {
+    fn parameter(&self, key: &str) -> &str {
+        self.parameters.get(key).map(String::as_str).unwrap_or_default()
     }
-}
 
-fn list_or_watch(store: Arc<Store>, target: Target, parameters: &HashMap<String, String>) -> Response {
-    let query = Query::read(parameters);
-    let is_true = |key: &str| parameters.get(key).is_some_and(|value| value == "true" || value == "1");
-    if is_true("watch") {
-        let version = parameters.get("resourceVersion").and_then(|text| text.parse().ok());
-        let version = version.unwrap_or_else(|| store.list(&target).0);
-        return watch::answer(store, target, query, version);
+    fn is_true(&self, key: &str) -> bool {
+        matches!(self.parameter(key), "true" | "1")
     }
-    let (version, mut items) = store.list(&target);
-    items.retain(|object| query.selects(&target, object));
-    Json(json!({
-        "kind": format!("{}List", target.kind()), "apiVersion": target.api_version,
-        "metadata": { "resourceVersion": version.to_string() }, "items": items,
-    }))
-    .into_response()
-}
 
-fn read(body: &Bytes) -> Result<Value, Problem> {
-    serde_json::from_slice(body).map_err(|error| Problem::bad_request(error.to_string()))
-}
+    fn json(&self) -> Result<Value, Problem> {
+        if self.media.contains("protobuf") || self.media.contains("cbor") {
+            return Err(Problem::unsupported_media(&self.media));
+        }
+        serde_json::from_slice(&self.body).map_err(|error| Problem::bad_request(error.to_string()))
+    }
 
-// === impl Query ===
-
-impl Query {
-    fn read(parameters: &HashMap<String, String>) -> Self {
-        let text = |key: &str| parameters.get(key).map(String::as_str).unwrap_or_default();
-        let fields = text("fieldSelector").split(',').filter(|part| !part.is_empty()).filter_map(|part| {
-            if let Some((field, value)) = part.split_once("!=") {
-                return Some((field.to_owned(), value.to_owned(), false));
+    /// Everything but lists and watches.
+    fn one(&self, store: &Store, method: &Method) -> Result<Response, Problem> {
+        let target = &self.target;
+        if !self.parameter("dryRun").is_empty() {
+            return Err(Problem::bad_request("this server has no dry runs".to_owned()));
+        }
+        let (code, object) = match (method.as_str(), target.part.as_str()) {
+            ("GET", "" | "status") => (StatusCode::OK, store.get(target)?),
+            ("POST", "binding") => {
+                store.bind(target, &self.json()?)?;
+                return Ok((StatusCode::CREATED, Json(success(StatusCode::CREATED))).into_response());
             }
-            let (field, value) = part.split_once('=')?;
-            Some((field.to_owned(), value.trim_start_matches('=').to_owned(), true))
-        });
-        let labels = text("labelSelector").split(',').filter(|part| !part.is_empty()).filter_map(|part| {
-            let (label, value) = part.split_once('=')?;
-            Some((label.to_owned(), value.trim_start_matches('=').to_owned()))
-        });
-        Self {
-            fields: fields.collect(),
-            labels: labels.collect(),
-            bookmarks: text("allowWatchBookmarks") == "true",
-            timeout: text("timeoutSeconds").parse().ok().map(Duration::from_secs),
+            ("POST", "eviction") => {
+                store.delete(target, &self.deletion(&self.json()?["deleteOptions"]))?;
+                return Ok((StatusCode::CREATED, Json(success(StatusCode::CREATED))).into_response());
+            }
+            ("POST", "") if target.name.is_empty() => {
+                if target.kind.namespaced {
+                    let namespaces = Kind::find("", "namespaces").ok_or_else(Problem::no_such_path)?;
+                    let known = store.lock().find(namespaces, "", &target.namespace).is_some();
+                    known.then_some(()).ok_or_else(|| Problem::not_found(namespaces, &target.namespace))?;
+                }
+                (StatusCode::CREATED, store.create(target, self.json()?)?)
+            }
+            ("PUT", "" | "status") => (StatusCode::OK, store.replace(target, &self.json()?)?),
+            ("PATCH", "" | "status") => {
+                let kind = patch::Kind::of(&self.media).ok_or_else(Problem::unsupported_patch)?;
+                let is_new = kind == patch::Kind::Apply && store.get(target).is_err();
+                let code = if is_new { StatusCode::CREATED } else { StatusCode::OK };
+                (code, store.patch(target, &self.json()?, kind)?)
+            }
+            ("DELETE", "") if !target.name.is_empty() => {
+                let deleted = store.delete(target, &self.deletion(&self.json().unwrap_or_default()))?;
+                if target.kind.plural != "pods" {
+                    let mut status = success(StatusCode::OK);
+                    let uid = deleted.value()["metadata"]["uid"].clone();
+                    status["details"] =
+                        json!({ "name": target.name, "kind": target.kind.plural, "uid": uid });
+                    return Ok(Json(status).into_response());
+                }
+                (StatusCode::OK, deleted)
+            }
+            ("POST" | "DELETE", "" | "status") => return Err(Problem::not_allowed()),
+            _ => return Err(Problem::no_such_path()),
+        };
+        Ok(match self.as_table {
+            Some(include) => (code, Json(table::of(target.kind, &[object], include))).into_response(),
+            None => (code, [(header::CONTENT_TYPE, "application/json")], object.text.clone()).into_response(),
+        })
+    }
+
+    fn deletion(&self, options: &Value) -> Deletion {
+        let asked = self.parameter("gracePeriodSeconds").parse().ok();
+        Deletion {
+            grace: options["gracePeriodSeconds"].as_u64().or(asked),
+            uid: options["preconditions"]["uid"].as_str().map(str::to_owned),
         }
     }
 
-    /// Whether an object is of the namespace and the selectors let it through.
-    pub(super) fn selects(&self, target: &Target, object: &Value) -> bool {
-        let in_namespace =
-            target.namespace.is_empty() || object["metadata"]["namespace"] == target.namespace.as_str();
-        let field = |path: &str| {
-            let found = path.split('.').fold(object, |value, key| &value[key]);
-            found.as_str().unwrap_or_default().to_owned()
+    fn list_or_watch(&self, store: Arc<Store>) -> Result<Response, Problem> {
+        let kind = self.target.kind;
+        let (fields, labels) = (self.parameter("fieldSelector"), self.parameter("labelSelector"));
+        let selector = Selector::parse(kind, &self.target.namespace, fields, labels)?;
+        if self.is_true("sendInitialEvents") {
+            let why = "sendInitialEvents: Forbidden: sendInitialEvents is forbidden for watch unless the WatchList \
+                       feature gate is enabled";
+            return Err(Problem::invalid_options(why));
+        }
+        let version = match self.parameter("resourceVersion") {
+            "" | "0" => None,
+            text => Some(text.parse().map_err(|_| {
+                Problem::invalid_options(&format!("resourceVersion: Invalid value: {text:?}: strconv.ParseUint: parsing {text:?}: invalid syntax"))
+            })?),
         };
-        in_namespace
-            && self.fields.iter().all(|(path, value, equal)| (field(path) == *value) == *equal)
-            && self.labels.iter().all(|(label, value)| object["metadata"]["labels"][label] == value.as_str())
+        if self.is_true("watch") {
+            // A version that is too old is told within the watch, as an event.
+            let watching = match store.watch(kind, selector, version) {
+                Ok(watching) => watching,
+                Err(problem) => {
+                    return Ok(
+                        Json(json!({ "type": "ERROR", "object": problem.into_body() })).into_response()
+                    );
+                }
+            };
+            let telling = watch::Telling {
+                bookmarks: self.is_true("allowWatchBookmarks"),
+                timeout: self.parameter("timeoutSeconds").parse().map_or(WATCH_FOR, Duration::from_secs),
+                as_table: self.as_table,
+            };
+            return Ok(watch::answer(store, kind, watching, telling));
+        }
+        let begun = match self.parameter("continue") {
+            "" => None,
+            token => Some(Place::read(token).ok_or_else(|| {
+                Problem::bad_request("continue key is not valid: it was not made by this server".to_owned())
+            })?),
+        };
+        let limit = self.parameter("limit").parse().ok().filter(|limit| *limit > 0).unwrap_or(usize::MAX);
+        let after = begun.as_ref().map(|place| (place.namespace.as_str(), place.name.as_str()));
+        let page = store.list(kind, &selector, after, limit);
+        // All pages together are of the version of the first: whoever watches from there hears what changed between them.
+        let version = begun.as_ref().map_or(page.version, |place| place.version);
+        let mut metadata = json!({ "resourceVersion": version.to_string() });
+        if let Some(last) = page.items.last().filter(|_| page.remaining > 0) {
+            metadata["continue"] = Place::of(version, last).print().into();
+            metadata["remainingItemCount"] = page.remaining.into();
+        }
+        if let Some(include) = self.as_table {
+            let mut table = table::of(kind, &page.items, include);
+            table["metadata"] = metadata;
+            return Ok(Json(table).into_response());
+        }
+        let items: Vec<&str> = page.items.iter().map(|object| object.text.as_str()).collect();
+        let (api_version, items) = (kind.api_version(), items.join(","));
+        let list = format!(
+            r#"{{"kind":"{}List","apiVersion":"{api_version}","metadata":{metadata},"items":[{items}]}}"#,
+            kind.name
+        );
+        Ok(([(header::CONTENT_TYPE, "application/json")], list).into_response())
     }
+}
+
+/// Where a list goes on.
+struct Place {
+    version: u64,
+    namespace: String,
+    name: String,
+}
+
+impl Place {
+    fn of(version: u64, last: &Stored) -> Self {
+        Self { version, namespace: last.namespace.clone(), name: last.name.clone() }
+    }
+
+    fn print(&self) -> String {
+        format!("{}.{}/{}", self.version, self.namespace, self.name)
+    }
+
+    fn read(token: &str) -> Option<Self> {
+        let (version, place) = token.split_once('.')?;
+        let (namespace, name) = place.split_once('/')?;
+        Some(Self { version: version.parse().ok()?, namespace: namespace.to_owned(), name: name.to_owned() })
+    }
+}
+
+fn success(code: StatusCode) -> Value {
+    let mut status = json!({ "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success" });
+    if code == StatusCode::CREATED {
+        status["code"] = code.as_u16().into();
+    }
+    status
+}
+
+/// Whether the client would rather have a table, and with how much of the objects.
+fn wants_table(accept: &str, parameters: &Parameters) -> Option<table::Include> {
+    let first = accept.split(',').next().unwrap_or_default();
+    let wanted = first.contains("as=Table") && first.contains("g=meta.k8s.io");
+    let include = parameters.get("includeObject").map(String::as_str).unwrap_or_default();
+    wanted.then(|| table::Include::read(include))
 }

@@ -9,6 +9,11 @@ pub(super) enum Kind {
     Merge,
     /// Lists of things with names are merged by name.
     Strategic,
+    /// A list of operations.
+    Json,
+    /// What an owner wants, of an object that need not exist. Who owns which field is not remembered, so what an owner
+    /// leaves out later stays.
+    Apply,
 }
 
 impl Kind {
@@ -17,7 +22,24 @@ impl Kind {
         match media {
             "application/merge-patch+json" => Some(Self::Merge),
             "application/strategic-merge-patch+json" => Some(Self::Strategic),
+            "application/json-patch+json" => Some(Self::Json),
+            "application/apply-patch+yaml" => Some(Self::Apply),
             _ => None,
+        }
+    }
+}
+
+/// Applies a patch; says what is wrong with one that cannot be applied.
+pub(super) fn apply(target: &mut Value, patch: &Value, kind: Kind) -> Result<(), String> {
+    match kind {
+        Kind::Json => operations(target, patch),
+        Kind::Merge => {
+            merge(target, patch, false);
+            Ok(())
+        }
+        Kind::Strategic | Kind::Apply => {
+            merge(target, patch, true);
+            Ok(())
         }
     }
 }
@@ -26,36 +48,42 @@ impl Kind {
 fn merge_key(list: &str) -> Option<&'static str> {
     match list {
         "conditions" | "addresses" => Some("type"),
-        "containers" | "initContainers" | "containerStatuses" | "volumes" | "env" => Some("name"),
+        "containers" | "initContainers" | "volumes" | "env" | "imagePullSecrets" => Some("name"),
+        "ports" => Some("containerPort"),
+        "volumeMounts" => Some("mountPath"),
+        "podIPs" => Some("ip"),
         "ownerReferences" => Some("uid"),
-        "taints" => Some("key"),
         _ => None,
     }
 }
 
-/// Applies a patch: `null` removes, objects are merged, everything else replaces.
-pub(super) fn apply(target: &mut Value, patch: &Value, kind: Kind) {
+/// `null` removes, objects are merged, everything else replaces.
+fn merge(target: &mut Value, patch: &Value, by_name: bool) {
     let Value::Object(changes) = patch else {
         *target = patch.clone();
         return;
     };
-    if !target.is_object() {
+    if !target.is_object() || (by_name && patch["$patch"] == "replace") {
         *target = Value::Object(Map::new());
     }
     let Value::Object(fields) = target else { return };
     for (key, change) in changes {
+        // Directives on the order of lists: the order matters to no one here.
+        if by_name && key.starts_with('$') {
+            continue;
+        }
         match (change, merge_key(key)) {
             (Value::Null, _) => {
                 fields.remove(key);
             }
-            (Value::Array(items), Some(name)) if kind == Kind::Strategic => {
+            (Value::Array(items), Some(name)) if by_name => {
                 merge_list(
                     fields.entry(key.clone()).or_insert_with(|| Value::Array(Vec::new())),
                     items,
                     name,
                 );
             }
-            _ => apply(fields.entry(key.clone()).or_insert(Value::Null), change, kind),
+            _ => merge(fields.entry(key.clone()).or_insert(Value::Null), change, by_name),
         }
     }
 }
@@ -71,10 +99,70 @@ fn merge_list(target: &mut Value, items: &[Value], name: &str) {
             (Some(place), true) => {
                 known.remove(place);
             }
-            (Some(place), false) => apply(&mut known[place], item, Kind::Strategic),
+            (Some(place), false) => merge(&mut known[place], item, true),
             (None, true) => {}
             (None, false) => known.push(item.clone()),
         }
+    }
+}
+
+/// RFC 6902.
+fn operations(target: &mut Value, patch: &Value) -> Result<(), String> {
+    let list = patch.as_array().ok_or("a JSON patch is a list of operations")?;
+    for operation in list {
+        let text = |key: &str| operation[key].as_str();
+        let path = text("path").ok_or("an operation of a JSON patch needs a path")?;
+        let missing = || format!("the path {path:?} does not exist");
+        match text("op") {
+            Some("add") => add(target, path, operation["value"].clone()).ok_or_else(missing)?,
+            Some("replace") => {
+                *target.pointer_mut(path).ok_or_else(missing)? = operation["value"].clone();
+            }
+            Some("remove") => drop(take(target, path).ok_or_else(missing)?),
+            Some("move") => {
+                let value = take(target, text("from").unwrap_or_default()).ok_or_else(missing)?;
+                add(target, path, value).ok_or_else(missing)?;
+            }
+            Some("copy") => {
+                let value = target.pointer(text("from").unwrap_or_default()).cloned().ok_or_else(missing)?;
+                add(target, path, value).ok_or_else(missing)?;
+            }
+            Some("test") if target.pointer(path) == Some(&operation["value"]) => {}
+            Some("test") => return Err(format!("testing value {path} failed")),
+            other => return Err(format!("Unexpected kind: {}", other.unwrap_or("unknown"))),
+        }
+    }
+    Ok(())
+}
+
+/// The container of a path's last step, and that step.
+fn parent<'a>(target: &'a mut Value, path: &str) -> Option<(&'a mut Value, String)> {
+    let (above, last) = path.rsplit_once('/')?;
+    Some((target.pointer_mut(above)?, last.replace("~1", "/").replace("~0", "~")))
+}
+
+fn add(target: &mut Value, path: &str, value: Value) -> Option<()> {
+    match parent(target, path)? {
+        (Value::Object(fields), last) => {
+            fields.insert(last, value);
+        }
+        (Value::Array(items), last) => {
+            let place = if last == "-" { items.len() } else { last.parse().ok()? };
+            (place <= items.len()).then(|| items.insert(place, value))?;
+        }
+        _ => return None,
+    }
+    Some(())
+}
+
+fn take(target: &mut Value, path: &str) -> Option<Value> {
+    match parent(target, path)? {
+        (Value::Object(fields), last) => fields.remove(&last),
+        (Value::Array(items), last) => {
+            let place: usize = last.parse().ok()?;
+            (place < items.len()).then(|| items.remove(place))
+        }
+        _ => None,
     }
 }
 
@@ -86,7 +174,7 @@ mod tests {
 
     fn check(before: Value, patch: &Value, kind: Kind, expected: &Value) {
         let mut after = before;
-        apply(&mut after, patch, kind);
+        apply(&mut after, patch, kind).unwrap();
         assert_eq!(after, *expected);
     }
 
@@ -100,8 +188,10 @@ mod tests {
     #[test]
     fn conditions_merge_by_type_in_a_strategic_patch_only() {
         let before = json!({"conditions": [{"type": "A", "status": "True"}, {"type": "B"}]});
-        let patch =
-            json!({"conditions": [{"type": "A", "status": "False"}, {"$patch": "delete", "type": "B"}]});
+        let patch = json!({
+            "$setElementOrder/conditions": [{"type": "A"}],
+            "conditions": [{"type": "A", "status": "False"}, {"$patch": "delete", "type": "B"}],
+        });
         check(
             before.clone(),
             &patch,
@@ -109,5 +199,25 @@ mod tests {
             &json!({"conditions": [{"type": "A", "status": "False"}]}),
         );
         check(before, &json!({"conditions": []}), Kind::Merge, &json!({"conditions": []}));
+    }
+
+    #[test]
+    fn operations_happen_in_order_or_say_what_is_missing() {
+        let patch = json!([
+            {"op": "test", "path": "/a/b~1c", "value": 1},
+            {"op": "add", "path": "/l/-", "value": 3},
+            {"op": "add", "path": "/l/0", "value": 0},
+            {"op": "move", "from": "/a/b~1c", "path": "/d"},
+            {"op": "copy", "from": "/d", "path": "/e"},
+            {"op": "replace", "path": "/d", "value": 9},
+            {"op": "remove", "path": "/l/1"},
+        ]);
+        let before = json!({"a": {"b/c": 1}, "l": [1]});
+        check(before.clone(), &patch, Kind::Json, &json!({"a": {}, "d": 9, "e": 1, "l": [0, 3]}));
+        let failing =
+            |operation: Value| apply(&mut before.clone(), &json!([operation]), Kind::Json).unwrap_err();
+        assert!(failing(json!({"op": "remove", "path": "/x/y"})).contains("does not exist"));
+        assert!(failing(json!({"op": "test", "path": "/l", "value": 0})).contains("failed"));
+        assert!(failing(json!({"op": "dance", "path": "/l"})).contains("Unexpected kind: dance"));
     }
 }

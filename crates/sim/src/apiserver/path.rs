@@ -1,12 +1,11 @@
 //! What a path names.
 
+use super::kinds::Kind;
+
 /// An object, or all of a kind.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub(super) struct Target {
-    /// `v1`, `coordination.k8s.io/v1`.
-    pub(super) api_version: String,
-    /// `pods`.
-    pub(super) resource: String,
+    pub(super) kind: &'static Kind,
     /// Empty for all, and for objects that have none.
     pub(super) namespace: String,
     /// Empty for all.
@@ -16,51 +15,39 @@ pub(super) struct Target {
 }
 
 impl Target {
+    /// `None` where there is no such path.
     pub(super) fn parse(path: &str) -> Option<Self> {
         let parts: Vec<&str> = path.split('/').filter(|part| !part.is_empty()).collect();
-        let (api_version, rest) = match parts.as_slice() {
-            ["api", version, rest @ ..] => ((*version).to_owned(), rest),
-            ["apis", group, version, rest @ ..] => (format!("{group}/{version}"), rest),
+        let (group, rest) = match parts.as_slice() {
+            ["api", "v1", rest @ ..] => ("", rest),
+            ["apis", group, "v1", rest @ ..] => (*group, rest),
             _ => return None,
         };
         let (namespace, rest) = match rest {
+            ["namespaces", _, "status" | "finalize"] => ("", rest),
             ["namespaces", namespace, rest @ ..] if !rest.is_empty() => (*namespace, rest),
             rest => ("", rest),
         };
-        let (resource, name, part) = match rest {
-            [resource] => (*resource, "", ""),
-            [resource, name] => (*resource, *name, ""),
-            [resource, name, part] => (*resource, *name, *part),
+        let (plural, name, part) = match rest {
+            [plural] => (*plural, "", ""),
+            [plural, name] => (*plural, *name, ""),
+            [plural, name, part] => (*plural, *name, *part),
             _ => return None,
         };
-        Some(Self {
-            api_version,
-            resource: resource.to_owned(),
+        let kind = Kind::find(group, plural)?;
+        let has_namespace = !namespace.is_empty();
+        let sound = if kind.namespaced { has_namespace || name.is_empty() } else { !has_namespace };
+        sound.then(|| Self {
+            kind,
             namespace: namespace.to_owned(),
             name: name.to_owned(),
             part: part.to_owned(),
         })
     }
 
-    /// `Pod` for `pods`.
-    pub(super) fn kind(&self) -> String {
-        match self.resource.as_str() {
-            "configmaps" => "ConfigMap".to_owned(),
-            other => {
-                let singular = other.strip_suffix('s').unwrap_or(other);
-                let mut letters = singular.chars();
-                let first = letters.next().map(|letter| letter.to_ascii_uppercase());
-                first.into_iter().chain(letters).collect()
-            }
-        }
-    }
-
-    /// How messages name the kind: `pods`, `leases.coordination.k8s.io`.
-    pub(super) fn word(&self) -> String {
-        match self.api_version.split_once('/') {
-            Some((group, _)) => format!("{}.{group}", self.resource),
-            None => self.resource.clone(),
-        }
+    /// The object of this name among those the path stands for.
+    pub(super) fn named(&self, name: &str) -> Self {
+        Self { name: name.to_owned(), ..self.clone() }
     }
 }
 
@@ -71,17 +58,20 @@ mod tests {
     #[test]
     fn every_form() {
         let read = |path: &str| {
-            let target = Target::parse(path).unwrap();
-            (target.kind(), target.namespace, target.name, target.part)
+            let Target { kind, namespace, name, part } = Target::parse(path).unwrap();
+            format!("{} {namespace:?} {name:?} {part:?}", kind.name)
         };
-        let text = str::to_owned;
-        assert_eq!(read("/api/v1/pods"), (text("Pod"), text(""), text(""), text("")));
-        assert_eq!(read("/api/v1/nodes/n1/status"), (text("Node"), text(""), text("n1"), text("status")));
-        let binding = read("/api/v1/namespaces/team/pods/p/binding");
-        assert_eq!(binding, (text("Pod"), text("team"), text("p"), text("binding")));
-        assert_eq!(read("/api/v1/namespaces/team"), (text("Namespace"), text(""), text("team"), text("")));
+        assert_eq!(read("/api/v1/pods"), r#"Pod "" "" """#);
+        assert_eq!(read("/api/v1/nodes/n1/status"), r#"Node "" "n1" "status""#);
+        assert_eq!(read("/api/v1/namespaces/team/pods/p/binding"), r#"Pod "team" "p" "binding""#);
+        assert_eq!(read("/api/v1/namespaces/team"), r#"Namespace "" "team" """#);
+        assert_eq!(read("/api/v1/namespaces/team/status"), r#"Namespace "" "team" "status""#);
         let lease = Target::parse("/apis/coordination.k8s.io/v1/namespaces/x/leases/l").unwrap();
-        assert_eq!(lease.word(), "leases.coordination.k8s.io");
-        assert_eq!(Target::parse("/readyz"), None);
+        assert_eq!(lease.kind.word(), "leases.coordination.k8s.io");
+        for none in
+            ["/readyz", "/api/v1/secrets", "/api/v1/pods/p", "/api/v1/namespaces/x/nodes", "/api/v2/pods"]
+        {
+            assert!(Target::parse(none).is_none(), "{none}");
+        }
     }
 }

@@ -5,40 +5,60 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
+use super::kinds::Kind;
 use super::path::Target;
 
 /// An error with its status code.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub(super) struct Problem {
     code: u16,
     reason: &'static str,
     message: String,
+    details: Value,
 }
 
 impl Problem {
     fn new(code: u16, reason: &'static str, message: String) -> Self {
-        Self { code, reason, message }
+        Self { code, reason, message, details: Value::Null }
+    }
+
+    /// The same, of an object.
+    fn about(mut self, kind: &Kind, name: &str) -> Self {
+        self.details = json!({ "name": name, "kind": kind.plural });
+        if !kind.group.is_empty() {
+            self.details["group"] = kind.group.into();
+        }
+        self
     }
 
     pub(super) fn no_such_path() -> Self {
         Self::new(404, "NotFound", "the server could not find the requested resource".to_owned())
     }
 
-    pub(super) fn not_found(target: &Target) -> Self {
-        Self::new(404, "NotFound", format!("{} {:?} not found", target.word(), target.name))
+    pub(super) fn not_allowed() -> Self {
+        let message = "the server does not allow this method on the requested resource";
+        Self::new(405, "MethodNotAllowed", message.to_owned())
     }
 
-    pub(super) fn exists(target: &Target, name: &str) -> Self {
-        Self::new(409, "AlreadyExists", format!("{} {name:?} already exists", target.word()))
+    pub(super) fn not_found(kind: &Kind, name: &str) -> Self {
+        Self::new(404, "NotFound", format!("{} {name:?} not found", kind.word())).about(kind, name)
+    }
+
+    pub(super) fn exists(kind: &Kind, name: &str) -> Self {
+        Self::new(409, "AlreadyExists", format!("{} {name:?} already exists", kind.word())).about(kind, name)
     }
 
     /// Of a write that goes by an old version.
     pub(super) fn stale(target: &Target) -> Self {
-        Self::conflict(
-            &target.word(),
-            &target.name,
-            "the object has been modified; please apply your changes to the latest version and try again",
-        )
+        let why =
+            "the object has been modified; please apply your changes to the latest version and try again";
+        Self::conflict(&target.kind.word(), &target.name, why).about(target.kind, &target.name)
+    }
+
+    /// Of a write that means another object of the same name.
+    pub(super) fn other_uid(target: &Target, wanted: &str, actual: &str) -> Self {
+        let why = format!("Precondition failed: UID in precondition: {wanted}, UID in object meta: {actual}");
+        Self::conflict(&target.kind.word(), &target.name, &why).about(target.kind, &target.name)
     }
 
     pub(super) fn conflict(what: &str, name: &str, why: &str) -> Self {
@@ -49,9 +69,32 @@ impl Problem {
         Self::new(400, "BadRequest", message)
     }
 
+    /// `Pod "x" is invalid: spec.containers: Required value`.
+    pub(super) fn invalid(kind: &Kind, name: &str, why: &str) -> Self {
+        let group = if kind.group.is_empty() { String::new() } else { format!(".{}", kind.group) };
+        Self::new(422, "Invalid", format!("{}{group} {name:?} is invalid: {why}", kind.name))
+            .about(kind, name)
+    }
+
+    pub(super) fn forbidden(kind: &Kind, name: &str, why: &str) -> Self {
+        Self::new(403, "Forbidden", format!("{} {name:?} is forbidden: {why}", kind.word())).about(kind, name)
+    }
+
+    pub(super) fn invalid_options(why: &str) -> Self {
+        Self::new(422, "Invalid", format!("ListOptions.meta.k8s.io \"\" is invalid: {why}"))
+    }
+
+    pub(super) fn unsupported_media(media: &str) -> Self {
+        let message = format!(
+            "the body of the request was in an unknown format ({media}) - accepted media types include: application/json"
+        );
+        Self::new(415, "UnsupportedMediaType", message)
+    }
+
     pub(super) fn unsupported_patch() -> Self {
         let message = "the body of the request was in an unknown format - accepted media types include: \
-                       application/merge-patch+json, application/strategic-merge-patch+json";
+                       application/json-patch+json, application/merge-patch+json, \
+                       application/strategic-merge-patch+json, application/apply-patch+yaml";
         Self::new(415, "UnsupportedMediaType", message.to_owned())
     }
 
@@ -69,10 +112,14 @@ impl Problem {
     }
 
     pub(super) fn into_body(self) -> Value {
-        json!({
+        let mut body = json!({
             "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
             "message": self.message, "reason": self.reason, "code": self.code,
-        })
+        });
+        if !self.details.is_null() {
+            body["details"] = self.details;
+        }
+        body
     }
 }
 

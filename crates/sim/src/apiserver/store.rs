@@ -1,325 +1,316 @@
-//! The objects and their history.
+//! The objects, their history, and who watches them.
+//!
+//! An object is kept as the text it is sent as: a list is its texts one after the other, and thousands of versions fit into memory.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::ops::Bound;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use serde_json::{Value, json};
-use tokio::sync::watch;
+use serde_json::Value;
+use tokio::sync::mpsc;
 
-use super::patch;
+use super::kinds::Kind;
 use super::path::Target;
+use super::selector::Selector;
 use super::status::Problem;
-
-/// What goes wrong with a binding.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Fault {
-    /// It is not done, and the answer says that something broke.
-    Broken,
-    /// It is done, but the answer says that time ran out.
-    AnswerLost,
-    /// It is refused for a reason that has nothing to do with it.
-    Refused,
-}
+use super::write::Fault;
 
 /// Everything.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Store {
     inner: Mutex<Inner>,
-    changed: watch::Sender<u64>,
-    /// Counts how often all watches were ended.
-    hung_up: watch::Sender<u64>,
     down: AtomicBool,
 }
 
 #[derive(Debug, Default)]
-struct Inner {
-    version: u64,
-    objects: BTreeMap<Key, Arc<Value>>,
+pub(super) struct Inner {
+    pub(super) version: u64,
+    objects: BTreeMap<Key, Arc<Stored>>,
     history: VecDeque<Change>,
     /// Changes up to this version are forgotten.
     compacted: u64,
-    faults: VecDeque<Fault>,
-    made: u64,
+    watchers: Vec<Watcher>,
+    /// Kubernetes forgets events after an hour; here the oldest go when there are many.
+    events: VecDeque<Key>,
+    pub(super) faults: VecDeque<Fault>,
+    pub(super) made: u64,
 }
 
-/// Kind, namespace, name.
-type Key = (String, String, String);
+/// Plural of the kind, namespace, name.
+type Key = (&'static str, String, String);
+
+/// An object at one version.
+#[derive(Debug)]
+pub(super) struct Stored {
+    pub(super) namespace: String,
+    pub(super) name: String,
+    pub(super) version: u64,
+    pub(super) text: String,
+    pub(super) labels: BTreeMap<String, String>,
+    fields: Vec<(&'static str, String)>,
+}
 
 /// One change of one object.
-#[derive(Debug, Clone)]
-pub(super) struct Change {
-    pub(super) version: u64,
-    pub(super) resource: String,
-    pub(super) before: Option<Arc<Value>>,
+#[derive(Debug)]
+struct Change {
+    version: u64,
+    kind: &'static Kind,
+    before: Option<Arc<Stored>>,
     /// As it is after, or as it was last.
-    pub(super) object: Arc<Value>,
-    pub(super) is_deletion: bool,
+    object: Arc<Stored>,
+    is_deletion: bool,
+}
+
+#[derive(Debug)]
+struct Watcher {
+    kind: &'static Kind,
+    selector: Selector,
+    queue: mpsc::UnboundedSender<Event>,
+}
+
+/// What a change is to somebody who sees only what is selected.
+#[derive(Debug, Clone)]
+pub(super) struct Event {
+    /// `ADDED`, `MODIFIED`, `DELETED`.
+    pub(super) kind: &'static str,
+    pub(super) object: Arc<Stored>,
+}
+
+/// What a watch has missed, and where it hears of the rest.
+#[derive(Debug)]
+pub(super) struct Watching {
+    pub(super) backlog: Vec<Event>,
+    pub(super) queue: mpsc::UnboundedReceiver<Event>,
+}
+
+/// A part of a list.
+#[derive(Debug)]
+pub(super) struct Page {
+    pub(super) version: u64,
+    pub(super) items: Vec<Arc<Stored>>,
+    pub(super) remaining: usize,
 }
 
 /// Changes remembered for watches that resume.
-const HISTORY: usize = 100_000;
+const HISTORY: usize = 5_000;
 
-impl Default for Store {
-    fn default() -> Self {
-        let (changed, hung_up) = (watch::Sender::new(0), watch::Sender::new(0));
-        Self { inner: Mutex::default(), changed, hung_up, down: AtomicBool::new(false) }
-    }
-}
+/// Events kept.
+const EVENTS: usize = 2_000;
 
 impl Store {
-    fn lock(&self) -> MutexGuard<'_, Inner> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub(super) fn changes(&self) -> watch::Receiver<u64> {
-        self.changed.subscribe()
-    }
-
-    pub(super) fn hang_ups(&self) -> watch::Receiver<u64> {
-        self.hung_up.subscribe()
     }
 
     pub(super) fn set_down(&self, down: bool) {
         self.down.store(down, Ordering::SeqCst);
-        self.hang_up();
+        self.lock().watchers.clear();
     }
 
     pub(super) fn is_down(&self) -> bool {
         self.down.load(Ordering::SeqCst)
     }
 
-    fn hang_up(&self) {
-        self.hung_up.send_modify(|count| *count += 1);
-    }
-
-    pub(super) fn fail_bindings(&self, faults: impl IntoIterator<Item = Fault>) {
-        self.lock().faults.extend(faults);
-    }
-
     pub(super) fn compact(&self) {
         let mut inner = self.lock();
         inner.compacted = inner.version;
         inner.history.clear();
-        drop(inner);
-        self.hang_up();
+        inner.watchers.clear();
     }
 
-    /// The version, and all objects of a kind.
-    pub(super) fn list(&self, target: &Target) -> (u64, Vec<Value>) {
-        let inner = self.lock();
-        let from = (target.resource.clone(), target.namespace.clone(), String::new());
-        let of_kind = inner.objects.range(from..).take_while(|(key, _)| key.0 == target.resource);
-        let wanted = of_kind.filter(|(key, _)| target.namespace.is_empty() || key.1 == target.namespace);
-        (inner.version, wanted.map(|(_, object)| object.as_ref().clone()).collect())
+    pub(super) fn version(&self) -> u64 {
+        self.lock().version
     }
 
-    /// Changes of a kind since a version, or word that they are forgotten.
-    pub(super) fn since(&self, target: &Target, version: u64) -> Result<(u64, Vec<Change>), Problem> {
-        let inner = self.lock();
-        if version < inner.compacted {
-            return Err(Problem::expired(version, inner.compacted));
-        }
-        let start = inner.history.partition_point(|change| change.version <= version);
-        let later = inner.history.range(start..).filter(|change| change.resource == target.resource);
-        Ok((inner.version, later.cloned().collect()))
-    }
-
-    pub(super) fn get(&self, target: &Target) -> Result<Value, Problem> {
-        let inner = self.lock();
-        let found = inner.objects.get(&key(target)).ok_or_else(|| Problem::not_found(target))?;
-        Ok(found.as_ref().clone())
-    }
-
-    pub(super) fn create(&self, target: &Target, mut object: Value) -> Result<Value, Problem> {
-        let mut inner = self.lock();
-        inner.made += 1;
-        let made = inner.made;
-        let metadata = &mut object["metadata"];
-        if let (None, Some(prefix)) = (metadata["name"].as_str(), metadata["generateName"].as_str()) {
-            metadata["name"] = format!("{prefix}{made:05}").into();
-        }
-        let name = metadata["name"].as_str().unwrap_or_default().to_owned();
-        if name.is_empty() {
-            return Err(Problem::bad_request("name or generateName is required".to_owned()));
-        }
-        metadata["uid"] = format!("00000000-0000-4000-8000-{made:012}").into();
-        metadata["creationTimestamp"] = "2026-01-01T00:00:00Z".into();
-        if !target.namespace.is_empty() {
-            metadata["namespace"] = target.namespace.clone().into();
-        }
-        object["apiVersion"] = target.api_version.clone().into();
-        object["kind"] = target.kind().into();
-        if target.resource == "pods" {
-            object["status"] = json!({ "phase": "Pending" });
-            if object["spec"]["schedulerName"].is_null() {
-                object["spec"]["schedulerName"] = "default-scheduler".into();
-            }
-        }
-        let target = Target { name: name.clone(), ..target.clone() };
-        if inner.objects.contains_key(&key(&target)) {
-            return Err(Problem::exists(&target, &name));
-        }
-        Ok(self.put(&mut inner, &target, object))
-    }
-
-    /// Replaces an object, provided the writer has seen its newest version.
-    pub(super) fn replace(&self, target: &Target, object: Value) -> Result<Value, Problem> {
-        self.change(target, |current| {
-            let expected = object["metadata"]["resourceVersion"].as_str();
-            if expected.is_some_and(|version| current["metadata"]["resourceVersion"] != version) {
-                return Err(Problem::stale(target));
-            }
-            Ok(object.clone())
-        })
-    }
-
-    pub(super) fn patch(&self, target: &Target, patch: &Value, kind: patch::Kind) -> Result<Value, Problem> {
-        self.change(target, |current| {
-            let expected = patch["metadata"]["resourceVersion"].as_str();
-            if expected.is_some_and(|version| current["metadata"]["resourceVersion"] != version) {
-                return Err(Problem::stale(target));
-            }
-            let mut patched = current.clone();
-            patch::apply(&mut patched, patch, kind);
-            Ok(patched)
-        })
-    }
-
-    /// Changes an object, or its status only where the path says so, or all but its status.
-    fn change(
+    /// Objects of a kind by namespace and name, those after a place, no more than so many.
+    pub(super) fn list(
         &self,
-        target: &Target,
-        make: impl FnOnce(&Value) -> Result<Value, Problem>,
-    ) -> Result<Value, Problem> {
+        kind: &'static Kind,
+        selector: &Selector,
+        after: Option<(&str, &str)>,
+        limit: usize,
+    ) -> Page {
+        let inner = self.lock();
+        let mut items = inner.select(kind, selector, after);
+        let remaining = items.len().saturating_sub(limit);
+        items.truncate(limit);
+        Page { version: inner.version, items, remaining }
+    }
+
+    /// What happened since a version and what will happen; without a version, everything there is and what will happen.
+    pub(super) fn watch(
+        &self,
+        kind: &'static Kind,
+        selector: Selector,
+        since: Option<u64>,
+    ) -> Result<Watching, Problem> {
         let mut inner = self.lock();
-        let current = inner.objects.get(&key(target)).ok_or_else(|| Problem::not_found(target))?;
-        let current = current.as_ref().clone();
-        let wanted = make(&current)?;
-        let has_status = matches!(target.resource.as_str(), "pods" | "nodes");
-        let mut next = match target.part.as_str() {
-            "status" => {
-                let mut next = current.clone();
-                next["status"] = wanted["status"].clone();
-                // Nodes are patched there with annotations too.
-                next["metadata"]["annotations"] = wanted["metadata"]["annotations"].clone();
-                next
+        let backlog = match since {
+            None => {
+                let there = inner.select(kind, &selector, None).into_iter();
+                there.map(|object| Event { kind: "ADDED", object }).collect()
             }
-            _ => {
-                let mut next = wanted;
-                if has_status {
-                    next["status"] = current["status"].clone();
-                }
-                next
+            Some(version) if version < inner.compacted => {
+                return Err(Problem::expired(version, inner.compacted));
+            }
+            Some(version) => {
+                let start = inner.history.partition_point(|change| change.version <= version);
+                let later = inner.history.range(start..).filter(|change| change.kind.plural == kind.plural);
+                later.filter_map(|change| change.seen_by(&selector)).collect()
             }
         };
-        for fixed in ["name", "namespace", "uid", "creationTimestamp"] {
-            next["metadata"][fixed] = current["metadata"][fixed].clone();
-        }
-        strip_nulls(&mut next["metadata"]);
-        Ok(self.put(&mut inner, target, next))
+        let (sender, queue) = mpsc::unbounded_channel();
+        inner.watchers.push(Watcher { kind, selector, queue: sender });
+        Ok(Watching { backlog, queue })
     }
 
-    /// Deletes an object. A pod that runs is only marked unless there is no grace: its kubelet deletes it at the end.
-    pub(super) fn delete(&self, target: &Target, grace: Option<u64>) -> Result<Value, Problem> {
-        let mut inner = self.lock();
+    pub(super) fn get(&self, target: &Target) -> Result<Arc<Stored>, Problem> {
+        self.lock().get(target)
+    }
+}
+
+impl Inner {
+    fn select(
+        &self,
+        kind: &'static Kind,
+        selector: &Selector,
+        after: Option<(&str, &str)>,
+    ) -> Vec<Arc<Stored>> {
+        let start = match after {
+            None => Bound::Included((kind.plural, selector.namespace.clone(), String::new())),
+            Some((namespace, name)) => Bound::Excluded((kind.plural, namespace.to_owned(), name.to_owned())),
+        };
+        let of_kind =
+            self.objects.range((start, Bound::Unbounded)).take_while(|(key, _)| key.0 == kind.plural);
+        of_kind.map(|(_, object)| object).filter(|object| selector.selects(object)).cloned().collect()
+    }
+
+    pub(super) fn find(&self, kind: &'static Kind, namespace: &str, name: &str) -> Option<&Arc<Stored>> {
+        self.objects.get(&(kind.plural, namespace.to_owned(), name.to_owned()))
+    }
+
+    pub(super) fn get(&self, target: &Target) -> Result<Arc<Stored>, Problem> {
+        let Target { kind, namespace, name, .. } = target;
+        self.find(kind, namespace, name).cloned().ok_or_else(|| Problem::not_found(kind, name))
+    }
+
+    /// Enters an object under the next version.
+    pub(super) fn put(&mut self, target: &Target, mut object: Value) -> Arc<Stored> {
+        self.version += 1;
+        object["metadata"]["resourceVersion"] = self.version.to_string().into();
+        let object = Arc::new(Stored::of(target.kind, &object, self.version));
         let key = key(target);
-        let current = Arc::clone(inner.objects.get(&key).ok_or_else(|| Problem::not_found(target))?);
-        let ended = matches!(current["status"]["phase"].as_str(), Some("Succeeded" | "Failed"));
-        let runs = target.resource == "pods" && !current["spec"]["nodeName"].is_null() && !ended;
-        if runs && grace != Some(0) {
-            let mut marked = current.as_ref().clone();
-            marked["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
-            marked["metadata"]["deletionGracePeriodSeconds"] = grace.unwrap_or(30).into();
-            return Ok(self.put(&mut inner, target, marked));
+        let before = self.objects.insert(key.clone(), Arc::clone(&object));
+        if target.kind.plural == "events" && before.is_none() {
+            self.events.push_back(key);
         }
-        inner.objects.remove(&key);
-        inner.version += 1;
-        let version = inner.version;
-        let mut last = current.as_ref().clone();
-        last["metadata"]["resourceVersion"] = version.to_string().into();
-        self.record(&mut inner, target, Some(current), Arc::new(last.clone()), true);
-        Ok(last)
+        self.record(target.kind, before, Arc::clone(&object), false);
+        while self.events.len() > EVENTS
+            && let Some(oldest) = self.events.pop_front()
+        {
+            self.take(target.kind, &oldest);
+        }
+        object
     }
 
-    /// Binds a pod: node, annotations and condition in one write.
-    pub(super) fn bind(&self, target: &Target, binding: &Value) -> Result<Value, Problem> {
-        let mut inner = self.lock();
-        let fault = inner.faults.pop_front();
-        match fault {
-            Some(Fault::Broken) => return Err(Problem::internal("etcdserver: leader changed")),
-            Some(Fault::Refused) => {
-                return Err(Problem::bad_request("admission denied the binding".to_owned()));
-            }
-            Some(Fault::AnswerLost) | None => {}
-        }
-        let pod = Target { part: String::new(), ..target.clone() };
-        let current = inner.objects.get(&key(&pod)).ok_or_else(|| Problem::not_found(&pod))?;
-        let mut bound = current.as_ref().clone();
-        let refuse = |why: String| Err(Problem::conflict("pods/binding", &target.name, &why));
-        let (wanted, actual) = (&binding["metadata"]["uid"], &bound["metadata"]["uid"]);
-        if wanted.as_str().is_some_and(|uid| !uid.is_empty() && actual != uid) {
-            return refuse(format!(
-                "Precondition failed: UID in precondition: {}, UID in object meta: {}",
-                wanted.as_str().unwrap_or_default(),
-                actual.as_str().unwrap_or_default()
-            ));
-        }
-        if !bound["metadata"]["deletionTimestamp"].is_null() {
-            return refuse(format!("pod {} is being deleted, cannot be assigned to a host", target.name));
-        }
-        if let Some(node) = bound["spec"]["nodeName"].as_str() {
-            return refuse(format!("pod {} is already assigned to node {node:?}", target.name));
-        }
-        bound["spec"]["nodeName"] = binding["target"]["name"].clone();
-        for (annotation, value) in binding["metadata"]["annotations"].as_object().into_iter().flatten() {
-            bound["metadata"]["annotations"][annotation] = value.clone();
-        }
-        let scheduled = json!({ "conditions": [{ "type": "PodScheduled", "status": "True" }] });
-        patch::apply(&mut bound["status"], &scheduled, patch::Kind::Strategic);
-        self.put(&mut inner, &pod, bound);
-        match fault {
-            // Not a 504, which clients try again by themselves.
-            Some(Fault::AnswerLost) => Err(Problem::internal("request timed out")),
-            _ => Ok(
-                json!({ "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201 }),
-            ),
-        }
+    pub(super) fn remove(&mut self, target: &Target) -> Option<Arc<Stored>> {
+        self.take(target.kind, &key(target))
     }
 
-    fn put(&self, inner: &mut Inner, target: &Target, mut object: Value) -> Value {
-        inner.version += 1;
-        object["metadata"]["resourceVersion"] = inner.version.to_string().into();
-        let object = Arc::new(object);
-        let before = inner.objects.insert(key(target), Arc::clone(&object));
-        self.record(inner, target, before, Arc::clone(&object), false);
-        object.as_ref().clone()
+    fn take(&mut self, kind: &'static Kind, key: &Key) -> Option<Arc<Stored>> {
+        let before = self.objects.remove(key)?;
+        self.version += 1;
+        let mut last = before.value();
+        last["metadata"]["resourceVersion"] = self.version.to_string().into();
+        let last = Arc::new(Stored::of(kind, &last, self.version));
+        self.record(kind, Some(before), Arc::clone(&last), true);
+        Some(last)
+    }
+
+    /// Takes everything of a namespace away.
+    pub(super) fn clear_namespace(&mut self, namespace: &str) {
+        let keys: Vec<Key> = self.objects.keys().filter(|key| key.1 == namespace).cloned().collect();
+        for key in keys {
+            let kind = super::kinds::KINDS.iter().find(|kind| kind.plural == key.0);
+            kind.and_then(|kind| self.take(kind, &key));
+        }
     }
 
     fn record(
-        &self,
-        inner: &mut Inner,
-        target: &Target,
-        before: Option<Arc<Value>>,
-        object: Arc<Value>,
+        &mut self,
+        kind: &'static Kind,
+        before: Option<Arc<Stored>>,
+        object: Arc<Stored>,
         is_deletion: bool,
     ) {
-        let (version, resource) = (inner.version, target.resource.clone());
-        inner.history.push_back(Change { version, resource, before, object, is_deletion });
-        if inner.history.len() > HISTORY {
-            inner.history.drain(..HISTORY / 2);
-            inner.compacted = inner.history.front().map_or(version, |change| change.version - 1);
+        let change = Change { version: self.version, kind, before, object, is_deletion };
+        self.watchers.retain(|watcher| {
+            if watcher.kind.plural != kind.plural {
+                return !watcher.queue.is_closed();
+            }
+            match change.seen_by(&watcher.selector) {
+                Some(event) => watcher.queue.send(event).is_ok(),
+                None => !watcher.queue.is_closed(),
+            }
+        });
+        self.history.push_back(change);
+        if self.history.len() > HISTORY {
+            self.history.drain(..HISTORY / 4);
+            self.compacted = self.history.front().map_or(self.version, |change| change.version - 1);
         }
-        self.changed.send_replace(version);
+    }
+}
+
+impl Change {
+    fn seen_by(&self, selector: &Selector) -> Option<Event> {
+        let before = self.before.as_ref().is_some_and(|object| selector.selects(object));
+        let after = !self.is_deletion && selector.selects(&self.object);
+        let kind = match (before, after) {
+            (false, false) => return None,
+            (false, true) => "ADDED",
+            (true, true) => "MODIFIED",
+            (true, false) => "DELETED",
+        };
+        Some(Event { kind, object: Arc::clone(&self.object) })
+    }
+}
+
+impl Stored {
+    pub(super) fn of(kind: &Kind, object: &Value, version: u64) -> Self {
+        let text = |value: &Value| match value {
+            Value::String(text) => text.clone(),
+            Value::Null => String::new(),
+            other => other.to_string(),
+        };
+        let metadata = &object["metadata"];
+        let labels = metadata["labels"].as_object().into_iter().flatten();
+        let at = |path: &'static str| path.split('.').fold(object, |value, key| &value[key]);
+        Self {
+            namespace: text(&metadata["namespace"]),
+            name: text(&metadata["name"]),
+            version,
+            text: object.to_string(),
+            labels: labels.map(|(label, value)| (label.clone(), text(value))).collect(),
+            fields: kind.fields.iter().map(|path| (*path, text(at(path)))).collect(),
+        }
+    }
+
+    /// What a field selector finds under this name.
+    pub(super) fn field(&self, path: &str) -> &str {
+        match path {
+            "metadata.name" => &self.name,
+            "metadata.namespace" => &self.namespace,
+            _ => self.fields.iter().find(|(known, _)| *known == path).map_or("", |(_, value)| value),
+        }
+    }
+
+    pub(super) fn value(&self) -> Value {
+        // It was written from a value.
+        serde_json::from_str(&self.text).unwrap_or_default()
     }
 }
 
 fn key(target: &Target) -> Key {
-    (target.resource.clone(), target.namespace.clone(), target.name.clone())
-}
-
-fn strip_nulls(value: &mut Value) {
-    if let Value::Object(fields) = value {
-        fields.retain(|_, field| !field.is_null());
-    }
+    (target.kind.plural, target.namespace.clone(), target.name.clone())
 }

@@ -1,4 +1,4 @@
-//! Watches: the history from a version on, and what comes.
+//! Watches: what happened from a version on, and what comes.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,35 +6,54 @@ use std::time::Duration;
 use axum::body::{Body, Bytes};
 use axum::response::{IntoResponse, Response};
 use futures::stream;
-use serde_json::{Value, json};
+use serde_json::json;
+use tokio::sync::mpsc;
+use tokio::time::Instant;
 
-use super::http::Query;
-use super::path::Target;
-use super::store::{Change, Store};
+use super::kinds::Kind;
+use super::store::{Event, Store, Watching};
+use super::table;
+
+/// How a watch is told.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Telling {
+    pub(super) bookmarks: bool,
+    pub(super) timeout: Duration,
+    /// As rows for people.
+    pub(super) as_table: Option<table::Include>,
+}
+
+/// How often somebody who asked for bookmarks gets one.
+const BOOKMARK_EVERY: Duration = Duration::from_secs(60);
 
 struct Watch {
     store: Arc<Store>,
-    target: Target,
-    query: Query,
-    version: u64,
-    changed: tokio::sync::watch::Receiver<u64>,
-    hung_up: tokio::sync::watch::Receiver<u64>,
-    /// Whether a bookmark is owed once the backlog is told.
-    bookmark: bool,
-    ended: bool,
+    kind: &'static Kind,
+    telling: Telling,
+    backlog: std::vec::IntoIter<Event>,
+    queue: mpsc::UnboundedReceiver<Event>,
+    ends: Instant,
+    bookmark_at: Instant,
+    told_columns: bool,
 }
 
 /// A stream of events, one JSON object a line.
-pub(super) fn answer(store: Arc<Store>, target: Target, query: Query, version: u64) -> Response {
+pub(super) fn answer(
+    store: Arc<Store>,
+    kind: &'static Kind,
+    watching: Watching,
+    telling: Telling,
+) -> Response {
     let watch = Watch {
-        changed: store.changes(),
-        hung_up: store.hang_ups(),
-        bookmark: query.bookmarks,
         store,
-        target,
-        query,
-        version,
-        ended: false,
+        kind,
+        telling,
+        backlog: watching.backlog.into_iter(),
+        queue: watching.queue,
+        ends: Instant::now() + telling.timeout,
+        // The first one when the backlog is told.
+        bookmark_at: Instant::now(),
+        told_columns: false,
     };
     let lines = stream::unfold(watch, |mut watch| async move {
         let line = watch.next().await?;
@@ -45,61 +64,55 @@ pub(super) fn answer(store: Arc<Store>, target: Target, query: Query, version: u
 
 impl Watch {
     async fn next(&mut self) -> Option<String> {
-        let limit = self.query.timeout.unwrap_or(Duration::from_secs(300));
-        let ends = tokio::time::sleep(limit);
-        tokio::pin!(ends);
-        loop {
-            if self.ended {
-                return None;
-            }
-            self.changed.borrow_and_update();
-            match self.store.since(&self.target, self.version) {
-                Err(problem) => {
-                    self.ended = true;
-                    return Some(line("ERROR", &problem.into_body()));
+        if let Some(event) = self.backlog.next() {
+            return Some(self.tell(&event));
+        }
+        let bookmark_at = if self.telling.bookmarks { self.bookmark_at } else { self.ends };
+        tokio::select! {
+            biased;
+            event = self.queue.recv() => {
+                let mut lines = self.tell(&event?);
+                while let Ok(event) = self.queue.try_recv() {
+                    lines += &self.tell(&event);
                 }
-                Ok((version, changes)) => {
-                    self.version = version;
-                    let events: String = changes.iter().filter_map(|change| self.event(change)).collect();
-                    if !events.is_empty() {
-                        return Some(events);
-                    }
-                    if std::mem::take(&mut self.bookmark) {
-                        return Some(line("BOOKMARK", &self.mark()));
-                    }
-                }
+                Some(lines)
             }
-            tokio::select! {
-                changed = self.changed.changed() => changed.ok()?,
-                _ = self.hung_up.changed() => return None,
-                () = &mut ends => return None,
+            () = tokio::time::sleep_until(self.ends) => None,
+            () = tokio::time::sleep_until(bookmark_at) => {
+                self.bookmark_at = Instant::now() + BOOKMARK_EVERY;
+                self.bookmark()
             }
         }
     }
 
-    fn mark(&self) -> Value {
-        json!({
-            "kind": self.target.kind(), "apiVersion": self.target.api_version,
-            "metadata": { "resourceVersion": self.version.to_string(), "creationTimestamp": null },
-            "spec": { "containers": null }, "status": {},
-        })
+    /// The version up to which everything was told. What happens meanwhile is in the queue, and then there is no bookmark yet.
+    fn bookmark(&mut self) -> Option<String> {
+        let version = self.store.version();
+        match self.queue.try_recv() {
+            Ok(event) => Some(self.tell(&event)),
+            Err(mpsc::error::TryRecvError::Disconnected) => None,
+            Err(mpsc::error::TryRecvError::Empty) => {
+                let mut mark = json!({
+                    "kind": self.kind.name, "apiVersion": self.kind.api_version(),
+                    "metadata": { "resourceVersion": version.to_string(), "creationTimestamp": null },
+                });
+                if self.kind.plural == "pods" {
+                    mark["spec"] = json!({ "containers": null });
+                    mark["status"] = json!({});
+                }
+                Some(format!("{}\n", json!({ "type": "BOOKMARK", "object": mark })))
+            }
+        }
     }
 
-    /// What a change is to somebody who sees only what is selected.
-    fn event(&self, change: &Change) -> Option<String> {
-        let shown = |object: &Value| self.query.selects(&self.target, object);
-        let before = change.before.as_deref().is_some_and(shown);
-        let after = !change.is_deletion && shown(&change.object);
-        let kind = match (before, after) {
-            (false, false) => return None,
-            (false, true) => "ADDED",
-            (true, true) => "MODIFIED",
-            (true, false) => "DELETED",
+    fn tell(&mut self, event: &Event) -> String {
+        let Some(include) = self.telling.as_table else {
+            return format!("{{\"type\":\"{}\",\"object\":{}}}\n", event.kind, event.object.text);
         };
-        Some(line(kind, &change.object))
+        let mut table = table::of(self.kind, std::slice::from_ref(&event.object), include);
+        if std::mem::replace(&mut self.told_columns, true) {
+            table["columnDefinitions"] = serde_json::Value::Null;
+        }
+        format!("{}\n", json!({ "type": event.kind, "object": table }))
     }
-}
-
-fn line(kind: &str, object: &Value) -> String {
-    format!("{}\n", json!({ "type": kind, "object": object }))
 }

@@ -10,7 +10,9 @@
 //!   `plugins_registry`.
 
 mod admission;
+mod containers;
 mod listing;
+pub mod node;
 mod plugins;
 
 use std::{
@@ -43,6 +45,19 @@ pub struct Checkpoint {
     pods: BTreeMap<String, PodEntry>,
 }
 
+/// The devices of one resource that one container holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Held {
+    /// The pod's UID.
+    pub pod: String,
+    /// The container's name.
+    pub container: String,
+    /// Such as `nvidia.com/gpu`.
+    pub resource: String,
+    /// Which devices.
+    pub ids: BTreeSet<String>,
+}
+
 /// One pod in the kubelet's books.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct PodEntry {
@@ -65,6 +80,8 @@ struct State {
     plugins: Mutex<BTreeMap<String, Plugin>>,
     limit: Mutex<RateLimit>,
     lists: std::sync::atomic::AtomicUsize,
+    /// Counts the news of the plugins.
+    news: tokio::sync::watch::Sender<u64>,
     /// For random choices that are the same in every run.
     dice: Mutex<u64>,
 }
@@ -77,6 +94,7 @@ impl Kubelet {
             plugins: Mutex::default(),
             limit: Mutex::new(RateLimit::new()),
             lists: std::sync::atomic::AtomicUsize::new(0),
+            news: tokio::sync::watch::Sender::new(0),
             dice: Mutex::new(seed.wrapping_mul(2).wrapping_add(1)),
         });
         let stop = CancellationToken::new();
@@ -106,6 +124,32 @@ impl Kubelet {
     pub fn allocatable(&self, resource: &str) -> usize {
         let plugins = lock(&self.state.plugins);
         plugins.get(resource).map_or(0, |plugin| plugin.healthy().len())
+    }
+
+    /// How many devices of a resource it knows, and how many of them are healthy; `None` without a plugin.
+    fn devices(&self, resource: &str) -> Option<(usize, usize)> {
+        lock(&self.state.plugins).get(resource).map(Plugin::count)
+    }
+
+    /// Changes whenever a plugin tells something new.
+    fn news(&self) -> tokio::sync::watch::Receiver<u64> {
+        self.state.news.subscribe()
+    }
+
+    /// Every device held, with the pod and container that hold it: the device manager's whole book.
+    #[must_use]
+    pub fn book(&self) -> Vec<Held> {
+        let books = lock(&self.state.books);
+        let mut all = Vec::new();
+        for (uid, pod) in &books.pods {
+            for container in &pod.containers {
+                for (resource, ids) in &container.ids {
+                    let (resource, ids) = (resource.clone(), ids.clone());
+                    all.push(Held { pod: uid.clone(), container: container.name.clone(), resource, ids });
+                }
+            }
+        }
+        all
     }
 
     /// How often podresources were listed.

@@ -6,7 +6,7 @@ use std::{
     os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
     sync::{Arc, Mutex},
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
 use tessera_wire::kubelet::{
@@ -31,6 +31,9 @@ use super::{State, lock};
 /// How often the registry is looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
+/// A directory that did not change for so long has been seen as it is.
+const SETTLED: Duration = Duration::from_millis(100);
+
 /// A plugin that is known.
 #[derive(Clone, Debug)]
 pub(super) struct Plugin {
@@ -42,6 +45,12 @@ pub(super) struct Plugin {
 impl Plugin {
     pub(super) fn healthy(&self) -> BTreeSet<String> {
         lock(&self.devices).iter().filter(|(_, healthy)| **healthy).map(|(id, _)| id.clone()).collect()
+    }
+
+    /// All devices, and the healthy ones.
+    pub(super) fn count(&self) -> (usize, usize) {
+        let devices = lock(&self.devices);
+        (devices.len(), devices.values().filter(|healthy| **healthy).count())
     }
 }
 
@@ -97,7 +106,15 @@ pub(super) fn watch_registry(
     let stop = stop.clone();
     tasks.spawn(async move {
         let mut known = BTreeSet::new();
+        let mut settled = None;
         while !stop.is_cancelled() {
+            // Many kubelets in one process would spend their time reading directories in which nothing has changed.
+            let changed = fs::metadata(&directory).and_then(|data| data.modified()).ok();
+            if changed.is_some() && changed == settled {
+                tokio::time::sleep(LOOK_EVERY).await;
+                continue;
+            }
+            let mut all_known = true;
             let entries = fs::read_dir(&directory).into_iter().flatten().filter_map(Result::ok);
             for path in entries.map(|entry| entry.path()) {
                 let Ok(identity) =
@@ -105,10 +122,16 @@ pub(super) fn watch_registry(
                 else {
                     continue;
                 };
-                if !known.contains(&identity) && introduce(&path, state.clone()).await.is_ok() {
-                    known.insert(identity);
+                if !known.contains(&identity) {
+                    match introduce(&path, state.clone()).await {
+                        Ok(()) => drop(known.insert(identity)),
+                        Err(_not_yet) => all_known = false,
+                    }
                 }
             }
+            // The clock of the files is coarse: what changed a moment ago may change again unseen.
+            let is_old = |time: &SystemTime| time.elapsed().is_ok_and(|passed| passed > SETTLED);
+            settled = changed.filter(|time| all_known && is_old(time));
             tokio::time::sleep(LOOK_EVERY).await;
         }
     });
@@ -144,8 +167,10 @@ async fn connect(socket: &Path, resource: String, state: Arc<State>) -> Result<(
         while let Ok(Some(message)) = stream.message().await {
             let devices = message.devices.into_iter().map(|device| (device.id, device.health == HEALTHY));
             *lock(&plugin.devices) = devices.collect();
+            state.news.send_modify(|count| *count += 1);
         }
         lock(&plugin.devices).values_mut().for_each(|healthy| *healthy = false);
+        state.news.send_modify(|count| *count += 1);
     });
     Ok(())
 }

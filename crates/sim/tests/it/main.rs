@@ -7,3 +7,4 @@
 )]
 
 mod cluster;
+mod conformance;

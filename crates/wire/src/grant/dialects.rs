@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use tessera_core::grant::{ContainerGrant, Hold};
 use tessera_core::node::Node;
 use tessera_core::request::Request;
-use tessera_core::units::GpuIndex;
+use tessera_core::units::{GpuIndex, MiB, Percent};
 
 use super::{Annotations, BadGrant, Claim};
 use crate::dialect::{Dialect, MemoryUnit};
@@ -108,19 +108,29 @@ fn units(claim: &Claim, unit: MemoryUnit) -> u64 {
 pub(super) fn read(
     annotations: &Annotations,
     claims: &[Claim],
+    unit: MemoryUnit,
 ) -> Result<Option<Vec<ContainerGrant>>, BadGrant> {
     let mut grants = Vec::new();
     let mut group = indexes(annotations, GROUP)?.map(Vec::into_iter);
     let allocation = allocation(annotations)?;
     for claim in claims {
+        if let (Dialect::Gpushare, Some(by_container), Some(position)) =
+            (claim.dialect, &allocation, claim.position)
+        {
+            let Some(units) = by_container.get(&position).filter(|units| !units.is_empty()) else { continue };
+            let part = |units: u64| Hold::Part {
+                cores: Percent::ZERO,
+                memory: MiB(units.saturating_mul(unit.mib())),
+            };
+            let cards = units.iter().map(|(gpu, units)| (GpuIndex(*gpu), part(*units))).collect();
+            grants.push(ContainerGrant { container: claim.container.clone(), role: claim.role, cards });
+            continue;
+        }
         let gpus = match (claim.dialect, claim.request) {
             (Dialect::Gputopology, Request::Whole(count)) => {
                 group.as_mut().map(|rest| rest.take(usize::from(count)).collect())
             }
-            (Dialect::Gpushare, _) => match (&allocation, claim.position) {
-                (Some(by_container), Some(position)) => by_container.get(&position).cloned(),
-                _ => indexes(annotations, MEMORY_INDEX)?,
-            },
+            (Dialect::Gpushare, _) => indexes(annotations, MEMORY_INDEX)?,
             (Dialect::Vcuda, _) => match claim.position {
                 Some(position) => indexes(annotations, &format!("{CORE_INDEX}{position}"))?,
                 None => None,
@@ -150,19 +160,14 @@ fn indexes(annotations: &Annotations, key: &str) -> Result<Option<Vec<GpuIndex>>
     parsed.map(Some).map_err(bad)
 }
 
-/// Cards by position of the container.
-fn allocation(annotations: &Annotations) -> Result<Option<BTreeMap<usize, Vec<GpuIndex>>>, BadGrant> {
+/// Units by card, by position of the container.
+type Allocation = BTreeMap<usize, BTreeMap<u8, u64>>;
+
+fn allocation(annotations: &Annotations) -> Result<Option<Allocation>, BadGrant> {
     let Some(text) = annotations.get(MEMORY_ALLOCATION) else { return Ok(None) };
-    let bad = || BadGrant::Dialect {
+    serde_json::from_str(text).map(Some).map_err(|_| BadGrant::Dialect {
         key: MEMORY_ALLOCATION.to_owned(),
         found: text.clone(),
         expected: "units by GPU by container, such as {\"0\":{\"3\":4}}",
-    };
-    let parsed: BTreeMap<usize, BTreeMap<u8, u64>> = serde_json::from_str(text).map_err(|_| bad())?;
-    Ok(Some(
-        parsed
-            .into_iter()
-            .map(|(position, cards)| (position, cards.into_keys().map(GpuIndex).collect()))
-            .collect(),
-    ))
+    })
 }

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use tessera_core::gpu::GpuUuid;
 use tessera_core::grant::{ContainerGrant, Hold};
 use tessera_core::node::Node;
-use tessera_core::request::Role;
+use tessera_core::request::{Request, Role};
 use tessera_core::units::{GpuIndex, MiB, Percent};
 
 use crate::dialect::{Dialect, MemoryUnit};
@@ -120,7 +120,38 @@ pub fn parse(
 ) -> Result<Option<Vec<ContainerGrant>>, BadGrant> {
     match annotations.get(KEY) {
         Some(json) => parse_ours(json, spec, node).map(Some),
-        None => dialects::read(annotations, &spec.claims(unit)?),
+        None => dialects::read(annotations, &spec.claims(unit)?, unit),
+    }
+}
+
+/// What a pod's annotations grant, provided they cover every container that asks, with as many cards as it asks for, or with its
+/// memory spread over several. Others were not written by anybody who places pods.
+#[must_use]
+pub fn complete(
+    spec: &PodSpec,
+    annotations: &Annotations,
+    node: &Node,
+    unit: MemoryUnit,
+) -> Option<Vec<ContainerGrant>> {
+    let grants = parse(spec, annotations, node, unit).ok().flatten()?;
+    let claims = spec.claims(unit).ok()?;
+    let covers = |grant: &ContainerGrant, request: Request| match request {
+        Request::Whole(count) => grant.cards.len() == usize::from(count),
+        Request::Memory(asked) if grant.cards.len() > 1 => {
+            grant.cards.iter().map(|(_, hold)| memory(*hold)).sum::<MiB>() == asked
+        }
+        Request::Share { .. } | Request::Memory(_) => grant.cards.len() == 1,
+    };
+    let is_covered = |claim: &Claim| {
+        grants.iter().any(|grant| grant.container == claim.container && covers(grant, claim.request))
+    };
+    claims.iter().all(is_covered).then_some(grants)
+}
+
+fn memory(hold: Hold) -> MiB {
+    match hold {
+        Hold::Whole => MiB::ZERO,
+        Hold::Part { memory, .. } => memory,
     }
 }
 
@@ -162,7 +193,7 @@ pub struct Claim {
     /// In which vocabulary it asks.
     pub dialect: Dialect,
     /// For what.
-    pub request: tessera_core::request::Request,
+    pub request: Request,
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@ mod audit;
 mod dialects;
 mod front;
 mod gate;
+mod inspect;
 mod kills;
 mod pods;
 mod random;
@@ -21,7 +22,8 @@ use self::front::Front;
 use crate::harness::{Cluster, Component, Harness, Parts, Program, deploy, free_port};
 
 pub(crate) use self::{
-    dialects::run as dialects, kills::run as kills, random::run as random, throughput::run as throughput,
+    dialects::run as dialects, inspect::run as inspect, kills::run as kills, random::run as random,
+    throughput::run as throughput,
 };
 
 const SOON: Duration = Duration::from_secs(40);

@@ -1,0 +1,181 @@
+//! Everything, for scripts.
+
+use std::io::{BufWriter, Write as _};
+
+use anyhow::{Context as _, Result};
+use serde::{Serialize, Serializer};
+use tessera_core::gpu::Health;
+use tessera_core::node::NodeState;
+use tessera_wire::dialect::Dialect;
+use tessera_wire::node_spec::Serves;
+
+use crate::args::Form;
+use crate::survey::{NodeFacts, Survey};
+
+/// The cluster.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Document<'a> {
+    /// The scheduler's policy, where it tells.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    policy: Option<String>,
+    nodes: Nodes<'a>,
+    /// Pods without a node that ask for cards, as NAMESPACE/NAME.
+    waiting: Vec<String>,
+}
+
+/// The nodes, each made when it is written: of thousands only one is in memory.
+#[derive(Debug)]
+struct Nodes<'a> {
+    survey: &'a Survey,
+    only_sharing: bool,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct NodeDocument {
+    name: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    address: Option<String>,
+    status: String,
+    #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
+    kind: Option<String>,
+    memory_unit: String,
+    serves: Vec<String>,
+    gpus: Vec<CardDocument>,
+    /// Pods of whom nobody told the cards.
+    pending: Vec<PendingDocument>,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct CardDocument {
+    index: u8,
+    uuid: String,
+    model: String,
+    #[serde(rename = "memoryMiB")]
+    memory_mib: u64,
+    healthy: bool,
+    /// Held as a whole, so that nobody else gets any of it.
+    whole: bool,
+    used_percent: u32,
+    #[serde(rename = "usedMiB")]
+    used_mib: u64,
+    pods: Vec<HoldDocument>,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct HoldDocument {
+    namespace: String,
+    name: String,
+    uid: String,
+    percent: u32,
+    #[serde(rename = "memoryMiB")]
+    memory_mib: u64,
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    terminating: bool,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct PendingDocument {
+    namespace: String,
+    name: String,
+    #[serde(rename = "memoryMiB")]
+    memory_mib: u64,
+}
+
+impl<'a> Document<'a> {
+    /// Of the nodes with cards, or of those that share memory only.
+    pub(crate) fn new(survey: &'a Survey, only_sharing: bool) -> Self {
+        let waiting =
+            survey.waiting.iter().map(|pod| format!("{}/{}", pod.metadata.namespace, pod.metadata.name));
+        Self {
+            policy: survey.rules.policy.as_ref().map(ToString::to_string),
+            nodes: Nodes { survey, only_sharing },
+            waiting: waiting.collect(),
+        }
+    }
+}
+
+impl Serialize for Nodes<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let document = |(facts, state)| node(self.survey, facts, state);
+        match self.only_sharing {
+            true => serializer.collect_seq(self.survey.sharing().map(document)),
+            false => serializer.collect_seq(self.survey.with_cards().map(document)),
+        }
+    }
+}
+
+fn node(survey: &Survey, facts: &NodeFacts, state: &NodeState) -> NodeDocument {
+    let node = state.node();
+    let holders = survey.holders(&node.name);
+    let card = |gpu: &tessera_core::gpu::Gpu| {
+        let used = state.used(gpu.index);
+        let held = holders.iter().filter_map(|(pod, grant)| {
+            let (_, usage) = grant.footprint().find(|(index, _)| *index == gpu.index)?;
+            Some(HoldDocument {
+                namespace: pod.namespace.clone(),
+                name: pod.name.clone(),
+                uid: grant.pod.to_string(),
+                percent: if usage.whole { 100 } else { usage.cores.0 },
+                memory_mib: if usage.whole { gpu.memory.0 } else { usage.memory.0 },
+                terminating: pod.terminating,
+            })
+        });
+        CardDocument {
+            index: gpu.index.0,
+            uuid: gpu.uuid.to_string(),
+            model: gpu.model.to_string(),
+            memory_mib: gpu.memory.0,
+            healthy: gpu.health == Health::Healthy,
+            whole: used.whole,
+            used_percent: if used.whole { 100 } else { used.cores.0 },
+            used_mib: if used.whole { gpu.memory.0 } else { used.memory.0 },
+            pods: held.collect(),
+        }
+    };
+    let dialects = [Dialect::Nvidia, Dialect::Gputopology, Dialect::Gpushare, Dialect::Vcuda];
+    let serves = |dialect: &Dialect| facts.serves.covers(Serves::default().with(*dialect));
+    NodeDocument {
+        name: node.name.to_string(),
+        address: facts.address.clone(),
+        status: facts.status(),
+        kind: node.instance_type.clone(),
+        memory_unit: facts.unit.to_string(),
+        serves: dialects.iter().filter(|dialect| serves(dialect)).map(ToString::to_string).collect(),
+        gpus: node.gpus().iter().map(card).collect(),
+        pending: survey
+            .unsure(&node.name)
+            .iter()
+            .map(|unsure| PendingDocument {
+                namespace: unsure.pod.namespace.clone(),
+                name: unsure.pod.name.clone(),
+                memory_mib: unsure.memory.0,
+            })
+            .collect(),
+    }
+}
+
+/// A value as JSON or YAML.
+pub(crate) fn print(value: &impl Serialize, form: Form) -> Result<String> {
+    Ok(match form {
+        Form::Yaml => serde_saphyr::to_string(value).context("cannot write YAML")?,
+        Form::Json | Form::Wide | Form::Name => format!("{}\n", serde_json::to_string_pretty(value)?),
+    })
+}
+
+/// Writes a value to standard output as JSON, without making a text of it first. A reader that went away is no error.
+pub(crate) fn write_json(value: &impl Serialize) -> Result<()> {
+    let mut out = BufWriter::new(std::io::stdout().lock());
+    match serde_json::to_writer_pretty(&mut out, value) {
+        Err(error) if error.is_io() => Ok(()),
+        written => {
+            written?;
+            let _ = out.write_all(b"\n").and_then(|()| out.flush());
+            Ok(())
+        }
+    }
+}

@@ -1,0 +1,204 @@
+//! Why a pod waits, and what would help: by the same judgement as the scheduler's.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+use tessera_core::placement::Refusal;
+use tessera_core::preemption::Holder;
+use tessera_core::relief;
+use tessera_core::request::{PodRequest, Request};
+use tessera_core::units::NodeName;
+use tessera_core::verdict::{self, Offer, Question, Reason, Verdict};
+use tessera_wire::ask::{Ask, BadAsk};
+use tessera_wire::dialect::{Dialect, MemoryUnit};
+use tessera_wire::explanation::{Explanation, NodeView};
+use tessera_wire::objects::Pod;
+
+use crate::show::request_words;
+use crate::survey::{NodeFacts, Survey};
+
+/// Nodes for which it is worked out who would have to end: trying all sets of pods on thousands would take minutes.
+const RELIEF_LOOKED_AT: usize = 64;
+
+/// The answer.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Answer {
+    /// What it asks for, as a manifest writes it.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) asks: Vec<String>,
+    #[serde(flatten)]
+    pub(crate) explanation: Explanation,
+    /// What it holds, if it has been placed and somebody told.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) holds: Vec<String>,
+    /// Whose end would let it in, by node, the fewest first.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) relief: Vec<Relief>,
+    /// Smaller requests that fit now, each with a node.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) smaller: Vec<Smaller>,
+    /// What kube-scheduler last said.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) kube_scheduler: Option<String>,
+}
+
+/// Pods whose end would let the pod in.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub(crate) struct Relief {
+    pub(crate) node: String,
+    /// As NAMESPACE/NAME.
+    pub(crate) pods: Vec<String>,
+}
+
+/// A request that would fit.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub(crate) struct Smaller {
+    pub(crate) request: String,
+    pub(crate) node: String,
+}
+
+/// Explains a pod, whether it exists or not.
+pub(crate) fn explain(survey: &Survey, pod: &Pod) -> Result<Answer, BadAsk> {
+    let ask = Ask::of(&survey.rules, pod)?;
+    let mut obstacles = BTreeMap::new();
+    let mut views = Vec::new();
+    for (name, facts) in &survey.nodes {
+        let verdict = judge(survey, name, facts, &ask);
+        if let Verdict::Refused(obstacle) = &verdict {
+            obstacles.insert(name, obstacle.reason.clone());
+        }
+        views.push(NodeView::new(&name.0, &ask.request(facts.unit), verdict));
+    }
+    let placed_on = Some(pod.spec.node_name.clone()).filter(|node| !node.is_empty());
+    let waits = placed_on.is_none() && views.iter().all(|view| !view.fits);
+    let (relief, smaller) = if waits { helps(survey, pod, &ask, &obstacles) } else { Default::default() };
+    let Pod { metadata, .. } = pod;
+    let policy = ask.policy.to_string();
+    Ok(Answer {
+        asks: asks(pod, survey.rules.unit),
+        holds: holds(survey, pod),
+        explanation: Explanation::new(&metadata.namespace, &metadata.name, placed_on, policy, views),
+        relief,
+        smaller,
+        kube_scheduler: None,
+    })
+}
+
+/// The judgement of one node.
+pub(crate) fn judge(survey: &Survey, name: &NodeName, facts: &NodeFacts, ask: &Ask<'_>) -> Verdict {
+    if let Some(problem) = &facts.problem {
+        return Verdict::Refused(Reason::BadNode(problem.clone()).into());
+    }
+    let Some(state) = survey.state(name) else { return Verdict::Refused(Reason::UnknownNode.into()) };
+    let offer = Offer { state, serves: facts.serves.covers(ask.dialects), place: &facts.place };
+    let request = ask.request(facts.unit);
+    let question = Question { namespace: ask.namespace, request: &request, policy: &ask.policy };
+    match verdict::judge(offer, question, survey.limits()) {
+        // kube-scheduler says so of such a node, before it asks about cards.
+        Verdict::Fits(_) if request.cpu > state.cpu_left() => refused(Refusal::Cpu),
+        Verdict::Fits(_) if request.memory > state.memory_left() => refused(Refusal::Memory),
+        verdict => verdict,
+    }
+}
+
+fn refused(refusal: Refusal) -> Verdict {
+    Verdict::Refused(Reason::Cards(refusal).into())
+}
+
+/// What would help where cards are short. A quota or the host's CPU is no matter of cards: neither another pod's end nor another
+/// size helps.
+fn helps(
+    survey: &Survey,
+    pod: &Pod,
+    ask: &Ask<'_>,
+    obstacles: &BTreeMap<&NodeName, Reason>,
+) -> (Vec<Relief>, Vec<Smaller>) {
+    let mut relief = Vec::new();
+    let mut smaller = Best::default();
+    let mut looked_at = 0;
+    for (name, reason) in obstacles {
+        let (Some(facts), Some(state)) = (survey.nodes.get(*name), survey.state(name)) else { continue };
+        let of_cards =
+            matches!(reason, Reason::Cards(refusal) if !matches!(refusal, Refusal::Cpu | Refusal::Memory));
+        if !of_cards || facts.cordoned {
+            continue;
+        }
+        let request = cards_only(&ask.request(facts.unit));
+        let dialect = dialect_of(pod, facts.unit);
+        for less in relief::smaller_requests(state, &request, &ask.policy) {
+            if let Some(words) = dialect.and_then(|dialect| request_words(dialect, less, facts.unit)) {
+                smaller.offer(less, words, &name.0);
+            }
+        }
+        if reason.may_resolve() && looked_at < RELIEF_LOOKED_AT {
+            looked_at += 1;
+            let grants = survey.grants(name);
+            let holders: Vec<Holder<'_>> = grants.iter().map(|grant| Holder { grant, priority: 0 }).collect();
+            let ends = relief::who_would_have_to_end(state, &holders, &request, &ask.policy);
+            let full = |uid| survey.pod(uid).map(|pod| format!("{}/{}", pod.namespace, pod.name));
+            let pods: Vec<String> = ends.iter().flatten().filter_map(full).collect();
+            if !pods.is_empty() {
+                relief.push(Relief { node: name.to_string(), pods });
+            }
+        }
+    }
+    relief.sort_by_key(|relief: &Relief| relief.pods.len());
+    (relief, smaller.into_list())
+}
+
+/// CPU and memory are kube-scheduler's affair, and no GPU pod's end is asked for their sake.
+fn cards_only(request: &PodRequest) -> PodRequest {
+    PodRequest { cpu: Default::default(), memory: Default::default(), ..request.clone() }
+}
+
+/// The largest request of each kind, with the first node that has room for it.
+#[derive(Default)]
+struct Best(BTreeMap<u8, (u64, Smaller)>);
+
+impl Best {
+    fn offer(&mut self, request: Request, words: String, node: &str) {
+        // Shares come in two kinds: as much compute with less memory, or the other way round.
+        let (kind, size) = match request {
+            Request::Whole(count) => (0, u64::from(count)),
+            Request::Memory(memory) => (1, memory.0),
+            Request::Share { cores, memory } => (2, u64::from(cores.0).saturating_mul(memory.0)),
+        };
+        let better = self.0.get(&kind).is_none_or(|(known, _)| size > *known);
+        if better {
+            self.0.insert(kind, (size, Smaller { request: words, node: node.to_owned() }));
+        }
+    }
+
+    fn into_list(self) -> Vec<Smaller> {
+        self.0.into_values().map(|(_, smaller)| smaller).collect()
+    }
+}
+
+fn dialect_of(pod: &Pod, unit: MemoryUnit) -> Option<Dialect> {
+    pod.spec.claims(unit).ok()?.first().map(|claim| claim.dialect)
+}
+
+fn asks(pod: &Pod, unit: MemoryUnit) -> Vec<String> {
+    let claims = pod.spec.claims(unit).unwrap_or_default();
+    let several = claims.len() > 1;
+    let words = claims.iter().filter_map(|claim| {
+        let words = request_words(claim.dialect, claim.request, unit)?;
+        Some(if several { format!("{}: {words}", claim.container) } else { words })
+    });
+    words.collect()
+}
+
+fn holds(survey: &Survey, pod: &Pod) -> Vec<String> {
+    let uid = pod.metadata.uid.as_str().into();
+    let node = NodeName(pod.spec.node_name.clone());
+    let known = survey.holders(&node).into_iter().find(|(_, grant)| grant.pod == uid);
+    let footprint = known.into_iter().flat_map(|(_, grant)| grant.footprint());
+    footprint
+        .map(|(gpu, usage)| match (usage.whole, usage.cores.0) {
+            (true, _) => format!("GPU{gpu}: all of it"),
+            (false, 0) => format!("GPU{gpu}: {}", usage.memory),
+            (false, _) => format!("GPU{gpu}: {} and {}", usage.cores, usage.memory),
+        })
+        .collect()
+}

@@ -1,0 +1,116 @@
+//! The kubectl plugins: what is free, who holds what, and why a pod waits, read with the user's own rights.
+//!
+//! [`survey`] is what the cluster holds, a pure value; `show` turns it into text; the rest fetches and prints.
+
+mod args;
+mod complete;
+mod document;
+mod explain;
+mod follow;
+mod load;
+mod mirror;
+mod options;
+mod paint;
+mod plugin;
+mod run;
+mod share;
+mod show;
+pub mod survey;
+mod table;
+mod top;
+mod what_if;
+
+use std::ffi::OsString;
+use std::io::{IsTerminal as _, Write as _};
+use std::process::ExitCode;
+
+use clap::Parser as _;
+use clap::error::ErrorKind;
+use tessera_cluster::ApiError;
+
+pub use self::plugin::Plugin;
+use self::{args::Arguments, paint::Paint, run::Context};
+
+/// Runs the plugin this program was called as, or else `default`.
+#[must_use]
+pub fn main(default: Plugin) -> ExitCode {
+    let mut words: Vec<OsString> = std::env::args_os().collect();
+    let name = words.first().cloned().unwrap_or_default();
+    let (plugin, completes) = Plugin::called(&name).unwrap_or((default, false));
+    let completes = completes || words.get(1).is_some_and(|word| word == complete::COMMAND);
+    let runtime = match tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => return fail(&error.into()),
+    };
+    if completes {
+        let words = words.split_off(1).into_iter().map(|word| word.to_string_lossy().into_owned());
+        let words: Vec<String> = words.skip_while(|word| word == complete::COMMAND).collect();
+        print(&runtime.block_on(complete::answer(plugin, &words)));
+        return ExitCode::SUCCESS;
+    }
+    let arguments = match plugin {
+        Plugin::Gpu => args::Gpu::try_parse_from(words).and_then(args::Gpu::checked).map(Arguments::from),
+        Plugin::Share => args::Share::try_parse_from(words).map(Arguments::from),
+    };
+    let arguments = match arguments {
+        Ok(arguments) => arguments,
+        Err(error) => return bad_usage(plugin, &error),
+    };
+    let terminal = std::io::stdout().is_terminal();
+    let no_color = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    let context = Context { plugin, paint: Paint { on: terminal && !no_color }, terminal };
+    let outcome = runtime.block_on(run::run(arguments, context));
+    // A watch may still hold a connection; nobody waits for it.
+    runtime.shutdown_background();
+    outcome.unwrap_or_else(|error| fail(&error))
+}
+
+/// As kubectl: help is an answer; anything else is an error that says where help is, with exit code 1.
+fn bad_usage(plugin: Plugin, error: &clap::Error) -> ExitCode {
+    if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) {
+        print(&error.to_string());
+        return ExitCode::SUCCESS;
+    }
+    let text = error.render().to_string();
+    let first = text.lines().take_while(|line| !line.is_empty()).collect::<Vec<_>>().join("\n");
+    let tip = text.lines().find(|line| line.trim_start().starts_with("tip:"));
+    eprintln!("{first}{}", tip.map(|tip| format!("\n{tip}")).unwrap_or_default());
+    eprintln!("See '{} --help' for usage.", plugin.command());
+    ExitCode::FAILURE
+}
+
+fn fail(error: &anyhow::Error) -> ExitCode {
+    match error.downcast_ref::<ApiError>() {
+        // In the API server's own words, as kubectl prints them.
+        Some(api) => eprintln!("{api}"),
+        None => eprintln!("error: {}", in_full(error)),
+    }
+    if error.downcast_ref::<ApiError>().is_some_and(ApiError::is_forbidden) {
+        eprintln!("{FORBIDDEN}");
+    }
+    ExitCode::FAILURE
+}
+
+/// The error and its causes, but for those that the words before them tell already.
+fn in_full(error: &anyhow::Error) -> String {
+    let mut text = error.to_string();
+    for cause in error.chain().skip(1).map(ToString::to_string) {
+        if !text.contains(&cause) {
+            text = format!("{text}: {cause}");
+        }
+    }
+    text
+}
+
+const FORBIDDEN: &str = "
+GPUs are read from nodes and pods: you need get, list and watch on nodes, and on pods of all namespaces.
+An administrator can allow it:
+  kubectl create clusterrole gpu-inspector --verb=get,list,watch --resource=nodes,pods
+  kubectl create clusterrolebinding gpu-inspector --clusterrole=gpu-inspector --user=YOU
+Or ask a scheduler that may read them: --endpoint http://HOST:PORT";
+
+/// Writes to standard output. A reader that went away, as `head` does, is no error.
+fn print(text: &str) {
+    let mut out = std::io::stdout().lock();
+    let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+}

@@ -1,0 +1,100 @@
+//! Usage as a table: a line per card, and below it one per container.
+
+use std::fmt::Write as _;
+
+use tessera_wire::node_use::{CardUse, ContainerUse, NodeUse, ShareUse};
+
+use crate::paint::Paint;
+use crate::table::align;
+use crate::top::Usage;
+
+/// What was not measured.
+const UNKNOWN: &str = "-";
+
+pub(crate) fn table(usage: &Usage, headers: bool, paint: Paint) -> String {
+    let mut text = String::new();
+    if headers {
+        text.push_str("NODE\tGPU\tPOD\tCONTAINER\tBUSY\tGRANTED\tMEMORY(MiB)\tGRANTED(MiB)\tWAITED\n");
+    }
+    for node in &usage.nodes {
+        match (&node.used, &node.error) {
+            (Some(used), _) => cards(&mut text, &node.node, used, paint),
+            (None, why) => {
+                let why = why.as_deref().unwrap_or("no answer");
+                let _ = writeln!(text, "{}\t{UNKNOWN}\t{}", node.node, paint.bad(why));
+            }
+        }
+    }
+    align(&text)
+}
+
+fn cards(text: &mut String, node: &str, used: &NodeUse, paint: Paint) {
+    for card in &used.gpus {
+        let CardUse { index, memory_used_mib, busy_percent, .. } = card;
+        let (busy, memory) = (percent(*busy_percent), number(*memory_used_mib));
+        let _ = writeln!(text, "{node}\t{index}\t{}\t\t{busy}\t\t{memory}\t\t", paint.faint("(all)"));
+        for container in &used.containers {
+            for share in container.gpus.iter().filter(|share| share.index == *index) {
+                row(text, node, container, share, paint);
+            }
+        }
+    }
+}
+
+fn row(text: &mut String, node: &str, container: &ContainerUse, share: &ShareUse, paint: Paint) {
+    let ContainerUse { namespace, pod, container, .. } = container;
+    let memory = number(share.memory_used_mib);
+    let memory = match (share.memory_used_mib, share.granted_mib) {
+        (Some(used), Some(granted)) if used > granted => paint.bad(&memory),
+        (Some(_), None) => paint.notable(&memory),
+        _ => memory,
+    };
+    let granted = share.granted_percent.map_or_else(|| UNKNOWN.to_owned(), |percent| format!("{percent}%"));
+    let _ = writeln!(
+        text,
+        "{node}\t{}\t{namespace}/{pod}\t{container}\t{}\t{granted}\t{memory}\t{}\t{}",
+        share.index,
+        percent(share.busy_percent),
+        number(share.granted_mib),
+        percent(share.throttled_percent),
+    );
+}
+
+fn percent(value: Option<f64>) -> String {
+    value.map_or_else(|| UNKNOWN.to_owned(), |value| format!("{value:.0}%"))
+}
+
+fn number(value: Option<u64>) -> String {
+    value.map_or_else(|| UNKNOWN.to_owned(), |value| value.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    #[test]
+    fn what_was_not_measured_and_who_does_not_answer_is_no_zero() {
+        let read: NodeUse = serde_json::from_str(
+            r#"{"gpus":[{"uuid":"a","index":0,"memoryUsedMiB":5000,"busyPercent":61.4},{"uuid":"b","index":1}],
+                "containers":[{"namespace":"team","pod":"train","uid":"u","container":"main","gpus":[
+                  {"uuid":"a","index":0,"grantedPercent":30,"grantedMiB":4096,"memoryUsedMiB":3950,"busyPercent":29.6,"throttledPercent":12.0}]},
+                 {"namespace":"team","pod":"stray","uid":"v","container":"main","gpus":[{"uuid":"a","index":0,"memoryUsedMiB":700}]}]}"#,
+        )
+        .unwrap();
+        let refused = Err("no answer from http://10.0.0.2:5678/v1/use: connection refused".to_owned());
+        let answers = BTreeMap::from([("n1".to_owned(), Ok(read)), ("n2".to_owned(), refused)]);
+        assert_eq!(
+            table(&Usage::new(answers), true, Paint::default()),
+            "\
+NODE  GPU  POD         CONTAINER  BUSY  GRANTED  MEMORY(MiB)  GRANTED(MiB)  WAITED
+n1    0    (all)                  61%            5000                       
+n1    0    team/train  main       30%   30%      3950         4096          12%
+n1    0    team/stray  main       -     -        700          -             -
+n1    1    (all)                  -              -                          
+n2    -    no answer from http://10.0.0.2:5678/v1/use: connection refused
+"
+        );
+    }
+}

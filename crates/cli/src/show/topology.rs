@@ -1,0 +1,103 @@
+//! gputopology's tables.
+
+use std::fmt::Write as _;
+
+use tessera_core::gpu::Health;
+use tessera_wire::inspect::{TopologyNode, TopologyView, link_word};
+
+use crate::show::models;
+use crate::survey::Survey;
+use crate::table::align;
+
+const RULE: &str = "----------------------------------------";
+
+const LEGEND: &str = "
+Legend:
+ X    = Self
+ SYS  = Connection traversing PCIe as well as the SMP interconnect between NUMA nodes (e.g., QPI/UPI)
+ NODE = Connection traversing PCIe as well as the interconnect between PCIe Host Bridges within a NUMA node
+ PHB  = Connection traversing PCIe as well as a PCIe Host Bridge (typically the CPU)
+ PXB  = Connection traversing multiple PCIe switches (without traversing the PCIe Host Bridge)
+ PIX  = Connection traversing a single PCIe switch
+ PSB  = Connection traversing a single on-board PCIe switch
+ NV#  = Connection traversing a bonded set of # NVLinks
+";
+
+/// What an extender would answer.
+pub(crate) fn view(survey: &Survey, detail: bool) -> TopologyView {
+    let nodes = survey.with_cards().map(|(_, state)| TopologyNode::new(state, detail)).collect();
+    let policy = survey.rules.policy.as_ref().map_or_else(|| "unknown".to_owned(), ToString::to_string);
+    TopologyView { nodes, error: String::new(), policy: if detail { policy } else { String::new() } }
+}
+
+/// One line per node.
+pub(crate) fn summary(view: &TopologyView, headers: bool) -> String {
+    let mut text = String::new();
+    if headers {
+        text.push_str("NAME\tALLGPU\tUSEDGPU\n");
+    }
+    for node in &view.nodes {
+        let _ = writeln!(text, "{}\t{}\t{}", node.name, node.total, node.used);
+    }
+    align(&text)
+}
+
+/// One line per node, with more columns.
+pub(crate) fn wide(survey: &Survey, headers: bool) -> String {
+    let mut text = String::new();
+    if headers {
+        text.push_str("NAME\tALLGPU\tUSEDGPU\tIDLE\tUNHEALTHY\tSTATUS\tTYPE\tMODEL\n");
+    }
+    for (facts, state) in survey.with_cards() {
+        let node = state.node();
+        let used = node.gpus().iter().filter(|gpu| !state.used(gpu.index).is_none()).count();
+        let unhealthy = node.gpus().iter().filter(|gpu| gpu.health == Health::Unhealthy).count();
+        let kind = node.instance_type.as_deref().unwrap_or("<none>");
+        let (all, idle, status) = (node.gpus().len(), state.idle().len(), facts.status());
+        let _ = writeln!(
+            text,
+            "{}\t{all}\t{used}\t{idle}\t{unhealthy}\t{status}\t{kind}\t{}",
+            node.name,
+            models(node)
+        );
+    }
+    align(&text)
+}
+
+/// Every node with its links.
+pub(crate) fn details(view: &TopologyView) -> String {
+    let mut text = format!("gpu policy: {}\n", view.policy);
+    for node in &view.nodes {
+        let _ = writeln!(
+            text,
+            "{RULE}\nnode name: {}\nall gpu: {}\nused gpu: {}",
+            node.name, node.total, node.used
+        );
+        if !node.kind.is_empty() {
+            let _ = writeln!(text, "node type: {}", node.kind);
+        }
+        if !node.topology.is_empty() {
+            text.push_str("gpu topolocy:\n");
+            text.push_str(&matrix(&node.topology));
+        }
+    }
+    text.push_str(LEGEND);
+    text
+}
+
+/// Cells are as wide as the names of the cards over them: from ten cards on, wider than the original's.
+fn matrix(rows: &[Vec<u8>]) -> String {
+    let label = format!("GPU{}", rows.len().saturating_sub(1)).len() + 1;
+    let mut text = " ".repeat(label);
+    for column in 0..rows.len() {
+        let _ = write!(text, "{:>label$}", format!("GPU{column}"));
+    }
+    for (row, links) in rows.iter().enumerate() {
+        let _ = write!(text, "\n{:<label$}", format!("GPU{row}"));
+        for link in links {
+            let _ = write!(text, "{:>label$}", link_word(*link).unwrap_or_else(|| "X".to_owned()));
+        }
+    }
+    text.push('\n');
+    text
+}

@@ -1,0 +1,51 @@
+//! Trees of cards, in gpu-manager's form.
+
+use std::fmt::Write as _;
+
+use tessera_core::node::NodeState;
+use tessera_core::units::MiB;
+use tessera_wire::node_use::NodeUse;
+use tessera_wire::tree::{self, Activity};
+
+use crate::survey::Survey;
+
+/// One node; `used` as its agent measures it, where it told.
+pub(crate) fn node(survey: &Survey, state: &NodeState, used: Option<&NodeUse>, pods: bool) -> String {
+    let activity: Vec<Activity> = used.map(activity).unwrap_or_default();
+    let text = tree::print(state, &activity);
+    if pods { with_pods(survey, state, &text) } else { text }
+}
+
+fn activity(used: &NodeUse) -> Vec<Activity> {
+    let most = used.gpus.iter().map(|card| usize::from(card.index) + 1).max().unwrap_or(0);
+    let mut cards = vec![Activity::default(); most];
+    for card in &used.gpus {
+        cards[usize::from(card.index)].used = MiB(card.memory_used_mib.unwrap_or(0));
+    }
+    cards
+}
+
+/// Adds the pods on each card to its line.
+fn with_pods(survey: &Survey, state: &NodeState, text: &str) -> String {
+    let holders = survey.holders(&state.node().name);
+    let mut out = String::new();
+    for line in text.lines() {
+        out.push_str(line);
+        let leaf =
+            line.rsplit_once("---GPU").and_then(|(_, rest)| rest.split_once(' ')?.0.parse::<u8>().ok());
+        if let Some(index) = leaf {
+            for (pod, grant) in &holders {
+                if let Some((_, usage)) = grant.footprint().find(|(gpu, _)| gpu.0 == index) {
+                    let what = if usage.whole {
+                        "whole".to_owned()
+                    } else {
+                        format!("{} {}", usage.cores, usage.memory)
+                    };
+                    let _ = write!(out, " {}/{} [{what}]", pod.namespace, pod.name);
+                }
+            }
+        }
+        out.push('\n');
+    }
+    out
+}

@@ -1,0 +1,65 @@
+//! Columns.
+
+use unicode_width::UnicodeWidthStr as _;
+
+/// Text in columns, as Go's `tabwriter` lays it out: cells end in a tab; a cell is as wide as the widest one of its column in the
+/// lines around it that have such a cell, and two spaces more; what follows the last tab is no cell. Width is what a terminal
+/// shows: a Chinese character takes two places, a colour none.
+pub(crate) fn align(text: &str) -> String {
+    let lines: Vec<Vec<&str>> = text.split('\n').map(|line| line.split('\t').collect()).collect();
+    let cells = |line: &Vec<&str>| line.len() - 1;
+    let mut widths: Vec<Vec<usize>> = lines.iter().map(|line| vec![0; cells(line)]).collect();
+    let columns = lines.iter().map(cells).max().unwrap_or(0);
+    for column in 0..columns {
+        let mut start = 0;
+        while start < lines.len() {
+            let end = (start..lines.len()).find(|line| cells(&lines[*line]) <= column).unwrap_or(lines.len());
+            let widest = lines[start..end].iter().map(|line| width(line[column])).max().unwrap_or(0);
+            widths[start..end].iter_mut().for_each(|line| line[column] = widest + PADDING);
+            start = end + 1;
+        }
+    }
+    let mut aligned = Vec::with_capacity(lines.len());
+    for (line, widths) in lines.iter().zip(&widths) {
+        let mut out = String::new();
+        for (position, cell) in line.iter().enumerate() {
+            out.push_str(cell);
+            if let Some(wide) = widths.get(position) {
+                out.extend(std::iter::repeat_n(' ', wide - width(cell)));
+            }
+        }
+        aligned.push(out);
+    }
+    aligned.join("\n")
+}
+
+const PADDING: usize = 2;
+
+/// Places on a terminal.
+pub(crate) fn width(text: &str) -> usize {
+    if !text.contains(ESCAPE) {
+        return text.width();
+    }
+    let mut parts = text.split(ESCAPE);
+    let plain = parts.next().map_or(0, |part| part.width());
+    plain + parts.map(|part| part.split_once('m').map_or(part, |(_, rest)| rest).width()).sum::<usize>()
+}
+
+const ESCAPE: char = '\u{1b}';
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_column_ends_where_a_line_has_no_such_cell() {
+        assert_eq!(align("a\tb\nlonger\tc\n\nx\ty\t\n"), "a       b\nlonger  c\n\nx  y  \n");
+        assert_eq!(align("k:\tv\n\nNAME\tB\t\nn\t\t\n"), "k:  v\n\nNAME  B  \nn        \n");
+    }
+
+    #[test]
+    fn width_is_what_a_terminal_shows() {
+        assert_eq!(align("显卡\tb\nabcde\tc\n"), "显卡   b\nabcde  c\n");
+        assert_eq!(align("\u{1b}[31mno\u{1b}[0m\tb\nfine\tc"), "\u{1b}[31mno\u{1b}[0m    b\nfine  c");
+    }
+}

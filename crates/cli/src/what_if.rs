@@ -1,0 +1,99 @@
+//! A pod that need not exist.
+
+use anyhow::{Result, bail, ensure};
+use serde::Serialize;
+use tessera_core::gpu_set::GpuSet;
+use tessera_core::grant::PodGrant;
+use tessera_core::placement::place;
+use tessera_core::verdict::Verdict;
+use tessera_wire::ask::Ask;
+use tessera_wire::dialect::{gpushare, vcuda, whole};
+use tessera_wire::objects::{Amount, Amounts, Container, Metadata, Pod, PodSpec, Resources};
+
+use crate::explain::judge;
+use crate::survey::Survey;
+
+/// What a container may ask for.
+pub(crate) const RESOURCES: [&str; 7] = [
+    gpushare::MEMORY,
+    whole::GPUTOPOLOGY.resource,
+    whole::NVIDIA.resource,
+    vcuda::CORE,
+    vcuda::MEMORY,
+    "cpu",
+    "memory",
+];
+
+/// How many such pods a node has room for, by name.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub(crate) struct Room {
+    pub(crate) node: String,
+    pub(crate) pods: usize,
+}
+
+/// A pod with one container that asks for this: `aliyun.com/gpu-mem=8`, `cpu=4`.
+pub(crate) fn pod(namespace: &str, request: &[String]) -> Result<Pod> {
+    let mut amounts = Amounts::new();
+    for part in request.iter().filter(|part| !part.trim().is_empty()) {
+        let Some((resource, amount)) = part.split_once(['=', ':']) else {
+            bail!("{part:?} is no request; write RESOURCE=AMOUNT, such as {}=8", gpushare::MEMORY);
+        };
+        let (resource, amount) = (resource.trim(), amount.trim());
+        ensure!(
+            RESOURCES.contains(&resource),
+            "unknown resource {resource:?}; choose of {}",
+            RESOURCES.join(", ")
+        );
+        ensure!(
+            amounts.insert(resource.to_owned(), Amount(amount.to_owned())).is_none(),
+            "{resource} is given twice"
+        );
+    }
+    let resources = Resources { limits: amounts.clone(), requests: amounts };
+    let container = Container { name: "main".to_owned(), resources, ..Container::default() };
+    let metadata =
+        Metadata { name: "what-if".to_owned(), namespace: namespace.to_owned(), ..Metadata::default() };
+    let spec = PodSpec { containers: vec![container], ..PodSpec::default() };
+    ensure!(spec.asks_for_cards(), "asks for no GPU; name one of {}", RESOURCES[..5].join(", "));
+    Ok(Pod { metadata, spec, ..Pod::default() })
+}
+
+/// How many pods like this one fit on each node, one after the other, quotas aside.
+pub(crate) fn room(survey: &Survey, pod: &Pod) -> Result<Vec<Room>> {
+    let ask = Ask::of(&survey.rules, pod)?;
+    let mut rooms = Vec::new();
+    for (name, facts) in &survey.nodes {
+        let (Some(state), Verdict::Fits(_)) = (survey.state(name), judge(survey, name, facts, &ask)) else {
+            continue;
+        };
+        let request = ask.request(facts.unit);
+        let mut state = state.clone();
+        let mut pods = 0;
+        while let Ok(placement) = place(&state, &request, &ask.policy, GpuSet::EMPTY) {
+            let containers = placement.grants(&request);
+            let (cpu, memory) = (request.cpu, request.memory);
+            state.add(&PodGrant { pod: "one more".into(), node: name.clone(), cpu, memory, containers });
+            pods += 1;
+        }
+        rooms.push(Room { node: name.to_string(), pods });
+    }
+    Ok(rooms)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_as_they_are_typed() {
+        let typed =
+            |parts: &[&str]| pod("team", &parts.iter().map(|part| (*part).to_owned()).collect::<Vec<_>>());
+        let read = typed(&["tencent.com/vcuda-core=30", " tencent.com/vcuda-memory=16", "cpu=4"]).unwrap();
+        assert_eq!(read.spec.containers[0].resources.limits["cpu"], Amount("4".into()));
+        let error = |parts: &[&str]| typed(parts).unwrap_err().to_string();
+        assert!(error(&["2"]).starts_with("\"2\" is no request; write RESOURCE=AMOUNT"));
+        assert!(error(&["gpu=2"]).starts_with("unknown resource \"gpu\"; choose of aliyun.com/gpu-mem"));
+        assert_eq!(error(&["cpu=1", "cpu=2"]), "cpu is given twice");
+        assert!(error(&["cpu=1"]).starts_with("asks for no GPU"));
+    }
+}

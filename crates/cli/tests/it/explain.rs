@@ -1,0 +1,204 @@
+//! Explanations: the same obstacles as the scheduler names, and what would help.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+use tessera_scheduler::server::{App, BODY_LIMIT, router};
+use tessera_scheduler::state::{Event, Settings, State, Watched};
+use tessera_wire::extender::Args;
+use tessera_wire::objects::Pod;
+use tessera_wire::{quota, rules};
+use tokio::net::TcpListener;
+
+use crate::stage::{GPU, SHARE, Stage};
+use crate::states::{A10, Card, T4, grouped, node, pod, share, shared};
+
+const QUOTA: &str = r#"{"closed":{"quota":{"T4":1}},"team":{"memoryMiB":204800}}"#;
+
+fn nodes() -> Vec<Value> {
+    let mut broken = node("broken", "10.0.0.9", "GiB", &[T4]);
+    broken["metadata"]["annotations"]["tessera.dev/inventory"] = "{".into();
+    let mut not_served = node("not-served", "10.0.0.8", "GiB", &[T4; 4]);
+    not_served["status"]["allocatable"]["aliyun.com/gpu-mem"] = "0".into();
+    let mut all = vec![
+        node("a10", "10.0.0.1", "GiB", &[A10, A10]),
+        node("blocks", "10.0.0.2", "256MiB", &[T4, T4]),
+        node("t4", "10.0.0.3", "GiB", &[T4, T4, Card { unhealthy: true, ..T4 }, T4]),
+        not_served,
+        broken,
+        json!({ "metadata": { "name": "cpu" }, "status": { "allocatable": { "cpu": "4", "memory": "8Gi" } } }),
+    ];
+    all.iter_mut().for_each(|node| node["metadata"]["labels"] = json!({ "model": "T4" }));
+    all
+}
+
+fn placed() -> Vec<Value> {
+    vec![
+        grouped("pair", "t4", &[0, 1]),
+        share("half", "t4", 3, 50, 24),
+        shared("team", "twelve", "a10", 12, 0),
+        pod("team", "bypassed", "a10", &[("nvidia.com/gpu", 1)], json!({})),
+        shared("default", "some", "blocks", 30, 1),
+        pod("default", "plain", "t4", &[("cpu", 10)], json!({})),
+    ]
+}
+
+fn waiting() -> Vec<Value> {
+    let ask = |name: &str, limits: &[(&str, u64)]| pod("team", name, "", limits, json!({}));
+    let vcuda = |name: &str, core, memory| {
+        ask(name, &[("tencent.com/vcuda-core", core), ("tencent.com/vcuda-memory", memory)])
+    };
+    vec![
+        ask("whole-two", &[("nvidia.com/gpu", 2)]),
+        ask("whole-nine", &[("aliyun.com/gpu", 9)]),
+        ask("memory-eleven", &[("aliyun.com/gpu-mem", 11)]),
+        ask("memory-huge", &[("aliyun.com/gpu-mem", 900)]),
+        vcuda("share-sixty", 60, 40),
+        vcuda("share-large", 30, 85),
+        ask("bad", &[("tencent.com/vcuda-core", 150)]),
+        pod("closed", "over-quota", "", &[("nvidia.com/gpu", 2)], json!({})),
+        pod("team", "by-policy", "", &[("aliyun.com/gpu", 3)], json!({ "tessera.dev/policy": "link" })),
+    ]
+}
+
+fn settings() -> Settings {
+    let quota = quota::parse_settings(r#"{"GPUModelLabel":"model","GPUPoolLabel":"pool"}"#).unwrap();
+    Settings { quota: Some(quota), ..Settings::default() }
+}
+
+/// The cluster, with a scheduler's notes and its quota.
+fn stage() -> Stage {
+    let stage = Stage::of(&nodes(), &placed());
+    waiting().iter().for_each(|pod| stage.pod(pod));
+    stage.scheduler(&json!(rules::print(&settings().rules())));
+    let quota = json!({ "metadata": { "name": "gpuquota" }, "data": { "gpu_quota": QUOTA } });
+    stage.server.create("/api/v1/namespaces/kube-system/configmaps", quota).unwrap();
+    stage
+}
+
+/// A scheduler that has seen the same cluster.
+fn scheduler(stage: &Stage) -> State {
+    let mut state = State::new(settings());
+    state.handle(Event::Quota(quota::parse(QUOTA).unwrap()));
+    for node in stage.server.list("/api/v1/nodes") {
+        state.handle(Event::Node(Watched::Set(serde_json::from_value(node).unwrap())));
+    }
+    for pod in stage.server.list("/api/v1/pods") {
+        state.handle(Event::Pod(Watched::Set(serde_json::from_value(pod).unwrap())));
+    }
+    state
+}
+
+/// What kube-scheduler would put into the pod's event, by node.
+fn event(state: &State, pod: &Value, nodes: &[String]) -> BTreeMap<String, String> {
+    let pod: Pod = serde_json::from_value(pod.clone()).unwrap();
+    let mut args = Args { pod, nodes: None, node_names: Some(nodes.to_vec()) };
+    let verdicts = state.filter(&mut args);
+    verdicts.failed.into_iter().chain(verdicts.unresolvable).collect()
+}
+
+#[test]
+fn the_same_obstacle_as_in_the_schedulers_event() {
+    let stage = stage();
+    let state = scheduler(&stage);
+    let names: Vec<String> =
+        nodes().iter().map(|node| node["metadata"]["name"].as_str().unwrap().to_owned()).collect();
+    let mut compared = 0;
+    for pod in waiting() {
+        let (namespace, name) =
+            (pod["metadata"]["namespace"].as_str().unwrap(), pod["metadata"]["name"].as_str().unwrap());
+        let event = event(&state, &pod, &names);
+        let output = stage.run(GPU, &["explain", "-n", namespace, name, "-o", "json"]);
+        if name == "bad" {
+            let said = String::from_utf8(output.stderr).unwrap();
+            assert_eq!(said, format!("error: {}\n", event["t4"]), "one that cannot be read is told so");
+            continue;
+        }
+        let answer: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let explained: BTreeMap<String, String> = answer["nodes"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .filter_map(|node| Some((node["node"].as_str()?.to_owned(), node["reason"].as_str()?.to_owned())))
+            .collect();
+        assert_eq!(explained, event, "{name}");
+        compared += explained.len();
+    }
+    assert!(compared > 20, "only {compared} obstacles were compared");
+}
+
+#[test]
+fn what_stands_in_the_way_and_what_would_help() {
+    let stage = stage();
+    stage.server.patch("/api/v1/namespaces/team/pods/whole-two/status", &json!({ "status": { "phase": "Pending", "conditions": [
+        { "type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/6 nodes are available: 2 fewer than 2 idle GPUs." }] } })).unwrap();
+    stage.golden("explain-whole.txt", GPU, &["explain", "-n", "team", "whole-two"]);
+    stage.golden("explain-memory.txt", GPU, &["explain", "team/memory-huge"]);
+    stage.golden("explain-share.txt", GPU, &["--context", "team", "explain", "share-large", "-o", "wide"]);
+    stage.golden("explain-quota.txt", GPU, &["explain", "closed/over-quota"]);
+    stage.golden("explain-placed.txt", GPU, &["explain", "default/pair"]);
+    stage.golden("explain-bypassed.txt", GPU, &["explain", "team/bypassed"]);
+    stage.golden("what-if-fits.txt", GPU, &["what-if", "aliyun.com/gpu-mem=8"]);
+    let output =
+        stage.run(GPU, &["what-if", "tencent.com/vcuda-core=40,tencent.com/vcuda-memory=20", "cpu=60"]);
+    assert_eq!(output.status.code(), Some(0));
+    crate::stage::golden("what-if-share.txt", &String::from_utf8(output.stdout).unwrap());
+    let plain = stage.run(GPU, &["explain", "plain"]);
+    let said = String::from_utf8(plain.stderr).unwrap();
+    assert_eq!(said, "error: pod default/plain asks for no GPU; `kubectl describe pod` tells why it waits\n");
+}
+
+/// The outputs in docs/inspect.md are real.
+#[test]
+fn the_documentation_shows_what_is_printed() {
+    let mut nodes: Vec<Value> =
+        nodes().into_iter().filter(|node| node["metadata"]["name"] != "broken").collect();
+    nodes[3]["metadata"]["name"] = "more-t4".into();
+    let stage = Stage::of(&nodes, &placed());
+    waiting().iter().for_each(|pod| stage.pod(pod));
+    stage.scheduler(&json!(rules::print(&settings().rules())));
+    let documentation = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/inspect.md");
+    let documentation = std::fs::read_to_string(documentation).unwrap();
+    for line in ["explain -n team share-large", "what-if aliyun.com/gpu-mem=8"] {
+        let shown = stage.text(GPU, &line.split_whitespace().collect::<Vec<_>>());
+        let block = format!("```\n$ kubectl inspect gpu {line}\n{shown}```\n");
+        assert!(documentation.contains(&block), "docs/inspect.md does not show:\n{block}");
+    }
+}
+
+#[test]
+fn a_scheduler_can_be_asked_instead() {
+    let stage = stage();
+    let state = scheduler(&stage);
+    let client = stage.runtime.block_on(async { tessera_cluster::connect_to(&stage.server.url()).unwrap() });
+    let url = stage.runtime.block_on(async {
+        let app = Arc::new(App::new(state, client));
+        app.set_ready(true);
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        tokio::spawn(async move { axum::serve(listener, router(app, BODY_LIMIT)).await });
+        url
+    });
+    let endpoint = ["--endpoint", url.as_str()];
+    let both = |program: &str, arguments: &[&str]| {
+        let asked: Vec<&str> = arguments.iter().chain(&endpoint).copied().collect();
+        (stage.text(program, arguments), stage.text(program, &asked))
+    };
+    let (api, scheduler) = both(GPU, &[]);
+    assert_eq!(api, scheduler);
+    let (api, scheduler) = both(GPU, &["-d", "t4"]);
+    assert_eq!(api, scheduler);
+    assert!(api.starts_with("gpu policy: tessera\n"), "{api}");
+    let scheduler =
+        stage.text(SHARE, &["--no-headers", "blocks", "--endpoint", &format!("{url}/gpushare-scheduler/")]);
+    assert_eq!(scheduler, "blocks  unknown  0/60  30/60  30/120\n");
+    let (api, scheduler) = both(GPU, &["explain", "team/share-large"]);
+    let first = |text: &str| text.lines().find(|line| line.starts_with("fits on")).unwrap().to_owned();
+    assert_eq!(first(&api), first(&scheduler));
+    let unknown = stage.run(GPU, &["nobody", "--endpoint", &url]);
+    assert_eq!(
+        String::from_utf8(unknown.stderr).unwrap(),
+        "error: node nobody is not known or has no GPU of this kind\n"
+    );
+}

@@ -1,0 +1,175 @@
+//! Every documented sample, byte for byte, and the states the originals got wrong.
+
+use serde_json::json;
+
+use crate::stage::{GPU, SHARE, Stage};
+use crate::states::{A10, Card, H200, T4, grouped, node, old_share_node, pairs, pod, share, shared};
+
+/// gputopology's documented machine, with the links its plugin wrote.
+fn documented_topology() -> Stage {
+    let stage = Stage::new();
+    let links: serde_json::Map<String, serde_json::Value> =
+        pairs(8).map(|(a, b)| (format!("GPU_PHB_{a}_{b}"), "Host PCI bridge".into())).collect();
+    stage.node(&json!({
+        "metadata": { "name": "cn-huhehaote.i-hp32to8ln1xdug4rk401", "annotations": {
+            "GPU_TOPOLOGY": serde_json::to_string(&links).unwrap(), "NODE_TYPE": "ecs.gn5-c8g1.14xlarge" } },
+        "status": { "capacity": { "aliyun.com/gpu": "8" }, "allocatable": { "aliyun.com/gpu": "8" } },
+    }));
+    stage.scheduler(&json!({ "tessera.dev/policy": "static" }));
+    stage
+}
+
+#[test]
+fn the_documented_topology() {
+    let stage = documented_topology();
+    stage.golden("documented-gpu.txt", GPU, &[]);
+    stage.golden("documented-gpu-details.txt", GPU, &["-d"]);
+    stage.golden("documented-gpu-details.txt", GPU, &["cn-huhehaote.i-hp32to8ln1xdug4rk401", "-d"]);
+}
+
+#[test]
+fn the_documented_shares_of_two_machines() {
+    let nodes = [
+        old_share_node("192.168.68.4", "192.168.68.4", 8, 80),
+        old_share_node("192.168.3.4", "192.168.3.4", 8, 88),
+    ];
+    let held = [
+        ("192.168.3.4", vec![(0, 4), (1, 6), (2, 4), (2, 6)]),
+        ("192.168.68.4", vec![(0, 4), (2, 10), (3, 9), (5, 10), (6, 6), (7, 3), (7, 3)]),
+    ];
+    let pods: Vec<_> = held
+        .iter()
+        .flat_map(|(node, held)| {
+            held.iter().enumerate().map(move |(place, (gpu, units))| {
+                shared("default", &format!("p-{node}-{place}"), node, *units, *gpu)
+            })
+        })
+        .collect();
+    Stage::of(&nodes, &pods).golden("documented-gpushare.txt", SHARE, &[]);
+}
+
+#[test]
+fn the_published_summary_and_details() {
+    let (first, second) = ("cn-shanghai.i-uf61h64dz1tmlob9hmtb", "cn-shanghai.i-uf61h64dz1tmlob9hmtc");
+    let nodes = [old_share_node(first, "192.168.0.71", 1, 15), old_share_node(second, "192.168.0.70", 1, 15)];
+    let pods = [
+        shared("default", "binpack-1-0", first, 3, 0),
+        shared("default", "binpack-1-1", first, 3, 0),
+        shared("default", "binpack-1-2", second, 3, 0),
+    ];
+    Stage::of(&nodes, &pods).golden("published-gpushare.txt", SHARE, &[]);
+    let pods = [
+        shared("default", "binpack-1-0", "node-a", 3, 0),
+        shared("default", "binpack-1-1", "node-a", 3, 0),
+        shared("team-a", "big-0", "node-a", 10, 1),
+    ];
+    let stage = Stage::of(&[old_share_node("node-a", "192.168.0.71", 2, 30)], &pods);
+    stage.golden("published-gpushare-details.txt", SHARE, &["-d"]);
+    let pods = [
+        shared("default", "tf-jupyter-954ffbbf8-lztc9", "node5", 3, 0),
+        shared("default", "tf-jupyter2-69b6f97566-j4f4w", "node5", 3, 0),
+    ];
+    let stage = Stage::of(&[old_share_node("node5", "10.202.115.1", 1, 7)], &[]);
+    stage.golden("published-gpushare-details-none.txt", SHARE, &["-d"]);
+    pods.iter().for_each(|pod| stage.pod(pod));
+    stage.golden("published-gpushare-details-two.txt", SHARE, &["-d"]);
+}
+
+#[test]
+fn no_gpu_at_all() {
+    let stage = Stage::of(
+        &[json!({ "metadata": { "name": "cpu-only" }, "status": { "capacity": { "cpu": "4" } } })],
+        &[],
+    );
+    stage.golden("empty-gpushare.txt", SHARE, &[]);
+    stage.golden("empty-gpushare-details.txt", SHARE, &["-d"]);
+    let output = stage.run(GPU, &[]);
+    assert!(output.status.success() && output.stdout.is_empty());
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(said, "No node offers GPU. Nodes do once a device plugin or agent runs on them.\n");
+    assert_eq!(stage.text(GPU, &["-o", "name"]), "");
+}
+
+/// One card, sixteen, mixed ones, broken ones; pods on their way in and out; long names and Chinese ones.
+fn varied() -> Stage {
+    let broken = Card { unhealthy: true, ..T4 };
+    let mut chinese = node("zh", "10.0.0.5", "GiB", &[Card { model: "英伟达显卡", ..T4 }]);
+    chinese["metadata"]["annotations"]["NODE_TYPE"] = "训练机型".into();
+    let mut cordoned = node("mixed", "10.0.0.3", "GiB", &[T4, A10, broken]);
+    cordoned["spec"] = json!({ "unschedulable": true });
+    let long = "a-node-whose-name-is-as-long-as-the-names-that-some-clouds-give-to-their-machines-in-some-regions.example";
+    let nodes = [
+        node("one", "10.0.0.1", "GiB", &[T4]),
+        node("sixteen", "10.0.0.2", "GiB", &[T4; 16]),
+        cordoned,
+        node(long, "2001:db8::7", "GiB", &[T4, T4]),
+        chinese,
+    ];
+    let mut ending = share("ending", "sixteen", 4, 50, 8);
+    ending["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
+    let mut ended = shared("default", "ended", "one", 15, 0);
+    ended["status"]["phase"] = "Succeeded".into();
+    let pods = [
+        grouped("ring", "sixteen", &[0, 1, 2, 3]),
+        share("thirty", "sixteen", 5, 30, 16),
+        share("twenty", "sixteen", 5, 20, 8),
+        ending,
+        ended,
+        shared("default", "spread-over-cards", "mixed", 10, 0),
+        pod("default", "nobody-told", "mixed", &[("aliyun.com/gpu-mem", 4)], json!({})),
+        pod(
+            "default",
+            "two-cards",
+            "mixed",
+            &[("aliyun.com/gpu-mem", 8)],
+            json!({ "scheduler.framework.gpushare.allocation": r#"{"0":{"0":2,"1":6}}"# }),
+        ),
+        pod("team", "waits", "", &[("aliyun.com/gpu-mem", 40)], json!({})),
+        pod("default", "no-gpu", "one", &[("cpu", 2)], json!({})),
+    ];
+    let stage = Stage::new();
+    nodes.iter().for_each(|node| stage.node(node));
+    for pod in &pods {
+        // A server makes its own deletionTimestamp.
+        let mut fresh = pod.clone();
+        let ends = fresh["metadata"].as_object_mut().unwrap().remove("deletionTimestamp").is_some();
+        stage.pod(&fresh);
+        if ends {
+            stage.end_gently(
+                pod["metadata"]["namespace"].as_str().unwrap(),
+                pod["metadata"]["name"].as_str().unwrap(),
+            );
+        }
+    }
+    stage
+}
+
+#[test]
+fn varied_states() {
+    let stage = varied();
+    stage.golden("varied-gpu.txt", GPU, &[]);
+    stage.golden("varied-gpu-details.txt", GPU, &["-d"]);
+    stage.golden("varied-gpu-wide.txt", GPU, &["-o", "wide"]);
+    stage.golden("varied-gpushare.txt", SHARE, &[]);
+    stage.golden("varied-gpushare-details.txt", SHARE, &["-d"]);
+    stage.golden("varied-gpushare-wide.txt", SHARE, &["-o", "wide"]);
+    stage.golden("varied-gpushare-one.txt", SHARE, &["one"]);
+    stage.golden("varied-tree.txt", GPU, &["tree", "sixteen", "--no-agents"]);
+    stage.golden("varied-tree-wide.txt", GPU, &["tree", "mixed", "--no-agents", "-o", "wide"]);
+}
+
+#[test]
+fn the_node_tells_its_unit() {
+    let stage = Stage::of(
+        &[node("h200", "10.0.0.1", "GiB", &[H200, H200])],
+        &[shared("default", "p", "h200", 70, 1)],
+    );
+    stage.golden("unit-gib.txt", SHARE, &[]);
+    stage.node(&node("small", "10.0.0.2", "256MiB", &[T4]));
+    stage.golden("unit-mixed.txt", SHARE, &[]);
+    let stage =
+        Stage::of(&[node("blocks", "10.0.0.2", "256MiB", &[T4])], &[shared("default", "p", "blocks", 6, 0)]);
+    stage.golden("unit-blocks.txt", SHARE, &[]);
+    let stage = Stage::of(&[old_share_node("old", "10.0.0.3", 1, 7606)], &[]);
+    stage.golden("unit-old-mib.txt", SHARE, &["--memory-unit", "MiB"]);
+}

@@ -1,0 +1,104 @@
+//! What would let a pod that waits go ahead: who would have to end, or how much less it could ask for.
+
+use std::collections::BTreeSet;
+
+use crate::node::NodeState;
+use crate::placement::{Policy, filter};
+use crate::preemption::{Holder, Newcomer, victims};
+use crate::request::{PodRequest, Request, Role};
+use crate::units::{MiB, Percent, PodUid};
+
+/// The fewest pods whose end would let the pod fit on the node, however much they matter. `None` where no end helps.
+#[must_use]
+pub fn who_would_have_to_end(
+    node: &NodeState,
+    holders: &[Holder<'_>],
+    request: &PodRequest,
+    policy: &Policy,
+) -> Option<Vec<PodUid>> {
+    // All alike and below the newcomer, so that only their number counts.
+    let alike: Vec<Holder<'_>> = holders.iter().map(|holder| Holder { priority: 0, ..*holder }).collect();
+    victims(node, &alike, Newcomer { request, priority: 1, policy }, &BTreeSet::new())
+}
+
+/// The largest requests below the pod's own that fit on a node now: fewer cards; or less memory, or less compute, of one card.
+/// Only for pods of which a single container asks.
+#[must_use]
+pub fn smaller_requests(node: &NodeState, pod: &PodRequest, policy: &Policy) -> Vec<Request> {
+    let mut asking = pod.containers.iter().enumerate().filter(|(_, container)| container.request.is_some());
+    let (Some((position, only)), None) = (asking.next(), asking.next()) else { return Vec::new() };
+    let Some(request) = only.request.filter(|_| only.role != Role::Init) else { return Vec::new() };
+    let fits = |smaller: &Request| {
+        let mut pod = pod.clone();
+        if let Some(container) = pod.containers.get_mut(position) {
+            container.request = Some(*smaller);
+        }
+        filter(node, &pod, policy).is_ok()
+    };
+    let rooms = || node.node().gpus().iter().map(|gpu| node.room(gpu.index));
+    let most_memory =
+        |least: Percent| rooms().filter(|room| room.cores >= least).map(|room| room.memory).max();
+    let most_cores = |least: MiB| rooms().filter(|room| room.memory >= least).map(|room| room.cores).max();
+    let smaller: Vec<Request> = match request {
+        Request::Whole(count) => (1..count).rev().map(Request::Whole).find(fits).into_iter().collect(),
+        Request::Memory(_) => most_memory(Percent::ZERO).map(Request::Memory).into_iter().collect(),
+        Request::Share { cores, memory } => {
+            let less_memory = most_memory(cores).map(|memory| Request::Share { cores, memory });
+            let less_cores = most_cores(memory).map(|cores| Request::Share { cores, memory });
+            less_memory.into_iter().chain(less_cores).collect()
+        }
+    };
+    smaller.into_iter().filter(|smaller| is_something(*smaller) && fits(smaller)).collect()
+}
+
+fn is_something(request: Request) -> bool {
+    match request {
+        Request::Whole(count) => count > 0,
+        Request::Memory(memory) => memory > MiB::ZERO,
+        Request::Share { cores, memory } => cores > Percent::ZERO && memory > MiB::ZERO,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixtures::{node, pcie_pairs};
+    use crate::grant::{ContainerGrant, Hold, PodGrant};
+    use crate::units::{GpuIndex, MilliCpu};
+
+    fn grant(pod: &str, cards: &[u8], hold: Hold) -> PodGrant {
+        PodGrant {
+            pod: pod.into(),
+            node: "n".into(),
+            cpu: MilliCpu::ZERO,
+            memory: MiB::ZERO,
+            containers: vec![ContainerGrant {
+                container: "c".into(),
+                role: Role::Main,
+                cards: cards.iter().map(|gpu| (GpuIndex(*gpu), hold)).collect(),
+            }],
+        }
+    }
+
+    #[test]
+    fn the_fewest_are_named_and_the_largest_that_fits() {
+        let mut state = node(&pcie_pairs(), &[]);
+        let part = |cores, memory| Hold::Part { cores: Percent(cores), memory: MiB(memory) };
+        let grants = [
+            grant("five", &[0, 1, 2, 3, 4], Hold::Whole),
+            grant("small", &[5], part(20, 1024)),
+            grant("large", &[6], part(80, 10_240)),
+        ];
+        grants.iter().for_each(|grant| state.add(grant));
+        let holders: Vec<Holder<'_>> = grants.iter().map(|grant| Holder { grant, priority: 7 }).collect();
+        let asked = |request| PodRequest::of_mains([request]);
+        let end = |request| who_would_have_to_end(&state, &holders, &asked(request), &Policy::Simple);
+        let smaller = |request| smaller_requests(&state, &asked(request), &Policy::Simple);
+        assert_eq!(end(Request::Whole(6)), Some(vec!["five".into()]));
+        assert_eq!(end(Request::Whole(9)), None);
+        assert_eq!(smaller(Request::Whole(6)), [Request::Whole(1)]);
+        assert_eq!(smaller(Request::Memory(MiB(20_000))), [Request::Memory(MiB(16_384))]);
+        let share = |cores, memory| Request::Share { cores: Percent(cores), memory: MiB(memory) };
+        assert_eq!(smaller(share(90, 17_000)), [share(90, 16_384)]);
+    }
+}

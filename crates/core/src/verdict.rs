@@ -1,0 +1,219 @@
+//! Whether one node will do for one pod, and if not, why not: one judgement for whoever asks, so that the scheduler's event, its
+//! explanation and the command line name the same obstacle.
+
+use std::borrow::Cow;
+
+use crate::gpu_set::GpuSet;
+use crate::node::NodeState;
+use crate::placement::{self, CardRefusal, Placement, Policy, Refusal};
+use crate::quota::{Accounts, OverQuota, Place, Quota, Taken};
+use crate::request::PodRequest;
+use crate::units::GpuIndex;
+
+/// What stands in the way on a node.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Reason {
+    /// No watch has shown it yet.
+    #[error("node is not known yet")]
+    UnknownNode,
+    /// What it says of itself cannot be read.
+    #[error("node cannot be read: {0}")]
+    BadNode(String),
+    /// It does not offer the resource the pod asks for.
+    #[error("node does not offer this kind of GPU resource")]
+    NotServed,
+    /// Its cards, or its host.
+    #[error(transparent)]
+    Cards(#[from] Refusal),
+    /// The namespace has had its share.
+    #[error(transparent)]
+    Quota(#[from] OverQuota),
+}
+
+/// A node as a pod meets it.
+#[derive(Clone, Copy, Debug)]
+pub struct Offer<'a> {
+    /// What it has, and what is left of it.
+    pub state: &'a NodeState,
+    /// Whether it offers the resources the pod asks by.
+    pub serves: bool,
+    /// What it is to a quota.
+    pub place: &'a Place,
+}
+
+/// What a pod asks of one node.
+#[derive(Clone, Copy, Debug)]
+pub struct Question<'a> {
+    /// Whose quota it counts against.
+    pub namespace: &'a str,
+    /// In the node's unit of memory.
+    pub request: &'a PodRequest,
+    /// How its cards are chosen.
+    pub policy: &'a Policy,
+}
+
+/// Who may take how much, and has taken.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits<'a> {
+    /// What each namespace may take.
+    pub quota: &'a Quota,
+    /// What each has taken.
+    pub accounts: &'a Accounts,
+}
+
+/// What a node says to a pod.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Verdict {
+    /// These would be its cards.
+    Fits(Placement),
+    /// It cannot go there now.
+    Refused(Obstacle),
+}
+
+/// What stands in the way on a node, card by card.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Obstacle {
+    /// In short, as the scheduler's event says it.
+    pub reason: Reason,
+    /// The container that found no cards; none where the node as a whole will not do.
+    pub container: Option<String>,
+    /// For each card what keeps it from serving that container, or `None` where it would.
+    pub cards: Vec<(GpuIndex, Option<CardRefusal>)>,
+}
+
+/// Everything but the cards: whether the node offers what the pod asks by, and the namespace may take it there.
+pub fn admit(offer: Offer<'_>, question: Question<'_>, limits: Limits<'_>) -> Result<(), Reason> {
+    let node = offer.state.node();
+    if !node.gpus().is_empty() && !offer.serves {
+        return Err(Reason::NotServed);
+    }
+    let Question { namespace, request, .. } = question;
+    if limits.quota.namespaces.contains_key(namespace) && request.wants_gpu() {
+        let more = Taken::at_most(request, node);
+        limits.quota.allows(namespace, limits.accounts, offer.place, more)?;
+    }
+    Ok(())
+}
+
+/// The request with no more CPU and memory than the node has left by our book. Whether those suffice is kube-scheduler's to say, which has
+/// newer news of pods without cards; we only weigh them.
+#[must_use]
+pub fn weigh<'r>(node: &NodeState, request: &'r PodRequest) -> Cow<'r, PodRequest> {
+    let (cpu, memory) = (node.cpu_left(), node.memory_left());
+    if request.cpu <= cpu && request.memory <= memory {
+        return Cow::Borrowed(request);
+    }
+    let (cpu, memory) = (request.cpu.min(cpu), request.memory.min(memory));
+    Cow::Owned(PodRequest { cpu, memory, ..request.clone() })
+}
+
+/// The whole judgement, of the cards.
+#[must_use]
+pub fn judge(offer: Offer<'_>, question: Question<'_>, limits: Limits<'_>) -> Verdict {
+    let Question { request, policy, .. } = question;
+    if let Err(reason) = admit(offer, question, limits) {
+        return Verdict::Refused(reason.into());
+    }
+    let request = &weigh(offer.state, request);
+    match placement::place(offer.state, request, policy, GpuSet::EMPTY) {
+        Ok(placement) => Verdict::Fits(placement),
+        Err(refusal) => {
+            let detail = placement::explain(offer.state, request, policy);
+            let (container, cards) =
+                detail.map(|detail| (detail.container, detail.cards)).unwrap_or_default();
+            Verdict::Refused(Obstacle { reason: refusal.into(), container, cards })
+        }
+    }
+}
+
+// === impl Reason ===
+
+impl Reason {
+    /// Whether the pod could fit once others have gone.
+    #[must_use]
+    pub fn may_resolve(&self) -> bool {
+        match self {
+            Self::UnknownNode => true,
+            Self::BadNode(_) | Self::NotServed => false,
+            Self::Cards(refusal) => refusal.may_resolve(),
+            Self::Quota(over) => over.may_resolve(),
+        }
+    }
+
+    /// A word for counting.
+    #[must_use]
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::UnknownNode => "unknown-node",
+            Self::BadNode(_) => "bad-node",
+            Self::NotServed => "not-served",
+            Self::Quota(_) => "quota",
+            Self::Cards(refusal) => match refusal {
+                Refusal::Cpu => "cpu",
+                Refusal::Memory => "memory",
+                Refusal::NoGpu => "no-gpu",
+                Refusal::Model => "model",
+                Refusal::FewerGpus(_) => "fewer-gpus",
+                Refusal::FewerIdle(_) => "fewer-idle",
+                Refusal::TooLarge(_) => "too-large",
+                Refusal::NoShare { .. } => "no-share",
+                Refusal::NoMemory(_) => "no-gpu-memory",
+                Refusal::Required => "required",
+            },
+        }
+    }
+}
+
+impl From<Reason> for Obstacle {
+    /// An obstacle of the node as a whole.
+    fn from(reason: Reason) -> Self {
+        Self { reason, container: None, cards: Vec::new() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::fixtures::{node, pcie_pairs};
+    use crate::quota::Limit;
+    use crate::request::Request;
+    use crate::units::MiB;
+
+    fn reason(serves: bool, request: Request, quota: &Quota) -> Option<String> {
+        let state = node(&pcie_pairs(), &[]);
+        let policy = Policy::Tessera(Arc::default());
+        let request = PodRequest::of_mains([request]);
+        let question = Question { namespace: "team", request: &request, policy: &policy };
+        let offer = Offer { state: &state, serves, place: &Place::default() };
+        match judge(offer, question, Limits { quota, accounts: &Accounts::default() }) {
+            Verdict::Fits(_) => None,
+            Verdict::Refused(obstacle) => Some(obstacle.reason.to_string()),
+        }
+    }
+
+    #[test]
+    fn the_first_obstacle_is_named() {
+        let nothing = Quota { namespaces: BTreeMap::from([("team".to_owned(), closed())]) };
+        let any = Quota::default();
+        let asks = Request::Whole(9);
+        assert_eq!(reason(true, Request::Whole(8), &any), None);
+        assert_eq!(reason(true, asks, &any).as_deref(), Some("fewer than 9 GPUs"));
+        assert_eq!(
+            reason(true, asks, &nothing).as_deref(),
+            Some("ExceedsGPUQuota: not a model of this namespace")
+        );
+        let unserved = "node does not offer this kind of GPU resource";
+        assert_eq!(reason(false, asks, &nothing).as_deref(), Some(unserved));
+        assert_eq!(
+            reason(true, Request::Memory(MiB(1 << 20)), &any).as_deref(),
+            Some("no GPU has 1048576 MiB")
+        );
+    }
+
+    fn closed() -> Limit {
+        Limit { cards: Some(BTreeMap::new()), ..Limit::default() }
+    }
+}

@@ -1,0 +1,196 @@
+// The frame around the pages: navigation, settings, and keeping the page that is open up to date.
+
+import { Problem, follow, get } from "./api.js";
+import { h, morph } from "./dom.js";
+import { link } from "./format.js";
+import { LANGUAGES, language, recall, setLanguage, store, t } from "./text.js";
+import overview from "./page-overview.js";
+import nodes from "./page-nodes.js";
+import node from "./page-node.js";
+import pods from "./page-pods.js";
+import pod from "./page-pod.js";
+import quota from "./page-quota.js";
+import whatIf from "./page-what-if.js";
+import decisions from "./page-decisions.js";
+
+// A page is opened with the parts of its address, its parameters and a signal that fires when it is left. It gives
+// `load()`, `draw(data)` and `cares(news)`, and `every` where it looks again without news; or, where it keeps its own elements,
+// `mount(root)` and `told(news)`.
+const PAGES = { overview, nodes, node, pods, pod, quota, "what-if": whatIf, decisions };
+const IN_NAVIGATION = ["overview", "nodes", "pods", "quota", "what-if", "decisions"];
+const BELONGS_TO = { node: "nodes", pod: "pods" };
+
+const THEMES = ["auto", "light", "dark"];
+const STORED_THEME = "tessera.theme";
+
+// A page is drawn anew this often at most; a cluster of thousands of nodes changes all the time.
+const PACE = 400;
+
+let open;
+let theme = THEMES.includes(recall(STORED_THEME)) ? recall(STORED_THEME) : "auto";
+let isLive = true;
+
+const main = h("main", { id: "content", tabindex: "-1" });
+const liveDot = h("span", { class: "live", role: "status" });
+const header = h("header", { class: "top" });
+
+function frame() {
+  document.documentElement.lang = language();
+  document.documentElement.dataset.theme = theme;
+  const search = h("input", { type: "search", name: "q", placeholder: t("search"), "aria-label": t("search"), autocomplete: "off" });
+  header.replaceChildren(
+    h("a", { class: "brand", href: link("overview") }, h("img", { src: "assets/icon.svg", alt: "", width: 22, height: 22 }), t("name")),
+    h("nav", { "aria-label": t("nav") }, IN_NAVIGATION.map((name) => h("a", { href: link(name), "data-page": name }, t(name)))),
+    h("form", { class: "search", role: "search", onsubmit: (event) => {
+      event.preventDefault();
+      location.hash = link("nodes", { q: search.value.trim() });
+    } }, search),
+    h("div", { class: "settings", role: "group", "aria-label": t("settings") },
+      liveDot,
+      h("button", { type: "button", id: "theme", "aria-label": t(`theme.${theme}`), title: t(`theme.${theme}`), onclick: nextTheme },
+        { auto: "◐", light: "☀", dark: "☾" }[theme]),
+      h("select", { id: "language", "aria-label": t("language"), onchange: (event) => {
+        setLanguage(event.target.value);
+        frame();
+        show();
+      } }, Object.entries(LANGUAGES).map(([tag, name]) => h("option", { value: tag, lang: tag, selected: tag === language() }, name)))));
+  document.querySelector(".skip").textContent = t("skip");
+  showLive();
+  markCurrent();
+}
+
+function nextTheme() {
+  theme = THEMES[(THEMES.indexOf(theme) + 1) % THEMES.length];
+  store(STORED_THEME, theme);
+  frame();
+  document.getElementById("theme").focus();
+  // What is painted, not styled, has to be painted anew.
+  window.dispatchEvent(new Event("themechange"));
+}
+
+function showLive() {
+  liveDot.classList.toggle("off", !isLive);
+  liveDot.textContent = t(isLive ? "live.on" : "live.off");
+}
+
+function address() {
+  const [path, query] = location.hash.replace(/^#\/?/, "").split("?");
+  const parts = path.split("/").map((part) => {
+    try {
+      return decodeURIComponent(part);
+    } catch {
+      return part;
+    }
+  });
+  const name = parts.shift() || "overview";
+  return { name: name in PAGES ? name : "overview", parts, parameters: Object.fromEntries(new URLSearchParams(query)) };
+}
+
+function markCurrent() {
+  const { name } = address();
+  for (const item of header.querySelectorAll("nav a")) {
+    if (item.dataset.page === (BELONGS_TO[name] ?? name)) item.setAttribute("aria-current", "page");
+    else item.removeAttribute("aria-current");
+  }
+}
+
+function failure(error) {
+  if (error instanceof Problem && error.notLeading) {
+    return h("section", { class: "notice" },
+      h("h1", {}, t("follower.title")),
+      h("p", {}, error.leader ? t("follower.leader", { leader: error.leader }) : t("follower.none")),
+      h("p", {}, t("follower.text")),
+      h("pre", {}, "kubectl -n kube-system port-forward service/tessera-scheduler 12345:12345"));
+  }
+  return h("section", { class: "notice", role: "alert" },
+    h("h1", {}, t("failed")),
+    h("p", {}, String(error.message ?? error)),
+    h("p", {}, h("a", { class: "button", href: location.hash || "#/", onclick: () => show() }, t("again"))));
+}
+
+function draw(content) {
+  const fresh = h("div", { class: "page" }, content);
+  if (main.firstElementChild) morph(main.firstElementChild, fresh);
+  else main.append(fresh);
+}
+
+/** Loads and draws; once more if something changed meanwhile, and never more often than the pace. */
+async function refresh(mine) {
+  if (mine.busy) {
+    mine.again = true;
+    return;
+  }
+  mine.busy = true;
+  do {
+    mine.again = false;
+    const begun = performance.now();
+    try {
+      mine.data = await mine.page.load();
+      if (open !== mine) return;
+      draw(mine.page.draw(mine.data));
+    } catch (error) {
+      if (open !== mine || error.name === "AbortError") return;
+      draw(failure(error));
+    }
+    // A server that takes long is asked less often.
+    const took = performance.now() - begun;
+    if (mine.again) await new Promise((done) => setTimeout(done, Math.max(PACE, 2 * took)));
+  } while (mine.again && open === mine);
+  mine.busy = false;
+}
+
+async function show() {
+  open?.leave.abort();
+  const { name, parts, parameters } = address();
+  const leave = new AbortController();
+  const mine = { leave };
+  const redraw = () => {
+    if (open === mine && mine.data) draw(mine.page.draw(mine.data));
+  };
+  const page = PAGES[name]({ parts, parameters, signal: leave.signal, redraw });
+  mine.page = page;
+  open = mine;
+  markCurrent();
+  document.title = [parts.at(-1), t(BELONGS_TO[name] ?? name), t("name")].filter(Boolean).join(" · ");
+  main.replaceChildren(h("div", { class: "page" }, h("p", { class: "muted" }, t("loading"))));
+  if (!page.mount) {
+    if (page.every) {
+      const timer = setInterval(() => document.hidden || refresh(mine), page.every);
+      leave.signal.addEventListener("abort", () => clearInterval(timer));
+    }
+    return refresh(mine);
+  }
+  try {
+    await get("status", leave.signal);
+    const root = h("div", { class: "page" });
+    await page.mount(root);
+    if (open === mine) main.replaceChildren(root);
+    page.shown?.();
+  } catch (error) {
+    if (open === mine && error.name !== "AbortError") draw(failure(error));
+  }
+}
+
+function told(news) {
+  const { page } = open;
+  if (page.told) page.told(news);
+  else if (news.all || main.querySelector(".notice") || page.cares?.(news)) refresh(open);
+}
+
+document.body.replaceChildren(h("a", { class: "skip", href: "#content", onclick: (event) => {
+  event.preventDefault();
+  main.focus();
+} }), header, main);
+frame();
+window.addEventListener("hashchange", () => {
+  show();
+  window.scrollTo(0, 0);
+  main.focus({ preventScroll: true });
+});
+show();
+follow(told, (live) => {
+  if (live === isLive) return;
+  isLive = live;
+  showLive();
+});
+showLive();

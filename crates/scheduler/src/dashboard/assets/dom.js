@@ -1,0 +1,52 @@
+// Elements from values. Text is always text: nothing here reads markup.
+
+const SVG = "http://www.w3.org/2000/svg";
+
+function fill(element, attributes, children) {
+  for (const [name, value] of Object.entries(attributes ?? {})) {
+    if (value === undefined || value === null || value === false) continue;
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    // Single properties through the CSSOM: the content security policy forbids style attributes.
+    else if (name === "style") for (const [key, text] of Object.entries(value)) element.style.setProperty(key, text);
+    else if (name === "value") element.value = value;
+    else element.setAttribute(name, value === true ? "" : String(value));
+  }
+  element.append(...children.flat(Infinity).filter((child) => child !== undefined && child !== null && child !== false));
+  return element;
+}
+
+/** An HTML element. Children are nodes, or anything else as text. */
+export function h(tag, attributes, ...children) {
+  return fill(document.createElement(tag), attributes, children);
+}
+
+/** An SVG element. */
+export function svg(tag, attributes, ...children) {
+  return fill(document.createElementNS(SVG, tag), attributes, children);
+}
+
+/** Makes `old` like `fresh` with as few changes as possible, so that focus, selection and scroll positions stay. Listeners are
+ *  not carried over: elements that are redrawn are links, or are marked with `data-keep` and left alone. */
+export function morph(old, fresh) {
+  if (old.nodeType !== fresh.nodeType || old.nodeName !== fresh.nodeName || old.dataset?.key !== fresh.dataset?.key) {
+    old.replaceWith(fresh);
+    return;
+  }
+  if (old.nodeType === Node.TEXT_NODE) {
+    if (old.data !== fresh.data) old.data = fresh.data;
+    return;
+  }
+  if (old.dataset?.keep !== undefined) return;
+  for (const { name } of [...old.attributes]) {
+    // Whether the reader has opened something is the reader's choice.
+    if (name !== "style" && name !== "open" && !fresh.hasAttribute(name)) old.removeAttribute(name);
+  }
+  for (const { name, value } of fresh.attributes) {
+    if (name === "style") {
+      if (old.style.cssText !== fresh.style.cssText) old.style.cssText = fresh.style.cssText;
+    } else if (name !== "open" && old.getAttribute(name) !== value) old.setAttribute(name, value);
+  }
+  const [before, after] = [[...old.childNodes], [...fresh.childNodes]];
+  after.forEach((child, place) => (place < before.length ? morph(before[place], child) : old.append(child)));
+  before.slice(after.length).forEach((child) => child.remove());
+}

@@ -1,0 +1,48 @@
+// Why a pod waits, or what would become of one.
+
+import { h } from "./dom.js";
+import { count, decimal, link } from "./format.js";
+import { bar } from "./tile.js";
+import { reason, t } from "./text.js";
+
+const nodeLink = (name) => h("a", { href: link("node", name) }, name);
+
+function best(views) {
+  return h("section", {},
+    h("h3", {}, t("explain.best")),
+    h("ul", { class: "plain places" }, views.map((view) => h("li", { "data-key": view.node },
+      nodeLink(view.node), " ", h("span", { class: "muted" }, t("explain.wouldget")), " ",
+      view.gpus.map((container) => h("span", { class: "chip" }, `${container.container}: ${t("unit.gpus")} ${container.gpus.join(", ")}`)),
+      " ", h("span", { class: "muted figure" }, t("explain.score"), " ", decimal(view.score))))));
+}
+
+function cards(view) {
+  return h("li", { "data-key": view.node }, nodeLink(view.node), view.container && h("span", { class: "muted" }, ` (${t("container")} ${view.container})`),
+    view.cards && h("ul", { class: "plain cards-why" }, view.cards.map((card) => h("li", {},
+      h("span", { class: "figure" }, t("gpu.n", { n: card.gpu })), " ",
+      card.reason === null ? h("span", { class: "good" }, t("explain.free")) : h("span", { title: card.reason }, reason(card.reason))))));
+}
+
+function refusals(groups, all) {
+  return h("section", {},
+    h("h3", {}, t("explain.refusals")),
+    h("ul", { class: "plain refusals" }, groups.map((group) => h("li", { "data-key": group.reason },
+      h("p", {},
+        h("strong", { class: "figure" }, t(group.nodes === 1 ? "nodes.one" : "nodes.count", { n: count(group.nodes) })), " ",
+        h("span", { title: group.reason }, reason(group.reason))),
+      bar([["plain-part", group.nodes]], all),
+      h("p", { class: "muted" }, t("explain.evictions"), " ", t(group.mayResolve ? "explain.resolve" : "explain.noresolve")),
+      group.examples.some((view) => view.cards) && h("details", {},
+        h("summary", {}, t("explain.examples", { n: count(group.examples.length) })),
+        h("ul", { class: "plain" }, group.examples.map(cards)))))));
+}
+
+export function explanation(found) {
+  if (found.problem) return h("p", { class: "bad" }, t("pod.problem"), ": ", found.problem);
+  return h("div", { class: "explanation" },
+    h("p", { class: "lead" },
+      found.fitting > 0 ? t("explain.fits", { n: count(found.fitting), all: count(found.nodes) }) : t("explain.nowhere", { all: count(found.nodes) }),
+      " ", h("span", { class: "muted" }, t("explain.policy", { policy: found.policy }))),
+    found.best.length > 0 && best(found.best),
+    found.refusals.length > 0 && refusals(found.refusals, found.nodes));
+}

@@ -1,0 +1,51 @@
+// A row of filters that live in the address.
+
+import { get } from "./api.js";
+import { h } from "./dom.js";
+import { link, model } from "./format.js";
+import { t } from "./text.js";
+
+export const DIALECTS = ["nvidia", "gputopology", "gpushare", "vcuda"];
+
+/** The form for a page. `states` are its states as [value, text]; `changed(parameters)` is called after each change. */
+export async function filterForm(page, parameters, { states, fullness, changed, signal }) {
+  const { models, namespaces } = await get("cluster", signal);
+  const values = { ...parameters };
+  let timer;
+
+  function apply() {
+    const kept = Object.fromEntries(Object.entries(values).filter(([, value]) => value));
+    // Without a new entry in the history for every letter.
+    history.replaceState(null, "", link(page, kept));
+    clear.hidden = Object.keys(kept).length === 0;
+    changed(kept);
+  }
+
+  function choice(name, label, options) {
+    const known = options.some(([value]) => value === (values[name] ?? ""));
+    const all = known || !values[name] ? options : [...options, [values[name], values[name]]];
+    const select = h("select", { name, onchange: () => {
+      values[name] = select.value;
+      apply();
+    } }, h("option", { value: "" }, t("filter.all")),
+    all.map(([value, text]) => h("option", { value, selected: value === values[name] }, text)));
+    return h("label", {}, h("span", {}, label), select);
+  }
+
+  const search = h("input", { type: "search", name: "q", value: values.q ?? "", autocomplete: "off", oninput: () => {
+    clearTimeout(timer);
+    timer = setTimeout(() => {
+      values.q = search.value.trim();
+      apply();
+    }, 200);
+  } });
+  const clear = h("a", { class: "button quiet", href: link(page), hidden: Object.keys(parameters).length === 0 }, t("filter.clear"));
+  return h("form", { class: "filters", role: "search", "aria-label": t("filter"), onsubmit: (event) => event.preventDefault() },
+    h("label", { class: "wide" }, h("span", {}, t("search")), search),
+    choice("namespace", t("namespace"), namespaces.map(({ namespace }) => [namespace, namespace])),
+    choice("model", t("model"), [...new Set(models.map((view) => view.model))].map((name) => [name, model(name)])),
+    choice("dialect", t("dialect"), DIALECTS.map((name) => [name, name])),
+    choice("state", t("state"), states),
+    fullness && choice("fullness", t("fullness"), [0, 1, 2, 3, 4, 5].map((grade) => [String(grade), t(`fullness.${grade}`)])),
+    clear);
+}

@@ -1,0 +1,45 @@
+// Numbers, amounts and times as people read them, in their language.
+
+import { language, t } from "./text.js";
+
+const number = (value, options) => new Intl.NumberFormat(language(), options).format(value);
+
+export const count = (value) => number(value);
+export const decimal = (value) => number(value, { maximumFractionDigits: 1 });
+export const percent = (part, whole) => number(whole > 0 ? part / whole : 0, { style: "percent", maximumFractionDigits: 1 });
+export const points = (value) => number(value / 100, { style: "percent", maximumFractionDigits: 1 });
+
+/** MiB as GiB or TiB where they are many. */
+export function memory(mib) {
+  if (mib >= 1024 * 1024) return `${number(mib / 1048576, { maximumFractionDigits: 1 })} TiB`;
+  if (mib >= 1024) return `${number(mib / 1024, { maximumFractionDigits: 1 })} GiB`;
+  return `${number(mib)} MiB`;
+}
+
+export const time = (millis) => new Intl.DateTimeFormat(language(), { timeStyle: "medium" }).format(millis);
+
+/** What a container asks for, in words. */
+export function ask({ cards, compute, memoryMiB }) {
+  if (cards !== undefined) return t(cards === 1 ? "ask.card" : "ask.cards", { n: count(cards) });
+  if (compute === undefined) return memory(memoryMiB);
+  return `${points(compute)} · ${memory(memoryMiB)}`;
+}
+
+/** A namespace's colour: always the same one. */
+export function colour(namespace) {
+  let sum = 7;
+  for (const letter of namespace) sum = (sum * 31 + letter.codePointAt(0)) % 9973;
+  return `n${sum % 8}`;
+}
+
+/** The model without what all names begin with. */
+export const model = (name) => name.replace(/^NVIDIA[ -]/, "");
+
+/** The address of a page. Parts may contain anything. */
+export function link(...parts) {
+  const last = parts.at(-1);
+  const parameters = typeof last === "object" ? parts.pop() : {};
+  const kept = Object.entries(parameters).filter(([, value]) => value !== undefined && value !== "");
+  const query = new URLSearchParams(kept).toString();
+  return `#/${parts.map(encodeURIComponent).join("/")}${query ? `?${query}` : ""}`;
+}

@@ -1,0 +1,49 @@
+// What was decided lately, and why.
+
+import { get, query } from "./api.js";
+import { h } from "./dom.js";
+import { count, link, time } from "./format.js";
+import { t } from "./text.js";
+
+const GOOD = new Set(["bound", "fits"]);
+const BAD = new Set(["not-bound", "fits-nowhere"]);
+const tone = (outcome) => (GOOD.has(outcome) ? "good" : BAD.has(outcome) ? "bad" : "warn");
+
+function words(decision) {
+  switch (decision.outcome) {
+    case "fits": return t("decision.fits", { n: count(decision.nodes) });
+    case "bound": return t(decision.gpus.length ? "decision.bound" : "decision.bound.plain", { node: decision.node, gpus: decision.gpus.join(", ") });
+    case "not-bound": return t("decision.not-bound", decision);
+    case "victims": return Object.entries(decision.victims).map(([node, pods]) => t("decision.victims", { node, pods: pods.join(", ") })).join("; ");
+    default: return t(`decision.${decision.outcome}`);
+  }
+}
+
+function refused(decision) {
+  const kinds = Object.entries(decision.refused ?? {}).sort((a, b) => b[1] - a[1]);
+  return kinds.map(([kind, nodes]) => h("span", { class: "chip" }, t("decision.refused", { n: count(nodes), kind: t(`kind.${kind}`) })));
+}
+
+/** Decisions, newest first. */
+export function decisionList(decisions) {
+  if (decisions.length === 0) return h("p", { class: "muted" }, t("decisions.none"));
+  return h("ol", { class: "plain decisions" }, decisions.map((decision) => h("li", { "data-key": String(decision.sequence) },
+    h("time", { class: "muted figure", datetime: new Date(decision.unixMillis).toISOString() }, time(decision.unixMillis)),
+    h("span", { class: `chip ${tone(decision.outcome)}` }, t(`outcome.${decision.outcome}`)),
+    h("span", { class: "what" },
+      h("a", { href: link("pod", decision.namespace, decision.pod) }, `${decision.namespace}/${decision.pod}`), " ",
+      h("span", {}, words(decision)), " ", refused(decision),
+      decision.times > 1 && h("span", { class: "muted" }, ` ${t("decisions.times", { n: count(decision.times) })}`)))));
+}
+
+export default function decisions({ signal }) {
+  return {
+    load: () => get(query("decisions", {}), signal),
+    draw: (found) => [
+      h("div", { class: "page-head" }, h("h1", {}, t("decisions"))),
+      h("p", { class: "muted" }, t("decisions.note", { n: 500 })),
+      h("section", { class: "card" }, decisionList(found)),
+    ],
+    cares: () => true,
+  };
+}

@@ -1,0 +1,92 @@
+// One node: its cards with their pods, what is used now, and what joins them.
+
+import { get, path } from "./api.js";
+import { h } from "./dom.js";
+import { colour, decimal, link, memory, model, percent, points } from "./format.js";
+import { linkGraph, linkMatrix } from "./links.js";
+import { fills, troubles } from "./tile.js";
+import { t } from "./text.js";
+
+const EVERY = 3000;
+
+function facts(node) {
+  const { host } = node;
+  const all = [
+    [t("model"), [...new Set(node.gpus.map((gpu) => model(gpu.model)))].join(", ")],
+    [t("node.type"), node.instanceType],
+    [t("node.dialects"), node.dialects.join(", ")],
+    [t("node.cpu"), host && t("of", { part: decimal(host.cpuLeftMilli / 1000), whole: decimal(host.cpuMilli / 1000) })],
+    [t("node.memory"), host && t("of", { part: memory(host.memoryLeftMiB), whole: memory(host.memoryMiB) })],
+    [t("node.unit"), node.memoryUnit],
+    [t("node.pool"), node.pool],
+  ];
+  return h("dl", { class: "facts" }, all.filter(([, value]) => value).map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))));
+}
+
+/** What the agent measured on a card; what it did not is said so, and is no zero. */
+function measured(card) {
+  const parts = [card?.memoryUsedMiB !== undefined && memory(card.memoryUsedMiB), card?.busyPercent !== undefined && t("used.busy", { n: points(card.busyPercent) })];
+  const known = parts.filter(Boolean);
+  return h("p", { class: "muted" }, t("used"), ": ", known.length ? h("span", { class: "figure" }, known.join(" · ")) : t("used.none"));
+}
+
+function gpuCard(gpu, identity, used, chosen) {
+  const bad = troubles(gpu);
+  return h("section", { class: `card gpu ${chosen ? "chosen" : ""}`, id: `gpu-${gpu.index}`, "data-key": identity.uuid, "aria-label": t("gpu.n", { n: gpu.index }) },
+    h("h3", {}, t("gpu.n", { n: gpu.index }), bad.length ? h("span", { class: "chip bad" }, bad.join(", ")) : h("span", { class: "chip" }, gpu.whole ? t("whole") : gpu.pods.length ? t("shared") : t("idle"))),
+    h("p", { class: "meter" }, h("span", {}, t("memory")), h("span", { class: "figure" }, t("of", { part: memory(gpu.memoryHeldMiB), whole: memory(gpu.memoryMiB) }))),
+    fills(gpu)[0],
+    h("p", { class: "meter" }, h("span", {}, t("compute")), h("span", { class: "figure" }, points(gpu.computeHeld))),
+    fills(gpu)[1],
+    gpu.pods.length === 0 ? h("p", { class: "muted" }, t("node.free")) : h("ul", { class: "plain holders" }, gpu.pods.map((pod) => h("li", { "data-key": `${pod.namespace}/${pod.pod}` },
+      h("span", { class: "name" }, h("span", { class: `dot ${colour(pod.namespace)}` }), h("a", { href: link("pod", pod.namespace, pod.pod) }, `${pod.namespace}/${pod.pod}`)),
+      h("span", { class: "figure muted" }, `${pod.compute ? points(pod.compute) : t("pod.guaranteed")} · ${memory(pod.memoryMiB)}`)))),
+    measured(used),
+    h("p", { class: "muted small" }, identity.uuid));
+}
+
+function links(node) {
+  if (node.gpus.length < 2) return null;
+  if (node.links.length === 0) return h("section", { class: "card" }, h("h2", {}, t("node.links")), h("p", { class: "muted" }, t("node.nolinks")));
+  return h("div", { class: "two" },
+    h("section", { class: "card" }, h("h2", {}, t("node.links")),
+      node.nvswitchLinks !== undefined && h("p", { class: "muted" }, t("node.switch.note", { n: node.nvswitchLinks })),
+      linkGraph(node)),
+    h("section", { class: "card" }, h("h2", {}, t("node.matrix")), h("p", { class: "muted" }, t("node.matrix.note")), linkMatrix(node)));
+}
+
+export default function node({ parts: [name = ""], parameters, signal, redraw }) {
+  let used;
+  let asked = 0;
+  return {
+    async load() {
+      const here = path("nodes", name);
+      // The agent may take long to answer, or be gone: the page does not wait for it.
+      if (Date.now() - asked > EVERY) {
+        asked = Date.now();
+        get(`${here}/use`, signal).then((answer) => {
+          used = answer;
+          redraw();
+        }, () => (used = undefined));
+      }
+      return get(here, signal);
+    },
+    every: EVERY,
+    draw(found) {
+      const onCard = (uuid) => used?.use?.gpus.find((card) => card.uuid === uuid);
+      return [
+        h("div", { class: "page-head" }, h("h1", {}, found.name), found.gpus.length > 0 && h("p", { class: "value" }, percent(found.cards.taken, found.cards.total))),
+        found.problem && h("p", { class: "card bad" }, t("node.problem"), ": ", found.problem),
+        !found.problem && found.gpus.length === 0 && h("p", { class: "card" }, t("node.nocards")),
+        found.gpus.length > 0 && h("section", { class: "card" }, facts(found), used?.notMeasured && h("p", { class: "muted" }, t("used.why", { why: used.notMeasured }))),
+        found.gpus.length > 0 && h("h2", {}, t("node.cards")),
+        h("div", { class: "gpus" }, found.gpus.map((gpu) => {
+          const identity = found.identities[gpu.index];
+          return gpuCard(gpu, identity, onCard(identity.uuid), parameters.gpu === String(gpu.index));
+        })),
+        links(found),
+      ];
+    },
+    cares: (news) => news.nodes.includes(name),
+  };
+}

@@ -1,0 +1,89 @@
+// The cluster at a glance.
+
+import { get, query } from "./api.js";
+import { h } from "./dom.js";
+import { colour, count, decimal, link, memory, model, percent } from "./format.js";
+import { heatMap } from "./heat.js";
+import { decisionList } from "./page-decisions.js";
+import { bar } from "./tile.js";
+import { t } from "./text.js";
+
+function figure(title, value, note, { parts, whole, href, tone } = {}) {
+  const content = [h("h2", {}, title), h("p", { class: `value ${tone ?? ""}` }, value), parts && bar(parts, whole), h("p", { class: "muted" }, note)];
+  return h(href ? "a" : "section", { class: "card figure-card", href }, content);
+}
+
+function figures({ gpus, fragmentation, ...cluster }) {
+  const of = (part, whole) => ({ part: decimal(part), whole: decimal(whole) });
+  const { left, useless } = fragmentation;
+  const trouble = gpus.unhealthy + gpus.overbooked + cluster.unreadableNodes;
+  return h("div", { class: "figures" },
+    figure(t("over.taken"), percent(gpus.taken, gpus.total), t("over.taken.note", of(gpus.taken, gpus.total)), { parts: [["accent", gpus.taken]], whole: gpus.total }),
+    figure(t("memory"), percent(gpus.memoryHeldMiB, gpus.memoryMiB), t("over.memory.note", { part: memory(gpus.memoryHeldMiB), whole: memory(gpus.memoryMiB) }),
+      { parts: [["accent", gpus.memoryHeldMiB]], whole: gpus.memoryMiB }),
+    figure(t("compute"), percent(gpus.computeHeld, 100 * gpus.total), t("over.compute.note", of(gpus.computeHeld / 100, gpus.total)),
+      { parts: [["accent", gpus.computeHeld]], whole: 100 * gpus.total }),
+    figure(t("over.left"), decimal(left), t("over.left.note", { useless: decimal(useless), left: decimal(left) }),
+      { parts: [["accent", left - useless], ["lost", useless]], whole: left }),
+    figure(t("over.waiting"), count(cluster.waitingPods), t("over.waiting.note", { n: count(cluster.placedPods) }),
+      { href: link("pods", { state: "waiting" }), tone: cluster.waitingPods > 0 ? "warn" : "" }),
+    figure(t("over.trouble"), count(trouble),
+      t("over.trouble.note", { unhealthy: count(gpus.unhealthy), overbooked: count(gpus.overbooked), unreadable: count(cluster.unreadableNodes) }),
+      { href: link("nodes", { state: "trouble" }), tone: trouble > 0 ? "bad" : "good" }));
+}
+
+function modelTable(models) {
+  const most = Math.max(1, ...models.flatMap((view) => view.fullness));
+  const cell = (view, nodes, grade) => {
+    if (nodes === 0) return h("td", { class: "grade none" }, "·");
+    const shade = String(0.12 + 0.6 * (nodes / most));
+    const label = `${model(view.model)}, ${t(`fullness.${grade}`)}: ${t(nodes === 1 ? "nodes.one" : "nodes.count", { n: count(nodes) })}`;
+    return h("td", { class: "grade", style: { "--shade": shade } },
+      h("a", { href: link("nodes", { model: view.model, fullness: grade }), "aria-label": label }, count(nodes)));
+  };
+  return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": t("over.models") },
+    h("table", { class: "models" },
+      h("thead", {}, h("tr", {},
+        h("th", { scope: "col" }, t("model")), h("th", { scope: "col", class: "number" }, t("unit.gpus")), h("th", { scope: "col", class: "number" }, t("idle")),
+        h("th", { scope: "col" }, t("over.taken")),
+        [0, 1, 2, 3, 4, 5].map((grade) => h("th", { scope: "col", class: "number" }, t(`fullness.${grade}`))))),
+      h("tbody", {}, models.map((view) => h("tr", { "data-key": `${view.model} ${view.cardMiB}` },
+        h("th", { scope: "row" }, h("a", { href: link("nodes", { model: view.model }) }, model(view.model)), h("span", { class: "muted" }, ` ${memory(view.cardMiB)}`)),
+        h("td", { class: "number" }, count(view.gpus.total)),
+        h("td", { class: "number" }, count(view.gpus.idle)),
+        h("td", { class: "with-bar" }, bar([["accent", view.gpus.taken]], view.gpus.total), h("span", { class: "figure" }, percent(view.gpus.taken, view.gpus.total))),
+        view.fullness.map((nodes, grade) => cell(view, nodes, grade)))))));
+}
+
+function namespaceList(namespaces) {
+  const most = Math.max(1, ...namespaces.map((view) => view.computeHeld));
+  return h("ul", { class: "plain namespaces" }, namespaces.slice(0, 12).map((view) => h("li", { "data-key": view.namespace },
+    h("span", { class: "name" }, h("span", { class: `dot ${colour(view.namespace)}` }), h("a", { href: link("pods", { namespace: view.namespace }) }, view.namespace)),
+    h("span", { class: "figure" }, `${decimal(view.computeHeld / 100)} ${t("unit.gpus")} · ${memory(view.memoryHeldMiB)}`),
+    bar([[colour(view.namespace), view.computeHeld]], most))));
+}
+
+export default function overview({ signal }) {
+  const map = heatMap(signal);
+  return {
+    async load() {
+      const [cluster, groups, decisions] = await Promise.all([get("cluster", signal), get("map", signal), get(query("decisions", { limit: 8 }), signal)]);
+      return { cluster, groups, decisions };
+    },
+    draw({ cluster, groups, decisions }) {
+      requestAnimationFrame(() => map.update(groups));
+      return [
+        h("div", { class: "page-head" }, h("h1", {}, t("overview")),
+          h("p", { class: "muted" }, t("over.nodes", { nodes: count(cluster.nodes), gpus: count(cluster.gpus.total), policy: cluster.policy }))),
+        cluster.nodes === 0 && h("p", { class: "card" }, t("over.empty")),
+        figures(cluster),
+        h("section", { class: "card" }, h("h2", {}, t("over.models")), h("p", { class: "muted" }, t("over.models.note")), modelTable(cluster.models)),
+        h("section", { class: "card" }, h("h2", {}, t("over.map")), h("p", { class: "muted" }, t("over.map.note")), map.place()),
+        h("div", { class: "two" },
+          h("section", { class: "card" }, h("h2", {}, t("over.namespaces")), namespaceList(cluster.namespaces)),
+          h("section", { class: "card" }, h("h2", {}, t("over.recent")), decisionList(decisions), h("p", {}, h("a", { href: link("decisions") }, t("over.all"))))),
+      ];
+    },
+    cares: () => true,
+  };
+}

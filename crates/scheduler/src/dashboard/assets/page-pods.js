@@ -1,0 +1,46 @@
+// Pods with cards: those that wait first.
+
+import { get, query } from "./api.js";
+import { h } from "./dom.js";
+import { ask, colour, count, link } from "./format.js";
+import { filterForm } from "./filters.js";
+import { t } from "./text.js";
+import { virtualList } from "./virtual.js";
+
+function row(pod) {
+  const asks = pod.asks.map((one) => h("span", { class: "chip" }, ask(one)));
+  return h("article", { class: "card pod-row", "data-key": pod.uid },
+    h("span", { class: "name" }, h("span", { class: `dot ${colour(pod.namespace)}` }), h("a", { href: link("pod", pod.namespace, pod.name) }, `${pod.namespace}/${pod.name}`)),
+    h("span", { class: "asks" }, pod.problem ? h("span", { class: "bad", title: pod.problem }, pod.problem) : asks),
+    h("span", { class: "where" }, h("span", { class: `chip ${pod.state}` }, t(pod.state)), " ", pod.node && h("a", { href: link("node", pod.node) }, pod.node)));
+}
+
+export default function pods({ parameters, signal }) {
+  let filter = parameters;
+  const total = h("p", { class: "muted", role: "status" });
+  const none = () => t(filter.state === "waiting" ? "pods.none.waiting" : "pods.none");
+  const list = virtualList({
+    signal,
+    least: 10000,
+    height: matchMedia("(max-width: 720px)").matches ? 104 : 54,
+    load: (offset, limit) => get(query("pods", { ...filter, offset, limit }), signal),
+    draw: row,
+    counted: (n) => (total.textContent = n === 0 ? none() : t(n === 1 ? "pods.one" : "pods.count", { n: count(n) })),
+    failed: (error) => (total.textContent = `${t("failed")}: ${error.message}`),
+  });
+  return {
+    async mount(root) {
+      const changed = (kept) => {
+        filter = kept;
+        list.reset();
+      };
+      const form = await filterForm("pods", parameters, { states: [["waiting", t("waiting")], ["placed", t("placed")]], changed, signal });
+      root.append(h("div", { class: "page-head" }, h("h1", {}, t("pods")), total), form, list.element);
+      await list.reset();
+    },
+    shown: () => list.paint(),
+    told(news) {
+      if (news.all || news.waiting || news.nodes.length > 0) list.refresh();
+    },
+  };
+}

@@ -1,0 +1,40 @@
+// What namespaces may hold, and do.
+
+import { get } from "./api.js";
+import { h } from "./dom.js";
+import { colour, count, decimal, link, memory } from "./format.js";
+import { bar } from "./tile.js";
+import { t } from "./text.js";
+
+function meter(name, held, most, words) {
+  const over = most !== undefined && held >= most;
+  return h("li", { "data-key": name },
+    h("p", { class: "meter" }, h("span", {}, name),
+      h("span", { class: `figure ${over ? "warn" : ""}` }, most === undefined ? `${words(held)} · ${t("quota.unlimited")}` : t("of", { part: words(held), whole: words(most) }))),
+    most !== undefined && bar([[over ? "lost" : "accent", held]], most));
+}
+
+function namespaceCard(view) {
+  const limit = view.limit ?? {};
+  const cards = Object.entries(limit.cards ?? {});
+  const gpus = (value) => `${decimal(value / 100)} ${t("unit.gpus")}`;
+  return h("section", { class: "card", "data-key": view.namespace },
+    h("h2", {}, h("span", { class: `dot ${colour(view.namespace)}` }), h("a", { href: link("pods", { namespace: view.namespace }) }, view.namespace)),
+    h("ul", { class: "plain meters" },
+      cards.map(([name, most]) => meter(t("quota.model", { model: name }), view.byModel[name]?.compute ?? 0, 100 * most, gpus)),
+      meter(t("compute"), view.held.compute, limit.compute, gpus),
+      meter(t("memory"), view.held.memoryMiB, limit.memoryMiB, memory)),
+    limit.pools?.length > 0 && h("p", { class: "muted" }, t("quota.pools", { pools: limit.pools.join(", ") })));
+}
+
+export default function quota({ signal }) {
+  return {
+    load: () => get("quota", signal),
+    draw: (namespaces) => [
+      h("div", { class: "page-head" }, h("h1", {}, t("quota")), h("p", { class: "muted" }, count(namespaces.length))),
+      h("p", { class: "muted" }, t("quota.note")),
+      namespaces.length === 0 ? h("p", { class: "card" }, t("quota.none")) : h("div", { class: "grid" }, namespaces.map(namespaceCard)),
+    ],
+    cares: () => true,
+  };
+}

@@ -1,0 +1,83 @@
+// The words of the page, from one table per language.
+
+import en from "./text-en.js";
+import zh from "./text-zh.js";
+
+export const LANGUAGES = { en: "English", zh: "中文" };
+const TABLES = { en, zh };
+const STORED = "tessera.language";
+
+let current = chosen();
+
+function chosen() {
+  const stored = recall(STORED);
+  if (stored in TABLES) return stored;
+  return navigator.languages.map((tag) => tag.slice(0, 2)).find((tag) => tag in TABLES) ?? "en";
+}
+
+/** What was stored on this machine; a browser may forbid that. */
+export function recall(key) {
+  try {
+    return localStorage.getItem(key);
+  } catch {
+    return null;
+  }
+}
+
+export function store(key, value) {
+  try {
+    localStorage.setItem(key, value);
+  } catch {
+    // The choice then lasts as long as the page.
+  }
+}
+
+export const language = () => current;
+
+export function setLanguage(tag) {
+  current = tag;
+  store(STORED, tag);
+}
+
+/** The text of a key, with its {gaps} filled in. */
+export function t(key, values = {}) {
+  const text = TABLES[current][key] ?? key;
+  return text.replace(/\{(\w+)\}/g, (gap, name) => (name in values ? String(values[name]) : gap));
+}
+
+// The scheduler's reasons, which it gives in English as they stand in events.
+const REASONS = [
+  [/^not enough CPU$/, "reason.cpu"],
+  [/^not enough memory$/, "reason.memory"],
+  [/^no GPU$/, "reason.no-gpu"],
+  [/^no GPU of an accepted model$/, "reason.model"],
+  [/^fewer than (\d+) GPUs$/, "reason.fewer-gpus"],
+  [/^fewer than (\d+) idle GPUs$/, "reason.fewer-idle"],
+  [/^no GPU has (.+)$/, "reason.too-large"],
+  [/^no GPU with (\S+) and (.+) left$/, "reason.no-share"],
+  [/^no GPU with (.+) left$/, "reason.no-gpu-memory"],
+  [/^a required GPU is not free$/, "reason.required"],
+  [/^node is not known yet$/, "reason.unknown-node"],
+  [/^node does not offer this kind of GPU resource$/, "reason.not-served"],
+  [/^node cannot be read: (.+)$/, "reason.bad-node"],
+  [/^ExceedsGPUQuota: not a pool of this namespace$/, "reason.quota-pool"],
+  [/^ExceedsGPUQuota: not a model of this namespace$/, "reason.quota-model"],
+  [/^ExceedsGPUQuota: GPUs of this model$/, "reason.quota-cards"],
+  [/^ExceedsGPUQuota: GPU memory$/, "reason.quota-memory"],
+  [/^ExceedsGPUQuota: GPU compute$/, "reason.quota-compute"],
+  [/^unhealthy$/, "reason.unhealthy"],
+  [/^another model$/, "reason.another-model"],
+  [/^held whole$/, "reason.held-whole"],
+  [/^shared: (\S+) and (.+) are held$/, "reason.shared"],
+  [/^(\S+) of (\S+) compute left$/, "reason.compute-left"],
+  [/^(.+) of (.+) left$/, "reason.memory-left"],
+];
+
+/** A reason of the scheduler in the reader's language; as it is where there are no words for it. */
+export function reason(text) {
+  for (const [pattern, key] of REASONS) {
+    const found = pattern.exec(text);
+    if (found) return t(key, found);
+  }
+  return text;
+}

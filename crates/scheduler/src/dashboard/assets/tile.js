@@ -1,0 +1,59 @@
+// A card as a tile that its pods fill, and a node as a card of tiles.
+
+import { h } from "./dom.js";
+import { colour, count, link, memory, model, percent, points } from "./format.js";
+import { t } from "./text.js";
+
+const width = (part, whole) => `${whole > 0 ? Math.min(100, (100 * part) / whole) : 0}%`;
+
+/** A bar of coloured parts: [[class, part], ...] of a whole. */
+export function bar(parts, whole, attributes = {}) {
+  return h("span", { ...attributes, class: `bar ${attributes.class ?? ""}` },
+    parts.map(([name, part]) => h("span", { class: `part ${name}`, style: { "--part": width(part, whole) } })));
+}
+
+/** Both bars of a card: memory above, compute below. */
+export function fills(gpu) {
+  return [
+    bar(gpu.pods.map((pod) => [colour(pod.namespace), pod.memoryMiB]), gpu.memoryMiB),
+    bar(gpu.pods.map((pod) => [colour(pod.namespace), pod.compute]), 100),
+  ];
+}
+
+/** What is wrong with a card, in words. */
+export function troubles(gpu) {
+  return [!gpu.healthy && t("tile.unhealthy"), gpu.overbooked && t("tile.overbooked")].filter(Boolean);
+}
+
+function label(gpu) {
+  const amounts = t("tile.label", {
+    n: gpu.index,
+    compute: points(gpu.computeHeld),
+    memory: t("of", { part: memory(gpu.memoryHeldMiB), whole: memory(gpu.memoryMiB) }),
+  });
+  const pods = gpu.pods.map((pod) => `${pod.namespace}/${pod.pod}`).join(", ");
+  return [amounts, pods ? t("tile.pods", { pods }) : t("tile.idle"), ...troubles(gpu)].join("; ");
+}
+
+/** One card, small. */
+export function tile(node, gpu) {
+  const state = !gpu.healthy ? "unhealthy" : gpu.overbooked ? "overbooked" : gpu.pods.length ? "held" : "idle";
+  return h("a", { class: `tile ${state}`, href: link("node", node, { gpu: gpu.index }), "aria-label": label(gpu), title: label(gpu) },
+    h("span", { class: "tile-head" },
+      h("span", { class: "tile-index" }, gpu.index),
+      h("span", { class: "tile-mark" }, !gpu.healthy ? "✕" : gpu.overbooked ? "!" : gpu.pods.length ? count(gpu.pods.length) : "")),
+    fills(gpu));
+}
+
+/** One node with its cards. */
+export function nodeCard(node) {
+  const models = [...new Set(node.gpus.map((gpu) => model(gpu.model)))].join(", ");
+  const columns = Math.max(4, Math.ceil(node.gpus.length / 2));
+  return h("article", { class: "card node", "data-key": node.name },
+    h("h3", {},
+      h("a", { href: link("node", node.name) }, node.name),
+      h("span", { class: "figure" }, percent(node.cards.taken, node.cards.total))),
+    h("p", { class: "muted" }, [models, node.instanceType].filter(Boolean).join(" · ")),
+    node.problem ? h("p", { class: "bad" }, t("node.problem"), ": ", node.problem)
+      : h("div", { class: "tiles", style: { "--columns": String(columns) } }, node.gpus.map((gpu) => tile(node.name, gpu))));
+}

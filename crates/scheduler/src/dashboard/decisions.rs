@@ -1,0 +1,230 @@
+//! What was decided lately, and why: the last answers to kube-scheduler about pods with cards.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Mutex, PoisonError};
+
+use serde::Serialize;
+use tessera_core::units::PodUid;
+use tessera_wire::extender::{BindingArgs, PreemptionResult};
+use tessera_wire::objects::Pod;
+
+use crate::state::{Now, State};
+use crate::verb::filter::Verdicts;
+
+/// So many are kept.
+pub const KEPT: usize = 500;
+
+/// Nodes with victims that are kept of one answer.
+const MOST_NODES: usize = 8;
+
+/// The last decisions.
+#[derive(Debug, Default)]
+pub struct Decisions(Mutex<Ring>);
+
+#[derive(Debug, Default)]
+struct Ring {
+    /// By ascending sequence.
+    kept: VecDeque<Decision>,
+    last: u64,
+}
+
+/// One of them.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Decision {
+    /// Later ones have greater numbers.
+    pub sequence: u64,
+    /// When, in milliseconds since 1970.
+    pub unix_millis: u64,
+    /// How often in a row the same was decided about the pod.
+    pub times: u32,
+    /// The pod's namespace.
+    pub namespace: String,
+    /// The pod's name.
+    pub pod: String,
+    /// The pod's UID.
+    pub uid: String,
+    /// What was decided.
+    #[serde(flatten)]
+    pub outcome: Outcome,
+}
+
+/// What was decided.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(tag = "outcome", rename_all = "kebab-case")]
+pub enum Outcome {
+    /// Filter let some nodes through.
+    Fits {
+        /// How many.
+        nodes: usize,
+        /// How many it dropped, by kind of reason.
+        refused: BTreeMap<&'static str, u64>,
+    },
+    /// Filter let none through.
+    FitsNowhere {
+        /// How many it dropped, by kind of reason.
+        refused: BTreeMap<&'static str, u64>,
+    },
+    /// The pod was bound.
+    Bound {
+        /// Where.
+        node: String,
+        /// The cards it got.
+        gpus: Vec<u8>,
+    },
+    /// It was not.
+    NotBound {
+        /// Where it should have gone.
+        node: String,
+        /// Why not.
+        error: String,
+    },
+    /// Pods were named that would have to go, on each of some nodes; kube-scheduler takes one of the nodes.
+    Victims {
+        /// Pods by node.
+        victims: BTreeMap<String, Vec<String>>,
+    },
+    /// Nobody's going would help.
+    NoVictims,
+}
+
+impl Outcome {
+    /// Its name in the API.
+    #[must_use]
+    pub fn word(&self) -> &'static str {
+        match self {
+            Self::Fits { .. } => "fits",
+            Self::FitsNowhere { .. } => "fits-nowhere",
+            Self::Bound { .. } => "bound",
+            Self::NotBound { .. } => "not-bound",
+            Self::Victims { .. } => "victims",
+            Self::NoVictims => "no-victims",
+        }
+    }
+}
+
+impl Decisions {
+    /// Filter has answered.
+    pub fn filtered(&self, now: Now, pod: &Pod, verdicts: &Verdicts) {
+        if !pod.spec.asks_for_cards() {
+            return;
+        }
+        let refused = verdicts.reasons.clone();
+        let outcome = match verdicts.fitting.len() {
+            0 => Outcome::FitsNowhere { refused },
+            nodes => Outcome::Fits { nodes, refused },
+        };
+        self.add(now, pod, outcome);
+    }
+
+    /// Bind has come to its end, with or without an error.
+    pub fn bound(&self, now: Now, args: &BindingArgs, error: Option<&String>, state: &State) {
+        let node = args.node.clone();
+        let outcome = match error {
+            Some(error) => Outcome::NotBound { node, error: error.clone() },
+            None => {
+                let grant = state.ledger().grant(&PodUid(args.pod_uid.clone()));
+                let held = grant.iter().flat_map(|grant| &grant.containers);
+                let mut gpus: Vec<u8> =
+                    held.flat_map(|container| container.gpus().iter().map(|gpu| gpu.0)).collect();
+                gpus.sort_unstable();
+                gpus.dedup();
+                Outcome::Bound { node, gpus }
+            }
+        };
+        self.push(now, &args.pod_namespace, &args.pod_name, &args.pod_uid, outcome);
+    }
+
+    /// Preempt has answered.
+    pub fn preempted(&self, now: Now, pod: &Pod, result: &PreemptionResult, state: &State) {
+        if !pod.spec.asks_for_cards() {
+            return;
+        }
+        let name = |uid: &String| match state.pod(&PodUid(uid.clone())) {
+            Some(pod) => format!("{}/{}", pod.namespace, pod.name),
+            None => uid.clone(),
+        };
+        let answers = result.node_name_to_meta_victims.iter().take(MOST_NODES);
+        let victims: BTreeMap<String, Vec<String>> = answers
+            .map(|(node, victims)| (node.clone(), victims.pods.iter().map(|pod| name(&pod.uid)).collect()))
+            .collect();
+        let outcome = if victims.is_empty() { Outcome::NoVictims } else { Outcome::Victims { victims } };
+        self.add(now, pod, outcome);
+    }
+
+    fn add(&self, now: Now, pod: &Pod, outcome: Outcome) {
+        let meta = &pod.metadata;
+        self.push(now, &meta.namespace, &meta.name, &meta.uid, outcome);
+    }
+
+    /// Enters one. A pod that is tried again and again with the same result is one entry, which moves to the end.
+    fn push(&self, now: Now, namespace: &str, pod: &str, uid: &str, outcome: Outcome) {
+        let mut ring = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        ring.last += 1;
+        let is_it = |known: &Decision| known.uid == uid && known.outcome == outcome;
+        let again = ring.kept.iter().rposition(is_it).and_then(|place| ring.kept.remove(place));
+        let decision = Decision {
+            sequence: ring.last,
+            unix_millis: u64::try_from(now.unix_nanos / 1_000_000).unwrap_or(u64::MAX),
+            times: again.map_or(1, |earlier| earlier.times.saturating_add(1)),
+            namespace: namespace.to_owned(),
+            pod: pod.to_owned(),
+            uid: uid.to_owned(),
+            outcome,
+        };
+        if ring.kept.len() == KEPT {
+            ring.kept.pop_front();
+        }
+        ring.kept.push_back(decision);
+    }
+
+    /// The number of the newest one.
+    #[must_use]
+    pub fn last(&self) -> u64 {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).last
+    }
+
+    /// Those that pass, newest first.
+    pub fn newest(&self, passes: impl Fn(&Decision) -> bool, most: usize) -> Vec<Decision> {
+        let ring = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        ring.kept.iter().rev().filter(|decision| passes(decision)).take(most).cloned().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bind(decisions: &Decisions, uid: &str, error: Option<&str>) {
+        let args = BindingArgs {
+            pod_name: uid.to_owned(),
+            pod_namespace: "team".to_owned(),
+            pod_uid: uid.to_owned(),
+            node: "n".to_owned(),
+        };
+        let state = State::new(crate::state::Settings::default());
+        decisions.bound(Now::default(), &args, error.map(str::to_owned).as_ref(), &state);
+    }
+
+    fn kept(decisions: &Decisions) -> Vec<(u64, String, u32)> {
+        let all = decisions.newest(|_| true, usize::MAX).into_iter();
+        all.map(|decision| (decision.sequence, decision.uid, decision.times)).collect()
+    }
+
+    #[test]
+    fn the_same_again_is_counted_and_moves_to_the_end() {
+        let decisions = Decisions::default();
+        for (uid, error) in [("a", Some("no")), ("b", None), ("a", Some("no")), ("a", None)] {
+            bind(&decisions, uid, error);
+        }
+        assert_eq!(kept(&decisions), [(4, "a".into(), 1), (3, "a".into(), 2), (2, "b".into(), 1)]);
+    }
+
+    #[test]
+    fn no_more_are_kept_than_there_is_room_for() {
+        let decisions = Decisions::default();
+        (0..KEPT + 7).for_each(|number| bind(&decisions, &number.to_string(), None));
+        let kept = kept(&decisions);
+        assert_eq!((kept.len(), kept.last().map(|oldest| oldest.0)), (KEPT, Some(8)));
+    }
+}

@@ -1,0 +1,281 @@
+//! The routes: pages, and the API behind them. Nothing here changes anything.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::Bytes;
+use axum::extract::rejection::BytesRejection;
+use axum::extract::{DefaultBodyLimit, Path, Query, Request, State as FromApp};
+use axum::http::{HeaderName, HeaderValue, StatusCode, header};
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Json, Router};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use tessera_wire::node_use::NodeUse;
+use tessera_wire::objects::Pod;
+
+use super::view::explanation::{explain, question};
+use super::view::{Filter, MOST_ITEMS, cluster, node, nodes, pods, quota};
+use super::{agent, assets, stream};
+use crate::server::App;
+use crate::state::State;
+
+/// How long a view may wait for its turn.
+const TURN_WITHIN: Duration = Duration::from_secs(5);
+
+/// What a manifest may weigh; those that Kubernetes takes are smaller.
+const MOST_MANIFEST: usize = 2 << 20;
+
+/// What the browser is told about every answer. Only files of ours are run or shown, nobody may frame the page, and no other
+/// site learns from where it was reached.
+const HEADERS: [(HeaderName, &str); 6] = [
+    (
+        header::CONTENT_SECURITY_POLICY,
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
+         base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    ),
+    (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+    (header::X_FRAME_OPTIONS, "DENY"),
+    (header::REFERRER_POLICY, "no-referrer"),
+    (HeaderName::from_static("cross-origin-opener-policy"), "same-origin"),
+    (HeaderName::from_static("cross-origin-resource-policy"), "same-origin"),
+];
+
+/// All routes of the dashboard.
+pub fn routes(body_limit: usize) -> Router<Arc<App>> {
+    let api = Router::new()
+        .route("/status", get(status))
+        .route("/stream", get(stream::follow))
+        .route("/cluster", get(|app: Shared| view(app, cluster::cluster)))
+        .route("/map", get(|app: Shared| view(app, cluster::map)))
+        .route("/nodes", get(list_nodes))
+        .route("/nodes/{name}", get(one_node))
+        .route("/nodes/{name}/use", get(node_use))
+        .route("/pods", get(list_pods))
+        .route("/pods/{namespace}/{name}", get(one_pod))
+        .route("/pods/{namespace}/{name}/use", get(pod_use))
+        .route("/pods/{namespace}/{name}/explanation", get(explanation))
+        .route("/quota", get(|app: Shared| view(app, quota::quota)))
+        .route("/what-if", post(what_if))
+        .route("/decisions", get(decisions))
+        .fallback(|| async { problem(StatusCode::NOT_FOUND, "no such path; docs/dashboard.md lists them") })
+        .layer(DefaultBodyLimit::max(body_limit.min(MOST_MANIFEST)))
+        .layer(middleware::from_fn(never_kept));
+    Router::new()
+        .route("/", get(assets::index))
+        .route("/assets/{name}", get(assets::asset))
+        .nest("/api/v1", api)
+        .layer(middleware::from_fn(guarded))
+}
+
+type Shared = FromApp<Arc<App>>;
+
+async fn guarded(request: Request, next: Next) -> Response {
+    let mut answer = next.run(request).await;
+    for (name, value) in HEADERS {
+        answer.headers_mut().insert(name, HeaderValue::from_static(value));
+    }
+    answer
+}
+
+async fn never_kept(request: Request, next: Next) -> Response {
+    let mut answer = next.run(request).await;
+    answer.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    answer
+}
+
+/// Something that cannot be answered, in words.
+pub(super) fn problem(code: StatusCode, text: impl Into<String>) -> Response {
+    (code, Json(json!({ "error": text.into() }))).into_response()
+}
+
+/// Makes a view where it holds nobody up: some at a time, off the threads that answer kube-scheduler.
+async fn work<T: Send + 'static>(
+    app: &Arc<App>,
+    make: impl FnOnce(&App) -> T + Send + 'static,
+) -> Result<T, Response> {
+    if !app.is_ready() {
+        return Err(not_leading(app));
+    }
+    let turn = tokio::time::timeout(TURN_WITHIN, app.dashboard.turns.acquire()).await;
+    let Ok(Ok(_turn)) = turn else {
+        return Err(problem(StatusCode::SERVICE_UNAVAILABLE, "too many pages ask at once; try again"));
+    };
+    let worker = Arc::clone(app);
+    let made = tokio::task::spawn_blocking(move || make(&worker)).await;
+    made.map_err(|_| {
+        problem(StatusCode::INTERNAL_SERVER_ERROR, "the view could not be made; the log tells why")
+    })
+}
+
+fn not_leading(app: &App) -> Response {
+    let status = StatusCode::SERVICE_UNAVAILABLE;
+    (status, Json(Standing::of(app))).into_response()
+}
+
+/// Whether this replica can answer.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Standing {
+    version: &'static str,
+    ready: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    leader: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<String>,
+}
+
+impl Standing {
+    fn of(app: &App) -> Self {
+        let (ready, leader) = (app.is_ready(), app.dashboard.leader());
+        let error = (!ready).then(|| match &leader {
+            Some(leader) => format!("this replica does not lead; {leader} does"),
+            None => "this replica does not lead, or has not read the cluster yet".to_owned(),
+        });
+        Self { version: env!("CARGO_PKG_VERSION"), ready, leader: leader.filter(|_| !ready), error }
+    }
+}
+
+async fn status(FromApp(app): Shared) -> Json<Standing> {
+    Json(Standing::of(&app))
+}
+
+async fn view<T: Serialize + Send + 'static>(
+    FromApp(app): Shared,
+    make: impl FnOnce(&State) -> T + Send + 'static,
+) -> Response {
+    match work(&app, |app| make(&app.read())).await {
+        Ok(made) => Json(made).into_response(),
+        Err(answer) => answer,
+    }
+}
+
+async fn found<T: Serialize + Send + 'static>(
+    app: Shared,
+    what: String,
+    make: impl FnOnce(&State) -> Option<T> + Send + 'static,
+) -> Response {
+    match work(&app, |app| make(&app.read())).await {
+        Ok(Some(made)) => Json(made).into_response(),
+        Ok(None) => problem(StatusCode::NOT_FOUND, format!("{what} is not known, or has ended")),
+        Err(answer) => answer,
+    }
+}
+
+async fn list_nodes(app: Shared, Query(filter): Query<Filter>) -> Response {
+    view(app, move |state| nodes::nodes(state, &filter)).await
+}
+
+async fn one_node(app: Shared, Path(name): Path<String>) -> Response {
+    found(app, format!("node {name}"), move |state| node::node(state, &name)).await
+}
+
+async fn list_pods(app: Shared, Query(filter): Query<Filter>) -> Response {
+    view(app, move |state| pods::pods(state, &filter)).await
+}
+
+async fn one_pod(app: Shared, Path((namespace, name)): Path<(String, String)>) -> Response {
+    found(app, format!("pod {namespace}/{name}"), move |state| pods::pod(state, &namespace, &name)).await
+}
+
+/// What was measured, or why nothing was.
+#[derive(Serialize)]
+struct Measured {
+    #[serde(rename = "use", skip_serializing_if = "Option::is_none")]
+    used: Option<NodeUse>,
+    #[serde(rename = "notMeasured", skip_serializing_if = "Option::is_none")]
+    not_measured: Option<String>,
+}
+
+async fn measured(address: Result<Option<String>, Response>, keep: impl FnOnce(&mut NodeUse)) -> Response {
+    let address = match address {
+        Ok(address) => address,
+        Err(answer) => return answer,
+    };
+    Json(match agent::ask(address).await {
+        Ok(mut used) => {
+            keep(&mut used);
+            Measured { used: Some(used), not_measured: None }
+        }
+        Err(error) => Measured { used: None, not_measured: Some(error.to_string()) },
+    })
+    .into_response()
+}
+
+async fn node_use(FromApp(app): Shared, Path(name): Path<String>) -> Response {
+    let address = work(&app, move |app| node::agent(&app.read(), &name)).await;
+    measured(address, |_| {}).await
+}
+
+async fn pod_use(FromApp(app): Shared, Path((namespace, name)): Path<(String, String)>) -> Response {
+    let wanted = (namespace.clone(), name.clone());
+    let address = work(&app, move |app| pods::agent(&app.read(), &namespace, &name)).await;
+    measured(address, |used| {
+        used.containers.retain(|container| container.namespace == wanted.0 && container.pod == wanted.1);
+    })
+    .await
+}
+
+async fn explanation(FromApp(app): Shared, Path((namespace, name)): Path<(String, String)>) -> Response {
+    let what = format!("pod {namespace}/{name}");
+    let made = work(&app, move |app| {
+        let pod = question(&app.read(), &namespace, &name)?;
+        Some(explain(|ask| ask(&app.read()), &pod))
+    });
+    match made.await {
+        Ok(Some(explanation)) => Json(explanation).into_response(),
+        Ok(None) => {
+            problem(StatusCode::NOT_FOUND, format!("{what} is not known, has ended, or asks for no GPU"))
+        }
+        Err(answer) => answer,
+    }
+}
+
+/// The body is a pod manifest as JSON.
+async fn what_if(FromApp(app): Shared, body: Result<Bytes, BytesRejection>) -> Response {
+    let bytes = match body {
+        Ok(bytes) => bytes,
+        Err(rejection) => return problem(StatusCode::BAD_REQUEST, rejection.body_text()),
+    };
+    let pod: Pod = match serde_json::from_slice(&bytes) {
+        Ok(pod) => pod,
+        Err(error) => {
+            let text = format!("the body is no pod manifest in JSON: {error}");
+            return problem(StatusCode::BAD_REQUEST, text);
+        }
+    };
+    match work(&app, move |app| explain(|ask| ask(&app.read()), &pod)).await {
+        Ok(explanation) => Json(explanation).into_response(),
+        Err(answer) => answer,
+    }
+}
+
+/// Which decisions are wanted.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Wanted {
+    namespace: String,
+    pod: String,
+    uid: String,
+    outcome: String,
+    limit: Option<usize>,
+}
+
+async fn decisions(FromApp(app): Shared, Query(wanted): Query<Wanted>) -> Response {
+    if !app.is_ready() {
+        return not_leading(&app);
+    }
+    let is = |wanted: &str, found: &str| wanted.is_empty() || wanted == found;
+    let newest = app.dashboard.decisions.newest(
+        |decision| {
+            is(&wanted.namespace, &decision.namespace)
+                && is(&wanted.uid, &decision.uid)
+                && is(&wanted.outcome, decision.outcome.word())
+                && (wanted.pod.is_empty() || decision.pod.contains(&wanted.pod))
+        },
+        wanted.limit.unwrap_or(MOST_ITEMS).min(MOST_ITEMS),
+    );
+    Json(newest).into_response()
+}

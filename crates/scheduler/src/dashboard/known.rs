@@ -1,0 +1,101 @@
+//! What the views read of the state. The one file here that knows how the state keeps it.
+
+use tessera_core::grant::PodGrant;
+use tessera_core::node::NodeState;
+use tessera_core::quota::Place;
+use tessera_core::units::{NodeName, PodUid};
+use tessera_wire::dialect::{Dialect, MemoryUnit};
+use tessera_wire::node_spec::{NodeSpec, Serves};
+
+use crate::state::{GpuPod, State};
+
+/// A node with cards.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct GpuNode<'a> {
+    pub(super) spec: &'a NodeSpec,
+    pub(super) state: &'a NodeState,
+    pub(super) place: &'a Place,
+    /// Where its agent answers.
+    pub(super) agent: Option<&'a str>,
+}
+
+/// A pod that holds something of a node, and what.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Holder<'a> {
+    pub(super) uid: &'a PodUid,
+    pub(super) grant: &'a PodGrant,
+    /// Who it is; absent for a booking whose pod is gone.
+    pub(super) pod: Option<&'a GpuPod>,
+}
+
+/// A node as the state names it.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Known<'a> {
+    Gpus(GpuNode<'a>),
+    /// What it says of itself cannot be read.
+    Unreadable(&'a str),
+    /// Without cards, or known to the watch alone.
+    NoGpus,
+}
+
+pub(super) const DIALECTS: [(Dialect, &str); 4] = [
+    (Dialect::Nvidia, "nvidia"),
+    (Dialect::Gputopology, "gputopology"),
+    (Dialect::Gpushare, "gpushare"),
+    (Dialect::Vcuda, "vcuda"),
+];
+
+/// All nodes by name.
+pub(super) fn nodes(state: &State) -> impl Iterator<Item = (&NodeName, Known<'_>)> {
+    state.nodes().into_iter().map(|(name, _)| (name, node(state, name).unwrap_or(Known::NoGpus)))
+}
+
+/// The nodes with cards, by name.
+pub(super) fn gpu_nodes(state: &State) -> impl Iterator<Item = GpuNode<'_>> {
+    nodes(state).filter_map(|(_, known)| match known {
+        Known::Gpus(node) => Some(node),
+        Known::Unreadable(_) | Known::NoGpus => None,
+    })
+}
+
+/// One node.
+pub(super) fn node<'a>(state: &'a State, name: &NodeName) -> Option<Known<'a>> {
+    let (record, ledger) = state.node(name)?;
+    Some(match (&record.spec, ledger) {
+        (Err(error), _) => Known::Unreadable(error),
+        (Ok(spec), Some(state)) if !spec.node.gpus().is_empty() => {
+            Known::Gpus(GpuNode { spec, state, place: &record.place, agent: record.agent.as_deref() })
+        }
+        _ => Known::NoGpus,
+    })
+}
+
+/// Who holds something of a node's cards, by UID.
+pub(super) fn holders<'a>(state: &'a State, node: &NodeName) -> impl Iterator<Item = Holder<'a>> {
+    let with_cards = state.ledger().grants_on(node).filter(|grant| !grant.containers.is_empty());
+    with_cards.map(|grant| Holder { uid: &grant.pod, grant, pod: state.pod(&grant.pod) })
+}
+
+/// A pod by name.
+pub(super) fn pod<'a>(state: &'a State, namespace: &str, name: &str) -> Option<(&'a PodUid, &'a GpuPod)> {
+    state.gpu_pods().find(|(_, pod)| pod.namespace == namespace && pod.name == name)
+}
+
+/// The words for the members of a set of dialects.
+pub(super) fn words(serves: Serves) -> Vec<&'static str> {
+    let member = |dialect: Dialect| serves.covers(Serves::default().with(dialect));
+    DIALECTS.iter().filter(|(dialect, _)| member(*dialect)).map(|(_, word)| *word).collect()
+}
+
+/// The word for a dialect.
+pub(super) fn word(dialect: Dialect) -> &'static str {
+    DIALECTS.iter().find(|(known, _)| *known == dialect).map_or("", |(_, word)| *word)
+}
+
+/// What a pod's memory is counted in: by its node, where it has one that says.
+pub(super) fn unit_of(state: &State, node: Option<&NodeName>) -> MemoryUnit {
+    match node.and_then(|name| self::node(state, name)) {
+        Some(Known::Gpus(node)) => node.spec.unit,
+        _ => MemoryUnit::default(),
+    }
+}

@@ -1,0 +1,156 @@
+//! A card as a tile, and who fills it.
+
+use serde::Serialize;
+use tessera_core::gpu::{Gpu, Health};
+use tessera_core::grant::Usage;
+use tessera_core::node::NodeState;
+
+use super::super::known::{self, GpuNode};
+use crate::state::State;
+
+/// One card.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Tile {
+    /// Its position on the node.
+    pub index: u8,
+    /// The product.
+    pub model: String,
+    /// Memory it has.
+    #[serde(rename = "memoryMiB")]
+    pub memory_mib: u64,
+    /// Memory promised.
+    #[serde(rename = "memoryHeldMiB")]
+    pub memory_held_mib: u64,
+    /// Compute promised, percent.
+    pub compute_held: u32,
+    /// Whether one pod holds all of it.
+    pub whole: bool,
+    /// Whether it may be granted.
+    pub healthy: bool,
+    /// Whether it carries more than it has.
+    pub overbooked: bool,
+    /// Who holds it, by namespace and name.
+    pub pods: Vec<Slice>,
+}
+
+/// What one pod holds of one card.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Slice {
+    /// The pod's namespace; empty for a booking whose pod is gone.
+    pub namespace: String,
+    /// The pod's name, or its UID where the name is not known.
+    pub pod: String,
+    /// Compute, percent.
+    pub compute: u32,
+    /// Memory.
+    #[serde(rename = "memoryMiB")]
+    pub memory_mib: u64,
+}
+
+/// How many cards are in which state. Every card is counted once, but for the unhealthy ones, which are also counted as
+/// what they would be.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Cards {
+    /// All.
+    pub total: usize,
+    /// Nobody holds anything of them.
+    pub idle: usize,
+    /// Somebody holds a part.
+    pub shared: usize,
+    /// Somebody holds all.
+    pub whole: usize,
+    /// Reported broken, whoever holds them.
+    pub unhealthy: usize,
+    /// They carry more than they have.
+    pub overbooked: usize,
+    /// Compute promised, percent of one card.
+    pub compute_held: u64,
+    /// Memory they have.
+    #[serde(rename = "memoryMiB")]
+    pub memory_mib: u64,
+    /// Memory promised.
+    #[serde(rename = "memoryHeldMiB")]
+    pub memory_held_mib: u64,
+    /// Cards taken: of each what is scarcer, compute or memory.
+    pub taken: f64,
+}
+
+/// What a use takes of a card: compute in percent, memory in MiB.
+pub(super) fn amounts(card: &Gpu, usage: Usage) -> (u32, u64) {
+    if usage.whole {
+        (usage.cores.0.saturating_add(100), card.memory.0 + usage.memory.0)
+    } else {
+        (usage.cores.0, usage.memory.0)
+    }
+}
+
+/// The part of a card that is taken: what is scarcer counts.
+pub(super) fn taken(card: &Gpu, usage: Usage) -> f64 {
+    let (compute, memory) = amounts(card, usage);
+    #[expect(clippy::cast_precision_loss, reason = "no card has 2^52 MiB")]
+    let memory = memory as f64 / card.memory.0.max(1) as f64;
+    (f64::from(compute) / 100.0).max(memory).min(1.0)
+}
+
+impl Cards {
+    /// Counts one more card.
+    pub(super) fn add(&mut self, card: &Gpu, usage: Usage) {
+        let (compute, memory) = amounts(card, usage);
+        self.total += 1;
+        self.idle += usize::from(usage.is_none());
+        self.whole += usize::from(usage.whole);
+        self.shared += usize::from(!usage.is_none() && !usage.whole);
+        self.unhealthy += usize::from(card.health == Health::Unhealthy);
+        self.overbooked += usize::from(usage.exceeds(card.memory));
+        self.compute_held += u64::from(compute);
+        self.memory_mib += card.memory.0;
+        self.memory_held_mib += memory;
+        self.taken += taken(card, usage);
+    }
+
+    /// All cards of a node.
+    pub(super) fn of(state: &NodeState) -> Self {
+        let mut cards = Self::default();
+        state.node().gpus().iter().for_each(|card| cards.add(card, state.used(card.index)));
+        cards
+    }
+}
+
+/// All cards of a node, with who holds them.
+pub(super) fn tiles(state: &State, node: GpuNode<'_>) -> Vec<Tile> {
+    let cards = node.spec.node.gpus();
+    let mut tiles: Vec<Tile> = cards.iter().map(|card| tile(card, node.state.used(card.index))).collect();
+    for holder in known::holders(state, &node.spec.node.name) {
+        for (gpu, usage) in holder.grant.footprint() {
+            let (Some(card), Some(tile)) = (node.spec.node.gpu(gpu), tiles.get_mut(gpu.position())) else {
+                continue;
+            };
+            let (compute, memory_mib) = amounts(card, usage);
+            let namespace = holder.pod.map_or_else(String::new, |pod| pod.namespace.clone());
+            let pod = holder.pod.map_or_else(|| holder.uid.to_string(), |pod| pod.name.clone());
+            tile.pods.push(Slice { namespace, pod, compute, memory_mib });
+        }
+    }
+    for tile in &mut tiles {
+        tile.pods.sort_by(|a, b| (&a.namespace, &a.pod).cmp(&(&b.namespace, &b.pod)));
+    }
+    tiles
+}
+
+fn tile(card: &Gpu, usage: Usage) -> Tile {
+    let (compute_held, memory_held_mib) = amounts(card, usage);
+    Tile {
+        index: card.index.0,
+        model: card.model.to_string(),
+        memory_mib: card.memory.0,
+        memory_held_mib,
+        compute_held,
+        whole: usage.whole,
+        healthy: card.health == Health::Healthy,
+        overbooked: usage.exceeds(card.memory),
+        pods: Vec::new(),
+    }
+}

@@ -1,0 +1,128 @@
+//! Why a pod waits, or what would become of one: the answers of all nodes, the same as `/explain` gives, counted by reason.
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+use tessera_core::units::NodeName;
+use tessera_wire::objects::{Metadata, Pod};
+
+use super::super::known;
+use crate::state::State;
+use crate::verb::ask::{Ask, BadAsk};
+use crate::verb::explain::NodeView;
+
+/// What would become of a pod.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Explanation {
+    /// The policy it is placed by.
+    pub policy: String,
+    /// Nodes asked.
+    pub nodes: usize,
+    /// Those it fits on now.
+    pub fitting: usize,
+    /// The best of them, best first.
+    pub best: Vec<NodeView>,
+    /// Why the others will not do, most common first.
+    pub refusals: Vec<Refusal>,
+    /// What is wrong with the pod itself: it fits nowhere until that is changed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub problem: Option<String>,
+}
+
+/// Nodes that refuse for the same reason.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Refusal {
+    /// As in the scheduler's event.
+    pub reason: String,
+    /// Whether evictions could help.
+    pub may_resolve: bool,
+    /// How many nodes.
+    pub nodes: usize,
+    /// Some of them, card by card.
+    pub examples: Vec<NodeView>,
+}
+
+/// Nodes shown of those that fit, and of those that refuse for one reason.
+const SHOWN: usize = 5;
+
+/// Nodes asked before others may change the state: a decision must not wait for a whole explanation.
+const AT_A_TIME: usize = 64;
+
+/// The pod of this name, as a question.
+#[must_use]
+pub fn question(state: &State, namespace: &str, name: &str) -> Option<Pod> {
+    let (uid, pod) = known::pod(state, namespace, name)?;
+    let metadata = Metadata {
+        name: pod.name.clone(),
+        namespace: pod.namespace.clone(),
+        uid: uid.to_string(),
+        annotations: pod.annotations.clone(),
+        ..Metadata::default()
+    };
+    Some(Pod { metadata, spec: pod.spec.clone(), ..Pod::default() })
+}
+
+/// Asks every node about a pod. `look` lends the state, for some nodes at a time.
+pub fn explain(look: impl Fn(&mut dyn FnMut(&State)), pod: &Pod) -> Explanation {
+    let mut begun: Option<Result<(Ask<'_>, Vec<NodeName>), BadAsk>> = None;
+    look(&mut |state| {
+        let names = || state.nodes().into_iter().map(|(name, _)| name.clone()).collect();
+        begun = Some(Ask::of(state, pod).map(|ask| (ask, names())));
+    });
+    let (ask, names) = match begun {
+        Some(Ok(begun)) => begun,
+        Some(Err(bad)) => return Explanation { problem: Some(bad.to_string()), ..Explanation::default() },
+        None => return Explanation::default(),
+    };
+    let mut sum = Sum::default();
+    for some in names.chunks(AT_A_TIME) {
+        look(&mut |state| some.iter().for_each(|name| sum.add(state.view(name, &ask))));
+    }
+    sum.explanation(ask.policy.to_string())
+}
+
+#[derive(Default)]
+struct Sum {
+    nodes: usize,
+    fitting: usize,
+    /// By descending score, then by name.
+    best: Vec<NodeView>,
+    refusals: BTreeMap<String, Refusal>,
+}
+
+impl Sum {
+    fn add(&mut self, view: NodeView) {
+        self.nodes += 1;
+        if view.fits {
+            self.fitting += 1;
+            let score = |view: &NodeView| view.score.unwrap_or(f64::NEG_INFINITY);
+            let place = self.best.partition_point(|better| score(better) >= score(&view));
+            if place < SHOWN {
+                self.best.insert(place, view);
+                self.best.truncate(SHOWN);
+            }
+            return;
+        }
+        let reason = view.reason.clone().unwrap_or_default();
+        let group = self.refusals.entry(reason).or_insert_with_key(|reason| Refusal {
+            reason: reason.clone(),
+            may_resolve: view.may_resolve.unwrap_or(false),
+            nodes: 0,
+            examples: Vec::new(),
+        });
+        group.nodes += 1;
+        if group.examples.len() < SHOWN {
+            group.examples.push(view);
+        }
+    }
+
+    fn explanation(self, policy: String) -> Explanation {
+        let Self { nodes, fitting, best, refusals } = self;
+        let mut refusals: Vec<Refusal> = refusals.into_values().collect();
+        refusals.sort_by_key(|refusal| Reverse(refusal.nodes));
+        Explanation { policy, nodes, fitting, best, refusals, problem: None }
+    }
+}

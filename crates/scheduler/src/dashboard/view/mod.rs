@@ -1,0 +1,69 @@
+//! What the pages show, each a function from the state to a value that is written as JSON.
+
+pub mod card;
+pub mod cluster;
+pub mod explanation;
+pub mod node;
+pub mod nodes;
+pub mod pods;
+pub mod quota;
+
+use serde::{Deserialize, Serialize};
+
+/// Part of a longer list.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Page<T> {
+    /// How many there are in all.
+    pub total: usize,
+    /// How many come before the first one here.
+    pub offset: usize,
+    /// Those asked for.
+    pub items: Vec<T>,
+}
+
+/// Which part of a list, and which of its members.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct Filter {
+    /// Pods of this namespace, or nodes with one of them.
+    pub namespace: String,
+    /// Cards of this model.
+    pub model: String,
+    /// `nvidia`, `gputopology`, `gpushare` or `vcuda`.
+    pub dialect: String,
+    /// A part of a name.
+    pub q: String,
+    /// Of nodes: how full, from 0 (empty) to 5 (full).
+    pub fullness: Option<usize>,
+    /// Of nodes: `trouble` for those with a card that is unhealthy or carries too much. Of pods: `waiting` or `placed`.
+    pub state: String,
+    /// How many to leave out.
+    pub offset: usize,
+    /// How many to give, at most [`MOST_ITEMS`].
+    pub limit: Option<usize>,
+}
+
+/// How many members of a list are given at once, at most.
+pub const MOST_ITEMS: usize = 500;
+
+const USUAL_ITEMS: usize = 100;
+
+impl Filter {
+    /// The part of a list that was asked for.
+    fn page<T, V>(&self, all: Vec<T>, view: impl Fn(T) -> V) -> Page<V> {
+        let total = all.len();
+        let limit = self.limit.unwrap_or(USUAL_ITEMS).min(MOST_ITEMS);
+        let items = all.into_iter().skip(self.offset).take(limit).map(view).collect();
+        Page { total, offset: self.offset.min(total), items }
+    }
+
+    fn mentions(&self, text: &str) -> bool {
+        self.q.is_empty() || contains(text, &self.q)
+    }
+}
+
+/// Whether `text` contains `part`, capitals or not.
+fn contains(text: &str, part: &str) -> bool {
+    let (text, part) = (text.as_bytes(), part.as_bytes());
+    part.is_empty() || text.windows(part.len()).any(|window| window.eq_ignore_ascii_case(part))
+}

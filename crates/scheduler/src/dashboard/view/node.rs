@@ -1,0 +1,133 @@
+//! One node in detail: its host, its cards, and what joins them.
+
+use serde::Serialize;
+use tessera_core::units::NodeName;
+use tessera_wire::link;
+
+use super::super::known::{self, GpuNode, Known};
+use super::nodes::{NodeCard, card};
+use crate::state::State;
+
+/// One node.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct NodeDetail {
+    /// As in the list.
+    #[serde(flatten)]
+    pub card: NodeCard,
+    /// Who its cards are, by index.
+    pub identities: Vec<Identity>,
+    /// Every pair that is known to be joined.
+    pub links: Vec<LinkView>,
+    /// Where all cards reach each other through switches: NVLinks of each card.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub nvswitch_links: Option<u8>,
+    /// The host.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub host: Option<Host>,
+    /// What one `aliyun.com/gpu-mem` is here.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory_unit: Option<String>,
+    /// The pool a quota counts it to.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pool: Option<String>,
+    /// Whether it says where its agent answers.
+    pub has_agent: bool,
+}
+
+/// Who a card is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Identity {
+    /// Its UUID.
+    pub uuid: String,
+    /// The number in `/dev/nvidiaN`.
+    pub minor: u32,
+    /// The NUMA node it hangs on.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub numa: Option<u16>,
+}
+
+/// What joins two cards.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct LinkView {
+    /// The lower index.
+    pub a: u8,
+    /// The higher one.
+    pub b: u8,
+    /// `SYS`, `NODE`, `PHB`, `PXB`, `PIX` or `PSB`, where known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pcie: Option<&'static str>,
+    /// How many NVLinks.
+    pub nvlinks: u8,
+}
+
+/// CPU and main memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Host {
+    /// CPU that pods may use, thousandths.
+    pub cpu_milli: u64,
+    /// CPU not promised.
+    pub cpu_left_milli: u64,
+    /// Main memory that pods may use.
+    #[serde(rename = "memoryMiB")]
+    pub memory_mib: u64,
+    /// Main memory not promised.
+    #[serde(rename = "memoryLeftMiB")]
+    pub memory_left_mib: u64,
+}
+
+/// One node, if it is known.
+#[must_use]
+pub fn node(state: &State, name: &str) -> Option<NodeDetail> {
+    let known = known::node(state, &NodeName(name.to_owned()))?;
+    let card = card(state, name, known);
+    let Known::Gpus(GpuNode { spec, state, place, agent }) = known else {
+        return Some(NodeDetail {
+            card,
+            identities: Vec::new(),
+            links: Vec::new(),
+            nvswitch_links: None,
+            host: None,
+            memory_unit: None,
+            pool: None,
+            has_agent: false,
+        });
+    };
+    let topology = spec.node.topology();
+    let identity = |gpu: &tessera_core::gpu::Gpu| Identity {
+        uuid: gpu.uuid.to_string(),
+        minor: gpu.minor,
+        numa: gpu.numa.or_else(|| topology.numa(gpu.index)),
+    };
+    let links = topology.gpus().pairs().filter_map(|(a, b)| {
+        let joined = topology.link(a, b);
+        let pcie = joined.pcie.map(link::pcie_abbreviation);
+        (!joined.is_unknown()).then_some(LinkView { a: a.0, b: b.0, pcie, nvlinks: joined.nvlinks })
+    });
+    Some(NodeDetail {
+        card,
+        identities: spec.node.gpus().iter().map(identity).collect(),
+        links: links.collect(),
+        nvswitch_links: topology.nvswitch_links(),
+        host: Some(Host {
+            cpu_milli: spec.node.cpu.0,
+            cpu_left_milli: state.cpu_left().0,
+            memory_mib: spec.node.memory.0,
+            memory_left_mib: state.memory_left().0,
+        }),
+        memory_unit: Some(spec.unit.to_string()),
+        pool: place.pool.clone(),
+        has_agent: agent.is_some(),
+    })
+}
+
+/// Where the agent of a node answers, as the node says.
+#[must_use]
+pub fn agent(state: &State, name: &str) -> Option<String> {
+    match known::node(state, &NodeName(name.to_owned()))? {
+        Known::Gpus(node) => node.agent.map(str::to_owned),
+        Known::Unreadable(_) | Known::NoGpus => None,
+    }
+}

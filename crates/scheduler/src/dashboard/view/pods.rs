@@ -1,0 +1,204 @@
+//! Pods with cards, waiting or placed.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+use tessera_core::grant::Hold;
+use tessera_core::request::{Request, Role};
+use tessera_core::units::PodUid;
+
+use super::super::known::{self, Known};
+use super::{Filter, Page, contains};
+use crate::state::{GpuPod, State};
+
+/// A pod in a list.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PodRow {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// Unique for all time.
+    pub uid: String,
+    /// `waiting`, `booking` (chosen, not yet seen bound) or `placed`.
+    pub state: &'static str,
+    /// Where it is, or is being bound.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub node: Option<String>,
+    /// Higher goes first.
+    pub priority: i32,
+    /// What its containers ask for.
+    pub asks: Vec<Ask>,
+    /// Why nobody can serve it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub problem: Option<String>,
+}
+
+/// What one container asks for.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Ask {
+    /// The container.
+    pub container: String,
+    /// `main`, `init` or `sidecar`.
+    pub role: &'static str,
+    /// The vocabulary.
+    pub dialect: &'static str,
+    /// Whole cards; absent for a part of one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cards: Option<u8>,
+    /// Compute of one card, percent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub compute: Option<u32>,
+    /// Memory of one card.
+    #[serde(rename = "memoryMiB", skip_serializing_if = "Option::is_none")]
+    pub memory_mib: Option<u64>,
+}
+
+/// A pod in detail.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PodDetail {
+    /// As in the list.
+    #[serde(flatten)]
+    pub row: PodRow,
+    /// What it holds.
+    pub grants: Vec<GrantView>,
+    /// Its annotations about placement and grants.
+    pub annotations: BTreeMap<String, String>,
+}
+
+/// What one container holds of one card.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct GrantView {
+    /// The container.
+    pub container: String,
+    /// The card's position on the node.
+    pub index: u8,
+    /// Its UUID.
+    pub uuid: String,
+    /// Its product.
+    pub model: String,
+    /// Whether all of it.
+    pub whole: bool,
+    /// Compute, percent; zero for memory alone.
+    pub compute: u32,
+    /// Memory.
+    #[serde(rename = "memoryMiB")]
+    pub memory_mib: u64,
+}
+
+/// The pods a filter lets through: those that wait first, then by namespace and name.
+#[must_use]
+pub fn pods(state: &State, filter: &Filter) -> Page<PodRow> {
+    let mut shown: Vec<(&PodUid, &GpuPod)> =
+        state.gpu_pods().filter(|(_, pod)| passes(state, pod, filter)).collect();
+    shown.sort_by_key(|(_, pod)| (pod.node.is_some(), &pod.namespace, &pod.name));
+    filter.page(shown, |(uid, pod)| row(state, uid, pod))
+}
+
+fn passes(state: &State, pod: &GpuPod, filter: &Filter) -> bool {
+    let in_state = match filter.state.as_str() {
+        "waiting" => pod.node.is_none(),
+        "placed" => pod.node.is_some(),
+        _ => true,
+    };
+    let on = |text: &str| pod.node.as_ref().is_some_and(|node| contains(&node.0, text));
+    let model = || match pod.node.as_ref().and_then(|name| known::node(state, name)) {
+        Some(Known::Gpus(node)) => node.spec.node.gpus().iter().any(|card| *card.model.0 == *filter.model),
+        _ => false,
+    };
+    in_state
+        && (filter.namespace.is_empty() || pod.namespace == filter.namespace)
+        && (filter.mentions(&pod.name) || on(&filter.q))
+        && (filter.model.is_empty() || model())
+        && (filter.dialect.is_empty()
+            || asks(state, pod).is_ok_and(|asks| asks.iter().any(|ask| ask.dialect == filter.dialect)))
+}
+
+/// One pod, if it is known and has not ended.
+#[must_use]
+pub fn pod(state: &State, namespace: &str, name: &str) -> Option<PodDetail> {
+    let (uid, pod) = known::pod(state, namespace, name)?;
+    Some(PodDetail {
+        row: row(state, uid, pod),
+        grants: grants(state, uid),
+        annotations: pod.annotations.clone(),
+    })
+}
+
+fn row(state: &State, uid: &PodUid, pod: &GpuPod) -> PodRow {
+    let (asks, problem) = match asks(state, pod) {
+        Ok(asks) => (asks, None),
+        Err(problem) => (Vec::new(), Some(problem)),
+    };
+    let booked = state.ledger().grant(uid).map(|grant| &grant.node);
+    PodRow {
+        namespace: pod.namespace.clone(),
+        name: pod.name.clone(),
+        uid: uid.to_string(),
+        state: match (&pod.node, booked) {
+            (Some(_), _) => "placed",
+            (None, Some(_)) => "booking",
+            (None, None) => "waiting",
+        },
+        node: pod.node.as_ref().or(booked).map(ToString::to_string),
+        priority: pod.priority(),
+        asks,
+        problem,
+    }
+}
+
+fn asks(state: &State, pod: &GpuPod) -> Result<Vec<Ask>, String> {
+    let unit = known::unit_of(state, pod.node.as_ref());
+    let claims = pod.spec.claims(unit).map_err(|error| error.to_string())?;
+    let ask = |claim: tessera_wire::grant::Claim| {
+        let (cards, compute, memory) = match claim.request {
+            Request::Whole(cards) => (Some(cards), None, None),
+            Request::Share { cores, memory } => (None, Some(cores.0), Some(memory.0)),
+            Request::Memory(memory) => (None, None, Some(memory.0)),
+        };
+        let role = match claim.role {
+            Role::Main => "main",
+            Role::Init => "init",
+            Role::Sidecar => "sidecar",
+        };
+        let (container, dialect) = (claim.container, known::word(claim.dialect));
+        Ask { container, role, dialect, cards, compute, memory_mib: memory }
+    };
+    Ok(claims.into_iter().map(ask).collect())
+}
+
+fn grants(state: &State, uid: &PodUid) -> Vec<GrantView> {
+    let Some(grant) = state.ledger().grant(uid) else { return Vec::new() };
+    let Some(node) = state.ledger().node(&grant.node) else { return Vec::new() };
+    let held = grant.containers.iter().flat_map(|container| {
+        container.cards.iter().map(|(gpu, hold)| (container.container.as_str(), *gpu, *hold))
+    });
+    held.filter_map(|(container, gpu, hold)| {
+        let card = node.node().gpu(gpu)?;
+        let (whole, compute, memory_mib) = match hold {
+            Hold::Whole => (true, 100, card.memory.0),
+            Hold::Part { cores, memory } => (false, cores.0, memory.0),
+        };
+        Some(GrantView {
+            container: container.to_owned(),
+            index: gpu.0,
+            uuid: card.uuid.to_string(),
+            model: card.model.to_string(),
+            whole,
+            compute,
+            memory_mib,
+        })
+    })
+    .collect()
+}
+
+/// Where the agent answers that knows what a pod uses.
+#[must_use]
+pub fn agent(state: &State, namespace: &str, name: &str) -> Option<String> {
+    let node = known::pod(state, namespace, name)?.1.node.as_ref()?;
+    super::node::agent(state, &node.0)
+}

@@ -1,0 +1,254 @@
+//! A cluster to look at: an API server in memory, the real scheduler over HTTP, and a loop that calls it as kube-scheduler does.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+use axum::routing::get;
+use axum::{Json, Router};
+use serde_json::{Value, json};
+use tessera_cluster::lease::Timing;
+use tessera_scheduler::run::{Membership, lead};
+use tessera_scheduler::server::{App, router, serve};
+use tessera_scheduler::state::{Settings, State};
+use tessera_sim::apiserver::ApiServer;
+use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
+
+use crate::webdriver::request;
+
+const QUICK: Timing = Timing {
+    duration: Duration::from_secs(8),
+    renew_within: Duration::from_secs(5),
+    retry: Duration::from_millis(100),
+};
+
+/// An API server and a scheduler.
+pub(crate) struct Cluster {
+    pub(crate) api: ApiServer,
+    pub(crate) replica: Replica,
+}
+
+/// One process of the scheduler.
+pub(crate) struct Replica {
+    app: Arc<App>,
+    pub(crate) authority: String,
+    server: JoinHandle<()>,
+    leading: JoinHandle<()>,
+}
+
+/// A kind of machine.
+#[derive(Clone, Copy)]
+pub(crate) struct Kind {
+    pub(crate) model: &'static str,
+    pub(crate) memory: u64,
+    pub(crate) cards: usize,
+    /// What joins two cards: PCIe level and NVLinks.
+    pub(crate) link: fn(usize, usize) -> (&'static str, u8),
+}
+
+fn same_socket(a: usize, b: usize, half: usize) -> &'static str {
+    if a / half == b / half { "NODE" } else { "SYS" }
+}
+
+pub(crate) const H100: Kind = Kind {
+    model: "NVIDIA H100 80GB HBM3",
+    memory: 81_559,
+    cards: 8,
+    link: |a, b| (same_socket(a, b, 4), 18),
+};
+
+/// Eight cards in a hybrid cube mesh.
+pub(crate) const V100: Kind = Kind {
+    model: "Tesla V100-SXM2-32GB",
+    memory: 32_510,
+    cards: 8,
+    link: |a, b| {
+        const DOUBLE: [(usize, usize); 8] = [(0, 3), (0, 4), (1, 2), (1, 5), (2, 3), (4, 7), (5, 6), (6, 7)];
+        const SINGLE: [(usize, usize); 8] = [(0, 1), (0, 2), (1, 3), (2, 6), (3, 7), (4, 5), (4, 6), (5, 7)];
+        let nvlinks = if DOUBLE.contains(&(a, b)) { 2 } else { u8::from(SINGLE.contains(&(a, b))) };
+        (if a / 2 == b / 2 { "PIX" } else { same_socket(a, b, 4) }, nvlinks)
+    },
+};
+
+pub(crate) const T4: Kind = Kind {
+    model: "Tesla T4",
+    memory: 15_360,
+    cards: 4,
+    link: |a, b| (if a / 2 == b / 2 { "PHB" } else { "SYS" }, 0),
+};
+
+pub(crate) fn node(name: &str, kind: Kind) -> Value {
+    let gpus: Vec<Value> = (0..kind.cards)
+        .map(|index| {
+            json!({"uuid": format!("GPU-{name}-{index:04}"), "minor": index, "model": kind.model,
+                   "memoryMiB": kind.memory, "numa": index * 2 / kind.cards})
+        })
+        .collect();
+    let pairs = (0..kind.cards).flat_map(|a| (a + 1..kind.cards).map(move |b| (a, b)));
+    let links: Vec<Value> = pairs
+        .map(|(a, b)| {
+            let (pcie, nvlinks) = (kind.link)(a, b);
+            json!([a, b, pcie, nvlinks])
+        })
+        .collect();
+    let (cards, memory) = (kind.cards as u64, kind.memory * kind.cards as u64);
+    let resources = json!({
+        "cpu": (16 * cards).to_string(), "memory": format!("{}Gi", 64 * cards), "pods": "250",
+        "nvidia.com/gpu": cards.to_string(), "aliyun.com/gpu": cards.to_string(),
+        "aliyun.com/gpu-mem": (memory / 1024).to_string(),
+        "tencent.com/vcuda-core": (100 * cards).to_string(),
+        "tencent.com/vcuda-memory": (memory / 256).to_string(),
+    });
+    let inventory = json!({ "memoryUnit": "GiB", "gpus": gpus, "links": links }).to_string();
+    json!({
+        "metadata": { "name": name, "annotations": { "tessera.dev/inventory": inventory },
+                      "labels": { "model": kind.model, "pool": "public" } },
+        "status": { "capacity": resources, "allocatable": resources },
+    })
+}
+
+pub(crate) fn pod(namespace: &str, name: &str, limits: Value) -> Value {
+    json!({
+        "metadata": { "name": name, "namespace": namespace },
+        "spec": { "containers": [{ "name": "main", "resources": { "limits": limits, "requests": limits } }] },
+    })
+}
+
+pub(crate) fn whole(cards: u64) -> Value {
+    json!({"nvidia.com/gpu": cards.to_string(), "cpu": (8 * cards).to_string()})
+}
+
+pub(crate) fn share(percent: u64, mib: u64) -> Value {
+    json!({"tencent.com/vcuda-core": percent.to_string(), "tencent.com/vcuda-memory": (mib / 256).to_string(), "cpu": "2"})
+}
+
+pub(crate) fn memory(gib: u64) -> Value {
+    json!({"aliyun.com/gpu-mem": gib.to_string(), "cpu": "2"})
+}
+
+impl Replica {
+    pub(crate) async fn start(api: &ApiServer, identity: &str) -> Result<Self> {
+        let listener = TcpListener::bind("127.0.0.1:0").await?;
+        let quota = r#"{"QuotaConfigMapName":"gpuquota","QuotaConfigMapNamespace":"kube-system","GPUModelLabel":"model","GPUPoolLabel":"pool"}"#;
+        let settings =
+            Settings { quota: Some(tessera_wire::quota::parse_settings(quota)?), ..Settings::default() };
+        let client = tessera_cluster::connect_to(&api.url())?;
+        let app = Arc::new(App::new(State::new(settings.clone()), client));
+        let membership = Membership {
+            identity: identity.to_owned(),
+            namespace: "kube-system".to_owned(),
+            lease: "tessera-scheduler".to_owned(),
+            timing: QUICK,
+        };
+        let leading =
+            tokio::spawn(lead(Arc::clone(&app), settings, membership, None, std::future::pending()));
+        let authority = listener.local_addr()?.to_string();
+        Ok(Self { server: listen(listener, &app), app, authority, leading })
+    }
+
+    pub(crate) fn url(&self, page: &str) -> String {
+        format!("http://{}/{page}", self.authority)
+    }
+
+    /// The connections break, and nobody answers.
+    pub(crate) fn hang_up(&self) {
+        self.server.abort();
+    }
+
+    /// Answers again, at the same address.
+    pub(crate) async fn answer_again(&mut self) -> Result<()> {
+        let listener = TcpListener::bind(&self.authority).await?;
+        self.server = listen(listener, &self.app);
+        Ok(())
+    }
+}
+
+impl Drop for Replica {
+    fn drop(&mut self) {
+        self.server.abort();
+        self.leading.abort();
+    }
+}
+
+fn listen(listener: TcpListener, app: &Arc<App>) -> JoinHandle<()> {
+    let router = router(Arc::clone(app), 1 << 20);
+    tokio::spawn(async move {
+        // Ends with the listener, which ends with the task.
+        let _ = serve(listener, router, None).await;
+    })
+}
+
+impl Cluster {
+    pub(crate) async fn start(nodes: impl IntoIterator<Item = Value>) -> Result<Self> {
+        let api = ApiServer::start().await?;
+        for node in nodes {
+            made(api.create("/api/v1/nodes", node))?;
+        }
+        let quota = json!({"team-vision": {"percent": 1200, "memoryMiB": 900_000},
+                           "team-lab": {"quota": {"Tesla T4": 4, "Tesla V100-SXM2-32GB": 8}, "pool": ["public"]}});
+        let map = json!({"metadata": {"name": "gpuquota", "namespace": "kube-system"}, "data": {"gpu_quota": quota.to_string()}});
+        made(api.create("/api/v1/namespaces/kube-system/configmaps", map))?;
+        let replica = Replica::start(&api, "scheduler-0").await?;
+        let begun = Instant::now();
+        while !replica.app.is_ready() {
+            if begun.elapsed() > Duration::from_secs(60) {
+                bail!("the scheduler never became ready");
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        Ok(Self { api, replica })
+    }
+
+    /// Makes a pod and leaves it waiting.
+    pub(crate) fn make(&self, pod: &Value) -> Result<Value> {
+        let namespace = pod["metadata"]["namespace"].as_str().context("a namespace")?;
+        made(self.api.create(&format!("/api/v1/namespaces/{namespace}/pods"), pod.clone()))
+    }
+
+    /// Places a pod as kube-scheduler does: filter, prioritize, bind. Returns its node, if there is one for it.
+    pub(crate) async fn schedule(&self, pod: &Value) -> Result<Option<String>> {
+        let nodes = self.api.list("/api/v1/nodes");
+        let names: Vec<&Value> = nodes.iter().map(|node| &node["metadata"]["name"]).collect();
+        let mut question = json!({"Pod": pod, "NodeNames": names});
+        let filtered = self.post("/scheduler/filter", &question).await?;
+        question["NodeNames"] = filtered["NodeNames"].clone();
+        let graded = self.post("/scheduler/prioritize", &question).await?;
+        let graded = graded.as_array().cloned().unwrap_or_default();
+        let Some(best) = graded.iter().rev().max_by_key(|host| host["Score"].as_i64()) else {
+            return Ok(None);
+        };
+        let metadata = &pod["metadata"];
+        let args = json!({"PodName": metadata["name"], "PodNamespace": metadata["namespace"],
+                          "PodUID": metadata["uid"], "Node": best["Host"]});
+        let bound = self.post("/scheduler/bind", &args).await?;
+        match bound["Error"].as_str() {
+            Some("") | None => Ok(best["Host"].as_str().map(str::to_owned)),
+            Some(error) => bail!("not bound: {error}"),
+        }
+    }
+
+    /// Makes and places.
+    pub(crate) async fn run(&self, pod: &Value) -> Result<Option<String>> {
+        let pod = self.make(pod)?;
+        self.schedule(&pod).await
+    }
+
+    pub(crate) async fn post(&self, path: &str, body: &Value) -> Result<Value> {
+        let (_, answer) = request(&self.replica.authority, "POST", path, Some(body.to_string())).await?;
+        Ok(serde_json::from_slice(&answer)?)
+    }
+}
+
+fn made(outcome: Result<Value, Value>) -> Result<Value> {
+    outcome.map_err(|problem| anyhow::anyhow!("{problem}"))
+}
+
+/// An agent that always measures the same.
+pub(crate) async fn agent(used: Value) -> Result<String> {
+    let listener = TcpListener::bind("127.0.0.1:0").await?;
+    let url = format!("http://{}", listener.local_addr()?);
+    let router = Router::new().route("/v1/use", get(move || async move { Json(used) }));
+    tokio::spawn(async move { drop(axum::serve(listener, router).await) });
+    Ok(url)
+}

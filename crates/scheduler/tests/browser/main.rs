@@ -1,0 +1,83 @@
+//! The pages in a real browser, against the real scheduler and an API server in memory.
+//!
+//! `cargo test -p tessera-scheduler --test browser` runs all scenarios; names after `--` run those alone, and
+//! `--screenshots DIR` takes pictures instead, `--serve` keeps a cluster to look at. It needs Chromium and its driver, and fails without them.
+
+#![allow(clippy::print_stdout, reason = "a program that tells how its scenarios went")]
+
+mod cluster;
+mod pictures;
+mod scenarios;
+mod webdriver;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context as _, Result};
+
+use self::webdriver::Browser;
+
+fn main() -> Result<ExitCode> {
+    let mut names: Vec<String> = std::env::args().skip(1).collect();
+    let mut pictures = None;
+    if let Some(place) = names.iter().position(|name| name == "--screenshots") {
+        pictures = Some(PathBuf::from(names.get(place + 1).context("--screenshots needs a folder")?));
+        names.drain(place..=place + 1);
+    }
+    let serve = names.iter().any(|name| name == "--serve");
+    let runtime = tokio::runtime::Runtime::new()?;
+    if serve {
+        return runtime.block_on(keep());
+    }
+    runtime.block_on(run(&names, pictures))
+}
+
+/// Keeps the cluster of the pictures, for whoever works on the pages.
+async fn keep() -> Result<ExitCode> {
+    let cluster = pictures::sample().await?;
+    println!("{}", cluster.replica.url(""));
+    tokio::signal::ctrl_c().await?;
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn run(names: &[String], pictures: Option<PathBuf>) -> Result<ExitCode> {
+    let browser = Browser::start().await?;
+    let mut failed = 0;
+    if let Some(folder) = pictures {
+        pictures::take(&browser, &folder).await?;
+    } else {
+        for (name, scenario) in scenarios::ALL {
+            if !names.is_empty() && !names.iter().any(|wanted| name.contains(wanted.as_str())) {
+                continue;
+            }
+            reset(&browser).await?;
+            let outcome = match scenario(&browser).await {
+                Ok(()) => quiet(&browser).await,
+                failed => failed,
+            };
+            match outcome {
+                Ok(()) => println!("ok      {name}"),
+                Err(error) => {
+                    failed += 1;
+                    println!("FAILED  {name}: {error:?}");
+                }
+            }
+        }
+    }
+    browser.close().await?;
+    Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Nothing is left of the scenario before.
+async fn reset(browser: &Browser) -> Result<()> {
+    browser.size(1280, 800).await?;
+    browser.prefer("light").await?;
+    browser.complaints().await.map(drop)
+}
+
+/// The page has had nothing to complain about.
+async fn quiet(browser: &Browser) -> Result<()> {
+    let complaints = browser.complaints().await?;
+    anyhow::ensure!(complaints.is_empty(), "the browser complains: {complaints:#?}");
+    Ok(())
+}

@@ -1,0 +1,100 @@
+//! A cluster worth looking at, and pictures of it for the documentation.
+
+use std::path::Path;
+
+use anyhow::Result;
+use serde_json::{Value, json};
+
+use crate::cluster::{Cluster, H100, T4, V100, agent, memory, node, pod, share, whole};
+use crate::webdriver::Browser;
+
+/// Sixteen nodes of three kinds, with pods of five teams on them, two that wait, and a card that is broken.
+pub(crate) async fn sample() -> Result<Cluster> {
+    let numbered = |prefix: &str, count: usize, kind| {
+        (1..=count).map(move |number| node(&format!("{prefix}-{number:02}"), kind)).collect::<Vec<Value>>()
+    };
+    let mut nodes = numbered("h100", 6, H100);
+    nodes.extend(numbered("v100", 4, V100));
+    nodes.extend(numbered("t4", 6, T4));
+    let inventory = &mut nodes[15]["metadata"]["annotations"]["tessera.dev/inventory"];
+    let mut broken: Value = serde_json::from_str(inventory.as_str().unwrap_or_default())?;
+    broken["gpus"][2]["unhealthy"] = json!(true);
+    *inventory = broken.to_string().into();
+    nodes[0]["metadata"]["annotations"]["tessera.dev/agent"] = agent(busy("h100-01")).await?.into();
+    let cluster = Cluster::start(nodes).await?;
+    let jobs = [
+        ("research", "llama-pretrain", whole(8), 2),
+        ("team-vision", "detector-train", whole(4), 3),
+        ("team-vision", "segment-serve", share(30, 20_480), 6),
+        ("team-lab", "notebook", share(25, 7_680), 7),
+        ("inference", "embedder", share(50, 12_288), 8),
+        ("inference", "reranker", memory(6), 5),
+        ("ci", "smoke", share(10, 2_048), 6),
+        ("research", "ablation", whole(2), 4),
+        ("team-vision", "labeler", memory(10), 3),
+    ];
+    for (namespace, name, limits, count) in jobs {
+        for number in 0..count {
+            cluster.run(&pod(namespace, &format!("{name}-{number}"), limits.clone())).await?;
+        }
+    }
+    for (namespace, name, limits) in [
+        ("research", "llama-finetune", whole(16)),
+        (
+            "team-lab",
+            "sweep-7",
+            json!({"tencent.com/vcuda-core": "60", "tencent.com/vcuda-memory": "400", "cpu": "2"}),
+        ),
+    ] {
+        cluster.run(&pod(namespace, name, limits)).await?;
+    }
+    Ok(cluster)
+}
+
+/// What an agent with eight busy cards answers.
+fn busy(node: &str) -> Value {
+    let gpus: Vec<Value> = (0..8)
+        .map(|index| json!({"uuid": format!("GPU-{node}-{index:04}"), "index": index, "memoryUsedMiB": 61_000 + 2_311 * index, "busyPercent": 97.5 - f64::from(index)}))
+        .collect();
+    json!({"gpus": gpus, "containers": []})
+}
+
+/// Takes them, and all pages besides for whoever works on them.
+pub(crate) async fn take(browser: &Browser, folder: &Path) -> Result<()> {
+    std::fs::create_dir_all(folder)?;
+    let cluster = sample().await?;
+    let url = |page: &str| cluster.replica.url(page);
+    let shots = [
+        ("overview-light", "#/overview", "light", "en", 1280, 1000, "Latest decisions"),
+        ("node-dark", "#/node/v100-01", "dark", "en", 1280, 1000, "Link matrix"),
+        ("pending-chinese-narrow", "#/pod/team-lab/sweep-7", "light", "zh", 375, 812, "为何等待"),
+        ("nodes-light", "#/nodes", "light", "en", 1280, 1000, "16 nodes"),
+        ("nodes-dark-narrow", "#/nodes", "dark", "en", 375, 812, "16 nodes"),
+        ("overview-dark-narrow", "#/overview", "dark", "zh", 375, 812, "总览"),
+        ("overview-dark", "#/overview", "dark", "zh", 1280, 1000, "总览"),
+        ("node-switch", "#/node/h100-01", "light", "en", 1280, 1400, "busy"),
+        ("pods", "#/pods", "light", "en", 1280, 800, "pods"),
+        ("pod-placed", "#/pod/inference/embedder-0", "dark", "en", 1280, 900, "Granted"),
+        ("pod-waiting", "#/pod/research/llama-finetune", "light", "en", 1280, 900, "Why it waits"),
+        ("quota", "#/quota", "light", "en", 1280, 700, "team-vision"),
+        ("what-if", "#/what-if", "light", "en", 1280, 700, "Ask all nodes"),
+        ("decisions", "#/decisions", "dark", "en", 1280, 800, "bound"),
+    ];
+    for (name, page, scheme, language, width, height, text) in shots {
+        browser.size(width, height).await?;
+        browser.prefer(scheme).await?;
+        browser.open(&url("")).await?;
+        browser.eval(&format!("localStorage.setItem('tessera.language', '{language}')")).await?;
+        browser.open(&url(page)).await?;
+        browser.until_text(text).await?;
+        if name == "what-if" {
+            browser.click("button[type=submit]").await?;
+            browser.until("document.querySelector('.explanation')").await?;
+        }
+        // Until the bars have their widths and the map is painted.
+        browser.until("document.getAnimations().length === 0").await?;
+        tokio::time::sleep(std::time::Duration::from_millis(300)).await;
+        browser.screenshot(&folder.join(format!("{name}.png"))).await?;
+    }
+    Ok(())
+}

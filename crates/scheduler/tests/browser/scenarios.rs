@@ -1,0 +1,490 @@
+//! What people do with the pages.
+
+use std::pin::Pin;
+
+use anyhow::{Context as _, Result, ensure};
+use serde_json::{Value, json};
+
+use crate::cluster::{Cluster, H100, Kind, Replica, T4, V100, agent, memory, node, pod, share, whole};
+use crate::pictures::sample;
+use crate::webdriver::{Browser, request};
+
+type Outcome<'a> = Pin<Box<dyn Future<Output = Result<()>> + 'a>>;
+
+macro_rules! scenarios {
+    ($($name:ident),* $(,)?) => {
+        /// All of them by name.
+        pub(crate) const ALL: &[(&str, for<'a> fn(&'a Browser) -> Outcome<'a>)] =
+            &[$((stringify!($name), |browser| Box::pin($name(browser)))),*];
+    };
+}
+
+scenarios![
+    the_overview_tells_what_there_is,
+    a_new_pod_shows_by_itself,
+    from_the_list_to_a_node_to_a_pod,
+    a_waiting_pod_is_explained,
+    what_if_asks_and_changes_nothing,
+    filters_live_in_the_address,
+    both_themes,
+    both_languages,
+    the_keyboard_reaches_everything,
+    names_roles_and_contrast,
+    narrow_screens,
+    markup_stays_text,
+    nothing_foreign_runs,
+    what_is_not_measured_is_not_zero,
+    a_lost_connection_comes_back,
+    a_follower_names_the_leader,
+    a_thousand_nodes,
+];
+
+const TAB: char = '\u{E004}';
+const ENTER: char = '\u{E007}';
+
+const PAGES: [&str; 9] = [
+    "#/overview",
+    "#/nodes",
+    "#/node/v100-01",
+    "#/pods",
+    "#/pod/research/llama-finetune",
+    "#/pod/inference/embedder-0",
+    "#/quota",
+    "#/what-if",
+    "#/decisions",
+];
+
+async fn small() -> Result<Cluster> {
+    Cluster::start([node("h1", H100), node("v1", V100), node("t1", T4), node("t2", T4)]).await
+}
+
+/// Opens a page and waits until it has loaded.
+async fn visit(browser: &Browser, cluster: &Cluster, page: &str) -> Result<()> {
+    browser.open(&cluster.replica.url(page)).await?;
+    browser.until("document.querySelector('main h1')").await
+}
+
+async fn the_overview_tells_what_there_is(browser: &Browser) -> Result<()> {
+    let cluster = sample().await?;
+    visit(browser, &cluster, "").await?;
+    browser.until_text("16 nodes, 104 GPUs").await?;
+    for text in [
+        "H100 80GB HBM3",
+        "Tesla V100-SXM2-32GB",
+        "research",
+        "1 unhealthy, 0 overbooked",
+        "Latest decisions",
+        "bound to",
+    ] {
+        browser.until_text(text).await?;
+    }
+    browser
+        .until("document.querySelector('canvas').getAttribute('aria-label') === 'Map of 16 nodes'")
+        .await?;
+    // A square of the map leads to its node.
+    browser.eval("document.querySelector('canvas').focus()").await?;
+    browser.press(&['\u{E014}', '\u{E014}', ENTER]).await?;
+    browser.until("location.hash.startsWith('#/node/')").await
+}
+
+async fn a_new_pod_shows_by_itself(browser: &Browser) -> Result<()> {
+    let cluster = small().await?;
+    visit(browser, &cluster, "").await?;
+    let waiting = "[...document.querySelectorAll('.figure-card')].find(card => card.innerText.startsWith('Pods waiting')).querySelector('.value').innerText";
+    browser.until(&format!("{waiting} === '0'")).await?;
+    let made = cluster.make(&pod("team", "late", whole(8)))?;
+    browser.until(&format!("{waiting} === '1'")).await?;
+    cluster.schedule(&made).await?.context("there is room")?;
+    browser.until(&format!("{waiting} === '0'")).await?;
+    browser.until_text("team/late bound to h1, GPUs 0, 1, 2, 3, 4, 5, 6, 7").await?;
+    // The same on the list of nodes, of which only what is seen is loaded anew.
+    visit(browser, &cluster, "#/nodes").await?;
+    browser.until("document.querySelectorAll('.tile.held').length === 8").await?;
+    cluster.run(&pod("team", "part", share(50, 4_096))).await?.context("there is room")?;
+    browser.until("document.querySelectorAll('.tile.held').length === 9").await?;
+    cluster
+        .api
+        .delete("/api/v1/namespaces/team/pods/late")
+        .map_err(|problem| anyhow::anyhow!("{problem}"))?;
+    browser.until("document.querySelectorAll('.tile.held').length === 1").await
+}
+
+async fn from_the_list_to_a_node_to_a_pod(browser: &Browser) -> Result<()> {
+    let cluster = small().await?;
+    cluster.run(&pod("team", "first", json!({"aliyun.com/gpu": "4", "cpu": "4"}))).await?;
+    visit(browser, &cluster, "#/nodes").await?;
+    browser.click("article.node[data-key=v1] .tile[href$='gpu=5']").await?;
+    browser.until("document.querySelector('#gpu-5.chosen')").await?;
+    browser.until("document.querySelectorAll('svg.graph .vertex').length === 8 && document.querySelectorAll('svg.graph line').length === 28").await?;
+    let cell = "document.querySelectorAll('.matrix tbody tr')[0].children[4].innerText";
+    ensure!(browser.eval(cell).await? == "NV2", "{}", browser.eval(cell).await?);
+    browser.eval("history.back()").await?;
+    browser.click("article.node[data-key=h1] h3 a").await?;
+    browser.until_text("All GPUs reach each other through NVLink switches, 18 NVLinks each").await?;
+    browser.click(".top nav a[data-page=pods]").await?;
+    browser.click(".pod-row a").await?;
+    browser.until("location.hash === '#/pod/team/first'").await?;
+    for text in ["4 whole GPUs", "gputopology", "Granted", "Decisions about it", "tessera.dev/grant"] {
+        browser.until_text(text).await?;
+    }
+    browser.click(".gpu h3 a").await?;
+    browser.until("location.hash.startsWith('#/node/')").await
+}
+
+async fn a_waiting_pod_is_explained(browser: &Browser) -> Result<()> {
+    let cluster = small().await?;
+    for number in 0..4 {
+        cluster.run(&pod("team", &format!("filler-{number}"), share(60, 4_096))).await?;
+    }
+    let waits = cluster.make(&pod("team", "waits", whole(9)))?;
+    ensure!(cluster.schedule(&waits).await?.is_none(), "no node has nine cards");
+    visit(browser, &cluster, "#/pods?state=waiting").await?;
+    browser.until_text("1 pod").await?;
+    browser.click(".pod-row a").await?;
+    for text in [
+        "Why it waits",
+        "Fits on none of 4 nodes now.",
+        "fewer than 9 GPUs",
+        "Evictions would not help",
+        "4 × too few GPUs",
+    ] {
+        browser.until_text(text).await?;
+    }
+    browser.click("details summary").await?;
+    browser.until("document.querySelector('.cards-why').innerText.includes('GPU 0')").await?;
+    // What was opened stays open while the page follows changes, and the reason goes when there is room.
+    cluster.run(&pod("team", "another", share(20, 1_024))).await?;
+    browser.until_text("GPU 0").await?;
+    browser.until("document.querySelector('details').open").await
+}
+
+async fn what_if_asks_and_changes_nothing(browser: &Browser) -> Result<()> {
+    let cluster = small().await?;
+    visit(browser, &cluster, "#/what-if").await?;
+    browser.click("button[type=submit]").await?;
+    browser.until_text("Fits on 4 of 4 nodes.").await?;
+    let choose = |kind: &str| {
+        format!(
+            "(() => {{ const kind = document.querySelector('[name=kind]'); kind.value = '{kind}'; kind.dispatchEvent(new Event('change')); return true; }})()"
+        )
+    };
+    browser.eval(&choose("share")).await?;
+    browser.eval("document.querySelector('[name=\"tencent.com/vcuda-memory\"]').value = '200'").await?;
+    browser.click("button[type=submit]").await?;
+    browser.until_text("Fits on 1 of 4 nodes.").await?;
+    browser.until_text("no GPU has 51200 MiB").await?;
+    browser.eval(&choose("manifest")).await?;
+    browser.eval("document.querySelector('textarea').value = '{ not json'").await?;
+    browser.click("button[type=submit]").await?;
+    browser.until_text("the body is no pod manifest in JSON").await?;
+    ensure!(cluster.api.list("/api/v1/pods").is_empty());
+    // The browser tells of the refused request; that is no fault of the page.
+    let complaints = browser.complaints().await?;
+    ensure!(complaints.iter().all(|line| line.contains("what-if") && line.contains("400")), "{complaints:?}");
+    Ok(())
+}
+
+async fn filters_live_in_the_address(browser: &Browser) -> Result<()> {
+    let cluster = sample().await?;
+    visit(browser, &cluster, "#/nodes?model=Tesla+T4").await?;
+    browser.until_text("6 nodes").await?;
+    browser.until("document.querySelector('[name=model]').value === 'Tesla T4'").await?;
+    browser.eval("(() => { const q = document.querySelector('.filters [name=q]'); q.value = 't4-03'; q.dispatchEvent(new Event('input')); return true; })()").await?;
+    browser.until_text("1 node").await?;
+    browser.until("location.hash === '#/nodes?model=Tesla+T4&q=t4-03'").await?;
+    visit(browser, &cluster, "#/nodes?state=trouble").await?;
+    browser.until_text("1 node").await?;
+    browser
+        .until("document.querySelector('.tile.unhealthy').getAttribute('aria-label').includes('unhealthy')")
+        .await?;
+    // From a number of the overview to its nodes.
+    visit(browser, &cluster, "").await?;
+    browser.until("document.querySelector('.grade a')").await?;
+    let nodes = browser.eval("document.querySelector('.grade a').innerText").await?;
+    browser.click(".grade a").await?;
+    let nodes = nodes.as_str().unwrap_or_default().to_owned();
+    browser.until_text(&format!("{nodes} node")).await
+}
+
+async fn both_themes(browser: &Browser) -> Result<()> {
+    let cluster = small().await?;
+    let ground = "getComputedStyle(document.body).backgroundColor";
+    let (light, dark) = ("rgb(244, 246, 248)", "rgb(17, 21, 26)");
+    visit(browser, &cluster, "").await?;
+    browser.until(&format!("{ground} === '{light}'")).await?;
+    browser.prefer("dark").await?;
+    browser.until(&format!("{ground} === '{dark}'")).await?;
+    browser.click("#theme").await?;
+    browser.until(&format!("{ground} === '{light}'")).await?;
+    visit(browser, &cluster, "").await?;
+    browser.until(&format!("{ground} === '{light}'")).await?;
+    browser.click("#theme").await?;
+    browser.prefer("light").await?;
+    browser.until(&format!("{ground} === '{dark}' && document.activeElement.id === 'theme'")).await?;
+    browser.eval("localStorage.clear()").await.map(drop)
+}
+
+async fn both_languages(browser: &Browser) -> Result<()> {
+    let cluster = small().await?;
+    visit(browser, &cluster, "").await?;
+    browser.until("document.documentElement.lang === 'en'").await?;
+    browser.eval("(() => { const choice = document.getElementById('language'); choice.value = 'zh'; choice.dispatchEvent(new Event('change')); return true; })()").await?;
+    browser
+        .until("document.documentElement.lang === 'zh' && document.querySelector('h1').innerText === '总览'")
+        .await?;
+    visit(browser, &cluster, "#/what-if").await?;
+    browser.until_text("询问所有节点").await?;
+    browser.eval("localStorage.clear()").await?;
+    // A reader whose browser asks for Chinese gets it.
+    let agent = browser.eval("navigator.userAgent").await?;
+    let wish = |languages: &str| json!({"userAgent": agent, "acceptLanguage": languages});
+    browser.cdp("Network.setUserAgentOverride", wish("zh-CN,zh")).await?;
+    visit(browser, &cluster, "#/quota").await?;
+    browser.until("document.querySelector('h1').innerText === '配额'").await?;
+    browser.cdp("Network.setUserAgentOverride", wish("fr-FR,fr")).await?;
+    visit(browser, &cluster, "#/quota").await?;
+    browser.until("document.querySelector('h1').innerText === 'Quota'").await?;
+    browser.cdp("Network.setUserAgentOverride", wish("en-US,en")).await.map(drop)
+}
+
+async fn the_keyboard_reaches_everything(browser: &Browser) -> Result<()> {
+    let cluster = small().await?;
+    visit(browser, &cluster, "#/nodes").await?;
+    browser.until("document.querySelectorAll('.tile').length === 24").await?;
+    let mut reached: Vec<String> = Vec::new();
+    for _ in 0..60 {
+        browser.press(&[TAB]).await?;
+        let focused = browser.eval("(() => { const at = document.activeElement; return [at.innerText || at.getAttribute('aria-label') || at.name || at.tagName, getComputedStyle(at).outlineStyle, at.tagName]; })()").await?;
+        ensure!(focused[1] != "none" || focused[2] == "BODY", "focus does not show on {focused}");
+        reached.push(focused[0].as_str().unwrap_or_default().to_owned());
+    }
+    ensure!(reached[0] == "Skip to the content", "{reached:?}");
+    for wanted in ["Overview", "Decisions", "language", "namespace", "h1", "t2"] {
+        ensure!(
+            reached.iter().any(|name| name == wanted || name.starts_with(wanted)),
+            "{wanted} was not reached: {reached:#?}"
+        );
+    }
+    let tiles = reached.iter().filter(|name| name.starts_with('0') || name.len() == 1).count();
+    ensure!(tiles > 0, "no tile was reached: {reached:#?}");
+    visit(browser, &cluster, "").await?;
+    browser.press(&[TAB, ENTER]).await?;
+    browser.until("document.activeElement.tagName === 'MAIN'").await?;
+    browser.eval("document.querySelector('.top nav a[data-page=quota]').focus()").await?;
+    browser.press(&[ENTER]).await?;
+    browser.until("document.querySelector('h1').innerText === 'Quota' && document.querySelector('[aria-current]').innerText === 'Quota'").await
+}
+
+/// Every control has a name, there is one main landmark, and text stands out from its ground by 4.5 to 1, or 3 to 1 where large.
+const AUDIT: &str = r"(() => {
+  const faults = [];
+  const named = (element) => element.getAttribute('aria-label') || element.labels?.length || element.innerText?.trim() || element.title;
+  for (const element of document.querySelectorAll('a, button, input, select, textarea, canvas, svg[role=img]'))
+    if (!named(element)) faults.push('no name: ' + element.outerHTML.slice(0, 120));
+  for (const [selector, count] of [['main', 1], ['header', 1], ['h1', 1]])
+    if (document.querySelectorAll(selector).length !== count) faults.push(`${document.querySelectorAll(selector).length} of ${selector}`);
+  for (const image of document.querySelectorAll('img')) if (!image.hasAttribute('alt')) faults.push('no alt');
+  const canvas = document.createElement('canvas').getContext('2d', { willReadFrequently: true });
+  const rgba = (text) => { canvas.clearRect(0, 0, 1, 1); canvas.fillStyle = text; canvas.fillRect(0, 0, 1, 1); const [r, g, b, a] = canvas.getImageData(0, 0, 1, 1).data; return [r, g, b, a / 255]; };
+  const over = ([r, g, b, a], [x, y, z]) => [r * a + x * (1 - a), g * a + y * (1 - a), b * a + z * (1 - a), 1];
+  const ground = (element) => { const own = rgba(getComputedStyle(element).backgroundColor); return own[3] >= 0.99 || !element.parentElement ? own : over(own, ground(element.parentElement)); };
+  const light = (color) => { const [r, g, b] = color.slice(0, 3).map((v) => (v /= 255) <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4); return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walker.nextNode()) {
+    const element = walker.currentNode.parentElement;
+    if (!walker.currentNode.data.trim() || !element.checkVisibility() || element.closest('svg, option, .skip, noscript')) continue;
+    const style = getComputedStyle(element);
+    const [a, b] = [light(rgba(style.color)), light(ground(element))].sort((x, y) => y - x);
+    const ratio = (a + 0.05) / (b + 0.05);
+    const least = parseFloat(style.fontSize) >= 24 ? 3 : 4.5;
+    if (ratio < least) faults.push(`contrast ${ratio.toFixed(2)}: ${element.className} ${walker.currentNode.data.slice(0, 40)}`);
+  }
+  return [...new Set(faults)];
+})()";
+
+async fn names_roles_and_contrast(browser: &Browser) -> Result<()> {
+    let cluster = sample().await?;
+    for scheme in ["light", "dark"] {
+        browser.prefer(scheme).await?;
+        for page in PAGES {
+            visit(browser, &cluster, page).await?;
+            browser.until("document.querySelectorAll('main .card').length > 0").await?;
+            let faults = browser.eval(AUDIT).await?;
+            ensure!(faults == json!([]), "{scheme} {page}: {faults:#}");
+        }
+    }
+    Ok(())
+}
+
+async fn narrow_screens(browser: &Browser) -> Result<()> {
+    let cluster = sample().await?;
+    browser.size(375, 812).await?;
+    for page in PAGES {
+        visit(browser, &cluster, page).await?;
+        browser.until("document.querySelectorAll('main .card').length > 0").await?;
+        let wide = browser.eval("document.documentElement.scrollWidth").await?;
+        ensure!(wide.as_u64().is_some_and(|wide| wide <= 375), "{page} is {wide} wide");
+    }
+    Ok(())
+}
+
+async fn markup_stays_text(browser: &Browser) -> Result<()> {
+    const EVIL: &str = "<img src=x onerror=\"window.hacked=1\">";
+    const KIND: Kind = Kind { model: EVIL, ..T4 };
+    let mut labelled = node("evil", KIND);
+    labelled["metadata"]["annotations"]["NODE_TYPE"] = EVIL.into();
+    let mut unreadable = node("unread", T4);
+    unreadable["metadata"]["annotations"]["tessera.dev/inventory"] =
+        json!({"memoryUnit": EVIL, "gpus": []}).to_string().into();
+    let cluster = Cluster::start([labelled, unreadable]).await?;
+    let mut odd = pod("team", "odd", whole(1));
+    odd["metadata"]["annotations"] = json!({"tessera.dev/policy": EVIL});
+    let odd = cluster.make(&odd)?;
+    cluster.schedule(&odd).await?;
+    let mut container = pod("team", "container", share(50, 1_024));
+    container["spec"]["containers"][0]["name"] = EVIL.into();
+    cluster.run(&container).await?;
+    // No API server lets such a namespace pass; whoever can write to ours might.
+    let spaced = json!({"Pod": {"metadata": {"name": EVIL, "namespace": EVIL, "uid": "u"}, "spec": odd["spec"]}, "NodeNames": ["evil"]});
+    cluster.post("/scheduler/filter", &spaced).await?;
+    let pages = [
+        ("#/overview", EVIL),
+        ("#/nodes", EVIL),
+        ("#/node/evil", EVIL),
+        ("#/node/unread", EVIL),
+        ("#/pod/team/odd", EVIL),
+        ("#/pod/team/container", EVIL),
+        ("#/decisions", EVIL),
+        ("#/pods?q=%3Cimg%20src%3Dx%3E", "No pod passes"),
+    ];
+    for (page, text) in pages {
+        visit(browser, &cluster, page).await?;
+        browser.until_text(text).await?;
+        let fooled =
+            browser.eval("[window.hacked ?? null, document.querySelectorAll('img[src=x]').length]").await?;
+        ensure!(fooled == json!([null, 0]), "{page} took text for markup: {fooled}");
+    }
+    Ok(())
+}
+
+async fn nothing_foreign_runs(browser: &Browser) -> Result<()> {
+    let cluster = small().await?;
+    visit(browser, &cluster, "").await?;
+    let attempts = "(() => { const script = document.createElement('script'); script.textContent = 'window.inline = 1'; document.body.append(script);
+        const style = document.createElement('p'); style.setAttribute('style', 'color: red'); document.body.append(style);
+        return [window.inline ?? null, getComputedStyle(style).color === 'rgb(255, 0, 0)']; })()";
+    ensure!(browser.eval(attempts).await? == json!([null, false]));
+    let complaints = browser.complaints().await?;
+    ensure!(
+        complaints.len() == 2 && complaints.iter().all(|line| line.contains("Content Security Policy")),
+        "{complaints:?}"
+    );
+    for method in ["PUT", "DELETE", "PATCH", "POST"] {
+        let (code, _) = request(&cluster.replica.authority, method, "/api/v1/nodes", None).await?;
+        ensure!(code == 405, "{method}: {code}");
+    }
+    Ok(())
+}
+
+async fn what_is_not_measured_is_not_zero(browser: &Browser) -> Result<()> {
+    let cards = json!([{"uuid": "GPU-with-0000", "index": 0, "memoryUsedMiB": 5120, "busyPercent": 42.0}, {"uuid": "GPU-with-0001", "index": 1}]);
+    let container = json!({"namespace": "team", "pod": "p", "uid": "u", "container": "main",
+        "gpus": [{"uuid": "GPU-with-0000", "index": 0, "memoryUsedMiB": 5000, "throttledPercent": 12.5}]});
+    let mut with = node("with", T4);
+    with["metadata"]["annotations"]["tessera.dev/agent"] =
+        agent(json!({"gpus": cards, "containers": [container]})).await?.into();
+    let mut gone = node("without", T4);
+    gone["metadata"]["annotations"]["tessera.dev/agent"] = "http://127.0.0.1:9".into();
+    let cluster = Cluster::start([with, gone]).await?;
+    let made = cluster.make(&pod("team", "p", memory(8)))?;
+    let args =
+        json!({"PodName": "p", "PodNamespace": "team", "PodUID": made["metadata"]["uid"], "Node": "with"});
+    cluster.post("/scheduler/bind", &args).await?;
+    visit(browser, &cluster, "#/node/with").await?;
+    browser.until_text("In use now: 5 GiB · 42% busy").await?;
+    browser.until("document.querySelector('#gpu-1').innerText.includes('In use now: not measured')").await?;
+    visit(browser, &cluster, "#/pod/team/p").await?;
+    browser.until_text("In use now: 4.9 GiB · waited for its share 12.5% of the time").await?;
+    visit(browser, &cluster, "#/node/without").await?;
+    browser.until_text("Not measured: the agent at 127.0.0.1:9 cannot be reached").await?;
+    let zero = browser.eval("document.querySelector('#gpu-0').innerText.includes('0% busy')").await?;
+    ensure!(zero == json!(false));
+    Ok(())
+}
+
+async fn a_lost_connection_comes_back(browser: &Browser) -> Result<()> {
+    let mut cluster = small().await?;
+    visit(browser, &cluster, "").await?;
+    browser.until("document.querySelector('.live').innerText === 'Live'").await?;
+    cluster.replica.hang_up();
+    // Connections that are open stay; a new process would have none of them.
+    browser
+        .cdp(
+            "Network.emulateNetworkConditions",
+            json!({"offline": true, "latency": 0, "downloadThroughput": -1, "uploadThroughput": -1}),
+        )
+        .await?;
+    cluster.make(&pod("team", "meanwhile", whole(1)))?;
+    cluster.replica.answer_again().await?;
+    browser.eval("document.querySelector('.live').dataset.seen = '1'").await?;
+    browser
+        .cdp(
+            "Network.emulateNetworkConditions",
+            json!({"offline": false, "latency": 0, "downloadThroughput": -1, "uploadThroughput": -1}),
+        )
+        .await?;
+    browser.until("[...document.querySelectorAll('.figure-card')].find(card => card.innerText.startsWith('Pods waiting')).querySelector('.value').innerText === '1'").await?;
+    browser.until("document.querySelector('.live').innerText === 'Live' && document.querySelector('.live').dataset.seen === '1'").await?;
+    // What the browser tells of broken connections is not the page's doing.
+    browser.complaints().await.map(drop)
+}
+
+async fn a_follower_names_the_leader(browser: &Browser) -> Result<()> {
+    let cluster = small().await?;
+    let follower = Replica::start(&cluster.api, "scheduler-1").await?;
+    browser.open(&follower.url("")).await?;
+    browser.until_text("Another replica leads").await?;
+    browser.until_text("The leader is scheduler-0.").await?;
+    // Its answers are told by the browser as errors; they are meant to be.
+    let complaints = browser.complaints().await?;
+    ensure!(complaints.iter().all(|line| line.contains("503")), "{complaints:?}");
+    Ok(())
+}
+
+async fn a_thousand_nodes(browser: &Browser) -> Result<()> {
+    let cluster = Cluster::start((0..1000).map(|number| node(&format!("node-{number:04}"), H100))).await?;
+    for number in 0..40 {
+        cluster.run(&pod("team", &format!("p{number}"), whole(8))).await?;
+    }
+    visit(browser, &cluster, "").await?;
+    browser.until_text("1,000 nodes, 8,000 GPUs").await?;
+    browser
+        .until("document.querySelector('canvas').getAttribute('aria-label') === 'Map of 1,000 nodes'")
+        .await?;
+    let elements = "document.querySelectorAll('*').length";
+    let overview = browser.eval(elements).await?;
+    visit(browser, &cluster, "#/nodes").await?;
+    browser.until_text("1,000 nodes").await?;
+    let top = browser.eval(elements).await?;
+    // To the end and back: every frame of the way is drawn from what is seen alone.
+    browser.eval("window.scrollTo(0, document.documentElement.scrollHeight)").await?;
+    browser.until("document.querySelector('[data-key=node-0999]') && !document.querySelector('[data-key=node-0000]')").await?;
+    let end = browser.eval(elements).await?;
+    let frames = "(async () => { const gaps = []; let last = performance.now(); for (let y = 0; y < 60; y += 1) { window.scrollTo(0, y * 400); await new Promise(requestAnimationFrame); gaps.push(performance.now() - last); last = performance.now(); } gaps.sort((a, b) => a - b); return [gaps[30], gaps[59]].map(Math.round); })()";
+    let frames =
+        browser.eval(&format!("await {frames}").replace("await (", "(")).await.unwrap_or(Value::Null);
+    let counts = [&overview, &top, &end].map(|count| count.as_u64().unwrap_or(u64::MAX));
+    println!(
+        "        elements: overview {}, nodes {}, at the end {}; scrolling, ms a frame (median, worst): {frames}",
+        counts[0], counts[1], counts[2]
+    );
+    ensure!(counts.iter().all(|count| *count < 3_000), "{counts:?} elements");
+    // Live also here.
+    browser.eval("window.scrollTo(0, 0)").await?;
+    browser.until("document.querySelector('[data-key=node-0000]')").await?;
+    let before = browser.eval("document.querySelectorAll('.tile.held').length").await?;
+    let seen = cluster.make(&pod("team", "seen", whole(1)))?;
+    let args = json!({"PodName": "seen", "PodNamespace": "team", "PodUID": seen["metadata"]["uid"], "Node": "node-0003"});
+    cluster.post("/scheduler/bind", &args).await?;
+    browser.until(&format!("document.querySelectorAll('.tile.held').length !== {before} || document.querySelector('[data-key=node-0003] .tile.held')")).await
+}

@@ -1,0 +1,378 @@
+//! Writes, with the rules of the kinds that have some.
+
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+
+use super::clock::{now, stamp};
+use super::kinds::Kind;
+use super::patch;
+use super::path::Target;
+use super::status::Problem;
+use super::store::{Inner, Store, Stored};
+use crate::scatter::scatter;
+
+/// What goes wrong with a binding.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fault {
+    /// It is not done, and the answer says that something broke.
+    Broken,
+    /// It is done, but the answer says that time ran out.
+    AnswerLost,
+    /// It is refused for a reason that has nothing to do with it.
+    Refused,
+}
+
+/// How something is to be deleted.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Deletion {
+    /// Seconds a pod has to end; its own wish where absent.
+    pub(super) grace: Option<u64>,
+    /// Which of all that ever had the name.
+    pub(super) uid: Option<String>,
+}
+
+impl Store {
+    pub(super) fn create(&self, target: &Target, mut object: Value) -> Result<Arc<Stored>, Problem> {
+        let mut inner = self.lock();
+        inner.made += 1;
+        let made = inner.made;
+        let Target { kind, namespace, .. } = target;
+        if !object.is_object() {
+            return Err(Problem::bad_request(format!("the body is no {}", kind.name)));
+        }
+        let metadata = &mut object["metadata"];
+        if let (None, Some(prefix)) = (metadata["name"].as_str(), metadata["generateName"].as_str()) {
+            metadata["name"] = format!("{prefix}{}", suffix(made)).into();
+        }
+        let name = metadata["name"].as_str().unwrap_or_default().to_owned();
+        check_name(kind, &name)?;
+        if metadata["namespace"].as_str().is_some_and(|written| written != namespace && !namespace.is_empty())
+        {
+            let message =
+                "the namespace of the provided object does not match the namespace sent on the request";
+            return Err(Problem::bad_request(message.to_owned()));
+        }
+        metadata["uid"] = uid(made).into();
+        metadata["creationTimestamp"] = now().into();
+        if !namespace.is_empty() {
+            metadata["namespace"] = namespace.clone().into();
+        }
+        strip_nulls(metadata);
+        object["apiVersion"] = kind.api_version().into();
+        object["kind"] = kind.name.into();
+        for part in ["spec", "status"] {
+            if kind.has_status && object[part].is_null() {
+                object[part] = json!({});
+            }
+        }
+        match kind.plural {
+            "pods" => prepare_pod(&inner, &mut object)?,
+            "namespaces" => object["status"] = json!({ "phase": "Active" }),
+            _ => {}
+        }
+        let target = target.named(&name);
+        if inner.find(kind, namespace, &name).is_some() {
+            return Err(Problem::exists(kind, &name));
+        }
+        Ok(inner.put(&target, object))
+    }
+
+    /// Replaces an object, provided the writer has seen its newest version.
+    pub(super) fn replace(&self, target: &Target, object: &Value) -> Result<Arc<Stored>, Problem> {
+        self.change(target, object, |_| Ok(object.clone()))
+    }
+
+    pub(super) fn patch(
+        &self,
+        target: &Target,
+        patch: &Value,
+        kind: patch::Kind,
+    ) -> Result<Arc<Stored>, Problem> {
+        if kind == patch::Kind::Apply && self.get(target).is_err() {
+            let mut object = patch.clone();
+            object["metadata"]["name"] = target.name.clone().into();
+            return self.create(&target.named(""), object);
+        }
+        self.change(target, patch, |current| {
+            let mut patched = current.clone();
+            let outcome = patch::apply(&mut patched, patch, kind);
+            outcome.map_err(|why| Problem::invalid(target.kind, &target.name, &why))?;
+            Ok(patched)
+        })
+    }
+
+    /// Changes an object, or its status only where the path says so, or all but its status. `written` is what the writer
+    /// sent: if it names a version or a UID, it means no other.
+    fn change(
+        &self,
+        target: &Target,
+        written: &Value,
+        make: impl FnOnce(&Value) -> Result<Value, Problem>,
+    ) -> Result<Arc<Stored>, Problem> {
+        let mut inner = self.lock();
+        let stored = inner.get(target)?;
+        let current = stored.value();
+        let named = |key: &str| written["metadata"][key].as_str().filter(|text| !text.is_empty());
+        if let Some(uid) = named("uid").filter(|uid| current["metadata"]["uid"] != *uid) {
+            let actual = current["metadata"]["uid"].as_str().unwrap_or_default();
+            return Err(Problem::other_uid(target, uid, actual));
+        }
+        if named("resourceVersion").is_some_and(|version| stored.version.to_string() != version) {
+            return Err(Problem::stale(target));
+        }
+        let mut next = make(&current)?;
+        let kept: &[&str] = match (target.part.as_str(), target.kind.has_status) {
+            ("status", _) => &["spec"],
+            (_, true) => &["status"],
+            _ => &[],
+        };
+        for key in kept {
+            next[*key] = current[*key].clone();
+        }
+        for fixed in [
+            "name",
+            "namespace",
+            "uid",
+            "creationTimestamp",
+            "deletionTimestamp",
+            "deletionGracePeriodSeconds",
+            "resourceVersion",
+        ] {
+            next["metadata"][fixed] = current["metadata"][fixed].clone();
+        }
+        strip_nulls(&mut next);
+        strip_nulls(&mut next["metadata"]);
+        if target.kind.plural == "pods" {
+            check_pod_update(target, &current, &next)?;
+        }
+        // A write that changes nothing makes no new version.
+        if next == current { Ok(stored) } else { Ok(inner.put(target, next)) }
+    }
+
+    /// Deletes an object. A pod that runs is only marked unless there is no grace: its kubelet deletes it at the end.
+    pub(super) fn delete(&self, target: &Target, how: &Deletion) -> Result<Arc<Stored>, Problem> {
+        let mut inner = self.lock();
+        let stored = inner.get(target)?;
+        let current = stored.value();
+        let actual = current["metadata"]["uid"].as_str().unwrap_or_default();
+        if let Some(uid) = how.uid.as_deref().filter(|uid| *uid != actual) {
+            return Err(Problem::other_uid(target, uid, actual));
+        }
+        if target.kind.plural == "pods"
+            && let Some(grace) = grace(&current, how)
+        {
+            let marked_with = current["metadata"]["deletionGracePeriodSeconds"].as_u64();
+            if marked_with.is_some_and(|before| before <= grace) {
+                return Ok(stored);
+            }
+            let mut marked = current;
+            marked["metadata"]["deletionTimestamp"] = stamp(i64::try_from(grace).unwrap_or(i64::MAX)).into();
+            marked["metadata"]["deletionGracePeriodSeconds"] = grace.into();
+            return Ok(inner.put(target, marked));
+        }
+        if target.kind.plural == "namespaces" {
+            if matches!(target.name.as_str(), "default" | "kube-system") {
+                return Err(Problem::forbidden(
+                    target.kind,
+                    &target.name,
+                    "this namespace may not be deleted",
+                ));
+            }
+            inner.clear_namespace(&target.name);
+        }
+        Ok(inner.remove(target).unwrap_or(stored))
+    }
+
+    /// Binds a pod: node, annotations and condition in one write.
+    pub(super) fn bind(&self, target: &Target, binding: &Value) -> Result<(), Problem> {
+        let mut inner = self.lock();
+        let fault = inner.faults.pop_front();
+        match fault {
+            Some(Fault::Broken) => return Err(Problem::internal("etcdserver: leader changed")),
+            Some(Fault::Refused) => {
+                return Err(Problem::bad_request("admission denied the binding".to_owned()));
+            }
+            Some(Fault::AnswerLost) | None => {}
+        }
+        let pod = Target { part: String::new(), ..target.clone() };
+        let mut bound = inner.get(&pod)?.value();
+        let refuse = |why: &str| Err(Problem::conflict("pods/binding", &target.name, why));
+        let actual = bound["metadata"]["uid"].as_str().unwrap_or_default();
+        let wanted = binding["metadata"]["uid"].as_str().filter(|uid| !uid.is_empty() && *uid != actual);
+        if let Some(wanted) = wanted {
+            return refuse(&format!(
+                "Precondition failed: UID in precondition: {wanted}, UID in object meta: {actual}"
+            ));
+        }
+        if !bound["metadata"]["deletionTimestamp"].is_null() {
+            return refuse(&format!("pod {} is being deleted, cannot be assigned to a host", target.name));
+        }
+        if let Some(node) = bound["spec"]["nodeName"].as_str() {
+            return refuse(&format!("pod {} is already assigned to node {node:?}", target.name));
+        }
+        let Some(node) = binding["target"]["name"].as_str().filter(|node| !node.is_empty()) else {
+            return Err(Problem::invalid(pod.kind, &target.name, "target.name: Required value"));
+        };
+        bound["spec"]["nodeName"] = node.into();
+        for (annotation, value) in binding["metadata"]["annotations"].as_object().into_iter().flatten() {
+            bound["metadata"]["annotations"][annotation] = value.clone();
+        }
+        let scheduled = json!({ "type": "PodScheduled", "status": "True", "lastTransitionTime": now() });
+        set_condition(&mut bound["status"], scheduled);
+        inner.put(&pod, bound);
+        match fault {
+            // Not a 504, which clients try again by themselves.
+            Some(Fault::AnswerLost) => Err(Problem::internal("request timed out")),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// How long a pod has to end; `None` where it goes at once.
+fn grace(pod: &Value, how: &Deletion) -> Option<u64> {
+    let ended = matches!(pod["status"]["phase"].as_str(), Some("Succeeded" | "Failed"));
+    if pod["spec"]["nodeName"].is_null() || ended {
+        return None;
+    }
+    let wish = pod["spec"]["terminationGracePeriodSeconds"].as_u64().unwrap_or(30);
+    Some(how.grace.unwrap_or(wish)).filter(|grace| *grace > 0)
+}
+
+/// Replaces the condition of the same type. A new one removes what the old one said beyond it.
+fn set_condition(status: &mut Value, condition: Value) {
+    if !status["conditions"].is_array() {
+        status["conditions"] = json!([]);
+    }
+    if let Some(conditions) = status["conditions"].as_array_mut() {
+        conditions.retain(|known| known["type"] != condition["type"]);
+        conditions.push(condition);
+    }
+}
+
+/// What the API server and its admission fill in.
+fn prepare_pod(inner: &Inner, pod: &mut Value) -> Result<(), Problem> {
+    let name = pod["metadata"]["name"].as_str().unwrap_or_default().to_owned();
+    let pods = Kind::find("", "pods");
+    let invalid = |why: &str| match pods {
+        Some(kind) => Problem::invalid(kind, &name, why),
+        None => Problem::no_such_path(),
+    };
+    let spec = &mut pod["spec"];
+    let containers = spec["containers"].as_array_mut().filter(|list| !list.is_empty());
+    for container in containers.ok_or_else(|| invalid("spec.containers: Required value"))? {
+        let limits = container["resources"]["limits"].clone();
+        for (resource, amount) in limits.as_object().into_iter().flatten() {
+            let request = &mut container["resources"]["requests"][resource];
+            if request.is_null() {
+                *request = amount.clone();
+            }
+        }
+    }
+    for (key, value) in [
+        ("schedulerName", json!("default-scheduler")),
+        ("restartPolicy", json!("Always")),
+        ("terminationGracePeriodSeconds", json!(30)),
+        ("dnsPolicy", json!("ClusterFirst")),
+    ] {
+        if spec[key].is_null() {
+            spec[key] = value;
+        }
+    }
+    if let Some(class) = spec["priorityClassName"].as_str() {
+        let kind = Kind::find("scheduling.k8s.io", "priorityclasses");
+        let found = kind.and_then(|kind| inner.find(kind, "", class)).map(|class| class.value());
+        let refused = || {
+            let why = format!("no PriorityClass with name {class} was found");
+            pods.map_or_else(Problem::no_such_path, |kind| Problem::forbidden(kind, &name, &why))
+        };
+        spec["priority"] = found.ok_or_else(refused)?["value"].clone();
+    }
+    pod["status"] = json!({ "phase": "Pending", "qosClass": "BestEffort" });
+    Ok(())
+}
+
+/// Of a pod's spec little may change once it is made.
+fn check_pod_update(target: &Target, before: &Value, after: &Value) -> Result<(), Problem> {
+    let fixed = |pod: &Value| {
+        let mut spec = pod["spec"].clone();
+        for free in ["activeDeadlineSeconds", "tolerations", "terminationGracePeriodSeconds"] {
+            spec[free] = Value::Null;
+        }
+        for list in ["containers", "initContainers"] {
+            for container in spec[list].as_array_mut().into_iter().flatten() {
+                container["image"] = Value::Null;
+            }
+        }
+        spec
+    };
+    if fixed(before) == fixed(after) {
+        return Ok(());
+    }
+    let why = "spec: Forbidden: pod updates may not change fields other than \
+               `spec.containers[*].image`,`spec.initContainers[*].image`,`spec.activeDeadlineSeconds`,\
+               `spec.tolerations` (only additions to existing tolerations),`spec.terminationGracePeriodSeconds` \
+               (allow it to be set to 1 if it was previously negative)";
+    Err(Problem::invalid(target.kind, &target.name, why))
+}
+
+fn check_name(kind: &Kind, name: &str) -> Result<(), Problem> {
+    if name.is_empty() {
+        return Err(Problem::invalid(
+            kind,
+            "",
+            "metadata.name: Required value: name or generateName is required",
+        ));
+    }
+    let edge = |letter: char| letter.is_ascii_lowercase() || letter.is_ascii_digit();
+    let sound = name.chars().all(|letter| edge(letter) || matches!(letter, '-' | '.'))
+        && name.starts_with(edge)
+        && name.ends_with(edge)
+        && name.len() <= 253;
+    if sound || kind.plural == "events" {
+        return Ok(());
+    }
+    let why = format!(
+        "metadata.name: Invalid value: {name:?}: a lowercase RFC 1123 subdomain must consist of lower case alphanumeric \
+         characters, '-' or '.', and must start and end with an alphanumeric character (e.g. 'example.com', regex used for \
+         validation is '[a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*')"
+    );
+    Err(Problem::invalid(kind, name, &why))
+}
+
+fn uid(made: u64) -> String {
+    let (high, low) = (scatter(made), scatter(made ^ (1 << 63)));
+    let (node, clock) = (low & 0xffff_ffff_ffff, (low >> 48) & 0x3fff | 0x8000);
+    format!("{:08x}-{:04x}-4{:03x}-{clock:04x}-{node:012x}", high >> 32, high >> 16 & 0xffff, high & 0xfff)
+}
+
+fn suffix(made: u64) -> String {
+    const LETTERS: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
+    let mut number = scatter(made);
+    let letter = |_: usize| {
+        let place = usize::try_from(number % 27).unwrap_or_default();
+        number /= 27;
+        char::from(LETTERS[place])
+    };
+    (0..5).map(letter).collect()
+}
+
+fn strip_nulls(value: &mut Value) {
+    if let Value::Object(fields) = value {
+        fields.retain(|_, field| !field.is_null());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_made_from_a_count_look_random_and_differ() {
+        let uids: std::collections::BTreeSet<String> = (0..1000).map(uid).collect();
+        assert_eq!(uids.len(), 1000);
+        assert!(uids.iter().all(|uid| uid.len() == 36 && uid.as_bytes()[14] == b'4'), "{uids:?}");
+        assert_ne!(suffix(1), suffix(2));
+        assert_eq!(suffix(1).len(), 5);
+    }
+}

@@ -1,0 +1,105 @@
+//! The calls kube-scheduler makes to an extender, over HTTP.
+
+use std::time::Duration;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::json;
+use tessera_wire::extender::{BindingArgs, BindingResult, FilterResult, HostPriority, PreemptionResult};
+
+use super::snapshot::PodInfo;
+use crate::http::{Client, ClientError};
+
+/// How long it may take, as `httpTimeout` in kube-scheduler's configuration.
+const WITHIN: Duration = Duration::from_secs(5);
+
+/// Where the verbs are.
+const PREFIX: &str = "/scheduler";
+
+/// The extender.
+#[derive(Debug)]
+pub(super) struct Extender {
+    client: Client,
+}
+
+/// It did not answer as it should.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum ExtenderError {
+    #[error("extender {verb}: {source}")]
+    Call { verb: &'static str, source: ClientError },
+    #[error("extender {0}: no answer within {WITHIN:?}")]
+    Late(&'static str),
+    #[error("extender {verb}: status {code}: {body}")]
+    Status { verb: &'static str, code: u16, body: String },
+    #[error("extender {verb}: {source}")]
+    Json { verb: &'static str, source: serde_json::Error },
+}
+
+impl Extender {
+    pub(super) fn at(url: &str) -> Result<Self, ClientError> {
+        Ok(Self { client: Client::new(url)? })
+    }
+
+    async fn call<T: DeserializeOwned>(
+        &mut self,
+        verb: &'static str,
+        question: &impl Serialize,
+    ) -> Result<T, ExtenderError> {
+        let body = serde_json::to_vec(question).map_err(|source| ExtenderError::Json { verb, source })?;
+        let path = format!("{PREFIX}/{verb}");
+        let headers = [("content-type", "application/json")];
+        let sent = self.client.send("POST", &path, &headers, body);
+        let answer = tokio::time::timeout(WITHIN, sent).await.map_err(|_| ExtenderError::Late(verb))?;
+        let (code, body) = answer.map_err(|source| ExtenderError::Call { verb, source })?;
+        if code != 200 {
+            return Err(ExtenderError::Status { verb, code, body });
+        }
+        serde_json::from_str(&body).map_err(|source| ExtenderError::Json { verb, source })
+    }
+
+    /// As an extender with `nodeCacheCapable` is asked: the whole pod, the names of the nodes.
+    pub(super) async fn filter(
+        &mut self,
+        pod: &PodInfo,
+        nodes: &[String],
+    ) -> Result<FilterResult, ExtenderError> {
+        let question = json!({ "Pod": pod.object, "Nodes": null, "NodeNames": nodes });
+        self.call("filter", &question).await
+    }
+
+    pub(super) async fn prioritize(
+        &mut self,
+        pod: &PodInfo,
+        nodes: &[String],
+    ) -> Result<Vec<HostPriority>, ExtenderError> {
+        let question = json!({ "Pod": pod.object, "Nodes": null, "NodeNames": nodes });
+        self.call("prioritize", &question).await
+    }
+
+    pub(super) async fn bind(&mut self, pod: &PodInfo, node: &str) -> Result<BindingResult, ExtenderError> {
+        let metadata = &pod.pod.metadata;
+        let question = BindingArgs {
+            pod_name: metadata.name.clone(),
+            pod_namespace: metadata.namespace.clone(),
+            pod_uid: metadata.uid.clone(),
+            node: node.to_owned(),
+        };
+        self.call("bind", &question).await
+    }
+
+    /// With the pods kube-scheduler would evict, by node.
+    pub(super) async fn preempt(
+        &mut self,
+        pod: &PodInfo,
+        victims: &[(String, Vec<String>)],
+    ) -> Result<PreemptionResult, ExtenderError> {
+        let mut by_node = json!({});
+        for (node, uids) in victims {
+            let pods: Vec<_> = uids.iter().map(|uid| json!({ "UID": uid })).collect();
+            by_node[node] = json!({ "Pods": pods, "NumPDBViolations": 0 });
+        }
+        let question =
+            json!({ "Pod": pod.object, "NodeNameToVictims": null, "NodeNameToMetaVictims": by_node });
+        self.call("preempt", &question).await
+    }
+}

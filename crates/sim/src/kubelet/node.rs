@@ -1,0 +1,315 @@
+//! A node: a kubelet that takes its pods from an API server, runs them for as long as they say, and tells what became of them.
+
+use std::collections::{BTreeMap, HashMap};
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tessera_wire::device_id::Resource;
+use tessera_wire::objects::Pod;
+use tokio::task::{JoinHandle, JoinSet};
+use tokio_util::sync::CancellationToken;
+
+use super::containers::Containers;
+use super::{Admitted, Checkpoint, Kubelet};
+use crate::apiserver::{ApiServer, Happened, now};
+use crate::events::Event;
+use crate::scatter;
+
+/// The pod annotation that says for how many seconds its containers run. Without it they run until they are deleted.
+pub const RUNS_FOR: &str = "tessera.dev/simulated-run-seconds";
+
+/// What a node is made of.
+#[derive(Debug, Clone)]
+pub struct NodeSettings {
+    /// Its name.
+    pub name: String,
+    /// Labels beside the usual ones.
+    pub labels: BTreeMap<String, String>,
+    /// The kubelet's root directory.
+    pub root: PathBuf,
+    /// The description of its cards; what runs on them is written beside it.
+    pub gpus: PathBuf,
+    /// MiB of each card.
+    pub memory: Vec<u64>,
+    /// Where its processes are to be found, as in `/proc`.
+    pub proc_root: PathBuf,
+    /// For random choices.
+    pub seed: u64,
+}
+
+/// A running node.
+#[derive(Debug)]
+pub struct Node {
+    kubelet: Arc<Kubelet>,
+    stop: CancellationToken,
+    task: JoinHandle<()>,
+}
+
+/// How long containers take to end when they are told to.
+const ENDING: Duration = Duration::from_millis(200);
+
+/// The pause after a container that could not be started.
+const START_AGAIN: Duration = Duration::from_millis(500);
+
+impl Node {
+    /// Registers the node and starts its kubelet.
+    pub fn start(api: Arc<ApiServer>, settings: NodeSettings) -> io::Result<Self> {
+        let kubelet = Arc::new(Kubelet::start(settings.root.clone(), Checkpoint::default(), settings.seed)?);
+        std::fs::create_dir_all(&settings.proc_root)?;
+        let containers = Containers::new(&settings.gpus, settings.proc_root.clone(), settings.memory.clone());
+        register(&api, &settings);
+        let stop = CancellationToken::new();
+        let worker = Arc::new(Worker { api, kubelet: Arc::clone(&kubelet), containers, name: settings.name });
+        let task = tokio::spawn(worker.run(stop.clone()));
+        Ok(Self { kubelet, stop, task })
+    }
+
+    /// The device manager.
+    #[must_use]
+    pub fn kubelet(&self) -> &Kubelet {
+        &self.kubelet
+    }
+
+    /// Ends it. Its pods end without a word, as on a machine that is switched off.
+    pub async fn stop(self) {
+        self.stop.cancel();
+        // A panic in there was reported when it happened.
+        let _ = self.task.await;
+        if let Ok(kubelet) = Arc::try_unwrap(self.kubelet) {
+            kubelet.stop().await;
+        }
+    }
+}
+
+fn register(api: &ApiServer, settings: &NodeSettings) {
+    let NodeSettings { name, labels, .. } = settings;
+    let mut all =
+        json!({ "kubernetes.io/hostname": name, "kubernetes.io/os": "linux", "kubernetes.io/arch": "amd64" });
+    for (label, value) in labels {
+        all[label] = value.clone().into();
+    }
+    let amounts = json!({ "cpu": "128", "memory": "1056Gi", "pods": "110" });
+    let ready = json!({
+        "type": "Ready", "status": "True", "reason": "KubeletReady", "message": "kubelet is posting ready status",
+        "lastHeartbeatTime": now(), "lastTransitionTime": now(),
+    });
+    let node = json!({
+        "metadata": { "name": name, "labels": all },
+        "status": {
+            "capacity": amounts, "allocatable": amounts, "conditions": [ready],
+            "addresses": [{ "type": "InternalIP", "address": "127.0.0.1" }, { "type": "Hostname", "address": name }],
+            "nodeInfo": {
+                "kubeletVersion": "v1.33.0-simulated", "osImage": "simulated", "kernelVersion": "simulated",
+                "containerRuntimeVersion": "simulated://1", "architecture": "amd64", "operatingSystem": "linux",
+            },
+        },
+    });
+    // It may be known from before, as a machine that was switched off and on.
+    let _ = api.create("/api/v1/nodes", node);
+    let lease = json!({ "metadata": { "name": name }, "spec": { "holderIdentity": name } });
+    let _ = api.create("/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases", lease);
+}
+
+struct Worker {
+    api: Arc<ApiServer>,
+    kubelet: Arc<Kubelet>,
+    containers: Containers,
+    name: String,
+}
+
+impl Worker {
+    async fn run(self: Arc<Self>, stop: CancellationToken) {
+        let mut lives: HashMap<String, CancellationToken> = HashMap::new();
+        let mut tasks = JoinSet::new();
+        let mut news = self.kubelet.news();
+        let here = format!("spec.nodeName={}", self.name);
+        'watch: loop {
+            let Ok(mut pods) = self.api.watch("/api/v1/pods", &here) else { return };
+            loop {
+                tokio::select! {
+                    () = stop.cancelled() => break 'watch,
+                    Ok(()) = news.changed() => self.tell_devices(),
+                    happened = pods.next() => match happened {
+                        None => break,
+                        Some(Happened::Set(pod)) => self.clone().see(pod, &mut lives, &mut tasks),
+                        Some(Happened::Gone(pod)) => {
+                            let life = lives.remove(text(&pod["metadata"]["uid"]));
+                            life.iter().for_each(CancellationToken::cancel);
+                        }
+                    },
+                    Some(_) = tasks.join_next() => {}
+                }
+            }
+        }
+        tasks.shutdown().await;
+    }
+
+    fn see(
+        self: Arc<Self>,
+        pod: Value,
+        lives: &mut HashMap<String, CancellationToken>,
+        tasks: &mut JoinSet<()>,
+    ) {
+        let uid = text(&pod["metadata"]["uid"]).to_owned();
+        let is_ending = !pod["metadata"]["deletionTimestamp"].is_null();
+        let has_ended = matches!(text(&pod["status"]["phase"]), "Succeeded" | "Failed");
+        match lives.get(&uid) {
+            Some(life) if is_ending => life.cancel(),
+            Some(_) => {}
+            None if is_ending => self.forget(&pod),
+            None if has_ended => {}
+            None => {
+                let life = CancellationToken::new();
+                lives.insert(uid, life.clone());
+                tasks.spawn(async move { self.live(pod, life).await });
+            }
+        }
+    }
+
+    /// From admission to the end.
+    async fn live(&self, object: Value, end: CancellationToken) {
+        // What cannot be read as a pod was not made by the API server.
+        let Ok(pod) = serde_json::from_value::<Pod>(object.clone()) else { return };
+        let admitted = match self.kubelet.admit(&pod).await {
+            Ok(admitted) => admitted,
+            Err(reason) => {
+                self.tell(&object, true, "UnexpectedAdmissionError", &reason);
+                self.set_status(&object, json!({
+                    "phase": "Failed", "reason": "UnexpectedAdmissionError", "message": reason, "startTime": now(),
+                }));
+                return;
+            }
+        };
+        let ended = end.run_until_cancelled(self.run_containers(&object, &pod, &admitted)).await;
+        if ended.is_none() {
+            // Deleted: the containers are asked to end, and do.
+            tokio::time::sleep(ENDING).await;
+        }
+        let _ = self.containers.end(&pod.metadata.uid);
+        self.kubelet.remove(&pod.metadata.uid);
+        if ended.is_some() {
+            self.set_status(&object, status(&object, &State::Ended));
+        } else {
+            self.forget(&object);
+        }
+    }
+
+    /// Comes back when they have ended by themselves.
+    async fn run_containers(&self, object: &Value, pod: &Pod, admitted: &Admitted) {
+        while let Err(reason) = self.kubelet.start_containers(pod).await {
+            self.tell(object, true, "Failed", &reason);
+            tokio::time::sleep(START_AGAIN).await;
+        }
+        for (container, given) in admitted {
+            let id = container_id(&pod.metadata.uid, container);
+            if let Err(error) = self.containers.start(&pod.metadata.uid, container, &id, given) {
+                self.tell(object, true, "Failed", &format!("container {container} cannot start: {error}"));
+            }
+        }
+        self.set_status(object, status(object, &State::Running));
+        let names: Vec<&str> = pod.spec.containers.iter().map(|container| container.name.as_str()).collect();
+        self.tell(object, false, "Started", &format!("Started container {}", names.join(", ")));
+        let seconds = pod.metadata.annotations.get(RUNS_FOR).and_then(|text| text.parse::<f64>().ok());
+        match seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok()) {
+            Some(time) => tokio::time::sleep(time).await,
+            None => std::future::pending().await,
+        }
+    }
+
+    fn set_status(&self, pod: &Value, status: Value) {
+        let patch = json!({ "metadata": { "uid": pod["metadata"]["uid"] }, "status": status });
+        // A pod that is gone, or another of its name, has no use for it.
+        let _ = self.api.patch(&format!("{}/status", path(pod)), &patch);
+    }
+
+    /// Takes the object of a pod away that has ended because it was deleted.
+    fn forget(&self, pod: &Value) {
+        let current = self.api.get(&path(pod));
+        let same = current.is_some_and(|current| current["metadata"]["uid"] == pod["metadata"]["uid"]);
+        if same {
+            let _ = self.api.delete(&path(pod));
+        }
+    }
+
+    fn tell(&self, about: &Value, is_warning: bool, reason: &str, message: &str) {
+        Event { about, is_warning, reason, message, component: "kubelet" }.write(&self.api);
+    }
+
+    /// The node's amounts follow its plugins.
+    fn tell_devices(&self) {
+        let (mut capacity, mut allocatable) = (json!({}), json!({}));
+        for resource in Resource::ALL {
+            if let Some((all, healthy)) = self.kubelet.devices(resource.name()) {
+                capacity[resource.name()] = all.to_string().into();
+                allocatable[resource.name()] = healthy.to_string().into();
+            }
+        }
+        let status = json!({ "status": { "capacity": capacity, "allocatable": allocatable } });
+        let _ = self.api.patch(&format!("/api/v1/nodes/{}/status", self.name), &status);
+    }
+}
+
+enum State {
+    Running,
+    Ended,
+}
+
+fn status(pod: &Value, state: &State) -> Value {
+    let (uid, time) = (text(&pod["metadata"]["uid"]), now());
+    let is_running = matches!(state, State::Running);
+    let detail = match state {
+        State::Running => json!({ "running": { "startedAt": time } }),
+        State::Ended => {
+            json!({ "terminated": { "exitCode": 0, "reason": "Completed", "startedAt": time, "finishedAt": time } })
+        }
+    };
+    let container = |container: &Value| {
+        json!({
+            "name": container["name"], "ready": is_running, "started": is_running, "restartCount": 0,
+            "image": container["image"], "imageID": "", "state": detail,
+            "containerID": format!("containerd://{}", container_id(uid, text(&container["name"]))),
+        })
+    };
+    let containers: Vec<Value> =
+        pod["spec"]["containers"].as_array().into_iter().flatten().map(container).collect();
+    let condition = |kind: &str, holds: bool| {
+        let mut condition = json!({
+            "type": kind, "status": if holds { "True" } else { "False" }, "lastTransitionTime": time, "reason": null,
+        });
+        if !holds {
+            condition["reason"] = "PodCompleted".into();
+        }
+        condition
+    };
+    let mut status = json!({
+        "phase": if is_running { "Running" } else { "Succeeded" },
+        "hostIP": "127.0.0.1",
+        "containerStatuses": containers,
+        "conditions": [
+            condition("Initialized", true), condition("ContainersReady", is_running), condition("Ready", is_running),
+        ],
+    });
+    if is_running {
+        status["startTime"] = time.into();
+        let number = scatter::of_text(uid);
+        status["podIP"] =
+            format!("10.{}.{}.{}", 64 + number % 64, (number >> 8) % 256, (number >> 16) % 254 + 1).into();
+    }
+    status
+}
+
+fn container_id(uid: &str, container: &str) -> String {
+    scatter::long_id(&format!("{uid}/{container}"))
+}
+
+fn path(pod: &Value) -> String {
+    let metadata = &pod["metadata"];
+    format!("/api/v1/namespaces/{}/pods/{}", text(&metadata["namespace"]), text(&metadata["name"]))
+}
+
+fn text(value: &Value) -> &str {
+    value.as_str().unwrap_or_default()
+}

@@ -1,0 +1,20 @@
+//! Numbers that look random and are the same in every run.
+
+/// Scatters a number over all 64 bits (SplitMix64).
+pub(crate) fn scatter(number: u64) -> u64 {
+    let mut mixed = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    mixed ^ (mixed >> 31)
+}
+
+/// A number for a text.
+pub(crate) fn of_text(text: &str) -> u64 {
+    text.bytes().fold(0, |number, byte| scatter(number ^ u64::from(byte)))
+}
+
+/// As many hexadecimal digits as a container's ID has.
+pub(crate) fn long_id(text: &str) -> String {
+    let seed = of_text(text);
+    (0..4).map(|part| format!("{:016x}", scatter(seed ^ part))).collect()
+}

@@ -1,0 +1,125 @@
+//! A pod's question, read once for all nodes.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+
+use tessera_core::placement::Policy;
+use tessera_core::request::{PodRequest, Request};
+use tessera_core::units::MiB;
+
+use crate::dialect::MemoryUnit;
+use crate::node_spec::Serves;
+use crate::objects::{Pod, PodSpec};
+use crate::pod_spec::BadPod;
+use crate::wishes::{self, BadWish};
+
+/// Whoever knows which policy places a pod.
+pub trait Policies {
+    /// The policy of a pod that wishes this one, or none in particular.
+    fn policy(&self, wished: Option<Policy>) -> Policy;
+}
+
+/// What a pod asks of every node.
+#[derive(Debug)]
+pub struct Ask<'a> {
+    /// Whose quota it counts against.
+    pub namespace: &'a str,
+    /// How its cards are chosen.
+    pub policy: Policy,
+    /// The vocabularies it asks in.
+    pub dialects: Serves,
+    gib: PodRequest,
+    /// Where it is another request: on nodes that count memory in MiB. Those that count in blocks ask for a multiple of it.
+    mib: Option<PodRequest>,
+}
+
+/// A question nobody can answer.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BadAsk {
+    /// What it asks for.
+    #[error(transparent)]
+    Pod(#[from] BadPod),
+    /// How it wants it.
+    #[error(transparent)]
+    Wish(#[from] BadWish),
+}
+
+impl<'a> Ask<'a> {
+    /// Reads a pod.
+    pub fn new(
+        policies: &impl Policies,
+        namespace: &'a str,
+        spec: &PodSpec,
+        annotations: &BTreeMap<String, String>,
+    ) -> Result<Self, BadAsk> {
+        let wishes = wishes::parse(annotations)?;
+        let request =
+            |unit| spec.request(unit).map(|request| PodRequest { traffic: wishes.traffic, ..request });
+        let gib = request(MemoryUnit::GiB)?;
+        let mib = request(MemoryUnit::MiB)?;
+        let claims = spec.claims(MemoryUnit::GiB)?;
+        let dialects = claims.iter().fold(Serves::default(), |set, claim| set.with(claim.dialect));
+        Ok(Self {
+            namespace,
+            policy: policies.policy(wishes.policy),
+            dialects,
+            mib: (gib != mib).then_some(mib),
+            gib,
+        })
+    }
+
+    /// Reads a pod as it was sent.
+    pub fn of(policies: &impl Policies, pod: &'a Pod) -> Result<Self, BadAsk> {
+        Self::new(policies, &pod.metadata.namespace, &pod.spec, &pod.metadata.annotations)
+    }
+
+    /// What it asks of a node that counts memory in `unit`.
+    #[must_use]
+    pub fn request(&self, unit: MemoryUnit) -> Cow<'_, PodRequest> {
+        match (unit, &self.mib) {
+            (MemoryUnit::GiB, _) | (_, None) => Cow::Borrowed(&self.gib),
+            (MemoryUnit::MiB, Some(mib)) => Cow::Borrowed(mib),
+            (MemoryUnit::Blocks(size), Some(mib)) => {
+                let mut scaled = mib.clone();
+                for container in &mut scaled.containers {
+                    if let Some(Request::Memory(memory)) = &mut container.request {
+                        *memory = MiB(memory.0.saturating_mul(u64::from(size)));
+                    }
+                }
+                Cow::Owned(scaled)
+            }
+        }
+    }
+
+    /// Whether it asks for cards at all.
+    #[must_use]
+    pub fn wants_gpu(&self) -> bool {
+        self.gib.wants_gpu()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Always;
+
+    impl Policies for Always {
+        fn policy(&self, _: Option<Policy>) -> Policy {
+            Policy::Simple
+        }
+    }
+
+    #[test]
+    fn the_nodes_unit_gives_memory_its_meaning() {
+        let pod: Pod = serde_json::from_str(
+            r#"{"spec":{"containers":[{"name":"c","resources":{"limits":{"aliyun.com/gpu-mem":"6"}}}]}}"#,
+        )
+        .unwrap();
+        let ask = Ask::of(&Always, &pod).unwrap();
+        for (unit, mib) in [(MemoryUnit::GiB, 6144), (MemoryUnit::MiB, 6), (MemoryUnit::Blocks(256), 1536)] {
+            let expected = PodRequest::of_mains([Request::Memory(MiB(mib))]);
+            assert_eq!(ask.request(unit).containers[0].request, expected.containers[0].request, "{unit}");
+        }
+    }
+}

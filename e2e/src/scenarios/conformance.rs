@@ -1,0 +1,29 @@
+//! The requests on which the embedded API server is tried, on the real one: so that tests and demo on the one tell
+//! something about the other.
+
+use anyhow::{Result, anyhow};
+use axum::http::Request;
+use kube::client::Body;
+use tessera_sim::apiserver::conformance;
+
+use crate::harness::{Cluster, Harness, Parts};
+
+pub(crate) async fn run(harness: Harness) -> Result<()> {
+    let cluster = Cluster::start(&harness, Parts { scheduler: false, controllers: false }).await?;
+    let client = cluster.client();
+    let tried = conformance::run(async |request: conformance::Request| {
+        let sent = Request::builder()
+            .method(request.method.as_str())
+            .uri(&request.path)
+            .header("accept", &request.accept)
+            .header("content-type", &request.media)
+            .body(Body::from(request.body.into_bytes()))?;
+        let answer = client.send(sent).await?;
+        let code = answer.status().as_u16();
+        let body = answer.into_body().collect_bytes().await?;
+        anyhow::Ok((code, String::from_utf8_lossy(&body).into_owned()))
+    });
+    let steps = tried.await.map_err(|differences| anyhow!("the real API server differs:\n{differences}"))?;
+    harness.note(&format!("{steps} requests answered as by the embedded server"));
+    Ok(())
+}
