@@ -10,6 +10,7 @@ use tokio::sync::Semaphore;
 use super::CALLS;
 use crate::metrics::Metrics;
 use crate::state::{Now, State};
+use crate::verb::memory::Memory;
 
 /// The state and the world around it.
 pub struct App {
@@ -20,6 +21,8 @@ pub struct App {
     pub metrics: Metrics,
     /// Whether we lead.
     pub role: Role,
+    /// What nodes said to kinds of pods.
+    pub(super) memory: Memory,
     pub(super) turns: Semaphore,
     started: Instant,
 }
@@ -48,6 +51,7 @@ impl App {
             client,
             metrics: Metrics::default(),
             role: Role::default(),
+            memory: Memory::default(),
             turns: Semaphore::new(CALLS),
             started: Instant::now(),
         }
