@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use tessera_core::units::PodUid;
-use tessera_scheduler::state::{BindStep, Event, Now, Outcome, Settings, State, Watched};
+use tessera_scheduler::state::{BindStep, Event, Now, Order, Outcome, Settings, State, Watched};
 use tessera_scheduler::verb::memory::Memory;
 use tessera_wire::extender::{Args, BindingArgs, Name};
 
@@ -101,7 +101,7 @@ fn cluster(nodes: usize) -> State {
             pod_uid: text("uid"),
             node: format!("node-{:05}", number % nodes),
         };
-        let Ok(BindStep::Send(annotations)) = state.begin_bind(&args, Now::default()) else {
+        let Ok(BindStep::Send(Order { annotations, .. })) = state.begin_bind(&args, Now::default()) else {
             state.handle(Event::Pod(Watched::Gone(serde_json::from_value(json).unwrap())));
             continue;
         };

@@ -5,6 +5,7 @@
 
 pub mod files;
 pub mod metrics;
+pub mod notices;
 pub mod run;
 pub mod server;
 pub mod state;
