@@ -163,6 +163,7 @@ async fn feed<T: Send + 'static>(
                 }
             }
         }
+        app.second_look.heard();
         if listed {
             complete();
         }
@@ -225,6 +226,7 @@ async fn feed_unhealthy(
                 is_told = false;
                 if let Some(change) = change.and_then(|(name, data)| broken_cards(&name, &data)) {
                     app.write().handle(Event::Unhealthy(change));
+                    app.second_look.heard();
                 }
             }
             Err(error) => {

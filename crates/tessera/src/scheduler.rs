@@ -15,6 +15,7 @@ use tessera_scheduler::notices::Notices;
 use tessera_scheduler::run::{Membership, lead};
 use tessera_scheduler::server::{App, Tls, router, serve};
 use tessera_scheduler::state::{DefaultPolicy, Settings, State};
+use tessera_scheduler::verb::filter::PassOn;
 use tessera_wire::dialect::MemoryUnit;
 use tessera_wire::quota;
 use tokio::net::TcpListener;
@@ -47,6 +48,10 @@ pub(crate) struct Arguments {
     /// What one aliyun.com/gpu-mem is on nodes that do not say.
     #[arg(long, value_name = "UNIT", default_value = "GiB")]
     memory_unit: MemoryUnit,
+
+    /// Which nodes filter passes on to kube-scheduler: those whose GPUs suit best, or all that fit.
+    #[arg(long, value_name = "WHICH", default_value = "best")]
+    pass_on: WhichNodes,
 
     /// Serve HTTPS with this certificate; read again when it changes.
     #[arg(long, value_name = "FILE", requires = "tls_key")]
@@ -81,6 +86,23 @@ pub(crate) struct Arguments {
     log_json: bool,
 }
 
+#[derive(Debug, Clone, Copy, clap::ValueEnum)]
+enum WhichNodes {
+    /// The best for the pod's GPUs; the best hundred where it has preferences of its own.
+    Best,
+    /// All that fit; kube-scheduler's scores weigh more then, and each pod takes longer.
+    All,
+}
+
+impl From<WhichNodes> for PassOn {
+    fn from(which: WhichNodes) -> Self {
+        match which {
+            WhichNodes::Best => Self::Best,
+            WhichNodes::All => Self::All,
+        }
+    }
+}
+
 pub(crate) fn run(arguments: Arguments) -> Result<ExitCode> {
     start_log(&arguments.log, arguments.log_json)?;
     let runtime = tokio::runtime::Runtime::new().context("cannot start the runtime")?;
@@ -96,6 +118,7 @@ async fn serve_all(arguments: Arguments) -> Result<()> {
         static_table,
         quota_config,
         memory_unit,
+        pass_on,
         tls_cert,
         tls_key,
         lease_namespace,
@@ -109,7 +132,7 @@ async fn serve_all(arguments: Arguments) -> Result<()> {
         bail!("--policy static needs --static-table FILE");
     }
     let quota = quota_config.as_deref().map(read_quota_settings).transpose()?;
-    let settings = Settings { policy: DefaultPolicy(policy), memory_unit, quota };
+    let settings = Settings { policy: DefaultPolicy(policy), memory_unit, pass_on: pass_on.into(), quota };
     let client = tessera_cluster::connect(kubeconfig.as_deref()).await?;
     let tls = match (&tls_cert, &tls_key) {
         (Some(certificate), Some(key)) => {

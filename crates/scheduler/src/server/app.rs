@@ -8,6 +8,7 @@ use tessera_cluster::{Client, PodEvent};
 use tokio::sync::Semaphore;
 
 use super::CALLS;
+use super::second_look::SecondLook;
 use crate::metrics::Metrics;
 use crate::notices::{Notices, Reason};
 use crate::state::{Now, State};
@@ -26,6 +27,8 @@ pub struct App {
     pub role: Role,
     /// What nodes said to kinds of pods.
     pub(super) memory: Memory,
+    /// For pods that fit nowhere.
+    pub second_look: SecondLook,
     pub(super) turns: Semaphore,
     started: Instant,
 }
@@ -56,6 +59,7 @@ impl App {
             notices: Notices::default(),
             role: Role::default(),
             memory: Memory::default(),
+            second_look: SecondLook::default(),
             turns: Semaphore::new(CALLS),
             started: Instant::now(),
         }

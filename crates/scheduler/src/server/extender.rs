@@ -42,7 +42,10 @@ pub(super) async fn filter(FromApp(app): FromApp<Arc<App>>, body: Body) -> Respo
             return Json(FilterResult { error, ..FilterResult::default() }).into_response();
         }
     };
-    let verdicts = app.read().filter(&args, &app.memory);
+    let mut verdicts = app.read().filter(&args, &app.memory);
+    if verdicts.fit == 0 && app.second_look.is_due(&args.pod.metadata.uid).await {
+        verdicts = app.read().filter(&args, &app.memory);
+    }
     for (reason, nodes) in &verdicts.reasons {
         app.metrics.refused(reason, *nodes);
     }

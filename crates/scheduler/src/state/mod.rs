@@ -29,6 +29,7 @@ use self::nodes::Overlay;
 pub use self::policies::DefaultPolicy;
 pub(crate) use self::records::{GpuPod, NodeRecord};
 use self::{booking::Booking, records::Record};
+use crate::verb::filter::PassOn;
 
 /// What holds for as long as the scheduler runs.
 #[derive(Clone, Debug, Default)]
@@ -37,6 +38,8 @@ pub struct Settings {
     pub policy: DefaultPolicy,
     /// What `aliyun.com/gpu-mem` counts on nodes that do not say.
     pub memory_unit: MemoryUnit,
+    /// Which of the nodes that fit kube-scheduler gets to choose among.
+    pub pass_on: PassOn,
     /// Which node labels a quota goes by; `None` without one.
     pub quota: Option<quota::Settings>,
 }
@@ -143,6 +146,10 @@ impl State {
     #[must_use]
     pub fn ledger(&self) -> &Ledger {
         &self.ledger
+    }
+
+    pub(crate) fn pass_on(&self) -> PassOn {
+        self.settings.pass_on
     }
 
     /// What each namespace has taken, and what it may take.

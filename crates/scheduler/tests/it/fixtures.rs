@@ -2,6 +2,7 @@
 
 use serde_json::{Value, json};
 use tessera_scheduler::state::{Event, Now, Settings, State, Watched};
+use tessera_scheduler::verb::filter::PassOn;
 use tessera_scheduler::verb::memory::Memory;
 use tessera_wire::extender::{Args, BindingArgs, FilterResult};
 use tessera_wire::objects::Pod;
@@ -58,7 +59,8 @@ pub(crate) fn parse(pod: &Value) -> Pod {
 pub(crate) fn state(nodes: &[Value]) -> State {
     let quota =
         tessera_wire::quota::parse_settings(r#"{"GPUModelLabel":"model","GPUPoolLabel":"pool"}"#).unwrap();
-    let mut state = State::new(Settings { quota: Some(quota), ..Settings::default() });
+    let pass_on = PassOn::All;
+    let mut state = State::new(Settings { quota: Some(quota), pass_on, ..Settings::default() });
     for node in nodes {
         set_node(&mut state, node);
     }

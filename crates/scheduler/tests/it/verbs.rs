@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 use tessera_core::units::PodUid;
-use tessera_scheduler::state::{BindStep, Event, Order, Outcome, State, Unhealthy, Watched};
+use tessera_scheduler::state::{BindStep, Event, Order, Outcome, Settings, State, Unhealthy, Watched};
 use tessera_scheduler::verb::memory::Memory;
 use tessera_wire::extender::PreemptionArgs;
 
@@ -188,6 +188,24 @@ fn prioritize_goes_by_policy() {
     odd["metadata"]["annotations"] = json!({"tessera.dev/policy": "nonsense"});
     let refused = filter(&state, &odd, &["empty"]).failed_and_unresolvable_nodes;
     assert!(refused["empty"].starts_with("tessera.dev/policy: unknown policy \"nonsense\""), "{refused:?}");
+}
+
+#[test]
+fn only_the_best_are_passed_on_unless_the_pod_has_wishes_of_its_own() {
+    let mut state = State::new(Settings::default());
+    for name in ["empty", "begun", "other"] {
+        set_node(&mut state, &node(name, 2, "GiB"));
+    }
+    bind(&mut state, &share("first", 50), "begun");
+    let names = ["empty", "begun", "other", "nobody"];
+    let mut pod = share("second", 50);
+    let answer = filter(&state, &pod, &names);
+    assert_eq!(answer.node_names.unwrap(), ["begun"]);
+    assert_eq!(answer.failed_nodes.len(), 1, "those outranked have not failed");
+    assert_eq!(filter(&state, &pod, &["empty", "other"]).node_names.unwrap(), ["empty", "other"]);
+    pod["spec"]["topologySpreadConstraints"] = json!([{"whenUnsatisfiable": "ScheduleAnyway"}]);
+    assert_eq!(filter(&state, &pod, &names).node_names.unwrap(), ["empty", "begun", "other"]);
+    assert_eq!(grades(&state, &pod, &names, &Memory::default()), [9, 10, 9, 0]);
 }
 
 #[test]

@@ -14,7 +14,7 @@ use super::{
     pods::{annotation, with_priority},
 };
 use crate::{
-    harness::{Harness, pod},
+    harness::Harness,
     scenarios::agent::{Container, Stage, asking},
 };
 
@@ -109,7 +109,11 @@ impl Together {
     }
 
     async fn a_finished_pod_leaves_its_cards(&self) -> Result<()> {
-        self.site.make(&pod("all", "true", &[("nvidia.com/gpu", "8")])).await?;
+        let mut all = staying("all", &[("nvidia.com/gpu", "8")]);
+        for container in all.spec.iter_mut().flat_map(|spec| &mut spec.containers) {
+            container.command = Some(vec!["true".to_owned()]);
+        }
+        self.site.make(&all).await?;
         self.stage.cluster.wait_for_phase("all", "Succeeded", SOON).await?;
         // It is still there, but holds nothing.
         let (again, log) = self.start("all-again", &[("aliyun.com/gpu", "8")]).await?;
