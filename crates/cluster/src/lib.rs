@@ -5,6 +5,7 @@
 
 mod binding;
 mod connect;
+mod events;
 pub mod fetch;
 mod lean;
 pub mod lease;
@@ -19,7 +20,8 @@ pub use kube::Client;
 pub use self::{
     binding::{BindError, Binding},
     connect::{ConnectError, connect, connect_in, connect_to},
-    lean::{LeanNode, LeanPod},
+    events::{EventError, PodEvent},
+    lean::{LeanBudget, LeanNode, LeanPod},
     list::{ApiError, Selection},
     pods::{GetError, get_pod},
 };

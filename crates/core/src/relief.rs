@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use crate::node::NodeState;
 use crate::placement::{Policy, filter};
 use crate::preemption::{Holder, Newcomer, victims};
+use crate::quota::Taken;
 use crate::request::{PodRequest, Request, Role};
 use crate::units::{MiB, Percent, PodUid};
 
@@ -18,7 +19,8 @@ pub fn who_would_have_to_end(
 ) -> Option<Vec<PodUid>> {
     // All alike and below the newcomer, so that only their number counts.
     let alike: Vec<Holder<'_>> = holders.iter().map(|holder| Holder { priority: 0, ..*holder }).collect();
-    victims(node, &alike, Newcomer { request, priority: 1, policy }, &BTreeSet::new())
+    let newcomer = Newcomer { request, priority: 1, policy, owes: Taken::default() };
+    victims(node, &alike, newcomer, &BTreeSet::new())
 }
 
 /// The largest requests below the pod's own that fit on a node now: fewer cards; or less memory, or less compute, of one card.

@@ -10,6 +10,9 @@ use crate::quota::{Accounts, OverQuota, Place, Quota, Taken};
 use crate::request::PodRequest;
 use crate::units::GpuIndex;
 
+/// The word for [`Reason::Quota`].
+pub const QUOTA: &str = "quota";
+
 /// What stands in the way on a node.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Reason {
@@ -147,7 +150,7 @@ impl Reason {
             Self::UnknownNode => "unknown-node",
             Self::BadNode(_) => "bad-node",
             Self::NotServed => "not-served",
-            Self::Quota(_) => "quota",
+            Self::Quota(_) => QUOTA,
             Self::Cards(refusal) => match refusal {
                 Refusal::Cpu => "cpu",
                 Refusal::Memory => "memory",

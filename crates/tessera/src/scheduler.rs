@@ -11,9 +11,11 @@ use anyhow::{Context as _, Result, bail};
 use clap::Args;
 use tessera_cluster::lease::Timing;
 use tessera_core::placement::Policy;
+use tessera_scheduler::notices::Notices;
 use tessera_scheduler::run::{Membership, lead};
 use tessera_scheduler::server::{App, Tls, router, serve};
 use tessera_scheduler::state::{DefaultPolicy, Settings, State};
+use tessera_scheduler::verb::filter::PassOn;
 use tessera_wire::dialect::MemoryUnit;
 use tessera_wire::{quota, rules};
 use tokio::net::TcpListener;
@@ -47,6 +49,10 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "UNIT", default_value = "GiB")]
     memory_unit: MemoryUnit,
 
+    /// Which nodes filter passes on to kube-scheduler: those whose GPUs suit best, or all that fit.
+    #[arg(long, value_name = "WHICH", default_value = "best")]
+    pass_on: WhichNodes,
+
     /// Serve HTTPS with this certificate; read again when it changes.
     #[arg(long, value_name = "FILE", requires = "tls_key")]
     tls_cert: Option<PathBuf>,
@@ -67,6 +73,10 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "MIB", default_value_t = 32)]
     max_body: usize,
 
+    /// Write no Kubernetes Events: which GPUs a pod got and why, what its quota leaves, bindings that failed.
+    #[arg(long)]
+    no_events: bool,
+
     /// What to log: error, warn, info, debug, or a filter by module.
     #[arg(long, value_name = "FILTER", env = "TESSERA_LOG", default_value = "info")]
     log: String,
@@ -74,6 +84,23 @@ pub(crate) struct Arguments {
     /// Log as JSON, one object a line.
     #[arg(long)]
     log_json: bool,
+}
+
+#[derive(Debug, Clone, Copy, clap::ValueEnum)]
+enum WhichNodes {
+    /// The best for the pod's GPUs; the best hundred where it has preferences of its own.
+    Best,
+    /// All that fit; kube-scheduler's scores weigh more then, and each pod takes longer.
+    All,
+}
+
+impl From<WhichNodes> for PassOn {
+    fn from(which: WhichNodes) -> Self {
+        match which {
+            WhichNodes::Best => Self::Best,
+            WhichNodes::All => Self::All,
+        }
+    }
 }
 
 pub(crate) fn run(arguments: Arguments) -> Result<ExitCode> {
@@ -91,11 +118,13 @@ async fn serve_all(arguments: Arguments) -> Result<()> {
         static_table,
         quota_config,
         memory_unit,
+        pass_on,
         tls_cert,
         tls_key,
         lease_namespace,
         lease,
         max_body,
+        no_events,
         log: _,
         log_json: _,
     } = arguments;
@@ -103,7 +132,7 @@ async fn serve_all(arguments: Arguments) -> Result<()> {
         bail!("--policy static needs --static-table FILE");
     }
     let quota = quota_config.as_deref().map(read_quota_settings).transpose()?;
-    let settings = Settings { policy: DefaultPolicy(policy), memory_unit, quota };
+    let settings = Settings { policy: DefaultPolicy(policy), memory_unit, pass_on: pass_on.into(), quota };
     let client = tessera_cluster::connect(kubeconfig.as_deref()).await?;
     let tls = match (&tls_cert, &tls_key) {
         (Some(certificate), Some(key)) => {
@@ -111,7 +140,8 @@ async fn serve_all(arguments: Arguments) -> Result<()> {
         }
         _ => None,
     };
-    let app = Arc::new(App::new(State::new(settings.clone()), client));
+    let notices = if no_events { Notices::default() } else { Notices::start(client.clone()) };
+    let app = Arc::new(App::new(State::new(settings.clone()), client).with_notices(notices));
     let routes = router(Arc::clone(&app), max_body << 20);
     let mut servers = JoinSet::new();
     for address in listen {

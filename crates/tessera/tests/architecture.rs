@@ -46,7 +46,10 @@ const ARROWS: &[(&str, &[&str])] = &[
             "tessera-sim",
         ],
     ),
-    ("tessera-e2e", &["tessera-core", "tessera-limits", "tessera-wire", "tessera-node", "tessera-cluster", "tessera-sim"]),
+    (
+        "tessera-e2e",
+        &["tessera-core", "tessera-limits", "tessera-wire", "tessera-node", "tessera-cluster", "tessera-sim"],
+    ),
 ];
 
 /// What must not come into the core from outside the workspace, whatever the reason.

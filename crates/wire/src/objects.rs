@@ -5,6 +5,7 @@
 
 use std::{collections::BTreeMap, fmt};
 
+use serde::de::IgnoredAny;
 use serde::{Deserialize, Deserializer, Serialize};
 
 /// Reads `null` as the default value.
@@ -83,9 +84,42 @@ pub struct PodSpec {
     /// Run side by side.
     #[serde(deserialize_with = "null_as_default")]
     pub containers: Vec<Container>,
+    /// Whether it would rather be on some nodes than on others, or near or far from other pods, without insisting on it.
+    #[serde(rename = "affinity", deserialize_with = "any_preferred", skip_serializing)]
+    pub prefers_nodes: bool,
+    /// The same of spreading.
+    #[serde(rename = "topologySpreadConstraints", deserialize_with = "any_wished", skip_serializing)]
+    pub prefers_spreading: bool,
     /// What the runtime itself needs for each pod.
     #[serde(deserialize_with = "null_as_default", skip_serializing_if = "BTreeMap::is_empty")]
     pub overhead: Amounts,
+}
+
+/// Whether an affinity of any kind has terms that are only preferred.
+fn any_preferred<'de, D: Deserializer<'de>>(deserializer: D) -> Result<bool, D::Error> {
+    #[derive(Default, Deserialize)]
+    #[serde(default)]
+    struct Terms {
+        #[serde(
+            rename = "preferredDuringSchedulingIgnoredDuringExecution",
+            deserialize_with = "null_as_default"
+        )]
+        preferred: Vec<IgnoredAny>,
+    }
+    let kinds = Option::<BTreeMap<String, Option<Terms>>>::deserialize(deserializer)?.unwrap_or_default();
+    Ok(kinds.into_values().flatten().any(|terms| !terms.preferred.is_empty()))
+}
+
+/// Whether spreading over some domain is only wished for.
+fn any_wished<'de, D: Deserializer<'de>>(deserializer: D) -> Result<bool, D::Error> {
+    #[derive(Default, Deserialize)]
+    #[serde(default, rename_all = "camelCase")]
+    struct Constraint {
+        #[serde(deserialize_with = "null_as_default")]
+        when_unsatisfiable: String,
+    }
+    let all = Option::<Vec<Constraint>>::deserialize(deserializer)?.unwrap_or_default();
+    Ok(all.iter().any(|constraint| constraint.when_unsatisfiable == "ScheduleAnyway"))
 }
 
 /// One container of a pod.
@@ -287,6 +321,29 @@ impl<'de> Deserialize<'de> for Amount {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn wishes_that_are_not_insisted_on() {
+        let check = |spec: &str, expected: (bool, bool)| {
+            let read: PodSpec = serde_json::from_str(spec).unwrap();
+            assert_eq!((read.prefers_nodes, read.prefers_spreading), expected, "{spec}");
+        };
+        check("{}", (false, false));
+        check(r#"{"affinity":null,"topologySpreadConstraints":null}"#, (false, false));
+        check(
+            r#"{"affinity":{"nodeAffinity":{"requiredDuringSchedulingIgnoredDuringExecution":{"nodeSelectorTerms":[]}},"podAffinity":null}}"#,
+            (false, false),
+        );
+        check(
+            r#"{"affinity":{"podAntiAffinity":{"preferredDuringSchedulingIgnoredDuringExecution":[{"weight":1,"podAffinityTerm":{}}]}}}"#,
+            (true, false),
+        );
+        check(r#"{"topologySpreadConstraints":[{"whenUnsatisfiable":"DoNotSchedule"}]}"#, (false, false));
+        check(
+            r#"{"topologySpreadConstraints":[{"maxSkew":1},{"whenUnsatisfiable":"ScheduleAnyway"}]}"#,
+            (false, true),
+        );
+    }
 
     #[test]
     fn reads_nulls_and_unknown_fields_as_kubernetes_does() {

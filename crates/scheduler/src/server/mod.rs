@@ -4,6 +4,7 @@ mod app;
 mod bind;
 mod extender;
 mod listen;
+mod second_look;
 mod tls;
 mod views;
 
@@ -20,6 +21,7 @@ use axum::routing::{get, post};
 use tokio::net::TcpListener;
 
 pub use self::app::{App, Role};
+pub use self::second_look::SecondLook;
 pub use self::tls::{Tls, TlsError};
 use crate::dashboard;
 
