@@ -185,8 +185,8 @@ impl Cluster {
         for node in nodes {
             made(api.create("/api/v1/nodes", node))?;
         }
-        let quota = json!({"team-vision": {"percent": 1200, "memoryMiB": 900_000},
-                           "team-lab": {"quota": {"Tesla T4": 4, "Tesla V100-SXM2-32GB": 8}, "pool": ["public"]}});
+        let quota = json!({"team-vision": {"percent": 2400, "memoryMiB": 900_000},
+                           "team-lab": {"quota": {"Tesla T4": 2, "Tesla V100-SXM2-32GB": 8}, "pool": ["public"]}});
         let map = json!({"metadata": {"name": "gpuquota", "namespace": "kube-system"}, "data": {"gpu_quota": quota.to_string()}});
         made(api.create("/api/v1/namespaces/kube-system/configmaps", map))?;
         let replica = Replica::start(&api, "scheduler-0").await?;
@@ -208,8 +208,13 @@ impl Cluster {
 
     /// Places a pod as kube-scheduler does: filter, prioritize, bind. Returns its node, if there is one for it.
     pub(crate) async fn schedule(&self, pod: &Value) -> Result<Option<String>> {
+        self.schedule_among("", pod).await
+    }
+
+    async fn schedule_among(&self, prefix: &str, pod: &Value) -> Result<Option<String>> {
         let nodes = self.api.list("/api/v1/nodes");
-        let names: Vec<&Value> = nodes.iter().map(|node| &node["metadata"]["name"]).collect();
+        let names = nodes.iter().filter_map(|node| node["metadata"]["name"].as_str());
+        let names: Vec<&str> = names.filter(|name| name.starts_with(prefix)).collect();
         let mut question = json!({"Pod": pod, "NodeNames": names});
         let filtered = self.post("/scheduler/filter", &question).await?;
         question["NodeNames"] = filtered["NodeNames"].clone();
@@ -230,8 +235,13 @@ impl Cluster {
 
     /// Makes and places.
     pub(crate) async fn run(&self, pod: &Value) -> Result<Option<String>> {
+        self.run_among("", pod).await
+    }
+
+    /// Makes and places on a node whose name begins so, as a node selector would.
+    pub(crate) async fn run_among(&self, prefix: &str, pod: &Value) -> Result<Option<String>> {
         let pod = self.make(pod)?;
-        self.schedule(&pod).await
+        self.schedule_among(prefix, &pod).await
     }
 
     pub(crate) async fn post(&self, path: &str, body: &Value) -> Result<Value> {

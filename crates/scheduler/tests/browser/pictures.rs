@@ -23,31 +23,24 @@ pub(crate) async fn sample() -> Result<Cluster> {
     nodes[0]["metadata"]["annotations"]["tessera.dev/agent"] = agent(busy("h100-01")).await?.into();
     let cluster = Cluster::start(nodes).await?;
     let jobs = [
-        ("research", "llama-pretrain", whole(8), 2),
-        ("team-vision", "detector-train", whole(4), 3),
-        ("team-vision", "segment-serve", share(30, 20_480), 6),
-        ("team-lab", "notebook", share(25, 7_680), 7),
-        ("inference", "embedder", share(50, 12_288), 8),
-        ("inference", "reranker", memory(6), 5),
-        ("ci", "smoke", share(10, 2_048), 6),
-        ("research", "ablation", whole(2), 4),
-        ("team-vision", "labeler", memory(10), 3),
+        ("h100", "research", "llama-pretrain", whole(8), 2),
+        ("h100", "team-vision", "detector-train", whole(4), 3),
+        ("h100", "inference", "embedder", share(50, 30_720), 7),
+        ("h100", "ci", "smoke", share(10, 4_096), 5),
+        ("v100", "research", "ablation", whole(2), 5),
+        ("v100", "team-lab", "notebook", share(25, 7_680), 9),
+        ("v100", "team-vision", "labeler", memory(10), 6),
+        ("t4", "inference", "reranker", memory(6), 6),
+        ("t4", "team-lab", "course", share(30, 4_096), 7),
+        ("t4", "inference", "translate", share(40, 6_144), 8),
+        ("", "research", "llama-finetune", whole(16), 1),
     ];
-    for (namespace, name, limits, count) in jobs {
+    for (prefix, namespace, name, limits, count) in jobs {
         for number in 0..count {
-            cluster.run(&pod(namespace, &format!("{name}-{number}"), limits.clone())).await?;
+            cluster.run_among(prefix, &pod(namespace, &format!("{name}-{number}"), limits.clone())).await?;
         }
     }
-    for (namespace, name, limits) in [
-        ("research", "llama-finetune", whole(16)),
-        (
-            "team-lab",
-            "sweep-7",
-            json!({"tencent.com/vcuda-core": "60", "tencent.com/vcuda-memory": "400", "cpu": "2"}),
-        ),
-    ] {
-        cluster.run(&pod(namespace, name, limits)).await?;
-    }
+    cluster.run(&pod("team-lab", "sweep-7", share(60, 20_480))).await?;
     Ok(cluster)
 }
 
@@ -75,7 +68,7 @@ pub(crate) async fn take(browser: &Browser, folder: &Path) -> Result<()> {
         ("node-switch", "#/node/h100-01", "light", "en", 1280, 1400, "busy"),
         ("pods", "#/pods", "light", "en", 1280, 800, "pods"),
         ("pod-placed", "#/pod/inference/embedder-0", "dark", "en", 1280, 900, "Granted"),
-        ("pod-waiting", "#/pod/research/llama-finetune", "light", "en", 1280, 900, "Why it waits"),
+        ("pod-waiting", "#/pod/research/llama-finetune-0", "light", "en", 1280, 900, "Why it waits"),
         ("quota", "#/quota", "light", "en", 1280, 700, "team-vision"),
         ("what-if", "#/what-if", "light", "en", 1280, 700, "Ask all nodes"),
         ("decisions", "#/decisions", "dark", "en", 1280, 800, "bound"),

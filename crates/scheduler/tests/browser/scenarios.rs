@@ -47,7 +47,7 @@ const PAGES: [&str; 9] = [
     "#/nodes",
     "#/node/v100-01",
     "#/pods",
-    "#/pod/research/llama-finetune",
+    "#/pod/research/llama-finetune-0",
     "#/pod/inference/embedder-0",
     "#/quota",
     "#/what-if",

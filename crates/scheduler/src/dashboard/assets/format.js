@@ -25,11 +25,13 @@ export function ask({ cards, compute, memoryMiB }) {
   return `${points(compute)} · ${memory(memoryMiB)}`;
 }
 
+const COLOURS = 12;
+
 /** A namespace's colour: always the same one. */
 export function colour(namespace) {
-  let sum = 7;
-  for (const letter of namespace) sum = (sum * 31 + letter.codePointAt(0)) % 9973;
-  return `n${sum % 8}`;
+  let sum = 2166136261;
+  for (const letter of namespace) sum = Math.imul(sum ^ letter.codePointAt(0), 16777619) >>> 0;
+  return `n${(sum ^ (sum >>> 15)) % COLOURS}`;
 }
 
 /** The model without what all names begin with. */

@@ -14,7 +14,11 @@ export function heatMap(signal) {
   let cursor = -1;
   const canvas = h("canvas", { tabindex: "0", role: "img" });
   const told = h("p", { class: "heat-told", role: "status" });
-  const element = h("div", { class: "heat", "data-keep": true }, canvas, told);
+  // The legend, and where the painter finds the colours of the theme.
+  const swatches = GRADES.map((_, number) => h("span", { class: `swatch heat${number}` }));
+  const alarm = h("span", { class: "swatch alarm" });
+  const legend = h("p", { class: "heat-legend" }, swatches.map((swatch, number) => h("span", {}, swatch, t(`fullness.${number}`))), h("span", {}, alarm, t("over.trouble")));
+  const element = h("div", { class: "heat", "data-keep": true }, legend, canvas, told);
 
   function paint() {
     const wide = element.clientWidth;
@@ -39,7 +43,8 @@ export function heatMap(signal) {
     canvas.height = top * ratio;
     canvas.style.setProperty("height", `${top}px`);
     const style = getComputedStyle(element);
-    const paints = GRADES.map((_, number) => style.getPropertyValue(`--heat${number}`));
+    const paints = swatches.map((swatch) => getComputedStyle(swatch).backgroundColor);
+    const { borderColor: red, outlineColor: focus } = getComputedStyle(alarm);
     const ink = canvas.getContext("2d");
     ink.scale(ratio, ratio);
     ink.font = `12px ${style.fontFamily}`;
@@ -49,13 +54,13 @@ export function heatMap(signal) {
       ink.fillStyle = paints[grade(square.percent)];
       ink.fillRect(square.x, square.y, size, size);
       if (square.trouble) {
-        ink.strokeStyle = style.getPropertyValue("--bad");
+        ink.strokeStyle = red;
         ink.lineWidth = 2;
         ink.strokeRect(square.x + 1, square.y + 1, size - 2, size - 2);
       }
     }
     if (squares[cursor]) {
-      ink.strokeStyle = style.getPropertyValue("--focus");
+      ink.strokeStyle = focus;
       ink.lineWidth = 2;
       ink.strokeRect(squares[cursor].x - 1, squares[cursor].y - 1, size + 2, size + 2);
     }
@@ -99,7 +104,7 @@ export function heatMap(signal) {
     /** The map itself at first; later what stands for it in a page that is drawn anew. */
     place: () => (element.isConnected ? h("div", { class: "heat", "data-keep": true }) : element),
     update(fresh) {
-      groups = fresh;
+      groups = fresh.toSorted((a, b) => b.nodes.length - a.nodes.length);
       paint();
     },
   };

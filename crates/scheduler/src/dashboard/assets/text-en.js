@@ -56,7 +56,7 @@ export default {
   "over.models": "By model, and how full the nodes are",
   "over.models.note": "Nodes with cards of the model, counted by how much of them is taken. A number leads to its nodes.",
   "over.map": "Every node",
-  "over.map.note": "One square per node: the fuller, the darker; a red edge for trouble. Arrow keys move, Enter opens.",
+  "over.map.note": "One square per node. Arrow keys move from one to the next, Enter opens it.",
   "over.map.label": "Map of {n} nodes",
   "over.map.square": "{name}: {part} taken",
   "over.map.trouble": "{name}: {part} taken, {n} GPUs in trouble",

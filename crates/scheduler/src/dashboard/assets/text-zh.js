@@ -56,7 +56,7 @@ export default {
   "over.models": "按型号与节点占满程度",
   "over.models.note": "拥有该型号的节点数，按占用程度分组。点击数字查看相应节点。",
   "over.map": "全部节点",
-  "over.map.note": "每个方格是一个节点：越满颜色越深，红边表示异常。方向键移动，回车打开。",
+  "over.map.note": "每个方格是一个节点。方向键移动，回车打开。",
   "over.map.label": "{n} 个节点的分布图",
   "over.map.square": "{name}：占用 {part}",
   "over.map.trouble": "{name}：占用 {part}，{n} 块 GPU 异常",
