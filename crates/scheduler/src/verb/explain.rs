@@ -132,7 +132,8 @@ impl State {
             Err(reason) => return refused(&reason),
         };
         let request = ask.request(judged.spec.unit);
-        match place(judged.state, request, &ask.policy, GpuSet::EMPTY) {
+        let weighed = judged.weigh(request);
+        match place(judged.state, &weighed, &ask.policy, GpuSet::EMPTY) {
             Ok(placement) => {
                 let grants = placement.grants(request).into_iter();
                 let gpus = grants.map(|grant| ContainerView {
@@ -142,7 +143,7 @@ impl State {
                 NodeView { fits: true, score: Some(placement.score), gpus: gpus.collect(), ..empty }
             }
             Err(refusal) => {
-                let detail = explain(judged.state, request, &ask.policy);
+                let detail = explain(judged.state, &weighed, &ask.policy);
                 let cards = detail.iter().flat_map(|detail| &detail.cards);
                 let cards = cards.map(|(gpu, reason)| CardView {
                     gpu: gpu.0,

@@ -18,8 +18,9 @@ use tokio::task::JoinHandle;
 use crate::webdriver::request;
 
 const QUICK: Timing = Timing {
-    duration: Duration::from_secs(8),
-    renew_within: Duration::from_secs(5),
+    // Long: whoever loads the machine must not take the lease from the page that is looked at.
+    duration: Duration::from_secs(90),
+    renew_within: Duration::from_secs(60),
     retry: Duration::from_millis(100),
 };
 

@@ -40,7 +40,7 @@ pub(crate) async fn sample() -> Result<Cluster> {
             cluster.run_among(prefix, &pod(namespace, &format!("{name}-{number}"), limits.clone())).await?;
         }
     }
-    cluster.run(&pod("team-lab", "sweep-7", share(60, 20_480))).await?;
+    cluster.run(&pod("team-lab", "sweep-7", share(60, 40_960))).await?;
     Ok(cluster)
 }
 

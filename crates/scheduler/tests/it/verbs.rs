@@ -8,7 +8,7 @@ use tessera_wire::extender::{Args, PreemptionArgs};
 use crate::fixtures::*;
 
 /// Binds as the server would, with an API server that takes everything at once.
-fn bind(state: &mut State, pod: &Value, node: &str) -> Value {
+pub(crate) fn bind(state: &mut State, pod: &Value, node: &str) -> Value {
     set_pod(state, pod);
     let BindStep::Send(annotations) = state.begin_bind(&bind_args(pod, node), at(0)).unwrap() else {
         panic!("nothing to send");

@@ -1,6 +1,6 @@
 // The frame around the pages: navigation, settings, and keeping the page that is open up to date.
 
-import { Problem, follow, get } from "./api.js";
+import { Problem, follow } from "./api.js";
 import { h, morph } from "./dom.js";
 import { link } from "./format.js";
 import { LANGUAGES, language, recall, setLanguage, store, t } from "./text.js";
@@ -161,7 +161,6 @@ async function show() {
     return refresh(mine);
   }
   try {
-    await get("status", leave.signal);
     const root = h("div", { class: "page" });
     await page.mount(root);
     if (open === mine) main.replaceChildren(root);
@@ -173,8 +172,10 @@ async function show() {
 
 function told(news) {
   const { page } = open;
-  if (page.told) page.told(news);
-  else if (news.all || main.querySelector(".notice") || page.cares?.(news)) refresh(open);
+  const failed = main.querySelector(".notice");
+  if (page.mount && failed) show();
+  else if (page.mount) page.told(news);
+  else if (news.all || failed || page.cares(news)) refresh(open);
 }
 
 document.body.replaceChildren(h("a", { class: "skip", href: "#content", onclick: (event) => {

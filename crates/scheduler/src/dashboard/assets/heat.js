@@ -12,7 +12,7 @@ export function heatMap(signal) {
   let groups = [];
   let squares = [];
   let cursor = -1;
-  const canvas = h("canvas", { tabindex: "0", role: "img" });
+  const canvas = h("canvas", { tabindex: "0", role: "img", "aria-label": t("over.map") });
   const told = h("p", { class: "heat-told", role: "status" });
   // The legend, and where the painter finds the colours of the theme.
   const swatches = GRADES.map((_, number) => h("span", { class: `swatch heat${number}` }));
@@ -24,7 +24,7 @@ export function heatMap(signal) {
     const wide = element.clientWidth;
     if (!wide) return;
     const total = groups.reduce((sum, group) => sum + group.nodes.length, 0);
-    const size = total > 2000 ? 9 : total > 400 ? 13 : 20;
+    const size = total > 2000 ? 9 : total > 400 ? 13 : total > 60 ? 20 : 34;
     const [step, line] = [size + 2, 20];
     const columns = Math.max(1, Math.floor(wide / step));
     squares = [];
