@@ -161,7 +161,9 @@ impl NodeState {
         &self.node
     }
 
-    pub(crate) fn shared_node(&self) -> Arc<Node> {
+    /// The same, to keep.
+    #[must_use]
+    pub fn shared_node(&self) -> Arc<Node> {
         Arc::clone(&self.node)
     }
 

@@ -11,6 +11,7 @@ use super::CALLS;
 use crate::dashboard::Dashboard;
 use crate::metrics::Metrics;
 use crate::state::{Now, State};
+use crate::verb::memory::Memory;
 
 /// The state and the world around it.
 pub struct App {
@@ -25,6 +26,8 @@ pub struct App {
     pub dashboard: Dashboard,
     /// How often the state was opened for writing.
     writes: AtomicU64,
+    /// What nodes said to kinds of pods.
+    pub(super) memory: Memory,
     pub(super) turns: Semaphore,
     started: Instant,
 }
@@ -55,6 +58,7 @@ impl App {
             role: Role::default(),
             dashboard: Dashboard::default(),
             writes: AtomicU64::new(0),
+            memory: Memory::default(),
             turns: Semaphore::new(CALLS),
             started: Instant::now(),
         }

@@ -14,6 +14,7 @@ use tessera_wire::objects::Pod;
 use super::State;
 use super::records::Record;
 use crate::verb::ask::{Ask, BadAsk};
+use crate::verb::judge::weigh;
 use crate::verb::reason::Reason;
 
 /// A promise of ours that no watch has shown yet.
@@ -165,7 +166,7 @@ impl State {
         let ask = Ask::new(self, &pod.namespace, &pod.spec, &pod.annotations)?;
         let judged = self.judge(name, &ask).map_err(refused)?;
         let request = ask.request(judged.spec.unit);
-        let weighed = judged.weigh(request);
+        let weighed = weigh(judged.state, request);
         let placement = place(judged.state, &weighed, &ask.policy, GpuSet::EMPTY)
             .map_err(|refusal| refused(Reason::Cards(refusal)))?;
         let containers = placement.grants(request);

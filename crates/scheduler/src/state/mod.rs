@@ -4,6 +4,7 @@
 
 mod booking;
 mod knowledge;
+mod nodes;
 mod pods;
 mod policies;
 mod records;
@@ -13,13 +14,12 @@ use std::sync::Arc;
 
 use tessera_core::forecast::{Forecast, Learner};
 use tessera_core::ledger::Ledger;
-use tessera_core::node::NodeState;
 use tessera_core::placement::static_table::StaticTable;
 use tessera_core::quota::{Accounts, Quota};
 use tessera_core::units::{NodeName, PodUid};
 use tessera_core::workload::Workload;
 use tessera_wire::dialect::MemoryUnit;
-use tessera_wire::objects::{Node, Pod};
+use tessera_wire::objects::Pod;
 use tessera_wire::quota;
 
 pub use self::booking::{BindRefusal, BindStep, Doubt, Now, Outcome};
@@ -40,12 +40,15 @@ pub struct Settings {
     pub quota: Option<quota::Settings>,
 }
 
-/// All of it.
-#[derive(Clone, Debug)]
+/// All of it. Not to be copied: [`Memory`](crate::verb::memory::Memory) knows its nodes by when they changed.
+#[derive(Debug)]
 pub struct State {
     settings: Settings,
     ledger: Ledger,
-    nodes: HashMap<NodeName, NodeRecord>,
+    /// Nodes that can be read, each where the ledger has it: to ask all of them is to go through memory in order.
+    readable: Vec<Option<NodeRecord>>,
+    /// Nodes that cannot.
+    unreadable: HashMap<NodeName, NodeRecord>,
     /// Pods that wait for cards, and all that are on a node.
     pods: HashMap<PodUid, Record>,
     /// Pods with cards, by node; also of nodes not known (yet).
@@ -73,7 +76,8 @@ impl State {
         Self {
             settings,
             ledger: Ledger::default(),
-            nodes: HashMap::new(),
+            readable: Vec::new(),
+            unreadable: HashMap::new(),
             pods: HashMap::new(),
             on_node: HashMap::new(),
             unsure: HashMap::new(),
@@ -100,19 +104,6 @@ impl State {
         }
     }
 
-    fn handle_node(&mut self, change: Watched<Node>) {
-        match change {
-            Watched::Listing => self.unlisted_nodes = self.nodes.keys().cloned().collect(),
-            Watched::Set(node) => self.set_node(&node),
-            Watched::Gone(node) => self.remove_node(&NodeName(node.metadata.name)),
-            Watched::Listed => {
-                for name in std::mem::take(&mut self.unlisted_nodes) {
-                    self.remove_node(&name);
-                }
-            }
-        }
-    }
-
     fn handle_pod(&mut self, change: Watched<Pod>) {
         match change {
             Watched::Listing => self.unlisted_pods = self.pods.keys().cloned().collect(),
@@ -124,30 +115,6 @@ impl State {
                 }
             }
         }
-    }
-
-    fn set_node(&mut self, object: &Node) {
-        let record = NodeRecord::read(object, &self.settings);
-        let name = NodeName(object.metadata.name.clone());
-        self.unlisted_nodes.remove(&name);
-        // Most events of a node are its heartbeat.
-        if self.nodes.get(&name) == Some(&record) {
-            return;
-        }
-        match &record.spec {
-            Ok(spec) => self.ledger.set_node(spec.node.clone()),
-            Err(_) => self.ledger.remove_node(&name),
-        };
-        self.nodes.insert(name.clone(), record.sharing(&self.ledger));
-        self.reread_pods(&name);
-    }
-
-    fn remove_node(&mut self, name: &NodeName) {
-        self.nodes.remove(name);
-        self.ledger.remove_node(name);
-        self.unlisted_nodes.remove(name);
-        // They may be deleted later, or their node may come back.
-        self.reread_pods(name);
     }
 
     /// The book of grants.
@@ -172,17 +139,6 @@ impl State {
     #[must_use]
     pub fn unconfirmed(&self) -> usize {
         self.bookings.len()
-    }
-
-    pub(crate) fn node(&self, name: &NodeName) -> Option<(&NodeRecord, Option<&NodeState>)> {
-        Some((self.nodes.get(name)?, self.ledger.node(name)))
-    }
-
-    /// All nodes by name.
-    pub(crate) fn nodes(&self) -> Vec<(&NodeName, &NodeRecord)> {
-        let mut all: Vec<_> = self.nodes.iter().collect();
-        all.sort_by_key(|(name, _)| *name);
-        all
     }
 
     /// A pod with cards, waiting or placed.

@@ -67,12 +67,12 @@ impl NodeRecord {
         }
     }
 
-    /// The same record, its links read from where the ledger has them: nodes of one kind share them.
+    /// The same record, its cards and links where the ledger has them.
     pub(super) fn sharing(mut self, ledger: &Ledger) -> Self {
         if let Ok(spec) = &mut self.spec
             && let Some(known) = ledger.node(&spec.node.name)
         {
-            spec.node = known.node().clone();
+            spec.node = known.shared_node();
         }
         self
     }

@@ -7,6 +7,7 @@ use tessera_core::units::NodeName;
 use tessera_wire::objects::Pod;
 
 use super::ask::{Ask, BadAsk};
+use super::judge::weigh;
 use super::reason::Reason;
 use crate::state::{GpuPod, State};
 
@@ -132,7 +133,7 @@ impl State {
             Err(reason) => return refused(&reason),
         };
         let request = ask.request(judged.spec.unit);
-        let weighed = judged.weigh(request);
+        let weighed = weigh(judged.state, request);
         match place(judged.state, &weighed, &ask.policy, GpuSet::EMPTY) {
             Ok(placement) => {
                 let grants = placement.grants(request).into_iter();

@@ -3,7 +3,8 @@
 use serde_json::{Value, json};
 use tessera_core::units::PodUid;
 use tessera_scheduler::state::{BindStep, Event, Outcome, State, Watched};
-use tessera_wire::extender::{Args, PreemptionArgs};
+use tessera_scheduler::verb::memory::Memory;
+use tessera_wire::extender::PreemptionArgs;
 
 use crate::fixtures::*;
 
@@ -174,19 +175,14 @@ fn nodes_come_change_and_go() {
 fn prioritize_goes_by_policy() {
     let mut state = state(&[node("empty", 2, "GiB"), node("begun", 2, "GiB")]);
     bind(&mut state, &share("first", 50), "begun");
-    let grades = |state: &State, policy: &str| {
+    let by_policy = |state: &State, policy: &str| {
         let mut pod = share("second", 50);
         pod["metadata"]["annotations"] = json!({"tessera.dev/policy": policy});
-        let mut args = Args {
-            pod: parse(&pod),
-            nodes: None,
-            node_names: Some(vec!["empty".into(), "begun".into(), "nobody".into()]),
-        };
-        state.prioritize(&mut args).iter().map(|host| host.score).collect::<Vec<_>>()
+        grades(state, &pod, &["empty", "begun", "nobody"], &Memory::default())
     };
-    assert_eq!(grades(&state, "binpack"), [9, 10, 0]);
-    assert_eq!(grades(&state, "spread"), [10, 9, 0]);
-    assert_eq!(grades(&state, "nonsense"), [0, 0, 0]);
+    assert_eq!(by_policy(&state, "binpack"), [9, 10, 0]);
+    assert_eq!(by_policy(&state, "spread"), [10, 9, 0]);
+    assert_eq!(by_policy(&state, "nonsense"), [0, 0, 0]);
     let mut odd = share("odd", 50);
     odd["metadata"]["annotations"] = json!({"tessera.dev/policy": "nonsense"});
     let refused = filter(&state, &odd, &["empty"]).failed_and_unresolvable_nodes;
