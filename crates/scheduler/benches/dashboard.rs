@@ -57,6 +57,8 @@ fn views(state: &State) {
     measure("nodes, by the name of a pod", || nodes::nodes(state, &by_pod));
     measure("node", || node::node(state, "node-00007"));
     measure("pods, the first 60", || pods::pods(state, &only(Filter::default())));
+    let by_dialect = only(Filter { dialect: "vcuda".into(), ..Filter::default() });
+    measure("pods, of one vocabulary", || pods::pods(state, &by_dialect));
     measure("quota", || quota::quota(state));
     let question = explanation::question(state, "team", "pod-9000000").unwrap();
     measure("explanation, 64 nodes at a time", || explanation::explain(|ask| ask(state), &question));

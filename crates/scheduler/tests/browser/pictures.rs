@@ -20,7 +20,11 @@ pub(crate) async fn sample() -> Result<Cluster> {
     let mut broken: Value = serde_json::from_str(inventory.as_str().unwrap_or_default())?;
     broken["gpus"][2]["unhealthy"] = json!(true);
     *inventory = broken.to_string().into();
-    nodes[0]["metadata"]["annotations"]["tessera.dev/agent"] = agent(busy("h100-01")).await?.into();
+    for (place, name) in [(0, "h100-01"), (7, "v100-02")] {
+        let memory = if name == "h100-01" { 61_000 } else { 9_000 };
+        nodes[place]["metadata"]["annotations"]["tessera.dev/agent"] =
+            agent(busy(name, memory)).await?.into();
+    }
     let cluster = Cluster::start(nodes).await?;
     let jobs = [
         ("h100", "research", "llama-pretrain", whole(8), 2),
@@ -45,33 +49,23 @@ pub(crate) async fn sample() -> Result<Cluster> {
 }
 
 /// What an agent with eight busy cards answers.
-fn busy(node: &str) -> Value {
-    let gpus: Vec<Value> = (0..8)
-        .map(|index| json!({"uuid": format!("GPU-{node}-{index:04}"), "index": index, "memoryUsedMiB": 61_000 + 2_311 * index, "busyPercent": 97.5 - f64::from(index)}))
+fn busy(node: &str, memory: u64) -> Value {
+    let gpus: Vec<Value> = (0..8u8)
+        .map(|index| json!({"uuid": format!("GPU-{node}-{index:04}"), "index": index, "memoryUsedMiB": memory + 2_311 * u64::from(index), "busyPercent": 97.5 - 9.0 * f64::from(index)}))
         .collect();
     json!({"gpus": gpus, "containers": []})
 }
 
-/// Takes them, and all pages besides for whoever works on them.
+/// Takes them.
 pub(crate) async fn take(browser: &Browser, folder: &Path) -> Result<()> {
     std::fs::create_dir_all(folder)?;
     let cluster = sample().await?;
     let url = |page: &str| cluster.replica.url(page);
     let shots = [
         ("overview-light", "#/overview", "light", "en", 1280, 1000, "Latest decisions"),
-        ("node-dark", "#/node/v100-01", "dark", "en", 1280, 1000, "Link matrix"),
+        ("nodes-light", "#/nodes", "light", "en", 1280, 800, "16 nodes"),
+        ("node-dark", "#/node/v100-02", "dark", "en", 1280, 1240, "busy"),
         ("pending-chinese-narrow", "#/pod/team-lab/sweep-7", "light", "zh", 375, 812, "为何等待"),
-        ("nodes-light", "#/nodes", "light", "en", 1280, 1000, "16 nodes"),
-        ("nodes-dark-narrow", "#/nodes", "dark", "en", 375, 812, "16 nodes"),
-        ("overview-dark-narrow", "#/overview", "dark", "zh", 375, 812, "总览"),
-        ("overview-dark", "#/overview", "dark", "zh", 1280, 1000, "总览"),
-        ("node-switch", "#/node/h100-01", "light", "en", 1280, 1400, "busy"),
-        ("pods", "#/pods", "light", "en", 1280, 800, "pods"),
-        ("pod-placed", "#/pod/inference/embedder-0", "dark", "en", 1280, 900, "Granted"),
-        ("pod-waiting", "#/pod/research/llama-finetune-0", "light", "en", 1280, 900, "Why it waits"),
-        ("quota", "#/quota", "light", "en", 1280, 700, "team-vision"),
-        ("what-if", "#/what-if", "light", "en", 1280, 700, "Ask all nodes"),
-        ("decisions", "#/decisions", "dark", "en", 1280, 800, "bound"),
     ];
     for (name, page, scheme, language, width, height, text) in shots {
         browser.size(width, height).await?;
@@ -80,10 +74,6 @@ pub(crate) async fn take(browser: &Browser, folder: &Path) -> Result<()> {
         browser.eval(&format!("localStorage.setItem('tessera.language', '{language}')")).await?;
         browser.open(&url(page)).await?;
         browser.until_text(text).await?;
-        if name == "what-if" {
-            browser.click("button[type=submit]").await?;
-            browser.until("document.querySelector('.explanation')").await?;
-        }
         // Until the bars have their widths and the map is painted.
         browser.until("document.getAnimations().length === 0").await?;
         tokio::time::sleep(std::time::Duration::from_millis(300)).await;

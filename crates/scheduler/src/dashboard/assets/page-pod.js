@@ -76,5 +76,7 @@ export default function pod({ parts: [namespace = "", name = ""], signal, redraw
     },
     // Whatever changes may make room for it.
     cares: () => true,
+    // To explain is to ask every node.
+    pace: () => 1500,
   };
 }
