@@ -201,7 +201,7 @@ fn an_explanation_counts_what_explain_lists() {
     let state = some();
     for name in ["waits", "a"] {
         let question = explanation::question(&state, "team", name).unwrap();
-        let sums = explanation::explain(|ask| ask(&state), &question);
+        let sums = explanation::explain(&state, &question);
         let listed = state.explain("team", name).unwrap().unwrap();
         assert_eq!((sums.nodes, sums.policy), (listed.nodes.len(), listed.policy));
         assert_eq!(sums.fitting, listed.nodes.iter().filter(|view| view.fits).count());
@@ -215,7 +215,7 @@ fn an_explanation_counts_what_explain_lists() {
     }
     let mut odd = parse(&whole("odd", 1));
     odd.metadata.annotations.insert("tessera.dev/policy".into(), "<b>bold</b>".into());
-    let refused = json_of(explanation::explain(|ask| ask(&state), &odd));
+    let refused = json_of(explanation::explain(&state, &odd));
     assert!(refused["problem"].as_str().unwrap().contains("<b>bold</b>"), "{refused}");
     assert!(explanation::question(&state, "team", "nobody").is_none());
 }
@@ -224,7 +224,7 @@ fn an_explanation_counts_what_explain_lists() {
 fn an_explanation_never_blames_cpu_that_filter_leaves_to_kube_scheduler() {
     let state = state(&[node("n", 2, "GiB")]);
     let greedy = pod("greedy", &[("nvidia.com/gpu", "1"), ("cpu", "1000")]);
-    let explained = explanation::explain(|ask| ask(&state), &parse(&greedy));
+    let explained = explanation::explain(&state, &parse(&greedy));
     assert_eq!(
         (explained.fitting, super::fixtures::filter(&state, &greedy, &["n"]).node_names.unwrap().len()),
         (1, 1)
