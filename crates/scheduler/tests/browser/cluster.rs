@@ -220,16 +220,20 @@ impl Cluster {
         let filtered = self.post("/scheduler/filter", &question).await?;
         question["NodeNames"] = filtered["NodeNames"].clone();
         let graded = self.post("/scheduler/prioritize", &question).await?;
-        let graded = graded.as_array().cloned().unwrap_or_default();
-        let Some(best) = graded.iter().rev().max_by_key(|host| host["Score"].as_i64()) else {
-            return Ok(None);
+        // A node that is not graded has the lowest grade.
+        let grade = |name: &Value| {
+            let found = graded.as_array()?.iter().find(|host| host["Host"] == *name)?;
+            found["Score"].as_i64()
         };
+        let fitting = filtered["NodeNames"].as_array().cloned().unwrap_or_default();
+        let best = fitting.into_iter().rev().max_by_key(|name| grade(name).unwrap_or(0));
+        let Some(best) = best else { return Ok(None) };
         let metadata = &pod["metadata"];
         let args = json!({"PodName": metadata["name"], "PodNamespace": metadata["namespace"],
-                          "PodUID": metadata["uid"], "Node": best["Host"]});
+                          "PodUID": metadata["uid"], "Node": best});
         let bound = self.post("/scheduler/bind", &args).await?;
         match bound["Error"].as_str() {
-            Some("") | None => Ok(best["Host"].as_str().map(str::to_owned)),
+            Some("") | None => Ok(best.as_str().map(str::to_owned)),
             Some(error) => bail!("not bound: {error}"),
         }
     }
