@@ -48,10 +48,10 @@ pub(crate) async fn sample() -> Result<Cluster> {
     Ok(cluster)
 }
 
-/// What an agent with eight busy cards answers.
-fn busy(node: &str, memory: u64) -> Value {
-    let gpus: Vec<Value> = (0..8u8)
-        .map(|index| json!({"uuid": format!("GPU-{node}-{index:04}"), "index": index, "memoryUsedMiB": memory + 2_311 * u64::from(index), "busyPercent": 97.5 - 9.0 * f64::from(index)}))
+/// What an agent with so many busy cards answers.
+fn busy(node: &str, cards: u8, memory: u64) -> Value {
+    let gpus: Vec<Value> = (0..cards)
+        .map(|index| json!({"uuid": format!("GPU-{node}-{index:04}"), "index": index, "memoryUsedMiB": memory + 137 * u64::from(index), "busyPercent": 97.5 - 9.0 * f64::from(index)}))
         .collect();
     json!({"gpus": gpus, "containers": []})
 }
@@ -64,7 +64,7 @@ pub(crate) async fn take(browser: &Browser, folder: &Path) -> Result<()> {
     let shots = [
         ("overview-light", "#/overview", "light", "en", 1280, 1000, "Latest decisions"),
         ("nodes-light", "#/nodes", "light", "en", 1280, 800, "16 nodes"),
-        ("node-dark", "#/node/v100-02", "dark", "en", 1280, 1240, "busy"),
+        ("node-dark", "#/node/v100-02", "dark", "en", 1280, 1400, "busy"),
         ("pending-chinese-narrow", "#/pod/team-lab/sweep-7", "light", "zh", 375, 812, "为何等待"),
     ];
     for (name, page, scheme, language, width, height, text) in shots {
