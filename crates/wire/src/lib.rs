@@ -2,6 +2,7 @@
 
 pub mod device_id;
 pub mod dialect;
+pub mod disruption;
 pub mod extender;
 pub mod gpu_topology;
 pub mod grant;
@@ -21,4 +22,5 @@ pub mod quota;
 pub mod smi_matrix;
 pub mod static_table;
 pub mod tree;
+pub mod unhealthy;
 pub mod wishes;

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 use tessera_core::units::PodUid;
-use tessera_scheduler::state::{BindStep, Event, Now, Outcome, Settings, State, Watched};
+use tessera_scheduler::state::{BindStep, Event, Now, Order, Outcome, Settings, State, Watched};
 use tessera_wire::extender::BindingArgs;
 
 const CARDS: usize = 8;
@@ -67,7 +67,7 @@ pub(crate) fn cluster(nodes: usize) -> State {
             pod_uid: text("uid"),
             node: format!("node-{:05}", number % nodes),
         };
-        let Ok(BindStep::Send(annotations)) = state.begin_bind(&args, Now::default()) else {
+        let Ok(BindStep::Send(Order { annotations, .. })) = state.begin_bind(&args, Now::default()) else {
             state.handle(Event::Pod(Watched::Gone(serde_json::from_value(json).unwrap())));
             continue;
         };

@@ -4,12 +4,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::{Duration, Instant, SystemTime};
 
-use tessera_cluster::Client;
+use tessera_cluster::{Client, PodEvent};
 use tokio::sync::Semaphore;
 
 use super::CALLS;
 use crate::dashboard::Dashboard;
 use crate::metrics::Metrics;
+use crate::notices::{Notices, Reason};
 use crate::state::{Now, State};
 use crate::verb::memory::Memory;
 
@@ -20,6 +21,8 @@ pub struct App {
     pub client: Client,
     /// What we tell of ourselves.
     pub metrics: Metrics,
+    /// What we tell users of their pods.
+    pub notices: Notices,
     /// Whether we lead.
     pub role: Role,
     /// What the dashboard remembers beside the state.
@@ -55,6 +58,7 @@ impl App {
             state: RwLock::new(state),
             client,
             metrics: Metrics::default(),
+            notices: Notices::default(),
             role: Role::default(),
             dashboard: Dashboard::default(),
             writes: AtomicU64::new(0),
@@ -62,6 +66,27 @@ impl App {
             turns: Semaphore::new(CALLS),
             started: Instant::now(),
         }
+    }
+
+    /// The same, telling users of their pods.
+    #[must_use]
+    pub fn with_notices(self, notices: Notices) -> Self {
+        Self { notices, ..self }
+    }
+
+    /// Tells users something about their pod.
+    pub(super) fn tell(&self, (namespace, pod, uid): (&str, &str, &str), reason: Reason, message: String) {
+        self.notices.tell(
+            self.now(),
+            PodEvent {
+                namespace: namespace.to_owned(),
+                pod: pod.to_owned(),
+                uid: uid.to_owned(),
+                is_warning: reason != Reason::GpusChosen,
+                reason: reason.to_string(),
+                message,
+            },
+        );
     }
 
     /// The state, to look at. A panic while it was written to would have left it half changed; but its methods only fail

@@ -12,9 +12,12 @@ use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize, Serializer};
 use serde_json::value::RawValue;
 use tessera_wire::extender::{Args, FilterResult, Name, PreemptionArgs, PreemptionResult};
+use tessera_wire::objects::Pod;
 
 use super::App;
+use crate::notices::Reason;
 use crate::verb::filter::Verdicts;
+use crate::verb::reason::QUOTA;
 
 /// A body, or why there is none.
 pub(super) type Body = Result<Bytes, BytesRejection>;
@@ -44,6 +47,9 @@ pub(super) async fn filter(FromApp(app): FromApp<Arc<App>>, body: Body) -> Respo
         app.metrics.refused(reason, *nodes);
     }
     app.dashboard.decisions.filtered(app.now(), &args.pod, &verdicts);
+    if verdicts.fitting.is_empty() && verdicts.reasons.contains_key(QUOTA) {
+        app.tell_quota(&args.pod, "");
+    }
     let outcome = if verdicts.fitting.is_empty() { "none" } else { "some" };
     let answer = match &body {
         Ok(bytes) if args.nodes.is_some() && args.node_names.is_none() => {
@@ -70,14 +76,33 @@ pub(super) async fn preempt(FromApp(app): FromApp<Arc<App>>, body: Body) -> Json
     let begun = Instant::now();
     let (outcome, result) = match read::<PreemptionArgs>(&app, &body) {
         Ok(args) => {
-            let result = app.read().preempt(&args);
-            app.dashboard.decisions.preempted(app.now(), &args.pod, &result, &app.read());
+            let state = app.read();
+            let result = state.preempt(&args);
+            let is_over_quota = result.node_name_to_meta_victims.is_empty() && state.is_over_quota(&args);
+            app.dashboard.decisions.preempted(app.now(), &args.pod, &result, &state);
+            drop(state);
+            if is_over_quota {
+                app.tell_quota(&args.pod, "; no pod of lower priority of this namespace makes room for it");
+            }
             ("ok", result)
         }
         Err(_) => ("error", PreemptionResult::default()),
     };
     app.metrics.answered("preempt", outcome, begun.elapsed());
     Json(result)
+}
+
+impl App {
+    /// Tells what the quota leaves, which no answer to kube-scheduler has room for.
+    fn tell_quota(&self, pod: &Pod, more: &str) {
+        if !self.notices.are_on() {
+            return;
+        }
+        let Some(held) = self.read().quota_in_words(&pod.metadata.namespace) else { return };
+        let meta = &pod.metadata;
+        let message = format!("the quota does not allow it on any node: {held}{more}");
+        self.tell((&meta.namespace, &meta.name, &meta.uid), Reason::QuotaExceeded, message);
+    }
 }
 
 /// The answer to a question with whole nodes gives them back untouched: kube-scheduler goes on with what it gets.

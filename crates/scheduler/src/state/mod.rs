@@ -9,7 +9,7 @@ mod pods;
 mod policies;
 mod records;
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 use tessera_core::forecast::{Forecast, Learner};
@@ -19,11 +19,13 @@ use tessera_core::quota::{Accounts, Quota};
 use tessera_core::units::{NodeName, PodUid};
 use tessera_core::workload::Workload;
 use tessera_wire::dialect::MemoryUnit;
+use tessera_wire::disruption::Budget;
 use tessera_wire::objects::Pod;
 use tessera_wire::quota;
 
-pub use self::booking::{BindRefusal, BindStep, Doubt, Now, Outcome};
-pub use self::knowledge::{Event, Watched};
+pub use self::booking::{BindRefusal, BindStep, Doubt, Now, Order, Outcome};
+pub use self::knowledge::{Event, Unhealthy, Watched};
+use self::nodes::Overlay;
 pub(crate) use self::pods::asks_for_cards;
 pub use self::policies::DefaultPolicy;
 pub(crate) use self::records::{GpuPod, NodeRecord};
@@ -49,6 +51,10 @@ pub struct State {
     readable: Vec<Option<NodeRecord>>,
     /// Nodes that cannot.
     unreadable: HashMap<NodeName, NodeRecord>,
+    /// Cards that gpushare's lists call broken, and what the node says of itself.
+    unhealthy: HashMap<NodeName, Overlay>,
+    /// By namespace and name.
+    budgets: BTreeMap<(String, String), Budget>,
     /// Pods that wait for cards, and all that are on a node.
     pods: HashMap<PodUid, Record>,
     /// Pods with cards, by node; also of nodes not known (yet).
@@ -65,6 +71,7 @@ pub struct State {
     /// What a list in progress has not shown yet.
     unlisted_pods: HashSet<PodUid>,
     unlisted_nodes: HashSet<NodeName>,
+    unlisted_unhealthy: HashSet<NodeName>,
     /// Bookings taken back.
     rolled_back: u64,
 }
@@ -78,6 +85,8 @@ impl State {
             ledger: Ledger::default(),
             readable: Vec::new(),
             unreadable: HashMap::new(),
+            unhealthy: HashMap::new(),
+            budgets: BTreeMap::new(),
             pods: HashMap::new(),
             on_node: HashMap::new(),
             unsure: HashMap::new(),
@@ -90,6 +99,7 @@ impl State {
             table: Arc::default(),
             unlisted_pods: HashSet::new(),
             unlisted_nodes: HashSet::new(),
+            unlisted_unhealthy: HashSet::new(),
             rolled_back: 0,
         }
     }
@@ -99,8 +109,21 @@ impl State {
         match event {
             Event::Node(change) => self.handle_node(change),
             Event::Pod(change) => self.handle_pod(change),
+            Event::Budget(change) => self.handle_budget(change),
+            Event::Unhealthy(change) => self.handle_unhealthy(change),
             Event::Quota(quota) => self.quota = quota,
             Event::Table(table) => self.table = Arc::new(table),
+        }
+    }
+
+    fn handle_budget(&mut self, change: Watched<Budget>) {
+        let key = |budget: &Budget| (budget.metadata.namespace.clone(), budget.metadata.name.clone());
+        match change {
+            // For a moment there are none: they are advice, and nothing rests on them.
+            Watched::Listing => self.budgets.clear(),
+            Watched::Set(budget) => drop(self.budgets.insert(key(&budget), budget)),
+            Watched::Gone(budget) => drop(self.budgets.remove(&key(&budget))),
+            Watched::Listed => {}
         }
     }
 
@@ -139,6 +162,10 @@ impl State {
     #[must_use]
     pub fn unconfirmed(&self) -> usize {
         self.bookings.len()
+    }
+
+    pub(crate) fn budgets(&self) -> impl Iterator<Item = &Budget> {
+        self.budgets.values()
     }
 
     /// A pod with cards, waiting or placed.

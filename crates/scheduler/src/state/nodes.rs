@@ -1,11 +1,23 @@
 //! Nodes as the watch tells them.
 
+use std::sync::Arc;
+
+use tessera_core::gpu_set::GpuSet;
 use tessera_core::ledger::Position;
 use tessera_core::node::{self, NodeState};
 use tessera_core::units::NodeName;
 use tessera_wire::objects::Node;
 
-use super::{NodeRecord, State, Watched};
+use super::{NodeRecord, State, Unhealthy, Watched};
+
+/// What gpushare's lists say of a node's cards.
+#[derive(Debug, Default)]
+pub(super) struct Overlay {
+    /// Those that are broken.
+    broken: GpuSet,
+    /// What the node says of itself, where it is known and can be read.
+    told: Option<Arc<node::Node>>,
+}
 
 impl State {
     pub(super) fn handle_node(&mut self, change: Watched<Node>) {
@@ -24,9 +36,13 @@ impl State {
     }
 
     fn set_node(&mut self, object: &Node) {
-        let record = NodeRecord::read(object, &self.settings);
         let name = NodeName(object.metadata.name.clone());
         self.unlisted_nodes.remove(&name);
+        let record = self.overlaid(NodeRecord::read(object, &self.settings));
+        self.put_node(name, record);
+    }
+
+    fn put_node(&mut self, name: NodeName, record: NodeRecord) {
         // Most events of a node are its heartbeat.
         if self.record(&name) == Some(&record) {
             return;
@@ -52,10 +68,53 @@ impl State {
 
     fn remove_node(&mut self, name: &NodeName) {
         self.forget_record(name);
+        if let Some(overlay) = self.unhealthy.get_mut(name) {
+            overlay.told = None;
+        }
         self.ledger.remove_node(name);
         self.unlisted_nodes.remove(name);
         // They may be deleted later, or their node may come back.
         self.reread_pods(name);
+    }
+
+    /// The record as the node tells it, with the cards that somebody else calls broken.
+    fn overlaid(&mut self, mut record: NodeRecord) -> NodeRecord {
+        if let Ok(spec) = &mut record.spec
+            && let Some(overlay) = self.unhealthy.get_mut(&spec.node.name)
+        {
+            let told = overlay.told.insert(Arc::clone(&spec.node));
+            spec.node = Arc::new(told.with_unhealthy(overlay.broken));
+        }
+        record
+    }
+
+    pub(super) fn handle_unhealthy(&mut self, change: Watched<Unhealthy>) {
+        match change {
+            Watched::Listing => self.unlisted_unhealthy = self.unhealthy.keys().cloned().collect(),
+            Watched::Set(Unhealthy { node, cards }) => {
+                self.unlisted_unhealthy.remove(&node);
+                self.set_unhealthy(node, cards);
+            }
+            Watched::Gone(Unhealthy { node, .. }) => self.set_unhealthy(node, GpuSet::EMPTY),
+            Watched::Listed => {
+                for node in std::mem::take(&mut self.unlisted_unhealthy) {
+                    self.set_unhealthy(node, GpuSet::EMPTY);
+                }
+            }
+        }
+    }
+
+    fn set_unhealthy(&mut self, name: NodeName, broken: GpuSet) {
+        let earlier = self.unhealthy.remove(&name).and_then(|overlay| overlay.told);
+        if !broken.is_empty() {
+            self.unhealthy.insert(name.clone(), Overlay { broken, told: None });
+        }
+        let Some(mut record) = self.record(&name).cloned() else { return };
+        if let (Ok(spec), Some(told)) = (&mut record.spec, earlier) {
+            spec.node = told;
+        }
+        let record = self.overlaid(record);
+        self.put_node(name, record);
     }
 
     /// As long as the ledger still has the node where it was.

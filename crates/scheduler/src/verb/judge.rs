@@ -12,7 +12,7 @@ use tessera_wire::node_spec::NodeSpec;
 use super::ask::Ask;
 use super::memory::Kinds;
 use super::reason::Reason;
-use crate::state::State;
+use crate::state::{NodeRecord, State};
 
 /// A node that will do, as far as its cards are not looked at yet.
 #[derive(Clone, Copy, Debug)]
@@ -35,13 +35,20 @@ impl State {
         Ok(kinds.verdict(self.ledger(), position, spec.unit)?)
     }
 
-    fn admit(&self, name: &str, ask: &Ask<'_>) -> Result<(&NodeSpec, Position), Reason> {
+    /// Whether the node is known and serves the pod's vocabulary.
+    pub(super) fn serving(&self, name: &str, ask: &Ask<'_>) -> Result<(&NodeRecord, Position), Reason> {
         let (record, position) = self.known(name).ok_or(Reason::UnknownNode)?;
         let spec = record.spec.as_ref().map_err(|error| Reason::BadNode(error.clone()))?;
         let position = position.ok_or(Reason::UnknownNode)?;
         if !spec.serves.covers(ask.dialects) && !spec.node.gpus().is_empty() {
             return Err(Reason::NotServed);
         }
+        Ok((record, position))
+    }
+
+    fn admit(&self, name: &str, ask: &Ask<'_>) -> Result<(&NodeSpec, Position), Reason> {
+        let (record, position) = self.serving(name, ask)?;
+        let spec = record.spec.as_ref().map_err(|error| Reason::BadNode(error.clone()))?;
         let (quota, accounts) = self.quota();
         if ask.wants_gpu() && quota.namespaces.contains_key(ask.namespace) {
             let more = Taken::at_most(ask.request(spec.unit), &spec.node);

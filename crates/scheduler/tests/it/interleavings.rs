@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 use tessera_core::grant::PodGrant;
 use tessera_core::units::{NodeName, PodUid};
-use tessera_scheduler::state::{BindStep, Event, Outcome, State, Watched};
+use tessera_scheduler::state::{BindStep, Event, Order, Outcome, State, Watched};
 use tessera_scheduler::verb::memory::Memory;
 
 use crate::fixtures::*;
@@ -134,7 +134,7 @@ impl World {
                     set_pod(&mut self.state, &pod);
                     begun = self.state.begin_bind(&args, at(self.now));
                 }
-                if let Ok(BindStep::Send(annotations)) = begun {
+                if let Ok(BindStep::Send(Order { annotations, .. })) = begun {
                     self.sent.push((pod, node.to_owned(), annotations));
                 }
             }

@@ -11,6 +11,7 @@ use proptest::strategy::ValueTree;
 use proptest::test_runner::{Config, TestRunner};
 use serde_json::{Value, json};
 use tessera_cluster::lease::Timing;
+use tessera_scheduler::notices::Notices;
 use tessera_scheduler::run::{Membership, lead};
 use tessera_scheduler::server::{App, router};
 use tessera_scheduler::state::{Settings, State};
@@ -40,7 +41,9 @@ impl Replica {
     pub(crate) fn start(api: &ApiServer, identity: &str) -> Self {
         let client = tessera_cluster::connect_to(&api.url()).unwrap();
         let settings = Settings::default();
-        let app = Arc::new(App::new(State::new(settings.clone()), client));
+        let app = Arc::new(
+            App::new(State::new(settings.clone()), client.clone()).with_notices(Notices::start(client)),
+        );
         let membership = Membership {
             identity: identity.to_owned(),
             namespace: "kube-system".to_owned(),
@@ -102,6 +105,30 @@ pub(crate) async fn cluster() -> ApiServer {
         api.create("/api/v1/nodes", node(name, 2, "GiB")).unwrap();
     }
     api
+}
+
+/// The messages of the events about a pod, by reason.
+fn told(api: &ApiServer, pod: &str, reason: &str) -> Vec<String> {
+    let events = api.list("/api/v1/namespaces/team/events");
+    let is_it = |event: &&Value| event["involvedObject"]["name"] == pod && event["reason"] == reason;
+    events.iter().filter(is_it).map(|event| event["message"].as_str().unwrap().to_owned()).collect()
+}
+
+#[tokio::test]
+async fn users_are_told_which_cards_and_what_went_wrong() {
+    let api = cluster().await;
+    let replica = Replica::ready(&api, "one").await;
+    let pod = make(&api, &whole("chosen", 1));
+    assert_eq!(replica.bind(&pod, "b").await, "");
+    eventually(|| !told(&api, "chosen", "GpusChosen").is_empty()).await;
+    let message = told(&api, "chosen", "GpusChosen").remove(0);
+    assert!(message.starts_with("GPU 0 of node b: the GPU that later sets miss least"), "{message}");
+    let pod = make(&api, &whole("refused", 1));
+    api.fail_bindings([Fault::Refused]);
+    assert_ne!(replica.bind(&pod, "b").await, "");
+    eventually(|| !told(&api, "refused", "BindingFailed").is_empty()).await;
+    let message = told(&api, "refused", "BindingFailed").remove(0);
+    assert!(message.contains("the GPUs are free again. Had been chosen: GPU 1 of node b"), "{message}");
 }
 
 #[tokio::test]

@@ -10,9 +10,10 @@ mod stage;
 
 use anyhow::{Result, ensure};
 
-use self::{
+use self::stage::SOON;
+pub(in crate::scenarios) use self::{
     pods::{Container, asking},
-    stage::{SOON, Stage},
+    stage::Stage,
 };
 use crate::harness::Harness;
 
