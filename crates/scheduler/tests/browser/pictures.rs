@@ -20,10 +20,9 @@ pub(crate) async fn sample() -> Result<Cluster> {
     let mut broken: Value = serde_json::from_str(inventory.as_str().unwrap_or_default())?;
     broken["gpus"][2]["unhealthy"] = json!(true);
     *inventory = broken.to_string().into();
-    for (place, name) in [(0, "h100-01"), (7, "v100-02")] {
-        let memory = if name == "h100-01" { 61_000 } else { 9_000 };
+    for (place, name, cards, memory) in [(0, "h100-01", 8, 71_000), (7, "v100-02", 7, 9_100)] {
         nodes[place]["metadata"]["annotations"]["tessera.dev/agent"] =
-            agent(busy(name, memory)).await?.into();
+            agent(busy(name, cards, memory)).await?.into();
     }
     let cluster = Cluster::start(nodes).await?;
     let jobs = [
