@@ -228,12 +228,19 @@ impl Cluster {
         let fitting = filtered["NodeNames"].as_array().cloned().unwrap_or_default();
         let best = fitting.into_iter().rev().max_by_key(|name| grade(name).unwrap_or(0));
         let Some(best) = best else { return Ok(None) };
+        let best = best.as_str().context("a name")?;
+        self.bind(pod, best).await?;
+        Ok(Some(best.to_owned()))
+    }
+
+    /// Binds a pod to a node.
+    pub(crate) async fn bind(&self, pod: &Value, node: &str) -> Result<()> {
         let metadata = &pod["metadata"];
         let args = json!({"PodName": metadata["name"], "PodNamespace": metadata["namespace"],
-                          "PodUID": metadata["uid"], "Node": best});
+                          "PodUID": metadata["uid"], "Node": node});
         let bound = self.post("/scheduler/bind", &args).await?;
         match bound["Error"].as_str() {
-            Some("") | None => Ok(best.as_str().map(str::to_owned)),
+            Some("") | None => Ok(()),
             Some(error) => bail!("not bound: {error}"),
         }
     }

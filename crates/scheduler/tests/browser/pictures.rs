@@ -47,6 +47,20 @@ pub(crate) async fn sample() -> Result<Cluster> {
     Ok(cluster)
 }
 
+/// So many nodes of three kinds, and on every other one a pod that fills it to another degree.
+pub(crate) async fn large(nodes: usize) -> Result<Cluster> {
+    let name = |number: usize| format!("node-{number:05}");
+    let kind = |number: usize| [H100, H100, V100, T4][number * 4 / nodes.max(1)];
+    let cluster = Cluster::start((0..nodes).map(|number| node(&name(number), kind(number)))).await?;
+    for number in (0..nodes).step_by(2) {
+        let cards = 1 + number as u64 / 2 % kind(number).cards as u64;
+        let namespace = ["research", "inference", "ci"][number / 2 % 3];
+        let made = cluster.make(&pod(namespace, &format!("job-{number}"), whole(cards)))?;
+        cluster.bind(&made, &name(number)).await?;
+    }
+    Ok(cluster)
+}
+
 /// What an agent with so many busy cards answers.
 fn busy(node: &str, cards: u8, memory: u64) -> Value {
     let gpus: Vec<Value> = (0..cards)

@@ -395,9 +395,7 @@ async fn what_is_not_measured_is_not_zero(browser: &Browser) -> Result<()> {
     gone["metadata"]["annotations"]["tessera.dev/agent"] = "http://127.0.0.1:9".into();
     let cluster = Cluster::start([with, gone]).await?;
     let made = cluster.make(&pod("team", "p", memory(8)))?;
-    let args =
-        json!({"PodName": "p", "PodNamespace": "team", "PodUID": made["metadata"]["uid"], "Node": "with"});
-    cluster.post("/scheduler/bind", &args).await?;
+    cluster.bind(&made, "with").await?;
     visit(browser, &cluster, "#/node/with").await?;
     browser.until_text("In use now: 5 GiB · 42% busy").await?;
     browser.until("document.querySelector('#gpu-1').innerText.includes('In use now: not measured')").await?;
@@ -482,7 +480,6 @@ async fn a_thousand_nodes(browser: &Browser) -> Result<()> {
     browser.until("document.querySelector('[data-key=node-0000]')").await?;
     let before = browser.eval("document.querySelectorAll('.tile.held').length").await?;
     let seen = cluster.make(&pod("team", "seen", whole(1)))?;
-    let args = json!({"PodName": "seen", "PodNamespace": "team", "PodUID": seen["metadata"]["uid"], "Node": "node-0003"});
-    cluster.post("/scheduler/bind", &args).await?;
+    cluster.bind(&seen, "node-0003").await?;
     browser.until(&format!("document.querySelectorAll('.tile.held').length !== {before} || document.querySelector('[data-key=node-0003] .tile.held')")).await
 }
