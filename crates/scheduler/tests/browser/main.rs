@@ -1,7 +1,7 @@
 //! The pages in a real browser, against the real scheduler and an API server in memory.
 //!
 //! `cargo test -p tessera-scheduler --test browser` runs all scenarios; names after `--` run those alone, and
-//! `--screenshots DIR` takes pictures instead, `--serve` keeps a cluster to look at. It needs Chromium and its driver, and fails without them.
+//! `--screenshots DIR` takes pictures instead, `--serve [NODES]` keeps a cluster to look at. It needs Chromium and its driver, and fails without them.
 
 #![allow(clippy::print_stdout, reason = "a program that tells how its scenarios went")]
 
@@ -24,17 +24,21 @@ fn main() -> Result<ExitCode> {
         pictures = Some(PathBuf::from(names.get(place + 1).context("--screenshots needs a folder")?));
         names.drain(place..=place + 1);
     }
-    let serve = names.iter().any(|name| name == "--serve");
+    let serve = names.iter().position(|name| name == "--serve");
     let runtime = tokio::runtime::Runtime::new()?;
-    if serve {
-        return runtime.block_on(keep());
+    if let Some(place) = serve {
+        let nodes = names.get(place + 1).map(|count| count.parse()).transpose()?;
+        return runtime.block_on(keep(nodes));
     }
     runtime.block_on(run(&names, pictures))
 }
 
-/// Keeps the cluster of the pictures, for whoever works on the pages.
-async fn keep() -> Result<ExitCode> {
-    let cluster = pictures::sample().await?;
+/// Keeps the cluster of the pictures, or one of so many nodes, for whoever works on the pages.
+async fn keep(nodes: Option<usize>) -> Result<ExitCode> {
+    let cluster = match nodes {
+        Some(count) => pictures::large(count).await?,
+        None => pictures::sample().await?,
+    };
     println!("{}", cluster.replica.url(""));
     tokio::signal::ctrl_c().await?;
     Ok(ExitCode::SUCCESS)
@@ -70,6 +74,7 @@ async fn run(names: &[String], pictures: Option<PathBuf>) -> Result<ExitCode> {
 
 /// Nothing is left of the scenario before.
 async fn reset(browser: &Browser) -> Result<()> {
+    browser.open("about:blank").await?;
     browser.size(1280, 800).await?;
     browser.prefer("light").await?;
     browser.complaints().await.map(drop)

@@ -30,15 +30,15 @@ const QUICK: Timing = Timing {
 };
 const PODS: &str = "/api/v1/namespaces/team/pods";
 
-struct Replica {
-    app: Arc<App>,
-    router: Router,
+pub(crate) struct Replica {
+    pub(crate) app: Arc<App>,
+    pub(crate) router: Router,
     task: JoinHandle<()>,
     stop: Option<oneshot::Sender<()>>,
 }
 
 impl Replica {
-    fn start(api: &ApiServer, identity: &str) -> Self {
+    pub(crate) fn start(api: &ApiServer, identity: &str) -> Self {
         let client = tessera_cluster::connect_to(&api.url()).unwrap();
         let settings = Settings::default();
         let app = Arc::new(
@@ -56,38 +56,38 @@ impl Replica {
         Self { router: router(Arc::clone(&app), 1 << 20), app, task, stop: Some(stop) }
     }
 
-    async fn ready(api: &ApiServer, identity: &str) -> Self {
+    pub(crate) async fn ready(api: &ApiServer, identity: &str) -> Self {
         let replica = Self::start(api, identity);
         eventually(|| replica.app.is_ready()).await;
         replica
     }
 
-    async fn call(&self, method: &str, path: &str, body: impl Into<Body>) -> (u16, Vec<u8>) {
+    pub(crate) async fn call(&self, method: &str, path: &str, body: impl Into<Body>) -> (u16, Vec<u8>) {
         let request = Request::builder().method(method).uri(path).body(body.into()).unwrap();
         let response = self.router.clone().oneshot(request).await.unwrap();
         let code = response.status().as_u16();
         (code, to_bytes(response.into_body(), usize::MAX).await.unwrap().to_vec())
     }
 
-    async fn post(&self, path: &str, body: &Value) -> Value {
+    pub(crate) async fn post(&self, path: &str, body: &Value) -> Value {
         let (code, answer) = self.call("POST", path, body.to_string()).await;
         assert_eq!(code, 200);
         serde_json::from_slice(&answer).unwrap()
     }
 
-    async fn get(&self, path: &str) -> (u16, String) {
+    pub(crate) async fn get(&self, path: &str) -> (u16, String) {
         let (code, answer) = self.call("GET", path, Body::empty()).await;
         (code, String::from_utf8(answer).unwrap())
     }
 
-    async fn bind(&self, pod: &Value, node: &str) -> String {
+    pub(crate) async fn bind(&self, pod: &Value, node: &str) -> String {
         let args = serde_json::to_value(bind_args(pod, node)).unwrap();
         self.post("/scheduler/bind", &args).await["Error"].as_str().unwrap().to_owned()
     }
 }
 
 /// Waits for something the other tasks of the test bring about.
-async fn eventually(mut holds: impl FnMut() -> bool) {
+pub(crate) async fn eventually(mut holds: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !holds() {
         assert!(begun.elapsed() < SOON, "waited in vain");
@@ -95,11 +95,11 @@ async fn eventually(mut holds: impl FnMut() -> bool) {
     }
 }
 
-fn make(api: &ApiServer, pod: &Value) -> Value {
+pub(crate) fn make(api: &ApiServer, pod: &Value) -> Value {
     api.create(PODS, pod.clone()).unwrap()
 }
 
-async fn cluster() -> ApiServer {
+pub(crate) async fn cluster() -> ApiServer {
     let api = ApiServer::start().await.unwrap();
     for name in ["a", "b"] {
         api.create("/api/v1/nodes", node(name, 2, "GiB")).unwrap();

@@ -9,7 +9,7 @@ use tessera_wire::extender::PreemptionArgs;
 use crate::fixtures::*;
 
 /// Binds as the server would, with an API server that takes everything at once.
-fn bind(state: &mut State, pod: &Value, node: &str) -> Value {
+pub(crate) fn bind(state: &mut State, pod: &Value, node: &str) -> Value {
     set_pod(state, pod);
     let BindStep::Send(Order { annotations, .. }) = state.begin_bind(&bind_args(pod, node), at(0)).unwrap()
     else {
