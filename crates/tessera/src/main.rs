@@ -1,6 +1,7 @@
 //! The `tessera` binary: parse, run, exit. Exit codes: 0 done, 1 the answer is no, 2 bad input.
 
 mod agent;
+mod demo;
 mod inventory;
 mod place;
 mod scheduler;
@@ -25,6 +26,7 @@ struct Arguments {
 #[derive(Debug, Subcommand)]
 enum Command {
     Agent(Box<agent::Arguments>),
+    Demo(demo::Arguments),
     Inventory(inventory::Arguments),
     Place(place::Arguments),
     Scheduler(scheduler::Arguments),
@@ -35,6 +37,7 @@ enum Command {
 fn main() -> ExitCode {
     let outcome = match Arguments::parse().command {
         Command::Agent(arguments) => agent::run(*arguments),
+        Command::Demo(arguments) => demo::run(&arguments),
         Command::Inventory(arguments) => inventory::run(&arguments),
         Command::Place(arguments) => place::run(&arguments),
         Command::Scheduler(arguments) => scheduler::run(arguments),

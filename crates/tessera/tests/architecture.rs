@@ -23,8 +23,21 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("tessera-agent", &["tessera-core", "tessera-wire", "tessera-node", "tessera-cluster"]),
     ("tessera-scheduler", &["tessera-core", "tessera-wire", "tessera-cluster"]),
     (
+        "tessera-demo",
+        &[
+            "tessera-core",
+            "tessera-wire",
+            "tessera-node",
+            "tessera-cluster",
+            "tessera-agent",
+            "tessera-scheduler",
+            "tessera-sim",
+        ],
+    ),
+    (
         "tessera",
         &[
+            "tessera-demo",
             "tessera-core",
             "tessera-wire",
             "tessera-node",

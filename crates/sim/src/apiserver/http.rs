@@ -166,7 +166,9 @@ impl Request {
             let watching = match store.watch(kind, selector, version) {
                 Ok(watching) => watching,
                 Err(problem) => {
-                    return Ok(Json(json!({ "type": "ERROR", "object": problem.into_body() })).into_response());
+                    return Ok(
+                        Json(json!({ "type": "ERROR", "object": problem.into_body() })).into_response()
+                    );
                 }
             };
             let telling = watch::Telling {

@@ -155,6 +155,14 @@ impl ApiServer {
         page.items.iter().map(|object| object.value()).collect()
     }
 
+    /// How many objects of a kind a field selector names.
+    #[must_use]
+    pub fn count(&self, path: &str, fields: &str) -> usize {
+        let Some(target) = Target::parse(path) else { return 0 };
+        let selector = Selector::parse(target.kind, &target.namespace, fields, "");
+        selector.map_or(0, |selector| self.store.list(target.kind, &selector, None, usize::MAX).items.len())
+    }
+
     /// All objects of a kind that a field selector names, then what happens to them: what a client gets that lists and
     /// watches, without the detour over the network.
     pub fn watch(&self, path: &str, fields: &str) -> Result<Watch, Value> {

@@ -1,0 +1,70 @@
+//! The demonstration from its start to its end: everything it shows happened, and everything that must hold held.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests may fail like tests")]
+
+use std::net::TcpListener;
+use std::time::Duration;
+
+use tessera_demo::{Options, built_in, run};
+
+fn options() -> Options {
+    Options {
+        nodes: 4,
+        machines: built_in(),
+        pods_per_second: 4.0,
+        steps: true,
+        seed: 1,
+        speed: 4.0,
+        listen: "127.0.0.1:0".parse().unwrap(),
+        kubeconfig_out: None,
+        duration: Some(Duration::from_secs(5)),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_step_happens_and_every_book_agrees() {
+    let report = run(options(), |_| {}, std::future::pending()).await.unwrap();
+    let shown = serde_json::to_string_pretty(&report).unwrap();
+    let names: Vec<&str> = report.steps.iter().map(|step| step.name).collect();
+    assert_eq!(names, ["fractions", "training", "notebooks", "quota", "card-failure", "preemption"]);
+    assert!(report.steps.iter().all(|step| step.happened), "{shown}");
+    assert!(report.pods.created > 20 && report.pods.bound > 20 && report.pods.succeeded > 0, "{shown}");
+    assert_eq!(report.pods.failed, 0, "a kubelet rejected a pod: {shown}");
+    assert_eq!(report.pods.evicted, 1, "{shown}");
+    assert!(report.invariants.checks > 200, "{shown}");
+    assert_eq!(report.invariants.violations, Vec::<String>::new(), "{shown}");
+    assert_eq!(report.invariants.differences, Vec::<String>::new(), "{shown}");
+    assert_eq!(report.agents.answered, 4, "{shown}");
+    assert!(report.is_good());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_taken_port_is_told_and_another_is_used_and_the_kubeconfig_stays() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let kubeconfig = directory.path().join("kubeconfig");
+    let options = Options {
+        nodes: 2,
+        pods_per_second: 0.0,
+        steps: false,
+        listen: taken.local_addr().unwrap(),
+        kubeconfig_out: Some(kubeconfig.clone()),
+        duration: None,
+        ..options()
+    };
+    let said = std::sync::Mutex::new(String::new());
+    let say = |text: &str| said.lock().unwrap().push_str(text);
+    // Interrupted at once: it still comes up, and ends in order.
+    let report = run(options, say, std::future::ready(())).await.unwrap();
+    let said = said.into_inner().unwrap();
+    assert!(said.contains(&format!("{} is taken", taken.local_addr().unwrap())), "{said}");
+    assert!(said.contains("export KUBECONFIG=") && said.ends_with("Ending."), "{said}");
+    assert_eq!((report.nodes, report.gpus, report.pods.created), (2, 16, 0));
+    assert!(std::fs::read_to_string(kubeconfig).unwrap().contains("\"server\": \"http://127.0.0.1:"));
+}
+
+#[tokio::test]
+async fn too_few_nodes_are_refused_in_words() {
+    let error = run(Options { nodes: 1, ..options() }, |_| {}, std::future::pending()).await.unwrap_err();
+    assert!(error.to_string().contains("--nodes 2 or more"), "{error}");
+}
