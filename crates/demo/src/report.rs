@@ -97,8 +97,10 @@ pub struct Process {
     /// Cores, on average while pods ran.
     pub cores: f64,
     /// Resident memory at the end, MiB.
+    #[serde(rename = "residentMiB")]
     pub resident_mib: u64,
     /// The most there was, MiB.
+    #[serde(rename = "peakMiB")]
     pub peak_mib: u64,
     /// Threads at the end.
     pub threads: u64,

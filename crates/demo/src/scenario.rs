@@ -14,6 +14,9 @@ use crate::report::Step;
 /// How long a step may take. Each takes a second or two; the machine may be busy, and the cluster full.
 const WITHIN: Duration = Duration::from_secs(60);
 
+/// Where the lists of broken cards lie.
+const MAPS: &str = "/api/v1/namespaces/kube-system/configmaps";
+
 /// The names of all steps, in order.
 pub(crate) const STEPS: [&str; 6] =
     ["fractions", "training", "notebooks", "quota", "card-failure", "preemption"];
@@ -183,24 +186,24 @@ impl Stage<'_> {
             move |node: &Value| node["status"]["allocatable"]["aliyun.com/gpu"] == healthy
         };
         let cause = |what: &str| node.incident(card, what).map_err(|error| error.to_string());
-        let map = format!("/api/v1/namespaces/kube-system/configmaps/unhealthy-gpu-{}", node.name);
+        let list = format!("unhealthy-gpu-{}", node.name);
         cause("xid 79")?;
-        self.node_until(&node.name, offers(node.gpus.len() - 1)).await?;
-        let listed = self.api().get(&map).is_some();
+        self.seen("/api/v1/nodes", &node.name, offers(node.gpus.len() - 1)).await?;
+        self.seen(MAPS, &list, |map| map["data"]["gpus"] == card.to_string().as_str()).await?;
         cause("back")?;
-        self.node_until(&node.name, offers(node.gpus.len())).await?;
-        let list = if listed { ", was listed as broken" } else { "" };
+        self.seen("/api/v1/nodes", &node.name, offers(node.gpus.len())).await?;
+        let name = &node.name;
         Ok(format!(
-            "GPU {card} of {} fell off the bus (XID 79), was withdrawn{list}, and came back",
-            node.name
+            "GPU {card} of {name} fell off the bus (XID 79), was withdrawn, listed as broken, and came back"
         ))
     }
 
-    async fn node_until(&self, name: &str, is_so: impl Fn(&Value) -> bool) -> Result<(), String> {
-        let watch = self.api().watch("/api/v1/nodes", &format!("metadata.name={name}"));
+    /// Waits until an object is as it should be.
+    async fn seen(&self, path: &str, name: &str, is_so: impl Fn(&Value) -> bool) -> Result<(), String> {
+        let watch = self.api().watch(path, &format!("metadata.name={name}"));
         let mut watch = watch.map_err(|problem| problem["message"].to_string())?;
         while let Some(happened) = watch.next().await {
-            if matches!(&happened, Happened::Set(node) if is_so(node)) {
+            if matches!(&happened, Happened::Set(object) if is_so(object)) {
                 return Ok(());
             }
         }

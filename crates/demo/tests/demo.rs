@@ -5,16 +5,19 @@
 use std::net::TcpListener;
 use std::time::Duration;
 
+use serde_json::json;
+use tessera_cluster::node_agent::{NodeClient, WriteFailure};
 use tessera_demo::{Options, built_in, run};
+use tessera_sim::apiserver::ApiServer;
 
 fn options() -> Options {
     Options {
         nodes: 4,
         machines: built_in(),
-        pods_per_second: 4.0,
+        pods_per_second: 3.0,
         steps: true,
         seed: 1,
-        speed: 4.0,
+        speed: 3.0,
         listen: "127.0.0.1:0".parse().unwrap(),
         kubeconfig_out: None,
         duration: Some(Duration::from_secs(5)),
@@ -67,4 +70,19 @@ async fn a_taken_port_is_told_and_another_is_used_and_the_kubeconfig_stays() {
 async fn too_few_nodes_are_refused_in_words() {
     let error = run(Options { nodes: 1, ..options() }, |_| {}, std::future::pending()).await.unwrap_err();
     assert!(error.to_string().contains("--nodes 2 or more"), "{error}");
+}
+
+#[tokio::test]
+async fn an_agent_writes_nothing_to_a_pod_that_only_has_the_name_of_its_own() {
+    let api = ApiServer::start().await.unwrap();
+    let pod =
+        json!({ "metadata": { "name": "p" }, "spec": { "containers": [{ "name": "c", "image": "i" }] } });
+    let made = api.create("/api/v1/namespaces/default/pods", pod).unwrap();
+    let client = NodeClient::new(tessera_cluster::connect_to(&api.url()).unwrap(), "n".to_owned());
+    let annotations = [("a".to_owned(), "b".to_owned())].into();
+    let refused = client.patch_pod("default", "p", "somebody-else", &annotations).await;
+    assert!(matches!(refused, Err(WriteFailure::Gone(_))), "{refused:?}");
+    client.patch_pod("default", "p", made["metadata"]["uid"].as_str().unwrap(), &annotations).await.unwrap();
+    let gone = client.patch_pod("default", "q", "u", &annotations).await;
+    assert!(matches!(gone, Err(WriteFailure::Gone(_))), "{gone:?}");
 }

@@ -157,9 +157,7 @@ impl Request {
         }
         let version = match self.parameter("resourceVersion") {
             "" | "0" => None,
-            text => Some(text.parse().map_err(|_| {
-                Problem::invalid_options(&format!("resourceVersion: Invalid value: {text:?}: strconv.ParseUint: parsing {text:?}: invalid syntax"))
-            })?),
+            text => Some(text.parse().map_err(|_| Problem::bad_version(text))?),
         };
         if self.is_true("watch") {
             // A version that is too old is told within the watch, as an event.
