@@ -8,6 +8,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tessera_sim::apiserver::{ApiServer, Happened};
 use tessera_sim::kubelet::node::RUNS_FOR;
+use tessera_sim::scatter::scatter;
 use tokio_util::sync::CancellationToken;
 
 use crate::cluster::NAMESPACES;
@@ -53,16 +54,14 @@ impl Job {
     }
 }
 
-/// Numbers by SplitMix64: all a stream of demonstration jobs needs.
+/// All the chance a stream of demonstration jobs needs.
 #[derive(Debug, Clone)]
 struct Dice(u64);
 
 impl Dice {
     fn roll(&mut self, below: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (mixed ^ (mixed >> 31)) % below
+        self.0 = scatter(self.0);
+        self.0 % below
     }
 
     fn between(&mut self, low: u64, high: u64) -> u64 {

@@ -21,6 +21,22 @@ const BETWEEN_ROUNDS: Duration = Duration::from_secs(20);
 /// How long the books may take to agree once nothing new comes.
 const SETTLE_WITHIN: Duration = Duration::from_secs(20);
 
+/// A pod to try with.
+const POD: &str = "\
+apiVersion: v1
+kind: Pod
+metadata:
+  name: mine
+spec:
+  containers:
+    - name: main
+      image: any
+      resources:
+        limits:
+          tencent.com/vcuda-core: 30
+          tencent.com/vcuda-memory: 16
+";
+
 /// Runs the demonstration until its time is over or `interrupted` comes, telling what happens.
 pub async fn run(
     options: Options,
@@ -34,7 +50,9 @@ pub async fn run(
     let kubeconfig = kubeconfig.unwrap_or_else(|| cluster.directory.path().join("kubeconfig"));
     std::fs::write(&kubeconfig, cluster.api.kubeconfig())
         .map_err(DemoError::io(format!("write {}", kubeconfig.display())))?;
-    say(&introduction(&cluster, page_millis, &kubeconfig));
+    let pod = cluster.directory.path().join("pod.yaml");
+    std::fs::write(&pod, POD).map_err(DemoError::io(format!("write {}", pod.display())))?;
+    say(&introduction(&cluster, page_millis, &kubeconfig, &pod));
 
     let (started, processor) = (Instant::now(), report::processor_seconds());
     let (stop, counts) = (CancellationToken::new(), Arc::<Counts>::default());
@@ -156,12 +174,12 @@ async fn ask_agents(cluster: &Cluster) -> Agents {
     agents
 }
 
-fn introduction(cluster: &Cluster, page_millis: u64, kubeconfig: &Path) -> String {
+fn introduction(cluster: &Cluster, page_millis: u64, kubeconfig: &Path, pod: &Path) -> String {
     let (nodes, gpus, url) = (cluster.nodes.len(), cluster.gpu_count(), &cluster.url);
     let taken = cluster
         .taken
         .map(|address| format!("{address} is taken by another program; using another port.\n\n"));
-    let taken = taken.unwrap_or_default();
+    let (taken, pod) = (taken.unwrap_or_default(), pod.display());
     let (whole, kubeconfig) =
         (f64::from(u32::try_from(page_millis).unwrap_or(u32::MAX)) / 1000.0, kubeconfig.display());
     format!(
@@ -173,11 +191,11 @@ The scheduler and the {nodes} agents are the real ones; the API server, the kube
   kubectl   export KUBECONFIG={kubeconfig}
 
 Try next, in another terminal:
-  kubectl get pods -A --watch                          pods come and go
-  kubectl describe node node-00                        what a node offers
-  kubectl inspect gpu                                  who holds which GPU (needs kubectl-inspect-gpu on the PATH)
-  kubectl create -f pod.yaml                           a pod of yours: limits nvidia.com/gpu: 1, say
-  curl {url}/scheduler/inspect          the same for scripts
+  kubectl get pods -A --watch                  pods come and go
+  kubectl apply -f {pod}    a pod of yours: 30 % of a GPU and 4 GiB of its memory
+  kubectl describe pod mine                    where it went, and which GPU it was granted
+  kubectl inspect gpu                          who holds which GPU (with kubectl-inspect-gpu on the PATH)
+  curl {url}/explain/default/mine              why it is where it is, or why it waits
 
 Ctrl-C ends it and leaves nothing behind.
 "

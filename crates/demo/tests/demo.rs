@@ -1,8 +1,13 @@
 //! The demonstration from its start to its end: everything it shows happened, and everything that must hold held.
 
-#![allow(clippy::unwrap_used, reason = "helpers of tests may fail like tests")]
+#![allow(
+    clippy::print_stdout,
+    clippy::unwrap_used,
+    reason = "helpers of tests may fail and speak like tests"
+)]
 
 use std::net::TcpListener;
+use std::path::Path;
 use std::time::Duration;
 
 use serde_json::json;
@@ -85,4 +90,63 @@ async fn an_agent_writes_nothing_to_a_pod_that_only_has_the_name_of_its_own() {
     client.patch_pod("default", "p", made["metadata"]["uid"].as_str().unwrap(), &annotations).await.unwrap();
     let gone = client.patch_pod("default", "q", "u", &annotations).await;
     assert!(matches!(gone, Err(WriteFailure::Gone(_))), "{gone:?}");
+}
+
+/// Runs kubectl; its output, or what it complained of.
+async fn kubectl(home: &Path, arguments: &str) -> Result<String, String> {
+    let output = tokio::process::Command::new("kubectl")
+        .args(arguments.split_whitespace())
+        .env("KUBECONFIG", home.join("kubeconfig"))
+        .env("HOME", home)
+        .output()
+        .await
+        .unwrap();
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    if output.status.success() { Ok(text(output.stdout)) } else { Err(text(output.stderr)) }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_real_kubectl_is_content() {
+    if std::process::Command::new("kubectl").arg("--help").output().is_err() {
+        println!("passed over: there is no kubectl on the PATH");
+        return;
+    }
+    let api = ApiServer::start().await.unwrap();
+    let home = tempfile::tempdir().unwrap();
+    let home = home.path();
+    std::fs::write(home.join("kubeconfig"), api.kubeconfig()).unwrap();
+    let pod = json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": { "name": "mine", "labels": { "app": "mine" } },
+        "spec": { "containers": [{ "name": "main", "image": "i", "resources": { "limits": { "nvidia.com/gpu": "1" } } }] },
+    });
+    std::fs::write(home.join("pod.json"), pod.to_string()).unwrap();
+    let file = home.join("pod.json").display().to_string();
+    let steps = [
+        ("version", "Server Version: v1.33.0+tessera"),
+        ("api-resources", "priorityclasses   pc"),
+        ("create namespace team", "namespace/team created"),
+        ("create configmap settings --from-literal=a=b", "configmap/settings created"),
+        ("create priorityclass urgent --value=7", "priorityclass.scheduling.k8s.io/urgent created"),
+        (&format!("apply -f {file}"), "pod/mine created"),
+        (&format!("apply -f {file}"), "pod/mine unchanged"),
+        (&format!("apply --server-side --force-conflicts -f {file}"), "pod/mine serverside-applied"),
+        ("get pods -o wide", "mine   0/1     Pending   0"),
+        ("get pods -A -l app=mine --field-selector=status.phase=Pending -o name", "pod/mine"),
+        ("label pod mine tier=gold", "pod/mine labeled"),
+        ("annotate pod mine note=hello", "pod/mine annotated"),
+        (
+            "patch cm settings --type=json -p [{\"op\":\"replace\",\"path\":\"/data/a\",\"value\":\"c\"}]",
+            "patched",
+        ),
+        ("get cm settings -o jsonpath={.data.a}", "c"),
+        ("describe pod mine", "nvidia.com/gpu:  1"),
+        ("delete pod mine", "pod \"mine\" deleted"),
+        ("delete namespace team", "namespace \"team\" deleted"),
+    ];
+    for (arguments, expected) in steps {
+        let said = kubectl(home, arguments).await;
+        assert!(said.as_ref().is_ok_and(|said| said.contains(expected)), "kubectl {arguments}: {said:?}");
+    }
+    let refused = kubectl(home, "get pod mine").await.unwrap_err();
+    assert_eq!(refused, "Error from server (NotFound): pods \"mine\" not found\n");
 }

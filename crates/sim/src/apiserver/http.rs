@@ -17,7 +17,7 @@ use super::selector::Selector;
 use super::status::Problem;
 use super::store::{Store, Stored};
 use super::write::Deletion;
-use super::{patch, table, watch};
+use super::{patch, protobuf, table, watch};
 
 type Parameters = HashMap<String, String>;
 
@@ -81,8 +81,8 @@ impl Request {
     }
 
     fn json(&self) -> Result<Value, Problem> {
-        if self.media.contains("protobuf") || self.media.contains("cbor") {
-            return Err(Problem::unsupported_media(&self.media));
+        if self.media.starts_with(protobuf::MEDIA) {
+            return protobuf::read(&self.body).ok_or_else(|| Problem::unsupported_media(&self.media));
         }
         serde_json::from_slice(&self.body).map_err(|error| Problem::bad_request(error.to_string()))
     }

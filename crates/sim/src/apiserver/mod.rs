@@ -9,6 +9,7 @@ mod http;
 mod kinds;
 mod patch;
 mod path;
+mod protobuf;
 mod selector;
 mod status;
 mod store;
