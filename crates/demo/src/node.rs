@@ -68,7 +68,7 @@ impl DemoNode {
             labels: BTreeMap::from([(POOL.to_owned(), pool.to_owned()), (MODEL.to_owned(), label)]),
             root: root.clone(),
             gpus: description.clone(),
-            memory: gpus.iter().map(|gpu| gpu.memory.0).collect(),
+            cards: gpus.clone(),
             proc_root: proc_root.clone(),
             seed: number as u64,
         };
