@@ -6,12 +6,13 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tessera_agent::machine::Settings;
+use tessera_agent::machine::{Isolation, Library, Settings, WithoutLibrary};
 use tessera_agent::shell::{self, Ports, RunError, Sampling};
 use tessera_cluster::node_agent::NodeClient;
 use tessera_core::gpu::Gpu;
 use tessera_core::placement::Policy;
 use tessera_core::units::NodeName;
+use tessera_limits::limits::Meaning;
 use tessera_node::device_plugin::Meeting;
 use tessera_node::gpus::{Simulated, describe};
 use tessera_sim::apiserver::ApiServer;
@@ -74,6 +75,7 @@ impl DemoNode {
         };
         let node = Node::start(Arc::clone(api), settings)
             .map_err(DemoError::io(format!("start the kubelet of {name}")))?;
+        let grants = directory.join("grants");
         let address = free_address().map_err(DemoError::io("find a free port"))?;
         let agent_url = format!("http://{address}");
         let settings = Settings {
@@ -82,7 +84,15 @@ impl DemoNode {
             memory_unit: MemoryUnit::GiB,
             policy: Policy::Tessera(Arc::default()),
             hand_over: HandOver::default(),
-            grants: directory.join("grants").display().to_string(),
+            isolation: Isolation {
+                // As if it were installed: no container here loads it.
+                library: Ok(Library { folder: grants.join(".library").display().to_string(), by_cdi: false }),
+                without_library: WithoutLibrary::Refuse,
+                allow_opt_out: false,
+                meaning: Meaning::Time,
+                kill_escaped: false,
+            },
+            grants: grants.display().to_string(),
             instance_type: None,
             labels: BTreeMap::new(),
             quiet_time: Duration::from_secs(10),
@@ -95,7 +105,7 @@ impl DemoNode {
             meeting: Meeting::PluginsRegistry(root.join("plugins_registry")),
             pod_resources: root.join("pod-resources/kubelet.sock"),
             listen: Some(address),
-            sampling: Sampling { every: Duration::from_secs(2), processes: proc_root },
+            sampling: Sampling { processes: proc_root, ..Sampling::default() },
         };
         let stop = CancellationToken::new();
         let agent = tokio::spawn(shell::run(settings, ports, stop.clone()));

@@ -3,6 +3,7 @@
 mod agent;
 mod demo;
 mod inventory;
+mod metrics;
 mod place;
 mod scheduler;
 mod simulate;
@@ -28,6 +29,7 @@ enum Command {
     Agent(Box<agent::Arguments>),
     Demo(demo::Arguments),
     Inventory(inventory::Arguments),
+    Metrics(metrics::Arguments),
     Place(place::Arguments),
     Scheduler(scheduler::Arguments),
     Simulate(simulate::Arguments),
@@ -35,10 +37,11 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let outcome = match Arguments::parse().command {
+    let outcome = match Arguments::parse_from(agent::old_flags::translate(std::env::args_os())).command {
         Command::Agent(arguments) => agent::run(*arguments),
         Command::Demo(arguments) => demo::run(&arguments),
         Command::Inventory(arguments) => inventory::run(&arguments),
+        Command::Metrics(arguments) => metrics::run(arguments),
         Command::Place(arguments) => place::run(&arguments),
         Command::Scheduler(arguments) => scheduler::run(arguments),
         Command::Simulate(arguments) => simulate::run(&arguments),

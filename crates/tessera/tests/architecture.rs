@@ -20,7 +20,17 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("tessera-node", &["tessera-core", "tessera-wire"]),
     ("tessera-cluster", &["tessera-core", "tessera-wire"]),
     ("tessera-sim", &["tessera-core", "tessera-wire"]),
-    ("tessera-agent", &["tessera-core", "tessera-wire", "tessera-node", "tessera-cluster"]),
+    (
+        "tessera-agent",
+        &[
+            "tessera-core",
+            "tessera-wire",
+            "tessera-node",
+            "tessera-cluster",
+            "tessera-limits",
+            "tessera-arbiter",
+        ],
+    ),
     ("tessera-scheduler", &["tessera-core", "tessera-wire", "tessera-cluster"]),
     (
         "tessera-demo",
@@ -30,6 +40,7 @@ const ARROWS: &[(&str, &[&str])] = &[
             "tessera-node",
             "tessera-cluster",
             "tessera-agent",
+            "tessera-limits",
             "tessera-scheduler",
             "tessera-sim",
         ],
@@ -38,6 +49,7 @@ const ARROWS: &[(&str, &[&str])] = &[
         "tessera",
         &[
             "tessera-demo",
+            "tessera-limits",
             "tessera-core",
             "tessera-wire",
             "tessera-node",
@@ -47,7 +59,10 @@ const ARROWS: &[(&str, &[&str])] = &[
             "tessera-sim",
         ],
     ),
-    ("tessera-e2e", &["tessera-core", "tessera-wire", "tessera-node", "tessera-cluster", "tessera-sim"]),
+    (
+        "tessera-e2e",
+        &["tessera-core", "tessera-limits", "tessera-wire", "tessera-node", "tessera-cluster", "tessera-sim"],
+    ),
 ];
 
 /// What must not come into the core from outside the workspace, whatever the reason.

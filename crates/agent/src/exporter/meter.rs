@@ -26,6 +26,10 @@ pub struct Throttle {
     pub waits: u64,
     /// Bytes it asked for and was refused.
     pub denied_bytes: u64,
+    /// Seconds its windows on the card have been open, so far.
+    pub open: f64,
+    /// How many windows it has had.
+    pub windows: u64,
 }
 
 /// By container and card.
@@ -55,6 +59,8 @@ pub struct CardMeter {
     pub holders: BTreeMap<Holder, Tally>,
     /// Energy of times in which nobody computed.
     pub idle_energy: f64,
+    /// Whether busy time was ever measured.
+    pub measured: bool,
     /// Parts of the last interval that was measured, and each process's own.
     pub now: Option<(Split<f64>, BTreeMap<u32, f64>)>,
     /// Looks so far.
@@ -160,6 +166,7 @@ impl CardMeter {
 
     fn add_busy(&mut self, split: Option<&Split<f64>>, seconds: f64) {
         let Some(split) = split else { return };
+        self.measured = true;
         self.total.busy += split.whole * seconds;
         for (holder, part) in parts(split) {
             self.holders.entry(holder).or_default().busy += part * seconds;
@@ -185,6 +192,12 @@ impl CardMeter {
             Some(_) => self.idle_energy += joules,
             None => self.holders.entry(Holder::Unknown).or_default().energy += joules,
         }
+    }
+
+    /// Whether the card tells its energy.
+    #[must_use]
+    pub fn has_energy(&self) -> bool {
+        self.energy_before.is_some()
     }
 
     /// Those with a process on the card now.

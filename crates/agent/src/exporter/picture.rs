@@ -11,7 +11,7 @@ use tessera_node::gpus::{CardMemory, Instance, Sensors};
 use tessera_wire::dialect::Dialect;
 
 use super::{CardMeter, ContainerKey, Holder, Meter, Split, Tally, Throttle, split_memory};
-use crate::machine::View;
+use crate::machine::{Escape, View};
 
 /// A node at one moment.
 #[derive(Clone, Debug, Default)]
@@ -68,6 +68,10 @@ pub struct CardPicture {
     pub unknown: Tally,
     /// Energy while nobody computed.
     pub idle_energy: f64,
+    /// Whether its busy time is measured at all.
+    pub measured: bool,
+    /// Whether it tells its energy.
+    pub has_energy: bool,
     /// Looks so far.
     pub passes: u64,
     /// Looks that failed.
@@ -89,6 +93,8 @@ pub struct Look {
     pub used: Option<Split<u64>>,
     /// Whose the time of the last interval was.
     pub busy: Option<Split<f64>>,
+    /// Millijoules since the driver was loaded.
+    pub energy: Option<u64>,
     /// All else.
     pub sensors: Sensors,
     /// Its parts, if it is cut up.
@@ -112,6 +118,8 @@ pub struct ContainerPicture {
     pub dialect: Option<Dialect>,
     /// Its cards by index.
     pub shares: Vec<SharePicture>,
+    /// How something in it used what it was not given, and how often.
+    pub escapes: Vec<(Escape, u64)>,
 }
 
 /// What a container holds and uses of a card.
@@ -129,6 +137,8 @@ pub struct SharePicture {
     pub total: Tally,
     /// Its processes.
     pub pids: Vec<u32>,
+    /// Whether these run on a card that the container was not given.
+    pub escaped: bool,
     /// What its library reports.
     pub throttle: Option<Throttle>,
 }
@@ -163,14 +173,6 @@ pub enum Owned {
     Unknown,
 }
 
-impl SharePicture {
-    /// Whether processes run on a card that was not given to their container.
-    #[must_use]
-    pub fn has_escaped(&self) -> bool {
-        self.hold.is_none() && !self.pids.is_empty()
-    }
-}
-
 impl Picture {
     /// Puts together what the agent knows with what was measured. Looks that went well before `fresh_since` (seconds since 1970) say
     /// nothing about now.
@@ -203,6 +205,7 @@ impl Picture {
                 cluster: held.cluster.clone(),
                 dialect: held.dialect,
                 shares: held.cards.iter().map(share).collect(),
+                escapes: Vec::new(),
             };
             containers.insert(key, container);
         }
@@ -224,6 +227,8 @@ impl Picture {
                 host: of(Holder::Host),
                 unknown: of(Holder::Unknown),
                 idle_energy: account.idle_energy,
+                measured: account.measured,
+                has_energy: account.has_energy(),
                 passes: account.passes,
                 failures: account.failures,
                 last_success: account.last_success,
@@ -240,7 +245,14 @@ impl Picture {
             .containers
             .sort_by(|a, b| (&a.namespace, &a.pod, &a.key).cmp(&(&b.namespace, &b.pod, &b.key)));
         for container in &mut picture.containers {
+            let ContainerKey { uid, container: own } = &container.key;
+            let escapes = view.escapes.iter().filter(|(pod, container, ..)| pod == uid && container == own);
+            container.escapes = escapes.map(|(.., escape, count)| (*escape, *count)).collect();
+            let name = (container.namespace.clone(), container.pod.clone(), container.key.container.clone());
+            // Without the kubelet's books nobody knows what was given.
+            let is_ours = view.listed && !view.served_by_others.contains(&name);
             for share in &mut container.shares {
+                share.escaped = is_ours && share.hold.is_none() && !share.pids.is_empty();
                 let Some(card) = picture.cards.get(share.card) else { continue };
                 let key = (container.key.clone(), card.gpu.uuid.clone());
                 share.throttle = meter.throttles.get(&key).copied();
@@ -314,6 +326,7 @@ fn join(
             cluster: String::new(),
             dialect: None,
             shares: Vec::new(),
+            escapes: Vec::new(),
         });
         if !container.shares.iter().any(|share| share.card == place) {
             container.shares.push(SharePicture { card: place, ..SharePicture::default() });
@@ -348,6 +361,7 @@ impl Look {
             memory: sample.memory,
             used,
             busy: account.now.as_ref().map(|(split, _)| split.clone()),
+            energy: sample.energy,
             sensors: sample.sensors.clone(),
             instances: sample.instances.clone(),
             pids: sample.processes.iter().flatten().map(|process| process.pid).collect(),

@@ -1,9 +1,11 @@
 //! What the agent shows of itself.
 
-use tessera_core::{grant::Hold, node::NodeState, units::PodUid};
-use tessera_wire::{dialect::Dialect, inventory::Inventory, objects::Pod};
+use std::collections::BTreeSet;
 
-use super::{Agent, has_ended};
+use tessera_core::{grant::Hold, node::NodeState, units::PodUid};
+use tessera_wire::{device_id::Resource, dialect::Dialect, inventory::Inventory, objects::Pod};
+
+use super::{Agent, Escape, has_ended};
 
 /// A look at the agent.
 #[derive(Clone, Debug, Default)]
@@ -26,8 +28,12 @@ pub struct View {
     pub pods: Vec<PodView>,
     /// Who holds what.
     pub containers: Vec<ContainerView>,
+    /// Containers that hold cards by somebody else's device plugin, whose devices do not say which: namespace, pod, container.
+    pub served_by_others: BTreeSet<(String, String, String)>,
     /// Cards that carry more than they have.
     pub overbooked: Vec<u8>,
+    /// Containers of which something used what it was not given, how, and how often.
+    pub escapes: Vec<(PodUid, String, Escape, u64)>,
 }
 
 /// A pod, as far as finding its processes needs.
@@ -102,8 +108,36 @@ impl Agent {
             pods: self.pods.iter().map(|(uid, pod)| pod_view(uid, pod)).collect(),
             pci: self.cards.as_ref().map(|cards| cards.found.pci.clone()).unwrap_or_default(),
             containers,
+            served_by_others: self.served_by_others(),
             overbooked,
+            escapes: self
+                .watch
+                .escapes
+                .iter()
+                .map(|(((uid, container), escape), count)| (uid.clone(), container.clone(), *escape, *count))
+                .collect(),
         }
+    }
+
+    /// Containers that hold cards by somebody else's device plugin.
+    pub(super) fn served_by_others(&self) -> BTreeSet<(String, String, String)> {
+        let ours = |name: &str, id: &String| {
+            let cards = self.cards.as_ref();
+            Resource::named(name)
+                .zip(cards)
+                .is_some_and(|(resource, cards)| cards.ids.read(resource, id).is_some())
+        };
+        let of_others = |(name, ids): (&String, &BTreeSet<String>)| {
+            let of_gpus = name.starts_with("nvidia.com/") || name.contains("gpu");
+            of_gpus && ids.iter().any(|id| !ours(name, id))
+        };
+        let mut found = BTreeSet::new();
+        for pod in &self.listed {
+            for container in pod.containers.iter().filter(|container| container.ids.iter().any(of_others)) {
+                found.insert((pod.namespace.clone(), pod.name.clone(), container.name.clone()));
+            }
+        }
+        found
     }
 }
 

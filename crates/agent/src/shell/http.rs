@@ -1,5 +1,7 @@
 //! The agent's pages.
 
+mod metrics;
+
 use std::{collections::BTreeMap, future::Future, io, net::SocketAddr, sync::Arc};
 
 use axum::{Json, Router, extract::State, http::StatusCode, routing::get};
@@ -38,6 +40,7 @@ pub(super) async fn serve(
         .route("/graph", get(graph))
         .route("/usage", get(usage))
         .route(node_use::PATH, get(in_use))
+        .merge(metrics::routes())
         .with_state(Pages { messages, sampler });
     Ok(async move {
         let served = axum::serve(listener, router).with_graceful_shutdown(stop.cancelled_owned());

@@ -2,7 +2,7 @@
 //! driver is asked once an interval.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     path::PathBuf,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
@@ -14,7 +14,7 @@ use std::{
 
 use tessera_core::gpu::GpuUuid;
 use tessera_node::{
-    gpus::{Gpus, Incident, IncidentKind, Window},
+    gpus::{Gpus, GpusError, Incident, IncidentKind, ProcessMemory, Window},
     processes::{Memory, Processes},
 };
 use tokio::sync::oneshot;
@@ -22,8 +22,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::{Message, Messages};
 use crate::{
-    exporter::{Meter, Observation, Picture, Throttles},
-    machine::View,
+    exporter::{Holder, Meter, Observation, Picture, Throttles, families::Wanted},
+    machine::{OnCard, View},
 };
 
 /// How the cards are looked at.
@@ -33,11 +33,20 @@ pub struct Sampling {
     pub every: Duration,
     /// Where the processes of the machine are listed.
     pub processes: PathBuf,
+    /// The machine's address, for those who want it in a label.
+    pub host_ip: String,
+    /// Which metrics are written.
+    pub wanted: Wanted,
 }
 
 impl Default for Sampling {
     fn default() -> Self {
-        Self { every: Duration::from_secs(2), processes: PathBuf::from("/proc") }
+        Self {
+            every: Duration::from_secs(2),
+            processes: PathBuf::from("/proc"),
+            host_ip: String::new(),
+            wanted: Wanted::default(),
+        }
     }
 }
 
@@ -57,6 +66,8 @@ pub struct Sampler {
     /// Cards that are looked at, until this end is dropped.
     pollers: Mutex<BTreeMap<GpuUuid, mpsc::Sender<()>>>,
     sees_the_machine: Option<bool>,
+    /// Who is known of those on the cards.
+    who: Mutex<Memory>,
 }
 
 impl Sampler {
@@ -70,7 +81,8 @@ impl Sampler {
                  set hostPID: true"
             );
         }
-        Self { gpus, sampling, meter: Arc::default(), pollers: Mutex::default(), sees_the_machine }
+        let who = Mutex::new(Memory::of(Processes::at(sampling.processes.clone())));
+        Self { gpus, sampling, meter: Arc::default(), pollers: Mutex::default(), sees_the_machine, who }
     }
 
     /// Follows the agent: new cards are looked at, pods that are gone are forgotten.
@@ -119,6 +131,38 @@ impl Sampler {
         lock(&self.meter).throttles = throttles;
     }
 
+    /// The processes of containers that are on the cards now, and which cards told.
+    pub(super) fn on_cards(&self) -> (BTreeSet<GpuUuid>, Vec<OnCard>) {
+        let cards: Vec<GpuUuid> = lock(&self.pollers).keys().cloned().collect();
+        // Not under a lock: a driver that hangs must hold up nobody else.
+        let told = cards.into_iter().filter_map(|gpu| Some((self.gpus.processes(&gpu).ok()?, gpu)));
+        let told: Vec<(Vec<ProcessMemory>, GpuUuid)> = told.collect();
+        let processes = Processes::at(self.sampling.processes.clone());
+        let who = lock(&self.who).who(told.iter().flat_map(|(all, _)| all).map(|process| process.pid));
+        let meter = lock(&self.meter);
+        let on_card = |gpu: &GpuUuid, process: &ProcessMemory| {
+            let known = who.get(&process.pid)?;
+            let Holder::Container(key) = meter.holder(Some(known)) else { return None };
+            Some(OnCard {
+                gpu: gpu.clone(),
+                pid: process.pid,
+                started: known.started,
+                own_pid: processes.own_number(process.pid),
+                container: (key.uid, key.container),
+                bytes: process.bytes,
+            })
+        };
+        let all = told.iter().flat_map(|(all, gpu)| all.iter().filter_map(|process| on_card(gpu, process)));
+        let all = all.collect();
+        (told.into_iter().map(|(_, gpu)| gpu).collect(), all)
+    }
+
+    /// Looks from before this moment, in seconds since 1970, say nothing about now.
+    fn fresh_since(&self) -> f64 {
+        let patience = (self.sampling.every * INTERVALS).max(PATIENCE);
+        unix().saturating_sub(patience).as_secs_f64()
+    }
+
     /// Everything there is to tell now.
     #[must_use]
     pub fn picture(&self, view: &View) -> Picture {
@@ -126,9 +170,14 @@ impl Sampler {
         if view.pods_known {
             meter.learn(&view.pods);
         }
-        let patience = (self.sampling.every * INTERVALS).max(PATIENCE);
-        let fresh_since = unix().saturating_sub(patience).as_secs_f64();
-        Picture::new(view, &meter, fresh_since, self.sees_the_machine)
+        let picture = Picture::new(view, &meter, self.fresh_since(), self.sees_the_machine);
+        Picture { host_ip: self.sampling.host_ip.clone(), ..picture }
+    }
+
+    /// Which metrics are written.
+    #[must_use]
+    pub fn wanted(&self) -> &Wanted {
+        &self.sampling.wanted
     }
 
     fn poll(&self, gpu: GpuUuid) -> mpsc::Sender<()> {
@@ -140,13 +189,17 @@ impl Sampler {
         thread::spawn(move || {
             loop {
                 let started = Instant::now();
-                match look(&*gpus, &gpu, &mut memory, &mut since) {
+                let now = u64::try_from(unix().as_micros()).unwrap_or(u64::MAX);
+                match look(&*gpus, &gpu, &mut memory, Window { since, now }) {
                     Ok(observation) => {
                         trouble = None;
-                        lock(&meter).observe(&gpu, observation);
+                        since = observation.sample.work.to.max(now.saturating_sub(FORGETS));
+                        let took = started.elapsed().as_secs_f64();
+                        lock(&meter).observe(&gpu, Observation { took, ..observation });
                     }
-                    Err(reason) => {
+                    Err(error) => {
                         lock(&meter).missed(&gpu);
+                        let reason = error.to_string();
                         if trouble.as_ref() != Some(&reason) {
                             tracing::warn!(%gpu, "cannot tell what the card does: {reason}");
                         }
@@ -164,17 +217,19 @@ impl Sampler {
 }
 
 /// One look at a card and at whoever is on it.
-fn look(gpus: &dyn Gpus, gpu: &GpuUuid, memory: &mut Memory, since: &mut u64) -> Result<Observation, String> {
-    let started = Instant::now();
-    let at = unix();
-    let now = u64::try_from(at.as_micros()).unwrap_or(u64::MAX);
-    let sample = gpus.sample(gpu, Window { since: *since, now }).map_err(|error| error.to_string())?;
-    *since = sample.work.to.max(now.saturating_sub(FORGETS));
+pub fn look(
+    gpus: &dyn Gpus,
+    gpu: &GpuUuid,
+    memory: &mut Memory,
+    window: Window,
+) -> Result<Observation, GpusError> {
+    let sample = gpus.sample(gpu, window)?;
     let listed = sample.processes.iter().flatten().map(|process| process.pid);
     // One that ended since may have computed before.
     let worked = sample.work.processes.iter().flatten().map(|(pid, _)| *pid);
     let who = memory.who(listed.chain(worked));
-    Ok(Observation { at: at.as_secs_f64(), took: started.elapsed().as_secs_f64(), sample, who })
+    let at = Duration::from_micros(window.now).as_secs_f64();
+    Ok(Observation { at, took: 0.0, sample, who })
 }
 
 fn unix() -> Duration {

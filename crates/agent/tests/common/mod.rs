@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests may fail like tests")]
 
+pub(crate) mod load;
+
 use std::{
     collections::BTreeMap,
     net::SocketAddr,
@@ -13,8 +15,9 @@ use std::{
 use futures::{StreamExt as _, stream::BoxStream};
 use serde_json::json;
 use tessera_agent::{
-    machine::{NodePatch, Settings, WriteError},
-    shell::{Cluster, ClusterEvent, Ports, Sampling, run},
+    exporter::families::Wanted,
+    machine::{Isolation, Library, NodePatch, Settings, WithoutLibrary, WriteError},
+    shell::{Cluster, ClusterEvent, OwnerNote, Ports, Sampling, run},
 };
 use tessera_cluster::node_agent::PodEvent;
 use tessera_core::{
@@ -39,6 +42,7 @@ pub(crate) struct Api {
     pods: Mutex<BTreeMap<String, Pod>>,
     pub(crate) node: Mutex<NodePatch>,
     pub(crate) unhealthy: Mutex<Option<Vec<u8>>>,
+    pub(crate) notes: Mutex<Vec<OwnerNote>>,
     watchers: Mutex<Vec<mpsc::UnboundedSender<ClusterEvent>>>,
 }
 
@@ -117,6 +121,11 @@ impl Cluster for Api {
         Ok(())
     }
 
+    async fn tell_owner(&self, note: &OwnerNote) -> Result<(), String> {
+        self.notes.lock().unwrap().push(note.clone());
+        Ok(())
+    }
+
     async fn set_unhealthy(&self, cards: &[u8]) -> Result<(), String> {
         *self.unhealthy.lock().unwrap() = Some(cards.to_vec());
         Ok(())
@@ -136,19 +145,27 @@ pub(crate) struct World {
     agent: Option<(CancellationToken, JoinHandle<()>)>,
     way: Way,
     pub(crate) listen: Option<SocketAddr>,
+    pub(crate) wanted: Wanted,
     pub(crate) directory: tempfile::TempDir,
 }
 
 impl World {
     pub(crate) async fn new(way: Way) -> Self {
-        Self::listening(way, None).await
+        Self::telling(way, None, Wanted::default()).await
     }
 
     /// Also with pages.
+    #[allow(dead_code, reason = "not every user of this module looks at pages")]
     pub(crate) async fn listening(way: Way, listen: Option<SocketAddr>) -> Self {
+        Self::telling(way, listen, Wanted::default()).await
+    }
+
+    /// With pages that have these metrics.
+    pub(crate) async fn telling(way: Way, listen: Option<SocketAddr>, wanted: Wanted) -> Self {
         let directory = tempfile::tempdir().unwrap();
         std::fs::write(directory.path().join("gpus"), eight_cards()).unwrap();
-        let mut world = Self { api: Arc::default(), kubelet: None, agent: None, way, listen, directory };
+        let mut world =
+            Self { api: Arc::default(), kubelet: None, agent: None, way, listen, wanted, directory };
         world.start_kubelet(Checkpoint::default());
         world.start_agent();
         world.wait_until_served().await;
@@ -190,6 +207,8 @@ impl World {
             sampling: Sampling {
                 every: Duration::from_millis(20),
                 processes: self.directory.path().join("proc"),
+                wanted: self.wanted.clone(),
+                ..Sampling::default()
             },
         };
         let stop = CancellationToken::new();
@@ -263,6 +282,13 @@ pub(crate) fn settings(grants: &Path) -> Settings {
         memory_unit: MemoryUnit::GiB,
         policy: "tessera".parse().unwrap(),
         hand_over: HandOver::default(),
+        isolation: Isolation {
+            library: Ok(Library { folder: grants.join(".library").display().to_string(), by_cdi: false }),
+            without_library: WithoutLibrary::Refuse,
+            allow_opt_out: false,
+            meaning: tessera_limits::limits::Meaning::Time,
+            kill_escaped: false,
+        },
         grants: grants.display().to_string(),
         instance_type: Some("test.8xlarge".into()),
         labels: BTreeMap::new(),
@@ -271,7 +297,7 @@ pub(crate) fn settings(grants: &Path) -> Settings {
     }
 }
 
-fn eight_cards() -> String {
+pub(crate) fn eight_cards() -> String {
     let gpu = |index: u8| {
         json!({
             "uuid": uuid(index), "minor": index, "model": "NVIDIA A100-SXM4-80GB", "memoryMiB": 81_920,

@@ -1,77 +1,173 @@
 //! What the agent's pages say of processes on its cards.
 
-use std::net::{SocketAddr, TcpListener};
+use std::{io::Read as _, sync::Arc, time::Duration};
 
+use flate2::read::GzDecoder;
 use serde_json::{Value, json};
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tessera_agent::shell::{Sampling, Standalone};
+use tessera_core::gpu::GpuUuid;
+use tessera_node::gpus::{CardSample, Found, Gpus, GpusError, Incident, Simulated, Window};
 
-use super::{SHARE, common::Way, common::World};
+use super::{
+    SHARE,
+    common::load::{container_id, fetch, free_address, page},
+    common::{Way, World, uuid, within_reason},
+};
 
-const MAIN: &str = "13f12d5b8a9e2b7f55f6d58a8ba5f0a3ad4d6e1f3b2c4d5e6f708192a3b4c5d6";
-
-/// A port nobody listens on.
-fn free_address() -> SocketAddr {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
-}
-
-/// A process of a container, as the kernel would show it.
-fn process(world: &World, pid: u32, container: &str) {
-    let own = world.directory.path().join(format!("proc/{pid}"));
-    std::fs::create_dir_all(&own).unwrap();
-    let numbers = "S 1 7 7 0 -1 4194560 1 0 0 0 3 4 0 0 20 0 1 0 4711 1000 50";
-    std::fs::write(own.join("stat"), format!("{pid} (train) {numbers}\n")).unwrap();
-    std::fs::write(own.join("comm"), "train\n").unwrap();
-    std::fs::write(own.join("cgroup"), format!("0::/../cri-containerd-{container}.scope\n")).unwrap();
-}
-
-async fn page(address: SocketAddr, path: &str) -> Option<String> {
-    let mut stream = tokio::net::TcpStream::connect(address).await.ok()?;
-    stream.write_all(format!("GET {path} HTTP/1.0\r\n\r\n").as_bytes()).await.ok()?;
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).await.ok()?;
-    let (head, body) = answer.split_once("\r\n\r\n")?;
-    head.starts_with("HTTP/1.0 200").then(|| body.to_owned())
-}
-
-async fn json_page(address: SocketAddr, path: &str) -> Option<Value> {
-    serde_json::from_str(&page(address, path).await?).ok()
+async fn world() -> (World, std::net::SocketAddr) {
+    let address = free_address();
+    (World::listening(Way::Registry, Some(address)).await, address)
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn processes_are_shown_with_the_container_they_belong_to() {
-    let address = free_address();
-    let world = World::listening(Way::Registry, Some(address)).await;
-    let pod = world.bind("train", &SHARE, Some(3));
-    world.run(&pod).await.unwrap();
-    world.api.set_containers("uid-train", &[("main", MAIN)]);
-    process(&world, 41, MAIN);
-    let line = r#"{"pid":41,"gpu":3,"memoryMiB":2048,"busyPercent":40}"#;
-    std::fs::write(world.directory.path().join("gpus.processes"), line).unwrap();
-    let mut shown = json!(null);
-    super::common::within_reason("the process to be shown", async {
-        while shown["containers"][0]["gpus"][0]["busyPercent"] != json!(40.0) {
-            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
-            shown = json_page(address, "/v1/use").await.unwrap_or_default();
-        }
-    })
-    .await;
+    let (world, address) = world().await;
+    world.running(1, "train", &SHARE, 3).await;
+    world.process(41, 3, 2048, 40, &container_id(1));
+    let labels = format!(r#"{{namespace="team",pod="train",container="main",gpu="3",uuid="{}"}}"#, uuid(3));
+    let text = world.until_shown("/metrics", &format!("tessera_container_busy_ratio{labels} 0.4")).await;
+    assert!(text.contains(&format!("tessera_container_memory_used_bytes{labels} 2147483648\n")), "{text}");
+    let json_page = async |path| serde_json::from_str::<Value>(&page(address, path).await.unwrap()).unwrap();
+    let shown = json_page("/v1/use").await;
     let card = json!({
-        "uuid": super::uuid(3), "index": 3, "grantedPercent": 30, "grantedMiB": 10240, "memoryUsedMiB": 2048,
+        "uuid": uuid(3), "index": 3, "grantedPercent": 30, "grantedMiB": 10240, "memoryUsedMiB": 2048,
         "busyPercent": 40.0,
     });
     assert_eq!(shown["containers"][0]["gpus"], json!([card]));
-    assert_eq!(
-        (&shown["containers"][0]["pod"], &shown["containers"][0]["uid"]),
-        (&json!("train"), &json!("uid-train"))
-    );
+    assert_eq!(shown["containers"][0]["uid"], json!("uid-train"));
     assert_eq!(shown["gpus"][3]["memoryUsedMiB"], 2048 + 64);
     assert_eq!(shown["gpus"][0]["memoryUsedMiB"], 0);
-    let usage = json_page(address, "/usage").await.unwrap();
+    let usage = json_page("/usage").await;
     let device = json!({
         "id": "00000000:04:00.0", "card_idx": "3", "gpu": 40, "mem": 2048, "pids": [41], "device_mem": 81920,
     });
     assert_eq!(usage["usage"]["uid-train"]["stat"]["main"]["dev"], json!([device]));
     assert_eq!(usage["usage"]["uid-train"]["spec"]["main"], json!({ "gpu": 0.3, "mem": 10240 }));
-    let graph = json_page(address, "/graph").await.unwrap();
+    let graph = json_page("/graph").await;
     assert!(graph["graph"].as_str().unwrap().contains("41"), "{graph}");
+    world.api.delete("uid-train");
+    world.kubelet().remove("uid-train");
+    within_reason("its series to go", async {
+        while page(address, "/metrics").await.unwrap().contains("\"train\"") {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pages_come_in_the_form_the_reader_asks_for() {
+    let (world, address) = world().await;
+    world.running(1, "train", &SHARE, 3).await;
+    world.until_shown("/metrics", "tessera_container_memory_used_bytes").await;
+    let (head, _) = fetch(address, "/metrics", "").await.unwrap();
+    assert!(head.contains("content-type: text/plain; version=0.0.4"), "{head}");
+    let accept =
+        "Accept: application/openmetrics-text;version=1.0.0,text/plain;q=0.5\r\nAccept-Encoding: gzip\r\n";
+    let (head, body) = fetch(address, "/metrics", accept).await.unwrap();
+    assert!(head.contains("content-type: application/openmetrics-text; version=1.0.0"), "{head}");
+    assert!(head.contains("content-encoding: gzip"), "{head}");
+    let mut text = String::new();
+    GzDecoder::new(body.as_slice()).read_to_string(&mut text).unwrap();
+    assert!(text.ends_with("# EOF\n"));
+    let nodes = page(address, "/metrics/nodes").await.unwrap();
+    assert!(nodes.contains("node_1_info{gpu_id=\"3\""), "{nodes}");
+    let metric = page(address, "/metric").await.unwrap();
+    assert!(metric.contains("container_request_gpu_utilization{container_name=\"main\""), "{metric}");
+    assert!(!metric.contains("tessera_"), "{metric}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_kubernetes_the_machine_itself_is_shown() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("gpus");
+    std::fs::write(&file, super::common::eight_cards()).unwrap();
+    let sampling = Sampling {
+        every: Duration::from_millis(20),
+        processes: directory.path().join("proc"),
+        ..Sampling::default()
+    };
+    let standalone = Standalone::start("machine".into(), Arc::new(Simulated::new(file)), sampling).unwrap();
+    let address = free_address();
+    let stop = tokio_util::sync::CancellationToken::new();
+    let served = tokio::spawn(standalone.serve(address, stop.clone()));
+    within_reason("the first look", async {
+        while !page(address, "/metrics").await.unwrap_or_default().contains("tessera_gpu_memory_used_bytes") {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    })
+    .await;
+    let text = page(address, "/metrics").await.unwrap();
+    assert!(text.contains("tessera_exporter_source_up{source=\"kubelet\"} 0\n"), "{text}");
+    assert!(text.contains("tessera_exporter_source_up{source=\"gpus\"} 1\n"), "{text}");
+    stop.cancel();
+    served.await.unwrap().unwrap();
+}
+
+/// Cards of which one never answers, and which count how often they are asked.
+struct Wedged {
+    inner: Simulated,
+    asked: std::sync::atomic::AtomicU64,
+}
+
+impl Gpus for Wedged {
+    fn discover(&self) -> Result<Found, GpusError> {
+        self.inner.discover()
+    }
+
+    fn sample(&self, gpu: &GpuUuid, window: Window) -> Result<CardSample, GpusError> {
+        self.asked.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        while gpu.0.as_ref() == uuid(2) {
+            std::thread::park();
+        }
+        self.inner.sample(gpu, window)
+    }
+
+    fn watch(
+        &self,
+        _report: &mut dyn FnMut(Option<Incident>) -> std::ops::ControlFlow<()>,
+    ) -> Result<std::ops::ControlFlow<()>, GpusError> {
+        Ok(std::ops::ControlFlow::Break(()))
+    }
+
+    fn have_device_nodes(&self) -> bool {
+        false
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_card_that_hangs_holds_up_nobody_and_scrapes_ask_no_card() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("gpus");
+    std::fs::write(&file, super::common::eight_cards()).unwrap();
+    let gpus = Arc::new(Wedged { inner: Simulated::new(file), asked: 0.into() });
+    // Only the first look happens within this test.
+    let sampling = Sampling {
+        every: Duration::from_secs(3600),
+        processes: directory.path().join("proc"),
+        ..Sampling::default()
+    };
+    let standalone = Standalone::start("machine".into(), gpus.clone(), sampling).unwrap();
+    let address = free_address();
+    let stop = tokio_util::sync::CancellationToken::new();
+    let served = tokio::spawn(standalone.serve(address, stop.clone()));
+    let fine = |card: u8, is: u8| {
+        format!("tessera_gpu_sample_success{{gpu=\"{card}\",uuid=\"{}\"}} {is}\n", uuid(card))
+    };
+    within_reason("all cards but one", async {
+        loop {
+            let text = page(address, "/metrics").await.unwrap_or_default();
+            if (0..8).all(|card| text.contains(&fine(card, u8::from(card != 2)))) {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    })
+    .await;
+    for _ in 0..50 {
+        page(address, "/metrics").await.unwrap();
+    }
+    assert_eq!(gpus.asked.load(std::sync::atomic::Ordering::Relaxed), 8, "once a card, however many scrapes");
+    stop.cancel();
+    served.await.unwrap().unwrap();
 }

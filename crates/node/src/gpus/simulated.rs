@@ -18,7 +18,7 @@ use tessera_core::{
 };
 use tessera_wire::{inventory, smi_matrix};
 
-use super::{CardSample, Found, Gpus, GpusError, Incident, IncidentKind, Window};
+use super::{CardSample, Found, Gpus, GpusError, Incident, IncidentKind, ProcessMemory, Window};
 
 /// Memory and model of a card where the file is only a matrix of links.
 const MEMORY: MiB = MiB(81_920);
@@ -98,6 +98,11 @@ impl Gpus for Simulated {
         let card = card.ok_or_else(|| GpusError::UnknownGpu(gpu.clone()))?;
         let processes = fs::read_to_string(self.beside(".processes")).unwrap_or_default();
         Ok(load::sample(card, &load::parse(&processes), window, meters))
+    }
+
+    fn processes(&self, gpu: &GpuUuid) -> Result<Vec<ProcessMemory>, GpusError> {
+        let shown = self.sample(gpu, Window::default())?.processes;
+        Ok(shown.unwrap_or_default())
     }
 
     fn watch(

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 use tessera_core::gpu::Gpu;
 
-use crate::gpus::{CardMemory, CardSample, ProcessMemory, Sensors, Window, Work};
+use crate::gpus::{CardMemory, CardSample, ProcessMemory, Profile, RemappedRows, Sensors, Window, Work};
 
 /// Memory the driver needs for a card that is in use, and for itself in any case.
 const CONTEXTS: u64 = 64 << 20;
@@ -90,9 +90,22 @@ pub(super) fn sample(gpu: &Gpu, all: &[Process], window: Window, meters: &mut Me
             pcie_replays: Some(0),
             uncorrected_errors: Some(0),
             clock_events: Some(u64::from(busy == 0)),
-            ..Sensors::default()
+            remapped_rows: Some(RemappedRows::default()),
+            nvlink: Some(0),
+            profile: Some(profile(f64::from(busy) / 100.0)),
         },
         instances: Vec::new(),
+    }
+}
+
+/// Half of the work goes to tensor cores, and a quarter of the bandwidth.
+fn profile(busy: f64) -> Profile {
+    Profile {
+        graphics: Some(busy),
+        tensor: Some(busy / 2.0),
+        dram: Some(busy / 4.0),
+        pcie_sent: Some(busy * 1e9),
+        pcie_received: Some(busy * 2e9),
     }
 }
 

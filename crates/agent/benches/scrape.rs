@@ -1,0 +1,73 @@
+//! How long a scrape takes on a full node: the real agent with 8 simulated cards, 200 processes and 100 pods, beside a server that
+//! sends as many bytes from memory. `cargo bench -p tessera-agent --bench scrape`
+
+#![allow(clippy::print_stdout, clippy::unwrap_used, reason = "a benchmark")]
+
+#[path = "../tests/common/mod.rs"]
+#[allow(dead_code, reason = "shared with the tests")]
+mod common;
+
+use std::{
+    net::SocketAddr,
+    time::{Duration, Instant},
+};
+
+use common::{
+    Way, World,
+    load::{fetch, free_address},
+};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::TcpListener,
+};
+
+const SCRAPES: usize = 2000;
+
+/// The budget.
+const MOST: Duration = Duration::from_millis(20);
+
+/// Sends one page to everybody who connects.
+async fn copy_of(body: Vec<u8>) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            let mut asked = [0; 1024];
+            let _request = stream.read(&mut asked).await;
+            let _left = stream.write_all(b"HTTP/1.0 200 OK\r\n\r\n").await;
+            let _left = stream.write_all(&body).await;
+        }
+    });
+    address
+}
+
+async fn measure(what: &str, address: SocketAddr, headers: &str) -> Duration {
+    let mut times = Vec::with_capacity(SCRAPES);
+    let mut bytes = 0;
+    for _ in 0..SCRAPES {
+        let started = Instant::now();
+        let (_, body) = fetch(address, "/metrics", headers).await.unwrap();
+        times.push(started.elapsed());
+        bytes = body.len();
+    }
+    times.sort();
+    let (median, p99) = (times[SCRAPES / 2], times[SCRAPES * 99 / 100]);
+    println!("{what:<28} {bytes:>8} bytes   median {median:>9.1?}   p99 {p99:>9.1?}");
+    p99
+}
+
+#[tokio::main(flavor = "multi_thread", worker_threads = 2)]
+async fn main() {
+    let address = free_address();
+    let world = World::listening(Way::Registry, Some(address)).await;
+    world.crowd().await;
+    world
+        .until_shown("/metrics", "tessera_container_busy_seconds_total{namespace=\"team\",pod=\"job-99\"")
+        .await;
+    let (_, body) = fetch(address, "/metrics", "").await.unwrap();
+    println!("{SCRAPES} scrapes each; 8 cards, 200 processes, 100 pods, looked at every 20 ms:");
+    measure("a copy of the text", copy_of(body).await, "").await;
+    let p99 = measure("the agent", address, "").await;
+    measure("the agent, packed", address, "Accept-Encoding: gzip\r\n").await;
+    println!("p99 is {} the {MOST:?} of the budget", if p99 <= MOST { "within" } else { "OVER" });
+}

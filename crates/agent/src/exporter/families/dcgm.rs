@@ -1,0 +1,149 @@
+//! Names and labels of dcgm-exporter, so that what was built on them goes on working. A card's value never carries a pod's name:
+//! what can be told by container is, on request, told by container.
+
+use tessera_node::gpus::{CardMemory, Profile, Sensors};
+use tessera_wire::metrics::{
+    Kind::{self, Counter, Gauge},
+    Labels, Page, Value,
+};
+
+use super::Wanted;
+use crate::exporter::{CardPicture, Look, Picture, SharePicture};
+
+/// A family: its name, what it is, what it tells, and where that stands.
+type Row = (&'static str, Kind, &'static str, fn(&Look) -> Value);
+
+const UTILIZATION: &str = "DCGM_FI_DEV_GPU_UTIL";
+const MEMORY_USED: &str = "DCGM_FI_DEV_FB_USED";
+
+const ROWS: [Row; 25] = [
+    ("DCGM_FI_DEV_SM_CLOCK", Gauge, "SM clock frequency (in MHz).", |l| l.sensors.sm_clock.into()),
+    ("DCGM_FI_DEV_MEM_CLOCK", Gauge, "Memory clock frequency (in MHz).", |l| l.sensors.memory_clock.into()),
+    ("DCGM_FI_DEV_MEMORY_TEMP", Gauge, "Memory temperature (in C).", |l| l.sensors.memory_temperature.into()),
+    ("DCGM_FI_DEV_GPU_TEMP", Gauge, "GPU temperature (in C).", |l| l.sensors.temperature.into()),
+    ("DCGM_FI_DEV_POWER_USAGE", Gauge, "Power draw (in W).", |l| {
+        l.sensors.power.map(|milliwatts| f64::from(milliwatts) / 1e3).into()
+    }),
+    ("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", Counter, "Total energy consumption since boot (in mJ).", |l| {
+        l.energy.into()
+    }),
+    ("DCGM_FI_DEV_PCIE_REPLAY_COUNTER", Counter, "Total number of PCIe retries.", |l| {
+        l.sensors.pcie_replays.into()
+    }),
+    (UTILIZATION, Gauge, "GPU utilization (in %).", |l| l.sensors.utilization.into()),
+    ("DCGM_FI_DEV_MEM_COPY_UTIL", Gauge, "Memory utilization (in %).", |l| {
+        l.sensors.memory_utilization.into()
+    }),
+    ("DCGM_FI_DEV_ENC_UTIL", Gauge, "Encoder utilization (in %).", |l| l.sensors.encoder.into()),
+    ("DCGM_FI_DEV_DEC_UTIL", Gauge, "Decoder utilization (in %).", |l| l.sensors.decoder.into()),
+    ("DCGM_FI_DEV_FB_FREE", Gauge, "Framebuffer memory free (in MiB).", |l| memory(l, |m| m.free)),
+    (MEMORY_USED, Gauge, "Framebuffer memory used (in MiB).", |l| memory(l, |m| m.used)),
+    ("DCGM_FI_DEV_FB_RESERVED", Gauge, "Framebuffer memory reserved (in MiB).", |l| {
+        memory(l, |m| m.reserved)
+    }),
+    (
+        "DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL",
+        Counter,
+        "Total number of NVLink bandwidth counters for all lanes.",
+        |l| l.sensors.nvlink.into(),
+    ),
+    ("DCGM_FI_DEV_VGPU_LICENSE_STATUS", Gauge, "vGPU License status", |_| Value::Whole(0)),
+    (
+        "DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS",
+        Counter,
+        "Number of remapped rows for uncorrectable errors",
+        |l| l.sensors.remapped_rows.map(|rows| rows.uncorrectable).into(),
+    ),
+    (
+        "DCGM_FI_DEV_CORRECTABLE_REMAPPED_ROWS",
+        Counter,
+        "Number of remapped rows for correctable errors",
+        |l| l.sensors.remapped_rows.map(|rows| rows.correctable).into(),
+    ),
+    ("DCGM_FI_DEV_ROW_REMAP_FAILURE", Gauge, "Whether remapping of rows has failed", |l| {
+        l.sensors.remapped_rows.map(|rows| rows.failed).into()
+    }),
+    ("DCGM_FI_DEV_ECC_DBE_VOL_TOTAL", Counter, "Total number of double-bit volatile ECC errors.", |l| {
+        l.sensors.uncorrected_errors.into()
+    }),
+    ("DCGM_FI_PROF_GR_ENGINE_ACTIVE", Gauge, "Ratio of time the graphics engine is active.", |l| {
+        profile(&l.sensors, |p| p.graphics)
+    }),
+    ("DCGM_FI_PROF_PIPE_TENSOR_ACTIVE", Gauge, "Ratio of cycles the tensor (HMMA) pipe is active.", |l| {
+        profile(&l.sensors, |p| p.tensor)
+    }),
+    (
+        "DCGM_FI_PROF_DRAM_ACTIVE",
+        Gauge,
+        "Ratio of cycles the device memory interface is active sending or receiving data.",
+        |l| profile(&l.sensors, |p| p.dram),
+    ),
+    ("DCGM_FI_PROF_PCIE_TX_BYTES", Gauge, "Bytes per second sent over PCIe, headers and payload.", |l| {
+        profile(&l.sensors, |p| p.pcie_sent)
+    }),
+    ("DCGM_FI_PROF_PCIE_RX_BYTES", Gauge, "Bytes per second received over PCIe, headers and payload.", |l| {
+        profile(&l.sensors, |p| p.pcie_received)
+    }),
+];
+
+pub(super) fn write(picture: &Picture, wanted: &Wanted, by_container: bool, page: &mut Page) {
+    let labels: Vec<Labels> = picture.cards.iter().map(|card| labels(picture, card, wanted)).collect();
+    for (name, kind, help, value) in ROWS {
+        let mut family = page.family(name, kind, help);
+        for (labels, card) in labels.iter().zip(&picture.cards) {
+            if let Some(look) = &card.look {
+                family.sample(labels, value(look));
+            }
+        }
+        let own: fn(&SharePicture) -> Value = match name {
+            UTILIZATION => |share| share.busy.map(|busy| (busy * 1e4).round() / 100.0).into(),
+            MEMORY_USED => |share| share.used.map(|bytes| bytes >> 20).into(),
+            _ => continue,
+        };
+        for container in picture.containers.iter().filter(|_| by_container) {
+            for share in &container.shares {
+                let Some(labels) = labels.get(share.card) else { continue };
+                let labels = labels.and(&[
+                    ("container", &container.key.container),
+                    ("namespace", &container.namespace),
+                    ("pod", &container.pod),
+                    ("pod_uid", &container.key.uid.0),
+                ]);
+                family.sample(&labels, own(share));
+            }
+        }
+    }
+    let mut xid = page.family("DCGM_FI_DEV_XID_ERRORS", Gauge, "Value of the last XID error encountered.");
+    for (labels, card) in labels.iter().zip(&picture.cards) {
+        let last = card
+            .xids
+            .iter()
+            .max_by(|(_, (_, a)), (_, (_, b))| a.total_cmp(b))
+            .map_or(0, |(number, _)| *number);
+        let message = if last == 0 { "No Error".to_owned() } else { format!("XID {last}") };
+        xid.sample(&labels.and(&[("err_code", &last.to_string()), ("err_msg", &message)]), last);
+    }
+}
+
+fn labels(picture: &Picture, card: &CardPicture, wanted: &Wanted) -> Labels {
+    let mut labels = Labels::new(&[
+        ("gpu", &card.gpu.index.to_string()),
+        ("UUID", &card.gpu.uuid.0),
+        ("pci_bus_id", &card.pci),
+        ("device", &format!("nvidia{}", card.gpu.minor)),
+        ("modelName", &card.gpu.model.0),
+        (&wanted.hostname_label, &picture.node),
+    ]);
+    if let Some(driver) = &picture.driver {
+        labels.push("DCGM_FI_DRIVER_VERSION", driver);
+    }
+    labels
+}
+
+fn memory(look: &Look, part: impl Fn(&CardMemory) -> u64) -> Value {
+    look.memory.as_ref().map(|memory| part(memory) >> 20).into()
+}
+
+fn profile(sensors: &Sensors, value: impl Fn(&Profile) -> Option<f64>) -> Value {
+    sensors.profile.as_ref().and_then(value).into()
+}

@@ -1,0 +1,69 @@
+//! The four families of gpu-manager, labels by the alphabet as its client library writes them.
+
+use tessera_wire::metrics::{Kind::Gauge, Labels, Page};
+
+use crate::exporter::{
+    ContainerPicture, Picture, SharePicture,
+    usage::{mebibytes, request},
+};
+
+pub(super) fn write(picture: &Picture, page: &mut Page) {
+    let holders: Vec<&ContainerPicture> =
+        picture.containers.iter().filter(|c| c.shares.iter().any(|share| share.hold.is_some())).collect();
+    let used = |share: &SharePicture| share.used.map(mebibytes);
+    let busy = |share: &SharePicture| share.busy.map(|busy| (busy * 1e4).round() / 100.0);
+    by_card(picture, page, &holders, ("container_gpu_utilization", "gpu utilization", "gpu"), busy);
+    by_card(
+        picture,
+        page,
+        &holders,
+        ("container_gpu_memory_total", "gpu memory usage in MiB", "gpu_memory"),
+        used,
+    );
+    let mut cores = page.family("container_request_gpu_utilization", Gauge, "request of gpu utilization");
+    for container in &holders {
+        cores.sample(&request_labels(picture, container, "req_of_gpu"), request(picture, container).0);
+    }
+    let mut memory = page.family("container_request_gpu_memory", Gauge, "request of gpu memory in MiB");
+    for container in &holders {
+        memory
+            .sample(&request_labels(picture, container, "req_of_gpu_memory"), request(picture, container).1);
+    }
+}
+
+/// A value for each card, and their sum.
+fn by_card(
+    picture: &Picture,
+    page: &mut Page,
+    holders: &[&ContainerPicture],
+    (name, help, label): (&str, &str, &str),
+    value: impl Fn(&SharePicture) -> Option<f64>,
+) {
+    let mut family = page.family(name, Gauge, help);
+    for container in holders {
+        let labels = |which: &str| {
+            Labels::new(&[
+                ("container_name", &container.key.container),
+                (label, which),
+                ("namespace", &container.namespace),
+                ("node", &picture.node),
+                ("pod_name", &container.pod),
+            ])
+        };
+        for share in &container.shares {
+            family.sample(&labels(&format!("gpu{}", share.card)), value(share));
+        }
+        let total: Option<f64> = container.shares.iter().map(&value).sum();
+        family.sample(&labels("total"), total);
+    }
+}
+
+fn request_labels(picture: &Picture, container: &ContainerPicture, label: &str) -> Labels {
+    Labels::new(&[
+        ("container_name", &container.key.container),
+        ("namespace", &container.namespace),
+        ("node", &picture.node),
+        ("pod_name", &container.pod),
+        (label, "total"),
+    ])
+}

@@ -1,0 +1,96 @@
+//! Processes on the cards of the node, and its pages.
+
+#![allow(dead_code, reason = "not every user of this module looks at pages")]
+
+use std::{
+    fs,
+    net::{SocketAddr, TcpListener},
+};
+
+use serde_json::json;
+use tessera_wire::objects::Pod;
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::TcpStream,
+};
+
+use super::World;
+
+/// A port nobody listens on.
+pub(crate) fn free_address() -> SocketAddr {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
+}
+
+/// The ID of a container, made from a number.
+pub(crate) fn container_id(number: u32) -> String {
+    format!("{number:064x}")
+}
+
+/// A page, with its head.
+pub(crate) async fn fetch(address: SocketAddr, path: &str, headers: &str) -> Option<(String, Vec<u8>)> {
+    let mut stream = TcpStream::connect(address).await.ok()?;
+    stream.write_all(format!("GET {path} HTTP/1.0\r\n{headers}\r\n").as_bytes()).await.ok()?;
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).await.ok()?;
+    let end = answer.windows(4).position(|window| window == b"\r\n\r\n")?;
+    let head = String::from_utf8_lossy(&answer[..end]).to_lowercase();
+    head.starts_with("http/1.0 200").then(|| (head, answer[end + 4..].to_vec()))
+}
+
+/// A page of text.
+pub(crate) async fn page(address: SocketAddr, path: &str) -> Option<String> {
+    String::from_utf8(fetch(address, path, "").await?.1).ok()
+}
+
+impl World {
+    /// A process of a container on a card: `memory` in MiB, `busy` in percent. It is there at the next look.
+    pub(crate) fn process(&self, pid: u32, card: u8, memory: u64, busy: u32, container: &str) {
+        let own = self.directory.path().join(format!("proc/{pid}"));
+        fs::create_dir_all(&own).unwrap();
+        let numbers = "S 1 7 7 0 -1 4194560 1 0 0 0 3 4 0 0 20 0 1 0 4711 1000 50";
+        fs::write(own.join("stat"), format!("{pid} (train) {numbers}\n")).unwrap();
+        fs::write(own.join("comm"), "train\n").unwrap();
+        fs::write(own.join("cgroup"), format!("0::/../cri-containerd-{container}.scope\n")).unwrap();
+        let file = self.directory.path().join("gpus.processes");
+        let before = fs::read_to_string(&file).unwrap_or_default();
+        let line = json!({ "pid": pid, "gpu": card, "memoryMiB": memory, "busyPercent": busy });
+        let new = self.directory.path().join("gpus.processes.new");
+        fs::write(&new, format!("{before}{line}\n")).unwrap();
+        fs::rename(new, file).unwrap();
+    }
+
+    /// A pod that runs, with the container ID made from `number`.
+    pub(crate) async fn running(&self, number: u32, name: &str, limits: &[(&str, &str)], card: u8) -> Pod {
+        let pod = self.bind(name, limits, Some(card));
+        self.run(&pod).await.unwrap();
+        self.api.set_containers(&pod.metadata.uid, &[("main", &container_id(number))]);
+        pod
+    }
+
+    /// A hundred pods with two processes each.
+    pub(crate) async fn crowd(&self) {
+        let share = [("tencent.com/vcuda-core", "7"), ("tencent.com/vcuda-memory", "20")];
+        for number in 0..100 {
+            let card = u8::try_from(number % 8).unwrap();
+            self.running(number, &format!("job-{number}"), &share, card).await;
+            for pid in [1000 + number, 2000 + number] {
+                self.process(pid, card, 1000 + u64::from(number), number % 5, &container_id(number));
+            }
+        }
+    }
+
+    /// Waits until a page has a line that begins so.
+    pub(crate) async fn until_shown(&self, path: &str, begin: &str) -> String {
+        let address = self.listen.unwrap();
+        super::within_reason(&format!("{begin} at {path}"), async {
+            loop {
+                let text = page(address, path).await.unwrap_or_default();
+                if text.lines().any(|line| line.starts_with(begin)) {
+                    return text;
+                }
+                tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+            }
+        })
+        .await
+    }
+}

@@ -1,0 +1,184 @@
+//! A real Prometheus scrapes a real agent, evaluates the alerts of `deploy/monitoring` and every query of its dashboard.
+//!
+//! `cargo test -p tessera-agent --test prometheus`; needs Debian's package `prometheus`.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests may fail like tests")]
+
+#[path = "../common/mod.rs"]
+#[allow(dead_code, reason = "shared with other tests")]
+mod common;
+mod server;
+
+use std::{
+    collections::BTreeSet,
+    fmt::Write as _,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use common::{
+    Way, World,
+    load::{container_id, free_address, page},
+    within_reason,
+};
+use serde_json::Value;
+use server::{Prometheus, promtool};
+use tessera_agent::exporter::families::{VOCABULARIES, Wanted};
+
+fn deploy(file: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/monitoring").join(file)
+}
+
+/// The rules as Prometheus reads them: what the operator's object has below `spec`.
+fn rules() -> String {
+    let text = std::fs::read_to_string(deploy("alerts.yaml")).unwrap();
+    let (_, spec) = text.split_once("\nspec:\n").unwrap();
+    spec.lines().fold(String::new(), |mut rules, line| {
+        let _ = writeln!(rules, "{}", line.strip_prefix("  ").unwrap_or(line));
+        rules
+    })
+}
+
+/// Every query of the dashboard, with its variables filled in.
+fn queries() -> Vec<String> {
+    let dashboard: Value =
+        serde_json::from_str(&std::fs::read_to_string(deploy("dashboard.json")).unwrap()).unwrap();
+    let panels = dashboard["panels"].as_array().unwrap();
+    let targets = panels.iter().filter_map(|panel| panel["targets"].as_array()).flatten();
+    let all: Vec<String> = targets.map(|target| target["expr"].as_str().unwrap().to_owned()).collect();
+    assert!(all.len() > 20, "{}", all.len());
+    let fill = |query: String| {
+        query.replace("$__rate_interval", "10s").replace("$node", ".*").replace("$card", ".*")
+    };
+    all.into_iter().map(fill).collect()
+}
+
+/// Names of ours in a query.
+fn names(query: &str) -> BTreeSet<String> {
+    let words = query.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
+    words.filter(|word| word.starts_with("tessera_")).map(str::to_owned).collect()
+}
+
+async fn busy_world() -> World {
+    let wanted = Wanted {
+        vocabularies: VOCABULARIES.iter().map(|(_, vocabulary)| *vocabulary).collect(),
+        processes: true,
+        ..Wanted::default()
+    };
+    let world = World::telling(Way::Registry, Some(free_address()), wanted).await;
+    let share = [("tencent.com/vcuda-core", "20"), ("tencent.com/vcuda-memory", "4")];
+    world.running(1, "train", &share, 3).await;
+    world.running(2, "idle", &share, 3).await;
+    world.process(41, 3, 2048, 40, &container_id(1));
+    world.process(42, 5, 512, 10, &container_id(2));
+    std::fs::write(world.events(), "3 xid 79\n").unwrap();
+    world.until_shown("/metrics", "tessera_gpu_xid_last_timestamp_seconds").await;
+    world.until_shown("/metrics", "tessera_container_escaped_processes").await;
+    world
+}
+
+#[test]
+fn rules_are_rules_and_fire_when_they_should() {
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::write(directory.path().join("rules.yaml"), rules()).unwrap();
+    std::fs::write(directory.path().join("tests.yaml"), include_str!("alerts.yaml")).unwrap();
+    promtool(directory.path(), &["check", "rules", "rules.yaml"], None);
+    promtool(directory.path(), &["test", "rules", "tests.yaml"], None);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn our_families_pass_the_linter() {
+    let world = busy_world().await;
+    let text = page(world.listen.unwrap(), "/metrics").await.unwrap();
+    let ours = |line: &&str| {
+        line.trim_start_matches("# TYPE ").trim_start_matches("# HELP ").starts_with("tessera_")
+    };
+    let ours: String = text.lines().filter(ours).fold(String::new(), |mut ours, line| {
+        let _ = writeln!(ours, "{line}");
+        ours
+    });
+    assert!(ours.lines().count() > 200);
+    promtool(Path::new("."), &["check", "metrics"], Some(&ours));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn prometheus_scrapes_the_agent_and_evaluates_alerts_and_dashboard() {
+    let world = busy_world().await;
+    let text = page(world.listen.unwrap(), "/metrics").await.unwrap();
+    let prometheus = Prometheus::start(world.listen.unwrap(), &rules());
+    for path in ["/metrics", "/metrics/nodes", "/metric"] {
+        prometheus.until_some(&format!("up{{job=\"{path}\"}} == 1")).await;
+        prometheus.until_some(&format!("scrape_samples_scraped{{job=\"{path}\"}} > 0")).await;
+    }
+    prometheus.until_some("rate(tessera_container_busy_seconds_total{pod=\"train\"}[10s]) > 0.35").await;
+
+    // What only the library in a container reports is not there; nobody holds more memory than granted but the one that does.
+    let known: BTreeSet<String> =
+        text.lines().filter_map(|line| line.split(['{', ' ']).next()).map(str::to_owned).collect();
+    for query in queries() {
+        let found = prometheus.query(&query).await;
+        let of_library = query.contains("throttled");
+        let slowed = query.contains("clock_limited");
+        assert!(!found.is_empty() || of_library || slowed, "nothing for {query}");
+        for name in names(&query) {
+            assert!(
+                known.contains(&name) || name.contains("throttled"),
+                "{name} in {query} is no metric of ours"
+            );
+        }
+    }
+    for query in rules().lines() {
+        for name in names(query) {
+            assert!(
+                known.contains(&name) || !query.contains("expr"),
+                "{name} in {query} is no metric of ours"
+            );
+        }
+    }
+
+    // The board many have already, by its queries.
+    for name in [
+        "DCGM_FI_DEV_GPU_TEMP",
+        "DCGM_FI_DEV_POWER_USAGE",
+        "DCGM_FI_DEV_SM_CLOCK",
+        "DCGM_FI_DEV_GPU_UTIL",
+        "DCGM_FI_DEV_FB_USED",
+        "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE",
+    ] {
+        let found = prometheus.query(&format!("{name}{{instance=~\".+\", gpu=~\"3\"}}")).await;
+        assert!(!found.is_empty(), "{name}");
+    }
+
+    let rules = within_reason("all rules to be evaluated", async {
+        loop {
+            let rules = prometheus.rules().await;
+            if rules.iter().all(|rule| rule["health"] != "unknown") {
+                return rules;
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+        }
+    })
+    .await;
+    assert!(rules.len() > 8);
+    for rule in &rules {
+        assert_eq!(rule["health"], "ok", "{rule}");
+    }
+    let state = |name: &str| rules.iter().find(|rule| rule["name"] == name).unwrap()["state"].clone();
+    assert_eq!(state("TesseraGpuXid"), "firing");
+    assert_eq!(state("TesseraEscapedProcess"), "pending");
+    assert_eq!(state("TesseraOverMemoryShare"), "pending");
+    assert_eq!(state("TesseraGpuNotRead"), "inactive");
+}
+
+#[test]
+fn the_manifests_are_what_kustomize_takes() {
+    let Ok(rendered) = Command::new("kubectl").args(["kustomize", "."]).current_dir(deploy("")).output()
+    else {
+        panic!("kubectl is missing");
+    };
+    let text = String::from_utf8_lossy(&rendered.stdout).into_owned();
+    assert!(rendered.status.success(), "{}", String::from_utf8_lossy(&rendered.stderr));
+    for kind in ["kind: PodMonitor", "kind: PrometheusRule", "kind: ConfigMap", "honorLabels: true"] {
+        assert!(text.contains(kind), "{kind}");
+    }
+}

@@ -1,0 +1,119 @@
+//! Prometheus and its tool, as Debian packs them.
+
+use std::{
+    io::Write as _,
+    net::SocketAddr,
+    path::Path,
+    process::{Child, Command, Stdio},
+    time::Duration,
+};
+
+use serde_json::Value;
+
+use super::common::{
+    load::{fetch, free_address},
+    within_reason,
+};
+
+const INSTALL: &str = "cannot be started; install Debian's package prometheus (apt-get install prometheus)";
+
+/// A Prometheus that scrapes one agent every second.
+pub(crate) struct Prometheus {
+    process: Child,
+    address: SocketAddr,
+    _directory: tempfile::TempDir,
+}
+
+impl Drop for Prometheus {
+    fn drop(&mut self) {
+        let _ended = self.process.kill();
+        let _ended = self.process.wait();
+    }
+}
+
+impl Prometheus {
+    pub(crate) fn start(agent: SocketAddr, rules: &str) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let address = free_address();
+        let job = |path: &str| {
+            format!(
+                "  - job_name: {path}\n    metrics_path: {path}\n    honor_labels: true\n    static_configs: [{{ targets: ['{agent}'] }}]\n"
+            )
+        };
+        let jobs: String = ["/metrics", "/metrics/nodes", "/metric"].map(job).concat();
+        let configuration = format!(
+            "global: {{ scrape_interval: 1s, evaluation_interval: 1s }}\nrule_files: [rules.yaml]\nscrape_configs:\n{jobs}"
+        );
+        std::fs::write(directory.path().join("prometheus.yaml"), configuration).unwrap();
+        std::fs::write(directory.path().join("rules.yaml"), rules).unwrap();
+        let log = std::fs::File::create(directory.path().join("log")).unwrap();
+        let process = Command::new("prometheus")
+            .arg("--config.file=prometheus.yaml")
+            .arg("--storage.tsdb.path=data")
+            .arg(format!("--web.listen-address={address}"))
+            .current_dir(directory.path())
+            .stdout(Stdio::null())
+            .stderr(log)
+            .spawn()
+            .unwrap_or_else(|error| panic!("prometheus {INSTALL}: {error}"));
+        Self { process, address, _directory: directory }
+    }
+
+    /// What a query finds now. A query that Prometheus does not take fails the test.
+    pub(crate) async fn query(&self, query: &str) -> Vec<Value> {
+        let path = format!("/api/v1/query?query={}", encoded(query));
+        let (_, body) = fetch(self.address, &path, "").await.unwrap_or_else(|| panic!("not taken: {query}"));
+        let answer: Value = serde_json::from_slice(&body).unwrap();
+        assert_eq!(answer["status"], "success", "{query}: {answer}");
+        answer["data"]["result"].as_array().unwrap().clone()
+    }
+
+    /// Waits until a query finds something.
+    pub(crate) async fn until_some(&self, query: &str) {
+        within_reason(query, async {
+            loop {
+                let path = format!("/api/v1/query?query={}", encoded(query));
+                if let Some((_, body)) = fetch(self.address, &path, "").await
+                    && let Ok(answer) = serde_json::from_slice::<Value>(&body)
+                    && answer["data"]["result"].as_array().is_some_and(|found| !found.is_empty())
+                {
+                    return;
+                }
+                tokio::time::sleep(Duration::from_millis(200)).await;
+            }
+        })
+        .await;
+    }
+
+    /// All alerting rules and how they are.
+    pub(crate) async fn rules(&self) -> Vec<Value> {
+        let (_, body) = fetch(self.address, "/api/v1/rules", "").await.unwrap();
+        let answer: Value = serde_json::from_slice(&body).unwrap();
+        let groups = answer["data"]["groups"].as_array().unwrap();
+        groups.iter().flat_map(|group| group["rules"].as_array().unwrap().clone()).collect()
+    }
+}
+
+/// Runs promtool, which must be content.
+pub(crate) fn promtool(directory: &Path, arguments: &[&str], input: Option<&str>) {
+    let mut process = Command::new("promtool")
+        .args(arguments)
+        .current_dir(directory)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap_or_else(|error| panic!("promtool {INSTALL}: {error}"));
+    process.stdin.take().unwrap().write_all(input.unwrap_or_default().as_bytes()).unwrap();
+    let output = process.wait_with_output().unwrap();
+    let said =
+        [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).concat();
+    assert!(output.status.success(), "promtool {arguments:?}: {said}");
+}
+
+fn encoded(text: &str) -> String {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.~".contains(&byte);
+    text.bytes()
+        .map(|byte| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") })
+        .collect()
+}

@@ -1,0 +1,231 @@
+//! From a description of cards, made-up processes and pods to the text that Prometheus reads.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests may fail like tests")]
+
+#[path = "../stage/mod.rs"]
+mod stage;
+mod text;
+
+use std::{collections::BTreeSet, path::Path};
+
+use stage::{Stage, crowded, share, uuid};
+use tessera_agent::exporter::{
+    ContainerKey, Throttle, Throttles,
+    families::{self, VOCABULARIES, Wanted},
+};
+use tessera_agent::machine::Escape;
+use tessera_core::units::PodUid;
+use tessera_wire::metrics::Format;
+use text::Text;
+
+/// Compares with the file of this name, or writes it anew with `BLESS=1`.
+fn golden(name: &str, text: &str) {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/scrape/golden").join(name);
+    if std::env::var_os("BLESS").is_some() {
+        std::fs::write(&file, text).unwrap();
+    }
+    let expected = std::fs::read_to_string(&file).unwrap_or_default();
+    for (number, (found, expected)) in text.lines().zip(expected.lines()).enumerate() {
+        assert_eq!(found, expected, "{} line {}; BLESS=1 writes it anew", file.display(), number + 1);
+    }
+    assert_eq!(text.lines().count(), expected.lines().count(), "{}; BLESS=1 writes it anew", file.display());
+}
+
+/// Two cards and every kind of process.
+fn busy_node() -> Stage {
+    let mut stage = Stage::new(2);
+    stage.pod(1, "team-a", "train-0", &[share(0, 50, 20_480)]);
+    stage.pod(2, "team-a", "idle-0", &[share(1, 30, 8192)]);
+    stage.pod(3, "team-b", "escape-0", &[share(1, 20, 4096)]);
+    stage.pod(4, "team-b", "no-grant-0", &[]);
+    for (pid, card, memory, busy) in [
+        (100, 0, Some(8192), 40),
+        (101, 0, Some(512), 10),
+        (102, 0, Some(1024), 20),
+        (103, 1, Some(256), 0),
+        (104, 0, Some(300), 5),
+        (105, 1, Some(100), 25),
+        (106, 0, Some(50), 5),
+        (107, 1, None, 0),
+    ] {
+        stage.process(pid, card, memory, busy);
+    }
+    stage.in_pod(100, "python3", 1);
+    stage.in_pod(101, "a\"b\\c) {x} ,=\u{1F980}", 1);
+    stage.in_pod(102, "miner", 3);
+    stage.in_pod(103, "notebook", 4);
+    stage.who(104, "Xorg", "0::/system.slice/display.service\n");
+    stage.who(105, "tool", &format!("0::/system.slice/docker-{}.scope\n", "ab".repeat(32)));
+    // 106 has ended: nothing of it is left but what the driver says.
+    stage.who(107, "quiet", "0::/\n");
+    stage.book();
+    stage.look();
+    stage.look();
+    stage.meter.xid(&uuid(1).as_str().into(), 79, 1_800_000_001.5);
+    let key = ContainerKey { uid: PodUid(stage::pod_uid(1)), container: "main".into() };
+    let throttle = Throttle { seconds: 1.25, waits: 7, denied_bytes: 4096, open: 2.5, windows: 125 };
+    stage.view.escapes = vec![(key.uid.clone(), key.container.clone(), Escape::WithoutLibrary, 2)];
+    stage.meter.throttles = Throttles::from([((key, uuid(0).as_str().into()), throttle)]);
+    stage
+}
+
+fn everything() -> Wanted {
+    Wanted {
+        vocabularies: VOCABULARIES.iter().map(|(_, vocabulary)| *vocabulary).collect(),
+        processes: true,
+        version: "1.2.3",
+        ..Wanted::default()
+    }
+}
+
+fn by_default() -> Wanted {
+    Wanted { version: "1.2.3", ..Wanted::default() }
+}
+
+#[test]
+fn by_default_native_families_and_those_of_the_exporters_of_old() {
+    let picture = busy_node().picture();
+    golden("default.txt", &families::metrics(&picture, &by_default(), Format::Plain));
+    golden("default.openmetrics.txt", &families::metrics(&picture, &by_default(), Format::OpenMetrics));
+    golden("nodes.txt", &families::metrics_of_nodes(&picture, Format::Plain));
+    golden("metric.txt", &families::metric(&picture, Format::Plain));
+}
+
+#[test]
+fn on_request_those_of_others_and_of_processes() {
+    let picture = busy_node().picture();
+    let wanted = Wanted {
+        vocabularies: ["pod-memory", "dcgm-pods", "cadvisor", "hami"]
+            .map(|name| name.parse().unwrap())
+            .into(),
+        old_pod_memory_labels: true,
+        hostname_label: "hostname".into(),
+        ..everything()
+    };
+    golden("others.txt", &families::metrics(&picture, &wanted, Format::Plain));
+    let wanted = Wanted {
+        vocabularies: ["native", "pod-memory"].map(|name| name.parse().unwrap()).into(),
+        most_processes: 3,
+        ..everything()
+    };
+    let text = families::metrics(&picture, &wanted, Format::Plain);
+    let of_processes = |line: &&str| line.contains("process") || line.starts_with("pod_used");
+    let lines: Vec<&str> = text.lines().filter(of_processes).collect();
+    golden("processes.txt", &(lines.join("\n") + "\n"));
+}
+
+#[test]
+fn what_is_missing_is_left_out_and_said() {
+    let mut stage = busy_node();
+    stage.meter.missed(&uuid(0).as_str().into());
+    stage.view.pods_known = false;
+    stage.view.listed = false;
+    stage.view.pods.clear();
+    stage.view.containers.clear();
+    stage.meter.learn(&[]);
+    stage.book();
+    golden("degraded.txt", &families::metrics(&stage.picture(), &by_default(), Format::Plain));
+}
+
+#[test]
+fn every_page_is_well_formed() {
+    for stage in [busy_node(), crowded(), Stage::new(1)] {
+        let picture = stage.picture();
+        for format in [Format::Plain, Format::OpenMetrics] {
+            let pages = [
+                families::metrics(&picture, &everything(), format),
+                families::metrics_of_nodes(&picture, format),
+                families::metric(&picture, format),
+            ];
+            pages.iter().for_each(|page| drop(Text::parse(page, format)));
+        }
+    }
+}
+
+/// Nothing of a card is copied to a pod, and nothing is lost between them.
+#[test]
+fn parts_add_up_to_the_card() {
+    for stage in [busy_node(), crowded()] {
+        let text = families::metrics(&stage.picture(), &by_default(), Format::Plain);
+        let text = Text::parse(&text, Format::Plain);
+        for (whole, parts, remainder) in [
+            (
+                "tessera_gpu_memory_used_bytes",
+                "tessera_container_memory_used_bytes",
+                "tessera_gpu_memory_remainder_bytes",
+            ),
+            (
+                "tessera_gpu_busy_seconds_total",
+                "tessera_container_busy_seconds_total",
+                "tessera_gpu_busy_remainder_seconds_total",
+            ),
+            (
+                "tessera_gpu_energy_joules_total",
+                "tessera_container_energy_joules_total",
+                "tessera_gpu_energy_remainder_joules_total",
+            ),
+        ] {
+            let whole = text.sums(whole, "uuid");
+            assert!(!whole.is_empty());
+            let (parts, remainder) = (text.sums(parts, "uuid"), text.sums(remainder, "uuid"));
+            for (uuid, expected) in whole {
+                let sum = parts.get(&uuid).unwrap_or(&0.0) + remainder.get(&uuid).unwrap_or(&0.0);
+                assert!((sum - expected).abs() < 1e-6 * expected.max(1.0), "{uuid}: {sum} of {expected}");
+            }
+        }
+    }
+}
+
+#[test]
+fn series_go_with_their_pod_and_a_counter_outlives_processes() {
+    let mut stage = busy_node();
+    let busy = "tessera_container_busy_seconds_total";
+    let of = |stage: &Stage, pod: &str| {
+        let text = families::metrics(&stage.picture(), &by_default(), Format::Plain);
+        Text::parse(&text, Format::Plain).sums(busy, "pod").get(pod).copied()
+    };
+    assert_eq!(of(&stage, "train-0"), Some(1.0));
+    stage.forget_process(100);
+    stage.forget_process(101);
+    stage.look();
+    assert_eq!(of(&stage, "train-0"), Some(1.0), "its processes ended, the container is there");
+    stage.process(200, 0, Some(10), 50);
+    stage.in_pod(200, "again", 1);
+    stage.look();
+    assert_eq!(of(&stage, "train-0"), Some(2.0));
+    let gone = stage::pod_uid(1);
+    stage.view.pods.retain(|pod| pod.uid.0 != gone);
+    stage.view.containers.retain(|container| container.uid.0 != gone);
+    stage.meter.learn(&stage.view.pods);
+    let text = families::metrics(&stage.picture(), &by_default(), Format::Plain);
+    let named: BTreeSet<&str> = text.lines().filter(|line| line.contains("train-0")).collect();
+    assert!(named.is_empty(), "{named:?}");
+}
+
+#[test]
+fn only_what_is_surely_not_given_counts_as_escaped() {
+    let mut stage = busy_node();
+    let escaped = |stage: &Stage| {
+        let text = families::metrics(&stage.picture(), &by_default(), Format::Plain);
+        let all = Text::parse(&text, Format::Plain).sums("tessera_container_escaped_processes", "pod");
+        all.into_keys().collect::<Vec<_>>()
+    };
+    assert_eq!(escaped(&stage), ["escape-0", "no-grant-0"]);
+    stage.view.served_by_others.insert(("team-b".into(), "no-grant-0".into(), "main".into()));
+    assert_eq!(escaped(&stage), ["escape-0"], "another device plugin gave it something");
+    stage.view.listed = false;
+    assert_eq!(escaped(&stage), [""; 0], "the kubelet has not told");
+}
+
+#[test]
+fn processes_beyond_the_cap_are_summed_up() {
+    let picture = crowded().picture();
+    let wanted = Wanted { most_processes: 20, ..everything() };
+    let text = families::metrics(&picture, &wanted, Format::Plain);
+    let text = Text::parse(&text, Format::Plain);
+    assert!(text.samples("tessera_process_memory_used_bytes").count() <= 20 + 8);
+    let shown: f64 = text.sums("tessera_process_memory_used_bytes", "uuid").values().sum();
+    let all: f64 = text.sums("tessera_container_memory_used_bytes", "uuid").values().sum();
+    assert!((shown - all).abs() < 1.0, "{shown} of {all}");
+    assert_eq!(text.sums("tessera_exporter_processes_summed_up", "uuid").values().sum::<f64>(), 180.0);
+}

@@ -1,0 +1,142 @@
+//! `tessera metrics`: what the GPUs of this machine do, without Kubernetes.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use clap::{Args, ValueEnum};
+use tessera_agent::exporter::families::{self, Vocabulary, Wanted};
+use tessera_agent::shell::{Sampling, Standalone, StandaloneError};
+use tessera_core::units::NodeName;
+use tessera_node::gpus::Source;
+use tessera_wire::metrics::Format;
+use tokio_util::sync::CancellationToken;
+
+/// Prints what the GPUs of this machine do, as metrics for Prometheus; no Kubernetes needed.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  tessera metrics                             # look for five seconds, print, end
+  tessera metrics --for 60 --process-series   # also by process
+  tessera metrics --listen :5678              # serve /metrics until stopped")]
+pub(crate) struct Arguments {
+    /// Where the GPUs come from: nvml, or simulated:FILE
+    #[arg(long, default_value = "nvml")]
+    gpus: Source,
+
+    /// The name of this machine in labels [default: its host name]
+    #[arg(long, env = "NODE_NAME")]
+    node_name: Option<String>,
+
+    /// How long to look before printing, in seconds
+    #[arg(long = "for", default_value = "5", value_name = "SECONDS")]
+    seconds: f64,
+
+    /// Serve pages here instead of printing one, such as :5678
+    #[arg(long)]
+    listen: Option<String>,
+
+    #[command(flatten)]
+    sampling: SamplingArguments,
+}
+
+/// How GPUs are looked at, and which metrics are written of them.
+#[derive(Debug, Args)]
+pub(crate) struct SamplingArguments {
+    /// How often GPUs and the processes on them are looked at, in seconds
+    #[arg(long, default_value = "2", value_name = "SECONDS")]
+    sample_every: f64,
+
+    /// Where the processes of the machine are listed
+    #[arg(long, default_value = "/proc", value_name = "DIRECTORY")]
+    proc_root: PathBuf,
+
+    /// Whose metrics /metrics has: native, map, pod-memory, gpu-manager, dcgm, dcgm-pods, cadvisor, hami
+    #[arg(long, value_delimiter = ',', default_values = ["native", "map", "pod-memory", "gpu-manager"])]
+    metrics: Vec<Vocabulary>,
+
+    /// Also write native series of single processes
+    #[arg(long)]
+    process_series: bool,
+
+    /// How many processes have series of their own at most; the others are summed up
+    #[arg(long, default_value = "256", value_name = "COUNT")]
+    most_processes: usize,
+
+    /// Labels of pod_used_gpu_mem_MB: those of its last version, or of its first
+    #[arg(long, value_enum, default_value = "new")]
+    pod_memory_labels: LabelSet,
+
+    /// The label with the node's name in DCGM's metrics
+    #[arg(long, default_value = "Hostname", value_parser = ["Hostname", "hostname"])]
+    hostname_label: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum LabelSet {
+    New,
+    Old,
+}
+
+impl SamplingArguments {
+    pub(crate) fn settings(&self) -> Result<Sampling> {
+        let every = Duration::try_from_secs_f64(self.sample_every).ok();
+        let every = every.filter(|every| *every >= Duration::from_millis(100));
+        Ok(Sampling {
+            every: every.context("--sample-every: write seconds, at least 0.1")?,
+            processes: self.proc_root.clone(),
+            host_ip: std::env::var("HOST_IP").or_else(|_| std::env::var("hostIP")).unwrap_or_default(),
+            wanted: Wanted {
+                vocabularies: self.metrics.iter().copied().collect(),
+                processes: self.process_series,
+                most_processes: self.most_processes,
+                old_pod_memory_labels: self.pod_memory_labels == LabelSet::Old,
+                hostname_label: self.hostname_label.clone(),
+                ..Wanted::default()
+            },
+        })
+    }
+}
+
+pub(crate) fn run(arguments: Arguments) -> Result<ExitCode> {
+    let listen = arguments.listen.as_deref().map(crate::agent::listen_address).transpose()?;
+    let look_for = Duration::try_from_secs_f64(arguments.seconds).ok();
+    let look_for = look_for.context("--for: write seconds")?;
+    let sampling = arguments.sampling.settings()?;
+    let wanted = sampling.wanted.clone();
+    let host_name =
+        || std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default().trim().to_owned();
+    let node = NodeName(arguments.node_name.unwrap_or_else(host_name));
+    let standalone = match Standalone::start(node, Arc::from(arguments.gpus.open()), sampling) {
+        Ok(standalone) => standalone,
+        Err(StandaloneError::Gpus(error)) => {
+            eprintln!("{error}");
+            return Ok(ExitCode::FAILURE);
+        }
+        Err(error) => return Err(error.into()),
+    };
+    match listen.flatten() {
+        Some(address) => serve(standalone, address)?,
+        None => {
+            std::thread::sleep(look_for);
+            crate::print(&families::metrics(&standalone.picture(), &wanted, Format::Plain));
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn serve(standalone: Standalone, address: SocketAddr) -> Result<()> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+    runtime.block_on(async {
+        let stop = CancellationToken::new();
+        let stopped = stop.clone();
+        tokio::spawn(async move {
+            let _asked = tokio::signal::ctrl_c().await;
+            stopped.cancel();
+        });
+        eprintln!("serving http://{address}/metrics");
+        standalone.serve(address, stop).await.map_err(anyhow::Error::from)
+    })
+}
