@@ -138,6 +138,11 @@ impl Cluster {
         self.nodes.iter().map(|node| node.gpus.len()).sum()
     }
 
+    /// The cards of the node that has the fewest.
+    pub(crate) fn smallest_machine(&self) -> u64 {
+        self.nodes.iter().map(|node| node.gpus.len() as u64).min().unwrap_or_default()
+    }
+
     /// The node set apart for whoever asks for its pool.
     pub(crate) fn reserved(&self) -> &DemoNode {
         &self.nodes[self.nodes.len() - 1]

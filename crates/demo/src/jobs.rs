@@ -11,8 +11,12 @@ use tessera_sim::kubelet::node::RUNS_FOR;
 use tessera_sim::scatter::scatter;
 use tokio_util::sync::CancellationToken;
 
+use crate::Options;
 use crate::cluster::NAMESPACES;
 use crate::node::{POOL, SHARED};
+
+/// The label of the demonstration's own pods.
+const LABEL: &str = "tessera.dev/demo";
 
 /// A pod to be made.
 #[derive(Debug, Clone, PartialEq)]
@@ -38,7 +42,7 @@ impl Job {
             self.limits.iter().map(|(resource, amount)| (*resource, amount.to_string())).collect();
         let kind = self.name.split('-').next().unwrap_or_default();
         let mut pod = json!({
-            "metadata": { "name": self.name, "labels": { "app": kind, "tessera.dev/demo": "job" }, "annotations": {} },
+            "metadata": { "name": self.name, "labels": { "app": kind, LABEL: "job" }, "annotations": {} },
             "spec": {
                 "restartPolicy": "Never", "terminationGracePeriodSeconds": 5, "nodeSelector": { POOL: self.pool },
                 "containers": [{ "name": "main", "image": "simulated", "resources": { "limits": limits } }],
@@ -69,8 +73,8 @@ impl Dice {
     }
 }
 
-/// All jobs of a seed, one after the other: fractions, notebooks, single cards, training sets.
-pub(crate) fn stream(seed: u64) -> impl Iterator<Item = Job> {
+/// All jobs of a seed, one after the other: fractions, notebooks, single cards, training sets of at most `largest` cards.
+pub(crate) fn stream(seed: u64, largest: u64) -> impl Iterator<Item = Job> {
     let mut dice = Dice(seed);
     (1u64..).map(move |number| {
         let namespace = NAMESPACES[usize::try_from(dice.roll(3)).unwrap_or_default()];
@@ -85,8 +89,12 @@ pub(crate) fn stream(seed: u64) -> impl Iterator<Item = Job> {
                 let resource = ["nvidia.com/gpu", "aliyun.com/gpu"][usize::from(dice.roll(2) == 1)];
                 ("single", vec![(resource, 1)], dice.between(8, 25))
             }
-            90..98 => ("train", vec![("aliyun.com/gpu", 2 * dice.between(1, 2))], dice.between(10, 30)),
-            _ => ("train", vec![("aliyun.com/gpu", 8)], dice.between(8, 15)),
+            90..98 => (
+                "train",
+                vec![("aliyun.com/gpu", (2 * dice.between(1, 2)).min(largest))],
+                dice.between(10, 30),
+            ),
+            _ => ("train", vec![("aliyun.com/gpu", largest)], dice.between(8, 15)),
         };
         Job {
             namespace: namespace.to_owned(),
@@ -117,14 +125,14 @@ const KEEP_ENDED: Duration = Duration::from_secs(5);
 pub(crate) async fn feed(
     api: Arc<ApiServer>,
     counts: Arc<Counts>,
-    seed: u64,
-    per_second: f64,
-    speed: f64,
+    options: &Options,
+    largest: u64,
     stop: CancellationToken,
 ) {
-    let Ok(pause) = Duration::try_from_secs_f64(1.0 / (per_second * speed)) else { return };
+    let Options { seed, pods_per_second, speed, .. } = *options;
+    let Ok(pause) = Duration::try_from_secs_f64(1.0 / (pods_per_second * speed)) else { return };
     let mut ticks = tokio::time::interval(pause.max(Duration::from_micros(100)));
-    for job in stream(seed) {
+    for job in stream(seed, largest) {
         if stop.run_until_cancelled(ticks.tick()).await.is_none() {
             return;
         }
@@ -162,7 +170,8 @@ pub(crate) async fn tidy(api: Arc<ApiServer>, counts: Arc<Counts>, stop: Cancell
                 }
             }
             happened = pods.next() => match happened {
-                Some(Happened::Set(pod)) => {
+                // Pods of others are theirs to look at for as long as they like.
+                Some(Happened::Set(pod)) if pod["metadata"]["labels"][LABEL] == "job" => {
                     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
                     let count = if pod["status"]["phase"] == "Failed" { &counts.failed } else { &counts.succeeded };
                     count.fetch_add(1, Ordering::Relaxed);
@@ -171,7 +180,7 @@ pub(crate) async fn tidy(api: Arc<ApiServer>, counts: Arc<Counts>, stop: Cancell
                         format!("/api/v1/namespaces/{}/pods/{}", text(&metadata["namespace"]), text(&metadata["name"]));
                     ended.push_back((tokio::time::Instant::now() + KEEP_ENDED, path));
                 }
-                Some(Happened::Gone(_)) => {}
+                Some(_) => {}
                 None => return,
             },
         }
@@ -184,9 +193,14 @@ mod tests {
 
     #[test]
     fn the_same_seed_brings_the_same_jobs() {
-        let jobs: Vec<Job> = stream(7).take(300).collect();
-        assert_eq!(jobs, stream(7).take(300).collect::<Vec<_>>());
-        assert_ne!(jobs, stream(8).take(300).collect::<Vec<_>>());
+        let jobs: Vec<Job> = stream(7, 8).take(300).collect();
+        assert_eq!(jobs, stream(7, 8).take(300).collect::<Vec<_>>());
+        assert_ne!(jobs, stream(8, 8).take(300).collect::<Vec<_>>());
+        assert!(
+            stream(7, 4)
+                .take(300)
+                .all(|job| job.limits.iter().all(|(name, count)| *name != "aliyun.com/gpu" || *count <= 4))
+        );
         for kind in ["share", "notebook", "single", "train"] {
             assert!(jobs.iter().any(|job| job.name.starts_with(kind)), "{kind}");
         }
@@ -194,7 +208,7 @@ mod tests {
 
     #[test]
     fn a_manifest_asks_in_the_dialects_own_words() {
-        let job = stream(1).find(|job| job.name.starts_with("share")).unwrap();
+        let job = stream(1, 8).find(|job| job.name.starts_with("share")).unwrap();
         let pod = job.manifest(2.0);
         let limits = &pod["spec"]["containers"][0]["resources"]["limits"];
         assert!(limits["tencent.com/vcuda-core"].is_string(), "{pod}");

@@ -49,6 +49,9 @@ pub enum DemoError {
     /// Fewer nodes than it takes.
     #[error("{0} nodes are too few: one is reserved for the preemption, so write --nodes 2 or more")]
     TooFewNodes(usize),
+    /// Somebody wanted it to end before it had begun.
+    #[error("interrupted before the cluster was up")]
+    Interrupted,
     /// No machine to make nodes of.
     #[error("there is no machine to make nodes of")]
     NoMachine,

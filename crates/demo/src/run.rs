@@ -21,6 +21,9 @@ const BETWEEN_ROUNDS: Duration = Duration::from_secs(20);
 /// How long the books may take to agree once nothing new comes.
 const SETTLE_WITHIN: Duration = Duration::from_secs(20);
 
+/// The same for somebody who waits for the end.
+const SETTLE_WHEN_INTERRUPTED: Duration = Duration::from_secs(3);
+
 /// A pod to try with.
 const POD: &str = "\
 apiVersion: v1
@@ -44,7 +47,11 @@ pub async fn run(
     interrupted: impl Future<Output = ()>,
 ) -> Result<Report, DemoError> {
     let begun = Instant::now();
-    let cluster = Cluster::start(&options).await?;
+    let mut interrupted = std::pin::pin!(interrupted);
+    let cluster = tokio::select! {
+        started = Cluster::start(&options) => started?,
+        () = &mut interrupted => return Err(DemoError::Interrupted),
+    };
     let page_millis = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
     let kubeconfig = options.kubeconfig_out.clone();
     let kubeconfig = kubeconfig.unwrap_or_else(|| cluster.directory.path().join("kubeconfig"));
@@ -56,11 +63,12 @@ pub async fn run(
 
     let (started, processor) = (Instant::now(), report::processor_seconds());
     let (stop, counts) = (CancellationToken::new(), Arc::<Counts>::default());
-    let Options { seed, pods_per_second, speed, .. } = options;
-    let (api, tidied) = (Arc::clone(&cluster.api), Arc::clone(&counts));
+    let (api, fed) = (Arc::clone(&cluster.api), Arc::clone(&counts));
     let tidy = tokio::spawn(jobs::tidy(Arc::clone(&api), Arc::clone(&counts), stop.clone()));
-    let feed = (pods_per_second > 0.0)
-        .then(|| tokio::spawn(jobs::feed(api, tidied, seed, pods_per_second, speed, stop.clone())));
+    let feed = (options.pods_per_second > 0.0).then(|| {
+        let (options, largest, stop) = (options.clone(), cluster.smallest_machine(), stop.clone());
+        tokio::spawn(async move { jobs::feed(api, fed, &options, largest, stop).await })
+    });
     let mut steps = Vec::new();
     let show = async {
         if options.steps {
@@ -71,10 +79,13 @@ pub async fn run(
             None => endless(&cluster, &options, &say, started).await,
         }
     };
-    tokio::select! {
-        () = show => {}
-        () = interrupted => say("\nEnding."),
-    }
+    let patience = tokio::select! {
+        () = show => SETTLE_WITHIN,
+        () = interrupted => {
+            say("\nEnding.");
+            SETTLE_WHEN_INTERRUPTED
+        }
+    };
     let seconds = started.elapsed().as_secs_f64();
     let cores = (report::processor_seconds() - processor) / seconds;
     let agents = ask_agents(&cluster).await;
@@ -83,11 +94,11 @@ pub async fn run(
         // A panic in there was reported when it happened.
         let _ = task.await;
     }
-    let invariants = settle(&cluster).await;
+    let invariants = settle(&cluster, patience).await;
     let report = Report {
         nodes: cluster.nodes.len(),
         gpus: cluster.gpu_count(),
-        seed,
+        seed: options.seed,
         page_millis,
         seconds,
         pods: pods(&cluster, &counts),
@@ -123,7 +134,7 @@ async fn endless(cluster: &Cluster, options: &Options, say: &impl Fn(&str), star
 }
 
 /// Compares all books until they agree, since what was under way may still be; what differs at the end does.
-async fn settle(cluster: &Cluster) -> Invariants {
+async fn settle(cluster: &Cluster, patience: Duration) -> Invariants {
     let begun = Instant::now();
     let differences = loop {
         let mut found = Vec::new();
@@ -131,7 +142,7 @@ async fn settle(cluster: &Cluster) -> Invariants {
             found.extend(cluster.audit.compare_kubelet(node));
             found.extend(cluster.audit.compare_ledger(cluster.app.read().ledger(), &node.name));
         }
-        if found.is_empty() || begun.elapsed() > SETTLE_WITHIN {
+        if found.is_empty() || begun.elapsed() > patience {
             break found;
         }
         tokio::time::sleep(Duration::from_millis(20)).await;

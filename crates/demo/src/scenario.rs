@@ -135,9 +135,10 @@ impl Stage<'_> {
 
     /// A set of four cards that are near each other.
     async fn training(&self) -> Outcome {
-        let jobs: Vec<Job> = (0..2)
-            .map(|worker| self.job("vision", &format!("worker-{worker}"), &[("aliyun.com/gpu", 2)]))
-            .collect();
+        let each = self.cluster.smallest_machine().min(2);
+        let worker =
+            |number: usize| self.job("vision", &format!("worker-{number}"), &[("aliyun.com/gpu", each)]);
+        let jobs: Vec<Job> = (0..2).map(worker).collect();
         let mut cards = Vec::new();
         for job in &jobs {
             self.make(job)?;
@@ -146,7 +147,7 @@ impl Stage<'_> {
             cards.push(cards_of(&self.running(job).await?)?);
         }
         self.end_all(&jobs).await?;
-        Ok(format!("two workers with two linked GPUs each run on {}", cards.join(" and ")))
+        Ok(format!("two workers with {each} GPUs each, linked, run on {}", cards.join(" and ")))
     }
 
     /// Memory only, in gpushare's words.

@@ -61,14 +61,24 @@ async fn a_taken_port_is_told_and_another_is_used_and_the_kubeconfig_stays() {
         ..options()
     };
     let said = std::sync::Mutex::new(String::new());
-    let say = |text: &str| said.lock().unwrap().push_str(text);
-    // Interrupted at once: it still comes up, and ends in order.
-    let report = run(options, say, std::future::ready(())).await.unwrap();
+    let up = tokio::sync::Notify::new();
+    let say = |text: &str| {
+        said.lock().unwrap().push_str(text);
+        up.notify_one();
+    };
+    // Interrupted as soon as it says something: it ends in order.
+    let report = run(options, say, up.notified()).await.unwrap();
     let said = said.into_inner().unwrap();
     assert!(said.contains(&format!("{} is taken", taken.local_addr().unwrap())), "{said}");
     assert!(said.contains("export KUBECONFIG=") && said.ends_with("Ending."), "{said}");
     assert_eq!((report.nodes, report.gpus, report.pods.created), (2, 16, 0));
     assert!(std::fs::read_to_string(kubeconfig).unwrap().contains("\"server\": \"http://127.0.0.1:"));
+}
+
+#[tokio::test]
+async fn somebody_who_changes_his_mind_is_heeded_at_once() {
+    let error = run(options(), |_| {}, std::future::ready(())).await.unwrap_err();
+    assert_eq!(error.to_string(), "interrupted before the cluster was up");
 }
 
 #[tokio::test]
