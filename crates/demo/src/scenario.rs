@@ -147,7 +147,7 @@ impl Stage<'_> {
             cards.push(cards_of(&self.running(job).await?)?);
         }
         self.end_all(&jobs).await?;
-        Ok(format!("two workers with {each} GPUs each, linked, run on {}", cards.join(" and ")))
+        Ok(format!("two workers with {each} GPUs each, near each other, run on {}", cards.join(" and ")))
     }
 
     /// Memory only, in gpushare's words.
