@@ -204,9 +204,14 @@ impl NodeClient {
     }
 }
 
+/// A patch that names the UID of a pod that is gone is refused so, once another pod has its name.
+fn is_another(message: &str) -> bool {
+    message.contains("metadata.uid") && message.contains("field is immutable")
+}
+
 fn failure(error: kube::Error) -> WriteFailure {
     match error {
-        kube::Error::Api(status) if matches!(status.code, 404 | 409) => {
+        kube::Error::Api(status) if matches!(status.code, 404 | 409) || is_another(&status.message) => {
             WriteFailure::Gone(status.message.clone())
         }
         other => WriteFailure::Api(Box::new(other)),

@@ -7,5 +7,5 @@ mod events;
 pub mod http;
 pub mod kube_scheduler;
 pub mod kubelet;
-mod scatter;
+pub mod scatter;
 pub mod topology;

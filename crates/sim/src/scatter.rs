@@ -1,7 +1,8 @@
 //! Numbers that look random and are the same in every run.
 
 /// Scatters a number over all 64 bits (SplitMix64).
-pub(crate) fn scatter(number: u64) -> u64 {
+#[must_use]
+pub fn scatter(number: u64) -> u64 {
     let mut mixed = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
     mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

@@ -1,6 +1,7 @@
 //! The `tessera` binary: parse, run, exit. Exit codes: 0 done, 1 the answer is no, 2 bad input.
 
 mod agent;
+mod demo;
 mod inventory;
 mod metrics;
 mod place;
@@ -26,6 +27,7 @@ struct Arguments {
 #[derive(Debug, Subcommand)]
 enum Command {
     Agent(Box<agent::Arguments>),
+    Demo(demo::Arguments),
     Inventory(inventory::Arguments),
     Metrics(metrics::Arguments),
     Place(place::Arguments),
@@ -37,6 +39,7 @@ enum Command {
 fn main() -> ExitCode {
     let outcome = match Arguments::parse_from(agent::old_flags::translate(std::env::args_os())).command {
         Command::Agent(arguments) => agent::run(*arguments),
+        Command::Demo(arguments) => demo::run(&arguments),
         Command::Inventory(arguments) => inventory::run(&arguments),
         Command::Metrics(arguments) => metrics::run(arguments),
         Command::Place(arguments) => place::run(&arguments),

@@ -34,7 +34,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("tessera-scheduler", &["tessera-core", "tessera-wire", "tessera-cluster"]),
     ("tessera-cli", &["tessera-core", "tessera-wire", "tessera-cluster"]),
     (
-        "tessera",
+        "tessera-demo",
         &[
             "tessera-core",
             "tessera-wire",
@@ -42,6 +42,20 @@ const ARROWS: &[(&str, &[&str])] = &[
             "tessera-cluster",
             "tessera-agent",
             "tessera-limits",
+            "tessera-scheduler",
+            "tessera-sim",
+        ],
+    ),
+    (
+        "tessera",
+        &[
+            "tessera-demo",
+            "tessera-limits",
+            "tessera-core",
+            "tessera-wire",
+            "tessera-node",
+            "tessera-cluster",
+            "tessera-agent",
             "tessera-scheduler",
             "tessera-sim",
         ],

@@ -213,6 +213,9 @@ impl<C: Cluster> Shell<C> {
             while self.tasks.try_join_next().is_some() {}
         }
         self.stop.cancel();
+        // Nobody will answer any more: a plugin waits for the questions it has passed on before it ends.
+        drop(inbox);
+        self.calls.clear();
         while self.tasks.join_next().await.is_some() {}
     }
 

@@ -131,3 +131,23 @@ async fn a_refusal_reaches_the_pods_owner_and_a_broken_card_is_withdrawn() {
     std::fs::write(world.events(), "3 xid 79\n3 back\n").unwrap();
     world.until("the card to be back", || world.kubelet().allocatable("tencent.com/vcuda-core") == 800).await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn ends_while_the_kubelet_waits_for_an_answer() {
+    let mut world = World::new(Way::Registry).await;
+    world.stop_agent().await;
+    // A kubelet that takes the question who holds what, and never answers it.
+    let socket = world.directory.path().join("kubelet/pod-resources/kubelet.sock");
+    std::fs::remove_file(&socket).unwrap();
+    let _deaf = tokio::net::UnixListener::bind(&socket).unwrap();
+    world.start_agent();
+    world.wait_until_served().await;
+    let pod = world.bind("waits", &SHARE, Some(3));
+    let kubelet = world.kubelet.take().unwrap();
+    let mut admission = std::pin::pin!(kubelet.admit(&pod));
+    let patience = std::time::Duration::from_millis(300);
+    assert!(tokio::time::timeout(patience, &mut admission).await.is_err(), "answered without knowing");
+    world.stop_agent().await;
+    let refused = admission.await.unwrap_err();
+    assert!(refused.contains("the agent is ending"), "{refused}");
+}

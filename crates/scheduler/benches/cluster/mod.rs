@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 use tessera_core::units::PodUid;
 use tessera_scheduler::state::{BindStep, Event, Now, Order, Outcome, Settings, State, Watched};
+use tessera_scheduler::verb::filter::PassOn;
 use tessera_wire::extender::BindingArgs;
 
 const CARDS: usize = 8;
@@ -49,7 +50,8 @@ pub(crate) fn pod(number: usize) -> Value {
 
 /// A cluster with its pods on it, each placed by the scheduler itself.
 pub(crate) fn cluster(nodes: usize) -> State {
-    let mut state = State::new(Settings::default());
+    // All, so that prioritize has as much to do as filter.
+    let mut state = State::new(Settings { pass_on: PassOn::All, ..Settings::default() });
     for number in 0..nodes {
         state.handle(Event::Node(Watched::Set(serde_json::from_value(node(number)).unwrap())));
     }

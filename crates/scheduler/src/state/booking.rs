@@ -14,8 +14,8 @@ use tessera_wire::objects::Pod;
 use super::State;
 use super::records::Record;
 use crate::verb::ask::{Ask, BadAsk};
-use tessera_core::verdict::weigh;
 use crate::verb::reason::Reason;
+use tessera_core::verdict::weigh;
 
 /// A promise of ours that no watch has shown yet.
 #[derive(Clone, Debug)]

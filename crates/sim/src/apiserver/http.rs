@@ -17,7 +17,7 @@ use super::selector::Selector;
 use super::status::Problem;
 use super::store::{Store, Stored};
 use super::write::Deletion;
-use super::{patch, table, watch};
+use super::{patch, protobuf, table, watch};
 
 type Parameters = HashMap<String, String>;
 
@@ -81,8 +81,8 @@ impl Request {
     }
 
     fn json(&self) -> Result<Value, Problem> {
-        if self.media.contains("protobuf") || self.media.contains("cbor") {
-            return Err(Problem::unsupported_media(&self.media));
+        if self.media.starts_with(protobuf::MEDIA) {
+            return protobuf::read(&self.body).ok_or_else(|| Problem::unsupported_media(&self.media));
         }
         serde_json::from_slice(&self.body).map_err(|error| Problem::bad_request(error.to_string()))
     }
@@ -157,9 +157,7 @@ impl Request {
         }
         let version = match self.parameter("resourceVersion") {
             "" | "0" => None,
-            text => Some(text.parse().map_err(|_| {
-                Problem::invalid_options(&format!("resourceVersion: Invalid value: {text:?}: strconv.ParseUint: parsing {text:?}: invalid syntax"))
-            })?),
+            text => Some(text.parse().map_err(|_| Problem::bad_version(text))?),
         };
         if self.is_true("watch") {
             // A version that is too old is told within the watch, as an event.

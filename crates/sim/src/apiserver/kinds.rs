@@ -39,7 +39,7 @@ macro_rules! kind {
 }
 
 /// All kinds. Every one is `v1` of its group.
-pub(super) static KINDS: [Kind; 7] = [
+pub(super) static KINDS: [Kind; 8] = [
     kind!("", "configmaps", "ConfigMap", ["cm"], Namespaced, false, []),
     kind!(
         "",
@@ -76,6 +76,7 @@ pub(super) static KINDS: [Kind; 7] = [
         ]
     ),
     kind!("coordination.k8s.io", "leases", "Lease", [], Namespaced, false, []),
+    kind!("policy", "poddisruptionbudgets", "PodDisruptionBudget", ["pdb"], Namespaced, true, []),
     kind!("scheduling.k8s.io", "priorityclasses", "PriorityClass", ["pc"], Cluster, false, []),
 ];
 

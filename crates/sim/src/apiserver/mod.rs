@@ -9,6 +9,7 @@ mod http;
 mod kinds;
 mod patch;
 mod path;
+mod protobuf;
 mod selector;
 mod status;
 mod store;
@@ -153,6 +154,14 @@ impl ApiServer {
         let selector = Selector::of_namespace(&target.namespace);
         let page = self.store.list(target.kind, &selector, None, usize::MAX);
         page.items.iter().map(|object| object.value()).collect()
+    }
+
+    /// How many objects of a kind a field selector names.
+    #[must_use]
+    pub fn count(&self, path: &str, fields: &str) -> usize {
+        let Some(target) = Target::parse(path) else { return 0 };
+        let selector = Selector::parse(target.kind, &target.namespace, fields, "");
+        selector.map_or(0, |selector| self.store.list(target.kind, &selector, None, usize::MAX).items.len())
     }
 
     /// All objects of a kind that a field selector names, then what happens to them: what a client gets that lists and

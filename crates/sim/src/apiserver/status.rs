@@ -57,8 +57,13 @@ impl Problem {
 
     /// Of a write that means another object of the same name.
     pub(super) fn other_uid(target: &Target, wanted: &str, actual: &str) -> Self {
-        let why = format!("Precondition failed: UID in precondition: {wanted}, UID in object meta: {actual}");
-        Self::conflict(&target.kind.word(), &target.name, &why).about(target.kind, &target.name)
+        let Target { kind, namespace, name, .. } = target;
+        let why = format!(
+            "StorageError: invalid object, Code: 4, Key: /registry/{}/{namespace}/{name}, ResourceVersion: 0, \
+             AdditionalErrorMsg: Precondition failed: UID in precondition: {wanted}, UID in object meta: {actual}",
+            kind.plural
+        );
+        Self::conflict(&kind.word(), name, &why).about(kind, name)
     }
 
     pub(super) fn conflict(what: &str, name: &str, why: &str) -> Self {
@@ -78,6 +83,12 @@ impl Problem {
 
     pub(super) fn forbidden(kind: &Kind, name: &str, why: &str) -> Self {
         Self::new(403, "Forbidden", format!("{} {name:?} is forbidden: {why}", kind.word())).about(kind, name)
+    }
+
+    /// A server's error by its code, although it is the client's.
+    pub(super) fn bad_version(text: &str) -> Self {
+        let syntax = format!("strconv.ParseUint: parsing {text:?}: invalid syntax");
+        Self::new(500, "", format!("resourceVersion: Invalid value: {text:?}: {syntax}"))
     }
 
     pub(super) fn invalid_options(why: &str) -> Self {
@@ -114,8 +125,11 @@ impl Problem {
     pub(super) fn into_body(self) -> Value {
         let mut body = json!({
             "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
-            "message": self.message, "reason": self.reason, "code": self.code,
+            "message": self.message, "code": self.code,
         });
+        if !self.reason.is_empty() {
+            body["reason"] = self.reason.into();
+        }
         if !self.details.is_null() {
             body["details"] = self.details;
         }

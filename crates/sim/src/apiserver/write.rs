@@ -80,7 +80,14 @@ impl Store {
 
     /// Replaces an object, provided the writer has seen its newest version.
     pub(super) fn replace(&self, target: &Target, object: &Value) -> Result<Arc<Stored>, Problem> {
-        self.change(target, object, |_| Ok(object.clone()))
+        self.change(target, object, |current| {
+            let named = object["metadata"]["uid"].as_str().filter(|uid| !uid.is_empty());
+            let actual = current["metadata"]["uid"].as_str().unwrap_or_default();
+            match named.filter(|uid| *uid != actual) {
+                Some(other) => Err(Problem::other_uid(target, other, actual)),
+                None => Ok(object.clone()),
+            }
+        })
     }
 
     pub(super) fn patch(
@@ -95,6 +102,11 @@ impl Store {
             return self.create(&target.named(""), object);
         }
         self.change(target, patch, |current| {
+            let uid = &patch["metadata"]["uid"];
+            if uid.is_string() && *uid != current["metadata"]["uid"] {
+                let why = format!("metadata.uid: Invalid value: {uid}: field is immutable");
+                return Err(Problem::invalid(target.kind, &target.name, &why));
+            }
             let mut patched = current.clone();
             let outcome = patch::apply(&mut patched, patch, kind);
             outcome.map_err(|why| Problem::invalid(target.kind, &target.name, &why))?;
@@ -103,7 +115,7 @@ impl Store {
     }
 
     /// Changes an object, or its status only where the path says so, or all but its status. `written` is what the writer
-    /// sent: if it names a version or a UID, it means no other.
+    /// sent: if it names a version, it means no other.
     fn change(
         &self,
         target: &Target,
@@ -113,12 +125,8 @@ impl Store {
         let mut inner = self.lock();
         let stored = inner.get(target)?;
         let current = stored.value();
-        let named = |key: &str| written["metadata"][key].as_str().filter(|text| !text.is_empty());
-        if let Some(uid) = named("uid").filter(|uid| current["metadata"]["uid"] != *uid) {
-            let actual = current["metadata"]["uid"].as_str().unwrap_or_default();
-            return Err(Problem::other_uid(target, uid, actual));
-        }
-        if named("resourceVersion").is_some_and(|version| stored.version.to_string() != version) {
+        let seen = written["metadata"]["resourceVersion"].as_str().filter(|text| !text.is_empty());
+        if seen.is_some_and(|version| stored.version.to_string() != version) {
             return Err(Problem::stale(target));
         }
         let mut next = make(&current)?;
@@ -201,9 +209,7 @@ impl Store {
         let actual = bound["metadata"]["uid"].as_str().unwrap_or_default();
         let wanted = binding["metadata"]["uid"].as_str().filter(|uid| !uid.is_empty() && *uid != actual);
         if let Some(wanted) = wanted {
-            return refuse(&format!(
-                "Precondition failed: UID in precondition: {wanted}, UID in object meta: {actual}"
-            ));
+            return Err(Problem::other_uid(&pod, wanted, actual));
         }
         if !bound["metadata"]["deletionTimestamp"].is_null() {
             return refuse(&format!("pod {} is being deleted, cannot be assigned to a host", target.name));

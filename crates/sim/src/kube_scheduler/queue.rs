@@ -24,12 +24,16 @@ enum State {
     Active,
     /// Not before this time, whatever happens.
     BackingOff(Duration),
-    /// When something has changed, but not before this time.
+    /// When something has changed, but not before this time; and [`FLUSH`] after it in any case.
     Stuck(Duration),
 }
 
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(3);
+
+/// How long a pod waits in vain for a change: the extender may have heard of the last one a moment after it was asked.
+/// kube-scheduler waits five minutes, and has the events of a real cluster to wake it earlier.
+const FLUSH: Duration = Duration::from_secs(1);
 
 impl Queue {
     /// A pod is there. One that is known stays where it is.
@@ -53,7 +57,7 @@ impl Queue {
     /// [`Queue::stuck`] say when.
     pub(super) fn next(&mut self, now: Duration) -> Option<String> {
         for (uid, waiting) in &mut self.waiting {
-            if matches!(waiting.state, State::BackingOff(until) if until <= now) {
+            if waiting.due().is_some_and(|due| due <= now) {
                 waiting.state = State::Active;
                 self.active.insert(waiting.order, uid.clone());
             }
@@ -63,11 +67,7 @@ impl Queue {
 
     /// When [`Queue::next`] may have one, if nothing happens.
     pub(super) fn due(&self) -> Option<Duration> {
-        let until = |waiting: &Waiting| match waiting.state {
-            State::BackingOff(until) => Some(until),
-            State::Active | State::Stuck(_) => None,
-        };
-        self.waiting.values().filter_map(until).min()
+        self.waiting.values().filter_map(Waiting::due).min()
     }
 
     /// It did not work; it is tried again after a pause.
@@ -99,6 +99,15 @@ impl Queue {
 }
 
 impl Waiting {
+    /// When it is tried again if nothing happens.
+    fn due(&self) -> Option<Duration> {
+        match self.state {
+            State::Active => None,
+            State::BackingOff(until) => Some(until),
+            State::Stuck(until) => Some(until + FLUSH),
+        }
+    }
+
     fn pause(&mut self) -> Duration {
         let pause = FIRST_PAUSE * 2u32.saturating_pow(self.attempts.min(10));
         self.attempts += 1;
@@ -130,7 +139,7 @@ mod tests {
         queue.add("a", 0);
         assert_eq!(queue.next(at(0)).as_deref(), Some("a"));
         queue.stuck("a", at(0));
-        assert_eq!((queue.next(at(9000)), queue.due()), (None, None));
+        assert_eq!((queue.next(at(1099)), queue.due()), (None, Some(at(1100))), "tried again in any case");
         queue.cluster_changed();
         assert_eq!(queue.due(), Some(at(100)));
         assert_eq!(queue.next(at(99)), None);

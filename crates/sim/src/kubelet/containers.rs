@@ -1,6 +1,6 @@
 //! Containers that are no more than what can be seen of them from outside: a process in `/proc`, its use of the cards.
 //!
-//! Each reads the limits it was handed, as the library in a real one does, and stays a little below them.
+//! Each uses the cards it was given, and stays a little below what its pod asked for.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -8,9 +8,9 @@ use std::sync::Mutex;
 use std::{fs, io};
 
 use serde_json::json;
+use tessera_core::gpu::Gpu;
 use tessera_core::grant::Hold;
 use tessera_wire::kubelet::device_plugin::ContainerAllocateResponse;
-use tessera_wire::limits::{self, CardLimits};
 
 use super::lock;
 use crate::scatter::{of_text, scatter};
@@ -21,8 +21,7 @@ pub(super) struct Containers {
     /// What uses the cards: a line for each process and card.
     processes: PathBuf,
     proc_root: PathBuf,
-    /// MiB of each card.
-    memory: Vec<u64>,
+    cards: Vec<Gpu>,
     running: Mutex<Running>,
 }
 
@@ -38,31 +37,33 @@ struct Process {
     lines: String,
 }
 
+/// How a container learns which cards it has.
+const VISIBLE: &str = "NVIDIA_VISIBLE_DEVICES";
+
 /// The first process; below it are those of the machine itself.
 const FIRST_PID: u32 = 1000;
 
 impl Containers {
-    /// On cards that a file describes, each with so much memory.
-    pub(super) fn new(gpus: &Path, proc_root: PathBuf, memory: Vec<u64>) -> Self {
+    /// On these cards, which a file describes.
+    pub(super) fn new(gpus: &Path, proc_root: PathBuf, cards: Vec<Gpu>) -> Self {
         let mut processes = gpus.to_owned().into_os_string();
         processes.push(".processes");
         let running = Mutex::new(Running { next_pid: FIRST_PID, by_pod: BTreeMap::new() });
-        Self { processes: processes.into(), proc_root, memory, running }
+        Self { processes: processes.into(), proc_root, cards, running }
     }
 
-    /// Starts one that was handed this.
+    /// Starts one that asked for so much of each of its cards, and was handed this.
     pub(super) fn start(
         &self,
         pod: &str,
         container: &str,
         id: &str,
+        hold: Hold,
         given: &ContainerAllocateResponse,
     ) -> io::Result<()> {
-        let mut mounts = given.mounts.iter();
-        let granted = mounts.find(|mount| mount.container_path == limits::DIRECTORY_IN_CONTAINER);
-        let Some(granted) = granted else { return Ok(()) };
-        let text = fs::read_to_string(Path::new(&granted.host_path).join(limits::FILE))?;
-        let limits = limits::parse(&text).map_err(io::Error::other)?;
+        let visible = given.envs.get(VISIBLE).map(String::as_str).unwrap_or_default();
+        let visible: Vec<&Gpu> =
+            self.cards.iter().filter(|card| visible.split(',').any(|uuid| *uuid == *card.uuid.0)).collect();
         let mut running = lock(&self.running);
         let pid = running.next_pid;
         running.next_pid += 1;
@@ -72,7 +73,7 @@ impl Containers {
         fs::write(directory.join("comm"), "python3\n")?;
         fs::write(directory.join("stat"), stat(pid))?;
         let seed = of_text(pod) ^ of_text(container);
-        let lines = limits.cards.iter().map(|card| self.line(pid, card, seed)).collect();
+        let lines = visible.iter().map(|card| line(pid, card, hold, seed)).collect();
         running.by_pod.entry(pod.to_owned()).or_default().push(Process { pid, lines });
         self.write(&running)
     }
@@ -93,19 +94,19 @@ impl Containers {
         fs::write(&temporary, text)?;
         fs::rename(temporary, &self.processes)
     }
+}
 
-    fn line(&self, pid: u32, card: &CardLimits, seed: u64) -> String {
-        let (cores, memory) = match card.hold {
-            Hold::Whole => (100, self.memory.get(card.index.position()).copied().unwrap_or_default()),
-            Hold::Part { cores, memory } => (cores.0, memory.0),
-        };
-        // Between 55 and 95 % of what it may have; a container without compute of its own idles along.
-        let part = 55 + scatter(seed ^ u64::from(card.index.0)) % 41;
-        let busy = if cores == 0 { 3 } else { u64::from(cores) * part / 100 };
-        let line =
-            json!({ "pid": pid, "gpu": card.index.0, "memoryMiB": memory * part / 100, "busyPercent": busy });
-        format!("{line}\n")
-    }
+fn line(pid: u32, card: &Gpu, hold: Hold, seed: u64) -> String {
+    let (cores, memory) = match hold {
+        Hold::Whole => (100, card.memory.0),
+        Hold::Part { cores, memory } => (cores.0, memory.0),
+    };
+    // Between 55 and 95 % of what it may have; a container without compute of its own idles along.
+    let part = 55 + scatter(seed ^ u64::from(card.index.0)) % 41;
+    let busy = if cores == 0 { 3 } else { u64::from(cores) * part / 100 };
+    let line =
+        json!({ "pid": pid, "gpu": card.index.0, "memoryMiB": memory * part / 100, "busyPercent": busy });
+    format!("{line}\n")
 }
 
 /// `/proc/<pid>/stat`: 52 fields, of which the 22nd, the start, tells processes of one number apart.

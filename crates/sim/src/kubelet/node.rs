@@ -7,7 +7,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Value, json};
+use tessera_core::gpu::Gpu;
+use tessera_core::grant::Hold;
 use tessera_wire::device_id::Resource;
+use tessera_wire::dialect::MemoryUnit;
 use tessera_wire::objects::Pod;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
@@ -32,8 +35,8 @@ pub struct NodeSettings {
     pub root: PathBuf,
     /// The description of its cards; what runs on them is written beside it.
     pub gpus: PathBuf,
-    /// MiB of each card.
-    pub memory: Vec<u64>,
+    /// The cards themselves.
+    pub cards: Vec<Gpu>,
     /// Where its processes are to be found, as in `/proc`.
     pub proc_root: PathBuf,
     /// For random choices.
@@ -59,7 +62,7 @@ impl Node {
     pub fn start(api: Arc<ApiServer>, settings: NodeSettings) -> io::Result<Self> {
         let kubelet = Arc::new(Kubelet::start(settings.root.clone(), Checkpoint::default(), settings.seed)?);
         std::fs::create_dir_all(&settings.proc_root)?;
-        let containers = Containers::new(&settings.gpus, settings.proc_root.clone(), settings.memory.clone());
+        let containers = Containers::new(&settings.gpus, settings.proc_root.clone(), settings.cards.clone());
         register(&api, &settings);
         let stop = CancellationToken::new();
         let worker = Arc::new(Worker { api, kubelet: Arc::clone(&kubelet), containers, name: settings.name });
@@ -203,9 +206,12 @@ impl Worker {
             self.tell(object, true, "Failed", &reason);
             tokio::time::sleep(START_AGAIN).await;
         }
-        for (container, given) in admitted {
-            let id = container_id(&pod.metadata.uid, container);
-            if let Err(error) = self.containers.start(&pod.metadata.uid, container, &id, given) {
+        // A pod whose requests cannot be read was not admitted.
+        for claim in pod.spec.claims(MemoryUnit::GiB).unwrap_or_default() {
+            let (uid, container) = (&pod.metadata.uid, &claim.container);
+            let Some(given) = admitted.get(container) else { continue };
+            let (id, hold) = (container_id(uid, container), Hold::of(claim.request));
+            if let Err(error) = self.containers.start(uid, container, &id, hold, given) {
                 self.tell(object, true, "Failed", &format!("container {container} cannot start: {error}"));
             }
         }

@@ -1,0 +1,197 @@
+//! The whole cluster: API server, scheduler, kube-scheduler's loop, nodes.
+
+use std::io::ErrorKind;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use tessera_cluster::lease::Timing;
+use tessera_scheduler::run::{Membership, lead};
+use tessera_scheduler::server::{App, BODY_LIMIT, router, serve};
+use tessera_scheduler::state::{Settings, State};
+use tessera_sim::apiserver::ApiServer;
+use tessera_sim::http::Client;
+use tessera_sim::kube_scheduler::KubeScheduler;
+use tessera_wire::{inventory, quota};
+use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+use crate::audit::Audit;
+use crate::node::{DemoNode, MODEL, POOL, RESERVED, SHARED};
+use crate::{DemoError, Options};
+
+/// A running cluster.
+pub(crate) struct Cluster {
+    pub(crate) api: Arc<ApiServer>,
+    pub(crate) app: Arc<App>,
+    pub(crate) scheduler: KubeScheduler,
+    pub(crate) nodes: Vec<DemoNode>,
+    pub(crate) audit: Audit,
+    /// Where the scheduler and its dashboard answer.
+    pub(crate) url: String,
+    /// The address asked for, where somebody else has it.
+    pub(crate) taken: Option<SocketAddr>,
+    pub(crate) directory: tempfile::TempDir,
+    leading: JoinHandle<()>,
+    serving: JoinHandle<std::io::Result<()>>,
+    stop: CancellationToken,
+}
+
+/// How long everything may take to come up. It takes about a second; the machine may be busy.
+const UP_WITHIN: Duration = Duration::from_secs(60);
+
+/// The namespaces pods come from, and the one whose quota is small.
+pub(crate) const NAMESPACES: [&str; 3] = ["research", "speech", "vision"];
+pub(crate) const LIMITED: &str = "students";
+
+/// The priority class that may evict others, and the one that is evicted first.
+pub(crate) const URGENT: &str = "urgent";
+pub(crate) const SPARE: &str = "spare-time";
+
+impl Cluster {
+    pub(crate) async fn start(options: &Options) -> Result<Self, DemoError> {
+        if options.nodes < 2 {
+            return Err(DemoError::TooFewNodes(options.nodes));
+        }
+        let directory = tempfile::Builder::new().prefix("tessera-demo-").tempdir();
+        let directory = directory.map_err(DemoError::io("make a directory for sockets"))?;
+        let api = Arc::new(ApiServer::start().await.map_err(DemoError::io("start the API server"))?);
+        furnish(&api);
+        let audit = Audit::start(&api);
+        let client = tessera_cluster::connect_to(&api.url())?;
+        let (listener, taken) = listen(options.listen).await?;
+        let address = listener.local_addr().map_err(DemoError::io("listen"))?;
+        let url = format!("http://{address}");
+
+        let settings = Settings {
+            quota: Some(quota::Settings {
+                name: "gpuquota".to_owned(),
+                namespace: "kube-system".to_owned(),
+                model_label: MODEL.to_owned(),
+                pool_label: POOL.to_owned(),
+            }),
+            ..Settings::default()
+        };
+        let app = Arc::new(App::new(State::new(settings.clone()), client.clone()));
+        let serving = tokio::spawn(serve(listener, router(Arc::clone(&app), BODY_LIMIT), None));
+        let membership = Membership {
+            identity: format!("demo_{}", std::process::id()),
+            namespace: "kube-system".to_owned(),
+            lease: "tessera-scheduler".to_owned(),
+            timing: Timing::default(),
+        };
+        let stop = CancellationToken::new();
+        let stopped = stop.clone().cancelled_owned();
+        let leading = tokio::spawn(lead(Arc::clone(&app), settings, membership, None, stopped));
+
+        let mut nodes = Vec::with_capacity(options.nodes);
+        for number in 0..options.nodes {
+            let machines = &options.machines;
+            let machine = machines.get(number % machines.len().max(1)).ok_or(DemoError::NoMachine)?;
+            // The last one, so that adding nodes changes no other.
+            let pool = if number + 1 == options.nodes { RESERVED } else { SHARED };
+            let node = DemoNode::start(&api, client.clone(), directory.path(), machine, number, pool)?;
+            nodes.push(node);
+        }
+        let scheduler = KubeScheduler::start(Arc::clone(&api), &url)?;
+        let cluster =
+            Self { api, app, scheduler, nodes, audit, url, taken, directory, leading, serving, stop };
+        cluster.wait_until_up().await?;
+        Ok(cluster)
+    }
+
+    /// The scheduler answers, and knows the cards of every node.
+    async fn wait_until_up(&self) -> Result<(), DemoError> {
+        let begun = Instant::now();
+        let late = |what: &str| DemoError::Late { what: what.to_owned(), within: UP_WITHIN };
+        let knows_all = || {
+            let state = self.app.read();
+            state.ledger().nodes().filter(|node| !node.node().gpus().is_empty()).count() == self.nodes.len()
+        };
+        let serves_all = || {
+            let nodes = self.api.list("/api/v1/nodes");
+            nodes.iter().all(|node| {
+                node["metadata"]["annotations"][inventory::KEY].is_string()
+                    && node["status"]["allocatable"]["tencent.com/vcuda-memory"].is_string()
+            })
+        };
+        while !(self.app.is_ready() && knows_all() && serves_all()) {
+            if let Some(dead) = self.nodes.iter().find(|node| node.has_died()) {
+                return Err(late(&format!("the agent of {}", dead.name)));
+            }
+            if begun.elapsed() > UP_WITHIN {
+                return Err(late("the cluster"));
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        let mut client = Client::new(&self.url)?;
+        let (code, _) = client.send("GET", "/", &[], "").await?;
+        if code >= 400 {
+            return Err(late("the dashboard"));
+        }
+        Ok(())
+    }
+
+    pub(crate) fn gpu_count(&self) -> usize {
+        self.nodes.iter().map(|node| node.gpus.len()).sum()
+    }
+
+    /// The cards of the node that has the fewest.
+    pub(crate) fn smallest_machine(&self) -> u64 {
+        self.nodes.iter().map(|node| node.gpus.len() as u64).min().unwrap_or_default()
+    }
+
+    /// The node set apart for whoever asks for its pool.
+    pub(crate) fn reserved(&self) -> &DemoNode {
+        &self.nodes[self.nodes.len() - 1]
+    }
+
+    /// Ends everything, in the order in which nobody misses anybody.
+    pub(crate) async fn stop(self) {
+        self.scheduler.stop().await;
+        futures_join(self.nodes.into_iter().map(DemoNode::stop)).await;
+        self.stop.cancel();
+        // It gives its lease back.
+        let _ = self.leading.await;
+        self.serving.abort();
+        drop(self.directory);
+    }
+}
+
+/// Waits for all at once.
+async fn futures_join(all: impl Iterator<Item = impl Future<Output = ()> + Send + 'static>) {
+    let mut tasks: tokio::task::JoinSet<()> = all.collect();
+    while tasks.join_next().await.is_some() {}
+}
+
+/// The address asked for, or any other, and whether it is another.
+async fn listen(wanted: SocketAddr) -> Result<(TcpListener, Option<SocketAddr>), DemoError> {
+    match TcpListener::bind(wanted).await {
+        Ok(listener) => Ok((listener, None)),
+        Err(error) if error.kind() == ErrorKind::AddrInUse => {
+            let other = TcpListener::bind(SocketAddr::new(wanted.ip(), 0)).await;
+            Ok((other.map_err(DemoError::io(format!("listen on {}", wanted.ip())))?, Some(wanted)))
+        }
+        Err(source) => Err(DemoError::io(format!("listen on {wanted}"))(source)),
+    }
+}
+
+/// Namespaces, priorities, and the quota of one namespace.
+fn furnish(api: &ApiServer) {
+    let make = |path: &str, object: Value| {
+        // The server is new: nothing is there already.
+        let _ = api.create(path, object);
+    };
+    for namespace in NAMESPACES.iter().chain([&LIMITED]) {
+        make("/api/v1/namespaces", json!({ "metadata": { "name": namespace } }));
+    }
+    for (name, value) in [(URGENT, 1000), (SPARE, -10)] {
+        let class = json!({ "metadata": { "name": name }, "value": value });
+        make("/apis/scheduling.k8s.io/v1/priorityclasses", class);
+    }
+    let limits = json!({ LIMITED: { "percent": 100, "memoryMiB": 81_920 } });
+    let map = json!({ "metadata": { "name": "gpuquota" }, "data": { quota::DATA_KEY: limits.to_string() } });
+    make("/api/v1/namespaces/kube-system/configmaps", map);
+}

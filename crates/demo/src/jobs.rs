@@ -1,0 +1,218 @@
+//! The pods that come by themselves: what they are is a function of the seed.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tessera_sim::apiserver::{ApiServer, Happened};
+use tessera_sim::kubelet::node::RUNS_FOR;
+use tessera_sim::scatter::scatter;
+use tokio_util::sync::CancellationToken;
+
+use crate::Options;
+use crate::cluster::NAMESPACES;
+use crate::node::{POOL, SHARED};
+
+/// The label of the demonstration's own pods.
+const LABEL: &str = "tessera.dev/demo";
+
+/// A pod to be made.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Job {
+    pub(crate) namespace: String,
+    pub(crate) name: String,
+    /// Resource → amount.
+    pub(crate) limits: Vec<(&'static str, u64)>,
+    /// Seconds, at speed 1; for ever where absent.
+    pub(crate) runs_for: Option<f64>,
+    pub(crate) pool: &'static str,
+    pub(crate) priority_class: Option<&'static str>,
+}
+
+impl Job {
+    pub(crate) fn path(&self) -> String {
+        format!("/api/v1/namespaces/{}/pods", self.namespace)
+    }
+
+    /// As a user would write it.
+    pub(crate) fn manifest(&self, speed: f64) -> Value {
+        let limits: BTreeMap<&str, String> =
+            self.limits.iter().map(|(resource, amount)| (*resource, amount.to_string())).collect();
+        let kind = self.name.split('-').next().unwrap_or_default();
+        let mut pod = json!({
+            "metadata": { "name": self.name, "labels": { "app": kind, LABEL: "job" }, "annotations": {} },
+            "spec": {
+                "restartPolicy": "Never", "terminationGracePeriodSeconds": 5, "nodeSelector": { POOL: self.pool },
+                "containers": [{ "name": "main", "image": "simulated", "resources": { "limits": limits } }],
+            },
+        });
+        if let Some(seconds) = self.runs_for {
+            pod["metadata"]["annotations"][RUNS_FOR] = format!("{:.3}", seconds / speed).into();
+        }
+        if let Some(class) = self.priority_class {
+            pod["spec"]["priorityClassName"] = class.into();
+        }
+        pod
+    }
+}
+
+/// All the chance a stream of demonstration jobs needs.
+#[derive(Debug, Clone)]
+struct Dice(u64);
+
+impl Dice {
+    fn roll(&mut self, below: u64) -> u64 {
+        self.0 = scatter(self.0);
+        self.0 % below
+    }
+
+    fn between(&mut self, low: u64, high: u64) -> u64 {
+        low + self.roll(high - low + 1)
+    }
+}
+
+/// All jobs of a seed, one after the other: fractions, notebooks, single cards, training sets of at most `largest` cards.
+pub(crate) fn stream(seed: u64, largest: u64) -> impl Iterator<Item = Job> {
+    let mut dice = Dice(seed);
+    (1u64..).map(move |number| {
+        let namespace = NAMESPACES[usize::try_from(dice.roll(3)).unwrap_or_default()];
+        let (kind, limits, runs_for) = match dice.roll(100) {
+            0..45 => {
+                let (cores, memory) = (dice.between(1, 6) * 10, dice.between(2, 16) * 4);
+                let limits = vec![("tencent.com/vcuda-core", cores), ("tencent.com/vcuda-memory", memory)];
+                ("share", limits, dice.between(8, 30))
+            }
+            45..65 => ("notebook", vec![("aliyun.com/gpu-mem", dice.between(4, 16))], dice.between(15, 40)),
+            65..90 => {
+                let resource = ["nvidia.com/gpu", "aliyun.com/gpu"][usize::from(dice.roll(2) == 1)];
+                ("single", vec![(resource, 1)], dice.between(8, 25))
+            }
+            90..98 => (
+                "train",
+                vec![("aliyun.com/gpu", (2 * dice.between(1, 2)).min(largest))],
+                dice.between(10, 30),
+            ),
+            _ => ("train", vec![("aliyun.com/gpu", largest)], dice.between(8, 15)),
+        };
+        Job {
+            namespace: namespace.to_owned(),
+            name: format!("{kind}-{number}"),
+            limits,
+            runs_for: Some(f64::from(u32::try_from(runs_for).unwrap_or(u32::MAX))),
+            pool: SHARED,
+            priority_class: None,
+        }
+    })
+}
+
+/// What became of the stream.
+#[derive(Debug, Default)]
+pub(crate) struct Counts {
+    pub(crate) created: AtomicU64,
+    pub(crate) succeeded: AtomicU64,
+    pub(crate) failed: AtomicU64,
+}
+
+/// Pods that may wait at a time; a full cluster gets no more.
+const MOST_WAITING: usize = 150;
+
+/// How long ended pods can be looked at.
+const KEEP_ENDED: Duration = Duration::from_secs(5);
+
+/// Makes pods at a rate until told to stop.
+pub(crate) async fn feed(
+    api: Arc<ApiServer>,
+    counts: Arc<Counts>,
+    options: &Options,
+    largest: u64,
+    stop: CancellationToken,
+) {
+    let Options { seed, pods_per_second, speed, .. } = *options;
+    let Ok(pause) = Duration::try_from_secs_f64(1.0 / (pods_per_second * speed)) else { return };
+    let mut ticks = tokio::time::interval(pause.max(Duration::from_micros(100)));
+    for job in stream(seed, largest) {
+        if stop.run_until_cancelled(ticks.tick()).await.is_none() {
+            return;
+        }
+        while api.count("/api/v1/pods", "spec.nodeName=,status.phase=Pending") > MOST_WAITING {
+            if stop.run_until_cancelled(ticks.tick()).await.is_none() {
+                return;
+            }
+        }
+        if api.create(&job.path(), job.manifest(speed)).is_ok() {
+            counts.created.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Takes ended pods away after a while, as a cluster's garbage collector does, and counts them.
+pub(crate) async fn tidy(api: Arc<ApiServer>, counts: Arc<Counts>, stop: CancellationToken) {
+    let Ok(mut pods) = api.watch("/api/v1/pods", "status.phase!=Pending,status.phase!=Running") else {
+        return;
+    };
+    let mut ended = std::collections::VecDeque::new();
+    loop {
+        let due = ended.front().map(|(due, _): &(tokio::time::Instant, String)| *due);
+        let wait = async {
+            match due {
+                Some(due) => tokio::time::sleep_until(due).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            () = stop.cancelled() => return,
+            () = wait => {
+                if let Some((_, path)) = ended.pop_front() {
+                    // Somebody else may have been quicker.
+                    let _ = api.delete(&path);
+                }
+            }
+            happened = pods.next() => match happened {
+                // Pods of others are theirs to look at for as long as they like.
+                Some(Happened::Set(pod)) if pod["metadata"]["labels"][LABEL] == "job" => {
+                    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+                    let count = if pod["status"]["phase"] == "Failed" { &counts.failed } else { &counts.succeeded };
+                    count.fetch_add(1, Ordering::Relaxed);
+                    let metadata = &pod["metadata"];
+                    let path =
+                        format!("/api/v1/namespaces/{}/pods/{}", text(&metadata["namespace"]), text(&metadata["name"]));
+                    ended.push_back((tokio::time::Instant::now() + KEEP_ENDED, path));
+                }
+                Some(_) => {}
+                None => return,
+            },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_same_seed_brings_the_same_jobs() {
+        let jobs: Vec<Job> = stream(7, 8).take(300).collect();
+        assert_eq!(jobs, stream(7, 8).take(300).collect::<Vec<_>>());
+        assert_ne!(jobs, stream(8, 8).take(300).collect::<Vec<_>>());
+        assert!(
+            stream(7, 4)
+                .take(300)
+                .all(|job| job.limits.iter().all(|(name, count)| *name != "aliyun.com/gpu" || *count <= 4))
+        );
+        for kind in ["share", "notebook", "single", "train"] {
+            assert!(jobs.iter().any(|job| job.name.starts_with(kind)), "{kind}");
+        }
+    }
+
+    #[test]
+    fn a_manifest_asks_in_the_dialects_own_words() {
+        let job = stream(1, 8).find(|job| job.name.starts_with("share")).unwrap();
+        let pod = job.manifest(2.0);
+        let limits = &pod["spec"]["containers"][0]["resources"]["limits"];
+        assert!(limits["tencent.com/vcuda-core"].is_string(), "{pod}");
+        let seconds: f64 = pod["metadata"]["annotations"][RUNS_FOR].as_str().unwrap().parse().unwrap();
+        assert!((seconds * 2.0 - job.runs_for.unwrap()).abs() < 0.01);
+    }
+}

@@ -1,0 +1,80 @@
+//! What simulated nodes are made of.
+
+use tessera_core::gpu::Gpu;
+use tessera_core::topology::{Link, PcieLevel, Topology};
+use tessera_core::units::{GpuIndex, MiB};
+
+/// A kind of machine.
+#[derive(Debug, Clone)]
+pub struct Machine {
+    /// The product all its cards are.
+    pub model: String,
+    /// Memory of each card.
+    pub memory: MiB,
+    /// What joins them.
+    pub topology: Topology,
+}
+
+impl Machine {
+    /// Cards of the usual kind, joined so.
+    #[must_use]
+    pub fn of(topology: Topology) -> Self {
+        Self { model: "NVIDIA A100-SXM4-80GB".to_owned(), memory: MiB(81_920), topology }
+    }
+
+    /// The cards of one machine of this kind. No two machines have a card of the same name.
+    pub(crate) fn cards(&self, number: usize) -> Vec<Gpu> {
+        let card = |index: GpuIndex| {
+            let uuid = format!("GPU-{number:04x}{:04x}-7e55-4e7a-8000-{number:012x}", index.0);
+            let mut gpu = Gpu::new(index, uuid.as_str().into(), self.model.as_str().into(), self.memory);
+            gpu.numa = self.topology.numa(index);
+            gpu
+        };
+        self.topology.gpus().iter().map(card).collect()
+    }
+}
+
+/// The machines of a demonstration that names no others: eight cards bridged in pairs over two sockets, and eight on one
+/// NVLink switch.
+#[must_use]
+pub fn built_in() -> Vec<Machine> {
+    let sockets: Vec<Option<u16>> = (0..8).map(|card| Some(card / 4)).collect();
+    let level = |a: GpuIndex, b: GpuIndex| match (a.0 / 2 == b.0 / 2, a.0 / 4 == b.0 / 4) {
+        (true, _) => PcieLevel::SingleSwitch,
+        (false, true) => PcieLevel::Node,
+        (false, false) => PcieLevel::System,
+    };
+    let pairs = Topology::from_pairs(8, |a, b| Link {
+        pcie: Some(level(a, b)),
+        nvlinks: if a.0 / 2 == b.0 / 2 { 12 } else { 0 },
+    });
+    let switch = Topology::from_pairs(8, |a, b| Link { pcie: Some(level(a, b)), nvlinks: 18 });
+    let bridged = Machine {
+        model: "NVIDIA A100 80GB PCIe".to_owned(),
+        memory: MiB(81_920),
+        topology: pairs.with_numa(&sockets),
+    };
+    let switched = Machine {
+        model: "NVIDIA H100 80GB HBM3".to_owned(),
+        memory: MiB(81_559),
+        topology: switch.with_numa(&sockets),
+    };
+    vec![bridged.clone(), bridged, switched]
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn every_card_of_every_machine_has_its_own_name() {
+        let machines = built_in();
+        let uuids: BTreeSet<_> =
+            (0..30).flat_map(|number| machines[number % 3].cards(number)).map(|gpu| gpu.uuid).collect();
+        assert_eq!(uuids.len(), 240);
+        assert_eq!(machines[2].topology.nvswitch_links(), Some(18));
+        assert_eq!(machines[0].topology.link(GpuIndex(4), GpuIndex(5)).nvlinks, 12);
+    }
+}

@@ -1,0 +1,140 @@
+//! One node: an embedded kubelet, cards that are files, and the real agent.
+
+use std::collections::BTreeMap;
+use std::net::{SocketAddr, TcpListener};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tessera_agent::machine::{Isolation, Library, Settings, WithoutLibrary};
+use tessera_agent::shell::{self, Ports, RunError, Sampling};
+use tessera_cluster::node_agent::NodeClient;
+use tessera_core::gpu::Gpu;
+use tessera_core::placement::Policy;
+use tessera_core::units::NodeName;
+use tessera_limits::limits::Meaning;
+use tessera_node::device_plugin::Meeting;
+use tessera_node::gpus::{Simulated, describe};
+use tessera_sim::apiserver::ApiServer;
+use tessera_sim::kubelet::node::{Node, NodeSettings};
+use tessera_wire::dialect::{Dialect, MemoryUnit};
+use tessera_wire::hand_over::HandOver;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+use crate::DemoError;
+use crate::machine::Machine;
+
+/// A node of the demonstration.
+pub(crate) struct DemoNode {
+    pub(crate) name: String,
+    pub(crate) gpus: Vec<Gpu>,
+    /// Where its agent answers.
+    pub(crate) agent_url: String,
+    pub(crate) node: Node,
+    description: std::path::PathBuf,
+    agent: JoinHandle<Result<(), RunError>>,
+    stop: CancellationToken,
+}
+
+/// The node label by which pods choose between [`SHARED`] and [`RESERVED`], and which the quota calls a pool.
+pub(crate) const POOL: &str = "pool";
+pub(crate) const SHARED: &str = "shared";
+pub(crate) const RESERVED: &str = "reserved";
+
+/// The node label by which a quota tells models apart.
+pub(crate) const MODEL: &str = "gaia.tencent.com/gpu-model";
+
+impl DemoNode {
+    pub(crate) fn start(
+        api: &Arc<ApiServer>,
+        client: tessera_cluster::Client,
+        directory: &Path,
+        machine: &Machine,
+        number: usize,
+        pool: &str,
+    ) -> Result<Self, DemoError> {
+        let name = format!("node-{number:02}");
+        let directory = directory.join(number.to_string());
+        std::fs::create_dir_all(&directory)
+            .map_err(DemoError::io(format!("make {}", directory.display())))?;
+        let (description, proc_root) = (directory.join("gpus"), directory.join("proc"));
+        let gpus = machine.cards(number);
+        describe(&description, gpus.clone(), machine.topology.clone())
+            .map_err(DemoError::io(format!("write {}", description.display())))?;
+        let label = machine.model.replace(' ', "-");
+        let root = directory.join("kubelet");
+        let settings = NodeSettings {
+            name: name.clone(),
+            labels: BTreeMap::from([(POOL.to_owned(), pool.to_owned()), (MODEL.to_owned(), label)]),
+            root: root.clone(),
+            gpus: description.clone(),
+            cards: gpus.clone(),
+            proc_root: proc_root.clone(),
+            seed: number as u64,
+        };
+        let node = Node::start(Arc::clone(api), settings)
+            .map_err(DemoError::io(format!("start the kubelet of {name}")))?;
+        let grants = directory.join("grants");
+        let address = free_address().map_err(DemoError::io("find a free port"))?;
+        let agent_url = format!("http://{address}");
+        let settings = Settings {
+            node: NodeName(name.clone()),
+            dialects: vec![Dialect::Nvidia, Dialect::Gputopology, Dialect::Gpushare, Dialect::Vcuda],
+            memory_unit: MemoryUnit::GiB,
+            policy: Policy::Tessera(Arc::default()),
+            hand_over: HandOver::default(),
+            isolation: Isolation {
+                // As if it were installed: no container here loads it.
+                library: Ok(Library { folder: grants.join(".library").display().to_string(), by_cdi: false }),
+                without_library: WithoutLibrary::Refuse,
+                allow_opt_out: false,
+                meaning: Meaning::Time,
+                kill_escaped: false,
+            },
+            grants: grants.display().to_string(),
+            instance_type: None,
+            labels: BTreeMap::new(),
+            quiet_time: Duration::from_secs(10),
+            advertise: Some(agent_url.clone()),
+        };
+        let ports = Ports {
+            gpus: Arc::new(Simulated::new(description.clone())),
+            watch_health: true,
+            cluster: Arc::new(NodeClient::new(client, name.clone())),
+            meeting: Meeting::PluginsRegistry(root.join("plugins_registry")),
+            pod_resources: root.join("pod-resources/kubelet.sock"),
+            listen: Some(address),
+            sampling: Sampling { processes: proc_root, ..Sampling::default() },
+        };
+        let stop = CancellationToken::new();
+        let agent = tokio::spawn(shell::run(settings, ports, stop.clone()));
+        Ok(Self { name, gpus, agent_url, node, description, agent, stop })
+    }
+
+    /// Lets something happen to a card: `xid 79`, `back`.
+    pub(crate) fn incident(&self, card: u8, what: &str) -> std::io::Result<()> {
+        use std::io::Write as _;
+        let mut path = self.description.clone().into_os_string();
+        path.push(".events");
+        let mut file = std::fs::OpenOptions::new().create(true).append(true).open(path)?;
+        writeln!(file, "{card} {what}")
+    }
+
+    /// Whether the agent has ended, which it should not before it is told to.
+    pub(crate) fn has_died(&self) -> bool {
+        self.agent.is_finished()
+    }
+
+    pub(crate) async fn stop(self) {
+        self.stop.cancel();
+        // How it ended matters no more.
+        let _ = self.agent.await;
+        self.node.stop().await;
+    }
+}
+
+/// An address nobody listens on now.
+fn free_address() -> std::io::Result<SocketAddr> {
+    TcpListener::bind("127.0.0.1:0")?.local_addr()
+}

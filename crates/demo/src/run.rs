@@ -1,0 +1,214 @@
+//! From the start to the report.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use tessera_sim::http::Client;
+use tessera_wire::node_use::{self, NodeUse};
+use tokio_util::sync::CancellationToken;
+
+use crate::cluster::Cluster;
+use crate::jobs::{self, Counts};
+use crate::report::{self, Agents, Invariants, Pods, Report, Step};
+use crate::scenario::{STEPS, play};
+use crate::{DemoError, Options};
+
+/// The pause between two rounds of the steps, at speed 1.
+const BETWEEN_ROUNDS: Duration = Duration::from_secs(20);
+
+/// How long the books may take to agree once nothing new comes.
+const SETTLE_WITHIN: Duration = Duration::from_secs(20);
+
+/// The same for somebody who waits for the end.
+const SETTLE_WHEN_INTERRUPTED: Duration = Duration::from_secs(3);
+
+/// A pod to try with.
+const POD: &str = "\
+apiVersion: v1
+kind: Pod
+metadata:
+  name: mine
+spec:
+  containers:
+    - name: main
+      image: any
+      resources:
+        limits:
+          tencent.com/vcuda-core: 30
+          tencent.com/vcuda-memory: 16
+";
+
+/// Runs the demonstration until its time is over or `interrupted` comes, telling what happens.
+pub async fn run(
+    options: Options,
+    say: impl Fn(&str),
+    interrupted: impl Future<Output = ()>,
+) -> Result<Report, DemoError> {
+    let begun = Instant::now();
+    let mut interrupted = std::pin::pin!(interrupted);
+    let cluster = tokio::select! {
+        started = Cluster::start(&options) => started?,
+        () = &mut interrupted => return Err(DemoError::Interrupted),
+    };
+    let page_millis = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
+    let kubeconfig = options.kubeconfig_out.clone();
+    let kubeconfig = kubeconfig.unwrap_or_else(|| cluster.directory.path().join("kubeconfig"));
+    std::fs::write(&kubeconfig, cluster.api.kubeconfig())
+        .map_err(DemoError::io(format!("write {}", kubeconfig.display())))?;
+    let pod = cluster.directory.path().join("pod.yaml");
+    std::fs::write(&pod, POD).map_err(DemoError::io(format!("write {}", pod.display())))?;
+    say(&introduction(&cluster, page_millis, &kubeconfig, &pod));
+
+    let (started, processor) = (Instant::now(), report::processor_seconds());
+    let (stop, counts) = (CancellationToken::new(), Arc::<Counts>::default());
+    let (api, fed) = (Arc::clone(&cluster.api), Arc::clone(&counts));
+    let tidy = tokio::spawn(jobs::tidy(Arc::clone(&api), Arc::clone(&counts), stop.clone()));
+    let feed = (options.pods_per_second > 0.0).then(|| {
+        let (options, largest, stop) = (options.clone(), cluster.smallest_machine(), stop.clone());
+        tokio::spawn(async move { jobs::feed(api, fed, &options, largest, stop).await })
+    });
+    let mut steps = Vec::new();
+    let show = async {
+        if options.steps {
+            steps = play_all(&cluster, 1, &say, started).await;
+        }
+        match options.duration {
+            Some(duration) => tokio::time::sleep_until((started + duration).into()).await,
+            None => endless(&cluster, &options, &say, started).await,
+        }
+    };
+    let patience = tokio::select! {
+        () = show => SETTLE_WITHIN,
+        () = interrupted => {
+            say("\nEnding.");
+            SETTLE_WHEN_INTERRUPTED
+        }
+    };
+    let seconds = started.elapsed().as_secs_f64();
+    let cores = (report::processor_seconds() - processor) / seconds;
+    let agents = ask_agents(&cluster).await;
+    stop.cancel();
+    for task in feed.into_iter().chain([tidy]) {
+        // A panic in there was reported when it happened.
+        let _ = task.await;
+    }
+    let invariants = settle(&cluster, patience).await;
+    let report = Report {
+        nodes: cluster.nodes.len(),
+        gpus: cluster.gpu_count(),
+        seed: options.seed,
+        page_millis,
+        seconds,
+        pods: pods(&cluster, &counts),
+        steps,
+        invariants,
+        agents,
+        process: report::process(cores),
+    };
+    cluster.stop().await;
+    Ok(report)
+}
+
+async fn play_all(cluster: &Cluster, round: u64, say: &impl Fn(&str), started: Instant) -> Vec<Step> {
+    let mut played = Vec::new();
+    for name in STEPS {
+        let step = play(cluster, name, round).await;
+        let verdict = if step.happened { "" } else { "FAILED: " };
+        say(&format!("{:>7.1} s  {name:<12}  {verdict}{}", started.elapsed().as_secs_f64(), step.detail));
+        played.push(step);
+    }
+    played
+}
+
+/// Until somebody interrupts.
+async fn endless(cluster: &Cluster, options: &Options, say: &impl Fn(&str), started: Instant) {
+    for round in 2.. {
+        let pause = BETWEEN_ROUNDS.as_secs_f64() / options.speed;
+        tokio::time::sleep(Duration::try_from_secs_f64(pause).unwrap_or(BETWEEN_ROUNDS)).await;
+        if options.steps {
+            play_all(cluster, round, say, started).await;
+        }
+    }
+}
+
+/// Compares all books until they agree, since what was under way may still be; what differs at the end does.
+async fn settle(cluster: &Cluster, patience: Duration) -> Invariants {
+    let begun = Instant::now();
+    let differences = loop {
+        let mut found = Vec::new();
+        for node in &cluster.nodes {
+            found.extend(cluster.audit.compare_kubelet(node));
+            found.extend(cluster.audit.compare_ledger(cluster.app.read().ledger(), &node.name));
+        }
+        if found.is_empty() || begun.elapsed() > patience {
+            break found;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    };
+    let grants = cluster.nodes.iter().map(|node| node.node.kubelet().book().len()).sum();
+    let book = cluster.audit.book();
+    Invariants { checks: book.checks, violations: book.violations.clone(), differences, grants }
+}
+
+fn pods(cluster: &Cluster, counts: &Counts) -> Pods {
+    let done = cluster.scheduler.counters();
+    let bound = done.bound.load(Ordering::Relaxed);
+    let nanos = Duration::from_nanos(done.bind_nanos.load(Ordering::Relaxed));
+    Pods {
+        created: counts.created.load(Ordering::Relaxed),
+        bound,
+        succeeded: counts.succeeded.load(Ordering::Relaxed),
+        failed: counts.failed.load(Ordering::Relaxed),
+        evicted: done.evicted.load(Ordering::Relaxed),
+        refusals: done.unschedulable.load(Ordering::Relaxed),
+        broken_attempts: done.failed.load(Ordering::Relaxed),
+        bind_millis: nanos.as_secs_f64() * 1000.0
+            / f64::from(u32::try_from(bound.max(1)).unwrap_or(u32::MAX)),
+    }
+}
+
+/// What is used, by the agents' own pages.
+async fn ask_agents(cluster: &Cluster) -> Agents {
+    let mut agents = Agents::default();
+    for node in &cluster.nodes {
+        let Ok(mut client) = Client::new(&node.agent_url) else { continue };
+        let Ok((200, body)) = client.send("GET", node_use::PATH, &[], "").await else { continue };
+        let Ok(used) = serde_json::from_str::<NodeUse>(&body) else { continue };
+        agents.answered += 1;
+        agents.containers += used.containers.len();
+        let has_use = |share: &node_use::ShareUse| share.memory_used_mib.is_some_and(|used| used > 0);
+        agents.in_use +=
+            used.containers.iter().filter(|container| container.gpus.iter().any(has_use)).count();
+    }
+    agents
+}
+
+fn introduction(cluster: &Cluster, page_millis: u64, kubeconfig: &Path, pod: &Path) -> String {
+    let (nodes, gpus, url) = (cluster.nodes.len(), cluster.gpu_count(), &cluster.url);
+    let taken = cluster
+        .taken
+        .map(|address| format!("{address} is taken by another program; using another port.\n\n"));
+    let (taken, pod) = (taken.unwrap_or_default(), pod.display());
+    let (whole, kubeconfig) =
+        (f64::from(u32::try_from(page_millis).unwrap_or(u32::MAX)) / 1000.0, kubeconfig.display());
+    format!(
+        "{taken}\
+A cluster of {nodes} simulated nodes with {gpus} GPUs is up after {whole:.2} s.
+The scheduler and the {nodes} agents are the real ones; the API server, the kubelets and the GPUs are embedded.
+
+  Open      {url}/
+  kubectl   export KUBECONFIG={kubeconfig}
+
+Try next, in another terminal:
+  kubectl get pods -A --watch                  pods come and go
+  kubectl apply -f {pod}    a pod of yours: 30 % of a GPU and 4 GiB of its memory
+  kubectl describe pod mine                    where it went, and which GPU it was granted
+  kubectl inspect gpu                          who holds which GPU (with kubectl-inspect-gpu on the PATH)
+  curl {url}/explain/default/mine              why it is where it is, or why it waits
+
+Ctrl-C ends it and leaves nothing behind.
+"
+    )
+}

@@ -1,0 +1,162 @@
+//! The demonstration from its start to its end: everything it shows happened, and everything that must hold held.
+
+#![allow(
+    clippy::print_stdout,
+    clippy::unwrap_used,
+    reason = "helpers of tests may fail and speak like tests"
+)]
+
+use std::net::TcpListener;
+use std::path::Path;
+use std::time::Duration;
+
+use serde_json::json;
+use tessera_cluster::node_agent::{NodeClient, WriteFailure};
+use tessera_demo::{Options, built_in, run};
+use tessera_sim::apiserver::ApiServer;
+
+fn options() -> Options {
+    Options {
+        nodes: 4,
+        machines: built_in(),
+        pods_per_second: 3.0,
+        steps: true,
+        seed: 1,
+        speed: 3.0,
+        listen: "127.0.0.1:0".parse().unwrap(),
+        kubeconfig_out: None,
+        duration: Some(Duration::from_secs(5)),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_step_happens_and_every_book_agrees() {
+    let report = run(options(), |_| {}, std::future::pending()).await.unwrap();
+    let shown = serde_json::to_string_pretty(&report).unwrap();
+    let names: Vec<&str> = report.steps.iter().map(|step| step.name).collect();
+    assert_eq!(names, ["fractions", "training", "notebooks", "quota", "card-failure", "preemption"]);
+    assert!(report.steps.iter().all(|step| step.happened), "{shown}");
+    assert!(report.pods.created > 20 && report.pods.bound > 20 && report.pods.succeeded > 0, "{shown}");
+    assert_eq!(report.pods.failed, 0, "a kubelet rejected a pod: {shown}");
+    assert_eq!(report.pods.evicted, 1, "{shown}");
+    assert!(report.invariants.checks > 200, "{shown}");
+    assert_eq!(report.invariants.violations, Vec::<String>::new(), "{shown}");
+    assert_eq!(report.invariants.differences, Vec::<String>::new(), "{shown}");
+    assert_eq!(report.agents.answered, 4, "{shown}");
+    assert!(report.is_good());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_taken_port_is_told_and_another_is_used_and_the_kubeconfig_stays() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let kubeconfig = directory.path().join("kubeconfig");
+    let options = Options {
+        nodes: 2,
+        pods_per_second: 0.0,
+        steps: false,
+        listen: taken.local_addr().unwrap(),
+        kubeconfig_out: Some(kubeconfig.clone()),
+        duration: None,
+        ..options()
+    };
+    let said = std::sync::Mutex::new(String::new());
+    let up = tokio::sync::Notify::new();
+    let say = |text: &str| {
+        said.lock().unwrap().push_str(text);
+        up.notify_one();
+    };
+    // Interrupted as soon as it says something: it ends in order.
+    let report = run(options, say, up.notified()).await.unwrap();
+    let said = said.into_inner().unwrap();
+    assert!(said.contains(&format!("{} is taken", taken.local_addr().unwrap())), "{said}");
+    assert!(said.contains("export KUBECONFIG=") && said.ends_with("Ending."), "{said}");
+    assert_eq!((report.nodes, report.gpus, report.pods.created), (2, 16, 0));
+    assert!(std::fs::read_to_string(kubeconfig).unwrap().contains("\"server\": \"http://127.0.0.1:"));
+}
+
+#[tokio::test]
+async fn somebody_who_changes_his_mind_is_heeded_at_once() {
+    let error = run(options(), |_| {}, std::future::ready(())).await.unwrap_err();
+    assert_eq!(error.to_string(), "interrupted before the cluster was up");
+}
+
+#[tokio::test]
+async fn too_few_nodes_are_refused_in_words() {
+    let error = run(Options { nodes: 1, ..options() }, |_| {}, std::future::pending()).await.unwrap_err();
+    assert!(error.to_string().contains("--nodes 2 or more"), "{error}");
+}
+
+#[tokio::test]
+async fn an_agent_writes_nothing_to_a_pod_that_only_has_the_name_of_its_own() {
+    let api = ApiServer::start().await.unwrap();
+    let pod =
+        json!({ "metadata": { "name": "p" }, "spec": { "containers": [{ "name": "c", "image": "i" }] } });
+    let made = api.create("/api/v1/namespaces/default/pods", pod).unwrap();
+    let client = NodeClient::new(tessera_cluster::connect_to(&api.url()).unwrap(), "n".to_owned());
+    let annotations = [("a".to_owned(), "b".to_owned())].into();
+    let refused = client.patch_pod("default", "p", "somebody-else", &annotations).await;
+    assert!(matches!(refused, Err(WriteFailure::Gone(_))), "{refused:?}");
+    client.patch_pod("default", "p", made["metadata"]["uid"].as_str().unwrap(), &annotations).await.unwrap();
+    let gone = client.patch_pod("default", "q", "u", &annotations).await;
+    assert!(matches!(gone, Err(WriteFailure::Gone(_))), "{gone:?}");
+}
+
+/// Runs kubectl; its output, or what it complained of.
+async fn kubectl(home: &Path, arguments: &str) -> Result<String, String> {
+    let output = tokio::process::Command::new("kubectl")
+        .args(arguments.split_whitespace())
+        .env("KUBECONFIG", home.join("kubeconfig"))
+        .env("HOME", home)
+        .output()
+        .await
+        .unwrap();
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    if output.status.success() { Ok(text(output.stdout)) } else { Err(text(output.stderr)) }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_real_kubectl_is_content() {
+    if std::process::Command::new("kubectl").arg("--help").output().is_err() {
+        println!("passed over: there is no kubectl on the PATH");
+        return;
+    }
+    let api = ApiServer::start().await.unwrap();
+    let home = tempfile::tempdir().unwrap();
+    let home = home.path();
+    std::fs::write(home.join("kubeconfig"), api.kubeconfig()).unwrap();
+    let pod = json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": { "name": "mine", "labels": { "app": "mine" } },
+        "spec": { "containers": [{ "name": "main", "image": "i", "resources": { "limits": { "nvidia.com/gpu": "1" } } }] },
+    });
+    std::fs::write(home.join("pod.json"), pod.to_string()).unwrap();
+    let file = home.join("pod.json").display().to_string();
+    let steps = [
+        ("version", "Server Version: v1.33.0+tessera"),
+        ("api-resources", "priorityclasses   pc"),
+        ("create namespace team", "namespace/team created"),
+        ("create configmap settings --from-literal=a=b", "configmap/settings created"),
+        ("create priorityclass urgent --value=7", "priorityclass.scheduling.k8s.io/urgent created"),
+        (&format!("apply -f {file}"), "pod/mine created"),
+        (&format!("apply -f {file}"), "pod/mine unchanged"),
+        (&format!("apply --server-side --force-conflicts -f {file}"), "pod/mine serverside-applied"),
+        ("get pods -o wide", "mine   0/1     Pending   0"),
+        ("get pods -A -l app=mine --field-selector=status.phase=Pending -o name", "pod/mine"),
+        ("label pod mine tier=gold", "pod/mine labeled"),
+        ("annotate pod mine note=hello", "pod/mine annotated"),
+        (
+            "patch cm settings --type=json -p [{\"op\":\"replace\",\"path\":\"/data/a\",\"value\":\"c\"}]",
+            "patched",
+        ),
+        ("get cm settings -o jsonpath={.data.a}", "c"),
+        ("describe pod mine", "nvidia.com/gpu:  1"),
+        ("delete pod mine", "pod \"mine\" deleted"),
+        ("delete namespace team", "namespace \"team\" deleted"),
+    ];
+    for (arguments, expected) in steps {
+        let said = kubectl(home, arguments).await;
+        assert!(said.as_ref().is_ok_and(|said| said.contains(expected)), "kubectl {arguments}: {said:?}");
+    }
+    let refused = kubectl(home, "get pod mine").await.unwrap_err();
+    assert_eq!(refused, "Error from server (NotFound): pods \"mine\" not found\n");
+}

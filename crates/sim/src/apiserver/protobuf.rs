@@ -1,0 +1,106 @@
+//! Objects in Kubernetes' other format, as `kubectl create namespace` and its like send them.
+//!
+//! Read only, and only what those commands make: names, labels, annotations, data. The field numbers are Kubernetes' own.
+
+use std::collections::BTreeMap;
+
+use prost::Message;
+use serde_json::{Value, json};
+
+/// The media type.
+pub(super) const MEDIA: &str = "application/vnd.kubernetes.protobuf";
+
+/// What every message begins with.
+const MAGIC: &[u8] = b"k8s\0";
+
+#[derive(Clone, PartialEq, Message)]
+struct Envelope {
+    #[prost(message, optional, tag = "1")]
+    kind: Option<TypeMeta>,
+    #[prost(bytes = "vec", tag = "2")]
+    raw: Vec<u8>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct TypeMeta {
+    #[prost(string, tag = "2")]
+    kind: String,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct Metadata {
+    #[prost(string, tag = "1")]
+    name: String,
+    #[prost(string, tag = "2")]
+    generate_name: String,
+    #[prost(btree_map = "string, string", tag = "11")]
+    labels: BTreeMap<String, String>,
+    #[prost(btree_map = "string, string", tag = "12")]
+    annotations: BTreeMap<String, String>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct Plain {
+    #[prost(message, optional, tag = "1")]
+    metadata: Option<Metadata>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct ConfigMap {
+    #[prost(btree_map = "string, string", tag = "2")]
+    data: BTreeMap<String, String>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct PriorityClass {
+    #[prost(int32, tag = "2")]
+    value: i32,
+    #[prost(string, tag = "4")]
+    description: String,
+}
+
+/// The object as JSON; `None` for kinds that are not sent so.
+pub(super) fn read(body: &[u8]) -> Option<Value> {
+    let Envelope { kind, raw } = Envelope::decode(body.strip_prefix(MAGIC)?).ok()?;
+    let mut object = match kind?.kind.as_str() {
+        "Namespace" => json!({}),
+        "ConfigMap" => json!({ "data": ConfigMap::decode(raw.as_slice()).ok()?.data }),
+        "PriorityClass" => {
+            let PriorityClass { value, description } = PriorityClass::decode(raw.as_slice()).ok()?;
+            json!({ "value": value, "description": description })
+        }
+        // Of a deletion nothing is read but that it is one.
+        "DeleteOptions" => return Some(json!({})),
+        _ => return None,
+    };
+    let metadata = Plain::decode(raw.as_slice()).ok()?.metadata.unwrap_or_default();
+    let Metadata { name, generate_name, labels, annotations } = metadata;
+    object["metadata"] = json!({ "labels": labels, "annotations": annotations });
+    for (key, text) in [("name", name), ("generateName", generate_name)] {
+        if !text.is_empty() {
+            object["metadata"][key] = text.into();
+        }
+    }
+    Some(object)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sent(kind: &str, raw: Vec<u8>) -> Vec<u8> {
+        let kind = Some(TypeMeta { kind: kind.to_owned() });
+        [MAGIC, &Envelope { kind, raw }.encode_to_vec()].concat()
+    }
+
+    #[test]
+    fn a_config_map_is_read_and_a_pod_is_not() {
+        let metadata = Metadata { name: "m".to_owned(), ..Metadata::default() };
+        let mut raw = Plain { metadata: Some(metadata) }.encode_to_vec();
+        raw.extend(ConfigMap { data: BTreeMap::from([("a".to_owned(), "b".to_owned())]) }.encode_to_vec());
+        let read_back = read(&sent("ConfigMap", raw.clone())).unwrap();
+        assert_eq!((&read_back["metadata"]["name"], &read_back["data"]["a"]), (&json!("m"), &json!("b")));
+        assert_eq!(read(&sent("Pod", raw.clone())), None);
+        assert_eq!(read(&raw), None);
+    }
+}

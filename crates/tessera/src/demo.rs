@@ -1,0 +1,153 @@
+//! `tessera demo`: a whole cluster in one process.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use clap::{Args, ValueEnum};
+use tessera_demo::{Machine, Options, built_in};
+use tokio::signal::unix::{SignalKind, signal};
+use tracing_subscriber::EnvFilter;
+
+/// Shows it all at work: simulated nodes with GPUs, pods that come and go, the dashboard. Needs no GPU, no Kubernetes, no root.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  tessera demo                                         six nodes; open the page it names
+  tessera demo --nodes 50 --pods 20                    a larger cluster, twenty pods a second
+  tessera demo --topology dgx.txt --kubeconfig-out kc  nodes like a machine of yours; kubectl --kubeconfig kc get pods -A
+  tessera demo --for 30s --json                        for scripts: a report, and exit code 1 if anything was not as it should be")]
+pub(crate) struct Arguments {
+    /// How many nodes; the last one is reserved for the preemption
+    #[arg(long, default_value_t = 6)]
+    nodes: usize,
+
+    /// What the nodes look like, in turns: output of `nvidia-smi topo -m`; without it two kinds of machines with 8 GPUs
+    #[arg(long, value_name = "FILE", num_args = 1..)]
+    topology: Vec<PathBuf>,
+
+    /// How many pods a second come by themselves
+    #[arg(long, value_name = "RATE", default_value_t = 2.0)]
+    pods: f64,
+
+    /// What is shown
+    #[arg(long, value_enum, default_value = "all")]
+    scenario: Scenario,
+
+    /// The same seed brings the same pods
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+
+    /// How fast time goes for the pods: 2 for twice as many, each running half as long
+    #[arg(long, default_value_t = 1.0)]
+    speed: f64,
+
+    /// Where the dashboard is served; another port if this one is taken
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:12345")]
+    listen: SocketAddr,
+
+    /// Write a kubeconfig here, for kubectl; without it one lies beside the sockets while the demo runs
+    #[arg(long, value_name = "FILE")]
+    kubeconfig_out: Option<PathBuf>,
+
+    /// End after this time, once every step was shown: 30s, 2m
+    #[arg(long = "for", value_name = "TIME", value_parser = time)]
+    duration: Option<Duration>,
+
+    /// Print nothing but a report as JSON at the end
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Scenario {
+    /// The steps, amid pods that come and go
+    All,
+    /// The steps alone: fractions, training sets, notebooks, a quota, a broken card, a preemption
+    Steps,
+    /// Pods that come and go, alone
+    Stream,
+}
+
+pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
+    let filter = EnvFilter::try_from_env("TESSERA_LOG").unwrap_or_else(|_| EnvFilter::new("error"));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    ensure!(arguments.pods >= 0.0 && arguments.pods <= 1000.0, "--pods: write pods a second, 0 to 1000");
+    ensure!(
+        arguments.speed > 0.0 && arguments.speed <= 100.0,
+        "--speed: write a number above 0, at most 100"
+    );
+    let options = Options {
+        nodes: arguments.nodes,
+        machines: machines(&arguments.topology)?,
+        pods_per_second: if arguments.scenario == Scenario::Steps { 0.0 } else { arguments.pods },
+        steps: arguments.scenario != Scenario::Stream,
+        seed: arguments.seed,
+        speed: arguments.speed,
+        listen: arguments.listen,
+        kubeconfig_out: arguments.kubeconfig_out.clone(),
+        duration: arguments.duration,
+    };
+    let quiet = arguments.json;
+    let say = |text: &str| {
+        if !quiet {
+            crate::print(&format!("{text}\n"));
+        }
+    };
+    // Everything mostly waits: two threads do for fifty nodes.
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    let report = runtime.block_on(async {
+        let mut terminate = signal(SignalKind::terminate())?;
+        let mut interrupt = signal(SignalKind::interrupt())?;
+        let interrupted = async move {
+            tokio::select! {
+                _ = terminate.recv() => {}
+                _ = interrupt.recv() => {}
+            }
+        };
+        anyhow::Ok(tessera_demo::run(options, say, interrupted).await?)
+    })?;
+    // Threads that watch cards look for the end ten times a second.
+    runtime.shutdown_background();
+    if arguments.json {
+        crate::print(&format!("{}\n", serde_json::to_string_pretty(&report)?));
+    } else {
+        let (pods, process) = (&report.pods, &report.process);
+        crate::print(&format!(
+            "{} pods placed, {} refused for a while, {} evicted; {} checks, {} violations. {:.2} cores, {} MiB.\n",
+            pods.bound,
+            pods.refusals,
+            pods.evicted,
+            report.invariants.checks,
+            report.invariants.violations.len(),
+            process.cores,
+            process.peak_mib,
+        ));
+    }
+    Ok(if report.is_good() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn machines(files: &[PathBuf]) -> Result<Vec<Machine>> {
+    if files.is_empty() {
+        return Ok(built_in());
+    }
+    let read = |file: &PathBuf| {
+        let matrix = tessera_wire::smi_matrix::parse(&crate::read_file(file)?);
+        let matrix = matrix.with_context(|| file.display().to_string())?;
+        ensure!(matrix.topology.count() > 0, "{}: lists no GPU", file.display());
+        Ok(Machine::of(matrix.topology))
+    };
+    files.iter().map(read).collect()
+}
+
+/// `30s`, `2m`, `90`.
+fn time(text: &str) -> Result<Duration, String> {
+    let (number, unit) = match text.strip_suffix('m') {
+        Some(minutes) => (minutes, 60.0),
+        None => (text.strip_suffix('s').unwrap_or(text), 1.0),
+    };
+    let seconds = number.parse::<f64>().ok().map(|number| number * unit);
+    let time = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    time.ok_or_else(|| "write a time such as 30s or 2m".to_owned())
+}
