@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 use tessera_core::placement::Refusal;
 use tessera_core::preemption::Holder;
+use tessera_core::quota::Taken;
 use tessera_core::relief;
 use tessera_core::request::{PodRequest, Request};
 use tessera_core::units::NodeName;
@@ -134,7 +135,8 @@ fn helps(
         if reason.may_resolve() && looked_at < RELIEF_LOOKED_AT {
             looked_at += 1;
             let grants = survey.grants(name);
-            let holders: Vec<Holder<'_>> = grants.iter().map(|grant| Holder { grant, priority: 0 }).collect();
+            let holder = |grant| Holder { grant, priority: 0, repays: Taken::default() };
+            let holders: Vec<Holder<'_>> = grants.iter().copied().map(holder).collect();
             let ends = relief::who_would_have_to_end(state, &holders, &request, &ask.policy);
             let full = |uid| survey.pod(uid).map(|pod| format!("{}/{}", pod.namespace, pod.name));
             let pods: Vec<String> = ends.iter().flatten().filter_map(full).collect();

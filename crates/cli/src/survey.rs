@@ -3,6 +3,7 @@
 //! A pure value, made from objects of the API server: first all nodes, then the pods one by one, so that no pod need be kept.
 
 use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
 
 use tessera_core::grant::PodGrant;
 use tessera_core::ledger::Ledger;
@@ -90,7 +91,7 @@ impl Survey {
             match node_spec::parse(&node, survey.rules.unit) {
                 Ok(spec) => {
                     (facts.unit, facts.serves) = (spec.unit, spec.serves);
-                    survey.ledger.set_node(spec.node);
+                    survey.ledger.set_node(Arc::unwrap_or_clone(spec.node));
                 }
                 Err(error) => facts.problem = Some(error.to_string()),
             }
