@@ -92,7 +92,8 @@ mod tests {
             grant("large", &[6], part(80, 10_240)),
         ];
         grants.iter().for_each(|grant| state.add(grant));
-        let holders: Vec<Holder<'_>> = grants.iter().map(|grant| Holder { grant, priority: 7 }).collect();
+        let holders: Vec<Holder<'_>> =
+            grants.iter().map(|grant| Holder { grant, priority: 7, repays: Taken::default() }).collect();
         let asked = |request| PodRequest::of_mains([request]);
         let end = |request| who_would_have_to_end(&state, &holders, &asked(request), &Policy::Simple);
         let smaller = |request| smaller_requests(&state, &asked(request), &Policy::Simple);

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 use tessera_scheduler::server::{App, BODY_LIMIT, router};
 use tessera_scheduler::state::{Event, Settings, State, Watched};
+use tessera_scheduler::verb::memory::Memory;
 use tessera_wire::extender::Args;
 use tessera_wire::objects::Pod;
 use tessera_wire::{quota, rules};
@@ -93,9 +94,10 @@ fn scheduler(stage: &Stage) -> State {
 /// What kube-scheduler would put into the pod's event, by node.
 fn event(state: &State, pod: &Value, nodes: &[String]) -> BTreeMap<String, String> {
     let pod: Pod = serde_json::from_value(pod.clone()).unwrap();
-    let mut args = Args { pod, nodes: None, node_names: Some(nodes.to_vec()) };
-    let verdicts = state.filter(&mut args);
-    verdicts.failed.into_iter().chain(verdicts.unresolvable).collect()
+    let args = Args { pod, nodes: None, node_names: Some(nodes.to_vec()) };
+    let verdicts = state.filter(&args, &Memory::default());
+    let refused = verdicts.failed().chain(verdicts.unresolvable());
+    refused.map(|(node, words)| (node.to_owned(), words.to_owned())).collect()
 }
 
 #[test]

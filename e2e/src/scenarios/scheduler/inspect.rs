@@ -103,14 +103,14 @@ fn what_is_shown(site: &Site, kubectl: &Kubectl) -> Result<()> {
 }
 
 async fn the_event_and_the_explanation_agree(site: &Site, kubectl: &Kubectl) -> Result<()> {
-    let cases: [(&str, &[(&str, &str)], &str); 3] = [
+    let cases = [
         // kube-scheduler counts cards of one vocabulary by itself, and finds two on each node.
-        ("too-many", &[("aliyun.com/gpu", "2")], "fewer than 2 idle GPUs"),
-        ("too-large", &[("aliyun.com/gpu-mem", "20")], "no GPU has 20480 MiB"),
-        ("no-room", &[("tencent.com/vcuda-core", "60"), ("tencent.com/vcuda-memory", "70")], "no GPU"),
+        ("too-many", vec![("aliyun.com/gpu", "2")], "fewer than 2 idle GPUs"),
+        ("too-large", vec![("aliyun.com/gpu-mem", "20")], "no GPU has 20480 MiB"),
+        ("no-room", vec![("tencent.com/vcuda-core", "60"), ("tencent.com/vcuda-memory", "70")], "no GPU"),
     ];
     for (name, asked, words) in cases {
-        site.make(&asking(name, asked)).await?;
+        site.make(&asking(name, &asked)).await?;
         site.refused(name, words).await?;
         let told = site
             .cluster

@@ -21,7 +21,7 @@ use kube::{
     Api,
     api::{ListParams, PostParams},
 };
-use serde_json::{Value, json};
+use serde_json::json;
 
 use self::front::Front;
 use crate::harness::{Cluster, Component, Harness, Parts, Program, deploy, free_port};
