@@ -49,9 +49,9 @@ pub(crate) struct SamplingArguments {
     #[arg(long, default_value = "2", value_name = "SECONDS")]
     sample_every: f64,
 
-    /// Where the processes of the machine are listed
-    #[arg(long, default_value = "/proc", value_name = "DIRECTORY")]
-    proc_root: PathBuf,
+    /// Where the driver's process numbers are explained [default: /proc, if that shows the whole machine]
+    #[arg(long, value_name = "DIRECTORY")]
+    proc_root: Option<PathBuf>,
 
     /// Whose metrics /metrics has: native, map, pod-memory, gpu-manager, dcgm, dcgm-pods, cadvisor, hami
     #[arg(long, value_delimiter = ',', default_values = ["native", "map", "pod-memory", "gpu-manager"])]

@@ -41,8 +41,8 @@ pub struct Sources {
     pub kubelet: bool,
     /// The API server has told the pods.
     pub pods: bool,
-    /// Processes of the whole machine can be seen; `None` where nothing tells.
-    pub processes: Option<bool>,
+    /// Processes of the whole machine can be seen.
+    pub processes: bool,
 }
 
 /// One card.
@@ -175,7 +175,7 @@ impl Picture {
     /// Puts together what the agent knows with what was measured. Looks that went well before `fresh_since` (seconds since 1970) say
     /// nothing about now.
     #[must_use]
-    pub fn new(view: &View, meter: &Meter, fresh_since: f64, processes: Option<bool>) -> Self {
+    pub fn new(view: &View, meter: &Meter, fresh_since: f64, processes: bool) -> Self {
         let mut picture = Self {
             driver: view.driver.clone(),
             sources: Sources {

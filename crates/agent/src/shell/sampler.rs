@@ -31,8 +31,9 @@ use crate::{
 pub struct Sampling {
     /// How often.
     pub every: Duration,
-    /// Where the processes of the machine are listed.
-    pub processes: PathBuf,
+    /// Where the driver's process numbers are explained. `None`: in `/proc`, if that shows the whole machine; a list of other
+    /// processes under the same numbers would be worse than none.
+    pub processes: Option<PathBuf>,
     /// The machine's address, for those who want it in a label.
     pub host_ip: String,
     /// Which metrics are written.
@@ -43,7 +44,7 @@ impl Default for Sampling {
     fn default() -> Self {
         Self {
             every: Duration::from_secs(2),
-            processes: PathBuf::from("/proc"),
+            processes: None,
             host_ip: String::new(),
             wanted: Wanted::default(),
         }
@@ -65,21 +66,29 @@ pub struct Sampler {
     meter: Arc<Mutex<Meter>>,
     /// Cards that are looked at, until this end is dropped.
     pollers: Mutex<BTreeMap<GpuUuid, mpsc::Sender<()>>>,
-    sees_the_machine: Option<bool>,
+    /// Where processes are explained, if anywhere.
+    processes: Option<Processes>,
 }
 
 impl Sampler {
     /// Looks at nothing yet.
     #[must_use]
     pub fn new(gpus: Arc<dyn Gpus>, sampling: Sampling) -> Self {
-        let sees_the_machine = Processes::at(sampling.processes.clone()).see_the_machine();
-        if sees_the_machine == Some(false) {
-            tracing::warn!(
-                "this is not the machine's own process namespace: what processes use cannot be told by container; \
-                 set hostPID: true"
-            );
-        }
-        Self { gpus, sampling, meter: Arc::default(), pollers: Mutex::default(), sees_the_machine }
+        let processes = match &sampling.processes {
+            Some(directory) => Some(Processes::at(directory.clone())),
+            None => {
+                let own = Processes::at(PathBuf::from("/proc"));
+                let of_machine = own.see_the_machine() == Some(true);
+                if !of_machine {
+                    tracing::warn!(
+                        "this is not the machine's own process namespace, so nobody knows whose processes are on the GPUs; \
+                         set hostPID: true, or name the right directory with --proc-root"
+                    );
+                }
+                of_machine.then_some(own)
+            }
+        };
+        Self { gpus, sampling, meter: Arc::default(), pollers: Mutex::default(), processes }
     }
 
     /// Follows the agent: new cards are looked at, pods that are gone are forgotten.
@@ -137,7 +146,7 @@ impl Sampler {
         }
         let patience = (self.sampling.every * INTERVALS).max(PATIENCE);
         let fresh_since = unix().saturating_sub(patience).as_secs_f64();
-        let picture = Picture::new(view, &meter, fresh_since, self.sees_the_machine);
+        let picture = Picture::new(view, &meter, fresh_since, self.processes.is_some());
         Picture { host_ip: self.sampling.host_ip.clone(), ..picture }
     }
 
@@ -150,14 +159,14 @@ impl Sampler {
     fn poll(&self, gpu: GpuUuid) -> mpsc::Sender<()> {
         let (stay, stop) = mpsc::channel::<()>();
         let (gpus, meter, every) = (self.gpus.clone(), self.meter.clone(), self.sampling.every);
-        let mut memory = Memory::of(Processes::at(self.sampling.processes.clone()));
+        let mut memory = self.processes.clone().map(Memory::of);
         let mut since = 0;
         let mut trouble = None;
         thread::spawn(move || {
             loop {
                 let started = Instant::now();
                 let now = u64::try_from(unix().as_micros()).unwrap_or(u64::MAX);
-                match look(&*gpus, &gpu, &mut memory, Window { since, now }) {
+                match look(&*gpus, &gpu, memory.as_mut(), Window { since, now }) {
                     Ok(observation) => {
                         trouble = None;
                         since = observation.sample.work.to.max(now.saturating_sub(FORGETS));
@@ -187,14 +196,14 @@ impl Sampler {
 pub fn look(
     gpus: &dyn Gpus,
     gpu: &GpuUuid,
-    memory: &mut Memory,
+    memory: Option<&mut Memory>,
     window: Window,
 ) -> Result<Observation, GpusError> {
     let sample = gpus.sample(gpu, window)?;
     let listed = sample.processes.iter().flatten().map(|process| process.pid);
     // One that ended since may have computed before.
     let worked = sample.work.processes.iter().flatten().map(|(pid, _)| *pid);
-    let who = memory.who(listed.chain(worked));
+    let who = memory.map(|memory| memory.who(listed.chain(worked))).unwrap_or_default();
     let at = Duration::from_micros(window.now).as_secs_f64();
     Ok(Observation { at, took: 0.0, sample, who })
 }

@@ -200,7 +200,7 @@ impl World {
             listen: self.listen,
             sampling: Sampling {
                 every: Duration::from_millis(20),
-                processes: self.directory.path().join("proc"),
+                processes: Some(self.directory.path().join("proc")),
                 wanted: self.wanted.clone(),
                 ..Sampling::default()
             },

@@ -84,7 +84,7 @@ async fn without_kubernetes_the_machine_itself_is_shown() {
     std::fs::write(&file, super::common::eight_cards()).unwrap();
     let sampling = Sampling {
         every: Duration::from_millis(20),
-        processes: directory.path().join("proc"),
+        processes: Some(directory.path().join("proc")),
         ..Sampling::default()
     };
     let standalone = Standalone::start("machine".into(), Arc::new(Simulated::new(file)), sampling).unwrap();
@@ -144,7 +144,7 @@ async fn a_card_that_hangs_holds_up_nobody_and_scrapes_ask_no_card() {
     // Only the first look happens within this test.
     let sampling = Sampling {
         every: Duration::from_secs(3600),
-        processes: directory.path().join("proc"),
+        processes: Some(directory.path().join("proc")),
         ..Sampling::default()
     };
     let standalone = Standalone::start("machine".into(), gpus.clone(), sampling).unwrap();
