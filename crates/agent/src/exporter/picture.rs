@@ -139,6 +139,8 @@ pub struct SharePicture {
     pub escaped: bool,
     /// What its library reports.
     pub throttle: Option<Throttle>,
+    /// The part of the last interval in which it waited for its share.
+    pub throttled: Option<f64>,
 }
 
 /// A process on a card.
@@ -248,8 +250,7 @@ impl Picture {
             for share in &mut container.shares {
                 share.escaped = is_ours && share.hold.is_none() && !share.pids.is_empty();
                 let Some(card) = picture.cards.get(share.card) else { continue };
-                let key = (container.key.clone(), card.gpu.uuid.clone());
-                share.throttle = meter.throttles.get(&key).copied();
+                (share.throttle, share.throttled) = meter.throttle(&container.key, &card.gpu.uuid);
             }
         }
         let places: BTreeMap<&ContainerKey, usize> =

@@ -133,8 +133,8 @@ impl Sampler {
     }
 
     /// What the libraries in containers report, all of it: takes the place of what was known.
-    pub fn set_throttles(&self, throttles: Throttles) {
-        lock(&self.meter).throttles = throttles;
+    pub fn report(&self, throttles: Throttles) {
+        lock(&self.meter).report(throttles, unix().as_secs_f64());
     }
 
     /// Everything there is to tell now.

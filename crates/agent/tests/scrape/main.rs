@@ -63,7 +63,7 @@ fn busy_node() -> Stage {
     stage.meter.xid(&uuid(1).as_str().into(), 79, 1_800_000_001.5);
     let key = ContainerKey { uid: PodUid(stage::pod_uid(1)), container: "main".into() };
     let throttle = Throttle { seconds: 1.25, waits: 7, denied_bytes: 4096 };
-    stage.meter.throttles = Throttles::from([((key, uuid(0).as_str().into()), throttle)]);
+    stage.meter.report(Throttles::from([((key, uuid(0).as_str().into()), throttle)]), 1.0);
     stage
 }
 
