@@ -1,8 +1,8 @@
-"""Memory limits on a real card. usage: memory.py LIBRARY ARBITER FOLDER
+"""Memory limits on a real card.
 Prints one row per way: what was got under the limit, and the most NVML itself saw taken meanwhile (read here, without the library)."""
 import ctypes, os, subprocess, sys, threading, time
+from bench import Arbiter, arbiter, folder, library, uuid
 
-library, arbiter, folder = sys.argv[1:4]
 here = os.path.dirname(os.path.abspath(__file__))
 LIMIT = 8192  # MiB
 
@@ -15,8 +15,6 @@ nvml = ctypes.CDLL("libnvidia-ml.so.1")
 nvml.nvmlInit_v2()
 device = ctypes.c_void_p()
 nvml.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(device))
-uuid = ctypes.create_string_buffer(96)
-nvml.nvmlDeviceGetUUID(device, uuid, 96)
 
 
 def used():
@@ -52,7 +50,7 @@ def grant(memory, cores=100, name=None):
     global grants
     grants += 1
     path = os.path.join(folder, name or f"grant{grants}")
-    subprocess.check_call([arbiter, "grant", path, uuid.value.decode(), str(memory), str(cores)])
+    subprocess.check_call([arbiter, "grant", path, uuid, str(memory), str(cores)])
     return path
 
 
@@ -79,8 +77,10 @@ def ways():
     for way in ["plain", "pitch", "managed", "array", "mipmap", "vmm", "async", "pool", "contexts", "torch", "torch-expandable", "torch-async"]:
         path = grant(LIMIT)
         settle()
+        service = Arbiter(path)
         with Watch() as watch:
             out, err = run(path, sys.executable, os.path.join(here, "take.py"), way, "64", "20000")
+        service.process.kill()
         try:
             got, status, free, total, after = out.split()
             verdict = "OVER" if watch.most > LIMIT else "ok"

@@ -4,22 +4,26 @@
 //! tessera-arbiter grant FOLDER UUID MEMORY-MIB CORES [CEILING [throughput]]   makes or changes the grant in FOLDER
 //! tessera-arbiter run SECONDS UUID FOLDER...                                   hands out windows to these grants
 //! ```
+//!
+//! `run` writes a line every second: milliseconds of the card that each grant has had so far.
 
 mod nvml;
 
+use std::io::Write;
 use std::path::Path;
 use std::process::ExitCode;
 
 use tessera_arbiter::Service;
 use tessera_arbiter::power::{PowerFactor, PowerModel};
-use tessera_arbiter::service::TICK;
-use tessera_limits::limits::Meaning;
+use tessera_limits::limits::{Meaning, uuid_bytes};
 use tessera_limits::{CardLimit, Limits, files, futex};
 
 const USAGE: &str = "usage: tessera-arbiter grant FOLDER UUID MEMORY-MIB CORES [CEILING [throughput]] | run SECONDS UUID FOLDER...";
 
-/// How often the energy counter is read.
-const SAMPLE: u64 = 100_000_000;
+/// How often what processes hold is measured though none waits for it.
+const MEASURE: u64 = 5_000_000_000;
+
+const SECOND: u64 = 1_000_000_000;
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -81,24 +85,43 @@ fn run(seconds: &str, uuid: &str, folders: &[&str]) -> Result<(), String> {
     let card = nvml::Card::find(uuid);
     let model = card.as_ref().and_then(nvml::Card::limit).map(PowerModel::with_limit);
     let mut power = model.map(PowerFactor::new);
-    let (end, mut sampled) = (futex::now() + seconds * 1_000_000_000, 0);
+    let begin = futex::now();
+    let (end, mut measured, mut told) = (begin + seconds * SECOND, 0, begin);
     while futex::now() < end {
         let now = futex::now();
-        service.step(now);
-        if now - sampled >= SAMPLE
-            && let (Some(power), Some(card)) = (&mut power, &card)
+        let next = service.step(now);
+        let is_due = now - measured >= MEASURE || service.unsure().next().is_some();
+        if let Some(card) = card.as_ref().filter(|_| is_due) {
+            measured = now;
+            measure(&mut service, card, &bytes, folders, now);
+        }
+        if let (Some(power), Some(card)) = (power.as_mut().filter(|power| power.is_due(now)), &card)
             && let (Some(energy), Some(arbiter)) = (card.energy(), service.card(&bytes))
         {
-            sampled = now;
             arbiter.set_factor(power.sample(now, energy, arbiter.busy()));
         }
-        futex::sleep(TICK);
+        if now - told >= SECOND {
+            told += SECOND;
+            let used = folders.iter().map(|folder| service.used(Path::new(folder), &bytes).time / 1_000_000);
+            say(&used.map(|milliseconds| milliseconds.to_string()).collect::<Vec<_>>().join(" "))?;
+        }
+        service.wait(next);
     }
     Ok(())
 }
 
-/// The bytes of "GPU-0123abcd-…", or of the digits alone.
-fn uuid_bytes(text: &str) -> Option<[u8; 16]> {
-    let digits: String = text.trim_start_matches("GPU-").chars().filter(|digit| *digit != '-').collect();
-    u128::from_str_radix(&digits, 16).ok().filter(|_| digits.len() == 32).map(u128::to_be_bytes)
+/// Tells each grant what its processes hold by NVML.
+fn measure(service: &mut Service, card: &nvml::Card, uuid: &[u8; 16], folders: &[&str], now: u64) {
+    let holders = card.processes();
+    for folder in folders.iter().map(Path::new) {
+        let Some(demands) = service.demands(folder) else { continue };
+        let ours: Vec<u32> = demands.processes().collect();
+        let held = holders.iter().filter(|(process, _)| ours.contains(process)).map(|(_, bytes)| bytes);
+        let held = held.sum();
+        service.measured(folder, uuid, held, now);
+    }
+}
+
+fn say(line: &str) -> Result<(), String> {
+    writeln!(std::io::stdout(), "{line}").map_err(|error| format!("stdout: {error}"))
 }

@@ -1,4 +1,4 @@
-//! The card's energy counter, for running the arbiter alone. The agent has its own way to NVML.
+//! The card's energy counter and processes, for running the arbiter alone. The agent has its own way to NVML.
 
 #![allow(unsafe_code, reason = "calls a C library found at run time")]
 #![allow(
@@ -13,9 +13,24 @@ pub(crate) struct Card {
     device: *mut c_void,
     energy: Energy,
     limit: Limit,
+    processes: Processes,
 }
 
+/// A process on the card, in NVML's form.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct Process {
+    number: u32,
+    bytes: u64,
+    instance: u32,
+    compute_instance: u32,
+}
+
+/// More processes than this on one card are not seen.
+const PROCESSES: usize = 512;
+
 type Energy = unsafe extern "C" fn(*mut c_void, *mut u64) -> i32;
+type Processes = unsafe extern "C" fn(*mut c_void, *mut u32, *mut Process) -> i32;
 type Limit = unsafe extern "C" fn(*mut c_void, *mut u32) -> i32;
 
 impl Card {
@@ -36,9 +51,11 @@ impl Card {
             let energy =
                 std::mem::transmute::<*mut c_void, Energy>(find(c"nvmlDeviceGetTotalEnergyConsumption")?);
             let limit = std::mem::transmute::<*mut c_void, Limit>(find(c"nvmlDeviceGetEnforcedPowerLimit")?);
+            let processes = find(c"nvmlDeviceGetComputeRunningProcesses_v3")?;
+            let processes = std::mem::transmute::<*mut c_void, Processes>(processes);
             let (uuid, mut device) = (CString::new(uuid).ok()?, std::ptr::null_mut());
             let found = init() == 0 && by_uuid(uuid.as_ptr(), &raw mut device) == 0;
-            found.then_some(Self { device, energy, limit })
+            found.then_some(Self { device, energy, limit, processes })
         }
     }
 
@@ -47,6 +64,15 @@ impl Card {
         let mut millijoules = 0;
         // SAFETY: a live device, and the place for the answer.
         (unsafe { (self.energy)(self.device, &raw mut millijoules) } == 0).then_some(millijoules)
+    }
+
+    /// The processes on the card, and the bytes each holds.
+    pub(crate) fn processes(&self) -> Vec<(u32, u64)> {
+        let (mut count, mut list) = (512, [Process::default(); PROCESSES]);
+        // SAFETY: a live device, a list as long as told.
+        let status = unsafe { (self.processes)(self.device, &raw mut count, list.as_mut_ptr()) };
+        let count = if status == 0 { count as usize } else { 0 };
+        list.iter().take(count).map(|process| (process.number, process.bytes)).collect()
     }
 
     /// Watts that the card may draw.

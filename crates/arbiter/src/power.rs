@@ -23,6 +23,8 @@ pub struct PowerFactor {
     model: PowerModel,
     samples: VecDeque<Sample>,
     factor: f64,
+    /// When to read the counter next.
+    next: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -41,7 +43,14 @@ const SPAN: u64 = 1_200_000_000;
 const MOST: f64 = 1.3;
 
 /// How much of a new reading is taken over.
-const SMOOTHING: f64 = 0.2;
+const SMOOTHING: f64 = 0.5;
+
+/// Reading the counter costs milliseconds of CPU: while readings change something it is read this often,
+const CHANGING: u64 = 500_000_000;
+/// and else this often.
+const STEADY: u64 = 1_000_000_000;
+/// A change by less is none.
+const CHANGE: f64 = 0.02;
 
 impl PowerModel {
     /// An H200 (or a card taken for one) with an enforced power limit.
@@ -67,15 +76,22 @@ impl PowerFactor {
     /// Nothing is known yet: time counts as it is.
     #[must_use]
     pub fn new(model: PowerModel) -> Self {
-        Self { model, samples: VecDeque::new(), factor: 1.0 }
+        Self { model, samples: VecDeque::new(), factor: 1.0, next: 0 }
     }
 
-    /// Takes a reading, ten times a second; returns the factor.
+    /// Whether the counter should be read.
+    #[must_use]
+    pub fn is_due(&self, now: u64) -> bool {
+        now >= self.next
+    }
+
+    /// Takes a reading; returns the factor.
     pub fn sample(&mut self, at: u64, millijoules: u64, busy: u64) -> f64 {
         self.samples.push_back(Sample { at, millijoules, busy });
         while self.samples.len() > 2 && at.saturating_sub(self.samples[1].at) >= SPAN {
             self.samples.pop_front();
         }
+        self.next = at + CHANGING;
         let first = self.samples[0];
         let span = at.saturating_sub(first.at);
         if span < SPAN / 4 {
@@ -84,7 +100,9 @@ impl PowerFactor {
         let seconds = span as f64 / 1e9;
         let average = millijoules.saturating_sub(first.millijoules) as f64 / 1e3 / seconds;
         let part = (busy.saturating_sub(first.busy) as f64 / span as f64).min(1.0);
-        self.factor += SMOOTHING * (self.model.factor(average, part) - self.factor);
+        let change = self.model.factor(average, part) - self.factor;
+        self.next = at + if change.abs() < CHANGE { STEADY } else { CHANGING };
+        self.factor += SMOOTHING * change;
         self.factor
     }
 }
@@ -115,13 +133,18 @@ mod tests {
         let mut factor = PowerFactor::new(MODEL);
         let (mut energy, mut busy) = (0, 0);
         let mut read = 1.0;
-        for step in 0..40 {
-            read = factor.sample(step * 100_000_000, energy, busy);
+        let mut readings = 0;
+        for step in 0..100 {
+            if factor.is_due(step * 100_000_000) {
+                read = factor.sample(step * 100_000_000, energy, busy);
+                readings += 1;
+            }
             energy += 53_750;
             busy += 50_000_000;
         }
+        assert!(readings < 30, "steady work is read less often: {readings}");
         assert!((1.15..1.20).contains(&read), "{read}");
-        for step in 40..80 {
+        for step in 100..140 {
             read = factor.sample(step * 100_000_000, energy, busy);
             energy += 15_000;
             busy += 50_000_000;

@@ -2,20 +2,31 @@
 
 use std::collections::HashMap;
 use std::fs::File;
-use std::io;
+use std::io::{self, Read};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
 
 use tessera_limits::control::Control;
-use tessera_limits::files::{self, Mapped};
+use tessera_limits::files::{self, Mapping};
 use tessera_limits::ledger::Demands;
 use tessera_limits::limits::Meaning;
 use tessera_limits::{Limits, futex};
 
 use crate::card::{Act, CardArbiter, Seen, Share, Used};
 
-/// How often demands are looked at.
-pub const TICK: u64 = 500_000;
+/// How long nothing is looked at though no bell rings: a bell may be out of a container's reach. While a container wants
+/// a card,
+const BUSY_LOOK: u64 = 10_000_000;
+/// and while none does. Far below the time after which the arbiter is taken for gone.
+const IDLE_LOOK: u64 = 50_000_000;
+
+/// Bells are answered this often at most, all together,
+const ANSWER: u64 = 50_000;
+/// and of one container so many in a second: one that only rings is no longer heard until the next.
+const RINGS: u32 = 4_000;
+const SECOND: u64 = 1_000_000_000;
 
 /// All grants of a node, and the cards they share.
 #[derive(Debug, Default)]
@@ -29,8 +40,11 @@ pub struct Service {
 #[derive(Debug)]
 struct Tenant {
     id: u64,
-    control: Mapped<Control>,
+    control: Mapping<Control>,
     account: File,
+    bell: File,
+    /// Rings heard since a point in time.
+    rings: (u64, u32),
     limits: Limits,
     turn: u64,
     demands: Demands,
@@ -46,17 +60,11 @@ impl Service {
         let limits = control
             .read()
             .map_err(|damage| io::Error::new(io::ErrorKind::InvalidData, damage.to_string()))?;
-        let account = File::open(files::account_path(folder))?;
+        let (account, bell) = (File::open(files::account_path(folder))?, files::open_bell(folder)?);
         self.next += 1;
-        let tenant = Tenant {
-            id: self.next,
-            turn: control.turn(),
-            control,
-            account,
-            limits,
-            demands: Demands::default(),
-        };
-        self.apply(&tenant);
+        let (id, turn, demands) = (self.next, control.turn(), Demands::default());
+        self.cards_of(id, &limits);
+        let tenant = Tenant { id, control, account, bell, rings: (0, 0), limits, turn, demands };
         self.tenants.insert(folder.into(), tenant);
         Ok(())
     }
@@ -76,26 +84,61 @@ impl Service {
         used.unwrap_or_default()
     }
 
+    /// What the processes of a grant tell of themselves, as of the last step.
+    #[must_use]
+    pub fn demands(&self, folder: &Path) -> Option<&Demands> {
+        self.tenants.get(folder).map(|tenant| &tenant.demands)
+    }
+
+    /// The grants with a process that waits until what it holds has been measured.
+    pub fn unsure(&self) -> impl Iterator<Item = &Path> {
+        self.tenants
+            .iter()
+            .filter(|(_, tenant)| tenant.demands.is_unsure())
+            .map(|(folder, _)| folder.as_path())
+    }
+
+    /// The processes of a grant hold `bytes` of a card, measured since `at`: what is beyond their ledgers counts too.
+    pub fn measured(&mut self, folder: &Path, uuid: &[u8; 16], bytes: u64, at: u64) {
+        let Some(tenant) = self.tenants.get_mut(folder) else { return };
+        if let Some(card) = tenant.limits.card(uuid) {
+            tenant.read();
+            let beyond = bytes.saturating_sub(tenant.demands.held(card));
+            tenant.control.set_unledgered(card, beyond, at);
+        }
+    }
+
     /// A card, for its busy time and power factor.
     pub fn card(&mut self, uuid: &[u8; 16]) -> Option<&mut CardArbiter<u64>> {
         self.cards.get_mut(uuid)
     }
 
-    /// Looks once at everything. Call it every [`TICK`].
-    pub fn step(&mut self, now: u64) {
+    /// The cards of a grant, and what it has had of each.
+    pub fn all_used(&self) -> impl Iterator<Item = (&Path, [u8; 16], Used)> {
+        self.tenants.iter().flat_map(|(folder, tenant)| {
+            let uuids = tenant.limits.cards.iter().map(|card| card.uuid);
+            uuids.map(|uuid| (folder.as_path(), uuid, self.used(folder, &uuid)))
+        })
+    }
+
+    /// Looks once at everything; returns when to look again though nobody rings.
+    pub fn step(&mut self, now: u64) -> u64 {
+        let mut changed = Vec::new();
         for tenant in self.tenants.values_mut() {
             tenant.control.beat(now);
-            tenant.demands.read(|bytes, place| tenant.account.read_at(bytes, place));
+            tenant.read();
             let turn = tenant.control.turn();
             if turn != tenant.turn
                 && let Ok(limits) = tenant.control.read()
             {
-                (tenant.turn, tenant.limits) = (turn, limits);
-                for (uuid, share) in shares(&tenant.limits) {
-                    self.cards.entry(uuid).or_default().set(tenant.id, share);
-                }
+                (tenant.turn, tenant.limits) = (turn, limits.clone());
+                changed.push((tenant.id, limits));
             }
         }
+        for (id, limits) in changed {
+            self.cards_of(id, &limits);
+        }
+        let mut next = now + IDLE_LOOK;
         for (uuid, card) in &mut self.cards {
             let find = |id: u64| {
                 let tenant = self.tenants.values().find(|tenant| tenant.id == id)?;
@@ -103,7 +146,7 @@ impl Service {
             };
             let acts = card.step(now, |id| {
                 let Some((tenant, place)) = find(id) else { return Seen::default() };
-                let number = tenant.control.window(place).number.load(std::sync::atomic::Ordering::Relaxed);
+                let number = tenant.control.window(place).number.load(Ordering::Relaxed);
                 let (wants, has_drained) = tenant.demands.of(place, number);
                 Seen { wants, has_drained }
             });
@@ -119,13 +162,46 @@ impl Service {
                 }
                 futex::wake(&window.change);
             }
+            if let Some(look) = card.next_look(now) {
+                next = next.min(look).min(now + BUSY_LOOK);
+            }
+        }
+        next
+    }
+
+    /// Sleeps until a container rings, at the longest until `end`.
+    pub fn wait(&mut self, end: u64) {
+        let begin = futex::now();
+        let mut heard: Vec<libc::pollfd> = Vec::with_capacity(self.tenants.len());
+        for tenant in self.tenants.values_mut() {
+            if begin - tenant.rings.0 > SECOND {
+                tenant.rings = (begin, 0);
+            }
+            if tenant.rings.1 < RINGS {
+                heard.push(libc::pollfd { fd: tenant.bell.as_raw_fd(), events: libc::POLLIN, revents: 0 });
+            }
+        }
+        if futex::poll(&mut heard, end.saturating_sub(begin)) {
+            let mut bytes = [0; 512];
+            for tenant in self.tenants.values_mut() {
+                // What is left stays readable and is heard next time.
+                let rings = tenant.bell.read(&mut bytes).unwrap_or(0);
+                tenant.rings.1 = tenant.rings.1.saturating_add(u32::try_from(rings).unwrap_or(u32::MAX));
+            }
+            futex::sleep((begin + ANSWER).saturating_sub(futex::now()));
         }
     }
 
-    fn apply(&mut self, tenant: &Tenant) {
-        for (uuid, share) in shares(&tenant.limits) {
-            self.cards.entry(uuid).or_default().set(tenant.id, share);
+    fn cards_of(&mut self, id: u64, limits: &Limits) {
+        for (uuid, share) in shares(limits) {
+            self.cards.entry(uuid).or_default().set(id, share);
         }
+    }
+}
+
+impl Tenant {
+    fn read(&mut self) {
+        self.demands.read(|bytes, place| self.account.read_at(bytes, place));
     }
 }
 

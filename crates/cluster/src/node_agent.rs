@@ -3,10 +3,14 @@
 use std::collections::BTreeMap;
 
 use futures::{Stream, StreamExt};
-use k8s_openapi::api::core::v1::ConfigMap;
+use k8s_openapi::{
+    api::core::v1::{ConfigMap, Event, EventSource, ObjectReference},
+    apimachinery::pkg::apis::meta::v1::Time,
+    jiff::Timestamp,
+};
 use kube::{
     Api, Client,
-    api::{DeleteParams, ListParams, ObjectMeta, Patch, PatchParams},
+    api::{DeleteParams, ListParams, ObjectMeta, Patch, PatchParams, PostParams},
     runtime::{WatchStreamExt, watcher},
 };
 use serde_json::json;
@@ -117,6 +121,47 @@ impl NodeClient {
         let pods: Api<LeanPod> = Api::namespaced(self.client.clone(), namespace);
         let patch = json!({ "metadata": { "uid": uid, "annotations": annotations } });
         pods.patch(name, &PatchParams::default(), &Patch::Merge(patch)).await.map_err(failure)?;
+        Ok(())
+    }
+
+    /// Writes a warning about a pod that its owner finds by `kubectl describe pod`.
+    pub async fn warn_pod(
+        &self,
+        namespace: &str,
+        name: &str,
+        uid: &str,
+        reason: &str,
+        message: &str,
+    ) -> Result<(), WriteFailure> {
+        let text = |text: &str| Some(text.to_owned());
+        let now = Some(Time(Timestamp::now()));
+        let event = Event {
+            metadata: ObjectMeta {
+                generate_name: Some(format!("{name}.")),
+                namespace: text(namespace),
+                ..ObjectMeta::default()
+            },
+            involved_object: ObjectReference {
+                api_version: text("v1"),
+                kind: text("Pod"),
+                namespace: text(namespace),
+                name: text(name),
+                uid: text(uid),
+                ..ObjectReference::default()
+            },
+            reason: text(reason),
+            message: text(message),
+            type_: text("Warning"),
+            count: Some(1),
+            first_timestamp: now.clone(),
+            last_timestamp: now,
+            source: Some(EventSource { component: text("tessera-agent"), host: Some(self.node.clone()) }),
+            reporting_component: text("tessera-agent"),
+            reporting_instance: Some(self.node.clone()),
+            ..Event::default()
+        };
+        let events: Api<Event> = Api::namespaced(self.client.clone(), namespace);
+        events.create(&PostParams::default(), &event).await.map_err(failure)?;
         Ok(())
     }
 

@@ -1,12 +1,14 @@
 //! The card's time: launches pass while the container's window is open.
 //!
 //! - `hooks`: what starts work on a card.
-//! - `lanes`: what each stream has queued, told by fences (events) put between the launches, and what kernels cost.
+//! - `costs`: what kinds of work cost.
+//! - `lanes`: what each stream has queued, told by fences (events) put between the launches.
 //! - `controller`: follows the fences, charges the time the card is busy for us, opens and closes.
 //!
 //! A launch costs one test of the gate, and a look into the lanes afterwards. Streams that capture are left alone.
 
 mod controller;
+mod costs;
 pub mod hooks;
 mod lanes;
 
@@ -20,7 +22,8 @@ use crate::door::library::driver_functions;
 use crate::grant::Process;
 use crate::keeper;
 pub use controller::{Controller, Rest};
-use lanes::{Lanes, Queued};
+use costs::Costs;
+use lanes::Lanes;
 
 driver_functions! { CUDA:
     is_capturing = c"cuStreamIsCapturing" (stream: Handle, status: *mut i32);
@@ -30,6 +33,7 @@ driver_functions! { CUDA:
 /// The gates of this process.
 pub struct Compute {
     pub gates: [Gate; CARDS],
+    costs: Costs,
     /// A capture has been seen: from then on streams are asked.
     has_captured: AtomicBool,
     /// Captures that run now.
@@ -46,12 +50,19 @@ pub struct Gate {
     open: AtomicU32,
     /// 1 while work runs or is queued.
     busy: AtomicU32,
+    /// Threads that have passed and not yet told what they queued.
+    passing: AtomicU32,
     /// Threads that wait at the gate.
     waiting: AtomicU32,
     /// Changes when queued work has ended; those who queued too much sleep on it.
     progress: AtomicU32,
     /// Nanoseconds of queued work that has not ended, by estimate.
     queued: AtomicU64,
+    /// How much of that holds the caller back. More than [`QUEUE`] where streams run beside each other, or where estimates
+    /// are too high: then it is done in less time.
+    most_queued: AtomicU64,
+    /// Fences that have not been reached.
+    fences: AtomicU32,
     lanes: Mutex<Lanes>,
 }
 
@@ -65,8 +76,11 @@ pub struct Stream {
 // SAFETY: only a name of the driver's object.
 unsafe impl Send for Stream {}
 
-/// More queued work than this holds the caller back.
+/// More queued work than this holds the caller back, by the time it will take,
 const QUEUE: u64 = 3_000_000;
+
+/// if it is more than the one piece that runs: the card must not wait for us between two long kernels.
+const PIECES: u32 = 2;
 
 /// Not for longer than this: a kernel may wait for another that is not launched yet.
 const HOLD: u64 = 250_000_000;
@@ -75,6 +89,7 @@ impl Default for Compute {
     fn default() -> Self {
         Self {
             gates: std::array::from_fn(|_| Gate::default()),
+            costs: Costs::default(),
             has_captured: AtomicBool::new(false),
             capturing: AtomicI64::new(0),
         }
@@ -88,9 +103,12 @@ impl Default for Gate {
             percent: AtomicU32::new(100),
             open: AtomicU32::new(1),
             busy: AtomicU32::new(0),
+            passing: AtomicU32::new(0),
             waiting: AtomicU32::new(0),
             progress: AtomicU32::new(0),
             queued: AtomicU64::new(0),
+            most_queued: AtomicU64::new(QUEUE),
+            fences: AtomicU32::new(0),
             lanes: Mutex::default(),
         }
     }
@@ -128,16 +146,18 @@ impl Compute {
     /// A context is gone, with all its streams.
     pub fn forget_context(&self, context: usize) {
         for gate in &self.gates {
-            let ended = gate.lanes().forget_context(context);
-            gate.note_ended(ended);
+            let mut lanes = gate.lanes();
+            lanes.forget_context(context);
+            gate.show(&lanes);
         }
     }
 
     /// A stream is about to go.
     pub fn forget_stream(&self, stream: Handle) {
         for gate in &self.gates {
-            let ended = gate.lanes().forget_stream(stream);
-            gate.note_ended(ended);
+            let mut lanes = gate.lanes();
+            lanes.forget_stream(stream);
+            gate.show(&lanes);
         }
     }
 
@@ -157,47 +177,75 @@ impl Gate {
         self.is_limited.load(Ordering::Relaxed)
     }
 
-    /// Sleeps until launches may pass and the queue is short; returns the nanoseconds slept.
+    /// Whether work of ours runs, is queued, or is on its way to the driver.
+    fn is_busy(&self) -> bool {
+        self.passing.load(Ordering::SeqCst) > 0 || self.busy.load(Ordering::SeqCst) == 1
+    }
+
+    fn is_full(&self) -> bool {
+        self.queued.load(Ordering::Relaxed) >= self.most_queued.load(Ordering::Relaxed)
+            && self.fences.load(Ordering::Relaxed) >= PIECES
+    }
+
+    /// Sleeps until launches may pass and the queue is short; returns the nanoseconds slept. The caller counts as passing
+    /// until [`Gate::note_queued`].
     fn pass(&self) -> u64 {
-        if self.open.load(Ordering::Acquire) == 1 && self.queued.load(Ordering::Relaxed) < QUEUE {
+        if self.enter(true) {
             return 0;
         }
         let begin = futex::now();
+        let mut full_since = begin;
         self.waiting.fetch_add(1, Ordering::SeqCst);
         keeper::notify();
-        while self.open.load(Ordering::Acquire) == 0 && self.is_limited() {
-            futex::wait(&self.open, 0, 100_000_000);
-        }
-        while self.queued.load(Ordering::Relaxed) >= QUEUE && futex::now() - begin < HOLD {
-            let seen = self.progress.load(Ordering::Acquire);
-            if self.queued.load(Ordering::Relaxed) < QUEUE {
-                break;
+        while !self.enter(futex::now() - full_since < HOLD) {
+            if self.is_closed() {
+                futex::wait(&self.open, 0, 100_000_000);
+                full_since = futex::now();
+            } else {
+                let seen = self.progress.load(Ordering::Acquire);
+                if self.is_full() {
+                    futex::wait(&self.progress, seen, 5_000_000);
+                }
             }
-            futex::wait(&self.progress, seen, 5_000_000);
         }
         self.waiting.fetch_sub(1, Ordering::SeqCst);
         futex::now() - begin
     }
 
+    /// Passes if the gate is open and, unless that has taken too long, the queue is short. Announced before it is tested:
+    /// whoever closes the gate and then sees nobody passing knows that nobody will.
+    fn enter(&self, minds_queue: bool) -> bool {
+        self.passing.fetch_add(1, Ordering::SeqCst);
+        let may_pass = !self.is_closed() && (!minds_queue || !self.is_full());
+        if !may_pass {
+            self.passing.fetch_sub(1, Ordering::SeqCst);
+        }
+        may_pass
+    }
+
+    fn is_closed(&self) -> bool {
+        self.open.load(Ordering::SeqCst) == 0 && self.is_limited()
+    }
+
     /// Lets launches pass, or not.
     fn set_open(&self, open: bool) {
-        if self.open.swap(u32::from(open), Ordering::AcqRel) == 0 && open {
+        if self.open.swap(u32::from(open), Ordering::SeqCst) == 0 && open {
             futex::wake(&self.open);
         }
     }
 
-    /// Queued work has ended.
-    fn note_ended(&self, nanoseconds: u64) {
-        let fewer = |queued: u64| Some(queued.saturating_sub(nanoseconds));
-        let _ = self.queued.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fewer);
+    /// Shows what is queued to those who look without the lock.
+    fn show(&self, lanes: &Lanes) {
+        self.queued.store(lanes.queued, Ordering::Relaxed);
+        self.fences.store(lanes.fences, Ordering::Relaxed);
     }
 
-    /// Work has been queued.
-    fn note_queued(&self, nanoseconds: u64) {
-        self.queued.fetch_add(nanoseconds, Ordering::Relaxed);
-        if self.busy.load(Ordering::Relaxed) == 0 && self.busy.swap(1, Ordering::AcqRel) == 0 {
+    /// A caller that passed has launched.
+    fn note_queued(&self) {
+        if self.busy.load(Ordering::Relaxed) == 0 && self.busy.swap(1, Ordering::SeqCst) == 0 {
             keeper::notify();
         }
+        self.passing.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
@@ -212,11 +260,19 @@ pub unsafe fn launch(stream: Stream, key: u64, ask: impl FnOnce() -> Status) -> 
     let waited = gate.pass();
     if waited > 0 {
         process.slot().waited.fetch_add(waited, Ordering::Relaxed);
+        process.slot().waits.fetch_add(1, Ordering::Relaxed);
     }
-    let Queued { estimate, measures } = gate.lanes().before(stream, key);
+    let expected = compute.costs.expect(key);
+    let begin = if expected.measures { gate.lanes().begin(stream) } else { None };
     let status = ask();
-    let fenced = gate.lanes().after(stream, key, estimate, measures);
-    gate.note_queued(fenced);
+    if expected.is_new {
+        process.memory.code.note_loaded();
+    }
+    let mut lanes = gate.lanes();
+    lanes.queue(stream, expected.nanoseconds, begin.map(|begin| (begin, key)));
+    gate.show(&lanes);
+    drop(lanes);
+    gate.note_queued();
     status
 }
 

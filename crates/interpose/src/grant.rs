@@ -8,7 +8,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tessera_limits::budget::SmallPieces;
 use tessera_limits::control::Control;
-use tessera_limits::files::{self, Mapped};
+use tessera_limits::files::{self, Bell, Mapped};
 use tessera_limits::ledger::{Ledger, Slot, SlotIndex};
 use tessera_limits::{CARDS, Limits, futex};
 
@@ -22,6 +22,7 @@ use crate::memory::Memory;
 pub struct Process {
     pub control: Mapped<Control>,
     pub account: Mapped<Ledger>,
+    bell: Bell,
     pub slot: SlotIndex,
     /// What our slot holds of each card, where no other process can write.
     pub own: [AtomicU64; CARDS],
@@ -76,6 +77,11 @@ impl Process {
     /// Our slot in the account.
     pub fn slot(&self) -> &Slot {
         self.account.slot(self.slot)
+    }
+
+    /// Tells the arbiter that there is something new in our slot.
+    pub fn ring(&self) {
+        self.bell.ring();
     }
 
     /// Bytes of the card this container may hold, as the ledgers count them.
@@ -161,6 +167,7 @@ impl Process {
         Ok(Self {
             control,
             account,
+            bell: Bell::of(place),
             slot,
             own: [const { AtomicU64::new(0) }; CARDS],
             cards: Cards::of(&limits),

@@ -6,6 +6,7 @@
 //! | `arrays` | arrays and mipmapped arrays |
 //! | `vmm` | handles of physical memory and their mappings |
 //! | `pools` | stream-ordered allocation, charged by what the pool has taken from the card; memory of graphs |
+//! | `code` | modules: noted when, measured by the agent |
 //! | `contexts` | contexts, and what dies with them |
 //! | `report` | what the program is told: its share |
 //!
@@ -13,6 +14,7 @@
 
 pub mod arrays;
 pub mod books;
+pub mod code;
 pub mod contexts;
 pub mod plain;
 pub mod pools;
@@ -34,12 +36,13 @@ use books::{Books, Kind, Record};
 
 /// All hooks of this module.
 pub static TABLES: &[&[Hook]] =
-    &[plain::HOOKS, arrays::HOOKS, vmm::HOOKS, pools::HOOKS, contexts::HOOKS, report::HOOKS];
+    &[plain::HOOKS, arrays::HOOKS, vmm::HOOKS, pools::HOOKS, code::HOOKS, contexts::HOOKS, report::HOOKS];
 
 /// What this process has taken.
 #[derive(Default)]
 pub struct Memory {
     pub books: Books,
+    pub code: code::Code,
     pub pools: pools::Pools,
     pub vmm: Mutex<vmm::Handles>,
     pub contexts: Mutex<contexts::Contexts>,
@@ -96,6 +99,8 @@ impl Process {
     /// Charges if there is room at this moment.
     fn charge_now(&self, card: usize, bytes: u64) -> bool {
         let limit = self.memory_limit(card);
+        let unmeasured = self.memory.code.set_aside(self, card, bytes, self.account.held(card), limit);
+        let limit = self.memory_limit(card).saturating_sub(unmeasured);
         let _announcing = self.announcing();
         // Whatever is written in the account, a process alone never passes the limit.
         let own = self.own[card].load(Ordering::SeqCst).saturating_add(bytes);

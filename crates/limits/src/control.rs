@@ -9,7 +9,7 @@ use crate::CARDS;
 use crate::limits::{Damage, Limits, WORDS};
 
 /// First word of the file: the format. Another layout gets another number.
-pub const FORMAT: u64 = u64::from_le_bytes(*b"tessera1");
+pub const FORMAT: u64 = u64::from_le_bytes(*b"tessera2");
 
 /// The agent is taken for gone when its heartbeat is older than this: far longer than a busy node delays a thread.
 pub const HEARTBEAT_LOST: u64 = 500_000_000;
@@ -27,6 +27,8 @@ pub struct Control {
     windows: [Window; CARDS],
     /// Device memory that the agent sees on the card and no process of the container has in its ledger.
     unledgered: [AtomicU64; CARDS],
+    /// When that was measured, on the monotonic clock.
+    measured: [AtomicU64; CARDS],
 }
 
 /// The time window of one card.
@@ -97,9 +99,16 @@ impl Control {
         self.unledgered[card].load(Ordering::Relaxed)
     }
 
-    /// Tells the container how much of the card it uses beyond its ledgers.
-    pub fn set_unledgered(&self, card: usize, bytes: u64) {
+    /// When that was measured; 0: never.
+    #[must_use]
+    pub fn measured(&self, card: usize) -> u64 {
+        self.measured[card].load(Ordering::Acquire)
+    }
+
+    /// Tells the container how much of the card it uses beyond its ledgers, and when that was measured.
+    pub fn set_unledgered(&self, card: usize, bytes: u64, measured: u64) {
         self.unledgered[card].store(bytes, Ordering::Relaxed);
+        self.measured[card].store(measured, Ordering::Release);
     }
 
     /// The copy in use at a turn.
@@ -148,6 +157,7 @@ mod tests {
                 Window { change: AtomicU32::new(0), number: AtomicU32::new(0), deadline: AtomicU64::new(0) }
             }; CARDS],
             unledgered: [const { AtomicU64::new(0) }; CARDS],
+            measured: [const { AtomicU64::new(0) }; CARDS],
         })
     }
 

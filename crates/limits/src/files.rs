@@ -2,25 +2,63 @@
 //!
 //! ```text
 //! <grant>/control   mode 0644, the whole directory is mounted read-only into the container
+//! <grant>/bell      mode 0666, a named pipe: a byte in it tells the arbiter to look. Writable also where it is mounted
+//!                   read-only. No open file is kept for it in the container: a program may close files it did not open.
 //! <grant>/account   mode 0666, mounted writable over the same file: any user of the container may have a ledger in it.
 //!                   The directory above is the agent's alone, so nobody else on the node gets there.
 //! ```
 
+use std::ffi::CString;
 use std::fs::{File, OpenOptions};
-use std::io;
+use std::io::{self, Write};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::os::unix::ffi::OsStringExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
+use crate::CARDS;
 use crate::control::Control;
-use crate::ledger::Ledger;
+use crate::ledger::{self, Ledger};
 use crate::limits::Limits;
 
 /// Where a container finds its grant.
 pub const GRANT: &str = "/etc/tessera";
 
 const CONTROL: &str = "control";
-const ACCOUNT: &str = "account";
+/// The account in it.
+pub const ACCOUNT: &str = "account";
+const BELL: &str = "bell";
+
+/// The bell of a grant, as the container rings it.
+#[derive(Debug)]
+pub struct Bell(PathBuf);
+
+impl Bell {
+    /// The bell of the grant in `folder`.
+    #[must_use]
+    pub fn of(folder: &Path) -> Self {
+        Self(folder.join(BELL))
+    }
+
+    /// Rings. Without an arbiter nothing happens, and an arbiter that hears nothing looks by itself now and then.
+    pub fn ring(&self) {
+        if let Ok(mut bell) = open_pipe(&self.0) {
+            let _ = bell.write_all(&[1]);
+        }
+    }
+}
+
+/// Opens the bell of a grant to hear it. Reading never blocks; the pipe never ends, for this is a writer of it too.
+///
+/// # Errors
+/// When there is none.
+pub fn open_bell(grant: &Path) -> io::Result<File> {
+    open_pipe(&grant.join(BELL))
+}
+
+fn open_pipe(path: &Path) -> io::Result<File> {
+    OpenOptions::new().read(true).write(true).custom_flags(libc::O_NONBLOCK).open(path)
+}
 
 /// A file mapped for as long as the process lives. Its type must be made of atomic numbers only.
 #[derive(Debug)]
@@ -42,6 +80,26 @@ impl<T> std::ops::Deref for Mapped<T> {
     }
 }
 
+/// A file mapped for as long as its owner keeps it: for the agent, which outlives its containers.
+#[derive(Debug)]
+pub struct Mapping<T: 'static>(Mapped<T>);
+
+impl<T> std::ops::Deref for Mapping<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.0
+    }
+}
+
+impl<T> Drop for Mapping<T> {
+    fn drop(&mut self) {
+        let address = std::ptr::from_ref(self.0.0).cast_mut().cast();
+        // SAFETY: mapped by `map` with this size, and the reference, which was lent only for as long as we live, is used no more.
+        unsafe { libc::munmap(address, size_of::<T>()) };
+    }
+}
+
 /// Maps the control file of a grant for reading.
 ///
 /// # Errors
@@ -55,9 +113,9 @@ pub fn open_control(grant: &Path) -> io::Result<Mapped<Control>> {
 ///
 /// # Errors
 /// When it is absent, too short, or of another format.
-pub fn open_control_to_write(grant: &Path) -> io::Result<Mapped<Control>> {
+pub fn open_control_to_write(grant: &Path) -> io::Result<Mapping<Control>> {
     let file = OpenOptions::new().read(true).write(true).open(grant.join(CONTROL))?;
-    let control = map::<Control>(&file, libc::PROT_READ | libc::PROT_WRITE)?;
+    let control = Mapping(map::<Control>(&file, libc::PROT_READ | libc::PROT_WRITE)?);
     if control.is_known() { Ok(control) } else { Err(other_format()) }
 }
 
@@ -80,18 +138,54 @@ pub fn open_account(grant: &Path) -> io::Result<Mapped<Ledger>> {
 
 /// Makes the files of a grant, or takes over those that are there, and puts `limits` in force.
 ///
+/// The account may be in use by the container, which can cut it short at any time: it is written to, never mapped.
+///
 /// # Errors
 /// When the files cannot be made.
-pub fn grant(folder: &Path, limits: &Limits) -> io::Result<Mapped<Control>> {
+pub fn grant(folder: &Path, limits: &Limits) -> io::Result<Mapping<Control>> {
     std::fs::create_dir_all(folder)?;
-    let account = make::<Ledger>(&folder.join(ACCOUNT), 0o666)?;
-    map::<Ledger>(&account, libc::PROT_READ | libc::PROT_WRITE)?.initialise();
-    let control =
-        map::<Control>(&make::<Control>(&folder.join(CONTROL), 0o644)?, libc::PROT_READ | libc::PROT_WRITE)?;
-    if control.read().as_ref() != Ok(limits) {
+    begin_account(&make::<Ledger>(&folder.join(ACCOUNT), 0o666)?)?;
+    make_bell(folder)?;
+    let file = make::<Control>(&folder.join(CONTROL), 0o644)?;
+    let control = Mapping(map::<Control>(&file, libc::PROT_READ | libc::PROT_WRITE)?);
+    if !control.is_known() || control.read().as_ref() != Ok(limits) {
         control.write(limits);
     }
     Ok(control)
+}
+
+/// Makes the files of a grant for a container that is about to start: nobody holds anything yet. Processes of an earlier
+/// start that should still be there keep the account they have.
+///
+/// # Errors
+/// When the files cannot be made.
+pub fn grant_anew(folder: &Path, limits: &Limits) -> io::Result<Mapping<Control>> {
+    std::fs::create_dir_all(folder)?;
+    let fresh = folder.join(".account.new");
+    match std::fs::remove_file(&fresh) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    begin_account(&make::<Ledger>(&fresh, 0o666)?)?;
+    std::fs::rename(&fresh, folder.join(ACCOUNT))?;
+    let control = grant(folder, limits)?;
+    for card in 0..CARDS {
+        control.set_unledgered(card, 0, 0);
+    }
+    Ok(control)
+}
+
+fn make_bell(folder: &Path) -> io::Result<()> {
+    let bell = folder.join(BELL);
+    let name = CString::new(bell.clone().into_os_string().into_vec())?;
+    // SAFETY: a path that ends in zero.
+    if unsafe { libc::mkfifo(name.as_ptr(), 0o600) } != 0 {
+        let error = io::Error::last_os_error();
+        if error.kind() != io::ErrorKind::AlreadyExists {
+            return Err(error);
+        }
+    }
+    std::fs::set_permissions(bell, std::fs::Permissions::from_mode(0o666))
 }
 
 /// A file long enough for a `T`, with its old content where it has some.
@@ -105,19 +199,24 @@ fn make<T>(path: &Path, mode: u32) -> io::Result<File> {
     Ok(file)
 }
 
+/// Marks a file as an account.
+fn begin_account(file: &File) -> io::Result<()> {
+    file.write_all_at(&ledger::FORMAT.to_ne_bytes(), ledger::FORMAT_PLACE)
+}
+
 fn map<T>(file: &File, protection: libc::c_int) -> io::Result<Mapped<T>> {
     let metadata = file.metadata()?;
     if !metadata.is_file() || metadata.len() < size_of::<T>() as u64 {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "the file is too short"));
     }
-    // SAFETY: a fresh mapping chosen by the kernel; it is never unmapped.
+    // SAFETY: a fresh mapping chosen by the kernel.
     let address = unsafe {
         libc::mmap(std::ptr::null_mut(), size_of::<T>(), protection, libc::MAP_SHARED, file.as_raw_fd(), 0)
     };
     if address == libc::MAP_FAILED {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: page-aligned, as long as a `T`, valid for ever; `T` consists of atomic numbers, for which any bits are a
+    // SAFETY: page-aligned, as long as a `T`, valid for ever but where a `Mapping` owns it; `T` consists of atomic numbers, for which any bits are a
     // value and which others may change.
     Ok(Mapped(unsafe { &*address.cast::<T>() }))
 }
@@ -156,6 +255,29 @@ mod tests {
         account.charge(me, 0, 3, 5).unwrap();
         grant(folder.path(), &limits(5)).unwrap();
         assert_eq!(open_account(folder.path()).unwrap().held(0), 3);
+    }
+
+    #[test]
+    fn a_container_that_starts_again_holds_nothing_and_the_old_processes_do_not_see_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let control = grant_anew(folder.path(), &limits(5)).unwrap();
+        let before = open_account(folder.path()).unwrap();
+        let me = before.claim(1, 1, |_| {}).unwrap();
+        before.charge(me, 0, 3, 5).unwrap();
+        control.set_unledgered(0, 2, 1);
+        grant_anew(folder.path(), &limits(5)).unwrap();
+        assert_eq!((before.held(0), open_account(folder.path()).unwrap().held(0)), (3, 0));
+        assert_eq!(control.unledgered(0), 0, "the same control file goes on");
+    }
+
+    #[test]
+    fn an_account_that_was_cut_short_is_made_whole() {
+        let folder = tempfile::tempdir().unwrap();
+        grant(folder.path(), &limits(5)).unwrap();
+        std::fs::write(account_path(folder.path()), "").unwrap();
+        assert!(open_account(folder.path()).is_err());
+        grant(folder.path(), &limits(5)).unwrap();
+        open_account(folder.path()).unwrap();
     }
 
     #[test]

@@ -26,6 +26,16 @@ pub fn wake(word: &AtomicU32) {
     unsafe { libc::syscall(libc::SYS_futex, std::ptr::from_ref(word), libc::FUTEX_WAKE, i32::MAX) };
 }
 
+/// Sleeps until one of the files is as it is asked to be, or `nanoseconds` have passed; whether one is.
+pub fn poll(files: &mut [libc::pollfd], nanoseconds: u64) -> bool {
+    let timeout = duration(nanoseconds);
+    // SAFETY: as many entries as told, a valid time, no change of signals.
+    let ready = unsafe {
+        libc::ppoll(files.as_mut_ptr(), files.len() as libc::nfds_t, &raw const timeout, std::ptr::null())
+    };
+    ready > 0
+}
+
 /// Sleeps for a while.
 pub fn sleep(nanoseconds: u64) {
     let time = duration(nanoseconds);

@@ -12,7 +12,10 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use crate::CARDS;
 
 /// First word of the file: the format.
-pub const FORMAT: u64 = u64::from_le_bytes(*b"account1");
+pub const FORMAT: u64 = u64::from_le_bytes(*b"account2");
+
+/// Where in the file that word lies.
+pub const FORMAT_PLACE: u64 = std::mem::offset_of!(Ledger, format) as u64;
 
 /// How many processes of one container may use cards at a time.
 pub const SLOTS: usize = 512;
@@ -27,8 +30,6 @@ pub struct Ledger {
     format: AtomicU64,
     /// No slot from here on was ever used.
     used_slots: AtomicU32,
-    /// Changes when a process begins to want a window; the arbiter sleeps on it.
-    pub arrivals: AtomicU32,
     slots: [Slot; SLOTS],
 }
 
@@ -48,8 +49,12 @@ pub struct Slot {
     pub denied: AtomicU64,
     /// Nanoseconds threads of this process have waited for a window.
     pub waited: AtomicU64,
+    /// Threads that wait for the agent to measure what is beyond the ledger.
+    pub unsure: AtomicU32,
     /// Per card, see [`Demand`].
     pub demand: [Demand; CARDS],
+    /// How often a thread of this process had to wait for a window.
+    pub waits: AtomicU64,
 }
 
 /// What a process tells the arbiter about one card.
@@ -94,11 +99,6 @@ impl Ledger {
     #[must_use]
     pub fn is_known(&self) -> bool {
         self.format.load(Ordering::Acquire) == FORMAT
-    }
-
-    /// Marks a new file, all zeros, as a ledger.
-    pub fn initialise(&self) {
-        self.format.store(FORMAT, Ordering::Release);
     }
 
     /// Takes a free slot for the process, or one whose owner is gone. `thread` must have announced to the kernel
@@ -251,9 +251,11 @@ impl Slot {
     }
 
     fn clear(&self) {
-        for place in self.held.iter().chain(&self.tentative).chain([&self.denied, &self.waited]) {
+        for place in self.held.iter().chain(&self.tentative).chain([&self.denied, &self.waited, &self.waits])
+        {
             place.store(0, Ordering::SeqCst);
         }
+        self.unsure.store(0, Ordering::SeqCst);
         for demand in &self.demand {
             demand.wants.store(0, Ordering::SeqCst);
             demand.drained.store(0, Ordering::SeqCst);
@@ -277,6 +279,9 @@ impl Demands {
         let read = read_at(&mut count, place).unwrap_or(0);
         self.slots = if read == 4 { (u32::from_ne_bytes(count) as usize).min(SLOTS) } else { 0 };
         self.bytes.resize(self.slots * size_of::<Slot>(), 0);
+        if self.slots == 0 {
+            return;
+        }
         let read = read_at(&mut self.bytes, std::mem::offset_of!(Ledger, slots) as u64).unwrap_or(0);
         self.slots = read / size_of::<Slot>();
     }
@@ -285,17 +290,93 @@ impl Demands {
     #[must_use]
     pub fn of(&self, card: usize, window: u32) -> (bool, bool) {
         let (mut wants, mut has_drained) = (false, true);
-        for slot in self.bytes.chunks_exact(size_of::<Slot>()).take(self.slots) {
-            let owner = word(slot, std::mem::offset_of!(Slot, owner));
+        for slot in self.living() {
             let demand = std::mem::offset_of!(Slot, demand) + card * size_of::<Demand>();
-            if owner == 0 || owner & OWNER_DIED != 0 || word(slot, demand) != 1 {
-                continue;
+            if word(slot, demand) == 1 {
+                wants = true;
+                has_drained &= word(slot, demand + std::mem::offset_of!(Demand, drained)) == window;
             }
-            wants = true;
-            has_drained &= word(slot, demand + std::mem::offset_of!(Demand, drained)) == window;
         }
         (wants, has_drained)
     }
+
+    /// Bytes of the card that living processes say they hold.
+    #[must_use]
+    pub fn held(&self, card: usize) -> u64 {
+        let place = std::mem::offset_of!(Slot, held) + card * size_of::<AtomicU64>();
+        self.living().map(|slot| long(slot, place)).fold(0, u64::saturating_add)
+    }
+
+    /// Whether a process waits until what it holds has been measured.
+    #[must_use]
+    pub fn is_unsure(&self) -> bool {
+        self.living().any(|slot| word(slot, std::mem::offset_of!(Slot, unsure)) > 0)
+    }
+
+    /// The living processes, by the numbers they have in their container.
+    pub fn processes(&self) -> impl Iterator<Item = u32> {
+        self.living().map(|slot| word(slot, std::mem::offset_of!(Slot, process)))
+    }
+
+    /// Bytes refused, and nanoseconds waited for windows, over all processes that still have a slot.
+    #[must_use]
+    pub fn refused_and_waited(&self) -> (u64, u64) {
+        let sum = |place: usize| self.used().map(|slot| long(slot, place)).fold(0, u64::saturating_add);
+        (sum(std::mem::offset_of!(Slot, denied)), sum(std::mem::offset_of!(Slot, waited)))
+    }
+
+    fn used(&self) -> impl Iterator<Item = &[u8]> {
+        self.bytes.chunks_exact(size_of::<Slot>()).take(self.slots)
+    }
+
+    fn living(&self) -> impl Iterator<Item = &[u8]> {
+        self.used().filter(|slot| {
+            let owner = word(slot, std::mem::offset_of!(Slot, owner));
+            owner != 0 && owner & OWNER_DIED == 0
+        })
+    }
+}
+
+/// What one process says of itself in its slot, as the agent reads it. The tenant's own word.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Said {
+    /// Its process id, as the container numbers it.
+    pub process: u32,
+    /// Whether it lives; what the dead held may not be back with the card yet.
+    pub is_alive: bool,
+    /// Bytes of each card.
+    pub held: [u64; CARDS],
+    /// Bytes refused so far.
+    pub denied: u64,
+    /// Nanoseconds its threads have waited for a window.
+    pub waited: u64,
+    /// How often.
+    pub waits: u64,
+}
+
+impl Demands {
+    /// What each slot says, by its place; `None` where nobody ever was, or where nothing is held any more.
+    pub fn said(&self) -> impl Iterator<Item = Option<Said>> {
+        self.used().map(|slot| {
+            let owner = word(slot, std::mem::offset_of!(Slot, owner));
+            let process = word(slot, std::mem::offset_of!(Slot, process));
+            let is_alive = owner & OWNER_DIED == 0;
+            let is_gone = !is_alive && word(slot, std::mem::offset_of!(Slot, gone)) == process;
+            let held = std::mem::offset_of!(Slot, held);
+            (owner != 0 && !is_gone).then(|| Said {
+                process,
+                is_alive,
+                held: std::array::from_fn(|card| long(slot, held + card * 8)),
+                denied: long(slot, std::mem::offset_of!(Slot, denied)),
+                waited: long(slot, std::mem::offset_of!(Slot, waited)),
+                waits: long(slot, std::mem::offset_of!(Slot, waits)),
+            })
+        })
+    }
+}
+
+fn long(bytes: &[u8], place: usize) -> u64 {
+    bytes.get(place..place + 8).and_then(|bytes| bytes.try_into().ok()).map_or(0, u64::from_ne_bytes)
 }
 
 fn word(bytes: &[u8], place: usize) -> u32 {

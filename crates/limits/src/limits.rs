@@ -118,6 +118,21 @@ impl fmt::Display for Damage {
     }
 }
 
+/// The bytes of a card's name: `GPU-0123abcd-…`, or the digits alone.
+#[must_use]
+pub fn uuid_bytes(text: &str) -> Option<[u8; 16]> {
+    let digits: String = text.trim_start_matches("GPU-").chars().filter(|digit| *digit != '-').collect();
+    u128::from_str_radix(&digits, 16).ok().filter(|_| digits.len() == 32).map(u128::to_be_bytes)
+}
+
+/// The name of a card with these bytes.
+#[must_use]
+pub fn uuid_text(bytes: &[u8; 16]) -> String {
+    let digits = format!("{:032x}", u128::from_be_bytes(*bytes));
+    let (a, b, c, d, e) = (&digits[..8], &digits[8..12], &digits[12..16], &digits[16..20], &digits[20..]);
+    format!("GPU-{a}-{b}-{c}-{d}-{e}")
+}
+
 fn card_from_words(words: &[u64]) -> Result<CardLimit, Damage> {
     let mut uuid = [0; 16];
     uuid[..8].copy_from_slice(&words[0].to_le_bytes());
@@ -179,6 +194,16 @@ mod tests {
             let mut words = limits.to_words();
             words[word] ^= 1u64 << bit;
             prop_assert_eq!(Limits::from_words(&words), Err(Damage::Checksum));
+        }
+    }
+
+    #[test]
+    fn names_of_cards() {
+        let bytes = uuid_bytes("GPU-ae203a00-9cff-8fd7-6dda-679e742f9a4d");
+        assert_eq!(bytes.map(u128::from_be_bytes), Some(0xae20_3a00_9cff_8fd7_6dda_679e_742f_9a4d));
+        assert_eq!(bytes.map(|bytes| uuid_text(&bytes)).unwrap(), "GPU-ae203a00-9cff-8fd7-6dda-679e742f9a4d");
+        for none in ["", "GPU-ae203a00", "lost-3", "MIG-ae203a00-9cff-8fd7-6dda-679e742f9a4d"] {
+            assert_eq!(uuid_bytes(none), None, "{none}");
         }
     }
 

@@ -16,9 +16,15 @@ pub struct Pacer {
 impl Pacer {
     /// The card was busy for us from `from` to `to`, at a share of `percent`.
     pub fn charge(&mut self, from: u64, to: u64, percent: u32) {
+        self.charge_after(0, from, to, percent);
+    }
+
+    /// The same, after others kept us waiting for `kept`: that time is still ours.
+    pub fn charge_after(&mut self, kept: u64, from: u64, to: u64, percent: u32) {
         let (percent, busy) = (u64::from(percent.clamp(1, 100)), to.saturating_sub(from));
         // Time not used is not saved up, but for half a period: an unlucky stretch may be made good.
-        self.account = self.account.max(from.saturating_sub(period(percent) / 2)) + busy * 100 / percent;
+        let oldest = from.saturating_sub(period(percent) / 2 + kept);
+        self.account = self.account.max(oldest) + busy * 100 / percent;
     }
 
     /// Whether launches must stop.

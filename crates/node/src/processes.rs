@@ -2,10 +2,14 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
-    fs,
+    fs, io,
     path::PathBuf,
 };
 
+use rustix::{
+    io::Errno,
+    process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal},
+};
 use tessera_wire::cgroup::{self, Owner};
 
 /// The first process namespace of a kernel has this number, always.
@@ -56,6 +60,32 @@ impl Processes {
         };
         // What was read of two processes that had the number one after the other belongs to neither.
         (self.started(pid) == Some(process.started)).then_some(process)
+    }
+
+    /// Ends the process of this number, if it is the one that started then. One that is gone is no error.
+    pub fn kill(&self, pid: u32, started: u64) -> io::Result<()> {
+        let number = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or(io::ErrorKind::InvalidInput)?;
+        let process = match pidfd_open(number, PidfdFlags::empty()) {
+            Ok(process) => process,
+            Err(Errno::SRCH) => return Ok(()),
+            Err(error) => return Err(error.into()),
+        };
+        // The handle stands for one process, whatever becomes of its number.
+        if self.started(pid) != Some(started) {
+            return Ok(());
+        }
+        match pidfd_send_signal(process, Signal::KILL) {
+            Ok(()) | Err(Errno::SRCH) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// The number a process has in its own container; `None` where there is none.
+    #[must_use]
+    pub fn own_number(&self, pid: u32) -> Option<u32> {
+        let status = fs::read_to_string(self.root.join(format!("{pid}/status"))).ok()?;
+        let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
+        numbers.split_whitespace().last()?.parse().ok()
     }
 
     /// Whether the machine itself is seen, and not only a process namespace of a container: only there do the driver's numbers mean
@@ -171,12 +201,39 @@ mod tests {
     }
 
     #[test]
+    fn a_process_has_another_number_in_its_container() {
+        let directory = tempfile::tempdir().unwrap();
+        fs::create_dir(directory.path().join("4711")).unwrap();
+        let processes = Processes::at(directory.path().into());
+        for (status, number) in [
+            ("Name:\tx\nNSpid:\t4711\t7\t1\n", Some(1)),
+            ("NSpid:\t4711\n", Some(4711)),
+            ("Name:\tx\n", None),
+        ] {
+            fs::write(directory.path().join("4711/status"), status).unwrap();
+            assert_eq!(processes.own_number(4711), number);
+        }
+    }
+
+    #[test]
     fn what_is_not_there_is_none() {
         let processes = Processes::at("/nowhere".into());
         assert_eq!(
             (processes.read(1), processes.started(1), processes.see_the_machine()),
             (None, None, None)
         );
+    }
+
+    #[test]
+    fn only_the_process_that_is_meant_is_killed() {
+        let processes = Processes::at("/proc".into());
+        let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+        let started = processes.started(child.id()).unwrap();
+        processes.kill(child.id(), started + 1).unwrap();
+        assert!(child.try_wait().unwrap().is_none(), "another process once had this number");
+        processes.kill(child.id(), started).unwrap();
+        assert!(!child.wait().unwrap().success());
+        processes.kill(child.id(), started).unwrap();
     }
 
     #[test]

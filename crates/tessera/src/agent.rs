@@ -1,19 +1,22 @@
 //! `tessera agent`: the daemon on a node with GPUs.
 
+pub(crate) mod old_flags;
+
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use clap::{Args, ValueEnum};
-use tessera_agent::machine::Settings;
-use tessera_agent::shell::{self, Ports};
+use tessera_agent::machine::{Isolation, Library, Settings, WithoutLibrary};
+use tessera_agent::shell::{self, Ports, install_library};
 use tessera_cluster::node_agent::NodeClient;
 use tessera_core::placement::Policy;
 use tessera_core::units::NodeName;
+use tessera_limits::limits::Meaning;
 use tessera_node::device_plugin::Meeting;
 use tessera_node::gpus::Source;
 use tessera_wire::dialect::{Dialect, MemoryUnit};
@@ -103,6 +106,30 @@ pub(crate) struct Arguments {
     #[arg(long, default_value = "/var/lib/tessera/grants", alias = "virtual-manager-path")]
     grants: String,
 
+    /// libtessera.so, which holds containers to their shares [default: beside this program]
+    #[arg(long)]
+    library: Option<PathBuf>,
+
+    /// What becomes of shares when there is no library
+    #[arg(long, value_enum, default_value = "refuse")]
+    without_library: Without,
+
+    /// Whether a pod with the annotation tessera.dev/isolation=off is not held to its share
+    #[arg(long)]
+    allow_opt_out: bool,
+
+    /// Whether processes that use GPUs, or memory of them, that they were not given are killed
+    #[arg(long)]
+    kill_escaped: bool,
+
+    /// What a percentage of compute means: of the GPU's time, or of what the work would reach alone
+    #[arg(long, value_enum, default_value = "time")]
+    share_means: ShareMeans,
+
+    /// Where descriptions of CDI devices are read by the runtime, for --device-list-strategy cdi-cri
+    #[arg(long, default_value = "/var/run/cdi")]
+    cdi_directory: PathBuf,
+
     /// The kubelet's root directory
     #[arg(long, default_value = "/var/lib/kubelet")]
     kubelet_root: PathBuf,
@@ -126,6 +153,14 @@ pub(crate) struct Arguments {
     /// Kinds of errors not to watch for, as in NVIDIA's plugin: "all" or a list with "xids"
     #[arg(long, env = "DP_DISABLE_HEALTHCHECKS", default_value = "")]
     disable_health_checks: String,
+
+    /// The only driver there is, as gpu-manager was told
+    #[arg(long, hide = true, default_value = "nvidia", value_parser = ["nvidia"])]
+    driver: String,
+
+    /// Old flags that were given and do nothing
+    #[arg(long, hide = true)]
+    no_effect: Vec<String>,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -149,6 +184,22 @@ enum Strategy {
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
+enum Without {
+    /// Containers that ask for a share are refused
+    Refuse,
+    /// They are served, and nothing holds them to their share
+    Serve,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum ShareMeans {
+    /// 30 is 30 % of the GPU's time
+    Time,
+    /// 30 is 30 % of what the same work reaches alone: counts the higher clock of work that is limited by power
+    Throughput,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
 enum Registration {
     /// plugins_registry where the kubelet has one, else kubelet.sock
     Auto,
@@ -168,7 +219,12 @@ pub(crate) fn run(arguments: Arguments) -> Result<ExitCode> {
 }
 
 async fn serve(arguments: Arguments) -> Result<()> {
+    for name in &arguments.no_effect {
+        tracing::info!("--{name} has no effect: {}", old_flags::why(name));
+    }
     let listen = address(&arguments)?;
+    let grants = std::path::absolute(&arguments.grants)?;
+    let isolation = isolation(&arguments, &grants);
     let labels = labels(&arguments.node_labels)?;
     let meeting = meeting(&arguments);
     let advertise = advertise(&arguments, listen)?;
@@ -202,7 +258,8 @@ async fn serve(arguments: Arguments) -> Result<()> {
             driver_directory: arguments.driver_directory,
             cgpu_disabled: false,
         },
-        grants: arguments.grants,
+        isolation,
+        grants: grants.display().to_string(),
         instance_type,
         labels,
         quiet_time: Duration::from_secs(arguments.quiet_time),
@@ -232,6 +289,37 @@ async fn serve(arguments: Arguments) -> Result<()> {
     tracing::info!(node = %settings.node, "starting");
     shell::run(settings, ports, stop).await?;
     Ok(())
+}
+
+/// The library is put where containers can mount it. What that means if it fails is said now, and again for every container.
+fn isolation(arguments: &Arguments, grants: &Path) -> Isolation {
+    let beside = || Ok(std::env::current_exe()?.with_file_name(Library::FILE));
+    let library = arguments.library.clone().map_or_else(beside, Ok);
+    let cdi = matches!(arguments.device_list_strategy, Strategy::CdiCri).then_some(&*arguments.cdi_directory);
+    let installed = library
+        .map_err(|error: std::io::Error| format!("cannot tell where this program lies: {error}"))
+        .and_then(|library| install_library(&library, grants, cdi));
+    let without_library = match arguments.without_library {
+        Without::Refuse => WithoutLibrary::Refuse,
+        Without::Serve => WithoutLibrary::Serve,
+    };
+    if let Err(reason) = &installed {
+        let so = match without_library {
+            WithoutLibrary::Refuse => "shares of GPUs will be refused; whole GPUs are served",
+            WithoutLibrary::Serve => "SHARES ARE NOT ENFORCED: containers can use all of their GPUs",
+        };
+        tracing::error!("{reason}: {so}; --library FILE names another place");
+    }
+    Isolation {
+        library: installed,
+        without_library,
+        allow_opt_out: arguments.allow_opt_out,
+        meaning: match arguments.share_means {
+            ShareMeans::Time => Meaning::Time,
+            ShareMeans::Throughput => Meaning::Throughput,
+        },
+        kill_escaped: arguments.kill_escaped,
+    }
 }
 
 /// `:5678` means every address of the node.

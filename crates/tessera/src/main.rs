@@ -35,7 +35,7 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let outcome = match Arguments::parse().command {
+    let outcome = match Arguments::parse_from(agent::old_flags::translate(std::env::args_os())).command {
         Command::Agent(arguments) => agent::run(*arguments),
         Command::Inventory(arguments) => inventory::run(&arguments),
         Command::Metrics(arguments) => metrics::run(arguments),

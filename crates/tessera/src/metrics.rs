@@ -86,7 +86,9 @@ impl SamplingArguments {
         let every = every.filter(|every| *every >= Duration::from_millis(100));
         Ok(Sampling {
             every: every.context("--sample-every: write seconds, at least 0.1")?,
-            processes: self.proc_root.clone(),
+            processes: self.proc_root.clone().unwrap_or_else(|| PathBuf::from("/proc")),
+            // Whoever names it knows.
+            trust_processes: self.proc_root.is_some(),
             host_ip: std::env::var("HOST_IP").or_else(|_| std::env::var("hostIP")).unwrap_or_default(),
             wanted: Wanted {
                 vocabularies: self.metrics.iter().copied().collect(),

@@ -20,7 +20,17 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("tessera-node", &["tessera-core", "tessera-wire"]),
     ("tessera-cluster", &["tessera-core", "tessera-wire"]),
     ("tessera-sim", &["tessera-core", "tessera-wire"]),
-    ("tessera-agent", &["tessera-core", "tessera-wire", "tessera-node", "tessera-cluster"]),
+    (
+        "tessera-agent",
+        &[
+            "tessera-core",
+            "tessera-wire",
+            "tessera-node",
+            "tessera-cluster",
+            "tessera-limits",
+            "tessera-arbiter",
+        ],
+    ),
     ("tessera-scheduler", &["tessera-core", "tessera-wire", "tessera-cluster"]),
     (
         "tessera",
@@ -30,11 +40,12 @@ const ARROWS: &[(&str, &[&str])] = &[
             "tessera-node",
             "tessera-cluster",
             "tessera-agent",
+            "tessera-limits",
             "tessera-scheduler",
             "tessera-sim",
         ],
     ),
-    ("tessera-e2e", &["tessera-core", "tessera-wire", "tessera-node", "tessera-cluster"]),
+    ("tessera-e2e", &["tessera-core", "tessera-limits", "tessera-wire", "tessera-node", "tessera-cluster"]),
 ];
 
 /// What must not come into the core from outside the workspace, whatever the reason.

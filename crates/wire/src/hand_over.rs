@@ -8,7 +8,6 @@ use tessera_core::units::MiB;
 
 use crate::dialect::{Dialect, MemoryUnit, vcuda};
 use crate::kubelet::device_plugin::{CdiDevice, ContainerAllocateResponse, DeviceSpec, Mount};
-use crate::limits;
 
 /// How cards are handed over on a node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -44,8 +43,6 @@ pub struct Recipient<'a> {
     pub grant: &'a ContainerGrant,
     /// Units of `aliyun.com/gpu-mem` of the container and of its whole pod.
     pub memory_units: (u64, u64),
-    /// Where its grant directory lies on the node.
-    pub grant_directory: &'a str,
 }
 
 const VISIBLE: &str = "NVIDIA_VISIBLE_DEVICES";
@@ -61,14 +58,7 @@ impl HandOver {
             || recipient.grant.cards.iter().filter_map(|(index, hold)| Some((node.gpu(*index)?, *hold)));
         let join = |names: Vec<String>| names.join(",");
         let uuids: Vec<String> = gpus().map(|(gpu, _)| gpu.uuid.to_string()).collect();
-        let mut given = ContainerAllocateResponse {
-            mounts: vec![Mount {
-                container_path: limits::DIRECTORY_IN_CONTAINER.to_owned(),
-                host_path: recipient.grant_directory.to_owned(),
-                read_only: true,
-            }],
-            ..ContainerAllocateResponse::default()
-        };
+        let mut given = ContainerAllocateResponse::default();
         let mut put = |key: &str, value: String| given.envs.insert(key.to_owned(), value);
         match (&self.cdi_kind, self.visible) {
             // The runtime's own hook must not add what the image's default names, often all cards.

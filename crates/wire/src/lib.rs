@@ -1,5 +1,6 @@
 //! Every foreign format, read into the core's types and written from them. No sockets, no files, no decisions.
 
+pub mod cdi;
 pub mod cgroup;
 pub mod device_id;
 pub mod dialect;
@@ -11,7 +12,6 @@ pub mod hand_over;
 pub mod inventory;
 #[cfg(feature = "grpc")]
 pub mod kubelet;
-pub mod limits;
 mod link;
 pub mod metrics;
 pub mod node_spec;

@@ -7,6 +7,7 @@ mod image;
 mod manifest;
 mod node;
 mod scheduler;
+mod shipped;
 
 use std::{
     net::TcpListener,
@@ -24,6 +25,7 @@ pub(crate) use self::{
     manifest::{pod, virtual_node},
     node::RealNode,
     scheduler::Extender,
+    shipped::deploy,
 };
 use crate::enclosure::logs_in;
 
@@ -83,6 +85,17 @@ impl Harness {
     pub(crate) fn tessera(&self) -> Result<Program> {
         let own = std::env::current_exe().context("cannot tell where this program lies")?;
         Ok(Program::new(own.with_file_name("tessera")))
+    }
+
+    /// Something that is built for containers, in the shipped profile: the library and the simulated driver.
+    pub(crate) fn for_containers(&self, file: &str) -> Result<PathBuf> {
+        let own = std::env::current_exe().context("cannot tell where this program lies")?;
+        let target = own.parent().and_then(Path::parent).context("no folder of built things")?;
+        let path = target.join("under-test/interpose").join(file);
+        if !path.exists() {
+            bail!("{} is missing: start this through e2e/run, which builds it", path.display());
+        }
+        Ok(path)
     }
 
     /// Tells how the scenario gets on.

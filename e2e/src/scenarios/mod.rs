@@ -87,6 +87,12 @@ static SCENARIOS: &[Scenario] = &[
         Always
     ),
     scenario!(
+        "library",
+        "the library holds containers to their shares, with the agent, without it, and after a crash",
+        Enclosed(agent::library),
+        Always
+    ),
+    scenario!(
         "agent-restarts",
         "agent and kubelet die at random moments while pods come and go; all books agree afterwards",
         Enclosed(agent::restarts),

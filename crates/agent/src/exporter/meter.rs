@@ -26,6 +26,10 @@ pub struct Throttle {
     pub waits: u64,
     /// Bytes it asked for and was refused.
     pub denied_bytes: u64,
+    /// Seconds its windows on the card have been open, so far.
+    pub open: f64,
+    /// How many windows it has had.
+    pub windows: u64,
 }
 
 /// By container and card.

@@ -11,7 +11,7 @@ use tessera_node::gpus::{CardMemory, Instance, Sensors};
 use tessera_wire::dialect::Dialect;
 
 use super::{CardMeter, ContainerKey, Holder, Meter, Split, Tally, Throttle, split_memory};
-use crate::machine::View;
+use crate::machine::{Escape, View};
 
 /// A node at one moment.
 #[derive(Clone, Debug, Default)]
@@ -118,6 +118,8 @@ pub struct ContainerPicture {
     pub dialect: Option<Dialect>,
     /// Its cards by index.
     pub shares: Vec<SharePicture>,
+    /// How something in it used what it was not given, and how often.
+    pub escapes: Vec<(Escape, u64)>,
 }
 
 /// What a container holds and uses of a card.
@@ -205,6 +207,7 @@ impl Picture {
                 cluster: held.cluster.clone(),
                 dialect: held.dialect,
                 shares: held.cards.iter().map(share).collect(),
+                escapes: Vec::new(),
             };
             containers.insert(key, container);
         }
@@ -244,6 +247,9 @@ impl Picture {
             .containers
             .sort_by(|a, b| (&a.namespace, &a.pod, &a.key).cmp(&(&b.namespace, &b.pod, &b.key)));
         for container in &mut picture.containers {
+            let ContainerKey { uid, container: own } = &container.key;
+            let escapes = view.escapes.iter().filter(|(pod, container, ..)| pod == uid && container == own);
+            container.escapes = escapes.map(|(.., escape, count)| (*escape, *count)).collect();
             let name = (container.namespace.clone(), container.pod.clone(), container.key.container.clone());
             // Without the kubelet's books nobody knows what was given.
             let is_ours = view.listed && !view.served_by_others.contains(&name);
@@ -321,6 +327,7 @@ fn join(
             cluster: String::new(),
             dialect: None,
             shares: Vec::new(),
+            escapes: Vec::new(),
         });
         if !container.shares.iter().any(|share| share.card == place) {
             container.shares.push(SharePicture { card: place, ..SharePicture::default() });

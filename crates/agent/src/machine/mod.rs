@@ -7,6 +7,8 @@ mod admission;
 mod books;
 mod calls;
 mod health;
+mod isolation;
+mod measure;
 mod publish;
 mod start;
 mod steer;
@@ -38,13 +40,15 @@ use tessera_wire::{
     dialect::{Dialect, MemoryUnit},
     hand_over::HandOver,
     inventory::Inventory,
-    limits::Limits,
     objects::{self, Pod},
 };
 
 use self::{admission::Admission, calls::Calls, health::HealthBook, publish::Published, truth::Truth};
 pub use self::{
     health::{Verdict, verdict},
+    isolation::{Free, Isolation, Library, OPT_OUT, WithoutLibrary},
+    measure::{AccountRead, Escape, Measured, OnCard, Whose},
+    start::ContainerLimits,
     view::{ContainerView, PodView, View},
 };
 
@@ -61,6 +65,8 @@ pub struct Settings {
     pub policy: Policy,
     /// How cards are handed to containers.
     pub hand_over: HandOver,
+    /// How containers are held to their shares.
+    pub isolation: Isolation,
     /// Where grant directories lie on the node.
     pub grants: String,
     /// The node's type, where the administrator says; otherwise its label does.
@@ -111,10 +117,14 @@ pub enum Event {
     Allocate(CallId, Resource, BTreeSet<String>),
     /// The kubelet is about to start a container that holds these devices.
     PreStart(CallId, Resource, BTreeSet<String>),
-    /// Grant directories found on disk when the agent started.
-    GrantsOnDisk(Vec<Limits>),
-    /// How writing the limits for a start went: answers [`Action::WriteGrants`].
-    GrantsWritten(CallId, Result<(), String>),
+    /// What was found on disk when the agent started: pods with a grant directory, and the limits in them.
+    GrantsOnDisk(BTreeSet<PodUid>, Vec<ContainerLimits>),
+    /// How making the grants for a start went: answers [`Action::BeginGrants`].
+    GrantsBegun(CallId, Result<(), String>),
+    /// How changing limits went: answers [`Action::ChangeGrant`].
+    GrantChanged(Box<ContainerLimits>, Result<(), String>),
+    /// What containers really use.
+    Measured(Box<Measured>),
     /// How [`Action::PatchPod`] went.
     PodPatched(PodUid, Result<(), WriteError>),
     /// How [`Action::PatchNode`] went.
@@ -145,8 +155,30 @@ pub enum Action {
     ReadPods,
     /// Answer a question of the kubelet.
     Answer(CallId, Answer),
-    /// Write these limits files, then report.
-    WriteGrants(CallId, Vec<Limits>),
+    /// Make the grants of containers that are about to start, with nothing used yet; then report.
+    BeginGrants(CallId, Vec<ContainerLimits>),
+    /// Put other limits in force for a container that runs; then report.
+    ChangeGrant(Box<ContainerLimits>),
+    /// Tell a container how much of a card it uses beyond what its processes know of.
+    SetUnledgered {
+        /// The pod's UID.
+        pod: PodUid,
+        /// The container.
+        container: String,
+        /// The card's place in the container's limits.
+        card: usize,
+        /// How much.
+        bytes: u64,
+        /// As of when, on the clock that agent and library share.
+        at: u64,
+    },
+    /// End a process, if it still is the one that started then.
+    Kill {
+        /// Its number.
+        pid: u32,
+        /// When it started, in ticks.
+        started: u64,
+    },
     /// Remove the grant directory of a pod that has ended.
     RemoveGrants(PodUid),
     /// Set annotations of a pod, if it still is the one with this UID.
@@ -166,6 +198,19 @@ pub enum Action {
     SetUnhealthy(Vec<u8>),
     /// Worth a line in the log.
     Warn(String),
+    /// Worth telling the owner of a pod: an event of Kubernetes.
+    TellOwner {
+        /// The pod's UID.
+        uid: PodUid,
+        /// Its namespace.
+        namespace: String,
+        /// Its name.
+        name: String,
+        /// One word, for machines.
+        reason: &'static str,
+        /// What happened, for people.
+        message: String,
+    },
 }
 
 pub use publish::NodePatch;
@@ -204,10 +249,13 @@ pub struct Agent {
     calls: Calls,
     truth: Truth,
     published: Published,
+    watch: measure::Watch,
     /// The books, until something changes.
     books: Option<Ledger>,
     /// The only pod of which the books do not know the latest: the one being admitted.
     books_lack: Option<PodUid>,
+    /// What came up while a question was answered, to be done after it.
+    notes: Vec<Action>,
 }
 
 /// The cards of the node and the names of their devices.
@@ -237,15 +285,17 @@ impl Agent {
             calls: Calls::default(),
             truth: Truth::default(),
             published: Published::default(),
+            watch: measure::Watch::default(),
             books: None,
             books_lack: None,
+            notes: Vec::new(),
         }
     }
 
     /// Takes note of an event and says what to do about it.
     pub fn handle(&mut self, now: Now, event: Event) -> Vec<Action> {
         let mut actions = Vec::new();
-        let ticking = matches!(event, Event::Tick);
+        let ticking = matches!(event, Event::Tick | Event::Measured(_));
         let scope = Scope::of(&event, &self.truth);
         let admitting = matches!(event, Event::Prefer(..) | Event::Allocate(..) | Event::PreStart(..));
         match event {
@@ -267,8 +317,10 @@ impl Agent {
             Event::Prefer(call, resource, wish) => self.on_prefer(now, call, resource, wish, &mut actions),
             Event::Allocate(call, resource, ids) => self.on_allocate(now, call, resource, ids, &mut actions),
             Event::PreStart(call, resource, ids) => self.on_pre_start(now, call, resource, ids, &mut actions),
-            Event::GrantsOnDisk(limits) => self.truth.on_disk.extend(limits),
-            Event::GrantsWritten(call, outcome) => self.on_grants_written(now, call, outcome, &mut actions),
+            Event::GrantsOnDisk(pods, limits) => self.truth.found(pods, limits),
+            Event::GrantsBegun(call, outcome) => self.on_grants_begun(call, outcome, &mut actions),
+            Event::GrantChanged(limits, outcome) => self.truth.changed(&limits, outcome, &mut actions),
+            Event::Measured(measured) => self.on_measured(now, &measured, &mut actions),
             Event::PodPatched(uid, outcome) => self.truth.patched(now, &uid, &outcome),
             Event::NodePatched(outcome) => self.published.node_patched(now, outcome, &mut actions),
             Event::UnhealthySet(outcome) => self.published.unhealthy_set(now, outcome, &mut actions),
@@ -290,6 +342,7 @@ impl Agent {
                 Scope::Pods => self.reconcile_pods(now, None, &mut actions),
             }
         }
+        actions.append(&mut self.notes);
         actions
     }
 
@@ -425,10 +478,12 @@ impl Scope {
     fn of(event: &Event, truth: &Truth) -> Self {
         match event {
             Event::PodApplied(pod) => Self::Pod(uid_of(pod)),
-            Event::GrantsWritten(call, _) => {
-                truth.starting.get(call).cloned().map_or(Self::Nothing, Self::Pod)
-            }
-            Event::PodPatched(..) | Event::GrantsOnDisk(_) | Event::StreamOpened(_) => Self::Nothing,
+            Event::GrantsBegun(call, _) => truth.starting.get(call).cloned().map_or(Self::Nothing, Self::Pod),
+            Event::PodPatched(..)
+            | Event::GrantsOnDisk(..)
+            | Event::GrantChanged(..)
+            | Event::Measured(_)
+            | Event::StreamOpened(_) => Self::Nothing,
             Event::Pods(_) | Event::PodDeleted(_) | Event::Listed(_) => Self::Pods,
             _ => Self::All,
         }

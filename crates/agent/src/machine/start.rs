@@ -4,13 +4,14 @@ use std::collections::BTreeSet;
 
 use tessera_core::{
     grant::Hold,
-    units::{Percent, PodUid},
+    units::{GpuIndex, Percent, PodUid},
 };
-use tessera_wire::{
-    device_id::Resource,
-    limits::{CardLimits, Limits},
-    objects::Pod,
+use tessera_limits::{
+    CardLimit,
+    limits::{Meaning, uuid_bytes},
 };
+use tessera_node::pod_resources::ContainerDevices;
+use tessera_wire::{device_id::Resource, objects::Pod};
 
 use super::{
     Action, Agent, Answer, CallId, Now,
@@ -21,6 +22,30 @@ use super::{
 
 /// gpu-manager's annotation for shares that may grow where others leave some compute.
 const CEILING: &str = "tencent.com/vcuda-core-limit";
+
+/// What a container with shares of cards may use. Containers with whole cards have no limits.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ContainerLimits {
+    /// The pod's UID.
+    pub pod: PodUid,
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// The container's name.
+    pub container: String,
+    /// What a percentage of compute means.
+    pub meaning: Meaning,
+    /// By ascending index of the cards.
+    pub cards: Vec<CardLimit>,
+}
+
+impl ContainerLimits {
+    /// Whose they are.
+    pub(super) fn key(&self) -> (PodUid, String) {
+        (self.pod.clone(), self.container.clone())
+    }
+}
 
 impl Agent {
     pub(super) fn on_pre_start(
@@ -53,16 +78,21 @@ impl Agent {
             return as_before.then_some(Judgement::Answer(Answer::Started(Ok(()))));
         };
         let pod = self.pods.get(&uid)?;
-        let limits: Vec<Limits> = self
+        let limits: Result<Vec<ContainerLimits>, String> = self
             .holdings_of(&uid, pod)
             .into_iter()
             // Init and main container of equal requests hold the same devices: both may be the one.
             .filter(|held| holders.iter().any(|(_, container)| *container == held.grant.container))
-            .map(|held| self.limits(&uid, pod, &held))
+            .filter_map(|held| self.limits(&uid, pod, &held).transpose())
             .collect();
-        self.truth.starting.insert(call, uid);
-        actions.push(Action::WriteGrants(call, limits));
-        Some(Judgement::Later)
+        match limits {
+            Ok(limits) => {
+                self.truth.begin(call, uid, &limits);
+                actions.push(Action::BeginGrants(call, limits));
+                Some(Judgement::Later)
+            }
+            Err(reason) => Some(Judgement::Answer(Answer::Started(Err(reason)))),
+        }
     }
 
     /// The containers that hold exactly these devices, by the kubelet's list and by our record of ordinary init containers,
@@ -94,7 +124,7 @@ impl Agent {
         holders
     }
 
-    /// Without the API server a container that ran before may start again: its grant directory is still there.
+    /// Without the API server a container that ran before may start again: it has whole cards, or its grant is still there.
     fn starts_as_before(&self, resource: Resource, ids: &BTreeSet<String>) -> bool {
         if self.pods_known {
             return false;
@@ -102,36 +132,49 @@ impl Agent {
         let mut holding = self.listed.iter().flat_map(|pod| pod.containers.iter().map(move |c| (pod, c)));
         holding.any(|(pod, container)| {
             container.ids.get(resource.name()) == Some(ids)
-                && self.truth.on_disk.iter().any(|limits| {
-                    (&limits.namespace, &limits.name, &limits.container)
-                        == (&pod.namespace, &pod.name, &container.name)
-                })
+                && (has_whole_cards(container)
+                    || self.truth.on_disk.values().any(|limits| {
+                        (&limits.namespace, &limits.name, &limits.container)
+                            == (&pod.namespace, &pod.name, &container.name)
+                    }))
         })
     }
 
-    fn limits(&self, uid: &PodUid, pod: &Pod, held: &Holding) -> Limits {
+    /// The limits of a container; none where it has whole cards.
+    pub(super) fn limits(
+        &self,
+        uid: &PodUid,
+        pod: &Pod,
+        held: &Holding,
+    ) -> Result<Option<ContainerLimits>, String> {
         let ceiling = pod.metadata.annotations.get(CEILING).and_then(|text| text.trim().parse::<u32>().ok());
-        let card = |(index, hold): &(tessera_core::units::GpuIndex, Hold)| {
-            let uuid = self.cards.as_ref()?.node.gpu(*index)?.uuid.clone();
-            let cores = match hold {
-                Hold::Whole => Percent::WHOLE,
-                Hold::Part { cores, .. } => *cores,
-            };
-            let ceiling = ceiling.map_or(cores, |limit| Percent(limit.min(Percent::WHOLE.0)).max(cores));
-            Some(CardLimits { uuid, index: *index, hold: *hold, ceiling })
+        let card = |index: GpuIndex, cores: Percent, memory: u64| {
+            let gpu = self.cards.as_ref().and_then(|cards| cards.node.gpu(index));
+            let uuid = gpu.and_then(|gpu| uuid_bytes(&gpu.uuid.0));
+            let uuid = uuid.ok_or_else(|| {
+                format!("GPU {index} has no UUID by which a container could be held to its share of it")
+            })?;
+            let most = ceiling.map_or(cores, |limit| Percent(limit.min(Percent::WHOLE.0)).max(cores));
+            // What a context takes is not known here: the library has a guess.
+            Ok(CardLimit { uuid, memory, context: 0, cores: cores.0, ceiling: most.0 })
         };
-        Limits {
-            pod: uid.to_string(),
+        let shares = held.grant.cards.iter().filter_map(|(index, hold)| match hold {
+            Hold::Whole => None,
+            Hold::Part { cores, memory } => Some(card(*index, *cores, memory.0 << 20)),
+        });
+        let cards: Vec<CardLimit> = shares.collect::<Result<_, String>>()?;
+        Ok((!cards.is_empty()).then(|| ContainerLimits {
+            pod: uid.clone(),
             namespace: pod.metadata.namespace.clone(),
             name: pod.metadata.name.clone(),
             container: held.grant.container.clone(),
-            cards: held.grant.cards.iter().filter_map(card).collect(),
-        }
+            meaning: self.settings.isolation.meaning,
+            cards,
+        }))
     }
 
-    pub(super) fn on_grants_written(
+    pub(super) fn on_grants_begun(
         &mut self,
-        _now: Now,
         call: CallId,
         outcome: Result<(), String>,
         actions: &mut Vec<Action>,
@@ -154,4 +197,11 @@ impl Agent {
         }
         lasting.iter().all(|held| held.source == Source::Listed)
     }
+}
+
+/// Whether a container has whole cards, by the devices it holds.
+fn has_whole_cards(container: &ContainerDevices) -> bool {
+    let count = |resource: Resource| container.ids.get(resource.name()).map_or(0, BTreeSet::len);
+    let cores = count(Resource::VcudaCore);
+    count(Resource::NvidiaGpu) + count(Resource::AliyunGpu) > 0 || (cores > 0 && cores.is_multiple_of(100))
 }

@@ -19,7 +19,10 @@ use tessera_wire::{
     objects::Pod,
 };
 
-use super::{Agent, Cards};
+use super::{
+    Action, Agent, Cards,
+    isolation::{Free, Held, OPT_OUT, asks_to_opt_out},
+};
 
 /// One question about one container.
 struct Ask {
@@ -85,6 +88,7 @@ impl Agent {
         let state =
             self.beside(uid, container, ask.claim.role).ok_or_else(|| format!("pod {uid} is gone"))?;
         let cards = self.cards.as_ref().ok_or_else(|| "this node's GPUs are not known yet".to_owned())?;
+        self.held(uid, &ask)?;
         let offer = Offer::of(cards, resource, wish)?;
         let gpus = match ask.fixed {
             Some(fixed) => fixed,
@@ -146,6 +150,7 @@ impl Agent {
             self.beside(uid, container, ask.claim.role).ok_or_else(|| format!("pod {uid} is gone"))?;
         let cards = self.cards.as_ref().ok_or_else(|| "this node's GPUs are not known yet".to_owned())?;
         let pod = self.pods.get(uid).ok_or_else(|| format!("pod {uid} is gone"))?;
+        let held = self.held(uid, &ask)?;
         let gpus = check_devices(cards, &ask, resource, ids)?;
         let hold = Hold::of(ask.claim.request);
         for gpu in gpus.iter() {
@@ -174,13 +179,46 @@ impl Agent {
             dialect: ask.claim.dialect,
             grant: &grant,
             memory_units: memory_units(pod, container),
-            grant_directory: &format!("{}/{uid}/{container}", self.settings.grants),
         };
         let labels = self.published.node.as_ref().map(|node| &node.metadata.labels);
         let hand_over =
             HandOver { cgpu_disabled: labels.is_some_and(disables_cgpu), ..self.settings.hand_over.clone() };
-        Ok(hand_over.to(&recipient, &cards.node, cards.ids.unit()))
+        let mut given = hand_over.to(&recipient, &cards.node, cards.ids.unit());
+        held.add_to(&mut given, &format!("{}/{uid}/{container}", self.settings.grants));
+        let notes = notes(&held, self.settings.isolation.allow_opt_out, uid, pod, container);
+        self.notes.extend(notes);
+        Ok(given)
     }
+
+    /// What holds the container to its share.
+    fn held(&self, uid: &PodUid, ask: &Ask) -> Result<Held, String> {
+        let pod = self.pods.get(uid).ok_or_else(|| format!("pod {uid} is gone"))?;
+        let labels = self.published.node.as_ref().map(|node| &node.metadata.labels);
+        let hold = Hold::of(ask.claim.request);
+        let held = self.settings.isolation.of(hold, &pod.metadata.annotations, labels);
+        held.map_err(|reason| format!("pod {}: {reason}", ask.pod_name))
+    }
+}
+
+/// What the owner of a container should know of how it is held.
+fn notes(held: &Held, allow_opt_out: bool, uid: &PodUid, pod: &Pod, container: &str) -> Vec<Action> {
+    let (reason, message) = match held {
+        Held::Free(Free::NoLibrary(why)) => {
+            ("ShareNotEnforced", format!("container {container} is not held to its share of the GPU: {why}"))
+        }
+        Held::ByLibrary(_) if asks_to_opt_out(&pod.metadata.annotations) && !allow_opt_out => (
+            "OptOutNotAllowed",
+            format!(
+                "container {container} is held to its share of the GPU: this node does not allow {OPT_OUT}"
+            ),
+        ),
+        _ => return Vec::new(),
+    };
+    let (namespace, name) = (pod.metadata.namespace.clone(), pod.metadata.name.clone());
+    vec![
+        Action::Warn(format!("{namespace}/{name}: {message}")),
+        Action::TellOwner { uid: uid.clone(), namespace, name, reason, message },
+    ]
 }
 
 /// Units of `aliyun.com/gpu-mem` of the container, and of all containers that stand beside each other.

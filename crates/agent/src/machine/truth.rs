@@ -9,11 +9,10 @@ use std::{
 use tessera_core::{grant::ContainerGrant, request::Role, units::PodUid};
 use tessera_wire::{
     grant::{self, Annotations},
-    limits::Limits,
     objects::Pod,
 };
 
-use super::{Action, Agent, CallId, Now, WriteError, books::Source, has_ended};
+use super::{Action, Agent, CallId, ContainerLimits, Now, WriteError, books::Source, has_ended};
 
 /// How soon a write that failed is tried again, at first and at most.
 const RETRY: Duration = Duration::from_secs(1);
@@ -21,12 +20,14 @@ const RETRY_AT_MOST: Duration = Duration::from_secs(30);
 
 #[derive(Debug, Default)]
 pub(super) struct Truth {
-    /// Whose limits are being written.
+    /// Whose grants are being made.
     pub(super) starting: BTreeMap<CallId, PodUid>,
     /// Pods of which a container has started under this agent.
     pub(super) started: BTreeSet<PodUid>,
-    /// Grant directories that an earlier agent wrote.
-    pub(super) on_disk: Vec<Limits>,
+    /// Pods that have a grant directory.
+    directories: BTreeSet<PodUid>,
+    /// The limits in force, of this agent or an earlier one.
+    pub(super) on_disk: BTreeMap<(PodUid, String), ContainerLimits>,
     patches: BTreeMap<PodUid, Patch>,
 }
 
@@ -41,6 +42,39 @@ struct Patch {
 }
 
 impl Truth {
+    /// An earlier agent has left this.
+    pub(super) fn found(&mut self, pods: BTreeSet<PodUid>, limits: Vec<ContainerLimits>) {
+        self.directories.extend(pods);
+        self.on_disk.extend(limits.into_iter().map(|limits| (limits.key(), limits)));
+    }
+
+    /// A container is about to start with these limits.
+    pub(super) fn begin(&mut self, call: CallId, uid: PodUid, limits: &[ContainerLimits]) {
+        if !limits.is_empty() {
+            self.directories.insert(uid.clone());
+        }
+        self.on_disk.extend(limits.iter().map(|limits| (limits.key(), limits.clone())));
+        self.starting.insert(call, uid);
+    }
+
+    /// What could not be changed is changed later.
+    pub(super) fn changed(
+        &mut self,
+        limits: &ContainerLimits,
+        outcome: Result<(), String>,
+        actions: &mut Vec<Action>,
+    ) {
+        if let Err(reason) = outcome {
+            let ContainerLimits { namespace, name, container, .. } = limits;
+            actions.push(Action::Warn(format!(
+                "the limits of {namespace}/{name}, container {container}, stay as they were: {reason}"
+            )));
+            if let Some(known) = self.on_disk.get_mut(&limits.key()) {
+                known.cards.clear();
+            }
+        }
+    }
+
     pub(super) fn patched(&mut self, now: Now, uid: &PodUid, outcome: &Result<(), WriteError>) {
         let Some(patch) = self.patches.get_mut(uid) else { return };
         patch.in_flight = false;
@@ -84,6 +118,7 @@ impl Agent {
                 wanted.push((uid.clone(), pod.metadata.clone(), annotations));
             }
         }
+        self.change_limits(concerned, actions);
         for (uid, metadata, annotations) in wanted {
             let patch = Patch { annotations: annotations.clone(), in_flight: true, retry: None };
             let before = self.truth.patches.insert(uid.clone(), patch);
@@ -135,13 +170,34 @@ impl Agent {
         Some(patch)
     }
 
+    /// Containers that run get other limits where something has changed: the annotation with their ceiling, or our settings.
+    /// The library takes more at once, and less as soon as what it holds permits.
+    fn change_limits(&mut self, concerned: impl Fn(&PodUid) -> bool, actions: &mut Vec<Action>) {
+        let mut changed = Vec::new();
+        for (uid, pod) in self.pods.iter().filter(|(uid, pod)| concerned(uid) && !has_ended(pod)) {
+            if !self.truth.directories.contains(uid) {
+                continue;
+            }
+            for held in self.holdings_of(uid, pod).iter().filter(|held| held.source != Source::Annotated) {
+                let known = self.truth.on_disk.get(&(uid.clone(), held.grant.container.clone()));
+                if let (Some(known), Ok(Some(limits))) = (known, self.limits(uid, pod, held))
+                    && *known != limits
+                {
+                    changed.push(limits);
+                }
+            }
+        }
+        for limits in changed {
+            self.truth.on_disk.insert(limits.key(), limits.clone());
+            actions.push(Action::ChangeGrant(Box::new(limits)));
+        }
+    }
+
     fn forget_ended(&mut self, actions: &mut Vec<Action>) {
         let alive: BTreeSet<PodUid> =
             self.pods.iter().filter(|(_, pod)| !has_ended(pod)).map(|(uid, _)| uid.clone()).collect();
-        let disk = self.truth.on_disk.iter().map(|limits| PodUid(limits.pod.clone()));
-        let gone: BTreeSet<PodUid> =
-            self.truth.started.iter().cloned().chain(disk).filter(|uid| !alive.contains(uid)).collect();
-        self.truth.on_disk.retain(|limits| alive.contains(&PodUid(limits.pod.clone())));
+        let gone: Vec<PodUid> = self.truth.directories.extract_if(.., |uid| !alive.contains(uid)).collect();
+        self.truth.on_disk.retain(|(uid, _), _| alive.contains(uid));
         self.truth.started.retain(|uid| alive.contains(uid));
         self.truth.patches.retain(|uid, _| alive.contains(uid));
         self.admission.forget(|uid| alive.contains(uid));

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use tessera_core::{grant::Hold, node::NodeState, units::PodUid};
 use tessera_wire::{device_id::Resource, dialect::Dialect, inventory::Inventory, objects::Pod};
 
-use super::{Agent, has_ended};
+use super::{Agent, Escape, has_ended};
 
 /// A look at the agent.
 #[derive(Clone, Debug, Default)]
@@ -32,6 +32,8 @@ pub struct View {
     pub served_by_others: BTreeSet<(String, String, String)>,
     /// Cards that carry more than they have.
     pub overbooked: Vec<u8>,
+    /// Containers of which something used what it was not given, how, and how often.
+    pub escapes: Vec<(PodUid, String, Escape, u64)>,
 }
 
 /// A pod, as far as finding its processes needs.
@@ -108,10 +110,17 @@ impl Agent {
             containers,
             served_by_others: self.served_by_others(),
             overbooked,
+            escapes: self
+                .watch
+                .escapes
+                .iter()
+                .map(|(((uid, container), escape), count)| (uid.clone(), container.clone(), *escape, *count))
+                .collect(),
         }
     }
 
-    fn served_by_others(&self) -> BTreeSet<(String, String, String)> {
+    /// Containers that hold cards by somebody else's device plugin.
+    pub(super) fn served_by_others(&self) -> BTreeSet<(String, String, String)> {
         let ours = |name: &str, id: &String| {
             let cards = self.cards.as_ref();
             Resource::named(name)

@@ -30,8 +30,26 @@ pub trait Cluster: Send + Sync + 'static {
     /// Changes the node.
     fn patch_node(&self, patch: &NodePatch) -> impl Future<Output = Result<(), String>> + Send;
 
+    /// Writes an event about a pod.
+    fn tell_owner(&self, note: &OwnerNote) -> impl Future<Output = Result<(), String>> + Send;
+
     /// Lists the broken cards.
     fn set_unhealthy(&self, cards: &[u8]) -> impl Future<Output = Result<(), String>> + Send;
+}
+
+/// Something the owner of a pod should know.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OwnerNote {
+    /// The pod's UID.
+    pub uid: PodUid,
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// One word, for machines.
+    pub reason: &'static str,
+    /// What happened, for people.
+    pub message: String,
 }
 
 /// What became known.
@@ -81,6 +99,12 @@ impl Cluster for NodeClient {
     async fn patch_node(&self, patch: &NodePatch) -> Result<(), String> {
         let NodePatch { annotations, labels, status } = patch;
         Self::patch_node(self, annotations, labels, status).await.map_err(|error| describe(&error))
+    }
+
+    async fn tell_owner(&self, note: &OwnerNote) -> Result<(), String> {
+        let OwnerNote { uid, namespace, name, reason, message } = note;
+        let told = Self::warn_pod(self, namespace, name, &uid.0, reason, message).await;
+        told.map_err(|error| describe(&error))
     }
 
     async fn set_unhealthy(&self, cards: &[u8]) -> Result<(), String> {

@@ -1,58 +1,195 @@
-//! Grant directories: one for each container that holds cards, mounted into it, with its limits in a file.
+//! Grant directories: one for each container that holds a share of a card, with the two files by which the library in the
+//! container and the agent know of each other (see [`tessera_limits`]).
+//!
+//! ```text
+//! <grants>/<pod UID>/.pod                     namespace/name, for the time when the API server cannot tell
+//! <grants>/<pod UID>/<container>/control      the limits: the container can only read it
+//! <grants>/<pod UID>/<container>/account      what its processes hold: theirs to write
+//! <grants>/.library/                          the library, as containers mount it
+//! ```
 
 use std::{
+    collections::BTreeSet,
     fs, io,
+    os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
 };
 
 use tessera_core::units::PodUid;
-use tessera_wire::limits::{self, Limits};
+use tessera_limits::{
+    Limits,
+    files::{self, open_control_to_write},
+};
 
-#[derive(Debug)]
+use crate::machine::ContainerLimits;
+
+/// Whose directory it is. No container can have this name.
+const POD: &str = ".pod";
+
+#[derive(Clone, Debug)]
 pub(super) struct Grants {
     root: PathBuf,
 }
 
 impl Grants {
-    pub(super) fn at(root: PathBuf) -> Self {
-        Self { root }
+    /// Accounts can be written by any user of their containers, so nobody else on the node may get to them.
+    pub(super) fn at(root: PathBuf) -> io::Result<Self> {
+        fs::create_dir_all(&root)?;
+        fs::set_permissions(&root, fs::Permissions::from_mode(0o700))?;
+        Ok(Self { root })
     }
 
-    /// What an earlier agent wrote. Files that cannot be read are passed over.
-    pub(super) fn read(&self) -> Vec<Limits> {
-        let below = |directory: &Path| {
-            let entries = fs::read_dir(directory).into_iter().flatten();
-            entries.filter_map(|entry| Some(entry.ok()?.path())).collect::<Vec<_>>()
-        };
-        let containers = below(&self.root).into_iter().flat_map(|pod| below(&pod));
-        containers
-            .filter_map(|container| {
-                limits::parse(&fs::read_to_string(container.join(limits::FILE)).ok()?).ok()
-            })
-            .collect()
+    pub(super) fn directory(&self, pod: &PodUid, container: &str) -> PathBuf {
+        self.root.join(&pod.0).join(container)
     }
 
-    /// Writes each file whole or not at all: a container may be reading it.
-    pub(super) fn write(&self, all: &[Limits]) -> io::Result<()> {
-        for one in all {
-            let directory = self.root.join(&one.pod).join(&one.container);
-            fs::create_dir_all(&directory)?;
-            let temporary = directory.join(".limits.new");
-            fs::write(&temporary, limits::print(one))?;
-            fs::rename(&temporary, directory.join(limits::FILE))?;
+    /// What an earlier agent made. Limits that cannot be read are empty, and so will be written anew.
+    pub(super) fn read(&self) -> (BTreeSet<PodUid>, Vec<ContainerLimits>) {
+        let (mut pods, mut all) = (BTreeSet::new(), Vec::new());
+        for pod in below(&self.root) {
+            let uid = PodUid(pod.clone());
+            let owner = fs::read_to_string(self.root.join(&pod).join(POD)).unwrap_or_default();
+            let (namespace, name) = owner.trim_end().split_once('/').unwrap_or_default();
+            for container in below(&self.root.join(&pod)) {
+                let Limits { meaning, cards, .. } =
+                    in_force(&self.directory(&uid, &container)).unwrap_or_default();
+                all.push(ContainerLimits {
+                    pod: uid.clone(),
+                    namespace: namespace.to_owned(),
+                    name: name.to_owned(),
+                    container,
+                    meaning,
+                    cards,
+                });
+            }
+            pods.insert(uid);
         }
+        (pods, all)
+    }
+
+    /// Makes the grant of a container that is about to start.
+    pub(super) fn begin(&self, limits: &ContainerLimits) -> io::Result<()> {
+        let directory = self.directory(&limits.pod, &limits.container);
+        fs::create_dir_all(&directory)?;
+        let pod = self.root.join(&limits.pod.0);
+        let temporary = pod.join(".pod.new");
+        fs::write(&temporary, format!("{}/{}\n", limits.namespace, limits.name))?;
+        fs::rename(&temporary, pod.join(POD))?;
+        files::grant_anew(&directory, &after(&directory, limits))?;
         Ok(())
     }
 
-    pub(super) fn remove(&self, pod: &PodUid) {
+    /// Puts other limits in force while the container runs.
+    pub(super) fn change(&self, limits: &ContainerLimits) -> io::Result<()> {
+        let directory = self.directory(&limits.pod, &limits.container);
+        files::grant(&directory, &after(&directory, limits))?;
+        Ok(())
+    }
+
+    /// Removes what a pod had; comes back with the directories of its containers.
+    pub(super) fn remove(&self, pod: &PodUid) -> Vec<PathBuf> {
         // A UID is one path component, whoever made it.
         if pod.0.is_empty() || pod.0.contains(['/', '.']) {
-            return;
+            return Vec::new();
         }
-        if let Err(error) = fs::remove_dir_all(self.root.join(&pod.0))
+        let directory = self.root.join(&pod.0);
+        let containers = below(&directory).into_iter().map(|name| directory.join(name)).collect();
+        if let Err(error) = fs::remove_dir_all(&directory)
             && error.kind() != io::ErrorKind::NotFound
         {
             tracing::warn!(%pod, %error, "cannot remove a grant directory");
         }
+        containers
+    }
+}
+
+/// The limits in force in a directory.
+fn in_force(directory: &Path) -> Option<Limits> {
+    open_control_to_write(directory).ok()?.read().ok()
+}
+
+/// The limits as they are written after those that are there: a change is a new generation.
+fn after(directory: &Path, limits: &ContainerLimits) -> Limits {
+    let before = in_force(directory);
+    let generation = match &before {
+        None => 1,
+        Some(same) if same.meaning == limits.meaning && same.cards == limits.cards => same.generation,
+        Some(other) => other.generation + 1,
+    };
+    Limits { generation, meaning: limits.meaning, cards: limits.cards.clone() }
+}
+
+/// Names of the directories in a directory, but for hidden ones.
+fn below(directory: &Path) -> Vec<String> {
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+    let folders = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+    let names = folders.filter_map(|entry| entry.file_name().into_string().ok());
+    names.filter(|name| !name.starts_with('.')).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use tessera_limits::{CardLimit, limits::Meaning};
+
+    use super::*;
+
+    fn limits(container: &str, memory: u64) -> ContainerLimits {
+        ContainerLimits {
+            pod: "u".into(),
+            namespace: "team".into(),
+            name: "p".into(),
+            container: container.into(),
+            meaning: Meaning::Throughput,
+            cards: vec![CardLimit { uuid: [7; 16], memory, context: 0, cores: 30, ceiling: 60 }],
+        }
+    }
+
+    #[test]
+    fn another_agent_finds_what_this_one_made() {
+        let folder = tempfile::tempdir().unwrap();
+        let grants = Grants::at(folder.path().join("grants")).unwrap();
+        for container in ["a", "b"] {
+            grants.begin(&limits(container, 5)).unwrap();
+        }
+        fs::create_dir_all(folder.path().join("grants/.library")).unwrap();
+        fs::create_dir_all(folder.path().join("grants/half-made")).unwrap();
+        let (pods, mut found) = Grants::at(folder.path().join("grants")).unwrap().read();
+        assert_eq!(pods, ["half-made".into(), "u".into()].into());
+        found.sort_by(|a, b| a.container.cmp(&b.container));
+        assert_eq!(found, [limits("a", 5), limits("b", 5)]);
+        assert_eq!(grants.remove(&"u".into()).len(), 2);
+        assert!(grants.read().1.is_empty());
+        assert!(grants.remove(&"../grants".into()).is_empty() && folder.path().join("grants").exists());
+    }
+
+    #[test]
+    fn a_change_is_a_new_generation_and_leaves_the_account_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let grants = Grants::at(folder.path().to_owned()).unwrap();
+        grants.begin(&limits("a", 5)).unwrap();
+        let directory = grants.directory(&"u".into(), "a");
+        let account = files::open_account(&directory).unwrap();
+        let me = account.claim(1, 1, |_| {}).unwrap();
+        account.charge(me, 0, 3, 5).unwrap();
+        grants.change(&limits("a", 5)).unwrap();
+        assert_eq!(in_force(&directory).unwrap().generation, 1, "nothing has changed");
+        grants.change(&limits("a", 9)).unwrap();
+        let now = in_force(&directory).unwrap();
+        assert_eq!((now.generation, now.cards[0].memory), (2, 9));
+        assert_eq!(files::open_account(&directory).unwrap().held(0), 3);
+        grants.begin(&limits("a", 9)).unwrap();
+        assert_eq!(files::open_account(&directory).unwrap().held(0), 0, "it has started again");
+    }
+
+    #[test]
+    fn damaged_limits_are_found_as_none() {
+        let folder = tempfile::tempdir().unwrap();
+        let grants = Grants::at(folder.path().to_owned()).unwrap();
+        grants.begin(&limits("a", 5)).unwrap();
+        let directory = grants.directory(&"u".into(), "a");
+        fs::write(directory.join("control"), "damaged").unwrap();
+        assert!(grants.read().1[0].cards.is_empty());
+        grants.change(&limits("a", 5)).unwrap();
+        assert_eq!(grants.read().1, [limits("a", 5)]);
     }
 }

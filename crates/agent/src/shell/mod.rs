@@ -1,9 +1,12 @@
 //! Carries out what the [machine](crate::machine) says: tasks, sockets, files and the API server. Decides nothing.
 
+mod accounts;
+mod arbiter;
 mod cluster;
 mod gpus;
 mod grants;
 mod http;
+mod library;
 mod plugin;
 mod sampler;
 mod standalone;
@@ -17,10 +20,12 @@ use std::{
 };
 
 use futures::StreamExt as _;
+use tessera_limits::limits::Meaning;
 use tessera_node::{
     device_plugin::{Meeting, Served, serve},
     gpus::Gpus,
     pod_resources::{PodResources, PodResourcesError},
+    processes::Processes,
 };
 use tessera_wire::device_id::Resource;
 use tokio::{
@@ -29,13 +34,14 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
+use self::{accounts::Accounts, arbiter::Arbiter, grants::Grants, plugin::Plugin};
 pub use self::{
-    cluster::{Cluster, ClusterEvent},
+    cluster::{Cluster, ClusterEvent, OwnerNote},
+    library::install_library,
     sampler::{Sampler, Sampling, look},
     standalone::{Standalone, StandaloneError},
 };
-use self::{grants::Grants, plugin::Plugin};
-use crate::machine::{Action, Agent, Answer, CallId, Event, Now, Settings, View};
+use crate::machine::{Action, Agent, Answer, CallId, ContainerLimits, Event, Now, Settings, View};
 
 /// How often time is told when nothing else happens.
 const ROUTINE: Duration = Duration::from_secs(1);
@@ -70,6 +76,17 @@ pub enum RunError {
         /// Why.
         source: std::io::Error,
     },
+    /// Grants cannot be written.
+    #[error("cannot use {} for grants", path.display())]
+    Grants {
+        /// The directory.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// A thread cannot be started.
+    #[error("cannot start a thread")]
+    Thread(#[source] std::io::Error),
     /// The path of the podresources socket is none.
     #[error(transparent)]
     PodResources(#[from] PodResourcesError),
@@ -94,6 +111,7 @@ pub async fn run<C: Cluster>(
 ) -> Result<(), RunError> {
     let (messages, inbox) = mpsc::unbounded_channel();
     let mut tasks = JoinSet::new();
+    let processes = Processes::at(ports.sampling.processes.clone());
     let sampler = Arc::new(Sampler::new(ports.gpus.clone(), ports.sampling));
     tasks.spawn(sampler.clone().follow(messages.clone(), stop.clone()));
     if let Some(address) = ports.listen {
@@ -102,7 +120,14 @@ pub async fn run<C: Cluster>(
         tasks.spawn(served);
     }
     let pod_resources = PodResources::at(&ports.pod_resources)?;
-    let grants = Grants::at(PathBuf::from(&settings.grants));
+    let path = PathBuf::from(&settings.grants);
+    let grants = Grants::at(path.clone()).map_err(|source| RunError::Grants { path, source })?;
+    let arbiter = Arbiter::start(stop.clone()).map_err(RunError::Thread)?;
+    let accounts = Accounts::start(sampler.clone(), arbiter.clone(), messages.clone(), stop.clone())
+        .map_err(RunError::Thread)?;
+    if settings.isolation.meaning == Meaning::Throughput {
+        arbiter.sample_power(ports.gpus.clone(), stop.clone()).map_err(RunError::Thread)?;
+    }
     let mut events = ports.cluster.watch();
     let cluster_messages = messages.clone();
     let stopped = stop.clone();
@@ -118,6 +143,9 @@ pub async fn run<C: Cluster>(
         meeting: ports.meeting,
         pod_resources,
         grants,
+        arbiter,
+        accounts,
+        processes,
         messages,
         sampler,
         plugins: BTreeMap::new(),
@@ -136,6 +164,9 @@ struct Shell<C> {
     meeting: Meeting,
     pod_resources: PodResources,
     grants: Grants,
+    arbiter: Arbiter,
+    accounts: Accounts,
+    processes: Processes,
     messages: Messages,
     sampler: Arc<Sampler>,
     plugins: BTreeMap<Resource, Arc<Plugin>>,
@@ -148,8 +179,11 @@ struct Shell<C> {
 
 impl<C: Cluster> Shell<C> {
     async fn run(mut self, mut inbox: mpsc::UnboundedReceiver<Message>) {
-        let on_disk = self.grants.read();
-        self.handle(Event::GrantsOnDisk(on_disk));
+        let (pods, limits) = self.grants.read();
+        for one in &limits {
+            self.take_in(one);
+        }
+        self.handle(Event::GrantsOnDisk(pods, limits));
         let mut tick = tokio::time::Instant::now() + ROUTINE;
         loop {
             let wake = match self.agent.next_wake() {
@@ -202,16 +236,50 @@ impl<C: Cluster> Shell<C> {
                 }
             }
             Action::Warn(what) => tracing::warn!("{what}"),
-            Action::RemoveGrants(uid) => self.grants.remove(&uid),
+            Action::RemoveGrants(uid) => {
+                for directory in self.grants.remove(&uid) {
+                    self.arbiter.remove(directory.clone());
+                    self.accounts.remove(directory);
+                }
+            }
             Action::List => {
                 let pod_resources = self.pod_resources.clone();
                 self.report(async move {
                     Event::Listed(pod_resources.list().await.map_err(|error| describe(&error)))
                 });
             }
-            Action::WriteGrants(call, limits) => {
-                let outcome = self.grants.write(&limits).map_err(|error| error.to_string());
-                self.report(async move { Event::GrantsWritten(call, outcome) });
+            Action::BeginGrants(call, limits) => {
+                let outcome = limits.iter().try_for_each(|limits| {
+                    self.grants.begin(limits).map_err(|error| error.to_string())?;
+                    self.take_in(limits);
+                    Ok(())
+                });
+                self.report(async move { Event::GrantsBegun(call, outcome) });
+            }
+            Action::ChangeGrant(limits) => {
+                let outcome = self.grants.change(&limits).map_err(|error| error.to_string());
+                self.report(async move { Event::GrantChanged(limits, outcome) });
+            }
+            Action::SetUnledgered { pod, container, card, bytes, at } => {
+                self.accounts.set_unledgered((pod, container), card, bytes, at);
+            }
+            Action::Kill { pid, started } => {
+                if let Err(error) = self.processes.kill(pid, started) {
+                    tracing::warn!(pid, %error, "cannot kill a process that uses what it was not given");
+                }
+            }
+            Action::TellOwner { uid, namespace, name, reason, message } => {
+                let cluster = self.cluster.clone();
+                self.tasks.spawn(async move {
+                    let note = OwnerNote { uid, namespace, name, reason, message };
+                    if let Err(error) = cluster.tell_owner(&note).await {
+                        tracing::warn!(
+                            "no event could be written for {}/{}: {error}",
+                            note.namespace,
+                            note.name
+                        );
+                    }
+                });
             }
             Action::ReadPods => {
                 let cluster = self.cluster.clone();
@@ -238,6 +306,13 @@ impl<C: Cluster> Shell<C> {
                 self.report(async move { Event::UnhealthySet(cluster.set_unhealthy(&cards).await) });
             }
         }
+    }
+
+    /// A grant is there: its container gets windows, and its books are read.
+    fn take_in(&self, limits: &ContainerLimits) {
+        let directory = self.grants.directory(&limits.pod, &limits.container);
+        self.arbiter.add(directory.clone());
+        self.accounts.add((limits.pod.clone(), limits.container.clone()), directory);
     }
 
     /// Does something and tells the machine how it went.

@@ -2,8 +2,8 @@
 //! driver is asked once an interval.
 
 use std::{
-    collections::BTreeMap,
-    path::PathBuf,
+    collections::{BTreeMap, BTreeSet},
+    path::{Path, PathBuf},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         mpsc::{self, RecvTimeoutError},
@@ -14,7 +14,7 @@ use std::{
 
 use tessera_core::gpu::GpuUuid;
 use tessera_node::{
-    gpus::{Gpus, GpusError, Incident, IncidentKind, Window},
+    gpus::{Gpus, GpusError, Incident, IncidentKind, ProcessMemory, Window},
     processes::{Memory, Processes},
 };
 use tokio::sync::oneshot;
@@ -22,8 +22,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::{Message, Messages};
 use crate::{
-    exporter::{Meter, Observation, Picture, Throttles, families::Wanted},
-    machine::View,
+    exporter::{Holder, Meter, Observation, Picture, Throttles, families::Wanted},
+    machine::{OnCard, View},
 };
 
 /// How the cards are looked at.
@@ -31,9 +31,11 @@ use crate::{
 pub struct Sampling {
     /// How often.
     pub every: Duration,
-    /// Where the driver's process numbers are explained. `None`: in `/proc`, if that shows the whole machine; a list of other
-    /// processes under the same numbers would be worse than none.
-    pub processes: Option<PathBuf>,
+    /// Where the driver's process numbers are explained.
+    pub processes: PathBuf,
+    /// Whether that is so even if `/proc` does not show the whole machine. Otherwise it is not asked then: other processes under the
+    /// same numbers would be worse than none.
+    pub trust_processes: bool,
     /// The machine's address, for those who want it in a label.
     pub host_ip: String,
     /// Which metrics are written.
@@ -44,12 +46,15 @@ impl Default for Sampling {
     fn default() -> Self {
         Self {
             every: Duration::from_secs(2),
-            processes: None,
+            processes: PathBuf::from(PROC),
+            trust_processes: false,
             host_ip: String::new(),
             wanted: Wanted::default(),
         }
     }
 }
+
+const PROC: &str = "/proc";
 
 /// No look may be older than this many intervals to be shown, and than [`PATIENCE`].
 const INTERVALS: u32 = 3;
@@ -68,27 +73,26 @@ pub struct Sampler {
     pollers: Mutex<BTreeMap<GpuUuid, mpsc::Sender<()>>>,
     /// Where processes are explained, if anywhere.
     processes: Option<Processes>,
+    /// Who is known of those on the cards.
+    who: Mutex<Option<Memory>>,
 }
 
 impl Sampler {
     /// Looks at nothing yet.
     #[must_use]
     pub fn new(gpus: Arc<dyn Gpus>, sampling: Sampling) -> Self {
-        let processes = match &sampling.processes {
-            Some(directory) => Some(Processes::at(directory.clone())),
-            None => {
-                let own = Processes::at(PathBuf::from("/proc"));
-                let of_machine = own.see_the_machine() == Some(true);
-                if !of_machine {
-                    tracing::warn!(
-                        "this is not the machine's own process namespace, so nobody knows whose processes are on the GPUs; \
-                         set hostPID: true, or name the right directory with --proc-root"
-                    );
-                }
-                of_machine.then_some(own)
-            }
-        };
-        Self { gpus, sampling, meter: Arc::default(), pollers: Mutex::default(), processes }
+        let processes = Processes::at(sampling.processes.clone());
+        let is_own = sampling.processes == Path::new(PROC) && !sampling.trust_processes;
+        let believed = !is_own || processes.see_the_machine() == Some(true);
+        if !believed {
+            tracing::warn!(
+                "this is not the machine's own process namespace, so nobody knows whose processes are on the GPUs; \
+                 set hostPID: true, or name the right directory with --proc-root"
+            );
+        }
+        let processes = believed.then_some(processes);
+        let who = Mutex::new(processes.clone().map(Memory::of));
+        Self { gpus, sampling, meter: Arc::default(), pollers: Mutex::default(), processes, who }
     }
 
     /// Follows the agent: new cards are looked at, pods that are gone are forgotten.
@@ -137,6 +141,39 @@ impl Sampler {
         lock(&self.meter).report(throttles, unix().as_secs_f64());
     }
 
+    /// The processes of containers that are on the cards now, and which cards told.
+    pub(super) fn on_cards(&self) -> (BTreeSet<GpuUuid>, Vec<OnCard>) {
+        let Some(processes) = &self.processes else { return <(BTreeSet<GpuUuid>, Vec<OnCard>)>::default() };
+        let cards: Vec<GpuUuid> = lock(&self.pollers).keys().cloned().collect();
+        // Not under a lock: a driver that hangs must hold up nobody else.
+        let told = cards.into_iter().filter_map(|gpu| Some((self.gpus.processes(&gpu).ok()?, gpu)));
+        let told: Vec<(Vec<ProcessMemory>, GpuUuid)> = told.collect();
+        let pids = told.iter().flat_map(|(all, _)| all).map(|process| process.pid);
+        let who = lock(&self.who).as_mut().map(|memory| memory.who(pids)).unwrap_or_default();
+        let meter = lock(&self.meter);
+        let on_card = |gpu: &GpuUuid, process: &ProcessMemory| {
+            let known = who.get(&process.pid)?;
+            let Holder::Container(key) = meter.holder(Some(known)) else { return None };
+            Some(OnCard {
+                gpu: gpu.clone(),
+                pid: process.pid,
+                started: known.started,
+                own_pid: processes.own_number(process.pid),
+                container: (key.uid, key.container),
+                bytes: process.bytes,
+            })
+        };
+        let all = told.iter().flat_map(|(all, gpu)| all.iter().filter_map(|process| on_card(gpu, process)));
+        let all = all.collect();
+        (told.into_iter().map(|(_, gpu)| gpu).collect(), all)
+    }
+
+    /// Looks from before this moment, in seconds since 1970, say nothing about now.
+    fn fresh_since(&self) -> f64 {
+        let patience = (self.sampling.every * INTERVALS).max(PATIENCE);
+        unix().saturating_sub(patience).as_secs_f64()
+    }
+
     /// Everything there is to tell now.
     #[must_use]
     pub fn picture(&self, view: &View) -> Picture {
@@ -144,9 +181,7 @@ impl Sampler {
         if view.pods_known {
             meter.learn(&view.pods);
         }
-        let patience = (self.sampling.every * INTERVALS).max(PATIENCE);
-        let fresh_since = unix().saturating_sub(patience).as_secs_f64();
-        let picture = Picture::new(view, &meter, fresh_since, self.processes.is_some());
+        let picture = Picture::new(view, &meter, self.fresh_since(), self.processes.is_some());
         Picture { host_ip: self.sampling.host_ip.clone(), ..picture }
     }
 

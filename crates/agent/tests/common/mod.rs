@@ -16,8 +16,8 @@ use futures::{StreamExt as _, stream::BoxStream};
 use serde_json::json;
 use tessera_agent::{
     exporter::families::Wanted,
-    machine::{NodePatch, Settings, WriteError},
-    shell::{Cluster, ClusterEvent, Ports, Sampling, run},
+    machine::{Isolation, Library, NodePatch, Settings, WithoutLibrary, WriteError},
+    shell::{Cluster, ClusterEvent, OwnerNote, Ports, Sampling, run},
 };
 use tessera_cluster::node_agent::PodEvent;
 use tessera_core::{
@@ -42,6 +42,7 @@ pub(crate) struct Api {
     pods: Mutex<BTreeMap<String, Pod>>,
     pub(crate) node: Mutex<NodePatch>,
     pub(crate) unhealthy: Mutex<Option<Vec<u8>>>,
+    pub(crate) notes: Mutex<Vec<OwnerNote>>,
     watchers: Mutex<Vec<mpsc::UnboundedSender<ClusterEvent>>>,
 }
 
@@ -117,6 +118,11 @@ impl Cluster for Api {
 
     async fn patch_node(&self, patch: &NodePatch) -> Result<(), String> {
         *self.node.lock().unwrap() = patch.clone();
+        Ok(())
+    }
+
+    async fn tell_owner(&self, note: &OwnerNote) -> Result<(), String> {
+        self.notes.lock().unwrap().push(note.clone());
         Ok(())
     }
 
@@ -200,7 +206,7 @@ impl World {
             listen: self.listen,
             sampling: Sampling {
                 every: Duration::from_millis(20),
-                processes: Some(self.directory.path().join("proc")),
+                processes: self.directory.path().join("proc"),
                 wanted: self.wanted.clone(),
                 ..Sampling::default()
             },
@@ -276,6 +282,13 @@ pub(crate) fn settings(grants: &Path) -> Settings {
         memory_unit: MemoryUnit::GiB,
         policy: "tessera".parse().unwrap(),
         hand_over: HandOver::default(),
+        isolation: Isolation {
+            library: Ok(Library { folder: grants.join(".library").display().to_string(), by_cdi: false }),
+            without_library: WithoutLibrary::Refuse,
+            allow_opt_out: false,
+            meaning: tessera_limits::limits::Meaning::Time,
+            kill_escaped: false,
+        },
         grants: grants.display().to_string(),
         instance_type: Some("test.8xlarge".into()),
         labels: BTreeMap::new(),

@@ -6,7 +6,7 @@ use flate2::read::GzDecoder;
 use serde_json::{Value, json};
 use tessera_agent::shell::{Sampling, Standalone};
 use tessera_core::gpu::GpuUuid;
-use tessera_node::gpus::{CardSample, Found, Gpus, GpusError, Incident, Simulated, Window};
+use tessera_node::gpus::{CardSample, Found, Gpus, GpusError, Incident, ProcessMemory, Simulated, Window};
 
 use super::{
     SHARE,
@@ -84,7 +84,7 @@ async fn without_kubernetes_the_machine_itself_is_shown() {
     std::fs::write(&file, super::common::eight_cards()).unwrap();
     let sampling = Sampling {
         every: Duration::from_millis(20),
-        processes: Some(directory.path().join("proc")),
+        processes: directory.path().join("proc"),
         ..Sampling::default()
     };
     let standalone = Standalone::start("machine".into(), Arc::new(Simulated::new(file)), sampling).unwrap();
@@ -123,6 +123,10 @@ impl Gpus for Wedged {
         self.inner.sample(gpu, window)
     }
 
+    fn processes(&self, gpu: &GpuUuid) -> Result<Vec<ProcessMemory>, GpusError> {
+        self.inner.processes(gpu)
+    }
+
     fn watch(
         &self,
         _report: &mut dyn FnMut(Option<Incident>) -> std::ops::ControlFlow<()>,
@@ -144,7 +148,7 @@ async fn a_card_that_hangs_holds_up_nobody_and_scrapes_ask_no_card() {
     // Only the first look happens within this test.
     let sampling = Sampling {
         every: Duration::from_secs(3600),
-        processes: Some(directory.path().join("proc")),
+        processes: directory.path().join("proc"),
         ..Sampling::default()
     };
     let standalone = Standalone::start("machine".into(), gpus.clone(), sampling).unwrap();

@@ -7,6 +7,7 @@ mod common;
 mod exporter;
 
 use common::{Way, World, uuid};
+use tessera_limits::{files, futex, limits::uuid_bytes};
 use tessera_wire::inventory;
 
 const SHARE: [(&str, &str); 2] = [("tencent.com/vcuda-core", "30"), ("tencent.com/vcuda-memory", "40")];
@@ -23,9 +24,16 @@ async fn serves_every_dialect(way: Way) {
         let pod = world.bind(name, limits, Some(card));
         let given = world.run(&pod).await.unwrap();
         assert_eq!(given["main"].envs["NVIDIA_VISIBLE_DEVICES"], uuid(card), "{name}");
-        let file = world.grants().join(format!("uid-{name}/main/limits"));
-        let limits = tessera_wire::limits::parse(&std::fs::read_to_string(file).unwrap()).unwrap();
-        assert_eq!(limits.cards[0].uuid.0.as_ref(), uuid(card));
+        let granted = files::open_control(&world.grants().join(format!("uid-{name}/main")));
+        match name {
+            "gpushare" | "vcuda" => {
+                let limits = granted.unwrap().read().unwrap();
+                assert_eq!(Some(limits.cards[0].uuid), uuid_bytes(&uuid(card)));
+                let beats = || files::open_control(&world.grants().join(format!("uid-{name}/main"))).unwrap();
+                world.until("the arbiter to be there", || beats().has_arbiter(futex::now())).await;
+            }
+            _ => assert!(granted.is_err(), "{name}: whole cards have no limits"),
+        }
         let assigned =
             tessera_wire::grant::assigned(&pod.spec, tessera_wire::dialect::MemoryUnit::GiB).unwrap();
         world

@@ -13,6 +13,7 @@ use tessera_agent::exporter::{
     ContainerKey, Throttle, Throttles,
     families::{self, VOCABULARIES, Wanted},
 };
+use tessera_agent::machine::Escape;
 use tessera_core::units::PodUid;
 use tessera_wire::metrics::Format;
 use text::Text;
@@ -62,7 +63,8 @@ fn busy_node() -> Stage {
     stage.look();
     stage.meter.xid(&uuid(1).as_str().into(), 79, 1_800_000_001.5);
     let key = ContainerKey { uid: PodUid(stage::pod_uid(1)), container: "main".into() };
-    let throttle = Throttle { seconds: 1.25, waits: 7, denied_bytes: 4096 };
+    let throttle = Throttle { seconds: 1.25, waits: 7, denied_bytes: 4096, open: 2.5, windows: 125 };
+    stage.view.escapes = vec![(key.uid.clone(), key.container.clone(), Escape::WithoutLibrary, 2)];
     stage.meter.report(Throttles::from([((key, uuid(0).as_str().into()), throttle)]), 1.0);
     stage
 }

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use tessera_limits::pacer::Pacer;
 use tessera_limits::{CARDS, futex};
 
-use super::Gate;
+use super::{Gate, QUEUE};
 use crate::door::library::driver_functions;
 use crate::grant::Process;
 
@@ -22,6 +22,12 @@ const TICK: u64 = 500_000;
 /// A pause shorter than this counts as work: the card waits for the program, and nobody else can use such a pause.
 const GAP: u64 = 1_000_000;
 
+/// Over how much busy time the pace of work is learned.
+const PACE: u64 = 10_000_000;
+
+/// However wrong estimates are, no more of them is queued.
+const MOST_QUEUED: u64 = 64 * QUEUE;
+
 /// What is known of each card's work.
 #[derive(Default)]
 pub struct Controller {
@@ -37,8 +43,14 @@ struct State {
     charged: u64,
     /// When the last work had ended.
     idle_since: u64,
+    /// When a fence was last reached.
+    progressed: u64,
     /// Launches seen at the last look: a stream that is fed needs no fence yet.
     launches: u64,
+    /// Work that has ended, by estimate, in how much busy time.
+    pace: (u64, u64),
+    /// What the arbiter was told last: whether we want the card, and the number of the window we have drained.
+    told: (bool, u32),
 }
 
 /// How long there is nothing to look at.
@@ -87,8 +99,8 @@ impl State {
         if percent != self.percent {
             (self.percent, self.pacer) = (percent, Pacer::default());
         }
-        if gate.busy.load(Ordering::Acquire) == 1 {
-            self.follow(gate, now, is_quiet);
+        if gate.busy.load(Ordering::SeqCst) == 1 {
+            self.follow(process, gate, now, is_quiet);
         }
         if gate.is_limited() && process.control.has_arbiter(now) {
             self.obey(process, card, gate)
@@ -98,27 +110,40 @@ impl State {
     }
 
     /// Opens and closes by the arbiter's windows.
-    fn obey(&self, process: &Process, card: usize, gate: &Gate) -> Rest {
-        let (window, demand) = (process.control.window(card), &process.slot().demand[card]);
+    fn obey(&mut self, process: &Process, card: usize, gate: &Gate) -> Rest {
+        let window = process.control.window(card);
         let change = window.change.load(Ordering::Acquire);
         let (number, deadline) =
             (window.number.load(Ordering::Relaxed), window.deadline.load(Ordering::Acquire));
-        let (now, is_busy) = (futex::now(), gate.busy.load(Ordering::Acquire) == 1);
+        let now = futex::now();
+        let is_open = deadline > now;
+        // First closed, then looked: see `Gate::enter`.
+        gate.set_open(is_open);
+        let is_busy = gate.is_busy();
         let is_short_pause = self.idle_since > 0 && now.saturating_sub(self.idle_since) < GAP;
         let wants = is_busy || gate.waiting.load(Ordering::SeqCst) > 0 || is_short_pause;
-        let is_open = deadline > now;
-        gate.set_open(is_open);
-        if !is_open && !is_busy {
-            demand.drained.store(number, Ordering::Release);
+        let drained = if !is_open && !is_busy { number } else { self.told.1 };
+        if (wants, drained) != self.told {
+            self.told = (wants, drained);
+            let demand = &process.slot().demand[card];
+            demand.drained.store(drained, Ordering::Release);
+            demand.wants.store(u32::from(wants), Ordering::Release);
+            process.ring();
         }
-        demand.wants.store(u32::from(wants), Ordering::Release);
         match (is_open, is_busy, wants) {
-            (_, true, _) => Rest::For(TICK.min(deadline.saturating_sub(now).max(20_000))),
+            (true, true, _) => Rest::For(TICK.min(deadline - now)),
+            (false, true, _) => Rest::For(self.until_drained(gate, now)),
             (true, false, true) => Rest::For(GAP),
             (true, false, false) => Rest::For(deadline - now),
             (false, false, true) => Rest::Window(card, change),
             (false, false, false) => Rest::Idle,
         }
+    }
+
+    /// How long not to look while the queue drains: half of what is left by estimate, for the end must be seen soon.
+    fn until_drained(&self, gate: &Gate, now: u64) -> u64 {
+        let left = gate.queued.load(Ordering::Relaxed).saturating_sub(now.saturating_sub(self.progressed));
+        (left / 2).clamp(20_000, TICK)
     }
 
     /// Opens and closes by our own account.
@@ -131,7 +156,7 @@ impl State {
             gate.set_open(true);
         }
         let reopens = self.pacer.opens_at().saturating_sub(now).max(1_000);
-        match (gate.busy.load(Ordering::Acquire) == 1, gate.open.load(Ordering::Relaxed) == 1) {
+        match (gate.is_busy(), gate.open.load(Ordering::Relaxed) == 1) {
             (true, true) => Rest::For(TICK),
             (true, false) => Rest::For(reopens.min(TICK)),
             (false, false) => Rest::For(reopens),
@@ -140,9 +165,9 @@ impl State {
     }
 
     /// Charges up to now, and notices when all has ended.
-    fn follow(&mut self, gate: &Gate, now: u64, is_quiet: bool) {
+    fn follow(&mut self, process: &Process, gate: &Gate, now: u64, is_quiet: bool) {
         let mut lanes = gate.lanes();
-        let ended = lanes.follow();
+        let ended = lanes.follow(&process.compute.costs);
         if is_quiet && lanes.launches == self.launches {
             // Nothing new since the last look: what has no fence gets one, or its end would not be seen.
             lanes.fence_all();
@@ -151,8 +176,9 @@ impl State {
         let is_empty = lanes.are_empty();
         if is_empty {
             // Under the lock: a launch that comes now sets it again.
-            gate.busy.store(0, Ordering::Release);
+            gate.busy.store(0, Ordering::SeqCst);
         }
+        gate.show(&lanes);
         drop(lanes);
         if self.charged == 0 {
             // Work has come. A short pause before it is charged with it.
@@ -160,18 +186,29 @@ impl State {
             self.charged = if now - self.idle_since < GAP + TICK { self.idle_since } else { begin };
         }
         self.pacer.charge(self.charged, now, self.percent);
+        self.learn_pace(gate, ended, now - self.charged);
         self.charged = now;
         if is_empty {
             (self.charged, self.idle_since) = (0, now);
-            gate.queued.store(0, Ordering::Relaxed);
-        } else {
-            gate.note_ended(ended);
         }
         if ended > 0 || is_empty {
+            self.progressed = now;
             gate.progress.fetch_add(1, Ordering::Release);
             if gate.waiting.load(Ordering::SeqCst) > 0 {
                 futex::wake(&gate.progress);
             }
+        }
+    }
+
+    /// Learns how much estimated work ends in a stretch of time.
+    fn learn_pace(&mut self, gate: &Gate, ended: u64, busy: u64) {
+        let (all_ended, all_busy) = &mut self.pace;
+        (*all_ended, *all_busy) = (*all_ended + ended, *all_busy + busy);
+        if *all_busy >= PACE {
+            let most = (QUEUE * *all_ended / *all_busy).clamp(QUEUE, MOST_QUEUED);
+            let known = gate.most_queued.load(Ordering::Relaxed);
+            gate.most_queued.store(known.midpoint(most), Ordering::Relaxed);
+            self.pace = (0, 0);
         }
     }
 }

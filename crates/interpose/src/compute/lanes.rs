@@ -1,8 +1,9 @@
 //! What each stream has queued. Fences are events behind some launches: when one has happened, all before it has ended.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 
 use super::Stream;
+use super::costs::Costs;
 use crate::cuda::{Handle, SUCCESS, Status};
 use crate::door::library::driver_functions;
 use crate::memory::contexts;
@@ -18,26 +19,26 @@ driver_functions! { CUDA:
 
 const NOT_READY: Status = 600;
 
+/// For events that only tell that something has ended: far cheaper to record.
+const NO_TIMING: u32 = 2;
+
 /// A fence is put behind this much estimated work,
 const FENCE_WORK: u64 = 1_000_000;
 /// or this many launches.
 const FENCE_LAUNCHES: u32 = 256;
-/// Known work is measured again once in so many launches.
-const MEASURE_EVERY: u32 = 64;
-/// More kinds of work than this are forgotten and learned anew.
-const MOST_COSTS: usize = 8_192;
-/// What is assumed of work never measured.
-const UNKNOWN: u64 = 500_000;
 
 /// The streams of one card.
 #[derive(Default)]
 pub struct Lanes {
     lanes: Vec<Lane>,
-    costs: HashMap<u64, Cost>,
     /// Events to use again, with the context they belong to.
     spare: Vec<(usize, Event)>,
     /// Launches so far, to see whether there were any.
     pub launches: u64,
+    /// Nanoseconds of work that has not ended, by estimate.
+    pub queued: u64,
+    /// Fences that have not been reached.
+    pub fences: u32,
 }
 
 struct Lane {
@@ -51,66 +52,44 @@ struct Lane {
 
 struct Fence {
     end: Event,
-    /// With the kind of work between, where it is measured.
-    begin: Option<(Event, u64)>,
+    /// Where one launch is measured: the event before it, and its kind.
+    measures: Option<(Event, u64)>,
     estimate: u64,
 }
 
-#[derive(Clone, Copy)]
-struct Event(Handle);
+/// An event of ours.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Event {
+    handle: Handle,
+    /// Whether it tells when it happened.
+    is_timed: bool,
+}
 
 // SAFETY: only a name of the driver's object.
 unsafe impl Send for Event {}
 
-#[derive(Default)]
-struct Cost {
-    nanoseconds: u64,
-    launches: u32,
-}
-
-/// What is known of work about to be launched.
-pub struct Queued {
-    pub estimate: u64,
-    /// Whether an event stands before it, to measure it.
-    pub measures: bool,
-}
-
 impl Lanes {
-    /// Before a launch: what it will cost, and an event in front of it where that is to be measured.
-    pub fn before(&mut self, stream: Stream, key: u64) -> Queued {
-        if self.costs.len() > MOST_COSTS {
-            self.costs.clear();
-        }
-        let cost = self.costs.entry(key).or_default();
-        let measures = cost.launches.is_multiple_of(MEASURE_EVERY);
-        cost.launches = cost.launches.wrapping_add(1);
-        let estimate = if cost.nanoseconds == 0 { UNKNOWN } else { cost.nanoseconds };
-        if !measures {
-            return Queued { estimate, measures };
-        }
+    /// An event in front of a launch that is to be measured.
+    pub fn begin(&mut self, stream: Stream) -> Option<Event> {
         let lane = self.lane(stream);
-        let context = self.lanes[lane].context;
-        let begin = self.event(context).filter(|event| event.record(stream));
-        let Some(begin) = begin else { return Queued { estimate, measures: false } };
-        self.lanes[lane].fences.push_back(Fence { end: begin, begin: None, estimate: 0 });
-        Queued { estimate, measures: true }
+        self.event(self.lanes[lane].context, true).filter(|event| event.record(stream))
     }
 
-    /// After a launch; returns the estimate to queue.
-    pub fn after(&mut self, stream: Stream, key: u64, estimate: u64, measures: bool) -> u64 {
+    /// Notes a launch, by estimate; `measures` tells the event in front of it, and its kind.
+    pub fn queue(&mut self, stream: Stream, estimate: u64, measures: Option<(Event, u64)>) {
         self.launches += 1;
-        let lane = self.lane(stream);
-        let lane_state = &mut self.lanes[lane];
-        lane_state.unfenced += estimate;
-        lane_state.launches += 1;
-        if measures || lane_state.unfenced >= FENCE_WORK || lane_state.launches >= FENCE_LAUNCHES {
-            self.fence(lane, measures.then_some(key));
+        self.queued += estimate;
+        let place = self.lane(stream);
+        let lane = &mut self.lanes[place];
+        lane.unfenced += estimate;
+        lane.launches += 1;
+        if measures.is_some() || lane.unfenced >= FENCE_WORK || lane.launches >= FENCE_LAUNCHES {
+            self.fence(place, measures);
         }
-        estimate
     }
 
     /// Follows the fences; returns the estimates of what has ended.
-    pub fn follow(&mut self) -> u64 {
+    pub fn follow(&mut self, costs: &Costs) -> u64 {
         let mut ended = 0;
         for lane in 0..self.lanes.len() {
             if !self.lanes[lane].fences.is_empty() {
@@ -118,10 +97,10 @@ impl Lanes {
             }
             while let Some(fence) = self.lanes[lane].fences.front() {
                 // SAFETY: an event of ours, recorded.
-                match unsafe { query_event(fence.end.0) } {
+                match unsafe { query_event(fence.end.handle) } {
                     NOT_READY => break,
                     // An error of the program's work ends it too.
-                    _ => ended += self.reached(lane),
+                    _ => ended += self.reached(lane, costs),
                 }
             }
         }
@@ -143,63 +122,53 @@ impl Lanes {
         self.lanes.iter().all(|lane| lane.launches == 0 && lane.fences.is_empty())
     }
 
-    /// A stream is about to be destroyed: the last fence goes behind its work.
-    pub fn forget_stream(&mut self, handle: Handle) -> u64 {
-        let mut ended = 0;
-        if let Some(lane) = self.lanes.iter().position(|lane| lane.stream.handle == handle) {
-            let lane = self.lanes.swap_remove(lane);
-            ended = lane.unfenced + lane.fences.iter().map(|fence| fence.estimate).sum::<u64>();
-            self.spare.extend(lane.fences.iter().map(|fence| (lane.context, fence.end)));
+    /// A stream is about to be destroyed: its end is not seen any more.
+    pub fn forget_stream(&mut self, handle: Handle) {
+        if let Some(place) = self.lanes.iter().position(|lane| lane.stream.handle == handle) {
+            let lane = self.lanes.swap_remove(place);
+            self.spare.extend(lane.fences.iter().flat_map(Fence::events).map(|event| (lane.context, event)));
+            self.count_again();
         }
-        ended
     }
 
     /// A context is gone, with its streams and events.
-    pub fn forget_context(&mut self, context: usize) -> u64 {
+    pub fn forget_context(&mut self, context: usize) {
         self.spare.retain(|(of, _)| *of != context);
-        let (gone, kept): (Vec<_>, Vec<_>) =
-            std::mem::take(&mut self.lanes).into_iter().partition(|lane| lane.context == context);
-        self.lanes = kept;
-        gone.iter()
-            .map(|lane| lane.unfenced + lane.fences.iter().map(|fence| fence.estimate).sum::<u64>())
-            .sum()
+        self.lanes.retain(|lane| lane.context != context);
+        self.count_again();
     }
 
-    fn fence(&mut self, lane: usize, key: Option<u64>) {
-        let (stream, context) = (self.lanes[lane].stream, self.lanes[lane].context);
-        let Some(end) = self.event(context).filter(|event| event.record(stream)) else { return };
-        let state = &mut self.lanes[lane];
-        let begin = key.and_then(|key| Some((state.fences.back()?.end, key)));
-        state.fences.push_back(Fence { end, begin, estimate: state.unfenced });
-        (state.unfenced, state.launches) = (0, 0);
+    fn count_again(&mut self) {
+        self.queued = self.lanes.iter().map(Lane::queued).sum();
+        let fences: usize = self.lanes.iter().map(|lane| lane.fences.len()).sum();
+        self.fences = u32::try_from(fences).unwrap_or(u32::MAX);
+    }
+
+    fn fence(&mut self, place: usize, measures: Option<(Event, u64)>) {
+        let (stream, context) = (self.lanes[place].stream, self.lanes[place].context);
+        let end = self.event(context, measures.is_some()).filter(|event| event.record(stream));
+        let Some(end) = end else { return };
+        let lane = &mut self.lanes[place];
+        lane.fences.push_back(Fence { end, measures, estimate: lane.unfenced });
+        (lane.unfenced, lane.launches) = (0, 0);
+        self.fences += 1;
     }
 
     /// The first fence of a lane has happened.
-    fn reached(&mut self, lane: usize) -> u64 {
-        let state = &mut self.lanes[lane];
-        let Some(fence) = state.fences.pop_front() else { return 0 };
-        let context = state.context;
-        if let Some((begin, key)) = fence.begin {
+    fn reached(&mut self, place: usize, costs: &Costs) -> u64 {
+        let lane = &mut self.lanes[place];
+        let (context, Some(fence)) = (lane.context, lane.fences.pop_front()) else { return 0 };
+        if let Some((begin, key)) = fence.measures {
             let mut milliseconds = 0.0;
             // SAFETY: two recorded events of ours; `milliseconds` is the place for the answer.
-            if unsafe { elapsed_v1(&raw mut milliseconds, begin.0, fence.end.0) } == SUCCESS {
-                self.learn(key, milliseconds);
+            if unsafe { elapsed_v1(&raw mut milliseconds, begin.handle, fence.end.handle) } == SUCCESS {
+                costs.learn(key, milliseconds);
             }
-            self.spare.push((context, begin));
         }
-        // An event that the next fence measures from is kept until then.
-        let is_begin = self.lanes[lane].fences.front().is_some_and(|next| next.begin.is_some());
-        if !is_begin {
-            self.spare.push((context, fence.end));
-        }
+        self.spare.extend(fence.events().map(|event| (context, event)));
+        self.queued = self.queued.saturating_sub(fence.estimate);
+        self.fences = self.fences.saturating_sub(1);
         fence.estimate
-    }
-
-    fn learn(&mut self, key: u64, milliseconds: f32) {
-        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "kept within a minute")]
-        let measured = (milliseconds.clamp(0.001, 60_000.0) * 1e6) as u64;
-        let cost = self.costs.entry(key).or_default();
-        cost.nanoseconds = if cost.nanoseconds == 0 { measured } else { (cost.nanoseconds + measured) / 2 };
     }
 
     /// The lane of a stream, the last used first.
@@ -217,17 +186,29 @@ impl Lanes {
         self.lanes.len() - 1
     }
 
-    fn event(&mut self, context: usize) -> Option<Event> {
-        if let Some(place) = self.spare.iter().position(|(of, _)| *of == context) {
+    fn event(&mut self, context: usize, is_timed: bool) -> Option<Event> {
+        let fits = |(of, event): &(usize, Event)| *of == context && event.is_timed == is_timed;
+        if let Some(place) = self.spare.iter().rposition(fits) {
             return Some(self.spare.swap_remove(place).1);
         }
-        let mut event: Handle = std::ptr::null_mut();
-        // SAFETY: the calling thread has the context; `event` is the place for the answer.
-        (unsafe { create_event(&raw mut event, 0) } == SUCCESS).then_some(Event(event))
+        let mut handle: Handle = std::ptr::null_mut();
+        // SAFETY: the calling thread has the context; `handle` is the place for the answer.
+        let status = unsafe { create_event(&raw mut handle, if is_timed { 0 } else { NO_TIMING }) };
+        (status == SUCCESS).then_some(Event { handle, is_timed })
+    }
+}
+
+impl Fence {
+    fn events(&self) -> impl Iterator<Item = Event> + use<> {
+        self.measures.map(|(begin, _)| begin).into_iter().chain([self.end])
     }
 }
 
 impl Lane {
+    fn queued(&self) -> u64 {
+        self.unfenced + self.fences.iter().map(|fence| fence.estimate).sum::<u64>()
+    }
+
     /// Makes the lane's context the current one of our own thread.
     fn enter(&self) {
         // SAFETY: a context that lives: lanes are forgotten before theirs goes.
@@ -240,9 +221,9 @@ impl Event {
         // SAFETY: an event of ours in a stream of the program's, of the same context.
         let status = unsafe {
             if stream.per_thread {
-                record_event_per_thread(self.0, stream.handle)
+                record_event_per_thread(self.handle, stream.handle)
             } else {
-                record_event(self.0, stream.handle)
+                record_event(self.handle, stream.handle)
             }
         };
         status == SUCCESS

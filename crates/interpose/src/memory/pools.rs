@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 use std::ffi::c_void;
-use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{PoisonError, RwLock};
 
 use tessera_limits::budget::whole_blocks;
@@ -30,6 +30,7 @@ hooks! { CUDA:
     ) => alloc_from;
     cuMemFreeAsync c"cuMemFreeAsync" (pointer: DevicePointer, stream: Handle) => free;
     cuMemFreeAsync_ptsz c"cuMemFreeAsync_ptsz" (pointer: DevicePointer, stream: Handle) => free;
+    cuDeviceSetMemPool c"cuDeviceSetMemPool" (device: Device, pool: Handle) => set_pool;
     cuMemPoolCreate c"cuMemPoolCreate" (pool: *mut Handle, placement: *const Placement) => create;
     cuMemPoolDestroy c"cuMemPoolDestroy" (pool: Handle) => destroy;
     cuGraphAddMemAllocNode c"cuGraphAddMemAllocNode" (
@@ -43,6 +44,7 @@ driver_functions! { CUDA:
     pool_of_device = c"cuDeviceGetMemPool" (pool: *mut Handle, device: Device);
     graph_memory = c"cuDeviceGetGraphMemAttribute" (device: Device, attribute: i32, value: *mut c_void);
     current_device = c"cuCtxGetDevice" (device: *mut Device);
+    device_count = c"cuDeviceGetCount" (count: *mut i32);
     free_async = c"cuMemFreeAsync" (pointer: DevicePointer, stream: Handle);
 }
 
@@ -52,6 +54,8 @@ pub struct Pools {
     known: RwLock<HashMap<Source, &'static Pool>>,
     /// The pool used last: most programs have one.
     last: AtomicPtr<Pool>,
+    /// Where there is one device only: the pool that allocations without a pool come from.
+    usual: AtomicUsize,
 }
 
 /// Where memory comes from.
@@ -70,14 +74,13 @@ struct Pool {
     on_the_way: AtomicU64,
     /// Part of it: for calls to come, so that not each of them goes to the ledger.
     ahead: AtomicU64,
-    /// Calls since the last look at the pool.
-    unlooked: AtomicU64,
+    /// Our thread knows that there is something to settle.
+    is_noted: AtomicBool,
 }
 
-/// As long as the container is further than this from its limit, a pool is looked at once in a while only.
+/// As long as the container is further than this from its limit, a pool is charged ahead
 const COMFORT: u64 = 2 << 30;
-const LOOK_EVERY: u64 = 64;
-/// What is charged ahead then.
+/// with so much.
 const AHEAD: u64 = 256 << 20;
 
 type Alloc = unsafe extern "C" fn(*mut DevicePointer, usize, Handle) -> Status;
@@ -115,7 +118,7 @@ impl Pools {
                 charged: AtomicU64::new(0),
                 on_the_way: AtomicU64::new(0),
                 ahead: AtomicU64::new(0),
-                unlooked: AtomicU64::new(0),
+                is_noted: AtomicBool::new(false),
             }))
         };
         self.known.write().unwrap_or_else(PoisonError::into_inner).entry(source).or_insert_with(new)
@@ -157,8 +160,11 @@ impl Pool {
 
     /// Charges the pool with what it has reserved and what is on its way.
     fn settle(&self, process: &Process) {
-        self.unlooked.store(0, Ordering::Relaxed);
-        self.ahead.store(0, Ordering::SeqCst);
+        self.is_noted.store(false, Ordering::SeqCst);
+        if self.ahead.swap(0, Ordering::SeqCst) > 0 {
+            // What was charged ahead may have covered what the agent would have seen beyond the ledger.
+            process.memory.code.note_loaded();
+        }
         let target = self.ask(POOL_RESERVED) + self.on_the_way.load(Ordering::SeqCst);
         let before = self.charged.swap(target, Ordering::SeqCst);
         if target > before {
@@ -181,39 +187,57 @@ impl Pool {
         undo: impl FnOnce(),
     ) -> Status {
         let blocks = whole_blocks(bytes);
-        let paid = |ahead: u64| ahead.checked_sub(blocks);
-        if self.unlooked.load(Ordering::Relaxed) < LOOK_EVERY
-            && self.ahead.fetch_update(Ordering::SeqCst, Ordering::SeqCst, paid).is_ok()
-        {
-            self.unlooked.fetch_add(1, Ordering::Relaxed);
+        if self.pays(blocks) || (self.tops_up(process) && self.pays(blocks)) {
             let status = ask();
             if status != SUCCESS {
                 self.settle(process);
             }
             return status;
         }
-        let (status, is_comfortable) = self.take_at_the_limit(process, bytes, ask, undo);
-        if is_comfortable && process.charge_now(self.card, AHEAD) {
-            self.charged.fetch_add(AHEAD, Ordering::SeqCst);
-            self.ahead.fetch_add(AHEAD, Ordering::SeqCst);
-        }
+        let status = self.take_at_the_limit(process, bytes, ask, undo);
         keeper::notify();
         status
     }
 
-    /// The same, looking at the ledger and the pool. Also tells whether the container is far from its limit.
+    /// Takes from what was charged ahead.
+    fn pays(&self, blocks: u64) -> bool {
+        let paid = |ahead: u64| ahead.checked_sub(blocks);
+        self.ahead.fetch_update(Ordering::SeqCst, Ordering::SeqCst, paid).is_ok()
+    }
+
+    /// Charges ahead, beyond what the pool really has, if the container is far from its limit.
+    fn tops_up(&self, process: &Process) -> bool {
+        if process.account.held(self.card).saturating_add(COMFORT) > process.memory_limit(self.card) {
+            return false;
+        }
+        let target = self.ask(POOL_RESERVED) + self.on_the_way.load(Ordering::SeqCst) + AHEAD;
+        let before = self.charged.swap(target, Ordering::SeqCst);
+        if target < before {
+            process.refund(self.card, before - target);
+        } else if target > before && !process.charge_now(self.card, target - before) {
+            self.charged.fetch_sub(target - before, Ordering::SeqCst);
+            return false;
+        }
+        self.ahead.store(AHEAD, Ordering::SeqCst);
+        if !self.is_noted.swap(true, Ordering::SeqCst) {
+            keeper::notify();
+        }
+        true
+    }
+
+    /// Asks the driver, looking at the ledger and the pool.
     fn take_at_the_limit(
         &self,
         process: &Process,
         bytes: u64,
         ask: impl Fn() -> Status,
         undo: impl FnOnce(),
-    ) -> (Status, bool) {
+    ) -> Status {
         let mut charged = whole_blocks(bytes);
         if process.charge(self.card, charged).is_err() {
             // Not from the card, then; perhaps from what the pool already has.
             if self.spare() < bytes {
-                return (OUT_OF_MEMORY, false);
+                return OUT_OF_MEMORY;
             }
             charged = 0;
         }
@@ -228,9 +252,9 @@ impl Pool {
             undo();
             self.trim();
             self.settle(process);
-            return (OUT_OF_MEMORY, false);
+            return OUT_OF_MEMORY;
         }
-        (status, held.saturating_add(COMFORT) < limit)
+        status
     }
 
     fn trim(&self) {
@@ -242,20 +266,45 @@ impl Pool {
 }
 
 unsafe fn alloc(driver: Alloc, pointer: *mut DevicePointer, bytes: usize, stream: Handle) -> Status {
-    let mut device = 0;
-    let mut pool = std::ptr::null_mut();
-    // SAFETY: places for the answers.
-    let known = unsafe {
-        current_device(&raw mut device) == SUCCESS && pool_of_device(&raw mut pool, device) == SUCCESS
-    };
     // SAFETY: passed on as they came.
     let ask = || unsafe { driver(pointer, bytes, stream) };
-    if !known {
-        // Without a context the driver refuses by itself.
-        return ask();
-    }
+    // Without a context the driver refuses by itself.
+    let Some(pool) = usual_pool() else { return ask() };
     // SAFETY: as above; the stream is the program's.
     unsafe { take(pool, bytes, ask, pointer, stream) }
+}
+
+/// The pool of the current device.
+fn usual_pool() -> Option<Handle> {
+    let known = Process::if_loaded().map(|process| &process.memory.pools.usual);
+    if let Some(usual) = known.map(|usual| usual.load(Ordering::Acquire)).filter(|usual| *usual != 0) {
+        return Some(std::ptr::with_exposed_provenance_mut(usual));
+    }
+    let (mut device, mut pool, mut count) = (0, std::ptr::null_mut(), 0);
+    // SAFETY: places for the answers.
+    let found = unsafe {
+        current_device(&raw mut device) == SUCCESS && pool_of_device(&raw mut pool, device) == SUCCESS
+    };
+    // SAFETY: as above.
+    let is_only = unsafe { device_count(&raw mut count) } == SUCCESS && count == 1;
+    if let Some(usual) = known.filter(|_| found && is_only) {
+        usual.store(pool.expose_provenance(), Ordering::Release);
+    }
+    found.then_some(pool)
+}
+
+/// From now on allocations come from another pool.
+unsafe fn set_pool(
+    driver: unsafe extern "C" fn(Device, Handle) -> Status,
+    device: Device,
+    pool: Handle,
+) -> Status {
+    // SAFETY: passed on as they came.
+    let status = unsafe { driver(device, pool) };
+    if let Some(process) = Process::if_loaded() {
+        process.memory.pools.usual.store(0, Ordering::Release);
+    }
+    status
 }
 
 unsafe fn alloc_from(
@@ -347,6 +396,7 @@ unsafe fn destroy(driver: unsafe extern "C" fn(Handle) -> Status, pool: Handle) 
         && let Some(process) = Process::if_loaded()
     {
         let source = Source::Pool(pool.expose_provenance());
+        process.memory.pools.usual.store(0, Ordering::Release);
         let gone = process.memory.pools.forget(source);
         if let Some(pool) = gone.filter(|pool| pool.card != ON_HOST) {
             process.refund(pool.card, pool.charged.swap(0, Ordering::SeqCst));

@@ -102,7 +102,7 @@ impl Container {
     }
 
     /// Changes the limits, also while programs run.
-    pub(crate) fn limit(&self, memory: u64, cores: u32) -> files::Mapped<Control> {
+    pub(crate) fn limit(&self, memory: u64, cores: u32) -> files::Mapping<Control> {
         let card =
             CardLimit { uuid: UUID, memory: memory << 20, context: CONTEXT << 20, cores, ceiling: cores };
         files::grant(&self.grant(), &Limits { generation: 1, cards: vec![card], ..Limits::default() })

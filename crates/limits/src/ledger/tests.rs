@@ -7,7 +7,6 @@ use super::*;
 fn empty() -> Arc<Ledger> {
     // SAFETY: the ledger is made of atomic numbers only, for which all zeros are a value.
     let ledger: Box<Ledger> = unsafe { Box::new_zeroed().assume_init() };
-    ledger.initialise();
     Arc::from(ledger)
 }
 
@@ -134,4 +133,38 @@ fn of_those_who_race_exactly_one_passes() {
     });
     assert!(!wrong.load(Ordering::SeqCst));
     assert_eq!(ledger.held(0), 0);
+}
+
+#[test]
+fn the_agent_reads_what_each_process_says() {
+    let ledger = empty();
+    let (one, two, three) = (claim(&ledger, 11), claim(&ledger, 12), claim(&ledger, 13));
+    for (slot, bytes) in [(one, 5), (two, 6), (three, 7)] {
+        ledger.charge(slot, 2, bytes, 100).unwrap();
+    }
+    ledger.slot(one).denied.store(3, Ordering::SeqCst);
+    ledger.slot(one).waited.store(4, Ordering::SeqCst);
+    kill(&ledger, two);
+    kill(&ledger, three);
+    ledger.sweep(|process| process == 13);
+    // SAFETY: the bytes of a ledger that nobody changes meanwhile.
+    let bytes = unsafe {
+        std::slice::from_raw_parts(std::ptr::from_ref::<Ledger>(&ledger).cast::<u8>(), size_of::<Ledger>())
+    };
+    let mut demands = Demands::default();
+    demands.read(|into, place| {
+        let from = &bytes[usize::try_from(place).unwrap()..];
+        let length = into.len().min(from.len());
+        into[..length].copy_from_slice(&from[..length]);
+        Ok(length)
+    });
+    let said: Vec<_> = demands.said().collect();
+    let alive = said[0].unwrap();
+    assert_eq!(
+        (alive.process, alive.is_alive, alive.held[2], alive.denied, alive.waited),
+        (11, true, 5, 3, 4)
+    );
+    let ending = said[1].unwrap();
+    assert_eq!((ending.process, ending.is_alive, ending.held[2]), (12, false, 6));
+    assert_eq!(said[2], None, "gone");
 }

@@ -28,6 +28,14 @@ pub trait Gpus: Send + Sync + 'static {
     /// One look at a card: what runs on it, and what it computed since the last look.
     fn sample(&self, gpu: &GpuUuid, window: Window) -> Result<CardSample, GpusError>;
 
+    /// The processes on a card and no more: a quick look.
+    fn processes(&self, gpu: &GpuUuid) -> Result<Vec<ProcessMemory>, GpusError>;
+
+    /// How much energy each card has taken, where the driver tells.
+    fn power(&self) -> Result<Vec<(GpuUuid, CardPower)>, GpusError> {
+        Ok(Vec::new())
+    }
+
     /// Reports what happens to the cards until told to stop. Every few seconds without news it reports `None`, so that
     /// whoever listens can leave.
     fn watch(
@@ -50,6 +58,15 @@ pub struct Found {
     pub pci: Vec<String>,
     /// The driver's version, where there is one.
     pub driver: Option<String>,
+}
+
+/// The energy a card takes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct CardPower {
+    /// Since the driver was loaded.
+    pub millijoules: u64,
+    /// What the card may take at most.
+    pub limit_watts: f64,
 }
 
 /// Something happened to a card.

@@ -23,7 +23,7 @@ use tessera_core::{
 };
 
 use self::{raw::Raw, sample::Samples};
-use super::{CardSample, Found, Gpus, GpusError, Incident, IncidentKind, Window};
+use super::{CardPower, CardSample, Found, Gpus, GpusError, Incident, IncidentKind, ProcessMemory, Window};
 
 /// How long one wait for events takes, as the original plugins waited.
 const WAIT_MILLISECONDS: u32 = 5000;
@@ -91,6 +91,19 @@ impl Gpus for Nvml {
     fn sample(&self, gpu: &GpuUuid, window: Window) -> Result<CardSample, GpusError> {
         let library = self.library()?;
         self.samples.take(library, self.raw.get_or_init(Raw::load).as_ref(), gpu, window)
+    }
+
+    fn processes(&self, gpu: &GpuUuid) -> Result<Vec<ProcessMemory>, GpusError> {
+        sample::processes_on(self.library()?, self.raw.get_or_init(Raw::load).as_ref(), gpu)
+    }
+
+    fn power(&self) -> Result<Vec<(GpuUuid, CardPower)>, GpusError> {
+        let power = |device: Device<'_>| {
+            let limit_watts = f64::from(device.enforced_power_limit().ok()?) / 1e3;
+            let millijoules = device.total_energy_consumption().ok()?;
+            Some((device.uuid().ok()?.as_str().into(), CardPower { millijoules, limit_watts }))
+        };
+        Ok(self.devices()?.into_iter().flatten().filter_map(power).collect())
     }
 
     fn watch(
@@ -178,16 +191,27 @@ fn bus_id(device: &Device<'_>) -> String {
     device.pci_info().map(|info| info.bus_id).unwrap_or_default()
 }
 
-/// New drivers tell; with others the kernel does, under the address with a domain of four digits.
+/// The memory node nearest to the card: as the kernel says, under the address with a domain of four digits, or as the driver
+/// does. (The driver's "NUMA node of the device" is another thing: that of the card's own memory, where it has one.)
 fn numa(device: &Device<'_>, pci: &str) -> Option<u16> {
-    if let Ok(node) = device.numa_node_id() {
-        return u16::try_from(node).ok();
-    }
     let address = pci.to_lowercase();
     let short = address.strip_prefix("0000").filter(|short| short.len() >= 12).unwrap_or(&address);
-    let text = fs::read_to_string(format!("/sys/bus/pci/devices/{short}/numa_node")).ok()?;
-    // -1 where the machine has no NUMA nodes.
-    text.trim().parse().ok()
+    let told = fs::read_to_string(format!("/sys/bus/pci/devices/{short}/numa_node")).unwrap_or_default();
+    nearest(&told, &device.memory_affinity(NODE_WORDS, WITHIN_NODE).unwrap_or_default())
+}
+
+/// Bits for this many times 64 memory nodes.
+const NODE_WORDS: usize = 4;
+
+/// NVML's word for nearness by memory node, not by socket.
+const WITHIN_NODE: u32 = 0;
+
+/// The kernel writes -1 where it was not told, as in many virtual machines. The driver has a bit for each node.
+fn nearest(kernel: &str, driver: &[std::ffi::c_ulong]) -> Option<u16> {
+    kernel.trim().parse().ok().or_else(|| {
+        let (word, bits) = driver.iter().enumerate().find(|(_, bits)| **bits != 0)?;
+        u16::try_from(word * 64 + usize::try_from(bits.trailing_zeros()).ok()?).ok()
+    })
 }
 
 /// Both layers of links between all cards that answer.
@@ -271,6 +295,19 @@ mod tests {
             assert!(error.starts_with("no NVIDIA driver answers"), "{error}");
         }
         assert!(gpus.watch(&mut |_| ControlFlow::Break(())).is_err());
+    }
+
+    #[test]
+    fn the_nearest_memory_node_by_whoever_knows() {
+        for (kernel, driver, node) in [
+            ("1\n", vec![1], Some(1)),
+            ("-1\n", vec![1, 0], Some(0)),
+            ("", vec![0, 0b100], Some(66)),
+            ("-1\n", vec![0, 0], None),
+            ("", Vec::new(), None),
+        ] {
+            assert_eq!(nearest(kernel, &driver), node, "{kernel:?} {driver:?}");
+        }
     }
 
     #[test]

@@ -18,7 +18,7 @@ use tessera_core::{
 };
 use tessera_wire::{inventory, smi_matrix};
 
-use super::{CardSample, Found, Gpus, GpusError, Incident, IncidentKind, Window};
+use super::{CardSample, Found, Gpus, GpusError, Incident, IncidentKind, ProcessMemory, Window};
 
 /// Memory and model of a card where the file is only a matrix of links.
 const MEMORY: MiB = MiB(81_920);
@@ -66,6 +66,21 @@ impl Simulated {
     fn events(&self) -> PathBuf {
         self.beside(".events")
     }
+
+    /// The card of this name; the description is read again only if it has changed.
+    fn card(&self, seen: &mut Seen, gpu: &GpuUuid) -> Result<Gpu, GpusError> {
+        let changed = fs::metadata(&self.file).and_then(|file| file.modified()).ok();
+        if seen.cards.as_ref().map(|(at, _)| *at) != changed || changed.is_none() {
+            seen.cards = Some((changed.unwrap_or(SystemTime::UNIX_EPOCH), self.discover()?.gpus));
+        }
+        let card = seen.cards.iter().flat_map(|(_, cards)| cards).find(|card| card.uuid == *gpu);
+        card.cloned().ok_or_else(|| GpusError::UnknownGpu(gpu.clone()))
+    }
+
+    /// Who runs on the cards.
+    fn running(&self) -> Vec<load::Process> {
+        load::parse(&fs::read_to_string(self.beside(".processes")).unwrap_or_default())
+    }
 }
 
 impl Gpus for Simulated {
@@ -88,16 +103,16 @@ impl Gpus for Simulated {
     }
 
     fn sample(&self, gpu: &GpuUuid, window: Window) -> Result<CardSample, GpusError> {
-        let changed = fs::metadata(&self.file).and_then(|file| file.modified()).ok();
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
-        if seen.cards.as_ref().map(|(at, _)| *at) != changed || changed.is_none() {
-            seen.cards = Some((changed.unwrap_or(SystemTime::UNIX_EPOCH), self.discover()?.gpus));
-        }
-        let Seen { cards, meters } = &mut *seen;
-        let card = cards.iter().flat_map(|(_, cards)| cards).find(|card| card.uuid == *gpu);
-        let card = card.ok_or_else(|| GpusError::UnknownGpu(gpu.clone()))?;
-        let processes = fs::read_to_string(self.beside(".processes")).unwrap_or_default();
-        Ok(load::sample(card, &load::parse(&processes), window, meters))
+        let card = self.card(&mut seen, gpu)?;
+        Ok(load::sample(&card, &self.running(), window, &mut seen.meters))
+    }
+
+    fn processes(&self, gpu: &GpuUuid) -> Result<Vec<ProcessMemory>, GpusError> {
+        let card = self.card(&mut self.seen.lock().unwrap_or_else(PoisonError::into_inner), gpu)?;
+        // With meters of its own: this look measures nothing.
+        let look = load::sample(&card, &self.running(), Window::default(), &mut load::Meters::default());
+        Ok(look.processes.unwrap_or_default())
     }
 
     fn watch(

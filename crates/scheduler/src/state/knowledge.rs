@@ -6,6 +6,7 @@ use tessera_wire::objects::{Node, Pod};
 
 /// Something the state has to know.
 #[derive(Clone, Debug)]
+#[allow(clippy::large_enum_variant, reason = "there is one at a time")]
 pub enum Event {
     /// Of a node.
     Node(Watched<Node>),

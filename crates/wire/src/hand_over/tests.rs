@@ -24,8 +24,7 @@ fn node() -> Node {
 fn give(hand_over: &HandOver, dialect: Dialect, cards: &[(u8, Hold)]) -> ContainerAllocateResponse {
     let cards = cards.iter().map(|(index, hold)| (GpuIndex(*index), *hold)).collect();
     let grant = ContainerGrant { container: "main".into(), role: Role::Main, cards };
-    let recipient =
-        Recipient { dialect, grant: &grant, memory_units: (2, 5), grant_directory: "/grants/uid/main" };
+    let recipient = Recipient { dialect, grant: &grant, memory_units: (2, 5) };
     hand_over.to(&recipient, &node(), MemoryUnit::GiB)
 }
 
@@ -33,12 +32,7 @@ fn check(hand_over: &HandOver, dialect: Dialect, cards: &[(u8, Hold)], expected:
     let given = give(hand_over, dialect, cards);
     let envs: BTreeMap<_, _> = given.envs.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();
     assert_eq!(envs, expected.iter().copied().collect(), "{dialect}");
-    let mount = &given.mounts[0];
-    assert_eq!(
-        (mount.container_path.as_str(), mount.host_path.as_str()),
-        ("/run/tessera", "/grants/uid/main")
-    );
-    assert!(mount.read_only);
+    assert!(given.mounts.is_empty());
 }
 
 #[test]
@@ -80,7 +74,7 @@ fn vcuda_has_device_nodes_by_minor_number_and_notes_for_its_display() {
     assert_eq!(given.annotations["tencent.com/vcuda-memory"], "8053063680");
     assert_eq!(given.annotations["tencent.com/vcuda-device"], "/dev/nvidia3");
     assert_eq!(given.envs["LD_LIBRARY_PATH"], "/usr/local/nvidia/lib64");
-    assert_eq!(given.mounts[1].container_path, "/usr/local/nvidia");
+    assert_eq!(given.mounts[0].container_path, "/usr/local/nvidia");
 }
 
 #[test]

@@ -9,7 +9,7 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 use tessera_core::{
-    grant::PodGrant,
+    grant::{Hold, PodGrant},
     ledger::Ledger,
     request::Role,
     units::{GpuIndex, MiB, MilliCpu, PodUid},
@@ -17,7 +17,7 @@ use tessera_core::{
 use tessera_wire::{
     device_id::{DeviceIds, Resource},
     dialect::MemoryUnit,
-    grant, limits,
+    grant,
     objects::Pod,
 };
 
@@ -42,13 +42,17 @@ async fn compare(stage: &Stage) -> Result<()> {
     let usage = usage["usage"].as_object().context("no usage")?;
     let mut ledger = Ledger::default();
     ledger.set_node(node.clone());
-    let mut holders = BTreeSet::new();
+    let (mut holders, mut sharing) = (BTreeSet::new(), BTreeSet::new());
     for pod in pods.iter().filter(alive) {
         let containers = pod_agrees(stage, pod).await?;
         if containers.is_empty() {
             continue;
         }
         holders.insert(pod.metadata.uid.clone());
+        let shares = |claim: &grant::Claim| Hold::of(claim.request) != Hold::Whole;
+        if pod.spec.claims(MemoryUnit::GiB)?.iter().any(shares) {
+            sharing.insert(pod.metadata.uid.clone());
+        }
         let shown = usage
             .get(&pod.metadata.uid)
             .with_context(|| format!("{} is not in /usage", pod.metadata.name))?;
@@ -74,8 +78,9 @@ async fn compare(stage: &Stage) -> Result<()> {
     ensure!(in_usage == holders, "the agent counts {in_usage:?}, the pods are {holders:?}");
     let directories: BTreeSet<String> = fs::read_dir(&stage.grants)?
         .map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()))
+        .filter(|name| name.as_ref().is_ok_and(|name| name != ".library"))
         .collect::<Result<_>>()?;
-    ensure!(directories == holders, "there are grants of {directories:?}, the pods are {holders:?}");
+    ensure!(directories == sharing, "there are grants of {directories:?}, the pods are {sharing:?}");
     Ok(())
 }
 
@@ -105,10 +110,13 @@ pub(super) async fn pod_agrees(stage: &Stage, pod: &Pod) -> Result<BTreeMap<Stri
         let missing: Vec<_> =
             handed.iter().filter(|(key, value)| pod.metadata.annotations.get(*key) != Some(value)).collect();
         ensure!(missing.is_empty(), "{name}: {missing:?} are missing");
-        let file = stage.grants.join(&pod.metadata.uid).join(&claim.container).join(limits::FILE);
-        let text = fs::read_to_string(&file).with_context(|| format!("{name}: no {}", file.display()))?;
-        let written: BTreeSet<GpuIndex> = limits::parse(&text)?.cards.iter().map(|card| card.index).collect();
-        ensure!(written == cards, "{name}: the limits say {written:?}, the kubelet {cards:?}");
+        if Hold::of(claim.request) != Hold::Whole {
+            let limits = stage.limits(&pod.metadata.uid, &claim.container);
+            let limits = limits.with_context(|| format!("{name}/{}", claim.container))?;
+            let written: BTreeSet<GpuIndex> =
+                limits.cards.iter().filter_map(|card| stage.card(&card.uuid)).collect();
+            ensure!(written == cards, "{name}: the limits say {written:?}, the kubelet {cards:?}");
+        }
         found.insert(claim.container, cards);
     }
     Ok(found)

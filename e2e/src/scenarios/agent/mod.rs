@@ -4,12 +4,14 @@ mod books;
 mod exporter;
 mod footprint;
 mod health;
+mod library;
 mod outage;
 mod pods;
 mod rounds;
 mod stage;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
+use tessera_limits::{CardLimit, limits::uuid_bytes};
 
 use self::{
     pods::{Container, asking},
@@ -23,6 +25,8 @@ type Asked<'a> = &'a [(&'a str, &'a str)];
 /// Every dialect, every kind of pod, one after the other.
 pub(crate) async fn dialects(harness: Harness) -> Result<()> {
     let stage = Stage::start(&harness, "auto").await?;
+    // As a manifest: no controller makes pods of it here.
+    stage.cluster.create_shipped("agent/agent.yaml").await?;
     stage.node_tells_its_cards().await?;
     every_dialect_follows_its_grant(&stage).await?;
     equal_pods_are_not_swapped(&stage).await?;
@@ -49,6 +53,12 @@ pub(crate) async fn outage(harness: Harness) -> Result<()> {
     outage::run(&stage).await
 }
 
+/// Containers are held to their shares.
+pub(crate) async fn library(harness: Harness) -> Result<()> {
+    let stage = Stage::start(&harness, "auto").await?;
+    library::run(&stage).await
+}
+
 /// What the agent costs.
 pub(crate) async fn footprint(harness: Harness) -> Result<()> {
     let stage = Stage::start(&harness, "auto").await?;
@@ -64,9 +74,9 @@ pub(crate) async fn exporter(harness: Harness) -> Result<()> {
 /// What a container of each dialect finds in its environment when it was granted card 5.
 async fn every_dialect_follows_its_grant(stage: &Stage) -> Result<()> {
     let uuid = stage.uuid(5);
-    let cases: [(&str, Asked<'_>, Vec<String>, &str); 4] = [
-        ("nvidia", &[("nvidia.com/gpu", "1")], vec![format!("NVIDIA_VISIBLE_DEVICES={uuid}")], "whole"),
-        ("gputopology", &[("aliyun.com/gpu", "1")], vec![format!("NVIDIA_VISIBLE_DEVICES={uuid}")], "whole"),
+    let cases: [(&str, Asked<'_>, Vec<String>, Option<(u64, u32)>); 4] = [
+        ("nvidia", &[("nvidia.com/gpu", "1")], vec![format!("NVIDIA_VISIBLE_DEVICES={uuid}")], None),
+        ("gputopology", &[("aliyun.com/gpu", "1")], vec![format!("NVIDIA_VISIBLE_DEVICES={uuid}")], None),
         (
             "gpushare",
             &[("aliyun.com/gpu-mem", "8")],
@@ -77,13 +87,13 @@ async fn every_dialect_follows_its_grant(stage: &Stage) -> Result<()> {
                 "ALIYUN_COM_GPU_MEM_CONTAINER=8".into(),
                 "ALIYUN_COM_GPU_MEM_DEV=80".into(),
             ],
-            "cores 0 ceiling 0 memory 8192",
+            Some((8192, 0)),
         ),
         (
             "vcuda",
             &[("tencent.com/vcuda-core", "30"), ("tencent.com/vcuda-memory", "40")],
             vec![format!("NVIDIA_VISIBLE_DEVICES={uuid}")],
-            "cores 30 ceiling 30 memory 10240",
+            Some((10_240, 30)),
         ),
     ];
     for (name, resources, expected, limits) in cases {
@@ -94,8 +104,24 @@ async fn every_dialect_follows_its_grant(stage: &Stage) -> Result<()> {
         for line in &expected {
             ensure!(log.lines().any(|found| found == line), "{name}: {line} is missing in {log}");
         }
-        let line = format!("gpu {uuid} index 5 {limits}");
-        ensure!(log.contains(&line), "{name}: the limits are not {line:?} in {log}");
+        let uid = stage.pod(name).await?.metadata.uid;
+        let found = stage.limits(&uid, "main").map(|found| found.cards);
+        let mounted = log.contains("control\n") && log.contains("/usr/lib/tessera/libtessera.so");
+        match (limits, found) {
+            (None, Err(_)) => ensure!(!mounted, "{name}: whole cards come without a library: {log}"),
+            (Some((memory, cores)), Ok(found)) => {
+                let expected = CardLimit {
+                    uuid: uuid_bytes(&uuid).context("no UUID")?,
+                    memory: memory << 20,
+                    context: 0,
+                    cores,
+                    ceiling: cores,
+                };
+                ensure!(found == [expected], "{name}: the limits are {found:?}");
+                ensure!(mounted, "{name}: no library in {log}");
+            }
+            (expected, found) => bail!("{name}: the limits are {found:?}, expected {expected:?}"),
+        }
         stage.wait_for_annotations(name, "main", &[5], true).await?;
         stage.delete(name).await?;
         stage.harness.note(&format!("{name}: environment, limits and annotations are those of card 5"));

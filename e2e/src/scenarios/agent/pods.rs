@@ -8,8 +8,9 @@ use kube::api::ObjectMeta;
 
 use crate::harness::IMAGE;
 
-/// Shows the environment and the limits, and stays.
-const SCRIPT: &str = "env; cat /run/tessera/limits; echo end; exec sleep 100000";
+/// Shows the environment and what was mounted, and stays.
+const SCRIPT: &str =
+    "env; ls /etc/tessera 2>/dev/null; cat /etc/ld.so.preload 2>/dev/null; echo end; exec sleep 100000";
 
 /// One container and when it runs.
 pub(super) struct Container(api::Container, bool);
@@ -19,8 +20,12 @@ impl Container {
         Self(container(name, SCRIPT, resources), false)
     }
 
+    pub(super) fn running(name: &str, script: &str, resources: &[(&str, &str)]) -> Self {
+        Self(container(name, script, resources), false)
+    }
+
     pub(super) fn init(name: &str, resources: &[(&str, &str)]) -> Self {
-        Self(container(name, "cat /run/tessera/limits", resources), true)
+        Self(container(name, "cat /etc/tessera/control", resources), true)
     }
 
     pub(super) fn sidecar(name: &str, resources: &[(&str, &str)]) -> Self {

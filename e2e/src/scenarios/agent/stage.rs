@@ -2,13 +2,12 @@
 
 use std::{fs, path::PathBuf, time::Duration};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::{
     Api,
     api::{DeleteParams, ListParams, LogParams, PostParams},
 };
-use serde_json::{Value, json};
 use tessera_cluster::Binding;
 use tessera_core::{
     gpu::{Gpu, Health},
@@ -17,13 +16,21 @@ use tessera_core::{
     topology::{Link, PcieLevel, Topology},
     units::{GpuIndex, MiB, MilliCpu},
 };
+use tessera_limits::{Limits, files, limits::uuid_bytes};
 use tessera_node::pod_resources::PodResources;
 use tessera_wire::{dialect::MemoryUnit, grant, inventory, objects};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use crate::harness::{Cluster, Component, Harness, Parts, RealNode};
 
+/// The card that bears the name of the one that the simulated driver has.
+pub(super) const SIMULATED: u8 = 7;
+const SIMULATED_UUID: &str = "GPU-73696d75-6c61-7465-642d-636172642d30";
+
 pub(super) const SOON: Duration = Duration::from_secs(60);
+
+/// Who the agent is to the API server: what `deploy/agent/rbac.yaml` gives rights to.
+const USER: &str = "system:serviceaccount:kube-system:tessera-agent";
 
 /// Where the agent shows its pages, inside the enclosure.
 const PAGES: &str = "127.0.0.1:5678";
@@ -46,14 +53,15 @@ impl Stage {
         let gpus = harness.state("gpus")?.join("gpus.json");
         fs::write(&gpus, inventory::print(&eight_cards()))?;
         let grants = harness.state("grants")?;
-        allow_agent(&cluster).await?;
+        cluster.create_shipped("agent/rbac.yaml").await?;
         let program = harness
             .tessera()?
             .arguments(["agent", "--dialects=nvidia,gputopology,gpushare,vcuda", "--quiet-time=3"])
             .argument(format!("--node-name={}", node.name))
-            .argument(format!("--kubeconfig={}", cluster.kubeconfig("tessera-agent", "e2e")?.display()))
+            .argument(format!("--kubeconfig={}", cluster.kubeconfig(USER, "e2e")?.display()))
             .argument(format!("--gpus=simulated:{}", gpus.display()))
             .argument(format!("--grants={}", grants.display()))
+            .argument(format!("--library={}", harness.for_containers("libtessera.so")?.display()))
             .argument(format!("--kubelet-root={}", node.kubelet_root().display()))
             .argument(format!("--registration={registration}"))
             // The enclosure's own processes, which the kubelet's containers are among.
@@ -116,6 +124,19 @@ impl Stage {
 
     pub(super) fn uuid(&self, card: u8) -> String {
         eight_cards().gpus[usize::from(card)].uuid.to_string()
+    }
+
+    /// The card with these bytes for a UUID.
+    pub(super) fn card(&self, uuid: &[u8; 16]) -> Option<GpuIndex> {
+        let gpus = eight_cards().gpus;
+        gpus.iter().find(|gpu| uuid_bytes(&gpu.uuid.0).as_ref() == Some(uuid)).map(|gpu| gpu.index)
+    }
+
+    /// The limits in force of a container, as it reads them itself.
+    pub(super) fn limits(&self, uid: &str, container: &str) -> Result<Limits> {
+        let directory = self.grants.join(uid).join(container);
+        let control = files::open_control(&directory).with_context(|| directory.display().to_string())?;
+        control.read().map_err(|damage| anyhow!("{}: {damage}", directory.display()))
     }
 
     pub(super) async fn create(&self, pod: Pod) -> Result<Pod> {
@@ -260,7 +281,10 @@ pub(super) fn eight_cards() -> inventory::Inventory {
     });
     let gpu = |index: u8| Gpu {
         index: GpuIndex(index),
-        uuid: format!("GPU-{index:x}a11ce5{index:x}-1d5c-4f3a-9b1e-0242ac1200{index:02x}").as_str().into(),
+        uuid: match index {
+            SIMULATED => SIMULATED_UUID.into(),
+            _ => format!("GPU-{index:x}a11ce5{index:x}-1d5c-4f3a-9b1e-0242ac1200{index:02x}").as_str().into(),
+        },
         minor: u32::from(7 - index),
         model: "NVIDIA A100-SXM4-80GB".into(),
         memory: MiB(81_920),
@@ -277,31 +301,4 @@ pub(super) fn eight_cards() -> inventory::Inventory {
 pub(super) fn core_node() -> Result<node::Node> {
     let inventory::Inventory { gpus, topology, .. } = eight_cards();
     Ok(node::Node::new("node-1".into(), gpus, topology, MilliCpu::ZERO, MiB::ZERO)?)
-}
-
-/// What the agent needs, and no more.
-async fn allow_agent(cluster: &Cluster) -> Result<()> {
-    let rule = |resources: &[&str], verbs: &[&str]| json!({ "apiGroups": [""], "resources": resources, "verbs": verbs });
-    let rules = [
-        rule(&["pods", "nodes"], &["get", "list", "watch", "patch"]),
-        rule(&["nodes/status"], &["patch"]),
-        rule(&["configmaps"], &["get", "create", "patch", "delete"]),
-    ];
-    let name = json!({ "name": "tessera-agent" });
-    let group = "rbac.authorization.k8s.io";
-    let role = json!({
-        "apiVersion": format!("{group}/v1"), "kind": "ClusterRole", "metadata": name, "rules": rules,
-    });
-    let binding = json!({
-        "apiVersion": format!("{group}/v1"), "kind": "ClusterRoleBinding", "metadata": name,
-        "roleRef": { "apiGroup": group, "kind": "ClusterRole", "name": "tessera-agent" },
-        "subjects": [{ "apiGroup": group, "kind": "User", "name": "tessera-agent" }],
-    });
-    for (path, object) in [("clusterroles", role), ("clusterrolebindings", binding)] {
-        let request = axum::http::Request::post(format!("/apis/{group}/v1/{path}"))
-            .header("content-type", "application/json")
-            .body(object.to_string().into_bytes())?;
-        cluster.client().request::<Value>(request).await?;
-    }
-    Ok(())
 }

@@ -15,10 +15,10 @@ use std::{fs, net::SocketAddr, path::Path, path::PathBuf, time::Duration};
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::{Api, api::PostParams};
-use serde_json::{Value, json};
+use serde_json::json;
 
 use self::front::Front;
-use crate::harness::{Cluster, Component, Harness, Parts, Program, free_port};
+use crate::harness::{Cluster, Component, Harness, Parts, Program, deploy, free_port};
 
 pub(crate) use self::{
     dialects::run as dialects, kills::run as kills, random::run as random, throughput::run as throughput,
@@ -52,15 +52,7 @@ impl Site {
 
     /// Creates the objects of a file in `deploy/scheduler`.
     async fn apply(&self, file: &str) -> Result<()> {
-        let text = fs::read_to_string(deploy().join(file)).with_context(|| file.to_owned())?;
-        for document in text.split("\n---\n").filter(|document| document.contains("\nkind: ")) {
-            let request = axum::http::Request::post(path_of(document)?)
-                .header("content-type", "application/yaml")
-                .body(document.as_bytes().to_vec())?;
-            let created = self.cluster.client().request::<Value>(request).await;
-            created.with_context(|| format!("{file}: {document}"))?;
-        }
-        Ok(())
+        self.cluster.create_shipped(&format!("scheduler/{file}")).await
     }
 
     /// A replica that talks to the API server itself, or to something that stands before it.
@@ -88,7 +80,7 @@ impl Site {
 
     /// kube-scheduler as the cluster's own, with the shipped configuration; only the addresses are put in.
     fn kube_scheduler(&self, front: &Front) -> Result<Component> {
-        let shipped = fs::read_to_string(deploy().join("kube-scheduler-edit.yaml"))?;
+        let shipped = fs::read_to_string(deploy().join("scheduler/kube-scheduler-edit.yaml"))?;
         let kubeconfig = self.cluster.kubeconfig("system:kube-scheduler", "e2e")?.display().to_string();
         let service = "http://tessera-scheduler.kube-system.svc:12345";
         ensure!(shipped.contains(service), "the shipped configuration names another address");
@@ -156,10 +148,6 @@ impl Site {
     }
 }
 
-fn deploy() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/scheduler")
-}
-
 /// The `tessera` program, which `e2e/run` builds beside this one, or the one named by `TESSERA_E2E_BINARY`: measurements
 /// want a release build.
 fn binary() -> Result<PathBuf> {
@@ -169,29 +157,4 @@ fn binary() -> Result<PathBuf> {
     let beside = std::env::current_exe()?.with_file_name("tessera");
     ensure!(beside.exists(), "{} is missing: start this through e2e/run, which builds it", beside.display());
     Ok(beside)
-}
-
-/// Where an object of this manifest is created.
-fn path_of(document: &str) -> Result<String> {
-    let field = |name: &str| {
-        document
-            .lines()
-            .find_map(|line| line.trim_start().strip_prefix(name))
-            .map(str::trim)
-            .unwrap_or_default()
-    };
-    let plural = match field("kind: ") {
-        "ValidatingAdmissionPolicy" => "validatingadmissionpolicies".to_owned(),
-        other => format!("{}s", other.to_lowercase()),
-    };
-    let group = match field("apiVersion: ") {
-        "v1" => "/api/v1".to_owned(),
-        other => format!("/apis/{other}"),
-    };
-    let is_namespaced = matches!(plural.as_str(), "serviceaccounts" | "roles" | "rolebindings");
-    Ok(if is_namespaced {
-        format!("{group}/namespaces/kube-system/{plural}")
-    } else {
-        format!("{group}/{plural}")
-    })
 }

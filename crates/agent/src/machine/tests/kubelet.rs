@@ -26,7 +26,10 @@ use tessera_wire::{
     objects::{Container, Pod},
 };
 
-use crate::machine::{Action, Agent, Answer, CallId, Event, Now, Settings, WriteError};
+use crate::machine::{
+    Action, Agent, Answer, CallId, ContainerLimits, Event, Isolation, Library, Now, Settings, WithoutLibrary,
+    WriteError,
+};
 
 pub(super) const CARDS: u8 = 4;
 pub(super) const MEMORY: u64 = 16_384;
@@ -38,11 +41,15 @@ pub(super) struct World {
     pub(super) agent: Agent,
     pub(super) pods: BTreeMap<String, Pod>,
     pub(super) books: BTreeMap<String, (Pod, Vec<Held>)>,
-    pub(super) limits: BTreeMap<(String, String), tessera_wire::limits::Limits>,
+    pub(super) limits: BTreeMap<(String, String), ContainerLimits>,
     pub(super) lists: usize,
     pub(super) node_patches: usize,
     pub(super) api_is_up: bool,
     pub(super) warnings: Vec<String>,
+    pub(super) events: Vec<(&'static str, String)>,
+    pub(super) settings: Settings,
+    pub(super) unledgered: BTreeMap<(String, usize), u64>,
+    pub(super) killed: Vec<u32>,
     answers: BTreeMap<CallId, Answer>,
     elapsed: Duration,
     calls: u64,
@@ -57,6 +64,13 @@ pub(super) fn settings() -> Settings {
         memory_unit: MemoryUnit::GiB,
         policy: "tessera".parse().unwrap(),
         hand_over: HandOver::default(),
+        isolation: Isolation {
+            library: Ok(Library { folder: "/grants/.library".into(), by_cdi: false }),
+            without_library: WithoutLibrary::Refuse,
+            allow_opt_out: false,
+            meaning: tessera_limits::limits::Meaning::Time,
+            kill_escaped: false,
+        },
         grants: "/grants".into(),
         instance_type: None,
         labels: BTreeMap::new(),
@@ -117,6 +131,10 @@ impl World {
             node_patches: 0,
             api_is_up: true,
             warnings: Vec::new(),
+            events: Vec::new(),
+            settings: settings(),
+            unledgered: BTreeMap::new(),
+            killed: Vec::new(),
             answers: BTreeMap::new(),
             elapsed: Duration::ZERO,
             calls: 0,
@@ -128,7 +146,8 @@ impl World {
     }
 
     fn start_agent(&mut self) {
-        self.happens(Event::GrantsOnDisk(self.limits.values().cloned().collect()));
+        let pods = self.limits.keys().map(|(uid, _)| PodUid(uid.clone())).collect();
+        self.happens(Event::GrantsOnDisk(pods, self.limits.values().cloned().collect()));
         self.happens(Event::Gpus(Ok(found())));
         self.happens(Event::StreamOpened(Resource::VcudaCore));
         if self.api_is_up {
@@ -138,8 +157,12 @@ impl World {
 
     /// The agent dies and comes again, knowing nothing.
     pub(super) fn restart_agent(&mut self) {
-        self.agent = Agent::new(settings());
+        self.agent = Agent::new(self.settings.clone());
         self.start_agent();
+    }
+
+    pub(super) fn wait(&mut self, seconds: u64) {
+        self.elapsed += Duration::from_secs(seconds);
     }
 
     pub(super) fn roll(&mut self, bound: usize) -> usize {
@@ -174,11 +197,29 @@ impl World {
                 assert!(self.answers.insert(call, answer).is_none(), "answered twice");
                 None
             }
-            Action::WriteGrants(call, limits) => {
+            Action::BeginGrants(call, limits) => {
                 for one in limits {
-                    self.limits.insert((one.pod.clone(), one.container.clone()), one);
+                    self.limits.insert((one.pod.0.clone(), one.container.clone()), one);
                 }
-                Some(Event::GrantsWritten(call, Ok(())))
+                Some(Event::GrantsBegun(call, Ok(())))
+            }
+            Action::ChangeGrant(limits) => {
+                let known =
+                    self.limits.insert((limits.pod.0.clone(), limits.container.clone()), *limits.clone());
+                assert_ne!(known.as_ref(), Some(&*limits), "nothing has changed");
+                Some(Event::GrantChanged(limits, Ok(())))
+            }
+            Action::SetUnledgered { pod, card, bytes, .. } => {
+                self.unledgered.insert((pod.0, card), bytes);
+                None
+            }
+            Action::Kill { pid, .. } => {
+                self.killed.push(pid);
+                None
+            }
+            Action::TellOwner { reason, message, .. } => {
+                self.events.push((reason, message));
+                None
             }
             Action::RemoveGrants(uid) => {
                 self.limits.retain(|(pod, _), _| *pod != uid.0);
@@ -322,6 +363,7 @@ impl World {
                 }
                 let entry = given.entry(container.name.clone()).or_default();
                 entry.envs.extend(allocated.envs);
+                entry.mounts.extend(allocated.mounts);
                 let (_, containers) = self.books.get_mut(&pod.metadata.uid).unwrap();
                 let held = containers.iter_mut().find(|(name, ..)| *name == container.name).unwrap();
                 held.2.insert(resource.name().to_owned(), ids);
@@ -426,8 +468,13 @@ impl World {
                     assert_eq!(shown, held, "{uid} {container} {ids:?}");
                     let said = annotated.iter().find(|grant| grant.container == *container).unwrap();
                     assert_eq!(said.cards.iter().map(|(gpu, _)| gpu.0).collect::<BTreeSet<_>>(), held);
-                    let limits = &self.limits[&(uid.clone(), container.clone())];
-                    assert_eq!(limits.cards.iter().map(|card| card.index.0).collect::<BTreeSet<_>>(), held);
+                    if said.cards.iter().all(|(_, hold)| *hold != Hold::Whole) {
+                        let limits = &self.limits[&(uid.clone(), container.clone())];
+                        assert_eq!(
+                            limits.cards.iter().map(|card| card.uuid[3]).collect::<BTreeSet<_>>(),
+                            held
+                        );
+                    }
                 }
             }
             for (key, value) in grant::assigned(&pod.spec, MemoryUnit::GiB).unwrap() {

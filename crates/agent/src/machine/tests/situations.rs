@@ -27,6 +27,83 @@ fn a_granted_pod_gets_its_card_whichever_resource_comes_first() {
 }
 
 #[test]
+fn shares_come_with_the_library_and_whole_cards_without() {
+    let mut world = World::new();
+    let share = world.run(pod("p", "u", &[("main", share(30, 20))]), &[("main", &[2])]).unwrap();
+    let mounts: Vec<_> = share["main"].mounts.iter().map(|mount| mount.container_path.as_str()).collect();
+    let expected =
+        ["/etc/tessera", "/etc/tessera/account", "/usr/lib/tessera/libtessera.so", "/etc/ld.so.preload"];
+    assert_eq!(mounts, expected);
+    let whole = world.run(pod("q", "v", &[("main", whole(1))]), &[]).unwrap();
+    assert!(whole["main"].mounts.is_empty());
+    assert_eq!(world.limits.len(), 1);
+    let limits = &world.limits[&("u".to_owned(), "main".to_owned())];
+    let card = limits.cards[0];
+    assert_eq!((card.memory, card.cores, card.ceiling), (20 * 256 << 20, 30, 30));
+}
+
+#[test]
+fn without_the_library_shares_are_refused_or_served_loudly() {
+    let mut world = World::new();
+    world.settings.isolation.library = Err("libtessera.so is missing".into());
+    world.restart_agent();
+    let refused = world.run(pod("p", "u", &[("main", share(30, 20))]), &[]).unwrap_err();
+    assert!(refused.contains("libtessera.so is missing; ask for whole GPUs"), "{refused}");
+    world.run(pod("q", "v", &[("main", whole(1))]), &[]).unwrap();
+    world.settings.isolation.without_library = crate::machine::WithoutLibrary::Serve;
+    world.restart_agent();
+    let given = world.run(pod("r", "w", &[("main", share(30, 20))]), &[]).unwrap();
+    assert!(given["main"].mounts.is_empty());
+    assert_eq!(world.events[0].0, "ShareNotEnforced");
+    assert!(world.events[0].1.contains("not held to its share of the GPU: libtessera.so is missing"));
+}
+
+#[test]
+fn a_pod_is_let_off_only_where_the_node_allows_it() {
+    let mut world = World::new();
+    let asking = |name: &str| {
+        let mut pod = pod(name, name, &[("main", memory(1))]);
+        pod.metadata.annotations.insert("tessera.dev/isolation".into(), "off".into());
+        pod
+    };
+    let given = world.run(asking("p"), &[]).unwrap();
+    assert_eq!(given["main"].mounts.len(), 4);
+    assert_eq!(world.events[0].0, "OptOutNotAllowed");
+    world.settings.isolation.allow_opt_out = true;
+    world.restart_agent();
+    let given = world.run(asking("q"), &[]).unwrap();
+    assert!(given["main"].mounts.is_empty());
+    assert_eq!(world.events.len(), 1);
+}
+
+#[test]
+fn limits_follow_the_ceiling_while_the_container_runs_and_after_a_restart() {
+    let mut world = World::new();
+    world.run(pod("p", "u", &[("main", share(30, 20))]), &[("main", &[2])]).unwrap();
+    world.run(pod("q", "v", &[("main", share(30, 20))]), &[("main", &[2])]).unwrap();
+    let ceiling =
+        |world: &World, uid: &str| world.limits[&(uid.to_owned(), "main".to_owned())].cards[0].ceiling;
+    let set = |world: &mut World, text: &str| {
+        let pod = world.pods.get_mut("u").unwrap();
+        pod.metadata.annotations.insert("tencent.com/vcuda-core-limit".into(), text.into());
+        let pod = pod.clone();
+        world.happens(Event::PodApplied(Box::new(pod)));
+    };
+    set(&mut world, "80");
+    assert_eq!((ceiling(&world, "u"), ceiling(&world, "v")), (80, 30));
+    set(&mut world, "10");
+    assert_eq!(ceiling(&world, "u"), 30, "never below what is guaranteed");
+    world.settings.isolation.meaning = tessera_limits::limits::Meaning::Throughput;
+    world.restart_agent();
+    assert!(world.limits.values().all(|limits| limits.meaning == world.settings.isolation.meaning));
+    // Written by nobody: the next agent writes it anew.
+    world.limits.get_mut(&("v".to_owned(), "main".to_owned())).unwrap().cards.clear();
+    world.restart_agent();
+    assert_eq!(ceiling(&world, "v"), 30);
+    world.check();
+}
+
+#[test]
 fn one_list_per_admission_and_one_per_start() {
     let mut world = World::new();
     let first = world.bind(pod("p", "u", &[("main", share(30, 20)), ("second", share(10, 10))]), &[]);
@@ -204,10 +281,14 @@ fn a_restarted_agent_knows_the_same() {
 fn without_the_api_server_containers_start_again_and_annotations_follow_later() {
     let mut world = World::new();
     world.run(pod("p", "u", &[("main", share(60, 20))]), &[("main", &[2])]).unwrap();
+    world.run(pod("q", "v", &[("main", whole(1))]), &[]).unwrap();
+    world.run(pod("r", "w", &[("main", share(100, 8))]), &[]).unwrap();
     world.api_is_up = false;
     world.start("u").unwrap();
     world.restart_agent();
-    world.start("u").unwrap();
+    for uid in ["u", "v", "w"] {
+        world.start(uid).unwrap();
+    }
     world.api_is_up = true;
     world.restart_agent();
     world.check();

@@ -103,6 +103,18 @@ impl Samples {
     }
 }
 
+/// Who is on a card.
+pub(super) fn processes_on(
+    library: &'static Library,
+    raw: Option<&Raw>,
+    gpu: &GpuUuid,
+) -> Result<Vec<ProcessMemory>, GpusError> {
+    let what = "who is on a GPU";
+    let failed = |error: NvmlError| GpusError::Driver { what, reason: error.to_string() };
+    let device = library.device_by_uuid(gpu.0.as_ref()).map_err(failed)?;
+    processes(&device, raw).ok_or_else(|| GpusError::Driver { what, reason: "it does not say".to_owned() })
+}
+
 fn processes(device: &Device<'_>, raw: Option<&Raw>) -> Option<Vec<ProcessMemory>> {
     let process =
         |entry: Entry| ProcessMemory { pid: entry.pid, bytes: entry.bytes, instance: entry.instance };

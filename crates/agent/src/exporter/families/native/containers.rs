@@ -10,7 +10,7 @@ use crate::exporter::{CardPicture, Picture, SharePicture, picture::granted};
 /// A family: its name, what it is, what it tells, and where that stands.
 type Row = (&'static str, Kind, &'static str, fn(&SharePicture, &CardPicture) -> Value);
 
-const ROWS: [Row; 11] = [
+const ROWS: [Row; 13] = [
     (
         "tessera_container_memory_used_bytes",
         Gauge,
@@ -74,6 +74,15 @@ const ROWS: [Row; 11] = [
         "Memory the container asked for beyond its share, and was refused.",
         |share, _| share.throttle.map(|throttle| throttle.denied_bytes).into(),
     ),
+    (
+        "tessera_container_window_seconds_total",
+        Counter,
+        "Time for which the container was given the GPU.",
+        |share, _| share.throttle.map(|throttle| throttle.open).into(),
+    ),
+    ("tessera_container_windows_total", Counter, "How often the container was given the GPU.", |share, _| {
+        share.throttle.map(|throttle| throttle.windows).into()
+    }),
 ];
 
 pub(super) fn write(picture: &Picture, page: &mut Page) {
@@ -89,5 +98,13 @@ pub(super) fn write(picture: &Picture, page: &mut Page) {
     for (name, kind, help, value) in ROWS {
         let mut family = page.family(name, kind, help);
         shares.iter().for_each(|(labels, share, card)| family.sample(labels, value(share, card)));
+    }
+    let help = "How often something in the container was seen to use what it was not given.";
+    let mut family = page.family("tessera_container_escapes_total", Counter, help);
+    for container in &picture.containers {
+        let labels = super::super::container_labels(container);
+        for (escape, count) in &container.escapes {
+            family.sample(&labels.and(&[("kind", escape.name())]), *count);
+        }
     }
 }

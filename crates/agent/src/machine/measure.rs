@@ -1,0 +1,255 @@
+//! What containers really use against what they were given: what their books lack, and who has escaped.
+//!
+//! The driver's own count of a container's memory is compared with the books its processes keep. What those lack (modules,
+//! what the driver takes for itself) is told to the library, which takes it off the limit. A process that uses a card and keeps no
+//! books runs without the library.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
+
+use tessera_core::{gpu::GpuUuid, units::PodUid};
+use tessera_limits::limits::uuid_bytes;
+
+use super::{
+    Action, Agent, Now,
+    isolation::{Free, Held},
+};
+
+/// A container of a pod.
+pub type Whose = (PodUid, String);
+
+/// One look at the node.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Measured {
+    /// When it began, on the clock that agent and library share.
+    pub at: u64,
+    /// The cards of which the driver told who is on them.
+    pub looked_at: BTreeSet<GpuUuid>,
+    /// What the driver says of processes in containers.
+    pub processes: Vec<OnCard>,
+    /// What the processes of containers with a share say themselves.
+    pub accounts: Vec<AccountRead>,
+}
+
+/// A process of a container on a card, by the driver.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OnCard {
+    /// The card.
+    pub gpu: GpuUuid,
+    /// The process, as the node numbers it.
+    pub pid: u32,
+    /// When it started, in ticks: with its number this names it for all time.
+    pub started: u64,
+    /// The process, as its container numbers it.
+    pub own_pid: Option<u32>,
+    /// Whose it is.
+    pub container: Whose,
+    /// Bytes of the card's memory, where the driver tells.
+    pub bytes: Option<u64>,
+}
+
+/// The books of a container.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AccountRead {
+    /// Whose they are.
+    pub container: Whose,
+    /// Processes that keep them, as the container numbers them.
+    pub processes: BTreeSet<u32>,
+    /// Bytes held of each card, in the order of the limits: before the driver was asked or after, whichever is more, so that
+    /// nothing is charged twice.
+    pub held: Vec<u64>,
+}
+
+/// How somebody uses what was not given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Escape {
+    /// A process uses a card that its container was not given.
+    NotGranted,
+    /// A process uses a card without the library.
+    WithoutLibrary,
+    /// A container has more memory than it was given.
+    OverMemory,
+}
+
+impl Escape {
+    /// All there are.
+    pub const ALL: [Self; 3] = [Self::NotGranted, Self::WithoutLibrary, Self::OverMemory];
+
+    /// In one word.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::NotGranted => "not-granted",
+            Self::WithoutLibrary => "without-library",
+            Self::OverMemory => "over-memory",
+        }
+    }
+}
+
+/// One that is going on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Suspicion {
+    since: Duration,
+    told: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Case {
+    container: Whose,
+    gpu: GpuUuid,
+    escape: Escape,
+    /// Of a process; 0 for a container as a whole.
+    pid: u32,
+}
+
+/// What was seen before.
+#[derive(Debug, Default)]
+pub(super) struct Watch {
+    suspicions: BTreeMap<Case, Suspicion>,
+    /// How often somebody escaped.
+    pub(super) escapes: BTreeMap<(Whose, Escape), u64>,
+}
+
+/// How long something must go on. A process registers before it uses a card, so this is for looks that were not at the same moment.
+const PERSISTS: Duration = Duration::from_secs(5);
+
+/// The driver may take this much for a container beyond its limit before anybody could know: modules, local memory.
+const TOLERATED: u64 = 256 << 20;
+
+impl Agent {
+    /// Compares, tells the libraries what their books lack, and reports who has escaped.
+    pub(super) fn on_measured(&mut self, now: Now, measured: &Measured, actions: &mut Vec<Action>) {
+        for account in &measured.accounts {
+            self.correct(account, measured, actions);
+        }
+        let cases = self.cases(measured);
+        self.watch.suspicions.retain(|case, _| cases.contains_key(case));
+        for (case, (message, processes)) in cases {
+            let fresh = Suspicion { since: now.elapsed, told: false };
+            let suspicion = self.watch.suspicions.entry(case.clone()).or_insert(fresh);
+            if now.elapsed < suspicion.since + PERSISTS {
+                continue;
+            }
+            if !std::mem::replace(&mut suspicion.told, true) {
+                *self.watch.escapes.entry((case.container.clone(), case.escape)).or_default() += 1;
+                self.tell(&case, &message, actions);
+            }
+            if self.settings.isolation.kill_escaped {
+                let kill = |process: &&OnCard| Action::Kill { pid: process.pid, started: process.started };
+                actions.extend(processes.iter().map(kill));
+            }
+        }
+        let pods = &self.pods;
+        self.watch.escapes.retain(|((uid, _), _), _| pods.contains_key(uid));
+    }
+
+    /// Tells the library what the driver has for its container and no book explains; also that this is nothing, for it may wait
+    /// to hear that.
+    fn correct(&self, account: &AccountRead, measured: &Measured, actions: &mut Vec<Action>) {
+        let Some(limits) = self.truth.on_disk.get(&account.container) else { return };
+        for (place, (card, held)) in limits.cards.iter().zip(&account.held).enumerate() {
+            let is_it = |gpu: &GpuUuid| uuid_bytes(&gpu.0) == Some(card.uuid);
+            let on_card = measured
+                .processes
+                .iter()
+                .filter(|process| process.container == account.container && is_it(&process.gpu));
+            let bytes = on_card.map(|process| process.bytes).sum::<Option<u64>>();
+            if let Some(bytes) = bytes.filter(|_| measured.looked_at.iter().any(is_it)) {
+                let (pod, container) = account.container.clone();
+                let (bytes, at) = (bytes.saturating_sub(*held), measured.at);
+                actions.push(Action::SetUnledgered { pod, container, card: place, bytes, at });
+            }
+        }
+    }
+
+    /// All that looks like an escape now, in words, with the processes at fault.
+    fn cases<'a>(&self, measured: &'a Measured) -> BTreeMap<Case, (String, Vec<&'a OnCard>)> {
+        let mut cases = BTreeMap::new();
+        // Without pods and the kubelet's books nobody knows what was given.
+        if !self.listed_once || !self.pods_known {
+            return cases;
+        }
+        let served_by_others = self.served_by_others();
+        let mut by_container: BTreeMap<(&Whose, &GpuUuid), Vec<&OnCard>> = BTreeMap::new();
+        // The pause container of a pod is none of its containers, and its names say nothing.
+        for process in measured.processes.iter().filter(|process| !process.container.1.is_empty()) {
+            by_container.entry((&process.container, &process.gpu)).or_default().push(process);
+        }
+        for ((key, gpu), processes) in by_container {
+            let case =
+                |escape: Escape, pid: u32| Case { container: key.clone(), gpu: gpu.clone(), escape, pid };
+            let Some(pod) = self.pods.get(&key.0) else { continue };
+            let holdings = self.holdings_of(&key.0, pod);
+            let held = holdings.iter().find(|held| held.grant.container == key.1);
+            let hold = held.and_then(|held| {
+                let of_gpu = |(index, _): &&(tessera_core::units::GpuIndex, _)| {
+                    let card = self.cards.as_ref().and_then(|cards| cards.node.gpu(*index));
+                    card.is_some_and(|card| card.uuid == *gpu)
+                };
+                held.grant.cards.iter().find(of_gpu).map(|(_, hold)| *hold)
+            });
+            let name = (pod.metadata.namespace.clone(), pod.metadata.name.clone(), key.1.clone());
+            let Some(hold) = hold else {
+                if served_by_others.contains(&name) {
+                    continue;
+                }
+                let message = format!(
+                    "container {} uses GPU {gpu}, which it was not given; does it run privileged, or ask for all GPUs by itself?",
+                    key.1
+                );
+                cases.insert(case(Escape::NotGranted, 0), (message, processes));
+                continue;
+            };
+            let labels = self.published.node.as_ref().map(|node| &node.metadata.labels);
+            let by = self.settings.isolation.of(hold, &pod.metadata.annotations, labels);
+            let (by_library, limited) = match by {
+                Ok(Held::ByLibrary(_)) => (true, true),
+                Ok(Held::Free(Free::NoLibrary(_))) | Err(_) => (false, true),
+                Ok(Held::Free(_)) => (false, false),
+            };
+            if by_library {
+                let account = measured.accounts.iter().find(|account| account.container == *key);
+                let keeps_books = |process: &&OnCard| {
+                    let known = account.zip(process.own_pid);
+                    known.is_none_or(|(account, own)| account.processes.contains(&own))
+                };
+                for process in processes.iter().filter(|process| !keeps_books(process)) {
+                    let message = format!(
+                        "process {} of container {} uses GPU {gpu} without libtessera.so and is held to no share; \
+                         is it linked statically, or is its image not based on glibc?",
+                        process.pid, key.1
+                    );
+                    cases.insert(case(Escape::WithoutLibrary, process.pid), (message, vec![*process]));
+                }
+            }
+            if let tessera_core::grant::Hold::Part { memory, .. } = hold
+                && limited
+            {
+                let (used, given) =
+                    (processes.iter().filter_map(|process| process.bytes).sum::<u64>(), memory.0 << 20);
+                if used > given.saturating_add(TOLERATED) {
+                    let message = format!(
+                        "container {} has {} MiB of GPU {gpu}, and was given {} MiB",
+                        key.1,
+                        used >> 20,
+                        memory.0
+                    );
+                    cases.insert(case(Escape::OverMemory, 0), (message, processes));
+                }
+            }
+        }
+        cases
+    }
+
+    fn tell(&self, case: &Case, message: &str, actions: &mut Vec<Action>) {
+        let Some(pod) = self.pods.get(&case.container.0) else { return };
+        let (namespace, name) = (pod.metadata.namespace.clone(), pod.metadata.name.clone());
+        let killed = if self.settings.isolation.kill_escaped { "; it is killed" } else { "" };
+        let message = format!("{message}{killed}");
+        actions.push(Action::Warn(format!("{namespace}/{name}: {message}")));
+        let (uid, reason) = (case.container.0.clone(), "GpuShareEscaped");
+        actions.push(Action::TellOwner { uid, namespace, name, reason, message });
+    }
+}

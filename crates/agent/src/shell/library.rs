@@ -1,0 +1,98 @@
+//! Puts the library where containers can mount it: on the node, not in the image the agent runs from.
+
+use std::{
+    fs, io,
+    os::unix::fs::PermissionsExt as _,
+    path::{Path, PathBuf},
+};
+
+use tessera_wire::cdi;
+
+use crate::machine::Library;
+
+/// Copies the library into a folder among the grants, beside the file that has it loaded; with a directory for CDI, describes
+/// both there.
+///
+/// What is there already is replaced as a whole, so that containers that run keep the library they started with.
+///
+/// # Errors
+/// Why there is no library, in words for the one who reads the log or the pod's events.
+pub fn install_library(
+    library: &Path,
+    grants: &Path,
+    cdi_directory: Option<&Path>,
+) -> Result<Library, String> {
+    let folder = grants.join(".library");
+    let content = fs::read(library)
+        .map_err(|error| format!("the library {} cannot be read: {error}", library.display()))?;
+    if !content.starts_with(b"\x7fELF") {
+        return Err(format!("{} is no library", library.display()));
+    }
+    let installed = Library { folder: folder.display().to_string(), by_cdi: cdi_directory.is_some() };
+    let place = || -> io::Result<()> {
+        fs::create_dir_all(&folder)?;
+        replace(&folder.join(Library::FILE), &content, 0o755)?;
+        let preload = format!("{}\n", Library::IN_CONTAINER);
+        replace(&folder.join(Library::PRELOAD), preload.as_bytes(), 0o644)?;
+        if let Some(directory) = cdi_directory {
+            fs::create_dir_all(directory)?;
+            let mounts = installed.mounts();
+            let description = cdi::print(mounts.iter().map(|(host, container)| (host.as_str(), *container)));
+            replace(&directory.join(cdi::FILE), description.as_bytes(), 0o644)?;
+        }
+        Ok(())
+    };
+    place().map_err(|error| format!("the library cannot be put into {}: {error}", folder.display()))?;
+    Ok(installed)
+}
+
+/// Writes a file whole or not at all, and not if it is the same.
+fn replace(path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
+    if fs::read(path).is_ok_and(|there| there == content) {
+        return Ok(());
+    }
+    let mut temporary = path.as_os_str().to_owned();
+    temporary.push(".new");
+    let temporary = PathBuf::from(temporary);
+    fs::write(&temporary, content)?;
+    fs::set_permissions(&temporary, fs::Permissions::from_mode(mode))?;
+    fs::rename(&temporary, path)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::MetadataExt as _;
+
+    use super::*;
+
+    #[test]
+    fn a_new_library_is_another_file_and_the_same_one_is_left_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let (source, cdi_directory) = (folder.path().join("lib.so"), folder.path().join("cdi"));
+        fs::write(&source, b"\x7fELF one").unwrap();
+        let library = install_library(&source, folder.path(), Some(&cdi_directory)).unwrap();
+        let installed = Path::new(&library.folder).join(Library::FILE);
+        let inode = || fs::metadata(&installed).unwrap().ino();
+        let before = inode();
+        install_library(&source, folder.path(), None).unwrap();
+        assert_eq!(inode(), before);
+        let mapped = fs::File::open(&installed).unwrap();
+        fs::write(&source, b"\x7fELF two").unwrap();
+        install_library(&source, folder.path(), None).unwrap();
+        assert_ne!(inode(), before);
+        assert_eq!(mapped.metadata().unwrap().ino(), before, "those who have it open keep it");
+        let preload = fs::read_to_string(Path::new(&library.folder).join(Library::PRELOAD)).unwrap();
+        assert_eq!(preload, "/usr/lib/tessera/libtessera.so\n");
+        assert!(fs::read_to_string(cdi_directory.join(cdi::FILE)).unwrap().contains(&library.folder));
+    }
+
+    #[test]
+    fn what_is_no_library_is_told() {
+        let folder = tempfile::tempdir().unwrap();
+        let missing = install_library(Path::new("/nowhere/libtessera.so"), folder.path(), None).unwrap_err();
+        assert!(missing.starts_with("the library /nowhere/libtessera.so cannot be read"), "{missing}");
+        let text = folder.path().join("text");
+        fs::write(&text, "hello").unwrap();
+        assert!(install_library(&text, folder.path(), None).unwrap_err().ends_with("is no library"));
+    }
+}

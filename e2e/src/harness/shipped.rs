@@ -1,0 +1,59 @@
+//! Objects as they are shipped in `deploy/`.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, Result};
+use serde_json::Value;
+
+use super::Cluster;
+
+impl Cluster {
+    /// Creates the objects of a file in `deploy/`.
+    pub(crate) async fn create_shipped(&self, file: &str) -> Result<()> {
+        let text = fs::read_to_string(deploy().join(file)).with_context(|| file.to_owned())?;
+        for document in text.split("\n---\n").filter(|document| document.contains("\nkind: ")) {
+            let request = axum::http::Request::post(path_of(document))
+                .header("content-type", "application/yaml")
+                .body(document.as_bytes().to_vec())?;
+            let created = self.client().request::<Value>(request).await;
+            created.with_context(|| format!("{file}: {document}"))?;
+        }
+        Ok(())
+    }
+}
+
+/// Where they lie.
+pub(crate) fn deploy() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy")
+}
+
+/// Where an object of this manifest is created.
+fn path_of(document: &str) -> String {
+    let field = |name: &str| {
+        document
+            .lines()
+            .find_map(|line| line.trim_start().strip_prefix(name))
+            .map(str::trim)
+            .unwrap_or_default()
+    };
+    let plural = match field("kind: ") {
+        "ValidatingAdmissionPolicy" => "validatingadmissionpolicies".to_owned(),
+        other => format!("{}s", other.to_lowercase()),
+    };
+    let group = match field("apiVersion: ") {
+        "v1" => "/api/v1".to_owned(),
+        other => format!("/apis/{other}"),
+    };
+    let is_namespaced = matches!(
+        plural.as_str(),
+        "serviceaccounts" | "roles" | "rolebindings" | "daemonsets" | "deployments"
+    );
+    if is_namespaced {
+        format!("{group}/namespaces/kube-system/{plural}")
+    } else {
+        format!("{group}/{plural}")
+    }
+}

@@ -1,0 +1,245 @@
+//! The library in containers of a real runtime, on the simulated driver: shares hold, whatever becomes of the agent.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use k8s_openapi::api::core::v1::{EnvVar, Event, HostPathVolumeSource, Pod, Volume, VolumeMount};
+use kube::{
+    Api,
+    api::{ListParams, LogParams, Patch, PatchParams},
+};
+use serde_json::json;
+use tessera_limits::{files, futex};
+
+use super::{
+    pods::{Container, asking},
+    stage::{SIMULATED, SOON, Stage},
+};
+use crate::harness::Harness;
+
+/// Begins, asks how much there is, takes pieces of 256 MiB until there are no more, and gives them back; for ever.
+const ROUNDS: &str = "\
+(echo x > /etc/tessera/control) 2>/dev/null || echo read-only
+export TESSERA_GRANT=/tmp
+while true; do
+  echo \"begin
+info
+fill plain 256
+free plain\" | /e2e/tenant dlsym | while read line; do echo -n \"$line / \"; done
+  echo
+  sleep 0.3
+done";
+
+/// Leaves a process behind that holds memory, and ends; after its restart does as others do.
+const CRASH: &str = "\
+if ! test -e /e2e/state/crashed; then
+  (echo begin; echo take plain 4000; sleep 1000) | /e2e/tenant link > /e2e/state/crashed &
+  while ! test \"$(cat /e2e/state/crashed 2>/dev/null)\" = \"0
+0\"; do sleep 0.1; done
+  exit 1
+fi
+";
+
+pub(super) async fn run(stage: &Stage) -> Result<()> {
+    let built = build(&stage.harness)?;
+    let pod = |name: &str, script: &str, cores: &str, blocks: &str| -> Result<Pod> {
+        let share = [("tencent.com/vcuda-core", cores), ("tencent.com/vcuda-memory", blocks)];
+        on_simulated_card(stage, &built, asking(name, &[Container::running("main", script, &share)]))
+    };
+    // 10 GiB without 528 MiB for a context: 37 pieces. Then out of memory (2).
+    let (large, small) = ("0 / 10240 10240 / 37 2 / 0 /", "0 / 5120 5120 / 17 2 / 0 /");
+    stage.create_bound(pod("large", ROUNDS, "30", "40")?, &[("main", &[SIMULATED])]).await?;
+    stage.create_bound(pod("small", ROUNDS, "50", "20")?, &[("main", &[SIMULATED])]).await?;
+    let both = async |at_least: usize| -> Result<usize> {
+        let seen = rounds(stage, "large", large, at_least).await?;
+        Ok(seen.max(rounds(stage, "small", small, at_least).await?))
+    };
+    let seen = both(3).await?;
+    let log = stage.cluster.pods().logs("large", &LogParams::default()).await?;
+    ensure!(log.starts_with("read-only\n"), "the limits could be written: {log}");
+    stage.harness.note("each container sees its share, and is refused more");
+
+    let grant = stage.grants.join(stage.pod("large").await?.metadata.uid).join("main");
+    let control = files::open_control(&grant)?;
+    let arbiter = async |there: bool| {
+        let what =
+            if there { "the arbiter to hand out windows" } else { "the arbiter's heart to have stopped" };
+        let is = async || Ok((control.has_arbiter(futex::now()) == there).then_some(()));
+        stage.harness.wait_for(what, SOON, is).await
+    };
+    arbiter(true).await?;
+    stage.agent.kill()?;
+    arbiter(false).await?;
+    let seen = both(seen + 4).await?;
+    stage.harness.note("the agent is gone: the limits hold");
+    stage.agent.start_again()?;
+    arbiter(true).await?;
+    let seen = both(seen + 4).await?;
+    stage.harness.note("the agent is back: the limits hold, and windows are handed out");
+
+    // More at once, for a container that runs; the other one's stay.
+    stage.wait_until_served().await?;
+    let patch = json!({ "metadata": { "annotations": { "tencent.com/vcuda-core-limit": "90" } } });
+    stage.cluster.pods().patch("large", &PatchParams::default(), &Patch::Merge(patch)).await?;
+    let ceilings = async || {
+        let of = async |name: &str| -> Result<u32> {
+            Ok(stage.limits(&stage.pod(name).await?.metadata.uid, "main")?.cards[0].ceiling)
+        };
+        Ok(((of("large").await?, of("small").await?) == (90, 50)).then_some(()))
+    };
+    stage.harness.wait_for("the ceiling to be raised", SOON, ceilings).await?;
+    both(seen + 2).await?;
+    stage.harness.note("a ceiling was raised while its container runs, the other's was not");
+
+    escapes_are_told(stage, pod("idle", "while true; do sleep 1000; done", "5", "4")?).await?;
+
+    let mut crashing = pod("crashing", &format!("{CRASH}{ROUNDS}"), "10", "20")?;
+    if let Some(spec) = &mut crashing.spec {
+        spec.restart_policy = Some("Always".into());
+    }
+    stage.create_bound(crashing, &[("main", &[SIMULATED])]).await?;
+    rounds(stage, "crashing", small, 2).await?;
+    stage.harness.note("a container that crashed with memory in its books starts with empty ones");
+    let uids = [stage.pod("large").await?.metadata.uid, stage.pod("small").await?.metadata.uid];
+    stage.delete_all().await?;
+    let gone = async || Ok(uids.iter().all(|uid| !stage.grants.join(uid).exists()).then_some(()));
+    stage.harness.wait_for("the grants to be gone", SOON, gone).await
+}
+
+/// The driver shows a process that keeps no books: its owner is told, and what it uses is taken off the container's limit.
+async fn escapes_are_told(stage: &Stage, idle: Pod) -> Result<()> {
+    stage.create_bound(idle, &[("main", &[SIMULATED])]).await?;
+    stage.cluster.wait_for_phase("idle", "Running", SOON).await?;
+    let uid = stage.pod("idle").await?.metadata.uid;
+    let control = files::open_control(&stage.grants.join(&uid).join("main"))?;
+    let unledgered = async |mib: u64| {
+        let is_told = async || {
+            let told = control.unledgered(0) >> 20;
+            ensure!(told == mib && control.measured(0) > 0, "it was told {told} MiB");
+            Ok(Some(()))
+        };
+        stage.harness.wait_for(&format!("the container to be told of {mib} MiB"), SOON, is_told).await
+    };
+    unledgered(0).await?;
+    let pid = process_in(&uid)?;
+    let shown = stage.gpus.with_extension("json.processes");
+    fs::write(
+        &shown,
+        format!("{{\"pid\":{pid},\"gpu\":{SIMULATED},\"memoryMiB\":300,\"busyPercent\":1}}\n"),
+    )?;
+    unledgered(300).await?;
+    let events: Api<Event> = Api::default_namespaced(stage.cluster.client());
+    let told = async || {
+        let events = events.list(&ListParams::default()).await?;
+        let mut told =
+            events.items.into_iter().filter(|event| event.reason.as_deref() == Some("GpuShareEscaped"));
+        Ok(told.next().and_then(|event| event.message))
+    };
+    let message = stage.harness.wait_for("an event about the escape", SOON, told).await?;
+    ensure!(message.starts_with(&format!("process {pid} of container main uses GPU")), "{message}");
+    stage.harness.note(&message);
+    let metrics = stage.page("/metrics").await?;
+    let is_it = |line: &&str| {
+        line.starts_with("tessera_container_escapes_total{") && line.contains("without-library")
+    };
+    ensure!(metrics.lines().any(|line| is_it(&line) && line.ends_with(" 1")), "not in {metrics}");
+    fs::remove_file(&shown)?;
+    unledgered(0).await?;
+    stage.harness.note("what the driver shows beyond the books was taken off the limit, and given back");
+    Ok(())
+}
+
+/// A process of a pod, by its number here.
+fn process_in(uid: &str) -> Result<u32> {
+    let written = [uid.to_owned(), uid.replace('-', "_")];
+    for entry in fs::read_dir("/proc")?.flatten() {
+        let Ok(pid) = entry.file_name().to_string_lossy().parse() else { continue };
+        let text = |file: &str| fs::read_to_string(entry.path().join(file)).unwrap_or_default();
+        if written.iter().any(|uid| text("cgroup").contains(uid)) && text("comm").trim() == "sh" {
+            return Ok(pid);
+        }
+    }
+    bail!("no process of pod {uid} was found")
+}
+
+/// Waits for so many rounds of a pod, of which each must have gone as expected; how many there were.
+async fn rounds(stage: &Stage, name: &str, expected: &str, at_least: usize) -> Result<usize> {
+    stage
+        .harness
+        .wait_for(&format!("{at_least} rounds of {name}"), SOON, async || {
+            let log = stage.cluster.pods().logs(name, &LogParams::default()).await?;
+            let lines: Vec<String> =
+                log.lines().filter(|line| line.contains('/')).map(but_for_free).collect();
+            let other = lines.iter().find(|line| *line != expected);
+            ensure!(other.is_none(), "{name} said {other:?}, not {expected:?}");
+            Ok((lines.len() >= at_least).then_some(lines.len()))
+        })
+        .await
+}
+
+/// A round without its third word: what is free just after the process before has ended may still count that one.
+fn but_for_free(line: &str) -> String {
+    let words = line.split_whitespace().enumerate().filter(|(place, _)| *place != 2);
+    words.map(|(_, word)| word).collect::<Vec<_>>().join(" ")
+}
+
+/// The program and the simulated driver under its usual names, in one folder.
+fn build(harness: &Harness) -> Result<PathBuf> {
+    let folder = harness.state("tenant")?;
+    let driver = harness.for_containers("libsimulated_driver.so")?;
+    for name in ["libcuda.so", "libcuda.so.1"] {
+        fs::copy(&driver, folder.join(name))?;
+    }
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates/interpose/tests/tenant.c");
+    let compiled = Command::new("cc")
+        .args(["-O1", "-w", "-o"])
+        .arg(folder.join("tenant"))
+        .arg(source)
+        .arg("-L")
+        .arg(&folder)
+        .args(["-lcuda", "-ldl", "-lpthread"])
+        .status()
+        .context("no C compiler")?;
+    ensure!(compiled.success(), "the program did not compile");
+    Ok(folder)
+}
+
+/// Gives a pod the program, the driver, a card of its own to simulate on, and this machine's C library.
+fn on_simulated_card(stage: &Stage, built: &Path, mut pod: Pod) -> Result<Pod> {
+    let name = pod.metadata.name.clone().unwrap_or_default();
+    let state = stage.harness.state(&format!("tenant-{name}"))?;
+    let folders = [
+        ("built", built.display().to_string(), "/e2e"),
+        ("state", state.display().to_string(), "/e2e/state"),
+        ("loader", "/usr/lib64".to_owned(), "/lib64"),
+        ("libraries", "/usr/lib/x86_64-linux-gnu".to_owned(), "/lib/x86_64-linux-gnu"),
+    ];
+    fs::create_dir_all(built.join("state"))?;
+    let spec = pod.spec.as_mut().context("a pod without a specification")?;
+    let volume = |(name, path, _): &(&str, String, &str)| Volume {
+        name: (*name).to_owned(),
+        host_path: Some(HostPathVolumeSource { path: path.clone(), type_: None }),
+        ..Volume::default()
+    };
+    let mount = |(name, _, place): &(&str, String, &str)| VolumeMount {
+        name: (*name).to_owned(),
+        mount_path: (*place).to_owned(),
+        ..VolumeMount::default()
+    };
+    let variable = |name: &str, value: &str| EnvVar {
+        name: name.to_owned(),
+        value: Some(value.to_owned()),
+        ..EnvVar::default()
+    };
+    spec.volumes = Some(folders.iter().map(volume).collect());
+    for container in &mut spec.containers {
+        container.volume_mounts = Some(folders.iter().map(mount).collect());
+        container.env =
+            Some(vec![variable("LD_LIBRARY_PATH", "/e2e"), variable("SIMULATED_CARD", "/e2e/state/card")]);
+    }
+    Ok(pod)
+}

@@ -1,0 +1,86 @@
+"""What the scripts here share: grants, an arbiter over them, and programs under the library. Paths come from the environment:
+LIBRARY, ARBITER, WORK (work.c, built), SHARE_BENCH (a PyTorch program: SECONDS KIND -> "KIND RATE /s windows min A med B max C")."""
+import os, subprocess, sys, tempfile, time
+
+library, arbiter, work, share_bench = (os.environ[name] for name in ("LIBRARY", "ARBITER", "WORK", "SHARE_BENCH"))
+meaning = os.environ.get("MEANING", "throughput")
+seconds = os.environ.get("SECONDS_EACH", "10")
+uuid = subprocess.check_output(["nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader"], text=True).split()[0]
+folder = tempfile.mkdtemp(prefix="tessera-gpu-")
+TORCH = ("big", "long", "graph", "sync", "small")
+
+
+def grant(cores, ceiling=None, memory=30720, name=None):
+    path = name or tempfile.mkdtemp(dir=folder)
+    subprocess.check_call([arbiter, "grant", path, uuid, str(memory), str(cores), str(ceiling or cores), meaning])
+    return path
+
+
+def cpu(process):
+    """Seconds of CPU a process has used."""
+    with open(f"/proc/{process.pid}/stat") as stat:
+        fields = stat.read().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def controller(process):
+    """Seconds of CPU the library's own thread in a process has used."""
+    for task in os.listdir(f"/proc/{process.pid}/task"):
+        with open(f"/proc/{process.pid}/task/{task}/stat") as stat:
+            name, fields = stat.read().rsplit(")", 1)
+        if name.endswith("(tessera"):
+            return sum(int(field) for field in fields.split()[11:13]) / os.sysconf("SC_CLK_TCK")
+    return 0.0
+
+
+class Arbiter:
+    """Hands out windows. Tells its own CPU, in percent of a core, and each grant's part of the card's time."""
+
+    def __init__(self, *paths):
+        self.log = tempfile.TemporaryFile(mode="w+", dir=folder)
+        self.process = subprocess.Popen([arbiter, "run", "600", uuid, *paths], stdout=self.log)
+        self.settle(0)
+
+    def settle(self, seconds):
+        """What follows counts: programs need a while to begin, and so does this one."""
+        time.sleep(seconds)
+        self.marked, self.cpu = time.time(), cpu(self.process)
+        self.skip = sum(1 for _ in open(f"/proc/{self.process.pid}/fd/1")) if seconds else 0
+
+    def end(self):
+        used = 100 * (cpu(self.process) - self.cpu) / (time.time() - self.marked)
+        self.process.kill()
+        self.log.seek(0)
+        lines = [[int(word) for word in line.split()] for line in self.log][self.skip:-1]
+        return used, [(last - first) / 10 / (len(lines) - 1) for first, last in zip(lines[0], lines[-1])] if len(lines) > 1 else []
+
+
+def start(command, path=None, **environment):
+    env = dict(os.environ, **environment)
+    if path:
+        env.update(LD_PRELOAD=library, TESSERA_GRANT=path)
+    return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def program(kind, length=seconds):
+    """The command for a kind of work: PyTorch's by its name, ours with "c-" in front."""
+    return [work, kind[2:], length] if kind.startswith("c-") else [sys.executable, share_bench, length, kind]
+
+
+def answer(process):
+    """(rate, least, most) of a program that has ended: of 1 s windows."""
+    out, err = process.communicate(timeout=120)
+    words = out.split()
+    if err.strip() or len(words) < 6:
+        print("   ", out[-200:], err[-400:])
+        return 0.0, 0.0, 0.0
+    return (float(words[2]), float(words[4]), float(words[5])) if words[1] == "share" else (float(words[1]), float(words[5]), float(words[9]))
+
+
+bares = {}
+
+
+def bare(kind):
+    if kind not in bares:
+        bares[kind] = answer(start(program(kind, "4")))[0] or 1.0
+    return bares[kind]

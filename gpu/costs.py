@@ -1,0 +1,54 @@
+"""What the library costs per call: bare and under it by turns, the least and the median over all rounds."""
+from bench import *
+
+ROUNDS = int(os.environ.get("COST_ROUNDS", "6"))
+service = None
+shares = {"bare": None, "no limit of time": grant(100), "window open": grant(99)}
+for kind in ("launch", "alloc", "graphs"):
+    found = {name: [] for name in shares}
+    for _ in range(ROUNDS):
+        for name, path in shares.items():
+            service = Arbiter(path) if name == "window open" else None
+            out, err = start([work, kind, "1"], path).communicate(timeout=60)
+            if service:
+                service.process.kill()
+            words = out.split()
+            if err.strip() or len(words) < 6:
+                print("   ", out, err[-300:])
+                continue
+            found[name].append((float(words[3]), float(words[5])))
+    print(f"{kind:8}", *[f"{name}: least {min(row[0] for row in rows):.0f} median {sorted(row[1] for row in rows)[len(rows) // 2]:.0f} ns;" for name, rows in found.items() if rows], flush=True)
+
+TRAIN = """
+import time, torch
+torch.manual_seed(0)
+net = torch.nn.Sequential(*[layer for _ in range(8) for layer in (torch.nn.Linear(2048, 2048), torch.nn.ReLU())]).cuda()
+x, best = torch.randn(256, 2048, device="cuda"), torch.optim.SGD(net.parameters(), lr=1e-3)
+a = torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16); c = torch.empty_like(a)
+def step():
+    best.zero_grad(); loss = net(x).square().mean(); loss.backward(); best.step(); return loss.item()
+def mm():
+    for _ in range(20): torch.mm(a, a, out=c)
+    torch.cuda.synchronize()
+for name, act in (("train", step), ("matmul", mm)):
+    for _ in range(30): act()
+    counts = []
+    for _ in range(6):
+        end, n = time.time() + 0.5, 0
+        while time.time() < end: act(); n += 1
+        counts.append(n / 0.5)
+    print(name, max(counts), sorted(counts)[3])
+"""
+found = {}
+for turn in range(int(os.environ.get("TRAIN_ROUNDS", "3"))):
+    for name, path in list(shares.items())[:2]:
+        out, err = start([sys.executable, "-c", TRAIN], path).communicate(timeout=90)
+        words = out.split()
+        if len(words) < 6:
+            print("   ", out, err[-300:])
+            continue
+        for kind, best, median in (words[:3], words[3:6]):
+            found.setdefault((kind, name), []).append(float(best))
+for kind in ("train", "matmul"):
+    plain, hooked = max(found[kind, "bare"]), max(found[kind, "no limit of time"])
+    print(f"PyTorch {kind}: best of {len(found[kind, 'bare'])} runs, bare {plain:.1f}/s, under the library {hooked:.1f}/s = {100 * hooked / plain:.2f} %")

@@ -1,0 +1,237 @@
+/* Work of exactly known length on a card, through the driver's own interface: no runtime, no interpreter between the launches.
+ *
+ *   work KIND SECONDS [PARAMETER]
+ *
+ * Kernels spin for a time told to them, whatever the clock does, so what they did is a share of the card's time.
+ *   tiny     5 us, launched back to back          big      200 us            long     12 ms
+ *   deep     60 x 12 ms without a wait            streams  200 us on 4 streams in turn
+ *   threads  200 us from 3 threads                graph    graphs of 20 x 200 us
+ *   sync     200 us, a wait after every 10
+ *   request  1 ms of work every 20 ms: prints how long each took
+ *   return   500 ms of back-to-back work, 500 ms of nothing: prints what was reached in each 10 ms after coming back
+ *   launch   nanoseconds per launch of an empty kernel: the least, and the median, of 40 rounds
+ *   alloc    the same for allocation + free of 1 MiB in stream order
+ *   graphs   the same for a graph of 20 empty kernels
+ *
+ * Prints: KIND share PERCENT windows LEAST MOST (percent of the time in kernels, over all and in windows of 1 s).
+ * Build: cc -O2 -o work work.c -ldl -lpthread */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+typedef void *Handle;
+static int (*cuInit)(unsigned), (*cuDeviceGet)(int *, int), (*cuCtxCreate)(Handle *, unsigned, int), (*cuCtxSetCurrent)(Handle);
+static int (*cuModuleLoadData)(Handle *, const void *), (*cuModuleGetFunction)(Handle *, Handle, const char *);
+static int (*cuLaunchKernel)(Handle, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, Handle, void **, void **);
+static int (*cuStreamCreate)(Handle *, unsigned), (*cuStreamSynchronize)(Handle), (*cuCtxSynchronize)(void);
+static int (*cuStreamBeginCapture)(Handle, int), (*cuStreamEndCapture)(Handle, Handle *), (*cuGraphInstantiate)(Handle *, Handle, unsigned long long);
+static int (*cuGraphLaunch)(Handle, Handle), (*cuMemAllocAsync)(uint64_t *, size_t, Handle), (*cuMemFreeAsync)(uint64_t, Handle);
+
+static const char PTX[] =
+    ".version 6.0\n.target sm_50\n.address_size 64\n"
+    ".visible .entry empty() { ret; }\n"
+    ".visible .entry spin(.param .u64 length) {\n"
+    "  .reg .u64 %t<4>; .reg .pred %p;\n"
+    "  ld.param.u64 %t0, [length]; mov.u64 %t1, %globaltimer;\n"
+    "again: mov.u64 %t2, %globaltimer; sub.u64 %t3, %t2, %t1; setp.lt.u64 %p, %t3, %t0; @%p bra again;\n"
+    "  ret; }\n";
+
+static Handle context, spin, empty, streams[4];
+
+#define CHECK(call)                                                                    \
+    do {                                                                               \
+        int status = (call);                                                           \
+        if (status) { fprintf(stderr, "%s: CUDA error %d\n", #call, status); exit(1); } \
+    } while (0)
+
+static uint64_t now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec * 1000000000ull + t.tv_nsec;
+}
+
+static void pause_until(uint64_t when) {
+    struct timespec t = {when / 1000000000, when % 1000000000};
+    clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &t, 0);
+}
+
+static void *symbol(Handle library, const char *name) {
+    void *found = dlsym(library, name);
+    if (!found) { fprintf(stderr, "the driver has no %s\n", name); exit(1); }
+    return found;
+}
+
+static void launch(uint64_t length, Handle stream) {
+    void *arguments[] = {&length};
+    CHECK(cuLaunchKernel(spin, 1, 1, 1, 1, 1, 1, 0, stream, arguments, 0));
+}
+
+/* One batch of work, waited for at its end; the nanoseconds of kernels in it. */
+static uint64_t batch(const char *kind, Handle graph) {
+    uint64_t length = !strcmp(kind, "tiny") ? 5000 : !strcmp(kind, "long") || !strcmp(kind, "deep") ? 12000000 : 200000;
+    int count = !strcmp(kind, "tiny") ? 2000 : !strcmp(kind, "deep") ? 60 : !strcmp(kind, "long") ? 4 : !strcmp(kind, "sync") ? 10 : 100;
+    if (graph) {
+        for (int i = 0; i < 5; i++) CHECK(cuGraphLaunch(graph, streams[0]));
+        CHECK(cuStreamSynchronize(streams[0]));
+        return 5 * 20 * length;
+    }
+    int turns = !strcmp(kind, "streams") ? 4 : 1;
+    for (int i = 0; i < count; i++) launch(length, streams[i % turns]);
+    for (int i = 0; i < turns; i++) CHECK(cuStreamSynchronize(streams[i]));
+    return count * length;
+}
+
+static struct { const char *kind; double seconds; volatile uint64_t done[4]; volatile int stop; } shared;
+
+static void *thread(void *place) {
+    CHECK(cuCtxSetCurrent(context));
+    int me = (int)(intptr_t)place;
+    while (!shared.stop) {
+        for (int i = 0; i < 50; i++) launch(200000, streams[me]);
+        CHECK(cuStreamSynchronize(streams[me]));
+        shared.done[me] += 50 * 200000ull;
+    }
+    return 0;
+}
+
+static Handle capture(Handle function, uint64_t length) {
+    Handle graph, ready;
+    void *arguments[] = {&length};
+    CHECK(cuStreamBeginCapture(streams[0], 0));
+    for (int i = 0; i < 20; i++) CHECK(cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, streams[0], length ? arguments : 0, 0));
+    CHECK(cuStreamEndCapture(streams[0], &graph));
+    CHECK(cuGraphInstantiate(&ready, graph, 0));
+    return ready;
+}
+
+static int by_size(const void *a, const void *b) {
+    double x = *(double *)a, y = *(double *)b;
+    return (x > y) - (x < y);
+}
+
+/* Share of the time over all, and in windows of a second. Kernels on different streams or threads may overlap: then over 100. */
+static void report_share(const char *kind, double seconds) {
+    Handle graph = !strcmp(kind, "graph") ? capture(spin, 200000) : 0;
+    int threads = !strcmp(kind, "threads") ? 3 : 0;
+    pthread_t made[3];
+    for (int i = 0; i < threads; i++) pthread_create(&made[i], 0, thread, (void *)(intptr_t)i);
+    uint64_t warm = now() + 2000000000ull, begin = 0, window = 0, done = 0, at_window = 0, at_begin = 0;
+    double least = 1e9, most = 0;
+    for (;;) {
+        if (threads) {
+            pause_until(now() + 5000000);
+            done = shared.done[0] + shared.done[1] + shared.done[2];
+        } else {
+            done += batch(kind, graph);
+        }
+        uint64_t time = now();
+        if (!begin) {
+            if (time >= warm) begin = window = time, at_begin = at_window = done;
+            continue;
+        }
+        if (time - window >= 1000000000ull) {
+            double share = 100.0 * (done - at_window) / (time - window);
+            least = share < least ? share : least, most = share > most ? share : most;
+            window = time, at_window = done;
+        }
+        if (time - begin >= seconds * 1e9) {
+            printf("%s share %.2f windows %.1f %.1f\n", kind, 100.0 * (done - at_begin) / (time - begin), least, most);
+            break;
+        }
+    }
+    shared.stop = 1;
+    for (int i = 0; i < threads; i++) pthread_join(made[i], 0);
+}
+
+static void report_requests(double seconds) {
+    int count = seconds * 50;
+    double *took = malloc(count * sizeof *took);
+    uint64_t next = now() + 1000000000ull;
+    for (int i = -25; i < count; i++, next += 20000000) {
+        pause_until(next);
+        uint64_t begin = now();
+        launch(1000000, streams[0]);
+        CHECK(cuStreamSynchronize(streams[0]));
+        if (i >= 0) took[i] = (now() - begin) / 1e6;
+        if (now() > next + 20000000) next = now();
+    }
+    qsort(took, count, sizeof *took, by_size);
+    printf("request ms p50 %.2f p99 %.2f most %.2f of %d\n", took[count / 2], took[count * 99 / 100], took[count - 1], count);
+}
+
+static void report_returns(double seconds) {
+    enum { STEPS = 50 };
+    double reached[STEPS] = {0}, first = 0, latest = 0;
+    int rounds = 0;
+    for (uint64_t end = now() + seconds * 1e9; now() < end; rounds++) {
+        uint64_t begin = now();
+        int is_first = 1;
+        while (now() < begin + 500000000) {
+            uint64_t from = now();
+            for (int i = 0; i < 5; i++) launch(200000, streams[0]);
+            CHECK(cuStreamSynchronize(streams[0]));
+            uint64_t to = now();
+            if (is_first) {
+                double took = (to - from) / 1e6;
+                first += took, latest = took > latest ? took : latest, is_first = 0;
+            }
+            int step = (to - begin) / 10000000;
+            if (step < STEPS) reached[step] += 1e6;
+        }
+        pause_until(begin + 1000000000ull);
+    }
+    printf("return first ms mean %.1f most %.1f; share per 10 ms after return:", first / rounds, latest);
+    for (int i = 0; i < 20; i++) printf(" %.0f", reached[i] / rounds / 1e5);
+    double later = 0;
+    for (int i = 5; i < STEPS; i++) later += reached[i] / rounds / 1e5 / (STEPS - 5);
+    printf("; from 50 ms on %.1f\n", later);
+}
+
+static void report_cost(const char *kind) {
+    enum { ROUNDS = 40 };
+    int count = !strcmp(kind, "launch") ? 20000 : !strcmp(kind, "graphs") ? 1000 : 5000;
+    Handle graph = !strcmp(kind, "graphs") ? capture(empty, 0) : 0;
+    double cost[ROUNDS];
+    for (int round = 0; round < ROUNDS; round++) {
+        uint64_t begin = now();
+        for (int i = 0; i < count; i++) {
+            uint64_t memory;
+            if (graph) CHECK(cuGraphLaunch(graph, streams[0]));
+            else if (!strcmp(kind, "alloc")) { CHECK(cuMemAllocAsync(&memory, 1 << 20, streams[0])); CHECK(cuMemFreeAsync(memory, streams[0])); }
+            else CHECK(cuLaunchKernel(empty, 1, 1, 1, 1, 1, 1, 0, streams[0], 0, 0));
+        }
+        CHECK(cuStreamSynchronize(streams[0]));
+        cost[round] = (now() - begin) / (double)count;
+    }
+    qsort(cost, ROUNDS, sizeof *cost, by_size);
+    printf("%s ns least %.0f median %.0f\n", kind, cost[0], cost[ROUNDS / 2]);
+}
+
+int main(int count, char **words) {
+    if (count < 3) { fprintf(stderr, "usage: work KIND SECONDS (see the head of work.c)\n"); return 2; }
+    const char *kind = words[1];
+    double seconds = atof(words[2]);
+    Handle library = dlopen("libcuda.so.1", RTLD_NOW), module;
+    if (!library) { fprintf(stderr, "%s\n", dlerror()); return 1; }
+#define FIND(function, name) function = symbol(library, name)
+    FIND(cuInit, "cuInit"); FIND(cuDeviceGet, "cuDeviceGet"); FIND(cuCtxCreate, "cuCtxCreate_v2"); FIND(cuCtxSetCurrent, "cuCtxSetCurrent");
+    FIND(cuModuleLoadData, "cuModuleLoadData"); FIND(cuModuleGetFunction, "cuModuleGetFunction"); FIND(cuLaunchKernel, "cuLaunchKernel");
+    FIND(cuStreamCreate, "cuStreamCreate"); FIND(cuStreamSynchronize, "cuStreamSynchronize"); FIND(cuCtxSynchronize, "cuCtxSynchronize");
+    FIND(cuStreamBeginCapture, "cuStreamBeginCapture_v2"); FIND(cuStreamEndCapture, "cuStreamEndCapture");
+    FIND(cuGraphInstantiate, "cuGraphInstantiateWithFlags"); FIND(cuGraphLaunch, "cuGraphLaunch");
+    FIND(cuMemAllocAsync, "cuMemAllocAsync"); FIND(cuMemFreeAsync, "cuMemFreeAsync");
+    int device;
+    CHECK(cuInit(0)); CHECK(cuDeviceGet(&device, 0)); CHECK(cuCtxCreate(&context, 0, device));
+    CHECK(cuModuleLoadData(&module, PTX)); CHECK(cuModuleGetFunction(&spin, module, "spin")); CHECK(cuModuleGetFunction(&empty, module, "empty"));
+    for (int i = 0; i < 4; i++) CHECK(cuStreamCreate(&streams[i], 1));
+    if (!strcmp(kind, "request")) report_requests(seconds);
+    else if (!strcmp(kind, "return")) report_returns(seconds);
+    else if (!strcmp(kind, "launch") || !strcmp(kind, "alloc") || !strcmp(kind, "graphs")) report_cost(kind);
+    else report_share(kind, seconds);
+    return 0;
+}
