@@ -49,9 +49,9 @@ pub(crate) struct SamplingArguments {
     #[arg(long, default_value = "2", value_name = "SECONDS")]
     sample_every: f64,
 
-    /// Where the processes of the machine are listed
-    #[arg(long, default_value = "/proc", value_name = "DIRECTORY")]
-    proc_root: PathBuf,
+    /// Where the driver's process numbers are explained [default: /proc, if that shows the whole machine]
+    #[arg(long, value_name = "DIRECTORY")]
+    proc_root: Option<PathBuf>,
 
     /// Whose metrics /metrics has: native, map, pod-memory, gpu-manager, dcgm, dcgm-pods, cadvisor, hami
     #[arg(long, value_delimiter = ',', default_values = ["native", "map", "pod-memory", "gpu-manager"])]
@@ -86,7 +86,9 @@ impl SamplingArguments {
         let every = every.filter(|every| *every >= Duration::from_millis(100));
         Ok(Sampling {
             every: every.context("--sample-every: write seconds, at least 0.1")?,
-            processes: self.proc_root.clone(),
+            processes: self.proc_root.clone().unwrap_or_else(|| PathBuf::from("/proc")),
+            // Whoever names it knows.
+            trust_processes: self.proc_root.is_some(),
             host_ip: std::env::var("HOST_IP").or_else(|_| std::env::var("hostIP")).unwrap_or_default(),
             wanted: Wanted {
                 vocabularies: self.metrics.iter().copied().collect(),

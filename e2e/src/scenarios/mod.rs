@@ -106,6 +106,12 @@ static SCENARIOS: &[Scenario] = &[
         Always
     ),
     scenario!(
+        "exporter",
+        "processes of real containers are counted to the right container, and their series go with the pod",
+        Enclosed(agent::exporter),
+        Always
+    ),
+    scenario!(
         "agent-footprint",
         "memory and idle CPU of the agent with 8 GPUs and 100 pods",
         Enclosed(agent::footprint),

@@ -80,8 +80,11 @@ pub struct CardMeter {
 pub struct Meter {
     book: Book,
     cards: BTreeMap<GpuUuid, CardMeter>,
-    /// What the libraries report, where they do.
-    pub throttles: Throttles,
+    throttles: Throttles,
+    /// When that was reported, in seconds since 1970.
+    throttles_at: f64,
+    /// The part of the time before in which each waited.
+    waiting: BTreeMap<(ContainerKey, GpuUuid), f64>,
 }
 
 impl Meter {
@@ -98,6 +101,7 @@ impl Meter {
             card.holders.retain(|holder, _| stays(holder, present.contains(holder)));
         }
         self.throttles.retain(|(key, _), _| book.is_alive(&key.uid));
+        self.waiting.retain(|(key, _), _| book.is_alive(&key.uid));
     }
 
     /// Only these cards are there now.
@@ -125,6 +129,24 @@ impl Meter {
         let (count, last) = self.cards.entry(gpu.clone()).or_default().xids.entry(number).or_default();
         *count += 1;
         *last = at;
+    }
+
+    /// What the libraries in containers report, all of it: takes the place of what was known. `at` in seconds since 1970.
+    pub fn report(&mut self, throttles: Throttles, at: f64) {
+        let passed = at - self.throttles_at;
+        let part = |(key, now): (&(ContainerKey, GpuUuid), &Throttle)| {
+            let waited = now.seconds - self.throttles.get(key)?.seconds;
+            (passed > 0.0).then(|| (key.clone(), (waited / passed).clamp(0.0, 1.0)))
+        };
+        self.waiting = throttles.iter().filter_map(part).collect();
+        (self.throttles, self.throttles_at) = (throttles, at);
+    }
+
+    /// What the library of a container reports of a card, and the part of the last interval in which it waited.
+    #[must_use]
+    pub fn throttle(&self, key: &ContainerKey, gpu: &GpuUuid) -> (Option<Throttle>, Option<f64>) {
+        let key = (key.clone(), gpu.clone());
+        (self.throttles.get(&key).copied(), self.waiting.get(&key).copied())
     }
 
     /// The accounts of a card.
@@ -220,3 +242,6 @@ fn parts(split: &Split<f64>) -> impl Iterator<Item = (Holder, f64)> {
     let others = [(Holder::Host, split.host), (Holder::Unknown, split.unknown + split.rest)];
     containers.chain(others).filter(|(_, part)| *part > 0.0)
 }
+
+#[cfg(test)]
+mod tests;

@@ -41,8 +41,8 @@ pub struct Sources {
     pub kubelet: bool,
     /// The API server has told the pods.
     pub pods: bool,
-    /// Processes of the whole machine can be seen; `None` where nothing tells.
-    pub processes: Option<bool>,
+    /// Processes of the whole machine can be seen.
+    pub processes: bool,
 }
 
 /// One card.
@@ -141,6 +141,8 @@ pub struct SharePicture {
     pub escaped: bool,
     /// What its library reports.
     pub throttle: Option<Throttle>,
+    /// The part of the last interval in which it waited for its share.
+    pub throttled: Option<f64>,
 }
 
 /// A process on a card.
@@ -177,7 +179,7 @@ impl Picture {
     /// Puts together what the agent knows with what was measured. Looks that went well before `fresh_since` (seconds since 1970) say
     /// nothing about now.
     #[must_use]
-    pub fn new(view: &View, meter: &Meter, fresh_since: f64, processes: Option<bool>) -> Self {
+    pub fn new(view: &View, meter: &Meter, fresh_since: f64, processes: bool) -> Self {
         let mut picture = Self {
             driver: view.driver.clone(),
             sources: Sources {
@@ -254,8 +256,7 @@ impl Picture {
             for share in &mut container.shares {
                 share.escaped = is_ours && share.hold.is_none() && !share.pids.is_empty();
                 let Some(card) = picture.cards.get(share.card) else { continue };
-                let key = (container.key.clone(), card.gpu.uuid.clone());
-                share.throttle = meter.throttles.get(&key).copied();
+                (share.throttle, share.throttled) = meter.throttle(&container.key, &card.gpu.uuid);
             }
         }
         let places: BTreeMap<&ContainerKey, usize> =

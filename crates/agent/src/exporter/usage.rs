@@ -30,7 +30,7 @@ pub fn node_use(picture: &Picture) -> NodeUse {
             granted_mib: granted.map(|(_, bytes)| bytes >> 20),
             memory_used_mib: share.used.map(|bytes| bytes >> 20),
             busy_percent: share.busy.map(percent),
-            throttled_percent: None,
+            throttled_percent: share.throttled.map(percent),
         })
     };
     let container = |container: &ContainerPicture| ContainerUse {

@@ -175,7 +175,7 @@ fn measure(
             held: held.take(limits.cards.len()).collect(),
         });
     }
-    sampler.set_throttles(throttles);
+    sampler.report(throttles);
     let measured = Measured { at, looked_at, processes, accounts: read };
     let _ended = messages.send(Message::Event(Event::Measured(Box::new(measured))));
 }

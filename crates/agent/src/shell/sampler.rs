@@ -3,7 +3,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         mpsc::{self, RecvTimeoutError},
@@ -31,8 +31,11 @@ use crate::{
 pub struct Sampling {
     /// How often.
     pub every: Duration,
-    /// Where the processes of the machine are listed.
+    /// Where the driver's process numbers are explained.
     pub processes: PathBuf,
+    /// Whether that is so even if `/proc` does not show the whole machine. Otherwise it is not asked then: other processes under the
+    /// same numbers would be worse than none.
+    pub trust_processes: bool,
     /// The machine's address, for those who want it in a label.
     pub host_ip: String,
     /// Which metrics are written.
@@ -43,12 +46,15 @@ impl Default for Sampling {
     fn default() -> Self {
         Self {
             every: Duration::from_secs(2),
-            processes: PathBuf::from("/proc"),
+            processes: PathBuf::from(PROC),
+            trust_processes: false,
             host_ip: String::new(),
             wanted: Wanted::default(),
         }
     }
 }
+
+const PROC: &str = "/proc";
 
 /// No look may be older than this many intervals to be shown, and than [`PATIENCE`].
 const INTERVALS: u32 = 3;
@@ -68,9 +74,10 @@ pub struct Sampler {
     meter: Arc<Mutex<Meter>>,
     /// Cards that are looked at, until this end is dropped.
     pollers: Mutex<BTreeMap<GpuUuid, mpsc::Sender<()>>>,
-    sees_the_machine: Option<bool>,
+    /// Where processes are explained, if anywhere.
+    processes: Option<Processes>,
     /// Who is known of those on the cards.
-    who: Mutex<Memory>,
+    who: Mutex<Option<Memory>>,
     /// Cards that have not told yet who is on them.
     asked: Arc<Mutex<BTreeSet<GpuUuid>>>,
 }
@@ -79,16 +86,19 @@ impl Sampler {
     /// Looks at nothing yet.
     #[must_use]
     pub fn new(gpus: Arc<dyn Gpus>, sampling: Sampling) -> Self {
-        let sees_the_machine = Processes::at(sampling.processes.clone()).see_the_machine();
-        if sees_the_machine == Some(false) {
+        let processes = Processes::at(sampling.processes.clone());
+        let is_own = sampling.processes == Path::new(PROC) && !sampling.trust_processes;
+        let believed = !is_own || processes.see_the_machine() == Some(true);
+        if !believed {
             tracing::warn!(
-                "this is not the machine's own process namespace: what processes use cannot be told by container; \
-                 set hostPID: true"
+                "this is not the machine's own process namespace, so nobody knows whose processes are on the GPUs; \
+                 set hostPID: true, or name the right directory with --proc-root"
             );
         }
-        let who = Mutex::new(Memory::of(Processes::at(sampling.processes.clone())));
+        let processes = believed.then_some(processes);
+        let who = Mutex::new(processes.clone().map(Memory::of));
         let (meter, pollers, asked) = (Arc::default(), Mutex::default(), Arc::default());
-        Self { gpus, sampling, meter, pollers, sees_the_machine, who, asked }
+        Self { gpus, sampling, meter, pollers, processes, who, asked }
     }
 
     /// Follows the agent: new cards are looked at, pods that are gone are forgotten.
@@ -133,15 +143,16 @@ impl Sampler {
     }
 
     /// What the libraries in containers report, all of it: takes the place of what was known.
-    pub fn set_throttles(&self, throttles: Throttles) {
-        lock(&self.meter).throttles = throttles;
+    pub fn report(&self, throttles: Throttles) {
+        lock(&self.meter).report(throttles, unix().as_secs_f64());
     }
 
     /// The processes of containers that are on the cards now, and which cards told.
     pub(super) fn on_cards(&self) -> (BTreeSet<GpuUuid>, Vec<OnCard>) {
+        let Some(processes) = &self.processes else { return <(BTreeSet<GpuUuid>, Vec<OnCard>)>::default() };
         let told = self.ask_all();
-        let processes = Processes::at(self.sampling.processes.clone());
-        let who = lock(&self.who).who(told.iter().flat_map(|(all, _)| all).map(|process| process.pid));
+        let pids = told.iter().flat_map(|(all, _)| all).map(|process| process.pid);
+        let who = lock(&self.who).as_mut().map(|memory| memory.who(pids)).unwrap_or_default();
         let meter = lock(&self.meter);
         let on_card = |gpu: &GpuUuid, process: &ProcessMemory| {
             let known = who.get(&process.pid)?;
@@ -192,7 +203,7 @@ impl Sampler {
         if view.pods_known {
             meter.learn(&view.pods);
         }
-        let picture = Picture::new(view, &meter, self.fresh_since(), self.sees_the_machine);
+        let picture = Picture::new(view, &meter, self.fresh_since(), self.processes.is_some());
         Picture { host_ip: self.sampling.host_ip.clone(), ..picture }
     }
 
@@ -205,14 +216,14 @@ impl Sampler {
     fn poll(&self, gpu: GpuUuid) -> mpsc::Sender<()> {
         let (stay, stop) = mpsc::channel::<()>();
         let (gpus, meter, every) = (self.gpus.clone(), self.meter.clone(), self.sampling.every);
-        let mut memory = Memory::of(Processes::at(self.sampling.processes.clone()));
+        let mut memory = self.processes.clone().map(Memory::of);
         let mut since = 0;
         let mut trouble = None;
         thread::spawn(move || {
             loop {
                 let started = Instant::now();
                 let now = u64::try_from(unix().as_micros()).unwrap_or(u64::MAX);
-                match look(&*gpus, &gpu, &mut memory, Window { since, now }) {
+                match look(&*gpus, &gpu, memory.as_mut(), Window { since, now }) {
                     Ok(observation) => {
                         trouble = None;
                         since = observation.sample.work.to.max(now.saturating_sub(FORGETS));
@@ -242,14 +253,14 @@ impl Sampler {
 pub fn look(
     gpus: &dyn Gpus,
     gpu: &GpuUuid,
-    memory: &mut Memory,
+    memory: Option<&mut Memory>,
     window: Window,
 ) -> Result<Observation, GpusError> {
     let sample = gpus.sample(gpu, window)?;
     let listed = sample.processes.iter().flatten().map(|process| process.pid);
     // One that ended since may have computed before.
     let worked = sample.work.processes.iter().flatten().map(|(pid, _)| *pid);
-    let who = memory.who(listed.chain(worked));
+    let who = memory.map(|memory| memory.who(listed.chain(worked))).unwrap_or_default();
     let at = Duration::from_micros(window.now).as_secs_f64();
     Ok(Observation { at, took: 0.0, sample, who })
 }

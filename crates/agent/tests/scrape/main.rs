@@ -65,7 +65,7 @@ fn busy_node() -> Stage {
     let key = ContainerKey { uid: PodUid(stage::pod_uid(1)), container: "main".into() };
     let throttle = Throttle { seconds: 1.25, waits: 7, denied_bytes: 4096, open: 2.5, windows: 125 };
     stage.view.escapes = vec![(key.uid.clone(), key.container.clone(), Escape::WithoutLibrary, 2)];
-    stage.meter.throttles = Throttles::from([((key, uuid(0).as_str().into()), throttle)]);
+    stage.meter.report(Throttles::from([((key, uuid(0).as_str().into()), throttle)]), 1.0);
     stage
 }
 

@@ -160,7 +160,7 @@ impl Stage {
         let found = Arc::new(self.gpus.discover().unwrap());
         for (place, gpu) in found.gpus.iter().enumerate() {
             let window = Window { since: self.since[place], now: self.now };
-            let mut seen = look(&self.gpus, &gpu.uuid, &mut self.memory[place], window).unwrap();
+            let mut seen = look(&self.gpus, &gpu.uuid, Some(&mut self.memory[place]), window).unwrap();
             self.since[place] = seen.sample.work.to;
             seen.took = 0.25;
             self.meter.observe(&gpu.uuid, seen);
@@ -169,7 +169,7 @@ impl Stage {
     }
 
     pub(crate) fn picture(&self) -> Picture {
-        let picture = Picture::new(&self.view, &self.meter, 0.0, Some(true));
+        let picture = Picture::new(&self.view, &self.meter, 0.0, true);
         Picture { host_ip: "10.0.0.5".into(), ..picture }
     }
 

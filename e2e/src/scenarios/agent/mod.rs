@@ -1,6 +1,7 @@
 //! The agent on a real kubelet, with eight cards that exist only in a file.
 
 mod books;
+mod exporter;
 mod footprint;
 mod health;
 mod library;
@@ -66,6 +67,12 @@ pub(crate) async fn library(harness: Harness) -> Result<()> {
 pub(crate) async fn footprint(harness: Harness) -> Result<()> {
     let stage = Stage::start(&harness, "auto").await?;
     footprint::run(&stage).await
+}
+
+/// Who uses which card.
+pub(crate) async fn exporter(harness: Harness) -> Result<()> {
+    let stage = Stage::start(&harness, "auto").await?;
+    exporter::run(&stage).await
 }
 
 /// What a container of each dialect finds in its environment when it was granted card 5.

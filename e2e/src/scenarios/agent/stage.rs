@@ -64,6 +64,8 @@ impl Stage {
             .argument(format!("--library={}", harness.for_containers("libtessera.so")?.display()))
             .argument(format!("--kubelet-root={}", node.kubelet_root().display()))
             .argument(format!("--registration={registration}"))
+            // The enclosure's own processes, which the kubelet's containers are among.
+            .argument("--proc-root=/proc")
             .argument(format!("--listen={PAGES}"));
         let agent = harness.start("tessera-agent", program)?;
         let pod_resources = PodResources::at(&node.pod_resources())?;

@@ -37,9 +37,9 @@ fn about(picture: &Picture, wanted: &Wanted, page: &mut Page) {
         "Whether a source answers: without it, what only it knows is missing.",
     );
     for (source, answers) in [
-        ("gpus", Some(sources.gpus)),
-        ("kubelet", Some(sources.kubelet)),
-        ("pods", Some(sources.pods)),
+        ("gpus", sources.gpus),
+        ("kubelet", sources.kubelet),
+        ("pods", sources.pods),
         ("processes", sources.processes),
     ] {
         up.sample(&Labels::new(&[("source", source)]), answers);

@@ -1,0 +1,150 @@
+//! Processes of real containers, on cards that exist only in a file: the real kubelet's cgroups tell whose they are.
+
+use std::{collections::BTreeMap, fs};
+
+use anyhow::{Context, Result, ensure};
+use k8s_openapi::api::core::v1::{EnvVar, Pod};
+use serde_json::{Value, json};
+use tessera_wire::node_use::{self, NodeUse};
+
+use super::{
+    pods::{Container, asking},
+    stage::{SOON, Stage},
+};
+
+/// By this every container knows who it is, in a way that no cgroup has a part in.
+const WHO: &str = "TESSERA_E2E_WHO";
+
+pub(super) async fn run(stage: &Stage) -> Result<()> {
+    let share = [("tencent.com/vcuda-core", "20"), ("tencent.com/vcuda-memory", "20")];
+    let first = asking(
+        "first",
+        &[
+            Container::sidecar("proxy", &share),
+            Container::main("one", &share),
+            Container::main("two", &share),
+        ],
+    );
+    let second = asking("second", &[Container::main("main", &share)]);
+    let mut free = asking("free", &[Container::main("main", &[])]);
+    if let Some(spec) = &mut free.spec {
+        spec.node_name = Some(stage.node.name.clone());
+    }
+    stage.create_bound(named(first), &[("proxy", &[2]), ("one", &[2]), ("two", &[6])]).await?;
+    stage.create_bound(named(second), &[("main", &[2])]).await?;
+    stage.create(named(free)).await?;
+    for name in ["first", "second", "free"] {
+        stage.cluster.wait_for_phase(name, "Running", SOON).await?;
+    }
+
+    // Every container on card 2 but one, one on card 6, the one without a grant on card 5, and this very process on card 0.
+    let placed = [
+        ("first/proxy", 2, 1000, 10),
+        ("first/one", 2, 2000, 20),
+        ("first/two", 6, 3000, 30),
+        ("second/main", 2, 4000, 40),
+        ("free/main", 5, 500, 5),
+    ];
+    let pids = stage
+        .harness
+        .wait_for("the processes of all containers", SOON, async || {
+            let pids = processes()?;
+            Ok(placed.iter().all(|(who, ..)| pids.contains_key(*who)).then_some(pids))
+        })
+        .await?;
+    let mut lines = vec![line(std::process::id(), 0, 700, 0)];
+    lines.extend(placed.iter().map(|(who, card, memory, busy)| line(pids[*who], *card, *memory, *busy)));
+    fs::write(format!("{}.processes", stage.gpus.display()), lines.join("\n"))?;
+
+    let seen = stage
+        .harness
+        .wait_for("all processes to be counted", SOON, async || {
+            let seen: NodeUse = serde_json::from_str(&stage.page(node_use::PATH).await?)?;
+            for (who, card, memory, busy) in placed {
+                check(&seen, who, card, memory, busy)?;
+            }
+            Ok(Some(seen))
+        })
+        .await?;
+    ensure!(seen.containers.len() == placed.len(), "more containers than there are: {:?}", seen.containers);
+    ensure!(seen.gpus[0].memory_used_mib == Some(764), "card 0: {:?}", seen.gpus[0]);
+    stage.harness.note(
+        "five containers of three pods: each process is counted to its own, on the real kubelet's cgroups",
+    );
+
+    let text = stage.page("/metrics").await?;
+    let escaped = text.lines().filter(|line| line.starts_with("tessera_container_escaped_processes{"));
+    let escaped: Vec<&str> = escaped.collect();
+    ensure!(
+        matches!(escaped.as_slice(), [one] if one.contains("pod=\"free\"") && one.contains("gpu=\"5\"") && one.ends_with(" 1")),
+        "escaped: {escaped:?}"
+    );
+    ensure!(text.contains("part=\"host\"} 734003200"), "this process is not of the host: {text}");
+    stage.harness.note("a process without a grant is flagged, one of no pod is the host's");
+
+    let usage: Value = serde_json::from_str(&stage.page("/usage").await?)?;
+    let uid = stage.pod("second").await?.metadata.uid;
+    let device = &usage["usage"][&uid]["stat"]["main"]["dev"][0];
+    ensure!(device["pids"] == json!([pids["second/main"]]), "usage: {device}");
+    ensure!(device["mem"] == json!(4000), "usage: {device}");
+
+    stage.delete("second").await?;
+    stage
+        .harness
+        .wait_for("the series of a deleted pod to go", SOON, async || {
+            Ok((!stage.page("/metrics").await?.contains("\"second\"")).then_some(()))
+        })
+        .await?;
+    stage.harness.note("series go with their pod");
+    Ok(())
+}
+
+/// Tells every container who it is.
+fn named(mut pod: Pod) -> Pod {
+    let name = pod.metadata.name.clone().unwrap_or_default();
+    let spec = pod.spec.iter_mut();
+    for container in
+        spec.flat_map(|spec| spec.containers.iter_mut().chain(spec.init_containers.iter_mut().flatten()))
+    {
+        let who = EnvVar {
+            name: WHO.into(),
+            value: Some(format!("{name}/{}", container.name)),
+            ..EnvVar::default()
+        };
+        container.env.get_or_insert_default().push(who);
+    }
+    pod
+}
+
+/// The processes that say who they are, with their numbers: containers run one each.
+fn processes() -> Result<BTreeMap<String, u32>> {
+    let mut found = BTreeMap::new();
+    for entry in fs::read_dir("/proc")? {
+        let entry = entry?;
+        let Ok(pid) = entry.file_name().to_string_lossy().parse::<u32>() else { continue };
+        // It may be gone by now.
+        let environment = fs::read(entry.path().join("environ")).unwrap_or_default();
+        let texts = environment.split(|byte| *byte == 0).map(String::from_utf8_lossy);
+        for text in texts {
+            if let Some(who) = text.strip_prefix(&format!("{WHO}=")) {
+                found.insert(who.to_owned(), pid);
+            }
+        }
+    }
+    Ok(found)
+}
+
+fn line(pid: u32, card: u8, memory: u64, busy: u32) -> String {
+    json!({ "pid": pid, "gpu": card, "memoryMiB": memory, "busyPercent": busy }).to_string()
+}
+
+fn check(seen: &NodeUse, who: &str, card: u8, memory: u64, busy: u32) -> Result<()> {
+    let (pod, container) = who.split_once('/').context("no name")?;
+    let found = seen.containers.iter().find(|found| found.pod == pod && found.container == container);
+    let share = found.and_then(|found| found.gpus.iter().find(|share| share.index == card));
+    let share = share.with_context(|| format!("{who} is not shown on card {card}"))?;
+    ensure!(share.memory_used_mib == Some(memory), "{who}: {share:?}");
+    ensure!(share.busy_percent == Some(f64::from(busy)), "{who}: {share:?}");
+    ensure!(share.granted_percent.is_some() == (pod != "free"), "{who}: {share:?}");
+    Ok(())
+}
