@@ -450,7 +450,8 @@ async fn a_follower_names_the_leader(browser: &Browser) -> Result<()> {
 async fn a_thousand_nodes(browser: &Browser) -> Result<()> {
     let cluster = Cluster::start((0..1000).map(|number| node(&format!("node-{number:04}"), H100))).await?;
     for number in 0..40 {
-        cluster.run(&pod("team", &format!("p{number}"), whole(8))).await?;
+        let made = cluster.make(&pod("team", &format!("p{number}"), whole(8)))?;
+        cluster.bind(&made, &format!("node-{:04}", 500 + number)).await?;
     }
     visit(browser, &cluster, "").await?;
     browser.until_text("1,000 nodes, 8,000 GPUs").await?;
@@ -478,8 +479,9 @@ async fn a_thousand_nodes(browser: &Browser) -> Result<()> {
     // Live also here.
     browser.eval("window.scrollTo(0, 0)").await?;
     browser.until("document.querySelector('[data-key=node-0000]')").await?;
-    let before = browser.eval("document.querySelectorAll('.tile.held').length").await?;
+    let held = "document.querySelectorAll('[data-key=node-0003] .tile.held').length";
+    ensure!(browser.eval(held).await? == json!(0));
     let seen = cluster.make(&pod("team", "seen", whole(1)))?;
     cluster.bind(&seen, "node-0003").await?;
-    browser.until(&format!("document.querySelectorAll('.tile.held').length !== {before} || document.querySelector('[data-key=node-0003] .tile.held')")).await
+    browser.until(&format!("{held} === 1")).await
 }
