@@ -94,6 +94,7 @@ fn events(news: watch::Receiver<Arc<News>>) -> impl Stream<Item = Result<Event, 
 /// Looks for changes for as long as somebody listens.
 async fn gather(app: Arc<App>) {
     let hub = &app.dashboard.hub;
+    let mut gathering = Gathering { hub, ended: false };
     let mut writes = None;
     let mut prints = Prints::default();
     loop {
@@ -129,8 +130,23 @@ async fn gather(app: Arc<App>) {
             hub.gathering.store(false, Ordering::Release);
             // Somebody may have come just before that, and gone by.
             if hub.news.receiver_count() == 0 || hub.gathering.swap(true, Ordering::AcqRel) {
+                gathering.ended = true;
                 return;
             }
+        }
+    }
+}
+
+/// Somebody gathers. If he is broken off, another one may begin.
+struct Gathering<'a> {
+    hub: &'a Hub,
+    ended: bool,
+}
+
+impl Drop for Gathering<'_> {
+    fn drop(&mut self) {
+        if !self.ended {
+            self.hub.gathering.store(false, Ordering::Release);
         }
     }
 }

@@ -13,6 +13,7 @@ use tessera_scheduler::server::{App, router, serve};
 use tessera_scheduler::state::{Settings, State};
 use tessera_sim::apiserver::ApiServer;
 use tokio::net::TcpListener;
+use tokio::runtime::{Builder, Runtime};
 use tokio::task::JoinHandle;
 
 use crate::webdriver::request;
@@ -34,7 +35,8 @@ pub(crate) struct Cluster {
 pub(crate) struct Replica {
     app: Arc<App>,
     pub(crate) authority: String,
-    server: JoinHandle<()>,
+    /// Its own threads: with them end all connections, as with a process.
+    server: Option<Runtime>,
     leading: JoinHandle<()>,
 }
 
@@ -130,7 +132,7 @@ pub(crate) fn memory(gib: u64) -> Value {
 
 impl Replica {
     pub(crate) async fn start(api: &ApiServer, identity: &str) -> Result<Self> {
-        let listener = TcpListener::bind("127.0.0.1:0").await?;
+        let listener = std::net::TcpListener::bind("127.0.0.1:0")?;
         let quota = r#"{"QuotaConfigMapName":"gpuquota","QuotaConfigMapNamespace":"kube-system","GPUModelLabel":"model","GPUPoolLabel":"pool"}"#;
         let settings =
             Settings { quota: Some(tessera_wire::quota::parse_settings(quota)?), ..Settings::default() };
@@ -145,39 +147,44 @@ impl Replica {
         let leading =
             tokio::spawn(lead(Arc::clone(&app), settings, membership, None, std::future::pending()));
         let authority = listener.local_addr()?.to_string();
-        Ok(Self { server: listen(listener, &app), app, authority, leading })
+        Ok(Self { server: Some(listen(listener, &app)?), app, authority, leading })
     }
 
     pub(crate) fn url(&self, page: &str) -> String {
         format!("http://{}/{page}", self.authority)
     }
 
-    /// The connections break, and nobody answers.
-    pub(crate) fn hang_up(&self) {
-        self.server.abort();
+    /// All connections break, and nobody answers.
+    pub(crate) fn hang_up(&mut self) {
+        if let Some(server) = self.server.take() {
+            server.shutdown_background();
+        }
     }
 
     /// Answers again, at the same address.
-    pub(crate) async fn answer_again(&mut self) -> Result<()> {
-        let listener = TcpListener::bind(&self.authority).await?;
-        self.server = listen(listener, &self.app);
+    pub(crate) fn answer_again(&mut self) -> Result<()> {
+        self.server = Some(listen(std::net::TcpListener::bind(&self.authority)?, &self.app)?);
         Ok(())
     }
 }
 
 impl Drop for Replica {
     fn drop(&mut self) {
-        self.server.abort();
+        // The page is still open, and would complain of a connection that breaks; it ends with the process.
+        std::mem::forget(self.server.take());
         self.leading.abort();
     }
 }
 
-fn listen(listener: TcpListener, app: &Arc<App>) -> JoinHandle<()> {
+fn listen(listener: std::net::TcpListener, app: &Arc<App>) -> Result<Runtime> {
+    listener.set_nonblocking(true)?;
+    let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     let router = router(Arc::clone(app), 1 << 20);
-    tokio::spawn(async move {
-        // Ends with the listener, which ends with the task.
-        let _ = serve(listener, router, None).await;
-    })
+    runtime.spawn(async move {
+        let listener = TcpListener::from_std(listener)?;
+        serve(listener, router, None).await
+    });
+    Ok(runtime)
 }
 
 impl Cluster {

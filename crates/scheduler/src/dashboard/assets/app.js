@@ -132,7 +132,8 @@ async function refresh(mine) {
       draw(mine.page.draw(mine.data));
     } catch (error) {
       if (open !== mine || error.name === "AbortError") return;
-      draw(failure(error));
+      // Without a connection what is known stays: the header tells.
+      if (error instanceof Problem || !mine.data) draw(failure(error));
     }
     // A server that takes long is asked less often.
     const took = performance.now() - begun;
