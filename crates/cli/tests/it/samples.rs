@@ -173,3 +173,20 @@ fn the_node_tells_its_unit() {
     let stage = Stage::of(&[old_share_node("old", "10.0.0.3", 1, 7606)], &[]);
     stage.golden("unit-old-mib.txt", SHARE, &["--memory-unit", "MiB"]);
 }
+
+/// The golden files of the documented samples against the documents themselves, where those lie beside the checkout.
+#[test]
+fn the_golden_files_are_the_documents() {
+    let beside = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/sources");
+    let Ok(files) = std::fs::read_dir(&beside) else {
+        println!("{} is not here: the golden files stand alone", beside.display());
+        return;
+    };
+    let documents: Vec<String> =
+        files.filter_map(|file| std::fs::read_to_string(file.ok()?.path()).ok()).collect();
+    for name in ["documented-gpu.txt", "documented-gpu-details.txt", "documented-gpushare.txt"] {
+        let golden = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name);
+        let golden = std::fs::read_to_string(golden).unwrap();
+        assert!(documents.iter().any(|text| text.contains(&golden)), "{name} is in none of the documents");
+    }
+}
