@@ -41,6 +41,7 @@ pub enum FetchError {
 pub struct Fetcher {
     plain: Hyper<HttpConnector, Empty<bytes::Bytes>>,
     within: Duration,
+    most: usize,
 }
 
 impl Fetcher {
@@ -49,13 +50,20 @@ impl Fetcher {
     pub fn new(within: Duration) -> Self {
         let mut connector = HttpConnector::new();
         connector.set_connect_timeout(Some(within));
-        Self { plain: Hyper::builder(TokioExecutor::new()).build(connector), within }
+        Self { plain: Hyper::builder(TokioExecutor::new()).build(connector), within, most: LARGEST }
+    }
+
+    /// One that takes no document of more bytes.
+    #[must_use]
+    pub fn at_most(self, most: usize) -> Self {
+        Self { most, ..self }
     }
 
     /// The text at `url`.
     pub async fn get(&self, url: &str) -> Result<String, FetchError> {
-        let fetched =
-            async { if url.starts_with("https:") { secure(url).await } else { self.plain(url).await } };
+        let fetched = async {
+            if url.starts_with("https:") { secure(url, self.most).await } else { self.plain(url).await }
+        };
         tokio::time::timeout(self.within, fetched).await.map_err(|_| FetchError::Late(self.within))?
     }
 
@@ -66,12 +74,12 @@ impl Fetcher {
         }
         let answer = self.plain.get(uri).await.map_err(|error| FetchError::Unreachable(innermost(&error)))?;
         let (parts, body) = answer.into_parts();
-        read(parts.status, body).await
+        read(parts.status, body, self.most).await
     }
 }
 
 /// Over TLS, with the roots of trust the system has.
-async fn secure(url: &str) -> Result<String, FetchError> {
+async fn secure(url: &str, most: usize) -> Result<String, FetchError> {
     let bad = || FetchError::Address(url.to_owned());
     let uri: http::Uri = url.parse().map_err(|_| bad())?;
     let path = uri.path_and_query().map_or("/", http::uri::PathAndQuery::as_str).to_owned();
@@ -80,15 +88,15 @@ async fn secure(url: &str) -> Result<String, FetchError> {
     let request = http::Request::get(path).body(Body::empty()).map_err(|_| bad())?;
     let answer = client.send(request).await.map_err(|error| FetchError::Unreachable(innermost(&error)))?;
     let (parts, body) = answer.into_parts();
-    read(parts.status, body).await
+    read(parts.status, body, most).await
 }
 
-async fn read<B>(status: http::StatusCode, body: B) -> Result<String, FetchError>
+async fn read<B>(status: http::StatusCode, body: B, most: usize) -> Result<String, FetchError>
 where
     B: http_body::Body,
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
-    let bytes = Limited::new(body, LARGEST).collect().await;
+    let bytes = Limited::new(body, most).collect().await;
     let bytes = bytes.map_err(|error| FetchError::Unreachable(innermost(&*error)))?.to_bytes();
     let text = String::from_utf8_lossy(&bytes).into_owned();
     if status.is_success() {

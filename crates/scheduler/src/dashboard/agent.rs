@@ -3,13 +3,8 @@
 use std::time::Duration;
 
 use axum::http::Uri;
-use http_body_util::{BodyExt as _, Empty, Limited};
-use hyper::body::Bytes;
-use hyper::client::conn::http1;
-use hyper::{Request, header};
-use hyper_util::rt::TokioIo;
+use tessera_cluster::fetch::{FetchError, Fetcher};
 use tessera_wire::node_use::{DEFAULT_PORT, NodeUse, PATH};
-use tokio::net::TcpStream;
 
 /// Somebody waits for the page.
 const ANSWER_WITHIN: Duration = Duration::from_secs(2);
@@ -38,38 +33,17 @@ pub(super) enum NotMeasured {
 /// the question, and nothing of the answer is used but what has the expected form.
 pub(super) async fn ask(address: Option<String>) -> Result<NodeUse, NotMeasured> {
     let address = address.ok_or(NotMeasured::NoAddress)?;
-    let uri: Uri = address.parse().map_err(|_| NotMeasured::BadAddress(address.clone()))?;
-    let host = uri.host().filter(|_| uri.scheme_str() == Some("http"));
-    let host = host.ok_or_else(|| NotMeasured::BadAddress(address.clone()))?;
-    let authority = format!("{host}:{}", uri.port_u16().unwrap_or(DEFAULT_PORT));
-    match tokio::time::timeout(ANSWER_WITHIN, get(&authority)).await {
-        Ok(answer) => answer,
-        Err(_) => Err(NotMeasured::TooLate(authority)),
-    }
-}
-
-async fn get(authority: &str) -> Result<NodeUse, NotMeasured> {
-    let unreachable = |error: String| NotMeasured::Unreachable(authority.to_owned(), error);
-    let unreadable = |error: String| NotMeasured::Unreadable(authority.to_owned(), error);
-    let stream = TcpStream::connect(authority).await.map_err(|error| unreachable(error.to_string()))?;
-    let shaken = http1::handshake(TokioIo::new(stream)).await;
-    let (mut sender, connection) = shaken.map_err(|error| unreachable(error.to_string()))?;
-    let request = Request::get(PATH)
-        .header(header::HOST, authority)
-        .body(Empty::<Bytes>::new())
-        .map_err(|error| unreachable(error.to_string()))?;
-    let exchange = async {
-        let answer = sender.send_request(request).await.map_err(|error| unreachable(error.to_string()))?;
-        if !answer.status().is_success() {
-            return Err(NotMeasured::Status(authority.to_owned(), answer.status().as_u16()));
+    let bad = || NotMeasured::BadAddress(address.clone());
+    let uri: Uri = address.parse().map_err(|_| bad())?;
+    let scheme = uri.scheme_str().filter(|scheme| matches!(*scheme, "http" | "https")).ok_or_else(bad)?;
+    let agent = format!("{}:{}", uri.host().ok_or_else(bad)?, uri.port_u16().unwrap_or(DEFAULT_PORT));
+    let fetcher = Fetcher::new(ANSWER_WITHIN).at_most(MOST_BYTES);
+    match fetcher.get(&format!("{scheme}://{agent}{PATH}")).await {
+        Ok(text) => {
+            serde_json::from_str(&text).map_err(|error| NotMeasured::Unreadable(agent, error.to_string()))
         }
-        let body = Limited::new(answer.into_body(), MOST_BYTES).collect().await;
-        let bytes = body.map_err(|error| unreadable(error.to_string()))?.to_bytes();
-        serde_json::from_slice(&bytes).map_err(|error| unreadable(error.to_string()))
-    };
-    // The connection works only while it is polled, and ends with the exchange.
-    tokio::select! {
-        answer = exchange => answer,
-        ended = connection => Err(unreachable(ended.err().map_or_else(|| "it hung up".to_owned(), |error| error.to_string()))),
+        Err(FetchError::Late(_)) => Err(NotMeasured::TooLate(agent)),
+        Err(FetchError::Status { code, .. }) => Err(NotMeasured::Status(agent, code)),
+        Err(error) => Err(NotMeasured::Unreachable(agent, error.to_string())),
     }
 }
