@@ -8,6 +8,7 @@ use k8s_openapi::{
 };
 use kube::Resource;
 use serde::{Deserialize, Deserializer, Serialize};
+use tessera_wire::disruption::{BudgetSpec, BudgetStatus};
 use tessera_wire::objects::{NodeStatus, PodSpec, PodStatus};
 
 /// A pod.
@@ -66,8 +67,21 @@ fn lean_metadata<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ObjectMet
     })
 }
 
-macro_rules! core_v1_resource {
-    ($type:ty, $scope:ty, $kind:literal, $plural:literal) => {
+/// A PodDisruptionBudget.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct LeanBudget {
+    /// Who it is.
+    #[serde(deserialize_with = "lean_metadata")]
+    pub metadata: ObjectMeta,
+    /// Whom it protects.
+    pub spec: BudgetSpec,
+    /// How many more may go.
+    pub status: BudgetStatus,
+}
+
+macro_rules! v1_resource {
+    ($type:ty, $scope:ty, $group:literal, $kind:literal, $plural:literal) => {
         impl Resource for $type {
             type DynamicType = ();
             type Scope = $scope;
@@ -77,7 +91,7 @@ macro_rules! core_v1_resource {
             }
 
             fn group((): &()) -> Cow<'_, str> {
-                "".into()
+                $group.into()
             }
 
             fn version((): &()) -> Cow<'_, str> {
@@ -99,8 +113,9 @@ macro_rules! core_v1_resource {
     };
 }
 
-core_v1_resource!(LeanPod, NamespaceResourceScope, "Pod", "pods");
-core_v1_resource!(LeanNode, ClusterResourceScope, "Node", "nodes");
+v1_resource!(LeanPod, NamespaceResourceScope, "", "Pod", "pods");
+v1_resource!(LeanNode, ClusterResourceScope, "", "Node", "nodes");
+v1_resource!(LeanBudget, NamespaceResourceScope, "policy", "PodDisruptionBudget", "poddisruptionbudgets");
 
 #[cfg(test)]
 mod tests {

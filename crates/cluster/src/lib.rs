@@ -5,6 +5,7 @@
 
 mod binding;
 mod connect;
+mod events;
 mod lean;
 pub mod lease;
 pub mod node_agent;
@@ -17,6 +18,7 @@ pub use kube::Client;
 pub use self::{
     binding::{BindError, Binding},
     connect::{ConnectError, connect, connect_to},
-    lean::{LeanNode, LeanPod},
+    events::{EventError, PodEvent},
+    lean::{LeanBudget, LeanNode, LeanPod},
     pods::{GetError, get_pod},
 };

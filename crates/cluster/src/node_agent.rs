@@ -15,11 +15,9 @@ use kube::{
 };
 use serde_json::json;
 use tessera_wire::objects::{Metadata, Node, Pod};
+use tessera_wire::unhealthy;
 
 use crate::{LeanNode, LeanPod};
-
-/// Where gpushare looks for the list of broken cards.
-const SYSTEM_NAMESPACE: &str = "kube-system";
 
 /// The API server, as one node's agent uses it.
 #[derive(Clone)]
@@ -188,8 +186,8 @@ impl NodeClient {
     /// Lists the broken cards where gpushare's scheduler reads them. Without any the list is removed: an empty one would
     /// mean card 0 to it.
     pub async fn set_unhealthy(&self, cards: &[u8]) -> Result<(), WriteFailure> {
-        let maps: Api<ConfigMap> = Api::namespaced(self.client.clone(), SYSTEM_NAMESPACE);
-        let name = format!("unhealthy-gpu-{}", self.node);
+        let maps: Api<ConfigMap> = Api::namespaced(self.client.clone(), unhealthy::NAMESPACE);
+        let name = format!("{}{}", unhealthy::PREFIX, self.node);
         if cards.is_empty() {
             return match maps.delete(&name, &DeleteParams::default()).await.map_err(failure) {
                 Ok(_) | Err(WriteFailure::Gone(_)) => Ok(()),
@@ -198,7 +196,7 @@ impl NodeClient {
         }
         let list = cards.iter().map(u8::to_string).collect::<Vec<_>>().join(",");
         let map = json!({
-            "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": name }, "data": { "gpus": list },
+            "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": name }, "data": { unhealthy::DATA_KEY: list },
         });
         let parameters = PatchParams::apply("tessera-agent").force();
         maps.patch(&name, &parameters, &Patch::Apply(map)).await.map_err(failure)?;

@@ -1,4 +1,4 @@
-//! Watches of pods, nodes and one ConfigMap, as plain objects of the wire.
+//! Watches of pods, nodes, budgets and ConfigMaps, as plain objects of the wire.
 
 use std::collections::BTreeMap;
 
@@ -7,9 +7,10 @@ use k8s_openapi::api::core::v1::ConfigMap;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Client};
+use tessera_wire::disruption::Budget;
 use tessera_wire::objects::{Metadata, Node, Pod};
 
-use crate::{LeanNode, LeanPod};
+use crate::{LeanBudget, LeanNode, LeanPod};
 
 /// What a watch tells.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -50,6 +51,27 @@ pub fn config_map(
     let api: Api<ConfigMap> = Api::namespaced(client, namespace);
     let only_it = watcher::Config::default().fields(&format!("metadata.name={name}"));
     changes(watcher(api, only_it), |map: ConfigMap| map.data.unwrap_or_default())
+}
+
+/// The disruption budgets of the cluster.
+pub fn budgets(client: Client) -> impl Stream<Item = Change<Budget>> + Send {
+    let api: Api<LeanBudget> = Api::all(client);
+    changes(watcher(api, watcher::Config::default()), |budget: LeanBudget| Budget {
+        metadata: metadata(budget.metadata),
+        spec: budget.spec,
+        status: budget.status,
+    })
+}
+
+/// All ConfigMaps of a namespace: their names and data.
+pub fn config_maps(
+    client: Client,
+    namespace: &str,
+) -> impl Stream<Item = Change<(String, BTreeMap<String, String>)>> + Send + use<> {
+    let api: Api<ConfigMap> = Api::namespaced(client, namespace);
+    changes(watcher(api, watcher::Config::default()), |map: ConfigMap| {
+        (map.metadata.name.unwrap_or_default(), map.data.unwrap_or_default())
+    })
 }
 
 fn changes<K, T>(

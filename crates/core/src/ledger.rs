@@ -14,13 +14,30 @@ use crate::units::{GpuIndex, NodeName, PodUid};
 /// All nodes, all grants, and what is left.
 #[derive(Clone, Debug, Default)]
 pub struct Ledger {
-    nodes: HashMap<NodeName, NodeState>,
+    /// Where each node stands in `nodes` and `changed`.
+    positions: HashMap<NodeName, Position>,
+    /// Side by side, for those who look at all of them; `None` where one was removed.
+    nodes: Vec<Option<NodeState>>,
+    /// When each last changed.
+    changed: Vec<Moment>,
+    /// The last change of any.
+    now: Moment,
+    /// Where nodes were removed.
+    vacant: Vec<Position>,
     pods: HashMap<PodUid, Arc<PodGrant>>,
     /// Also for nodes not known yet: a pod may be seen before its node is.
     pods_of: HashMap<NodeName, BTreeSet<PodUid>>,
     /// One of each kind of machine, so that what is derived from its links is derived once.
     topologies: HashSet<Topology>,
 }
+
+/// Where a node stands in the book: its own for as long as it is known, another's after that.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Position(usize);
+
+/// Counts the changes of a book: the same position at the same moment is the same node in the same state.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Moment(u64);
 
 /// Why a grant was not booked. Nothing has changed then.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -63,6 +80,16 @@ pub enum Change {
     Unchanged,
 }
 
+// === impl Position ===
+
+impl Position {
+    /// Counted from zero, without large gaps: for lists by node.
+    #[must_use]
+    pub fn index(self) -> usize {
+        self.0
+    }
+}
+
 // === impl Ledger ===
 
 impl Ledger {
@@ -75,7 +102,7 @@ impl Ledger {
                 Err(Conflict::AlreadyBooked { pod: grant.pod, node: booked.node.clone() })
             };
         }
-        let state = self.nodes.get(&grant.node).ok_or_else(|| Conflict::UnknownNode(grant.node.clone()))?;
+        let state = self.node(&grant.node).ok_or_else(|| Conflict::UnknownNode(grant.node.clone()))?;
         for (gpu, usage) in grant.footprint() {
             let node = || grant.node.clone();
             let card = state.node().gpu(gpu).ok_or_else(|| Conflict::UnknownGpu { node: node(), gpu })?;
@@ -109,7 +136,7 @@ impl Ledger {
                 self.pods_of.remove(&grant.node);
             }
         }
-        if let Some(node) = self.nodes.get(&grant.node).map(NodeState::shared_node) {
+        if let Some(node) = self.node(&grant.node).map(NodeState::shared_node) {
             self.recount(node);
         }
         Change::Changed
@@ -117,7 +144,7 @@ impl Ledger {
 
     /// Enters a node, or what has become of it; the grants on it stay.
     pub fn set_node(&mut self, node: Node) -> Change {
-        if self.nodes.get(&node.name).is_some_and(|known| *known.node() == node) {
+        if self.node(&node.name).is_some_and(|known| *known.node() == node) {
             return Change::Unchanged;
         }
         let topology = match self.topologies.get(node.topology()) {
@@ -133,18 +160,45 @@ impl Ledger {
 
     /// Forgets a node. Its pods stay in the book until they are released: the node may come back.
     pub fn remove_node(&mut self, name: &NodeName) -> Change {
-        if self.nodes.remove(name).is_some() { Change::Changed } else { Change::Unchanged }
+        let Some(position) = self.positions.remove(name) else { return Change::Unchanged };
+        self.put(position, None);
+        self.vacant.push(position);
+        Change::Changed
     }
 
     /// One node and what is left of it.
     #[must_use]
     pub fn node(&self, name: &NodeName) -> Option<&NodeState> {
-        self.nodes.get(name)
+        self.at(self.position(&name.0)?)
+    }
+
+    /// Where a node stands.
+    #[must_use]
+    pub fn position(&self, name: &str) -> Option<Position> {
+        self.positions.get(name).copied()
+    }
+
+    /// The node that stands there.
+    #[must_use]
+    pub fn at(&self, position: Position) -> Option<&NodeState> {
+        self.nodes.get(position.0)?.as_ref()
+    }
+
+    /// When the node that stands there last changed.
+    #[must_use]
+    pub fn changed(&self, position: Position) -> Moment {
+        self.changed.get(position.0).copied().unwrap_or_default()
+    }
+
+    /// How many positions there are: every one is below.
+    #[must_use]
+    pub fn positions(&self) -> usize {
+        self.nodes.len()
     }
 
     /// All nodes, in no particular order.
     pub fn nodes(&self) -> impl Iterator<Item = &NodeState> {
-        self.nodes.values()
+        self.nodes.iter().flatten()
     }
 
     /// What a pod holds.
@@ -162,7 +216,7 @@ impl Ledger {
     #[must_use]
     pub fn overbooked(&self) -> BTreeMap<NodeName, Vec<GpuIndex>> {
         let mut found = BTreeMap::new();
-        for state in self.nodes.values() {
+        for state in self.nodes() {
             let over = state.node().gpus().iter().filter(|gpu| state.used(gpu.index).exceeds(gpu.memory));
             let gpus: Vec<GpuIndex> = over.map(|gpu| gpu.index).collect();
             if !gpus.is_empty() {
@@ -173,8 +227,11 @@ impl Ledger {
     }
 
     fn enter(&mut self, grant: PodGrant) {
-        if let Some(state) = self.nodes.get_mut(&grant.node) {
-            state.add(&grant);
+        if let Some(position) = self.position(&grant.node.0) {
+            if let Some(Some(state)) = self.nodes.get_mut(position.0) {
+                state.add(&grant);
+            }
+            self.touch(position);
         }
         self.pods_of.entry(grant.node.clone()).or_default().insert(grant.pod.clone());
         self.pods.insert(grant.pod.clone(), Arc::new(grant));
@@ -184,6 +241,32 @@ impl Ledger {
     fn recount(&mut self, node: Arc<Node>) {
         let mut state = NodeState::empty(Arc::clone(&node));
         self.grants_on(&node.name).for_each(|grant| state.add(grant));
-        self.nodes.insert(node.name.clone(), state);
+        let position = self.position(&node.name.0).unwrap_or_else(|| self.settle(node.name.clone()));
+        self.put(position, Some(state));
+    }
+
+    /// Finds a place for a node that is new.
+    fn settle(&mut self, name: NodeName) -> Position {
+        let position = self.vacant.pop().unwrap_or_else(|| {
+            self.nodes.push(None);
+            self.changed.push(Moment::default());
+            Position(self.nodes.len() - 1)
+        });
+        self.positions.insert(name, position);
+        position
+    }
+
+    fn put(&mut self, position: Position, state: Option<NodeState>) {
+        if let Some(place) = self.nodes.get_mut(position.0) {
+            *place = state;
+        }
+        self.touch(position);
+    }
+
+    fn touch(&mut self, position: Position) {
+        self.now = Moment(self.now.0 + 1);
+        if let Some(changed) = self.changed.get_mut(position.0) {
+            *changed = self.now;
+        }
     }
 }

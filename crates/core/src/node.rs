@@ -138,6 +138,16 @@ impl Node {
         &self.topology
     }
 
+    /// The same node, of whose cards these are broken too.
+    #[must_use]
+    pub fn with_unhealthy(&self, cards: GpuSet) -> Self {
+        let mut node = self.clone();
+        for gpu in node.gpus.iter_mut().filter(|gpu| cards.contains(gpu.index)) {
+            gpu.health = Health::Unhealthy;
+        }
+        node
+    }
+
     /// The same node, its links read from an equal topology that others use too.
     pub(crate) fn sharing(self, topology: Topology) -> Self {
         debug_assert_eq!(self.topology, topology);
@@ -161,7 +171,9 @@ impl NodeState {
         &self.node
     }
 
-    pub(crate) fn shared_node(&self) -> Arc<Node> {
+    /// The same, to keep.
+    #[must_use]
+    pub fn shared_node(&self) -> Arc<Node> {
         Arc::clone(&self.node)
     }
 

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use crate::grant::PodGrant;
 use crate::node::NodeState;
 use crate::placement::{Policy, filter};
+use crate::quota::Taken;
 use crate::request::PodRequest;
 use crate::units::PodUid;
 
@@ -15,6 +16,8 @@ pub struct Holder<'a> {
     pub grant: &'a PodGrant,
     /// How much it matters.
     pub priority: i32,
+    /// What the newcomer's quota gets back when it goes.
+    pub repays: Taken,
 }
 
 /// Who wants in.
@@ -26,6 +29,9 @@ pub struct Newcomer<'a> {
     pub priority: i32,
     /// How its cards are chosen.
     pub policy: &'a Policy,
+    /// What its quota must get back before it may come. Then only those who repay something may go: nobody else makes room
+    /// for a namespace that has had its share.
+    pub owes: Taken,
 }
 
 /// Sets up to this size are all tried before a short cut is taken.
@@ -45,19 +51,24 @@ pub fn victims(
     proposed: &BTreeSet<PodUid>,
 ) -> Option<Vec<PodUid>> {
     let bench = Bench { node, holders, newcomer };
-    if !proposed.is_empty() && bench.fits_without(|holder| proposed.contains(&holder.grant.pod)) {
+    let is_in_debt = newcomer.owes != Taken::default();
+    let may_go = |holder: &Holder<'_>| {
+        holder.priority < newcomer.priority && (!is_in_debt || holder.repays != Taken::default())
+    };
+    let harms_nobody = || holders.iter().filter(|holder| proposed.contains(&holder.grant.pod)).all(may_go);
+    if !proposed.is_empty()
+        && (!is_in_debt || harms_nobody())
+        && bench.fits_without(|holder| proposed.contains(&holder.grant.pod))
+    {
         return Some(proposed.iter().cloned().collect());
     }
     if bench.fits_without(|_| false) {
         return Some(Vec::new());
     }
-    let mut movable: Vec<Holder<'_>> =
-        holders.iter().filter(|holder| holder.priority < newcomer.priority).copied().collect();
+    let mut movable: Vec<Holder<'_>> = holders.iter().filter(|holder| may_go(holder)).copied().collect();
     movable.sort_by(|a, b| (a.priority, &a.grant.pod).cmp(&(b.priority, &b.grant.pod)));
     let levels: BTreeSet<i32> = movable.iter().map(|holder| holder.priority).collect();
-    let enough = |level: &&i32| {
-        bench.fits_without(|holder| holder.priority <= **level && holder.priority < newcomer.priority)
-    };
+    let enough = |level: &&i32| bench.fits_without(|holder| holder.priority <= **level && may_go(holder));
     let level = *levels.iter().find(enough)?;
     movable.retain(|holder| holder.priority <= level);
     let chosen = bench.smallest(&movable).unwrap_or_else(|| bench.spare(&movable));
@@ -73,8 +84,16 @@ struct Bench<'a> {
 impl<'a> Bench<'a> {
     fn fits_without(&self, gone: impl Fn(&Holder<'_>) -> bool) -> bool {
         let mut left = NodeState::empty(self.node.shared_node());
-        self.holders.iter().filter(|holder| !gone(holder)).for_each(|holder| left.add(holder.grant));
-        filter(&left, self.newcomer.request, self.newcomer.policy).is_ok()
+        let mut repaid = Taken::default();
+        for holder in self.holders {
+            if gone(holder) {
+                repaid = repaid.plus(holder.repays);
+            } else {
+                left.add(holder.grant);
+            }
+        }
+        repaid.covers(self.newcomer.owes)
+            && filter(&left, self.newcomer.request, self.newcomer.policy).is_ok()
     }
 
     /// The first of the smallest sets that suffice, where it is small.

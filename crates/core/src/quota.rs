@@ -105,6 +105,49 @@ impl Quota {
     }
 }
 
+impl Quota {
+    /// What the namespace would first have to give back on nodes of this place; `None` where nothing helps.
+    #[must_use]
+    pub fn excess(&self, namespace: &str, accounts: &Accounts, place: &Place, more: Taken) -> Option<Taken> {
+        match self.allows(namespace, accounts, place, more) {
+            Ok(()) => return Some(Taken::default()),
+            Err(over) if !over.may_resolve() => return None,
+            Err(_) => {}
+        }
+        let limit = self.namespaces.get(namespace)?;
+        let model = place.model.as_deref().unwrap_or_default();
+        let of_model = limit.cards.as_ref().and_then(|cards| cards.get(model)).map_or(0, |most| {
+            let then = accounts.of_model(namespace, model).plus(more);
+            then.percent.saturating_sub(most.saturating_mul(100))
+        });
+        let then = accounts.of(namespace).plus(more);
+        let percent = limit.percent.map_or(0, |most| then.percent.saturating_sub(most));
+        let memory = limit.memory.map_or(MiB::ZERO, |most| then.memory.saturating_sub(most));
+        Some(Taken { percent: percent.max(of_model), memory })
+    }
+
+    /// What a namespace holds of what it may hold, in words; `None` without limits.
+    #[must_use]
+    pub fn describe(&self, namespace: &str, accounts: &Accounts) -> Option<String> {
+        let limit = self.namespaces.get(namespace)?;
+        let mut parts = Vec::new();
+        for (model, most) in limit.cards.iter().flatten() {
+            let held = accounts.of_model(namespace, model).percent;
+            parts.push(format!("{}.{:02} of {most} {model}", held / 100, held % 100));
+        }
+        let held = accounts.of(namespace);
+        parts.extend(limit.percent.map(|most| format!("{}% of {most}%", held.percent)));
+        parts.extend(limit.memory.map(|most| format!("{} of {most}", held.memory)));
+        if !limit.pools.is_empty() {
+            parts.push(format!("only in pool {}", limit.pools.join(" or ")));
+        }
+        if parts.is_empty() {
+            parts.push("no GPU at all".to_owned());
+        }
+        Some(parts.join(", "))
+    }
+}
+
 impl OverQuota {
     /// Whether it could change once others of the namespace have gone.
     #[must_use]
@@ -209,6 +252,12 @@ impl Taken {
             cores => u64::from(cores),
         };
         Self { percent, memory: usage.memory }
+    }
+
+    /// Whether it is at least as much of both.
+    #[must_use]
+    pub fn covers(self, other: Self) -> bool {
+        self.percent >= other.percent && self.memory >= other.memory
     }
 
     /// Both together.

@@ -1,5 +1,6 @@
 //! Newtypes for everything that is counted, so that MiB never meets percent by accident.
 
+use std::borrow::Borrow;
 use std::fmt;
 use std::iter::Sum;
 use std::ops::{Add, AddAssign};
@@ -108,6 +109,13 @@ macro_rules! name {
         impl fmt::Display for $name {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str(&self.0)
+            }
+        }
+
+        /// Maps by name are asked by whatever text stands for one.
+        impl Borrow<str> for $name {
+            fn borrow(&self) -> &str {
+                &self.0
             }
         }
     };

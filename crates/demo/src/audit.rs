@@ -113,7 +113,7 @@ impl Book {
     fn see_node(&mut self, node: Value) {
         let Ok(node) = serde_json::from_value::<Node>(node) else { return };
         if let Ok(spec) = node_spec::parse(&node, MemoryUnit::GiB) {
-            self.ledger.set_node(spec.node);
+            self.ledger.set_node(Arc::unwrap_or_clone(spec.node));
             self.check();
         }
     }

@@ -5,19 +5,21 @@
 #![allow(clippy::print_stdout, clippy::unwrap_used, reason = "a benchmark speaks, and may fail")]
 #![allow(unsafe_code, reason = "counting allocations takes an allocator")]
 
+mod cluster;
+
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::hint::black_box;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use serde_json::{Value, json};
+use serde_json::Value;
 use tessera_core::units::PodUid;
-use tessera_scheduler::state::{BindStep, Event, Now, Outcome, Settings, State, Watched};
-use tessera_wire::extender::{Args, BindingArgs};
+use tessera_scheduler::state::{BindStep, Event, Now, Outcome, State, Watched};
+use tessera_scheduler::verb::memory::Memory;
+use tessera_wire::extender::{Args, BindingArgs, Name};
 
-const CARDS: usize = 8;
-const PODS: usize = 20_000;
-const MEMORY: u64 = 81_920;
+use self::cluster::{cluster, pod};
+
 const CALLS: usize = 300;
 
 /// The system's allocator, counted.
@@ -42,103 +44,35 @@ unsafe impl GlobalAlloc for Counted {
 #[global_allocator]
 static ALLOCATOR: Counted = Counted;
 
-fn node(number: usize) -> Value {
-    let name = format!("node-{number:05}");
-    let gpus: Vec<Value> = (0..CARDS)
-        .map(|index| {
-            json!({"uuid": format!("GPU-{number:08x}-1111-2222-3333-{index:012x}"), "minor": index,
-                            "model": "NVIDIA H100 80GB HBM3", "memoryMiB": MEMORY, "numa": index / 4})
-        })
-        .collect();
-    let links: Vec<Value> =
-        (0..CARDS).flat_map(|a| (a + 1..CARDS).map(move |b| json!([a, b, "NODE", 18]))).collect();
-    let inventory = json!({ "memoryUnit": "GiB", "gpus": gpus, "links": links }).to_string();
-    let resources = json!({
-        "cpu": "192", "memory": "2048Gi", "pods": "250", "nvidia.com/gpu": "8", "aliyun.com/gpu": "8",
-        "aliyun.com/gpu-mem": "640", "tencent.com/vcuda-core": "800", "tencent.com/vcuda-memory": "2560",
-    });
-    json!({
-        "metadata": { "name": name, "uid": name, "annotations": { "tessera.dev/inventory": inventory } },
-        "status": { "capacity": resources, "allocatable": resources },
-    })
-}
-
-/// The pods of the cluster, in turn.
-fn pod(number: usize) -> Value {
-    let share = |cores: u64| json!({"tencent.com/vcuda-core": cores.to_string(), "tencent.com/vcuda-memory": (cores * 320 / 100).to_string(), "cpu": "4"});
-    let limits = match number % 6 {
-        0 => share(30),
-        1 => share(50),
-        2 => json!({"nvidia.com/gpu": "1", "cpu": "8"}),
-        3 => json!({"aliyun.com/gpu-mem": "16", "cpu": "4"}),
-        4 => json!({"aliyun.com/gpu": "2", "cpu": "16"}),
-        _ => share(80),
-    };
-    json!({
-        "metadata": { "name": format!("pod-{number:06}"), "namespace": "team", "uid": format!("{number:08x}-aaaa-bbbb-cccc-ddddeeeeffff") },
-        "spec": { "containers": [{ "name": "main", "resources": { "limits": limits, "requests": limits } }] },
-    })
-}
-
-/// A cluster with its pods on it, each placed by the scheduler itself.
-fn cluster(nodes: usize) -> State {
-    let mut state = State::new(Settings::default());
-    for number in 0..nodes {
-        state.handle(Event::Node(Watched::Set(serde_json::from_value(node(number)).unwrap())));
-    }
-    let mut placed = 0;
-    for number in 0.. {
-        if placed == PODS || number > 10 * PODS {
-            break;
-        }
-        let mut json = pod(number);
-        state.handle(Event::Pod(Watched::Set(serde_json::from_value(json.clone()).unwrap())));
-        let text = |key: &str| json["metadata"][key].as_str().unwrap().to_owned();
-        let args = BindingArgs {
-            pod_name: text("name"),
-            pod_namespace: text("namespace"),
-            pod_uid: text("uid"),
-            node: format!("node-{:05}", number % nodes),
-        };
-        let Ok(BindStep::Send(annotations)) = state.begin_bind(&args, Now::default()) else {
-            state.handle(Event::Pod(Watched::Gone(serde_json::from_value(json).unwrap())));
-            continue;
-        };
-        state.end_bind(&PodUid(args.pod_uid), Outcome::Bound, Now::default());
-        json["spec"]["nodeName"] = args.node.into();
-        json["metadata"]["annotations"] = json!(annotations);
-        state.handle(Event::Pod(Watched::Set(serde_json::from_value(json).unwrap())));
-        placed += 1;
-    }
-    if let Some(forecast) = state.forecast() {
-        state.adopt(forecast);
-    }
-    println!("{nodes} nodes x {CARDS} GPUs, {placed} GPU pods; resident {} MiB", resident_mib());
-    state
-}
-
 fn resident_mib() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
     line.trim().trim_end_matches(" kB").trim().parse::<u64>().unwrap() / 1024
 }
 
-/// Median, 99th percentile, and allocations of a call; making its input is not counted.
-fn measure<T>(name: &str, make: impl Fn(usize) -> T, mut call: impl FnMut(T)) {
+/// Median, 99th percentile, and allocations of a call; making its input and what happens after it are not counted.
+fn measure<C, T>(
+    name: &str,
+    cluster: &mut C,
+    make: impl Fn(usize) -> T,
+    mut call: impl FnMut(&mut C, T),
+    after: impl Fn(&mut C, usize),
+) {
     let mut took = Vec::with_capacity(CALLS);
     let mut allocations = 0;
     for number in 0..CALLS {
         let input = make(number);
         let before = ALLOCATIONS.load(Ordering::Relaxed);
         let begun = Instant::now();
-        call(input);
+        call(cluster, input);
         took.push(begun.elapsed());
         allocations += ALLOCATIONS.load(Ordering::Relaxed) - before;
+        after(cluster, number);
     }
     took.sort();
     let at = |percent: usize| -> Duration { took[CALLS * percent / 100] };
     println!(
-        "  {name:32} p50 {:>9.1?}  p99 {:>9.1?}  {:>6} allocations",
+        "  {name:40} p50 {:>9.1?}  p99 {:>9.1?}  {:>6} allocations",
         at(50),
         at(99),
         allocations / CALLS as u64
@@ -148,32 +82,69 @@ fn measure<T>(name: &str, make: impl Fn(usize) -> T, mut call: impl FnMut(T)) {
 fn main() {
     for nodes in [500, 5_000, 10_000] {
         let mut state = cluster(nodes);
+        println!("resident {} MiB", resident_mib());
         let names: Vec<String> = (0..nodes).map(|number| format!("node-{number:05}")).collect();
-        let args = |number: usize| Args {
-            pod: serde_json::from_value(pod(1_000_000 + number)).unwrap(),
-            nodes: None,
-            node_names: Some(names.clone()),
+        let args = |number: usize| -> Args<&str> {
+            let pod = serde_json::from_value(pod(1_000_000 + number)).unwrap();
+            Args { pod, nodes: None, node_names: Some(names.iter().map(String::as_str).collect()) }
         };
+        let both = |state: &State, memory: &Memory, args: Args<&str>| {
+            let fitting = state.filter(&args, memory).fitting;
+            let fitting = Args { node_names: Some(fitting), ..args.clone() };
+            drop(black_box(state.prioritize(&fitting, memory)));
+        };
+        let rest = |_: &mut State, _| ();
+        let state = &mut state;
+        measure(
+            "filter, nothing remembered",
+            state,
+            args,
+            |state, args| drop(black_box(state.filter(&args, &Memory::default()))),
+            rest,
+        );
+        measure(
+            "filter + prioritize, nothing remembered",
+            state,
+            args,
+            |state, args| both(state, &Memory::default(), args),
+            rest,
+        );
+        let memory = Memory::default();
+        // As in a cluster: each pod is bound before the next one comes, and now and then the forecast is made anew.
+        let busy = |state: &mut State, number: usize| bind_another(state, nodes, number);
+        measure("filter + prioritize", state, args, |state, args| both(state, &memory, args), busy);
         let body = |number: usize| serde_json::to_vec(&args(number)).unwrap();
-        let prioritized = |mut args: Args, fitting: Vec<String>| {
-            args.node_names = Some(fitting);
-            args
-        };
-        measure("filter", args, |mut args| drop(black_box(state.filter(&mut args))));
-        measure("prioritize", args, |mut args| drop(black_box(state.prioritize(&mut args))));
-        measure("filter + prioritize", args, |mut args| {
-            let fitting = state.filter(&mut args).fitting;
-            drop(black_box(state.prioritize(&mut prioritized(args, fitting))));
-        });
-        measure("the same, from and to JSON", body, |body| {
-            let mut args: Args = serde_json::from_slice(&body).unwrap();
-            let answer = state.filter(&mut args).into_result();
-            black_box(serde_json::to_vec(&answer).unwrap());
-            let mut args: Args = serde_json::from_slice(&body).unwrap();
-            args.node_names = answer.node_names;
-            black_box(serde_json::to_vec(&state.prioritize(&mut args)).unwrap());
-        });
-        bind(&mut state, nodes);
+        measure(
+            "the same, from and to JSON",
+            state,
+            body,
+            |state, body| {
+                let args: Args<Name<'_>> = serde_json::from_slice(&body).unwrap();
+                black_box(serde_json::to_vec(&state.filter(&args, &memory)).unwrap());
+                let args: Args<Name<'_>> = serde_json::from_slice(&body).unwrap();
+                black_box(serde_json::to_vec(&state.prioritize(&args, &memory)).unwrap());
+            },
+            |state, number| bind_another(state, nodes, CALLS + number),
+        );
+        bind(state, nodes);
+    }
+}
+
+/// Binds some small pod somewhere, and forecasts anew after every hundred.
+fn bind_another(state: &mut State, nodes: usize, number: usize) {
+    let json = pod(3_000_000 + number * 6);
+    state.handle(Event::Pod(Watched::Set(serde_json::from_value(json.clone()).unwrap())));
+    let args = BindingArgs {
+        pod_name: String::new(),
+        pod_namespace: String::new(),
+        pod_uid: json["metadata"]["uid"].as_str().unwrap().to_owned(),
+        node: format!("node-{:05}", number * 7 % nodes),
+    };
+    let _ = black_box(state.begin_bind(&args, Now::default()));
+    if number % 100 == 99
+        && let Some(forecast) = state.forecast()
+    {
+        state.adopt(forecast);
     }
 }
 
@@ -192,10 +163,11 @@ fn bind(state: &mut State, nodes: usize) {
     for number in 0..CALLS {
         state.handle(Event::Pod(Watched::Set(serde_json::from_value(make(number).0).unwrap())));
     }
-    measure("bind: choose and book", make, |(_, args)| {
+    let choose = |state: &mut State, (_, args): (Value, BindingArgs)| {
         let step = state.begin_bind(&args, Now::default());
         if matches!(step, Ok(BindStep::Send(_))) {
             state.end_bind(&PodUid(args.pod_uid), Outcome::Refused, Now::default());
         }
-    });
+    };
+    measure("bind: choose and book", state, make, choose, |_, _| ());
 }

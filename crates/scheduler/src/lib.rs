@@ -6,6 +6,7 @@
 pub mod dashboard;
 pub mod files;
 pub mod metrics;
+pub mod notices;
 pub mod run;
 pub mod server;
 pub mod state;

@@ -10,13 +10,14 @@ use tessera_cluster::get_pod;
 use tessera_cluster::lease::{Candidate, Timing};
 use tessera_cluster::watch::{self, Change};
 use tessera_core::quota::Quota;
-use tessera_wire::quota;
+use tessera_wire::disruption::Budget;
+use tessera_wire::{quota, unhealthy};
 use tokio::sync::watch as signal;
 use tokio::task::JoinSet;
 
 use crate::files::Files;
 use crate::server::App;
-use crate::state::{Event, Settings, State, Watched};
+use crate::state::{Event, Settings, State, Unhealthy, Watched};
 
 /// How the replica takes part.
 #[derive(Clone, Debug)]
@@ -113,6 +114,9 @@ impl Reign {
             }
             None => mark(&listed, |lists| &mut lists.quota)(),
         }
+        let changes = watch::config_maps(client(), unhealthy::NAMESPACE);
+        tasks.spawn(feed_unhealthy(Arc::clone(app), changes, mark(&listed, |lists| &mut lists.unhealthy)));
+        tasks.spawn(feed_budgets(Arc::clone(app), watch::budgets(client())));
         if let Some(path) = table {
             tasks.spawn(follow_table(Arc::clone(app), path));
         }
@@ -127,6 +131,7 @@ struct Lists {
     nodes: bool,
     pods: bool,
     quota: bool,
+    unhealthy: bool,
 }
 
 fn mark(listed: &Arc<signal::Sender<Lists>>, which: fn(&mut Lists) -> &mut bool) -> impl Fn() + Send + use<> {
@@ -206,6 +211,61 @@ async fn feed_quota(
     }
 }
 
+/// gpushare's lists of broken cards. Where they may not be read, what nodes say of themselves must do.
+async fn feed_unhealthy(
+    app: Arc<App>,
+    changes: impl Stream<Item = Change<(String, BTreeMap<String, String>)>> + Send,
+    complete: impl Fn() + Send,
+) {
+    let mut changes = std::pin::pin!(changes);
+    let mut is_told = false;
+    while let Some(change) = changes.next().await {
+        let is_list = matches!(change, Change::Listed);
+        match watched(change) {
+            Ok(change) => {
+                is_told = false;
+                if let Some(change) = change.and_then(|(name, data)| broken_cards(&name, &data)) {
+                    app.write().handle(Event::Unhealthy(change));
+                }
+            }
+            Err(error) => {
+                if !std::mem::replace(&mut is_told, true) {
+                    tracing::warn!(error, "cannot watch the ConfigMaps unhealthy-gpu-NODE in kube-system");
+                }
+                complete();
+            }
+        }
+        if is_list {
+            complete();
+        }
+    }
+}
+
+/// What a ConfigMap says of a node's cards, if it is such a list.
+fn broken_cards(name: &str, data: &BTreeMap<String, String>) -> Option<Unhealthy> {
+    let node = name.strip_prefix(unhealthy::PREFIX)?;
+    let (cards, bad) = unhealthy::parse(data.get(unhealthy::DATA_KEY).map_or("", String::as_str));
+    for error in bad {
+        tracing::warn!(%error, name, "a list of broken GPUs cannot be read as a whole");
+    }
+    Some(Unhealthy { node: node.into(), cards })
+}
+
+/// Disruption budgets: advice for choosing victims, so nobody waits for them.
+async fn feed_budgets(app: Arc<App>, changes: impl Stream<Item = Change<Budget>> + Send) {
+    let mut changes = std::pin::pin!(changes);
+    let mut is_told = false;
+    while let Some(change) = changes.next().await {
+        match watched(change) {
+            Ok(change) => app.write().handle(Event::Budget(change)),
+            Err(error) if !std::mem::replace(&mut is_told, true) => {
+                tracing::warn!(error, "cannot watch disruption budgets; victims are chosen without them");
+            }
+            Err(_) => {}
+        }
+    }
+}
+
 /// Reads the table of policy `static` now and whenever it changes.
 async fn follow_table(app: Arc<App>, path: PathBuf) {
     let take = |contents: &[Vec<u8>]| {
@@ -225,7 +285,7 @@ async fn follow_table(app: Arc<App>, path: PathBuf) {
 
 /// Becomes ready when everything is known, then looks ahead and settles doubts.
 async fn keep_up(app: Arc<App>, mut lists: signal::Receiver<Lists>) {
-    let complete = |lists: &Lists| lists.nodes && lists.pods && lists.quota;
+    let complete = |lists: &Lists| lists.nodes && lists.pods && lists.quota && lists.unhealthy;
     if lists.wait_for(complete).await.is_err() {
         return;
     }

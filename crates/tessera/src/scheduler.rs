@@ -11,6 +11,7 @@ use anyhow::{Context as _, Result, bail};
 use clap::Args;
 use tessera_cluster::lease::Timing;
 use tessera_core::placement::Policy;
+use tessera_scheduler::notices::Notices;
 use tessera_scheduler::run::{Membership, lead};
 use tessera_scheduler::server::{App, Tls, router, serve};
 use tessera_scheduler::state::{DefaultPolicy, Settings, State};
@@ -67,6 +68,10 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "MIB", default_value_t = 32)]
     max_body: usize,
 
+    /// Write no Kubernetes Events: which GPUs a pod got and why, what its quota leaves, bindings that failed.
+    #[arg(long)]
+    no_events: bool,
+
     /// What to log: error, warn, info, debug, or a filter by module.
     #[arg(long, value_name = "FILTER", env = "TESSERA_LOG", default_value = "info")]
     log: String,
@@ -96,6 +101,7 @@ async fn serve_all(arguments: Arguments) -> Result<()> {
         lease_namespace,
         lease,
         max_body,
+        no_events,
         log: _,
         log_json: _,
     } = arguments;
@@ -111,7 +117,8 @@ async fn serve_all(arguments: Arguments) -> Result<()> {
         }
         _ => None,
     };
-    let app = Arc::new(App::new(State::new(settings.clone()), client));
+    let notices = if no_events { Notices::default() } else { Notices::start(client.clone()) };
+    let app = Arc::new(App::new(State::new(settings.clone()), client).with_notices(notices));
     let routes = router(Arc::clone(&app), max_body << 20);
     let mut servers = JoinSet::new();
     for address in listen {

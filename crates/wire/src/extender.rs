@@ -5,6 +5,7 @@
 
 mod preemption;
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
@@ -15,10 +16,10 @@ use crate::objects::{Node, Pod, null_as_default};
 /// Scores run from 0 to this; kube-scheduler does not clamp what goes beyond.
 pub const MAX_SCORE: i64 = 10;
 
-/// The question of `filter` and `prioritize`: one pod, and the nodes still in play.
+/// The question of `filter` and `prioritize`: one pod, and the nodes still in play. `N` is how names are kept.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "PascalCase")]
-pub struct Args {
+pub struct Args<N = String> {
     /// The pod to place.
     #[serde(alias = "pod")]
     pub pod: Pod,
@@ -26,16 +27,27 @@ pub struct Args {
     #[serde(alias = "nodes", default)]
     pub nodes: Option<NodeList>,
     /// Their names: sent to extenders with `nodeCacheCapable`.
-    #[serde(alias = "nodeNames", alias = "nodenames", default)]
-    pub node_names: Option<Vec<String>>,
+    #[serde(alias = "nodeNames", alias = "nodenames")]
+    pub node_names: Option<Vec<N>>,
 }
 
-impl Args {
+/// A node's name, left where it stands in the request: there may be ten thousand of them in each.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Name<'a>(#[serde(borrow)] pub Cow<'a, str>);
+
+impl AsRef<str> for Name<'_> {
+    fn as_ref(&self) -> &str {
+        &self.0
+    }
+}
+
+impl<N: AsRef<str>> Args<N> {
     /// The nodes asked about, whichever way they were sent.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         let from_nodes =
             self.nodes.iter().flat_map(|list| &list.items).map(|node| node.metadata.name.as_str());
-        self.node_names.iter().flatten().map(String::as_str).chain(from_nodes)
+        self.node_names.iter().flatten().map(N::as_ref).chain(from_nodes)
     }
 }
 
@@ -68,13 +80,13 @@ pub struct FilterResult {
     pub error: String,
 }
 
-/// One entry of the answer of `prioritize`, which is a bare array of these.
+/// One entry of the answer of `prioritize`, which is a bare array of these. Nodes that are left out have 0.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "PascalCase")]
-pub struct HostPriority {
+pub struct HostPriority<H = String> {
     /// The node.
     #[serde(alias = "host")]
-    pub host: String,
+    pub host: H,
     /// 0 to [`MAX_SCORE`].
     #[serde(alias = "score")]
     pub score: i64,
@@ -146,7 +158,7 @@ mod tests {
             serde_json::to_string(&bind).unwrap(),
             r#"{"PodName":"p","PodNamespace":"n","PodUID":"u","Node":"a"}"#
         );
-        let priority = HostPriority { host: "a".into(), score: 7 };
+        let priority = HostPriority { host: "a", score: 7 };
         assert_eq!(serde_json::to_string(&priority).unwrap(), r#"{"Host":"a","Score":7}"#);
     }
 

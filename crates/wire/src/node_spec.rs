@@ -1,6 +1,8 @@
 //! What a node offers, read from its object: from an agent's inventory where it has one, else from what the tools of
 //! old leave on it.
 
+use std::sync::Arc;
+
 use tessera_core::gpu::{Gpu, Health};
 use tessera_core::gpu_set::GpuSet;
 use tessera_core::node::{BadNode, Node};
@@ -26,8 +28,8 @@ const MEMORY_LABEL: &str = "nvidia.com/gpu.memory";
 /// A node as the scheduler knows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeSpec {
-    /// Its cards, links and host.
-    pub node: Node,
+    /// Its cards, links and host: one copy for all who keep it.
+    pub node: Arc<Node>,
     /// What one unit of `aliyun.com/gpu-mem` is here.
     pub unit: MemoryUnit,
     /// Which vocabularies it serves.
@@ -77,7 +79,7 @@ pub fn parse(object: &objects::Node, unit: MemoryUnit) -> Result<NodeSpec, BadNo
     node.instance_type = annotations.get(TYPE_KEY).or_else(|| labels.get(TYPE_LABEL)).cloned();
     let dialects = [Dialect::Nvidia, Dialect::Gputopology, Dialect::Gpushare, Dialect::Vcuda];
     let served = dialects.into_iter().filter(|dialect| offer.count(&dialect.to_string()) > 0);
-    Ok(NodeSpec { node, unit, serves: served.fold(Serves::default(), Serves::with) })
+    Ok(NodeSpec { node: Arc::new(node), unit, serves: served.fold(Serves::default(), Serves::with) })
 }
 
 /// What the node's status tells of its cards where no agent listed them. They get names of our own, as nobody told theirs.

@@ -136,6 +136,12 @@ static SCENARIOS: &[Scenario] = &[
         Always
     ),
     scenario!(
+        "together",
+        "kube-scheduler, tessera scheduler, a real kubelet and the agent: pods all the way into their containers",
+        Enclosed(scheduler::together),
+        Always
+    ),
+    scenario!(
         "scheduler-kills",
         "tessera scheduler is killed around a Binding and as the leader under load",
         Enclosed(scheduler::kills),

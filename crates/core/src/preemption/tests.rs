@@ -34,10 +34,12 @@ fn choose(
     let node = Arc::new(crate::fixtures::node_of_memories(&[100; 4]));
     let mut state = NodeState::empty(node);
     held.iter().for_each(|(_, grant)| state.add(grant));
-    let holders: Vec<Holder<'_>> =
-        held.iter().map(|(priority, grant)| Holder { grant, priority: *priority }).collect();
+    let holders: Vec<Holder<'_>> = held
+        .iter()
+        .map(|(priority, grant)| Holder { grant, priority: *priority, repays: Taken::default() })
+        .collect();
     let request = PodRequest::of_mains([request]);
-    let newcomer = Newcomer { request: &request, priority, policy: &Policy::Share };
+    let newcomer = Newcomer { request: &request, priority, policy: &Policy::Share, owes: Taken::default() };
     victims(&state, &holders, newcomer, &proposed.iter().map(|name| (*name).into()).collect())
 }
 
@@ -111,4 +113,24 @@ proptest! {
             }
         }
     }
+}
+
+#[test]
+fn a_debt_is_paid_by_its_own_namespace_alone() {
+    let node = Arc::new(crate::fixtures::node_of_memories(&[100; 2]));
+    let mut state = NodeState::empty(node);
+    let grants = [grant("ours", &[(0, 60)]), grant("theirs", &[(1, 60)]), grant("dear", &[(0, 20)])];
+    grants.iter().for_each(|grant| state.add(grant));
+    let percent = |percent| Taken { percent, memory: MiB::ZERO };
+    let holder = |number: usize, priority, repays| Holder { grant: &grants[number], priority, repays };
+    let holders = [holder(0, 1, percent(60)), holder(1, 0, Taken::default()), holder(2, 50, percent(20))];
+    let request = PodRequest::of_mains([share(40)]);
+    let choose = |owes, proposed: &[&str]| {
+        let newcomer = Newcomer { request: &request, priority: 10, policy: &Policy::Share, owes };
+        victims(&state, &holders, newcomer, &proposed.iter().map(|name| (*name).into()).collect())
+    };
+    assert_eq!(choose(percent(0), &[]), Some(vec![]), "there is room");
+    assert_eq!(choose(percent(30), &[]), Some(vec!["ours".into()]));
+    assert_eq!(choose(percent(30), &["theirs"]), Some(vec!["ours".into()]));
+    assert_eq!(choose(percent(61), &[]), None, "the rest is held by one that matters more");
 }

@@ -46,6 +46,24 @@ fn limits_of_memory_and_compute_count_all_models() {
 }
 
 #[test]
+fn what_has_to_be_given_back_first() {
+    let cards = Some(BTreeMap::from([("M40".to_owned(), 1)]));
+    let limits = Limit { cards, memory: Some(MiB(100)), percent: Some(150), ..Limit::default() };
+    let quota = quota(limits);
+    let mut accounts = Accounts::default();
+    accounts.add("team", "M40", taken(80, 60));
+    accounts.add("team", "T4", taken(50, 20));
+    let excess = |model: &str, more| quota.excess("team", &accounts, &place(model, "any"), more);
+    assert_eq!(excess("M40", taken(20, 20)), Some(taken(0, 0)));
+    assert_eq!(excess("M40", taken(50, 30)), Some(taken(30, 10)));
+    assert_eq!(excess("M40", taken(100, 0)), Some(taken(80, 0)));
+    assert_eq!(excess("P100", taken(1, 0)), None, "a model that is closed");
+    assert_eq!(quota.excess("other", &accounts, &Place::default(), taken(999, 0)), Some(taken(0, 0)));
+    assert_eq!(quota.describe("team", &accounts).unwrap(), "0.80 of 1 M40, 130% of 150%, 80 MiB of 100 MiB");
+    assert_eq!(quota.describe("other", &accounts), None);
+}
+
+#[test]
 fn what_a_request_takes() {
     let node = crate::fixtures::node_of_memories(&[100, 200]);
     let most = |request| Taken::at_most(&PodRequest::of_mains([request]), &node);

@@ -7,6 +7,7 @@ use tessera_core::gpu::Health;
 use tessera_core::units::NodeName;
 
 use super::known::{self, GpuNode, Known};
+use super::look::Look;
 use crate::state::State;
 
 /// The state in hashes.
@@ -28,19 +29,20 @@ pub(super) struct Changes {
 }
 
 impl Prints {
-    pub(super) fn of(state: &State) -> Self {
-        let nodes = state.nodes().into_iter().map(|(name, _)| {
-            let print = known::node(state, name).map_or(0, |known| node(state, name, known));
-            (name.clone(), print)
+    pub(super) fn of(look: &impl Look) -> Self {
+        let mut nodes = HashMap::new();
+        look.each_node(|state, name| {
+            if let Some(known) = known::node(state, name) {
+                nodes.insert(name.clone(), node(state, name, known));
+            }
         });
-        // In no order, so summed up in none.
-        let waiting = state.gpu_pods().filter(|(_, pod)| pod.node.is_none());
-        let waiting = waiting.map(|(uid, pod)| print(&(uid, &pod.annotations, &pod.namespace, &pod.name)));
-        Self {
-            nodes: nodes.collect(),
-            waiting: waiting.fold(0, u64::wrapping_add),
-            quota: print(&format!("{:?}", state.quota().0)),
-        }
+        let (waiting, quota) = look.look(|state| {
+            // In no order, so summed up in none.
+            let waiting = state.gpu_pods().filter(|(_, pod)| pod.node.is_none());
+            let prints = waiting.map(|(uid, pod)| print(&(uid, &pod.annotations, &pod.namespace, &pod.name)));
+            (prints.fold(0, u64::wrapping_add), print(&format!("{:?}", state.quota().0)))
+        });
+        Self { nodes, waiting, quota }
     }
 
     /// What has changed since `earlier`.

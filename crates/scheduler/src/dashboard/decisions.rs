@@ -105,7 +105,7 @@ impl Outcome {
 
 impl Decisions {
     /// Filter has answered.
-    pub fn filtered(&self, now: Now, pod: &Pod, verdicts: &Verdicts) {
+    pub fn filtered(&self, now: Now, pod: &Pod, verdicts: &Verdicts<'_>) {
         if !asks_for_cards(&pod.spec) {
             return;
         }

@@ -16,6 +16,7 @@ use serde_json::json;
 use tessera_wire::node_use::NodeUse;
 use tessera_wire::objects::Pod;
 
+use super::look::Look as _;
 use super::view::explanation::{explain, question};
 use super::view::{Filter, MOST_ITEMS, cluster, node, nodes, pods, quota};
 use super::{agent, assets, stream};
@@ -57,7 +58,7 @@ pub fn routes(body_limit: usize) -> Router<Arc<App>> {
         .route("/pods/{namespace}/{name}", get(one_pod))
         .route("/pods/{namespace}/{name}/use", get(pod_use))
         .route("/pods/{namespace}/{name}/explanation", get(explanation))
-        .route("/quota", get(|app: Shared| view(app, quota::quota)))
+        .route("/quota", get(|app: Shared| view(app, |app| app.look(quota::quota))))
         .route("/what-if", post(what_if))
         .route("/decisions", get(decisions))
         .fallback(|| async { problem(StatusCode::NOT_FOUND, "no such path; docs/dashboard.md lists them") })
@@ -144,9 +145,9 @@ async fn status(FromApp(app): Shared) -> Json<Standing> {
 
 async fn view<T: Serialize + Send + 'static>(
     FromApp(app): Shared,
-    make: impl FnOnce(&State) -> T + Send + 'static,
+    make: impl FnOnce(&App) -> T + Send + 'static,
 ) -> Response {
-    match work(&app, |app| make(&app.read())).await {
+    match work(&app, make).await {
         Ok(made) => Json(made).into_response(),
         Err(answer) => answer,
     }
@@ -157,7 +158,7 @@ async fn found<T: Serialize + Send + 'static>(
     what: String,
     make: impl FnOnce(&State) -> Option<T> + Send + 'static,
 ) -> Response {
-    match work(&app, |app| make(&app.read())).await {
+    match work(&app, |app| app.look(make)).await {
         Ok(Some(made)) => Json(made).into_response(),
         Ok(None) => problem(StatusCode::NOT_FOUND, format!("{what} is not known, or has ended")),
         Err(answer) => answer,
@@ -165,7 +166,7 @@ async fn found<T: Serialize + Send + 'static>(
 }
 
 async fn list_nodes(app: Shared, Query(filter): Query<Filter>) -> Response {
-    view(app, move |state| nodes::nodes(state, &filter)).await
+    view(app, move |app| nodes::nodes(app, &filter)).await
 }
 
 async fn one_node(app: Shared, Path(name): Path<String>) -> Response {
@@ -173,7 +174,7 @@ async fn one_node(app: Shared, Path(name): Path<String>) -> Response {
 }
 
 async fn list_pods(app: Shared, Query(filter): Query<Filter>) -> Response {
-    view(app, move |state| pods::pods(state, &filter)).await
+    view(app, move |app| pods::pods(app, &filter)).await
 }
 
 async fn one_pod(app: Shared, Path((namespace, name)): Path<(String, String)>) -> Response {
@@ -205,13 +206,13 @@ async fn measured(address: Result<Option<String>, Response>, keep: impl FnOnce(&
 }
 
 async fn node_use(FromApp(app): Shared, Path(name): Path<String>) -> Response {
-    let address = work(&app, move |app| node::agent(&app.read(), &name)).await;
+    let address = work(&app, move |app| app.look(|state| node::agent(state, &name))).await;
     measured(address, |_| {}).await
 }
 
 async fn pod_use(FromApp(app): Shared, Path((namespace, name)): Path<(String, String)>) -> Response {
     let wanted = (namespace.clone(), name.clone());
-    let address = work(&app, move |app| pods::agent(&app.read(), &namespace, &name)).await;
+    let address = work(&app, move |app| app.look(|state| pods::agent(state, &namespace, &name))).await;
     measured(address, |used| {
         used.containers.retain(|container| container.namespace == wanted.0 && container.pod == wanted.1);
     })
@@ -221,8 +222,8 @@ async fn pod_use(FromApp(app): Shared, Path((namespace, name)): Path<(String, St
 async fn explanation(FromApp(app): Shared, Path((namespace, name)): Path<(String, String)>) -> Response {
     let what = format!("pod {namespace}/{name}");
     let made = work(&app, move |app| {
-        let pod = question(&app.read(), &namespace, &name)?;
-        Some(explain(|ask| ask(&app.read()), &pod))
+        let pod = app.look(|state| question(state, &namespace, &name))?;
+        Some(explain(app, &pod))
     });
     match made.await {
         Ok(Some(explanation)) => Json(explanation).into_response(),
@@ -246,7 +247,7 @@ async fn what_if(FromApp(app): Shared, body: Result<Bytes, BytesRejection>) -> R
             return problem(StatusCode::BAD_REQUEST, text);
         }
     };
-    match work(&app, move |app| explain(|ask| ask(&app.read()), &pod)).await {
+    match work(&app, move |app| explain(app, &pod)).await {
         Ok(explanation) => Json(explanation).into_response(),
         Err(answer) => answer,
     }

@@ -4,8 +4,9 @@ use tessera_core::grant::PodGrant;
 use tessera_core::node::NodeState;
 use tessera_core::quota::Place;
 use tessera_core::units::{NodeName, PodUid};
-use tessera_wire::dialect::{Dialect, MemoryUnit};
+use tessera_wire::dialect::{Dialect, MemoryUnit, gpushare, vcuda, whole};
 use tessera_wire::node_spec::{NodeSpec, Serves};
+use tessera_wire::objects::Resources;
 
 use crate::state::{GpuPod, State};
 
@@ -45,19 +46,6 @@ pub(super) const DIALECTS: [(Dialect, &str); 4] = [
     (Dialect::Vcuda, "vcuda"),
 ];
 
-/// All nodes by name.
-pub(super) fn nodes(state: &State) -> impl Iterator<Item = (&NodeName, Known<'_>)> {
-    state.nodes().into_iter().map(|(name, _)| (name, node(state, name).unwrap_or(Known::NoGpus)))
-}
-
-/// The nodes with cards, by name.
-pub(super) fn gpu_nodes(state: &State) -> impl Iterator<Item = GpuNode<'_>> {
-    nodes(state).filter_map(|(_, known)| match known {
-        Known::Gpus(node) => Some(node),
-        Known::Unreadable(_) | Known::NoGpus => None,
-    })
-}
-
 /// One node.
 pub(super) fn node<'a>(state: &'a State, name: &NodeName) -> Option<Known<'a>> {
     let (record, ledger) = state.node(name)?;
@@ -85,6 +73,21 @@ pub(super) fn pod<'a>(state: &'a State, namespace: &str, name: &str) -> Option<(
 pub(super) fn words(serves: Serves) -> Vec<&'static str> {
     let member = |dialect: Dialect| serves.covers(Serves::default().with(dialect));
     DIALECTS.iter().filter(|(dialect, _)| member(*dialect)).map(|(_, word)| *word).collect()
+}
+
+/// Whether any container asks in the dialect of this word, by the names of its resources: thousands of pods are looked at.
+pub(super) fn asks_in(pod: &GpuPod, word: &str) -> bool {
+    let resource = match word {
+        "nvidia" => whole::NVIDIA.resource,
+        "gputopology" => whole::GPUTOPOLOGY.resource,
+        "gpushare" => gpushare::MEMORY,
+        "vcuda" => vcuda::CORE,
+        _ => return false,
+    };
+    let named = |resources: &Resources| {
+        resources.limits.contains_key(resource) || resources.requests.contains_key(resource)
+    };
+    pod.spec.containers_with_roles().any(|(container, _)| named(&container.resources))
 }
 
 /// The word for a dialect.

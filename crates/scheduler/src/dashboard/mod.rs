@@ -9,6 +9,7 @@ mod changes;
 pub mod decisions;
 mod http;
 mod known;
+pub mod look;
 mod stream;
 pub mod view;
 

@@ -103,7 +103,7 @@ async fn gather(app: Arc<App>) {
             super::changes::Changes::default()
         } else {
             writes = Some(seen);
-            let fresh = Prints::of(&app.read());
+            let fresh = Prints::of(&*app);
             let changes = fresh.since(&prints);
             prints = fresh;
             changes

@@ -4,13 +4,15 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::{Duration, Instant, SystemTime};
 
-use tessera_cluster::Client;
+use tessera_cluster::{Client, PodEvent};
 use tokio::sync::Semaphore;
 
 use super::CALLS;
 use crate::dashboard::Dashboard;
 use crate::metrics::Metrics;
+use crate::notices::{Notices, Reason};
 use crate::state::{Now, State};
+use crate::verb::memory::Memory;
 
 /// The state and the world around it.
 pub struct App {
@@ -19,12 +21,16 @@ pub struct App {
     pub client: Client,
     /// What we tell of ourselves.
     pub metrics: Metrics,
+    /// What we tell users of their pods.
+    pub notices: Notices,
     /// Whether we lead.
     pub role: Role,
     /// What the dashboard remembers beside the state.
     pub dashboard: Dashboard,
     /// How often the state was opened for writing.
     writes: AtomicU64,
+    /// What nodes said to kinds of pods.
+    pub(super) memory: Memory,
     pub(super) turns: Semaphore,
     started: Instant,
 }
@@ -52,12 +58,35 @@ impl App {
             state: RwLock::new(state),
             client,
             metrics: Metrics::default(),
+            notices: Notices::default(),
             role: Role::default(),
             dashboard: Dashboard::default(),
             writes: AtomicU64::new(0),
+            memory: Memory::default(),
             turns: Semaphore::new(CALLS),
             started: Instant::now(),
         }
+    }
+
+    /// The same, telling users of their pods.
+    #[must_use]
+    pub fn with_notices(self, notices: Notices) -> Self {
+        Self { notices, ..self }
+    }
+
+    /// Tells users something about their pod.
+    pub(super) fn tell(&self, (namespace, pod, uid): (&str, &str, &str), reason: Reason, message: String) {
+        self.notices.tell(
+            self.now(),
+            PodEvent {
+                namespace: namespace.to_owned(),
+                pod: pod.to_owned(),
+                uid: uid.to_owned(),
+                is_warning: reason != Reason::GpusChosen,
+                reason: reason.to_string(),
+                message,
+            },
+        );
     }
 
     /// The state, to look at. A panic while it was written to would have left it half changed; but its methods only fail

@@ -13,7 +13,8 @@ use tessera_wire::grant;
 
 use super::App;
 use super::extender::{Body, read};
-use crate::state::{BindStep, Event, Outcome, Watched};
+use crate::notices::Reason;
+use crate::state::{BindStep, Event, Order, Outcome, Watched};
 
 /// How long the API server may take. With the lease still good when it is sent, it has arrived before another leader
 /// begins: 5 s of the lease and these are the 8 s after which others take over.
@@ -49,16 +50,16 @@ impl App {
         if !self.may_write() {
             return Err(NOT_LEADING.to_owned());
         }
-        let annotations = match self.book(args)? {
+        let Order { annotations, chosen } = match self.book(args)? {
             BindStep::Done => return Ok(()),
-            BindStep::Send(annotations) => annotations,
+            BindStep::Send(order) => order,
             BindStep::Fetch => {
                 self.fetch(args).await?;
                 match self.book(args)? {
                     BindStep::Done => return Ok(()),
-                    BindStep::Send(annotations) => annotations,
+                    BindStep::Send(order) => order,
                     // It asks for no card: there is nothing to book.
-                    BindStep::Fetch => BTreeMap::new(),
+                    BindStep::Fetch => Order::default(),
                 }
             }
         };
@@ -69,7 +70,25 @@ impl App {
             Outcome::Unknown => "unknown",
         });
         self.write().end_bind(&PodUid(args.pod_uid.clone()), outcome, self.now());
+        if !chosen.is_empty() {
+            self.tell_outcome(args, outcome, chosen, error.as_deref().unwrap_or_default());
+        }
         error.map_or(Ok(()), Err)
+    }
+
+    fn tell_outcome(&self, args: &BindingArgs, outcome: Outcome, chosen: String, error: &str) {
+        let pod = (args.pod_namespace.as_str(), args.pod_name.as_str(), args.pod_uid.as_str());
+        match outcome {
+            Outcome::Bound => self.tell(pod, Reason::GpusChosen, chosen),
+            Outcome::Refused => {
+                let message = format!("{error}; the GPUs are free again. Had been chosen: {chosen}");
+                self.tell(pod, Reason::BindingFailed, message);
+            }
+            Outcome::Unknown => {
+                let message = format!("{error}; the GPUs stay reserved until it is known. Chosen: {chosen}");
+                self.tell(pod, Reason::BindingFailed, message);
+            }
+        }
     }
 
     fn book(&self, args: &BindingArgs) -> Result<BindStep, String> {

@@ -1,6 +1,6 @@
 //! The verbs kube-scheduler calls. Whatever comes in, the answer has the form of the contract.
 
-use std::collections::BTreeMap;
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -9,13 +9,15 @@ use axum::body::Bytes;
 use axum::extract::State as FromApp;
 use axum::extract::rejection::BytesRejection;
 use axum::response::{IntoResponse, Response};
-use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
 use serde_json::value::RawValue;
-use tessera_wire::extender::{Args, FilterResult, HostPriority, PreemptionArgs, PreemptionResult};
+use tessera_wire::extender::{Args, FilterResult, Name, PreemptionArgs, PreemptionResult};
+use tessera_wire::objects::Pod;
 
 use super::App;
+use crate::notices::Reason;
 use crate::verb::filter::Verdicts;
+use crate::verb::reason::QUOTA;
 
 /// A body, or why there is none.
 pub(super) type Body = Result<Bytes, BytesRejection>;
@@ -23,7 +25,7 @@ pub(super) type Body = Result<Bytes, BytesRejection>;
 const NOT_READY: &str = "this replica of the scheduler does not lead, or has not read the cluster yet";
 
 /// Reads a body, if this replica is in a position to answer.
-pub(super) fn read<T: DeserializeOwned>(app: &App, body: &Body) -> Result<T, String> {
+pub(super) fn read<'b, T: Deserialize<'b>>(app: &App, body: &'b Body) -> Result<T, String> {
     if !app.is_ready() {
         return Err(NOT_READY.to_owned());
     }
@@ -33,45 +35,55 @@ pub(super) fn read<T: DeserializeOwned>(app: &App, body: &Body) -> Result<T, Str
 
 pub(super) async fn filter(FromApp(app): FromApp<Arc<App>>, body: Body) -> Response {
     let begun = Instant::now();
-    let mut args: Args = match read(&app, &body) {
+    let args: Args<Name<'_>> = match read(&app, &body) {
         Ok(args) => args,
         Err(error) => {
             app.metrics.answered("filter", "error", begun.elapsed());
             return Json(FilterResult { error, ..FilterResult::default() }).into_response();
         }
     };
-    let by_node = args.nodes.is_some() && args.node_names.is_none();
-    let verdicts = app.read().filter(&mut args);
+    let verdicts = app.read().filter(&args, &app.memory);
     for (reason, nodes) in &verdicts.reasons {
         app.metrics.refused(reason, *nodes);
     }
     app.dashboard.decisions.filtered(app.now(), &args.pod, &verdicts);
+    if verdicts.fitting.is_empty() && verdicts.reasons.contains_key(QUOTA) {
+        app.tell_quota(&args.pod, "");
+    }
     let outcome = if verdicts.fitting.is_empty() { "none" } else { "some" };
-    let answer = match body {
-        Ok(bytes) if by_node => Json(with_whole_nodes(verdicts, &bytes)).into_response(),
-        _ => Json(verdicts.into_result()).into_response(),
+    let answer = match &body {
+        Ok(bytes) if args.nodes.is_some() && args.node_names.is_none() => {
+            Json(WithWholeNodes::new(&verdicts, bytes)).into_response()
+        }
+        _ => Json(&verdicts).into_response(),
     };
     app.metrics.answered("filter", outcome, begun.elapsed());
     answer
 }
 
-pub(super) async fn prioritize(FromApp(app): FromApp<Arc<App>>, body: Body) -> Json<Vec<HostPriority>> {
+pub(super) async fn prioritize(FromApp(app): FromApp<Arc<App>>, body: Body) -> Response {
     let begun = Instant::now();
-    let (outcome, grades) = match read::<Args>(&app, &body) {
-        Ok(mut args) => ("ok", app.read().prioritize(&mut args)),
+    let (outcome, answer) = match read::<Args<Name<'_>>>(&app, &body) {
+        Ok(args) => ("ok", Json(app.read().prioritize(&args, &app.memory)).into_response()),
         // There is no place for an error, and kube-scheduler would not show it.
-        Err(_) => ("error", Vec::new()),
+        Err(_) => ("error", Json([(); 0]).into_response()),
     };
     app.metrics.answered("prioritize", outcome, begun.elapsed());
-    Json(grades)
+    answer
 }
 
 pub(super) async fn preempt(FromApp(app): FromApp<Arc<App>>, body: Body) -> Json<PreemptionResult> {
     let begun = Instant::now();
     let (outcome, result) = match read::<PreemptionArgs>(&app, &body) {
         Ok(args) => {
-            let result = app.read().preempt(&args);
-            app.dashboard.decisions.preempted(app.now(), &args.pod, &result, &app.read());
+            let state = app.read();
+            let result = state.preempt(&args);
+            let is_over_quota = result.node_name_to_meta_victims.is_empty() && state.is_over_quota(&args);
+            app.dashboard.decisions.preempted(app.now(), &args.pod, &result, &state);
+            drop(state);
+            if is_over_quota {
+                app.tell_quota(&args.pod, "; no pod of lower priority of this namespace makes room for it");
+            }
             ("ok", result)
         }
         Err(_) => ("error", PreemptionResult::default()),
@@ -80,15 +92,23 @@ pub(super) async fn preempt(FromApp(app): FromApp<Arc<App>>, body: Body) -> Json
     Json(result)
 }
 
+impl App {
+    /// Tells what the quota leaves, which no answer to kube-scheduler has room for.
+    fn tell_quota(&self, pod: &Pod, more: &str) {
+        if !self.notices.are_on() {
+            return;
+        }
+        let Some(held) = self.read().quota_in_words(&pod.metadata.namespace) else { return };
+        let meta = &pod.metadata;
+        let message = format!("the quota does not allow it on any node: {held}{more}");
+        self.tell((&meta.namespace, &meta.name, &meta.uid), Reason::QuotaExceeded, message);
+    }
+}
+
 /// The answer to a question with whole nodes gives them back untouched: kube-scheduler goes on with what it gets.
-#[derive(Serialize)]
-#[serde(rename_all = "PascalCase")]
-struct WholeResult<'a> {
+struct WithWholeNodes<'a> {
     nodes: RawList<'a>,
-    node_names: Option<Vec<String>>,
-    failed_nodes: BTreeMap<String, String>,
-    failed_and_unresolvable_nodes: BTreeMap<String, String>,
-    error: &'static str,
+    verdicts: &'a Verdicts<'a>,
 }
 
 #[derive(Default, Serialize, Deserialize)]
@@ -114,20 +134,22 @@ struct NamedMeta {
     name: String,
 }
 
-fn with_whole_nodes(verdicts: Verdicts, bytes: &[u8]) -> WholeResult<'_> {
-    // It was read before, so it can be read again.
-    let mut nodes = serde_json::from_slice::<RawArgs<'_>>(bytes).map(|args| args.nodes).unwrap_or_default();
-    let fitting: std::collections::HashSet<&str> = verdicts.fitting.iter().map(String::as_str).collect();
-    nodes.items.retain(|item| {
-        serde_json::from_str::<Named>(item.get())
-            .is_ok_and(|node| fitting.contains(node.metadata.name.as_str()))
-    });
-    drop(fitting);
-    WholeResult {
-        nodes,
-        node_names: Some(verdicts.fitting),
-        failed_nodes: verdicts.failed,
-        failed_and_unresolvable_nodes: verdicts.unresolvable,
-        error: "",
+impl<'a> WithWholeNodes<'a> {
+    fn new(verdicts: &'a Verdicts<'a>, bytes: &'a [u8]) -> Self {
+        // It was read before, so it can be read again.
+        let mut nodes =
+            serde_json::from_slice::<RawArgs<'_>>(bytes).map(|args| args.nodes).unwrap_or_default();
+        let fitting: HashSet<&str> = verdicts.fitting.iter().copied().collect();
+        nodes.items.retain(|item| {
+            serde_json::from_str::<Named>(item.get())
+                .is_ok_and(|node| fitting.contains(node.metadata.name.as_str()))
+        });
+        Self { nodes, verdicts }
+    }
+}
+
+impl Serialize for WithWholeNodes<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.verdicts.serialize_with(Some(&self.nodes), serializer)
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tessera_core::gpu_set::GpuSet;
 use tessera_core::grant::PodGrant;
-use tessera_core::placement::place;
+use tessera_core::placement::{describe, place};
 use tessera_core::units::{NodeName, PodUid};
 use tessera_wire::extender::BindingArgs;
 use tessera_wire::grant;
@@ -14,13 +14,14 @@ use tessera_wire::objects::Pod;
 use super::State;
 use super::records::Record;
 use crate::verb::ask::{Ask, BadAsk};
+use crate::verb::judge::weigh;
 use crate::verb::reason::Reason;
 
 /// A promise of ours that no watch has shown yet.
 #[derive(Clone, Debug)]
 pub(super) struct Booking {
     node: NodeName,
-    annotations: BTreeMap<String, String>,
+    order: Order,
     /// Calls that are on their way to the API server.
     in_flight: u32,
     /// Whether one of them succeeded.
@@ -49,8 +50,17 @@ pub enum BindStep {
     Done,
     /// The watch has not shown the pod yet: ask the API server for it, then try again.
     Fetch,
-    /// Send a Binding with these annotations, then tell how it went.
-    Send(BTreeMap<String, String>),
+    /// Send a Binding, then tell how it went.
+    Send(Order),
+}
+
+/// What is to be sent.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Order {
+    /// The Binding's annotations: the grant.
+    pub annotations: BTreeMap<String, String>,
+    /// Which cards, and why these, for people.
+    pub chosen: String,
 }
 
 /// How a Binding went.
@@ -124,7 +134,7 @@ impl State {
                     return Ok(BindStep::Done);
                 }
                 booking.in_flight += 1;
-                return Ok(BindStep::Send(booking.annotations.clone()));
+                return Ok(BindStep::Send(booking.order.clone()));
             }
             if booking.bound || booking.in_flight > 0 {
                 return Err(BindRefusal::Busy { pod: uid, node: booking.node.clone() });
@@ -137,43 +147,40 @@ impl State {
             Some(node) => return Err(BindRefusal::Elsewhere { pod: uid, node: node.clone() }),
             None => {}
         }
-        let (grant, annotations) = self.decide(&uid, &name, now)?;
+        let (grant, order) = self.decide(&uid, &name, now)?;
         self.ledger.book(grant).map_err(|conflict| BindRefusal::Grant(conflict.to_string()))?;
         self.charge(&uid);
         let booking = Booking {
             node: name,
-            annotations,
+            order: order.clone(),
             in_flight: 1,
             bound: false,
             doubt: None,
             made: now.steady,
             unlisted: false,
         };
-        let annotations = booking.annotations.clone();
         self.bookings.insert(uid, booking);
-        Ok(BindStep::Send(annotations))
+        Ok(BindStep::Send(order))
     }
 
-    fn decide(
-        &self,
-        uid: &PodUid,
-        name: &NodeName,
-        now: Now,
-    ) -> Result<(PodGrant, BTreeMap<String, String>), BindRefusal> {
+    fn decide(&self, uid: &PodUid, name: &NodeName, now: Now) -> Result<(PodGrant, Order), BindRefusal> {
         let refused = |reason| BindRefusal::Node { node: name.clone(), reason };
         let pod = self.pod(uid).ok_or_else(|| refused(Reason::UnknownNode))?;
         let ask = Ask::new(self, &pod.namespace, &pod.spec, &pod.annotations)?;
         let judged = self.judge(name, &ask).map_err(refused)?;
         let request = ask.request(judged.spec.unit);
-        let weighed = judged.weigh(request);
+        let weighed = weigh(judged.state, request);
         let placement = place(judged.state, &weighed, &ask.policy, GpuSet::EMPTY)
             .map_err(|refusal| refused(Reason::Cards(refusal)))?;
         let containers = placement.grants(request);
         let annotations =
             grant::annotations(&pod.spec, &containers, &judged.spec.node, judged.spec.unit, now.unix_nanos)
                 .map_err(|error| BindRefusal::Grant(error.to_string()))?;
+        let gpus = placement.gpus.iter().copied().fold(GpuSet::EMPTY, GpuSet::union);
+        let why = describe(judged.state, &weighed, &ask.policy, &placement);
+        let order = Order { annotations, chosen: format!("GPU {gpus} of node {name}: {why}") };
         let (cpu, memory) = (request.cpu, request.memory);
-        Ok((PodGrant { pod: uid.clone(), node: name.clone(), cpu, memory, containers }, annotations))
+        Ok((PodGrant { pod: uid.clone(), node: name.clone(), cpu, memory, containers }, order))
     }
 
     /// How a Binding went. A booking whose fate is unknown is kept: the card may be taken.

@@ -1,7 +1,10 @@
 //! What can happen.
 
+use tessera_core::gpu_set::GpuSet;
 use tessera_core::placement::static_table::StaticTable;
 use tessera_core::quota::Quota;
+use tessera_core::units::NodeName;
+use tessera_wire::disruption::Budget;
 use tessera_wire::objects::{Node, Pod};
 
 /// Something the state has to know.
@@ -12,10 +15,23 @@ pub enum Event {
     Node(Watched<Node>),
     /// Of a pod.
     Pod(Watched<Pod>),
+    /// Of a disruption budget.
+    Budget(Watched<Budget>),
+    /// Of gpushare's list of a node's broken cards.
+    Unhealthy(Watched<Unhealthy>),
     /// The limits have changed.
     Quota(Quota),
     /// The table of policy `static` has changed.
     Table(StaticTable),
+}
+
+/// The cards of a node that somebody calls broken.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unhealthy {
+    /// Which node.
+    pub node: NodeName,
+    /// Which of its cards.
+    pub cards: GpuSet,
 }
 
 /// What a watch tells of objects of one kind.
@@ -29,4 +45,16 @@ pub enum Watched<T> {
     Gone(T),
     /// The list is complete.
     Listed,
+}
+
+impl<T> Watched<T> {
+    /// The same of what `read` makes of the object; `None` where it makes nothing of it.
+    pub(crate) fn and_then<U>(self, read: impl FnOnce(T) -> Option<U>) -> Option<Watched<U>> {
+        Some(match self {
+            Self::Listing => Watched::Listing,
+            Self::Set(object) => Watched::Set(read(object)?),
+            Self::Gone(object) => Watched::Gone(read(object)?),
+            Self::Listed => Watched::Listed,
+        })
+    }
 }

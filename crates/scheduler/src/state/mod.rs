@@ -4,26 +4,28 @@
 
 mod booking;
 mod knowledge;
+mod nodes;
 mod pods;
 mod policies;
 mod records;
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 use tessera_core::forecast::{Forecast, Learner};
 use tessera_core::ledger::Ledger;
-use tessera_core::node::NodeState;
 use tessera_core::placement::static_table::StaticTable;
 use tessera_core::quota::{Accounts, Quota};
 use tessera_core::units::{NodeName, PodUid};
 use tessera_core::workload::Workload;
 use tessera_wire::dialect::MemoryUnit;
-use tessera_wire::objects::{Node, Pod};
+use tessera_wire::disruption::Budget;
+use tessera_wire::objects::Pod;
 use tessera_wire::quota;
 
-pub use self::booking::{BindRefusal, BindStep, Doubt, Now, Outcome};
-pub use self::knowledge::{Event, Watched};
+pub use self::booking::{BindRefusal, BindStep, Doubt, Now, Order, Outcome};
+pub use self::knowledge::{Event, Unhealthy, Watched};
+use self::nodes::Overlay;
 pub(crate) use self::pods::asks_for_cards;
 pub use self::policies::DefaultPolicy;
 pub(crate) use self::records::{GpuPod, NodeRecord};
@@ -40,12 +42,19 @@ pub struct Settings {
     pub quota: Option<quota::Settings>,
 }
 
-/// All of it.
-#[derive(Clone, Debug)]
+/// All of it. Not to be copied: [`Memory`](crate::verb::memory::Memory) knows its nodes by when they changed.
+#[derive(Debug)]
 pub struct State {
     settings: Settings,
     ledger: Ledger,
-    nodes: HashMap<NodeName, NodeRecord>,
+    /// Nodes that can be read, each where the ledger has it: to ask all of them is to go through memory in order.
+    readable: Vec<Option<NodeRecord>>,
+    /// Nodes that cannot.
+    unreadable: HashMap<NodeName, NodeRecord>,
+    /// Cards that gpushare's lists call broken, and what the node says of itself.
+    unhealthy: HashMap<NodeName, Overlay>,
+    /// By namespace and name.
+    budgets: BTreeMap<(String, String), Budget>,
     /// Pods that wait for cards, and all that are on a node.
     pods: HashMap<PodUid, Record>,
     /// Pods with cards, by node; also of nodes not known (yet).
@@ -62,6 +71,7 @@ pub struct State {
     /// What a list in progress has not shown yet.
     unlisted_pods: HashSet<PodUid>,
     unlisted_nodes: HashSet<NodeName>,
+    unlisted_unhealthy: HashSet<NodeName>,
     /// Bookings taken back.
     rolled_back: u64,
 }
@@ -73,7 +83,10 @@ impl State {
         Self {
             settings,
             ledger: Ledger::default(),
-            nodes: HashMap::new(),
+            readable: Vec::new(),
+            unreadable: HashMap::new(),
+            unhealthy: HashMap::new(),
+            budgets: BTreeMap::new(),
             pods: HashMap::new(),
             on_node: HashMap::new(),
             unsure: HashMap::new(),
@@ -86,6 +99,7 @@ impl State {
             table: Arc::default(),
             unlisted_pods: HashSet::new(),
             unlisted_nodes: HashSet::new(),
+            unlisted_unhealthy: HashSet::new(),
             rolled_back: 0,
         }
     }
@@ -95,21 +109,21 @@ impl State {
         match event {
             Event::Node(change) => self.handle_node(change),
             Event::Pod(change) => self.handle_pod(change),
+            Event::Budget(change) => self.handle_budget(change),
+            Event::Unhealthy(change) => self.handle_unhealthy(change),
             Event::Quota(quota) => self.quota = quota,
             Event::Table(table) => self.table = Arc::new(table),
         }
     }
 
-    fn handle_node(&mut self, change: Watched<Node>) {
+    fn handle_budget(&mut self, change: Watched<Budget>) {
+        let key = |budget: &Budget| (budget.metadata.namespace.clone(), budget.metadata.name.clone());
         match change {
-            Watched::Listing => self.unlisted_nodes = self.nodes.keys().cloned().collect(),
-            Watched::Set(node) => self.set_node(&node),
-            Watched::Gone(node) => self.remove_node(&NodeName(node.metadata.name)),
-            Watched::Listed => {
-                for name in std::mem::take(&mut self.unlisted_nodes) {
-                    self.remove_node(&name);
-                }
-            }
+            // For a moment there are none: they are advice, and nothing rests on them.
+            Watched::Listing => self.budgets.clear(),
+            Watched::Set(budget) => drop(self.budgets.insert(key(&budget), budget)),
+            Watched::Gone(budget) => drop(self.budgets.remove(&key(&budget))),
+            Watched::Listed => {}
         }
     }
 
@@ -124,30 +138,6 @@ impl State {
                 }
             }
         }
-    }
-
-    fn set_node(&mut self, object: &Node) {
-        let record = NodeRecord::read(object, &self.settings);
-        let name = NodeName(object.metadata.name.clone());
-        self.unlisted_nodes.remove(&name);
-        // Most events of a node are its heartbeat.
-        if self.nodes.get(&name) == Some(&record) {
-            return;
-        }
-        match &record.spec {
-            Ok(spec) => self.ledger.set_node(spec.node.clone()),
-            Err(_) => self.ledger.remove_node(&name),
-        };
-        self.nodes.insert(name.clone(), record.sharing(&self.ledger));
-        self.reread_pods(&name);
-    }
-
-    fn remove_node(&mut self, name: &NodeName) {
-        self.nodes.remove(name);
-        self.ledger.remove_node(name);
-        self.unlisted_nodes.remove(name);
-        // They may be deleted later, or their node may come back.
-        self.reread_pods(name);
     }
 
     /// The book of grants.
@@ -174,15 +164,8 @@ impl State {
         self.bookings.len()
     }
 
-    pub(crate) fn node(&self, name: &NodeName) -> Option<(&NodeRecord, Option<&NodeState>)> {
-        Some((self.nodes.get(name)?, self.ledger.node(name)))
-    }
-
-    /// All nodes by name.
-    pub(crate) fn nodes(&self) -> Vec<(&NodeName, &NodeRecord)> {
-        let mut all: Vec<_> = self.nodes.iter().collect();
-        all.sort_by_key(|(name, _)| *name);
-        all
+    pub(crate) fn budgets(&self) -> impl Iterator<Item = &Budget> {
+        self.budgets.values()
     }
 
     /// A pod with cards, waiting or placed.

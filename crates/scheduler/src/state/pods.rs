@@ -95,7 +95,7 @@ impl State {
     /// Enters what a pod's annotations say it holds, or marks it as one of whom nobody knows.
     fn read_grant(&mut self, uid: &PodUid, node: &NodeName) {
         let Some(pod) = self.pod(uid) else { return };
-        let containers = match self.nodes.get(node) {
+        let containers = match self.record(node) {
             Some(NodeRecord { spec: Ok(spec), .. }) => {
                 let read = grant::parse(&pod.spec, &pod.annotations, &spec.node, spec.unit);
                 read.ok().flatten().filter(|grants| is_complete(grants, &pod.spec, spec.unit))
@@ -128,7 +128,7 @@ impl State {
     /// Until their agent tells, nobody else gets those cards.
     pub(super) fn guess_again(&mut self, node: &NodeName) {
         let Some(unsure) = self.unsure.get(node).cloned() else { return };
-        let Some(NodeRecord { spec: Ok(spec), .. }) = self.nodes.get(node) else { return };
+        let Some(NodeRecord { spec: Ok(spec), .. }) = self.record(node) else { return };
         let unit = spec.unit;
         unsure.iter().for_each(|uid| self.leave(uid));
         for uid in unsure {
@@ -166,7 +166,7 @@ impl State {
         }
         let charge = || {
             let grant = self.ledger.grant(uid)?;
-            let record = self.nodes.get(&grant.node)?;
+            let record = self.record(&grant.node)?;
             let taken = Taken::by(&grant.containers, &record.spec.as_ref().ok()?.node);
             let model = record.place.model.clone().unwrap_or_default();
             let namespace = self.pod(uid)?.namespace.clone();

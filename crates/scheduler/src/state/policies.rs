@@ -5,6 +5,7 @@ use std::sync::Arc;
 use tessera_core::forecast::{Forecast, Learner};
 use tessera_core::node::NodeState;
 use tessera_core::placement::Policy;
+use tessera_core::placement::static_table::StaticTable;
 use tessera_core::workload::Workload;
 
 use super::State;
@@ -32,6 +33,14 @@ impl State {
     /// The pods that are expected, by those seen.
     pub(crate) fn workload(&self) -> &Workload {
         self.learner.workload()
+    }
+
+    pub(crate) fn current_forecast(&self) -> &Arc<Forecast> {
+        &self.forecast
+    }
+
+    pub(crate) fn table(&self) -> &Arc<StaticTable> {
+        &self.table
     }
 
     /// A new forecast where one is due, and the learner that made it. Takes milliseconds on a large cluster, which is why

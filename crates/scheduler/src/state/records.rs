@@ -6,7 +6,7 @@ use tessera_core::ledger::Ledger;
 use tessera_core::quota::{Place, Taken};
 use tessera_core::units::NodeName;
 use tessera_wire::node_spec::{self, NodeSpec};
-use tessera_wire::objects::{Node, Pod, PodSpec};
+use tessera_wire::objects::{Metadata, Node, Pod, PodSpec};
 use tessera_wire::{grant, node_use, wishes};
 
 use super::Settings;
@@ -39,6 +39,8 @@ pub(crate) struct GpuPod {
     /// Where it is bound.
     pub(crate) node: Option<NodeName>,
     pub(crate) spec: PodSpec,
+    /// By which budgets protect it.
+    pub(crate) labels: BTreeMap<String, String>,
     /// Only those about placement and grants.
     pub(crate) annotations: BTreeMap<String, String>,
 }
@@ -67,12 +69,12 @@ impl NodeRecord {
         }
     }
 
-    /// The same record, its links read from where the ledger has them: nodes of one kind share them.
+    /// The same record, its cards and links where the ledger has them.
     pub(super) fn sharing(mut self, ledger: &Ledger) -> Self {
         if let Ok(spec) = &mut self.spec
             && let Some(known) = ledger.node(&spec.node.name)
         {
-            spec.node = known.node().clone();
+            spec.node = known.shared_node();
         }
         self
     }
@@ -82,12 +84,13 @@ impl NodeRecord {
 
 impl GpuPod {
     pub(super) fn new(pod: Pod) -> Self {
-        let Pod { metadata, mut spec, .. } = pod;
+        let Pod { mut metadata, mut spec, .. } = pod;
         let node = (!spec.node_name.is_empty()).then(|| NodeName(std::mem::take(&mut spec.node_name)));
         spec.scheduler_name = String::new();
-        let mut annotations = metadata.annotations;
+        let mut annotations = std::mem::take(&mut metadata.annotations);
         annotations.retain(|key, _| matters(key));
-        Self { namespace: metadata.namespace, name: metadata.name, node, spec, annotations }
+        let Metadata { namespace, name, labels, .. } = metadata;
+        Self { namespace, name, node, spec, labels, annotations }
     }
 
     pub(crate) fn priority(&self) -> i32 {

@@ -7,6 +7,7 @@ use tessera_core::units::NodeName;
 use tessera_wire::objects::Pod;
 
 use super::ask::{Ask, BadAsk};
+use super::judge::weigh;
 use super::reason::Reason;
 use crate::state::{GpuPod, State};
 
@@ -132,7 +133,8 @@ impl State {
             Err(reason) => return refused(&reason),
         };
         let request = ask.request(judged.spec.unit);
-        match place(judged.state, request, &ask.policy, GpuSet::EMPTY) {
+        let weighed = weigh(judged.state, request);
+        match place(judged.state, &weighed, &ask.policy, GpuSet::EMPTY) {
             Ok(placement) => {
                 let grants = placement.grants(request).into_iter();
                 let gpus = grants.map(|grant| ContainerView {
@@ -142,7 +144,7 @@ impl State {
                 NodeView { fits: true, score: Some(placement.score), gpus: gpus.collect(), ..empty }
             }
             Err(refusal) => {
-                let detail = explain(judged.state, request, &ask.policy);
+                let detail = explain(judged.state, &weighed, &ask.policy);
                 let cards = detail.iter().flat_map(|detail| &detail.cards);
                 let cards = cards.map(|(gpu, reason)| CardView {
                     gpu: gpu.0,

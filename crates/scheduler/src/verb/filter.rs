@@ -2,84 +2,124 @@
 
 use std::collections::BTreeMap;
 
-use tessera_core::units::NodeName;
-use tessera_wire::extender::{Args, FilterResult};
+use serde::ser::{Serialize, SerializeStruct as _, Serializer};
+use tessera_wire::extender::Args;
 
 use super::ask::Ask;
+use super::memory::Memory;
 use super::reason::Reason;
 use crate::state::State;
 
-/// The verdict on every node that was asked about.
+/// The verdict on every node that was asked about. Written as kube-scheduler reads the answer to a question by names.
 #[derive(Clone, Debug, Default)]
-pub struct Verdicts {
+pub struct Verdicts<'a> {
     /// Those that fit, in the order asked.
-    pub fitting: Vec<String>,
-    /// Why others do not; evictions might help.
-    pub failed: BTreeMap<String, String>,
-    /// Why others do not, whoever goes.
-    pub unresolvable: BTreeMap<String, String>,
+    pub fitting: Vec<&'a str>,
+    /// The others, and where in `told` their reason stands.
+    refused: Vec<(&'a str, usize)>,
+    told: Vec<Told>,
     /// How often each kind of reason came up.
     pub reasons: BTreeMap<&'static str, u64>,
 }
 
+/// A reason that may hold for many nodes, put into words once.
+#[derive(Clone, Debug)]
+struct Told {
+    /// `None` where the question itself is at fault.
+    reason: Option<Reason>,
+    words: String,
+    may_resolve: bool,
+}
+
+/// Nodes mostly fail alike. Past so many reasons a new one is no longer compared with all of them.
+const COMPARED: usize = 16;
+
 impl State {
-    /// Judges every node. `nodes` of the answer is for whoever has the whole nodes.
+    /// Judges every node.
     #[must_use]
-    pub fn filter(&self, args: &mut Args) -> Verdicts {
-        let names = take_names(args);
+    pub fn filter<'a, N: AsRef<str>>(&self, args: &'a Args<N>, memory: &Memory) -> Verdicts<'a> {
         let mut verdicts = Verdicts::default();
         let ask = match Ask::of(self, &args.pod) {
             Ok(ask) => ask,
             Err(bad) => {
-                let text = bad.to_string();
-                verdicts.reasons.insert("bad-request", names.len() as u64);
-                verdicts.unresolvable = names.into_iter().map(|name| (name, text.clone())).collect();
+                verdicts.told.push(Told { reason: None, words: bad.to_string(), may_resolve: false });
+                verdicts.refused.extend(args.names().map(|name| (name, 0)));
+                verdicts.reasons.insert("bad-request", verdicts.refused.len() as u64);
                 return verdicts;
             }
         };
         if !ask.wants_gpu() {
-            verdicts.fitting = names;
+            verdicts.fitting.extend(args.names());
             return verdicts;
         }
-        verdicts.fitting.reserve(names.len());
-        // Nodes mostly fail alike: the words are made once.
-        let mut last: Option<(Reason, String)> = None;
-        for name in names {
-            let name = NodeName(name);
-            let Err(reason) = self.fits(&name, &ask) else {
-                verdicts.fitting.push(name.0);
-                continue;
-            };
-            *verdicts.reasons.entry(reason.kind()).or_default() += 1;
-            let map = if reason.may_resolve() { &mut verdicts.failed } else { &mut verdicts.unresolvable };
-            let text = match &last {
-                Some((known, text)) if *known == reason => text.clone(),
-                _ => last.insert((reason.clone(), reason.to_string())).1.clone(),
-            };
-            map.insert(name.0, text);
+        verdicts.fitting.reserve(args.node_names.as_ref().map_or(0, Vec::len));
+        let mut kinds = memory.take(self, &ask);
+        for name in args.names() {
+            match self.verdict(name, &ask, &mut kinds) {
+                Ok(_) => verdicts.fitting.push(name),
+                Err(reason) => verdicts.refuse(name, reason),
+            }
         }
+        memory.put(kinds);
         verdicts
     }
 }
 
-impl Verdicts {
-    /// As kube-scheduler reads it, for a question by names.
-    #[must_use]
-    pub fn into_result(self) -> FilterResult {
-        FilterResult {
-            nodes: None,
-            node_names: Some(self.fitting),
-            failed_nodes: self.failed,
-            failed_and_unresolvable_nodes: self.unresolvable,
-            error: String::new(),
-        }
+impl<'a> Verdicts<'a> {
+    fn refuse(&mut self, name: &'a str, reason: Reason) {
+        *self.reasons.entry(reason.kind()).or_default() += 1;
+        let compared = self.told.iter().take(COMPARED);
+        let known = compared.enumerate().find(|(_, told)| told.reason.as_ref() == Some(&reason));
+        let place = known.map(|(place, _)| place).unwrap_or_else(|| {
+            let (words, may_resolve) = (reason.to_string(), reason.may_resolve());
+            self.told.push(Told { reason: Some(reason), words, may_resolve });
+            self.told.len() - 1
+        });
+        self.refused.push((name, place));
+    }
+
+    /// Why others do not; evictions might help.
+    pub fn failed(&self) -> impl Iterator<Item = (&'a str, &str)> {
+        self.refused_where(true)
+    }
+
+    /// Why others do not, whoever goes.
+    pub fn unresolvable(&self) -> impl Iterator<Item = (&'a str, &str)> {
+        self.refused_where(false)
+    }
+
+    fn refused_where(&self, may_resolve: bool) -> impl Iterator<Item = (&'a str, &str)> {
+        let told = self.refused.iter().map(|(name, place)| (*name, &self.told[*place]));
+        told.filter(move |(_, told)| told.may_resolve == may_resolve).map(|(name, told)| (name, &*told.words))
+    }
+
+    /// Writes the answer with these whole nodes in it.
+    pub(crate) fn serialize_with<S: Serializer>(
+        &self,
+        nodes: Option<&impl Serialize>,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        let mut answer = serializer.serialize_struct("FilterResult", 5)?;
+        answer.serialize_field("Nodes", &nodes)?;
+        answer.serialize_field("NodeNames", &self.fitting)?;
+        answer.serialize_field("FailedNodes", &Reasons(self, true))?;
+        answer.serialize_field("FailedAndUnresolvableNodes", &Reasons(self, false))?;
+        answer.serialize_field("Error", "")?;
+        answer.end()
     }
 }
 
-/// The names asked about, moved out of the question.
-pub(super) fn take_names(args: &mut Args) -> Vec<String> {
-    let mut names = args.node_names.take().unwrap_or_default();
-    let whole = args.nodes.take().map(|list| list.items).unwrap_or_default();
-    names.extend(whole.into_iter().map(|node| node.metadata.name));
-    names
+impl Serialize for Verdicts<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.serialize_with(None::<&()>, serializer)
+    }
+}
+
+/// A map of nodes to words.
+struct Reasons<'a>(&'a Verdicts<'a>, bool);
+
+impl Serialize for Reasons<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.0.refused_where(self.1))
+    }
 }

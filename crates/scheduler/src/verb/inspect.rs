@@ -120,9 +120,11 @@ impl State {
 
     fn shown(&self, node: Option<&str>) -> Vec<(&NodeSpec, &NodeState)> {
         let all = self.nodes().into_iter().filter(|(name, _)| node.is_none_or(|wanted| name.0 == wanted));
-        all.filter_map(|(name, record)| Some((record.spec.as_ref().ok()?, self.ledger().node(name)?)))
-            .filter(|(spec, _)| !spec.node.gpus().is_empty())
-            .collect()
+        let readable = |(name, _)| {
+            let (record, state) = self.node(name)?;
+            Some((record.spec.as_ref().ok()?, state?))
+        };
+        all.filter_map(readable).filter(|(spec, _)| !spec.node.gpus().is_empty()).collect()
     }
 
     fn share_node(&self, spec: &NodeSpec, state: &NodeState) -> ShareNode {

@@ -5,6 +5,7 @@ pub mod explain;
 pub mod filter;
 pub mod inspect;
 pub mod judge;
+pub mod memory;
 pub mod preempt;
 pub mod prioritize;
 pub mod reason;

@@ -1,13 +1,17 @@
 //! Whom to evict.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
 use tessera_core::preemption::{Holder, Newcomer, victims};
+use tessera_core::quota::Taken;
 use tessera_core::units::{NodeName, PodUid};
+use tessera_wire::disruption::{Victim, violations};
 use tessera_wire::extender::{MetaPod, MetaVictims, PreemptionArgs, PreemptionResult};
 
 use super::ask::Ask;
-use crate::state::State;
+use super::reason::Reason;
+use crate::state::{GpuPod, State};
 
 impl State {
     /// For each node the pods that must go so that the right cards come free; nodes where nothing helps are left out.
@@ -39,22 +43,62 @@ impl State {
         priority: i32,
         proposed: &MetaVictims,
     ) -> Option<MetaVictims> {
-        let judged = self.judge(name, ask).ok()?;
+        let (record, position) = self.serving(&name.0, ask).ok()?;
+        let (spec, state) = (record.spec.as_ref().ok()?, self.ledger().at(position)?);
+        let request = ask.request(spec.unit);
+        let (quota, accounts) = self.quota();
+        let more = Taken::at_most(request, &spec.node);
+        let owes = quota.excess(ask.namespace, accounts, &record.place, more)?;
         let holders: Vec<Holder<'_>> = self
             .ledger()
             .grants_on(name)
             .map(|grant| {
+                let pod = self.pod(&grant.pod);
                 // Pods without cards are not ours to evict: as if they mattered more than anybody.
-                let priority = self.pod(&grant.pod).map_or(i32::MAX, |pod| pod.priority());
-                Holder { grant, priority }
+                let priority = pod.map_or(i32::MAX, GpuPod::priority);
+                let is_own = pod.is_some_and(|pod| pod.namespace == ask.namespace);
+                let repays = if is_own { Taken::by(&grant.containers, &spec.node) } else { Taken::default() };
+                Holder { grant, priority, repays }
             })
             .collect();
-        let newcomer = Newcomer { request: ask.request(judged.spec.unit), priority, policy: &ask.policy };
+        let newcomer = Newcomer { request, priority, policy: &ask.policy, owes };
         let wanted: BTreeSet<PodUid> = proposed.pods.iter().map(|pod| PodUid(pod.uid.clone())).collect();
-        let chosen = victims(judged.state, &holders, newcomer, &wanted)?;
+        let chosen = victims(state, &holders, newcomer, &wanted)?;
+        let is_as_proposed = chosen.iter().collect::<BTreeSet<_>>() == wanted.iter().collect();
+        let budget_violations =
+            if is_as_proposed { proposed.budget_violations } else { self.violations(&chosen) };
         Some(MetaVictims {
             pods: chosen.into_iter().map(|uid| MetaPod { uid: uid.0 }).collect(),
-            budget_violations: proposed.budget_violations,
+            budget_violations,
         })
+    }
+
+    /// How many of these a disruption budget protects.
+    fn violations(&self, victims: &[PodUid]) -> i64 {
+        let mut pods: Vec<&GpuPod> = victims.iter().filter_map(|uid| self.pod(uid)).collect();
+        pods.sort_by_key(|pod| Reverse(pod.priority()));
+        let victims = pods.into_iter().map(|pod| Victim {
+            namespace: &pod.namespace,
+            name: &pod.name,
+            labels: &pod.labels,
+        });
+        violations(self.budgets(), victims)
+    }
+
+    /// Whether nothing but its namespace's quota keeps a pod from all these nodes.
+    #[must_use]
+    pub fn is_over_quota(&self, args: &PreemptionArgs) -> bool {
+        let Ok(ask) = Ask::of(self, &args.pod) else { return false };
+        let mut judged =
+            args.proposals().map(|(node, _)| self.judge(&NodeName(node.to_owned()), &ask)).peekable();
+        judged.peek().is_some() && judged.all(|judged| matches!(judged, Err(Reason::Quota(_))))
+    }
+
+    /// What a namespace holds of its quota, for its people; `None` without one.
+    #[must_use]
+    pub fn quota_in_words(&self, namespace: &str) -> Option<String> {
+        let (quota, accounts) = self.quota();
+        let held = quota.describe(namespace, accounts)?;
+        Some(format!("namespace {namespace} holds {held}"))
     }
 }

@@ -1,41 +1,42 @@
 //! How well each node suits, in kube-scheduler's eleven grades.
 
-use tessera_core::units::NodeName;
 use tessera_wire::extender::{Args, HostPriority, MAX_SCORE};
 
 use super::ask::Ask;
-use super::filter::take_names;
+use super::memory::Memory;
 use crate::state::State;
 
 impl State {
-    /// Grades the nodes. The best ones get 10, the next best 9 and so on: grades by rank keep apart what differs little,
-    /// where it matters.
+    /// Grades the nodes by rank: a node is worth one grade more than those of the next rank, up to ten grades. Ranks keep
+    /// apart what differs little, where it matters. Those of the lowest grade have 0 and are left out, which to
+    /// kube-scheduler is the same, and spares it most of a list that it would read for every pod.
     #[must_use]
-    pub fn prioritize(&self, args: &mut Args) -> Vec<HostPriority> {
-        let names = take_names(args);
-        let Ok(ask) = Ask::of(self, &args.pod) else { return grade(names, |_| None) };
+    pub fn prioritize<'a, N: AsRef<str>>(
+        &self,
+        args: &'a Args<N>,
+        memory: &Memory,
+    ) -> Vec<HostPriority<&'a str>> {
+        let Ok(ask) = Ask::of(self, &args.pod) else { return Vec::new() };
         if !ask.wants_gpu() {
-            return grade(names, |_| None);
+            return Vec::new();
         }
-        grade(names, |name| self.score(name, &ask).ok())
+        let mut kinds = memory.take(self, &ask);
+        let scores = args.names().map(|name| (name, self.verdict(name, &ask, &mut kinds).ok()));
+        let graded = grade(scores.collect());
+        memory.put(kinds);
+        graded
     }
 }
 
-fn grade(names: Vec<String>, score: impl Fn(&NodeName) -> Option<f64>) -> Vec<HostPriority> {
-    let scored: Vec<(String, Option<f64>)> = names
-        .into_iter()
-        .map(|name| {
-            let name = NodeName(name);
-            let score = score(&name);
-            (name.0, score)
-        })
-        .collect();
+fn grade(scored: Vec<(&str, Option<f64>)>) -> Vec<HostPriority<&str>> {
     let best = best_scores(scored.iter().filter_map(|(_, score)| *score));
-    let grade = |score: f64| {
-        let rank = best.iter().position(|better| *better <= score);
+    let grade = |score: Option<f64>| {
+        let rank = score.and_then(|score| best.iter().position(|better| *better <= score));
         rank.and_then(|rank| i64::try_from(rank).ok()).map_or(0, |rank| MAX_SCORE - rank)
     };
-    scored.into_iter().map(|(host, score)| HostPriority { host, score: score.map_or(0, grade) }).collect()
+    let lowest = scored.iter().map(|(_, score)| grade(*score)).min().unwrap_or(0);
+    let graded = scored.into_iter().map(|(host, score)| HostPriority { host, score: grade(score) - lowest });
+    graded.filter(|host| host.score > 0).collect()
 }
 
 /// The highest different scores, highest first, as many as there are grades above zero.
@@ -56,18 +57,20 @@ fn best_scores(scores: impl Iterator<Item = f64>) -> Vec<f64> {
 mod tests {
     use super::*;
 
-    fn check(scores: &[Option<f64>], expected: &[i64]) {
-        let names = (0..scores.len()).map(|number| number.to_string()).collect();
-        let graded = grade(names, |name| scores[name.0.parse::<usize>().unwrap()]);
-        assert_eq!(graded.iter().map(|host| host.score).collect::<Vec<_>>(), expected);
+    fn check(scores: &[Option<f64>], expected: &[(&str, i64)]) {
+        const NAMES: [&str; 13] = ["a", "b", "c", "d", "e", "f", "g", "h", "i", "j", "k", "l", "m"];
+        let graded = grade(NAMES.into_iter().zip(scores.iter().copied()).collect());
+        assert_eq!(graded.iter().map(|host| (host.host, host.score)).collect::<Vec<_>>(), expected);
     }
 
     #[test]
     fn by_rank_among_the_nodes_of_this_call() {
         check(&[], &[]);
-        check(&[None, Some(-3.0)], &[0, 10]);
-        check(&[Some(0.1), Some(0.1), Some(0.100001), Some(-7.0)], &[9, 9, 10, 8]);
+        check(&[Some(3.0), Some(3.0)], &[]);
+        check(&[None, Some(-3.0)], &[("b", 10)]);
+        check(&[Some(0.1), Some(0.1), Some(0.100001), Some(-7.0)], &[("a", 1), ("b", 1), ("c", 2)]);
         let many: Vec<Option<f64>> = (0..13).map(|number| Some(f64::from(number))).collect();
-        check(&many, &[0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10]);
+        let names = ["d", "e", "f", "g", "h", "i", "j", "k", "l", "m"];
+        check(&many, &names.into_iter().zip(1..).collect::<Vec<_>>());
     }
 }

@@ -3,6 +3,9 @@
 use tessera_core::placement::Refusal;
 use tessera_core::quota::OverQuota;
 
+/// The word for [`Reason::Quota`].
+pub(crate) const QUOTA: &str = "quota";
+
 /// What stands in the way on a node.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Reason {
@@ -42,7 +45,7 @@ impl Reason {
             Self::UnknownNode => "unknown-node",
             Self::BadNode(_) => "bad-node",
             Self::NotServed => "not-served",
-            Self::Quota(_) => "quota",
+            Self::Quota(_) => QUOTA,
             Self::Cards(refusal) => match refusal {
                 Refusal::Cpu => "cpu",
                 Refusal::Memory => "memory",

@@ -70,6 +70,7 @@ async fn run(names: &[String], pictures: Option<PathBuf>) -> Result<ExitCode> {
 
 /// Nothing is left of the scenario before.
 async fn reset(browser: &Browser) -> Result<()> {
+    browser.open("about:blank").await?;
     browser.size(1280, 800).await?;
     browser.prefer("light").await?;
     browser.complaints().await.map(drop)

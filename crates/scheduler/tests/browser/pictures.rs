@@ -20,65 +20,51 @@ pub(crate) async fn sample() -> Result<Cluster> {
     let mut broken: Value = serde_json::from_str(inventory.as_str().unwrap_or_default())?;
     broken["gpus"][2]["unhealthy"] = json!(true);
     *inventory = broken.to_string().into();
-    nodes[0]["metadata"]["annotations"]["tessera.dev/agent"] = agent(busy("h100-01")).await?.into();
+    for (place, name, cards, memory) in [(0, "h100-01", 8, 71_000), (7, "v100-02", 7, 9_100)] {
+        nodes[place]["metadata"]["annotations"]["tessera.dev/agent"] =
+            agent(busy(name, cards, memory)).await?.into();
+    }
     let cluster = Cluster::start(nodes).await?;
     let jobs = [
-        ("research", "llama-pretrain", whole(8), 2),
-        ("team-vision", "detector-train", whole(4), 3),
-        ("team-vision", "segment-serve", share(30, 20_480), 6),
-        ("team-lab", "notebook", share(25, 7_680), 7),
-        ("inference", "embedder", share(50, 12_288), 8),
-        ("inference", "reranker", memory(6), 5),
-        ("ci", "smoke", share(10, 2_048), 6),
-        ("research", "ablation", whole(2), 4),
-        ("team-vision", "labeler", memory(10), 3),
+        ("h100", "research", "llama-pretrain", whole(8), 2),
+        ("h100", "team-vision", "detector-train", whole(4), 3),
+        ("h100", "inference", "embedder", share(50, 30_720), 7),
+        ("h100", "ci", "smoke", share(10, 4_096), 5),
+        ("v100", "research", "ablation", whole(2), 5),
+        ("v100", "team-lab", "notebook", share(25, 7_680), 9),
+        ("v100", "team-vision", "labeler", memory(10), 6),
+        ("t4", "inference", "reranker", memory(6), 6),
+        ("t4", "team-lab", "course", share(30, 4_096), 7),
+        ("t4", "inference", "translate", share(40, 6_144), 8),
+        ("", "research", "llama-finetune", whole(16), 1),
     ];
-    for (namespace, name, limits, count) in jobs {
+    for (prefix, namespace, name, limits, count) in jobs {
         for number in 0..count {
-            cluster.run(&pod(namespace, &format!("{name}-{number}"), limits.clone())).await?;
+            cluster.run_among(prefix, &pod(namespace, &format!("{name}-{number}"), limits.clone())).await?;
         }
     }
-    for (namespace, name, limits) in [
-        ("research", "llama-finetune", whole(16)),
-        (
-            "team-lab",
-            "sweep-7",
-            json!({"tencent.com/vcuda-core": "60", "tencent.com/vcuda-memory": "400", "cpu": "2"}),
-        ),
-    ] {
-        cluster.run(&pod(namespace, name, limits)).await?;
-    }
+    cluster.run(&pod("team-lab", "sweep-7", share(60, 40_960))).await?;
     Ok(cluster)
 }
 
-/// What an agent with eight busy cards answers.
-fn busy(node: &str) -> Value {
-    let gpus: Vec<Value> = (0..8)
-        .map(|index| json!({"uuid": format!("GPU-{node}-{index:04}"), "index": index, "memoryUsedMiB": 61_000 + 2_311 * index, "busyPercent": 97.5 - f64::from(index)}))
+/// What an agent with so many busy cards answers.
+fn busy(node: &str, cards: u8, memory: u64) -> Value {
+    let gpus: Vec<Value> = (0..cards)
+        .map(|index| json!({"uuid": format!("GPU-{node}-{index:04}"), "index": index, "memoryUsedMiB": memory + 137 * u64::from(index), "busyPercent": 97.5 - 9.0 * f64::from(index)}))
         .collect();
     json!({"gpus": gpus, "containers": []})
 }
 
-/// Takes them, and all pages besides for whoever works on them.
+/// Takes them.
 pub(crate) async fn take(browser: &Browser, folder: &Path) -> Result<()> {
     std::fs::create_dir_all(folder)?;
     let cluster = sample().await?;
     let url = |page: &str| cluster.replica.url(page);
     let shots = [
         ("overview-light", "#/overview", "light", "en", 1280, 1000, "Latest decisions"),
-        ("node-dark", "#/node/v100-01", "dark", "en", 1280, 1000, "Link matrix"),
+        ("nodes-light", "#/nodes", "light", "en", 1280, 800, "16 nodes"),
+        ("node-dark", "#/node/v100-02", "dark", "en", 1280, 1400, "busy"),
         ("pending-chinese-narrow", "#/pod/team-lab/sweep-7", "light", "zh", 375, 812, "为何等待"),
-        ("nodes-light", "#/nodes", "light", "en", 1280, 1000, "16 nodes"),
-        ("nodes-dark-narrow", "#/nodes", "dark", "en", 375, 812, "16 nodes"),
-        ("overview-dark-narrow", "#/overview", "dark", "zh", 375, 812, "总览"),
-        ("overview-dark", "#/overview", "dark", "zh", 1280, 1000, "总览"),
-        ("node-switch", "#/node/h100-01", "light", "en", 1280, 1400, "busy"),
-        ("pods", "#/pods", "light", "en", 1280, 800, "pods"),
-        ("pod-placed", "#/pod/inference/embedder-0", "dark", "en", 1280, 900, "Granted"),
-        ("pod-waiting", "#/pod/research/llama-finetune", "light", "en", 1280, 900, "Why it waits"),
-        ("quota", "#/quota", "light", "en", 1280, 700, "team-vision"),
-        ("what-if", "#/what-if", "light", "en", 1280, 700, "Ask all nodes"),
-        ("decisions", "#/decisions", "dark", "en", 1280, 800, "bound"),
     ];
     for (name, page, scheme, language, width, height, text) in shots {
         browser.size(width, height).await?;
@@ -87,10 +73,6 @@ pub(crate) async fn take(browser: &Browser, folder: &Path) -> Result<()> {
         browser.eval(&format!("localStorage.setItem('tessera.language', '{language}')")).await?;
         browser.open(&url(page)).await?;
         browser.until_text(text).await?;
-        if name == "what-if" {
-            browser.click("button[type=submit]").await?;
-            browser.until("document.querySelector('.explanation')").await?;
-        }
         // Until the bars have their widths and the map is painted.
         browser.until("document.getAnimations().length === 0").await?;
         tokio::time::sleep(std::time::Duration::from_millis(300)).await;

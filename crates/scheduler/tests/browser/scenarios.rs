@@ -47,7 +47,7 @@ const PAGES: [&str; 9] = [
     "#/nodes",
     "#/node/v100-01",
     "#/pods",
-    "#/pod/research/llama-finetune",
+    "#/pod/research/llama-finetune-0",
     "#/pod/inference/embedder-0",
     "#/quota",
     "#/what-if",
@@ -96,7 +96,7 @@ async fn a_new_pod_shows_by_itself(browser: &Browser) -> Result<()> {
     browser.until(&format!("{waiting} === '1'")).await?;
     cluster.schedule(&made).await?.context("there is room")?;
     browser.until(&format!("{waiting} === '0'")).await?;
-    browser.until_text("team/late bound to h1, GPUs 0, 1, 2, 3, 4, 5, 6, 7").await?;
+    browser.until_text("team/late bound to h1, GPU 0, 1, 2, 3, 4, 5, 6, 7").await?;
     // The same on the list of nodes, of which only what is seen is loaded anew.
     visit(browser, &cluster, "#/nodes").await?;
     browser.until("document.querySelectorAll('.tile.held').length === 8").await?;
@@ -230,7 +230,7 @@ async fn both_languages(browser: &Browser) -> Result<()> {
     browser.until("document.documentElement.lang === 'en'").await?;
     browser.eval("(() => { const choice = document.getElementById('language'); choice.value = 'zh'; choice.dispatchEvent(new Event('change')); return true; })()").await?;
     browser
-        .until("document.documentElement.lang === 'zh' && document.querySelector('h1').innerText === '总览'")
+        .until("document.documentElement.lang === 'zh' && document.querySelector('h1')?.innerText === '总览'")
         .await?;
     visit(browser, &cluster, "#/what-if").await?;
     browser.until_text("询问所有节点").await?;
@@ -240,10 +240,10 @@ async fn both_languages(browser: &Browser) -> Result<()> {
     let wish = |languages: &str| json!({"userAgent": agent, "acceptLanguage": languages});
     browser.cdp("Network.setUserAgentOverride", wish("zh-CN,zh")).await?;
     visit(browser, &cluster, "#/quota").await?;
-    browser.until("document.querySelector('h1').innerText === '配额'").await?;
+    browser.until("document.querySelector('h1')?.innerText === '配额'").await?;
     browser.cdp("Network.setUserAgentOverride", wish("fr-FR,fr")).await?;
     visit(browser, &cluster, "#/quota").await?;
-    browser.until("document.querySelector('h1').innerText === 'Quota'").await?;
+    browser.until("document.querySelector('h1')?.innerText === 'Quota'").await?;
     browser.cdp("Network.setUserAgentOverride", wish("en-US,en")).await.map(drop)
 }
 
@@ -254,31 +254,29 @@ async fn the_keyboard_reaches_everything(browser: &Browser) -> Result<()> {
     let mut reached: Vec<String> = Vec::new();
     for _ in 0..60 {
         browser.press(&[TAB]).await?;
-        let focused = browser.eval("(() => { const at = document.activeElement; return [at.innerText || at.getAttribute('aria-label') || at.name || at.tagName, getComputedStyle(at).outlineStyle, at.tagName]; })()").await?;
+        let focused = browser.eval("(() => { const at = document.activeElement; return [at.getAttribute('aria-label') || at.name || at.innerText || at.tagName, getComputedStyle(at).outlineStyle, at.tagName]; })()").await?;
         ensure!(focused[1] != "none" || focused[2] == "BODY", "focus does not show on {focused}");
         reached.push(focused[0].as_str().unwrap_or_default().to_owned());
     }
     ensure!(reached[0] == "Skip to the content", "{reached:?}");
-    for wanted in ["Overview", "Decisions", "language", "namespace", "h1", "t2"] {
+    for wanted in ["Overview", "Decisions", "Language", "namespace", "h1", "t2", "GPU 3: compute 0%"] {
         ensure!(
             reached.iter().any(|name| name == wanted || name.starts_with(wanted)),
             "{wanted} was not reached: {reached:#?}"
         );
     }
-    let tiles = reached.iter().filter(|name| name.starts_with('0') || name.len() == 1).count();
-    ensure!(tiles > 0, "no tile was reached: {reached:#?}");
     visit(browser, &cluster, "").await?;
     browser.press(&[TAB, ENTER]).await?;
     browser.until("document.activeElement.tagName === 'MAIN'").await?;
     browser.eval("document.querySelector('.top nav a[data-page=quota]').focus()").await?;
     browser.press(&[ENTER]).await?;
-    browser.until("document.querySelector('h1').innerText === 'Quota' && document.querySelector('[aria-current]').innerText === 'Quota'").await
+    browser.until("document.querySelector('h1')?.innerText === 'Quota' && document.querySelector('[aria-current]').innerText === 'Quota'").await
 }
 
 /// Every control has a name, there is one main landmark, and text stands out from its ground by 4.5 to 1, or 3 to 1 where large.
 const AUDIT: &str = r"(() => {
   const faults = [];
-  const named = (element) => element.getAttribute('aria-label') || element.labels?.length || element.innerText?.trim() || element.title;
+  const named = (element) => element.getAttribute('aria-label') || element.labels?.length || element.textContent?.trim() || element.title;
   for (const element of document.querySelectorAll('a, button, input, select, textarea, canvas, svg[role=img]'))
     if (!named(element)) faults.push('no name: ' + element.outerHTML.slice(0, 120));
   for (const [selector, count] of [['main', 1], ['header', 1], ['h1', 1]])
@@ -329,7 +327,7 @@ async fn narrow_screens(browser: &Browser) -> Result<()> {
 }
 
 async fn markup_stays_text(browser: &Browser) -> Result<()> {
-    const EVIL: &str = "<img src=x onerror=\"window.hacked=1\">";
+    const EVIL: &str = "<img src=x onerror=window.hacked=1>";
     const KIND: Kind = Kind { model: EVIL, ..T4 };
     let mut labelled = node("evil", KIND);
     labelled["metadata"]["annotations"]["NODE_TYPE"] = EVIL.into();

@@ -2,6 +2,7 @@
 
 use serde_json::{Value, json};
 use tessera_scheduler::state::{Event, Now, Settings, State, Watched};
+use tessera_scheduler::verb::memory::Memory;
 use tessera_wire::extender::{Args, BindingArgs, FilterResult};
 use tessera_wire::objects::Pod;
 
@@ -73,12 +74,25 @@ pub(crate) fn set_pod(state: &mut State, pod: &Value) {
 }
 
 pub(crate) fn filter(state: &State, pod: &Value, nodes: &[&str]) -> FilterResult {
-    let mut args = Args {
-        pod: parse(pod),
-        nodes: None,
-        node_names: Some(nodes.iter().map(|name| (*name).to_owned()).collect()),
-    };
-    state.filter(&mut args).into_result()
+    filter_with(state, pod, nodes, &Memory::default())
+}
+
+/// The answer as kube-scheduler reads it.
+pub(crate) fn filter_with(state: &State, pod: &Value, nodes: &[&str], memory: &Memory) -> FilterResult {
+    let answer = serde_json::to_string(&state.filter(&question(pod, nodes), memory)).unwrap();
+    serde_json::from_str(&answer).unwrap()
+}
+
+/// The grades of these nodes, where those left out have 0.
+pub(crate) fn grades(state: &State, pod: &Value, nodes: &[&str], memory: &Memory) -> Vec<i64> {
+    let args = question(pod, nodes);
+    let graded = state.prioritize(&args, memory);
+    let grade = |name: &&str| graded.iter().find(|host| host.host == *name).map_or(0, |host| host.score);
+    nodes.iter().map(grade).collect()
+}
+
+fn question<'a>(pod: &Value, nodes: &[&'a str]) -> Args<&'a str> {
+    Args { pod: parse(pod), nodes: None, node_names: Some(nodes.to_vec()) }
 }
 
 pub(crate) fn bind_args(pod: &Value, node: &str) -> BindingArgs {

@@ -7,12 +7,16 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 use tessera_core::grant::PodGrant;
 use tessera_core::units::{NodeName, PodUid};
-use tessera_scheduler::state::{BindStep, Event, Outcome, State, Watched};
+use tessera_scheduler::state::{BindStep, Event, Order, Outcome, State, Watched};
+use tessera_scheduler::verb::memory::Memory;
 
 use crate::fixtures::*;
 
 const NODES: [&str; 3] = ["a", "b", "c"];
 const CARDS: usize = 2;
+
+/// The nodes asked about: not all are always there.
+const ASKED: [&str; 4] = ["a", "b", "c", "d"];
 
 /// What may happen next.
 #[derive(Debug, Clone)]
@@ -35,6 +39,8 @@ enum Step {
     Relist,
     /// The scheduler dies; another one reads the cluster.
     Restart,
+    /// What was seen so far makes a new forecast.
+    Forecast,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -61,6 +67,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => (1..120u64).prop_map(Step::Pass),
         1 => Just(Step::Relist),
         1 => Just(Step::Restart),
+        1 => Just(Step::Forecast),
     ]
 }
 
@@ -75,6 +82,7 @@ struct World {
     sent: Vec<(Value, String, BTreeMap<String, String>)>,
     now: u64,
     made: usize,
+    memory: Memory,
 }
 
 fn fresh() -> State {
@@ -84,7 +92,7 @@ fn fresh() -> State {
 impl World {
     fn new() -> Self {
         let (pods, pending, sent) = (BTreeMap::new(), VecDeque::new(), Vec::new());
-        Self { state: fresh(), pods, pending, sent, now: 0, made: 0 }
+        Self { state: fresh(), pods, pending, sent, now: 0, made: 0, memory: Memory::default() }
     }
 
     fn nth(&self, number: usize) -> Option<Value> {
@@ -126,7 +134,7 @@ impl World {
                     set_pod(&mut self.state, &pod);
                     begun = self.state.begin_bind(&args, at(self.now));
                 }
-                if let Ok(BindStep::Send(annotations)) = begun {
+                if let Ok(BindStep::Send(Order { annotations, .. })) = begun {
                     self.sent.push((pod, node.to_owned(), annotations));
                 }
             }
@@ -166,6 +174,11 @@ impl World {
             Step::Relist => {
                 self.pending.clear();
                 self.pending.extend(self.list());
+            }
+            Step::Forecast => {
+                if let Some(forecast) = self.state.forecast() {
+                    self.state.adopt(forecast);
+                }
             }
             Step::Restart => {
                 // What it sent arrives before another one leads, or never.
@@ -211,6 +224,22 @@ impl World {
         self.state.end_bind(&PodUid(uid), outcome, at(self.now));
     }
 
+    /// What is remembered of earlier answers changes no answer.
+    fn check_memory(&self) -> Result<(), TestCaseError> {
+        let pods = [share("q", 10), share("q", 60), whole("q", 1), whole("q", 2)];
+        let bypassing = pod("q", &[("aliyun.com/gpu-mem", "9")]);
+        for pod in pods.iter().chain([&bypassing]) {
+            let fresh = Memory::default();
+            prop_assert_eq!(
+                filter_with(&self.state, pod, &ASKED, &self.memory),
+                filter_with(&self.state, pod, &ASKED, &fresh)
+            );
+            let remembered = grades(&self.state, pod, &ASKED, &self.memory);
+            prop_assert_eq!(remembered, grades(&self.state, pod, &ASKED, &Memory::default()));
+        }
+        Ok(())
+    }
+
     /// The truth: every card carries no more than it has.
     fn check(&self) -> Result<(), TestCaseError> {
         let mut truth = fresh();
@@ -238,6 +267,7 @@ proptest! {
         let mut world = World::new();
         for step in steps {
             world.take(step.clone());
+            world.check_memory()?;
             world.check().map_err(|error| TestCaseError::fail(format!("after {step:?}: {error}")))?;
         }
         // All answers in, all events delivered, all doubts settled: the book is what the cluster says.

@@ -2,8 +2,10 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests may fail like tests")]
 
+mod dashboard;
 mod fixtures;
 mod interleavings;
+mod pages;
 mod server;
 mod tls;
 mod verbs;

@@ -11,6 +11,7 @@ use proptest::strategy::ValueTree;
 use proptest::test_runner::{Config, TestRunner};
 use serde_json::{Value, json};
 use tessera_cluster::lease::Timing;
+use tessera_scheduler::notices::Notices;
 use tessera_scheduler::run::{Membership, lead};
 use tessera_scheduler::server::{App, router};
 use tessera_scheduler::state::{Settings, State};
@@ -29,18 +30,20 @@ const QUICK: Timing = Timing {
 };
 const PODS: &str = "/api/v1/namespaces/team/pods";
 
-struct Replica {
-    app: Arc<App>,
-    router: Router,
+pub(crate) struct Replica {
+    pub(crate) app: Arc<App>,
+    pub(crate) router: Router,
     task: JoinHandle<()>,
     stop: Option<oneshot::Sender<()>>,
 }
 
 impl Replica {
-    fn start(api: &ApiServer, identity: &str) -> Self {
+    pub(crate) fn start(api: &ApiServer, identity: &str) -> Self {
         let client = tessera_cluster::connect_to(&api.url()).unwrap();
         let settings = Settings::default();
-        let app = Arc::new(App::new(State::new(settings.clone()), client));
+        let app = Arc::new(
+            App::new(State::new(settings.clone()), client.clone()).with_notices(Notices::start(client)),
+        );
         let membership = Membership {
             identity: identity.to_owned(),
             namespace: "kube-system".to_owned(),
@@ -53,38 +56,38 @@ impl Replica {
         Self { router: router(Arc::clone(&app), 1 << 20), app, task, stop: Some(stop) }
     }
 
-    async fn ready(api: &ApiServer, identity: &str) -> Self {
+    pub(crate) async fn ready(api: &ApiServer, identity: &str) -> Self {
         let replica = Self::start(api, identity);
         eventually(|| replica.app.is_ready()).await;
         replica
     }
 
-    async fn call(&self, method: &str, path: &str, body: impl Into<Body>) -> (u16, Vec<u8>) {
+    pub(crate) async fn call(&self, method: &str, path: &str, body: impl Into<Body>) -> (u16, Vec<u8>) {
         let request = Request::builder().method(method).uri(path).body(body.into()).unwrap();
         let response = self.router.clone().oneshot(request).await.unwrap();
         let code = response.status().as_u16();
         (code, to_bytes(response.into_body(), usize::MAX).await.unwrap().to_vec())
     }
 
-    async fn post(&self, path: &str, body: &Value) -> Value {
+    pub(crate) async fn post(&self, path: &str, body: &Value) -> Value {
         let (code, answer) = self.call("POST", path, body.to_string()).await;
         assert_eq!(code, 200);
         serde_json::from_slice(&answer).unwrap()
     }
 
-    async fn get(&self, path: &str) -> (u16, String) {
+    pub(crate) async fn get(&self, path: &str) -> (u16, String) {
         let (code, answer) = self.call("GET", path, Body::empty()).await;
         (code, String::from_utf8(answer).unwrap())
     }
 
-    async fn bind(&self, pod: &Value, node: &str) -> String {
+    pub(crate) async fn bind(&self, pod: &Value, node: &str) -> String {
         let args = serde_json::to_value(bind_args(pod, node)).unwrap();
         self.post("/scheduler/bind", &args).await["Error"].as_str().unwrap().to_owned()
     }
 }
 
 /// Waits for something the other tasks of the test bring about.
-async fn eventually(mut holds: impl FnMut() -> bool) {
+pub(crate) async fn eventually(mut holds: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !holds() {
         assert!(begun.elapsed() < SOON, "waited in vain");
@@ -92,16 +95,40 @@ async fn eventually(mut holds: impl FnMut() -> bool) {
     }
 }
 
-fn make(api: &ApiServer, pod: &Value) -> Value {
+pub(crate) fn make(api: &ApiServer, pod: &Value) -> Value {
     api.create(PODS, pod.clone()).unwrap()
 }
 
-async fn cluster() -> ApiServer {
+pub(crate) async fn cluster() -> ApiServer {
     let api = ApiServer::start().await.unwrap();
     for name in ["a", "b"] {
         api.create("/api/v1/nodes", node(name, 2, "GiB")).unwrap();
     }
     api
+}
+
+/// The messages of the events about a pod, by reason.
+fn told(api: &ApiServer, pod: &str, reason: &str) -> Vec<String> {
+    let events = api.list("/api/v1/namespaces/team/events");
+    let is_it = |event: &&Value| event["involvedObject"]["name"] == pod && event["reason"] == reason;
+    events.iter().filter(is_it).map(|event| event["message"].as_str().unwrap().to_owned()).collect()
+}
+
+#[tokio::test]
+async fn users_are_told_which_cards_and_what_went_wrong() {
+    let api = cluster().await;
+    let replica = Replica::ready(&api, "one").await;
+    let pod = make(&api, &whole("chosen", 1));
+    assert_eq!(replica.bind(&pod, "b").await, "");
+    eventually(|| !told(&api, "chosen", "GpusChosen").is_empty()).await;
+    let message = told(&api, "chosen", "GpusChosen").remove(0);
+    assert!(message.starts_with("GPU 0 of node b: the GPU that later sets miss least"), "{message}");
+    let pod = make(&api, &whole("refused", 1));
+    api.fail_bindings([Fault::Refused]);
+    assert_ne!(replica.bind(&pod, "b").await, "");
+    eventually(|| !told(&api, "refused", "BindingFailed").is_empty()).await;
+    let message = told(&api, "refused", "BindingFailed").remove(0);
+    assert!(message.contains("the GPUs are free again. Had been chosen: GPU 1 of node b"), "{message}");
 }
 
 #[tokio::test]
@@ -115,10 +142,7 @@ async fn a_pod_goes_all_the_way() {
     assert_eq!(filtered["FailedNodes"], json!({"c": "node is not known yet"}));
     for path in ["/scheduler/prioritize", "/gputopology-scheduler/sort", "/gputopology-schedulersort"] {
         let graded = replica.post(path, &question).await;
-        assert_eq!(
-            graded,
-            json!([{"Host": "a", "Score": 10}, {"Host": "b", "Score": 10}, {"Host": "c", "Score": 0}])
-        );
+        assert_eq!(graded, json!([{"Host": "a", "Score": 10}, {"Host": "b", "Score": 10}]));
     }
     assert_eq!(replica.bind(&before, "b").await, "");
     let bound = api.get(&format!("{PODS}/early")).unwrap();

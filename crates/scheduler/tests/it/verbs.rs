@@ -2,15 +2,17 @@
 
 use serde_json::{Value, json};
 use tessera_core::units::PodUid;
-use tessera_scheduler::state::{BindStep, Event, Outcome, State, Watched};
-use tessera_wire::extender::{Args, PreemptionArgs};
+use tessera_scheduler::state::{BindStep, Event, Order, Outcome, State, Unhealthy, Watched};
+use tessera_scheduler::verb::memory::Memory;
+use tessera_wire::extender::PreemptionArgs;
 
 use crate::fixtures::*;
 
 /// Binds as the server would, with an API server that takes everything at once.
-fn bind(state: &mut State, pod: &Value, node: &str) -> Value {
+pub(crate) fn bind(state: &mut State, pod: &Value, node: &str) -> Value {
     set_pod(state, pod);
-    let BindStep::Send(annotations) = state.begin_bind(&bind_args(pod, node), at(0)).unwrap() else {
+    let BindStep::Send(Order { annotations, .. }) = state.begin_bind(&bind_args(pod, node), at(0)).unwrap()
+    else {
         panic!("nothing to send");
     };
     state.end_bind(&PodUid(parse(pod).metadata.uid), Outcome::Bound, at(0));
@@ -174,19 +176,14 @@ fn nodes_come_change_and_go() {
 fn prioritize_goes_by_policy() {
     let mut state = state(&[node("empty", 2, "GiB"), node("begun", 2, "GiB")]);
     bind(&mut state, &share("first", 50), "begun");
-    let grades = |state: &State, policy: &str| {
+    let by_policy = |state: &State, policy: &str| {
         let mut pod = share("second", 50);
         pod["metadata"]["annotations"] = json!({"tessera.dev/policy": policy});
-        let mut args = Args {
-            pod: parse(&pod),
-            nodes: None,
-            node_names: Some(vec!["empty".into(), "begun".into(), "nobody".into()]),
-        };
-        state.prioritize(&mut args).iter().map(|host| host.score).collect::<Vec<_>>()
+        grades(state, &pod, &["empty", "begun", "nobody"], &Memory::default())
     };
-    assert_eq!(grades(&state, "binpack"), [9, 10, 0]);
-    assert_eq!(grades(&state, "spread"), [10, 9, 0]);
-    assert_eq!(grades(&state, "nonsense"), [0, 0, 0]);
+    assert_eq!(by_policy(&state, "binpack"), [9, 10, 0]);
+    assert_eq!(by_policy(&state, "spread"), [10, 9, 0]);
+    assert_eq!(by_policy(&state, "nonsense"), [0, 0, 0]);
     let mut odd = share("odd", 50);
     odd["metadata"]["annotations"] = json!({"tessera.dev/policy": "nonsense"});
     let refused = filter(&state, &odd, &["empty"]).failed_and_unresolvable_nodes;
@@ -244,6 +241,87 @@ fn preempt_frees_the_right_card() {
         low["NodeNameToMetaVictims"]["n"],
         json!({"Pods": [{"UID": "uid-low"}], "NumPDBViolations": 1})
     );
+}
+
+#[test]
+fn a_pod_over_its_quota_displaces_its_own_namespace_alone() {
+    let mut state = state(&[node("n", 2, "GiB")]);
+    let prioritised = |name: &str, namespace: &str, cores, priority: i32| {
+        let mut pod = share(name, cores);
+        pod["metadata"]["namespace"] = namespace.into();
+        pod["spec"]["priority"] = priority.into();
+        pod
+    };
+    bind(&mut state, &prioritised("ours", "team", 60, 1), "n");
+    bind(&mut state, &prioritised("theirs", "other", 60, 0), "n");
+    let limits = r#"{"team":{"percent":100}}"#;
+    state.handle(Event::Quota(tessera_wire::quota::parse(limits).unwrap()));
+    let ask = |newcomer: Value, victims: Value| {
+        let args = json!({"Pod": newcomer, "NodeNameToMetaVictims": {"n": {"Pods": victims}}});
+        let args: PreemptionArgs = serde_json::from_value(args).unwrap();
+        let answer = serde_json::to_value(state.preempt(&args)).unwrap();
+        (answer["NodeNameToMetaVictims"]["n"]["Pods"].clone(), state.is_over_quota(&args))
+    };
+    let urgent = prioritised("urgent", "team", 50, 9);
+    assert_eq!(filter(&state, &urgent, &["n"]).failed_nodes["n"], "ExceedsGPUQuota: GPU compute");
+    let ours = json!([{"UID": "uid-ours"}]);
+    assert_eq!(ask(urgent.clone(), json!([])), (ours.clone(), true));
+    assert_eq!(ask(urgent, json!([{"UID": "uid-theirs"}])), (ours, true));
+    assert_eq!(ask(prioritised("equal", "team", 50, 1), json!([])), (Value::Null, true));
+    assert_eq!(ask(prioritised("small", "team", 40, 0), json!([])), (Value::Null, false), "it fits");
+    assert_eq!(state.quota_in_words("team").unwrap(), "namespace team holds 60% of 100%");
+}
+
+#[test]
+fn disruption_budgets_are_counted_for_victims_of_our_own_choice() {
+    let mut state = state(&[node("n", 1, "GiB")]);
+    let mut low = share("low", 60);
+    low["metadata"]["labels"] = json!({"app": "web"});
+    bind(&mut state, &low, "n");
+    let budget = json!({"metadata": {"name": "b", "namespace": "team"},
+                        "spec": {"selector": {"matchLabels": {"app": "web"}}}, "status": {"disruptionsAllowed": 0}});
+    state.handle(Event::Budget(Watched::Set(serde_json::from_value(budget.clone()).unwrap())));
+    let ask = |state: &State, proposed: Value| {
+        let mut newcomer = share("newcomer", 50);
+        newcomer["spec"]["priority"] = 9.into();
+        let args = json!({"Pod": newcomer, "NodeNameToMetaVictims": {"n": proposed}});
+        let answer = state.preempt(&serde_json::from_value(args).unwrap());
+        answer.node_name_to_meta_victims["n"].budget_violations
+    };
+    assert_eq!(ask(&state, json!({"Pods": []})), 1);
+    assert_eq!(
+        ask(&state, json!({"Pods": [{"UID": "uid-low"}], "NumPDBViolations": 7})),
+        7,
+        "as it was told"
+    );
+    state.handle(Event::Budget(Watched::Gone(serde_json::from_value(budget).unwrap())));
+    assert_eq!(ask(&state, json!({"Pods": []})), 0);
+}
+
+#[test]
+fn cards_on_gpushares_list_are_not_granted() {
+    let mut state = state(&[node("n", 2, "GiB")]);
+    let list = |cards: &str| Unhealthy { node: "n".into(), cards: tessera_wire::unhealthy::parse(cards).0 };
+    let fits = |state: &State, count| filter(state, &whole("p", count), &["n"]).failed_nodes.is_empty();
+    state.handle(Event::Unhealthy(Watched::Set(list("1"))));
+    assert!(!fits(&state, 2) && fits(&state, 1));
+    // The node's own news do not make it well again.
+    set_node(&mut state, &node("n", 2, "GiB"));
+    assert!(!fits(&state, 2));
+    let mut grown = node("n", 3, "GiB");
+    grown["metadata"]["labels"]["more"] = "cards".into();
+    set_node(&mut state, &grown);
+    assert!(fits(&state, 2) && !fits(&state, 3));
+    state.handle(Event::Unhealthy(Watched::Gone(list("1"))));
+    assert!(fits(&state, 3));
+    // Lists of nodes nobody knows yet, and lists that are gone when the watch comes back.
+    state.handle(Event::Unhealthy(Watched::Set(Unhealthy { node: "late".into(), ..list("0") })));
+    set_node(&mut state, &node("late", 1, "GiB"));
+    let late = |state: &State| filter(state, &whole("p", 1), &["late"]).node_names.unwrap().len();
+    assert_eq!(late(&state), 0);
+    state.handle(Event::Unhealthy(Watched::Listing));
+    state.handle(Event::Unhealthy(Watched::Listed));
+    assert_eq!(late(&state), 1);
 }
 
 #[test]

@@ -12,9 +12,10 @@ mod stage;
 use anyhow::{Context, Result, bail, ensure};
 use tessera_limits::{CardLimit, limits::uuid_bytes};
 
-use self::{
+use self::stage::SOON;
+pub(in crate::scenarios) use self::{
     pods::{Container, asking},
-    stage::{SOON, Stage},
+    stage::Stage,
 };
 use crate::harness::Harness;
 

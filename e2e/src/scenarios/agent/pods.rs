@@ -13,10 +13,10 @@ const SCRIPT: &str =
     "env; ls /etc/tessera 2>/dev/null; cat /etc/ld.so.preload 2>/dev/null; echo end; exec sleep 100000";
 
 /// One container and when it runs.
-pub(super) struct Container(api::Container, bool);
+pub(in crate::scenarios) struct Container(api::Container, bool);
 
 impl Container {
-    pub(super) fn main(name: &str, resources: &[(&str, &str)]) -> Self {
+    pub(in crate::scenarios) fn main(name: &str, resources: &[(&str, &str)]) -> Self {
         Self(container(name, SCRIPT, resources), false)
     }
 
@@ -50,7 +50,7 @@ fn container(name: &str, script: &str, resources: &[(&str, &str)]) -> api::Conta
 }
 
 /// A pod that no scheduler touches.
-pub(super) fn asking(name: &str, containers: &[Container]) -> Pod {
+pub(in crate::scenarios) fn asking(name: &str, containers: &[Container]) -> Pod {
     let of = |early: bool| -> Vec<api::Container> {
         containers
             .iter()

@@ -1,6 +1,6 @@
 //! A cluster, a node, its agent, and what can be done with them.
 
-use std::{fs, path::PathBuf, time::Duration};
+use std::{fs, path::PathBuf, sync::Arc, time::Duration};
 
 use anyhow::{Context, Result, anyhow, ensure};
 use k8s_openapi::api::core::v1::{Node, Pod};
@@ -35,11 +35,11 @@ const USER: &str = "system:serviceaccount:kube-system:tessera-agent";
 /// Where the agent shows its pages, inside the enclosure.
 const PAGES: &str = "127.0.0.1:5678";
 
-pub(super) struct Stage {
-    pub(super) harness: Harness,
+pub(in crate::scenarios) struct Stage {
+    pub(in crate::scenarios) harness: Harness,
     pub(super) agent: Component,
-    pub(super) node: RealNode,
-    pub(super) cluster: Cluster,
+    pub(in crate::scenarios) node: RealNode,
+    pub(in crate::scenarios) cluster: Arc<Cluster>,
     /// The description of the cards.
     pub(super) gpus: PathBuf,
     pub(super) grants: PathBuf,
@@ -47,7 +47,7 @@ pub(super) struct Stage {
 }
 
 impl Stage {
-    pub(super) async fn start(harness: &Harness, registration: &str) -> Result<Self> {
+    pub(in crate::scenarios) async fn start(harness: &Harness, registration: &str) -> Result<Self> {
         let cluster = Cluster::start(harness, Parts { scheduler: false, controllers: false }).await?;
         let node = cluster.add_node(1).await?;
         let gpus = harness.state("gpus")?.join("gpus.json");
@@ -67,7 +67,15 @@ impl Stage {
             .argument(format!("--listen={PAGES}"));
         let agent = harness.start("tessera-agent", program)?;
         let pod_resources = PodResources::at(&node.pod_resources())?;
-        let stage = Self { harness: harness.clone(), agent, node, cluster, gpus, grants, pod_resources };
+        let stage = Self {
+            harness: harness.clone(),
+            agent,
+            node,
+            cluster: Arc::new(cluster),
+            gpus,
+            grants,
+            pod_resources,
+        };
         stage.wait_until_served().await?;
         harness.note("the agent serves its cards");
         Ok(stage)
@@ -120,7 +128,7 @@ impl Stage {
         Ok(())
     }
 
-    pub(super) fn uuid(&self, card: u8) -> String {
+    pub(in crate::scenarios) fn uuid(&self, card: u8) -> String {
         eight_cards().gpus[usize::from(card)].uuid.to_string()
     }
 
@@ -137,7 +145,7 @@ impl Stage {
         control.read().map_err(|damage| anyhow!("{}: {damage}", directory.display()))
     }
 
-    pub(super) async fn create(&self, pod: Pod) -> Result<Pod> {
+    pub(in crate::scenarios) async fn create(&self, pod: Pod) -> Result<Pod> {
         Ok(self.cluster.pods().create(&PostParams::default(), &pod).await?)
     }
 
@@ -188,7 +196,7 @@ impl Stage {
     }
 
     /// A container's log, once it has said all.
-    pub(super) async fn log(&self, pod: &str, container: &str) -> Result<String> {
+    pub(in crate::scenarios) async fn log(&self, pod: &str, container: &str) -> Result<String> {
         let parameters = LogParams { container: Some(container.into()), ..LogParams::default() };
         self.harness
             .wait_for(&format!("the log of {pod}"), SOON, async || {
@@ -223,7 +231,7 @@ impl Stage {
     }
 
     /// Waits until the pod's annotations say what the kubelet holds for it.
-    pub(super) async fn wait_for_truth(&self, name: &str) -> Result<()> {
+    pub(in crate::scenarios) async fn wait_for_truth(&self, name: &str) -> Result<()> {
         self.harness
             .wait_for(&format!("the annotations of {name} to be true"), SOON, async || {
                 super::books::pod_agrees(self, &self.pod(name).await?).await?;
@@ -232,7 +240,7 @@ impl Stage {
             .await
     }
 
-    pub(super) async fn delete(&self, name: &str) -> Result<()> {
+    pub(in crate::scenarios) async fn delete(&self, name: &str) -> Result<()> {
         self.cluster.pods().delete(name, &DeleteParams::default()).await?;
         self.harness
             .wait_for(&format!("{name} to be gone"), SOON, async || {
@@ -241,7 +249,7 @@ impl Stage {
             .await
     }
 
-    pub(super) async fn delete_all(&self) -> Result<()> {
+    pub(in crate::scenarios) async fn delete_all(&self) -> Result<()> {
         let everything = ListParams::default();
         self.cluster.pods().delete_collection(&DeleteParams::default(), &everything).await?;
         self.harness

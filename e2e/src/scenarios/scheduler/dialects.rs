@@ -15,6 +15,7 @@ use super::{
     SOON, Site, admission,
     front::{self, Front},
     pods::{annotation, asking, gpu_node, share, whole, with_priority},
+    second,
 };
 use crate::harness::Harness;
 
@@ -30,8 +31,10 @@ pub(crate) async fn run(harness: Harness) -> Result<()> {
     let _kube_scheduler = site.kube_scheduler(&front)?;
 
     every_dialect(&site).await?;
+    second::run(&site, &front).await?;
     a_bypass_is_seen(&site).await?;
     a_finished_pod_frees_its_card(&site).await?;
+    a_listed_card_is_not_granted(&site).await?;
     quota_holds(&site).await?;
     a_higher_priority_takes_a_fraction(&site).await?;
     let metrics = front::get(replica.address, "/metrics").await.context("no metrics")?;
@@ -61,6 +64,9 @@ async fn every_dialect(site: &Site) -> Result<()> {
         site.harness.note(&format!("{name} is on {node}"));
     }
     admission::check_bound(site, "nvidia").await?;
+    let chosen = site.told("nvidia", "GpusChosen").await?.message.unwrap_or_default();
+    ensure!(chosen.starts_with("GPU ") && chosen.contains(" of node "), "the event says {chosen:?}");
+    site.harness.note(&format!("nvidia: {chosen}"));
     for name in ["nvidia", "gputopology", "gpushare", "vcuda", "vcuda-whole"] {
         site.end(name).await?;
     }
@@ -112,6 +118,23 @@ async fn a_finished_pod_frees_its_card(site: &Site) -> Result<()> {
     Ok(())
 }
 
+/// A card on gpushare's list is not granted, on a node whose own news know nothing of it.
+async fn a_listed_card_is_not_granted(site: &Site) -> Result<()> {
+    let maps: Api<ConfigMap> = Api::namespaced(site.cluster.client(), "kube-system");
+    let map = json!({ "metadata": { "name": "unhealthy-gpu-mib" }, "data": { "gpus": "0" } });
+    maps.create(&PostParams::default(), &serde_json::from_value(map)?).await?;
+    site.make(&asking("sick", &[("aliyun.com/gpu-mem", "8000")])).await?;
+    site.refused("sick", "no GPU with 8000 MiB left").await?;
+    maps.delete("unhealthy-gpu-mib", &DeleteParams::default()).await?;
+    // kube-scheduler knows nothing of ConfigMaps: it tries again when a pod ends.
+    site.make(&whole("other", 1)).await?;
+    site.bound("other").await?;
+    site.end("other").await?;
+    site.bound("sick").await?;
+    site.end("sick").await?;
+    Ok(())
+}
+
 async fn quota_holds(site: &Site) -> Result<()> {
     let maps: Api<ConfigMap> = Api::namespaced(site.cluster.client(), "kube-system");
     let limits = json!({ "default": { "quota": { "T4": 1 }, "pool": ["public"] } }).to_string();
@@ -121,6 +144,9 @@ async fn quota_holds(site: &Site) -> Result<()> {
     site.bound("within").await?;
     site.make(&share("beyond", 20)).await?;
     site.refused("beyond", "ExceedsGPUQuota: GPUs of this model").await?;
+    let told = site.told("beyond", "QuotaExceeded").await?.message.unwrap_or_default();
+    ensure!(told.contains("namespace default holds 1.00 of 1 T4, only in pool public"), "told was {told:?}");
+    site.harness.note(&format!("beyond: {told}"));
     maps.delete("gpuquota", &DeleteParams::default()).await?;
     site.end("within").await?;
     site.bound("beyond").await?;
@@ -156,7 +182,7 @@ async fn a_higher_priority_takes_a_fraction(site: &Site) -> Result<()> {
     Ok(())
 }
 
-async fn make_priorities(site: &Site) -> Result<()> {
+pub(super) async fn make_priorities(site: &Site) -> Result<()> {
     let classes: Api<PriorityClass> = Api::all(site.cluster.client());
     for (name, value) in [("low", 0), ("high", 1000)] {
         let class = PriorityClass {

@@ -8,13 +8,18 @@ mod gate;
 mod kills;
 mod pods;
 mod random;
+mod second;
 mod throughput;
+mod together;
 
-use std::{fs, net::SocketAddr, path::Path, path::PathBuf, time::Duration};
+use std::{fs, net::SocketAddr, path::Path, path::PathBuf, sync::Arc, time::Duration};
 
 use anyhow::{Context, Result, ensure};
-use k8s_openapi::api::core::v1::{Node, Pod};
-use kube::{Api, api::PostParams};
+use k8s_openapi::api::core::v1::{Event, Node, Pod};
+use kube::{
+    Api,
+    api::{ListParams, PostParams},
+};
 use serde_json::json;
 
 use self::front::Front;
@@ -22,6 +27,7 @@ use crate::harness::{Cluster, Component, Harness, Parts, Program, deploy, free_p
 
 pub(crate) use self::{
     dialects::run as dialects, kills::run as kills, random::run as random, throughput::run as throughput,
+    together::run as together,
 };
 
 const SOON: Duration = Duration::from_secs(40);
@@ -32,7 +38,7 @@ const USER: &str = "system:serviceaccount:kube-system:tessera-scheduler";
 /// A cluster with GPU nodes, and everything of `deploy/scheduler` but the pods themselves.
 struct Site {
     harness: Harness,
-    cluster: Cluster,
+    cluster: Arc<Cluster>,
 }
 
 /// One process of `tessera scheduler`.
@@ -45,6 +51,11 @@ impl Site {
     async fn start(harness: &Harness, nodes: impl Iterator<Item = Node>) -> Result<Self> {
         let cluster = Cluster::start(harness, Parts { scheduler: false, controllers: false }).await?;
         cluster.create_all(&Api::<Node>::all(cluster.client()), nodes).await?;
+        Self::of(harness, Arc::new(cluster)).await
+    }
+
+    /// A cluster that is there already.
+    async fn of(harness: &Harness, cluster: Arc<Cluster>) -> Result<Self> {
         let site = Self { harness: harness.clone(), cluster };
         site.apply("rbac.yaml").await?;
         Ok(site)
@@ -82,13 +93,24 @@ impl Site {
     fn kube_scheduler(&self, front: &Front) -> Result<Component> {
         let shipped = fs::read_to_string(deploy().join("scheduler/kube-scheduler-edit.yaml"))?;
         let kubeconfig = self.cluster.kubeconfig("system:kube-scheduler", "e2e")?.display().to_string();
-        let service = "http://tessera-scheduler.kube-system.svc:12345";
-        ensure!(shipped.contains(service), "the shipped configuration names another address");
         let configuration = shipped
-            .replace(service, &format!("http://{}", front.address))
             .replace("/etc/kubernetes/scheduler.conf", &format!("{kubeconfig}\n  qps: 5000\n  burst: 5000"))
             .replace("leaderElect: true", "leaderElect: false");
-        let file = self.harness.state("kube-scheduler")?.join("configuration.yaml");
+        self.start_kube_scheduler("kube-scheduler", configuration, &kubeconfig, front)
+    }
+
+    /// A kube-scheduler with a shipped configuration, in which our Service's address is put right.
+    fn start_kube_scheduler(
+        &self,
+        name: &str,
+        configuration: String,
+        kubeconfig: &str,
+        front: &Front,
+    ) -> Result<Component> {
+        let service = "http://tessera-scheduler.kube-system.svc:12345";
+        ensure!(configuration.contains(service), "the shipped configuration names another address");
+        let configuration = configuration.replace(service, &format!("http://{}", front.address));
+        let file = self.harness.state(name)?.join("configuration.yaml");
         fs::write(&file, configuration)?;
         let program = self.harness.kubernetes("kube-scheduler").arguments([
             format!("--config={}", file.display()),
@@ -97,7 +119,7 @@ impl Site {
             format!("--secure-port={}", free_port()?),
             "--bind-address=127.0.0.1".into(),
         ]);
-        self.harness.start("kube-scheduler", program)
+        self.harness.start(name, program)
     }
 
     async fn make(&self, pod: &Pod) -> Result<()> {
@@ -137,6 +159,17 @@ impl Site {
         outcome.with_context(|| format!("the last message was {last:?}"))?;
         self.harness.note(&format!("{name}: {last}"));
         Ok(())
+    }
+
+    /// Waits for an event about the pod, as `kubectl describe` shows them.
+    async fn told(&self, name: &str, reason: &str) -> Result<Event> {
+        let events: Api<Event> = Api::default_namespaced(self.cluster.client());
+        let about = ListParams::default().fields(&format!("involvedObject.name={name},reason={reason}"));
+        self.harness
+            .wait_for(&format!("{name} to be told {reason}"), SOON, async || {
+                Ok(events.list(&about).await?.items.into_iter().next())
+            })
+            .await
     }
 
     /// Makes a pod end, as its kubelet would.

@@ -38,26 +38,44 @@ const POLL = 5000;
  *  a version is told to look at everything again: `news.all`. Where no stream is to be had, it asks now and then. */
 export function follow(told, live) {
   let version;
+  let source;
   let polling;
-  const source = new EventSource(BASE + "stream");
-  source.addEventListener("change", (event) => {
+
+  function changed(event) {
     const news = JSON.parse(event.data);
-    // A repeated version after a reconnection is no news; a gap, or a smaller number of a new process, is all news.
-    const all = version !== undefined && news.version !== version + 1 && news.version !== version;
-    const first = version === undefined;
-    const again = news.version === version;
+    const before = version;
     version = news.version;
     live(true);
-    if (!first && !again) told({ ...news, all: all || news.manyNodes });
-    if (first && news.version > 1) told({ ...news, all: true });
-  });
-  source.addEventListener("open", () => {
+    if (before === version) return;
+    // A first version above one, a gap, or the smaller number of a new process: everything may be different.
+    told({ ...news, all: before === undefined ? version > 1 : version !== before + 1 || news.manyNodes });
+  }
+
+  function start() {
+    if (source || document.hidden) return;
+    source = new EventSource(BASE + "stream");
+    source.addEventListener("change", changed);
+    source.addEventListener("open", () => {
+      clearInterval(polling);
+      polling = undefined;
+      live(true);
+    });
+    source.addEventListener("error", () => {
+      live(false);
+      polling ??= setInterval(() => told({ all: true, nodes: [] }), POLL);
+    });
+  }
+
+  function stop() {
+    source?.close();
+    source = undefined;
     clearInterval(polling);
     polling = undefined;
-    live(true);
-  });
-  source.addEventListener("error", () => {
-    live(false);
-    polling ??= setInterval(() => told({ all: true, nodes: [] }), POLL);
-  });
+  }
+
+  // A browser has six connections for all pages of a site: those that nobody looks at must not hold any.
+  document.addEventListener("visibilitychange", () => (document.hidden ? stop() : start()));
+  window.addEventListener("pagehide", stop);
+  window.addEventListener("pageshow", start);
+  start();
 }

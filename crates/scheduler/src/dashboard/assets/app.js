@@ -1,6 +1,6 @@
 // The frame around the pages: navigation, settings, and keeping the page that is open up to date.
 
-import { Problem, follow, get } from "./api.js";
+import { Problem, follow } from "./api.js";
 import { h, morph } from "./dom.js";
 import { link } from "./format.js";
 import { LANGUAGES, language, recall, setLanguage, store, t } from "./text.js";
@@ -14,8 +14,8 @@ import whatIf from "./page-what-if.js";
 import decisions from "./page-decisions.js";
 
 // A page is opened with the parts of its address, its parameters and a signal that fires when it is left. It gives
-// `load()`, `draw(data)` and `cares(news)`, and `every` where it looks again without news; or, where it keeps its own elements,
-// `mount(root)` and `told(news)`.
+// `load()`, `draw(data)` and `cares(news)`, `every` where it looks again without news, and `pace(data)` where it should not do so often;
+// or, where it keeps its own elements, `mount(root)` and `told(news)`.
 const PAGES = { overview, nodes, node, pods, pod, quota, "what-if": whatIf, decisions };
 const IN_NAVIGATION = ["overview", "nodes", "pods", "quota", "what-if", "decisions"];
 const BELONGS_TO = { node: "nodes", pod: "pods" };
@@ -23,7 +23,7 @@ const BELONGS_TO = { node: "nodes", pod: "pods" };
 const THEMES = ["auto", "light", "dark"];
 const STORED_THEME = "tessera.theme";
 
-// A page is drawn anew this often at most; a cluster of thousands of nodes changes all the time.
+// A page is loaded anew after so many milliseconds at the earliest; a cluster of thousands of nodes changes all the time.
 const PACE = 400;
 
 let open;
@@ -123,6 +123,8 @@ async function refresh(mine) {
   mine.busy = true;
   do {
     mine.again = false;
+    const early = (mine.next ?? 0) - performance.now();
+    if (early > 0) await new Promise((done) => setTimeout(done, early));
     const begun = performance.now();
     try {
       mine.data = await mine.page.load();
@@ -134,7 +136,7 @@ async function refresh(mine) {
     }
     // A server that takes long is asked less often.
     const took = performance.now() - begun;
-    if (mine.again) await new Promise((done) => setTimeout(done, Math.max(PACE, 2 * took)));
+    mine.next = performance.now() + Math.max(mine.page.pace?.(mine.data) ?? PACE, 2 * took);
   } while (mine.again && open === mine);
   mine.busy = false;
 }
@@ -161,7 +163,6 @@ async function show() {
     return refresh(mine);
   }
   try {
-    await get("status", leave.signal);
     const root = h("div", { class: "page" });
     await page.mount(root);
     if (open === mine) main.replaceChildren(root);
@@ -173,8 +174,10 @@ async function show() {
 
 function told(news) {
   const { page } = open;
-  if (page.told) page.told(news);
-  else if (news.all || main.querySelector(".notice") || page.cares?.(news)) refresh(open);
+  const failed = main.querySelector(".notice");
+  if (page.mount && failed) show();
+  else if (page.mount) page.told(news);
+  else if (news.all || failed || page.cares(news)) refresh(open);
 }
 
 document.body.replaceChildren(h("a", { class: "skip", href: "#content", onclick: (event) => {

@@ -1,11 +1,11 @@
 // Numbers, amounts and times as people read them, in their language.
 
-import { language, t } from "./text.js";
+import { language, recall, store, t } from "./text.js";
 
 const number = (value, options) => new Intl.NumberFormat(language(), options).format(value);
 
 export const count = (value) => number(value);
-export const decimal = (value) => number(value, { maximumFractionDigits: 1 });
+export const decimal = (value, digits = 1) => number(value, { maximumFractionDigits: digits });
 export const percent = (part, whole) => number(whole > 0 ? part / whole : 0, { style: "percent", maximumFractionDigits: 1 });
 export const points = (value) => number(value / 100, { style: "percent", maximumFractionDigits: 1 });
 
@@ -25,11 +25,30 @@ export function ask({ cards, compute, memoryMiB }) {
   return `${points(compute)} · ${memory(memoryMiB)}`;
 }
 
-/** A namespace's colour: always the same one. */
+const COLOURS = 12;
+const STORED = "tessera.colours";
+const known = new Map(stored());
+
+function stored() {
+  try {
+    return Object.entries(JSON.parse(recall(STORED) ?? "{}"));
+  } catch {
+    return [];
+  }
+}
+
+/** A namespace's colour: always the same one in this browser, and another one than its neighbours' for as long as there are any. */
 export function colour(namespace) {
-  let sum = 7;
-  for (const letter of namespace) sum = (sum * 31 + letter.codePointAt(0)) % 9973;
-  return `n${sum % 8}`;
+  const before = known.get(namespace);
+  if (before !== undefined) return `n${before}`;
+  let sum = 2166136261;
+  for (const letter of namespace) sum = Math.imul(sum ^ letter.codePointAt(0), 16777619) >>> 0;
+  let place = sum % COLOURS;
+  const taken = new Set(known.values());
+  while (taken.size < COLOURS && taken.has(place)) place = (place + 1) % COLOURS;
+  known.set(namespace, place);
+  if (known.size <= 200) store(STORED, JSON.stringify(Object.fromEntries(known)));
+  return `n${place}`;
 }
 
 /** The model without what all names begin with. */

@@ -5,6 +5,8 @@ import { count, link, model, points } from "./format.js";
 import { t } from "./text.js";
 
 const GRADES = [0, 25, 50, 75, 99, 100];
+const LEAST_GROUP = 150;
+const MOVES = { ArrowRight: [1, 0], ArrowLeft: [-1, 0], ArrowDown: [0, 1], ArrowUp: [0, -1] };
 const grade = (percent) => GRADES.findIndex((most) => percent <= most);
 
 /** The map, once. `update(groups)` paints what has changed. */
@@ -12,60 +14,70 @@ export function heatMap(signal) {
   let groups = [];
   let squares = [];
   let cursor = -1;
-  const canvas = h("canvas", { tabindex: "0", role: "img" });
+  let side = 0;
+  const canvas = h("canvas", { tabindex: "0", role: "img", "aria-label": t("over.map") });
   const told = h("p", { class: "heat-told", role: "status" });
-  const element = h("div", { class: "heat", "data-keep": true }, canvas, told);
+  // The legend, and where the painter finds the colours of the theme.
+  const swatches = GRADES.map((_, number) => h("span", { class: `swatch heat${number}` }));
+  const alarm = h("span", { class: "swatch alarm" });
+  const legend = h("p", { class: "heat-legend" }, swatches.map((swatch, number) => h("span", {}, swatch, t(`fullness.${number}`))), h("span", {}, alarm, t("over.trouble")));
+  const element = h("div", { class: "heat", "data-keep": true }, legend, canvas, told);
 
   function paint() {
     const wide = element.clientWidth;
     if (!wide) return;
     const total = groups.reduce((sum, group) => sum + group.nodes.length, 0);
-    const size = total > 2000 ? 9 : total > 400 ? 13 : 20;
+    const size = total > 2000 ? 9 : total > 400 ? 13 : total > 60 ? 20 : 34;
     const [step, line] = [size + 2, 20];
     const columns = Math.max(1, Math.floor(wide / step));
     squares = [];
     const titles = [];
-    let top = 0;
+    let [left, top, bottom] = [0, 0, 0];
     for (const group of groups) {
-      titles.push([`${model(group.model)} (${count(group.nodes.length)})`, top + 13]);
-      top += line;
+      // Small groups stand side by side.
+      const across = Math.max(LEAST_GROUP, Math.min(columns, group.nodes.length) * step);
+      if (left > 0 && left + across > wide) [left, top] = [0, bottom];
+      titles.push([`${model(group.model)} (${count(group.nodes.length)})`, left, top + 13]);
       group.nodes.forEach(([name, percent, trouble], place) => {
-        squares.push({ name, percent, trouble, x: (place % columns) * step, y: top + Math.floor(place / columns) * step });
+        squares.push({ name, percent, trouble, x: left + (place % columns) * step, y: top + line + Math.floor(place / columns) * step });
       });
-      top += Math.ceil(group.nodes.length / columns) * step + 10;
+      bottom = Math.max(bottom, top + line + Math.ceil(group.nodes.length / columns) * step + 10);
+      left += across + 24;
     }
+    top = bottom;
     const ratio = window.devicePixelRatio || 1;
     canvas.width = wide * ratio;
     canvas.height = top * ratio;
     canvas.style.setProperty("height", `${top}px`);
     const style = getComputedStyle(element);
-    const paints = GRADES.map((_, number) => style.getPropertyValue(`--heat${number}`));
+    const paints = swatches.map((swatch) => getComputedStyle(swatch).backgroundColor);
+    const { borderColor: red, outlineColor: focus } = getComputedStyle(alarm);
     const ink = canvas.getContext("2d");
     ink.scale(ratio, ratio);
     ink.font = `12px ${style.fontFamily}`;
     ink.fillStyle = style.color;
-    titles.forEach(([text, y]) => ink.fillText(text, 0, y, wide));
+    titles.forEach(([text, x, y]) => ink.fillText(text, x, y, wide));
     for (const square of squares) {
       ink.fillStyle = paints[grade(square.percent)];
       ink.fillRect(square.x, square.y, size, size);
       if (square.trouble) {
-        ink.strokeStyle = style.getPropertyValue("--bad");
+        ink.strokeStyle = red;
         ink.lineWidth = 2;
         ink.strokeRect(square.x + 1, square.y + 1, size - 2, size - 2);
       }
     }
     if (squares[cursor]) {
-      ink.strokeStyle = style.getPropertyValue("--focus");
+      ink.strokeStyle = focus;
       ink.lineWidth = 2;
       ink.strokeRect(squares[cursor].x - 1, squares[cursor].y - 1, size + 2, size + 2);
     }
     canvas.setAttribute("aria-label", t("over.map.label", { n: count(squares.length) }));
-    Object.assign(canvas, { size, columns });
+    side = size;
   }
 
   function at(event) {
     return squares.findIndex((square) =>
-      event.offsetX >= square.x && event.offsetX < square.x + canvas.size + 2 && event.offsetY >= square.y && event.offsetY < square.y + canvas.size + 2);
+      event.offsetX >= square.x && event.offsetX < square.x + side + 2 && event.offsetY >= square.y && event.offsetY < square.y + side + 2);
   }
 
   function tell(place) {
@@ -76,6 +88,17 @@ export function heatMap(signal) {
     told.textContent = t(key, { name: square.name, part: points(square.percent), n: square.trouble });
   }
 
+  /** To the right and left one after the other, up and down to the nearest of another row. */
+  function next([step, rows]) {
+    if (step) return Math.min(squares.length - 1, Math.max(0, cursor + step));
+    const here = squares[cursor];
+    const far = (square) => 100 * Math.abs(square.y - here.y) + Math.abs(square.x - here.x);
+    return squares.reduce((best, square, place) => {
+      if ((square.y - here.y) * rows <= 0) return best;
+      return best === cursor || far(square) < far(squares[best]) ? place : best;
+    }, cursor);
+  }
+
   function visit(place) {
     if (squares[place]) location.hash = link("node", squares[place].name);
   }
@@ -83,11 +106,10 @@ export function heatMap(signal) {
   canvas.addEventListener("mousemove", (event) => tell(at(event)));
   canvas.addEventListener("click", (event) => visit(at(event)));
   canvas.addEventListener("keydown", (event) => {
-    const move = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: canvas.columns, ArrowUp: -canvas.columns }[event.key];
     if (event.key === "Enter") visit(cursor);
-    if (move === undefined) return;
+    if (!(event.key in MOVES)) return;
     event.preventDefault();
-    cursor = cursor < 0 ? 0 : Math.min(squares.length - 1, Math.max(0, cursor + move));
+    cursor = cursor < 0 ? 0 : next(MOVES[event.key]);
     paint();
     tell(cursor);
   });
@@ -99,7 +121,7 @@ export function heatMap(signal) {
     /** The map itself at first; later what stands for it in a page that is drawn anew. */
     place: () => (element.isConnected ? h("div", { class: "heat", "data-keep": true }) : element),
     update(fresh) {
-      groups = fresh;
+      groups = fresh.toSorted((a, b) => b.nodes.length - a.nodes.length);
       paint();
     },
   };

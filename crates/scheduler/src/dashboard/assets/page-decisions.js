@@ -21,7 +21,7 @@ function words(decision) {
 
 function refused(decision) {
   const kinds = Object.entries(decision.refused ?? {}).sort((a, b) => b[1] - a[1]);
-  return kinds.map(([kind, nodes]) => h("span", { class: "chip" }, t("decision.refused", { n: count(nodes), kind: t(`kind.${kind}`) })));
+  return kinds.flatMap(([kind, nodes]) => [h("span", { class: "chip" }, t("decision.refused", { n: count(nodes), kind: t(`kind.${kind}`) })), " "]);
 }
 
 /** Decisions, newest first. */

@@ -5,7 +5,7 @@ import { h } from "./dom.js";
 import { colour, decimal, link, memory, model, percent, points } from "./format.js";
 import { linkGraph, linkMatrix } from "./links.js";
 import { fills, troubles } from "./tile.js";
-import { t } from "./text.js";
+import { reason, t } from "./text.js";
 
 const EVERY = 3000;
 
@@ -78,7 +78,7 @@ export default function node({ parts: [name = ""], parameters, signal, redraw })
         h("div", { class: "page-head" }, h("h1", {}, found.name), found.gpus.length > 0 && h("p", { class: "value" }, percent(found.cards.taken, found.cards.total))),
         found.problem && h("p", { class: "card bad" }, t("node.problem"), ": ", found.problem),
         !found.problem && found.gpus.length === 0 && h("p", { class: "card" }, t("node.nocards")),
-        found.gpus.length > 0 && h("section", { class: "card" }, facts(found), used?.notMeasured && h("p", { class: "muted" }, t("used.why", { why: used.notMeasured }))),
+        found.gpus.length > 0 && h("section", { class: "card" }, facts(found), used?.notMeasured && h("p", { class: "muted" }, t("used.why", { why: reason(used.notMeasured) }))),
         found.gpus.length > 0 && h("h2", {}, t("node.cards")),
         h("div", { class: "gpus" }, found.gpus.map((gpu) => {
           const identity = found.identities[gpu.index];

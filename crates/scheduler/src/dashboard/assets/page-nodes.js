@@ -2,7 +2,7 @@
 
 import { get, query } from "./api.js";
 import { h } from "./dom.js";
-import { count } from "./format.js";
+import { count, link } from "./format.js";
 import { filterForm } from "./filters.js";
 import { nodeCard } from "./tile.js";
 import { t } from "./text.js";
@@ -11,10 +11,17 @@ import { virtualList } from "./virtual.js";
 export default function nodes({ parameters, signal }) {
   let filter = parameters;
   const total = h("p", { class: "muted", role: "status" });
+  // Pods that wait are on no node.
+  const also = h("a", { class: "button quiet" });
+  const offerPods = () => {
+    also.hidden = !filter.q;
+    also.href = link("pods", { q: filter.q });
+    also.textContent = t("nodes.also", { q: filter.q ?? "" });
+  };
   const list = virtualList({
     signal,
     least: 300,
-    height: 186,
+    height: 194,
     load: (offset, limit) => get(query("nodes", { ...filter, offset, limit }), signal),
     draw: nodeCard,
     counted: (n) => (total.textContent = n === 0 ? t("nodes.none") : t(n === 1 ? "nodes.one" : "nodes.count", { n: count(n) })),
@@ -24,10 +31,12 @@ export default function nodes({ parameters, signal }) {
     async mount(root) {
       const changed = (kept) => {
         filter = kept;
+        offerPods();
         list.reset();
       };
       const form = await filterForm("nodes", parameters, { states: [["trouble", t("filter.state.trouble")]], fullness: true, changed, signal });
-      root.append(h("div", { class: "page-head" }, h("h1", {}, t("nodes")), total), form, h("p", { class: "muted legend" }, t("legend")), list.element);
+      root.append(h("div", { class: "page-head" }, h("h1", {}, t("nodes")), total, also), form, h("p", { class: "muted legend" }, t("legend")), list.element);
+      offerPods();
       await list.reset();
     },
     shown: () => list.paint(),

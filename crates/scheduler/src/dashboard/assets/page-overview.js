@@ -67,7 +67,7 @@ export default function overview({ signal }) {
   const map = heatMap(signal);
   return {
     async load() {
-      const [cluster, groups, decisions] = await Promise.all([get("cluster", signal), get("map", signal), get(query("decisions", { limit: 8 }), signal)]);
+      const [cluster, groups, decisions] = await Promise.all([get("cluster", signal), get("map", signal), get(query("decisions", { limit: 60 }), signal)]);
       return { cluster, groups, decisions };
     },
     draw({ cluster, groups, decisions }) {
@@ -81,9 +81,10 @@ export default function overview({ signal }) {
         h("section", { class: "card" }, h("h2", {}, t("over.map")), h("p", { class: "muted" }, t("over.map.note")), map.place()),
         h("div", { class: "two" },
           h("section", { class: "card" }, h("h2", {}, t("over.namespaces")), namespaceList(cluster.namespaces)),
-          h("section", { class: "card" }, h("h2", {}, t("over.recent")), decisionList(decisions), h("p", {}, h("a", { href: link("decisions") }, t("over.all"))))),
+          h("section", { class: "card" }, h("h2", {}, t("over.recent")), decisionList(decisions.filter((decision) => decision.outcome !== "fits").slice(0, 8)), h("p", {}, h("a", { href: link("decisions") }, t("over.all"))))),
       ];
     },
     cares: () => true,
+    pace: (data) => (data?.cluster.nodes > 1000 ? 2000 : 400),
   };
 }

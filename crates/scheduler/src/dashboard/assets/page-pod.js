@@ -6,7 +6,7 @@ import { ask, link, memory, model, points } from "./format.js";
 import { explanation } from "./explanation.js";
 import { decisionList } from "./page-decisions.js";
 import { bar } from "./tile.js";
-import { t } from "./text.js";
+import { reason, t } from "./text.js";
 
 const EVERY = 3000;
 
@@ -63,12 +63,12 @@ export default function pod({ parts: [namespace = "", name = ""], signal, redraw
       const annotations = Object.entries(found.annotations);
       return [
         h("div", { class: "page-head" }, h("h1", {}, h("span", { class: "muted" }, `${found.namespace}/`), found.name),
-          h("p", {}, h("span", { class: `chip ${found.state}` }, t(found.state)), " ", found.node && h("a", { href: link("node", found.node) }, found.node),
+          h("p", {}, h("span", { class: `chip ${found.state}` }, t(`state.${found.state}`)), " ", found.node && h("a", { href: link("node", found.node) }, found.node),
             found.priority !== 0 && h("span", { class: "muted" }, ` ${t("priority")} ${found.priority}`))),
         h("section", { class: "card" }, h("h2", {}, t("asks")), asks(found)),
         why && h("section", { class: "card", "data-key": "why" }, h("h2", {}, t("pod.why")), explanation(why)),
         found.state !== "waiting" && h("section", { "data-key": "grant" }, h("h2", {}, t("pod.grant")),
-          used?.notMeasured && h("p", { class: "muted" }, t("used.why", { why: used.notMeasured })), grants(found, used)),
+          used?.notMeasured && h("p", { class: "muted" }, t("used.why", { why: reason(used.notMeasured) })), grants(found, used)),
         h("section", { class: "card" }, h("h2", {}, t("pod.decisions")), decisionList(decisions)),
         annotations.length > 0 && h("section", { class: "card" }, h("h2", {}, t("pod.annotations")),
           h("dl", { class: "annotations" }, annotations.map(([key, value]) => h("div", {}, h("dt", {}, key), h("dd", {}, value))))),
@@ -76,5 +76,7 @@ export default function pod({ parts: [namespace = "", name = ""], signal, redraw
     },
     // Whatever changes may make room for it.
     cares: () => true,
+    // To explain is to ask every node.
+    pace: () => 1500,
   };
 }

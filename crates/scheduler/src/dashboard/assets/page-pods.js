@@ -12,7 +12,7 @@ function row(pod) {
   return h("article", { class: "card pod-row", "data-key": pod.uid },
     h("span", { class: "name" }, h("span", { class: `dot ${colour(pod.namespace)}` }), h("a", { href: link("pod", pod.namespace, pod.name) }, `${pod.namespace}/${pod.name}`)),
     h("span", { class: "asks" }, pod.problem ? h("span", { class: "bad", title: pod.problem }, pod.problem) : asks),
-    h("span", { class: "where" }, h("span", { class: `chip ${pod.state}` }, t(pod.state)), " ", pod.node && h("a", { href: link("node", pod.node) }, pod.node)));
+    h("span", { class: "where" }, h("span", { class: `chip ${pod.state}` }, t(`state.${pod.state}`)), " ", pod.node && h("a", { href: link("node", pod.node) }, pod.node)));
 }
 
 export default function pods({ parameters, signal }) {
@@ -34,7 +34,7 @@ export default function pods({ parameters, signal }) {
         filter = kept;
         list.reset();
       };
-      const form = await filterForm("pods", parameters, { states: [["waiting", t("waiting")], ["placed", t("placed")]], changed, signal });
+      const form = await filterForm("pods", parameters, { states: [["waiting", t("state.waiting")], ["placed", t("state.placed")]], changed, signal });
       root.append(h("div", { class: "page-head" }, h("h1", {}, t("pods")), total), form, list.element);
       await list.reset();
     },

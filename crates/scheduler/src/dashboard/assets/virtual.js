@@ -4,12 +4,17 @@ import { h, morph } from "./dom.js";
 
 const AT_ONCE = 60;
 
+// What is seen is loaded anew after so many milliseconds at the earliest.
+const PACE = 400;
+
 /** A list of equal cards. `load(offset, limit)` gives `{total, items}`, `draw(item)` an element; `counted(total)` is called with
  *  each answer. */
 export function virtualList({ load, draw, counted, failed, signal, least, height }) {
   let total = 0;
   let pages = new Map();
   let wanted = 0;
+  let next = 0;
+  let later;
   const shown = new Map();
   const element = h("div", { class: "virtual", role: "list", "data-keep": true });
 
@@ -116,6 +121,15 @@ export function virtualList({ load, draw, counted, failed, signal, least, height
     },
     /** The same list, changed: what is seen is loaded anew, the rest when it is seen. */
     refresh() {
+      const early = next - performance.now();
+      if (early > 0) {
+        later ??= setTimeout(() => {
+          later = undefined;
+          if (!signal.aborted) this.refresh();
+        }, early);
+        return;
+      }
+      next = performance.now() + PACE;
       const [first, last] = range();
       const seen = new Set();
       for (let number = first; number < Math.max(last, 1); number += AT_ONCE) seen.add(Math.floor(number / AT_ONCE));

@@ -1,6 +1,7 @@
 //! The cluster at a glance: sums, by model and by namespace, and one square for every node.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use serde::Serialize;
 use tessera_core::fragmentation::Fragmentation;
@@ -8,6 +9,7 @@ use tessera_core::gpu::{CardKind, Gpu};
 use tessera_core::node::NodeState;
 
 use super::super::known::{self, GpuNode, Known};
+use super::super::look::Look;
 use super::card::{Cards, taken};
 use crate::state::State;
 
@@ -91,29 +93,27 @@ pub struct MapGroup {
 
 /// Sums everything up.
 #[must_use]
-pub fn cluster(state: &State) -> Cluster {
+pub fn cluster(look: &impl Look) -> Cluster {
     let mut models: Vec<Model> = Vec::new();
     let (mut nodes, mut unreadable_nodes, mut gpus) = (0, 0, Cards::default());
-    for (_, known) in known::nodes(state) {
-        match known {
-            Known::Gpus(node) => {
-                nodes += 1;
-                node.spec.node.gpus().iter().for_each(|card| gpus.add(card, node.state.used(card.index)));
-                count_models(&mut models, state, node.state);
-            }
-            Known::Unreadable(_) => unreadable_nodes += 1,
-            Known::NoGpus => {}
+    look.each_node(|state, name| match known::node(state, name) {
+        Some(Known::Gpus(node)) => {
+            nodes += 1;
+            node.spec.node.gpus().iter().for_each(|card| gpus.add(card, node.state.used(card.index)));
+            count_models(&mut models, state, node.state);
         }
-    }
+        Some(Known::Unreadable(_)) => unreadable_nodes += 1,
+        Some(Known::NoGpus) | None => {}
+    });
     let mut models: Vec<ModelView> = models.into_iter().map(|model| model.view).collect();
     models.sort_by(|a, b| b.gpus.total.cmp(&a.gpus.total).then_with(|| a.model.cmp(&b.model)));
     let fragmentation = models.iter().fold(Leftover::default(), |sum, model| Leftover {
         left: sum.left + model.fragmentation.left,
         useless: sum.useless + model.fragmentation.useless,
     });
-    let namespaces = namespaces(state);
+    let (policy, namespaces) = look.look(|state| (state.policy(None).to_string(), namespaces(state)));
     Cluster {
-        policy: state.policy(None).to_string(),
+        policy,
         nodes,
         unreadable_nodes,
         placed_pods: namespaces.iter().map(|namespace| namespace.placed_pods).sum(),
@@ -217,17 +217,15 @@ fn namespaces(state: &State) -> Vec<NamespaceView> {
 
 /// One square for every node.
 #[must_use]
-pub fn map(state: &State) -> Vec<MapGroup> {
-    let mut groups: BTreeMap<&str, Vec<(String, u8, usize)>> = BTreeMap::new();
-    for GpuNode { spec, state, .. } in known::gpu_nodes(state) {
-        let model = spec.node.gpus().first().map_or("", |card| &card.model.0);
+pub fn map(look: &impl Look) -> Vec<MapGroup> {
+    let mut groups: BTreeMap<Arc<str>, Vec<(String, u8, usize)>> = BTreeMap::new();
+    look.each_node(|state, name| {
+        let Some(Known::Gpus(GpuNode { spec, state, .. })) = known::node(state, name) else { return };
+        let model = spec.node.gpus().first().map(|card| Arc::clone(&card.model.0)).unwrap_or_default();
         let cards = Cards::of(state);
-        let square = (
-            spec.node.name.to_string(),
-            percent_taken(state, spec.node.gpus().iter()),
-            cards.unhealthy + cards.overbooked,
-        );
+        let percent = percent_taken(state, spec.node.gpus().iter());
+        let square = (name.to_string(), percent, cards.unhealthy + cards.overbooked);
         groups.entry(model).or_default().push(square);
-    }
-    groups.into_iter().map(|(model, nodes)| MapGroup { model: model.to_owned(), nodes }).collect()
+    });
+    groups.into_iter().map(|(model, nodes)| MapGroup { model: model.to_string(), nodes }).collect()
 }

@@ -4,12 +4,12 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use serde::Serialize;
-use tessera_core::units::NodeName;
 use tessera_wire::objects::{Metadata, Pod};
 
 use super::super::known;
+use super::super::look::Look;
 use crate::state::State;
-use crate::verb::ask::{Ask, BadAsk};
+use crate::verb::ask::Ask;
 use crate::verb::explain::NodeView;
 
 /// What would become of a pod.
@@ -48,9 +48,6 @@ pub struct Refusal {
 /// Nodes shown of those that fit, and of those that refuse for one reason.
 const SHOWN: usize = 5;
 
-/// Nodes asked before others may change the state: a decision must not wait for a whole explanation.
-const AT_A_TIME: usize = 64;
-
 /// The pod of this name, as a question.
 #[must_use]
 pub fn question(state: &State, namespace: &str, name: &str) -> Option<Pod> {
@@ -65,22 +62,14 @@ pub fn question(state: &State, namespace: &str, name: &str) -> Option<Pod> {
     Some(Pod { metadata, spec: pod.spec.clone(), ..Pod::default() })
 }
 
-/// Asks every node about a pod. `look` lends the state, for some nodes at a time.
-pub fn explain(look: impl Fn(&mut dyn FnMut(&State)), pod: &Pod) -> Explanation {
-    let mut begun: Option<Result<(Ask<'_>, Vec<NodeName>), BadAsk>> = None;
-    look(&mut |state| {
-        let names = || state.nodes().into_iter().map(|(name, _)| name.clone()).collect();
-        begun = Some(Ask::of(state, pod).map(|ask| (ask, names())));
-    });
-    let (ask, names) = match begun {
-        Some(Ok(begun)) => begun,
-        Some(Err(bad)) => return Explanation { problem: Some(bad.to_string()), ..Explanation::default() },
-        None => return Explanation::default(),
+/// Asks every node about a pod.
+pub fn explain(look: &impl Look, pod: &Pod) -> Explanation {
+    let ask = match look.look(|state| Ask::of(state, pod)) {
+        Ok(ask) => ask,
+        Err(bad) => return Explanation { problem: Some(bad.to_string()), ..Explanation::default() },
     };
     let mut sum = Sum::default();
-    for some in names.chunks(AT_A_TIME) {
-        look(&mut |state| some.iter().for_each(|name| sum.add(state.view(name, &ask))));
-    }
+    look.each_node(|state, name| sum.add(state.view(name, &ask)));
     sum.explanation(ask.policy.to_string())
 }
 

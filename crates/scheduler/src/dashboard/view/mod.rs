@@ -8,6 +8,8 @@ pub mod nodes;
 pub mod pods;
 pub mod quota;
 
+use std::ops::Range;
+
 use serde::{Deserialize, Serialize};
 
 /// Part of a longer list.
@@ -49,12 +51,11 @@ pub const MOST_ITEMS: usize = 500;
 const USUAL_ITEMS: usize = 100;
 
 impl Filter {
-    /// The part of a list that was asked for.
-    fn page<T, V>(&self, all: Vec<T>, view: impl Fn(T) -> V) -> Page<V> {
-        let total = all.len();
+    /// The part of a list of so many that was asked for.
+    fn range(&self, total: usize) -> Range<usize> {
+        let begin = self.offset.min(total);
         let limit = self.limit.unwrap_or(USUAL_ITEMS).min(MOST_ITEMS);
-        let items = all.into_iter().skip(self.offset).take(limit).map(view).collect();
-        Page { total, offset: self.offset.min(total), items }
+        begin..begin.saturating_add(limit).min(total)
     }
 
     fn mentions(&self, text: &str) -> bool {

@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use super::super::known::{self, GpuNode, Known};
+use super::super::look::Look;
 use super::card::{Cards, Tile, tiles};
 use super::cluster::bucket;
 use super::{Filter, Page, contains};
@@ -30,15 +31,24 @@ pub struct NodeCard {
 
 /// The nodes a filter lets through, by name. Nodes without cards are left out.
 #[must_use]
-pub fn nodes(state: &State, filter: &Filter) -> Page<NodeCard> {
-    let shown: Vec<_> = known::nodes(state)
-        .filter(|(name, known)| match known {
-            Known::Gpus(node) => passes(state, *node, filter),
-            Known::Unreadable(_) => passes_unread(&name.0, filter),
-            Known::NoGpus => false,
-        })
-        .collect();
-    filter.page(shown, |(name, known)| card(state, &name.0, known))
+pub fn nodes(look: &impl Look, filter: &Filter) -> Page<NodeCard> {
+    let mut shown = Vec::new();
+    look.each_node(|state, name| {
+        let passes = match known::node(state, name) {
+            Some(Known::Gpus(node)) => passes(state, node, filter),
+            Some(Known::Unreadable(_)) => passes_unread(&name.0, filter),
+            Some(Known::NoGpus) | None => false,
+        };
+        if passes {
+            shown.push(name.clone());
+        }
+    });
+    let (total, range) = (shown.len(), filter.range(shown.len()));
+    let items = look.look(|state| {
+        let page = shown.drain(range.clone());
+        page.filter_map(|name| Some(card(state, &name.0, known::node(state, &name)?))).collect()
+    });
+    Page { total, offset: range.start, items }
 }
 
 pub(super) fn card(state: &State, name: &str, known: Known<'_>) -> NodeCard {

@@ -1,6 +1,8 @@
 //! Pods with cards, waiting or placed.
 
+use std::cmp::Ordering;
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use serde::Serialize;
 use tessera_core::grant::Hold;
@@ -8,6 +10,7 @@ use tessera_core::request::{Request, Role};
 use tessera_core::units::PodUid;
 
 use super::super::known::{self, Known};
+use super::super::look::Look;
 use super::{Filter, Page, contains};
 use crate::state::{GpuPod, State};
 
@@ -92,11 +95,34 @@ pub struct GrantView {
 
 /// The pods a filter lets through: those that wait first, then by namespace and name.
 #[must_use]
-pub fn pods(state: &State, filter: &Filter) -> Page<PodRow> {
-    let mut shown: Vec<(&PodUid, &GpuPod)> =
-        state.gpu_pods().filter(|(_, pod)| passes(state, pod, filter)).collect();
-    shown.sort_by_key(|(_, pod)| (pod.node.is_some(), &pod.namespace, &pod.name));
-    filter.page(shown, |(uid, pod)| row(state, uid, pod))
+pub fn pods(look: &impl Look, filter: &Filter) -> Page<PodRow> {
+    look.look(|state| {
+        let mut shown: Vec<(&PodUid, &GpuPod)> =
+            state.gpu_pods().filter(|(_, pod)| passes(state, pod, filter)).collect();
+        let (total, range) = (shown.len(), filter.range(shown.len()));
+        let offset = range.start;
+        let part = part_in_order(&mut shown, range, |(_, a), (_, b)| order(a).cmp(&order(b)));
+        Page { total, offset, items: part.iter().map(|(uid, pod)| row(state, uid, pod)).collect() }
+    })
+}
+
+fn order(pod: &GpuPod) -> (bool, &str, &str) {
+    (pod.node.is_some(), &pod.namespace, &pod.name)
+}
+
+/// What would stand in `range` if all were sorted, without sorting all.
+fn part_in_order<T>(all: &mut [T], range: Range<usize>, compare: impl Fn(&T, &T) -> Ordering + Copy) -> &[T] {
+    let (from, count) = (range.start, range.len());
+    if from > 0 && from < all.len() {
+        all.select_nth_unstable_by(from, compare);
+    }
+    let rest = &mut all[from..];
+    if count > 0 && count < rest.len() {
+        rest.select_nth_unstable_by(count, compare);
+    }
+    let part = &mut rest[..count];
+    part.sort_by(compare);
+    part
 }
 
 fn passes(state: &State, pod: &GpuPod, filter: &Filter) -> bool {
@@ -112,10 +138,9 @@ fn passes(state: &State, pod: &GpuPod, filter: &Filter) -> bool {
     };
     in_state
         && (filter.namespace.is_empty() || pod.namespace == filter.namespace)
+        && (filter.dialect.is_empty() || known::asks_in(pod, &filter.dialect))
         && (filter.mentions(&pod.name) || on(&filter.q))
         && (filter.model.is_empty() || model())
-        && (filter.dialect.is_empty()
-            || asks(state, pod).is_ok_and(|asks| asks.iter().any(|ask| ask.dialect == filter.dialect)))
 }
 
 /// One pod, if it is known and has not ended.
@@ -201,4 +226,22 @@ fn grants(state: &State, uid: &PodUid) -> Vec<GrantView> {
 pub fn agent(state: &State, namespace: &str, name: &str) -> Option<String> {
     let node = known::pod(state, namespace, name)?.1.node.as_ref()?;
     super::node::agent(state, &node.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn a_part_in_order_is_a_part_of_the_order(mut all in prop::collection::vec(any::<u8>(), 0..60), from in 0usize..70, count in 0usize..70) {
+            let mut sorted = all.clone();
+            sorted.sort_unstable();
+            let from = from.min(all.len());
+            let range = from..(from + count).min(all.len());
+            prop_assert_eq!(part_in_order(&mut all, range.clone(), Ord::cmp), &sorted[range]);
+        }
+    }
 }

@@ -1,0 +1,85 @@
+//! Large clusters to measure on.
+
+use serde_json::{Value, json};
+use tessera_core::units::PodUid;
+use tessera_scheduler::state::{BindStep, Event, Now, Order, Outcome, Settings, State, Watched};
+use tessera_wire::extender::BindingArgs;
+
+const CARDS: usize = 8;
+const PODS: usize = 20_000;
+const MEMORY: u64 = 81_920;
+
+fn node(number: usize) -> Value {
+    let name = format!("node-{number:05}");
+    let gpus: Vec<Value> = (0..CARDS)
+        .map(|index| {
+            json!({"uuid": format!("GPU-{number:08x}-1111-2222-3333-{index:012x}"), "minor": index,
+                            "model": "NVIDIA H100 80GB HBM3", "memoryMiB": MEMORY, "numa": index / 4})
+        })
+        .collect();
+    let links: Vec<Value> =
+        (0..CARDS).flat_map(|a| (a + 1..CARDS).map(move |b| json!([a, b, "NODE", 18]))).collect();
+    let inventory = json!({ "memoryUnit": "GiB", "gpus": gpus, "links": links }).to_string();
+    let resources = json!({
+        "cpu": "192", "memory": "2048Gi", "pods": "250", "nvidia.com/gpu": "8", "aliyun.com/gpu": "8",
+        "aliyun.com/gpu-mem": "640", "tencent.com/vcuda-core": "800", "tencent.com/vcuda-memory": "2560",
+    });
+    json!({
+        "metadata": { "name": name, "uid": name, "annotations": { "tessera.dev/inventory": inventory } },
+        "status": { "capacity": resources, "allocatable": resources },
+    })
+}
+
+/// The pods of the cluster, in turn.
+pub(crate) fn pod(number: usize) -> Value {
+    let share = |cores: u64| json!({"tencent.com/vcuda-core": cores.to_string(), "tencent.com/vcuda-memory": (cores * 320 / 100).to_string(), "cpu": "4"});
+    let limits = match number % 6 {
+        0 => share(30),
+        1 => share(50),
+        2 => json!({"nvidia.com/gpu": "1", "cpu": "8"}),
+        3 => json!({"aliyun.com/gpu-mem": "16", "cpu": "4"}),
+        4 => json!({"aliyun.com/gpu": "2", "cpu": "16"}),
+        _ => share(80),
+    };
+    json!({
+        "metadata": { "name": format!("pod-{number:06}"), "namespace": "team", "uid": format!("{number:08x}-aaaa-bbbb-cccc-ddddeeeeffff") },
+        "spec": { "containers": [{ "name": "main", "resources": { "limits": limits, "requests": limits } }] },
+    })
+}
+
+/// A cluster with its pods on it, each placed by the scheduler itself.
+pub(crate) fn cluster(nodes: usize) -> State {
+    let mut state = State::new(Settings::default());
+    for number in 0..nodes {
+        state.handle(Event::Node(Watched::Set(serde_json::from_value(node(number)).unwrap())));
+    }
+    let mut placed = 0;
+    for number in 0.. {
+        if placed == PODS || number > 10 * PODS {
+            break;
+        }
+        let mut json = pod(number);
+        state.handle(Event::Pod(Watched::Set(serde_json::from_value(json.clone()).unwrap())));
+        let text = |key: &str| json["metadata"][key].as_str().unwrap().to_owned();
+        let args = BindingArgs {
+            pod_name: text("name"),
+            pod_namespace: text("namespace"),
+            pod_uid: text("uid"),
+            node: format!("node-{:05}", number % nodes),
+        };
+        let Ok(BindStep::Send(Order { annotations, .. })) = state.begin_bind(&args, Now::default()) else {
+            state.handle(Event::Pod(Watched::Gone(serde_json::from_value(json).unwrap())));
+            continue;
+        };
+        state.end_bind(&PodUid(args.pod_uid), Outcome::Bound, Now::default());
+        json["spec"]["nodeName"] = args.node.into();
+        json["metadata"]["annotations"] = json!(annotations);
+        state.handle(Event::Pod(Watched::Set(serde_json::from_value(json).unwrap())));
+        placed += 1;
+    }
+    if let Some(forecast) = state.forecast() {
+        state.adopt(forecast);
+    }
+    println!("{nodes} nodes x {CARDS} GPUs, {placed} GPU pods");
+    state
+}

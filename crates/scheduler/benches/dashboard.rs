@@ -1,0 +1,83 @@
+//! The views of the dashboard on a large cluster: how long each takes, and how large its JSON is.
+//!
+//! `cargo bench -p tessera-scheduler --bench dashboard`
+
+#![allow(clippy::print_stdout, clippy::unwrap_used, reason = "a benchmark speaks, and may fail")]
+
+mod cluster;
+
+use std::cell::Cell;
+use std::hint::black_box;
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+use tessera_scheduler::dashboard::look::Look;
+use tessera_scheduler::dashboard::view::{Filter, cluster as sums, explanation, node, nodes, pods, quota};
+use tessera_scheduler::state::{Event, State, Watched};
+
+const CALLS: usize = 50;
+
+/// A state, and the longest time for which somebody looked at it: binds wait that long at most.
+struct Timed<'a> {
+    state: &'a State,
+    longest: Cell<Duration>,
+}
+
+impl Look for Timed<'_> {
+    fn look<T>(&self, at: impl FnOnce(&State) -> T) -> T {
+        let begun = Instant::now();
+        let seen = at(self.state);
+        self.longest.set(self.longest.get().max(begun.elapsed()));
+        seen
+    }
+}
+
+/// Medians of the time a view takes, of its longest look at the state and of writing it, and its size.
+fn measure<T: Serialize>(name: &str, state: &State, make: impl Fn(&Timed<'_>) -> T) {
+    let (mut made, mut looked, mut written, mut size) = (Vec::new(), Vec::new(), Vec::new(), 0);
+    for _ in 0..CALLS {
+        let timed = Timed { state, longest: Cell::default() };
+        let begun = Instant::now();
+        let view = black_box(make(&timed));
+        made.push(begun.elapsed());
+        looked.push(timed.longest.get());
+        let begun = Instant::now();
+        size = black_box(serde_json::to_vec(&view).unwrap()).len();
+        written.push(begun.elapsed());
+    }
+    let median = |all: &mut Vec<Duration>| {
+        all.sort();
+        all[CALLS / 2]
+    };
+    println!(
+        "  {name:28} made {:>9.1?}   longest look {:>9.1?}   written {:>9.1?}   {size:>7} bytes",
+        median(&mut made),
+        median(&mut looked),
+        median(&mut written),
+    );
+}
+
+fn main() {
+    for nodes in [500, 5_000] {
+        let mut state = cluster::cluster(nodes);
+        let waiting = cluster::pod(9_000_000);
+        state.handle(Event::Pod(Watched::Set(serde_json::from_value(waiting).unwrap())));
+        views(&state);
+    }
+}
+
+fn views(state: &State) {
+    let only = |filter: Filter| Filter { limit: Some(60), ..filter };
+    let by_pod = only(Filter { q: "pod-000100".into(), ..Filter::default() });
+    let by_dialect = only(Filter { dialect: "vcuda".into(), ..Filter::default() });
+    let question = explanation::question(state, "team", "pod-9000000").unwrap();
+    measure("cluster", state, |at| sums::cluster(at));
+    measure("map", state, |at| sums::map(at));
+    measure("nodes, the first 60", state, |at| nodes::nodes(at, &only(Filter::default())));
+    measure("nodes, by the name of a pod", state, |at| nodes::nodes(at, &by_pod));
+    measure("node", state, |at| at.look(|state| node::node(state, "node-00007")));
+    measure("pods, the first 60", state, |at| pods::pods(at, &only(Filter::default())));
+    measure("pods, of one vocabulary", state, |at| pods::pods(at, &by_dialect));
+    measure("quota", state, |at| at.look(quota::quota));
+    measure("explanation", state, |at| explanation::explain(at, &question));
+}

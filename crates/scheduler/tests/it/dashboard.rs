@@ -1,0 +1,247 @@
+//! The views of the dashboard: a state in, JSON out.
+
+use serde::Serialize;
+use serde_json::{Value, json};
+use tessera_scheduler::dashboard::view::{Filter, cluster, explanation, node as one, nodes, pods, quota};
+use tessera_scheduler::state::{Event, State};
+
+use crate::fixtures::*;
+use crate::verbs::bind;
+
+fn json_of(view: impl Serialize) -> Value {
+    serde_json::to_value(view).unwrap()
+}
+
+/// Two nodes of two cards: on the first a share of 60, a share of 30 beside it and a whole card; the second is empty.
+fn some() -> State {
+    let mut second = node("second", 2, "GiB");
+    let inventory = json!({"memoryUnit": "GiB",
+        "gpus": [{"uuid": "GPU-x", "minor": 3, "model": "V100", "memoryMiB": 32_768, "numa": 1, "unhealthy": true},
+                 {"uuid": "GPU-y", "minor": 4, "model": "V100", "memoryMiB": 32_768, "numa": 1}],
+        "links": [[0, 1, "PIX", 2]]});
+    second["metadata"]["annotations"] =
+        json!({"tessera.dev/inventory": inventory.to_string(), "tessera.dev/agent": "http://a:1"});
+    let mut state = state(&[node("first", 2, "GiB"), second, json!({"metadata": {"name": "plain"}})]);
+    bind(&mut state, &share("a", 60), "first");
+    bind(&mut state, &share("b", 30), "first");
+    bind(&mut state, &whole("c", 1), "first");
+    set_pod(&mut state, &whole("waits", 2));
+    state
+}
+
+fn filter(text: &str) -> Filter {
+    let pairs = text.split('&').filter_map(|pair| pair.split_once('='));
+    let fields: serde_json::Map<String, Value> = pairs
+        .map(|(key, value)| {
+            let is_number = matches!(key, "fullness" | "offset" | "limit");
+            let value = if is_number { json!(value.parse::<u64>().unwrap()) } else { json!(value) };
+            (key.to_owned(), value)
+        })
+        .collect();
+    serde_json::from_value(Value::Object(fields)).unwrap()
+}
+
+#[test]
+fn the_cluster_in_sums() {
+    let view = json_of(cluster::cluster(&some()));
+    assert_eq!(
+        (&view["nodes"], &view["placedPods"], &view["waitingPods"]),
+        (&json!(2), &json!(3), &json!(1))
+    );
+    let gpus = &view["gpus"];
+    for (key, expected) in [
+        ("total", 4),
+        ("idle", 2),
+        ("shared", 1),
+        ("whole", 1),
+        ("unhealthy", 1),
+        ("overbooked", 0),
+        ("computeHeld", 190),
+    ] {
+        assert_eq!(gpus[key], expected, "{key}");
+    }
+    assert_eq!(gpus["taken"], 1.9);
+    // Sixteen, of which nine tenths are held, and sixteen whole.
+    assert_eq!(
+        (&gpus["memoryMiB"], &gpus["memoryHeldMiB"]),
+        (&json!(2 * CARD + 65_536), &json!(9_728 + 4_864 + CARD))
+    );
+    let names: Vec<&Value> = view["models"].as_array().unwrap().iter().map(|model| &model["model"]).collect();
+    assert_eq!(names, ["T4", "V100"]);
+    assert_eq!(view["models"][0]["fullness"], json!([0, 0, 0, 0, 1, 0]));
+    assert_eq!(view["models"][1]["fullness"], json!([1, 0, 0, 0, 0, 0]));
+    let team = json!({"namespace": "team", "placedPods": 3, "waitingPods": 1, "computeHeld": 190, "memoryHeldMiB": 9_728 + 4_864 + CARD});
+    assert_eq!(view["namespaces"], json!([team]));
+    // What is left: a tenth of a card, and a healthy one; those who come ask for two cards at once, or for parts.
+    let left = view["fragmentation"]["left"].as_f64().unwrap();
+    let useless = view["fragmentation"]["useless"].as_f64().unwrap();
+    assert!((left - 1.1).abs() < 1e-9 && useless > 0.0 && useless < left, "{left} {useless}");
+    assert_eq!(
+        json_of(cluster::map(&some())),
+        json!([{"model": "T4", "nodes": [["first", 95, 0]]}, {"model": "V100", "nodes": [["second", 0, 1]]}])
+    );
+}
+
+#[test]
+fn an_empty_cluster_is_one_too() {
+    let view = json_of(cluster::cluster(&state(&[])));
+    assert_eq!(
+        (&view["nodes"], &view["gpus"]["total"], &view["fragmentation"]["left"]),
+        (&json!(0), &json!(0), &json!(0.0))
+    );
+}
+
+#[test]
+fn nodes_by_filter() {
+    let mut state = some();
+    let mut broken = node("broken", 1, "GiB");
+    broken["metadata"]["annotations"]["tessera.dev/inventory"] = "{".into();
+    set_node(&mut state, &broken);
+    let check = |text: &str, expected: &[&str]| {
+        let page = nodes::nodes(&state, &filter(text));
+        assert_eq!(page.items.iter().map(|node| node.name.as_str()).collect::<Vec<_>>(), expected, "{text}");
+        page.total
+    };
+    check("", &["broken", "first", "second"]);
+    check("model=V100", &["second"]);
+    check("model=V", &[]);
+    check("namespace=team", &["first"]);
+    check("namespace=nobody", &[]);
+    check("dialect=vcuda", &["first", "second"]);
+    check("q=FIRS", &["first"]);
+    check("q=waits", &[]);
+    check("q=gpu-y", &["second"]);
+    check("fullness=4", &["first"]);
+    check("fullness=0", &["second"]);
+    check("state=trouble", &["broken", "second"]);
+    assert_eq!(check("offset=1&limit=1", &["first"]), 3);
+    assert_eq!(check("offset=9", &[]), 3);
+    assert!(
+        json_of(nodes::nodes(&state, &filter("q=broken")))["items"][0]["problem"]
+            .as_str()
+            .unwrap()
+            .contains("tessera.dev/inventory")
+    );
+}
+
+#[test]
+fn tiles_tell_who_holds_how_much() {
+    let view = json_of(nodes::nodes(&some(), &filter("q=first")));
+    let slice = |pod: &str, compute: u32, memory: u64| json!({"namespace": "team", "pod": pod, "compute": compute, "memoryMiB": memory});
+    let gpus = &view["items"][0]["gpus"];
+    assert_eq!(gpus[0]["pods"], json!([slice("a", 60, 9_728), slice("b", 30, 4_864)]));
+    assert_eq!(
+        (&gpus[0]["computeHeld"], &gpus[0]["memoryHeldMiB"], &gpus[0]["whole"]),
+        (&json!(90), &json!(14_592), &json!(false))
+    );
+    assert_eq!(gpus[1]["pods"], json!([slice("c", 100, CARD)]));
+    assert_eq!(gpus[1]["whole"], true);
+}
+
+#[test]
+fn one_node_with_its_links() {
+    let state = some();
+    let view = json_of(one::node(&state, "second").unwrap());
+    assert_eq!(
+        view["identities"],
+        json!([{"uuid": "GPU-x", "minor": 3, "numa": 1}, {"uuid": "GPU-y", "minor": 4, "numa": 1}])
+    );
+    assert_eq!(view["links"], json!([{"a": 0, "b": 1, "pcie": "PIX", "nvlinks": 2}]));
+    assert_eq!((&view["gpus"][0]["healthy"], &view["gpus"][1]["healthy"]), (&json!(false), &json!(true)));
+    assert_eq!(view["host"]["cpuMilli"], 64_000);
+    assert_eq!(view["hasAgent"], true);
+    assert_eq!(one::agent(&state, "second").as_deref(), Some("http://a:1"));
+    assert_eq!(one::agent(&state, "first"), None);
+    assert_eq!(json_of(one::node(&state, "plain").unwrap())["gpus"], json!([]));
+    assert!(one::node(&state, "nobody").is_none());
+}
+
+#[test]
+fn pods_by_filter_and_in_detail() {
+    let mut state = some();
+    set_pod(&mut state, &pod("odd", &[("nvidia.com/gpu", "half")]));
+    let check = |text: &str, expected: &[&str]| {
+        let page = pods::pods(&state, &filter(text));
+        assert_eq!(page.items.iter().map(|pod| pod.name.as_str()).collect::<Vec<_>>(), expected, "{text}");
+    };
+    check("", &["odd", "waits", "a", "b", "c"]);
+    check("state=waiting", &["odd", "waits"]);
+    check("state=placed", &["a", "b", "c"]);
+    check("dialect=vcuda", &["a", "b"]);
+    check("model=T4", &["a", "b", "c"]);
+    check("q=first", &["a", "b", "c"]);
+    check("q=wait&namespace=team", &["waits"]);
+    check("namespace=other", &[]);
+    let detail = json_of(pods::pod(&state, "team", "b").unwrap());
+    assert_eq!(
+        detail["asks"],
+        json!([{"container": "main", "role": "main", "dialect": "vcuda", "compute": 30, "memoryMiB": 4_864}])
+    );
+    let grant = json!({"container": "main", "index": 0, "uuid": "GPU-first-0", "model": "T4", "whole": false, "compute": 30, "memoryMiB": 4_864});
+    assert_eq!(detail["grants"], json!([grant]));
+    assert_eq!((&detail["state"], &detail["node"]), (&json!("placed"), &json!("first")));
+    assert!(detail["annotations"]["tessera.dev/grant"].is_string());
+    let odd = json_of(pods::pod(&state, "team", "odd").unwrap());
+    assert!(
+        odd["problem"]
+            .as_str()
+            .unwrap()
+            .starts_with("container main: nvidia.com/gpu: half is no number; write 1")
+    );
+    assert!(pods::pod(&state, "team", "nobody").is_none());
+    // Chosen, but not yet seen bound.
+    set_pod(&mut state, &whole("soon", 1));
+    state.begin_bind(&bind_args(&whole("soon", 1), "second"), at(0)).unwrap();
+    let soon = json_of(pods::pod(&state, "team", "soon").unwrap());
+    assert_eq!((&soon["state"], &soon["node"]), (&json!("booking"), &json!("second")));
+}
+
+#[test]
+fn an_explanation_counts_what_explain_lists() {
+    let state = some();
+    for name in ["waits", "a"] {
+        let question = explanation::question(&state, "team", name).unwrap();
+        let sums = explanation::explain(&state, &question);
+        let listed = state.explain("team", name).unwrap().unwrap();
+        assert_eq!((sums.nodes, sums.policy), (listed.nodes.len(), listed.policy));
+        assert_eq!(sums.fitting, listed.nodes.iter().filter(|view| view.fits).count());
+        let refused: usize = sums.refusals.iter().map(|refusal| refusal.nodes).sum();
+        assert_eq!(sums.fitting + refused, sums.nodes);
+        for refusal in &sums.refusals {
+            let alike = listed.nodes.iter().filter(|view| view.reason.as_deref() == Some(&refusal.reason));
+            assert_eq!(alike.count(), refusal.nodes, "{}", refusal.reason);
+            assert!(refusal.examples.iter().all(|view| listed.nodes.contains(view)));
+        }
+    }
+    let mut odd = parse(&whole("odd", 1));
+    odd.metadata.annotations.insert("tessera.dev/policy".into(), "<b>bold</b>".into());
+    let refused = json_of(explanation::explain(&state, &odd));
+    assert!(refused["problem"].as_str().unwrap().contains("<b>bold</b>"), "{refused}");
+    assert!(explanation::question(&state, "team", "nobody").is_none());
+}
+
+#[test]
+fn an_explanation_never_blames_cpu_that_filter_leaves_to_kube_scheduler() {
+    let state = state(&[node("n", 2, "GiB")]);
+    let greedy = pod("greedy", &[("nvidia.com/gpu", "1"), ("cpu", "1000")]);
+    let explained = explanation::explain(&state, &parse(&greedy));
+    assert_eq!(
+        (explained.fitting, super::fixtures::filter(&state, &greedy, &["n"]).node_names.unwrap().len()),
+        (1, 1)
+    );
+}
+
+#[test]
+fn quota_beside_what_is_held() {
+    let mut state = some();
+    let limits = r#"{"team":{"quota":{"T4":2},"pool":["public"],"memoryMiB":40000},"other":{"percent":100}}"#;
+    state.handle(Event::Quota(tessera_wire::quota::parse(limits).unwrap()));
+    let held = json!({"compute": 190, "memoryMiB": 14_592 + CARD});
+    assert_eq!(
+        json_of(quota::quota(&state)),
+        json!([
+            {"namespace": "other", "limit": {"pools": [], "compute": 100}, "held": {"compute": 0, "memoryMiB": 0}, "byModel": {}},
+            {"namespace": "team", "limit": {"cards": {"T4": 2}, "pools": ["public"], "memoryMiB": 40_000}, "held": held, "byModel": {"T4": held}},
+        ])
+    );
+}

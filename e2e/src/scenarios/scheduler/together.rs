@@ -1,0 +1,166 @@
+//! All of it: a pod's way from the API server through kube-scheduler, our scheduler, a real kubelet and our agent into its
+//! container.
+
+use std::collections::BTreeSet;
+
+use anyhow::{Result, ensure};
+use k8s_openapi::api::core::v1::Pod;
+use serde_json::Value;
+
+use super::{
+    SOON, Site,
+    dialects::make_priorities,
+    front::{self, Front},
+    pods::{annotation, with_priority},
+};
+use crate::{
+    harness::{Harness, pod},
+    scenarios::agent::{Container, Stage, asking},
+};
+
+pub(crate) async fn run(harness: Harness) -> Result<()> {
+    let stage = Stage::start(&harness, "auto").await?;
+    let site = Site::of(&harness, stage.cluster.clone()).await?;
+    make_priorities(&site).await?;
+    let replica = site.replica("tessera-scheduler", None)?;
+    site.ready(&replica).await?;
+    let front = Front::start(vec![replica.address]).await?;
+    let _kube_scheduler = site.kube_scheduler(&front)?;
+    let together = Together { stage, site };
+    together.every_dialect().await?;
+    together.the_pair_is_the_linked_one().await?;
+    together.a_finished_pod_leaves_its_cards().await?;
+    together.a_higher_priority_gets_a_fraction().await?;
+    together.a_bypass_is_counted().await?;
+    let metrics = front::get(replica.address, "/metrics").await.unwrap_or_default();
+    ensure!(metrics.contains("tessera_scheduler_gpus_overbooked 0"), "{metrics}");
+    Ok(())
+}
+
+struct Together {
+    stage: Stage,
+    site: Site,
+}
+
+impl Together {
+    /// Makes a pod that stays, and returns it as it runs, with its log.
+    async fn start(&self, name: &str, asked: &[(&str, &str)]) -> Result<(Pod, String)> {
+        self.site.make(&staying(name, asked)).await?;
+        let pod = self.stage.cluster.wait_for_phase(name, "Running", SOON).await?;
+        Ok((pod, self.stage.log(name, "main").await?))
+    }
+
+    /// What the container sees are the cards of the grant.
+    fn visible(&self, pod: &Pod, log: &str) -> Result<BTreeSet<String>> {
+        let line = log.lines().find_map(|line| line.strip_prefix("NVIDIA_VISIBLE_DEVICES="));
+        let seen: BTreeSet<String> = line.unwrap_or_default().split(',').map(str::to_owned).collect();
+        let grant: Value = serde_json::from_str(annotation(pod, "tessera.dev/grant"))?;
+        let cards = grant["main"].as_array().cloned().unwrap_or_default();
+        let granted: BTreeSet<String> =
+            cards.iter().filter_map(|card| Some(card["uuid"].as_str()?.to_owned())).collect();
+        ensure!(seen == granted, "{:?} sees {seen:?} and was granted {granted:?}", pod.metadata.name);
+        Ok(seen)
+    }
+
+    /// The index of a card by its UUID.
+    fn index(&self, uuid: &str) -> Option<u8> {
+        (0..8).find(|card| self.stage.uuid(*card) == uuid)
+    }
+
+    async fn every_dialect(&self) -> Result<()> {
+        type Asked = &'static [(&'static str, &'static str)];
+        let kinds: [(&str, Asked, &str); 5] = [
+            ("nvidia", &[("nvidia.com/gpu", "1")], "whole"),
+            ("gputopology", &[("aliyun.com/gpu", "1")], "whole"),
+            ("gpushare", &[("aliyun.com/gpu-mem", "8")], "cores 0 ceiling 0 memory 8192"),
+            (
+                "vcuda",
+                &[("tencent.com/vcuda-core", "30"), ("tencent.com/vcuda-memory", "40")],
+                "cores 30 ceiling 30 memory 10240",
+            ),
+            ("vcuda-whole", &[("tencent.com/vcuda-core", "200")], "whole"),
+        ];
+        for (name, asked, limits) in kinds {
+            let (pod, log) = self.start(name, asked).await?;
+            let seen = self.visible(&pod, &log)?;
+            ensure!(log.contains(limits), "{name}: the limits are not {limits:?} in {log}");
+            self.stage.wait_for_truth(name).await?;
+            self.site.harness.note(&format!("{name} runs with {seen:?}"));
+        }
+        let chosen = self.site.told("vcuda-whole", "GpusChosen").await?.message.unwrap_or_default();
+        self.site.harness.note(&format!("vcuda-whole: {chosen}"));
+        self.stage.delete_all().await
+    }
+
+    /// Cards 0 and 1, 2 and 3, ... hang on one switch each. One card is taken, so that the lowest two are no pair.
+    async fn the_pair_is_the_linked_one(&self) -> Result<()> {
+        let (single, log) = self.start("single", &[("nvidia.com/gpu", "1")]).await?;
+        let taken = self.visible(&single, &log)?;
+        let (pair, log) = self.start("pair", &[("aliyun.com/gpu", "2")]).await?;
+        let seen = self.visible(&pair, &log)?;
+        let mut cards: Vec<u8> = seen.iter().filter_map(|uuid| self.index(uuid)).collect();
+        cards.sort_unstable();
+        ensure!(
+            cards.len() == 2 && cards[0] / 2 == cards[1] / 2,
+            "{cards:?} share no switch; taken {taken:?}"
+        );
+        self.site.harness.note(&format!("inside the container: cards {cards:?}, which share a switch"));
+        self.stage.delete_all().await
+    }
+
+    async fn a_finished_pod_leaves_its_cards(&self) -> Result<()> {
+        self.site.make(&pod("all", "true", &[("nvidia.com/gpu", "8")])).await?;
+        self.stage.cluster.wait_for_phase("all", "Succeeded", SOON).await?;
+        // It is still there, but holds nothing.
+        let (again, log) = self.start("all-again", &[("aliyun.com/gpu", "8")]).await?;
+        ensure!(self.visible(&again, &log)?.len() == 8, "not all cards came back");
+        self.site.harness.note("all cards of a finished pod run another one, of another dialect");
+        self.stage.delete_all().await
+    }
+
+    async fn a_higher_priority_gets_a_fraction(&self) -> Result<()> {
+        let share = [("tencent.com/vcuda-core", "60"), ("tencent.com/vcuda-memory", "100")];
+        let names: Vec<String> = (0..8).map(|number| format!("low-{number}")).collect();
+        for name in &names {
+            self.site.make(&with_priority(staying(name, &share), 0)).await?;
+        }
+        for name in &names {
+            self.stage.cluster.wait_for_phase(name, "Running", SOON).await?;
+        }
+        self.site.make(&with_priority(staying("urgent", &share), 1)).await?;
+        let urgent = self.stage.cluster.wait_for_phase("urgent", "Running", SOON).await?;
+        self.visible(&urgent, &self.stage.log("urgent", "main").await?)?;
+        let left = self.stage.cluster.pods().list(&kube::api::ListParams::default()).await?.items;
+        let running = left.iter().filter(|pod| pod.metadata.deletion_timestamp.is_none()).count();
+        ensure!(running == 8, "{running} pods are left: more than one had to go");
+        self.site.harness.note("a pod of higher priority runs in the place of one fraction");
+        self.stage.delete_all().await
+    }
+
+    async fn a_bypass_is_counted(&self) -> Result<()> {
+        let mut sneaked = staying("sneaked", &[("nvidia.com/gpu", "1")]);
+        if let Some(spec) = &mut sneaked.spec {
+            spec.node_name = Some(self.stage.node.name.clone());
+        }
+        self.site.make(&sneaked).await?;
+        self.stage.cluster.wait_for_phase("sneaked", "Running", SOON).await?;
+        self.stage.wait_for_truth("sneaked").await?;
+        self.site.make(&staying("rest", &[("aliyun.com/gpu", "8")])).await?;
+        self.site.refused("rest", "fewer than 8 idle GPUs").await?;
+        let (rest, log) = self.start("seven", &[("aliyun.com/gpu", "7")]).await?;
+        let sneaked = self.stage.cluster.pods().get("sneaked").await?;
+        let theirs = self.visible(&sneaked, &self.stage.log("sneaked", "main").await?)?;
+        ensure!(self.visible(&rest, &log)?.is_disjoint(&theirs), "a card is held twice");
+        self.site.harness.note("a pod that chose its node itself is served, and its card is nobody else's");
+        self.stage.delete_all().await
+    }
+}
+
+/// A pod for kube-scheduler that shows what it sees, and stays.
+fn staying(name: &str, asked: &[(&str, &str)]) -> Pod {
+    let mut pod = asking(name, &[Container::main("main", asked)]);
+    if let Some(spec) = &mut pod.spec {
+        spec.scheduler_name = None;
+    }
+    pod
+}
