@@ -133,7 +133,7 @@ async fn a_real_kubectl_is_content() {
     let file = home.join("pod.json").display().to_string();
     let steps = [
         ("version", "Server Version: v1.33.0+tessera"),
-        ("api-resources", "priorityclasses   pc"),
+        ("api-resources", "scheduling.k8s.io/v1     false        PriorityClass"),
         ("create namespace team", "namespace/team created"),
         ("create configmap settings --from-literal=a=b", "configmap/settings created"),
         ("create priorityclass urgent --value=7", "priorityclass.scheduling.k8s.io/urgent created"),
