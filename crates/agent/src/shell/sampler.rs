@@ -60,6 +60,9 @@ const PROC: &str = "/proc";
 const INTERVALS: u32 = 3;
 const PATIENCE: Duration = Duration::from_secs(10);
 
+/// How long a card may take to tell who is on it.
+const GLANCE: Duration = Duration::from_millis(200);
+
 /// What was not counted for longer than this is not counted at all: the driver does not remember it.
 const FORGETS: u64 = 30_000_000;
 
@@ -75,6 +78,8 @@ pub struct Sampler {
     processes: Option<Processes>,
     /// Who is known of those on the cards.
     who: Mutex<Option<Memory>>,
+    /// Cards that have not told yet who is on them.
+    asked: Arc<Mutex<BTreeSet<GpuUuid>>>,
 }
 
 impl Sampler {
@@ -92,7 +97,8 @@ impl Sampler {
         }
         let processes = believed.then_some(processes);
         let who = Mutex::new(processes.clone().map(Memory::of));
-        Self { gpus, sampling, meter: Arc::default(), pollers: Mutex::default(), processes, who }
+        let (meter, pollers, asked) = (Arc::default(), Mutex::default(), Arc::default());
+        Self { gpus, sampling, meter, pollers, processes, who, asked }
     }
 
     /// Follows the agent: new cards are looked at, pods that are gone are forgotten.
@@ -144,10 +150,7 @@ impl Sampler {
     /// The processes of containers that are on the cards now, and which cards told.
     pub(super) fn on_cards(&self) -> (BTreeSet<GpuUuid>, Vec<OnCard>) {
         let Some(processes) = &self.processes else { return <(BTreeSet<GpuUuid>, Vec<OnCard>)>::default() };
-        let cards: Vec<GpuUuid> = lock(&self.pollers).keys().cloned().collect();
-        // Not under a lock: a driver that hangs must hold up nobody else.
-        let told = cards.into_iter().filter_map(|gpu| Some((self.gpus.processes(&gpu).ok()?, gpu)));
-        let told: Vec<(Vec<ProcessMemory>, GpuUuid)> = told.collect();
+        let told = self.ask_all();
         let pids = told.iter().flat_map(|(all, _)| all).map(|process| process.pid);
         let who = lock(&self.who).as_mut().map(|memory| memory.who(pids)).unwrap_or_default();
         let meter = lock(&self.meter);
@@ -166,6 +169,25 @@ impl Sampler {
         let all = told.iter().flat_map(|(all, gpu)| all.iter().filter_map(|process| on_card(gpu, process)));
         let all = all.collect();
         (told.into_iter().map(|(_, gpu)| gpu).collect(), all)
+    }
+
+    /// Asks all cards at once who is on them. One that hangs is waited for no longer than [`GLANCE`], and not asked again until it has
+    /// answered.
+    fn ask_all(&self) -> Vec<(Vec<ProcessMemory>, GpuUuid)> {
+        let (tell, told) = mpsc::channel();
+        let cards: Vec<GpuUuid> = lock(&self.pollers).keys().cloned().collect();
+        for gpu in cards.into_iter().filter(|gpu| lock(&self.asked).insert(gpu.clone())) {
+            let (gpus, asked, tell) = (self.gpus.clone(), self.asked.clone(), tell.clone());
+            thread::spawn(move || {
+                let processes = gpus.processes(&gpu);
+                lock(&asked).remove(&gpu);
+                let _left = tell.send(processes.ok().map(|processes| (processes, gpu)));
+            });
+        }
+        drop(tell);
+        let until = Instant::now() + GLANCE;
+        let next = || told.recv_timeout(until.saturating_duration_since(Instant::now())).ok();
+        std::iter::from_fn(next).flatten().collect()
     }
 
     /// Looks from before this moment, in seconds since 1970, say nothing about now.
@@ -249,4 +271,59 @@ fn unix() -> Duration {
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ops::ControlFlow;
+
+    use tessera_node::gpus::{CardSample, Found};
+
+    use super::*;
+
+    /// Cards without processes, of which one never answers.
+    struct Wedged;
+
+    impl Gpus for Wedged {
+        fn discover(&self) -> Result<Found, GpusError> {
+            Err(GpusError::NoGpu)
+        }
+
+        fn sample(&self, _gpu: &GpuUuid, _window: Window) -> Result<CardSample, GpusError> {
+            Err(GpusError::NoGpu)
+        }
+
+        fn processes(&self, gpu: &GpuUuid) -> Result<Vec<ProcessMemory>, GpusError> {
+            match gpu.0.as_ref() {
+                "hangs" => loop {
+                    thread::park();
+                },
+                "fails" => Err(GpusError::NoGpu),
+                _ => Ok(Vec::new()),
+            }
+        }
+
+        fn watch(
+            &self,
+            _report: &mut dyn FnMut(Option<Incident>) -> ControlFlow<()>,
+        ) -> Result<ControlFlow<()>, GpusError> {
+            Ok(ControlFlow::Break(()))
+        }
+
+        fn have_device_nodes(&self) -> bool {
+            false
+        }
+    }
+
+    #[test]
+    fn a_card_that_hangs_is_left_out_and_asked_once() {
+        let sampler = Sampler::new(Arc::new(Wedged), Sampling::default());
+        for card in ["fine", "hangs", "fails"] {
+            lock(&sampler.pollers).insert(card.into(), mpsc::channel().0);
+        }
+        for _ in 0..2 {
+            assert_eq!(sampler.on_cards().0, ["fine".into()].into());
+            assert_eq!(*lock(&sampler.asked), ["hangs".into()].into());
+        }
+    }
 }

@@ -22,6 +22,9 @@ use crate::harness::Harness;
 /// Resources and how many of each.
 type Asked<'a> = &'a [(&'a str, &'a str)];
 
+/// A dialect, what is asked for in it, the environment expected, and the limits: MiB and percent; none for whole cards.
+type Case<'a> = (&'a str, Asked<'a>, Vec<String>, Option<(u64, u32)>);
+
 /// Every dialect, every kind of pod, one after the other.
 pub(crate) async fn dialects(harness: Harness) -> Result<()> {
     let stage = Stage::start(&harness, "auto").await?;
@@ -74,7 +77,7 @@ pub(crate) async fn exporter(harness: Harness) -> Result<()> {
 /// What a container of each dialect finds in its environment when it was granted card 5.
 async fn every_dialect_follows_its_grant(stage: &Stage) -> Result<()> {
     let uuid = stage.uuid(5);
-    let cases: [(&str, Asked<'_>, Vec<String>, Option<(u64, u32)>); 4] = [
+    let cases: [Case<'_>; 4] = [
         ("nvidia", &[("nvidia.com/gpu", "1")], vec![format!("NVIDIA_VISIBLE_DEVICES={uuid}")], None),
         ("gputopology", &[("aliyun.com/gpu", "1")], vec![format!("NVIDIA_VISIBLE_DEVICES={uuid}")], None),
         (

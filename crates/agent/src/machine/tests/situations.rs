@@ -39,7 +39,7 @@ fn shares_come_with_the_library_and_whole_cards_without() {
     assert_eq!(world.limits.len(), 1);
     let limits = &world.limits[&("u".to_owned(), "main".to_owned())];
     let card = limits.cards[0];
-    assert_eq!((card.memory, card.cores, card.ceiling), (20 * 256 << 20, 30, 30));
+    assert_eq!((card.memory, card.cores, card.ceiling), (5120 << 20, 30, 30));
 }
 
 #[test]
