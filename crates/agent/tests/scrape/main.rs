@@ -176,6 +176,25 @@ fn parts_add_up_to_the_card() {
     }
 }
 
+/// Dashboard and alerts name nothing that is not there. That they work under a real Prometheus, the test `prometheus` shows.
+#[test]
+fn dashboard_and_alerts_know_our_names() {
+    let text = families::metrics(&busy_node().picture(), &everything(), Format::Plain);
+    let known: BTreeSet<&str> = text.lines().filter_map(|line| line.split(['{', ' ']).next()).collect();
+    let monitoring = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/monitoring");
+    let dashboard = std::fs::read_to_string(monitoring.join("dashboard.json")).unwrap();
+    let dashboard: serde_json::Value = serde_json::from_str(&dashboard).unwrap();
+    let alerts = std::fs::read_to_string(monitoring.join("alerts.yaml")).unwrap();
+    let (_, alerts) = alerts.split_once("\nspec:\n").unwrap();
+    for named in [dashboard["panels"].to_string(), alerts.to_owned()] {
+        let words = named.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
+        let names: BTreeSet<&str> = words.filter(|word| word.starts_with("tessera_")).collect();
+        assert!(names.len() > 8, "{names:?}");
+        let unknown: Vec<&str> = names.into_iter().filter(|name| !known.contains(name)).collect();
+        assert!(unknown.is_empty(), "{unknown:?}");
+    }
+}
+
 #[test]
 fn series_go_with_their_pod_and_a_counter_outlives_processes() {
     let mut stage = busy_node();
