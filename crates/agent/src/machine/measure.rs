@@ -121,8 +121,10 @@ const TOLERATED: u64 = 256 << 20;
 impl Agent {
     /// Compares, tells the libraries what their books lack, and reports who has escaped.
     pub(super) fn on_measured(&mut self, now: Now, measured: &Measured, actions: &mut Vec<Action>) {
+        let looked_at: BTreeSet<[u8; 16]> =
+            measured.looked_at.iter().filter_map(|gpu| uuid_bytes(&gpu.0)).collect();
         for account in &measured.accounts {
-            self.correct(account, measured, actions);
+            self.correct(account, measured, &looked_at, actions);
         }
         let cases = self.cases(measured);
         self.watch.suspicions.retain(|case, _| cases.contains_key(case));
@@ -147,7 +149,13 @@ impl Agent {
 
     /// Tells the library what the driver has for its container and no book explains; also that this is nothing, for it may wait
     /// to hear that.
-    fn correct(&self, account: &AccountRead, measured: &Measured, actions: &mut Vec<Action>) {
+    fn correct(
+        &self,
+        account: &AccountRead,
+        measured: &Measured,
+        looked_at: &BTreeSet<[u8; 16]>,
+        actions: &mut Vec<Action>,
+    ) {
         let Some(limits) = self.truth.on_disk.get(&account.container) else { return };
         for (place, (card, held)) in limits.cards.iter().zip(&account.held).enumerate() {
             let is_it = |gpu: &GpuUuid| uuid_bytes(&gpu.0) == Some(card.uuid);
@@ -156,7 +164,7 @@ impl Agent {
                 .iter()
                 .filter(|process| process.container == account.container && is_it(&process.gpu));
             let bytes = on_card.map(|process| process.bytes).sum::<Option<u64>>();
-            if let Some(bytes) = bytes.filter(|_| measured.looked_at.iter().any(is_it)) {
+            if let Some(bytes) = bytes.filter(|_| looked_at.contains(&card.uuid)) {
                 let (pod, container) = account.container.clone();
                 let (bytes, at) = (bytes.saturating_sub(*held), measured.at);
                 actions.push(Action::SetUnledgered { pod, container, card: place, bytes, at });

@@ -334,12 +334,18 @@ impl Agent {
             }
             match scope {
                 Scope::Nothing => {}
-                Scope::Pod(uid) => self.reconcile_pods(now, Some(&uid), &mut actions),
+                Scope::Pod(uid) => {
+                    self.change_limits(|other| *other == uid, &mut actions);
+                    self.reconcile_pods(now, Some(&uid), &mut actions);
+                }
                 Scope::All => {
                     self.reconcile_pods(now, None, &mut actions);
                     self.reconcile_node(now, &mut actions);
                 }
-                Scope::Pods => self.reconcile_pods(now, None, &mut actions),
+                Scope::Pods => {
+                    self.change_limits(|_| true, &mut actions);
+                    self.reconcile_pods(now, None, &mut actions);
+                }
             }
         }
         actions.append(&mut self.notes);

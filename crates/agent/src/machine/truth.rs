@@ -118,7 +118,6 @@ impl Agent {
                 wanted.push((uid.clone(), pod.metadata.clone(), annotations));
             }
         }
-        self.change_limits(concerned, actions);
         for (uid, metadata, annotations) in wanted {
             let patch = Patch { annotations: annotations.clone(), in_flight: true, retry: None };
             let before = self.truth.patches.insert(uid.clone(), patch);
@@ -172,7 +171,10 @@ impl Agent {
 
     /// Containers that run get other limits where something has changed: the annotation with their ceiling, or our settings.
     /// The library takes more at once, and less as soon as what it holds permits.
-    fn change_limits(&mut self, concerned: impl Fn(&PodUid) -> bool, actions: &mut Vec<Action>) {
+    pub(super) fn change_limits(&mut self, concerned: impl Fn(&PodUid) -> bool, actions: &mut Vec<Action>) {
+        if self.cards.is_none() || !self.listed_once {
+            return;
+        }
         let mut changed = Vec::new();
         for (uid, pod) in self.pods.iter().filter(|(uid, pod)| concerned(uid) && !has_ended(pod)) {
             if !self.truth.directories.contains(uid) {

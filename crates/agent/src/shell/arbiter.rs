@@ -29,6 +29,12 @@ const SAMPLE: Duration = Duration::from_millis(500);
 /// How often what the containers have had is told.
 const TELL: Duration = Duration::from_secs(1);
 
+/// The service asks to be called again no sooner than this, in nanoseconds, when nobody wants a card.
+const QUIET: u64 = 50_000_000;
+
+/// How long the arbiter then sleeps: well below the time after which it is taken for gone.
+const IDLE: u64 = 150_000_000;
+
 /// How often a measurement is asked for at most: the driver takes some milliseconds for one.
 const HURRY: Duration = Duration::from_millis(20);
 
@@ -108,7 +114,8 @@ fn run(inbox: &mpsc::Receiver<Command>, used: &Mutex<UsedTime>, stop: &Cancellat
     let mut tell: Box<dyn Fn() + Send> = Box::new(|| {});
     let (mut told, mut hurried) = (Instant::now(), Instant::now());
     while !stop.is_cancelled() {
-        let next = service.step(futex::now());
+        let now = futex::now();
+        let next = service.step(now);
         if hurried.elapsed() >= HURRY && service.unsure().next().is_some() {
             hurried = Instant::now();
             tell();
@@ -126,7 +133,8 @@ fn run(inbox: &mpsc::Receiver<Command>, used: &Mutex<UsedTime>, stop: &Cancellat
                 Err(TryRecvError::Disconnected) => return,
             }
         }
-        service.wait(next);
+        // Where nobody wants a card for now, whoever does will ring.
+        service.wait(if next >= now + QUIET { now + IDLE } else { next });
     }
 }
 
