@@ -6,7 +6,7 @@ use flate2::read::GzDecoder;
 use serde_json::{Value, json};
 use tessera_agent::shell::{Sampling, Standalone};
 use tessera_core::gpu::GpuUuid;
-use tessera_node::gpus::{CardSample, Found, Gpus, GpusError, Incident, Simulated, Window};
+use tessera_node::gpus::{CardSample, Found, Gpus, GpusError, Incident, ProcessMemory, Simulated, Window};
 
 use super::{
     SHARE,
@@ -121,6 +121,10 @@ impl Gpus for Wedged {
             std::thread::park();
         }
         self.inner.sample(gpu, window)
+    }
+
+    fn processes(&self, gpu: &GpuUuid) -> Result<Vec<ProcessMemory>, GpusError> {
+        self.inner.processes(gpu)
     }
 
     fn watch(
