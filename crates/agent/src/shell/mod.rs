@@ -247,8 +247,12 @@ impl<C: Cluster> Shell<C> {
             }
             Action::List => {
                 let pod_resources = self.pod_resources.clone();
+                let stop = self.stop.clone();
                 self.report(async move {
-                    Event::Listed(pod_resources.list().await.map_err(|error| describe(&error)))
+                    // A kubelet that does not answer must not keep the agent from ending.
+                    let listed = stop.run_until_cancelled(pod_resources.list()).await;
+                    let listed = listed.map(|listed| listed.map_err(|error| describe(&error)));
+                    Event::Listed(listed.unwrap_or_else(|| Err("the agent is ending".to_owned())))
                 });
             }
             Action::BeginGrants(call, limits) => {
