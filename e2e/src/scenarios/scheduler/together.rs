@@ -123,8 +123,9 @@ impl Together {
     }
 
     async fn a_higher_priority_gets_a_fraction(&self) -> Result<()> {
-        let share = [("tencent.com/vcuda-core", "60"), ("tencent.com/vcuda-memory", "100")];
-        let names: Vec<String> = (0..8).map(|number| format!("low-{number}")).collect();
+        // Two on each card, and nothing left over: kube-scheduler evicts nobody where the units would do in sum.
+        let share = [("tencent.com/vcuda-core", "50"), ("tencent.com/vcuda-memory", "160")];
+        let names: Vec<String> = (0..16).map(|number| format!("low-{number}")).collect();
         for name in &names {
             self.site.make(&with_priority(staying(name, &share), 0)).await?;
         }
@@ -136,7 +137,7 @@ impl Together {
         self.visible(&urgent, &self.stage.log("urgent", "main").await?)?;
         let left = self.stage.cluster.pods().list(&kube::api::ListParams::default()).await?.items;
         let running = left.iter().filter(|pod| pod.metadata.deletion_timestamp.is_none()).count();
-        ensure!(running == 8, "{running} pods are left: more than one had to go");
+        ensure!(running == 16, "{running} pods are left: more than one had to go");
         self.site.harness.note("a pod of higher priority runs in the place of one fraction");
         self.stage.delete_all().await
     }
