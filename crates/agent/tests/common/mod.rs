@@ -61,6 +61,11 @@ impl Api {
         self.pods.lock().unwrap()[uid].clone()
     }
 
+    #[allow(dead_code, reason = "not every user of this module ends all pods")]
+    pub(crate) fn uids(&self) -> Vec<String> {
+        self.pods.lock().unwrap().keys().cloned().collect()
+    }
+
     pub(crate) fn set_phase(&self, uid: &str, phase: &str) {
         let mut pod = self.pod(uid);
         pod.status.phase = phase.into();
@@ -310,7 +315,7 @@ pub(crate) fn uuid(card: u8) -> String {
     format!("GPU-{card:08x}-0000-4000-8000-000000000000")
 }
 
-fn core_node() -> tessera_core::node::Node {
+pub(crate) fn core_node() -> tessera_core::node::Node {
     let inventory = tessera_wire::inventory::parse(&eight_cards()).unwrap();
     let (cpu, memory) = (tessera_core::units::MilliCpu::ZERO, tessera_core::units::MiB::ZERO);
     tessera_core::node::Node::new("node-1".into(), inventory.gpus, inventory.topology, cpu, memory).unwrap()

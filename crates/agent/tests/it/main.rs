@@ -5,60 +5,24 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod exporter;
+mod situations;
 
 use common::{Way, World, uuid};
-use tessera_limits::{files, futex, limits::uuid_bytes};
+use tessera_limits::{files, futex};
 use tessera_wire::inventory;
 
 const SHARE: [(&str, &str); 2] = [("tencent.com/vcuda-core", "30"), ("tencent.com/vcuda-memory", "40")];
 
-async fn serves_every_dialect(way: Way) {
-    let world = World::new(way).await;
-    let dialects: [(&str, &[(&str, &str)]); 4] = [
-        ("nvidia", &[("nvidia.com/gpu", "1")]),
-        ("gputopology", &[("aliyun.com/gpu", "1")]),
-        ("gpushare", &[("aliyun.com/gpu-mem", "8")]),
-        ("vcuda", &SHARE),
-    ];
-    for (card, (name, limits)) in (2u8..).zip(dialects) {
-        let pod = world.bind(name, limits, Some(card));
-        let given = world.run(&pod).await.unwrap();
-        assert_eq!(given["main"].envs["NVIDIA_VISIBLE_DEVICES"], uuid(card), "{name}");
-        let granted = files::open_control(&world.grants().join(format!("uid-{name}/main")));
-        match name {
-            "gpushare" | "vcuda" => {
-                let limits = granted.unwrap().read().unwrap();
-                assert_eq!(Some(limits.cards[0].uuid), uuid_bytes(&uuid(card)));
-                let beats = || files::open_control(&world.grants().join(format!("uid-{name}/main"))).unwrap();
-                world.until("the arbiter to be there", || beats().has_arbiter(futex::now())).await;
-            }
-            _ => assert!(granted.is_err(), "{name}: whole cards have no limits"),
-        }
-        let assigned =
-            tessera_wire::grant::assigned(&pod.spec, tessera_wire::dialect::MemoryUnit::GiB).unwrap();
-        world
-            .until("the pod to be told that it has its card", || {
-                let annotations = world.api.pod(&pod.metadata.uid).metadata.annotations;
-                assigned.iter().all(|(key, value)| annotations.get(key) == Some(value))
-            })
-            .await;
-        world.kubelet().remove(&pod.metadata.uid);
-        world.api.delete(&pod.metadata.uid);
-        world.until("the grant to go", || !world.grants().join(format!("uid-{name}")).exists()).await;
-    }
+#[tokio::test(flavor = "multi_thread")]
+async fn the_node_tells_its_cards_and_shares_have_an_arbiter() {
+    let world = World::new(Way::Registry).await;
+    let pod = world.bind("share", &SHARE, Some(2));
+    world.run(&pod).await.unwrap();
+    let control = files::open_control(&world.grants().join("uid-share/main")).unwrap();
+    world.until("the arbiter to be there", || control.has_arbiter(futex::now())).await;
     let told = world.api.node.lock().unwrap().annotations.clone();
     assert_eq!(inventory::parse(&told[inventory::KEY]).unwrap().gpus.len(), 8);
     assert_eq!(told["NODE_TYPE"], "test.8xlarge");
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn every_dialect_by_the_registry() {
-    serves_every_dialect(Way::Registry).await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn every_dialect_by_kubelet_sock() {
-    serves_every_dialect(Way::Socket).await;
 }
 
 async fn survives_restarts(way: Way) {

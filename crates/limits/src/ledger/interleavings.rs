@@ -17,6 +17,7 @@ fn empty() -> Arc<Ledger> {
             tentative: std::array::from_fn(|_| AtomicU64::new(0)),
             denied: AtomicU64::new(0),
             waited: AtomicU64::new(0),
+            waits: AtomicU64::new(0),
             unsure: AtomicU32::new(0),
             demand: std::array::from_fn(|_| Demand { wants: AtomicU32::new(0), drained: AtomicU32::new(0) }),
         }),

@@ -14,6 +14,7 @@ mod containers;
 mod listing;
 pub mod node;
 mod plugins;
+pub mod situations;
 
 use std::{
     collections::{BTreeMap, BTreeSet},

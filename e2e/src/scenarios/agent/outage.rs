@@ -34,7 +34,7 @@ pub(super) async fn run(stage: &Stage) -> Result<()> {
     stage.create_bound(pod("meanwhile"), &[("main", &[6])]).await?;
     stage.node.kubelet.start_again()?;
     stage.cluster.wait_for_phase("meanwhile", "Running", SOON).await?;
-    stage.wait_for_annotations("meanwhile", "main", &[6], true).await?;
+    stage.wait_for_annotations("meanwhile", "main", &[6]).await?;
     books::check(stage).await?;
     stage.harness.note("the kubelet restarted: a pod bound meanwhile runs where it was granted");
     Ok(())

@@ -104,7 +104,7 @@ async fn settle(stage: &Stage, alive: &mut Vec<(String, u8)>) -> Result<usize> {
             })
             .await?;
         if phase == "Running" {
-            stage.wait_for_annotations(&name, "main", &[card], true).await?;
+            stage.wait_for_annotations(&name, "main", &[card]).await?;
             alive.push((name, card));
         } else {
             failed += 1;

@@ -151,10 +151,6 @@ impl Stage {
         Ok(self.cluster.pods().create(&PostParams::default(), &pod).await?)
     }
 
-    pub(super) async fn create_unbound(&self, pod: Pod) -> Result<Pod> {
-        self.create(pod).await
-    }
-
     pub(super) async fn create_bound(&self, pod: Pod, grants: &[(&str, &[u8])]) -> Result<()> {
         let name = self.create(pod).await?.metadata.name.unwrap_or_default();
         self.bind(&name, grants).await
@@ -208,28 +204,30 @@ impl Stage {
             .await
     }
 
-    /// Waits until the pod's annotations say these cards, and whether they were handed over.
-    pub(super) async fn wait_for_annotations(
-        &self,
-        name: &str,
-        container: &str,
-        cards: &[u8],
-        assigned: bool,
-    ) -> Result<()> {
-        let node = core_node()?;
+    /// Waits until the pod's annotations say that its cards were handed over.
+    pub(super) async fn wait_until_handed_over(&self, name: &str) -> Result<()> {
         self.harness
-            .wait_for(&format!("the annotations of {name}"), SOON, async || {
+            .wait_for(&format!("{name} to be told that it has its cards"), SOON, async || {
                 let pod = self.pod(name).await?;
-                let annotations = &pod.metadata.annotations;
-                let said = grant::parse(&pod.spec, annotations, &node, MemoryUnit::GiB)?.unwrap_or_default();
-                let said = said.iter().find(|grant| grant.container == container).context("no grant")?;
-                let said: Vec<u8> = said.cards.iter().map(|(gpu, _)| gpu.0).collect();
                 let handed = grant::assigned(&pod.spec, MemoryUnit::GiB)?;
+                let annotations = &pod.metadata.annotations;
                 let all = handed.iter().all(|(key, value)| annotations.get(key) == Some(value));
-                ensure!(said == cards && all == assigned, "they say {said:?}, {annotations:?}");
+                ensure!(all, "they say {annotations:?}");
                 Ok(Some(()))
             })
             .await
+    }
+
+    /// The same, of these cards for a container.
+    pub(super) async fn wait_for_annotations(&self, name: &str, container: &str, cards: &[u8]) -> Result<()> {
+        self.wait_until_handed_over(name).await?;
+        let pod = self.pod(name).await?;
+        let said = grant::parse(&pod.spec, &pod.metadata.annotations, &core_node()?, MemoryUnit::GiB)?;
+        let said = said.unwrap_or_default();
+        let said = said.iter().find(|grant| grant.container == container).context("no grant")?;
+        let said: Vec<u8> = said.cards.iter().map(|(gpu, _)| gpu.0).collect();
+        ensure!(said == cards, "{name}: the annotations say {said:?}, expected {cards:?}");
+        Ok(())
     }
 
     /// Waits until the pod's annotations say what the kubelet holds for it.

@@ -1,0 +1,151 @@
+//! The situations every kubelet must bring the agent through, on the embedded one.
+
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+
+use serde_json::{Value, json};
+use tessera_core::{
+    grant::{ContainerGrant, Hold},
+    units::GpuIndex,
+};
+use tessera_limits::{files, limits::uuid_bytes};
+use tessera_sim::kubelet::situations::{self, Asking, Limit, Outcome, Role, Seen, Stage};
+use tessera_wire::{dialect::MemoryUnit, grant, objects::Pod};
+
+use crate::common::{Way, World, core_node, uuid};
+
+struct Embedded {
+    world: World,
+    /// Bound and not yet admitted, in the order bound.
+    bound: Mutex<Vec<Pod>>,
+    admitted: Mutex<BTreeMap<String, Result<tessera_sim::kubelet::Admitted, String>>>,
+}
+
+fn pod(asking: &Asking) -> Pod {
+    let container = |asked: &situations::Asked| {
+        let mut container = json!({ "name": asked.name, "resources": { "limits": asked.resources } });
+        if asked.role == Role::Sidecar {
+            container["restartPolicy"] = "Always".into();
+        }
+        container
+    };
+    let of = |early: bool| -> Vec<Value> {
+        let asked = asking.containers.iter();
+        asked.filter(|asked| (asked.role != Role::Main) == early).map(container).collect()
+    };
+    serde_json::from_value(json!({
+        "metadata": { "name": asking.name, "namespace": "team", "uid": uid(asking) },
+        "spec": { "initContainers": of(true), "containers": of(false) },
+        "status": { "phase": "Pending" },
+    }))
+    .unwrap()
+}
+
+fn uid(asking: &Asking) -> String {
+    format!("uid-{}", asking.name)
+}
+
+impl Embedded {
+    fn limits(&self, asking: &Asking, container: &str) -> Option<BTreeMap<u8, Limit>> {
+        let folder = self.world.grants().join(uid(asking)).join(container);
+        let cards = files::open_control(&folder).ok()?.read().unwrap().cards;
+        let card = |bytes| (0..8).find(|card| uuid_bytes(&uuid(*card)) == Some(bytes)).unwrap();
+        let limit = |card: &tessera_limits::CardLimit| Limit { mib: card.memory >> 20, percent: card.cores };
+        Some(cards.iter().map(|limited| (card(limited.uuid), limit(limited))).collect())
+    }
+}
+
+impl Stage for Embedded {
+    fn uuid(&self, card: u8) -> String {
+        uuid(card)
+    }
+
+    async fn make(&self, _: &Asking) -> Result<(), String> {
+        // The agent sees only pods that are bound to its node.
+        Ok(())
+    }
+
+    async fn bind(&self, asking: &Asking) -> Result<(), String> {
+        let mut pod = pod(asking);
+        if !asking.is_unplaced() {
+            let claims = pod.spec.claims(MemoryUnit::GiB).unwrap();
+            let granted: Vec<ContainerGrant> = claims
+                .iter()
+                .map(|claim| {
+                    let asked = asking.containers.iter().find(|asked| asked.name == claim.container).unwrap();
+                    let hold = Hold::of(claim.request);
+                    let cards = asked.granted.iter().map(|card| (GpuIndex(*card), hold)).collect();
+                    ContainerGrant { container: claim.container.clone(), role: claim.role, cards }
+                })
+                .collect();
+            pod.metadata.annotations =
+                grant::annotations(&pod.spec, &granted, &core_node(), MemoryUnit::GiB, 1).unwrap();
+        }
+        self.world.api.apply(pod.clone());
+        self.bound.lock().unwrap().push(pod);
+        Ok(())
+    }
+
+    async fn outcome(&self, asking: &Asking) -> Result<Outcome, String> {
+        let bound = std::mem::take(&mut *self.bound.lock().unwrap());
+        for pod in bound {
+            let given = self.world.run(&pod).await;
+            self.admitted.lock().unwrap().insert(pod.metadata.uid, given);
+        }
+        let given = match self.admitted.lock().unwrap().remove(&uid(asking)).unwrap() {
+            Ok(given) => given,
+            Err(words) => return Ok(Outcome::Refused(words)),
+        };
+        let spec = pod(asking).spec;
+        let assigned = grant::assigned(&spec, MemoryUnit::GiB).unwrap();
+        let annotations = || self.world.api.pod(&uid(asking)).metadata.annotations;
+        let is_told = || assigned.iter().all(|(key, value)| annotations().get(key) == Some(value));
+        self.world.until("the pod to be told that it has its cards", is_told).await;
+        let said = grant::parse(&spec, &annotations(), &core_node(), MemoryUnit::GiB).unwrap().unwrap();
+        let seen = |asked: &situations::Asked| {
+            let grant = said.iter().find(|grant| grant.container == asked.name);
+            Seen {
+                env: given[&asked.name].envs.clone().into_iter().collect(),
+                limits: self.limits(asking, &asked.name),
+                said: grant.iter().flat_map(|grant| &grant.cards).map(|(card, _)| card.0).collect(),
+            }
+        };
+        Ok(Outcome::Running(
+            asking.containers.iter().map(|asked| (asked.name.clone(), seen(asked))).collect(),
+        ))
+    }
+
+    async fn clear(&self) -> Result<(), String> {
+        let held: Vec<String> = self.world.kubelet().book().into_iter().map(|held| held.pod).collect();
+        for uid in held {
+            self.world.kubelet().remove(&uid);
+        }
+        for uid in self.world.api.uids() {
+            self.world.api.delete(&uid);
+        }
+        let grants = self.world.grants();
+        let pods = || std::fs::read_dir(&grants).unwrap().flatten().map(|entry| entry.file_name());
+        self.world
+            .until("the grants to go", || pods().all(|name| name.to_string_lossy().starts_with('.')))
+            .await;
+        Ok(())
+    }
+}
+
+async fn play_all(way: Way) {
+    let stage =
+        Embedded { world: World::new(way).await, bound: Mutex::default(), admitted: Mutex::default() };
+    for situation in situations::all().unwrap() {
+        situation.play(&stage).await.unwrap_or_else(|wrong| panic!("{}: {wrong}", situation.name));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn by_the_registry() {
+    play_all(Way::Registry).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn by_kubelet_sock() {
+    play_all(Way::Socket).await;
+}
