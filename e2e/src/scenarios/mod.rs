@@ -97,7 +97,7 @@ static SCENARIOS: &[Scenario] = &[
         "agent-restarts",
         "agent and kubelet die at random moments while pods come and go; all books agree afterwards",
         Enclosed(agent::restarts),
-        OnRequest
+        Always
     ),
     scenario!(
         "agent-outage",
