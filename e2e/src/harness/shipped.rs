@@ -49,7 +49,7 @@ fn path_of(document: &str) -> String {
     };
     let is_namespaced = matches!(
         plural.as_str(),
-        "serviceaccounts" | "roles" | "rolebindings" | "daemonsets" | "deployments"
+        "configmaps" | "serviceaccounts" | "roles" | "rolebindings" | "daemonsets" | "deployments"
     );
     if is_namespaced {
         format!("{group}/namespaces/kube-system/{plural}")

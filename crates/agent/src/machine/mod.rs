@@ -245,6 +245,8 @@ pub struct Agent {
     listed_names: HashMap<(String, String), Vec<usize>>,
     /// Whether it has said anything yet.
     listed_once: bool,
+    /// The resources whose devices it has asked for.
+    asked_for: BTreeSet<Resource>,
     admission: Admission,
     calls: Calls,
     truth: Truth,
@@ -281,6 +283,7 @@ impl Agent {
             listed: Vec::new(),
             listed_names: HashMap::new(),
             listed_once: false,
+            asked_for: BTreeSet::new(),
             admission: Admission::default(),
             calls: Calls::default(),
             truth: Truth::default(),
@@ -301,7 +304,10 @@ impl Agent {
         match event {
             Event::Gpus(found) => self.on_gpus(found, &mut actions),
             Event::Incident(incident) => self.on_incident(now, &incident, &mut actions),
-            Event::StreamOpened(_) => self.on_stream(),
+            Event::StreamOpened(resource) => {
+                self.asked_for.insert(resource);
+                self.on_stream();
+            }
             Event::Pods(pods) => self.on_pods(pods, &mut actions),
             Event::PodApplied(pod) => {
                 let uid = uid_of(&pod);

@@ -16,6 +16,8 @@ pub struct View {
     pub pods_known: bool,
     /// Whether the kubelet has told its books.
     pub listed: bool,
+    /// Resources whose devices the kubelet has not asked for yet: it turns pods away that want them.
+    pub not_asked_for: Vec<Resource>,
     /// The cards and what is left of them.
     pub node: Option<NodeState>,
     /// What is published.
@@ -102,6 +104,7 @@ impl Agent {
             missing: self.missing.clone().filter(|_| self.cards.is_none()),
             pods_known: self.pods_known,
             listed: self.listed_once,
+            not_asked_for: self.resources().filter(|resource| !self.asked_for.contains(resource)).collect(),
             node: ledger.node(&self.settings.node).cloned(),
             inventory: self.inventory(),
             driver: self.cards.as_ref().and_then(|cards| cards.found.driver.clone()),

@@ -76,6 +76,8 @@ async fn readyz(State(pages): State<Pages>) -> Result<(StatusCode, String), Stat
         "the API server has not told the pods of this node yet\n".to_owned()
     } else if !view.listed {
         "the kubelet has not told its pod resources yet\n".to_owned()
+    } else if let Some(resource) = view.not_asked_for.first() {
+        format!("the kubelet has not asked for the devices of {resource} yet\n")
     } else {
         return Ok((StatusCode::OK, "ok\n".to_owned()));
     };

@@ -95,7 +95,14 @@ impl Stage {
         for (resource, amount) in expected {
             self.wait_for_allocatable(resource, amount).await?;
         }
-        Ok(())
+        // The node's status may be of an agent that is gone.
+        self.harness
+            .wait_for("the agent to be ready", SOON, async || {
+                let answer = self.page("/readyz").await?;
+                ensure!(answer == "ok\n", "{answer}");
+                Ok(Some(()))
+            })
+            .await
     }
 
     pub(super) async fn wait_for_allocatable(&self, resource: &str, amount: &str) -> Result<()> {
@@ -141,7 +148,7 @@ impl Stage {
     }
 
     /// The limits in force of a container, as it reads them itself.
-    pub(super) fn limits(&self, uid: &str, container: &str) -> Result<Limits> {
+    pub(in crate::scenarios) fn limits(&self, uid: &str, container: &str) -> Result<Limits> {
         let directory = self.grants.join(uid).join(container);
         let control = files::open_control(&directory).with_context(|| directory.display().to_string())?;
         control.read().map_err(|damage| anyhow!("{}: {damage}", directory.display()))

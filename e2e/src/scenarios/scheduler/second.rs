@@ -37,7 +37,7 @@ pub(super) async fn run(site: &Site, front: &Front) -> Result<()> {
 
 /// The configuration inside the ConfigMap.
 fn shipped_configuration() -> Result<String> {
-    let text = fs::read_to_string(deploy().join(FILE)).context(FILE)?;
+    let text = fs::read_to_string(deploy().join("scheduler").join(FILE)).context(FILE)?;
     let block = text.split_once("configuration.yaml: |\n").context("no configuration")?.1;
     let lines = block.lines().take_while(|line| *line != "---");
     Ok(lines.map(|line| format!("{}\n", line.strip_prefix("    ").unwrap_or(line))).collect())

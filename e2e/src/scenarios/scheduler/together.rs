@@ -69,21 +69,26 @@ impl Together {
 
     async fn every_dialect(&self) -> Result<()> {
         type Asked = &'static [(&'static str, &'static str)];
-        let kinds: [(&str, Asked, &str); 5] = [
-            ("nvidia", &[("nvidia.com/gpu", "1")], "whole"),
-            ("gputopology", &[("aliyun.com/gpu", "1")], "whole"),
-            ("gpushare", &[("aliyun.com/gpu-mem", "8")], "cores 0 ceiling 0 memory 8192"),
+        /// MiB and percent; none for whole cards.
+        type Limit = Option<(u64, u32)>;
+        let kinds: [(&str, Asked, Limit); 5] = [
+            ("nvidia", &[("nvidia.com/gpu", "1")], None),
+            ("gputopology", &[("aliyun.com/gpu", "1")], None),
+            ("gpushare", &[("aliyun.com/gpu-mem", "8")], Some((8192, 0))),
             (
                 "vcuda",
                 &[("tencent.com/vcuda-core", "30"), ("tencent.com/vcuda-memory", "40")],
-                "cores 30 ceiling 30 memory 10240",
+                Some((10_240, 30)),
             ),
-            ("vcuda-whole", &[("tencent.com/vcuda-core", "200")], "whole"),
+            ("vcuda-whole", &[("tencent.com/vcuda-core", "200")], None),
         ];
         for (name, asked, limits) in kinds {
             let (pod, log) = self.start(name, asked).await?;
             let seen = self.visible(&pod, &log)?;
-            ensure!(log.contains(limits), "{name}: the limits are not {limits:?} in {log}");
+            let uid = pod.metadata.uid.as_deref().unwrap_or_default();
+            let found = self.stage.limits(uid, "main").ok().and_then(|found| found.cards.first().copied());
+            let found = found.map(|card| (card.memory >> 20, card.cores));
+            ensure!(found == limits, "{name}: the limits are {found:?}, expected {limits:?}");
             self.stage.wait_for_truth(name).await?;
             self.site.harness.note(&format!("{name} runs with {seen:?}"));
         }
