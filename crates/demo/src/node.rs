@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::net::{SocketAddr, TcpListener};
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use tessera_agent::machine::{Isolation, Library, Settings, WithoutLibrary};
@@ -44,6 +45,12 @@ pub(crate) const RESERVED: &str = "reserved";
 
 /// The node label by which a quota tells models apart.
 pub(crate) const MODEL: &str = "gaia.tencent.com/gpu-model";
+
+/// Where agents answer.
+const FIRST_PORT: u16 = 20_000;
+const PORTS: u32 = 12_000;
+/// More than one demo needs, so that demos of neighbouring process numbers do not meet.
+const SPREAD: u32 = 211;
 
 impl DemoNode {
     pub(crate) fn start(
@@ -134,7 +141,18 @@ impl DemoNode {
     }
 }
 
-/// An address nobody listens on now.
+/// An address nobody listens on now, nor soon: each is handed out once, other demos begin elsewhere, and the ports that systems give
+/// to outgoing connections, which the agents make by the dozen, lie above.
 fn free_address() -> std::io::Result<SocketAddr> {
-    TcpListener::bind("127.0.0.1:0")?.local_addr()
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let begin = std::process::id().wrapping_mul(SPREAD);
+    loop {
+        let turn = NEXT.fetch_add(1, Ordering::Relaxed);
+        let port = FIRST_PORT + u16::try_from(begin.wrapping_add(turn) % PORTS).unwrap_or_default();
+        match TcpListener::bind(("127.0.0.1", port)) {
+            Ok(listener) => return listener.local_addr(),
+            Err(error) if turn >= PORTS => return Err(error),
+            Err(_) => {}
+        }
+    }
 }
