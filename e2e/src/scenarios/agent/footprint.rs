@@ -33,6 +33,10 @@ pub(super) async fn run(stage: &Stage) -> Result<()> {
         stage.cluster.wait_for_phase(&format!("pod-{number}"), "Running", SOON * 4).await?;
     }
     books::check(stage).await?;
+    let agent = stage.agent.id().context("the agent does not run")?;
+    let before = ticks(agent)?;
+    sleep(IDLE).await;
+    let busy = (ticks(agent)? - before) / TICKS / IDLE.as_secs_f64() * 100.0;
     // Two processes on a card for each pod, and somebody who scrapes.
     let line = |pid: usize| format!(r#"{{"pid":{pid},"gpu":{},"memoryMiB":1000,"busyPercent":1}}"#, pid % 8);
     let lines: Vec<String> = (1..=2 * PODS).map(line).collect();
@@ -43,11 +47,7 @@ pub(super) async fn run(stage: &Stage) -> Result<()> {
             Ok(stage.page("/metrics").await?.contains("tessera_gpu_processes{gpu=\"7\"").then_some(()))
         })
         .await?;
-    let agent = stage.agent.id().context("the agent does not run")?;
-    let before = ticks(agent)?;
-    sleep(IDLE).await;
     let scraped = stage.page("/metrics").await?.len();
-    let busy = (ticks(agent)? - before) / TICKS / IDLE.as_secs_f64() * 100.0;
     let resident = resident_kib(agent)?;
     stage.harness.note(&format!(
         "{PODS} pods: {:.1} MiB resident, {busy:.2} % of a core while idle; a scrape has {scraped} bytes",

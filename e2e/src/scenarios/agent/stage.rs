@@ -66,7 +66,9 @@ impl Stage {
             .argument(format!("--registration={registration}"))
             // The enclosure's own processes, which the kubelet's containers are among.
             .argument("--proc-root=/proc")
-            .argument(format!("--listen={PAGES}"));
+            .argument(format!("--listen={PAGES}"))
+            // As in deploy/agent.
+            .environment("MALLOC_ARENA_MAX", "2");
         let agent = harness.start("tessera-agent", program)?;
         let pod_resources = PodResources::at(&node.pod_resources())?;
         let stage = Self {
