@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
+use tessera_agent::shell::RunError;
 use tessera_cluster::lease::Timing;
 use tessera_scheduler::run::{Membership, lead};
 use tessera_scheduler::server::{App, BODY_LIMIT, router, serve};
@@ -98,8 +99,10 @@ impl Cluster {
         let scheduler = KubeScheduler::start(Arc::clone(&api), &url)?;
         let cluster =
             Self { api, app, scheduler, nodes, audit, url, taken, directory, leading, serving, stop };
-        cluster.wait_until_up().await?;
-        Ok(cluster)
+        let Err(error) = cluster.wait_until_up().await else { return Ok(cluster) };
+        // In order, or agents that still run would write where the directory was.
+        let mut ends = cluster.stop().await.into_iter();
+        Err(ends.next().map_or(error, |(agent, source)| DemoError::Agent { agent, source }))
     }
 
     /// The scheduler answers, and knows the cards of every node.
@@ -118,10 +121,7 @@ impl Cluster {
             })
         };
         while !(self.app.is_ready() && knows_all() && serves_all()) {
-            if let Some(dead) = self.nodes.iter().find(|node| node.has_died()) {
-                return Err(late(&format!("the agent of {}", dead.name)));
-            }
-            if begun.elapsed() > UP_WITHIN {
+            if self.nodes.iter().any(DemoNode::has_died) || begun.elapsed() > UP_WITHIN {
                 return Err(late("the cluster"));
             }
             tokio::time::sleep(Duration::from_millis(5)).await;
@@ -148,22 +148,18 @@ impl Cluster {
         &self.nodes[self.nodes.len() - 1]
     }
 
-    /// Ends everything, in the order in which nobody misses anybody.
-    pub(crate) async fn stop(self) {
+    /// Ends everything, in the order in which nobody misses anybody. Tells whose agents had ended by themselves, and why.
+    pub(crate) async fn stop(self) -> Vec<(String, RunError)> {
         self.scheduler.stop().await;
-        futures_join(self.nodes.into_iter().map(DemoNode::stop)).await;
+        let nodes: tokio::task::JoinSet<_> = self.nodes.into_iter().map(DemoNode::stop).collect();
+        let ends = nodes.join_all().await.into_iter().flatten().collect();
         self.stop.cancel();
         // It gives its lease back.
         let _ = self.leading.await;
         self.serving.abort();
         drop(self.directory);
+        ends
     }
-}
-
-/// Waits for all at once.
-async fn futures_join(all: impl Iterator<Item = impl Future<Output = ()> + Send + 'static>) {
-    let mut tasks: tokio::task::JoinSet<()> = all.collect();
-    while tasks.join_next().await.is_some() {}
 }
 
 /// The address asked for, or any other, and whether it is another.

@@ -69,6 +69,14 @@ pub enum DemoError {
     /// The scheduler's address cannot be called.
     #[error(transparent)]
     Client(#[from] tessera_sim::http::ClientError),
+    /// An agent ended instead of coming up.
+    #[error("the agent of {agent} ended")]
+    Agent {
+        /// Whose.
+        agent: String,
+        /// Why.
+        source: tessera_agent::shell::RunError,
+    },
     /// Something did not come up.
     #[error("{what} did not come up within {within:?}")]
     Late {

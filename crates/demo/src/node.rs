@@ -133,11 +133,12 @@ impl DemoNode {
         self.agent.is_finished()
     }
 
-    pub(crate) async fn stop(self) {
+    /// Ends it; tells its name and why, where its agent had ended by itself.
+    pub(crate) async fn stop(self) -> Option<(String, RunError)> {
         self.stop.cancel();
-        // How it ended matters no more.
-        let _ = self.agent.await;
+        let ended = self.agent.await;
         self.node.stop().await;
+        ended.ok()?.err().map(|why| (self.name, why))
     }
 }
 

@@ -271,7 +271,7 @@ pub unsafe fn launch(stream: Stream, key: u64, ask: impl FnOnce() -> Status) -> 
         process.slot().waited.fetch_add(waited, Ordering::Relaxed);
         process.slot().waits.fetch_add(1, Ordering::Relaxed);
     }
-    let expected = compute.costs.expect(key);
+    let expected = compute.costs.of(key);
     let begin = if expected.measures { gate.lanes().begin(stream) } else { None };
     let status = ask();
     if expected.is_new {

@@ -142,7 +142,7 @@ fn machines(files: &[PathBuf]) -> Result<Vec<Machine>> {
 }
 
 /// `30s`, `2m`, `90`.
-fn time(text: &str) -> Result<Duration, String> {
+pub(crate) fn time(text: &str) -> Result<Duration, String> {
     let (number, unit) = match text.strip_suffix('m') {
         Some(minutes) => (minutes, 60.0),
         None => (text.strip_suffix('s').unwrap_or(text), 1.0),

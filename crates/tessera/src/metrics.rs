@@ -30,9 +30,9 @@ pub(crate) struct Arguments {
     #[arg(long, env = "NODE_NAME")]
     node_name: Option<String>,
 
-    /// How long to look before printing, in seconds
-    #[arg(long = "for", default_value = "5", value_name = "SECONDS")]
-    seconds: f64,
+    /// How long to look before printing, such as 30s
+    #[arg(long = "for", default_value = "5s", value_name = "TIME", value_parser = crate::demo::time)]
+    look_for: Duration,
 
     /// Serve pages here instead of printing one, such as :5678
     #[arg(long)]
@@ -104,8 +104,6 @@ impl SamplingArguments {
 
 pub(crate) fn run(arguments: Arguments) -> Result<ExitCode> {
     let listen = arguments.listen.as_deref().map(crate::agent::listen_address).transpose()?;
-    let look_for = Duration::try_from_secs_f64(arguments.seconds).ok();
-    let look_for = look_for.context("--for: write seconds")?;
     let sampling = arguments.sampling.settings()?;
     let wanted = sampling.wanted.clone();
     let host_name =
@@ -122,7 +120,7 @@ pub(crate) fn run(arguments: Arguments) -> Result<ExitCode> {
     match listen.flatten() {
         Some(address) => serve(standalone, address)?,
         None => {
-            std::thread::sleep(look_for);
+            std::thread::sleep(arguments.look_for);
             crate::print(&families::metrics(&standalone.picture(), &wanted, Format::Plain));
         }
     }

@@ -39,7 +39,7 @@ impl Default for Costs {
 
 impl Costs {
     /// What a launch will cost.
-    pub fn expect(&self, key: u64) -> Expected {
+    pub fn of(&self, key: u64) -> Expected {
         let kind = self.kind(key);
         let is_new = kind.key.load(Ordering::Relaxed) != key;
         if is_new {

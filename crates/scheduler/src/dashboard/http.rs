@@ -5,12 +5,14 @@ use std::time::Duration;
 
 use axum::body::Bytes;
 use axum::extract::rejection::BytesRejection;
-use axum::extract::{DefaultBodyLimit, Path, Query, Request, State as FromApp};
+use axum::extract::{DefaultBodyLimit, FromRequestParts, Path, Query, Request, State as FromApp};
+use axum::http::request::Parts;
 use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use tessera_wire::node_use::NodeUse;
@@ -92,6 +94,18 @@ pub(super) fn problem(code: StatusCode, text: impl Into<String>) -> Response {
     (code, Json(json!({ "error": text.into() }))).into_response()
 }
 
+/// What the address asks for; what cannot be read is answered like any other problem.
+struct Asked<T>(T);
+
+impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Asked<T> {
+    type Rejection = Response;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Response> {
+        let read = Query::from_request_parts(parts, state).await;
+        read.map(|Query(asked)| Self(asked)).map_err(|bad| problem(bad.status(), bad.body_text()))
+    }
+}
+
 /// Makes a view where it holds nobody up: some at a time, off the threads that answer kube-scheduler.
 async fn work<T: Send + 'static>(
     app: &Arc<App>,
@@ -165,7 +179,7 @@ async fn found<T: Serialize + Send + 'static>(
     }
 }
 
-async fn list_nodes(app: Shared, Query(filter): Query<Filter>) -> Response {
+async fn list_nodes(app: Shared, Asked(filter): Asked<Filter>) -> Response {
     view(app, move |app| nodes::nodes(app, &filter)).await
 }
 
@@ -173,7 +187,7 @@ async fn one_node(app: Shared, Path(name): Path<String>) -> Response {
     found(app, format!("node {name}"), move |state| node::node(state, &name)).await
 }
 
-async fn list_pods(app: Shared, Query(filter): Query<Filter>) -> Response {
+async fn list_pods(app: Shared, Asked(filter): Asked<Filter>) -> Response {
     view(app, move |app| pods::pods(app, &filter)).await
 }
 
@@ -264,7 +278,7 @@ struct Wanted {
     limit: Option<usize>,
 }
 
-async fn decisions(FromApp(app): Shared, Query(wanted): Query<Wanted>) -> Response {
+async fn decisions(FromApp(app): Shared, Asked(wanted): Asked<Wanted>) -> Response {
     if !app.is_ready() {
         return not_leading(&app);
     }

@@ -223,6 +223,17 @@ async fn agent(answer: Value) -> String {
 }
 
 #[tokio::test]
+async fn questions_that_cannot_be_read_are_answered_as_json() {
+    let replica = Replica::ready(&cluster().await, "one").await;
+    for path in ["/api/v1/nodes?limit=abc", "/api/v1/pods?limit=abc", "/api/v1/decisions?limit=abc"] {
+        let (code, text) = replica.get(path).await;
+        let answer = parse_json(&text);
+        assert_eq!(code, 400, "{path}");
+        assert!(answer["error"].as_str().unwrap().contains("limit"), "{path}: {answer}");
+    }
+}
+
+#[tokio::test]
 async fn use_is_what_the_agent_says_or_not_measured() {
     let api = cluster().await;
     let container =
