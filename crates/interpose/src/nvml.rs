@@ -10,8 +10,8 @@ use crate::door::table::hooks;
 use crate::grant::Process;
 
 hooks! { NVML:
-    nvmlDeviceGetMemoryInfo c"nvmlDeviceGetMemoryInfo" (device: Handle, info: *mut Info) => memory_info;
-    nvmlDeviceGetMemoryInfo_v2 c"nvmlDeviceGetMemoryInfo_v2" (device: Handle, info: *mut InfoV2) => memory_info_v2;
+    nvmlDeviceGetMemoryInfo(device: Handle, info: *mut Info) => memory_info;
+    nvmlDeviceGetMemoryInfo_v2(device: Handle, info: *mut InfoV2) => memory_info_v2;
 }
 
 driver_functions! { NVML:

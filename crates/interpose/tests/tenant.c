@@ -39,23 +39,48 @@ typedef uint64_t P;
       (H, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, H, void **, void **))                  \
     F(S, cuCtxSynchronize, , 2000, (void))                                                                             \
     F(S, cuStreamCreate, , 2000, (H *, unsigned))                                                                      \
+    F(S, cuStreamDestroy, _v2, 4000, (H))                                                                              \
+    F(S, cuStreamSynchronize, , 2000, (H))                                                                             \
+    F(S, cuMemcpyHtoD, _v2, 3020, (P, const void *, size_t))                                                           \
+    F(S, cuMemcpyDtoH, _v2, 3020, (void *, P, size_t))                                                                 \
+    F(S, cuMemcpyDtoD, _v2, 3020, (P, P, size_t))                                                                      \
+    F(S, cuMemcpyAsync, , 4000, (P, P, size_t, H))                                                                     \
+    F(S, cuMemcpyHtoDAsync, _v2, 3020, (P, const void *, size_t, H))                                                   \
+    F(S, cuMemcpyPeerAsync, , 4000, (P, H, P, H, size_t, H))                                                           \
+    F(S, cuMemcpy2D, _v2, 3020, (const size_t *))                                                                      \
+    F(S, cuMemcpyBatchAsync, _v2, 13000, (P *, P *, size_t *, size_t, void *, size_t *, size_t, H))                    \
+    F(S, cuMemsetD32, _v2, 3020, (P, unsigned, size_t))                                                                \
+    F(S, cuMemsetD8Async, , 3020, (P, unsigned char, size_t, H))                                                       \
     F(S, cuStreamBeginCapture, _v2, 10010, (H, int))                                                                   \
     F(S, cuStreamEndCapture, , 10000, (H, H *))                                                                        \
     F(S, cuGraphLaunch, , 10000, (H, H))
 
+/* The forms for a thread's own default stream. */
+#define PER_THREAD(F)                                                                                                  \
+    F(S, cuLaunchKernel, _ptsz, 7000,                                                                                  \
+      (H, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, H, void **, void **))                  \
+    F(S, cuMemcpyHtoD, _v2_ptds, 7000, (P, const void *, size_t))                                                      \
+    F(S, cuMemcpyHtoDAsync, _v2_ptsz, 7000, (P, const void *, size_t, H))
+
 #define DECLARE(R, name, suffix, version, arguments) extern R name##suffix arguments; static R(*p_##name) arguments;
 FUNCTIONS(DECLARE)
+#define DECLARE_OWN(R, name, suffix, version, arguments) extern R name##suffix arguments; static R(*own_##name) arguments;
+PER_THREAD(DECLARE_OWN)
 extern S cuGetProcAddress_v2(const char *, void **, int, uint64_t, int *);
 
 static void by_link(void) {
 #define LINK(R, name, suffix, version, arguments) p_##name = name##suffix;
     FUNCTIONS(LINK)
+#define LINK_OWN(R, name, suffix, version, arguments) own_##name = name##suffix;
+    PER_THREAD(LINK_OWN)
 }
 
 static void by_dlsym(void) {
     void *driver = dlopen("libcuda.so.1", RTLD_LAZY);
 #define LOOK(R, name, suffix, version, arguments) p_##name = (R(*) arguments)dlsym(driver, #name #suffix);
     FUNCTIONS(LOOK)
+#define LOOK_OWN(R, name, suffix, version, arguments) own_##name = (R(*) arguments)dlsym(driver, #name #suffix);
+    PER_THREAD(LOOK_OWN)
 }
 
 static void by_proc_address(void) {
@@ -64,6 +89,8 @@ static void by_proc_address(void) {
     int found;
 #define ASK(R, name, suffix, version, arguments) find(#name, (void **)&p_##name, version, 0, &found);
     FUNCTIONS(ASK)
+#define ASK_OWN(R, name, suffix, version, arguments) find(#name, (void **)&own_##name, version, 2, &found);
+    PER_THREAD(ASK_OWN)
 }
 
 static P held[100000];
@@ -95,11 +122,14 @@ static S give(const char *way, P p) {
     return p_cuMemFree(p);
 }
 
+static struct { size_t us; double end; S status; H context; } together;
+
 static S begin(void) {
     H context;
     S s = p_cuInit(0);
     if (s == 0) s = p_cuDevicePrimaryCtxRetain(&context, 0);
     if (s == 0) s = p_cuCtxSetCurrent(context);
+    together.context = context;
     return s;
 }
 
@@ -107,6 +137,45 @@ static double now(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return t.tv_sec + t.tv_nsec / 1e9;
+}
+
+/* Work of so many microseconds, started in one way or another: kernels, or transfers of a byte per nanosecond. */
+static S start(const char *way, size_t us) {
+    static char host[1];
+    H stream = 0;
+    size_t bytes = us * 1000, copy[16] = {0};
+    copy[14] = 1000, copy[15] = us;
+    if (!strcmp(way, "up")) return p_cuMemcpyHtoD(1, host, bytes);
+    if (!strcmp(way, "own-up")) return own_cuMemcpyHtoD(1, host, bytes);
+    if (!strcmp(way, "down")) return p_cuMemcpyDtoH(host, 1, bytes);
+    if (!strcmp(way, "within")) return p_cuMemcpyDtoD(1, 2, bytes);
+    if (!strcmp(way, "any-later")) return p_cuMemcpyAsync(1, 2, bytes, 0);
+    if (!strcmp(way, "up-later")) return p_cuMemcpyHtoDAsync(1, host, bytes, 0);
+    if (!strcmp(way, "own-up-later")) return own_cuMemcpyHtoDAsync(1, host, bytes, 0);
+    if (!strcmp(way, "peer-later")) return p_cuMemcpyPeerAsync(1, 0, 2, 0, bytes, 0);
+    if (!strcmp(way, "2d")) return p_cuMemcpy2D(copy);
+    if (!strcmp(way, "batch-later")) return p_cuMemcpyBatchAsync(0, 0, &bytes, 1, 0, 0, 0, 0);
+    if (!strcmp(way, "fill")) return p_cuMemsetD32(1, 0, bytes / 4);
+    if (!strcmp(way, "fill-later")) return p_cuMemsetD8Async(1, 0, bytes, 0);
+    if (!strcmp(way, "own")) return own_cuLaunchKernel((H)bytes, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0);
+    if (!strcmp(way, "churn")) { /* a stream for each kernel, gone before the kernel is */
+        S s = p_cuStreamCreate(&stream, 0);
+        s |= p_cuLaunchKernel((H)bytes, 1, 1, 1, 1, 1, 1, 0, stream, 0, 0);
+        return s | p_cuStreamDestroy(stream);
+    }
+    return p_cuLaunchKernel((H)bytes, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0);
+}
+
+/* One of several threads, each with a stream of its own. */
+static void *beside(void *count) {
+    H stream;
+    together.status |= p_cuCtxSetCurrent(together.context) | p_cuStreamCreate(&stream, 1);
+    while (now() < together.end) {
+        for (int i = 0; i < 10; i++, ++*(size_t *)count)
+            together.status |= p_cuLaunchKernel((H)(together.us * 1000), 1, 1, 1, 1, 1, 1, 0, stream, 0, 0);
+        p_cuStreamSynchronize(stream);
+    }
+    return 0;
 }
 
 int main(int argc, char **argv) {
@@ -165,11 +234,18 @@ int main(int argc, char **argv) {
             size_t count = 0;
             while (now() < end && count < 1000) {
                 for (int i = 0; i < 10; i++, count++)
-                    p_cuLaunchKernel((H)(mib * 1000), 1, 1, 1, 1, 1, 1, 0, 0, 0, 0);
+                    if (start(way, mib)) count = 1000000;
                 if (!strcmp(way, "sync")) p_cuCtxSynchronize();
             }
             p_cuCtxSynchronize();
             printf("%zu\n", count);
+        } else if (!strcmp(word, "threads")) { /* the same from three threads, in streams that run beside each other where the card lets them */
+            pthread_t threads[3];
+            size_t counts[3] = {0};
+            together.us = mib, together.end = now() + rounds / 1e3;
+            for (int i = 0; i < 3; i++) pthread_create(&threads[i], 0, beside, &counts[i]);
+            for (int i = 0; i < 3; i++) pthread_join(threads[i], 0);
+            printf("%zu %d\n", counts[0] + counts[1] + counts[2], together.status);
         } else if (!strcmp(word, "capture")) { /* a graph of ten kernels of `mib` microseconds */
             H stream, graph;
             S s = p_cuStreamCreate(&stream, 0);

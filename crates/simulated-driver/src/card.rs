@@ -34,6 +34,8 @@ struct Process {
 pub struct Mine {
     card: &'static Card,
     place: &'static Process,
+    /// Streams run beside each other instead of taking turns: kernels so small that the card has room for several.
+    overlaps: bool,
 }
 
 static MINE: OnceLock<Option<Mine>> = OnceLock::new();
@@ -64,7 +66,7 @@ impl Mine {
         })?;
         place.memory.store(0, Ordering::SeqCst);
         place.time.store(0, Ordering::SeqCst);
-        Some(Self { card, place })
+        Some(Self { card, place, overlaps: std::env::var_os("SIMULATED_OVERLAP").is_some() })
     }
 
     /// Takes memory, as much as the card has.
@@ -99,6 +101,10 @@ impl Mine {
 
     /// Queues a kernel; returns when it will have ended.
     pub fn run(&self, nanoseconds: u64, after: u64) -> u64 {
+        if self.overlaps {
+            self.place.time.fetch_add(nanoseconds, Ordering::SeqCst);
+            return now().max(after) + nanoseconds;
+        }
         let mut until = self.card.busy_until.load(Ordering::SeqCst);
         loop {
             let end = until.max(now()).max(after) + nanoseconds;

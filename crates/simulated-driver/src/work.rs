@@ -9,9 +9,16 @@ use crate::contexts::{as_handle, current, next_handle};
 use crate::{Handle, INVALID_VALUE, NOT_READY, SUCCESS, Status};
 
 /// When the last kernel of each stream ends; and, for a capturing one, what was captured.
-static STREAMS: LazyLock<Mutex<HashMap<usize, Stream>>> = LazyLock::new(Mutex::default);
+static STREAMS: LazyLock<Mutex<HashMap<Key, Stream>>> = LazyLock::new(Mutex::default);
 /// When events happen, and nanoseconds of graphs.
 static EVENTS: LazyLock<Mutex<HashMap<usize, u64>>> = LazyLock::new(Mutex::default);
+
+/// A stream, and whose: each context has default streams, one of them for each thread.
+type Key = (usize, u64, u64);
+
+/// Default streams.
+const LEGACY: usize = 1;
+const PER_THREAD: usize = 2;
 
 #[derive(Default)]
 struct Stream {
@@ -19,10 +26,23 @@ struct Stream {
     captured: Option<u64>,
 }
 
-/// Runs a kernel of `nanoseconds` after all before it in the stream.
-fn run(stream: Handle, nanoseconds: u64) -> Status {
-    let (Ok((_, mine)), Ok(mut streams)) = (current(), STREAMS.lock()) else { return INVALID_VALUE };
-    let stream = streams.entry(stream.addr()).or_default();
+fn key(stream: Handle, per_thread: bool) -> Key {
+    let context = current().map_or(0, |(context, _)| context);
+    match (stream.addr(), per_thread) {
+        (0, true) | (PER_THREAD, _) => (PER_THREAD, context, unsafe { libc::pthread_self() }),
+        (0, false) | (LEGACY, _) => (LEGACY, context, 0),
+        (handle, _) => (handle, 0, 0),
+    }
+}
+
+/// Runs something of `nanoseconds` after all before it in the stream.
+fn run(stream: Key, nanoseconds: u64) -> Status {
+    let mine = match current() {
+        Ok((_, mine)) => mine,
+        Err(status) => return status,
+    };
+    let Ok(mut streams) = STREAMS.lock() else { return INVALID_VALUE };
+    let stream = streams.entry(stream).or_default();
     match &mut stream.captured {
         Some(captured) => *captured += nanoseconds,
         None => stream.end = mine.run(nanoseconds, stream.end),
@@ -30,8 +50,15 @@ fn run(stream: Handle, nanoseconds: u64) -> Status {
     SUCCESS
 }
 
-fn end(stream: Handle) -> u64 {
-    STREAMS.lock().ok().and_then(|streams| streams.get(&stream.addr()).map(|stream| stream.end)).unwrap_or(0)
+/// The same, and waits until it has ended.
+fn run_and_wait(stream: Key, nanoseconds: u64) -> Status {
+    let status = run(stream, nanoseconds);
+    sleep_until(end(stream));
+    status
+}
+
+fn end(stream: Key) -> u64 {
+    STREAMS.lock().ok().and_then(|streams| streams.get(&stream).map(|stream| stream.end)).unwrap_or(0)
 }
 
 fn sleep_until(end: u64) {
@@ -39,6 +66,39 @@ fn sleep_until(end: u64) {
     if left > 0 {
         std::thread::sleep(std::time::Duration::from_nanos(left));
     }
+}
+
+/// Copies and fills: a nanosecond per byte. Those between host and card without a stream keep the caller.
+macro_rules! transfers {
+    ($($name:ident ( $($argument:ident : $type:ty),* ) $run:ident ($stream:expr, $per_thread:literal) $bytes:expr;)*) => {
+        $(
+            #[unsafe(no_mangle)]
+            #[allow(unused_variables, reason = "addresses mean nothing here")]
+            pub unsafe extern "C" fn $name($($argument: $type),*) -> Status {
+                $run(key($stream, $per_thread), $bytes as u64)
+            }
+        )*
+    };
+}
+
+const DEFAULT: Handle = std::ptr::null_mut();
+
+transfers! {
+    cuMemcpyHtoD_v2(to: u64, from: *const c_void, bytes: usize) run_and_wait(DEFAULT, false) bytes;
+    cuMemcpyHtoD_v2_ptds(to: u64, from: *const c_void, bytes: usize) run_and_wait(DEFAULT, true) bytes;
+    cuMemcpyDtoH_v2(to: *mut c_void, from: u64, bytes: usize) run_and_wait(DEFAULT, false) bytes;
+    cuMemcpyDtoD_v2(to: u64, from: u64, bytes: usize) run(DEFAULT, false) bytes;
+    cuMemcpyAsync(to: u64, from: u64, bytes: usize, stream: Handle) run(stream, false) bytes;
+    cuMemcpyHtoDAsync_v2(to: u64, from: *const c_void, bytes: usize, stream: Handle) run(stream, false) bytes;
+    cuMemcpyHtoDAsync_v2_ptsz(to: u64, from: *const c_void, bytes: usize, stream: Handle) run(stream, true) bytes;
+    cuMemcpyPeerAsync(to: u64, of: Handle, from: u64, other: Handle, bytes: usize, stream: Handle) run(stream, false) bytes;
+    cuMemcpy2D_v2(copy: *const [usize; 16]) run_and_wait(DEFAULT, false) (unsafe { *copy })[14] * (unsafe { *copy })[15];
+    cuMemcpyBatchAsync_v2(
+        to: *mut u64, from: *mut u64, sizes: *const usize, count: usize, attributes: *mut c_void, indices: *mut usize,
+        attribute_count: usize, stream: Handle
+    ) run(stream, false) unsafe { std::slice::from_raw_parts(sizes, count) }.iter().sum::<usize>();
+    cuMemsetD32_v2(to: u64, value: u32, count: usize) run(DEFAULT, false) count * 4;
+    cuMemsetD8Async(to: u64, value: u8, count: usize, stream: Handle) run(stream, false) count;
 }
 
 #[unsafe(no_mangle)]
@@ -55,7 +115,7 @@ pub extern "C" fn cuLaunchKernel(
     _parameters: *mut *mut c_void,
     _extra: *mut *mut c_void,
 ) -> Status {
-    run(stream, function.addr() as u64)
+    run(key(stream, false), function.addr() as u64)
 }
 
 #[unsafe(no_mangle)]
@@ -72,12 +132,12 @@ pub extern "C" fn cuLaunchKernel_ptsz(
     _parameters: *mut *mut c_void,
     _extra: *mut *mut c_void,
 ) -> Status {
-    run(stream, function.addr() as u64)
+    run(key(stream, true), function.addr() as u64)
 }
 
 #[unsafe(no_mangle)]
 pub extern "C" fn cuGraphLaunch(graph: Handle, stream: Handle) -> Status {
-    run(stream, graph.addr() as u64)
+    run(key(stream, false), graph.addr() as u64)
 }
 
 #[unsafe(no_mangle)]
@@ -86,9 +146,18 @@ pub unsafe extern "C" fn cuStreamCreate(stream: *mut Handle, _flags: u32) -> Sta
     SUCCESS
 }
 
+/// What was queued runs to its end.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuStreamDestroy_v2(stream: Handle) -> Status {
+    if let Ok(mut streams) = STREAMS.lock() {
+        streams.remove(&key(stream, false));
+    }
+    SUCCESS
+}
+
 #[unsafe(no_mangle)]
 pub extern "C" fn cuStreamSynchronize(stream: Handle) -> Status {
-    sleep_until(end(stream));
+    sleep_until(end(key(stream, false)));
     SUCCESS
 }
 
@@ -102,15 +171,20 @@ pub extern "C" fn cuCtxSynchronize() -> Status {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuStreamIsCapturing(stream: Handle, status: *mut i32) -> Status {
     let Ok(streams) = STREAMS.lock() else { return INVALID_VALUE };
-    let captures = streams.get(&stream.addr()).is_some_and(|stream| stream.captured.is_some());
+    let captures = streams.get(&key(stream, false)).is_some_and(|stream| stream.captured.is_some());
     unsafe { *status = i32::from(captures) };
     SUCCESS
 }
 
 #[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuStreamIsCapturing_ptsz(stream: Handle, status: *mut i32) -> Status {
+    unsafe { cuStreamIsCapturing(stream, status) }
+}
+
+#[unsafe(no_mangle)]
 pub extern "C" fn cuStreamBeginCapture_v2(stream: Handle, _mode: i32) -> Status {
     let Ok(mut streams) = STREAMS.lock() else { return INVALID_VALUE };
-    streams.entry(stream.addr()).or_default().captured = Some(0);
+    streams.entry(key(stream, false)).or_default().captured = Some(0);
     SUCCESS
 }
 
@@ -118,7 +192,7 @@ pub extern "C" fn cuStreamBeginCapture_v2(stream: Handle, _mode: i32) -> Status 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuStreamEndCapture(stream: Handle, graph: *mut Handle) -> Status {
     let Ok(mut streams) = STREAMS.lock() else { return INVALID_VALUE };
-    let captured = streams.get_mut(&stream.addr()).and_then(|stream| stream.captured.take());
+    let captured = streams.get_mut(&key(stream, false)).and_then(|stream| stream.captured.take());
     unsafe { *graph = as_handle(captured.unwrap_or(0)) };
     SUCCESS
 }
@@ -139,6 +213,15 @@ pub extern "C" fn cuEventDestroy_v2(event: Handle) -> Status {
 
 #[unsafe(no_mangle)]
 pub extern "C" fn cuEventRecord(event: Handle, stream: Handle) -> Status {
+    record(event, key(stream, false))
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuEventRecord_ptsz(event: Handle, stream: Handle) -> Status {
+    record(event, key(stream, true))
+}
+
+fn record(event: Handle, stream: Key) -> Status {
     let at = end(stream).max(now());
     if let Ok(mut events) = EVENTS.lock() {
         events.insert(event.addr(), at);

@@ -16,8 +16,11 @@ driver_functions! { CUDA:
 /// This thread's calls must not disturb captures of others.
 const RELAXED: i32 = 2;
 
-/// How often work is looked at while there is some.
+/// How often work is looked at while somebody waits for its progress: the queue is longer than that.
 const TICK: u64 = 750_000;
+
+/// How often while nobody does.
+const SLOW_TICK: u64 = 1_500_000;
 
 /// A pause shorter than this counts as work: the card waits for the program, and nobody else can use such a pause.
 const GAP: u64 = 1_000_000;
@@ -92,6 +95,11 @@ impl Rest {
     }
 }
 
+/// How long not to look while work runs.
+fn tick(gate: &Gate) -> u64 {
+    if gate.waiting.load(Ordering::SeqCst) > 0 { TICK } else { SLOW_TICK }
+}
+
 impl State {
     fn look(&mut self, process: &Process, card: usize, gate: &Gate, is_quiet: bool) -> Rest {
         let now = futex::now();
@@ -99,7 +107,7 @@ impl State {
         if percent != self.percent {
             (self.percent, self.pacer) = (percent, Pacer::default());
         }
-        if gate.busy.load(Ordering::SeqCst) == 1 {
+        if gate.is_busy() {
             self.follow(process, gate, now, is_quiet);
         }
         if gate.is_limited() && process.control.has_arbiter(now) {
@@ -131,7 +139,7 @@ impl State {
             process.ring();
         }
         match (is_open, is_busy, wants) {
-            (true, true, _) => Rest::For(TICK.min(deadline - now)),
+            (true, true, _) => Rest::For(tick(gate).min(deadline - now)),
             (false, true, _) => Rest::For(self.until_drained(gate, now)),
             (true, false, true) => Rest::For(GAP),
             (true, false, false) => Rest::For(deadline - now),
@@ -157,7 +165,7 @@ impl State {
         }
         let reopens = self.pacer.opens_at().saturating_sub(now).max(1_000);
         match (gate.is_busy(), gate.open.load(Ordering::Relaxed) == 1) {
-            (true, true) => Rest::For(TICK),
+            (true, true) => Rest::For(tick(gate)),
             (true, false) => Rest::For(reopens.min(TICK)),
             (false, false) => Rest::For(reopens),
             (false, true) => Rest::Idle,
@@ -173,17 +181,13 @@ impl State {
             lanes.fence_all();
         }
         self.launches = lanes.launches;
-        let is_empty = lanes.are_empty();
-        if is_empty {
-            // Under the lock: a launch that comes now sets it again.
-            gate.busy.store(0, Ordering::SeqCst);
-        }
+        let is_empty = lanes.are_empty() && gate.set_idle();
         gate.show(&lanes);
         drop(lanes);
         if self.charged == 0 {
             // Work has come. A short pause before it is charged with it.
-            let begin = now.saturating_sub(TICK).max(self.idle_since);
-            self.charged = if now - self.idle_since < GAP + TICK { self.idle_since } else { begin };
+            let began = gate.busy_since.load(Ordering::Acquire).max(self.idle_since).min(now);
+            self.charged = if began - self.idle_since < GAP { self.idle_since } else { began };
         }
         self.pacer.charge(self.charged, now, self.percent);
         self.learn_pace(gate, ended, now - self.charged);

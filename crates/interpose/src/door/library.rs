@@ -79,6 +79,14 @@ impl Entry {
     }
 }
 
+/// A name that ends in zero, as the dynamic linker wants it.
+pub const fn named(name: &'static str) -> &'static CStr {
+    match CStr::from_bytes_with_nul(name.as_bytes()) {
+        Ok(name) => name,
+        Err(_) => panic!("seen by the compiler"),
+    }
+}
+
 /// Functions of the driver that we call and do not wrap.
 macro_rules! driver_functions {
     ($library:ident: $($name:ident = $symbol:literal ( $($argument:ident : $type:ty),* );)*) => {

@@ -9,10 +9,10 @@ type Lookup = unsafe extern "C" fn(*const c_char, *mut *mut c_void, i32, u64) ->
 type LookupV2 = unsafe extern "C" fn(*const c_char, *mut *mut c_void, i32, u64, *mut i32) -> Status;
 
 hooks! { CUDA:
-    cuGetProcAddress c"cuGetProcAddress" (
+    cuGetProcAddress(
         name: *const c_char, function: *mut *mut c_void, version: i32, flags: u64
     ) => look_up;
-    cuGetProcAddress_v2 c"cuGetProcAddress_v2" (
+    cuGetProcAddress_v2(
         name: *const c_char, function: *mut *mut c_void, version: i32, flags: u64, status: *mut i32
     ) => look_up_v2;
 }

@@ -6,13 +6,13 @@ use crate::cuda::{Array3dDescriptor, ArrayDescriptor, Handle, INVALID_VALUE, Sta
 use crate::door::table::hooks;
 
 hooks! { CUDA:
-    cuArrayCreate_v2 c"cuArrayCreate_v2" (array: *mut Handle, description: *const ArrayDescriptor) => create;
-    cuArray3DCreate_v2 c"cuArray3DCreate_v2" (array: *mut Handle, description: *const Array3dDescriptor) => create_3d;
-    cuArrayDestroy c"cuArrayDestroy" (array: Handle) => destroy;
-    cuMipmappedArrayCreate c"cuMipmappedArrayCreate" (
+    cuArrayCreate_v2(array: *mut Handle, description: *const ArrayDescriptor) => create;
+    cuArray3DCreate_v2(array: *mut Handle, description: *const Array3dDescriptor) => create_3d;
+    cuArrayDestroy(array: Handle) => destroy;
+    cuMipmappedArrayCreate(
         array: *mut Handle, description: *const Array3dDescriptor, levels: u32
     ) => create_mipmapped;
-    cuMipmappedArrayDestroy c"cuMipmappedArrayDestroy" (array: Handle) => destroy_mipmapped;
+    cuMipmappedArrayDestroy(array: Handle) => destroy_mipmapped;
 }
 
 type Destroy = unsafe extern "C" fn(Handle) -> Status;

@@ -71,19 +71,19 @@ type Find = unsafe extern "C" fn(*mut Handle, Handle, *const c_char) -> Status;
 type Function = unsafe extern "C" fn(*mut Handle, Handle) -> Status;
 
 hooks! { CUDA:
-    cuModuleLoad c"cuModuleLoad" (module: *mut Handle, name: *const c_void) => load;
-    cuModuleLoadData c"cuModuleLoadData" (module: *mut Handle, image: *const c_void) => load;
-    cuModuleLoadFatBinary c"cuModuleLoadFatBinary" (module: *mut Handle, image: *const c_void) => load;
-    cuModuleLoadDataEx c"cuModuleLoadDataEx" (
+    cuModuleLoad(module: *mut Handle, name: *const c_void) => load;
+    cuModuleLoadData(module: *mut Handle, image: *const c_void) => load;
+    cuModuleLoadFatBinary(module: *mut Handle, image: *const c_void) => load;
+    cuModuleLoadDataEx(
         module: *mut Handle, image: *const c_void, count: u32, options: *mut c_void, values: *mut c_void
     ) => load_ex;
-    cuLibraryLoadData c"cuLibraryLoadData" (
+    cuLibraryLoadData(
         library: *mut Handle, code: *const c_void, options: *mut c_void, values: *mut c_void, count: u32,
         library_options: *mut c_void, library_values: *mut c_void, library_count: u32
     ) => load_library;
-    cuModuleGetFunction c"cuModuleGetFunction" (function: *mut Handle, module: Handle, name: *const c_char) => find;
-    cuLibraryGetKernel c"cuLibraryGetKernel" (kernel: *mut Handle, library: Handle, name: *const c_char) => find;
-    cuKernelGetFunction c"cuKernelGetFunction" (function: *mut Handle, kernel: Handle) => function_of;
+    cuModuleGetFunction(function: *mut Handle, module: Handle, name: *const c_char) => find;
+    cuLibraryGetKernel(kernel: *mut Handle, library: Handle, name: *const c_char) => find;
+    cuKernelGetFunction(function: *mut Handle, kernel: Handle) => function_of;
 }
 
 // In all of the following: `driver` is the driver's function of the same form, called with what the program passed.

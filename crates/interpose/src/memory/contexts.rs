@@ -10,22 +10,22 @@ use crate::door::table::hooks;
 use crate::grant::Process;
 
 hooks! { CUDA:
-    cuInit c"cuInit" (flags: u32) => init;
-    cuDevicePrimaryCtxRetain c"cuDevicePrimaryCtxRetain" (context: *mut Handle, device: Device) => retain;
-    cuDevicePrimaryCtxRelease_v2 c"cuDevicePrimaryCtxRelease_v2" (device: Device) => release;
-    cuDevicePrimaryCtxRelease c"cuDevicePrimaryCtxRelease" (device: Device) => release;
-    cuDevicePrimaryCtxReset_v2 c"cuDevicePrimaryCtxReset_v2" (device: Device) => reset;
-    cuDevicePrimaryCtxReset c"cuDevicePrimaryCtxReset" (device: Device) => reset;
-    cuCtxCreate c"cuCtxCreate" (context: *mut Handle, flags: u32, device: Device) => create;
-    cuCtxCreate_v2 c"cuCtxCreate_v2" (context: *mut Handle, flags: u32, device: Device) => create;
-    cuCtxCreate_v3 c"cuCtxCreate_v3" (
+    cuInit(flags: u32) => init;
+    cuDevicePrimaryCtxRetain(context: *mut Handle, device: Device) => retain;
+    cuDevicePrimaryCtxRelease_v2(device: Device) => release;
+    cuDevicePrimaryCtxRelease(device: Device) => release;
+    cuDevicePrimaryCtxReset_v2(device: Device) => reset;
+    cuDevicePrimaryCtxReset(device: Device) => reset;
+    cuCtxCreate(context: *mut Handle, flags: u32, device: Device) => create;
+    cuCtxCreate_v2(context: *mut Handle, flags: u32, device: Device) => create;
+    cuCtxCreate_v3(
         context: *mut Handle, affinity: *mut c_void, count: i32, flags: u32, device: Device
     ) => create_v3;
-    cuCtxCreate_v4 c"cuCtxCreate_v4" (
+    cuCtxCreate_v4(
         context: *mut Handle, parameters: *mut c_void, flags: u32, device: Device
     ) => create_v4;
-    cuCtxDestroy c"cuCtxDestroy" (context: Handle) => destroy;
-    cuCtxDestroy_v2 c"cuCtxDestroy_v2" (context: Handle) => destroy;
+    cuCtxDestroy(context: Handle) => destroy;
+    cuCtxDestroy_v2(context: Handle) => destroy;
 }
 
 driver_functions! { CUDA:

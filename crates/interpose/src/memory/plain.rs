@@ -11,24 +11,24 @@ use crate::door::table::hooks;
 use crate::grant::Process;
 
 hooks! { CUDA:
-    cuMemAlloc_v2 c"cuMemAlloc_v2" (pointer: *mut DevicePointer, bytes: usize) => alloc;
-    cuMemAlloc c"cuMemAlloc" (pointer: *mut u32, bytes: u32) => alloc_v1;
-    cuMemAllocManaged c"cuMemAllocManaged" (pointer: *mut DevicePointer, bytes: usize, flags: u32) => managed;
-    cuMemAllocPitch_v2 c"cuMemAllocPitch_v2" (
+    cuMemAlloc_v2(pointer: *mut DevicePointer, bytes: usize) => alloc;
+    cuMemAlloc(pointer: *mut u32, bytes: u32) => alloc_v1;
+    cuMemAllocManaged(pointer: *mut DevicePointer, bytes: usize, flags: u32) => managed;
+    cuMemAllocPitch_v2(
         pointer: *mut DevicePointer, pitch: *mut usize, width: usize, height: usize, element: u32
     ) => pitched;
-    cuMemAllocPitch c"cuMemAllocPitch" (
+    cuMemAllocPitch(
         pointer: *mut u32, pitch: *mut u32, width: u32, height: u32, element: u32
     ) => pitched_v1;
-    cuMemFree_v2 c"cuMemFree_v2" (pointer: DevicePointer) => free;
-    cuMemFree c"cuMemFree" (pointer: u32) => free_v1;
-    cuIpcOpenMemHandle c"cuIpcOpenMemHandle" (pointer: *mut DevicePointer, handle: IpcHandle, flags: u32) => import;
-    cuIpcOpenMemHandle_v2 c"cuIpcOpenMemHandle_v2" (
+    cuMemFree_v2(pointer: DevicePointer) => free;
+    cuMemFree(pointer: u32) => free_v1;
+    cuIpcOpenMemHandle(pointer: *mut DevicePointer, handle: IpcHandle, flags: u32) => import;
+    cuIpcOpenMemHandle_v2(
         pointer: *mut DevicePointer, handle: IpcHandle, flags: u32
     ) => import;
-    cuIpcCloseMemHandle c"cuIpcCloseMemHandle" (pointer: DevicePointer) => close;
-    cuImportExternalMemory c"cuImportExternalMemory" (memory: *mut Handle, description: *const ExternalMemory) => import_external;
-    cuDestroyExternalMemory c"cuDestroyExternalMemory" (memory: Handle) => destroy_external;
+    cuIpcCloseMemHandle(pointer: DevicePointer) => close;
+    cuImportExternalMemory(memory: *mut Handle, description: *const ExternalMemory) => import_external;
+    cuDestroyExternalMemory(memory: Handle) => destroy_external;
 }
 
 driver_functions! { CUDA:

@@ -20,20 +20,20 @@ use crate::grant::Process;
 use crate::keeper;
 
 hooks! { CUDA:
-    cuMemAllocAsync c"cuMemAllocAsync" (pointer: *mut DevicePointer, bytes: usize, stream: Handle) => alloc;
-    cuMemAllocAsync_ptsz c"cuMemAllocAsync_ptsz" (pointer: *mut DevicePointer, bytes: usize, stream: Handle) => alloc;
-    cuMemAllocFromPoolAsync c"cuMemAllocFromPoolAsync" (
+    cuMemAllocAsync(pointer: *mut DevicePointer, bytes: usize, stream: Handle) => alloc;
+    cuMemAllocAsync_ptsz(pointer: *mut DevicePointer, bytes: usize, stream: Handle) => alloc;
+    cuMemAllocFromPoolAsync(
         pointer: *mut DevicePointer, bytes: usize, pool: Handle, stream: Handle
     ) => alloc_from;
-    cuMemAllocFromPoolAsync_ptsz c"cuMemAllocFromPoolAsync_ptsz" (
+    cuMemAllocFromPoolAsync_ptsz(
         pointer: *mut DevicePointer, bytes: usize, pool: Handle, stream: Handle
     ) => alloc_from;
-    cuMemFreeAsync c"cuMemFreeAsync" (pointer: DevicePointer, stream: Handle) => free;
-    cuMemFreeAsync_ptsz c"cuMemFreeAsync_ptsz" (pointer: DevicePointer, stream: Handle) => free;
-    cuDeviceSetMemPool c"cuDeviceSetMemPool" (device: Device, pool: Handle) => set_pool;
-    cuMemPoolCreate c"cuMemPoolCreate" (pool: *mut Handle, placement: *const Placement) => create;
-    cuMemPoolDestroy c"cuMemPoolDestroy" (pool: Handle) => destroy;
-    cuGraphAddMemAllocNode c"cuGraphAddMemAllocNode" (
+    cuMemFreeAsync(pointer: DevicePointer, stream: Handle) => free;
+    cuMemFreeAsync_ptsz(pointer: DevicePointer, stream: Handle) => free;
+    cuDeviceSetMemPool(device: Device, pool: Handle) => set_pool;
+    cuMemPoolCreate(pool: *mut Handle, placement: *const Placement) => create;
+    cuMemPoolDestroy(pool: Handle) => destroy;
+    cuGraphAddMemAllocNode(
         node: *mut Handle, graph: Handle, dependencies: *const Handle, count: usize, parameters: *mut AllocationNode
     ) => add_node;
 }

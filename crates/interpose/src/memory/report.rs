@@ -7,10 +7,10 @@ use crate::door::table::hooks;
 use crate::grant::Process;
 
 hooks! { CUDA:
-    cuMemGetInfo_v2 c"cuMemGetInfo_v2" (free: *mut usize, total: *mut usize) => info;
-    cuMemGetInfo c"cuMemGetInfo" (free: *mut u32, total: *mut u32) => info_v1;
-    cuDeviceTotalMem_v2 c"cuDeviceTotalMem_v2" (bytes: *mut usize, device: Device) => total;
-    cuDeviceTotalMem c"cuDeviceTotalMem" (bytes: *mut u32, device: Device) => total_v1;
+    cuMemGetInfo_v2(free: *mut usize, total: *mut usize) => info;
+    cuMemGetInfo(free: *mut u32, total: *mut u32) => info_v1;
+    cuDeviceTotalMem_v2(bytes: *mut usize, device: Device) => total;
+    cuDeviceTotalMem(bytes: *mut u32, device: Device) => total_v1;
 }
 
 unsafe fn info(

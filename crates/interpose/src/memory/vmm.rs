@@ -12,16 +12,16 @@ use crate::door::table::hooks;
 use crate::grant::Process;
 
 hooks! { CUDA:
-    cuMemCreate c"cuMemCreate" (handle: *mut u64, bytes: usize, placement: *const Placement, flags: u64) => create;
-    cuMemRelease c"cuMemRelease" (handle: u64) => release;
-    cuMemRetainAllocationHandle c"cuMemRetainAllocationHandle" (handle: *mut u64, address: DevicePointer) => retain;
-    cuMemImportFromShareableHandle c"cuMemImportFromShareableHandle" (
+    cuMemCreate(handle: *mut u64, bytes: usize, placement: *const Placement, flags: u64) => create;
+    cuMemRelease(handle: u64) => release;
+    cuMemRetainAllocationHandle(handle: *mut u64, address: DevicePointer) => retain;
+    cuMemImportFromShareableHandle(
         handle: *mut u64, os_handle: DevicePointer, kind: i32
     ) => import;
-    cuMemMap c"cuMemMap" (
+    cuMemMap(
         address: DevicePointer, bytes: usize, offset: usize, handle: u64, flags: u64
     ) => map;
-    cuMemUnmap c"cuMemUnmap" (address: DevicePointer, bytes: usize) => unmap;
+    cuMemUnmap(address: DevicePointer, bytes: usize) => unmap;
 }
 
 driver_functions! { CUDA:

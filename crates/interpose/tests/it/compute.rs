@@ -22,6 +22,18 @@ fn a_limited_program_gets_its_share_by_every_door() {
     }
 }
 
+/// Copies, fills, a thread's own stream, streams that are destroyed while they work: all of it is the card's time.
+#[test]
+fn all_kinds_of_work_are_held_to_the_share() {
+    let ways = ["up", "own-up", "down", "within", "any-later", "up-later", "own-up-later", "peer-later", "2d"];
+    let ways = ways.iter().chain(&["batch-later", "fill", "fill-later", "own", "churn"]);
+    for (way, door) in ways.zip(["link", "dlsym", "proc"].into_iter().cycle()) {
+        let count = launched(&Container::with(4096, 20), door, &format!("run {way} 1000 500"));
+        // 20 % of 0.5 s are 100 pieces of 1 ms; a window and what was queued may lie across the end.
+        assert!((10..=160).contains(&count), "{door} {way}: {count}");
+    }
+}
+
 #[test]
 fn a_whole_card_is_not_held_back() {
     let count = launched(&Container::with(4096, 100), "proc", "run deep 1000 200");
