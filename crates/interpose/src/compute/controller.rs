@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use tessera_limits::pacer::Pacer;
+use tessera_limits::pacer::{Pacer, SharedPacer};
 use tessera_limits::{CARDS, futex};
 
 use super::{Gate, QUEUE};
@@ -21,6 +21,9 @@ const TICK: u64 = 750_000;
 
 /// How often while nobody does.
 const SLOW_TICK: u64 = 1_500_000;
+
+/// How long a closed gate is left alone at most.
+const LONGEST_REST: u64 = 100_000_000;
 
 /// A pause shorter than this counts as work: the card waits for the program, and nobody else can use such a pause.
 const GAP: u64 = 1_000_000;
@@ -104,16 +107,20 @@ impl State {
     fn look(&mut self, process: &Process, card: usize, gate: &Gate, is_quiet: bool) -> Rest {
         let now = futex::now();
         let percent = gate.percent.load(Ordering::Relaxed);
+        let shared = process.account.pacer(card);
         if percent != self.percent {
+            if self.percent > 0 {
+                shared.reset(now);
+            }
             (self.percent, self.pacer) = (percent, Pacer::default());
         }
         if gate.is_busy() {
-            self.follow(process, gate, now, is_quiet);
+            self.follow(process, shared, gate, now, is_quiet);
         }
         if gate.is_limited() && process.control.has_arbiter(now) {
             self.obey(process, card, gate)
         } else {
-            self.pace(gate, percent)
+            self.pace(gate, shared.read(), percent)
         }
     }
 
@@ -154,16 +161,19 @@ impl State {
         (left / 2).clamp(40_000, TICK)
     }
 
-    /// Opens and closes by our own account.
-    fn pace(&self, gate: &Gate, percent: u32) -> Rest {
+    /// Opens and closes by our own account and that of all processes here.
+    fn pace(&self, gate: &Gate, shared: Pacer, percent: u32) -> Rest {
         let now = futex::now();
         let is_open = gate.open.load(Ordering::Relaxed) == 1;
-        if is_open && self.pacer.is_spent(now, percent) {
+        let is_spent = self.pacer.is_spent(now, percent) || shared.is_spent(now, percent);
+        let opens_at = self.pacer.opens_at().max(shared.opens_at());
+        if is_open && is_spent {
             gate.set_open(false);
-        } else if !is_open && (percent >= 100 || now >= self.pacer.opens_at()) {
+        } else if !is_open && (percent >= 100 || now >= opens_at) {
             gate.set_open(true);
         }
-        let reopens = self.pacer.opens_at().saturating_sub(now).max(1_000);
+        // Another process may have charged more until then, or the limits may change.
+        let reopens = opens_at.saturating_sub(now).clamp(1_000, LONGEST_REST);
         match (gate.is_busy(), gate.open.load(Ordering::Relaxed) == 1) {
             (true, true) => Rest::For(tick(gate)),
             (true, false) => Rest::For(reopens.min(TICK)),
@@ -173,7 +183,7 @@ impl State {
     }
 
     /// Charges up to now, and notices when all has ended.
-    fn follow(&mut self, process: &Process, gate: &Gate, now: u64, is_quiet: bool) {
+    fn follow(&mut self, process: &Process, shared: &SharedPacer, gate: &Gate, now: u64, is_quiet: bool) {
         let mut lanes = gate.lanes();
         let ended = lanes.follow(&process.compute.costs);
         if is_quiet && lanes.launches == self.launches {
@@ -190,6 +200,7 @@ impl State {
             self.charged = if began - self.idle_since < GAP { self.idle_since } else { began };
         }
         self.pacer.charge(self.charged, now, self.percent);
+        shared.charge(self.charged, now, self.percent);
         self.learn_pace(gate, ended, now - self.charged);
         self.charged = now;
         if is_empty {

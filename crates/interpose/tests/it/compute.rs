@@ -25,13 +25,45 @@ fn a_limited_program_gets_its_share_by_every_door() {
 /// Copies, fills, a thread's own stream, streams that are destroyed while they work: all of it is the card's time.
 #[test]
 fn all_kinds_of_work_are_held_to_the_share() {
-    let ways = ["up", "own-up", "down", "within", "any-later", "up-later", "own-up-later", "peer-later", "2d"];
+    let ways =
+        ["up", "own-up", "down", "within", "any-later", "up-later", "own-up-later", "peer-later", "2d"];
     let ways = ways.iter().chain(&["batch-later", "fill", "fill-later", "own", "churn"]);
     for (way, door) in ways.zip(["link", "dlsym", "proc"].into_iter().cycle()) {
         let count = launched(&Container::with(4096, 20), door, &format!("run {way} 1000 500"));
         // 20 % of 0.5 s are 100 pieces of 1 ms; a window and what was queued may lie across the end.
         assert!((10..=160).contains(&count), "{door} {way}: {count}");
     }
+}
+
+/// Three threads whose kernels run beside each other, at half the card's time, against the same without a limit.
+#[test]
+fn what_overlaps_is_charged_once() {
+    let count = |cores: u32| -> f64 {
+        let container = Container::with(4096, cores).overlapping();
+        let answer = container.begun("proc").ask("threads x 200 2000");
+        let (count, status) = answer.split_once(' ').unwrap();
+        assert_eq!(status, "0");
+        count.parse().unwrap()
+    };
+    let (bare, half) = (count(100), count(50));
+    let percent = 100.0 * half / bare;
+    println!("three threads beside each other at 50 %: {percent:.1} % of bare");
+    // Each of three in turn would be 17 %, three that are not charged 100 %.
+    assert!((30.0..65.0).contains(&percent), "{half} of {bare}: {percent:.1} %");
+}
+
+/// Two processes of one container, without an arbiter, together get what one gets.
+#[test]
+fn processes_of_one_container_share_its_time() {
+    let container = Container::with(4096, 40);
+    let mut tenants = [container.begun("proc"), container.begun("link")];
+    tenants.iter_mut().for_each(|tenant| tenant.tell("run sync 500 2000"));
+    let counts: Vec<u64> = tenants.iter_mut().map(|tenant| tenant.answer().parse().unwrap()).collect();
+    // Of the card's 4,000 kernels of 0.5 ms in that time.
+    let percent = counts.iter().sum::<u64>() as f64 / 40.0;
+    println!("two processes at 40 %: {counts:?}, {percent:.1} % of the card");
+    assert!((20.0..48.0).contains(&percent), "{counts:?}: {percent:.1} %");
+    assert!(counts.iter().all(|&count| count > 200), "{counts:?}");
 }
 
 #[test]

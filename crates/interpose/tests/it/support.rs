@@ -27,6 +27,8 @@ pub(crate) struct Built {
 pub(crate) struct Container {
     folder: TempDir,
     card: PathBuf,
+    /// Whether streams of a program run beside each other.
+    overlaps: bool,
 }
 
 /// A program in a container, told what to do line by line.
@@ -89,16 +91,22 @@ impl Container {
     /// With `memory` MiB of the card and `cores` percent of its time.
     pub(crate) fn with(memory: u64, cores: u32) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let container = Self { card: folder.path().join("card"), folder };
+        let container = Self { card: folder.path().join("card"), folder, overlaps: false };
         container.limit(memory, cores);
         container
     }
 
     /// Another container on the same card.
     pub(crate) fn beside(other: &Self, memory: u64, cores: u32) -> Self {
-        let container = Self { card: other.card.clone(), folder: tempfile::tempdir().unwrap() };
+        let container =
+            Self { card: other.card.clone(), folder: tempfile::tempdir().unwrap(), overlaps: false };
         container.limit(memory, cores);
         container
+    }
+
+    /// On a card that has room for several of its kernels at a time.
+    pub(crate) fn overlapping(self) -> Self {
+        Self { overlaps: true, ..self }
     }
 
     /// Changes the limits, also while programs run.
@@ -122,7 +130,11 @@ impl Container {
     /// A program that enters by `door`.
     pub(crate) fn start(&self, door: &str) -> Tenant {
         let built = Built::get();
-        let mut child = Command::new(&built.tenant)
+        let mut command = Command::new(&built.tenant);
+        if self.overlaps {
+            command.env("SIMULATED_OVERLAP", "1");
+        }
+        let mut child = command
             .arg(door)
             .env("LD_PRELOAD", &built.library)
             .env("LD_LIBRARY_PATH", &built.drivers)
