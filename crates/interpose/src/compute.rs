@@ -28,7 +28,8 @@ use crate::keeper;
 pub use controller::{Controller, Rest};
 use costs::{Costs, Expected};
 use lanes::{Event, Lanes};
-use streams::{Stream, Which};
+pub use streams::Stream;
+use streams::Which;
 
 /// All hooks of this module.
 pub static TABLES: &[&[Hook]] = &[kernels::HOOKS, captures::HOOKS, transfers::HOOKS];
@@ -144,6 +145,11 @@ impl Compute {
             lanes.forget_stream(stream);
             gate.show(&lanes);
         }
+    }
+
+    /// Whether a capture was ever seen: before that no stream need be asked.
+    pub fn has_captured(&self) -> bool {
+        self.has_captured.load(Ordering::Relaxed)
     }
 
     /// A capture begins (1) or ends (-1).
@@ -288,7 +294,7 @@ impl Passage {
         let process = Process::if_loaded()?;
         let gate = gate_of_current(process)?;
         let compute = &process.compute;
-        if compute.has_captured.load(Ordering::Relaxed) && stream.is_capturing() {
+        if compute.has_captured() && stream.is_capturing() {
             return None;
         }
         let which = stream.which();

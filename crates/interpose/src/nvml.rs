@@ -83,7 +83,7 @@ fn share(device: Handle) -> Option<(u64, u64)> {
     // SAFETY: NVML ended the text with a zero.
     let text = unsafe { CStr::from_ptr(text.as_ptr()) }.to_str().ok()?;
     let card = process.cards.of_uuid(&uuid_bytes(text)?)?;
-    process.account.sweep(crate::memory::books::is_gone);
+    process.sweep();
     let granted = process.granted(card);
     (granted != u64::MAX).then(|| (granted, process.held(card)))
 }

@@ -146,6 +146,50 @@ pub extern "C" fn cuCtxDestroy_v2(context: u64) -> Status {
     }
 }
 
+/// The primary context goes, however often it was retained.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuDevicePrimaryCtxReset_v2(device: i32) -> Status {
+    if let Ok(mut primary) = PRIMARY.lock() {
+        primary.0 = 1;
+    }
+    cuDevicePrimaryCtxRelease_v2(device)
+}
+
+/// A part of the primary context, which lives as long.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuGreenCtxCreate(
+    green: *mut u64,
+    _description: *mut std::ffi::c_void,
+    device: i32,
+    _flags: u32,
+) -> Status {
+    let mut primary = 0;
+    let status = unsafe { cuDevicePrimaryCtxRetain(&raw mut primary, device) };
+    unsafe { *green = next_handle() };
+    status
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuGreenCtxDestroy(_green: u64) -> Status {
+    cuDevicePrimaryCtxRelease_v2(0)
+}
+
+/// The heap of kernels, the one limit that takes memory here.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuCtxSetLimit(limit: i32, value: usize) -> Status {
+    const HEAP: i32 = 2;
+    static HEAPS: Mutex<u64> = Mutex::new(0);
+    let (Ok((_, mine)), Ok(mut heap)) = (current(), HEAPS.lock()) else { return INVALID_CONTEXT };
+    if limit == HEAP {
+        mine.give(std::mem::take(&mut *heap));
+        if !mine.take(value as u64) {
+            return OUT_OF_MEMORY;
+        }
+        *heap = value as u64;
+    }
+    SUCCESS
+}
+
 /// A thread may look at the capture mode; nothing else comes of it here.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuThreadExchangeStreamCaptureMode(_mode: *mut i32) -> Status {

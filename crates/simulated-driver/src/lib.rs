@@ -16,6 +16,7 @@
 
 mod card;
 mod contexts;
+mod graphs;
 mod lookup;
 mod memory;
 mod nvml;

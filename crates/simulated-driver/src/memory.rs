@@ -5,7 +5,7 @@ use std::sync::Mutex;
 
 use crate::card::TOTAL;
 use crate::contexts::{LIVE, as_handle, current, initialised, next_handle};
-use crate::{Handle, INVALID_VALUE, OUT_OF_MEMORY, SUCCESS, Status};
+use crate::{Handle, INVALID_VALUE, OUT_OF_MEMORY, SUCCESS, Status, graphs, work};
 
 const BLOCK: u64 = 2 << 20;
 /// Not in a context: physical memory by handle, pools.
@@ -92,7 +92,10 @@ pub extern "C" fn cuMemFree_v2(pointer: u64) -> Status {
 /// Extents, format, channels, flags: here always four bytes per element.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuArray3DCreate_v2(array: *mut Handle, description: *const [usize; 3]) -> Status {
-    let extents = unsafe { *description };
+    unsafe { create_array(array, *description) }
+}
+
+unsafe fn create_array(array: *mut Handle, extents: [usize; 3]) -> Status {
     let bytes = extents.iter().fold(4_usize, |bytes, &extent| bytes.saturating_mul(extent.max(1)));
     match take(bytes, true) {
         Ok(handle) => {
@@ -101,6 +104,12 @@ pub unsafe extern "C" fn cuArray3DCreate_v2(array: *mut Handle, description: *co
         }
         Err(status) => status,
     }
+}
+
+/// The first interface: extents of 32 bits.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuArray3DCreate(array: *mut Handle, description: *const [u32; 3]) -> Status {
+    unsafe { create_array(array, (*description).map(|extent| extent as usize)) }
 }
 
 #[unsafe(no_mangle)]
@@ -164,7 +173,12 @@ pub extern "C" fn cuMemPoolTrimTo(_pool: Handle, keep: usize) -> Status {
 
 /// Takes from what the pool has, else from the card in pieces of 32 MiB, and keeps what is freed.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuMemAllocAsync(pointer: *mut u64, bytes: usize, _stream: Handle) -> Status {
+pub unsafe extern "C" fn cuMemAllocAsync(pointer: *mut u64, bytes: usize, stream: Handle) -> Status {
+    if let Some(graph) = work::captures(stream) {
+        graphs::add(graph, 0, bytes as u64);
+        unsafe { *pointer = next_handle() };
+        return SUCCESS;
+    }
     let mine = match current() {
         Ok((_, mine)) => mine,
         Err(status) => return status,

@@ -6,11 +6,12 @@ use std::sync::{LazyLock, Mutex};
 
 use crate::card::now;
 use crate::contexts::{as_handle, current, next_handle};
+use crate::graphs;
 use crate::{Handle, INVALID_VALUE, NOT_READY, SUCCESS, Status};
 
 /// When the last kernel of each stream ends; and, for a capturing one, what was captured.
 static STREAMS: LazyLock<Mutex<HashMap<Key, Stream>>> = LazyLock::new(Mutex::default);
-/// When events happen, and nanoseconds of graphs.
+/// When events happen.
 static EVENTS: LazyLock<Mutex<HashMap<usize, u64>>> = LazyLock::new(Mutex::default);
 
 /// A stream, and whose: each context has default streams, one of them for each thread.
@@ -23,8 +24,12 @@ const PER_THREAD: usize = 2;
 #[derive(Default)]
 struct Stream {
     end: u64,
-    captured: Option<u64>,
+    /// The graph that is captured into.
+    captures: Option<Handle>,
 }
+
+// Only a name.
+unsafe impl Send for Stream {}
 
 fn key(stream: Handle, per_thread: bool) -> Key {
     let context = current().map_or(0, |(context, _)| context);
@@ -43,8 +48,8 @@ fn run(stream: Key, nanoseconds: u64) -> Status {
     };
     let Ok(mut streams) = STREAMS.lock() else { return INVALID_VALUE };
     let stream = streams.entry(stream).or_default();
-    match &mut stream.captured {
-        Some(captured) => *captured += nanoseconds,
+    match stream.captures {
+        Some(graph) => graphs::add(graph, nanoseconds, 0),
         None => stream.end = mine.run(nanoseconds, stream.end),
     }
     SUCCESS
@@ -137,7 +142,10 @@ pub extern "C" fn cuLaunchKernel_ptsz(
 
 #[unsafe(no_mangle)]
 pub extern "C" fn cuGraphLaunch(graph: Handle, stream: Handle) -> Status {
-    run(key(stream, false), graph.addr() as u64)
+    match graphs::begin(graph) {
+        Ok(nanoseconds) => run(key(stream, false), nanoseconds),
+        Err(status) => status,
+    }
 }
 
 #[unsafe(no_mangle)]
@@ -171,7 +179,7 @@ pub extern "C" fn cuCtxSynchronize() -> Status {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuStreamIsCapturing(stream: Handle, status: *mut i32) -> Status {
     let Ok(streams) = STREAMS.lock() else { return INVALID_VALUE };
-    let captures = streams.get(&key(stream, false)).is_some_and(|stream| stream.captured.is_some());
+    let captures = streams.get(&key(stream, false)).is_some_and(|stream| stream.captures.is_some());
     unsafe { *status = i32::from(captures) };
     SUCCESS
 }
@@ -184,17 +192,38 @@ pub unsafe extern "C" fn cuStreamIsCapturing_ptsz(stream: Handle, status: *mut i
 #[unsafe(no_mangle)]
 pub extern "C" fn cuStreamBeginCapture_v2(stream: Handle, _mode: i32) -> Status {
     let Ok(mut streams) = STREAMS.lock() else { return INVALID_VALUE };
-    streams.entry(key(stream, false)).or_default().captured = Some(0);
+    streams.entry(key(stream, false)).or_default().captures = Some(graphs::new());
     SUCCESS
 }
 
-/// The graph's handle says how long it runs, like a function's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuStreamEndCapture(stream: Handle, graph: *mut Handle) -> Status {
     let Ok(mut streams) = STREAMS.lock() else { return INVALID_VALUE };
-    let captured = streams.get_mut(&key(stream, false)).and_then(|stream| stream.captured.take());
-    unsafe { *graph = as_handle(captured.unwrap_or(0)) };
+    let captured = streams.get_mut(&key(stream, false)).and_then(|stream| stream.captures.take());
+    unsafe { *graph = captured.unwrap_or(std::ptr::null_mut()) };
     SUCCESS
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuStreamGetCaptureInfo_v2(
+    stream: Handle,
+    status: *mut i32,
+    _id: *mut u64,
+    graph: *mut Handle,
+    _dependencies: *mut c_void,
+    _count: *mut c_void,
+) -> Status {
+    let captures = captures(stream);
+    unsafe {
+        *status = i32::from(captures.is_some());
+        *graph = captures.unwrap_or(std::ptr::null_mut());
+    }
+    SUCCESS
+}
+
+/// The graph that a stream captures into.
+pub fn captures(stream: Handle) -> Option<Handle> {
+    STREAMS.lock().ok()?.get(&key(stream, false))?.captures
 }
 
 #[unsafe(no_mangle)]

@@ -81,6 +81,12 @@ hooks! { CUDA:
         library: *mut Handle, code: *const c_void, options: *mut c_void, values: *mut c_void, count: u32,
         library_options: *mut c_void, library_values: *mut c_void, library_count: u32
     ) => load_library;
+    cuLibraryLoadFromFile(
+        library: *mut Handle, name: *const c_void, options: *mut c_void, values: *mut c_void, count: u32,
+        library_options: *mut c_void, library_values: *mut c_void, library_count: u32
+    ) => load_library;
+    cuFuncLoad(function: Handle) => load_function;
+    cuLibraryGetModule(module: *mut Handle, library: Handle) => function_of;
     cuModuleGetFunction(function: *mut Handle, module: Handle, name: *const c_char) => find;
     cuLibraryGetKernel(kernel: *mut Handle, library: Handle, name: *const c_char) => find;
     cuKernelGetFunction(function: *mut Handle, kernel: Handle) => function_of;
@@ -136,6 +142,11 @@ unsafe fn load_library(
 unsafe fn find(driver: Find, found: *mut Handle, within: Handle, name: *const c_char) -> Status {
     // SAFETY: see above.
     noting(|| unsafe { driver(found, within, name) })
+}
+
+unsafe fn load_function(driver: unsafe extern "C" fn(Handle) -> Status, function: Handle) -> Status {
+    // SAFETY: see above.
+    noting(|| unsafe { driver(function) })
 }
 
 unsafe fn function_of(driver: Function, function: *mut Handle, kernel: Handle) -> Status {

@@ -93,7 +93,7 @@ fn share(card_free: u64, card_total: u64) -> Option<(u64, u64)> {
     let process = Process::get().ok()?;
     let card = process.cards.current()?.ok()?;
     process.memory.pools.settle_all(process);
-    process.account.sweep(super::books::is_gone);
+    process.sweep();
     Some(shown(process.granted(card), process.held(card), card_total, card_free))
 }
 

@@ -6,7 +6,7 @@ use std::sync::{MutexGuard, PoisonError};
 
 use tessera_limits::budget::whole_blocks;
 
-use crate::cuda::{Device, DevicePointer, LOCATION_DEVICE, Placement, SUCCESS, Status};
+use crate::cuda::{DevicePointer, Location, Placement, SUCCESS, Status};
 use crate::door::library::driver_functions;
 use crate::door::table::hooks;
 use crate::grant::Process;
@@ -62,11 +62,6 @@ fn handles(process: &Process) -> MutexGuard<'_, Handles> {
     process.memory.vmm.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The device some memory lies on; none for host memory.
-fn device(placement: &Placement) -> Option<Device> {
-    (placement.location.kind == LOCATION_DEVICE).then_some(placement.location.id)
-}
-
 unsafe fn create(
     driver: unsafe extern "C" fn(*mut u64, usize, *const Placement, u64) -> Status,
     handle: *mut u64,
@@ -79,12 +74,12 @@ unsafe fn create(
     // Only the first fields are read, which every version has.
     // SAFETY: the program passes a placement or null.
     let location = (!placement.is_null()).then(|| unsafe { (*placement).location });
-    let Some(location) = location.filter(|location| location.kind == LOCATION_DEVICE) else { return ask() };
+    let Some(device) = location.and_then(Location::device) else { return ask() };
     let process = match Process::get() {
         Ok(process) => process,
         Err(status) => return status,
     };
-    let card = match process.cards.of_device(location.id) {
+    let card = match process.cards.of_device(device) {
         Ok(card) => card,
         Err(status) => return status,
     };
@@ -147,16 +142,12 @@ unsafe fn import(
     if status == SUCCESS
         && let Some(process) = Process::if_loaded()
     {
-        let mut placement = Placement {
-            kind: 0,
-            handle_kinds: 0,
-            location: crate::cuda::Location { kind: 0, id: 0 },
-            rest: [0; 16],
-        };
+        let mut placement =
+            Placement { kind: 0, handle_kinds: 0, location: Location { kind: 0, id: 0 }, rest: [0; 16] };
         // SAFETY: the handle was written by the driver; `placement` is longer than any version's answer.
         let asked = unsafe { properties(&raw mut placement, *handle) };
         if asked == SUCCESS
-            && let Some(device) = device(&placement)
+            && let Some(device) = placement.location.device()
             && let Ok(card) = process.cards.of_device(device)
         {
             // SAFETY: written by the driver.
