@@ -330,7 +330,7 @@ impl Passage {
 /// work goes to, and the key of equal work.
 macro_rules! work {
     ($([$plain:ident $($per_thread:ident)?] $arguments:tt on $stream:expr, like $key:expr;)*) => {
-        $crate::door::table::hooks! { CUDA:
+        $crate::door::table::hooks! { Cuda:
             $(
                 $plain $arguments => $crate::compute::through_the_gate!(false, $arguments, $stream, $key);
                 $($per_thread $arguments => $crate::compute::through_the_gate!(true, $arguments, $stream, $key);)?

@@ -38,7 +38,7 @@ use crate::door::table::Hook;
 use crate::grant::Process;
 use books::{Books, Kind, Record};
 
-driver_functions! { CUDA:
+driver_functions! { Cuda:
     address_range = c"cuMemGetAddressRange_v2" (base: *mut DevicePointer, bytes: *mut usize, pointer: DevicePointer);
 }
 

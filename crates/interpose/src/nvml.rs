@@ -9,12 +9,12 @@ use crate::door::library::driver_functions;
 use crate::door::table::hooks;
 use crate::grant::Process;
 
-hooks! { NVML:
+hooks! { Nvml:
     nvmlDeviceGetMemoryInfo(device: Handle, info: *mut Info) => memory_info;
     nvmlDeviceGetMemoryInfo_v2(device: Handle, info: *mut InfoV2) => memory_info_v2;
 }
 
-driver_functions! { NVML:
+driver_functions! { Nvml:
     device_uuid = c"nvmlDeviceGetUUID" (device: Handle, text: *mut c_char, length: u32);
 }
 

@@ -222,6 +222,7 @@ static void *beside(void *count) {
 
 int main(int argc, char **argv) {
     char line[256], word[64], way[64];
+    H stream = (H)0x5000;
     if (argc < 2) return 2;
     if (!strcmp(argv[1], "link")) by_link();
     if (!strcmp(argv[1], "dlsym")) by_dlsym();
@@ -283,6 +284,18 @@ int main(int argc, char **argv) {
             }
             p_cuCtxSynchronize();
             printf("%zu\n", count);
+        } else if (!strcmp(word, "cost")) { /* `rounds` calls of a kind, `mib` times over: the least nanoseconds per call */
+            double least = 1e9;
+            for (size_t i = 0; i < mib; i++) {
+                double before = now();
+                P p;
+                for (size_t j = 0; j < rounds; j++)
+                    if (!strcmp(way, "alloc")) { p_cuMemAllocAsync(&p, 1 << 20, 0); p_cuMemFreeAsync(p, 0); }
+                    else p_cuLaunchKernel(0, 1, 1, 1, 1, 1, 1, 0, stream, 0, 0);
+                double took = (now() - before) / rounds * 1e9;
+                if (took < least) least = took;
+            }
+            printf("%.1f\n", least);
         } else if (!strcmp(word, "threads")) { /* the same from three threads, in streams that run beside each other where the card lets them */
             pthread_t threads[3];
             size_t counts[3] = {0};

@@ -13,7 +13,7 @@ type BeginForGraphics = unsafe extern "C" fn(Handle, *mut c_void) -> Status;
 type End = unsafe extern "C" fn(Handle, *mut Handle) -> Status;
 type Only = unsafe extern "C" fn(Handle) -> Status;
 
-hooks! { CUDA:
+hooks! { Cuda:
     cuStreamBeginCapture(stream: Handle) => begin_v1;
     cuStreamBeginCapture_ptsz(stream: Handle) => begin_v1;
     cuStreamBeginCapture_v2(stream: Handle, mode: i32) => begin;

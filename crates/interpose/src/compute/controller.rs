@@ -9,18 +9,18 @@ use super::{Gate, QUEUE};
 use crate::door::library::driver_functions;
 use crate::grant::Process;
 
-driver_functions! { CUDA:
+driver_functions! { Cuda:
     exchange_capture_mode = c"cuThreadExchangeStreamCaptureMode" (mode: *mut i32);
 }
 
 /// This thread's calls must not disturb captures of others.
 const RELAXED: i32 = 2;
 
-/// How often work is looked at while somebody waits for its progress: the queue is longer than that.
-const TICK: u64 = 750_000;
-
-/// How often while nobody does.
+/// How often work is looked at: at least,
 const SLOW_TICK: u64 = 1_500_000;
+
+/// and at most, while somebody waits for room in the queue.
+const TICK: u64 = 500_000;
 
 /// How long a closed gate is left alone at most.
 const LONGEST_REST: u64 = 100_000_000;
@@ -98,11 +98,6 @@ impl Rest {
     }
 }
 
-/// How long not to look while work runs.
-fn tick(gate: &Gate) -> u64 {
-    if gate.waiting.load(Ordering::SeqCst) > 0 { TICK } else { SLOW_TICK }
-}
-
 impl State {
     fn look(&mut self, process: &Process, card: usize, gate: &Gate, is_quiet: bool) -> Rest {
         let now = futex::now();
@@ -146,7 +141,7 @@ impl State {
             process.ring();
         }
         match (is_open, is_busy, wants) {
-            (true, true, _) => Rest::For(tick(gate).min(deadline - now)),
+            (true, true, _) => Rest::For(self.until_room(gate, now).min(deadline - now)),
             (false, true, _) => Rest::For(self.until_drained(gate, now)),
             (true, false, true) => Rest::For(GAP),
             (true, false, false) => Rest::For(deadline - now),
@@ -155,10 +150,24 @@ impl State {
         }
     }
 
-    /// How long not to look while the queue drains: half of what is left by estimate, for the end must be seen soon.
+    /// How long not to look while work runs: half of what is queued, where somebody waits for room in the queue.
+    fn until_room(&self, gate: &Gate, now: u64) -> u64 {
+        if gate.waiting.load(Ordering::SeqCst) == 0 {
+            return SLOW_TICK;
+        }
+        (self.left(gate, now) / 2).clamp(TICK, SLOW_TICK)
+    }
+
+    /// How long not to look while the queue drains: half of what is left, for the end must be seen soon.
     fn until_drained(&self, gate: &Gate, now: u64) -> u64 {
-        let left = gate.queued.load(Ordering::Relaxed).saturating_sub(now.saturating_sub(self.progressed));
-        (left / 2).clamp(40_000, TICK)
+        (self.left(gate, now) / 2).clamp(40_000, TICK)
+    }
+
+    /// How long what is queued will take, by estimate and by the pace at which such work ends.
+    fn left(&self, gate: &Gate, now: u64) -> u64 {
+        let most = gate.most_queued.load(Ordering::Relaxed).max(QUEUE);
+        let queued = gate.queued.load(Ordering::Relaxed).min(MOST_QUEUED) * QUEUE / most;
+        queued.saturating_sub(now.saturating_sub(self.progressed))
     }
 
     /// Opens and closes by our own account and that of all processes here.
@@ -175,7 +184,7 @@ impl State {
         // Another process may have charged more until then, or the limits may change.
         let reopens = opens_at.saturating_sub(now).clamp(1_000, LONGEST_REST);
         match (gate.is_busy(), gate.open.load(Ordering::Relaxed) == 1) {
-            (true, true) => Rest::For(tick(gate)),
+            (true, true) => Rest::For(self.until_room(gate, now)),
             (true, false) => Rest::For(reopens.min(TICK)),
             (false, false) => Rest::For(reopens),
             (false, true) => Rest::Idle,

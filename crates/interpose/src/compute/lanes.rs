@@ -8,7 +8,7 @@ use crate::cuda::{Handle, SUCCESS, Status};
 use crate::door::library::driver_functions;
 use crate::memory::contexts;
 
-driver_functions! { CUDA:
+driver_functions! { Cuda:
     create_event = c"cuEventCreate" (event: *mut Handle, flags: u32);
     record_event = c"cuEventRecord" (event: Handle, stream: Handle);
     record_event_per_thread = c"cuEventRecord_ptsz" (event: Handle, stream: Handle);

@@ -4,7 +4,7 @@ use crate::cuda::{Handle, SUCCESS};
 use crate::door::library::driver_functions;
 use crate::memory::contexts;
 
-driver_functions! { CUDA:
+driver_functions! { Cuda:
     is_capturing = c"cuStreamIsCapturing" (stream: Handle, status: *mut i32);
     is_capturing_per_thread = c"cuStreamIsCapturing_ptsz" (stream: Handle, status: *mut i32);
 }

@@ -8,7 +8,7 @@ use crate::cuda::{SUCCESS, Status};
 type Lookup = unsafe extern "C" fn(*const c_char, *mut *mut c_void, i32, u64) -> Status;
 type LookupV2 = unsafe extern "C" fn(*const c_char, *mut *mut c_void, i32, u64, *mut i32) -> Status;
 
-hooks! { CUDA:
+hooks! { Cuda:
     cuGetProcAddress(
         name: *const c_char, function: *mut *mut c_void, version: i32, flags: u64
     ) => look_up;

@@ -50,8 +50,8 @@ macro_rules! hooks {
 
         #[allow(non_upper_case_globals, reason = "named like the functions")]
         mod entries {
-            use $crate::door::library::{$library, Entry, named};
-            $(pub(super) static $name: Entry = Entry::new(named(concat!(stringify!($name), "\0")), &$library);)*
+            use $crate::door::library::{Entry, Of, named};
+            $(pub(super) static $name: Entry = Entry::new(named(concat!(stringify!($name), "\0")), Of::$library);)*
         }
 
         pub static HOOKS: &[$crate::door::table::Hook] = &[

@@ -8,7 +8,7 @@ use crate::cuda::{
 };
 use crate::door::table::hooks;
 
-hooks! { CUDA:
+hooks! { Cuda:
     cuArrayCreate(array: *mut Handle, description: *const ShortArrayDescriptor) => create_short;
     cuArray3DCreate(array: *mut Handle, description: *const ShortArray3dDescriptor) => create_3d_short;
     cuArrayCreate_v2(array: *mut Handle, description: *const ArrayDescriptor) => create;

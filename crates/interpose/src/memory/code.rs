@@ -70,7 +70,7 @@ type LoadLibrary = unsafe extern "C" fn(
 type Find = unsafe extern "C" fn(*mut Handle, Handle, *const c_char) -> Status;
 type Function = unsafe extern "C" fn(*mut Handle, Handle) -> Status;
 
-hooks! { CUDA:
+hooks! { Cuda:
     cuModuleLoad(module: *mut Handle, name: *const c_void) => load;
     cuModuleLoadData(module: *mut Handle, image: *const c_void) => load;
     cuModuleLoadFatBinary(module: *mut Handle, image: *const c_void) => load;

@@ -9,7 +9,7 @@ use crate::door::library::driver_functions;
 use crate::door::table::hooks;
 use crate::grant::Process;
 
-hooks! { CUDA:
+hooks! { Cuda:
     cuInit(flags: u32) => init;
     cuDevicePrimaryCtxRetain(context: *mut Handle, device: Device) => retain;
     cuDevicePrimaryCtxRelease_v2(device: Device) => release;
@@ -33,7 +33,7 @@ hooks! { CUDA:
     cuCtxSetLimit(limit: i32, value: usize) => set_limit;
 }
 
-driver_functions! { CUDA:
+driver_functions! { Cuda:
     get_current = c"cuCtxGetCurrent" (context: *mut Handle);
     of_green = c"cuCtxFromGreenCtx" (context: *mut Handle, green: Handle);
 }

@@ -13,7 +13,7 @@ use crate::door::library::driver_functions;
 use crate::door::table::hooks;
 use crate::grant::Process;
 
-hooks! { CUDA:
+hooks! { Cuda:
     cuGraphAddMemAllocNode(
         node: *mut Handle, graph: Handle, dependencies: *const Handle, count: usize, parameters: *mut AllocationNode
     ) => add_allocation;
@@ -39,7 +39,7 @@ hooks! { CUDA:
     cuGraphExecDestroy(made: Handle) => destroy;
 }
 
-driver_functions! { CUDA:
+driver_functions! { Cuda:
     current_device = c"cuCtxGetDevice" (device: *mut Device);
     capture_info = c"cuStreamGetCaptureInfo_v2" (
         stream: Handle, status: *mut i32, id: *mut u64, graph: *mut Handle, dependencies: *mut c_void, count: *mut c_void

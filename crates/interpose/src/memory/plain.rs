@@ -9,7 +9,7 @@ use crate::cuda::{DevicePointer, Handle, INVALID_VALUE, IpcHandle, Status};
 use crate::door::table::hooks;
 use crate::grant::Process;
 
-hooks! { CUDA:
+hooks! { Cuda:
     cuMemAlloc_v2(pointer: *mut DevicePointer, bytes: usize) => alloc;
     cuMemAlloc(pointer: *mut u32, bytes: u32) => alloc_v1;
     cuMemAllocManaged(pointer: *mut DevicePointer, bytes: usize, flags: u32) => managed;

@@ -14,7 +14,7 @@ use crate::door::library::driver_functions;
 use crate::grant::Process;
 use crate::keeper;
 
-driver_functions! { CUDA:
+driver_functions! { Cuda:
     pool_attribute = c"cuMemPoolGetAttribute" (pool: Handle, attribute: i32, value: *mut c_void);
     trim = c"cuMemPoolTrimTo" (pool: Handle, keep: usize);
     graph_memory = c"cuDeviceGetGraphMemAttribute" (device: Device, attribute: i32, value: *mut c_void);
@@ -198,7 +198,7 @@ impl Pool {
         &self,
         process: &Process,
         bytes: u64,
-        ask: impl Fn() -> Status,
+        ask: &dyn Fn() -> Status,
         undo: impl FnOnce(),
     ) -> Status {
         let blocks = whole_blocks(bytes);
@@ -245,7 +245,7 @@ impl Pool {
         &self,
         process: &Process,
         bytes: u64,
-        ask: impl Fn() -> Status,
+        ask: &dyn Fn() -> Status,
         undo: impl FnOnce(),
     ) -> Status {
         let mut charged = whole_blocks(bytes);

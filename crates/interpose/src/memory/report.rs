@@ -6,7 +6,7 @@ use crate::cuda::{Device, SUCCESS, Status};
 use crate::door::table::hooks;
 use crate::grant::Process;
 
-hooks! { CUDA:
+hooks! { Cuda:
     cuMemGetInfo_v2(free: *mut usize, total: *mut usize) => info;
     cuMemGetInfo(free: *mut u32, total: *mut u32) => info_v1;
     cuDeviceTotalMem_v2(bytes: *mut usize, device: Device) => total;

@@ -12,7 +12,7 @@ use crate::door::library::driver_functions;
 use crate::door::table::hooks;
 use crate::grant::Process;
 
-hooks! { CUDA:
+hooks! { Cuda:
     cuMemAllocAsync(pointer: *mut DevicePointer, bytes: usize, stream: Handle) => alloc::<false>;
     cuMemAllocAsync_ptsz(pointer: *mut DevicePointer, bytes: usize, stream: Handle) => alloc::<true>;
     cuMemAllocFromPoolAsync(
@@ -30,7 +30,7 @@ hooks! { CUDA:
     cuMemPoolImportPointer(pointer: *mut DevicePointer, pool: Handle, shared: *mut c_void) => import;
 }
 
-driver_functions! { CUDA:
+driver_functions! { Cuda:
     pool_of_device = c"cuDeviceGetMemPool" (pool: *mut Handle, device: Device);
     default_pool = c"cuDeviceGetDefaultMemPool" (pool: *mut Handle, device: Device);
     current_device = c"cuCtxGetDevice" (device: *mut Device);
@@ -59,7 +59,7 @@ unsafe fn alloc<const PER_THREAD: bool>(
     // Without a context the driver refuses by itself.
     let Some(pool) = usual_pool() else { return ask() };
     // SAFETY: as above; the stream is the program's.
-    unsafe { take(pool, bytes, ask, pointer, stream) }
+    unsafe { take(pool, bytes, &ask, pointer, stream) }
 }
 
 /// The pool of the current device.
@@ -123,13 +123,14 @@ unsafe fn alloc_from<const PER_THREAD: bool>(
         return graphs::taking(graph, None, bytes, ask);
     }
     // SAFETY: as above.
-    unsafe { take(pool, bytes, ask, pointer, stream) }
+    unsafe { take(pool, bytes, &ask, pointer, stream) }
 }
 
 unsafe fn take(
     pool: Handle,
     bytes: usize,
-    ask: impl Fn() -> Status,
+    // Not generic: four functions come here.
+    ask: &dyn Fn() -> Status,
     pointer: *mut DevicePointer,
     stream: Stream,
 ) -> Status {

@@ -1,17 +1,19 @@
 //! Physical memory by handles, and its mappings. A handle's memory lives until the handle is released as often as it was
 //! taken and no mapping of it is left.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
+use std::hash::BuildHasherDefault;
 use std::sync::{MutexGuard, PoisonError};
 
 use tessera_limits::budget::whole_blocks;
 
+use super::books::Mixer;
 use crate::cuda::{DevicePointer, Location, Placement, SUCCESS, Status};
 use crate::door::library::driver_functions;
 use crate::door::table::hooks;
 use crate::grant::Process;
 
-hooks! { CUDA:
+hooks! { Cuda:
     cuMemCreate(handle: *mut u64, bytes: usize, placement: *const Placement, flags: u64) => create;
     cuMemRelease(handle: u64) => release;
     cuMemRetainAllocationHandle(handle: *mut u64, address: DevicePointer) => retain;
@@ -24,19 +26,23 @@ hooks! { CUDA:
     cuMemUnmap(address: DevicePointer, bytes: usize) => unmap;
 }
 
-driver_functions! { CUDA:
+driver_functions! { Cuda:
     properties = c"cuMemGetAllocationPropertiesFromHandle" (placement: *mut Placement, handle: u64);
 }
 
-/// The handles and mappings of this process.
-#[derive(Debug, Default)]
+/// The handles of this process, and the handle of each address where something is mapped.
+#[derive(Default)]
 pub struct Handles {
-    handles: HashMap<u64, Physical>,
-    /// By address: how long, and of which handle.
-    mappings: BTreeMap<DevicePointer, (u64, u64)>,
+    handles: HashMap<u64, Physical, BuildHasherDefault<Mixer>>,
+    mappings: HashMap<DevicePointer, Mapping, BuildHasherDefault<Mixer>>,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Copy)]
+struct Mapping {
+    handle: u64,
+    bytes: u64,
+}
+
 struct Physical {
     card: usize,
     charged: u64,
@@ -194,7 +200,7 @@ unsafe fn map(
         if unpaid.is_some() {
             physical.charged += needed;
         }
-        all.mappings.insert(address, (bytes as u64, handle));
+        all.mappings.insert(address, Mapping { handle, bytes: bytes as u64 });
     }
     status
 }
@@ -208,12 +214,17 @@ unsafe fn unmap(
     let status = unsafe { driver(address, bytes) };
     let Some(process) = Process::if_loaded().filter(|_| status == SUCCESS) else { return status };
     let mut all = handles(process);
-    let range = address..address.saturating_add(bytes as u64);
-    let gone: Vec<_> = all.mappings.range(range).map(|(&address, &(_, handle))| (address, handle)).collect();
     let mut refunds = Vec::new();
-    for (address, handle) in gone {
-        all.mappings.remove(&address);
-        refunds.extend(all.drop_reference(handle));
+    match all.mappings.remove(&address) {
+        // One call for one mapping, as nearly always.
+        Some(gone) if gone.bytes == bytes as u64 => refunds.extend(all.drop_reference(gone.handle)),
+        first => {
+            let range = address..address.saturating_add(bytes as u64);
+            let rest: Vec<_> = all.mappings.extract_if(|at, _| range.contains(at)).collect();
+            for gone in first.into_iter().chain(rest.into_iter().map(|(_, gone)| gone)) {
+                refunds.extend(all.drop_reference(gone.handle));
+            }
+        }
     }
     drop(all);
     for (card, bytes) in refunds {

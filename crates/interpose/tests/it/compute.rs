@@ -1,7 +1,7 @@
 //! Shares of time. The card counts the time of kernels itself; how exact a share is on a loaded test machine is not
 //! asserted, that is measured on a real card.
 
-use crate::support::Container;
+use crate::support::{Container, Tenant};
 
 /// Launches of kernels of 1 ms for a while, as the answer tells.
 fn launched(container: &Container, door: &str, command: &str) -> u64 {
@@ -38,14 +38,15 @@ fn all_kinds_of_work_are_held_to_the_share() {
 /// Three threads whose kernels run beside each other, at half the card's time, against the same without a limit.
 #[test]
 fn what_overlaps_is_charged_once() {
-    let count = |cores: u32| -> f64 {
-        let container = Container::with(4096, cores).overlapping();
-        let answer = container.begun("proc").ask("threads x 200 2000");
+    let container = Container::with(4096, 50).overlapping();
+    let count = |mut tenant: Tenant| -> f64 {
+        assert_eq!(tenant.ask("begin"), "0");
+        let answer = tenant.ask("threads x 200 2000");
         let (count, status) = answer.split_once(' ').unwrap();
         assert_eq!(status, "0");
         count.parse().unwrap()
     };
-    let (bare, half) = (count(100), count(50));
+    let (bare, half) = (count(container.start_bare("proc")), count(container.start("proc")));
     let percent = 100.0 * half / bare;
     println!("three threads beside each other at 50 %: {percent:.1} % of bare");
     // Each of three in turn would be 17 %, three that are not charged 100 %.
@@ -70,6 +71,13 @@ fn processes_of_one_container_share_its_time() {
 fn a_whole_card_is_not_held_back() {
     let count = launched(&Container::with(4096, 100), "proc", "run deep 1000 200");
     assert!(count > 390, "nothing bounds the queue: {count}");
+}
+
+/// A share that may grow has all of the card while nobody else wants it. What is queued is bounded all the same.
+#[test]
+fn a_soft_share_alone_gets_the_card() {
+    let count = launched(&Container::with_ceiling(4096, 50, 100), "proc", "run deep 1000 300");
+    assert!((100..=330).contains(&count), "{count}");
 }
 
 #[test]

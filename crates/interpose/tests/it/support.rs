@@ -104,6 +104,13 @@ impl Container {
         container
     }
 
+    /// With `cores` percent of the card's time guaranteed and `ceiling` percent at most.
+    pub(crate) fn with_ceiling(memory: u64, cores: u32, ceiling: u32) -> Self {
+        let container = Self::with(memory, cores);
+        container.limit_to(memory, cores, ceiling);
+        container
+    }
+
     /// On a card that has room for several of its kernels at a time.
     pub(crate) fn overlapping(self) -> Self {
         Self { overlaps: true, ..self }
@@ -111,8 +118,11 @@ impl Container {
 
     /// Changes the limits, also while programs run.
     pub(crate) fn limit(&self, memory: u64, cores: u32) -> files::Mapping<Control> {
-        let card =
-            CardLimit { uuid: UUID, memory: memory << 20, context: CONTEXT << 20, cores, ceiling: cores };
+        self.limit_to(memory, cores, cores)
+    }
+
+    fn limit_to(&self, memory: u64, cores: u32, ceiling: u32) -> files::Mapping<Control> {
+        let card = CardLimit { uuid: UUID, memory: memory << 20, context: CONTEXT << 20, cores, ceiling };
         files::grant(&self.grant(), &Limits { generation: 1, cards: vec![card], ..Limits::default() })
             .unwrap()
     }
@@ -129,14 +139,25 @@ impl Container {
 
     /// A program that enters by `door`.
     pub(crate) fn start(&self, door: &str) -> Tenant {
+        self.start_under(Some(&Built::get().library), door)
+    }
+
+    /// The same without the library.
+    pub(crate) fn start_bare(&self, door: &str) -> Tenant {
+        self.start_under(None, door)
+    }
+
+    fn start_under(&self, library: Option<&Path>, door: &str) -> Tenant {
         let built = Built::get();
         let mut command = Command::new(&built.tenant);
+        if let Some(library) = library {
+            command.env("LD_PRELOAD", library);
+        }
         if self.overlaps {
             command.env("SIMULATED_OVERLAP", "1");
         }
         let mut child = command
             .arg(door)
-            .env("LD_PRELOAD", &built.library)
             .env("LD_LIBRARY_PATH", &built.drivers)
             .env("TESSERA_GRANT", self.grant())
             .env("SIMULATED_CARD", &self.card)
