@@ -83,7 +83,7 @@ const PIECES: u32 = 2;
 /// However little each of many streams has, all together do not have more than so many times that.
 const FULL: u64 = 4;
 
-/// Not for longer than this: a kernel may wait for another that is not launched yet.
+/// Nobody is held back for longer than this while nothing happens: work may wait for other work that is not launched yet.
 const HOLD: u64 = 250_000_000;
 
 impl Default for Compute {

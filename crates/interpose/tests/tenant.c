@@ -1,4 +1,4 @@
-/* A program that uses a card, by one of the three doors. usage: tenant link|dlsym|proc
+/* A program that uses a card, by one of the three doors. usage: tenant link|dlsym|proc|default|next
  * Reads commands from stdin, one per line, and answers each with one line. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -49,6 +49,7 @@ typedef uint64_t P;
     F(S, cuMemcpyPeerAsync, , 4000, (P, H, P, H, size_t, H))                                                           \
     F(S, cuMemcpy2D, _v2, 3020, (const size_t *))                                                                      \
     F(S, cuMemcpyBatchAsync, _v2, 13000, (P *, P *, size_t *, size_t, void *, size_t *, size_t, H))                    \
+    F(S, cuMemcpyAtoA, _v2, 3020, (H, size_t, H, size_t, size_t))                                                      \
     F(S, cuMemsetD32, _v2, 3020, (P, unsigned, size_t))                                                                \
     F(S, cuMemsetD8Async, , 3020, (P, unsigned char, size_t, H))                                                       \
     F(S, cuStreamBeginCapture, _v2, 10010, (H, int))                                                                   \
@@ -91,6 +92,14 @@ static void by_dlsym(void) {
     FUNCTIONS(LOOK)
 #define LOOK_OWN(R, name, suffix, version, arguments) own_##name = (R(*) arguments)dlsym(driver, #name #suffix);
     PER_THREAD(LOOK_OWN)
+}
+
+/* The look-ups that depend on who asks. */
+static void by_order(void *order) {
+#define FIND(R, name, suffix, version, arguments) p_##name = (R(*) arguments)dlsym(order, #name #suffix);
+    FUNCTIONS(FIND)
+#define FIND_OWN(R, name, suffix, version, arguments) own_##name = (R(*) arguments)dlsym(order, #name #suffix);
+    PER_THREAD(FIND_OWN)
 }
 
 static void by_proc_address(void) {
@@ -220,6 +229,12 @@ static void *beside(void *count) {
     return 0;
 }
 
+/* Waits, in the simulated driver, for a kernel of another thread. */
+static void *depend(void *unused) {
+    together.status = p_cuCtxSetCurrent(together.context) | p_cuMemcpyAtoA(0, 0, 0, 0, 1);
+    return 0;
+}
+
 int main(int argc, char **argv) {
     char line[256], word[64], way[64];
     H stream = (H)0x5000;
@@ -227,6 +242,8 @@ int main(int argc, char **argv) {
     if (!strcmp(argv[1], "link")) by_link();
     if (!strcmp(argv[1], "dlsym")) by_dlsym();
     if (!strcmp(argv[1], "proc")) by_proc_address();
+    if (!strcmp(argv[1], "default")) by_order(RTLD_DEFAULT);
+    if (!strcmp(argv[1], "next")) by_order(RTLD_NEXT);
     setvbuf(stdout, 0, _IOLBF, 0);
     while (fgets(line, sizeof line, stdin)) {
         size_t mib = 0, rounds = 0;
@@ -296,6 +313,14 @@ int main(int argc, char **argv) {
                 if (took < least) least = took;
             }
             printf("%.1f\n", least);
+        } else if (!strcmp(word, "depend")) { /* by the time of our launch the other's waiting has used up the window */
+            pthread_t other;
+            alarm(20);
+            pthread_create(&other, 0, depend, 0);
+            usleep(200000);
+            S s = start("kernel", 100);
+            pthread_join(other, 0);
+            printf("%d\n", s | together.status);
         } else if (!strcmp(word, "threads")) { /* the same from three threads, in streams that run beside each other where the card lets them */
             pthread_t threads[3];
             size_t counts[3] = {0};

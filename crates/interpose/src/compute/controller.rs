@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use tessera_limits::pacer::{Pacer, SharedPacer};
 use tessera_limits::{CARDS, futex};
 
-use super::{Gate, QUEUE};
+use super::{Gate, HOLD, QUEUE};
 use crate::door::library::driver_functions;
 use crate::grant::Process;
 
@@ -51,6 +51,8 @@ struct State {
     idle_since: u64,
     /// When a fence was last reached.
     progressed: u64,
+    /// When the gate was last closed by our own account.
+    closed: u64,
     /// Launches seen at the last look: a stream that is fed needs no fence yet.
     launches: u64,
     /// Work that has ended, by estimate, in how much busy time.
@@ -171,14 +173,17 @@ impl State {
     }
 
     /// Opens and closes by our own account and that of all processes here.
-    fn pace(&self, gate: &Gate, shared: Pacer, percent: u32) -> Rest {
+    fn pace(&mut self, gate: &Gate, shared: Pacer, percent: u32) -> Rest {
         let now = futex::now();
         let is_open = gate.open.load(Ordering::Relaxed) == 1;
         let is_spent = self.pacer.is_spent(now, percent) || shared.is_spent(now, percent);
         let opens_at = self.pacer.opens_at().max(shared.opens_at());
+        // Work that waits for other work, which waits at the gate, would be charged for ever.
+        let is_stuck = !is_open && gate.is_busy() && now > self.progressed.max(self.closed) + HOLD;
         if is_open && is_spent {
             gate.set_open(false);
-        } else if !is_open && (percent >= 100 || now >= opens_at) {
+            self.closed = now;
+        } else if !is_open && (percent >= 100 || now >= opens_at || is_stuck) {
             gate.set_open(true);
         }
         // Another process may have charged more until then, or the limits may change.

@@ -24,6 +24,8 @@ hooks! { Cuda:
     cuCtxCreate_v4(
         context: *mut Handle, parameters: *mut c_void, flags: u32, device: Device
     ) => create_v4;
+    cuGLCtxCreate(context: *mut Handle, flags: u32, device: Device) => create;
+    cuGLCtxCreate_v2(context: *mut Handle, flags: u32, device: Device) => create;
     cuCtxDestroy(context: Handle) => destroy;
     cuCtxDestroy_v2(context: Handle) => destroy;
     cuCtxAttach(context: *mut Handle, flags: u32) => attach;

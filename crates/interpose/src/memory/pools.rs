@@ -132,8 +132,8 @@ impl Pools {
 }
 
 impl Pool {
-    /// An attribute of the pool; 0 where it cannot be asked.
-    fn ask(&self, pool_attribute_number: i32) -> u64 {
+    /// An attribute of the pool, where it can be asked.
+    fn ask(&self, pool_attribute_number: i32) -> Option<u64> {
         let mut value = 0_u64;
         let place = (&raw mut value).cast();
         // SAFETY: all attributes asked for are 64 bits wide.
@@ -145,7 +145,7 @@ impl Pool {
                 Source::Graphs(device) => graph_memory(device, GRAPH_MEMORY_RESERVED, place),
             }
         };
-        if status == SUCCESS { value } else { 0 }
+        (status == SUCCESS).then_some(value)
     }
 
     /// Charges the pool with what it has reserved and what is on its way.
@@ -155,7 +155,9 @@ impl Pool {
             // What was charged ahead may have covered what the agent would have seen beyond the ledger.
             process.memory.code.note_loaded();
         }
-        let reserved = self.ask(POOL_RESERVED) + self.on_the_way.load(Ordering::SeqCst);
+        // Where it cannot be asked it stays charged with what it was.
+        let Some(reserved) = self.ask(POOL_RESERVED) else { return };
+        let reserved = reserved + self.on_the_way.load(Ordering::SeqCst);
         let target = reserved.max(self.promised.load(Ordering::SeqCst));
         let before = self.charged.swap(target, Ordering::SeqCst);
         if target > before {
@@ -190,7 +192,8 @@ impl Pool {
     }
 
     fn spare(&self) -> u64 {
-        self.ask(POOL_RESERVED).saturating_sub(self.ask(POOL_USED))
+        let asked = self.ask(POOL_RESERVED).zip(self.ask(POOL_USED));
+        asked.map_or(0, |(reserved, used)| reserved.saturating_sub(used))
     }
 
     /// Asks the driver for `bytes` of this pool.
@@ -225,7 +228,8 @@ impl Pool {
         if process.account.held(self.card).saturating_add(COMFORT) > process.memory_limit(self.card) {
             return false;
         }
-        let target = self.ask(POOL_RESERVED) + self.on_the_way.load(Ordering::SeqCst) + AHEAD;
+        let Some(reserved) = self.ask(POOL_RESERVED) else { return false };
+        let target = reserved + self.on_the_way.load(Ordering::SeqCst) + AHEAD;
         let before = self.charged.swap(target, Ordering::SeqCst);
         if target < before {
             process.refund(self.card, before - target);

@@ -13,7 +13,7 @@ fn launched(container: &Container, door: &str, command: &str) -> u64 {
 
 #[test]
 fn a_limited_program_gets_its_share_by_every_door() {
-    for door in ["link", "dlsym", "proc"] {
+    for door in ["link", "dlsym", "proc", "default", "next"] {
         for way in ["sync", "deep"] {
             let count = launched(&Container::with(4096, 20), door, &format!("run {way} 1000 1500"));
             // 20 % of 1.5 s are 300 kernels of 1 ms. Never far above; below only as the machine is loaded.
@@ -65,6 +65,13 @@ fn processes_of_one_container_share_its_time() {
     println!("two processes at 40 %: {counts:?}, {percent:.1} % of the card");
     assert!((20.0..48.0).contains(&percent), "{counts:?}: {percent:.1} %");
     assert!(counts.iter().all(|&count| count > 200), "{counts:?}");
+}
+
+/// A thread is kept by work that waits for a kernel, and the thread that would launch it waits at the gate.
+#[test]
+fn work_that_waits_for_other_work_does_not_hang() {
+    let mut tenant = Container::with(4096, 10).begun("proc");
+    assert_eq!(tenant.ask("depend"), "0");
 }
 
 #[test]

@@ -9,7 +9,7 @@ const PIECES: u64 = (LIMIT - CONTEXT) / 64;
 
 #[test]
 fn every_way_and_door_stops_at_the_limit() {
-    for door in ["link", "dlsym", "proc"] {
+    for door in ["link", "dlsym", "proc", "default", "next"] {
         for way in ["plain", "managed", "pitch", "array", "vmm", "async"] {
             let container = Container::with_memory(LIMIT);
             let mut tenant = container.begun(door);
