@@ -22,6 +22,12 @@ const SLOW_TICK: u64 = 1_500_000;
 /// and at most, while somebody waits for room in the queue.
 const TICK: u64 = 500_000;
 
+/// When work has ended for which somebody waited: less than half of the queue that is full again.
+const AFTER_PROGRESS: u64 = QUEUE * 2 / 5;
+
+/// Less than this it is not worth to sleep.
+const SHORTEST_REST: u64 = 40_000;
+
 /// How long a closed gate is left alone at most.
 const LONGEST_REST: u64 = 100_000_000;
 
@@ -49,6 +55,8 @@ struct State {
     charged: u64,
     /// When the last work had ended.
     idle_since: u64,
+    /// When this was last looked at.
+    looked: u64,
     /// When a fence was last reached.
     progressed: u64,
     /// When the gate was last closed by our own account.
@@ -57,8 +65,30 @@ struct State {
     launches: u64,
     /// Work that has ended, by estimate, in how much busy time.
     pace: (u64, u64),
+    flow: Flow,
     /// What the arbiter was told last: whether we want the card, and the number of the window we have drained.
     told: (bool, u32),
+}
+
+/// How launches come.
+#[derive(Clone, Copy, Debug, Default)]
+enum Flow {
+    #[default]
+    Steady,
+    /// A few since the last look, or the first after a while.
+    Sparse,
+    /// None since the last look: this may be the end.
+    Still,
+}
+
+impl Flow {
+    fn of(launches: u64) -> Self {
+        match launches {
+            0 => Self::Still,
+            1..=4 => Self::Sparse,
+            _ => Self::Steady,
+        }
+    }
 }
 
 /// How long there is nothing to look at.
@@ -103,6 +133,7 @@ impl Rest {
 impl State {
     fn look(&mut self, process: &Process, card: usize, gate: &Gate, is_quiet: bool) -> Rest {
         let now = futex::now();
+        self.looked = now;
         let percent = gate.percent.load(Ordering::Relaxed);
         let shared = process.account.pacer(card);
         if percent != self.percent {
@@ -143,7 +174,7 @@ impl State {
             process.ring();
         }
         match (is_open, is_busy, wants) {
-            (true, true, _) => Rest::For(self.until_room(gate, now).min(deadline - now)),
+            (true, true, _) => Rest::For(self.until_news(gate, now).min(deadline - now)),
             (false, true, _) => Rest::For(self.until_drained(gate, now)),
             (true, false, true) => Rest::For(GAP),
             (true, false, false) => Rest::For(deadline - now),
@@ -152,24 +183,35 @@ impl State {
         }
     }
 
-    /// How long not to look while work runs: half of what is queued, where somebody waits for room in the queue.
-    fn until_room(&self, gate: &Gate, now: u64) -> u64 {
-        if gate.waiting.load(Ordering::SeqCst) == 0 {
-            return SLOW_TICK;
+    /// How long not to look while work runs and more may come.
+    fn until_news(&self, gate: &Gate, now: u64) -> u64 {
+        if gate.waiting.load(Ordering::SeqCst) > 0 {
+            // Somebody waits for room in the queue, which must not run dry. Who has just got some fills it again.
+            let left = self.time_of_queue(gate).saturating_sub(now.saturating_sub(self.progressed));
+            let has_room = self.progressed == self.looked;
+            return if has_room { AFTER_PROGRESS } else { (left / 2).clamp(TICK, SLOW_TICK) };
         }
-        (self.left(gate, now) / 2).clamp(TICK, SLOW_TICK)
+        match self.flow {
+            Flow::Steady => SLOW_TICK,
+            Flow::Sparse => self.time_of_queue(gate).clamp(TICK, SLOW_TICK),
+            Flow::Still => self.until_drained(gate, now),
+        }
     }
 
-    /// How long not to look while the queue drains: half of what is left, for the end must be seen soon.
+    /// How long not to look while the queue drains: most of what is left by estimate, then ever longer, as the estimate was wrong. The
+    /// end must be seen soon.
     fn until_drained(&self, gate: &Gate, now: u64) -> u64 {
-        (self.left(gate, now) / 2).clamp(40_000, TICK)
+        let (expected, passed) = (self.time_of_queue(gate), now.saturating_sub(self.progressed));
+        match expected.checked_sub(passed) {
+            Some(left) => (left * 3 / 4).clamp(SHORTEST_REST, SLOW_TICK),
+            None => ((passed - expected) / 4).clamp(SHORTEST_REST, TICK),
+        }
     }
 
-    /// How long what is queued will take, by estimate and by the pace at which such work ends.
-    fn left(&self, gate: &Gate, now: u64) -> u64 {
+    /// How long what is queued takes, by estimate and by the pace at which such work ends.
+    fn time_of_queue(&self, gate: &Gate) -> u64 {
         let most = gate.most_queued.load(Ordering::Relaxed).max(QUEUE);
-        let queued = gate.queued.load(Ordering::Relaxed).min(MOST_QUEUED) * QUEUE / most;
-        queued.saturating_sub(now.saturating_sub(self.progressed))
+        gate.queued.load(Ordering::Relaxed).min(MOST_QUEUED) * QUEUE / most
     }
 
     /// Opens and closes by our own account and that of all processes here.
@@ -189,7 +231,7 @@ impl State {
         // Another process may have charged more until then, or the limits may change.
         let reopens = opens_at.saturating_sub(now).clamp(1_000, LONGEST_REST);
         match (gate.is_busy(), gate.open.load(Ordering::Relaxed) == 1) {
-            (true, true) => Rest::For(self.until_room(gate, now)),
+            (true, true) => Rest::For(self.until_news(gate, now)),
             (true, false) => Rest::For(reopens.min(TICK)),
             (false, false) => Rest::For(reopens),
             (false, true) => Rest::Idle,
@@ -200,7 +242,8 @@ impl State {
     fn follow(&mut self, process: &Process, shared: &SharedPacer, gate: &Gate, now: u64, is_quiet: bool) {
         let mut lanes = gate.lanes();
         let ended = lanes.follow(&process.compute.costs);
-        if is_quiet && lanes.launches == self.launches {
+        self.flow = Flow::of(lanes.launches - self.launches);
+        if is_quiet && matches!(self.flow, Flow::Still) {
             // Nothing new since the last look: what has no fence gets one, or its end would not be seen.
             lanes.fence_all();
         }
@@ -212,6 +255,7 @@ impl State {
             // Work has come. A short pause before it is charged with it.
             let began = gate.busy_since.load(Ordering::Acquire).max(self.idle_since).min(now);
             self.charged = if began - self.idle_since < GAP { self.idle_since } else { began };
+            (self.progressed, self.flow) = (began, Flow::Sparse);
         }
         self.pacer.charge(self.charged, now, self.percent);
         shared.charge(self.charged, now, self.percent);
