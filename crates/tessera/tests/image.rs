@@ -1,5 +1,7 @@
 //! The container image: what `deploy/image/build` packs can be read by runtimes, and runs with nothing but what is in it.
 
+#![allow(clippy::unwrap_used, reason = "helpers of tests may fail like tests")]
+
 use std::{
     fs,
     path::{Path, PathBuf},
