@@ -135,6 +135,7 @@ static S remember(size_t bytes, const char *way, H *made) {
     return s ? s : p_cuGraphLaunch(*made, 0);
 }
 
+static int device;
 static P held[100000];
 static int holds;
 
@@ -143,7 +144,7 @@ static S take(const char *way, size_t bytes) {
     H h = 0;
     size_t pitch;
     S s = 1;
-    struct { int type, handles, location, id; uint64_t rest[16]; } on_card = {1, 0, 1, 0, {0}}, on_host = {1, 0, 2, 0, {0}};
+    struct { int type, handles, location, id; uint64_t rest[16]; } on_card = {1, 0, 1, device, {0}}, on_host = {1, 0, 2, 0, {0}};
     struct { size_t width, height, depth; unsigned format, channels, flags; } array = {1024, bytes / 4096, 0, 0x20, 1, 0};
     if (!strcmp(way, "plain")) s = p_cuMemAlloc(&p, bytes);
     if (!strcmp(way, "managed")) s = p_cuMemAllocManaged(&p, bytes, 1);
@@ -178,7 +179,7 @@ static struct { size_t us; double end; S status; H context; } together;
 static S begin(void) {
     H context;
     S s = p_cuInit(0);
-    if (s == 0) s = p_cuDevicePrimaryCtxRetain(&context, 0);
+    if (s == 0) s = p_cuDevicePrimaryCtxRetain(&context, device);
     if (s == 0) s = p_cuCtxSetCurrent(context);
     together.context = context;
     return s;
@@ -253,6 +254,7 @@ int main(int argc, char **argv) {
         else if (!strcmp(word, "end")) printf("%d\n", p_cuDevicePrimaryCtxRelease(0));
         else if (!strcmp(word, "reset")) printf("%d\n", p_cuDevicePrimaryCtxReset(0));
         else if (!strcmp(word, "init")) printf("%d\n", p_cuInit(0));
+        else if (!strcmp(word, "on")) printf("%d\n", device = atoi(way)); /* the device that the next `begin` is about */
         else if (!strcmp(word, "take")) printf("%d\n", take(way, mib << 20));
         else if (!strcmp(word, "fill")) { /* as many as there are */
             int count = 0;
@@ -264,10 +266,10 @@ int main(int argc, char **argv) {
             while (holds) s |= give(way, held[--holds]);
             printf("%d\n", s);
         } else if (!strcmp(word, "info")) {
-            size_t free = 0, total = 0, device = 0;
+            size_t free = 0, total = 0, all = 0;
             p_cuMemGetInfo(&free, &total);
-            p_cuDeviceTotalMem(&device, 0);
-            printf("%zu %zu %zu\n", free >> 20, total >> 20, device >> 20);
+            p_cuDeviceTotalMem(&all, device);
+            printf("%zu %zu %zu\n", free >> 20, total >> 20, all >> 20);
         } else if (!strcmp(word, "churn")) { /* takes and frees for ever */
             puts("0");
             for (;;) {
@@ -313,6 +315,37 @@ int main(int argc, char **argv) {
                 if (took < least) least = took;
             }
             printf("%.1f\n", least);
+        } else if (!strcmp(word, "contexts")) { /* work in the default stream of contexts that come and go, and of one that stays */
+            double end = now() + rounds / 1e3;
+            size_t count = 0;
+            S s = 0;
+            while (now() < end && s == 0) {
+                H other;
+                s |= p_cuCtxCreate(&other, 0, device);
+                for (int i = 0; i < 5; i++, count += 2) {
+                    s |= start("kernel", mib) | p_cuCtxSetCurrent(together.context);
+                    s |= start("kernel", mib) | p_cuCtxSetCurrent(other);
+                }
+                if (count % 20) s |= p_cuCtxSynchronize();
+                s |= p_cuCtxDestroy(other) | p_cuCtxSetCurrent(together.context);
+            }
+            p_cuCtxSynchronize();
+            printf("%zu %d\n", count, s);
+        } else if (!strcmp(word, "beside")) { /* captures, for `rounds` milliseconds, while other threads launch; answers how many were ruined */
+            pthread_t threads[3];
+            size_t counts[3] = {0}, ruined = 0;
+            together.us = mib, together.end = now() + rounds / 1e3;
+            for (int i = 0; i < 3; i++) pthread_create(&threads[i], 0, beside, &counts[i]);
+            while (now() < together.end) {
+                H stream, graph;
+                p_cuStreamCreate(&stream, 1);
+                p_cuStreamBeginCapture(stream, 0);
+                for (int i = 0; i < 10; i++) p_cuLaunchKernel((H)1000, 1, 1, 1, 1, 1, 1, 0, stream, 0, 0), usleep(200);
+                ruined += p_cuStreamEndCapture(stream, &graph) != 0;
+                p_cuStreamDestroy(stream);
+            }
+            for (int i = 0; i < 3; i++) pthread_join(threads[i], 0);
+            printf("%zu %d\n", ruined, together.status);
         } else if (!strcmp(word, "depend")) { /* by the time of our launch the other's waiting has used up the window */
             pthread_t other;
             alarm(20);

@@ -1,11 +1,11 @@
 //! Graphs: how long they run, and what memory they take when they first do. The driver keeps that when the graph is gone, until it is
-//! trimmed.
+//! trimmed. Graphs take memory of the first device only.
 
 use std::collections::HashMap;
 use std::ffi::c_void;
 use std::sync::{LazyLock, Mutex};
 
-use crate::contexts::{as_handle, initialised, next_handle};
+use crate::contexts::{as_handle, next_handle, on};
 use crate::{Handle, INVALID_VALUE, OUT_OF_MEMORY, SUCCESS, Status};
 
 static GRAPHS: LazyLock<Mutex<HashMap<usize, Graph>>> = LazyLock::new(Mutex::default);
@@ -43,7 +43,7 @@ pub fn begin(graph: Handle) -> Result<u64, Status> {
     };
     let graph = graphs.get_mut(&graph.addr()).ok_or(INVALID_VALUE)?;
     if !graph.has_memory {
-        if !initialised()?.take(graph.bytes) {
+        if !on(0)?.take(graph.bytes) {
             return Err(OUT_OF_MEMORY);
         }
         reserved.0 += graph.bytes;
@@ -126,7 +126,7 @@ pub unsafe extern "C" fn cuDeviceGetGraphMemAttribute(
 
 #[unsafe(no_mangle)]
 pub extern "C" fn cuDeviceGraphMemTrim(_device: i32) -> Status {
-    let (Ok(mine), Ok(mut reserved)) = (initialised(), RESERVED.lock()) else { return INVALID_VALUE };
+    let (Ok(mine), Ok(mut reserved)) = (on(0), RESERVED.lock()) else { return INVALID_VALUE };
     mine.give(reserved.1);
     *reserved = (reserved.0 - reserved.1, 0);
     SUCCESS

@@ -2,18 +2,29 @@
 
 use std::collections::HashMap;
 use std::ffi::c_void;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{LazyLock, Mutex};
 
 use crate::card::now;
-use crate::contexts::{as_handle, current, next_handle};
+use crate::contexts::{as_handle, assert_alive, current, is_relaxed, next_handle};
 use crate::graphs;
-use crate::{Handle, INVALID_VALUE, NOT_READY, SUCCESS, Status};
+use crate::{
+    CAPTURE_INVALIDATED, CAPTURE_UNSUPPORTED, Handle, INVALID_HANDLE, INVALID_VALUE, NOT_READY, SUCCESS,
+    Status,
+};
 
 /// When the last kernel of each stream ends; and, for a capturing one, what was captured.
 static STREAMS: LazyLock<Mutex<HashMap<Key, Stream>>> = LazyLock::new(Mutex::default);
-/// When events happen.
-static EVENTS: LazyLock<Mutex<HashMap<usize, u64>>> = LazyLock::new(Mutex::default);
+static EVENTS: LazyLock<Mutex<HashMap<usize, Event>>> = LazyLock::new(Mutex::default);
+/// Whether a capture was disturbed by a call of a thread that was not relaxed about captures.
+static DISTURBED: AtomicBool = AtomicBool::new(false);
+
+/// When it happens, and the context it lives in.
+#[derive(Clone, Copy)]
+struct Event {
+    at: u64,
+    context: u64,
+}
 
 /// A stream, and whose: each context has default streams, one of them for each thread.
 type Key = (usize, u64, u64);
@@ -222,7 +233,7 @@ pub unsafe extern "C" fn cuStreamEndCapture(stream: Handle, graph: *mut Handle) 
     let Ok(mut streams) = STREAMS.lock() else { return INVALID_VALUE };
     let captured = streams.get_mut(&key(stream, false)).and_then(|stream| stream.captures.take());
     unsafe { *graph = captured.unwrap_or(std::ptr::null_mut()) };
-    SUCCESS
+    if DISTURBED.swap(false, Ordering::SeqCst) { CAPTURE_INVALIDATED } else { SUCCESS }
 }
 
 #[unsafe(no_mangle)]
@@ -249,7 +260,10 @@ pub fn captures(stream: Handle) -> Option<Handle> {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuEventCreate(event: *mut Handle, _flags: u32) -> Status {
-    unsafe { *event = as_handle(next_handle()) };
+    let (Ok((context, _)), Ok(mut events)) = (current(), EVENTS.lock()) else { return INVALID_VALUE };
+    let handle = as_handle(next_handle());
+    events.insert(handle.addr(), Event { at: 0, context });
+    unsafe { *event = handle };
     SUCCESS
 }
 
@@ -273,23 +287,47 @@ pub extern "C" fn cuEventRecord_ptsz(event: Handle, stream: Handle) -> Status {
 
 fn record(event: Handle, stream: Key) -> Status {
     let at = end(stream).max(now());
-    if let Ok(mut events) = EVENTS.lock() {
-        events.insert(event.addr(), at);
+    let (Ok((context, _)), Ok(mut events)) = (current(), EVENTS.lock()) else { return INVALID_VALUE };
+    match events.get_mut(&event.addr()) {
+        Some(event) if event.context == context => {
+            event.at = at;
+            SUCCESS
+        }
+        Some(event) => {
+            assert_alive(event.context);
+            INVALID_HANDLE
+        }
+        None => INVALID_HANDLE,
     }
-    SUCCESS
 }
 
+/// An event that is asked for; its context must live.
+fn event(event: Handle) -> Option<Event> {
+    let event = EVENTS.lock().ok()?.get(&event.addr()).copied()?;
+    assert_alive(event.context);
+    Some(event)
+}
+
+/// Ruins captures of others if this thread is not relaxed about them, like the real one.
 #[unsafe(no_mangle)]
-pub extern "C" fn cuEventQuery(event: Handle) -> Status {
-    let at = EVENTS.lock().ok().and_then(|events| events.get(&event.addr()).copied()).unwrap_or(0);
-    if at <= now() { SUCCESS } else { NOT_READY }
+pub extern "C" fn cuEventQuery(asked: Handle) -> Status {
+    let captures =
+        STREAMS.lock().is_ok_and(|streams| streams.values().any(|stream| stream.captures.is_some()));
+    if captures && !is_relaxed() {
+        DISTURBED.store(true, Ordering::SeqCst);
+        return CAPTURE_UNSUPPORTED;
+    }
+    match event(asked) {
+        Some(event) if event.at > now() => NOT_READY,
+        Some(_) => SUCCESS,
+        None => INVALID_HANDLE,
+    }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuEventElapsedTime(milliseconds: *mut f32, from: Handle, to: Handle) -> Status {
-    let Ok(events) = EVENTS.lock() else { return INVALID_VALUE };
-    let at = |event: Handle| events.get(&event.addr()).copied().unwrap_or(0);
-    let elapsed = std::time::Duration::from_nanos(at(to).saturating_sub(at(from)));
+    let (Some(from), Some(to)) = (event(from), event(to)) else { return INVALID_HANDLE };
+    let elapsed = std::time::Duration::from_nanos(to.at.saturating_sub(from.at));
     unsafe { *milliseconds = elapsed.as_secs_f32() * 1e3 };
     SUCCESS
 }

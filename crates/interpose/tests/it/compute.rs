@@ -67,6 +67,40 @@ fn processes_of_one_container_share_its_time() {
     assert!(counts.iter().all(|&count| count > 200), "{counts:?}");
 }
 
+/// The simulated driver aborts when anything of a context that is gone is used.
+#[test]
+fn contexts_come_and_go_while_they_work() {
+    let mut tenant = Container::with(8192, 20).begun("dlsym");
+    let answer = tenant.ask("contexts x 1000 1000");
+    let (count, status) = answer.split_once(' ').unwrap();
+    assert_eq!(status, "0");
+    let count: u64 = count.parse().unwrap();
+    // 20 % of 1 s are 200 kernels of 1 ms in all default streams together.
+    assert!((20..=290).contains(&count), "{count}");
+    assert_eq!(tenant.end(), "");
+}
+
+/// Our own thread looks at events all the while, which would ruin a capture if it were not relaxed about them.
+#[test]
+fn captures_beside_launches_are_not_disturbed() {
+    let mut tenant = Container::with(4096, 50).begun("proc");
+    assert_eq!(tenant.ask("beside x 300 1000"), "0 0");
+}
+
+#[test]
+fn each_card_has_its_own_share() {
+    let container = Container::with_cards(&[(4096, 20), (4096, 60)], "1,0");
+    let mut tenant = container.start("link");
+    let mut launched = |device: u32| -> u64 {
+        tenant.ask(&format!("on {device}"));
+        assert_eq!(tenant.ask("begin"), "0");
+        tenant.ask("run sync 1000 1000").parse().unwrap()
+    };
+    let (of_60, of_20) = (launched(0), launched(1));
+    assert!((60..=690).contains(&of_60) && (20..=270).contains(&of_20), "{of_60} for 60 %, {of_20} for 20 %");
+    assert!(of_60 > of_20, "{of_60} for 60 %, {of_20} for 20 %");
+}
+
 /// A thread is kept by work that waits for a kernel, and the thread that would launch it waits at the gate.
 #[test]
 fn work_that_waits_for_other_work_does_not_hang() {

@@ -184,3 +184,42 @@ fn racing_processes_never_exceed_the_limit() {
     assert!(won.iter().any(|&won| won > 0), "{won:?}");
     assert!(container.most() <= 2 * CONTEXT + 1000, "{}", container.most());
 }
+
+/// Programs number the cards as they like; each has its own limit all the same, also for what is taken of another than the current one.
+#[test]
+fn each_card_has_its_own_limit_in_any_order() {
+    let limits = [2048, 1024, 3072];
+    for order in ["0,1,2", "2,0,1", "1,2"] {
+        let cards: Vec<usize> = order.split(',').map(|card| card.parse().unwrap()).collect();
+        for way in ["plain", "vmm", "async"] {
+            let container = Container::with_cards(&limits.map(|memory| (memory, 100)), order);
+            let mut tenant = container.start("proc");
+            for (device, &card) in cards.iter().enumerate() {
+                tenant.ask(&format!("on {device}"));
+                assert_eq!(tenant.ask("begin"), "0");
+                let room = (limits[card] - CONTEXT) / 64;
+                assert_eq!(
+                    tenant.ask(&format!("fill {way} 64")),
+                    format!("{room} 2"),
+                    "{order} {device} {way}"
+                );
+                let left = limits[card] - CONTEXT - room * 64;
+                assert_eq!(
+                    tenant.ask("info"),
+                    format!("{left} {0} {0}", limits[card]),
+                    "{order} {device} {way}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn a_card_that_was_not_granted_cannot_be_used() {
+    let container = Container::with_cards(&[(2048, 100)], "1,0");
+    let mut tenant = container.start("link");
+    assert_eq!(tenant.ask("begin"), "2");
+    tenant.ask("on 1");
+    assert_eq!(tenant.ask("begin"), "0");
+    assert!(tenant.end().contains("is not granted to this container"));
+}

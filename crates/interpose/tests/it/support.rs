@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 use tempfile::TempDir;
 use tessera_limits::{CardLimit, Control, Limits, files};
 
-/// What the simulated driver calls its card.
+/// What the simulated driver calls its first card; others count up in the last byte.
 const UUID: [u8; 16] = *b"simulated-card-0";
 
 /// What the simulated driver takes for a context.
@@ -29,6 +29,8 @@ pub(crate) struct Container {
     card: PathBuf,
     /// Whether streams of a program run beside each other.
     overlaps: bool,
+    /// The order in which its programs see the cards.
+    order: &'static str,
 }
 
 /// A program in a container, told what to do line by line.
@@ -91,16 +93,33 @@ impl Container {
     /// With `memory` MiB of the card and `cores` percent of its time.
     pub(crate) fn with(memory: u64, cores: u32) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let container = Self { card: folder.path().join("card"), folder, overlaps: false };
+        let container = Self { card: folder.path().join("card"), folder, overlaps: false, order: "0" };
         container.limit(memory, cores);
         container
     }
 
     /// Another container on the same card.
     pub(crate) fn beside(other: &Self, memory: u64, cores: u32) -> Self {
-        let container =
-            Self { card: other.card.clone(), folder: tempfile::tempdir().unwrap(), overlaps: false };
+        let container = Self {
+            card: other.card.clone(),
+            folder: tempfile::tempdir().unwrap(),
+            overlaps: false,
+            order: "0",
+        };
         container.limit(memory, cores);
+        container
+    }
+
+    /// With so many MiB and so many percent of each of the first cards, which its programs see in another order.
+    pub(crate) fn with_cards(shares: &[(u64, u32)], order: &'static str) -> Self {
+        let container = Self { order, ..Self::with(0, 100) };
+        let cards = shares.iter().zip(UUID[15]..).map(|(&(memory, cores), last)| {
+            let mut uuid = UUID;
+            uuid[15] = last;
+            CardLimit { uuid, memory: memory << 20, context: CONTEXT << 20, cores, ceiling: cores }
+        });
+        let limits = Limits { generation: 2, cards: cards.collect(), ..Limits::default() };
+        files::grant(&container.grant(), &limits).unwrap();
         container
     }
 
@@ -161,6 +180,7 @@ impl Container {
             .env("LD_LIBRARY_PATH", &built.drivers)
             .env("TESSERA_GRANT", self.grant())
             .env("SIMULATED_CARD", &self.card)
+            .env("SIMULATED_ORDER", self.order)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
