@@ -8,7 +8,7 @@
 //! | `stream_ordered`, `pools` | allocation in the order of a stream, charged by what the pool has taken from the card |
 //! | `graphs` | memory that graphs take when they run |
 //! | `code` | modules: noted when, measured by the agent |
-//! | `contexts` | contexts, and what dies with them |
+//! | `contexts`, `context_limits` | contexts, what dies with them, and what their kernels have by themselves |
 //! | `report` | what the program is told: its share |
 //!
 //! Host memory costs nothing and is not wrapped.
@@ -16,6 +16,7 @@
 pub mod arrays;
 pub mod books;
 pub mod code;
+pub mod context_limits;
 pub mod contexts;
 pub mod graphs;
 pub mod plain;
@@ -51,6 +52,7 @@ pub static TABLES: &[&[Hook]] = &[
     graphs::HOOKS,
     code::HOOKS,
     contexts::HOOKS,
+    context_limits::HOOKS,
     report::HOOKS,
 ];
 

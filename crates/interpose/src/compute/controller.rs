@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use tessera_limits::pacer::{Pacer, SharedPacer};
 use tessera_limits::{CARDS, futex};
 
-use super::{Gate, HOLD, QUEUE};
+use super::gate::{Gate, HOLD, QUEUE};
 use crate::door::library::driver_functions;
 use crate::grant::Process;
 

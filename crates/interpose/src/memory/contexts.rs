@@ -3,7 +3,6 @@
 use std::ffi::c_void;
 use std::sync::{MutexGuard, PoisonError};
 
-use super::books::Kind;
 use crate::cuda::{Device, Handle, SUCCESS, Status};
 use crate::door::library::driver_functions;
 use crate::door::table::hooks;
@@ -32,7 +31,6 @@ hooks! { Cuda:
     cuCtxDetach(context: Handle) => detach;
     cuGreenCtxCreate(green: *mut Handle, description: *mut c_void, device: Device, flags: u32) => create_green;
     cuGreenCtxDestroy(green: Handle) => destroy_green;
-    cuCtxSetLimit(limit: i32, value: usize) => set_limit;
 }
 
 driver_functions! { Cuda:
@@ -343,39 +341,6 @@ fn count_attached(context: usize, change: i32) -> Option<u32> {
     let created = all.created.iter_mut().find(|created| created.handle == context)?;
     created.attached = created.attached.saturating_add_signed(change);
     Some(created.attached)
-}
-
-/// Limits of a context that are memory of the card. Others cost nothing, or as the stack of a thread nobody can tell before.
-const PRINT_BUFFER: i32 = 1;
-const HEAP: i32 = 2;
-
-/// What a context has of them from the start, which its own charge covers.
-const USUAL: u64 = 8 << 20;
-
-unsafe fn set_limit(driver: unsafe extern "C" fn(i32, usize) -> Status, limit: i32, value: usize) -> Status {
-    // SAFETY: passed on as they came.
-    let ask = || unsafe { driver(limit, value) };
-    let kind = match limit {
-        PRINT_BUFFER => Kind::PrintBuffer,
-        HEAP => Kind::Heap,
-        _ => {
-            if let Some(process) = Process::if_loaded() {
-                process.memory.code.note_loaded();
-            }
-            return ask();
-        }
-    };
-    let Some(process) = Process::if_loaded() else { return ask() };
-    let (context, bytes) = (current() as u64, (value as u64).saturating_sub(USUAL));
-    let before = process.memory.books.remove(kind, context);
-    // SAFETY: as above.
-    let status = unsafe { super::take(kind, bytes, ask, || context) };
-    match before {
-        Some(before) if status == SUCCESS => process.refund_piece(before.card, before.piece),
-        Some(before) => process.memory.books.insert(kind, context, before),
-        None => {}
-    }
-    status
 }
 
 fn charge(process: &Process, device: Device) -> Result<Charged, Status> {
