@@ -22,9 +22,6 @@ const SLOW_TICK: u64 = 1_500_000;
 /// and at most, while somebody waits for room in the queue.
 const TICK: u64 = 500_000;
 
-/// When work has ended for which somebody waited: less than half of the queue that is full again.
-const AFTER_PROGRESS: u64 = QUEUE * 2 / 5;
-
 /// Less than this it is not worth to sleep.
 const SHORTEST_REST: u64 = 40_000;
 
@@ -55,8 +52,6 @@ struct State {
     charged: u64,
     /// When the last work had ended.
     idle_since: u64,
-    /// When this was last looked at.
-    looked: u64,
     /// When a fence was last reached.
     progressed: u64,
     /// When the gate was last closed by our own account.
@@ -133,7 +128,6 @@ impl Rest {
 impl State {
     fn look(&mut self, process: &Process, card: usize, gate: &Gate, is_quiet: bool) -> Rest {
         let now = futex::now();
-        self.looked = now;
         let percent = gate.percent.load(Ordering::Relaxed);
         let shared = process.account.pacer(card);
         if percent != self.percent {
@@ -186,10 +180,9 @@ impl State {
     /// How long not to look while work runs and more may come.
     fn until_news(&self, gate: &Gate, now: u64) -> u64 {
         if gate.waiting.load(Ordering::SeqCst) > 0 {
-            // Somebody waits for room in the queue, which must not run dry. Who has just got some fills it again.
+            // Somebody waits for room in the queue, which must not run dry.
             let left = self.time_of_queue(gate).saturating_sub(now.saturating_sub(self.progressed));
-            let has_room = self.progressed == self.looked;
-            return if has_room { AFTER_PROGRESS } else { (left / 2).clamp(TICK, SLOW_TICK) };
+            return (left / 2).clamp(TICK, SLOW_TICK);
         }
         match self.flow {
             Flow::Steady => SLOW_TICK,
@@ -198,13 +191,13 @@ impl State {
         }
     }
 
-    /// How long not to look while the queue drains: most of what is left by estimate, then ever longer, as the estimate was wrong. The
-    /// end must be seen soon.
+    /// How long not to look while the queue drains: half of what is left by estimate, then ever longer, as the estimate was wrong. The
+    /// end must be seen soon: until then nobody else has the card.
     fn until_drained(&self, gate: &Gate, now: u64) -> u64 {
         let (expected, passed) = (self.time_of_queue(gate), now.saturating_sub(self.progressed));
         match expected.checked_sub(passed) {
-            Some(left) => (left * 3 / 4).clamp(SHORTEST_REST, SLOW_TICK),
-            None => ((passed - expected) / 4).clamp(SHORTEST_REST, TICK),
+            Some(left) => (left / 2).clamp(SHORTEST_REST, TICK),
+            None => ((passed - expected) / 8).clamp(SHORTEST_REST, TICK),
         }
     }
 

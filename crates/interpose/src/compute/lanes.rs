@@ -122,10 +122,12 @@ impl Lanes {
 
     /// Follows the fences; returns the estimates of what has ended. On our own thread.
     pub fn follow(&mut self, costs: &Costs) -> u64 {
-        let mut ended = 0;
+        let (mut ended, mut entered) = (0, None);
         for lane in 0..self.lanes.len() {
-            if !self.lanes[lane].fences.is_empty() {
-                enter(self.lanes[lane].context);
+            let context = self.lanes[lane].context;
+            if !self.lanes[lane].fences.is_empty() && entered != Some(context) {
+                enter(context);
+                entered = Some(context);
             }
             while let Some(fence) = self.lanes[lane].fences.front() {
                 // SAFETY: an event of ours, recorded.
