@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, time::Duration};
 use tessera_core::gpu::GpuUuid;
 use tessera_node::gpus::{Incident, IncidentKind};
 
-use super::{Action, Agent, Now};
+use super::{Action, Agent, Now, Untrue};
 
 /// What a trouble means for a card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,8 +87,13 @@ impl HealthBook {
 }
 
 impl Agent {
-    pub(super) fn on_incident(&mut self, now: Now, incident: &Incident, actions: &mut Vec<Action>) {
-        let Some(cards) = &self.cards else { return };
+    pub(super) fn on_incident(
+        &mut self,
+        now: Now,
+        incident: &Incident,
+        actions: &mut Vec<Action>,
+    ) -> Untrue {
+        let Some(cards) = &self.cards else { return Untrue::Nothing };
         // An incident of nobody in particular concerns all.
         let all = || cards.found.gpus.iter().map(|gpu| gpu.uuid.clone()).collect();
         let gpus: Vec<GpuUuid> = incident.gpu.clone().map_or_else(all, |gpu| vec![gpu]);
@@ -100,9 +105,11 @@ impl Agent {
                 actions.push(Action::Warn(format!("GPU {gpu}: {:?} is {meaning:?}", incident.kind)));
             }
         }
-        if changed {
-            self.refresh_cards(actions);
+        if !changed {
+            return Untrue::Nothing;
         }
+        self.refresh_cards(actions);
+        Untrue::All
     }
 }
 

@@ -75,18 +75,35 @@ impl Truth {
         }
     }
 
-    pub(super) fn patched(&mut self, now: Now, uid: &PodUid, outcome: &Result<(), WriteError>) {
+    pub(super) fn patched(
+        &mut self,
+        now: Now,
+        uid: &PodUid,
+        outcome: Result<(), WriteError>,
+        actions: &mut Vec<Action>,
+    ) {
         let Some(patch) = self.patches.get_mut(uid) else { return };
         patch.in_flight = false;
         patch.retry = match outcome {
             Ok(()) => None,
             // Another pod of that name, or none: this one will not be patched any more.
             Err(WriteError::Gone) => Some((Duration::MAX, RETRY_AT_MOST)),
-            Err(WriteError::Later(_)) => {
+            Err(WriteError::Later(reason)) => {
+                if patch.retry.is_none() {
+                    actions.push(Action::Warn(format!(
+                        "cannot annotate pod {uid} with its GPUs, will try again: {reason}"
+                    )));
+                }
                 let pause = patch.retry.map_or(RETRY, |(_, pause)| (pause * 2).min(RETRY_AT_MOST));
                 Some((now.elapsed + pause, pause))
             }
         };
+    }
+
+    /// Whether a write that failed may be tried again.
+    pub(super) fn has_waited(&self, now: Now) -> bool {
+        let due = |patch: &Patch| patch.retry.is_some_and(|(not_before, _)| now.elapsed >= not_before);
+        self.patches.values().any(|patch| !patch.in_flight && due(patch))
     }
 
     /// Whether these annotations should be sent now.
@@ -110,21 +127,30 @@ impl Agent {
             return;
         }
         let mut wanted = Vec::new();
+        let mut true_by_now = Vec::new();
         let concerned = |uid: &PodUid| only.is_none_or(|only| only == uid);
         for (uid, pod) in self.pods.iter().filter(|(uid, pod)| concerned(uid) && !has_ended(pod)) {
-            if let Some(annotations) = self.correction(now, uid, pod)
-                && self.truth.may_send(now, uid, &annotations)
-            {
-                wanted.push((uid.clone(), pod.metadata.clone(), annotations));
+            match self.correction(now, uid, pod) {
+                None => true_by_now.push(uid.clone()),
+                Some(annotations) if self.truth.may_send(now, uid, &annotations) => {
+                    let (namespace, name) = (pod.metadata.namespace.clone(), pod.metadata.name.clone());
+                    wanted.push((uid.clone(), namespace, name, annotations));
+                }
+                Some(_) => {}
             }
         }
-        for (uid, metadata, annotations) in wanted {
+        // The watch has shown what was written. Should somebody change it back, it is written again.
+        for uid in true_by_now {
+            if self.truth.patches.get(&uid).is_some_and(|patch| !patch.in_flight) {
+                self.truth.patches.remove(&uid);
+            }
+        }
+        for (uid, namespace, name, annotations) in wanted {
             let patch = Patch { annotations: annotations.clone(), in_flight: true, retry: None };
             let before = self.truth.patches.insert(uid.clone(), patch);
             if let (Some(before), Some(patch)) = (before, self.truth.patches.get_mut(&uid)) {
                 patch.retry = before.retry;
             }
-            let (namespace, name) = (metadata.namespace, metadata.name);
             actions.push(Action::PatchPod { uid, namespace, name, annotations });
         }
         let ended = only.is_none_or(|uid| self.pods.get(uid).is_some_and(has_ended));
