@@ -137,7 +137,8 @@ pub async fn run<C: Cluster>(
             let _ended = cluster_messages.send(Message::Event(event.into()));
         }
     });
-    gpus::watch(ports.gpus.clone(), ports.watch_health, messages.clone(), stop.clone());
+    gpus::watch(ports.gpus.clone(), ports.watch_health, messages.clone(), stop.clone())
+        .map_err(RunError::Thread)?;
     let shell = Shell {
         agent: Agent::new(settings),
         cluster: ports.cluster,

@@ -151,6 +151,8 @@ pub(crate) struct World {
     way: Way,
     pub(crate) listen: Option<SocketAddr>,
     pub(crate) wanted: Wanted,
+    /// How often the agent looks at its cards.
+    pub(crate) look_every: Duration,
     pub(crate) directory: tempfile::TempDir,
 }
 
@@ -169,8 +171,16 @@ impl World {
     pub(crate) async fn telling(way: Way, listen: Option<SocketAddr>, wanted: Wanted) -> Self {
         let directory = tempfile::tempdir().unwrap();
         std::fs::write(directory.path().join("gpus"), eight_cards()).unwrap();
-        let mut world =
-            Self { api: Arc::default(), kubelet: None, agent: None, way, listen, wanted, directory };
+        let mut world = Self {
+            api: Arc::default(),
+            kubelet: None,
+            agent: None,
+            way,
+            listen,
+            wanted,
+            look_every: Duration::from_millis(20),
+            directory,
+        };
         world.start_kubelet(Checkpoint::default());
         world.start_agent();
         world.wait_until_served().await;
@@ -210,7 +220,7 @@ impl World {
             pod_resources: self.root().join("pod-resources/kubelet.sock"),
             listen: self.listen,
             sampling: Sampling {
-                every: Duration::from_millis(20),
+                every: self.look_every,
                 processes: self.directory.path().join("proc"),
                 wanted: self.wanted.clone(),
                 ..Sampling::default()

@@ -1,8 +1,9 @@
 //! What the agent takes of its node, with as many pods as a node holds.
 
-use std::{collections::BTreeMap, fs, time::Duration};
+use std::{fs, time::Duration};
 
 use anyhow::{Context, Result, ensure};
+use tessera_sim::threads::Threads;
 use tokio::time::sleep;
 
 use super::{
@@ -35,10 +36,10 @@ pub(super) async fn run(stage: &Stage) -> Result<()> {
     books::check(stage).await?;
     let agent = stage.agent.id().context("the agent does not run")?;
     stage.harness.note(&format!("{PODS} pods run; now nothing happens for {} s", IDLE.as_secs()));
-    let (before, threads_before) = (ticks(agent)?, threads(agent)?);
+    let (before, threads_before) = (ticks(agent)?, Threads::of(agent)?);
     sleep(IDLE).await;
     let busy = (ticks(agent)? - before) / TICKS / IDLE.as_secs_f64() * 100.0;
-    stage.harness.note(&what_took_it(&threads_before, &threads(agent)?));
+    stage.harness.note(&format!("taken by: {}", Threads::of(agent)?.since(&threads_before, IDLE)));
     // Two processes on a card for each pod, and somebody who scrapes.
     let line = |pid: usize| format!(r#"{{"pid":{pid},"gpu":{},"memoryMiB":1000,"busyPercent":1}}"#, pid % 8);
     let lines: Vec<String> = (1..=2 * PODS).map(line).collect();
@@ -63,44 +64,6 @@ fn resident_kib(process: u32) -> Result<u64> {
     let status = fs::read_to_string(format!("/proc/{process}/status"))?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("no VmRSS")?;
     Ok(line.trim().trim_end_matches(" kB").parse()?)
-}
-
-/// What a thread has taken: nanoseconds of processor time, and how often it was woken.
-type Taken = (u64, u64);
-
-/// The threads of a process by name, those of one name together.
-fn threads(process: u32) -> Result<BTreeMap<String, Taken>> {
-    let mut threads: BTreeMap<String, Taken> = BTreeMap::new();
-    for thread in fs::read_dir(format!("/proc/{process}/task"))? {
-        let thread = thread?.path();
-        // One that has just ended has no files.
-        let (Ok(name), Ok(taken)) =
-            (fs::read_to_string(thread.join("comm")), fs::read_to_string(thread.join("schedstat")))
-        else {
-            continue;
-        };
-        let taken: Vec<u64> = taken.split_whitespace().map(str::parse).collect::<Result<_, _>>()?;
-        let [on_processor, _waited, slices] = taken[..] else { continue };
-        let sum = threads.entry(name.trim_end().to_owned()).or_default();
-        *sum = (sum.0 + on_processor, sum.1 + slices);
-    }
-    Ok(threads)
-}
-
-/// The threads, with the busiest first.
-fn what_took_it(before: &BTreeMap<String, Taken>, after: &BTreeMap<String, Taken>) -> String {
-    let seconds = IDLE.as_secs();
-    let mut taken: Vec<(u64, String)> = Vec::new();
-    for (name, (on_processor, slices)) in after {
-        let (then, slices_then) = before.get(name).copied().unwrap_or_default();
-        let spent = Duration::from_nanos(on_processor.saturating_sub(then));
-        let percent = spent.as_secs_f64() / IDLE.as_secs_f64() * 100.0;
-        let slices = slices.saturating_sub(slices_then) / seconds;
-        taken.push((spent.as_nanos() as u64, format!("{name} {percent:.2} % ({slices}/s)")));
-    }
-    taken.sort_unstable_by_key(|(spent, _)| std::cmp::Reverse(*spent));
-    let taken: Vec<String> = taken.into_iter().map(|(_, text)| text).collect();
-    format!("by thread, with how often each was woken: {}", taken.join(", "))
 }
 
 /// Processor time of a process so far, in ticks.
