@@ -57,6 +57,13 @@ impl Threads {
 }
 
 impl Spent {
+    /// Without the threads of this name.
+    #[must_use]
+    pub fn without(mut self, name: &str) -> Self {
+        self.by_name.retain(|(other, _)| other != name);
+        self
+    }
+
     /// Of one core, by all together. Threads that ended meanwhile are left out.
     #[must_use]
     pub fn percent(&self) -> f64 {

@@ -211,7 +211,7 @@ impl Agent {
 
     fn give_up(&self, question: &Question) -> Answer {
         let why = match (&self.calls.list_failure, self.pods_known) {
-            (Some(reason), _) => format!("the kubelet does not list pod resources: {reason}"),
+            (Some(reason), _) => reason.clone(),
             (None, false) => "the API server has not told the pods of this node yet".to_owned(),
             (None, true) => "no single pod fits what the kubelet lists".to_owned(),
         };

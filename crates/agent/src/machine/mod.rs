@@ -117,22 +117,13 @@ impl Agent {
         if !matches!(untrue, Untrue::Nothing) {
             self.retry_calls(now, &mut actions);
         }
-        match untrue {
-            Untrue::Nothing => {}
-            Untrue::Pod(uid) => {
-                self.change_limits(|other| *other == uid, &mut actions);
-                self.reconcile_pods(now, Some(&uid), &mut actions);
-            }
-            Untrue::Pods => {
-                self.change_limits(|_| true, &mut actions);
-                self.reconcile_pods(now, None, &mut actions);
-            }
-            Untrue::Node => self.reconcile_node(now, &mut actions),
-            Untrue::All => {
-                self.change_limits(|_| true, &mut actions);
-                self.reconcile_pods(now, None, &mut actions);
-                self.reconcile_node(now, &mut actions);
-            }
+        match &untrue {
+            Untrue::Nothing | Untrue::Node => {}
+            Untrue::Pod(uid) => self.reconcile_pods(now, Some(uid), &mut actions),
+            Untrue::Pods | Untrue::All => self.reconcile_pods(now, None, &mut actions),
+        }
+        if matches!(untrue, Untrue::Node | Untrue::All) {
+            self.reconcile_node(now, &mut actions);
         }
         actions.append(&mut self.notes);
         actions
@@ -153,10 +144,7 @@ impl Agent {
             }
             Event::Listed(listed) => return self.on_listed(now, listed, actions),
             Event::GrantsBegun(call, outcome) => return self.on_grants_begun(call, outcome, actions),
-            Event::PodPatched(uid, outcome) => {
-                self.truth.patched(now, &uid, outcome, actions);
-                return Untrue::Pod(uid);
-            }
+            Event::PodPatched(uid, outcome) => return self.on_pod_patched(now, uid, outcome, actions),
             Event::NodePatched(outcome) => {
                 self.published.node_patched(now, outcome, actions);
                 return Untrue::Node;
@@ -171,7 +159,7 @@ impl Agent {
             Event::Allocate(call, resource, ids) => self.on_allocate(now, call, resource, ids, actions),
             Event::PreStart(call, resource, ids) => self.on_pre_start(now, call, resource, ids, actions),
             Event::GrantsOnDisk(pods, limits) => self.truth.found(pods, limits),
-            Event::GrantChanged(limits, outcome) => self.truth.changed(&limits, outcome, actions),
+            Event::GrantChanged(limits, outcome) => self.truth.changed(now, &limits, outcome, actions),
             Event::Measured(measured) => self.on_measured(now, &measured, actions),
         }
         Untrue::Nothing

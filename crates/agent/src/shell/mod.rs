@@ -23,6 +23,7 @@ use futures::StreamExt as _;
 use tessera_node::{
     device_plugin::{Meeting, Served, serve},
     gpus::Gpus,
+    open_files,
     pod_resources::{PodResources, PodResourcesError},
     processes::Processes,
 };
@@ -110,6 +111,7 @@ pub async fn run<C: Cluster>(
     ports: Ports<C>,
     stop: CancellationToken,
 ) -> Result<(), RunError> {
+    open_files::allow_many();
     let (messages, inbox) = mpsc::unbounded_channel();
     let mut tasks = JoinSet::new();
     let processes = Processes::at(ports.sampling.processes.clone());

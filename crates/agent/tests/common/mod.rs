@@ -33,7 +33,7 @@ use tessera_wire::{
     hand_over::HandOver,
     objects::{ContainerStatus, Pod},
 };
-use tokio::{sync::mpsc, task::JoinHandle};
+use tokio::{runtime::Handle, sync::mpsc, task::JoinHandle};
 use tokio_util::sync::CancellationToken;
 
 /// An API server that is a map.
@@ -153,6 +153,8 @@ pub(crate) struct World {
     pub(crate) wanted: Wanted,
     /// How often the agent looks at its cards.
     pub(crate) look_every: Duration,
+    /// Where the agent runs.
+    pub(crate) runtime: Handle,
     pub(crate) directory: tempfile::TempDir,
 }
 
@@ -179,6 +181,7 @@ impl World {
             listen,
             wanted,
             look_every: Duration::from_millis(20),
+            runtime: Handle::current(),
             directory,
         };
         world.start_kubelet(Checkpoint::default());
@@ -228,7 +231,7 @@ impl World {
         };
         let stop = CancellationToken::new();
         let stopped = stop.clone();
-        let task = tokio::spawn(async move { run(settings, ports, stopped).await.unwrap() });
+        let task = self.runtime.spawn(async move { run(settings, ports, stopped).await.unwrap() });
         self.agent = Some((stop, task));
     }
 

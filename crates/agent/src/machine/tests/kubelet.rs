@@ -261,7 +261,7 @@ impl World {
         }
     }
 
-    fn listed(&self) -> Vec<PodDevices> {
+    pub(super) fn listed(&self) -> Vec<PodDevices> {
         let entry = |(pod, containers): &(Pod, Vec<Held>)| PodDevices {
             namespace: pod.metadata.namespace.clone(),
             name: pod.metadata.name.clone(),
