@@ -259,6 +259,17 @@ mod tests {
     }
 
     #[test]
+    fn the_disk_has_room_for_whatever_is_written_to_a_mapping() {
+        use std::os::unix::fs::MetadataExt as _;
+        let folder = tempfile::tempdir().unwrap();
+        grant_anew(folder.path(), &limits(5)).unwrap();
+        for file in [CONTROL, ACCOUNT] {
+            let there = std::fs::metadata(folder.path().join(file)).unwrap();
+            assert!(there.len() > 0 && there.blocks() * 512 >= there.len(), "{file} has holes");
+        }
+    }
+
+    #[test]
     fn a_restarted_agent_finds_what_is_held() {
         let folder = tempfile::tempdir().unwrap();
         grant(folder.path(), &limits(5)).unwrap();

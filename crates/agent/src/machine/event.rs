@@ -13,9 +13,9 @@ use tessera_wire::{
     objects::{self, Pod},
 };
 
-use super::{ContainerLimits, Measured};
 #[cfg(doc)]
 use super::Action;
+use super::{ContainerLimits, Measured};
 
 /// The time of an event: since some fixed moment, and by the calendar.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

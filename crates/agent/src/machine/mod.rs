@@ -31,9 +31,6 @@ use tessera_core::{ledger::Ledger, units::PodUid};
 use tessera_node::pod_resources::PodDevices;
 use tessera_wire::{device_id::Resource, objects::Pod};
 
-use self::{
-    admission::Admission, calls::Calls, cards::Cards, health::HealthBook, publish::Published, truth::Truth,
-};
 pub use self::{
     action::{Action, Answer},
     event::{CallId, Event, Now, WriteError},
@@ -44,6 +41,9 @@ pub use self::{
     settings::Settings,
     start::ContainerLimits,
     view::{ContainerView, PodView, View},
+};
+use self::{
+    admission::Admission, calls::Calls, cards::Cards, health::HealthBook, publish::Published, truth::Truth,
 };
 
 /// The state of a node's agent.
@@ -87,7 +87,7 @@ impl Agent {
     #[must_use]
     pub fn new(settings: Settings) -> Self {
         Self {
-            health: HealthBook::new(settings.quiet_time),
+            health: HealthBook::new(settings.quiet_time, settings.ignored_xids.clone()),
             settings,
             cards: None,
             missing: None,

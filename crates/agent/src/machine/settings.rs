@@ -1,6 +1,9 @@
 //! How the agent of a node is set.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use tessera_core::{placement::Policy, units::NodeName};
 use tessera_wire::{
@@ -33,6 +36,8 @@ pub struct Settings {
     pub labels: BTreeMap<String, String>,
     /// How long a card that had a passing trouble must stay quiet to be trusted again.
     pub quiet_time: Duration,
+    /// Errors of the driver that are passed over, beside those of programs.
+    pub ignored_xids: BTreeSet<u64>,
     /// Where others reach this agent's pages, if they do.
     pub advertise: Option<String>,
 }

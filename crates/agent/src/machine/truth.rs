@@ -83,12 +83,7 @@ impl Truth {
     }
 
     /// How a patch went; comes back with the reason if this is the first time that it did not go well.
-    fn patched(
-        &mut self,
-        now: Now,
-        uid: &PodUid,
-        outcome: Result<(), WriteError>,
-    ) -> Option<String> {
+    fn patched(&mut self, now: Now, uid: &PodUid, outcome: Result<(), WriteError>) -> Option<String> {
         let patch = self.patches.get_mut(uid)?;
         let before = patch.retry;
         patch.in_flight = false;

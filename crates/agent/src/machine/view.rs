@@ -88,9 +88,7 @@ impl Agent {
         }
         match self.resources().find(|resource| !self.asked_for.contains(resource)) {
             // It turns pods away that want them.
-            Some(resource) => {
-                Err(format!("the kubelet has not asked for the devices of {resource} yet"))
-            }
+            Some(resource) => Err(format!("the kubelet has not asked for the devices of {resource} yet")),
             None => Ok(()),
         }
     }

@@ -132,7 +132,9 @@ impl Sampler {
                 if !pollers.contains_key(card) {
                     match self.poll(card.clone()) {
                         Ok(poller) => drop(pollers.insert(card.clone(), poller)),
-                        Err(error) => tracing::warn!(%card, %error, "cannot start a thread to look at the card"),
+                        Err(error) => {
+                            tracing::warn!(%card, %error, "cannot start a thread to look at the card")
+                        }
                     }
                 }
             }
@@ -166,7 +168,8 @@ impl Sampler {
         own_numbers.retain(|(pid, started), _| who.get(pid).is_some_and(|known| known.started == *started));
         let meter = lock(&self.meter);
         let mut on_cards = Vec::new();
-        for (gpu, process) in told.iter().flat_map(|(gpu, all)| all.iter().map(move |process| (gpu, process))) {
+        for (gpu, process) in told.iter().flat_map(|(gpu, all)| all.iter().map(move |process| (gpu, process)))
+        {
             let Some(known) = who.get(&process.pid) else { continue };
             let Holder::Container(key) = meter.holder(Some(known)) else { continue };
             let own = own_numbers.entry((process.pid, known.started));
@@ -341,7 +344,8 @@ mod tests {
     }
 
     fn looking_at(cards: &[&str]) -> Sampler {
-        let sampler = Sampler::new(Arc::new(Wedged), Sampling { trust_processes: true, ..Sampling::default() });
+        let sampler =
+            Sampler::new(Arc::new(Wedged), Sampling { trust_processes: true, ..Sampling::default() });
         for card in cards {
             let poller = sampler.poll((*card).into()).unwrap();
             lock(&sampler.pollers).insert((*card).into(), poller);

@@ -5,7 +5,7 @@
 pub(crate) mod load;
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     net::SocketAddr,
     path::{Path, PathBuf},
     sync::{Arc, Mutex},
@@ -311,6 +311,7 @@ pub(crate) fn settings(grants: &Path) -> Settings {
         instance_type: Some("test.8xlarge".into()),
         labels: BTreeMap::new(),
         quiet_time: Duration::from_secs(1),
+        ignored_xids: BTreeSet::new(),
         advertise: None,
     }
 }

@@ -97,7 +97,10 @@ pub async fn serve<P: DevicePlugin>(served: Served<P>, stop: CancellationToken) 
         if let Some(kubelet) = &kubelet {
             kubelet.register_until_done(&resource, &endpoint, &stop).await;
         }
-        while !stop.is_cancelled() && endpoint.is_intact() && kubelet.as_ref().is_none_or(Kubelet::is_the_same) {
+        while !stop.is_cancelled()
+            && endpoint.is_intact()
+            && kubelet.as_ref().is_none_or(Kubelet::is_the_same)
+        {
             let _stopped = stop.run_until_cancelled(changes.may_have_changed()).await;
         }
         endpoint.close().await;

@@ -39,7 +39,9 @@ pub(super) async fn run(stage: &Stage, pod: impl Fn(&str, &str) -> Result<Pod>) 
     ensure!(log.lines().next() == Some(expected.as_str()), "the card did not come by CDI: {log}");
     stage.harness.note("by CDI: the runtime brought the card and the library, and the share holds");
 
-    stage.create_bound(pod("escaping", "while true; do sleep 1000; done")?, &[("main", &[SIMULATED])]).await?;
+    stage
+        .create_bound(pod("escaping", "while true; do sleep 1000; done")?, &[("main", &[SIMULATED])])
+        .await?;
     stage.cluster.wait_for_phase("escaping", "Running", SOON).await?;
     let shown = show_on_card(stage, process_in(&stage.pod("escaping").await?.metadata.uid)?)?;
     stage.cluster.wait_for_phase("escaping", "Failed", SOON).await?;
@@ -60,7 +62,8 @@ pub(super) async fn run(stage: &Stage, pod: impl Fn(&str, &str) -> Result<Pod>) 
 
 /// One CDI device for each card, by its UUID; it sets a variable in the container.
 fn describe_cards(stage: &Stage) -> Result<()> {
-    let device = |uuid: &str| json!({ "name": uuid, "containerEdits": { "env": [format!("{CARD}={uuid}")] } });
+    let device =
+        |uuid: &str| json!({ "name": uuid, "containerEdits": { "env": [format!("{CARD}={uuid}")] } });
     let devices: Vec<_> = eight_cards().gpus.iter().map(|gpu| device(&gpu.uuid.0)).collect();
     let description = json!({ "cdiVersion": "0.6.0", "kind": KIND, "devices": devices });
     fs::write(stage.node.cdi().join("e2e.json"), description.to_string())?;

@@ -18,9 +18,7 @@ fn told(actions: &[Action]) -> Vec<(usize, usize)> {
         Action::Publish(Resource::NvidiaGpu, devices) => Some(devices),
         _ => None,
     });
-    published
-        .map(|devices| (devices.iter().filter(|device| device.healthy).count(), devices.len()))
-        .collect()
+    published.map(|devices| (devices.iter().filter(|device| device.healthy).count(), devices.len())).collect()
 }
 
 fn warnings(actions: &[Action]) -> Vec<&str> {
@@ -66,7 +64,10 @@ fn a_driver_that_is_lost_takes_all_cards_with_it_until_it_is_back() {
     assert_eq!(world.agent.handle(at(20), lost()), [], "said once");
     let back = world.agent.handle(at(30), Event::Gpus(Ok(found())));
     assert_eq!(told(&back), [(all, all)]);
-    assert_eq!(world.agent.readiness().unwrap_err(), "the kubelet has not asked for the devices of nvidia.com/gpu yet");
+    assert_eq!(
+        world.agent.readiness().unwrap_err(),
+        "the kubelet has not asked for the devices of nvidia.com/gpu yet"
+    );
 }
 
 #[test]
@@ -80,7 +81,10 @@ fn annotations_that_somebody_changes_back_are_corrected_again() {
         pod.metadata.annotations.clear();
         let pod = pod.clone();
         world.happens(Event::PodApplied(Box::new(pod)));
-        assert_eq!(world.pods["u"].metadata.annotations.keys().collect::<Vec<_>>(), truth.keys().collect::<Vec<_>>());
+        assert_eq!(
+            world.pods["u"].metadata.annotations.keys().collect::<Vec<_>>(),
+            truth.keys().collect::<Vec<_>>()
+        );
         world.check();
     }
 }
@@ -99,10 +103,7 @@ fn a_write_the_api_server_refuses_is_told_once_and_tried_again() {
     assert_eq!(patches(&first), 1);
     let refused = || Event::PodPatched(PodUid::from("u"), Err(WriteError::Later("forbidden".into())));
     let actions = world.agent.handle(at(100), refused());
-    assert_eq!(
-        warnings(&actions),
-        ["cannot annotate pod team/p with its GPUs, will try again: forbidden"]
-    );
+    assert_eq!(warnings(&actions), ["cannot annotate pod team/p with its GPUs, will try again: forbidden"]);
     assert_eq!(patches(&actions), 0, "not at once");
     let mut tried = 0;
     for second in 101..200 {
@@ -135,7 +136,10 @@ fn a_full_disk_refuses_the_start_and_the_next_try_works() {
     });
     let expected = "cannot write the limits of the container: No space left on device (os error 28)";
     assert_eq!(refused, Some(expected));
-    assert!(!world.pods["u"].metadata.annotations.values().any(|value| value == "true"), "it has not started");
+    assert!(
+        !world.pods["u"].metadata.annotations.values().any(|value| value == "true"),
+        "it has not started"
+    );
     world.start("u").unwrap();
     world.check();
 }
@@ -156,10 +160,7 @@ fn limits_that_could_not_be_changed_are_changed_later() {
     let limits = change(world.agent.handle(at(100), Event::PodApplied(Box::new(pod)))).unwrap();
     assert_eq!(limits.cards[0].ceiling, 80);
     let failed = world.agent.handle(at(100), Event::GrantChanged(limits.clone(), Err("disk full".into())));
-    assert_eq!(
-        warnings(&failed),
-        ["the limits of team/p, container main, stay as they were: disk full"]
-    );
+    assert_eq!(warnings(&failed), ["the limits of team/p, container main, stay as they were: disk full"]);
     assert_eq!(change(world.agent.handle(at(101), Event::Tick)), None);
     let again = (102..120).find_map(|second| change(world.agent.handle(at(second), Event::Tick)));
     assert_eq!(again, Some(limits));
@@ -178,8 +179,5 @@ fn a_kubelet_that_does_not_list_is_named_in_the_refusal() {
         Action::Answer(_, Answer::Allocated(Err(reason))) => Some(reason.clone()),
         _ => None,
     });
-    assert_eq!(
-        refused.unwrap(),
-        format!("cannot tell which pod asks for tencent.com/vcuda-core: {silent}")
-    );
+    assert_eq!(refused.unwrap(), format!("cannot tell which pod asks for tencent.com/vcuda-core: {silent}"));
 }
