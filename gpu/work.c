@@ -6,7 +6,11 @@
  *   tiny     5 us, launched back to back          big      200 us            long     12 ms
  *   deep     60 x 12 ms without a wait            streams  200 us on 4 streams in turn
  *   threads  200 us from 3 threads                graph    graphs of 20 x 200 us
- *   sync     200 us, a wait after every 10
+ *   sync     200 us, a wait after every 10        own      200 us in the thread's own default stream
+ *   churn    200 us, each in a stream of its own that is destroyed at once
+ *   up, down 16 MiB between pinned memory and card   page  4 MiB from ordinary memory, waited for
+ *   within   256 MiB copied on the card            fill     256 MiB set on the card
+ *            (these five: as if at 50 GB/s, ordinary memory at 10 and on the card at 2,000; only what one run gets of another's is told)
  *   request  1 ms of work every 20 ms: prints how long each took
  *   return   500 ms of back-to-back work, 500 ms of nothing: prints what was reached in each 10 ms after coming back
  *   launch   nanoseconds per launch of an empty kernel: the least, and the median, of 40 rounds
@@ -30,6 +34,10 @@ static int (*cuModuleLoadData)(Handle *, const void *), (*cuModuleGetFunction)(H
 static int (*cuLaunchKernel)(Handle, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, Handle, void **, void **);
 static int (*cuStreamCreate)(Handle *, unsigned), (*cuStreamSynchronize)(Handle), (*cuCtxSynchronize)(void);
 static int (*cuStreamBeginCapture)(Handle, int), (*cuStreamEndCapture)(Handle, Handle *), (*cuGraphInstantiate)(Handle *, Handle, unsigned long long);
+static int (*cuLaunchKernel_ptsz)(Handle, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, Handle, void **, void **);
+static int (*cuStreamDestroy)(Handle), (*cuMemAlloc)(uint64_t *, size_t), (*cuMemAllocHost)(void **, size_t), (*cuMemcpyHtoD)(uint64_t, const void *, size_t);
+static int (*cuMemcpyHtoDAsync)(uint64_t, const void *, size_t, Handle), (*cuMemcpyDtoHAsync)(void *, uint64_t, size_t, Handle);
+static int (*cuMemcpyDtoDAsync)(uint64_t, uint64_t, size_t, Handle), (*cuMemsetD32Async)(uint64_t, unsigned, size_t, Handle);
 static int (*cuGraphLaunch)(Handle, Handle), (*cuMemAllocAsync)(uint64_t *, size_t, Handle), (*cuMemFreeAsync)(uint64_t, Handle);
 
 static const char PTX[] =
@@ -71,6 +79,29 @@ static void launch(uint64_t length, Handle stream) {
     CHECK(cuLaunchKernel(spin, 1, 1, 1, 1, 1, 1, 0, stream, arguments, 0));
 }
 
+/* Copies and fills: what is moved, and for how many nanoseconds that counts. */
+static struct { int kind; uint64_t from, to, length; void *pinned, *ordinary; } moved;
+enum { NONE, UP, DOWN, PAGE, WITHIN, FILL };
+
+static void move(void) {
+    switch (moved.kind) {
+    case UP: CHECK(cuMemcpyHtoDAsync(moved.to, moved.pinned, 16 << 20, streams[0])); break;
+    case DOWN: CHECK(cuMemcpyDtoHAsync(moved.pinned, moved.from, 16 << 20, streams[0])); break;
+    case PAGE: CHECK(cuMemcpyHtoD(moved.to, moved.ordinary, 4 << 20)); break;
+    case WITHIN: CHECK(cuMemcpyDtoDAsync(moved.to, moved.from, 256 << 20, streams[0])); break;
+    case FILL: CHECK(cuMemsetD32Async(moved.to, 7, 64 << 20, streams[0])); break;
+    }
+}
+
+static void make_move(const char *kind) {
+    const char *kinds[] = {"up", "down", "page", "within", "fill"};
+    uint64_t lengths[] = {335000, 335000, 420000, 134000, 134000};
+    for (int i = 0; i < 5; i++) if (!strcmp(kind, kinds[i])) moved.kind = i + 1, moved.length = lengths[i];
+    if (!moved.kind) return;
+    CHECK(cuMemAlloc(&moved.from, 256 << 20)); CHECK(cuMemAlloc(&moved.to, 256 << 20)); CHECK(cuMemAllocHost(&moved.pinned, 16 << 20));
+    memset(moved.ordinary = malloc(4 << 20), 1, 4 << 20);
+}
+
 /* One batch of work, waited for at its end; the nanoseconds of kernels in it. */
 static uint64_t batch(const char *kind, Handle graph) {
     uint64_t length = !strcmp(kind, "tiny") ? 5000 : !strcmp(kind, "long") || !strcmp(kind, "deep") ? 12000000 : 200000;
@@ -79,6 +110,27 @@ static uint64_t batch(const char *kind, Handle graph) {
         for (int i = 0; i < 5; i++) CHECK(cuGraphLaunch(graph, streams[0]));
         CHECK(cuStreamSynchronize(streams[0]));
         return 5 * 20 * length;
+    }
+    if (moved.kind) {
+        for (int i = 0; i < 20; i++) move();
+        CHECK(cuStreamSynchronize(streams[0]));
+        return 20 * moved.length;
+    }
+    if (!strcmp(kind, "own")) {
+        void *arguments[] = {&length};
+        for (int i = 0; i < count; i++) CHECK(cuLaunchKernel_ptsz(spin, 1, 1, 1, 1, 1, 1, 0, 0, arguments, 0));
+        CHECK(cuCtxSynchronize());
+        return count * length;
+    }
+    if (!strcmp(kind, "churn")) {
+        for (int i = 0; i < count; i++) {
+            Handle stream;
+            CHECK(cuStreamCreate(&stream, 1));
+            launch(length, stream);
+            CHECK(cuStreamDestroy(stream));
+        }
+        CHECK(cuCtxSynchronize());
+        return count * length;
     }
     int turns = !strcmp(kind, "streams") ? 4 : 1;
     for (int i = 0; i < count; i++) launch(length, streams[i % turns]);
@@ -224,6 +276,9 @@ int main(int count, char **words) {
     FIND(cuStreamCreate, "cuStreamCreate"); FIND(cuStreamSynchronize, "cuStreamSynchronize"); FIND(cuCtxSynchronize, "cuCtxSynchronize");
     FIND(cuStreamBeginCapture, "cuStreamBeginCapture_v2"); FIND(cuStreamEndCapture, "cuStreamEndCapture");
     FIND(cuGraphInstantiate, "cuGraphInstantiateWithFlags"); FIND(cuGraphLaunch, "cuGraphLaunch");
+    FIND(cuLaunchKernel_ptsz, "cuLaunchKernel_ptsz"); FIND(cuStreamDestroy, "cuStreamDestroy_v2"); FIND(cuMemAlloc, "cuMemAlloc_v2");
+    FIND(cuMemAllocHost, "cuMemAllocHost_v2"); FIND(cuMemcpyHtoD, "cuMemcpyHtoD_v2"); FIND(cuMemcpyHtoDAsync, "cuMemcpyHtoDAsync_v2");
+    FIND(cuMemcpyDtoHAsync, "cuMemcpyDtoHAsync_v2"); FIND(cuMemcpyDtoDAsync, "cuMemcpyDtoDAsync_v2"); FIND(cuMemsetD32Async, "cuMemsetD32Async");
     FIND(cuMemAllocAsync, "cuMemAllocAsync"); FIND(cuMemFreeAsync, "cuMemFreeAsync");
     int device;
     CHECK(cuInit(0)); CHECK(cuDeviceGet(&device, 0)); CHECK(cuCtxCreate(&context, 0, device));
@@ -232,6 +287,9 @@ int main(int count, char **words) {
     if (!strcmp(kind, "request")) report_requests(seconds);
     else if (!strcmp(kind, "return")) report_returns(seconds);
     else if (!strcmp(kind, "launch") || !strcmp(kind, "alloc") || !strcmp(kind, "graphs")) report_cost(kind);
-    else report_share(kind, seconds);
+    else {
+        make_move(kind);
+        report_share(kind, seconds);
+    }
     return 0;
 }

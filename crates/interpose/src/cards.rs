@@ -21,7 +21,7 @@ pub struct Cards {
 const DEVICES: usize = 128;
 const NOT_ASKED: i8 = -1;
 
-driver_functions! { CUDA:
+driver_functions! { Cuda:
     current_device = c"cuCtxGetDevice" (device: *mut Device);
     uuid = c"cuDeviceGetUuid" (uuid: *mut [u8; 16], device: Device);
     uuid_v2 = c"cuDeviceGetUuid_v2" (uuid: *mut [u8; 16], device: Device);

@@ -15,7 +15,8 @@ pub const OUT_OF_MEMORY: Status = 2;
 pub const NOT_PERMITTED: Status = 800;
 pub const NOT_SUPPORTED: Status = 801;
 
-pub const LOCATION_DEVICE: i32 = 1;
+/// A kind of memory: it moves between host and cards, and need not say where it lies.
+pub const MANAGED: i32 = 2;
 pub const POOL_RESERVED: i32 = 5;
 pub const POOL_USED: i32 = 7;
 pub const GRAPH_MEMORY_RESERVED: i32 = 2;
@@ -25,6 +26,21 @@ pub const GRAPH_MEMORY_RESERVED: i32 = 2;
 pub struct Location {
     pub kind: i32,
     pub id: i32,
+}
+
+impl Location {
+    const DEVICE: i32 = 1;
+    /// A part of a device's memory: which, is in the second byte of the number.
+    const PART_OF_DEVICE: i32 = 6;
+
+    /// The device; none for the host's memory.
+    pub fn device(self) -> Option<Device> {
+        match self.kind {
+            Self::DEVICE => Some(self.id),
+            Self::PART_OF_DEVICE => Some(self.id & 0xff),
+            _ => None,
+        }
+    }
 }
 
 /// The beginning of `CUmemAllocationProp` and of `CUmemPoolProps`; padded to more than either has.
@@ -50,6 +66,19 @@ pub struct AllocationNode {
     pub bytes: usize,
 }
 
+/// `CUgraphNodeParams`, as far as it describes such a node.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Node {
+    pub kind: i32,
+    pub reserved: [i32; 3],
+    pub allocation: AllocationNode,
+}
+
+impl Node {
+    pub const ALLOCATES: i32 = 10;
+}
+
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct ArrayDescriptor {
@@ -70,6 +99,25 @@ pub struct Array3dDescriptor {
     pub flags: u32,
 }
 
+/// `CUDA_ARRAY_DESCRIPTOR_v1`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct ShortArrayDescriptor {
+    pub extents: [u32; 2],
+    pub format: u32,
+    pub channels: u32,
+}
+
+/// `CUDA_ARRAY3D_DESCRIPTOR_v1`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct ShortArray3dDescriptor {
+    pub extents: [u32; 3],
+    pub format: u32,
+    pub channels: u32,
+    pub flags: u32,
+}
+
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct IpcHandle {
@@ -85,6 +133,33 @@ impl ArrayDescriptor {
             format: self.format,
             channels: self.channels,
             flags: 0,
+        }
+    }
+}
+
+impl ShortArrayDescriptor {
+    pub fn in_3d(self) -> Array3dDescriptor {
+        let [width, height] = self.extents;
+        ShortArray3dDescriptor {
+            extents: [width, height, 0],
+            format: self.format,
+            channels: self.channels,
+            flags: 0,
+        }
+        .lengthened()
+    }
+}
+
+impl ShortArray3dDescriptor {
+    pub fn lengthened(self) -> Array3dDescriptor {
+        let [width, height, depth] = self.extents.map(|extent| extent as usize);
+        Array3dDescriptor {
+            width,
+            height,
+            depth,
+            format: self.format,
+            channels: self.channels,
+            flags: self.flags,
         }
     }
 }

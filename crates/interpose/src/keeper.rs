@@ -2,7 +2,7 @@
 
 use std::ffi::c_long;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::mpsc;
+use std::sync::{Arc, OnceLock};
 
 use tessera_limits::files::Mapped;
 use tessera_limits::futex;
@@ -39,18 +39,19 @@ struct RobustList {
 
 /// Starts the thread; the slot it holds, or none when there is no free one or no thread can be had.
 pub fn start(account: Mapped<Ledger>) -> Option<SlotIndex> {
-    let (tell, told) = mpsc::channel();
+    let told = Arc::new(OnceLock::new());
+    let tell = Arc::clone(&told);
     without_signals(|| {
         std::thread::Builder::new().name("tessera".into()).stack_size(256 << 10).spawn(move || {
             let slot = hold_slot(&account);
-            let _ = tell.send(slot);
+            let _ = tell.set(slot);
             if slot.is_some() {
                 keep();
             }
         })
     })
     .ok()?;
-    told.recv().ok()?
+    *told.wait()
 }
 
 /// There is something to look after.

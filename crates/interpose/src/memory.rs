@@ -5,9 +5,10 @@
 //! | `plain` | linear, pitched, managed, imported from other processes |
 //! | `arrays` | arrays and mipmapped arrays |
 //! | `vmm` | handles of physical memory and their mappings |
-//! | `pools` | stream-ordered allocation, charged by what the pool has taken from the card; memory of graphs |
+//! | `stream_ordered`, `pools` | allocation in the order of a stream, charged by what the pool has taken from the card |
+//! | `graphs` | memory that graphs take when they run |
 //! | `code` | modules: noted when, measured by the agent |
-//! | `contexts` | contexts, and what dies with them |
+//! | `contexts`, `context_limits` | contexts, what dies with them, and what their kernels have by themselves |
 //! | `report` | what the program is told: its share |
 //!
 //! Host memory costs nothing and is not wrapped.
@@ -15,10 +16,13 @@
 pub mod arrays;
 pub mod books;
 pub mod code;
+pub mod context_limits;
 pub mod contexts;
+pub mod graphs;
 pub mod plain;
 pub mod pools;
 pub mod report;
+pub mod stream_ordered;
 pub mod vmm;
 
 use std::sync::Mutex;
@@ -29,14 +33,28 @@ use tessera_limits::CARDS;
 use tessera_limits::budget::Piece;
 use tessera_limits::ledger::Owner;
 
-use crate::cuda::{OUT_OF_MEMORY, SUCCESS, Status};
+use crate::cuda::{DevicePointer, OUT_OF_MEMORY, SUCCESS, Status};
+use crate::door::library::driver_functions;
 use crate::door::table::Hook;
 use crate::grant::Process;
 use books::{Books, Kind, Record};
 
+driver_functions! { Cuda:
+    address_range = c"cuMemGetAddressRange_v2" (base: *mut DevicePointer, bytes: *mut usize, pointer: DevicePointer);
+}
+
 /// All hooks of this module.
-pub static TABLES: &[&[Hook]] =
-    &[plain::HOOKS, arrays::HOOKS, vmm::HOOKS, pools::HOOKS, code::HOOKS, contexts::HOOKS, report::HOOKS];
+pub static TABLES: &[&[Hook]] = &[
+    plain::HOOKS,
+    arrays::HOOKS,
+    vmm::HOOKS,
+    stream_ordered::HOOKS,
+    graphs::HOOKS,
+    code::HOOKS,
+    contexts::HOOKS,
+    context_limits::HOOKS,
+    report::HOOKS,
+];
 
 /// What this process has taken.
 #[derive(Default)]
@@ -45,6 +63,7 @@ pub struct Memory {
     pub code: code::Code,
     pub pools: pools::Pools,
     pub vmm: Mutex<vmm::Handles>,
+    pub graphs: Mutex<graphs::Graphs>,
     pub contexts: Mutex<contexts::Contexts>,
     /// Cards on which managed memory was taken.
     pub has_managed: [AtomicBool; CARDS],
@@ -67,7 +86,7 @@ impl Process {
         self.memory.pools.shrink_all(self);
         let mut waited = Duration::ZERO;
         loop {
-            self.account.sweep(books::is_gone);
+            self.sweep();
             if self.charge_now(card, bytes) {
                 return Ok(());
             }
@@ -159,6 +178,35 @@ unsafe fn take(kind: Kind, bytes: u64, ask: impl FnOnce() -> Status, key: impl F
         process.refund_piece(card, piece);
     }
     status
+}
+
+/// Memory of another process. Its size is only known once it is here, so it is given back when it does not fit.
+unsafe fn imported(
+    kind: Kind,
+    pointer: *const DevicePointer,
+    ask: impl FnOnce() -> Status,
+    undo: impl FnOnce(DevicePointer) -> Status,
+) -> Status {
+    if let Err(status) = Process::get() {
+        return status;
+    }
+    let status = ask();
+    if status != SUCCESS {
+        return status;
+    }
+    let (mut base, mut bytes) = (0, 0);
+    // SAFETY: written by the driver.
+    let opened = unsafe { *pointer };
+    // SAFETY: an address of the driver's; `base` and `bytes` are places for the answer.
+    if unsafe { address_range(&raw mut base, &raw mut bytes, opened) } != SUCCESS {
+        return status;
+    }
+    // SAFETY: the driver is not asked again.
+    let charged = unsafe { take(kind, bytes as u64, || SUCCESS, || opened) };
+    if charged != SUCCESS {
+        let _ = undo(opened);
+    }
+    charged
 }
 
 /// Gives memory back: first to the driver, then to the budget, so that nobody else gets it before it is free.

@@ -9,12 +9,12 @@ use crate::door::library::driver_functions;
 use crate::door::table::hooks;
 use crate::grant::Process;
 
-hooks! { NVML:
-    nvmlDeviceGetMemoryInfo c"nvmlDeviceGetMemoryInfo" (device: Handle, info: *mut Info) => memory_info;
-    nvmlDeviceGetMemoryInfo_v2 c"nvmlDeviceGetMemoryInfo_v2" (device: Handle, info: *mut InfoV2) => memory_info_v2;
+hooks! { Nvml:
+    nvmlDeviceGetMemoryInfo(device: Handle, info: *mut Info) => memory_info;
+    nvmlDeviceGetMemoryInfo_v2(device: Handle, info: *mut InfoV2) => memory_info_v2;
 }
 
-driver_functions! { NVML:
+driver_functions! { Nvml:
     device_uuid = c"nvmlDeviceGetUUID" (device: Handle, text: *mut c_char, length: u32);
 }
 
@@ -83,7 +83,7 @@ fn share(device: Handle) -> Option<(u64, u64)> {
     // SAFETY: NVML ended the text with a zero.
     let text = unsafe { CStr::from_ptr(text.as_ptr()) }.to_str().ok()?;
     let card = process.cards.of_uuid(&uuid_bytes(text)?)?;
-    process.account.sweep(crate::memory::books::is_gone);
+    process.sweep();
     let granted = process.granted(card);
     (granted != u64::MAX).then(|| (granted, process.held(card)))
 }

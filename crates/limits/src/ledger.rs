@@ -10,9 +10,10 @@
 use crate::atomic::{AtomicU32, AtomicU64, Ordering, yield_now};
 
 use crate::CARDS;
+use crate::pacer::SharedPacer;
 
 /// First word of the file: the format.
-pub const FORMAT: u64 = u64::from_le_bytes(*b"account2");
+pub const FORMAT: u64 = u64::from_le_bytes(*b"account3");
 
 /// Where in the file that word lies.
 pub const FORMAT_PLACE: u64 = std::mem::offset_of!(Ledger, format) as u64;
@@ -30,6 +31,8 @@ pub struct Ledger {
     format: AtomicU64,
     /// No slot from here on was ever used.
     used_slots: AtomicU32,
+    /// What the processes have used of each card's time, for when they hold themselves to their share.
+    pacers: [SharedPacer; CARDS],
     slots: [Slot; SLOTS],
 }
 
@@ -131,6 +134,12 @@ impl Ledger {
     #[must_use]
     pub fn slot(&self, index: SlotIndex) -> &Slot {
         &self.slots[index.0]
+    }
+
+    /// What all processes together have used of a card's time.
+    #[must_use]
+    pub fn pacer(&self, card: usize) -> &SharedPacer {
+        &self.pacers[card]
     }
 
     /// All slots that were ever used.

@@ -4,6 +4,8 @@
 //! window's length ahead, launches stop, and when time has caught up they go on. So a late wake-up or a kernel that ran
 //! over is repaid by itself, and no sleep needs an exact length.
 
+use crate::atomic::{AtomicU64, Ordering};
+
 /// How much work is done at a stretch, in nanoseconds.
 pub const QUANTUM: u64 = 20_000_000;
 
@@ -24,7 +26,7 @@ impl Pacer {
         let (percent, busy) = (u64::from(percent.clamp(1, 100)), to.saturating_sub(from));
         // Time not used is not saved up, but for half a period: an unlucky stretch may be made good.
         let oldest = from.saturating_sub(period(percent) / 2 + kept);
-        self.account = self.account.max(oldest) + busy * 100 / percent;
+        self.account = self.account.max(oldest).saturating_add(busy.saturating_mul(100) / percent);
     }
 
     /// Whether launches must stop.
@@ -43,6 +45,50 @@ impl Pacer {
     /// Forgets debts and credits: the limit has changed.
     pub fn reset(&mut self, now: u64) {
         self.account = now;
+    }
+}
+
+/// The account of one card for all processes of a container: what they do at the same time counts once.
+///
+/// It lies in a file that the container may write. So each process keeps a [`Pacer`] of its own as well, and alone never passes its
+/// share, whatever is written here.
+#[repr(C)]
+#[derive(Debug)]
+pub struct SharedPacer {
+    /// Until when busy time has been charged.
+    charged: AtomicU64,
+    account: AtomicU64,
+}
+
+impl SharedPacer {
+    /// The card was busy for one of the processes. What another has charged already is left out; they charge every millisecond or
+    /// so, so that is about when both were busy.
+    pub fn charge(&self, from: u64, to: u64, percent: u32) {
+        let from = from.max(self.charged.fetch_max(to, Ordering::SeqCst));
+        if from < to {
+            let charged = |account| {
+                let mut pacer = Pacer { account };
+                pacer.charge(from, to, percent);
+                Some(pacer.account)
+            };
+            let _ = self.account.fetch_update(Ordering::SeqCst, Ordering::SeqCst, charged);
+        }
+    }
+
+    /// The account as it is now.
+    #[must_use]
+    pub fn read(&self) -> Pacer {
+        Pacer { account: self.account.load(Ordering::SeqCst) }
+    }
+
+    /// Forgets debts: the limit has changed.
+    pub fn reset(&self, now: u64) {
+        self.account.fetch_min(now, Ordering::SeqCst);
+    }
+
+    #[cfg(test)]
+    pub(crate) fn new() -> Self {
+        Self { charged: AtomicU64::new(0), account: AtomicU64::new(0) }
     }
 }
 
@@ -104,6 +150,37 @@ mod tests {
         assert!(!pacer.is_spent(9_020 * MS, 25), "half a period may be made good");
         pacer.charge(9_020 * MS, 9_041 * MS, 25);
         assert!(pacer.is_spent(9_041 * MS, 25));
+    }
+
+    /// Processes that are busy in turn or together, each charging what it saw since it looked last.
+    #[test]
+    fn what_processes_do_at_the_same_time_counts_once() {
+        let (together, in_turn) = (SharedPacer::new(), SharedPacer::new());
+        for step in 1_000..2_000 {
+            let (from, to) = (step * MS, (step + 1) * MS);
+            together.charge(from, to, 50);
+            together.charge(from - MS / 3, to - MS / 3, 50);
+            in_turn.charge(from, to - MS / 2, 50);
+            in_turn.charge(from + MS / 2, to, 50);
+        }
+        for shared in [together, in_turn] {
+            let ahead = (shared.read().opens_at() - 2_000 * MS) / MS;
+            assert!(
+                (979..=1_001).contains(&ahead),
+                "a second of work at a half is two of time, not {ahead} ms"
+            );
+        }
+    }
+
+    #[test]
+    fn nonsense_in_a_shared_account_is_no_panic_and_a_changed_limit_forgets_debts() {
+        let shared = SharedPacer { charged: AtomicU64::new(u64::MAX), account: AtomicU64::new(u64::MAX) };
+        shared.charge(1, 2, 50);
+        assert_eq!(shared.read().opens_at(), u64::MAX);
+        shared.reset(5);
+        assert_eq!(shared.read().opens_at(), 5);
+        shared.reset(9);
+        assert_eq!(shared.read().opens_at(), 5, "credit is no debt");
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// All memory of the card: 80 GiB.
 pub const TOTAL: u64 = 80 << 30;
-pub const UUID: [u8; 16] = *b"simulated-card-0";
+const UUID: [u8; 16] = *b"simulated-card-0";
 /// What a context takes.
 pub const CONTEXT: u64 = 500 << 20;
 const PROCESSES: usize = 2048;
@@ -34,17 +34,47 @@ struct Process {
 pub struct Mine {
     card: &'static Card,
     place: &'static Process,
+    /// Streams run beside each other instead of taking turns: kernels so small that the card has room for several.
+    overlaps: bool,
 }
 
-static MINE: OnceLock<Option<Mine>> = OnceLock::new();
+/// The most cards a program can have here.
+const CARDS: usize = 4;
+
+static MINE: [OnceLock<Option<Mine>>; CARDS] = [const { OnceLock::new() }; CARDS];
+
+/// Which cards this program sees, in its order: `$SIMULATED_ORDER`, as "1,0"; else the first alone.
+pub fn visible() -> &'static [usize] {
+    static VISIBLE: OnceLock<Vec<usize>> = OnceLock::new();
+    VISIBLE.get_or_init(|| {
+        let order = std::env::var("SIMULATED_ORDER").unwrap_or_else(|_| "0".into());
+        order.split(',').filter_map(|card| card.parse().ok()).filter(|&card| card < CARDS).collect()
+    })
+}
+
+/// The card behind a device of this program.
+pub fn card_of(device: i32) -> Option<usize> {
+    visible().get(usize::try_from(device).ok()?).copied()
+}
+
+/// What a card is called.
+pub fn uuid(card: usize) -> [u8; 16] {
+    let mut uuid = UUID;
+    uuid[15] += u8::try_from(card).unwrap_or(0);
+    uuid
+}
 
 impl Mine {
-    pub fn get() -> Option<&'static Self> {
-        MINE.get_or_init(Self::open).as_ref()
+    /// A card, by its number.
+    pub fn get(card: usize) -> Option<&'static Self> {
+        MINE.get(card)?.get_or_init(|| Self::open(card)).as_ref()
     }
 
-    fn open() -> Option<Self> {
-        let path = std::env::var_os("SIMULATED_CARD")?;
+    fn open(card: usize) -> Option<Self> {
+        let mut path = std::env::var_os("SIMULATED_CARD")?;
+        if card > 0 {
+            path.push(format!(".{card}"));
+        }
         let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path).ok()?;
         let size = size_of::<Card>();
         if file.metadata().ok()?.len() < size as u64 {
@@ -64,7 +94,7 @@ impl Mine {
         })?;
         place.memory.store(0, Ordering::SeqCst);
         place.time.store(0, Ordering::SeqCst);
-        Some(Self { card, place })
+        Some(Self { card, place, overlaps: std::env::var_os("SIMULATED_OVERLAP").is_some() })
     }
 
     /// Takes memory, as much as the card has.
@@ -99,6 +129,10 @@ impl Mine {
 
     /// Queues a kernel; returns when it will have ended.
     pub fn run(&self, nanoseconds: u64, after: u64) -> u64 {
+        if self.overlaps {
+            self.place.time.fetch_add(nanoseconds, Ordering::SeqCst);
+            return now().max(after) + nanoseconds;
+        }
         let mut until = self.card.busy_until.load(Ordering::SeqCst);
         loop {
             let end = until.max(now()).max(after) + nanoseconds;

@@ -5,35 +5,57 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{LazyLock, Mutex};
 
-use crate::card::{CONTEXT, Mine, UUID};
+use crate::card::{CONTEXT, Mine, card_of, uuid, visible};
 use crate::{Handle, INVALID_CONTEXT, INVALID_VALUE, NOT_INITIALIZED, OUT_OF_MEMORY, SUCCESS, Status};
 
 static INITIALISED: AtomicBool = AtomicBool::new(false);
 static INITIALISED_BY: AtomicU64 = AtomicU64::new(0);
-static PRIMARY: Mutex<(u64, u64)> = Mutex::new((0, 0));
+/// How often the primary context of each device is retained, and which it is.
+static PRIMARY: LazyLock<Mutex<HashMap<i32, (u64, u64)>>> = LazyLock::new(Mutex::default);
+/// The devices of all contexts that live.
+static CONTEXTS: LazyLock<Mutex<HashMap<u64, i32>>> = LazyLock::new(Mutex::default);
 static NEXT: AtomicU64 = AtomicU64::new(0x1000);
-/// Bytes by address, and the context they die with.
-pub static LIVE: LazyLock<Mutex<HashMap<u64, (u64, u64)>>> = LazyLock::new(Mutex::default);
+/// Bytes by address, the card they are on, and the context they die with.
+pub static LIVE: LazyLock<Mutex<HashMap<u64, Piece>>> = LazyLock::new(Mutex::default);
+
+pub struct Piece {
+    pub bytes: u64,
+    pub card: &'static Mine,
+    pub context: u64,
+}
 
 thread_local! {
     static CURRENT: Cell<u64> = const { Cell::new(0) };
 }
 
-/// The current context and the card; like the real driver nothing works in a child forked after `cuInit`.
+/// The current context and its card; like the real driver nothing works in a child forked after `cuInit`.
 pub fn current() -> Result<(u64, &'static Mine), Status> {
-    let mine = initialised()?;
-    match CURRENT.get() {
-        0 => Err(INVALID_CONTEXT),
-        context => Ok((context, mine)),
+    initialised()?;
+    let context = CURRENT.get();
+    let device = device_of(context).ok_or(INVALID_CONTEXT)?;
+    Ok((context, on(device)?))
+}
+
+fn device_of(context: u64) -> Option<i32> {
+    CONTEXTS.lock().ok()?.get(&context).copied()
+}
+
+/// Using a context that is gone may crash the real driver. This one always does, so that tests see it.
+pub fn assert_alive(context: u64) {
+    if context != 0 && device_of(context).is_none() {
+        std::process::abort();
     }
 }
 
-pub fn initialised() -> Result<&'static Mine, Status> {
+pub fn initialised() -> Result<(), Status> {
     let by_us = INITIALISED_BY.load(Ordering::SeqCst) == u64::from(std::process::id());
-    if !INITIALISED.load(Ordering::SeqCst) || !by_us {
-        return Err(NOT_INITIALIZED);
-    }
-    Mine::get().ok_or(NOT_INITIALIZED)
+    if INITIALISED.load(Ordering::SeqCst) && by_us { Ok(()) } else { Err(NOT_INITIALIZED) }
+}
+
+/// The card behind a device.
+pub fn on(device: i32) -> Result<&'static Mine, Status> {
+    initialised()?;
+    card_of(device).and_then(Mine::get).ok_or(INVALID_VALUE)
 }
 
 pub fn next_handle() -> u64 {
@@ -42,11 +64,10 @@ pub fn next_handle() -> u64 {
 
 #[unsafe(no_mangle)]
 pub extern "C" fn cuInit(_flags: u32) -> Status {
-    if INITIALISED.swap(true, Ordering::SeqCst) {
-        return initialised().map_or_else(|status| status, |_| SUCCESS);
+    if !INITIALISED.swap(true, Ordering::SeqCst) {
+        INITIALISED_BY.store(u64::from(std::process::id()), Ordering::SeqCst);
     }
-    INITIALISED_BY.store(u64::from(std::process::id()), Ordering::SeqCst);
-    initialised().map_or_else(|status| status, |_| SUCCESS)
+    initialised().map_or_else(|status| status, |()| SUCCESS)
 }
 
 #[unsafe(no_mangle)]
@@ -57,27 +78,25 @@ pub unsafe extern "C" fn cuDriverGetVersion(version: *mut i32) -> Status {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDeviceGetCount(count: *mut i32) -> Status {
-    unsafe { *count = 1 };
+    unsafe { *count = i32::try_from(visible().len()).unwrap_or(0) };
     SUCCESS
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuDeviceGetUuid(uuid: *mut [u8; 16], device: i32) -> Status {
-    if device != 0 {
-        return INVALID_VALUE;
-    }
-    unsafe { *uuid = UUID };
+pub unsafe extern "C" fn cuDeviceGetUuid(name: *mut [u8; 16], device: i32) -> Status {
+    let Some(card) = card_of(device) else { return INVALID_VALUE };
+    unsafe { *name = uuid(card) };
     SUCCESS
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuCtxGetDevice(device: *mut i32) -> Status {
-    match current() {
-        Ok(_) => {
-            unsafe { *device = 0 };
+    match device_of(CURRENT.get()) {
+        Some(current) => {
+            unsafe { *device = current };
             SUCCESS
         }
-        Err(status) => status,
+        None => INVALID_CONTEXT,
     }
 }
 
@@ -89,22 +108,30 @@ pub unsafe extern "C" fn cuCtxGetCurrent(context: *mut u64) -> Status {
 
 #[unsafe(no_mangle)]
 pub extern "C" fn cuCtxSetCurrent(context: u64) -> Status {
+    assert_alive(context);
     CURRENT.set(context);
     SUCCESS
 }
 
+/// Makes a context, if the card has room for it.
+fn begin(device: i32) -> Result<u64, Status> {
+    if !on(device)?.take(CONTEXT) {
+        return Err(OUT_OF_MEMORY);
+    }
+    let handle = next_handle();
+    CONTEXTS.lock().map_err(|_| INVALID_VALUE)?.insert(handle, device);
+    Ok(handle)
+}
+
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuDevicePrimaryCtxRetain(context: *mut u64, _device: i32) -> Status {
-    let mine = match initialised() {
-        Ok(mine) => mine,
-        Err(status) => return status,
-    };
+pub unsafe extern "C" fn cuDevicePrimaryCtxRetain(context: *mut u64, device: i32) -> Status {
     let Ok(mut primary) = PRIMARY.lock() else { return INVALID_VALUE };
+    let primary = primary.entry(device).or_default();
     if primary.0 == 0 {
-        if !mine.take(CONTEXT) {
-            return OUT_OF_MEMORY;
+        match begin(device) {
+            Ok(handle) => primary.1 = handle,
+            Err(status) => return status,
         }
-        primary.1 = next_handle();
     }
     primary.0 += 1;
     unsafe { *context = primary.1 };
@@ -112,59 +139,111 @@ pub unsafe extern "C" fn cuDevicePrimaryCtxRetain(context: *mut u64, _device: i3
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn cuDevicePrimaryCtxRelease_v2(_device: i32) -> Status {
-    let (Ok(mine), Ok(mut primary)) = (initialised(), PRIMARY.lock()) else { return INVALID_VALUE };
-    primary.0 = primary.0.saturating_sub(1);
-    if primary.0 == 0 {
-        end(mine, primary.1);
-    }
-    SUCCESS
+pub extern "C" fn cuDevicePrimaryCtxRelease_v2(device: i32) -> Status {
+    release(device, 1)
+}
+
+fn release(device: i32, times: u64) -> Status {
+    let Ok(mut primary) = PRIMARY.lock() else { return INVALID_VALUE };
+    let primary = primary.entry(device).or_default();
+    primary.0 = primary.0.saturating_sub(times);
+    if primary.0 == 0 { end(primary.1) } else { SUCCESS }
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuCtxCreate_v2(context: *mut u64, _flags: u32, _device: i32) -> Status {
-    match initialised() {
-        Ok(mine) if mine.take(CONTEXT) => {
-            let handle = next_handle();
+pub unsafe extern "C" fn cuCtxCreate_v2(context: *mut u64, _flags: u32, device: i32) -> Status {
+    match begin(device) {
+        Ok(handle) => {
             CURRENT.set(handle);
             unsafe { *context = handle };
             SUCCESS
         }
-        Ok(_) => OUT_OF_MEMORY,
         Err(status) => status,
     }
 }
 
 #[unsafe(no_mangle)]
 pub extern "C" fn cuCtxDestroy_v2(context: u64) -> Status {
-    match initialised() {
-        Ok(mine) => {
-            end(mine, context);
-            SUCCESS
-        }
-        Err(status) => status,
-    }
+    end(context)
 }
 
-/// A thread may look at the capture mode; nothing else comes of it here.
+/// The primary context goes, however often it was retained.
 #[unsafe(no_mangle)]
-pub extern "C" fn cuThreadExchangeStreamCaptureMode(_mode: *mut i32) -> Status {
+pub extern "C" fn cuDevicePrimaryCtxReset_v2(device: i32) -> Status {
+    release(device, u64::MAX)
+}
+
+/// A part of the primary context, which lives as long.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuGreenCtxCreate(
+    green: *mut u64,
+    _description: *mut std::ffi::c_void,
+    device: i32,
+    _flags: u32,
+) -> Status {
+    let mut primary = 0;
+    let status = unsafe { cuDevicePrimaryCtxRetain(&raw mut primary, device) };
+    unsafe { *green = next_handle() };
+    status
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuGreenCtxDestroy(_green: u64) -> Status {
+    cuDevicePrimaryCtxRelease_v2(0)
+}
+
+/// The heap of kernels, the one limit that takes memory here.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuCtxSetLimit(limit: i32, value: usize) -> Status {
+    const HEAP: i32 = 2;
+    static HEAPS: Mutex<u64> = Mutex::new(0);
+    let (Ok((_, mine)), Ok(mut heap)) = (current(), HEAPS.lock()) else { return INVALID_CONTEXT };
+    if limit == HEAP {
+        mine.give(std::mem::take(&mut *heap));
+        if !mine.take(value as u64) {
+            return OUT_OF_MEMORY;
+        }
+        *heap = value as u64;
+    }
     SUCCESS
 }
 
-fn end(mine: &Mine, context: u64) {
-    mine.give(CONTEXT);
-    if let Ok(mut live) = LIVE.lock() {
-        live.retain(|_, &mut (bytes, owner)| {
-            if owner == context {
-                mine.give(bytes);
-            }
-            owner != context
-        });
+thread_local! {
+    static CAPTURE_MODE: Cell<i32> = const { Cell::new(0) };
+}
+
+/// How strictly this thread's calls are taken while another captures.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuThreadExchangeStreamCaptureMode(mode: *mut i32) -> Status {
+    if initialised().is_err() {
+        return NOT_INITIALIZED;
     }
+    unsafe { *mode = CAPTURE_MODE.replace(*mode) };
+    SUCCESS
+}
+
+/// Whether this thread may do what could disturb captures of others.
+pub fn is_relaxed() -> bool {
+    const RELAXED: i32 = 2;
+    CAPTURE_MODE.get() == RELAXED
+}
+
+fn end(context: u64) -> Status {
+    let Some(device) = CONTEXTS.lock().ok().and_then(|mut contexts| contexts.remove(&context)) else {
+        return INVALID_CONTEXT;
+    };
+    let (Ok(mine), Ok(mut live)) = (on(device), LIVE.lock()) else { return INVALID_VALUE };
+    mine.give(CONTEXT);
+    live.retain(|_, piece| {
+        if piece.context == context {
+            piece.card.give(piece.bytes);
+        }
+        piece.context != context
+    });
     if CURRENT.get() == context {
         CURRENT.set(0);
     }
+    SUCCESS
 }
 
 /// A handle as the driver's opaque pointer.

@@ -1,6 +1,6 @@
 //! The driver, simulated: as much of `libcuda.so.1` and `libnvidia-ml.so.1` as the tests of the library use.
 //!
-//! The card is a file, `$SIMULATED_CARD`, mapped by all processes. Memory on it is a number per process; it goes back to
+//! A card is a file, `$SIMULATED_CARD` (others with a number behind), mapped by all processes. Memory on it is a number per process; it goes back to
 //! the card when the process is gone. A kernel is an amount of time: the function's handle says how many nanoseconds.
 
 #![allow(unsafe_code, reason = "a C library")]
@@ -16,6 +16,7 @@
 
 mod card;
 mod contexts;
+mod graphs;
 mod lookup;
 mod memory;
 mod nvml;
@@ -30,5 +31,8 @@ pub const INVALID_VALUE: Status = 1;
 pub const OUT_OF_MEMORY: Status = 2;
 pub const NOT_INITIALIZED: Status = 3;
 pub const INVALID_CONTEXT: Status = 201;
+pub const INVALID_HANDLE: Status = 400;
 pub const NOT_FOUND: Status = 500;
 pub const NOT_READY: Status = 600;
+pub const CAPTURE_UNSUPPORTED: Status = 900;
+pub const CAPTURE_INVALIDATED: Status = 901;

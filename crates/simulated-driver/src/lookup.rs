@@ -41,7 +41,7 @@ unsafe fn look_up(name: *const c_char, version: i32, flags: u64) -> Option<*mut 
     let name = unsafe { CStr::from_ptr(name) }.to_str().ok()?;
     let mut forms = Vec::new();
     if flags & PER_THREAD != 0 {
-        forms.push(format!("{name}_ptsz"));
+        forms.extend(["_v2_ptsz", "_v2_ptds", "_ptsz", "_ptds"].map(|suffix| format!("{name}{suffix}")));
     }
     if version >= 3_020 {
         forms.push(format!("{name}_v2"));

@@ -1,19 +1,18 @@
 //! Ways to take memory. All come from the card in blocks of 2 MiB.
 
-use std::ffi::c_void;
 use std::sync::Mutex;
 
-use crate::card::TOTAL;
-use crate::contexts::{LIVE, as_handle, current, initialised, next_handle};
-use crate::{Handle, INVALID_VALUE, OUT_OF_MEMORY, SUCCESS, Status};
+use crate::card::{Mine, TOTAL};
+use crate::contexts::{LIVE, Piece, as_handle, cuCtxGetDevice, current, next_handle, on};
+use crate::{Handle, INVALID_VALUE, OUT_OF_MEMORY, SUCCESS, Status, graphs, work};
 
 const BLOCK: u64 = 2 << 20;
 /// Not in a context: physical memory by handle, pools.
 const NO_CONTEXT: u64 = 0;
 
-/// The one pool.
-static POOL: Mutex<Pool> = Mutex::new(Pool { reserved: 0, used: 0, pieces: Vec::new() });
-const POOL_HANDLE: u64 = 0x77;
+/// The pools, one for each device.
+static POOLS: Mutex<[Pool; 4]> = Mutex::new([const { Pool { reserved: 0, used: 0, pieces: Vec::new() } }; 4]);
+const POOL_HANDLE: usize = 0x77;
 const POOL_RESERVED: i32 = 5;
 
 struct Pool {
@@ -24,20 +23,24 @@ struct Pool {
     pieces: Vec<(u64, u64)>,
 }
 
-fn take(bytes: usize, in_context: bool) -> Result<u64, Status> {
-    let (context, mine) = current()?;
+/// Takes memory of a card.
+fn take_of(card: &'static Mine, context: u64, bytes: usize) -> Result<u64, Status> {
     if bytes == 0 {
         return Err(INVALID_VALUE);
     }
     let bytes = (bytes as u64).checked_next_multiple_of(BLOCK).ok_or(OUT_OF_MEMORY)?;
-    if !mine.take(bytes) {
+    if !card.take(bytes) {
         return Err(OUT_OF_MEMORY);
     }
     let address = next_handle();
-    LIVE.lock()
-        .map_err(|_| INVALID_VALUE)?
-        .insert(address, (bytes, if in_context { context } else { NO_CONTEXT }));
+    LIVE.lock().map_err(|_| INVALID_VALUE)?.insert(address, Piece { bytes, card, context });
     Ok(address)
+}
+
+/// Takes memory in the current context.
+fn take(bytes: usize) -> Result<u64, Status> {
+    let (context, card) = current()?;
+    take_of(card, context, bytes)
 }
 
 unsafe fn answer(place: *mut u64, taken: Result<u64, Status>) -> Status {
@@ -51,24 +54,21 @@ unsafe fn answer(place: *mut u64, taken: Result<u64, Status>) -> Status {
 }
 
 fn give(address: u64) -> Status {
-    let (Ok(mine), Ok(mut live)) = (initialised(), LIVE.lock()) else { return INVALID_VALUE };
-    match live.remove(&address) {
-        Some((bytes, _)) => {
-            mine.give(bytes);
-            SUCCESS
-        }
-        None => INVALID_VALUE,
-    }
+    let Some(piece) = LIVE.lock().ok().and_then(|mut live| live.remove(&address)) else {
+        return INVALID_VALUE;
+    };
+    piece.card.give(piece.bytes);
+    SUCCESS
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemAlloc_v2(pointer: *mut u64, bytes: usize) -> Status {
-    unsafe { answer(pointer, take(bytes, true)) }
+    unsafe { answer(pointer, take(bytes)) }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemAllocManaged(pointer: *mut u64, bytes: usize, _flags: u32) -> Status {
-    unsafe { answer(pointer, take(bytes, true)) }
+    unsafe { answer(pointer, take(bytes)) }
 }
 
 #[unsafe(no_mangle)]
@@ -81,7 +81,7 @@ pub unsafe extern "C" fn cuMemAllocPitch_v2(
 ) -> Status {
     let row = width.next_multiple_of(512);
     unsafe { *pitch = row };
-    unsafe { answer(pointer, take(row.saturating_mul(height), true)) }
+    unsafe { answer(pointer, take(row.saturating_mul(height))) }
 }
 
 #[unsafe(no_mangle)]
@@ -92,15 +92,24 @@ pub extern "C" fn cuMemFree_v2(pointer: u64) -> Status {
 /// Extents, format, channels, flags: here always four bytes per element.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuArray3DCreate_v2(array: *mut Handle, description: *const [usize; 3]) -> Status {
-    let extents = unsafe { *description };
+    unsafe { create_array(array, *description) }
+}
+
+unsafe fn create_array(array: *mut Handle, extents: [usize; 3]) -> Status {
     let bytes = extents.iter().fold(4_usize, |bytes, &extent| bytes.saturating_mul(extent.max(1)));
-    match take(bytes, true) {
+    match take(bytes) {
         Ok(handle) => {
             unsafe { *array = as_handle(handle) };
             SUCCESS
         }
         Err(status) => status,
     }
+}
+
+/// The first interface: extents of 32 bits.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuArray3DCreate(array: *mut Handle, description: *const [u32; 3]) -> Status {
+    unsafe { create_array(array, (*description).map(|extent| extent as usize)) }
 }
 
 #[unsafe(no_mangle)]
@@ -112,10 +121,17 @@ pub extern "C" fn cuArrayDestroy(array: Handle) -> Status {
 pub unsafe extern "C" fn cuMemCreate(
     handle: *mut u64,
     bytes: usize,
-    _placement: *const c_void,
+    placement: *const [i32; 4],
     _flags: u64,
 ) -> Status {
-    unsafe { answer(handle, take(bytes, false)) }
+    const ON_DEVICE: i32 = 1;
+    let [_, _, location, device] = unsafe { *placement };
+    let taken = match location {
+        ON_DEVICE => on(device).and_then(|card| take_of(card, NO_CONTEXT, bytes)),
+        // Of the host: nothing of a card.
+        _ => current().and_then(|(_, card)| take_of(card, NO_CONTEXT, 1)),
+    };
+    unsafe { answer(handle, taken) }
 }
 
 /// Memory of a handle stays while it is mapped; tests release after unmapping.
@@ -141,21 +157,36 @@ pub extern "C" fn cuMemUnmap(_address: u64, _bytes: usize) -> Status {
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuDeviceGetMemPool(pool: *mut Handle, _device: i32) -> Status {
-    unsafe { *pool = as_handle(POOL_HANDLE) };
+pub unsafe extern "C" fn cuDeviceGetMemPool(pool: *mut Handle, device: i32) -> Status {
+    unsafe { *pool = std::ptr::without_provenance_mut(POOL_HANDLE + usize::try_from(device).unwrap_or(0)) };
     SUCCESS
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuMemPoolGetAttribute(_pool: Handle, attribute: i32, value: *mut u64) -> Status {
-    let Ok(pool) = POOL.lock() else { return INVALID_VALUE };
+pub unsafe extern "C" fn cuDeviceGetDefaultMemPool(pool: *mut Handle, device: i32) -> Status {
+    unsafe { cuDeviceGetMemPool(pool, device) }
+}
+
+/// The device of a pool.
+fn device_of(pool: Handle) -> usize {
+    pool.addr() - POOL_HANDLE
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemPoolGetAttribute(pool: Handle, attribute: i32, value: *mut u64) -> Status {
+    let Ok(pools) = POOLS.lock() else { return INVALID_VALUE };
+    let pool = &pools[device_of(pool)];
     unsafe { *value = if attribute == POOL_RESERVED { pool.reserved } else { pool.used } };
     SUCCESS
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn cuMemPoolTrimTo(_pool: Handle, keep: usize) -> Status {
-    let (Ok(mine), Ok(mut pool)) = (initialised(), POOL.lock()) else { return INVALID_VALUE };
+pub extern "C" fn cuMemPoolTrimTo(pool: Handle, keep: usize) -> Status {
+    let device = device_of(pool);
+    let (Ok(mine), Ok(mut pools)) = (on(i32::try_from(device).unwrap_or(0)), POOLS.lock()) else {
+        return INVALID_VALUE;
+    };
+    let pool = &mut pools[device];
     let kept = pool.used.max(keep as u64).min(pool.reserved);
     mine.give(pool.reserved - kept);
     pool.reserved = kept;
@@ -164,12 +195,20 @@ pub extern "C" fn cuMemPoolTrimTo(_pool: Handle, keep: usize) -> Status {
 
 /// Takes from what the pool has, else from the card in pieces of 32 MiB, and keeps what is freed.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuMemAllocAsync(pointer: *mut u64, bytes: usize, _stream: Handle) -> Status {
+pub unsafe extern "C" fn cuMemAllocAsync(pointer: *mut u64, bytes: usize, stream: Handle) -> Status {
+    if let Some(graph) = work::captures(stream) {
+        graphs::add(graph, 0, bytes as u64);
+        unsafe { *pointer = next_handle() };
+        return SUCCESS;
+    }
     let mine = match current() {
         Ok((_, mine)) => mine,
         Err(status) => return status,
     };
-    let Ok(mut pool) = POOL.lock() else { return INVALID_VALUE };
+    let mut device = 0;
+    let _ = unsafe { cuCtxGetDevice(&raw mut device) };
+    let Ok(mut pools) = POOLS.lock() else { return INVALID_VALUE };
+    let pool = &mut pools[usize::try_from(device).unwrap_or(0)];
     let bytes = (bytes as u64).next_multiple_of(BLOCK);
     let missing = (pool.used + bytes).saturating_sub(pool.reserved);
     // Like the real pool: larger pieces where the card has them, else just enough.
@@ -186,15 +225,16 @@ pub unsafe extern "C" fn cuMemAllocAsync(pointer: *mut u64, bytes: usize, _strea
 
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemFreeAsync(pointer: u64, _stream: Handle) -> Status {
-    let Ok(mut pool) = POOL.lock() else { return INVALID_VALUE };
-    match pool.pieces.iter().position(|&(address, _)| address == pointer) {
-        Some(place) => {
+    let Ok(mut pools) = POOLS.lock() else { return INVALID_VALUE };
+    for pool in pools.iter_mut() {
+        if let Some(place) = pool.pieces.iter().position(|&(address, _)| address == pointer) {
             let (_, bytes) = pool.pieces.swap_remove(place);
             pool.used -= bytes;
-            SUCCESS
+            return SUCCESS;
         }
-        None => give(pointer),
     }
+    drop(pools);
+    give(pointer)
 }
 
 #[unsafe(no_mangle)]

@@ -1,8 +1,8 @@
-//! NVML: one device, its UUID and memory.
+//! NVML: the cards, their UUIDs and memory. A handle is the card's number and one.
 
 use std::ffi::c_char;
 
-use crate::card::{Mine, TOTAL, UUID};
+use crate::card::{Mine, TOTAL, uuid};
 use crate::contexts::as_handle;
 use crate::{Handle, INVALID_VALUE, SUCCESS, Status};
 
@@ -12,31 +12,31 @@ pub extern "C" fn nvmlInit_v2() -> Status {
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn nvmlDeviceGetHandleByIndex_v2(_index: u32, device: *mut Handle) -> Status {
-    unsafe { *device = as_handle(1) };
+pub unsafe extern "C" fn nvmlDeviceGetHandleByIndex_v2(index: u32, device: *mut Handle) -> Status {
+    unsafe { *device = as_handle(u64::from(index) + 1) };
     SUCCESS
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn nvmlDeviceGetUUID(_device: Handle, text: *mut c_char, length: u32) -> Status {
-    let mut uuid = String::from("GPU-");
-    for (index, byte) in UUID.iter().enumerate() {
+pub unsafe extern "C" fn nvmlDeviceGetUUID(device: Handle, text: *mut c_char, length: u32) -> Status {
+    let mut name = String::from("GPU-");
+    for (index, byte) in uuid(device.addr() - 1).iter().enumerate() {
         if [4, 6, 8, 10].contains(&index) {
-            uuid.push('-');
+            name.push('-');
         }
-        uuid += &format!("{byte:02x}");
+        name += &format!("{byte:02x}");
     }
-    uuid.push('\0');
-    if uuid.len() > length as usize {
+    name.push('\0');
+    if name.len() > length as usize {
         return INVALID_VALUE;
     }
-    unsafe { std::ptr::copy_nonoverlapping(uuid.as_ptr(), text.cast(), uuid.len()) };
+    unsafe { std::ptr::copy_nonoverlapping(name.as_ptr(), text.cast(), name.len()) };
     SUCCESS
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn nvmlDeviceGetMemoryInfo(_device: Handle, info: *mut [u64; 3]) -> Status {
-    let used = Mine::get().map_or(0, Mine::used);
+pub unsafe extern "C" fn nvmlDeviceGetMemoryInfo(device: Handle, info: *mut [u64; 3]) -> Status {
+    let used = Mine::get(device.addr() - 1).map_or(0, Mine::used);
     unsafe { *info = [TOTAL, TOTAL - used, used] };
     SUCCESS
 }

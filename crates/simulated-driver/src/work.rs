@@ -2,36 +2,81 @@
 
 use std::collections::HashMap;
 use std::ffi::c_void;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{LazyLock, Mutex};
 
 use crate::card::now;
-use crate::contexts::{as_handle, current, next_handle};
-use crate::{Handle, INVALID_VALUE, NOT_READY, SUCCESS, Status};
+use crate::contexts::{as_handle, assert_alive, current, is_relaxed, next_handle};
+use crate::graphs;
+use crate::{
+    CAPTURE_INVALIDATED, CAPTURE_UNSUPPORTED, Handle, INVALID_HANDLE, INVALID_VALUE, NOT_READY, SUCCESS,
+    Status,
+};
 
 /// When the last kernel of each stream ends; and, for a capturing one, what was captured.
-static STREAMS: LazyLock<Mutex<HashMap<usize, Stream>>> = LazyLock::new(Mutex::default);
-/// When events happen, and nanoseconds of graphs.
-static EVENTS: LazyLock<Mutex<HashMap<usize, u64>>> = LazyLock::new(Mutex::default);
+static STREAMS: LazyLock<Mutex<HashMap<Key, Stream>>> = LazyLock::new(Mutex::default);
+static EVENTS: LazyLock<Mutex<HashMap<usize, Event>>> = LazyLock::new(Mutex::default);
+/// Whether a capture was disturbed by a call of a thread that was not relaxed about captures.
+static DISTURBED: AtomicBool = AtomicBool::new(false);
+
+/// When it happens, and the context it lives in.
+#[derive(Clone, Copy)]
+struct Event {
+    at: u64,
+    context: u64,
+}
+
+/// A stream, and whose: each context has default streams, one of them for each thread.
+type Key = (usize, u64, u64);
+
+/// Default streams.
+const LEGACY: usize = 1;
+const PER_THREAD: usize = 2;
 
 #[derive(Default)]
 struct Stream {
     end: u64,
-    captured: Option<u64>,
+    /// The graph that is captured into.
+    captures: Option<Handle>,
 }
 
-/// Runs a kernel of `nanoseconds` after all before it in the stream.
-fn run(stream: Handle, nanoseconds: u64) -> Status {
-    let (Ok((_, mine)), Ok(mut streams)) = (current(), STREAMS.lock()) else { return INVALID_VALUE };
-    let stream = streams.entry(stream.addr()).or_default();
-    match &mut stream.captured {
-        Some(captured) => *captured += nanoseconds,
+// Only a name.
+unsafe impl Send for Stream {}
+
+fn key(stream: Handle, per_thread: bool) -> Key {
+    let context = current().map_or(0, |(context, _)| context);
+    match (stream.addr(), per_thread) {
+        (0, true) | (PER_THREAD, _) => (PER_THREAD, context, unsafe { libc::pthread_self() }),
+        (0, false) | (LEGACY, _) => (LEGACY, context, 0),
+        (handle, _) => (handle, 0, 0),
+    }
+}
+
+/// Runs something of `nanoseconds` after all before it in the stream.
+fn run(stream: Key, nanoseconds: u64) -> Status {
+    let mine = match current() {
+        Ok((_, mine)) => mine,
+        Err(status) => return status,
+    };
+    LAUNCHES.fetch_add(1, Ordering::SeqCst);
+    let Ok(mut streams) = STREAMS.lock() else { return INVALID_VALUE };
+    let stream = streams.entry(stream).or_default();
+    match stream.captures {
+        Some(graph) => graphs::add(graph, nanoseconds, 0),
         None => stream.end = mine.run(nanoseconds, stream.end),
     }
     SUCCESS
 }
 
-fn end(stream: Handle) -> u64 {
-    STREAMS.lock().ok().and_then(|streams| streams.get(&stream.addr()).map(|stream| stream.end)).unwrap_or(0)
+/// The same, and waits until it has ended.
+fn run_and_wait(stream: Key, nanoseconds: u64) -> Status {
+    let status = run(stream, nanoseconds);
+    sleep_until(end(stream));
+    status
+}
+
+fn end(stream: Key) -> u64 {
+    STREAMS.lock().ok().and_then(|streams| streams.get(&stream).map(|stream| stream.end)).unwrap_or(0)
 }
 
 fn sleep_until(end: u64) {
@@ -39,6 +84,58 @@ fn sleep_until(end: u64) {
     if left > 0 {
         std::thread::sleep(std::time::Duration::from_nanos(left));
     }
+}
+
+/// Copies and fills: a nanosecond per byte. Those between host and card without a stream keep the caller.
+macro_rules! transfers {
+    ($($name:ident ( $($argument:ident : $type:ty),* ) $run:ident ($stream:expr, $per_thread:literal) $bytes:expr;)*) => {
+        $(
+            #[unsafe(no_mangle)]
+            #[allow(unused_variables, reason = "addresses mean nothing here")]
+            pub unsafe extern "C" fn $name($($argument: $type),*) -> Status {
+                $run(key($stream, $per_thread), $bytes as u64)
+            }
+        )*
+    };
+}
+
+const DEFAULT: Handle = std::ptr::null_mut();
+
+/// How many kernels were launched.
+static LAUNCHES: AtomicU64 = AtomicU64::new(0);
+
+/// A transfer that waits until another thread launches a kernel: work that depends on work that is not there yet.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemcpyAtoA_v2(
+    _to: Handle,
+    _to_offset: usize,
+    _from: Handle,
+    _offset: usize,
+    _bytes: usize,
+) -> Status {
+    let before = LAUNCHES.load(Ordering::SeqCst);
+    while LAUNCHES.load(Ordering::SeqCst) == before {
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    SUCCESS
+}
+
+transfers! {
+    cuMemcpyHtoD_v2(to: u64, from: *const c_void, bytes: usize) run_and_wait(DEFAULT, false) bytes;
+    cuMemcpyHtoD_v2_ptds(to: u64, from: *const c_void, bytes: usize) run_and_wait(DEFAULT, true) bytes;
+    cuMemcpyDtoH_v2(to: *mut c_void, from: u64, bytes: usize) run_and_wait(DEFAULT, false) bytes;
+    cuMemcpyDtoD_v2(to: u64, from: u64, bytes: usize) run(DEFAULT, false) bytes;
+    cuMemcpyAsync(to: u64, from: u64, bytes: usize, stream: Handle) run(stream, false) bytes;
+    cuMemcpyHtoDAsync_v2(to: u64, from: *const c_void, bytes: usize, stream: Handle) run(stream, false) bytes;
+    cuMemcpyHtoDAsync_v2_ptsz(to: u64, from: *const c_void, bytes: usize, stream: Handle) run(stream, true) bytes;
+    cuMemcpyPeerAsync(to: u64, of: Handle, from: u64, other: Handle, bytes: usize, stream: Handle) run(stream, false) bytes;
+    cuMemcpy2D_v2(copy: *const [usize; 16]) run_and_wait(DEFAULT, false) (unsafe { *copy })[14] * (unsafe { *copy })[15];
+    cuMemcpyBatchAsync_v2(
+        to: *mut u64, from: *mut u64, sizes: *const usize, count: usize, attributes: *mut c_void, indices: *mut usize,
+        attribute_count: usize, stream: Handle
+    ) run(stream, false) unsafe { std::slice::from_raw_parts(sizes, count) }.iter().sum::<usize>();
+    cuMemsetD32_v2(to: u64, value: u32, count: usize) run(DEFAULT, false) count * 4;
+    cuMemsetD8Async(to: u64, value: u8, count: usize, stream: Handle) run(stream, false) count;
 }
 
 #[unsafe(no_mangle)]
@@ -55,7 +152,7 @@ pub extern "C" fn cuLaunchKernel(
     _parameters: *mut *mut c_void,
     _extra: *mut *mut c_void,
 ) -> Status {
-    run(stream, function.addr() as u64)
+    run(key(stream, false), function.addr() as u64)
 }
 
 #[unsafe(no_mangle)]
@@ -72,12 +169,15 @@ pub extern "C" fn cuLaunchKernel_ptsz(
     _parameters: *mut *mut c_void,
     _extra: *mut *mut c_void,
 ) -> Status {
-    run(stream, function.addr() as u64)
+    run(key(stream, true), function.addr() as u64)
 }
 
 #[unsafe(no_mangle)]
 pub extern "C" fn cuGraphLaunch(graph: Handle, stream: Handle) -> Status {
-    run(stream, graph.addr() as u64)
+    match graphs::begin(graph) {
+        Ok(nanoseconds) => run(key(stream, false), nanoseconds),
+        Err(status) => status,
+    }
 }
 
 #[unsafe(no_mangle)]
@@ -86,9 +186,18 @@ pub unsafe extern "C" fn cuStreamCreate(stream: *mut Handle, _flags: u32) -> Sta
     SUCCESS
 }
 
+/// What was queued runs to its end.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuStreamDestroy_v2(stream: Handle) -> Status {
+    if let Ok(mut streams) = STREAMS.lock() {
+        streams.remove(&key(stream, false));
+    }
+    SUCCESS
+}
+
 #[unsafe(no_mangle)]
 pub extern "C" fn cuStreamSynchronize(stream: Handle) -> Status {
-    sleep_until(end(stream));
+    sleep_until(end(key(stream, false)));
     SUCCESS
 }
 
@@ -102,30 +211,59 @@ pub extern "C" fn cuCtxSynchronize() -> Status {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuStreamIsCapturing(stream: Handle, status: *mut i32) -> Status {
     let Ok(streams) = STREAMS.lock() else { return INVALID_VALUE };
-    let captures = streams.get(&stream.addr()).is_some_and(|stream| stream.captured.is_some());
+    let captures = streams.get(&key(stream, false)).is_some_and(|stream| stream.captures.is_some());
     unsafe { *status = i32::from(captures) };
     SUCCESS
 }
 
 #[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuStreamIsCapturing_ptsz(stream: Handle, status: *mut i32) -> Status {
+    unsafe { cuStreamIsCapturing(stream, status) }
+}
+
+#[unsafe(no_mangle)]
 pub extern "C" fn cuStreamBeginCapture_v2(stream: Handle, _mode: i32) -> Status {
     let Ok(mut streams) = STREAMS.lock() else { return INVALID_VALUE };
-    streams.entry(stream.addr()).or_default().captured = Some(0);
+    streams.entry(key(stream, false)).or_default().captures = Some(graphs::new());
     SUCCESS
 }
 
-/// The graph's handle says how long it runs, like a function's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuStreamEndCapture(stream: Handle, graph: *mut Handle) -> Status {
     let Ok(mut streams) = STREAMS.lock() else { return INVALID_VALUE };
-    let captured = streams.get_mut(&stream.addr()).and_then(|stream| stream.captured.take());
-    unsafe { *graph = as_handle(captured.unwrap_or(0)) };
+    let captured = streams.get_mut(&key(stream, false)).and_then(|stream| stream.captures.take());
+    unsafe { *graph = captured.unwrap_or(std::ptr::null_mut()) };
+    if DISTURBED.swap(false, Ordering::SeqCst) { CAPTURE_INVALIDATED } else { SUCCESS }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuStreamGetCaptureInfo_v2(
+    stream: Handle,
+    status: *mut i32,
+    _id: *mut u64,
+    graph: *mut Handle,
+    _dependencies: *mut c_void,
+    _count: *mut c_void,
+) -> Status {
+    let captures = captures(stream);
+    unsafe {
+        *status = i32::from(captures.is_some());
+        *graph = captures.unwrap_or(std::ptr::null_mut());
+    }
     SUCCESS
+}
+
+/// The graph that a stream captures into.
+pub fn captures(stream: Handle) -> Option<Handle> {
+    STREAMS.lock().ok()?.get(&key(stream, false))?.captures
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuEventCreate(event: *mut Handle, _flags: u32) -> Status {
-    unsafe { *event = as_handle(next_handle()) };
+    let (Ok((context, _)), Ok(mut events)) = (current(), EVENTS.lock()) else { return INVALID_VALUE };
+    let handle = as_handle(next_handle());
+    events.insert(handle.addr(), Event { at: 0, context });
+    unsafe { *event = handle };
     SUCCESS
 }
 
@@ -139,24 +277,57 @@ pub extern "C" fn cuEventDestroy_v2(event: Handle) -> Status {
 
 #[unsafe(no_mangle)]
 pub extern "C" fn cuEventRecord(event: Handle, stream: Handle) -> Status {
-    let at = end(stream).max(now());
-    if let Ok(mut events) = EVENTS.lock() {
-        events.insert(event.addr(), at);
-    }
-    SUCCESS
+    record(event, key(stream, false))
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn cuEventQuery(event: Handle) -> Status {
-    let at = EVENTS.lock().ok().and_then(|events| events.get(&event.addr()).copied()).unwrap_or(0);
-    if at <= now() { SUCCESS } else { NOT_READY }
+pub extern "C" fn cuEventRecord_ptsz(event: Handle, stream: Handle) -> Status {
+    record(event, key(stream, true))
+}
+
+fn record(event: Handle, stream: Key) -> Status {
+    let at = end(stream).max(now());
+    let (Ok((context, _)), Ok(mut events)) = (current(), EVENTS.lock()) else { return INVALID_VALUE };
+    match events.get_mut(&event.addr()) {
+        Some(event) if event.context == context => {
+            event.at = at;
+            SUCCESS
+        }
+        Some(event) => {
+            assert_alive(event.context);
+            INVALID_HANDLE
+        }
+        None => INVALID_HANDLE,
+    }
+}
+
+/// An event that is asked for; its context must live.
+fn event(event: Handle) -> Option<Event> {
+    let event = EVENTS.lock().ok()?.get(&event.addr()).copied()?;
+    assert_alive(event.context);
+    Some(event)
+}
+
+/// Ruins captures of others if this thread is not relaxed about them, like the real one.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuEventQuery(asked: Handle) -> Status {
+    let captures =
+        STREAMS.lock().is_ok_and(|streams| streams.values().any(|stream| stream.captures.is_some()));
+    if captures && !is_relaxed() {
+        DISTURBED.store(true, Ordering::SeqCst);
+        return CAPTURE_UNSUPPORTED;
+    }
+    match event(asked) {
+        Some(event) if event.at > now() => NOT_READY,
+        Some(_) => SUCCESS,
+        None => INVALID_HANDLE,
+    }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuEventElapsedTime(milliseconds: *mut f32, from: Handle, to: Handle) -> Status {
-    let Ok(events) = EVENTS.lock() else { return INVALID_VALUE };
-    let at = |event: Handle| events.get(&event.addr()).copied().unwrap_or(0);
-    let elapsed = std::time::Duration::from_nanos(at(to).saturating_sub(at(from)));
+    let (Some(from), Some(to)) = (event(from), event(to)) else { return INVALID_HANDLE };
+    let elapsed = std::time::Duration::from_nanos(to.at.saturating_sub(from.at));
     unsafe { *milliseconds = elapsed.as_secs_f32() * 1e3 };
     SUCCESS
 }

@@ -2,22 +2,34 @@
 
 use std::sync::atomic::Ordering;
 
-use tessera_limits::pacer::Pacer;
+use tessera_limits::pacer::{Pacer, SharedPacer};
 use tessera_limits::{CARDS, futex};
 
-use super::{Gate, QUEUE};
+use super::gate::{Gate, HOLD, QUEUE};
 use crate::door::library::driver_functions;
 use crate::grant::Process;
 
-driver_functions! { CUDA:
+driver_functions! { Cuda:
     exchange_capture_mode = c"cuThreadExchangeStreamCaptureMode" (mode: *mut i32);
 }
 
 /// This thread's calls must not disturb captures of others.
 const RELAXED: i32 = 2;
 
-/// How often work is looked at while there is some.
-const TICK: u64 = 750_000;
+/// How often work is looked at: at least,
+const SLOW_TICK: u64 = 1_500_000;
+
+/// and at most, while somebody waits for room in the queue.
+const TICK: u64 = 500_000;
+
+/// When work has ended for which somebody waited: less than half of the queue that is full again.
+const AFTER_PROGRESS: u64 = QUEUE * 2 / 5;
+
+/// Less than this it is not worth to sleep.
+const SHORTEST_REST: u64 = 40_000;
+
+/// How long a closed gate is left alone at most.
+const LONGEST_REST: u64 = 100_000_000;
 
 /// A pause shorter than this counts as work: the card waits for the program, and nobody else can use such a pause.
 const GAP: u64 = 1_000_000;
@@ -43,14 +55,40 @@ struct State {
     charged: u64,
     /// When the last work had ended.
     idle_since: u64,
+    /// When this was last looked at.
+    looked: u64,
     /// When a fence was last reached.
     progressed: u64,
+    /// When the gate was last closed by our own account.
+    closed: u64,
     /// Launches seen at the last look: a stream that is fed needs no fence yet.
     launches: u64,
     /// Work that has ended, by estimate, in how much busy time.
     pace: (u64, u64),
+    flow: Flow,
     /// What the arbiter was told last: whether we want the card, and the number of the window we have drained.
     told: (bool, u32),
+}
+
+/// How launches come.
+#[derive(Clone, Copy, Debug, Default)]
+enum Flow {
+    #[default]
+    Steady,
+    /// A few since the last look, or the first after a while.
+    Sparse,
+    /// None since the last look: this may be the end.
+    Still,
+}
+
+impl Flow {
+    fn of(launches: u64) -> Self {
+        match launches {
+            0 => Self::Still,
+            1..=4 => Self::Sparse,
+            _ => Self::Steady,
+        }
+    }
 }
 
 /// How long there is nothing to look at.
@@ -95,17 +133,22 @@ impl Rest {
 impl State {
     fn look(&mut self, process: &Process, card: usize, gate: &Gate, is_quiet: bool) -> Rest {
         let now = futex::now();
+        self.looked = now;
         let percent = gate.percent.load(Ordering::Relaxed);
+        let shared = process.account.pacer(card);
         if percent != self.percent {
+            if self.percent > 0 {
+                shared.reset(now);
+            }
             (self.percent, self.pacer) = (percent, Pacer::default());
         }
-        if gate.busy.load(Ordering::SeqCst) == 1 {
-            self.follow(process, gate, now, is_quiet);
+        if gate.is_busy() {
+            self.follow(process, shared, gate, now, is_quiet);
         }
         if gate.is_limited() && process.control.has_arbiter(now) {
             self.obey(process, card, gate)
         } else {
-            self.pace(gate, percent)
+            self.pace(gate, shared.read(), percent)
         }
     }
 
@@ -131,7 +174,7 @@ impl State {
             process.ring();
         }
         match (is_open, is_busy, wants) {
-            (true, true, _) => Rest::For(TICK.min(deadline - now)),
+            (true, true, _) => Rest::For(self.until_news(gate, now).min(deadline - now)),
             (false, true, _) => Rest::For(self.until_drained(gate, now)),
             (true, false, true) => Rest::For(GAP),
             (true, false, false) => Rest::For(deadline - now),
@@ -140,24 +183,55 @@ impl State {
         }
     }
 
-    /// How long not to look while the queue drains: half of what is left by estimate, for the end must be seen soon.
-    fn until_drained(&self, gate: &Gate, now: u64) -> u64 {
-        let left = gate.queued.load(Ordering::Relaxed).saturating_sub(now.saturating_sub(self.progressed));
-        (left / 2).clamp(40_000, TICK)
+    /// How long not to look while work runs and more may come.
+    fn until_news(&self, gate: &Gate, now: u64) -> u64 {
+        if gate.waiting.load(Ordering::SeqCst) > 0 {
+            // Somebody waits for room in the queue, which must not run dry. Who has just got some fills it again.
+            let left = self.time_of_queue(gate).saturating_sub(now.saturating_sub(self.progressed));
+            let has_room = self.progressed == self.looked;
+            return if has_room { AFTER_PROGRESS } else { (left / 2).clamp(TICK, SLOW_TICK) };
+        }
+        match self.flow {
+            Flow::Steady => SLOW_TICK,
+            Flow::Sparse => self.time_of_queue(gate).clamp(TICK, SLOW_TICK),
+            Flow::Still => self.until_drained(gate, now),
+        }
     }
 
-    /// Opens and closes by our own account.
-    fn pace(&self, gate: &Gate, percent: u32) -> Rest {
+    /// How long not to look while the queue drains: most of what is left by estimate, then ever longer, as the estimate was wrong. The
+    /// end must be seen soon.
+    fn until_drained(&self, gate: &Gate, now: u64) -> u64 {
+        let (expected, passed) = (self.time_of_queue(gate), now.saturating_sub(self.progressed));
+        match expected.checked_sub(passed) {
+            Some(left) => (left * 3 / 4).clamp(SHORTEST_REST, SLOW_TICK),
+            None => ((passed - expected) / 4).clamp(SHORTEST_REST, TICK),
+        }
+    }
+
+    /// How long what is queued takes, by estimate and by the pace at which such work ends.
+    fn time_of_queue(&self, gate: &Gate) -> u64 {
+        let most = gate.most_queued.load(Ordering::Relaxed).max(QUEUE);
+        gate.queued.load(Ordering::Relaxed).min(MOST_QUEUED) * QUEUE / most
+    }
+
+    /// Opens and closes by our own account and that of all processes here.
+    fn pace(&mut self, gate: &Gate, shared: Pacer, percent: u32) -> Rest {
         let now = futex::now();
         let is_open = gate.open.load(Ordering::Relaxed) == 1;
-        if is_open && self.pacer.is_spent(now, percent) {
+        let is_spent = self.pacer.is_spent(now, percent) || shared.is_spent(now, percent);
+        let opens_at = self.pacer.opens_at().max(shared.opens_at());
+        // Work that waits for other work, which waits at the gate, would be charged for ever.
+        let is_stuck = !is_open && gate.is_busy() && now > self.progressed.max(self.closed) + HOLD;
+        if is_open && is_spent {
             gate.set_open(false);
-        } else if !is_open && (percent >= 100 || now >= self.pacer.opens_at()) {
+            self.closed = now;
+        } else if !is_open && (percent >= 100 || now >= opens_at || is_stuck) {
             gate.set_open(true);
         }
-        let reopens = self.pacer.opens_at().saturating_sub(now).max(1_000);
+        // Another process may have charged more until then, or the limits may change.
+        let reopens = opens_at.saturating_sub(now).clamp(1_000, LONGEST_REST);
         match (gate.is_busy(), gate.open.load(Ordering::Relaxed) == 1) {
-            (true, true) => Rest::For(TICK),
+            (true, true) => Rest::For(self.until_news(gate, now)),
             (true, false) => Rest::For(reopens.min(TICK)),
             (false, false) => Rest::For(reopens),
             (false, true) => Rest::Idle,
@@ -165,27 +239,26 @@ impl State {
     }
 
     /// Charges up to now, and notices when all has ended.
-    fn follow(&mut self, process: &Process, gate: &Gate, now: u64, is_quiet: bool) {
+    fn follow(&mut self, process: &Process, shared: &SharedPacer, gate: &Gate, now: u64, is_quiet: bool) {
         let mut lanes = gate.lanes();
         let ended = lanes.follow(&process.compute.costs);
-        if is_quiet && lanes.launches == self.launches {
+        self.flow = Flow::of(lanes.launches - self.launches);
+        if is_quiet && matches!(self.flow, Flow::Still) {
             // Nothing new since the last look: what has no fence gets one, or its end would not be seen.
             lanes.fence_all();
         }
         self.launches = lanes.launches;
-        let is_empty = lanes.are_empty();
-        if is_empty {
-            // Under the lock: a launch that comes now sets it again.
-            gate.busy.store(0, Ordering::SeqCst);
-        }
+        let is_empty = lanes.are_empty() && gate.set_idle();
         gate.show(&lanes);
         drop(lanes);
         if self.charged == 0 {
             // Work has come. A short pause before it is charged with it.
-            let begin = now.saturating_sub(TICK).max(self.idle_since);
-            self.charged = if now - self.idle_since < GAP + TICK { self.idle_since } else { begin };
+            let began = gate.busy_since.load(Ordering::Acquire).max(self.idle_since).min(now);
+            self.charged = if began - self.idle_since < GAP { self.idle_since } else { began };
+            (self.progressed, self.flow) = (began, Flow::Sparse);
         }
         self.pacer.charge(self.charged, now, self.percent);
+        shared.charge(self.charged, now, self.percent);
         self.learn_pace(gate, ended, now - self.charged);
         self.charged = now;
         if is_empty {

@@ -5,8 +5,12 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 /// How many kinds are known at a time; one that falls on another's place takes it and is learned anew.
 const KINDS: usize = 4_096;
 
-/// Known work is measured again once in so many launches.
+/// Known work is measured again once in so many launches,
 const MEASURE_EVERY: u32 = 256;
+
+/// or if it is short, for a measurement takes as long as some launches, in so many.
+const MEASURE_SHORT_EVERY: u32 = 1_024;
+const SHORT: u64 = 20_000;
 
 /// What is assumed of work never measured.
 const UNKNOWN: u64 = 500_000;
@@ -50,9 +54,10 @@ impl Costs {
         let launches = kind.launches.load(Ordering::Relaxed);
         kind.launches.store(launches.wrapping_add(1), Ordering::Relaxed);
         let measured = kind.nanoseconds.load(Ordering::Relaxed);
+        let every = if (1..SHORT).contains(&measured) { MEASURE_SHORT_EVERY } else { MEASURE_EVERY };
         Expected {
             nanoseconds: if measured == 0 { UNKNOWN } else { measured },
-            measures: launches.is_multiple_of(MEASURE_EVERY),
+            measures: launches.is_multiple_of(every),
             is_new,
         }
     }

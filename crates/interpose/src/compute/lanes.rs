@@ -2,13 +2,13 @@
 
 use std::collections::VecDeque;
 
-use super::Stream;
 use super::costs::Costs;
+use super::streams::{Stream, Which};
 use crate::cuda::{Handle, SUCCESS, Status};
 use crate::door::library::driver_functions;
 use crate::memory::contexts;
 
-driver_functions! { CUDA:
+driver_functions! { Cuda:
     create_event = c"cuEventCreate" (event: *mut Handle, flags: u32);
     record_event = c"cuEventRecord" (event: Handle, stream: Handle);
     record_event_per_thread = c"cuEventRecord_ptsz" (event: Handle, stream: Handle);
@@ -27,10 +27,15 @@ const FENCE_WORK: u64 = 1_000_000;
 /// or this many launches.
 const FENCE_LAUNCHES: u32 = 256;
 
+/// More lanes than this are looked through for streams that do nothing any more.
+const MANY: usize = 64;
+
 /// The streams of one card.
 #[derive(Default)]
 pub struct Lanes {
     lanes: Vec<Lane>,
+    /// The one used last.
+    last: usize,
     /// Events to use again, with the context they belong to.
     spare: Vec<(usize, Event)>,
     /// Launches so far, to see whether there were any.
@@ -44,13 +49,16 @@ pub struct Lanes {
 }
 
 struct Lane {
-    stream: Stream,
+    /// The stream; none once it was destroyed, which does not end its work.
+    stream: Option<Which>,
     context: usize,
     /// What has not ended, by estimate.
     queued: u64,
     /// The part of it since the last fence.
     unfenced: u64,
     launches: u32,
+    /// Behind the last launch, in a stream where our own thread cannot put a fence later.
+    behind: Option<Event>,
     fences: VecDeque<Fence>,
 }
 
@@ -74,38 +82,50 @@ unsafe impl Send for Event {}
 
 impl Lanes {
     /// An event in front of a launch that is to be measured.
-    pub fn begin(&mut self, stream: Stream) -> Option<Event> {
-        let lane = self.lane(stream);
-        self.event(self.lanes[lane].context, true).filter(|event| event.record(stream))
+    pub fn begin(&mut self, stream: Stream, which: Which) -> Option<Event> {
+        if contexts::current() == 0 {
+            // The launch will fail.
+            return None;
+        }
+        let place = self.lane(which);
+        self.record(self.lanes[place].context, stream, true)
+    }
+
+    /// The launch did not happen: its event is free again.
+    pub fn take_back(&mut self, which: Which, begin: Event) {
+        let place = self.lane(which);
+        self.spare.push((self.lanes[place].context, begin));
     }
 
     /// Notes a launch, by estimate; `measures` tells the event in front of it, and its kind.
-    pub fn queue(&mut self, stream: Stream, estimate: u64, measures: Option<(Event, u64)>) {
+    pub fn queue(&mut self, stream: Stream, which: Which, estimate: u64, measures: Option<(Event, u64)>) {
         self.launches += 1;
         self.queued += estimate;
-        let place = self.lane(stream);
+        let place = self.lane(which);
         let lane = &mut self.lanes[place];
         self.working += u32::from(lane.queued == 0);
         lane.queued += estimate;
         lane.unfenced += estimate;
         lane.launches += 1;
         if measures.is_some() || lane.unfenced >= FENCE_WORK || lane.launches >= FENCE_LAUNCHES {
-            self.fence(place, measures);
+            self.fence(place, stream, measures);
+        } else if which.is_of_a_thread() {
+            self.put_behind(place, stream);
         }
     }
 
     /// Whether a stream has so much work in so many pieces.
-    pub fn has_queued(&self, stream: Stream, nanoseconds: u64, pieces: u32) -> bool {
-        let lane = self.lanes.iter().find(|lane| lane.stream == stream);
+    pub fn has_queued(&self, which: Which, nanoseconds: u64, pieces: u32) -> bool {
+        let lane = self.lanes.iter().find(|lane| lane.stream == Some(which));
         lane.is_some_and(|lane| lane.queued >= nanoseconds && lane.fences.len() >= pieces as usize)
     }
 
-    /// Follows the fences; returns the estimates of what has ended.
+    /// Follows the fences; returns the estimates of what has ended. On our own thread.
     pub fn follow(&mut self, costs: &Costs) -> u64 {
         let mut ended = 0;
         for lane in 0..self.lanes.len() {
             if !self.lanes[lane].fences.is_empty() {
-                self.lanes[lane].enter();
+                enter(self.lanes[lane].context);
             }
             while let Some(fence) = self.lanes[lane].fences.front() {
                 // SAFETY: an event of ours, recorded.
@@ -116,29 +136,52 @@ impl Lanes {
                 }
             }
         }
+        let many = self.lanes.len() > MANY;
+        self.lanes.retain(|lane| !lane.is_empty() || (lane.stream.is_some() && !many));
         ended
     }
 
-    /// Puts fences behind what has none. Only while nothing captures.
+    /// Puts fences behind what has none. Only while nothing captures, on our own thread.
     pub fn fence_all(&mut self) {
-        for lane in 0..self.lanes.len() {
-            if self.lanes[lane].launches > 0 {
-                self.lanes[lane].enter();
-                self.fence(lane, None);
+        for place in 0..self.lanes.len() {
+            let lane = &self.lanes[place];
+            let Some(which) = lane.stream.filter(|_| lane.launches > 0) else { continue };
+            if let Some(behind) = lane.behind {
+                self.push(place, behind, None);
+            } else {
+                enter(lane.context);
+                self.fence(place, Stream { handle: which.by_handle(), per_thread: false }, None);
             }
+            self.give_up_unfenced(place);
         }
     }
 
     /// Whether all that was launched has ended, as far as fences tell.
     pub fn are_empty(&self) -> bool {
-        self.lanes.iter().all(|lane| lane.launches == 0 && lane.fences.is_empty())
+        self.lanes.iter().all(Lane::is_empty)
     }
 
-    /// A stream is about to be destroyed: its end is not seen any more.
+    /// A stream is about to be destroyed. Its work goes on, so it gets a last fence.
     pub fn forget_stream(&mut self, handle: Handle) {
-        if let Some(place) = self.lanes.iter().position(|lane| lane.stream.handle == handle) {
-            let lane = self.lanes.swap_remove(place);
-            self.spare.extend(lane.fences.iter().flat_map(Fence::events).map(|event| (lane.context, event)));
+        let is_it = |lane: &Lane| lane.stream.is_some_and(|which| which.is_made(handle));
+        let Some(place) = self.lanes.iter().position(is_it) else { return };
+        let stream = Stream { handle, per_thread: false };
+        if self.lanes[place].launches > 0 && !stream.is_capturing() {
+            let (before, context) = (contexts::current(), self.lanes[place].context);
+            enter(context);
+            self.fence(place, stream, None);
+            enter(before);
+        }
+        self.lanes[place].stream = None;
+        self.give_up_unfenced(place);
+    }
+
+    /// Where no fence can be had, as in a context whose work has crashed, the end is not seen and not waited for.
+    fn give_up_unfenced(&mut self, place: usize) {
+        let lane = &mut self.lanes[place];
+        if lane.launches > 0 {
+            (lane.unfenced, lane.launches) = (0, 0);
+            lane.queued = lane.fences.iter().map(|fence| fence.estimate).sum();
             self.count_again();
         }
     }
@@ -158,11 +201,28 @@ impl Lanes {
         self.fences = u32::try_from(fences).unwrap_or(u32::MAX);
     }
 
-    fn fence(&mut self, place: usize, measures: Option<(Event, u64)>) {
-        let (stream, context) = (self.lanes[place].stream, self.lanes[place].context);
-        let end = self.event(context, measures.is_some()).filter(|event| event.record(stream));
-        let Some(end) = end else { return };
+    /// Puts a fence into a stream.
+    fn fence(&mut self, place: usize, stream: Stream, measures: Option<(Event, u64)>) {
+        if let Some(end) = self.record(self.lanes[place].context, stream, measures.is_some()) {
+            self.push(place, end, measures);
+        }
+    }
+
+    /// Keeps the one event behind the last launch there, in case no other launch follows.
+    fn put_behind(&mut self, place: usize, stream: Stream) {
+        let lane = &self.lanes[place];
+        let is_moved = lane.behind.is_some_and(|behind| behind.record(stream));
+        if !is_moved {
+            self.lanes[place].behind = self.record(self.lanes[place].context, stream, false);
+        }
+    }
+
+    /// An event behind what was launched becomes a fence.
+    fn push(&mut self, place: usize, end: Event, measures: Option<(Event, u64)>) {
         let lane = &mut self.lanes[place];
+        if let Some(behind) = lane.behind.take().filter(|behind| *behind != end) {
+            self.spare.push((lane.context, behind));
+        }
         lane.fences.push_back(Fence { end, measures, estimate: lane.unfenced });
         (lane.unfenced, lane.launches) = (0, 0);
         self.fences += 1;
@@ -172,8 +232,9 @@ impl Lanes {
     fn reached(&mut self, place: usize, costs: &Costs) -> u64 {
         let lane = &mut self.lanes[place];
         let (context, Some(fence)) = (lane.context, lane.fences.pop_front()) else { return 0 };
+        let had_work = lane.queued > 0;
         lane.queued = lane.queued.saturating_sub(fence.estimate);
-        self.working = self.working.saturating_sub(u32::from(lane.queued == 0));
+        self.working = self.working.saturating_sub(u32::from(had_work && lane.queued == 0));
         if let Some((begin, key)) = fence.measures {
             let mut milliseconds = 0.0;
             // SAFETY: two recorded events of ours; `milliseconds` is the place for the answer.
@@ -187,20 +248,26 @@ impl Lanes {
         fence.estimate
     }
 
-    /// The lane of a stream, the last used first.
-    fn lane(&mut self, stream: Stream) -> usize {
-        if let Some(lane) = self.lanes.iter().position(|lane| lane.stream == stream) {
-            return lane;
+    /// The lane of a stream, in the calling thread's context where it is new.
+    fn lane(&mut self, which: Which) -> usize {
+        let is_it = |lane: &Lane| lane.stream == Some(which);
+        if !self.lanes.get(self.last).is_some_and(is_it) {
+            self.last = self.lanes.iter().position(is_it).unwrap_or_else(|| {
+                self.lanes.push(Lane::new(which));
+                self.lanes.len() - 1
+            });
         }
-        self.lanes.push(Lane {
-            stream,
-            context: contexts::current(),
-            queued: 0,
-            unfenced: 0,
-            launches: 0,
-            fences: VecDeque::new(),
-        });
-        self.lanes.len() - 1
+        self.last
+    }
+
+    /// Puts an event into a stream of a context, which is the calling thread's.
+    fn record(&mut self, context: usize, stream: Stream, is_timed: bool) -> Option<Event> {
+        let event = self.event(context, is_timed)?;
+        if event.record(stream) {
+            return Some(event);
+        }
+        self.spare.push((context, event));
+        None
     }
 
     fn event(&mut self, context: usize, is_timed: bool) -> Option<Event> {
@@ -222,11 +289,27 @@ impl Fence {
 }
 
 impl Lane {
-    /// Makes the lane's context the current one of our own thread.
-    fn enter(&self) {
-        // SAFETY: a context that lives: lanes are forgotten before theirs goes.
-        unsafe { set_current(std::ptr::with_exposed_provenance_mut(self.context)) };
+    fn new(which: Which) -> Self {
+        Self {
+            stream: Some(which),
+            context: contexts::current(),
+            queued: 0,
+            unfenced: 0,
+            launches: 0,
+            behind: None,
+            fences: VecDeque::new(),
+        }
     }
+
+    fn is_empty(&self) -> bool {
+        self.launches == 0 && self.fences.is_empty()
+    }
+}
+
+/// Makes a context the calling thread's current one.
+fn enter(context: usize) {
+    // SAFETY: none, or a context that lives: lanes are forgotten before theirs goes.
+    unsafe { set_current(std::ptr::with_exposed_provenance_mut(context)) };
 }
 
 impl Event {

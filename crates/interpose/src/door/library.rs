@@ -16,12 +16,28 @@ pub struct Library {
 #[derive(Debug)]
 pub struct Entry {
     pub name: &'static CStr,
-    library: &'static Library,
+    of: Of,
     address: AtomicPtr<c_void>,
 }
 
-pub static CUDA: Library = Library::new(c"libcuda.so.1");
-pub static NVML: Library = Library::new(c"libnvidia-ml.so.1");
+/// Which library. Not by its address: some hundred of them would have to be written down when this library is loaded.
+#[derive(Clone, Copy, Debug)]
+pub enum Of {
+    Cuda,
+    Nvml,
+}
+
+static CUDA: Library = Library::new(c"libcuda.so.1");
+static NVML: Library = Library::new(c"libnvidia-ml.so.1");
+
+impl Of {
+    fn library(self) -> &'static Library {
+        match self {
+            Self::Cuda => &CUDA,
+            Self::Nvml => &NVML,
+        }
+    }
+}
 
 impl Library {
     const fn new(name: &'static CStr) -> Self {
@@ -43,8 +59,8 @@ impl Library {
 }
 
 impl Entry {
-    pub const fn new(name: &'static CStr, library: &'static Library) -> Self {
-        Self { name, library, address: AtomicPtr::new(std::ptr::null_mut()) }
+    pub const fn new(name: &'static CStr, of: Of) -> Self {
+        Self { name, of, address: AtomicPtr::new(std::ptr::null_mut()) }
     }
 
     /// Stands for "this driver has no such function".
@@ -68,7 +84,7 @@ impl Entry {
         if self.address.load(Ordering::Relaxed) == Self::ABSENT {
             return std::ptr::null_mut();
         }
-        let library = self.library.handle(load);
+        let library = self.of.library().handle(load);
         if library.is_null() {
             return std::ptr::null_mut();
         }
@@ -76,6 +92,14 @@ impl Entry {
         let address = unsafe { real_dlsym(library, self.name.as_ptr()) };
         self.address.store(if address.is_null() { Self::ABSENT } else { address }, Ordering::Relaxed);
         address
+    }
+}
+
+/// A name that ends in zero, as the dynamic linker wants it.
+pub const fn named(name: &'static str) -> &'static CStr {
+    match CStr::from_bytes_with_nul(name.as_bytes()) {
+        Ok(name) => name,
+        Err(_) => panic!("seen by the compiler"),
     }
 }
 
@@ -87,7 +111,7 @@ macro_rules! driver_functions {
             #[inline]
             pub unsafe fn $name($($argument: $type),*) -> $crate::cuda::Status {
                 static ENTRY: $crate::door::library::Entry =
-                    $crate::door::library::Entry::new($symbol, &$crate::door::library::$library);
+                    $crate::door::library::Entry::new($symbol, $crate::door::library::Of::$library);
                 let address = ENTRY.address();
                 if address.is_null() {
                     return $crate::cuda::NOT_SUPPORTED;

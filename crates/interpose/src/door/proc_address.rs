@@ -8,11 +8,11 @@ use crate::cuda::{SUCCESS, Status};
 type Lookup = unsafe extern "C" fn(*const c_char, *mut *mut c_void, i32, u64) -> Status;
 type LookupV2 = unsafe extern "C" fn(*const c_char, *mut *mut c_void, i32, u64, *mut i32) -> Status;
 
-hooks! { CUDA:
-    cuGetProcAddress c"cuGetProcAddress" (
+hooks! { Cuda:
+    cuGetProcAddress(
         name: *const c_char, function: *mut *mut c_void, version: i32, flags: u64
     ) => look_up;
-    cuGetProcAddress_v2 c"cuGetProcAddress_v2" (
+    cuGetProcAddress_v2(
         name: *const c_char, function: *mut *mut c_void, version: i32, flags: u64, status: *mut i32
     ) => look_up_v2;
 }

@@ -19,7 +19,8 @@ fn all() -> impl Iterator<Item = &'static Hook> {
     crate::memory::TABLES
         .iter()
         .copied()
-        .chain([super::proc_address::HOOKS, crate::compute::hooks::HOOKS, crate::nvml::HOOKS])
+        .chain(crate::compute::TABLES.iter().copied())
+        .chain([super::proc_address::HOOKS, crate::nvml::HOOKS])
         .flatten()
 }
 
@@ -44,26 +45,13 @@ pub fn in_place_of_named(name: &CStr, address: *mut c_void) -> Option<*mut c_voi
 /// Exported functions that stand before the driver's. Each is given the driver's function first, then what the program
 /// passed.
 macro_rules! hooks {
-    ($library:ident: $($name:ident $symbol:literal ( $($argument:ident : $type:ty),* ) => $body:path;)*) => {
-        $(
-            #[unsafe(no_mangle)]
-            pub unsafe extern "C" fn $name($($argument: $type),*) -> $crate::cuda::Status {
-                let address = entries::$name.address();
-                if address.is_null() {
-                    return $crate::cuda::NOT_SUPPORTED;
-                }
-                type Form = unsafe extern "C" fn($($type),*) -> $crate::cuda::Status;
-                // SAFETY: the driver's function of this name has this form.
-                let driver = unsafe { std::mem::transmute::<*mut std::ffi::c_void, Form>(address) };
-                // SAFETY: the program keeps the rules of the driver's function.
-                unsafe { $body(driver, $($argument),*) }
-            }
-        )*
+    ($library:ident: $($name:ident $arguments:tt => $body:expr;)*) => {
+        $($crate::door::table::hook! { $name $arguments => $body })*
 
         #[allow(non_upper_case_globals, reason = "named like the functions")]
         mod entries {
-            use $crate::door::library::{$library, Entry};
-            $(pub(super) static $name: Entry = Entry::new($symbol, &$library);)*
+            use $crate::door::library::{Entry, Of, named};
+            $(pub(super) static $name: Entry = Entry::new(named(concat!(stringify!($name), "\0")), Of::$library);)*
         }
 
         pub static HOOKS: &[$crate::door::table::Hook] = &[
@@ -75,3 +63,23 @@ macro_rules! hooks {
     };
 }
 pub(crate) use hooks;
+
+/// One of them.
+macro_rules! hook {
+    ($name:ident ( $($argument:ident : $type:ty),* $(,)? ) => $body:expr) => {
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name($($argument: $type),*) -> $crate::cuda::Status {
+            let address = entries::$name.address();
+            if address.is_null() {
+                return $crate::cuda::NOT_SUPPORTED;
+            }
+            type Form = unsafe extern "C" fn($($type),*) -> $crate::cuda::Status;
+            // SAFETY: the driver's function of this name has this form.
+            let driver = unsafe { std::mem::transmute::<*mut std::ffi::c_void, Form>(address) };
+            #[allow(unused_unsafe, reason = "a body written in place is no unsafe function")]
+            // SAFETY: the program keeps the rules of the driver's function.
+            unsafe { $body(driver, $($argument),*) }
+        }
+    };
+}
+pub(crate) use hook;

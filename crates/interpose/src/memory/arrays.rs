@@ -2,41 +2,73 @@
 
 use super::books::Kind;
 use super::{give, take};
-use crate::cuda::{Array3dDescriptor, ArrayDescriptor, Handle, INVALID_VALUE, Status};
+use crate::cuda::{
+    Array3dDescriptor, ArrayDescriptor, Handle, INVALID_VALUE, ShortArray3dDescriptor, ShortArrayDescriptor,
+    Status,
+};
 use crate::door::table::hooks;
 
-hooks! { CUDA:
-    cuArrayCreate_v2 c"cuArrayCreate_v2" (array: *mut Handle, description: *const ArrayDescriptor) => create;
-    cuArray3DCreate_v2 c"cuArray3DCreate_v2" (array: *mut Handle, description: *const Array3dDescriptor) => create_3d;
-    cuArrayDestroy c"cuArrayDestroy" (array: Handle) => destroy;
-    cuMipmappedArrayCreate c"cuMipmappedArrayCreate" (
+hooks! { Cuda:
+    cuArrayCreate(array: *mut Handle, description: *const ShortArrayDescriptor) => create_short;
+    cuArray3DCreate(array: *mut Handle, description: *const ShortArray3dDescriptor) => create_3d_short;
+    cuArrayCreate_v2(array: *mut Handle, description: *const ArrayDescriptor) => create;
+    cuArray3DCreate_v2(array: *mut Handle, description: *const Array3dDescriptor) => create_3d;
+    cuArrayDestroy(array: Handle) => destroy;
+    cuMipmappedArrayCreate(
         array: *mut Handle, description: *const Array3dDescriptor, levels: u32
     ) => create_mipmapped;
-    cuMipmappedArrayDestroy c"cuMipmappedArrayDestroy" (array: Handle) => destroy_mipmapped;
+    cuMipmappedArrayDestroy(array: Handle) => destroy_mipmapped;
 }
 
+type Create<T> = unsafe extern "C" fn(*mut Handle, *const T) -> Status;
 type Destroy = unsafe extern "C" fn(Handle) -> Status;
 
 unsafe fn create(
-    driver: unsafe extern "C" fn(*mut Handle, *const ArrayDescriptor) -> Status,
+    driver: Create<ArrayDescriptor>,
     array: *mut Handle,
     description: *const ArrayDescriptor,
 ) -> Status {
-    // SAFETY: the program passes a description or null.
-    let Some(described) = (unsafe { description.as_ref() }) else { return INVALID_VALUE };
-    // SAFETY: what the program passed goes to the driver; on success it has written the handle.
-    unsafe { take(Kind::Array, described.in_3d().bytes(), || driver(array, description), || key(*array)) }
+    // SAFETY: what the program passed.
+    unsafe { described(driver, array, description, |described| described.in_3d()) }
 }
 
 unsafe fn create_3d(
-    driver: unsafe extern "C" fn(*mut Handle, *const Array3dDescriptor) -> Status,
+    driver: Create<Array3dDescriptor>,
     array: *mut Handle,
     description: *const Array3dDescriptor,
 ) -> Status {
+    // SAFETY: what the program passed.
+    unsafe { described(driver, array, description, |described| described) }
+}
+
+unsafe fn create_short(
+    driver: Create<ShortArrayDescriptor>,
+    array: *mut Handle,
+    description: *const ShortArrayDescriptor,
+) -> Status {
+    // SAFETY: what the program passed.
+    unsafe { described(driver, array, description, |described| described.in_3d()) }
+}
+
+unsafe fn create_3d_short(
+    driver: Create<ShortArray3dDescriptor>,
+    array: *mut Handle,
+    description: *const ShortArray3dDescriptor,
+) -> Status {
+    // SAFETY: what the program passed.
+    unsafe { described(driver, array, description, |described| described.lengthened()) }
+}
+
+unsafe fn described<T: Copy>(
+    driver: Create<T>,
+    array: *mut Handle,
+    description: *const T,
+    in_3d: impl FnOnce(T) -> Array3dDescriptor,
+) -> Status {
     // SAFETY: the program passes a description or null.
-    let Some(described) = (unsafe { description.as_ref() }) else { return INVALID_VALUE };
-    // SAFETY: as in `create`.
-    unsafe { take(Kind::Array, described.bytes(), || driver(array, description), || key(*array)) }
+    let Some(told) = (unsafe { description.as_ref() }) else { return INVALID_VALUE };
+    // SAFETY: what the program passed goes to the driver; on success it has written the handle.
+    unsafe { take(Kind::Array, in_3d(*told).bytes(), || driver(array, description), || key(*array)) }
 }
 
 unsafe fn create_mipmapped(
@@ -49,7 +81,7 @@ unsafe fn create_mipmapped(
     let Some(described) = (unsafe { description.as_ref() }) else { return INVALID_VALUE };
     let all_levels = (0..levels.clamp(1, 32)).map(|level| described.at_level(level).bytes());
     let all_levels = all_levels.fold(0, u64::saturating_add);
-    // SAFETY: as in `create`.
+    // SAFETY: as in `described`.
     unsafe { take(Kind::Mipmap, all_levels, || driver(array, description, levels), || key(*array)) }
 }
 

@@ -2,10 +2,13 @@
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use tessera_limits::budget::Piece;
+
+use crate::grant::Process;
 
 /// What a key stands for; keys of different kinds may be equal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -15,6 +18,9 @@ pub enum Kind {
     Array,
     Mipmap,
     ExternalMemory,
+    /// For what kernels print, and for what they allocate themselves: by context.
+    PrintBuffer,
+    Heap,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -26,8 +32,14 @@ pub struct Record {
 }
 
 /// In shards, so that threads seldom meet.
-#[derive(Default)]
-pub struct Books([Mutex<Shard>; SHARDS]);
+pub struct Books {
+    shards: [Mutex<Shard>; SHARDS],
+    /// A bit for each key that was ever written down, by its hash: most of what is freed in the order of a stream never was, and is
+    /// told so without a lock.
+    ever: Box<[AtomicU64]>,
+    /// Processes that seemed to end.
+    endings: Mutex<Vec<Ending>>,
+}
 
 type Shard = HashMap<(Kind, u64), Record, BuildHasherDefault<Mixer>>;
 
@@ -36,20 +48,45 @@ type Shard = HashMap<(Kind, u64), Record, BuildHasherDefault<Mixer>>;
 pub struct Mixer(u64);
 
 const SHARDS: usize = 16;
+/// Words of [`Books::ever`].
+const WORDS: usize = 1_024;
+
+impl Default for Books {
+    fn default() -> Self {
+        Self {
+            shards: Default::default(),
+            ever: std::iter::repeat_with(AtomicU64::default).take(WORDS).collect(),
+            endings: Mutex::default(),
+        }
+    }
+}
 
 impl Books {
     pub fn insert(&self, kind: Kind, key: u64, record: Record) {
+        let (word, bit) = self.bit(key);
+        word.fetch_or(bit, Ordering::Relaxed);
         self.shard(key).insert((kind, key), record);
     }
 
     pub fn remove(&self, kind: Kind, key: u64) -> Option<Record> {
+        let (word, bit) = self.bit(key);
+        if word.load(Ordering::Relaxed) & bit == 0 {
+            return None;
+        }
         self.shard(key).remove(&(kind, key))
+    }
+
+    fn bit(&self, key: u64) -> (&AtomicU64, u64) {
+        let mut mixer = Mixer::default();
+        mixer.write_u64(key);
+        let hash = mixer.finish() >> 32;
+        (&self.ever[(hash / 64) as usize % WORDS], 1 << (hash % 64))
     }
 
     /// Takes everything that belongs to a context off the books.
     pub fn remove_context(&self, context: usize) -> Vec<Record> {
         let mut removed = Vec::new();
-        for shard in &self.0 {
+        for shard in &self.shards {
             let mut shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
             removed.extend(shard.extract_if(|_, record| record.context == context).map(|(_, record)| record));
         }
@@ -59,7 +96,7 @@ impl Books {
     fn shard(&self, key: u64) -> MutexGuard<'_, Shard> {
         // Addresses differ above the 512 bytes of the smallest piece, handles above the 8 of an object.
         let mixed = (key >> 3) ^ (key >> 9) ^ (key >> 21);
-        let shard = &self.0[usize::try_from(mixed % SHARDS as u64).unwrap_or(0)];
+        let shard = &self.shards[usize::try_from(mixed % SHARDS as u64).unwrap_or(0)];
         shard.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -89,26 +126,41 @@ const LONGEST_END: Duration = Duration::from_secs(3);
 /// milliseconds later on an H200 with driver 580.
 const AFTERMATH: Duration = Duration::from_millis(250);
 
-/// Whether nothing of a process is left: for a while no entry, or a zombie, whose files are closed.
-pub fn is_gone(process: u32) -> bool {
-    /// Process, when it was first seen here, and whether it had ended then.
-    static SEEN: Mutex<Vec<(u32, Instant, bool)>> = Mutex::new(Vec::new());
-    let has_ended = std::fs::read_to_string(format!("/proc/{process}/stat")).map_or(true, |stat| {
-        let state = stat.rsplit_once(')').and_then(|(_, rest)| rest.trim_start().chars().next());
-        matches!(state, Some('Z' | 'X' | 'x'))
-    });
-    let Ok(mut seen) = SEEN.try_lock() else { return false };
-    let Some(place) = seen.iter().position(|(known, ..)| *known == process) else {
-        seen.push((process, Instant::now(), has_ended));
-        return false;
-    };
-    let (_, since, had_ended) = &mut seen[place];
-    if has_ended && !*had_ended {
-        (*since, *had_ended) = (Instant::now(), true);
+/// A process that seemed to end: when it was first seen so, and whether it really had.
+#[derive(Debug)]
+struct Ending {
+    process: u32,
+    since: Instant,
+    has_ended: bool,
+}
+
+impl Process {
+    /// Looks after the slots of dead processes.
+    pub fn sweep(&self) {
+        self.account.sweep(|process| self.memory.books.is_gone(process));
     }
-    let is_gone = since.elapsed() > if has_ended { AFTERMATH } else { LONGEST_END };
-    if is_gone {
-        seen.swap_remove(place);
+}
+
+impl Books {
+    /// Whether nothing of a process is left: for a while no entry, or a zombie, whose files are closed.
+    fn is_gone(&self, process: u32) -> bool {
+        let has_ended = std::fs::read_to_string(format!("/proc/{process}/stat")).map_or(true, |stat| {
+            let state = stat.rsplit_once(')').and_then(|(_, rest)| rest.trim_start().chars().next());
+            matches!(state, Some('Z' | 'X' | 'x'))
+        });
+        let Ok(mut endings) = self.endings.try_lock() else { return false };
+        let Some(place) = endings.iter().position(|known| known.process == process) else {
+            endings.push(Ending { process, since: Instant::now(), has_ended });
+            return false;
+        };
+        let ending = &mut endings[place];
+        if has_ended && !ending.has_ended {
+            (ending.since, ending.has_ended) = (Instant::now(), true);
+        }
+        let is_gone = ending.since.elapsed() > if has_ended { AFTERMATH } else { LONGEST_END };
+        if is_gone {
+            endings.swap_remove(place);
+        }
+        is_gone
     }
-    is_gone
 }

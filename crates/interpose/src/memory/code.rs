@@ -70,20 +70,26 @@ type LoadLibrary = unsafe extern "C" fn(
 type Find = unsafe extern "C" fn(*mut Handle, Handle, *const c_char) -> Status;
 type Function = unsafe extern "C" fn(*mut Handle, Handle) -> Status;
 
-hooks! { CUDA:
-    cuModuleLoad c"cuModuleLoad" (module: *mut Handle, name: *const c_void) => load;
-    cuModuleLoadData c"cuModuleLoadData" (module: *mut Handle, image: *const c_void) => load;
-    cuModuleLoadFatBinary c"cuModuleLoadFatBinary" (module: *mut Handle, image: *const c_void) => load;
-    cuModuleLoadDataEx c"cuModuleLoadDataEx" (
+hooks! { Cuda:
+    cuModuleLoad(module: *mut Handle, name: *const c_void) => load;
+    cuModuleLoadData(module: *mut Handle, image: *const c_void) => load;
+    cuModuleLoadFatBinary(module: *mut Handle, image: *const c_void) => load;
+    cuModuleLoadDataEx(
         module: *mut Handle, image: *const c_void, count: u32, options: *mut c_void, values: *mut c_void
     ) => load_ex;
-    cuLibraryLoadData c"cuLibraryLoadData" (
+    cuLibraryLoadData(
         library: *mut Handle, code: *const c_void, options: *mut c_void, values: *mut c_void, count: u32,
         library_options: *mut c_void, library_values: *mut c_void, library_count: u32
     ) => load_library;
-    cuModuleGetFunction c"cuModuleGetFunction" (function: *mut Handle, module: Handle, name: *const c_char) => find;
-    cuLibraryGetKernel c"cuLibraryGetKernel" (kernel: *mut Handle, library: Handle, name: *const c_char) => find;
-    cuKernelGetFunction c"cuKernelGetFunction" (function: *mut Handle, kernel: Handle) => function_of;
+    cuLibraryLoadFromFile(
+        library: *mut Handle, name: *const c_void, options: *mut c_void, values: *mut c_void, count: u32,
+        library_options: *mut c_void, library_values: *mut c_void, library_count: u32
+    ) => load_library;
+    cuFuncLoad(function: Handle) => load_function;
+    cuLibraryGetModule(module: *mut Handle, library: Handle) => function_of;
+    cuModuleGetFunction(function: *mut Handle, module: Handle, name: *const c_char) => find;
+    cuLibraryGetKernel(kernel: *mut Handle, library: Handle, name: *const c_char) => find;
+    cuKernelGetFunction(function: *mut Handle, kernel: Handle) => function_of;
 }
 
 // In all of the following: `driver` is the driver's function of the same form, called with what the program passed.
@@ -136,6 +142,11 @@ unsafe fn load_library(
 unsafe fn find(driver: Find, found: *mut Handle, within: Handle, name: *const c_char) -> Status {
     // SAFETY: see above.
     noting(|| unsafe { driver(found, within, name) })
+}
+
+unsafe fn load_function(driver: unsafe extern "C" fn(Handle) -> Status, function: Handle) -> Status {
+    // SAFETY: see above.
+    noting(|| unsafe { driver(function) })
 }
 
 unsafe fn function_of(driver: Function, function: *mut Handle, kernel: Handle) -> Status {

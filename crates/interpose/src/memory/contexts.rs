@@ -1,6 +1,5 @@
 //! Contexts: each takes memory of its own, and what was allocated in one dies with it.
 
-use std::collections::HashMap;
 use std::ffi::c_void;
 use std::sync::{MutexGuard, PoisonError};
 
@@ -9,43 +8,73 @@ use crate::door::library::driver_functions;
 use crate::door::table::hooks;
 use crate::grant::Process;
 
-hooks! { CUDA:
-    cuInit c"cuInit" (flags: u32) => init;
-    cuDevicePrimaryCtxRetain c"cuDevicePrimaryCtxRetain" (context: *mut Handle, device: Device) => retain;
-    cuDevicePrimaryCtxRelease_v2 c"cuDevicePrimaryCtxRelease_v2" (device: Device) => release;
-    cuDevicePrimaryCtxRelease c"cuDevicePrimaryCtxRelease" (device: Device) => release;
-    cuDevicePrimaryCtxReset_v2 c"cuDevicePrimaryCtxReset_v2" (device: Device) => reset;
-    cuDevicePrimaryCtxReset c"cuDevicePrimaryCtxReset" (device: Device) => reset;
-    cuCtxCreate c"cuCtxCreate" (context: *mut Handle, flags: u32, device: Device) => create;
-    cuCtxCreate_v2 c"cuCtxCreate_v2" (context: *mut Handle, flags: u32, device: Device) => create;
-    cuCtxCreate_v3 c"cuCtxCreate_v3" (
+hooks! { Cuda:
+    cuInit(flags: u32) => init;
+    cuDevicePrimaryCtxRetain(context: *mut Handle, device: Device) => retain;
+    cuDevicePrimaryCtxRelease_v2(device: Device) => release;
+    cuDevicePrimaryCtxRelease(device: Device) => release;
+    cuDevicePrimaryCtxReset_v2(device: Device) => reset;
+    cuDevicePrimaryCtxReset(device: Device) => reset;
+    cuCtxCreate(context: *mut Handle, flags: u32, device: Device) => create;
+    cuCtxCreate_v2(context: *mut Handle, flags: u32, device: Device) => create;
+    cuCtxCreate_v3(
         context: *mut Handle, affinity: *mut c_void, count: i32, flags: u32, device: Device
     ) => create_v3;
-    cuCtxCreate_v4 c"cuCtxCreate_v4" (
+    cuCtxCreate_v4(
         context: *mut Handle, parameters: *mut c_void, flags: u32, device: Device
     ) => create_v4;
-    cuCtxDestroy c"cuCtxDestroy" (context: Handle) => destroy;
-    cuCtxDestroy_v2 c"cuCtxDestroy_v2" (context: Handle) => destroy;
+    cuGLCtxCreate(context: *mut Handle, flags: u32, device: Device) => create;
+    cuGLCtxCreate_v2(context: *mut Handle, flags: u32, device: Device) => create;
+    cuCtxDestroy(context: Handle) => destroy;
+    cuCtxDestroy_v2(context: Handle) => destroy;
+    cuCtxAttach(context: *mut Handle, flags: u32) => attach;
+    cuCtxDetach(context: Handle) => detach;
+    cuGreenCtxCreate(green: *mut Handle, description: *mut c_void, device: Device, flags: u32) => create_green;
+    cuGreenCtxDestroy(green: Handle) => destroy_green;
 }
 
-driver_functions! { CUDA:
+driver_functions! { Cuda:
     get_current = c"cuCtxGetCurrent" (context: *mut Handle);
+    of_green = c"cuCtxFromGreenCtx" (context: *mut Handle, green: Handle);
 }
 
-/// The contexts of this process.
+/// The contexts of this process. They are few.
 #[derive(Debug, Default)]
 pub struct Contexts {
-    primary: HashMap<Device, Primary>,
-    /// Created ones: their card and what they were charged.
-    created: HashMap<usize, (usize, u64)>,
+    primary: Vec<Primary>,
+    created: Vec<Created>,
+    /// Green contexts: a part of the processors each, in the primary context of a device.
+    green: Vec<(usize, Device)>,
 }
 
 /// The shared context of a device. It takes memory from the first retain to the last release.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Primary {
+    device: Device,
     retained: u64,
-    charged: Option<(usize, u64)>,
+    charged: Option<Charged>,
     handle: usize,
+}
+
+#[derive(Debug)]
+struct Created {
+    handle: usize,
+    charged: Charged,
+    /// How often it was attached to.
+    attached: u32,
+}
+
+/// A card and what was charged of it.
+type Charged = (usize, u64);
+
+impl Contexts {
+    fn primary(&mut self, device: Device) -> &mut Primary {
+        let place = self.primary.iter().position(|primary| primary.device == device).unwrap_or_else(|| {
+            self.primary.push(Primary { device, retained: 0, charged: None, handle: 0 });
+            self.primary.len() - 1
+        });
+        &mut self.primary[place]
+    }
 }
 
 fn contexts(process: &Process) -> MutexGuard<'_, Contexts> {
@@ -74,28 +103,31 @@ unsafe fn retain(
     context: *mut Handle,
     device: Device,
 ) -> Status {
+    // SAFETY: passed on as they came; written by the driver.
+    unsafe { retaining(device, || driver(context, device), || (*context).addr()) }
+}
+
+/// Charges the primary context if this is its first use; `handle` tells which one it is, where that is known.
+unsafe fn retaining(device: Device, ask: impl FnOnce() -> Status, handle: impl FnOnce() -> usize) -> Status {
     let process = match Process::get() {
         Ok(process) => process,
         Err(status) => return status,
     };
-    let is_first = contexts(process).primary.get(&device).is_none_or(|primary| primary.charged.is_none());
-    let charged = if is_first {
-        match charge(process, device) {
-            Ok(charged) => Some(charged),
-            Err(status) => return status,
-        }
-    } else {
-        None
+    let is_first = contexts(process).primary(device).charged.is_none();
+    let charged = match is_first.then(|| charge(process, device)).transpose() {
+        Ok(charged) => charged,
+        Err(status) => return status,
     };
-    // SAFETY: passed on as they came.
-    let status = unsafe { driver(context, device) };
+    let status = ask();
     let mut all = contexts(process);
-    let primary = all.primary.entry(device).or_default();
+    let primary = all.primary(device);
     // Two threads may have been first at once: one charge is enough.
     let spare = if status == SUCCESS {
         primary.retained += 1;
-        // SAFETY: written by the driver.
-        primary.handle = unsafe { *context }.addr();
+        match handle() {
+            0 => {}
+            known => primary.handle = known,
+        }
         if primary.charged.is_none() { std::mem::replace(&mut primary.charged, charged) } else { charged }
     } else {
         charged
@@ -110,9 +142,11 @@ unsafe fn retain(
 /// Our own thread must be out of a context before it goes; the primary one goes with its last retain.
 fn forget_primary(device: Device, last: u64) {
     if let Some(process) = Process::if_loaded() {
-        let handle =
-            contexts(process).primary.get(&device).filter(|it| it.retained <= last).map(|it| it.handle);
-        if let Some(handle) = handle {
+        let mut all = contexts(process);
+        let primary = all.primary(device);
+        let (handle, goes) = (primary.handle, primary.retained <= last);
+        drop(all);
+        if goes {
             process.compute.forget_context(handle);
         }
     }
@@ -122,17 +156,8 @@ unsafe fn release(driver: unsafe extern "C" fn(Device) -> Status, device: Device
     forget_primary(device, 1);
     // SAFETY: passed on as it came.
     let status = unsafe { driver(device) };
-    if status == SUCCESS
-        && let Some(process) = Process::if_loaded()
-    {
-        let mut all = contexts(process);
-        let Some(primary) = all.primary.get_mut(&device) else { return status };
-        primary.retained = primary.retained.saturating_sub(1);
-        if primary.retained == 0 {
-            let ended = (primary.charged.take(), primary.handle);
-            drop(all);
-            end(process, ended.0, ended.1);
-        }
+    if status == SUCCESS {
+        released(device, 1);
     }
     status
 }
@@ -141,12 +166,66 @@ unsafe fn reset(driver: unsafe extern "C" fn(Device) -> Status, device: Device) 
     forget_primary(device, u64::MAX);
     // SAFETY: passed on as it came.
     let status = unsafe { driver(device) };
+    if status == SUCCESS {
+        released(device, u64::MAX);
+    }
+    status
+}
+
+/// So many uses of the primary context have ended.
+fn released(device: Device, times: u64) {
+    let Some(process) = Process::if_loaded() else { return };
+    let mut all = contexts(process);
+    let primary = all.primary(device);
+    primary.retained = primary.retained.saturating_sub(times);
+    if primary.retained == 0 {
+        let (charged, handle) = (primary.charged.take(), primary.handle);
+        drop(all);
+        end(process, charged, handle);
+    }
+}
+
+/// A green context keeps the primary one alive, and lives in it.
+unsafe fn create_green(
+    driver: unsafe extern "C" fn(*mut Handle, *mut c_void, Device, u32) -> Status,
+    green: *mut Handle,
+    description: *mut c_void,
+    device: Device,
+    flags: u32,
+) -> Status {
+    // SAFETY: passed on as they came.
+    let status = unsafe { retaining(device, || driver(green, description, device, flags), || 0) };
     if status == SUCCESS
         && let Some(process) = Process::if_loaded()
     {
-        let ended = contexts(process).primary.get_mut(&device).map(|it| (it.charged.take(), it.handle));
-        if let Some((charged, handle)) = ended {
-            end(process, charged, handle);
+        // SAFETY: written by the driver.
+        contexts(process).green.push((unsafe { *green }.addr(), device));
+        // It takes some memory too, how much only the agent sees.
+        process.memory.code.note_loaded();
+    }
+    status
+}
+
+unsafe fn destroy_green(driver: unsafe extern "C" fn(Handle) -> Status, green: Handle) -> Status {
+    let process = Process::if_loaded();
+    let mut context: Handle = std::ptr::null_mut();
+    if let Some(process) = process
+        // SAFETY: the program's; `context` is the place for the answer.
+        && unsafe { of_green(&raw mut context, green) } == SUCCESS
+    {
+        process.compute.forget_context(context.addr());
+    }
+    // SAFETY: passed on as it came.
+    let status = unsafe { driver(green) };
+    if status == SUCCESS
+        && let Some(process) = process
+    {
+        let mut all = contexts(process);
+        let place = all.green.iter().position(|(known, _)| *known == green.addr());
+        let device = place.map(|place| all.green.swap_remove(place).1);
+        drop(all);
+        if let Some(device) = device {
+            released(device, 1);
         }
     }
     status
@@ -197,8 +276,8 @@ unsafe fn created(context: *mut Handle, device: Device, ask: impl FnOnce() -> St
     let status = ask();
     if status == SUCCESS {
         // SAFETY: written by the driver.
-        let handle = unsafe { *context };
-        contexts(process).created.insert(handle.addr(), (card, bytes));
+        let handle = unsafe { *context }.addr();
+        contexts(process).created.push(Created { handle, charged: (card, bytes), attached: 1 });
     } else {
         process.refund(card, bytes);
     }
@@ -211,16 +290,60 @@ unsafe fn destroy(driver: unsafe extern "C" fn(Handle) -> Status, context: Handl
     }
     // SAFETY: passed on as it came.
     let status = unsafe { driver(context) };
-    if status == SUCCESS
-        && let Some(process) = Process::if_loaded()
-    {
-        let charged = contexts(process).created.remove(&context.addr());
-        end(process, charged, context.addr());
+    if status == SUCCESS {
+        destroyed(context.addr());
     }
     status
 }
 
-fn charge(process: &Process, device: Device) -> Result<(usize, u64), Status> {
+fn destroyed(context: usize) {
+    let Some(process) = Process::if_loaded() else { return };
+    let mut all = contexts(process);
+    let place = all.created.iter().position(|created| created.handle == context);
+    let charged = place.map(|place| all.created.swap_remove(place).charged);
+    drop(all);
+    end(process, charged, context);
+}
+
+unsafe fn attach(
+    driver: unsafe extern "C" fn(*mut Handle, u32) -> Status,
+    context: *mut Handle,
+    flags: u32,
+) -> Status {
+    // SAFETY: passed on as they came.
+    let status = unsafe { driver(context, flags) };
+    if status == SUCCESS && !context.is_null() {
+        // SAFETY: written by the driver.
+        count_attached(unsafe { *context }.addr(), 1);
+    }
+    status
+}
+
+/// The last one destroys the context.
+unsafe fn detach(driver: unsafe extern "C" fn(Handle) -> Status, context: Handle) -> Status {
+    let is_last = count_attached(context.addr(), -1) == Some(0);
+    if is_last && let Some(process) = Process::if_loaded() {
+        process.compute.forget_context(context.addr());
+    }
+    // SAFETY: passed on as it came.
+    let status = unsafe { driver(context) };
+    if status != SUCCESS {
+        count_attached(context.addr(), 1);
+    } else if is_last {
+        destroyed(context.addr());
+    }
+    status
+}
+
+/// How often a created context is attached to after a change.
+fn count_attached(context: usize, change: i32) -> Option<u32> {
+    let mut all = contexts(Process::if_loaded()?);
+    let created = all.created.iter_mut().find(|created| created.handle == context)?;
+    created.attached = created.attached.saturating_add_signed(change);
+    Some(created.attached)
+}
+
+fn charge(process: &Process, device: Device) -> Result<Charged, Status> {
     let card = process.cards.of_device(device)?;
     let bytes = process.context_bytes(card);
     process.charge(card, bytes)?;
@@ -228,7 +351,7 @@ fn charge(process: &Process, device: Device) -> Result<(usize, u64), Status> {
 }
 
 /// Gives back a context and what was allocated in it.
-fn end(process: &Process, charged: Option<(usize, u64)>, context: usize) {
+fn end(process: &Process, charged: Option<Charged>, context: usize) {
     for record in process.memory.books.remove_context(context) {
         process.refund_piece(record.card, record.piece);
     }

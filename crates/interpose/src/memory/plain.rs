@@ -4,35 +4,30 @@ use std::ffi::c_int;
 use std::sync::atomic::Ordering;
 
 use super::books::Kind;
-use super::{give, take};
-use crate::cuda::{DevicePointer, Handle, INVALID_VALUE, IpcHandle, SUCCESS, Status};
-use crate::door::library::driver_functions;
+use super::{give, imported, take};
+use crate::cuda::{DevicePointer, Handle, INVALID_VALUE, IpcHandle, Status};
 use crate::door::table::hooks;
 use crate::grant::Process;
 
-hooks! { CUDA:
-    cuMemAlloc_v2 c"cuMemAlloc_v2" (pointer: *mut DevicePointer, bytes: usize) => alloc;
-    cuMemAlloc c"cuMemAlloc" (pointer: *mut u32, bytes: u32) => alloc_v1;
-    cuMemAllocManaged c"cuMemAllocManaged" (pointer: *mut DevicePointer, bytes: usize, flags: u32) => managed;
-    cuMemAllocPitch_v2 c"cuMemAllocPitch_v2" (
+hooks! { Cuda:
+    cuMemAlloc_v2(pointer: *mut DevicePointer, bytes: usize) => alloc;
+    cuMemAlloc(pointer: *mut u32, bytes: u32) => alloc_v1;
+    cuMemAllocManaged(pointer: *mut DevicePointer, bytes: usize, flags: u32) => managed;
+    cuMemAllocPitch_v2(
         pointer: *mut DevicePointer, pitch: *mut usize, width: usize, height: usize, element: u32
     ) => pitched;
-    cuMemAllocPitch c"cuMemAllocPitch" (
+    cuMemAllocPitch(
         pointer: *mut u32, pitch: *mut u32, width: u32, height: u32, element: u32
     ) => pitched_v1;
-    cuMemFree_v2 c"cuMemFree_v2" (pointer: DevicePointer) => free;
-    cuMemFree c"cuMemFree" (pointer: u32) => free_v1;
-    cuIpcOpenMemHandle c"cuIpcOpenMemHandle" (pointer: *mut DevicePointer, handle: IpcHandle, flags: u32) => import;
-    cuIpcOpenMemHandle_v2 c"cuIpcOpenMemHandle_v2" (
+    cuMemFree_v2(pointer: DevicePointer) => free;
+    cuMemFree(pointer: u32) => free_v1;
+    cuIpcOpenMemHandle(pointer: *mut DevicePointer, handle: IpcHandle, flags: u32) => import;
+    cuIpcOpenMemHandle_v2(
         pointer: *mut DevicePointer, handle: IpcHandle, flags: u32
     ) => import;
-    cuIpcCloseMemHandle c"cuIpcCloseMemHandle" (pointer: DevicePointer) => close;
-    cuImportExternalMemory c"cuImportExternalMemory" (memory: *mut Handle, description: *const ExternalMemory) => import_external;
-    cuDestroyExternalMemory c"cuDestroyExternalMemory" (memory: Handle) => destroy_external;
-}
-
-driver_functions! { CUDA:
-    address_range = c"cuMemGetAddressRange_v2" (base: *mut DevicePointer, bytes: *mut usize, pointer: DevicePointer);
+    cuIpcCloseMemHandle(pointer: DevicePointer) => close;
+    cuImportExternalMemory(memory: *mut Handle, description: *const ExternalMemory) => import_external;
+    cuDestroyExternalMemory(memory: Handle) => destroy_external;
 }
 
 /// `CUDA_EXTERNAL_MEMORY_HANDLE_DESC`, up to what we read of it.
@@ -135,30 +130,16 @@ unsafe fn free_v1(driver: unsafe extern "C" fn(u32) -> Status, pointer: u32) -> 
     unsafe { give(Kind::Pointer, pointer.into(), || driver(pointer)) }
 }
 
-/// Memory of another process. The size is only known once it is open, so it is closed again when it does not fit.
 unsafe fn import(driver: Import, pointer: *mut DevicePointer, handle: IpcHandle, flags: u32) -> Status {
-    if let Err(status) = Process::get() {
-        return status;
+    // SAFETY: see above; the address is not yet known to the program when it is closed again.
+    unsafe {
+        imported(
+            Kind::Imported,
+            pointer,
+            || driver(pointer, handle, flags),
+            |opened| cuIpcCloseMemHandle(opened),
+        )
     }
-    // SAFETY: see above.
-    let status = unsafe { driver(pointer, handle, flags) };
-    if status != SUCCESS {
-        return status;
-    }
-    let (mut base, mut bytes) = (0, 0);
-    // SAFETY: the driver has just opened this address; `base` and `bytes` are places for the answer.
-    let opened = unsafe { *pointer };
-    // SAFETY: as above.
-    if unsafe { address_range(&raw mut base, &raw mut bytes, opened) } != SUCCESS {
-        return status;
-    }
-    // SAFETY: the driver is not asked again.
-    let charged = unsafe { take(Kind::Imported, bytes as u64, || SUCCESS, || opened) };
-    if charged != SUCCESS {
-        // SAFETY: opened above, and not yet known to the program.
-        let _ = unsafe { cuIpcCloseMemHandle(opened) };
-    }
-    charged
 }
 
 unsafe fn close(driver: unsafe extern "C" fn(DevicePointer) -> Status, pointer: DevicePointer) -> Status {

@@ -1,79 +1,57 @@
-//! Stream-ordered allocation. A pool takes memory from the card in its own pieces and keeps what is freed, so it is
-//! charged by what it has reserved: more than that is never on the card, and what it keeps is not promised twice.
+//! Pools of the driver, which take memory from the card in their own pieces and keep what is freed. So a pool is charged by what it
+//! has reserved: more than that is never on the card, and what it keeps is not promised twice.
 
-use std::collections::HashMap;
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{PoisonError, RwLock};
 
 use tessera_limits::budget::whole_blocks;
 
-use super::books::Kind;
-use super::give;
 use crate::cuda::{
-    AllocationNode, Device, DevicePointer, GRAPH_MEMORY_RESERVED, Handle, LOCATION_DEVICE, OUT_OF_MEMORY,
-    POOL_RESERVED, POOL_USED, Placement, SUCCESS, Status,
+    Device, GRAPH_MEMORY_RESERVED, Handle, OUT_OF_MEMORY, POOL_RESERVED, POOL_USED, SUCCESS, Status,
 };
 use crate::door::library::driver_functions;
-use crate::door::table::hooks;
 use crate::grant::Process;
 use crate::keeper;
 
-hooks! { CUDA:
-    cuMemAllocAsync c"cuMemAllocAsync" (pointer: *mut DevicePointer, bytes: usize, stream: Handle) => alloc;
-    cuMemAllocAsync_ptsz c"cuMemAllocAsync_ptsz" (pointer: *mut DevicePointer, bytes: usize, stream: Handle) => alloc;
-    cuMemAllocFromPoolAsync c"cuMemAllocFromPoolAsync" (
-        pointer: *mut DevicePointer, bytes: usize, pool: Handle, stream: Handle
-    ) => alloc_from;
-    cuMemAllocFromPoolAsync_ptsz c"cuMemAllocFromPoolAsync_ptsz" (
-        pointer: *mut DevicePointer, bytes: usize, pool: Handle, stream: Handle
-    ) => alloc_from;
-    cuMemFreeAsync c"cuMemFreeAsync" (pointer: DevicePointer, stream: Handle) => free;
-    cuMemFreeAsync_ptsz c"cuMemFreeAsync_ptsz" (pointer: DevicePointer, stream: Handle) => free;
-    cuDeviceSetMemPool c"cuDeviceSetMemPool" (device: Device, pool: Handle) => set_pool;
-    cuMemPoolCreate c"cuMemPoolCreate" (pool: *mut Handle, placement: *const Placement) => create;
-    cuMemPoolDestroy c"cuMemPoolDestroy" (pool: Handle) => destroy;
-    cuGraphAddMemAllocNode c"cuGraphAddMemAllocNode" (
-        node: *mut Handle, graph: Handle, dependencies: *const Handle, count: usize, parameters: *mut AllocationNode
-    ) => add_node;
-}
-
-driver_functions! { CUDA:
+driver_functions! { Cuda:
     pool_attribute = c"cuMemPoolGetAttribute" (pool: Handle, attribute: i32, value: *mut c_void);
     trim = c"cuMemPoolTrimTo" (pool: Handle, keep: usize);
-    pool_of_device = c"cuDeviceGetMemPool" (pool: *mut Handle, device: Device);
     graph_memory = c"cuDeviceGetGraphMemAttribute" (device: Device, attribute: i32, value: *mut c_void);
-    current_device = c"cuCtxGetDevice" (device: *mut Device);
-    device_count = c"cuDeviceGetCount" (count: *mut i32);
-    free_async = c"cuMemFreeAsync" (pointer: DevicePointer, stream: Handle);
+    trim_graph_memory = c"cuDeviceGraphMemTrim" (device: Device);
 }
 
 /// Pools in use, by handle or, for the memory of graphs, by device. They are few, and never freed here.
 #[derive(Default)]
 pub struct Pools {
-    known: RwLock<HashMap<Source, &'static Pool>>,
+    known: RwLock<Vec<&'static Pool>>,
     /// The pool used last: most programs have one.
     last: AtomicPtr<Pool>,
     /// Where there is one device only: the pool that allocations without a pool come from.
-    usual: AtomicUsize,
+    pub usual: AtomicUsize,
 }
 
 /// Where memory comes from.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
-enum Source {
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Source {
     Pool(usize),
     Graphs(Device),
 }
 
-struct Pool {
+/// Stands for no card: pools of host memory are not charged.
+pub const ON_HOST: usize = usize::MAX;
+
+pub struct Pool {
     source: Source,
-    card: usize,
+    pub card: usize,
     /// What this pool is charged with.
     charged: AtomicU64,
     /// Part of it: for calls on their way to the driver.
     on_the_way: AtomicU64,
     /// Part of it: for calls to come, so that not each of them goes to the ledger.
     ahead: AtomicU64,
+    /// What it may reserve without asking again: it is charged with that at least.
+    promised: AtomicU64,
     /// Our thread knows that there is something to settle.
     is_noted: AtomicBool,
 }
@@ -82,9 +60,6 @@ struct Pool {
 const COMFORT: u64 = 2 << 30;
 /// with so much.
 const AHEAD: u64 = 256 << 20;
-
-type Alloc = unsafe extern "C" fn(*mut DevicePointer, usize, Handle) -> Status;
-type AllocFrom = unsafe extern "C" fn(*mut DevicePointer, usize, Handle, Handle) -> Status;
 
 impl Pools {
     /// Charges each pool with what it really has.
@@ -104,46 +79,61 @@ impl Pools {
 
     fn all(&self) -> Vec<&'static Pool> {
         let pools = self.known.read().unwrap_or_else(PoisonError::into_inner);
-        pools.values().filter(|pool| pool.card != ON_HOST).copied().collect()
+        pools.iter().filter(|pool| pool.card != ON_HOST).copied().collect()
     }
 
-    fn get(&self, source: Source, card: usize) -> &'static Pool {
+    /// The pool of a source, which lies on a card.
+    pub fn get(&self, source: Source, card: usize) -> &'static Pool {
         if let Some(pool) = self.known(source) {
             return pool;
         }
-        let new = || {
-            &*Box::leak(Box::new(Pool {
-                source,
-                card,
-                charged: AtomicU64::new(0),
-                on_the_way: AtomicU64::new(0),
-                ahead: AtomicU64::new(0),
-                is_noted: AtomicBool::new(false),
-            }))
-        };
-        self.known.write().unwrap_or_else(PoisonError::into_inner).entry(source).or_insert_with(new)
+        let mut pools = self.known.write().unwrap_or_else(PoisonError::into_inner);
+        if let Some(pool) = pools.iter().find(|pool| pool.source == source) {
+            return pool;
+        }
+        let new = Box::leak(Box::new(Pool {
+            source,
+            card,
+            charged: AtomicU64::new(0),
+            on_the_way: AtomicU64::new(0),
+            ahead: AtomicU64::new(0),
+            promised: AtomicU64::new(0),
+            is_noted: AtomicBool::new(false),
+        }));
+        pools.push(new);
+        new
     }
 
-    fn known(&self, source: Source) -> Option<&'static Pool> {
+    /// The pool of a source, if there was one before.
+    pub fn known(&self, source: Source) -> Option<&'static Pool> {
         // SAFETY: null or a leaked pool.
         let last = unsafe { self.last.load(Ordering::Acquire).as_ref() };
         if let Some(last) = last.filter(|last| last.source == source) {
             return Some(last);
         }
-        let pool = self.known.read().unwrap_or_else(PoisonError::into_inner).get(&source).copied()?;
+        let pools = self.known.read().unwrap_or_else(PoisonError::into_inner);
+        let pool = pools.iter().find(|pool| pool.source == source).copied()?;
         self.last.store(std::ptr::from_ref(pool).cast_mut(), Ordering::Release);
         Some(pool)
     }
 
-    fn forget(&self, source: Source) -> Option<&'static Pool> {
+    /// A pool is gone, with its memory.
+    pub fn forget(&self, process: &Process, source: Source) {
+        self.usual.store(0, Ordering::Release);
         self.last.store(std::ptr::null_mut(), Ordering::Release);
-        self.known.write().unwrap_or_else(PoisonError::into_inner).remove(&source)
+        let mut pools = self.known.write().unwrap_or_else(PoisonError::into_inner);
+        let Some(place) = pools.iter().position(|pool| pool.source == source) else { return };
+        let pool = pools.swap_remove(place);
+        drop(pools);
+        if pool.card != ON_HOST {
+            process.refund(pool.card, pool.charged.swap(0, Ordering::SeqCst));
+        }
     }
 }
 
 impl Pool {
-    /// An attribute of the pool; 0 where it cannot be asked.
-    fn ask(&self, pool_attribute_number: i32) -> u64 {
+    /// An attribute of the pool, where it can be asked.
+    fn ask(&self, pool_attribute_number: i32) -> Option<u64> {
         let mut value = 0_u64;
         let place = (&raw mut value).cast();
         // SAFETY: all attributes asked for are 64 bits wide.
@@ -155,7 +145,7 @@ impl Pool {
                 Source::Graphs(device) => graph_memory(device, GRAPH_MEMORY_RESERVED, place),
             }
         };
-        if status == SUCCESS { value } else { 0 }
+        (status == SUCCESS).then_some(value)
     }
 
     /// Charges the pool with what it has reserved and what is on its way.
@@ -165,7 +155,10 @@ impl Pool {
             // What was charged ahead may have covered what the agent would have seen beyond the ledger.
             process.memory.code.note_loaded();
         }
-        let target = self.ask(POOL_RESERVED) + self.on_the_way.load(Ordering::SeqCst);
+        // Where it cannot be asked it stays charged with what it was.
+        let Some(reserved) = self.ask(POOL_RESERVED) else { return };
+        let reserved = reserved + self.on_the_way.load(Ordering::SeqCst);
+        let target = reserved.max(self.promised.load(Ordering::SeqCst));
         let before = self.charged.swap(target, Ordering::SeqCst);
         if target > before {
             process.charge_anyway(self.card, target - before);
@@ -174,16 +167,41 @@ impl Pool {
         }
     }
 
+    /// Lets the pool reserve `bytes` more whenever it likes.
+    ///
+    /// # Errors
+    /// "Out of memory" at the limit.
+    pub fn promise(&self, process: &Process, bytes: u64) -> Result<(), Status> {
+        self.settle(process);
+        let promised = self.promised.fetch_add(bytes, Ordering::SeqCst) + bytes;
+        let missing = promised.saturating_sub(self.charged.load(Ordering::SeqCst));
+        if let Err(status) = process.charge(self.card, missing) {
+            self.promised.fetch_sub(bytes, Ordering::SeqCst);
+            return Err(status);
+        }
+        self.charged.fetch_add(missing, Ordering::SeqCst);
+        keeper::notify();
+        Ok(())
+    }
+
+    /// It will not reserve that any more. What it has of it must go back to the card, or the next could come on top of it.
+    pub fn take_back(&self, process: &Process, bytes: u64) {
+        self.promised.fetch_sub(bytes, Ordering::SeqCst);
+        self.trim();
+        self.settle(process);
+    }
+
     fn spare(&self) -> u64 {
-        self.ask(POOL_RESERVED).saturating_sub(self.ask(POOL_USED))
+        let asked = self.ask(POOL_RESERVED).zip(self.ask(POOL_USED));
+        asked.map_or(0, |(reserved, used)| reserved.saturating_sub(used))
     }
 
     /// Asks the driver for `bytes` of this pool.
-    unsafe fn take(
+    pub fn take(
         &self,
         process: &Process,
         bytes: u64,
-        ask: impl Fn() -> Status,
+        ask: &dyn Fn() -> Status,
         undo: impl FnOnce(),
     ) -> Status {
         let blocks = whole_blocks(bytes);
@@ -210,7 +228,8 @@ impl Pool {
         if process.account.held(self.card).saturating_add(COMFORT) > process.memory_limit(self.card) {
             return false;
         }
-        let target = self.ask(POOL_RESERVED) + self.on_the_way.load(Ordering::SeqCst) + AHEAD;
+        let Some(reserved) = self.ask(POOL_RESERVED) else { return false };
+        let target = reserved + self.on_the_way.load(Ordering::SeqCst) + AHEAD;
         let before = self.charged.swap(target, Ordering::SeqCst);
         if target < before {
             process.refund(self.card, before - target);
@@ -230,7 +249,7 @@ impl Pool {
         &self,
         process: &Process,
         bytes: u64,
-        ask: impl Fn() -> Status,
+        ask: &dyn Fn() -> Status,
         undo: impl FnOnce(),
     ) -> Status {
         let mut charged = whole_blocks(bytes);
@@ -257,183 +276,14 @@ impl Pool {
         status
     }
 
+    /// Has it give up what it keeps for later.
     fn trim(&self) {
-        if let Source::Pool(pool) = self.source {
-            // SAFETY: a live pool; it keeps what is in use.
-            unsafe { trim(std::ptr::with_exposed_provenance_mut(pool), 0) };
-        }
-    }
-}
-
-unsafe fn alloc(driver: Alloc, pointer: *mut DevicePointer, bytes: usize, stream: Handle) -> Status {
-    // SAFETY: passed on as they came.
-    let ask = || unsafe { driver(pointer, bytes, stream) };
-    // Without a context the driver refuses by itself.
-    let Some(pool) = usual_pool() else { return ask() };
-    // SAFETY: as above; the stream is the program's.
-    unsafe { take(pool, bytes, ask, pointer, stream) }
-}
-
-/// The pool of the current device.
-fn usual_pool() -> Option<Handle> {
-    let known = Process::if_loaded().map(|process| &process.memory.pools.usual);
-    if let Some(usual) = known.map(|usual| usual.load(Ordering::Acquire)).filter(|usual| *usual != 0) {
-        return Some(std::ptr::with_exposed_provenance_mut(usual));
-    }
-    let (mut device, mut pool, mut count) = (0, std::ptr::null_mut(), 0);
-    // SAFETY: places for the answers.
-    let found = unsafe {
-        current_device(&raw mut device) == SUCCESS && pool_of_device(&raw mut pool, device) == SUCCESS
-    };
-    // SAFETY: as above.
-    let is_only = unsafe { device_count(&raw mut count) } == SUCCESS && count == 1;
-    if let Some(usual) = known.filter(|_| found && is_only) {
-        usual.store(pool.expose_provenance(), Ordering::Release);
-    }
-    found.then_some(pool)
-}
-
-/// From now on allocations come from another pool.
-unsafe fn set_pool(
-    driver: unsafe extern "C" fn(Device, Handle) -> Status,
-    device: Device,
-    pool: Handle,
-) -> Status {
-    // SAFETY: passed on as they came.
-    let status = unsafe { driver(device, pool) };
-    if let Some(process) = Process::if_loaded() {
-        process.memory.pools.usual.store(0, Ordering::Release);
-    }
-    status
-}
-
-unsafe fn alloc_from(
-    driver: AllocFrom,
-    pointer: *mut DevicePointer,
-    bytes: usize,
-    pool: Handle,
-    stream: Handle,
-) -> Status {
-    // SAFETY: passed on as they came.
-    let ask = || unsafe { driver(pointer, bytes, pool, stream) };
-    // SAFETY: as above.
-    unsafe { take(pool, bytes, ask, pointer, stream) }
-}
-
-unsafe fn take(
-    pool: Handle,
-    bytes: usize,
-    ask: impl Fn() -> Status,
-    pointer: *mut DevicePointer,
-    stream: Handle,
-) -> Status {
-    let process = match Process::get() {
-        Ok(process) => process,
-        Err(status) => return status,
-    };
-    let source = Source::Pool(pool.expose_provenance());
-    let pool = match process.memory.pools.known(source) {
-        Some(pool) => pool,
-        None => match process.cards.current() {
-            Some(Ok(card)) => process.memory.pools.get(source, card),
-            Some(Err(status)) => return status,
-            None => return ask(),
-        },
-    };
-    if pool.card == ON_HOST {
-        return ask();
-    }
-    let undo = || {
-        // SAFETY: allocated just before, on this stream, and not yet known to the program.
-        unsafe { free_async(*pointer, stream) };
-    };
-    // SAFETY: as the caller says.
-    unsafe { pool.take(process, bytes as u64, ask, undo) }
-}
-
-unsafe fn free(
-    driver: unsafe extern "C" fn(DevicePointer, Handle) -> Status,
-    pointer: DevicePointer,
-    stream: Handle,
-) -> Status {
-    // Plain memory may be freed in stream order too.
-    // SAFETY: passed on as they came.
-    unsafe { give(Kind::Pointer, pointer, || driver(pointer, stream)) }
-}
-
-/// Stands for no card: pools of host memory are not charged.
-const ON_HOST: usize = usize::MAX;
-
-unsafe fn create(
-    driver: unsafe extern "C" fn(*mut Handle, *const Placement) -> Status,
-    pool: *mut Handle,
-    placement: *const Placement,
-) -> Status {
-    let process = match Process::get() {
-        Ok(process) => process,
-        Err(status) => return status,
-    };
-    // SAFETY: passed on as they came.
-    let status = unsafe { driver(pool, placement) };
-    if status == SUCCESS && !placement.is_null() {
-        // SAFETY: the driver has read the one and written the other.
-        let (location, pool) = unsafe { ((*placement).location, *pool) };
-        let card = match location.kind {
-            LOCATION_DEVICE => process.cards.of_device(location.id),
-            _ => Ok(ON_HOST),
+        // SAFETY: a live pool, or a device; what is in use is kept.
+        unsafe {
+            match self.source {
+                Source::Pool(pool) => trim(std::ptr::with_exposed_provenance_mut(pool), 0),
+                Source::Graphs(device) => trim_graph_memory(device),
+            }
         };
-        if let Ok(card) = card {
-            process.memory.pools.get(Source::Pool(pool.expose_provenance()), card);
-        }
     }
-    status
-}
-
-unsafe fn destroy(driver: unsafe extern "C" fn(Handle) -> Status, pool: Handle) -> Status {
-    // SAFETY: passed on as it came.
-    let status = unsafe { driver(pool) };
-    if status == SUCCESS
-        && let Some(process) = Process::if_loaded()
-    {
-        let source = Source::Pool(pool.expose_provenance());
-        process.memory.pools.usual.store(0, Ordering::Release);
-        let gone = process.memory.pools.forget(source);
-        if let Some(pool) = gone.filter(|pool| pool.card != ON_HOST) {
-            process.refund(pool.card, pool.charged.swap(0, Ordering::SeqCst));
-        }
-    }
-    status
-}
-
-/// Memory that a graph allocates when it runs: refused here when it cannot fit, charged as the graphs' pool grows.
-unsafe fn add_node(
-    driver: unsafe extern "C" fn(*mut Handle, Handle, *const Handle, usize, *mut AllocationNode) -> Status,
-    node: *mut Handle,
-    graph: Handle,
-    dependencies: *const Handle,
-    count: usize,
-    parameters: *mut AllocationNode,
-) -> Status {
-    let process = match Process::get() {
-        Ok(process) => process,
-        Err(status) => return status,
-    };
-    // SAFETY: the program passes parameters or null.
-    if let Some(asked) = unsafe { parameters.as_ref() }
-        && asked.location.kind == LOCATION_DEVICE
-    {
-        let card = match process.cards.of_device(asked.location.id) {
-            Ok(card) => card,
-            Err(status) => return status,
-        };
-        let bytes = whole_blocks(asked.bytes as u64);
-        if let Err(status) = process.charge(card, bytes) {
-            return status;
-        }
-        process.refund(card, bytes);
-        process.memory.pools.get(Source::Graphs(asked.location.id), card);
-        keeper::notify();
-    }
-    // SAFETY: passed on as they came.
-    unsafe { driver(node, graph, dependencies, count, parameters) }
 }

@@ -1,42 +1,48 @@
 //! Physical memory by handles, and its mappings. A handle's memory lives until the handle is released as often as it was
 //! taken and no mapping of it is left.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
+use std::hash::BuildHasherDefault;
 use std::sync::{MutexGuard, PoisonError};
 
 use tessera_limits::budget::whole_blocks;
 
-use crate::cuda::{Device, DevicePointer, LOCATION_DEVICE, Placement, SUCCESS, Status};
+use super::books::Mixer;
+use crate::cuda::{DevicePointer, Location, Placement, SUCCESS, Status};
 use crate::door::library::driver_functions;
 use crate::door::table::hooks;
 use crate::grant::Process;
 
-hooks! { CUDA:
-    cuMemCreate c"cuMemCreate" (handle: *mut u64, bytes: usize, placement: *const Placement, flags: u64) => create;
-    cuMemRelease c"cuMemRelease" (handle: u64) => release;
-    cuMemRetainAllocationHandle c"cuMemRetainAllocationHandle" (handle: *mut u64, address: DevicePointer) => retain;
-    cuMemImportFromShareableHandle c"cuMemImportFromShareableHandle" (
+hooks! { Cuda:
+    cuMemCreate(handle: *mut u64, bytes: usize, placement: *const Placement, flags: u64) => create;
+    cuMemRelease(handle: u64) => release;
+    cuMemRetainAllocationHandle(handle: *mut u64, address: DevicePointer) => retain;
+    cuMemImportFromShareableHandle(
         handle: *mut u64, os_handle: DevicePointer, kind: i32
     ) => import;
-    cuMemMap c"cuMemMap" (
+    cuMemMap(
         address: DevicePointer, bytes: usize, offset: usize, handle: u64, flags: u64
     ) => map;
-    cuMemUnmap c"cuMemUnmap" (address: DevicePointer, bytes: usize) => unmap;
+    cuMemUnmap(address: DevicePointer, bytes: usize) => unmap;
 }
 
-driver_functions! { CUDA:
+driver_functions! { Cuda:
     properties = c"cuMemGetAllocationPropertiesFromHandle" (placement: *mut Placement, handle: u64);
 }
 
-/// The handles and mappings of this process.
-#[derive(Debug, Default)]
+/// The handles of this process, and the handle of each address where something is mapped.
+#[derive(Default)]
 pub struct Handles {
-    handles: HashMap<u64, Physical>,
-    /// By address: how long, and of which handle.
-    mappings: BTreeMap<DevicePointer, (u64, u64)>,
+    handles: HashMap<u64, Physical, BuildHasherDefault<Mixer>>,
+    mappings: HashMap<DevicePointer, Mapping, BuildHasherDefault<Mixer>>,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Copy)]
+struct Mapping {
+    handle: u64,
+    bytes: u64,
+}
+
 struct Physical {
     card: usize,
     charged: u64,
@@ -62,11 +68,6 @@ fn handles(process: &Process) -> MutexGuard<'_, Handles> {
     process.memory.vmm.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The device some memory lies on; none for host memory.
-fn device(placement: &Placement) -> Option<Device> {
-    (placement.location.kind == LOCATION_DEVICE).then_some(placement.location.id)
-}
-
 unsafe fn create(
     driver: unsafe extern "C" fn(*mut u64, usize, *const Placement, u64) -> Status,
     handle: *mut u64,
@@ -79,12 +80,12 @@ unsafe fn create(
     // Only the first fields are read, which every version has.
     // SAFETY: the program passes a placement or null.
     let location = (!placement.is_null()).then(|| unsafe { (*placement).location });
-    let Some(location) = location.filter(|location| location.kind == LOCATION_DEVICE) else { return ask() };
+    let Some(device) = location.and_then(Location::device) else { return ask() };
     let process = match Process::get() {
         Ok(process) => process,
         Err(status) => return status,
     };
-    let card = match process.cards.of_device(location.id) {
+    let card = match process.cards.of_device(device) {
         Ok(card) => card,
         Err(status) => return status,
     };
@@ -147,16 +148,12 @@ unsafe fn import(
     if status == SUCCESS
         && let Some(process) = Process::if_loaded()
     {
-        let mut placement = Placement {
-            kind: 0,
-            handle_kinds: 0,
-            location: crate::cuda::Location { kind: 0, id: 0 },
-            rest: [0; 16],
-        };
+        let mut placement =
+            Placement { kind: 0, handle_kinds: 0, location: Location { kind: 0, id: 0 }, rest: [0; 16] };
         // SAFETY: the handle was written by the driver; `placement` is longer than any version's answer.
         let asked = unsafe { properties(&raw mut placement, *handle) };
         if asked == SUCCESS
-            && let Some(device) = device(&placement)
+            && let Some(device) = placement.location.device()
             && let Ok(card) = process.cards.of_device(device)
         {
             // SAFETY: written by the driver.
@@ -203,7 +200,7 @@ unsafe fn map(
         if unpaid.is_some() {
             physical.charged += needed;
         }
-        all.mappings.insert(address, (bytes as u64, handle));
+        all.mappings.insert(address, Mapping { handle, bytes: bytes as u64 });
     }
     status
 }
@@ -217,12 +214,17 @@ unsafe fn unmap(
     let status = unsafe { driver(address, bytes) };
     let Some(process) = Process::if_loaded().filter(|_| status == SUCCESS) else { return status };
     let mut all = handles(process);
-    let range = address..address.saturating_add(bytes as u64);
-    let gone: Vec<_> = all.mappings.range(range).map(|(&address, &(_, handle))| (address, handle)).collect();
     let mut refunds = Vec::new();
-    for (address, handle) in gone {
-        all.mappings.remove(&address);
-        refunds.extend(all.drop_reference(handle));
+    match all.mappings.remove(&address) {
+        // One call for one mapping, as nearly always.
+        Some(gone) if gone.bytes == bytes as u64 => refunds.extend(all.drop_reference(gone.handle)),
+        first => {
+            let range = address..address.saturating_add(bytes as u64);
+            let rest: Vec<_> = all.mappings.extract_if(|at, _| range.contains(at)).collect();
+            for gone in first.into_iter().chain(rest.into_iter().map(|(_, gone)| gone)) {
+                refunds.extend(all.drop_reference(gone.handle));
+            }
+        }
     }
     drop(all);
     for (card, bytes) in refunds {

@@ -1,5 +1,6 @@
 //! What the shipped file exports and needs.
 
+use std::collections::BTreeSet;
 use std::process::Command;
 
 use crate::support::Built;
@@ -7,6 +8,31 @@ use crate::support::Built;
 fn tool(program: &str, arguments: &[&str]) -> String {
     let output = Command::new(program).args(arguments).arg(&Built::get().library).output().unwrap();
     String::from_utf8(output.stdout).unwrap()
+}
+
+/// What `functions.txt` says of each function of the driver: it is wrapped, or it passes.
+#[test]
+fn each_function_of_the_driver_is_wrapped_or_known_to_need_nothing() {
+    let (mut wrapped, mut passing) = (BTreeSet::new(), BTreeSet::new());
+    let mut section = "";
+    for line in include_str!("functions.txt").lines() {
+        match line.strip_prefix("## ") {
+            Some(title) => section = title,
+            None if line.starts_with('#') => {}
+            None if section == "Passes as it is." => passing.extend(line.split_whitespace()),
+            None => wrapped.extend(line.split_whitespace()),
+        }
+    }
+    assert!(passing.len() > 400 && wrapped.is_disjoint(&passing));
+    let symbols = tool("nm", &["-D", "--defined-only"]);
+    let exported: BTreeSet<_> = symbols
+        .lines()
+        .filter_map(|line| line.split_whitespace().last())
+        .filter(|name| name.starts_with("cu"))
+        .collect();
+    let missing: Vec<_> = wrapped.difference(&exported).collect();
+    let unlisted: Vec<_> = exported.difference(&wrapped).collect();
+    assert!(missing.is_empty() && unlisted.is_empty(), "not wrapped: {missing:?}; not listed: {unlisted:?}");
 }
 
 #[test]

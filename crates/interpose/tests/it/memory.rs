@@ -9,7 +9,7 @@ const PIECES: u64 = (LIMIT - CONTEXT) / 64;
 
 #[test]
 fn every_way_and_door_stops_at_the_limit() {
-    for door in ["link", "dlsym", "proc"] {
+    for door in ["link", "dlsym", "proc", "default", "next"] {
         for way in ["plain", "managed", "pitch", "array", "vmm", "async"] {
             let container = Container::with_memory(LIMIT);
             let mut tenant = container.begun(door);
@@ -22,9 +22,66 @@ fn every_way_and_door_stops_at_the_limit() {
     }
 }
 
+/// Ways that other interfaces than the usual lead to: what graphs take when they run, arrays of the first interface.
+#[test]
+fn roundabout_ways_stop_at_the_limit() {
+    for door in ["link", "dlsym", "proc"] {
+        for way in ["graph", "node", "captured", "old-array"] {
+            let container = Container::with_memory(LIMIT);
+            let mut tenant = container.begun(door);
+            assert_eq!(tenant.ask(&format!("fill {way} 64")), format!("{PIECES} 2"), "{door} {way}");
+            assert!(container.most() <= LIMIT, "{door} {way}: {} taken", container.most());
+            assert_eq!(tenant.end(), "");
+        }
+    }
+}
+
+#[test]
+fn the_heap_of_kernels_counts() {
+    let container = Container::with_memory(LIMIT);
+    let mut tenant = container.begun("proc");
+    assert_eq!(tenant.ask("take heap 5000"), "2");
+    assert_eq!(tenant.ask("take heap 3000"), "0");
+    assert_eq!(tenant.ask("take plain 1000"), "2");
+    assert_eq!(tenant.ask("take heap 100"), "0", "a smaller one gives back");
+    assert_eq!(tenant.ask("take plain 1000"), "0");
+    assert!(container.most() <= LIMIT);
+}
+
+/// A green context brings the primary one with it, for which the program never asked.
+#[test]
+fn green_contexts_count_as_a_use_of_the_primary_one() {
+    let container = Container::with_memory(LIMIT);
+    let mut tenant = container.start("link");
+    assert_eq!(tenant.ask("init"), "0");
+    assert_eq!(tenant.ask("take green 0"), "0");
+    assert_eq!(tenant.ask("begin"), "0");
+    assert_eq!(tenant.ask("info"), format!("{} {LIMIT} {LIMIT}", LIMIT - CONTEXT));
+    assert_eq!(tenant.ask("end"), "0");
+    assert_eq!(tenant.ask("info"), format!("{} {LIMIT} {LIMIT}", LIMIT - CONTEXT), "the green one keeps it");
+    assert_eq!(tenant.ask("free green"), "0");
+    let small = Container::with_memory(CONTEXT - 1);
+    let mut tenant = small.start("link");
+    assert_eq!(tenant.ask("init"), "0");
+    assert_eq!(tenant.ask("take green 0"), "2", "no room for a context");
+}
+
+#[test]
+fn a_reset_gives_all_back() {
+    let container = Container::with_memory(LIMIT);
+    let mut tenant = container.begun("dlsym");
+    assert_eq!(tenant.ask("begin"), "0", "twice");
+    assert_eq!(tenant.ask("fill plain 64"), format!("{PIECES} 2"));
+    assert_eq!(tenant.ask("run sync 1000 5"), "10");
+    assert_eq!(tenant.ask("reset"), "0");
+    assert_eq!(tenant.ask("begin"), "0");
+    assert_eq!(tenant.ask("fill plain 64"), format!("{PIECES} 2"));
+    assert!(container.most() <= LIMIT);
+}
+
 #[test]
 fn what_is_freed_can_be_taken_again() {
-    for way in ["plain", "pitch", "vmm", "async"] {
+    for way in ["plain", "pitch", "vmm", "async", "graph", "captured"] {
         let container = Container::with_memory(LIMIT);
         let mut tenant = container.begun("proc");
         for _ in 0..5 {
@@ -126,4 +183,43 @@ fn racing_processes_never_exceed_the_limit() {
     let won: Vec<u64> = [one.answer(), two.answer()].iter().map(|answer| answer.parse().unwrap()).collect();
     assert!(won.iter().any(|&won| won > 0), "{won:?}");
     assert!(container.most() <= 2 * CONTEXT + 1000, "{}", container.most());
+}
+
+/// Programs number the cards as they like; each has its own limit all the same, also for what is taken of another than the current one.
+#[test]
+fn each_card_has_its_own_limit_in_any_order() {
+    let limits = [2048, 1024, 3072];
+    for order in ["0,1,2", "2,0,1", "1,2"] {
+        let cards: Vec<usize> = order.split(',').map(|card| card.parse().unwrap()).collect();
+        for way in ["plain", "vmm", "async"] {
+            let container = Container::with_cards(&limits.map(|memory| (memory, 100)), order);
+            let mut tenant = container.start("proc");
+            for (device, &card) in cards.iter().enumerate() {
+                tenant.ask(&format!("on {device}"));
+                assert_eq!(tenant.ask("begin"), "0");
+                let room = (limits[card] - CONTEXT) / 64;
+                assert_eq!(
+                    tenant.ask(&format!("fill {way} 64")),
+                    format!("{room} 2"),
+                    "{order} {device} {way}"
+                );
+                let left = limits[card] - CONTEXT - room * 64;
+                assert_eq!(
+                    tenant.ask("info"),
+                    format!("{left} {0} {0}", limits[card]),
+                    "{order} {device} {way}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn a_card_that_was_not_granted_cannot_be_used() {
+    let container = Container::with_cards(&[(2048, 100)], "1,0");
+    let mut tenant = container.start("link");
+    assert_eq!(tenant.ask("begin"), "2");
+    tenant.ask("on 1");
+    assert_eq!(tenant.ask("begin"), "0");
+    assert!(tenant.end().contains("is not granted to this container"));
 }

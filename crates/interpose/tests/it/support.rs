@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 use tempfile::TempDir;
 use tessera_limits::{CardLimit, Control, Limits, files};
 
-/// What the simulated driver calls its card.
+/// What the simulated driver calls its first card; others count up in the last byte.
 const UUID: [u8; 16] = *b"simulated-card-0";
 
 /// What the simulated driver takes for a context.
@@ -27,6 +27,10 @@ pub(crate) struct Built {
 pub(crate) struct Container {
     folder: TempDir,
     card: PathBuf,
+    /// Whether streams of a program run beside each other.
+    overlaps: bool,
+    /// The order in which its programs see the cards.
+    order: &'static str,
 }
 
 /// A program in a container, told what to do line by line.
@@ -89,22 +93,55 @@ impl Container {
     /// With `memory` MiB of the card and `cores` percent of its time.
     pub(crate) fn with(memory: u64, cores: u32) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let container = Self { card: folder.path().join("card"), folder };
+        let container = Self { card: folder.path().join("card"), folder, overlaps: false, order: "0" };
         container.limit(memory, cores);
         container
     }
 
     /// Another container on the same card.
     pub(crate) fn beside(other: &Self, memory: u64, cores: u32) -> Self {
-        let container = Self { card: other.card.clone(), folder: tempfile::tempdir().unwrap() };
+        let container = Self {
+            card: other.card.clone(),
+            folder: tempfile::tempdir().unwrap(),
+            overlaps: false,
+            order: "0",
+        };
         container.limit(memory, cores);
         container
     }
 
+    /// With so many MiB and so many percent of each of the first cards, which its programs see in another order.
+    pub(crate) fn with_cards(shares: &[(u64, u32)], order: &'static str) -> Self {
+        let container = Self { order, ..Self::with(0, 100) };
+        let cards = shares.iter().zip(UUID[15]..).map(|(&(memory, cores), last)| {
+            let mut uuid = UUID;
+            uuid[15] = last;
+            CardLimit { uuid, memory: memory << 20, context: CONTEXT << 20, cores, ceiling: cores }
+        });
+        let limits = Limits { generation: 2, cards: cards.collect(), ..Limits::default() };
+        files::grant(&container.grant(), &limits).unwrap();
+        container
+    }
+
+    /// With `cores` percent of the card's time guaranteed and `ceiling` percent at most.
+    pub(crate) fn with_ceiling(memory: u64, cores: u32, ceiling: u32) -> Self {
+        let container = Self::with(memory, cores);
+        container.limit_to(memory, cores, ceiling);
+        container
+    }
+
+    /// On a card that has room for several of its kernels at a time.
+    pub(crate) fn overlapping(self) -> Self {
+        Self { overlaps: true, ..self }
+    }
+
     /// Changes the limits, also while programs run.
     pub(crate) fn limit(&self, memory: u64, cores: u32) -> files::Mapping<Control> {
-        let card =
-            CardLimit { uuid: UUID, memory: memory << 20, context: CONTEXT << 20, cores, ceiling: cores };
+        self.limit_to(memory, cores, cores)
+    }
+
+    fn limit_to(&self, memory: u64, cores: u32, ceiling: u32) -> files::Mapping<Control> {
+        let card = CardLimit { uuid: UUID, memory: memory << 20, context: CONTEXT << 20, cores, ceiling };
         files::grant(&self.grant(), &Limits { generation: 1, cards: vec![card], ..Limits::default() })
             .unwrap()
     }
@@ -121,13 +158,29 @@ impl Container {
 
     /// A program that enters by `door`.
     pub(crate) fn start(&self, door: &str) -> Tenant {
+        self.start_under(Some(&Built::get().library), door)
+    }
+
+    /// The same without the library.
+    pub(crate) fn start_bare(&self, door: &str) -> Tenant {
+        self.start_under(None, door)
+    }
+
+    fn start_under(&self, library: Option<&Path>, door: &str) -> Tenant {
         let built = Built::get();
-        let mut child = Command::new(&built.tenant)
+        let mut command = Command::new(&built.tenant);
+        if let Some(library) = library {
+            command.env("LD_PRELOAD", library);
+        }
+        if self.overlaps {
+            command.env("SIMULATED_OVERLAP", "1");
+        }
+        let mut child = command
             .arg(door)
-            .env("LD_PRELOAD", &built.library)
             .env("LD_LIBRARY_PATH", &built.drivers)
             .env("TESSERA_GRANT", self.grant())
             .env("SIMULATED_CARD", &self.card)
+            .env("SIMULATED_ORDER", self.order)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())

@@ -9,6 +9,7 @@ fn empty() -> Arc<Ledger> {
     let ledger = Ledger {
         format: AtomicU64::new(FORMAT),
         used_slots: AtomicU32::new(0),
+        pacers: std::array::from_fn(|_| SharedPacer::new()),
         slots: std::array::from_fn(|_| Slot {
             owner: AtomicU32::new(0),
             process: AtomicU32::new(0),

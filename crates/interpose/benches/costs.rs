@@ -1,0 +1,35 @@
+//! What the library costs per call, on the simulated driver: the same program bare and under the library by turns, in one run.
+//!
+//! The simulated driver's own calls take some 100 ns (a launch) to 10 us (an allocation), so it is the difference that tells.
+
+#![allow(missing_docs, unused_crate_dependencies, reason = "a program")]
+#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a program for people")]
+
+#[path = "../tests/it/support.rs"]
+#[allow(dead_code, reason = "shared with the tests")]
+mod support;
+
+use support::Container;
+
+/// Rounds by turns; the least of each is compared, which the machine's other work disturbs least.
+const TURNS: usize = 12;
+
+fn main() {
+    let free = Container::with(65_536, 100);
+    // Half of the card guaranteed, all of it allowed: the gate is in use, and never closes.
+    let gated = Container::with_ceiling(65_536, 50, 100);
+    println!("{:>28} {:>10} {:>14} {:>12}", "ns per call, least", "bare", "no limit", "window open");
+    for (kind, calls) in [("launch", 20_000), ("alloc", 2_000)] {
+        let mut least = [f64::MAX; 3];
+        for _ in 0..TURNS {
+            let programs = [free.start_bare("dlsym"), free.start("dlsym"), gated.start("dlsym")];
+            for (mut program, least) in programs.into_iter().zip(&mut least) {
+                assert_eq!(program.ask("begin"), "0");
+                let cost: f64 = program.ask(&format!("cost {kind} 8 {calls}")).parse().unwrap();
+                *least = least.min(cost);
+            }
+        }
+        let [bare, unlimited, open] = least;
+        println!("{kind:>28} {bare:>10.1} {:>+14.1} {:>+12.1}", unlimited - bare, open - bare);
+    }
+}

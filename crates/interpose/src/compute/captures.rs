@@ -1,0 +1,121 @@
+//! What a program does with its streams that matters to us: it captures in them, and destroys them.
+
+use std::ffi::c_void;
+
+use crate::cuda::{Handle, SUCCESS, Status};
+use crate::door::table::hooks;
+use crate::grant::Process;
+
+type Begin = unsafe extern "C" fn(Handle, i32) -> Status;
+type BeginToGraph = unsafe extern "C" fn(Handle, Handle, *const c_void, *const c_void, usize, i32) -> Status;
+type BeginAgain = unsafe extern "C" fn(Handle, i32, Handle, *mut c_void, *mut c_void) -> Status;
+type BeginForGraphics = unsafe extern "C" fn(Handle, *mut c_void) -> Status;
+type End = unsafe extern "C" fn(Handle, *mut Handle) -> Status;
+type Only = unsafe extern "C" fn(Handle) -> Status;
+
+hooks! { Cuda:
+    cuStreamBeginCapture(stream: Handle) => begin_v1;
+    cuStreamBeginCapture_ptsz(stream: Handle) => begin_v1;
+    cuStreamBeginCapture_v2(stream: Handle, mode: i32) => begin;
+    cuStreamBeginCapture_v2_ptsz(stream: Handle, mode: i32) => begin;
+    cuStreamBeginCaptureToGraph(
+        stream: Handle, graph: Handle, dependencies: *const c_void, data: *const c_void, count: usize, mode: i32
+    ) => begin_to_graph;
+    cuStreamBeginCaptureToGraph_ptsz(
+        stream: Handle, graph: Handle, dependencies: *const c_void, data: *const c_void, count: usize, mode: i32
+    ) => begin_to_graph;
+    cuStreamBeginRecaptureToGraph(
+        stream: Handle, mode: i32, graph: Handle, callback: *mut c_void, data: *mut c_void
+    ) => begin_again;
+    cuStreamBeginRecaptureToGraph_ptsz(
+        stream: Handle, mode: i32, graph: Handle, callback: *mut c_void, data: *mut c_void
+    ) => begin_again;
+    cuStreamBeginCaptureToCig(stream: Handle, parameters: *mut c_void) => begin_for_graphics;
+    cuStreamBeginCaptureToCig_ptsz(stream: Handle, parameters: *mut c_void) => begin_for_graphics;
+    cuStreamEndCapture(stream: Handle, graph: *mut Handle) => end;
+    cuStreamEndCapture_ptsz(stream: Handle, graph: *mut Handle) => end;
+    cuStreamEndCaptureToCig(stream: Handle) => end_for_graphics;
+    cuStreamEndCaptureToCig_ptsz(stream: Handle) => end_for_graphics;
+    cuStreamDestroy_v2(stream: Handle) => destroy;
+    cuStreamDestroy(stream: Handle) => destroy;
+}
+
+// In all of the following: `driver` is the driver's function of the same form, called with what the program passed.
+
+unsafe fn begin_v1(driver: Only, stream: Handle) -> Status {
+    // SAFETY: see above.
+    beginning(|| unsafe { driver(stream) })
+}
+
+unsafe fn begin(driver: Begin, stream: Handle, mode: i32) -> Status {
+    // SAFETY: see above.
+    beginning(|| unsafe { driver(stream, mode) })
+}
+
+unsafe fn begin_to_graph(
+    driver: BeginToGraph,
+    stream: Handle,
+    graph: Handle,
+    dependencies: *const c_void,
+    data: *const c_void,
+    count: usize,
+    mode: i32,
+) -> Status {
+    // SAFETY: see above.
+    beginning(|| unsafe { driver(stream, graph, dependencies, data, count, mode) })
+}
+
+unsafe fn begin_again(
+    driver: BeginAgain,
+    stream: Handle,
+    mode: i32,
+    graph: Handle,
+    callback: *mut c_void,
+    data: *mut c_void,
+) -> Status {
+    // SAFETY: see above.
+    beginning(|| unsafe { driver(stream, mode, graph, callback, data) })
+}
+
+unsafe fn begin_for_graphics(driver: BeginForGraphics, stream: Handle, parameters: *mut c_void) -> Status {
+    // SAFETY: see above.
+    beginning(|| unsafe { driver(stream, parameters) })
+}
+
+unsafe fn end(driver: End, stream: Handle, graph: *mut Handle) -> Status {
+    // SAFETY: see above.
+    ending(|| unsafe { driver(stream, graph) })
+}
+
+unsafe fn end_for_graphics(driver: Only, stream: Handle) -> Status {
+    // SAFETY: see above.
+    ending(|| unsafe { driver(stream) })
+}
+
+/// Counts a capture before it begins.
+fn beginning(ask: impl FnOnce() -> Status) -> Status {
+    let Some(process) = Process::if_loaded() else { return ask() };
+    process.compute.captures(1);
+    let status = ask();
+    if status != SUCCESS {
+        process.compute.captures(-1);
+    }
+    status
+}
+
+/// Counts a capture no more after it has ended, well or not.
+fn ending(ask: impl FnOnce() -> Status) -> Status {
+    let status = ask();
+    if let Some(process) = Process::if_loaded() {
+        process.compute.captures(-1);
+    }
+    status
+}
+
+unsafe fn destroy(driver: Only, stream: Handle) -> Status {
+    if let Some(process) = Process::if_loaded() {
+        process.compute.forget_stream(stream);
+    }
+    // SAFETY: see above.
+    unsafe { driver(stream) }
+}

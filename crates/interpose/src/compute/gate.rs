@@ -1,0 +1,192 @@
+//! The gate before one card: who passes, who waits, what is queued behind it.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use tessera_limits::futex;
+
+use super::lanes::Lanes;
+use super::streams::Which;
+use crate::keeper;
+
+/// The way to one card.
+pub struct Gate {
+    /// Whether launches are held back at all.
+    is_limited: AtomicBool,
+    /// Percent of the card's time at most, for a process that must see to it itself.
+    pub percent: AtomicU32,
+    /// 1 while launches pass; they sleep on it.
+    pub open: AtomicU32,
+    /// 1 while work runs or is queued.
+    busy: AtomicU32,
+    /// Since when.
+    pub busy_since: AtomicU64,
+    /// Threads that have passed and not yet told what they queued.
+    passing: AtomicU32,
+    /// Threads that wait at the gate.
+    pub waiting: AtomicU32,
+    /// Changes when queued work has ended; those who queued too much sleep on it.
+    pub progress: AtomicU32,
+    /// Nanoseconds of queued work that has not ended, by estimate.
+    pub queued: AtomicU64,
+    /// How much of that one stream may have: an equal part for each that has work, so that none waits for another's.
+    part: AtomicU64,
+    /// How much all may have. More than [`QUEUE`] where streams run beside each other, or where estimates are too high: then
+    /// it is done in less time.
+    pub most_queued: AtomicU64,
+    /// Fences that have not been reached.
+    fences: AtomicU32,
+    lanes: Mutex<Lanes>,
+}
+
+/// More queued work than this holds the caller back, by the time it will take,
+pub const QUEUE: u64 = 3_000_000;
+
+/// if it is more than the one piece that runs: the card must not wait for us between two long kernels.
+const PIECES: u32 = 2;
+
+/// However little each of many streams has, all together do not have more than so many times that.
+const FULL: u64 = 4;
+
+/// Nobody is held back for longer than this while nothing happens: work may wait for other work that is not launched yet.
+pub const HOLD: u64 = 250_000_000;
+
+impl Default for Gate {
+    fn default() -> Self {
+        Self {
+            is_limited: AtomicBool::new(false),
+            percent: AtomicU32::new(100),
+            open: AtomicU32::new(1),
+            busy: AtomicU32::new(0),
+            busy_since: AtomicU64::new(0),
+            passing: AtomicU32::new(0),
+            waiting: AtomicU32::new(0),
+            progress: AtomicU32::new(0),
+            queued: AtomicU64::new(0),
+            part: AtomicU64::new(QUEUE),
+            most_queued: AtomicU64::new(QUEUE),
+            fences: AtomicU32::new(0),
+            lanes: Mutex::default(),
+        }
+    }
+}
+
+impl Gate {
+    /// What each stream has queued.
+    pub fn lanes(&self) -> MutexGuard<'_, Lanes> {
+        self.lanes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether launches are held back at all.
+    pub fn is_limited(&self) -> bool {
+        self.is_limited.load(Ordering::Relaxed)
+    }
+
+    /// Whether work of ours runs, is queued, or is on its way to the driver.
+    pub fn is_busy(&self) -> bool {
+        self.passing.load(Ordering::SeqCst) > 0 || self.busy.load(Ordering::SeqCst) == 1
+    }
+
+    /// Whether a stream has queued enough.
+    fn is_full(&self, which: Which) -> bool {
+        let part = self.part.load(Ordering::Relaxed);
+        // All together have less than its part: it has, too, and that costs no lock to see.
+        let queued = self.queued.load(Ordering::Relaxed);
+        queued >= part
+            && self.fences.load(Ordering::Relaxed) >= PIECES
+            && (queued >= FULL * self.most_queued.load(Ordering::Relaxed)
+                || self.lanes().has_queued(which, part, PIECES))
+    }
+
+    /// Sleeps until launches may pass and the queue is short; returns the nanoseconds slept. The caller counts as passing
+    /// until [`Gate::has_passed`].
+    pub fn pass(&self, which: Which) -> u64 {
+        if self.enter(which, true) { 0 } else { self.wait(which) }
+    }
+
+    #[cold]
+    fn wait(&self, which: Which) -> u64 {
+        let begin = futex::now();
+        let mut full_since = begin;
+        self.waiting.fetch_add(1, Ordering::SeqCst);
+        if self.is_closed() {
+            // Perhaps nobody knows that we want a window. A full queue is looked after already.
+            keeper::notify();
+        }
+        while !self.enter(which, futex::now() - full_since < HOLD) {
+            if self.is_closed() {
+                futex::wait(&self.open, 0, 100_000_000);
+                full_since = futex::now();
+            } else {
+                let seen = self.progress.load(Ordering::Acquire);
+                if self.is_full(which) {
+                    futex::wait(&self.progress, seen, 5_000_000);
+                }
+            }
+        }
+        self.waiting.fetch_sub(1, Ordering::SeqCst);
+        futex::now() - begin
+    }
+
+    /// Passes if the gate is open and, unless that has taken too long, the queue is short. Announced before it is tested:
+    /// whoever closes the gate and then sees nobody passing knows that nobody will.
+    fn enter(&self, which: Which, minds_queue: bool) -> bool {
+        self.passing.fetch_add(1, Ordering::SeqCst);
+        let may_pass = !self.is_closed() && (!minds_queue || !self.is_full(which));
+        if !may_pass {
+            self.passing.fetch_sub(1, Ordering::SeqCst);
+        } else if self.busy.load(Ordering::SeqCst) == 0 {
+            self.set_busy();
+        }
+        may_pass
+    }
+
+    /// Work has come. Told before the driver is asked: a copy may keep the caller until it has ended.
+    #[cold]
+    fn set_busy(&self) {
+        self.busy_since.store(futex::now(), Ordering::Release);
+        if self.busy.swap(1, Ordering::SeqCst) == 0 {
+            keeper::notify();
+        }
+    }
+
+    fn is_closed(&self) -> bool {
+        self.open.load(Ordering::SeqCst) == 0 && self.is_limited()
+    }
+
+    /// Lets launches pass, or not.
+    pub fn set_open(&self, open: bool) {
+        if self.open.swap(u32::from(open), Ordering::SeqCst) == 0 && open {
+            futex::wake(&self.open);
+        }
+    }
+
+    /// Shows what is queued to those who look without the lock.
+    pub fn show(&self, lanes: &Lanes) {
+        let most = self.most_queued.load(Ordering::Relaxed);
+        self.part.store(most / u64::from(lanes.working.max(1)), Ordering::Relaxed);
+        self.queued.store(lanes.queued, Ordering::Relaxed);
+        self.fences.store(lanes.fences, Ordering::Relaxed);
+    }
+
+    /// A caller that passed has told what it queued.
+    pub fn has_passed(&self) {
+        self.passing.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// Sets what all processes here may have at most, and whether that is held to.
+    pub fn set_limit(&self, percent: u32, is_limited: bool) {
+        self.percent.store(percent, Ordering::Relaxed);
+        self.is_limited.store(is_limited, Ordering::Relaxed);
+    }
+
+    /// Work has all ended, unless some is on its way. The lanes must be locked: what is on its way comes by there.
+    pub fn set_idle(&self) -> bool {
+        self.busy.store(0, Ordering::SeqCst);
+        let is_idle = self.passing.load(Ordering::SeqCst) == 0;
+        if !is_idle {
+            self.busy.store(1, Ordering::SeqCst);
+        }
+        is_idle
+    }
+}
