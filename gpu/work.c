@@ -81,21 +81,23 @@ static void *own_symbol(Handle library, const char *name) {
     struct link_map *map = library;
     const ElfW(Sym) *symbols = 0;
     const char *names = 0;
-    const uint32_t *hash = 0;
+    const uint32_t *hash = 0, *gnu_hash = 0;
     for (const ElfW(Dyn) *entry = map->l_ld; entry->d_tag != DT_NULL; entry++) {
-        if (entry->d_tag == DT_SYMTAB) symbols = (void *)entry->d_un.d_ptr;
-        if (entry->d_tag == DT_STRTAB) names = (void *)entry->d_un.d_ptr;
-        if (entry->d_tag == DT_GNU_HASH) hash = (void *)entry->d_un.d_ptr;
+        const void *place = (void *)entry->d_un.d_ptr;
+        if (entry->d_tag == DT_SYMTAB) symbols = place;
+        if (entry->d_tag == DT_STRTAB) names = place;
+        if (entry->d_tag == DT_HASH) hash = place;
+        if (entry->d_tag == DT_GNU_HASH) gnu_hash = place;
     }
-    if (!symbols || !names || !hash) { fprintf(stderr, "the driver's table of symbols cannot be read\n"); exit(1); }
-    const uint32_t *buckets = hash + 4 + hash[2] * 2, *chain = buckets + hash[0];
-    for (uint32_t bucket = 0; bucket < hash[0]; bucket++) {
-        if (buckets[bucket] < hash[1]) continue;
-        for (uint32_t place = buckets[bucket];; place++) {
-            if (!strcmp(names + symbols[place].st_name, name)) return (void *)(map->l_addr + symbols[place].st_value);
-            if (chain[place - hash[1]] & 1) break;
-        }
+    /* How many there are is told by the old table of hashes, or by the end of the last chain in the new one. */
+    uint32_t count = hash ? hash[1] : 0;
+    if (!hash && gnu_hash) {
+        const uint32_t *buckets = gnu_hash + 4 + gnu_hash[2] * 2, *chain = buckets + gnu_hash[0] - gnu_hash[1];
+        for (uint32_t bucket = 0; bucket < gnu_hash[0]; bucket++) count = buckets[bucket] > count ? buckets[bucket] : count;
+        while (count && !(chain[count++] & 1));
     }
+    for (uint32_t place = 0; place < count; place++)
+        if (!strcmp(names + symbols[place].st_name, name) && symbols[place].st_value) return (void *)(map->l_addr + symbols[place].st_value);
     return symbol(library, name);
 }
 
