@@ -1,24 +1,26 @@
-"""What the library costs per call: bare and under it by turns, the least and the median over all rounds."""
+"""What the library costs per call: through it and straight into the driver by turns, in one process; then PyTorch bare and under it."""
 from bench import *
 
-ROUNDS = int(os.environ.get("COST_ROUNDS", "6"))
-service = None
+ROUNDS = int(os.environ.get("COST_ROUNDS", "5"))
 # Half of the card at least and all at most: alone, its window never closes.
 shares = {"bare": None, "no limit of time": grant(100), "window open": grant(50, 100)}
 for kind in ("launch", "alloc", "graphs"):
-    found = {name: [] for name in shares}
-    for _ in range(ROUNDS):
-        for name, path in shares.items():
+    for name, path in shares.items():
+        rows = []
+        for _ in range(ROUNDS):
             service = Arbiter(path) if name == "window open" else None
             out, err = start([work, kind, "1"], path).communicate(timeout=60)
             if service:
                 service.process.kill()
             words = out.split()
-            if err.strip() or len(words) < 6:
+            if err.strip() or len(words) < 8:
                 print("   ", out, err[-300:])
                 continue
-            found[name].append((float(words[3]), float(words[5])))
-    print(f"{kind:8}", *[f"{name}: least {min(row[0] for row in rows):.0f} median {sorted(row[1] for row in rows)[len(rows) // 2]:.0f} ns;" for name, rows in found.items() if rows], flush=True)
+            rows.append([float(words[place]) for place in (3, 5, 7)])
+        if rows:
+            least, driver = min(row[0] for row in rows), min(row[1] for row in rows)
+            more = sorted(row[2] for row in rows)
+            print(f"{kind:8} {name:17} least {least:6.0f} ns, the driver alone {driver:6.0f}; more by {more[len(more) // 2]:5.0f} ns in the median [{more[0]:.0f}..{more[-1]:.0f}]", flush=True)
 
 TRAIN = """
 import time, torch
@@ -50,6 +52,6 @@ for turn in range(int(os.environ.get("TRAIN_ROUNDS", "3"))):
             continue
         for kind, best, median in (words[:3], words[3:6]):
             found.setdefault((kind, name), []).append(float(best))
-for kind in ("train", "matmul"):
+for kind in dict.fromkeys(kind for kind, _ in found):
     plain, hooked = max(found[kind, "bare"]), max(found[kind, "no limit of time"])
     print(f"PyTorch {kind}: best of {len(found[kind, 'bare'])} runs, bare {plain:.1f}/s, under the library {hooked:.1f}/s = {100 * hooked / plain:.2f} %")

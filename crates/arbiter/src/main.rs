@@ -114,13 +114,15 @@ fn run(seconds: &str, uuid: &str, folders: &[&str]) -> Result<(), String> {
 
 /// Tells each grant what its processes hold by NVML.
 fn measure(service: &mut Service, card: &nvml::Card, uuid: &[u8; 16], folders: &[&str], now: u64) {
+    let folders = folders.iter().map(Path::new);
+    let before: Vec<_> = folders.filter_map(|folder| Some((folder, service.held(folder, uuid)?))).collect();
     let holders = card.processes();
-    for folder in folders.iter().map(Path::new) {
+    for (folder, before) in before {
         let Some(demands) = service.demands(folder) else { continue };
         let ours: Vec<u32> = demands.processes().collect();
         let held = holders.iter().filter(|(process, _)| ours.contains(process)).map(|(_, bytes)| bytes);
         let held = held.sum();
-        service.measured(folder, uuid, held, now);
+        service.measured(folder, uuid, held, before, now);
     }
 }
 

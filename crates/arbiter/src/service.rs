@@ -21,6 +21,8 @@ use crate::card::{Act, CardArbiter, Seen, Share, Used};
 const BUSY_LOOK: u64 = 10_000_000;
 /// and while none does. Far below the time after which the arbiter is taken for gone.
 const IDLE_LOOK: u64 = 50_000_000;
+/// How long the account of a container that wants nothing is not read again, though others are.
+const QUIET_LOOK: u64 = 400_000_000;
 
 /// Bells are answered this often at most, all together,
 const ANSWER: u64 = 50_000;
@@ -48,6 +50,8 @@ struct Tenant {
     limits: Limits,
     turn: u64,
     demands: Demands,
+    /// When it was last read, unless it has rung since.
+    read: Option<u64>,
 }
 
 impl Service {
@@ -64,7 +68,8 @@ impl Service {
         self.next += 1;
         let (id, turn, demands) = (self.next, control.turn(), Demands::default());
         self.cards_of(id, &limits);
-        let tenant = Tenant { id, control, account, bell, rings: (0, 0), limits, turn, demands };
+        let read = None;
+        let tenant = Tenant { id, control, account, bell, rings: (0, 0), limits, turn, demands, read };
         self.tenants.insert(folder.into(), tenant);
         Ok(())
     }
@@ -84,7 +89,7 @@ impl Service {
         used.unwrap_or_default()
     }
 
-    /// What the processes of a grant tell of themselves, as of the last step.
+    /// What the processes of a grant tell of themselves, as last read.
     #[must_use]
     pub fn demands(&self, folder: &Path) -> Option<&Demands> {
         self.tenants.get(folder).map(|tenant| &tenant.demands)
@@ -98,13 +103,24 @@ impl Service {
             .map(|(folder, _)| folder.as_path())
     }
 
-    /// The processes of a grant hold `bytes` of a card, measured since `at`: what is beyond their ledgers counts too.
-    pub fn measured(&mut self, folder: &Path, uuid: &[u8; 16], bytes: u64, at: u64) {
-        let Some(tenant) = self.tenants.get_mut(folder) else { return };
-        if let Some(card) = tenant.limits.card(uuid) {
-            tenant.read();
-            let beyond = bytes.saturating_sub(tenant.demands.held(card));
-            tenant.control.set_unledgered(card, beyond, at);
+    /// What the processes of a grant hold of a card by their ledgers, now.
+    pub fn held(&mut self, folder: &Path, uuid: &[u8; 16]) -> Option<u64> {
+        let tenant = self.tenants.get_mut(folder)?;
+        let card = tenant.limits.card(uuid)?;
+        tenant.read();
+        Some(tenant.demands.held(card))
+    }
+
+    /// The processes of a grant hold `bytes` of a card, measured since `at`, when they held `before` by their ledgers: what is
+    /// beyond counts too. Where the ledgers have moved since, nobody knows what goes with what.
+    pub fn measured(&mut self, folder: &Path, uuid: &[u8; 16], bytes: u64, before: u64, at: u64) {
+        if self.held(folder, uuid) != Some(before) {
+            return;
+        }
+        if let Some(tenant) = self.tenants.get(folder)
+            && let Some(card) = tenant.limits.card(uuid)
+        {
+            tenant.control.set_unledgered(card, bytes.saturating_sub(before), at);
         }
     }
 
@@ -134,7 +150,10 @@ impl Service {
         let mut changed = Vec::new();
         for tenant in self.tenants.values_mut() {
             tenant.control.beat(now);
-            tenant.read();
+            if !tenant.is_quiet(now) {
+                tenant.read();
+                tenant.read = Some(now);
+            }
             let turn = tenant.control.turn();
             if turn != tenant.turn
                 && let Ok(limits) = tenant.control.read()
@@ -194,6 +213,9 @@ impl Service {
             for tenant in self.tenants.values_mut() {
                 // What is left stays readable and is heard next time.
                 let rings = tenant.bell.read(&mut bytes).unwrap_or(0);
+                if rings > 0 {
+                    tenant.read = None;
+                }
                 tenant.rings.1 = tenant.rings.1.saturating_add(u32::try_from(rings).unwrap_or(u32::MAX));
             }
             futex::sleep((begin + ANSWER).saturating_sub(futex::now()));
@@ -208,6 +230,11 @@ impl Service {
 }
 
 impl Tenant {
+    /// Whether there is no news to be expected: it wanted nothing when last read, and would have rung.
+    fn is_quiet(&self, now: u64) -> bool {
+        self.read.is_some_and(|read| now.saturating_sub(read) < QUIET_LOOK) && self.demands.are_none()
+    }
+
     fn read(&mut self) {
         self.demands.read(|bytes, place| self.account.read_at(bytes, place));
     }

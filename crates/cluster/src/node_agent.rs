@@ -73,7 +73,8 @@ impl NodeClient {
     pub fn watch_pods(&self) -> impl Stream<Item = PodEvent> + use<> {
         let config = watcher::Config::default().fields(&self.on_this_node());
         let mut all = Vec::new();
-        watcher(self.pods(), config).default_backoff().filter_map(move |event| {
+        let events = watcher(self.pods(), config).default_backoff();
+        events.inspect(trouble_is_told("the pods of this node")).filter_map(move |event| {
             let told = match event {
                 Ok(watcher::Event::Init) => {
                     all.clear();
@@ -96,10 +97,9 @@ impl NodeClient {
     pub fn watch_node(&self) -> impl Stream<Item = Node> + use<> {
         let nodes: Api<LeanNode> = Api::all(self.client.clone());
         let config = watcher::Config::default().fields(&format!("metadata.name={}", self.node));
-        watcher(nodes, config).default_backoff().applied_objects().filter_map(|node| async move {
-            let node = node.ok()?;
-            Some(node.into())
-        })
+        let events = watcher(nodes, config).default_backoff();
+        let nodes = events.inspect(trouble_is_told("this node")).applied_objects();
+        nodes.filter_map(|node| async move { Some(node.ok()?.into()) })
     }
 
     /// The pods of the node as they are now, from the API server's store.
@@ -215,6 +215,18 @@ fn failure(error: kube::Error) -> WriteFailure {
             WriteFailure::Gone(status.message.clone())
         }
         other => WriteFailure::Api(Box::new(other)),
+    }
+}
+
+/// Logs why a watch does not work, each reason once until it works again.
+fn trouble_is_told<K>(what: &'static str) -> impl FnMut(&watcher::Result<watcher::Event<K>>) {
+    let mut known = None;
+    move |event| {
+        let reason = event.as_ref().err().map(ToString::to_string);
+        if let Some(reason) = reason.as_ref().filter(|_| known != reason) {
+            tracing::warn!("the API server does not tell of {what}, will try again: {reason}");
+        }
+        known = reason;
     }
 }
 

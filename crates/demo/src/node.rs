@@ -103,6 +103,7 @@ impl DemoNode {
             instance_type: None,
             labels: BTreeMap::new(),
             quiet_time: Duration::from_secs(10),
+            ignored_xids: std::collections::BTreeSet::new(),
             advertise: Some(agent_url.clone()),
         };
         let ports = Ports {

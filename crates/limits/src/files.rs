@@ -196,7 +196,19 @@ fn make<T>(path: &Path, mode: u32) -> io::Result<File> {
     if file.metadata()?.len() < size {
         file.set_len(size)?;
     }
+    reserve(&file, size)?;
     Ok(file)
+}
+
+/// Has the disk keep room for all of a file that will be mapped: a write to a page that finds the disk full ends the process that
+/// writes, be it ours or the container's.
+fn reserve(file: &File, size: u64) -> io::Result<()> {
+    let size = libc::off_t::try_from(size).map_err(io::Error::other)?;
+    // SAFETY: a file that is open for writing.
+    match unsafe { libc::posix_fallocate(file.as_raw_fd(), 0, size) } {
+        0 => Ok(()),
+        code => Err(io::Error::from_raw_os_error(code)),
+    }
 }
 
 /// Marks a file as an account.
@@ -244,6 +256,17 @@ mod tests {
         agent.write(&limits(6));
         assert_eq!(container.read(), Ok(limits(6)), "a change is seen at once");
         open_account(folder.path()).unwrap();
+    }
+
+    #[test]
+    fn the_disk_has_room_for_whatever_is_written_to_a_mapping() {
+        use std::os::unix::fs::MetadataExt as _;
+        let folder = tempfile::tempdir().unwrap();
+        grant_anew(folder.path(), &limits(5)).unwrap();
+        for file in [CONTROL, ACCOUNT] {
+            let there = std::fs::metadata(folder.path().join(file)).unwrap();
+            assert!(there.len() > 0 && there.blocks() * 512 >= there.len(), "{file} has holes");
+        }
     }
 
     #[test]

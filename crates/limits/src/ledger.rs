@@ -322,6 +322,12 @@ impl Demands {
         self.living().any(|slot| word(slot, std::mem::offset_of!(Slot, unsure)) > 0)
     }
 
+    /// Whether no process wants a card, or waits for anything else.
+    #[must_use]
+    pub fn are_none(&self) -> bool {
+        !self.is_unsure() && (0..CARDS).all(|card| !self.of(card, 0).0)
+    }
+
     /// The living processes, by the numbers they have in their container.
     pub fn processes(&self) -> impl Iterator<Item = u32> {
         self.living().map(|slot| word(slot, std::mem::offset_of!(Slot, process)))

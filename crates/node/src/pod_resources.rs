@@ -9,7 +9,7 @@ use std::{
 use tessera_wire::kubelet::pod_resources::{
     self as proto, ListPodResourcesRequest, pod_resources_lister_client::PodResourcesListerClient,
 };
-use tokio::time::{Instant, sleep};
+use tokio::time::{sleep, timeout};
 use tonic::{
     Code, Status,
     transport::{Channel, Endpoint},
@@ -18,8 +18,8 @@ use tonic::{
 /// The kubelet answers 100 questions a second, to all who ask together, and turns the rest away at once.
 const RATE_LIMIT_PAUSE: Duration = Duration::from_millis(50);
 
-/// How long to be turned away before giving up: callers hold up the admission of pods meanwhile.
-const RATE_LIMIT_PATIENCE: Duration = Duration::from_secs(4);
+/// How long to be turned away, or left without an answer, before giving up: callers hold up the admission of pods meanwhile.
+const PATIENCE: Duration = Duration::from_secs(3);
 
 /// gRPC's usual 4 MiB hold some 900 pods with 70 devices each: enough, but not by far.
 const LARGEST_ANSWER: usize = 32 << 20;
@@ -28,6 +28,7 @@ const LARGEST_ANSWER: usize = 32 << 20;
 #[derive(Debug, Clone)]
 pub struct PodResources {
     client: PodResourcesListerClient<Channel>,
+    patience: Duration,
 }
 
 /// The devices of one pod.
@@ -59,6 +60,9 @@ pub enum PodResourcesError {
     /// It did not answer, or with an error.
     #[error("the kubelet does not list pod resources")]
     List(#[source] Box<Status>),
+    /// It took the question and said nothing.
+    #[error("the kubelet was asked to list pod resources and does not answer; is it alive?")]
+    Silent,
 }
 
 impl PodResources {
@@ -69,18 +73,36 @@ impl PodResources {
             .map_err(|_invalid| PodResourcesError::Path(path.to_owned()))?;
         let client =
             PodResourcesListerClient::new(endpoint.connect_lazy()).max_decoding_message_size(LARGEST_ANSWER);
-        Ok(Self { client })
+        Ok(Self { client, patience: PATIENCE })
+    }
+
+    /// With another patience for a kubelet that turns questions away or does not answer.
+    #[must_use]
+    pub fn with_patience(self, patience: Duration) -> Self {
+        Self { patience, ..self }
     }
 
     /// All pods that the kubelet counts as active.
     pub async fn list(&self) -> Result<Vec<PodDevices>, PodResourcesError> {
-        let give_up = Instant::now() + RATE_LIMIT_PATIENCE;
+        let mut last = None;
+        match timeout(self.patience, self.try_to_list(&mut last)).await {
+            Ok(answer) => answer,
+            Err(_) => Err(last.map_or(PodResourcesError::Silent, PodResourcesError::List)),
+        }
+    }
+
+    /// Asks until it is not turned away; `refusal` is the last one.
+    async fn try_to_list(
+        &self,
+        refusal: &mut Option<Box<Status>>,
+    ) -> Result<Vec<PodDevices>, PodResourcesError> {
         loop {
             match self.client.clone().list(ListPodResourcesRequest {}).await {
                 Ok(answer) => {
                     return Ok(answer.into_inner().pod_resources.into_iter().map(pod_devices).collect());
                 }
-                Err(status) if status.code() == Code::ResourceExhausted && Instant::now() < give_up => {
+                Err(status) if status.code() == Code::ResourceExhausted => {
+                    *refusal = Some(Box::new(status));
                     sleep(RATE_LIMIT_PAUSE).await;
                 }
                 Err(status) => return Err(PodResourcesError::List(Box::new(status))),

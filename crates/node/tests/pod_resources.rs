@@ -1,6 +1,9 @@
 //! Asking the kubelet who holds what.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::{
+    sync::atomic::{AtomicUsize, Ordering},
+    time::Duration,
+};
 
 use tessera_node::pod_resources::{PodResources, PodResourcesError};
 use tessera_wire::kubelet::pod_resources::{
@@ -74,4 +77,16 @@ async fn a_missing_kubelet_is_an_error() {
     let directory = tempfile::tempdir().unwrap();
     let pod_resources = PodResources::at(&directory.path().join("kubelet.sock")).unwrap();
     assert!(matches!(pod_resources.list().await, Err(PodResourcesError::List(_))));
+}
+
+#[tokio::test]
+async fn a_kubelet_that_never_answers_is_given_up() {
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("kubelet.sock");
+    // Connections are taken by the kernel, and nobody reads them.
+    let _listener = UnixListener::bind(&socket).unwrap();
+    let pod_resources = PodResources::at(&socket).unwrap().with_patience(Duration::from_millis(20));
+    for _ in 0..2 {
+        assert!(matches!(pod_resources.list().await, Err(PodResourcesError::Silent)));
+    }
 }

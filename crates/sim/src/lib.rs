@@ -8,4 +8,5 @@ pub mod http;
 pub mod kube_scheduler;
 pub mod kubelet;
 pub mod scatter;
+pub mod threads;
 pub mod topology;

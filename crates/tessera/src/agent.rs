@@ -150,7 +150,7 @@ pub(crate) struct Arguments {
     #[arg(long, default_value = "true", num_args = 0..=1, default_missing_value = "true", action = clap::ArgAction::Set)]
     health_check: bool,
 
-    /// Kinds of errors not to watch for, as in NVIDIA's plugin: "all" or a list with "xids"
+    /// Errors not to watch for, as in NVIDIA's plugin: "all" or "xids" for none at all, or a list of XIDs such as 63,94
     #[arg(long, env = "DP_DISABLE_HEALTHCHECKS", default_value = "")]
     disable_health_checks: String,
 
@@ -242,6 +242,7 @@ async fn serve(arguments: Arguments) -> Result<()> {
         },
         (given, _) => given.clone(),
     };
+    let disabled = arguments.disable_health_checks.to_lowercase();
     let settings = Settings {
         node: NodeName(arguments.node_name.clone()),
         dialects: arguments.dialects.iter().map(|name| (*name).into()).collect(),
@@ -263,9 +264,9 @@ async fn serve(arguments: Arguments) -> Result<()> {
         instance_type,
         labels,
         quiet_time: Duration::from_secs(arguments.quiet_time),
+        ignored_xids: disabled.split(',').filter_map(|xid| xid.trim().parse().ok()).collect(),
         advertise,
     };
-    let disabled = &arguments.disable_health_checks;
     let ports = Ports {
         gpus: Arc::from(gpus),
         watch_health: arguments.health_check && disabled != "all" && !disabled.contains("xids"),

@@ -158,8 +158,13 @@ impl Component {
 
     /// Runs it again, in the same way and with the same log.
     pub(crate) fn start_again(&self) -> Result<()> {
+        self.start_again_with(&[])
+    }
+
+    /// The same, with more arguments this time.
+    pub(crate) fn start_again_with(&self, arguments: &[String]) -> Result<()> {
         let Shared { name, program, log, state } = &*self.shared;
-        let child = spawn(name, program, log)?;
+        let child = spawn(name, &program.clone().arguments(arguments), log)?;
         *lock(state) = State::Running(child);
         Ok(())
     }

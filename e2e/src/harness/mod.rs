@@ -81,10 +81,18 @@ impl Harness {
         Program::new(self.programs.join("kubernetes")).argument(part)
     }
 
-    /// The program under test, built beside this one.
+    /// The program under test: the one that `e2e/run` builds beside this one, or the one named by `TESSERA_E2E_BINARY`, as measurements
+    /// want a release build.
     pub(crate) fn tessera(&self) -> Result<Program> {
+        if let Some(named) = std::env::var_os("TESSERA_E2E_BINARY") {
+            return Ok(Program::new(named));
+        }
         let own = std::env::current_exe().context("cannot tell where this program lies")?;
-        Ok(Program::new(own.with_file_name("tessera")))
+        let beside = own.with_file_name("tessera");
+        if !beside.exists() {
+            bail!("{} is missing: start this through e2e/run, which builds it", beside.display());
+        }
+        Ok(Program::new(beside))
     }
 
     /// Something that is built for containers, in the shipped profile: the library and the simulated driver.

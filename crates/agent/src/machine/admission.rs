@@ -135,7 +135,8 @@ impl Admission {
 
 impl Agent {
     /// A kubelet has come, perhaps a new one, which admits everybody anew.
-    pub(super) fn on_stream(&mut self) {
+    pub(super) fn on_stream(&mut self, resource: Resource) {
+        self.asked_for.insert(resource);
         self.admission.session += 1;
         self.admission.current = None;
         self.admission.preferred = None;

@@ -223,13 +223,6 @@ impl Agent {
     }
 }
 
-impl Cards {
-    /// The cards of these devices.
-    pub(super) fn of_ids(&self, resource: Resource, ids: &BTreeSet<String>) -> BTreeSet<GpuIndex> {
-        ids.iter().filter_map(|id| self.ids.read(resource, id)).map(|(gpu, _)| gpu).collect()
-    }
-}
-
 /// What a pod that nobody knows holds, counted by its devices.
 fn strangers_holdings(cards: &Cards, entry: &PodDevices) -> Vec<ContainerGrant> {
     let of = |container: &tessera_node::pod_resources::ContainerDevices| {

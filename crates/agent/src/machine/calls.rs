@@ -8,7 +8,7 @@ use std::{collections::BTreeSet, time::Duration};
 use tessera_node::{device_plugin::Wish, pod_resources::PodDevices};
 use tessera_wire::device_id::Resource;
 
-use super::{Action, Agent, Answer, CallId, Now};
+use super::{Action, Agent, Answer, CallId, Now, Untrue};
 
 /// How soon an undecided question is looked at again.
 pub(super) const LOOK_AGAIN: Duration = Duration::from_millis(50);
@@ -108,20 +108,17 @@ impl Agent {
         now: Now,
         listed: Result<Vec<PodDevices>, String>,
         actions: &mut Vec<Action>,
-    ) {
+    ) -> Untrue {
         let covers = self.calls.list_covers.take().unwrap_or_default();
         self.calls.last_list = now.elapsed;
+        let mut news = false;
         match listed {
             Ok(listed) => {
-                self.listed_names.clear();
-                for (place, pod) in listed.iter().enumerate() {
-                    let name = (pod.namespace.clone(), pod.name.clone());
-                    self.listed_names.entry(name).or_default().push(place);
+                news = !std::mem::replace(&mut self.listed_once, true) || listed != self.listed;
+                if news {
+                    self.take_list(listed);
                 }
-                self.listed = listed;
-                self.listed_once = true;
                 self.calls.list_failure = None;
-                self.books = None;
                 for call in self.calls.waiting.iter_mut().filter(|call| call.number <= covers) {
                     call.covered = true;
                 }
@@ -132,6 +129,18 @@ impl Agent {
         if uncovered || std::mem::take(&mut self.calls.list_wanted) {
             self.calls.want_list(actions);
         }
+        // Also the same list may be what a question has waited for.
+        if news || self.calls.waiting() { Untrue::Pods } else { Untrue::Nothing }
+    }
+
+    fn take_list(&mut self, listed: Vec<PodDevices>) {
+        self.listed_names.clear();
+        for (place, pod) in listed.iter().enumerate() {
+            let name = (pod.namespace.clone(), pod.name.clone());
+            self.listed_names.entry(name).or_default().push(place);
+        }
+        self.listed = listed;
+        self.pods_or_cards_changed();
     }
 
     /// The pods were read afresh.
@@ -202,7 +211,7 @@ impl Agent {
 
     fn give_up(&self, question: &Question) -> Answer {
         let why = match (&self.calls.list_failure, self.pods_known) {
-            (Some(reason), _) => format!("the kubelet does not list pod resources: {reason}"),
+            (Some(reason), _) => reason.clone(),
             (None, false) => "the API server has not told the pods of this node yet".to_owned(),
             (None, true) => "no single pod fits what the kubelet lists".to_owned(),
         };

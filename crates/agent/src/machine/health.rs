@@ -1,11 +1,14 @@
 //! Which troubles make a card unusable, and for how long.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use tessera_core::gpu::GpuUuid;
 use tessera_node::gpus::{Incident, IncidentKind};
 
-use super::{Action, Agent, Now};
+use super::{Action, Agent, Now, Untrue};
 
 /// What a trouble means for a card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,13 +46,14 @@ pub fn verdict(kind: IncidentKind) -> Verdict {
 #[derive(Debug)]
 pub(super) struct HealthBook {
     quiet_time: Duration,
+    ignored: BTreeSet<u64>,
     /// Until when each is out of use; `None`: until it is found again.
     bad: BTreeMap<GpuUuid, Option<Duration>>,
 }
 
 impl HealthBook {
-    pub(super) fn new(quiet_time: Duration) -> Self {
-        Self { quiet_time, bad: BTreeMap::new() }
+    pub(super) fn new(quiet_time: Duration, ignored: BTreeSet<u64>) -> Self {
+        Self { quiet_time, ignored, bad: BTreeMap::new() }
     }
 
     pub(super) fn is_bad(&self, gpu: &GpuUuid) -> bool {
@@ -58,6 +62,9 @@ impl HealthBook {
 
     /// Notes an incident on one card; whether that changed anything to be told.
     fn note(&mut self, elapsed: Duration, gpu: &GpuUuid, kind: IncidentKind) -> bool {
+        if matches!(kind, IncidentKind::Xid(number) if self.ignored.contains(&number)) {
+            return false;
+        }
         let until = match verdict(kind) {
             Verdict::Ignored => return false,
             Verdict::Recovered => return self.bad.remove(gpu).is_some(),
@@ -87,8 +94,8 @@ impl HealthBook {
 }
 
 impl Agent {
-    pub(super) fn on_incident(&mut self, now: Now, incident: &Incident, actions: &mut Vec<Action>) {
-        let Some(cards) = &self.cards else { return };
+    pub(super) fn on_incident(&mut self, now: Now, incident: &Incident, actions: &mut Vec<Action>) -> Untrue {
+        let Some(cards) = &self.cards else { return Untrue::Nothing };
         // An incident of nobody in particular concerns all.
         let all = || cards.found.gpus.iter().map(|gpu| gpu.uuid.clone()).collect();
         let gpus: Vec<GpuUuid> = incident.gpu.clone().map_or_else(all, |gpu| vec![gpu]);
@@ -100,9 +107,11 @@ impl Agent {
                 actions.push(Action::Warn(format!("GPU {gpu}: {:?} is {meaning:?}", incident.kind)));
             }
         }
-        if changed {
-            self.refresh_cards(actions);
+        if !changed {
+            return Untrue::Nothing;
         }
+        self.refresh_cards(actions);
+        Untrue::All
     }
 }
 
@@ -125,7 +134,12 @@ mod tests {
     #[test]
     fn quiet_cards_come_back_and_broken_ones_do_not() {
         let second = Duration::from_secs;
-        let mut book = HealthBook::new(second(100));
+        let mut book = HealthBook::new(second(100), [63].into());
+        assert!(
+            !book.note(second(0), &"a".into(), IncidentKind::Xid(63)),
+            "the administrator passes it over"
+        );
+        let mut book = HealthBook::new(second(100), BTreeSet::new());
         let (a, b) = (GpuUuid::from("a"), GpuUuid::from("b"));
         assert!(book.note(second(0), &a, IncidentKind::Xid(63)));
         assert!(book.note(second(0), &b, IncidentKind::Xid(79)));

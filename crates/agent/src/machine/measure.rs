@@ -57,9 +57,9 @@ pub struct AccountRead {
     pub container: Whose,
     /// Processes that keep them, as the container numbers them.
     pub processes: BTreeSet<u32>,
-    /// Bytes held of each card, in the order of the limits: before the driver was asked or after, whichever is more, so that
-    /// nothing is charged twice.
-    pub held: Vec<u64>,
+    /// Bytes held of each card, in the order of the limits; none where that changed while the driver was asked: then nobody
+    /// knows which of both the driver's answer goes with.
+    pub held: Vec<Option<u64>>,
 }
 
 /// How somebody uses what was not given.
@@ -108,8 +108,17 @@ struct Case {
 #[derive(Debug, Default)]
 pub(super) struct Watch {
     suspicions: BTreeMap<Case, Suspicion>,
+    /// What the books of a container lacked of a card.
+    lacks: BTreeMap<(Whose, usize), Lack>,
     /// How often somebody escaped.
     pub(super) escapes: BTreeMap<(Whose, Escape), u64>,
+}
+
+/// What books lacked at the last looks, for as long as the same processes keep them.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Lack {
+    processes: BTreeSet<u32>,
+    last: [u64; 2],
 }
 
 /// How long something must go on. A process registers before it uses a card, so this is for looks that were not at the same moment.
@@ -117,6 +126,19 @@ const PERSISTS: Duration = Duration::from_secs(5);
 
 /// The driver may take this much for a container beyond its limit before anybody could know: modules, local memory.
 const TOLERATED: u64 = 256 << 20;
+
+impl Lack {
+    /// What to count on. A process books what it asks for before it has it, so a look at the wrong moment finds too little: the
+    /// most of three looks counts.
+    fn learn(&mut self, processes: &BTreeSet<u32>, bytes: u64) -> u64 {
+        if self.processes != *processes {
+            *self = Self { processes: processes.clone(), last: [0; 2] };
+        }
+        let [last, before] = self.last;
+        self.last = [bytes, last];
+        bytes.max(last).max(before)
+    }
+}
 
 impl Agent {
     /// Compares, tells the libraries what their books lack, and reports who has escaped.
@@ -126,6 +148,8 @@ impl Agent {
         for account in &measured.accounts {
             self.correct(account, measured, &looked_at, actions);
         }
+        let is_there = |whose: &Whose| measured.accounts.iter().any(|account| account.container == *whose);
+        self.watch.lacks.retain(|(whose, _), _| is_there(whose));
         let cases = self.cases(measured);
         self.watch.suspicions.retain(|case, _| cases.contains_key(case));
         for (case, (message, processes)) in cases {
@@ -150,7 +174,7 @@ impl Agent {
     /// Tells the library what the driver has for its container and no book explains; also that this is nothing, for it may wait
     /// to hear that.
     fn correct(
-        &self,
+        &mut self,
         account: &AccountRead,
         measured: &Measured,
         looked_at: &BTreeSet<[u8; 16]>,
@@ -164,10 +188,11 @@ impl Agent {
                 .iter()
                 .filter(|process| process.container == account.container && is_it(&process.gpu));
             let bytes = on_card.map(|process| process.bytes).sum::<Option<u64>>();
-            if let Some(bytes) = bytes.filter(|_| looked_at.contains(&card.uuid)) {
+            if let Some((bytes, held)) = bytes.zip(*held).filter(|_| looked_at.contains(&card.uuid)) {
                 let (pod, container) = account.container.clone();
-                let (bytes, at) = (bytes.saturating_sub(*held), measured.at);
-                actions.push(Action::SetUnledgered { pod, container, card: place, bytes, at });
+                let lack = self.watch.lacks.entry((account.container.clone(), place)).or_default();
+                let bytes = lack.learn(&account.processes, bytes.saturating_sub(held));
+                actions.push(Action::SetUnledgered { pod, container, card: place, bytes, at: measured.at });
             }
         }
     }

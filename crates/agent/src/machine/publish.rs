@@ -61,6 +61,13 @@ impl Published {
         self.written = None;
     }
 
+    /// Whether a write that failed may be tried again.
+    pub(super) fn has_waited(&self, now: Now) -> bool {
+        let due = |retry_at: Option<Duration>| retry_at.is_some_and(|at| now.elapsed >= at);
+        (due(self.retry_at) && !self.in_flight)
+            || (due(self.unhealthy_retry_at) && self.unhealthy_in_flight.is_none())
+    }
+
     pub(super) fn node_patched(&mut self, now: Now, outcome: Result<(), String>, actions: &mut Vec<Action>) {
         self.in_flight = false;
         self.retry_at = outcome.err().map(|reason| {

@@ -14,7 +14,7 @@ use tessera_node::pod_resources::ContainerDevices;
 use tessera_wire::{device_id::Resource, objects::Pod};
 
 use super::{
-    Action, Agent, Answer, CallId, Now,
+    Action, Agent, Answer, CallId, Now, Untrue,
     books::{Holding, Source},
     calls::{Judgement, Question},
     has_ended,
@@ -178,13 +178,14 @@ impl Agent {
         call: CallId,
         outcome: Result<(), String>,
         actions: &mut Vec<Action>,
-    ) {
+    ) -> Untrue {
         let uid = self.truth.starting.remove(&call);
         let answer = outcome.map_err(|reason| format!("cannot write the limits of the container: {reason}"));
-        if let (Ok(()), Some(uid)) = (&answer, uid) {
-            self.truth.started.insert(uid);
+        if let (Ok(()), Some(uid)) = (&answer, &uid) {
+            self.truth.started.insert(uid.clone());
         }
         actions.push(Action::Answer(call, Answer::Started(answer)));
+        uid.map_or(Untrue::Nothing, Untrue::Pod)
     }
 
     /// Whether everything a pod asks for beside its init containers is in the kubelet's books. Of a pod where nobody else

@@ -12,11 +12,14 @@ use tessera_wire::{
     objects::Pod,
 };
 
-use super::{Action, Agent, CallId, ContainerLimits, Now, WriteError, books::Source, has_ended};
+use super::{Action, Agent, CallId, ContainerLimits, Now, Untrue, WriteError, books::Source, has_ended};
 
 /// How soon a write that failed is tried again, at first and at most.
 const RETRY: Duration = Duration::from_secs(1);
 const RETRY_AT_MOST: Duration = Duration::from_secs(30);
+
+/// How soon limits that could not be written are.
+const RETRY_LIMITS: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Default)]
 pub(super) struct Truth {
@@ -29,6 +32,8 @@ pub(super) struct Truth {
     /// The limits in force, of this agent or an earlier one.
     pub(super) on_disk: BTreeMap<(PodUid, String), ContainerLimits>,
     patches: BTreeMap<PodUid, Patch>,
+    /// When limits that could not be written may be tried again.
+    limits_retry: Option<Duration>,
 }
 
 /// A patch that was sent.
@@ -60,6 +65,7 @@ impl Truth {
     /// What could not be changed is changed later.
     pub(super) fn changed(
         &mut self,
+        now: Now,
         limits: &ContainerLimits,
         outcome: Result<(), String>,
         actions: &mut Vec<Action>,
@@ -72,21 +78,33 @@ impl Truth {
             if let Some(known) = self.on_disk.get_mut(&limits.key()) {
                 known.cards.clear();
             }
+            self.limits_retry = Some(now.elapsed + RETRY_LIMITS);
         }
     }
 
-    pub(super) fn patched(&mut self, now: Now, uid: &PodUid, outcome: &Result<(), WriteError>) {
-        let Some(patch) = self.patches.get_mut(uid) else { return };
+    /// How a patch went; comes back with the reason if this is the first time that it did not go well.
+    fn patched(&mut self, now: Now, uid: &PodUid, outcome: Result<(), WriteError>) -> Option<String> {
+        let patch = self.patches.get_mut(uid)?;
+        let before = patch.retry;
         patch.in_flight = false;
-        patch.retry = match outcome {
-            Ok(()) => None,
+        match outcome {
+            Ok(()) => patch.retry = None,
             // Another pod of that name, or none: this one will not be patched any more.
-            Err(WriteError::Gone) => Some((Duration::MAX, RETRY_AT_MOST)),
-            Err(WriteError::Later(_)) => {
-                let pause = patch.retry.map_or(RETRY, |(_, pause)| (pause * 2).min(RETRY_AT_MOST));
-                Some((now.elapsed + pause, pause))
+            Err(WriteError::Gone) => patch.retry = Some((Duration::MAX, RETRY_AT_MOST)),
+            Err(WriteError::Later(reason)) => {
+                let pause = before.map_or(RETRY, |(_, pause)| (pause * 2).min(RETRY_AT_MOST));
+                patch.retry = Some((now.elapsed + pause, pause));
+                return before.is_none().then_some(reason);
             }
-        };
+        }
+        None
+    }
+
+    /// Whether a write that failed may be tried again.
+    pub(super) fn has_waited(&self, now: Now) -> bool {
+        let due = |patch: &Patch| patch.retry.is_some_and(|(not_before, _)| now.elapsed >= not_before);
+        self.limits_retry.is_some_and(|at| now.elapsed >= at)
+            || self.patches.values().any(|patch| !patch.in_flight && due(patch))
     }
 
     /// Whether these annotations should be sent now.
@@ -104,27 +122,53 @@ impl Truth {
 }
 
 impl Agent {
-    /// Corrects the annotations of pods and removes what ended pods left.
+    pub(super) fn on_pod_patched(
+        &mut self,
+        now: Now,
+        uid: PodUid,
+        outcome: Result<(), WriteError>,
+        actions: &mut Vec<Action>,
+    ) -> Untrue {
+        if let (Some(reason), Some(pod)) = (self.truth.patched(now, &uid, outcome), self.pods.get(&uid)) {
+            let (namespace, name) = (&pod.metadata.namespace, &pod.metadata.name);
+            actions.push(Action::Warn(format!(
+                "cannot annotate pod {namespace}/{name} with its GPUs, will try again: {reason}"
+            )));
+        }
+        Untrue::Pod(uid)
+    }
+
+    /// Corrects limits and annotations of pods, of one or of all, and removes what ended pods left.
     pub(super) fn reconcile_pods(&mut self, now: Now, only: Option<&PodUid>, actions: &mut Vec<Action>) {
         if self.cards.is_none() || !self.listed_once {
             return;
         }
+        self.change_limits(now, only, actions);
         let mut wanted = Vec::new();
+        let mut true_by_now = Vec::new();
         let concerned = |uid: &PodUid| only.is_none_or(|only| only == uid);
         for (uid, pod) in self.pods.iter().filter(|(uid, pod)| concerned(uid) && !has_ended(pod)) {
-            if let Some(annotations) = self.correction(now, uid, pod)
-                && self.truth.may_send(now, uid, &annotations)
-            {
-                wanted.push((uid.clone(), pod.metadata.clone(), annotations));
+            match self.correction(now, uid, pod) {
+                None => true_by_now.push(uid.clone()),
+                Some(annotations) if self.truth.may_send(now, uid, &annotations) => {
+                    let (namespace, name) = (pod.metadata.namespace.clone(), pod.metadata.name.clone());
+                    wanted.push((uid.clone(), namespace, name, annotations));
+                }
+                Some(_) => {}
             }
         }
-        for (uid, metadata, annotations) in wanted {
+        // The watch has shown what was written. Should somebody change it back, it is written again.
+        for uid in true_by_now {
+            if self.truth.patches.get(&uid).is_some_and(|patch| !patch.in_flight) {
+                self.truth.patches.remove(&uid);
+            }
+        }
+        for (uid, namespace, name, annotations) in wanted {
             let patch = Patch { annotations: annotations.clone(), in_flight: true, retry: None };
             let before = self.truth.patches.insert(uid.clone(), patch);
             if let (Some(before), Some(patch)) = (before, self.truth.patches.get_mut(&uid)) {
                 patch.retry = before.retry;
             }
-            let (namespace, name) = (metadata.namespace, metadata.name);
             actions.push(Action::PatchPod { uid, namespace, name, annotations });
         }
         let ended = only.is_none_or(|uid| self.pods.get(uid).is_some_and(has_ended));
@@ -171,11 +215,10 @@ impl Agent {
 
     /// Containers that run get other limits where something has changed: the annotation with their ceiling, or our settings.
     /// The library takes more at once, and less as soon as what it holds permits.
-    pub(super) fn change_limits(&mut self, concerned: impl Fn(&PodUid) -> bool, actions: &mut Vec<Action>) {
-        if self.cards.is_none() || !self.listed_once {
-            return;
-        }
+    fn change_limits(&mut self, now: Now, only: Option<&PodUid>, actions: &mut Vec<Action>) {
+        self.truth.limits_retry = self.truth.limits_retry.filter(|at| now.elapsed < *at);
         let mut changed = Vec::new();
+        let concerned = |uid: &PodUid| only.is_none_or(|only| only == uid);
         for (uid, pod) in self.pods.iter().filter(|(uid, pod)| concerned(uid) && !has_ended(pod)) {
             if !self.truth.directories.contains(uid) {
                 continue;

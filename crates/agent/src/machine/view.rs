@@ -10,14 +10,10 @@ use super::{Agent, Escape, has_ended};
 /// A look at the agent.
 #[derive(Clone, Debug, Default)]
 pub struct View {
-    /// Why there are no cards, if there are none.
-    pub missing: Option<String>,
     /// Whether the pods of the node are known.
     pub pods_known: bool,
     /// Whether the kubelet has told its books.
     pub listed: bool,
-    /// Resources whose devices the kubelet has not asked for yet: it turns pods away that want them.
-    pub not_asked_for: Vec<Resource>,
     /// The cards and what is left of them.
     pub node: Option<NodeState>,
     /// What is published.
@@ -77,6 +73,26 @@ pub struct ContainerView {
 }
 
 impl Agent {
+    /// Whether pods can be served, or else what is waited for.
+    pub fn readiness(&self) -> Result<(), String> {
+        match (&self.cards, &self.missing) {
+            (None, Some(reason)) => return Err(format!("no GPUs: {reason}")),
+            (None, None) => return Err("looking for GPUs".to_owned()),
+            (Some(_), _) => {}
+        }
+        if !self.pods_known {
+            return Err("the API server has not told the pods of this node yet".to_owned());
+        }
+        if !self.listed_once {
+            return Err("the kubelet has not told its pod resources yet".to_owned());
+        }
+        match self.resources().find(|resource| !self.asked_for.contains(resource)) {
+            // It turns pods away that want them.
+            Some(resource) => Err(format!("the kubelet has not asked for the devices of {resource} yet")),
+            None => Ok(()),
+        }
+    }
+
     /// A look at the agent, for its pages and metrics.
     #[must_use]
     pub fn view(&mut self) -> View {
@@ -101,10 +117,8 @@ impl Agent {
         }
         let overbooked = ledger.overbooked().into_values().flatten().map(|gpu| gpu.0).collect();
         View {
-            missing: self.missing.clone().filter(|_| self.cards.is_none()),
             pods_known: self.pods_known,
             listed: self.listed_once,
-            not_asked_for: self.resources().filter(|resource| !self.asked_for.contains(resource)).collect(),
             node: ledger.node(&self.settings.node).cloned(),
             inventory: self.inventory(),
             driver: self.cards.as_ref().and_then(|cards| cards.found.driver.clone()),

@@ -2,7 +2,7 @@
 //! what they were refused.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fs::{File, OpenOptions},
     io,
     os::unix::fs::FileExt as _,
@@ -16,12 +16,13 @@ use std::{
 };
 
 use tessera_arbiter::card::Used;
+use tessera_core::gpu::GpuUuid;
 use tessera_limits::{
     CARDS, Control,
     files::{self, Mapping},
     futex,
     ledger::{Demands, Ledger, Said},
-    limits::uuid_text,
+    limits::{uuid_bytes, uuid_text},
 };
 use tokio_util::sync::CancellationToken;
 
@@ -57,7 +58,10 @@ enum Command {
 struct Account {
     directory: PathBuf,
     file: File,
-    control: Mapping<Control>,
+    /// Where the container is told what its books lack, while there is somebody to be told.
+    control: Option<Mapping<Control>>,
+    /// The cards of its grant; empty where that is damaged, and so will be written anew.
+    cards: Vec<GpuUuid>,
     demands: Demands,
     tally: Tally,
 }
@@ -128,8 +132,9 @@ fn obey(accounts: &mut BTreeMap<Whose, Account>, command: Command) {
         },
         Command::Remove(directory) => accounts.retain(|_, account| account.directory != directory),
         Command::Unledgered { whose, card, bytes, at } => {
-            if let Some(account) = accounts.get(&whose).filter(|_| card < CARDS) {
-                account.control.set_unledgered(card, bytes, at);
+            let control = accounts.get_mut(&whose).and_then(Account::control);
+            if let Some(control) = control.filter(|_| card < CARDS) {
+                control.set_unledgered(card, bytes, at);
             }
         }
         Command::Measure => {}
@@ -143,20 +148,26 @@ fn measure(
     messages: &Messages,
 ) {
     let at = futex::now();
-    let before: BTreeMap<Whose, Vec<u64>> =
-        accounts.iter_mut().map(|(whose, account)| (whose.clone(), account.held())).collect();
-    let (looked_at, processes) = sampler.on_cards();
+    let mut wanted = BTreeSet::new();
+    for account in accounts.values_mut() {
+        account.read();
+        if account.is_in_use() {
+            wanted.extend(account.cards.iter().cloned());
+        }
+    }
+    let (looked_at, processes) = sampler.on_cards(&wanted);
+    let on_cards: BTreeSet<&Whose> = processes.iter().map(|process| &process.container).collect();
     let used = arbiter.used();
     let mut throttles = Throttles::new();
     let mut read = Vec::new();
     for (whose, account) in accounts {
-        let after = account.held();
-        let before = before.get(whose).into_iter().flatten().chain(std::iter::repeat(&0));
-        let held = after.iter().zip(before).map(|(after, before)| *after.max(before));
-        let Ok(limits) = account.control.read() else { continue };
-        for (place, card) in limits.cards.iter().enumerate() {
+        if account.is_in_use() || on_cards.contains(whose) {
+            read.push(account.compare(whose));
+        }
+        for (place, gpu) in account.cards.iter().enumerate() {
+            let uuid = uuid_bytes(&gpu.0).unwrap_or_default();
             let Used { time, windows } =
-                used.get(&(account.directory.clone(), card.uuid)).copied().unwrap_or_default();
+                used.get(&(account.directory.clone(), uuid)).copied().unwrap_or_default();
             let (uid, container) = whose.clone();
             let mut throttle = Throttle { open: seconds(time), windows, ..Throttle::default() };
             // Processes do not tell which card they waited for; shares are of one card.
@@ -165,15 +176,8 @@ fn measure(
                 throttle =
                     Throttle { seconds: seconds(*waited), waits: *waits, denied_bytes: *denied, ..throttle };
             }
-            let gpu = uuid_text(&card.uuid).as_str().into();
-            throttles.insert((ContainerKey { uid, container }, gpu), throttle);
+            throttles.insert((ContainerKey { uid, container }, gpu.clone()), throttle);
         }
-        let alive = account.tally.before.iter().flatten().filter(|said| said.is_alive);
-        read.push(AccountRead {
-            container: whose.clone(),
-            processes: alive.map(|said| said.process).collect(),
-            held: held.take(limits.cards.len()).collect(),
-        });
     }
     sampler.report(throttles);
     let measured = Measured { at, looked_at, processes, accounts: read };
@@ -186,19 +190,21 @@ fn seconds(nanoseconds: u64) -> f64 {
 
 impl Account {
     fn open(directory: &Path) -> io::Result<Self> {
-        let control = files::open_control_to_write(directory)?;
         let file = OpenOptions::new().read(true).write(true).open(files::account_path(directory))?;
-        Ok(Self {
+        let mut account = Self {
             directory: directory.to_owned(),
             file,
-            control,
+            control: None,
+            cards: Vec::new(),
             demands: Demands::default(),
             tally: Tally::default(),
-        })
+        };
+        account.read();
+        Ok(account)
     }
 
-    /// Reads the books: bytes held of each card.
-    fn held(&mut self) -> Vec<u64> {
+    /// Reads the books. What is kept open for telling the container something is closed when nobody is left to hear it.
+    fn read(&mut self) {
         let size = size_of::<Ledger>() as u64;
         // The container can write what it likes, but not as much as it likes: the file is on the node's disk.
         if self.file.metadata().is_ok_and(|file| file.len() > size) {
@@ -206,13 +212,57 @@ impl Account {
         }
         self.demands.read(|bytes, place| self.file.read_at(bytes, place));
         self.tally.take(self.demands.said());
-        let all = self.tally.before.iter().flatten();
-        let sum = |card: usize| all.clone().fold(0, |sum: u64, said| sum.saturating_add(said.held[card]));
-        (0..CARDS).map(sum).collect()
+        if self.cards.is_empty()
+            && let Some(Ok(limits)) = self.control().map(|control| control.read())
+        {
+            self.cards = limits.cards.iter().map(|card| uuid_text(&card.uuid).as_str().into()).collect();
+        }
+        let is_told = |control: &Mapping<Control>| (0..CARDS).any(|card| control.unledgered(card) > 0);
+        if self.tally.processes().next().is_none() && !self.control.as_ref().is_some_and(is_told) {
+            self.control = None;
+        }
+    }
+
+    fn control(&mut self) -> Option<&Mapping<Control>> {
+        if self.control.is_none() {
+            self.control = files::open_control_to_write(&self.directory).ok();
+        }
+        self.control.as_ref()
+    }
+
+    /// Whether a process keeps these books, or was told of something that may be over by now.
+    fn is_in_use(&self) -> bool {
+        self.control.is_some() || self.tally.processes().next().is_some()
+    }
+
+    /// What is held by the books, of the cards where that did not change since they were last read.
+    fn compare(&mut self, whose: &Whose) -> AccountRead {
+        let before = self.tally.held();
+        self.read();
+        let held = self.tally.held().into_iter().zip(before);
+        AccountRead {
+            container: whose.clone(),
+            processes: self.tally.processes().collect(),
+            held: held
+                .take(self.cards.len())
+                .map(|(after, before)| (after == before).then_some(after))
+                .collect(),
+        }
     }
 }
 
 impl Tally {
+    /// The living processes, as the container numbers them.
+    fn processes(&self) -> impl Iterator<Item = u32> {
+        self.before.iter().flatten().filter(|said| said.is_alive).map(|said| said.process)
+    }
+
+    /// Bytes of each card; what the dead held may not be back with the card yet.
+    fn held(&self) -> [u64; CARDS] {
+        let all = self.before.iter().flatten();
+        std::array::from_fn(|card| all.clone().fold(0, |sum: u64, said| sum.saturating_add(said.held[card])))
+    }
+
     fn take(&mut self, slots: impl Iterator<Item = Option<Said>>) {
         let before = std::mem::take(&mut self.before);
         for (place, now) in slots.enumerate() {

@@ -1,6 +1,15 @@
 //! Looking for the cards, and watching them, on a thread of their own: the driver blocks.
 
-use std::{ops::ControlFlow, sync::Arc, thread, time::Duration};
+use std::{
+    io,
+    ops::ControlFlow,
+    sync::{
+        Arc,
+        mpsc::{self, RecvTimeoutError},
+    },
+    thread,
+    time::Duration,
+};
 
 use tessera_node::gpus::{Gpus, GpusError};
 use tokio_util::sync::CancellationToken;
@@ -11,14 +20,22 @@ use crate::machine::Event;
 /// How soon cards that were not there, or cannot be watched, are looked for again.
 const LOOK_AGAIN: Duration = Duration::from_secs(10);
 
-/// How often the thread looks whether it shall end.
-const HEED: Duration = Duration::from_millis(100);
-
 /// Quiet rounds of watching before the cards are looked at again.
 const ROUNDS: u32 = 6;
 
-pub(super) fn watch(gpus: Arc<dyn Gpus>, health: bool, messages: Messages, stop: CancellationToken) {
-    thread::spawn(move || {
+pub(super) fn watch(
+    gpus: Arc<dyn Gpus>,
+    health: bool,
+    messages: Messages,
+    stop: CancellationToken,
+) -> io::Result<()> {
+    let (stay, ended) = mpsc::channel::<()>();
+    let stopped = stop.clone();
+    tokio::spawn(async move {
+        stopped.cancelled().await;
+        drop(stay);
+    });
+    let work = move || {
         while !stop.is_cancelled() {
             if look(&*gpus, &messages)
                 && health
@@ -26,13 +43,13 @@ pub(super) fn watch(gpus: Arc<dyn Gpus>, health: bool, messages: Messages, stop:
             {
                 tracing::warn!("cards are not watched for errors: {error}");
             }
-            let mut waited = Duration::ZERO;
-            while waited < LOOK_AGAIN && !stop.is_cancelled() {
-                thread::sleep(HEED);
-                waited += HEED;
+            if ended.recv_timeout(LOOK_AGAIN) != Err(RecvTimeoutError::Timeout) {
+                return;
             }
         }
-    });
+    };
+    thread::Builder::new().name("cards".into()).spawn(work)?;
+    Ok(())
 }
 
 /// Looks for the cards; whether there are any.

@@ -51,10 +51,18 @@ pub(super) async fn serve(
 }
 
 impl Pages {
-    async fn view(&self) -> Result<View, StatusCode> {
+    async fn ask<T>(&self, question: impl FnOnce(oneshot::Sender<T>) -> Message) -> Result<T, StatusCode> {
         let (answer, waiting) = oneshot::channel();
-        self.messages.send(Message::Inspect(answer)).map_err(|_| StatusCode::SERVICE_UNAVAILABLE)?;
+        self.messages.send(question(answer)).map_err(|_| StatusCode::SERVICE_UNAVAILABLE)?;
         waiting.await.map_err(|_| StatusCode::SERVICE_UNAVAILABLE)
+    }
+
+    async fn readiness(&self) -> Result<Result<(), String>, StatusCode> {
+        self.ask(Message::IsReady).await
+    }
+
+    async fn view(&self) -> Result<View, StatusCode> {
+        self.ask(Message::Inspect).await
     }
 
     async fn picture(&self) -> Result<Picture, StatusCode> {
@@ -62,26 +70,16 @@ impl Pages {
     }
 }
 
+/// Whether the agent answers at all.
 async fn healthz(State(pages): State<Pages>) -> Result<&'static str, StatusCode> {
-    pages.view().await.map(|_| "ok\n")
+    pages.readiness().await.map(|_| "ok\n")
 }
 
 async fn readyz(State(pages): State<Pages>) -> Result<(StatusCode, String), StatusCode> {
-    let view = pages.view().await?;
-    let waits = if let Some(reason) = &view.missing {
-        format!("no GPUs: {reason}\n")
-    } else if view.node.is_none() {
-        "looking for GPUs\n".to_owned()
-    } else if !view.pods_known {
-        "the API server has not told the pods of this node yet\n".to_owned()
-    } else if !view.listed {
-        "the kubelet has not told its pod resources yet\n".to_owned()
-    } else if let Some(resource) = view.not_asked_for.first() {
-        format!("the kubelet has not asked for the devices of {resource} yet\n")
-    } else {
-        return Ok((StatusCode::OK, "ok\n".to_owned()));
-    };
-    Ok((StatusCode::SERVICE_UNAVAILABLE, waits))
+    Ok(match pages.readiness().await? {
+        Ok(()) => (StatusCode::OK, "ok\n".to_owned()),
+        Err(waits) => (StatusCode::SERVICE_UNAVAILABLE, format!("{waits}\n")),
+    })
 }
 
 async fn version() -> Json<BTreeMap<&'static str, &'static str>> {

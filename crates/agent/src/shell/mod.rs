@@ -23,6 +23,7 @@ use futures::StreamExt as _;
 use tessera_node::{
     device_plugin::{Meeting, Served, serve},
     gpus::Gpus,
+    open_files,
     pod_resources::{PodResources, PodResourcesError},
     processes::Processes,
 };
@@ -98,6 +99,8 @@ enum Message {
     Call(Event, CallId, oneshot::Sender<Answer>),
     /// Somebody wants to look.
     Inspect(oneshot::Sender<View>),
+    /// Somebody wants to know whether pods can be served, or else what is waited for.
+    IsReady(oneshot::Sender<Result<(), String>>),
 }
 
 type Messages = mpsc::UnboundedSender<Message>;
@@ -108,11 +111,11 @@ pub async fn run<C: Cluster>(
     ports: Ports<C>,
     stop: CancellationToken,
 ) -> Result<(), RunError> {
+    open_files::allow_many();
     let (messages, inbox) = mpsc::unbounded_channel();
     let mut tasks = JoinSet::new();
     let processes = Processes::at(ports.sampling.processes.clone());
     let sampler = Arc::new(Sampler::new(ports.gpus.clone(), ports.sampling));
-    tasks.spawn(sampler.clone().follow(messages.clone(), stop.clone()));
     if let Some(address) = ports.listen {
         let listening = http::serve(address, messages.clone(), sampler.clone(), stop.clone()).await;
         let served = listening.map_err(|source| RunError::Listen { address, source })?;
@@ -132,7 +135,8 @@ pub async fn run<C: Cluster>(
             let _ended = cluster_messages.send(Message::Event(event.into()));
         }
     });
-    gpus::watch(ports.gpus.clone(), ports.watch_health, messages.clone(), stop.clone());
+    gpus::watch(ports.gpus.clone(), ports.watch_health, messages.clone(), stop.clone())
+        .map_err(RunError::Thread)?;
     let shell = Shell {
         agent: Agent::new(settings),
         cluster: ports.cluster,
@@ -146,6 +150,7 @@ pub async fn run<C: Cluster>(
         sampler,
         plugins: BTreeMap::new(),
         calls: BTreeMap::new(),
+        sampled: None,
         started: Instant::now(),
         tasks,
         stop,
@@ -168,6 +173,8 @@ struct Shell<C> {
     plugins: BTreeMap<Resource, Arc<Plugin>>,
     /// Who waits for an answer.
     calls: BTreeMap<CallId, oneshot::Sender<Answer>>,
+    /// Which pods and cards the sampler knows, and since when.
+    sampled: Option<(u64, Instant)>,
     started: Instant,
     tasks: JoinSet<()>,
     stop: CancellationToken,
@@ -204,11 +211,16 @@ impl<C: Cluster> Shell<C> {
                 Some(Message::Inspect(waiting)) => {
                     let _left = waiting.send(self.agent.view());
                 }
+                Some(Message::IsReady(waiting)) => {
+                    let _left = waiting.send(self.agent.readiness());
+                }
                 None => break,
             }
+            self.tell_sampler();
             while self.tasks.try_join_next().is_some() {}
         }
         self.stop.cancel();
+        self.sampler.rest();
         // Nobody will answer any more: a plugin waits for the questions it has passed on before it ends.
         drop(inbox);
         self.calls.clear();
@@ -223,6 +235,16 @@ impl<C: Cluster> Shell<C> {
         }
         for action in self.agent.handle(now, event) {
             self.act(action);
+        }
+    }
+
+    /// Tells the sampler of new cards and pods, not more often than it would notice.
+    fn tell_sampler(&mut self) {
+        let revision = self.agent.revision();
+        let is_due = |(known, at): (u64, Instant)| known != revision && at.elapsed() >= ROUTINE;
+        if self.sampled.is_none_or(is_due) {
+            self.sampler.learn(&self.agent.view());
+            self.sampled = Some((revision, Instant::now()));
         }
     }
 

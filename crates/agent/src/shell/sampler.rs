@@ -2,10 +2,12 @@
 //! driver is asked once an interval.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, HashMap},
+    io,
     path::{Path, PathBuf},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
         mpsc::{self, RecvTimeoutError},
     },
     thread,
@@ -17,10 +19,7 @@ use tessera_node::{
     gpus::{Gpus, GpusError, Incident, IncidentKind, ProcessMemory, Window},
     processes::{Memory, Processes},
 };
-use tokio::sync::oneshot;
-use tokio_util::sync::CancellationToken;
 
-use super::{Message, Messages};
 use crate::{
     exporter::{Holder, Meter, Observation, Picture, Throttles, families::Wanted},
     machine::{OnCard, View},
@@ -72,14 +71,30 @@ pub struct Sampler {
     gpus: Arc<dyn Gpus>,
     sampling: Sampling,
     meter: Arc<Mutex<Meter>>,
-    /// Cards that are looked at, until this end is dropped.
-    pollers: Mutex<BTreeMap<GpuUuid, mpsc::Sender<()>>>,
+    /// Cards that are looked at.
+    pollers: Mutex<BTreeMap<GpuUuid, Poller>>,
     /// Where processes are explained, if anywhere.
     processes: Option<Processes>,
     /// Who is known of those on the cards.
-    who: Mutex<Option<Memory>>,
-    /// Cards that have not told yet who is on them.
-    asked: Arc<Mutex<BTreeSet<GpuUuid>>>,
+    who: Mutex<Acquainted>,
+}
+
+/// The thread of a card, which ends when this is dropped.
+struct Poller {
+    questions: mpsc::Sender<mpsc::Sender<OnOneCard>>,
+    /// It has been asked who is on the card, and has not told yet.
+    asked: Arc<AtomicBool>,
+}
+
+/// A card and who is on it; nobody, where it does not tell.
+type OnOneCard = (GpuUuid, Option<Vec<ProcessMemory>>);
+
+/// Those who were on the cards when last asked.
+#[derive(Default)]
+struct Acquainted {
+    memory: Option<Memory>,
+    /// The numbers they have in their containers, by their number here and when they started: these never change.
+    own_numbers: HashMap<(u32, u64), Option<u32>>,
 }
 
 impl Sampler {
@@ -96,26 +111,14 @@ impl Sampler {
             );
         }
         let processes = believed.then_some(processes);
-        let who = Mutex::new(processes.clone().map(Memory::of));
-        let (meter, pollers, asked) = (Arc::default(), Mutex::default(), Arc::default());
-        Self { gpus, sampling, meter, pollers, processes, who, asked }
+        let who = Acquainted { memory: processes.clone().map(Memory::of), ..Acquainted::default() };
+        let (meter, pollers) = (Arc::default(), Mutex::default());
+        Self { gpus, sampling, meter, pollers, processes, who: Mutex::new(who) }
     }
 
-    /// Follows the agent: new cards are looked at, pods that are gone are forgotten.
-    pub(super) async fn follow(self: Arc<Self>, messages: Messages, stop: CancellationToken) {
-        loop {
-            let (answer, waiting) = oneshot::channel();
-            if messages.send(Message::Inspect(answer)).is_err() {
-                return;
-            }
-            if let Some(Ok(view)) = stop.run_until_cancelled(waiting).await {
-                self.learn(&view);
-            }
-            if stop.run_until_cancelled(tokio::time::sleep(self.sampling.every)).await.is_none() {
-                lock(&self.pollers).clear();
-                return;
-            }
-        }
+    /// Looks at nothing any more.
+    pub(super) fn rest(&self) {
+        lock(&self.pollers).clear();
     }
 
     /// Takes note of the cards and pods there are.
@@ -126,7 +129,14 @@ impl Sampler {
             let mut pollers = lock(&self.pollers);
             pollers.retain(|card, _| cards.contains(card));
             for card in &cards {
-                pollers.entry(card.clone()).or_insert_with(|| self.poll(card.clone()));
+                if !pollers.contains_key(card) {
+                    match self.poll(card.clone()) {
+                        Ok(poller) => drop(pollers.insert(card.clone(), poller)),
+                        Err(error) => {
+                            tracing::warn!(%card, %error, "cannot start a thread to look at the card")
+                        }
+                    }
+                }
             }
             lock(&self.meter).keep(&cards);
         }
@@ -147,47 +157,54 @@ impl Sampler {
         lock(&self.meter).report(throttles, unix().as_secs_f64());
     }
 
-    /// The processes of containers that are on the cards now, and which cards told.
-    pub(super) fn on_cards(&self) -> (BTreeSet<GpuUuid>, Vec<OnCard>) {
+    /// The processes of containers that are on the cards now, and which cards told. Those on which the last look saw nobody are not
+    /// asked, unless they are among `wanted`.
+    pub(super) fn on_cards(&self, wanted: &BTreeSet<GpuUuid>) -> (BTreeSet<GpuUuid>, Vec<OnCard>) {
         let Some(processes) = &self.processes else { return <(BTreeSet<GpuUuid>, Vec<OnCard>)>::default() };
-        let told = self.ask_all();
-        let pids = told.iter().flat_map(|(all, _)| all).map(|process| process.pid);
-        let who = lock(&self.who).as_mut().map(|memory| memory.who(pids)).unwrap_or_default();
+        let told = self.ask(|gpu| wanted.contains(gpu));
+        let pids = told.iter().flat_map(|(_, all)| all).map(|process| process.pid);
+        let Acquainted { memory, own_numbers } = &mut *lock(&self.who);
+        let who = memory.as_mut().map(|memory| memory.who(pids)).unwrap_or_default();
+        own_numbers.retain(|(pid, started), _| who.get(pid).is_some_and(|known| known.started == *started));
         let meter = lock(&self.meter);
-        let on_card = |gpu: &GpuUuid, process: &ProcessMemory| {
-            let known = who.get(&process.pid)?;
-            let Holder::Container(key) = meter.holder(Some(known)) else { return None };
-            Some(OnCard {
+        let mut on_cards = Vec::new();
+        for (gpu, process) in told.iter().flat_map(|(gpu, all)| all.iter().map(move |process| (gpu, process)))
+        {
+            let Some(known) = who.get(&process.pid) else { continue };
+            let Holder::Container(key) = meter.holder(Some(known)) else { continue };
+            let own = own_numbers.entry((process.pid, known.started));
+            on_cards.push(OnCard {
                 gpu: gpu.clone(),
                 pid: process.pid,
                 started: known.started,
-                own_pid: processes.own_number(process.pid),
+                own_pid: *own.or_insert_with(|| processes.own_number(process.pid)),
                 container: (key.uid, key.container),
                 bytes: process.bytes,
-            })
-        };
-        let all = told.iter().flat_map(|(all, gpu)| all.iter().filter_map(|process| on_card(gpu, process)));
-        let all = all.collect();
-        (told.into_iter().map(|(_, gpu)| gpu).collect(), all)
+            });
+        }
+        (told.into_iter().map(|(gpu, _)| gpu).collect(), on_cards)
     }
 
-    /// Asks all cards at once who is on them. One that hangs is waited for no longer than [`GLANCE`], and not asked again until it has
-    /// answered.
-    fn ask_all(&self) -> Vec<(Vec<ProcessMemory>, GpuUuid)> {
+    /// Asks all cards at once who is on them, but for those where the last look saw nobody and nobody is `wanted`. One that hangs is
+    /// waited for no longer than [`GLANCE`], and not asked again until it has answered.
+    fn ask(&self, wanted: impl Fn(&GpuUuid) -> bool) -> Vec<(GpuUuid, Vec<ProcessMemory>)> {
         let (tell, told) = mpsc::channel();
-        let cards: Vec<GpuUuid> = lock(&self.pollers).keys().cloned().collect();
-        for gpu in cards.into_iter().filter(|gpu| lock(&self.asked).insert(gpu.clone())) {
-            let (gpus, asked, tell) = (self.gpus.clone(), self.asked.clone(), tell.clone());
-            thread::spawn(move || {
-                let processes = gpus.processes(&gpu);
-                lock(&asked).remove(&gpu);
-                let _left = tell.send(processes.ok().map(|processes| (processes, gpu)));
-            });
+        {
+            let (pollers, meter) = (lock(&self.pollers), lock(&self.meter));
+            let is_empty = |gpu: &GpuUuid| {
+                let latest = meter.card(gpu).and_then(|card| card.latest.as_ref());
+                latest.and_then(|look| look.sample.processes.as_ref()).is_some_and(Vec::is_empty)
+            };
+            for (_, poller) in pollers.iter().filter(|(gpu, _)| wanted(gpu) || !is_empty(gpu)) {
+                if !poller.asked.swap(true, Ordering::Relaxed) {
+                    let _ended = poller.questions.send(tell.clone());
+                }
+            }
         }
         drop(tell);
         let until = Instant::now() + GLANCE;
         let next = || told.recv_timeout(until.saturating_duration_since(Instant::now())).ok();
-        std::iter::from_fn(next).flatten().collect()
+        std::iter::from_fn(next).filter_map(|(gpu, all)| Some((gpu, all?))).collect()
     }
 
     /// Looks from before this moment, in seconds since 1970, say nothing about now.
@@ -213,13 +230,15 @@ impl Sampler {
         &self.sampling.wanted
     }
 
-    fn poll(&self, gpu: GpuUuid) -> mpsc::Sender<()> {
-        let (stay, stop) = mpsc::channel::<()>();
+    fn poll(&self, gpu: GpuUuid) -> io::Result<Poller> {
+        let (questions, inbox) = mpsc::channel::<mpsc::Sender<OnOneCard>>();
+        let asked = Arc::new(AtomicBool::new(false));
+        let poller = Poller { questions, asked: asked.clone() };
         let (gpus, meter, every) = (self.gpus.clone(), self.meter.clone(), self.sampling.every);
         let mut memory = self.processes.clone().map(Memory::of);
         let mut since = 0;
         let mut trouble = None;
-        thread::spawn(move || {
+        let work = move || {
             loop {
                 let started = Instant::now();
                 let now = u64::try_from(unix().as_micros()).unwrap_or(u64::MAX);
@@ -239,13 +258,21 @@ impl Sampler {
                         trouble = Some(reason);
                     }
                 }
-                let rest = every.saturating_sub(started.elapsed());
-                if stop.recv_timeout(rest) != Err(RecvTimeoutError::Timeout) {
-                    return;
+                loop {
+                    match inbox.recv_timeout(every.saturating_sub(started.elapsed())) {
+                        Ok(answer) => {
+                            let processes = gpus.processes(&gpu).ok();
+                            asked.store(false, Ordering::Relaxed);
+                            let _left = answer.send((gpu.clone(), processes));
+                        }
+                        Err(RecvTimeoutError::Timeout) => break,
+                        Err(RecvTimeoutError::Disconnected) => return,
+                    }
                 }
             }
-        });
-        stay
+        };
+        thread::Builder::new().name("card".into()).spawn(work)?;
+        Ok(poller)
     }
 }
 
@@ -281,7 +308,7 @@ mod tests {
 
     use super::*;
 
-    /// Cards without processes, of which one never answers.
+    /// Cards without processes, of which one never answers and one tells all of itself.
     struct Wedged;
 
     impl Gpus for Wedged {
@@ -289,8 +316,9 @@ mod tests {
             Err(GpusError::NoGpu)
         }
 
-        fn sample(&self, _gpu: &GpuUuid, _window: Window) -> Result<CardSample, GpusError> {
-            Err(GpusError::NoGpu)
+        fn sample(&self, gpu: &GpuUuid, _window: Window) -> Result<CardSample, GpusError> {
+            let empty = CardSample { processes: Some(Vec::new()), ..CardSample::default() };
+            if gpu.0.as_ref() == "empty" { Ok(empty) } else { Err(GpusError::NoGpu) }
         }
 
         fn processes(&self, gpu: &GpuUuid) -> Result<Vec<ProcessMemory>, GpusError> {
@@ -315,15 +343,34 @@ mod tests {
         }
     }
 
+    fn looking_at(cards: &[&str]) -> Sampler {
+        let sampler =
+            Sampler::new(Arc::new(Wedged), Sampling { trust_processes: true, ..Sampling::default() });
+        for card in cards {
+            let poller = sampler.poll((*card).into()).unwrap();
+            lock(&sampler.pollers).insert((*card).into(), poller);
+        }
+        sampler
+    }
+
     #[test]
     fn a_card_that_hangs_is_left_out_and_asked_once() {
-        let sampler = Sampler::new(Arc::new(Wedged), Sampling::default());
-        for card in ["fine", "hangs", "fails"] {
-            lock(&sampler.pollers).insert(card.into(), mpsc::channel().0);
-        }
+        let sampler = looking_at(&["fine", "hangs", "fails"]);
         for _ in 0..2 {
-            assert_eq!(sampler.on_cards().0, ["fine".into()].into());
-            assert_eq!(*lock(&sampler.asked), ["hangs".into()].into());
+            assert_eq!(sampler.on_cards(&BTreeSet::new()).0, ["fine".into()].into());
+            let asked = |card: &str| lock(&sampler.pollers)[&card.into()].asked.load(Ordering::Relaxed);
+            assert_eq!((asked("fine"), asked("hangs"), asked("fails")), (false, true, false));
         }
+    }
+
+    #[test]
+    fn a_card_without_processes_is_asked_only_if_somebody_wants_it() {
+        let sampler = looking_at(&["fine", "empty"]);
+        while lock(&sampler.meter).card(&"empty".into()).is_none() {
+            thread::yield_now();
+        }
+        let all: BTreeSet<GpuUuid> = ["fine".into(), "empty".into()].into();
+        assert_eq!(sampler.on_cards(&BTreeSet::new()).0, ["fine".into()].into());
+        assert_eq!(sampler.on_cards(&all).0, all);
     }
 }

@@ -62,8 +62,15 @@ impl Standalone {
         let view = self.view;
         let answers = async move {
             while let Some(message) = inbox.recv().await {
-                if let Message::Inspect(waiting) = message {
-                    let _left = waiting.send(view.clone());
+                match message {
+                    Message::Inspect(waiting) => {
+                        let _left = waiting.send(view.clone());
+                    }
+                    // Nobody else is waited for.
+                    Message::IsReady(waiting) => {
+                        let _left = waiting.send(Ok(()));
+                    }
+                    Message::Event(_) | Message::Call(..) => {}
                 }
             }
         };

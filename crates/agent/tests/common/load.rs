@@ -16,6 +16,13 @@ use tokio::{
 
 use super::World;
 
+/// Pods of a full node.
+const PODS: u32 = 100;
+
+fn card_of(pod: u32) -> u8 {
+    u8::try_from(pod % 8).unwrap()
+}
+
 /// A port nobody listens on.
 pub(crate) fn free_address() -> SocketAddr {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
@@ -67,16 +74,28 @@ impl World {
         pod
     }
 
-    /// A hundred pods with two processes each.
-    pub(crate) async fn crowd(&self) {
+    /// A hundred pods that run, with shares of the cards.
+    pub(crate) async fn pods_with_shares(&self) {
         let share = [("tencent.com/vcuda-core", "7"), ("tencent.com/vcuda-memory", "20")];
-        for number in 0..100 {
-            let card = u8::try_from(number % 8).unwrap();
-            self.running(number, &format!("job-{number}"), &share, card).await;
+        for number in 0..PODS {
+            self.running(number, &format!("job-{number}"), &share, card_of(number)).await;
+        }
+    }
+
+    /// Two processes of each of them.
+    pub(crate) fn processes_of_all(&self) {
+        for number in 0..PODS {
             for pid in [1000 + number, 2000 + number] {
-                self.process(pid, card, 1000 + u64::from(number), number % 5, &container_id(number));
+                let memory = 1000 + u64::from(number);
+                self.process(pid, card_of(number), memory, number % 5, &container_id(number));
             }
         }
+    }
+
+    /// A hundred pods with two processes each.
+    pub(crate) async fn crowd(&self) {
+        self.pods_with_shares().await;
+        self.processes_of_all();
     }
 
     /// Waits until a page has a line that begins so.

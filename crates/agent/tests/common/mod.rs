@@ -5,7 +5,7 @@
 pub(crate) mod load;
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     net::SocketAddr,
     path::{Path, PathBuf},
     sync::{Arc, Mutex},
@@ -36,7 +36,7 @@ use tessera_wire::{
     hand_over::HandOver,
     objects::{ContainerStatus, Pod},
 };
-use tokio::{sync::mpsc, task::JoinHandle};
+use tokio::{runtime::Handle, sync::mpsc, task::JoinHandle};
 use tokio_util::sync::CancellationToken;
 
 /// An API server that is a map.
@@ -152,10 +152,13 @@ pub(crate) struct World {
     pub(crate) kubelet: Option<Kubelet>,
     agent: Option<(CancellationToken, JoinHandle<()>)>,
     gpus: Arc<dyn Gpus>,
-    look_every: Duration,
     way: Way,
     pub(crate) listen: Option<SocketAddr>,
     pub(crate) wanted: Wanted,
+    /// How often the agent looks at its cards.
+    pub(crate) look_every: Duration,
+    /// Where the agent runs.
+    pub(crate) runtime: Handle,
     pub(crate) directory: tempfile::TempDir,
 }
 
@@ -199,8 +202,18 @@ impl World {
         listen: Option<SocketAddr>,
         wanted: Wanted,
     ) -> Self {
-        let (api, kubelet, agent) = (Arc::default(), None, None);
-        let mut world = Self { api, kubelet, agent, gpus, look_every, way, listen, wanted, directory };
+        let mut world = Self {
+            api: Arc::default(),
+            kubelet: None,
+            agent: None,
+            gpus,
+            way,
+            listen,
+            wanted,
+            look_every,
+            runtime: Handle::current(),
+            directory,
+        };
         world.start_kubelet(Checkpoint::default());
         world.start_agent();
         world
@@ -247,7 +260,7 @@ impl World {
         };
         let stop = CancellationToken::new();
         let stopped = stop.clone();
-        let task = tokio::spawn(async move { run(settings, ports, stopped).await.unwrap() });
+        let task = self.runtime.spawn(async move { run(settings, ports, stopped).await.unwrap() });
         self.agent = Some((stop, task));
     }
 
@@ -327,6 +340,7 @@ pub(crate) fn settings(grants: &Path) -> Settings {
         instance_type: Some("test.8xlarge".into()),
         labels: BTreeMap::new(),
         quiet_time: Duration::from_secs(1),
+        ignored_xids: BTreeSet::new(),
         advertise: None,
     }
 }

@@ -1,12 +1,13 @@
 //! Code on the card. The driver takes memory for modules, and for what their kernels need, when it likes: with the module, with
 //! the function, or at the first launch. How much, only the agent sees, by NVML. So it is noted *when* code may have been loaded;
-//! near the limit nothing more is given until the agent has measured after that.
+//! near the limit nothing more is given until the agent has measured while the request waits: at any other moment memory may be
+//! booked and not taken yet, and the agent finds too little.
 
 use std::ffi::{c_char, c_void};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use tessera_limits::futex;
+use tessera_limits::{CARDS, futex};
 
 use crate::cuda::{Handle, Status};
 use crate::door::table::hooks;
@@ -16,6 +17,8 @@ use crate::grant::Process;
 #[derive(Debug, Default)]
 pub struct Code {
     loaded: AtomicU64,
+    /// Until when it is known, on each card.
+    known: [AtomicU64; CARDS],
 }
 
 /// The driver took at most some 160 MiB for PyTorch's kernels on an H200: closer to the limit than this, it matters.
@@ -37,11 +40,13 @@ impl Code {
     /// What must stay free on the card for code not yet measured, when `bytes` more are asked for and `held` are held of
     /// `limit`. Waits for the agent where that makes a difference.
     pub fn set_aside(&self, process: &Process, card: usize, bytes: u64, held: u64, limit: u64) -> u64 {
-        let loaded = self.loaded.load(Ordering::Relaxed);
-        let is_measured = || process.control.measured(card) > loaded;
-        if loaded == 0 || limit == u64::MAX || held.saturating_add(bytes + MARGIN) <= limit || is_measured() {
+        let known = &self.known[card];
+        let is_known = self.loaded.load(Ordering::Relaxed) <= known.load(Ordering::Relaxed);
+        if is_known || limit == u64::MAX || held.saturating_add(bytes + MARGIN) <= limit {
             return 0;
         }
+        let begin = futex::now();
+        let is_measured = || process.control.measured(card) > begin;
         let unsure = &process.slot().unsure;
         unsure.fetch_add(1, Ordering::SeqCst);
         process.ring();
@@ -51,7 +56,11 @@ impl Code {
             waited += LOOK_AGAIN;
         }
         unsure.fetch_sub(1, Ordering::SeqCst);
-        if is_measured() { 0 } else { UNMEASURED }
+        if !is_measured() {
+            return UNMEASURED;
+        }
+        known.store(begin, Ordering::Relaxed);
+        0
     }
 }
 

@@ -4,6 +4,7 @@
 //! whenever the kubelet restarts.
 
 mod connection;
+mod directory;
 mod endpoint;
 mod registration;
 mod service;

@@ -17,12 +17,12 @@ use tonic::transport::Endpoint as Remote;
 
 use super::{
     DevicePlugin,
+    directory::DirectoryWatch,
     endpoint::{Endpoint, FileIdentity},
     service::{OPTIONS, Service},
 };
 
-/// How often the sockets are looked at. A restarted kubelet admits its first pod about 0.4 s after it listens; a plugin that
-/// is not back by then costs those pods their life.
+/// How often a kubelet that is not there is looked for.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// The kubelet dials back while it registers a plugin, which it allows 10 s.
@@ -92,12 +92,16 @@ pub async fn serve<P: DevicePlugin>(served: Served<P>, stop: CancellationToken) 
             socket: socket.clone(),
             source,
         })?;
-        match &kubelet {
-            None => while_it_holds(|| endpoint.is_intact(), &stop).await,
-            Some(kubelet) => {
-                kubelet.register_until_done(&resource, &endpoint, &stop).await;
-                while_it_holds(|| endpoint.is_intact() && kubelet.is_the_same(), &stop).await;
-            }
+        // Before anything is looked at, so that no change is missed.
+        let changes = DirectoryWatch::on(&directory);
+        if let Some(kubelet) = &kubelet {
+            kubelet.register_until_done(&resource, &endpoint, &stop).await;
+        }
+        while !stop.is_cancelled()
+            && endpoint.is_intact()
+            && kubelet.as_ref().is_none_or(Kubelet::is_the_same)
+        {
+            let _stopped = stop.run_until_cancelled(changes.may_have_changed()).await;
         }
         endpoint.close().await;
     }
@@ -136,12 +140,6 @@ impl<'a> Kubelet<'a> {
     }
 }
 
-async fn while_it_holds(condition: impl Fn() -> bool, stop: &CancellationToken) {
-    while !stop.is_cancelled() && condition() {
-        pause(LOOK_EVERY, stop).await;
-    }
-}
-
 fn socket_name(resource: &str) -> String {
     format!("{}.sock", resource.replace('/', "-"))
 }
@@ -165,8 +163,5 @@ async fn register(
 }
 
 async fn pause(duration: Duration, stop: &CancellationToken) {
-    tokio::select! {
-        () = sleep(duration) => {}
-        () = stop.cancelled() => {}
-    }
+    let _stopped = stop.run_until_cancelled(sleep(duration)).await;
 }

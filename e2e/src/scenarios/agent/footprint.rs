@@ -3,6 +3,7 @@
 use std::{fs, time::Duration};
 
 use anyhow::{Context, Result, ensure};
+use tessera_sim::threads::Threads;
 use tokio::time::sleep;
 
 use super::{
@@ -34,9 +35,11 @@ pub(super) async fn run(stage: &Stage) -> Result<()> {
     }
     books::check(stage).await?;
     let agent = stage.agent.id().context("the agent does not run")?;
-    let before = ticks(agent)?;
+    stage.harness.note(&format!("{PODS} pods run; now nothing happens for {} s", IDLE.as_secs()));
+    let (before, threads_before) = (ticks(agent)?, Threads::of(agent)?);
     sleep(IDLE).await;
     let busy = (ticks(agent)? - before) / TICKS / IDLE.as_secs_f64() * 100.0;
+    stage.harness.note(&format!("taken by: {}", Threads::of(agent)?.since(&threads_before, IDLE)));
     // Two processes on a card for each pod, and somebody who scrapes.
     let line = |pid: usize| format!(r#"{{"pid":{pid},"gpu":{},"memoryMiB":1000,"busyPercent":1}}"#, pid % 8);
     let lines: Vec<String> = (1..=2 * PODS).map(line).collect();

@@ -10,6 +10,7 @@ mod pods;
 mod rounds;
 mod situations;
 mod stage;
+mod strict;
 
 use anyhow::Result;
 

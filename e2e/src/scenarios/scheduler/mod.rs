@@ -13,7 +13,7 @@ mod second;
 mod throughput;
 mod together;
 
-use std::{fs, net::SocketAddr, path::Path, path::PathBuf, sync::Arc, time::Duration};
+use std::{fs, net::SocketAddr, path::Path, sync::Arc, time::Duration};
 
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::{Event, Node, Pod};
@@ -24,7 +24,7 @@ use kube::{
 use serde_json::json;
 
 use self::front::Front;
-use crate::harness::{Cluster, Component, Harness, Parts, Program, deploy, free_port};
+use crate::harness::{Cluster, Component, Harness, Parts, deploy, free_port};
 
 pub(crate) use self::{
     dialects::run as dialects, inspect::run as inspect, kills::run as kills, random::run as random,
@@ -73,7 +73,7 @@ impl Site {
         let address: SocketAddr = format!("127.0.0.1:{}", free_port()?).parse()?;
         let quota = self.harness.state(name)?.join("quota.json");
         fs::write(&quota, r#"{"GPUModelLabel":"gpu-model","GPUPoolLabel":"gpu-pool"}"#)?;
-        let program = Program::new(binary()?).arguments([
+        let program = self.harness.tessera()?.arguments([
             "scheduler".to_owned(),
             format!("--listen={address}"),
             format!("--kubeconfig={}", kubeconfig.unwrap_or(&own).display()),
@@ -180,15 +180,4 @@ impl Site {
         self.cluster.pods().patch_status(name, &kube::api::PatchParams::default(), &patch).await?;
         Ok(())
     }
-}
-
-/// The `tessera` program, which `e2e/run` builds beside this one, or the one named by `TESSERA_E2E_BINARY`: measurements
-/// want a release build.
-fn binary() -> Result<PathBuf> {
-    if let Some(named) = std::env::var_os("TESSERA_E2E_BINARY") {
-        return Ok(named.into());
-    }
-    let beside = std::env::current_exe()?.with_file_name("tessera");
-    ensure!(beside.exists(), "{} is missing: start this through e2e/run, which builds it", beside.display());
-    Ok(beside)
 }

@@ -75,6 +75,7 @@ pub(super) fn settings() -> Settings {
         instance_type: None,
         labels: BTreeMap::new(),
         quiet_time: Duration::from_secs(300),
+        ignored_xids: BTreeSet::new(),
         advertise: Some("http://10.0.0.5:5678".into()),
     }
 }
@@ -261,7 +262,7 @@ impl World {
         }
     }
 
-    fn listed(&self) -> Vec<PodDevices> {
+    pub(super) fn listed(&self) -> Vec<PodDevices> {
         let entry = |(pod, containers): &(Pod, Vec<Held>)| PodDevices {
             namespace: pod.metadata.namespace.clone(),
             name: pod.metadata.name.clone(),

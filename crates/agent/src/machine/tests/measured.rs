@@ -24,7 +24,7 @@ fn account(pod: &str, processes: &[u32], mib: u64) -> AccountRead {
     AccountRead {
         container: (PodUid(pod.into()), "main".into()),
         processes: processes.iter().copied().collect(),
-        held: vec![mib * MIB],
+        held: vec![Some(mib * MIB)],
     }
 }
 
@@ -71,6 +71,24 @@ fn where_the_driver_does_not_tell_nothing_is_changed() {
     let accounts = vec![account("u", &[7], 1000)];
     world.happens(Event::Measured(Box::new(Measured { accounts, ..Measured::default() })));
     assert_eq!(unledgered(&world), [("u", 110)]);
+}
+
+#[test]
+fn looks_while_memory_is_being_taken_do_not_make_less_of_what_the_books_lack() {
+    let mut world = world();
+    let card = [process(2, 107, "u", 1110)];
+    measure(&mut world, &card, &[account("u", &[7], 1000)]);
+    // The books moved while the driver was asked: nothing is known.
+    let moved = AccountRead { held: vec![None], ..account("u", &[7], 0) };
+    measure(&mut world, &card, &[moved]);
+    assert_eq!(unledgered(&world), [("u", 110)]);
+    // 64 MiB are booked and not taken yet.
+    for _ in 0..2 {
+        measure(&mut world, &card, &[account("u", &[7], 1064)]);
+        assert_eq!(unledgered(&world), [("u", 110)]);
+    }
+    measure(&mut world, &card, &[account("u", &[7], 1064)]);
+    assert_eq!(unledgered(&world), [("u", 46)], "it really is less");
 }
 
 #[test]

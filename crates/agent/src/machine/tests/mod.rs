@@ -4,3 +4,4 @@ mod kubelet;
 mod measured;
 mod orders;
 mod situations;
+mod troubles;

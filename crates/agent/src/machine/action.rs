@@ -1,0 +1,89 @@
+//! What an agent can want done.
+
+use std::collections::BTreeMap;
+
+use tessera_core::units::PodUid;
+use tessera_node::device_plugin::{Allocation, Device};
+use tessera_wire::device_id::Resource;
+
+use super::{CallId, ContainerLimits, NodePatch};
+
+/// Something to do.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Action {
+    /// Tell the kubelet the devices of a resource.
+    Publish(Resource, Vec<Device>),
+    /// Ask the kubelet's podresources once.
+    List,
+    /// Read the pods of this node afresh; nobody waits for it.
+    ReadPods,
+    /// Answer a question of the kubelet.
+    Answer(CallId, Answer),
+    /// Make the grants of containers that are about to start, with nothing used yet; then report.
+    BeginGrants(CallId, Vec<ContainerLimits>),
+    /// Put other limits in force for a container that runs; then report.
+    ChangeGrant(Box<ContainerLimits>),
+    /// Tell a container how much of a card it uses beyond what its processes know of.
+    SetUnledgered {
+        /// The pod's UID.
+        pod: PodUid,
+        /// The container.
+        container: String,
+        /// The card's place in the container's limits.
+        card: usize,
+        /// How much.
+        bytes: u64,
+        /// As of when, on the clock that agent and library share.
+        at: u64,
+    },
+    /// End a process, if it still is the one that started then.
+    Kill {
+        /// Its number.
+        pid: u32,
+        /// When it started, in ticks.
+        started: u64,
+    },
+    /// Remove the grant directory of a pod that has ended.
+    RemoveGrants(PodUid),
+    /// Set annotations of a pod, if it still is the one with this UID.
+    PatchPod {
+        /// Its UID.
+        uid: PodUid,
+        /// Its namespace.
+        namespace: String,
+        /// Its name.
+        name: String,
+        /// The annotations.
+        annotations: BTreeMap<String, String>,
+    },
+    /// Set annotations and labels of the node, and resources in its status.
+    PatchNode(NodePatch),
+    /// Tell gpushare which cards are broken.
+    SetUnhealthy(Vec<u8>),
+    /// Worth a line in the log.
+    Warn(String),
+    /// Worth telling the owner of a pod: an event of Kubernetes.
+    TellOwner {
+        /// The pod's UID.
+        uid: PodUid,
+        /// Its namespace.
+        namespace: String,
+        /// Its name.
+        name: String,
+        /// One word, for machines.
+        reason: &'static str,
+        /// What happened, for people.
+        message: String,
+    },
+}
+
+/// What the kubelet is answered. An error's text reaches the pod's owner.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Answer {
+    /// Take these devices.
+    Preferred(Result<Vec<String>, String>),
+    /// The container gets this.
+    Allocated(Result<Box<Allocation>, String>),
+    /// The container may start.
+    Started(Result<(), String>),
+}

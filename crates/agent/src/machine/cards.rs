@@ -1,0 +1,136 @@
+//! The cards of the node, as they were found and as they are offered.
+
+use std::collections::BTreeSet;
+
+use tessera_core::{
+    gpu::{Gpu, Health},
+    node::Node,
+    units::{GpuIndex, MiB, MilliCpu},
+};
+use tessera_node::{device_plugin::Device, gpus::Found};
+use tessera_wire::{
+    device_id::{DeviceIds, Resource},
+    inventory::Inventory,
+};
+
+use super::{Action, Agent, Untrue};
+
+/// The cards of the node and the names of their devices.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Cards {
+    pub(super) found: Found,
+    pub(super) ids: DeviceIds,
+    pub(super) node: Node,
+}
+
+impl Cards {
+    /// The cards of these devices.
+    pub(super) fn of_ids(&self, resource: Resource, ids: &BTreeSet<String>) -> BTreeSet<GpuIndex> {
+        ids.iter().filter_map(|id| self.ids.read(resource, id)).map(|(gpu, _)| gpu).collect()
+    }
+}
+
+impl Agent {
+    pub(super) fn on_gpus(&mut self, found: Result<Found, String>, actions: &mut Vec<Action>) -> Untrue {
+        let before = self.missing.clone();
+        let found = match found {
+            Ok(found) => {
+                self.missing = None;
+                self.with_lost_names(found)
+            }
+            Err(reason) => {
+                if before.as_ref() == Some(&reason) {
+                    return Untrue::Nothing;
+                }
+                let consequence = if self.cards.is_some() {
+                    "the GPUs are withdrawn until they are found again"
+                } else {
+                    "no GPUs to offer yet"
+                };
+                actions.push(Action::Warn(format!("{consequence}: {reason}")));
+                self.missing = Some(reason);
+                // Those that were there are, as far as anybody can tell, broken.
+                let Some(cards) = &self.cards else { return Untrue::Nothing };
+                cards.found.clone()
+            }
+        };
+        if self.missing.is_some() == before.is_some()
+            && self.cards.as_ref().is_some_and(|cards| cards.found == found)
+        {
+            return Untrue::Nothing;
+        }
+        self.set_cards(found, actions);
+        self.publish_devices(actions);
+        Untrue::All
+    }
+
+    /// A card that does not answer keeps the name it had, as a broken one.
+    fn with_lost_names(&self, mut found: Found) -> Found {
+        for gpu in &mut found.gpus {
+            let known = self.cards.as_ref().and_then(|cards| cards.found.gpus.get(gpu.index.position()));
+            if gpu.uuid.0.starts_with("lost-")
+                && let Some(known) = known
+            {
+                *gpu = Gpu { health: Health::Unhealthy, ..known.clone() };
+            }
+        }
+        found
+    }
+
+    fn set_cards(&mut self, found: Found, actions: &mut Vec<Action>) {
+        let asked = self.settings.memory_unit;
+        let unit = DeviceIds::unit_that_fits(&found.gpus, asked);
+        if unit != asked && self.cards.as_ref().is_none_or(|cards| cards.ids.unit() != unit) {
+            actions.push(Action::Warn(format!(
+                "units of {asked} would be more than a kubelet takes: aliyun.com/gpu-mem counts in {unit} on this node"
+            )));
+        }
+        let mut gpus = found.gpus.clone();
+        for gpu in &mut gpus {
+            if self.missing.is_some() || self.health.is_bad(&gpu.uuid) {
+                gpu.health = Health::Unhealthy;
+            }
+        }
+        let name = self.settings.node.clone();
+        // CPU and main memory are the scheduler's affair.
+        match Node::new(name, gpus, found.topology.clone(), MilliCpu(u64::MAX), MiB(u64::MAX)) {
+            Ok(node) => {
+                let ids = DeviceIds::new(&found.gpus, unit);
+                self.cards = Some(Cards { found, ids, node });
+                self.read_pods();
+                self.pods_or_cards_changed();
+            }
+            Err(error) => actions.push(Action::Warn(error.to_string())),
+        }
+    }
+
+    /// Health has changed: the same cards, seen anew.
+    pub(super) fn refresh_cards(&mut self, actions: &mut Vec<Action>) {
+        if let Some(cards) = self.cards.take() {
+            self.set_cards(cards.found, actions);
+        }
+        self.publish_devices(actions);
+    }
+
+    fn publish_devices(&self, actions: &mut Vec<Action>) {
+        let Some(cards) = &self.cards else { return };
+        for resource in self.resources() {
+            let device = |(id, gpu)| {
+                let card = cards.node.gpu(gpu)?;
+                let healthy = card.health == Health::Healthy;
+                Some(Device { id, healthy, numa_node: card.numa.map(i64::from) })
+            };
+            actions.push(Action::Publish(resource, cards.ids.all(resource).filter_map(device).collect()));
+        }
+    }
+
+    /// What the agent would publish of its cards.
+    pub(super) fn inventory(&self) -> Option<Inventory> {
+        let cards = self.cards.as_ref()?;
+        Some(Inventory {
+            gpus: cards.node.gpus().to_vec(),
+            topology: cards.node.topology().clone(),
+            memory_unit: cards.ids.unit(),
+        })
+    }
+}

@@ -1,0 +1,71 @@
+//! An agent with other flags: cards and library come by CDI, and whoever escapes is killed.
+
+use std::fs;
+
+use anyhow::{Result, ensure};
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::LogParams;
+use serde_json::json;
+use tessera_limits::{files, futex};
+
+use super::{
+    library::{ROUNDS, SMALL, escape_of, process_in, rounds, show_on_card},
+    stage::{SIMULATED, SOON, Stage, eight_cards},
+};
+
+/// What CDI calls the cards here.
+const KIND: &str = "e2e.tessera.dev/gpu";
+
+/// Set in the container by the runtime, from the description of the card.
+const CARD: &str = "E2E_CARD";
+
+/// `pod` makes one of this name and script with a share of 5 GiB.
+pub(super) async fn run(stage: &Stage, pod: impl Fn(&str, &str) -> Result<Pod>) -> Result<()> {
+    describe_cards(stage)?;
+    stage.agent.stop().await?;
+    stage.agent.start_again_with(&[
+        "--device-list-strategy=cdi-cri".to_owned(),
+        format!("--cdi-kind={KIND}"),
+        format!("--cdi-directory={}", stage.node.cdi().display()),
+        "--kill-escaped".to_owned(),
+    ])?;
+    stage.wait_until_served().await?;
+
+    let by_cdi = pod("by-cdi", &format!("echo ${CARD}; {ROUNDS}"))?;
+    stage.create_bound(by_cdi, &[("main", &[SIMULATED])]).await?;
+    let seen = rounds(stage, "by-cdi", SMALL, 3).await?;
+    let log = stage.cluster.pods().logs("by-cdi", &LogParams::default()).await?;
+    let expected = stage.uuid(SIMULATED);
+    ensure!(log.lines().next() == Some(expected.as_str()), "the card did not come by CDI: {log}");
+    stage.harness.note("by CDI: the runtime brought the card and the library, and the share holds");
+
+    stage
+        .create_bound(pod("escaping", "while true; do sleep 1000; done")?, &[("main", &[SIMULATED])])
+        .await?;
+    stage.cluster.wait_for_phase("escaping", "Running", SOON).await?;
+    let shown = show_on_card(stage, process_in(&stage.pod("escaping").await?.metadata.uid)?)?;
+    stage.cluster.wait_for_phase("escaping", "Failed", SOON).await?;
+    fs::remove_file(shown)?;
+    let message = escape_of(stage, "escaping").await?;
+    ensure!(message.ends_with("; it is killed"), "{message}");
+    rounds(stage, "by-cdi", SMALL, seen + 2).await?;
+    stage.harness.note("a process that used the card without the library was killed, the others go on");
+
+    stage.agent.restart().await?;
+    stage.wait_until_served().await?;
+    // Without the flags the containers that came by CDI run on as they are.
+    let uid = stage.pod("by-cdi").await?.metadata.uid;
+    let control = files::open_control(&stage.grants.join(uid).join("main"))?;
+    let arbiter = async || Ok(control.has_arbiter(futex::now()).then_some(()));
+    stage.harness.wait_for("windows to be handed out", SOON, arbiter).await
+}
+
+/// One CDI device for each card, by its UUID; it sets a variable in the container.
+fn describe_cards(stage: &Stage) -> Result<()> {
+    let device =
+        |uuid: &str| json!({ "name": uuid, "containerEdits": { "env": [format!("{CARD}={uuid}")] } });
+    let devices: Vec<_> = eight_cards().gpus.iter().map(|gpu| device(&gpu.uuid.0)).collect();
+    let description = json!({ "cdiVersion": "0.6.0", "kind": KIND, "devices": devices });
+    fs::write(stage.node.cdi().join("e2e.json"), description.to_string())?;
+    Ok(())
+}
