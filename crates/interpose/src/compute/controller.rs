@@ -196,7 +196,8 @@ impl State {
     fn until_drained(&self, gate: &Gate, now: u64) -> u64 {
         let (expected, passed) = (self.time_of_queue(gate), now.saturating_sub(self.progressed));
         match expected.checked_sub(passed) {
-            Some(left) => (left / 2).clamp(SHORTEST_REST, TICK),
+            // Far from the end there is time.
+            Some(left) => (left / 2).clamp(SHORTEST_REST, (left / 8).clamp(TICK, SLOW_TICK)),
             None => ((passed - expected) / 8).clamp(SHORTEST_REST, TICK),
         }
     }
