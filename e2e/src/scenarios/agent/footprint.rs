@@ -15,7 +15,10 @@ use super::{
 const PODS: usize = 100;
 
 /// Resident memory that must not be exceeded.
-const MOST_KIB: u64 = 30 << 10;
+const MOST_KIB: u32 = 30 << 10;
+
+/// And processor time while nothing happens, of one core.
+const MOST_PERCENT: f64 = 1.0;
 
 /// How long the agent is watched while nothing happens.
 const IDLE: Duration = Duration::from_secs(20);
@@ -51,18 +54,23 @@ pub(super) async fn run(stage: &Stage) -> Result<()> {
         })
         .await?;
     let scraped = stage.page("/metrics").await?.len();
-    let resident = resident_kib(agent)?;
+    let (resident, own) = (kib(agent, "VmRSS:")?, kib(agent, "RssAnon:")?);
+    let mib = |kib: u32| f64::from(kib) / 1024.0;
     stage.harness.note(&format!(
-        "{PODS} pods: {:.1} MiB resident, {busy:.2} % of a core while idle; a scrape has {scraped} bytes",
-        f64::from(u32::try_from(resident)?) / 1024.0
+        "{PODS} pods: {:.1} MiB resident, of which {:.1} are not the program itself; {busy:.2} % of a core while idle; \
+         a scrape has {scraped} bytes",
+        mib(resident),
+        mib(own)
     ));
     ensure!(resident <= MOST_KIB, "the agent takes {resident} KiB");
+    ensure!(busy < MOST_PERCENT, "the agent takes {busy} % of a core while nothing happens");
     Ok(())
 }
 
-fn resident_kib(process: u32) -> Result<u64> {
+/// What the kernel says of the memory of a process.
+fn kib(process: u32, field: &str) -> Result<u32> {
     let status = fs::read_to_string(format!("/proc/{process}/status"))?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("no VmRSS")?;
+    let line = status.lines().find_map(|line| line.strip_prefix(field)).context("not told")?;
     Ok(line.trim().trim_end_matches(" kB").parse()?)
 }
 

@@ -21,7 +21,7 @@ use tessera_node::pod_resources::PodResources;
 use tessera_wire::{dialect::MemoryUnit, grant, inventory, objects};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
-use crate::harness::{Cluster, Component, Harness, Parts, RealNode};
+use crate::harness::{Cluster, Component, Harness, Parts, RealNode, deploy};
 
 /// The card that bears the name of the one that the simulated driver has.
 pub(super) const SIMULATED: u8 = 7;
@@ -66,9 +66,10 @@ impl Stage {
             .argument(format!("--registration={registration}"))
             // The enclosure's own processes, which the kubelet's containers are among.
             .argument("--proc-root=/proc")
-            .argument(format!("--listen={PAGES}"))
-            // As in deploy/agent.
-            .environment("MALLOC_ARENA_MAX", "2");
+            .argument(format!("--listen={PAGES}"));
+        let program = shipped_settings()?
+            .iter()
+            .fold(program, |program, (name, value)| program.environment(name, value.as_str()));
         let agent = harness.start("tessera-agent", program)?;
         let pod_resources = PodResources::at(&node.pod_resources())?;
         let stage = Self {
@@ -278,6 +279,18 @@ impl Stage {
         ensure!(head.contains(" 200 "), "{path} answers {head:?} {body:?}");
         Ok(body.to_owned())
     }
+}
+
+/// How the memory of the shipped agent is managed: variables of `deploy/agent/agent.yaml`.
+fn shipped_settings() -> Result<Vec<(String, String)>> {
+    let manifest = fs::read_to_string(deploy().join("agent/agent.yaml"))?;
+    let variable = |line: &str| {
+        let (name, value) = line.trim().strip_prefix("- { name: ")?.split_once(", value: \"")?;
+        name.starts_with("MALLOC_").then(|| (name.to_owned(), value.trim_end_matches("\" }").to_owned()))
+    };
+    let settings: Vec<_> = manifest.lines().filter_map(variable).collect();
+    ensure!(!settings.is_empty(), "deploy/agent says nothing of memory");
+    Ok(settings)
 }
 
 fn as_agent_reads(pod: &Pod) -> Result<objects::Pod> {
