@@ -1,6 +1,6 @@
 //! Everything there is to tell at one moment, put together: what the pages are written from.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use tessera_core::{
     gpu::Gpu,
@@ -11,7 +11,7 @@ use tessera_node::gpus::{CardMemory, Instance, Sensors};
 use tessera_wire::dialect::Dialect;
 
 use super::{CardMeter, ContainerKey, Holder, Meter, Split, Tally, Throttle, split_memory};
-use crate::machine::{Escape, View};
+use crate::machine::{ContainerView, Escape, View};
 
 /// A node at one moment.
 #[derive(Clone, Debug, Default)]
@@ -72,6 +72,8 @@ pub struct CardPicture {
     pub measured: bool,
     /// Whether it tells its energy.
     pub has_energy: bool,
+    /// Seconds in which each of its parts was busy, by name, if it is cut up.
+    pub instances: BTreeMap<String, f64>,
     /// Looks so far.
     pub passes: u64,
     /// Looks that failed.
@@ -83,7 +85,7 @@ pub struct CardPicture {
 }
 
 /// What a look at a card showed.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Look {
     /// How long it took, in seconds.
     pub took: f64,
@@ -100,7 +102,7 @@ pub struct Look {
     /// Its parts, if it is cut up.
     pub instances: Vec<Instance>,
     /// The processes on it.
-    pub pids: Vec<u32>,
+    pub pids: BTreeSet<u32>,
 }
 
 /// One container.
@@ -160,6 +162,8 @@ pub struct ProcessPicture {
     pub bytes: Option<u64>,
     /// The part of the last interval in which its kernels ran.
     pub busy: Option<f64>,
+    /// The part of the card it runs on, if that is cut up.
+    pub instance: Option<u32>,
 }
 
 /// Whose a process is.
@@ -192,54 +196,26 @@ impl Picture {
         };
         let Some(state) = &view.node else { return picture };
         picture.node = state.node().name.to_string();
-        let mut containers: BTreeMap<ContainerKey, ContainerPicture> = BTreeMap::new();
-        for held in &view.containers {
-            let key = ContainerKey { uid: held.uid.clone(), container: held.container.clone() };
-            let share = |(card, hold): &(u8, Hold)| SharePicture {
-                card: usize::from(*card),
-                hold: Some(*hold),
-                ..SharePicture::default()
-            };
-            let container = ContainerPicture {
-                key: key.clone(),
-                namespace: held.namespace.clone(),
-                pod: held.pod.clone(),
-                cluster: held.cluster.clone(),
-                dialect: held.dialect,
-                shares: held.cards.iter().map(share).collect(),
-                escapes: Vec::new(),
-            };
-            containers.insert(key, container);
-        }
-        let nothing = CardMeter::default();
+        let mut containers: BTreeMap<ContainerKey, ContainerPicture> =
+            view.containers.iter().map(held).collect();
         let mut found = Vec::new();
         for (place, gpu) in state.node().gpus().iter().enumerate() {
+            let nothing = CardMeter::default();
             let account = meter.card(&gpu.uuid).unwrap_or(&nothing);
             let fresh = account.last_success.is_some_and(|at| at >= fresh_since);
             let look = fresh.then(|| Look::of(account, meter)).flatten();
-            let of = |holder| account.holders.get(&holder).copied().unwrap_or_default();
             let room = state.room(gpu.index);
-            picture.cards.push(CardPicture {
-                gpu: gpu.clone(),
+            let card = CardPicture {
                 pci: view.pci.get(place).cloned().unwrap_or_default(),
                 free_cores: room.cores,
                 free_memory: room.memory,
                 overbooked: view.overbooked.contains(&gpu.index.0),
-                total: account.total,
-                host: of(Holder::Host),
-                unknown: of(Holder::Unknown),
-                idle_energy: account.idle_energy,
-                measured: account.measured,
-                has_energy: account.has_energy(),
-                passes: account.passes,
-                failures: account.failures,
-                last_success: account.last_success,
-                xids: account.xids.clone(),
-                look,
-            });
-            let Some(card) = picture.cards.last() else { continue };
-            found.extend(processes_on(place, card, account, meter));
-            join(&mut containers, place, card, account, view, &found);
+                ..CardPicture::of(gpu, account, look)
+            };
+            let processes = processes_on(place, &card, account, meter);
+            join(&mut containers, place, &card, account, view, &processes);
+            found.extend(processes);
+            picture.cards.push(card);
         }
         picture.containers =
             containers.into_values().filter(|container| !container.shares.is_empty()).collect();
@@ -247,29 +223,105 @@ impl Picture {
             .containers
             .sort_by(|a, b| (&a.namespace, &a.pod, &a.key).cmp(&(&b.namespace, &b.pod, &b.key)));
         for container in &mut picture.containers {
-            let ContainerKey { uid, container: own } = &container.key;
-            let escapes = view.escapes.iter().filter(|(pod, container, ..)| pod == uid && container == own);
-            container.escapes = escapes.map(|(.., escape, count)| (*escape, *count)).collect();
-            let name = (container.namespace.clone(), container.pod.clone(), container.key.container.clone());
-            // Without the kubelet's books nobody knows what was given.
-            let is_ours = view.listed && !view.served_by_others.contains(&name);
-            for share in &mut container.shares {
-                share.escaped = is_ours && share.hold.is_none() && !share.pids.is_empty();
-                let Some(card) = picture.cards.get(share.card) else { continue };
-                (share.throttle, share.throttled) = meter.throttle(&container.key, &card.gpu.uuid);
-            }
+            container.judge(view, meter, &picture.cards);
         }
-        let places: BTreeMap<&ContainerKey, usize> =
-            picture.containers.iter().enumerate().map(|(place, container)| (&container.key, place)).collect();
-        let owned = |holder: &Holder, owner: Owned| match holder {
-            Holder::Container(key) => places.get(key).copied().map_or(Owned::Unknown, Owned::Container),
-            Holder::Host | Holder::Unknown => owner,
-        };
-        picture.processes = found
-            .into_iter()
-            .map(|(holder, process)| ProcessPicture { owner: owned(&holder, process.owner), ..process })
-            .collect();
+        picture.processes = owned(found, &picture.containers);
         picture
+    }
+
+    /// Which containers are on which parts of cards that are cut up.
+    #[must_use]
+    pub fn on_instances(&self) -> Vec<(&ContainerPicture, &CardPicture, &Instance)> {
+        let places = |process: &ProcessPicture| match (process.owner, process.instance) {
+            (Owned::Container(container), Some(part)) => Some((container, process.card, part)),
+            _ => None,
+        };
+        let all: BTreeSet<(usize, usize, u32)> = self.processes.iter().filter_map(places).collect();
+        let found = |(container, card, number): (usize, usize, u32)| {
+            let card = self.cards.get(card)?;
+            let parts = &card.look.as_ref()?.instances;
+            let part = parts.iter().find(|part| part.gpu_instance == Some(number))?;
+            Some((self.containers.get(container)?, card, part))
+        };
+        all.into_iter().filter_map(found).collect()
+    }
+}
+
+/// What the agent's books say of a container.
+fn held(held: &ContainerView) -> (ContainerKey, ContainerPicture) {
+    let key = ContainerKey { uid: held.uid.clone(), container: held.container.clone() };
+    let share = |(card, hold): &(u8, Hold)| SharePicture {
+        card: usize::from(*card),
+        hold: Some(*hold),
+        ..SharePicture::default()
+    };
+    let container = ContainerPicture {
+        key: key.clone(),
+        namespace: held.namespace.clone(),
+        pod: held.pod.clone(),
+        cluster: held.cluster.clone(),
+        dialect: held.dialect,
+        shares: held.cards.iter().map(share).collect(),
+        escapes: Vec::new(),
+    };
+    (key, container)
+}
+
+/// The processes, each with its container.
+fn owned(found: Vec<(Holder, ProcessPicture)>, containers: &[ContainerPicture]) -> Vec<ProcessPicture> {
+    let places: BTreeMap<&ContainerKey, usize> =
+        containers.iter().enumerate().map(|(place, container)| (&container.key, place)).collect();
+    let owner = |holder: Holder, owner: Owned| match holder {
+        Holder::Container(key) => places.get(&key).copied().map_or(Owned::Unknown, Owned::Container),
+        Holder::Host | Holder::Unknown => owner,
+    };
+    let process = |(holder, process): (Holder, ProcessPicture)| ProcessPicture {
+        owner: owner(holder, process.owner),
+        ..process
+    };
+    found.into_iter().map(process).collect()
+}
+
+impl CardPicture {
+    /// A card, as far as it was measured.
+    fn of(gpu: &Gpu, account: &CardMeter, look: Option<Look>) -> Self {
+        let of = |holder| account.holders.get(&holder).copied().unwrap_or_default();
+        Self {
+            gpu: gpu.clone(),
+            pci: String::new(),
+            free_cores: Percent::ZERO,
+            free_memory: MiB::ZERO,
+            overbooked: false,
+            look,
+            total: account.total,
+            host: of(Holder::Host),
+            unknown: of(Holder::Unknown),
+            idle_energy: account.idle_energy,
+            measured: account.measured,
+            has_energy: account.has_energy(),
+            instances: account.instances.clone(),
+            passes: account.passes,
+            failures: account.failures,
+            last_success: account.last_success,
+            xids: account.xids.clone(),
+        }
+    }
+}
+
+impl ContainerPicture {
+    /// Adds what its library reports, and whether it is where it was not given anything.
+    fn judge(&mut self, view: &View, meter: &Meter, cards: &[CardPicture]) {
+        let ContainerKey { uid, container: own } = &self.key;
+        let escapes = view.escapes.iter().filter(|(pod, container, ..)| pod == uid && container == own);
+        self.escapes = escapes.map(|(.., escape, count)| (*escape, *count)).collect();
+        let name = (self.namespace.clone(), self.pod.clone(), own.clone());
+        // Without the kubelet's books nobody knows what was given.
+        let is_ours = view.listed && !view.served_by_others.contains(&name);
+        for share in &mut self.shares {
+            share.escaped = is_ours && share.hold.is_none() && !share.pids.is_empty();
+            let Some(card) = cards.get(share.card) else { continue };
+            (share.throttle, share.throttled) = meter.throttle(&self.key, &card.gpu.uuid);
+        }
     }
 }
 
@@ -289,7 +341,8 @@ fn processes_on(
             (Holder::Host, _) => Owned::Host,
             _ => Owned::Unknown,
         };
-        let busy = account.now.as_ref().map(|(_, own)| own.get(&process.pid).copied().unwrap_or(0.0));
+        let busy =
+            account.now.as_ref().map(|split| split.processes.get(&process.pid).copied().unwrap_or(0.0));
         let picture = ProcessPicture {
             card: place,
             pid: process.pid,
@@ -297,10 +350,21 @@ fn processes_on(
             owner,
             bytes: process.bytes,
             busy,
+            instance: process.instance,
         };
         (holder, picture)
     };
-    latest.sample.processes.iter().flatten().map(process).collect()
+    let mut all: Vec<(Holder, ProcessPicture)> =
+        latest.sample.processes.iter().flatten().map(process).collect();
+    // On several parts of a card it is still one process.
+    all.dedup_by(|(_, later), (_, earlier)| {
+        let same = later.pid == earlier.pid;
+        if same {
+            earlier.bytes = earlier.bytes.zip(later.bytes).map(|(a, b)| a.saturating_add(b));
+        }
+        same
+    });
+    all
 }
 
 /// Adds to the containers what they use of a card. Those that nobody granted anything come in by their processes.
@@ -313,7 +377,7 @@ fn join(
     processes: &[(Holder, ProcessPicture)],
 ) {
     let mut pids: BTreeMap<&ContainerKey, Vec<u32>> = BTreeMap::new();
-    for (holder, process) in processes.iter().filter(|(_, process)| process.card == place) {
+    for (holder, process) in processes {
         if let Holder::Container(key) = holder {
             pids.entry(key).or_default().push(process.pid);
         }
@@ -361,7 +425,7 @@ impl Look {
             took: latest.took,
             memory: sample.memory,
             used,
-            busy: account.now.as_ref().map(|(split, _)| split.clone()),
+            busy: account.now.as_ref().map(|split| split.all.clone()),
             energy: sample.energy,
             sensors: sample.sensors.clone(),
             instances: sample.instances.clone(),

@@ -156,7 +156,7 @@ fn measure(
         let Ok(limits) = account.control.read() else { continue };
         for (place, card) in limits.cards.iter().enumerate() {
             let Used { time, windows } =
-                used.get(&(account.directory.clone(), card.uuid)).copied().unwrap_or_default();
+                used.all.get(&(account.directory.clone(), card.uuid)).copied().unwrap_or_default();
             let (uid, container) = whose.clone();
             let mut throttle = Throttle { open: seconds(time), windows, ..Throttle::default() };
             // Processes do not tell which card they waited for; shares are of one card.
@@ -175,7 +175,7 @@ fn measure(
             held: held.take(limits.cards.len()).collect(),
         });
     }
-    sampler.report(throttles);
+    sampler.report(throttles, Duration::from_nanos(futex::now().saturating_sub(used.at)));
     let measured = Measured { at, looked_at, processes, accounts: read };
     let _ended = messages.send(Message::Event(Event::Measured(Box::new(measured))));
 }
