@@ -41,19 +41,20 @@ async fn copy_of(body: Vec<u8>) -> SocketAddr {
     address
 }
 
-async fn measure(what: &str, address: SocketAddr, headers: &str) -> Duration {
+/// The time that all but one in a hundred stay below, and the last page.
+async fn measure(what: &str, address: SocketAddr, headers: &str) -> (Duration, Vec<u8>) {
     let mut times = Vec::with_capacity(SCRAPES);
-    let mut bytes = 0;
+    let mut page = Vec::new();
     for _ in 0..SCRAPES {
         let started = Instant::now();
         let (_, body) = fetch(address, "/metrics", headers).await.unwrap();
         times.push(started.elapsed());
-        bytes = body.len();
+        page = body;
     }
     times.sort();
     let (median, p99) = (times[SCRAPES / 2], times[SCRAPES * 99 / 100]);
-    println!("{what:<28} {bytes:>8} bytes   median {median:>9.1?}   p99 {p99:>9.1?}");
-    p99
+    println!("{what:<28} {:>8} bytes   median {median:>9.1?}   p99 {p99:>9.1?}", page.len());
+    (p99, page)
 }
 
 #[tokio::main(flavor = "multi_thread", worker_threads = 2)]
@@ -64,10 +65,9 @@ async fn main() {
     world
         .until_shown("/metrics", "tessera_container_busy_seconds_total{namespace=\"team\",pod=\"job-99\"")
         .await;
-    let (_, body) = fetch(address, "/metrics", "").await.unwrap();
     println!("{SCRAPES} scrapes each; 8 cards, 200 processes, 100 pods, looked at every 20 ms:");
-    measure("a copy of the text", copy_of(body).await, "").await;
-    let p99 = measure("the agent", address, "").await;
+    let (p99, page) = measure("the agent", address, "").await;
+    measure("a copy of that text", copy_of(page).await, "").await;
     measure("the agent, packed", address, "Accept-Encoding: gzip\r\n").await;
     println!("p99 is {} the {MOST:?} of the budget", if p99 <= MOST { "within" } else { "OVER" });
 }

@@ -53,7 +53,7 @@ pub(crate) struct SamplingArguments {
     #[arg(long, value_name = "DIRECTORY")]
     proc_root: Option<PathBuf>,
 
-    /// Whose metrics /metrics has: native, map, pod-memory, gpu-manager, dcgm, dcgm-pods, cadvisor, hami
+    /// Whose metrics /metrics has: native, map, pod-memory, gpu-manager, dcgm, dcgm-pods, cadvisor, hami, hami-legacy
     #[arg(long, value_delimiter = ',', default_values = ["native", "map", "pod-memory", "gpu-manager"])]
     metrics: Vec<Vocabulary>,
 

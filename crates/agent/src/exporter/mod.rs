@@ -15,6 +15,6 @@ pub use self::{
     book::{Book, ContainerKey, Holder},
     meter::{CardMeter, Meter, Observation, Tally, Throttle, Throttles},
     picture::{CardPicture, ContainerPicture, Look, Owned, Picture, ProcessPicture, SharePicture, Sources},
-    split::{Split, split_memory, split_time},
+    split::{Split, TimeSplit, split_memory, split_time},
     usage::{Usage, node_use, usage},
 };

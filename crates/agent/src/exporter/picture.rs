@@ -1,6 +1,8 @@
-//! Everything there is to tell at one moment, put together: what the pages are written from.
+//! Everything there is to tell at one moment: what the pages are written from.
 
-use std::collections::BTreeMap;
+mod assemble;
+
+use std::collections::{BTreeMap, BTreeSet};
 
 use tessera_core::{
     gpu::Gpu,
@@ -10,8 +12,8 @@ use tessera_core::{
 use tessera_node::gpus::{CardMemory, Instance, Sensors};
 use tessera_wire::dialect::Dialect;
 
-use super::{CardMeter, ContainerKey, Holder, Meter, Split, Tally, Throttle, split_memory};
-use crate::machine::{Escape, View};
+use super::{ContainerKey, Split, Tally, Throttle};
+use crate::machine::Escape;
 
 /// A node at one moment.
 #[derive(Clone, Debug, Default)]
@@ -72,6 +74,8 @@ pub struct CardPicture {
     pub measured: bool,
     /// Whether it tells its energy.
     pub has_energy: bool,
+    /// Seconds in which each of its parts was busy, by name, if it is cut up.
+    pub instances: BTreeMap<String, f64>,
     /// Looks so far.
     pub passes: u64,
     /// Looks that failed.
@@ -83,7 +87,7 @@ pub struct CardPicture {
 }
 
 /// What a look at a card showed.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Look {
     /// How long it took, in seconds.
     pub took: f64,
@@ -100,7 +104,7 @@ pub struct Look {
     /// Its parts, if it is cut up.
     pub instances: Vec<Instance>,
     /// The processes on it.
-    pub pids: Vec<u32>,
+    pub pids: BTreeSet<u32>,
 }
 
 /// One container.
@@ -160,6 +164,8 @@ pub struct ProcessPicture {
     pub bytes: Option<u64>,
     /// The part of the last interval in which its kernels ran.
     pub busy: Option<f64>,
+    /// The part of the card it runs on, if that is cut up.
+    pub instance: Option<u32>,
 }
 
 /// Whose a process is.
@@ -176,199 +182,25 @@ pub enum Owned {
 }
 
 impl Picture {
-    /// Puts together what the agent knows with what was measured. Looks that went well before `fresh_since` (seconds since 1970) say
-    /// nothing about now.
+    /// Which containers are on which parts of cards that are cut up.
     #[must_use]
-    pub fn new(view: &View, meter: &Meter, fresh_since: f64, processes: bool) -> Self {
-        let mut picture = Self {
-            driver: view.driver.clone(),
-            sources: Sources {
-                gpus: view.node.is_some(),
-                kubelet: view.listed,
-                pods: view.pods_known,
-                processes,
-            },
-            ..Self::default()
+    pub fn on_instances(&self) -> Vec<(&ContainerPicture, &CardPicture, &Instance)> {
+        let places = |process: &ProcessPicture| match (process.owner, process.instance) {
+            (Owned::Container(container), Some(part)) => Some((container, process.card, part)),
+            _ => None,
         };
-        let Some(state) = &view.node else { return picture };
-        picture.node = state.node().name.to_string();
-        let mut containers: BTreeMap<ContainerKey, ContainerPicture> = BTreeMap::new();
-        for held in &view.containers {
-            let key = ContainerKey { uid: held.uid.clone(), container: held.container.clone() };
-            let share = |(card, hold): &(u8, Hold)| SharePicture {
-                card: usize::from(*card),
-                hold: Some(*hold),
-                ..SharePicture::default()
-            };
-            let container = ContainerPicture {
-                key: key.clone(),
-                namespace: held.namespace.clone(),
-                pod: held.pod.clone(),
-                cluster: held.cluster.clone(),
-                dialect: held.dialect,
-                shares: held.cards.iter().map(share).collect(),
-                escapes: Vec::new(),
-            };
-            containers.insert(key, container);
-        }
-        let nothing = CardMeter::default();
-        let mut found = Vec::new();
-        for (place, gpu) in state.node().gpus().iter().enumerate() {
-            let account = meter.card(&gpu.uuid).unwrap_or(&nothing);
-            let fresh = account.last_success.is_some_and(|at| at >= fresh_since);
-            let look = fresh.then(|| Look::of(account, meter)).flatten();
-            let of = |holder| account.holders.get(&holder).copied().unwrap_or_default();
-            let room = state.room(gpu.index);
-            picture.cards.push(CardPicture {
-                gpu: gpu.clone(),
-                pci: view.pci.get(place).cloned().unwrap_or_default(),
-                free_cores: room.cores,
-                free_memory: room.memory,
-                overbooked: view.overbooked.contains(&gpu.index.0),
-                total: account.total,
-                host: of(Holder::Host),
-                unknown: of(Holder::Unknown),
-                idle_energy: account.idle_energy,
-                measured: account.measured,
-                has_energy: account.has_energy(),
-                passes: account.passes,
-                failures: account.failures,
-                last_success: account.last_success,
-                xids: account.xids.clone(),
-                look,
-            });
-            let Some(card) = picture.cards.last() else { continue };
-            found.extend(processes_on(place, card, account, meter));
-            join(&mut containers, place, card, account, view, &found);
-        }
-        picture.containers =
-            containers.into_values().filter(|container| !container.shares.is_empty()).collect();
-        picture
-            .containers
-            .sort_by(|a, b| (&a.namespace, &a.pod, &a.key).cmp(&(&b.namespace, &b.pod, &b.key)));
-        for container in &mut picture.containers {
-            let ContainerKey { uid, container: own } = &container.key;
-            let escapes = view.escapes.iter().filter(|(pod, container, ..)| pod == uid && container == own);
-            container.escapes = escapes.map(|(.., escape, count)| (*escape, *count)).collect();
-            let name = (container.namespace.clone(), container.pod.clone(), container.key.container.clone());
-            // Without the kubelet's books nobody knows what was given.
-            let is_ours = view.listed && !view.served_by_others.contains(&name);
-            for share in &mut container.shares {
-                share.escaped = is_ours && share.hold.is_none() && !share.pids.is_empty();
-                let Some(card) = picture.cards.get(share.card) else { continue };
-                (share.throttle, share.throttled) = meter.throttle(&container.key, &card.gpu.uuid);
-            }
-        }
-        let places: BTreeMap<&ContainerKey, usize> =
-            picture.containers.iter().enumerate().map(|(place, container)| (&container.key, place)).collect();
-        let owned = |holder: &Holder, owner: Owned| match holder {
-            Holder::Container(key) => places.get(key).copied().map_or(Owned::Unknown, Owned::Container),
-            Holder::Host | Holder::Unknown => owner,
+        let all: BTreeSet<(usize, usize, u32)> = self.processes.iter().filter_map(places).collect();
+        let found = |(container, card, number): (usize, usize, u32)| {
+            let card = self.cards.get(card)?;
+            let parts = &card.look.as_ref()?.instances;
+            let part = parts.iter().find(|part| part.gpu_instance == Some(number))?;
+            Some((self.containers.get(container)?, card, part))
         };
-        picture.processes = found
-            .into_iter()
-            .map(|(holder, process)| ProcessPicture { owner: owned(&holder, process.owner), ..process })
-            .collect();
-        picture
-    }
-}
-
-/// The processes on a card, with their holders.
-fn processes_on(
-    place: usize,
-    card: &CardPicture,
-    account: &CardMeter,
-    meter: &Meter,
-) -> Vec<(Holder, ProcessPicture)> {
-    let (Some(_), Some(latest)) = (&card.look, &account.latest) else { return Vec::new() };
-    let process = |process: &tessera_node::gpus::ProcessMemory| {
-        let who = latest.who.get(&process.pid);
-        let holder = meter.holder(who);
-        let owner = match (&holder, who.map(|who| &who.owner)) {
-            (Holder::Host, Some(tessera_wire::cgroup::Owner::Container(_))) => Owned::OutsideContainer,
-            (Holder::Host, _) => Owned::Host,
-            _ => Owned::Unknown,
-        };
-        let busy = account.now.as_ref().map(|(_, own)| own.get(&process.pid).copied().unwrap_or(0.0));
-        let picture = ProcessPicture {
-            card: place,
-            pid: process.pid,
-            command: who.map(|who| who.command.clone()).unwrap_or_default(),
-            owner,
-            bytes: process.bytes,
-            busy,
-        };
-        (holder, picture)
-    };
-    latest.sample.processes.iter().flatten().map(process).collect()
-}
-
-/// Adds to the containers what they use of a card. Those that nobody granted anything come in by their processes.
-fn join(
-    containers: &mut BTreeMap<ContainerKey, ContainerPicture>,
-    place: usize,
-    card: &CardPicture,
-    account: &CardMeter,
-    view: &View,
-    processes: &[(Holder, ProcessPicture)],
-) {
-    let mut pids: BTreeMap<&ContainerKey, Vec<u32>> = BTreeMap::new();
-    for (holder, process) in processes.iter().filter(|(_, process)| process.card == place) {
-        if let Holder::Container(key) = holder {
-            pids.entry(key).or_default().push(process.pid);
-        }
-    }
-    for key in pids.keys() {
-        let Some(pod) = view.pods.iter().find(|pod| pod.uid == key.uid) else { continue };
-        let container = containers.entry((*key).clone()).or_insert_with(|| ContainerPicture {
-            key: (*key).clone(),
-            namespace: pod.namespace.clone(),
-            pod: pod.name.clone(),
-            cluster: String::new(),
-            dialect: None,
-            shares: Vec::new(),
-            escapes: Vec::new(),
-        });
-        if !container.shares.iter().any(|share| share.card == place) {
-            container.shares.push(SharePicture { card: place, ..SharePicture::default() });
-            container.shares.sort_by_key(|share| share.card);
-        }
-    }
-    let used = card.look.as_ref().and_then(|look| look.used.as_ref());
-    let busy = card.look.as_ref().and_then(|look| look.busy.as_ref());
-    for (key, container) in containers {
-        for share in container.shares.iter_mut().filter(|share| share.card == place) {
-            // A container without a process uses nothing, and that is known.
-            share.used = used.map(|split| split.containers.get(key).copied().unwrap_or(0));
-            share.busy = busy.map(|split| split.containers.get(key).copied().unwrap_or(0.0));
-            share.total = account.holders.get(&Holder::Container(key.clone())).copied().unwrap_or_default();
-            share.pids = pids.get(key).cloned().unwrap_or_default();
-        }
+        all.into_iter().filter_map(found).collect()
     }
 }
 
 impl Look {
-    fn of(account: &CardMeter, meter: &Meter) -> Option<Self> {
-        let latest = account.latest.as_ref()?;
-        let sample = &latest.sample;
-        let holders: Option<Vec<(Holder, Option<u64>)>> = sample.processes.as_ref().map(|all| {
-            all.iter().map(|process| (meter.holder(latest.who.get(&process.pid)), process.bytes)).collect()
-        });
-        let used = sample.memory.zip(holders).map(|(memory, holders)| {
-            split_memory(memory.used, holders.iter().map(|(holder, bytes)| (holder, *bytes)))
-        });
-        Some(Self {
-            took: latest.took,
-            memory: sample.memory,
-            used,
-            busy: account.now.as_ref().map(|(split, _)| split.clone()),
-            energy: sample.energy,
-            sensors: sample.sensors.clone(),
-            instances: sample.instances.clone(),
-            pids: sample.processes.iter().flatten().map(|process| process.pid).collect(),
-        })
-    }
-
     /// Bytes in use: what the parts add up to, where they are known.
     #[must_use]
     pub fn used_bytes(&self) -> Option<u64> {

@@ -56,27 +56,72 @@ pub fn split_memory<'a>(
     split
 }
 
-/// Time, as parts of an interval: the card's, and that of each process. Processes that ran side by side may sum up to more than the
-/// card was busy: each then counts for its part. What no process explains is unknown.
+/// Whose an interval was, as parts of it.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct TimeSplit {
+    /// Everybody's part.
+    pub all: Split<f64>,
+    /// Of these, each process's own, where the driver told of it.
+    pub processes: BTreeMap<u32, f64>,
+}
+
+/// Time, as parts of an interval: the card's, and that of each process of each holder. What no process explains is unknown.
+///
+/// The driver's samples name one process each, so of processes that take turns within milliseconds they tell only roughly who had
+/// how much. Containers that share the card by windows are therefore taken at the word of whoever opened these. Claims of processes that
+/// ran side by side may sum up to more than the card was busy: each then counts for its part.
 #[must_use]
-pub fn split_time<'a>(
+pub fn split_time(
     card: Option<f64>,
-    processes: Option<impl IntoIterator<Item = (&'a Holder, f64)>>,
-) -> Option<Split<f64>> {
-    let processes: Option<Vec<(&Holder, f64)>> = processes.map(|all| all.into_iter().collect());
-    let sum: f64 = processes.iter().flatten().map(|(_, time)| time).sum();
-    let whole = match (card, &processes) {
-        (Some(card), _) => card.clamp(0.0, 1.0),
-        (None, Some(_)) => sum.clamp(0.0, 1.0),
+    processes: Option<Vec<(u32, Holder, f64)>>,
+    windows: &BTreeMap<ContainerKey, f64>,
+) -> Option<TimeSplit> {
+    let processes = match (card, processes) {
         (None, None) => return None,
+        (_, processes) => processes.unwrap_or_default(),
     };
-    let scale = if sum > whole { whole / sum } else { 1.0 };
-    let mut split = Split { whole, ..Split::default() };
-    for (holder, time) in processes.into_iter().flatten() {
-        split.add(holder, time * scale);
+    let mut sampled: BTreeMap<&Holder, f64> = BTreeMap::new();
+    for (_, holder, part) in &processes {
+        *sampled.entry(holder).or_default() += part;
     }
-    split.unknown += (whole - sum * scale).max(0.0);
+    let by_window = |holder: &Holder| match holder {
+        Holder::Container(key) => windows.get(key).copied(),
+        Holder::Host | Holder::Unknown => None,
+    };
+    let mut claims: BTreeMap<Holder, f64> = sampled
+        .iter()
+        .map(|(holder, part)| ((*holder).clone(), by_window(holder).unwrap_or(*part)))
+        .collect();
+    // Too little for the driver to have noticed.
+    for (key, part) in windows {
+        claims.entry(Holder::Container(key.clone())).or_insert(*part);
+    }
+    let sum: f64 = claims.values().sum();
+    let whole = card.unwrap_or(sum).clamp(0.0, 1.0);
+    // Windows end a little before or after the last kernel: what the card did is theirs if nobody else did anything.
+    let is_theirs = claims.keys().all(|holder| by_window(holder).is_some());
+    let scale = if sum > whole || (sum > 0.0 && is_theirs) { whole / sum } else { 1.0 };
+    let mut split = TimeSplit { all: Split { whole, ..Split::default() }, ..TimeSplit::default() };
+    for (holder, claim) in &claims {
+        split.all.add(holder, claim * scale);
+    }
+    split.all.unknown += (whole - sum * scale).max(0.0);
+    for (pid, holder, part) in &processes {
+        let [claim, of_all] = [&claims[holder], &sampled[holder]].map(|part| *part);
+        let own = if of_all > 0.0 { part / of_all * claim * scale } else { 0.0 };
+        split.processes.insert(*pid, own);
+    }
     Some(split)
+}
+
+impl TimeSplit {
+    /// Whoever had more than nothing.
+    pub fn parts(&self) -> impl Iterator<Item = (Holder, f64)> {
+        let containers =
+            self.all.containers.iter().map(|(key, part)| (Holder::Container(key.clone()), *part));
+        let others = [(Holder::Host, self.all.host), (Holder::Unknown, self.all.unknown)];
+        containers.chain(others).filter(|(_, part)| *part > 0.0)
+    }
 }
 
 #[cfg(test)]
@@ -86,15 +131,15 @@ mod tests {
 
     use super::*;
 
+    fn container() -> impl Strategy<Value = ContainerKey> {
+        (0..3u8, 0..2u8).prop_map(|(pod, container)| ContainerKey {
+            uid: PodUid(format!("pod-{pod}")),
+            container: format!("c{container}"),
+        })
+    }
+
     fn holder() -> impl Strategy<Value = Holder> {
-        prop_oneof![
-            Just(Holder::Host),
-            Just(Holder::Unknown),
-            (0..3u8, 0..2u8).prop_map(|(pod, container)| Holder::Container(ContainerKey {
-                uid: PodUid(format!("pod-{pod}")),
-                container: format!("c{container}"),
-            })),
-        ]
+        prop_oneof![Just(Holder::Host), Just(Holder::Unknown), container().prop_map(Holder::Container)]
     }
 
     fn close(a: f64, b: f64) -> bool {
@@ -117,16 +162,17 @@ mod tests {
         fn time_adds_up_and_never_exceeds_the_interval(
             card in prop::option::of(0.0..1.0f64),
             processes in prop::option::of(prop::collection::vec((holder(), 0.0..1.0f64), 0..12)),
+            windows in prop::collection::btree_map(container(), 0.0..1.0f64, 0..4),
         ) {
-            let given = processes.as_ref().map(|all| all.iter().map(|(holder, time)| (holder, *time)));
-            let split = split_time(card, given);
+            let numbered = |all: Vec<(Holder, f64)>| (0..).zip(all).map(|(pid, (holder, part))| (pid, holder, part)).collect();
+            let split = split_time(card, processes.clone().map(numbered), &windows);
             prop_assert_eq!(split.is_none(), card.is_none() && processes.is_none());
-            if let Some(split) = split {
-                let sum = split.containers.values().sum::<f64>() + split.host + split.unknown + split.rest;
-                prop_assert!(close(sum, split.whole), "{} {}", sum, split.whole);
-                prop_assert!(split.whole <= 1.0 + 1e-9);
-                prop_assert!(card.is_none_or(|card| close(card, split.whole)));
-            }
+            let Some(TimeSplit { all, processes }) = split else { return Ok(()) };
+            let sum = all.containers.values().sum::<f64>() + all.host + all.unknown + all.rest;
+            prop_assert!(close(sum, all.whole), "{} {}", sum, all.whole);
+            prop_assert!(all.whole <= 1.0 + 1e-9);
+            prop_assert!(card.is_none_or(|card| close(card, all.whole)));
+            prop_assert!(processes.values().sum::<f64>() <= all.whole + 1e-9);
         }
     }
 
@@ -135,7 +181,24 @@ mod tests {
         let (a, b) = (Holder::Host, Holder::Unknown);
         let split = split_memory(100, [(&a, Some(30)), (&b, Some(20)), (&b, None)]);
         assert_eq!((split.host, split.unknown, split.rest), (30, 20, 50));
-        let split = split_time(Some(0.5), Some([(&a, 0.75), (&b, 0.25)])).unwrap();
-        assert_eq!((split.host, split.unknown), (0.375, 0.125));
+        let both = vec![(1, a, 0.75), (2, b, 0.25)];
+        let split = split_time(Some(0.5), Some(both), &BTreeMap::new()).unwrap();
+        assert_eq!((split.all.host, split.all.unknown), (0.375, 0.125));
+        assert_eq!(split.processes, BTreeMap::from([(1, 0.375), (2, 0.125)]));
+    }
+
+    #[test]
+    fn windows_are_believed_more_than_samples_and_the_others_keep_theirs() {
+        let of = |name: &str| ContainerKey { uid: PodUid(name.into()), container: String::new() };
+        let [a, b] = ["a", "b"].map(|name| Holder::Container(of(name)));
+        let windows = BTreeMap::from([(of("a"), 0.2), (of("b"), 0.2)]);
+        // The driver saw only one of them.
+        let split = split_time(Some(0.5), Some(vec![(1, a.clone(), 0.5)]), &windows).unwrap();
+        assert_eq!(split.all.containers, BTreeMap::from([(of("a"), 0.25), (of("b"), 0.25)]));
+        // Somebody without windows was there too; 3 of `b` did nothing.
+        let all = vec![(1, a, 0.1), (2, Holder::Host, 0.6), (3, b, 0.0)];
+        let split = split_time(Some(0.5), Some(all), &windows).unwrap();
+        assert!(close(split.all.host, 0.3) && close(split.all.containers[&of("b")], 0.1), "{split:?}");
+        assert_eq!(split.processes[&3], 0.0);
     }
 }

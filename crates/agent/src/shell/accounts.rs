@@ -167,7 +167,7 @@ fn measure(
         for (place, gpu) in account.cards.iter().enumerate() {
             let uuid = uuid_bytes(&gpu.0).unwrap_or_default();
             let Used { time, windows } =
-                used.get(&(account.directory.clone(), uuid)).copied().unwrap_or_default();
+                used.all.get(&(account.directory.clone(), uuid)).copied().unwrap_or_default();
             let (uid, container) = whose.clone();
             let mut throttle = Throttle { open: seconds(time), windows, ..Throttle::default() };
             // Processes do not tell which card they waited for; shares are of one card.
@@ -179,7 +179,7 @@ fn measure(
             throttles.insert((ContainerKey { uid, container }, gpu.clone()), throttle);
         }
     }
-    sampler.report(throttles);
+    sampler.report(throttles, Duration::from_nanos(futex::now().saturating_sub(used.at)));
     let measured = Measured { at, looked_at, processes, accounts: read };
     let _ended = messages.send(Message::Event(Event::Measured(Box::new(measured))));
 }

@@ -43,8 +43,14 @@ pub(super) struct Arbiter {
     used: Arc<Mutex<UsedTime>>,
 }
 
-/// What containers have had of cards, by grant directory and card.
-pub(super) type UsedTime = HashMap<(PathBuf, [u8; 16]), Used>;
+/// What containers have had of cards.
+#[derive(Clone, Debug, Default)]
+pub(super) struct UsedTime {
+    /// Until when, by [`futex::now`].
+    pub(super) at: u64,
+    /// By grant directory and card.
+    pub(super) all: HashMap<(PathBuf, [u8; 16]), Used>,
+}
 
 enum Command {
     Add(PathBuf),
@@ -133,7 +139,8 @@ fn run(
         if told.elapsed() >= TELL {
             told = Instant::now();
             let all = service.all_used().map(|(folder, card, used)| ((folder.to_owned(), card), used));
-            *used.lock().unwrap_or_else(PoisonError::into_inner) = all.collect();
+            let all = all.collect();
+            *used.lock().unwrap_or_else(PoisonError::into_inner) = UsedTime { at: now, all };
         }
         loop {
             match inbox.try_recv() {

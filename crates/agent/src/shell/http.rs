@@ -90,7 +90,10 @@ async fn graph(State(pages): State<Pages>) -> Result<Json<BTreeMap<&'static str,
     let view = pages.view().await?;
     let activity = |card: &CardPicture| {
         let Some(look) = &card.look else { return tree::Activity::default() };
-        tree::Activity { pids: look.pids.clone(), used: MiB(look.used_bytes().unwrap_or(0) >> 20) }
+        tree::Activity {
+            pids: look.pids.iter().copied().collect(),
+            used: MiB(look.used_bytes().unwrap_or(0) >> 20),
+        }
     };
     let activity: Vec<tree::Activity> = pages.sampler.picture(&view).cards.iter().map(activity).collect();
     let node = view.node.ok_or(StatusCode::SERVICE_UNAVAILABLE)?;

@@ -16,7 +16,7 @@ use std::{
 
 use tessera_core::gpu::GpuUuid;
 use tessera_node::{
-    gpus::{Gpus, GpusError, Incident, IncidentKind, ProcessMemory, Window},
+    gpus::{Gpus, GpusError, Incident, IncidentKind, Known, ProcessMemory, Window},
     processes::{Memory, Processes},
 };
 
@@ -61,9 +61,6 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 /// How long a card may take to tell who is on it.
 const GLANCE: Duration = Duration::from_millis(200);
-
-/// What was not counted for longer than this is not counted at all: the driver does not remember it.
-const FORGETS: u64 = 30_000_000;
 
 /// Looks at the cards and keeps their accounts.
 #[allow(missing_debug_implementations, reason = "a port is whatever is plugged in")]
@@ -152,9 +149,10 @@ impl Sampler {
         }
     }
 
-    /// What the libraries in containers report, all of it: takes the place of what was known.
-    pub fn report(&self, throttles: Throttles) {
-        lock(&self.meter).report(throttles, unix().as_secs_f64());
+    /// What the libraries in containers report now, and the arbiter so long ago, of all there are.
+    pub fn report(&self, throttles: Throttles, windows_age: Duration) {
+        let now = unix();
+        lock(&self.meter).report(throttles, now.as_secs_f64(), now.saturating_sub(windows_age).as_secs_f64());
     }
 
     /// The processes of containers that are on the cards now, and which cards told. Those on which the last look saw nobody are not
@@ -236,16 +234,18 @@ impl Sampler {
         let poller = Poller { questions, asked: asked.clone() };
         let (gpus, meter, every) = (self.gpus.clone(), self.meter.clone(), self.sampling.every);
         let mut memory = self.processes.clone().map(Memory::of);
-        let mut since = 0;
+        let mut known = Known::default();
         let mut trouble = None;
+        let begin = Instant::now();
         let work = move || {
             loop {
                 let started = Instant::now();
-                let now = u64::try_from(unix().as_micros()).unwrap_or(u64::MAX);
-                match look(&*gpus, &gpu, memory.as_mut(), Window { since, now }) {
+                let uptime = microseconds(started.duration_since(begin));
+                let window = known.window(microseconds(unix()), uptime);
+                match look(&*gpus, &gpu, memory.as_mut(), window) {
                     Ok(observation) => {
                         trouble = None;
-                        since = observation.sample.work.to.max(now.saturating_sub(FORGETS));
+                        known.learn(window, uptime, &observation.sample.work);
                         let took = started.elapsed().as_secs_f64();
                         lock(&meter).observe(&gpu, Observation { took, ..observation });
                     }
@@ -294,6 +294,10 @@ pub fn look(
 
 fn unix() -> Duration {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()
+}
+
+fn microseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -2,7 +2,7 @@
 //! of the exporter, and a process beside the library that is found out.
 //!
 //! Needs a card that nobody else uses. The environment names the parts: LIBRARY (libtessera.so), WORK (gpu/work.c, built), TAKE
-//! (gpu/take.py, which needs PyTorch).
+//! and PART (gpu/take.py and gpu/part.py, which need PyTorch).
 
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test that tells what it measured")]
 
@@ -13,6 +13,7 @@ mod common;
 use std::{
     collections::BTreeMap,
     fs,
+    net::SocketAddr,
     path::PathBuf,
     process::{Child, Command, Stdio},
     sync::Arc,
@@ -81,6 +82,34 @@ fn value(page: &str, family: &str, pod: &str) -> f64 {
     line.and_then(|line| line.rsplit(' ').next()?.parse().ok()).unwrap_or(f64::NAN)
 }
 
+/// Two containers that compute for less than they may: what the exporter counts to each is the work it did.
+async fn busy_time_is_that_of_the_work_done(world: &World, address: SocketAddr) {
+    let part = |parts: &[&str]| {
+        let mut program = Command::new("python3");
+        program.arg(part("PART")).args(parts);
+        program
+    };
+    let alone = words(part(&["3", "0.5"]).stdout(Stdio::piped()).spawn().unwrap())[0].clone();
+    let counted = async || {
+        // Until what came before is settled.
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        let text = page(address, "/metrics").await.unwrap();
+        ASKED.map(|(name, ..)| value(&text, "tessera_container_busy_seconds_total", name))
+    };
+    let before = counted().await;
+    let seconds = 20.0;
+    let parts = [(0, "0.15"), (1, "0.4")];
+    let running =
+        parts.map(|(pod, share)| start(world, pod, true, &mut part(&[&seconds.to_string(), share, &alone])));
+    let known = tokio::task::spawn_blocking(|| running.map(|child| words(child)[1].parse::<f64>().unwrap()));
+    let (known, after) = (known.await.unwrap(), counted().await);
+    for (place, (name, ..)) in ASKED.iter().enumerate() {
+        let found = 100.0 * (after[place] - before[place]) / seconds;
+        println!("{name}: computed for {:.1} % of the time; the exporter counted {found:.1} %", known[place]);
+        assert!((found - known[place]).abs() < 5.0, "{name}: {found} of {}", known[place]);
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_granted_is_what_is_got() {
     let address = free_address();
@@ -98,6 +127,8 @@ async fn what_is_granted_is_what_is_got() {
         world.run(&pod).await.unwrap();
         world.api.set_containers(&pod.metadata.uid, &[("main", &container_id(number))]);
     }
+
+    busy_time_is_that_of_the_work_done(&world, address).await;
 
     // Both at once, each held to its share.
     let running = [0, 1].map(|pod| work(&world, pod, true));

@@ -15,6 +15,7 @@ use tessera_agent::exporter::{
 };
 use tessera_agent::machine::Escape;
 use tessera_core::units::PodUid;
+use tessera_node::gpus::{CardMemory, CardSample, Instance, ProcessMemory, Profile};
 use tessera_wire::metrics::Format;
 use text::Text;
 
@@ -65,7 +66,7 @@ fn busy_node() -> Stage {
     let key = ContainerKey { uid: PodUid(stage::pod_uid(1)), container: "main".into() };
     let throttle = Throttle { seconds: 1.25, waits: 7, denied_bytes: 4096, open: 2.5, windows: 125 };
     stage.view.escapes = vec![(key.uid.clone(), key.container.clone(), Escape::WithoutLibrary, 2)];
-    stage.meter.report(Throttles::from([((key, uuid(0).as_str().into()), throttle)]), 1.0);
+    stage.meter.report(Throttles::from([((key, uuid(0).as_str().into()), throttle)]), 1.0, 1.0);
     stage
 }
 
@@ -95,7 +96,7 @@ fn by_default_native_families_and_those_of_the_exporters_of_old() {
 fn on_request_those_of_others_and_of_processes() {
     let picture = busy_node().picture();
     let wanted = Wanted {
-        vocabularies: ["pod-memory", "dcgm-pods", "cadvisor", "hami"]
+        vocabularies: ["pod-memory", "dcgm-pods", "cadvisor", "hami", "hami-legacy"]
             .map(|name| name.parse().unwrap())
             .into(),
         old_pod_memory_labels: true,
@@ -112,6 +113,47 @@ fn on_request_those_of_others_and_of_processes() {
     let of_processes = |line: &&str| line.contains("process") || line.starts_with("pod_used");
     let lines: Vec<&str> = text.lines().filter(of_processes).collect();
     golden("processes.txt", &(lines.join("\n") + "\n"));
+}
+
+/// A card in two parts; the driver tells neither its busy time nor that of processes.
+fn cut_up(place: usize, sample: &mut CardSample) {
+    if place != 0 {
+        return;
+    }
+    let part = |number: u32, busy: f64| Instance {
+        uuid: format!("MIG-{number}"),
+        profile: Some("1g.10gb".into()),
+        gpu_instance: Some(number),
+        compute_instance: Some(0),
+        memory: Some(CardMemory { total: 10 << 30, used: 1 << 30, free: 9 << 30, reserved: 0 }),
+        counted: Some(Profile { graphics: Some(busy), ..Profile::default() }),
+    };
+    sample.instances = vec![part(7, 0.5), part(8, 0.0)];
+    (sample.work.card, sample.work.processes) = (None, None);
+    sample.sensors.utilization = None;
+    // 100 is on both, the others on the second.
+    let mut processes = sample.processes.take().unwrap();
+    let again = ProcessMemory { instance: Some(7), ..processes[0] };
+    processes.iter_mut().for_each(|process| process.instance = Some(8));
+    processes.insert(0, again);
+    sample.processes = Some(processes);
+}
+
+#[test]
+fn a_card_that_is_cut_up_is_told_by_its_parts() {
+    let mut stage = busy_node();
+    let mut busy = Vec::new();
+    for _ in 0..2 {
+        stage.look_at(cut_up);
+        let text = families::metrics(&stage.picture(), &everything(), Format::Plain);
+        let text = Text::parse(&text, Format::Plain);
+        busy.push(text.sums("tessera_gpu_instance_busy_seconds_total", "instance_uuid")["MIG-7"]);
+    }
+    assert_eq!(busy, [1.0, 2.0]);
+    let text = families::metrics(&stage.picture(), &everything(), Format::Plain);
+    let of_parts = ["instance", "GPU_I_", "mig_uuid", "MigInfo", "pid=\"100\"", "gpu_busy_ratio"];
+    let lines = text.lines().filter(|line| of_parts.iter().any(|word| line.contains(word)));
+    golden("parts.txt", &(lines.collect::<Vec<_>>().join("\n") + "\n"));
 }
 
 #[test]
@@ -210,6 +252,8 @@ fn series_go_with_their_pod_and_a_counter_outlives_processes() {
     assert_eq!(of(&stage, "train-0"), Some(1.0), "its processes ended, the container is there");
     stage.process(200, 0, Some(10), 50);
     stage.in_pod(200, "again", 1);
+    stage.look();
+    // It shares by windows: whose the time was is settled a look later.
     stage.look();
     assert_eq!(of(&stage, "train-0"), Some(2.0));
     let gone = stage::pod_uid(1);

@@ -18,7 +18,7 @@ use tessera_core::{
     units::{GpuIndex, MiB, MilliCpu, Percent, PodUid},
 };
 use tessera_node::{
-    gpus::{Gpus as _, Simulated, Window},
+    gpus::{CardSample, Gpus as _, Simulated, Window},
     processes::{Memory, Processes},
 };
 use tessera_wire::dialect::Dialect;
@@ -155,6 +155,11 @@ impl Stage {
 
     /// Looks at all cards once more, a step later.
     pub(crate) fn look(&mut self) {
+        self.look_at(|_, _| {});
+    }
+
+    /// The same, with something else seen than a simulated card can show.
+    pub(crate) fn look_at(&mut self, change: impl Fn(usize, &mut CardSample)) {
         fs::write(self.directory.path().join("gpus.processes"), self.lines.join("\n")).unwrap();
         self.meter.learn(&self.view.pods);
         let found = Arc::new(self.gpus.discover().unwrap());
@@ -162,6 +167,7 @@ impl Stage {
             let window = Window { since: self.since[place], now: self.now };
             let mut seen = look(&self.gpus, &gpu.uuid, Some(&mut self.memory[place]), window).unwrap();
             self.since[place] = seen.sample.work.to;
+            change(place, &mut seen.sample);
             seen.took = 0.25;
             self.meter.observe(&gpu.uuid, seen);
         }

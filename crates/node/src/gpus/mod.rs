@@ -16,7 +16,9 @@ use tessera_core::{
 
 pub use self::{
     nvml::Nvml,
-    sample::{CardMemory, CardSample, Instance, ProcessMemory, Profile, RemappedRows, Sensors, Window, Work},
+    sample::{
+        CardMemory, CardSample, Instance, Known, ProcessMemory, Profile, RemappedRows, Sensors, Window, Work,
+    },
     simulated::{Simulated, describe},
 };
 

@@ -1,6 +1,7 @@
 //! Cards as NVIDIA's driver tells of them, through NVML. The library is loaded when first needed, and any of its functions
 //! may be missing: an old driver tells less, which is no error.
 
+mod profile;
 mod raw;
 mod sample;
 

@@ -9,6 +9,44 @@ pub struct Window {
     pub now: u64,
 }
 
+/// Up to when a card's work is known. Only time that really passed counts as worked: the machine's clock may be set, a card may not
+/// answer for long, and the driver remembers its samples for [`FORGETS`] only.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Known {
+    to: u64,
+    /// The last look, by the machine's clock and by one that nobody sets.
+    looked: (u64, u64),
+}
+
+/// In microseconds.
+const FORGETS: u64 = 30_000_000;
+
+/// The machine's clock was set if it is this far from where it should be, in microseconds; less is a clock that is being trimmed.
+const SET: u64 = 1_000_000;
+
+impl Known {
+    /// What to ask for now. `uptime`: microseconds by a clock that nobody sets.
+    #[must_use]
+    pub fn window(&self, now: u64, uptime: u64) -> Window {
+        if self.to == 0 {
+            return Window { since: 0, now };
+        }
+        let (looked, uptime_then) = self.looked;
+        let expected = looked.saturating_add(uptime.saturating_sub(uptime_then));
+        let since = if now.abs_diff(expected) > SET {
+            (self.to.saturating_add(now)).saturating_sub(expected)
+        } else {
+            self.to
+        };
+        Window { since: since.max(now.saturating_sub(FORGETS)).max(1), now }
+    }
+
+    /// Takes note of what a look told.
+    pub fn learn(&mut self, window: Window, uptime: u64, work: &Work) {
+        *self = Self { to: work.to, looked: (window.now, uptime) };
+    }
+}
+
 /// One look at a card.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct CardSample {
@@ -88,6 +126,12 @@ pub struct Sensors {
     pub pcie_replays: Option<u64>,
     /// Memory errors beyond correction since the driver was loaded.
     pub uncorrected_errors: Option<u64>,
+    /// And in the life of the card.
+    pub uncorrected_errors_ever: Option<u64>,
+    /// Memory errors that were corrected since the driver was loaded.
+    pub corrected_errors: Option<u64>,
+    /// And in the life of the card.
+    pub corrected_errors_ever: Option<u64>,
     /// Rows of memory replaced.
     pub remapped_rows: Option<RemappedRows>,
     /// Why the clocks are not higher, a bit for each reason.
@@ -111,13 +155,23 @@ pub struct RemappedRows {
     pub failed: bool,
 }
 
-/// What the chip counts itself, since the last look.
+/// What the chip counts itself, since the last look. Parts of the time, unless something else is said.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Profile {
-    /// Part of the time in which the graphics engine was active.
+    /// The graphics engine was active.
     pub graphics: Option<f64>,
-    /// Part of the time in which tensor cores were active.
+    /// A multiprocessor had work, on average over all.
+    pub sm: Option<f64>,
+    /// Part of the warps that could be resident.
+    pub occupancy: Option<f64>,
+    /// Tensor cores were active.
     pub tensor: Option<f64>,
+    /// Units for numbers of 64 bits were active.
+    pub fp64: Option<f64>,
+    /// Of 32 bits.
+    pub fp32: Option<f64>,
+    /// Of 16 bits.
+    pub fp16: Option<f64>,
     /// Part of the memory bandwidth in use.
     pub dram: Option<f64>,
     /// Bytes a second to the host.
@@ -127,28 +181,32 @@ pub struct Profile {
 }
 
 /// A part of a card that is cut up.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Instance {
     /// Its name.
     pub uuid: String,
+    /// How it is cut, as `1g.10gb`.
+    pub profile: Option<String>,
     /// Its memory is that of this part.
     pub gpu_instance: Option<u32>,
     /// And its compute of that one.
     pub compute_instance: Option<u32>,
     /// Its memory.
     pub memory: Option<CardMemory>,
+    /// What the chip counted of it since the last look. All of it is that of the part with its memory.
+    pub counted: Option<Profile>,
 }
 
 impl Work {
     /// Puts together what the driver says of the time since the last look.
     ///
-    /// `card`: moments and percent; `current`: percent by another way, for cards that keep no samples; `processes`: number, moment
-    /// of the newest sample, mean percent. Processes that have ended may leave values over 100: they mean nothing.
+    /// `card`: moments and percent of samples; `measured`: where there are none, the part of all that time; `processes`: number, moment
+    /// of the newest sample, mean percent. Values over 100 mean nothing: processes that have ended may leave such.
     #[must_use]
     pub fn of(
         window: Window,
         card: Option<&[(u64, f64)]>,
-        current: Option<u32>,
+        measured: Option<f64>,
         processes: Option<&[(u32, u64, u32)]>,
     ) -> Self {
         let Window { since, now } = window;
@@ -156,8 +214,8 @@ impl Work {
             return Self { from: now, to: now, card: None, processes: None };
         }
         let new = |moment: u64| moment > since && moment <= now;
-        let card: Option<Vec<(u64, f64)>> =
-            card.map(|samples| samples.iter().copied().filter(|(at, _)| new(*at)).collect());
+        let card: Option<Vec<(u64, f64)>> = card
+            .map(|samples| samples.iter().copied().filter(|(at, used)| new(*at) && *used <= 100.0).collect());
         let processes: Option<Vec<(u32, u64, u32)>> = processes
             .map(|all| all.iter().copied().filter(|(_, at, used)| new(*at) && *used <= 100).collect());
         let newest = card.iter().flatten().map(|(at, _)| *at);
@@ -171,13 +229,23 @@ impl Work {
             Some(samples) => {
                 Some(samples.iter().map(|(_, percent)| ratio(*percent)).sum::<f64>() / count(samples))
             }
-            None => current.map(|percent| ratio(percent.into())),
+            None => measured.map(|part| part.clamp(0.0, 1.0)),
         };
         let to = if card.is_some() { newest.unwrap_or(now) } else { now };
         let mut each: Vec<(u32, f64)> =
             processes.iter().flatten().map(|(pid, _, percent)| (*pid, ratio((*percent).into()))).collect();
         each.sort_by_key(|(pid, _)| *pid);
         Self { from: since, to, card: busy, processes: processes.is_some().then_some(each) }
+    }
+
+    /// Nobody did anything.
+    #[must_use]
+    pub fn none(window: Window) -> Self {
+        let Window { since, now } = window;
+        if since == 0 || since >= now {
+            return Self { from: now, to: now, card: None, processes: None };
+        }
+        Self { from: since, to: now, card: Some(0.0), processes: Some(Vec::new()) }
     }
 
     /// How long that was, in seconds.
@@ -200,9 +268,10 @@ mod tests {
 
     #[test]
     fn the_mean_of_the_new_samples_counts() {
-        let card = [(900_000, 100.0), (1_500_000, 50.0), (2_500_000, 100.0), (3_500_000, 0.0)];
+        let card =
+            [(900_000, 100.0), (1_500_000, 50.0), (2_000_000, 4711.0), (2_500_000, 100.0), (3_500_000, 0.0)];
         let processes = [(7, 2_400_000, 60), (5, 2_600_000, 10), (6, 800_000, 90), (8, 2_000_000, 4711)];
-        let work = Work::of(WINDOW, Some(&card), Some(1), Some(&processes));
+        let work = Work::of(WINDOW, Some(&card), Some(0.01), Some(&processes));
         assert_eq!(work.card, Some(0.75));
         assert_eq!((work.from, work.to), (1_000_000, 2_600_000));
         assert_eq!(work.processes, Some(vec![(5, 0.1), (7, 0.6)]));
@@ -218,8 +287,29 @@ mod tests {
     }
 
     #[test]
-    fn cards_without_samples_are_taken_at_their_current_word_and_without_that_nothing_is_claimed() {
-        let work = Work::of(WINDOW, None, Some(40), Some(&[]));
+    fn only_time_that_passed_is_counted_whatever_the_clock_says() {
+        const SECOND: u64 = 1_000_000;
+        const HOUR: u64 = 3_600 * SECOND;
+        let now = 500 * HOUR;
+        let mut known = Known::default();
+        assert_eq!(known.window(now, 7).since, 0, "the first look measures nothing yet");
+        let first = Window { since: 0, now };
+        known.learn(first, 7, &Work { from: now, to: now, ..Work::default() });
+        for (what, now_then, passed, since) in [
+            ("as it should be", now + 2 * SECOND, 2 * SECOND, now),
+            ("the clock is trimmed", now + 2 * SECOND + 300_000, 2 * SECOND, now),
+            ("set forward", now + HOUR, 2 * SECOND, now + HOUR - 2 * SECOND),
+            ("set back", now - HOUR, 2 * SECOND, now - HOUR - 2 * SECOND),
+            ("the card hung", now + HOUR, HOUR, now + HOUR - FORGETS),
+            ("the machine slept", now + HOUR, 3 * SECOND, now + HOUR - 3 * SECOND),
+        ] {
+            assert_eq!(known.window(now_then, 7 + passed), Window { since, now: now_then }, "{what}");
+        }
+    }
+
+    #[test]
+    fn what_was_measured_takes_the_place_of_samples_and_without_either_nothing_is_claimed() {
+        let work = Work::of(WINDOW, None, Some(0.4), Some(&[]));
         assert_eq!((work.card, work.to, work.processes), (Some(0.4), WINDOW.now, Some(vec![])));
         assert_eq!(Work::of(WINDOW, None, None, None).card, None);
     }

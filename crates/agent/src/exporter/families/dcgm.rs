@@ -1,6 +1,8 @@
 //! Names and labels of dcgm-exporter, so that what was built on them goes on working. A card's value never carries a pod's name:
 //! what can be told by container is, on request, told by container.
 
+use std::collections::BTreeSet;
+
 use tessera_node::gpus::{CardMemory, Profile, Sensors};
 use tessera_wire::metrics::{
     Kind::{self, Counter, Gauge},
@@ -16,7 +18,11 @@ type Row = (&'static str, Kind, &'static str, fn(&Look) -> Value);
 const UTILIZATION: &str = "DCGM_FI_DEV_GPU_UTIL";
 const MEMORY_USED: &str = "DCGM_FI_DEV_FB_USED";
 
-const ROWS: [Row; 25] = [
+/// What is told of the parts of a card that is cut up, too.
+const MEMORY: &str = "DCGM_FI_DEV_FB_";
+const PROFILE: &str = "DCGM_FI_PROF_";
+
+const ROWS: [Row; 33] = [
     ("DCGM_FI_DEV_SM_CLOCK", Gauge, "SM clock frequency (in MHz).", |l| l.sensors.sm_clock.into()),
     ("DCGM_FI_DEV_MEM_CLOCK", Gauge, "Memory clock frequency (in MHz).", |l| l.sensors.memory_clock.into()),
     ("DCGM_FI_DEV_MEMORY_TEMP", Gauge, "Memory temperature (in C).", |l| l.sensors.memory_temperature.into()),
@@ -66,8 +72,32 @@ const ROWS: [Row; 25] = [
     ("DCGM_FI_DEV_ECC_DBE_VOL_TOTAL", Counter, "Total number of double-bit volatile ECC errors.", |l| {
         l.sensors.uncorrected_errors.into()
     }),
+    ("DCGM_FI_DEV_ECC_SBE_VOL_TOTAL", Counter, "Total number of single-bit volatile ECC errors.", |l| {
+        l.sensors.corrected_errors.into()
+    }),
+    ("DCGM_FI_DEV_ECC_DBE_AGG_TOTAL", Counter, "Total number of double-bit persistent ECC errors.", |l| {
+        l.sensors.uncorrected_errors_ever.into()
+    }),
+    ("DCGM_FI_DEV_ECC_SBE_AGG_TOTAL", Counter, "Total number of single-bit persistent ECC errors.", |l| {
+        l.sensors.corrected_errors_ever.into()
+    }),
     ("DCGM_FI_PROF_GR_ENGINE_ACTIVE", Gauge, "Ratio of time the graphics engine is active.", |l| {
         profile(&l.sensors, |p| p.graphics)
+    }),
+    ("DCGM_FI_PROF_SM_ACTIVE", Gauge, "Ratio of cycles an SM has at least 1 warp assigned.", |l| {
+        profile(&l.sensors, |p| p.sm)
+    }),
+    ("DCGM_FI_PROF_SM_OCCUPANCY", Gauge, "Ratio of number of warps resident on an SM.", |l| {
+        profile(&l.sensors, |p| p.occupancy)
+    }),
+    ("DCGM_FI_PROF_PIPE_FP64_ACTIVE", Gauge, "Ratio of cycles the fp64 pipes are active.", |l| {
+        profile(&l.sensors, |p| p.fp64)
+    }),
+    ("DCGM_FI_PROF_PIPE_FP32_ACTIVE", Gauge, "Ratio of cycles the fp32 pipes are active.", |l| {
+        profile(&l.sensors, |p| p.fp32)
+    }),
+    ("DCGM_FI_PROF_PIPE_FP16_ACTIVE", Gauge, "Ratio of cycles the fp16 pipes are active.", |l| {
+        profile(&l.sensors, |p| p.fp16)
     }),
     ("DCGM_FI_PROF_PIPE_TENSOR_ACTIVE", Gauge, "Ratio of cycles the tensor (HMMA) pipe is active.", |l| {
         profile(&l.sensors, |p| p.tensor)
@@ -87,13 +117,20 @@ const ROWS: [Row; 25] = [
 ];
 
 pub(super) fn write(picture: &Picture, wanted: &Wanted, by_container: bool, page: &mut Page) {
-    let labels: Vec<Labels> = picture.cards.iter().map(|card| labels(picture, card, wanted)).collect();
+    let labels: Vec<Labels> = picture.cards.iter().map(|card| labels(picture, card, wanted, None)).collect();
+    let parts = parts(picture, wanted);
     for (name, kind, help, value) in ROWS {
         let mut family = page.family(name, kind, help);
+        let of_parts = name.starts_with(MEMORY) || name.starts_with(PROFILE);
         for (labels, card) in labels.iter().zip(&picture.cards) {
-            if let Some(look) = &card.look {
-                family.sample(labels, value(look));
-            }
+            // What is told of the parts is not told of the whole once more.
+            let Some(look) = card.look.as_ref().filter(|look| !of_parts || look.instances.is_empty()) else {
+                continue;
+            };
+            family.sample(labels, value(look));
+        }
+        for (labels, part) in parts.iter().filter(|_| of_parts) {
+            family.sample(labels, value(part));
         }
         let own: fn(&SharePicture) -> Value = match name {
             UTILIZATION => |share| share.busy.map(|busy| (busy * 1e4).round() / 100.0).into(),
@@ -125,15 +162,36 @@ pub(super) fn write(picture: &Picture, wanted: &Wanted, by_container: bool, page
     }
 }
 
-fn labels(picture: &Picture, card: &CardPicture, wanted: &Wanted) -> Labels {
+/// The parts of cards that are cut up, each as if it were a card: its memory and its counters are its own. Several may compute on one
+/// part of the memory, which is told once.
+fn parts(picture: &Picture, wanted: &Wanted) -> Vec<(Labels, Look)> {
+    let mut parts = Vec::new();
+    for card in &picture.cards {
+        let mut told = BTreeSet::new();
+        for part in card.look.iter().flat_map(|look| &look.instances) {
+            let Some(number) = part.gpu_instance.filter(|number| told.insert(*number)) else { continue };
+            let sensors = Sensors { profile: part.counted, ..Sensors::default() };
+            let cut = (part.profile.as_deref().unwrap_or_default(), number);
+            let look = Look { memory: part.memory, sensors, ..Look::default() };
+            parts.push((labels(picture, card, wanted, Some(cut)), look));
+        }
+    }
+    parts
+}
+
+fn labels(picture: &Picture, card: &CardPicture, wanted: &Wanted, part: Option<(&str, u32)>) -> Labels {
     let mut labels = Labels::new(&[
         ("gpu", &card.gpu.index.to_string()),
         ("UUID", &card.gpu.uuid.0),
         ("pci_bus_id", &card.pci),
         ("device", &format!("nvidia{}", card.gpu.minor)),
         ("modelName", &card.gpu.model.0),
-        (&wanted.hostname_label, &picture.node),
     ]);
+    if let Some((profile, number)) = part {
+        labels.push("GPU_I_PROFILE", profile);
+        labels.push("GPU_I_ID", &number.to_string());
+    }
+    labels.push(&wanted.hostname_label, &picture.node);
     if let Some(driver) = &picture.driver {
         labels.push("DCGM_FI_DRIVER_VERSION", driver);
     }

@@ -33,10 +33,12 @@ pub enum Vocabulary {
     Cadvisor,
     /// `hami_*`.
     Hami,
+    /// What these were called before.
+    HamiLegacy,
 }
 
 /// Every vocabulary by its name.
-pub const VOCABULARIES: [(&str, Vocabulary); 8] = [
+pub const VOCABULARIES: [(&str, Vocabulary); 9] = [
     ("native", Vocabulary::Native),
     ("map", Vocabulary::Map),
     ("pod-memory", Vocabulary::PodMemory),
@@ -45,12 +47,13 @@ pub const VOCABULARIES: [(&str, Vocabulary); 8] = [
     ("dcgm-pods", Vocabulary::DcgmPods),
     ("cadvisor", Vocabulary::Cadvisor),
     ("hami", Vocabulary::Hami),
+    ("hami-legacy", Vocabulary::HamiLegacy),
 ];
 
 /// The name of no vocabulary.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "unknown metrics {0:?}; there are native, map, pod-memory, gpu-manager, dcgm, dcgm-pods, cadvisor and hami"
+    "unknown metrics {0:?}; there are native, map, pod-memory, gpu-manager, dcgm, dcgm-pods, cadvisor, hami and hami-legacy"
 )]
 pub struct UnknownVocabulary(String);
 
@@ -119,6 +122,9 @@ pub fn metrics(picture: &Picture, wanted: &Wanted, format: Format) -> String {
     }
     if wants(Vocabulary::Hami) {
         hami::write(picture, &mut page);
+    }
+    if wants(Vocabulary::HamiLegacy) {
+        hami::write_before(picture, &mut page);
     }
     page.finish()
 }

@@ -38,11 +38,15 @@ async fn gpu_manager(State(pages): State<Pages>, headers: HeaderMap) -> Result<R
 }
 
 fn answer(headers: &HeaderMap, page: impl Fn(Format) -> String) -> Response {
-    let said = |name| headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
-    let format = Format::accepted(said(header::ACCEPT));
+    // A header may come several times, and what it names is the same in capitals.
+    let said = |name| {
+        let all: Vec<&str> = headers.get_all(name).iter().filter_map(|value| value.to_str().ok()).collect();
+        all.join(",").to_ascii_lowercase()
+    };
+    let format = Format::accepted(&said(header::ACCEPT));
     let text = page(format);
     let kind = (header::CONTENT_TYPE, format.content_type());
-    if takes_gzip(said(header::ACCEPT_ENCODING))
+    if takes_gzip(&said(header::ACCEPT_ENCODING))
         && let Ok(packed) = gzip(&text)
     {
         return ([kind, (header::CONTENT_ENCODING, "gzip")], packed).into_response();
@@ -68,6 +72,17 @@ fn gzip(text: &str) -> std::io::Result<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn headers_count_however_they_are_written() {
+        let mut headers = HeaderMap::new();
+        headers.append(header::ACCEPT, "text/html".parse().unwrap());
+        headers.append(header::ACCEPT, "Application/OpenMetrics-Text; version=1.0.0".parse().unwrap());
+        headers.insert(header::ACCEPT_ENCODING, "br, GZip".parse().unwrap());
+        let told = answer(&headers, |format| format!("{format:?}"));
+        assert_eq!(told.headers()[header::CONTENT_TYPE], Format::OpenMetrics.content_type());
+        assert_eq!(told.headers()[header::CONTENT_ENCODING], "gzip");
+    }
 
     #[test]
     fn gzip_is_sent_to_those_who_take_it() {

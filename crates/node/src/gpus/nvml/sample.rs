@@ -3,20 +3,22 @@
 use std::{collections::HashMap, sync::Mutex, sync::PoisonError};
 
 use nvml_wrapper::{
-    Device, GpmSample, Nvml as Library,
+    Device, Nvml as Library,
     enum_wrappers::device::{Clock, EccCounter, MemoryError, Sampling, TemperatureSensor},
-    enums::{device::SampleValue, gpm::GpmMetricId},
+    enums::device::SampleValue,
     error::NvmlError,
-    gpm::gpm_metrics_get,
-    struct_wrappers::device::Sample,
+    struct_wrappers::device::{MemoryInfo, Sample},
     structs::device::FieldId,
 };
 use tessera_core::gpu::GpuUuid;
 
-use super::raw::{Entry, Raw};
+use super::{
+    profile::Readings,
+    raw::{Entry, Raw},
+};
 use crate::gpus::{
-    CardMemory, CardPower, CardSample, GpusError, Instance, ProcessMemory, Profile, RemappedRows, Sensors,
-    Window, Work,
+    CardMemory, CardPower, CardSample, GpusError, Instance, ProcessMemory, RemappedRows, Sensors, Window,
+    Work,
 };
 
 /// Fields without a function of their own.
@@ -28,21 +30,26 @@ const NVLINK_RECEIVED: u32 = 139;
 const REMAPPED: [u32; 4] = [142, 143, 144, 145];
 const FIELDS: [u32; 8] = [MEMORY_TEMPERATURE, PCIE_REPLAYS, NVLINK_SENT, NVLINK_RECEIVED, 142, 143, 144, 145];
 
-/// In this order in the answer.
-const PROFILE: [GpmMetricId; 5] = [
-    GpmMetricId::GraphicsUtil,
-    GpmMetricId::AnyTensorUtil,
-    GpmMetricId::DramBwUtil,
-    GpmMetricId::PcieTxPerSec,
-    GpmMetricId::PcieRxPerSec,
-];
+/// How often the energy counter is read, in microseconds: a reading takes the processor four milliseconds.
+const ENERGY_EVERY: u64 = 10_000_000;
 
-/// What is kept between looks.
+/// How often the driver takes its samples, in microseconds. A shorter look waits for the next of them: none would name a process.
+const SAMPLES_EVERY: u64 = 200_000;
+
+/// What is kept between looks at a card.
 #[derive(Debug, Default)]
-pub(super) struct Samples {
-    /// The chip's counters at the last look.
-    profiles: Mutex<HashMap<GpuUuid, GpmSample<'static>>>,
+struct Kept {
+    /// The chip's counters.
+    readings: Readings,
+    /// Millijoules, and when they were read.
+    energy: Option<(u64, u64)>,
+    /// Whether there were processes.
+    was_used: bool,
 }
+
+/// What is kept between looks at all cards.
+#[derive(Debug, Default)]
+pub(super) struct Samples(Mutex<HashMap<GpuUuid, Kept>>);
 
 impl Samples {
     pub(super) fn take(
@@ -54,56 +61,49 @@ impl Samples {
     ) -> Result<CardSample, GpusError> {
         let lost = |error: NvmlError| GpusError::Driver { what: "about a GPU", reason: error.to_string() };
         let device = library.device_by_uuid(gpu.0.as_ref()).map_err(lost)?;
-        // If this fails, so would all.
+        // Every card can tell this, but for a few that share the machine's memory. If it fails otherwise, so would all.
         let memory = match device.memory_info() {
-            Ok(info) => Some(CardMemory {
-                total: info.total,
-                used: info.used,
-                free: info.free,
-                reserved: info.reserved,
-            }),
-            Err(error @ (NvmlError::GpuLost | NvmlError::Uninitialized)) => return Err(lost(error)),
-            Err(_) => None,
+            Ok(info) => Some(memory(&info)),
+            Err(NvmlError::NotSupported | NvmlError::NoPermission) => None,
+            Err(error) => return Err(lost(error)),
         };
-        let instances = instances(&device, raw);
-        let mut sensors = sensors(&device);
-        sensors.profile = self.profile(library, gpu, &device);
-        Ok(CardSample {
-            memory,
-            processes: processes(&device, raw),
-            work: work(&device, window, sensors.utilization),
-            energy: device.total_energy_consumption().ok().and_then(sane),
-            sensors,
-            instances,
-        })
-    }
-
-    /// What the chip counted between the last look and this one.
-    fn profile(&self, library: &'static Library, gpu: &GpuUuid, device: &Device<'static>) -> Option<Profile> {
-        if !device.gpm_support().unwrap_or(false) {
-            return None;
-        }
-        let now = device.gpm_sample().ok()?;
         // Not under the lock: a card that hangs must not hold up the others.
-        let lock = || self.profiles.lock().unwrap_or_else(PoisonError::into_inner);
-        let before = lock().remove(gpu);
-        let values = before.and_then(|before| gpm_metrics_get(library, &before, &now, &PROFILE).ok());
-        lock().insert(gpu.clone(), now);
-        let values: Vec<Option<f64>> = values?
-            .into_iter()
-            .map(|value| value.ok().map(|value| value.value).filter(|value| value.is_finite()))
-            .collect();
-        let [graphics, tensor, dram, sent, received] = *values else { return None };
-        let ratio = |percent: Option<f64>| percent.map(|percent| percent / 100.0);
-        let bytes = |mebibytes: Option<f64>| mebibytes.map(|mebibytes| mebibytes * 1_048_576.0);
-        Some(Profile {
-            graphics: ratio(graphics),
-            tensor: ratio(tensor),
-            dram: ratio(dram),
-            pcie_sent: bytes(sent),
-            pcie_received: bytes(received),
-        })
+        let lock = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = lock().remove(gpu).unwrap_or_default();
+        let processes = processes(&device, raw);
+        let mut sensors = sensors(&device);
+        sensors.profile = kept.readings.of_card(library, &device);
+        let instances = instances(library, &device, raw, &mut kept.readings);
+        let is_used = processes.as_ref().is_none_or(|all| !all.is_empty());
+        let counts = instances.is_empty() && window.now.saturating_sub(window.since) >= SAMPLES_EVERY * 2;
+        let counted = sensors.profile.and_then(|profile| profile.graphics).filter(|_| counts);
+        // Whoever came and went between two looks shows here.
+        let rests = sensors.utilization == Some(0) && counted.is_none_or(|busy| busy < 0.01);
+        let work = if rests && !is_used && !kept.was_used {
+            Work::none(window)
+        } else {
+            work(&device, raw, window, counted, sensors.utilization)
+        };
+        kept.was_used = is_used;
+        let energy = kept.energy(window.now, &device);
+        lock().insert(gpu.clone(), kept);
+        Ok(CardSample { memory, processes, work, energy, sensors, instances })
     }
+}
+
+impl Kept {
+    /// The last reading of the energy counter: a new one if it is time.
+    fn energy(&mut self, now: u64, device: &Device<'_>) -> Option<u64> {
+        if self.energy.is_none_or(|(_, at)| now.abs_diff(at) >= ENERGY_EVERY) {
+            let read = device.total_energy_consumption().ok().and_then(sane);
+            self.energy = read.map(|millijoules| (millijoules, now));
+        }
+        self.energy.map(|(millijoules, _)| millijoules)
+    }
+}
+
+fn memory(info: &MemoryInfo) -> CardMemory {
+    CardMemory { total: info.total, used: info.used, free: info.free, reserved: info.reserved }
 }
 
 /// Who is on a card.
@@ -157,25 +157,19 @@ fn one_each(mut all: Vec<ProcessMemory>) -> Vec<ProcessMemory> {
     all
 }
 
-fn work(device: &Device<'_>, window: Window, current: Option<u32>) -> Work {
-    let card: Option<Vec<(u64, f64)>> = match device.samples(Sampling::GpuUtilization, window.since) {
-        Ok(samples) => {
-            let sample = |sample: Sample| {
-                Some((sample.timestamp, number(sample.value)?)).filter(|(_, percent)| *percent <= 100.0)
-            };
-            Some(samples.into_iter().filter_map(sample).collect())
-        }
-        // Nothing new since then.
-        Err(NvmlError::NotFound) => Some(Vec::new()),
-        Err(_) => None,
-    };
-    let processes: Option<Vec<(u32, u64, u32)>> = match device.process_utilization_stats(window.since) {
-        Ok(all) => Some(all.iter().map(|one| (one.pid, one.timestamp, one.sm_util)).collect()),
-        // All are idle.
-        Err(NvmlError::NotFound) => Some(Vec::new()),
-        Err(_) => None,
-    };
-    Work::of(window, card.as_deref(), current, processes.as_deref())
+/// What was computed. The chip's own counter, where there is one, is exact and costs little; the driver's samples take milliseconds.
+fn work(
+    device: &Device<'_>,
+    raw: Option<&Raw>,
+    window: Window,
+    counted: Option<f64>,
+    current: Option<u32>,
+) -> Work {
+    let samples = || raw.and_then(|raw| raw.utilization(device, window.since));
+    let card = if counted.is_some() { None } else { samples() };
+    let measured = counted.or_else(|| current.map(|percent| f64::from(percent) / 100.0));
+    let processes = raw.and_then(|raw| raw.process_utilization(device, window.since));
+    Work::of(window, card.as_deref(), measured, processes.as_deref())
 }
 
 fn sensors(device: &Device<'_>) -> Sensors {
@@ -197,7 +191,7 @@ fn sensors(device: &Device<'_>) -> Sensors {
         pending: pending.is_some_and(|pending| pending > 0),
         failed: failed.is_some_and(|failed| failed > 0),
     });
-    let errors = device.total_ecc_errors(MemoryError::Uncorrected, EccCounter::Volatile);
+    let errors = |kind, counter| device.total_ecc_errors(kind, counter).ok().and_then(sane);
     Sensors {
         utilization: utilization.as_ref().map(|rates| rates.gpu).filter(is_percent),
         memory_utilization: utilization.as_ref().map(|rates| rates.memory).filter(is_percent),
@@ -209,7 +203,10 @@ fn sensors(device: &Device<'_>) -> Sensors {
         sm_clock: device.clock_info(Clock::SM).ok().filter(is_small),
         memory_clock: device.clock_info(Clock::Memory).ok().filter(is_small),
         pcie_replays: field(PCIE_REPLAYS),
-        uncorrected_errors: errors.ok().and_then(sane),
+        uncorrected_errors: errors(MemoryError::Uncorrected, EccCounter::Volatile),
+        uncorrected_errors_ever: errors(MemoryError::Uncorrected, EccCounter::Aggregate),
+        corrected_errors: errors(MemoryError::Corrected, EccCounter::Volatile),
+        corrected_errors_ever: errors(MemoryError::Corrected, EccCounter::Aggregate),
         remapped_rows,
         clock_events: device.current_throttle_reasons().ok().map(|reasons| reasons.bits()),
         nvlink: field(NVLINK_SENT).zip(field(NVLINK_RECEIVED)).map(|(sent, received)| sent + received),
@@ -250,25 +247,39 @@ fn whole(value: SampleValue) -> Option<u64> {
 }
 
 /// The parts of a card that is cut up.
-fn instances(device: &Device<'_>, raw: Option<&Raw>) -> Vec<Instance> {
+fn instances(
+    library: &'static Library,
+    device: &Device<'static>,
+    raw: Option<&Raw>,
+    readings: &mut Readings,
+) -> Vec<Instance> {
     if !device.mig_mode().is_ok_and(|mode| mode.current == 1) {
         return Vec::new();
     }
+    let mut counted = HashMap::new();
     // Parts may be missing in between.
     let parts = (0..device.mig_device_count().unwrap_or_default())
         .filter_map(|place| device.mig_device_by_index(place).ok());
-    parts
-        .filter_map(|part| {
-            let (gpu_instance, compute_instance) = raw.map(|raw| raw.instances(&part)).unwrap_or_default();
-            let memory = part.memory_info().ok().map(|info| CardMemory {
-                total: info.total,
-                used: info.used,
-                free: info.free,
-                reserved: info.reserved,
-            });
-            Some(Instance { uuid: part.uuid().ok()?, gpu_instance, compute_instance, memory })
+    let mut instance = |part: Device<'_>| {
+        let (gpu_instance, compute_instance) = raw.map(|raw| raw.instances(&part)).unwrap_or_default();
+        Some(Instance {
+            uuid: part.uuid().ok()?,
+            profile: part.name().ok().as_deref().and_then(cut),
+            gpu_instance,
+            compute_instance,
+            memory: part.memory_info().ok().as_ref().map(memory),
+            // Several may compute on one with the same memory.
+            counted: gpu_instance.and_then(|number| {
+                *counted.entry(number).or_insert_with(|| readings.of_part(library, device, number))
+            }),
         })
-        .collect()
+    };
+    parts.filter_map(&mut instance).collect()
+}
+
+/// How a part is cut, by its name: `NVIDIA H100 80GB HBM3 MIG 1g.10gb`.
+fn cut(name: &str) -> Option<String> {
+    name.rsplit_once(" MIG ").map(|(_, profile)| profile.to_owned())
 }
 
 #[cfg(test)]
@@ -280,6 +291,12 @@ mod tests {
         let process = |pid, bytes| ProcessMemory { pid, bytes, instance: None };
         let all = vec![process(2, None), process(1, Some(5)), process(2, Some(7)), process(1, Some(4))];
         assert_eq!(one_each(all), [process(1, Some(5)), process(2, Some(7))]);
+    }
+
+    #[test]
+    fn the_name_of_a_part_tells_how_it_is_cut() {
+        assert_eq!(cut("NVIDIA A100-SXM4-40GB MIG 1g.5gb").as_deref(), Some("1g.5gb"));
+        assert_eq!(cut("NVIDIA A100-SXM4-40GB"), None);
     }
 
     #[test]

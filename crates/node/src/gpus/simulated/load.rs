@@ -89,6 +89,9 @@ pub(super) fn sample(gpu: &Gpu, all: &[Process], window: Window, meters: &mut Me
             memory_clock: Some(1593),
             pcie_replays: Some(0),
             uncorrected_errors: Some(0),
+            uncorrected_errors_ever: Some(0),
+            corrected_errors: Some(0),
+            corrected_errors_ever: Some(0),
             clock_events: Some(u64::from(busy == 0)),
             remapped_rows: Some(RemappedRows::default()),
             nvlink: Some(0),
@@ -102,7 +105,12 @@ pub(super) fn sample(gpu: &Gpu, all: &[Process], window: Window, meters: &mut Me
 fn profile(busy: f64) -> Profile {
     Profile {
         graphics: Some(busy),
+        sm: Some(busy * 0.75),
+        occupancy: Some(busy / 2.0),
         tensor: Some(busy / 2.0),
+        fp64: Some(0.0),
+        fp32: Some(busy / 8.0),
+        fp16: Some(0.0),
         dram: Some(busy / 4.0),
         pcie_sent: Some(busy * 1e9),
         pcie_received: Some(busy * 2e9),

@@ -1,8 +1,9 @@
 //! Cards: what they are, what is left of them, and how much of what they use is no container's.
 
 use tessera_core::gpu::Health;
+use tessera_node::gpus::Instance;
 use tessera_wire::metrics::{
-    Kind::{Counter, Gauge, Info},
+    Kind::{self, Counter, Gauge, Info},
     Labels, Page, Value,
 };
 
@@ -178,25 +179,51 @@ impl<'a> Cards<'a> {
     }
 
     fn instances(&self, page: &mut Page) {
-        let number = |number: Option<u32>| number.map(|number| number.to_string()).unwrap_or_default();
-        let parts: Vec<(Labels, Labels, Option<tessera_node::gpus::CardMemory>)> = self
+        let parts: Vec<(Labels, &CardPicture, &Instance)> = self
             .0
             .iter()
             .flat_map(|(labels, card)| {
                 let parts = card.look.iter().flat_map(|look| &look.instances);
-                parts.map(move |part| {
-                    let name = labels.and(&[("instance_uuid", &part.uuid)]);
-                    let numbers = [number(part.gpu_instance), number(part.compute_instance)];
-                    let facts = name.and(&[("gpu_instance", &numbers[0]), ("compute_instance", &numbers[1])]);
-                    (name, facts, part.memory)
-                })
+                parts.map(move |part| (labels.and(&[("instance_uuid", &part.uuid)]), *card, part))
             })
             .collect();
+        let number = |number: Option<u32>| number.map(|number| number.to_string()).unwrap_or_default();
         let mut info = page.family("tessera_gpu_instance_info", Info, "Parts of a GPU that is cut up (MIG).");
-        parts.iter().for_each(|(_, facts, _)| info.sample(facts, 1u64));
-        let mut total = page.family("tessera_gpu_instance_memory_bytes", Gauge, "Memory of a part of a GPU.");
-        parts.iter().for_each(|(name, _, memory)| total.sample(name, memory.map(|memory| memory.total)));
-        let mut used = page.family("tessera_gpu_instance_memory_used_bytes", Gauge, "Memory of it in use.");
-        parts.iter().for_each(|(name, _, memory)| used.sample(name, memory.map(|memory| memory.used)));
+        for (labels, _, part) in &parts {
+            let facts = labels.and(&[
+                ("gpu_instance", &number(part.gpu_instance)),
+                ("compute_instance", &number(part.compute_instance)),
+                ("profile", part.profile.as_deref().unwrap_or_default()),
+            ]);
+            info.sample(&facts, 1u64);
+        }
+        for (name, kind, help, value) in INSTANCES {
+            let mut family = page.family(name, kind, help);
+            parts.iter().for_each(|(labels, card, part)| family.sample(labels, value(card, part)));
+        }
     }
 }
+
+/// A family: its name, what it is, what it tells, and where that stands.
+type InstanceRow = (&'static str, Kind, &'static str, fn(&CardPicture, &Instance) -> Value);
+
+const INSTANCES: [InstanceRow; 4] = [
+    ("tessera_gpu_instance_memory_bytes", Gauge, "Memory of a part of a GPU.", |_, part| {
+        part.memory.map(|memory| memory.total).into()
+    }),
+    ("tessera_gpu_instance_memory_used_bytes", Gauge, "Memory of it in use.", |_, part| {
+        part.memory.map(|memory| memory.used).into()
+    }),
+    (
+        "tessera_gpu_instance_busy_ratio",
+        Gauge,
+        "Part of the last interval in which kernels ran on a part of a GPU.",
+        |_, part| part.counted.and_then(|counted| counted.graphics).into(),
+    ),
+    (
+        "tessera_gpu_instance_busy_seconds_total",
+        Counter,
+        "Time in which kernels ran on a part of a GPU.",
+        |card, part| card.instances.get(&part.uuid).copied().into(),
+    ),
+];

@@ -1,7 +1,7 @@
 //! Containers: what each holds and uses of each card.
 
 use tessera_wire::metrics::{
-    Kind::{self, Counter, Gauge},
+    Kind::{self, Counter, Gauge, Info},
     Labels, Page, Value,
 };
 
@@ -10,7 +10,7 @@ use crate::exporter::{CardPicture, Picture, SharePicture, picture::granted};
 /// A family: its name, what it is, what it tells, and where that stands.
 type Row = (&'static str, Kind, &'static str, fn(&SharePicture, &CardPicture) -> Value);
 
-const ROWS: [Row; 13] = [
+const ROWS: [Row; 14] = [
     (
         "tessera_container_memory_used_bytes",
         Gauge,
@@ -40,6 +40,12 @@ const ROWS: [Row; 13] = [
         Counter,
         "Time in which the container's kernels ran.",
         |share, card| card.measured.then_some(share.total.busy).into(),
+    ),
+    (
+        "tessera_container_last_busy_timestamp_seconds",
+        Gauge,
+        "When the container's kernels last ran, in seconds since 1970; not there before they ever did.",
+        |share, _| share.total.last_busy.into(),
     ),
     (
         "tessera_container_energy_joules_total",
@@ -98,6 +104,16 @@ pub(super) fn write(picture: &Picture, page: &mut Page) {
     for (name, kind, help, value) in ROWS {
         let mut family = page.family(name, kind, help);
         shares.iter().for_each(|(labels, share, card)| family.sample(labels, value(share, card)));
+    }
+    let help = "Which part of a GPU that is cut up (MIG) the container's processes are on.";
+    let mut family = page.family("tessera_container_gpu_instance_info", Info, help);
+    for (container, card, part) in picture.on_instances() {
+        let labels = super::super::container_labels(container).and(&[
+            ("gpu", &card.gpu.index.to_string()),
+            ("uuid", &card.gpu.uuid.0),
+            ("instance_uuid", &part.uuid),
+        ]);
+        family.sample(&labels, 1u64);
     }
     let help = "How often something in the container was seen to use what it was not given.";
     let mut family = page.family("tessera_container_escapes_total", Counter, help);

@@ -1,0 +1,83 @@
+//! What the chip counts itself, from Hopper on: two readings of its counters, and what happened between them.
+
+use std::collections::HashMap;
+
+use nvml_wrapper::{Device, GpmSample, Nvml as Library, enums::gpm::GpmMetricId, gpm::gpm_metrics_get};
+
+use crate::gpus::Profile;
+
+/// In this order in the answer.
+const METRICS: [GpmMetricId; 10] = [
+    GpmMetricId::GraphicsUtil,
+    GpmMetricId::SmUtil,
+    GpmMetricId::SmOccupancy,
+    GpmMetricId::AnyTensorUtil,
+    GpmMetricId::Fp64Util,
+    GpmMetricId::Fp32Util,
+    GpmMetricId::Fp16Util,
+    GpmMetricId::DramBwUtil,
+    GpmMetricId::PcieTxPerSec,
+    GpmMetricId::PcieRxPerSec,
+];
+
+/// The last readings of a card's counters, and of those of its parts.
+#[derive(Debug, Default)]
+pub(super) struct Readings {
+    card: Option<GpmSample<'static>>,
+    parts: HashMap<u32, GpmSample<'static>>,
+}
+
+impl Readings {
+    /// What the card counted since the last look.
+    pub(super) fn of_card(&mut self, library: &'static Library, device: &Device<'static>) -> Option<Profile> {
+        if !device.gpm_support().unwrap_or(false) {
+            return None;
+        }
+        let now = device.gpm_sample().ok()?;
+        let profile = self.card.take().and_then(|before| between(library, &before, &now));
+        self.card = Some(now);
+        profile
+    }
+
+    /// What a part of a card that is cut up counted since the last look.
+    pub(super) fn of_part(
+        &mut self,
+        library: &'static Library,
+        device: &Device<'static>,
+        gpu_instance: u32,
+    ) -> Option<Profile> {
+        let now = device.gpm_mig_sample(gpu_instance).ok()?;
+        let profile = self.parts.remove(&gpu_instance).and_then(|before| between(library, &before, &now));
+        self.parts.insert(gpu_instance, now);
+        profile
+    }
+}
+
+fn between(
+    library: &'static Library,
+    before: &GpmSample<'static>,
+    now: &GpmSample<'static>,
+) -> Option<Profile> {
+    let values = gpm_metrics_get(library, before, now, &METRICS).ok()?;
+    let values: Vec<Option<f64>> = values
+        .into_iter()
+        .map(|value| value.ok().map(|value| value.value).filter(|value| value.is_finite() && *value >= 0.0))
+        .collect();
+    let [graphics, sm, occupancy, tensor, fp64, fp32, fp16, dram, sent, received] = *values else {
+        return None;
+    };
+    let ratio = |percent: Option<f64>| percent.map(|percent| (percent / 100.0).min(1.0));
+    let bytes = |mebibytes: Option<f64>| mebibytes.map(|mebibytes| mebibytes * 1_048_576.0);
+    Some(Profile {
+        graphics: ratio(graphics),
+        sm: ratio(sm),
+        occupancy: ratio(occupancy),
+        tensor: ratio(tensor),
+        fp64: ratio(fp64),
+        fp32: ratio(fp32),
+        fp16: ratio(fp16),
+        dram: ratio(dram),
+        pcie_sent: bytes(sent),
+        pcie_received: bytes(received),
+    })
+}

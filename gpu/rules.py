@@ -1,0 +1,53 @@
+"""What the driver's samples tell of known mixtures. usage: rules.py MIXTURES.JSONL
+
+Reads what mixtures.py wrote; needs no card. For each mixture, percent of the time by process: the work known; by the samples (each names one
+process, which gets all that the card did in it: what the driver adds up); by those alone at whose moment somebody was computing.
+At the end, whom samples name: of those taken while one process computed, and of those taken while none did.
+"""
+import bisect, collections, json, sys
+
+
+def state(pieces, moment):
+    """Who computes at a moment, and who was the last to."""
+    computing, last = [], (0, None)
+    for pid, own in pieces.items():
+        place = bisect.bisect_right(own, [moment, float("inf")]) - 1
+        if place >= 0 and own[place][1] >= moment:
+            computing.append(pid)
+        elif place >= 0:
+            last = max(last, (own[place][1], pid))
+    return computing, last[1]
+
+
+def main():
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
+    rows = [json.loads(line) for line in open(sys.argv[1])]
+    all_of = lambda kind: [row[kind] for row in rows if kind in row]
+    named = collections.Counter()
+    for mixture in (row for row in rows if "mixture" in row):
+        begin, end, pieces = mixture["begin"] + 500_000, mixture["end"], mixture["pieces"]
+        card = [used for at, used in all_of("card") if begin < at <= end]
+        chip = [(to - since, used) for since, to, used in all_of("chip") if begin < since and to <= end]
+        samples, busy = collections.Counter(), collections.Counter()
+        for pid, at, used in all_of("process"):
+            if not begin < at <= end:
+                continue
+            computing, last = state(pieces, at)
+            samples[str(pid)] += used / len(card)
+            if computing:
+                busy[str(pid)] += 1
+            if len(pieces) > 1 and len(computing) < 2:
+                right = str(pid) == (computing[0] if computing else last)
+                named["one computes" if computing else "none computes", "the one that did last" if right else "another"] += 1
+        mean = sum(card) / len(card)
+        chip = sum(time * used for time, used in chip) / sum(time for time, _ in chip) if chip else float("nan")
+        print(f"{mixture['mixture']:18} card: known {100 * sum(mixture['known'].values()):5.1f}  samples {mean:5.1f}  chip {chip:5.1f}")
+        for pid, known in mixture["known"].items():
+            gated = mean * busy[pid] / max(1, sum(busy.values()))
+            print(f"{'process ' + pid:>18} known {100 * known:5.1f}  samples {samples[pid]:5.1f}  while somebody computed {gated:5.1f}")
+    for (when, whom), count in sorted(named.items()):
+        print(f"while {when}, samples name {whom}: {count}")
+
+
+main()
