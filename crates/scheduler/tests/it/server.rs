@@ -262,6 +262,51 @@ async fn without_the_api_server_it_answers_and_does_not_bind() {
 }
 
 #[tokio::test]
+async fn a_lease_that_runs_out_while_the_pod_is_asked_for_sends_no_binding() {
+    let api = cluster().await;
+    let replica = Replica::ready(&api, "one").await;
+    // From now on nobody renews the lease, and no watch shows the pod.
+    replica.task.abort();
+    let pod = make(&api, &whole("p", 1));
+    api.hold();
+    let lead_for = |within| replica.app.lead_until(replica.app.now().steady, within);
+    lead_for(SOON);
+    let runs_out = async {
+        eventually(|| api.waiting() > 0).await;
+        lead_for(Duration::ZERO);
+        api.release();
+    };
+    let (error, ()) = tokio::join!(replica.bind(&pod, "a"), runs_out);
+    assert!(error.contains("may not bind now"), "{error}");
+    assert!(api.get(&format!("{PODS}/p")).unwrap()["spec"]["nodeName"].is_null());
+    assert_eq!(replica.app.read().unconfirmed(), 0, "its cards are free again");
+}
+
+#[tokio::test]
+async fn a_leader_that_others_stood_in_for_starts_from_nothing() {
+    let api = cluster().await;
+    let replica = Replica::ready(&api, "one").await;
+    let pod = make(&api, &whole("p", 1));
+    api.fail_bindings([Fault::Refused]);
+    assert_ne!(replica.bind(&pod, "a").await, "");
+    assert_eq!(replica.app.read().rolled_back(), 1);
+    // Cut off, but nobody takes the lease: it goes on with what it knows.
+    api.down();
+    eventually(|| !replica.app.may_write()).await;
+    api.back();
+    eventually(|| replica.app.may_write()).await;
+    assert_eq!(replica.app.read().rolled_back(), 1);
+    // Cut off, and somebody takes the lease and gives it back before it looks again.
+    api.down();
+    eventually(|| !replica.app.may_write()).await;
+    let lease = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases/tessera-scheduler";
+    api.patch(lease, &json!({"spec": {"holderIdentity": ""}})).unwrap();
+    api.back();
+    eventually(|| replica.app.may_write()).await;
+    assert_eq!(replica.app.read().rolled_back(), 0, "it read the cluster anew");
+}
+
+#[tokio::test]
 async fn a_watch_that_cannot_resume_lists_anew() {
     let api = cluster().await;
     let replica = Replica::ready(&api, "one").await;
