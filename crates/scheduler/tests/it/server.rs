@@ -172,6 +172,39 @@ async fn a_pod_goes_all_the_way() {
 }
 
 #[tokio::test]
+async fn every_route_of_the_originals_is_served() {
+    let api = cluster().await;
+    let replica = Replica::ready(&api, "one").await;
+    let pod = make(&api, &whole("p", 1));
+    let question = json!({"pod": pod, "nodenames": ["a"]});
+    let answers = |answer: &Value| answer["NodeNames"] == json!(["a"]);
+    for prefix in ["/scheduler", "/gpushare-scheduler", "/gputopology-scheduler", "/gpu-scheduler-extender"] {
+        for verb in ["filter", "predicates"] {
+            let answer = replica.post(&format!("{prefix}/{verb}"), &question).await;
+            assert!(answers(&answer), "{prefix}/{verb}: {answer}");
+        }
+        for verb in ["prioritize", "priorities", "sort"] {
+            assert!(replica.post(&format!("{prefix}/{verb}"), &question).await.is_array(), "{prefix}/{verb}");
+        }
+        let proposed = json!({"Pod": pod, "NodeNameToMetaVictims": {"a": {"Pods": []}}});
+        let answer = replica.post(&format!("{prefix}/preempt"), &proposed).await;
+        assert!(answer["NodeNameToMetaVictims"].is_object(), "{prefix}: {answer}");
+        let bind = json!({"podName": "p", "podNamespace": "team", "podUID": "other", "node": "a"});
+        let answer = replica.post(&format!("{prefix}/bind"), &bind).await;
+        assert!(answer["Error"].as_str().unwrap().contains("is gone"), "{prefix}: {answer}");
+        for path in ["inspect", "inspect/a", "inspect/a?detail=true"] {
+            let (code, text) = replica.get(&format!("{prefix}/{path}")).await;
+            assert!(code == 200 && text.contains(r#""name":"a""#), "{prefix}/{path}: {code} {text}");
+        }
+    }
+    assert!(replica.post("/gputopology-schedulersort", &question).await.is_array());
+    for path in ["/version", "/healthz", "/readyz", "/metrics", "/explain/team/p"] {
+        assert_eq!(replica.get(path).await.0, 200, "{path}");
+    }
+    assert_eq!(replica.post("/what-if", &pod).await["nodes"].as_array().unwrap().len(), 2);
+}
+
+#[tokio::test]
 async fn whole_nodes_come_back_untouched() {
     let api = cluster().await;
     let replica = Replica::ready(&api, "one").await;
