@@ -176,6 +176,7 @@ async fn every_route_of_the_originals_is_served() {
     let api = cluster().await;
     let replica = Replica::ready(&api, "one").await;
     let pod = make(&api, &whole("p", 1));
+    eventually(|| replica.app.read().is_waiting(&pod["metadata"]["uid"].as_str().unwrap().into())).await;
     let question = json!({"pod": pod, "nodenames": ["a"]});
     let answers = |answer: &Value| answer["NodeNames"] == json!(["a"]);
     for prefix in ["/scheduler", "/gpushare-scheduler", "/gputopology-scheduler", "/gpu-scheduler-extender"] {
