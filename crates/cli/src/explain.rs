@@ -92,7 +92,7 @@ pub(crate) fn judge(survey: &Survey, name: &NodeName, facts: &NodeFacts, ask: &A
         return Verdict::Refused(Reason::BadNode(problem.clone()).into());
     }
     let Some(state) = survey.state(name) else { return Verdict::Refused(Reason::UnknownNode.into()) };
-    let offer = Offer { state, serves: facts.serves.covers(ask.dialects), place: &facts.place };
+    let offer = Offer { state, serves: facts.serves.covers(ask.shape.dialects), place: &facts.place };
     let request = ask.request(facts.unit);
     let question = Question { namespace: ask.namespace, request: &request, policy: &ask.policy };
     match verdict::judge(offer, question, survey.limits()) {

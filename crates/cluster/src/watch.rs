@@ -30,6 +30,9 @@ pub enum Change<T> {
 /// Objects asked for at a time when listing.
 const PAGE: u32 = 2000;
 
+/// Seconds after which a watch is begun anew where it left off: a connection that died without a word is noticed so soon.
+const ANEW_AFTER: u32 = 60;
+
 /// All pods of the cluster.
 pub fn pods(client: Client) -> impl Stream<Item = Change<Pod>> + Send {
     selected_pods(client, &Selection::default())
@@ -59,7 +62,7 @@ pub fn selected_nodes(
 }
 
 fn config(selection: &Selection) -> watcher::Config {
-    let mut config = watcher::Config::default().page_size(PAGE);
+    let mut config = watcher::Config::default().page_size(PAGE).timeout(ANEW_AFTER);
     config.label_selector = selection.labels.clone();
     config.field_selector = selection.fields.clone();
     config

@@ -3,19 +3,23 @@
 //! A node's state is always the sum of the grants of the pods on it, so any history that leads to the same
 //! pods leads to the same book; nothing is ever subtracted.
 
+mod names;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
+use self::names::Names;
 use crate::grant::PodGrant;
-use crate::node::{Node, NodeState};
+use crate::node::{Kinds, Node, NodeState};
 use crate::topology::Topology;
 use crate::units::{GpuIndex, NodeName, PodUid};
 
 /// All nodes, all grants, and what is left.
 #[derive(Clone, Debug, Default)]
 pub struct Ledger {
-    /// Where each node stands in `nodes` and `changed`.
+    /// Where each node stands in `names`, `nodes` and `changed`.
     positions: HashMap<NodeName, Position>,
+    names: Names,
     /// Side by side, for those who look at all of them; `None` where one was removed.
     nodes: Vec<Option<NodeState>>,
     /// When each last changed.
@@ -29,10 +33,12 @@ pub struct Ledger {
     pods_of: HashMap<NodeName, BTreeSet<PodUid>>,
     /// One of each kind of machine, so that what is derived from its links is derived once.
     topologies: HashSet<Topology>,
+    /// One of each list of kinds of cards: nodes mostly have the same.
+    kinds: Vec<Kinds>,
 }
 
 /// Where a node stands in the book: its own for as long as it is known, another's after that.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Position(usize);
 
 /// Counts the changes of a book: the same position at the same moment is the same node in the same state.
@@ -154,13 +160,19 @@ impl Ledger {
         // Now, so that no decision has to wait for it.
         let _ = topology.machine();
         self.topologies.insert(topology.clone());
-        self.recount(Arc::new(node.sharing(topology)));
+        let kinds = self.kinds.iter().find(|known| **known == *node.shared_kinds()).cloned();
+        let kinds = kinds.unwrap_or_else(|| {
+            self.kinds.push(Arc::clone(node.shared_kinds()));
+            Arc::clone(node.shared_kinds())
+        });
+        self.recount(Arc::new(node.sharing(topology, kinds)));
         Change::Changed
     }
 
     /// Forgets a node. Its pods stay in the book until they are released: the node may come back.
     pub fn remove_node(&mut self, name: &NodeName) -> Change {
         let Some(position) = self.positions.remove(name) else { return Change::Unchanged };
+        self.names.set(position.0, "");
         self.put(position, None);
         self.vacant.push(position);
         Change::Changed
@@ -176,6 +188,12 @@ impl Ledger {
     #[must_use]
     pub fn position(&self, name: &str) -> Option<Position> {
         self.positions.get(name).copied()
+    }
+
+    /// Whether the node of this name stands there: cheaper than [`Ledger::position`] for those who have a guess.
+    #[must_use]
+    pub fn is_at(&self, position: Position, name: &str) -> bool {
+        self.names.is_at(position.0, name)
     }
 
     /// The node that stands there.
@@ -194,6 +212,19 @@ impl Ledger {
     #[must_use]
     pub fn positions(&self) -> usize {
         self.nodes.len()
+    }
+
+    /// The positions where nodes stand, among these.
+    pub fn positions_in(&self, indices: std::ops::Range<usize>) -> impl Iterator<Item = Position> {
+        let is_taken = |index: &usize| self.nodes.get(*index).is_some_and(Option::is_some);
+        indices.filter(is_taken).map(Position)
+    }
+
+    /// Counts a change of something that belongs to the node and stands elsewhere.
+    pub fn mark_changed(&mut self, name: &NodeName) {
+        if let Some(position) = self.position(&name.0) {
+            self.touch(position);
+        }
     }
 
     /// All nodes, in no particular order.
@@ -252,6 +283,7 @@ impl Ledger {
             self.changed.push(Moment::default());
             Position(self.nodes.len() - 1)
         });
+        self.names.set(position.0, &name.0);
         self.positions.insert(name, position);
         position
     }

@@ -15,8 +15,9 @@ pub struct Node {
     pub name: NodeName,
     /// Its cards; each card's index is its position.
     gpus: Vec<Gpu>,
-    /// Its kinds of cards, with the cards of each.
-    kinds: Vec<(CardKind, GpuSet)>,
+    kinds: Kinds,
+    /// Those of its cards that new grants may use.
+    healthy: GpuSet,
     /// What joins them.
     topology: Topology,
     /// CPU that pods may use.
@@ -26,6 +27,9 @@ pub struct Node {
     /// The instance type, by which static tables list their sets.
     pub instance_type: Option<String>,
 }
+
+/// The kinds of cards of a node, with the cards of each. Decisions read the cards' memory here: nodes that are alike share it.
+pub(crate) type Kinds = Arc<[(CardKind, GpuSet)]>;
 
 /// A description of a node that cannot be.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -111,7 +115,8 @@ impl Node {
                 None => kinds.push((kind, GpuSet::EMPTY.with(gpu.index))),
             }
         }
-        Ok(Self { name, gpus, kinds, topology, cpu, memory, instance_type: None })
+        let healthy = healthy(&gpus);
+        Ok(Self { name, gpus, kinds: kinds.into(), healthy, topology, cpu, memory, instance_type: None })
     }
 
     /// Its cards by index.
@@ -145,14 +150,28 @@ impl Node {
         for gpu in node.gpus.iter_mut().filter(|gpu| cards.contains(gpu.index)) {
             gpu.health = Health::Unhealthy;
         }
+        node.healthy = healthy(&node.gpus);
         node
     }
 
-    /// The same node, its links read from an equal topology that others use too.
-    pub(crate) fn sharing(self, topology: Topology) -> Self {
-        debug_assert_eq!(self.topology, topology);
-        Self { topology, ..self }
+    /// The same node, its links and kinds read from equal ones that others use too.
+    pub(crate) fn sharing(self, topology: Topology, kinds: Kinds) -> Self {
+        debug_assert_eq!((&self.topology, &self.kinds), (&topology, &kinds));
+        Self { topology, kinds, ..self }
     }
+
+    pub(crate) fn shared_kinds(&self) -> &Kinds {
+        &self.kinds
+    }
+
+    /// The kind of a card: the same for cards that are alike but for their health.
+    pub(crate) fn kind(&self, gpu: GpuIndex) -> Option<&CardKind> {
+        self.kinds.iter().find(|(_, gpus)| gpus.contains(gpu)).map(|(kind, _)| kind)
+    }
+}
+
+fn healthy(gpus: &[Gpu]) -> GpuSet {
+    gpus.iter().filter(|gpu| gpu.health == Health::Healthy).map(|gpu| gpu.index).collect()
 }
 
 // === impl NodeState ===
@@ -186,7 +205,7 @@ impl NodeState {
     /// What is left of a card for shares. Never negative, even where pods that bypassed us hold too much.
     #[must_use]
     pub fn room(&self, gpu: GpuIndex) -> Room {
-        self.node.gpu(gpu).map_or_else(Room::default, |card| Room::of(card, self.used(gpu)))
+        self.node.kind(gpu).map_or_else(Room::default, |kind| Room::of(kind.memory, self.used(gpu)))
     }
 
     /// What is left of a card in percent of what is scarcer there; nothing of an unhealthy one.
@@ -197,36 +216,34 @@ impl NodeState {
 
     /// Likewise, once `more` of it is taken.
     pub(crate) fn percent_left_with(&self, gpu: GpuIndex, more: Usage) -> u8 {
-        let Some(card) = self.node.gpu(gpu).filter(|card| card.health == Health::Healthy) else { return 0 };
+        let Some(kind) = self.node.kind(gpu).filter(|_| self.node.healthy.contains(gpu)) else { return 0 };
         let used = self.used(gpu).plus(more);
         if used.is_none() {
             return 100;
         }
-        let room = Room::of(card, used);
+        let room = Room::of(kind.memory, used);
         let cores = u64::from(room.cores.0);
-        let memory = room.memory.0.saturating_mul(100).checked_div(card.memory.0).unwrap_or(cores);
+        let memory = room.memory.0.saturating_mul(100).checked_div(kind.memory.0).unwrap_or(cores);
         u8::try_from(cores.min(memory)).unwrap_or(100)
     }
 
     /// What is left of all cards together, in cards.
     #[must_use]
     pub fn cards_left(&self) -> f64 {
-        let percents = self.node.gpus.iter().map(|gpu| u32::from(self.percent_left(gpu.index)));
+        let percents = self.node.healthy.iter().map(|gpu| u32::from(self.percent_left(gpu)));
         f64::from(percents.sum::<u32>()) / 100.0
     }
 
     /// Healthy cards nobody holds anything of.
     #[must_use]
     pub fn idle(&self) -> GpuSet {
-        let idle = |gpu: &&Gpu| gpu.health == Health::Healthy && self.used(gpu.index).is_none();
-        self.node.gpus.iter().filter(idle).map(|gpu| gpu.index).collect()
+        self.node.healthy.iter().filter(|gpu| self.used(*gpu).is_none()).collect()
     }
 
     /// Whether `hold` can be added on a card: it is healthy and has the room, all of it for a whole card.
     #[must_use]
     pub fn fits(&self, gpu: GpuIndex, hold: Hold) -> bool {
-        let healthy = self.node.gpu(gpu).is_some_and(|card| card.health == Health::Healthy);
-        healthy && self.has_room(gpu, hold)
+        self.node.healthy.contains(gpu) && self.has_room(gpu, hold)
     }
 
     /// Whether a card, in whatever health, has the room for `hold`.
@@ -295,13 +312,10 @@ impl NodeState {
 // === impl Room ===
 
 impl Room {
-    fn of(card: &Gpu, used: Usage) -> Self {
+    fn of(card: MiB, used: Usage) -> Self {
         if used.whole {
             return Self::default();
         }
-        Self {
-            cores: Percent::WHOLE.saturating_sub(used.cores),
-            memory: card.memory.saturating_sub(used.memory),
-        }
+        Self { cores: Percent::WHOLE.saturating_sub(used.cores), memory: card.saturating_sub(used.memory) }
     }
 }

@@ -12,6 +12,8 @@ use crate::units::MiB;
 pub struct Quota {
     /// By name.
     pub namespaces: BTreeMap<String, Limit>,
+    /// Whether there are limits that nobody could read: then nobody may take anything.
+    pub is_unreadable: bool,
 }
 
 /// What one namespace may take.
@@ -48,6 +50,9 @@ pub struct Place {
 /// Why a quota forbids a node. All begin with the word gpu-admission uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum OverQuota {
+    /// Nobody knows the limits.
+    #[error("ExceedsGPUQuota: the limits cannot be read; mend the ConfigMap that holds them")]
+    Unreadable,
     /// The namespace may not use this pool.
     #[error("ExceedsGPUQuota: not a pool of this namespace")]
     Pool,
@@ -74,6 +79,18 @@ pub struct Accounts {
 // === impl Quota ===
 
 impl Quota {
+    /// Limits that are there and cannot be read.
+    #[must_use]
+    pub fn unreadable() -> Self {
+        Self { is_unreadable: true, ..Self::default() }
+    }
+
+    /// Whether anything may stand in the way of pods of this namespace.
+    #[must_use]
+    pub fn limits(&self, namespace: &str) -> bool {
+        self.is_unreadable || self.namespaces.contains_key(namespace)
+    }
+
     /// Whether a pod of `namespace` that takes `more` may go to `place`, given what was taken so far.
     pub fn allows(
         &self,
@@ -82,6 +99,9 @@ impl Quota {
         place: &Place,
         more: Taken,
     ) -> Result<(), OverQuota> {
+        if self.is_unreadable {
+            return Err(OverQuota::Unreadable);
+        }
         let Some(limit) = self.namespaces.get(namespace) else { return Ok(()) };
         let in_pool = |pool: &String| limit.pools.contains(pool);
         if !limit.pools.is_empty() && !place.pool.as_ref().is_some_and(in_pool) {
@@ -152,7 +172,7 @@ impl OverQuota {
     /// Whether it could change once others of the namespace have gone.
     #[must_use]
     pub fn may_resolve(self) -> bool {
-        !matches!(self, Self::Pool | Self::Model)
+        !matches!(self, Self::Unreadable | Self::Pool | Self::Model)
     }
 }
 

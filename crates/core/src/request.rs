@@ -86,6 +86,16 @@ impl PodRequest {
         self.containers.iter().any(|container| container.request.is_some())
     }
 
+    /// Whether it asks for the same, by whatever names its containers go.
+    #[must_use]
+    pub fn is_like(&self, other: &Self) -> bool {
+        let Self { containers, cpu, memory, models, traffic } = self;
+        let part = |container: &Container| (container.role, container.request);
+        (cpu, memory, traffic) == (&other.cpu, &other.memory, &other.traffic)
+            && models == &other.models
+            && containers.iter().map(part).eq(other.containers.iter().map(part))
+    }
+
     /// Whether cards of `model` will do.
     #[must_use]
     pub fn accepts(&self, model: &Model) -> bool {

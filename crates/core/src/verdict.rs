@@ -91,7 +91,7 @@ pub fn admit(offer: Offer<'_>, question: Question<'_>, limits: Limits<'_>) -> Re
         return Err(Reason::NotServed);
     }
     let Question { namespace, request, .. } = question;
-    if limits.quota.namespaces.contains_key(namespace) && request.wants_gpu() {
+    if limits.quota.limits(namespace) && request.wants_gpu() {
         let more = Taken::at_most(request, node);
         limits.quota.allows(namespace, limits.accounts, offer.place, more)?;
     }
@@ -199,7 +199,8 @@ mod tests {
 
     #[test]
     fn the_first_obstacle_is_named() {
-        let nothing = Quota { namespaces: BTreeMap::from([("team".to_owned(), closed())]) };
+        let nothing =
+            Quota { namespaces: BTreeMap::from([("team".to_owned(), closed())]), ..Quota::default() };
         let any = Quota::default();
         let asks = Request::Whole(9);
         assert_eq!(reason(true, Request::Whole(8), &any), None);

@@ -60,7 +60,7 @@ fn measure<T: Serialize>(name: &str, state: &State, make: impl Fn(&Timed<'_>) ->
 fn main() {
     for nodes in [500, 5_000] {
         let mut state = cluster::cluster(nodes);
-        let waiting = cluster::pod(9_000_000);
+        let waiting = cluster::asked_about(9_000_000);
         state.handle(Event::Pod(Watched::Set(serde_json::from_value(waiting).unwrap())));
         views(&state);
     }

@@ -1,6 +1,8 @@
-//! Filter and prioritize on large clusters: what kube-scheduler waits for with every pod.
+//! Filter and prioritize on clusters of several sizes: what kube-scheduler waits for with every pod, and how that grows.
 //!
 //! `cargo bench -p tessera-scheduler --bench verbs`
+//!
+//! The sizes take turns, a few calls each, so that whatever else runs on the machine slows all of them alike.
 
 #![allow(clippy::print_stdout, clippy::unwrap_used, reason = "a benchmark speaks, and may fail")]
 #![allow(unsafe_code, reason = "counting allocations takes an allocator")]
@@ -12,15 +14,21 @@ use std::hint::black_box;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use serde_json::Value;
 use tessera_core::units::PodUid;
 use tessera_scheduler::state::{BindStep, Event, Now, Outcome, State, Watched};
 use tessera_scheduler::verb::memory::Memory;
 use tessera_wire::extender::{Args, BindingArgs, Name};
 
-use self::cluster::{cluster, pod};
+use self::cluster::{asked_about, cluster};
 
-const CALLS: usize = 300;
+const SIZES: [usize; 3] = [500, 5_000, 10_000];
+
+/// Calls of each kind on each cluster, so many of them in a row.
+const CALLS: usize = 600;
+const IN_A_ROW: usize = 20;
+
+/// After so many pods a new forecast is made.
+const FORECAST_AFTER: usize = 100;
 
 /// The system's allocator, counted.
 struct Counted;
@@ -55,124 +63,139 @@ fn cpu_time() -> Duration {
     rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime).try_into().unwrap()
 }
 
-/// Median, 99th percentile, and allocations of a call, in CPU time; making its input and what happens after it are not counted.
-fn measure<C, T>(
-    name: &str,
-    cluster: &mut C,
-    make: impl Fn(usize) -> T,
-    mut call: impl FnMut(&mut C, T),
-    after: impl Fn(&mut C, usize),
-) {
-    let mut took = Vec::with_capacity(CALLS);
-    let mut allocations = 0;
-    for number in 0..CALLS {
-        let input = make(number);
-        let before = ALLOCATIONS.load(Ordering::Relaxed);
-        let begun = cpu_time();
-        call(cluster, input);
-        took.push(cpu_time() - begun);
-        allocations += ALLOCATIONS.load(Ordering::Relaxed) - before;
-        after(cluster, number);
-    }
-    took.sort();
-    let at = |percent: usize| -> Duration { took[CALLS * percent / 100] };
-    println!(
-        "  {name:40} p50 {:>9.1?}  p99 {:>9.1?}  {:>6} allocations",
-        at(50),
-        at(99),
-        allocations / CALLS as u64
-    );
+/// A cluster, what the scheduler remembers of it, and what kube-scheduler would send.
+struct Site {
+    nodes: usize,
+    state: State,
+    memory: Memory,
+    names: Vec<String>,
+    /// Pods made so far.
+    made: usize,
+}
+
+/// What a call is given.
+struct Call<'a> {
+    args: Args<&'a str>,
+    body: Vec<u8>,
+    bind: BindingArgs,
+}
+
+/// How long calls took, in CPU time, and how often they allocated.
+#[derive(Default)]
+struct Measured {
+    took: Vec<Duration>,
+    allocations: u64,
+}
+
+type Measure = fn(&mut State, &Memory, &Call<'_>);
+
+/// What is measured.
+const MEASURES: [(&str, Measure); 4] = [
+    ("filter + prioritize", |state, memory, call| both(state, memory, &call.args)),
+    ("the same, from and to JSON", |state, memory, call| {
+        let args: Args<Name<'_>> = serde_json::from_slice(&call.body).unwrap();
+        black_box(serde_json::to_vec(&state.filter(&args, memory)).unwrap());
+        let args: Args<Name<'_>> = serde_json::from_slice(&call.body).unwrap();
+        black_box(serde_json::to_vec(&state.prioritize(&args, memory)).unwrap());
+    }),
+    ("a kind of pod never seen before", |state, _, call| both(state, &Memory::default(), &call.args)),
+    ("bind: choose, book, take back", |state, _, call| {
+        if matches!(state.begin_bind(&call.bind, Now::default()), Ok(BindStep::Send(_))) {
+            state.end_bind(&PodUid(call.bind.pod_uid.clone()), Outcome::Refused, Now::default());
+        }
+    }),
+];
+
+/// A pod of one of the kinds that are asked about, and the names of all nodes.
+fn args(names: &[String], number: usize) -> Args<&str> {
+    let pod = serde_json::from_value(asked_about(number)).unwrap();
+    Args { pod, nodes: None, node_names: Some(names.iter().map(String::as_str).collect()) }
+}
+
+fn both(state: &State, memory: &Memory, args: &Args<&str>) {
+    let fitting = state.filter(args, memory).fitting;
+    let fitting = Args { pod: args.pod.clone(), nodes: None, node_names: Some(fitting) };
+    drop(black_box(state.prioritize(&fitting, memory)));
 }
 
 fn main() {
-    for nodes in [500, 5_000, 10_000] {
-        let mut state = cluster(nodes);
-        println!("resident {} MiB", resident_mib());
-        let names: Vec<String> = (0..nodes).map(|number| format!("node-{number:05}")).collect();
-        let args = |number: usize| -> Args<&str> {
-            let pod = serde_json::from_value(pod(1_000_000 + number)).unwrap();
-            Args { pod, nodes: None, node_names: Some(names.iter().map(String::as_str).collect()) }
-        };
-        let both = |state: &State, memory: &Memory, args: Args<&str>| {
-            let fitting = state.filter(&args, memory).fitting;
-            let fitting = Args { node_names: Some(fitting), ..args.clone() };
-            drop(black_box(state.prioritize(&fitting, memory)));
-        };
-        let rest = |_: &mut State, _| ();
-        let state = &mut state;
-        measure(
-            "filter, nothing remembered",
-            state,
-            args,
-            |state, args| drop(black_box(state.filter(&args, &Memory::default()))),
-            rest,
-        );
-        measure(
-            "filter + prioritize, nothing remembered",
-            state,
-            args,
-            |state, args| both(state, &Memory::default(), args),
-            rest,
-        );
-        let memory = Memory::default();
-        // As in a cluster: each pod is bound before the next one comes, and now and then the forecast is made anew.
-        let busy = |state: &mut State, number: usize| bind_another(state, nodes, number);
-        measure("filter + prioritize", state, args, |state, args| both(state, &memory, args), busy);
-        let body = |number: usize| serde_json::to_vec(&args(number)).unwrap();
-        measure(
-            "the same, from and to JSON",
-            state,
-            body,
-            |state, body| {
-                let args: Args<Name<'_>> = serde_json::from_slice(&body).unwrap();
-                black_box(serde_json::to_vec(&state.filter(&args, &memory)).unwrap());
-                let args: Args<Name<'_>> = serde_json::from_slice(&body).unwrap();
-                black_box(serde_json::to_vec(&state.prioritize(&args, &memory)).unwrap());
-            },
-            |state, number| bind_another(state, nodes, CALLS + number),
-        );
-        bind(state, nodes);
-    }
-}
-
-/// Binds some small pod somewhere, and forecasts anew after every hundred.
-fn bind_another(state: &mut State, nodes: usize, number: usize) {
-    let json = pod(3_000_000 + number * 6);
-    state.handle(Event::Pod(Watched::Set(serde_json::from_value(json.clone()).unwrap())));
-    let args = BindingArgs {
-        pod_name: String::new(),
-        pod_namespace: String::new(),
-        pod_uid: json["metadata"]["uid"].as_str().unwrap().to_owned(),
-        node: format!("node-{:05}", number * 7 % nodes),
-    };
-    let _ = black_box(state.begin_bind(&args, Now::default()));
-    if number % 100 == 99
-        && let Some(forecast) = state.forecast()
-    {
-        state.adopt(forecast);
-    }
-}
-
-/// Choosing and booking, and taking back.
-fn bind(state: &mut State, nodes: usize) {
-    let make = |number: usize| {
-        let json = pod(2_000_000 + number * 6);
-        let args = BindingArgs {
-            pod_name: String::new(),
-            pod_namespace: String::new(),
-            pod_uid: json["metadata"]["uid"].as_str().unwrap().to_owned(),
-            node: format!("node-{:05}", (nodes - 1).saturating_sub(number % nodes)),
-        };
-        (json, args)
-    };
-    for number in 0..CALLS {
-        state.handle(Event::Pod(Watched::Set(serde_json::from_value(make(number).0).unwrap())));
-    }
-    let choose = |state: &mut State, (_, args): (Value, BindingArgs)| {
-        let step = state.begin_bind(&args, Now::default());
-        if matches!(step, Ok(BindStep::Send(_))) {
-            state.end_bind(&PodUid(args.pod_uid), Outcome::Refused, Now::default());
+    let mut sites = SIZES.map(Site::new);
+    let mut measured: [[Measured; SIZES.len()]; MEASURES.len()] = Default::default();
+    for _ in 0..CALLS / IN_A_ROW {
+        for (measured, (_, call)) in measured.iter_mut().zip(MEASURES) {
+            for (measured, site) in measured.iter_mut().zip(&mut sites) {
+                (0..IN_A_ROW).for_each(|_| site.measure(measured, call));
+            }
         }
-    };
-    measure("bind: choose and book", state, make, choose, |_, _| ());
+    }
+    for (mut measured, (name, _)) in measured.into_iter().zip(MEASURES) {
+        println!("{name}");
+        let mut before: Option<(usize, Duration)> = None;
+        for (measured, nodes) in measured.iter_mut().zip(SIZES) {
+            measured.took.sort();
+            let at = |percent: usize| measured.took[measured.took.len() * percent / 100];
+            let growth = before.map(|(fewer, took)| {
+                let grown = at(50).as_secs_f64() / took.as_secs_f64();
+                format!("p50 x {grown:.1} for nodes x {:.1}", nodes as f64 / fewer as f64)
+            });
+            println!(
+                "  {nodes:>6} nodes  p50 {:>9.1?}  p99 {:>9.1?}  {:>4} allocations  {}",
+                at(50),
+                at(99),
+                measured.allocations / measured.took.len() as u64,
+                growth.unwrap_or_default()
+            );
+            before = Some((nodes, at(50)));
+        }
+    }
+}
+
+impl Site {
+    fn new(nodes: usize) -> Self {
+        let before = resident_mib();
+        let state = cluster(nodes);
+        let names: Vec<String> = (0..nodes).map(|number| format!("node-{number:05}")).collect();
+        let site = Self { nodes, state, memory: Memory::default(), names, made: 1_000_000 };
+        let fit = (0..6).map(|number| site.state.filter(&args(&site.names, number), &site.memory).fit);
+        let fit: Vec<usize> = fit.collect();
+        println!(
+            "  {} MiB resident; the kinds of pods asked about fit on {fit:?} nodes",
+            resident_mib() - before
+        );
+        site
+    }
+
+    fn measure(&mut self, measured: &mut Measured, measure: Measure) {
+        self.made += 1;
+        let pod = asked_about(self.made);
+        self.state.handle(Event::Pod(Watched::Set(serde_json::from_value(pod.clone()).unwrap())));
+        let args = args(&self.names, self.made);
+        let body = serde_json::to_vec(&args).unwrap();
+        let uid = pod["metadata"]["uid"].as_str().unwrap().to_owned();
+        let node = self.names[self.made * 7 % self.nodes].clone();
+        let bind = BindingArgs { pod_name: String::new(), pod_namespace: String::new(), pod_uid: uid, node };
+        let call = Call { args, body, bind };
+        let allocated = ALLOCATIONS.load(Ordering::Relaxed);
+        let begun = cpu_time();
+        measure(&mut self.state, &self.memory, &call);
+        measured.took.push(cpu_time() - begun);
+        measured.allocations += ALLOCATIONS.load(Ordering::Relaxed) - allocated;
+        let Call { bind, .. } = call;
+        self.go_on(pod, &bind);
+    }
+
+    /// As in a cluster: a node changes before the next pod comes, since this one is bound and an earlier one ends; and now and then
+    /// there is a new forecast.
+    fn go_on(&mut self, pod: serde_json::Value, bind: &BindingArgs) {
+        let _ = black_box(self.state.begin_bind(bind, Now::default()));
+        self.state.handle(Event::Pod(Watched::Gone(serde_json::from_value(pod).unwrap())));
+        if self.made.is_multiple_of(FORECAST_AFTER)
+            && let Some((learner, forecast)) = self.state.forecast()
+        {
+            let mut kinds = self.memory.under(&forecast);
+            kinds.iter_mut().for_each(|kind| kind.judge(&self.state, 0..self.nodes));
+            self.state.adopt((learner, forecast));
+            self.memory.put(kinds);
+        }
+    }
 }

@@ -35,8 +35,14 @@ pub struct Membership {
 /// How often bookings in doubt and the forecast are looked at.
 const TICK: Duration = Duration::from_secs(1);
 
+/// How long the API server may take to tell of a pod in doubt.
+const ASK_WITHIN: Duration = Duration::from_secs(3);
+
 /// Watch events taken in at once, so that an initial list does not lock the state for each of its objects.
 const BATCH: usize = 512;
+
+/// Nodes judged by a new forecast before others may have the state.
+const JUDGED_AT_ONCE: usize = 512;
 
 /// Takes part in the election and serves while it leads, until `stop` fires. The lease is given back then.
 pub async fn lead(
@@ -55,17 +61,21 @@ pub async fn lead(
         let begun = app.now().steady;
         match candidate.poll().await {
             Ok(true) => {
-                app.lead_until(begun, timing.renew_within);
-                if reign.is_none() {
-                    tracing::info!("leading");
-                    reign = Some(Reign::begin(&app, &settings, table.clone()));
+                let term = candidate.term();
+                if reign.as_ref().is_none_or(|reign| reign.term != term) {
+                    tracing::info!(term, "leading");
+                    app.follow();
+                    end(reign.take()).await;
+                    reign = Some(Reign::begin(&app, &settings, table.clone(), term));
                 }
+                app.lead_until(begun, timing.renew_within);
             }
             Ok(false) => {
-                if reign.take().is_some() {
-                    tracing::warn!("somebody else leads");
-                }
                 app.follow();
+                if reign.is_some() {
+                    tracing::warn!("somebody else leads");
+                    end(reign.take()).await;
+                }
                 app.dashboard.set_leader(candidate.other_leader());
             }
             // Answers go on from memory; binds stop when the lease has run out.
@@ -77,20 +87,29 @@ pub async fn lead(
         }
     }
     app.follow();
-    drop(reign);
+    end(reign).await;
     if let Err(error) = candidate.resign().await {
         tracing::warn!(%error, "cannot give the lease back");
     }
 }
 
-/// The tasks of a leader. Ends them when dropped.
+/// The tasks of a leader.
 struct Reign {
-    _tasks: JoinSet<()>,
+    /// Of the election, for which they were begun.
+    term: u64,
+    tasks: JoinSet<()>,
+}
+
+/// Ends the tasks of a leader. After that none of them touches the state.
+async fn end(reign: Option<Reign>) {
+    if let Some(mut reign) = reign {
+        reign.tasks.shutdown().await;
+    }
 }
 
 impl Reign {
     /// Starts from nothing: lists made after the lease was taken show everything earlier leaders did.
-    fn begin(app: &Arc<App>, settings: &Settings, table: Option<PathBuf>) -> Self {
+    fn begin(app: &Arc<App>, settings: &Settings, table: Option<PathBuf>, term: u64) -> Self {
         *app.write() = State::new(settings.clone());
         let (listed, all_listed) = signal::channel(Lists::default());
         let listed = Arc::new(listed);
@@ -122,7 +141,7 @@ impl Reign {
             tasks.spawn(follow_table(Arc::clone(app), path));
         }
         tasks.spawn(keep_up(Arc::clone(app), all_listed));
-        Self { _tasks: tasks }
+        Self { term, tasks }
     }
 }
 
@@ -182,33 +201,59 @@ fn watched<T>(change: Change<T>) -> Result<Watched<T>, String> {
     })
 }
 
-/// The limits of the namespaces. Limits that cannot be read leave the last ones in force; a ConfigMap that is not there
-/// means none.
+/// The limits of the namespaces; a ConfigMap that is not there means none.
 async fn feed_quota(
     app: Arc<App>,
     changes: impl Stream<Item = Change<BTreeMap<String, String>>> + Send,
     complete: impl Fn() + Send,
 ) {
     let mut changes = std::pin::pin!(changes);
-    let mut shown = false;
+    let (mut shown, mut is_known, mut is_told) = (false, false, false);
     while let Some(change) = changes.next().await {
+        is_told &= matches!(change, Change::Lost(_));
         match change {
             Change::Listing => shown = false,
             Change::Set(data) => {
                 shown = true;
-                match quota::parse(data.get(quota::DATA_KEY).map_or("{}", String::as_str)) {
-                    Ok(limits) => app.write().handle(Event::Quota(limits)),
-                    Err(error) => tracing::warn!(%error, "the quota is not used; the last one stays"),
+                if let Some(limits) = limits(&data, is_known) {
+                    is_known = !limits.is_unreadable;
+                    app.write().handle(Event::Quota(limits));
                 }
             }
-            Change::Gone(_) => app.write().handle(Event::Quota(Quota::default())),
+            Change::Gone(_) => {
+                is_known = true;
+                app.write().handle(Event::Quota(Quota::default()));
+            }
             Change::Listed => {
                 if !shown {
+                    is_known = true;
                     app.write().handle(Event::Quota(Quota::default()));
                 }
                 complete();
             }
+            Change::Lost(error) if !std::mem::replace(&mut is_told, true) => {
+                tracing::warn!(
+                    error,
+                    "cannot watch the quota's ConfigMap; nothing is answered before it was read"
+                );
+            }
             Change::Lost(_) => {}
+        }
+    }
+}
+
+/// The limits a ConfigMap holds. Those that cannot be read leave the last ones in force, and where there are none yet, close
+/// everything: a leader that has just started must not hand out what a quota keeps back.
+fn limits(data: &BTreeMap<String, String>, is_any_known: bool) -> Option<Quota> {
+    match quota::parse(data.get(quota::DATA_KEY).map_or("{}", String::as_str)) {
+        Ok(limits) => Some(limits),
+        Err(error) if is_any_known => {
+            tracing::warn!(%error, "the quota cannot be read; the last one stays");
+            None
+        }
+        Err(error) => {
+            tracing::error!(%error, "the quota cannot be read: no pod gets GPUs until its ConfigMap is mended");
+            Some(Quota::unreadable())
         }
     }
 }
@@ -292,13 +337,13 @@ async fn keep_up(app: Arc<App>, mut lists: signal::Receiver<Lists>) {
     if lists.wait_for(complete).await.is_err() {
         return;
     }
-    look_ahead(&app);
+    look_ahead(&app).await;
     app.set_ready(true);
     tracing::info!("ready");
     loop {
         tokio::time::sleep(TICK).await;
         settle_doubts(&app).await;
-        look_ahead(&app);
+        look_ahead(&app).await;
     }
 }
 
@@ -306,17 +351,45 @@ async fn keep_up(app: Arc<App>, mut lists: signal::Receiver<Lists>) {
 async fn settle_doubts(app: &App) {
     let doubts = app.read().doubts(app.now());
     for doubt in doubts {
-        match get_pod(&app.client, &doubt.namespace, &doubt.name).await {
-            Ok(found) => app.write().settle(&doubt, found, app.now()),
-            // It is asked again.
-            Err(error) => tracing::warn!(%error, "a booking stays in doubt"),
+        let asked = get_pod(&app.client, &doubt.namespace, &doubt.name);
+        // Whoever gets no answer is asked about again.
+        match tokio::time::timeout(ASK_WITHIN, asked).await {
+            Ok(Ok(found)) => app.write().settle(&doubt, found, app.now()),
+            Ok(Err(error)) => tracing::warn!(%error, "a booking stays in doubt"),
+            Err(_) => tracing::warn!("a booking stays in doubt: the API server does not answer"),
         }
     }
 }
 
-fn look_ahead(app: &App) {
+/// Makes a forecast where one is due, and judges the nodes by it for the kinds of pods that come before anybody has to wait for
+/// that. Lends the state for a few nodes at a time.
+async fn look_ahead(app: &App) {
     let due = app.read().forecast();
-    if let Some(forecast) = due {
-        app.write().adopt(forecast);
+    let Some((learner, forecast)) = due else { return };
+    let mut kinds = app.memory.under(&forecast);
+    for kind in &mut kinds {
+        let mut begin = 0;
+        while begin < app.read().ledger().positions() {
+            kind.judge(&app.read(), begin..begin + JUDGED_AT_ONCE);
+            begin += JUDGED_AT_ONCE;
+            tokio::task::yield_now().await;
+        }
+    }
+    app.write().adopt((learner, forecast));
+    app.memory.put(kinds);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_quota_that_cannot_be_read_never_opens_what_it_closes() {
+        let data = |json: &str| BTreeMap::from([(quota::DATA_KEY.to_owned(), json.to_owned())]);
+        let good = data(r#"{"team":{"percent":100}}"#);
+        assert!(limits(&good, false).unwrap().limits("team"));
+        assert!(limits(&BTreeMap::new(), true).unwrap().namespaces.is_empty());
+        assert_eq!(limits(&data("{"), true), None, "the last one stays");
+        assert_eq!(limits(&data("{"), false), Some(Quota::unreadable()));
     }
 }

@@ -88,7 +88,7 @@ pub(crate) struct Arguments {
 
 #[derive(Debug, Clone, Copy, clap::ValueEnum)]
 enum WhichNodes {
-    /// The best for the pod's GPUs; the best hundred where it has preferences of its own.
+    /// The best for the pod's GPUs; all where the pod has preferences of its own, or a taint asks it to stay away from the best.
     Best,
     /// All that fit; kube-scheduler's scores weigh more then, and each pod takes longer.
     All,

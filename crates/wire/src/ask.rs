@@ -26,6 +26,13 @@ pub struct Ask<'a> {
     pub namespace: &'a str,
     /// How its cards are chosen.
     pub policy: Policy,
+    /// What it asks for.
+    pub shape: Shape,
+}
+
+/// What a pod asks for, whoever it is: pods of like shape get the same answer from a node's cards.
+#[derive(Clone, Debug)]
+pub struct Shape {
     /// The vocabularies it asks in.
     pub dialects: Serves,
     gib: PodRequest,
@@ -59,13 +66,8 @@ impl<'a> Ask<'a> {
         let mib = request(MemoryUnit::MiB)?;
         let claims = spec.claims(MemoryUnit::GiB)?;
         let dialects = claims.iter().fold(Serves::default(), |set, claim| set.with(claim.dialect));
-        Ok(Self {
-            namespace,
-            policy: policies.policy(wishes.policy),
-            dialects,
-            mib: (gib != mib).then_some(mib),
-            gib,
-        })
+        let shape = Shape { dialects, mib: (gib != mib).then_some(mib), gib };
+        Ok(Self { namespace, policy: policies.policy(wishes.policy), shape })
     }
 
     /// Reads a pod as it was sent.
@@ -74,6 +76,33 @@ impl<'a> Ask<'a> {
     }
 
     /// What it asks of a node that counts memory in `unit`.
+    #[must_use]
+    pub fn request(&self, unit: MemoryUnit) -> Cow<'_, PodRequest> {
+        self.shape.request(unit)
+    }
+
+    /// Whether it asks for cards at all.
+    #[must_use]
+    pub fn wants_gpu(&self) -> bool {
+        self.shape.gib.wants_gpu()
+    }
+}
+
+impl Shape {
+    /// Whether it is the same on every node.
+    #[must_use]
+    pub fn is_like(&self, other: &Self) -> bool {
+        let Self { dialects, gib, mib } = self;
+        *dialects == other.dialects
+            && gib.is_like(&other.gib)
+            && match (mib, &other.mib) {
+                (None, None) => true,
+                (Some(mib), Some(other)) => mib.is_like(other),
+                _ => false,
+            }
+    }
+
+    /// What it is on a node that counts memory in `unit`.
     #[must_use]
     pub fn request(&self, unit: MemoryUnit) -> Cow<'_, PodRequest> {
         match (unit, &self.mib) {
@@ -89,12 +118,6 @@ impl<'a> Ask<'a> {
                 Cow::Owned(scaled)
             }
         }
-    }
-
-    /// Whether it asks for cards at all.
-    #[must_use]
-    pub fn wants_gpu(&self) -> bool {
-        self.gib.wants_gpu()
     }
 }
 
@@ -121,5 +144,22 @@ mod tests {
             let expected = PodRequest::of_mains([Request::Memory(MiB(mib))]);
             assert_eq!(ask.request(unit).containers[0].request, expected.containers[0].request, "{unit}");
         }
+    }
+
+    #[test]
+    fn shapes_are_alike_by_what_is_asked_for_not_by_name() {
+        let shape = |container: &str, resource: &str, amount: &str| {
+            let json = format!(
+                r#"{{"spec":{{"containers":[{{"name":"{container}","resources":{{"limits":{{"{resource}":"{amount}"}}}}}}]}}}}"#
+            );
+            let pod: Pod = serde_json::from_str(&json).unwrap();
+            Ask::of(&Always, &pod).unwrap().shape
+        };
+        let one = shape("c", "aliyun.com/gpu-mem", "6");
+        assert!(one.is_like(&shape("d", "aliyun.com/gpu-mem", "6")));
+        assert!(!one.is_like(&shape("c", "aliyun.com/gpu-mem", "7")));
+        let whole = shape("c", "aliyun.com/gpu", "1");
+        assert!(!one.is_like(&whole));
+        assert!(!whole.is_like(&shape("c", "nvidia.com/gpu", "1")), "not every node serves both");
     }
 }

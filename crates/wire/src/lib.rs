@@ -27,6 +27,7 @@ pub mod quota;
 pub mod rules;
 pub mod smi_matrix;
 pub mod static_table;
+pub mod taint;
 pub mod tree;
 pub mod unhealthy;
 pub mod wishes;

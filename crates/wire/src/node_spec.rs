@@ -129,6 +129,16 @@ impl Offer<'_> {
     }
 }
 
+// === impl NodeSpec ===
+
+impl NodeSpec {
+    /// Whether it serves these vocabularies. What has no cards is not told that it serves none.
+    #[must_use]
+    pub fn offers(&self, dialects: Serves) -> bool {
+        self.serves.covers(dialects) || self.node.gpus().is_empty()
+    }
+}
+
 // === impl Serves ===
 
 impl Serves {

@@ -8,6 +8,8 @@ use std::{collections::BTreeMap, fmt};
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Deserializer, Serialize};
 
+use crate::taint::{SoftTaint, SoftToleration, soft_taints, soft_tolerations};
+
 /// Reads `null` as the default value.
 pub(crate) fn null_as_default<'de, D, T>(deserializer: D) -> Result<T, D::Error>
 where
@@ -90,6 +92,9 @@ pub struct PodSpec {
     /// The same of spreading.
     #[serde(rename = "topologySpreadConstraints", deserialize_with = "any_wished", skip_serializing)]
     pub prefers_spreading: bool,
+    /// The taints it does not mind, of those that only ask.
+    #[serde(rename = "tolerations", deserialize_with = "soft_tolerations", skip_serializing)]
+    pub soft_tolerations: Vec<SoftToleration>,
     /// What the runtime itself needs for each pod.
     #[serde(deserialize_with = "null_as_default", skip_serializing_if = "BTreeMap::is_empty")]
     pub overhead: Amounts,
@@ -272,6 +277,9 @@ pub struct NodeWish {
     /// Whether new pods shall stay away, as `kubectl cordon` sets it.
     #[serde(deserialize_with = "null_as_default", skip_serializing_if = "std::ops::Not::not")]
     pub unschedulable: bool,
+    /// Its taints, of those that only ask.
+    #[serde(rename = "taints", deserialize_with = "soft_taints", skip_serializing)]
+    pub soft_taints: Vec<SoftTaint>,
 }
 
 /// Something that holds of an object, or does not.

@@ -70,7 +70,8 @@ pub fn parse(json: &str) -> Result<Quota, BadQuota> {
         memory: namespace.memory_mib.map(MiB),
         percent: namespace.percent,
     };
-    Ok(Quota { namespaces: namespaces.into_iter().map(|(name, found)| (name, limit(found))).collect() })
+    let namespaces = namespaces.into_iter().map(|(name, found)| (name, limit(found))).collect();
+    Ok(Quota { namespaces, is_unreadable: false })
 }
 
 fn default_name() -> String {

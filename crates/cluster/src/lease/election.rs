@@ -55,24 +55,32 @@ pub struct Election {
     seen: Option<(Found, Duration)>,
     /// When the last write that succeeded was begun.
     renewed: Option<Duration>,
+    /// How often we have come to lead.
+    term: u64,
+    /// Whether somebody else may have led since we did.
+    is_interrupted: bool,
 }
 
 impl Election {
     /// A candidate. No two may have the same identity, nor one in two lives.
     #[must_use]
     pub fn new(identity: String, timing: Timing) -> Self {
-        Self { identity, timing, seen: None, renewed: None }
+        Self { identity, timing, seen: None, renewed: None, term: 0, is_interrupted: true }
     }
 
     /// Looks at the lease.
     pub fn look(&mut self, now: Duration, found: Option<Found>) -> Step {
-        let Some(found) = found else { return Step::Take(None) };
+        let Some(found) = found else { return self.look_at_none(now) };
         let version = Some(found.version.clone());
-        if found.holder.is_empty() || found.holder == self.identity {
+        if found.holder == self.identity {
             return Step::Take(version);
         }
-        // Somebody else took it.
+        // Somebody else took it, and may have given it back.
         self.renewed = None;
+        self.is_interrupted = true;
+        if found.holder.is_empty() {
+            return Step::Take(version);
+        }
         match &self.seen {
             Some((known, since)) if *known == found => {
                 if now.saturating_sub(*since) >= found.duration {
@@ -88,10 +96,36 @@ impl Election {
         }
     }
 
+    /// There is none: there never was one, or somebody has deleted it. Whoever held it then does not know that yet, and leads on for as
+    /// long as it may.
+    fn look_at_none(&mut self, now: Duration) -> Step {
+        let is_first = self.seen.is_none() && self.term == 0;
+        if is_first || self.leads(now) {
+            return Step::Take(None);
+        }
+        self.is_interrupted = true;
+        let unknown = || Found { holder: String::new(), version: "?".into(), duration: self.timing.duration };
+        let (known, since) = self.seen.get_or_insert_with(|| (unknown(), now));
+        if !known.version.is_empty() {
+            known.version.clear();
+            *since = now;
+        }
+        if now.saturating_sub(*since) >= known.duration { Step::Take(None) } else { Step::Wait }
+    }
+
     /// A write that was begun at `begun` has succeeded.
     pub fn taken(&mut self, begun: Duration) {
         self.renewed = Some(begun);
         self.seen = None;
+        if std::mem::take(&mut self.is_interrupted) {
+            self.term += 1;
+        }
+    }
+
+    /// Grows whenever we come to lead after somebody else may have led: what we knew before may be out of date.
+    #[must_use]
+    pub fn term(&self) -> u64 {
+        self.term
     }
 
     /// Whether we lead, and may write in that role.
@@ -108,7 +142,7 @@ impl Election {
     /// Who else holds it, as last seen.
     #[must_use]
     pub fn other_holder(&self) -> Option<&str> {
-        self.seen.as_ref().map(|(found, _)| found.holder.as_str())
+        self.seen.as_ref().map(|(found, _)| found.holder.as_str()).filter(|holder| !holder.is_empty())
     }
 
     /// Who we are.
@@ -162,17 +196,63 @@ mod tests {
         assert!(!me.leads(seconds(21)), "somebody else took it");
     }
 
+    #[test]
+    fn a_term_ends_when_somebody_else_may_have_led() {
+        let mut me = Election::new("me".into(), Timing::default());
+        me.look(seconds(0), None);
+        me.taken(seconds(0));
+        assert_eq!(me.term(), 1);
+        // Cut off for a minute, and nobody took it.
+        assert_eq!(me.look(seconds(60), held("me", "1")), Step::Take(Some("1".into())));
+        me.taken(seconds(60));
+        assert_eq!(me.term(), 1);
+        // Cut off again; somebody took it and gave it back. The answer to our write is lost.
+        assert_eq!(me.look(seconds(120), held("", "3")), Step::Take(Some("3".into())));
+        assert_eq!(me.look(seconds(121), held("me", "4")), Step::Take(Some("4".into())));
+        me.taken(seconds(121));
+        assert_eq!(me.term(), 2);
+        // Deleted by hand while we lead, and while we do not.
+        assert_eq!(me.look(seconds(122), None), Step::Take(None));
+        me.taken(seconds(122));
+        assert_eq!(me.term(), 2);
+        assert_eq!(me.look(seconds(180), None), Step::Wait, "somebody may have held it");
+        assert_eq!(me.look(seconds(188), None), Step::Take(None));
+        me.taken(seconds(188));
+        assert_eq!(me.term(), 3);
+    }
+
+    #[test]
+    fn a_deleted_lease_is_waited_for_like_a_held_one() {
+        let mut me = Election::new("me".into(), Timing::default());
+        assert_eq!(me.look(seconds(0), held("you", "1")), Step::Wait);
+        assert_eq!(me.look(seconds(7), None), Step::Wait, "its holder leads on");
+        assert_eq!(me.look(seconds(14), None), Step::Wait);
+        assert_eq!(me.look(seconds(15), None), Step::Take(None));
+        assert_eq!(me.look(seconds(15), held("you", "2")), Step::Wait, "made anew by its holder");
+    }
+
     proptest! {
-        /// Candidates that look at any times, some of whose writes fail, on one lease that checks versions.
+        /// Candidates that look at any times, some of whose writes fail, on one lease that checks versions and that somebody
+        /// deletes once.
         #[test]
-        fn never_two_at_a_time(steps in prop::collection::vec((0..3usize, 0..3000u64, 0..5u8), 1..200)) {
+        fn never_two_at_a_time(
+            steps in prop::collection::vec((0..3usize, 0..3000u64, 0..5u8), 1..200),
+            deleted in 0..200usize,
+        ) {
             let mut candidates: Vec<Election> =
                 (0..3).map(|number| Election::new(format!("c{number}"), Timing::default())).collect();
-            let mut lease: Option<Found> = None;
+            let mut lease = held("c0", "0");
+            candidates[0].taken(Duration::ZERO);
+            for candidate in &mut candidates[1..] {
+                candidate.look(Duration::ZERO, lease.clone());
+            }
             let mut now = Duration::ZERO;
             let mut version = 0;
-            for (number, pause, luck) in steps {
+            for (step, (number, pause, luck)) in steps.into_iter().enumerate() {
                 now += Duration::from_millis(pause);
+                if step == deleted {
+                    lease = None;
+                }
                 if let Step::Take(expected) = candidates[number].look(now, lease.clone())
                     && luck > 0
                     && expected == lease.as_ref().map(|lease| lease.version.clone())

@@ -83,6 +83,12 @@ impl Candidate {
         self.election.leads(self.now())
     }
 
+    /// Grows whenever we come to lead after somebody else may have led.
+    #[must_use]
+    pub fn term(&self) -> u64 {
+        self.election.term()
+    }
+
     /// Who else leads, as last seen.
     #[must_use]
     pub fn other_leader(&self) -> Option<&str> {

@@ -75,10 +75,9 @@ fn best_card(
     for gpu in ask.candidates.iter() {
         // A card like one before it cannot be better.
         let alike = |other: GpuIndex| {
-            let kind = |gpu| node.node().gpu(gpu).map(|card| (card.memory, &card.model));
             before.0[other.position()] == before.0[gpu.position()]
                 && node.used(other) == node.used(gpu)
-                && kind(other) == kind(gpu)
+                && node.node().kind(other) == node.node().kind(gpu)
         };
         if tried.iter().any(alike) {
             continue;
@@ -130,8 +129,8 @@ struct Left([u8; GpuSet::CAPACITY]);
 impl Left {
     fn of(node: &NodeState) -> Self {
         let mut left = [0; GpuSet::CAPACITY];
-        for gpu in node.node().gpus() {
-            left[gpu.index.position()] = node.percent_left(gpu.index);
+        for gpu in node.node().topology().gpus().iter() {
+            left[gpu.position()] = node.percent_left(gpu);
         }
         Self(left)
     }

@@ -8,7 +8,7 @@ fn taken(percent: u64, memory: u64) -> Taken {
 }
 
 fn quota(limit: Limit) -> Quota {
-    Quota { namespaces: BTreeMap::from([("team".to_owned(), limit)]) }
+    Quota { namespaces: BTreeMap::from([("team".to_owned(), limit)]), ..Quota::default() }
 }
 
 fn place(model: &str, pool: &str) -> Place {
@@ -94,4 +94,13 @@ proptest! {
         }
         prop_assert_eq!(accounts, expected);
     }
+}
+
+#[test]
+fn limits_that_cannot_be_read_close_everything() {
+    let quota = Quota::unreadable();
+    assert!(quota.limits("anybody") && !Quota::default().limits("anybody"));
+    let refused = quota.allows("anybody", &Accounts::default(), &Place::default(), Taken::default());
+    assert_eq!(refused, Err(OverQuota::Unreadable));
+    assert_eq!(quota.excess("anybody", &Accounts::default(), &Place::default(), Taken::default()), None);
 }

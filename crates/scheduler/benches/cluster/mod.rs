@@ -31,9 +31,31 @@ fn node(number: usize) -> Value {
     })
 }
 
-/// The pods of the cluster, in turn.
-pub(crate) fn pod(number: usize) -> Value {
-    let share = |cores: u64| json!({"tencent.com/vcuda-core": cores.to_string(), "tencent.com/vcuda-memory": (cores * 320 / 100).to_string(), "cpu": "4"});
+fn pod(number: usize, limits: &Value) -> Value {
+    json!({
+        "metadata": { "name": format!("pod-{number:06}"), "namespace": "team", "uid": format!("{number:08x}-aaaa-bbbb-cccc-ddddeeeeffff") },
+        "spec": { "containers": [{ "name": "main", "resources": { "limits": limits, "requests": limits } }] },
+    })
+}
+
+fn share(cores: u64) -> Value {
+    json!({"tencent.com/vcuda-core": cores.to_string(), "tencent.com/vcuda-memory": (cores * 320 / 100).to_string(), "cpu": "2"})
+}
+
+/// The pods of the cluster, in turn: small ones, so that the smallest cluster holds all of them too.
+fn running(number: usize) -> Value {
+    let limits = match number % 10 {
+        0 => json!({"nvidia.com/gpu": "1", "cpu": "4"}),
+        1 | 2 => json!({"aliyun.com/gpu-mem": "4", "cpu": "2"}),
+        3..6 => share(5),
+        6..9 => share(10),
+        _ => share(20),
+    };
+    pod(number, &limits)
+}
+
+/// The pods that are asked about, in turn.
+pub(crate) fn asked_about(number: usize) -> Value {
     let limits = match number % 6 {
         0 => share(30),
         1 => share(50),
@@ -42,10 +64,7 @@ pub(crate) fn pod(number: usize) -> Value {
         4 => json!({"aliyun.com/gpu": "2", "cpu": "16"}),
         _ => share(80),
     };
-    json!({
-        "metadata": { "name": format!("pod-{number:06}"), "namespace": "team", "uid": format!("{number:08x}-aaaa-bbbb-cccc-ddddeeeeffff") },
-        "spec": { "containers": [{ "name": "main", "resources": { "limits": limits, "requests": limits } }] },
-    })
+    pod(number, &limits)
 }
 
 /// A cluster with its pods on it, each placed by the scheduler itself.
@@ -60,7 +79,7 @@ pub(crate) fn cluster(nodes: usize) -> State {
         if placed == PODS || number > 10 * PODS {
             break;
         }
-        let mut json = pod(number);
+        let mut json = running(number);
         state.handle(Event::Pod(Watched::Set(serde_json::from_value(json.clone()).unwrap())));
         let text = |key: &str| json["metadata"][key].as_str().unwrap().to_owned();
         let args = BindingArgs {

@@ -31,7 +31,7 @@ pub struct App {
     /// How often the state was opened for writing.
     writes: AtomicU64,
     /// What nodes said to kinds of pods.
-    pub(super) memory: Memory,
+    pub(crate) memory: Memory,
     /// For pods that fit nowhere.
     pub second_look: SecondLook,
     pub(super) turns: Semaphore,

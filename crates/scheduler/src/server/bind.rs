@@ -14,7 +14,7 @@ use tessera_wire::grant;
 use super::App;
 use super::extender::{Body, read};
 use crate::notices::Reason;
-use crate::state::{BindStep, Event, Order, Outcome, Watched};
+use crate::state::{BindStep, Order, Outcome};
 
 /// How long the API server may take. With the lease still good when it is sent, it has arrived before another leader
 /// begins: 5 s of the lease and these are the 8 s after which others take over.
@@ -63,6 +63,11 @@ impl App {
                 }
             }
         };
+        // Asking for the pod took time: the lease must still be good when the Binding is sent.
+        if !self.may_write() {
+            self.write().end_bind(&PodUid(args.pod_uid.clone()), Outcome::Refused, self.now());
+            return Err(NOT_LEADING.to_owned());
+        }
         let (outcome, error) = self.send(args, annotations).await;
         self.metrics.bound(match outcome {
             Outcome::Bound => "bound",
@@ -100,7 +105,7 @@ impl App {
         let found = self.get(args).await?;
         match found {
             Some(pod) if pod.metadata.uid == args.pod_uid => {
-                self.write().handle(Event::Pod(Watched::Set(pod)));
+                self.write().take_answer(pod);
                 Ok(())
             }
             Some(_) | None => {
@@ -154,7 +159,7 @@ impl App {
                 let as_granted = pod.metadata.annotations.get(grant::KEY) == granted.as_ref();
                 let known = pod.metadata.uid == args.pod_uid;
                 if known {
-                    self.write().handle(Event::Pod(Watched::Set(pod)));
+                    self.write().take_answer(pod);
                 }
                 if is_it && as_granted {
                     return (Outcome::Bound, None);

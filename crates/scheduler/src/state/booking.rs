@@ -119,8 +119,8 @@ pub enum BindRefusal {
     Grant(String),
 }
 
-/// An API server gives up on a request after a minute: past that, one whose answer was lost has either happened, and the
-/// can be asked about, or never will.
+/// An API server gives up on a request after a minute: past that, one whose answer was lost has either happened, and can be asked
+/// about, or never will.
 const DOUBT: Duration = Duration::from_secs(75);
 
 impl State {
@@ -219,7 +219,7 @@ impl State {
         let uid = &doubt.uid;
         match found.filter(|pod| pod.metadata.uid == uid.0) {
             None => self.forget_pod(uid),
-            Some(pod) if !pod.spec.node_name.is_empty() => self.set_pod(pod),
+            Some(pod) if !pod.spec.node_name.is_empty() => self.take_answer(pod),
             Some(_) => {
                 let past = |booking: &Booking| {
                     let since = booking.doubt.unwrap_or(now.steady);
@@ -236,11 +236,15 @@ impl State {
 
     /// Nothing came of a booking.
     fn take_back(&mut self, booked: &PodUid) {
-        self.bookings.remove(booked);
+        let booking = self.bookings.remove(booked);
         self.rolled_back += 1;
         let node = self.ledger.grant(booked).map(|grant| grant.node.clone());
         self.leave(booked);
         node.iter().for_each(|node| self.guess_again(node));
+        // Nothing else kept a pod that no list has shown. If it is there, the watch will tell.
+        if booking.is_some_and(|booking| booking.unlisted) {
+            self.forget_pod(&from_aside(booked));
+        }
     }
 
     /// A list did not show this pod. One that is booked may have been made after the list, and asked for by name: it stays
@@ -249,6 +253,13 @@ impl State {
         match self.bookings.get_mut(uid) {
             Some(booking) => booking.unlisted = true,
             None => self.forget_pod(uid),
+        }
+    }
+
+    /// The watch has shown a pod that waits.
+    pub(super) fn is_listed(&mut self, uid: &PodUid) {
+        if let Some(booking) = self.bookings.get_mut(uid) {
+            booking.unlisted = false;
         }
     }
 

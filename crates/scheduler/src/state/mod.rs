@@ -3,6 +3,7 @@
 //! A pure value. Watch events and binds change it, every verb reads it, and the shell around it does the talking.
 
 mod booking;
+mod departed;
 mod knowledge;
 mod nodes;
 mod pods;
@@ -23,10 +24,13 @@ use tessera_wire::disruption::Budget;
 use tessera_wire::objects::Pod;
 use tessera_wire::quota;
 use tessera_wire::rules::Rules;
+use tessera_wire::taint::SoftTaint;
 
 pub use self::booking::{BindRefusal, BindStep, Doubt, Now, Order, Outcome};
+use self::departed::Departed;
 pub use self::knowledge::{Event, Unhealthy, Watched};
 use self::nodes::Overlay;
+pub(crate) use self::nodes::Readable;
 pub use self::policies::DefaultPolicy;
 pub(crate) use self::records::{GpuPod, NodeRecord};
 use self::{booking::Booking, records::Record};
@@ -56,12 +60,15 @@ impl Settings {
 /// All of it. Not to be copied: [`Memory`](crate::verb::memory::Memory) knows its nodes by when they changed.
 #[derive(Debug)]
 pub struct State {
+    identity: Identity,
     settings: Settings,
     ledger: Ledger,
     /// Nodes that can be read, each where the ledger has it: to ask all of them is to go through memory in order.
     readable: Vec<Option<NodeRecord>>,
     /// Nodes that cannot.
     unreadable: HashMap<NodeName, NodeRecord>,
+    /// By node, taints that only ask pods to stay away; most clusters have none.
+    soft_taints: HashMap<NodeName, Vec<SoftTaint>>,
     /// Cards that gpushare's lists call broken, and what the node says of itself.
     unhealthy: HashMap<NodeName, Overlay>,
     /// By namespace and name.
@@ -73,6 +80,7 @@ pub struct State {
     /// Those of them whose cards nobody told: they bypassed us. Where they sit is a guess.
     unsure: HashMap<NodeName, BTreeSet<PodUid>>,
     bookings: HashMap<PodUid, Booking>,
+    departed: Departed,
     quota: Quota,
     accounts: Accounts,
     charges: HashMap<PodUid, records::Charge>,
@@ -87,21 +95,36 @@ pub struct State {
     rolled_back: u64,
 }
 
+/// Tells a state from every other one, also from those before it.
+#[derive(Clone, Debug, Default)]
+pub struct Identity(Arc<()>);
+
+impl PartialEq for Identity {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Eq for Identity {}
+
 impl State {
     /// Knows nothing yet.
     #[must_use]
     pub fn new(settings: Settings) -> Self {
         Self {
+            identity: Identity::default(),
             settings,
             ledger: Ledger::default(),
             readable: Vec::new(),
             unreadable: HashMap::new(),
+            soft_taints: HashMap::new(),
             unhealthy: HashMap::new(),
             budgets: BTreeMap::new(),
             pods: HashMap::new(),
             on_node: HashMap::new(),
             unsure: HashMap::new(),
             bookings: HashMap::new(),
+            departed: Departed::default(),
             quota: Quota::default(),
             accounts: Accounts::default(),
             charges: HashMap::new(),
@@ -142,13 +165,18 @@ impl State {
         match change {
             Watched::Listing => self.unlisted_pods = self.pods.keys().cloned().collect(),
             Watched::Set(pod) => self.set_pod(pod),
-            Watched::Gone(pod) => self.forget_pod(&PodUid(pod.metadata.uid)),
+            Watched::Gone(pod) => self.end_pod(PodUid(pod.metadata.uid)),
             Watched::Listed => {
                 for uid in std::mem::take(&mut self.unlisted_pods) {
                     self.miss_pod(&uid);
                 }
             }
         }
+    }
+
+    /// Which state this is.
+    pub(crate) fn identity(&self) -> &Identity {
+        &self.identity
     }
 
     /// The book of grants.

@@ -5,8 +5,11 @@ use std::sync::Arc;
 use tessera_core::gpu_set::GpuSet;
 use tessera_core::ledger::Position;
 use tessera_core::node::{self, NodeState};
+use tessera_core::quota::Place;
 use tessera_core::units::NodeName;
-use tessera_wire::objects::Node;
+use tessera_wire::node_spec::NodeSpec;
+use tessera_wire::objects::{Node, PodSpec};
+use tessera_wire::taint::intolerable;
 
 use super::{NodeRecord, State, Unhealthy, Watched};
 
@@ -17,6 +20,16 @@ pub(super) struct Overlay {
     broken: GpuSet,
     /// What the node says of itself, where it is known and can be read.
     told: Option<Arc<node::Node>>,
+}
+
+/// A node that can be read.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Readable<'a> {
+    pub(crate) spec: &'a NodeSpec,
+    /// What is left of it.
+    pub(crate) state: &'a NodeState,
+    /// What it is to a quota.
+    pub(crate) place: &'a Place,
 }
 
 impl State {
@@ -38,6 +51,11 @@ impl State {
     fn set_node(&mut self, object: &Node) {
         let name = NodeName(object.metadata.name.clone());
         self.unlisted_nodes.remove(&name);
+        if object.spec.soft_taints.is_empty() {
+            self.soft_taints.remove(&name);
+        } else {
+            self.soft_taints.insert(name.clone(), object.spec.soft_taints.clone());
+        }
         let record = self.overlaid(NodeRecord::read(object, &self.settings));
         self.put_node(name, record);
     }
@@ -51,6 +69,8 @@ impl State {
         match &record.spec {
             Ok(spec) => {
                 self.ledger.set_node(node::Node::clone(&spec.node));
+                // Also where its cards are the same and only its unit or its vocabularies are not.
+                self.ledger.mark_changed(&name);
                 self.readable.resize(self.ledger.positions(), None);
             }
             Err(_) => {
@@ -72,6 +92,7 @@ impl State {
             overlay.told = None;
         }
         self.ledger.remove_node(name);
+        self.soft_taints.remove(name);
         self.unlisted_nodes.remove(name);
         // They may be deleted later, or their node may come back.
         self.reread_pods(name);
@@ -128,20 +149,35 @@ impl State {
 
     /// A node, and what is left of it where it can be read.
     pub(crate) fn node(&self, name: &NodeName) -> Option<(&NodeRecord, Option<&NodeState>)> {
-        let (record, position) = self.known(&name.0)?;
-        Some((record, position.and_then(|position| self.ledger.at(position))))
+        Some((self.record(name)?, self.ledger.node(name)))
     }
 
-    /// A node, and where it stands in the book if it can be read.
-    pub(crate) fn known(&self, name: &str) -> Option<(&NodeRecord, Option<Position>)> {
-        match self.ledger.position(name) {
-            Some(position) => Some((self.readable.get(position.index())?.as_ref()?, Some(position))),
-            None => Some((self.unreadable.get(name)?, None)),
-        }
+    /// The node that stands there in the book.
+    pub(crate) fn readable_at(&self, position: Position) -> Option<Readable<'_>> {
+        let NodeRecord { spec, place, .. } = self.readable.get(position.index())?.as_ref()?;
+        Some(Readable { spec: spec.as_ref().ok()?, state: self.ledger.at(position)?, place })
+    }
+
+    /// Why a node cannot be read, if it is one of those.
+    pub(crate) fn unreadable(&self, name: &str) -> Option<&str> {
+        self.unreadable.get(name)?.spec.as_ref().err().map(String::as_str)
+    }
+
+    /// How many taints of a node ask the pod to stay away.
+    pub(crate) fn shunned_by(&self, pod: &PodSpec, node: &str) -> usize {
+        self.soft_taints.get(node).map_or(0, |taints| intolerable(taints, &pod.soft_tolerations))
+    }
+
+    /// Whether any node has taints that only ask.
+    pub(crate) fn has_soft_taints(&self) -> bool {
+        !self.soft_taints.is_empty()
     }
 
     pub(super) fn record(&self, name: &NodeName) -> Option<&NodeRecord> {
-        self.known(&name.0).map(|(record, _)| record)
+        match self.ledger.position(&name.0) {
+            Some(position) => self.readable.get(position.index())?.as_ref(),
+            None => self.unreadable.get(name),
+        }
     }
 
     /// All nodes by name.

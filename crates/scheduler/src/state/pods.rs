@@ -16,7 +16,7 @@ impl State {
         self.unlisted_pods.remove(&uid);
         // Containers that have ended hold nothing, though the object may stay for days.
         if matches!(pod.status.phase.as_str(), "Succeeded" | "Failed") {
-            return self.forget_pod(&uid);
+            return self.end_pod(uid);
         }
         match (pod.spec.asks_for_cards(), pod.spec.node_name.is_empty()) {
             (true, true) => self.set_waiting(uid, pod),
@@ -26,8 +26,19 @@ impl State {
         }
     }
 
+    /// Takes in what the API server answered about a pod. The watch may have told more by now: that the pod is on its node, or has
+    /// ended.
+    pub fn take_answer(&mut self, pod: Pod) {
+        let uid = PodUid(pod.metadata.uid.clone());
+        let is_placed = self.pod(&uid).is_some_and(|known| known.node.is_some());
+        if !is_placed && !self.departed.contains(&uid) {
+            self.set_pod(pod);
+        }
+    }
+
     /// A pod without a node. One that is being bound right now stays booked: the watch lags behind.
     fn set_waiting(&mut self, uid: PodUid, pod: Pod) {
+        self.is_listed(&uid);
         match self.pods.get_mut(&uid) {
             // Old news: no pod ever loses its node.
             Some(Record::Gpu(known)) if known.node.is_some() => {}
@@ -59,6 +70,12 @@ impl State {
         self.pods.insert(uid.clone(), Record::Plain);
         let node = NodeName(pod.spec.node_name.clone());
         self.ledger.observe(PodGrant { pod: uid, node, cpu, memory, containers: Vec::new() });
+    }
+
+    /// A pod holds nothing any more, and never will again.
+    pub(super) fn end_pod(&mut self, uid: PodUid) {
+        self.forget_pod(&uid);
+        self.departed.add(uid);
     }
 
     pub(super) fn forget_pod(&mut self, uid: &PodUid) {

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use tessera_core::forecast::{Forecast, Learner};
 use tessera_core::node::NodeState;
 use tessera_core::placement::Policy;
-use tessera_core::placement::static_table::StaticTable;
 use tessera_core::workload::Workload;
 
 use super::State;
@@ -35,18 +34,10 @@ impl State {
         self.learner.workload()
     }
 
-    pub(crate) fn current_forecast(&self) -> &Arc<Forecast> {
-        &self.forecast
-    }
-
-    pub(crate) fn table(&self) -> &Arc<StaticTable> {
-        &self.table
-    }
-
     /// A new forecast where one is due, and the learner that made it. Takes milliseconds on a large cluster, which is why
     /// it is not done where somebody waits.
     #[must_use]
-    pub fn forecast(&self) -> Option<(Learner, Forecast)> {
+    pub fn forecast(&self) -> Option<(Learner, Arc<Forecast>)> {
         let nodes: Vec<&NodeState> =
             self.ledger.nodes().filter(|state| !state.node().gpus().is_empty()).collect();
         let idle = nodes.iter().map(|state| state.cards_left()).sum();
@@ -60,12 +51,12 @@ impl State {
             learner = Learner::new(Workload::guess(nodes.iter().map(|state| state.node())));
         }
         let forecast = learner.forecast(&nodes);
-        Some((learner, forecast))
+        Some((learner, Arc::new(forecast)))
     }
 
     /// Goes by this forecast from now on.
-    pub fn adopt(&mut self, (learner, forecast): (Learner, Forecast)) {
+    pub fn adopt(&mut self, (learner, forecast): (Learner, Arc<Forecast>)) {
         self.learner = learner;
-        self.forecast = Arc::new(forecast);
+        self.forecast = forecast;
     }
 }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::ser::{Serialize, SerializeStruct as _, Serializer};
 use tessera_wire::extender::Args;
+use tessera_wire::objects::PodSpec;
 
 use super::ask::Ask;
 use super::memory::Memory;
@@ -36,15 +37,15 @@ struct Told {
 /// Which of the nodes that fit are passed on to kube-scheduler, to choose among.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PassOn {
-    /// Those on which the cards suit best. Where the pod has preferences of its own, the best hundred, for prioritize and
-    /// kube-scheduler's own scores to weigh.
+    /// Those on which the cards suit best, so that kube-scheduler need not score the others. All of them where there is more to weigh:
+    /// the pod has preferences of its own, or taints ask it to stay away from the best.
     #[default]
     Best,
     /// All.
     All,
 }
 
-/// Passed on at most: what kube-scheduler itself takes for enough in a large cluster.
+/// Equally good ones passed on at most: what kube-scheduler itself takes for enough in a large cluster.
 const PASSED_ON: usize = 100;
 
 /// Nodes mostly fail alike. Past so many reasons a new one is no longer compared with all of them.
@@ -69,51 +70,45 @@ impl State {
             verdicts.fit = verdicts.fitting.len();
             return verdicts;
         }
-        let mut fitting = Vec::with_capacity(args.node_names.as_ref().map_or(0, Vec::len));
-        let mut kinds = memory.kinds();
+        let asked = args.node_names.as_ref().map_or(0, Vec::len);
+        let (mut fitting, mut scores) = (Vec::with_capacity(asked), Vec::with_capacity(asked));
+        let mut survey = self.survey(&ask, memory);
         for name in args.names() {
-            match self.verdict(name, &ask, &mut kinds) {
-                Ok(score) => fitting.push((name, score)),
+            match survey.verdict(name) {
+                Ok(score) => {
+                    fitting.push(name);
+                    scores.push(score);
+                }
                 Err(reason) => verdicts.refuse(name, reason),
             }
         }
-        kinds.remember();
+        survey.end(memory);
         verdicts.fit = fitting.len();
-        let worst = match self.pass_on() {
-            PassOn::All => f64::NEG_INFINITY,
-            PassOn::Best if args.pod.spec.prefers_nodes || args.pod.spec.prefers_spreading => {
-                score_of_rank(&fitting, PASSED_ON)
-            }
-            PassOn::Best => score_of_rank(&fitting, 1),
-        };
-        let most = if self.pass_on() == PassOn::All { usize::MAX } else { PASSED_ON };
-        verdicts.fitting = passed_on(&fitting, worst, most);
+        verdicts.fitting = self.passed_on(&args.pod.spec, fitting, &scores);
         verdicts
     }
-}
 
-/// The score of the last one, were only so many nodes passed on.
-fn score_of_rank(fitting: &[(&str, f64)], rank: usize) -> f64 {
-    let mut scores: Vec<f64> = fitting.iter().map(|(_, score)| *score).collect();
-    if scores.len() <= rank {
-        return f64::NEG_INFINITY;
-    }
-    *scores.select_nth_unstable_by(rank - 1, |a, b| b.total_cmp(a)).1
-}
-
-/// The nodes at least that good, the better ones first to be taken where there are too many, in the order asked.
-fn passed_on<'a>(fitting: &[(&'a str, f64)], worst: f64, most: usize) -> Vec<&'a str> {
-    let better = fitting.iter().filter(|(_, score)| *score > worst).count();
-    let mut equal = most.saturating_sub(better);
-    let mut is_taken = |score: f64| {
-        if score > worst {
-            return true;
+    /// Those of the nodes that fit among which kube-scheduler shall choose, in the order asked.
+    fn passed_on<'a>(&self, pod: &PodSpec, fitting: Vec<&'a str>, scores: &[f64]) -> Vec<&'a str> {
+        if self.pass_on() == PassOn::All || pod.prefers_nodes || pod.prefers_spreading {
+            return fitting;
         }
-        let is_room = score.total_cmp(&worst).is_eq() && equal > 0;
-        equal -= usize::from(is_room);
-        is_room
-    };
-    fitting.iter().filter(|(_, score)| is_taken(*score)).map(|(name, _)| *name).collect()
+        let best = best(&fitting, scores);
+        if self.has_soft_taints() && self.are_shunned(pod, &best, &fitting) { fitting } else { best }
+    }
+
+    /// Whether taints ask the pod to stay away from all the best nodes, and less so from others.
+    fn are_shunned(&self, pod: &PodSpec, best: &[&str], fitting: &[&str]) -> bool {
+        let least = best.iter().map(|name| self.shunned_by(pod, name)).min().unwrap_or(0);
+        fitting.iter().any(|name| self.shunned_by(pod, name) < least)
+    }
+}
+
+/// The nodes with the highest score, the first of them where there are too many.
+fn best<'a>(fitting: &[&'a str], scores: &[f64]) -> Vec<&'a str> {
+    let highest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let best = fitting.iter().zip(scores).filter(|(_, score)| **score >= highest);
+    best.map(|(name, _)| *name).take(PASSED_ON).collect()
 }
 
 impl<'a> Verdicts<'a> {
@@ -179,22 +174,17 @@ impl Serialize for Reasons<'_> {
 mod tests {
     use super::*;
 
-    fn check(scores: &[f64], rank: usize, most: usize, expected: &[&str]) {
-        const NAMES: [&str; 6] = ["a", "b", "c", "d", "e", "f"];
-        let fitting: Vec<(&str, f64)> = NAMES.into_iter().zip(scores.iter().copied()).collect();
-        let worst = score_of_rank(&fitting, rank);
-        assert_eq!(passed_on(&fitting, worst, most), expected, "{scores:?}");
+    fn check(scores: &[f64], expected: &[&str]) {
+        const NAMES: [&str; 4] = ["a", "b", "c", "d"];
+        assert_eq!(best(&NAMES[..scores.len()], scores), expected, "{scores:?}");
     }
 
     #[test]
     fn the_best_are_passed_on_in_the_order_asked() {
-        check(&[], 1, 3, &[]);
-        check(&[0.5], 1, 3, &["a"]);
-        check(&[0.1, 0.3, 0.2, 0.3], 1, 3, &["b", "d"]);
-        check(&[0.1, 0.3, 0.2, 0.3], 3, 3, &["b", "c", "d"]);
-        // Equals beyond the number: the first of them.
-        check(&[0.0; 6], 1, 3, &["a", "b", "c"]);
-        check(&[0.0, 0.0, 7.0, 0.0, 0.0, 0.0], 3, 3, &["a", "b", "c"]);
-        check(&[-1.0, -2.0], 5, 5, &["a", "b"]);
+        check(&[], &[]);
+        check(&[0.5], &["a"]);
+        check(&[0.1, 0.3, 0.2, 0.3], &["b", "d"]);
+        check(&[-1.0, -2.0], &["a"]);
+        assert_eq!(best(&["n"; PASSED_ON + 1], &[0.0; PASSED_ON + 1]).len(), PASSED_ON);
     }
 }

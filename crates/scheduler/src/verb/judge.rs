@@ -1,37 +1,32 @@
 //! Whether one node will do for one pod: the same code for filter, prioritize, bind and explain.
 
-use tessera_core::ledger::Position;
-use tessera_core::node::NodeState;
-use tessera_core::quota::{Place, Taken};
+use tessera_core::quota::{OverQuota, Taken};
 use tessera_core::units::NodeName;
 use tessera_core::verdict::{Limits, Offer};
-use tessera_wire::node_spec::NodeSpec;
 
 use super::ask::Ask;
-use super::memory::Kinds;
+use super::memory::{Kind, Memory, Unfit};
 use super::reason::Reason;
-use crate::state::{NodeRecord, State};
+use super::way::Way;
+use crate::state::{Readable, State};
 
-/// A node that will do, as far as its cards are not looked at yet.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Judged<'a> {
-    pub(crate) spec: &'a NodeSpec,
-    pub(crate) state: &'a NodeState,
-    place: &'a Place,
+/// One pod's questions to many nodes, helped by what is remembered.
+#[derive(Debug)]
+pub(super) struct Survey<'a> {
+    state: &'a State,
+    ask: &'a Ask<'a>,
+    /// Whether the pod's namespace has a quota.
+    is_limited: bool,
+    kind: Kind,
+    way: Way,
 }
 
 impl State {
     /// Everything but the cards: whether the node is known, serves the pod's vocabulary, and is within the quota.
-    pub(crate) fn judge(&self, name: &NodeName, ask: &Ask<'_>) -> Result<Judged<'_>, Reason> {
-        let (record, spec, position) = self.admit(&name.0, ask)?;
-        let state = self.ledger().at(position).ok_or(Reason::UnknownNode)?;
-        Ok(Judged { spec, state, place: &record.place })
-    }
-
-    /// How well the node suits, or why it does not.
-    pub(super) fn verdict(&self, name: &str, ask: &Ask<'_>, kinds: &mut Kinds<'_>) -> Result<f64, Reason> {
-        let (_, spec, position) = self.admit(name, ask)?;
-        Ok(kinds.verdict(self, ask, position, spec.unit)?)
+    pub(crate) fn judge(&self, name: &NodeName, ask: &Ask<'_>) -> Result<Readable<'_>, Reason> {
+        let node = self.serving(&name.0, ask)?;
+        self.check_quota(node, ask)?;
+        Ok(node)
     }
 
     /// Who may take how much.
@@ -41,31 +36,56 @@ impl State {
     }
 
     /// Whether the node is known and serves the pod's vocabulary.
-    pub(super) fn serving(&self, name: &str, ask: &Ask<'_>) -> Result<(&NodeRecord, Position), Reason> {
-        let (record, position) = self.known(name).ok_or(Reason::UnknownNode)?;
-        let spec = record.spec.as_ref().map_err(|error| Reason::BadNode(error.clone()))?;
-        let position = position.ok_or(Reason::UnknownNode)?;
-        if !spec.serves.covers(ask.dialects) && !spec.node.gpus().is_empty() {
-            return Err(Reason::NotServed);
-        }
-        Ok((record, position))
+    pub(super) fn serving(&self, name: &str, ask: &Ask<'_>) -> Result<Readable<'_>, Reason> {
+        let position = self.ledger().position(name).ok_or_else(|| self.unknown(name))?;
+        let node = self.readable_at(position).ok_or(Reason::UnknownNode)?;
+        if node.spec.offers(ask.shape.dialects) { Ok(node) } else { Err(Reason::NotServed) }
     }
 
-    fn admit(&self, name: &str, ask: &Ask<'_>) -> Result<(&NodeRecord, &NodeSpec, Position), Reason> {
-        let (record, position) = self.serving(name, ask)?;
-        let spec = record.spec.as_ref().map_err(|error| Reason::BadNode(error.clone()))?;
+    /// Why a node is not in the book.
+    fn unknown(&self, name: &str) -> Reason {
+        self.unreadable(name).map_or(Reason::UnknownNode, |error| Reason::BadNode(error.to_owned()))
+    }
+
+    fn check_quota(&self, node: Readable<'_>, ask: &Ask<'_>) -> Result<(), OverQuota> {
         let (quota, accounts) = self.quota();
-        if ask.wants_gpu() && quota.namespaces.contains_key(ask.namespace) {
-            let more = Taken::at_most(&ask.request(spec.unit), &spec.node);
-            quota.allows(ask.namespace, accounts, &record.place, more)?;
+        if !ask.wants_gpu() || !quota.limits(ask.namespace) {
+            return Ok(());
         }
-        Ok((record, spec, position))
+        let more = Taken::at_most(&ask.request(node.spec.unit), &node.spec.node);
+        quota.allows(ask.namespace, accounts, node.place, more)
+    }
+
+    /// Begins to ask nodes. What is remembered is taken out of `memory` until the end.
+    pub(super) fn survey<'a>(&'a self, ask: &'a Ask<'_>, memory: &Memory) -> Survey<'a> {
+        let (kind, way) = memory.take(self, ask);
+        Survey { state: self, ask, is_limited: self.quota().0.limits(ask.namespace), kind, way }
     }
 }
 
-impl<'a> Judged<'a> {
+impl Survey<'_> {
+    /// How well the node suits, or why it does not.
+    pub(super) fn verdict(&mut self, name: &str) -> Result<f64, Reason> {
+        let Some(position) = self.way.find(self.state.ledger(), name) else {
+            return Err(self.state.unknown(name));
+        };
+        let verdict = self.kind.verdict(self.state, position);
+        if self.is_limited && verdict != Err(Unfit::NotServed) {
+            let node = self.state.readable_at(position).ok_or(Reason::UnknownNode)?;
+            self.state.check_quota(node, self.ask)?;
+        }
+        Ok(verdict?)
+    }
+
+    /// Puts back what was taken out, and what was learned.
+    pub(super) fn end(self, memory: &Memory) {
+        memory.put_back(self.kind, self.way);
+    }
+}
+
+impl<'a> Readable<'a> {
     /// The node as the pod meets it.
     pub(crate) fn offer(&self, ask: &Ask<'_>) -> Offer<'a> {
-        Offer { state: self.state, serves: self.spec.serves.covers(ask.dialects), place: self.place }
+        Offer { state: self.state, serves: self.spec.serves.covers(ask.shape.dialects), place: self.place }
     }
 }

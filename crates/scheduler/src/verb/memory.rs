@@ -1,139 +1,155 @@
 //! Verdicts remembered: a node is judged anew for a kind of pod only after the node has changed.
 //!
 //! Pods of one kind come in numbers, and between two of them one node changes, the one the first was bound to. Filter's
-//! verdicts also serve the prioritize that follows it.
+//! verdicts also serve the prioritize that follows it. A new forecast changes all of them at once: nodes are judged by it for
+//! the kinds that come, before it is adopted, so that nobody waits for that.
 
+use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tessera_core::forecast::Forecast;
-use tessera_core::ledger::{Ledger, Moment, Position};
-use tessera_core::placement::static_table::StaticTable;
+use tessera_core::ledger::{Moment, Position};
 use tessera_core::placement::{Policy, Refusal, score};
-use tessera_core::request::PodRequest;
-use tessera_core::verdict::weigh;
-use tessera_wire::dialect::MemoryUnit;
+use tessera_core::verdict::{Reason, weigh};
+use tessera_wire::ask::Shape;
 
 use super::ask::Ask;
-use crate::state::State;
+use super::way::Way;
+use crate::state::{Identity, Readable, State};
 
 /// Kinds remembered at most; the one not asked for the longest is forgotten first. A verdict takes 32 bytes: of 10,000
 /// nodes these are 20 MiB.
 const MOST_KINDS: usize = 64;
 
-/// What nodes said to kinds of pods, for one state and as long as it is the same. Starts empty.
+/// Kinds judged by a new forecast before anybody asks.
+const JUDGED_AHEAD: usize = 16;
+
+/// What nodes said to kinds of pods, and in which order they were asked. Starts empty.
 #[derive(Debug, Default)]
-pub struct Memory(Mutex<Vec<Kind>>);
+pub struct Memory {
+    kinds: Mutex<Vec<Kind>>,
+    way: Mutex<Way>,
+}
 
 /// A kind of pod, and what nodes say to it.
 #[derive(Debug)]
-pub(super) struct Kind {
-    request: PodRequest,
+pub struct Kind {
+    shape: Shape,
+    /// With what it rests on; kept, so that nothing else is ever found at the same address.
     policy: Policy,
-    basis: Basis,
+    /// Whose nodes.
+    of: Identity,
     /// By the node's position in the ledger.
     verdicts: Vec<Remembered>,
 }
 
-/// What scores rest on besides the node: kept, so that nothing else is ever found at the same address.
-#[derive(Clone, Debug)]
-struct Basis {
-    forecast: Arc<Forecast>,
-    table: Arc<StaticTable>,
+/// Why a node will not do, as far as that is remembered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Unfit {
+    NotServed,
+    Cards(Refusal),
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Remembered {
     /// The node's last change before the verdict; of no node where there is none.
     at: Moment,
-    verdict: Result<f64, Refusal>,
-}
-
-/// The kinds of one pod: what it asks for depends on what a node counts memory in.
-#[derive(Debug)]
-pub(super) struct Kinds<'m> {
-    memory: &'m Memory,
-    kinds: Vec<Kind>,
-    /// Which of them is meant where a node counts in a unit.
-    of_unit: Vec<(MemoryUnit, usize)>,
+    verdict: Result<f64, Unfit>,
 }
 
 impl Memory {
-    /// What is remembered for a pod, to be taken out as nodes ask for it: two calls at a time do not wait for each other.
-    pub(super) fn kinds(&self) -> Kinds<'_> {
-        Kinds { memory: self, kinds: Vec::new(), of_unit: Vec::new() }
+    /// What is remembered of a pod's kind, and the way to its nodes: taken out, so that two calls at a time do not wait for each
+    /// other.
+    pub(super) fn take(&self, state: &State, ask: &Ask<'_>) -> (Kind, Way) {
+        let mut known = self.kinds.lock().unwrap_or_else(PoisonError::into_inner);
+        // The latest, where two calls at a time left two.
+        let kind = match known.iter().rposition(|kind| kind.is_for(state, ask)) {
+            Some(place) => known.remove(place),
+            None => Kind {
+                shape: ask.shape.clone(),
+                policy: ask.policy.clone(),
+                of: state.identity().clone(),
+                verdicts: Vec::new(),
+            },
+        };
+        drop(known);
+        (kind, std::mem::take(&mut *self.way.lock().unwrap_or_else(PoisonError::into_inner)))
     }
 
     /// To remember.
-    fn put(&self, kinds: impl IntoIterator<Item = Kind>) {
-        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+    pub(super) fn put_back(&self, kind: Kind, way: Way) {
+        self.put([kind]);
+        *self.way.lock().unwrap_or_else(PoisonError::into_inner) = way;
+    }
+
+    /// Remembers these kinds too.
+    pub fn put(&self, kinds: impl IntoIterator<Item = Kind>) {
+        let mut known = self.kinds.lock().unwrap_or_else(PoisonError::into_inner);
         known.extend(kinds);
         let too_many = known.len().saturating_sub(MOST_KINDS);
         known.drain(..too_many);
     }
 
-    fn take_kind(&self, state: &State, request: &PodRequest, policy: &Policy) -> Kind {
-        let basis =
-            Basis { forecast: Arc::clone(state.current_forecast()), table: Arc::clone(state.table()) };
-        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        known.retain(|kind| kind.basis.is(&basis));
-        let is_it = |kind: &Kind| kind.request == *request && kind.policy.name() == policy.name();
-        // The latest, where two calls at a time left two.
-        match known.iter().rposition(is_it) {
-            Some(place) => known.remove(place),
-            None => Kind { request: request.clone(), policy: policy.clone(), basis, verdicts: Vec::new() },
+    /// The kinds asked for last, to be judged by this forecast instead of the one they were judged by.
+    #[must_use]
+    pub fn under(&self, forecast: &Arc<Forecast>) -> Vec<Kind> {
+        let known = self.kinds.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kinds: Vec<Kind> = Vec::new();
+        for kind in known.iter().rev().filter(|kind| matches!(kind.policy, Policy::Tessera(_))) {
+            if kinds.len() < JUDGED_AHEAD && !kinds.iter().any(|other| other.shape.is_like(&kind.shape)) {
+                let policy = Policy::Tessera(Arc::clone(forecast));
+                let (shape, of) = (kind.shape.clone(), kind.of.clone());
+                kinds.push(Kind { shape, policy, of, verdicts: Vec::new() });
+            }
         }
-    }
-}
-
-impl Kinds<'_> {
-    /// How well the node suits, or why it does not, as far as its cards go.
-    pub(super) fn verdict(
-        &mut self,
-        state: &State,
-        ask: &Ask<'_>,
-        position: Position,
-        unit: MemoryUnit,
-    ) -> Result<f64, Refusal> {
-        let known = self.of_unit.iter().find(|(of, _)| *of == unit).map(|(_, place)| *place);
-        let place = known.unwrap_or_else(|| self.learn(state, ask, unit));
-        self.kinds[place].verdict(state.ledger(), position)
-    }
-
-    /// Puts back what was taken out, and what was learned.
-    pub(super) fn remember(self) {
-        self.memory.put(self.kinds);
-    }
-
-    fn learn(&mut self, state: &State, ask: &Ask<'_>, unit: MemoryUnit) -> usize {
-        let request = ask.request(unit);
-        let place = self.kinds.iter().position(|kind| kind.request == *request).unwrap_or_else(|| {
-            self.kinds.push(self.memory.take_kind(state, &request, &ask.policy));
-            self.kinds.len() - 1
-        });
-        self.of_unit.push((unit, place));
-        place
+        kinds.reverse();
+        kinds
     }
 }
 
 impl Kind {
-    fn verdict(&mut self, ledger: &Ledger, position: Position) -> Result<f64, Refusal> {
-        let (index, now) = (position.index(), ledger.changed(position));
+    fn is_for(&self, state: &State, ask: &Ask<'_>) -> bool {
+        let same_policy = match (&self.policy, &ask.policy) {
+            (Policy::Tessera(known), Policy::Tessera(asked)) => Arc::ptr_eq(known, asked),
+            (Policy::Static(known), Policy::Static(asked)) => Arc::ptr_eq(known, asked),
+            (known, asked) => known.name() == asked.name(),
+        };
+        same_policy && self.of == *state.identity() && self.shape.is_like(&ask.shape)
+    }
+
+    /// Judges those of these nodes that have changed since they were.
+    pub fn judge(&mut self, state: &State, indices: Range<usize>) {
+        for position in state.ledger().positions_in(indices) {
+            let _remembered = self.verdict(state, position);
+        }
+    }
+
+    /// How well the node suits, or why it does not; quotas are not looked at.
+    pub(super) fn verdict(&mut self, state: &State, position: Position) -> Result<f64, Unfit> {
+        let (index, now) = (position.index(), state.ledger().changed(position));
         if index >= self.verdicts.len() {
-            let nothing = Remembered { at: Moment::default(), verdict: Err(Refusal::NoGpu) };
-            self.verdicts.resize(ledger.positions().max(index + 1), nothing);
+            let nothing = Remembered { at: Moment::default(), verdict: Err(Unfit::NotServed) };
+            self.verdicts.resize(state.ledger().positions().max(index + 1), nothing);
         }
-        let known = &mut self.verdicts[index];
-        if known.at != now {
-            let node = ledger.at(position).ok_or(Refusal::NoGpu)?;
-            let verdict = score(node, &weigh(node, &self.request), &self.policy);
-            *known = Remembered { at: now, verdict };
+        if self.verdicts[index].at != now {
+            self.verdicts[index] = Remembered { at: now, verdict: self.afresh(state, position) };
         }
-        known.verdict
+        self.verdicts[index].verdict
+    }
+
+    fn afresh(&self, state: &State, position: Position) -> Result<f64, Unfit> {
+        let node = state.readable_at(position).filter(|node| node.spec.offers(self.shape.dialects));
+        let Readable { spec, state, .. } = node.ok_or(Unfit::NotServed)?;
+        let request = self.shape.request(spec.unit);
+        score(state, &weigh(state, &request), &self.policy).map_err(Unfit::Cards)
     }
 }
 
-impl Basis {
-    fn is(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.forecast, &other.forecast) && Arc::ptr_eq(&self.table, &other.table)
+impl From<Unfit> for Reason {
+    fn from(unfit: Unfit) -> Self {
+        match unfit {
+            Unfit::NotServed => Self::NotServed,
+            Unfit::Cards(refusal) => Self::Cards(refusal),
+        }
     }
 }

@@ -9,3 +9,4 @@ pub mod memory;
 pub mod preempt;
 pub mod prioritize;
 pub mod reason;
+mod way;

@@ -11,7 +11,7 @@ use tessera_wire::extender::{MetaPod, MetaVictims, PreemptionArgs, PreemptionRes
 
 use super::ask::Ask;
 use super::reason::Reason;
-use crate::state::{GpuPod, State};
+use crate::state::{GpuPod, Readable, State};
 
 impl State {
     /// For each node the pods that must go so that the right cards come free; nodes where nothing helps are left out.
@@ -43,12 +43,11 @@ impl State {
         priority: i32,
         proposed: &MetaVictims,
     ) -> Option<MetaVictims> {
-        let (record, position) = self.serving(&name.0, ask).ok()?;
-        let (spec, state) = (record.spec.as_ref().ok()?, self.ledger().at(position)?);
+        let Readable { spec, state, place } = self.serving(&name.0, ask).ok()?;
         let request = ask.request(spec.unit);
         let (quota, accounts) = self.quota();
         let more = Taken::at_most(&request, &spec.node);
-        let owes = quota.excess(ask.namespace, accounts, &record.place, more)?;
+        let owes = quota.excess(ask.namespace, accounts, place, more)?;
         let holders: Vec<Holder<'_>> = self
             .ledger()
             .grants_on(name)

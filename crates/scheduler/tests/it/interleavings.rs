@@ -35,6 +35,10 @@ enum Step {
     Delete(usize),
     /// Time passes.
     Pass(u64),
+    /// The API server is asked about some pod; the answer is on its way.
+    Ask(usize),
+    /// Such an answer arrives, however old it is.
+    Answer(usize),
     /// The watch is lost and lists anew.
     Relist,
     /// The scheduler dies; another one reads the cluster.
@@ -65,6 +69,8 @@ fn step() -> impl Strategy<Value = Step> {
         2 => any::<usize>().prop_map(Step::End),
         2 => any::<usize>().prop_map(Step::Delete),
         1 => (1..120u64).prop_map(Step::Pass),
+        1 => any::<usize>().prop_map(Step::Ask),
+        1 => any::<usize>().prop_map(Step::Answer),
         1 => Just(Step::Relist),
         1 => Just(Step::Restart),
         1 => Just(Step::Forecast),
@@ -80,6 +86,8 @@ struct World {
     pending: VecDeque<Event>,
     /// Bindings on their way: pod, node, annotations.
     sent: Vec<(Value, String, BTreeMap<String, String>)>,
+    /// Answers about pods on their way.
+    answers: Vec<Value>,
     now: u64,
     made: usize,
     memory: Memory,
@@ -91,8 +99,8 @@ fn fresh() -> State {
 
 impl World {
     fn new() -> Self {
-        let (pods, pending, sent) = (BTreeMap::new(), VecDeque::new(), Vec::new());
-        Self { state: fresh(), pods, pending, sent, now: 0, made: 0, memory: Memory::default() }
+        let (pods, pending, sent, answers) = (BTreeMap::new(), VecDeque::new(), Vec::new(), Vec::new());
+        Self { state: fresh(), pods, pending, sent, answers, now: 0, made: 0, memory: Memory::default() }
     }
 
     fn nth(&self, number: usize) -> Option<Value> {
@@ -131,7 +139,7 @@ impl World {
                 let args = bind_args(&pod, node);
                 let mut begun = self.state.begin_bind(&args, at(self.now));
                 if begun == Ok(BindStep::Fetch) {
-                    set_pod(&mut self.state, &pod);
+                    self.state.take_answer(parse(&pod));
                     begun = self.state.begin_bind(&args, at(self.now));
                 }
                 if let Ok(BindStep::Send(Order { annotations, .. })) = begun {
@@ -171,13 +179,25 @@ impl World {
                 self.now += seconds;
                 self.settle();
             }
+            Step::Ask(number) => self.answers.extend(self.nth(number)),
+            Step::Answer(number) => {
+                if !self.answers.is_empty() {
+                    let answer = self.answers.remove(number % self.answers.len());
+                    self.state.take_answer(parse(&answer));
+                }
+            }
             Step::Relist => {
                 self.pending.clear();
                 self.pending.extend(self.list());
             }
             Step::Forecast => {
-                if let Some(forecast) = self.state.forecast() {
-                    self.state.adopt(forecast);
+                if let Some((learner, forecast)) = self.state.forecast() {
+                    let mut kinds = self.memory.under(&forecast);
+                    kinds
+                        .iter_mut()
+                        .for_each(|kind| kind.judge(&self.state, 0..self.state.ledger().positions()));
+                    self.state.adopt((learner, forecast));
+                    self.memory.put(kinds);
                 }
             }
             Step::Restart => {
@@ -186,6 +206,7 @@ impl World {
                     self.arrive(sent, Answer::Lost);
                 }
                 self.pending.clear();
+                self.answers.clear();
                 self.state = fresh();
                 self.list().for_each(|event| self.state.handle(event));
             }
@@ -211,7 +232,7 @@ impl World {
                 if self.pods.get(&uid).is_some_and(|pod| pod["spec"]["nodeName"] == node.as_str()) =>
             {
                 let seen = self.pods[&uid].clone();
-                set_pod(&mut self.state, &seen);
+                self.state.take_answer(parse(&seen));
                 Outcome::Bound
             }
             (None, _) => Outcome::Refused,
@@ -275,6 +296,9 @@ proptest! {
             world.arrive(sent, Answer::Told);
         }
         world.take(Step::Deliver(usize::MAX, false));
+        while !world.answers.is_empty() {
+            world.take(Step::Answer(0));
+        }
         world.now += 1000;
         world.settle();
         let mut replayed = fresh();

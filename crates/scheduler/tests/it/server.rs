@@ -172,6 +172,40 @@ async fn a_pod_goes_all_the_way() {
 }
 
 #[tokio::test]
+async fn every_route_of_the_originals_is_served() {
+    let api = cluster().await;
+    let replica = Replica::ready(&api, "one").await;
+    let pod = make(&api, &whole("p", 1));
+    eventually(|| replica.app.read().is_waiting(&pod["metadata"]["uid"].as_str().unwrap().into())).await;
+    let question = json!({"pod": pod, "nodenames": ["a"]});
+    let answers = |answer: &Value| answer["NodeNames"] == json!(["a"]);
+    for prefix in ["/scheduler", "/gpushare-scheduler", "/gputopology-scheduler", "/gpu-scheduler-extender"] {
+        for verb in ["filter", "predicates"] {
+            let answer = replica.post(&format!("{prefix}/{verb}"), &question).await;
+            assert!(answers(&answer), "{prefix}/{verb}: {answer}");
+        }
+        for verb in ["prioritize", "priorities", "sort"] {
+            assert!(replica.post(&format!("{prefix}/{verb}"), &question).await.is_array(), "{prefix}/{verb}");
+        }
+        let proposed = json!({"Pod": pod, "NodeNameToMetaVictims": {"a": {"Pods": []}}});
+        let answer = replica.post(&format!("{prefix}/preempt"), &proposed).await;
+        assert!(answer["NodeNameToMetaVictims"].is_object(), "{prefix}: {answer}");
+        let bind = json!({"podName": "p", "podNamespace": "team", "podUID": "other", "node": "a"});
+        let answer = replica.post(&format!("{prefix}/bind"), &bind).await;
+        assert!(answer["Error"].as_str().unwrap().contains("is gone"), "{prefix}: {answer}");
+        for path in ["inspect", "inspect/a", "inspect/a?detail=true"] {
+            let (code, text) = replica.get(&format!("{prefix}/{path}")).await;
+            assert!(code == 200 && text.contains(r#""name":"a""#), "{prefix}/{path}: {code} {text}");
+        }
+    }
+    assert!(replica.post("/gputopology-schedulersort", &question).await.is_array());
+    for path in ["/version", "/healthz", "/readyz", "/metrics", "/explain/team/p"] {
+        assert_eq!(replica.get(path).await.0, 200, "{path}");
+    }
+    assert_eq!(replica.post("/what-if", &pod).await["nodes"].as_array().unwrap().len(), 2);
+}
+
+#[tokio::test]
 async fn whole_nodes_come_back_untouched() {
     let api = cluster().await;
     let replica = Replica::ready(&api, "one").await;
@@ -259,6 +293,51 @@ async fn without_the_api_server_it_answers_and_does_not_bind() {
     api.back();
     eventually(|| replica.app.may_write()).await;
     assert_eq!(replica.bind(&pod, "a").await, "");
+}
+
+#[tokio::test]
+async fn a_lease_that_runs_out_while_the_pod_is_asked_for_sends_no_binding() {
+    let api = cluster().await;
+    let replica = Replica::ready(&api, "one").await;
+    // From now on nobody renews the lease, and no watch shows the pod.
+    replica.task.abort();
+    let pod = make(&api, &whole("p", 1));
+    api.hold();
+    let lead_for = |within| replica.app.lead_until(replica.app.now().steady, within);
+    lead_for(SOON);
+    let runs_out = async {
+        eventually(|| api.waiting() > 0).await;
+        lead_for(Duration::ZERO);
+        api.release();
+    };
+    let (error, ()) = tokio::join!(replica.bind(&pod, "a"), runs_out);
+    assert!(error.contains("may not bind now"), "{error}");
+    assert!(api.get(&format!("{PODS}/p")).unwrap()["spec"]["nodeName"].is_null());
+    assert_eq!(replica.app.read().unconfirmed(), 0, "its cards are free again");
+}
+
+#[tokio::test]
+async fn a_leader_that_others_stood_in_for_starts_from_nothing() {
+    let api = cluster().await;
+    let replica = Replica::ready(&api, "one").await;
+    let pod = make(&api, &whole("p", 1));
+    api.fail_bindings([Fault::Refused]);
+    assert_ne!(replica.bind(&pod, "a").await, "");
+    assert_eq!(replica.app.read().rolled_back(), 1);
+    // Cut off, but nobody takes the lease: it goes on with what it knows.
+    api.down();
+    eventually(|| !replica.app.may_write()).await;
+    api.back();
+    eventually(|| replica.app.may_write()).await;
+    assert_eq!(replica.app.read().rolled_back(), 1);
+    // Cut off, and somebody takes the lease and gives it back before it looks again.
+    api.down();
+    eventually(|| !replica.app.may_write()).await;
+    let lease = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases/tessera-scheduler";
+    api.patch(lease, &json!({"spec": {"holderIdentity": ""}})).unwrap();
+    api.back();
+    eventually(|| replica.app.may_write()).await;
+    assert_eq!(replica.app.read().rolled_back(), 0, "it read the cluster anew");
 }
 
 #[tokio::test]

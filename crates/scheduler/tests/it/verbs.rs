@@ -209,6 +209,95 @@ fn only_the_best_are_passed_on_unless_the_pod_has_wishes_of_its_own() {
 }
 
 #[test]
+fn taints_that_ask_pods_to_stay_away_are_left_to_kube_scheduler_to_weigh() {
+    let mut state = State::new(Settings::default());
+    let mut best = node("best", 2, "GiB");
+    best["spec"]["taints"] = json!([{"key": "spot", "effect": "PreferNoSchedule"}]);
+    set_node(&mut state, &best);
+    for name in ["empty", "other"] {
+        set_node(&mut state, &node(name, 2, "GiB"));
+    }
+    bind(&mut state, &share("first", 50), "best");
+    let names = ["empty", "best", "other"];
+    let mut pod = share("second", 50);
+    assert_eq!(filter(&state, &pod, &names).node_names.unwrap(), names, "the best one is shunned");
+    assert_eq!(grades(&state, &pod, &names, &Memory::default()), [0, 1, 0], "and still graded as the best");
+    pod["spec"]["tolerations"] = json!([{"key": "spot", "operator": "Exists"}]);
+    assert_eq!(filter(&state, &pod, &names).node_names.unwrap(), ["best"], "it does not mind");
+    pod["spec"]["tolerations"] = Value::Null;
+    assert_eq!(filter(&state, &pod, &["best"]).node_names.unwrap(), ["best"], "there is no other");
+    for name in ["empty", "other"] {
+        let mut tainted = node(name, 2, "GiB");
+        tainted["spec"]["taints"] = best["spec"]["taints"].clone();
+        set_node(&mut state, &tainted);
+    }
+    assert_eq!(filter(&state, &pod, &names).node_names.unwrap(), ["best"], "they all are");
+    set_node(&mut state, &node("other", 2, "GiB"));
+    assert_eq!(filter(&state, &pod, &names).node_names.unwrap(), names);
+    state.handle(Event::Node(Watched::Gone(serde_json::from_value(node("other", 2, "GiB")).unwrap())));
+    assert_eq!(filter(&state, &pod, &["empty", "best"]).node_names.unwrap(), ["best"]);
+}
+
+#[test]
+fn a_node_that_changes_its_unit_or_its_vocabularies_alone_is_judged_anew() {
+    let mut state = state(&[node("n", 1, "GiB")]);
+    let memory = Memory::default();
+    let pod = pod("p", &[("aliyun.com/gpu-mem", "8")]);
+    assert_eq!(filter_with(&state, &pod, &["n"], &memory).node_names.unwrap(), ["n"]);
+    let mut other = node("n", 1, "GiB");
+    other["status"]["allocatable"]["aliyun.com/gpu-mem"] = "0".into();
+    set_node(&mut state, &other);
+    let refused = filter_with(&state, &pod, &["n"], &memory).failed_and_unresolvable_nodes;
+    assert_eq!(refused["n"], "node does not offer this kind of GPU resource");
+}
+
+#[test]
+fn answers_that_come_late_bring_nobody_back() {
+    let mut state = state(&[node("n", 1, "GiB")]);
+    let bound = bind(&mut state, &whole("first", 1), "n");
+    state.handle(Event::Pod(Watched::Gone(parse(&bound))));
+    state.take_answer(parse(&bound));
+    assert_eq!(filter(&state, &whole("second", 1), &["n"]).node_names.unwrap(), ["n"]);
+    let mut second = bind(&mut state, &whole("second", 1), "n");
+    let running = second.clone();
+    second["status"]["phase"] = "Succeeded".into();
+    set_pod(&mut state, &second);
+    state.take_answer(parse(&running));
+    assert_eq!(filter(&state, &whole("third", 1), &["n"]).node_names.unwrap(), ["n"]);
+}
+
+#[test]
+fn a_pod_no_list_has_shown_is_forgotten_with_its_booking() {
+    let mut state = state(&[node("n", 1, "GiB")]);
+    let (pod, uid) = (whole("p", 1), PodUid::from("uid-p"));
+    state.take_answer(parse(&pod));
+    state.begin_bind(&bind_args(&pod, "n"), at(0)).unwrap();
+    state.handle(Event::Pod(Watched::Listing));
+    state.handle(Event::Pod(Watched::Listed));
+    assert!(state.is_waiting(&uid), "it may have been made after the list");
+    state.end_bind(&uid, Outcome::Refused, at(1));
+    assert!(!state.is_waiting(&uid));
+    // Shown after all.
+    set_pod(&mut state, &pod);
+    state.begin_bind(&bind_args(&pod, "n"), at(2)).unwrap();
+    state.handle(Event::Pod(Watched::Listing));
+    state.handle(Event::Pod(Watched::Listed));
+    set_pod(&mut state, &pod);
+    state.end_bind(&uid, Outcome::Refused, at(3));
+    assert!(state.is_waiting(&uid));
+}
+
+#[test]
+fn limits_that_cannot_be_read_refuse_every_pod_with_the_remedy() {
+    let mut state = state(&[node("n", 1, "GiB")]);
+    state.handle(Event::Quota(tessera_core::quota::Quota::unreadable()));
+    let answer = filter(&state, &whole("p", 1), &["n"]);
+    let expected = "ExceedsGPUQuota: the limits cannot be read; mend the ConfigMap that holds them";
+    assert_eq!(answer.failed_and_unresolvable_nodes["n"], expected);
+    assert_eq!(filter(&state, &pod("plain", &[]), &["n"]).node_names.unwrap(), ["n"]);
+}
+
+#[test]
 fn quota_counts_what_is_booked() {
     let mut state = state(&[node("n", 4, "GiB")]);
     let limits = |json: &str| Event::Quota(tessera_wire::quota::parse(json).unwrap());

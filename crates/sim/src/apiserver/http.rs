@@ -36,6 +36,7 @@ async fn answer(
     headers: HeaderMap,
     body: Bytes,
 ) -> Response {
+    store.unheld().await;
     if store.is_down() {
         return Problem::unavailable().into_response();
     }

@@ -100,6 +100,22 @@ impl ApiServer {
         self.store.set_down(false);
     }
 
+    /// Takes requests and leaves them unanswered, as a server that is overwhelmed, until [`ApiServer::release`].
+    pub fn hold(&self) {
+        self.store.hold(true);
+    }
+
+    /// Answers all that waited.
+    pub fn release(&self) {
+        self.store.hold(false);
+    }
+
+    /// How many requests wait for an answer.
+    #[must_use]
+    pub fn waiting(&self) -> usize {
+        self.store.waiting()
+    }
+
     /// What becomes of the next bindings, in this order; those after them succeed or fail on their own.
     pub fn fail_bindings(&self, faults: impl IntoIterator<Item = Fault>) {
         self.store.lock().faults.extend(faults);

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use serde_json::Value;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 
 use super::kinds::Kind;
 use super::path::Target;
@@ -21,6 +21,8 @@ use super::write::Fault;
 pub(super) struct Store {
     inner: Mutex<Inner>,
     down: AtomicBool,
+    /// Whether requests wait; who waits listens to it.
+    held: watch::Sender<bool>,
 }
 
 #[derive(Debug, Default)]
@@ -101,6 +103,23 @@ const EVENTS: usize = 2_000;
 impl Store {
     pub(super) fn lock(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn hold(&self, held: bool) {
+        self.held.send_replace(held);
+    }
+
+    /// Requests that wait.
+    pub(super) fn waiting(&self) -> usize {
+        self.held.receiver_count()
+    }
+
+    /// Returns when nothing is held up.
+    pub(super) async fn unheld(&self) {
+        if *self.held.borrow() {
+            // It ends only with the store.
+            let _ = self.held.subscribe().wait_for(|held| !held).await;
+        }
     }
 
     pub(super) fn set_down(&self, down: bool) {

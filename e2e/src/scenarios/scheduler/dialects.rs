@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::{
-    core::v1::{ConfigMap, Pod},
+    core::v1::{ConfigMap, Node, Pod, Taint, Toleration},
     scheduling::v1::PriorityClass,
 };
 use kube::{
@@ -37,6 +37,7 @@ pub(crate) async fn run(harness: Harness) -> Result<()> {
     a_listed_card_is_not_granted(&site).await?;
     quota_holds(&site).await?;
     a_higher_priority_takes_a_fraction(&site).await?;
+    a_taint_that_only_asks_is_weighed(&site).await?;
     let metrics = front::get(replica.address, "/metrics").await.context("no metrics")?;
     ensure!(metrics.contains("tessera_scheduler_gpus_overbooked 0"), "{metrics}");
     Ok(())
@@ -179,6 +180,41 @@ async fn a_higher_priority_takes_a_fraction(site: &Site) -> Result<()> {
     let urgent = site.bound("urgent").await?;
     let card = annotation(&urgent, "tessera.dev/grant").to_owned();
     site.harness.note(&format!("{victim} gave way to a pod of higher priority, which has {card}"));
+    Ok(())
+}
+
+/// Of two nodes the one whose GPUs suit better asks pods to stay away: kube-scheduler sends there who does not mind.
+async fn a_taint_that_only_asks_is_weighed(site: &Site) -> Result<()> {
+    let (tier, spot) = ("tier".to_owned(), "spot".to_owned());
+    let nodes = ["spot", "steady"].map(|name| {
+        let mut node = gpu_node(name, 2, "GiB");
+        node.metadata.labels.get_or_insert_default().insert(tier.clone(), "soft".into());
+        if name == spot {
+            let taint = Taint { key: spot.clone(), effect: "PreferNoSchedule".into(), ..Taint::default() };
+            node.spec.get_or_insert_default().taints.get_or_insert_default().push(taint);
+        }
+        node
+    });
+    site.cluster.create_all(&Api::<Node>::all(site.cluster.client()), nodes.into_iter()).await?;
+    let tolerated =
+        Toleration { key: Some(spot.clone()), operator: Some("Exists".into()), ..Toleration::default() };
+    let host = ("kubernetes.io/hostname".to_owned(), spot);
+    let soft = (tier, "soft".to_owned());
+    let pods = [
+        ("begun", host, vec![], "spot"),
+        ("shy", soft.clone(), vec![], "steady"),
+        ("bold", soft, vec![tolerated], "spot"),
+    ];
+    for (name, selector, tolerations, expected) in pods {
+        let mut pod = share(name, 50);
+        let spec = pod.spec.get_or_insert_default();
+        spec.node_selector = Some([selector].into());
+        spec.tolerations = Some(tolerations);
+        site.make(&pod).await?;
+        let node = site.bound(name).await?.spec.and_then(|spec| spec.node_name).unwrap_or_default();
+        ensure!(node == expected, "{name} is on {node}");
+    }
+    site.harness.note("a taint that only asks keeps away who minds it, though the GPUs there suit better");
     Ok(())
 }
 
