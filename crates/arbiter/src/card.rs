@@ -126,6 +126,12 @@ impl<Id: Copy + PartialEq> CardArbiter<Id> {
         }
     }
 
+    /// Whether the factor matters to any tenant.
+    #[must_use]
+    pub fn shares_throughput(&self) -> bool {
+        self.tenants.iter().any(|tenant| tenant.share.by_throughput && tenant.share.is_limited())
+    }
+
     /// Sets by what factor work now runs faster in windows than alone.
     pub fn set_factor(&mut self, factor: f64) {
         #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "between one and two")]
@@ -258,9 +264,16 @@ impl<Id: Copy + PartialEq> CardArbiter<Id> {
     }
 }
 
+impl Share {
+    /// Whether there is a ceiling to hold it to.
+    fn is_limited(self) -> bool {
+        (1..100).contains(&self.ceiling)
+    }
+}
+
 impl<Id> Tenant<Id> {
     fn may_go(&self, now: u64) -> bool {
-        self.share.ceiling >= 100 || self.share.ceiling == 0 || self.pacer.opens_at() <= now
+        !self.share.is_limited() || self.pacer.opens_at() <= now
     }
 
     /// Shares go before those who have none.
@@ -272,7 +285,7 @@ impl<Id> Tenant<Id> {
         let busy = to.saturating_sub(from);
         self.used += busy;
         self.virtual_time += busy * 100 / u64::from(self.share.cores.max(1));
-        if (1..100).contains(&self.share.ceiling) {
+        if self.share.is_limited() {
             let counted = if self.share.by_throughput { busy * factor / 1_000 } else { busy };
             self.pacer.charge_after(kept, from, from + counted, self.share.ceiling);
         }

@@ -14,7 +14,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use tessera_arbiter::Service;
-use tessera_arbiter::power::{PowerFactor, PowerModel};
+use tessera_arbiter::power::{self, PowerFactor, PowerModel};
 use tessera_limits::limits::{Meaning, uuid_bytes};
 use tessera_limits::{CardLimit, Limits, files, futex};
 
@@ -86,7 +86,7 @@ fn run(seconds: &str, uuid: &str, folders: &[&str]) -> Result<(), String> {
     let model = card.as_ref().and_then(nvml::Card::limit).map(PowerModel::with_limit);
     let mut power = model.map(PowerFactor::new);
     let begin = futex::now();
-    let (end, mut measured, mut told) = (begin + seconds * SECOND, 0, begin);
+    let (end, mut measured, mut read, mut told) = (begin + seconds * SECOND, 0, 0, begin);
     while futex::now() < end {
         let now = futex::now();
         let next = service.step(now);
@@ -95,10 +95,12 @@ fn run(seconds: &str, uuid: &str, folders: &[&str]) -> Result<(), String> {
             measured = now;
             measure(&mut service, card, &bytes, folders, now);
         }
-        if let (Some(power), Some(card)) = (power.as_mut().filter(|power| power.is_due(now)), &card)
-            && let (Some(energy), Some(arbiter)) = (card.energy(), service.card(&bytes))
+        if now - read >= power::EVERY
+            && let (Some(factor), Some(card)) = (&mut power, &card)
+            && let (Some(watts), Some(arbiter)) = (card.power(), service.card(&bytes))
         {
-            arbiter.set_factor(power.sample(now, energy, arbiter.busy()));
+            read = now;
+            arbiter.set_factor(factor.sample(now, watts, arbiter.busy()));
         }
         if now - told >= SECOND {
             told += SECOND;

@@ -1,4 +1,4 @@
-//! The card's energy counter and processes, for running the arbiter alone. The agent has its own way to NVML.
+//! The card's power and processes, for running the arbiter alone. The agent has its own way to NVML.
 
 #![allow(unsafe_code, reason = "calls a C library found at run time")]
 #![allow(
@@ -11,7 +11,7 @@ use std::ffi::{CStr, CString, c_void};
 /// One card, by NVML.
 pub(crate) struct Card {
     device: *mut c_void,
-    energy: Energy,
+    fields: Fields,
     limit: Limit,
     processes: Processes,
 }
@@ -26,10 +26,26 @@ struct Process {
     compute_instance: u32,
 }
 
+/// A value by its number, in NVML's form.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct Field {
+    number: u32,
+    scope: u32,
+    at: i64,
+    latency: i64,
+    kind: u32,
+    status: i32,
+    value: u64,
+}
+
+/// Milliwatts on average over the last second.
+const AVERAGE_POWER: u32 = 185;
+
 /// More processes than this on one card are not seen.
 const PROCESSES: usize = 512;
 
-type Energy = unsafe extern "C" fn(*mut c_void, *mut u64) -> i32;
+type Fields = unsafe extern "C" fn(*mut c_void, i32, *mut Field) -> i32;
 type Processes = unsafe extern "C" fn(*mut c_void, *mut u32, *mut Process) -> i32;
 type Limit = unsafe extern "C" fn(*mut c_void, *mut u32) -> i32;
 
@@ -48,22 +64,23 @@ impl Card {
                 |name: &CStr| Some(libc::dlsym(library, name.as_ptr())).filter(|found| !found.is_null());
             let init = std::mem::transmute::<*mut c_void, Init>(find(c"nvmlInit_v2")?);
             let by_uuid = std::mem::transmute::<*mut c_void, ByUuid>(find(c"nvmlDeviceGetHandleByUUID")?);
-            let energy =
-                std::mem::transmute::<*mut c_void, Energy>(find(c"nvmlDeviceGetTotalEnergyConsumption")?);
+            let fields = std::mem::transmute::<*mut c_void, Fields>(find(c"nvmlDeviceGetFieldValues")?);
             let limit = std::mem::transmute::<*mut c_void, Limit>(find(c"nvmlDeviceGetEnforcedPowerLimit")?);
             let processes = find(c"nvmlDeviceGetComputeRunningProcesses_v3")?;
             let processes = std::mem::transmute::<*mut c_void, Processes>(processes);
             let (uuid, mut device) = (CString::new(uuid).ok()?, std::ptr::null_mut());
             let found = init() == 0 && by_uuid(uuid.as_ptr(), &raw mut device) == 0;
-            found.then_some(Self { device, energy, limit, processes })
+            found.then_some(Self { device, fields, limit, processes })
         }
     }
 
-    /// Millijoules since the driver was loaded.
-    pub(crate) fn energy(&self) -> Option<u64> {
-        let mut millijoules = 0;
-        // SAFETY: a live device, and the place for the answer.
-        (unsafe { (self.energy)(self.device, &raw mut millijoules) } == 0).then_some(millijoules)
+    /// Watts on average over the last second, where the card tells.
+    pub(crate) fn power(&self) -> Option<f64> {
+        let mut field = Field { number: AVERAGE_POWER, ..Field::default() };
+        // SAFETY: a live device, and one field to fill in.
+        let status = unsafe { (self.fields)(self.device, 1, &raw mut field) };
+        let milliwatts = u32::try_from(field.value).ok()?;
+        (status == 0 && field.status == 0).then(|| f64::from(milliwatts) / 1e3)
     }
 
     /// The processes on the card, and the bytes each holds.

@@ -113,6 +113,14 @@ impl Service {
         self.cards.get_mut(uuid)
     }
 
+    /// The cards where throughput is shared, so that their power matters.
+    pub fn by_throughput(&self) -> impl Iterator<Item = ([u8; 16], u64)> {
+        self.cards
+            .iter()
+            .filter(|(_, card)| card.shares_throughput())
+            .map(|(uuid, card)| (*uuid, card.busy()))
+    }
+
     /// The cards of a grant, and what it has had of each.
     pub fn all_used(&self) -> impl Iterator<Item = (&Path, [u8; 16], Used)> {
         self.tenants.iter().flat_map(|(folder, tenant)| {

@@ -18,7 +18,7 @@ use crate::{host, log, values};
   tessera demo --nodes 50 --pods 20  # a larger cluster, twenty pods a second
   tessera demo --topology dgx.txt    # nodes like a machine of yours
   tessera demo --kubeconfig-out kc   # then: kubectl --kubeconfig kc get pods -A
-  tessera demo --for 30s --json      # for scripts: a report; exit code 1 if anything was not as it should be
+  tessera demo --for 30s --json      # for scripts: a report; exit code 1 if anything went wrong
 
 TESSERA_LOG=info shows what the scheduler and the agents log.")]
 pub(crate) struct Arguments {

@@ -27,7 +27,7 @@ use crate::{host, values};
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   tessera scheduler --kubeconfig ~/.kube/config       # try it: http://127.0.0.1:12345/ is its page
-  tessera scheduler                                   # in a pod, with its service account: deploy/scheduler
+  tessera scheduler                                   # in a pod: deploy/scheduler
   tessera scheduler --listen :12345 --listen :39999   # also on the port of the extender it replaces
   tessera scheduler --policy binpack --quota-config quota.json
 

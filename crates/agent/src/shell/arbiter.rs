@@ -17,14 +17,12 @@ use std::{
 use tessera_arbiter::{
     Service,
     card::Used,
-    power::{PowerFactor, PowerModel},
+    power::{self, PowerFactor, PowerModel},
 };
-use tessera_limits::{futex, limits::uuid_bytes};
-use tessera_node::gpus::Gpus;
+use tessera_core::gpu::GpuUuid;
+use tessera_limits::{CARDS, futex, limits::uuid_text};
+use tessera_node::gpus::{CardPower, Gpus};
 use tokio_util::sync::CancellationToken;
-
-/// How often the cards' energy counters are read, which takes milliseconds.
-const SAMPLE: Duration = Duration::from_millis(500);
 
 /// How often what the containers have had is told.
 const TELL: Duration = Duration::from_secs(1);
@@ -53,21 +51,28 @@ enum Command {
     Remove(PathBuf),
     /// Whom to tell of processes that wait until what they hold has been measured.
     OnUnsure(Box<dyn Fn() + Send>),
-    /// A reading of a card's energy counter.
-    Energy {
-        card: [u8; 16],
-        at: u64,
-        millijoules: u64,
-        watts: f64,
-    },
+    /// What a card draws.
+    Power([u8; 16], CardPower),
+}
+
+/// What is known of a card where throughput is shared.
+#[derive(Default)]
+struct Throughput {
+    /// When its power was asked for, and how long it had been busy by then.
+    asked: (u64, u64),
+    factor: Option<PowerFactor>,
 }
 
 impl Arbiter {
-    pub(super) fn start(stop: CancellationToken) -> std::io::Result<Self> {
+    pub(super) fn start(gpus: Arc<dyn Gpus>, stop: CancellationToken) -> std::io::Result<Self> {
         let (commands, inbox) = mpsc::channel();
         let used = Arc::default();
         let arbiter = Self { commands, used: Arc::clone(&used) };
-        thread::Builder::new().name("arbiter".into()).spawn(move || run(&inbox, &used, &stop))?;
+        let (ask, asked) = mpsc::sync_channel(CARDS);
+        thread::Builder::new().name("arbiter".into()).spawn(move || run(&inbox, &ask, &used, &stop))?;
+        // On another thread, as a driver that does not answer must not stop the windows.
+        let answers = arbiter.commands.clone();
+        thread::Builder::new().name("power".into()).spawn(move || tell_power(&*gpus, &asked, &answers))?;
         Ok(arbiter)
     }
 
@@ -88,29 +93,25 @@ impl Arbiter {
     pub(super) fn used(&self) -> UsedTime {
         self.used.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
+}
 
-    /// Reads the energy counters of all cards for as long as the agent runs: for shares of throughput. On another thread,
-    /// as a driver that does not answer must not stop the windows.
-    pub(super) fn sample_power(&self, gpus: Arc<dyn Gpus>, stop: CancellationToken) -> std::io::Result<()> {
-        let commands = self.commands.clone();
-        let sample = move || {
-            while !stop.is_cancelled() {
-                for (uuid, power) in gpus.power().unwrap_or_default() {
-                    let Some(card) = uuid_bytes(&uuid.0) else { continue };
-                    let (at, millijoules, watts) = (futex::now(), power.millijoules, power.limit_watts);
-                    let _ended = commands.send(Command::Energy { card, at, millijoules, watts });
-                }
-                thread::sleep(SAMPLE);
-            }
-        };
-        thread::Builder::new().name("power".into()).spawn(sample)?;
-        Ok(())
+/// Tells what cards draw, for as long as somebody asks.
+fn tell_power(gpus: &dyn Gpus, asked: &mpsc::Receiver<[u8; 16]>, answers: &mpsc::Sender<Command>) {
+    for card in asked {
+        if let Some(power) = gpus.power(&GpuUuid::from(uuid_text(&card).as_str())) {
+            let _ended = answers.send(Command::Power(card, power));
+        }
     }
 }
 
-fn run(inbox: &mpsc::Receiver<Command>, used: &Mutex<UsedTime>, stop: &CancellationToken) {
+fn run(
+    inbox: &mpsc::Receiver<Command>,
+    ask_power: &mpsc::SyncSender<[u8; 16]>,
+    used: &Mutex<UsedTime>,
+    stop: &CancellationToken,
+) {
     let mut service = Service::default();
-    let mut factors: HashMap<[u8; 16], PowerFactor> = HashMap::new();
+    let mut throughput: HashMap<[u8; 16], Throughput> = HashMap::new();
     let mut tell: Box<dyn Fn() + Send> = Box::new(|| {});
     let (mut told, mut hurried) = (Instant::now(), Instant::now());
     while !stop.is_cancelled() {
@@ -120,6 +121,15 @@ fn run(inbox: &mpsc::Receiver<Command>, used: &Mutex<UsedTime>, stop: &Cancellat
             hurried = Instant::now();
             tell();
         }
+        for (card, busy) in service.by_throughput() {
+            let asked = &mut throughput.entry(card).or_default().asked;
+            // An idle card draws nothing that matters, and nobody is woken for it.
+            if now - asked.0 >= power::EVERY && busy != asked.1 {
+                *asked = (now, busy);
+                // Full where the driver does not answer.
+                let _full = ask_power.try_send(card);
+            }
+        }
         if told.elapsed() >= TELL {
             told = Instant::now();
             let all = service.all_used().map(|(folder, card, used)| ((folder.to_owned(), card), used));
@@ -128,7 +138,7 @@ fn run(inbox: &mpsc::Receiver<Command>, used: &Mutex<UsedTime>, stop: &Cancellat
         loop {
             match inbox.try_recv() {
                 Ok(Command::OnUnsure(other)) => tell = other,
-                Ok(command) => obey(&mut service, &mut factors, command),
+                Ok(command) => obey(&mut service, &mut throughput, command),
                 Err(TryRecvError::Empty) => break,
                 Err(TryRecvError::Disconnected) => return,
             }
@@ -138,7 +148,7 @@ fn run(inbox: &mpsc::Receiver<Command>, used: &Mutex<UsedTime>, stop: &Cancellat
     }
 }
 
-fn obey(service: &mut Service, factors: &mut HashMap<[u8; 16], PowerFactor>, command: Command) {
+fn obey(service: &mut Service, throughput: &mut HashMap<[u8; 16], Throughput>, command: Command) {
     match command {
         Command::Add(folder) => {
             service.remove(&folder);
@@ -147,11 +157,12 @@ fn obey(service: &mut Service, factors: &mut HashMap<[u8; 16], PowerFactor>, com
             }
         }
         Command::Remove(folder) => service.remove(&folder),
-        Command::Energy { card, at, millijoules, watts } => {
-            let factor =
-                factors.entry(card).or_insert_with(|| PowerFactor::new(PowerModel::with_limit(watts)));
+        Command::Power(card, power) => {
+            let known = throughput.entry(card).or_default();
+            let model = || PowerFactor::new(PowerModel::with_limit(power.limit));
             if let Some(card) = service.card(&card) {
-                card.set_factor(factor.sample(at, millijoules, card.busy()));
+                let factor = known.factor.get_or_insert_with(model);
+                card.set_factor(factor.sample(futex::now(), power.average, card.busy()));
             }
         }
         Command::OnUnsure(_) => {}

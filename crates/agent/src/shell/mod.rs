@@ -20,7 +20,6 @@ use std::{
 };
 
 use futures::StreamExt as _;
-use tessera_limits::limits::Meaning;
 use tessera_node::{
     device_plugin::{Meeting, Served, serve},
     gpus::Gpus,
@@ -122,12 +121,9 @@ pub async fn run<C: Cluster>(
     let pod_resources = PodResources::at(&ports.pod_resources)?;
     let path = PathBuf::from(&settings.grants);
     let grants = Grants::at(path.clone()).map_err(|source| RunError::Grants { path, source })?;
-    let arbiter = Arbiter::start(stop.clone()).map_err(RunError::Thread)?;
+    let arbiter = Arbiter::start(ports.gpus.clone(), stop.clone()).map_err(RunError::Thread)?;
     let accounts = Accounts::start(sampler.clone(), arbiter.clone(), messages.clone(), stop.clone())
         .map_err(RunError::Thread)?;
-    if settings.isolation.meaning == Meaning::Throughput {
-        arbiter.sample_power(ports.gpus.clone(), stop.clone()).map_err(RunError::Thread)?;
-    }
     let mut events = ports.cluster.watch();
     let cluster_messages = messages.clone();
     let stopped = stop.clone();

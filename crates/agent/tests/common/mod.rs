@@ -24,7 +24,10 @@ use tessera_core::{
     grant::{ContainerGrant, Hold},
     units::{GpuIndex, PodUid},
 };
-use tessera_node::{device_plugin::Meeting, gpus::Simulated};
+use tessera_node::{
+    device_plugin::Meeting,
+    gpus::{Gpus, Simulated},
+};
 use tessera_sim::kubelet::{Checkpoint, Kubelet};
 use tessera_wire::{
     device_id::Resource,
@@ -148,6 +151,8 @@ pub(crate) struct World {
     pub(crate) api: Arc<Api>,
     pub(crate) kubelet: Option<Kubelet>,
     agent: Option<(CancellationToken, JoinHandle<()>)>,
+    gpus: Arc<dyn Gpus>,
+    look_every: Duration,
     way: Way,
     pub(crate) listen: Option<SocketAddr>,
     pub(crate) wanted: Wanted,
@@ -169,11 +174,35 @@ impl World {
     pub(crate) async fn telling(way: Way, listen: Option<SocketAddr>, wanted: Wanted) -> Self {
         let directory = tempfile::tempdir().unwrap();
         std::fs::write(directory.path().join("gpus"), eight_cards()).unwrap();
-        let mut world =
-            Self { api: Arc::default(), kubelet: None, agent: None, way, listen, wanted, directory };
+        let gpus = Arc::new(Simulated::new(directory.path().join("gpus")));
+        let world = Self::started((gpus, Duration::from_millis(20)), directory, way, listen, wanted);
+        world.wait_until_served().await;
+        world
+    }
+
+    /// On other cards than eight simulated ones.
+    #[allow(dead_code, reason = "not every user of this module has a card")]
+    pub(crate) fn on(gpus: Arc<dyn Gpus>, way: Way, listen: Option<SocketAddr>) -> Self {
+        Self::started(
+            (gpus, Duration::from_secs(1)),
+            tempfile::tempdir().unwrap(),
+            way,
+            listen,
+            Wanted::default(),
+        )
+    }
+
+    fn started(
+        (gpus, look_every): (Arc<dyn Gpus>, Duration),
+        directory: tempfile::TempDir,
+        way: Way,
+        listen: Option<SocketAddr>,
+        wanted: Wanted,
+    ) -> Self {
+        let (api, kubelet, agent) = (Arc::default(), None, None);
+        let mut world = Self { api, kubelet, agent, gpus, look_every, way, listen, wanted, directory };
         world.start_kubelet(Checkpoint::default());
         world.start_agent();
-        world.wait_until_served().await;
         world
     }
 
@@ -200,7 +229,7 @@ impl World {
     pub(crate) fn start_agent(&mut self) {
         let settings = settings(&self.grants());
         let ports = Ports {
-            gpus: Arc::new(Simulated::new(self.directory.path().join("gpus"))),
+            gpus: self.gpus.clone(),
             watch_health: true,
             cluster: self.api.clone(),
             meeting: match self.way {
@@ -210,7 +239,7 @@ impl World {
             pod_resources: self.root().join("pod-resources/kubelet.sock"),
             listen: self.listen,
             sampling: Sampling {
-                every: Duration::from_millis(20),
+                every: self.look_every,
                 processes: self.directory.path().join("proc"),
                 wanted: self.wanted.clone(),
                 ..Sampling::default()

@@ -31,9 +31,9 @@ pub trait Gpus: Send + Sync + 'static {
     /// The processes on a card and no more: a quick look.
     fn processes(&self, gpu: &GpuUuid) -> Result<Vec<ProcessMemory>, GpusError>;
 
-    /// How much energy each card has taken, where the driver tells.
-    fn power(&self) -> Result<Vec<(GpuUuid, CardPower)>, GpusError> {
-        Ok(Vec::new())
+    /// What a card draws, where the driver tells.
+    fn power(&self, _gpu: &GpuUuid) -> Option<CardPower> {
+        None
     }
 
     /// Reports what happens to the cards until told to stop. Every few seconds without news it reports `None`, so that
@@ -60,13 +60,13 @@ pub struct Found {
     pub driver: Option<String>,
 }
 
-/// The energy a card takes.
+/// What a card draws.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CardPower {
-    /// Since the driver was loaded.
-    pub millijoules: u64,
-    /// What the card may take at most.
-    pub limit_watts: f64,
+    /// Watts over the last second, on average.
+    pub average: f64,
+    /// Watts it may draw at most.
+    pub limit: f64,
 }
 
 /// Something happened to a card.

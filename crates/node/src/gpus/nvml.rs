@@ -100,13 +100,8 @@ impl Gpus for Nvml {
         sample::processes_on(self.library()?, self.raw.get_or_init(Raw::load).as_ref(), gpu)
     }
 
-    fn power(&self) -> Result<Vec<(GpuUuid, CardPower)>, GpusError> {
-        let power = |device: Device<'_>| {
-            let limit_watts = f64::from(device.enforced_power_limit().ok()?) / 1e3;
-            let millijoules = device.total_energy_consumption().ok()?;
-            Some((device.uuid().ok()?.as_str().into(), CardPower { millijoules, limit_watts }))
-        };
-        Ok(self.devices()?.into_iter().flatten().filter_map(power).collect())
+    fn power(&self, gpu: &GpuUuid) -> Option<CardPower> {
+        sample::power_of(self.library().ok()?, gpu)
     }
 
     fn watch(

@@ -26,7 +26,7 @@ const HEALTH: &str = "Health";
   tessera agent --node-name node-1 --gpus simulated:node.txt  # without a GPU, like another machine
   tessera agent --dialects gpushare --memory-unit MiB         # aliyun.com/gpu-mem alone, in MiB
 
-Flags of gpu-manager and of gpushare's device plugin are understood as they are; docs/agent.md tells more.")]
+Flags of gpu-manager and of gpushare's device plugin are understood too: docs/agent.md.")]
 pub(crate) struct Arguments {
     /// The node's name in Kubernetes
     #[arg(long, value_name = "NAME", env = "NODE_NAME", alias = "hostname-override")]

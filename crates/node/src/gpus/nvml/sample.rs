@@ -8,18 +8,21 @@ use nvml_wrapper::{
     enums::{device::SampleValue, gpm::GpmMetricId},
     error::NvmlError,
     gpm::gpm_metrics_get,
+    struct_wrappers::device::Sample,
     structs::device::FieldId,
 };
 use tessera_core::gpu::GpuUuid;
 
 use super::raw::{Entry, Raw};
 use crate::gpus::{
-    CardMemory, CardSample, GpusError, Instance, ProcessMemory, Profile, RemappedRows, Sensors, Window, Work,
+    CardMemory, CardPower, CardSample, GpusError, Instance, ProcessMemory, Profile, RemappedRows, Sensors,
+    Window, Work,
 };
 
 /// Fields without a function of their own.
 const MEMORY_TEMPERATURE: u32 = 82;
 const PCIE_REPLAYS: u32 = 94;
+const AVERAGE_POWER: u32 = 185;
 const NVLINK_SENT: u32 = 138;
 const NVLINK_RECEIVED: u32 = 139;
 const REMAPPED: [u32; 4] = [142, 143, 144, 145];
@@ -115,6 +118,26 @@ pub(super) fn processes_on(
     processes(&device, raw).ok_or_else(|| GpusError::Driver { what, reason: "it does not say".to_owned() })
 }
 
+/// What a card draws: asked often, so by the cheapest way there is. The driver's own average takes microseconds (the energy
+/// counter takes milliseconds). Cards that have none keep readings of every 20 ms.
+pub(super) fn power_of(library: &'static Library, gpu: &GpuUuid) -> Option<CardPower> {
+    let device = library.device_by_uuid(gpu.0.as_ref()).ok()?;
+    let limit = f64::from(device.enforced_power_limit().ok()?) / 1e3;
+    let told = device.field_values_for(&[FieldId(AVERAGE_POWER)]).unwrap_or_default().pop();
+    let told = told.and_then(Result::ok).and_then(|field| number(field.value.ok()?));
+    let average = told.or_else(|| mean(&device.samples(Sampling::Power, None).ok()?))? / 1e3;
+    Some(CardPower { average, limit })
+}
+
+/// The mean of the last second.
+fn mean(samples: &[Sample]) -> Option<f64> {
+    let last = samples.last()?.timestamp;
+    let recent = samples.iter().rev().take_while(|sample| last.saturating_sub(sample.timestamp) < 1_000_000);
+    let values: Vec<f64> = recent.filter_map(|sample| number(sample.value.clone())).collect();
+    let count = u32::try_from(values.len()).ok().filter(|count| *count > 0)?;
+    Some(values.iter().sum::<f64>() / f64::from(count))
+}
+
 fn processes(device: &Device<'_>, raw: Option<&Raw>) -> Option<Vec<ProcessMemory>> {
     let process =
         |entry: Entry| ProcessMemory { pid: entry.pid, bytes: entry.bytes, instance: entry.instance };
@@ -135,16 +158,10 @@ fn one_each(mut all: Vec<ProcessMemory>) -> Vec<ProcessMemory> {
 }
 
 fn work(device: &Device<'_>, window: Window, current: Option<u32>) -> Work {
-    let percent = |value: SampleValue| match value {
-        SampleValue::F64(value) => Some(value),
-        SampleValue::U32(value) => Some(f64::from(value)),
-        SampleValue::U64(value) => u32::try_from(value).ok().map(f64::from),
-        SampleValue::I64(value) => u32::try_from(value).ok().map(f64::from),
-    };
     let card: Option<Vec<(u64, f64)>> = match device.samples(Sampling::GpuUtilization, window.since) {
         Ok(samples) => {
-            let sample = |sample: nvml_wrapper::struct_wrappers::device::Sample| {
-                Some((sample.timestamp, percent(sample.value)?)).filter(|(_, percent)| *percent <= 100.0)
+            let sample = |sample: Sample| {
+                Some((sample.timestamp, number(sample.value)?)).filter(|(_, percent)| *percent <= 100.0)
             };
             Some(samples.into_iter().filter_map(sample).collect())
         }
@@ -213,6 +230,15 @@ fn sane(value: u64) -> Option<u64> {
     Some(value).filter(|value| *value < 0x7fff_ffff_ffff_ff00)
 }
 
+fn number(value: SampleValue) -> Option<f64> {
+    match value {
+        SampleValue::F64(value) => Some(value),
+        SampleValue::U32(value) => Some(f64::from(value)),
+        SampleValue::U64(value) => u32::try_from(value).ok().map(f64::from),
+        SampleValue::I64(value) => u32::try_from(value).ok().map(f64::from),
+    }
+}
+
 fn whole(value: SampleValue) -> Option<u64> {
     let value = match value {
         SampleValue::U32(value) => Some(value).filter(is_small).map(u64::from),
@@ -254,6 +280,14 @@ mod tests {
         let process = |pid, bytes| ProcessMemory { pid, bytes, instance: None };
         let all = vec![process(2, None), process(1, Some(5)), process(2, Some(7)), process(1, Some(4))];
         assert_eq!(one_each(all), [process(1, Some(5)), process(2, Some(7))]);
+    }
+
+    #[test]
+    fn the_mean_is_that_of_the_last_second() {
+        let sample = |timestamp, milliwatts| Sample { timestamp, value: SampleValue::U32(milliwatts) };
+        assert_eq!(mean(&[]), None);
+        let samples = [sample(0, 9), sample(1_000_000, 9), sample(1_500_000, 100), sample(2_000_000, 200)];
+        assert_eq!(mean(&samples), Some(150.0));
     }
 
     #[test]

@@ -1,0 +1,153 @@
+//! The whole agent on a real card: shares that hold under its arbiter, memory within the limit by the driver's own count, values
+//! of the exporter, and a process beside the library that is found out.
+//!
+//! Needs a card that nobody else uses. The environment names the parts: LIBRARY (libtessera.so), WORK (gpu/work.c, built), TAKE
+//! (gpu/take.py, which needs PyTorch).
+
+#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test that tells what it measured")]
+
+#[path = "../common/mod.rs"]
+#[allow(dead_code, reason = "shared with the tests on simulated cards")]
+mod common;
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::PathBuf,
+    process::{Child, Command, Stdio},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use common::{
+    Way, World,
+    load::{container_id, free_address, page},
+    within_reason,
+};
+use tessera_core::gpu::GpuUuid;
+use tessera_node::gpus::{Gpus, Nvml};
+
+/// What the two pods ask for: percent of the card, and units of 256 MiB.
+const ASKED: [(&str, u32, u64); 2] = [("left", 30, 32), ("right", 60, 32)];
+
+const SECONDS: u64 = 8;
+
+fn part(name: &str) -> PathBuf {
+    std::env::var_os(name).unwrap_or_else(|| panic!("{name} is not set: see the head of this file")).into()
+}
+
+/// A program in a container: in its grant, unless it goes round the library, and in the container's cgroup.
+fn start(world: &World, pod: usize, held: bool, program: &mut Command) -> Child {
+    if held {
+        let grant = world.grants().join(format!("uid-{}/main", ASKED[pod].0));
+        program.env("LD_PRELOAD", part("LIBRARY")).env("TESSERA_GRANT", grant);
+    }
+    let child = program.stdout(Stdio::piped()).spawn().unwrap();
+    let own = world.directory.path().join(format!("proc/{}", child.id()));
+    fs::create_dir_all(&own).unwrap();
+    for file in ["stat", "comm"] {
+        fs::copy(format!("/proc/{}/{file}", child.id()), own.join(file)).unwrap();
+    }
+    let container = container_id(u32::try_from(pod).unwrap());
+    fs::write(own.join("cgroup"), format!("0::/../cri-containerd-{container}.scope\n")).unwrap();
+    child
+}
+
+fn words(child: Child) -> Vec<String> {
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    String::from_utf8(output.stdout).unwrap().split_whitespace().map(str::to_owned).collect()
+}
+
+fn work(world: &World, pod: usize, held: bool) -> Child {
+    start(world, pod, held, Command::new(part("WORK")).args(["big", &SECONDS.to_string()]))
+}
+
+/// Seconds of CPU by the names of our threads.
+fn threads() -> BTreeMap<String, f64> {
+    let mut used = BTreeMap::new();
+    for task in fs::read_dir("/proc/self/task").unwrap().flatten() {
+        let read = |file: &str| fs::read_to_string(task.path().join(file)).unwrap_or_default();
+        let nanoseconds: f64 = read("schedstat").split(' ').next().unwrap_or("0").parse().unwrap_or(0.0);
+        *used.entry(read("comm").trim().to_owned()).or_default() += nanoseconds / 1e9;
+    }
+    used
+}
+
+/// A value of a container's family.
+fn value(page: &str, family: &str, pod: &str) -> f64 {
+    let begin = format!("{family}{{namespace=\"team\",pod=\"{pod}\"");
+    let line = page.lines().find(|line| line.starts_with(&begin));
+    line.and_then(|line| line.rsplit(' ').next()?.parse().ok()).unwrap_or(f64::NAN)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_granted_is_what_is_got() {
+    let address = free_address();
+    let gpus = Arc::new(Nvml::default());
+    let card: GpuUuid = gpus.discover().unwrap().gpus[0].uuid.clone();
+    let world = World::on(gpus.clone(), Way::Registry, Some(address));
+    world
+        .until("the card to be offered", || world.kubelet().allocatable("tencent.com/vcuda-core") == 100)
+        .await;
+    for (number, (name, cores, units)) in (0u32..).zip(ASKED) {
+        let limits =
+            [("tencent.com/vcuda-core", cores.to_string()), ("tencent.com/vcuda-memory", units.to_string())];
+        let limits = limits.each_ref().map(|(resource, amount)| (*resource, amount.as_str()));
+        let pod = world.bind(name, &limits, None);
+        world.run(&pod).await.unwrap();
+        world.api.set_containers(&pod.metadata.uid, &[("main", &container_id(number))]);
+    }
+
+    // Both at once, each held to its share.
+    let running = [0, 1].map(|pod| work(&world, pod, true));
+    tokio::time::sleep(Duration::from_secs(4)).await;
+    let (since, before) = (Instant::now(), threads());
+    tokio::time::sleep(Duration::from_secs(4)).await;
+    let (after, seconds) = (threads(), since.elapsed().as_secs_f64());
+    let text = page(address, "/metrics").await.unwrap();
+    let shares = running.map(|child| words(child)[2].parse::<f64>().unwrap());
+    for ((name, cores, _), share) in ASKED.iter().zip(shares) {
+        let busy = 100.0 * value(&text, "tessera_container_busy_ratio", name);
+        println!("{name}: asked {cores}, got {share:.2} % of the card's time; the exporter says {busy:.1} %");
+        assert!((share - f64::from(*cores)).abs() < 2.0, "{name}: {share}");
+        assert!((busy - f64::from(*cores)).abs() < 5.0, "{name}: {busy}");
+    }
+    for (name, end) in &after {
+        let percent = 100.0 * (end - before.get(name).unwrap_or(&0.0)) / seconds;
+        println!("thread {name}: {percent:.2} % of a core");
+    }
+
+    // Memory, taken until refused, by a program that loads code the library does not see.
+    let mut taker = Command::new("python3");
+    let taker = start(&world, 0, true, taker.arg(part("TAKE")).args(["torch", "64", "12000"]));
+    let (process, ended) = (taker.id(), Arc::new(std::sync::atomic::AtomicBool::new(false)));
+    let done = ended.clone();
+    let watcher = tokio::task::spawn_blocking(move || {
+        let mut most = 0;
+        while !done.load(std::sync::atomic::Ordering::Relaxed) {
+            let all = gpus.processes(&card).unwrap_or_default();
+            let ours = all.iter().filter(|one| one.pid == process).filter_map(|one| one.bytes);
+            most = most.max(ours.sum::<u64>() >> 20);
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        most
+    });
+    let said = tokio::task::spawn_blocking(move || words(taker)).await.unwrap();
+    ended.store(true, std::sync::atomic::Ordering::Relaxed);
+    let (most, limit) = (watcher.await.unwrap(), ASKED[0].2 * 256);
+    println!("memory: limit {limit} MiB, PyTorch got {} MiB, most by the driver's count {most} MiB", said[0]);
+    assert!(most <= limit && most > limit - 256, "{most} of {limit}");
+
+    // A process that goes round the library.
+    let mut escaped = work(&world, 1, false);
+    within_reason("the escaped process to be told of", async {
+        while !world.api.notes.lock().unwrap().iter().any(|note| note.reason == "GpuShareEscaped") {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    })
+    .await;
+    println!("{}", world.api.notes.lock().unwrap().last().unwrap().message);
+    escaped.kill().unwrap();
+    escaped.wait().unwrap();
+}
