@@ -96,7 +96,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "TYPE", help_heading = OFFERED)]
     pub(super) instance_type: Option<String>,
 
-    /// A URL that answers with the node's type, asked once at the start if --instance-type is not given (plain HTTP)
+    /// A URL that answers with the node's type, asked once at the start if --instance-type is not given
     #[arg(long, value_name = "URL", help_heading = OFFERED)]
     pub(super) instance_type_url: Option<String>,
 

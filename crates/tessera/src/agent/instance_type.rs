@@ -2,35 +2,38 @@
 
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, ensure};
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tessera_cluster::fetch::Fetcher;
+
+/// A metadata service is on the same machine or beside it: one that has not answered by then will not.
+const WITHIN: Duration = Duration::from_secs(2);
+
+/// Much more than any name.
+const LARGEST: usize = 65_536;
 
 /// What the service at this URL answers, if it does.
 pub(super) async fn ask(url: &str) -> Option<String> {
-    let found = fetch(url).await;
-    found.inspect_err(|error| tracing::warn!("no instance type from {url}: {error:#}")).ok()
+    let answer = Fetcher::new(WITHIN).at_most(LARGEST).get(url).await;
+    let found = answer.map_err(|error| error.to_string()).and_then(|text| read(&text));
+    found.inspect_err(|why| tracing::warn!("no instance type from {url}: {why}")).ok()
 }
 
-/// One line over plain HTTP, within two seconds.
-async fn fetch(url: &str) -> Result<String> {
-    let rest = url.strip_prefix("http://").context("only http:// is supported")?;
-    let (host, path) = rest.split_once('/').unwrap_or((rest, ""));
-    let address = if host.contains(':') { host.to_owned() } else { format!("{host}:80") };
-    let exchange = async {
-        let mut stream = tokio::net::TcpStream::connect(&address).await?;
-        let request = format!("GET /{path} HTTP/1.0\r\nHost: {host}\r\n\r\n");
-        stream.write_all(request.as_bytes()).await?;
-        let mut answer = Vec::new();
-        stream.take(65_536).read_to_end(&mut answer).await?;
-        std::io::Result::Ok(answer)
-    };
-    let answer =
-        tokio::time::timeout(Duration::from_secs(2), exchange).await.context("no answer in time")??;
-    let answer = String::from_utf8_lossy(&answer);
-    let (head, body) = answer.split_once("\r\n\r\n").context("no HTTP answer")?;
-    let status = head.lines().next().unwrap_or_default();
-    ensure!(status.split(' ').nth(1) == Some("200"), "it answered {status:?}");
-    let found = body.trim();
-    ensure!(!found.is_empty() && found.len() < 256 && !found.contains(['\n', '<']), "it answered {found:?}");
-    Ok(found.to_owned())
+/// A page of HTML, or several lines, are no name.
+fn read(answer: &str) -> Result<String, String> {
+    let name = answer.trim();
+    let is_name = !name.is_empty() && name.len() < 256 && !name.contains(['\n', '<']);
+    let begin = || name.chars().take(100).collect::<String>();
+    if is_name { Ok(name.to_owned()) } else { Err(format!("it answered {:?}", begin())) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_type_is_one_line() {
+        assert_eq!(read("ecs.gn6v-c10g1.20xlarge\n").as_deref(), Ok("ecs.gn6v-c10g1.20xlarge"));
+        for wrong in ["", " \n", "<html></html>", "one\ntwo", &"x".repeat(300)] {
+            assert!(read(wrong).is_err_and(|why| why.starts_with("it answered")), "{wrong}");
+        }
+    }
 }
