@@ -25,9 +25,8 @@ pub enum ConnectError {
     Context(String),
     /// Neither in a pod nor with a kubeconfig in one of the usual places.
     #[error(
-        "found no Kubernetes cluster to talk to: this is no pod, and the user's kubeconfig cannot be used ({}); \
-         name one with --kubeconfig FILE or in KUBECONFIG",
-        innermost(.0)
+        "found no Kubernetes cluster to talk to: this is no pod, and {}; name a kubeconfig with --kubeconfig FILE or in KUBECONFIG",
+        without_pod(.0)
     )]
     Nowhere(Box<kube::config::InferConfigError>),
     /// No URL.
@@ -41,6 +40,11 @@ pub enum ConnectError {
     /// The client library refused the configuration.
     #[error("cannot make a Kubernetes client")]
     Client(#[source] Box<kube::Error>),
+}
+
+/// What is the matter with the kubeconfig, where nothing else is to be had; it names the file.
+fn without_pod(error: &kube::config::InferConfigError) -> String {
+    std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
 }
 
 /// A client for an API server without TLS or authentication, as tests and demonstrations have.

@@ -55,6 +55,8 @@ pub async fn run(
     let page_millis = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
     let folder = cluster.directory.path();
     let kubeconfig = options.kubeconfig_out.clone().unwrap_or_else(|| folder.join("kubeconfig"));
+    // It is told to somebody in another terminal, and perhaps another folder.
+    let kubeconfig = std::path::absolute(&kubeconfig).unwrap_or(kubeconfig);
     let pod = folder.join("pod.yaml");
     let written = write(&kubeconfig, &cluster.api.kubeconfig()).and_then(|()| write(&pod, POD));
     if let Err(error) = written {
