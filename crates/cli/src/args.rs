@@ -125,6 +125,12 @@ pub(crate) enum Command {
 
 /// Arguments of `tree`.
 #[derive(Clone, Debug, Args)]
+#[command(after_help = "Examples:
+  # The GPUs of one node, and who is on each
+  kubectl inspect gpu tree node-1 -o wide
+
+  # All nodes of a pool, without asking their agents
+  kubectl inspect gpu tree -l pool=training --no-agents")]
 pub(crate) struct Tree {
     #[command(flatten)]
     pub(crate) selecting: Selecting,
@@ -140,6 +146,15 @@ pub(crate) struct Tree {
 
 /// Arguments of `explain`.
 #[derive(Clone, Debug, Args)]
+#[command(after_help = "Examples:
+  # Why a pod waits, and what would help
+  kubectl inspect gpu explain -n team train-0
+
+  # Every node, also those of which many have the same obstacle
+  kubectl inspect gpu explain team/train-0 -o wide
+
+  # For scripts: the nodes that would do
+  kubectl inspect gpu explain team/train-0 -o name")]
 pub(crate) struct Explain {
     /// The pod's name, or NAMESPACE/NAME.
     pub(crate) pod: String,
@@ -148,13 +163,22 @@ pub(crate) struct Explain {
     #[arg(short, long, value_name = "NAME")]
     pub(crate) namespace: Option<String>,
 
-    /// `wide` shows every node.
+    /// Show it in another form; `wide` shows every node, `name` those that would do.
     #[arg(short, long, value_name = "FORM")]
     pub(crate) output: Option<Form>,
 }
 
 /// Arguments of `what-if`.
 #[derive(Clone, Debug, Args)]
+#[command(after_help = "Examples:
+  # Two GPUs and sixteen processors
+  kubectl inspect gpu what-if nvidia.com/gpu=2,cpu=16
+
+  # A third of a GPU and 5 GiB of its memory, against the quota of a team
+  kubectl inspect gpu what-if -n team tencent.com/vcuda-core=33 tencent.com/vcuda-memory=20
+
+  # For scripts: whether it fits, by the exit code
+  kubectl inspect gpu what-if aliyun.com/gpu-mem=8 -o name && echo fits")]
 pub(crate) struct WhatIf {
     /// Resources and amounts, as in a manifest: aliyun.com/gpu-mem=8, or nvidia.com/gpu=2,cpu=16.
     #[arg(required = true, value_name = "RESOURCE=AMOUNT", value_delimiter = ',')]
@@ -164,13 +188,19 @@ pub(crate) struct WhatIf {
     #[arg(short, long, value_name = "NAME")]
     pub(crate) namespace: Option<String>,
 
-    /// `wide` shows every node.
+    /// Show it in another form; `wide` shows every node, `name` those that would do.
     #[arg(short, long, value_name = "FORM")]
     pub(crate) output: Option<Form>,
 }
 
 /// Arguments of `top`.
 #[derive(Clone, Debug, Args)]
+#[command(after_help = "Examples:
+  # What is used of what was granted, shown anew every two seconds
+  kubectl inspect gpu top
+
+  # One node, once, for scripts
+  kubectl inspect gpu top node-1 -o json")]
 pub(crate) struct Top {
     #[command(flatten)]
     pub(crate) selecting: Selecting,

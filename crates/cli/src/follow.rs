@@ -4,9 +4,10 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Result;
-use futures::StreamExt as _;
+use futures::{StreamExt as _, stream};
 use tessera_cluster::{Client, watch};
 use tessera_wire::objects::{Node, Pod};
+use tessera_wire::unhealthy;
 
 use crate::args::View;
 use crate::mirror::Mirror;
@@ -27,9 +28,16 @@ pub(crate) async fn follow(
     first: String,
 ) -> Result<ExitCode> {
     let rules = load::rules(&client, reach).await;
+    // Who may not read the lists of broken cards does without, and is not told again and again.
+    let may_read_lists = load::broken_lists(&client, &view.selecting).await?.is_some();
+    let mut lists = match may_read_lists {
+        true => watch::config_maps(client.clone(), unhealthy::NAMESPACE).boxed(),
+        false => stream::pending().boxed(),
+    };
     let mut nodes = std::pin::pin!(watch::selected_nodes(client.clone(), &view.selecting.nodes()));
     let mut pods = std::pin::pin!(watch::selected_pods(client, &view.selecting.pods()));
     let (mut known_nodes, mut known_pods) = (Mirror::<Node>::default(), Mirror::<Pod>::default());
+    let mut known_lists = Mirror::default();
     let mut shown = first;
     redraw(&shown, context);
     let mut due = None;
@@ -45,9 +53,14 @@ pub(crate) async fn follow(
             Some(change) = pods.next() => {
                 known_pods.take(change, |pod| pod.metadata.uid.clone(), |pod| pod.spec.asks_for_cards())
             }
+            Some(change) = lists.next() => {
+                known_lists.take(change, |(name, _)| name.clone(), |(name, _)| name.starts_with(unhealthy::PREFIX))
+            }
             () = settled => {
                 due = None;
-                let mut survey = Survey::of_nodes(rules.clone(), known_nodes.objects.values().cloned());
+                let broken = load::broken_cards(known_lists.objects.values().cloned());
+                let nodes = known_nodes.objects.values().cloned();
+                let mut survey = Survey::of_nodes(rules.clone(), nodes, &broken);
                 known_pods.objects.values().cloned().for_each(|pod| survey.add(pod));
                 let text = render(&survey.finish(), view, context)?;
                 if text != shown {
@@ -59,7 +72,7 @@ pub(crate) async fn follow(
         };
         match trouble {
             Some(why) => eprintln!("warning: the watch was lost and is tried again: {why}"),
-            None if known_nodes.listed && known_pods.listed => {
+            None if known_nodes.listed && known_pods.listed && (known_lists.listed || !may_read_lists) => {
                 due = due.or_else(|| Some(tokio::time::Instant::now() + SETTLE));
             }
             None => {}

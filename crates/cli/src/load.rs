@@ -13,11 +13,11 @@ use tessera_core::quota::Quota;
 use tessera_wire::dialect::MemoryUnit;
 use tessera_wire::node_use::{self, NodeUse};
 use tessera_wire::objects::{Node, Pod};
-use tessera_wire::quota;
 use tessera_wire::rules::{self, Rules};
+use tessera_wire::{quota, unhealthy};
 
 use crate::options::{Reach, Selecting};
-use crate::survey::Survey;
+use crate::survey::{BrokenCards, Survey};
 
 /// A scheduler answers from memory; one that does not answer by then will not.
 const SCHEDULER_WITHIN: Duration = Duration::from_secs(10);
@@ -48,8 +48,9 @@ pub(crate) async fn survey(client: &Client, reach: &Reach, selecting: &Selecting
             None => list::list(client, Kind::Nodes, &selecting.nodes(), |node: Node| Some(node)).await,
         }
     };
-    let (rules, nodes) = futures::join!(rules(client, reach), nodes);
-    let mut survey = Survey::of_nodes(rules, nodes?);
+    let (rules, nodes, lists) = futures::join!(rules(client, reach), nodes, broken_lists(client, selecting));
+    let broken = broken_cards(lists?.unwrap_or_default());
+    let mut survey = Survey::of_nodes(rules, nodes?, &broken);
     survey.quota = read_quota(client, &survey.rules).await?;
     let none: Vec<()> = list::list(client, Kind::Pods, &selecting.pods(), |pod: Pod| {
         survey.add(pod);
@@ -58,6 +59,36 @@ pub(crate) async fn survey(client: &Client, reach: &Reach, selecting: &Selecting
     .await?;
     drop(none);
     Ok(survey.finish())
+}
+
+/// gpushare's lists of broken cards, by name; `None` where the user may not read them. What nodes say of themselves must do then.
+pub(crate) async fn broken_lists(client: &Client, selecting: &Selecting) -> Result<Option<ConfigMaps>> {
+    let lists = match &selecting.node {
+        Some(node) => {
+            let name = format!("{}{node}", unhealthy::PREFIX);
+            let found = list::config_map(client, unhealthy::NAMESPACE, &name).await;
+            found.map(|found| found.map(|data| (name, data)).into_iter().collect())
+        }
+        None => list::config_maps(client, unhealthy::NAMESPACE).await,
+    };
+    match lists {
+        Err(error) if error.is_forbidden() => Ok(None),
+        found => Ok(Some(found?)),
+    }
+}
+
+/// Names of ConfigMaps and what is in them.
+type ConfigMaps = Vec<(String, BTreeMap<String, String>)>;
+
+/// The broken cards that lists among these ConfigMaps name. What cannot be read in them the scheduler reports.
+pub(crate) fn broken_cards(
+    maps: impl IntoIterator<Item = (String, BTreeMap<String, String>)>,
+) -> BrokenCards {
+    let read = |(name, data): (String, _)| {
+        let (node, cards, _) = unhealthy::of_config_map(&name, &data)?;
+        Some((node.into(), cards))
+    };
+    maps.into_iter().filter_map(read).collect()
 }
 
 /// The limits of the namespaces, where the scheduler goes by any.

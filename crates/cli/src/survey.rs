@@ -5,6 +5,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
+use tessera_core::gpu_set::GpuSet;
 use tessera_core::grant::PodGrant;
 use tessera_core::ledger::Ledger;
 use tessera_core::node::NodeState;
@@ -38,6 +39,9 @@ pub struct Survey {
     plain: BTreeMap<NodeName, (MilliCpu, MiB)>,
     accounts: Accounts,
 }
+
+/// What gpushare's lists say: the broken cards of nodes, as far as lists were shown to us.
+pub type BrokenCards = BTreeMap<NodeName, GpuSet>;
 
 /// What is known of a node beside its cards.
 #[derive(Clone, Debug, Default)]
@@ -81,9 +85,9 @@ pub struct Unsure<'a> {
 }
 
 impl Survey {
-    /// Begins with all nodes.
+    /// Begins with all nodes. Those of their cards that are listed as broken are, whatever the node says.
     #[must_use]
-    pub fn of_nodes(rules: Rules, nodes: impl IntoIterator<Item = Node>) -> Self {
+    pub fn of_nodes(rules: Rules, nodes: impl IntoIterator<Item = Node>, broken: &BrokenCards) -> Self {
         let mut survey = Self { rules, ..Self::default() };
         for node in nodes {
             let name = NodeName(node.metadata.name.clone());
@@ -91,7 +95,11 @@ impl Survey {
             match node_spec::parse(&node, survey.rules.unit) {
                 Ok(spec) => {
                     (facts.unit, facts.serves) = (spec.unit, spec.serves);
-                    survey.ledger.set_node(Arc::unwrap_or_clone(spec.node));
+                    let node = match broken.get(&name) {
+                        Some(cards) => spec.node.with_unhealthy(*cards),
+                        None => Arc::unwrap_or_clone(spec.node),
+                    };
+                    survey.ledger.set_node(node);
                 }
                 Err(error) => facts.problem = Some(error.to_string()),
             }

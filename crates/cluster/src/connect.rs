@@ -7,23 +7,28 @@ use kube::{
     config::{KubeConfigOptions, Kubeconfig, KubeconfigError},
 };
 
+use crate::list::innermost;
+
 /// No client could be made.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
     /// The kubeconfig cannot be used.
-    #[error("cannot use the kubeconfig {}", path.display())]
+    #[error("cannot use the kubeconfig {}: {}", path.display(), innermost(why))]
     Kubeconfig {
         /// The file.
         path: PathBuf,
         /// What is wrong with it.
-        source: Box<KubeconfigError>,
+        why: Box<KubeconfigError>,
     },
     /// A context nobody wrote down.
     #[error("context {0:?} does not exist; `kubectl config get-contexts` lists those there are")]
     Context(String),
     /// Neither in a pod nor with a kubeconfig in one of the usual places.
-    #[error("found no Kubernetes cluster to talk to: not in a pod, and no usable kubeconfig")]
-    Nowhere(#[source] Box<kube::config::InferConfigError>),
+    #[error(
+        "found no Kubernetes cluster to talk to: this is no pod, and {}; name a kubeconfig with --kubeconfig FILE or in KUBECONFIG",
+        without_pod(.0)
+    )]
+    Nowhere(Box<kube::config::InferConfigError>),
     /// No URL.
     #[error("{url:?} is no URL")]
     Url {
@@ -35,6 +40,11 @@ pub enum ConnectError {
     /// The client library refused the configuration.
     #[error("cannot make a Kubernetes client")]
     Client(#[source] Box<kube::Error>),
+}
+
+/// What is the matter with the kubeconfig, where nothing else is to be had; it names the file.
+fn without_pod(error: &kube::config::InferConfigError) -> String {
+    std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
 }
 
 /// A client for an API server without TLS or authentication, as tests and demonstrations have.
@@ -55,7 +65,7 @@ pub async fn connect_in(kubeconfig: Option<&Path>, context: Option<&str>) -> Res
         let path = path.to_owned();
         move |source: KubeconfigError| match (source, context) {
             (KubeconfigError::LoadContext(_), Some(context)) => ConnectError::Context(context.to_owned()),
-            (source, _) => ConnectError::Kubeconfig { path, source: Box::new(source) },
+            (source, _) => ConnectError::Kubeconfig { path, why: Box::new(source) },
         }
     };
     let config = match (kubeconfig, context) {
@@ -70,4 +80,31 @@ pub async fn connect_in(kubeconfig: Option<&Path>, context: Option<&str>) -> Res
         (None, None) => Config::infer().await.map_err(|source| ConnectError::Nowhere(Box::new(source)))?,
     };
     Client::try_from(config).map_err(|source| ConnectError::Client(Box::new(source)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What a user reads, with all causes.
+    async fn refusal(kubeconfig: &Path) -> String {
+        format!("{:#}", anyhow::Error::from(connect(Some(kubeconfig)).await.err().unwrap()))
+    }
+
+    #[tokio::test]
+    async fn a_kubeconfig_that_cannot_be_used_is_named_once_with_its_cause() {
+        let missing = refusal(Path::new("/does/not/exist")).await;
+        assert_eq!(
+            missing,
+            "cannot use the kubeconfig /does/not/exist: No such file or directory (os error 2)"
+        );
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), "no: [yaml").unwrap();
+        let broken = refusal(file.path()).await;
+        let begin = format!("cannot use the kubeconfig {}: ", file.path().display());
+        assert!(broken.starts_with(&begin) && broken.contains("line 1"), "{broken}");
+        std::fs::write(file.path(), "apiVersion: v1\nkind: Config").unwrap();
+        let empty = refusal(file.path()).await;
+        assert!(empty.starts_with(&begin) && empty.contains("context"), "{empty}");
+    }
 }

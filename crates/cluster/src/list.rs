@@ -152,6 +152,17 @@ pub async fn config_map(
     Ok(maps.get_opt(name).await?.map(|map| map.data.unwrap_or_default()))
 }
 
+/// All ConfigMaps of a namespace: their names and data.
+pub async fn config_maps(
+    client: &Client,
+    namespace: &str,
+) -> Result<Vec<(String, BTreeMap<String, String>)>, ApiError> {
+    let maps: Api<ConfigMap> = Api::namespaced(client.clone(), namespace);
+    let found = maps.list(&ListParams::default()).await?;
+    let read = |map: ConfigMap| (map.metadata.name.unwrap_or_default(), map.data.unwrap_or_default());
+    Ok(found.items.into_iter().map(read).collect())
+}
+
 async fn get<T: DeserializeOwned>(client: &Client, path: &str) -> Result<T, ApiError> {
     let request =
         http::Request::get(path).body(Vec::new()).map_err(|error| ApiError::Answer(error.to_string()))?;
@@ -176,12 +187,6 @@ impl ApiError {
     #[must_use]
     pub fn is_forbidden(&self) -> bool {
         matches!(self, Self::Refused { reason, .. } if reason == "Forbidden")
-    }
-
-    /// Whether there is no such object.
-    #[must_use]
-    pub fn is_not_found(&self) -> bool {
-        matches!(self, Self::Refused { reason, .. } if reason == "NotFound")
     }
 }
 

@@ -58,6 +58,7 @@ impl Cluster {
         }
         let directory = tempfile::Builder::new().prefix("tessera-demo-").tempdir();
         let directory = directory.map_err(DemoError::io("make a directory for sockets"))?;
+        DemoNode::check_sockets(directory.path(), options.nodes)?;
         let api = Arc::new(ApiServer::start().await.map_err(DemoError::io("start the API server"))?);
         furnish(&api);
         let audit = Audit::start(&api);

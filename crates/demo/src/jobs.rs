@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use tessera_sim::apiserver::{ApiServer, Happened};
+use tessera_sim::apiserver::{ApiServer, Happened, pod_path};
 use tessera_sim::kubelet::node::RUNS_FOR;
 use tessera_sim::scatter::scatter;
 use tokio_util::sync::CancellationToken;
@@ -172,13 +172,9 @@ pub(crate) async fn tidy(api: Arc<ApiServer>, counts: Arc<Counts>, stop: Cancell
             happened = pods.next() => match happened {
                 // Pods of others are theirs to look at for as long as they like.
                 Some(Happened::Set(pod)) if pod["metadata"]["labels"][LABEL] == "job" => {
-                    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
                     let count = if pod["status"]["phase"] == "Failed" { &counts.failed } else { &counts.succeeded };
                     count.fetch_add(1, Ordering::Relaxed);
-                    let metadata = &pod["metadata"];
-                    let path =
-                        format!("/api/v1/namespaces/{}/pods/{}", text(&metadata["namespace"]), text(&metadata["name"]));
-                    ended.push_back((tokio::time::Instant::now() + KEEP_ENDED, path));
+                    ended.push_back((tokio::time::Instant::now() + KEEP_ENDED, pod_path(&pod)));
                 }
                 Some(_) => {}
                 None => return,

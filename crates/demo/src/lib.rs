@@ -55,6 +55,9 @@ pub enum DemoError {
     /// No machine to make nodes of.
     #[error("there is no machine to make nodes of")]
     NoMachine,
+    /// The temporary directory lies so deep that sockets in it would have names that are too long.
+    #[error("sockets in {} would have names that are too long; set TMPDIR to a shorter path, such as /tmp", .0.display())]
+    DeepDirectory(PathBuf),
     /// A file or socket that cannot be had.
     #[error("cannot {what}")]
     Io {

@@ -120,6 +120,14 @@ impl DemoNode {
         Ok(Self { name, gpus, agent_url, node, description, agent, stop })
     }
 
+    /// Whether the sockets of all nodes can be made in a directory. A plugin whose socket cannot be tries again for ever.
+    pub(crate) fn check_sockets(directory: &Path, nodes: usize) -> Result<(), DemoError> {
+        let longest = "kubelet/plugins_registry/tencent.com-vcuda-memory.sock";
+        let longest = directory.join(nodes.to_string()).join(longest);
+        let named = std::os::unix::net::SocketAddr::from_pathname(longest);
+        named.map(|_| ()).map_err(|_| DemoError::DeepDirectory(directory.to_owned()))
+    }
+
     /// Lets something happen to a card: `xid 79`, `back`.
     pub(crate) fn incident(&self, card: u8, what: &str) -> std::io::Result<()> {
         use std::io::Write as _;
@@ -156,5 +164,19 @@ fn free_address() -> std::io::Result<SocketAddr> {
             Err(error) if turn >= PORTS => return Err(error),
             Err(_) => {}
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_directory_too_deep_for_sockets_is_named_with_what_to_do() {
+        let check = |directory: &str| DemoNode::check_sockets(Path::new(directory), 50);
+        assert!(check("/tmp/tessera-demo-123456").is_ok());
+        let deep = format!("/tmp/{}", "deep/".repeat(10));
+        let error = check(&deep).unwrap_err().to_string();
+        assert!(error.contains(&deep) && error.contains("set TMPDIR"), "{error}");
     }
 }

@@ -53,12 +53,16 @@ pub async fn run(
         () = &mut interrupted => return Err(DemoError::Interrupted),
     };
     let page_millis = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
-    let kubeconfig = options.kubeconfig_out.clone();
-    let kubeconfig = kubeconfig.unwrap_or_else(|| cluster.directory.path().join("kubeconfig"));
-    std::fs::write(&kubeconfig, cluster.api.kubeconfig())
-        .map_err(DemoError::io(format!("write {}", kubeconfig.display())))?;
-    let pod = cluster.directory.path().join("pod.yaml");
-    std::fs::write(&pod, POD).map_err(DemoError::io(format!("write {}", pod.display())))?;
+    let folder = cluster.directory.path();
+    let kubeconfig = options.kubeconfig_out.clone().unwrap_or_else(|| folder.join("kubeconfig"));
+    // It is told to somebody in another terminal, and perhaps another folder.
+    let kubeconfig = std::path::absolute(&kubeconfig).unwrap_or(kubeconfig);
+    let pod = folder.join("pod.yaml");
+    let written = write(&kubeconfig, &cluster.api.kubeconfig()).and_then(|()| write(&pod, POD));
+    if let Err(error) = written {
+        cluster.stop().await;
+        return Err(error);
+    }
     say(&introduction(&cluster, page_millis, &kubeconfig, &pod));
 
     let (started, processor) = (Instant::now(), report::processor_seconds());
@@ -109,6 +113,10 @@ pub async fn run(
     };
     cluster.stop().await;
     Ok(report)
+}
+
+fn write(file: &Path, text: &str) -> Result<(), DemoError> {
+    std::fs::write(file, text).map_err(DemoError::io(format!("write {}", file.display())))
 }
 
 async fn play_all(cluster: &Cluster, round: u64, say: &impl Fn(&str), started: Instant) -> Vec<Step> {
@@ -190,24 +198,31 @@ fn introduction(cluster: &Cluster, page_millis: u64, kubeconfig: &Path, pod: &Pa
     let taken = cluster
         .taken
         .map(|address| format!("{address} is taken by another program; using another port.\n\n"));
-    let (taken, pod) = (taken.unwrap_or_default(), pod.display());
-    let (whole, kubeconfig) =
-        (f64::from(u32::try_from(page_millis).unwrap_or(u32::MAX)) / 1000.0, kubeconfig.display());
+    let (taken, kubeconfig) = (taken.unwrap_or_default(), kubeconfig.display());
+    let seconds = Duration::from_millis(page_millis).as_secs_f64();
+    let commands = [
+        ("kubectl get pods -A --watch".to_owned(), "pods come and go"),
+        (
+            format!("kubectl apply -f {}", pod.display()),
+            "a pod of yours: 30 % of a GPU and 4 GiB of its memory",
+        ),
+        ("kubectl describe pod mine".to_owned(), "where it went, and which GPU it was granted"),
+        (format!("curl {url}/explain/default/mine"), "why it is where it is, or why it waits"),
+        ("kubectl inspect gpu".to_owned(), "who holds which GPU; needs the plugin: docs/inspect.md"),
+    ];
+    let width = commands.iter().map(|(command, _)| command.len()).max().unwrap_or_default();
+    let commands: String =
+        commands.iter().map(|(command, what)| format!("  {command:<width$}  {what}\n")).collect();
     format!(
         "{taken}\
-A cluster of {nodes} simulated nodes with {gpus} GPUs is up after {whole:.2} s.
+A cluster of {nodes} simulated nodes with {gpus} GPUs is up after {seconds:.2} s.
 The scheduler and the {nodes} agents are the real ones; the API server, the kubelets and the GPUs are embedded.
 
   Open      {url}/
   kubectl   export KUBECONFIG={kubeconfig}
 
 Try next, in another terminal:
-  kubectl get pods -A --watch                  pods come and go
-  kubectl apply -f {pod}    a pod of yours: 30 % of a GPU and 4 GiB of its memory
-  kubectl describe pod mine                    where it went, and which GPU it was granted
-  kubectl inspect gpu                          who holds which GPU (with kubectl-inspect-gpu on the PATH)
-  curl {url}/explain/default/mine              why it is where it is, or why it waits
-
+{commands}
 Ctrl-C ends it and leaves nothing behind.
 "
     )

@@ -1,10 +1,6 @@
 //! The demonstration from its start to its end: everything it shows happened, and everything that must hold held.
 
-#![allow(
-    clippy::print_stdout,
-    clippy::unwrap_used,
-    reason = "helpers of tests may fail and speak like tests"
-)]
+#![allow(clippy::unwrap_used, reason = "helpers of tests may fail like tests")]
 
 use std::net::TcpListener;
 use std::path::Path;
@@ -87,6 +83,23 @@ async fn too_few_nodes_are_refused_in_words() {
     assert!(error.to_string().contains("--nodes 2 or more"), "{error}");
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_start_that_fails_says_why() {
+    let refused = |options| async move {
+        let silent = |text: &str| panic!("it has nothing to show: {text}");
+        let error = run(options, silent, std::future::pending()).await.unwrap_err();
+        std::error::Error::source(&error)
+            .map_or_else(|| error.to_string(), |cause| format!("{error}: {cause}"))
+    };
+    let kubeconfig_out = Some("/does/not/exist/kubeconfig".into());
+    let unwritable = refused(Options { nodes: 2, kubeconfig_out, ..options() }).await;
+    assert_eq!(unwritable, "cannot write /does/not/exist/kubeconfig: No such file or directory (os error 2)");
+    let nothing = refused(Options { machines: Vec::new(), ..options() }).await;
+    assert_eq!(nothing, "there is no machine to make nodes of");
+    let nowhere = refused(Options { listen: "192.0.2.1:80".parse().unwrap(), ..options() }).await;
+    assert!(nowhere.starts_with("cannot listen on 192.0.2.1:80: "), "{nowhere}");
+}
+
 #[tokio::test]
 async fn an_agent_writes_nothing_to_a_pod_that_only_has_the_name_of_its_own() {
     let api = ApiServer::start().await.unwrap();
@@ -117,10 +130,8 @@ async fn kubectl(home: &Path, arguments: &str) -> Result<String, String> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_real_kubectl_is_content() {
-    if std::process::Command::new("kubectl").arg("--help").output().is_err() {
-        println!("passed over: there is no kubectl on the PATH");
-        return;
-    }
+    let found = std::process::Command::new("kubectl").arg("--help").output();
+    assert!(found.is_ok(), "this test runs the real kubectl; install it (on Debian, kubernetes-client)");
     let api = ApiServer::start().await.unwrap();
     let home = tempfile::tempdir().unwrap();
     let home = home.path();

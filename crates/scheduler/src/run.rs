@@ -291,8 +291,7 @@ async fn feed_unhealthy(
 
 /// What a ConfigMap says of a node's cards, if it is such a list.
 fn broken_cards(name: &str, data: &BTreeMap<String, String>) -> Option<Unhealthy> {
-    let node = name.strip_prefix(unhealthy::PREFIX)?;
-    let (cards, bad) = unhealthy::parse(data.get(unhealthy::DATA_KEY).map_or("", String::as_str));
+    let (node, cards, bad) = unhealthy::of_config_map(name, data)?;
     for error in bad {
         tracing::warn!(%error, name, "a list of broken GPUs cannot be read as a whole");
     }

@@ -8,16 +8,19 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use clap::{Args, ValueEnum};
 use tessera_demo::{Machine, Options, built_in};
-use tokio::signal::unix::{SignalKind, signal};
-use tracing_subscriber::EnvFilter;
+
+use crate::{host, log, values};
 
 /// Shows it all at work: simulated nodes with GPUs, pods that come and go, the dashboard. Needs no GPU, no Kubernetes, no root.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  tessera demo                                         six nodes; open the page it names
-  tessera demo --nodes 50 --pods 20                    a larger cluster, twenty pods a second
-  tessera demo --topology dgx.txt --kubeconfig-out kc  nodes like a machine of yours; kubectl --kubeconfig kc get pods -A
-  tessera demo --for 30s --json                        for scripts: a report, and exit code 1 if anything was not as it should be")]
+  tessera demo                       # six nodes; open the page it names
+  tessera demo --nodes 50 --pods 20  # a larger cluster, twenty pods a second
+  tessera demo --topology dgx.txt    # nodes like a machine of yours
+  tessera demo --kubeconfig-out kc   # then: kubectl --kubeconfig kc get pods -A
+  tessera demo --for 30s --json      # for scripts: a report; exit code 1 if anything went wrong
+
+TESSERA_LOG=info shows what the scheduler and the agents log.")]
 pub(crate) struct Arguments {
     /// How many nodes; the last one is reserved for the preemption
     #[arg(long, default_value_t = 6)]
@@ -28,7 +31,7 @@ pub(crate) struct Arguments {
     topology: Vec<PathBuf>,
 
     /// How many pods a second come by themselves
-    #[arg(long, value_name = "RATE", default_value_t = 2.0)]
+    #[arg(long, value_name = "RATE", default_value_t = 2.0, allow_negative_numbers = true)]
     pods: f64,
 
     /// What is shown
@@ -40,11 +43,11 @@ pub(crate) struct Arguments {
     seed: u64,
 
     /// How fast time goes for the pods: 2 for twice as many, each running half as long
-    #[arg(long, default_value_t = 1.0)]
+    #[arg(long, default_value_t = 1.0, allow_negative_numbers = true)]
     speed: f64,
 
     /// Where the dashboard is served; another port if this one is taken
-    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:12345")]
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:12345", value_parser = values::address)]
     listen: SocketAddr,
 
     /// Write a kubeconfig here, for kubectl; without it one lies beside the sockets while the demo runs
@@ -52,7 +55,7 @@ pub(crate) struct Arguments {
     kubeconfig_out: Option<PathBuf>,
 
     /// End after this time, once every step was shown: 30s, 2m
-    #[arg(long = "for", value_name = "TIME", value_parser = time)]
+    #[arg(long = "for", value_name = "TIME", value_parser = values::time)]
     duration: Option<Duration>,
 
     /// Print nothing but a report as JSON at the end
@@ -71,8 +74,7 @@ enum Scenario {
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
-    let filter = EnvFilter::try_from_env("TESSERA_LOG").unwrap_or_else(|_| EnvFilter::new("error"));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    log::start_quietly("error")?;
     ensure!(arguments.pods >= 0.0 && arguments.pods <= 1000.0, "--pods: write pods a second, 0 to 1000");
     ensure!(
         arguments.speed > 0.0 && arguments.speed <= 100.0,
@@ -98,14 +100,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
     // Everything mostly waits: two threads do for fifty nodes.
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     let report = runtime.block_on(async {
-        let mut terminate = signal(SignalKind::terminate())?;
-        let mut interrupt = signal(SignalKind::interrupt())?;
-        let interrupted = async move {
-            tokio::select! {
-                _ = terminate.recv() => {}
-                _ = interrupt.recv() => {}
-            }
-        };
+        let interrupted = host::asked_to_end()?;
         anyhow::Ok(tessera_demo::run(options, say, interrupted).await?)
     })?;
     // Threads that watch cards look for the end ten times a second.
@@ -139,15 +134,4 @@ fn machines(files: &[PathBuf]) -> Result<Vec<Machine>> {
         Ok(Machine::of(matrix.topology))
     };
     files.iter().map(read).collect()
-}
-
-/// `30s`, `2m`, `90`.
-pub(crate) fn time(text: &str) -> Result<Duration, String> {
-    let (number, unit) = match text.strip_suffix('m') {
-        Some(minutes) => (minutes, 60.0),
-        None => (text.strip_suffix('s').unwrap_or(text), 1.0),
-    };
-    let seconds = number.parse::<f64>().ok().map(|number| number * unit);
-    let time = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
-    time.ok_or_else(|| "write a time such as 30s or 2m".to_owned())
 }

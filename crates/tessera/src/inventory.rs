@@ -8,7 +8,7 @@ use anyhow::Result;
 use clap::Args;
 use tessera_core::gpu::Health;
 use tessera_core::units::MiB;
-use tessera_node::gpus::{CardSample, Found, Gpus, ProcessMemory, Source, Window};
+use tessera_node::gpus::{CardSample, Found, Gpus, GpusError, ProcessMemory, Source, Window};
 use tessera_wire::dialect::MemoryUnit;
 use tessera_wire::inventory::{self, Inventory};
 use tessera_wire::smi_matrix::{self, SmiMatrix};
@@ -41,10 +41,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
     let gpus = arguments.gpus.open();
     let found = match gpus.discover() {
         Ok(found) => found,
-        Err(error) => {
-            eprintln!("{error}");
-            return Ok(ExitCode::FAILURE);
-        }
+        Err(error) => return Ok(no_gpus(&error)),
     };
     if arguments.json {
         let Found { gpus, topology, .. } = found;
@@ -58,6 +55,18 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
         crate::print(&watch(gpus.as_ref()));
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Says why there are no cards, and how to go on without: that is an answer, not a mistake of whoever asked.
+pub(crate) fn no_gpus(error: &GpusError) -> ExitCode {
+    eprintln!("error: {error}");
+    if matches!(error, GpusError::NoDriver(_) | GpusError::NoGpu) {
+        eprintln!(
+            "To try it without a GPU: --gpus simulated:FILE, where FILE is what `nvidia-smi topo -m` or \
+             `tessera inventory --json` printed elsewhere."
+        );
+    }
+    ExitCode::FAILURE
 }
 
 fn describe(found: &Found, looks: &[Option<CardSample>]) -> String {

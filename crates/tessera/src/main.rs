@@ -2,12 +2,15 @@
 
 mod agent;
 mod demo;
+mod host;
 mod inventory;
+mod log;
 mod metrics;
 mod place;
 mod scheduler;
 mod simulate;
 mod topology;
+mod values;
 
 use std::io::Write as _;
 use std::path::Path;
@@ -18,7 +21,18 @@ use clap::{Parser, Subcommand};
 
 /// Shares and places the GPUs of a Kubernetes cluster.
 #[derive(Debug, Parser)]
-#[command(version, max_term_width = 110, arg_required_else_help = true)]
+#[command(
+    version,
+    max_term_width = 110,
+    arg_required_else_help = true,
+    after_help = "Where to begin:
+  tessera demo                                         a whole cluster here, and a page to open
+  nvidia-smi topo -m > node.txt                        what joins the GPUs of a machine
+  tessera place --topology node.txt --request whole:2  which of them a job would get, and why
+  tessera inventory                                    the GPUs of this machine
+
+`tessera COMMAND --help` has more examples. Exit codes: 0 done, 1 the answer is no, 2 bad input."
+)]
 struct Arguments {
     #[command(subcommand)]
     command: Command,
@@ -61,4 +75,16 @@ fn read_file(file: &Path) -> Result<String> {
 /// Writes to standard output. A reader that went away, as `head` does, is no error.
 fn print(text: &str) {
     let _ = std::io::stdout().write_all(text.as_bytes());
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::Arguments;
+
+    #[test]
+    fn arguments_make_sense() {
+        Arguments::command().debug_assert();
+    }
 }

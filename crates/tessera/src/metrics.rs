@@ -15,12 +15,15 @@ use tessera_node::gpus::Source;
 use tessera_wire::metrics::Format;
 use tokio_util::sync::CancellationToken;
 
+use crate::{host, log, values};
+
 /// Prints what the GPUs of this machine do, as metrics for Prometheus; no Kubernetes needed.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   tessera metrics                             # look for five seconds, print, end
-  tessera metrics --for 60 --process-series   # also by process
-  tessera metrics --listen :5678              # serve /metrics until stopped")]
+  tessera metrics --for 60s --process-series  # also by process
+  tessera metrics --listen :5678              # serve /metrics until stopped
+  tessera metrics --metrics dcgm              # in the words of dcgm-exporter")]
 pub(crate) struct Arguments {
     /// Where the GPUs come from: nvml, or simulated:FILE
     #[arg(long, default_value = "nvml")]
@@ -31,12 +34,12 @@ pub(crate) struct Arguments {
     node_name: Option<String>,
 
     /// How long to look before printing, such as 30s
-    #[arg(long = "for", default_value = "5s", value_name = "TIME", value_parser = crate::demo::time)]
+    #[arg(long = "for", default_value = "5s", value_name = "TIME", value_parser = values::time)]
     look_for: Duration,
 
     /// Serve pages here instead of printing one, such as :5678
-    #[arg(long)]
-    listen: Option<String>,
+    #[arg(long, value_name = "ADDRESS", value_parser = values::address)]
+    listen: Option<SocketAddr>,
 
     #[command(flatten)]
     sampling: SamplingArguments,
@@ -44,6 +47,7 @@ pub(crate) struct Arguments {
 
 /// How GPUs are looked at, and which metrics are written of them.
 #[derive(Debug, Args)]
+#[command(next_help_heading = "Measuring")]
 pub(crate) struct SamplingArguments {
     /// How often GPUs and the processes on them are looked at, in seconds
     #[arg(long, default_value = "2", value_name = "SECONDS")]
@@ -103,21 +107,16 @@ impl SamplingArguments {
 }
 
 pub(crate) fn run(arguments: Arguments) -> Result<ExitCode> {
-    let listen = arguments.listen.as_deref().map(crate::agent::listen_address).transpose()?;
+    log::start_quietly("warn")?;
     let sampling = arguments.sampling.settings()?;
     let wanted = sampling.wanted.clone();
-    let host_name =
-        || std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default().trim().to_owned();
-    let node = NodeName(arguments.node_name.unwrap_or_else(host_name));
+    let node = NodeName(arguments.node_name.unwrap_or_else(host::name));
     let standalone = match Standalone::start(node, Arc::from(arguments.gpus.open()), sampling) {
         Ok(standalone) => standalone,
-        Err(StandaloneError::Gpus(error)) => {
-            eprintln!("{error}");
-            return Ok(ExitCode::FAILURE);
-        }
+        Err(StandaloneError::Gpus(error)) => return Ok(crate::inventory::no_gpus(&error)),
         Err(error) => return Err(error.into()),
     };
-    match listen.flatten() {
+    match arguments.listen {
         Some(address) => serve(standalone, address)?,
         None => {
             std::thread::sleep(arguments.look_for);
@@ -131,9 +130,9 @@ fn serve(standalone: Standalone, address: SocketAddr) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
     runtime.block_on(async {
         let stop = CancellationToken::new();
-        let stopped = stop.clone();
+        let (stopped, asked) = (stop.clone(), host::asked_to_end()?);
         tokio::spawn(async move {
-            let _asked = tokio::signal::ctrl_c().await;
+            asked.await;
             stopped.cancel();
         });
         eprintln!("serving http://{address}/metrics");

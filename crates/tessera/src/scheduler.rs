@@ -1,6 +1,5 @@
 //! `tessera scheduler`: the extender kube-scheduler calls.
 
-use std::io::IsTerminal as _;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -19,78 +18,82 @@ use tessera_scheduler::verb::filter::PassOn;
 use tessera_wire::dialect::MemoryUnit;
 use tessera_wire::{quota, rules};
 use tokio::net::TcpListener;
-use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinSet;
+
+use crate::log::LogArguments;
+use crate::{host, values};
 
 /// Serves the extender that kube-scheduler calls: which node, which GPUs, and why not.
 #[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  tessera scheduler --kubeconfig ~/.kube/config       # try it: http://127.0.0.1:12345/ is its page
+  tessera scheduler                                   # in a pod: deploy/scheduler
+  tessera scheduler --listen :12345 --listen :39999   # also on the port of the extender it replaces
+  tessera scheduler --policy binpack --quota-config quota.json
+
+kube-scheduler has to be told to ask it: deploy/scheduler/kube-scheduler-edit.yaml.")]
 pub(crate) struct Arguments {
-    /// Where to listen; may be given several times, for the ports of the extenders this one replaces.
-    #[arg(long, value_name = "ADDRESS", default_value = "0.0.0.0:12345")]
+    /// Where to listen, such as 127.0.0.1:12345 or :12345; may be given several times, for the ports of the extenders this one replaces
+    #[arg(long, value_name = "ADDRESS", default_value = ":12345", value_parser = values::address)]
     listen: Vec<SocketAddr>,
 
-    /// How to reach the API server; the pod's service account, or the user's kubeconfig, where absent.
+    /// How to reach the API server; the pod's service account, or the user's kubeconfig, where absent
     #[arg(long, value_name = "FILE", env = "KUBECONFIG")]
     kubeconfig: Option<PathBuf>,
 
-    /// How GPUs are chosen for pods without the annotation tessera.dev/policy.
+    /// How GPUs are chosen for pods without the annotation tessera.dev/policy
     #[arg(long, value_name = "NAME", default_value = "tessera")]
     policy: Policy,
 
-    /// The sets of policy static, by instance type; read again when it changes.
+    /// The sets of policy static, by instance type; read again when it changes
     #[arg(long, value_name = "FILE")]
     static_table: Option<PathBuf>,
 
-    /// Turns quotas on: a JSON file that names the ConfigMap and the node labels, as gpu-admission's.
+    /// Turns quotas on: a JSON file that names the ConfigMap and the node labels, as gpu-admission's
     #[arg(long, value_name = "FILE")]
     quota_config: Option<PathBuf>,
 
-    /// What one aliyun.com/gpu-mem is on nodes that do not say.
+    /// What one aliyun.com/gpu-mem is on nodes that do not say
     #[arg(long, value_name = "UNIT", default_value = "GiB")]
     memory_unit: MemoryUnit,
 
-    /// Which nodes filter passes on to kube-scheduler: those whose GPUs suit best, or all that fit.
+    /// Which nodes filter passes on to kube-scheduler: those whose GPUs suit best, or all that fit
     #[arg(long, value_name = "WHICH", default_value = "best")]
     pass_on: WhichNodes,
 
-    /// Serve HTTPS with this certificate; read again when it changes.
+    /// Serve HTTPS with this certificate; read again when it changes
     #[arg(long, value_name = "FILE", requires = "tls_key")]
     tls_cert: Option<PathBuf>,
 
-    /// The certificate's key.
+    /// The certificate's key
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     tls_key: Option<PathBuf>,
 
-    /// The namespace of the lease by which replicas choose their leader.
+    /// The namespace of the lease by which replicas choose their leader
     #[arg(long, value_name = "NAME", default_value = rules::LEASE.0)]
     lease_namespace: String,
 
-    /// The lease's name.
+    /// The lease's name
     #[arg(long, value_name = "NAME", default_value = rules::LEASE.1)]
     lease: String,
 
-    /// Bodies larger than this are refused, MiB.
+    /// Bodies larger than this are refused, MiB
     #[arg(long, value_name = "MIB", default_value_t = 32)]
     max_body: usize,
 
-    /// Write no Kubernetes Events: which GPUs a pod got and why, what its quota leaves, bindings that failed.
+    /// Write no Kubernetes Events: which GPUs a pod got and why, what its quota leaves, bindings that failed
     #[arg(long)]
     no_events: bool,
 
-    /// What to log: error, warn, info, debug, or a filter by module.
-    #[arg(long, value_name = "FILTER", env = "TESSERA_LOG", default_value = "info")]
-    log: String,
-
-    /// Log as JSON, one object a line.
-    #[arg(long)]
-    log_json: bool,
+    #[command(flatten)]
+    log: LogArguments,
 }
 
 #[derive(Debug, Clone, Copy, clap::ValueEnum)]
 enum WhichNodes {
-    /// The best for the pod's GPUs; all where the pod has preferences of its own, or a taint asks it to stay away from the best.
+    /// The best for the pod's GPUs; all where the pod has preferences of its own, or a taint asks it to stay away from the best
     Best,
-    /// All that fit; kube-scheduler's scores weigh more then, and each pod takes longer.
+    /// All that fit; kube-scheduler's scores weigh more then, and each pod takes longer
     All,
 }
 
@@ -104,7 +107,7 @@ impl From<WhichNodes> for PassOn {
 }
 
 pub(crate) fn run(arguments: Arguments) -> Result<ExitCode> {
-    start_log(&arguments.log, arguments.log_json)?;
+    arguments.log.start()?;
     let runtime = tokio::runtime::Runtime::new().context("cannot start the runtime")?;
     runtime.block_on(serve_all(arguments))?;
     Ok(ExitCode::SUCCESS)
@@ -126,7 +129,6 @@ async fn serve_all(arguments: Arguments) -> Result<()> {
         max_body,
         no_events,
         log: _,
-        log_json: _,
     } = arguments;
     if matches!(policy, Policy::Static(_)) && static_table.is_none() {
         bail!("--policy static needs --static-table FILE");
@@ -145,18 +147,13 @@ async fn serve_all(arguments: Arguments) -> Result<()> {
     let routes = router(Arc::clone(&app), max_body << 20);
     let mut servers = JoinSet::new();
     for address in listen {
-        let listener =
-            TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address}"))?;
+        let listener = TcpListener::bind(address)
+            .await
+            .with_context(|| format!("cannot listen on {address} (--listen names another address)"))?;
+        tracing::info!("listening on {}://{address}/", if tls.is_some() { "https" } else { "http" });
         servers.spawn(serve(listener, routes.clone(), tls.clone()));
     }
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    let stop = async move {
-        tokio::select! {
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
-        }
-    };
+    let stop = host::asked_to_end()?;
     let membership =
         Membership { identity: identity(), namespace: lease_namespace, lease, timing: Timing::default() };
     tokio::select! {
@@ -171,21 +168,6 @@ fn read_quota_settings(file: &std::path::Path) -> Result<quota::Settings> {
 
 /// Another one for every process: a replica that starts again under its name is not the one that held the lease.
 fn identity() -> String {
-    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let since_1970 = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    format!("{}_{}_{:x}", host.trim(), std::process::id(), since_1970.as_nanos())
-}
-
-fn start_log(filter: &str, json: bool) -> Result<()> {
-    let filter = tracing_subscriber::EnvFilter::try_new(filter).context("--log")?;
-    let log = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_ansi(std::io::stderr().is_terminal())
-        .with_writer(std::io::stderr);
-    if json {
-        log.json().init()
-    } else {
-        log.init()
-    }
-    Ok(())
+    format!("{}_{}_{:x}", host::name(), std::process::id(), since_1970.as_nanos())
 }

@@ -91,8 +91,7 @@ impl Resource {
     }
 
     /// Whether one device is one card.
-    #[must_use]
-    pub fn is_whole(self) -> bool {
+    fn is_whole(self) -> bool {
         matches!(self, Self::NvidiaGpu | Self::AliyunGpu)
     }
 

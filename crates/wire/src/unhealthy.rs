@@ -1,5 +1,7 @@
 //! gpushare's lists of broken cards: one ConfigMap for each node that has any.
 
+use std::collections::BTreeMap;
+
 use tessera_core::gpu_set::GpuSet;
 use tessera_core::units::GpuIndex;
 
@@ -16,6 +18,17 @@ pub const DATA_KEY: &str = "gpus";
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is no index of a GPU; write such as 0,3")]
 pub struct BadIndex(String);
+
+/// What a ConfigMap says: the node, its broken cards, and what cannot be read; `None` where it is no such list.
+#[must_use]
+pub fn of_config_map<'a>(
+    name: &'a str,
+    data: &BTreeMap<String, String>,
+) -> Option<(&'a str, GpuSet, Vec<BadIndex>)> {
+    let node = name.strip_prefix(PREFIX)?;
+    let (cards, bad) = parse(data.get(DATA_KEY).map_or("", String::as_str));
+    Some((node, cards, bad))
+}
 
 /// Reads a list. Those that can be read count, also where others cannot: a broken card must not be granted for a typing
 /// error beside it.
@@ -40,6 +53,14 @@ mod tests {
         let (found, errors) = parse(text);
         assert_eq!(found.to_string(), cards, "{text:?}");
         assert_eq!(errors, bad.iter().map(|part| BadIndex((*part).to_owned())).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn a_list_is_known_by_its_name() {
+        let data = BTreeMap::from([(DATA_KEY.to_owned(), "2".to_owned())]);
+        let (node, cards, bad) = of_config_map("unhealthy-gpu-node-1", &data).unwrap();
+        assert_eq!((node, cards.to_string().as_str(), bad.len()), ("node-1", "2", 0));
+        assert_eq!(of_config_map("gpuquota", &data), None);
     }
 
     #[test]

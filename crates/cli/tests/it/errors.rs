@@ -102,6 +102,11 @@ fn what_was_typed_wrong() {
             help.contains("Examples:") && help.contains(&format!("Usage: {name} [OPTIONS] [NODE]")),
             "{help}"
         );
+        for command in ["tree", "explain", "what-if", "top"].iter().filter(|_| program == GPU) {
+            let help = stage.text(program, &[command, "--help"]);
+            assert!(help.contains("Examples:\n  # "), "{help}");
+            assert!(help.contains(&format!("\n  {name} {command} ")), "{help}");
+        }
         assert!(stage.text(program, &["--version"]).trim_end().ends_with(env!("CARGO_PKG_VERSION")));
     }
 }

@@ -3,6 +3,8 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests may fail like tests")]
 
 mod agents;
+mod broken;
+mod colour;
 mod errors;
 mod explain;
 mod forms;

@@ -16,8 +16,7 @@ use crate::units::GpuIndex;
 use division::Division;
 
 /// Points of a pair.
-#[must_use]
-pub fn pair_score(link: Link) -> u32 {
+fn pair_score(link: Link) -> u32 {
     let pcie = match link.pcie {
         None => 0,
         Some(PcieLevel::System) => 10,

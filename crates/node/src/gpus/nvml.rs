@@ -51,7 +51,10 @@ impl Nvml {
         if let Some(loaded) = *library {
             return Ok(loaded);
         }
-        let loaded = Library::init().map_err(|error| GpusError::NoDriver(error.to_string()))?;
+        let loaded = Library::init().map_err(|error| match error {
+            NvmlError::LibloadingError(why) => GpusError::NoDriver(why.to_string()),
+            other => GpusError::NoDriver(other.to_string()),
+        })?;
         Ok(*library.insert(Box::leak(Box::new(loaded))))
     }
 

@@ -7,8 +7,10 @@ mod clock;
 pub mod conformance;
 mod http;
 mod kinds;
+mod names;
 mod patch;
 mod path;
+mod pods;
 mod protobuf;
 mod selector;
 mod status;
@@ -26,6 +28,7 @@ use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
 pub(crate) use self::clock::now;
+pub use self::pods::pod_path;
 pub use self::write::Fault;
 use self::{
     path::Target,
@@ -52,8 +55,7 @@ impl ApiServer {
         Self::start_on(TcpListener::bind("127.0.0.1:0").await?)
     }
 
-    /// Starts one on a listener.
-    pub fn start_on(listener: TcpListener) -> io::Result<Self> {
+    fn start_on(listener: TcpListener) -> io::Result<Self> {
         let store = Arc::<Store>::default();
         let address = listener.local_addr()?;
         let router = http::router(Arc::clone(&store));

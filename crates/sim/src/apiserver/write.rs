@@ -5,12 +5,11 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 
 use super::clock::{now, stamp};
-use super::kinds::Kind;
-use super::patch;
+use super::names::{check_name, suffix, uid};
 use super::path::Target;
 use super::status::Problem;
-use super::store::{Inner, Store, Stored};
-use crate::scatter::scatter;
+use super::store::{Store, Stored};
+use super::{patch, pods};
 
 /// What goes wrong with a binding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -67,7 +66,7 @@ impl Store {
             }
         }
         match kind.plural {
-            "pods" => prepare_pod(&inner, &mut object)?,
+            "pods" => pods::prepare(&inner, &mut object)?,
             "namespaces" => object["status"] = json!({ "phase": "Active" }),
             _ => {}
         }
@@ -152,7 +151,7 @@ impl Store {
         strip_nulls(&mut next);
         strip_nulls(&mut next["metadata"]);
         if target.kind.plural == "pods" {
-            check_pod_update(target, &current, &next)?;
+            pods::check_update(target, &current, &next)?;
         }
         // A write that changes nothing makes no new version.
         if next == current { Ok(stored) } else { Ok(inner.put(target, next)) }
@@ -168,7 +167,7 @@ impl Store {
             return Err(Problem::other_uid(target, uid, actual));
         }
         if target.kind.plural == "pods"
-            && let Some(grace) = grace(&current, how)
+            && let Some(grace) = pods::grace(&current, how)
         {
             let marked_with = current["metadata"]["deletionGracePeriodSeconds"].as_u64();
             if marked_with.is_some_and(|before| before <= grace) {
@@ -225,7 +224,7 @@ impl Store {
             bound["metadata"]["annotations"][annotation] = value.clone();
         }
         let scheduled = json!({ "type": "PodScheduled", "status": "True", "lastTransitionTime": now() });
-        set_condition(&mut bound["status"], scheduled);
+        pods::set_condition(&mut bound["status"], scheduled);
         inner.put(&pod, bound);
         match fault {
             // Not a 504, which clients try again by themselves.
@@ -235,150 +234,8 @@ impl Store {
     }
 }
 
-/// How long a pod has to end; `None` where it goes at once.
-fn grace(pod: &Value, how: &Deletion) -> Option<u64> {
-    let ended = matches!(pod["status"]["phase"].as_str(), Some("Succeeded" | "Failed"));
-    if pod["spec"]["nodeName"].is_null() || ended {
-        return None;
-    }
-    let wish = pod["spec"]["terminationGracePeriodSeconds"].as_u64().unwrap_or(30);
-    Some(how.grace.unwrap_or(wish)).filter(|grace| *grace > 0)
-}
-
-/// Replaces the condition of the same type. A new one removes what the old one said beyond it.
-fn set_condition(status: &mut Value, condition: Value) {
-    if !status["conditions"].is_array() {
-        status["conditions"] = json!([]);
-    }
-    if let Some(conditions) = status["conditions"].as_array_mut() {
-        conditions.retain(|known| known["type"] != condition["type"]);
-        conditions.push(condition);
-    }
-}
-
-/// What the API server and its admission fill in.
-fn prepare_pod(inner: &Inner, pod: &mut Value) -> Result<(), Problem> {
-    let name = pod["metadata"]["name"].as_str().unwrap_or_default().to_owned();
-    let pods = Kind::find("", "pods");
-    let invalid = |why: &str| match pods {
-        Some(kind) => Problem::invalid(kind, &name, why),
-        None => Problem::no_such_path(),
-    };
-    let spec = &mut pod["spec"];
-    let containers = spec["containers"].as_array_mut().filter(|list| !list.is_empty());
-    for container in containers.ok_or_else(|| invalid("spec.containers: Required value"))? {
-        let limits = container["resources"]["limits"].clone();
-        for (resource, amount) in limits.as_object().into_iter().flatten() {
-            let request = &mut container["resources"]["requests"][resource];
-            if request.is_null() {
-                *request = amount.clone();
-            }
-        }
-    }
-    for (key, value) in [
-        ("schedulerName", json!("default-scheduler")),
-        ("restartPolicy", json!("Always")),
-        ("terminationGracePeriodSeconds", json!(30)),
-        ("dnsPolicy", json!("ClusterFirst")),
-    ] {
-        if spec[key].is_null() {
-            spec[key] = value;
-        }
-    }
-    if let Some(class) = spec["priorityClassName"].as_str() {
-        let kind = Kind::find("scheduling.k8s.io", "priorityclasses");
-        let found = kind.and_then(|kind| inner.find(kind, "", class)).map(|class| class.value());
-        let refused = || {
-            let why = format!("no PriorityClass with name {class} was found");
-            pods.map_or_else(Problem::no_such_path, |kind| Problem::forbidden(kind, &name, &why))
-        };
-        spec["priority"] = found.ok_or_else(refused)?["value"].clone();
-    }
-    pod["status"] = json!({ "phase": "Pending", "qosClass": "BestEffort" });
-    Ok(())
-}
-
-/// Of a pod's spec little may change once it is made.
-fn check_pod_update(target: &Target, before: &Value, after: &Value) -> Result<(), Problem> {
-    let fixed = |pod: &Value| {
-        let mut spec = pod["spec"].clone();
-        for free in ["activeDeadlineSeconds", "tolerations", "terminationGracePeriodSeconds"] {
-            spec[free] = Value::Null;
-        }
-        for list in ["containers", "initContainers"] {
-            for container in spec[list].as_array_mut().into_iter().flatten() {
-                container["image"] = Value::Null;
-            }
-        }
-        spec
-    };
-    if fixed(before) == fixed(after) {
-        return Ok(());
-    }
-    let why = "spec: Forbidden: pod updates may not change fields other than \
-               `spec.containers[*].image`,`spec.initContainers[*].image`,`spec.activeDeadlineSeconds`,\
-               `spec.tolerations` (only additions to existing tolerations),`spec.terminationGracePeriodSeconds` \
-               (allow it to be set to 1 if it was previously negative)";
-    Err(Problem::invalid(target.kind, &target.name, why))
-}
-
-fn check_name(kind: &Kind, name: &str) -> Result<(), Problem> {
-    if name.is_empty() {
-        return Err(Problem::invalid(
-            kind,
-            "",
-            "metadata.name: Required value: name or generateName is required",
-        ));
-    }
-    let edge = |letter: char| letter.is_ascii_lowercase() || letter.is_ascii_digit();
-    let sound = name.chars().all(|letter| edge(letter) || matches!(letter, '-' | '.'))
-        && name.starts_with(edge)
-        && name.ends_with(edge)
-        && name.len() <= 253;
-    if sound || kind.plural == "events" {
-        return Ok(());
-    }
-    let why = format!(
-        "metadata.name: Invalid value: {name:?}: a lowercase RFC 1123 subdomain must consist of lower case alphanumeric \
-         characters, '-' or '.', and must start and end with an alphanumeric character (e.g. 'example.com', regex used for \
-         validation is '[a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*')"
-    );
-    Err(Problem::invalid(kind, name, &why))
-}
-
-fn uid(made: u64) -> String {
-    let (high, low) = (scatter(made), scatter(made ^ (1 << 63)));
-    let (node, clock) = (low & 0xffff_ffff_ffff, (low >> 48) & 0x3fff | 0x8000);
-    format!("{:08x}-{:04x}-4{:03x}-{clock:04x}-{node:012x}", high >> 32, high >> 16 & 0xffff, high & 0xfff)
-}
-
-fn suffix(made: u64) -> String {
-    const LETTERS: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
-    let mut number = scatter(made);
-    let letter = |_: usize| {
-        let place = usize::try_from(number % 27).unwrap_or_default();
-        number /= 27;
-        char::from(LETTERS[place])
-    };
-    (0..5).map(letter).collect()
-}
-
 fn strip_nulls(value: &mut Value) {
     if let Value::Object(fields) = value {
         fields.retain(|_, field| !field.is_null());
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn names_made_from_a_count_look_random_and_differ() {
-        let uids: std::collections::BTreeSet<String> = (0..1000).map(uid).collect();
-        assert_eq!(uids.len(), 1000);
-        assert!(uids.iter().all(|uid| uid.len() == 36 && uid.as_bytes()[14] == b'4'), "{uids:?}");
-        assert_ne!(suffix(1), suffix(2));
-        assert_eq!(suffix(1).len(), 5);
     }
 }

@@ -6,27 +6,18 @@
 mod extender;
 mod queue;
 mod snapshot;
+mod worker;
 
-use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::sync::atomic::AtomicU64;
 
-use serde_json::{Value, json};
-use tessera_wire::device_id::Resource;
-use tessera_wire::extender::MetaVictims;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-use self::extender::{Extender, ExtenderError};
-use self::queue::Queue;
-use self::snapshot::{PodInfo, Snapshot};
-use crate::apiserver::{ApiServer, Happened, now};
-use crate::events::Event;
+use self::extender::Extender;
+use self::worker::Worker;
+use crate::apiserver::ApiServer;
 use crate::http::ClientError;
-
-/// The scheduler whose pods it takes.
-const NAME: &str = "default-scheduler";
 
 /// A running one.
 #[derive(Debug)]
@@ -55,16 +46,7 @@ impl KubeScheduler {
     /// Starts one that calls the extender at `http://host:port`.
     pub fn start(api: Arc<ApiServer>, extender: &str) -> Result<Self, ClientError> {
         let (stop, counters) = (CancellationToken::new(), Arc::<Counters>::default());
-        let worker = Worker {
-            api,
-            extender: Extender::at(extender)?,
-            counters: Arc::clone(&counters),
-            snapshot: Snapshot::default(),
-            pending: HashMap::new(),
-            nominated: HashMap::new(),
-            queue: Queue::default(),
-            started: Instant::now(),
-        };
+        let worker = Worker::new(api, Extender::at(extender)?, Arc::clone(&counters));
         let task = tokio::spawn(worker.run(stop.clone()));
         Ok(Self { stop, task, counters })
     }
@@ -81,257 +63,4 @@ impl KubeScheduler {
         // A panic in there was reported when it happened.
         let _ = self.task.await;
     }
-}
-
-struct Worker {
-    api: Arc<ApiServer>,
-    extender: Extender,
-    counters: Arc<Counters>,
-    snapshot: Snapshot,
-    /// Pods without a node, by UID.
-    pending: HashMap<String, PodInfo>,
-    /// Where room is being made for a pod.
-    nominated: HashMap<String, String>,
-    queue: Queue,
-    started: Instant,
-}
-
-/// Why a pod was not bound.
-enum Unbound {
-    /// It fits nowhere.
-    Stuck(String),
-    /// Something broke.
-    Later(String),
-}
-
-impl From<ExtenderError> for Unbound {
-    fn from(error: ExtenderError) -> Self {
-        Self::Later(error.to_string())
-    }
-}
-
-impl Worker {
-    async fn run(mut self, stop: CancellationToken) {
-        loop {
-            let watches = (self.api.watch("/api/v1/nodes", ""), self.api.watch("/api/v1/pods", ""));
-            let (Ok(mut nodes), Ok(mut pods)) = watches else { return };
-            self.snapshot = Snapshot::default();
-            self.pending.clear();
-            self.queue.clear();
-            loop {
-                while let Some(happened) = nodes.try_next() {
-                    self.see_node(&happened);
-                }
-                while let Some(happened) = pods.try_next() {
-                    self.see_pod(happened);
-                }
-                if stop.is_cancelled() {
-                    return;
-                }
-                let now = self.started.elapsed();
-                if let Some(uid) = self.queue.next(now) {
-                    self.schedule(&uid).await;
-                    continue;
-                }
-                let due = self.queue.due().map_or(Duration::from_secs(3600), |due| due.saturating_sub(now));
-                tokio::select! {
-                    () = stop.cancelled() => return,
-                    () = tokio::time::sleep(due) => {}
-                    happened = nodes.next() => match happened {
-                        Some(happened) => self.see_node(&happened),
-                        None => break,
-                    },
-                    happened = pods.next() => match happened {
-                        Some(happened) => self.see_pod(happened),
-                        None => break,
-                    },
-                }
-            }
-        }
-    }
-
-    fn see_node(&mut self, happened: &Happened) {
-        match happened {
-            Happened::Set(node) => self.snapshot.set_node(node),
-            Happened::Gone(node) => self.snapshot.remove_node(node),
-        }
-        self.queue.cluster_changed();
-    }
-
-    fn see_pod(&mut self, happened: Happened) {
-        let (object, is_gone) = match happened {
-            Happened::Set(object) => (object, false),
-            Happened::Gone(object) => (object, true),
-        };
-        let Some(info) = PodInfo::read(object) else { return };
-        let uid = info.pod.metadata.uid.clone();
-        if is_gone || info.has_ended() {
-            self.pending.remove(&uid);
-            self.nominated.remove(&uid);
-            self.queue.remove(&uid);
-            if self.snapshot.remove_pod(&uid) {
-                self.queue.cluster_changed();
-            }
-        } else if !info.pod.spec.node_name.is_empty() {
-            self.pending.remove(&uid);
-            self.nominated.remove(&uid);
-            self.queue.remove(&uid);
-            self.snapshot.set_pod(info);
-        } else if info.pod.spec.scheduler_name == NAME && !info.is_ending && self.snapshot.pod(&uid).is_none()
-        {
-            self.queue.add(&uid, info.priority());
-            self.pending.insert(uid, info);
-        }
-    }
-
-    async fn schedule(&mut self, uid: &str) {
-        let Some(pod) = self.pending.get(uid).cloned() else { return };
-        let begun = Instant::now();
-        match self.try_to_bind(&pod).await {
-            Ok(node) => {
-                let spent = u64::try_from(begun.elapsed().as_nanos()).unwrap_or(u64::MAX);
-                self.counters.bind_nanos.fetch_add(spent, Ordering::Relaxed);
-                self.counters.bound.fetch_add(1, Ordering::Relaxed);
-                let metadata = &pod.pod.metadata;
-                let message =
-                    format!("Successfully assigned {}/{} to {node}", metadata.namespace, metadata.name);
-                self.tell(&pod.object, false, "Scheduled", &message);
-                // Until the watch shows it bound, it is taken to be.
-                self.queue.remove(uid);
-                self.pending.remove(uid);
-                let mut assumed = pod;
-                assumed.pod.spec.node_name = node;
-                self.snapshot.set_pod(assumed);
-            }
-            Err(Unbound::Stuck(message)) => {
-                self.counters.unschedulable.fetch_add(1, Ordering::Relaxed);
-                self.queue.stuck(uid, self.started.elapsed());
-                self.refuse(&pod, "Unschedulable", &message);
-            }
-            Err(Unbound::Later(message)) => {
-                self.counters.failed.fetch_add(1, Ordering::Relaxed);
-                self.queue.later(uid, self.started.elapsed());
-                self.refuse(&pod, "SchedulerError", &message);
-            }
-        }
-    }
-
-    async fn try_to_bind(&mut self, pod: &PodInfo) -> Result<String, Unbound> {
-        let (mut fitting, mut refused) = self.snapshot.filter(pod);
-        if !Resource::ALL.iter().any(|resource| pod.asks_for(resource.name())) {
-            // Nothing of the extender's: the first node that will do.
-            let node = fitting.first().cloned().ok_or_else(|| self.nowhere(&refused))?;
-            return self.bind_without_extender(pod, node);
-        }
-        if !fitting.is_empty() {
-            let verdict = self.extender.filter(pod, &fitting).await?;
-            if !verdict.error.is_empty() {
-                return Err(Unbound::Later(verdict.error));
-            }
-            fitting = verdict.node_names.unwrap_or_default();
-            refused.extend(verdict.failed_nodes.into_iter().map(|(node, why)| (node, (why, true))));
-            let hopeless = verdict.failed_and_unresolvable_nodes.into_iter();
-            refused.extend(hopeless.map(|(node, why)| (node, (why, false))));
-        }
-        if fitting.is_empty() {
-            self.preempt(pod, &refused).await?;
-            return Err(self.nowhere(&refused));
-        }
-        let scores = self.extender.prioritize(pod, &fitting).await?;
-        let scores: BTreeMap<String, i64> =
-            scores.into_iter().map(|graded| (graded.host, graded.score)).collect();
-        let score = |node: &String| scores.get(node).copied().unwrap_or_default();
-        // The first of the best, where kube-scheduler would roll dice.
-        let best = fitting.iter().rev().max_by_key(|node| score(node)).cloned().unwrap_or_default();
-        let bound = self.extender.bind(pod, &best).await?;
-        if bound.error.is_empty() { Ok(best) } else { Err(Unbound::Later(bound.error)) }
-    }
-
-    fn bind_without_extender(&self, pod: &PodInfo, node: String) -> Result<String, Unbound> {
-        let metadata = &pod.pod.metadata;
-        let path = format!("/api/v1/namespaces/{}/pods/{}/binding", metadata.namespace, metadata.name);
-        let binding =
-            json!({ "metadata": { "uid": metadata.uid }, "target": { "kind": "Node", "name": node } });
-        let bound = self.api.bind(&path, &binding);
-        bound.map(|()| node).map_err(|problem| Unbound::Later(problem["message"].to_string()))
-    }
-
-    /// Makes room by evicting pods of lower priority, where that helps.
-    async fn preempt(
-        &mut self,
-        pod: &PodInfo,
-        refused: &BTreeMap<String, (String, bool)>,
-    ) -> Result<(), Unbound> {
-        let uid = &pod.pod.metadata.uid;
-        let waits = |node: &String| self.snapshot.has_ending_pods(node);
-        if self.nominated.get(uid).is_some_and(waits) {
-            return Ok(());
-        }
-        let hopeful = refused.iter().filter(|(_, (_, may_help))| *may_help);
-        let victims: Vec<(String, Vec<String>)> = hopeful
-            .map(|(node, _)| (node.clone(), self.snapshot.victims(node, pod)))
-            .filter(|(_, victims)| !victims.is_empty())
-            .collect();
-        if victims.is_empty() {
-            return Ok(());
-        }
-        let answer = self.extender.preempt(pod, &victims).await?.node_name_to_meta_victims;
-        let Some((node, chosen)) = answer.into_iter().min_by_key(|(_, chosen)| self.harm(chosen)) else {
-            return Ok(());
-        };
-        for victim in chosen.pods.iter().filter_map(|victim| self.snapshot.pod(&victim.uid)) {
-            let by = format!("Preempted by pod {uid} on node {node}");
-            self.tell(&victim.object, false, "Preempted", &by);
-            // It may have ended by itself.
-            let _ = self.api.delete_gently(&path(&victim.object));
-            self.counters.evicted.fetch_add(1, Ordering::Relaxed);
-        }
-        let status = json!({ "status": { "nominatedNodeName": node } });
-        let _ = self.api.patch(&format!("{}/status", path(&pod.object)), &status);
-        self.nominated.insert(uid.clone(), node);
-        Ok(())
-    }
-
-    /// How much is lost by evicting them: the most important, then how many.
-    fn harm(&self, victims: &MetaVictims) -> (i32, usize) {
-        let priority = |uid: &str| self.snapshot.pod(uid).map_or(i32::MAX, PodInfo::priority);
-        let highest = victims.pods.iter().map(|victim| priority(&victim.uid)).max();
-        (highest.unwrap_or(i32::MIN), victims.pods.len())
-    }
-
-    /// `0/3 nodes are available: 2 fewer than 8 idle GPUs, 1 node(s) were unschedulable.`
-    fn nowhere(&self, refused: &BTreeMap<String, (String, bool)>) -> Unbound {
-        let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
-        for (why, _) in refused.values() {
-            *counts.entry(why).or_default() += 1;
-        }
-        let reasons: Vec<String> = counts.iter().map(|(why, count)| format!("{count} {why}")).collect();
-        let all = self.snapshot.node_count();
-        Unbound::Stuck(format!("0/{all} nodes are available: {}.", reasons.join(", ")))
-    }
-
-    fn refuse(&self, pod: &PodInfo, reason: &str, message: &str) {
-        self.tell(&pod.object, true, "FailedScheduling", message);
-        let conditions = pod.object["status"]["conditions"].as_array().into_iter().flatten();
-        let mut known = conditions.filter(|condition| condition["type"] == "PodScheduled");
-        if known.any(|condition| condition["message"] == message) {
-            return;
-        }
-        let condition = json!({
-            "type": "PodScheduled", "status": "False", "reason": reason, "message": message, "lastTransitionTime": now(),
-        });
-        let patch =
-            json!({ "metadata": { "uid": pod.pod.metadata.uid }, "status": { "conditions": [condition] } });
-        // It may be gone by now.
-        let _ = self.api.patch(&format!("{}/status", path(&pod.object)), &patch);
-    }
-
-    fn tell(&self, about: &Value, is_warning: bool, reason: &str, message: &str) {
-        Event { about, is_warning, reason, message, component: NAME }.write(&self.api);
-    }
-}
-
-fn path(pod: &Value) -> String {
-    let text = |key: &str| pod["metadata"][key].as_str().unwrap_or_default().to_owned();
-    format!("/api/v1/namespaces/{}/pods/{}", text("namespace"), text("name"))
 }

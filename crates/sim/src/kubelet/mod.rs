@@ -15,6 +15,7 @@ mod listing;
 pub mod node;
 mod plugins;
 pub mod situations;
+mod status;
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -16,10 +16,10 @@ use tokio::task::{JoinHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
 
 use super::containers::Containers;
+use super::status::{self, container_id};
 use super::{Admitted, Checkpoint, Kubelet};
-use crate::apiserver::{ApiServer, Happened, now};
+use crate::apiserver::{ApiServer, Happened, now, pod_path};
 use crate::events::Event;
-use crate::scatter;
 
 /// The pod annotation that says for how many seconds its containers run. Without it they run until they are deleted.
 pub const RUNS_FOR: &str = "tessera.dev/simulated-run-seconds";
@@ -194,7 +194,7 @@ impl Worker {
         let _ = self.containers.end(&pod.metadata.uid);
         self.kubelet.remove(&pod.metadata.uid);
         if ended.is_some() {
-            self.set_status(&object, status(&object, &State::Ended));
+            self.set_status(&object, status::ended(&object));
         } else {
             self.forget(&object);
         }
@@ -215,7 +215,7 @@ impl Worker {
                 self.tell(object, true, "Failed", &format!("container {container} cannot start: {error}"));
             }
         }
-        self.set_status(object, status(object, &State::Running));
+        self.set_status(object, status::running(object));
         let names: Vec<&str> = pod.spec.containers.iter().map(|container| container.name.as_str()).collect();
         self.tell(object, false, "Started", &format!("Started container {}", names.join(", ")));
         let seconds = pod.metadata.annotations.get(RUNS_FOR).and_then(|text| text.parse::<f64>().ok());
@@ -228,15 +228,15 @@ impl Worker {
     fn set_status(&self, pod: &Value, status: Value) {
         let patch = json!({ "metadata": { "uid": pod["metadata"]["uid"] }, "status": status });
         // A pod that is gone, or another of its name, has no use for it.
-        let _ = self.api.patch(&format!("{}/status", path(pod)), &patch);
+        let _ = self.api.patch(&format!("{}/status", pod_path(pod)), &patch);
     }
 
     /// Takes the object of a pod away that has ended because it was deleted.
     fn forget(&self, pod: &Value) {
-        let current = self.api.get(&path(pod));
+        let current = self.api.get(&pod_path(pod));
         let same = current.is_some_and(|current| current["metadata"]["uid"] == pod["metadata"]["uid"]);
         if same {
-            let _ = self.api.delete(&path(pod));
+            let _ = self.api.delete(&pod_path(pod));
         }
     }
 
@@ -256,64 +256,6 @@ impl Worker {
         let status = json!({ "status": { "capacity": capacity, "allocatable": allocatable } });
         let _ = self.api.patch(&format!("/api/v1/nodes/{}/status", self.name), &status);
     }
-}
-
-enum State {
-    Running,
-    Ended,
-}
-
-fn status(pod: &Value, state: &State) -> Value {
-    let (uid, time) = (text(&pod["metadata"]["uid"]), now());
-    let is_running = matches!(state, State::Running);
-    let detail = match state {
-        State::Running => json!({ "running": { "startedAt": time } }),
-        State::Ended => {
-            json!({ "terminated": { "exitCode": 0, "reason": "Completed", "startedAt": time, "finishedAt": time } })
-        }
-    };
-    let container = |container: &Value| {
-        json!({
-            "name": container["name"], "ready": is_running, "started": is_running, "restartCount": 0,
-            "image": container["image"], "imageID": "", "state": detail,
-            "containerID": format!("containerd://{}", container_id(uid, text(&container["name"]))),
-        })
-    };
-    let containers: Vec<Value> =
-        pod["spec"]["containers"].as_array().into_iter().flatten().map(container).collect();
-    let condition = |kind: &str, holds: bool| {
-        let mut condition = json!({
-            "type": kind, "status": if holds { "True" } else { "False" }, "lastTransitionTime": time, "reason": null,
-        });
-        if !holds {
-            condition["reason"] = "PodCompleted".into();
-        }
-        condition
-    };
-    let mut status = json!({
-        "phase": if is_running { "Running" } else { "Succeeded" },
-        "hostIP": "127.0.0.1",
-        "containerStatuses": containers,
-        "conditions": [
-            condition("Initialized", true), condition("ContainersReady", is_running), condition("Ready", is_running),
-        ],
-    });
-    if is_running {
-        status["startTime"] = time.into();
-        let number = scatter::of_text(uid);
-        status["podIP"] =
-            format!("10.{}.{}.{}", 64 + number % 64, (number >> 8) % 256, (number >> 16) % 254 + 1).into();
-    }
-    status
-}
-
-fn container_id(uid: &str, container: &str) -> String {
-    scatter::long_id(&format!("{uid}/{container}"))
-}
-
-fn path(pod: &Value) -> String {
-    let metadata = &pod["metadata"];
-    format!("/api/v1/namespaces/{}/pods/{}", text(&metadata["namespace"]), text(&metadata["name"]))
 }
 
 fn text(value: &Value) -> &str {

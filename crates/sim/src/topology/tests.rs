@@ -5,24 +5,9 @@ use tessera_wire::smi_matrix;
 
 use super::*;
 
-const NVLINKS: [[u8; 8]; 8] = [
-    [0, 1, 1, 2, 2, 0, 0, 0],
-    [1, 0, 2, 1, 0, 2, 0, 0],
-    [1, 2, 0, 2, 0, 0, 1, 0],
-    [2, 1, 2, 0, 0, 0, 0, 1],
-    [2, 0, 0, 0, 0, 1, 1, 2],
-    [0, 2, 0, 0, 1, 0, 2, 1],
-    [0, 0, 1, 0, 1, 2, 0, 2],
-    [0, 0, 0, 1, 2, 1, 2, 0],
-];
-
 /// A DGX-1 with V100.
 fn dgx1() -> Topology {
-    let topology = Topology::from_pairs(8, |a, b| match NVLINKS[a.position()][b.position()] {
-        0 => Link::pcie(PcieLevel::System),
-        nvlinks => Link::nvlink(nvlinks),
-    });
-    topology.with_numa(&[0, 0, 0, 0, 1, 1, 1, 1].map(Some))
+    smi_matrix::parse(include_str!("../../../tessera/tests/fixtures/dgx1.txt")).unwrap().topology
 }
 
 /// Two sockets with two switches of two cards each.

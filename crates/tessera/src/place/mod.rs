@@ -29,7 +29,7 @@ use spec::{Indexes, Requests, Used};
   tessera place --topology node.txt --request whole:2
   tessera place --topology node.txt --used 0=50c/2048m,3=whole --request share:30c/4096m --json
   tessera place --topology node.txt --request nvidia:1+vcuda:50/30 --policy link
-  tessera place --topology nvlink.txt --topology pcie.txt --request gputopology:2 --policy best-effort")]
+  tessera place --topology nvlink.txt --topology pcie.txt --request gputopology:2 --policy link")]
 pub(crate) struct Arguments {
     /// Output of `nvidia-smi topo -m`; given again (such as for `topo -mp`), fills in what the first does not tell
     #[arg(long, value_name = "FILE", required = true)]

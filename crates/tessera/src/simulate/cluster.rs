@@ -25,8 +25,8 @@ other policy of `tessera place` is the core's.
 
 Examples:
   tessera simulate cluster --nodes openb_node_list_gpu_node.csv --pods openb_pod_list_default.csv
-  tessera simulate cluster --nodes N.csv --pods P.csv --policies fgd,tessera --seeds 42 --plot curve.svg
-  tessera simulate cluster --nodes N.csv --pods P.csv --target trace --json -"
+  tessera simulate cluster --nodes N.csv --pods P.csv --policies fgd,tessera --plot curve.svg
+  tessera simulate cluster --nodes N.csv --pods P.csv --target trace --json"
 )]
 pub(crate) struct Arguments {
     /// Nodes: sn, cpu_milli, memory_mib, gpu, model
@@ -58,8 +58,8 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "MODEL=FILE")]
     machine: Vec<MachineFile>,
 
-    /// Write the result as JSON; - for standard output. `refused` is the mean number of pods per run
-    #[arg(long, value_name = "FILE")]
+    /// Write the result as JSON, to a file or, without one, in place of the table. `refused` is the mean number of pods per run
+    #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "-")]
     json: Option<PathBuf>,
 
     /// Draw allocation against arrivals as SVG

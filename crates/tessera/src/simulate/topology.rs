@@ -26,7 +26,7 @@ preserve (MAPA) and random are published rules; tessera is the core's.
 Examples:
   tessera simulate topology --topology dgx1.txt pcie8.txt
   tessera simulate topology --topology node.txt --policies gpuallocator,tessera --seeds 30
-  tessera simulate topology --topology *.txt --json -"
+  tessera simulate topology --topology *.txt --json"
 )]
 pub(crate) struct Arguments {
     /// Machines: outputs of `nvidia-smi topo -m`
@@ -45,8 +45,8 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = value_parser!(u32).range(1..=10_000))]
     seeds: u32,
 
-    /// Write the result as JSON; - for standard output
-    #[arg(long, value_name = "FILE")]
+    /// Write the result as JSON, to a file or, without one, in place of the table
+    #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "-")]
     json: Option<PathBuf>,
 }
 

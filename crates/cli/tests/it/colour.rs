@@ -1,0 +1,54 @@
+//! Colour is for people at a terminal.
+
+use std::fs::{File, OpenOptions};
+use std::io::Read as _;
+use std::os::unix::ffi::OsStringExt as _;
+use std::process::Stdio;
+
+use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+
+use crate::stage::{GPU, Stage};
+use crate::states::{T4, node};
+
+/// What a run prints to a terminal of its own.
+fn on_a_terminal(stage: &Stage, arguments: &[&str], no_color: bool) -> String {
+    let ours = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
+    grantpt(&ours).unwrap();
+    unlockpt(&ours).unwrap();
+    let path = std::ffi::OsString::from_vec(ptsname(&ours, Vec::new()).unwrap().into_bytes());
+    let theirs = OpenOptions::new().read(true).write(true).open(path).unwrap();
+    let mut command = stage.command(GPU);
+    command.args(arguments).stdout(Stdio::from(theirs));
+    if no_color {
+        command.env("NO_COLOR", "1");
+    }
+    let mut child = command.spawn().unwrap();
+    // The terminal ends when nobody holds the other side any more.
+    drop(command);
+    let (mut ours, mut seen, mut part) = (File::from(ours), Vec::new(), [0; 4096]);
+    while let Ok(count @ 1..) = ours.read(&mut part) {
+        seen.extend_from_slice(&part[..count]);
+    }
+    child.wait().unwrap();
+    String::from_utf8(seen).unwrap().replace("\r\n", "\n")
+}
+
+/// Leaves the codes out.
+fn plain(text: &str) -> String {
+    let mut parts = text.split('\u{1b}');
+    let first = parts.next().unwrap_or_default().to_owned();
+    parts.fold(first, |text, part| text + part.split_once('m').unwrap().1)
+}
+
+#[test]
+fn obstacles_are_painted_on_a_terminal_only() {
+    let stage = Stage::of(&[node("n", "10.0.0.1", "GiB", &[T4])], &[]);
+    let arguments = ["what-if", "nvidia.com/gpu=2"];
+    let output = stage.run(GPU, &arguments);
+    let written = String::from_utf8(output.stdout).unwrap();
+    assert!(written.contains("fewer than 2 GPUs") && !written.contains('\u{1b}'), "{written:?}");
+    let painted = on_a_terminal(&stage, &arguments, false);
+    assert!(painted.contains("\u{1b}[31m"), "{painted:?}");
+    assert_eq!(plain(&painted), written, "colour changes no word");
+    assert_eq!(on_a_terminal(&stage, &arguments, true), written, "NO_COLOR");
+}

@@ -1,0 +1,45 @@
+//! What the daemons log, and how: on standard error, in colour for people at a terminal only.
+
+use std::io::IsTerminal as _;
+
+use anyhow::{Context as _, Result};
+use clap::Args;
+use tracing_subscriber::EnvFilter;
+
+/// How a daemon logs.
+#[derive(Debug, Args)]
+pub(crate) struct LogArguments {
+    /// What to log: error, warn, info, debug, or a filter by module such as info,tessera_node=debug
+    #[arg(long, value_name = "FILTER", env = "TESSERA_LOG", default_value = "info")]
+    log: String,
+
+    /// Log as JSON, one object a line
+    #[arg(long)]
+    log_json: bool,
+}
+
+impl LogArguments {
+    pub(crate) fn start(&self) -> Result<()> {
+        start(&self.log, self.log_json)
+    }
+}
+
+/// For commands that say what they have to say themselves: the log is for what they did not expect.
+pub(crate) fn start_quietly(unless_told: &str) -> Result<()> {
+    start(&std::env::var("TESSERA_LOG").unwrap_or_else(|_| unless_told.to_owned()), false)
+}
+
+fn start(filter: &str, json: bool) -> Result<()> {
+    let filter = EnvFilter::try_new(filter)
+        .with_context(|| format!("cannot log by {filter:?}; write error, warn, info or debug"))?;
+    let log = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_ansi(std::io::stderr().is_terminal())
+        .with_writer(std::io::stderr);
+    if json {
+        log.json().init();
+    } else {
+        log.init();
+    }
+    Ok(())
+}

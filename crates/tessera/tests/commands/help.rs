@@ -1,0 +1,47 @@
+use super::tessera;
+
+const COMMANDS: &[&[&str]] = &[
+    &["agent"],
+    &["demo"],
+    &["inventory"],
+    &["metrics"],
+    &["place"],
+    &["scheduler"],
+    &["simulate", "cluster"],
+    &["simulate", "topology"],
+    &["topology"],
+];
+
+fn help(command: &[&str]) -> String {
+    let output = tessera(&[command, &["--help"]].concat());
+    assert!(output.status.success(), "{command:?}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[test]
+fn every_command_is_listed_and_shows_examples() {
+    let all = help(&[]);
+    for command in COMMANDS {
+        assert!(all.contains(&format!("\n  {} ", command[0])), "{all}");
+        let text = help(command);
+        let (_, examples) = text.split_once("\nExamples:\n").unwrap_or_else(|| panic!("{text}"));
+        let lines: Vec<&str> = examples.lines().take_while(|line| !line.is_empty()).collect();
+        assert!(lines.len() >= 2, "{text}");
+        let call = format!("tessera {}", command.join(" "));
+        for line in lines {
+            assert!(line.contains(&call), "this line was wrapped or is no example: {line}\n{text}");
+        }
+    }
+}
+
+#[test]
+fn no_flag_is_without_a_word_about_it() {
+    for command in COMMANDS {
+        let text = help(command);
+        let lines: Vec<&str> = text.lines().map(str::trim).collect();
+        for pair in lines.windows(2).filter(|pair| pair[0].starts_with("--")) {
+            let on_one_line = pair[0].contains("  ");
+            assert!(on_one_line || pair[1].starts_with(char::is_alphabetic), "{command:?}: {pair:?}");
+        }
+    }
+}

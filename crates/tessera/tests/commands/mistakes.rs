@@ -1,0 +1,87 @@
+use super::tessera;
+
+/// The exit code, and what stands on standard error.
+fn check(arguments: &[&str], code: i32, words: &[&str]) {
+    let output = tessera(arguments);
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(code), "{arguments:?}: {error}");
+    assert!(output.stdout.is_empty(), "{arguments:?}");
+    for word in words {
+        assert!(error.contains(word), "{arguments:?}: {error}");
+        assert_eq!(error.matches(word).count(), 1, "said twice: {error}");
+    }
+    assert!(!error.contains('\u{1b}'), "colour for a file: {error:?}");
+}
+
+#[test]
+fn a_machine_without_gpus_is_an_answer_and_says_how_to_go_on() {
+    for command in ["inventory", "metrics"] {
+        check(&[command, "--gpus", "simulated:none"], 1, &["error: cannot read", "none"]);
+        let output = tessera(&[command, "--gpus", "nvml"]);
+        // A machine with a driver has nothing to say here.
+        if !output.status.success() {
+            let error = String::from_utf8_lossy(&output.stderr).into_owned();
+            assert_eq!(output.status.code(), Some(1), "{error}");
+            assert!(error.starts_with("error: ") && error.contains("--gpus simulated:FILE"), "{error}");
+        }
+    }
+}
+
+#[test]
+fn without_a_cluster_the_daemons_say_where_they_looked_and_end() {
+    let grants = tempfile::tempdir().unwrap();
+    let grants = grants.path().to_str().unwrap();
+    let agent = ["agent", "--node-name", "n", "--gpus", "simulated:dgx1.txt", "--grants", grants];
+    for daemon in [&agent[..], &["scheduler"]] {
+        check(
+            daemon,
+            2,
+            &["error: found no Kubernetes cluster", "/nonexistent/.kube/config", "--kubeconfig FILE"],
+        );
+        check(
+            &[daemon, &["--kubeconfig", "none"]].concat(),
+            2,
+            &["kubeconfig none: No such file or directory"],
+        );
+        check(&[daemon, &["--log", "=="]].concat(), 2, &["write error, warn, info or debug"]);
+    }
+}
+
+#[test]
+fn values_that_cannot_be_read_come_with_what_to_write() {
+    let address = "write an address and a port";
+    check(&["demo", "--listen", "here"], 2, &[address]);
+    check(&["scheduler", "--listen", "here"], 2, &[address]);
+    check(&["metrics", "--listen", "here"], 2, &[address]);
+    check(&["agent", "--node-name", "n", "--listen", "here"], 2, &[address]);
+    check(&["demo", "--for", "soon"], 2, &["30s or 2m"]);
+    check(&["demo", "--pods", "-1"], 2, &["--pods: write pods a second"]);
+    check(&["demo", "--nodes", "1"], 2, &["--nodes 2 or more"]);
+    check(&["demo", "--topology", "none"], 2, &["cannot read none"]);
+    check(
+        &["demo", "--kubeconfig-out", "/nonexistent/k"],
+        2,
+        &["error: cannot write /nonexistent/k: No such"],
+    );
+    check(&["inventory", "--gpus", "cuda"], 2, &["write nvml or simulated:FILE"]);
+    check(&["place", "--topology", "dgx1.txt", "--request", "two"], 2, &["write whole:2"]);
+    check(&["scheduler", "--quota-config", "none"], 2, &["cannot read none"]);
+    check(&["scheduler", "--policy", "static"], 2, &["--static-table FILE"]);
+    check(&["topolgy"], 2, &["'topology'"]);
+}
+
+#[test]
+fn a_taken_port_is_named_and_so_is_the_flag_for_another() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    let kubeconfig = tempfile::NamedTempFile::new().unwrap();
+    let server = "{clusters: [{name: c, cluster: {server: 'http://127.0.0.1:1'}}], contexts: [{name: c, context: \
+                  {cluster: c, user: ''}}], current-context: c}";
+    std::fs::write(kubeconfig.path(), server).unwrap();
+    let kubeconfig = kubeconfig.path().to_str().unwrap();
+    check(
+        &["scheduler", "--listen", &address, "--kubeconfig", kubeconfig],
+        2,
+        &[&format!("cannot listen on {address} (--listen"), "in use"],
+    );
+}
