@@ -1,6 +1,6 @@
 //! What the library costs per call, on the simulated driver: the same program bare and under the library by turns, in one run.
 //!
-//! The simulated driver's own calls take some 100 ns (a launch) to 10 us (an allocation), so it is the difference that tells.
+//! The simulated driver's own calls take some 100 ns, far less than a real one's, so it is the difference that tells.
 
 #![allow(missing_docs, unused_crate_dependencies, reason = "a program")]
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a program for people")]

@@ -9,6 +9,9 @@ pub type DevicePointer = u64;
 /// Contexts, streams, pools, arrays, graphs: opaque to us.
 pub type Handle = *mut c_void;
 
+/// The stream of work that names none.
+pub const DEFAULT_STREAM: Handle = std::ptr::null_mut();
+
 pub const SUCCESS: Status = 0;
 pub const INVALID_VALUE: Status = 1;
 pub const OUT_OF_MEMORY: Status = 2;

@@ -9,7 +9,8 @@ use crate::card::{CONTEXT, Mine, card_of, uuid, visible};
 use crate::{Handle, INVALID_CONTEXT, INVALID_VALUE, NOT_INITIALIZED, OUT_OF_MEMORY, SUCCESS, Status};
 
 static INITIALISED: AtomicBool = AtomicBool::new(false);
-static INITIALISED_BY: AtomicU64 = AtomicU64::new(0);
+/// This is a child of the process that initialised the driver.
+static INHERITED: AtomicBool = AtomicBool::new(false);
 /// How often the primary context of each device is retained, and which it is.
 static PRIMARY: LazyLock<Mutex<HashMap<i32, (u64, u64)>>> = LazyLock::new(Mutex::default);
 /// The devices of all contexts that live.
@@ -48,8 +49,12 @@ pub fn assert_alive(context: u64) {
 }
 
 pub fn initialised() -> Result<(), Status> {
-    let by_us = INITIALISED_BY.load(Ordering::SeqCst) == u64::from(std::process::id());
+    let by_us = !INHERITED.load(Ordering::Relaxed);
     if INITIALISED.load(Ordering::SeqCst) && by_us { Ok(()) } else { Err(NOT_INITIALIZED) }
+}
+
+extern "C" fn inherit() {
+    INHERITED.store(true, Ordering::SeqCst);
 }
 
 /// The card behind a device.
@@ -65,7 +70,7 @@ pub fn next_handle() -> u64 {
 #[unsafe(no_mangle)]
 pub extern "C" fn cuInit(_flags: u32) -> Status {
     if !INITIALISED.swap(true, Ordering::SeqCst) {
-        INITIALISED_BY.store(u64::from(std::process::id()), Ordering::SeqCst);
+        unsafe { libc::pthread_atfork(None, None, Some(inherit)) };
     }
     initialised().map_or_else(|status| status, |()| SUCCESS)
 }

@@ -3,11 +3,9 @@
 use std::ffi::{c_int, c_uint, c_void};
 
 use super::{mix, work};
-use crate::cuda::{Handle, LaunchConfig};
+use crate::cuda::{DEFAULT_STREAM, Handle, LaunchConfig};
 
 type Arguments = *mut *mut c_void;
-
-const DEFAULT: Handle = std::ptr::null_mut();
 
 work! {
     [cuLaunchKernel cuLaunchKernel_ptsz] (
@@ -23,10 +21,10 @@ work! {
     ) on stream, like key(function, [gx, gy, gz]);
     // One kernel on each of several cards: what is held back is the whole, at the gate of the current card.
     [cuLaunchCooperativeKernelMultiDevice] (launches: *mut c_void, count: c_uint, flags: c_uint)
-        on DEFAULT, like key(launches, [count, 0, 0]);
-    [cuLaunch] (function: Handle) on DEFAULT, like key(function, [1; 3]);
+        on DEFAULT_STREAM, like key(launches, [count, 0, 0]);
+    [cuLaunch] (function: Handle) on DEFAULT_STREAM, like key(function, [1; 3]);
     [cuLaunchGrid] (function: Handle, width: c_int, height: c_int)
-        on DEFAULT, like key(function, [width.cast_unsigned(), height.cast_unsigned(), 1]);
+        on DEFAULT_STREAM, like key(function, [width.cast_unsigned(), height.cast_unsigned(), 1]);
     [cuLaunchGridAsync] (function: Handle, width: c_int, height: c_int, stream: Handle)
         on stream, like key(function, [width.cast_unsigned(), height.cast_unsigned(), 1]);
     [cuGraphLaunch cuGraphLaunch_ptsz] (graph: Handle, stream: Handle) on stream, like key(graph, [0; 3]);
@@ -35,7 +33,7 @@ work! {
 /// The stream and the grid of a launch.
 fn told(config: *const LaunchConfig) -> (Handle, [u32; 3]) {
     // SAFETY: the program passes a configuration or null.
-    unsafe { config.as_ref() }.map_or((DEFAULT, [0; 3]), |told| (told.stream, told.grid))
+    unsafe { config.as_ref() }.map_or((DEFAULT_STREAM, [0; 3]), |told| (told.stream, told.grid))
 }
 
 fn key(what: Handle, grid: [u32; 3]) -> u64 {

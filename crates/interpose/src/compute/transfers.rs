@@ -7,13 +7,11 @@
 use std::ffi::{c_uint, c_void};
 
 use super::{mix, work};
-use crate::cuda::{DevicePointer, Handle, Location};
+use crate::cuda::{DEFAULT_STREAM, DevicePointer, Handle, Location};
 
 /// Addresses of the first interface, before 64 bits.
 type Short = c_uint;
 type Host = *const c_void;
-
-const DEFAULT: Handle = std::ptr::null_mut();
 
 /// `CUDA_MEMCPY2D`, up to what we read of it.
 #[repr(C)]
@@ -52,20 +50,20 @@ impl Route {
 }
 
 work! {
-    [cuMemcpy cuMemcpy_ptds] (to: DevicePointer, from: DevicePointer, bytes: usize) on DEFAULT, like Any.of(bytes);
+    [cuMemcpy cuMemcpy_ptds] (to: DevicePointer, from: DevicePointer, bytes: usize) on DEFAULT_STREAM, like Any.of(bytes);
     [cuMemcpyAsync cuMemcpyAsync_ptsz] (to: DevicePointer, from: DevicePointer, bytes: usize, stream: Handle)
         on stream, like Any.of(bytes);
     [cuMemcpyPeer cuMemcpyPeer_ptds] (
         to: DevicePointer, to_context: Handle, from: DevicePointer, from_context: Handle, bytes: usize
-    ) on DEFAULT, like Any.of(bytes);
+    ) on DEFAULT_STREAM, like Any.of(bytes);
     [cuMemcpyPeerAsync cuMemcpyPeerAsync_ptsz] (
         to: DevicePointer, to_context: Handle, from: DevicePointer, from_context: Handle, bytes: usize, stream: Handle
     ) on stream, like Any.of(bytes);
 
-    [cuMemcpyHtoD_v2 cuMemcpyHtoD_v2_ptds] (to: DevicePointer, from: Host, bytes: usize) on DEFAULT, like Up.of(bytes);
-    [cuMemcpyDtoH_v2 cuMemcpyDtoH_v2_ptds] (to: Host, from: DevicePointer, bytes: usize) on DEFAULT, like Down.of(bytes);
+    [cuMemcpyHtoD_v2 cuMemcpyHtoD_v2_ptds] (to: DevicePointer, from: Host, bytes: usize) on DEFAULT_STREAM, like Up.of(bytes);
+    [cuMemcpyDtoH_v2 cuMemcpyDtoH_v2_ptds] (to: Host, from: DevicePointer, bytes: usize) on DEFAULT_STREAM, like Down.of(bytes);
     [cuMemcpyDtoD_v2 cuMemcpyDtoD_v2_ptds] (to: DevicePointer, from: DevicePointer, bytes: usize)
-        on DEFAULT, like Within.of(bytes);
+        on DEFAULT_STREAM, like Within.of(bytes);
     [cuMemcpyHtoDAsync_v2 cuMemcpyHtoDAsync_v2_ptsz] (to: DevicePointer, from: Host, bytes: usize, stream: Handle)
         on stream, like Up.of(bytes);
     [cuMemcpyDtoHAsync_v2 cuMemcpyDtoHAsync_v2_ptsz] (to: Host, from: DevicePointer, bytes: usize, stream: Handle)
@@ -75,16 +73,16 @@ work! {
     ) on stream, like Within.of(bytes);
 
     [cuMemcpyDtoA_v2 cuMemcpyDtoA_v2_ptds] (to: Handle, offset: usize, from: DevicePointer, bytes: usize)
-        on DEFAULT, like Within.of(bytes);
+        on DEFAULT_STREAM, like Within.of(bytes);
     [cuMemcpyAtoD_v2 cuMemcpyAtoD_v2_ptds] (to: DevicePointer, from: Handle, offset: usize, bytes: usize)
-        on DEFAULT, like Within.of(bytes);
+        on DEFAULT_STREAM, like Within.of(bytes);
     [cuMemcpyHtoA_v2 cuMemcpyHtoA_v2_ptds] (to: Handle, offset: usize, from: Host, bytes: usize)
-        on DEFAULT, like Up.of(bytes);
+        on DEFAULT_STREAM, like Up.of(bytes);
     [cuMemcpyAtoH_v2 cuMemcpyAtoH_v2_ptds] (to: Host, from: Handle, offset: usize, bytes: usize)
-        on DEFAULT, like Down.of(bytes);
+        on DEFAULT_STREAM, like Down.of(bytes);
     [cuMemcpyAtoA_v2 cuMemcpyAtoA_v2_ptds] (
         to: Handle, to_offset: usize, from: Handle, from_offset: usize, bytes: usize
-    ) on DEFAULT, like Within.of(bytes);
+    ) on DEFAULT_STREAM, like Within.of(bytes);
     [cuMemcpyHtoAAsync_v2 cuMemcpyHtoAAsync_v2_ptsz] (
         to: Handle, offset: usize, from: Host, bytes: usize, stream: Handle
     ) on stream, like Up.of(bytes);
@@ -92,13 +90,13 @@ work! {
         to: Host, from: Handle, offset: usize, bytes: usize, stream: Handle
     ) on stream, like Down.of(bytes);
 
-    [cuMemcpy2D_v2 cuMemcpy2D_v2_ptds] (copy: *const Copy2d) on DEFAULT, like Any.of(area(copy));
-    [cuMemcpy2DUnaligned_v2 cuMemcpy2DUnaligned_v2_ptds] (copy: *const Copy2d) on DEFAULT, like Any.of(area(copy));
+    [cuMemcpy2D_v2 cuMemcpy2D_v2_ptds] (copy: *const Copy2d) on DEFAULT_STREAM, like Any.of(area(copy));
+    [cuMemcpy2DUnaligned_v2 cuMemcpy2DUnaligned_v2_ptds] (copy: *const Copy2d) on DEFAULT_STREAM, like Any.of(area(copy));
     [cuMemcpy2DAsync_v2 cuMemcpy2DAsync_v2_ptsz] (copy: *const Copy2d, stream: Handle) on stream, like Any.of(area(copy));
-    [cuMemcpy3D_v2 cuMemcpy3D_v2_ptds] (copy: *const Copy3d) on DEFAULT, like Any.of(volume(copy));
+    [cuMemcpy3D_v2 cuMemcpy3D_v2_ptds] (copy: *const Copy3d) on DEFAULT_STREAM, like Any.of(volume(copy));
     [cuMemcpy3DAsync_v2 cuMemcpy3DAsync_v2_ptsz] (copy: *const Copy3d, stream: Handle)
         on stream, like Any.of(volume(copy));
-    [cuMemcpy3DPeer cuMemcpy3DPeer_ptds] (copy: *const Copy3d) on DEFAULT, like Any.of(volume(copy));
+    [cuMemcpy3DPeer cuMemcpy3DPeer_ptds] (copy: *const Copy3d) on DEFAULT_STREAM, like Any.of(volume(copy));
     [cuMemcpy3DPeerAsync cuMemcpy3DPeerAsync_ptsz] (copy: *const Copy3d, stream: Handle)
         on stream, like Any.of(volume(copy));
 
@@ -138,17 +136,17 @@ work! {
         location_count: usize, flags: u64, stream: Handle
     ) on stream, like Up.of(sum(sizes, count));
 
-    [cuMemsetD8_v2 cuMemsetD8_v2_ptds] (to: DevicePointer, value: u8, count: usize) on DEFAULT, like Fill.of(count);
+    [cuMemsetD8_v2 cuMemsetD8_v2_ptds] (to: DevicePointer, value: u8, count: usize) on DEFAULT_STREAM, like Fill.of(count);
     [cuMemsetD16_v2 cuMemsetD16_v2_ptds] (to: DevicePointer, value: u16, count: usize)
-        on DEFAULT, like Fill.of(count.saturating_mul(2));
+        on DEFAULT_STREAM, like Fill.of(count.saturating_mul(2));
     [cuMemsetD32_v2 cuMemsetD32_v2_ptds] (to: DevicePointer, value: u32, count: usize)
-        on DEFAULT, like Fill.of(count.saturating_mul(4));
+        on DEFAULT_STREAM, like Fill.of(count.saturating_mul(4));
     [cuMemsetD2D8_v2 cuMemsetD2D8_v2_ptds] (to: DevicePointer, pitch: usize, value: u8, width: usize, height: usize)
-        on DEFAULT, like Fill.of(width.saturating_mul(height));
+        on DEFAULT_STREAM, like Fill.of(width.saturating_mul(height));
     [cuMemsetD2D16_v2 cuMemsetD2D16_v2_ptds] (to: DevicePointer, pitch: usize, value: u16, width: usize, height: usize)
-        on DEFAULT, like Fill.of(width.saturating_mul(height).saturating_mul(2));
+        on DEFAULT_STREAM, like Fill.of(width.saturating_mul(height).saturating_mul(2));
     [cuMemsetD2D32_v2 cuMemsetD2D32_v2_ptds] (to: DevicePointer, pitch: usize, value: u32, width: usize, height: usize)
-        on DEFAULT, like Fill.of(width.saturating_mul(height).saturating_mul(4));
+        on DEFAULT_STREAM, like Fill.of(width.saturating_mul(height).saturating_mul(4));
     [cuMemsetD8Async cuMemsetD8Async_ptsz] (to: DevicePointer, value: u8, count: usize, stream: Handle)
         on stream, like Fill.of(count);
     [cuMemsetD16Async cuMemsetD16Async_ptsz] (to: DevicePointer, value: u16, count: usize, stream: Handle)
@@ -166,36 +164,36 @@ work! {
     ) on stream, like Fill.of(width.saturating_mul(height).saturating_mul(4));
 
     // The first interface, before 64 bits. Its descriptions are laid out differently and not read.
-    [cuMemcpyHtoD] (to: Short, from: Host, bytes: c_uint) on DEFAULT, like Up.of(bytes as usize);
-    [cuMemcpyDtoH] (to: Host, from: Short, bytes: c_uint) on DEFAULT, like Down.of(bytes as usize);
-    [cuMemcpyDtoD] (to: Short, from: Short, bytes: c_uint) on DEFAULT, like Within.of(bytes as usize);
+    [cuMemcpyHtoD] (to: Short, from: Host, bytes: c_uint) on DEFAULT_STREAM, like Up.of(bytes as usize);
+    [cuMemcpyDtoH] (to: Host, from: Short, bytes: c_uint) on DEFAULT_STREAM, like Down.of(bytes as usize);
+    [cuMemcpyDtoD] (to: Short, from: Short, bytes: c_uint) on DEFAULT_STREAM, like Within.of(bytes as usize);
     [cuMemcpyHtoDAsync] (to: Short, from: Host, bytes: c_uint, stream: Handle) on stream, like Up.of(bytes as usize);
     [cuMemcpyDtoHAsync] (to: Host, from: Short, bytes: c_uint, stream: Handle) on stream, like Down.of(bytes as usize);
     [cuMemcpyDtoDAsync] (to: Short, from: Short, bytes: c_uint, stream: Handle) on stream, like Within.of(bytes as usize);
-    [cuMemcpyDtoA] (to: Handle, offset: c_uint, from: Short, bytes: c_uint) on DEFAULT, like Within.of(bytes as usize);
-    [cuMemcpyAtoD] (to: Short, from: Handle, offset: c_uint, bytes: c_uint) on DEFAULT, like Within.of(bytes as usize);
-    [cuMemcpyHtoA] (to: Handle, offset: c_uint, from: Host, bytes: c_uint) on DEFAULT, like Up.of(bytes as usize);
-    [cuMemcpyAtoH] (to: Host, from: Handle, offset: c_uint, bytes: c_uint) on DEFAULT, like Down.of(bytes as usize);
+    [cuMemcpyDtoA] (to: Handle, offset: c_uint, from: Short, bytes: c_uint) on DEFAULT_STREAM, like Within.of(bytes as usize);
+    [cuMemcpyAtoD] (to: Short, from: Handle, offset: c_uint, bytes: c_uint) on DEFAULT_STREAM, like Within.of(bytes as usize);
+    [cuMemcpyHtoA] (to: Handle, offset: c_uint, from: Host, bytes: c_uint) on DEFAULT_STREAM, like Up.of(bytes as usize);
+    [cuMemcpyAtoH] (to: Host, from: Handle, offset: c_uint, bytes: c_uint) on DEFAULT_STREAM, like Down.of(bytes as usize);
     [cuMemcpyAtoA] (to: Handle, to_offset: c_uint, from: Handle, from_offset: c_uint, bytes: c_uint)
-        on DEFAULT, like Within.of(bytes as usize);
+        on DEFAULT_STREAM, like Within.of(bytes as usize);
     [cuMemcpyHtoAAsync] (to: Handle, offset: c_uint, from: Host, bytes: c_uint, stream: Handle)
         on stream, like Up.of(bytes as usize);
     [cuMemcpyAtoHAsync] (to: Host, from: Handle, offset: c_uint, bytes: c_uint, stream: Handle)
         on stream, like Down.of(bytes as usize);
-    [cuMemcpy2D] (copy: *const c_void) on DEFAULT, like Any.of(1);
-    [cuMemcpy2DUnaligned] (copy: *const c_void) on DEFAULT, like Any.of(1);
+    [cuMemcpy2D] (copy: *const c_void) on DEFAULT_STREAM, like Any.of(1);
+    [cuMemcpy2DUnaligned] (copy: *const c_void) on DEFAULT_STREAM, like Any.of(1);
     [cuMemcpy2DAsync] (copy: *const c_void, stream: Handle) on stream, like Any.of(1);
-    [cuMemcpy3D] (copy: *const c_void) on DEFAULT, like Any.of(1);
+    [cuMemcpy3D] (copy: *const c_void) on DEFAULT_STREAM, like Any.of(1);
     [cuMemcpy3DAsync] (copy: *const c_void, stream: Handle) on stream, like Any.of(1);
-    [cuMemsetD8] (to: Short, value: u8, count: c_uint) on DEFAULT, like Fill.of(count as usize);
-    [cuMemsetD16] (to: Short, value: u16, count: c_uint) on DEFAULT, like Fill.of(count as usize * 2);
-    [cuMemsetD32] (to: Short, value: u32, count: c_uint) on DEFAULT, like Fill.of(count as usize * 4);
+    [cuMemsetD8] (to: Short, value: u8, count: c_uint) on DEFAULT_STREAM, like Fill.of(count as usize);
+    [cuMemsetD16] (to: Short, value: u16, count: c_uint) on DEFAULT_STREAM, like Fill.of(count as usize * 2);
+    [cuMemsetD32] (to: Short, value: u32, count: c_uint) on DEFAULT_STREAM, like Fill.of(count as usize * 4);
     [cuMemsetD2D8] (to: Short, pitch: c_uint, value: u8, width: c_uint, height: c_uint)
-        on DEFAULT, like Fill.of(width as usize * height as usize);
+        on DEFAULT_STREAM, like Fill.of(width as usize * height as usize);
     [cuMemsetD2D16] (to: Short, pitch: c_uint, value: u16, width: c_uint, height: c_uint)
-        on DEFAULT, like Fill.of(width as usize * height as usize);
+        on DEFAULT_STREAM, like Fill.of(width as usize * height as usize);
     [cuMemsetD2D32] (to: Short, pitch: c_uint, value: u32, width: c_uint, height: c_uint)
-        on DEFAULT, like Fill.of(width as usize * height as usize);
+        on DEFAULT_STREAM, like Fill.of(width as usize * height as usize);
 }
 
 fn area(copy: *const Copy2d) -> usize {

@@ -7,7 +7,9 @@ use super::books::Kind;
 use super::pools::{ON_HOST, Source};
 use super::{give, graphs, imported};
 use crate::compute::Stream;
-use crate::cuda::{Device, DevicePointer, Handle, Location, MANAGED, Placement, SUCCESS, Status};
+use crate::cuda::{
+    DEFAULT_STREAM, Device, DevicePointer, Handle, Location, MANAGED, Placement, SUCCESS, Status,
+};
 use crate::door::library::driver_functions;
 use crate::door::table::hooks;
 use crate::grant::Process;
@@ -41,8 +43,6 @@ driver_functions! { Cuda:
 
 type Alloc = unsafe extern "C" fn(*mut DevicePointer, usize, Handle) -> Status;
 type AllocFrom = unsafe extern "C" fn(*mut DevicePointer, usize, Handle, Handle) -> Status;
-
-const DEFAULT: Handle = std::ptr::null_mut();
 
 unsafe fn alloc<const PER_THREAD: bool>(
     driver: Alloc,
@@ -238,5 +238,5 @@ unsafe fn import(
     // SAFETY: passed on as they came.
     let ask = || unsafe { driver(pointer, pool, shared) };
     // SAFETY: on success the driver has written the pointer. It is freed like other memory, also in stream order.
-    unsafe { imported(Kind::Pointer, pointer, ask, |pointer| cuMemFreeAsync(pointer, DEFAULT)) }
+    unsafe { imported(Kind::Pointer, pointer, ask, |pointer| cuMemFreeAsync(pointer, DEFAULT_STREAM)) }
 }
