@@ -57,7 +57,9 @@ pub struct AccountRead {
     pub container: Whose,
     /// Processes that keep them, as the container numbers them.
     pub processes: BTreeSet<u32>,
-    /// Bytes held of each card, in the order of the limits; none where that changed while the driver was asked: then nobody
+    /// Processes that kept them and have ended: the driver may still show what they had, and the books do not.
+    pub ended: BTreeSet<u32>,
+    /// Bytes the living hold of each card, in the order of the limits; none where that changed while the driver was asked: then nobody
     /// knows which of both the driver's answer goes with.
     pub held: Vec<Option<u64>>,
 }
@@ -183,10 +185,11 @@ impl Agent {
         let Some(limits) = self.truth.on_disk.get(&account.container) else { return };
         for (place, (card, held)) in limits.cards.iter().zip(&account.held).enumerate() {
             let is_it = |gpu: &GpuUuid| uuid_bytes(&gpu.0) == Some(card.uuid);
-            let on_card = measured
-                .processes
-                .iter()
-                .filter(|process| process.container == account.container && is_it(&process.gpu));
+            let has_ended =
+                |process: &OnCard| process.own_pid.is_some_and(|own| account.ended.contains(&own));
+            let on_card = measured.processes.iter().filter(|process| {
+                process.container == account.container && is_it(&process.gpu) && !has_ended(process)
+            });
             let bytes = on_card.map(|process| process.bytes).sum::<Option<u64>>();
             if let Some((bytes, held)) = bytes.zip(*held).filter(|_| looked_at.contains(&card.uuid)) {
                 let (pod, container) = account.container.clone();

@@ -243,6 +243,7 @@ impl Account {
         AccountRead {
             container: whose.clone(),
             processes: self.tally.processes().collect(),
+            ended: self.tally.ended().collect(),
             held: held
                 .take(self.cards.len())
                 .map(|(after, before)| (after == before).then_some(after))
@@ -252,15 +253,25 @@ impl Account {
 }
 
 impl Tally {
-    /// The living processes, as the container numbers them.
-    fn processes(&self) -> impl Iterator<Item = u32> {
-        self.before.iter().flatten().filter(|said| said.is_alive).map(|said| said.process)
+    fn living(&self) -> impl Iterator<Item = &Said> {
+        self.before.iter().flatten().filter(|said| said.is_alive)
     }
 
-    /// Bytes of each card; what the dead held may not be back with the card yet.
+    /// The living processes, as the container numbers them.
+    fn processes(&self) -> impl Iterator<Item = u32> {
+        self.living().map(|said| said.process)
+    }
+
+    /// Those that have ended, and whose memory may not be back with the card yet.
+    fn ended(&self) -> impl Iterator<Item = u32> {
+        self.before.iter().flatten().filter(|said| !said.is_alive).map(|said| said.process)
+    }
+
+    /// Bytes of each card that the living hold.
     fn held(&self) -> [u64; CARDS] {
-        let all = self.before.iter().flatten();
-        std::array::from_fn(|card| all.clone().fold(0, |sum: u64, said| sum.saturating_add(said.held[card])))
+        std::array::from_fn(|card| {
+            self.living().fold(0, |sum: u64, said| sum.saturating_add(said.held[card]))
+        })
     }
 
     fn take(&mut self, slots: impl Iterator<Item = Option<Said>>) {
@@ -285,6 +296,20 @@ mod tests {
 
     fn said(process: u32, waited: u64, denied: u64) -> Option<Said> {
         Some(Said { process, is_alive: true, waited, waits: waited, denied, ..Said::default() })
+    }
+
+    #[test]
+    fn only_the_living_hold_something() {
+        let mut tally = Tally::default();
+        let holds = |process, is_alive, bytes| {
+            let mut held = [0; CARDS];
+            held[0] = bytes;
+            Some(Said { process, is_alive, held, ..Said::default() })
+        };
+        tally.take([holds(1, false, 528), None, holds(2, true, 100), holds(3, true, 10)].into_iter());
+        assert_eq!(tally.held()[0], 110);
+        assert_eq!(tally.processes().collect::<Vec<_>>(), [2, 3]);
+        assert_eq!(tally.ended().collect::<Vec<_>>(), [1]);
     }
 
     #[test]

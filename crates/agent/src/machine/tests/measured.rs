@@ -1,5 +1,7 @@
 //! What containers really use against what they were given.
 
+use std::collections::BTreeSet;
+
 use tessera_core::units::PodUid;
 
 use super::kubelet::{World, found, pod, share};
@@ -24,6 +26,7 @@ fn account(pod: &str, processes: &[u32], mib: u64) -> AccountRead {
     AccountRead {
         container: (PodUid(pod.into()), "main".into()),
         processes: processes.iter().copied().collect(),
+        ended: BTreeSet::new(),
         held: vec![Some(mib * MIB)],
     }
 }
@@ -70,6 +73,15 @@ fn where_the_driver_does_not_tell_nothing_is_changed() {
     // The card could not be asked at all.
     let accounts = vec![account("u", &[7], 1000)];
     world.happens(Event::Measured(Box::new(Measured { accounts, ..Measured::default() })));
+    assert_eq!(unledgered(&world), [("u", 110)]);
+}
+
+#[test]
+fn the_memory_of_a_process_that_has_just_ended_is_not_held_against_the_others() {
+    let mut world = world();
+    let card = [process(2, 107, "u", 1110), process(2, 109, "u", 3000)];
+    let books = AccountRead { ended: [9].into(), ..account("u", &[7], 1000) };
+    measure(&mut world, &card, &[books]);
     assert_eq!(unledgered(&world), [("u", 110)]);
 }
 
