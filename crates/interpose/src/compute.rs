@@ -71,9 +71,11 @@ impl Compute {
     /// A context is gone, with all its streams.
     pub fn forget_context(&self, context: usize) {
         for gate in &self.gates {
+            let looking = gate.looking();
             let mut lanes = gate.lanes();
             lanes.forget_context(context);
             gate.show(&lanes);
+            drop((lanes, looking));
         }
     }
 

@@ -234,8 +234,11 @@ impl State {
 
     /// Charges up to now, and notices when all has ended.
     fn follow(&mut self, process: &Process, shared: &SharedPacer, gate: &Gate, now: u64, is_quiet: bool) {
+        let looking = gate.looking();
+        let fronts = gate.lanes().fronts();
+        let reached: Vec<_> = fronts.iter().map(|front| front.ask(&process.compute.costs)).collect();
         let mut lanes = gate.lanes();
-        let ended = lanes.follow(&process.compute.costs);
+        let ended = lanes.pass(&reached);
         self.flow = Flow::of(lanes.launches - self.launches);
         if is_quiet && matches!(self.flow, Flow::Still) {
             // Nothing new since the last look: what has no fence gets one, or its end would not be seen.
@@ -244,7 +247,7 @@ impl State {
         self.launches = lanes.launches;
         let is_empty = lanes.are_empty() && gate.set_idle();
         gate.show(&lanes);
-        drop(lanes);
+        drop((lanes, looking));
         if self.charged == 0 {
             // Work has come. A short pause before it is charged with it.
             let began = gate.busy_since.load(Ordering::Acquire).max(self.idle_since).min(now);

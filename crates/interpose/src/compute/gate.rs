@@ -37,6 +37,8 @@ pub struct Gate {
     /// Fences that have not been reached.
     fences: AtomicU32,
     lanes: Mutex<Lanes>,
+    /// Held while our own thread asks the driver about events of the lanes, and to take lanes away. Before the lanes.
+    looking: Mutex<()>,
 }
 
 /// More queued work than this holds the caller back, by the time it will take,
@@ -67,12 +69,17 @@ impl Default for Gate {
             most_queued: AtomicU64::new(QUEUE),
             fences: AtomicU32::new(0),
             lanes: Mutex::default(),
+            looking: Mutex::default(),
         }
     }
 }
 
 impl Gate {
     /// What each stream has queued.
+    pub fn looking(&self) -> MutexGuard<'_, ()> {
+        self.looking.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     pub fn lanes(&self) -> MutexGuard<'_, Lanes> {
         self.lanes.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -69,6 +69,13 @@ struct Fence {
     estimate: u64,
 }
 
+/// The fences of a lane, to be asked for.
+pub struct Front {
+    place: usize,
+    context: usize,
+    fences: Vec<(Event, Option<(Event, u64)>)>,
+}
+
 /// An event of ours.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Event {
@@ -120,22 +127,24 @@ impl Lanes {
         lane.is_some_and(|lane| lane.queued >= nanoseconds && lane.fences.len() >= pieces as usize)
     }
 
-    /// Follows the fences; returns the estimates of what has ended. On our own thread.
-    pub fn follow(&mut self, costs: &Costs) -> u64 {
-        let (mut ended, mut entered) = (0, None);
-        for lane in 0..self.lanes.len() {
-            let context = self.lanes[lane].context;
-            if !self.lanes[lane].fences.is_empty() && entered != Some(context) {
-                enter(context);
-                entered = Some(context);
-            }
-            while let Some(fence) = self.lanes[lane].fences.front() {
-                // SAFETY: an event of ours, recorded.
-                match unsafe { query_event(fence.end.handle) } {
-                    NOT_READY => break,
-                    // An error of the program's work ends it too.
-                    _ => ended += self.reached(lane, costs),
-                }
+    /// The fences of each lane. Lanes keep their places until what was found out is told to [`Lanes::pass`]: whoever takes one away
+    /// must not do so while our own thread looks.
+    pub fn fronts(&self) -> Vec<Front> {
+        let lanes = self.lanes.iter().enumerate().filter(|(_, lane)| !lane.fences.is_empty());
+        let front = |(place, lane): (usize, &Lane)| Front {
+            place,
+            context: lane.context,
+            fences: lane.fences.iter().map(|fence| (fence.end, fence.measures)).collect(),
+        };
+        lanes.map(front).collect()
+    }
+
+    /// So many fences of the lanes at these places have been reached; returns the estimates of what has ended.
+    pub fn pass(&mut self, reached: &[(usize, usize)]) -> u64 {
+        let mut ended = 0;
+        for &(place, count) in reached {
+            for _ in 0..count {
+                ended += self.reached(place);
             }
         }
         let many = self.lanes.len() > MANY;
@@ -231,19 +240,12 @@ impl Lanes {
     }
 
     /// The first fence of a lane has happened.
-    fn reached(&mut self, place: usize, costs: &Costs) -> u64 {
-        let lane = &mut self.lanes[place];
+    fn reached(&mut self, place: usize) -> u64 {
+        let Some(lane) = self.lanes.get_mut(place) else { return 0 };
         let (context, Some(fence)) = (lane.context, lane.fences.pop_front()) else { return 0 };
         let had_work = lane.queued > 0;
         lane.queued = lane.queued.saturating_sub(fence.estimate);
         self.working = self.working.saturating_sub(u32::from(had_work && lane.queued == 0));
-        if let Some((begin, key)) = fence.measures {
-            let mut milliseconds = 0.0;
-            // SAFETY: two recorded events of ours; `milliseconds` is the place for the answer.
-            if unsafe { elapsed_v1(&raw mut milliseconds, begin.handle, fence.end.handle) } == SUCCESS {
-                costs.learn(key, milliseconds);
-            }
-        }
         self.spare.extend(fence.events().map(|event| (context, event)));
         self.queued = self.queued.saturating_sub(fence.estimate);
         self.fences = self.fences.saturating_sub(1);
@@ -281,6 +283,27 @@ impl Lanes {
         // SAFETY: the calling thread has the context; `handle` is the place for the answer.
         let status = unsafe { create_event(&raw mut handle, if is_timed { 0 } else { NO_TIMING }) };
         (status == SUCCESS).then_some(Event { handle, is_timed })
+    }
+}
+
+impl Front {
+    /// Asks the driver which fences have been reached: the lane's place, and how many. Launches wait for nothing meanwhile, so this
+    /// thread, which the driver may keep waiting, holds no lock that they need. On our own thread.
+    pub fn ask(&self, costs: &Costs) -> (usize, usize) {
+        enter(self.context);
+        let is_reached = |(end, measures): &&(Event, Option<(Event, u64)>)| {
+            // SAFETY: an event of ours, recorded. An error of the program's work ends it too.
+            let is_reached = unsafe { query_event(end.handle) } != NOT_READY;
+            if let (true, Some((begin, key))) = (is_reached, measures) {
+                let mut milliseconds = 0.0;
+                // SAFETY: two recorded events of ours; `milliseconds` is the place for the answer.
+                if unsafe { elapsed_v1(&raw mut milliseconds, begin.handle, end.handle) } == SUCCESS {
+                    costs.learn(*key, milliseconds);
+                }
+            }
+            is_reached
+        };
+        (self.place, self.fences.iter().take_while(is_reached).count())
     }
 }
 
