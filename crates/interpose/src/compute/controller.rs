@@ -6,6 +6,7 @@ use tessera_limits::pacer::{Pacer, SharedPacer};
 use tessera_limits::{CARDS, futex};
 
 use super::gate::{Gate, HOLD, QUEUE};
+use super::lanes;
 use crate::door::library::driver_functions;
 use crate::grant::Process;
 
@@ -236,7 +237,7 @@ impl State {
     fn follow(&mut self, process: &Process, shared: &SharedPacer, gate: &Gate, now: u64, is_quiet: bool) {
         let looking = gate.looking();
         let fronts = gate.lanes().fronts();
-        let reached: Vec<_> = fronts.iter().map(|front| front.ask(&process.compute.costs)).collect();
+        let reached = lanes::ask(&fronts, &process.compute.costs);
         let mut lanes = gate.lanes();
         let ended = lanes.pass(&reached);
         self.flow = Flow::of(lanes.launches - self.launches);

@@ -73,7 +73,13 @@ struct Fence {
 pub struct Front {
     place: usize,
     context: usize,
-    fences: Vec<(Event, Option<(Event, u64)>)>,
+    fences: Vec<Asked>,
+}
+
+/// What is asked of a fence.
+struct Asked {
+    end: Event,
+    measures: Option<(Event, u64)>,
 }
 
 /// An event of ours.
@@ -134,7 +140,11 @@ impl Lanes {
         let front = |(place, lane): (usize, &Lane)| Front {
             place,
             context: lane.context,
-            fences: lane.fences.iter().map(|fence| (fence.end, fence.measures)).collect(),
+            fences: lane
+                .fences
+                .iter()
+                .map(|fence| Asked { end: fence.end, measures: fence.measures })
+                .collect(),
         };
         lanes.map(front).collect()
     }
@@ -286,24 +296,32 @@ impl Lanes {
     }
 }
 
-impl Front {
-    /// Asks the driver which fences have been reached: the lane's place, and how many. Launches wait for nothing meanwhile, so this
-    /// thread, which the driver may keep waiting, holds no lock that they need. On our own thread.
-    pub fn ask(&self, costs: &Costs) -> (usize, usize) {
-        enter(self.context);
-        let is_reached = |(end, measures): &&(Event, Option<(Event, u64)>)| {
-            // SAFETY: an event of ours, recorded. An error of the program's work ends it too.
-            let is_reached = unsafe { query_event(end.handle) } != NOT_READY;
-            if let (true, Some((begin, key))) = (is_reached, measures) {
-                let mut milliseconds = 0.0;
-                // SAFETY: two recorded events of ours; `milliseconds` is the place for the answer.
-                if unsafe { elapsed_v1(&raw mut milliseconds, begin.handle, end.handle) } == SUCCESS {
-                    costs.learn(*key, milliseconds);
-                }
+/// Asks the driver which fences have been reached: of each lane, by its place, how many. Launches wait for nothing meanwhile: this
+/// thread, which the driver may keep waiting, holds no lock that they need. On our own thread.
+pub fn ask(fronts: &[Front], costs: &Costs) -> Vec<(usize, usize)> {
+    let mut entered = None;
+    let reached = fronts.iter().map(|front| {
+        if entered.replace(front.context) != Some(front.context) {
+            enter(front.context);
+        }
+        (front.place, front.fences.iter().take_while(|fence| fence.ask(costs)).count())
+    });
+    reached.collect()
+}
+
+impl Asked {
+    /// Whether it has been reached; learns what was measured by it.
+    fn ask(&self, costs: &Costs) -> bool {
+        // SAFETY: an event of ours, recorded. An error of the program's work ends it too.
+        let is_reached = unsafe { query_event(self.end.handle) } != NOT_READY;
+        if let (true, Some((begin, key))) = (is_reached, self.measures) {
+            let mut milliseconds = 0.0;
+            // SAFETY: two recorded events of ours; `milliseconds` is the place for the answer.
+            if unsafe { elapsed_v1(&raw mut milliseconds, begin.handle, self.end.handle) } == SUCCESS {
+                costs.learn(key, milliseconds);
             }
-            is_reached
-        };
-        (self.place, self.fences.iter().take_while(is_reached).count())
+        }
+        is_reached
     }
 }
 
