@@ -136,8 +136,11 @@ impl State {
                 booking.in_flight += 1;
                 return Ok(BindStep::Send(booking.order.clone()));
             }
-            if booking.bound || booking.in_flight > 0 {
-                return Err(BindRefusal::Busy { pod: uid, node: booking.node.clone() });
+            let is_busy = booking.bound || booking.in_flight > 0;
+            let node = booking.node.clone();
+            // One doubt can be set aside; a second node in doubt is waited for.
+            if is_busy || self.bookings.contains_key(&aside(&uid)) {
+                return Err(BindRefusal::Busy { pod: uid, node });
             }
             self.set_doubt_aside(&uid);
         }
@@ -218,8 +221,8 @@ impl State {
     pub fn settle(&mut self, doubt: &Doubt, found: Option<Pod>, now: Now) {
         let uid = &doubt.uid;
         match found.filter(|pod| pod.metadata.uid == uid.0) {
-            None => self.forget_pod(uid),
-            Some(pod) if !pod.spec.node_name.is_empty() => self.take_answer(pod),
+            None => self.end_pod(uid.clone()),
+            Some(pod) if !pod.spec.node_name.is_empty() => self.believe(pod),
             Some(_) => {
                 let past = |booking: &Booking| {
                     let since = booking.doubt.unwrap_or(now.steady);
@@ -243,7 +246,7 @@ impl State {
         node.iter().for_each(|node| self.guess_again(node));
         // Nothing else kept a pod that no list has shown. If it is there, the watch will tell.
         if booking.is_some_and(|booking| booking.unlisted) {
-            self.forget_pod(&from_aside(booked));
+            self.lose_pod(from_aside(booked));
         }
     }
 
@@ -252,12 +255,19 @@ impl State {
     pub(super) fn miss_pod(&mut self, uid: &PodUid) {
         match self.bookings.get_mut(uid) {
             Some(booking) => booking.unlisted = true,
-            None => self.forget_pod(uid),
+            None => self.lose_pod(uid.clone()),
         }
     }
 
-    /// The watch has shown a pod that waits.
-    pub(super) fn is_listed(&mut self, uid: &PodUid) {
+    /// Whether a list did not show this pod, and no watch has since.
+    pub(super) fn is_missed(&self, uid: &PodUid) -> bool {
+        self.missed.contains(uid) || self.bookings.get(uid).is_some_and(|booking| booking.unlisted)
+    }
+
+    /// The watch shows a pod: it is there, whatever lists have missed.
+    pub(super) fn is_shown(&mut self, uid: &PodUid) {
+        self.unlisted_pods.remove(uid);
+        self.missed.remove(uid);
         if let Some(booking) = self.bookings.get_mut(uid) {
             booking.unlisted = false;
         }

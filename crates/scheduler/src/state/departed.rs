@@ -1,7 +1,8 @@
-//! Pods that are gone for good.
+//! Pods that are gone.
 //!
-//! An answer about a pod may have been on its way while the watch told of its end. Such a pod must not come back to life: no watch would
-//! ever tell of its end again, and its cards would stay taken.
+//! An answer about a pod may have been on its way while the watch told of its end, or a list did not show it any more; and the watch may
+//! be behind an answer that told of its end. Such a pod must not come back to life: nobody might tell of its end again, and its cards
+//! would stay taken.
 
 use std::collections::HashSet;
 
@@ -23,6 +24,12 @@ impl Departed {
             self.earlier = std::mem::take(&mut self.latest);
         }
         self.latest.insert(uid);
+    }
+
+    /// The watch shows it: it is there, and its end will be told.
+    pub(super) fn remove(&mut self, uid: &PodUid) {
+        self.latest.remove(uid);
+        self.earlier.remove(uid);
     }
 
     pub(super) fn contains(&self, uid: &PodUid) -> bool {

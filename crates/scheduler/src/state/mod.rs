@@ -81,6 +81,8 @@ pub struct State {
     unsure: HashMap<NodeName, BTreeSet<PodUid>>,
     bookings: HashMap<PodUid, Booking>,
     departed: Departed,
+    /// Pods a list did not show: only the watch is believed about them.
+    missed: Departed,
     quota: Quota,
     accounts: Accounts,
     charges: HashMap<PodUid, records::Charge>,
@@ -125,6 +127,7 @@ impl State {
             unsure: HashMap::new(),
             bookings: HashMap::new(),
             departed: Departed::default(),
+            missed: Departed::default(),
             quota: Quota::default(),
             accounts: Accounts::default(),
             charges: HashMap::new(),
@@ -164,7 +167,14 @@ impl State {
     fn handle_pod(&mut self, change: Watched<Pod>) {
         match change {
             Watched::Listing => self.unlisted_pods = self.pods.keys().cloned().collect(),
-            Watched::Set(pod) => self.set_pod(pod),
+            Watched::Set(pod) => {
+                let uid = PodUid(pod.metadata.uid.clone());
+                // What has ended never begins again: old news.
+                if !self.departed.contains(&uid) {
+                    self.is_shown(&uid);
+                    self.set_pod(pod);
+                }
+            }
             Watched::Gone(pod) => self.end_pod(PodUid(pod.metadata.uid)),
             Watched::Listed => {
                 for uid in std::mem::take(&mut self.unlisted_pods) {

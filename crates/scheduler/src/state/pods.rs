@@ -13,7 +13,6 @@ use super::{NodeRecord, State};
 impl State {
     pub(super) fn set_pod(&mut self, pod: Pod) {
         let uid = PodUid(pod.metadata.uid.clone());
-        self.unlisted_pods.remove(&uid);
         // Containers that have ended hold nothing, though the object may stay for days.
         if matches!(pod.status.phase.as_str(), "Succeeded" | "Failed") {
             return self.end_pod(uid);
@@ -27,8 +26,15 @@ impl State {
     }
 
     /// Takes in what the API server answered about a pod. The watch may have told more by now: that the pod is on its node, or has
-    /// ended.
+    /// ended. Of one that a list has missed the answer may be older than that list.
     pub fn take_answer(&mut self, pod: Pod) {
+        if !self.is_missed(&PodUid(pod.metadata.uid.clone())) {
+            self.believe(pod);
+        }
+    }
+
+    /// Takes in an answer that is newer than every list so far.
+    pub(super) fn believe(&mut self, pod: Pod) {
         let uid = PodUid(pod.metadata.uid.clone());
         let is_placed = self.pod(&uid).is_some_and(|known| known.node.is_some());
         if !is_placed && !self.departed.contains(&uid) {
@@ -38,7 +44,6 @@ impl State {
 
     /// A pod without a node. One that is being bound right now stays booked: the watch lags behind.
     fn set_waiting(&mut self, uid: PodUid, pod: Pod) {
-        self.is_listed(&uid);
         match self.pods.get_mut(&uid) {
             // Old news: no pod ever loses its node.
             Some(Record::Gpu(known)) if known.node.is_some() => {}
@@ -78,7 +83,13 @@ impl State {
         self.departed.add(uid);
     }
 
-    pub(super) fn forget_pod(&mut self, uid: &PodUid) {
+    /// A pod is not there, as far as a list tells. If it is, the watch will show it.
+    pub(super) fn lose_pod(&mut self, uid: PodUid) {
+        self.forget_pod(&uid);
+        self.missed.add(uid);
+    }
+
+    fn forget_pod(&mut self, uid: &PodUid) {
         self.unlisted_pods.remove(uid);
         self.confirm(uid);
         self.leave(uid);

@@ -187,8 +187,11 @@ impl World {
                 }
             }
             Step::Relist => {
+                // A watch says that it lists before it asks for the list.
+                let mut list = self.list();
+                list.by_ref().take(1).for_each(|listing| self.state.handle(listing));
                 self.pending.clear();
-                self.pending.extend(self.list());
+                self.pending.extend(list);
             }
             Step::Forecast => {
                 if let Some((learner, forecast)) = self.state.forecast() {
