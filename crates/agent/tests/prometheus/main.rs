@@ -104,7 +104,6 @@ async fn our_families_pass_the_linter() {
 #[tokio::test(flavor = "multi_thread")]
 async fn prometheus_scrapes_the_agent_and_evaluates_alerts_and_dashboard() {
     let world = busy_world().await;
-    let text = page(world.listen.unwrap(), "/metrics").await.unwrap();
     let prometheus = Prometheus::start(world.listen.unwrap(), &rules());
     for path in ["/metrics", "/metrics/nodes", "/metric"] {
         prometheus.until_some(&format!("up{{job=\"{path}\"}} == 1")).await;
@@ -112,7 +111,8 @@ async fn prometheus_scrapes_the_agent_and_evaluates_alerts_and_dashboard() {
     }
     prometheus.until_some("rate(tessera_container_busy_seconds_total{pod=\"train\"}[10s]) > 0.35").await;
 
-    // What only the library in a container reports is not there; nobody holds more memory than granted but the one that does.
+    // After an interval of each card was measured. What only the library in a container reports is not there; nobody holds more memory than granted but the one that does.
+    let text = page(world.listen.unwrap(), "/metrics").await.unwrap();
     let known: BTreeSet<String> =
         text.lines().filter_map(|line| line.split(['{', ' ']).next()).map(str::to_owned).collect();
     for query in queries() {
