@@ -10,7 +10,7 @@ pub struct Window {
 }
 
 /// Up to when a card's work is known. Only time that really passed counts as worked: the machine's clock may be set, a card may not
-/// answer for long, and the driver remembers its samples for [`FORGETS`] only.
+/// answer for long, and the driver remembers its samples for half a minute only.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Known {
     to: u64,
