@@ -201,12 +201,13 @@ async fn a_taint_that_only_asks_is_weighed(site: &Site) -> Result<()> {
     let host = ("kubernetes.io/hostname".to_owned(), spot);
     let soft = (tier, "soft".to_owned());
     let pods = [
-        ("begun", host, vec![], "spot"),
-        ("shy", soft.clone(), vec![], "steady"),
-        ("bold", soft, vec![tolerated], "spot"),
+        ("begun", 50, host, vec![], "spot"),
+        ("shy", 40, soft.clone(), vec![], "steady"),
+        // It fills a card there, and would leave a remnant here.
+        ("bold", 50, soft, vec![tolerated], "spot"),
     ];
-    for (name, selector, tolerations, expected) in pods {
-        let mut pod = share(name, 50);
+    for (name, percent, selector, tolerations, expected) in pods {
+        let mut pod = share(name, percent);
         let spec = pod.spec.get_or_insert_default();
         spec.node_selector = Some([selector].into());
         spec.tolerations = Some(tolerations);
