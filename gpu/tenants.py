@@ -38,3 +38,12 @@ for ceiling in (60, 100):
 service, (comer, stayer) = together(([work, "return", "8"], 66, 100), ([work, "big", "9"], 33, 100))
 print(*[part.strip() for part in comer.communicate(timeout=60)], "other:", answer(stayer)[0])
 service.end()
+
+# Processes of one container share what it has, also where each must hold itself to it.
+for service_of in (lambda path: None, Arbiter):
+    path = grant(50)
+    service = service_of(path)
+    rows = [100 * rate / bare("big") for rate, _, _ in map(answer, [start(program("big"), path) for _ in range(2)])]
+    print(f"two processes of big in one container at 50, {'with' if service else 'without'} an arbiter: {rows[0]:.1f} + {rows[1]:.1f} = {sum(rows):.1f}", flush=True)
+    if service:
+        service.end()

@@ -3,6 +3,7 @@
 use std::ffi::{CStr, c_char};
 
 use tessera_limits::budget::shown;
+use tessera_limits::limits::uuid_bytes;
 
 use crate::cuda::{Handle, SUCCESS, Status};
 use crate::door::library::driver_functions;
@@ -82,22 +83,10 @@ fn share(device: Handle) -> Option<(u64, u64)> {
     }
     // SAFETY: NVML ended the text with a zero.
     let text = unsafe { CStr::from_ptr(text.as_ptr()) }.to_str().ok()?;
-    let card = process.cards.of_uuid(&uuid_bytes(text)?)?;
+    // Of a card or of a part of one: "GPU-" or "MIG-" in front.
+    let (_, digits) = text.split_once('-')?;
+    let card = process.cards.of_uuid(&uuid_bytes(digits)?)?;
     process.sweep();
     let granted = process.granted(card);
     (granted != u64::MAX).then(|| (granted, process.held(card)))
-}
-
-/// The bytes of "GPU-0123abcd-…" or "MIG-0123abcd-…".
-fn uuid_bytes(text: &str) -> Option<[u8; 16]> {
-    let (_, digits) = text.split_once('-')?;
-    let hex: Vec<u8> = digits.chars().filter_map(|digit| u8::try_from(digit.to_digit(16)?).ok()).collect();
-    let mut bytes = [0; 16];
-    if hex.len() != 32 {
-        return None;
-    }
-    for (byte, pair) in bytes.iter_mut().zip(hex.chunks_exact(2)) {
-        *byte = pair[0] << 4 | pair[1];
-    }
-    Some(bytes)
 }

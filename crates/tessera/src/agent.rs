@@ -51,6 +51,13 @@ async fn serve(arguments: Arguments) -> Result<()> {
         (given, _) => given,
     };
     let disabled = arguments.disable_health_checks.to_lowercase();
+    let is_known = |word: &&str| matches!(*word, "" | "all" | "xids") || word.parse::<u64>().is_ok();
+    for word in disabled.split(',').map(str::trim).filter(|word| !is_known(word)) {
+        tracing::warn!(
+            word,
+            "--disable-health-checks does not know this: write all, xids or numbers of XIDs"
+        );
+    }
     let settings = Settings {
         node: NodeName(arguments.node_name.clone()),
         dialects: arguments.dialects.iter().map(|name| (*name).into()).collect(),
