@@ -46,7 +46,7 @@ fn start(world: &World, pod: usize, held: bool, program: &mut Command) -> Child 
     let child = program.stdout(Stdio::piped()).spawn().unwrap();
     let own = world.directory.path().join(format!("proc/{}", child.id()));
     fs::create_dir_all(&own).unwrap();
-    for file in ["stat", "comm"] {
+    for file in ["stat", "comm", "status"] {
         fs::copy(format!("/proc/{}/{file}", child.id()), own.join(file)).unwrap();
     }
     let container = container_id(u32::try_from(pod).unwrap());
