@@ -175,7 +175,7 @@ impl Service {
                 let Some((tenant, place)) = find(id) else { return Seen::default() };
                 let number = tenant.control.window(place).number.load(Ordering::Relaxed);
                 let (wants, has_drained) = tenant.demands.of(place, number);
-                Seen { wants, has_drained }
+                Seen { wants, has_drained, busy: tenant.demands.busy(place) }
             });
             for act in acts {
                 let (Act::Open { tenant: id, deadline } | Act::Move { tenant: id, deadline }) = act;

@@ -7,7 +7,8 @@
 //! - `lanes`: what each stream has queued, told by fences (events) put between the launches.
 //! - `controller`: follows the fences, charges the time the card is busy for us, opens and closes.
 //!
-//! A launch costs one test of the gate, and a look into the lanes afterwards. Streams that capture are left alone.
+//! A launch costs one test of the gate, and a look at the ration of its stream afterwards; between fences the lanes are not
+//! touched. Streams that capture are left alone.
 
 mod captures;
 mod controller;
@@ -72,19 +73,15 @@ impl Compute {
     pub fn forget_context(&self, context: usize) {
         for gate in &self.gates {
             let looking = gate.looking();
-            let mut lanes = gate.lanes();
-            lanes.forget_context(context);
-            gate.show(&lanes);
-            drop((lanes, looking));
+            gate.lanes().forget_context(context);
+            drop(looking);
         }
     }
 
     /// A stream is about to go.
     pub fn forget_stream(&self, stream: Handle) {
         for gate in &self.gates {
-            let mut lanes = gate.lanes();
-            lanes.forget_stream(stream);
-            gate.show(&lanes);
+            gate.lanes().forget_stream(stream);
         }
     }
 
@@ -148,15 +145,17 @@ impl Passage {
         if self.expected.is_new {
             self.process.memory.code.note_loaded();
         }
-        let mut lanes = self.gate.lanes();
-        if status == SUCCESS {
-            lanes.queue(self.stream, self.which, self.expected.nanoseconds, self.measures);
-            self.gate.show(&lanes);
-        } else if let Some((begin, _)) = self.measures {
-            lanes.take_back(self.which, begin);
+        let (is_launched, estimate) = (status == SUCCESS, self.expected.nanoseconds);
+        let is_noted = is_launched && self.measures.is_none();
+        if is_noted && self.gate.traffic.leave_on_ration(self.which.mark(), estimate) {
+            return;
         }
-        drop(lanes);
-        self.gate.has_passed();
+        if is_launched {
+            self.gate.lanes().queue(self.stream, self.which, estimate, self.measures);
+        } else if let Some((begin, _)) = self.measures {
+            self.gate.lanes().take_back(self.which, begin);
+        }
+        self.gate.traffic.leave();
     }
 }
 

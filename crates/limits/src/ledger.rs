@@ -10,10 +10,10 @@
 use crate::atomic::{AtomicU32, AtomicU64, Ordering, yield_now};
 
 use crate::CARDS;
-use crate::pacer::SharedPacer;
+use crate::pacer::{BUSY_PLACE, SharedPacer};
 
 /// First word of the file: the format.
-pub const FORMAT: u64 = u64::from_le_bytes(*b"account3");
+pub const FORMAT: u64 = u64::from_le_bytes(*b"account4");
 
 /// Where in the file that word lies.
 pub const FORMAT_PLACE: u64 = std::mem::offset_of!(Ledger, format) as u64;
@@ -276,6 +276,8 @@ impl Slot {
 /// container can cut its file short at any time.
 #[derive(Debug, Default)]
 pub struct Demands {
+    /// What lies before the slots.
+    head: Vec<u8>,
     bytes: Vec<u8>,
     slots: usize,
 }
@@ -283,10 +285,10 @@ pub struct Demands {
 impl Demands {
     /// Reads anew. `read_at` is given a place in the file and returns how many bytes it has read.
     pub fn read(&mut self, read_at: impl Fn(&mut [u8], u64) -> std::io::Result<usize>) {
-        let mut count = [0; 4];
-        let place = std::mem::offset_of!(Ledger, used_slots) as u64;
-        let read = read_at(&mut count, place).unwrap_or(0);
-        self.slots = if read == 4 { (u32::from_ne_bytes(count) as usize).min(SLOTS) } else { 0 };
+        self.head.resize(std::mem::offset_of!(Ledger, slots), 0);
+        let read = read_at(&mut self.head, 0).unwrap_or(0);
+        self.head.truncate(read);
+        self.slots = (word(&self.head, std::mem::offset_of!(Ledger, used_slots)) as usize).min(SLOTS);
         self.bytes.resize(self.slots * size_of::<Slot>(), 0);
         if self.slots == 0 {
             return;
@@ -307,6 +309,13 @@ impl Demands {
             }
         }
         (wants, has_drained)
+    }
+
+    /// Nanoseconds the card was busy for the container, as its processes tell. Only ever more, unless they lie.
+    #[must_use]
+    pub fn busy(&self, card: usize) -> u64 {
+        let pacer = std::mem::offset_of!(Ledger, pacers) + card * size_of::<SharedPacer>();
+        long(&self.head, pacer + BUSY_PLACE)
     }
 
     /// Bytes of the card that living processes say they hold.

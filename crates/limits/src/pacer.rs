@@ -58,6 +58,8 @@ pub struct SharedPacer {
     /// Until when busy time has been charged.
     charged: AtomicU64,
     account: AtomicU64,
+    /// Nanoseconds of busy time so far, for the arbiter.
+    busy: AtomicU64,
 }
 
 impl SharedPacer {
@@ -66,6 +68,7 @@ impl SharedPacer {
     pub fn charge(&self, from: u64, to: u64, percent: u32) {
         let from = from.max(self.charged.fetch_max(to, Ordering::SeqCst));
         if from < to {
+            self.busy.fetch_add(to - from, Ordering::Release);
             let charged = |account| {
                 let mut pacer = Pacer { account };
                 pacer.charge(from, to, percent);
@@ -88,9 +91,12 @@ impl SharedPacer {
 
     #[cfg(test)]
     pub(crate) fn new() -> Self {
-        Self { charged: AtomicU64::new(0), account: AtomicU64::new(0) }
+        Self { charged: AtomicU64::new(0), account: AtomicU64::new(0), busy: AtomicU64::new(0) }
     }
 }
+
+/// Where in a [`SharedPacer`] its busy time lies.
+pub(crate) const BUSY_PLACE: usize = std::mem::offset_of!(SharedPacer, busy);
 
 /// How long it takes until a quantum has been paid for.
 fn period(percent: u64) -> u64 {
@@ -169,12 +175,18 @@ mod tests {
                 (979..=1_001).contains(&ahead),
                 "a second of work at a half is two of time, not {ahead} ms"
             );
+            let busy = shared.busy.load(Ordering::SeqCst) / MS;
+            assert!((999..=1_001).contains(&busy), "and {busy} ms of it are told");
         }
     }
 
     #[test]
     fn nonsense_in_a_shared_account_is_no_panic_and_a_changed_limit_forgets_debts() {
-        let shared = SharedPacer { charged: AtomicU64::new(u64::MAX), account: AtomicU64::new(u64::MAX) };
+        let shared = SharedPacer {
+            charged: AtomicU64::new(u64::MAX),
+            account: AtomicU64::new(u64::MAX),
+            busy: AtomicU64::new(u64::MAX),
+        };
         shared.charge(1, 2, 50);
         assert_eq!(shared.read().opens_at(), u64::MAX);
         shared.reset(5);

@@ -6,24 +6,34 @@ use super::*;
 
 const MS: u64 = 1_000_000;
 const STEP: u64 = MS / 2;
+const TENTH: u64 = MS / 10;
 
 /// A tenant of the simulation: wants by its own rule, drains its kernel after the window.
 struct Program {
     kernel: u64,
     wants: fn(u64) -> bool,
+    /// How long news takes to it, and from it.
+    late: u64,
     deadline: u64,
+    /// When it hears of its window.
+    hears: u64,
     /// Until when its last kernel runs.
     runs_until: u64,
 }
 
 impl Program {
     fn always(kernel: u64) -> Self {
-        Self { kernel, wants: |_| true, deadline: 0, runs_until: 0 }
+        Self { kernel, wants: |_| true, late: 0, deadline: 0, hears: 0, runs_until: 0 }
+    }
+
+    fn late(self, late: u64) -> Self {
+        Self { late, ..self }
     }
 }
 
 /// Runs programs under an arbiter; the nanoseconds each had the card.
 fn run(shares: &[Share], programs: &mut [Program], length: u64) -> Vec<u64> {
+    let step = if programs.iter().any(|program| program.late > 0) { TENTH } else { STEP };
     let mut arbiter = CardArbiter::default();
     for (id, &share) in shares.iter().enumerate() {
         arbiter.set(id, share);
@@ -36,27 +46,29 @@ fn run(shares: &[Share], programs: &mut [Program], length: u64) -> Vec<u64> {
             .iter()
             .enumerate()
             .map(|(id, it)| {
-                (
-                    id,
-                    Seen { wants: (it.wants)(now) || it.runs_until > now, has_drained: it.runs_until <= now },
-                )
+                let (wants, has_drained) =
+                    ((it.wants)(now) || it.runs_until > now, it.runs_until + it.late <= now);
+                (id, Seen { wants, has_drained, busy: had[id] - it.runs_until.saturating_sub(now) })
             })
             .collect();
         for act in arbiter.step(now, |id| seen[&id]) {
             match act {
-                Act::Open { tenant, deadline } | Act::Move { tenant, deadline } => {
-                    programs[tenant].deadline = deadline
+                Act::Open { tenant, deadline } => {
+                    let program = &mut programs[tenant];
+                    (program.deadline, program.hears) = (deadline, now + program.late);
                 }
+                Act::Move { tenant, deadline } => programs[tenant].deadline = deadline,
             }
         }
         for (id, program) in programs.iter_mut().enumerate() {
             // Kernels begin while the window is open and run to their end.
-            while program.deadline > now && program.runs_until < now + STEP && (program.wants)(now) {
+            let is_open = program.hears <= now && program.deadline > now;
+            while is_open && program.runs_until < now + step && (program.wants)(now) {
                 program.runs_until = program.runs_until.max(now) + program.kernel;
                 had[id] += program.kernel;
             }
         }
-        now += STEP;
+        now += step;
     }
     had
 }
@@ -82,6 +94,16 @@ proptest! {
         let mut programs: Vec<_> = shares.iter().map(|_| Program::always(kernel)).collect();
         for (had, share) in run(&all, &mut programs, length).into_iter().zip(shares) {
             prop_assert!((points(had, length) - f64::from(share)).abs() < 2.0, "{} for {share}", points(had, length));
+        }
+    }
+
+    #[test]
+    fn hard_shares_hold_however_long_a_switch_takes(one in 20..50u32, kernel in MS / 20..2 * MS, late in 0..8u64) {
+        let (length, other) = (5_000 * MS, 90 - one);
+        let mut programs = [one, other].map(|_| Program::always(kernel).late(late * TENTH));
+        let had = run(&[hard(one), hard(other)], &mut programs, length);
+        for (had, share) in had.into_iter().zip([one, other]) {
+            prop_assert!((points(had, length) - f64::from(share)).abs() < 1.0, "{} for {share}", points(had, length));
         }
     }
 
@@ -127,7 +149,8 @@ fn a_returning_tenant_is_served_at_once_but_gets_nothing_for_its_absence() {
     arbiter.set("hog", soft(60));
     arbiter.set("guest", soft(30));
     let (mut now, mut deadline) = (1_000 * MS, 0);
-    let wants = |guest: bool| move |id: &str| Seen { wants: guest || id == "hog", has_drained: true };
+    let wants =
+        |guest: bool| move |id: &str| Seen { wants: guest || id == "hog", has_drained: true, busy: 0 };
     for _ in 0..1_000 {
         for act in arbiter.step(now, wants(false)) {
             let (Act::Open { deadline: end, .. } | Act::Move { deadline: end, .. }) = act;
@@ -148,7 +171,7 @@ fn the_window_of_the_dead_is_taken_back() {
     let mut arbiter = CardArbiter::default();
     arbiter.set(1, hard(50));
     arbiter.set(2, hard(50));
-    let all = |_| Seen { wants: true, has_drained: false };
+    let all = |_| Seen { wants: true, has_drained: false, busy: 0 };
     assert_eq!(arbiter.step(0, all).len(), 1);
     arbiter.remove(1);
     assert!(matches!(arbiter.step(MS, all)[..], [Act::Open { tenant: 2, .. }]));
@@ -159,10 +182,27 @@ fn a_tenant_that_never_drains_does_not_stop_the_others() {
     let mut arbiter = CardArbiter::default();
     arbiter.set(1, hard(50));
     arbiter.set(2, hard(50));
-    let stuck = |id| Seen { wants: true, has_drained: id == 2 };
+    let stuck = |id| Seen { wants: true, has_drained: id == 2, busy: 0 };
     arbiter.step(0, stuck);
     let served = (1..2_000).any(|step| {
         arbiter.step(step * STEP, stuck).iter().any(|act| matches!(act, Act::Open { tenant: 2, .. }))
     });
     assert!(served);
+}
+
+/// Whoever says that it was idle all the time gains no more than the longest switch.
+#[test]
+fn a_tenant_that_denies_its_work_gains_little() {
+    let mut arbiter = CardArbiter::default();
+    arbiter.set(1, hard(50));
+    let (mut had, mut deadline, length) = (0, 0, 5_000 * MS);
+    for step in 1..length / STEP {
+        let now = step * STEP;
+        for act in arbiter.step(now, |_| Seen { wants: true, has_drained: true, busy: 0 }) {
+            let (Act::Open { deadline: end, .. } | Act::Move { deadline: end, .. }) = act;
+            deadline = end;
+        }
+        had += if deadline > now { STEP } else { 0 };
+    }
+    assert!((50.0..56.0).contains(&points(had, length)), "{}", points(had, length));
 }

@@ -236,8 +236,8 @@ impl State {
     /// Charges up to now, and notices when all has ended.
     fn follow(&mut self, process: &Process, shared: &SharedPacer, gate: &Gate, now: u64, is_quiet: bool) {
         let looking = gate.looking();
-        let fronts = gate.lanes().fronts();
-        let reached = lanes::ask(&fronts, &process.compute.costs);
+        let questions = gate.lanes().questions();
+        let reached = lanes::ask(&questions, &process.compute.costs);
         let mut lanes = gate.lanes();
         let ended = lanes.pass(&reached);
         self.flow = Flow::of(lanes.launches - self.launches);
@@ -247,7 +247,6 @@ impl State {
         }
         self.launches = lanes.launches;
         let is_empty = lanes.are_empty() && gate.set_idle();
-        gate.show(&lanes);
         drop((lanes, looking));
         if self.charged == 0 {
             // Work has come. A short pause before it is charged with it.

@@ -1,33 +1,27 @@
 //! The gate before one card: who passes, who waits, what is queued behind it.
 
+use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tessera_limits::futex;
+use tessera_limits::traffic::Traffic;
 
 use super::lanes::Lanes;
 use super::streams::Which;
 use crate::keeper;
 
-/// The way to one card.
+/// The way to one card. What every launch looks at comes first, in one line of the processor's cache: the driver has just used
+/// that for its own.
+#[repr(C, align(64))]
 pub struct Gate {
-    /// Whether launches are held back at all.
-    is_limited: AtomicBool,
-    /// Percent of the card's time at most, for a process that must see to it itself.
-    pub percent: AtomicU32,
+    /// Threads that have passed and not yet told what they queued.
+    pub traffic: Traffic,
     /// 1 while launches pass; they sleep on it.
     pub open: AtomicU32,
     /// 1 while work runs or is queued.
     busy: AtomicU32,
-    /// Since when.
-    pub busy_since: AtomicU64,
-    /// Threads that have passed and not yet told what they queued.
-    passing: AtomicU32,
-    /// Threads that wait at the gate.
-    pub waiting: AtomicU32,
-    /// Changes when queued work has ended; those who queued too much sleep on it.
-    pub progress: AtomicU32,
-    /// Nanoseconds of queued work that has not ended, by estimate.
+    /// Nanoseconds of queued work that has not ended, by estimate, but for what was had of the ration.
     pub queued: AtomicU64,
     /// How much of that one stream may have: an equal part for each that has work, so that none waits for another's.
     part: AtomicU64,
@@ -36,9 +30,25 @@ pub struct Gate {
     pub most_queued: AtomicU64,
     /// Fences that have not been reached.
     fences: AtomicU32,
+    /// Whether launches are held back at all.
+    is_limited: AtomicBool,
+    /// Percent of the card's time at most, for a process that must see to it itself.
+    pub percent: AtomicU32,
+    /// Since when work runs or is queued.
+    pub busy_since: AtomicU64,
+    /// Threads that wait at the gate.
+    pub waiting: AtomicU32,
+    /// Changes when queued work has ended; those who queued too much sleep on it.
+    pub progress: AtomicU32,
     lanes: Mutex<Lanes>,
     /// Held while our own thread asks the driver about events of the lanes, and to take lanes away. Before the lanes.
     looking: Mutex<()>,
+}
+
+/// The lanes of a gate, locked.
+pub struct OpenLanes<'a> {
+    gate: &'a Gate,
+    lanes: MutexGuard<'a, Lanes>,
 }
 
 /// More queued work than this holds the caller back, by the time it will take,
@@ -56,18 +66,18 @@ pub const HOLD: u64 = 250_000_000;
 impl Default for Gate {
     fn default() -> Self {
         Self {
-            is_limited: AtomicBool::new(false),
-            percent: AtomicU32::new(100),
+            traffic: Traffic::default(),
             open: AtomicU32::new(1),
             busy: AtomicU32::new(0),
-            busy_since: AtomicU64::new(0),
-            passing: AtomicU32::new(0),
-            waiting: AtomicU32::new(0),
-            progress: AtomicU32::new(0),
             queued: AtomicU64::new(0),
             part: AtomicU64::new(QUEUE),
             most_queued: AtomicU64::new(QUEUE),
             fences: AtomicU32::new(0),
+            is_limited: AtomicBool::new(false),
+            percent: AtomicU32::new(100),
+            busy_since: AtomicU64::new(0),
+            waiting: AtomicU32::new(0),
+            progress: AtomicU32::new(0),
             lanes: Mutex::default(),
             looking: Mutex::default(),
         }
@@ -75,13 +85,16 @@ impl Default for Gate {
 }
 
 impl Gate {
-    /// What each stream has queued.
+    /// The right to ask the driver about events, or to take lanes away.
     pub fn looking(&self) -> MutexGuard<'_, ()> {
         self.looking.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub fn lanes(&self) -> MutexGuard<'_, Lanes> {
-        self.lanes.lock().unwrap_or_else(PoisonError::into_inner)
+    /// What each stream has queued.
+    pub fn lanes(&self) -> OpenLanes<'_> {
+        let mut lanes = self.lanes.lock().unwrap_or_else(PoisonError::into_inner);
+        lanes.take_ration_back(&self.traffic);
+        OpenLanes { gate: self, lanes }
     }
 
     /// Whether launches are held back at all.
@@ -91,7 +104,7 @@ impl Gate {
 
     /// Whether work of ours runs, is queued, or is on its way to the driver.
     pub fn is_busy(&self) -> bool {
-        self.passing.load(Ordering::SeqCst) > 0 || self.busy.load(Ordering::SeqCst) == 1
+        self.traffic.is_anybody() || self.busy.load(Ordering::SeqCst) == 1
     }
 
     /// Whether a stream has queued enough.
@@ -106,7 +119,7 @@ impl Gate {
     }
 
     /// Sleeps until launches may pass and the queue is short; returns the nanoseconds slept. The caller counts as passing
-    /// until [`Gate::has_passed`].
+    /// until it has told the traffic.
     pub fn pass(&self, which: Which) -> u64 {
         if self.enter(which, true) { 0 } else { self.wait(which) }
     }
@@ -138,10 +151,10 @@ impl Gate {
     /// Passes if the gate is open and, unless that has taken too long, the queue is short. Announced before it is tested:
     /// whoever closes the gate and then sees nobody passing knows that nobody will.
     fn enter(&self, which: Which, minds_queue: bool) -> bool {
-        self.passing.fetch_add(1, Ordering::SeqCst);
+        self.traffic.enter();
         let may_pass = !self.is_closed() && (!minds_queue || !self.is_full(which));
         if !may_pass {
-            self.passing.fetch_sub(1, Ordering::SeqCst);
+            self.traffic.leave();
         } else if self.busy.load(Ordering::SeqCst) == 0 {
             self.set_busy();
         }
@@ -168,19 +181,6 @@ impl Gate {
         }
     }
 
-    /// Shows what is queued to those who look without the lock.
-    pub fn show(&self, lanes: &Lanes) {
-        let most = self.most_queued.load(Ordering::Relaxed);
-        self.part.store(most / u64::from(lanes.working.max(1)), Ordering::Relaxed);
-        self.queued.store(lanes.queued, Ordering::Relaxed);
-        self.fences.store(lanes.fences, Ordering::Relaxed);
-    }
-
-    /// A caller that passed has told what it queued.
-    pub fn has_passed(&self) {
-        self.passing.fetch_sub(1, Ordering::SeqCst);
-    }
-
     /// Sets what all processes here may have at most, and whether that is held to.
     pub fn set_limit(&self, percent: u32, is_limited: bool) {
         self.percent.store(percent, Ordering::Relaxed);
@@ -190,10 +190,36 @@ impl Gate {
     /// Work has all ended, unless some is on its way. The lanes must be locked: what is on its way comes by there.
     pub fn set_idle(&self) -> bool {
         self.busy.store(0, Ordering::SeqCst);
-        let is_idle = self.passing.load(Ordering::SeqCst) == 0;
+        let is_idle = !self.traffic.is_anybody();
         if !is_idle {
             self.busy.store(1, Ordering::SeqCst);
         }
         is_idle
+    }
+}
+
+impl Deref for OpenLanes<'_> {
+    type Target = Lanes;
+
+    fn deref(&self) -> &Lanes {
+        &self.lanes
+    }
+}
+
+impl DerefMut for OpenLanes<'_> {
+    fn deref_mut(&mut self) -> &mut Lanes {
+        &mut self.lanes
+    }
+}
+
+impl Drop for OpenLanes<'_> {
+    /// Shows what is queued to those who look without the lock, and lets the stream used last go on without it.
+    fn drop(&mut self) {
+        let (gate, lanes) = (self.gate, &mut self.lanes);
+        let most = gate.most_queued.load(Ordering::Relaxed);
+        gate.part.store(most / u64::from(lanes.working.max(1)), Ordering::Relaxed);
+        gate.queued.store(lanes.queued, Ordering::Relaxed);
+        gate.fences.store(lanes.fences, Ordering::Relaxed);
+        lanes.hand_ration_out(&gate.traffic);
     }
 }

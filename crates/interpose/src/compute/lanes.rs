@@ -2,6 +2,8 @@
 
 use std::collections::VecDeque;
 
+use tessera_limits::traffic::{Ration, Traffic};
+
 use super::costs::Costs;
 use super::streams::{Stream, Which};
 use crate::cuda::{Handle, SUCCESS, Status};
@@ -27,6 +29,9 @@ const FENCE_WORK: u64 = 1_000_000;
 /// or this many launches.
 const FENCE_LAUNCHES: u32 = 256;
 
+/// When so many streams that are gone are still at work, no more of those are asked: nobody waits for them.
+const LEFT_ASKED: u32 = 4;
+
 /// More lanes than this are looked through for streams that do nothing any more.
 const MANY: usize = 64;
 
@@ -34,8 +39,10 @@ const MANY: usize = 64;
 #[derive(Default)]
 pub struct Lanes {
     lanes: Vec<Lane>,
-    /// The one used last.
+    /// The one used last,
     last: usize,
+    /// and whether it was the one before, too: then the next launch will be for it.
+    is_fed: bool,
     /// Events to use again, with the context they belong to.
     spare: Vec<(usize, Event)>,
     /// Launches so far, to see whether there were any.
@@ -46,6 +53,10 @@ pub struct Lanes {
     pub working: u32,
     /// Fences that have not been reached.
     pub fences: u32,
+    /// Where the last questions began.
+    first_asked: usize,
+    /// What was handed out to the one used last: it may be had without a word here.
+    handed: Ration,
 }
 
 struct Lane {
@@ -69,15 +80,13 @@ struct Fence {
     estimate: u64,
 }
 
-/// The fences of a lane, to be asked for.
-pub struct Front {
+/// A fence to be asked for.
+pub struct Question {
+    /// The place of its lane.
     place: usize,
     context: usize,
-    fences: Vec<Asked>,
-}
-
-/// What is asked of a fence.
-struct Asked {
+    /// Whether the stream is gone.
+    is_left: bool,
     end: Event,
     measures: Option<(Event, u64)>,
 }
@@ -112,19 +121,47 @@ impl Lanes {
 
     /// Notes a launch, by estimate; `measures` tells the event in front of it, and its kind.
     pub fn queue(&mut self, stream: Stream, which: Which, estimate: u64, measures: Option<(Event, u64)>) {
-        self.launches += 1;
-        self.queued += estimate;
         let place = self.lane(which);
-        let lane = &mut self.lanes[place];
-        self.working += u32::from(lane.queued == 0);
-        lane.queued += estimate;
-        lane.unfenced += estimate;
-        lane.launches += 1;
+        self.note(place, Ration { launches: 1, estimate });
+        let lane = &self.lanes[place];
         if measures.is_some() || lane.unfenced >= FENCE_WORK || lane.launches >= FENCE_LAUNCHES {
             self.fence(place, stream, measures);
         } else if which.is_of_a_thread() {
             self.put_behind(place, stream);
         }
+    }
+
+    /// Ends the ration: what is no longer left of it was had.
+    pub fn take_ration_back(&mut self, traffic: &Traffic) {
+        let handed = std::mem::take(&mut self.handed);
+        if handed.launches > 0 {
+            let left = traffic.take_back();
+            let launches = handed.launches.saturating_sub(left.launches);
+            let estimate = handed.estimate.saturating_sub(left.estimate);
+            self.note(self.last, Ration { launches, estimate });
+        }
+    }
+
+    /// Lets a stream that is fed have what goes before its next fence. Not a thread's own one, where an event follows each launch.
+    pub fn hand_ration_out(&mut self, traffic: &Traffic) {
+        let lane = self.lanes.get(self.last).filter(|_| self.is_fed);
+        let fed = lane.and_then(|lane| Some((lane, lane.stream.filter(|which| !which.is_of_a_thread())?)));
+        if let Some((lane, stream)) = fed {
+            let launches = (FENCE_LAUNCHES - 1).saturating_sub(lane.launches);
+            let estimate = (FENCE_WORK - 1).saturating_sub(lane.unfenced);
+            self.handed = Ration { launches, estimate };
+            traffic.hand_out(stream.mark(), self.handed);
+        }
+    }
+
+    fn note(&mut self, place: usize, had: Ration) {
+        let Some(lane) = self.lanes.get_mut(place).filter(|_| had.launches > 0) else { return };
+        self.launches += u64::from(had.launches);
+        self.queued += had.estimate;
+        self.working += u32::from(lane.queued == 0);
+        lane.queued += had.estimate;
+        lane.unfenced += had.estimate;
+        lane.launches += had.launches;
     }
 
     /// Whether a stream has so much work in so many pieces.
@@ -133,20 +170,21 @@ impl Lanes {
         lane.is_some_and(|lane| lane.queued >= nanoseconds && lane.fences.len() >= pieces as usize)
     }
 
-    /// The fences of each lane. Lanes keep their places until what was found out is told to [`Lanes::pass`]: whoever takes one away
-    /// must not do so while our own thread looks.
-    pub fn fronts(&self) -> Vec<Front> {
-        let lanes = self.lanes.iter().enumerate().filter(|(_, lane)| !lane.fences.is_empty());
-        let front = |(place, lane): (usize, &Lane)| Front {
-            place,
-            context: lane.context,
-            fences: lane
-                .fences
-                .iter()
-                .map(|fence| Asked { end: fence.end, measures: fence.measures })
-                .collect(),
-        };
-        lanes.map(front).collect()
+    /// The fences of all lanes, beginning with another lane each time. Lanes keep their places until what was found out is told
+    /// to [`Lanes::pass`]: whoever takes one away must not do so while our own thread looks.
+    pub fn questions(&mut self) -> Vec<Question> {
+        self.first_asked = (self.first_asked + 1) % self.lanes.len().max(1);
+        let (before, after) = self.lanes.split_at(self.first_asked);
+        let lanes = (self.first_asked..).zip(after).chain(before.iter().enumerate());
+        let questions = lanes.flat_map(|(place, lane)| {
+            let (context, is_left) = (lane.context, lane.stream.is_none());
+            let question = move |fence: &Fence| {
+                let (end, measures) = (fence.end, fence.measures);
+                Question { place, context, is_left, end, measures }
+            };
+            lane.fences.iter().map(question)
+        });
+        questions.collect()
     }
 
     /// So many fences of the lanes at these places have been reached; returns the estimates of what has ended.
@@ -265,7 +303,8 @@ impl Lanes {
     /// The lane of a stream, in the calling thread's context where it is new.
     fn lane(&mut self, which: Which) -> usize {
         let is_it = |lane: &Lane| lane.stream == Some(which);
-        if !self.lanes.get(self.last).is_some_and(is_it) {
+        self.is_fed = self.lanes.get(self.last).is_some_and(is_it);
+        if !self.is_fed {
             self.last = self.lanes.iter().position(is_it).unwrap_or_else(|| {
                 self.lanes.push(Lane::new(which));
                 self.lanes.len() - 1
@@ -298,18 +337,24 @@ impl Lanes {
 
 /// Asks the driver which fences have been reached: of each lane, by its place, how many. Launches wait for nothing meanwhile: this
 /// thread, which the driver may keep waiting, holds no lock that they need. On our own thread.
-pub fn ask(fronts: &[Front], costs: &Costs) -> Vec<(usize, usize)> {
-    let mut entered = None;
-    let reached = fronts.iter().map(|front| {
-        if entered.replace(front.context) != Some(front.context) {
-            enter(front.context);
+pub fn ask(questions: &[Question], costs: &Costs) -> Vec<(usize, usize)> {
+    let (mut entered, mut left_at_work, mut reached) = (None, 0, Vec::new());
+    for of_lane in questions.chunk_by(|one, next| one.place == next.place) {
+        let Question { place, context, is_left, .. } = of_lane[0];
+        if is_left && left_at_work == LEFT_ASKED {
+            continue;
         }
-        (front.place, front.fences.iter().take_while(|fence| fence.ask(costs)).count())
-    });
-    reached.collect()
+        if entered.replace(context) != Some(context) {
+            enter(context);
+        }
+        let count = of_lane.iter().take_while(|question| question.ask(costs)).count();
+        left_at_work += u32::from(is_left && count < of_lane.len());
+        reached.push((place, count));
+    }
+    reached
 }
 
-impl Asked {
+impl Question {
     /// Whether it has been reached; learns what was measured by it.
     fn ask(&self, costs: &Costs) -> bool {
         // SAFETY: an event of ours, recorded. An error of the program's work ends it too.

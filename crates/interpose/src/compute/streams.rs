@@ -66,6 +66,11 @@ impl Which {
         self.thread != 0
     }
 
+    /// A number that no other stream has.
+    pub fn mark(self) -> u64 {
+        super::mix(super::mix(self.handle as u64, self.context as u64), self.thread)
+    }
+
     /// Whether it is the stream a program made and knows by `handle`.
     pub fn is_made(self, handle: Handle) -> bool {
         self.context == 0 && self.handle == handle.addr()
