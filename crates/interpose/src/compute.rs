@@ -4,7 +4,7 @@
 //! - `streams`: which stream a program means.
 //! - `costs`: what kinds of work cost.
 //! - `gate`: who passes and who waits.
-//! - `lanes`: what each stream has queued, told by fences (events) put between the launches.
+//! - `lanes`: what each stream has queued, told by `fences` (events) put between the launches.
 //! - `controller`: follows the fences, charges the time the card is busy for us, opens and closes.
 //!
 //! A launch costs one test of the gate, and a look at the ration of its stream afterwards; between fences the lanes are not
@@ -13,6 +13,7 @@
 mod captures;
 mod controller;
 mod costs;
+mod fences;
 mod gate;
 mod kernels;
 mod lanes;
@@ -29,8 +30,8 @@ use crate::grant::Process;
 use crate::keeper;
 pub use controller::{Controller, Rest};
 use costs::{Costs, Expected};
+use fences::Event;
 use gate::Gate;
-use lanes::Event;
 pub use streams::Stream;
 use streams::Which;
 

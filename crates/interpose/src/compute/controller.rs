@@ -5,8 +5,8 @@ use std::sync::atomic::Ordering;
 use tessera_limits::pacer::{Pacer, SharedPacer};
 use tessera_limits::{CARDS, futex};
 
+use super::fences;
 use super::gate::{Gate, HOLD, QUEUE};
-use super::lanes;
 use crate::door::library::driver_functions;
 use crate::grant::Process;
 
@@ -237,7 +237,7 @@ impl State {
     fn follow(&mut self, process: &Process, shared: &SharedPacer, gate: &Gate, now: u64, is_quiet: bool) {
         let looking = gate.looking();
         let questions = gate.lanes().questions();
-        let reached = lanes::ask(&questions, &process.compute.costs);
+        let reached = fences::ask(&questions, &process.compute.costs);
         let mut lanes = gate.lanes();
         let ended = lanes.pass(&reached);
         self.flow = Flow::of(lanes.launches - self.launches);

@@ -1,36 +1,18 @@
-//! What each stream has queued. Fences are events behind some launches: when one has happened, all before it has ended.
+//! What each stream has queued, told by fences put between its launches.
 
 use std::collections::VecDeque;
 
 use tessera_limits::traffic::{Ration, Traffic};
 
-use super::costs::Costs;
+use super::fences::{Event, Fence, Question, Spare, enter};
 use super::streams::{Stream, Which};
-use crate::cuda::{Handle, SUCCESS, Status};
-use crate::door::library::driver_functions;
+use crate::cuda::Handle;
 use crate::memory::contexts;
-
-driver_functions! { Cuda:
-    create_event = c"cuEventCreate" (event: *mut Handle, flags: u32);
-    record_event = c"cuEventRecord" (event: Handle, stream: Handle);
-    record_event_per_thread = c"cuEventRecord_ptsz" (event: Handle, stream: Handle);
-    query_event = c"cuEventQuery" (event: Handle);
-    elapsed_v1 = c"cuEventElapsedTime" (milliseconds: *mut f32, from: Handle, to: Handle);
-    set_current = c"cuCtxSetCurrent" (context: Handle);
-}
-
-const NOT_READY: Status = 600;
-
-/// For events that only tell that something has ended: far cheaper to record.
-const NO_TIMING: u32 = 2;
 
 /// A fence is put behind this much estimated work,
 const FENCE_WORK: u64 = 1_000_000;
 /// or this many launches.
 const FENCE_LAUNCHES: u32 = 256;
-
-/// When so many streams that are gone are still at work, no more of those are asked: nobody waits for them.
-const LEFT_ASKED: u32 = 4;
 
 /// More lanes than this are looked through for streams that do nothing any more.
 const MANY: usize = 64;
@@ -43,8 +25,7 @@ pub struct Lanes {
     last: usize,
     /// and whether it was the one before, too: then the next launch will be for it.
     is_fed: bool,
-    /// Events to use again, with the context they belong to.
-    spare: Vec<(usize, Event)>,
+    spare: Spare,
     /// Launches so far, to see whether there were any.
     pub launches: u64,
     /// Nanoseconds of work that has not ended, by estimate.
@@ -73,35 +54,6 @@ struct Lane {
     fences: VecDeque<Fence>,
 }
 
-struct Fence {
-    end: Event,
-    /// Where one launch is measured: the event before it, and its kind.
-    measures: Option<(Event, u64)>,
-    estimate: u64,
-}
-
-/// A fence to be asked for.
-pub struct Question {
-    /// The place of its lane.
-    place: usize,
-    context: usize,
-    /// Whether the stream is gone.
-    is_left: bool,
-    end: Event,
-    measures: Option<(Event, u64)>,
-}
-
-/// An event of ours.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub struct Event {
-    handle: Handle,
-    /// Whether it tells when it happened.
-    is_timed: bool,
-}
-
-// SAFETY: only a name of the driver's object.
-unsafe impl Send for Event {}
-
 impl Lanes {
     /// An event in front of a launch that is to be measured.
     pub fn begin(&mut self, stream: Stream, which: Which) -> Option<Event> {
@@ -110,13 +62,13 @@ impl Lanes {
             return None;
         }
         let place = self.lane(which);
-        self.record(self.lanes[place].context, stream, true)
+        self.spare.record(self.lanes[place].context, stream, true)
     }
 
     /// The launch did not happen: its event is free again.
     pub fn take_back(&mut self, which: Which, begin: Event) {
         let place = self.lane(which);
-        self.spare.push((self.lanes[place].context, begin));
+        self.spare.put(self.lanes[place].context, begin);
     }
 
     /// Notes a launch, by estimate; `measures` tells the event in front of it, and its kind.
@@ -178,11 +130,7 @@ impl Lanes {
         let lanes = (self.first_asked..).zip(after).chain(before.iter().enumerate());
         let questions = lanes.flat_map(|(place, lane)| {
             let (context, is_left) = (lane.context, lane.stream.is_none());
-            let question = move |fence: &Fence| {
-                let (end, measures) = (fence.end, fence.measures);
-                Question { place, context, is_left, end, measures }
-            };
-            lane.fences.iter().map(question)
+            lane.fences.iter().map(move |&fence| Question { place, context, is_left, fence })
         });
         questions.collect()
     }
@@ -247,7 +195,7 @@ impl Lanes {
 
     /// A context is gone, with its streams and events.
     pub fn forget_context(&mut self, context: usize) {
-        self.spare.retain(|(of, _)| *of != context);
+        self.spare.forget_context(context);
         self.lanes.retain(|lane| lane.context != context);
         self.count_again();
     }
@@ -262,7 +210,7 @@ impl Lanes {
 
     /// Puts a fence into a stream.
     fn fence(&mut self, place: usize, stream: Stream, measures: Option<(Event, u64)>) {
-        if let Some(end) = self.record(self.lanes[place].context, stream, measures.is_some()) {
+        if let Some(end) = self.spare.record(self.lanes[place].context, stream, measures.is_some()) {
             self.push(place, end, measures);
         }
     }
@@ -272,7 +220,7 @@ impl Lanes {
         let lane = &self.lanes[place];
         let is_moved = lane.behind.is_some_and(|behind| behind.record(stream));
         if !is_moved {
-            self.lanes[place].behind = self.record(self.lanes[place].context, stream, false);
+            self.lanes[place].behind = self.spare.record(self.lanes[place].context, stream, false);
         }
     }
 
@@ -280,7 +228,7 @@ impl Lanes {
     fn push(&mut self, place: usize, end: Event, measures: Option<(Event, u64)>) {
         let lane = &mut self.lanes[place];
         if let Some(behind) = lane.behind.take().filter(|behind| *behind != end) {
-            self.spare.push((lane.context, behind));
+            self.spare.put(lane.context, behind);
         }
         lane.fences.push_back(Fence { end, measures, estimate: lane.unfenced });
         (lane.unfenced, lane.launches) = (0, 0);
@@ -294,7 +242,7 @@ impl Lanes {
         let had_work = lane.queued > 0;
         lane.queued = lane.queued.saturating_sub(fence.estimate);
         self.working = self.working.saturating_sub(u32::from(had_work && lane.queued == 0));
-        self.spare.extend(fence.events().map(|event| (context, event)));
+        fence.events().for_each(|event| self.spare.put(context, event));
         self.queued = self.queued.saturating_sub(fence.estimate);
         self.fences = self.fences.saturating_sub(1);
         fence.estimate
@@ -311,68 +259,6 @@ impl Lanes {
             });
         }
         self.last
-    }
-
-    /// Puts an event into a stream of a context, which is the calling thread's.
-    fn record(&mut self, context: usize, stream: Stream, is_timed: bool) -> Option<Event> {
-        let event = self.event(context, is_timed)?;
-        if event.record(stream) {
-            return Some(event);
-        }
-        self.spare.push((context, event));
-        None
-    }
-
-    fn event(&mut self, context: usize, is_timed: bool) -> Option<Event> {
-        let fits = |(of, event): &(usize, Event)| *of == context && event.is_timed == is_timed;
-        if let Some(place) = self.spare.iter().rposition(fits) {
-            return Some(self.spare.swap_remove(place).1);
-        }
-        let mut handle: Handle = std::ptr::null_mut();
-        // SAFETY: the calling thread has the context; `handle` is the place for the answer.
-        let status = unsafe { create_event(&raw mut handle, if is_timed { 0 } else { NO_TIMING }) };
-        (status == SUCCESS).then_some(Event { handle, is_timed })
-    }
-}
-
-/// Asks the driver which fences have been reached: of each lane, by its place, how many. Launches wait for nothing meanwhile: this
-/// thread, which the driver may keep waiting, holds no lock that they need. On our own thread.
-pub fn ask(questions: &[Question], costs: &Costs) -> Vec<(usize, usize)> {
-    let (mut entered, mut left_at_work, mut reached) = (None, 0, Vec::new());
-    for of_lane in questions.chunk_by(|one, next| one.place == next.place) {
-        let Question { place, context, is_left, .. } = of_lane[0];
-        if is_left && left_at_work == LEFT_ASKED {
-            continue;
-        }
-        if entered.replace(context) != Some(context) {
-            enter(context);
-        }
-        let count = of_lane.iter().take_while(|question| question.ask(costs)).count();
-        left_at_work += u32::from(is_left && count < of_lane.len());
-        reached.push((place, count));
-    }
-    reached
-}
-
-impl Question {
-    /// Whether it has been reached; learns what was measured by it.
-    fn ask(&self, costs: &Costs) -> bool {
-        // SAFETY: an event of ours, recorded. An error of the program's work ends it too.
-        let is_reached = unsafe { query_event(self.end.handle) } != NOT_READY;
-        if let (true, Some((begin, key))) = (is_reached, self.measures) {
-            let mut milliseconds = 0.0;
-            // SAFETY: two recorded events of ours; `milliseconds` is the place for the answer.
-            if unsafe { elapsed_v1(&raw mut milliseconds, begin.handle, self.end.handle) } == SUCCESS {
-                costs.learn(key, milliseconds);
-            }
-        }
-        is_reached
-    }
-}
-
-impl Fence {
-    fn events(&self) -> impl Iterator<Item = Event> + use<> {
-        self.measures.map(|(begin, _)| begin).into_iter().chain([self.end])
     }
 }
 
@@ -391,25 +277,5 @@ impl Lane {
 
     fn is_empty(&self) -> bool {
         self.launches == 0 && self.fences.is_empty()
-    }
-}
-
-/// Makes a context the calling thread's current one.
-fn enter(context: usize) {
-    // SAFETY: none, or a context that lives: lanes are forgotten before theirs goes.
-    unsafe { set_current(std::ptr::with_exposed_provenance_mut(context)) };
-}
-
-impl Event {
-    fn record(self, stream: Stream) -> bool {
-        // SAFETY: an event of ours in a stream of the program's, of the same context.
-        let status = unsafe {
-            if stream.per_thread {
-                record_event_per_thread(self.handle, stream.handle)
-            } else {
-                record_event(self.handle, stream.handle)
-            }
-        };
-        status == SUCCESS
     }
 }

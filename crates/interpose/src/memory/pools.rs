@@ -59,7 +59,7 @@ pub struct Pool {
 /// As long as the container is further than this from its limit, a pool is charged ahead
 const COMFORT: u64 = 2 << 30;
 /// with so much.
-const AHEAD: u64 = 256 << 20;
+const AHEAD: u64 = 512 << 20;
 
 impl Pools {
     /// Charges each pool with what it really has.
