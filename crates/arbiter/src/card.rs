@@ -204,8 +204,8 @@ impl<Id: Copy + PartialEq> CardArbiter<Id> {
             return wanting.map(|tenant| tenant.pacer.opens_at().max(now)).min();
         };
         if now >= running.deadline {
-            // Whoever dies while it drains is not heard.
-            return Some(now + SHORTEST);
+            // Whoever dies while it drains is not heard. Whoever drains is.
+            return Some(now + QUANTUM / 4);
         }
         let lengthens = running.deadline - QUANTUM / 4;
         let cuts = running.since + SHORTEST;

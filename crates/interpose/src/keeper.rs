@@ -82,9 +82,8 @@ fn keep() -> ! {
         match controller.look(process) {
             Rest::For(nanoseconds) => futex::wait(&WORK, 0, nanoseconds),
             Rest::Idle => futex::wait(&WORK, 0, if has_work { SETTLE_EVERY } else { AT_EASE }),
-            // Not for long: the arbiter may be gone.
-            Rest::Window(card, change) => {
-                futex::wait(&process.control.window(card).change, change, SETTLE_EVERY)
+            Rest::Window(card, change, nanoseconds) => {
+                futex::wait(&process.control.window(card).change, change, nanoseconds)
             }
         }
     }

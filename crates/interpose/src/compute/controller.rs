@@ -17,10 +17,10 @@ driver_functions! { Cuda:
 /// This thread's calls must not disturb captures of others.
 const RELAXED: i32 = 2;
 
-/// How often work is looked at: at least,
-const SLOW_TICK: u64 = 1_500_000;
+/// How often work is looked at: at least, as the queue must not run dry,
+const SLOW_TICK: u64 = QUEUE * 2 / 3;
 
-/// and at most, while somebody waits for room in the queue.
+/// and at most, while somebody waits for room in it.
 const TICK: u64 = 500_000;
 
 /// Less than this it is not worth to sleep.
@@ -94,8 +94,8 @@ pub enum Rest {
     Idle,
     /// So many nanoseconds, or until there is work.
     For(u64),
-    /// Until the arbiter changes the window of this card from what it was.
-    Window(usize, u32),
+    /// The same, or until the arbiter changes the window of this card from what it was: work is not heard of meanwhile.
+    Window(usize, u32, u64),
 }
 
 impl Controller {
@@ -169,11 +169,12 @@ impl State {
             process.ring();
         }
         match (is_open, is_busy, wants) {
-            (true, true, _) => Rest::For(self.until_news(gate, now).min(deadline - now)),
+            (true, true, _) => Rest::Window(card, change, self.until_news(gate, now).min(deadline - now)),
             (false, true, _) => Rest::For(self.until_drained(gate, now)),
             (true, false, true) => Rest::For(GAP),
             (true, false, false) => Rest::For(deadline - now),
-            (false, false, true) => Rest::Window(card, change),
+            // Not for long: the arbiter may be gone.
+            (false, false, true) => Rest::Window(card, change, LONGEST_REST),
             (false, false, false) => Rest::Idle,
         }
     }
@@ -183,7 +184,7 @@ impl State {
         if gate.waiting.load(Ordering::SeqCst) > 0 {
             // Somebody waits for room in the queue, which must not run dry.
             let left = self.time_of_queue(gate).saturating_sub(now.saturating_sub(self.progressed));
-            return (left / 2).clamp(TICK, SLOW_TICK);
+            return (left * 2 / 3).clamp(TICK, SLOW_TICK);
         }
         match self.flow {
             Flow::Steady => SLOW_TICK,
@@ -198,7 +199,7 @@ impl State {
         let (expected, passed) = (self.time_of_queue(gate), now.saturating_sub(self.progressed));
         match expected.checked_sub(passed) {
             // Far from the end there is time.
-            Some(left) => (left / 2).clamp(SHORTEST_REST, (left / 8).clamp(TICK, SLOW_TICK)),
+            Some(left) => (left / 2).clamp(SHORTEST_REST, (left / 4).clamp(TICK, SLOW_TICK)),
             None => ((passed - expected) / 8).clamp(SHORTEST_REST, TICK),
         }
     }
