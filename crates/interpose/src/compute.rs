@@ -130,7 +130,7 @@ impl Passage {
             return None;
         }
         let which = stream.which();
-        let waited = gate.pass(which);
+        let waited = gate.pass(which, &compute.costs);
         if waited > 0 {
             process.slot().waited.fetch_add(waited, Ordering::Relaxed);
             process.slot().waits.fetch_add(1, Ordering::Relaxed);

@@ -206,3 +206,13 @@ fn a_tenant_that_denies_its_work_gains_little() {
     }
     assert!((50.0..56.0).contains(&points(had, length)), "{}", points(had, length));
 }
+
+/// Requests cut the windows of a hog, which has its share all the same.
+#[test]
+fn a_hog_beside_requests_gets_its_share() {
+    let length = 10_000 * MS;
+    let mut requests = Program::always(MS).late(3 * TENTH);
+    requests.wants = |now| now % (20 * MS) < 2 * MS;
+    let had = run(&[hard(60), hard(30)], &mut [Program::always(2 * TENTH).late(3 * TENTH), requests], length);
+    assert!((points(had[0], length) - 60.0).abs() < 1.0, "{}", points(had[0], length));
+}

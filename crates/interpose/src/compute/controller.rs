@@ -7,15 +7,7 @@ use tessera_limits::{CARDS, futex};
 
 use super::fences;
 use super::gate::{Gate, HOLD, QUEUE};
-use crate::door::library::driver_functions;
 use crate::grant::Process;
-
-driver_functions! { Cuda:
-    exchange_capture_mode = c"cuThreadExchangeStreamCaptureMode" (mode: *mut i32);
-}
-
-/// This thread's calls must not disturb captures of others.
-const RELAXED: i32 = 2;
 
 /// How often work is looked at: at least, as the queue must not run dry,
 const SLOW_TICK: u64 = QUEUE * 2 / 3;
@@ -102,9 +94,8 @@ impl Controller {
     /// Looks at all cards.
     pub fn look(&mut self, process: &Process) -> Rest {
         if !self.is_relaxed {
-            let mut mode = RELAXED;
-            // SAFETY: `mode` is read and written. Not possible before the program has initialised the driver.
-            self.is_relaxed = unsafe { exchange_capture_mode(&raw mut mode) } == crate::cuda::SUCCESS;
+            // Not possible before the program has initialised the driver.
+            self.is_relaxed = fences::relax().is_some();
         }
         let is_quiet = process.compute.capturing.load(Ordering::SeqCst) <= 0;
         let gates = process.compute.gates.iter().zip(&mut self.cards).enumerate();
@@ -199,7 +190,7 @@ impl State {
         let (expected, passed) = (self.time_of_queue(gate), now.saturating_sub(self.progressed));
         match expected.checked_sub(passed) {
             // Far from the end there is time.
-            Some(left) => (left / 2).clamp(SHORTEST_REST, (left / 4).clamp(TICK, SLOW_TICK)),
+            Some(left) => (left / 2).clamp(SHORTEST_REST, (left / 8).clamp(TICK, SLOW_TICK)),
             None => ((passed - expected) / 8).clamp(SHORTEST_REST, TICK),
         }
     }
@@ -238,9 +229,9 @@ impl State {
     fn follow(&mut self, process: &Process, shared: &SharedPacer, gate: &Gate, now: u64, is_quiet: bool) {
         let looking = gate.looking();
         let questions = gate.lanes().questions();
-        let reached = fences::ask(&questions, &process.compute.costs);
+        let answers = fences::ask(&questions);
         let mut lanes = gate.lanes();
-        let ended = lanes.pass(&reached);
+        let ended = lanes.pass(&answers, &process.compute.costs);
         self.flow = Flow::of(lanes.launches - self.launches);
         if is_quiet && matches!(self.flow, Flow::Still) {
             // Nothing new since the last look: what has no fence gets one, or its end would not be seen.

@@ -1,6 +1,5 @@
 //! Events of ours behind and around launches: when one has happened, all before it in its stream has ended.
 
-use super::costs::Costs;
 use super::streams::Stream;
 use crate::cuda::{Handle, SUCCESS, Status};
 use crate::door::library::driver_functions;
@@ -12,7 +11,11 @@ driver_functions! { Cuda:
     query_event = c"cuEventQuery" (event: Handle);
     elapsed_v1 = c"cuEventElapsedTime" (milliseconds: *mut f32, from: Handle, to: Handle);
     set_current = c"cuCtxSetCurrent" (context: Handle);
+    exchange_capture_mode = c"cuThreadExchangeStreamCaptureMode" (mode: *mut i32);
 }
+
+/// In this mode a thread's calls do not disturb captures of others.
+const RELAXED: i32 = 2;
 
 const NOT_READY: Status = 600;
 
@@ -40,6 +43,8 @@ pub struct Spare(Vec<(usize, Event)>);
 /// The end of some work of a stream.
 #[derive(Clone, Copy)]
 pub struct Fence {
+    /// No other has it.
+    pub number: u64,
     pub end: Event,
     /// Where one launch is measured: the event before it, and its kind.
     pub measures: Option<(Event, u64)>,
@@ -47,7 +52,7 @@ pub struct Fence {
     pub estimate: u64,
 }
 
-/// A fence to be asked for.
+/// A fence that our own thread asks for.
 pub struct Question {
     /// The place of its lane.
     pub place: usize,
@@ -56,6 +61,16 @@ pub struct Question {
     pub is_left: bool,
     pub fence: Fence,
 }
+
+/// A fence that has been reached.
+pub struct Answer {
+    pub place: usize,
+    pub number: u64,
+    pub found: Found,
+}
+
+/// What was measured by a fence: the kind of work, and the milliseconds it took.
+pub type Found = Option<(u64, f32)>;
 
 impl Event {
     /// Puts it into a stream.
@@ -111,25 +126,23 @@ impl Fence {
         self.measures.map(|(begin, _)| begin).into_iter().chain([self.end])
     }
 
-    /// Whether it has been reached; learns what was measured by it.
-    fn is_reached(&self, costs: &Costs) -> bool {
+    /// What was measured by it, once it has been reached. The calling thread must be in its context, and relaxed.
+    pub fn ask(&self) -> Option<Found> {
         // SAFETY: an event of ours, recorded. An error of the program's work ends it too.
         let is_reached = unsafe { query_event(self.end.handle) } != NOT_READY;
-        if let (true, Some((begin, key))) = (is_reached, self.measures) {
-            let mut milliseconds = 0.0;
+        is_reached.then(|| {
+            let ((begin, key), mut milliseconds) = (self.measures?, 0.0);
             // SAFETY: two recorded events of ours; `milliseconds` is the place for the answer.
-            if unsafe { elapsed_v1(&raw mut milliseconds, begin.handle, self.end.handle) } == SUCCESS {
-                costs.learn(key, milliseconds);
-            }
-        }
-        is_reached
+            let status = unsafe { elapsed_v1(&raw mut milliseconds, begin.handle, self.end.handle) };
+            (status == SUCCESS).then_some((key, milliseconds))
+        })
     }
 }
 
-/// Asks the driver which fences have been reached: of each lane, by its place, how many. Launches wait for nothing meanwhile: this
-/// thread, which the driver may keep waiting, holds no lock that they need. On our own thread.
-pub fn ask(questions: &[Question], costs: &Costs) -> Vec<(usize, usize)> {
-    let (mut entered, mut left_at_work, mut reached) = (None, 0, Vec::new());
+/// Asks the driver which fences have been reached. Launches wait for nothing meanwhile: this thread, which the driver may keep
+/// waiting, holds no lock that they need. On our own thread.
+pub fn ask(questions: &[Question]) -> Vec<Answer> {
+    let (mut entered, mut left_at_work, mut answers) = (None, 0, Vec::new());
     for of_lane in questions.chunk_by(|one, next| one.place == next.place) {
         let Question { place, context, is_left, .. } = of_lane[0];
         if is_left && left_at_work == LEFT_ASKED {
@@ -138,11 +151,31 @@ pub fn ask(questions: &[Question], costs: &Costs) -> Vec<(usize, usize)> {
         if entered.replace(context) != Some(context) {
             enter(context);
         }
-        let count = of_lane.iter().take_while(|question| question.fence.is_reached(costs)).count();
-        left_at_work += u32::from(is_left && count < of_lane.len());
-        reached.push((place, count));
+        let before = answers.len();
+        answers.extend(of_lane.iter().map_while(|question| {
+            let number = question.fence.number;
+            question.fence.ask().map(|found| Answer { place, number, found })
+        }));
+        left_at_work += u32::from(is_left && answers.len() - before < of_lane.len());
     }
-    reached
+    answers
+}
+
+/// Puts the calling thread into relaxed mode and returns the one it was in; none where the driver knows no modes yet.
+pub fn relax() -> Option<i32> {
+    exchange_mode(RELAXED)
+}
+
+/// Runs `action` in relaxed mode.
+pub fn relaxed(action: impl FnOnce()) {
+    let before = relax();
+    action();
+    before.map(exchange_mode);
+}
+
+fn exchange_mode(mut mode: i32) -> Option<i32> {
+    // SAFETY: `mode` is read and written.
+    (unsafe { exchange_capture_mode(&raw mut mode) } == SUCCESS).then_some(mode)
 }
 
 /// Makes a context the calling thread's current one.

@@ -7,6 +7,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use tessera_limits::futex;
 use tessera_limits::traffic::Traffic;
 
+use super::costs::Costs;
 use super::lanes::Lanes;
 use super::streams::Which;
 use crate::keeper;
@@ -108,24 +109,24 @@ impl Gate {
     }
 
     /// Whether a stream has queued enough.
-    fn is_full(&self, which: Which) -> bool {
+    fn is_full(&self, which: Which, costs: &Costs) -> bool {
         let part = self.part.load(Ordering::Relaxed);
         // All together have less than its part: it has, too, and that costs no lock to see.
         let queued = self.queued.load(Ordering::Relaxed);
         queued >= part
             && self.fences.load(Ordering::Relaxed) >= PIECES
             && (queued >= FULL * self.most_queued.load(Ordering::Relaxed)
-                || self.lanes().has_queued(which, part, PIECES))
+                || self.lanes().has_queued(which, part, PIECES, costs))
     }
 
     /// Sleeps until launches may pass and the queue is short; returns the nanoseconds slept. The caller counts as passing
     /// until it has told the traffic.
-    pub fn pass(&self, which: Which) -> u64 {
-        if self.enter(which, true) { 0 } else { self.wait(which) }
+    pub fn pass(&self, which: Which, costs: &Costs) -> u64 {
+        if self.enter(which, Some(costs)) { 0 } else { self.wait(which, costs) }
     }
 
     #[cold]
-    fn wait(&self, which: Which) -> u64 {
+    fn wait(&self, which: Which, costs: &Costs) -> u64 {
         let begin = futex::now();
         let mut full_since = begin;
         self.waiting.fetch_add(1, Ordering::SeqCst);
@@ -133,13 +134,13 @@ impl Gate {
             // Perhaps nobody knows that we want a window. A full queue is looked after already.
             keeper::notify();
         }
-        while !self.enter(which, futex::now() - full_since < HOLD) {
+        while !self.enter(which, (futex::now() - full_since < HOLD).then_some(costs)) {
             if self.is_closed() {
                 futex::wait(&self.open, 0, 100_000_000);
                 full_since = futex::now();
             } else {
                 let seen = self.progress.load(Ordering::Acquire);
-                if self.is_full(which) {
+                if self.is_full(which, costs) {
                     futex::wait(&self.progress, seen, 5_000_000);
                 }
             }
@@ -150,9 +151,9 @@ impl Gate {
 
     /// Passes if the gate is open and, unless that has taken too long, the queue is short. Announced before it is tested:
     /// whoever closes the gate and then sees nobody passing knows that nobody will.
-    fn enter(&self, which: Which, minds_queue: bool) -> bool {
+    fn enter(&self, which: Which, minds_queue: Option<&Costs>) -> bool {
         self.traffic.enter();
-        let may_pass = !self.is_closed() && (!minds_queue || !self.is_full(which));
+        let may_pass = !self.is_closed() && !minds_queue.is_some_and(|costs| self.is_full(which, costs));
         if !may_pass {
             self.traffic.leave();
         } else if self.busy.load(Ordering::SeqCst) == 0 {

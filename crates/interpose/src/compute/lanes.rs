@@ -4,7 +4,8 @@ use std::collections::VecDeque;
 
 use tessera_limits::traffic::{Ration, Traffic};
 
-use super::fences::{Event, Fence, Question, Spare, enter};
+use super::costs::Costs;
+use super::fences::{Answer, Event, Fence, Found, Question, Spare, enter, relaxed};
 use super::streams::{Stream, Which};
 use crate::cuda::Handle;
 use crate::memory::contexts;
@@ -34,6 +35,10 @@ pub struct Lanes {
     pub working: u32,
     /// Fences that have not been reached.
     pub fences: u32,
+    /// Numbers of fences so far.
+    numbers: u64,
+    /// Estimates of what has ended, since our own thread asked last.
+    ended: u64,
     /// Where the last questions began.
     first_asked: usize,
     /// What was handed out to the one used last: it may be had without a word here.
@@ -116,10 +121,20 @@ impl Lanes {
         lane.launches += had.launches;
     }
 
-    /// Whether a stream has so much work in so many pieces.
-    pub fn has_queued(&self, which: Which, nanoseconds: u64, pieces: u32) -> bool {
-        let lane = self.lanes.iter().find(|lane| lane.stream == Some(which));
-        lane.is_some_and(|lane| lane.queued >= nanoseconds && lane.fences.len() >= pieces as usize)
+    /// Whether a stream has so much work in so many pieces. Asks the driver before it says so: our own thread looks only now and
+    /// then, and nobody is to wait for that.
+    pub fn has_queued(&mut self, which: Which, nanoseconds: u64, pieces: u32, costs: &Costs) -> bool {
+        let has = |lane: &Lane| lane.queued >= nanoseconds && lane.fences.len() >= pieces as usize;
+        let place = self.lanes.iter().position(|lane| lane.stream == Some(which));
+        let Some(place) = place.filter(|&place| has(&self.lanes[place])) else { return false };
+        if self.lanes[place].context == contexts::current() {
+            relaxed(|| {
+                while let Some(found) = self.lanes[place].fences.front().and_then(Fence::ask) {
+                    self.reached(place, found, costs);
+                }
+            });
+        }
+        has(&self.lanes[place])
     }
 
     /// The fences of all lanes, beginning with another lane each time. Lanes keep their places until what was found out is told
@@ -135,17 +150,18 @@ impl Lanes {
         questions.collect()
     }
 
-    /// So many fences of the lanes at these places have been reached; returns the estimates of what has ended.
-    pub fn pass(&mut self, reached: &[(usize, usize)]) -> u64 {
-        let mut ended = 0;
-        for &(place, count) in reached {
-            for _ in 0..count {
-                ended += self.reached(place);
+    /// Fences have been reached; returns the estimates of what has ended since this was asked last.
+    pub fn pass(&mut self, answers: &[Answer], costs: &Costs) -> u64 {
+        for answer in answers {
+            // A launch may have asked meanwhile. Then the events are in use again, and what was found by them is nonsense.
+            let front = self.lanes.get(answer.place).and_then(|lane| lane.fences.front());
+            if front.is_some_and(|fence| fence.number == answer.number) {
+                self.reached(answer.place, answer.found, costs);
             }
         }
         let many = self.lanes.len() > MANY;
         self.lanes.retain(|lane| !lane.is_empty() || (lane.stream.is_some() && !many));
-        ended
+        std::mem::take(&mut self.ended)
     }
 
     /// Puts fences behind what has none. Only while nothing captures, on our own thread.
@@ -230,22 +246,26 @@ impl Lanes {
         if let Some(behind) = lane.behind.take().filter(|behind| *behind != end) {
             self.spare.put(lane.context, behind);
         }
-        lane.fences.push_back(Fence { end, measures, estimate: lane.unfenced });
+        self.numbers += 1;
+        lane.fences.push_back(Fence { number: self.numbers, end, measures, estimate: lane.unfenced });
         (lane.unfenced, lane.launches) = (0, 0);
         self.fences += 1;
     }
 
     /// The first fence of a lane has happened.
-    fn reached(&mut self, place: usize) -> u64 {
-        let Some(lane) = self.lanes.get_mut(place) else { return 0 };
-        let (context, Some(fence)) = (lane.context, lane.fences.pop_front()) else { return 0 };
+    fn reached(&mut self, place: usize, found: Found, costs: &Costs) {
+        let lane = &mut self.lanes[place];
+        let (context, Some(fence)) = (lane.context, lane.fences.pop_front()) else { return };
         let had_work = lane.queued > 0;
         lane.queued = lane.queued.saturating_sub(fence.estimate);
         self.working = self.working.saturating_sub(u32::from(had_work && lane.queued == 0));
         fence.events().for_each(|event| self.spare.put(context, event));
         self.queued = self.queued.saturating_sub(fence.estimate);
         self.fences = self.fences.saturating_sub(1);
-        fence.estimate
+        self.ended += fence.estimate;
+        if let Some((key, milliseconds)) = found {
+            costs.learn(key, milliseconds);
+        }
     }
 
     /// The lane of a stream, in the calling thread's context where it is new.
