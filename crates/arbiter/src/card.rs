@@ -31,10 +31,10 @@ pub struct Share {
 /// What a container tells.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Seen {
-    /// It has work running or waiting.
-    pub wants: bool,
-    /// Nothing of its window is running any more.
-    pub has_drained: bool,
+    /// Processes that have work running or waiting.
+    pub want: u32,
+    /// Those of them that have none of this window's work running any more and have given it back.
+    pub have_drained: u32,
     /// Nanoseconds the card was busy for it, since it came.
     pub busy: u64,
 }
@@ -173,7 +173,7 @@ impl<Id: Copy + PartialEq> CardArbiter<Id> {
         let least = self.least_virtual_time();
         for tenant in &mut self.tenants {
             let before = std::mem::replace(&mut tenant.seen, seen(tenant.id));
-            if tenant.seen.wants && !before.wants {
+            if tenant.seen.wants() && !before.wants() {
                 // Time it did not want is not owed to it.
                 tenant.virtual_time = tenant.virtual_time.max(least);
                 tenant.has_arrived = true;
@@ -200,7 +200,7 @@ impl<Id: Copy + PartialEq> CardArbiter<Id> {
     #[must_use]
     pub fn next_look(&self, now: u64) -> Option<u64> {
         let Some(running) = &self.running else {
-            let wanting = self.tenants.iter().filter(|tenant| tenant.seen.wants);
+            let wanting = self.tenants.iter().filter(|tenant| tenant.seen.wants());
             return wanting.map(|tenant| tenant.pacer.opens_at().max(now)).min();
         };
         if now >= running.deadline {
@@ -223,14 +223,18 @@ impl<Id: Copy + PartialEq> CardArbiter<Id> {
         running.charged = running.charged.max(busy);
         let tenant = &mut self.tenants[current];
         tenant.waits_since = now;
-        let (id, wants, has_drained) = (tenant.id, tenant.seen.wants, tenant.seen.has_drained);
-        if !wants {
-            acts.push(Act::Move { tenant: id, deadline: now });
+        let (id, seen) = (tenant.id, tenant.seen);
+        let is_over = now >= running.deadline;
+        if seen.has_drained() || now >= running.deadline + OVERRUN {
+            if !is_over {
+                // Given back before its end. Nobody there may think that it goes on.
+                acts.push(Act::Move { tenant: id, deadline: now });
+            }
             return;
         }
-        let is_over = now >= running.deadline;
-        if is_over && (has_drained || now >= running.deadline + OVERRUN) {
-            return;
+        if seen.have_drained > 0 && !is_over {
+            // A process gave it back too early, and others go on: so may it.
+            acts.push(Act::Move { tenant: id, deadline: running.deadline });
         }
         let other = self.next_but(now, Some(current));
         let may_stay = self.tenants[current].may_go(now);
@@ -256,16 +260,27 @@ impl<Id: Copy + PartialEq> CardArbiter<Id> {
     /// Who goes next, leaving one out. Ties: the first.
     fn next_but(&self, now: u64, but: Option<usize>) -> Option<usize> {
         let all = self.tenants.iter().enumerate();
-        all.filter(|(place, tenant)| Some(*place) != but && tenant.seen.wants && tenant.may_go(now))
+        all.filter(|(place, tenant)| Some(*place) != but && tenant.seen.wants() && tenant.may_go(now))
             .min_by_key(|(_, tenant)| tenant.order())
             .map(|(place, _)| place)
     }
 
     /// Where those who want are.
     fn least_virtual_time(&self) -> u64 {
-        let wanting = self.tenants.iter().filter(|tenant| tenant.seen.wants);
+        let wanting = self.tenants.iter().filter(|tenant| tenant.seen.wants());
         let least = wanting.map(|tenant| tenant.virtual_time).min();
         least.or_else(|| self.tenants.iter().map(|tenant| tenant.virtual_time).max()).unwrap_or(0)
+    }
+}
+
+impl Seen {
+    fn wants(self) -> bool {
+        self.want > 0
+    }
+
+    /// Whether all that want have given the window back; who wants nothing has, too.
+    fn has_drained(self) -> bool {
+        self.have_drained >= self.want
     }
 }
 

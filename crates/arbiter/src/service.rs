@@ -174,8 +174,8 @@ impl Service {
             let acts = card.step(now, |id| {
                 let Some((tenant, place)) = find(id) else { return Seen::default() };
                 let number = tenant.control.window(place).number.load(Ordering::Relaxed);
-                let (wants, has_drained) = tenant.demands.of(place, number);
-                Seen { wants, has_drained, busy: tenant.demands.busy(place) }
+                let (want, have_drained) = tenant.demands.of(place, number);
+                Seen { want, have_drained, busy: tenant.demands.busy(place) }
             });
             for act in acts {
                 let (Act::Open { tenant: id, deadline } | Act::Move { tenant: id, deadline }) = act;

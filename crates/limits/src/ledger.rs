@@ -66,7 +66,7 @@ pub struct Slot {
 pub struct Demand {
     /// 1 while it has work running or waiting.
     pub wants: AtomicU32,
-    /// Number of the last window whose work has all ended.
+    /// Number of the last window whose work has all ended: it is given back, and not used again unless the arbiter says so.
     pub drained: AtomicU32,
 }
 
@@ -297,18 +297,19 @@ impl Demands {
         self.slots = read / size_of::<Slot>();
     }
 
-    /// Whether any process wants the card, and whether all have drained the window of that number.
+    /// How many processes want the card, and how many of those have drained the window of that number.
     #[must_use]
-    pub fn of(&self, card: usize, window: u32) -> (bool, bool) {
-        let (mut wants, mut has_drained) = (false, true);
+    pub fn of(&self, card: usize, window: u32) -> (u32, u32) {
+        let (mut want, mut have_drained) = (0, 0);
         for slot in self.living() {
             let demand = std::mem::offset_of!(Slot, demand) + card * size_of::<Demand>();
             if word(slot, demand) == 1 {
-                wants = true;
-                has_drained &= word(slot, demand + std::mem::offset_of!(Demand, drained)) == window;
+                want += 1;
+                let drained = word(slot, demand + std::mem::offset_of!(Demand, drained));
+                have_drained += u32::from(drained == window);
             }
         }
-        (wants, has_drained)
+        (want, have_drained)
     }
 
     /// Nanoseconds the card was busy for the container, as its processes tell. Only ever more, unless they lie.
@@ -334,7 +335,7 @@ impl Demands {
     /// Whether no process wants a card, or waits for anything else.
     #[must_use]
     pub fn are_none(&self) -> bool {
-        !self.is_unsure() && (0..CARDS).all(|card| !self.of(card, 0).0)
+        !self.is_unsure() && (0..CARDS).all(|card| self.of(card, 0).0 == 0)
     }
 
     /// The living processes, by the numbers they have in their container.

@@ -87,6 +87,12 @@ impl Traffic {
         self.word.load(Ordering::SeqCst) & PASSING > 0
     }
 
+    /// Nanoseconds that are left of the ration.
+    #[must_use]
+    pub fn left(&self) -> u64 {
+        Ration::of(self.word.load(Ordering::Relaxed)).estimate
+    }
+
     /// Hands a ration out. Only while there is none, with the books locked.
     pub fn hand_out(&self, stream: u64, ration: Ration) {
         self.fed.store(stream, Ordering::Release);

@@ -46,9 +46,10 @@ fn run(shares: &[Share], programs: &mut [Program], length: u64) -> Vec<u64> {
             .iter()
             .enumerate()
             .map(|(id, it)| {
-                let (wants, has_drained) =
-                    ((it.wants)(now) || it.runs_until > now, it.runs_until + it.late <= now);
-                (id, Seen { wants, has_drained, busy: had[id] - it.runs_until.saturating_sub(now) })
+                let want = u32::from((it.wants)(now) || it.runs_until > now);
+                let has_drained = it.deadline <= now && it.runs_until + it.late <= now;
+                let have_drained = u32::from(has_drained) * want;
+                (id, Seen { want, have_drained, busy: had[id] - it.runs_until.saturating_sub(now) })
             })
             .collect();
         for act in arbiter.step(now, |id| seen[&id]) {
@@ -149,10 +150,15 @@ fn a_returning_tenant_is_served_at_once_but_gets_nothing_for_its_absence() {
     arbiter.set("hog", soft(60));
     arbiter.set("guest", soft(30));
     let (mut now, mut deadline) = (1_000 * MS, 0);
-    let wants =
-        |guest: bool| move |id: &str| Seen { wants: guest || id == "hog", has_drained: true, busy: 0 };
+    let seen = |now, deadline, guest| {
+        move |id: &str| Seen {
+            want: u32::from(guest || id == "hog"),
+            have_drained: u32::from(id == "hog" && deadline <= now),
+            busy: 0,
+        }
+    };
     for _ in 0..1_000 {
-        for act in arbiter.step(now, wants(false)) {
+        for act in arbiter.step(now, seen(now, deadline, false)) {
             let (Act::Open { deadline: end, .. } | Act::Move { deadline: end, .. }) = act;
             deadline = end;
         }
@@ -160,7 +166,15 @@ fn a_returning_tenant_is_served_at_once_but_gets_nothing_for_its_absence() {
     }
     assert!(deadline > now, "the hog goes on");
     let begin = now;
-    while !arbiter.step(now, wants(true)).iter().any(|act| matches!(act, Act::Open { tenant: "guest", .. })) {
+    loop {
+        let acts = arbiter.step(now, seen(now, deadline, true));
+        if acts.iter().any(|act| matches!(act, Act::Open { tenant: "guest", .. })) {
+            break;
+        }
+        for act in acts {
+            let (Act::Open { deadline: end, .. } | Act::Move { deadline: end, .. }) = act;
+            deadline = end;
+        }
         now += STEP;
         assert!(now < begin + 5 * MS, "the window is cut for the guest");
     }
@@ -171,7 +185,7 @@ fn the_window_of_the_dead_is_taken_back() {
     let mut arbiter = CardArbiter::default();
     arbiter.set(1, hard(50));
     arbiter.set(2, hard(50));
-    let all = |_| Seen { wants: true, has_drained: false, busy: 0 };
+    let all = |_| Seen { want: 1, have_drained: 0, busy: 0 };
     assert_eq!(arbiter.step(0, all).len(), 1);
     arbiter.remove(1);
     assert!(matches!(arbiter.step(MS, all)[..], [Act::Open { tenant: 2, .. }]));
@@ -182,7 +196,7 @@ fn a_tenant_that_never_drains_does_not_stop_the_others() {
     let mut arbiter = CardArbiter::default();
     arbiter.set(1, hard(50));
     arbiter.set(2, hard(50));
-    let stuck = |id| Seen { wants: true, has_drained: id == 2, busy: 0 };
+    let stuck = |id| Seen { want: 1, have_drained: u32::from(id == 2), busy: 0 };
     arbiter.step(0, stuck);
     let served = (1..2_000).any(|step| {
         arbiter.step(step * STEP, stuck).iter().any(|act| matches!(act, Act::Open { tenant: 2, .. }))
@@ -198,7 +212,8 @@ fn a_tenant_that_denies_its_work_gains_little() {
     let (mut had, mut deadline, length) = (0, 0, 5_000 * MS);
     for step in 1..length / STEP {
         let now = step * STEP;
-        for act in arbiter.step(now, |_| Seen { wants: true, has_drained: true, busy: 0 }) {
+        for act in arbiter.step(now, |_| Seen { want: 1, have_drained: u32::from(deadline <= now), busy: 0 })
+        {
             let (Act::Open { deadline: end, .. } | Act::Move { deadline: end, .. }) = act;
             deadline = end;
         }
@@ -215,4 +230,27 @@ fn a_hog_beside_requests_gets_its_share() {
     requests.wants = |now| now % (20 * MS) < 2 * MS;
     let had = run(&[hard(60), hard(30)], &mut [Program::always(2 * TENTH).late(3 * TENTH), requests], length);
     assert!((points(had[0], length) - 60.0).abs() < 1.0, "{}", points(had[0], length));
+}
+
+#[test]
+fn a_window_given_back_has_ended_even_if_its_tenant_wants_the_card_again() {
+    let mut arbiter = CardArbiter::default();
+    arbiter.set(1, hard(50));
+    let seen = |want, have_drained| move |_| Seen { want, have_drained, busy: 0 };
+    assert!(matches!(arbiter.step(MS, seen(1, 0))[..], [Act::Open { .. }]));
+    // It had done its work, gave the window back, and came again before anybody looked.
+    let acts = arbiter.step(3 * MS, seen(1, 1));
+    assert_eq!(acts[0], Act::Move { tenant: 1, deadline: 3 * MS });
+    assert!(matches!(acts[1..], [Act::Open { .. }]), "another one, as its account allows it: {acts:?}");
+}
+
+#[test]
+fn a_process_that_gave_the_window_back_is_let_in_again_while_others_of_its_container_go_on() {
+    let mut arbiter = CardArbiter::default();
+    arbiter.set(1, soft(50));
+    let seen = |want, have_drained| move |_| Seen { want, have_drained, busy: 0 };
+    let acts = arbiter.step(MS, seen(1, 0));
+    let [Act::Open { deadline, .. }] = acts[..] else { panic!("{acts:?}") };
+    assert_eq!(arbiter.step(2 * MS, seen(2, 1))[..], [Act::Move { tenant: 1, deadline }]);
+    assert_eq!(arbiter.step(3 * MS, seen(2, 0))[..], []);
 }

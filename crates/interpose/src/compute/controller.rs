@@ -56,6 +56,8 @@ struct State {
     flow: Flow,
     /// What the arbiter was told last: whether we want the card, and the number of the window we have drained.
     told: (bool, u32),
+    /// A window that was not needed to its end: it is not used again until the arbiter has changed it.
+    given_back: Option<u32>,
 }
 
 /// How launches come.
@@ -145,13 +147,26 @@ impl State {
         let (number, deadline) =
             (window.number.load(Ordering::Relaxed), window.deadline.load(Ordering::Acquire));
         let now = futex::now();
-        let is_open = deadline > now;
+        let mut is_open = deadline > now && self.given_back != Some(change);
         // First closed, then looked: see `Gate::enter`.
         gate.set_open(is_open);
-        let is_busy = gate.is_busy();
         let is_short_pause = self.idle_since > 0 && now.saturating_sub(self.idle_since) < GAP;
-        let wants = is_busy || gate.waiting.load(Ordering::SeqCst) > 0 || is_short_pause;
-        let drained = if !is_open && !is_busy { number } else { self.told.1 };
+        let (mut is_busy, mut wants) = gate.demand();
+        if is_open && !wants && !is_short_pause {
+            // Another has the card as soon as we say so: whoever comes now waits for the next window.
+            gate.set_open(false);
+            (is_busy, wants) = gate.demand();
+            is_open = wants;
+            gate.set_open(is_open);
+            self.given_back = (!is_open).then_some(change);
+        }
+        let wants = wants || is_short_pause;
+        let drained = match (is_open || is_busy, self.told.1) {
+            (false, _) => number,
+            // Given back, and ours again.
+            (true, drained) if drained == number => number.wrapping_sub(1),
+            (true, drained) => drained,
+        };
         if (wants, drained) != self.told {
             self.told = (wants, drained);
             let demand = &process.slot().demand[card];
@@ -162,8 +177,7 @@ impl State {
         match (is_open, is_busy, wants) {
             (true, true, _) => Rest::Window(card, change, self.until_news(gate, now).min(deadline - now)),
             (false, true, _) => Rest::For(self.until_drained(gate, now)),
-            (true, false, true) => Rest::For(GAP),
-            (true, false, false) => Rest::For(deadline - now),
+            (true, false, _) => Rest::For(GAP),
             // Not for long: the arbiter may be gone.
             (false, false, true) => Rest::Window(card, change, LONGEST_REST),
             (false, false, false) => Rest::Idle,
@@ -198,7 +212,7 @@ impl State {
     /// How long what is queued takes, by estimate and by the pace at which such work ends.
     fn time_of_queue(&self, gate: &Gate) -> u64 {
         let most = gate.most_queued.load(Ordering::Relaxed).max(QUEUE);
-        gate.queued.load(Ordering::Relaxed).min(MOST_QUEUED) * QUEUE / most
+        gate.queued().min(MOST_QUEUED) * QUEUE / most
     }
 
     /// Opens and closes by our own account and that of all processes here.

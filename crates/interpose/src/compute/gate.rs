@@ -22,8 +22,8 @@ pub struct Gate {
     pub open: AtomicU32,
     /// 1 while work runs or is queued.
     busy: AtomicU32,
-    /// Nanoseconds of queued work that has not ended, by estimate, but for what was had of the ration.
-    pub queued: AtomicU64,
+    /// Nanoseconds of queued work that has not ended, by estimate, and the ration.
+    queued: AtomicU64,
     /// How much of that one stream may have: an equal part for each that has work, so that none waits for another's.
     part: AtomicU64,
     /// How much all may have. More than [`QUEUE`] where streams run beside each other, or where estimates are too high: then
@@ -53,7 +53,7 @@ pub struct OpenLanes<'a> {
 }
 
 /// More queued work than this holds the caller back, by the time it will take,
-pub const QUEUE: u64 = 3_000_000;
+pub const QUEUE: u64 = 2_500_000;
 
 /// if it is more than the one piece that runs: the card must not wait for us between two long kernels.
 const PIECES: u32 = 2;
@@ -68,7 +68,8 @@ impl Default for Gate {
     fn default() -> Self {
         Self {
             traffic: Traffic::default(),
-            open: AtomicU32::new(1),
+            // Closed until somebody looks: also the first launch needs a window.
+            open: AtomicU32::new(0),
             busy: AtomicU32::new(0),
             queued: AtomicU64::new(0),
             part: AtomicU64::new(QUEUE),
@@ -108,11 +109,22 @@ impl Gate {
         self.traffic.is_anybody() || self.busy.load(Ordering::SeqCst) == 1
     }
 
+    /// Whether work of ours is at the card or on the way, and whether any is wanted there.
+    pub fn demand(&self) -> (bool, bool) {
+        let is_busy = self.is_busy();
+        (is_busy, is_busy || self.waiting.load(Ordering::SeqCst) > 0)
+    }
+
+    /// Nanoseconds of queued work that has not ended, by estimate.
+    pub fn queued(&self) -> u64 {
+        self.queued.load(Ordering::Relaxed).saturating_sub(self.traffic.left())
+    }
+
     /// Whether a stream has queued enough.
     fn is_full(&self, which: Which, costs: &Costs) -> bool {
         let part = self.part.load(Ordering::Relaxed);
         // All together have less than its part: it has, too, and that costs no lock to see.
-        let queued = self.queued.load(Ordering::Relaxed);
+        let queued = self.queued();
         queued >= part
             && self.fences.load(Ordering::Relaxed) >= PIECES
             && (queued >= FULL * self.most_queued.load(Ordering::Relaxed)
@@ -219,8 +231,8 @@ impl Drop for OpenLanes<'_> {
         let (gate, lanes) = (self.gate, &mut self.lanes);
         let most = gate.most_queued.load(Ordering::Relaxed);
         gate.part.store(most / u64::from(lanes.working.max(1)), Ordering::Relaxed);
-        gate.queued.store(lanes.queued, Ordering::Relaxed);
         gate.fences.store(lanes.fences, Ordering::Relaxed);
         lanes.hand_ration_out(&gate.traffic);
+        gate.queued.store(lanes.queued + lanes.handed.estimate, Ordering::Relaxed);
     }
 }

@@ -42,7 +42,7 @@ pub struct Lanes {
     /// Where the last questions began.
     first_asked: usize,
     /// What was handed out to the one used last: it may be had without a word here.
-    handed: Ration,
+    pub handed: Ration,
 }
 
 struct Lane {
