@@ -1,6 +1,12 @@
 //! Shares of time. The card counts the time of kernels itself; how exact a share is on a loaded test machine is not
 //! asserted, that is measured on a real card.
 
+use std::os::unix::fs::FileExt;
+use std::time::Duration;
+
+use tessera_limits::ledger::Demands;
+use tessera_limits::{files, futex};
+
 use crate::support::{Container, Tenant};
 
 /// Launches of kernels of 1 ms for a while, as the answer tells.
@@ -189,4 +195,32 @@ fn tenants_of_an_arbiter_go_on_through_its_restart() {
         assert!(counts[0] <= 1_100 && counts[1] <= 2_200, "{with:?} {without:?} {again:?}");
     }
     println!("30/60: with an arbiter {with:?}, without {without:?}, again {again:?} kernels of 0.5 ms");
+}
+
+/// A program that pauses gives its window back: what it launches then waits for another one, as somebody else may have the card.
+#[test]
+fn what_comes_after_a_pause_waits_for_a_window() {
+    let container = Container::with(4096, 50);
+    let _arbiter = Arbiter::start(&[&container]);
+    let control = files::open_control(&container.grant()).unwrap();
+    until(|| control.has_arbiter(futex::now()));
+    let mut tenant = container.begun("dlsym");
+    let account = std::fs::File::open(files::account_path(&container.grant())).unwrap();
+    let mut demands = Demands::default();
+    let mut read = || {
+        demands.read(|bytes, place| account.read_at(bytes, place));
+        (demands.of(0, 0).0, demands.said().flatten().map(|said| said.waits).sum::<u64>())
+    };
+    for round in 0..10 {
+        until(|| read().0 == 0);
+        let before = read().1;
+        assert_ne!(tenant.ask("run sync 1000 1"), "0");
+        assert!(read().1 > before, "round {round}: nobody waited");
+    }
+}
+
+fn until(mut is_so: impl FnMut() -> bool) {
+    while !is_so() {
+        std::thread::sleep(Duration::from_millis(1));
+    }
 }
