@@ -35,8 +35,8 @@ for tenants in SETS:
 
 for ceiling in (60, 100):
     service, (asker, hog) = together(([work, "request", "8"], 30, 30 if ceiling == 60 else 100), ([work, "big", "9"], 60, ceiling))
-    print(f"request every 20 ms beside a hog of {ceiling}:", *[part.strip() for part in asker.communicate(timeout=60)], "hog:", answer(hog)[0], flush=True)
-    service.end()
+    rows = [part.strip() for part in asker.communicate(timeout=60)], answer(hog)[0]
+    print(f"request every 20 ms beside a hog of {ceiling}:", *rows[0], "hog:", rows[1], "; % of the card's time:", *[f"{share:.1f}" for share in service.end()[1]], flush=True)
 service, (comer, stayer) = together(([work, "return", "8"], 66, 100), ([work, "big", "9"], 33, 100))
 print(*[part.strip() for part in comer.communicate(timeout=60)], "other:", answer(stayer)[0])
 service.end()

@@ -82,7 +82,7 @@ impl Compute {
     /// A stream is about to go.
     pub fn forget_stream(&self, stream: Handle) {
         for gate in &self.gates {
-            gate.lanes().forget_stream(stream);
+            gate.lanes().forget_stream(stream, &self.costs);
         }
     }
 

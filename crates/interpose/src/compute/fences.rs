@@ -23,7 +23,7 @@ const NOT_READY: Status = 600;
 const NO_TIMING: u32 = 2;
 
 /// When so many streams that are gone are still at work, no more of those are asked: nobody waits for them.
-const LEFT_ASKED: u32 = 2;
+pub const LEFT_ASKED: usize = 2;
 
 /// An event of ours.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -156,7 +156,7 @@ pub fn ask(questions: &[Question]) -> Vec<Answer> {
             let number = question.fence.number;
             question.fence.ask().map(|found| Answer { place, number, found })
         }));
-        left_at_work += u32::from(is_left && answers.len() - before < of_lane.len());
+        left_at_work += usize::from(is_left && answers.len() - before < of_lane.len());
     }
     answers
 }

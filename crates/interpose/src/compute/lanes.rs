@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use tessera_limits::traffic::{Ration, Traffic};
 
 use super::costs::Costs;
-use super::fences::{Answer, Event, Fence, Found, Question, Spare, enter, relaxed};
+use super::fences::{Answer, Event, Fence, Found, LEFT_ASKED, Question, Spare, enter, relaxed};
 use super::streams::{Stream, Which};
 use crate::cuda::Handle;
 use crate::memory::contexts;
@@ -128,11 +128,7 @@ impl Lanes {
         let place = self.lanes.iter().position(|lane| lane.stream == Some(which));
         let Some(place) = place.filter(|&place| has(&self.lanes[place])) else { return false };
         if self.lanes[place].context == contexts::current() {
-            relaxed(|| {
-                while let Some(found) = self.lanes[place].fences.front().and_then(Fence::ask) {
-                    self.reached(place, found, costs);
-                }
-            });
+            relaxed(|| self.ask(place, costs));
         }
         has(&self.lanes[place])
     }
@@ -185,7 +181,7 @@ impl Lanes {
     }
 
     /// A stream is about to be destroyed. Its work goes on, so it gets a last fence.
-    pub fn forget_stream(&mut self, handle: Handle) {
+    pub fn forget_stream(&mut self, handle: Handle, costs: &Costs) {
         let is_it = |lane: &Lane| lane.stream.is_some_and(|which| which.is_made(handle));
         let Some(place) = self.lanes.iter().position(is_it) else { return };
         let stream = Stream { handle, per_thread: false };
@@ -197,6 +193,24 @@ impl Lanes {
         }
         self.lanes[place].stream = None;
         self.give_up_unfenced(place);
+        self.ask_for_left(costs);
+    }
+
+    /// A program that leaves many streams behind asks for the oldest of them itself: our own thread would have much to ask.
+    fn ask_for_left(&mut self, costs: &Costs) {
+        let context = contexts::current();
+        let is_at_work =
+            |lane: &Lane| lane.stream.is_none() && lane.context == context && !lane.fences.is_empty();
+        let at_work = (0..self.lanes.len()).filter(|&place| is_at_work(&self.lanes[place]));
+        let oldest: Vec<usize> = at_work.take(LEFT_ASKED).collect();
+        relaxed(|| oldest.into_iter().for_each(|place| self.ask(place, costs)));
+    }
+
+    /// Asks the driver what of a lane in the calling thread's context has ended. In relaxed mode.
+    fn ask(&mut self, place: usize, costs: &Costs) {
+        while let Some(found) = self.lanes[place].fences.front().and_then(Fence::ask) {
+            self.reached(place, found, costs);
+        }
     }
 
     /// Where no fence can be had, as in a context whose work has crashed, the end is not seen and not waited for.

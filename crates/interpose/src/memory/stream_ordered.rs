@@ -52,14 +52,8 @@ unsafe fn alloc<const PER_THREAD: bool>(
 ) -> Status {
     // SAFETY: passed on as they came.
     let ask = || unsafe { driver(pointer, bytes, stream) };
-    let stream = Stream { handle: stream, per_thread: PER_THREAD };
-    if let Some(graph) = graphs::captured_by(stream) {
-        return graphs::taking(graph, None, bytes, ask);
-    }
-    // Without a context the driver refuses by itself.
-    let Some(pool) = usual_pool() else { return ask() };
     // SAFETY: as above; the stream is the program's.
-    unsafe { take(pool, bytes, &ask, pointer, stream) }
+    unsafe { take(None, bytes, &ask, pointer, Stream { handle: stream, per_thread: PER_THREAD }) }
 }
 
 /// The pool of the current device.
@@ -118,22 +112,24 @@ unsafe fn alloc_from<const PER_THREAD: bool>(
 ) -> Status {
     // SAFETY: passed on as they came.
     let ask = || unsafe { driver(pointer, bytes, pool, stream) };
-    let stream = Stream { handle: stream, per_thread: PER_THREAD };
-    if let Some(graph) = graphs::captured_by(stream) {
-        return graphs::taking(graph, None, bytes, ask);
-    }
     // SAFETY: as above.
-    unsafe { take(pool, bytes, &ask, pointer, stream) }
+    unsafe { take(Some(pool), bytes, &ask, pointer, Stream { handle: stream, per_thread: PER_THREAD }) }
 }
 
+/// Takes from a pool, or the one of the current device. One function for all forms.
+#[inline(never)]
 unsafe fn take(
-    pool: Handle,
+    pool: Option<Handle>,
     bytes: usize,
-    // Not generic: four functions come here.
     ask: &dyn Fn() -> Status,
     pointer: *mut DevicePointer,
     stream: Stream,
 ) -> Status {
+    if let Some(graph) = graphs::captured_by(stream) {
+        return graphs::taking(graph, None, bytes, ask);
+    }
+    // Without a context the driver refuses by itself.
+    let Some(pool) = pool.or_else(usual_pool) else { return ask() };
     let process = match Process::get() {
         Ok(process) => process,
         Err(status) => return status,
