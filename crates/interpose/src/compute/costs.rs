@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 /// How many kinds are known at a time; one that falls on another's place takes it and is learned anew.
 const KINDS: usize = 4_096;
 
-/// Known work is measured again once in so many launches,
+/// Known work is measured again once in so many launches (powers of two: this is asked at every launch),
 const MEASURE_EVERY: u32 = 256;
 
 /// or if it is short, for a measurement takes as long as some launches, in so many.
@@ -57,7 +57,7 @@ impl Costs {
         let every = if (1..SHORT).contains(&measured) { MEASURE_SHORT_EVERY } else { MEASURE_EVERY };
         Expected {
             nanoseconds: if measured == 0 { UNKNOWN } else { measured },
-            measures: launches.is_multiple_of(every),
+            measures: launches & (every - 1) == 0,
             is_new,
         }
     }

@@ -36,6 +36,6 @@ fn told(config: *const LaunchConfig) -> (Handle, [u32; 3]) {
     unsafe { config.as_ref() }.map_or((DEFAULT_STREAM, [0; 3]), |told| (told.stream, told.grid))
 }
 
-fn key(what: Handle, grid: [u32; 3]) -> u64 {
-    grid.iter().fold(what.addr() as u64, |key, &extent| mix(key, u64::from(extent)))
+fn key(what: Handle, [width, height, depth]: [u32; 3]) -> u64 {
+    mix(mix(what.addr() as u64, u64::from(width) | u64::from(height) << 32), u64::from(depth))
 }

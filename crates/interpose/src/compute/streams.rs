@@ -68,7 +68,9 @@ impl Which {
 
     /// A number that no other stream has.
     pub fn mark(self) -> u64 {
-        super::mix(super::mix(self.handle as u64, self.context as u64), self.thread)
+        // One that was made has an address and no context here, a default stream has a context and no address: turned into the high
+        // bits, which addresses do not have, the one is never the other.
+        self.handle as u64 ^ (self.context as u64).rotate_left(17) ^ self.thread.rotate_left(34)
     }
 
     /// Whether it is the stream a program made and knows by `handle`.
