@@ -94,8 +94,8 @@ impl Cluster {
             let machine = machines.get(number % machines.len().max(1)).ok_or(DemoError::NoMachine)?;
             // The last one, so that adding nodes changes no other.
             let pool = if number + 1 == options.nodes { RESERVED } else { SHARED };
-            let node = DemoNode::start(&api, client.clone(), directory.path(), machine, number, pool)?;
-            nodes.push(node);
+            let node = DemoNode::start(&api, client.clone(), directory.path(), machine, number, pool);
+            nodes.push(node.await?);
         }
         let scheduler = KubeScheduler::start(Arc::clone(&api), &url)?;
         let cluster =

@@ -35,6 +35,8 @@ fn start(filter: &str, json: bool) -> Result<()> {
     let log = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_ansi(std::io::stderr().is_terminal())
+        // It would complain on standard error as well, and panic where the reader of that went away.
+        .log_internal_errors(false)
         .with_writer(std::io::stderr);
     if json {
         log.json().init();

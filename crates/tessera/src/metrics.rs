@@ -135,7 +135,9 @@ fn serve(standalone: Standalone, address: SocketAddr) -> Result<()> {
             asked.await;
             stopped.cancel();
         });
+        let (listener, address) = host::listen(address).await?;
         eprintln!("serving http://{address}/metrics");
-        standalone.serve(address, stop).await.map_err(anyhow::Error::from)
+        standalone.serve(listener, stop).await;
+        Ok(())
     })
 }

@@ -5,6 +5,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod exporter;
+mod node_watch;
 mod situations;
 
 use common::{Way, World, uuid};
