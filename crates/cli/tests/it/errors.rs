@@ -95,7 +95,10 @@ fn what_was_typed_wrong() {
     let request = said(&stage, GPU, &["what-if", "gpu=2"]);
     assert!(request.starts_with("error: unknown resource \"gpu\"; choose of "), "{request}");
     let half = said(&stage, GPU, &["what-if", "nvidia.com/gpu=0.5"]);
-    assert!(half.contains("nvidia.com/gpu: 0.5 is not a whole number; write 1 for one GPU"), "{half}");
+    assert!(
+        half.starts_with("error: nvidia.com/gpu: 0.5 is not a whole number; write 1 for one GPU"),
+        "{half}"
+    );
     for (program, name) in [(GPU, "kubectl inspect gpu"), (SHARE, "kubectl inspect gpushare")] {
         let help = stage.text(program, &["-h"]);
         assert!(

@@ -20,6 +20,7 @@ function namespaceCard(view) {
   const gpus = (value) => `${decimal(value / 100)} ${t("unit.gpus")}`;
   return h("section", { class: "card", "data-key": view.namespace },
     h("h2", {}, h("span", { class: `dot ${colour(view.namespace)}` }), h("a", { href: link("pods", { namespace: view.namespace }) }, view.namespace)),
+    view.problem && h("p", { class: "bad" }, view.problem),
     h("ul", { class: "plain meters" },
       cards.map(([name, most]) => meter(t("quota.model", { model: name }), view.byModel[name]?.compute ?? 0, 100 * most, gpus)),
       meter(t("compute"), view.held.compute, limit.compute, gpus),
