@@ -6,15 +6,17 @@ use anyhow::{Context as _, Result};
 use clap::Args;
 use tracing_subscriber::EnvFilter;
 
+const LOGGING: &str = "Logging";
+
 /// How a daemon logs.
 #[derive(Debug, Args)]
 pub(crate) struct LogArguments {
     /// What to log: error, warn, info, debug, or a filter by module such as info,tessera_node=debug
-    #[arg(long, value_name = "FILTER", env = "TESSERA_LOG", default_value = "info")]
+    #[arg(long, value_name = "FILTER", help_heading = LOGGING, env = "TESSERA_LOG", default_value = "info")]
     log: String,
 
     /// Log as JSON, one object a line
-    #[arg(long)]
+    #[arg(long, help_heading = LOGGING)]
     log_json: bool,
 }
 

@@ -4,6 +4,7 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+mod documentation;
 mod exporter;
 mod node_watch;
 mod situations;
