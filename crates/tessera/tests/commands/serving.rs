@@ -46,5 +46,5 @@ fn port_0_is_answered_with_the_port_that_was_found() {
     let grants = grants.path().to_str().unwrap();
     let agent = ["agent", "--node-name", "n", "--grants", grants, "--kubeconfig", kubeconfig];
     let agent = [&agent[..], &["--kubelet-root", grants], &gpus, &anywhere].concat();
-    assert!(page(&agent, "pages at ", "/readyz").contains("API server"));
+    assert!(page(&agent, "pages at ", "/version").contains("\"version\""));
 }
