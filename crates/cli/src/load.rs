@@ -100,7 +100,9 @@ pub(crate) async fn read_quota(client: &Client, rules: &Rules) -> Result<Quota> 
         found => found?.unwrap_or_default(),
     };
     let Some(text) = data.get(quota::DATA_KEY) else { return Ok(Quota::default()) };
-    quota::parse(text).with_context(|| format!("ConfigMap {}/{}", settings.namespace, settings.name))
+    // What can be told without them is told; what depends on them says why it cannot be.
+    let limits = quota::parse(text, &settings.home());
+    Ok(limits.unwrap_or_else(|error| Quota::all_unreadable(error.to_string())))
 }
 
 /// A pod, as kubectl would get it.

@@ -7,7 +7,7 @@ use tessera_core::grant::PodGrant;
 use tessera_core::placement::place;
 use tessera_core::verdict::Verdict;
 use tessera_wire::ask::Ask;
-use tessera_wire::dialect::{gpushare, vcuda, whole};
+use tessera_wire::dialect::{MemoryUnit, gpushare, vcuda, whole};
 use tessera_wire::objects::{Amount, Amounts, Container, Metadata, Pod, PodSpec, Resources};
 
 use crate::explain::judge;
@@ -50,11 +50,15 @@ pub(crate) fn pod(namespace: &str, request: &[String]) -> Result<Pod> {
         );
     }
     let resources = Resources { limits: amounts.clone(), requests: amounts };
-    let container = Container { name: "main".to_owned(), resources, ..Container::default() };
+    // Without a name: nobody gave it one, so no complaint shall begin with it.
+    let container = Container { resources, ..Container::default() };
     let metadata =
         Metadata { name: "what-if".to_owned(), namespace: namespace.to_owned(), ..Metadata::default() };
     let spec = PodSpec { containers: vec![container], ..PodSpec::default() };
     ensure!(spec.asks_for_cards(), "asks for no GPU; name one of {}", RESOURCES[..5].join(", "));
+    for unit in [MemoryUnit::GiB, MemoryUnit::MiB] {
+        spec.request(unit)?;
+    }
     Ok(Pod { metadata, spec, ..Pod::default() })
 }
 
@@ -95,5 +99,7 @@ mod tests {
         assert!(error(&["gpu=2"]).starts_with("unknown resource \"gpu\"; choose of aliyun.com/gpu-mem"));
         assert_eq!(error(&["cpu=1", "cpu=2"]), "cpu is given twice");
         assert!(error(&["cpu=1"]).starts_with("asks for no GPU"));
+        assert!(error(&["nvidia.com/gpu=half"]).starts_with("nvidia.com/gpu: half is no number"));
+        assert!(error(&["nvidia.com/gpu=1", "cpu=much"]).starts_with("cpu: `much` is no quantity"));
     }
 }

@@ -44,7 +44,13 @@ pub enum ConnectError {
 
 /// What is the matter with the kubeconfig, where nothing else is to be had; it names the file.
 fn without_pod(error: &kube::config::InferConfigError) -> String {
-    std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
+    let source = std::error::Error::source(error);
+    match source.and_then(|source| source.downcast_ref()) {
+        Some(KubeconfigError::ReadConfig(why, path)) => {
+            format!("the kubeconfig {} cannot be read: {why}", path.display())
+        }
+        _ => source.map_or_else(|| error.to_string(), ToString::to_string),
+    }
 }
 
 /// A client for an API server without TLS or authentication, as tests and demonstrations have.

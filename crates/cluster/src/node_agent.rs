@@ -93,13 +93,29 @@ impl NodeClient {
         })
     }
 
-    /// The node's own object, now and after every change.
-    pub fn watch_node(&self) -> impl Stream<Item = Node> + use<> {
+    /// The node's own object, now and after every change; `None` where there is none.
+    pub fn watch_node(&self) -> impl Stream<Item = Option<Node>> + use<> {
         let nodes: Api<LeanNode> = Api::all(self.client.clone());
         let config = watcher::Config::default().fields(&format!("metadata.name={}", self.node));
         let events = watcher(nodes, config).default_backoff();
-        let nodes = events.inspect(trouble_is_told("this node")).applied_objects();
-        nodes.filter_map(|node| async move { Some(node.ok()?.into()) })
+        let mut listed = false;
+        events.inspect(trouble_is_told("this node")).filter_map(move |event| {
+            let told = match event {
+                Ok(watcher::Event::Init) => {
+                    listed = false;
+                    None
+                }
+                Ok(watcher::Event::InitApply(node)) => {
+                    listed = true;
+                    Some(Some(node.into()))
+                }
+                Ok(watcher::Event::Apply(node)) => Some(Some(node.into())),
+                Ok(watcher::Event::InitDone) => (!listed).then_some(None),
+                Ok(watcher::Event::Delete(_)) => Some(None),
+                Err(_comes_back) => None,
+            };
+            async move { told }
+        })
     }
 
     /// The pods of the node as they are now, from the API server's store.

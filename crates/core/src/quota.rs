@@ -12,8 +12,23 @@ use crate::units::MiB;
 pub struct Quota {
     /// By name.
     pub namespaces: BTreeMap<String, Limit>,
-    /// Whether there are limits that nobody could read: then nobody may take anything.
-    pub is_unreadable: bool,
+    /// Limits that are there and that nobody could read.
+    pub unreadable: Unreadable,
+}
+
+/// Whose limits could not be read, and why, in words for who can mend them: whoever they are for may take nothing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Unreadable {
+    /// Of these namespaces.
+    Of(BTreeMap<String, String>),
+    /// Of nobody knows whom, so of all.
+    All(String),
+}
+
+impl Default for Unreadable {
+    fn default() -> Self {
+        Self::Of(BTreeMap::new())
+    }
 }
 
 /// What one namespace may take.
@@ -48,11 +63,11 @@ pub struct Place {
 }
 
 /// Why a quota forbids a node. All begin with the word gpu-admission uses.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum OverQuota {
-    /// Nobody knows the limits.
-    #[error("ExceedsGPUQuota: the limits cannot be read; mend the ConfigMap that holds them")]
-    Unreadable,
+    /// Nobody knows the limits: why, and what to do.
+    #[error("ExceedsGPUQuota: {0}")]
+    Unreadable(String),
     /// The namespace may not use this pool.
     #[error("ExceedsGPUQuota: not a pool of this namespace")]
     Pool,
@@ -79,16 +94,25 @@ pub struct Accounts {
 // === impl Quota ===
 
 impl Quota {
-    /// Limits that are there and cannot be read.
+    /// Limits that are there and of which nothing can be read.
     #[must_use]
-    pub fn unreadable() -> Self {
-        Self { is_unreadable: true, ..Self::default() }
+    pub fn all_unreadable(why: String) -> Self {
+        Self { unreadable: Unreadable::All(why), ..Self::default() }
+    }
+
+    /// Why the limits of a namespace cannot be read; `None` where they can, or there are none.
+    #[must_use]
+    pub fn why_unreadable(&self, namespace: &str) -> Option<&str> {
+        match &self.unreadable {
+            Unreadable::Of(namespaces) => namespaces.get(namespace).map(String::as_str),
+            Unreadable::All(why) => Some(why),
+        }
     }
 
     /// Whether anything may stand in the way of pods of this namespace.
     #[must_use]
     pub fn limits(&self, namespace: &str) -> bool {
-        self.is_unreadable || self.namespaces.contains_key(namespace)
+        self.why_unreadable(namespace).is_some() || self.namespaces.contains_key(namespace)
     }
 
     /// Whether a pod of `namespace` that takes `more` may go to `place`, given what was taken so far.
@@ -99,8 +123,8 @@ impl Quota {
         place: &Place,
         more: Taken,
     ) -> Result<(), OverQuota> {
-        if self.is_unreadable {
-            return Err(OverQuota::Unreadable);
+        if let Some(why) = self.why_unreadable(namespace) {
+            return Err(OverQuota::Unreadable(why.to_owned()));
         }
         let Some(limit) = self.namespaces.get(namespace) else { return Ok(()) };
         let in_pool = |pool: &String| limit.pools.contains(pool);
@@ -171,8 +195,8 @@ impl Quota {
 impl OverQuota {
     /// Whether it could change once others of the namespace have gone.
     #[must_use]
-    pub fn may_resolve(self) -> bool {
-        !matches!(self, Self::Unreadable | Self::Pool | Self::Model)
+    pub fn may_resolve(&self) -> bool {
+        !matches!(self, Self::Unreadable(_) | Self::Pool | Self::Model)
     }
 }
 

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use tessera_agent::shell::RunError;
 use tessera_cluster::lease::Timing;
+use tessera_scheduler::notices::Notices;
 use tessera_scheduler::run::{Membership, lead};
 use tessera_scheduler::server::{App, BODY_LIMIT, router, serve};
 use tessera_scheduler::state::{Settings, State};
@@ -76,7 +77,8 @@ impl Cluster {
             }),
             ..Settings::default()
         };
-        let app = Arc::new(App::new(State::new(settings.clone()), client.clone()));
+        let app = App::new(State::new(settings.clone()), client.clone());
+        let app = Arc::new(app.with_notices(Notices::start(client.clone())));
         let serving = tokio::spawn(serve(listener, router(Arc::clone(&app), BODY_LIMIT), None));
         let membership = Membership {
             identity: format!("demo_{}", std::process::id()),
@@ -94,8 +96,8 @@ impl Cluster {
             let machine = machines.get(number % machines.len().max(1)).ok_or(DemoError::NoMachine)?;
             // The last one, so that adding nodes changes no other.
             let pool = if number + 1 == options.nodes { RESERVED } else { SHARED };
-            let node = DemoNode::start(&api, client.clone(), directory.path(), machine, number, pool)?;
-            nodes.push(node);
+            let node = DemoNode::start(&api, client.clone(), directory.path(), machine, number, pool);
+            nodes.push(node.await?);
         }
         let scheduler = KubeScheduler::start(Arc::clone(&api), &url)?;
         let cluster =

@@ -1,10 +1,8 @@
 //! One node: an embedded kubelet, cards that are files, and the real agent.
 
 use std::collections::BTreeMap;
-use std::net::{SocketAddr, TcpListener};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use tessera_agent::machine::{Isolation, Library, Settings, WithoutLibrary};
@@ -20,6 +18,7 @@ use tessera_sim::apiserver::ApiServer;
 use tessera_sim::kubelet::node::{Node, NodeSettings};
 use tessera_wire::dialect::{Dialect, MemoryUnit};
 use tessera_wire::hand_over::HandOver;
+use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
@@ -46,14 +45,8 @@ pub(crate) const RESERVED: &str = "reserved";
 /// The node label by which a quota tells models apart.
 pub(crate) const MODEL: &str = "gaia.tencent.com/gpu-model";
 
-/// Where agents answer.
-const FIRST_PORT: u16 = 20_000;
-const PORTS: u32 = 12_000;
-/// More than one demo needs, so that demos of neighbouring process numbers do not meet.
-const SPREAD: u32 = 211;
-
 impl DemoNode {
-    pub(crate) fn start(
+    pub(crate) async fn start(
         api: &Arc<ApiServer>,
         client: tessera_cluster::Client,
         directory: &Path,
@@ -83,14 +76,16 @@ impl DemoNode {
         let node = Node::start(Arc::clone(api), settings)
             .map_err(DemoError::io(format!("start the kubelet of {name}")))?;
         let grants = directory.join("grants");
-        let address = free_address().map_err(DemoError::io("find a free port"))?;
-        let agent_url = format!("http://{address}");
+        let no_port = || DemoError::io(format!("listen for the agent of {name}"));
+        let listener = TcpListener::bind("127.0.0.1:0").await.map_err(no_port())?;
+        let agent_url = format!("http://{}", listener.local_addr().map_err(no_port())?);
         let settings = Settings {
             node: NodeName(name.clone()),
             dialects: vec![Dialect::Nvidia, Dialect::Gputopology, Dialect::Gpushare, Dialect::Vcuda],
             memory_unit: MemoryUnit::GiB,
             policy: Policy::Tessera(Arc::default()),
             hand_over: HandOver::default(),
+            meeting: Meeting::PluginsRegistry(root.join("plugins_registry")),
             isolation: Isolation {
                 // As if it were installed: no container here loads it.
                 library: Ok(Library { folder: grants.join(".library").display().to_string(), by_cdi: false }),
@@ -110,9 +105,8 @@ impl DemoNode {
             gpus: Arc::new(Simulated::new(description.clone())),
             watch_health: true,
             cluster: Arc::new(NodeClient::new(client, name.clone())),
-            meeting: Meeting::PluginsRegistry(root.join("plugins_registry")),
             pod_resources: root.join("pod-resources/kubelet.sock"),
-            listen: Some(address),
+            listen: Some(listener),
             sampling: Sampling { processes: proc_root, ..Sampling::default() },
         };
         let stop = CancellationToken::new();
@@ -148,22 +142,6 @@ impl DemoNode {
         let ended = self.agent.await;
         self.node.stop().await;
         ended.ok()?.err().map(|why| (self.name, why))
-    }
-}
-
-/// An address nobody listens on now, nor soon: each is handed out once, other demos begin elsewhere, and the ports that systems give
-/// to outgoing connections, which the agents make by the dozen, lie above.
-fn free_address() -> std::io::Result<SocketAddr> {
-    static NEXT: AtomicU32 = AtomicU32::new(0);
-    let begin = std::process::id().wrapping_mul(SPREAD);
-    loop {
-        let turn = NEXT.fetch_add(1, Ordering::Relaxed);
-        let port = FIRST_PORT + u16::try_from(begin.wrapping_add(turn) % PORTS).unwrap_or_default();
-        match TcpListener::bind(("127.0.0.1", port)) {
-            Ok(listener) => return listener.local_addr(),
-            Err(error) if turn >= PORTS => return Err(error),
-            Err(_) => {}
-        }
     }
 }
 

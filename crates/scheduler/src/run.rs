@@ -126,7 +126,12 @@ impl Reign {
         match &settings.quota {
             Some(quota) => {
                 let changes = watch::config_map(client(), &quota.namespace, &quota.name);
-                tasks.spawn(feed_quota(Arc::clone(app), changes, mark(&listed, |lists| &mut lists.quota)));
+                tasks.spawn(feed_quota(
+                    Arc::clone(app),
+                    quota.home(),
+                    changes,
+                    mark(&listed, |lists| &mut lists.quota),
+                ));
             }
             None => mark(&listed, |lists| &mut lists.quota)(),
         }

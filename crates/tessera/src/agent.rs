@@ -42,9 +42,17 @@ async fn serve(arguments: Arguments) -> Result<()> {
     let isolation = isolation(&arguments, &grants);
     let labels = labels(&arguments.node_labels)?;
     let meeting = meeting(&arguments);
-    let advertise = advertise(&arguments, listen)?;
+    let advertised = advertised(&arguments)?;
     let sampling = arguments.sampling.settings()?;
     let client = tessera_cluster::connect(arguments.kubeconfig.as_deref()).await?;
+    let listener = match listen {
+        Some(address) => Some(host::listen(address).await?),
+        None => None,
+    };
+    if let Some((_, address)) = &listener {
+        tracing::info!("pages at http://{address}/");
+    }
+    let advertise = advertised.or_else(|| reached_at(listener.as_ref()?.1));
     let gpus = arguments.gpus.open();
     let instance_type = match (arguments.instance_type, &arguments.instance_type_url) {
         (None, Some(url)) => instance_type::ask(url).await,
@@ -74,6 +82,7 @@ async fn serve(arguments: Arguments) -> Result<()> {
             driver_directory: arguments.driver_directory,
             cgpu_disabled: false,
         },
+        meeting,
         isolation,
         grants: grants.display().to_string(),
         instance_type,
@@ -86,9 +95,8 @@ async fn serve(arguments: Arguments) -> Result<()> {
         gpus: Arc::from(gpus),
         watch_health: arguments.health_check && disabled != "all" && !disabled.contains("xids"),
         cluster: Arc::new(NodeClient::new(client, arguments.node_name)),
-        meeting,
         pod_resources: arguments.kubelet_root.join("pod-resources/kubelet.sock"),
-        listen,
+        listen: listener.map(|(listener, _)| listener),
         sampling,
     };
     let stop = CancellationToken::new();
@@ -145,18 +153,20 @@ fn address(arguments: &Arguments) -> Result<Option<SocketAddr>> {
     Ok(arguments.listen.0)
 }
 
-/// What is given, or what the pod's environment tells of the node.
-fn advertise(arguments: &Arguments, listen: Option<SocketAddr>) -> Result<Option<String>> {
-    if let Some(url) = &arguments.advertise {
-        let known = url.starts_with("http://") || url.starts_with("https://");
-        ensure!(known, "--advertise {url}: write a URL such as http://10.0.0.5:5678");
-        return Ok(Some(url.trim_end_matches('/').to_owned()));
-    }
-    let Some(listen) = listen else { return Ok(None) };
+/// Where others reach the pages, where that is given.
+fn advertised(arguments: &Arguments) -> Result<Option<String>> {
+    let Some(url) = &arguments.advertise else { return Ok(None) };
+    let known = url.starts_with("http://") || url.starts_with("https://");
+    ensure!(known, "--advertise {url}: write a URL such as http://10.0.0.5:5678");
+    Ok(Some(url.trim_end_matches('/').to_owned()))
+}
+
+/// Where others reach the pages, by what the pod's environment tells of the node.
+fn reached_at(listening: SocketAddr) -> Option<String> {
     // On the host network both are the same; otherwise only the pod's own leads here.
     let told =
         ["POD_IP", "HOST_IP"].into_iter().find_map(|name| std::env::var(name).ok()?.parse::<IpAddr>().ok());
-    Ok(told.map(|address| format!("http://{}", SocketAddr::new(address, listen.port()))))
+    told.map(|address| format!("http://{}", SocketAddr::new(address, listening.port())))
 }
 
 fn labels(text: &str) -> Result<BTreeMap<String, String>> {

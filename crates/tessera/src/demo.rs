@@ -23,7 +23,7 @@ use crate::{host, log, values};
 TESSERA_LOG=info shows what the scheduler and the agents log.")]
 pub(crate) struct Arguments {
     /// How many nodes; the last one is reserved for the preemption
-    #[arg(long, default_value_t = 6)]
+    #[arg(long, value_name = "COUNT", default_value_t = 6)]
     nodes: usize,
 
     /// What the nodes look like, in turns: output of `nvidia-smi topo -m`; without it two kinds of machines with 8 GPUs
@@ -35,15 +35,15 @@ pub(crate) struct Arguments {
     pods: f64,
 
     /// What is shown
-    #[arg(long, value_enum, default_value = "all")]
+    #[arg(long, value_name = "WHICH", value_enum, default_value = "all")]
     scenario: Scenario,
 
     /// The same seed brings the same pods
-    #[arg(long, default_value_t = 1)]
+    #[arg(long, value_name = "NUMBER", default_value_t = 1)]
     seed: u64,
 
     /// How fast time goes for the pods: 2 for twice as many, each running half as long
-    #[arg(long, default_value_t = 1.0, allow_negative_numbers = true)]
+    #[arg(long, value_name = "FACTOR", default_value_t = 1.0, allow_negative_numbers = true)]
     speed: f64,
 
     /// Where the dashboard is served; another port if this one is taken

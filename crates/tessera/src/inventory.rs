@@ -21,11 +21,11 @@ use tessera_wire::smi_matrix::{self, SmiMatrix};
   tessera inventory --gpus simulated:topology.txt")]
 pub(crate) struct Arguments {
     /// Where the GPUs come from: nvml, or simulated:FILE
-    #[arg(long, default_value = "nvml")]
+    #[arg(long, value_name = "SOURCE", default_value = "nvml")]
     gpus: Source,
 
     /// The unit of aliyun.com/gpu-mem on this node: GiB, MiB, or a number of MiB such as 256MiB
-    #[arg(long, default_value = "GiB")]
+    #[arg(long, value_name = "UNIT", default_value = "GiB")]
     memory_unit: MemoryUnit,
 
     /// Print the node annotation tessera.dev/inventory, which --gpus simulated:FILE reads

@@ -6,15 +6,17 @@ use anyhow::{Context as _, Result};
 use clap::Args;
 use tracing_subscriber::EnvFilter;
 
+const LOGGING: &str = "Logging";
+
 /// How a daemon logs.
 #[derive(Debug, Args)]
 pub(crate) struct LogArguments {
     /// What to log: error, warn, info, debug, or a filter by module such as info,tessera_node=debug
-    #[arg(long, value_name = "FILTER", env = "TESSERA_LOG", default_value = "info")]
+    #[arg(long, value_name = "FILTER", help_heading = LOGGING, env = "TESSERA_LOG", default_value = "info")]
     log: String,
 
     /// Log as JSON, one object a line
-    #[arg(long)]
+    #[arg(long, help_heading = LOGGING)]
     log_json: bool,
 }
 
@@ -35,6 +37,8 @@ fn start(filter: &str, json: bool) -> Result<()> {
     let log = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_ansi(std::io::stderr().is_terminal())
+        // It would complain on standard error as well, and panic where the reader of that went away.
+        .log_internal_errors(false)
         .with_writer(std::io::stderr);
     if json {
         log.json().init();

@@ -2,6 +2,8 @@
 
 mod agent;
 mod demo;
+#[cfg(test)]
+mod documentation;
 mod host;
 mod inventory;
 mod log;

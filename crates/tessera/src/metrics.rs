@@ -26,11 +26,11 @@ use crate::{host, log, values};
   tessera metrics --metrics dcgm              # in the words of dcgm-exporter")]
 pub(crate) struct Arguments {
     /// Where the GPUs come from: nvml, or simulated:FILE
-    #[arg(long, default_value = "nvml")]
+    #[arg(long, value_name = "SOURCE", default_value = "nvml")]
     gpus: Source,
 
     /// The name of this machine in labels [default: its host name]
-    #[arg(long, env = "NODE_NAME")]
+    #[arg(long, value_name = "NAME", env = "NODE_NAME")]
     node_name: Option<String>,
 
     /// How long to look before printing, such as 30s
@@ -57,8 +57,8 @@ pub(crate) struct SamplingArguments {
     #[arg(long, value_name = "DIRECTORY")]
     proc_root: Option<PathBuf>,
 
-    /// Whose metrics /metrics has: native, map, pod-memory, gpu-manager, dcgm, dcgm-pods, cadvisor, hami, hami-legacy
-    #[arg(long, value_delimiter = ',', default_values = ["native", "map", "pod-memory", "gpu-manager"])]
+    /// Whose metrics /metrics has, separated by commas: native, map, pod-memory, gpu-manager, dcgm, dcgm-pods, cadvisor, hami, hami-legacy
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', default_values = ["native", "map", "pod-memory", "gpu-manager"])]
     metrics: Vec<Vocabulary>,
 
     /// Also write native series of single processes
@@ -70,11 +70,11 @@ pub(crate) struct SamplingArguments {
     most_processes: usize,
 
     /// Labels of pod_used_gpu_mem_MB: those of its last version, or of its first
-    #[arg(long, value_enum, default_value = "new")]
+    #[arg(long, value_name = "VERSION", value_enum, default_value = "new")]
     pod_memory_labels: LabelSet,
 
     /// The label with the node's name in DCGM's metrics
-    #[arg(long, default_value = "Hostname", value_parser = ["Hostname", "hostname"])]
+    #[arg(long, value_name = "LABEL", default_value = "Hostname", value_parser = ["Hostname", "hostname"])]
     hostname_label: String,
 }
 
@@ -135,7 +135,9 @@ fn serve(standalone: Standalone, address: SocketAddr) -> Result<()> {
             asked.await;
             stopped.cancel();
         });
+        let (listener, address) = host::listen(address).await?;
         eprintln!("serving http://{address}/metrics");
-        standalone.serve(address, stop).await.map_err(anyhow::Error::from)
+        standalone.serve(listener, stop).await;
+        Ok(())
     })
 }

@@ -17,7 +17,6 @@ use tessera_scheduler::state::{DefaultPolicy, Settings, State};
 use tessera_scheduler::verb::filter::PassOn;
 use tessera_wire::dialect::MemoryUnit;
 use tessera_wire::{quota, rules};
-use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 
 use crate::log::LogArguments;
@@ -147,9 +146,7 @@ async fn serve_all(arguments: Arguments) -> Result<()> {
     let routes = router(Arc::clone(&app), max_body << 20);
     let mut servers = JoinSet::new();
     for address in listen {
-        let listener = TcpListener::bind(address)
-            .await
-            .with_context(|| format!("cannot listen on {address} (--listen names another address)"))?;
+        let (listener, address) = host::listen(address).await?;
         tracing::info!("listening on {}://{address}/", if tls.is_some() { "https" } else { "http" });
         servers.spawn(serve(listener, routes.clone(), tls.clone()));
     }

@@ -10,9 +10,9 @@ use crate::quantity::{BadQuantity, Quantity};
 
 /// A pod that cannot be placed as it is written.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("container {container}: {reason}")]
+#[error("{}{reason}", prefix(container))]
 pub struct BadPod {
-    /// Which container.
+    /// Which container; empty where a pod was made of a request that named none.
     pub container: String,
     /// What is wrong, and what to write instead.
     #[source]
@@ -26,8 +26,18 @@ pub enum BadContainer {
     #[error(transparent)]
     Gpu(#[from] BadRequest),
     /// Its CPU or main memory.
-    #[error(transparent)]
-    Quantity(#[from] BadQuantity),
+    #[error("{resource}: {reason}")]
+    Quantity {
+        /// Which of the two.
+        resource: &'static str,
+        /// What is wrong with it.
+        #[source]
+        reason: BadQuantity,
+    },
+}
+
+fn prefix(container: &str) -> String {
+    if container.is_empty() { String::new() } else { format!("container {container}: ") }
 }
 
 impl PodSpec {
@@ -42,7 +52,7 @@ impl PodSpec {
         }
         let overhead = self
             .overhead_needs()
-            .map_err(|reason| BadPod { container: "(pod overhead)".to_owned(), reason: reason.into() })?;
+            .map_err(|reason| BadPod { container: "(pod overhead)".to_owned(), reason })?;
         let cpu = peak(&needs, |need| need.0, |need| need.1, |a, b| a + b, MilliCpu::max);
         let memory = peak(&needs, |need| need.0, |need| need.2, |a, b| a + b, MiB::max);
         Ok(PodRequest {
@@ -87,7 +97,7 @@ impl PodSpec {
         self.request(MemoryUnit::GiB).map(|request| (request.cpu, request.memory)).unwrap_or_default()
     }
 
-    fn overhead_needs(&self) -> Result<(MilliCpu, MiB), BadQuantity> {
+    fn overhead_needs(&self) -> Result<(MilliCpu, MiB), BadContainer> {
         cpu_and_memory(&self.overhead, &Amounts::new())
     }
 }
@@ -113,10 +123,11 @@ impl Container {
 }
 
 /// As requested, or else as limited, which is what the API server fills in.
-fn cpu_and_memory(requests: &Amounts, limits: &Amounts) -> Result<(MilliCpu, MiB), BadQuantity> {
-    let amount = |name: &str| {
-        let text = requests.get(name).or_else(|| limits.get(name));
-        text.map_or_else(|| Ok(Quantity::default()), |text| text.0.parse::<Quantity>())
+fn cpu_and_memory(requests: &Amounts, limits: &Amounts) -> Result<(MilliCpu, MiB), BadContainer> {
+    let amount = |resource: &'static str| {
+        let text = requests.get(resource).or_else(|| limits.get(resource));
+        let amount = text.map_or_else(|| Ok(Quantity::default()), |text| text.0.parse::<Quantity>());
+        amount.map_err(|reason| BadContainer::Quantity { resource, reason })
     };
     let cpu = amount("cpu")?.milli().unwrap_or(0);
     let memory = amount("memory")?.mib().unwrap_or(0);
@@ -174,7 +185,10 @@ mod tests {
         let pod = r#"{"containers": [{"name": "train", "resources": {"requests": {"cpu": "much"}}}]}"#;
         assert_eq!(
             read(pod).unwrap_err().to_string(),
-            "container train: `much` is no quantity; write a number such as 2, 500m or 4Gi"
+            "container train: cpu: `much` is no quantity; write a number such as 2, 500m or 4Gi"
         );
+        let pod = r#"{"containers": [{"resources": {"limits": {"nvidia.com/gpu": "half"}}}]}"#;
+        let said = read(pod).unwrap_err().to_string();
+        assert!(said.starts_with("nvidia.com/gpu: half is no number"), "no container to name: {said}");
     }
 }

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
-use tessera_core::quota::{Limit, Quota};
+use serde_json::Value;
+use tessera_core::quota::{Limit, Quota, Unreadable};
 use tessera_core::units::MiB;
 
 /// The ConfigMap's key that holds the limits.
@@ -27,21 +28,25 @@ pub struct Settings {
     pub pool_label: String,
 }
 
-/// Limits that cannot be read.
+/// The limits of a namespace as they are written, for who has to mend them.
+const EXPECTED: &str = r#"{"quota": {"<model>": 4}, "pool": ["<pool>"], "memoryMiB": 65536, "percent": 400}"#;
+
+/// Limits of which nothing can be read.
 #[derive(Debug, thiserror::Error)]
-#[error(
-    "expected {{\"<namespace>\": {{\"quota\": {{\"<model>\": <cards>}}, \"pool\": [\"<pool>\"], \"memoryMiB\": 65536, \"percent\": 400}}}}: {0}"
-)]
-pub struct BadQuota(#[from] serde_json::Error);
+#[error("{home} cannot be read: {source}; write {{\"<namespace>\": {EXPECTED}}}")]
+pub struct BadQuota {
+    home: String,
+    source: serde_json::Error,
+}
 
 /// A settings file that cannot be read.
 #[derive(Debug, thiserror::Error)]
 #[error("expected {{\"GPUModelLabel\": \"...\", \"GPUPoolLabel\": \"...\"}}: {0}")]
 pub struct BadSettings(#[from] serde_json::Error);
 
-#[derive(Deserialize)]
-#[serde(default, rename_all = "camelCase")]
-#[derive(Default)]
+/// A word that is not known might be a limit that is not known: such an entry is not read as one without it.
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "camelCase", deny_unknown_fields)]
 struct Namespace {
     quota: Option<BTreeMap<String, u64>>,
     pool: Option<Vec<String>>,
@@ -57,21 +62,48 @@ pub fn parse_settings(json: &str) -> Result<Settings, BadSettings> {
     Ok(serde_json::from_str(json)?)
 }
 
-/// Reads the limits.
-pub fn parse(json: &str) -> Result<Quota, BadQuota> {
-    let namespaces: BTreeMap<String, Namespace> = serde_json::from_str(json)?;
-    let limit = |namespace: Namespace| Limit {
-        // A namespace with limits of ours only may use any model.
-        cards: match (namespace.quota, namespace.memory_mib, namespace.percent) {
-            (None, None, None) => Some(BTreeMap::new()),
-            (cards, _, _) => cards,
-        },
-        pools: namespace.pool.unwrap_or_default(),
-        memory: namespace.memory_mib.map(MiB),
-        percent: namespace.percent,
-    };
-    let namespaces = namespaces.into_iter().map(|(name, found)| (name, limit(found))).collect();
-    Ok(Quota { namespaces, is_unreadable: false })
+impl Settings {
+    /// Where the limits are written, for who has to mend them.
+    #[must_use]
+    pub fn home(&self) -> String {
+        format!("key {DATA_KEY} of ConfigMap {}/{}", self.namespace, self.name)
+    }
+}
+
+/// Reads the limits that stand in `home`. A namespace whose limits cannot be read is told among them: they are its own affair.
+pub fn parse(json: &str, home: &str) -> Result<Quota, BadQuota> {
+    let bad = |source| BadQuota { home: home.to_owned(), source };
+    let written: BTreeMap<String, Value> = serde_json::from_str(json).map_err(bad)?;
+    let (mut namespaces, mut unreadable) = (BTreeMap::new(), BTreeMap::new());
+    for (name, limits) in written {
+        match Namespace::deserialize(limits) {
+            Ok(limits) => {
+                namespaces.insert(name, limits.into());
+            }
+            Err(error) => {
+                let why = format!(
+                    "the limits of namespace {name} in {home} cannot be read: {error}; write {EXPECTED}, or what of it is to be limited"
+                );
+                unreadable.insert(name, why);
+            }
+        }
+    }
+    Ok(Quota { namespaces, unreadable: Unreadable::Of(unreadable) })
+}
+
+impl From<Namespace> for Limit {
+    fn from(limits: Namespace) -> Self {
+        Self {
+            // A namespace with limits of ours only may use any model.
+            cards: match (limits.quota, limits.memory_mib, limits.percent) {
+                (None, None, None) => Some(BTreeMap::new()),
+                (cards, _, _) => cards,
+            },
+            pools: limits.pool.unwrap_or_default(),
+            memory: limits.memory_mib.map(MiB),
+            percent: limits.percent,
+        }
+    }
 }
 
 fn default_name() -> String {
@@ -85,6 +117,28 @@ fn default_namespace() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn parse(json: &str) -> Result<Quota, BadQuota> {
+        super::parse(json, "key gpu_quota of ConfigMap kube-system/gpuquota")
+    }
+
+    #[test]
+    fn an_entry_that_cannot_be_read_is_the_affair_of_its_namespace() {
+        let check = |entry: &str, why: &str| {
+            let quota = parse(&format!(r#"{{"team":{entry},"good":{{"percent":100}}}}"#)).unwrap();
+            let said = quota.why_unreadable("team").unwrap();
+            let begin = "the limits of namespace team in key gpu_quota of ConfigMap kube-system/gpuquota cannot be read: ";
+            assert_eq!(said.strip_prefix(begin).and_then(|said| said.split_once("; write ")).unwrap().0, why);
+            assert_eq!(quota.namespaces.keys().collect::<Vec<_>>(), ["good"]);
+            assert_eq!(quota.why_unreadable("good"), None);
+        };
+        check(r#"{"quota":{"M40":"4"}}"#, r#"invalid type: string "4", expected u64"#);
+        check(r#"{"percent":-1}"#, "invalid value: integer `-1`, expected u64");
+        check("null", "invalid type: null, expected struct Namespace");
+        check("400", "invalid type: integer `400`, expected struct Namespace");
+        let misspelt = "unknown field `memoryMb`, expected one of `quota`, `pool`, `memoryMiB`, `percent`";
+        check(r#"{"quota":{"M40":4},"memoryMb":1024}"#, misspelt);
+    }
 
     #[test]
     fn the_sample_of_the_original() {
@@ -114,6 +168,12 @@ mod tests {
         .unwrap();
         assert_eq!((settings.name.as_str(), settings.namespace.as_str()), ("gpuquota", "kube-system"));
         assert!(parse_settings("{}").unwrap_err().to_string().contains("missing field `GPUModelLabel`"));
-        assert!(parse("[]").unwrap_err().to_string().starts_with("expected {\"<namespace>\""));
+        assert_eq!(settings.home(), "key gpu_quota of ConfigMap kube-system/gpuquota");
+        let nothing = parse("[]").unwrap_err().to_string();
+        assert!(
+            nothing
+                .starts_with("key gpu_quota of ConfigMap kube-system/gpuquota cannot be read: invalid type")
+        );
+        assert!(nothing.contains(r#"; write {"<namespace>": {"quota": "#), "{nothing}");
     }
 }

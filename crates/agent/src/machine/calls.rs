@@ -70,6 +70,11 @@ impl Calls {
         !self.waiting.is_empty()
     }
 
+    /// Why the last list failed, if it did.
+    pub(super) fn list_failure(&self) -> Option<&str> {
+        self.list_failure.as_deref()
+    }
+
     pub(super) fn want_list(&mut self, actions: &mut Vec<Action>) {
         if self.list_covers.is_some() {
             self.list_wanted = true;

@@ -39,6 +39,8 @@ pub enum Event {
     Incident(Incident),
     /// A kubelet has opened the device stream of a resource: it is there, perhaps anew.
     StreamOpened(Resource),
+    /// The plugin of a resource cannot make its socket, and why; it tries again.
+    WithoutSocket(Resource, String),
     /// All pods of this node, as the API server has them now.
     Pods(Vec<Pod>),
     /// A pod of this node is new or has changed.
@@ -47,6 +49,8 @@ pub enum Event {
     PodDeleted(PodUid),
     /// The node's object, as it is now.
     Node(Box<objects::Node>),
+    /// The API server has no object of the node: not yet, or not any more.
+    NodeMissing,
     /// What the kubelet's podresources said, or why it said nothing: answers [`Action::List`].
     Listed(Result<Vec<PodDevices>, String>),
     /// The kubelet asks which devices to take.

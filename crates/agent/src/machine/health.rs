@@ -85,6 +85,25 @@ impl HealthBook {
         }
     }
 
+    /// What happened to a card, and what follows.
+    fn describe(&self, kind: IncidentKind) -> String {
+        let what = match kind {
+            IncidentKind::Xid(number) => format!("reported XID {number}"),
+            IncidentKind::DoubleBitEcc => "reported a double-bit ECC error".to_owned(),
+            IncidentKind::Lost => "does not answer any more".to_owned(),
+            IncidentKind::Back => "answers again".to_owned(),
+        };
+        match verdict(kind) {
+            Verdict::Ignored | Verdict::Recovered => what,
+            Verdict::Transient => {
+                format!("{what}: out of use until it has been quiet for {} s", self.quiet_time.as_secs())
+            }
+            Verdict::Fatal => {
+                format!("{what}: out of use until the driver finds it anew or the agent restarts")
+            }
+        }
+    }
+
     /// Trusts those again that have been quiet long enough; whether there were any.
     pub(super) fn recover(&mut self, elapsed: Duration) -> bool {
         let before = self.bad.len();
@@ -103,8 +122,7 @@ impl Agent {
         for gpu in gpus {
             if self.health.note(now.elapsed, &gpu, incident.kind) {
                 changed = true;
-                let meaning = verdict(incident.kind);
-                actions.push(Action::Warn(format!("GPU {gpu}: {:?} is {meaning:?}", incident.kind)));
+                actions.push(Action::Warn(format!("GPU {gpu} {}", self.health.describe(incident.kind))));
             }
         }
         if !changed {

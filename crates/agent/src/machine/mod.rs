@@ -3,6 +3,7 @@
 //! Whoever drives it feeds [`Agent::handle`] with what happened and carries out what it answers, in order. It never waits and
 //! never looks at a clock; [`Agent::next_wake`] tells when it wants a [`Event::Tick`].
 
+mod absent;
 mod action;
 mod admission;
 mod books;
@@ -31,6 +32,10 @@ use tessera_core::{ledger::Ledger, units::PodUid};
 use tessera_node::pod_resources::PodDevices;
 use tessera_wire::{device_id::Resource, objects::Pod};
 
+use self::{
+    absent::Absent, admission::Admission, calls::Calls, cards::Cards, health::HealthBook, publish::Published,
+    truth::Truth,
+};
 pub use self::{
     action::{Action, Answer},
     event::{CallId, Event, Now, WriteError},
@@ -41,9 +46,6 @@ pub use self::{
     settings::Settings,
     start::ContainerLimits,
     view::{ContainerView, PodView, View},
-};
-use self::{
-    admission::Admission, calls::Calls, cards::Cards, health::HealthBook, publish::Published, truth::Truth,
 };
 
 /// The state of a node's agent.
@@ -71,6 +73,7 @@ pub struct Agent {
     calls: Calls,
     truth: Truth,
     published: Published,
+    absent: Absent,
     watch: measure::Watch,
     /// Counts the changes of pods and cards.
     revision: u64,
@@ -102,6 +105,7 @@ impl Agent {
             calls: Calls::default(),
             truth: Truth::default(),
             published: Published::default(),
+            absent: Absent::default(),
             watch: measure::Watch::default(),
             revision: 0,
             books: None,
@@ -139,9 +143,11 @@ impl Agent {
             Event::PodApplied(pod) => return self.on_pod(*pod),
             Event::PodDeleted(uid) => return self.on_pod_deleted(&uid),
             Event::Node(node) => {
+                self.absent.node = false;
                 self.published.seen(*node);
                 return Untrue::Node;
             }
+            Event::NodeMissing => self.on_node_missing(actions),
             Event::Listed(listed) => return self.on_listed(now, listed, actions),
             Event::GrantsBegun(call, outcome) => return self.on_grants_begun(call, outcome, actions),
             Event::PodPatched(uid, outcome) => return self.on_pod_patched(now, uid, outcome, actions),
@@ -154,7 +160,11 @@ impl Agent {
                 return Untrue::Node;
             }
             Event::Tick => return self.on_tick(now, actions),
-            Event::StreamOpened(resource) => self.on_stream(resource),
+            Event::StreamOpened(resource) => {
+                self.absent.has_socket(resource);
+                self.on_stream(resource);
+            }
+            Event::WithoutSocket(resource, reason) => self.on_without_socket(resource, reason, actions),
             Event::Prefer(call, resource, wish) => self.on_prefer(now, call, resource, wish, actions),
             Event::Allocate(call, resource, ids) => self.on_allocate(now, call, resource, ids, actions),
             Event::PreStart(call, resource, ids) => self.on_pre_start(now, call, resource, ids, actions),
@@ -211,6 +221,7 @@ impl Agent {
         }
         self.expire_calls(now, actions);
         self.retry_lists(now, actions);
+        self.look_for_kubelet(now, actions);
         if recovered {
             return Untrue::All;
         }

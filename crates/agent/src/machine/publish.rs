@@ -61,6 +61,12 @@ impl Published {
         self.written = None;
     }
 
+    /// There is no such node, so nothing to write to.
+    pub(super) fn gone(&mut self) {
+        self.node = None;
+        self.written = None;
+    }
+
     /// Whether a write that failed may be tried again.
     pub(super) fn has_waited(&self, now: Now) -> bool {
         let due = |retry_at: Option<Duration>| retry_at.is_some_and(|at| now.elapsed >= at);

@@ -6,6 +6,7 @@ use std::{
 };
 
 use tessera_core::{placement::Policy, units::NodeName};
+use tessera_node::device_plugin::Meeting;
 use tessera_wire::{
     dialect::{Dialect, MemoryUnit},
     hand_over::HandOver,
@@ -26,6 +27,8 @@ pub struct Settings {
     pub policy: Policy,
     /// How cards are handed to containers.
     pub hand_over: HandOver,
+    /// Where plugins and the kubelet meet.
+    pub meeting: Meeting,
     /// How containers are held to their shares.
     pub isolation: Isolation,
     /// Where grant directories lie on the node.

@@ -80,6 +80,9 @@ impl Agent {
             (None, None) => return Err("looking for GPUs".to_owned()),
             (Some(_), _) => {}
         }
+        if self.absent.node {
+            return Err(self.no_node());
+        }
         if !self.pods_known {
             return Err("the API server has not told the pods of this node yet".to_owned());
         }

@@ -57,8 +57,8 @@ pub struct OwnerNote {
 pub enum ClusterEvent {
     /// Of the pods.
     Pod(PodEvent),
-    /// Of the node.
-    Node(Box<Node>),
+    /// Of the node: `None` where there is none of this name.
+    Node(Option<Box<Node>>),
 }
 
 impl From<ClusterEvent> for Event {
@@ -67,7 +67,8 @@ impl From<ClusterEvent> for Event {
             ClusterEvent::Pod(PodEvent::All(pods)) => Self::Pods(pods),
             ClusterEvent::Pod(PodEvent::Applied(pod)) => Self::PodApplied(pod),
             ClusterEvent::Pod(PodEvent::Deleted(uid)) => Self::PodDeleted(PodUid(uid)),
-            ClusterEvent::Node(node) => Self::Node(node),
+            ClusterEvent::Node(Some(node)) => Self::Node(node),
+            ClusterEvent::Node(None) => Self::NodeMissing,
         }
     }
 }
@@ -75,7 +76,7 @@ impl From<ClusterEvent> for Event {
 impl Cluster for NodeClient {
     fn watch(&self) -> BoxStream<'static, ClusterEvent> {
         let pods = self.watch_pods().map(ClusterEvent::Pod);
-        let node = self.watch_node().map(|node| ClusterEvent::Node(Box::new(node)));
+        let node = self.watch_node().map(|node| ClusterEvent::Node(node.map(Box::new)));
         futures::stream::select(pods, node).boxed()
     }
 

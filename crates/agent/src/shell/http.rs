@@ -2,7 +2,7 @@
 
 mod metrics;
 
-use std::{collections::BTreeMap, future::Future, io, net::SocketAddr, sync::Arc};
+use std::{collections::BTreeMap, future::Future, sync::Arc};
 
 use axum::{Json, Router, extract::State, http::StatusCode, routing::get};
 use tessera_core::units::MiB;
@@ -25,14 +25,13 @@ struct Pages {
     sampler: Arc<Sampler>,
 }
 
-/// Listens, and comes back with the work of serving.
-pub(super) async fn serve(
-    address: SocketAddr,
+/// The work of serving.
+pub(super) fn serve(
+    listener: TcpListener,
     messages: Messages,
     sampler: Arc<Sampler>,
     stop: CancellationToken,
-) -> io::Result<impl Future<Output = ()> + Send> {
-    let listener = TcpListener::bind(address).await?;
+) -> impl Future<Output = ()> + Send {
     let router = Router::new()
         .route("/healthz", get(healthz))
         .route("/readyz", get(readyz))
@@ -42,12 +41,12 @@ pub(super) async fn serve(
         .route(node_use::PATH, get(in_use))
         .merge(metrics::routes())
         .with_state(Pages { messages, sampler });
-    Ok(async move {
+    async move {
         let served = axum::serve(listener, router).with_graceful_shutdown(stop.cancelled_owned());
         if let Err(error) = served.await {
             tracing::error!(%error, "pages are no longer served");
         }
-    })
+    }
 }
 
 impl Pages {

@@ -13,7 +13,6 @@ mod standalone;
 
 use std::{
     collections::BTreeMap,
-    net::SocketAddr,
     path::PathBuf,
     sync::Arc,
     time::{Duration, Instant, SystemTime},
@@ -29,6 +28,7 @@ use tessera_node::{
 };
 use tessera_wire::device_id::Resource;
 use tokio::{
+    net::TcpListener,
     sync::{mpsc, oneshot},
     task::JoinSet,
 };
@@ -55,12 +55,10 @@ pub struct Ports<C> {
     pub watch_health: bool,
     /// The API server.
     pub cluster: Arc<C>,
-    /// Where plugins and the kubelet meet.
-    pub meeting: Meeting,
     /// The kubelet's podresources socket.
     pub pod_resources: PathBuf,
     /// Where pages are served, if anywhere.
-    pub listen: Option<SocketAddr>,
+    pub listen: Option<TcpListener>,
     /// How the cards are looked at.
     pub sampling: Sampling,
 }
@@ -68,14 +66,6 @@ pub struct Ports<C> {
 /// The agent cannot run.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
-    /// The address for pages cannot be used.
-    #[error("cannot listen on {address}")]
-    Listen {
-        /// Which address.
-        address: SocketAddr,
-        /// Why.
-        source: std::io::Error,
-    },
     /// Grants cannot be written.
     #[error("cannot use {} for grants", path.display())]
     Grants {
@@ -116,10 +106,8 @@ pub async fn run<C: Cluster>(
     let mut tasks = JoinSet::new();
     let processes = Processes::at(ports.sampling.processes.clone());
     let sampler = Arc::new(Sampler::new(ports.gpus.clone(), ports.sampling));
-    if let Some(address) = ports.listen {
-        let listening = http::serve(address, messages.clone(), sampler.clone(), stop.clone()).await;
-        let served = listening.map_err(|source| RunError::Listen { address, source })?;
-        tasks.spawn(served);
+    if let Some(listener) = ports.listen {
+        tasks.spawn(http::serve(listener, messages.clone(), sampler.clone(), stop.clone()));
     }
     let pod_resources = PodResources::at(&ports.pod_resources)?;
     let path = PathBuf::from(&settings.grants);
@@ -138,9 +126,9 @@ pub async fn run<C: Cluster>(
     gpus::watch(ports.gpus.clone(), ports.watch_health, messages.clone(), stop.clone())
         .map_err(RunError::Thread)?;
     let shell = Shell {
+        meeting: settings.meeting.clone(),
         agent: Agent::new(settings),
         cluster: ports.cluster,
-        meeting: ports.meeting,
         pod_resources,
         grants,
         arbiter,
@@ -357,6 +345,7 @@ impl<C: Cluster> Shell<C> {
         let plugin = Arc::new(Plugin::new(resource, self.messages.clone()));
         self.plugins.insert(resource, plugin.clone());
         let (meeting, stop, served) = (self.meeting.clone(), self.stop.clone(), plugin.clone());
+        let messages = self.messages.clone();
         self.tasks.spawn(async move {
             while !stop.is_cancelled() {
                 let served = Served {
@@ -366,7 +355,8 @@ impl<C: Cluster> Shell<C> {
                 };
                 if let Err(error) = serve(served, stop.clone()).await {
                     // The directory may come with the kubelet.
-                    tracing::warn!("{}", describe(&error));
+                    let event = Event::WithoutSocket(resource, describe(&error));
+                    let _ended = messages.send(Message::Event(event));
                     let _stopped = stop.run_until_cancelled(tokio::time::sleep(ROUTINE)).await;
                 }
             }

@@ -1,16 +1,16 @@
 //! The exporter without Kubernetes: cards and processes are told as far as the machine itself knows them.
 
-use std::{net::SocketAddr, sync::Arc};
+use std::sync::Arc;
 
 use tessera_core::{
     node::{Node, NodeState},
     units::{MiB, MilliCpu, NodeName},
 };
 use tessera_node::gpus::{Gpus, GpusError};
-use tokio::sync::mpsc;
+use tokio::{net::TcpListener, sync::mpsc};
 use tokio_util::sync::CancellationToken;
 
-use super::{Message, Messages, RunError, Sampler, Sampling, http};
+use super::{Message, Messages, Sampler, Sampling, http};
 use crate::{exporter::Picture, machine::View};
 
 /// The exporter alone.
@@ -54,11 +54,9 @@ impl Standalone {
     }
 
     /// Serves the pages until `stop`.
-    pub async fn serve(self, address: SocketAddr, stop: CancellationToken) -> Result<(), RunError> {
+    pub async fn serve(self, listener: TcpListener, stop: CancellationToken) {
         let (messages, mut inbox): (Messages, _) = mpsc::unbounded_channel();
-        let served = http::serve(address, messages, self.sampler, stop.clone())
-            .await
-            .map_err(|source| RunError::Listen { address, source })?;
+        let served = http::serve(listener, messages, self.sampler, stop);
         let view = self.view;
         let answers = async move {
             while let Some(message) = inbox.recv().await {
@@ -78,6 +76,5 @@ impl Standalone {
             () = served => {}
             () = answers => {}
         }
-        Ok(())
     }
 }

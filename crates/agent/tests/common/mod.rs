@@ -36,7 +36,7 @@ use tessera_wire::{
     hand_over::HandOver,
     objects::{ContainerStatus, Pod},
 };
-use tokio::{runtime::Handle, sync::mpsc, task::JoinHandle};
+use tokio::{net::TcpListener, runtime::Handle, sync::mpsc, task::JoinHandle};
 use tokio_util::sync::CancellationToken;
 
 /// An API server that is a map.
@@ -101,7 +101,7 @@ impl Api {
 impl Cluster for Api {
     fn watch(&self) -> BoxStream<'static, ClusterEvent> {
         let (sender, mut receiver) = mpsc::unbounded_channel();
-        let _listening = sender.send(ClusterEvent::Node(Box::default()));
+        let _listening = sender.send(ClusterEvent::Node(Some(Box::default())));
         let _listening = sender.send(ClusterEvent::Pod(PodEvent::All(self.all())));
         self.watchers.lock().unwrap().push(sender);
         futures::stream::poll_fn(move |context| receiver.poll_recv(context)).boxed()
@@ -240,17 +240,18 @@ impl World {
     }
 
     pub(crate) fn start_agent(&mut self) {
-        let settings = settings(&self.grants());
-        let ports = Ports {
+        let mut settings = settings(&self.grants());
+        settings.meeting = match self.way {
+            Way::Registry => Meeting::PluginsRegistry(self.root().join("plugins_registry")),
+            Way::Socket => Meeting::KubeletSocket(self.root().join("device-plugins")),
+        };
+        let address = self.listen;
+        let mut ports = Ports {
             gpus: self.gpus.clone(),
             watch_health: true,
             cluster: self.api.clone(),
-            meeting: match self.way {
-                Way::Registry => Meeting::PluginsRegistry(self.root().join("plugins_registry")),
-                Way::Socket => Meeting::KubeletSocket(self.root().join("device-plugins")),
-            },
             pod_resources: self.root().join("pod-resources/kubelet.sock"),
-            listen: self.listen,
+            listen: None,
             sampling: Sampling {
                 every: self.look_every,
                 processes: self.directory.path().join("proc"),
@@ -260,7 +261,12 @@ impl World {
         };
         let stop = CancellationToken::new();
         let stopped = stop.clone();
-        let task = self.runtime.spawn(async move { run(settings, ports, stopped).await.unwrap() });
+        let task = self.runtime.spawn(async move {
+            if let Some(address) = address {
+                ports.listen = Some(TcpListener::bind(address).await.unwrap());
+            }
+            run(settings, ports, stopped).await.unwrap();
+        });
         self.agent = Some((stop, task));
     }
 
@@ -329,6 +335,7 @@ pub(crate) fn settings(grants: &Path) -> Settings {
         memory_unit: MemoryUnit::GiB,
         policy: "tessera".parse().unwrap(),
         hand_over: HandOver::default(),
+        meeting: Meeting::PluginsRegistry("/var/lib/kubelet/plugins_registry".into()),
         isolation: Isolation {
             library: Ok(Library { folder: grants.join(".library").display().to_string(), by_cdi: false }),
             without_library: WithoutLibrary::Refuse,

@@ -88,9 +88,10 @@ async fn without_kubernetes_the_machine_itself_is_shown() {
         ..Sampling::default()
     };
     let standalone = Standalone::start("machine".into(), Arc::new(Simulated::new(file)), sampling).unwrap();
-    let address = free_address();
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
     let stop = tokio_util::sync::CancellationToken::new();
-    let served = tokio::spawn(standalone.serve(address, stop.clone()));
+    let served = tokio::spawn(standalone.serve(listener, stop.clone()));
     within_reason("the first look", async {
         while !page(address, "/metrics").await.unwrap_or_default().contains("tessera_gpu_memory_used_bytes") {
             tokio::time::sleep(Duration::from_millis(5)).await;
@@ -101,7 +102,7 @@ async fn without_kubernetes_the_machine_itself_is_shown() {
     assert!(text.contains("tessera_exporter_source_up{source=\"kubelet\"} 0\n"), "{text}");
     assert!(text.contains("tessera_exporter_source_up{source=\"gpus\"} 1\n"), "{text}");
     stop.cancel();
-    served.await.unwrap().unwrap();
+    served.await.unwrap();
 }
 
 /// Cards of which one never answers, and which count how often they are asked.
@@ -152,9 +153,10 @@ async fn a_card_that_hangs_holds_up_nobody_and_scrapes_ask_no_card() {
         ..Sampling::default()
     };
     let standalone = Standalone::start("machine".into(), gpus.clone(), sampling).unwrap();
-    let address = free_address();
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
     let stop = tokio_util::sync::CancellationToken::new();
-    let served = tokio::spawn(standalone.serve(address, stop.clone()));
+    let served = tokio::spawn(standalone.serve(listener, stop.clone()));
     let fine = |card: u8, is: u8| {
         format!("tessera_gpu_sample_success{{gpu=\"{card}\",uuid=\"{}\"}} {is}\n", uuid(card))
     };
@@ -173,5 +175,5 @@ async fn a_card_that_hangs_holds_up_nobody_and_scrapes_ask_no_card() {
     }
     assert_eq!(gpus.asked.load(std::sync::atomic::Ordering::Relaxed), 8, "once a card, however many scrapes");
     stop.cancel();
-    served.await.unwrap().unwrap();
+    served.await.unwrap();
 }

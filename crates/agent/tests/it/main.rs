@@ -4,7 +4,9 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+mod documentation;
 mod exporter;
+mod node_watch;
 mod situations;
 
 use common::{Way, World, uuid};

@@ -95,7 +95,10 @@ fn what_was_typed_wrong() {
     let request = said(&stage, GPU, &["what-if", "gpu=2"]);
     assert!(request.starts_with("error: unknown resource \"gpu\"; choose of "), "{request}");
     let half = said(&stage, GPU, &["what-if", "nvidia.com/gpu=0.5"]);
-    assert!(half.contains("nvidia.com/gpu: 0.5 is not a whole number; write 1 for one GPU"), "{half}");
+    assert!(
+        half.starts_with("error: nvidia.com/gpu: 0.5 is not a whole number; write 1 for one GPU"),
+        "{half}"
+    );
     for (program, name) in [(GPU, "kubectl inspect gpu"), (SHARE, "kubectl inspect gpushare")] {
         let help = stage.text(program, &["-h"]);
         assert!(
@@ -108,5 +111,27 @@ fn what_was_typed_wrong() {
             assert!(help.contains(&format!("\n  {name} {command} ")), "{help}");
         }
         assert!(stage.text(program, &["--version"]).trim_end().ends_with(env!("CARGO_PKG_VERSION")));
+    }
+}
+
+#[test]
+fn flags_that_are_documented_exist() {
+    let stage = Stage::new();
+    let mut help = stage.text(SHARE, &["--help"]) + &stage.text(GPU, &["--help"]);
+    for command in ["tree", "explain", "what-if", "top"] {
+        help += &stage.text(GPU, &[command, "--help"]);
+    }
+    let page = include_str!("../../../../docs/inspect.md");
+    let flags = page.split(|c: char| !(c.is_ascii_lowercase() || c == '-')).filter(|word| {
+        word.strip_prefix("--").is_some_and(|name| name.starts_with(|c: char| c.is_ascii_lowercase()))
+    });
+    // Cargo's.
+    let flags: Vec<&str> = flags.filter(|flag| *flag != "--release").collect();
+    assert!(flags.len() > 4, "{flags:?}");
+    for flag in flags {
+        assert!(
+            help.contains(&format!("{flag} ")) || help.contains(&format!("{flag}\n")),
+            "there is no {flag}"
+        );
     }
 }

@@ -81,7 +81,7 @@ fn stage() -> Stage {
 /// A scheduler that has seen the same cluster.
 fn scheduler(stage: &Stage) -> State {
     let mut state = State::new(settings());
-    state.handle(Event::Quota(quota::parse(QUOTA).unwrap()));
+    state.handle(Event::Quota(quota::parse(QUOTA, "the ConfigMap").unwrap()));
     for node in stage.server.list("/api/v1/nodes") {
         state.handle(Event::Node(Watched::Set(serde_json::from_value(node).unwrap())));
     }
@@ -149,6 +149,29 @@ fn what_stands_in_the_way_and_what_would_help() {
     let plain = stage.run(GPU, &["explain", "plain"]);
     let said = String::from_utf8(plain.stderr).unwrap();
     assert_eq!(said, "error: pod default/plain asks for no GPU; `kubectl describe pod` tells why it waits\n");
+}
+
+/// A quota that nobody can read hides nothing but what depends on it.
+#[test]
+fn limits_that_cannot_be_read_are_told_where_they_matter() {
+    let stage = stage();
+    let write = |text: &str| {
+        let data = json!({ "data": { "gpu_quota": text } });
+        stage.server.patch("/api/v1/namespaces/kube-system/configmaps/gpuquota", &data).unwrap();
+    };
+    let before = stage.text(GPU, &[]);
+    write(r#"{"closed":{"quota":{"T4":"1"}}}"#);
+    let told = stage.text(GPU, &["explain", "closed/over-quota"]);
+    let why =
+        "the limits of namespace closed in key gpu_quota of ConfigMap kube-system/gpuquota cannot be read: ";
+    assert!(told.contains(why), "{told}");
+    let open = stage.text(GPU, &["what-if", "-n", "open", "aliyun.com/gpu-mem=8"]);
+    assert!(open.contains("fits on 3 of 6 nodes"), "{open}");
+    write("{");
+    assert_eq!(stage.text(GPU, &[]), before);
+    let output = stage.run(GPU, &["what-if", "-n", "open", "aliyun.com/gpu-mem=8"]);
+    let told = String::from_utf8(output.stdout).unwrap();
+    assert!(told.contains("key gpu_quota of ConfigMap kube-system/gpuquota cannot be read: EOF"), "{told}");
 }
 
 /// The outputs in docs/inspect.md are real.

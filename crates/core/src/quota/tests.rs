@@ -97,10 +97,28 @@ proptest! {
 }
 
 #[test]
-fn limits_that_cannot_be_read_close_everything() {
-    let quota = Quota::unreadable();
-    assert!(quota.limits("anybody") && !Quota::default().limits("anybody"));
-    let refused = quota.allows("anybody", &Accounts::default(), &Place::default(), Taken::default());
-    assert_eq!(refused, Err(OverQuota::Unreadable));
-    assert_eq!(quota.excess("anybody", &Accounts::default(), &Place::default(), Taken::default()), None);
+fn limits_that_cannot_be_read_close_whom_they_are_for_and_nobody_else() {
+    let unreadable = Unreadable::Of(BTreeMap::from([("broken".to_owned(), "mend it".to_owned())]));
+    let limits = quota(Limit { percent: Some(100), ..Limit::default() });
+    let some = Quota { unreadable, ..limits.clone() };
+    let all = Quota { unreadable: Unreadable::All("mend it all".to_owned()), ..limits };
+    let ask = |quota: &Quota, namespace: &str, percent| {
+        let asked = quota.allows(namespace, &Accounts::default(), &Place::default(), taken(percent, 0));
+        assert_eq!(quota.limits(namespace), quota.why_unreadable(namespace).is_some() || namespace == "team");
+        assert_eq!(
+            asked.as_ref().err().is_some_and(OverQuota::may_resolve),
+            asked == Err(OverQuota::Percent)
+        );
+        asked
+    };
+    let closed = |why: &str| Err(OverQuota::Unreadable(why.to_owned()));
+    assert_eq!(ask(&some, "broken", 0), closed("mend it"));
+    assert_eq!(some.excess("broken", &Accounts::default(), &Place::default(), taken(1, 0)), None);
+    assert_eq!(ask(&some, "team", 100), Ok(()));
+    assert_eq!(ask(&some, "team", 101), Err(OverQuota::Percent));
+    assert_eq!(ask(&some, "free", 1000), Ok(()));
+    for namespace in ["broken", "team", "free"] {
+        assert_eq!(ask(&all, namespace, 0), closed("mend it all"));
+    }
+    assert_eq!(closed("mend it").unwrap_err().to_string(), "ExceedsGPUQuota: mend it");
 }

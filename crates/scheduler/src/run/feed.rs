@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use futures::{Stream, StreamExt};
 use tessera_cluster::watch::Change;
-use tessera_core::quota::Quota;
+use tessera_core::quota::{Quota, Unreadable};
 use tessera_wire::disruption::Budget;
 use tessera_wire::{quota, unhealthy};
 
@@ -63,6 +63,7 @@ fn watched<T>(change: Change<T>) -> Result<Watched<T>, String> {
 /// The limits of the namespaces; a ConfigMap that is not there means none.
 pub(super) async fn feed_quota(
     app: Arc<App>,
+    home: String,
     changes: impl Stream<Item = Change<BTreeMap<String, String>>> + Send,
     complete: impl Fn() + Send,
 ) {
@@ -74,8 +75,8 @@ pub(super) async fn feed_quota(
             Change::Listing => shown = false,
             Change::Set(data) => {
                 shown = true;
-                if let Some(limits) = limits(&data, is_known) {
-                    is_known = !limits.is_unreadable;
+                if let Some(limits) = limits(&data, &home, is_known) {
+                    is_known = !matches!(limits.unreadable, Unreadable::All(_));
                     app.write().handle(Event::Quota(limits));
                 }
             }
@@ -101,18 +102,25 @@ pub(super) async fn feed_quota(
     }
 }
 
-/// The limits a ConfigMap holds. Those that cannot be read leave the last ones in force, and where there are none yet, close
-/// everything: a leader that has just started must not hand out what a quota keeps back.
-fn limits(data: &BTreeMap<String, String>, is_any_known: bool) -> Option<Quota> {
-    match quota::parse(data.get(quota::DATA_KEY).map_or("{}", String::as_str)) {
-        Ok(limits) => Some(limits),
+/// The limits a ConfigMap holds. Where nothing of it can be read the last ones stay in force, and where there are none yet,
+/// everything is closed: a leader that has just started must not hand out what a quota keeps back.
+fn limits(data: &BTreeMap<String, String>, home: &str, is_any_known: bool) -> Option<Quota> {
+    match quota::parse(data.get(quota::DATA_KEY).map_or("{}", String::as_str), home) {
+        Ok(limits) => {
+            if let Unreadable::Of(namespaces) = &limits.unreadable {
+                for why in namespaces.values() {
+                    tracing::warn!("pods of this namespace get no GPUs meanwhile: {why}");
+                }
+            }
+            Some(limits)
+        }
         Err(error) if is_any_known => {
-            tracing::warn!(%error, "the quota cannot be read; the last one stays");
+            tracing::warn!("the last limits stay in force: {error}");
             None
         }
         Err(error) => {
-            tracing::error!(%error, "the quota cannot be read: no pod gets GPUs until its ConfigMap is mended");
-            Some(Quota::unreadable())
+            tracing::error!("no pod gets GPUs meanwhile: {error}");
+            Some(Quota::all_unreadable(error.to_string()))
         }
     }
 }
@@ -196,10 +204,18 @@ mod tests {
     #[test]
     fn a_quota_that_cannot_be_read_never_opens_what_it_closes() {
         let data = |json: &str| BTreeMap::from([(quota::DATA_KEY.to_owned(), json.to_owned())]);
+        let limits = |data: &BTreeMap<String, String>, is_known| limits(data, "the ConfigMap", is_known);
         let good = data(r#"{"team":{"percent":100}}"#);
         assert!(limits(&good, false).unwrap().limits("team"));
         assert!(limits(&BTreeMap::new(), true).unwrap().namespaces.is_empty());
         assert_eq!(limits(&data("{"), true), None, "the last one stays");
-        assert_eq!(limits(&data("{"), false), Some(Quota::unreadable()));
+        let nothing = limits(&data("{"), false).unwrap();
+        let why = nothing.why_unreadable("anybody").unwrap();
+        assert!(why.starts_with("the ConfigMap cannot be read: EOF while parsing"), "{why}");
+        let one = data(r#"{"team":{"percent":"all"},"other":{"percent":100}}"#);
+        for is_known in [true, false] {
+            let limits = limits(&one, is_known).unwrap();
+            assert!(limits.why_unreadable("team").is_some() && limits.why_unreadable("other").is_none());
+        }
     }
 }

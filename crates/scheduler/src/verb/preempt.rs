@@ -93,10 +93,13 @@ impl State {
         judged.peek().is_some() && judged.all(|judged| matches!(judged, Err(Reason::Quota(_))))
     }
 
-    /// What a namespace holds of its quota, for its people; `None` without one.
+    /// What a namespace holds of its quota, or why nobody can tell, for its people; `None` without one.
     #[must_use]
     pub fn quota_in_words(&self, namespace: &str) -> Option<String> {
         let (quota, accounts) = self.quota();
+        if let Some(why) = quota.why_unreadable(namespace) {
+            return Some(why.to_owned());
+        }
         let held = quota.describe(namespace, accounts)?;
         Some(format!("namespace {namespace} holds {held}"))
     }

@@ -163,6 +163,8 @@ async fn what_if_asks_and_changes_nothing(browser: &Browser) -> Result<()> {
     visit(browser, &cluster, "#/what-if").await?;
     browser.click("button[type=submit]").await?;
     browser.until_text("Fits on 4 of 4 nodes.").await?;
+    let chip = browser.eval("document.querySelector('.places .chip').textContent").await?;
+    ensure!(chip == "GPU 0", "no container was named: {chip}");
     let choose = |kind: &str| {
         format!(
             "(() => {{ const kind = document.querySelector('[name=kind]'); kind.value = '{kind}'; kind.dispatchEvent(new Event('change')); return true; }})()"

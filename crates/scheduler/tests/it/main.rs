@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests may fail like tests")]
 
 mod dashboard;
+mod documentation;
 mod fixtures;
 mod interleavings;
 mod pages;

@@ -290,17 +290,41 @@ fn a_pod_no_list_has_shown_is_forgotten_with_its_booking() {
 #[test]
 fn limits_that_cannot_be_read_refuse_every_pod_with_the_remedy() {
     let mut state = state(&[node("n", 1, "GiB")]);
-    state.handle(Event::Quota(tessera_core::quota::Quota::unreadable()));
+    state.handle(Event::Quota(tessera_core::quota::Quota::all_unreadable("mend the ConfigMap".to_owned())));
     let answer = filter(&state, &whole("p", 1), &["n"]);
-    let expected = "ExceedsGPUQuota: the limits cannot be read; mend the ConfigMap that holds them";
-    assert_eq!(answer.failed_and_unresolvable_nodes["n"], expected);
+    assert_eq!(answer.failed_and_unresolvable_nodes["n"], "ExceedsGPUQuota: mend the ConfigMap");
     assert_eq!(filter(&state, &pod("plain", &[]), &["n"]).node_names.unwrap(), ["n"]);
+}
+
+#[test]
+fn limits_of_one_namespace_that_cannot_be_read_close_that_namespace_alone() {
+    let mut state = state(&[node("n", 1, "GiB")]);
+    let limits = |json: &str| {
+        let home = "key gpu_quota of ConfigMap kube-system/gpuquota";
+        Event::Quota(tessera_wire::quota::parse(json, home).unwrap())
+    };
+    let of = |namespace: &str, gpus| {
+        let mut pod = whole("p", gpus);
+        pod["metadata"]["namespace"] = namespace.into();
+        pod
+    };
+    state.handle(limits(r#"{"broken":{"quota":{"T4":"1"}},"limited":{"percent":0}}"#));
+    let refused = filter(&state, &of("broken", 1), &["n"]).failed_and_unresolvable_nodes;
+    let expected = "ExceedsGPUQuota: the limits of namespace broken in key gpu_quota of ConfigMap kube-system/gpuquota \
+                    cannot be read: invalid type: string \"1\", expected u64; write {";
+    assert!(refused["n"].starts_with(expected), "{refused:?}");
+    assert!(state.quota_in_words("broken").unwrap().starts_with("the limits of namespace broken in key"));
+    let limited = filter(&state, &of("limited", 1), &["n"]);
+    assert_eq!(limited.failed_nodes["n"], "ExceedsGPUQuota: GPU compute");
+    assert_eq!(filter(&state, &of("free", 1), &["n"]).node_names.unwrap(), ["n"]);
+    state.handle(limits(r#"{"broken":{"quota":{"T4":1}}}"#));
+    assert_eq!(filter(&state, &of("broken", 1), &["n"]).node_names.unwrap(), ["n"], "mended");
 }
 
 #[test]
 fn quota_counts_what_is_booked() {
     let mut state = state(&[node("n", 4, "GiB")]);
-    let limits = |json: &str| Event::Quota(tessera_wire::quota::parse(json).unwrap());
+    let limits = |json: &str| Event::Quota(tessera_wire::quota::parse(json, "the ConfigMap").unwrap());
     state.handle(limits(r#"{"team":{"quota":{"T4":1},"pool":["public"]}}"#));
     set_pod(&mut state, &share("first", 60));
     state.begin_bind(&bind_args(&share("first", 60), "n"), at(0)).unwrap();
@@ -362,7 +386,7 @@ fn a_pod_over_its_quota_displaces_its_own_namespace_alone() {
     bind(&mut state, &prioritised("ours", "team", 60, 1), "n");
     bind(&mut state, &prioritised("theirs", "other", 60, 0), "n");
     let limits = r#"{"team":{"percent":100}}"#;
-    state.handle(Event::Quota(tessera_wire::quota::parse(limits).unwrap()));
+    state.handle(Event::Quota(tessera_wire::quota::parse(limits, "the ConfigMap").unwrap()));
     let ask = |newcomer: Value, victims: Value| {
         let args = json!({"Pod": newcomer, "NodeNameToMetaVictims": {"n": {"Pods": victims}}});
         let args: PreemptionArgs = serde_json::from_value(args).unwrap();

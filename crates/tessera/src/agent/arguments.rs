@@ -24,7 +24,7 @@ const HEALTH: &str = "Health";
   NODE_NAME=node-1 tessera agent                              # in a pod: deploy/agent
   tessera agent --node-name node-1 --kubeconfig admin.conf    # outside of one, as root
   tessera agent --node-name node-1 --gpus simulated:node.txt  # without a GPU, like another machine
-  tessera agent --dialects gpushare --memory-unit MiB         # aliyun.com/gpu-mem alone, in MiB
+  NODE_NAME=node-1 tessera agent --dialects gpushare          # aliyun.com/gpu-mem alone
 
 Flags of gpu-manager and of gpushare's device plugin are understood too: docs/agent.md.")]
 pub(crate) struct Arguments {
@@ -40,7 +40,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "SOURCE", default_value = "nvml")]
     pub(super) gpus: Source,
 
-    /// The vocabularies to serve
+    /// The vocabularies to serve, separated by commas
     #[arg(long, value_name = "NAMES", help_heading = OFFERED, value_enum, value_delimiter = ',', default_values = ["gputopology", "gpushare", "vcuda"])]
     pub(super) dialects: Vec<DialectName>,
 
@@ -81,7 +81,7 @@ pub(crate) struct Arguments {
     pub(super) query_addr: Option<String>,
 
     /// Where others reach these pages, written to the node as tessera.dev/agent, such as http://10.0.0.5:5678
-    /// [default: the address in HOST_IP or POD_IP with the port of --listen, else none]
+    /// [default: the address in POD_IP or HOST_IP with the port of --listen, else none]
     #[arg(long, value_name = "URL")]
     pub(super) advertise: Option<String>,
 
@@ -145,7 +145,7 @@ pub(crate) struct Arguments {
     pub(super) quiet_time: u64,
 
     /// Whether GPUs are watched for errors
-    #[arg(long, help_heading = HEALTH, default_value = "true", num_args = 0..=1, default_missing_value = "true", action = clap::ArgAction::Set)]
+    #[arg(long, value_name = "YES", help_heading = HEALTH, default_value = "true", num_args = 0..=1, default_missing_value = "true", action = clap::ArgAction::Set)]
     pub(super) health_check: bool,
 
     /// Errors not to watch for, as in NVIDIA's plugin: "all" or "xids" for none at all, or a list of XIDs such as 63,94

@@ -136,6 +136,10 @@ impl Arguments {
         let mut ledger = Ledger::default();
         ledger.set_node(node);
         for (number, (gpu, hold)) in self.used.0.iter().enumerate() {
+            ensure!(
+                gpu.position() < cards,
+                "--used: there is no GPU {gpu}; the machine has {cards}, counted from 0"
+            );
             ledger.book(holder(&name, number, *gpu, *hold)).context("--used")?;
         }
         ledger.node(&name).cloned().context("the node is in the ledger")

@@ -3,6 +3,7 @@
 use std::str::FromStr;
 
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
+use tessera_core::gpu_set::GpuSet;
 use tessera_core::grant::Hold;
 use tessera_core::request::Request;
 use tessera_core::units::{GpuIndex, MiB, Percent};
@@ -36,7 +37,13 @@ impl FromStr for Requests {
 fn request(text: &str) -> Result<Request> {
     let (form, amount) = text.split_once(':').with_context(|| format!("`{text}`: write {REQUEST_FORMS}"))?;
     let asked = match form {
-        "whole" | "nvidia" => whole::NVIDIA.request(number(amount)?)?,
+        "whole" => {
+            let count = number(amount)?;
+            let most = GpuSet::CAPACITY;
+            let asked = whole::NVIDIA.request(count);
+            asked.ok().with_context(|| format!("`{text}`: a node has {most} GPUs at most"))?
+        }
+        "nvidia" => whole::NVIDIA.request(number(amount)?)?,
         "gputopology" => whole::GPUTOPOLOGY.request(number(amount)?)?,
         "share" => {
             let (cores, memory) =
@@ -160,6 +167,7 @@ mod tests {
         check_error("whole:0", "`whole:0` asks for nothing");
         check_error("whole:two", "`two` is not a whole number");
         check_error("share:50c", "a share needs memory; write share:50c/7680m");
+        check_error("whole:99", "`whole:99`: a node has 64 GPUs at most");
         check_error("share:150c/1m", "a share is 1 to 99 percent; write whole:1");
         check_error("share:50", "write share:50c/7680m");
         check_error("memory:8", "write memory:8192m: `8` has no unit");

@@ -20,8 +20,8 @@ use crate::topology;
 /// Fills a cluster with the pods of a trace until nothing fits, under each policy, on the same arrivals.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Policies: random, dotprod, clustering, packing, best-fit and fgd are published rules; tessera and every
-other policy of `tessera place` is the core's.
+    after_help = "Policies: random, dotprod, clustering, packing, best-fit and fgd are published rules;
+tessera and every other policy of `tessera place` is the core's.
 
 Examples:
   tessera simulate cluster --nodes openb_node_list_gpu_node.csv --pods openb_pod_list_default.csv
@@ -37,7 +37,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "CSV")]
     pods: PathBuf,
 
-    /// Policies to compare
+    /// Policies to compare, separated by commas
     #[arg(long, value_name = "NAMES", value_delimiter = ',', default_values = Rule::COMPARED)]
     policies: Vec<String>,
 

@@ -19,21 +19,19 @@ use crate::topology::read_one;
 ///
 /// 1 means that every such job ran as fast as so many GPUs can on the empty machine.
 #[derive(Debug, Args)]
-#[command(
-    after_help = "Policies: lowest (free indexes), tree (Gaia), gpuallocator (NVIDIA go-gpuallocator), greedy and
-preserve (MAPA) and random are published rules; tessera is the core's.
+#[command(after_help = "Policies: lowest (free indexes), tree (Gaia), gpuallocator (NVIDIA go-gpuallocator),
+greedy and preserve (MAPA) and random are published rules; tessera is the core's.
 
 Examples:
   tessera simulate topology --topology dgx1.txt pcie8.txt
   tessera simulate topology --topology node.txt --policies gpuallocator,tessera --seeds 30
-  tessera simulate topology --topology *.txt --json"
-)]
+  tessera simulate topology --topology *.txt --json")]
 pub(crate) struct Arguments {
     /// Machines: outputs of `nvidia-smi topo -m`
     #[arg(long, value_name = "FILE", required = true, num_args = 1..)]
     topology: Vec<PathBuf>,
 
-    /// Policies to compare
+    /// Policies to compare, separated by commas
     #[arg(long, value_name = "NAMES", value_delimiter = ',', default_values = Rule::COMPARED)]
     policies: Vec<Rule>,
 

@@ -3,6 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
+use tessera_agent::machine::{Verdict, verdict};
+use tessera_node::gpus::IncidentKind;
 
 use super::tessera;
 
@@ -44,6 +46,18 @@ fn everything_can_be_read_and_says_what_it_is() {
             }
         }
     }
+}
+
+/// The alert, and the page about health, name the errors after which a card is out of use for good.
+#[test]
+fn fatal_errors_are_the_same_everywhere() {
+    let is_fatal = |xid: &u64| verdict(IncidentKind::Xid(*xid)) == Verdict::Fatal;
+    let fatal: Vec<String> = (0..1000).filter(is_fatal).map(|xid| xid.to_string()).collect();
+    assert!(!fatal.is_empty());
+    let alerts = std::fs::read_to_string(folder().join("monitoring/alerts.yaml")).unwrap();
+    assert!(alerts.contains(&format!("xid=~\"{}\"", fatal.join("|"))), "alerts.yaml: not {fatal:?}");
+    let page = std::fs::read_to_string(folder().join("../docs/agent.md")).unwrap();
+    assert!(page.contains(&format!("| XID {}; ", fatal.join(", "))), "docs/agent.md: not {fatal:?}");
 }
 
 /// The image that is built is the one that is started, and it is of this version: `latest` would be pulled from who knows where.

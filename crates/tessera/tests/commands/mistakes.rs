@@ -70,18 +70,33 @@ fn values_that_cannot_be_read_come_with_what_to_write() {
     check(&["topolgy"], 2, &["'topology'"]);
 }
 
+/// Leads to an API server that is not there.
+pub(super) fn kubeconfig_of_nobody() -> tempfile::NamedTempFile {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let server = "{clusters: [{name: c, cluster: {server: 'http://127.0.0.1:1'}}], contexts: [{name: c, context: \
+                  {cluster: c, user: ''}}], current-context: c}";
+    std::fs::write(file.path(), server).unwrap();
+    file
+}
+
 #[test]
 fn a_taken_port_is_named_and_so_is_the_flag_for_another() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
-    let kubeconfig = tempfile::NamedTempFile::new().unwrap();
-    let server = "{clusters: [{name: c, cluster: {server: 'http://127.0.0.1:1'}}], contexts: [{name: c, context: \
-                  {cluster: c, user: ''}}], current-context: c}";
-    std::fs::write(kubeconfig.path(), server).unwrap();
+    let kubeconfig = kubeconfig_of_nobody();
     let kubeconfig = kubeconfig.path().to_str().unwrap();
-    check(
-        &["scheduler", "--listen", &address, "--kubeconfig", kubeconfig],
-        2,
-        &[&format!("cannot listen on {address} (--listen"), "in use"],
-    );
+    let grants = tempfile::tempdir().unwrap();
+    let (gpus, grants) = (["--gpus", "simulated:dgx1.txt"], grants.path().to_str().unwrap());
+    let agent = ["agent", "--node-name", "n", "--grants", grants, "--log", "off", "--kubeconfig", kubeconfig];
+    for command in [
+        &["scheduler", "--kubeconfig", kubeconfig][..],
+        &[&["metrics"][..], &gpus].concat(),
+        &[&agent[..], &gpus].concat(),
+    ] {
+        check(
+            &[command, &["--listen", &address]].concat(),
+            2,
+            &[&format!("error: cannot listen on {address} (--listen names another address)"), "in use"],
+        );
+    }
 }

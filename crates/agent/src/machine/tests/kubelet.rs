@@ -14,7 +14,7 @@ use tessera_core::{
     units::{GpuIndex, MiB, PodUid},
 };
 use tessera_node::{
-    device_plugin::{Allocation, Wish},
+    device_plugin::{Allocation, Meeting, Wish},
     gpus::Found,
     pod_resources::{ContainerDevices, PodDevices},
 };
@@ -64,6 +64,7 @@ pub(super) fn settings() -> Settings {
         memory_unit: MemoryUnit::GiB,
         policy: "tessera".parse().unwrap(),
         hand_over: HandOver::default(),
+        meeting: Meeting::PluginsRegistry("/var/lib/kubelet/plugins_registry".into()),
         isolation: Isolation {
             library: Ok(Library { folder: "/grants/.library".into(), by_cdi: false }),
             without_library: WithoutLibrary::Refuse,

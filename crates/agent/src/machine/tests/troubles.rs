@@ -38,6 +38,9 @@ fn an_agent_to_which_nothing_happens_does_nothing() {
         world.run(pod(&name, &name, &[("main", share(30, 20))]), &[("main", &[card])]).unwrap();
     }
     world.check();
+    for resource in Resource::ALL {
+        world.happens(Event::StreamOpened(resource));
+    }
     let revision = world.agent.revision();
     let mut happens = |event| world.agent.handle(at(100), event);
     assert_eq!(happens(Event::Tick), [Action::List], "the kubelet's books are compared now and then");

@@ -12,7 +12,7 @@ function best(views) {
     h("h3", {}, t("explain.best")),
     h("ul", { class: "plain places" }, views.map((view) => h("li", { "data-key": view.node },
       nodeLink(view.node), " ", h("span", { class: "muted" }, t("explain.wouldget")), " ",
-      view.gpus.map((container) => h("span", { class: "chip" }, `${container.container}: ${t("gpu.n", { n: container.gpus.join(", ") })}`)),
+      view.gpus.map((container) => h("span", { class: "chip" }, `${container.container && `${container.container}: `}${t("gpu.n", { n: container.gpus.join(", ") })}`)),
       " ", h("span", { class: "muted figure" }, t("explain.score"), " ", decimal(view.score, 4))))));
 }
 

@@ -6,11 +6,11 @@ import { colour, count, decimal, link, memory } from "./format.js";
 import { bar } from "./tile.js";
 import { t } from "./text.js";
 
-function meter(name, held, most, words) {
+function meter(name, held, most, words, isReadable) {
   const over = most !== undefined && held >= most;
   return h("li", { "data-key": name },
     h("p", { class: "meter" }, h("span", {}, name),
-      h("span", { class: `figure ${over ? "warn" : ""}` }, most === undefined ? `${words(held)} · ${t("quota.unlimited")}` : t("of", { part: words(held), whole: words(most) }))),
+      h("span", { class: `figure ${over ? "warn" : ""}` }, most === undefined ? `${words(held)}${isReadable ? ` · ${t("quota.unlimited")}` : ""}` : t("of", { part: words(held), whole: words(most) }))),
     most !== undefined && bar([[over ? "lost" : "accent", held]], most));
 }
 
@@ -20,10 +20,11 @@ function namespaceCard(view) {
   const gpus = (value) => `${decimal(value / 100)} ${t("unit.gpus")}`;
   return h("section", { class: "card", "data-key": view.namespace },
     h("h2", {}, h("span", { class: `dot ${colour(view.namespace)}` }), h("a", { href: link("pods", { namespace: view.namespace }) }, view.namespace)),
+    view.problem && h("p", { class: "bad" }, view.problem),
     h("ul", { class: "plain meters" },
-      cards.map(([name, most]) => meter(t("quota.model", { model: name }), view.byModel[name]?.compute ?? 0, 100 * most, gpus)),
-      meter(t("compute"), view.held.compute, limit.compute, gpus),
-      meter(t("memory"), view.held.memoryMiB, limit.memoryMiB, memory)),
+      cards.map(([name, most]) => meter(t("quota.model", { model: name }), view.byModel[name]?.compute ?? 0, 100 * most, gpus, true)),
+      meter(t("compute"), view.held.compute, limit.compute, gpus, !view.problem),
+      meter(t("memory"), view.held.memoryMiB, limit.memoryMiB, memory, !view.problem)),
     limit.pools?.length > 0 && h("p", { class: "muted" }, t("quota.pools", { pools: limit.pools.join(", ") })));
 }
 

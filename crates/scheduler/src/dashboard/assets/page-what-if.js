@@ -49,7 +49,7 @@ export default function whatIf({ parameters, signal }) {
     const annotations = policy.value ? { "tessera.dev/policy": policy.value } : {};
     return JSON.stringify({
       metadata: { name: "supposed", namespace: namespace.value, annotations },
-      spec: { containers: [{ name: "main", resources: { limits } }] },
+      spec: { containers: [{ resources: { limits } }] },
     });
   }
 

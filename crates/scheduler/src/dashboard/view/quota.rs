@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
-use tessera_core::quota::Taken;
+use tessera_core::quota::{Taken, Unreadable};
 
 use crate::state::State;
 
@@ -16,6 +16,9 @@ pub struct NamespaceQuota {
     /// Its limits; absent for a namespace that is free.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub limit: Option<LimitView>,
+    /// Why its limits cannot be read: it gets no cards meanwhile.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub problem: Option<String>,
     /// What it holds of all cards.
     pub held: Amounts,
     /// What it holds by model label of the nodes.
@@ -64,7 +67,10 @@ pub fn quota(state: &State) -> Vec<NamespaceQuota> {
         by_model.entry(namespace).or_default().insert(model.to_owned(), taken.into());
     }
     let limited = quota.namespaces.keys().map(String::as_str);
-    let names: BTreeSet<&str> = limited.chain(by_model.keys().copied()).collect();
+    let mut names: BTreeSet<&str> = limited.chain(by_model.keys().copied()).collect();
+    if let Unreadable::Of(namespaces) = &quota.unreadable {
+        names.extend(namespaces.keys().map(String::as_str));
+    }
     let view = |namespace: &str| NamespaceQuota {
         namespace: namespace.to_owned(),
         limit: quota.namespaces.get(namespace).map(|limit| LimitView {
@@ -73,6 +79,7 @@ pub fn quota(state: &State) -> Vec<NamespaceQuota> {
             memory_mib: limit.memory.map(|memory| memory.0),
             compute: limit.percent,
         }),
+        problem: quota.why_unreadable(namespace).map(str::to_owned),
         held: accounts.of(namespace).into(),
         by_model: by_model.get(namespace).cloned().unwrap_or_default(),
     };

@@ -1,0 +1,34 @@
+//! `docs/exporter.md` and the exporter name the same families.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+fn sources(folder: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    entries.flat_map(|path| if path.is_dir() { sources(&path) } else { vec![path] }).collect()
+}
+
+#[test]
+fn native_families_are_those_of_the_documentation() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut written = BTreeSet::new();
+    for file in sources(&root.join("src/exporter/families")) {
+        let text = std::fs::read_to_string(file).unwrap();
+        let literals = text.split('"').filter(|literal| literal.starts_with("tessera_"));
+        written.extend(literals.filter(|name| !name.contains(' ')).map(str::to_owned));
+    }
+    let page = std::fs::read_to_string(root.join("../../docs/exporter.md")).unwrap();
+    let (_, rest) = page.split_once("\n## Native families\n").unwrap();
+    let (section, _) = rest.split_once("\n## ").unwrap();
+    let mut told = BTreeSet::new();
+    for row in section.lines().filter(|line| line.starts_with("| `")) {
+        // Labels stand in brackets after the name.
+        let cell = row.split('|').nth(1).unwrap();
+        let names = cell.split('(').flat_map(|part| part.rsplit(')').next());
+        let names = names.flat_map(|part| part.split('`').skip(1).step_by(2));
+        told.extend(names.map(|name| format!("tessera_{name}")));
+    }
+    assert!(told.len() > 50, "{told:?}");
+    assert_eq!(told.difference(&written).collect::<Vec<_>>(), Vec::<&String>::new(), "told and not written");
+    assert_eq!(written.difference(&told).collect::<Vec<_>>(), Vec::<&String>::new(), "written and not told");
+}

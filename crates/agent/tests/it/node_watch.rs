@@ -1,0 +1,29 @@
+use futures::StreamExt as _;
+use serde_json::json;
+use tessera_agent::{machine::Event, shell::Cluster as _};
+use tessera_cluster::node_agent::NodeClient;
+use tessera_sim::apiserver::ApiServer;
+
+use crate::common::within_reason;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_is_not_there_is_noticed_and_so_is_its_coming_and_going() {
+    let api = ApiServer::start().await.unwrap();
+    let client = tessera_cluster::connect_to(&api.url()).unwrap();
+    api.create("/api/v1/nodes", json!({ "metadata": { "name": "another" } })).unwrap();
+    let events = NodeClient::new(client, "node-1".to_owned()).watch().map(Event::from);
+    let news = events.filter_map(|event| async move {
+        match event {
+            Event::Node(node) => Some(Some(node.metadata.name)),
+            Event::NodeMissing => Some(None),
+            _ => None,
+        }
+    });
+    let mut news = std::pin::pin!(news);
+    let mut next = async || within_reason("news of the node", news.next()).await.unwrap();
+    assert_eq!(next().await, None);
+    api.create("/api/v1/nodes", json!({ "metadata": { "name": "node-1" } })).unwrap();
+    assert_eq!(next().await.as_deref(), Some("node-1"));
+    api.delete("/api/v1/nodes/node-1").unwrap();
+    assert_eq!(next().await, None);
+}

@@ -1,0 +1,38 @@
+//! `docs/scheduler.md` and the scheduler name the same metrics.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use tessera_scheduler::metrics::Metrics;
+
+use tessera_scheduler::state::Event;
+
+use crate::fixtures::{node, state, whole};
+use crate::verbs::bind;
+
+#[test]
+fn metrics_are_those_of_the_documentation() {
+    // Something of everything: a family without a value is not written.
+    let mut state = state(&[node("n", 1, "GiB")]);
+    bind(&mut state, &whole("p", 1), "n");
+    let limits = r#"{"team":{"percent":100}}"#;
+    state.handle(Event::Quota(tessera_wire::quota::parse(limits, "the ConfigMap").unwrap()));
+    let metrics = Metrics::default();
+    metrics.answered("filter", "fits", Duration::ZERO);
+    metrics.refused("quota", 1);
+    metrics.bound("bound");
+    let text = metrics.text(&state);
+    let written: BTreeSet<String> = text
+        .lines()
+        .filter_map(|line| line.strip_prefix("# TYPE "))
+        .map(|line| line.replace(" counter", "_total").split(' ').next().unwrap().to_owned())
+        .collect();
+    let page = include_str!("../../../../docs/scheduler.md");
+    let (_, rest) = page.split_once("\n## Metrics\n").unwrap();
+    let (section, _) = rest.split_once("\n## ").unwrap();
+    let names = section.split('`').skip(1).step_by(2).map(|span| span.split('{').next().unwrap());
+    let told: BTreeSet<String> = names
+        .map(|name| if name.starts_with('_') { format!("tessera_scheduler{name}") } else { name.to_owned() })
+        .collect();
+    assert_eq!(told, written);
+}

@@ -1,0 +1,50 @@
+//! Where the program says it serves, it does.
+
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::TcpStream;
+use std::process::{Child, Stdio};
+
+use super::{command, mistakes::kubeconfig_of_nobody};
+
+/// Ends the program also where the test fails.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
+/// The answer to a request for `path` where the program says, in one of its lines after `says`, that it serves.
+fn page(arguments: &[&str], says: &str, path: &str) -> String {
+    let child = command(arguments).stderr(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+    let mut running = Running(child);
+    // Nobody reads on after that line, which must not disturb the program.
+    let lines = BufReader::new(running.0.stderr.take().unwrap()).lines();
+    let line = lines.map(Result::unwrap).find(|line| line.contains(says)).unwrap();
+    let (_, rest) = line.split_once("http://").unwrap();
+    let address = rest.split('/').next().unwrap();
+    assert!(!address.ends_with(":0"), "{line}");
+    let mut stream = TcpStream::connect(address).unwrap();
+    write!(stream, "GET {path} HTTP/1.0\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    answer
+}
+
+#[test]
+fn port_0_is_answered_with_the_port_that_was_found() {
+    let (kubeconfig, grants) = (kubeconfig_of_nobody(), tempfile::tempdir().unwrap());
+    let kubeconfig = kubeconfig.path().to_str().unwrap();
+    let anywhere = ["--listen", "127.0.0.1:0"];
+    let gpus = ["--gpus", "simulated:dgx1.txt"];
+    let metrics = [&["metrics"][..], &gpus, &anywhere].concat();
+    assert!(page(&metrics, "serving ", "/metrics").contains("\ntessera_"));
+    let scheduler = [&["scheduler", "--kubeconfig", kubeconfig][..], &anywhere].concat();
+    assert!(page(&scheduler, "listening on ", "/healthz").ends_with("ok"));
+    let grants = grants.path().to_str().unwrap();
+    let agent = ["agent", "--node-name", "n", "--grants", grants, "--kubeconfig", kubeconfig];
+    let agent = [&agent[..], &["--kubelet-root", grants], &gpus, &anywhere].concat();
+    assert!(page(&agent, "pages at ", "/version").contains("\"version\""));
+}
