@@ -154,11 +154,10 @@ impl Agent {
         wish: Wish,
         actions: &mut Vec<Action>,
     ) {
-        match self.follow_up(now, resource, wish.count) {
-            Some((uid, container)) => {
-                let answer = self.prefer(now, &uid, &container, resource, &wish);
-                actions.push(Action::Answer(call, answer));
-            }
+        let known = self.follow_up(now, resource, wish.count);
+        let answer = known.and_then(|(uid, container)| self.prefer(&uid, &container, resource, &wish, false));
+        match answer {
+            Some(answer) => actions.push(Action::Answer(call, answer)),
             None => self.ask_list_for(now, call, Question::Prefer(resource, wish), actions),
         }
     }
@@ -177,11 +176,10 @@ impl Agent {
             Some((_, uid, container)) => Some((uid, container)),
             None => self.follow_up(now, resource, ids.len()),
         };
-        match known {
-            Some((uid, container)) => {
-                let answer = self.allocate(now, &uid, &container, resource, ids);
-                actions.push(Action::Answer(call, answer));
-            }
+        let answer =
+            known.and_then(|(uid, container)| self.allocate(now, &uid, &container, resource, &ids, false));
+        match answer {
+            Some(answer) => actions.push(Action::Answer(call, answer)),
             None => self.ask_list_for(now, call, Question::Allocate(resource, ids), actions),
         }
     }
@@ -235,7 +233,7 @@ impl Agent {
         resource: Resource,
         count: usize,
     ) -> Option<(PodUid, String)> {
-        if !call.fresh && !call.last_chance && self.lists_strangers(resource) {
+        if !call.is_well_informed() && self.lists_strangers(resource) {
             return None;
         }
         let mut candidates = self.candidates(resource, count, call.last_chance);
@@ -296,38 +294,43 @@ impl Agent {
         places.filter_map(|place| self.listed.get(*place))
     }
 
+    /// What to answer; nothing yet where that is a refusal, which is final, by what may be old news.
     pub(super) fn prefer(
         &mut self,
-        _now: Now,
         uid: &PodUid,
         container: &str,
         resource: Resource,
         wish: &Wish,
-    ) -> Answer {
+        is_well_informed: bool,
+    ) -> Option<Answer> {
         let preferred = self.steer(uid, container, resource, wish);
         match &preferred {
             Ok(_) => self.admission.prefers(resource, uid, container),
+            Err(_) if !is_well_informed => return None,
             Err(_) => self.admission.refused(uid),
         }
         self.changed(uid);
-        Answer::Preferred(preferred)
+        Some(Answer::Preferred(preferred))
     }
 
+    /// Likewise.
     pub(super) fn allocate(
         &mut self,
         now: Now,
         uid: &PodUid,
         container: &str,
         resource: Resource,
-        ids: BTreeSet<String>,
-    ) -> Answer {
-        let given = self.hand_over(uid, container, resource, &ids);
+        ids: &BTreeSet<String>,
+        is_well_informed: bool,
+    ) -> Option<Answer> {
+        let given = self.hand_over(uid, container, resource, ids);
         match &given {
-            Ok(_) => self.admission.answered(now, uid, container, resource, ids),
+            Ok(_) => self.admission.answered(now, uid, container, resource, ids.clone()),
+            Err(_) if !is_well_informed => return None,
             Err(_) => self.admission.refused(uid),
         }
         self.changed(uid);
-        Answer::Allocated(given.map(Box::new))
+        Some(Answer::Allocated(given.map(Box::new)))
     }
 }
 

@@ -308,12 +308,7 @@ impl<C: Cluster> Shell<C> {
             }
             Action::ReadPods => {
                 let cluster = self.cluster.clone();
-                let messages = self.messages.clone();
-                self.tasks.spawn(async move {
-                    if let Ok(pods) = cluster.read_pods().await {
-                        let _ended = messages.send(Message::Event(Event::Pods(pods)));
-                    }
-                });
+                self.report(async move { Event::PodsRead(cluster.read_pods().await) });
             }
             Action::PatchPod { uid, namespace, name, annotations } => {
                 let cluster = self.cluster.clone();

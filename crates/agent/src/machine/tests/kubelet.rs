@@ -193,7 +193,11 @@ impl World {
                 self.lists += 1;
                 Some(Event::Listed(Ok(self.listed())))
             }
-            Action::ReadPods if self.api_is_up => Some(Event::Pods(self.pods.values().cloned().collect())),
+            Action::ReadPods => Some(Event::PodsRead(if self.api_is_up {
+                Ok(self.pods.values().cloned().collect())
+            } else {
+                Err("away".into())
+            })),
             Action::Answer(call, answer) => {
                 assert!(self.answers.insert(call, answer).is_none(), "answered twice");
                 None
@@ -258,7 +262,6 @@ impl World {
                 self.warnings.push(what);
                 None
             }
-            Action::ReadPods => None,
         }
     }
 

@@ -236,6 +236,18 @@ fn a_pod_that_ended_frees_its_card_and_a_terminating_one_does_not() {
 }
 
 #[test]
+fn a_pod_is_not_refused_for_the_sake_of_one_that_has_ended_unheard() {
+    let mut world = World::new();
+    world.run(pod("p", "u", &[("main", whole(4))]), &[]).unwrap();
+    // The scheduler has heard of its end, and the kubelet. Our watch is behind.
+    world.books.remove("u");
+    world.pods.get_mut("u").unwrap().status.phase = "Succeeded".into();
+    world.run(pod("q", "v", &[("main", share(30, 20))]), &[("main", &[2])]).unwrap();
+    assert_eq!(world.cards("v", "main"), [2].into());
+    world.check();
+}
+
+#[test]
 fn the_same_name_again_while_the_old_one_still_holds_its_card() {
     let mut world = World::new();
     world.run(pod("p", "old", &[("main", share(80, 20))]), &[("main", &[1])]).unwrap();
@@ -327,7 +339,10 @@ fn a_kubelet_that_offers_what_does_not_belong_together_is_refused() {
     let now = Now::default();
     let ids: BTreeSet<String> = ["00000000-1", "00000001-1"].map(str::to_owned).into();
     world.agent.handle(now, Event::Allocate(CallId(900), Resource::GpuMemory, ids));
-    let actions = world.agent.handle(now, Event::Listed(Ok(vec![entry])));
+    world.agent.handle(now, Event::Listed(Ok(vec![entry])));
+    let later = Now { elapsed: std::time::Duration::from_secs(1), ..now };
+    assert!(world.agent.handle(later, Event::Tick).contains(&Action::ReadPods), "before it is refused");
+    let actions = world.agent.handle(later, Event::PodsRead(Ok(vec![bound.clone()])));
     let refused = actions.iter().find_map(|action| match action {
         Action::Answer(CallId(900), Answer::Allocated(Err(reason))) => Some(reason.clone()),
         _ => None,

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use tessera_core::units::PodUid;
+use tessera_node::device_plugin::Wish;
 use tessera_wire::device_id::Resource;
 
 use super::kubelet::{CARDS, World, found, pod, share};
@@ -180,4 +181,45 @@ fn a_kubelet_that_does_not_list_is_named_in_the_refusal() {
         _ => None,
     });
     assert_eq!(refused.unwrap(), format!("cannot tell which pod asks for tencent.com/vcuda-core: {silent}"));
+}
+
+/// Asks what nobody can tell whose question it is, so that the pods are read. The answer takes its time.
+fn begin_reading(world: &mut World) {
+    let wish = Wish { count: 3, ..Wish::default() };
+    world.agent.handle(at(50), Event::Prefer(CallId(900), Resource::NvidiaGpu, wish));
+    let books = world.listed();
+    let mut reads_at = |second| {
+        world.agent.handle(at(second), Event::Listed(Ok(books.clone())));
+        world.agent.handle(at(second), Event::Tick).contains(&Action::ReadPods)
+    };
+    assert!(reads_at(51));
+    assert!(!reads_at(52), "one at a time");
+    world.agent.handle(at(52), Event::Listed(Ok(books)));
+    world.wait(60);
+}
+
+#[test]
+fn a_reading_that_is_behind_the_watch_takes_nobody_away_and_brings_nobody_back() {
+    let mut world = World::new();
+    world.run(pod("leaves", "leaves", &[("main", share(30, 20))]), &[("main", &[1])]).unwrap();
+    world.run(pod("stays", "stays", &[("main", share(30, 20))]), &[("main", &[1])]).unwrap();
+    let behind = world.pods.values().cloned().collect();
+    begin_reading(&mut world);
+    world.remove("leaves");
+    world.run(pod("comes", "comes", &[("main", share(30, 20))]), &[("main", &[2])]).unwrap();
+    world.happens(Event::PodsRead(Ok(behind)));
+    let known: Vec<String> = world.agent.view().pods.iter().map(|pod| pod.uid.0.clone()).collect();
+    assert_eq!(known, ["comes", "stays"]);
+    assert!(world.limits.contains_key(&("comes".to_owned(), "main".to_owned())), "its limits hold on");
+    world.check();
+}
+
+#[test]
+fn a_reading_that_the_watch_has_overtaken_says_nothing() {
+    let mut world = World::new();
+    begin_reading(&mut world);
+    let gone = pod("gone", "gone", &[("main", share(30, 20))]);
+    world.happens(Event::Pods(Vec::new()));
+    world.happens(Event::PodsRead(Ok(vec![gone])));
+    assert!(world.agent.view().pods.is_empty());
 }
