@@ -184,8 +184,9 @@ impl Agent {
         }
     }
 
-    /// The pod of the last answer, if this call can only be its next one: it is what the kubelet asks next for that pod, and
-    /// the kubelet had no reason to break off, which it has only where it runs short of the resource.
+    /// The container of the last answer, if this call can only be its next one: of another resource that it asks for. Whoever breaks off in
+    /// between goes on with another pod, which may ask for as much. The kubelet does so where it runs short of a resource, ours or somebody
+    /// else's; after a container, also where it finds no CPUs for it.
     fn follow_up(&self, now: Now, resource: Resource, count: usize) -> Option<(PodUid, String)> {
         let current = self.admission.current.as_ref()?;
         if now.elapsed.saturating_sub(current.at) > SAME_PULL || self.units_left(resource) < count {
@@ -193,23 +194,15 @@ impl Agent {
         }
         let pod = self.pods.get(&current.uid).filter(|pod| !has_ended(pod))?;
         let mut containers = pod.spec.containers_with_roles().map(|(container, _)| container);
-        let container = containers.by_ref().find(|container| container.name == current.container)?;
-        let open = |container: &tessera_wire::objects::Container| -> Vec<Resource> {
-            let asks = |resource: &Resource| {
-                resource.asked_by(container) > 0
-                    && !self.admission.answered_now(&current.uid, &container.name, *resource)
-            };
-            self.resources().filter(asks).collect()
-        };
-        let rest = open(container);
-        let next = if rest.is_empty() {
-            containers.map(|container| (container, open(container))).find(|(_, open)| !open.is_empty())
-        } else {
-            Some((container, rest))
-        };
-        let (container, open) = next?;
-        let expected = open.contains(&resource) && resource.asked_by(container) == count;
-        expected.then(|| (current.uid.clone(), container.name.clone()))
+        let container = containers.find(|container| container.name == current.container)?;
+        let is_next = resource.asked_by(container) == count
+            && !self.admission.answered_now(&current.uid, &container.name, resource)
+            && container.resources.extended().all(|name| self.serves(name));
+        is_next.then(|| (current.uid.clone(), container.name.clone()))
+    }
+
+    fn serves(&self, name: &str) -> bool {
+        self.resources().any(|resource| resource.name() == name)
     }
 
     /// Healthy devices of a resource that nobody holds, by the kubelet's books and by ours.

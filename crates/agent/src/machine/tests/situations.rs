@@ -104,12 +104,41 @@ fn limits_follow_the_ceiling_while_the_container_runs_and_after_a_restart() {
 }
 
 #[test]
-fn one_list_per_admission_and_one_per_start() {
+fn one_list_for_each_container_of_an_admission() {
     let mut world = World::new();
     let first = world.bind(pod("p", "u", &[("main", share(30, 20)), ("second", share(10, 10))]), &[]);
     let before = world.lists;
     world.admit(&first).unwrap();
-    assert_eq!(world.lists - before, 1, "four preferences and four allocations");
+    assert_eq!(
+        world.lists - before,
+        2,
+        "of four preferences and four allocations, two begin with a container"
+    );
+}
+
+/// The kubelet turns a pod away in the middle, because of something that is not ours, and goes on with the next one.
+#[test]
+fn what_is_left_of_a_pod_that_was_broken_off_is_not_given_to_the_next() {
+    let rdma = |mut limits: Vec<(&'static str, String)>| {
+        limits.push(("rdma/hca", "1".to_owned()));
+        limits
+    };
+    let two = [("main", memory(2)), ("second", memory(2))];
+    let mixed = [("main", rdma(share(30, 20)))];
+    for (containers, resource) in [(&two[..], "aliyun.com/gpu-mem"), (&mixed[..], "tencent.com/vcuda-core")] {
+        for seed in 0..8 {
+            let mut world = World::new();
+            world.seed(seed);
+            let cards: Vec<(&str, &[u8])> = containers.iter().map(|(name, _)| (*name, &[1u8][..])).collect();
+            let first = world.bind(pod("first", "first", containers), &cards);
+            let next = world.bind(pod("next", "next", &containers[..1]), &[("main", &[2])]);
+            world.admit_only(&first, resource);
+            let given = world.admit(&next).unwrap();
+            assert_eq!(world.cards("next", "main"), [2].into(), "seed {seed}");
+            let mounts = &given["main"].mounts;
+            assert!(mounts.iter().all(|mount| !mount.host_path.contains("first")), "{mounts:?}");
+        }
+    }
 }
 
 #[test]
