@@ -92,7 +92,7 @@ impl Cluster for NodeClient {
     ) -> Result<(), WriteError> {
         Self::patch_pod(self, namespace, name, &uid.0, annotations).await.map_err(|error| match error {
             WriteFailure::Gone(_) => WriteError::Gone,
-            WriteFailure::Api(_) => WriteError::Later(describe(&error)),
+            WriteFailure::Api(_) | WriteFailure::Silent(_) => WriteError::Later(describe(&error)),
         })
     }
 

@@ -78,7 +78,7 @@ pub fn score(node: &NodeState, pod: &PodRequest, policy: &Policy) -> Result<f64,
 }
 
 /// What a pod asks of the cards where it is no more than one lasting container's request; most pods are so.
-fn only_request(pod: &PodRequest) -> Option<Option<Request>> {
+pub(crate) fn only_request(pod: &PodRequest) -> Option<Option<Request>> {
     let mut asking = pod.containers.iter().filter(|container| container.request.is_some());
     match (asking.next(), asking.next()) {
         (None, _) => Some(None),

@@ -64,10 +64,13 @@ impl State {
             Some(_) => {}
             None => self.learn_from(&fresh.spec),
         }
+        let booked = self.ledger.grant(&uid).map(|grant| grant.node.clone()).filter(|booked| *booked != node);
         self.pods.insert(uid.clone(), Record::Gpu(Box::new(fresh)));
         self.on_node.entry(node.clone()).or_default().insert(uid.clone());
         self.read_grant(&uid, &node);
         self.guess_again(&node);
+        // Somebody else has placed it.
+        booked.iter().for_each(|booked| self.guess_again(booked));
     }
 
     fn set_plain(&mut self, uid: PodUid, pod: &Pod) {
@@ -92,18 +95,19 @@ impl State {
     fn forget_pod(&mut self, uid: &PodUid) {
         self.unlisted_pods.remove(uid);
         self.confirm(uid);
-        self.leave(uid);
-        let Some(Record::Gpu(pod)) = self.pods.remove(uid) else { return };
-        let Some(node) = pod.node else { return };
-        for index in [&mut self.on_node, &mut self.unsure] {
-            if let Some(pods) = index.get_mut(&node) {
-                pods.remove(uid);
-                if pods.is_empty() {
-                    index.remove(&node);
+        if let Some(Record::Gpu(pod)) = self.pods.remove(uid)
+            && let Some(node) = pod.node
+        {
+            for index in [&mut self.on_node, &mut self.unsure] {
+                if let Some(pods) = index.get_mut(&node) {
+                    pods.remove(uid);
+                    if pods.is_empty() {
+                        index.remove(&node);
+                    }
                 }
             }
         }
-        self.guess_again(&node);
+        self.make_room(uid);
     }
 
     /// The node is another one than before: grants name its cards, and its unit gives requests their meaning.
@@ -171,6 +175,13 @@ impl State {
         let uid = grant.pod.clone();
         self.ledger.observe(grant);
         self.charge(&uid);
+    }
+
+    /// Takes a pod out of the book for good. What it leaves may be where those sit who bypassed us.
+    pub(super) fn make_room(&mut self, uid: &PodUid) {
+        let node = self.ledger.grant(uid).map(|grant| grant.node.clone());
+        self.leave(uid);
+        node.iter().for_each(|node| self.guess_again(node));
     }
 
     /// Takes a pod out of the book, and its charge back.

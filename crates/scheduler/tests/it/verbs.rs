@@ -154,6 +154,33 @@ fn pods_that_bypass_the_scheduler_are_booked_somewhere() {
 }
 
 #[test]
+fn cards_that_a_booking_leaves_go_to_those_that_bypassed_the_scheduler() {
+    let uid = PodUid::from("uid-p");
+    let placed = |pod: &Value, node: &str| {
+        let mut pod = pod.clone();
+        pod["spec"]["nodeName"] = node.into();
+        pod
+    };
+    let check = |why: &str, leave: &dyn Fn(&mut State, &Value)| {
+        let mut state = state(&[node("a", 1, "GiB"), node("b", 1, "GiB")]);
+        let pod = whole("p", 1);
+        set_pod(&mut state, &pod);
+        state.begin_bind(&bind_args(&pod, "a"), at(0)).unwrap();
+        state.end_bind(&uid, Outcome::Unknown, at(1));
+        // There is nothing left to set aside for it, for now.
+        set_pod(&mut state, &placed(&whole("bypasses", 1), "a"));
+        leave(&mut state, &pod);
+        assert!(filter(&state, &whole("next", 1), &["a"]).node_names.unwrap().is_empty(), "{why}");
+    };
+    check("placed by somebody else", &|state, pod| set_pod(state, &placed(pod, "b")));
+    check("deleted", &|state, pod| state.handle(Event::Pod(Watched::Gone(parse(pod)))));
+    check("bound elsewhere at the second try", &|state, pod| {
+        state.begin_bind(&bind_args(pod, "b"), at(2)).unwrap();
+        set_pod(state, &placed(pod, "b"));
+    });
+}
+
+#[test]
 fn nodes_come_change_and_go() {
     let mut state = state(&[node("n", 1, "GiB")]);
     bind(&mut state, &whole("first", 1), "n");
@@ -264,6 +291,29 @@ fn answers_that_come_late_bring_nobody_back() {
     set_pod(&mut state, &second);
     state.take_answer(parse(&running));
     assert_eq!(filter(&state, &whole("third", 1), &["n"]).node_names.unwrap(), ["n"]);
+}
+
+#[test]
+fn a_pod_with_cards_is_never_bound_without_a_booking() {
+    let mut state = state(&[node("n", 1, "GiB")]);
+    let pod = whole("p", 1);
+    state.take_answer(parse(&pod));
+    state.handle(Event::Pod(Watched::Listing));
+    state.handle(Event::Pod(Watched::Listed));
+    // The list was older than the pod; what the API server says now may be older than that.
+    let args = bind_args(&pod, "n");
+    assert_eq!(state.begin_bind(&args, at(0)), Ok(BindStep::Fetch));
+    let refused = state.begin_bind_of(parse(&pod), &args, at(0)).unwrap_err();
+    assert_eq!(
+        refused.to_string(),
+        "pod uid-p is not in the list of pods yet; it is bound when the watch shows it"
+    );
+    set_pod(&mut state, &pod);
+    assert!(matches!(state.begin_bind(&args, at(1)), Ok(BindStep::Send(_))));
+    // One without cards has nothing to book.
+    let plain = self::pod("plain", &[("cpu", "1")]);
+    let order = state.begin_bind_of(parse(&plain), &bind_args(&plain, "n"), at(1));
+    assert_eq!(order, Ok(Some(Order::default())));
 }
 
 #[test]
