@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 use tessera_core::units::PodUid;
 use tessera_scheduler::state::{BindStep, Event, Order, Outcome, Settings, State, Unhealthy, Watched};
+use tessera_scheduler::verb::explain::{explain, what_if};
 use tessera_scheduler::verb::memory::Memory;
 use tessera_wire::extender::PreemptionArgs;
 
@@ -486,15 +487,15 @@ fn explain_and_what_if_tell_card_by_card() {
     let mut state = state(&[node("n", 2, "GiB"), json!({"metadata": {"name": "cpu"}})]);
     bind(&mut state, &share("first", 60), "n");
     set_pod(&mut state, &whole("waiting", 2));
-    let explained = serde_json::to_value(state.explain("team", "waiting").unwrap().unwrap()).unwrap();
+    let explained = serde_json::to_value(explain(&state, "team", "waiting").unwrap().unwrap()).unwrap();
     assert_eq!(explained["summary"], "fits on 0 of 2 nodes");
     assert_eq!(explained["nodes"][0]["reason"], "no GPU");
     assert_eq!(explained["nodes"][1]["reason"], "fewer than 2 idle GPUs");
     assert_eq!(explained["nodes"][1]["cards"][0]["reason"], "shared: 60% and 9728 MiB are held");
     assert_eq!(explained["nodes"][1]["cards"][1]["reason"], Value::Null);
-    let supposed = serde_json::to_value(state.what_if(&parse(&whole("supposed", 1))).unwrap()).unwrap();
+    let supposed = serde_json::to_value(what_if(&state, &parse(&whole("supposed", 1))).unwrap()).unwrap();
     assert_eq!(supposed["nodes"][1]["gpus"], json!([{"container": "main", "gpus": [1]}]));
-    assert!(state.explain("team", "nobody").is_none());
+    assert!(explain(&state, "team", "nobody").is_none());
 }
 
 #[test]
