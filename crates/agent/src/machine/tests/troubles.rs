@@ -2,8 +2,14 @@
 
 use std::time::Duration;
 
-use tessera_core::units::PodUid;
-use tessera_node::device_plugin::Wish;
+use tessera_core::{
+    gpu::{Gpu, Health},
+    units::{MiB, PodUid},
+};
+use tessera_node::{
+    device_plugin::Wish,
+    gpus::{Incident, IncidentKind},
+};
 use tessera_wire::device_id::Resource;
 
 use super::kubelet::{CARDS, World, found, pod, share};
@@ -69,6 +75,27 @@ fn a_driver_that_is_lost_takes_all_cards_with_it_until_it_is_back() {
         world.agent.readiness().unwrap_err(),
         "the kubelet has not asked for the devices of nvidia.com/gpu yet"
     );
+}
+
+#[test]
+fn a_card_that_was_lost_and_is_found_again_is_trusted_again() {
+    let mut world = World::new();
+    let all = usize::from(CARDS);
+    let card = found().gpus[1].clone();
+    let fell_off = Incident { gpu: Some(card.uuid.clone()), kind: IncidentKind::Xid(79) };
+    let actions = world.agent.handle(at(10), Event::Incident(fell_off));
+    assert_eq!(told(&actions), [(all - 1, all)]);
+    assert_eq!(
+        world.agent.handle(at(20), Event::Gpus(Ok(found()))),
+        [],
+        "it was never away: nobody has mended it"
+    );
+    let mut without = found();
+    without.gpus[1] = Gpu { uuid: "lost-1".into(), health: Health::Unhealthy, memory: MiB::ZERO, ..card };
+    let lost = world.agent.handle(at(30), Event::Gpus(Ok(without)));
+    assert_eq!(told(&lost), [(all - 1, all)], "under the name it had");
+    let back = world.agent.handle(at(40), Event::Gpus(Ok(found())));
+    assert_eq!(told(&back), [(all, all)]);
 }
 
 #[test]
