@@ -117,6 +117,19 @@ impl Admission {
         self.preferred = None;
     }
 
+    /// A container holds these IDs, whoever gave them.
+    pub(super) fn learn(
+        &mut self,
+        uid: &PodUid,
+        container: &str,
+        resource: Resource,
+        ids: &BTreeSet<String>,
+    ) {
+        let record = self.records.entry(uid.clone()).or_default();
+        let answered = || Answered { ids: ids.clone(), session: self.session };
+        record.answered.entry((container.to_owned(), resource)).or_insert_with(answered);
+    }
+
     pub(super) fn prefers(&mut self, resource: Resource, uid: &PodUid, container: &str) {
         self.preferred = Some((resource, uid.clone(), container.to_owned()));
     }

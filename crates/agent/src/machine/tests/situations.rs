@@ -237,6 +237,32 @@ fn a_pod_of_which_only_an_init_container_asks_does_not_confuse() {
 }
 
 #[test]
+fn an_init_container_starts_again_after_the_agent_did() {
+    for main in [vec![], share(10, 10), share(60, 40)] {
+        let mut world = World::new();
+        let containers = [("init-load", share(30, 20)), ("main", main.clone())];
+        let pod = world.bind(pod("p", "u", &containers), &[("init-load", &[2]), ("main", &[2])]);
+        world.admit(&pod).unwrap();
+        world.restart_agent();
+        world.start("u").unwrap();
+        assert_eq!(world.limits[&("u".to_owned(), "init-load".to_owned())].cards[0].cores, 30, "{main:?}");
+        world.check();
+    }
+}
+
+#[test]
+fn an_init_container_that_may_be_either_of_two_does_not_start() {
+    let mut world = World::new();
+    for name in ["p", "q"] {
+        let pod = world.bind(pod(name, name, &[("init-load", share(30, 20))]), &[("init-load", &[2])]);
+        world.admit(&pod).unwrap();
+    }
+    world.restart_agent();
+    let refused = world.start("p").unwrap_err();
+    assert!(refused.contains("several pods seem to hold these"), "{refused}");
+}
+
+#[test]
 fn bad_requests_are_refused_in_words() {
     let mut world = World::new();
     for (limits, words) in [
