@@ -103,7 +103,7 @@ fn cards_of_old(object: &objects::Node, unit: MemoryUnit) -> Vec<Gpu> {
         count(gpushare::MEMORY).saturating_mul(unit.mib()).checked_div(cards),
         labels.get(MEMORY_LABEL).and_then(|text| text.parse().ok()),
     ];
-    let memory = MiB(memories.into_iter().flatten().max().unwrap_or(0));
+    let memory = MiB(memories.into_iter().flatten().max().unwrap_or(0)).min(inventory::MOST_MEMORY);
     let model = labels.get(PRODUCT_LABEL).map_or("GPU", String::as_str);
     (0u8..)
         .take(usize::try_from(cards).unwrap_or(0))

@@ -4,6 +4,7 @@
 
 mod dashboard;
 mod fixtures;
+mod hostile;
 mod interleavings;
 mod pages;
 mod server;

@@ -1,5 +1,6 @@
 //! The machine without anything around it: a make-believe kubelet in a few lines asks as a real one does.
 
+mod hostile;
 mod kubelet;
 mod measured;
 mod orders;
