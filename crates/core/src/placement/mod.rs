@@ -15,12 +15,13 @@ mod tessera;
 mod whole;
 
 use std::borrow::Cow;
+use std::cmp::Reverse;
 
 use crate::gpu_set::GpuSet;
 use crate::grant::{ContainerGrant, Hold, Usage};
 use crate::node::NodeState;
-use crate::request::{PodRequest, Request, Role, Traffic};
-use crate::units::{GpuIndex, MiB, MilliCpu};
+use crate::request::{Container, PodRequest, Request, Role, Traffic};
+use crate::units::{GpuIndex, MiB, MilliCpu, Percent};
 
 pub use describe::describe;
 pub use policy::{Policy, UnknownPolicy};
@@ -119,33 +120,59 @@ fn try_place<'a>(
     node: &'a NodeState,
     pod: &PodRequest,
     policy: &Policy,
-    mut required: GpuSet,
+    required: GpuSet,
 ) -> Result<Placement, Blocked<'a>> {
-    let mut gpus = vec![GpuSet::EMPTY; pod.containers.len()];
-    let mut merit = 0.0;
-    // Main containers and sidecars stand side by side, so each sees what the ones before it took.
-    let mut beside = Cow::Borrowed(node);
     if let Err(refusal) = refusal::check_node(node, pod) {
-        return Err(Blocked { refusal, container: None, node: beside });
+        return Err(Blocked { refusal, container: None, node: Cow::Borrowed(node) });
     }
-    for (position, container) in pod.containers.iter().enumerate() {
-        let Some(request) = container.request.filter(|_| container.role != Role::Init) else {
-            continue;
-        };
-        match choose(&beside, pod, policy, request, std::mem::take(&mut required), GpuSet::EMPTY) {
-            Ok(chosen) => {
-                take(&mut beside, chosen.gpus, Hold::of(request));
-                gpus[position] = chosen.gpus;
-                merit += chosen.merit;
-            }
-            Err(refusal) => {
-                return Err(Blocked { refusal, container: Some(position), node: beside });
-            }
-        }
-    }
+    let lasting = |(position, container): (usize, &Container)| {
+        (container.role != Role::Init).then_some((position, container.request?))
+    };
+    let mut asking: Vec<(usize, Request)> = pod.containers.iter().enumerate().filter_map(lasting).collect();
+    let (mut gpus, merit) = place_lasting(node, pod, policy, &asking, required).or_else(|blocked| {
+        // A small one may have taken the only place of a large one.
+        asking.sort_by_key(|(_, request)| Reverse(size(*request)));
+        let again = (asking.len() > 1 && required.is_empty()).then_some(&asking);
+        again.and_then(|order| place_lasting(node, pod, policy, order, required).ok()).ok_or(blocked)
+    })?;
     place_inits(node, pod, policy, &mut gpus)?;
     let score = policy.score(node, &after(node, pod, &gpus), merit);
     Ok(Placement { gpus, score })
+}
+
+/// How hard it is to find a place for.
+fn size(request: Request) -> (u8, Percent, MiB) {
+    match request {
+        Request::Whole(count) => (count, Percent::WHOLE, MiB::ZERO),
+        Request::Share { cores, memory } => (0, cores, memory),
+        Request::Memory(memory) => (0, Percent::ZERO, memory),
+    }
+}
+
+/// Cards for the containers that stand side by side, one after the other: each sees what the ones before it took. With the policy's points.
+fn place_lasting<'a>(
+    node: &'a NodeState,
+    pod: &PodRequest,
+    policy: &Policy,
+    asking: &[(usize, Request)],
+    mut required: GpuSet,
+) -> Result<(Vec<GpuSet>, f64), Blocked<'a>> {
+    let mut gpus = vec![GpuSet::EMPTY; pod.containers.len()];
+    let mut merit = 0.0;
+    let mut beside = Cow::Borrowed(node);
+    for (position, request) in asking {
+        match choose(&beside, pod, policy, *request, std::mem::take(&mut required), GpuSet::EMPTY) {
+            Ok(chosen) => {
+                take(&mut beside, chosen.gpus, Hold::of(*request));
+                gpus[*position] = chosen.gpus;
+                merit += chosen.merit;
+            }
+            Err(refusal) => {
+                return Err(Blocked { refusal, container: Some(*position), node: beside });
+            }
+        }
+    }
+    Ok((gpus, merit))
 }
 
 /// Init containers run alone but for the sidecars before them. They reuse the cards of the main containers
