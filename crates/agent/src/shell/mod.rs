@@ -20,6 +20,7 @@ use std::{
 };
 
 use futures::StreamExt as _;
+use tessera_cluster::with_causes;
 use tessera_node::{
     device_plugin::{Meeting, Served, serve},
     gpus::Gpus,
@@ -269,7 +270,7 @@ impl<C: Cluster> Shell<C> {
                 self.report(async move {
                     // A kubelet that does not answer must not keep the agent from ending.
                     let listed = stop.run_until_cancelled(pod_resources.list()).await;
-                    let listed = listed.map(|listed| listed.map_err(|error| describe(&error)));
+                    let listed = listed.map(|listed| listed.map_err(|error| with_causes(&error)));
                     Event::Listed(listed.unwrap_or_else(|| Err("the agent is ending".to_owned())))
                 });
             }
@@ -361,22 +362,11 @@ impl<C: Cluster> Shell<C> {
                 };
                 if let Err(error) = serve(served, stop.clone()).await {
                     // The directory may come with the kubelet.
-                    tracing::warn!("{}", describe(&error));
+                    tracing::warn!("{}", with_causes(&error));
                     let _stopped = stop.run_until_cancelled(tokio::time::sleep(ROUTINE)).await;
                 }
             }
         });
         plugin
     }
-}
-
-/// An error with its causes.
-fn describe(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(source) = cause {
-        text = format!("{text}: {source}");
-        cause = source.source();
-    }
-    text
 }

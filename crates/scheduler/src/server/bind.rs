@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use axum::Json;
 use axum::extract::State as FromApp;
-use tessera_cluster::{BindError, Binding, get_pod};
+use tessera_cluster::{BindError, Binding, get_pod, with_causes};
 use tessera_core::units::PodUid;
 use tessera_wire::extender::{BindingArgs, BindingResult};
 use tessera_wire::grant;
@@ -132,7 +132,7 @@ impl App {
             Ok(Err(error @ BindError::Conflict(_))) => self.after_conflict(args, granted, &error).await,
             Ok(Err(error)) => {
                 let outcome = if error.leaves_doubt() { Outcome::Unknown } else { Outcome::Refused };
-                (outcome, Some(chain(&error)))
+                (outcome, Some(with_causes(&error)))
             }
             Err(_) => (Outcome::Unknown, Some("the API server did not take the binding in time".to_owned())),
         }
@@ -162,15 +162,4 @@ impl App {
             Err(unanswered) => (Outcome::Unknown, Some(unanswered)),
         }
     }
-}
-
-/// An error with what caused it, in one line.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        text = format!("{text}: {cause}");
-        source = cause.source();
-    }
-    text
 }
