@@ -112,6 +112,9 @@ fn annotations() -> impl Strategy<Value = Value> {
         "{\"0\":{\"0\":18446744073709551615}}",
         "{}",
         "x",
+        "best-effort",
+        "spread",
+        "static",
     ]);
     let keys = prop::sample::select(vec![
         "ALIYUN_COM_GPU_GROUP",
