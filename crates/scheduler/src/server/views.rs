@@ -32,7 +32,7 @@ pub(super) async fn ready(FromApp(app): FromApp<Arc<App>>) -> Response {
 }
 
 pub(super) async fn metrics(FromApp(app): FromApp<Arc<App>>) -> Response {
-    let text = app.metrics.text(&app.read());
+    let text = app.metrics.text(app.read());
     ([(header::CONTENT_TYPE, CONTENT_TYPE)], text).into_response()
 }
 
