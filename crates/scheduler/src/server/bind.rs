@@ -92,8 +92,11 @@ impl App {
             BindStep::Done => Ok(None),
             BindStep::Send(order) => Ok(Some(order)),
             BindStep::Fetch => {
+                let asked = self.read().asking();
                 let pod = self.fetch(args).await?;
-                self.write().begin_bind_of(pod, args, self.now()).map_err(|refusal| refusal.to_string())
+                self.write()
+                    .begin_bind_of(pod, asked, args, self.now())
+                    .map_err(|refusal| refusal.to_string())
             }
         }
     }
@@ -145,13 +148,14 @@ impl App {
         granted: Option<String>,
         error: &BindError,
     ) -> (Outcome, Option<String>) {
+        let asked = self.read().asking();
         match self.get(args).await {
             Ok(Some(pod)) => {
                 let is_it = pod.metadata.uid == args.pod_uid && pod.spec.node_name == args.node;
                 let as_granted = pod.metadata.annotations.get(grant::KEY) == granted.as_ref();
                 let known = pod.metadata.uid == args.pod_uid;
                 if known {
-                    self.write().take_answer(pod);
+                    self.write().take_answer(pod, asked);
                 }
                 if is_it && as_granted {
                     return (Outcome::Bound, None);

@@ -12,6 +12,7 @@ use tessera_wire::grant;
 use tessera_wire::objects::Pod;
 
 use super::State;
+use super::pods::Asking;
 use super::records::Record;
 use crate::verb::ask::{Ask, BadAsk};
 use crate::verb::reason::Reason;
@@ -174,11 +175,12 @@ impl State {
     pub fn begin_bind_of(
         &mut self,
         pod: Pod,
+        asked: Asking,
         args: &BindingArgs,
         now: Now,
     ) -> Result<Option<Order>, BindRefusal> {
         let wants_gpu = pod.spec.asks_for_cards();
-        self.take_answer(pod);
+        self.take_answer(pod, asked);
         match self.begin_bind(args, now)? {
             BindStep::Done => Ok(None),
             BindStep::Send(order) => Ok(Some(order)),

@@ -10,6 +10,10 @@ use tessera_wire::objects::{Pod, PodSpec};
 use super::records::{Charge, GpuPod, Record};
 use super::{NodeRecord, State};
 
+/// When the API server was asked: before which list of pods.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Asking(u64);
+
 impl State {
     pub(super) fn set_pod(&mut self, pod: Pod) {
         let uid = PodUid(pod.metadata.uid.clone());
@@ -25,11 +29,24 @@ impl State {
         }
     }
 
+    /// To be kept while the API server is asked about a pod.
+    #[must_use]
+    pub fn asking(&self) -> Asking {
+        Asking(self.listings)
+    }
+
     /// Takes in what the API server answered about a pod. The watch may have told more by now: that the pod is on its node, or has
-    /// ended. Of one that a list has missed the answer may be older than that list.
-    pub fn take_answer(&mut self, pod: Pod) {
-        if !self.is_missed(&PodUid(pod.metadata.uid.clone())) {
-            self.believe(pod);
+    /// ended. Of one that a list has missed, or that nobody has shown though a list was begun since the question, the answer may be older
+    /// than that list. Nobody might ever tell of its end.
+    pub fn take_answer(&mut self, pod: Pod, asked: Asking) {
+        let uid = PodUid(pod.metadata.uid.clone());
+        let is_new = !self.pods.contains_key(&uid);
+        if self.is_missed(&uid) || (is_new && asked != self.asking()) {
+            return;
+        }
+        self.believe(pod);
+        if is_new && self.is_listing_pods && self.pods.contains_key(&uid) {
+            self.unlisted_pods.insert(uid);
         }
     }
 

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 use tessera_core::grant::PodGrant;
 use tessera_core::units::{NodeName, PodUid};
-use tessera_scheduler::state::{BindStep, Event, Order, Outcome, State, Watched};
+use tessera_scheduler::state::{Asking, BindStep, Event, Order, Outcome, State, Watched};
 use tessera_scheduler::verb::memory::Memory;
 
 use crate::fixtures::*;
@@ -90,7 +90,7 @@ struct World {
     /// Bindings on their way: pod, node, annotations.
     sent: Vec<(Value, String, BTreeMap<String, String>)>,
     /// Answers about pods on their way.
-    answers: Vec<Value>,
+    answers: Vec<(Value, Asking)>,
     now: u64,
     made: usize,
     memory: Memory,
@@ -151,7 +151,9 @@ impl World {
                 let node = NODES[node % NODES.len()];
                 let args = bind_args(&pod, node);
                 let begun = match self.state.begin_bind(&args, at(self.now)) {
-                    Ok(BindStep::Fetch) => self.state.begin_bind_of(parse(&pod), &args, at(self.now)),
+                    Ok(BindStep::Fetch) => {
+                        self.state.begin_bind_of(parse(&pod), self.state.asking(), &args, at(self.now))
+                    }
                     Ok(BindStep::Send(order)) => Ok(Some(order)),
                     Ok(BindStep::Done) => Ok(None),
                     Err(refusal) => Err(refusal),
@@ -194,11 +196,13 @@ impl World {
                 self.now += seconds;
                 self.settle();
             }
-            Step::Ask(number) => self.answers.extend(self.nth(number)),
+            Step::Ask(number) => {
+                self.answers.extend(self.nth(number).map(|pod| (pod, self.state.asking())));
+            }
             Step::Answer(number) => {
                 if !self.answers.is_empty() {
-                    let answer = self.answers.remove(number % self.answers.len());
-                    self.state.take_answer(parse(&answer));
+                    let (answer, asked) = self.answers.remove(number % self.answers.len());
+                    self.state.take_answer(parse(&answer), asked);
                 }
             }
             Step::Relist => {
@@ -250,7 +254,7 @@ impl World {
                 if self.pods.get(&uid).is_some_and(|pod| pod["spec"]["nodeName"] == node.as_str()) =>
             {
                 let seen = self.pods[&uid].clone();
-                self.state.take_answer(parse(&seen));
+                self.state.take_answer(parse(&seen), self.state.asking());
                 Outcome::Bound
             }
             (None, _) => Outcome::Refused,

@@ -284,27 +284,50 @@ fn answers_that_come_late_bring_nobody_back() {
     let mut state = state(&[node("n", 1, "GiB")]);
     let bound = bind(&mut state, &whole("first", 1), "n");
     state.handle(Event::Pod(Watched::Gone(parse(&bound))));
-    state.take_answer(parse(&bound));
+    state.take_answer(parse(&bound), state.asking());
     assert_eq!(filter(&state, &whole("second", 1), &["n"]).node_names.unwrap(), ["n"]);
     let mut second = bind(&mut state, &whole("second", 1), "n");
     let running = second.clone();
     second["status"]["phase"] = "Succeeded".into();
     set_pod(&mut state, &second);
-    state.take_answer(parse(&running));
+    state.take_answer(parse(&running), state.asking());
     assert_eq!(filter(&state, &whole("third", 1), &["n"]).node_names.unwrap(), ["n"]);
+}
+
+#[test]
+fn answers_that_a_list_has_overtaken_bring_nobody_in() {
+    let mut bypasses = whole("p", 1);
+    bypasses["spec"]["nodeName"] = "n".into();
+    for steps in ["ask list answer", "list ask answer", "ask begin answer end", "begin ask answer end"] {
+        let mut state = state(&[node("n", 1, "GiB")]);
+        let mut asked = state.asking();
+        for step in steps.split(' ') {
+            match step {
+                "ask" => asked = state.asking(),
+                "answer" => state.take_answer(parse(&bypasses), asked),
+                "begin" => state.handle(Event::Pod(Watched::Listing)),
+                "end" => state.handle(Event::Pod(Watched::Listed)),
+                _ => [Watched::Listing, Watched::Listed]
+                    .into_iter()
+                    .for_each(|list| state.handle(Event::Pod(list))),
+            }
+        }
+        let is_held = filter(&state, &whole("next", 1), &["n"]).node_names.unwrap().is_empty();
+        assert_eq!(is_held, steps == "list ask answer", "{steps}: no list was later than the answer");
+    }
 }
 
 #[test]
 fn a_pod_with_cards_is_never_bound_without_a_booking() {
     let mut state = state(&[node("n", 1, "GiB")]);
     let pod = whole("p", 1);
-    state.take_answer(parse(&pod));
+    state.take_answer(parse(&pod), state.asking());
     state.handle(Event::Pod(Watched::Listing));
     state.handle(Event::Pod(Watched::Listed));
     // The list was older than the pod; what the API server says now may be older than that.
     let args = bind_args(&pod, "n");
     assert_eq!(state.begin_bind(&args, at(0)), Ok(BindStep::Fetch));
-    let refused = state.begin_bind_of(parse(&pod), &args, at(0)).unwrap_err();
+    let refused = state.begin_bind_of(parse(&pod), state.asking(), &args, at(0)).unwrap_err();
     assert_eq!(
         refused.to_string(),
         "pod uid-p is not in the list of pods yet; it is bound when the watch shows it"
@@ -313,7 +336,7 @@ fn a_pod_with_cards_is_never_bound_without_a_booking() {
     assert!(matches!(state.begin_bind(&args, at(1)), Ok(BindStep::Send(_))));
     // One without cards has nothing to book.
     let plain = self::pod("plain", &[("cpu", "1")]);
-    let order = state.begin_bind_of(parse(&plain), &bind_args(&plain, "n"), at(1));
+    let order = state.begin_bind_of(parse(&plain), state.asking(), &bind_args(&plain, "n"), at(1));
     assert_eq!(order, Ok(Some(Order::default())));
 }
 
@@ -321,7 +344,7 @@ fn a_pod_with_cards_is_never_bound_without_a_booking() {
 fn a_pod_no_list_has_shown_is_forgotten_with_its_booking() {
     let mut state = state(&[node("n", 1, "GiB")]);
     let (pod, uid) = (whole("p", 1), PodUid::from("uid-p"));
-    state.take_answer(parse(&pod));
+    state.take_answer(parse(&pod), state.asking());
     state.begin_bind(&bind_args(&pod, "n"), at(0)).unwrap();
     state.handle(Event::Pod(Watched::Listing));
     state.handle(Event::Pod(Watched::Listed));
