@@ -7,7 +7,7 @@ use kube::{
     config::{KubeConfigOptions, Kubeconfig, KubeconfigError},
 };
 
-use crate::list::innermost;
+use crate::causes::innermost;
 
 /// No client could be made.
 #[derive(Debug, thiserror::Error)]

@@ -8,8 +8,8 @@ use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use kube::client::Body;
 
+use crate::causes::innermost;
 use crate::connect::connect_to;
-use crate::list::innermost;
 
 /// A document larger than this is none of ours.
 const LARGEST: usize = 64 << 20;

@@ -4,6 +4,7 @@
 //! The only crate that knows the client library, whose major version follows Kubernetes releases.
 
 mod binding;
+mod causes;
 mod connect;
 mod events;
 pub mod fetch;
@@ -19,6 +20,7 @@ pub use kube::Client;
 
 pub use self::{
     binding::{BindError, Binding},
+    causes::with_causes,
     connect::{ConnectError, connect, connect_in, connect_to},
     events::{EventError, PodEvent},
     lean::{LeanBudget, LeanNode, LeanPod},

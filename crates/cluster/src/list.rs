@@ -10,6 +10,8 @@ use serde::de::DeserializeOwned;
 use std::collections::BTreeMap;
 use tessera_wire::objects::{Condition, Node, Pod};
 
+use crate::causes::innermost;
+
 /// Objects asked for at a time: more save round trips, fewer save memory.
 const PAGE: u32 = 1000;
 
@@ -201,13 +203,4 @@ impl From<kube::Error> for ApiError {
             other => Self::Unreachable(innermost(&other)),
         }
     }
-}
-
-/// The cause of all: the layers above it only say that a request failed.
-pub(crate) fn innermost(error: &dyn std::error::Error) -> String {
-    let mut cause = error;
-    while let Some(deeper) = cause.source() {
-        cause = deeper;
-    }
-    cause.to_string()
 }

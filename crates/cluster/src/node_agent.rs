@@ -1,6 +1,6 @@
 //! What the agent of a node reads and writes: its own node, the pods on it, and the list of broken cards.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
 use futures::{Stream, StreamExt};
 use k8s_openapi::{
@@ -17,13 +17,29 @@ use serde_json::json;
 use tessera_wire::objects::{Node, Pod};
 use tessera_wire::unhealthy;
 
-use crate::{LeanNode, LeanPod};
+use crate::{LeanNode, LeanPod, Selection, watch::config};
 
 /// The API server, as one node's agent uses it.
 #[derive(Clone)]
 pub struct NodeClient {
     client: Client,
     node: String,
+    patience: Patience,
+}
+
+/// How long the API server may take. Without a limit, a connection that died without a word would be waited for for ever.
+#[derive(Clone, Copy, Debug)]
+pub struct Patience {
+    /// For pods: the kubelet waits for them, and nobody is admitted meanwhile.
+    pub reading: Duration,
+    /// For a change. What came in time after all is written again, to no effect.
+    pub writing: Duration,
+}
+
+impl Default for Patience {
+    fn default() -> Self {
+        Self { reading: Duration::from_secs(2), writing: Duration::from_secs(10) }
+    }
 }
 
 /// What became known of the pods of a node.
@@ -46,6 +62,9 @@ pub enum WriteFailure {
     /// The API server did not take it.
     #[error("the API server did not take it")]
     Api(#[source] Box<kube::Error>),
+    /// There was no answer.
+    #[error("the API server did not answer within {0:?}")]
+    Silent(Duration),
 }
 
 impl std::fmt::Debug for NodeClient {
@@ -58,7 +77,17 @@ impl NodeClient {
     /// For the node of this name.
     #[must_use]
     pub fn new(client: Client, node: String) -> Self {
-        Self { client, node }
+        Self { client, node, patience: Patience::default() }
+    }
+
+    /// With another patience.
+    #[must_use]
+    pub fn with_patience(self, patience: Patience) -> Self {
+        Self { patience, ..self }
+    }
+
+    async fn write<T>(&self, call: impl Future<Output = Result<T, kube::Error>>) -> Result<T, WriteFailure> {
+        within(self.patience.writing, call).await
     }
 
     fn pods(&self) -> Api<LeanPod> {
@@ -69,9 +98,13 @@ impl NodeClient {
         format!("spec.nodeName={}", self.node)
     }
 
+    fn this_node(&self) -> String {
+        format!("metadata.name={}", self.node)
+    }
+
     /// The pods of the node, for ever: after a failure the watch begins again by itself.
     pub fn watch_pods(&self) -> impl Stream<Item = PodEvent> + use<> {
-        let config = watcher::Config::default().fields(&self.on_this_node());
+        let config = config(&Selection { fields: Some(self.on_this_node()), ..Selection::default() });
         let mut all = Vec::new();
         let events = watcher(self.pods(), config).default_backoff();
         events.inspect(trouble_is_told("the pods of this node")).filter_map(move |event| {
@@ -96,7 +129,7 @@ impl NodeClient {
     /// The node's own object, now and after every change; `None` where there is none.
     pub fn watch_node(&self) -> impl Stream<Item = Option<Node>> + use<> {
         let nodes: Api<LeanNode> = Api::all(self.client.clone());
-        let config = watcher::Config::default().fields(&format!("metadata.name={}", self.node));
+        let config = config(&Selection { fields: Some(self.this_node()), ..Selection::default() });
         let events = watcher(nodes, config).default_backoff();
         let mut listed = false;
         events.inspect(trouble_is_told("this node")).filter_map(move |event| {
@@ -120,8 +153,9 @@ impl NodeClient {
 
     /// The pods of the node as they are now, from the API server's store.
     pub async fn read_pods(&self) -> Result<Vec<Pod>, WriteFailure> {
-        let listed = self.pods().list(&ListParams::default().fields(&self.on_this_node())).await;
-        Ok(listed.map_err(failure)?.items.into_iter().map(lean_pod).collect())
+        let (pods, wanted) = (self.pods(), ListParams::default().fields(&self.on_this_node()));
+        let listed = within(self.patience.reading, pods.list(&wanted)).await?;
+        Ok(listed.items.into_iter().map(lean_pod).collect())
     }
 
     /// Sets annotations of a pod, unless another one has its name by now.
@@ -134,7 +168,7 @@ impl NodeClient {
     ) -> Result<(), WriteFailure> {
         let pods: Api<LeanPod> = Api::namespaced(self.client.clone(), namespace);
         let patch = json!({ "metadata": { "uid": uid, "annotations": annotations } });
-        pods.patch(name, &PatchParams::default(), &Patch::Merge(patch)).await.map_err(failure)?;
+        self.write(pods.patch(name, &PatchParams::default(), &Patch::Merge(patch))).await?;
         Ok(())
     }
 
@@ -175,7 +209,7 @@ impl NodeClient {
             ..Event::default()
         };
         let events: Api<Event> = Api::namespaced(self.client.clone(), namespace);
-        events.create(&PostParams::default(), &event).await.map_err(failure)?;
+        self.write(events.create(&PostParams::default(), &event)).await?;
         Ok(())
     }
 
@@ -189,12 +223,12 @@ impl NodeClient {
         let nodes: Api<LeanNode> = Api::all(self.client.clone());
         if !annotations.is_empty() || !labels.is_empty() {
             let patch = json!({ "metadata": { "annotations": annotations, "labels": labels } });
-            nodes.patch(&self.node, &PatchParams::default(), &Patch::Merge(patch)).await.map_err(failure)?;
+            self.write(nodes.patch(&self.node, &PatchParams::default(), &Patch::Merge(patch))).await?;
         }
         if !status.is_empty() {
             let patch = json!({ "status": { "capacity": status, "allocatable": status } });
             let parameters = PatchParams::default();
-            nodes.patch_status(&self.node, &parameters, &Patch::Merge(patch)).await.map_err(failure)?;
+            self.write(nodes.patch_status(&self.node, &parameters, &Patch::Merge(patch))).await?;
         }
         Ok(())
     }
@@ -205,7 +239,7 @@ impl NodeClient {
         let maps: Api<ConfigMap> = Api::namespaced(self.client.clone(), unhealthy::NAMESPACE);
         let name = format!("{}{}", unhealthy::PREFIX, self.node);
         if cards.is_empty() {
-            return match maps.delete(&name, &DeleteParams::default()).await.map_err(failure) {
+            return match self.write(maps.delete(&name, &DeleteParams::default())).await {
                 Ok(_) | Err(WriteFailure::Gone(_)) => Ok(()),
                 Err(error) => Err(error),
             };
@@ -215,8 +249,18 @@ impl NodeClient {
             "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": name }, "data": { unhealthy::DATA_KEY: list },
         });
         let parameters = PatchParams::apply("tessera-agent").force();
-        maps.patch(&name, &parameters, &Patch::Apply(map)).await.map_err(failure)?;
+        self.write(maps.patch(&name, &parameters, &Patch::Apply(map))).await?;
         Ok(())
+    }
+}
+
+async fn within<T>(
+    patience: Duration,
+    call: impl Future<Output = Result<T, kube::Error>>,
+) -> Result<T, WriteFailure> {
+    match tokio::time::timeout(patience, call).await {
+        Ok(answer) => answer.map_err(failure),
+        Err(_) => Err(WriteFailure::Silent(patience)),
     }
 }
 
@@ -248,4 +292,34 @@ fn trouble_is_told<K>(what: &'static str) -> impl FnMut(&watcher::Result<watcher
 
 fn lean_pod(pod: LeanPod) -> Pod {
     pod.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn an_api_server_that_never_answers_is_given_up() {
+        let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let client = crate::connect_to(&format!("http://{}", silent.local_addr().unwrap())).unwrap();
+        let soon = Duration::from_millis(10);
+        let agent =
+            NodeClient::new(client, "n".to_owned()).with_patience(Patience { reading: soon, writing: soon });
+        let given_up = [
+            agent.read_pods().await.map(drop),
+            agent.patch_pod("team", "p", "u", &BTreeMap::new()).await,
+            agent
+                .patch_node(&BTreeMap::from([("a".into(), "b".into())]), &BTreeMap::new(), &BTreeMap::new())
+                .await,
+            agent
+                .patch_node(&BTreeMap::new(), &BTreeMap::new(), &BTreeMap::from([("a".into(), "1".into())]))
+                .await,
+            agent.set_unhealthy(&[1]).await,
+            agent.set_unhealthy(&[]).await,
+            agent.warn_pod("team", "p", "u", "Why", "because").await,
+        ];
+        for outcome in given_up {
+            assert_eq!(outcome.unwrap_err().to_string(), "the API server did not answer within 10ms");
+        }
+    }
 }

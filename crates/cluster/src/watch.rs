@@ -61,7 +61,7 @@ pub fn selected_nodes(
     changes(watcher(api, config(selection)), |node: LeanNode| node.into())
 }
 
-fn config(selection: &Selection) -> watcher::Config {
+pub(crate) fn config(selection: &Selection) -> watcher::Config {
     let mut config = watcher::Config::default().page_size(PAGE).timeout(ANEW_AFTER);
     config.label_selector = selection.labels.clone();
     config.field_selector = selection.fields.clone();
@@ -75,14 +75,14 @@ pub fn config_map(
     name: &str,
 ) -> impl Stream<Item = Change<BTreeMap<String, String>>> + Send + use<> {
     let api: Api<ConfigMap> = Api::namespaced(client, namespace);
-    let only_it = watcher::Config::default().fields(&format!("metadata.name={name}"));
-    changes(watcher(api, only_it), |map: ConfigMap| map.data.unwrap_or_default())
+    let only_it = Selection { fields: Some(format!("metadata.name={name}")), ..Selection::default() };
+    changes(watcher(api, config(&only_it)), |map: ConfigMap| map.data.unwrap_or_default())
 }
 
 /// The disruption budgets of the cluster.
 pub fn budgets(client: Client) -> impl Stream<Item = Change<Budget>> + Send {
     let api: Api<LeanBudget> = Api::all(client);
-    changes(watcher(api, watcher::Config::default()), |budget: LeanBudget| Budget {
+    changes(watcher(api, config(&Selection::default())), |budget: LeanBudget| Budget {
         metadata: metadata(budget.metadata),
         spec: budget.spec,
         status: budget.status,
@@ -95,7 +95,7 @@ pub fn config_maps(
     namespace: &str,
 ) -> impl Stream<Item = Change<(String, BTreeMap<String, String>)>> + Send + use<> {
     let api: Api<ConfigMap> = Api::namespaced(client, namespace);
-    changes(watcher(api, watcher::Config::default()), |map: ConfigMap| {
+    changes(watcher(api, config(&Selection::default())), |map: ConfigMap| {
         (map.metadata.name.unwrap_or_default(), map.data.unwrap_or_default())
     })
 }

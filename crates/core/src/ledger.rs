@@ -159,12 +159,9 @@ impl Ledger {
         };
         // Now, so that no decision has to wait for it.
         let _ = topology.machine();
-        self.topologies.insert(topology.clone());
         let kinds = self.kinds.iter().find(|known| **known == *node.shared_kinds()).cloned();
-        let kinds = kinds.unwrap_or_else(|| {
-            self.kinds.push(Arc::clone(node.shared_kinds()));
-            Arc::clone(node.shared_kinds())
-        });
+        let kinds = kinds.unwrap_or_else(|| Arc::clone(node.shared_kinds()));
+        self.share(&topology, &kinds);
         self.recount(Arc::new(node.sharing(topology, kinds)));
         Change::Changed
     }
@@ -268,6 +265,18 @@ impl Ledger {
         self.pods.insert(grant.pod.clone(), Arc::new(grant));
     }
 
+    /// Keeps these for nodes to come. What is new takes the place of what no node has any more: cards break and links fail.
+    fn share(&mut self, topology: &Topology, kinds: &Kinds) {
+        if !self.topologies.contains(topology) {
+            self.topologies.retain(Topology::is_shared);
+            self.topologies.insert(topology.clone());
+        }
+        if !self.kinds.contains(kinds) {
+            self.kinds.retain(|known| Arc::strong_count(known) > 1);
+            self.kinds.push(Arc::clone(kinds));
+        }
+    }
+
     /// Sums up the grants on a node anew.
     fn recount(&mut self, node: Arc<Node>) {
         let mut state = NodeState::empty(Arc::clone(&node));
@@ -300,5 +309,21 @@ impl Ledger {
         if let Some(changed) = self.changed.get_mut(position.0) {
             *changed = self.now;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixtures::node_of_memories;
+
+    #[test]
+    fn what_no_node_has_any_more_is_not_kept() {
+        let mut ledger = Ledger::default();
+        for memory in 1..100 {
+            let cards = usize::try_from(memory % 7 + 1).unwrap();
+            ledger.set_node(node_of_memories(&vec![memory; cards]));
+        }
+        assert!(ledger.kinds.len() <= 2 && ledger.topologies.len() <= 2, "{ledger:?}");
     }
 }

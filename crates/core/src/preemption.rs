@@ -2,12 +2,13 @@
 
 use std::collections::BTreeSet;
 
-use crate::grant::PodGrant;
+use crate::gpu_set::GpuSet;
+use crate::grant::{ContainerGrant, PodGrant};
 use crate::node::NodeState;
-use crate::placement::{Policy, filter};
+use crate::placement::{Policy, filter, only_request};
 use crate::quota::Taken;
-use crate::request::PodRequest;
-use crate::units::PodUid;
+use crate::request::{PodRequest, Request};
+use crate::units::{GpuIndex, PodUid};
 
 /// A pod that holds something of the node.
 #[derive(Clone, Copy, Debug)]
@@ -34,11 +35,15 @@ pub struct Newcomer<'a> {
     pub owes: Taken,
 }
 
-/// Sets up to this size are all tried before a short cut is taken.
-const TRIED_SIZE: usize = 3;
+/// Sets up to this size are all looked at before a short cut is taken.
+const LARGEST_SET: usize = 3;
 
-/// Sets tried at most; a node has a few dozen pods, of which three make ten thousands of sets.
-const TRIED_SETS: usize = 20_000;
+/// Sets looked at, at most: all those of three out of a hundred pods.
+const LOOKS: usize = 200_000;
+
+/// Pods counted up, at most, to try those sets that look as if they could do: some milliseconds. kube-scheduler asks about hundreds of nodes at
+/// a time, and waits for seconds.
+const COUNTED: usize = 100_000;
 
 /// The pods to evict so that the newcomer fits: those `proposed` where they suffice, for others count on them too; else
 /// those whose most important one matters least, and the fewest of those. None
@@ -81,6 +86,16 @@ struct Bench<'a> {
     newcomer: Newcomer<'a>,
 }
 
+/// What a set of victims comes to if it suffices and no smaller one does.
+enum Need {
+    /// All of them are on the card that the newcomer then gets a share of.
+    OneCard,
+    /// So many cards are idle then, together with those that are so already, and each of the victims was on one of them.
+    IdleCards(usize, GpuSet),
+    /// Nobody can tell without trying.
+    Unknown,
+}
+
 impl<'a> Bench<'a> {
     fn fits_without(&self, gone: impl Fn(&Holder<'_>) -> bool) -> bool {
         let mut left = NodeState::empty(self.node.shared_node());
@@ -98,17 +113,20 @@ impl<'a> Bench<'a> {
 
     /// The first of the smallest sets that suffice, where it is small.
     fn smallest(&self, movable: &[Holder<'a>]) -> Option<Vec<&'a PodUid>> {
-        let mut tried = 0;
-        for size in 1..=TRIED_SIZE.min(movable.len()) {
+        let need = self.need();
+        let cards: Vec<GpuSet> = movable.iter().map(cards).collect();
+        let everybody: Vec<GpuSet> = self.holders.iter().map(self::cards).collect();
+        let (mut looks, mut tries) = (LOOKS, COUNTED / self.holders.len().max(1));
+        for size in 1..=LARGEST_SET.min(movable.len()) {
             let mut picked: Vec<usize> = (0..size).collect();
             loop {
-                tried += 1;
-                if tried > TRIED_SETS {
-                    return None;
-                }
-                let set: Vec<&PodUid> = picked.iter().map(|index| &movable[*index].grant.pod).collect();
-                if self.fits_without(|holder| set.contains(&&holder.grant.pod)) {
-                    return Some(set);
+                looks = looks.checked_sub(1)?;
+                if need.may_be_met_by(picked.iter().map(|index| cards[*index]), &everybody) {
+                    tries = tries.checked_sub(1)?;
+                    let set: Vec<&PodUid> = picked.iter().map(|index| &movable[*index].grant.pod).collect();
+                    if self.fits_without(|holder| set.contains(&&holder.grant.pod)) {
+                        return Some(set);
+                    }
                 }
                 if !next_combination(&mut picked, movable.len()) {
                     break;
@@ -116,6 +134,19 @@ impl<'a> Bench<'a> {
             }
         }
         None
+    }
+
+    /// Only cards count where a single container asks, the host has room as it is, and no quota has to be paid back.
+    fn need(&self) -> Need {
+        let Newcomer { request, owes, .. } = self.newcomer;
+        let host_has_room = request.cpu <= self.node.cpu_left() && request.memory <= self.node.memory_left();
+        match only_request(request) {
+            Some(Some(asked)) if host_has_room && owes == Taken::default() => match asked {
+                Request::Whole(count) => Need::IdleCards(usize::from(count), self.node.idle()),
+                Request::Share { .. } | Request::Memory(_) => Need::OneCard,
+            },
+            _ => Need::Unknown,
+        }
     }
 
     /// All, but for those that can stay, the most important first.
@@ -129,6 +160,33 @@ impl<'a> Bench<'a> {
         }
         gone
     }
+}
+
+impl Need {
+    /// Whether it may be, by the cards of each victim and of everybody.
+    fn may_be_met_by(&self, victims: impl Iterator<Item = GpuSet> + Clone, everybody: &[GpuSet]) -> bool {
+        let mut all = victims.clone();
+        match self {
+            Self::Unknown => true,
+            Self::OneCard => all.reduce(GpuSet::intersection).is_some_and(|shared| !shared.is_empty()),
+            Self::IdleCards(count, idle) => {
+                let touched = victims.clone().fold(GpuSet::EMPTY, GpuSet::union);
+                if touched.union(*idle).len() < *count {
+                    return false;
+                }
+                let is_freed = |gpu: &GpuIndex| {
+                    let going = victims.clone().filter(|cards| cards.contains(*gpu)).count();
+                    going == everybody.iter().filter(|cards| cards.contains(*gpu)).count()
+                };
+                let freed: GpuSet = touched.iter().filter(is_freed).collect();
+                freed.union(*idle).len() >= *count && all.all(|cards| !cards.intersection(freed).is_empty())
+            }
+        }
+    }
+}
+
+fn cards(holder: &Holder<'_>) -> GpuSet {
+    holder.grant.containers.iter().map(ContainerGrant::gpus).fold(GpuSet::EMPTY, GpuSet::union)
 }
 
 /// Steps through the sets of positions below `count` in lexicographic order.

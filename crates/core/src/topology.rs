@@ -139,6 +139,11 @@ impl Topology {
         Self(Arc::new(Shared { matrix, tree: OnceLock::new(), machine: OnceLock::new() }))
     }
 
+    /// Whether anybody else has it too.
+    pub(crate) fn is_shared(&self) -> bool {
+        Arc::strong_count(&self.0) > 1
+    }
+
     /// How many cards.
     #[must_use]
     pub fn count(&self) -> usize {

@@ -1,5 +1,6 @@
 //! What the scheduler tells of itself.
 
+use std::ops::Deref;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -150,11 +151,12 @@ impl Metrics {
         self.binds.get_or_create(&Outcome { outcome }).inc();
     }
 
-    /// The text for Prometheus.
+    /// The text for Prometheus. The state is given back before it is written: that takes longer than to count.
     #[must_use]
-    pub fn text(&self, state: &State) -> String {
+    pub fn text(&self, state: impl Deref<Target = State>) -> String {
         let totals = self.totals.lock().unwrap_or_else(PoisonError::into_inner);
-        totals.fill(state);
+        totals.fill(&state);
+        drop(state);
         let mut text = String::new();
         // A String takes whatever is written to it.
         let _ = encode(&mut text, &self.registry);

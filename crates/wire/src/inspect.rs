@@ -151,7 +151,8 @@ impl ShareNode {
         Self {
             name: state.node().name.to_string(),
             total: devs.iter().map(|card| card.total).sum(),
-            used: devs.iter().map(|card| card.used).sum(),
+            // Annotations may say that pods hold more than there is.
+            used: devs.iter().map(|card| card.used).fold(0, u64::saturating_add),
             unit: unit.to_string(),
             devs,
         }

@@ -37,7 +37,18 @@ pub enum BadInventory {
         "{KEY}: found link {0}, expected [i, j, PCIe level or null, NVLinks] with i < j among the GPUs listed"
     )]
     Link(String),
+    /// More memory than any card will ever have.
+    #[error("{KEY}: GPU {uuid} has {memory_mib} MiB, expected at most {}", MOST_MEMORY.0)]
+    Memory {
+        /// Which card.
+        uuid: String,
+        /// How much.
+        memory_mib: u64,
+    },
 }
+
+/// What a card may have at most: so much that nobody will miss more, and that the memory of all cards of a node is still a number.
+pub(crate) const MOST_MEMORY: MiB = MiB(1 << 30);
 
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -106,10 +117,15 @@ pub fn parse(json: &str) -> Result<Inventory, BadInventory> {
             Some(_) => return Err(bad()),
         };
         let place = links.get_mut(usize::from(*a) * count + usize::from(*b));
-        match place.filter(|_| a < b && usize::from(*b) < count) {
+        match place.filter(|_| a < b && usize::from(*b) < count && *nvlinks <= link::MOST_NVLINKS) {
             Some(place) => *place = Link { pcie, nvlinks: *nvlinks },
             None => return Err(bad()),
         }
+    }
+    if let Some(Card { uuid, memory_mib, .. }) =
+        document.gpus.iter().find(|card| card.memory_mib > MOST_MEMORY.0)
+    {
+        return Err(BadInventory::Memory { uuid: uuid.clone(), memory_mib: *memory_mib });
     }
     let cards = (0u8..).zip(document.gpus).take(count);
     let gpus: Vec<Gpu> = cards
@@ -176,6 +192,9 @@ mod tests {
         let error = |json: &str| parse(json).unwrap_err().to_string();
         assert!(error("{}").starts_with("tessera.dev/inventory: missing field"));
         assert!(error(r#"{"memoryUnit":"GB","gpus":[]}"#).contains("write GiB or MiB"));
+        let vast =
+            r#"{"memoryUnit":"GiB","gpus":[{"uuid":"a","minor":0,"model":"x","memoryMiB":1073741825}]}"#;
+        assert!(error(vast).ends_with("GPU a has 1073741825 MiB, expected at most 1073741824"));
         for link in [r#"[0,1,"SYS",0]"#, r#"[0,0,"SYS",0]"#, r#"[0,1,"FAST",0]"#, r#"[9,200,null,1]"#] {
             assert!(
                 error(&format!("{{{gpus},\"links\":[{link}]}}")).contains("expected [i, j, PCIe level"),

@@ -3,7 +3,7 @@
 use tessera_core::topology::{Link, PcieLevel};
 
 /// More NVLinks than this between two cards are taken for a typing error.
-const MOST_NVLINKS: u8 = 64;
+pub(crate) const MOST_NVLINKS: u8 = 64;
 
 /// What a matrix cell may say.
 pub(crate) const EXPECTED: &str = "X, SYS, NODE, PHB, PXB, PIX, PSB, SOC or NV1 to NV18";

@@ -12,7 +12,7 @@ use tessera_core::units::{GpuIndex, MiB, MilliCpu, NodeName};
 use crate::dialect::{Dialect, MemoryUnit, gpushare, vcuda, whole};
 use crate::gpu_topology::{self, BadAnnotation};
 use crate::inventory::{self, BadInventory};
-use crate::objects;
+use crate::objects::{self, Amount};
 use crate::quantity::Quantity;
 
 /// The node annotation of gputopology that names the instance type.
@@ -82,26 +82,31 @@ pub fn parse(object: &objects::Node, unit: MemoryUnit) -> Result<NodeSpec, BadNo
     Ok(NodeSpec { node: Arc::new(node), unit, serves: served.fold(Serves::default(), Serves::with) })
 }
 
-/// What the node's status tells of its cards where no agent listed them. They get names of our own, as nobody told theirs.
+/// What the node's status tells of its cards where no agent listed them. They get names of our own, as nobody told theirs. By its capacity:
+/// a broken card is not to be had, but it is there, and those after it keep their numbers.
 fn cards_of_old(object: &objects::Node, unit: MemoryUnit) -> Vec<Gpu> {
-    let offer = Offer(object);
+    let status = &object.status;
+    let count = |resource: &str| {
+        let amount = status.capacity.get(resource).or_else(|| status.allocatable.get(resource));
+        whole_number(amount.and_then(read))
+    };
     let counts = [
-        offer.count(whole::NVIDIA.resource),
-        offer.count(whole::GPUTOPOLOGY.resource),
-        offer.count(gpushare::COUNT),
-        offer.count(vcuda::CORE) / 100,
+        count(whole::NVIDIA.resource),
+        count(whole::GPUTOPOLOGY.resource),
+        count(gpushare::COUNT),
+        count(vcuda::CORE) / 100,
     ];
-    let count = counts.into_iter().max().unwrap_or(0).min(GpuSet::CAPACITY as u64);
+    let cards = counts.into_iter().max().unwrap_or(0).min(GpuSet::CAPACITY as u64);
     let labels = &object.metadata.labels;
     let memories = [
-        offer.count(vcuda::MEMORY).saturating_mul(vcuda::BLOCK.0).checked_div(count),
-        offer.count(gpushare::MEMORY).saturating_mul(unit.mib()).checked_div(count),
+        count(vcuda::MEMORY).saturating_mul(vcuda::BLOCK.0).checked_div(cards),
+        count(gpushare::MEMORY).saturating_mul(unit.mib()).checked_div(cards),
         labels.get(MEMORY_LABEL).and_then(|text| text.parse().ok()),
     ];
-    let memory = MiB(memories.into_iter().flatten().max().unwrap_or(0));
+    let memory = MiB(memories.into_iter().flatten().max().unwrap_or(0)).min(inventory::MOST_MEMORY);
     let model = labels.get(PRODUCT_LABEL).map_or("GPU", String::as_str);
     (0u8..)
-        .take(usize::try_from(count).unwrap_or(0))
+        .take(usize::try_from(cards).unwrap_or(0))
         .map(|index| Gpu {
             index: GpuIndex(index),
             uuid: format!("{}/{index}", object.metadata.name).as_str().into(),
@@ -120,13 +125,20 @@ impl Offer<'_> {
     /// What pods may have, or else what there is.
     fn quantity(&self, resource: &str) -> Option<Quantity> {
         let status = &self.0.status;
-        let amount = status.allocatable.get(resource).or_else(|| status.capacity.get(resource));
-        amount.and_then(|amount| amount.0.parse().ok())
+        status.allocatable.get(resource).or_else(|| status.capacity.get(resource)).and_then(read)
     }
 
     fn count(&self, resource: &str) -> u64 {
-        self.quantity(resource).and_then(Quantity::whole).unwrap_or(0)
+        whole_number(self.quantity(resource))
     }
+}
+
+fn read(amount: &Amount) -> Option<Quantity> {
+    amount.0.parse().ok()
+}
+
+fn whole_number(quantity: Option<Quantity>) -> u64 {
+    quantity.and_then(Quantity::whole).unwrap_or(0)
 }
 
 // === impl NodeSpec ===
@@ -198,6 +210,20 @@ mod tests {
         assert_eq!(read.node.topology().link(GpuIndex(0), GpuIndex(1)).nvlinks, 2);
         assert!(read.serves.covers(Serves::default().with(Dialect::Vcuda)));
         assert!(!read.serves.covers(Serves::default().with(Dialect::Gpushare)));
+    }
+
+    #[test]
+    fn a_broken_card_of_a_node_without_one_is_still_counted() {
+        let read = node(serde_json::json!({
+            "metadata": {"name": "n", "annotations": {"GPU_TOPOLOGY": "{\"GPU_PIX_1_2\":\"Single PCI switch\"}"}},
+            "status": {
+                "capacity": {"cpu": "8", "aliyun.com/gpu": "3", "aliyun.com/gpu-mem": "45", "aliyun.com/gpu-count": "3"},
+                "allocatable": {"cpu": "4", "aliyun.com/gpu": "2", "aliyun.com/gpu-mem": "30", "aliyun.com/gpu-count": "3"},
+            }
+        }));
+        assert_eq!(read.node.gpus().len(), 3);
+        assert_eq!(read.node.gpus()[2].memory, MiB(15 * 1024));
+        assert_eq!(read.node.cpu, MilliCpu(4000), "the host counts by what is left for pods");
     }
 
     #[test]

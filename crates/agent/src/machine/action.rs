@@ -15,7 +15,7 @@ pub enum Action {
     Publish(Resource, Vec<Device>),
     /// Ask the kubelet's podresources once.
     List,
-    /// Read the pods of this node afresh; nobody waits for it.
+    /// Read the pods of this node afresh, then report.
     ReadPods,
     /// Answer a question of the kubelet.
     Answer(CallId, Answer),

@@ -117,6 +117,19 @@ impl Admission {
         self.preferred = None;
     }
 
+    /// A container holds these IDs, whoever gave them.
+    pub(super) fn learn(
+        &mut self,
+        uid: &PodUid,
+        container: &str,
+        resource: Resource,
+        ids: &BTreeSet<String>,
+    ) {
+        let record = self.records.entry(uid.clone()).or_default();
+        let answered = || Answered { ids: ids.clone(), session: self.session };
+        record.answered.entry((container.to_owned(), resource)).or_insert_with(answered);
+    }
+
     pub(super) fn prefers(&mut self, resource: Resource, uid: &PodUid, container: &str) {
         self.preferred = Some((resource, uid.clone(), container.to_owned()));
     }
@@ -154,11 +167,10 @@ impl Agent {
         wish: Wish,
         actions: &mut Vec<Action>,
     ) {
-        match self.follow_up(now, resource, wish.count) {
-            Some((uid, container)) => {
-                let answer = self.prefer(now, &uid, &container, resource, &wish);
-                actions.push(Action::Answer(call, answer));
-            }
+        let known = self.follow_up(now, resource, wish.count);
+        let answer = known.and_then(|(uid, container)| self.prefer(&uid, &container, resource, &wish, false));
+        match answer {
+            Some(answer) => actions.push(Action::Answer(call, answer)),
             None => self.ask_list_for(now, call, Question::Prefer(resource, wish), actions),
         }
     }
@@ -177,17 +189,17 @@ impl Agent {
             Some((_, uid, container)) => Some((uid, container)),
             None => self.follow_up(now, resource, ids.len()),
         };
-        match known {
-            Some((uid, container)) => {
-                let answer = self.allocate(now, &uid, &container, resource, ids);
-                actions.push(Action::Answer(call, answer));
-            }
+        let answer =
+            known.and_then(|(uid, container)| self.allocate(now, &uid, &container, resource, &ids, false));
+        match answer {
+            Some(answer) => actions.push(Action::Answer(call, answer)),
             None => self.ask_list_for(now, call, Question::Allocate(resource, ids), actions),
         }
     }
 
-    /// The pod of the last answer, if this call can only be its next one: it is what the kubelet asks next for that pod, and
-    /// the kubelet had no reason to break off, which it has only where it runs short of the resource.
+    /// The container of the last answer, if this call can only be its next one: of another resource that it asks for. Whoever breaks off in
+    /// between goes on with another pod, which may ask for as much. The kubelet does so where it runs short of a resource, ours or somebody
+    /// else's; after a container, also where it finds no CPUs for it.
     fn follow_up(&self, now: Now, resource: Resource, count: usize) -> Option<(PodUid, String)> {
         let current = self.admission.current.as_ref()?;
         if now.elapsed.saturating_sub(current.at) > SAME_PULL || self.units_left(resource) < count {
@@ -195,23 +207,15 @@ impl Agent {
         }
         let pod = self.pods.get(&current.uid).filter(|pod| !has_ended(pod))?;
         let mut containers = pod.spec.containers_with_roles().map(|(container, _)| container);
-        let container = containers.by_ref().find(|container| container.name == current.container)?;
-        let open = |container: &tessera_wire::objects::Container| -> Vec<Resource> {
-            let asks = |resource: &Resource| {
-                resource.asked_by(container) > 0
-                    && !self.admission.answered_now(&current.uid, &container.name, *resource)
-            };
-            self.resources().filter(asks).collect()
-        };
-        let rest = open(container);
-        let next = if rest.is_empty() {
-            containers.map(|container| (container, open(container))).find(|(_, open)| !open.is_empty())
-        } else {
-            Some((container, rest))
-        };
-        let (container, open) = next?;
-        let expected = open.contains(&resource) && resource.asked_by(container) == count;
-        expected.then(|| (current.uid.clone(), container.name.clone()))
+        let container = containers.find(|container| container.name == current.container)?;
+        let is_next = resource.asked_by(container) == count
+            && !self.admission.answered_now(&current.uid, &container.name, resource)
+            && container.resources.extended().all(|name| self.serves(name));
+        is_next.then(|| (current.uid.clone(), container.name.clone()))
+    }
+
+    fn serves(&self, name: &str) -> bool {
+        self.resources().any(|resource| resource.name() == name)
     }
 
     /// Healthy devices of a resource that nobody holds, by the kubelet's books and by ours.
@@ -235,7 +239,7 @@ impl Agent {
         resource: Resource,
         count: usize,
     ) -> Option<(PodUid, String)> {
-        if !call.fresh && !call.last_chance && self.lists_strangers(resource) {
+        if !call.is_well_informed() && self.lists_strangers(resource) {
             return None;
         }
         let mut candidates = self.candidates(resource, count, call.last_chance);
@@ -296,38 +300,43 @@ impl Agent {
         places.filter_map(|place| self.listed.get(*place))
     }
 
+    /// What to answer; nothing yet where that is a refusal, which is final, by what may be old news.
     pub(super) fn prefer(
         &mut self,
-        _now: Now,
         uid: &PodUid,
         container: &str,
         resource: Resource,
         wish: &Wish,
-    ) -> Answer {
+        is_well_informed: bool,
+    ) -> Option<Answer> {
         let preferred = self.steer(uid, container, resource, wish);
         match &preferred {
             Ok(_) => self.admission.prefers(resource, uid, container),
+            Err(_) if !is_well_informed => return None,
             Err(_) => self.admission.refused(uid),
         }
         self.changed(uid);
-        Answer::Preferred(preferred)
+        Some(Answer::Preferred(preferred))
     }
 
+    /// Likewise.
     pub(super) fn allocate(
         &mut self,
         now: Now,
         uid: &PodUid,
         container: &str,
         resource: Resource,
-        ids: BTreeSet<String>,
-    ) -> Answer {
-        let given = self.hand_over(uid, container, resource, &ids);
+        ids: &BTreeSet<String>,
+        is_well_informed: bool,
+    ) -> Option<Answer> {
+        let given = self.hand_over(uid, container, resource, ids);
         match &given {
-            Ok(_) => self.admission.answered(now, uid, container, resource, ids),
+            Ok(_) => self.admission.answered(now, uid, container, resource, ids.clone()),
+            Err(_) if !is_well_informed => return None,
             Err(_) => self.admission.refused(uid),
         }
         self.changed(uid);
-        Answer::Allocated(given.map(Box::new))
+        Some(Answer::Allocated(given.map(Box::new)))
     }
 }
 

@@ -8,7 +8,7 @@ use std::{collections::BTreeSet, time::Duration};
 use tessera_node::{device_plugin::Wish, pod_resources::PodDevices};
 use tessera_wire::device_id::Resource;
 
-use super::{Action, Agent, Answer, CallId, Now, Untrue};
+use super::{Action, Agent, Answer, CallId, Now, Untrue, pods::Reading};
 
 /// How soon an undecided question is looked at again.
 pub(super) const LOOK_AGAIN: Duration = Duration::from_millis(50);
@@ -46,10 +46,17 @@ pub(super) struct Call {
     number: u64,
     /// Whether a list asked for after it came has arrived.
     covered: bool,
-    /// Whether the pods were read since it came.
-    pub(super) fresh: bool,
+    /// Whether the pods have been read from the API server since it came.
+    fresh: bool,
     /// Patience is at its end: judge by what there is.
     pub(super) last_chance: bool,
+}
+
+impl Call {
+    /// Whether it is judged by all that can be known: the watch may be behind the kubelet, and refusals are final.
+    pub(super) fn is_well_informed(&self) -> bool {
+        self.fresh || self.last_chance
+    }
 }
 
 #[derive(Debug, Default)]
@@ -73,6 +80,13 @@ impl Calls {
     /// Why the last list failed, if it did.
     pub(super) fn list_failure(&self) -> Option<&str> {
         self.list_failure.as_deref()
+    }
+
+    /// The pods were read after the questions up to this number had come.
+    pub(super) fn pods_were_read(&mut self, covers: u64) {
+        for call in self.waiting.iter_mut().filter(|call| call.number <= covers) {
+            call.fresh = true;
+        }
     }
 
     pub(super) fn want_list(&mut self, actions: &mut Vec<Action>) {
@@ -148,11 +162,6 @@ impl Agent {
         self.pods_or_cards_changed();
     }
 
-    /// The pods were read afresh.
-    pub(super) fn pods_are_fresh(&mut self) {
-        self.calls.waiting.iter_mut().for_each(|call| call.fresh = true);
-    }
-
     /// Looks at the undecided questions again: something has changed.
     pub(super) fn retry_calls(&mut self, now: Now, actions: &mut Vec<Action>) {
         for call in std::mem::take(&mut self.calls.waiting) {
@@ -170,11 +179,13 @@ impl Agent {
         match call.question.clone() {
             Question::Prefer(resource, wish) => {
                 let (uid, container) = self.identify(call, resource, wish.count)?;
-                Some(Judgement::Answer(self.prefer(now, &uid, &container, resource, &wish)))
+                let answer = self.prefer(&uid, &container, resource, &wish, call.is_well_informed())?;
+                Some(Judgement::Answer(answer))
             }
             Question::Allocate(resource, ids) => {
                 let (uid, container) = self.identify(call, resource, ids.len())?;
-                Some(Judgement::Answer(self.allocate(now, &uid, &container, resource, ids)))
+                let answer = self.allocate(now, &uid, &container, resource, &ids, call.is_well_informed())?;
+                Some(Judgement::Answer(answer))
             }
             Question::PreStart(resource, ids) => self.start(call.id, resource, &ids, actions),
         }
@@ -192,8 +203,9 @@ impl Agent {
             self.calls.want_list(actions);
         }
         let since_read = self.calls.last_read.map(|last| now.elapsed.saturating_sub(last));
-        if since_read.is_none_or(|since| since >= READ_EVERY) {
+        if self.reading.is_none() && since_read.is_none_or(|since| since >= READ_EVERY) {
             self.calls.last_read = Some(now.elapsed);
+            self.reading = Some(Reading::begin(self.calls.count));
             actions.push(Action::ReadPods);
         }
     }

@@ -36,7 +36,9 @@ impl Agent {
         let found = match found {
             Ok(found) => {
                 self.missing = None;
-                self.with_lost_names(found)
+                let found = self.with_lost_names(found);
+                self.trust_those_found_again(&found, before.is_some());
+                found
             }
             Err(reason) => {
                 if before.as_ref() == Some(&reason) {
@@ -75,6 +77,18 @@ impl Agent {
             }
         }
         found
+    }
+
+    /// What was fatal to a card is over once the driver, which had lost it, has it again: somebody has reset it.
+    fn trust_those_found_again(&mut self, found: &Found, were_all_lost: bool) {
+        let Some(cards) = &self.cards else { return };
+        let was_lost = |gpu: &Gpu| {
+            let known = cards.found.gpus.iter().find(|known| known.uuid == gpu.uuid);
+            were_all_lost || known.is_some_and(|known| known.health == Health::Unhealthy)
+        };
+        for gpu in found.gpus.iter().filter(|gpu| gpu.health == Health::Healthy && was_lost(gpu)) {
+            self.health.found_again(&gpu.uuid);
+        }
     }
 
     fn set_cards(&mut self, found: Found, actions: &mut Vec<Action>) {

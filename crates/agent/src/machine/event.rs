@@ -41,8 +41,10 @@ pub enum Event {
     StreamOpened(Resource),
     /// The plugin of a resource cannot make its socket, and why; it tries again.
     WithoutSocket(Resource, String),
-    /// All pods of this node, as the API server has them now.
+    /// All pods of this node, as the API server's watch tells them when it begins, or begins anew.
     Pods(Vec<Pod>),
+    /// All pods of this node, read in between: answers [`Action::ReadPods`]. What the watch has told meanwhile may be newer.
+    PodsRead(Result<Vec<Pod>, String>),
     /// A pod of this node is new or has changed.
     PodApplied(Box<Pod>),
     /// A pod of this node is gone.

@@ -60,6 +60,11 @@ impl HealthBook {
         self.bad.contains_key(gpu)
     }
 
+    /// The driver had lost the card, and has it again.
+    pub(super) fn found_again(&mut self, gpu: &GpuUuid) {
+        self.bad.remove(gpu);
+    }
+
     /// Notes an incident on one card; whether that changed anything to be told.
     fn note(&mut self, elapsed: Duration, gpu: &GpuUuid, kind: IncidentKind) -> bool {
         if matches!(kind, IncidentKind::Xid(number) if self.ignored.contains(&number)) {

@@ -13,6 +13,7 @@ mod event;
 mod health;
 mod isolation;
 mod measure;
+mod pods;
 mod publish;
 mod settings;
 mod start;
@@ -71,6 +72,8 @@ pub struct Agent {
     asked_for: BTreeSet<Resource>,
     admission: Admission,
     calls: Calls,
+    /// The reading of pods that is on its way.
+    reading: Option<pods::Reading>,
     truth: Truth,
     published: Published,
     absent: Absent,
@@ -103,6 +106,7 @@ impl Agent {
             asked_for: BTreeSet::new(),
             admission: Admission::default(),
             calls: Calls::default(),
+            reading: None,
             truth: Truth::default(),
             published: Published::default(),
             absent: Absent::default(),
@@ -140,6 +144,7 @@ impl Agent {
             Event::Gpus(found) => return self.on_gpus(found, actions),
             Event::Incident(incident) => return self.on_incident(now, &incident, actions),
             Event::Pods(pods) => return self.on_pods(pods, actions),
+            Event::PodsRead(read) => return self.on_pods_read(read, actions),
             Event::PodApplied(pod) => return self.on_pod(*pod),
             Event::PodDeleted(uid) => return self.on_pod_deleted(&uid),
             Event::Node(node) => {
@@ -184,33 +189,6 @@ impl Agent {
     /// The resources of the dialects served.
     pub fn resources(&self) -> impl Iterator<Item = Resource> {
         Resource::ALL.into_iter().filter(|resource| self.settings.dialects.contains(&resource.dialect()))
-    }
-
-    fn on_pods(&mut self, pods: Vec<Pod>, actions: &mut Vec<Action>) -> Untrue {
-        self.pods = pods.into_iter().map(|pod| (uid_of(&pod), pod)).collect();
-        self.read_pods();
-        self.pods_are_fresh();
-        self.pods_or_cards_changed();
-        if !std::mem::replace(&mut self.pods_known, true) {
-            // What the kubelet holds belongs to these pods.
-            self.calls.want_list(actions);
-        }
-        Untrue::Pods
-    }
-
-    fn on_pod(&mut self, pod: Pod) -> Untrue {
-        let uid = uid_of(&pod);
-        self.pods.insert(uid.clone(), pod);
-        self.read_pod(&uid);
-        self.pods_or_cards_changed();
-        Untrue::Pod(uid)
-    }
-
-    fn on_pod_deleted(&mut self, uid: &PodUid) -> Untrue {
-        self.pods.remove(uid);
-        self.read.remove(uid);
-        self.pods_or_cards_changed();
-        Untrue::Pods
     }
 
     /// Time has passed: for some that have waited for it.

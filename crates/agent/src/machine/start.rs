@@ -3,7 +3,9 @@
 use std::collections::BTreeSet;
 
 use tessera_core::{
+    gpu_set::GpuSet,
     grant::Hold,
+    request::Role,
     units::{GpuIndex, Percent, PodUid},
 };
 use tessera_limits::{
@@ -67,7 +69,11 @@ impl Agent {
         ids: &BTreeSet<String>,
         actions: &mut Vec<Action>,
     ) -> Option<Judgement> {
-        let holders = self.holders(resource, ids);
+        let mut holders = self.holders(resource, ids);
+        let is_news = holders.is_empty();
+        if is_news {
+            holders = self.init_holders(resource, ids);
+        }
         let uids: BTreeSet<&PodUid> = holders.iter().map(|(uid, _)| uid).collect();
         if uids.len() > 1 {
             let several = format!("several pods seem to hold these {resource}");
@@ -77,6 +83,10 @@ impl Agent {
             let as_before = self.starts_as_before(resource, ids);
             return as_before.then_some(Judgement::Answer(Answer::Started(Ok(()))));
         };
+        for (uid, container) in holders.iter().filter(|_| is_news) {
+            self.admission.learn(uid, container, resource, ids);
+            self.changed(uid);
+        }
         let pod = self.pods.get(&uid)?;
         let limits: Result<Vec<ContainerLimits>, String> = self
             .holdings_of(&uid, pod)
@@ -119,6 +129,27 @@ impl Agent {
                 && !holders.contains(&(uid.clone(), container.clone()))
             {
                 holders.push((uid, container));
+            }
+        }
+        holders
+    }
+
+    /// The ordinary init containers for which an earlier agent may have answered with these devices: the kubelet lists no such, and what that agent
+    /// remembered is gone. Their pods have been admitted, and their annotations name these cards.
+    fn init_holders(&self, resource: Resource, ids: &BTreeSet<String>) -> Vec<(PodUid, String)> {
+        let Some(cards) = &self.cards else { return Vec::new() };
+        let gpus: GpuSet = cards.of_ids(resource, ids).into_iter().collect();
+        let is_admitted = |pod: &Pod| pod.status.phase == "Pending" && pod.status.start_time.is_some();
+        let mut holders = Vec::new();
+        for (uid, pod) in self.pods.iter().filter(|(_, pod)| is_admitted(pod)) {
+            let inits = pod.spec.containers_with_roles().filter(|(_, role)| *role == Role::Init);
+            for (container, _) in inits.filter(|(container, _)| resource.asked_by(container) == ids.len()) {
+                let granted = self.annotated(pod).iter().find(|granted| granted.container == container.name);
+                let is_unknown = self.admission.recorded(uid, &container.name, resource).is_none();
+                // A few blocks of memory beside whole cards need not lie on each of them.
+                if is_unknown && granted.is_some_and(|granted| granted.gpus().is_superset(gpus)) {
+                    holders.push((uid.clone(), container.name.clone()));
+                }
             }
         }
         holders
@@ -192,7 +223,7 @@ impl Agent {
     /// asks, only our own record tells.
     pub(super) fn is_settled(holdings: &[Holding]) -> bool {
         let (inits, lasting): (Vec<_>, Vec<_>) =
-            holdings.iter().partition(|held| held.grant.role == tessera_core::request::Role::Init);
+            holdings.iter().partition(|held| held.grant.role == Role::Init);
         if lasting.is_empty() {
             return !inits.is_empty() && inits.iter().all(|held| held.source == Source::Recorded);
         }

@@ -3,11 +3,13 @@
 use std::{collections::BTreeMap, future::Future};
 
 use futures::{StreamExt as _, stream::BoxStream};
-use tessera_cluster::node_agent::{NodeClient, PodEvent, WriteFailure};
+use tessera_cluster::{
+    node_agent::{NodeClient, PodEvent, WriteFailure},
+    with_causes,
+};
 use tessera_core::units::PodUid;
 use tessera_wire::objects::{Node, Pod};
 
-use super::describe;
 use crate::machine::{Event, NodePatch, WriteError};
 
 /// The API server.
@@ -81,7 +83,7 @@ impl Cluster for NodeClient {
     }
 
     async fn read_pods(&self) -> Result<Vec<Pod>, String> {
-        Self::read_pods(self).await.map_err(|error| describe(&error))
+        Self::read_pods(self).await.map_err(|error| with_causes(&error))
     }
 
     async fn patch_pod(
@@ -93,22 +95,22 @@ impl Cluster for NodeClient {
     ) -> Result<(), WriteError> {
         Self::patch_pod(self, namespace, name, &uid.0, annotations).await.map_err(|error| match error {
             WriteFailure::Gone(_) => WriteError::Gone,
-            WriteFailure::Api(_) => WriteError::Later(describe(&error)),
+            WriteFailure::Api(_) | WriteFailure::Silent(_) => WriteError::Later(with_causes(&error)),
         })
     }
 
     async fn patch_node(&self, patch: &NodePatch) -> Result<(), String> {
         let NodePatch { annotations, labels, status } = patch;
-        Self::patch_node(self, annotations, labels, status).await.map_err(|error| describe(&error))
+        Self::patch_node(self, annotations, labels, status).await.map_err(|error| with_causes(&error))
     }
 
     async fn tell_owner(&self, note: &OwnerNote) -> Result<(), String> {
         let OwnerNote { uid, namespace, name, reason, message } = note;
         let told = Self::warn_pod(self, namespace, name, &uid.0, reason, message).await;
-        told.map_err(|error| describe(&error))
+        told.map_err(|error| with_causes(&error))
     }
 
     async fn set_unhealthy(&self, cards: &[u8]) -> Result<(), String> {
-        Self::set_unhealthy(self, cards).await.map_err(|error| describe(&error))
+        Self::set_unhealthy(self, cards).await.map_err(|error| with_causes(&error))
     }
 }

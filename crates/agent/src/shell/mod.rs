@@ -19,6 +19,7 @@ use std::{
 };
 
 use futures::StreamExt as _;
+use tessera_cluster::with_causes;
 use tessera_node::{
     device_plugin::{Meeting, Served, serve},
     gpus::Gpus,
@@ -257,7 +258,7 @@ impl<C: Cluster> Shell<C> {
                 self.report(async move {
                     // A kubelet that does not answer must not keep the agent from ending.
                     let listed = stop.run_until_cancelled(pod_resources.list()).await;
-                    let listed = listed.map(|listed| listed.map_err(|error| describe(&error)));
+                    let listed = listed.map(|listed| listed.map_err(|error| with_causes(&error)));
                     Event::Listed(listed.unwrap_or_else(|| Err("the agent is ending".to_owned())))
                 });
             }
@@ -296,12 +297,7 @@ impl<C: Cluster> Shell<C> {
             }
             Action::ReadPods => {
                 let cluster = self.cluster.clone();
-                let messages = self.messages.clone();
-                self.tasks.spawn(async move {
-                    if let Ok(pods) = cluster.read_pods().await {
-                        let _ended = messages.send(Message::Event(Event::Pods(pods)));
-                    }
-                });
+                self.report(async move { Event::PodsRead(cluster.read_pods().await) });
             }
             Action::PatchPod { uid, namespace, name, annotations } => {
                 let cluster = self.cluster.clone();
@@ -355,7 +351,7 @@ impl<C: Cluster> Shell<C> {
                 };
                 if let Err(error) = serve(served, stop.clone()).await {
                     // The directory may come with the kubelet.
-                    let event = Event::WithoutSocket(resource, describe(&error));
+                    let event = Event::WithoutSocket(resource, with_causes(&error));
                     let _ended = messages.send(Message::Event(event));
                     let _stopped = stop.run_until_cancelled(tokio::time::sleep(ROUTINE)).await;
                 }
@@ -363,15 +359,4 @@ impl<C: Cluster> Shell<C> {
         });
         plugin
     }
-}
-
-/// An error with its causes.
-fn describe(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(source) = cause {
-        text = format!("{text}: {source}");
-        cause = source.source();
-    }
-    text
 }

@@ -2,8 +2,9 @@
 
 use std::borrow::Cow;
 
+use super::containers::take;
 use super::static_table::{Source, StaticTable};
-use super::{Placement, Policy, best_effort, take, whole};
+use super::{Placement, Policy, best_effort, whole};
 use crate::bandwidth::Sets;
 use crate::gpu_set::GpuSet;
 use crate::grant::Hold;

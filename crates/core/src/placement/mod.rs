@@ -4,6 +4,7 @@
 //! booking the answer is the [ledger](crate::ledger)'s affair.
 
 pub mod best_effort;
+mod containers;
 mod describe;
 mod links;
 mod part;
@@ -14,14 +15,13 @@ pub mod static_table;
 mod tessera;
 mod whole;
 
-use std::borrow::Cow;
-
 use crate::gpu_set::GpuSet;
-use crate::grant::{ContainerGrant, Hold, Usage};
+use crate::grant::{ContainerGrant, Hold};
 use crate::node::NodeState;
 use crate::request::{PodRequest, Request, Role, Traffic};
 use crate::units::{GpuIndex, MiB, MilliCpu};
 
+use containers::try_place;
 pub use describe::describe;
 pub use policy::{Policy, UnknownPolicy};
 pub use refusal::{CardRefusal, Explanation, Refusal};
@@ -78,7 +78,7 @@ pub fn score(node: &NodeState, pod: &PodRequest, policy: &Policy) -> Result<f64,
 }
 
 /// What a pod asks of the cards where it is no more than one lasting container's request; most pods are so.
-fn only_request(pod: &PodRequest) -> Option<Option<Request>> {
+pub(crate) fn only_request(pod: &PodRequest) -> Option<Option<Request>> {
     let mut asking = pod.containers.iter().filter(|container| container.request.is_some());
     match (asking.next(), asking.next()) {
         (None, _) => Some(None),
@@ -104,102 +104,6 @@ pub fn explain(node: &NodeState, pod: &PodRequest, policy: &Policy) -> Option<Ex
         container: container.map(|container| container.name.clone()),
         cards: request.map(|request| refusal::of_each_card(&blocked.node, pod, request)).unwrap_or_default(),
     })
-}
-
-/// Where and why placing a pod came to its end.
-struct Blocked<'a> {
-    refusal: Refusal,
-    /// The container that found no cards; none where the node as a whole will not do.
-    container: Option<usize>,
-    /// What that container saw: the node with the pod's earlier containers on it.
-    node: Cow<'a, NodeState>,
-}
-
-fn try_place<'a>(
-    node: &'a NodeState,
-    pod: &PodRequest,
-    policy: &Policy,
-    mut required: GpuSet,
-) -> Result<Placement, Blocked<'a>> {
-    let mut gpus = vec![GpuSet::EMPTY; pod.containers.len()];
-    let mut merit = 0.0;
-    // Main containers and sidecars stand side by side, so each sees what the ones before it took.
-    let mut beside = Cow::Borrowed(node);
-    if let Err(refusal) = refusal::check_node(node, pod) {
-        return Err(Blocked { refusal, container: None, node: beside });
-    }
-    for (position, container) in pod.containers.iter().enumerate() {
-        let Some(request) = container.request.filter(|_| container.role != Role::Init) else {
-            continue;
-        };
-        match choose(&beside, pod, policy, request, std::mem::take(&mut required), GpuSet::EMPTY) {
-            Ok(chosen) => {
-                take(&mut beside, chosen.gpus, Hold::of(request));
-                gpus[position] = chosen.gpus;
-                merit += chosen.merit;
-            }
-            Err(refusal) => {
-                return Err(Blocked { refusal, container: Some(position), node: beside });
-            }
-        }
-    }
-    place_inits(node, pod, policy, &mut gpus)?;
-    let score = policy.score(node, &after(node, pod, &gpus), merit);
-    Ok(Placement { gpus, score })
-}
-
-/// Init containers run alone but for the sidecars before them. They reuse the cards of the main containers
-/// where those suffice, as kubelet does, so that the pod takes no more than it must.
-fn place_inits<'a>(
-    node: &'a NodeState,
-    pod: &PodRequest,
-    policy: &Policy,
-    gpus: &mut [GpuSet],
-) -> Result<(), Blocked<'a>> {
-    let own = gpus.iter().copied().fold(GpuSet::EMPTY, GpuSet::union);
-    let mut before = Cow::Borrowed(node);
-    for (position, container) in pod.containers.iter().enumerate() {
-        let Some(request) = container.request else {
-            continue;
-        };
-        match container.role {
-            Role::Main => {}
-            Role::Sidecar => take(&mut before, gpus[position], Hold::of(request)),
-            Role::Init => match choose(&before, pod, policy, request, GpuSet::EMPTY, own) {
-                Ok(chosen) => gpus[position] = chosen.gpus,
-                Err(refusal) => {
-                    return Err(Blocked { refusal, container: Some(position), node: before });
-                }
-            },
-        }
-    }
-    Ok(())
-}
-
-/// Cards for one container; those in `preferred` where they are enough.
-fn choose(
-    node: &NodeState,
-    pod: &PodRequest,
-    policy: &Policy,
-    request: Request,
-    required: GpuSet,
-    preferred: GpuSet,
-) -> Result<Chosen, Refusal> {
-    let ask = Ask::new(node, pod, request, required, preferred)?;
-    policy.choose(node, &ask).ok_or(Refusal::Required)
-}
-
-fn take(state: &mut Cow<'_, NodeState>, gpus: GpuSet, hold: Hold) {
-    for gpu in gpus.iter() {
-        state.to_mut().add_usage(gpu, Usage::of(hold));
-    }
-}
-
-/// The node with the pod on it.
-fn after(node: &NodeState, pod: &PodRequest, gpus: &[GpuSet]) -> NodeState {
-    let mut state = node.clone();
-    state.take(pod.cpu, pod.memory, crate::grant::footprint(&grants(pod, gpus)));
-    state
 }
 
 fn grants(pod: &PodRequest, gpus: &[GpuSet]) -> Vec<ContainerGrant> {

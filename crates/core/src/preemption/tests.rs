@@ -84,7 +84,40 @@ fn a_proposal_that_suffices_is_kept_and_another_is_replaced() {
     check(&FULL, share(50), &["nobody"], Some(&["a"]));
 }
 
+/// Small sets are tried one after the other, whatever they look like: the yardstick of the looks before trying.
+fn smallest_by_trying(held: &[(i32, PodGrant)], request: Request) -> Option<usize> {
+    let fits = |gone: &[usize]| {
+        let mut state = NodeState::empty(Arc::new(crate::fixtures::node_of_memories(&[100; 4])));
+        let stays = held.iter().enumerate().filter(|(place, _)| !gone.contains(place));
+        stays.for_each(|(_, (_, grant))| state.add(grant));
+        filter(&state, &PodRequest::of_mains([request]), &Policy::Share).is_ok()
+    };
+    (0..=LARGEST_SET.min(held.len())).find(|size| {
+        let mut picked: Vec<usize> = (0..*size).collect();
+        fits(&picked)
+            || std::iter::from_fn(|| next_combination(&mut picked, held.len()).then(|| fits(&picked)))
+                .any(|it| it)
+    })
+}
+
 proptest! {
+    #[test]
+    fn no_smaller_set_would_do(
+        held in prop::collection::vec(prop::collection::btree_map(0..4u8, 1..=5u32, 1..3), 0..9),
+        request in prop_oneof![(1..=4u8).prop_map(Request::Whole), (1..10u32).prop_map(|tenths| share(tenths * 10))],
+    ) {
+        let grant = |(number, cards): (usize, &std::collections::BTreeMap<u8, u32>)| {
+            let cards: Vec<(u8, u32)> = cards.iter().map(|(gpu, fifths)| (*gpu, fifths * 20)).collect();
+            (0, grant(&format!("p{number:02}"), &cards))
+        };
+        let held: Vec<(i32, PodGrant)> = held.iter().enumerate().map(grant).collect();
+        let chosen = choose(&held, request, 10, &[]).map(|chosen| chosen.len());
+        match smallest_by_trying(&held, request) {
+            Some(size) => prop_assert_eq!(chosen, Some(size)),
+            None => prop_assert!(chosen.is_none_or(|size| size > LARGEST_SET)),
+        }
+    }
+
     #[test]
     fn victims_matter_less_suffice_and_none_is_idle_sacrifice(
         held in prop::collection::vec((0..15i32, 0..4u8, 1..=10u32), 0..12),
@@ -133,4 +166,22 @@ fn a_debt_is_paid_by_its_own_namespace_alone() {
     assert_eq!(choose(percent(30), &[]), Some(vec!["ours".into()]));
     assert_eq!(choose(percent(30), &["theirs"]), Some(vec!["ours".into()]));
     assert_eq!(choose(percent(61), &[]), None, "the rest is held by one that matters more");
+}
+
+#[test]
+fn many_who_must_all_go_are_not_tried_in_every_combination() {
+    let node = Arc::new(crate::fixtures::node_of_memories(&[100; 8]));
+    let held: Vec<PodGrant> = (0..96u8).map(|pod| grant(&format!("p{pod}"), &[(pod % 8, 8)])).collect();
+    let mut state = NodeState::empty(node);
+    held.iter().for_each(|grant| state.add(grant));
+    let everybody: Vec<GpuSet> = held.iter().map(|grant| grant.containers[0].gpus()).collect();
+    let tried = |need: &Need| {
+        let mut picked = vec![0, 1, 2];
+        let next = || next_combination(&mut picked, held.len()).then(|| picked.clone());
+        let sets = std::iter::from_fn(next)
+            .filter(|set| need.may_be_met_by(set.iter().map(|pod| everybody[*pod]), &everybody));
+        sets.count()
+    };
+    assert_eq!(tried(&Need::IdleCards(1, state.idle())), 0, "twelve are on each card");
+    assert_eq!(tried(&Need::OneCard), 8 * 220, "three of the twelve on a card");
 }

@@ -3,12 +3,15 @@
 use proptest::collection::vec;
 use proptest::prelude::*;
 use tessera_core::forecast::Forecast;
+use tessera_core::gpu::Gpu;
 use tessera_core::gpu_set::GpuSet;
-use tessera_core::grant::{Hold, PodGrant};
+use tessera_core::grant::{ContainerGrant, Hold, PodGrant};
 use tessera_core::ledger::{Change, Ledger};
-use tessera_core::node::NodeState;
+use tessera_core::node::{Node, NodeState};
 use tessera_core::placement::{Policy, explain, filter, place, score};
-use tessera_core::request::{PodRequest, Request};
+use tessera_core::request::{PodRequest, Request, Role};
+use tessera_core::topology::Topology;
+use tessera_core::units::{GpuIndex, MiB, MilliCpu, Percent};
 use tessera_core::workload::Workload;
 
 use crate::arbitrary;
@@ -154,4 +157,37 @@ fn a_hold_follows_from_its_request() {
     assert_eq!(Hold::of(Request::Whole(3)), Hold::Whole);
     let memory_only = Hold::Part { cores: Percent(0), memory: MiB(5) };
     assert_eq!(Hold::of(Request::Memory(MiB(5))), memory_only);
+}
+
+#[test]
+fn a_small_container_does_not_take_the_only_place_of_a_large_one() {
+    let card =
+        |index| Gpu::new(GpuIndex(index), format!("GPU-{index}").as_str().into(), "T4".into(), MiB(100));
+    let node = Node::new("node".into(), vec![card(0), card(1)], Topology::unknown(2), MilliCpu(0), MiB(0));
+    let mut state = NodeState::empty(node.unwrap().into());
+    let share = |percent: u32| Request::Share { cores: Percent(percent), memory: MiB(percent.into()) };
+    for (gpu, taken) in [(0, 5), (1, 60)] {
+        let held = ContainerGrant {
+            container: "c".to_owned(),
+            role: Role::Main,
+            cards: vec![(GpuIndex(gpu), Hold::of(share(taken)))],
+        };
+        let grant = PodGrant {
+            pod: format!("uid-{gpu}").as_str().into(),
+            node: "node".into(),
+            cpu: MilliCpu(0),
+            memory: MiB(0),
+            containers: vec![held],
+        };
+        state.add(&grant);
+    }
+    let pod = PodRequest::of_mains([share(30), share(90)]);
+    for name in Policy::NAMES {
+        let placed = place(&state, &pod, &name.parse().unwrap(), GpuSet::EMPTY);
+        let gpus: Vec<String> = placed.unwrap().gpus.iter().map(ToString::to_string).collect();
+        assert_eq!(gpus, ["1", "0"], "{name}");
+    }
+    let too_much = PodRequest::of_mains([share(30), share(96)]);
+    let blocked = explain(&state, &too_much, &Policy::Spread).unwrap();
+    assert_eq!(blocked.container.as_deref(), Some("c1"), "told as the containers stand");
 }

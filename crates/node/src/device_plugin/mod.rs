@@ -51,7 +51,7 @@ pub struct Device {
 }
 
 /// What the kubelet asks a preference for.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Wish {
     /// To choose from.
     pub available: Vec<String>,

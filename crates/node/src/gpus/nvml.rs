@@ -264,13 +264,19 @@ impl LinkEnds {
             if !link.is_active().unwrap_or(false) {
                 continue;
             }
-            let remote = link.remote_pci_info().map(|info| info.bus_id.to_lowercase()).unwrap_or_default();
-            match pci.iter().position(|own| own.to_lowercase() == remote) {
-                Some(card) => *ends.cards.entry(card).or_default() += 1,
-                None => ends.switched += 1,
-            }
+            let remote = link.remote_pci_info().map(|info| info.bus_id).unwrap_or_default();
+            ends.add(&remote, pci);
         }
         ends
+    }
+
+    /// One more, that leads to this address. A card that is lost has none, which is not where unknown links lead.
+    fn add(&mut self, remote: &str, pci: &[String]) {
+        let is_it = |own: &String| !own.is_empty() && own.eq_ignore_ascii_case(remote);
+        match pci.iter().position(is_it) {
+            Some(card) => *self.cards.entry(card).or_default() += 1,
+            None => self.switched += 1,
+        }
     }
 
     fn to(&self, other: GpuIndex, others: &Self) -> u8 {
@@ -315,5 +321,15 @@ mod tests {
         assert_eq!(switched.to(GpuIndex(5), &switched), 18);
         let wired = LinkEnds { cards: [(1, 2)].into(), switched: 0 };
         assert_eq!((wired.to(GpuIndex(1), &wired), wired.to(GpuIndex(2), &wired)), (2, 0));
+    }
+
+    #[test]
+    fn links_whose_end_is_not_told_lead_to_the_switch_and_not_to_a_lost_card() {
+        let pci = ["00000000:3B:00.0", "", "00000000:D8:00.0"].map(str::to_owned);
+        let mut ends = LinkEnds::default();
+        for remote in ["00000000:d8:00.0", "", "00000000:5E:00.0"] {
+            ends.add(remote, &pci);
+        }
+        assert_eq!((ends.cards, ends.switched), ([(2, 1)].into(), 2));
     }
 }

@@ -107,7 +107,7 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Asked<T> {
 }
 
 /// Makes a view where it holds nobody up: some at a time, off the threads that answer kube-scheduler.
-async fn work<T: Send + 'static>(
+pub(crate) async fn aside<T: Send + 'static>(
     app: &Arc<App>,
     make: impl FnOnce(&App) -> T + Send + 'static,
 ) -> Result<T, Response> {
@@ -161,7 +161,7 @@ async fn view<T: Serialize + Send + 'static>(
     FromApp(app): Shared,
     make: impl FnOnce(&App) -> T + Send + 'static,
 ) -> Response {
-    match work(&app, make).await {
+    match aside(&app, make).await {
         Ok(made) => Json(made).into_response(),
         Err(answer) => answer,
     }
@@ -172,7 +172,7 @@ async fn found<T: Serialize + Send + 'static>(
     what: String,
     make: impl FnOnce(&State) -> Option<T> + Send + 'static,
 ) -> Response {
-    match work(&app, |app| app.look(make)).await {
+    match aside(&app, |app| app.look(make)).await {
         Ok(Some(made)) => Json(made).into_response(),
         Ok(None) => problem(StatusCode::NOT_FOUND, format!("{what} is not known, or has ended")),
         Err(answer) => answer,
@@ -220,13 +220,13 @@ async fn measured(address: Result<Option<String>, Response>, keep: impl FnOnce(&
 }
 
 async fn node_use(FromApp(app): Shared, Path(name): Path<String>) -> Response {
-    let address = work(&app, move |app| app.look(|state| node::agent(state, &name))).await;
+    let address = aside(&app, move |app| app.look(|state| node::agent(state, &name))).await;
     measured(address, |_| {}).await
 }
 
 async fn pod_use(FromApp(app): Shared, Path((namespace, name)): Path<(String, String)>) -> Response {
     let wanted = (namespace.clone(), name.clone());
-    let address = work(&app, move |app| app.look(|state| pods::agent(state, &namespace, &name))).await;
+    let address = aside(&app, move |app| app.look(|state| pods::agent(state, &namespace, &name))).await;
     measured(address, |used| {
         used.containers.retain(|container| container.namespace == wanted.0 && container.pod == wanted.1);
     })
@@ -235,7 +235,7 @@ async fn pod_use(FromApp(app): Shared, Path((namespace, name)): Path<(String, St
 
 async fn explanation(FromApp(app): Shared, Path((namespace, name)): Path<(String, String)>) -> Response {
     let what = format!("pod {namespace}/{name}");
-    let made = work(&app, move |app| {
+    let made = aside(&app, move |app| {
         let pod = app.look(|state| question(state, &namespace, &name))?;
         Some(explain(app, &pod))
     });
@@ -261,7 +261,7 @@ async fn what_if(FromApp(app): Shared, body: Result<Bytes, BytesRejection>) -> R
             return problem(StatusCode::BAD_REQUEST, text);
         }
     };
-    match work(&app, move |app| explain(app, &pod)).await {
+    match aside(&app, move |app| explain(app, &pod)).await {
         Ok(explanation) => Json(explanation).into_response(),
         Err(answer) => answer,
     }

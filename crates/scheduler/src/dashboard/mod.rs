@@ -17,6 +17,7 @@ use std::sync::{PoisonError, RwLock};
 
 use tokio::sync::Semaphore;
 
+pub(crate) use self::http::aside;
 pub use self::http::routes;
 use self::{decisions::Decisions, stream::Hub};
 

@@ -6,10 +6,11 @@ use std::time::{Duration, Instant};
 
 use axum::Json;
 use axum::extract::State as FromApp;
-use tessera_cluster::{BindError, Binding, get_pod};
+use tessera_cluster::{BindError, Binding, get_pod, with_causes};
 use tessera_core::units::PodUid;
 use tessera_wire::extender::{BindingArgs, BindingResult};
 use tessera_wire::grant;
+use tessera_wire::objects::Pod;
 
 use super::App;
 use super::extender::{Body, read};
@@ -50,19 +51,7 @@ impl App {
         if !self.may_write() {
             return Err(NOT_LEADING.to_owned());
         }
-        let Order { annotations, chosen } = match self.book(args)? {
-            BindStep::Done => return Ok(()),
-            BindStep::Send(order) => order,
-            BindStep::Fetch => {
-                self.fetch(args).await?;
-                match self.book(args)? {
-                    BindStep::Done => return Ok(()),
-                    BindStep::Send(order) => order,
-                    // It asks for no card: there is nothing to book.
-                    BindStep::Fetch => Order::default(),
-                }
-            }
-        };
+        let Some(Order { annotations, chosen }) = self.book(args).await? else { return Ok(()) };
         // Asking for the pod took time: the lease must still be good when the Binding is sent.
         if !self.may_write() {
             self.write().end_bind(&PodUid(args.pod_uid.clone()), Outcome::Refused, self.now());
@@ -96,25 +85,31 @@ impl App {
         }
     }
 
-    fn book(&self, args: &BindingArgs) -> Result<BindStep, String> {
-        self.write().begin_bind(args, self.now()).map_err(|refusal| refusal.to_string())
-    }
-
-    /// Asks the API server for a pod the watch has not shown yet.
-    async fn fetch(&self, args: &BindingArgs) -> Result<(), String> {
-        let found = self.get(args).await?;
-        match found {
-            Some(pod) if pod.metadata.uid == args.pod_uid => {
-                self.write().take_answer(pod);
-                Ok(())
-            }
-            Some(_) | None => {
-                Err(format!("pod {}/{} of UID {} is gone", args.pod_namespace, args.pod_name, args.pod_uid))
+    /// Books the pod's cards. What is to be sent, if anything is.
+    async fn book(&self, args: &BindingArgs) -> Result<Option<Order>, String> {
+        let step = self.write().begin_bind(args, self.now()).map_err(|refusal| refusal.to_string())?;
+        match step {
+            BindStep::Done => Ok(None),
+            BindStep::Send(order) => Ok(Some(order)),
+            BindStep::Fetch => {
+                let asked = self.read().asking();
+                let pod = self.fetch(args).await?;
+                self.write()
+                    .begin_bind_of(pod, asked, args, self.now())
+                    .map_err(|refusal| refusal.to_string())
             }
         }
     }
 
-    async fn get(&self, args: &BindingArgs) -> Result<Option<tessera_wire::objects::Pod>, String> {
+    /// Asks the API server for a pod the watch has not shown yet.
+    async fn fetch(&self, args: &BindingArgs) -> Result<Pod, String> {
+        let found = self.get(args).await?.filter(|pod| pod.metadata.uid == args.pod_uid);
+        found.ok_or_else(|| {
+            format!("pod {}/{} of UID {} is gone", args.pod_namespace, args.pod_name, args.pod_uid)
+        })
+    }
+
+    async fn get(&self, args: &BindingArgs) -> Result<Option<Pod>, String> {
         let asked = get_pod(&self.client, &args.pod_namespace, &args.pod_name);
         match tokio::time::timeout(SEND_WITHIN, asked).await {
             Ok(found) => found.map_err(|error| error.to_string()),
@@ -140,7 +135,7 @@ impl App {
             Ok(Err(error @ BindError::Conflict(_))) => self.after_conflict(args, granted, &error).await,
             Ok(Err(error)) => {
                 let outcome = if error.leaves_doubt() { Outcome::Unknown } else { Outcome::Refused };
-                (outcome, Some(chain(&error)))
+                (outcome, Some(with_causes(&error)))
             }
             Err(_) => (Outcome::Unknown, Some("the API server did not take the binding in time".to_owned())),
         }
@@ -153,13 +148,14 @@ impl App {
         granted: Option<String>,
         error: &BindError,
     ) -> (Outcome, Option<String>) {
+        let asked = self.read().asking();
         match self.get(args).await {
             Ok(Some(pod)) => {
                 let is_it = pod.metadata.uid == args.pod_uid && pod.spec.node_name == args.node;
                 let as_granted = pod.metadata.annotations.get(grant::KEY) == granted.as_ref();
                 let known = pod.metadata.uid == args.pod_uid;
                 if known {
-                    self.write().take_answer(pod);
+                    self.write().take_answer(pod, asked);
                 }
                 if is_it && as_granted {
                     return (Outcome::Bound, None);
@@ -170,15 +166,4 @@ impl App {
             Err(unanswered) => (Outcome::Unknown, Some(unanswered)),
         }
     }
-}
-
-/// An error with what caused it, in one line.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        text = format!("{text}: {cause}");
-        source = cause.source();
-    }
-    text
 }

@@ -16,6 +16,7 @@ use tessera_wire::objects::Pod;
 
 use super::App;
 use crate::notices::Reason;
+use crate::verb::ask::Ask;
 use crate::verb::filter::Verdicts;
 use crate::verb::reason::QUOTA;
 
@@ -79,8 +80,8 @@ pub(super) async fn preempt(FromApp(app): FromApp<Arc<App>>, body: Body) -> Json
     let begun = Instant::now();
     let (outcome, result) = match read::<PreemptionArgs>(&app, &body) {
         Ok(args) => {
+            let result = app.preempt(&args).await;
             let state = app.read();
-            let result = state.preempt(&args);
             let is_over_quota = result.node_name_to_meta_victims.is_empty() && state.is_over_quota(&args);
             app.dashboard.decisions.preempted(app.now(), &args.pod, &result, &state);
             drop(state);
@@ -96,6 +97,18 @@ pub(super) async fn preempt(FromApp(app): FromApp<Arc<App>>, body: Body) -> Json
 }
 
 impl App {
+    /// Whom to evict, with the state lent for one node at a time: a crowded one takes milliseconds, and hundreds may be asked about.
+    async fn preempt(&self, args: &PreemptionArgs) -> PreemptionResult {
+        let mut result = PreemptionResult::default();
+        let Ok(ask) = Ask::of(&*self.read(), &args.pod) else { return result };
+        for (node, proposed) in args.proposals() {
+            let chosen = self.read().preempt_on(node, &ask, args.pod.spec.priority, proposed);
+            result.node_name_to_meta_victims.extend(chosen.map(|chosen| (node.to_owned(), chosen)));
+            tokio::task::yield_now().await;
+        }
+        result
+    }
+
     /// Tells what the quota leaves, which no answer to kube-scheduler has room for.
     fn tell_quota(&self, pod: &Pod, more: &str) {
         if !self.notices.are_on() {

@@ -62,7 +62,7 @@ pub fn router(app: Arc<App>, body_limit: usize) -> Router {
     let worked_on = router
         // As the original's manifest misspells it.
         .route("/gputopology-schedulersort", post(extender::prioritize))
-        .route("/explain/{namespace}/{pod}", get(views::explain))
+        .route("/explain/{namespace}/{pod}", get(views::explain_pod))
         .route("/what-if", post(views::what_if))
         .layer(DefaultBodyLimit::max(body_limit))
         .layer(middleware::from_fn_with_state(Arc::clone(&app), in_turn));

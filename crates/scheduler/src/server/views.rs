@@ -12,9 +12,10 @@ use tessera_wire::objects::Pod;
 
 use super::App;
 use super::extender::{Body, read};
+use crate::dashboard::aside;
 use crate::metrics::CONTENT_TYPE;
 use crate::verb::ask::BadAsk;
-use crate::verb::explain::Explanation;
+use crate::verb::explain::{self, Explanation};
 
 type Parameters = Query<HashMap<String, String>>;
 
@@ -31,7 +32,7 @@ pub(super) async fn ready(FromApp(app): FromApp<Arc<App>>) -> Response {
 }
 
 pub(super) async fn metrics(FromApp(app): FromApp<Arc<App>>) -> Response {
-    let text = app.metrics.text(&app.read());
+    let text = app.metrics.text(app.read());
     ([(header::CONTENT_TYPE, CONTENT_TYPE)], text).into_response()
 }
 
@@ -63,25 +64,26 @@ pub(super) async fn inspect_share_node(
     (found(&view.error), Json(view)).into_response()
 }
 
-pub(super) async fn explain(
+/// Every node is asked, card by card.
+pub(super) async fn explain_pod(
     FromApp(app): FromApp<Arc<App>>,
     Path((namespace, pod)): Path<(String, String)>,
 ) -> Response {
-    match app.read().explain(&namespace, &pod) {
-        Some(explained) => explained_response(explained),
-        None => {
-            let error = format!("pod {namespace}/{pod} is not known, has ended, or asks for no GPU");
-            (StatusCode::NOT_FOUND, Json(json!({ "error": error }))).into_response()
-        }
+    let error = format!("pod {namespace}/{pod} is not known, has ended, or asks for no GPU");
+    match aside(&app, move |app| explain::explain(app, &namespace, &pod)).await {
+        Ok(Some(explained)) => explained_response(explained),
+        Ok(None) => (StatusCode::NOT_FOUND, Json(json!({ "error": error }))).into_response(),
+        Err(answer) => answer,
     }
 }
 
 /// The body is a pod manifest as JSON.
 pub(super) async fn what_if(FromApp(app): FromApp<Arc<App>>, body: Body) -> Response {
-    match read::<Pod>(&app, &body) {
-        Ok(pod) => explained_response(app.read().what_if(&pod)),
-        Err(error) => (StatusCode::BAD_REQUEST, Json(json!({ "error": error }))).into_response(),
-    }
+    let pod = match read::<Pod>(&app, &body) {
+        Ok(pod) => pod,
+        Err(error) => return (StatusCode::BAD_REQUEST, Json(json!({ "error": error }))).into_response(),
+    };
+    aside(&app, move |app| explain::what_if(app, &pod)).await.map_or_else(|answer| answer, explained_response)
 }
 
 fn explained_response(explained: Result<Explanation, BadAsk>) -> Response {

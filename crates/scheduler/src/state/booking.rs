@@ -12,6 +12,7 @@ use tessera_wire::grant;
 use tessera_wire::objects::Pod;
 
 use super::State;
+use super::pods::Asking;
 use super::records::Record;
 use crate::verb::ask::{Ask, BadAsk};
 use crate::verb::reason::Reason;
@@ -114,6 +115,9 @@ pub enum BindRefusal {
         /// Where.
         node: NodeName,
     },
+    /// The API server has it, and the last list of pods had not. Its card could not be booked for good.
+    #[error("pod {0} is not in the list of pods yet; it is bound when the watch shows it")]
+    Unseen(PodUid),
     /// The grant cannot be written.
     #[error("{0}")]
     Grant(String),
@@ -164,6 +168,25 @@ impl State {
         };
         self.bookings.insert(uid, booking);
         Ok(BindStep::Send(order))
+    }
+
+    /// The same for a pod the API server had to be asked for. What is to be sent, unless the pod is there already; for one that asks for no card
+    /// that is an order without a grant.
+    pub fn begin_bind_of(
+        &mut self,
+        pod: Pod,
+        asked: Asking,
+        args: &BindingArgs,
+        now: Now,
+    ) -> Result<Option<Order>, BindRefusal> {
+        let wants_gpu = pod.spec.asks_for_cards();
+        self.take_answer(pod, asked);
+        match self.begin_bind(args, now)? {
+            BindStep::Done => Ok(None),
+            BindStep::Send(order) => Ok(Some(order)),
+            BindStep::Fetch if wants_gpu => Err(BindRefusal::Unseen(PodUid(args.pod_uid.clone()))),
+            BindStep::Fetch => Ok(Some(Order::default())),
+        }
     }
 
     fn decide(&self, uid: &PodUid, name: &NodeName, now: Now) -> Result<(PodGrant, Order), BindRefusal> {
@@ -241,9 +264,7 @@ impl State {
     fn take_back(&mut self, booked: &PodUid) {
         let booking = self.bookings.remove(booked);
         self.rolled_back += 1;
-        let node = self.ledger.grant(booked).map(|grant| grant.node.clone());
-        self.leave(booked);
-        node.iter().for_each(|node| self.guess_again(node));
+        self.make_room(booked);
         // Nothing else kept a pod that no list has shown. If it is there, the watch will tell.
         if booking.is_some_and(|booking| booking.unlisted) {
             self.lose_pod(from_aside(booked));
@@ -278,7 +299,7 @@ impl State {
         self.bookings.remove(uid);
         let aside = aside(uid);
         if self.bookings.remove(&aside).is_some() {
-            self.leave(&aside);
+            self.make_room(&aside);
         }
     }
 

@@ -31,6 +31,7 @@ use self::departed::Departed;
 pub use self::knowledge::{Event, Unhealthy, Watched};
 use self::nodes::Overlay;
 pub(crate) use self::nodes::Readable;
+pub use self::pods::Asking;
 pub use self::policies::DefaultPolicy;
 pub(crate) use self::records::{GpuPod, NodeRecord};
 use self::{booking::Booking, records::Record};
@@ -89,6 +90,9 @@ pub struct State {
     learner: Learner,
     forecast: Arc<Forecast>,
     table: Arc<StaticTable>,
+    /// Lists of pods begun so far.
+    listings: u64,
+    is_listing_pods: bool,
     /// What a list in progress has not shown yet.
     unlisted_pods: HashSet<PodUid>,
     unlisted_nodes: HashSet<NodeName>,
@@ -134,6 +138,8 @@ impl State {
             learner: Learner::new(Workload::default()),
             forecast: Arc::default(),
             table: Arc::default(),
+            listings: 0,
+            is_listing_pods: false,
             unlisted_pods: HashSet::new(),
             unlisted_nodes: HashSet::new(),
             unlisted_unhealthy: HashSet::new(),
@@ -166,7 +172,11 @@ impl State {
 
     fn handle_pod(&mut self, change: Watched<Pod>) {
         match change {
-            Watched::Listing => self.unlisted_pods = self.pods.keys().cloned().collect(),
+            Watched::Listing => {
+                self.listings += 1;
+                self.is_listing_pods = true;
+                self.unlisted_pods = self.pods.keys().cloned().collect();
+            }
             Watched::Set(pod) => {
                 let uid = PodUid(pod.metadata.uid.clone());
                 // What has ended never begins again: old news.
@@ -177,6 +187,7 @@ impl State {
             }
             Watched::Gone(pod) => self.end_pod(PodUid(pod.metadata.uid)),
             Watched::Listed => {
+                self.is_listing_pods = false;
                 for uid in std::mem::take(&mut self.unlisted_pods) {
                     self.miss_pod(&uid);
                 }

@@ -10,6 +10,10 @@ use tessera_wire::objects::{Pod, PodSpec};
 use super::records::{Charge, GpuPod, Record};
 use super::{NodeRecord, State};
 
+/// When the API server was asked: before which list of pods.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Asking(u64);
+
 impl State {
     pub(super) fn set_pod(&mut self, pod: Pod) {
         let uid = PodUid(pod.metadata.uid.clone());
@@ -25,11 +29,24 @@ impl State {
         }
     }
 
+    /// To be kept while the API server is asked about a pod.
+    #[must_use]
+    pub fn asking(&self) -> Asking {
+        Asking(self.listings)
+    }
+
     /// Takes in what the API server answered about a pod. The watch may have told more by now: that the pod is on its node, or has
-    /// ended. Of one that a list has missed the answer may be older than that list.
-    pub fn take_answer(&mut self, pod: Pod) {
-        if !self.is_missed(&PodUid(pod.metadata.uid.clone())) {
-            self.believe(pod);
+    /// ended. Of one that a list has missed, or that nobody has shown though a list was begun since the question, the answer may be older
+    /// than that list. Nobody might ever tell of its end.
+    pub fn take_answer(&mut self, pod: Pod, asked: Asking) {
+        let uid = PodUid(pod.metadata.uid.clone());
+        let is_new = !self.pods.contains_key(&uid);
+        if self.is_missed(&uid) || (is_new && asked != self.asking()) {
+            return;
+        }
+        self.believe(pod);
+        if is_new && self.is_listing_pods && self.pods.contains_key(&uid) {
+            self.unlisted_pods.insert(uid);
         }
     }
 
@@ -64,10 +81,13 @@ impl State {
             Some(_) => {}
             None => self.learn_from(&fresh.spec),
         }
+        let booked = self.ledger.grant(&uid).map(|grant| grant.node.clone()).filter(|booked| *booked != node);
         self.pods.insert(uid.clone(), Record::Gpu(Box::new(fresh)));
         self.on_node.entry(node.clone()).or_default().insert(uid.clone());
         self.read_grant(&uid, &node);
         self.guess_again(&node);
+        // Somebody else has placed it.
+        booked.iter().for_each(|booked| self.guess_again(booked));
     }
 
     fn set_plain(&mut self, uid: PodUid, pod: &Pod) {
@@ -92,18 +112,19 @@ impl State {
     fn forget_pod(&mut self, uid: &PodUid) {
         self.unlisted_pods.remove(uid);
         self.confirm(uid);
-        self.leave(uid);
-        let Some(Record::Gpu(pod)) = self.pods.remove(uid) else { return };
-        let Some(node) = pod.node else { return };
-        for index in [&mut self.on_node, &mut self.unsure] {
-            if let Some(pods) = index.get_mut(&node) {
-                pods.remove(uid);
-                if pods.is_empty() {
-                    index.remove(&node);
+        if let Some(Record::Gpu(pod)) = self.pods.remove(uid)
+            && let Some(node) = pod.node
+        {
+            for index in [&mut self.on_node, &mut self.unsure] {
+                if let Some(pods) = index.get_mut(&node) {
+                    pods.remove(uid);
+                    if pods.is_empty() {
+                        index.remove(&node);
+                    }
                 }
             }
         }
-        self.guess_again(&node);
+        self.make_room(uid);
     }
 
     /// The node is another one than before: grants name its cards, and its unit gives requests their meaning.
@@ -171,6 +192,13 @@ impl State {
         let uid = grant.pod.clone();
         self.ledger.observe(grant);
         self.charge(&uid);
+    }
+
+    /// Takes a pod out of the book for good. What it leaves may be where those sit who bypassed us.
+    pub(super) fn make_room(&mut self, uid: &PodUid) {
+        let node = self.ledger.grant(uid).map(|grant| grant.node.clone());
+        self.leave(uid);
+        node.iter().for_each(|node| self.guess_again(node));
     }
 
     /// Takes a pod out of the book, and its charge back.

@@ -5,33 +5,34 @@ use tessera_core::verdict::{self, Question};
 use tessera_wire::objects::Pod;
 
 use super::ask::{Ask, BadAsk};
+use crate::dashboard::look::Look;
 use crate::state::{GpuPod, State};
 
 pub use tessera_wire::explanation::{CardView, ContainerView, Explanation, NodeView};
 
+/// Explains a pod the watch has shown; `None` for pods nobody knows, or that ask for no card.
+pub fn explain(look: &impl Look, namespace: &str, name: &str) -> Option<Result<Explanation, BadAsk>> {
+    let is_it = |pod: &GpuPod| pod.namespace == namespace && pod.name == name;
+    let found = |state: &State| state.gpu_pods().find(|(_, pod)| is_it(pod)).map(|(_, pod)| pod.clone());
+    let pod = look.look(found)?;
+    let ask = look.look(|state| Ask::new(state, &pod.namespace, &pod.spec, &pod.annotations));
+    let node = pod.node.as_ref().map(ToString::to_string);
+    Some(ask.map(|ask| views(look, &ask, name, node)))
+}
+
+/// Explains a pod that need not exist.
+pub fn what_if(look: &impl Look, pod: &Pod) -> Result<Explanation, BadAsk> {
+    let ask = look.look(|state| Ask::of(state, pod))?;
+    Ok(views(look, &ask, &pod.metadata.name, None))
+}
+
+fn views(look: &impl Look, ask: &Ask<'_>, pod: &str, placed_on: Option<String>) -> Explanation {
+    let mut nodes = Vec::new();
+    look.each_node(|state, name| nodes.push(state.view(name, ask)));
+    Explanation::new(ask.namespace, pod, placed_on, ask.policy.to_string(), nodes)
+}
+
 impl State {
-    /// Explains a pod the watch has shown; `None` for pods nobody knows, or that ask for no card.
-    #[must_use]
-    pub fn explain(&self, namespace: &str, name: &str) -> Option<Result<Explanation, BadAsk>> {
-        let is_it = |pod: &GpuPod| pod.namespace == namespace && pod.name == name;
-        let (_, pod) = self.gpu_pods().find(|(_, pod)| is_it(pod))?;
-        Some(Ask::new(self, &pod.namespace, &pod.spec, &pod.annotations).map(|ask| {
-            let node = pod.node.as_ref().map(ToString::to_string);
-            self.views(&ask, namespace, name, node)
-        }))
-    }
-
-    /// Explains a pod that need not exist.
-    pub fn what_if(&self, pod: &Pod) -> Result<Explanation, BadAsk> {
-        let ask = Ask::of(self, pod)?;
-        Ok(self.views(&ask, &pod.metadata.namespace, &pod.metadata.name, None))
-    }
-
-    fn views(&self, ask: &Ask<'_>, namespace: &str, pod: &str, placed_on: Option<String>) -> Explanation {
-        let nodes = self.nodes().into_iter().map(|(name, _)| self.view(name, ask)).collect();
-        Explanation::new(namespace, pod, placed_on, ask.policy.to_string(), nodes)
-    }
-
     /// What one node says.
     pub(crate) fn view(&self, name: &NodeName, ask: &Ask<'_>) -> NodeView {
         let judged = match self.judge(name, ask) {

@@ -1,7 +1,7 @@
 //! Whom to evict.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use tessera_core::preemption::{Holder, Newcomer, victims};
 use tessera_core::quota::Taken;
@@ -17,23 +17,29 @@ impl State {
     /// For each node the pods that must go so that the right cards come free; nodes where nothing helps are left out.
     #[must_use]
     pub fn preempt(&self, args: &PreemptionArgs) -> PreemptionResult {
-        let proposals = args.proposals();
         let Ok(ask) = Ask::of(self, &args.pod) else { return PreemptionResult::default() };
-        let priority = args.pod.spec.priority.unwrap_or(0);
-        let mut answer = BTreeMap::new();
-        for (node, proposed) in proposals {
-            // A pod without cards is kube-scheduler's own affair.
-            let chosen = if ask.wants_gpu() {
-                self.victims(&NodeName(node.to_owned()), &ask, priority, &proposed)
-            } else {
-                Some(proposed)
-            };
-            // An empty list would fail the whole call; and where nobody need go, the pod fits by itself next time.
-            if let Some(chosen) = chosen.filter(|chosen| !chosen.pods.is_empty()) {
-                answer.insert(node.to_owned(), chosen);
-            }
-        }
-        PreemptionResult { node_name_to_meta_victims: answer }
+        let victims = args.proposals().filter_map(|(node, proposed)| {
+            Some((node.to_owned(), self.preempt_on(node, &ask, args.pod.spec.priority, proposed)?))
+        });
+        PreemptionResult { node_name_to_meta_victims: victims.collect() }
+    }
+
+    /// The same on one node.
+    pub(crate) fn preempt_on(
+        &self,
+        node: &str,
+        ask: &Ask<'_>,
+        priority: Option<i32>,
+        proposed: MetaVictims,
+    ) -> Option<MetaVictims> {
+        // A pod without cards is kube-scheduler's own affair.
+        let chosen = if ask.wants_gpu() {
+            self.victims(&NodeName(node.to_owned()), ask, priority.unwrap_or(0), &proposed)?
+        } else {
+            proposed
+        };
+        // An empty list would fail the whole call; and where nobody need go, the pod fits by itself next time.
+        Some(chosen).filter(|chosen| !chosen.pods.is_empty())
     }
 
     fn victims(

@@ -202,7 +202,7 @@ fn an_explanation_counts_what_explain_lists() {
     for name in ["waits", "a"] {
         let question = explanation::question(&state, "team", name).unwrap();
         let sums = explanation::explain(&state, &question);
-        let listed = state.explain("team", name).unwrap().unwrap();
+        let listed = tessera_scheduler::verb::explain::explain(&state, "team", name).unwrap().unwrap();
         assert_eq!((sums.nodes, sums.policy), (listed.nodes.len(), listed.policy));
         assert_eq!(sums.fitting, listed.nodes.iter().filter(|view| view.fits).count());
         let refused: usize = sums.refusals.iter().map(|refusal| refusal.nodes).sum();

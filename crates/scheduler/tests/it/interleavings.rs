@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 use tessera_core::grant::PodGrant;
 use tessera_core::units::{NodeName, PodUid};
-use tessera_scheduler::state::{BindStep, Event, Order, Outcome, State, Watched};
+use tessera_scheduler::state::{Asking, BindStep, Event, Order, Outcome, State, Watched};
 use tessera_scheduler::verb::memory::Memory;
 
 use crate::fixtures::*;
@@ -23,6 +23,8 @@ const ASKED: [&str; 4] = ["a", "b", "c", "d"];
 enum Step {
     /// A user makes a pod: this many percent, or whole cards.
     Create(u64),
+    /// Somebody else places one on some node, and says nothing of cards.
+    Bypass(u64, usize),
     /// kube-scheduler binds some pod to some node.
     Bind(usize, usize),
     /// The API server handles some binding that is on its way, and the answer comes back so.
@@ -63,6 +65,7 @@ fn step() -> impl Strategy<Value = Step> {
     ];
     prop_oneof![
         4 => prop_oneof![(1..10u64).prop_map(|tenths| tenths * 10), Just(100), Just(200)].prop_map(Step::Create),
+        1 => (1..20u64, any::<usize>()).prop_map(|(tenths, node)| Step::Bypass(tenths * 10, node)),
         6 => (any::<usize>(), any::<usize>()).prop_map(|(pod, node)| Step::Bind(pod, node)),
         5 => (any::<usize>(), answer).prop_map(|(which, answer)| Step::Arrive(which, answer)),
         5 => (1..6usize, any::<bool>()).prop_map(|(count, twice)| Step::Deliver(count, twice)),
@@ -87,7 +90,7 @@ struct World {
     /// Bindings on their way: pod, node, annotations.
     sent: Vec<(Value, String, BTreeMap<String, String>)>,
     /// Answers about pods on their way.
-    answers: Vec<Value>,
+    answers: Vec<(Value, Asking)>,
     now: u64,
     made: usize,
     memory: Memory,
@@ -101,6 +104,12 @@ impl World {
     fn new() -> Self {
         let (pods, pending, sent, answers) = (BTreeMap::new(), VecDeque::new(), Vec::new(), Vec::new());
         Self { state: fresh(), pods, pending, sent, answers, now: 0, made: 0, memory: Memory::default() }
+    }
+
+    fn make(&mut self, percent: u64) -> Value {
+        self.made += 1;
+        let name = format!("p{:04}", self.made);
+        if percent < 100 { share(&name, percent) } else { whole(&name, percent / 100) }
     }
 
     fn nth(&self, number: usize) -> Option<Value> {
@@ -129,20 +138,28 @@ impl World {
     fn take(&mut self, step: Step) {
         match step {
             Step::Create(percent) => {
-                self.made += 1;
-                let name = format!("p{:04}", self.made);
-                self.tell(if percent < 100 { share(&name, percent) } else { whole(&name, percent / 100) });
+                let pod = self.make(percent);
+                self.tell(pod);
+            }
+            Step::Bypass(percent, node) => {
+                let mut pod = self.make(percent);
+                pod["spec"]["nodeName"] = NODES[node % NODES.len()].into();
+                self.tell(pod);
             }
             Step::Bind(pod, node) => {
                 let Some(pod) = self.nth(pod) else { return };
                 let node = NODES[node % NODES.len()];
                 let args = bind_args(&pod, node);
-                let mut begun = self.state.begin_bind(&args, at(self.now));
-                if begun == Ok(BindStep::Fetch) {
-                    self.state.take_answer(parse(&pod));
-                    begun = self.state.begin_bind(&args, at(self.now));
-                }
-                if let Ok(BindStep::Send(Order { annotations, .. })) = begun {
+                let begun = match self.state.begin_bind(&args, at(self.now)) {
+                    Ok(BindStep::Fetch) => {
+                        self.state.begin_bind_of(parse(&pod), self.state.asking(), &args, at(self.now))
+                    }
+                    Ok(BindStep::Send(order)) => Ok(Some(order)),
+                    Ok(BindStep::Done) => Ok(None),
+                    Err(refusal) => Err(refusal),
+                };
+                if let Ok(Some(Order { annotations, .. })) = begun {
+                    assert!(!annotations.is_empty(), "a pod with cards and no grant");
                     self.sent.push((pod, node.to_owned(), annotations));
                 }
             }
@@ -179,11 +196,13 @@ impl World {
                 self.now += seconds;
                 self.settle();
             }
-            Step::Ask(number) => self.answers.extend(self.nth(number)),
+            Step::Ask(number) => {
+                self.answers.extend(self.nth(number).map(|pod| (pod, self.state.asking())));
+            }
             Step::Answer(number) => {
                 if !self.answers.is_empty() {
-                    let answer = self.answers.remove(number % self.answers.len());
-                    self.state.take_answer(parse(&answer));
+                    let (answer, asked) = self.answers.remove(number % self.answers.len());
+                    self.state.take_answer(parse(&answer), asked);
                 }
             }
             Step::Relist => {
@@ -235,7 +254,7 @@ impl World {
                 if self.pods.get(&uid).is_some_and(|pod| pod["spec"]["nodeName"] == node.as_str()) =>
             {
                 let seen = self.pods[&uid].clone();
-                self.state.take_answer(parse(&seen));
+                self.state.take_answer(parse(&seen), self.state.asking());
                 Outcome::Bound
             }
             (None, _) => Outcome::Refused,

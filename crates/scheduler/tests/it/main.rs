@@ -5,6 +5,7 @@
 mod dashboard;
 mod documentation;
 mod fixtures;
+mod hostile;
 mod interleavings;
 mod pages;
 mod server;

@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 use tessera_core::units::PodUid;
 use tessera_scheduler::state::{BindStep, Event, Order, Outcome, Settings, State, Unhealthy, Watched};
+use tessera_scheduler::verb::explain::{explain, what_if};
 use tessera_scheduler::verb::memory::Memory;
 use tessera_wire::extender::PreemptionArgs;
 
@@ -154,6 +155,33 @@ fn pods_that_bypass_the_scheduler_are_booked_somewhere() {
 }
 
 #[test]
+fn cards_that_a_booking_leaves_go_to_those_that_bypassed_the_scheduler() {
+    let uid = PodUid::from("uid-p");
+    let placed = |pod: &Value, node: &str| {
+        let mut pod = pod.clone();
+        pod["spec"]["nodeName"] = node.into();
+        pod
+    };
+    let check = |why: &str, leave: &dyn Fn(&mut State, &Value)| {
+        let mut state = state(&[node("a", 1, "GiB"), node("b", 1, "GiB")]);
+        let pod = whole("p", 1);
+        set_pod(&mut state, &pod);
+        state.begin_bind(&bind_args(&pod, "a"), at(0)).unwrap();
+        state.end_bind(&uid, Outcome::Unknown, at(1));
+        // There is nothing left to set aside for it, for now.
+        set_pod(&mut state, &placed(&whole("bypasses", 1), "a"));
+        leave(&mut state, &pod);
+        assert!(filter(&state, &whole("next", 1), &["a"]).node_names.unwrap().is_empty(), "{why}");
+    };
+    check("placed by somebody else", &|state, pod| set_pod(state, &placed(pod, "b")));
+    check("deleted", &|state, pod| state.handle(Event::Pod(Watched::Gone(parse(pod)))));
+    check("bound elsewhere at the second try", &|state, pod| {
+        state.begin_bind(&bind_args(pod, "b"), at(2)).unwrap();
+        set_pod(state, &placed(pod, "b"));
+    });
+}
+
+#[test]
 fn nodes_come_change_and_go() {
     let mut state = state(&[node("n", 1, "GiB")]);
     bind(&mut state, &whole("first", 1), "n");
@@ -256,21 +284,67 @@ fn answers_that_come_late_bring_nobody_back() {
     let mut state = state(&[node("n", 1, "GiB")]);
     let bound = bind(&mut state, &whole("first", 1), "n");
     state.handle(Event::Pod(Watched::Gone(parse(&bound))));
-    state.take_answer(parse(&bound));
+    state.take_answer(parse(&bound), state.asking());
     assert_eq!(filter(&state, &whole("second", 1), &["n"]).node_names.unwrap(), ["n"]);
     let mut second = bind(&mut state, &whole("second", 1), "n");
     let running = second.clone();
     second["status"]["phase"] = "Succeeded".into();
     set_pod(&mut state, &second);
-    state.take_answer(parse(&running));
+    state.take_answer(parse(&running), state.asking());
     assert_eq!(filter(&state, &whole("third", 1), &["n"]).node_names.unwrap(), ["n"]);
+}
+
+#[test]
+fn answers_that_a_list_has_overtaken_bring_nobody_in() {
+    let mut bypasses = whole("p", 1);
+    bypasses["spec"]["nodeName"] = "n".into();
+    for steps in ["ask list answer", "list ask answer", "ask begin answer end", "begin ask answer end"] {
+        let mut state = state(&[node("n", 1, "GiB")]);
+        let mut asked = state.asking();
+        for step in steps.split(' ') {
+            match step {
+                "ask" => asked = state.asking(),
+                "answer" => state.take_answer(parse(&bypasses), asked),
+                "begin" => state.handle(Event::Pod(Watched::Listing)),
+                "end" => state.handle(Event::Pod(Watched::Listed)),
+                _ => [Watched::Listing, Watched::Listed]
+                    .into_iter()
+                    .for_each(|list| state.handle(Event::Pod(list))),
+            }
+        }
+        let is_held = filter(&state, &whole("next", 1), &["n"]).node_names.unwrap().is_empty();
+        assert_eq!(is_held, steps == "list ask answer", "{steps}: no list was later than the answer");
+    }
+}
+
+#[test]
+fn a_pod_with_cards_is_never_bound_without_a_booking() {
+    let mut state = state(&[node("n", 1, "GiB")]);
+    let pod = whole("p", 1);
+    state.take_answer(parse(&pod), state.asking());
+    state.handle(Event::Pod(Watched::Listing));
+    state.handle(Event::Pod(Watched::Listed));
+    // The list was older than the pod; what the API server says now may be older than that.
+    let args = bind_args(&pod, "n");
+    assert_eq!(state.begin_bind(&args, at(0)), Ok(BindStep::Fetch));
+    let refused = state.begin_bind_of(parse(&pod), state.asking(), &args, at(0)).unwrap_err();
+    assert_eq!(
+        refused.to_string(),
+        "pod uid-p is not in the list of pods yet; it is bound when the watch shows it"
+    );
+    set_pod(&mut state, &pod);
+    assert!(matches!(state.begin_bind(&args, at(1)), Ok(BindStep::Send(_))));
+    // One without cards has nothing to book.
+    let plain = self::pod("plain", &[("cpu", "1")]);
+    let order = state.begin_bind_of(parse(&plain), state.asking(), &bind_args(&plain, "n"), at(1));
+    assert_eq!(order, Ok(Some(Order::default())));
 }
 
 #[test]
 fn a_pod_no_list_has_shown_is_forgotten_with_its_booking() {
     let mut state = state(&[node("n", 1, "GiB")]);
     let (pod, uid) = (whole("p", 1), PodUid::from("uid-p"));
-    state.take_answer(parse(&pod));
+    state.take_answer(parse(&pod), state.asking());
     state.begin_bind(&bind_args(&pod, "n"), at(0)).unwrap();
     state.handle(Event::Pod(Watched::Listing));
     state.handle(Event::Pod(Watched::Listed));
@@ -460,15 +534,15 @@ fn explain_and_what_if_tell_card_by_card() {
     let mut state = state(&[node("n", 2, "GiB"), json!({"metadata": {"name": "cpu"}})]);
     bind(&mut state, &share("first", 60), "n");
     set_pod(&mut state, &whole("waiting", 2));
-    let explained = serde_json::to_value(state.explain("team", "waiting").unwrap().unwrap()).unwrap();
+    let explained = serde_json::to_value(explain(&state, "team", "waiting").unwrap().unwrap()).unwrap();
     assert_eq!(explained["summary"], "fits on 0 of 2 nodes");
     assert_eq!(explained["nodes"][0]["reason"], "no GPU");
     assert_eq!(explained["nodes"][1]["reason"], "fewer than 2 idle GPUs");
     assert_eq!(explained["nodes"][1]["cards"][0]["reason"], "shared: 60% and 9728 MiB are held");
     assert_eq!(explained["nodes"][1]["cards"][1]["reason"], Value::Null);
-    let supposed = serde_json::to_value(state.what_if(&parse(&whole("supposed", 1))).unwrap()).unwrap();
+    let supposed = serde_json::to_value(what_if(&state, &parse(&whole("supposed", 1))).unwrap()).unwrap();
     assert_eq!(supposed["nodes"][1]["gpus"], json!([{"container": "main", "gpus": [1]}]));
-    assert!(state.explain("team", "nobody").is_none());
+    assert!(explain(&state, "team", "nobody").is_none());
 }
 
 #[test]

@@ -127,7 +127,8 @@ pub(super) fn read(
             continue;
         }
         let gpus = match (claim.dialect, claim.request) {
-            (Dialect::Gputopology, Request::Whole(count)) => {
+            // Init containers have no part in the group.
+            (Dialect::Gputopology, Request::Whole(count)) if claim.position.is_some() => {
                 group.as_mut().map(|rest| rest.take(usize::from(count)).collect())
             }
             (Dialect::Gpushare, _) => indexes(annotations, MEMORY_INDEX)?,

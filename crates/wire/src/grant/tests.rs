@@ -47,6 +47,18 @@ fn check(spec: &PodSpec, grants: &[ContainerGrant], expected: &[(&str, &str)]) {
 }
 
 #[test]
+fn gputopology_gives_init_containers_no_part_of_the_group() {
+    let spec: PodSpec = serde_json::from_value(serde_json::json!({
+        "initContainers": [{"name": "load", "resources": {"limits": {"aliyun.com/gpu": "1"}}}],
+        "containers": [{"name": "train", "resources": {"limits": {"aliyun.com/gpu": "2"}}}],
+    }))
+    .unwrap();
+    let group = Annotations::from([("ALIYUN_COM_GPU_GROUP".to_owned(), "1,2".to_owned())]);
+    let read = parse(&spec, &group, &node(), MemoryUnit::GiB).unwrap().unwrap();
+    assert_eq!(read, [grant("train", &[(1, Hold::Whole), (2, Hold::Whole)])]);
+}
+
+#[test]
 fn gputopology() {
     check(
         &spec(&[("a", &[("aliyun.com/gpu", "2")]), ("b", &[("aliyun.com/gpu", "1")])]),

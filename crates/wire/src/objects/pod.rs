@@ -107,6 +107,14 @@ pub struct Resources {
     pub requests: Amounts,
 }
 
+impl Resources {
+    /// The resources of device plugins and the like that it asks for: unlike Kubernetes's own, they have a domain in their names.
+    pub fn extended(&self) -> impl Iterator<Item = &str> {
+        let names = self.limits.keys().chain(self.requests.keys());
+        names.map(String::as_str).filter(|name| name.contains('/'))
+    }
+}
+
 /// What has become of a pod.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]

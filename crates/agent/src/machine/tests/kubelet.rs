@@ -194,7 +194,11 @@ impl World {
                 self.lists += 1;
                 Some(Event::Listed(Ok(self.listed())))
             }
-            Action::ReadPods if self.api_is_up => Some(Event::Pods(self.pods.values().cloned().collect())),
+            Action::ReadPods => Some(Event::PodsRead(if self.api_is_up {
+                Ok(self.pods.values().cloned().collect())
+            } else {
+                Err("away".into())
+            })),
             Action::Answer(call, answer) => {
                 assert!(self.answers.insert(call, answer).is_none(), "answered twice");
                 None
@@ -259,7 +263,6 @@ impl World {
                 self.warnings.push(what);
                 None
             }
-            Action::ReadPods => None,
         }
     }
 
@@ -341,6 +344,18 @@ impl World {
             }
         }
         outcome
+    }
+
+    /// Begins to admit a pod, gives its first container this resource, and turns it away for a reason that is not ours.
+    pub(super) fn admit_only(&mut self, pod: &Pod, resource: &str) {
+        let resource = Resource::named(resource).unwrap();
+        let (container, _) = pod.spec.containers_with_roles().next().unwrap();
+        let empty = (container.name.clone(), true, BTreeMap::new());
+        self.books.insert(pod.metadata.uid.clone(), (pod.clone(), vec![empty]));
+        let ids = self.choose(resource, resource.asked_by(container), &BTreeSet::new()).unwrap();
+        let answer = self.ask(|call| Event::Allocate(call, resource, ids));
+        assert!(matches!(answer, Answer::Allocated(Ok(_))), "{answer:?}");
+        self.books.remove(&pod.metadata.uid);
     }
 
     fn allocate_all(&mut self, pod: &Pod) -> Result<BTreeMap<String, Allocation>, String> {

@@ -13,7 +13,8 @@ enum Step {
     /// The oldest bound pod of this number is admitted, out of turn.
     Admit(usize),
     Start(usize),
-    End(usize),
+    /// A pod ends; whether the watch tells it.
+    End(usize, bool),
     Remove(usize),
     RestartAgent,
     RestartKubelet,
@@ -25,7 +26,7 @@ fn step() -> impl Strategy<Value = Step> {
         4 => (0..4u8, 1..8u8, proptest::option::of(0..4u8)).prop_map(|(kind, size, card)| Step::Come(kind, size, card)),
         6 => (0..8usize).prop_map(Step::Admit),
         6 => (0..8usize).prop_map(Step::Start),
-        1 => (0..8usize).prop_map(Step::End),
+        2 => (0..8usize, any::<bool>()).prop_map(|(number, heard)| Step::End(number, heard)),
         2 => (0..8usize).prop_map(Step::Remove),
         1 => Just(Step::RestartAgent),
         1 => Just(Step::RestartKubelet),
@@ -73,10 +74,14 @@ proptest! {
                         world.start(&pod.metadata.uid).unwrap();
                     }
                 }
-                Step::End(number) => {
+                Step::End(number, heard) => {
                     if let Some(pod) = numbered(&world, "Running", true, number) {
                         world.books.remove(&pod.metadata.uid);
-                        world.set_status(&pod.metadata.uid, "Succeeded", true);
+                        if heard {
+                            world.set_status(&pod.metadata.uid, "Succeeded", true);
+                        } else if let Some(pod) = world.pods.get_mut(&pod.metadata.uid) {
+                            pod.status.phase = "Succeeded".into();
+                        }
                     }
                 }
                 Step::Remove(number) => {

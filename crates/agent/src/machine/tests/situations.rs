@@ -104,12 +104,41 @@ fn limits_follow_the_ceiling_while_the_container_runs_and_after_a_restart() {
 }
 
 #[test]
-fn one_list_per_admission_and_one_per_start() {
+fn one_list_for_each_container_of_an_admission() {
     let mut world = World::new();
     let first = world.bind(pod("p", "u", &[("main", share(30, 20)), ("second", share(10, 10))]), &[]);
     let before = world.lists;
     world.admit(&first).unwrap();
-    assert_eq!(world.lists - before, 1, "four preferences and four allocations");
+    assert_eq!(
+        world.lists - before,
+        2,
+        "of four preferences and four allocations, two begin with a container"
+    );
+}
+
+/// The kubelet turns a pod away in the middle, because of something that is not ours, and goes on with the next one.
+#[test]
+fn what_is_left_of_a_pod_that_was_broken_off_is_not_given_to_the_next() {
+    let rdma = |mut limits: Vec<(&'static str, String)>| {
+        limits.push(("rdma/hca", "1".to_owned()));
+        limits
+    };
+    let two = [("main", memory(2)), ("second", memory(2))];
+    let mixed = [("main", rdma(share(30, 20)))];
+    for (containers, resource) in [(&two[..], "aliyun.com/gpu-mem"), (&mixed[..], "tencent.com/vcuda-core")] {
+        for seed in 0..8 {
+            let mut world = World::new();
+            world.seed(seed);
+            let cards: Vec<(&str, &[u8])> = containers.iter().map(|(name, _)| (*name, &[1u8][..])).collect();
+            let first = world.bind(pod("first", "first", containers), &cards);
+            let next = world.bind(pod("next", "next", &containers[..1]), &[("main", &[2])]);
+            world.admit_only(&first, resource);
+            let given = world.admit(&next).unwrap();
+            assert_eq!(world.cards("next", "main"), [2].into(), "seed {seed}");
+            let mounts = &given["main"].mounts;
+            assert!(mounts.iter().all(|mount| !mount.host_path.contains("first")), "{mounts:?}");
+        }
+    }
 }
 
 #[test]
@@ -208,6 +237,32 @@ fn a_pod_of_which_only_an_init_container_asks_does_not_confuse() {
 }
 
 #[test]
+fn an_init_container_starts_again_after_the_agent_did() {
+    for main in [vec![], share(10, 10), share(60, 40)] {
+        let mut world = World::new();
+        let containers = [("init-load", share(30, 20)), ("main", main.clone())];
+        let pod = world.bind(pod("p", "u", &containers), &[("init-load", &[2]), ("main", &[2])]);
+        world.admit(&pod).unwrap();
+        world.restart_agent();
+        world.start("u").unwrap();
+        assert_eq!(world.limits[&("u".to_owned(), "init-load".to_owned())].cards[0].cores, 30, "{main:?}");
+        world.check();
+    }
+}
+
+#[test]
+fn an_init_container_that_may_be_either_of_two_does_not_start() {
+    let mut world = World::new();
+    for name in ["p", "q"] {
+        let pod = world.bind(pod(name, name, &[("init-load", share(30, 20))]), &[("init-load", &[2])]);
+        world.admit(&pod).unwrap();
+    }
+    world.restart_agent();
+    let refused = world.start("p").unwrap_err();
+    assert!(refused.contains("several pods seem to hold these"), "{refused}");
+}
+
+#[test]
 fn bad_requests_are_refused_in_words() {
     let mut world = World::new();
     for (limits, words) in [
@@ -232,6 +287,18 @@ fn a_pod_that_ended_frees_its_card_and_a_terminating_one_does_not() {
     world.set_status("u", "Succeeded", true);
     world.books.remove("u");
     world.run(pod("r", "w", &[("main", whole(1))]), &[]).unwrap();
+    world.check();
+}
+
+#[test]
+fn a_pod_is_not_refused_for_the_sake_of_one_that_has_ended_unheard() {
+    let mut world = World::new();
+    world.run(pod("p", "u", &[("main", whole(4))]), &[]).unwrap();
+    // The scheduler has heard of its end, and the kubelet. Our watch is behind.
+    world.books.remove("u");
+    world.pods.get_mut("u").unwrap().status.phase = "Succeeded".into();
+    world.run(pod("q", "v", &[("main", share(30, 20))]), &[("main", &[2])]).unwrap();
+    assert_eq!(world.cards("v", "main"), [2].into());
     world.check();
 }
 
@@ -330,7 +397,10 @@ fn a_kubelet_that_offers_what_does_not_belong_together_is_refused() {
     let now = Now::default();
     let ids: BTreeSet<String> = ["00000000-1", "00000001-1"].map(str::to_owned).into();
     world.agent.handle(now, Event::Allocate(CallId(900), Resource::GpuMemory, ids));
-    let actions = world.agent.handle(now, Event::Listed(Ok(vec![entry])));
+    world.agent.handle(now, Event::Listed(Ok(vec![entry])));
+    let later = Now { elapsed: std::time::Duration::from_secs(1), ..now };
+    assert!(world.agent.handle(later, Event::Tick).contains(&Action::ReadPods), "before it is refused");
+    let actions = world.agent.handle(later, Event::PodsRead(Ok(vec![bound.clone()])));
     let refused = actions.iter().find_map(|action| match action {
         Action::Answer(CallId(900), Answer::Allocated(Err(reason))) => Some(reason.clone()),
         _ => None,

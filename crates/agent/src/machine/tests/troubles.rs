@@ -2,7 +2,14 @@
 
 use std::time::Duration;
 
-use tessera_core::units::PodUid;
+use tessera_core::{
+    gpu::{Gpu, Health},
+    units::{MiB, PodUid},
+};
+use tessera_node::{
+    device_plugin::Wish,
+    gpus::{Incident, IncidentKind},
+};
 use tessera_wire::device_id::Resource;
 
 use super::kubelet::{CARDS, World, found, pod, share};
@@ -71,6 +78,27 @@ fn a_driver_that_is_lost_takes_all_cards_with_it_until_it_is_back() {
         world.agent.readiness().unwrap_err(),
         "the kubelet has not asked for the devices of nvidia.com/gpu yet"
     );
+}
+
+#[test]
+fn a_card_that_was_lost_and_is_found_again_is_trusted_again() {
+    let mut world = World::new();
+    let all = usize::from(CARDS);
+    let card = found().gpus[1].clone();
+    let fell_off = Incident { gpu: Some(card.uuid.clone()), kind: IncidentKind::Xid(79) };
+    let actions = world.agent.handle(at(10), Event::Incident(fell_off));
+    assert_eq!(told(&actions), [(all - 1, all)]);
+    assert_eq!(
+        world.agent.handle(at(20), Event::Gpus(Ok(found()))),
+        [],
+        "it was never away: nobody has mended it"
+    );
+    let mut without = found();
+    without.gpus[1] = Gpu { uuid: "lost-1".into(), health: Health::Unhealthy, memory: MiB::ZERO, ..card };
+    let lost = world.agent.handle(at(30), Event::Gpus(Ok(without)));
+    assert_eq!(told(&lost), [(all - 1, all)], "under the name it had");
+    let back = world.agent.handle(at(40), Event::Gpus(Ok(found())));
+    assert_eq!(told(&back), [(all, all)]);
 }
 
 #[test]
@@ -183,4 +211,45 @@ fn a_kubelet_that_does_not_list_is_named_in_the_refusal() {
         _ => None,
     });
     assert_eq!(refused.unwrap(), format!("cannot tell which pod asks for tencent.com/vcuda-core: {silent}"));
+}
+
+/// Asks what nobody can tell whose question it is, so that the pods are read. The answer takes its time.
+fn begin_reading(world: &mut World) {
+    let wish = Wish { count: 3, ..Wish::default() };
+    world.agent.handle(at(50), Event::Prefer(CallId(900), Resource::NvidiaGpu, wish));
+    let books = world.listed();
+    let mut reads_at = |second| {
+        world.agent.handle(at(second), Event::Listed(Ok(books.clone())));
+        world.agent.handle(at(second), Event::Tick).contains(&Action::ReadPods)
+    };
+    assert!(reads_at(51));
+    assert!(!reads_at(52), "one at a time");
+    world.agent.handle(at(52), Event::Listed(Ok(books)));
+    world.wait(60);
+}
+
+#[test]
+fn a_reading_that_is_behind_the_watch_takes_nobody_away_and_brings_nobody_back() {
+    let mut world = World::new();
+    world.run(pod("leaves", "leaves", &[("main", share(30, 20))]), &[("main", &[1])]).unwrap();
+    world.run(pod("stays", "stays", &[("main", share(30, 20))]), &[("main", &[1])]).unwrap();
+    let behind = world.pods.values().cloned().collect();
+    begin_reading(&mut world);
+    world.remove("leaves");
+    world.run(pod("comes", "comes", &[("main", share(30, 20))]), &[("main", &[2])]).unwrap();
+    world.happens(Event::PodsRead(Ok(behind)));
+    let known: Vec<String> = world.agent.view().pods.iter().map(|pod| pod.uid.0.clone()).collect();
+    assert_eq!(known, ["comes", "stays"]);
+    assert!(world.limits.contains_key(&("comes".to_owned(), "main".to_owned())), "its limits hold on");
+    world.check();
+}
+
+#[test]
+fn a_reading_that_the_watch_has_overtaken_says_nothing() {
+    let mut world = World::new();
+    begin_reading(&mut world);
+    let gone = pod("gone", "gone", &[("main", share(30, 20))]);
+    world.happens(Event::Pods(Vec::new()));
+    world.happens(Event::PodsRead(Ok(vec![gone])));
+    assert!(world.agent.view().pods.is_empty());
 }

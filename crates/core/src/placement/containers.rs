@@ -1,0 +1,133 @@
+//! Cards for the containers of a pod, one after the other.
+
+use std::borrow::Cow;
+use std::cmp::Reverse;
+
+use super::{Ask, Chosen, Placement, Policy, Refusal, grants, refusal};
+use crate::gpu_set::GpuSet;
+use crate::grant::{Hold, Usage, footprint};
+use crate::node::NodeState;
+use crate::request::{Container, PodRequest, Request, Role};
+use crate::units::{MiB, Percent};
+
+/// Where and why placing a pod came to its end.
+pub(super) struct Blocked<'a> {
+    pub(super) refusal: Refusal,
+    /// The container that found no cards; none where the node as a whole will not do.
+    pub(super) container: Option<usize>,
+    /// What that container saw: the node with the pod's earlier containers on it.
+    pub(super) node: Cow<'a, NodeState>,
+}
+
+pub(super) fn try_place<'a>(
+    node: &'a NodeState,
+    pod: &PodRequest,
+    policy: &Policy,
+    required: GpuSet,
+) -> Result<Placement, Blocked<'a>> {
+    if let Err(refusal) = refusal::check_node(node, pod) {
+        return Err(Blocked { refusal, container: None, node: Cow::Borrowed(node) });
+    }
+    let lasting = |(position, container): (usize, &Container)| {
+        (container.role != Role::Init).then_some((position, container.request?))
+    };
+    let mut asking: Vec<(usize, Request)> = pod.containers.iter().enumerate().filter_map(lasting).collect();
+    let (mut gpus, merit) = place_lasting(node, pod, policy, &asking, required).or_else(|blocked| {
+        // A small one may have taken the only place of a large one.
+        asking.sort_by_key(|(_, request)| Reverse(size(*request)));
+        let again = (asking.len() > 1 && required.is_empty()).then_some(&asking);
+        again.and_then(|order| place_lasting(node, pod, policy, order, required).ok()).ok_or(blocked)
+    })?;
+    place_inits(node, pod, policy, &mut gpus)?;
+    let score = policy.score(node, &after(node, pod, &gpus), merit);
+    Ok(Placement { gpus, score })
+}
+
+/// How hard it is to find a place for.
+fn size(request: Request) -> (u8, Percent, MiB) {
+    match request {
+        Request::Whole(count) => (count, Percent::WHOLE, MiB::ZERO),
+        Request::Share { cores, memory } => (0, cores, memory),
+        Request::Memory(memory) => (0, Percent::ZERO, memory),
+    }
+}
+
+/// Cards for the containers that stand side by side, one after the other: each sees what the ones before it took. With the policy's points.
+fn place_lasting<'a>(
+    node: &'a NodeState,
+    pod: &PodRequest,
+    policy: &Policy,
+    asking: &[(usize, Request)],
+    mut required: GpuSet,
+) -> Result<(Vec<GpuSet>, f64), Blocked<'a>> {
+    let mut gpus = vec![GpuSet::EMPTY; pod.containers.len()];
+    let mut merit = 0.0;
+    let mut beside = Cow::Borrowed(node);
+    for (position, request) in asking {
+        match choose(&beside, pod, policy, *request, std::mem::take(&mut required), GpuSet::EMPTY) {
+            Ok(chosen) => {
+                take(&mut beside, chosen.gpus, Hold::of(*request));
+                gpus[*position] = chosen.gpus;
+                merit += chosen.merit;
+            }
+            Err(refusal) => {
+                return Err(Blocked { refusal, container: Some(*position), node: beside });
+            }
+        }
+    }
+    Ok((gpus, merit))
+}
+
+/// Init containers run alone but for the sidecars before them. They reuse the cards of the main containers
+/// where those suffice, as kubelet does, so that the pod takes no more than it must.
+fn place_inits<'a>(
+    node: &'a NodeState,
+    pod: &PodRequest,
+    policy: &Policy,
+    gpus: &mut [GpuSet],
+) -> Result<(), Blocked<'a>> {
+    let own = gpus.iter().copied().fold(GpuSet::EMPTY, GpuSet::union);
+    let mut before = Cow::Borrowed(node);
+    for (position, container) in pod.containers.iter().enumerate() {
+        let Some(request) = container.request else {
+            continue;
+        };
+        match container.role {
+            Role::Main => {}
+            Role::Sidecar => take(&mut before, gpus[position], Hold::of(request)),
+            Role::Init => match choose(&before, pod, policy, request, GpuSet::EMPTY, own) {
+                Ok(chosen) => gpus[position] = chosen.gpus,
+                Err(refusal) => {
+                    return Err(Blocked { refusal, container: Some(position), node: before });
+                }
+            },
+        }
+    }
+    Ok(())
+}
+
+/// Cards for one container; those in `preferred` where they are enough.
+fn choose(
+    node: &NodeState,
+    pod: &PodRequest,
+    policy: &Policy,
+    request: Request,
+    required: GpuSet,
+    preferred: GpuSet,
+) -> Result<Chosen, Refusal> {
+    let ask = Ask::new(node, pod, request, required, preferred)?;
+    policy.choose(node, &ask).ok_or(Refusal::Required)
+}
+
+pub(super) fn take(state: &mut Cow<'_, NodeState>, gpus: GpuSet, hold: Hold) {
+    for gpu in gpus.iter() {
+        state.to_mut().add_usage(gpu, Usage::of(hold));
+    }
+}
+
+/// The node with the pod on it.
+fn after(node: &NodeState, pod: &PodRequest, gpus: &[GpuSet]) -> NodeState {
+    let mut state = node.clone();
+    state.take(pod.cpu, pod.memory, footprint(&grants(pod, gpus)));
+    state
+}
