@@ -111,10 +111,18 @@ impl Controller {
 impl Rest {
     fn sooner(self, other: Self) -> Self {
         match (self, other) {
-            (Self::Idle, rest) | (rest, Self::Idle) => rest,
-            (Self::For(one), Self::For(other)) => Self::For(one.min(other)),
-            // One word to sleep on is not enough for two cards.
-            _ => Self::For(TICK),
+            (Self::Idle, Self::Idle) => Self::Idle,
+            // One word to sleep on is not enough for two cards: work on the other one would not be heard of.
+            _ => Self::For(self.longest().min(other.longest())),
+        }
+    }
+
+    /// How long to sleep where only work is heard of.
+    fn longest(self) -> u64 {
+        match self {
+            Self::Idle => u64::MAX,
+            Self::For(nanoseconds) => nanoseconds,
+            Self::Window(_, _, nanoseconds) => nanoseconds.min(TICK),
         }
     }
 }
@@ -255,8 +263,13 @@ impl State {
         let is_empty = lanes.are_empty() && gate.set_idle();
         drop((lanes, looking));
         if self.charged == 0 {
-            // Work has come. A short pause before it is charged with it.
-            let began = gate.busy_since.load(Ordering::Acquire).max(self.idle_since).min(now);
+            if is_empty && matches!(self.flow, Flow::Still) {
+                // Somebody came to the gate, and waits there.
+                return;
+            }
+            // Work has come. A short pause before it is charged with it. If it did not say since when, it is just on the way.
+            let came = gate.busy_since.load(Ordering::Acquire);
+            let began = if came > self.idle_since { came.min(now) } else { now };
             self.charged = if began - self.idle_since < GAP { self.idle_since } else { began };
             (self.progressed, self.flow) = (began, Flow::Sparse);
         }

@@ -47,7 +47,7 @@ fn what_overlaps_is_charged_once() {
     let container = Container::with(4096, 50).overlapping();
     let count = |mut tenant: Tenant| -> f64 {
         assert_eq!(tenant.ask("begin"), "0");
-        let answer = tenant.ask("threads x 200 2000");
+        let answer = tenant.ask("threads 3 200 2000");
         let (count, status) = answer.split_once(' ').unwrap();
         assert_eq!(status, "0");
         count.parse().unwrap()
@@ -217,6 +217,53 @@ fn what_comes_after_a_pause_waits_for_a_window() {
         assert_ne!(tenant.ask("run sync 10 1"), "0");
         assert!(read().1 > before, "round {round}: nobody waited");
     }
+}
+
+/// A pause is nobody's time, also where many come to the gate while our own thread looks.
+#[test]
+fn pauses_are_not_charged() {
+    let container = Container::with(4096, 50);
+    let _arbiter = Arbiter::start(&[&container]);
+    let control = files::open_control(&container.grant()).unwrap();
+    until(|| control.has_arbiter(futex::now()));
+    let mut tenant = container.begun("proc");
+    let account = std::fs::File::open(files::account_path(&container.grant())).unwrap();
+    let mut demands = Demands::default();
+    let mut read = || {
+        demands.read(|bytes, place| account.read_at(bytes, place));
+        (demands.of(0, 0).0, demands.busy(0))
+    };
+    // What comes within this of an end belongs to the work.
+    let gap = 1_000_000;
+    for round in 0..600 {
+        until(|| read().0 == 0);
+        let (before, begin) = (read().1, futex::now());
+        std::thread::sleep(Duration::from_millis(2));
+        let pause = futex::now() - begin;
+        assert!(tenant.ask("threads 16 1 0").ends_with(" 0"));
+        until(|| read().0 == 0);
+        let (busy, passed) = (read().1 - before, futex::now() - begin);
+        assert!(
+            busy <= passed - pause + gap,
+            "round {round}: {busy} ns busy in {passed}, {pause} of it a pause"
+        );
+    }
+}
+
+/// While work on one card waits for a window, requests on another one are heard at once.
+#[test]
+fn a_card_does_not_wait_for_another_ones_window() {
+    let container = Container::with_cards(&[(4096, 10), (4096, 50)], "0,1");
+    let _arbiter = Arbiter::start(&[&container]);
+    let control = files::open_control(&container.grant()).unwrap();
+    until(|| control.has_arbiter(futex::now()));
+    let mut tenant = container.start("proc");
+    let answer = tenant.ask("cards x 1000 1000");
+    let (count, status) = answer.split_once(' ').unwrap();
+    assert_eq!(status, "0");
+    println!("{count} requests in a second beside a card that waits most of the time");
+    // Each would wait for up to 100 ms, nine times in ten.
+    assert!(count.parse::<u64>().unwrap() > 60, "{count}");
 }
 
 fn until(mut is_so: impl FnMut() -> bool) {
