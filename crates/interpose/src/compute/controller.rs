@@ -101,8 +101,9 @@ impl Controller {
         }
         let is_quiet = process.compute.capturing.load(Ordering::SeqCst) <= 0;
         let gates = process.compute.gates.iter().zip(&mut self.cards).enumerate();
-        let limited =
-            gates.filter(|(_, (gate, _))| gate.is_limited() || gate.open.load(Ordering::Relaxed) == 0);
+        let limited = gates.filter(|(_, (gate, state))| {
+            gate.is_limited() || gate.open.load(Ordering::Relaxed) == 0 || state.told.0
+        });
         let rests = limited.map(|(card, (gate, state))| state.look(process, card, gate, is_quiet));
         rests.reduce(Rest::sooner).unwrap_or(Rest::Idle)
     }
@@ -144,6 +145,8 @@ impl State {
         if gate.is_limited() && process.control.has_arbiter(now) {
             self.obey(process, card, gate)
         } else {
+            // The next arbiter must not wait for what nobody wants by then.
+            self.tell(process, card, false, self.told.1);
             self.pace(gate, shared.read(), percent)
         }
     }
@@ -175,13 +178,7 @@ impl State {
             (true, drained) if drained == number => number.wrapping_sub(1),
             (true, drained) => drained,
         };
-        if (wants, drained) != self.told {
-            self.told = (wants, drained);
-            let demand = &process.slot().demand[card];
-            demand.drained.store(drained, Ordering::Release);
-            demand.wants.store(u32::from(wants), Ordering::Release);
-            process.ring();
-        }
+        self.tell(process, card, wants, drained);
         match (is_open, is_busy, wants) {
             (true, true, _) => Rest::Window(card, change, self.until_news(gate, now).min(deadline - now)),
             (false, true, _) => Rest::For(self.until_drained(gate, now)),
@@ -189,6 +186,17 @@ impl State {
             // Not for long: the arbiter may be gone.
             (false, false, true) => Rest::Window(card, change, LONGEST_REST),
             (false, false, false) => Rest::Idle,
+        }
+    }
+
+    /// Tells the arbiter what it does not know yet.
+    fn tell(&mut self, process: &Process, card: usize, wants: bool, drained: u32) {
+        if (wants, drained) != self.told {
+            self.told = (wants, drained);
+            let demand = &process.slot().demand[card];
+            demand.drained.store(drained, Ordering::Release);
+            demand.wants.store(u32::from(wants), Ordering::Release);
+            process.ring();
         }
     }
 

@@ -250,6 +250,30 @@ fn pauses_are_not_charged() {
     }
 }
 
+/// What was wanted of an arbiter that has died is not wanted of the next one.
+#[test]
+fn what_has_ended_without_an_arbiter_is_no_longer_wanted() {
+    let container = Container::with(4096, 50);
+    let arbiter = Arbiter::start(&[&container]);
+    let mut tenant = container.begun("link");
+    let account = std::fs::File::open(files::account_path(&container.grant())).unwrap();
+    let mut demands = Demands::default();
+    let mut wants = || {
+        demands.read(|bytes, place| account.read_at(bytes, place));
+        demands.of(0, 0).0 == 1
+    };
+    tenant.tell("run sync 500 2000");
+    until(&mut wants);
+    drop(arbiter);
+    tenant.answer();
+    // Its thread may sleep for a second.
+    let forgets = (0..3_000).any(|_| {
+        std::thread::sleep(Duration::from_millis(1));
+        !wants()
+    });
+    assert!(forgets);
+}
+
 /// While work on one card waits for a window, requests on another one are heard at once.
 #[test]
 fn a_card_does_not_wait_for_another_ones_window() {
