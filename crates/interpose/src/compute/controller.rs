@@ -2,6 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
+use tessera_limits::control::SeenWindow;
 use tessera_limits::pacer::{Pacer, SharedPacer};
 use tessera_limits::{CARDS, futex};
 
@@ -153,10 +154,7 @@ impl State {
 
     /// Opens and closes by the arbiter's windows.
     fn obey(&mut self, process: &Process, card: usize, gate: &Gate) -> Rest {
-        let window = process.control.window(card);
-        let change = window.change.load(Ordering::Acquire);
-        let (number, deadline) =
-            (window.number.load(Ordering::Relaxed), window.deadline.load(Ordering::Acquire));
+        let SeenWindow { change, number, deadline } = process.control.window(card).read();
         let now = futex::now();
         let mut is_open = deadline > now && self.given_back != Some(change);
         // First closed, then looked: see `Gate::enter`.
@@ -183,6 +181,8 @@ impl State {
             (true, true, _) => Rest::Window(card, change, self.until_news(gate, now).min(deadline - now)),
             (false, true, _) => Rest::For(self.until_drained(gate, now)),
             (true, false, _) => Rest::For(GAP),
+            // A pause that is no longer short is told.
+            (false, false, true) if is_short_pause => Rest::Window(card, change, GAP),
             // Not for long: the arbiter may be gone.
             (false, false, true) => Rest::Window(card, change, LONGEST_REST),
             (false, false, false) => Rest::Idle,
