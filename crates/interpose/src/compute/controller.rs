@@ -44,6 +44,8 @@ struct State {
     percent: u32,
     /// Until when busy time is charged; 0 when the card is idle for us.
     charged: u64,
+    /// How long what was queued then takes, by estimate.
+    left: u64,
     /// When the last work had ended.
     idle_since: u64,
     /// When a fence was last reached.
@@ -269,6 +271,7 @@ impl State {
         }
         self.launches = lanes.launches;
         let is_empty = lanes.are_empty() && gate.set_idle();
+        let is_seen_at_work = answers.len() < questions.len() || gate.traffic.is_anybody();
         drop((lanes, looking));
         if self.charged == 0 {
             if is_empty && matches!(self.flow, Flow::Still) {
@@ -281,12 +284,16 @@ impl State {
             self.charged = if began - self.idle_since < GAP { self.idle_since } else { began };
             (self.progressed, self.flow) = (began, Flow::Sparse);
         }
-        self.pacer.charge(self.charged, now, self.percent);
-        shared.charge(self.charged, now, self.percent);
-        self.learn_pace(gate, ended, now - self.charged);
-        self.charged = now;
+        // Nothing has come, and nothing is known to run: perhaps it ended long ago. If not, the rest is charged with the next look.
+        let may_have_ended = matches!(self.flow, Flow::Still) && !is_seen_at_work;
+        let until = if may_have_ended { now.min(self.charged + self.left) } else { now };
+        self.left = if until < now { 0 } else { self.time_of_queue(gate) };
+        self.pacer.charge(self.charged, until, self.percent);
+        shared.charge(self.charged, until, self.percent);
+        self.learn_pace(gate, ended, until - self.charged);
+        self.charged = until;
         if is_empty {
-            (self.charged, self.idle_since) = (0, now);
+            (self.charged, self.idle_since) = (0, until);
         }
         if ended > 0 || is_empty {
             self.progressed = now;

@@ -250,6 +250,27 @@ fn pauses_are_not_charged() {
     }
 }
 
+/// The end of work is seen some time after it: requests of 0.1 ms are not charged for that.
+#[test]
+fn short_requests_are_not_charged_for_our_looking_late() {
+    let container = Container::with(4096, 90);
+    let _arbiter = Arbiter::start(&[&container]);
+    let control = files::open_control(&container.grant()).unwrap();
+    until(|| control.has_arbiter(futex::now()));
+    let mut tenant = container.begun("dlsym");
+    let begin = futex::now();
+    for _ in 0..300 {
+        assert_eq!(tenant.ask("threads 1 10 0"), "10 0");
+        std::thread::sleep(Duration::from_millis(3));
+    }
+    let account = std::fs::File::open(files::account_path(&container.grant())).unwrap();
+    let mut demands = Demands::default();
+    demands.read(|bytes, place| account.read_at(bytes, place));
+    let percent = demands.busy(0) as f64 * 100.0 / (futex::now() - begin) as f64;
+    println!("requests of 0.1 ms with pauses of 3 ms: {percent:.1} % of the time is charged");
+    assert!(percent < 20.0, "{percent:.1} %");
+}
+
 /// What was wanted of an arbiter that has died is not wanted of the next one.
 #[test]
 fn what_has_ended_without_an_arbiter_is_no_longer_wanted() {
