@@ -108,8 +108,14 @@ fn each_card_has_its_own_share() {
 /// A thread is kept by work that waits for a kernel, and the thread that would launch it waits at the gate.
 #[test]
 fn work_that_waits_for_other_work_does_not_hang() {
-    let mut tenant = Container::with(4096, 10).begun("proc");
-    assert_eq!(tenant.ask("depend"), "0");
+    for has_arbiter in [false, true] {
+        let container = Container::with(4096, 10);
+        let _arbiter = has_arbiter.then(|| Arbiter::start(&[&container]));
+        let control = files::open_control(&container.grant()).unwrap();
+        until(|| control.has_arbiter(futex::now()) == has_arbiter);
+        let mut tenant = container.begun("proc");
+        assert_eq!(tenant.ask("depend"), "0", "{has_arbiter}");
+    }
 }
 
 #[test]
