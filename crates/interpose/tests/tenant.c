@@ -376,6 +376,10 @@ int main(int argc, char **argv) {
             for (; now() < together.end; count++, usleep(3000)) s |= start("up", 100);
             pthread_join(other, 0);
             printf("%zu %d\n", count, s | together.status);
+        } else if (!strcmp(word, "abandon")) { /* a capture that ends with its stream */
+            H stream;
+            S s = p_cuStreamCreate(&stream, 0) | p_cuStreamBeginCapture(stream, 0);
+            printf("%d\n", s | p_cuStreamDestroy(stream));
         } else if (!strcmp(word, "capture")) { /* a graph of ten kernels of `mib` microseconds */
             H stream, graph;
             S s = p_cuStreamCreate(&stream, 0);

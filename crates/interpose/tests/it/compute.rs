@@ -277,6 +277,26 @@ fn short_requests_are_not_charged_for_our_looking_late() {
     assert!(percent < 20.0, "{percent:.1} %");
 }
 
+/// A capture that is given up with its stream is no reason never to look for the end of work again.
+#[test]
+fn work_beside_a_capture_that_was_given_up_has_an_end() {
+    let container = Container::with(4096, 50);
+    let _arbiter = Arbiter::start(&[&container]);
+    let control = files::open_control(&container.grant()).unwrap();
+    until(|| control.has_arbiter(futex::now()));
+    let mut tenant = container.begun("link");
+    assert_eq!(tenant.ask("abandon"), "0");
+    assert_eq!(tenant.ask("threads 1 10 0"), "10 0");
+    let account = std::fs::File::open(files::account_path(&container.grant())).unwrap();
+    let mut demands = Demands::default();
+    let ends = (0..2_000).any(|_| {
+        std::thread::sleep(Duration::from_millis(1));
+        demands.read(|bytes, place| account.read_at(bytes, place));
+        demands.of(0, 0).0 == 0
+    });
+    assert!(ends);
+}
+
 /// What was wanted of an arbiter that has died is not wanted of the next one.
 #[test]
 fn what_has_ended_without_an_arbiter_is_no_longer_wanted() {
