@@ -14,8 +14,14 @@ const SHORTEST: u64 = 1_000_000;
 /// far as this, and half of the window. Measured on an H200: 0.3 to 1.3 ms, by the machine.
 const MOST_SWITCH: u64 = 2_000_000;
 
-/// A tenant that has not drained this long after its window loses it all the same; it is charged until it has.
+/// A tenant that has not drained this long after its window loses it all the same. It is charged until it has,
 const OVERRUN: u64 = 250_000_000;
+
+/// and gets no other one before, but for this long: its work may wait for some that waits for a window.
+const STUCK: u64 = 2_500_000_000;
+
+/// However long its work ran over, it owes no more than so much of it.
+const MOST_DEBT: u64 = 5_000_000_000;
 
 /// What one container may use of the card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,6 +86,8 @@ struct Tenant<Id> {
     virtual_time: u64,
     used: u64,
     windows: u64,
+    /// The window that it lost and whose work still runs.
+    overrun: Option<Running>,
 }
 
 /// The window that is open, or being drained.
@@ -128,6 +136,7 @@ impl<Id: Copy + PartialEq> CardArbiter<Id> {
                 virtual_time: self.least_virtual_time(),
                 used: 0,
                 windows: 0,
+                overrun: None,
             }),
         }
     }
@@ -179,6 +188,10 @@ impl<Id: Copy + PartialEq> CardArbiter<Id> {
                 tenant.has_arrived = true;
                 tenant.waits_since = now;
             }
+            if let Some(mut window) = tenant.overrun.take() {
+                tenant.charge(&mut window, now, self.factor);
+                tenant.overrun = Some(window).filter(|_| !tenant.seen.has_drained());
+            }
         }
         let mut acts = Vec::new();
         self.follow(now, &mut acts);
@@ -187,7 +200,7 @@ impl<Id: Copy + PartialEq> CardArbiter<Id> {
         {
             let deadline = now + QUANTUM;
             let tenant = &mut self.tenants[next];
-            (tenant.windows, tenant.has_arrived) = (tenant.windows + 1, false);
+            (tenant.windows, tenant.has_arrived, tenant.overrun) = (tenant.windows + 1, false, None);
             let kept = now.saturating_sub(tenant.waits_since.max(tenant.pacer.opens_at()));
             acts.push(Act::Open { tenant: tenant.id, deadline });
             let told = tenant.seen.busy;
@@ -201,7 +214,7 @@ impl<Id: Copy + PartialEq> CardArbiter<Id> {
     pub fn next_look(&self, now: u64) -> Option<u64> {
         let Some(running) = &self.running else {
             let wanting = self.tenants.iter().filter(|tenant| tenant.seen.wants());
-            return wanting.map(|tenant| tenant.pacer.opens_at().max(now)).min();
+            return wanting.map(|tenant| tenant.goes_at().max(now)).min();
         };
         if now >= running.deadline {
             // Whoever dies while it drains is not heard. Whoever drains is.
@@ -218,18 +231,19 @@ impl<Id: Copy + PartialEq> CardArbiter<Id> {
     fn follow(&mut self, now: u64, acts: &mut Vec<Act<Id>>) {
         let Some(mut running) = self.running.take() else { return };
         let current = running.tenant;
-        let busy = running.busy(now, self.tenants[current].seen.busy);
-        self.tenants[current].charge(&running, busy, self.factor);
-        running.charged = running.charged.max(busy);
         let tenant = &mut self.tenants[current];
-        tenant.waits_since = now;
+        tenant.charge(&mut running, now, self.factor);
         let (id, seen) = (tenant.id, tenant.seen);
         let is_over = now >= running.deadline;
-        if seen.has_drained() || now >= running.deadline + OVERRUN {
+        if seen.has_drained() {
             if !is_over {
                 // Given back before its end. Nobody there may think that it goes on.
                 acts.push(Act::Move { tenant: id, deadline: now });
             }
+            return;
+        }
+        if now >= running.deadline + OVERRUN {
+            tenant.overrun = Some(running);
             return;
         }
         if seen.have_drained > 0 && !is_over {
@@ -302,7 +316,16 @@ impl Share {
 
 impl<Id> Tenant<Id> {
     fn may_go(&self, now: u64) -> bool {
-        !self.share.is_limited() || self.pacer.opens_at() <= now
+        self.goes_at() <= now
+    }
+
+    /// When it may have a window.
+    fn goes_at(&self) -> u64 {
+        match &self.overrun {
+            Some(window) => window.deadline + STUCK,
+            None if self.share.is_limited() => self.pacer.opens_at(),
+            None => 0,
+        }
     }
 
     /// Shares go before those who have none.
@@ -310,12 +333,16 @@ impl<Id> Tenant<Id> {
         (self.share.cores == 0, self.virtual_time)
     }
 
-    /// Charges what has become of the window since it was charged last.
-    fn charge(&mut self, window: &Running, busy: u64, factor: u64) {
-        let (from, busy) = (window.since + window.charged, busy.saturating_sub(window.charged));
+    /// Charges what has become of a window since it was charged last.
+    fn charge(&mut self, window: &mut Running, now: u64, factor: u64) {
+        let all = window.busy(now, self.seen.busy);
+        let (from, busy) = (window.since + window.charged, all.saturating_sub(window.charged));
+        window.charged += busy;
+        self.waits_since = now;
         self.used += busy;
         self.virtual_time += busy * 100 / u64::from(self.share.cores.max(1));
-        if self.share.is_limited() {
+        let owed = self.pacer.opens_at().saturating_sub(now) / 100 * u64::from(self.share.ceiling);
+        if self.share.is_limited() && owed < MOST_DEBT {
             let counted = if self.share.by_throughput { busy * factor / 1_000 } else { busy };
             self.pacer.charge_after(window.kept, from, from + counted, self.share.ceiling);
         }

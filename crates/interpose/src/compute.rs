@@ -94,7 +94,9 @@ impl Compute {
     /// A capture begins (1) or ends (-1).
     pub fn captures(&self, change: i64) {
         self.has_captured.store(true, Ordering::SeqCst);
-        self.capturing.fetch_add(change, Ordering::SeqCst);
+        // Never below none: a program may end what it never began.
+        let changed = |captures: i64| Some((captures + change).max(0));
+        let _ = self.capturing.fetch_update(Ordering::SeqCst, Ordering::Relaxed, changed);
     }
 }
 

@@ -222,11 +222,11 @@ static S start(const char *way, size_t us) {
 static void *beside(void *count) {
     H stream;
     together.status |= p_cuCtxSetCurrent(together.context) | p_cuStreamCreate(&stream, 1);
-    while (now() < together.end) {
+    do {
         for (int i = 0; i < 10; i++, ++*(size_t *)count)
             together.status |= p_cuLaunchKernel((H)(together.us * 1000), 1, 1, 1, 1, 1, 1, 0, stream, 0, 0);
         p_cuStreamSynchronize(stream);
-    }
+    } while (now() < together.end);
     return 0;
 }
 
@@ -358,13 +358,28 @@ int main(int argc, char **argv) {
             S s = start("kernel", 100);
             pthread_join(other, 0);
             printf("%d\n", s | together.status);
-        } else if (!strcmp(word, "threads")) { /* the same from three threads, in streams that run beside each other where the card lets them */
-            pthread_t threads[3];
-            size_t counts[3] = {0};
+        } else if (!strcmp(word, "threads")) { /* the same from `way` threads, in streams that run beside each other where the card lets them */
+            pthread_t threads[64];
+            size_t counts[64] = {0}, all = 0, count = atoi(way);
             together.us = mib, together.end = now() + rounds / 1e3;
-            for (int i = 0; i < 3; i++) pthread_create(&threads[i], 0, beside, &counts[i]);
-            for (int i = 0; i < 3; i++) pthread_join(threads[i], 0);
-            printf("%zu %d\n", counts[0] + counts[1] + counts[2], together.status);
+            for (int i = 0; i < count; i++) pthread_create(&threads[i], 0, beside, &counts[i]);
+            for (int i = 0; i < count; i++) pthread_join(threads[i], 0), all += counts[i];
+            printf("%zu %d\n", all, together.status);
+        } else if (!strcmp(word, "cards")) { /* kernels without an end on one card; answers how many on another one, with a pause after each */
+            pthread_t other;
+            size_t count = 0, unused = 0;
+            S s = begin();
+            together.us = mib, together.end = now() + rounds / 1e3;
+            pthread_create(&other, 0, beside, &unused);
+            H context;
+            s |= p_cuDevicePrimaryCtxRetain(&context, 1) | p_cuCtxSetCurrent(context);
+            for (; now() < together.end; count++, usleep(3000)) s |= start("up", 100);
+            pthread_join(other, 0);
+            printf("%zu %d\n", count, s | together.status);
+        } else if (!strcmp(word, "abandon")) { /* a capture that ends with its stream */
+            H stream;
+            S s = p_cuStreamCreate(&stream, 0) | p_cuStreamBeginCapture(stream, 0);
+            printf("%d\n", s | p_cuStreamDestroy(stream));
         } else if (!strcmp(word, "capture")) { /* a graph of ten kernels of `mib` microseconds */
             H stream, graph;
             S s = p_cuStreamCreate(&stream, 0);

@@ -40,7 +40,7 @@ pub struct Window {
     /// Counts windows. What a process drained is told by this number.
     pub number: AtomicU32,
     /// When the window closes, in nanoseconds on the monotonic clock; in the past: it is closed.
-    pub deadline: AtomicU64,
+    deadline: AtomicU64,
 }
 
 impl Control {
@@ -125,12 +125,33 @@ impl Control {
     }
 }
 
+/// A window as a process sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SeenWindow {
+    /// To sleep on.
+    pub change: u32,
+    /// Which one it is.
+    pub number: u32,
+    /// When it closes, or has closed: its own deadline, or a later window's.
+    pub deadline: u64,
+}
+
 impl Window {
+    /// The window as it is now.
+    #[must_use]
+    pub fn read(&self) -> SeenWindow {
+        let change = self.change.load(Ordering::Acquire);
+        let number = self.number.load(Ordering::Acquire);
+        SeenWindow { change, number, deadline: self.deadline.load(Ordering::Acquire) }
+    }
+
     /// Opens the next window, until `deadline`; returns its number.
     pub fn open(&self, deadline: u64) -> u32 {
         let number = self.number.load(Ordering::Relaxed).wrapping_add(1);
-        self.number.store(number, Ordering::Relaxed);
-        self.set_deadline(deadline);
+        // In this order: whoever sees the number sees an end that is not over.
+        self.deadline.store(deadline, Ordering::Release);
+        self.number.store(number, Ordering::Release);
+        self.change.fetch_add(1, Ordering::Release);
         number
     }
 
@@ -186,6 +207,22 @@ mod tests {
         assert_eq!(control.read(), Ok(limits(2)));
         control.place(in_use)[5].store(99, Ordering::Relaxed);
         assert!(control.read().is_err());
+    }
+
+    /// A process that saw the number of a window with the end of the one before would say that it has drained it.
+    #[test]
+    fn a_new_window_is_never_taken_for_one_that_is_over() {
+        let control = empty();
+        let window = control.window(0);
+        let end = |number: u32| u64::from(number) * 10;
+        std::thread::scope(|scope| {
+            let opens = scope
+                .spawn(|| (1..=10_000_000).for_each(|number| assert_eq!(window.open(end(number)), number)));
+            while !opens.is_finished() {
+                let seen = window.read();
+                assert!(seen.deadline >= end(seen.number), "{seen:?}");
+            }
+        });
     }
 
     #[test]

@@ -204,6 +204,49 @@ fn a_tenant_that_never_drains_does_not_stop_the_others() {
     assert!(served);
 }
 
+/// A graph or a copy of a second is one piece of work. It is paid for like many small ones.
+#[test]
+fn work_that_runs_far_over_its_window_is_paid_for() {
+    let length = 60_000 * MS;
+    for kernel in [100 * MS, 400 * MS, 1_000 * MS, 4_000 * MS] {
+        let alone = run(&[hard(30)], &mut [Program::always(kernel)], length)[0];
+        let mut programs = [Program::always(kernel), Program::always(MS / 10)];
+        let [long, short] = run(&[hard(30), hard(60)], &mut programs, length)[..] else { panic!() };
+        for (had, share) in [(alone, 30.0), (long, 30.0), (short, 60.0)] {
+            // One piece may lie across the end.
+            let slack = 2.0 + points(kernel, length);
+            assert!(
+                (points(had, length) - share).abs() < slack,
+                "{kernel}: {} of {share}",
+                points(had, length)
+            );
+        }
+    }
+}
+
+/// What is stuck may wait for work that waits for a window: it gets one, whatever it owes.
+#[test]
+fn a_tenant_that_never_drains_gets_windows_all_the_same() {
+    let mut arbiter = CardArbiter::default();
+    arbiter.set(1, hard(10));
+    let (mut opened, mut busy) = (Vec::new(), 0);
+    for step in 0..120_000 {
+        let now = step * STEP;
+        let acts = arbiter.step(now, |_| Seen { want: 1, have_drained: 0, busy });
+        opened.extend(acts.iter().any(|act| matches!(act, Act::Open { .. })).then_some(now));
+        assert!(arbiter.next_look(now).is_some_and(|next| next > now), "looks without an end");
+        busy += STEP;
+    }
+    assert!(opened.windows(2).all(|pair| pair[1] - pair[0] < 3_500 * MS) && opened.len() > 15, "{opened:?}");
+    // Once it has drained it pays, but not for ever.
+    let paid = (120_000..).find(|step| {
+        let acts = arbiter.step(step * STEP, |_| Seen { want: 1, have_drained: 1, busy });
+        acts.iter().any(|act| matches!(act, Act::Open { .. }))
+    });
+    let owed = paid.unwrap() * STEP - 60_000 * MS;
+    assert!((5 * MOST_DEBT..15 * MOST_DEBT).contains(&owed), "{} ms", owed / MS);
+}
+
 /// Whoever says that it was idle all the time gains no more than the longest switch.
 #[test]
 fn a_tenant_that_denies_its_work_gains_little() {

@@ -2,6 +2,7 @@
 
 use std::ffi::c_void;
 
+use super::Stream;
 use crate::cuda::{Handle, SUCCESS, Status};
 use crate::door::table::hooks;
 use crate::grant::Process;
@@ -112,10 +113,14 @@ fn ending(ask: impl FnOnce() -> Status) -> Status {
     status
 }
 
+/// A capture in the stream goes with it.
 unsafe fn destroy(driver: Only, stream: Handle) -> Status {
-    if let Some(process) = Process::if_loaded() {
-        process.compute.forget_stream(stream);
-    }
     // SAFETY: see above.
-    unsafe { driver(stream) }
+    let ask = || unsafe { driver(stream) };
+    let Some(process) = Process::if_loaded() else { return ask() };
+    process.compute.forget_stream(stream);
+    if process.compute.has_captured() && (Stream { handle: stream, per_thread: false }).is_capturing() {
+        return ending(ask);
+    }
+    ask()
 }

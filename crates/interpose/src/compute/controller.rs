@@ -2,6 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
+use tessera_limits::control::SeenWindow;
 use tessera_limits::pacer::{Pacer, SharedPacer};
 use tessera_limits::{CARDS, futex};
 
@@ -43,6 +44,8 @@ struct State {
     percent: u32,
     /// Until when busy time is charged; 0 when the card is idle for us.
     charged: u64,
+    /// How long what was queued then takes, by estimate.
+    left: u64,
     /// When the last work had ended.
     idle_since: u64,
     /// When a fence was last reached.
@@ -101,8 +104,9 @@ impl Controller {
         }
         let is_quiet = process.compute.capturing.load(Ordering::SeqCst) <= 0;
         let gates = process.compute.gates.iter().zip(&mut self.cards).enumerate();
-        let limited =
-            gates.filter(|(_, (gate, _))| gate.is_limited() || gate.open.load(Ordering::Relaxed) == 0);
+        let limited = gates.filter(|(_, (gate, state))| {
+            gate.is_limited() || gate.open.load(Ordering::Relaxed) == 0 || state.told.0
+        });
         let rests = limited.map(|(card, (gate, state))| state.look(process, card, gate, is_quiet));
         rests.reduce(Rest::sooner).unwrap_or(Rest::Idle)
     }
@@ -111,10 +115,18 @@ impl Controller {
 impl Rest {
     fn sooner(self, other: Self) -> Self {
         match (self, other) {
-            (Self::Idle, rest) | (rest, Self::Idle) => rest,
-            (Self::For(one), Self::For(other)) => Self::For(one.min(other)),
-            // One word to sleep on is not enough for two cards.
-            _ => Self::For(TICK),
+            (Self::Idle, Self::Idle) => Self::Idle,
+            // One word to sleep on is not enough for two cards: work on the other one would not be heard of.
+            _ => Self::For(self.longest().min(other.longest())),
+        }
+    }
+
+    /// How long to sleep where only work is heard of.
+    fn longest(self) -> u64 {
+        match self {
+            Self::Idle => u64::MAX,
+            Self::For(nanoseconds) => nanoseconds,
+            Self::Window(_, _, nanoseconds) => nanoseconds.min(TICK),
         }
     }
 }
@@ -136,16 +148,15 @@ impl State {
         if gate.is_limited() && process.control.has_arbiter(now) {
             self.obey(process, card, gate)
         } else {
+            // The next arbiter must not wait for what nobody wants by then.
+            self.tell(process, card, false, self.told.1);
             self.pace(gate, shared.read(), percent)
         }
     }
 
     /// Opens and closes by the arbiter's windows.
     fn obey(&mut self, process: &Process, card: usize, gate: &Gate) -> Rest {
-        let window = process.control.window(card);
-        let change = window.change.load(Ordering::Acquire);
-        let (number, deadline) =
-            (window.number.load(Ordering::Relaxed), window.deadline.load(Ordering::Acquire));
+        let SeenWindow { change, number, deadline } = process.control.window(card).read();
         let now = futex::now();
         let mut is_open = deadline > now && self.given_back != Some(change);
         // First closed, then looked: see `Gate::enter`.
@@ -167,20 +178,27 @@ impl State {
             (true, drained) if drained == number => number.wrapping_sub(1),
             (true, drained) => drained,
         };
+        self.tell(process, card, wants, drained);
+        match (is_open, is_busy, wants) {
+            (true, true, _) => Rest::Window(card, change, self.until_news(gate, now).min(deadline - now)),
+            (false, true, _) => Rest::For(self.until_drained(gate, now)),
+            (true, false, _) => Rest::For(GAP),
+            // A pause that is no longer short is told.
+            (false, false, true) if is_short_pause => Rest::Window(card, change, GAP),
+            // Not for long: the arbiter may be gone.
+            (false, false, true) => Rest::Window(card, change, LONGEST_REST),
+            (false, false, false) => Rest::Idle,
+        }
+    }
+
+    /// Tells the arbiter what it does not know yet.
+    fn tell(&mut self, process: &Process, card: usize, wants: bool, drained: u32) {
         if (wants, drained) != self.told {
             self.told = (wants, drained);
             let demand = &process.slot().demand[card];
             demand.drained.store(drained, Ordering::Release);
             demand.wants.store(u32::from(wants), Ordering::Release);
             process.ring();
-        }
-        match (is_open, is_busy, wants) {
-            (true, true, _) => Rest::Window(card, change, self.until_news(gate, now).min(deadline - now)),
-            (false, true, _) => Rest::For(self.until_drained(gate, now)),
-            (true, false, _) => Rest::For(GAP),
-            // Not for long: the arbiter may be gone.
-            (false, false, true) => Rest::Window(card, change, LONGEST_REST),
-            (false, false, false) => Rest::Idle,
         }
     }
 
@@ -253,19 +271,29 @@ impl State {
         }
         self.launches = lanes.launches;
         let is_empty = lanes.are_empty() && gate.set_idle();
+        let is_seen_at_work = answers.len() < questions.len() || gate.traffic.is_anybody();
         drop((lanes, looking));
         if self.charged == 0 {
-            // Work has come. A short pause before it is charged with it.
-            let began = gate.busy_since.load(Ordering::Acquire).max(self.idle_since).min(now);
+            if is_empty && matches!(self.flow, Flow::Still) {
+                // Somebody came to the gate, and waits there.
+                return;
+            }
+            // Work has come. A short pause before it is charged with it. If it did not say since when, it is just on the way.
+            let came = gate.busy_since.load(Ordering::Acquire);
+            let began = if came > self.idle_since { came.min(now) } else { now };
             self.charged = if began - self.idle_since < GAP { self.idle_since } else { began };
             (self.progressed, self.flow) = (began, Flow::Sparse);
         }
-        self.pacer.charge(self.charged, now, self.percent);
-        shared.charge(self.charged, now, self.percent);
-        self.learn_pace(gate, ended, now - self.charged);
-        self.charged = now;
+        // Nothing has come, and nothing is known to run: perhaps it ended long ago. If not, the rest is charged with the next look.
+        let may_have_ended = matches!(self.flow, Flow::Still) && !is_seen_at_work;
+        let until = if may_have_ended { now.min(self.charged + self.left) } else { now };
+        self.left = if until < now { 0 } else { self.time_of_queue(gate) };
+        self.pacer.charge(self.charged, until, self.percent);
+        shared.charge(self.charged, until, self.percent);
+        self.learn_pace(gate, ended, until - self.charged);
+        self.charged = until;
         if is_empty {
-            (self.charged, self.idle_since) = (0, now);
+            (self.charged, self.idle_since) = (0, until);
         }
         if ended > 0 || is_empty {
             self.progressed = now;

@@ -91,7 +91,7 @@ impl Lanes {
     /// Ends the ration: what is no longer left of it was had.
     pub fn take_ration_back(&mut self, traffic: &Traffic) {
         let handed = std::mem::take(&mut self.handed);
-        if handed.launches > 0 {
+        if handed != Ration::default() {
             let left = traffic.take_back();
             let launches = handed.launches.saturating_sub(left.launches);
             let estimate = handed.estimate.saturating_sub(left.estimate);

@@ -47,7 +47,7 @@ fn what_overlaps_is_charged_once() {
     let container = Container::with(4096, 50).overlapping();
     let count = |mut tenant: Tenant| -> f64 {
         assert_eq!(tenant.ask("begin"), "0");
-        let answer = tenant.ask("threads x 200 2000");
+        let answer = tenant.ask("threads 3 200 2000");
         let (count, status) = answer.split_once(' ').unwrap();
         assert_eq!(status, "0");
         count.parse().unwrap()
@@ -108,8 +108,14 @@ fn each_card_has_its_own_share() {
 /// A thread is kept by work that waits for a kernel, and the thread that would launch it waits at the gate.
 #[test]
 fn work_that_waits_for_other_work_does_not_hang() {
-    let mut tenant = Container::with(4096, 10).begun("proc");
-    assert_eq!(tenant.ask("depend"), "0");
+    for has_arbiter in [false, true] {
+        let container = Container::with(4096, 10);
+        let _arbiter = has_arbiter.then(|| Arbiter::start(&[&container]));
+        let control = files::open_control(&container.grant()).unwrap();
+        until(|| control.has_arbiter(futex::now()) == has_arbiter);
+        let mut tenant = container.begun("proc");
+        assert_eq!(tenant.ask("depend"), "0", "{has_arbiter}");
+    }
 }
 
 #[test]
@@ -217,6 +223,118 @@ fn what_comes_after_a_pause_waits_for_a_window() {
         assert_ne!(tenant.ask("run sync 10 1"), "0");
         assert!(read().1 > before, "round {round}: nobody waited");
     }
+}
+
+/// A pause is nobody's time, also where many come to the gate while our own thread looks.
+#[test]
+fn pauses_are_not_charged() {
+    let container = Container::with(4096, 50);
+    let _arbiter = Arbiter::start(&[&container]);
+    let control = files::open_control(&container.grant()).unwrap();
+    until(|| control.has_arbiter(futex::now()));
+    let mut tenant = container.begun("proc");
+    let account = std::fs::File::open(files::account_path(&container.grant())).unwrap();
+    let mut demands = Demands::default();
+    let mut read = || {
+        demands.read(|bytes, place| account.read_at(bytes, place));
+        (demands.of(0, 0).0, demands.busy(0))
+    };
+    // What comes within this of an end belongs to the work.
+    let gap = 1_000_000;
+    for round in 0..600 {
+        until(|| read().0 == 0);
+        let (before, begin) = (read().1, futex::now());
+        std::thread::sleep(Duration::from_millis(2));
+        let pause = futex::now() - begin;
+        assert!(tenant.ask("threads 16 1 0").ends_with(" 0"));
+        until(|| read().0 == 0);
+        let (busy, passed) = (read().1 - before, futex::now() - begin);
+        assert!(
+            busy <= passed - pause + gap,
+            "round {round}: {busy} ns busy in {passed}, {pause} of it a pause"
+        );
+    }
+}
+
+/// The end of work is seen some time after it: requests of 0.1 ms are not charged for that.
+#[test]
+fn short_requests_are_not_charged_for_our_looking_late() {
+    let container = Container::with(4096, 90);
+    let _arbiter = Arbiter::start(&[&container]);
+    let control = files::open_control(&container.grant()).unwrap();
+    until(|| control.has_arbiter(futex::now()));
+    let mut tenant = container.begun("dlsym");
+    let begin = futex::now();
+    for _ in 0..300 {
+        assert_eq!(tenant.ask("threads 1 10 0"), "10 0");
+        std::thread::sleep(Duration::from_millis(3));
+    }
+    let account = std::fs::File::open(files::account_path(&container.grant())).unwrap();
+    let mut demands = Demands::default();
+    demands.read(|bytes, place| account.read_at(bytes, place));
+    let percent = demands.busy(0) as f64 * 100.0 / (futex::now() - begin) as f64;
+    println!("requests of 0.1 ms with pauses of 3 ms: {percent:.1} % of the time is charged");
+    assert!(percent < 20.0, "{percent:.1} %");
+}
+
+/// A capture that is given up with its stream is no reason never to look for the end of work again.
+#[test]
+fn work_beside_a_capture_that_was_given_up_has_an_end() {
+    let container = Container::with(4096, 50);
+    let _arbiter = Arbiter::start(&[&container]);
+    let control = files::open_control(&container.grant()).unwrap();
+    until(|| control.has_arbiter(futex::now()));
+    let mut tenant = container.begun("link");
+    assert_eq!(tenant.ask("abandon"), "0");
+    assert_eq!(tenant.ask("threads 1 10 0"), "10 0");
+    let account = std::fs::File::open(files::account_path(&container.grant())).unwrap();
+    let mut demands = Demands::default();
+    let ends = (0..2_000).any(|_| {
+        std::thread::sleep(Duration::from_millis(1));
+        demands.read(|bytes, place| account.read_at(bytes, place));
+        demands.of(0, 0).0 == 0
+    });
+    assert!(ends);
+}
+
+/// What was wanted of an arbiter that has died is not wanted of the next one.
+#[test]
+fn what_has_ended_without_an_arbiter_is_no_longer_wanted() {
+    let container = Container::with(4096, 50);
+    let arbiter = Arbiter::start(&[&container]);
+    let mut tenant = container.begun("link");
+    let account = std::fs::File::open(files::account_path(&container.grant())).unwrap();
+    let mut demands = Demands::default();
+    let mut wants = || {
+        demands.read(|bytes, place| account.read_at(bytes, place));
+        demands.of(0, 0).0 == 1
+    };
+    tenant.tell("run sync 500 2000");
+    until(&mut wants);
+    drop(arbiter);
+    tenant.answer();
+    // Its thread may sleep for a second.
+    let forgets = (0..3_000).any(|_| {
+        std::thread::sleep(Duration::from_millis(1));
+        !wants()
+    });
+    assert!(forgets);
+}
+
+/// While work on one card waits for a window, requests on another one are heard at once.
+#[test]
+fn a_card_does_not_wait_for_another_ones_window() {
+    let container = Container::with_cards(&[(4096, 10), (4096, 50)], "0,1");
+    let _arbiter = Arbiter::start(&[&container]);
+    let control = files::open_control(&container.grant()).unwrap();
+    until(|| control.has_arbiter(futex::now()));
+    let mut tenant = container.start("proc");
+    let answer = tenant.ask("cards x 1000 1000");
+    let (count, status) = answer.split_once(' ').unwrap();
+    assert_eq!(status, "0");
+    println!("{count} requests in a second beside a card that waits most of the time");
+    // Each would wait for up to 100 ms, nine times in ten.
+    assert!(count.parse::<u64>().unwrap() > 60, "{count}");
 }
 
 fn until(mut is_so: impl FnMut() -> bool) {
