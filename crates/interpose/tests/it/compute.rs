@@ -1,13 +1,7 @@
 //! Shares of time. The card counts the time of kernels itself; how exact a share is on a loaded test machine is not
 //! asserted, that is measured on a real card.
 
-use std::os::unix::fs::FileExt;
-use std::time::Duration;
-
-use tessera_limits::ledger::Demands;
-use tessera_limits::{files, futex};
-
-use crate::support::{Container, Tenant};
+use crate::support::{Arbiter, Container, Tenant};
 
 /// Launches of kernels of 1 ms for a while, as the answer tells.
 fn launched(container: &Container, door: &str, command: &str) -> u64 {
@@ -111,8 +105,6 @@ fn work_that_waits_for_other_work_does_not_hang() {
     for has_arbiter in [false, true] {
         let container = Container::with(4096, 10);
         let _arbiter = has_arbiter.then(|| Arbiter::start(&[&container]));
-        let control = files::open_control(&container.grant()).unwrap();
-        until(|| control.has_arbiter(futex::now()) == has_arbiter);
         let mut tenant = container.begun("proc");
         assert_eq!(tenant.ask("depend"), "0", "{has_arbiter}");
     }
@@ -155,30 +147,6 @@ fn a_share_changes_while_a_program_runs() {
     assert!(count > 390, "{count}");
 }
 
-/// An arbiter over some containers, until it is dropped.
-struct Arbiter {
-    child: std::process::Child,
-}
-
-impl Arbiter {
-    fn start(containers: &[&Container]) -> Self {
-        let folders: Vec<_> = containers.iter().map(|container| container.grant()).collect();
-        let child = std::process::Command::new(crate::support::Built::get().arbiter())
-            .args(["run", "60", "73696d756c617465642d636172642d30"])
-            .args(folders)
-            .spawn()
-            .unwrap();
-        Self { child }
-    }
-}
-
-impl Drop for Arbiter {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
 /// Two containers on one card under an arbiter, which dies and comes back meanwhile.
 #[test]
 fn tenants_of_an_arbiter_go_on_through_its_restart() {
@@ -201,144 +169,4 @@ fn tenants_of_an_arbiter_go_on_through_its_restart() {
         assert!(counts[0] <= 1_100 && counts[1] <= 2_200, "{with:?} {without:?} {again:?}");
     }
     println!("30/60: with an arbiter {with:?}, without {without:?}, again {again:?} kernels of 0.5 ms");
-}
-
-/// A program that pauses gives its window back: what it launches then waits for another one, as somebody else may have the card.
-#[test]
-fn what_comes_after_a_pause_waits_for_a_window() {
-    let container = Container::with(4096, 50);
-    let _arbiter = Arbiter::start(&[&container]);
-    let control = files::open_control(&container.grant()).unwrap();
-    until(|| control.has_arbiter(futex::now()));
-    let mut tenant = container.begun("dlsym");
-    let account = std::fs::File::open(files::account_path(&container.grant())).unwrap();
-    let mut demands = Demands::default();
-    let mut read = || {
-        demands.read(|bytes, place| account.read_at(bytes, place));
-        (demands.of(0, 0).0, demands.said().flatten().map(|said| said.waits).sum::<u64>())
-    };
-    for round in 0..10 {
-        until(|| read().0 == 0);
-        let before = read().1;
-        assert_ne!(tenant.ask("run sync 10 1"), "0");
-        assert!(read().1 > before, "round {round}: nobody waited");
-    }
-}
-
-/// A pause is nobody's time, also where many come to the gate while our own thread looks.
-#[test]
-fn pauses_are_not_charged() {
-    let container = Container::with(4096, 50);
-    let _arbiter = Arbiter::start(&[&container]);
-    let control = files::open_control(&container.grant()).unwrap();
-    until(|| control.has_arbiter(futex::now()));
-    let mut tenant = container.begun("proc");
-    let account = std::fs::File::open(files::account_path(&container.grant())).unwrap();
-    let mut demands = Demands::default();
-    let mut read = || {
-        demands.read(|bytes, place| account.read_at(bytes, place));
-        (demands.of(0, 0).0, demands.busy(0))
-    };
-    // What comes within this of an end belongs to the work.
-    let gap = 1_000_000;
-    for round in 0..600 {
-        until(|| read().0 == 0);
-        let (before, begin) = (read().1, futex::now());
-        std::thread::sleep(Duration::from_millis(2));
-        let pause = futex::now() - begin;
-        assert!(tenant.ask("threads 16 1 0").ends_with(" 0"));
-        until(|| read().0 == 0);
-        let (busy, passed) = (read().1 - before, futex::now() - begin);
-        assert!(
-            busy <= passed - pause + gap,
-            "round {round}: {busy} ns busy in {passed}, {pause} of it a pause"
-        );
-    }
-}
-
-/// The end of work is seen some time after it: requests of 0.1 ms are not charged for that.
-#[test]
-fn short_requests_are_not_charged_for_our_looking_late() {
-    let container = Container::with(4096, 90);
-    let _arbiter = Arbiter::start(&[&container]);
-    let control = files::open_control(&container.grant()).unwrap();
-    until(|| control.has_arbiter(futex::now()));
-    let mut tenant = container.begun("dlsym");
-    let begin = futex::now();
-    for _ in 0..300 {
-        assert_eq!(tenant.ask("threads 1 10 0"), "10 0");
-        std::thread::sleep(Duration::from_millis(3));
-    }
-    let account = std::fs::File::open(files::account_path(&container.grant())).unwrap();
-    let mut demands = Demands::default();
-    demands.read(|bytes, place| account.read_at(bytes, place));
-    let percent = demands.busy(0) as f64 * 100.0 / (futex::now() - begin) as f64;
-    println!("requests of 0.1 ms with pauses of 3 ms: {percent:.1} % of the time is charged");
-    assert!(percent < 20.0, "{percent:.1} %");
-}
-
-/// A capture that is given up with its stream is no reason never to look for the end of work again.
-#[test]
-fn work_beside_a_capture_that_was_given_up_has_an_end() {
-    let container = Container::with(4096, 50);
-    let _arbiter = Arbiter::start(&[&container]);
-    let control = files::open_control(&container.grant()).unwrap();
-    until(|| control.has_arbiter(futex::now()));
-    let mut tenant = container.begun("link");
-    assert_eq!(tenant.ask("abandon"), "0");
-    assert_eq!(tenant.ask("threads 1 10 0"), "10 0");
-    let account = std::fs::File::open(files::account_path(&container.grant())).unwrap();
-    let mut demands = Demands::default();
-    let ends = (0..2_000).any(|_| {
-        std::thread::sleep(Duration::from_millis(1));
-        demands.read(|bytes, place| account.read_at(bytes, place));
-        demands.of(0, 0).0 == 0
-    });
-    assert!(ends);
-}
-
-/// What was wanted of an arbiter that has died is not wanted of the next one.
-#[test]
-fn what_has_ended_without_an_arbiter_is_no_longer_wanted() {
-    let container = Container::with(4096, 50);
-    let arbiter = Arbiter::start(&[&container]);
-    let mut tenant = container.begun("link");
-    let account = std::fs::File::open(files::account_path(&container.grant())).unwrap();
-    let mut demands = Demands::default();
-    let mut wants = || {
-        demands.read(|bytes, place| account.read_at(bytes, place));
-        demands.of(0, 0).0 == 1
-    };
-    tenant.tell("run sync 500 2000");
-    until(&mut wants);
-    drop(arbiter);
-    tenant.answer();
-    // Its thread may sleep for a second.
-    let forgets = (0..3_000).any(|_| {
-        std::thread::sleep(Duration::from_millis(1));
-        !wants()
-    });
-    assert!(forgets);
-}
-
-/// While work on one card waits for a window, requests on another one are heard at once.
-#[test]
-fn a_card_does_not_wait_for_another_ones_window() {
-    let container = Container::with_cards(&[(4096, 10), (4096, 50)], "0,1");
-    let _arbiter = Arbiter::start(&[&container]);
-    let control = files::open_control(&container.grant()).unwrap();
-    until(|| control.has_arbiter(futex::now()));
-    let mut tenant = container.start("proc");
-    let answer = tenant.ask("cards x 1000 1000");
-    let (count, status) = answer.split_once(' ').unwrap();
-    assert_eq!(status, "0");
-    println!("{count} requests in a second beside a card that waits most of the time");
-    // Each would wait for up to 100 ms, nine times in ten.
-    assert!(count.parse::<u64>().unwrap() > 60, "{count}");
-}
-
-fn until(mut is_so: impl FnMut() -> bool) {
-    while !is_so() {
-        std::thread::sleep(Duration::from_millis(1));
-    }
 }

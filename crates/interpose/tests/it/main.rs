@@ -7,3 +7,4 @@ mod doors;
 mod memory;
 mod robustness;
 mod support;
+mod windows;

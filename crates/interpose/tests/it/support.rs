@@ -1,12 +1,16 @@
 //! A container on a simulated card: a grant, and programs under the library.
 
+use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::OnceLock;
+use std::time::Duration;
 
 use tempfile::TempDir;
-use tessera_limits::{CardLimit, Control, Limits, files};
+use tessera_limits::ledger::Demands;
+use tessera_limits::{CardLimit, Control, Limits, files, futex};
 
 /// What the simulated driver calls its first card; others count up in the last byte.
 const UUID: [u8; 16] = *b"simulated-card-0";
@@ -156,6 +160,12 @@ impl Container {
         u64::from_le_bytes(card[..8].try_into().unwrap()) >> 20
     }
 
+    /// What its processes say of themselves.
+    pub(crate) fn books(&self) -> Books {
+        let account = File::open(files::account_path(&self.grant())).unwrap();
+        Books { account, said: Demands::default() }
+    }
+
     /// A program that enters by `door`.
     pub(crate) fn start(&self, door: &str) -> Tenant {
         self.start_under(Some(&Built::get().library), door)
@@ -223,5 +233,70 @@ impl Tenant {
         drop((input, output));
         let output = child.wait_with_output().unwrap();
         String::from_utf8_lossy(&output.stderr).into_owned()
+    }
+}
+
+/// What the processes of a container say of its first card, read anew with each question.
+#[derive(Debug)]
+pub(crate) struct Books {
+    account: File,
+    said: Demands,
+}
+
+impl Books {
+    fn read(&mut self) -> &Demands {
+        self.said.read(|bytes, place| self.account.read_at(bytes, place));
+        &self.said
+    }
+
+    /// How many processes want the card.
+    pub(crate) fn want(&mut self) -> u32 {
+        self.read().of(0, 0).0
+    }
+
+    /// How often threads have waited for a window.
+    pub(crate) fn waits(&mut self) -> u64 {
+        self.read().said().flatten().map(|said| said.waits).sum()
+    }
+
+    /// Nanoseconds the card was busy for them.
+    pub(crate) fn busy(&mut self) -> u64 {
+        self.read().busy(0)
+    }
+}
+
+/// An arbiter over some containers, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Arbiter {
+    child: Child,
+}
+
+impl Arbiter {
+    /// Starts it; it is heard by all of them when this returns.
+    pub(crate) fn start(containers: &[&Container]) -> Self {
+        let folders: Vec<_> = containers.iter().map(|container| container.grant()).collect();
+        let child = Command::new(Built::get().arbiter())
+            .args(["run", "60", "73696d756c617465642d636172642d30"])
+            .args(&folders)
+            .spawn()
+            .unwrap();
+        for folder in &folders {
+            let control = files::open_control(folder).unwrap();
+            until(|| control.has_arbiter(futex::now()));
+        }
+        Self { child }
+    }
+}
+
+impl Drop for Arbiter {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+pub(crate) fn until(mut is_so: impl FnMut() -> bool) {
+    while !is_so() {
+        std::thread::sleep(Duration::from_millis(1));
     }
 }

@@ -1,0 +1,112 @@
+//! Windows under an arbiter: who waits for one, what is told, what is charged.
+
+use std::time::Duration;
+
+use tessera_limits::futex;
+
+use crate::support::{Arbiter, Container, until};
+
+/// A program that pauses gives its window back: what it launches then waits for another one, as somebody else may have the card.
+#[test]
+fn what_comes_after_a_pause_waits_for_a_window() {
+    let container = Container::with(4096, 50);
+    let _arbiter = Arbiter::start(&[&container]);
+    let mut tenant = container.begun("dlsym");
+    let mut books = container.books();
+    for round in 0..10 {
+        until(|| books.want() == 0);
+        let before = books.waits();
+        assert_ne!(tenant.ask("run sync 10 1"), "0");
+        assert!(books.waits() > before, "round {round}: nobody waited");
+    }
+}
+
+/// A pause is nobody's time, also where many come to the gate while our own thread looks.
+#[test]
+fn pauses_are_not_charged() {
+    let container = Container::with(4096, 50);
+    let _arbiter = Arbiter::start(&[&container]);
+    let mut tenant = container.begun("proc");
+    let mut books = container.books();
+    // What comes within this of an end belongs to the work.
+    let gap = 1_000_000;
+    for round in 0..600 {
+        until(|| books.want() == 0);
+        let (before, begin) = (books.busy(), futex::now());
+        std::thread::sleep(Duration::from_millis(2));
+        let pause = futex::now() - begin;
+        assert!(tenant.ask("threads 16 1 0").ends_with(" 0"));
+        until(|| books.want() == 0);
+        let (busy, passed) = (books.busy() - before, futex::now() - begin);
+        assert!(
+            busy <= passed - pause + gap,
+            "round {round}: {busy} ns busy in {passed}, {pause} of it a pause"
+        );
+    }
+}
+
+/// The end of work is seen some time after it: requests of 0.1 ms are not charged for that.
+#[test]
+fn short_requests_are_not_charged_for_our_looking_late() {
+    let container = Container::with(4096, 90);
+    let _arbiter = Arbiter::start(&[&container]);
+    let mut tenant = container.begun("dlsym");
+    let begin = futex::now();
+    for _ in 0..300 {
+        assert_eq!(tenant.ask("threads 1 10 0"), "10 0");
+        std::thread::sleep(Duration::from_millis(3));
+    }
+    let mut books = container.books();
+    let percent = books.busy() as f64 * 100.0 / (futex::now() - begin) as f64;
+    println!("requests of 0.1 ms with pauses of 3 ms: {percent:.1} % of the time is charged");
+    assert!(percent < 20.0, "{percent:.1} %");
+}
+
+/// A capture that is given up with its stream is no reason never to look for the end of work again.
+#[test]
+fn work_beside_a_capture_that_was_given_up_has_an_end() {
+    let container = Container::with(4096, 50);
+    let _arbiter = Arbiter::start(&[&container]);
+    let mut tenant = container.begun("link");
+    assert_eq!(tenant.ask("abandon"), "0");
+    assert_eq!(tenant.ask("threads 1 10 0"), "10 0");
+    let mut books = container.books();
+    let ends = (0..2_000).any(|_| {
+        std::thread::sleep(Duration::from_millis(1));
+        books.want() == 0
+    });
+    assert!(ends);
+}
+
+/// What was wanted of an arbiter that has died is not wanted of the next one.
+#[test]
+fn what_has_ended_without_an_arbiter_is_no_longer_wanted() {
+    let container = Container::with(4096, 50);
+    let arbiter = Arbiter::start(&[&container]);
+    let mut tenant = container.begun("link");
+    let mut books = container.books();
+    tenant.tell("run sync 500 2000");
+    until(|| books.want() == 1);
+    drop(arbiter);
+    tenant.answer();
+    // Its thread may sleep for a second.
+    let forgets = (0..3_000).any(|_| {
+        std::thread::sleep(Duration::from_millis(1));
+        books.want() != 1
+    });
+    assert!(forgets);
+}
+
+/// While work on one card waits for a window, requests on another one are heard at once.
+#[test]
+fn a_card_does_not_wait_for_another_ones_window() {
+    let container = Container::with_cards(&[(4096, 10), (4096, 50)], "0,1");
+    let _arbiter = Arbiter::start(&[&container]);
+    let mut tenant = container.start("proc");
+    let answer = tenant.ask("cards x 1000 1000");
+    let (count, status) = answer.split_once(' ').unwrap();
+    assert_eq!(status, "0");
+    println!("{count} requests in a second beside a card that waits most of the time");
+    // Each would wait for up to 100 ms, nine times in ten.
+    assert!(count.parse::<u64>().unwrap() > 60, "{count}");
+}
