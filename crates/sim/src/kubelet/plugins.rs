@@ -57,7 +57,11 @@ impl Plugin {
 /// A starting kubelet deletes what it finds beside its own socket.
 pub(super) fn clear_sockets(directory: &Path) -> io::Result<()> {
     for entry in fs::read_dir(directory)? {
-        fs::remove_file(entry?.path())?;
+        match fs::remove_file(entry?.path()) {
+            // A plugin took its socket away itself.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            done => done?,
+        }
     }
     Ok(())
 }
