@@ -13,8 +13,8 @@
  *            (these five: as if at 50 GB/s, ordinary memory at 10 and on the card at 2,000; only what one run gets of another's is told)
  *   request  1 ms of work every 20 ms: prints how long each took
  *   return   500 ms of back-to-back work, 500 ms of nothing: prints what was reached in each 10 ms after coming back
- *   launch   nanoseconds per launch of an empty kernel, as found by dlsym and straight into the driver by turns: the least of 40
- *            rounds each, and the median of the differences between neighbours
+ *   launch   nanoseconds per launch of an empty kernel, as found by dlsym and straight into the driver by turns: the least of
+ *            each, and the median of 60 differences between neighbours
  *   alloc    the same for allocation + free of 1 MiB in stream order
  *   graphs   the same for a graph of 20 empty kernels
  *
@@ -272,31 +272,34 @@ static void report_returns(double seconds) {
 }
 
 static void report_cost(const char *kind, Handle library) {
-    enum { ROUNDS = 40 };
-    int is_alloc = !strcmp(kind, "alloc"), count = !strcmp(kind, "launch") ? 20000 : is_alloc ? 5000 : 1000;
+    enum { ROUNDS = 60 };
+    int is_alloc = !strcmp(kind, "alloc"), count = !strcmp(kind, "launch") ? 4000 : is_alloc ? 5000 : 1000;
     Handle graph = !strcmp(kind, "graphs") ? capture(empty, 0) : 0;
     __typeof__(cuLaunchKernel) launches[] = {cuLaunchKernel, own_symbol(library, "cuLaunchKernel")};
     __typeof__(cuGraphLaunch) graphs[] = {cuGraphLaunch, own_symbol(library, "cuGraphLaunch")};
     __typeof__(cuMemAllocAsync) allocs[] = {cuMemAllocAsync, own_symbol(library, "cuMemAllocAsync")};
     __typeof__(cuMemFreeAsync) frees[] = {cuMemFreeAsync, own_symbol(library, "cuMemFreeAsync")};
-    double least[2] = {1e9, 1e9}, more[ROUNDS], cost[2];
+    double least[2] = {1e9, 1e9}, more[ROUNDS];
     for (int round = -4; round < ROUNDS; round++) {
-        for (int turn = 0; turn < 2; turn++) {
-            int way = turn ^ (round & 1); /* whoever comes second finds another machine */
-            uint64_t begin = now(), memory;
-            for (int i = 0; i < count; i++) {
+        double cost[2] = {0, 0};
+        for (int turn = 0; turn < 4; turn++) {
+            /* There and back, and back and there: a machine that gets slower or faster does so for both. */
+            int way = (turn == 1 || turn == 2) ^ (round & 1);
+            uint64_t begin = 0, memory;
+            for (int i = -count / 10; i < count; i++) {
+                if (!i) { CHECK(cuStreamSynchronize(streams[0])); begin = now(); }
                 if (graph) CHECK(graphs[way](graph, streams[0]));
                 else if (is_alloc) { CHECK(allocs[way](&memory, 1 << 20, streams[0])); CHECK(frees[way](memory, streams[0])); }
                 else CHECK(launches[way](empty, 1, 1, 1, 1, 1, 1, 0, streams[0], 0, 0));
             }
             CHECK(cuStreamSynchronize(streams[0]));
-            cost[way] = (now() - begin) / (double)count;
-            if (round >= 0 && cost[way] < least[way]) least[way] = cost[way];
+            double each = (now() - begin) / (double)count;
+            cost[way] += each / 2, least[way] = each < least[way] ? each : least[way];
         }
         if (round >= 0) more[round] = cost[0] - cost[1];
     }
     qsort(more, ROUNDS, sizeof *more, by_size);
-    printf("%s ns least %.0f driver %.0f more %.0f\n", kind, least[0], least[1], more[ROUNDS / 2]);
+    printf("%s ns least %.0f driver %.0f more %.1f\n", kind, least[0], least[1], more[ROUNDS / 2]);
 }
 
 int main(int count, char **words) {

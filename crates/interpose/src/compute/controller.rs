@@ -10,10 +10,10 @@ use super::fences;
 use super::gate::{Gate, HOLD, QUEUE};
 use crate::grant::Process;
 
-/// How often work is looked at: at least, as the queue must not run dry,
+/// How often work is looked at while more of it comes,
 const SLOW_TICK: u64 = QUEUE * 2 / 3;
 
-/// and at most, while somebody waits for room in it.
+/// and at most.
 const TICK: u64 = 500_000;
 
 /// Less than this it is not worth to sleep.
@@ -205,9 +205,8 @@ impl State {
     /// How long not to look while work runs and more may come.
     fn until_news(&self, gate: &Gate, now: u64) -> u64 {
         if gate.waiting.load(Ordering::SeqCst) > 0 {
-            // Somebody waits for room in the queue, which must not run dry.
-            let left = self.time_of_queue(gate).saturating_sub(now.saturating_sub(self.progressed));
-            return (left * 2 / 3).clamp(TICK, SLOW_TICK);
+            // Somebody waits for room in the queue, and looks after that.
+            return self.time_of_queue(gate).clamp(TICK, QUEUE);
         }
         match self.flow {
             Flow::Steady => SLOW_TICK,
@@ -221,8 +220,7 @@ impl State {
     fn until_drained(&self, gate: &Gate, now: u64) -> u64 {
         let (expected, passed) = (self.time_of_queue(gate), now.saturating_sub(self.progressed));
         match expected.checked_sub(passed) {
-            // Far from the end there is time.
-            Some(left) => (left / 2).clamp(SHORTEST_REST, (left / 8).clamp(TICK, SLOW_TICK)),
+            Some(left) => (left / 2).clamp(SHORTEST_REST, (left / 8).max(QUEUE / 2)),
             None => ((passed - expected) / 8).clamp(SHORTEST_REST, TICK),
         }
     }
@@ -297,10 +295,6 @@ impl State {
         }
         if ended > 0 || is_empty {
             self.progressed = now;
-            gate.progress.fetch_add(1, Ordering::Release);
-            if gate.waiting.load(Ordering::SeqCst) > 0 {
-                futex::wake(&gate.progress);
-            }
         }
     }
 

@@ -9,7 +9,7 @@ const KINDS: usize = 4_096;
 const MEASURE_EVERY: u32 = 256;
 
 /// or if it is short, for a measurement takes as long as some launches, in so many.
-const MEASURE_SHORT_EVERY: u32 = 1_024;
+const MEASURE_SHORT_EVERY: u32 = 2_048;
 const SHORT: u64 = 20_000;
 
 /// What is assumed of work never measured.

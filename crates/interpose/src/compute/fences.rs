@@ -3,6 +3,7 @@
 use super::streams::Stream;
 use crate::cuda::{Handle, SUCCESS, Status};
 use crate::door::library::driver_functions;
+use crate::memory::contexts;
 
 driver_functions! { Cuda:
     create_event = c"cuEventCreate" (event: *mut Handle, flags: u32);
@@ -176,6 +177,17 @@ pub fn relaxed(action: impl FnOnce()) {
 fn exchange_mode(mut mode: i32) -> Option<i32> {
     // SAFETY: `mode` is read and written.
     (unsafe { exchange_capture_mode(&raw mut mode) } == SUCCESS).then_some(mode)
+}
+
+/// Runs `action` in a context, which need not be the calling thread's current one.
+pub fn within(context: usize, action: impl FnOnce()) {
+    let before = contexts::current();
+    if context == before {
+        return action();
+    }
+    enter(context);
+    action();
+    enter(before);
 }
 
 /// Makes a context the calling thread's current one.

@@ -39,8 +39,6 @@ pub struct Gate {
     pub busy_since: AtomicU64,
     /// Threads that wait at the gate.
     pub waiting: AtomicU32,
-    /// Changes when queued work has ended; those who queued too much sleep on it.
-    pub progress: AtomicU32,
     lanes: Mutex<Lanes>,
     /// Held while our own thread asks the driver about events of the lanes, and to take lanes away. Before the lanes.
     looking: Mutex<()>,
@@ -52,11 +50,19 @@ pub struct OpenLanes<'a> {
     lanes: MutexGuard<'a, Lanes>,
 }
 
+/// Why a launch is held back.
+#[derive(Debug)]
+enum Held {
+    Closed,
+    /// Its stream has queued enough: there may be room after so many nanoseconds.
+    Full(u64),
+}
+
 /// More queued work than this holds the caller back, by the time it will take,
 pub const QUEUE: u64 = 2_500_000;
 
 /// if it is more than the one piece that runs: the card must not wait for us between two long kernels.
-const PIECES: u32 = 2;
+pub const PIECES: u32 = 2;
 
 /// However little each of many streams has, all together do not have more than so many times that.
 const FULL: u64 = 4;
@@ -79,7 +85,6 @@ impl Default for Gate {
             percent: AtomicU32::new(100),
             busy_since: AtomicU64::new(0),
             waiting: AtomicU32::new(0),
-            progress: AtomicU32::new(0),
             lanes: Mutex::default(),
             looking: Mutex::default(),
         }
@@ -120,21 +125,22 @@ impl Gate {
         self.queued.load(Ordering::Relaxed).saturating_sub(self.traffic.left())
     }
 
-    /// Whether a stream has queued enough.
-    fn is_full(&self, which: Which, costs: &Costs) -> bool {
-        let part = self.part.load(Ordering::Relaxed);
+    /// How long a stream that has queued enough is to wait; none where it may have more.
+    fn until_room(&self, which: Which, costs: &Costs) -> Option<u64> {
         // All together have less than its part: it has, too, and that costs no lock to see.
-        let queued = self.queued();
-        queued >= part
-            && self.fences.load(Ordering::Relaxed) >= PIECES
-            && (queued >= FULL * self.most_queued.load(Ordering::Relaxed)
-                || self.lanes().has_queued(which, part, PIECES, costs))
+        let may_be_full = self.queued() >= self.part.load(Ordering::Relaxed)
+            && self.fences.load(Ordering::Relaxed) >= PIECES;
+        may_be_full.then(|| {
+            let (mut lanes, most) = (self.lanes(), self.most_queued.load(Ordering::Relaxed));
+            let full = lanes.until_room(which, most, costs);
+            full.or_else(|| (lanes.queued >= FULL * most).then_some(QUEUE / 4))
+        })?
     }
 
     /// Sleeps until launches may pass and the queue is short; returns the nanoseconds slept. The caller counts as passing
     /// until it has told the traffic.
     pub fn pass(&self, which: Which, costs: &Costs) -> u64 {
-        if self.enter(which, Some(costs)) { 0 } else { self.wait(which, costs) }
+        if self.enter(which, Some(costs)).is_ok() { 0 } else { self.wait(which, costs) }
     }
 
     #[cold]
@@ -146,15 +152,14 @@ impl Gate {
             // Perhaps nobody knows that we want a window. A full queue is looked after already.
             keeper::notify();
         }
-        while !self.enter(which, (futex::now() - full_since < HOLD).then_some(costs)) {
-            if self.is_closed() {
-                futex::wait(&self.open, 0, 100_000_000);
-                full_since = futex::now();
-            } else {
-                let seen = self.progress.load(Ordering::Acquire);
-                if self.is_full(which, costs) {
-                    futex::wait(&self.progress, seen, 5_000_000);
+        while let Err(held) = self.enter(which, (futex::now() - full_since < HOLD).then_some(costs)) {
+            match held {
+                Held::Closed => {
+                    futex::wait(&self.open, 0, 100_000_000);
+                    full_since = futex::now();
                 }
+                // It then asks for itself: to be woken by a thread that looks would be two wake-ups.
+                Held::Full(nanoseconds) => futex::sleep(nanoseconds),
             }
         }
         self.waiting.fetch_sub(1, Ordering::SeqCst);
@@ -163,15 +168,21 @@ impl Gate {
 
     /// Passes if the gate is open and, unless that has taken too long, the queue is short. Announced before it is tested:
     /// whoever closes the gate and then sees nobody passing knows that nobody will.
-    fn enter(&self, which: Which, minds_queue: Option<&Costs>) -> bool {
+    fn enter(&self, which: Which, minds_queue: Option<&Costs>) -> Result<(), Held> {
         self.traffic.enter();
-        let may_pass = !self.is_closed() && !minds_queue.is_some_and(|costs| self.is_full(which, costs));
-        if !may_pass {
+        let held = if self.is_closed() {
+            Some(Held::Closed)
+        } else {
+            minds_queue.and_then(|costs| self.until_room(which, costs)).map(Held::Full)
+        };
+        if let Some(held) = held {
             self.traffic.leave();
-        } else if self.busy.load(Ordering::SeqCst) == 0 {
+            return Err(held);
+        }
+        if self.busy.load(Ordering::SeqCst) == 0 {
             self.set_busy();
         }
-        may_pass
+        Ok(())
     }
 
     /// Work has come. Told before the driver is asked: a copy may keep the caller until it has ended.

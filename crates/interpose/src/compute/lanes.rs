@@ -5,7 +5,8 @@ use std::collections::VecDeque;
 use tessera_limits::traffic::{Ration, Traffic};
 
 use super::costs::Costs;
-use super::fences::{Answer, Event, Fence, Found, LEFT_ASKED, Question, Spare, enter, relaxed};
+use super::fences::{Answer, Event, Fence, Found, LEFT_ASKED, Question, Spare, enter, relaxed, within};
+use super::gate::{PIECES, QUEUE};
 use super::streams::{Stream, Which};
 use crate::cuda::Handle;
 use crate::memory::contexts;
@@ -121,16 +122,32 @@ impl Lanes {
         lane.launches += had.launches;
     }
 
-    /// Whether a stream has so much work in so many pieces. Asks the driver before it says so: our own thread looks only now and
-    /// then, and nobody is to wait for that.
-    pub fn has_queued(&mut self, which: Which, nanoseconds: u64, pieces: u32, costs: &Costs) -> bool {
-        let has = |lane: &Lane| lane.queued >= nanoseconds && lane.fences.len() >= pieces as usize;
-        let place = self.lanes.iter().position(|lane| lane.stream == Some(which));
-        let Some(place) = place.filter(|&place| has(&self.lanes[place])) else { return false };
-        if self.lanes[place].context == contexts::current() {
-            relaxed(|| self.ask(place, costs));
+    /// How long a stream is to wait that has its part of `most`, the work that all may have, in more than one piece; none where it
+    /// may have more. Asks the driver before it says so: our own thread looks only now and then, and nobody is to wait for that.
+    pub fn until_room(&mut self, which: Which, most: u64, costs: &Costs) -> Option<u64> {
+        let part = (most / u64::from(self.working.max(1))).max(1);
+        let Some(place) = self.lanes.iter().position(|lane| lane.stream == Some(which)) else {
+            // It comes in the place of those that were left behind at work.
+            let is_full = |lanes: &[Lane]| {
+                let left = lanes.iter().filter(|lane| lane.stream.is_none());
+                left.map(|lane| lane.queued).sum::<u64>() >= most
+            };
+            if is_full(&self.lanes) {
+                self.ask_for_left(costs);
+            }
+            return is_full(&self.lanes).then_some(QUEUE / 4);
+        };
+        let is_full = |lane: &Lane| lane.queued >= part && lane.fences.len() >= PIECES as usize;
+        if is_full(&self.lanes[place]) {
+            within(self.lanes[place].context, || relaxed(|| self.ask(place, costs)));
         }
-        has(&self.lanes[place])
+        let lane = &self.lanes[place];
+        is_full(lane).then(|| {
+            // The first fence may be reached at any moment. The rest must not have ended by then.
+            let first = lane.fences.front().map_or(0, |fence| fence.estimate);
+            let sure = lane.queued.saturating_sub(first) * QUEUE / part;
+            (sure * 5 / 6).clamp(QUEUE / 10, (sure / 4).max(QUEUE / 2))
+        })
     }
 
     /// The fences of all lanes, beginning with another lane each time. Lanes keep their places until what was found out is told
@@ -186,10 +203,7 @@ impl Lanes {
         let Some(place) = self.lanes.iter().position(is_it) else { return };
         let stream = Stream { handle, per_thread: false };
         if self.lanes[place].launches > 0 && !stream.is_capturing() {
-            let (before, context) = (contexts::current(), self.lanes[place].context);
-            enter(context);
-            self.fence(place, stream, None);
-            enter(before);
+            within(self.lanes[place].context, || self.fence(place, stream, None));
         }
         self.lanes[place].stream = None;
         self.give_up_unfenced(place);
@@ -198,12 +212,20 @@ impl Lanes {
 
     /// A program that leaves many streams behind asks for the oldest of them itself: our own thread would have much to ask.
     fn ask_for_left(&mut self, costs: &Costs) {
-        let context = contexts::current();
-        let is_at_work =
-            |lane: &Lane| lane.stream.is_none() && lane.context == context && !lane.fences.is_empty();
-        let at_work = (0..self.lanes.len()).filter(|&place| is_at_work(&self.lanes[place]));
-        let oldest: Vec<usize> = at_work.take(LEFT_ASKED).collect();
-        relaxed(|| oldest.into_iter().for_each(|place| self.ask(place, costs)));
+        let (context, mut at_work) = (contexts::current(), 0);
+        relaxed(|| {
+            for place in 0..self.lanes.len() {
+                let is_left =
+                    |lane: &Lane| lane.stream.is_none() && lane.context == context && !lane.fences.is_empty();
+                if is_left(&self.lanes[place]) {
+                    self.ask(place, costs);
+                    at_work += usize::from(is_left(&self.lanes[place]));
+                }
+                if at_work == LEFT_ASKED {
+                    break;
+                }
+            }
+        });
     }
 
     /// Asks the driver what of a lane in the calling thread's context has ended. In relaxed mode.

@@ -1,6 +1,8 @@
 //! Shares of time. The card counts the time of kernels itself; how exact a share is on a loaded test machine is not
 //! asserted, that is measured on a real card.
 
+use std::time::Duration;
+
 use crate::support::{Arbiter, Container, Tenant};
 
 /// Launches of kernels of 1 ms for a while, as the answer tells.
@@ -32,6 +34,25 @@ fn all_kinds_of_work_are_held_to_the_share() {
         let count = launched(&Container::with(4096, 20), door, &format!("run {way} 1000 500"));
         // 20 % of 0.5 s are 100 pieces of 1 ms; a window and what was queued may lie across the end.
         assert!((10..=160).contains(&count), "{door} {way}: {count}");
+    }
+}
+
+/// Whoever comes to the card next waits until what was queued has ended: that is short, also where a stream is made for each kernel.
+#[test]
+fn little_is_queued() {
+    let container = Container::with(4096, 90);
+    let _arbiter = Arbiter::start(&[&container]);
+    for way in ["kernel", "churn", "own", "fill-later"] {
+        let mut tenant = container.begun("dlsym");
+        tenant.tell(&format!("run {way} 200 2000"));
+        let mut most = 0;
+        for _ in 0..2_000 {
+            most = most.max(container.left());
+            std::thread::sleep(Duration::from_micros(50));
+        }
+        assert_ne!(tenant.answer(), "0");
+        println!("{way}: {most} ns of work at most");
+        assert!((1..5_000_000).contains(&most), "{way}: {most} ns of work at most");
     }
 }
 
