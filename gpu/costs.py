@@ -44,8 +44,11 @@ for name, act in (("train", step), ("matmul", mm)):
 """
 found = {}
 for turn in range(int(os.environ.get("TRAIN_ROUNDS", "3"))):
-    for name, path in list(shares.items())[:2]:
-        out, err = start([sys.executable, "-c", TRAIN], path).communicate(timeout=90)
+    for name in ("bare", "window open"):
+        service = Arbiter(shares[name]) if shares[name] else None
+        out, err = start([sys.executable, "-c", TRAIN], shares[name]).communicate(timeout=90)
+        if service:
+            service.process.kill()
         words = out.split()
         if len(words) < 6:
             print("   ", out, err[-300:])
@@ -53,5 +56,5 @@ for turn in range(int(os.environ.get("TRAIN_ROUNDS", "3"))):
         for kind, best, median in (words[:3], words[3:6]):
             found.setdefault((kind, name), []).append(float(best))
 for kind in dict.fromkeys(kind for kind, _ in found):
-    plain, hooked = max(found[kind, "bare"]), max(found[kind, "no limit of time"])
-    print(f"PyTorch {kind}: best of {len(found[kind, 'bare'])} runs, bare {plain:.1f}/s, under the library {hooked:.1f}/s = {100 * hooked / plain:.2f} %")
+    plain, hooked = max(found[kind, "bare"]), max(found[kind, "window open"])
+    print(f"PyTorch {kind}: best of {len(found[kind, 'bare'])} runs, bare {plain:.1f}/s, through an open window {hooked:.1f}/s = {100 * hooked / plain:.2f} %")

@@ -41,11 +41,11 @@ service, (comer, stayer) = together(([work, "return", "8"], 66, 100), ([work, "b
 print(*[part.strip() for part in comer.communicate(timeout=60)], "other:", answer(stayer)[0])
 service.end()
 
-# Processes of one container share what it has, also where each must hold itself to it.
-for service_of in (lambda path: None, Arbiter):
-    path = grant(50)
-    service = service_of(path)
+# Processes of one container share what it has, also where each must hold itself to it. What two get who take turns as the driver likes:
+# some is lost between them.
+for name, path, service_of in (("bare", None, None), ("at 50 without an arbiter", grant(50), None), ("at 50 with an arbiter", grant(50), Arbiter)):
+    service = service_of(path) if service_of else None
     rows = [100 * rate / bare("big") for rate, _, _ in map(answer, [start(program("big"), path) for _ in range(2)])]
-    print(f"two processes of big in one container at 50, {'with' if service else 'without'} an arbiter: {rows[0]:.1f} + {rows[1]:.1f} = {sum(rows):.1f}", flush=True)
+    print(f"two processes of big in one container, {name}: {rows[0]:.1f} + {rows[1]:.1f} = {sum(rows):.1f}", flush=True)
     if service:
         service.end()
