@@ -12,8 +12,10 @@ use crate::cuda::Handle;
 use crate::memory::contexts;
 
 /// A fence is put behind this much estimated work,
-const FENCE_WORK: u64 = 1_000_000;
-/// or this many launches.
+const FENCE_WORK: u64 = 500_000;
+/// or behind twice as much if that was more than a few launches: a fence costs as much as some.
+const FEW_LAUNCHES: u32 = 16;
+/// It is put behind this many launches in any case.
 const FENCE_LAUNCHES: u32 = 256;
 
 /// More lanes than this are looked through for streams that do nothing any more.
@@ -82,7 +84,8 @@ impl Lanes {
         let place = self.lane(which);
         self.note(place, Ration { launches: 1, estimate });
         let lane = &self.lanes[place];
-        if measures.is_some() || lane.unfenced >= FENCE_WORK || lane.launches >= FENCE_LAUNCHES {
+        if measures.is_some() || lane.unfenced >= lane.work_before_fence() || lane.launches >= FENCE_LAUNCHES
+        {
             self.fence(place, stream, measures);
         } else if which.is_of_a_thread() {
             self.put_behind(place, stream);
@@ -106,7 +109,7 @@ impl Lanes {
         let fed = lane.and_then(|lane| Some((lane, lane.stream.filter(|which| !which.is_of_a_thread())?)));
         if let Some((lane, stream)) = fed {
             let launches = (FENCE_LAUNCHES - 1).saturating_sub(lane.launches);
-            let estimate = (FENCE_WORK - 1).saturating_sub(lane.unfenced);
+            let estimate = (lane.work_before_fence() - 1).saturating_sub(lane.unfenced);
             self.handed = Ration { launches, estimate };
             traffic.hand_out(stream.mark(), self.handed);
         }
@@ -329,6 +332,11 @@ impl Lane {
             behind: None,
             fences: VecDeque::new(),
         }
+    }
+
+    /// Behind how much estimated work the next fence is put.
+    fn work_before_fence(&self) -> u64 {
+        if self.launches > FEW_LAUNCHES { 2 * FENCE_WORK } else { FENCE_WORK }
     }
 
     fn is_empty(&self) -> bool {
