@@ -88,6 +88,12 @@ pub unsafe extern "C" fn cuDeviceGetCount(count: *mut i32) -> Status {
 }
 
 #[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuDeviceGet(device: *mut i32, place: i32) -> Status {
+    unsafe { *device = place };
+    if card_of(place).is_some() { SUCCESS } else { INVALID_VALUE }
+}
+
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDeviceGetUuid(name: *mut [u8; 16], device: i32) -> Status {
     let Some(card) = card_of(device) else { return INVALID_VALUE };
     unsafe { *name = uuid(card) };

@@ -66,6 +66,13 @@ pub unsafe extern "C" fn cuMemAlloc_v2(pointer: *mut u64, bytes: usize) -> Statu
     unsafe { answer(pointer, take(bytes)) }
 }
 
+/// Memory of the machine, not of the card.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemAllocHost_v2(pointer: *mut Handle, bytes: usize) -> Status {
+    unsafe { *pointer = libc::malloc(bytes) };
+    if unsafe { *pointer }.is_null() { OUT_OF_MEMORY } else { SUCCESS }
+}
+
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemAllocManaged(pointer: *mut u64, bytes: usize, _flags: u32) -> Status {
     unsafe { answer(pointer, take(bytes)) }

@@ -8,6 +8,7 @@ use std::sync::{LazyLock, Mutex};
 use crate::card::now;
 use crate::contexts::{as_handle, assert_alive, current, is_relaxed, next_handle};
 use crate::graphs;
+use crate::modules::length;
 use crate::{
     CAPTURE_INVALIDATED, CAPTURE_UNSUPPORTED, Handle, INVALID_HANDLE, INVALID_VALUE, NOT_READY, SUCCESS,
     Status,
@@ -128,6 +129,8 @@ transfers! {
     cuMemcpyAsync(to: u64, from: u64, bytes: usize, stream: Handle) run(stream, false) bytes;
     cuMemcpyHtoDAsync_v2(to: u64, from: *const c_void, bytes: usize, stream: Handle) run(stream, false) bytes;
     cuMemcpyHtoDAsync_v2_ptsz(to: u64, from: *const c_void, bytes: usize, stream: Handle) run(stream, true) bytes;
+    cuMemcpyDtoHAsync_v2(to: *mut c_void, from: u64, bytes: usize, stream: Handle) run(stream, false) bytes;
+    cuMemcpyDtoDAsync_v2(to: u64, from: u64, bytes: usize, stream: Handle) run(stream, false) bytes;
     cuMemcpyPeerAsync(to: u64, of: Handle, from: u64, other: Handle, bytes: usize, stream: Handle) run(stream, false) bytes;
     cuMemcpy2D_v2(copy: *const [usize; 16]) run_and_wait(DEFAULT, false) (unsafe { *copy })[14] * (unsafe { *copy })[15];
     cuMemcpyBatchAsync_v2(
@@ -135,6 +138,7 @@ transfers! {
         attribute_count: usize, stream: Handle
     ) run(stream, false) unsafe { std::slice::from_raw_parts(sizes, count) }.iter().sum::<usize>();
     cuMemsetD32_v2(to: u64, value: u32, count: usize) run(DEFAULT, false) count * 4;
+    cuMemsetD32Async(to: u64, value: u32, count: usize, stream: Handle) run(stream, false) count * 4;
     cuMemsetD8Async(to: u64, value: u8, count: usize, stream: Handle) run(stream, false) count;
 }
 
@@ -149,10 +153,10 @@ pub extern "C" fn cuLaunchKernel(
     _bz: u32,
     _shared: u32,
     stream: Handle,
-    _parameters: *mut *mut c_void,
+    parameters: *mut *mut c_void,
     _extra: *mut *mut c_void,
 ) -> Status {
-    run(key(stream, false), function.addr() as u64)
+    run(key(stream, false), length(function, parameters))
 }
 
 #[unsafe(no_mangle)]
@@ -166,10 +170,10 @@ pub extern "C" fn cuLaunchKernel_ptsz(
     _bz: u32,
     _shared: u32,
     stream: Handle,
-    _parameters: *mut *mut c_void,
+    parameters: *mut *mut c_void,
     _extra: *mut *mut c_void,
 ) -> Status {
-    run(key(stream, true), function.addr() as u64)
+    run(key(stream, true), length(function, parameters))
 }
 
 #[unsafe(no_mangle)]

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use crate::support::{Arbiter, Container, Tenant};
+use crate::support::{Arbiter, Built, Container, Tenant};
 
 /// Launches of kernels of 1 ms for a while, as the answer tells.
 fn launched(container: &Container, door: &str, command: &str) -> u64 {
@@ -190,4 +190,25 @@ fn tenants_of_an_arbiter_go_on_through_its_restart() {
         assert!(counts[0] <= 1_100 && counts[1] <= 2_200, "{with:?} {without:?} {again:?}");
     }
     println!("30/60: with an arbiter {with:?}, without {without:?}, again {again:?} kernels of 0.5 ms");
+}
+
+/// What measures on a real card measures here, too, with the library and without.
+#[test]
+fn the_measuring_program_runs() {
+    let container = Container::with_ceiling(4096, 50, 100);
+    let _arbiter = Arbiter::start(&[&container]);
+    let Built { library, work, .. } = Built::get();
+    for (kind, seconds, answer) in [
+        ("launch", "1", "ns least"),
+        ("alloc", "1", "ns least"),
+        ("graphs", "1", "ns least"),
+        ("request", "0.2", "ms p50"),
+    ] {
+        for library in [None, Some(library.as_path())] {
+            let run = container.command(work, library).args([kind, seconds]).output().unwrap();
+            let (out, err) = (String::from_utf8_lossy(&run.stdout), String::from_utf8_lossy(&run.stderr));
+            assert!(run.status.success() && err.is_empty(), "{kind}: {err}");
+            assert!(out.starts_with(&format!("{kind} {answer}")), "{kind}: {out}");
+        }
+    }
 }

@@ -18,12 +18,14 @@ const UUID: [u8; 16] = *b"simulated-card-0";
 /// What the simulated driver takes for a context.
 pub(crate) const CONTEXT: u64 = 500;
 
-/// The library, the simulated driver, and the program, all built.
+/// The library, the simulated driver, and the programs, all built.
 #[derive(Debug)]
 pub(crate) struct Built {
     pub(crate) library: PathBuf,
     drivers: PathBuf,
     tenant: PathBuf,
+    /// What measures on a real card.
+    pub(crate) work: PathBuf,
 }
 
 /// A container with a grant on a card of its own.
@@ -66,17 +68,24 @@ impl Built {
                 let _ = std::fs::remove_file(drivers.join(name));
                 std::os::unix::fs::symlink(built.join("libsimulated_driver.so"), drivers.join(name)).unwrap();
             }
-            let tenant = target.join(format!("tenant-{}", std::process::id()));
-            let compiled = Command::new("cc")
-                .args(["-O1", "-w", "-o"])
-                .arg(&tenant)
-                .arg(crate_folder.join("tests/tenant.c"))
-                .args(["-L".as_ref(), drivers.as_os_str()])
-                .args(["-lcuda", "-ldl", "-lpthread"])
-                .status()
-                .unwrap();
-            assert!(compiled.success());
-            Self { library: built.join("libtessera.so"), drivers, tenant }
+            let compiled = |source: &str| {
+                let source = crate_folder.join(source);
+                let program = target.join(source.file_stem().unwrap());
+                let new = program.with_extension(std::process::id().to_string());
+                let compiled = Command::new("cc")
+                    .args(["-O1", "-w", "-o"])
+                    .args([&new, &source])
+                    .args(["-L".as_ref(), drivers.as_os_str()])
+                    .args(["-lcuda", "-ldl", "-lpthread"])
+                    .status()
+                    .unwrap();
+                assert!(compiled.success(), "{}", source.display());
+                // Other tests may be running the old one.
+                std::fs::rename(new, &program).unwrap();
+                program
+            };
+            let (tenant, work) = (compiled("tests/tenant.c"), compiled("../../gpu/work.c"));
+            Self { library: built.join("libtessera.so"), drivers, tenant, work }
         })
     }
 }
@@ -189,20 +198,9 @@ impl Container {
     }
 
     fn start_under(&self, library: Option<&Path>, door: &str) -> Tenant {
-        let built = Built::get();
-        let mut command = Command::new(&built.tenant);
-        if let Some(library) = library {
-            command.env("LD_PRELOAD", library);
-        }
-        if self.overlaps {
-            command.env("SIMULATED_OVERLAP", "1");
-        }
-        let mut child = command
+        let mut child = self
+            .command(&Built::get().tenant, library)
             .arg(door)
-            .env("LD_LIBRARY_PATH", &built.drivers)
-            .env("TESSERA_GRANT", self.grant())
-            .env("SIMULATED_CARD", &self.card)
-            .env("SIMULATED_ORDER", self.order)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
@@ -210,6 +208,23 @@ impl Container {
             .unwrap();
         let (input, output) = (child.stdin.take().unwrap(), BufReader::new(child.stdout.take().unwrap()));
         Tenant { child, input, output }
+    }
+
+    /// Any program, in the container.
+    pub(crate) fn command(&self, program: &Path, library: Option<&Path>) -> Command {
+        let mut command = Command::new(program);
+        if let Some(library) = library {
+            command.env("LD_PRELOAD", library);
+        }
+        if self.overlaps {
+            command.env("SIMULATED_OVERLAP", "1");
+        }
+        command
+            .env("LD_LIBRARY_PATH", &Built::get().drivers)
+            .env("TESSERA_GRANT", self.grant())
+            .env("SIMULATED_CARD", &self.card)
+            .env("SIMULATED_ORDER", self.order);
+        command
     }
 
     /// A program that has begun to use the card.
