@@ -10,6 +10,7 @@ use futures::FutureExt;
 use tessera_cluster::get_pod;
 use tessera_cluster::lease::{Candidate, Timing};
 use tessera_cluster::watch;
+use tessera_core::forecast::Forecast;
 use tessera_wire::{rules, unhealthy};
 use tokio::sync::watch as signal;
 use tokio::task::JoinSet;
@@ -191,10 +192,13 @@ async fn settle_doubts(app: &App) {
 }
 
 /// Makes a forecast where one is due, and judges the nodes by it for the kinds of pods that come before anybody has to wait for
-/// that. Lends the state for a few nodes at a time.
+/// that. Has the state only to take what the forecast is made from, and then for a few nodes at a time.
 async fn look_ahead(app: &App) {
-    let due = app.read().forecast();
-    let Some((learner, forecast)) = due else { return };
+    let due = app.read().remains_if_due();
+    let Some(remains) = due else { return };
+    let workload = app.write().begin_forecast(&remains);
+    let making = tokio::task::spawn_blocking(move || Arc::new(Forecast::new(&workload, &remains)));
+    let Ok(forecast) = making.await else { return };
     let mut kinds = app.memory.under(&forecast);
     for kind in &mut kinds {
         let mut begin = 0;
@@ -204,6 +208,6 @@ async fn look_ahead(app: &App) {
             tokio::task::yield_now().await;
         }
     }
-    app.write().adopt((learner, forecast));
+    app.write().adopt(forecast);
     app.memory.put(kinds);
 }

@@ -219,6 +219,18 @@ fn prioritize_goes_by_policy() {
 }
 
 #[test]
+fn pods_that_arrive_while_a_forecast_is_made_are_news_to_it() {
+    let mut state = state(&[node("n", 2, "GiB")]);
+    let first = due_forecast(&mut state).unwrap();
+    assert!(due_forecast(&mut state).is_none(), "it is being made already");
+    for number in 0..20 {
+        set_pod(&mut state, &share(&format!("meanwhile-{number}"), 30));
+    }
+    state.adopt(first);
+    assert!(due_forecast(&mut state).is_some());
+}
+
+#[test]
 fn only_the_best_are_passed_on_unless_the_pod_has_wishes_of_its_own() {
     let mut state = State::new(Settings::default());
     for name in ["empty", "begun", "other"] {
