@@ -70,13 +70,13 @@ pub async fn lead(
             Ok(false) => {
                 app.follow();
                 if reign.is_some() {
-                    tracing::warn!("somebody else leads");
+                    tracing::warn!(leader = candidate.other_leader(), "somebody else leads");
                     end(reign.take()).await;
                 }
                 app.dashboard.set_leader(candidate.other_leader());
             }
             // Answers go on from memory; binds stop when the lease has run out.
-            Err(error) => tracing::warn!(%error, "cannot renew the lease"),
+            Err(error) => tracing::warn!(%error, "cannot renew the lease {namespace}/{lease}"),
         }
         tokio::select! {
             () = tokio::time::sleep(timing.retry) => {}
@@ -86,7 +86,7 @@ pub async fn lead(
     app.follow();
     end(reign).await;
     if let Err(error) = candidate.resign().await {
-        tracing::warn!(%error, "cannot give the lease back");
+        tracing::warn!(%error, "cannot give the lease {namespace}/{lease} back; others lead once it has run out");
     }
 }
 
@@ -114,12 +114,14 @@ impl Reign {
         let mut tasks = JoinSet::new();
         tasks.spawn(feed(
             Arc::clone(app),
+            "nodes",
             watch::nodes(client()),
             Event::Node,
             mark(&listed, |lists| &mut lists.nodes),
         ));
         tasks.spawn(feed(
             Arc::clone(app),
+            "pods",
             watch::pods(client()),
             Event::Pod,
             mark(&listed, |lists| &mut lists.pods),
@@ -182,12 +184,20 @@ async fn settle_doubts(app: &App) {
     let doubts = app.read().doubts(app.now());
     for doubt in doubts {
         let asked = get_pod(&app.client, &doubt.namespace, &doubt.name);
-        // Whoever gets no answer is asked about again.
-        match tokio::time::timeout(ASK_WITHIN, asked).await {
-            Ok(Ok(found)) => app.write().settle(&doubt, found, app.now()),
-            Ok(Err(error)) => tracing::warn!(%error, "a booking stays in doubt"),
-            Err(_) => tracing::warn!("a booking stays in doubt: the API server does not answer"),
-        }
+        let error = match tokio::time::timeout(ASK_WITHIN, asked).await {
+            Ok(Ok(found)) => {
+                app.write().settle(&doubt, found, app.now());
+                continue;
+            }
+            Ok(Err(error)) => error.to_string(),
+            Err(_) => format!("no answer within {ASK_WITHIN:?}"),
+        };
+        tracing::warn!(
+            error,
+            "cannot learn whether pod {}/{} was bound; its GPUs stay booked, and the API server is asked again",
+            doubt.namespace,
+            doubt.name
+        );
     }
 }
 
