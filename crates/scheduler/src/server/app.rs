@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::{Duration, Instant, SystemTime};
 
-use tessera_cluster::{Client, PodEvent};
+use tessera_cluster::{Client, PodNotice};
 use tokio::sync::Semaphore;
 
 use super::CALLS;
@@ -82,7 +82,7 @@ impl App {
     pub(super) fn tell(&self, (namespace, pod, uid): (&str, &str, &str), reason: Reason, message: String) {
         self.notices.tell(
             self.now(),
-            PodEvent {
+            PodNotice {
                 namespace: namespace.to_owned(),
                 pod: pod.to_owned(),
                 uid: uid.to_owned(),
