@@ -12,7 +12,7 @@ use super::second_look::SecondLook;
 use crate::dashboard::Dashboard;
 use crate::metrics::Metrics;
 use crate::notices::{Notices, Reason};
-use crate::state::{Now, State};
+use crate::state::{Look, Now, State};
 use crate::verb::memory::Memory;
 
 /// The state and the world around it.
@@ -148,5 +148,11 @@ impl App {
         self.set_ready(false);
         self.role.until.store(0, Ordering::Release);
         self.metrics.leading.set(0);
+    }
+}
+
+impl Look for App {
+    fn look<T>(&self, at: impl FnOnce(&State) -> T) -> T {
+        at(&self.read())
     }
 }
