@@ -123,11 +123,11 @@ impl DemoNode {
     }
 }
 
-/// An agent as it is shipped, with all vocabularies on, that meets its kubelet below `kubelet`.
+/// What an agent is told that serves every vocabulary and meets its kubelet below `kubelet`.
 fn agent_settings(name: &str, kubelet: &Path, grants: &Path, url: &str) -> Settings {
     Settings {
         node: NodeName(name.to_owned()),
-        dialects: vec![Dialect::Nvidia, Dialect::Gputopology, Dialect::Gpushare, Dialect::Vcuda],
+        dialects: Dialect::ALL.to_vec(),
         memory_unit: MemoryUnit::GiB,
         policy: Policy::Tessera(Arc::default()),
         hand_over: HandOver::default(),

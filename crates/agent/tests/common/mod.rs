@@ -331,7 +331,7 @@ impl World {
 pub(crate) fn settings(grants: &Path) -> Settings {
     Settings {
         node: "node-1".into(),
-        dialects: vec![Dialect::Nvidia, Dialect::Gputopology, Dialect::Gpushare, Dialect::Vcuda],
+        dialects: Dialect::ALL.to_vec(),
         memory_unit: MemoryUnit::GiB,
         policy: "tessera".parse().unwrap(),
         hand_over: HandOver::default(),
