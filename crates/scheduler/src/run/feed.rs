@@ -43,8 +43,9 @@ pub(super) async fn feed<T: Send + 'static>(
     let mut told = Told::default();
     while let Some(batch) = batches.next().await {
         let mut listed = false;
-        {
+        let has_news = {
             let mut state = app.write();
+            let before = state.ledger().last_change();
             for change in batch {
                 listed |= matches!(change, Change::Listed);
                 match watched(change) {
@@ -58,9 +59,13 @@ pub(super) async fn feed<T: Send + 'static>(
                     Err(_) => {}
                 }
             }
-        }
+            state.ledger().last_change() != before
+        };
         app.metrics.watching(what, !told.0);
-        app.second_look.heard();
+        // What kube-scheduler itself writes on a pod that it could not place is no news.
+        if has_news {
+            app.second_look.heard();
+        }
         if listed {
             complete();
         }
