@@ -137,7 +137,6 @@ fn node(survey: &Survey, facts: &NodeFacts, state: &NodeState) -> NodeDocument {
             pods: held.collect(),
         }
     };
-    let dialects = [Dialect::Nvidia, Dialect::Gputopology, Dialect::Gpushare, Dialect::Vcuda];
     let serves = |dialect: &Dialect| facts.serves.covers(Serves::default().with(*dialect));
     NodeDocument {
         name: node.name.to_string(),
@@ -145,7 +144,7 @@ fn node(survey: &Survey, facts: &NodeFacts, state: &NodeState) -> NodeDocument {
         status: facts.status(),
         kind: node.instance_type.clone(),
         memory_unit: facts.unit.to_string(),
-        serves: dialects.iter().filter(|dialect| serves(dialect)).map(ToString::to_string).collect(),
+        serves: Dialect::ALL.iter().filter(|dialect| serves(dialect)).map(ToString::to_string).collect(),
         gpus: node.gpus().iter().map(card).collect(),
         pending: survey
             .unsure(&node.name)

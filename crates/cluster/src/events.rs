@@ -7,9 +7,9 @@ use kube::api::{ObjectMeta, Patch, PatchParams, PostParams};
 use kube::{Api, Client};
 use serde_json::json;
 
-/// Something to tell about a pod.
+/// Something to tell the owner of a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PodEvent {
+pub struct PodNotice {
     /// Its namespace.
     pub namespace: String,
     /// Its name.
@@ -29,13 +29,34 @@ pub struct PodEvent {
 #[error("the API server did not take the event")]
 pub struct EventError(#[from] Box<kube::Error>);
 
-impl PodEvent {
+impl PodNotice {
     /// Writes it for the first time, under `name`.
     pub async fn create(&self, client: &Client, name: &str, reporter: &str) -> Result<(), EventError> {
-        let api: Api<Event> = Api::namespaced(client.clone(), &self.namespace);
+        let metadata = ObjectMeta { name: Some(name.to_owned()), ..ObjectMeta::default() };
+        let source = EventSource { component: Some(reporter.to_owned()), host: None };
+        let event = self.event(metadata, source);
+        self.events(client).create(&PostParams::default(), &event).await.map_err(Box::new)?;
+        Ok(())
+    }
+
+    /// Tells that it has happened so often by now.
+    pub async fn repeat(&self, client: &Client, name: &str, count: u32) -> Result<(), EventError> {
+        let patch = json!({ "count": count, "lastTimestamp": Time(Timestamp::now()) });
+        let patch = Patch::Merge(patch);
+        self.events(client).patch(name, &PatchParams::default(), &patch).await.map_err(Box::new)?;
+        Ok(())
+    }
+
+    /// Where it is written.
+    pub(crate) fn events(&self, client: &Client) -> Api<Event> {
+        Api::namespaced(client.clone(), &self.namespace)
+    }
+
+    /// As the API server takes it, from whoever tells it.
+    pub(crate) fn event(&self, metadata: ObjectMeta, source: EventSource) -> Event {
         let now = Some(Time(Timestamp::now()));
-        let event = Event {
-            metadata: ObjectMeta { name: Some(name.to_owned()), ..ObjectMeta::default() },
+        Event {
+            metadata,
             involved_object: ObjectReference {
                 api_version: Some("v1".to_owned()),
                 kind: Some("Pod".to_owned()),
@@ -50,19 +71,10 @@ impl PodEvent {
             count: Some(1),
             first_timestamp: now.clone(),
             last_timestamp: now,
-            source: Some(EventSource { component: Some(reporter.to_owned()), host: None }),
-            reporting_component: Some(reporter.to_owned()),
+            reporting_component: source.component.clone(),
+            reporting_instance: source.host.clone(),
+            source: Some(source),
             ..Event::default()
-        };
-        api.create(&PostParams::default(), &event).await.map_err(Box::new)?;
-        Ok(())
-    }
-
-    /// Tells that it has happened so often by now.
-    pub async fn repeat(&self, client: &Client, name: &str, count: u32) -> Result<(), EventError> {
-        let api: Api<Event> = Api::namespaced(client.clone(), &self.namespace);
-        let patch = json!({ "count": count, "lastTimestamp": Time(Timestamp::now()) });
-        api.patch(name, &PatchParams::default(), &Patch::Merge(patch)).await.map_err(Box::new)?;
-        Ok(())
+        }
     }
 }

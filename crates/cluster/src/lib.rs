@@ -22,7 +22,7 @@ pub use self::{
     binding::{BindError, Binding},
     causes::with_causes,
     connect::{ConnectError, connect, connect_in, connect_to},
-    events::{EventError, PodEvent},
+    events::{EventError, PodNotice},
     lean::{LeanBudget, LeanNode, LeanPod},
     list::{ApiError, Selection},
     pods::{GetError, get_pod},

@@ -3,11 +3,7 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use futures::{Stream, StreamExt};
-use k8s_openapi::{
-    api::core::v1::{ConfigMap, Event, EventSource, ObjectReference},
-    apimachinery::pkg::apis::meta::v1::Time,
-    jiff::Timestamp,
-};
+use k8s_openapi::api::core::v1::{ConfigMap, EventSource};
 use kube::{
     Api, Client,
     api::{DeleteParams, ListParams, ObjectMeta, Patch, PatchParams, PostParams},
@@ -17,7 +13,7 @@ use serde_json::json;
 use tessera_wire::objects::{Node, Pod};
 use tessera_wire::unhealthy;
 
-use crate::{LeanNode, LeanPod, Selection, watch::config};
+use crate::{LeanNode, LeanPod, PodNotice, Selection, watch::config};
 
 /// The API server, as one node's agent uses it.
 #[derive(Clone)]
@@ -172,44 +168,13 @@ impl NodeClient {
         Ok(())
     }
 
-    /// Writes a warning about a pod that its owner finds by `kubectl describe pod`.
-    pub async fn warn_pod(
-        &self,
-        namespace: &str,
-        name: &str,
-        uid: &str,
-        reason: &str,
-        message: &str,
-    ) -> Result<(), WriteFailure> {
-        let text = |text: &str| Some(text.to_owned());
-        let now = Some(Time(Timestamp::now()));
-        let event = Event {
-            metadata: ObjectMeta {
-                generate_name: Some(format!("{name}.")),
-                namespace: text(namespace),
-                ..ObjectMeta::default()
-            },
-            involved_object: ObjectReference {
-                api_version: text("v1"),
-                kind: text("Pod"),
-                namespace: text(namespace),
-                name: text(name),
-                uid: text(uid),
-                ..ObjectReference::default()
-            },
-            reason: text(reason),
-            message: text(message),
-            type_: text("Warning"),
-            count: Some(1),
-            first_timestamp: now.clone(),
-            last_timestamp: now,
-            source: Some(EventSource { component: text("tessera-agent"), host: Some(self.node.clone()) }),
-            reporting_component: text("tessera-agent"),
-            reporting_instance: Some(self.node.clone()),
-            ..Event::default()
-        };
-        let events: Api<Event> = Api::namespaced(self.client.clone(), namespace);
-        self.write(events.create(&PostParams::default(), &event)).await?;
+    /// Tells the owner of a pod something, each time in an event of its own.
+    pub async fn tell_owner(&self, notice: &PodNotice) -> Result<(), WriteFailure> {
+        let metadata =
+            ObjectMeta { generate_name: Some(format!("{}.", notice.pod)), ..ObjectMeta::default() };
+        let component = Some("tessera-agent".to_owned());
+        let event = notice.event(metadata, EventSource { component, host: Some(self.node.clone()) });
+        self.write(notice.events(&self.client).create(&PostParams::default(), &event)).await?;
         Ok(())
     }
 
@@ -305,6 +270,14 @@ mod tests {
         let soon = Duration::from_millis(10);
         let agent =
             NodeClient::new(client, "n".to_owned()).with_patience(Patience { reading: soon, writing: soon });
+        let notice = PodNotice {
+            namespace: "team".to_owned(),
+            pod: "p".to_owned(),
+            uid: "u".to_owned(),
+            is_warning: true,
+            reason: "Why".to_owned(),
+            message: "because".to_owned(),
+        };
         let given_up = [
             agent.read_pods().await.map(drop),
             agent.patch_pod("team", "p", "u", &BTreeMap::new()).await,
@@ -316,7 +289,7 @@ mod tests {
                 .await,
             agent.set_unhealthy(&[1]).await,
             agent.set_unhealthy(&[]).await,
-            agent.warn_pod("team", "p", "u", "Why", "because").await,
+            agent.tell_owner(&notice).await,
         ];
         for outcome in given_up {
             assert_eq!(outcome.unwrap_err().to_string(), "the API server did not answer within 10ms");

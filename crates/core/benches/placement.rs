@@ -19,17 +19,7 @@ use tessera_core::request::{PodRequest, Request, Role};
 use tessera_core::topology::{Link, PcieLevel, Topology};
 use tessera_core::units::{GpuIndex, MiB, MilliCpu};
 
-/// NVLinks of a DGX-1 with V100.
-const DGX1: [[u8; 8]; 8] = [
-    [0, 1, 1, 2, 2, 0, 0, 0],
-    [1, 0, 2, 1, 0, 2, 0, 0],
-    [1, 2, 0, 2, 0, 0, 1, 0],
-    [2, 1, 2, 0, 0, 0, 0, 1],
-    [2, 0, 0, 0, 0, 1, 1, 2],
-    [0, 2, 0, 0, 1, 0, 2, 1],
-    [0, 0, 1, 0, 1, 2, 0, 2],
-    [0, 0, 0, 1, 2, 1, 2, 0],
-];
+const DGX1: [[u8; 8]; 8] = include!("../src/fixtures/dgx1-v100.in");
 
 const SYS: Link = Link { pcie: Some(PcieLevel::System), nvlinks: 0 };
 

@@ -8,7 +8,7 @@ use std::hint::black_box;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tessera_core::forecast::Forecast;
+use tessera_core::forecast::{Forecast, Remains};
 use tessera_core::gpu::Gpu;
 use tessera_core::gpu_set::GpuSet;
 use tessera_core::grant::PodGrant;
@@ -25,6 +25,9 @@ const CARDS: u8 = 8;
 const MEMORY: MiB = MiB(81_920);
 const PODS_PER_NODE: usize = 4;
 
+/// The trace of a large cluster has about so many.
+const KINDS_EXPECTED: u64 = 100;
+
 fn share(cores: u32) -> PodRequest {
     let request = Request::Share { cores: Percent(cores), memory: MiB(MEMORY.0 * u64::from(cores) / 100) };
     PodRequest { cpu: MilliCpu(4000), memory: MiB(16_384), ..PodRequest::of_mains([request]) }
@@ -38,6 +41,12 @@ fn whole(cards: u8) -> PodRequest {
 /// The pods of the cluster, in turn.
 fn pod(number: usize) -> PodRequest {
     [share(30), share(50), whole(1), share(20), whole(2), share(80)][number % 6].clone()
+}
+
+/// The pods a forecast expects, each of its own kind.
+fn expected(number: u64) -> PodRequest {
+    let pod = pod(usize::try_from(number).unwrap());
+    PodRequest { cpu: MilliCpu(pod.cpu.0 + 10 * number), ..pod }
 }
 
 fn cluster(nodes: usize) -> Vec<NodeState> {
@@ -88,9 +97,10 @@ fn measure(mut call: impl FnMut(usize)) -> (Duration, Duration) {
 fn main() {
     for nodes in [500, 5_000, 10_000] {
         let states = cluster(nodes);
-        let all: Vec<&NodeState> = states.iter().collect();
+        let take = || states.iter().collect::<Remains>();
+        let remains = take();
         let workload = Workload::of(&(0..6).map(pod).collect::<Vec<_>>());
-        let tessera = Policy::Tessera(Arc::new(Forecast::new(&workload, &all)));
+        let tessera = Policy::Tessera(Arc::new(Forecast::new(&workload, &remains)));
         println!(
             "{nodes} nodes x {CARDS} cards, {} pods: filter and score of every node",
             nodes * PODS_PER_NODE
@@ -111,11 +121,10 @@ fn main() {
             black_box(board.best(&pod, |node| score(&states[node], &pod, &tessera).ok()));
         });
         report("tessera, scores remembered", Some(base), remembered);
-        report(
-            "forecast made anew",
-            Some(base),
-            measure(|_| drop(black_box(Forecast::new(&workload, &all)))),
-        );
+        let workload = Workload::of(&(0..KINDS_EXPECTED).map(expected).collect::<Vec<_>>());
+        report("taken for a forecast", Some(base), measure(|_| drop(black_box(take()))));
+        let made = measure(|_| drop(black_box(Forecast::new(&workload, &remains))));
+        report("forecast made of it", Some(base), made);
     }
 }
 

@@ -7,17 +7,8 @@ use crate::units::{GpuIndex, MiB, MilliCpu};
 
 const SYS: Link = Link { pcie: Some(PcieLevel::System), nvlinks: 0 };
 
-/// NVLinks of a DGX-1 with V100: two quads, joined card by card, half of the pairs doubled.
-const DGX1_V100: [[u8; 8]; 8] = [
-    [0, 1, 1, 2, 2, 0, 0, 0],
-    [1, 0, 2, 1, 0, 2, 0, 0],
-    [1, 2, 0, 2, 0, 0, 1, 0],
-    [2, 1, 2, 0, 0, 0, 0, 1],
-    [2, 0, 0, 0, 0, 1, 1, 2],
-    [0, 2, 0, 0, 1, 0, 2, 1],
-    [0, 0, 1, 0, 1, 2, 0, 2],
-    [0, 0, 0, 1, 2, 1, 2, 0],
-];
+/// In a file, as the benchmarks read it too.
+const DGX1_V100: [[u8; 8]; 8] = include!("fixtures/dgx1-v100.in");
 
 /// As `nvidia-smi topo -m` shows a DGX-1 with V100: what lies under the NVLinks is hidden.
 pub(crate) fn dgx1_v100() -> Topology {

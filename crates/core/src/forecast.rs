@@ -1,9 +1,11 @@
 //! What will become of the cards that are left: how much of them the pods to come will not be able to use.
 
+mod remains;
+
+pub use self::remains::Remains;
 use crate::fragmentation::Fragmentation;
 use crate::gpu::CardKind;
-use crate::gpu_set::GpuSet;
-use crate::node::{Node, NodeState};
+use crate::node::Node;
 use crate::units::{MiB, MilliCpu};
 use crate::workload::{Demand, ExpectedClass, PodClass, Workload};
 
@@ -70,22 +72,22 @@ const SHIFT: f64 = 0.1;
 // === impl Forecast ===
 
 impl Forecast {
-    /// Looks ahead from these nodes as they stand.
+    /// Looks ahead from what is left. Takes many milliseconds on a large cluster.
     #[must_use]
-    pub fn new(workload: &Workload, nodes: &[&NodeState]) -> Self {
+    pub fn new(workload: &Workload, remains: &Remains) -> Self {
         let classes: Vec<ExpectedClass<'_>> = workload.classes().collect();
         let cards: f64 = classes.iter().map(|expected| expected.share * cards_taken(expected.class)).sum();
         let per_card = |need: fn(&ExpectedClass<'_>) -> f64| {
             let mean: f64 = classes.iter().map(|expected| expected.share * need(expected)).sum();
             if cards > 0.0 { (HOST_NEED * mean / cards).max(1.0) } else { 1.0 }
         };
-        let scarcity = scarcity(&classes, nodes);
+        let scarcity = scarcity(&classes, remains);
         let forecast = |kind: &CardKind| KindForecast {
             leftovers: leftovers(&classes, kind),
             scarcity: Fragmentation::new(scarcity.iter().copied(), kind),
         };
         let mut kinds: Vec<(CardKind, KindForecast)> = Vec::new();
-        for (kind, _) in nodes.iter().flat_map(|state| state.node().kinds()) {
+        for (kind, _) in remains.places.iter().flat_map(|place| place.kinds.iter()) {
             if !kinds.iter().any(|(known, _)| known == kind) {
                 kinds.push((kind.clone(), forecast(kind)));
             }
@@ -164,47 +166,16 @@ fn leftovers(classes: &[ExpectedClass<'_>], kind: &CardKind) -> [Leftover; 101] 
 }
 
 /// The kinds of pods, each weighing the more cards it takes and the fewer of the idle ones could serve it now.
-fn scarcity<'a>(classes: &[ExpectedClass<'a>], nodes: &[&NodeState]) -> Vec<(&'a PodClass, f64)> {
-    let places: Vec<Place<'_>> = nodes.iter().map(|state| Place::of(state)).collect();
-    let idle: f64 = places.iter().map(|place| place.cards).sum();
+fn scarcity<'a>(classes: &[ExpectedClass<'a>], remains: &Remains) -> Vec<(&'a PodClass, f64)> {
+    let idle = remains.cards_left();
     let weigh = |expected: &ExpectedClass<'a>| {
         let class = expected.class;
-        let serving = places.iter().filter(|place| place.could_serve(class));
-        let scarcity = idle / serving.map(|place| place.cards).sum::<f64>().max(FEWEST_PLACES);
+        let scarcity = idle / remains.cards_serving(class).max(FEWEST_PLACES);
         #[expect(clippy::cast_precision_loss, reason = "at most 64 cards")]
         let cards = class.cards() as f64;
         (class, expected.share * scarcity * scarcity * cards)
     };
     classes.iter().map(weigh).collect()
-}
-
-/// What is left of a node, made ready to be asked by many kinds of pods.
-struct Place<'a> {
-    cpu: MilliCpu,
-    cards: f64,
-    /// Percent left of each card, ascending.
-    kinds: Vec<(&'a CardKind, Vec<u8>)>,
-}
-
-impl<'a> Place<'a> {
-    fn of(state: &'a NodeState) -> Self {
-        let kind = |(kind, gpus): &'a (CardKind, GpuSet)| {
-            let mut left: Vec<u8> = gpus.iter().map(|gpu| state.percent_left(gpu)).collect();
-            left.sort_unstable();
-            (kind, left)
-        };
-        let kinds = state.node().kinds().iter().map(kind).collect();
-        Self { cpu: state.cpu_left(), cards: state.cards_left(), kinds }
-    }
-
-    fn could_serve(&self, class: &PodClass) -> bool {
-        let fitting = |(kind, left): &(&CardKind, Vec<u8>)| {
-            let percent = class.percent_of(kind);
-            let too_small = left.partition_point(|left| usize::from(*left) < percent);
-            if class.accepts(&kind.model) { left.len() - too_small } else { 0 }
-        };
-        class.cpu <= self.cpu && self.kinds.iter().map(fitting).sum::<usize>() >= class.cards()
-    }
 }
 
 /// How many cards, or parts of one, a pod takes.
@@ -267,10 +238,15 @@ impl Learner {
             || (idle - self.idle).abs() >= SHIFT * all
     }
 
-    /// Looks ahead from these nodes as they stand.
-    pub fn forecast(&mut self, nodes: &[&NodeState]) -> Forecast {
+    /// The pods to expect, for a forecast from what is left. It counts as made: what arrives from now on is news to it.
+    pub fn begin_forecast(&mut self, remains: &Remains) -> &Workload {
         self.arrivals = 0.0;
-        self.idle = nodes.iter().map(|state| state.cards_left()).sum();
-        Forecast::new(&self.workload, nodes)
+        self.idle = remains.cards_left();
+        &self.workload
+    }
+
+    /// Looks ahead from what is left.
+    pub fn forecast(&mut self, remains: &Remains) -> Forecast {
+        Forecast::new(self.begin_forecast(remains), remains)
     }
 }

@@ -75,32 +75,10 @@ impl DemoNode {
         };
         let node = Node::start(Arc::clone(api), settings)
             .map_err(DemoError::io(format!("start the kubelet of {name}")))?;
-        let grants = directory.join("grants");
         let no_port = || DemoError::io(format!("listen for the agent of {name}"));
         let listener = TcpListener::bind("127.0.0.1:0").await.map_err(no_port())?;
         let agent_url = format!("http://{}", listener.local_addr().map_err(no_port())?);
-        let settings = Settings {
-            node: NodeName(name.clone()),
-            dialects: vec![Dialect::Nvidia, Dialect::Gputopology, Dialect::Gpushare, Dialect::Vcuda],
-            memory_unit: MemoryUnit::GiB,
-            policy: Policy::Tessera(Arc::default()),
-            hand_over: HandOver::default(),
-            meeting: Meeting::PluginsRegistry(root.join("plugins_registry")),
-            isolation: Isolation {
-                // As if it were installed: no container here loads it.
-                library: Ok(Library { folder: grants.join(".library").display().to_string(), by_cdi: false }),
-                without_library: WithoutLibrary::Refuse,
-                allow_opt_out: false,
-                meaning: Meaning::Time,
-                kill_escaped: false,
-            },
-            grants: grants.display().to_string(),
-            instance_type: None,
-            labels: BTreeMap::new(),
-            quiet_time: Duration::from_secs(10),
-            ignored_xids: std::collections::BTreeSet::new(),
-            advertise: Some(agent_url.clone()),
-        };
+        let settings = agent_settings(&name, &root, &directory.join("grants"), &agent_url);
         let ports = Ports {
             gpus: Arc::new(Simulated::new(description.clone())),
             watch_health: true,
@@ -142,6 +120,32 @@ impl DemoNode {
         let ended = self.agent.await;
         self.node.stop().await;
         ended.ok()?.err().map(|why| (self.name, why))
+    }
+}
+
+/// What an agent is told that serves every vocabulary and meets its kubelet below `kubelet`.
+fn agent_settings(name: &str, kubelet: &Path, grants: &Path, url: &str) -> Settings {
+    Settings {
+        node: NodeName(name.to_owned()),
+        dialects: Dialect::ALL.to_vec(),
+        memory_unit: MemoryUnit::GiB,
+        policy: Policy::Tessera(Arc::default()),
+        hand_over: HandOver::default(),
+        meeting: Meeting::PluginsRegistry(kubelet.join("plugins_registry")),
+        isolation: Isolation {
+            // As if it were installed: no container here loads it.
+            library: Ok(Library { folder: grants.join(".library").display().to_string(), by_cdi: false }),
+            without_library: WithoutLibrary::Refuse,
+            allow_opt_out: false,
+            meaning: Meaning::Time,
+            kill_escaped: false,
+        },
+        grants: grants.display().to_string(),
+        instance_type: None,
+        labels: BTreeMap::new(),
+        quiet_time: Duration::from_secs(10),
+        ignored_xids: std::collections::BTreeSet::new(),
+        advertise: Some(url.to_owned()),
     }
 }
 

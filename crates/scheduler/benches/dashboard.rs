@@ -11,8 +11,8 @@ use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
-use tessera_scheduler::dashboard::look::Look;
 use tessera_scheduler::dashboard::view::{Filter, cluster as sums, explanation, node, nodes, pods, quota};
+use tessera_scheduler::state::Look;
 use tessera_scheduler::state::{Event, State, Watched};
 
 const CALLS: usize = 50;

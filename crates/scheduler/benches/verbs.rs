@@ -11,9 +11,11 @@ mod cluster;
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::hint::black_box;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use tessera_core::forecast::Forecast;
 use tessera_core::units::PodUid;
 use tessera_scheduler::state::{BindStep, Event, Now, Outcome, State, Watched};
 use tessera_scheduler::verb::memory::Memory;
@@ -190,11 +192,12 @@ impl Site {
         let _ = black_box(self.state.begin_bind(bind, Now::default()));
         self.state.handle(Event::Pod(Watched::Gone(serde_json::from_value(pod).unwrap())));
         if self.made.is_multiple_of(FORECAST_AFTER)
-            && let Some((learner, forecast)) = self.state.forecast()
+            && let Some(remains) = self.state.remains_if_due()
         {
+            let forecast = Arc::new(Forecast::new(&self.state.begin_forecast(&remains), &remains));
             let mut kinds = self.memory.under(&forecast);
             kinds.iter_mut().for_each(|kind| kind.judge(&self.state, 0..self.nodes));
-            self.state.adopt((learner, forecast));
+            self.state.adopt(forecast);
             self.memory.put(kinds);
         }
     }

@@ -1,5 +1,6 @@
 //! What the scheduler tells of itself.
 
+use std::collections::BTreeSet;
 use std::ops::Deref;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -11,7 +12,6 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
-use tessera_core::grant::Hold;
 
 use crate::state::State;
 
@@ -26,8 +26,9 @@ pub struct Metrics {
     seconds: Family<Verb, Histogram>,
     refusals: Family<Reason, Counter>,
     binds: Family<Outcome, Counter>,
-    /// Whether the watches run and the lease is ours.
-    pub connected: Gauge,
+    connected: Gauge,
+    /// The watches that do not run.
+    interrupted: Mutex<BTreeSet<&'static str>>,
     /// 1 for the leader.
     pub leading: Gauge,
     /// Filled from the state for each scrape; one at a time.
@@ -130,7 +131,8 @@ impl Default for Metrics {
             "What namespaces may hold: percent of a GPU, or MiB",
             totals.quota_limit.clone(),
         );
-        Self { registry, calls, seconds, refusals, binds, connected, leading, totals: Mutex::new(totals) }
+        let (totals, interrupted) = (Mutex::new(totals), Mutex::default());
+        Self { registry, calls, seconds, refusals, binds, connected, interrupted, leading, totals }
     }
 }
 
@@ -144,6 +146,17 @@ impl Metrics {
     /// Nodes were dropped.
     pub fn refused(&self, reason: &'static str, nodes: u64) {
         self.refusals.get_or_create(&Reason { reason }).inc_by(nodes);
+    }
+
+    /// A watch runs, or does not.
+    pub fn watching(&self, what: &'static str, runs: bool) {
+        let mut interrupted = self.interrupted.lock().unwrap_or_else(PoisonError::into_inner);
+        if runs {
+            interrupted.remove(what);
+        } else {
+            interrupted.insert(what);
+        }
+        self.connected.set(interrupted.is_empty().into());
     }
 
     /// A Binding was sent.
@@ -210,9 +223,8 @@ impl Totals {
         for (uid, pod) in state.gpu_pods() {
             let Some(grant) = state.ledger().grant(uid) else { continue };
             let Some(node) = state.ledger().node(&grant.node) else { continue };
-            let held = grant.containers.iter().flat_map(|container: &_| &container.cards);
-            for (gpu, _) in held.map(|(gpu, hold): &(_, Hold)| (*gpu, hold)) {
-                let Some(card) = node.node().gpu(gpu) else { continue };
+            for (gpu, _) in grant.containers.iter().flat_map(|container| &container.cards) {
+                let Some(card) = node.node().gpu(*gpu) else { continue };
                 let labels = PodGpu {
                     gpu_id: gpu.to_string(),
                     gpu_model: card.model.to_string(),
@@ -228,4 +240,22 @@ impl Totals {
 
 fn set(gauge: &Gauge, count: usize) {
     gauge.set(i64::try_from(count).unwrap_or(i64::MAX));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_watch_that_runs_does_not_hide_another_that_does_not() {
+        let metrics = Metrics::default();
+        let told = |what, runs| {
+            metrics.watching(what, runs);
+            metrics.connected.get()
+        };
+        assert_eq!(told("nodes", true), 1);
+        assert_eq!(told("nodes", false), 0);
+        assert_eq!(told("pods", true), 0);
+        assert_eq!(told("nodes", true), 1);
+    }
 }

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::time::Duration;
 
-use tessera_cluster::{Client, PodEvent};
+use tessera_cluster::{Client, PodNotice};
 use tokio::sync::mpsc;
 
 use crate::state::Now;
@@ -55,13 +55,13 @@ impl fmt::Display for Reason {
 
 /// Where notices are handed in.
 #[derive(Clone, Debug, Default)]
-pub struct Notices(Option<mpsc::Sender<(Now, PodEvent)>>);
+pub struct Notices(Option<mpsc::Sender<(Now, PodNotice)>>);
 
 impl Notices {
     /// Writes notices to the API server in a task of its own, which ends with the last copy of this.
     #[must_use]
     pub fn start(client: Client) -> Self {
-        let (sender, mut receiver) = mpsc::channel::<(Now, PodEvent)>(QUEUE);
+        let (sender, mut receiver) = mpsc::channel::<(Now, PodNotice)>(QUEUE);
         tokio::spawn(async move {
             let mut series = Series::default();
             while let Some((now, event)) = receiver.recv().await {
@@ -80,14 +80,14 @@ impl Notices {
     }
 
     /// Tells something, unless too much waits already.
-    pub fn tell(&self, now: Now, event: PodEvent) {
+    pub fn tell(&self, now: Now, event: PodNotice) {
         if let Some(sender) = &self.0 {
             let _dropped = sender.try_send((now, event));
         }
     }
 }
 
-async fn carry_out(client: &Client, event: &PodEvent, write: Write) {
+async fn carry_out(client: &Client, event: &PodNotice, write: Write) {
     let outcome = match &write {
         Write::Create { name } => {
             tokio::time::timeout(WRITE_WITHIN, event.create(client, name, REPORTER)).await
@@ -148,7 +148,7 @@ impl Default for Series {
 
 impl Series {
     /// Takes a notice in; what is to be written, if anything.
-    pub fn take(&mut self, now: Now, event: &PodEvent) -> Option<Write> {
+    pub fn take(&mut self, now: Now, event: &PodNotice) -> Option<Write> {
         self.forget(now.steady);
         let passed = now.steady.saturating_sub(self.counted).as_secs_f64();
         self.tokens = (self.tokens + passed * PER_SECOND).min(BURST);
@@ -194,8 +194,8 @@ mod tests {
         Now { steady: Duration::from_secs(seconds), unix_nanos: u128::from(seconds) << 4 }
     }
 
-    fn event(pod: &str) -> PodEvent {
-        PodEvent {
+    fn event(pod: &str) -> PodNotice {
+        PodNotice {
             namespace: "team".into(),
             pod: pod.into(),
             uid: format!("uid-{pod}"),
@@ -228,7 +228,7 @@ mod tests {
         assert_eq!(written(1), 5);
         assert_eq!(written(3), 10);
         assert_eq!(written(1000), 20);
-        let warning = PodEvent { is_warning: true, ..event("warned") };
+        let warning = PodNotice { is_warning: true, ..event("warned") };
         assert!(series.take(at(1000), &warning).is_some(), "a warning still gets through");
     }
 

@@ -10,6 +10,7 @@ use futures::FutureExt;
 use tessera_cluster::get_pod;
 use tessera_cluster::lease::{Candidate, Timing};
 use tessera_cluster::watch;
+use tessera_core::forecast::Forecast;
 use tessera_wire::{rules, unhealthy};
 use tokio::sync::watch as signal;
 use tokio::task::JoinSet;
@@ -69,13 +70,13 @@ pub async fn lead(
             Ok(false) => {
                 app.follow();
                 if reign.is_some() {
-                    tracing::warn!("somebody else leads");
+                    tracing::warn!(leader = candidate.other_leader(), "somebody else leads");
                     end(reign.take()).await;
                 }
                 app.dashboard.set_leader(candidate.other_leader());
             }
             // Answers go on from memory; binds stop when the lease has run out.
-            Err(error) => tracing::warn!(%error, "cannot renew the lease"),
+            Err(error) => tracing::warn!(%error, "cannot renew the lease {namespace}/{lease}"),
         }
         tokio::select! {
             () = tokio::time::sleep(timing.retry) => {}
@@ -85,7 +86,7 @@ pub async fn lead(
     app.follow();
     end(reign).await;
     if let Err(error) = candidate.resign().await {
-        tracing::warn!(%error, "cannot give the lease back");
+        tracing::warn!(%error, "cannot give the lease {namespace}/{lease} back; others lead once it has run out");
     }
 }
 
@@ -113,12 +114,14 @@ impl Reign {
         let mut tasks = JoinSet::new();
         tasks.spawn(feed(
             Arc::clone(app),
+            "nodes",
             watch::nodes(client()),
             Event::Node,
             mark(&listed, |lists| &mut lists.nodes),
         ));
         tasks.spawn(feed(
             Arc::clone(app),
+            "pods",
             watch::pods(client()),
             Event::Pod,
             mark(&listed, |lists| &mut lists.pods),
@@ -181,20 +184,31 @@ async fn settle_doubts(app: &App) {
     let doubts = app.read().doubts(app.now());
     for doubt in doubts {
         let asked = get_pod(&app.client, &doubt.namespace, &doubt.name);
-        // Whoever gets no answer is asked about again.
-        match tokio::time::timeout(ASK_WITHIN, asked).await {
-            Ok(Ok(found)) => app.write().settle(&doubt, found, app.now()),
-            Ok(Err(error)) => tracing::warn!(%error, "a booking stays in doubt"),
-            Err(_) => tracing::warn!("a booking stays in doubt: the API server does not answer"),
-        }
+        let error = match tokio::time::timeout(ASK_WITHIN, asked).await {
+            Ok(Ok(found)) => {
+                app.write().settle(&doubt, found, app.now());
+                continue;
+            }
+            Ok(Err(error)) => error.to_string(),
+            Err(_) => format!("no answer within {ASK_WITHIN:?}"),
+        };
+        tracing::warn!(
+            error,
+            "cannot learn whether pod {}/{} was bound; its GPUs stay booked, and the API server is asked again",
+            doubt.namespace,
+            doubt.name
+        );
     }
 }
 
 /// Makes a forecast where one is due, and judges the nodes by it for the kinds of pods that come before anybody has to wait for
-/// that. Lends the state for a few nodes at a time.
+/// that. Has the state only to take what the forecast is made from, and then for a few nodes at a time.
 async fn look_ahead(app: &App) {
-    let due = app.read().forecast();
-    let Some((learner, forecast)) = due else { return };
+    let due = app.read().remains_if_due();
+    let Some(remains) = due else { return };
+    let workload = app.write().begin_forecast(&remains);
+    let making = tokio::task::spawn_blocking(move || Arc::new(Forecast::new(&workload, &remains)));
+    let Ok(forecast) = making.await else { return };
     let mut kinds = app.memory.under(&forecast);
     for kind in &mut kinds {
         let mut begin = 0;
@@ -204,6 +218,6 @@ async fn look_ahead(app: &App) {
             tokio::task::yield_now().await;
         }
     }
-    app.write().adopt((learner, forecast));
+    app.write().adopt(forecast);
     app.memory.put(kinds);
 }

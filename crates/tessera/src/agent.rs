@@ -1,6 +1,7 @@
 //! `tessera agent`: the daemon on a node with GPUs.
 
 mod arguments;
+mod health_checks;
 mod instance_type;
 pub(crate) mod old_flags;
 
@@ -16,13 +17,12 @@ use tessera_agent::machine::{Isolation, Library, Settings, WithoutLibrary};
 use tessera_agent::shell::{self, Ports, install_library};
 use tessera_cluster::node_agent::NodeClient;
 use tessera_core::units::NodeName;
-use tessera_limits::limits::Meaning;
 use tessera_node::device_plugin::Meeting;
-use tessera_wire::hand_over::{HandOver, VisibleDevices};
+use tessera_wire::hand_over::HandOver;
 use tokio_util::sync::CancellationToken;
 
 pub(crate) use self::arguments::Arguments;
-use self::arguments::{Registration, ShareMeans, Strategy, VisibleName, Without};
+use self::arguments::{Registration, Strategy};
 use crate::{host, values};
 
 pub(crate) fn run(arguments: Arguments) -> Result<ExitCode> {
@@ -37,12 +37,14 @@ async fn serve(arguments: Arguments) -> Result<()> {
     for name in &arguments.no_effect {
         tracing::info!("--{name} has no effect: {}", old_flags::why(name));
     }
+    for word in &arguments.disable_health_checks.unknown {
+        tracing::warn!(
+            word,
+            "--disable-health-checks does not know this: write all, xids or numbers of XIDs"
+        );
+    }
+    let mut settings = settings(&arguments)?;
     let listen = address(&arguments)?;
-    let grants = std::path::absolute(&arguments.grants)?;
-    let isolation = isolation(&arguments, &grants);
-    let labels = labels(&arguments.node_labels)?;
-    let meeting = meeting(&arguments);
-    let advertised = advertised(&arguments)?;
     let sampling = arguments.sampling.settings()?;
     let client = tessera_cluster::connect(arguments.kubeconfig.as_deref()).await?;
     let listener = match listen {
@@ -51,49 +53,16 @@ async fn serve(arguments: Arguments) -> Result<()> {
     };
     if let Some((_, address)) = &listener {
         tracing::info!("pages at http://{address}/");
+        settings.advertise = settings.advertise.or_else(|| reached_at(*address));
     }
-    let advertise = advertised.or_else(|| reached_at(listener.as_ref()?.1));
+    if let (None, Some(url)) = (&settings.instance_type, &arguments.instance_type_url) {
+        settings.instance_type = instance_type::ask(url).await;
+    }
     let gpus = arguments.gpus.open();
-    let instance_type = match (arguments.instance_type, &arguments.instance_type_url) {
-        (None, Some(url)) => instance_type::ask(url).await,
-        (given, _) => given,
-    };
-    let disabled = arguments.disable_health_checks.to_lowercase();
-    let is_known = |word: &&str| matches!(*word, "" | "all" | "xids") || word.parse::<u64>().is_ok();
-    for word in disabled.split(',').map(str::trim).filter(|word| !is_known(word)) {
-        tracing::warn!(
-            word,
-            "--disable-health-checks does not know this: write all, xids or numbers of XIDs"
-        );
-    }
-    let settings = Settings {
-        node: NodeName(arguments.node_name.clone()),
-        dialects: arguments.dialects.iter().map(|name| (*name).into()).collect(),
-        memory_unit: arguments.memory_unit,
-        policy: arguments.policy,
-        hand_over: HandOver {
-            visible: match arguments.visible_devices {
-                VisibleName::Uuid => VisibleDevices::Uuid,
-                VisibleName::Index => VisibleDevices::Index,
-            },
-            cdi_kind: matches!(arguments.device_list_strategy, Strategy::CdiCri)
-                .then_some(arguments.cdi_kind),
-            device_nodes: gpus.have_device_nodes(),
-            driver_directory: arguments.driver_directory,
-            cgpu_disabled: false,
-        },
-        meeting,
-        isolation,
-        grants: grants.display().to_string(),
-        instance_type,
-        labels,
-        quiet_time: Duration::from_secs(arguments.quiet_time),
-        ignored_xids: disabled.split(',').filter_map(|xid| xid.trim().parse().ok()).collect(),
-        advertise,
-    };
+    settings.hand_over.device_nodes = gpus.have_device_nodes();
     let ports = Ports {
         gpus: Arc::from(gpus),
-        watch_health: arguments.health_check && disabled != "all" && !disabled.contains("xids"),
+        watch_health: arguments.health_check && !arguments.disable_health_checks.all,
         cluster: Arc::new(NodeClient::new(client, arguments.node_name)),
         pod_resources: arguments.kubelet_root.join("pod-resources/kubelet.sock"),
         listen: listener.map(|(listener, _)| listener),
@@ -110,6 +79,34 @@ async fn serve(arguments: Arguments) -> Result<()> {
     Ok(())
 }
 
+/// What the machine is told, as far as the flags alone say it.
+fn settings(arguments: &Arguments) -> Result<Settings> {
+    let grants = std::path::absolute(&arguments.grants)?;
+    let by_cdi = matches!(arguments.device_list_strategy, Strategy::CdiCri);
+    Ok(Settings {
+        node: NodeName(arguments.node_name.clone()),
+        dialects: arguments.dialects.iter().map(|name| (*name).into()).collect(),
+        memory_unit: arguments.memory_unit,
+        policy: arguments.policy.clone(),
+        hand_over: HandOver {
+            visible: arguments.visible_devices.into(),
+            cdi_kind: by_cdi.then(|| arguments.cdi_kind.clone()),
+            // The cards tell, once they are found.
+            device_nodes: false,
+            driver_directory: arguments.driver_directory.clone(),
+            cgpu_disabled: false,
+        },
+        meeting: meeting(arguments),
+        labels: labels(&arguments.node_labels)?,
+        advertise: advertised(arguments)?,
+        isolation: isolation(arguments, &grants),
+        grants: grants.display().to_string(),
+        instance_type: arguments.instance_type.clone(),
+        quiet_time: Duration::from_secs(arguments.quiet_time),
+        ignored_xids: arguments.disable_health_checks.xids.clone(),
+    })
+}
+
 /// The library is put where containers can mount it. What that means if it fails is said now, and again for every container.
 fn isolation(arguments: &Arguments, grants: &Path) -> Isolation {
     let beside = || Ok(std::env::current_exe()?.with_file_name(Library::FILE));
@@ -118,10 +115,7 @@ fn isolation(arguments: &Arguments, grants: &Path) -> Isolation {
     let installed = library
         .map_err(|error: std::io::Error| format!("cannot tell where this program lies: {error}"))
         .and_then(|library| install_library(&library, grants, cdi));
-    let without_library = match arguments.without_library {
-        Without::Refuse => WithoutLibrary::Refuse,
-        Without::Serve => WithoutLibrary::Serve,
-    };
+    let without_library = arguments.without_library.into();
     if let Err(reason) = &installed {
         let so = match without_library {
             WithoutLibrary::Refuse => "shares of GPUs will be refused; whole GPUs are served",
@@ -133,10 +127,7 @@ fn isolation(arguments: &Arguments, grants: &Path) -> Isolation {
         library: installed,
         without_library,
         allow_opt_out: arguments.allow_opt_out,
-        meaning: match arguments.share_means {
-            ShareMeans::Time => Meaning::Time,
-            ShareMeans::Throughput => Meaning::Throughput,
-        },
+        meaning: arguments.share_means.into(),
         kill_escaped: arguments.kill_escaped,
     }
 }

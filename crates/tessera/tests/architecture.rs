@@ -73,6 +73,19 @@ const CORE_DEPENDENCIES: &[&str] = &["thiserror"];
 const IMPURE: &[&str] =
     &["std::fs", "std::env", "std::net", "std::process", "std::thread", "Instant", "SystemTime", "println!"];
 
+/// Parts of other crates that decide as purely as the core does: a shell beside each of them does the talking.
+const PURE_PARTS: &[&str] = &[
+    "crates/agent/src/exporter",
+    "crates/agent/src/machine",
+    "crates/scheduler/src/dashboard/view",
+    "crates/scheduler/src/state",
+    "crates/scheduler/src/verb",
+];
+
+/// What would let their shells, or the world, into them.
+const SHELLS: &[&str] =
+    &["crate::dashboard", "crate::run", "crate::server", "crate::shell", "axum", "tessera_cluster", "tokio"];
+
 const MOST_LINES: usize = 800;
 const USUAL_LINES: usize = 300;
 
@@ -123,6 +136,17 @@ fn the_core_depends_on_nothing_that_acts() {
     for (path, text) in sources(&root().join("crates/core/src")) {
         for word in IMPURE {
             assert!(!text.contains(word), "{}: {word} has no place in the core", path.display());
+        }
+    }
+}
+
+#[test]
+fn what_decides_knows_nothing_of_its_shell() {
+    for part in PURE_PARTS {
+        for (path, text) in sources(&root().join(part)) {
+            for word in IMPURE.iter().chain(SHELLS) {
+                assert!(!text.contains(word), "{}: {word} has no place there", path.display());
+            }
         }
     }
 }

@@ -77,8 +77,7 @@ pub fn parse(object: &objects::Node, unit: MemoryUnit) -> Result<NodeSpec, BadNo
     let mut node = Node::new(NodeName(object.metadata.name.clone()), gpus, topology, cpu, memory)?;
     let labels = &object.metadata.labels;
     node.instance_type = annotations.get(TYPE_KEY).or_else(|| labels.get(TYPE_LABEL)).cloned();
-    let dialects = [Dialect::Nvidia, Dialect::Gputopology, Dialect::Gpushare, Dialect::Vcuda];
-    let served = dialects.into_iter().filter(|dialect| offer.count(&dialect.to_string()) > 0);
+    let served = Dialect::ALL.into_iter().filter(|dialect| offer.count(dialect.resource()) > 0);
     Ok(NodeSpec { node: Arc::new(node), unit, serves: served.fold(Serves::default(), Serves::with) })
 }
 

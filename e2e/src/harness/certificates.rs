@@ -11,7 +11,7 @@ use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
     KeyUsagePurpose,
 };
-use serde_json::json;
+use serde_json::{Value, json};
 
 /// Signs certificates and keeps them as files, for that is how the programs want them.
 #[derive(Debug)]
@@ -78,8 +78,21 @@ impl Authority {
         params.distinguished_name.push(DnType::OrganizationName, group);
         let file_name = user.replace(':', "-");
         let Identity { certificate, key } = self.issue(&file_name, params)?;
-        let path = self.directory.join(format!("{file_name}.kubeconfig"));
-        fs::write(&path, kubeconfig(server, &self.certificate(), &certificate, &key).to_string())?;
+        self.write_kubeconfig(
+            server,
+            &file_name,
+            json!({ "client-certificate": certificate, "client-key": key }),
+        )
+    }
+
+    /// A kubeconfig for whoever this token was given to.
+    pub(crate) fn kubeconfig_of_token(&self, server: &str, name: &str, token: &str) -> Result<PathBuf> {
+        self.write_kubeconfig(server, name, json!({ "token": token }))
+    }
+
+    fn write_kubeconfig(&self, server: &str, name: &str, user: Value) -> Result<PathBuf> {
+        let path = self.directory.join(format!("{name}.kubeconfig"));
+        fs::write(&path, kubeconfig(server, &self.certificate(), user).to_string())?;
         Ok(path)
     }
 
@@ -97,12 +110,12 @@ impl Authority {
 }
 
 /// JSON is YAML too.
-fn kubeconfig(server: &str, authority: &Path, certificate: &Path, key: &Path) -> serde_json::Value {
+fn kubeconfig(server: &str, authority: &Path, user: Value) -> Value {
     json!({
         "apiVersion": "v1",
         "kind": "Config",
         "clusters": [{ "name": "e2e", "cluster": { "server": server, "certificate-authority": authority } }],
-        "users": [{ "name": "e2e", "user": { "client-certificate": certificate, "client-key": key } }],
+        "users": [{ "name": "e2e", "user": user }],
         "contexts": [{ "name": "e2e", "context": { "cluster": "e2e", "user": "e2e" } }],
         "current-context": "e2e",
     })

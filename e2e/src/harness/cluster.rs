@@ -25,6 +25,9 @@ const SERVICE_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 1);
 /// Requests in flight when many objects are made. More only queue up in the API server.
 const CONCURRENT_REQUESTS: usize = 32;
 
+/// Longer than any scenario, seconds.
+const TOKEN_LIFETIME: u32 = 24 * 3600;
+
 /// Which optional parts to start.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Parts {
@@ -103,6 +106,20 @@ impl Cluster {
     /// A kubeconfig for a user of this name in this group, with no more rights than those have.
     pub(crate) fn kubeconfig(&self, user: &str, group: &str) -> Result<PathBuf> {
         self.authority.kubeconfig(&self.server, user, group)
+    }
+
+    /// A kubeconfig with the token that a pod of this service account of `kube-system` has on this node.
+    pub(crate) async fn service_account_kubeconfig(&self, account: &str, node: &str) -> Result<PathBuf> {
+        let accounts: Api<ServiceAccount> = Api::namespaced(self.client(), "kube-system");
+        let bound = serde_json::json!({ "spec": {
+            "audiences": [],
+            "expirationSeconds": TOKEN_LIFETIME,
+            "boundObjectRef": { "apiVersion": "v1", "kind": "Node", "name": node },
+        } });
+        let request = serde_json::from_value(bound)?;
+        let made = accounts.create_token_request(account, &PostParams::default(), &request).await?;
+        let token = made.status.context("a token request without an answer")?.token;
+        self.authority.kubeconfig_of_token(&self.server, account, &token)
     }
 
     /// Adds a node that runs pods. `number` sets its networks apart from those of others.

@@ -18,8 +18,18 @@ impl Cluster {
         // The usual 50 requests a second would be all that a measurement shows.
         configuration["clientConnection"] = json!({ "kubeconfig": kubeconfig, "qps": 5000, "burst": 5000 });
 
-        let file = self.harness.state(name)?.join("configuration.json");
-        fs::write(&file, configuration.to_string())?;
+        self.start_configured_scheduler(name, &configuration.to_string(), &kubeconfig)
+    }
+
+    /// Starts a kube-scheduler under this name with a whole configuration, JSON or YAML.
+    pub(crate) fn start_configured_scheduler(
+        &self,
+        name: &str,
+        configuration: &str,
+        kubeconfig: &str,
+    ) -> Result<Component> {
+        let file = self.harness.state(name)?.join("configuration.yaml");
+        fs::write(&file, configuration)?;
         let program = self.harness.kubernetes("kube-scheduler").arguments([
             format!("--config={}", file.display()),
             format!("--authentication-kubeconfig={kubeconfig}"),

@@ -101,7 +101,7 @@ static SCENARIOS: &[Scenario] = &[
     ),
     scenario!(
         "agent-outage",
-        "the agent registers by kubelet.sock, and lives through an API server that is away",
+        "the agent registers by kubelet.sock, lives through an API server that is away, and tells of a node that is missing",
         Enclosed(agent::outage),
         Always
     ),

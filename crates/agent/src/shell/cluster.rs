@@ -4,6 +4,7 @@ use std::{collections::BTreeMap, future::Future};
 
 use futures::{StreamExt as _, stream::BoxStream};
 use tessera_cluster::{
+    PodNotice,
     node_agent::{NodeClient, PodEvent, WriteFailure},
     with_causes,
 };
@@ -33,25 +34,10 @@ pub trait Cluster: Send + Sync + 'static {
     fn patch_node(&self, patch: &NodePatch) -> impl Future<Output = Result<(), String>> + Send;
 
     /// Writes an event about a pod.
-    fn tell_owner(&self, note: &OwnerNote) -> impl Future<Output = Result<(), String>> + Send;
+    fn tell_owner(&self, notice: &PodNotice) -> impl Future<Output = Result<(), String>> + Send;
 
     /// Lists the broken cards.
     fn set_unhealthy(&self, cards: &[u8]) -> impl Future<Output = Result<(), String>> + Send;
-}
-
-/// Something the owner of a pod should know.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct OwnerNote {
-    /// The pod's UID.
-    pub uid: PodUid,
-    /// Its namespace.
-    pub namespace: String,
-    /// Its name.
-    pub name: String,
-    /// One word, for machines.
-    pub reason: &'static str,
-    /// What happened, for people.
-    pub message: String,
 }
 
 /// What became known.
@@ -104,10 +90,8 @@ impl Cluster for NodeClient {
         Self::patch_node(self, annotations, labels, status).await.map_err(|error| with_causes(&error))
     }
 
-    async fn tell_owner(&self, note: &OwnerNote) -> Result<(), String> {
-        let OwnerNote { uid, namespace, name, reason, message } = note;
-        let told = Self::warn_pod(self, namespace, name, &uid.0, reason, message).await;
-        told.map_err(|error| with_causes(&error))
+    async fn tell_owner(&self, notice: &PodNotice) -> Result<(), String> {
+        Self::tell_owner(self, notice).await.map_err(|error| with_causes(&error))
     }
 
     async fn set_unhealthy(&self, cards: &[u8]) -> Result<(), String> {

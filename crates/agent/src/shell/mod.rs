@@ -19,7 +19,7 @@ use std::{
 };
 
 use futures::StreamExt as _;
-use tessera_cluster::with_causes;
+use tessera_cluster::{PodNotice, with_causes};
 use tessera_node::{
     device_plugin::{Meeting, Served, serve},
     gpus::Gpus,
@@ -37,7 +37,7 @@ use tokio_util::sync::CancellationToken;
 
 use self::{accounts::Accounts, arbiter::Arbiter, grants::Grants, plugin::Plugin};
 pub use self::{
-    cluster::{Cluster, ClusterEvent, OwnerNote},
+    cluster::{Cluster, ClusterEvent},
     library::install_library,
     sampler::{Sampler, Sampling, look},
     standalone::{Standalone, StandaloneError},
@@ -285,13 +285,11 @@ impl<C: Cluster> Shell<C> {
             Action::TellOwner { uid, namespace, name, reason, message } => {
                 let cluster = self.cluster.clone();
                 self.tasks.spawn(async move {
-                    let note = OwnerNote { uid, namespace, name, reason, message };
-                    if let Err(error) = cluster.tell_owner(&note).await {
-                        tracing::warn!(
-                            "no event could be written for {}/{}: {error}",
-                            note.namespace,
-                            note.name
-                        );
+                    let (pod, uid, reason) = (name, uid.0, reason.to_owned());
+                    let notice = PodNotice { namespace, pod, uid, is_warning: true, reason, message };
+                    if let Err(error) = cluster.tell_owner(&notice).await {
+                        let PodNotice { namespace, pod, message, .. } = notice;
+                        tracing::warn!("no event could be written for {namespace}/{pod}, {message}: {error}");
                     }
                 });
             }

@@ -173,12 +173,12 @@ async fn what_is_granted_is_what_is_got() {
     // A process that goes round the library.
     let mut escaped = work(&world, 1, false);
     within_reason("the escaped process to be told of", async {
-        while !world.api.notes.lock().unwrap().iter().any(|note| note.reason == "GpuShareEscaped") {
+        while !world.api.notices.lock().unwrap().iter().any(|notice| notice.reason == "GpuShareEscaped") {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     })
     .await;
-    println!("{}", world.api.notes.lock().unwrap().last().unwrap().message);
+    println!("{}", world.api.notices.lock().unwrap().last().unwrap().message);
     escaped.kill().unwrap();
     escaped.wait().unwrap();
 }

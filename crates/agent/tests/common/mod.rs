@@ -17,9 +17,9 @@ use serde_json::json;
 use tessera_agent::{
     exporter::families::Wanted,
     machine::{Isolation, Library, NodePatch, Settings, WithoutLibrary, WriteError},
-    shell::{Cluster, ClusterEvent, OwnerNote, Ports, Sampling, run},
+    shell::{Cluster, ClusterEvent, Ports, Sampling, run},
 };
-use tessera_cluster::node_agent::PodEvent;
+use tessera_cluster::{PodNotice, node_agent::PodEvent};
 use tessera_core::{
     grant::{ContainerGrant, Hold},
     units::{GpuIndex, PodUid},
@@ -45,7 +45,7 @@ pub(crate) struct Api {
     pods: Mutex<BTreeMap<String, Pod>>,
     pub(crate) node: Mutex<NodePatch>,
     pub(crate) unhealthy: Mutex<Option<Vec<u8>>>,
-    pub(crate) notes: Mutex<Vec<OwnerNote>>,
+    pub(crate) notices: Mutex<Vec<PodNotice>>,
     watchers: Mutex<Vec<mpsc::UnboundedSender<ClusterEvent>>>,
 }
 
@@ -129,8 +129,8 @@ impl Cluster for Api {
         Ok(())
     }
 
-    async fn tell_owner(&self, note: &OwnerNote) -> Result<(), String> {
-        self.notes.lock().unwrap().push(note.clone());
+    async fn tell_owner(&self, notice: &PodNotice) -> Result<(), String> {
+        self.notices.lock().unwrap().push(notice.clone());
         Ok(())
     }
 
@@ -331,7 +331,7 @@ impl World {
 pub(crate) fn settings(grants: &Path) -> Settings {
     Settings {
         node: "node-1".into(),
-        dialects: vec![Dialect::Nvidia, Dialect::Gputopology, Dialect::Gpushare, Dialect::Vcuda],
+        dialects: Dialect::ALL.to_vec(),
         memory_unit: MemoryUnit::GiB,
         policy: "tessera".parse().unwrap(),
         hand_over: HandOver::default(),

@@ -22,7 +22,7 @@ fn policy() -> impl Strategy<Value = Policy> {
     let expecting =
         (vec(arbitrary::pod_request(), 0..10), vec(arbitrary::node(), 0..4)).prop_map(|(pods, nodes)| {
             let nodes: Vec<NodeState> = nodes.into_iter().map(|node| NodeState::empty(node.into())).collect();
-            let forecast = Forecast::new(&Workload::of(&pods), &nodes.iter().collect::<Vec<_>>());
+            let forecast = Forecast::new(&Workload::of(&pods), &nodes.iter().collect());
             Policy::Tessera(forecast.into())
         });
     prop_oneof![2 => named, 1 => expecting]

@@ -1,6 +1,7 @@
 //! Large clusters to measure on.
 
 use serde_json::{Value, json};
+use tessera_core::forecast::Forecast;
 use tessera_core::units::PodUid;
 use tessera_scheduler::state::{BindStep, Event, Now, Order, Outcome, Settings, State, Watched};
 use tessera_scheduler::verb::filter::PassOn;
@@ -98,8 +99,9 @@ pub(crate) fn cluster(nodes: usize) -> State {
         state.handle(Event::Pod(Watched::Set(serde_json::from_value(json).unwrap())));
         placed += 1;
     }
-    if let Some(forecast) = state.forecast() {
-        state.adopt(forecast);
+    if let Some(remains) = state.remains_if_due() {
+        let forecast = Forecast::new(&state.begin_forecast(&remains), &remains);
+        state.adopt(forecast.into());
     }
     println!("{nodes} nodes x {CARDS} GPUs, {placed} GPU pods");
     state

@@ -7,8 +7,7 @@ use tessera_core::gpu::Health;
 use tessera_core::units::NodeName;
 
 use super::known::{self, GpuNode, Known};
-use super::look::Look;
-use crate::state::State;
+use crate::state::{Look, State};
 
 /// The state in hashes.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]

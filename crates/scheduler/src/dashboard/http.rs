@@ -18,12 +18,11 @@ use serde_json::json;
 use tessera_wire::node_use::NodeUse;
 use tessera_wire::objects::Pod;
 
-use super::look::Look as _;
 use super::view::explanation::{explain, question};
 use super::view::{Filter, MOST_ITEMS, cluster, node, nodes, pods, quota};
 use super::{agent, assets, stream};
 use crate::server::App;
-use crate::state::State;
+use crate::state::{Look as _, State};
 
 /// How long a view may wait for its turn.
 const TURN_WITHIN: Duration = Duration::from_secs(5);

@@ -9,7 +9,6 @@ mod changes;
 pub mod decisions;
 mod http;
 mod known;
-pub mod look;
 mod stream;
 pub mod view;
 

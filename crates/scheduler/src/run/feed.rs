@@ -17,33 +17,55 @@ use crate::state::{Event, Unhealthy, Watched};
 /// Watch events taken in at once, so that an initial list does not lock the state for each of its objects.
 const BATCH: usize = 512;
 
+/// Whether somebody was told that a watch does not work: once, and again only after it has worked.
+#[derive(Debug, Default)]
+struct Told(bool);
+
+impl Told {
+    fn is_news(&mut self) -> bool {
+        !std::mem::replace(&mut self.0, true)
+    }
+
+    fn works_again(&mut self) {
+        self.0 = false;
+    }
+}
+
 /// Nodes, or pods, as a watch tells them.
 pub(super) async fn feed<T: Send + 'static>(
     app: Arc<App>,
+    what: &'static str,
     changes: impl Stream<Item = Change<T>> + Send,
     event: fn(Watched<T>) -> Event,
     complete: impl Fn() + Send,
 ) {
     let mut batches = std::pin::pin!(changes.ready_chunks(BATCH));
+    let mut told = Told::default();
     while let Some(batch) = batches.next().await {
         let mut listed = false;
-        {
+        let has_news = {
             let mut state = app.write();
+            let before = state.ledger().last_change();
             for change in batch {
                 listed |= matches!(change, Change::Listed);
                 match watched(change) {
                     Ok(change) => {
-                        app.metrics.connected.set(1);
+                        told.works_again();
                         state.handle(event(change));
                     }
-                    Err(error) => {
-                        app.metrics.connected.set(0);
-                        tracing::warn!(error, "a watch is interrupted");
+                    Err(error) if told.is_news() => {
+                        tracing::warn!(error, "the watch of {what} is interrupted and tried again");
                     }
+                    Err(_) => {}
                 }
             }
+            state.ledger().last_change() != before
+        };
+        app.metrics.watching(what, !told.0);
+        // What kube-scheduler itself writes on a pod that it could not place is no news.
+        if has_news {
+            app.second_look.heard();
         }
-        app.second_look.heard();
         if listed {
             complete();
         }
@@ -68,34 +90,37 @@ pub(super) async fn feed_quota(
     complete: impl Fn() + Send,
 ) {
     let mut changes = std::pin::pin!(changes);
-    let (mut shown, mut is_known, mut is_told) = (false, false, false);
+    let (mut shown, mut is_known, mut told) = (false, false, Told::default());
+    let take = |limits: Quota| {
+        app.write().handle(Event::Quota(limits));
+        app.second_look.heard();
+    };
     while let Some(change) = changes.next().await {
-        is_told &= matches!(change, Change::Lost(_));
+        if !matches!(change, Change::Lost(_)) {
+            told.works_again();
+        }
         match change {
             Change::Listing => shown = false,
             Change::Set(data) => {
                 shown = true;
                 if let Some(limits) = limits(&data, &home, is_known) {
                     is_known = !matches!(limits.unreadable, Unreadable::All(_));
-                    app.write().handle(Event::Quota(limits));
+                    take(limits);
                 }
             }
             Change::Gone(_) => {
                 is_known = true;
-                app.write().handle(Event::Quota(Quota::default()));
+                take(Quota::default());
             }
             Change::Listed => {
                 if !shown {
                     is_known = true;
-                    app.write().handle(Event::Quota(Quota::default()));
+                    take(Quota::default());
                 }
                 complete();
             }
-            Change::Lost(error) if !std::mem::replace(&mut is_told, true) => {
-                tracing::warn!(
-                    error,
-                    "cannot watch the quota's ConfigMap; nothing is answered before it was read"
-                );
+            Change::Lost(error) if told.is_news() => {
+                tracing::warn!(error, "cannot watch {home}; nothing is answered before it was read");
             }
             Change::Lost(_) => {}
         }
@@ -132,19 +157,19 @@ pub(super) async fn feed_unhealthy(
     complete: impl Fn() + Send,
 ) {
     let mut changes = std::pin::pin!(changes);
-    let mut is_told = false;
+    let mut told = Told::default();
     while let Some(change) = changes.next().await {
         let is_list = matches!(change, Change::Listed);
         match watched(change) {
             Ok(change) => {
-                is_told = false;
+                told.works_again();
                 if let Some(change) = change.and_then(|(name, data)| broken_cards(&name, &data)) {
                     app.write().handle(Event::Unhealthy(change));
                     app.second_look.heard();
                 }
             }
             Err(error) => {
-                if !std::mem::replace(&mut is_told, true) {
+                if told.is_news() {
                     tracing::warn!(error, "cannot watch the ConfigMaps unhealthy-gpu-NODE in kube-system");
                 }
                 complete();
@@ -168,11 +193,14 @@ fn broken_cards(name: &str, data: &BTreeMap<String, String>) -> Option<Unhealthy
 /// Disruption budgets: advice for choosing victims, so nobody waits for them.
 pub(super) async fn feed_budgets(app: Arc<App>, changes: impl Stream<Item = Change<Budget>> + Send) {
     let mut changes = std::pin::pin!(changes);
-    let mut is_told = false;
+    let mut told = Told::default();
     while let Some(change) = changes.next().await {
         match watched(change) {
-            Ok(change) => app.write().handle(Event::Budget(change)),
-            Err(error) if !std::mem::replace(&mut is_told, true) => {
+            Ok(change) => {
+                told.works_again();
+                app.write().handle(Event::Budget(change));
+            }
+            Err(error) if told.is_news() => {
                 tracing::warn!(error, "cannot watch disruption budgets; victims are chosen without them");
             }
             Err(_) => {}
@@ -186,7 +214,9 @@ pub(super) async fn follow_table(app: Arc<App>, path: PathBuf) {
         let text = contents.first().map(|bytes| String::from_utf8_lossy(bytes)).unwrap_or_default();
         match tessera_wire::static_table::parse(&text) {
             Ok(table) => app.write().handle(Event::Table(table)),
-            Err(error) => tracing::warn!(%error, "the static table is not used; the last one stays"),
+            Err(error) => {
+                tracing::warn!(%error, path = %path.display(), "the static table is not used; the last one stays");
+            }
         }
     };
     let mut files = Files::new(&[&path]);

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::{Duration, Instant, SystemTime};
 
-use tessera_cluster::{Client, PodEvent};
+use tessera_cluster::{Client, PodNotice};
 use tokio::sync::Semaphore;
 
 use super::CALLS;
@@ -12,7 +12,7 @@ use super::second_look::SecondLook;
 use crate::dashboard::Dashboard;
 use crate::metrics::Metrics;
 use crate::notices::{Notices, Reason};
-use crate::state::{Now, State};
+use crate::state::{Look, Now, State};
 use crate::verb::memory::Memory;
 
 /// The state and the world around it.
@@ -82,7 +82,7 @@ impl App {
     pub(super) fn tell(&self, (namespace, pod, uid): (&str, &str, &str), reason: Reason, message: String) {
         self.notices.tell(
             self.now(),
-            PodEvent {
+            PodNotice {
                 namespace: namespace.to_owned(),
                 pod: pod.to_owned(),
                 uid: uid.to_owned(),
@@ -148,5 +148,11 @@ impl App {
         self.set_ready(false);
         self.role.until.store(0, Ordering::Release);
         self.metrics.leading.set(0);
+    }
+}
+
+impl Look for App {
+    fn look<T>(&self, at: impl FnOnce(&State) -> T) -> T {
+        at(&self.read())
     }
 }

@@ -5,18 +5,19 @@ use std::time::Duration;
 
 use tessera_core::gpu_set::GpuSet;
 use tessera_core::grant::PodGrant;
+use tessera_core::ledger::Conflict;
 use tessera_core::placement::{describe, place};
 use tessera_core::units::{NodeName, PodUid};
+use tessera_core::verdict::weigh;
 use tessera_wire::extender::BindingArgs;
-use tessera_wire::grant;
+use tessera_wire::grant::{self, BadGrant};
 use tessera_wire::objects::Pod;
 
-use super::State;
 use super::pods::Asking;
 use super::records::Record;
+use super::{GpuPod, State};
 use crate::verb::ask::{Ask, BadAsk};
 use crate::verb::reason::Reason;
-use tessera_core::verdict::weigh;
 
 /// A promise of ours that no watch has shown yet.
 #[derive(Clone, Debug)]
@@ -86,7 +87,7 @@ pub struct Doubt {
 }
 
 /// Why a pod is not bound. Nothing has changed then.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, thiserror::Error)]
 pub enum BindRefusal {
     /// What the pod asks for cannot be read.
     #[error(transparent)]
@@ -118,9 +119,12 @@ pub enum BindRefusal {
     /// The API server has it, and the last list of pods had not. Its card could not be booked for good.
     #[error("pod {0} is not in the list of pods yet; it is bound when the watch shows it")]
     Unseen(PodUid),
+    /// The book has no room for it, though a verdict said so.
+    #[error(transparent)]
+    Conflict(#[from] Conflict),
     /// The grant cannot be written.
-    #[error("{0}")]
-    Grant(String),
+    #[error(transparent)]
+    Grant(#[from] BadGrant),
 }
 
 /// An API server gives up on a request after a minute: past that, one whose answer was lost has either happened, and can be asked
@@ -154,8 +158,8 @@ impl State {
             Some(node) => return Err(BindRefusal::Elsewhere { pod: uid, node: node.clone() }),
             None => {}
         }
-        let (grant, order) = self.decide(&uid, &name, now)?;
-        self.ledger.book(grant).map_err(|conflict| BindRefusal::Grant(conflict.to_string()))?;
+        let (grant, order) = self.decide(&uid, pod, &name, now)?;
+        self.ledger.book(grant)?;
         self.charge(&uid);
         let booking = Booking {
             node: name,
@@ -189,9 +193,14 @@ impl State {
         }
     }
 
-    fn decide(&self, uid: &PodUid, name: &NodeName, now: Now) -> Result<(PodGrant, Order), BindRefusal> {
+    fn decide(
+        &self,
+        uid: &PodUid,
+        pod: &GpuPod,
+        name: &NodeName,
+        now: Now,
+    ) -> Result<(PodGrant, Order), BindRefusal> {
         let refused = |reason| BindRefusal::Node { node: name.clone(), reason };
-        let pod = self.pod(uid).ok_or_else(|| refused(Reason::UnknownNode))?;
         let ask = Ask::new(self, &pod.namespace, &pod.spec, &pod.annotations)?;
         let judged = self.judge(name, &ask).map_err(refused)?;
         let request = ask.request(judged.spec.unit);
@@ -200,8 +209,7 @@ impl State {
             .map_err(|refusal| refused(Reason::Cards(refusal)))?;
         let containers = placement.grants(&request);
         let annotations =
-            grant::annotations(&pod.spec, &containers, &judged.spec.node, judged.spec.unit, now.unix_nanos)
-                .map_err(|error| BindRefusal::Grant(error.to_string()))?;
+            grant::annotations(&pod.spec, &containers, &judged.spec.node, judged.spec.unit, now.unix_nanos)?;
         let gpus = placement.gpus.iter().copied().fold(GpuSet::EMPTY, GpuSet::union);
         let why = describe(judged.state, &weighed, &ask.policy, &placement);
         let order = Order { annotations, chosen: format!("GPU {gpus} of node {name}: {why}") };

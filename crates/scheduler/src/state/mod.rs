@@ -5,6 +5,7 @@
 mod booking;
 mod departed;
 mod knowledge;
+mod look;
 mod nodes;
 mod pods;
 mod policies;
@@ -29,6 +30,7 @@ use tessera_wire::taint::SoftTaint;
 pub use self::booking::{BindRefusal, BindStep, Doubt, Now, Order, Outcome};
 use self::departed::Departed;
 pub use self::knowledge::{Event, Unhealthy, Watched};
+pub use self::look::Look;
 use self::nodes::Overlay;
 pub(crate) use self::nodes::Readable;
 pub use self::pods::Asking;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use tessera_core::forecast::{Forecast, Learner};
+use tessera_core::forecast::{Forecast, Learner, Remains};
 use tessera_core::node::NodeState;
 use tessera_core::placement::Policy;
 use tessera_core::workload::Workload;
@@ -34,29 +34,26 @@ impl State {
         self.learner.workload()
     }
 
-    /// A new forecast where one is due, and the learner that made it. Takes milliseconds on a large cluster, which is why
-    /// it is not done where somebody waits.
+    /// What a new forecast is to be made from, where one is due. [`State::begin_forecast`] and [`State::adopt`] are the next steps; the
+    /// long one, making it, needs nothing of the state and so keeps nobody waiting.
     #[must_use]
-    pub fn forecast(&self) -> Option<(Learner, Arc<Forecast>)> {
-        let nodes: Vec<&NodeState> =
-            self.ledger.nodes().filter(|state| !state.node().gpus().is_empty()).collect();
-        let idle = nodes.iter().map(|state| state.cards_left()).sum();
-        #[expect(clippy::cast_precision_loss, reason = "no cluster has 2^52 cards")]
-        let all = nodes.iter().map(|state| state.node().gpus().len()).sum::<usize>() as f64;
-        if nodes.is_empty() || !self.learner.is_due(idle, all) {
-            return None;
+    pub fn remains_if_due(&self) -> Option<Remains> {
+        let remains: Remains = self.ledger.nodes().collect();
+        let due = !remains.is_empty() && self.learner.is_due(remains.cards_left(), remains.all_cards());
+        due.then_some(remains)
+    }
+
+    /// The pods to expect, for a forecast from what is left. Pods that arrive while it is made are news to it.
+    pub fn begin_forecast(&mut self, remains: &Remains) -> Workload {
+        if !self.learner.has_seen_any() {
+            let with_cards = self.ledger.nodes().map(NodeState::node).filter(|node| !node.gpus().is_empty());
+            self.learner = Learner::new(Workload::guess(with_cards));
         }
-        let mut learner = self.learner.clone();
-        if !learner.has_seen_any() {
-            learner = Learner::new(Workload::guess(nodes.iter().map(|state| state.node())));
-        }
-        let forecast = learner.forecast(&nodes);
-        Some((learner, Arc::new(forecast)))
+        self.learner.begin_forecast(remains).clone()
     }
 
     /// Goes by this forecast from now on.
-    pub fn adopt(&mut self, (learner, forecast): (Learner, Arc<Forecast>)) {
-        self.learner = learner;
+    pub fn adopt(&mut self, forecast: Arc<Forecast>) {
         self.forecast = forecast;
     }
 }

@@ -5,8 +5,7 @@ use tessera_core::verdict::{self, Question};
 use tessera_wire::objects::Pod;
 
 use super::ask::{Ask, BadAsk};
-use crate::dashboard::look::Look;
-use crate::state::{GpuPod, State};
+use crate::state::{GpuPod, Look, State};
 
 pub use tessera_wire::explanation::{CardView, ContainerView, Explanation, NodeView};
 

@@ -148,8 +148,10 @@ impl<'a> Verdicts<'a> {
         let mut answer = serializer.serialize_struct("FilterResult", 5)?;
         answer.serialize_field("Nodes", &nodes)?;
         answer.serialize_field("NodeNames", &self.fitting)?;
-        answer.serialize_field("FailedNodes", &Reasons(self, true))?;
-        answer.serialize_field("FailedAndUnresolvableNodes", &Reasons(self, false))?;
+        let failed = Reasons { of: self, may_resolve: true };
+        let unresolvable = Reasons { of: self, may_resolve: false };
+        answer.serialize_field("FailedNodes", &failed)?;
+        answer.serialize_field("FailedAndUnresolvableNodes", &unresolvable)?;
         answer.serialize_field("Error", "")?;
         answer.end()
     }
@@ -161,12 +163,16 @@ impl Serialize for Verdicts<'_> {
     }
 }
 
-/// A map of nodes to words.
-struct Reasons<'a>(&'a Verdicts<'a>, bool);
+/// A map of refused nodes to words.
+struct Reasons<'a> {
+    of: &'a Verdicts<'a>,
+    /// Of those that evictions might help, or of those they cannot.
+    may_resolve: bool,
+}
 
 impl Serialize for Reasons<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_map(self.0.refused_where(self.1))
+        serializer.collect_map(self.of.refused_where(self.may_resolve))
     }
 }
 

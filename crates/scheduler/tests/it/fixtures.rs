@@ -1,6 +1,9 @@
 //! Nodes and pods.
 
+use std::sync::Arc;
+
 use serde_json::{Value, json};
+use tessera_core::forecast::Forecast;
 use tessera_scheduler::state::{Event, Now, Settings, State, Watched};
 use tessera_scheduler::verb::filter::PassOn;
 use tessera_scheduler::verb::memory::Memory;
@@ -105,6 +108,12 @@ pub(crate) fn bind_args(pod: &Value, node: &str) -> BindingArgs {
         pod_uid: pod.metadata.uid,
         node: node.to_owned(),
     }
+}
+
+/// A forecast where one is due, which the state does not go by yet.
+pub(crate) fn due_forecast(state: &mut State) -> Option<Arc<Forecast>> {
+    let remains = state.remains_if_due()?;
+    Some(Arc::new(Forecast::new(&state.begin_forecast(&remains), &remains)))
 }
 
 pub(crate) fn at(seconds: u64) -> Now {

@@ -197,7 +197,7 @@ proptest! {
         }
         let _text = Metrics::default().text(&state);
         let _views = (state.inspect_topology(None, true), state.inspect_share(None));
-        let due = state.forecast();
+        let due = due_forecast(&mut state);
         due.into_iter().for_each(|forecast| state.adopt(forecast));
         for pod in &pods {
             state.handle(Event::Pod(Watched::Gone(parse(pod))));

@@ -213,12 +213,12 @@ impl World {
                 self.pending.extend(list);
             }
             Step::Forecast => {
-                if let Some((learner, forecast)) = self.state.forecast() {
+                if let Some(forecast) = due_forecast(&mut self.state) {
                     let mut kinds = self.memory.under(&forecast);
                     kinds
                         .iter_mut()
                         .for_each(|kind| kind.judge(&self.state, 0..self.state.ledger().positions()));
-                    self.state.adopt((learner, forecast));
+                    self.state.adopt(forecast);
                     self.memory.put(kinds);
                 }
             }

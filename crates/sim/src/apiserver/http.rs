@@ -161,22 +161,32 @@ impl Request {
             text => Some(text.parse().map_err(|_| Problem::bad_version(text))?),
         };
         if self.is_true("watch") {
-            // A version that is too old is told within the watch, as an event.
-            let watching = match store.watch(kind, selector, version) {
-                Ok(watching) => watching,
-                Err(problem) => {
-                    return Ok(
-                        Json(json!({ "type": "ERROR", "object": problem.into_body() })).into_response()
-                    );
-                }
-            };
-            let telling = watch::Telling {
-                bookmarks: self.is_true("allowWatchBookmarks"),
-                timeout: self.parameter("timeoutSeconds").parse().map_or(WATCH_FOR, Duration::from_secs),
-                as_table: self.as_table,
-            };
-            return Ok(watch::answer(store, kind, watching, telling));
+            Ok(self.watch(store, selector, version))
+        } else {
+            self.list(&store, &selector)
         }
+    }
+
+    fn watch(&self, store: Arc<Store>, selector: Selector, version: Option<u64>) -> Response {
+        let kind = self.target.kind;
+        let watching = match store.watch(kind, selector, version) {
+            Ok(watching) => watching,
+            // A version that is too old is told within the watch, as an event.
+            Err(problem) => {
+                return Json(json!({ "type": "ERROR", "object": problem.into_body() })).into_response();
+            }
+        };
+        let telling = watch::Telling {
+            bookmarks: self.is_true("allowWatchBookmarks"),
+            timeout: self.parameter("timeoutSeconds").parse().map_or(WATCH_FOR, Duration::from_secs),
+            as_table: self.as_table,
+        };
+        watch::answer(store, kind, watching, telling)
+    }
+
+    /// One page, and where the next one begins.
+    fn list(&self, store: &Store, selector: &Selector) -> Result<Response, Problem> {
+        let kind = self.target.kind;
         let begun = match self.parameter("continue") {
             "" => None,
             token => Some(Place::read(token).ok_or_else(|| {
@@ -185,7 +195,7 @@ impl Request {
         };
         let limit = self.parameter("limit").parse().ok().filter(|limit| *limit > 0).unwrap_or(usize::MAX);
         let after = begun.as_ref().map(|place| (place.namespace.as_str(), place.name.as_str()));
-        let page = store.list(kind, &selector, after, limit);
+        let page = store.list(kind, selector, after, limit);
         // All pages together are of the version of the first: whoever watches from there hears what changed between them.
         let version = begun.as_ref().map_or(page.version, |place| place.version);
         let mut metadata = json!({ "resourceVersion": version.to_string() });

@@ -239,8 +239,8 @@ impl Chooser {
         }
         let due = learner.is_due(idle, all);
         if due {
-            let states: Vec<&NodeState> = nodes.iter().map(|node| &node.state).collect();
-            *policy = Policy::Tessera(Arc::new(learner.forecast(&states)));
+            let remains = nodes.iter().map(|node| &node.state).collect();
+            *policy = Policy::Tessera(Arc::new(learner.forecast(&remains)));
         }
         due
     }

@@ -3,10 +3,14 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
+use tessera_agent::machine::WithoutLibrary;
 use tessera_core::placement::Policy;
+use tessera_limits::limits::Meaning;
 use tessera_node::gpus::Source;
 use tessera_wire::dialect::{Dialect, MemoryUnit};
+use tessera_wire::hand_over::VisibleDevices;
 
+use super::health_checks::DisabledChecks;
 use crate::log::LogArguments;
 use crate::metrics::SamplingArguments;
 use crate::values::Listen;
@@ -150,7 +154,7 @@ pub(crate) struct Arguments {
 
     /// Errors not to watch for, as in NVIDIA's plugin: "all" or "xids" for none at all, or a list of XIDs such as 63,94
     #[arg(long, value_name = "KINDS", help_heading = HEALTH, env = "DP_DISABLE_HEALTHCHECKS", default_value = "")]
-    pub(super) disable_health_checks: String,
+    pub(super) disable_health_checks: DisabledChecks,
 
     /// The only driver there is, as gpu-manager was told
     #[arg(long, hide = true, default_value = "nvidia", value_parser = ["nvidia"])]
@@ -217,6 +221,33 @@ impl From<DialectName> for Dialect {
             DialectName::Gputopology => Self::Gputopology,
             DialectName::Gpushare => Self::Gpushare,
             DialectName::Vcuda => Self::Vcuda,
+        }
+    }
+}
+
+impl From<VisibleName> for VisibleDevices {
+    fn from(name: VisibleName) -> Self {
+        match name {
+            VisibleName::Uuid => Self::Uuid,
+            VisibleName::Index => Self::Index,
+        }
+    }
+}
+
+impl From<Without> for WithoutLibrary {
+    fn from(what: Without) -> Self {
+        match what {
+            Without::Refuse => Self::Refuse,
+            Without::Serve => Self::Serve,
+        }
+    }
+}
+
+impl From<ShareMeans> for Meaning {
+    fn from(what: ShareMeans) -> Self {
+        match what {
+            ShareMeans::Time => Self::Time,
+            ShareMeans::Throughput => Self::Throughput,
         }
     }
 }

@@ -93,9 +93,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
     let node = arguments.node()?;
     let policy = match arguments.policy()? {
         // Nothing is known of the pods to come but what machines like this one usually see.
-        Policy::Tessera(_) => {
-            Policy::Tessera(Arc::new(Forecast::new(&Workload::guess([node.node()]), &[&node])))
-        }
+        Policy::Tessera(_) => Policy::Tessera(Arc::new(Forecast::new(
+            &Workload::guess([node.node()]),
+            &[&node].into_iter().collect(),
+        ))),
         other => other,
     };
     let required = arguments.required(&node)?;

@@ -69,8 +69,25 @@ pub(super) fn json(results: &[PolicyResult], seeds: &[u64], with_links: bool) ->
 }
 
 pub(super) fn table(results: &[PolicyResult], with_links: bool) -> String {
-    let reference = results.iter().find(|result| result.name == REFERENCE);
     let width = results.iter().map(|result| result.name.len()).max().unwrap_or(0).max(6);
+    let mut text = allocation_table(results, width);
+    text.push('\n');
+    text.push_str(&fragmentation_table(results, width));
+    if with_links {
+        let _ = writeln!(
+            text,
+            "\nBandwidth of pods with several GPUs, as a share of the best on their machines:"
+        );
+        for result in results {
+            let _ = writeln!(text, "{:width$} {:8.3}", result.name, result.bandwidth_share());
+        }
+    }
+    text
+}
+
+/// What was allocated, what was refused, and how long that took.
+fn allocation_table(results: &[PolicyResult], width: usize) -> String {
+    let reference = results.iter().find(|result| result.name == REFERENCE);
     let mut text = format!("{:width$}   GPUs allocated, %    against {REFERENCE}", "");
     let _ = writeln!(text, "       pods refused per run               decision, us      run");
     let _ = write!(text, "{:width$}     mean   spread     mean    worst", "policy");
@@ -100,11 +117,13 @@ pub(super) fn table(results: &[PolicyResult], with_links: bool) -> String {
         let seconds = mean(result.outcomes.iter().map(|outcome| outcome.seconds));
         let _ = writeln!(text, " {:7.1} {:8.1} {seconds:8.3}", result.micros(50), result.micros(99));
     }
-    let _ = write!(
-        text,
-        "\nUseless idle GPU, % of all / % of the idle, when so much had arrived:\n{:width$}",
-        "policy"
-    );
+    text
+}
+
+/// What was idle and of no use to the pods to come, as they arrived.
+fn fragmentation_table(results: &[PolicyResult], width: usize) -> String {
+    let title = "Useless idle GPU, % of all / % of the idle, when so much had arrived:";
+    let mut text = format!("{title}\n{:width$}", "policy");
     for arrived in FRAGMENTATION_AT {
         let _ = write!(text, " {:>15}", format!("{arrived}%"));
     }
@@ -117,15 +136,6 @@ pub(super) fn table(results: &[PolicyResult], with_links: bool) -> String {
             let _ = write!(text, " {:>15}", format!("{of_all:.2} / {of_idle:.1}"));
         }
         text.push('\n');
-    }
-    if with_links {
-        let _ = writeln!(
-            text,
-            "\nBandwidth of pods with several GPUs, as a share of the best on their machines:"
-        );
-        for result in results {
-            let _ = writeln!(text, "{:width$} {:8.3}", result.name, result.bandwidth_share());
-        }
     }
     text
 }

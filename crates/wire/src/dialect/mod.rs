@@ -189,14 +189,25 @@ impl<'a> Asked<'a> {
     }
 }
 
-impl fmt::Display for Dialect {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
+impl Dialect {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Nvidia, Self::Gputopology, Self::Gpushare, Self::Vcuda];
+
+    /// The resource by which pods ask in it, and nodes offer.
+    #[must_use]
+    pub fn resource(self) -> &'static str {
+        match self {
             Self::Nvidia => whole::NVIDIA.resource,
             Self::Gputopology => whole::GPUTOPOLOGY.resource,
             Self::Gpushare => gpushare::MEMORY,
             Self::Vcuda => vcuda::CORE,
-        })
+        }
+    }
+}
+
+impl fmt::Display for Dialect {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.resource())
     }
 }
 

@@ -5,8 +5,10 @@ mod exporter;
 mod footprint;
 mod health;
 mod library;
+mod misnamed;
 mod outage;
 mod pods;
+mod rights;
 mod rounds;
 mod situations;
 mod stage;
@@ -30,7 +32,7 @@ pub(crate) async fn dialects(harness: Harness) -> Result<()> {
     health::withdrawn_and_back(&stage).await?;
     books::check(&stage).await?;
     harness.note("all books agree");
-    Ok(())
+    rights::end_at_the_node(&stage).await
 }
 
 /// Agent and kubelet die while pods come and go.
@@ -39,11 +41,12 @@ pub(crate) async fn restarts(harness: Harness) -> Result<()> {
     rounds::run(&stage).await
 }
 
-/// The old way of registering, and an API server that is away.
+/// The old way of registering; an API server that is away, and a node.
 pub(crate) async fn outage(harness: Harness) -> Result<()> {
     let stage = Stage::start(&harness, "kubelet-socket").await?;
     situations::play_all(&stage).await?;
-    outage::run(&stage).await
+    outage::run(&stage).await?;
+    misnamed::run(&stage).await
 }
 
 /// Containers are held to their shares.

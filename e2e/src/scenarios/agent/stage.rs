@@ -29,8 +29,8 @@ const SIMULATED_UUID: &str = "GPU-73696d75-6c61-7465-642d-636172642d30";
 
 pub(super) const SOON: Duration = Duration::from_secs(60);
 
-/// Who the agent is to the API server: what `deploy/agent/rbac.yaml` gives rights to.
-const USER: &str = "system:serviceaccount:kube-system:tessera-agent";
+/// Who the agent is to the API server: the service account of `deploy/agent`.
+const ACCOUNT: &str = "tessera-agent";
 
 /// Where the agent shows its pages, inside the enclosure.
 const PAGES: &str = "127.0.0.1:5678";
@@ -38,6 +38,8 @@ const PAGES: &str = "127.0.0.1:5678";
 pub(in crate::scenarios) struct Stage {
     pub(in crate::scenarios) harness: Harness,
     pub(super) agent: Component,
+    /// What the agent comes to the API server with.
+    pub(super) kubeconfig: PathBuf,
     pub(in crate::scenarios) node: RealNode,
     pub(in crate::scenarios) cluster: Arc<Cluster>,
     /// The description of the cards.
@@ -54,11 +56,13 @@ impl Stage {
         fs::write(&gpus, inventory::print(&eight_cards()))?;
         let grants = harness.state("grants")?;
         cluster.create_shipped("agent/rbac.yaml").await?;
+        cluster.create_shipped("agent/admission-policy.yaml").await?;
+        let kubeconfig = cluster.service_account_kubeconfig(ACCOUNT, &node.name).await?;
         let program = harness
             .tessera()?
             .arguments(["agent", "--dialects=nvidia,gputopology,gpushare,vcuda", "--quiet-time=3"])
             .argument(format!("--node-name={}", node.name))
-            .argument(format!("--kubeconfig={}", cluster.kubeconfig(USER, "e2e")?.display()))
+            .argument(format!("--kubeconfig={}", kubeconfig.display()))
             .argument(format!("--gpus=simulated:{}", gpus.display()))
             .argument(format!("--grants={}", grants.display()))
             .argument(format!("--library={}", harness.for_containers("libtessera.so")?.display()))
@@ -75,6 +79,7 @@ impl Stage {
         let stage = Self {
             harness: harness.clone(),
             agent,
+            kubeconfig,
             node,
             cluster: Arc::new(cluster),
             gpus,
@@ -271,14 +276,20 @@ impl Stage {
 
     /// A page of the agent.
     pub(super) async fn page(&self, path: &str) -> Result<String> {
-        let mut stream = tokio::net::TcpStream::connect(PAGES).await?;
-        stream.write_all(format!("GET {path} HTTP/1.0\r\n\r\n").as_bytes()).await?;
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).await?;
-        let (head, body) = answer.split_once("\r\n\r\n").context("no HTTP answer")?;
+        let (head, body) = fetch(PAGES, path).await?;
         ensure!(head.contains(" 200 "), "{path} answers {head:?} {body:?}");
-        Ok(body.to_owned())
+        Ok(body)
     }
+}
+
+/// The head and the body of what an agent answers there.
+pub(super) async fn fetch(address: &str, path: &str) -> Result<(String, String)> {
+    let mut stream = tokio::net::TcpStream::connect(address).await?;
+    stream.write_all(format!("GET {path} HTTP/1.0\r\n\r\n").as_bytes()).await?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await?;
+    let (head, body) = answer.split_once("\r\n\r\n").context("no HTTP answer")?;
+    Ok((head.to_owned(), body.to_owned()))
 }
 
 /// How the memory of the shipped agent is managed: variables of `deploy/agent/agent.yaml`.

@@ -7,7 +7,7 @@ use k8s_openapi::api::{
 };
 use kube::{
     Api,
-    api::{DeleteParams, ListParams, PostParams},
+    api::{DeleteParams, ListParams, Patch, PatchParams, PostParams},
 };
 use serde_json::json;
 
@@ -127,13 +127,17 @@ async fn a_listed_card_is_not_granted(site: &Site) -> Result<()> {
     site.make(&asking("sick", &[("aliyun.com/gpu-mem", "8000")])).await?;
     site.refused("sick", "no GPU with 8000 MiB left").await?;
     maps.delete("unhealthy-gpu-mib", &DeleteParams::default()).await?;
-    // kube-scheduler knows nothing of ConfigMaps: it tries again when a pod ends.
-    site.make(&whole("other", 1)).await?;
-    site.bound("other").await?;
-    site.end("other").await?;
+    a_pod_comes_and_ends(site, "passing").await?;
     site.bound("sick").await?;
     site.end("sick").await?;
     Ok(())
+}
+
+/// kube-scheduler knows nothing of ConfigMaps: it tries others again when a pod ends.
+async fn a_pod_comes_and_ends(site: &Site, name: &str) -> Result<()> {
+    site.make(&asking(name, &[("cpu", "1")])).await?;
+    site.bound(name).await?;
+    site.end(name).await
 }
 
 async fn quota_holds(site: &Site) -> Result<()> {
@@ -148,10 +152,25 @@ async fn quota_holds(site: &Site) -> Result<()> {
     let told = site.told("beyond", "QuotaExceeded").await?.message.unwrap_or_default();
     ensure!(told.contains("namespace default holds 1.00 of 1 T4, only in pool public"), "told was {told:?}");
     site.harness.note(&format!("beyond: {told}"));
-    maps.delete("gpuquota", &DeleteParams::default()).await?;
     site.end("within").await?;
     site.bound("beyond").await?;
     site.end("beyond").await?;
+
+    // A number in quotes is none: the namespace is closed until somebody writes it again.
+    let write = async |limits: &str| {
+        let patch = json!({ "data": { "gpu_quota": limits } });
+        maps.patch("gpuquota", &PatchParams::default(), &Patch::Merge(&patch)).await
+    };
+    write(r#"{ "default": { "quota": { "T4": "1" } } }"#).await?;
+    let words = "ExceedsGPUQuota: the limits of namespace default in key gpu_quota of ConfigMap kube-system/gpuquota \
+                 cannot be read: invalid type: string \"1\", expected u64; write {";
+    site.make(&whole("unread", 1)).await?;
+    site.refused("unread", words).await?;
+    write(r#"{ "default": { "quota": { "T4": 1 } } }"#).await?;
+    a_pod_comes_and_ends(site, "passing-too").await?;
+    site.bound("unread").await?;
+    site.end("unread").await?;
+    maps.delete("gpuquota", &DeleteParams::default()).await?;
     Ok(())
 }
 

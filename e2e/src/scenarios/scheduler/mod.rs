@@ -111,16 +111,7 @@ impl Site {
         let service = "http://tessera-scheduler.kube-system.svc:12345";
         ensure!(configuration.contains(service), "the shipped configuration names another address");
         let configuration = configuration.replace(service, &format!("http://{}", front.address));
-        let file = self.harness.state(name)?.join("configuration.yaml");
-        fs::write(&file, configuration)?;
-        let program = self.harness.kubernetes("kube-scheduler").arguments([
-            format!("--config={}", file.display()),
-            format!("--authentication-kubeconfig={kubeconfig}"),
-            format!("--authorization-kubeconfig={kubeconfig}"),
-            format!("--secure-port={}", free_port()?),
-            "--bind-address=127.0.0.1".into(),
-        ]);
-        self.harness.start(name, program)
+        self.cluster.start_configured_scheduler(name, &configuration, kubeconfig)
     }
 
     async fn make(&self, pod: &Pod) -> Result<()> {

@@ -60,7 +60,7 @@ pub(super) struct World {
 pub(super) fn settings() -> Settings {
     Settings {
         node: "node-a".into(),
-        dialects: vec![Dialect::Nvidia, Dialect::Gputopology, Dialect::Gpushare, Dialect::Vcuda],
+        dialects: Dialect::ALL.to_vec(),
         memory_unit: MemoryUnit::GiB,
         policy: "tessera".parse().unwrap(),
         hand_over: HandOver::default(),

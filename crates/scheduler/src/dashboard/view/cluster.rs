@@ -9,9 +9,8 @@ use tessera_core::gpu::{CardKind, Gpu};
 use tessera_core::node::NodeState;
 
 use super::super::known::{self, GpuNode, Known};
-use super::super::look::Look;
 use super::card::{Cards, taken};
-use crate::state::State;
+use crate::state::{Look, State};
 
 /// The sums.
 #[derive(Debug, Clone, PartialEq, Serialize)]

@@ -7,8 +7,7 @@ use serde::Serialize;
 use tessera_wire::objects::{Metadata, Pod};
 
 use super::super::known;
-use super::super::look::Look;
-use crate::state::State;
+use crate::state::{Look, State};
 use crate::verb::ask::Ask;
 use crate::verb::explain::NodeView;
 

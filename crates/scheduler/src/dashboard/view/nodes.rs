@@ -3,11 +3,10 @@
 use serde::Serialize;
 
 use super::super::known::{self, GpuNode, Known};
-use super::super::look::Look;
 use super::card::{Cards, Tile, tiles};
 use super::cluster::bucket;
 use super::{Filter, Page, contains};
-use crate::state::State;
+use crate::state::{Look, State};
 
 /// One node.
 #[derive(Debug, Clone, PartialEq, Serialize)]

@@ -10,9 +10,8 @@ use tessera_core::request::{Request, Role};
 use tessera_core::units::PodUid;
 
 use super::super::known::{self, Known};
-use super::super::look::Look;
 use super::{Filter, Page, contains};
-use crate::state::{GpuPod, State};
+use crate::state::{GpuPod, Look, State};
 
 /// A pod in a list.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]

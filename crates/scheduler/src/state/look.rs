@@ -2,8 +2,7 @@
 
 use tessera_core::units::NodeName;
 
-use crate::server::App;
-use crate::state::State;
+use super::State;
 
 /// Nodes looked at before others may change the state.
 const AT_A_TIME: usize = 64;
@@ -27,11 +26,5 @@ pub trait Look {
 impl Look for State {
     fn look<T>(&self, at: impl FnOnce(&Self) -> T) -> T {
         at(self)
-    }
-}
-
-impl Look for App {
-    fn look<T>(&self, at: impl FnOnce(&State) -> T) -> T {
-        at(&self.read())
     }
 }

@@ -1,0 +1,92 @@
+//! What is left of a cluster at one moment, made ready to be asked by many kinds of pods.
+
+use crate::node::{Kinds, NodeState};
+use crate::units::MilliCpu;
+use crate::workload::PodClass;
+
+/// All that a forecast reads of the nodes with cards. Taken from a book in one go, which is the smaller part of the work: the book
+/// may change while the forecast is made.
+#[derive(Clone, Debug, Default)]
+pub struct Remains {
+    pub(super) places: Vec<Place>,
+    /// Percent left of each card: a place's side by side, kind by kind, each kind's ascending.
+    percents: Vec<u8>,
+}
+
+/// What is left of one node.
+#[derive(Clone, Debug)]
+pub(super) struct Place {
+    /// Its kinds of cards.
+    pub(super) kinds: Kinds,
+    cpu: MilliCpu,
+    /// Its cards, as far as they are left.
+    cards: f64,
+    /// Where its cards begin among the percents.
+    begin: usize,
+}
+
+impl<'a> FromIterator<&'a NodeState> for Remains {
+    fn from_iter<T: IntoIterator<Item = &'a NodeState>>(nodes: T) -> Self {
+        let mut remains = Self::default();
+        nodes
+            .into_iter()
+            .filter(|state| !state.node().gpus().is_empty())
+            .for_each(|state| remains.add(state));
+        remains
+    }
+}
+
+impl Remains {
+    /// Whether no node has a card.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.places.is_empty()
+    }
+
+    /// All cards, used or not.
+    #[must_use]
+    pub fn all_cards(&self) -> f64 {
+        #[expect(clippy::cast_precision_loss, reason = "no cluster has 2^52 cards")]
+        let cards = self.percents.len() as f64;
+        cards
+    }
+
+    /// What is left of all of them together, in cards.
+    #[must_use]
+    pub fn cards_left(&self) -> f64 {
+        self.places.iter().map(|place| place.cards).sum()
+    }
+
+    /// What is left, in cards, of the nodes that could take a pod of this kind.
+    pub(super) fn cards_serving(&self, class: &PodClass) -> f64 {
+        self.places.iter().filter(|place| self.could_serve(place, class)).map(|place| place.cards).sum()
+    }
+
+    fn add(&mut self, state: &NodeState) {
+        let begin = self.percents.len();
+        for (_, gpus) in state.node().kinds() {
+            let kind = self.percents.len();
+            self.percents.extend(gpus.iter().map(|gpu| state.percent_left(gpu)));
+            self.percents[kind..].sort_unstable();
+        }
+        let kinds = Kinds::clone(state.node().shared_kinds());
+        self.places.push(Place { kinds, cpu: state.cpu_left(), cards: state.cards_left(), begin });
+    }
+
+    fn could_serve(&self, place: &Place, class: &PodClass) -> bool {
+        if class.cpu > place.cpu {
+            return false;
+        }
+        let mut percents = &self.percents[place.begin..];
+        let mut fitting = 0;
+        for (kind, gpus) in place.kinds.iter() {
+            let (left, others) = percents.split_at(gpus.len());
+            percents = others;
+            if class.accepts(&kind.model) {
+                let percent = class.percent_of(kind);
+                fitting += left.len() - left.partition_point(|left| usize::from(*left) < percent);
+            }
+        }
+        fitting >= class.cards()
+    }
+}

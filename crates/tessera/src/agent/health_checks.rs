@@ -1,0 +1,57 @@
+//! `--disable-health-checks`, in the words of NVIDIA's plugin.
+
+use std::collections::BTreeSet;
+use std::convert::Infallible;
+use std::str::FromStr;
+
+/// The errors of GPUs that are not watched for.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct DisabledChecks {
+    /// Whether that is all of them.
+    pub(super) all: bool,
+    /// Those passed over.
+    pub(super) xids: BTreeSet<u64>,
+    /// Words that say nothing. They are mentioned and no more: GPUs that are watched too closely are better than none.
+    pub(super) unknown: Vec<String>,
+}
+
+impl FromStr for DisabledChecks {
+    type Err = Infallible;
+
+    fn from_str(text: &str) -> Result<Self, Infallible> {
+        let mut disabled = Self::default();
+        for word in text.split(',').map(|word| word.trim().to_lowercase()) {
+            match (word.as_str(), word.parse()) {
+                ("", _) => {}
+                ("all" | "xids", _) => disabled.all = true,
+                (_, Ok(xid)) => _ = disabled.xids.insert(xid),
+                (_, Err(_)) => disabled.unknown.push(word),
+            }
+        }
+        Ok(disabled)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(text: &str, all: bool, xids: &[u64], unknown: &[&str]) {
+        let expected = DisabledChecks {
+            all,
+            xids: xids.iter().copied().collect(),
+            unknown: unknown.iter().map(|word| (*word).to_owned()).collect(),
+        };
+        assert_eq!(text.parse(), Ok(expected), "{text}");
+    }
+
+    #[test]
+    fn words_and_numbers_between_commas() {
+        check("", false, &[], &[]);
+        check("all", true, &[], &[]);
+        check("XIDs", true, &[], &[]);
+        check("63, 94,", false, &[63, 94], &[]);
+        check("all,63", true, &[63], &[]);
+        check("ecc,63,-1", false, &[63], &["ecc", "-1"]);
+    }
+}
