@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use futures::{Stream, StreamExt};
+use tessera_cluster::Trouble;
 use tessera_cluster::watch::Change;
 use tessera_core::quota::{Quota, Unreadable};
 use tessera_wire::disruption::Budget;
@@ -25,6 +26,7 @@ pub(super) async fn feed<T: Send + 'static>(
     complete: impl Fn() + Send,
 ) {
     let mut batches = std::pin::pin!(changes.ready_chunks(BATCH));
+    let mut trouble = Trouble::default();
     while let Some(batch) = batches.next().await {
         let mut listed = false;
         {
@@ -33,12 +35,18 @@ pub(super) async fn feed<T: Send + 'static>(
                 listed |= matches!(change, Change::Listed);
                 match watched(change) {
                     Ok(change) => {
-                        app.metrics.connected.set(1);
+                        // A list that begins is only an attempt.
+                        if !matches!(change, Watched::Listing) {
+                            app.metrics.connected.set(1);
+                            trouble.is_over();
+                        }
                         state.handle(event(change));
                     }
                     Err(error) => {
                         app.metrics.connected.set(0);
-                        tracing::warn!(error, "a watch is interrupted");
+                        if trouble.is_news(&error) {
+                            tracing::warn!("a watch is interrupted: {error}");
+                        }
                     }
                 }
             }
@@ -70,7 +78,7 @@ pub(super) async fn feed_quota(
     let mut changes = std::pin::pin!(changes);
     let (mut shown, mut is_known, mut is_told) = (false, false, false);
     while let Some(change) = changes.next().await {
-        is_told &= matches!(change, Change::Lost(_));
+        is_told &= matches!(change, Change::Lost(_) | Change::Listing);
         match change {
             Change::Listing => shown = false,
             Change::Set(data) => {
@@ -137,7 +145,7 @@ pub(super) async fn feed_unhealthy(
         let is_list = matches!(change, Change::Listed);
         match watched(change) {
             Ok(change) => {
-                is_told = false;
+                is_told &= matches!(change, Watched::Listing);
                 if let Some(change) = change.and_then(|(name, data)| broken_cards(&name, &data)) {
                     app.write().handle(Event::Unhealthy(change));
                     app.second_look.heard();
