@@ -6,8 +6,9 @@ use anyhow::{Context as _, Result};
 use clap::Args;
 use tracing_subscriber::EnvFilter;
 
-/// The client library logs each request that fails, without its cause. Whoever made the request says it better.
-const SAID_BY_US: &str = "kube_client::client::builder=off";
+/// The client library logs each request that fails, without its cause, and each watch that ends. Whoever made the request says it
+/// better.
+const SAID_BY_US: &str = "kube_client::client=off";
 
 const LOGGING: &str = "Logging";
 
