@@ -50,7 +50,7 @@ mod tests {
     #[error("{text}")]
     struct Layer {
         text: &'static str,
-        source: Option<Box<Layer>>,
+        source: Option<Box<Self>>,
     }
 
     #[test]
