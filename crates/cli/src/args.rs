@@ -84,7 +84,7 @@ pub(crate) struct View {
     #[arg(short = 'd', long)]
     pub(crate) details: bool,
 
-    /// Show it in another form.
+    /// Show it in another form; --json is short for -o json.
     #[arg(short, long, value_name = "FORM", conflicts_with = "details")]
     pub(crate) output: Option<Form>,
 

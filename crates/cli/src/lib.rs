@@ -48,6 +48,7 @@ pub fn main(default: Plugin) -> ExitCode {
         print(&runtime.block_on(complete::answer(plugin, &words)));
         return ExitCode::SUCCESS;
     }
+    words.iter_mut().skip(1).filter(|word| *word == "--json").for_each(|word| *word = "--output=json".into());
     let arguments = match plugin {
         Plugin::Gpu => args::Gpu::try_parse_from(words).and_then(args::Gpu::checked).map(Arguments::from),
         Plugin::Share => args::Share::try_parse_from(words).map(Arguments::from),
@@ -73,7 +74,9 @@ fn bad_usage(plugin: Plugin, error: &clap::Error) -> ExitCode {
     }
     let text = error.render().to_string();
     let first = text.lines().take_while(|line| !line.is_empty()).collect::<Vec<_>>().join("\n");
-    let tip = text.lines().find(|line| line.trim_start().starts_with("tip:"));
+    // A word that looks like an option is one that does not exist, not the name of a node.
+    let is_useful = |line: &&str| line.starts_with("tip:") && !line.starts_with("tip: to pass");
+    let tip = text.lines().find(|line| is_useful(&line.trim_start()));
     eprintln!("{first}{}", tip.map(|tip| format!("\n{tip}")).unwrap_or_default());
     eprintln!("See '{} --help' for usage.", plugin.command());
     ExitCode::FAILURE

@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::{Result, anyhow, bail};
+use anyhow::{Context as _, Result, anyhow, bail};
 use tessera_cluster::list::unschedulable;
 use tessera_wire::explanation::Explanation;
 use tessera_wire::inspect::{ShareView, TopologyView};
@@ -182,10 +182,11 @@ async fn explain_pod(reach: &Reach, asked: &Explain, context: Context) -> Result
                 bail!("pod {namespace}/{name} has ended ({}) and holds nothing", pod.status.phase);
             }
             if !pod.spec.asks_for_cards() {
-                bail!("pod {namespace}/{name} asks for no GPU; `kubectl describe pod` tells why it waits");
+                bail!("pod {namespace}/{name} asks for no GPU; `kubectl describe pod` tells the rest");
             }
             let survey = load::survey(&client, reach, &Selecting::default()).await?;
-            let mut answer = explain::explain(&survey, &pod)?;
+            let mut answer = explain::explain(&survey, &pod)
+                .with_context(|| format!("pod {namespace}/{name} cannot be served as it is written"))?;
             answer.kube_scheduler = unschedulable(&client, &namespace, name).await?;
             answer
         }

@@ -41,7 +41,7 @@ pub(crate) fn pod(namespace: &str, request: &[String]) -> Result<Pod> {
         let (resource, amount) = (resource.trim(), amount.trim());
         ensure!(
             RESOURCES.contains(&resource),
-            "unknown resource {resource:?}; choose of {}",
+            "unknown resource {resource:?}; choose one of {}",
             RESOURCES.join(", ")
         );
         ensure!(
@@ -96,7 +96,7 @@ mod tests {
         assert_eq!(read.spec.containers[0].resources.limits["cpu"], Amount("4".into()));
         let error = |parts: &[&str]| typed(parts).unwrap_err().to_string();
         assert!(error(&["2"]).starts_with("\"2\" is no request; write RESOURCE=AMOUNT"));
-        assert!(error(&["gpu=2"]).starts_with("unknown resource \"gpu\"; choose of aliyun.com/gpu-mem"));
+        assert!(error(&["gpu=2"]).starts_with("unknown resource \"gpu\"; choose one of aliyun.com/gpu-mem"));
         assert_eq!(error(&["cpu=1", "cpu=2"]), "cpu is given twice");
         assert!(error(&["cpu=1"]).starts_with("asks for no GPU"));
         assert!(error(&["nvidia.com/gpu=half"]).starts_with("nvidia.com/gpu: half is no number"));

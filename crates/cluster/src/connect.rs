@@ -4,8 +4,10 @@ use std::path::{Path, PathBuf};
 
 use kube::{
     Client, Config,
+    client::ClientBuilder,
     config::{KubeConfigOptions, Kubeconfig, KubeconfigError},
 };
+use tower::{BoxError, util::MapErrLayer};
 
 use crate::causes::innermost;
 
@@ -42,6 +44,14 @@ pub enum ConnectError {
     Client(#[source] Box<kube::Error>),
 }
 
+/// A request did not get through. The client library tells neither where it went nor, at first sight, why.
+#[derive(Debug, thiserror::Error)]
+#[error("{}: {why}", server.to_string().trim_end_matches('/'))]
+struct Unreached {
+    server: http::Uri,
+    why: String,
+}
+
 /// What is the matter with the kubeconfig, where nothing else is to be had; it names the file.
 fn without_pod(error: &kube::config::InferConfigError) -> String {
     let source = std::error::Error::source(error);
@@ -56,7 +66,7 @@ fn without_pod(error: &kube::config::InferConfigError) -> String {
 /// A client for an API server without TLS or authentication, as tests and demonstrations have.
 pub fn connect_to(url: &str) -> Result<Client, ConnectError> {
     let url = url.parse().map_err(|source| ConnectError::Url { url: url.to_owned(), source })?;
-    Client::try_from(Config::new(url)).map_err(|source| ConnectError::Client(Box::new(source)))
+    client(Config::new(url))
 }
 
 /// A client for the cluster of `kubeconfig`, or else of the pod or user this runs as.
@@ -85,7 +95,21 @@ pub async fn connect_in(kubeconfig: Option<&Path>, context: Option<&str>) -> Res
         }
         (None, None) => Config::infer().await.map_err(|source| ConnectError::Nowhere(Box::new(source)))?,
     };
-    Client::try_from(config).map_err(|source| ConnectError::Client(Box::new(source)))
+    client(config)
+}
+
+/// A client whose errors name the server.
+fn client(config: Config) -> Result<Client, ConnectError> {
+    let server = config.cluster_url.clone();
+    let named = move |error: BoxError| -> BoxError {
+        // Its own errors (a login that failed) say enough.
+        if error.is::<kube::Error>() {
+            return error;
+        }
+        Box::new(Unreached { server: server.clone(), why: innermost(&*error) })
+    };
+    let builder = ClientBuilder::try_from(config).map_err(|source| ConnectError::Client(Box::new(source)))?;
+    Ok(builder.with_layer(&MapErrLayer::new(named)).build())
 }
 
 #[cfg(test)]
@@ -95,6 +119,14 @@ mod tests {
     /// What a user reads, with all causes.
     async fn refusal(kubeconfig: &Path) -> String {
         format!("{:#}", anyhow::Error::from(connect(Some(kubeconfig)).await.err().unwrap()))
+    }
+
+    #[tokio::test]
+    async fn a_server_that_cannot_be_reached_is_named_with_the_reason() {
+        let client = connect_to("http://127.0.0.1:1").unwrap();
+        let error = crate::list::pod(&client, "team", "train").await.unwrap_err().to_string();
+        let begin = "Unable to connect to the server: http://127.0.0.1:1: ";
+        assert!(error.starts_with(begin) && error.to_lowercase().contains("refused"), "{error}");
     }
 
     #[tokio::test]

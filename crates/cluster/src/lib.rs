@@ -20,7 +20,7 @@ pub use kube::Client;
 
 pub use self::{
     binding::{BindError, Binding},
-    causes::with_causes,
+    causes::{Trouble, with_causes},
     connect::{ConnectError, connect, connect_in, connect_to},
     events::{EventError, PodNotice},
     lean::{LeanBudget, LeanNode, LeanPod},

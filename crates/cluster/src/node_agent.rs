@@ -13,6 +13,7 @@ use serde_json::json;
 use tessera_wire::objects::{Node, Pod};
 use tessera_wire::unhealthy;
 
+use crate::causes::{Trouble, innermost};
 use crate::{LeanNode, LeanPod, PodNotice, Selection, watch::config};
 
 /// The API server, as one node's agent uses it.
@@ -245,13 +246,21 @@ fn failure(error: kube::Error) -> WriteFailure {
 
 /// Logs why a watch does not work, each reason once until it works again.
 fn trouble_is_told<K>(what: &'static str) -> impl FnMut(&watcher::Result<watcher::Event<K>>) {
-    let mut known = None;
-    move |event| {
-        let reason = event.as_ref().err().map(ToString::to_string);
-        if let Some(reason) = reason.as_ref().filter(|_| known != reason) {
-            tracing::warn!("the API server does not tell of {what}, will try again: {reason}");
+    let mut trouble = Trouble::default();
+    move |event| match event {
+        // So begins every try.
+        Ok(watcher::Event::Init) => {}
+        Ok(_) => {
+            if trouble.is_over() {
+                tracing::info!("the API server tells of {what} again");
+            }
         }
-        known = reason;
+        Err(error) => {
+            let why = innermost(error);
+            if trouble.is_news(&why) {
+                tracing::warn!("cannot watch {what}, will try again: {why}");
+            }
+        }
     }
 }
 

@@ -10,6 +10,7 @@ use kube::{Api, Client};
 use tessera_wire::disruption::Budget;
 use tessera_wire::objects::{Metadata, Node, Pod};
 
+use crate::causes::innermost;
 use crate::{LeanBudget, LeanNode, LeanPod, Selection};
 
 /// What a watch tells.
@@ -110,7 +111,7 @@ fn changes<K, T>(
         Ok(watcher::Event::InitApply(object) | watcher::Event::Apply(object)) => Change::Set(read(object)),
         Ok(watcher::Event::InitDone) => Change::Listed,
         Ok(watcher::Event::Delete(object)) => Change::Gone(read(object)),
-        Err(error) => Change::Lost(error.to_string()),
+        Err(error) => Change::Lost(innermost(&error)),
     })
 }
 

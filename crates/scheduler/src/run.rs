@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::FutureExt;
+use tessera_cluster::Trouble;
 use tessera_cluster::get_pod;
 use tessera_cluster::lease::{Candidate, Timing};
 use tessera_cluster::watch;
@@ -53,10 +54,15 @@ pub async fn lead(
     let candidate = Candidate::new(app.client.clone(), &namespace, &lease, identity, timing);
     let mut candidate = candidate.telling(rules::print(&settings.rules()));
     let mut reign: Option<Reign> = None;
+    let mut trouble = Trouble::default();
     let mut stop = std::pin::pin!(stop.fuse());
     loop {
         let begun = app.now().steady;
-        match candidate.poll().await {
+        let polled = candidate.poll().await;
+        if polled.is_ok() && trouble.is_over() {
+            tracing::info!("the lease can be reached again");
+        }
+        match polled {
             Ok(true) => {
                 let term = candidate.term();
                 if reign.as_ref().is_none_or(|reign| reign.term != term) {
@@ -76,7 +82,13 @@ pub async fn lead(
                 app.dashboard.set_leader(candidate.other_leader());
             }
             // Answers go on from memory; binds stop when the lease has run out.
-            Err(error) => tracing::warn!(%error, "cannot renew the lease {namespace}/{lease}"),
+            Err(error) => {
+                if trouble.is_news(&error.to_string()) {
+                    tracing::warn!(
+                        "cannot take or renew the lease {namespace}/{lease}, will try again: {error}"
+                    );
+                }
+            }
         }
         tokio::select! {
             () = tokio::time::sleep(timing.retry) => {}

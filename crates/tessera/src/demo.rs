@@ -31,7 +31,7 @@ pub(crate) struct Arguments {
     topology: Vec<PathBuf>,
 
     /// How many pods a second come by themselves
-    #[arg(long, value_name = "RATE", default_value_t = 2.0, allow_negative_numbers = true)]
+    #[arg(long, value_name = "RATE", default_value = "2", allow_negative_numbers = true, value_parser = values::number)]
     pods: f64,
 
     /// What is shown
@@ -43,7 +43,7 @@ pub(crate) struct Arguments {
     seed: u64,
 
     /// How fast time goes for the pods: 2 for twice as many, each running half as long
-    #[arg(long, value_name = "FACTOR", default_value_t = 1.0, allow_negative_numbers = true)]
+    #[arg(long, value_name = "FACTOR", default_value = "1", allow_negative_numbers = true, value_parser = values::number)]
     speed: f64,
 
     /// Where the dashboard is served; another port if this one is taken

@@ -6,6 +6,10 @@ use anyhow::{Context as _, Result};
 use clap::Args;
 use tracing_subscriber::EnvFilter;
 
+/// The client library logs each request that fails, without its cause, and each watch that ends. Whoever made the request says it
+/// better.
+const SAID_BY_US: &str = "kube_client::client=off";
+
 const LOGGING: &str = "Logging";
 
 /// How a daemon logs.
@@ -32,7 +36,7 @@ pub(crate) fn start_quietly(unless_told: &str) -> Result<()> {
 }
 
 fn start(filter: &str, json: bool) -> Result<()> {
-    let filter = EnvFilter::try_new(filter)
+    let filter = EnvFilter::try_new(format!("{SAID_BY_US},{filter}"))
         .with_context(|| format!("cannot log by {filter:?}; write error, warn, info or debug"))?;
     let log = tracing_subscriber::fmt()
         .with_env_filter(filter)

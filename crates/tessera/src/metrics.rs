@@ -50,7 +50,7 @@ pub(crate) struct Arguments {
 #[command(next_help_heading = "Measuring")]
 pub(crate) struct SamplingArguments {
     /// How often GPUs and the processes on them are looked at, in seconds
-    #[arg(long, default_value = "2", value_name = "SECONDS")]
+    #[arg(long, default_value = "2", value_name = "SECONDS", value_parser = values::number)]
     sample_every: f64,
 
     /// Where the driver's process numbers are explained [default: /proc, if that shows the whole machine]

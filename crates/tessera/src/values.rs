@@ -4,9 +4,13 @@ use std::net::SocketAddr;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// `127.0.0.1:5678`, or `:5678` for every address of the machine.
+/// `127.0.0.1:5678`, `localhost:5678`, or `:5678` for every address of the machine.
 pub(crate) fn address(text: &str) -> Result<SocketAddr, String> {
-    let full = if text.starts_with(':') { format!("0.0.0.0{text}") } else { text.to_owned() };
+    let full = match text.strip_prefix("localhost:") {
+        Some(port) => format!("127.0.0.1:{port}"),
+        None if text.starts_with(':') => format!("0.0.0.0{text}"),
+        None => text.to_owned(),
+    };
     full.parse()
         .map_err(|_| "write an address and a port, such as 127.0.0.1:5678, or :5678 for all".to_owned())
 }
@@ -25,6 +29,11 @@ impl FromStr for Listen {
             _ => address(text).map(|address| Self(Some(address))),
         }
     }
+}
+
+/// `2`, `0.5`.
+pub(crate) fn number(text: &str) -> Result<f64, String> {
+    text.parse().map_err(|_| "write a number, such as 2 or 0.5".to_owned())
 }
 
 /// `30s`, `2m`, `90`.
@@ -46,8 +55,9 @@ mod tests {
     fn addresses_may_leave_the_host_out() {
         assert_eq!(address(":5678"), Ok(SocketAddr::from(([0, 0, 0, 0], 5678))));
         assert_eq!(address("127.0.0.1:5678"), Ok(SocketAddr::from(([127, 0, 0, 1], 5678))));
+        assert_eq!(address("localhost:5678"), address("127.0.0.1:5678"));
         assert_eq!("off".parse(), Ok(Listen(None)));
-        for wrong in ["", "5678", "localhost:5678", ":70000", "off:1"] {
+        for wrong in ["", "5678", "example.com:5678", ":70000", "localhost:", "off:1"] {
             assert!(wrong.parse::<Listen>().is_err_and(|error| error.starts_with("write ")), "{wrong}");
         }
     }

@@ -33,6 +33,8 @@ pub(super) fn serve(
     stop: CancellationToken,
 ) -> impl Future<Output = ()> + Send {
     let router = Router::new()
+        .route("/", get(index))
+        .fallback(async || (StatusCode::NOT_FOUND, index().await))
         .route("/healthz", get(healthz))
         .route("/readyz", get(readyz))
         .route("/version", get(version))
@@ -67,6 +69,22 @@ impl Pages {
     async fn picture(&self) -> Result<Picture, StatusCode> {
         Ok(self.sampler.picture(&self.view().await?))
     }
+}
+
+/// What there is, for whoever comes without knowing.
+async fn index() -> &'static str {
+    "\
+Tessera's agent of this node. Its pages:
+/metrics        for Prometheus
+/metrics/nodes  which pod has which GPU
+/v1/use         what is held and used, by GPU and container, as JSON
+/metric         for Prometheus, as gpu-manager has it
+/usage          the same as JSON
+/graph          the GPUs as a tree, as gpu-manager has it
+/readyz         whether the node is served, and what is missing
+/healthz        whether the agent answers
+/version
+"
 }
 
 /// Whether the agent answers at all.

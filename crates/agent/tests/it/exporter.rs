@@ -70,6 +70,11 @@ async fn pages_come_in_the_form_the_reader_asks_for() {
     let mut text = String::new();
     GzDecoder::new(body.as_slice()).read_to_string(&mut text).unwrap();
     assert!(text.ends_with("# EOF\n"));
+    assert!(page(address, "/nowhere").await.is_none());
+    let index = page(address, "/").await.unwrap();
+    for path in index.lines().skip(1).filter_map(|line| line.split_whitespace().next()) {
+        assert!(page(address, path).await.is_some(), "{path} is listed and is not there");
+    }
     let nodes = page(address, "/metrics/nodes").await.unwrap();
     assert!(nodes.contains("node_1_info{gpu_id=\"3\""), "{nodes}");
     let metric = page(address, "/metric").await.unwrap();

@@ -76,6 +76,9 @@ fn judgement(answer: &Answer, all: bool, paint: Paint) -> String {
     }
     let shown = if fitting.is_empty() { nearest(answer, all) } else { best(&fitting) };
     let limit = if all { usize::MAX } else { SHOWN };
+    if !fitting.is_empty() {
+        text.push('\n');
+    }
     for view in shown.iter().take(limit) {
         node(&mut text, answer, view, paint);
     }
@@ -115,7 +118,6 @@ fn nearest(answer: &Answer, all: bool) -> Vec<&NodeView> {
 }
 
 fn node(text: &mut String, answer: &Answer, view: &NodeView, paint: Paint) {
-    let _ = write!(text, "\n{}: ", view.node);
     match &view.reason {
         None => {
             let gpus = view.gpus.iter().map(|container| {
@@ -126,10 +128,10 @@ fn node(text: &mut String, answer: &Answer, view: &NodeView, paint: Paint) {
                     format!("GPU {gpus}")
                 }
             });
-            let _ = writeln!(text, "{}", paint.good(&gpus.collect::<Vec<_>>().join("; ")));
+            let _ = writeln!(text, "{}: {}", view.node, paint.good(&gpus.collect::<Vec<_>>().join("; ")));
         }
         Some(reason) => {
-            let _ = writeln!(text, "{}", paint.bad(reason));
+            let _ = writeln!(text, "\n{}: {}", view.node, paint.bad(reason));
             let mut cards = String::new();
             for card in &view.cards {
                 let why = card.reason.as_deref().unwrap_or("would do");

@@ -63,6 +63,9 @@ pub(crate) fn summary(table: &ShareTable, columns: Columns) -> String {
     align(&text)
 }
 
+/// The original draws its rule as long as all rows of the first node together, over many lines of a terminal where those are many.
+const WIDEST_RULE: usize = 160;
+
 /// Every node with its pods.
 pub(crate) fn details(table: &ShareTable) -> String {
     let unit = table.unit();
@@ -85,7 +88,7 @@ pub(crate) fn details(table: &ShareTable) -> String {
             rows.push('\n');
         }
         if rule == 0 {
-            rule = rows.len() + 10;
+            rule = (rows.len() + 10).min(WIDEST_RULE);
         }
         text.push_str(&rows);
         let (used, total) = sums(node, units);

@@ -11,6 +11,9 @@ use crate::top::Usage;
 /// What was not measured.
 const UNKNOWN: &str = "-";
 
+/// Compute of a container that was granted memory alone: what the shares of others leave.
+const REST: &str = "rest";
+
 pub(crate) fn table(usage: &Usage, headers: bool, paint: Paint) -> String {
     let mut text = String::new();
     if headers {
@@ -49,7 +52,11 @@ fn row(text: &mut String, node: &str, container: &ContainerUse, share: &ShareUse
         (Some(_), None) => paint.notable(&memory),
         _ => memory,
     };
-    let granted = share.granted_percent.map_or_else(|| UNKNOWN.to_owned(), |percent| format!("{percent}%"));
+    let granted = match share.granted_percent {
+        None => UNKNOWN.to_owned(),
+        Some(0) => REST.to_owned(),
+        Some(percent) => format!("{percent}%"),
+    };
     let _ = writeln!(
         text,
         "{node}\t{}\t{namespace}/{pod}\t{container}\t{}\t{granted}\t{memory}\t{}\t{}",
@@ -80,6 +87,7 @@ mod tests {
             r#"{"gpus":[{"uuid":"a","index":0,"memoryUsedMiB":5000,"busyPercent":61.4},{"uuid":"b","index":1}],
                 "containers":[{"namespace":"team","pod":"train","uid":"u","container":"main","gpus":[
                   {"uuid":"a","index":0,"grantedPercent":30,"grantedMiB":4096,"memoryUsedMiB":3950,"busyPercent":29.6,"throttledPercent":12.0}]},
+                 {"namespace":"team","pod":"notes","uid":"w","container":"main","gpus":[{"uuid":"a","index":0,"grantedPercent":0,"grantedMiB":512,"memoryUsedMiB":350}]},
                  {"namespace":"team","pod":"stray","uid":"v","container":"main","gpus":[{"uuid":"a","index":0,"memoryUsedMiB":700}]}]}"#,
         )
         .unwrap();
@@ -91,6 +99,7 @@ mod tests {
 NODE  GPU  POD         CONTAINER  BUSY  GRANTED  MEMORY(MiB)  GRANTED(MiB)  WAITED
 n1    0    (all)                  61%            5000                       
 n1    0    team/train  main       30%   30%      3950         4096          12%
+n1    0    team/notes  main       -     rest     350          512           -
 n1    0    team/stray  main       -     -        700          -             -
 n1    1    (all)                  -              -                          
 n2    -    no answer from http://10.0.0.2:5678/v1/use: connection refused

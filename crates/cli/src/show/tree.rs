@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use tessera_core::node::NodeState;
-use tessera_core::units::MiB;
+use tessera_core::units::{MiB, Percent};
 use tessera_wire::node_use::NodeUse;
 use tessera_wire::tree::{self, Activity};
 
@@ -36,10 +36,10 @@ fn with_pods(survey: &Survey, state: &NodeState, text: &str) -> String {
         if let Some(index) = leaf {
             for (pod, grant) in &holders {
                 if let Some((_, usage)) = grant.footprint().find(|(gpu, _)| gpu.0 == index) {
-                    let what = if usage.whole {
-                        "whole".to_owned()
-                    } else {
-                        format!("{} {}", usage.cores, usage.memory)
+                    let what = match usage.cores {
+                        _ if usage.whole => "whole".to_owned(),
+                        Percent(0) => usage.memory.to_string(),
+                        cores => format!("{cores} {}", usage.memory),
                     };
                     let _ = write!(out, " {}/{} [{what}]", pod.namespace, pod.name);
                 }

@@ -85,15 +85,22 @@ fn nobody_may_look() {
 fn what_was_typed_wrong() {
     let stage = Stage::new();
     let flag = said(&stage, GPU, &["--detial"]);
-    assert!(flag.starts_with("error: unexpected argument '--detial' found\n"), "{flag}");
-    assert!(flag.ends_with("See 'kubectl inspect gpu --help' for usage.\n"), "{flag}");
+    assert_eq!(
+        flag,
+        "error: unexpected argument '--detial' found\n  tip: a similar argument exists: '--details'\nSee 'kubectl inspect gpu --help' for usage.\n"
+    );
+    let unlike = said(&stage, GPU, &["--bogus"]);
+    assert_eq!(
+        unlike,
+        "error: unexpected argument '--bogus' found\nSee 'kubectl inspect gpu --help' for usage.\n"
+    );
     let form = said(&stage, SHARE, &["-o", "xml"]);
     assert!(
         form.contains("invalid value 'xml'") && form.contains("kubectl inspect gpushare --help"),
         "{form}"
     );
     let request = said(&stage, GPU, &["what-if", "gpu=2"]);
-    assert!(request.starts_with("error: unknown resource \"gpu\"; choose of "), "{request}");
+    assert!(request.starts_with("error: unknown resource \"gpu\"; choose one of "), "{request}");
     let half = said(&stage, GPU, &["what-if", "nvidia.com/gpu=0.5"]);
     assert!(
         half.starts_with("error: nvidia.com/gpu: 0.5 is not a whole number; write 1 for one GPU"),

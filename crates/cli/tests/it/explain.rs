@@ -114,7 +114,8 @@ fn the_same_obstacle_as_in_the_schedulers_event() {
         let output = stage.run(GPU, &["explain", "-n", namespace, name, "-o", "json"]);
         if name == "bad" {
             let said = String::from_utf8(output.stderr).unwrap();
-            assert_eq!(said, format!("error: {}\n", event["t4"]), "one that cannot be read is told so");
+            let begin = format!("error: pod {namespace}/{name} cannot be served as it is written: ");
+            assert_eq!(said, format!("{begin}{}\n", event["t4"]), "one that cannot be read is told so");
             continue;
         }
         let answer: Value = serde_json::from_slice(&output.stdout).unwrap();
@@ -148,7 +149,7 @@ fn what_stands_in_the_way_and_what_would_help() {
     crate::stage::golden("what-if-share.txt", &String::from_utf8(output.stdout).unwrap());
     let plain = stage.run(GPU, &["explain", "plain"]);
     let said = String::from_utf8(plain.stderr).unwrap();
-    assert_eq!(said, "error: pod default/plain asks for no GPU; `kubectl describe pod` tells why it waits\n");
+    assert_eq!(said, "error: pod default/plain asks for no GPU; `kubectl describe pod` tells the rest\n");
 }
 
 /// A quota that nobody can read hides nothing but what depends on it.

@@ -19,6 +19,7 @@ fn stage() -> Stage {
 fn json_and_yaml_say_the_same() {
     let stage = stage();
     let json: Value = serde_json::from_str(&stage.text(GPU, &["-o", "json"])).unwrap();
+    assert_eq!(stage.text(GPU, &["--json"]), stage.text(GPU, &["-o", "json"]));
     assert_eq!(json["nodes"][0]["name"], "a");
     assert_eq!(json["nodes"][0]["gpus"][0]["usedMiB"], 6144);
     assert_eq!(json["nodes"][1]["gpus"][1]["pods"][0]["name"], "third");

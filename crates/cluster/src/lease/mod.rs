@@ -11,14 +11,16 @@ use k8s_openapi::jiff::Timestamp;
 use kube::api::{ObjectMeta, PostParams};
 use kube::{Api, Client};
 
+use crate::causes::innermost;
+
 pub use self::election::{Election, Found, Step, Timing};
 
 /// The lease could not be read or written.
 #[derive(Debug, thiserror::Error)]
 pub enum LeaseError {
     /// The API server refused.
-    #[error("the API server did not serve the lease")]
-    Api(#[source] Box<kube::Error>),
+    #[error("{}", innermost(.0))]
+    Api(Box<kube::Error>),
     /// It did not answer in time.
     #[error("the API server did not answer about the lease in time")]
     Timeout,

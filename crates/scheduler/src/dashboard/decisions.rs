@@ -71,6 +71,9 @@ pub enum Outcome {
         node: String,
         /// The cards it got.
         gpus: Vec<u8>,
+        /// Why these.
+        #[serde(skip_serializing_if = "String::is_empty")]
+        why: String,
     },
     /// It was not.
     NotBound {
@@ -117,19 +120,19 @@ impl Decisions {
         self.add(now, pod, outcome);
     }
 
-    /// Bind has come to its end, with or without an error.
-    pub fn bound(&self, now: Now, args: &BindingArgs, error: Option<&String>, state: &State) {
+    /// Bind has come to its end: why these cards, or why none.
+    pub fn bound(&self, now: Now, args: &BindingArgs, outcome: &Result<String, String>, state: &State) {
         let node = args.node.clone();
-        let outcome = match error {
-            Some(error) => Outcome::NotBound { node, error: error.clone() },
-            None => {
+        let outcome = match outcome {
+            Err(error) => Outcome::NotBound { node, error: error.clone() },
+            Ok(why) => {
                 let grant = state.ledger().grant(&PodUid(args.pod_uid.clone()));
                 let held = grant.iter().flat_map(|grant| &grant.containers);
                 let mut gpus: Vec<u8> =
                     held.flat_map(|container| container.gpus().iter().map(|gpu| gpu.0)).collect();
                 gpus.sort_unstable();
                 gpus.dedup();
-                Outcome::Bound { node, gpus }
+                Outcome::Bound { node, gpus, why: why.clone() }
             }
         };
         self.push(now, &args.pod_namespace, &args.pod_name, &args.pod_uid, outcome);
@@ -195,7 +198,7 @@ impl Decisions {
 mod tests {
     use super::*;
 
-    fn bind(decisions: &Decisions, uid: &str, error: Option<&str>) {
+    fn bind(decisions: &Decisions, uid: &str, outcome: Result<&str, &str>) {
         let args = BindingArgs {
             pod_name: uid.to_owned(),
             pod_namespace: "team".to_owned(),
@@ -203,7 +206,8 @@ mod tests {
             node: "n".to_owned(),
         };
         let state = State::new(crate::state::Settings::default());
-        decisions.bound(Now::default(), &args, error.map(str::to_owned).as_ref(), &state);
+        let outcome = outcome.map(str::to_owned).map_err(str::to_owned);
+        decisions.bound(Now::default(), &args, &outcome, &state);
     }
 
     fn kept(decisions: &Decisions) -> Vec<(u64, String, u32)> {
@@ -214,8 +218,8 @@ mod tests {
     #[test]
     fn the_same_again_is_counted_and_moves_to_the_end() {
         let decisions = Decisions::default();
-        for (uid, error) in [("a", Some("no")), ("b", None), ("a", Some("no")), ("a", None)] {
-            bind(&decisions, uid, error);
+        for (uid, outcome) in [("a", Err("no")), ("b", Ok("")), ("a", Err("no")), ("a", Ok("near"))] {
+            bind(&decisions, uid, outcome);
         }
         assert_eq!(kept(&decisions), [(4, "a".into(), 1), (3, "a".into(), 2), (2, "b".into(), 1)]);
     }
@@ -223,7 +227,7 @@ mod tests {
     #[test]
     fn no_more_are_kept_than_there_is_room_for() {
         let decisions = Decisions::default();
-        (0..KEPT + 7).for_each(|number| bind(&decisions, &number.to_string(), None));
+        (0..KEPT + 7).for_each(|number| bind(&decisions, &number.to_string(), Ok("")));
         let kept = kept(&decisions);
         assert_eq!((kept.len(), kept.last().map(|oldest| oldest.0)), (KEPT, Some(8)));
     }

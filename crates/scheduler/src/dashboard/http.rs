@@ -18,6 +18,7 @@ use serde_json::json;
 use tessera_wire::node_use::NodeUse;
 use tessera_wire::objects::Pod;
 
+use super::decisions::{Decision, KEPT};
 use super::view::explanation::{explain, question};
 use super::view::{Filter, MOST_ITEMS, cluster, node, nodes, pods, quota};
 use super::{agent, assets, stream};
@@ -187,7 +188,14 @@ async fn one_node(app: Shared, Path(name): Path<String>) -> Response {
 }
 
 async fn list_pods(app: Shared, Asked(filter): Asked<Filter>) -> Response {
-    view(app, move |app| pods::pods(app, &filter)).await
+    let page = move |app: &App| {
+        let mut page = pods::pods(app, &filter);
+        let decisions = &app.dashboard.decisions;
+        let is_refusal = |decision: &Decision| decision.outcome.word() == "fits-nowhere";
+        pods::add_refusals(&mut page.items, &decisions.newest(is_refusal, KEPT));
+        page
+    };
+    view(app, page).await
 }
 
 async fn one_pod(app: Shared, Path((namespace, name)): Path<(String, String)>) -> Response {

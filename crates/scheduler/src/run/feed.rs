@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use futures::{Stream, StreamExt};
+use tessera_cluster::Trouble;
 use tessera_cluster::watch::Change;
 use tessera_core::quota::{Quota, Unreadable};
 use tessera_wire::disruption::Budget;
@@ -17,20 +18,6 @@ use crate::state::{Event, Unhealthy, Watched};
 /// Watch events taken in at once, so that an initial list does not lock the state for each of its objects.
 const BATCH: usize = 512;
 
-/// Whether somebody was told that a watch does not work: once, and again only after it has worked.
-#[derive(Debug, Default)]
-struct Told(bool);
-
-impl Told {
-    fn is_news(&mut self) -> bool {
-        !std::mem::replace(&mut self.0, true)
-    }
-
-    fn works_again(&mut self) {
-        self.0 = false;
-    }
-}
-
 /// Nodes, or pods, as a watch tells them.
 pub(super) async fn feed<T: Send + 'static>(
     app: Arc<App>,
@@ -40,9 +27,9 @@ pub(super) async fn feed<T: Send + 'static>(
     complete: impl Fn() + Send,
 ) {
     let mut batches = std::pin::pin!(changes.ready_chunks(BATCH));
-    let mut told = Told::default();
+    let mut trouble = Trouble::default();
     while let Some(batch) = batches.next().await {
-        let mut listed = false;
+        let (mut listed, mut runs) = (false, None);
         let has_news = {
             let mut state = app.write();
             let before = state.ledger().last_change();
@@ -50,18 +37,25 @@ pub(super) async fn feed<T: Send + 'static>(
                 listed |= matches!(change, Change::Listed);
                 match watched(change) {
                     Ok(change) => {
-                        told.works_again();
+                        if change.shows_life() {
+                            trouble.is_over();
+                            runs = Some(true);
+                        }
                         state.handle(event(change));
                     }
-                    Err(error) if told.is_news() => {
-                        tracing::warn!(error, "the watch of {what} is interrupted and tried again");
+                    Err(error) => {
+                        if trouble.is_news(&error) {
+                            tracing::warn!(error, "the watch of {what} is interrupted and tried again");
+                        }
+                        runs = Some(false);
                     }
-                    Err(_) => {}
                 }
             }
             state.ledger().last_change() != before
         };
-        app.metrics.watching(what, !told.0);
+        if let Some(runs) = runs {
+            app.metrics.watching(what, runs);
+        }
         // What kube-scheduler itself writes on a pod that it could not place is no news.
         if has_news {
             app.second_look.heard();
@@ -90,14 +84,14 @@ pub(super) async fn feed_quota(
     complete: impl Fn() + Send,
 ) {
     let mut changes = std::pin::pin!(changes);
-    let (mut shown, mut is_known, mut told) = (false, false, Told::default());
+    let (mut shown, mut is_known, mut trouble) = (false, false, Trouble::default());
     let take = |limits: Quota| {
         app.write().handle(Event::Quota(limits));
         app.second_look.heard();
     };
     while let Some(change) = changes.next().await {
-        if !matches!(change, Change::Lost(_)) {
-            told.works_again();
+        if !matches!(change, Change::Lost(_) | Change::Listing) {
+            trouble.is_over();
         }
         match change {
             Change::Listing => shown = false,
@@ -119,7 +113,7 @@ pub(super) async fn feed_quota(
                 }
                 complete();
             }
-            Change::Lost(error) if told.is_news() => {
+            Change::Lost(error) if trouble.is_news(&error) => {
                 tracing::warn!(error, "cannot watch {home}; nothing is answered before it was read");
             }
             Change::Lost(_) => {}
@@ -157,19 +151,21 @@ pub(super) async fn feed_unhealthy(
     complete: impl Fn() + Send,
 ) {
     let mut changes = std::pin::pin!(changes);
-    let mut told = Told::default();
+    let mut trouble = Trouble::default();
     while let Some(change) = changes.next().await {
         let is_list = matches!(change, Change::Listed);
         match watched(change) {
             Ok(change) => {
-                told.works_again();
+                if change.shows_life() {
+                    trouble.is_over();
+                }
                 if let Some(change) = change.and_then(|(name, data)| broken_cards(&name, &data)) {
                     app.write().handle(Event::Unhealthy(change));
                     app.second_look.heard();
                 }
             }
             Err(error) => {
-                if told.is_news() {
+                if trouble.is_news(&error) {
                     tracing::warn!(error, "cannot watch the ConfigMaps unhealthy-gpu-NODE in kube-system");
                 }
                 complete();
@@ -193,14 +189,16 @@ fn broken_cards(name: &str, data: &BTreeMap<String, String>) -> Option<Unhealthy
 /// Disruption budgets: advice for choosing victims, so nobody waits for them.
 pub(super) async fn feed_budgets(app: Arc<App>, changes: impl Stream<Item = Change<Budget>> + Send) {
     let mut changes = std::pin::pin!(changes);
-    let mut told = Told::default();
+    let mut trouble = Trouble::default();
     while let Some(change) = changes.next().await {
         match watched(change) {
             Ok(change) => {
-                told.works_again();
+                if change.shows_life() {
+                    trouble.is_over();
+                }
                 app.write().handle(Event::Budget(change));
             }
-            Err(error) if told.is_news() => {
+            Err(error) if trouble.is_news(&error) => {
                 tracing::warn!(error, "cannot watch disruption budgets; victims are chosen without them");
             }
             Err(_) => {}

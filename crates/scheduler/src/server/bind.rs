@@ -31,7 +31,7 @@ pub(super) async fn bind(FromApp(app): FromApp<Arc<App>>, body: Body) -> Json<Bi
             let worker = Arc::clone(&app);
             let bound = tokio::spawn(async move {
                 let outcome = worker.bind(&args).await;
-                worker.dashboard.decisions.bound(worker.now(), &args, outcome.as_ref().err(), &worker.read());
+                worker.dashboard.decisions.bound(worker.now(), &args, &outcome, &worker.read());
                 outcome
             })
             .await;
@@ -47,11 +47,14 @@ pub(super) async fn bind(FromApp(app): FromApp<Arc<App>>, body: Body) -> Json<Bi
 }
 
 impl App {
-    async fn bind(&self, args: &BindingArgs) -> Result<(), String> {
+    /// Returns why the cards were chosen; nothing where that was not now.
+    async fn bind(&self, args: &BindingArgs) -> Result<String, String> {
         if !self.may_write() {
             return Err(NOT_LEADING.to_owned());
         }
-        let Some(Order { annotations, chosen }) = self.book(args).await? else { return Ok(()) };
+        let Some(Order { annotations, chosen, why }) = self.book(args).await? else {
+            return Ok(String::new());
+        };
         // Asking for the pod took time: the lease must still be good when the Binding is sent.
         if !self.may_write() {
             self.write().end_bind(&PodUid(args.pod_uid.clone()), Outcome::Refused, self.now());
@@ -65,9 +68,14 @@ impl App {
         });
         self.write().end_bind(&PodUid(args.pod_uid.clone()), outcome, self.now());
         if !chosen.is_empty() {
-            self.tell_outcome(args, outcome, chosen, error.as_deref().unwrap_or_default());
+            self.tell_outcome(
+                args,
+                outcome,
+                format!("{chosen}: {why}"),
+                error.as_deref().unwrap_or_default(),
+            );
         }
-        error.map_or(Ok(()), Err)
+        error.map_or(Ok(why), Err)
     }
 
     fn tell_outcome(&self, args: &BindingArgs, outcome: Outcome, chosen: String, error: &str) {

@@ -61,8 +61,10 @@ pub enum BindStep {
 pub struct Order {
     /// The Binding's annotations: the grant.
     pub annotations: BTreeMap<String, String>,
-    /// Which cards, and why these, for people.
+    /// Which cards, for people.
     pub chosen: String,
+    /// Why these.
+    pub why: String,
 }
 
 /// How a Binding went.
@@ -212,7 +214,7 @@ impl State {
             grant::annotations(&pod.spec, &containers, &judged.spec.node, judged.spec.unit, now.unix_nanos)?;
         let gpus = placement.gpus.iter().copied().fold(GpuSet::EMPTY, GpuSet::union);
         let why = describe(judged.state, &weighed, &ask.policy, &placement);
-        let order = Order { annotations, chosen: format!("GPU {gpus} of node {name}: {why}") };
+        let order = Order { annotations, chosen: format!("GPU {gpus} of node {name}"), why };
         let (cpu, memory) = (request.cpu, request.memory);
         Ok((PodGrant { pod: uid.clone(), node: name.clone(), cpu, memory, containers }, order))
     }

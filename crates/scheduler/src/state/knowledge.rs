@@ -48,6 +48,11 @@ pub enum Watched<T> {
 }
 
 impl<T> Watched<T> {
+    /// Whether the API server has answered: a list that begins is only an attempt.
+    pub(crate) const fn shows_life(&self) -> bool {
+        !matches!(self, Self::Listing)
+    }
+
     /// The same of what `read` makes of the object; `None` where it makes nothing of it.
     pub(crate) fn and_then<U>(self, read: impl FnOnce(T) -> Option<U>) -> Option<Watched<U>> {
         Some(match self {

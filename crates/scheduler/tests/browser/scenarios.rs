@@ -97,6 +97,11 @@ async fn a_new_pod_shows_by_itself(browser: &Browser) -> Result<()> {
     cluster.schedule(&made).await?.context("there is room")?;
     browser.until(&format!("{waiting} === '0'")).await?;
     browser.until_text("team/late bound to h1, GPU 0, 1, 2, 3, 4, 5, 6, 7").await?;
+    // The only node of its model is empty no more: that field of the table has no shade either.
+    let fields = "[...document.querySelectorAll('.grade.none')]";
+    browser
+        .until(&format!("{fields}.length === 15 && {fields}.every(field => field.style.length === 0)"))
+        .await?;
     // The same on the list of nodes, of which only what is seen is loaded anew.
     visit(browser, &cluster, "#/nodes").await?;
     browser.until("document.querySelectorAll('.tile.held').length === 8").await?;
@@ -124,7 +129,14 @@ async fn from_the_list_to_a_node_to_a_pod(browser: &Browser) -> Result<()> {
     browser.click(".top nav a[data-page=pods]").await?;
     browser.click(".pod-row a").await?;
     browser.until("location.hash === '#/pod/team/first'").await?;
-    for text in ["4 whole GPUs", "gputopology", "Granted", "Decisions about it", "tessera.dev/grant"] {
+    for text in [
+        "4 whole GPUs",
+        "gputopology",
+        "Granted",
+        "Decisions about it",
+        "GB/s of at most",
+        "tessera.dev/grant",
+    ] {
         browser.until_text(text).await?;
     }
     browser.click(".gpu h3 a").await?;
@@ -140,10 +152,12 @@ async fn a_waiting_pod_is_explained(browser: &Browser) -> Result<()> {
     ensure!(cluster.schedule(&waits).await?.is_none(), "no node has nine cards");
     visit(browser, &cluster, "#/pods?state=waiting").await?;
     browser.until_text("1 pod").await?;
+    browser.until("document.querySelector('.pod-row').innerText.includes('4 × too few GPUs')").await?;
     browser.click(".pod-row a").await?;
     for text in [
         "Why it waits",
         "Fits on none of 4 nodes now.",
+        "What stands in the way",
         "fewer than 9 GPUs",
         "Evictions would not help",
         "4 × too few GPUs",

@@ -1,7 +1,10 @@
 //! The views of the dashboard: a state in, JSON out.
 
+use std::collections::BTreeMap;
+
 use serde::Serialize;
 use serde_json::{Value, json};
+use tessera_scheduler::dashboard::decisions::{Decision, Outcome};
 use tessera_scheduler::dashboard::view::{Filter, cluster, explanation, node as one, nodes, pods, quota};
 use tessera_scheduler::state::{Event, State};
 
@@ -194,6 +197,38 @@ fn pods_by_filter_and_in_detail() {
     state.begin_bind(&bind_args(&whole("soon", 1), "second"), at(0)).unwrap();
     let soon = json_of(pods::pod(&state, "team", "soon").unwrap());
     assert_eq!((&soon["state"], &soon["node"]), (&json!("booking"), &json!("second")));
+}
+
+#[test]
+fn pods_that_wait_tell_why_by_the_newest_answer() {
+    let state = some();
+    let mut page = pods::pods(&state, &filter(""));
+    let uid = |name: &str| page.items.iter().find(|pod| pod.name == name).unwrap().uid.clone();
+    let refused = |kind, nodes| Outcome::FitsNowhere { refused: BTreeMap::from([(kind, nodes)]) };
+    let told = [
+        ("waits", Outcome::NoVictims),
+        ("waits", refused("fewer-idle", 3)),
+        ("waits", refused("no-gpu", 9)),
+        ("a", refused("no-gpu", 1)),
+    ];
+    let decisions: Vec<Decision> = told
+        .into_iter()
+        .map(|(pod, outcome)| Decision {
+            sequence: 1,
+            unix_millis: 0,
+            times: 1,
+            namespace: "team".into(),
+            pod: pod.into(),
+            uid: uid(pod),
+            outcome,
+        })
+        .collect();
+    pods::add_refusals(&mut page.items, &decisions);
+    let rows = json_of(page);
+    let rows = rows["items"].as_array().unwrap().iter();
+    let told: Vec<_> =
+        rows.filter(|row| row["refused"].is_object()).map(|row| (&row["name"], &row["refused"])).collect();
+    assert_eq!(told, [(&json!("waits"), &json!({"fewer-idle": 3}))], "the placed one waits no more");
 }
 
 #[test]

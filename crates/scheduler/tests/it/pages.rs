@@ -120,6 +120,7 @@ async fn what_was_decided_is_remembered() {
         ])
     );
     assert_eq!((&all[2]["refused"], &all[3]["gpus"]), (&json!({"fewer-gpus": 2}), &json!([0, 1])));
+    assert!(all[3]["why"].as_str().unwrap().ends_with("leaves no idle GPU"), "{}", all[3]["why"]);
     assert!(all[1]["error"].as_str().unwrap().contains("fewer than 3 GPUs"));
     let bound = json_at(&replica, "/api/v1/decisions?outcome=bound&namespace=team&limit=5").await;
     assert_eq!(bound.as_array().unwrap().len(), 1);

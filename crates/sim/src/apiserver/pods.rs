@@ -1,6 +1,7 @@
 //! What the API server and its admission do with pods, and with no other kind.
 
 use serde_json::{Value, json};
+use tessera_wire::quantity::Quantity;
 
 use super::kinds::Kind;
 use super::path::Target;
@@ -39,9 +40,16 @@ pub(super) fn prepare(inner: &Inner, pod: &mut Value) -> Result<(), Problem> {
     };
     let spec = &mut pod["spec"];
     let containers = spec["containers"].as_array_mut().filter(|list| !list.is_empty());
-    for container in containers.ok_or_else(|| invalid("spec.containers: Required value"))? {
+    for (place, container) in
+        containers.ok_or_else(|| invalid("spec.containers: Required value"))?.iter_mut().enumerate()
+    {
         let limits = container["resources"]["limits"].clone();
         for (resource, amount) in limits.as_object().into_iter().flatten() {
+            if let Some(why) = bad_amount(resource, amount) {
+                return Err(invalid(&format!(
+                    "spec.containers[{place}].resources.limits[{resource}]: {why}"
+                )));
+            }
             let request = &mut container["resources"]["requests"][resource];
             if request.is_null() {
                 *request = amount.clone();
@@ -69,6 +77,18 @@ pub(super) fn prepare(inner: &Inner, pod: &mut Value) -> Result<(), Problem> {
     }
     pod["status"] = json!({ "phase": "Pending", "qosClass": "BestEffort" });
     Ok(())
+}
+
+/// What is wrong with an amount of a resource that is counted in whole units, as those of device plugins are.
+fn bad_amount(resource: &str, amount: &Value) -> Option<String> {
+    let text = amount.as_str().map_or_else(|| amount.to_string(), str::to_owned);
+    let quantity: Quantity = text.parse().ok()?;
+    if !resource.contains('/') || quantity.whole().is_some() {
+        return None;
+    }
+    let is_negative = text.starts_with('-');
+    let rule = if is_negative { "must be greater than or equal to 0" } else { "must be an integer" };
+    Some(format!("Invalid value: \"{text}\": {rule}"))
 }
 
 /// Of a pod's spec little may change once it is made.

@@ -42,10 +42,9 @@ export function morph(old, fresh) {
     if (name !== "style" && name !== "open" && !fresh.hasAttribute(name)) old.removeAttribute(name);
   }
   for (const { name, value } of fresh.attributes) {
-    if (name === "style") {
-      if (old.style.cssText !== fresh.style.cssText) old.style.cssText = fresh.style.cssText;
-    } else if (name !== "open" && old.getAttribute(name) !== value) old.setAttribute(name, value);
+    if (name !== "style" && name !== "open" && old.getAttribute(name) !== value) old.setAttribute(name, value);
   }
+  if (old.style && old.style.cssText !== fresh.style.cssText) old.style.cssText = fresh.style.cssText;
   const [before, after] = [[...old.childNodes], [...fresh.childNodes]];
   after.forEach((child, place) => (place < before.length ? morph(before[place], child) : old.append(child)));
   before.slice(after.length).forEach((child) => child.remove());

@@ -23,9 +23,9 @@ function cards(view) {
       card.reason === null ? h("span", { class: "good" }, t("explain.free")) : h("span", { title: card.reason }, reason(card.reason))))));
 }
 
-function refusals(groups, all) {
+function refusals(groups, all, title) {
   return h("section", {},
-    h("h3", {}, t("explain.refusals")),
+    h("h3", {}, title),
     h("ul", { class: "plain refusals" }, groups.map((group) => h("li", { "data-key": group.reason },
       h("p", {},
         h("strong", { class: "figure" }, t(group.nodes === 1 ? "nodes.one" : "nodes.count", { n: count(group.nodes) })), " ",
@@ -44,5 +44,5 @@ export function explanation(found) {
       found.fitting > 0 ? t("explain.fits", { n: count(found.fitting), all: count(found.nodes) }) : t("explain.nowhere", { all: count(found.nodes) }),
       " ", h("span", { class: "muted" }, t("explain.policy", { policy: found.policy }))),
     found.best.length > 0 && best(found.best),
-    found.refusals.length > 0 && refusals(found.refusals, found.nodes));
+    found.refusals.length > 0 && refusals(found.refusals, found.nodes, t(found.fitting > 0 ? "explain.refusals" : "explain.obstacles")));
 }

@@ -11,7 +11,7 @@ const tone = (outcome) => (GOOD.has(outcome) ? "good" : BAD.has(outcome) ? "bad"
 
 function words(decision) {
   switch (decision.outcome) {
-    case "fits": return t("decision.fits", { n: count(decision.nodes) });
+    case "fits": return t("decision.fits", { nodes: t(decision.nodes === 1 ? "nodes.one" : "nodes.count", { n: count(decision.nodes) }) });
     case "bound": return t(decision.gpus.length ? "decision.bound" : "decision.bound.plain", { node: decision.node, gpus: decision.gpus.join(", ") });
     case "not-bound": return t("decision.not-bound", decision);
     case "victims": return Object.entries(decision.victims).map(([node, pods]) => t("decision.victims", { node, pods: pods.join(", ") })).join("; ");
@@ -19,20 +19,21 @@ function words(decision) {
   }
 }
 
-function refused(decision) {
-  const kinds = Object.entries(decision.refused ?? {}).sort((a, b) => b[1] - a[1]);
+/** How many nodes filter dropped, by kind of reason. */
+export function refused(answer) {
+  const kinds = Object.entries(answer.refused ?? {}).sort((a, b) => b[1] - a[1]);
   return kinds.flatMap(([kind, nodes]) => [h("span", { class: "chip" }, t("decision.refused", { n: count(nodes), kind: t(`kind.${kind}`) })), " "]);
 }
 
-/** Decisions, newest first. */
-export function decisionList(decisions) {
+/** Decisions, newest first; `reasons` for those about one pod alone. */
+export function decisionList(decisions, reasons = false) {
   if (decisions.length === 0) return h("p", { class: "muted" }, t("decisions.none"));
   return h("ol", { class: "plain decisions" }, decisions.map((decision) => h("li", { "data-key": String(decision.sequence) },
     h("time", { class: "muted figure", datetime: new Date(decision.unixMillis).toISOString() }, time(decision.unixMillis)),
     h("span", { class: `chip ${tone(decision.outcome)}` }, t(`outcome.${decision.outcome}`)),
     h("span", { class: "what" },
       h("a", { href: link("pod", decision.namespace, decision.pod) }, `${decision.namespace}/${decision.pod}`), " ",
-      h("span", {}, words(decision)), " ", refused(decision),
+      h("span", {}, words(decision)), " ", reasons && decision.why && h("span", { class: "muted" }, `· ${decision.why}`), refused(decision),
       decision.times > 1 && h("span", { class: "muted" }, ` ${t("decisions.times", { n: count(decision.times) })}`)))));
 }
 

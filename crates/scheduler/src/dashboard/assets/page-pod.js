@@ -23,7 +23,7 @@ function measured(used, grant) {
   const known = [share?.memoryUsedMiB !== undefined && memory(share.memoryUsedMiB), share?.busyPercent !== undefined && t("used.busy", { n: points(share.busyPercent) }),
     share?.throttledPercent !== undefined && t("used.throttled", { n: points(share.throttledPercent) })].filter(Boolean);
   if (!known.length) return h("p", { class: "muted" }, t("used"), ": ", t("used.none"));
-  return [h("p", { class: "muted" }, t("used"), ": ", h("span", { class: "figure" }, known.join(" · "))),
+  return [h("p", { class: "muted" }, t("used"), ": ", known.join(" · ")),
     share.memoryUsedMiB !== undefined && bar([["accent", share.memoryUsedMiB]], grant.memoryMiB)];
 }
 
@@ -69,7 +69,7 @@ export default function pod({ parts: [namespace = "", name = ""], signal, redraw
         why && h("section", { class: "card", "data-key": "why" }, h("h2", {}, t("pod.why")), explanation(why)),
         found.state !== "waiting" && h("section", { "data-key": "grant" }, h("h2", {}, t("pod.grant")),
           used?.notMeasured && h("p", { class: "muted" }, t("used.why", { why: reason(used.notMeasured) })), grants(found, used)),
-        h("section", { class: "card" }, h("h2", {}, t("pod.decisions")), decisionList(decisions)),
+        h("section", { class: "card" }, h("h2", {}, t("pod.decisions")), decisionList(decisions, true)),
         annotations.length > 0 && h("section", { class: "card" }, h("h2", {}, t("pod.annotations")),
           h("dl", { class: "annotations" }, annotations.map(([key, value]) => h("div", {}, h("dt", {}, key), h("dd", {}, value))))),
       ];

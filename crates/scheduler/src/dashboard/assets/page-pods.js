@@ -4,6 +4,7 @@ import { get, query } from "./api.js";
 import { h } from "./dom.js";
 import { ask, colour, count, link } from "./format.js";
 import { filterForm } from "./filters.js";
+import { refused } from "./page-decisions.js";
 import { t } from "./text.js";
 import { virtualList } from "./virtual.js";
 
@@ -11,12 +12,13 @@ function row(pod) {
   const asks = pod.asks.map((one) => h("span", { class: "chip" }, ask(one)));
   return h("article", { class: "card pod-row", "data-key": pod.uid },
     h("span", { class: "name" }, h("span", { class: `dot ${colour(pod.namespace)}` }), h("a", { href: link("pod", pod.namespace, pod.name) }, `${pod.namespace}/${pod.name}`)),
-    h("span", { class: "asks" }, pod.problem ? h("span", { class: "bad", title: pod.problem }, pod.problem) : asks),
-    h("span", { class: "where" }, h("span", { class: `chip ${pod.state}` }, t(`state.${pod.state}`)), " ", pod.node && h("a", { href: link("node", pod.node) }, pod.node)));
+    h("span", { class: "where" }, h("span", { class: `chip ${pod.state}` }, t(`state.${pod.state}`)), " ", pod.node && h("a", { href: link("node", pod.node) }, pod.node)),
+    h("span", { class: "asks" }, pod.problem ? h("span", { class: "bad", title: pod.problem }, pod.problem) : [asks, " ", h("span", { class: "muted" }, refused(pod))]));
 }
 
 export default function pods({ parameters, signal }) {
   let filter = parameters;
+  let seen;
   const total = h("p", { class: "muted", role: "status" });
   const none = () => t(filter.state === "waiting" ? "pods.none.waiting" : "pods.none");
   const list = virtualList({
@@ -40,7 +42,9 @@ export default function pods({ parameters, signal }) {
     },
     shown: () => list.paint(),
     told(news) {
-      if (news.all || news.waiting || news.nodes.length > 0) list.refresh();
+      const decided = news.decisions !== seen;
+      seen = news.decisions;
+      if (news.all || news.waiting || decided || news.nodes.length > 0) list.refresh();
     },
   };
 }

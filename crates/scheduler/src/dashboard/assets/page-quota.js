@@ -32,7 +32,7 @@ export default function quota({ signal }) {
   return {
     load: () => get("quota", signal),
     draw: (namespaces) => [
-      h("div", { class: "page-head" }, h("h1", {}, t("quota")), h("p", { class: "muted" }, count(namespaces.length))),
+      h("div", { class: "page-head" }, h("h1", {}, t("quota")), h("p", { class: "muted" }, t("quota.count", { n: count(namespaces.length) }))),
       h("p", { class: "muted" }, t("quota.note")),
       namespaces.length === 0 ? h("p", { class: "card" }, t("quota.none")) : h("div", { class: "grid" }, namespaces.map(namespaceCard)),
     ],

@@ -9,6 +9,7 @@ use tessera_core::grant::Hold;
 use tessera_core::request::{Request, Role};
 use tessera_core::units::PodUid;
 
+use super::super::decisions::{Decision, Outcome};
 use super::super::known::{self, Known};
 use super::{Filter, Page, contains};
 use crate::state::{GpuPod, Look, State};
@@ -35,6 +36,9 @@ pub struct PodRow {
     /// Why nobody can serve it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub problem: Option<String>,
+    /// Of one that waits: nodes by kind of reason, when filter was last asked and let none through.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub refused: BTreeMap<&'static str, u64>,
 }
 
 /// What one container asks for.
@@ -172,6 +176,21 @@ fn row(state: &State, uid: &PodUid, pod: &GpuPod) -> PodRow {
         priority: pod.priority(),
         asks,
         problem,
+        refused: BTreeMap::new(),
+    }
+}
+
+/// Adds to those that wait why, as the newest of `decisions` tell.
+pub fn add_refusals(rows: &mut [PodRow], decisions: &[Decision]) {
+    for row in rows.iter_mut().filter(|row| row.state == "waiting") {
+        let refused =
+            decisions.iter().filter(|decision| decision.uid == row.uid).find_map(|decision| match &decision
+                .outcome
+            {
+                Outcome::FitsNowhere { refused } => Some(refused),
+                _ => None,
+            });
+        row.refused = refused.cloned().unwrap_or_default();
     }
 }
 
