@@ -20,7 +20,7 @@ mod lanes;
 mod streams;
 mod transfers;
 
-use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use tessera_limits::{CARDS, Limits};
 
@@ -45,7 +45,7 @@ pub struct Compute {
     /// A capture has been seen: from then on streams are asked.
     has_captured: AtomicBool,
     /// Captures that run now.
-    capturing: AtomicI64,
+    capturing: AtomicU32,
 }
 
 impl Default for Compute {
@@ -54,7 +54,7 @@ impl Default for Compute {
             gates: std::array::from_fn(|_| Gate::default()),
             costs: Costs::default(),
             has_captured: AtomicBool::new(false),
-            capturing: AtomicI64::new(0),
+            capturing: AtomicU32::new(0),
         }
     }
 }
@@ -91,12 +91,22 @@ impl Compute {
         self.has_captured.load(Ordering::Relaxed)
     }
 
-    /// A capture begins (1) or ends (-1).
-    pub fn captures(&self, change: i64) {
+    /// A capture is about to begin, in a stream that our own thread may be about to put a fence into: waits until it has.
+    pub fn begin_capture(&self) {
         self.has_captured.store(true, Ordering::SeqCst);
-        // Never below none: a program may end what it never began.
-        let changed = |captures: i64| Some((captures + change).max(0));
-        let _ = self.capturing.fetch_update(Ordering::SeqCst, Ordering::Relaxed, changed);
+        self.capturing.fetch_add(1, Ordering::SeqCst);
+        self.gates.iter().for_each(|gate| drop(gate.lanes()));
+    }
+
+    /// A capture has ended. Never below none: a program may end what it never began.
+    pub fn end_capture(&self) {
+        let fewer = |captures: u32| captures.checked_sub(1);
+        let _ = self.capturing.fetch_update(Ordering::SeqCst, Ordering::Relaxed, fewer);
+    }
+
+    /// Whether no capture runs. Remains so as long as the lanes of a gate are locked.
+    pub fn is_quiet(&self) -> bool {
+        self.capturing.load(Ordering::SeqCst) == 0
     }
 }
 

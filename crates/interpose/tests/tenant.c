@@ -350,6 +350,19 @@ int main(int argc, char **argv) {
             }
             for (int i = 0; i < 3; i++) pthread_join(threads[i], 0);
             printf("%zu %d\n", ruined, together.status);
+        } else if (!strcmp(word, "recapture")) { /* captures in a stream that has just worked, `mib` of them; answers how many were ruined */
+            H stream, graph;
+            size_t ruined = 0;
+            p_cuStreamCreate(&stream, 1);
+            for (size_t i = 0; i < mib; i++) {
+                p_cuLaunchKernel((H)1000, 1, 1, 1, 1, 1, 1, 0, stream, 0, 0);
+                usleep(350 + i * 7919 % 300); /* about when our own thread looks for the end */
+                p_cuStreamBeginCapture(stream, 0);
+                p_cuLaunchKernel((H)1000, 1, 1, 1, 1, 1, 1, 0, stream, 0, 0);
+                usleep(300);
+                ruined += p_cuStreamEndCapture(stream, &graph) != 0;
+            }
+            printf("%zu\n", ruined);
         } else if (!strcmp(word, "depend")) { /* by the time of our launch the other's waiting has used up the window */
             pthread_t other;
             alarm(20);

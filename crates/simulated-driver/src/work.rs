@@ -24,6 +24,8 @@ static DISTURBED: AtomicBool = AtomicBool::new(false);
 struct Event {
     at: u64,
     context: u64,
+    /// Put into a stream that captured.
+    is_captured: bool,
 }
 
 /// A stream, and whose: each context has default streams, one of them for each thread.
@@ -262,7 +264,7 @@ pub fn captures(stream: Handle) -> Option<Handle> {
 pub unsafe extern "C" fn cuEventCreate(event: *mut Handle, _flags: u32) -> Status {
     let (Ok((context, _)), Ok(mut events)) = (current(), EVENTS.lock()) else { return INVALID_VALUE };
     let handle = as_handle(next_handle());
-    events.insert(handle.addr(), Event { at: 0, context });
+    events.insert(handle.addr(), Event { at: 0, context, is_captured: false });
     unsafe { *event = handle };
     SUCCESS
 }
@@ -287,10 +289,13 @@ pub extern "C" fn cuEventRecord_ptsz(event: Handle, stream: Handle) -> Status {
 
 fn record(event: Handle, stream: Key) -> Status {
     let at = end(stream).max(now());
+    let is_captured = STREAMS
+        .lock()
+        .is_ok_and(|streams| streams.get(&stream).is_some_and(|stream| stream.captures.is_some()));
     let (Ok((context, _)), Ok(mut events)) = (current(), EVENTS.lock()) else { return INVALID_VALUE };
     match events.get_mut(&event.addr()) {
         Some(event) if event.context == context => {
-            event.at = at;
+            *event = Event { at, context, is_captured };
             SUCCESS
         }
         Some(event) => {
@@ -308,7 +313,7 @@ fn event(event: Handle) -> Option<Event> {
     Some(event)
 }
 
-/// Ruins captures of others if this thread is not relaxed about them, like the real one.
+/// Ruins captures of others if this thread is not relaxed about them, or if the event is of a capture, like the real one.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuEventQuery(asked: Handle) -> Status {
     let captures =
@@ -318,6 +323,10 @@ pub extern "C" fn cuEventQuery(asked: Handle) -> Status {
         return CAPTURE_UNSUPPORTED;
     }
     match event(asked) {
+        Some(event) if event.is_captured => {
+            DISTURBED.store(true, Ordering::SeqCst);
+            CAPTURE_UNSUPPORTED
+        }
         Some(event) if event.at > now() => NOT_READY,
         Some(_) => SUCCESS,
         None => INVALID_HANDLE,

@@ -96,10 +96,10 @@ unsafe fn end_for_graphics(driver: Only, stream: Handle) -> Status {
 /// Counts a capture before it begins.
 fn beginning(ask: impl FnOnce() -> Status) -> Status {
     let Some(process) = Process::if_loaded() else { return ask() };
-    process.compute.captures(1);
+    process.compute.begin_capture();
     let status = ask();
     if status != SUCCESS {
-        process.compute.captures(-1);
+        process.compute.end_capture();
     }
     status
 }
@@ -108,7 +108,7 @@ fn beginning(ask: impl FnOnce() -> Status) -> Status {
 fn ending(ask: impl FnOnce() -> Status) -> Status {
     let status = ask();
     if let Some(process) = Process::if_loaded() {
-        process.compute.captures(-1);
+        process.compute.end_capture();
     }
     status
 }

@@ -2,11 +2,12 @@
 
 use std::collections::VecDeque;
 
+use tessera_limits::queue::{QUEUE, until_room};
 use tessera_limits::traffic::{Ration, Traffic};
 
 use super::costs::Costs;
 use super::fences::{Answer, Event, Fence, Found, LEFT_ASKED, Question, Spare, enter, relaxed, within};
-use super::gate::{PIECES, QUEUE};
+use super::gate::PIECES;
 use super::streams::{Stream, Which};
 use crate::cuda::Handle;
 use crate::memory::contexts;
@@ -148,8 +149,7 @@ impl Lanes {
         is_full(lane).then(|| {
             // The first fence may be reached at any moment. The rest must not have ended by then.
             let first = lane.fences.front().map_or(0, |fence| fence.estimate);
-            let sure = lane.queued.saturating_sub(first) * QUEUE / part;
-            (sure * 5 / 6).clamp(QUEUE / 10, (sure / 4).max(QUEUE / 2))
+            until_room(lane.queued.saturating_sub(first), part)
         })
     }
 

@@ -107,6 +107,16 @@ fn captures_beside_launches_are_not_disturbed() {
     assert_eq!(tenant.ask("beside x 300 1000"), "0 0");
 }
 
+/// What was launched before a capture in the same stream has no fence yet: our own thread must not put it into the capture.
+#[test]
+fn a_capture_that_follows_work_is_not_disturbed() {
+    let container = Container::with(4096, 50);
+    for has_arbiter in [false, true] {
+        let _arbiter = has_arbiter.then(|| Arbiter::start(&[&container]));
+        assert_eq!(container.begun("dlsym").ask("recapture x 1000"), "0", "{has_arbiter}");
+    }
+}
+
 #[test]
 fn each_card_has_its_own_share() {
     let container = Container::with_cards(&[(4096, 20), (4096, 60)], "1,0");

@@ -312,3 +312,7 @@ pub(crate) fn until(mut is_so: impl FnMut() -> bool) {
         std::thread::sleep(Duration::from_millis(1));
     }
 }
+
+pub(crate) fn write_at(file: &Path, place: u64, bytes: &[u8]) {
+    File::options().write(true).open(file).unwrap().write_all_at(bytes, place).unwrap();
+}

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use tessera_limits::futex;
+use tessera_limits::{files, futex};
 
-use crate::support::{Arbiter, Container, until};
+use crate::support::{Arbiter, Container, until, write_at};
 
 /// A program that pauses gives its window back: what it launches then waits for another one, as somebody else may have the card.
 #[test]
@@ -96,6 +96,50 @@ fn what_has_ended_without_an_arbiter_is_no_longer_wanted() {
     });
     assert!(forgets);
 }
+
+/// A program that works all through a time in which its limit was lifted does not owe that time.
+#[test]
+fn time_without_a_limit_is_not_charged() {
+    let container = Container::with(4096, 50);
+    let mut tenant = container.begun("dlsym");
+    let mut books = container.books();
+    tenant.tell("threads 1 100 6000");
+    until(|| books.busy() > 0);
+    container.limit(4096, 100);
+    std::thread::sleep(Duration::from_millis(3_000));
+    let before = books.busy();
+    container.limit(4096, 50);
+    until(|| books.busy() > before);
+    let charged = books.busy() - before;
+    assert!(charged < 1_000_000_000, "{charged} ns at the first look");
+    tenant.answer();
+}
+
+/// The arbiter has its own account, and lets a tenant make good what others kept from it. The library's account knows nothing of
+/// that, and may be far ahead when the arbiter dies.
+#[test]
+fn debts_of_an_arbiters_time_end_with_it() {
+    let container = Container::with(4096, 50);
+    let arbiter = Arbiter::start(&[&container]);
+    let mut tenant = container.begun("link");
+    let mut books = container.books();
+    tenant.tell("threads 1 500 4000");
+    until(|| books.busy() > 0);
+    let in_an_hour = futex::now() + 3_600_000_000_000;
+    write_at(&files::account_path(&container.grant()), ACCOUNT, &in_an_hour.to_ne_bytes());
+    drop(arbiter);
+    // It is not missed before.
+    std::thread::sleep(Duration::from_millis(1_000));
+    let before = books.busy();
+    let goes_on = (0..2_000).any(|_| {
+        std::thread::sleep(Duration::from_millis(1));
+        books.busy() > before
+    });
+    assert!(goes_on);
+}
+
+/// Where the account of the first card lies in its file.
+const ACCOUNT: u64 = 24;
 
 /// While work on one card waits for a window, requests on another one are heard at once.
 #[test]
