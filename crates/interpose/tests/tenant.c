@@ -15,6 +15,9 @@ typedef int S;
 typedef void *H;
 typedef uint64_t P;
 
+/* What stands for memory of another process, as the simulated driver reads it. */
+struct ipc { P address; size_t bytes; uint64_t rest[6]; };
+
 #define FUNCTIONS(F)                                                                                                   \
     F(S, cuInit, , 2000, (unsigned))                                                                                   \
     F(S, cuDevicePrimaryCtxRetain, , 7000, (H *, int))                                                                 \
@@ -33,6 +36,12 @@ typedef uint64_t P;
     F(S, cuMemUnmap, , 10020, (P, size_t))                                                                             \
     F(S, cuMemAllocAsync, , 11020, (P *, size_t, H))                                                                   \
     F(S, cuMemFreeAsync, , 11020, (P, H))                                                                              \
+    F(S, cuMemPoolCreate, , 11020, (H *, const void *))                                                                \
+    F(S, cuMemPoolDestroy, , 11020, (H))                                                                               \
+    F(S, cuMemAllocFromPoolAsync, , 11020, (P *, size_t, H, H))                                                        \
+    F(S, cuIpcOpenMemHandle, _v2, 11000, (P *, struct ipc, unsigned))                                                  \
+    F(S, cuIpcCloseMemHandle, , 4010, (P))                                                                             \
+    F(S, cuMemImportFromShareableHandle, , 10020, (P *, void *, int))                                                  \
     F(S, cuMemGetInfo, _v2, 3020, (size_t *, size_t *))                                                                \
     F(S, cuDeviceTotalMem, _v2, 3020, (size_t *, int))                                                                 \
     F(S, cuLaunchKernel, , 4000,                                                                                       \
@@ -153,6 +162,11 @@ static S take(const char *way, size_t bytes) {
     if (!strcmp(way, "vmm")) s = p_cuMemCreate(&p, bytes, &on_card, 0);
     if (!strcmp(way, "host")) s = p_cuMemCreate(&p, bytes, &on_host, 0);
     if (!strcmp(way, "async")) s = p_cuMemAllocAsync(&p, bytes, 0);
+    if (!strcmp(way, "left")) { /* of a pool that is destroyed at once */
+        s = p_cuMemPoolCreate(&h, &on_card);
+        if (s == 0) s = p_cuMemAllocFromPoolAsync(&p, bytes, h, 0), s |= p_cuMemPoolDestroy(h);
+    }
+    if (!strcmp(way, "opened")) s = p_cuIpcOpenMemHandle(&p, (struct ipc){0x7000, bytes, {0}}, 1);
     if (!strcmp(way, "context")) s = p_cuCtxCreate(&h, 0, 0);
     if (!strcmp(way, "green")) s = p_cuGreenCtxCreate(&h, 0, 0, 0);
     if (!strcmp(way, "heap")) s = p_cuCtxSetLimit(2, bytes);
@@ -167,7 +181,8 @@ static S take(const char *way, size_t bytes) {
 
 static S give(const char *way, P p) {
     if (!strcmp(way, "vmm") || !strcmp(way, "host")) return p_cuMemRelease(p);
-    if (!strcmp(way, "async")) return p_cuMemFreeAsync(p, 0);
+    if (!strcmp(way, "async") || !strcmp(way, "left")) return p_cuMemFreeAsync(p, 0);
+    if (!strcmp(way, "opened")) return p_cuIpcCloseMemHandle(p);
     if (!strcmp(way, "context")) return p_cuCtxDestroy((H)p);
     if (!strcmp(way, "green")) return p_cuGreenCtxDestroy((H)p);
     if (!strcmp(way, "graph") || !strcmp(way, "node") || !strcmp(way, "captured")) return p_cuGraphExecDestroy((H)p);
@@ -270,6 +285,15 @@ int main(int argc, char **argv) {
             p_cuMemGetInfo(&free, &total);
             p_cuDeviceTotalMem(&all, device);
             printf("%zu %zu %zu\n", free >> 20, total >> 20, all >> 20);
+        } else if (!strcmp(word, "import")) { /* memory of another process, mapped in two pieces of `mib` that overlap */
+            P handle, at = 0x40000000;
+            S s = p_cuMemImportFromShareableHandle(&handle, 0, 1) | p_cuMemMap(at, mib << 20, 0, handle, 0);
+            s |= p_cuMemMap(2 * at, mib << 21, 0, handle, 0);
+            printf("%d\n", s);
+            held[0] = handle;
+        } else if (!strcmp(word, "unimport")) {
+            P at = 0x40000000;
+            printf("%d\n", p_cuMemUnmap(at, mib << 20) | p_cuMemUnmap(2 * at, mib << 21) | p_cuMemRelease(held[0]));
         } else if (!strcmp(word, "churn")) { /* takes and frees for ever */
             puts("0");
             for (;;) {

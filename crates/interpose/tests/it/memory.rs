@@ -1,6 +1,6 @@
 //! Memory limits, by every way to take memory.
 
-use crate::support::{CONTEXT, Container};
+use crate::support::{CONTEXT, Container, Tenant};
 
 const LIMIT: u64 = 4096;
 
@@ -46,6 +46,51 @@ fn the_heap_of_kernels_counts() {
     assert_eq!(tenant.ask("take heap 100"), "0", "a smaller one gives back");
     assert_eq!(tenant.ask("take plain 1000"), "0");
     assert!(container.most() <= LIMIT);
+}
+
+/// A pool that is destroyed lives on as long as memory of it is in use, and so does its charge.
+#[test]
+fn memory_of_a_pool_that_was_destroyed_counts_until_it_is_freed() {
+    let container = Container::with_memory(LIMIT);
+    let mut tenant = container.begun("proc");
+    for _ in 0..3 {
+        let answer = tenant.ask("fill left 64");
+        let (count, status) = answer.split_once(' ').unwrap();
+        // Without an agent two pieces are set aside for code.
+        assert!((PIECES - 2..=PIECES).contains(&count.parse().unwrap()) && status == "2", "{answer}");
+        assert!(container.most() <= LIMIT, "{} taken", container.most());
+        assert_eq!(tenant.ask("free left"), "0");
+    }
+    assert_eq!(tenant.ask("info"), format!("{} {LIMIT} {LIMIT}", LIMIT - CONTEXT));
+    assert_eq!(tenant.end(), "");
+}
+
+/// Memory of another process is opened again where it was, and is closed as often as it was opened.
+#[test]
+fn memory_that_is_opened_twice_counts_once() {
+    let container = Container::with_memory(LIMIT);
+    let mut tenant = container.begun("dlsym");
+    let has = |tenant: &mut Tenant, held: u64| {
+        assert_eq!(tenant.ask("info"), format!("{} {LIMIT} {LIMIT}", LIMIT - CONTEXT - held));
+    };
+    assert_eq!(tenant.ask("take opened 3000"), "0");
+    assert_eq!(tenant.ask("take opened 3000"), "0");
+    has(&mut tenant, 3000);
+    assert_eq!(tenant.ask("free opened"), "0", "both");
+    has(&mut tenant, 0);
+    assert_eq!(tenant.ask("take opened 5000"), "2");
+    has(&mut tenant, 0);
+}
+
+/// What of another process's memory is mapped counts, in how many pieces ever.
+#[test]
+fn imported_memory_counts_as_far_as_it_is_mapped() {
+    let container = Container::with_memory(LIMIT);
+    let mut tenant = container.begun("link");
+    assert_eq!(tenant.ask("import x 500"), "0");
+    assert_eq!(tenant.ask("info"), format!("{} {LIMIT} {LIMIT}", LIMIT - CONTEXT - 1000));
+    assert_eq!(tenant.ask("unimport x 500"), "1", "the simulated driver never had it");
+    assert_eq!(tenant.ask("import x 2000"), "2", "the second piece is too much");
 }
 
 /// A green context brings the primary one with it, for which the program never asked.
