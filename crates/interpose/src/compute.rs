@@ -86,6 +86,11 @@ impl Compute {
         }
     }
 
+    /// A graph is about to go; another one may be where it was.
+    pub fn forget_graph(&self, graph: Handle) {
+        self.costs.forget(kernels::of_graph(graph));
+    }
+
     /// Whether a capture was ever seen: before that no stream need be asked.
     pub fn has_captured(&self) -> bool {
         self.has_captured.load(Ordering::Relaxed)

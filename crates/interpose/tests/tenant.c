@@ -374,6 +374,17 @@ int main(int argc, char **argv) {
             }
             for (int i = 0; i < 3; i++) pthread_join(threads[i], 0);
             printf("%zu %d\n", ruined, together.status);
+        } else if (!strcmp(word, "regraph")) { /* a short graph, and where it was one of `mib` microseconds, each launched `rounds` times */
+            H stream, graph;
+            S s = p_cuStreamCreate(&stream, 0);
+            for (size_t us = 10;; us = mib) {
+                s |= p_cuStreamBeginCapture(stream, 0) | p_cuLaunchKernel((H)(us * 1000), 1, 1, 1, 1, 1, 1, 0, stream, 0, 0);
+                s |= p_cuStreamEndCapture(stream, &graph);
+                for (size_t i = 0; i < rounds; i++) s |= p_cuGraphLaunch(graph, stream);
+                s |= p_cuStreamSynchronize(stream) | p_cuGraphDestroy(graph);
+                if (us == mib) break;
+            }
+            printf("%d\n", s);
         } else if (!strcmp(word, "recapture")) { /* captures in a stream that has just worked, `mib` of them; answers how many were ruined */
             H stream, graph;
             size_t ruined = 0;

@@ -74,6 +74,12 @@ impl Costs {
         }
     }
 
+    /// Such work will not come again: the next of this key is other work.
+    pub fn forget(&self, key: u64) {
+        // Any other key will do.
+        let _ = self.kind(key).key.compare_exchange(key, !key, Ordering::Relaxed, Ordering::Relaxed);
+    }
+
     fn kind(&self, key: u64) -> &Kind {
         // The keys are mixed well above.
         &self.0[(key >> 40) as usize % KINDS]

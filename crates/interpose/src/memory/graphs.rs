@@ -220,10 +220,14 @@ unsafe fn held(made: *const Handle, graph: Handle, ask: impl FnOnce() -> Status)
 }
 
 unsafe fn destroy(driver: unsafe extern "C" fn(Handle) -> Status, holder: Handle) -> Status {
+    let process = Process::if_loaded();
+    if let Some(process) = process {
+        process.compute.forget_graph(holder);
+    }
     // SAFETY: see above.
     let status = unsafe { driver(holder) };
     if status == SUCCESS
-        && let Some(process) = Process::if_loaded()
+        && let Some(process) = process
     {
         let mut kept = Vec::new();
         let mut all = graphs(process);

@@ -56,6 +56,22 @@ fn little_is_queued() {
     }
 }
 
+/// What a graph cost says nothing about another one that lies where it was.
+#[test]
+fn little_is_queued_of_a_graph_in_the_place_of_a_short_one() {
+    let container = Container::with(4096, 90);
+    let mut tenant = container.begun("dlsym");
+    tenant.tell("regraph x 5000 200");
+    let mut most = 0;
+    for _ in 0..1_500 {
+        most = most.max(container.left());
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(tenant.answer(), "0");
+    println!("{most} ns of work at most");
+    assert!((1..200_000_000).contains(&most), "{most} ns of work at most");
+}
+
 /// Three threads whose kernels run beside each other, at half the card's time, against the same without a limit.
 #[test]
 fn what_overlaps_is_charged_once() {
