@@ -2,17 +2,17 @@
 //!
 //! - `kernels`, `transfers`: what starts work on a card. `captures`: what only records it.
 //! - `streams`: which stream a program means.
-//! - `costs`: what kinds of work cost.
 //! - `gate`: who passes and who waits.
 //! - `lanes`: what each stream has queued, told by `fences` (events) put between the launches.
 //! - `controller`: follows the fences, charges the time the card is busy for us, opens and closes.
+//!
+//! What is decided without the driver is in `tessera_limits`: `costs` of kinds of work, `queue`, `pacer`, `traffic`.
 //!
 //! A launch costs one test of the gate, and a look at the ration of its stream afterwards; between fences the lanes are not
 //! touched. Streams that capture are left alone.
 
 mod captures;
 mod controller;
-mod costs;
 mod fences;
 mod gate;
 mod kernels;
@@ -22,6 +22,7 @@ mod transfers;
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
+use tessera_limits::costs::{Costs, Expected};
 use tessera_limits::{CARDS, Limits};
 
 use crate::cuda::{Handle, SUCCESS, Status};
@@ -29,7 +30,6 @@ use crate::door::table::Hook;
 use crate::grant::Process;
 use crate::keeper;
 pub use controller::{Controller, Rest};
-use costs::{Costs, Expected};
 use fences::Event;
 use gate::Gate;
 pub use streams::Stream;

@@ -30,6 +30,7 @@ struct ipc { P address; size_t bytes; uint64_t rest[6]; };
     F(S, cuMemAllocPitch, _v2, 3020, (P *, size_t *, size_t, size_t, unsigned))                                        \
     F(S, cuMemFree, _v2, 3020, (P))                                                                                    \
     F(S, cuArray3DCreate, _v2, 3020, (H *, const void *))                                                              \
+    F(S, cuMipmappedArrayCreate, , 5000, (H *, const void *, unsigned))                                                \
     F(S, cuMemCreate, , 10020, (P *, size_t, const void *, unsigned long long))                                        \
     F(S, cuMemRelease, , 10020, (P))                                                                                   \
     F(S, cuMemMap, , 10020, (P, size_t, size_t, P, unsigned long long))                                                \
@@ -159,6 +160,10 @@ static S take(const char *way, size_t bytes) {
     if (!strcmp(way, "managed")) s = p_cuMemAllocManaged(&p, bytes, 1);
     if (!strcmp(way, "pitch")) s = p_cuMemAllocPitch(&p, &pitch, 1 << 20, bytes >> 20, 4);
     if (!strcmp(way, "array")) s = p_cuArray3DCreate(&h, &array);
+    if (!strcmp(way, "layers")) { /* each of 4 MiB, with all its levels */
+        array.height = 1024, array.depth = bytes >> 22, array.flags = 1;
+        s = p_cuMipmappedArrayCreate(&h, &array, 11);
+    }
     if (!strcmp(way, "vmm")) s = p_cuMemCreate(&p, bytes, &on_card, 0);
     if (!strcmp(way, "host")) s = p_cuMemCreate(&p, bytes, &on_host, 0);
     if (!strcmp(way, "async")) s = p_cuMemAllocAsync(&p, bytes, 0);
@@ -385,6 +390,12 @@ int main(int argc, char **argv) {
                 if (us == mib) break;
             }
             printf("%d\n", s);
+        } else if (!strcmp(word, "spoil")) { /* a capture that takes memory and is ruined */
+            H stream, graph;
+            P p;
+            S s = p_cuStreamCreate(&stream, 0) | p_cuStreamBeginCapture(stream, 0) | p_cuMemAllocAsync(&p, mib << 20, stream);
+            p_cuCtxSynchronize();
+            printf("%d %d\n", s, p_cuStreamEndCapture(stream, &graph));
         } else if (!strcmp(word, "recapture")) { /* captures in a stream that has just worked, `mib` of them; answers how many were ruined */
             H stream, graph;
             size_t ruined = 0;

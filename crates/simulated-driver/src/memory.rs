@@ -138,6 +138,33 @@ unsafe fn create_array(array: *mut Handle, extents: [usize; 3]) -> Status {
     }
 }
 
+/// As many levels as told, each with half the width and height of the one before, and half the depth unless that counts layers.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMipmappedArrayCreate(
+    array: *mut Handle,
+    description: *const Described,
+    levels: u32,
+) -> Status {
+    const LAYERED: u32 = 1;
+    let Described { extents: [width, height, depth], flags, .. } = unsafe { *description };
+    let bytes = |level| {
+        let layers = if flags & LAYERED == 0 { depth >> level } else { depth };
+        [width >> level, height >> level, layers]
+            .iter()
+            .fold(4, |bytes, &extent: &usize| bytes * extent.max(1))
+    };
+    unsafe { create_array(array, [(0..levels).map(bytes).sum::<usize>() / 4, 1, 1]) }
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Described {
+    extents: [usize; 3],
+    format: u32,
+    channels: u32,
+    flags: u32,
+}
+
 /// The first interface: extents of 32 bits.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuArray3DCreate(array: *mut Handle, description: *const [u32; 3]) -> Status {

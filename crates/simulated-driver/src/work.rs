@@ -205,6 +205,9 @@ pub extern "C" fn cuStreamSynchronize(stream: Handle) -> Status {
 
 #[unsafe(no_mangle)]
 pub extern "C" fn cuCtxSynchronize() -> Status {
+    if disturbs() {
+        return CAPTURE_UNSUPPORTED;
+    }
     let last = STREAMS.lock().ok().and_then(|streams| streams.values().map(|stream| stream.end).max());
     sleep_until(last.unwrap_or(0));
     SUCCESS
@@ -235,7 +238,12 @@ pub unsafe extern "C" fn cuStreamEndCapture(stream: Handle, graph: *mut Handle) 
     let Ok(mut streams) = STREAMS.lock() else { return INVALID_VALUE };
     let captured = streams.get_mut(&key(stream, false)).and_then(|stream| stream.captures.take());
     unsafe { *graph = captured.unwrap_or(std::ptr::null_mut()) };
-    if DISTURBED.swap(false, Ordering::SeqCst) { CAPTURE_INVALIDATED } else { SUCCESS }
+    if DISTURBED.swap(false, Ordering::SeqCst) {
+        // Nothing of it is left.
+        graphs::cuGraphDestroy(unsafe { std::mem::replace(&mut *graph, std::ptr::null_mut()) });
+        return CAPTURE_INVALIDATED;
+    }
+    SUCCESS
 }
 
 #[unsafe(no_mangle)]
@@ -313,13 +321,21 @@ fn event(event: Handle) -> Option<Event> {
     Some(event)
 }
 
-/// Ruins captures of others if this thread is not relaxed about them, or if the event is of a capture, like the real one.
-#[unsafe(no_mangle)]
-pub extern "C" fn cuEventQuery(asked: Handle) -> Status {
+/// Whether a call ruins captures of others, because this thread is not relaxed about them.
+fn disturbs() -> bool {
     let captures =
         STREAMS.lock().is_ok_and(|streams| streams.values().any(|stream| stream.captures.is_some()));
-    if captures && !is_relaxed() {
+    let disturbs = captures && !is_relaxed();
+    if disturbs {
         DISTURBED.store(true, Ordering::SeqCst);
+    }
+    disturbs
+}
+
+/// Ruins captures also where the event is of one, like the real one.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuEventQuery(asked: Handle) -> Status {
+    if disturbs() {
         return CAPTURE_UNSUPPORTED;
     }
     match event(asked) {

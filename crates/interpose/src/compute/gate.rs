@@ -4,11 +4,11 @@ use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use tessera_limits::costs::Costs;
 use tessera_limits::futex;
 use tessera_limits::queue::{HOLD, QUEUE};
 use tessera_limits::traffic::Traffic;
 
-use super::costs::Costs;
 use super::lanes::Lanes;
 use super::streams::Which;
 use crate::keeper;

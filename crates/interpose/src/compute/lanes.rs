@@ -2,10 +2,10 @@
 
 use std::collections::VecDeque;
 
+use tessera_limits::costs::Costs;
 use tessera_limits::queue::{QUEUE, until_room};
 use tessera_limits::traffic::{Ration, Traffic};
 
-use super::costs::Costs;
 use super::fences::{Answer, Event, Fence, Found, LEFT_ASKED, Question, Spare, enter, relaxed, within};
 use super::gate::PIECES;
 use super::streams::{Stream, Which};

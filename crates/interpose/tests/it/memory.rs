@@ -36,6 +36,25 @@ fn roundabout_ways_stop_at_the_limit() {
     }
 }
 
+/// The levels of an array with layers have half the width and height each, and as many layers.
+#[test]
+fn levels_of_layers_count() {
+    let container = Container::with_memory(LIMIT);
+    let mut tenant = container.begun("proc");
+    assert!(tenant.ask("fill layers 64").ends_with(" 2"));
+    assert!(container.most() <= LIMIT, "{} taken", container.most());
+}
+
+/// Nothing is left of what a capture would have taken when it is ruined.
+#[test]
+fn a_capture_that_was_ruined_gives_back() {
+    let mut tenant = Container::with_memory(LIMIT).begun("dlsym");
+    for _ in 0..3 {
+        assert_eq!(tenant.ask("spoil x 3000"), "0 901");
+        assert_eq!(tenant.ask("info"), format!("{} {LIMIT} {LIMIT}", LIMIT - CONTEXT));
+    }
+}
+
 #[test]
 fn the_heap_of_kernels_counts() {
     let container = Container::with_memory(LIMIT);

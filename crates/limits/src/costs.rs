@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// How many kinds are known at a time; one that falls on another's place takes it and is learned anew.
+/// How many kinds are known at a time. Two places are looked at for each; one that finds both taken takes the first and is learned anew.
 const KINDS: usize = 4_096;
 
 /// Known work is measured again once in so many launches (powers of two: this is asked at every launch),
@@ -16,9 +16,10 @@ const SHORT: u64 = 20_000;
 const UNKNOWN: u64 = 500_000;
 
 /// All kinds of work of a process.
+#[derive(Debug)]
 pub struct Costs(Box<[Kind]>);
 
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct Kind {
     key: AtomicU64,
     nanoseconds: AtomicU64,
@@ -28,6 +29,7 @@ struct Kind {
 /// What is known of work about to be launched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Expected {
+    /// How long it takes.
     pub nanoseconds: u64,
     /// Whether it is time to measure it (again).
     pub measures: bool,
@@ -43,6 +45,7 @@ impl Default for Costs {
 
 impl Costs {
     /// What a launch will cost.
+    #[must_use]
     pub fn of(&self, key: u64) -> Expected {
         let kind = self.kind(key);
         let is_new = kind.key.load(Ordering::Relaxed) != key;
@@ -80,8 +83,64 @@ impl Costs {
         let _ = self.kind(key).key.compare_exchange(key, !key, Ordering::Relaxed, Ordering::Relaxed);
     }
 
+    /// The place of a kind, or the one it will have.
     fn kind(&self, key: u64) -> &Kind {
         // The keys are mixed well above.
-        &self.0[(key >> 40) as usize % KINDS]
+        let place = (key >> 40) as usize % KINDS;
+        let (first, second) = (&self.0[place], &self.0[place ^ 1]);
+        let has = |kind: &Kind, key: u64| kind.key.load(Ordering::Relaxed) == key;
+        if has(first, key) || has(first, 0) {
+            return first;
+        }
+        if has(second, key) || has(second, 0) { second } else { first }
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use super::*;
+
+    /// Kinds of the same place, whatever the others are.
+    fn key(number: u64) -> u64 {
+        (77 << 40) + number
+    }
+
+    #[test]
+    fn work_is_measured_first_and_then_now_and_then() {
+        let costs = Costs::default();
+        assert_eq!(costs.of(key(1)), Expected { nanoseconds: UNKNOWN, measures: true, is_new: true });
+        assert_eq!(costs.of(key(1)), Expected { nanoseconds: UNKNOWN, measures: false, is_new: false });
+        costs.learn(key(1), 0.3);
+        assert_eq!(costs.of(key(1)).nanoseconds, 300_000);
+        let measured = |launches: u32| (0..launches).filter(|_| costs.of(key(1)).measures).count();
+        assert_eq!(measured(10 * MEASURE_EVERY), 10);
+        (0..16).for_each(|_| costs.learn(key(1), 0.005));
+        assert_eq!(measured(10 * MEASURE_SHORT_EVERY), 10, "short work less often");
+    }
+
+    #[test]
+    fn two_kinds_in_one_place_are_both_known() {
+        let costs = Costs::default();
+        for (number, milliseconds) in [(1, 1.0), (2, 2.0)] {
+            assert!(costs.of(key(number)).is_new);
+            costs.learn(key(number), milliseconds);
+        }
+        for _ in 0..10 {
+            assert_eq!([1, 2].map(|number| costs.of(key(number)).nanoseconds), [1_000_000, 2_000_000]);
+        }
+        assert!(costs.of(key(3)).is_new);
+        assert!(!costs.of(key(2)).is_new, "a third takes the place of one of them");
+    }
+
+    #[test]
+    fn what_is_forgotten_is_measured_anew() {
+        let costs = Costs::default();
+        let _ = costs.of(key(1));
+        costs.learn(key(1), 0.001);
+        costs.forget(key(1));
+        assert_eq!(costs.of(key(1)), Expected { nanoseconds: UNKNOWN, measures: true, is_new: true });
+        costs.forget(key(2));
+        assert!(!costs.of(key(1)).is_new, "another one was forgotten");
     }
 }
