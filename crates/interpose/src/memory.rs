@@ -200,13 +200,14 @@ unsafe fn imported(
     if status != SUCCESS {
         return status;
     }
-    let (mut base, mut bytes) = (0, 0);
     // SAFETY: written by the driver.
     let opened = unsafe { *pointer };
+    if process.memory.books.open_again(kind, opened) {
+        return status;
+    }
+    let (mut base, mut bytes) = (0, 0);
     // SAFETY: an address of the driver's; `base` and `bytes` are places for the answer.
-    if process.memory.books.open_again(kind, opened)
-        || unsafe { address_range(&raw mut base, &raw mut bytes, opened) } != SUCCESS
-    {
+    if unsafe { address_range(&raw mut base, &raw mut bytes, opened) } != SUCCESS {
         return status;
     }
     // SAFETY: the driver is not asked again.

@@ -36,7 +36,6 @@ const MOST_QUEUED: u64 = 64 * QUEUE;
 #[derive(Default)]
 pub struct Controller {
     cards: [State; CARDS],
-    is_relaxed: bool,
 }
 
 #[derive(Default)]
@@ -111,10 +110,6 @@ pub enum Rest {
 impl Controller {
     /// Looks at all cards.
     pub fn look(&mut self, process: &Process) -> Rest {
-        if !self.is_relaxed {
-            // Not possible before the program has initialised the driver.
-            self.is_relaxed = fences::relax().is_some();
-        }
         let gates = process.compute.gates.iter().zip(&mut self.cards).enumerate();
         let rests = gates.filter_map(|(card, (gate, state))| {
             if gate.is_limited() || gate.open.load(Ordering::Relaxed) == 0 || state.told.0 {
@@ -281,6 +276,8 @@ impl State {
     /// Charges up to now, and notices when all has ended.
     fn follow(&mut self, process: &Process, shared: &SharedPacer, gate: &Gate, now: u64) {
         let percent = self.rule.unwrap_or(FREE).percent;
+        // Each time: it costs next to nothing, and must not be done before there is work. A program that only watches the card has no driver.
+        fences::relax();
         let looking = gate.looking();
         let questions = gate.lanes().questions();
         let answers = fences::ask(&questions);

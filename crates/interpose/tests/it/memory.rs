@@ -198,6 +198,17 @@ fn a_program_sees_its_share() {
     }
 }
 
+/// What nvidia-smi would show, beside a program that holds some. A program that only watches is not made to load the driver.
+#[test]
+fn who_only_watches_sees_the_share() {
+    let container = Container::with(LIMIT, 50);
+    let mut tenant = container.begun("proc");
+    tenant.ask("take plain 96");
+    let (free, used) = (LIMIT - CONTEXT - 96, CONTEXT + 96);
+    let shown = format!("{LIMIT} {free} {used}");
+    assert_eq!(container.watched(), format!("0: {shown}, {shown}, no driver"));
+}
+
 #[test]
 fn a_whole_card_is_shown_as_it_is() {
     let container = Container::with_memory(u64::MAX >> 20);

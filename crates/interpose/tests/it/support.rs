@@ -24,6 +24,7 @@ pub(crate) struct Built {
     pub(crate) library: PathBuf,
     drivers: PathBuf,
     tenant: PathBuf,
+    monitor: PathBuf,
 }
 
 /// A container with a grant on a card of its own.
@@ -62,21 +63,29 @@ impl Built {
             assert!(built.success());
             let (built, drivers) = (target.join("interpose"), target.join("drivers"));
             std::fs::create_dir_all(&drivers).unwrap();
-            for name in ["libcuda.so", "libcuda.so.1", "libnvidia-ml.so.1"] {
+            for name in ["libcuda.so", "libcuda.so.1"] {
                 let _ = std::fs::remove_file(drivers.join(name));
                 std::os::unix::fs::symlink(built.join("libsimulated_driver.so"), drivers.join(name)).unwrap();
             }
-            let tenant = target.join(format!("tenant-{}", std::process::id()));
-            let compiled = Command::new("cc")
-                .args(["-O1", "-w", "-o"])
-                .arg(&tenant)
-                .arg(crate_folder.join("tests/tenant.c"))
-                .args(["-L".as_ref(), drivers.as_os_str()])
-                .args(["-lcuda", "-ldl", "-lpthread"])
-                .status()
-                .unwrap();
-            assert!(compiled.success());
-            Self { library: built.join("libtessera.so"), drivers, tenant }
+            // Another file: a process may have the one and not the other.
+            let _ = std::fs::remove_file(drivers.join("libnvidia-ml.so.1"));
+            std::fs::copy(built.join("libsimulated_driver.so"), drivers.join("libnvidia-ml.so.1")).unwrap();
+            let compile = |name: &str, libraries: &[&str]| {
+                let program = target.join(format!("{name}-{}", std::process::id()));
+                let compiled = Command::new("cc")
+                    .args(["-O1", "-w", "-o"])
+                    .arg(&program)
+                    .arg(crate_folder.join(format!("tests/{name}.c")))
+                    .args(["-L".as_ref(), drivers.as_os_str()])
+                    .args(libraries)
+                    .status()
+                    .unwrap();
+                assert!(compiled.success());
+                program
+            };
+            let tenant = compile("tenant", &["-lcuda", "-ldl", "-lpthread"]);
+            let monitor = compile("monitor", &["-ldl"]);
+            Self { library: built.join("libtessera.so"), drivers, tenant, monitor }
         })
     }
 }
@@ -189,20 +198,9 @@ impl Container {
     }
 
     fn start_under(&self, library: Option<&Path>, door: &str) -> Tenant {
-        let built = Built::get();
-        let mut command = Command::new(&built.tenant);
-        if let Some(library) = library {
-            command.env("LD_PRELOAD", library);
-        }
-        if self.overlaps {
-            command.env("SIMULATED_OVERLAP", "1");
-        }
-        let mut child = command
+        let mut child = self
+            .program(&Built::get().tenant, library)
             .arg(door)
-            .env("LD_LIBRARY_PATH", &built.drivers)
-            .env("TESSERA_GRANT", self.grant())
-            .env("SIMULATED_CARD", &self.card)
-            .env("SIMULATED_ORDER", self.order)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
@@ -210,6 +208,29 @@ impl Container {
             .unwrap();
         let (input, output) = (child.stdin.take().unwrap(), BufReader::new(child.stdout.take().unwrap()));
         Tenant { child, input, output }
+    }
+
+    /// What a program that only watches the card sees.
+    pub(crate) fn watched(&self) -> String {
+        let built = Built::get();
+        let output = self.program(&built.monitor, Some(&built.library)).output().unwrap();
+        String::from_utf8_lossy(&output.stdout).trim().into()
+    }
+
+    fn program(&self, program: &Path, library: Option<&Path>) -> Command {
+        let mut command = Command::new(program);
+        if let Some(library) = library {
+            command.env("LD_PRELOAD", library);
+        }
+        if self.overlaps {
+            command.env("SIMULATED_OVERLAP", "1");
+        }
+        command
+            .env("LD_LIBRARY_PATH", &Built::get().drivers)
+            .env("TESSERA_GRANT", self.grant())
+            .env("SIMULATED_CARD", &self.card)
+            .env("SIMULATED_ORDER", self.order);
+        command
     }
 
     /// A program that has begun to use the card.
