@@ -146,6 +146,7 @@ static S remember(size_t bytes, const char *way, H *made) {
 }
 
 static int device;
+static H lingers[2];
 static P held[100000];
 static int holds;
 
@@ -396,6 +397,15 @@ int main(int argc, char **argv) {
             S s = p_cuStreamCreate(&stream, 0) | p_cuStreamBeginCapture(stream, 0) | p_cuMemAllocAsync(&p, mib << 20, stream);
             p_cuCtxSynchronize();
             printf("%d %d\n", s, p_cuStreamEndCapture(stream, &graph));
+        } else if (!strcmp(word, "linger")) { /* a capture that begins beside some work, and does not end */
+            S s = p_cuStreamCreate(&lingers[0], 1) | p_cuStreamCreate(&lingers[1], 1);
+            for (int i = 0; i < 10; i++) s |= p_cuLaunchKernel((H)(mib * 1000), 1, 1, 1, 1, 1, 1, 0, lingers[0], 0, 0);
+            printf("%d\n", s | p_cuStreamBeginCapture(lingers[1], 0));
+        } else if (!strcmp(word, "hurry")) { /* it ends, and work follows at once */
+            H graph;
+            S s = p_cuStreamEndCapture(lingers[1], &graph);
+            for (int i = 0; i < 10; i++) s |= p_cuLaunchKernel((H)(mib * 1000), 1, 1, 1, 1, 1, 1, 0, lingers[0], 0, 0);
+            printf("%d\n", s);
         } else if (!strcmp(word, "recapture")) { /* captures in a stream that has just worked, `mib` of them; answers how many were ruined */
             H stream, graph;
             size_t ruined = 0;

@@ -284,9 +284,11 @@ impl State {
         let mut lanes = gate.lanes();
         let ended = lanes.pass(&answers, &process.compute.costs);
         self.flow = Flow::of(lanes.launches - self.launches);
-        if process.compute.is_quiet() && matches!(self.flow, Flow::Still) {
+        // No event is put beside a capture, which it might get into: what was launched before has ended when it should have.
+        let (may_fence, should_have_ended) = (process.compute.is_quiet(), now >= self.charged + self.left);
+        if matches!(self.flow, Flow::Still) && (may_fence || should_have_ended) {
             // Nothing new since the last look: what has no fence gets one, or its end would not be seen.
-            lanes.fence_all();
+            lanes.fence_all(may_fence);
         }
         self.launches = lanes.launches;
         let is_empty = lanes.are_empty() && gate.set_idle();

@@ -180,14 +180,14 @@ impl Lanes {
         std::mem::take(&mut self.ended)
     }
 
-    /// Puts fences behind what has none. Only while nothing captures, on our own thread.
-    pub fn fence_all(&mut self) {
+    /// Puts fences behind what has none, or where none `may` be put takes it for ended. On our own thread.
+    pub fn fence_all(&mut self, may: bool) {
         for place in 0..self.lanes.len() {
             let lane = &self.lanes[place];
             let Some(which) = lane.stream.filter(|_| lane.launches > 0) else { continue };
             if let Some(behind) = lane.behind {
                 self.push(place, behind, None);
-            } else {
+            } else if may {
                 enter(lane.context);
                 self.fence(place, Stream { handle: which.by_handle(), per_thread: false }, None);
             }
@@ -238,7 +238,7 @@ impl Lanes {
         }
     }
 
-    /// Where no fence can be had, as in a context whose work has crashed, the end is not seen and not waited for.
+    /// Where no fence can be had, as in a context whose work has crashed, or beside a capture, the end is not seen and not waited for.
     fn give_up_unfenced(&mut self, place: usize) {
         let lane = &mut self.lanes[place];
         if lane.launches > 0 {

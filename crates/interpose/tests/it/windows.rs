@@ -78,6 +78,28 @@ fn work_beside_a_capture_that_was_given_up_has_an_end() {
     assert!(ends);
 }
 
+/// While a capture runs no fence is put behind what was launched before. That has an end all the same.
+#[test]
+fn work_before_a_long_capture_has_an_end() {
+    for has_arbiter in [true, false] {
+        let container = Container::with(4096, 50);
+        let _arbiter = has_arbiter.then(|| Arbiter::start(&[&container]));
+        let mut tenant = container.begun("dlsym");
+        // What it costs is known by then: so little gets no fence at once.
+        assert_eq!(tenant.ask("threads 1 10 0"), "10 0");
+        let mut books = container.books();
+        until(|| books.want() == 0);
+        assert_eq!(tenant.ask("linger x 10"), "0");
+        std::thread::sleep(Duration::from_millis(1_500));
+        assert_eq!(books.want(), 0, "it has long ended");
+        let before = books.busy();
+        assert_eq!(tenant.ask("hurry x 10"), "0");
+        until(|| books.busy() > before);
+        let charged = books.busy() - before;
+        assert!(charged < 1_000_000_000, "{charged} ns are charged for nothing, {has_arbiter}");
+    }
+}
+
 /// What was wanted of an arbiter that has died is not wanted of the next one.
 #[test]
 fn what_has_ended_without_an_arbiter_is_no_longer_wanted() {
