@@ -307,12 +307,14 @@ impl State {
         }
         // Nothing has come, and nothing is known to run: perhaps it ended long ago. If not, the rest is charged with the next look.
         let may_have_ended = matches!(self.flow, Flow::Still) && !is_seen_at_work;
-        let until = if may_have_ended { now.min(self.charged + self.left) } else { now };
+        // Our own thread looks far more often than that, unless the process was stopped: that time was not its own.
+        let was_stopped = now - self.charged > HOLD;
+        let until = if may_have_ended || was_stopped { now.min(self.charged + self.left) } else { now };
         self.left = if until < now { 0 } else { self.time_of_queue(gate) };
         self.pacer.charge(self.charged, until, percent);
         shared.charge(self.charged, until, percent);
         self.learn_pace(gate, ended, until - self.charged);
-        self.charged = until;
+        self.charged = if was_stopped { now } else { until };
         if is_empty {
             (self.charged, self.idle_since) = (0, until);
         }

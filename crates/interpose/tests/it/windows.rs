@@ -1,10 +1,11 @@
 //! Windows under an arbiter: who waits for one, what is told, what is charged.
 
+use std::process::Command;
 use std::time::Duration;
 
 use tessera_limits::{files, futex};
 
-use crate::support::{Arbiter, Container, until, write_at};
+use crate::support::{Arbiter, Container, Tenant, until, write_at};
 
 /// A program that pauses gives its window back: what it launches then waits for another one, as somebody else may have the card.
 #[test]
@@ -135,6 +136,29 @@ fn time_without_a_limit_is_not_charged() {
     let charged = books.busy() - before;
     assert!(charged < 1_000_000_000, "{charged} ns at the first look");
     tenant.answer();
+}
+
+/// A process that is stopped, as a whole container may be, has not had the card meanwhile.
+#[test]
+fn time_in_which_a_process_was_stopped_is_not_charged() {
+    let container = Container::with(4096, 50);
+    let mut tenant = container.begun("proc");
+    let mut books = container.books();
+    let signal = |name: &str, tenant: &Tenant| {
+        let process = tenant.child.id().to_string();
+        assert!(Command::new("kill").args([name, &process]).status().unwrap().success());
+    };
+    tenant.tell("threads 3 200 6000");
+    for round in 0..5 {
+        std::thread::sleep(Duration::from_millis(100 + round));
+        signal("-STOP", &tenant);
+        let before = books.busy();
+        std::thread::sleep(Duration::from_millis(1_000));
+        signal("-CONT", &tenant);
+        until(|| books.busy() > before);
+        let charged = books.busy() - before;
+        assert!(charged < 500_000_000, "{charged} ns at the first look");
+    }
 }
 
 /// The arbiter has its own account, and lets a tenant make good what others kept from it. The library's account knows nothing of
