@@ -192,6 +192,8 @@ impl<Id: Copy + PartialEq> CardArbiter<Id> {
             }
             if let Some(mut window) = tenant.overrun.take() {
                 tenant.charge(&mut window, now, self.factor);
+                let most = least + MOST_DEBT * 100 / u64::from(tenant.share.cores.max(1));
+                tenant.virtual_time = tenant.virtual_time.min(most);
                 tenant.overrun = Some(window).filter(|_| !tenant.seen.has_drained());
             }
         }
