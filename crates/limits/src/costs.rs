@@ -87,12 +87,17 @@ impl Costs {
     fn kind(&self, key: u64) -> &Kind {
         // The keys are mixed well above.
         let place = (key >> 40) as usize % KINDS;
+        let first = &self.0[place];
+        if first.key.load(Ordering::Relaxed) == key { first } else { self.one_of_two(place, key) }
+    }
+
+    /// The same where it is not in its first place.
+    #[inline(never)]
+    fn one_of_two(&self, place: usize, key: u64) -> &Kind {
         let (first, second) = (&self.0[place], &self.0[place ^ 1]);
-        let has = |kind: &Kind, key: u64| kind.key.load(Ordering::Relaxed) == key;
-        if has(first, key) || has(first, 0) {
-            return first;
-        }
-        if has(second, key) || has(second, 0) { second } else { first }
+        let taken_by = second.key.load(Ordering::Relaxed);
+        let is_second = taken_by == key || (taken_by == 0 && first.key.load(Ordering::Relaxed) != 0);
+        if is_second { second } else { first }
     }
 }
 
