@@ -17,7 +17,7 @@ const MOST_SWITCH: u64 = 2_000_000;
 /// A tenant that has not drained this long after its window loses it all the same. It is charged until it has,
 const OVERRUN: u64 = 250_000_000;
 
-/// and gets no other one before, but for this long: its work may wait for some that waits for a window.
+/// and gets no other one before, but after this long: its work may wait for some that waits for a window.
 const STUCK: u64 = 2_500_000_000;
 
 /// However long its work ran over, it owes no more than so much of it.
@@ -102,6 +102,8 @@ struct Running {
     deadline: u64,
     /// How long others had kept the tenant waiting.
     kept: u64,
+    /// How long after its end it keeps others out while its work runs: not at all where that ran over an earlier window already.
+    patience: u64,
 }
 
 /// What a tenant has had.
@@ -190,6 +192,8 @@ impl<Id: Copy + PartialEq> CardArbiter<Id> {
             }
             if let Some(mut window) = tenant.overrun.take() {
                 tenant.charge(&mut window, now, self.factor);
+                let most = least + MOST_DEBT * 100 / u64::from(tenant.share.cores.max(1));
+                tenant.virtual_time = tenant.virtual_time.min(most);
                 tenant.overrun = Some(window).filter(|_| !tenant.seen.has_drained());
             }
         }
@@ -200,11 +204,13 @@ impl<Id: Copy + PartialEq> CardArbiter<Id> {
         {
             let deadline = now + QUANTUM;
             let tenant = &mut self.tenants[next];
-            (tenant.windows, tenant.has_arrived, tenant.overrun) = (tenant.windows + 1, false, None);
+            (tenant.windows, tenant.has_arrived) = (tenant.windows + 1, false);
+            let patience = if tenant.overrun.take().is_some() { 0 } else { OVERRUN };
             let kept = now.saturating_sub(tenant.waits_since.max(tenant.pacer.opens_at()));
             acts.push(Act::Open { tenant: tenant.id, deadline });
             let told = tenant.seen.busy;
-            self.running = Some(Running { tenant: next, since: now, told, charged: 0, deadline, kept });
+            self.running =
+                Some(Running { tenant: next, since: now, told, charged: 0, deadline, kept, patience });
         }
         acts
     }
@@ -242,7 +248,7 @@ impl<Id: Copy + PartialEq> CardArbiter<Id> {
             }
             return;
         }
-        if now >= running.deadline + OVERRUN {
+        if now >= running.deadline + running.patience {
             tenant.overrun = Some(running);
             return;
         }
@@ -328,9 +334,10 @@ impl<Id> Tenant<Id> {
         }
     }
 
-    /// Shares go before those who have none.
-    fn order(&self) -> (bool, u64) {
-        (self.share.cores == 0, self.virtual_time)
+    /// Shares go before those who have none. Before all goes work that has run over for so long that it may wait for some of its own:
+    /// its virtual time grows all the while.
+    fn order(&self) -> (bool, bool, u64) {
+        (self.overrun.is_none(), self.share.cores == 0, self.virtual_time)
     }
 
     /// Charges what has become of a window since it was charged last.

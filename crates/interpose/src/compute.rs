@@ -2,17 +2,17 @@
 //!
 //! - `kernels`, `transfers`: what starts work on a card. `captures`: what only records it.
 //! - `streams`: which stream a program means.
-//! - `costs`: what kinds of work cost.
 //! - `gate`: who passes and who waits.
 //! - `lanes`: what each stream has queued, told by `fences` (events) put between the launches.
 //! - `controller`: follows the fences, charges the time the card is busy for us, opens and closes.
+//!
+//! What is decided without the driver is in `tessera_limits`: `costs` of kinds of work, `queue`, `pacer`, `traffic`.
 //!
 //! A launch costs one test of the gate, and a look at the ration of its stream afterwards; between fences the lanes are not
 //! touched. Streams that capture are left alone.
 
 mod captures;
 mod controller;
-mod costs;
 mod fences;
 mod gate;
 mod kernels;
@@ -20,8 +20,9 @@ mod lanes;
 mod streams;
 mod transfers;
 
-use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
+use tessera_limits::costs::{Costs, Expected};
 use tessera_limits::{CARDS, Limits};
 
 use crate::cuda::{Handle, SUCCESS, Status};
@@ -29,7 +30,6 @@ use crate::door::table::Hook;
 use crate::grant::Process;
 use crate::keeper;
 pub use controller::{Controller, Rest};
-use costs::{Costs, Expected};
 use fences::Event;
 use gate::Gate;
 pub use streams::Stream;
@@ -45,7 +45,7 @@ pub struct Compute {
     /// A capture has been seen: from then on streams are asked.
     has_captured: AtomicBool,
     /// Captures that run now.
-    capturing: AtomicI64,
+    capturing: AtomicU32,
 }
 
 impl Default for Compute {
@@ -54,7 +54,7 @@ impl Default for Compute {
             gates: std::array::from_fn(|_| Gate::default()),
             costs: Costs::default(),
             has_captured: AtomicBool::new(false),
-            capturing: AtomicI64::new(0),
+            capturing: AtomicU32::new(0),
         }
     }
 }
@@ -86,17 +86,32 @@ impl Compute {
         }
     }
 
+    /// A graph is about to go; another one may be where it was.
+    pub fn forget_graph(&self, graph: Handle) {
+        self.costs.forget(kernels::of_graph(graph));
+    }
+
     /// Whether a capture was ever seen: before that no stream need be asked.
     pub fn has_captured(&self) -> bool {
         self.has_captured.load(Ordering::Relaxed)
     }
 
-    /// A capture begins (1) or ends (-1).
-    pub fn captures(&self, change: i64) {
+    /// A capture is about to begin, in a stream that our own thread may be about to put a fence into: waits until it has.
+    pub fn begin_capture(&self) {
         self.has_captured.store(true, Ordering::SeqCst);
-        // Never below none: a program may end what it never began.
-        let changed = |captures: i64| Some((captures + change).max(0));
-        let _ = self.capturing.fetch_update(Ordering::SeqCst, Ordering::Relaxed, changed);
+        self.capturing.fetch_add(1, Ordering::SeqCst);
+        self.gates.iter().for_each(|gate| drop(gate.lanes()));
+    }
+
+    /// A capture has ended. Never below none: a program may end what it never began.
+    pub fn end_capture(&self) {
+        let fewer = |captures: u32| captures.checked_sub(1);
+        let _ = self.capturing.fetch_update(Ordering::SeqCst, Ordering::Relaxed, fewer);
+    }
+
+    /// Whether no capture runs. Remains so as long as the lanes of a gate are locked.
+    pub fn is_quiet(&self) -> bool {
+        self.capturing.load(Ordering::SeqCst) == 0
     }
 }
 

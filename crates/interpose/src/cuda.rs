@@ -168,14 +168,19 @@ impl ShortArray3dDescriptor {
 }
 
 impl Array3dDescriptor {
+    /// The depth counts layers.
+    const LAYERED: u32 = 0x01;
+    const CUBE: u32 = 0x04;
     /// An array whose memory is mapped later, by itself nothing.
     const SPARSE: u32 = 0x40;
     const DEFERRED: u32 = 0x80;
 
-    /// The array at a level of a mipmap: each halves every extent.
+    /// The array at a level of a mipmap: each halves every extent, but not a number of layers.
     pub fn at_level(mut self, level: u32) -> Self {
-        for extent in [&mut self.width, &mut self.height, &mut self.depth] {
-            *extent = (*extent >> level).max((*extent).min(1));
+        let halved = |extent: usize| (extent >> level).max(extent.min(1));
+        (self.width, self.height) = (halved(self.width), halved(self.height));
+        if self.flags & (Self::LAYERED | Self::CUBE) == 0 {
+            self.depth = halved(self.depth);
         }
         self
     }

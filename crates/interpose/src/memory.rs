@@ -145,6 +145,12 @@ impl Process {
         Ok(piece)
     }
 
+    fn write_down(&self, kind: Kind, key: u64, record: Record) {
+        if let Some(before) = self.memory.books.insert(kind, key, record) {
+            self.refund_piece(before.card, before.piece);
+        }
+    }
+
     fn refund_piece(&self, card: usize, piece: Piece) {
         let bytes = match piece {
             Piece::Blocks(bytes) => bytes,
@@ -172,8 +178,7 @@ unsafe fn take(kind: Kind, bytes: u64, ask: impl FnOnce() -> Status, key: impl F
     };
     let status = ask();
     if status == SUCCESS {
-        let record = Record { card, piece, context: contexts::current() };
-        process.memory.books.insert(kind, key(), record);
+        process.write_down(kind, key(), Record { card, piece, context: contexts::current(), again: 0 });
     } else {
         process.refund_piece(card, piece);
     }
@@ -187,16 +192,20 @@ unsafe fn imported(
     ask: impl FnOnce() -> Status,
     undo: impl FnOnce(DevicePointer) -> Status,
 ) -> Status {
-    if let Err(status) = Process::get() {
-        return status;
-    }
+    let process = match Process::get() {
+        Ok(process) => process,
+        Err(status) => return status,
+    };
     let status = ask();
     if status != SUCCESS {
         return status;
     }
-    let (mut base, mut bytes) = (0, 0);
     // SAFETY: written by the driver.
     let opened = unsafe { *pointer };
+    if process.memory.books.open_again(kind, opened) {
+        return status;
+    }
+    let (mut base, mut bytes) = (0, 0);
     // SAFETY: an address of the driver's; `base` and `bytes` are places for the answer.
     if unsafe { address_range(&raw mut base, &raw mut bytes, opened) } != SUCCESS {
         return status;
@@ -216,8 +225,13 @@ unsafe fn give(kind: Kind, key: u64, ask: impl FnOnce() -> Status) -> Status {
         Process::if_loaded().and_then(|process| Some((process, process.memory.books.remove(kind, key)?)));
     let status = ask();
     match record {
-        Some((process, record)) if status == SUCCESS => process.refund_piece(record.card, record.piece),
-        Some((process, record)) => process.memory.books.insert(kind, key, record),
+        Some((process, record)) if status == SUCCESS && record.again == 0 => {
+            process.refund_piece(record.card, record.piece);
+        }
+        Some((process, mut record)) => {
+            record.again -= u32::from(status == SUCCESS);
+            process.write_down(kind, key, record);
+        }
         None => {}
     }
     status

@@ -15,6 +15,9 @@ typedef int S;
 typedef void *H;
 typedef uint64_t P;
 
+/* What stands for memory of another process, as the simulated driver reads it. */
+struct ipc { P address; size_t bytes; uint64_t rest[6]; };
+
 #define FUNCTIONS(F)                                                                                                   \
     F(S, cuInit, , 2000, (unsigned))                                                                                   \
     F(S, cuDevicePrimaryCtxRetain, , 7000, (H *, int))                                                                 \
@@ -27,12 +30,19 @@ typedef uint64_t P;
     F(S, cuMemAllocPitch, _v2, 3020, (P *, size_t *, size_t, size_t, unsigned))                                        \
     F(S, cuMemFree, _v2, 3020, (P))                                                                                    \
     F(S, cuArray3DCreate, _v2, 3020, (H *, const void *))                                                              \
+    F(S, cuMipmappedArrayCreate, , 5000, (H *, const void *, unsigned))                                                \
     F(S, cuMemCreate, , 10020, (P *, size_t, const void *, unsigned long long))                                        \
     F(S, cuMemRelease, , 10020, (P))                                                                                   \
     F(S, cuMemMap, , 10020, (P, size_t, size_t, P, unsigned long long))                                                \
     F(S, cuMemUnmap, , 10020, (P, size_t))                                                                             \
     F(S, cuMemAllocAsync, , 11020, (P *, size_t, H))                                                                   \
     F(S, cuMemFreeAsync, , 11020, (P, H))                                                                              \
+    F(S, cuMemPoolCreate, , 11020, (H *, const void *))                                                                \
+    F(S, cuMemPoolDestroy, , 11020, (H))                                                                               \
+    F(S, cuMemAllocFromPoolAsync, , 11020, (P *, size_t, H, H))                                                        \
+    F(S, cuIpcOpenMemHandle, _v2, 11000, (P *, struct ipc, unsigned))                                                  \
+    F(S, cuIpcCloseMemHandle, , 4010, (P))                                                                             \
+    F(S, cuMemImportFromShareableHandle, , 10020, (P *, void *, int))                                                  \
     F(S, cuMemGetInfo, _v2, 3020, (size_t *, size_t *))                                                                \
     F(S, cuDeviceTotalMem, _v2, 3020, (size_t *, int))                                                                 \
     F(S, cuLaunchKernel, , 4000,                                                                                       \
@@ -136,6 +146,7 @@ static S remember(size_t bytes, const char *way, H *made) {
 }
 
 static int device;
+static H lingers[2];
 static P held[100000];
 static int holds;
 
@@ -150,9 +161,18 @@ static S take(const char *way, size_t bytes) {
     if (!strcmp(way, "managed")) s = p_cuMemAllocManaged(&p, bytes, 1);
     if (!strcmp(way, "pitch")) s = p_cuMemAllocPitch(&p, &pitch, 1 << 20, bytes >> 20, 4);
     if (!strcmp(way, "array")) s = p_cuArray3DCreate(&h, &array);
+    if (!strcmp(way, "layers")) { /* each of 4 MiB, with all its levels */
+        array.height = 1024, array.depth = bytes >> 22, array.flags = 1;
+        s = p_cuMipmappedArrayCreate(&h, &array, 11);
+    }
     if (!strcmp(way, "vmm")) s = p_cuMemCreate(&p, bytes, &on_card, 0);
     if (!strcmp(way, "host")) s = p_cuMemCreate(&p, bytes, &on_host, 0);
     if (!strcmp(way, "async")) s = p_cuMemAllocAsync(&p, bytes, 0);
+    if (!strcmp(way, "left")) { /* of a pool that is destroyed at once */
+        s = p_cuMemPoolCreate(&h, &on_card);
+        if (s == 0) s = p_cuMemAllocFromPoolAsync(&p, bytes, h, 0), s |= p_cuMemPoolDestroy(h);
+    }
+    if (!strcmp(way, "opened")) s = p_cuIpcOpenMemHandle(&p, (struct ipc){0x7000, bytes, {0}}, 1);
     if (!strcmp(way, "context")) s = p_cuCtxCreate(&h, 0, 0);
     if (!strcmp(way, "green")) s = p_cuGreenCtxCreate(&h, 0, 0, 0);
     if (!strcmp(way, "heap")) s = p_cuCtxSetLimit(2, bytes);
@@ -167,7 +187,8 @@ static S take(const char *way, size_t bytes) {
 
 static S give(const char *way, P p) {
     if (!strcmp(way, "vmm") || !strcmp(way, "host")) return p_cuMemRelease(p);
-    if (!strcmp(way, "async")) return p_cuMemFreeAsync(p, 0);
+    if (!strcmp(way, "async") || !strcmp(way, "left")) return p_cuMemFreeAsync(p, 0);
+    if (!strcmp(way, "opened")) return p_cuIpcCloseMemHandle(p);
     if (!strcmp(way, "context")) return p_cuCtxDestroy((H)p);
     if (!strcmp(way, "green")) return p_cuGreenCtxDestroy((H)p);
     if (!strcmp(way, "graph") || !strcmp(way, "node") || !strcmp(way, "captured")) return p_cuGraphExecDestroy((H)p);
@@ -270,6 +291,15 @@ int main(int argc, char **argv) {
             p_cuMemGetInfo(&free, &total);
             p_cuDeviceTotalMem(&all, device);
             printf("%zu %zu %zu\n", free >> 20, total >> 20, all >> 20);
+        } else if (!strcmp(word, "import")) { /* memory of another process, mapped in two pieces of `mib` that overlap */
+            P handle, at = 0x40000000;
+            S s = p_cuMemImportFromShareableHandle(&handle, 0, 1) | p_cuMemMap(at, mib << 20, 0, handle, 0);
+            s |= p_cuMemMap(2 * at, mib << 21, 0, handle, 0);
+            printf("%d\n", s);
+            held[0] = handle;
+        } else if (!strcmp(word, "unimport")) {
+            P at = 0x40000000;
+            printf("%d\n", p_cuMemUnmap(at, mib << 20) | p_cuMemUnmap(2 * at, mib << 21) | p_cuMemRelease(held[0]));
         } else if (!strcmp(word, "churn")) { /* takes and frees for ever */
             puts("0");
             for (;;) {
@@ -350,6 +380,45 @@ int main(int argc, char **argv) {
             }
             for (int i = 0; i < 3; i++) pthread_join(threads[i], 0);
             printf("%zu %d\n", ruined, together.status);
+        } else if (!strcmp(word, "regraph")) { /* a short graph, and where it was one of `mib` microseconds, each launched `rounds` times */
+            H stream, graph;
+            S s = p_cuStreamCreate(&stream, 0);
+            for (size_t us = 10;; us = mib) {
+                s |= p_cuStreamBeginCapture(stream, 0) | p_cuLaunchKernel((H)(us * 1000), 1, 1, 1, 1, 1, 1, 0, stream, 0, 0);
+                s |= p_cuStreamEndCapture(stream, &graph);
+                for (size_t i = 0; i < rounds; i++) s |= p_cuGraphLaunch(graph, stream);
+                s |= p_cuStreamSynchronize(stream) | p_cuGraphDestroy(graph);
+                if (us == mib) break;
+            }
+            printf("%d\n", s);
+        } else if (!strcmp(word, "spoil")) { /* a capture that takes memory and is ruined */
+            H stream, graph;
+            P p;
+            S s = p_cuStreamCreate(&stream, 0) | p_cuStreamBeginCapture(stream, 0) | p_cuMemAllocAsync(&p, mib << 20, stream);
+            p_cuCtxSynchronize();
+            printf("%d %d\n", s, p_cuStreamEndCapture(stream, &graph));
+        } else if (!strcmp(word, "linger")) { /* a capture that begins beside some work, and does not end */
+            S s = p_cuStreamCreate(&lingers[0], 1) | p_cuStreamCreate(&lingers[1], 1);
+            for (int i = 0; i < 10; i++) s |= p_cuLaunchKernel((H)(mib * 1000), 1, 1, 1, 1, 1, 1, 0, lingers[0], 0, 0);
+            printf("%d\n", s | p_cuStreamBeginCapture(lingers[1], 0));
+        } else if (!strcmp(word, "hurry")) { /* it ends, and work follows at once */
+            H graph;
+            S s = p_cuStreamEndCapture(lingers[1], &graph);
+            for (int i = 0; i < 10; i++) s |= p_cuLaunchKernel((H)(mib * 1000), 1, 1, 1, 1, 1, 1, 0, lingers[0], 0, 0);
+            printf("%d\n", s);
+        } else if (!strcmp(word, "recapture")) { /* captures in a stream that has just worked, `mib` of them; answers how many were ruined */
+            H stream, graph;
+            size_t ruined = 0;
+            p_cuStreamCreate(&stream, 1);
+            for (size_t i = 0; i < mib; i++) {
+                p_cuLaunchKernel((H)1000, 1, 1, 1, 1, 1, 1, 0, stream, 0, 0);
+                usleep(350 + i * 7919 % 300); /* about when our own thread looks for the end */
+                p_cuStreamBeginCapture(stream, 0);
+                p_cuLaunchKernel((H)1000, 1, 1, 1, 1, 1, 1, 0, stream, 0, 0);
+                usleep(300);
+                ruined += p_cuStreamEndCapture(stream, &graph) != 0;
+            }
+            printf("%zu\n", ruined);
         } else if (!strcmp(word, "depend")) { /* by the time of our launch the other's waiting has used up the window */
             pthread_t other;
             alarm(20);

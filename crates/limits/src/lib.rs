@@ -9,18 +9,20 @@
 //! Nothing in `account` can raise a limit. Nothing in `control` depends on `account` but through the agent, which
 //! checks what it reads there. No threads, no logging; time is always an argument.
 //!
-//! What the library decides and counts without the driver is here too ([`pacer`], [`traffic`]), as it can be tested here.
+//! What the library decides and counts without the driver is here too ([`costs`], [`pacer`], [`queue`], [`traffic`]), as it can be tested here.
 
 #![allow(unsafe_code, reason = "maps files shared between processes and sleeps on words in them")]
 
 mod atomic;
 pub mod budget;
 pub mod control;
+pub mod costs;
 pub mod files;
 pub mod futex;
 pub mod ledger;
 pub mod limits;
 pub mod pacer;
+pub mod queue;
 pub mod traffic;
 
 pub use control::Control;

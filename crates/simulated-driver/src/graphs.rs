@@ -19,12 +19,20 @@ struct Graph {
     has_memory: bool,
 }
 
+/// Addresses of graphs that are gone: like the real driver's memory they are used again.
+static FREE: Mutex<Vec<usize>> = Mutex::new(Vec::new());
+
+fn address() -> usize {
+    let free = FREE.lock().ok().and_then(|mut free| free.pop());
+    free.unwrap_or_else(|| as_handle(next_handle()).addr())
+}
+
 pub fn new() -> Handle {
-    let handle = as_handle(next_handle());
+    let handle = address();
     if let Ok(mut graphs) = GRAPHS.lock() {
-        graphs.insert(handle.addr(), Graph::default());
+        graphs.insert(handle, Graph::default());
     }
-    handle
+    std::ptr::without_provenance_mut(handle)
 }
 
 pub fn add(graph: Handle, nanoseconds: u64, bytes: u64) {
@@ -93,16 +101,20 @@ pub unsafe extern "C" fn cuGraphInstantiateWithFlags(
 ) -> Status {
     let Ok(mut graphs) = GRAPHS.lock() else { return INVALID_VALUE };
     let Some(graph) = graphs.get(&graph.addr()).copied() else { return INVALID_VALUE };
-    let handle = as_handle(next_handle());
-    graphs.insert(handle.addr(), Graph { has_memory: false, ..graph });
-    unsafe { *made = handle };
+    let handle = address();
+    graphs.insert(handle, Graph { has_memory: false, ..graph });
+    unsafe { *made = std::ptr::without_provenance_mut(handle) };
     SUCCESS
 }
 
 #[unsafe(no_mangle)]
 pub extern "C" fn cuGraphDestroy(graph: Handle) -> Status {
     let (Ok(mut graphs), Ok(mut reserved)) = (GRAPHS.lock(), RESERVED.lock()) else { return INVALID_VALUE };
-    let Some(graph) = graphs.remove(&graph.addr()) else { return INVALID_VALUE };
+    let address = graph.addr();
+    let Some(graph) = graphs.remove(&address) else { return INVALID_VALUE };
+    if let Ok(mut free) = FREE.lock() {
+        free.push(address);
+    }
     if graph.has_memory {
         reserved.1 += graph.bytes;
     }

@@ -17,6 +17,7 @@
 mod card;
 mod contexts;
 mod graphs;
+mod imports;
 mod lookup;
 mod memory;
 mod modules;

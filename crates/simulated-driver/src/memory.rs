@@ -1,6 +1,6 @@
 //! Ways to take memory. All come from the card in blocks of 2 MiB.
 
-use std::sync::Mutex;
+use std::sync::{Mutex, MutexGuard};
 
 use crate::card::{Mine, TOTAL};
 use crate::contexts::{LIVE, Piece, as_handle, cuCtxGetDevice, current, next_handle, on};
@@ -10,17 +10,49 @@ const BLOCK: u64 = 2 << 20;
 /// Not in a context: physical memory by handle, pools.
 const NO_CONTEXT: u64 = 0;
 
-/// The pools, one for each device.
-static POOLS: Mutex<[Pool; 4]> = Mutex::new([const { Pool { reserved: 0, used: 0, pieces: Vec::new() } }; 4]);
+/// The pools: first one for each device, then those that were made.
+static POOLS: Mutex<Vec<Pool>> = Mutex::new(Vec::new());
 const POOL_HANDLE: usize = 0x77;
+const DEVICES: usize = 4;
 const POOL_RESERVED: i32 = 5;
 
+#[derive(Default)]
 struct Pool {
+    device: i32,
     /// What it has from the card.
     reserved: u64,
     used: u64,
     /// Addresses and sizes.
     pieces: Vec<(u64, u64)>,
+    /// Destroyed: it goes with its last piece.
+    is_left: bool,
+}
+
+fn pools() -> Result<MutexGuard<'static, Vec<Pool>>, Status> {
+    let mut pools = POOLS.lock().map_err(|_| INVALID_VALUE)?;
+    while pools.len() < DEVICES {
+        let device = i32::try_from(pools.len()).unwrap_or(0);
+        pools.push(Pool { device, ..Pool::default() });
+    }
+    Ok(pools)
+}
+
+/// A pool that can be asked. Asking one that is gone may crash the real driver, so this one does.
+fn pool_of(pools: &mut [Pool], handle: Handle) -> &mut Pool {
+    match pools.get_mut(handle.addr() - POOL_HANDLE) {
+        Some(pool) if !pool.is_left => pool,
+        _ => std::process::abort(),
+    }
+}
+
+impl Pool {
+    /// Gives back to the card what it does not need, but for `keep` bytes.
+    fn trim(&mut self, keep: u64) -> Result<(), Status> {
+        let kept = self.used.max(keep).min(self.reserved);
+        on(self.device)?.give(self.reserved - kept);
+        self.reserved = kept;
+        Ok(())
+    }
 }
 
 /// Takes memory of a card.
@@ -113,6 +145,33 @@ unsafe fn create_array(array: *mut Handle, extents: [usize; 3]) -> Status {
     }
 }
 
+/// As many levels as told, each with half the width and height of the one before, and half the depth unless that counts layers.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMipmappedArrayCreate(
+    array: *mut Handle,
+    description: *const Described,
+    levels: u32,
+) -> Status {
+    const LAYERED: u32 = 1;
+    let Described { extents: [width, height, depth], flags, .. } = unsafe { *description };
+    let bytes = |level| {
+        let layers = if flags & LAYERED == 0 { depth >> level } else { depth };
+        [width >> level, height >> level, layers]
+            .iter()
+            .fold(4, |bytes, &extent: &usize| bytes * extent.max(1))
+    };
+    unsafe { create_array(array, [(0..levels).map(bytes).sum::<usize>() / 4, 1, 1]) }
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Described {
+    extents: [usize; 3],
+    format: u32,
+    channels: u32,
+    flags: u32,
+}
+
 /// The first interface: extents of 32 bits.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuArray3DCreate(array: *mut Handle, description: *const [u32; 3]) -> Status {
@@ -174,48 +233,67 @@ pub unsafe extern "C" fn cuDeviceGetDefaultMemPool(pool: *mut Handle, device: i3
     unsafe { cuDeviceGetMemPool(pool, device) }
 }
 
-/// The device of a pool.
-fn device_of(pool: Handle) -> usize {
-    pool.addr() - POOL_HANDLE
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemPoolCreate(pool: *mut Handle, placement: *const [i32; 4]) -> Status {
+    let Ok(mut pools) = pools() else { return INVALID_VALUE };
+    pools.push(Pool { device: unsafe { (*placement)[3] }, ..Pool::default() });
+    unsafe { *pool = std::ptr::without_provenance_mut(POOL_HANDLE + pools.len() - 1) };
+    SUCCESS
+}
+
+/// What is in use stays until it is freed.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemPoolDestroy(pool: Handle) -> Status {
+    let Ok(mut pools) = pools() else { return INVALID_VALUE };
+    if pool.addr() < POOL_HANDLE + DEVICES {
+        return INVALID_VALUE;
+    }
+    let pool = pool_of(&mut pools, pool);
+    pool.is_left = true;
+    pool.trim(0).map_or_else(|status| status, |()| SUCCESS)
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemPoolGetAttribute(pool: Handle, attribute: i32, value: *mut u64) -> Status {
-    let Ok(pools) = POOLS.lock() else { return INVALID_VALUE };
-    let pool = &pools[device_of(pool)];
+    let Ok(mut pools) = pools() else { return INVALID_VALUE };
+    let pool = pool_of(&mut pools, pool);
     unsafe { *value = if attribute == POOL_RESERVED { pool.reserved } else { pool.used } };
     SUCCESS
 }
 
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemPoolTrimTo(pool: Handle, keep: usize) -> Status {
-    let device = device_of(pool);
-    let (Ok(mine), Ok(mut pools)) = (on(i32::try_from(device).unwrap_or(0)), POOLS.lock()) else {
-        return INVALID_VALUE;
-    };
-    let pool = &mut pools[device];
-    let kept = pool.used.max(keep as u64).min(pool.reserved);
-    mine.give(pool.reserved - kept);
-    pool.reserved = kept;
-    SUCCESS
+    let Ok(mut pools) = pools() else { return INVALID_VALUE };
+    pool_of(&mut pools, pool).trim(keep as u64).map_or_else(|status| status, |()| SUCCESS)
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemAllocAsync(pointer: *mut u64, bytes: usize, stream: Handle) -> Status {
+    let (mut device, mut pool) = (0, std::ptr::null_mut());
+    let _ = unsafe { cuCtxGetDevice(&raw mut device) };
+    let _ = unsafe { cuDeviceGetMemPool(&raw mut pool, device) };
+    unsafe { cuMemAllocFromPoolAsync(pointer, bytes, pool, stream) }
 }
 
 /// Takes from what the pool has, else from the card in pieces of 32 MiB, and keeps what is freed.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuMemAllocAsync(pointer: *mut u64, bytes: usize, stream: Handle) -> Status {
+pub unsafe extern "C" fn cuMemAllocFromPoolAsync(
+    pointer: *mut u64,
+    bytes: usize,
+    pool: Handle,
+    stream: Handle,
+) -> Status {
     if let Some(graph) = work::captures(stream) {
         graphs::add(graph, 0, bytes as u64);
         unsafe { *pointer = next_handle() };
         return SUCCESS;
     }
-    let mine = match current() {
-        Ok((_, mine)) => mine,
-        Err(status) => return status,
-    };
-    let mut device = 0;
-    let _ = unsafe { cuCtxGetDevice(&raw mut device) };
-    let Ok(mut pools) = POOLS.lock() else { return INVALID_VALUE };
-    let pool = &mut pools[usize::try_from(device).unwrap_or(0)];
+    if let Err(status) = current() {
+        return status;
+    }
+    let Ok(mut pools) = pools() else { return INVALID_VALUE };
+    let pool = pool_of(&mut pools, pool);
+    let Ok(mine) = on(pool.device) else { return INVALID_VALUE };
     let bytes = (bytes as u64).next_multiple_of(BLOCK);
     let missing = (pool.used + bytes).saturating_sub(pool.reserved);
     // Like the real pool: larger pieces where the card has them, else just enough.
@@ -232,12 +310,16 @@ pub unsafe extern "C" fn cuMemAllocAsync(pointer: *mut u64, bytes: usize, stream
 
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemFreeAsync(pointer: u64, _stream: Handle) -> Status {
-    let Ok(mut pools) = POOLS.lock() else { return INVALID_VALUE };
+    let Ok(mut pools) = pools() else { return INVALID_VALUE };
     for pool in pools.iter_mut() {
         if let Some(place) = pool.pieces.iter().position(|&(address, _)| address == pointer) {
             let (_, bytes) = pool.pieces.swap_remove(place);
             pool.used -= bytes;
-            return SUCCESS;
+            return if pool.is_left {
+                pool.trim(0).map_or_else(|status| status, |()| SUCCESS)
+            } else {
+                SUCCESS
+            };
         }
     }
     drop(pools);

@@ -40,3 +40,12 @@ pub unsafe extern "C" fn nvmlDeviceGetMemoryInfo(device: Handle, info: *mut [u64
     unsafe { *info = [TOTAL, TOTAL - used, used] };
     SUCCESS
 }
+
+/// A version, and what is reserved, beside that.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlDeviceGetMemoryInfo_v2(device: Handle, info: *mut [u64; 5]) -> Status {
+    let mut plain = [0; 3];
+    let status = unsafe { nvmlDeviceGetMemoryInfo(device, &raw mut plain) };
+    unsafe { *info = [(*info)[0], plain[0], 0, plain[1], plain[2]] };
+    status
+}

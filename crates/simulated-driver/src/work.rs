@@ -25,6 +25,8 @@ static DISTURBED: AtomicBool = AtomicBool::new(false);
 struct Event {
     at: u64,
     context: u64,
+    /// Put into a stream that captured.
+    is_captured: bool,
 }
 
 /// A stream, and whose: each context has default streams, one of them for each thread.
@@ -207,6 +209,9 @@ pub extern "C" fn cuStreamSynchronize(stream: Handle) -> Status {
 
 #[unsafe(no_mangle)]
 pub extern "C" fn cuCtxSynchronize() -> Status {
+    if disturbs() {
+        return CAPTURE_UNSUPPORTED;
+    }
     let last = STREAMS.lock().ok().and_then(|streams| streams.values().map(|stream| stream.end).max());
     sleep_until(last.unwrap_or(0));
     SUCCESS
@@ -237,7 +242,12 @@ pub unsafe extern "C" fn cuStreamEndCapture(stream: Handle, graph: *mut Handle) 
     let Ok(mut streams) = STREAMS.lock() else { return INVALID_VALUE };
     let captured = streams.get_mut(&key(stream, false)).and_then(|stream| stream.captures.take());
     unsafe { *graph = captured.unwrap_or(std::ptr::null_mut()) };
-    if DISTURBED.swap(false, Ordering::SeqCst) { CAPTURE_INVALIDATED } else { SUCCESS }
+    if DISTURBED.swap(false, Ordering::SeqCst) {
+        // Nothing of it is left.
+        graphs::cuGraphDestroy(unsafe { std::mem::replace(&mut *graph, std::ptr::null_mut()) });
+        return CAPTURE_INVALIDATED;
+    }
+    SUCCESS
 }
 
 #[unsafe(no_mangle)]
@@ -266,7 +276,7 @@ pub fn captures(stream: Handle) -> Option<Handle> {
 pub unsafe extern "C" fn cuEventCreate(event: *mut Handle, _flags: u32) -> Status {
     let (Ok((context, _)), Ok(mut events)) = (current(), EVENTS.lock()) else { return INVALID_VALUE };
     let handle = as_handle(next_handle());
-    events.insert(handle.addr(), Event { at: 0, context });
+    events.insert(handle.addr(), Event { at: 0, context, is_captured: false });
     unsafe { *event = handle };
     SUCCESS
 }
@@ -291,10 +301,13 @@ pub extern "C" fn cuEventRecord_ptsz(event: Handle, stream: Handle) -> Status {
 
 fn record(event: Handle, stream: Key) -> Status {
     let at = end(stream).max(now());
+    let is_captured = STREAMS
+        .lock()
+        .is_ok_and(|streams| streams.get(&stream).is_some_and(|stream| stream.captures.is_some()));
     let (Ok((context, _)), Ok(mut events)) = (current(), EVENTS.lock()) else { return INVALID_VALUE };
     match events.get_mut(&event.addr()) {
         Some(event) if event.context == context => {
-            event.at = at;
+            *event = Event { at, context, is_captured };
             SUCCESS
         }
         Some(event) => {
@@ -312,16 +325,28 @@ fn event(event: Handle) -> Option<Event> {
     Some(event)
 }
 
-/// Ruins captures of others if this thread is not relaxed about them, like the real one.
-#[unsafe(no_mangle)]
-pub extern "C" fn cuEventQuery(asked: Handle) -> Status {
+/// Whether a call ruins captures of others, because this thread is not relaxed about them.
+fn disturbs() -> bool {
     let captures =
         STREAMS.lock().is_ok_and(|streams| streams.values().any(|stream| stream.captures.is_some()));
-    if captures && !is_relaxed() {
+    let disturbs = captures && !is_relaxed();
+    if disturbs {
         DISTURBED.store(true, Ordering::SeqCst);
+    }
+    disturbs
+}
+
+/// Ruins captures also where the event is of one, like the real one.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuEventQuery(asked: Handle) -> Status {
+    if disturbs() {
         return CAPTURE_UNSUPPORTED;
     }
     match event(asked) {
+        Some(event) if event.is_captured => {
+            DISTURBED.store(true, Ordering::SeqCst);
+            CAPTURE_UNSUPPORTED
+        }
         Some(event) if event.at > now() => NOT_READY,
         Some(_) => SUCCESS,
         None => INVALID_HANDLE,

@@ -247,6 +247,51 @@ fn a_tenant_that_never_drains_gets_windows_all_the_same() {
     assert!((5 * MOST_DEBT..15 * MOST_DEBT).contains(&owed), "{} ms", owed / MS);
 }
 
+/// So it does beside one that always wants the card, and does not cost that one much of it: a whole container may be paused.
+#[test]
+fn a_tenant_that_never_drains_goes_on_beside_another_and_costs_it_little() {
+    let mut arbiter = CardArbiter::default();
+    arbiter.set(1, soft(50));
+    arbiter.set(2, hard(30));
+    let (mut open_until, mut had, length) = (0, 0, 30_000 * MS);
+    for now in (0..length).step_by(usize::try_from(STEP).unwrap()) {
+        let acts = arbiter.step(now, |id| match id {
+            1 => Seen { want: 1, have_drained: u32::from(open_until <= now), busy: had },
+            _ => Seen { want: 1, have_drained: 0, busy: 0 },
+        });
+        for act in acts {
+            if let Act::Open { tenant: 1, deadline } | Act::Move { tenant: 1, deadline } = act {
+                open_until = deadline;
+            }
+        }
+        had += if open_until > now { STEP } else { 0 };
+    }
+    assert!(arbiter.used(2).windows >= 9, "{} windows in 30 s", arbiter.used(2).windows);
+    assert!(points(had, length) > 96.0, "{} for the other one", points(had, length));
+}
+
+/// What ran over for a minute is paid for, but not for a minute.
+#[test]
+fn nobody_owes_for_ever_beside_another() {
+    let mut arbiter = CardArbiter::default();
+    arbiter.set(1, soft(50));
+    arbiter.set(2, soft(30));
+    let (mut open_until, mut had, over) = (0, 0, 60_000 * MS);
+    let served = (0..).map(|step| step * STEP).find(|&now| {
+        let acts = arbiter.step(now, |id| match id {
+            1 => Seen { want: 1, have_drained: u32::from(open_until <= now), busy: had },
+            _ => Seen { want: 1, have_drained: u32::from(now >= over), busy: 0 },
+        });
+        if let Some(Act::Open { tenant: 1, deadline } | Act::Move { tenant: 1, deadline }) = acts.last() {
+            open_until = *deadline;
+        }
+        had += if open_until > now { STEP } else { 0 };
+        now >= over && acts.iter().any(|act| matches!(act, Act::Open { tenant: 2, .. }))
+    });
+    let waited = (served.unwrap() - over) / MS;
+    assert!((2_000..15_000).contains(&waited), "{waited} ms");
+}
+
 /// Whoever says that it was idle all the time gains no more than the longest switch.
 #[test]
 fn a_tenant_that_denies_its_work_gains_little() {

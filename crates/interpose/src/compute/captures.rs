@@ -6,6 +6,7 @@ use super::Stream;
 use crate::cuda::{Handle, SUCCESS, Status};
 use crate::door::table::hooks;
 use crate::grant::Process;
+use crate::memory::graphs;
 
 type Begin = unsafe extern "C" fn(Handle, i32) -> Status;
 type BeginToGraph = unsafe extern "C" fn(Handle, Handle, *const c_void, *const c_void, usize, i32) -> Status;
@@ -45,12 +46,12 @@ hooks! { Cuda:
 
 unsafe fn begin_v1(driver: Only, stream: Handle) -> Status {
     // SAFETY: see above.
-    beginning(|| unsafe { driver(stream) })
+    beginning_in(stream, || unsafe { driver(stream) })
 }
 
 unsafe fn begin(driver: Begin, stream: Handle, mode: i32) -> Status {
     // SAFETY: see above.
-    beginning(|| unsafe { driver(stream, mode) })
+    beginning_in(stream, || unsafe { driver(stream, mode) })
 }
 
 unsafe fn begin_to_graph(
@@ -85,42 +86,57 @@ unsafe fn begin_for_graphics(driver: BeginForGraphics, stream: Handle, parameter
 
 unsafe fn end(driver: End, stream: Handle, graph: *mut Handle) -> Status {
     // SAFETY: see above.
-    ending(|| unsafe { driver(stream, graph) })
+    let status = unsafe { driver(stream, graph) };
+    ended(stream, status == SUCCESS);
+    status
 }
 
 unsafe fn end_for_graphics(driver: Only, stream: Handle) -> Status {
     // SAFETY: see above.
-    ending(|| unsafe { driver(stream) })
+    let status = unsafe { driver(stream) };
+    ended(stream, true);
+    status
 }
 
 /// Counts a capture before it begins.
 fn beginning(ask: impl FnOnce() -> Status) -> Status {
     let Some(process) = Process::if_loaded() else { return ask() };
-    process.compute.captures(1);
+    process.compute.begin_capture();
     let status = ask();
     if status != SUCCESS {
-        process.compute.captures(-1);
+        process.compute.end_capture();
+    }
+    status
+}
+
+/// The same for one that makes a graph of its own.
+fn beginning_in(stream: Handle, ask: impl FnOnce() -> Status) -> Status {
+    let status = beginning(ask);
+    if let Some(process) = Process::if_loaded().filter(|_| status == SUCCESS) {
+        graphs::capture_began(process, Stream { handle: stream, per_thread: false });
     }
     status
 }
 
 /// Counts a capture no more after it has ended, well or not.
-fn ending(ask: impl FnOnce() -> Status) -> Status {
-    let status = ask();
+fn ended(stream: Handle, is_kept: bool) {
     if let Some(process) = Process::if_loaded() {
-        process.compute.captures(-1);
+        process.compute.end_capture();
+        graphs::capture_ended(process, stream, is_kept);
     }
-    status
 }
 
 /// A capture in the stream goes with it.
 unsafe fn destroy(driver: Only, stream: Handle) -> Status {
+    let process = Process::if_loaded();
+    let is_capturing = process.is_some_and(|process| {
+        process.compute.forget_stream(stream);
+        process.compute.has_captured() && (Stream { handle: stream, per_thread: false }).is_capturing()
+    });
     // SAFETY: see above.
-    let ask = || unsafe { driver(stream) };
-    let Some(process) = Process::if_loaded() else { return ask() };
-    process.compute.forget_stream(stream);
-    if process.compute.has_captured() && (Stream { handle: stream, per_thread: false }).is_capturing() {
-        return ending(ask);
+    let status = unsafe { driver(stream) };
+    if is_capturing {
+        ended(stream, false);
     }
-    ask()
+    status
 }

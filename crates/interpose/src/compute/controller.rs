@@ -4,10 +4,11 @@ use std::sync::atomic::Ordering;
 
 use tessera_limits::control::SeenWindow;
 use tessera_limits::pacer::{Pacer, SharedPacer};
+use tessera_limits::queue::{HOLD, QUEUE};
 use tessera_limits::{CARDS, futex};
 
 use super::fences;
-use super::gate::{Gate, HOLD, QUEUE};
+use super::gate::Gate;
 use crate::grant::Process;
 
 /// How often work is looked at while more of it comes,
@@ -35,13 +36,13 @@ const MOST_QUEUED: u64 = 64 * QUEUE;
 #[derive(Default)]
 pub struct Controller {
     cards: [State; CARDS],
-    is_relaxed: bool,
 }
 
 #[derive(Default)]
 struct State {
     pacer: Pacer,
-    percent: u32,
+    /// As it was at the last look; none before the first.
+    rule: Option<Rule>,
     /// Until when busy time is charged; 0 when the card is idle for us.
     charged: u64,
     /// How long what was queued then takes, by estimate.
@@ -62,6 +63,17 @@ struct State {
     /// A window that was not needed to its end: it is not used again until the arbiter has changed it.
     given_back: Option<u32>,
 }
+
+/// By what a card is opened and closed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Rule {
+    percent: u32,
+    /// Whether an arbiter hands out windows.
+    is_led: bool,
+}
+
+/// Where nothing is held back.
+const FREE: Rule = Rule { percent: 100, is_led: false };
 
 /// How launches come.
 #[derive(Clone, Copy, Debug, Default)]
@@ -98,16 +110,14 @@ pub enum Rest {
 impl Controller {
     /// Looks at all cards.
     pub fn look(&mut self, process: &Process) -> Rest {
-        if !self.is_relaxed {
-            // Not possible before the program has initialised the driver.
-            self.is_relaxed = fences::relax().is_some();
-        }
-        let is_quiet = process.compute.capturing.load(Ordering::SeqCst) <= 0;
         let gates = process.compute.gates.iter().zip(&mut self.cards).enumerate();
-        let limited = gates.filter(|(_, (gate, state))| {
-            gate.is_limited() || gate.open.load(Ordering::Relaxed) == 0 || state.told.0
+        let rests = gates.filter_map(|(card, (gate, state))| {
+            if gate.is_limited() || gate.open.load(Ordering::Relaxed) == 0 || state.told.0 {
+                return Some(state.look(process, card, gate));
+            }
+            state.rule = Some(FREE);
+            None
         });
-        let rests = limited.map(|(card, (gate, state))| state.look(process, card, gate, is_quiet));
         rests.reduce(Rest::sooner).unwrap_or(Rest::Idle)
     }
 }
@@ -132,26 +142,34 @@ impl Rest {
 }
 
 impl State {
-    fn look(&mut self, process: &Process, card: usize, gate: &Gate, is_quiet: bool) -> Rest {
+    fn look(&mut self, process: &Process, card: usize, gate: &Gate) -> Rest {
         let now = futex::now();
         let percent = gate.percent.load(Ordering::Relaxed);
+        let is_led = gate.is_limited() && process.control.has_arbiter(now);
         let shared = process.account.pacer(card);
-        if percent != self.percent {
-            if self.percent > 0 {
-                shared.reset(now);
-            }
-            (self.percent, self.pacer) = (percent, Pacer::default());
+        let rule = Rule { percent, is_led };
+        // A process that has just come changes nothing for the others.
+        if self.rule.replace(rule).is_some_and(|before| before != rule) {
+            self.forget_debts(shared, gate, now);
         }
         if gate.is_busy() {
-            self.follow(process, shared, gate, now, is_quiet);
+            self.follow(process, shared, gate, now);
         }
-        if gate.is_limited() && process.control.has_arbiter(now) {
+        if is_led {
             self.obey(process, card, gate)
         } else {
             // The next arbiter must not wait for what nobody wants by then.
             self.tell(process, card, false, self.told.1);
             self.pace(gate, shared.read(), percent)
         }
+    }
+
+    /// What was had under another rule is not owed under this one: neither time without a limit, nor what an arbiter let us make good.
+    fn forget_debts(&mut self, shared: &SharedPacer, gate: &Gate, now: u64) {
+        self.pacer = Pacer::default();
+        shared.reset(now);
+        gate.busy_since.store(now, Ordering::Release);
+        self.charged = if self.charged == 0 { 0 } else { now };
     }
 
     /// Opens and closes by the arbiter's windows.
@@ -256,16 +274,21 @@ impl State {
     }
 
     /// Charges up to now, and notices when all has ended.
-    fn follow(&mut self, process: &Process, shared: &SharedPacer, gate: &Gate, now: u64, is_quiet: bool) {
+    fn follow(&mut self, process: &Process, shared: &SharedPacer, gate: &Gate, now: u64) {
+        let percent = self.rule.unwrap_or(FREE).percent;
+        // Each time: it costs next to nothing, and must not be done before there is work. A program that only watches the card has no driver.
+        fences::relax();
         let looking = gate.looking();
         let questions = gate.lanes().questions();
         let answers = fences::ask(&questions);
         let mut lanes = gate.lanes();
         let ended = lanes.pass(&answers, &process.compute.costs);
         self.flow = Flow::of(lanes.launches - self.launches);
-        if is_quiet && matches!(self.flow, Flow::Still) {
+        // No event is put beside a capture, which it might get into: what was launched before has ended when it should have.
+        let (may_fence, should_have_ended) = (process.compute.is_quiet(), now >= self.charged + self.left);
+        if matches!(self.flow, Flow::Still) && (may_fence || should_have_ended) {
             // Nothing new since the last look: what has no fence gets one, or its end would not be seen.
-            lanes.fence_all();
+            lanes.fence_all(may_fence);
         }
         self.launches = lanes.launches;
         let is_empty = lanes.are_empty() && gate.set_idle();
@@ -284,12 +307,14 @@ impl State {
         }
         // Nothing has come, and nothing is known to run: perhaps it ended long ago. If not, the rest is charged with the next look.
         let may_have_ended = matches!(self.flow, Flow::Still) && !is_seen_at_work;
-        let until = if may_have_ended { now.min(self.charged + self.left) } else { now };
+        // Our own thread looks far more often than that, unless the process was stopped: that time was not its own.
+        let was_stopped = now - self.charged > HOLD;
+        let until = if may_have_ended || was_stopped { now.min(self.charged + self.left) } else { now };
         self.left = if until < now { 0 } else { self.time_of_queue(gate) };
-        self.pacer.charge(self.charged, until, self.percent);
-        shared.charge(self.charged, until, self.percent);
+        self.pacer.charge(self.charged, until, percent);
+        shared.charge(self.charged, until, percent);
         self.learn_pace(gate, ended, until - self.charged);
-        self.charged = until;
+        self.charged = if was_stopped { now } else { until };
         if is_empty {
             (self.charged, self.idle_since) = (0, until);
         }
@@ -303,7 +328,7 @@ impl State {
         let (all_ended, all_busy) = &mut self.pace;
         (*all_ended, *all_busy) = (*all_ended + ended, *all_busy + busy);
         if *all_busy >= PACE {
-            let most = (QUEUE * *all_ended / *all_busy).clamp(QUEUE, MOST_QUEUED);
+            let most = (all_ended.saturating_mul(QUEUE) / *all_busy).clamp(QUEUE, MOST_QUEUED);
             let known = gate.most_queued.load(Ordering::Relaxed);
             gate.most_queued.store(known.midpoint(most), Ordering::Relaxed);
             self.pace = (0, 0);

@@ -4,10 +4,11 @@ use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use tessera_limits::costs::Costs;
 use tessera_limits::futex;
+use tessera_limits::queue::{HOLD, QUEUE};
 use tessera_limits::traffic::Traffic;
 
-use super::costs::Costs;
 use super::lanes::Lanes;
 use super::streams::Which;
 use crate::keeper;
@@ -58,17 +59,11 @@ enum Held {
     Full(u64),
 }
 
-/// More queued work than this holds the caller back, by the time it will take,
-pub const QUEUE: u64 = 2_500_000;
-
-/// if it is more than the one piece that runs: the card must not wait for us between two long kernels.
+/// Work is a queue if it is more than the one piece that runs: the card must not wait for us between two long kernels.
 pub const PIECES: u32 = 2;
 
 /// However little each of many streams has, all together do not have more than so many times that.
 const FULL: u64 = 4;
-
-/// Nobody is held back for longer than this while nothing happens: work may wait for other work that is not launched yet.
-pub const HOLD: u64 = 250_000_000;
 
 impl Default for Gate {
     fn default() -> Self {

@@ -27,13 +27,18 @@ work! {
         on DEFAULT_STREAM, like key(function, [width.cast_unsigned(), height.cast_unsigned(), 1]);
     [cuLaunchGridAsync] (function: Handle, width: c_int, height: c_int, stream: Handle)
         on stream, like key(function, [width.cast_unsigned(), height.cast_unsigned(), 1]);
-    [cuGraphLaunch cuGraphLaunch_ptsz] (graph: Handle, stream: Handle) on stream, like key(graph, [0; 3]);
+    [cuGraphLaunch cuGraphLaunch_ptsz] (graph: Handle, stream: Handle) on stream, like of_graph(graph);
 }
 
 /// The stream and the grid of a launch.
 fn told(config: *const LaunchConfig) -> (Handle, [u32; 3]) {
     // SAFETY: the program passes a configuration or null.
     unsafe { config.as_ref() }.map_or((DEFAULT_STREAM, [0; 3]), |told| (told.stream, told.grid))
+}
+
+/// The key of a graph, each launch of which is equal work.
+pub fn of_graph(graph: Handle) -> u64 {
+    key(graph, [0; 3])
 }
 
 fn key(what: Handle, [width, height, depth]: [u32; 3]) -> u64 {

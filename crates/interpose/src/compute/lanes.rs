@@ -2,11 +2,12 @@
 
 use std::collections::VecDeque;
 
+use tessera_limits::costs::Costs;
+use tessera_limits::queue::{QUEUE, until_room};
 use tessera_limits::traffic::{Ration, Traffic};
 
-use super::costs::Costs;
 use super::fences::{Answer, Event, Fence, Found, LEFT_ASKED, Question, Spare, enter, relaxed, within};
-use super::gate::{PIECES, QUEUE};
+use super::gate::PIECES;
 use super::streams::{Stream, Which};
 use crate::cuda::Handle;
 use crate::memory::contexts;
@@ -148,8 +149,7 @@ impl Lanes {
         is_full(lane).then(|| {
             // The first fence may be reached at any moment. The rest must not have ended by then.
             let first = lane.fences.front().map_or(0, |fence| fence.estimate);
-            let sure = lane.queued.saturating_sub(first) * QUEUE / part;
-            (sure * 5 / 6).clamp(QUEUE / 10, (sure / 4).max(QUEUE / 2))
+            until_room(lane.queued.saturating_sub(first), part)
         })
     }
 
@@ -180,14 +180,14 @@ impl Lanes {
         std::mem::take(&mut self.ended)
     }
 
-    /// Puts fences behind what has none. Only while nothing captures, on our own thread.
-    pub fn fence_all(&mut self) {
+    /// Puts fences behind what has none, or where none `may` be put takes it for ended. On our own thread.
+    pub fn fence_all(&mut self, may: bool) {
         for place in 0..self.lanes.len() {
             let lane = &self.lanes[place];
             let Some(which) = lane.stream.filter(|_| lane.launches > 0) else { continue };
             if let Some(behind) = lane.behind {
                 self.push(place, behind, None);
-            } else {
+            } else if may {
                 enter(lane.context);
                 self.fence(place, Stream { handle: which.by_handle(), per_thread: false }, None);
             }
@@ -238,7 +238,7 @@ impl Lanes {
         }
     }
 
-    /// Where no fence can be had, as in a context whose work has crashed, the end is not seen and not waited for.
+    /// Where no fence can be had, as in a context whose work has crashed, or beside a capture, the end is not seen and not waited for.
     fn give_up_unfenced(&mut self, place: usize) {
         let lane = &mut self.lanes[place];
         if lane.launches > 0 {

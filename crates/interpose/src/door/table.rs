@@ -14,30 +14,27 @@ pub struct Hook {
 // SAFETY: addresses of functions, which never change.
 unsafe impl Sync for Hook {}
 
-/// All tables of hooks.
-fn all() -> impl Iterator<Item = &'static Hook> {
-    crate::memory::TABLES
-        .iter()
-        .copied()
-        .chain(crate::compute::TABLES.iter().copied())
-        .chain([super::proc_address::HOOKS, crate::nvml::HOOKS])
-        .flatten()
+/// All hooks, in tables.
+static TABLES: [&[&[Hook]]; 3] =
+    [crate::memory::TABLES, crate::compute::TABLES, &[super::proc_address::HOOKS, crate::nvml::HOOKS]];
+
+/// The first hook that is asked for.
+fn find(is_it: &mut dyn FnMut(&Hook) -> bool) -> Option<&'static Hook> {
+    TABLES.into_iter().flatten().copied().flatten().find(|hook| is_it(hook))
 }
 
 /// Our function in place of the driver's `address`, if that is exactly one we wrap. `name` is without version; it
 /// decides where the driver has one body for several names.
 pub fn in_place_of(name: &CStr, address: *mut c_void) -> Option<*mut c_void> {
-    let mut equal = all().filter(|hook| std::ptr::eq(hook.entry.address_if_loaded(), address));
-    let first = equal.next()?;
-    let is_named = |hook: &&Hook| hook.entry.name.to_bytes().starts_with(name.to_bytes());
-    let named = if is_named(&first) { Some(first) } else { equal.find(is_named) };
-    Some(named.unwrap_or(first).ours.cast_mut())
+    let wraps = |hook: &Hook| std::ptr::eq(hook.entry.address_if_loaded(), address);
+    let is_named = |hook: &Hook| hook.entry.name.to_bytes().starts_with(name.to_bytes());
+    let named = find(&mut |hook| wraps(hook) && is_named(hook));
+    named.or_else(|| find(&mut |hook| wraps(hook))).map(|hook| hook.ours.cast_mut())
 }
 
 /// The same, for a look-up by name: only hooks of this name are compared.
 pub fn in_place_of_named(name: &CStr, address: *mut c_void) -> Option<*mut c_void> {
-    all()
-        .find(|hook| hook.entry.name == name)
+    find(&mut |hook| hook.entry.name == name)
         .filter(|hook| std::ptr::eq(hook.entry.address_if_loaded(), address))
         .map(|hook| hook.ours.cast_mut())
 }

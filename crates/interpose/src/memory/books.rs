@@ -29,6 +29,8 @@ pub struct Record {
     pub piece: Piece,
     /// What it dies with.
     pub context: usize,
+    /// How often it was opened again: memory of another process may be.
+    pub again: u32,
 }
 
 /// In shards, so that threads seldom meet.
@@ -62,10 +64,17 @@ impl Default for Books {
 }
 
 impl Books {
-    pub fn insert(&self, kind: Kind, key: u64, record: Record) {
+    /// Writes down; what was there before is gone from the card by a way that was not seen.
+    #[must_use]
+    pub fn insert(&self, kind: Kind, key: u64, record: Record) -> Option<Record> {
         let (word, bit) = self.bit(key);
         word.fetch_or(bit, Ordering::Relaxed);
-        self.shard(key).insert((kind, key), record);
+        self.shard(key).insert((kind, key), record)
+    }
+
+    /// Notes that something is opened once more; false where it is not on the books.
+    pub fn open_again(&self, kind: Kind, key: u64) -> bool {
+        self.shard(key).get_mut(&(kind, key)).map(|record| record.again += 1).is_some()
     }
 
     pub fn remove(&self, kind: Kind, key: u64) -> Option<Record> {
@@ -144,9 +153,10 @@ impl Process {
 impl Books {
     /// Whether nothing of a process is left: for a while no entry, or a zombie, whose files are closed.
     fn is_gone(&self, process: u32) -> bool {
-        let has_ended = std::fs::read_to_string(format!("/proc/{process}/stat")).map_or(true, |stat| {
-            let state = stat.rsplit_once(')').and_then(|(_, rest)| rest.trim_start().chars().next());
-            matches!(state, Some('Z' | 'X' | 'x'))
+        let has_ended = std::fs::read(format!("/proc/{process}/stat")).map_or(true, |stat| {
+            // The state follows the name, which may have brackets of its own.
+            let name_end = stat.iter().rposition(|&byte| byte == b')');
+            name_end.and_then(|end| stat.get(end + 2)).is_some_and(|state| b"ZXx".contains(state))
         });
         let Ok(mut endings) = self.endings.try_lock() else { return false };
         let Some(place) = endings.iter().position(|known| known.process == process) else {

@@ -38,7 +38,7 @@ unsafe fn set_limit(driver: unsafe extern "C" fn(i32, usize) -> Status, limit: i
     let status = unsafe { take(kind, bytes, ask, || context) };
     match before {
         Some(before) if status == SUCCESS => process.refund_piece(before.card, before.piece),
-        Some(before) => process.memory.books.insert(kind, context, before),
+        Some(before) => process.write_down(kind, context, before),
         None => {}
     }
     status

@@ -51,7 +51,11 @@ driver_functions! { Cuda:
 
 /// What graphs may take, and by whom it is still needed. Few programs have any.
 #[derive(Default)]
-pub struct Graphs(Vec<Promise>);
+pub struct Graphs {
+    promises: Vec<Promise>,
+    /// The streams in which captures run, and the graph of each.
+    captures: Vec<(usize, usize)>,
+}
 
 struct Promise {
     device: Device,
@@ -83,6 +87,24 @@ pub fn captured_by(stream: Stream) -> Option<Handle> {
     (asked == SUCCESS && !graph.is_null()).then_some(graph)
 }
 
+/// A capture has begun, into a graph of its own.
+pub fn capture_began(process: &Process, stream: Stream) {
+    if let Some(graph) = captured_by(stream) {
+        graphs(process).captures.push((stream.handle.addr(), graph.addr()));
+    }
+}
+
+/// A capture has ended. Unless the program has the graph now, nothing is left of it.
+pub fn capture_ended(process: &Process, stream: Handle, is_kept: bool) {
+    let mut all = graphs(process);
+    let place = all.captures.iter().position(|(of, _)| *of == stream.addr());
+    let graph = place.map(|place| all.captures.swap_remove(place).1);
+    drop(all);
+    if let Some(graph) = graph.filter(|_| !is_kept) {
+        gone(process, graph);
+    }
+}
+
 /// Adds a node that takes `bytes` of a device, or of the current one.
 pub fn taking(graph: Handle, device: Option<Device>, bytes: usize, ask: impl FnOnce() -> Status) -> Status {
     let process = match Process::get() {
@@ -105,7 +127,7 @@ pub fn taking(graph: Handle, device: Option<Device>, bytes: usize, ask: impl FnO
     }
     let status = ask();
     if status == SUCCESS {
-        graphs(process).0.push(Promise { device, bytes, holders: vec![graph.addr()] });
+        graphs(process).promises.push(Promise { device, bytes, holders: vec![graph.addr()] });
     } else {
         pool.take_back(process, bytes);
     }
@@ -209,7 +231,7 @@ unsafe fn held(made: *const Handle, graph: Handle, ask: impl FnOnce() -> Status)
     if status == SUCCESS
         && let Some(process) = Process::if_loaded()
     {
-        for promise in &mut graphs(process).0 {
+        for promise in &mut graphs(process).promises {
             if promise.holders.contains(&graph.addr()) {
                 // SAFETY: written by the driver.
                 promise.holders.push(unsafe { *made }.addr());
@@ -220,24 +242,33 @@ unsafe fn held(made: *const Handle, graph: Handle, ask: impl FnOnce() -> Status)
 }
 
 unsafe fn destroy(driver: unsafe extern "C" fn(Handle) -> Status, holder: Handle) -> Status {
+    let process = Process::if_loaded();
+    if let Some(process) = process {
+        process.compute.forget_graph(holder);
+    }
     // SAFETY: see above.
     let status = unsafe { driver(holder) };
     if status == SUCCESS
-        && let Some(process) = Process::if_loaded()
+        && let Some(process) = process
     {
-        let mut kept = Vec::new();
-        let mut all = graphs(process);
-        for mut promise in std::mem::take(&mut all.0) {
-            promise.holders.retain(|&known| known != holder.addr());
-            if promise.holders.is_empty() {
-                if let Some(pool) = process.memory.pools.known(Source::Graphs(promise.device)) {
-                    pool.take_back(process, promise.bytes);
-                }
-            } else {
-                kept.push(promise);
-            }
-        }
-        all.0 = kept;
+        gone(process, holder.addr());
     }
     status
+}
+
+/// A graph, or what was made of one, needs no memory any more.
+fn gone(process: &Process, holder: usize) {
+    let mut kept = Vec::new();
+    let mut all = graphs(process);
+    for mut promise in std::mem::take(&mut all.promises) {
+        promise.holders.retain(|&known| known != holder);
+        if promise.holders.is_empty() {
+            if let Some(pool) = process.memory.pools.known(Source::Graphs(promise.device)) {
+                pool.take_back(process, promise.bytes);
+            }
+        } else {
+            kept.push(promise);
+        }
+    }
+    all.promises = kept;
 }

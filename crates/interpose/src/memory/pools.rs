@@ -8,7 +8,8 @@ use std::sync::{PoisonError, RwLock};
 use tessera_limits::budget::whole_blocks;
 
 use crate::cuda::{
-    Device, GRAPH_MEMORY_RESERVED, Handle, OUT_OF_MEMORY, POOL_RESERVED, POOL_USED, SUCCESS, Status,
+    Device, GRAPH_MEMORY_RESERVED, Handle, INVALID_VALUE, OUT_OF_MEMORY, POOL_RESERVED, POOL_USED, SUCCESS,
+    Status,
 };
 use crate::door::library::driver_functions;
 use crate::grant::Process;
@@ -16,6 +17,7 @@ use crate::keeper;
 
 driver_functions! { Cuda:
     pool_attribute = c"cuMemPoolGetAttribute" (pool: Handle, attribute: i32, value: *mut c_void);
+    destroy_pool = c"cuMemPoolDestroy" (pool: Handle);
     trim = c"cuMemPoolTrimTo" (pool: Handle, keep: usize);
     graph_memory = c"cuDeviceGetGraphMemAttribute" (device: Device, attribute: i32, value: *mut c_void);
     trim_graph_memory = c"cuDeviceGraphMemTrim" (device: Device);
@@ -54,6 +56,10 @@ pub struct Pool {
     promised: AtomicU64,
     /// Our thread knows that there is something to settle.
     is_noted: AtomicBool,
+    /// The program made it, and may destroy it.
+    pub is_made: AtomicBool,
+    /// The program has destroyed it while memory of it was in use. That is so until the last of it is freed.
+    is_left: AtomicBool,
 }
 
 /// As long as the container is further than this from its limit, a pool is charged ahead
@@ -64,22 +70,27 @@ const AHEAD: u64 = 512 << 20;
 impl Pools {
     /// Charges each pool with what it really has.
     pub fn settle_all(&self, process: &Process) {
-        for pool in self.all() {
-            pool.settle(process);
-        }
+        self.each(process, &|pool| pool.settle(process));
     }
 
     /// Has each pool give up what it keeps for later, as the driver does when the card is full.
     pub fn shrink_all(&self, process: &Process) {
-        for pool in self.all() {
+        self.each(process, &|pool| {
             pool.trim();
             pool.settle(process);
-        }
+        });
     }
 
-    fn all(&self) -> Vec<&'static Pool> {
+    /// Asks each pool of a card. None goes meanwhile; those that the program has left go then.
+    fn each(&self, process: &Process, ask: &dyn Fn(&Pool)) {
         let pools = self.known.read().unwrap_or_else(PoisonError::into_inner);
-        pools.iter().filter(|pool| pool.card != ON_HOST).copied().collect()
+        pools.iter().filter(|pool| pool.card != ON_HOST).for_each(|pool| ask(pool));
+        let is_left = |pool: &&&Pool| pool.is_left.load(Ordering::SeqCst);
+        let left: Vec<Source> = pools.iter().filter(is_left).map(|pool| pool.source).collect();
+        drop(pools);
+        for source in left {
+            self.destroy(process, source);
+        }
     }
 
     /// The pool of a source, which lies on a card.
@@ -99,6 +110,8 @@ impl Pools {
             ahead: AtomicU64::new(0),
             promised: AtomicU64::new(0),
             is_noted: AtomicBool::new(false),
+            is_made: AtomicBool::new(false),
+            is_left: AtomicBool::new(false),
         }));
         pools.push(new);
         new
@@ -117,17 +130,29 @@ impl Pools {
         Some(pool)
     }
 
-    /// A pool is gone, with its memory.
-    pub fn forget(&self, process: &Process, source: Source) {
-        self.usual.store(0, Ordering::Release);
-        self.last.store(std::ptr::null_mut(), Ordering::Release);
+    /// A pool goes, with its memory. Where some of that is in use the driver would let it live, but nobody could ask it any more: then it
+    /// goes later.
+    pub fn destroy(&self, process: &Process, source: Source) -> Status {
+        let Source::Pool(handle) = source else { return INVALID_VALUE };
+        // Locked until it is gone: others may be asking it, and the next one may have its handle.
         let mut pools = self.known.write().unwrap_or_else(PoisonError::into_inner);
-        let Some(place) = pools.iter().position(|pool| pool.source == source) else { return };
-        let pool = pools.swap_remove(place);
-        drop(pools);
-        if pool.card != ON_HOST {
-            process.refund(pool.card, pool.charged.swap(0, Ordering::SeqCst));
+        let place = pools.iter().position(|pool| pool.source == source);
+        let is_in_use = |pool: &Pool| pool.is_made.load(Ordering::Relaxed) && pool.ask(POOL_USED) > Some(0);
+        if let Some(pool) = place.map(|place| pools[place]).filter(|pool| is_in_use(pool)) {
+            pool.is_left.store(true, Ordering::SeqCst);
+            return SUCCESS;
         }
+        // SAFETY: destroyed by the program.
+        let status = unsafe { destroy_pool(std::ptr::with_exposed_provenance_mut(handle)) };
+        if let Some(place) = place.filter(|_| status == SUCCESS) {
+            let pool = pools.swap_remove(place);
+            self.usual.store(0, Ordering::Release);
+            self.last.store(std::ptr::null_mut(), Ordering::Release);
+            if pool.card != ON_HOST {
+                process.refund(pool.card, pool.charged.swap(0, Ordering::SeqCst));
+            }
+        }
+        status
     }
 }
 

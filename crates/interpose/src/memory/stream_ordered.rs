@@ -207,21 +207,19 @@ unsafe fn create(
             None => Some(ON_HOST),
         };
         if let Some(card) = card {
-            process.memory.pools.get(Source::Pool(pool.expose_provenance()), card);
+            let pool = process.memory.pools.get(Source::Pool(pool.expose_provenance()), card);
+            pool.is_made.store(true, Ordering::Relaxed);
         }
     }
     status
 }
 
 unsafe fn destroy(driver: unsafe extern "C" fn(Handle) -> Status, pool: Handle) -> Status {
-    // SAFETY: passed on as it came.
-    let status = unsafe { driver(pool) };
-    if status == SUCCESS
-        && let Some(process) = Process::if_loaded()
-    {
-        process.memory.pools.forget(process, Source::Pool(pool.expose_provenance()));
+    match Process::if_loaded() {
+        Some(process) => process.memory.pools.destroy(process, Source::Pool(pool.expose_provenance())),
+        // SAFETY: passed on as it came.
+        None => unsafe { driver(pool) },
     }
-    status
 }
 
 /// One piece of another process's pool.

@@ -133,7 +133,7 @@ unsafe fn retain(
     status
 }
 
-/// Memory of another process: its size is told by the mapping, where it is charged. Until then it costs nothing here.
+/// Memory of another process: its size is told by the mappings, with which it is charged. Until then it costs nothing here.
 unsafe fn import(
     driver: unsafe extern "C" fn(*mut u64, DevicePointer, i32) -> Status,
     handle: *mut u64,
@@ -177,30 +177,29 @@ unsafe fn map(
         // SAFETY: passed on as they came.
         return unsafe { driver(address, bytes, offset, handle, flags) };
     };
-    // Imported memory becomes ours with its first mapping.
-    let unpaid =
-        handles(process).handles.get(&handle).filter(|physical| physical.charged == 0).map(|it| it.card);
+    // Imported memory becomes ours as far as it is mapped; what was made here is paid for.
     let needed = whole_blocks((bytes as u64).saturating_add(offset as u64));
-    if let Some(card) = unpaid
-        && let Err(status) = process.charge(card, needed)
+    let known = handles(process).handles.get(&handle).map(|it| (it.card, needed.saturating_sub(it.charged)));
+    let unpaid = known.filter(|(_, missing)| *missing > 0);
+    if let Some((card, missing)) = unpaid
+        && let Err(status) = process.charge(card, missing)
     {
         return status;
     }
     // SAFETY: passed on as they came.
     let status = unsafe { driver(address, bytes, offset, handle, flags) };
-    if status != SUCCESS {
-        if let Some(card) = unpaid {
-            process.refund(card, needed);
-        }
-        return status;
-    }
     let mut all = handles(process);
-    if let Some(physical) = all.handles.get_mut(&handle) {
-        physical.references += 1;
-        if unpaid.is_some() {
-            physical.charged += needed;
+    match all.handles.get_mut(&handle) {
+        Some(physical) if status == SUCCESS => {
+            physical.references += 1;
+            physical.charged += unpaid.map_or(0, |(_, missing)| missing);
+            all.mappings.insert(address, Mapping { handle, bytes: bytes as u64 });
         }
-        all.mappings.insert(address, Mapping { handle, bytes: bytes as u64 });
+        _ => {
+            if let Some((card, missing)) = unpaid {
+                process.refund(card, missing);
+            }
+        }
     }
     status
 }

@@ -1,6 +1,6 @@
 //! Memory limits, by every way to take memory.
 
-use crate::support::{CONTEXT, Container};
+use crate::support::{CONTEXT, Container, Tenant};
 
 const LIMIT: u64 = 4096;
 
@@ -36,6 +36,25 @@ fn roundabout_ways_stop_at_the_limit() {
     }
 }
 
+/// The levels of an array with layers have half the width and height each, and as many layers.
+#[test]
+fn levels_of_layers_count() {
+    let container = Container::with_memory(LIMIT);
+    let mut tenant = container.begun("proc");
+    assert!(tenant.ask("fill layers 64").ends_with(" 2"));
+    assert!(container.most() <= LIMIT, "{} taken", container.most());
+}
+
+/// Nothing is left of what a capture would have taken when it is ruined.
+#[test]
+fn a_capture_that_was_ruined_gives_back() {
+    let mut tenant = Container::with_memory(LIMIT).begun("dlsym");
+    for _ in 0..3 {
+        assert_eq!(tenant.ask("spoil x 3000"), "0 901");
+        assert_eq!(tenant.ask("info"), format!("{} {LIMIT} {LIMIT}", LIMIT - CONTEXT));
+    }
+}
+
 #[test]
 fn the_heap_of_kernels_counts() {
     let container = Container::with_memory(LIMIT);
@@ -46,6 +65,51 @@ fn the_heap_of_kernels_counts() {
     assert_eq!(tenant.ask("take heap 100"), "0", "a smaller one gives back");
     assert_eq!(tenant.ask("take plain 1000"), "0");
     assert!(container.most() <= LIMIT);
+}
+
+/// A pool that is destroyed lives on as long as memory of it is in use, and so does its charge.
+#[test]
+fn memory_of_a_pool_that_was_destroyed_counts_until_it_is_freed() {
+    let container = Container::with_memory(LIMIT);
+    let mut tenant = container.begun("proc");
+    for _ in 0..3 {
+        let answer = tenant.ask("fill left 64");
+        let (count, status) = answer.split_once(' ').unwrap();
+        // Without an agent two pieces are set aside for code.
+        assert!((PIECES - 2..=PIECES).contains(&count.parse().unwrap()) && status == "2", "{answer}");
+        assert!(container.most() <= LIMIT, "{} taken", container.most());
+        assert_eq!(tenant.ask("free left"), "0");
+    }
+    assert_eq!(tenant.ask("info"), format!("{} {LIMIT} {LIMIT}", LIMIT - CONTEXT));
+    assert_eq!(tenant.end(), "");
+}
+
+/// Memory of another process is opened again where it was, and is closed as often as it was opened.
+#[test]
+fn memory_that_is_opened_twice_counts_once() {
+    let container = Container::with_memory(LIMIT);
+    let mut tenant = container.begun("dlsym");
+    let has = |tenant: &mut Tenant, held: u64| {
+        assert_eq!(tenant.ask("info"), format!("{} {LIMIT} {LIMIT}", LIMIT - CONTEXT - held));
+    };
+    assert_eq!(tenant.ask("take opened 3000"), "0");
+    assert_eq!(tenant.ask("take opened 3000"), "0");
+    has(&mut tenant, 3000);
+    assert_eq!(tenant.ask("free opened"), "0", "both");
+    has(&mut tenant, 0);
+    assert_eq!(tenant.ask("take opened 5000"), "2");
+    has(&mut tenant, 0);
+}
+
+/// What of another process's memory is mapped counts, in how many pieces ever.
+#[test]
+fn imported_memory_counts_as_far_as_it_is_mapped() {
+    let container = Container::with_memory(LIMIT);
+    let mut tenant = container.begun("link");
+    assert_eq!(tenant.ask("import x 500"), "0");
+    assert_eq!(tenant.ask("info"), format!("{} {LIMIT} {LIMIT}", LIMIT - CONTEXT - 1000));
+    assert_eq!(tenant.ask("unimport x 500"), "1", "the simulated driver never had it");
+    assert_eq!(tenant.ask("import x 2000"), "2", "the second piece is too much");
 }
 
 /// A green context brings the primary one with it, for which the program never asked.
@@ -132,6 +196,17 @@ fn a_program_sees_its_share() {
         tenant.ask("take plain 96");
         assert_eq!(tenant.ask("info"), format!("{} {LIMIT} {LIMIT}", LIMIT - CONTEXT - 96));
     }
+}
+
+/// What nvidia-smi would show, beside a program that holds some. A program that only watches is not made to load the driver.
+#[test]
+fn who_only_watches_sees_the_share() {
+    let container = Container::with(LIMIT, 50);
+    let mut tenant = container.begun("proc");
+    tenant.ask("take plain 96");
+    let (free, used) = (LIMIT - CONTEXT - 96, CONTEXT + 96);
+    let shown = format!("{LIMIT} {free} {used}");
+    assert_eq!(container.watched(), format!("0: {shown}, {shown}, no driver"));
 }
 
 #[test]

@@ -1,8 +1,6 @@
 //! Kills, forks, damaged and hostile files.
 
-use std::os::unix::fs::FileExt;
-
-use crate::support::{CONTEXT, Container};
+use crate::support::{CONTEXT, Container, write_at};
 
 #[test]
 fn a_killed_process_leaves_nothing_held() {
@@ -114,8 +112,4 @@ fn an_environment_variable_does_not_lead_past_a_mounted_grant() {
         let container = Container::with_memory(4096);
         assert_ne!(container.start("proc").ask("begin"), "0");
     }
-}
-
-fn write_at(file: &std::path::Path, place: u64, bytes: &[u8]) {
-    std::fs::OpenOptions::new().write(true).open(file).unwrap().write_all_at(bytes, place).unwrap();
 }

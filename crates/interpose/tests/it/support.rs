@@ -24,6 +24,7 @@ pub(crate) struct Built {
     pub(crate) library: PathBuf,
     drivers: PathBuf,
     tenant: PathBuf,
+    monitor: PathBuf,
     /// What measures on a real card.
     pub(crate) work: PathBuf,
 }
@@ -64,11 +65,14 @@ impl Built {
             assert!(built.success());
             let (built, drivers) = (target.join("interpose"), target.join("drivers"));
             std::fs::create_dir_all(&drivers).unwrap();
-            for name in ["libcuda.so", "libcuda.so.1", "libnvidia-ml.so.1"] {
+            for name in ["libcuda.so", "libcuda.so.1"] {
                 let _ = std::fs::remove_file(drivers.join(name));
                 std::os::unix::fs::symlink(built.join("libsimulated_driver.so"), drivers.join(name)).unwrap();
             }
-            let compiled = |source: &str| {
+            // Another file: a process may have the one and not the other.
+            let _ = std::fs::remove_file(drivers.join("libnvidia-ml.so.1"));
+            std::fs::copy(built.join("libsimulated_driver.so"), drivers.join("libnvidia-ml.so.1")).unwrap();
+            let compile = |source: &str, libraries: &[&str]| {
                 let source = crate_folder.join(source);
                 let program = target.join(source.file_stem().unwrap());
                 let new = program.with_extension(std::process::id().to_string());
@@ -76,7 +80,7 @@ impl Built {
                     .args(["-O1", "-w", "-o"])
                     .args([&new, &source])
                     .args(["-L".as_ref(), drivers.as_os_str()])
-                    .args(["-lcuda", "-ldl", "-lpthread"])
+                    .args(libraries)
                     .status()
                     .unwrap();
                 assert!(compiled.success(), "{}", source.display());
@@ -84,8 +88,13 @@ impl Built {
                 std::fs::rename(new, &program).unwrap();
                 program
             };
-            let (tenant, work) = (compiled("tests/tenant.c"), compiled("../../gpu/work.c"));
-            Self { library: built.join("libtessera.so"), drivers, tenant, work }
+            Self {
+                library: built.join("libtessera.so"),
+                tenant: compile("tests/tenant.c", &["-lcuda", "-ldl", "-lpthread"]),
+                monitor: compile("tests/monitor.c", &["-ldl"]),
+                work: compile("../../gpu/work.c", &["-ldl", "-lpthread"]),
+                drivers,
+            }
         })
     }
 }
@@ -199,7 +208,7 @@ impl Container {
 
     fn start_under(&self, library: Option<&Path>, door: &str) -> Tenant {
         let mut child = self
-            .command(&Built::get().tenant, library)
+            .program(&Built::get().tenant, library)
             .arg(door)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -210,8 +219,15 @@ impl Container {
         Tenant { child, input, output }
     }
 
+    /// What a program that only watches the card sees.
+    pub(crate) fn watched(&self) -> String {
+        let built = Built::get();
+        let output = self.program(&built.monitor, Some(&built.library)).output().unwrap();
+        String::from_utf8_lossy(&output.stdout).trim().into()
+    }
+
     /// Any program, in the container.
-    pub(crate) fn command(&self, program: &Path, library: Option<&Path>) -> Command {
+    pub(crate) fn program(&self, program: &Path, library: Option<&Path>) -> Command {
         let mut command = Command::new(program);
         if let Some(library) = library {
             command.env("LD_PRELOAD", library);
@@ -326,4 +342,8 @@ pub(crate) fn until(mut is_so: impl FnMut() -> bool) {
     while !is_so() {
         std::thread::sleep(Duration::from_millis(1));
     }
+}
+
+pub(crate) fn write_at(file: &Path, place: u64, bytes: &[u8]) {
+    File::options().write(true).open(file).unwrap().write_all_at(bytes, place).unwrap();
 }

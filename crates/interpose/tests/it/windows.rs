@@ -1,10 +1,11 @@
 //! Windows under an arbiter: who waits for one, what is told, what is charged.
 
+use std::process::Command;
 use std::time::Duration;
 
-use tessera_limits::futex;
+use tessera_limits::{files, futex};
 
-use crate::support::{Arbiter, Container, until};
+use crate::support::{Arbiter, Container, Tenant, until, write_at};
 
 /// A program that pauses gives its window back: what it launches then waits for another one, as somebody else may have the card.
 #[test]
@@ -78,6 +79,28 @@ fn work_beside_a_capture_that_was_given_up_has_an_end() {
     assert!(ends);
 }
 
+/// While a capture runs no fence is put behind what was launched before. That has an end all the same.
+#[test]
+fn work_before_a_long_capture_has_an_end() {
+    for has_arbiter in [true, false] {
+        let container = Container::with(4096, 50);
+        let _arbiter = has_arbiter.then(|| Arbiter::start(&[&container]));
+        let mut tenant = container.begun("dlsym");
+        // What it costs is known by then: so little gets no fence at once.
+        assert_eq!(tenant.ask("threads 1 10 0"), "10 0");
+        let mut books = container.books();
+        until(|| books.want() == 0);
+        assert_eq!(tenant.ask("linger x 10"), "0");
+        std::thread::sleep(Duration::from_millis(1_500));
+        assert_eq!(books.want(), 0, "it has long ended");
+        let before = books.busy();
+        assert_eq!(tenant.ask("hurry x 10"), "0");
+        until(|| books.busy() > before);
+        let charged = books.busy() - before;
+        assert!(charged < 1_000_000_000, "{charged} ns are charged for nothing, {has_arbiter}");
+    }
+}
+
 /// What was wanted of an arbiter that has died is not wanted of the next one.
 #[test]
 fn what_has_ended_without_an_arbiter_is_no_longer_wanted() {
@@ -96,6 +119,73 @@ fn what_has_ended_without_an_arbiter_is_no_longer_wanted() {
     });
     assert!(forgets);
 }
+
+/// A program that works all through a time in which its limit was lifted does not owe that time.
+#[test]
+fn time_without_a_limit_is_not_charged() {
+    let container = Container::with(4096, 50);
+    let mut tenant = container.begun("dlsym");
+    let mut books = container.books();
+    tenant.tell("threads 1 100 6000");
+    until(|| books.busy() > 0);
+    container.limit(4096, 100);
+    std::thread::sleep(Duration::from_millis(3_000));
+    let before = books.busy();
+    container.limit(4096, 50);
+    until(|| books.busy() > before);
+    let charged = books.busy() - before;
+    assert!(charged < 1_000_000_000, "{charged} ns at the first look");
+    tenant.answer();
+}
+
+/// A process that is stopped, as a whole container may be, has not had the card meanwhile.
+#[test]
+fn time_in_which_a_process_was_stopped_is_not_charged() {
+    let container = Container::with(4096, 50);
+    let mut tenant = container.begun("proc");
+    let mut books = container.books();
+    let signal = |name: &str, tenant: &Tenant| {
+        let process = tenant.child.id().to_string();
+        assert!(Command::new("kill").args([name, &process]).status().unwrap().success());
+    };
+    tenant.tell("threads 3 200 6000");
+    for round in 0..5 {
+        std::thread::sleep(Duration::from_millis(100 + round));
+        signal("-STOP", &tenant);
+        let before = books.busy();
+        std::thread::sleep(Duration::from_millis(1_000));
+        signal("-CONT", &tenant);
+        until(|| books.busy() > before);
+        let charged = books.busy() - before;
+        assert!(charged < 500_000_000, "{charged} ns at the first look");
+    }
+}
+
+/// The arbiter has its own account, and lets a tenant make good what others kept from it. The library's account knows nothing of
+/// that, and may be far ahead when the arbiter dies.
+#[test]
+fn debts_of_an_arbiters_time_end_with_it() {
+    let container = Container::with(4096, 50);
+    let arbiter = Arbiter::start(&[&container]);
+    let mut tenant = container.begun("link");
+    let mut books = container.books();
+    tenant.tell("threads 1 500 4000");
+    until(|| books.busy() > 0);
+    let in_an_hour = futex::now() + 3_600_000_000_000;
+    write_at(&files::account_path(&container.grant()), ACCOUNT, &in_an_hour.to_ne_bytes());
+    drop(arbiter);
+    // It is not missed before.
+    std::thread::sleep(Duration::from_millis(1_000));
+    let before = books.busy();
+    let goes_on = (0..2_000).any(|_| {
+        std::thread::sleep(Duration::from_millis(1));
+        books.busy() > before
+    });
+    assert!(goes_on);
+}
+
+/// Where the account of the first card lies in its file.
+const ACCOUNT: u64 = 24;
 
 /// While work on one card waits for a window, requests on another one are heard at once.
 #[test]
