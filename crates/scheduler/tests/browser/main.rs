@@ -10,7 +10,7 @@ mod pictures;
 mod scenarios;
 mod webdriver;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context as _, Result};
@@ -21,7 +21,9 @@ fn main() -> Result<ExitCode> {
     let mut names: Vec<String> = std::env::args().skip(1).collect();
     let mut pictures = None;
     if let Some(place) = names.iter().position(|name| name == "--screenshots") {
-        pictures = Some(PathBuf::from(names.get(place + 1).context("--screenshots needs a folder")?));
+        // Cargo runs tests in their crate's folder; a folder is named from that of the project.
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        pictures = Some(root.join(names.get(place + 1).context("--screenshots needs a folder")?));
         names.drain(place..=place + 1);
     }
     let serve = names.iter().position(|name| name == "--serve");
