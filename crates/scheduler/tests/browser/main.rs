@@ -10,7 +10,7 @@ mod pictures;
 mod scenarios;
 mod webdriver;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context as _, Result};
