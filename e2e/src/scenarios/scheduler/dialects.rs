@@ -142,9 +142,13 @@ async fn a_pod_comes_and_ends(site: &Site, name: &str) -> Result<()> {
 
 async fn quota_holds(site: &Site) -> Result<()> {
     let maps: Api<ConfigMap> = Api::namespaced(site.cluster.client(), "kube-system");
-    let limits = json!({ "default": { "quota": { "T4": 1 }, "pool": ["public"] } }).to_string();
-    let map = json!({ "metadata": { "name": "gpuquota" }, "data": { "gpu_quota": limits } });
-    maps.create(&PostParams::default(), &serde_json::from_value(map)?).await?;
+    let write = async |limits: &str| {
+        let map = json!({
+            "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": "gpuquota" }, "data": { "gpu_quota": limits },
+        });
+        maps.patch("gpuquota", &PatchParams::apply("e2e").force(), &Patch::Apply(&map)).await
+    };
+    write(r#"{ "default": { "quota": { "T4": 1 }, "pool": ["public"] } }"#).await?;
     site.make(&whole("within", 1)).await?;
     site.bound("within").await?;
     site.make(&share("beyond", 20)).await?;
@@ -152,15 +156,12 @@ async fn quota_holds(site: &Site) -> Result<()> {
     let told = site.told("beyond", "QuotaExceeded").await?.message.unwrap_or_default();
     ensure!(told.contains("namespace default holds 1.00 of 1 T4, only in pool public"), "told was {told:?}");
     site.harness.note(&format!("beyond: {told}"));
+    maps.delete("gpuquota", &DeleteParams::default()).await?;
     site.end("within").await?;
     site.bound("beyond").await?;
     site.end("beyond").await?;
 
     // A number in quotes is none: the namespace is closed until somebody writes it again.
-    let write = async |limits: &str| {
-        let patch = json!({ "data": { "gpu_quota": limits } });
-        maps.patch("gpuquota", &PatchParams::default(), &Patch::Merge(&patch)).await
-    };
     write(r#"{ "default": { "quota": { "T4": "1" } } }"#).await?;
     let words = "ExceedsGPUQuota: the limits of namespace default in key gpu_quota of ConfigMap kube-system/gpuquota \
                  cannot be read: invalid type: string \"1\", expected u64; write {";
