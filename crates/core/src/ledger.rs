@@ -205,6 +205,12 @@ impl Ledger {
         self.changed.get(position.0).copied().unwrap_or_default()
     }
 
+    /// When any node last changed.
+    #[must_use]
+    pub fn last_change(&self) -> Moment {
+        self.now
+    }
+
     /// How many positions there are: every one is below.
     #[must_use]
     pub fn positions(&self) -> usize {

@@ -30,8 +30,9 @@ pub(super) async fn feed<T: Send + 'static>(
     let mut trouble = Trouble::default();
     while let Some(batch) = batches.next().await {
         let (mut listed, mut runs) = (false, None);
-        {
+        let has_news = {
             let mut state = app.write();
+            let before = state.ledger().last_change();
             for change in batch {
                 listed |= matches!(change, Change::Listed);
                 match watched(change) {
@@ -50,11 +51,15 @@ pub(super) async fn feed<T: Send + 'static>(
                     }
                 }
             }
-        }
+            state.ledger().last_change() != before
+        };
         if let Some(runs) = runs {
             app.metrics.watching(what, runs);
         }
-        app.second_look.heard();
+        // What kube-scheduler itself writes on a pod that it could not place is no news.
+        if has_news {
+            app.second_look.heard();
+        }
         if listed {
             complete();
         }
