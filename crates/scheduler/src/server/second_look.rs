@@ -130,6 +130,10 @@ mod tests {
         assert_eq!(taken(&mut patience, begin + WAIT_EVERY * 4), 3);
         assert_eq!(taken(&mut patience, begin + WAIT_EVERY * 1_000), 5);
         patience.give_back();
-        assert_eq!(taken(&mut patience, begin + WAIT_EVERY * 1_000), 1, "what came to something costs nothing");
+        assert_eq!(
+            taken(&mut patience, begin + WAIT_EVERY * 1_000),
+            1,
+            "what came to something costs nothing"
+        );
     }
 }
