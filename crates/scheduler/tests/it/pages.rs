@@ -254,6 +254,9 @@ async fn use_is_what_the_agent_says_or_not_measured() {
     let measured = ask(&good).await;
     assert_eq!(measured["use"]["gpus"], json!([{"uuid": "GPU-a-0", "index": 0, "memoryUsedMiB": 7}]));
     assert_eq!(measured["notMeasured"], Value::Null);
+    // What was bound is known by its name when the watch has told of it.
+    eventually(|| view::pods::agent(&replica.app.read(), "team", "p").as_deref() == Some(good.as_str()))
+        .await;
     let of_pod = json_at(&replica, "/api/v1/pods/team/p/use").await;
     assert_eq!(of_pod["use"]["containers"], json!([container("p")]), "nothing of other pods");
     for (address, words) in [
