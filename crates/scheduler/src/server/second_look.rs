@@ -71,10 +71,16 @@ impl SecondLook {
         self.news.send_modify(|news| *news += 1);
     }
 
+    /// How often that was so.
+    #[must_use]
+    pub fn news(&self) -> u64 {
+        *self.news.borrow()
+    }
+
     /// A pod was refused everywhere. Returns after there is something new, or after a moment, if it is worth another
     /// look; `false` at once if it is not.
     pub(super) async fn is_due(&self, uid: &str) -> bool {
-        let now = *self.news.borrow();
+        let now = self.news();
         if self.remember(uid, now) != Some(now) || !self.patience().take(Instant::now()) {
             return false;
         }

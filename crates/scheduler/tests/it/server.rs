@@ -11,6 +11,7 @@ use proptest::strategy::ValueTree;
 use proptest::test_runner::{Config, TestRunner};
 use serde_json::{Value, json};
 use tessera_cluster::lease::Timing;
+use tessera_scheduler::dashboard::view;
 use tessera_scheduler::notices::Notices;
 use tessera_scheduler::run::{Membership, lead};
 use tessera_scheduler::server::{App, router};
@@ -338,6 +339,21 @@ async fn a_leader_that_others_stood_in_for_starts_from_nothing() {
     api.back();
     eventually(|| replica.app.may_write()).await;
     assert_eq!(replica.app.read().rolled_back(), 0, "it read the cluster anew");
+}
+
+/// A pod that waits, and what is written on it, change no verdict: kube-scheduler itself writes there when it has refused one.
+#[tokio::test]
+async fn a_pod_that_waits_is_no_news_and_one_that_goes_is() {
+    let api = cluster().await;
+    let replica = Replica::ready(&api, "one").await;
+    let news = || replica.app.second_look.news();
+    let before = news();
+    let pod = make(&api, &whole("p", 1));
+    eventually(|| view::pods::pod(&replica.app.read(), "team", "p").is_some()).await;
+    assert_eq!(news(), before);
+    assert_eq!(replica.bind(&pod, "a").await, "");
+    api.delete("/api/v1/namespaces/team/pods/p").unwrap();
+    eventually(|| news() > before).await;
 }
 
 #[tokio::test]
