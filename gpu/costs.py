@@ -2,7 +2,7 @@
 from bench import *
 
 ROUNDS = int(os.environ.get("COST_ROUNDS", "5"))
-# Half of the card at least and all at most: alone, its window never closes.
+# Half of the GPU at least and all at most: alone, its window never closes.
 shares = {"bare": None, "no limit of time": grant(100), "window open": grant(50, 100)}
 for kind in os.environ.get("COST_KINDS", "launch alloc graphs").split():
     for name, path in shares.items():

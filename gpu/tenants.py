@@ -27,7 +27,7 @@ for kind in dict.fromkeys(kind for tenants in SETS for kind, _, _ in tenants):
 for tenants in SETS:
     service, running = together(*[(program(kind), cores, ceiling) for kind, cores, ceiling in tenants])
     service.settle(2.5 if tenants[0][0].startswith("c-") else 5)
-    # Until the first has ended: then its part of the card is free.
+    # Until the first has ended: then its part of the GPU is free.
     rows = [[100 * rate / bare(kind) for rate in answer(process)] for (kind, _, _), process in zip(tenants, running)]
     used, shares = service.end()
     cells = [f"{kind} {cores}/{ceiling} -> {got:6.2f} [{least:.1f}..{most:.1f}]" for (kind, cores, ceiling), (got, least, most) in zip(tenants, rows)]

@@ -1,16 +1,16 @@
-/* Work of exactly known length on a card, through the driver's own interface: no runtime, no interpreter between the launches.
+/* Work of exactly known length on a GPU, through the driver's own interface: no runtime, no interpreter between the launches.
  *
  *   work KIND SECONDS [PARAMETER]
  *
- * Kernels spin for a time told to them, whatever the clock does, so what they did is a share of the card's time.
+ * Kernels spin for a time told to them, whatever the clock does, so what they did is a share of the GPU's time.
  *   tiny     5 us, launched back to back          big      200 us            long     12 ms
  *   deep     60 x 12 ms without a wait            streams  200 us on 4 streams in turn
  *   threads  200 us from 3 threads                graph    graphs of 20 x 200 us
  *   sync     200 us, a wait after every 10        own      200 us in the thread's own default stream
  *   churn    200 us, each in a stream of its own that is destroyed at once
- *   up, down 16 MiB between pinned memory and card   page  4 MiB from ordinary memory, waited for
- *   within   256 MiB copied on the card            fill     256 MiB set on the card
- *            (these five: as if at 50 GB/s, ordinary memory at 10 and on the card at 2,000; only what one run gets of another's is told)
+ *   up, down 16 MiB between pinned memory and GPU   page  4 MiB from ordinary memory, waited for
+ *   within   256 MiB copied on the GPU            fill     256 MiB set on the GPU
+ *            (these five: as if at 50 GB/s, ordinary memory at 10 and on the GPU at 2,000; only what one run gets of another's is told)
  *   request  1 ms of work every 20 ms: prints how long each took
  *   return   500 ms of back-to-back work, 500 ms of nothing: prints what was reached in each 10 ms after coming back
  *   launch   nanoseconds per launch of an empty kernel, as found by dlsym and straight into the driver by turns: the least of

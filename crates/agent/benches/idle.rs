@@ -1,5 +1,5 @@
-//! What an agent takes of a processor while nothing happens: 8 simulated cards, 100 pods that hold shares of them, first without a
-//! process on a card, then with two of each pod. The embedded kubelet lives in the same process, on threads that are not counted.
+//! What an agent takes of a processor while nothing happens: 8 simulated GPUs, 100 pods that hold shares of them, first without a
+//! process on a GPU, then with two of each pod. The embedded kubelet lives in the same process, on threads that are not counted.
 //! `cargo bench -p tessera-agent --bench idle`
 
 #![allow(clippy::print_stdout, clippy::unwrap_used, reason = "a benchmark")]

@@ -1,4 +1,4 @@
-//! How long a scrape takes on a full node: the real agent with 8 simulated cards, 200 processes and 100 pods, beside a server that
+//! How long a scrape takes on a full node: the real agent with 8 simulated GPUs, 200 processes and 100 pods, beside a server that
 //! sends as many bytes from memory. `cargo bench -p tessera-agent --bench scrape`
 
 #![allow(clippy::print_stdout, clippy::unwrap_used, reason = "a benchmark")]
@@ -65,7 +65,7 @@ async fn main() {
     world
         .until_shown("/metrics", "tessera_container_busy_seconds_total{namespace=\"team\",pod=\"job-99\"")
         .await;
-    println!("{SCRAPES} scrapes each; 8 cards, 200 processes, 100 pods, looked at every 20 ms:");
+    println!("{SCRAPES} scrapes each; 8 GPUs, 200 processes, 100 pods, looked at every 20 ms:");
     let (p99, page) = measure("the agent", address, "").await;
     measure("a copy of that text", copy_of(page).await, "").await;
     measure("the agent, packed", address, "Accept-Encoding: gzip\r\n").await;

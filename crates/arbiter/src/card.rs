@@ -1,4 +1,4 @@
-//! Who goes next on one card.
+//! Who goes next on one GPU.
 //!
 //! Two numbers per tenant. The *account* (see [`Pacer`]) holds it to its ceiling: it may go when real time has caught
 //! up. *Virtual time*, busy time by share, orders those who may go: the one that had least for its share is next. For
@@ -10,7 +10,7 @@ use tessera_limits::pacer::{Pacer, QUANTUM};
 const SHORTEST: u64 = 1_000_000;
 
 /// What passes between the opening of a window and its first kernel, and between its last kernel and our hearing of it, is not the
-/// tenant's time: the card is idle then, for two wake-ups each way. The tenant tells how long it was busy, and is believed as
+/// tenant's time: the GPU is idle then, for two wake-ups each way. The tenant tells how long it was busy, and is believed as
 /// far as this, and half of the window. Measured on an H200: 0.3 to 0.4 ms; on one machine shares were short as if it were 1.3.
 const MOST_SWITCH: u64 = 2_000_000;
 
@@ -23,14 +23,14 @@ const STUCK: u64 = 2_500_000_000;
 /// However long its work ran over, it owes no more than so much of it.
 const MOST_DEBT: u64 = 5_000_000_000;
 
-/// What one container may use of the card.
+/// What one container may use of the GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Share {
     /// Percent guaranteed; 0: what others leave.
-    pub cores: u32,
+    pub compute_percent: u32,
     /// Percent at most.
     pub ceiling: u32,
-    /// Whether a percentage means throughput: then time counts by the card's power factor.
+    /// Whether a percentage means throughput: then time counts by the GPU's power factor.
     pub by_throughput: bool,
 }
 
@@ -41,7 +41,7 @@ pub struct Seen {
     pub want: u32,
     /// Those of them that have none of this window's work running any more and have given it back.
     pub have_drained: u32,
-    /// Nanoseconds the card was busy for it, since it came.
+    /// Nanoseconds the GPU was busy for it, since it came.
     pub busy: u64,
 }
 
@@ -64,9 +64,9 @@ pub enum Act<Id> {
     },
 }
 
-/// The tenants of one card.
+/// The tenants of one GPU.
 #[derive(Debug)]
-pub struct CardArbiter<Id> {
+pub struct GpuArbiter<Id> {
     tenants: Vec<Tenant<Id>>,
     running: Option<Running>,
     /// Thousandths by which time counts for throughput.
@@ -109,19 +109,19 @@ struct Running {
 /// What a tenant has had.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Used {
-    /// Nanoseconds of the card.
+    /// Nanoseconds of the GPU.
     pub time: u64,
     /// Windows.
     pub windows: u64,
 }
 
-impl<Id> Default for CardArbiter<Id> {
+impl<Id> Default for GpuArbiter<Id> {
     fn default() -> Self {
         Self { tenants: Vec::new(), running: None, factor: 1_000 }
     }
 }
 
-impl<Id: Copy + PartialEq> CardArbiter<Id> {
+impl<Id: Copy + PartialEq> GpuArbiter<Id> {
     /// Takes a tenant in, or changes its share.
     pub fn set(&mut self, id: Id, share: Share) {
         match self.tenants.iter_mut().find(|tenant| tenant.id == id) {
@@ -156,7 +156,7 @@ impl<Id: Copy + PartialEq> CardArbiter<Id> {
         self.factor = thousandths;
     }
 
-    /// Nanoseconds of the card that all tenants have had.
+    /// Nanoseconds of the GPU that all tenants have had.
     #[must_use]
     pub fn busy(&self) -> u64 {
         self.tenants.iter().map(|tenant| tenant.used).sum()
@@ -192,7 +192,7 @@ impl<Id: Copy + PartialEq> CardArbiter<Id> {
             }
             if let Some(mut window) = tenant.overrun.take() {
                 tenant.charge(&mut window, now, self.factor);
-                let most = least + MOST_DEBT * 100 / u64::from(tenant.share.cores.max(1));
+                let most = least + MOST_DEBT * 100 / u64::from(tenant.share.compute_percent.max(1));
                 tenant.virtual_time = tenant.virtual_time.min(most);
                 tenant.overrun = Some(window).filter(|_| !tenant.seen.has_drained());
             }
@@ -305,7 +305,7 @@ impl Seen {
 }
 
 impl Running {
-    /// For how much of the window so far the card was busy for the tenant, by what it tells.
+    /// For how much of the window so far the GPU was busy for the tenant, by what it tells.
     fn busy(&self, now: u64, told: u64) -> u64 {
         let open = now.saturating_sub(self.since);
         let idle = open.saturating_sub(told.saturating_sub(self.told));
@@ -337,7 +337,7 @@ impl<Id> Tenant<Id> {
     /// Shares go before those who have none. Before all goes work that has run over for so long that it may wait for some of its own:
     /// its virtual time grows all the while.
     fn order(&self) -> (bool, bool, u64) {
-        (self.overrun.is_none(), self.share.cores == 0, self.virtual_time)
+        (self.overrun.is_none(), self.share.compute_percent == 0, self.virtual_time)
     }
 
     /// Charges what has become of a window since it was charged last.
@@ -347,7 +347,7 @@ impl<Id> Tenant<Id> {
         window.charged += busy;
         self.waits_since = now;
         self.used += busy;
-        self.virtual_time += busy * 100 / u64::from(self.share.cores.max(1));
+        self.virtual_time += busy * 100 / u64::from(self.share.compute_percent.max(1));
         let owed = self.pacer.opens_at().saturating_sub(now) / 100 * u64::from(self.share.ceiling);
         if self.share.is_limited() && owed < MOST_DEBT {
             let counted = if self.share.by_throughput { busy * factor / 1_000 } else { busy };

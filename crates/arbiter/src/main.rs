@@ -5,7 +5,7 @@
 //! tessera-arbiter run SECONDS UUID FOLDER...                                   hands out windows to these grants
 //! ```
 //!
-//! `run` writes a line every second: milliseconds of the card that each grant has had so far.
+//! `run` writes a line every second: milliseconds of the GPU that each grant has had so far.
 
 mod nvml;
 
@@ -16,7 +16,7 @@ use std::process::ExitCode;
 use tessera_arbiter::Service;
 use tessera_arbiter::power::{self, PowerFactor, PowerModel};
 use tessera_limits::limits::{Meaning, uuid_bytes};
-use tessera_limits::{CardLimit, Limits, files, futex};
+use tessera_limits::{GpuLimit, Limits, files, futex};
 
 const USAGE: &str = "usage: tessera-arbiter grant FOLDER UUID MEMORY-MIB CORES [CEILING [throughput]] | run SECONDS UUID FOLDER...";
 
@@ -29,10 +29,14 @@ fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let done = match arguments.as_slice() {
-        ["grant", folder, uuid, memory, cores] => grant(folder, uuid, memory, cores, cores, ""),
-        ["grant", folder, uuid, memory, cores, ceiling] => grant(folder, uuid, memory, cores, ceiling, ""),
-        ["grant", folder, uuid, memory, cores, ceiling, meaning] => {
-            grant(folder, uuid, memory, cores, ceiling, meaning)
+        ["grant", folder, uuid, memory, compute_percent] => {
+            grant(folder, uuid, memory, compute_percent, compute_percent, "")
+        }
+        ["grant", folder, uuid, memory, compute_percent, ceiling] => {
+            grant(folder, uuid, memory, compute_percent, ceiling, "")
+        }
+        ["grant", folder, uuid, memory, compute_percent, ceiling, meaning] => {
+            grant(folder, uuid, memory, compute_percent, ceiling, meaning)
         }
         ["run", seconds, uuid, folders @ ..] => run(seconds, uuid, folders),
         _ => Err(USAGE.into()),
@@ -50,7 +54,7 @@ fn grant(
     folder: &str,
     uuid: &str,
     memory: &str,
-    cores: &str,
+    compute_percent: &str,
     ceiling: &str,
     meaning: &str,
 ) -> Result<(), String> {
@@ -62,11 +66,11 @@ fn grant(
             .filter(|&percent| percent <= 100)
             .ok_or_else(|| format!("{percent} is over 100"))
     };
-    let card = CardLimit {
-        uuid: uuid_bytes(uuid).ok_or_else(|| format!("{uuid} is no UUID of a card"))?,
+    let card = GpuLimit {
+        uuid: uuid_bytes(uuid).ok_or_else(|| format!("{uuid} is no UUID of a GPU"))?,
         memory: number(memory)?.checked_mul(1 << 20).ok_or_else(|| format!("{memory} MiB are too many"))?,
         context: 0,
-        cores: percent(cores)?,
+        compute_percent: percent(compute_percent)?,
         ceiling: percent(ceiling)?,
     };
     let meaning = if meaning == "throughput" { Meaning::Throughput } else { Meaning::Time };
@@ -77,7 +81,7 @@ fn grant(
 
 fn run(seconds: &str, uuid: &str, folders: &[&str]) -> Result<(), String> {
     let seconds: u64 = seconds.parse().map_err(|_| format!("{seconds} is no number; {USAGE}"))?;
-    let bytes = uuid_bytes(uuid).ok_or_else(|| format!("{uuid} is no UUID of a card"))?;
+    let bytes = uuid_bytes(uuid).ok_or_else(|| format!("{uuid} is no UUID of a GPU"))?;
     let mut service = Service::default();
     for folder in folders {
         service.add(Path::new(folder)).map_err(|error| format!("{folder}: {error}"))?;

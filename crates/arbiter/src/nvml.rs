@@ -1,4 +1,4 @@
-//! The card's power and processes, for running the arbiter alone. The agent has its own way to NVML.
+//! The GPU's power and processes, for running the arbiter alone. The agent has its own way to NVML.
 
 #![allow(unsafe_code, reason = "calls a C library found at run time")]
 #![allow(
@@ -8,7 +8,7 @@
 
 use std::ffi::{CStr, CString, c_void};
 
-/// One card, by NVML.
+/// One GPU, by NVML.
 pub(crate) struct Card {
     device: *mut c_void,
     fields: Fields,
@@ -16,7 +16,7 @@ pub(crate) struct Card {
     processes: Processes,
 }
 
-/// A process on the card, in NVML's form.
+/// A process on the GPU, in NVML's form.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 struct Process {
@@ -42,7 +42,7 @@ struct Field {
 /// Milliwatts on average over the last second.
 const AVERAGE_POWER: u32 = 185;
 
-/// More processes than this on one card are not seen.
+/// More processes than this on one GPU are not seen.
 const PROCESSES: usize = 512;
 
 type Fields = unsafe extern "C" fn(*mut c_void, i32, *mut Field) -> i32;
@@ -50,7 +50,7 @@ type Processes = unsafe extern "C" fn(*mut c_void, *mut u32, *mut Process) -> i3
 type Limit = unsafe extern "C" fn(*mut c_void, *mut u32) -> i32;
 
 impl Card {
-    /// The card with a UUID, where there is NVML and such a card.
+    /// The GPU with a UUID, where there is NVML and such a GPU.
     pub(crate) fn find(uuid: &str) -> Option<Self> {
         type Init = unsafe extern "C" fn() -> i32;
         type ByUuid = unsafe extern "C" fn(*const i8, *mut *mut c_void) -> i32;
@@ -74,7 +74,7 @@ impl Card {
         }
     }
 
-    /// Watts on average over the last second, where the card tells.
+    /// Watts on average over the last second, where the GPU tells.
     pub(crate) fn power(&self) -> Option<f64> {
         let mut field = Field { number: AVERAGE_POWER, ..Field::default() };
         // SAFETY: a live device, and one field to fill in.
@@ -83,7 +83,7 @@ impl Card {
         (status == 0 && field.status == 0).then(|| f64::from(milliwatts) / 1e3)
     }
 
-    /// The processes on the card, and the bytes each holds.
+    /// The processes on the GPU, and the bytes each holds.
     pub(crate) fn processes(&self) -> Vec<(u32, u64)> {
         let (mut count, mut list) = (512, [Process::default(); PROCESSES]);
         // SAFETY: a live device, a list as long as told.
@@ -92,7 +92,7 @@ impl Card {
         list.iter().take(count).map(|process| (process.number, process.bytes)).collect()
     }
 
-    /// Watts that the card may draw.
+    /// Watts that the GPU may draw.
     pub(crate) fn limit(&self) -> Option<f64> {
         let mut milliwatts = 0;
         // SAFETY: as above.

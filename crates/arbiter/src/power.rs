@@ -1,13 +1,13 @@
 //! How much faster work runs in windows than it would alone.
 //!
-//! A card limited by its power cap clocks higher in short windows, because the cap acts on an average over some 100 ms.
-//! The card's average power tells: what it draws in the windows, compared with the cap, gives the factor by which time must
+//! A GPU limited by its power cap clocks higher in short windows, because the cap acts on an average over some 100 ms.
+//! The GPU's average power tells: what it draws in the windows, compared with the cap, gives the factor by which time must
 //! be charged so that a share means throughput. Fitted on an H200 with bf16 matrix products, where the factor came out
-//! within 0.01 at shares from 25 to 90 %; other cards may need their own constants.
+//! within 0.01 at shares from 25 to 90 %; other GPUs may need their own constants.
 
 use std::collections::VecDeque;
 
-/// What of a card decides the factor.
+/// What of a GPU decides the factor.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PowerModel {
     /// Watts between the windows.
@@ -18,11 +18,11 @@ pub struct PowerModel {
     pub exponent: f64,
 }
 
-/// Learns the factor of one card from its power.
+/// Learns the factor of one GPU from its power.
 #[derive(Debug)]
 pub struct PowerFactor {
     model: PowerModel,
-    /// The last second: when, and the nanoseconds the card was busy by then.
+    /// The last second: when, and the nanoseconds the GPU was busy by then.
     busy: VecDeque<(u64, u64)>,
     factor: f64,
 }
@@ -30,7 +30,7 @@ pub struct PowerFactor {
 /// What the driver's average is taken over, in nanoseconds.
 const SPAN: u64 = 1_000_000_000;
 
-/// How often the power is asked for while the card works: as often as the driver has something new.
+/// How often the power is asked for while the GPU works: as often as the driver has something new.
 pub const EVERY: u64 = 100_000_000;
 
 /// More was never seen; a wrong reading must not stop a tenant.
@@ -40,13 +40,13 @@ const MOST: f64 = 1.3;
 const SMOOTHING: f64 = 0.15;
 
 impl PowerModel {
-    /// An H200 (or a card taken for one) with an enforced power limit.
+    /// An H200 (or a GPU taken for one) with an enforced power limit.
     #[must_use]
     pub fn with_limit(watts: f64) -> Self {
         Self { idle: 0.175 * watts, cap: 0.985 * watts, exponent: 2.25 }
     }
 
-    /// The factor at an average power, when the card was busy for a part of the time.
+    /// The factor at an average power, when the GPU was busy for a part of the time.
     #[must_use]
     pub fn factor(&self, average: f64, busy: f64) -> f64 {
         // Next to nothing ran: no reading.
@@ -66,7 +66,7 @@ impl PowerFactor {
         Self { model, busy: VecDeque::new(), factor: 1.0 }
     }
 
-    /// Takes a reading: the watts of the last second on average, and how long the card has been busy so far. Returns the
+    /// Takes a reading: the watts of the last second on average, and how long the GPU has been busy so far. Returns the
     /// factor.
     pub fn sample(&mut self, at: u64, watts: f64, busy: u64) -> f64 {
         // After a break nothing is known of the busy time of the last second.

@@ -14,10 +14,10 @@ use tessera_limits::ledger::Demands;
 use tessera_limits::limits::Meaning;
 use tessera_limits::{Limits, futex};
 
-use crate::card::{Act, CardArbiter, Seen, Share, Used};
+use crate::card::{Act, GpuArbiter, Seen, Share, Used};
 
 /// How long nothing is looked at though no bell rings: a bell may be out of a container's reach. While a container wants
-/// a card,
+/// a GPU,
 const BUSY_LOOK: u64 = 10_000_000;
 /// and while none does. Far below the time after which the arbiter is taken for gone.
 const IDLE_LOOK: u64 = 50_000_000;
@@ -30,11 +30,11 @@ const ANSWER: u64 = 50_000;
 const RINGS: u32 = 4_000;
 const SECOND: u64 = 1_000_000_000;
 
-/// All grants of a node, and the cards they share.
+/// All grants of a node, and the GPUs they share.
 #[derive(Debug, Default)]
 pub struct Service {
     tenants: HashMap<PathBuf, Tenant>,
-    cards: HashMap<[u8; 16], CardArbiter<u64>>,
+    cards: HashMap<[u8; 16], GpuArbiter<u64>>,
     next: u64,
 }
 
@@ -67,7 +67,7 @@ impl Service {
         let (account, bell) = (File::open(files::account_path(folder))?, files::open_bell(folder)?);
         self.next += 1;
         let (id, turn, demands) = (self.next, control.turn(), Demands::default());
-        self.cards_of(id, &limits);
+        self.gpus_of(id, &limits);
         let read = None;
         let tenant = Tenant { id, control, account, bell, rings: (0, 0), limits, turn, demands, read };
         self.tenants.insert(folder.into(), tenant);
@@ -81,7 +81,7 @@ impl Service {
         }
     }
 
-    /// What a grant has had of a card.
+    /// What a grant has had of a GPU.
     #[must_use]
     pub fn used(&self, folder: &Path, uuid: &[u8; 16]) -> Used {
         let tenant = self.tenants.get(folder);
@@ -103,7 +103,7 @@ impl Service {
             .map(|(folder, _)| folder.as_path())
     }
 
-    /// What the processes of a grant hold of a card by their ledgers, now.
+    /// What the processes of a grant hold of a GPU by their ledgers, now.
     pub fn held(&mut self, folder: &Path, uuid: &[u8; 16]) -> Option<u64> {
         let tenant = self.tenants.get_mut(folder)?;
         let card = tenant.limits.card(uuid)?;
@@ -111,7 +111,7 @@ impl Service {
         Some(tenant.demands.held(card))
     }
 
-    /// The processes of a grant hold `bytes` of a card, measured since `at`, when they held `before` by their ledgers: what is
+    /// The processes of a grant hold `bytes` of a GPU, measured since `at`, when they held `before` by their ledgers: what is
     /// beyond counts too. Where the ledgers have moved since, nobody knows what goes with what.
     pub fn measured(&mut self, folder: &Path, uuid: &[u8; 16], bytes: u64, before: u64, at: u64) {
         if self.held(folder, uuid) != Some(before) {
@@ -124,12 +124,12 @@ impl Service {
         }
     }
 
-    /// A card, for its busy time and power factor.
-    pub fn card(&mut self, uuid: &[u8; 16]) -> Option<&mut CardArbiter<u64>> {
+    /// A GPU, for its busy time and power factor.
+    pub fn card(&mut self, uuid: &[u8; 16]) -> Option<&mut GpuArbiter<u64>> {
         self.cards.get_mut(uuid)
     }
 
-    /// The cards where throughput is shared, so that their power matters.
+    /// The GPUs where throughput is shared, so that their power matters.
     pub fn by_throughput(&self) -> impl Iterator<Item = ([u8; 16], u64)> {
         self.cards
             .iter()
@@ -137,7 +137,7 @@ impl Service {
             .map(|(uuid, card)| (*uuid, card.busy()))
     }
 
-    /// The cards of a grant, and what it has had of each.
+    /// The GPUs of a grant, and what it has had of each.
     pub fn all_used(&self) -> impl Iterator<Item = (&Path, [u8; 16], Used)> {
         self.tenants.iter().flat_map(|(folder, tenant)| {
             let uuids = tenant.limits.cards.iter().map(|card| card.uuid);
@@ -163,7 +163,7 @@ impl Service {
             }
         }
         for (id, limits) in changed {
-            self.cards_of(id, &limits);
+            self.gpus_of(id, &limits);
         }
         let mut next = now + IDLE_LOOK;
         for (uuid, card) in &mut self.cards {
@@ -222,7 +222,7 @@ impl Service {
         }
     }
 
-    fn cards_of(&mut self, id: u64, limits: &Limits) {
+    fn gpus_of(&mut self, id: u64, limits: &Limits) {
         for (uuid, share) in shares(limits) {
             self.cards.entry(uuid).or_default().set(id, share);
         }
@@ -240,11 +240,10 @@ impl Tenant {
     }
 }
 
-/// The share of each card.
+/// The share of each GPU.
 fn shares(limits: &Limits) -> impl Iterator<Item = ([u8; 16], Share)> {
     let by_throughput = limits.meaning == Meaning::Throughput;
-    limits
-        .cards
-        .iter()
-        .map(move |card| (card.uuid, Share { cores: card.cores, ceiling: card.ceiling, by_throughput }))
+    limits.cards.iter().map(move |card| {
+        (card.uuid, Share { compute_percent: card.compute_percent, ceiling: card.ceiling, by_throughput })
+    })
 }

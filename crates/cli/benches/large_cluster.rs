@@ -1,4 +1,4 @@
-//! `kubectl inspect gpu` beside `kubectl get` of the same objects: 5,000 nodes with 8 cards each and 50,000 pods, from the API server in
+//! `kubectl inspect gpu` beside `kubectl get` of the same objects: 5,000 nodes with 8 GPUs each and 50,000 pods, from the API server in
 //! memory, over real connections.
 //!
 //! `cargo bench -p tessera-cli` prints wall time and peak memory of each program. `TESSERA_INSPECT_GPU` names another build of the plugin,
@@ -147,7 +147,7 @@ fn node(index: usize) -> Value {
     })
 }
 
-/// Two of five pods share a card; the others have none.
+/// Two of five pods share a GPU; the others have none.
 fn pod(index: usize) -> Value {
     let node = format!("node-{:05}", index % NODES);
     let (limits, annotations) = if index / NODES % 5 < 2 {

@@ -152,7 +152,7 @@ async fn pods(reach: &Reach, namespace: Option<String>) -> Option<Vec<String>> {
     let namespace = namespace.unwrap_or_else(|| client.default_namespace().to_owned());
     let selection = Selection { labels: None, fields: Some(format!("metadata.namespace={namespace}")) };
     let keep = |pod: Pod| {
-        (pod.spec.asks_for_cards() && pod.metadata.namespace == namespace).then_some(pod.metadata.name)
+        (pod.spec.asks_for_gpus() && pod.metadata.namespace == namespace).then_some(pod.metadata.name)
     };
     list::list(&client, Kind::Pods, &selection, keep).await.ok()
 }

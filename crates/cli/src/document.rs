@@ -20,7 +20,7 @@ pub(crate) struct Document<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     policy: Option<String>,
     nodes: Nodes<'a>,
-    /// Pods without a node that ask for cards, as NAMESPACE/NAME.
+    /// Pods without a node that ask for GPUs, as NAMESPACE/NAME.
     waiting: Vec<String>,
 }
 
@@ -42,14 +42,14 @@ struct NodeDocument {
     kind: Option<String>,
     memory_unit: String,
     serves: Vec<String>,
-    gpus: Vec<CardDocument>,
-    /// Pods of whom nobody told the cards.
+    gpus: Vec<GpuDocument>,
+    /// Pods of whom nobody told the GPUs.
     pending: Vec<PendingDocument>,
 }
 
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct CardDocument {
+struct GpuDocument {
     index: u8,
     uuid: String,
     model: String,
@@ -87,7 +87,7 @@ struct PendingDocument {
 }
 
 impl<'a> Document<'a> {
-    /// Of the nodes with cards, or of those that share memory only.
+    /// Of the nodes with GPUs, or of those that share memory only.
     pub(crate) fn new(survey: &'a Survey, only_sharing: bool) -> Self {
         let waiting =
             survey.waiting.iter().map(|pod| format!("{}/{}", pod.metadata.namespace, pod.metadata.name));
@@ -104,7 +104,7 @@ impl Serialize for Nodes<'_> {
         let document = |(facts, state)| node(self.survey, facts, state);
         match self.only_sharing {
             true => serializer.collect_seq(self.survey.sharing().map(document)),
-            false => serializer.collect_seq(self.survey.with_cards().map(document)),
+            false => serializer.collect_seq(self.survey.with_gpus().map(document)),
         }
     }
 }
@@ -120,19 +120,19 @@ fn node(survey: &Survey, facts: &NodeFacts, state: &NodeState) -> NodeDocument {
                 namespace: pod.namespace.clone(),
                 name: pod.name.clone(),
                 uid: grant.pod.to_string(),
-                percent: if usage.whole { 100 } else { usage.cores.0 },
+                percent: if usage.whole { 100 } else { usage.compute_percent.0 },
                 memory_mib: if usage.whole { gpu.memory.0 } else { usage.memory.0 },
                 terminating: pod.terminating,
             })
         });
-        CardDocument {
+        GpuDocument {
             index: gpu.index.0,
             uuid: gpu.uuid.to_string(),
             model: gpu.model.to_string(),
             memory_mib: gpu.memory.0,
             healthy: gpu.health == Health::Healthy,
             whole: used.whole,
-            used_percent: if used.whole { 100 } else { used.cores.0 },
+            used_percent: if used.whole { 100 } else { used.compute_percent.0 },
             used_mib: if used.whole { gpu.memory.0 } else { used.memory.0 },
             pods: held.collect(),
         }

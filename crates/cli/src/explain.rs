@@ -96,7 +96,7 @@ pub(crate) fn judge(survey: &Survey, name: &NodeName, facts: &NodeFacts, ask: &A
     let request = ask.request(facts.unit);
     let question = Question { namespace: ask.namespace, request: &request, policy: &ask.policy };
     match verdict::judge(offer, question, survey.limits()) {
-        // kube-scheduler says so of such a node, before it asks about cards.
+        // kube-scheduler says so of such a node, before it asks about GPUs.
         Verdict::Fits(_) if request.cpu > state.cpu_left() => refused(Refusal::Cpu),
         Verdict::Fits(_) if request.memory > state.memory_left() => refused(Refusal::Memory),
         verdict => verdict,
@@ -107,7 +107,7 @@ fn refused(refusal: Refusal) -> Verdict {
     Verdict::Refused(Reason::Cards(refusal).into())
 }
 
-/// What would help where cards are short. A quota or the host's CPU is no matter of cards: neither another pod's end nor another
+/// What would help where GPUs are short. A quota or the host's CPU is no matter of GPUs: neither another pod's end nor another
 /// size helps.
 fn helps(
     survey: &Survey,
@@ -125,7 +125,7 @@ fn helps(
         if !of_cards || facts.cordoned {
             continue;
         }
-        let request = cards_only(&ask.request(facts.unit));
+        let request = gpus_only(&ask.request(facts.unit));
         let dialect = dialect_of(pod, facts.unit);
         for less in relief::smaller_requests(state, &request, &ask.policy) {
             if let Some(words) = dialect.and_then(|dialect| request_words(dialect, less, facts.unit)) {
@@ -150,7 +150,7 @@ fn helps(
 }
 
 /// CPU and memory are kube-scheduler's affair, and no GPU pod's end is asked for their sake.
-fn cards_only(request: &PodRequest) -> PodRequest {
+fn gpus_only(request: &PodRequest) -> PodRequest {
     PodRequest { cpu: Default::default(), memory: Default::default(), ..request.clone() }
 }
 
@@ -164,7 +164,9 @@ impl Best {
         let (kind, size) = match request {
             Request::Whole(count) => (0, u64::from(count)),
             Request::Memory(memory) => (1, memory.0),
-            Request::Share { cores, memory } => (2, u64::from(cores.0).saturating_mul(memory.0)),
+            Request::Share { compute_percent, memory } => {
+                (2, u64::from(compute_percent.0).saturating_mul(memory.0))
+            }
         };
         let better = self.0.get(&kind).is_none_or(|(known, _)| size > *known);
         if better {
@@ -197,10 +199,10 @@ fn holds(survey: &Survey, pod: &Pod) -> Vec<String> {
     let known = survey.holders(&node).into_iter().find(|(_, grant)| grant.pod == uid);
     let footprint = known.into_iter().flat_map(|(_, grant)| grant.footprint());
     footprint
-        .map(|(gpu, usage)| match (usage.whole, usage.cores.0) {
+        .map(|(gpu, usage)| match (usage.whole, usage.compute_percent.0) {
             (true, _) => format!("GPU{gpu}: all of it"),
             (false, 0) => format!("GPU{gpu}: {}", usage.memory),
-            (false, _) => format!("GPU{gpu}: {} and {}", usage.cores, usage.memory),
+            (false, _) => format!("GPU{gpu}: {} and {}", usage.compute_percent, usage.memory),
         })
         .collect()
 }

@@ -28,7 +28,7 @@ pub(crate) async fn follow(
     first: String,
 ) -> Result<ExitCode> {
     let rules = load::rules(&client, reach).await;
-    // Who may not read the lists of broken cards does without, and is not told again and again.
+    // Who may not read the lists of broken GPUs does without, and is not told again and again.
     let may_read_lists = load::broken_lists(&client, &view.selecting).await?.is_some();
     let mut lists = match may_read_lists {
         true => watch::config_maps(client.clone(), unhealthy::NAMESPACE).boxed(),
@@ -51,14 +51,14 @@ pub(crate) async fn follow(
         let trouble = tokio::select! {
             Some(change) = nodes.next() => known_nodes.take(change, |node| node.metadata.name.clone(), |_| true),
             Some(change) = pods.next() => {
-                known_pods.take(change, |pod| pod.metadata.uid.clone(), |pod| pod.spec.asks_for_cards())
+                known_pods.take(change, |pod| pod.metadata.uid.clone(), |pod| pod.spec.asks_for_gpus())
             }
             Some(change) = lists.next() => {
                 known_lists.take(change, |(name, _)| name.clone(), |(name, _)| name.starts_with(unhealthy::PREFIX))
             }
             () = settled => {
                 due = None;
-                let broken = load::broken_cards(known_lists.objects.values().cloned());
+                let broken = load::broken_gpus(known_lists.objects.values().cloned());
                 let nodes = known_nodes.objects.values().cloned();
                 let mut survey = Survey::of_nodes(rules.clone(), nodes, &broken);
                 known_pods.objects.values().cloned().for_each(|pod| survey.add(pod));

@@ -17,7 +17,7 @@ use tessera_wire::rules::{self, Rules};
 use tessera_wire::{quota, unhealthy};
 
 use crate::options::{Reach, Selecting};
-use crate::survey::{BrokenCards, Survey};
+use crate::survey::{BrokenGpus, Survey};
 
 /// A scheduler answers from memory; one that does not answer by then will not.
 const SCHEDULER_WITHIN: Duration = Duration::from_secs(10);
@@ -49,7 +49,7 @@ pub(crate) async fn survey(client: &Client, reach: &Reach, selecting: &Selecting
         }
     };
     let (rules, nodes, lists) = futures::join!(rules(client, reach), nodes, broken_lists(client, selecting));
-    let broken = broken_cards(lists?.unwrap_or_default());
+    let broken = broken_gpus(lists?.unwrap_or_default());
     let mut survey = Survey::of_nodes(rules, nodes?, &broken);
     survey.quota = read_quota(client, &survey.rules).await?;
     let none: Vec<()> = list::list(client, Kind::Pods, &selecting.pods(), |pod: Pod| {
@@ -61,7 +61,7 @@ pub(crate) async fn survey(client: &Client, reach: &Reach, selecting: &Selecting
     Ok(survey.finish())
 }
 
-/// gpushare's lists of broken cards, by name; `None` where the user may not read them. What nodes say of themselves must do then.
+/// gpushare's lists of broken GPUs, by name; `None` where the user may not read them. What nodes say of themselves must do then.
 pub(crate) async fn broken_lists(client: &Client, selecting: &Selecting) -> Result<Option<ConfigMaps>> {
     let lists = match &selecting.node {
         Some(node) => {
@@ -80,10 +80,8 @@ pub(crate) async fn broken_lists(client: &Client, selecting: &Selecting) -> Resu
 /// Names of ConfigMaps and what is in them.
 type ConfigMaps = Vec<(String, BTreeMap<String, String>)>;
 
-/// The broken cards that lists among these ConfigMaps name. What cannot be read in them the scheduler reports.
-pub(crate) fn broken_cards(
-    maps: impl IntoIterator<Item = (String, BTreeMap<String, String>)>,
-) -> BrokenCards {
+/// The broken GPUs that lists among these ConfigMaps name. What cannot be read in them the scheduler reports.
+pub(crate) fn broken_gpus(maps: impl IntoIterator<Item = (String, BTreeMap<String, String>)>) -> BrokenGpus {
     let read = |(name, data): (String, _)| {
         let (node, cards, _) = unhealthy::of_config_map(&name, &data)?;
         Some((node.into(), cards))
@@ -143,7 +141,7 @@ fn error_of(text: &str) -> Option<String> {
 /// What the agents of these nodes measure, or why they do not tell.
 pub(crate) async fn agents(survey: &Survey, within: Duration) -> BTreeMap<String, Result<NodeUse, String>> {
     let fetcher = Fetcher::new(within);
-    let asked = survey.with_cards().map(|(facts, state)| {
+    let asked = survey.with_gpus().map(|(facts, state)| {
         let (name, agent, fetcher) = (state.node().name.to_string(), facts.agent.clone(), fetcher.clone());
         async move {
             let answer = match agent {

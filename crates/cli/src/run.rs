@@ -71,7 +71,7 @@ async fn view_by_api(reach: &Reach, view: &View, context: Context) -> Result<Exi
 /// What to say where there is nothing to show: of a named node it is an error, of all it is not.
 fn nothing(survey: &Survey, selecting: &Selecting, plugin: Plugin) -> Option<Result<()>> {
     let shown = match plugin {
-        Plugin::Gpu => survey.with_cards().count(),
+        Plugin::Gpu => survey.with_gpus().count(),
         Plugin::Share => survey.sharing().count(),
     };
     if shown > 0 {
@@ -96,14 +96,14 @@ pub(crate) fn render(survey: &Survey, view: &View, context: Context) -> Result<S
             document::print(&Document::new(survey, sharing), form)?
         }
         (Some(Form::Name), Plugin::Gpu) => {
-            names(survey.with_cards().map(|(_, state)| state.node().name.to_string()))
+            names(survey.with_gpus().map(|(_, state)| state.node().name.to_string()))
         }
         (Some(Form::Name), Plugin::Share) => {
             names(survey.sharing().map(|(_, state)| state.node().name.to_string()))
         }
         (Some(Form::Wide), Plugin::Gpu) => show::topology::wide(survey, headers),
         (None, Plugin::Gpu) if view.details => show::topology::details(&show::topology::view(survey, true)),
-        (None, Plugin::Gpu) if survey.with_cards().next().is_none() => String::new(),
+        (None, Plugin::Gpu) if survey.with_gpus().next().is_none() => String::new(),
         (None, Plugin::Gpu) => show::topology::summary(&show::topology::view(survey, false), headers),
         (form, Plugin::Share) => share_text(&ShareTable::of(survey), view, form),
     })
@@ -181,7 +181,7 @@ async fn explain_pod(reach: &Reach, asked: &Explain, context: Context) -> Result
             if matches!(pod.status.phase.as_str(), "Succeeded" | "Failed") {
                 bail!("pod {namespace}/{name} has ended ({}) and holds nothing", pod.status.phase);
             }
-            if !pod.spec.asks_for_cards() {
+            if !pod.spec.asks_for_gpus() {
                 bail!("pod {namespace}/{name} asks for no GPU; `kubectl describe pod` tells the rest");
             }
             let survey = load::survey(&client, reach, &Selecting::default()).await?;
@@ -243,8 +243,8 @@ async fn tree(reach: &Reach, asked: &Tree) -> Result<ExitCode> {
             eprintln!("warning: node {node}: usedMemory is not known and shown as 0: {why}");
         }
     }
-    let several = survey.with_cards().count() > 1;
-    for (_, state) in survey.with_cards() {
+    let several = survey.with_gpus().count() > 1;
+    for (_, state) in survey.with_gpus() {
         let name = state.node().name.to_string();
         if several {
             print(&format!("{name}\n"));

@@ -1,4 +1,4 @@
-//! gpushare's view: memory of each card in the node's unit.
+//! gpushare's view: memory of each GPU in the node's unit.
 
 use tessera_core::grant::PodGrant;
 use tessera_core::units::{GpuIndex, MiB};
@@ -19,17 +19,17 @@ pub(crate) struct ShareNode {
     pub(crate) name: String,
     pub(crate) address: Option<String>,
     pub(crate) unit: MemoryUnit,
-    pub(crate) cards: Vec<ShareCard>,
-    /// By the lowest of their cards, then by name; those of whom nobody told the card last.
+    pub(crate) cards: Vec<ShareGpu>,
+    /// By the lowest of their GPUs, then by name; those of whom nobody told the GPU last.
     pub(crate) pods: Vec<SharePod>,
-    /// As kubectl words it, and the cards' models; for the wide table.
+    /// As kubectl words it, and the GPUs' models; for the wide table.
     pub(crate) status: String,
     pub(crate) models: String,
 }
 
-/// One card.
+/// One GPU.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct ShareCard {
+pub(crate) struct ShareGpu {
     pub(crate) used: MiB,
     pub(crate) total: MiB,
     pub(crate) unhealthy: bool,
@@ -40,9 +40,9 @@ pub(crate) struct ShareCard {
 pub(crate) struct SharePod {
     pub(crate) namespace: String,
     pub(crate) name: String,
-    /// By card.
+    /// By GPU.
     pub(crate) held: Vec<MiB>,
-    /// Of a card nobody told.
+    /// Of a GPU nobody told.
     pub(crate) pending: MiB,
 }
 
@@ -51,9 +51,9 @@ impl ShareTable {
         let nodes = survey.sharing().map(|(facts, state)| {
             let name = &state.node().name;
             let gpus = state.node().gpus();
-            let mut cards: Vec<ShareCard> = gpus
+            let mut cards: Vec<ShareGpu> = gpus
                 .iter()
-                .map(|gpu| ShareCard {
+                .map(|gpu| ShareGpu {
                     used: MiB::ZERO,
                     total: gpu.memory,
                     unhealthy: gpu.health == tessera_core::gpu::Health::Unhealthy,
@@ -120,13 +120,13 @@ impl ShareTable {
                             known.held[position] = mib(held.used);
                             continue;
                         }
-                        let mut by_card = vec![MiB::ZERO; node.devs.len()];
-                        by_card[position] = mib(held.used);
+                        let mut by_gpu = vec![MiB::ZERO; node.devs.len()];
+                        by_gpu[position] = mib(held.used);
                         let (namespace, name) = (held.namespace.clone(), held.name.clone());
-                        pods.push(SharePod { namespace, name, held: by_card, pending: MiB::ZERO });
+                        pods.push(SharePod { namespace, name, held: by_gpu, pending: MiB::ZERO });
                     }
                 }
-                let card = |card: &tessera_wire::inspect::ShareCard| ShareCard {
+                let card = |card: &tessera_wire::inspect::ShareGpu| ShareGpu {
                     used: mib(card.used),
                     total: mib(card.total),
                     unhealthy: false,

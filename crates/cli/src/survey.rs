@@ -1,4 +1,4 @@
-//! What the cluster holds: nodes with their cards, and pods with what they hold of them, in the core's own book.
+//! What the cluster holds: nodes with their GPUs, and pods with what they hold of them, in the core's own book.
 //!
 //! A pure value, made from objects of the API server: first all nodes, then the pods one by one, so that no pod need be kept.
 
@@ -27,23 +27,23 @@ pub struct Survey {
     pub rules: Rules,
     /// What each namespace may take.
     pub quota: Quota,
-    /// Every node by name, also those without cards.
+    /// Every node by name, also those without GPUs.
     pub nodes: BTreeMap<NodeName, NodeFacts>,
-    /// Pods without a node that ask for cards, by namespace and name.
+    /// Pods without a node that ask for GPUs, by namespace and name.
     pub waiting: Vec<Pod>,
     ledger: Ledger,
     pods: HashMap<PodUid, PodFacts>,
-    /// Pods on a node of whom nobody told the cards, with what they ask for.
+    /// Pods on a node of whom nobody told the GPUs, with what they ask for.
     unsure: BTreeMap<NodeName, BTreeMap<PodUid, PodRequest>>,
-    /// CPU and memory of pods without cards.
+    /// CPU and memory of pods without GPUs.
     plain: BTreeMap<NodeName, (MilliCpu, MiB)>,
     accounts: Accounts,
 }
 
-/// What gpushare's lists say: the broken cards of nodes, as far as lists were shown to us.
-pub type BrokenCards = BTreeMap<NodeName, GpuSet>;
+/// What gpushare's lists say: the broken GPUs of nodes, as far as lists were shown to us.
+pub type BrokenGpus = BTreeMap<NodeName, GpuSet>;
 
-/// What is known of a node beside its cards.
+/// What is known of a node beside its GPUs.
 #[derive(Clone, Debug, Default)]
 pub struct NodeFacts {
     /// Why it cannot be read, if so.
@@ -71,23 +71,23 @@ pub struct PodFacts {
     pub namespace: String,
     /// Its name.
     pub name: String,
-    /// Whether its deletion has begun: it holds its cards until its containers have ended.
+    /// Whether its deletion has begun: it holds its GPUs until its containers have ended.
     pub terminating: bool,
 }
 
-/// A pod on a node, of whom nobody told the cards.
+/// A pod on a node, of whom nobody told the GPUs.
 #[derive(Clone, Copy, Debug)]
 pub struct Unsure<'a> {
     /// Which pod.
     pub pod: &'a PodFacts,
-    /// Memory it asks for; whole cards count in full.
+    /// Memory it asks for; whole GPUs count in full.
     pub memory: MiB,
 }
 
 impl Survey {
-    /// Begins with all nodes. Those of their cards that are listed as broken are, whatever the node says.
+    /// Begins with all nodes. Those of their GPUs that are listed as broken are, whatever the node says.
     #[must_use]
-    pub fn of_nodes(rules: Rules, nodes: impl IntoIterator<Item = Node>, broken: &BrokenCards) -> Self {
+    pub fn of_nodes(rules: Rules, nodes: impl IntoIterator<Item = Node>, broken: &BrokenGpus) -> Self {
         let mut survey = Self { rules, ..Self::default() };
         for node in nodes {
             let name = NodeName(node.metadata.name.clone());
@@ -113,7 +113,7 @@ impl Survey {
         if matches!(pod.status.phase.as_str(), "Succeeded" | "Failed") {
             return;
         }
-        let asks = pod.spec.asks_for_cards();
+        let asks = pod.spec.asks_for_gpus();
         if pod.spec.node_name.is_empty() {
             if asks {
                 self.waiting.push(pod);
@@ -149,7 +149,7 @@ impl Survey {
         self.pods.insert(uid, PodFacts { namespace, name, terminating });
     }
 
-    /// All pods are in: cards are set aside for those of whom nobody told theirs, as the scheduler does.
+    /// All pods are in: GPUs are set aside for those of whom nobody told theirs, as the scheduler does.
     #[must_use]
     pub fn finish(mut self) -> Self {
         for (node, pods) in self.unsure.clone() {
@@ -162,7 +162,7 @@ impl Survey {
             }
         }
         for (node, (cpu, memory)) in std::mem::take(&mut self.plain) {
-            let pod = PodUid(format!("pods without cards on {node}"));
+            let pod = PodUid(format!("pods without GPUs on {node}"));
             self.ledger.observe(PodGrant { pod, node, cpu, memory, containers: Vec::new() });
         }
         self.waiting.sort_by(|a, b| {
@@ -182,18 +182,18 @@ impl Survey {
         self.ledger.observe(grant);
     }
 
-    /// Nodes with cards, by name.
-    pub fn with_cards(&self) -> impl Iterator<Item = (&NodeFacts, &NodeState)> {
+    /// Nodes with GPUs, by name.
+    pub fn with_gpus(&self) -> impl Iterator<Item = (&NodeFacts, &NodeState)> {
         self.nodes.iter().filter_map(|(name, facts)| {
             let state = self.ledger.node(name)?;
             (!state.node().gpus().is_empty()).then_some((facts, state))
         })
     }
 
-    /// Nodes that share the memory of their cards, by name.
+    /// Nodes that share the memory of their GPUs, by name.
     pub fn sharing(&self) -> impl Iterator<Item = (&NodeFacts, &NodeState)> {
         let shares = Serves::default().with(Dialect::Gpushare);
-        self.with_cards().filter(move |(facts, _)| facts.serves.covers(shares))
+        self.with_gpus().filter(move |(facts, _)| facts.serves.covers(shares))
     }
 
     /// What is left of a node.
@@ -202,7 +202,7 @@ impl Survey {
         self.ledger.node(node)
     }
 
-    /// Pods that hold cards of a node, by namespace and name; only those whose cards are known.
+    /// Pods that hold GPUs of a node, by namespace and name; only those whose GPUs are known.
     #[must_use]
     pub fn holders(&self, node: &NodeName) -> Vec<(&PodFacts, &PodGrant)> {
         let unsure = self.unsure.get(node);
@@ -234,7 +234,7 @@ impl Survey {
         self.ledger.grant(uid)
     }
 
-    /// Pods on a node of whom nobody told the cards, by namespace and name.
+    /// Pods on a node of whom nobody told the GPUs, by namespace and name.
     #[must_use]
     pub fn unsure(&self, node: &NodeName) -> Vec<Unsure<'_>> {
         let card = self

@@ -55,7 +55,7 @@ pub(crate) fn pod(namespace: &str, request: &[String]) -> Result<Pod> {
     let metadata =
         Metadata { name: "what-if".to_owned(), namespace: namespace.to_owned(), ..Metadata::default() };
     let spec = PodSpec { containers: vec![container], ..PodSpec::default() };
-    ensure!(spec.asks_for_cards(), "asks for no GPU; name one of {}", RESOURCES[..5].join(", "));
+    ensure!(spec.asks_for_gpus(), "asks for no GPU; name one of {}", RESOURCES[..5].join(", "));
     for unit in [MemoryUnit::GiB, MemoryUnit::MiB] {
         spec.request(unit)?;
     }

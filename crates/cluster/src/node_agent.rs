@@ -1,4 +1,4 @@
-//! What the agent of a node reads and writes: its own node, the pods on it, and the list of broken cards.
+//! What the agent of a node reads and writes: its own node, the pods on it, and the list of broken GPUs.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -199,8 +199,8 @@ impl NodeClient {
         Ok(())
     }
 
-    /// Lists the broken cards where gpushare's scheduler reads them. Without any the list is removed: an empty one would
-    /// mean card 0 to it.
+    /// Lists the broken GPUs where gpushare's scheduler reads them. Without any the list is removed: an empty one would
+    /// mean GPU 0 to it.
     pub async fn set_unhealthy(&self, cards: &[u8]) -> Result<(), WriteFailure> {
         let maps: Api<ConfigMap> = Api::namespaced(self.client.clone(), unhealthy::NAMESPACE);
         let name = format!("{}{}", unhealthy::PREFIX, self.node);

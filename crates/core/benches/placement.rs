@@ -1,4 +1,4 @@
-//! Choosing the cards of one machine: what the scheduler does when it binds a pod.
+//! Choosing the GPUs of one machine: what the scheduler does when it binds a pod.
 //!
 //! `cargo bench -p tessera-core --bench placement`
 
@@ -28,7 +28,7 @@ fn machines() -> Vec<(&'static str, Topology)> {
         0 => SYS,
         nvlinks => Link::nvlink(nvlinks),
     };
-    // Pairs behind a switch, four cards behind a bridge, half of the cards on each socket.
+    // Pairs behind a switch, four GPUs behind a bridge, half of the GPUs on each socket.
     let pcie = |count: u8| {
         move |a: GpuIndex, b: GpuIndex| {
             let together = |group: u8| a.0 / group == b.0 / group;
@@ -56,7 +56,7 @@ fn machines() -> Vec<(&'static str, Topology)> {
     ]
 }
 
-/// The machine with every card free, or with each fourth one held by a pod.
+/// The machine with every GPU free, or with each fourth one held by a pod.
 fn node(topology: &Topology, busy: bool) -> NodeState {
     let gpu = |index: GpuIndex| Gpu::new(index, "GPU-x".into(), "GPU".into(), MiB(16_384));
     let gpus = topology.gpus().iter().map(gpu).collect();
@@ -90,7 +90,7 @@ fn measure(mut call: impl FnMut()) -> Duration {
 
 fn main() {
     let policies = [Policy::Simple, Policy::BestEffort, Policy::Tessera(Arc::default())];
-    println!("Choosing cards: median of one decision, and how many times what `simple` takes\n");
+    println!("Choosing GPUs: median of one decision, and how many times what `simple` takes\n");
     print!("{:20} {:>5} {:>4}", "machine", "state", "ask");
     policies.iter().for_each(|policy| print!(" {:>21}", policy.name()));
     println!("   best-effort / tessera");
@@ -112,7 +112,7 @@ fn main() {
             }
         }
     }
-    println!("\nPreparing a kind of machine, once, and one decision with it (two cards, empty)\n");
+    println!("\nPreparing a kind of machine, once, and one decision with it (two GPUs, empty)\n");
     for (name, topology) in machines() {
         let prepared = measure_once(|| {
             let fresh = topology.with_numa(&[]);

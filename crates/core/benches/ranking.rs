@@ -28,8 +28,11 @@ const PODS_PER_NODE: usize = 4;
 /// The trace of a large cluster has about so many.
 const KINDS_EXPECTED: u64 = 100;
 
-fn share(cores: u32) -> PodRequest {
-    let request = Request::Share { cores: Percent(cores), memory: MiB(MEMORY.0 * u64::from(cores) / 100) };
+fn share(compute_percent: u32) -> PodRequest {
+    let request = Request::Share {
+        compute_percent: Percent(compute_percent),
+        memory: MiB(MEMORY.0 * u64::from(compute_percent) / 100),
+    };
     PodRequest { cpu: MilliCpu(4000), memory: MiB(16_384), ..PodRequest::of_mains([request]) }
 }
 
@@ -102,7 +105,7 @@ fn main() {
         let workload = Workload::of(&(0..6).map(pod).collect::<Vec<_>>());
         let tessera = Policy::Tessera(Arc::new(Forecast::new(&workload, &remains)));
         println!(
-            "{nodes} nodes x {CARDS} cards, {} pods: filter and score of every node",
+            "{nodes} nodes x {CARDS} GPUs, {} pods: filter and score of every node",
             nodes * PODS_PER_NODE
         );
         let rank = |policy: &Policy, pod: &PodRequest| {

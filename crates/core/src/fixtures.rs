@@ -19,7 +19,7 @@ pub(crate) fn dgx1_v100() -> Topology {
     on_two_sockets(&Topology::from_pairs(8, link))
 }
 
-/// Eight cards on two sockets, in pairs behind a switch: also the PCIe layer of a DGX-1.
+/// Eight GPUs on two sockets, in pairs behind a switch: also the PCIe layer of a DGX-1.
 pub(crate) fn pcie_pairs() -> Topology {
     let topology = Topology::from_pairs(8, |a, b| {
         Link::pcie(match (a.0 / 2 == b.0 / 2, a.0 / 4 == b.0 / 4) {
@@ -41,7 +41,7 @@ pub(crate) fn bridged_pairs() -> Topology {
     on_two_sockets(&topology)
 }
 
-/// Every card reaches every other over `nvlinks` through switches, as on a DGX H100 with 18; two sockets.
+/// Every GPU reaches every other over `nvlinks` through switches, as on a DGX H100 with 18; two sockets.
 pub(crate) fn switched(count: usize, nvlinks: u8) -> Topology {
     on_two_sockets(&Topology::from_pairs(count, |_, _| Link::nvlink(nvlinks)))
 }
@@ -52,7 +52,7 @@ fn on_two_sockets(topology: &Topology) -> Topology {
     topology.with_numa(&numa)
 }
 
-/// A node of cards joined like this, nobody using it.
+/// A node of GPUs joined like this, nobody using it.
 pub(crate) fn node(topology: &Topology, broken: &[u8]) -> NodeState {
     let gpu = |index: GpuIndex| Gpu {
         numa: topology.numa(index),
@@ -64,7 +64,7 @@ pub(crate) fn node(topology: &Topology, broken: &[u8]) -> NodeState {
     NodeState::empty(node.into())
 }
 
-/// A node with cards of these memories and nothing known of its links.
+/// A node with GPUs of these memories and nothing known of its links.
 pub(crate) fn node_of_memories(memories: &[u64]) -> Node {
     let gpu = |(index, memory): (u8, &u64)| {
         Gpu::new(GpuIndex(index), format!("GPU-{index}").as_str().into(), "T4".into(), MiB(*memory))

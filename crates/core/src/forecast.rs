@@ -1,10 +1,10 @@
-//! What will become of the cards that are left: how much of them the pods to come will not be able to use.
+//! What will become of the GPUs that are left: how much of them the pods to come will not be able to use.
 
 mod remains;
 
 pub use self::remains::Remains;
 use crate::fragmentation::Fragmentation;
-use crate::gpu::CardKind;
+use crate::gpu::GpuKind;
 use crate::node::Node;
 use crate::units::{MiB, MilliCpu};
 use crate::workload::{Demand, ExpectedClass, PodClass, Workload};
@@ -12,27 +12,27 @@ use crate::workload::{Demand, ExpectedClass, PodClass, Workload};
 /// What a workload makes of leftovers, on the cluster as it stands. Valid until either has changed much.
 #[derive(Clone, Debug, Default)]
 pub struct Forecast {
-    kinds: Vec<(CardKind, KindForecast)>,
-    /// For kinds nobody has: a card added since.
+    kinds: Vec<(GpuKind, KindForecast)>,
+    /// For kinds nobody has: a GPU added since.
     unknown: KindForecast,
-    /// CPU a pod is expected to need for each card it takes, milli; never zero.
-    cpu_per_card: f64,
+    /// CPU a pod is expected to need for each GPU it takes, milli; never zero.
+    cpu_per_gpu: f64,
     /// Likewise main memory, MiB.
-    memory_per_card: f64,
+    memory_per_gpu: f64,
 }
 
 #[derive(Clone, Debug)]
 struct KindForecast {
-    /// By percent left of a card.
+    /// By percent left of a GPU.
     leftovers: [Leftover; 101],
     /// Against the kinds of pods weighted by how scarce their places are.
     scarcity: Fragmentation,
 }
 
-/// What becomes of a card with so much left, if pods of one card come as expected until none fits.
+/// What becomes of a GPU with so much left, if pods of one GPU come as expected until none fits.
 #[derive(Clone, Copy, Debug, Default)]
 struct Leftover {
-    /// Stays unused, in cards.
+    /// Stays unused, in GPUs.
     waste: f64,
     /// CPU that those who use the rest will need, milli.
     cpu: f64,
@@ -46,7 +46,7 @@ pub struct Learner {
     workload: Workload,
     /// Arrivals since the last forecast.
     arrivals: f64,
-    /// Idle cards at the last forecast.
+    /// Idle GPUs at the last forecast.
     idle: f64,
 }
 
@@ -54,19 +54,19 @@ pub struct Learner {
 /// leftover waits long, but a remnant that only a rare kind could use is not counted as used.
 const NOBODY_COMES: f64 = 0.04;
 
-/// Part of the mean CPU and memory per card that leftovers are held against: needing less than the mean is common.
+/// Part of the mean CPU and memory per GPU that leftovers are held against: needing less than the mean is common.
 const HOST_NEED: f64 = 0.9;
 
 /// Weight of the places of scarce kinds. It keeps whole nodes for those who need them; most is told by the waste.
 const SCARCITY: f64 = 0.1;
 
-/// A kind is as scarce as if at least so many cards could serve it; the last ones would else outweigh all.
+/// A kind is as scarce as if at least so many GPUs could serve it; the last ones would else outweigh all.
 const FEWEST_PLACES: f64 = 8.0;
 
 /// A forecast is due when arrivals reach this part of what the workload weighs, ...
 const NEWS: f64 = 0.25;
 
-/// ... or when this part of all cards was taken or given back.
+/// ... or when this part of all GPUs was taken or given back.
 const SHIFT: f64 = 0.1;
 
 // === impl Forecast ===
@@ -76,17 +76,17 @@ impl Forecast {
     #[must_use]
     pub fn new(workload: &Workload, remains: &Remains) -> Self {
         let classes: Vec<ExpectedClass<'_>> = workload.classes().collect();
-        let cards: f64 = classes.iter().map(|expected| expected.share * cards_taken(expected.class)).sum();
-        let per_card = |need: fn(&ExpectedClass<'_>) -> f64| {
+        let cards: f64 = classes.iter().map(|expected| expected.share * gpus_taken(expected.class)).sum();
+        let per_gpu = |need: fn(&ExpectedClass<'_>) -> f64| {
             let mean: f64 = classes.iter().map(|expected| expected.share * need(expected)).sum();
             if cards > 0.0 { (HOST_NEED * mean / cards).max(1.0) } else { 1.0 }
         };
         let scarcity = scarcity(&classes, remains);
-        let forecast = |kind: &CardKind| KindForecast {
+        let forecast = |kind: &GpuKind| KindForecast {
             leftovers: leftovers(&classes, kind),
             scarcity: Fragmentation::new(scarcity.iter().copied(), kind),
         };
-        let mut kinds: Vec<(CardKind, KindForecast)> = Vec::new();
+        let mut kinds: Vec<(GpuKind, KindForecast)> = Vec::new();
         for (kind, _) in remains.places.iter().flat_map(|place| place.kinds.iter()) {
             if !kinds.iter().any(|(known, _)| known == kind) {
                 kinds.push((kind.clone(), forecast(kind)));
@@ -95,13 +95,13 @@ impl Forecast {
         Self {
             kinds,
             unknown: KindForecast::default(),
-            cpu_per_card: per_card(|expected| milli(expected.class.cpu)),
-            memory_per_card: per_card(|expected| expected.memory),
+            cpu_per_gpu: per_gpu(|expected| milli(expected.class.cpu)),
+            memory_per_gpu: per_gpu(|expected| expected.memory),
         }
     }
 
-    /// Cards of a node that are expected to stay unused, where `left` tells the percent left of each: remnants that fit
-    /// nobody, cards that CPU or memory is missing for, and places of scarce kinds that are spoilt.
+    /// GPUs of a node that are expected to stay unused, where `left` tells the percent left of each: remnants that fit
+    /// nobody, GPUs that CPU or memory is missing for, and places of scarce kinds that are spoilt.
     pub(crate) fn lost(&self, node: &Node, cpu: MilliCpu, memory: MiB, left: impl Fn(usize) -> u8) -> f64 {
         let (mut lost, mut cpu_need, mut memory_need) = (0.0, 0.0, 0.0);
         for (kind, gpus) in node.kinds() {
@@ -115,17 +115,17 @@ impl Forecast {
             }
             lost += SCARCITY * forecast.scarcity.of(cpu, left);
         }
-        let cpu_short = (cpu_need - milli(cpu)) / self.cpu_per_card();
-        let memory_short = (memory_need - mebibytes(memory)) / self.memory_per_card.max(1.0);
+        let cpu_short = (cpu_need - milli(cpu)) / self.cpu_per_gpu();
+        let memory_short = (memory_need - mebibytes(memory)) / self.memory_per_gpu.max(1.0);
         lost + cpu_short.max(memory_short).max(0.0)
     }
 
-    /// CPU a pod is expected to need for each card it takes, milli.
-    pub(crate) fn cpu_per_card(&self) -> f64 {
-        self.cpu_per_card.max(1.0)
+    /// CPU a pod is expected to need for each GPU it takes, milli.
+    pub(crate) fn cpu_per_gpu(&self) -> f64 {
+        self.cpu_per_gpu.max(1.0)
     }
 
-    fn of(&self, kind: &CardKind) -> &KindForecast {
+    fn of(&self, kind: &GpuKind) -> &KindForecast {
         self.kinds.iter().find(|(known, _)| known == kind).map_or(&self.unknown, |(_, forecast)| forecast)
     }
 }
@@ -136,9 +136,9 @@ impl Default for KindForecast {
     }
 }
 
-/// For each percent left of a card: pods of one card come one after the other, as likely as expected, each taking its
+/// For each percent left of a GPU: pods of one GPU come one after the other, as likely as expected, each taking its
 /// part if it fits, until nobody comes.
-fn leftovers(classes: &[ExpectedClass<'_>], kind: &CardKind) -> [Leftover; 101] {
+fn leftovers(classes: &[ExpectedClass<'_>], kind: &GpuKind) -> [Leftover; 101] {
     // Probability, CPU and memory by percent taken.
     let mut takers = [(0.0, 0.0, 0.0); 101];
     for ExpectedClass { class, share, memory } in classes {
@@ -151,7 +151,7 @@ fn leftovers(classes: &[ExpectedClass<'_>], kind: &CardKind) -> [Leftover; 101] 
     let mut leftovers = [Leftover::default(); 101];
     for left in 1..=100 {
         let mut chances = NOBODY_COMES;
-        let mut sum = Leftover { waste: NOBODY_COMES * percent_of_card(left), ..Leftover::default() };
+        let mut sum = Leftover { waste: NOBODY_COMES * percent_of_gpu(left), ..Leftover::default() };
         for (taken, (chance, cpu, memory)) in takers.iter().enumerate().take(left + 1).skip(1) {
             let rest = &leftovers[left - taken];
             chances += chance;
@@ -165,28 +165,28 @@ fn leftovers(classes: &[ExpectedClass<'_>], kind: &CardKind) -> [Leftover; 101] 
     leftovers
 }
 
-/// The kinds of pods, each weighing the more cards it takes and the fewer of the idle ones could serve it now.
+/// The kinds of pods, each weighing the more GPUs it takes and the fewer of the idle ones could serve it now.
 fn scarcity<'a>(classes: &[ExpectedClass<'a>], remains: &Remains) -> Vec<(&'a PodClass, f64)> {
-    let idle = remains.cards_left();
+    let idle = remains.gpus_left();
     let weigh = |expected: &ExpectedClass<'a>| {
         let class = expected.class;
-        let scarcity = idle / remains.cards_serving(class).max(FEWEST_PLACES);
-        #[expect(clippy::cast_precision_loss, reason = "at most 64 cards")]
+        let scarcity = idle / remains.gpus_serving(class).max(FEWEST_PLACES);
+        #[expect(clippy::cast_precision_loss, reason = "at most 64 GPUs")]
         let cards = class.cards() as f64;
         (class, expected.share * scarcity * scarcity * cards)
     };
     classes.iter().map(weigh).collect()
 }
 
-/// How many cards, or parts of one, a pod takes.
-fn cards_taken(class: &PodClass) -> f64 {
+/// How many GPUs, or parts of one, a pod takes.
+fn gpus_taken(class: &PodClass) -> f64 {
     match class.demand {
         Demand::Whole(cards) => f64::from(cards),
-        Demand::Part { cores, .. } => f64::from(cores.0.max(1)) / 100.0,
+        Demand::Share { compute_percent, .. } => f64::from(compute_percent.0.max(1)) / 100.0,
     }
 }
 
-fn percent_of_card(percent: usize) -> f64 {
+fn percent_of_gpu(percent: usize) -> f64 {
     #[expect(clippy::cast_precision_loss, reason = "at most 100")]
     let percent = percent as f64;
     percent / 100.0
@@ -231,7 +231,7 @@ impl Learner {
         self.workload.pods() > 0.0
     }
 
-    /// Whether the last forecast is out of date, with `idle` of `all` cards left.
+    /// Whether the last forecast is out of date, with `idle` of `all` GPUs left.
     #[must_use]
     pub fn is_due(&self, idle: f64, all: f64) -> bool {
         self.arrivals >= NEWS * self.workload.pods() && self.arrivals > 0.0
@@ -241,7 +241,7 @@ impl Learner {
     /// The pods to expect, for a forecast from what is left. It counts as made: what arrives from now on is news to it.
     pub fn begin_forecast(&mut self, remains: &Remains) -> &Workload {
         self.arrivals = 0.0;
-        self.idle = remains.cards_left();
+        self.idle = remains.gpus_left();
         &self.workload
     }
 

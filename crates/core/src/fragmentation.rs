@@ -1,15 +1,15 @@
 //! How much of what is idle on a node is of no use to the pods that come.
 //!
 //! The measure of Weng et al., "Beware of Fragmentation" (USENIX ATC 2023): for each kind of pod, the idle parts of
-//! cards that cannot serve it; all idle parts where the node cannot serve it at all; weighted by how often the kind
-//! comes. Tables by CPU make one node cost one step per card, whatever the number of kinds.
+//! GPUs that cannot serve it; all idle parts where the node cannot serve it at all; weighted by how often the kind
+//! comes. Tables by CPU make one node cost one step per GPU, whatever the number of kinds.
 
-use crate::gpu::CardKind;
+use crate::gpu::GpuKind;
 use crate::gpu_set::GpuSet;
 use crate::units::MilliCpu;
 use crate::workload::PodClass;
 
-/// The measure for nodes with cards of one kind.
+/// The measure for nodes with GPUs of one kind.
 #[derive(Clone, Debug, Default)]
 pub struct Fragmentation {
     /// Distinct CPU demands, ascending.
@@ -21,16 +21,16 @@ pub struct Fragmentation {
 /// Weights of the kinds of pods that a node with enough CPU for them could serve.
 #[derive(Clone, Debug)]
 struct Row {
-    /// Of one card, by percent left on the best: those that fit.
+    /// Of one GPU, by percent left on the best: those that fit.
     single: [f64; 101],
-    /// Of several cards, by number of whole cards left: those that fit.
+    /// Of several GPUs, by number of whole GPUs left: those that fit.
     several: [f64; GpuSet::CAPACITY + 1],
 }
 
 impl Fragmentation {
     /// The measure against these kinds with their weights. Weights that add up to less than 1 leave the rest to pods
-    /// that no node can serve, such as those without cards.
-    pub fn new<'a>(classes: impl Iterator<Item = (&'a PodClass, f64)>, kind: &CardKind) -> Self {
+    /// that no node can serve, such as those without GPUs.
+    pub fn new<'a>(classes: impl Iterator<Item = (&'a PodClass, f64)>, kind: &GpuKind) -> Self {
         let fitting =
             classes.filter(|(class, _)| class.accepts(&kind.model) && class.percent_of(kind) <= 100);
         let mut fitting: Vec<(&PodClass, f64)> = fitting.collect();
@@ -49,7 +49,7 @@ impl Fragmentation {
         Self { levels, rows }
     }
 
-    /// The expected useless part of a node's cards, in cards; `left` tells the percent left of each.
+    /// The expected useless part of a node's GPUs, in GPUs; `left` tells the percent left of each.
     pub fn of(&self, cpu_left: MilliCpu, left: impl Iterator<Item = u8> + Clone) -> f64 {
         let Some(row) = self.rows.get(self.levels.partition_point(|level| *level <= cpu_left)) else {
             return 0.0;
@@ -66,7 +66,7 @@ impl Fragmentation {
         }
         let single = row.single[usize::from(best.min(100))];
         let several = row.several[whole.min(GpuSet::CAPACITY)];
-        // Nobody who fits nowhere can use anything; who takes whole cards cannot use parts; who takes a part cannot use
+        // Nobody who fits nowhere can use anything; who takes whole GPUs cannot use parts; who takes a part cannot use
         // a smaller one.
         let mut useless = f64::from(total) * (1.0 - single - several) + f64::from(parts) * several;
         for percent in left.filter(|percent| *percent < best) {
@@ -77,7 +77,7 @@ impl Fragmentation {
 }
 
 impl Row {
-    fn add(&mut self, class: &PodClass, kind: &CardKind, weight: f64) {
+    fn add(&mut self, class: &PodClass, kind: &GpuKind, weight: f64) {
         if class.cards() == 1 {
             let needed = class.percent_of(kind).min(100);
             self.single[needed..].iter_mut().for_each(|sum| *sum += weight);
@@ -101,7 +101,7 @@ mod tests {
         let mut sum = 0.0;
         for (class, weight) in classes {
             let needed = match class.demand {
-                Demand::Part { cores, .. } => cores.0,
+                Demand::Share { compute_percent, .. } => compute_percent.0,
                 Demand::Whole(_) => 100,
             };
             let too_small = |percent: &&u8| u32::from(**percent) < needed;
@@ -119,7 +119,10 @@ mod tests {
 
     fn class() -> impl Strategy<Value = PodClass> {
         let demand = prop_oneof![
-            (1u32..100).prop_map(|cores| Demand::Part { cores: Percent(cores), memory: MiB(0) }),
+            (1u32..100).prop_map(|compute_percent| Demand::Share {
+                compute_percent: Percent(compute_percent),
+                memory: MiB(0)
+            }),
             (1u8..9).prop_map(Demand::Whole),
         ];
         (0u64..5, demand).prop_map(|(cpu, demand)| PodClass { cpu: MilliCpu(cpu), demand, models: vec![] })
@@ -134,7 +137,7 @@ mod tests {
         ) {
             let weight = 1.0 / classes.len() as f64;
             let classes: Vec<(PodClass, f64)> = classes.into_iter().map(|class| (class, weight)).collect();
-            let kind = CardKind::new("T4".into(), MiB(100));
+            let kind = GpuKind::new("T4".into(), MiB(100));
             let measure = Fragmentation::new(classes.iter().map(|(class, weight)| (class, *weight)), &kind);
             let cpu = MilliCpu(cpu);
             let expected = by_definition(&classes, cpu, &left);

@@ -1,4 +1,4 @@
-//! One physical card.
+//! One physical GPU.
 
 use std::fmt;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
@@ -6,12 +6,12 @@ use std::sync::Arc;
 
 use crate::units::{GpuIndex, MiB};
 
-/// One physical card of a node, as its driver describes it.
+/// One physical GPU of a node, as its driver describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Gpu {
     /// Position on the node.
     pub index: GpuIndex,
-    /// The driver's identity of the card; survives reboots and re-numbering.
+    /// The driver's identity of the GPU; survives reboots and re-numbering.
     pub uuid: GpuUuid,
     /// The number in `/dev/nvidiaN`; not always the index.
     pub minor: u32,
@@ -19,13 +19,13 @@ pub struct Gpu {
     pub model: Model,
     /// Memory the driver reports.
     pub memory: MiB,
-    /// The NUMA node the card hangs on, where known.
+    /// The NUMA node the GPU hangs on, where known.
     pub numa: Option<u16>,
-    /// Whether new grants may use the card.
+    /// Whether new grants may use the GPU.
     pub health: Health,
 }
 
-/// A card's UUID, such as `GPU-8f2a...`.
+/// A GPU's UUID, such as `GPU-8f2a...`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GpuUuid(pub Arc<str>);
 
@@ -33,9 +33,9 @@ pub struct GpuUuid(pub Arc<str>);
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Model(pub Arc<str>);
 
-/// Cards that are alike to whoever asks for one.
+/// GPUs that are alike to whoever asks for one.
 #[derive(Clone, Debug)]
-pub struct CardKind {
+pub struct GpuKind {
     /// The product.
     pub model: Model,
     /// Its memory.
@@ -44,7 +44,7 @@ pub struct CardKind {
     hash: u64,
 }
 
-/// Whether a card may be granted. Grants it already carries stay booked either way.
+/// Whether a GPU may be granted. Grants it already carries stay booked either way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Health {
     /// Works.
@@ -56,7 +56,7 @@ pub enum Health {
 // === impl Gpu ===
 
 impl Gpu {
-    /// A healthy card whose minor number is its index, as is usual, on a NUMA node nobody told.
+    /// A healthy GPU whose minor number is its index, as is usual, on a NUMA node nobody told.
     #[must_use]
     pub fn new(index: GpuIndex, uuid: GpuUuid, model: Model, memory: MiB) -> Self {
         Self { index, uuid, minor: u32::from(index.0), model, memory, numa: None, health: Health::Healthy }
@@ -64,15 +64,15 @@ impl Gpu {
 
     /// Its kind.
     #[must_use]
-    pub fn kind(&self) -> CardKind {
-        CardKind::new(self.model.clone(), self.memory)
+    pub fn kind(&self) -> GpuKind {
+        GpuKind::new(self.model.clone(), self.memory)
     }
 }
 
-// === impl CardKind ===
+// === impl GpuKind ===
 
-impl CardKind {
-    /// Cards of this product and size.
+impl GpuKind {
+    /// GPUs of this product and size.
     #[must_use]
     pub fn new(model: Model, memory: MiB) -> Self {
         let mut hasher = DefaultHasher::new();
@@ -81,13 +81,13 @@ impl CardKind {
     }
 }
 
-impl PartialEq for CardKind {
+impl PartialEq for GpuKind {
     fn eq(&self, other: &Self) -> bool {
         self.hash == other.hash && self.memory == other.memory && self.model == other.model
     }
 }
 
-impl Eq for CardKind {}
+impl Eq for GpuKind {}
 
 // === impl GpuUuid, Model ===
 

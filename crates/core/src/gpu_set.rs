@@ -1,10 +1,10 @@
-//! A set of cards of one node, as bits.
+//! A set of GPUs of one node, as bits.
 
 use std::fmt;
 
 use crate::units::GpuIndex;
 
-/// A set of cards of one node. At most [`GpuSet::CAPACITY`] cards per node.
+/// A set of GPUs of one node. At most [`GpuSet::CAPACITY`] GPUs per node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct GpuSet(u64);
 
@@ -12,10 +12,10 @@ impl GpuSet {
     /// The empty set.
     pub const EMPTY: Self = Self(0);
 
-    /// How many cards a node may have.
+    /// How many GPUs a node may have.
     pub const CAPACITY: usize = 64;
 
-    /// Cards 0 to `count` - 1.
+    /// GPUs 0 to `count` - 1.
     #[must_use]
     pub fn first(count: usize) -> Self {
         match count {
@@ -146,7 +146,7 @@ impl GpuSet {
     }
 }
 
-/// Bit of a card; an index past the capacity belongs to no set.
+/// Bit of a GPU; an index past the capacity belongs to no set.
 fn bit(gpu: GpuIndex) -> u64 {
     1u64.checked_shl(u32::from(gpu.0)).unwrap_or(0)
 }

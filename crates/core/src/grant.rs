@@ -1,31 +1,31 @@
-//! The answer to a request: which cards, and how much of each.
+//! The answer to a request: which GPUs, and how much of each.
 
 use crate::gpu_set::GpuSet;
 use crate::request::{Request, Role, peak};
 use crate::units::{GpuIndex, MiB, MilliCpu, NodeName, Percent, PodUid};
 
-/// What one container holds on one card.
+/// What one container holds on one GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Hold {
     /// All of it, whatever its size.
     Whole,
     /// A part of it.
-    Part {
+    Share {
         /// Compute guaranteed; zero for a memory-only grant.
-        cores: Percent,
+        compute_percent: Percent,
         /// Memory guaranteed.
         memory: MiB,
     },
 }
 
-/// The cards of one container.
+/// The GPUs of one container.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ContainerGrant {
     /// The container's name.
     pub container: String,
     /// When it runs.
     pub role: Role,
-    /// What it holds, by ascending index; each card once.
+    /// What it holds, by ascending index; each GPU once.
     pub cards: Vec<(GpuIndex, Hold)>,
 }
 
@@ -40,33 +40,33 @@ pub struct PodGrant {
     pub cpu: MilliCpu,
     /// Main memory of the whole pod.
     pub memory: MiB,
-    /// In the pod's order; containers without a card may be left out.
+    /// In the pod's order; containers without a GPU may be left out.
     pub containers: Vec<ContainerGrant>,
 }
 
-/// How much of a card is taken: by one pod at its peak, or by all pods together.
+/// How much of a GPU is taken: by one pod at its peak, or by all pods together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Usage {
-    /// Whether somebody holds the whole card.
+    /// Whether somebody holds the whole GPU.
     pub whole: bool,
     /// Compute promised to shares.
-    pub cores: Percent,
+    pub compute_percent: Percent,
     /// Memory promised to shares.
     pub memory: MiB,
-    /// Whether somebody holds the whole card while another holds it too: never by a decision of ours.
+    /// Whether somebody holds the whole GPU while another holds it too: never by a decision of ours.
     pub contended: bool,
 }
 
 // === impl Hold ===
 
 impl Hold {
-    /// What a request holds on each of its cards.
+    /// What a request holds on each of its GPUs.
     #[must_use]
     pub fn of(request: Request) -> Self {
         match request {
             Request::Whole(_) => Self::Whole,
-            Request::Share { cores, memory } => Self::Part { cores, memory },
-            Request::Memory(memory) => Self::Part { cores: Percent::ZERO, memory },
+            Request::Share { compute_percent, memory } => Self::Share { compute_percent, memory },
+            Request::Memory(memory) => Self::Share { compute_percent: Percent::ZERO, memory },
         }
     }
 }
@@ -74,7 +74,7 @@ impl Hold {
 // === impl ContainerGrant ===
 
 impl ContainerGrant {
-    /// The cards held, without the amounts.
+    /// The GPUs held, without the amounts.
     #[must_use]
     pub fn gpus(&self) -> GpuSet {
         self.cards.iter().map(|(gpu, _)| *gpu).collect()
@@ -89,14 +89,14 @@ impl ContainerGrant {
 // === impl PodGrant ===
 
 impl PodGrant {
-    /// What the pod takes of each of its cards at its peak: an init container's share is free again for the
+    /// What the pod takes of each of its GPUs at its peak: an init container's share is free again for the
     /// main containers of the same pod.
     pub fn footprint(&self) -> impl Iterator<Item = (GpuIndex, Usage)> {
         footprint(&self.containers)
     }
 }
 
-/// What these containers of one pod take of each card at their peak.
+/// What these containers of one pod take of each GPU at their peak.
 pub(crate) fn footprint(containers: &[ContainerGrant]) -> impl Iterator<Item = (GpuIndex, Usage)> {
     let gpus = containers.iter().map(ContainerGrant::gpus).fold(GpuSet::EMPTY, GpuSet::union);
     gpus.iter().map(|gpu| {
@@ -113,7 +113,7 @@ impl Usage {
     pub fn of(hold: Hold) -> Self {
         match hold {
             Hold::Whole => Self { whole: true, ..Self::default() },
-            Hold::Part { cores, memory } => Self { cores, memory, ..Self::default() },
+            Hold::Share { compute_percent, memory } => Self { compute_percent, memory, ..Self::default() },
         }
     }
 
@@ -123,10 +123,10 @@ impl Usage {
         self == Self::default()
     }
 
-    /// Whether a card of `memory` cannot carry this.
+    /// Whether a GPU of `memory` cannot carry this.
     #[must_use]
     pub fn exceeds(self, memory: MiB) -> bool {
-        self.contended || self.cores > Percent::WHOLE || self.memory > memory
+        self.contended || self.compute_percent > Percent::WHOLE || self.memory > memory
     }
 
     /// Both side by side.
@@ -135,7 +135,7 @@ impl Usage {
         let meet = (self.whole && !other.is_none()) || (other.whole && !self.is_none());
         Self {
             whole: self.whole || other.whole,
-            cores: self.cores + other.cores,
+            compute_percent: self.compute_percent + other.compute_percent,
             memory: self.memory + other.memory,
             contended: self.contended || other.contended || meet,
         }
@@ -145,7 +145,7 @@ impl Usage {
     fn larger(self, other: Self) -> Self {
         Self {
             whole: self.whole || other.whole,
-            cores: self.cores.max(other.cores),
+            compute_percent: self.compute_percent.max(other.compute_percent),
             memory: self.memory.max(other.memory),
             contended: self.contended || other.contended,
         }

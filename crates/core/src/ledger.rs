@@ -1,4 +1,4 @@
-//! The book of all grants. Every dialect books here, so no card is promised twice.
+//! The book of all grants. Every dialect books here, so no GPU is promised twice.
 //!
 //! A node's state is always the sum of the grants of the pods on it, so any history that leads to the same
 //! pods leads to the same book; nothing is ever subtracted.
@@ -33,7 +33,7 @@ pub struct Ledger {
     pods_of: HashMap<NodeName, BTreeSet<PodUid>>,
     /// One of each kind of machine, so that what is derived from its links is derived once.
     topologies: HashSet<Topology>,
-    /// One of each list of kinds of cards: nodes mostly have the same.
+    /// One of each list of kinds of GPUs: nodes mostly have the same.
     kinds: Vec<Kinds>,
 }
 
@@ -51,20 +51,20 @@ pub enum Conflict {
     /// The node is not in the book.
     #[error("node {0} is unknown")]
     UnknownNode(NodeName),
-    /// The node has no such card.
+    /// The node has no such GPU.
     #[error("node {node} has no GPU {gpu}")]
     UnknownGpu {
         /// Which node.
         node: NodeName,
-        /// Which card.
+        /// Which GPU.
         gpu: GpuIndex,
     },
-    /// Others hold too much of the card.
+    /// Others hold too much of the GPU.
     #[error("GPU {gpu} of node {node} has not enough left")]
     Taken {
         /// Which node.
         node: NodeName,
-        /// Which card.
+        /// Which GPU.
         gpu: GpuIndex,
     },
     /// The pod already holds something else.
@@ -99,7 +99,7 @@ impl Position {
 // === impl Ledger ===
 
 impl Ledger {
-    /// Enters a decision of ours: refused unless every card has the room, and unless the pod holds nothing else.
+    /// Enters a decision of ours: refused unless every GPU has the room, and unless the pod holds nothing else.
     pub fn book(&mut self, grant: PodGrant) -> Result<Change, Conflict> {
         if let Some(booked) = self.pods.get(&grant.pod) {
             return if **booked == grant {
@@ -121,7 +121,7 @@ impl Ledger {
     }
 
     /// Enters a fact: what a pod holds, whoever granted it. It replaces what the book said of that pod and is
-    /// never refused, since the pod is there; [`Ledger::overbooked`] tells the cards that carry too much.
+    /// never refused, since the pod is there; [`Ledger::overbooked`] tells the GPUs that carry too much.
     pub fn observe(&mut self, grant: PodGrant) -> Change {
         if self.pods.get(&grant.pod).is_some_and(|booked| **booked == grant) {
             return Change::Unchanged;
@@ -246,7 +246,7 @@ impl Ledger {
         self.pods_of.get(node).into_iter().flatten().filter_map(|pod| self.grant(pod))
     }
 
-    /// Cards that carry more than they have, because pods bypassed us or a card shrank.
+    /// GPUs that carry more than they have, because pods bypassed us or a GPU shrank.
     #[must_use]
     pub fn overbooked(&self) -> BTreeMap<NodeName, Vec<GpuIndex>> {
         let mut found = BTreeMap::new();
@@ -271,7 +271,7 @@ impl Ledger {
         self.pods.insert(grant.pod.clone(), Arc::new(grant));
     }
 
-    /// Keeps these for nodes to come. What is new takes the place of what no node has any more: cards break and links fail.
+    /// Keeps these for nodes to come. What is new takes the place of what no node has any more: GPUs break and links fail.
     fn share(&mut self, topology: &Topology, kinds: &Kinds) {
         if !self.topologies.contains(topology) {
             self.topologies.retain(Topology::is_shared);

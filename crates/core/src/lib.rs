@@ -1,4 +1,4 @@
-//! The core that decides: which cards a pod gets, and what is left.
+//! The core that decides: which GPUs a pod gets, and what is left.
 //!
 //! Everything here is a function of values. No IO, no clock, no global, no async: the scheduler, the agent, the
 //! command line and the simulators all call the same code and execute what it answers.

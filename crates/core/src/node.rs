@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::gpu::{CardKind, Gpu, Health};
+use crate::gpu::{Gpu, GpuKind, Health};
 use crate::gpu_set::GpuSet;
 use crate::grant::{Hold, PodGrant, Usage};
 use crate::topology::Topology;
@@ -13,10 +13,10 @@ use crate::units::{GpuIndex, MiB, MilliCpu, NodeName, Percent};
 pub struct Node {
     /// Its name.
     pub name: NodeName,
-    /// Its cards; each card's index is its position.
+    /// Its GPUs; each GPU's index is its position.
     gpus: Vec<Gpu>,
     kinds: Kinds,
-    /// Those of its cards that new grants may use.
+    /// Those of its GPUs that new grants may use.
     healthy: GpuSet,
     /// What joins them.
     topology: Topology,
@@ -28,15 +28,15 @@ pub struct Node {
     pub instance_type: Option<String>,
 }
 
-/// The kinds of cards of a node, with the cards of each. Decisions read the cards' memory here: nodes that are alike share it.
-pub(crate) type Kinds = Arc<[(CardKind, GpuSet)]>;
+/// The kinds of GPUs of a node, with the GPUs of each. Decisions read the GPUs' memory here: nodes that are alike share it.
+pub(crate) type Kinds = Arc<[(GpuKind, GpuSet)]>;
 
 /// A description of a node that cannot be.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadNode {
-    /// The cards are not numbered 0, 1, 2, ...
+    /// The GPUs are not numbered 0, 1, 2, ...
     #[error(
-        "node {node}: card at position {position} has index {index}; list the cards by index, without gaps"
+        "node {node}: GPU at position {position} has index {index}; list the GPUs by index, without gaps"
     )]
     Order {
         /// Which node.
@@ -46,20 +46,20 @@ pub enum BadNode {
         /// What stands there.
         index: GpuIndex,
     },
-    /// More cards than a node may have.
-    #[error("node {node} has {count} cards; at most {} are supported", GpuSet::CAPACITY)]
+    /// More GPUs than a node may have.
+    #[error("node {node} has {count} GPUs; at most {} are supported", GpuSet::CAPACITY)]
     TooMany {
         /// Which node.
         node: NodeName,
-        /// How many cards.
+        /// How many GPUs.
         count: usize,
     },
-    /// Links of another number of cards.
-    #[error("node {node} has {gpus} cards, but its topology describes {linked}")]
+    /// Links of another number of GPUs.
+    #[error("node {node} has {gpus} GPUs, but its topology describes {linked}")]
     Topology {
         /// Which node.
         node: NodeName,
-        /// How many cards.
+        /// How many GPUs.
         gpus: usize,
         /// How many the topology has.
         linked: usize,
@@ -71,17 +71,17 @@ pub enum BadNode {
 pub struct NodeState {
     node: Arc<Node>,
     used: Vec<Usage>,
-    /// The cards of each pod that holds any, in ascending order of their masks: they come back together.
+    /// The GPUs of each pod that holds any, in ascending order of their masks: they come back together.
     held: Vec<GpuSet>,
     cpu_used: MilliCpu,
     memory_used: MiB,
 }
 
-/// What is left of a card for shares.
+/// What is left of a GPU for shares.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Room {
     /// Compute not promised.
-    pub cores: Percent,
+    pub compute_percent: Percent,
     /// Memory not promised.
     pub memory: MiB,
 }
@@ -89,7 +89,7 @@ pub struct Room {
 // === impl Node ===
 
 impl Node {
-    /// A node of these cards and links.
+    /// A node of these GPUs and links.
     pub fn new(
         name: NodeName,
         gpus: Vec<Gpu>,
@@ -107,7 +107,7 @@ impl Node {
         if let Some((position, gpu)) = misplaced {
             return Err(BadNode::Order { node: name, position, index: gpu.index });
         }
-        let mut kinds: Vec<(CardKind, GpuSet)> = Vec::new();
+        let mut kinds: Vec<(GpuKind, GpuSet)> = Vec::new();
         for gpu in &gpus {
             let kind = gpu.kind();
             match kinds.iter_mut().find(|(known, _)| *known == kind) {
@@ -119,31 +119,31 @@ impl Node {
         Ok(Self { name, gpus, kinds: kinds.into(), healthy, topology, cpu, memory, instance_type: None })
     }
 
-    /// Its cards by index.
+    /// Its GPUs by index.
     #[must_use]
     pub fn gpus(&self) -> &[Gpu] {
         &self.gpus
     }
 
-    /// One card.
+    /// One GPU.
     #[must_use]
     pub fn gpu(&self, index: GpuIndex) -> Option<&Gpu> {
         self.gpus.get(index.position())
     }
 
-    /// The kinds of cards it has, with the cards of each.
+    /// The kinds of GPUs it has, with the GPUs of each.
     #[must_use]
-    pub fn kinds(&self) -> &[(CardKind, GpuSet)] {
+    pub fn kinds(&self) -> &[(GpuKind, GpuSet)] {
         &self.kinds
     }
 
-    /// What joins the cards.
+    /// What joins the GPUs.
     #[must_use]
     pub fn topology(&self) -> &Topology {
         &self.topology
     }
 
-    /// The same node, of whose cards these are broken too.
+    /// The same node, of whose GPUs these are broken too.
     #[must_use]
     pub fn with_unhealthy(&self, cards: GpuSet) -> Self {
         let mut node = self.clone();
@@ -164,8 +164,8 @@ impl Node {
         &self.kinds
     }
 
-    /// The kind of a card: the same for cards that are alike but for their health.
-    pub(crate) fn kind(&self, gpu: GpuIndex) -> Option<&CardKind> {
+    /// The kind of a GPU: the same for GPUs that are alike but for their health.
+    pub(crate) fn kind(&self, gpu: GpuIndex) -> Option<&GpuKind> {
         self.kinds.iter().find(|(_, gpus)| gpus.contains(gpu)).map(|(kind, _)| kind)
     }
 }
@@ -196,19 +196,19 @@ impl NodeState {
         Arc::clone(&self.node)
     }
 
-    /// What all pods together take of a card.
+    /// What all pods together take of a GPU.
     #[must_use]
     pub fn used(&self, gpu: GpuIndex) -> Usage {
         self.used.get(gpu.position()).copied().unwrap_or_default()
     }
 
-    /// What is left of a card for shares. Never negative, even where pods that bypassed us hold too much.
+    /// What is left of a GPU for shares. Never negative, even where pods that bypassed us hold too much.
     #[must_use]
     pub fn room(&self, gpu: GpuIndex) -> Room {
         self.node.kind(gpu).map_or_else(Room::default, |kind| Room::of(kind.memory, self.used(gpu)))
     }
 
-    /// What is left of a card in percent of what is scarcer there; nothing of an unhealthy one.
+    /// What is left of a GPU in percent of what is scarcer there; nothing of an unhealthy one.
     #[must_use]
     pub fn percent_left(&self, gpu: GpuIndex) -> u8 {
         self.percent_left_with(gpu, Usage::default())
@@ -222,43 +222,43 @@ impl NodeState {
             return 100;
         }
         let room = Room::of(kind.memory, used);
-        let cores = u64::from(room.cores.0);
-        let memory = room.memory.0.saturating_mul(100).checked_div(kind.memory.0).unwrap_or(cores);
-        u8::try_from(cores.min(memory)).unwrap_or(100)
+        let compute_percent = u64::from(room.compute_percent.0);
+        let memory = room.memory.0.saturating_mul(100).checked_div(kind.memory.0).unwrap_or(compute_percent);
+        u8::try_from(compute_percent.min(memory)).unwrap_or(100)
     }
 
-    /// What is left of all cards together, in cards.
+    /// What is left of all GPUs together, in GPUs.
     #[must_use]
-    pub fn cards_left(&self) -> f64 {
+    pub fn gpus_left(&self) -> f64 {
         let percents = self.node.healthy.iter().map(|gpu| u32::from(self.percent_left(gpu)));
         f64::from(percents.sum::<u32>()) / 100.0
     }
 
-    /// Healthy cards nobody holds anything of.
+    /// Healthy GPUs nobody holds anything of.
     #[must_use]
     pub fn idle(&self) -> GpuSet {
         self.node.healthy.iter().filter(|gpu| self.used(*gpu).is_none()).collect()
     }
 
-    /// Whether `hold` can be added on a card: it is healthy and has the room, all of it for a whole card.
+    /// Whether `hold` can be added on a GPU: it is healthy and has the room, all of it for a whole GPU.
     #[must_use]
     pub fn fits(&self, gpu: GpuIndex, hold: Hold) -> bool {
         self.node.healthy.contains(gpu) && self.has_room(gpu, hold)
     }
 
-    /// Whether a card, in whatever health, has the room for `hold`.
+    /// Whether a GPU, in whatever health, has the room for `hold`.
     #[must_use]
     pub(crate) fn has_room(&self, gpu: GpuIndex, hold: Hold) -> bool {
         match hold {
             Hold::Whole => gpu.position() < self.used.len() && self.used(gpu).is_none(),
-            Hold::Part { cores, memory } => {
+            Hold::Share { compute_percent, memory } => {
                 let room = self.room(gpu);
-                !self.used(gpu).whole && cores <= room.cores && memory <= room.memory
+                !self.used(gpu).whole && compute_percent <= room.compute_percent && memory <= room.memory
             }
         }
     }
 
-    /// The cards of each pod that holds any.
+    /// The GPUs of each pod that holds any.
     #[must_use]
     pub fn held(&self) -> &[GpuSet] {
         &self.held
@@ -276,7 +276,7 @@ impl NodeState {
         self.node.memory.saturating_sub(self.memory_used)
     }
 
-    /// Takes what a pod holds. Cards the node does not have are passed over.
+    /// Takes what a pod holds. GPUs the node does not have are passed over.
     pub fn add(&mut self, grant: &PodGrant) {
         self.take(grant.cpu, grant.memory, grant.footprint());
     }
@@ -301,7 +301,7 @@ impl NodeState {
         }
     }
 
-    /// Takes some more of one card.
+    /// Takes some more of one GPU.
     pub(crate) fn add_usage(&mut self, gpu: GpuIndex, usage: Usage) {
         if let Some(card) = self.used.get_mut(gpu.position()) {
             *card = card.plus(usage);
@@ -316,6 +316,9 @@ impl Room {
         if used.whole {
             return Self::default();
         }
-        Self { cores: Percent::WHOLE.saturating_sub(used.cores), memory: card.saturating_sub(used.memory) }
+        Self {
+            compute_percent: Percent::WHOLE.saturating_sub(used.compute_percent),
+            memory: card.saturating_sub(used.memory),
+        }
     }
 }

@@ -28,7 +28,7 @@ pub struct Newcomer<'a> {
     pub request: &'a PodRequest,
     /// How much it matters: only pods that matter less may go.
     pub priority: i32,
-    /// How its cards are chosen.
+    /// How its GPUs are chosen.
     pub policy: &'a Policy,
     /// What its quota must get back before it may come. Then only those who repay something may go: nobody else makes room
     /// for a namespace that has had its share.
@@ -88,10 +88,10 @@ struct Bench<'a> {
 
 /// What a set of victims comes to if it suffices and no smaller one does.
 enum Need {
-    /// All of them are on the card that the newcomer then gets a share of.
-    OneCard,
-    /// So many cards are idle then, together with those that are so already, and each of the victims was on one of them.
-    IdleCards(usize, GpuSet),
+    /// All of them are on the GPU that the newcomer then gets a share of.
+    OneGpu,
+    /// So many GPUs are idle then, together with those that are so already, and each of the victims was on one of them.
+    IdleGpus(usize, GpuSet),
     /// Nobody can tell without trying.
     Unknown,
 }
@@ -136,14 +136,14 @@ impl<'a> Bench<'a> {
         None
     }
 
-    /// Only cards count where a single container asks, the host has room as it is, and no quota has to be paid back.
+    /// Only GPUs count where a single container asks, the host has room as it is, and no quota has to be paid back.
     fn need(&self) -> Need {
         let Newcomer { request, owes, .. } = self.newcomer;
         let host_has_room = request.cpu <= self.node.cpu_left() && request.memory <= self.node.memory_left();
         match only_request(request) {
             Some(Some(asked)) if host_has_room && owes == Taken::default() => match asked {
-                Request::Whole(count) => Need::IdleCards(usize::from(count), self.node.idle()),
-                Request::Share { .. } | Request::Memory(_) => Need::OneCard,
+                Request::Whole(count) => Need::IdleGpus(usize::from(count), self.node.idle()),
+                Request::Share { .. } | Request::Memory(_) => Need::OneGpu,
             },
             _ => Need::Unknown,
         }
@@ -163,13 +163,13 @@ impl<'a> Bench<'a> {
 }
 
 impl Need {
-    /// Whether it may be, by the cards of each victim and of everybody.
+    /// Whether it may be, by the GPUs of each victim and of everybody.
     fn may_be_met_by(&self, victims: impl Iterator<Item = GpuSet> + Clone, everybody: &[GpuSet]) -> bool {
         let mut all = victims.clone();
         match self {
             Self::Unknown => true,
-            Self::OneCard => all.reduce(GpuSet::intersection).is_some_and(|shared| !shared.is_empty()),
-            Self::IdleCards(count, idle) => {
+            Self::OneGpu => all.reduce(GpuSet::intersection).is_some_and(|shared| !shared.is_empty()),
+            Self::IdleGpus(count, idle) => {
                 let touched = victims.clone().fold(GpuSet::EMPTY, GpuSet::union);
                 if touched.union(*idle).len() < *count {
                     return false;

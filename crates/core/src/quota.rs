@@ -34,20 +34,20 @@ impl Default for Unreadable {
 /// What one namespace may take.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Limit {
-    /// Whole cards by model; models not listed are closed to it. `None` for as many as it likes of any.
+    /// Whole GPUs by model; models not listed are closed to it. `None` for as many as it likes of any.
     pub cards: Option<BTreeMap<String, u64>>,
     /// Pools of nodes it may use; empty for all.
     pub pools: Vec<String>,
-    /// Memory of all its cards together.
+    /// Memory of all its GPUs together.
     pub memory: Option<MiB>,
-    /// Compute of all its cards together; 100 is one card.
+    /// Compute of all its GPUs together; 100 is one GPU.
     pub percent: Option<u64>,
 }
 
 /// What is taken, or would be.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Taken {
-    /// Compute: 100 for each whole card. Memory without compute counts as its part of the card.
+    /// Compute: 100 for each whole GPU. Memory without compute counts as its part of the GPU.
     pub percent: u64,
     /// Memory.
     pub memory: MiB,
@@ -56,7 +56,7 @@ pub struct Taken {
 /// What a node is to a quota.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Place {
-    /// Its model, by which cards are limited.
+    /// Its model, by which GPUs are limited.
     pub model: Option<String>,
     /// Its pool.
     pub pool: Option<String>,
@@ -74,7 +74,7 @@ pub enum OverQuota {
     /// The namespace may not use this model.
     #[error("ExceedsGPUQuota: not a model of this namespace")]
     Model,
-    /// Too many cards of this model.
+    /// Too many GPUs of this model.
     #[error("ExceedsGPUQuota: GPUs of this model")]
     Cards,
     /// Too much memory.
@@ -251,7 +251,7 @@ impl Accounts {
 // === impl Taken ===
 
 impl Taken {
-    /// What these grants take of a node's cards.
+    /// What these grants take of a node's GPUs.
     #[must_use]
     pub fn by(grants: &[ContainerGrant], node: &Node) -> Self {
         let cards = footprint(grants).filter_map(|(gpu, usage)| {
@@ -261,7 +261,7 @@ impl Taken {
         cards.fold(Self::default(), Self::plus)
     }
 
-    /// What a pod would take of a node, whichever cards it gets: on a node of several kinds the most it could be.
+    /// What a pod would take of a node, whichever GPUs it gets: on a node of several kinds the most it could be.
     #[must_use]
     pub fn at_most(pod: &PodRequest, node: &Node) -> Self {
         let memories = || node.gpus().iter().map(|gpu| gpu.memory);
@@ -273,7 +273,9 @@ impl Taken {
                 let count = u64::from(count);
                 Self { percent: 100 * count, memory: MiB(largest.0.saturating_mul(count)) }
             }
-            Some(Request::Share { cores, memory }) => Self { percent: u64::from(cores.0), memory },
+            Some(Request::Share { compute_percent, memory }) => {
+                Self { percent: u64::from(compute_percent.0), memory }
+            }
             Some(Request::Memory(memory)) => {
                 Self::of_card(Usage { memory, ..Usage::default() }, smallest(memory))
             }
@@ -291,9 +293,9 @@ impl Taken {
         if usage.whole {
             return Self { percent: 100, memory: card };
         }
-        let percent = match usage.cores.0 {
+        let percent = match usage.compute_percent.0 {
             0 => usage.memory.0.saturating_mul(100).div_ceil(card.0.max(1)).min(100),
-            cores => u64::from(cores),
+            compute_percent => u64::from(compute_percent),
         };
         Self { percent, memory: usage.memory }
     }

@@ -23,7 +23,7 @@ pub fn who_would_have_to_end(
     victims(node, &alike, newcomer, &BTreeSet::new())
 }
 
-/// The largest requests below the pod's own that fit on a node now: fewer cards; or less memory, or less compute, of one card.
+/// The largest requests below the pod's own that fit on a node now: fewer GPUs; or less memory, or less compute, of one GPU.
 /// Only for pods of which a single container asks.
 #[must_use]
 pub fn smaller_requests(node: &NodeState, pod: &PodRequest, policy: &Policy) -> Vec<Request> {
@@ -39,14 +39,17 @@ pub fn smaller_requests(node: &NodeState, pod: &PodRequest, policy: &Policy) -> 
     };
     let rooms = || node.node().gpus().iter().map(|gpu| node.room(gpu.index));
     let most_memory =
-        |least: Percent| rooms().filter(|room| room.cores >= least).map(|room| room.memory).max();
-    let most_cores = |least: MiB| rooms().filter(|room| room.memory >= least).map(|room| room.cores).max();
+        |least: Percent| rooms().filter(|room| room.compute_percent >= least).map(|room| room.memory).max();
+    let most_cores =
+        |least: MiB| rooms().filter(|room| room.memory >= least).map(|room| room.compute_percent).max();
     let smaller: Vec<Request> = match request {
         Request::Whole(count) => (1..count).rev().map(Request::Whole).find(fits).into_iter().collect(),
         Request::Memory(_) => most_memory(Percent::ZERO).map(Request::Memory).into_iter().collect(),
-        Request::Share { cores, memory } => {
-            let less_memory = most_memory(cores).map(|memory| Request::Share { cores, memory });
-            let less_cores = most_cores(memory).map(|cores| Request::Share { cores, memory });
+        Request::Share { compute_percent, memory } => {
+            let less_memory =
+                most_memory(compute_percent).map(|memory| Request::Share { compute_percent, memory });
+            let less_cores =
+                most_cores(memory).map(|compute_percent| Request::Share { compute_percent, memory });
             less_memory.into_iter().chain(less_cores).collect()
         }
     };
@@ -57,7 +60,7 @@ fn is_something(request: Request) -> bool {
     match request {
         Request::Whole(count) => count > 0,
         Request::Memory(memory) => memory > MiB::ZERO,
-        Request::Share { cores, memory } => cores > Percent::ZERO && memory > MiB::ZERO,
+        Request::Share { compute_percent, memory } => compute_percent > Percent::ZERO && memory > MiB::ZERO,
     }
 }
 
@@ -85,7 +88,10 @@ mod tests {
     #[test]
     fn the_fewest_are_named_and_the_largest_that_fits() {
         let mut state = node(&pcie_pairs(), &[]);
-        let part = |cores, memory| Hold::Part { cores: Percent(cores), memory: MiB(memory) };
+        let part = |compute_percent, memory| Hold::Share {
+            compute_percent: Percent(compute_percent),
+            memory: MiB(memory),
+        };
         let grants = [
             grant("five", &[0, 1, 2, 3, 4], Hold::Whole),
             grant("small", &[5], part(20, 1024)),
@@ -101,7 +107,10 @@ mod tests {
         assert_eq!(end(Request::Whole(9)), None);
         assert_eq!(smaller(Request::Whole(6)), [Request::Whole(1)]);
         assert_eq!(smaller(Request::Memory(MiB(20_000))), [Request::Memory(MiB(16_384))]);
-        let share = |cores, memory| Request::Share { cores: Percent(cores), memory: MiB(memory) };
+        let share = |compute_percent, memory| Request::Share {
+            compute_percent: Percent(compute_percent),
+            memory: MiB(memory),
+        };
         assert_eq!(smaller(share(90, 17_000)), [share(90, 16_384)]);
     }
 }

@@ -6,16 +6,16 @@ use crate::units::{MiB, MilliCpu, Percent};
 /// What one container asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Request {
-    /// So many cards that nobody else holds.
+    /// So many GPUs that nobody else holds.
     Whole(u8),
-    /// A guaranteed part of one card's compute and memory.
+    /// A guaranteed part of one GPU's compute and memory.
     Share {
         /// Below 100.
-        cores: Percent,
-        /// On the same card.
+        compute_percent: Percent,
+        /// On the same GPU.
         memory: MiB,
     },
-    /// Memory of one card; compute as the others leave it.
+    /// Memory of one GPU; compute as the others leave it.
     Memory(MiB),
 }
 
@@ -37,7 +37,7 @@ pub struct Container {
     pub name: String,
     /// When it runs.
     pub role: Role,
-    /// What it asks of the cards, if anything.
+    /// What it asks of the GPUs, if anything.
     pub request: Option<Request>,
 }
 
@@ -50,13 +50,13 @@ pub struct PodRequest {
     pub cpu: MilliCpu,
     /// Main memory of the whole pod.
     pub memory: MiB,
-    /// Card models the pod accepts; empty for any.
+    /// GPU models the pod accepts; empty for any.
     pub models: Vec<Model>,
-    /// Whether its cards exchange much data. Unknown counts as sensitive.
+    /// Whether its GPUs exchange much data. Unknown counts as sensitive.
     pub traffic: Traffic,
 }
 
-/// How much a job with several cards depends on the links between them.
+/// How much a job with several GPUs depends on the links between them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Traffic {
     /// Wants the best links that are left.
@@ -80,7 +80,7 @@ impl PodRequest {
         Self { containers: containers.collect(), ..Self::default() }
     }
 
-    /// Whether any container asks for a card.
+    /// Whether any container asks for a GPU.
     #[must_use]
     pub fn wants_gpu(&self) -> bool {
         self.containers.iter().any(|container| container.request.is_some())
@@ -96,7 +96,7 @@ impl PodRequest {
             && containers.iter().map(part).eq(other.containers.iter().map(part))
     }
 
-    /// Whether cards of `model` will do.
+    /// Whether GPUs of `model` will do.
     #[must_use]
     pub fn accepts(&self, model: &Model) -> bool {
         self.models.is_empty() || self.models.contains(model)

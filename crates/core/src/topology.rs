@@ -1,4 +1,4 @@
-//! What joins the cards of a node.
+//! What joins the GPUs of a node.
 
 use std::hash::{Hash, Hasher};
 use std::sync::{Arc, OnceLock};
@@ -8,7 +8,7 @@ use crate::gpu_set::GpuSet;
 use crate::tree::{Group, Tree};
 use crate::units::GpuIndex;
 
-/// How near two cards are on PCIe; a greater level is nearer.
+/// How near two GPUs are on PCIe; a greater level is nearer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum PcieLevel {
     /// `SYS`: across CPU sockets.
@@ -25,7 +25,7 @@ pub enum PcieLevel {
     SameBoard,
 }
 
-/// What joins two cards: their PCIe level, where known, and how many NVLinks.
+/// What joins two GPUs: their PCIe level, where known, and how many NVLinks.
 ///
 /// `nvidia-smi topo -m` shows only one of the two; NVML tells both.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -36,7 +36,7 @@ pub struct Link {
     pub nvlinks: u8,
 }
 
-/// All links of a node and where its cards hang. Cheap to clone; clones share what is derived from the links.
+/// All links of a node and where its GPUs hang. Cheap to clone; clones share what is derived from the links.
 #[derive(Clone, Debug)]
 pub struct Topology(Arc<Shared>);
 
@@ -55,9 +55,9 @@ struct Matrix {
     numa: Vec<Option<u16>>,
 }
 
-/// NVLinks of the best-connected card made so far (Hopper and Blackwell). A card whose pairs add up to
+/// NVLinks of the best-connected GPU made so far (Hopper and Blackwell). A GPU whose pairs add up to
 /// more than this cannot be wired point to point: its links go to a switch.
-pub(crate) const MOST_NVLINKS_PER_CARD: u32 = 18;
+pub(crate) const MOST_NVLINKS_PER_GPU: u32 = 18;
 
 // === impl PcieLevel ===
 
@@ -76,7 +76,7 @@ impl Link {
         Self { pcie: Some(level), nvlinks: 0 }
     }
 
-    /// NVLinks between cards whose PCIe level is not known.
+    /// NVLinks between GPUs whose PCIe level is not known.
     #[must_use]
     pub fn nvlink(count: u8) -> Self {
         Self { pcie: None, nvlinks: count }
@@ -92,8 +92,8 @@ impl Link {
 // === impl Topology ===
 
 impl Topology {
-    /// A topology of `count` cards, of which nothing is known but what `link` tells for each pair (lower index
-    /// first). Cards past [`GpuSet::CAPACITY`] are left out.
+    /// A topology of `count` GPUs, of which nothing is known but what `link` tells for each pair (lower index
+    /// first). GPUs past [`GpuSet::CAPACITY`] are left out.
     #[must_use]
     pub fn from_pairs(count: usize, link: impl Fn(GpuIndex, GpuIndex) -> Link) -> Self {
         let count = count.min(GpuSet::CAPACITY);
@@ -106,21 +106,21 @@ impl Topology {
         Self::of(Matrix { count, links, numa: vec![None; count] })
     }
 
-    /// `count` cards of which no link is known.
+    /// `count` GPUs of which no link is known.
     #[must_use]
     pub fn unknown(count: usize) -> Self {
         Self::from_pairs(count, |_, _| Link::default())
     }
 
-    /// The same links with the NUMA node of each card; cards without an entry have none.
+    /// The same links with the NUMA node of each GPU; GPUs without an entry have none.
     #[must_use]
     pub fn with_numa(&self, numa: &[Option<u16>]) -> Self {
         let numa = (0..self.count()).map(|card| numa.get(card).copied().flatten()).collect();
         Self::of(Matrix { count: self.count(), links: self.0.matrix.links.clone(), numa })
     }
 
-    /// The same cards, with whatever this one does not know (PCIe levels under NVLinks, NUMA nodes) taken from
-    /// `other`. `None` where the two have different numbers of cards.
+    /// The same GPUs, with whatever this one does not know (PCIe levels under NVLinks, NUMA nodes) taken from
+    /// `other`. `None` where the two have different numbers of GPUs.
     #[must_use]
     pub fn completed_by(&self, other: &Self) -> Option<Self> {
         if self.count() != other.count() {
@@ -144,19 +144,19 @@ impl Topology {
         Arc::strong_count(&self.0) > 1
     }
 
-    /// How many cards.
+    /// How many GPUs.
     #[must_use]
     pub fn count(&self) -> usize {
         self.0.matrix.count
     }
 
-    /// All cards.
+    /// All GPUs.
     #[must_use]
     pub fn gpus(&self) -> GpuSet {
         GpuSet::first(self.count())
     }
 
-    /// What joins two cards; unknown for a card with itself or one that does not exist.
+    /// What joins two GPUs; unknown for a GPU with itself or one that does not exist.
     #[must_use]
     pub fn link(&self, a: GpuIndex, b: GpuIndex) -> Link {
         let Matrix { count, links, .. } = &self.0.matrix;
@@ -166,32 +166,32 @@ impl Topology {
         links[a.position() * count + b.position()]
     }
 
-    /// The NUMA node of a card, where known.
+    /// The NUMA node of a GPU, where known.
     #[must_use]
     pub fn numa(&self, gpu: GpuIndex) -> Option<u16> {
         self.0.matrix.numa.get(gpu.position()).copied().flatten()
     }
 
-    /// The cards grouped by nearness.
+    /// The GPUs grouped by nearness.
     #[must_use]
     pub fn tree(&self) -> &Group {
         self.0.tree.get_or_init(|| Tree::of(self))
     }
 
-    /// How fast its sets work together. The first call takes up to some tenths of a second for 16 cards, and
+    /// How fast its sets work together. The first call takes up to some tenths of a second for 16 GPUs, and
     /// microseconds for eight; the [ledger](crate::ledger) makes it when it first sees a kind of machine.
     #[must_use]
     pub fn machine(&self) -> &Machine {
         self.0.machine.get_or_init(|| Machine::of(self))
     }
 
-    /// Where every card reaches every other through NVLink switches: how many NVLinks each card has into them.
+    /// Where every GPU reaches every other through NVLink switches: how many NVLinks each GPU has into them.
     #[must_use]
     pub fn nvswitch_links(&self) -> Option<u8> {
         let mut pairs = self.gpus().pairs().map(|(a, b)| self.link(a, b).nvlinks);
         let links = pairs.next()?;
         let others = u32::try_from(self.count()).ok()?.checked_sub(1)?;
-        let too_many_for_wires = u32::from(links) * others > MOST_NVLINKS_PER_CARD;
+        let too_many_for_wires = u32::from(links) * others > MOST_NVLINKS_PER_GPU;
         (too_many_for_wires && pairs.all(|other| other == links)).then_some(links)
     }
 }

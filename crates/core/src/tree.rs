@@ -1,13 +1,13 @@
-//! The cards of a node as a tree of ever looser groups.
+//! The GPUs of a node as a tree of ever looser groups.
 
 use crate::gpu_set::GpuSet;
 use crate::topology::{Link, PcieLevel, Topology};
 use crate::units::GpuIndex;
 
-/// What holds a group of cards together; a lesser level is nearer.
+/// What holds a group of GPUs together; a lesser level is nearer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum GroupLevel {
-    /// An island of cards that reach each other over NVLink.
+    /// An island of GPUs that reach each other over NVLink.
     NvLink,
     /// `PSB`
     SameBoard,
@@ -21,27 +21,27 @@ pub enum GroupLevel {
     Node,
     /// `SYS`
     System,
-    /// The whole node, whatever joins its cards.
+    /// The whole node, whatever joins its GPUs.
     Root,
 }
 
 /// A node of the tree.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Tree {
-    /// One card.
+    /// One GPU.
     Leaf(GpuIndex),
-    /// Cards that some link joins.
+    /// GPUs that some link joins.
     Group(Group),
 }
 
-/// Cards that links of one level, or nearer ones, join.
+/// GPUs that links of one level, or nearer ones, join.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Group {
     /// The loosest link needed to reach every member.
     pub level: GroupLevel,
-    /// All cards below.
+    /// All GPUs below.
     pub gpus: GpuSet,
-    /// The nearer groups and the single cards it is made of, by lowest index.
+    /// The nearer groups and the single GPUs it is made of, by lowest index.
     pub children: Vec<Tree>,
 }
 
@@ -77,8 +77,8 @@ impl GroupLevel {
 // === impl Tree ===
 
 impl Tree {
-    /// Groups the cards level by level, nearest first. Whatever a pair joins belongs together, even where the
-    /// matrix is not transitive; cards that nothing joins hang under the root by themselves.
+    /// Groups the GPUs level by level, nearest first. Whatever a pair joins belongs together, even where the
+    /// matrix is not transitive; GPUs that nothing joins hang under the root by themselves.
     #[must_use]
     pub fn of(topology: &Topology) -> Group {
         let mut parts: Vec<Self> = topology.gpus().iter().map(Self::Leaf).collect();
@@ -92,7 +92,7 @@ impl Tree {
         Group { level: GroupLevel::Root, gpus: topology.gpus(), children: parts }
     }
 
-    /// All cards of this part.
+    /// All GPUs of this part.
     #[must_use]
     pub fn gpus(&self) -> GpuSet {
         match self {
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn a_matrix_that_is_not_transitive_counts_no_card_twice() {
+    fn a_matrix_that_is_not_transitive_counts_no_gpu_twice() {
         let pairs = [(0, 3, PIX), (1, 2, PIX), (2, 3, PIX)];
         check(4, &pairs, PHB, "Root(SingleSwitch(0 1 2 3))");
     }
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn one_card_and_unknown_links_hang_under_the_root() {
+    fn one_gpu_and_unknown_links_hang_under_the_root() {
         check(1, &[], SYS, "Root(0)");
         check(3, &[(0, 1, PIX)], Link::default(), "Root(SingleSwitch(0 1) 2)");
         check(0, &[], SYS, "Root()");

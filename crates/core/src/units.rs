@@ -5,11 +5,11 @@ use std::fmt;
 use std::iter::Sum;
 use std::ops::{Add, AddAssign};
 
-/// Mebibytes: of a card's memory, or of a node's main memory.
+/// Mebibytes: of a GPU's memory, or of a node's main memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MiB(pub u64);
 
-/// Percent of one card's compute: 100 is the whole card.
+/// Percent of one GPU's compute: 100 is the whole GPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Percent(pub u32);
 
@@ -17,7 +17,7 @@ pub struct Percent(pub u32);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MilliCpu(pub u64);
 
-/// A card's position on its node, as NVML and `nvidia-smi` number it.
+/// A GPU's position on its node, as NVML and `nvidia-smi` number it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GpuIndex(pub u8);
 
@@ -32,7 +32,7 @@ pub struct PodUid(pub String);
 // === impl MiB, Percent, MilliCpu ===
 
 impl Percent {
-    /// All of one card's compute.
+    /// All of one GPU's compute.
     pub const WHOLE: Self = Self(100);
 }
 
@@ -83,7 +83,7 @@ quantity!(MilliCpu, "m CPU");
 // === impl GpuIndex ===
 
 impl GpuIndex {
-    /// The index as a position in a node's list of cards.
+    /// The index as a position in a node's list of GPUs.
     #[must_use]
     pub fn position(self) -> usize {
         usize::from(self.0)

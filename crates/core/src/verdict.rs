@@ -5,7 +5,7 @@ use std::borrow::Cow;
 
 use crate::gpu_set::GpuSet;
 use crate::node::NodeState;
-use crate::placement::{self, CardRefusal, Placement, Policy, Refusal};
+use crate::placement::{self, GpuRefusal, Placement, Policy, Refusal};
 use crate::quota::{Accounts, OverQuota, Place, Quota, Taken};
 use crate::request::PodRequest;
 use crate::units::GpuIndex;
@@ -25,7 +25,7 @@ pub enum Reason {
     /// It does not offer the resource the pod asks for.
     #[error("node does not offer this kind of GPU resource")]
     NotServed,
-    /// Its cards, or its host.
+    /// Its GPUs, or its host.
     #[error(transparent)]
     Cards(#[from] Refusal),
     /// The namespace has had its share.
@@ -51,7 +51,7 @@ pub struct Question<'a> {
     pub namespace: &'a str,
     /// In the node's unit of memory.
     pub request: &'a PodRequest,
-    /// How its cards are chosen.
+    /// How its GPUs are chosen.
     pub policy: &'a Policy,
 }
 
@@ -67,24 +67,24 @@ pub struct Limits<'a> {
 /// What a node says to a pod.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Verdict {
-    /// These would be its cards.
+    /// These would be its GPUs.
     Fits(Placement),
     /// It cannot go there now.
     Refused(Obstacle),
 }
 
-/// What stands in the way on a node, card by card.
+/// What stands in the way on a node, GPU by GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Obstacle {
     /// In short, as the scheduler's event says it.
     pub reason: Reason,
-    /// The container that found no cards; none where the node as a whole will not do.
+    /// The container that found no GPUs; none where the node as a whole will not do.
     pub container: Option<String>,
-    /// For each card what keeps it from serving that container, or `None` where it would.
-    pub cards: Vec<(GpuIndex, Option<CardRefusal>)>,
+    /// For each GPU what keeps it from serving that container, or `None` where it would.
+    pub cards: Vec<(GpuIndex, Option<GpuRefusal>)>,
 }
 
-/// Everything but the cards: whether the node offers what the pod asks by, and the namespace may take it there.
+/// Everything but the GPUs: whether the node offers what the pod asks by, and the namespace may take it there.
 pub fn admit(offer: Offer<'_>, question: Question<'_>, limits: Limits<'_>) -> Result<(), Reason> {
     let node = offer.state.node();
     if !node.gpus().is_empty() && !offer.serves {
@@ -99,7 +99,7 @@ pub fn admit(offer: Offer<'_>, question: Question<'_>, limits: Limits<'_>) -> Re
 }
 
 /// The request with no more CPU and memory than the node has left by our book. Whether those suffice is kube-scheduler's to say, which has
-/// newer news of pods without cards; we only weigh them.
+/// newer news of pods without GPUs; we only weigh them.
 #[must_use]
 pub fn weigh<'r>(node: &NodeState, request: &'r PodRequest) -> Cow<'r, PodRequest> {
     let (cpu, memory) = (node.cpu_left(), node.memory_left());
@@ -110,7 +110,7 @@ pub fn weigh<'r>(node: &NodeState, request: &'r PodRequest) -> Cow<'r, PodReques
     Cow::Owned(PodRequest { cpu, memory, ..request.clone() })
 }
 
-/// The whole judgement, of the cards.
+/// The whole judgement, of the GPUs.
 #[must_use]
 pub fn judge(offer: Offer<'_>, question: Question<'_>, limits: Limits<'_>) -> Verdict {
     let Question { request, policy, .. } = question;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::gpu::{CardKind, Model};
+use crate::gpu::{GpuKind, Model};
 use crate::grant::Hold;
 use crate::node::Node;
 use crate::request::{PodRequest, Request, Role};
@@ -18,28 +18,28 @@ pub struct Workload {
     newest: f64,
 }
 
-/// What tells one kind of pod from another where cards are placed.
+/// What tells one kind of pod from another where GPUs are placed.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PodClass {
     /// CPU of the whole pod.
     pub cpu: MilliCpu,
-    /// Its cards.
+    /// Its GPUs.
     pub demand: Demand,
-    /// Card models it accepts; empty for any.
+    /// GPU models it accepts; empty for any.
     pub models: Vec<Model>,
 }
 
-/// What a kind of pod asks of the cards.
+/// What a kind of pod asks of the GPUs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Demand {
-    /// A part of one card.
-    Part {
+    /// A part of one GPU.
+    Share {
         /// Of its compute.
-        cores: Percent,
+        compute_percent: Percent,
         /// Of its memory.
         memory: MiB,
     },
-    /// Whole cards.
+    /// Whole GPUs.
     Whole(u8),
 }
 
@@ -48,7 +48,7 @@ pub enum Demand {
 pub struct ExpectedClass<'a> {
     /// The kind.
     pub class: &'a PodClass,
-    /// Probability among pods that ask for cards.
+    /// Probability among pods that ask for GPUs.
     pub share: f64,
     /// Mean main memory, MiB.
     pub memory: f64,
@@ -61,7 +61,7 @@ struct Seen {
     memory: f64,
 }
 
-/// After so many pods with cards a sighting counts half. A cluster of a thousand nodes starts that many in hours to
+/// After so many pods with GPUs a sighting counts half. A cluster of a thousand nodes starts that many in hours to
 /// days: long enough to know the rare large pods, short enough to follow a change of users.
 const HALF_LIFE: f64 = 5_000.0;
 
@@ -91,7 +91,7 @@ impl Workload {
         workload
     }
 
-    /// A guess for a cluster nobody has used yet: mostly single cards and shares of them, few sets, each with its part
+    /// A guess for a cluster nobody has used yet: mostly single GPUs and shares of them, few sets, each with its part
     /// of the host. What is seen soon outweighs it.
     #[must_use]
     pub fn guess<'a>(nodes: impl IntoIterator<Item = &'a Node>) -> Self {
@@ -107,11 +107,11 @@ impl Workload {
             };
             workload.count(&pod, START_WEIGHT * part);
         };
-        for (cores, part) in PARTS {
-            let request = Request::Share { cores: Percent(cores), memory: MiB::ZERO };
-            count(request, f64::from(cores) / 100.0, part);
+        for (compute_percent, part) in PARTS {
+            let request = Request::Share { compute_percent: Percent(compute_percent), memory: MiB::ZERO };
+            count(request, f64::from(compute_percent) / 100.0, part);
         }
-        for (cards, part) in WHOLES.into_iter().filter(|(cards, _)| usize::from(*cards) <= host.most_cards) {
+        for (cards, part) in WHOLES.into_iter().filter(|(cards, _)| usize::from(*cards) <= host.most_gpus) {
             count(Request::Whole(cards), f64::from(cards), part);
         }
         workload
@@ -178,14 +178,14 @@ impl Workload {
 // === impl PodClass ===
 
 impl PodClass {
-    /// The kind of a pod: of its whole cards where it asks for any, else of its largest part; `None` without either.
+    /// The kind of a pod: of its whole GPUs where it asks for any, else of its largest part; `None` without either.
     #[must_use]
     pub fn of(pod: &PodRequest) -> Option<Self> {
         let lasting = pod.containers.iter().filter(|container| container.role != Role::Init);
         let demands = || lasting.clone().filter_map(|container| container.request).map(Demand::of);
         let wholes = demands().fold(0u8, |sum, demand| match demand {
             Demand::Whole(cards) => sum.saturating_add(cards),
-            Demand::Part { .. } => sum,
+            Demand::Share { .. } => sum,
         });
         let demand = if wholes > 0 { Demand::Whole(wholes) } else { demands().max()? };
         let mut models = pod.models.clone();
@@ -193,30 +193,30 @@ impl PodClass {
         Some(Self { cpu: pod.cpu, demand, models })
     }
 
-    /// Whether cards of `model` will do.
+    /// Whether GPUs of `model` will do.
     #[must_use]
     pub fn accepts(&self, model: &Model) -> bool {
         self.models.is_empty() || self.models.contains(model)
     }
 
-    /// How many cards it takes.
+    /// How many GPUs it takes.
     #[must_use]
     pub fn cards(&self) -> usize {
         match self.demand {
-            Demand::Part { .. } => 1,
+            Demand::Share { .. } => 1,
             Demand::Whole(cards) => usize::from(cards),
         }
     }
 
-    /// What it takes of each of its cards where they are of this kind, in percent of what is scarcer there; above 100
-    /// where such a card is too small.
+    /// What it takes of each of its GPUs where they are of this kind, in percent of what is scarcer there; above 100
+    /// where such a GPU is too small.
     #[must_use]
-    pub fn percent_of(&self, kind: &CardKind) -> usize {
+    pub fn percent_of(&self, kind: &GpuKind) -> usize {
         match self.demand {
             Demand::Whole(_) => 100,
-            Demand::Part { cores, memory } => {
+            Demand::Share { compute_percent, memory } => {
                 let memory = memory.0.saturating_mul(100).div_ceil(kind.memory.0.max(1));
-                usize::try_from(memory.max(u64::from(cores.0))).unwrap_or(usize::MAX)
+                usize::try_from(memory.max(u64::from(compute_percent.0))).unwrap_or(usize::MAX)
             }
         }
     }
@@ -228,36 +228,36 @@ impl Demand {
     fn of(request: Request) -> Self {
         match (request, Hold::of(request)) {
             (Request::Whole(cards), _) => Self::Whole(cards),
-            (_, Hold::Part { cores, memory }) => Self::Part { cores, memory },
+            (_, Hold::Share { compute_percent, memory }) => Self::Share { compute_percent, memory },
             (_, Hold::Whole) => Self::Whole(1),
         }
     }
 }
 
-/// What a pod gets of the host for each of its cards, on a typical node.
+/// What a pod gets of the host for each of its GPUs, on a typical node.
 struct Host {
     cpu: f64,
     memory: f64,
-    most_cards: usize,
+    most_gpus: usize,
 }
 
 impl Host {
-    /// Of the nodes with cards, the one at the first quarter in CPU, and in memory, per card; pods ask for somewhat less.
+    /// Of the nodes with GPUs, the one at the first quarter in CPU, and in memory, per GPU; pods ask for somewhat less.
     fn typical<'a>(nodes: impl IntoIterator<Item = &'a Node>) -> Self {
         const ASKED: f64 = 0.75;
-        let (mut cpus, mut memories, mut most_cards) = (Vec::new(), Vec::new(), 0);
+        let (mut cpus, mut memories, mut most_gpus) = (Vec::new(), Vec::new(), 0);
         for node in nodes {
             let cards = node.gpus().len() as u64;
             cpus.extend(node.cpu.0.checked_div(cards));
             memories.extend(node.memory.0.checked_div(cards));
-            most_cards = most_cards.max(node.gpus().len());
+            most_gpus = most_gpus.max(node.gpus().len());
         }
         let quartile = |mut amounts: Vec<u64>| {
             amounts.sort_unstable();
             #[expect(clippy::cast_precision_loss, reason = "no host has 2^52 MiB")]
             amounts.get(amounts.len() / 4).map_or(0.0, |amount| ASKED * *amount as f64)
         };
-        Self { cpu: quartile(cpus), memory: quartile(memories), most_cards: most_cards.max(1) }
+        Self { cpu: quartile(cpus), memory: quartile(memories), most_gpus: most_gpus.max(1) }
     }
 }
 
@@ -275,8 +275,8 @@ fn whole_number(amount: f64) -> u64 {
 mod tests {
     use super::*;
 
-    fn share(cores: u32) -> PodRequest {
-        PodRequest::of_mains([Request::Share { cores: Percent(cores), memory: MiB(10) }])
+    fn share(compute_percent: u32) -> PodRequest {
+        PodRequest::of_mains([Request::Share { compute_percent: Percent(compute_percent), memory: MiB(10) }])
     }
 
     #[test]
@@ -288,7 +288,7 @@ mod tests {
             workload.see(&share(30));
         }
         let last = workload.classes().last().unwrap();
-        assert_eq!(last.class.demand, Demand::Part { cores: Percent(30), memory: MiB(10) });
+        assert_eq!(last.class.demand, Demand::Share { compute_percent: Percent(30), memory: MiB(10) });
         assert!(last.share > 0.9999);
         let half_life_in_pods = HALF_LIFE / std::f64::consts::LN_2;
         assert!((workload.pods() / half_life_in_pods - 1.0).abs() < 0.1, "{}", workload.pods());
@@ -313,12 +313,16 @@ mod tests {
     #[test]
     fn the_kind_of_a_pod() {
         let class = |requests: &[Request]| PodClass::of(&PodRequest::of_mains(requests.iter().copied()));
-        let part = |cores, memory| Demand::Part { cores: Percent(cores), memory: MiB(memory) };
+        let part = |compute_percent, memory| Demand::Share {
+            compute_percent: Percent(compute_percent),
+            memory: MiB(memory),
+        };
         assert_eq!(class(&[]), None);
         assert_eq!(class(&[Request::Whole(2), Request::Whole(1)]).unwrap().demand, Demand::Whole(3));
-        let shares = [Request::Memory(MiB(9)), Request::Share { cores: Percent(5), memory: MiB(1) }];
+        let shares =
+            [Request::Memory(MiB(9)), Request::Share { compute_percent: Percent(5), memory: MiB(1) }];
         assert_eq!(class(&shares).unwrap().demand, part(5, 1));
-        let kind = CardKind::new("T4".into(), MiB(1000));
+        let kind = GpuKind::new("T4".into(), MiB(1000));
         assert_eq!(class(&[Request::Memory(MiB(251))]).unwrap().percent_of(&kind), 26);
         assert_eq!(class(&[Request::Memory(MiB(5000))]).unwrap().percent_of(&kind), 500);
     }

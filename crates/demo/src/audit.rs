@@ -1,4 +1,4 @@
-//! Watches over the cluster: no card may carry more than it has at any moment, and in the end all books must agree.
+//! Watches over the cluster: no GPU may carry more than it has at any moment, and in the end all books must agree.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -165,10 +165,10 @@ fn agrees(held: &Held, grant: &ContainerGrant, ids: &DeviceIds) -> bool {
     }
     let amount = |hold: Hold, count: u64| match (hold, resource) {
         (Hold::Whole, _) => true,
-        (Hold::Part { cores, .. }, Resource::VcudaCore) => u64::from(cores.0) == count,
-        (Hold::Part { memory, .. }, Resource::VcudaMemory) => memory.0 == count * vcuda::BLOCK.0,
-        (Hold::Part { memory, .. }, Resource::GpuMemory) => memory.0 == count * ids.unit().mib(),
-        (Hold::Part { .. }, Resource::NvidiaGpu | Resource::AliyunGpu) => false,
+        (Hold::Share { compute_percent, .. }, Resource::VcudaCore) => u64::from(compute_percent.0) == count,
+        (Hold::Share { memory, .. }, Resource::VcudaMemory) => memory.0 == count * vcuda::BLOCK.0,
+        (Hold::Share { memory, .. }, Resource::GpuMemory) => memory.0 == count * ids.unit().mib(),
+        (Hold::Share { .. }, Resource::NvidiaGpu | Resource::AliyunGpu) => false,
     };
     counts.len() == grant.cards.len()
         && grant.cards.iter().all(|(card, hold)| counts.get(card).is_some_and(|count| amount(*hold, *count)))

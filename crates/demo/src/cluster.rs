@@ -108,7 +108,7 @@ impl Cluster {
         Err(ends.next().map_or(error, |(agent, source)| DemoError::Agent { agent, source }))
     }
 
-    /// The scheduler answers, and knows the cards of every node.
+    /// The scheduler answers, and knows the GPUs of every node.
     async fn wait_until_up(&self) -> Result<(), DemoError> {
         let begun = Instant::now();
         let late = |what: &str| DemoError::Late { what: what.to_owned(), within: UP_WITHIN };
@@ -141,7 +141,7 @@ impl Cluster {
         self.nodes.iter().map(|node| node.gpus.len()).sum()
     }
 
-    /// The cards of the node that has the fewest.
+    /// The GPUs of the node that has the fewest.
     pub(crate) fn smallest_machine(&self) -> u64 {
         self.nodes.iter().map(|node| node.gpus.len() as u64).min().unwrap_or_default()
     }

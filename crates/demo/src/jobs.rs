@@ -73,15 +73,16 @@ impl Dice {
     }
 }
 
-/// All jobs of a seed, one after the other: fractions, notebooks, single cards, training sets of at most `largest` cards.
+/// All jobs of a seed, one after the other: fractions, notebooks, single GPUs, training sets of at most `largest` GPUs.
 pub(crate) fn stream(seed: u64, largest: u64) -> impl Iterator<Item = Job> {
     let mut dice = Dice(seed);
     (1u64..).map(move |number| {
         let namespace = NAMESPACES[usize::try_from(dice.roll(3)).unwrap_or_default()];
         let (kind, limits, runs_for) = match dice.roll(100) {
             0..45 => {
-                let (cores, memory) = (dice.between(1, 6) * 10, dice.between(2, 16) * 4);
-                let limits = vec![("tencent.com/vcuda-core", cores), ("tencent.com/vcuda-memory", memory)];
+                let (compute_percent, memory) = (dice.between(1, 6) * 10, dice.between(2, 16) * 4);
+                let limits =
+                    vec![("tencent.com/vcuda-core", compute_percent), ("tencent.com/vcuda-memory", memory)];
                 ("share", limits, dice.between(8, 30))
             }
             45..65 => ("notebook", vec![("aliyun.com/gpu-mem", dice.between(4, 16))], dice.between(15, 40)),

@@ -7,22 +7,22 @@ use tessera_core::units::{GpuIndex, MiB};
 /// A kind of machine.
 #[derive(Debug, Clone)]
 pub struct Machine {
-    /// The product all its cards are.
+    /// The product all its GPUs are.
     pub model: String,
-    /// Memory of each card.
+    /// Memory of each GPU.
     pub memory: MiB,
     /// What joins them.
     pub topology: Topology,
 }
 
 impl Machine {
-    /// Cards of the usual kind, joined so.
+    /// GPUs of the usual kind, joined so.
     #[must_use]
     pub fn of(topology: Topology) -> Self {
         Self { model: "NVIDIA A100-SXM4-80GB".to_owned(), memory: MiB(81_920), topology }
     }
 
-    /// The cards of one machine of this kind. No two machines have a card of the same name.
+    /// The GPUs of one machine of this kind. No two machines have a GPU of the same name.
     pub(crate) fn cards(&self, number: usize) -> Vec<Gpu> {
         let card = |index: GpuIndex| {
             let uuid = format!("GPU-{number:04x}{:04x}-7e55-4e7a-8000-{number:012x}", index.0);
@@ -34,7 +34,7 @@ impl Machine {
     }
 }
 
-/// The machines of a demonstration that names no others: eight cards bridged in pairs over two sockets, and eight on one
+/// The machines of a demonstration that names no others: eight GPUs bridged in pairs over two sockets, and eight on one
 /// NVLink switch.
 #[must_use]
 pub fn built_in() -> Vec<Machine> {
@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_card_of_every_machine_has_its_own_name() {
+    fn every_gpu_of_every_machine_has_its_own_name() {
         let machines = built_in();
         let uuids: BTreeSet<_> =
             (0..30).flat_map(|number| machines[number % 3].cards(number)).map(|gpu| gpu.uuid).collect();

@@ -1,4 +1,4 @@
-//! One node: an embedded kubelet, cards that are files, and the real agent.
+//! One node: an embedded kubelet, GPUs that are files, and the real agent.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -100,7 +100,7 @@ impl DemoNode {
         named.map(|_| ()).map_err(|_| DemoError::DeepDirectory(directory.to_owned()))
     }
 
-    /// Lets something happen to a card: `xid 79`, `back`.
+    /// Lets something happen to a GPU: `xid 79`, `back`.
     pub(crate) fn incident(&self, card: u8, what: &str) -> std::io::Result<()> {
         use std::io::Write as _;
         let mut path = self.description.clone().into_os_string();

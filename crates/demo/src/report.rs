@@ -6,9 +6,9 @@ use serde::Serialize;
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Report {
-    /// Nodes and cards.
+    /// Nodes and GPUs.
     pub nodes: usize,
-    /// All cards.
+    /// All GPUs.
     pub gpus: usize,
     /// The seed of the stream of pods.
     pub seed: u64,
@@ -68,9 +68,9 @@ pub struct Step {
 #[derive(Debug, Clone, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Invariants {
-    /// How often all cards were looked at.
+    /// How often all GPUs were looked at.
     pub checks: u64,
-    /// Cards that carried too much.
+    /// GPUs that carried too much.
     pub violations: Vec<String>,
     /// Where kubelets, annotations and the scheduler's ledger differed at the end.
     pub differences: Vec<String>,
@@ -86,7 +86,7 @@ pub struct Agents {
     pub answered: usize,
     /// Containers they know.
     pub containers: usize,
-    /// Those whose processes they found on a card.
+    /// Those whose processes they found on a GPU.
     pub in_use: usize,
 }
 

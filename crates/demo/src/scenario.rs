@@ -14,7 +14,7 @@ use crate::report::Step;
 /// How long a step may take. Each takes a second or two; the machine may be busy, and the cluster full.
 const WITHIN: Duration = Duration::from_secs(60);
 
-/// Where the lists of broken cards lie.
+/// Where the lists of broken GPUs lie.
 const MAPS: &str = "/api/v1/namespaces/kube-system/configmaps";
 
 /// The names of all steps, in order.
@@ -31,7 +31,7 @@ pub(crate) async fn play(cluster: &Cluster, name: &'static str, round: u64) -> S
             "training" => stage.training().await,
             "notebooks" => stage.notebooks().await,
             "quota" => stage.quota().await,
-            "card-failure" => stage.card_failure().await,
+            "card-failure" => stage.gpu_failure().await,
             _ => stage.preemption().await,
         }
     };
@@ -120,20 +120,20 @@ impl Stage<'_> {
         Ok(())
     }
 
-    /// Two halves of a card, in vcuda's words.
+    /// Two halves of a GPU, in vcuda's words.
     async fn fractions(&self) -> Outcome {
         let share = [("tencent.com/vcuda-core", 40), ("tencent.com/vcuda-memory", 40)];
         let jobs = ["left-half", "right-half"].map(|name| self.job("research", name, &share));
         let mut cards = Vec::new();
         for job in &jobs {
             self.make(job)?;
-            cards.push(cards_of(&self.running(job).await?)?);
+            cards.push(gpus_of(&self.running(job).await?)?);
         }
         self.end_all(&jobs).await?;
         Ok(format!("two pods with 40 % of a GPU each run on {}", cards.join(" and ")))
     }
 
-    /// A set of four cards that are near each other.
+    /// A set of four GPUs that are near each other.
     async fn training(&self) -> Outcome {
         let each = self.cluster.smallest_machine().min(2);
         let worker =
@@ -144,7 +144,7 @@ impl Stage<'_> {
             self.make(job)?;
         }
         for job in &jobs {
-            cards.push(cards_of(&self.running(job).await?)?);
+            cards.push(gpus_of(&self.running(job).await?)?);
         }
         self.end_all(&jobs).await?;
         Ok(format!("two workers with {each} GPUs each, near each other, run on {}", cards.join(" and ")))
@@ -157,13 +157,13 @@ impl Stage<'_> {
         let mut cards = Vec::new();
         for job in &jobs {
             self.make(job)?;
-            cards.push(cards_of(&self.running(job).await?)?);
+            cards.push(gpus_of(&self.running(job).await?)?);
         }
         self.end_all(&jobs).await?;
         Ok(format!("two notebooks with 8 GiB each run on {}", cards.join(" and ")))
     }
 
-    /// The namespace may have one card; the second pod waits until the first has gone.
+    /// The namespace may have one GPU; the second pod waits until the first has gone.
     async fn quota(&self) -> Outcome {
         let share = [("tencent.com/vcuda-core", 60), ("tencent.com/vcuda-memory", 40)];
         let [first, second] = ["homework", "late-homework"].map(|name| self.job(LIMITED, name, &share));
@@ -178,8 +178,8 @@ impl Stage<'_> {
         Ok(format!("the second pod of {LIMITED} waited ({why}) and ran when the first had gone"))
     }
 
-    /// A card breaks, is withdrawn, and comes back.
-    async fn card_failure(&self) -> Outcome {
+    /// A GPU breaks, is withdrawn, and comes back.
+    async fn gpu_failure(&self) -> Outcome {
         let node = &self.cluster.nodes[0];
         let card = u8::try_from(node.gpus.len() - 1).unwrap_or_default();
         let offers = |healthy: usize| {
@@ -225,7 +225,7 @@ impl Stage<'_> {
         self.make(&urgent)?;
         let pod = self.running(&urgent).await?;
         let evicted = self.api().get(&format!("{}/{}", spare.path(), spare.name)).is_none();
-        let cards = cards_of(&pod)?;
+        let cards = gpus_of(&pod)?;
         self.end(&urgent).await?;
         if evicted {
             Ok(format!("{} was evicted for {}, which runs on {cards}", spare.name, urgent.name))
@@ -244,7 +244,7 @@ fn refusal(pod: &Value) -> &str {
 }
 
 /// `node-01 GPU 2,3`.
-fn cards_of(pod: &Value) -> Result<String, String> {
+fn gpus_of(pod: &Value) -> Result<String, String> {
     let text = pod["metadata"]["annotations"][grant::KEY].as_str();
     let text = text.ok_or_else(|| format!("pod {} has no grant", pod["metadata"]["name"]))?;
     let containers: Value = serde_json::from_str(text).map_err(|error| error.to_string())?;

@@ -16,7 +16,7 @@ const TURNS: usize = 12;
 
 fn main() {
     let free = Container::with(65_536, 100);
-    // Half of the card guaranteed, all of it allowed: the gate is in use, and never closes.
+    // Half of the GPU guaranteed, all of it allowed: the gate is in use, and never closes.
     let gated = Container::with_ceiling(65_536, 50, 100);
     println!("{:>28} {:>10} {:>14} {:>12}", "ns per call, least", "bare", "no limit", "window open");
     for (kind, calls) in [("launch", 20_000), ("cold", 5_000), ("alloc", 2_000)] {

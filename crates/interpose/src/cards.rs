@@ -1,5 +1,5 @@
-//! Which device of this process is which card of the grant. A process numbers its devices as it likes
-//! (`CUDA_VISIBLE_DEVICES`), so cards are known by UUID.
+//! Which device of this process is which GPU of the grant. A process numbers its devices as it likes
+//! (`CUDA_VISIBLE_DEVICES`), so GPUs are known by UUID.
 
 use std::sync::atomic::{AtomicBool, AtomicI8, Ordering};
 
@@ -9,10 +9,10 @@ use crate::cuda::{Device, OUT_OF_MEMORY, SUCCESS, Status};
 use crate::door::library::driver_functions;
 use crate::grant::say;
 
-/// The cards of the grant, in its order.
+/// The GPUs of the grant, in its order.
 pub struct Cards {
     uuids: Vec<[u8; 16]>,
-    /// Card of each device, once asked for.
+    /// GPU of each device, once asked for.
     of_device: [AtomicI8; DEVICES],
     has_complained: AtomicBool,
 }
@@ -36,7 +36,7 @@ impl Cards {
         }
     }
 
-    /// The card of a device.
+    /// The GPU of a device.
     ///
     /// # Errors
     /// "Out of memory" for a device that is not in the grant: nothing of it is ours.
@@ -46,7 +46,7 @@ impl Cards {
             return Ok(card);
         }
         let mut bytes = [0; 16];
-        // SAFETY: `bytes` is the place for the answer. The second form tells instances of a split card apart.
+        // SAFETY: `bytes` is the place for the answer. The second form tells instances of a split GPU apart.
         let status = unsafe {
             match uuid_v2(&raw mut bytes, device) {
                 SUCCESS => SUCCESS,
@@ -63,22 +63,22 @@ impl Cards {
         Ok(card)
     }
 
-    /// The card with a UUID.
+    /// The GPU with a UUID.
     pub fn of_uuid(&self, uuid: &[u8; 16]) -> Option<usize> {
         let card = self.uuids.iter().position(|known| known == uuid);
         if card.is_none() && !self.has_complained.swap(true, Ordering::Relaxed) {
             let hex: String = uuid.iter().map(|byte| format!("{byte:02x}")).collect();
-            say(&format!("the card {hex} is not granted to this container and cannot be used"));
+            say(&format!("the GPU {hex} is not granted to this container and cannot be used"));
         }
         card
     }
 
-    /// The card, where there is only one.
+    /// The GPU, where there is only one.
     pub fn only(&self) -> Option<usize> {
         (self.uuids.len() == 1).then_some(0)
     }
 
-    /// The card of the calling thread's context; none where it has no context.
+    /// The GPU of the calling thread's context; none where it has no context.
     pub fn current(&self) -> Option<Result<usize, Status>> {
         let mut device = 0;
         // SAFETY: `device` is the place for the answer.

@@ -1,10 +1,10 @@
-//! The card's time: launches pass while the container's window is open.
+//! The GPU's time: launches pass while the container's window is open.
 //!
-//! - `kernels`, `transfers`: what starts work on a card. `captures`: what only records it.
+//! - `kernels`, `transfers`: what starts work on a GPU. `captures`: what only records it.
 //! - `streams`: which stream a program means.
 //! - `gate`: who passes and who waits.
 //! - `lanes`: what each stream has queued, told by `fences` (events) put between the launches.
-//! - `controller`: follows the fences, charges the time the card is busy for us, opens and closes.
+//! - `controller`: follows the fences, charges the time the GPU is busy for us, opens and closes.
 //!
 //! What is decided without the driver is in `tessera_limits`: `costs` of kinds of work, `queue`, `pacer`, `traffic`.
 //!
@@ -177,7 +177,7 @@ impl Passage {
     }
 }
 
-/// A line for each function that starts work on a card: its name, the one of its per-thread form, what it is given, the stream the
+/// A line for each function that starts work on a GPU: its name, the one of its per-thread form, what it is given, the stream the
 /// work goes to, and the key of equal work.
 macro_rules! work {
     ($([$plain:ident $($per_thread:ident)?] $arguments:tt on $stream:expr, like $key:expr;)*) => {
@@ -208,7 +208,7 @@ fn mix(key: u64, more: u64) -> u64 {
     (key.rotate_left(5) ^ more).wrapping_mul(0x517c_c1b7_2722_0a95)
 }
 
-/// The gate of the current card, if launches there are limited.
+/// The gate of the current GPU, if launches there are limited.
 fn gate_of_current(process: &'static Process) -> Option<&'static Gate> {
     let card = match process.cards.only() {
         Some(card) => card,

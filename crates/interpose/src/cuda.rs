@@ -18,7 +18,7 @@ pub const OUT_OF_MEMORY: Status = 2;
 pub const NOT_PERMITTED: Status = 800;
 pub const NOT_SUPPORTED: Status = 801;
 
-/// A kind of memory: it moves between host and cards, and need not say where it lies.
+/// A kind of memory: it moves between host and GPUs, and need not say where it lies.
 pub const MANAGED: i32 = 2;
 pub const POOL_RESERVED: i32 = 5;
 pub const POOL_USED: i32 = 7;

@@ -1,4 +1,4 @@
-//! What this process knows of its container's grant. Loaded when a card is first used, never before, and anew in a
+//! What this process knows of its container's grant. Loaded when a GPU is first used, never before, and anew in a
 //! forked child: the parent's ledger, books and threads are not the child's.
 
 use std::io::Write;
@@ -24,12 +24,12 @@ pub struct Process {
     pub account: Mapped<Ledger>,
     bell: Bell,
     pub slot: SlotIndex,
-    /// What our slot holds of each card, where no other process can write.
+    /// What our slot holds of each GPU, where no other process can write.
     pub own: [AtomicU64; CARDS],
     pub cards: Cards,
     pub memory: Memory,
     pub compute: Compute,
-    /// One thread at a time announces what it wants; also the small pieces of each card.
+    /// One thread at a time announces what it wants; also the small pieces of each GPU.
     pub small: Mutex<[SmallPieces; CARDS]>,
     limits: LastLimits,
 }
@@ -84,20 +84,20 @@ impl Process {
         self.bell.ring();
     }
 
-    /// Bytes of the card this container may hold, as the ledgers count them.
+    /// Bytes of the GPU this container may hold, as the ledgers count them.
     pub fn memory_limit(&self, card: usize) -> u64 {
         self.refresh();
         let limit = self.limits.memory[card].load(Ordering::Relaxed);
         limit.saturating_sub(if limit == u64::MAX { 0 } else { self.control.unledgered(card) })
     }
 
-    /// Bytes of the card the container was granted.
+    /// Bytes of the GPU the container was granted.
     pub fn granted(&self, card: usize) -> u64 {
         self.refresh();
         self.limits.memory[card].load(Ordering::Relaxed)
     }
 
-    /// What a context takes on the card.
+    /// What a context takes on the GPU.
     pub fn context_bytes(&self, card: usize) -> u64 {
         match self.limits.context[card].load(Ordering::Relaxed) {
             0 => tessera_limits::budget::CONTEXT,

@@ -1,4 +1,4 @@
-//! `libtessera.so`: holds a container to its share of the cards, from inside its processes.
+//! `libtessera.so`: holds a container to its share of the GPUs, from inside its processes.
 //!
 //! ```text
 //! program ── cu*, nvml* ──> door (three ways in) ──> memory, compute ──> the driver
@@ -7,7 +7,7 @@
 //! ```
 //!
 //! - `door`: exported symbols, `dlsym`, `cuGetProcAddress`. What we do not wrap never comes here.
-//! - `grant`: what this container may use; loaded when a program first uses a card, and only then.
+//! - `grant`: what this container may use; loaded when a program first uses a GPU, and only then.
 //! - `memory`: charges every way to take device memory before the driver is asked.
 //! - `compute`: lets launches pass while the container's share of time lasts.
 //! - `keeper`: the one thread of ours.

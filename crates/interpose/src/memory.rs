@@ -5,7 +5,7 @@
 //! | `plain` | linear, pitched, managed, imported from other processes |
 //! | `arrays` | arrays and mipmapped arrays |
 //! | `vmm` | handles of physical memory and their mappings |
-//! | `stream_ordered`, `pools` | allocation in the order of a stream, charged by what the pool has taken from the card |
+//! | `stream_ordered`, `pools` | allocation in the order of a stream, charged by what the pool has taken from the GPU |
 //! | `graphs` | memory that graphs take when they run |
 //! | `code` | modules: noted when, measured by the agent |
 //! | `contexts`, `context_limits` | contexts, what dies with them, and what their kernels have by themselves |
@@ -65,7 +65,7 @@ pub struct Memory {
     pub vmm: Mutex<vmm::Handles>,
     pub graphs: Mutex<graphs::Graphs>,
     pub contexts: Mutex<contexts::Contexts>,
-    /// Cards on which managed memory was taken.
+    /// GPUs on which managed memory was taken.
     pub has_managed: [AtomicBool; CARDS],
 }
 
@@ -74,7 +74,7 @@ const PATIENCE: Duration = Duration::from_millis(1_000);
 const LOOK_AGAIN: Duration = Duration::from_millis(2);
 
 impl Process {
-    /// Charges `bytes` of a card.
+    /// Charges `bytes` of a GPU.
     ///
     /// # Errors
     /// "Out of memory" at the limit.
@@ -109,7 +109,7 @@ impl Process {
         self.account.charge_anyway(self.slot, card, bytes);
     }
 
-    /// Gives `bytes` of a card back.
+    /// Gives `bytes` of a GPU back.
     pub fn refund(&self, card: usize, bytes: u64) {
         self.own[card].fetch_sub(bytes, Ordering::SeqCst);
         self.account.refund(self.slot, card, bytes);
@@ -160,7 +160,7 @@ impl Process {
     }
 }
 
-/// Takes memory of the current card: charges `bytes`, asks the driver, and writes down under the key it answers with.
+/// Takes memory of the current GPU: charges `bytes`, asks the driver, and writes down under the key it answers with.
 unsafe fn take(kind: Kind, bytes: u64, ask: impl FnOnce() -> Status, key: impl FnOnce() -> u64) -> Status {
     let process = match Process::get() {
         Ok(process) => process,

@@ -73,7 +73,7 @@ unsafe fn memory_info_v2(
     status
 }
 
-/// What of a card was granted and what is held.
+/// What of a GPU was granted and what is held.
 fn share(device: Handle) -> Option<(u64, u64)> {
     let process = Process::get().ok()?;
     let mut text = [0; 96];
@@ -83,7 +83,7 @@ fn share(device: Handle) -> Option<(u64, u64)> {
     }
     // SAFETY: NVML ended the text with a zero.
     let text = unsafe { CStr::from_ptr(text.as_ptr()) }.to_str().ok()?;
-    // Of a card or of a part of one: "GPU-" or "MIG-" in front.
+    // Of a GPU or of a part of one: "GPU-" or "MIG-" in front.
     let (_, digits) = text.split_once('-')?;
     let card = process.cards.of_uuid(&uuid_bytes(digits)?)?;
     process.sweep();

@@ -1,4 +1,4 @@
-/* A program that only watches a card, as nvidia-smi does. Writes total, free and used MiB as both forms of NVML tell them, and whether
+/* A program that only watches a GPU, as nvidia-smi does. Writes total, free and used MiB as both forms of NVML tell them, and whether
  * libcuda has come into the process. */
 #include <dlfcn.h>
 #include <stdint.h>

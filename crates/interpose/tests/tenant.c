@@ -1,4 +1,4 @@
-/* A program that uses a card, by one of the three doors. usage: tenant link|dlsym|proc|default|next
+/* A program that uses a GPU, by one of the three doors. usage: tenant link|dlsym|proc|default|next
  * Reads commands from stdin, one per line, and answers each with one line. */
 #define _GNU_SOURCE
 #include <dlfcn.h>

@@ -1,8 +1,8 @@
 //! What the driver really takes when it is asked for some bytes.
 //!
-//! It hands out blocks of 2 MiB: 3 MiB take 4 MiB of the card, and the first 1000 bytes take 2 MiB that later small pieces share. Measured on an H200 with driver 580.
+//! It hands out blocks of 2 MiB: 3 MiB take 4 MiB of the GPU, and the first 1000 bytes take 2 MiB that later small pieces share. Measured on an H200 with driver 580.
 
-/// The unit in which the driver takes memory from the card.
+/// The unit in which the driver takes memory from the GPU.
 pub const BLOCK: u64 = 2 << 20;
 
 /// Pieces below this size share blocks.
@@ -23,7 +23,7 @@ pub enum Piece {
     Blocks(u64),
 }
 
-/// The small pieces of one process on one card.
+/// The small pieces of one process on one GPU.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SmallPieces {
     bytes: u64,
@@ -76,11 +76,11 @@ pub fn whole_blocks(bytes: u64) -> u64 {
     bytes.checked_next_multiple_of(BLOCK).unwrap_or(u64::MAX)
 }
 
-/// What is left of a card: never more than the card itself has.
+/// What is left of a GPU: never more than the GPU itself has.
 #[must_use]
-pub fn shown(limit: u64, held: u64, card_total: u64, card_free: u64) -> (u64, u64) {
-    let total = limit.min(card_total);
-    (total.saturating_sub(held).min(card_free), total)
+pub fn shown(limit: u64, held: u64, gpu_total: u64, gpu_free: u64) -> (u64, u64) {
+    let total = limit.min(gpu_total);
+    (total.saturating_sub(held).min(gpu_free), total)
 }
 
 #[cfg(test)]
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn a_share_never_shows_more_than_the_card() {
+    fn a_share_never_shows_more_than_the_gpu() {
         assert_eq!(shown(100, 30, 1000, 900), (70, 100));
         assert_eq!(shown(100, 30, 1000, 50), (50, 100));
         assert_eq!(shown(100, 300, 1000, 900), (0, 100));

@@ -1,4 +1,4 @@
-//! The file the agent writes and the container may only read: limits, and the time windows of each card.
+//! The file the agent writes and the container may only read: limits, and the time windows of each GPU.
 //!
 //! Limits are kept twice. The agent writes the copy not in use and then turns to it, so a reader finds a whole copy
 //! at any time, also when the agent died while writing.
@@ -25,13 +25,13 @@ pub struct Control {
     heartbeat: AtomicU64,
     copies: [[AtomicU64; WORDS]; 2],
     windows: [Window; CARDS],
-    /// Device memory that the agent sees on the card and no process of the container has in its ledger.
+    /// Device memory that the agent sees on the GPU and no process of the container has in its ledger.
     unledgered: [AtomicU64; CARDS],
     /// When that was measured, on the monotonic clock.
     measured: [AtomicU64; CARDS],
 }
 
-/// The time window of one card.
+/// The time window of one GPU.
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub struct Window {
@@ -75,7 +75,7 @@ impl Control {
         self.format.store(FORMAT, Ordering::Release);
     }
 
-    /// The time window of a card.
+    /// The time window of a GPU.
     #[must_use]
     pub fn window(&self, card: usize) -> &Window {
         &self.windows[card]
@@ -93,7 +93,7 @@ impl Control {
         beat != 0 && now.saturating_sub(beat) < HEARTBEAT_LOST
     }
 
-    /// Bytes on the card that no ledger of the container explains.
+    /// Bytes on the GPU that no ledger of the container explains.
     #[must_use]
     pub fn unledgered(&self, card: usize) -> u64 {
         self.unledgered[card].load(Ordering::Relaxed)
@@ -105,7 +105,7 @@ impl Control {
         self.measured[card].load(Ordering::Acquire)
     }
 
-    /// Tells the container how much of the card it uses beyond its ledgers, and when that was measured.
+    /// Tells the container how much of the GPU it uses beyond its ledgers, and when that was measured.
     pub fn set_unledgered(&self, card: usize, bytes: u64, measured: u64) {
         self.unledgered[card].store(bytes, Ordering::Relaxed);
         self.measured[card].store(measured, Ordering::Release);
@@ -165,7 +165,7 @@ impl Window {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::limits::CardLimit;
+    use crate::limits::GpuLimit;
 
     /// What a new file maps to.
     fn empty() -> Box<Control> {
@@ -183,7 +183,7 @@ mod tests {
     }
 
     fn limits(memory: u64) -> Limits {
-        let card = CardLimit { uuid: [7; 16], memory, context: 0, cores: 30, ceiling: 30 };
+        let card = GpuLimit { uuid: [7; 16], memory, context: 0, compute_percent: 30, ceiling: 30 };
         Limits { generation: memory, cards: vec![card], ..Limits::default() }
     }
 

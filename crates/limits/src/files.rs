@@ -240,10 +240,10 @@ fn other_format() -> io::Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::limits::CardLimit;
+    use crate::limits::GpuLimit;
 
     fn limits(memory: u64) -> Limits {
-        let card = CardLimit { uuid: [7; 16], memory, context: 0, cores: 30, ceiling: 60 };
+        let card = GpuLimit { uuid: [7; 16], memory, context: 0, compute_percent: 30, ceiling: 60 };
         Limits { generation: 1, cards: vec![card], ..Limits::default() }
     }
 

@@ -1,4 +1,4 @@
-//! Who in the container holds how much memory of which card.
+//! Who in the container holds how much memory of which GPU.
 //!
 //! One slot per process. A slot is written by its owner alone, and the kernel tells when the owner dies: the word
 //! [`Slot::owner`] is on the robust list of a thread that lives as long as the process. So there is no lock that a
@@ -18,7 +18,7 @@ pub const FORMAT: u64 = u64::from_le_bytes(*b"account4");
 /// Where in the file that word lies.
 pub const FORMAT_PLACE: u64 = std::mem::offset_of!(Ledger, format) as u64;
 
-/// How many processes of one container may use cards at a time.
+/// How many processes of one container may use GPUs at a time.
 pub const SLOTS: usize = if cfg!(loom) { 3 } else { 512 };
 
 /// The bit the kernel sets in a robust word when its owner dies.
@@ -31,7 +31,7 @@ pub struct Ledger {
     format: AtomicU64,
     /// No slot from here on was ever used.
     used_slots: AtomicU32,
-    /// What the processes have used of each card's time, for when they hold themselves to their share.
+    /// What the processes have used of each GPU's time, for when they hold themselves to their share.
     pacers: [SharedPacer; CARDS],
     slots: [Slot; SLOTS],
 }
@@ -44,7 +44,7 @@ pub struct Slot {
     pub owner: AtomicU32,
     /// Process id of the owner, to ask whether the kernel has taken its memory back.
     process: AtomicU32,
-    /// Process id of the last owner whose memory is known to be back with the card.
+    /// Process id of the last owner whose memory is known to be back with the GPU.
     gone: AtomicU32,
     held: [AtomicU64; CARDS],
     tentative: [AtomicU64; CARDS],
@@ -54,13 +54,13 @@ pub struct Slot {
     pub waited: AtomicU64,
     /// Threads that wait for the agent to measure what is beyond the ledger.
     pub unsure: AtomicU32,
-    /// Per card, see [`Demand`].
+    /// Per GPU, see [`Demand`].
     pub demand: [Demand; CARDS],
     /// How often a thread of this process had to wait for a window.
     pub waits: AtomicU64,
 }
 
-/// What a process tells the arbiter about one card.
+/// What a process tells the arbiter about one GPU.
 #[repr(C)]
 #[derive(Debug)]
 pub struct Demand {
@@ -136,7 +136,7 @@ impl Ledger {
         &self.slots[index.0]
     }
 
-    /// What all processes together have used of a card's time.
+    /// What all processes together have used of a GPU's time.
     #[must_use]
     pub fn pacer(&self, card: usize) -> &SharedPacer {
         &self.pacers[card]
@@ -149,7 +149,7 @@ impl Ledger {
         &self.slots[..(self.used_slots.load(Ordering::SeqCst) as usize).min(SLOTS)]
     }
 
-    /// Bytes of the card held by all processes together.
+    /// Bytes of the GPU held by all processes together.
     #[must_use]
     pub fn held(&self, card: usize) -> u64 {
         self.sum(card).settled
@@ -197,7 +197,7 @@ impl Ledger {
             held.fetch_update(Ordering::SeqCst, Ordering::Relaxed, |held| Some(held.saturating_sub(bytes)));
     }
 
-    /// Looks after the slots of the dead: whatever `is_gone` says has left the card no longer counts.
+    /// Looks after the slots of the dead: whatever `is_gone` says has left the GPU no longer counts.
     pub fn sweep(&self, is_gone: impl Fn(u32) -> bool) {
         for slot in self.slots() {
             let seen = slot.owner.load(Ordering::SeqCst);
@@ -223,7 +223,7 @@ impl Ledger {
     }
 }
 
-/// What all processes hold of a card, and what they are asking for at this moment.
+/// What all processes hold of a GPU, and what they are asking for at this moment.
 #[derive(Default)]
 struct Sum {
     settled: u64,
@@ -237,7 +237,7 @@ impl Slot {
         self.state(self.owner.load(Ordering::SeqCst))
     }
 
-    /// Bytes of the card its process holds; nothing once the process is gone.
+    /// Bytes of the GPU its process holds; nothing once the process is gone.
     #[must_use]
     pub fn held(&self, card: usize) -> u64 {
         if self.owner() == Owner::Gone { 0 } else { self.held[card].load(Ordering::SeqCst) }
@@ -297,7 +297,7 @@ impl Demands {
         self.slots = read / size_of::<Slot>();
     }
 
-    /// How many processes want the card, and how many of those have drained the window of that number.
+    /// How many processes want the GPU, and how many of those have drained the window of that number.
     #[must_use]
     pub fn of(&self, card: usize, window: u32) -> (u32, u32) {
         let (mut want, mut have_drained) = (0, 0);
@@ -312,14 +312,14 @@ impl Demands {
         (want, have_drained)
     }
 
-    /// Nanoseconds the card was busy for the container, as its processes tell. Only ever more, unless they lie.
+    /// Nanoseconds the GPU was busy for the container, as its processes tell. Only ever more, unless they lie.
     #[must_use]
     pub fn busy(&self, card: usize) -> u64 {
         let pacer = std::mem::offset_of!(Ledger, pacers) + card * size_of::<SharedPacer>();
         long(&self.head, pacer + BUSY_PLACE)
     }
 
-    /// Bytes of the card that living processes say they hold.
+    /// Bytes of the GPU that living processes say they hold.
     #[must_use]
     pub fn held(&self, card: usize) -> u64 {
         let place = std::mem::offset_of!(Slot, held) + card * size_of::<AtomicU64>();
@@ -332,7 +332,7 @@ impl Demands {
         self.living().any(|slot| word(slot, std::mem::offset_of!(Slot, unsure)) > 0)
     }
 
-    /// Whether no process wants a card, or waits for anything else.
+    /// Whether no process wants a GPU, or waits for anything else.
     #[must_use]
     pub fn are_none(&self) -> bool {
         !self.is_unsure() && (0..CARDS).all(|card| self.of(card, 0).0 == 0)
@@ -367,9 +367,9 @@ impl Demands {
 pub struct Said {
     /// Its process id, as the container numbers it.
     pub process: u32,
-    /// Whether it lives; what the dead held may not be back with the card yet.
+    /// Whether it lives; what the dead held may not be back with the GPU yet.
     pub is_alive: bool,
-    /// Bytes of each card.
+    /// Bytes of each GPU.
     pub held: [u64; CARDS],
     /// Bytes refused so far.
     pub denied: u64,

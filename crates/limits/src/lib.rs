@@ -1,4 +1,4 @@
-//! What a container may use of its cards, and what it uses: the two files that node agent and library share, and the
+//! What a container may use of its GPUs, and what it uses: the two files that node agent and library share, and the
 //! accounting both do on them.
 //!
 //! ```text
@@ -27,7 +27,7 @@ pub mod traffic;
 
 pub use control::Control;
 pub use ledger::Ledger;
-pub use limits::{CardLimit, Limits};
+pub use limits::{GpuLimit, Limits};
 
-/// How many cards one container may hold.
+/// How many GPUs one container may hold.
 pub const CARDS: usize = if cfg!(loom) { 1 } else { 16 };

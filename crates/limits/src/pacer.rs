@@ -9,14 +9,14 @@ use crate::atomic::{AtomicU64, Ordering};
 /// How much work is done at a stretch, in nanoseconds.
 pub const QUANTUM: u64 = 20_000_000;
 
-/// The account of one card.
+/// The account of one GPU.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Pacer {
     account: u64,
 }
 
 impl Pacer {
-    /// The card was busy for us from `from` to `to`, at a share of `percent`.
+    /// The GPU was busy for us from `from` to `to`, at a share of `percent`.
     pub fn charge(&mut self, from: u64, to: u64, percent: u32) {
         self.charge_after(0, from, to, percent);
     }
@@ -48,7 +48,7 @@ impl Pacer {
     }
 }
 
-/// The account of one card for all processes of a container: what they do at the same time counts once.
+/// The account of one GPU for all processes of a container: what they do at the same time counts once.
 ///
 /// It lies in a file that the container may write. So each process keeps a [`Pacer`] of its own as well, and alone never passes its
 /// share, whatever is written here.
@@ -63,7 +63,7 @@ pub struct SharedPacer {
 }
 
 impl SharedPacer {
-    /// The card was busy for one of the processes. What another has charged already is left out; they charge every millisecond or
+    /// The GPU was busy for one of the processes. What another has charged already is left out; they charge every millisecond or
     /// so, so that is about when both were busy.
     pub fn charge(&self, from: u64, to: u64, percent: u32) {
         let from = from.max(self.charged.fetch_max(to, Ordering::SeqCst));
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn a_whole_card_is_never_stopped() {
+    fn a_whole_gpu_is_never_stopped() {
         let mut pacer = Pacer::default();
         pacer.charge(0, 60_000 * MS, 100);
         assert!(!pacer.is_spent(1, 100));

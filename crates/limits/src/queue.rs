@@ -1,4 +1,4 @@
-//! How much work a process may have queued at a card, and how long who has queued enough waits.
+//! How much work a process may have queued at a GPU, and how long who has queued enough waits.
 
 /// More queued work than this holds the caller back, by the time it will take.
 pub const QUEUE: u64 = 2_500_000;
@@ -27,7 +27,7 @@ mod tests {
         assert_eq!(
             until_room(600_000, QUEUE / 2),
             1_000_000,
-            "one of two streams has the card for half the time"
+            "one of two streams has the GPU for half the time"
         );
         assert_eq!(until_room(2_400_000, QUEUE), QUEUE / 2);
         assert_eq!(until_room(40_000_000, QUEUE), 10_000_000);

@@ -1,4 +1,4 @@
-//! The extender kube-scheduler calls: which node, which cards, and why not.
+//! The extender kube-scheduler calls: which node, which GPUs, and why not.
 //!
 //! [`state`] knows, [`verb`] answers, both without any IO; [`server`] speaks HTTP and [`run`] keeps the state fed and the
 //! lease held. [`dashboard`] shows it to people.

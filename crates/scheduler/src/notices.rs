@@ -1,4 +1,4 @@
-//! What users are told by Kubernetes Events, where kube-scheduler's own do not say it: which cards a pod got and why, what
+//! What users are told by Kubernetes Events, where kube-scheduler's own do not say it: which GPUs a pod got and why, what
 //! its quota leaves, and that a binding came to nothing.
 //!
 //! Telling must never hold up a bind: notices go through a queue that drops what does not fit, and [`Series`] decides
@@ -39,11 +39,11 @@ const REMEMBERED: Duration = Duration::from_secs(3600);
 /// What a notice is about: the event's reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
-    /// The cards of a pod, and why these.
+    /// The GPUs of a pod, and why these.
     GpusChosen,
     /// The namespace has had its share.
     QuotaExceeded,
-    /// A binding was not taken: the cards are free again, or kept until it is known.
+    /// A binding was not taken: the GPUs are free again, or kept until it is known.
     BindingFailed,
 }
 

@@ -1,11 +1,11 @@
-//! The card, shared between processes.
+//! The GPU, shared between processes.
 
 use std::fs::OpenOptions;
 use std::os::fd::AsRawFd;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// All memory of the card: 80 GiB.
+/// All memory of the GPU: 80 GiB.
 pub const TOTAL: u64 = 80 << 30;
 const UUID: [u8; 16] = *b"simulated-card-0";
 /// What a context takes.
@@ -30,20 +30,20 @@ struct Process {
     time: AtomicU64,
 }
 
-/// The card and our place on it.
+/// The GPU and our place on it.
 pub struct Mine {
     card: &'static Card,
     place: &'static Process,
-    /// Streams run beside each other instead of taking turns: kernels so small that the card has room for several.
+    /// Streams run beside each other instead of taking turns: kernels so small that the GPU has room for several.
     overlaps: bool,
 }
 
-/// The most cards a program can have here.
+/// The most GPUs a program can have here.
 const CARDS: usize = 4;
 
 static MINE: [OnceLock<Option<Mine>>; CARDS] = [const { OnceLock::new() }; CARDS];
 
-/// Which cards this program sees, in its order: `$SIMULATED_ORDER`, as "1,0"; else the first alone.
+/// Which GPUs this program sees, in its order: `$SIMULATED_ORDER`, as "1,0"; else the first alone.
 pub fn visible() -> &'static [usize] {
     static VISIBLE: OnceLock<Vec<usize>> = OnceLock::new();
     VISIBLE.get_or_init(|| {
@@ -52,12 +52,12 @@ pub fn visible() -> &'static [usize] {
     })
 }
 
-/// The card behind a device of this program.
-pub fn card_of(device: i32) -> Option<usize> {
+/// The GPU behind a device of this program.
+pub fn gpu_of(device: i32) -> Option<usize> {
     visible().get(usize::try_from(device).ok()?).copied()
 }
 
-/// What a card is called.
+/// What a GPU is called.
 pub fn uuid(card: usize) -> [u8; 16] {
     let mut uuid = UUID;
     uuid[15] += u8::try_from(card).unwrap_or(0);
@@ -65,13 +65,13 @@ pub fn uuid(card: usize) -> [u8; 16] {
 }
 
 impl Mine {
-    /// A card, by its number.
+    /// A GPU, by its number.
     pub fn get(card: usize) -> Option<&'static Self> {
         MINE.get(card)?.get_or_init(|| Self::open(card)).as_ref()
     }
 
     fn open(card: usize) -> Option<Self> {
-        let mut path = std::env::var_os("SIMULATED_CARD")?;
+        let mut path = std::env::var_os("SIMULATED_GPU")?;
         if card > 0 {
             path.push(format!(".{card}"));
         }
@@ -97,7 +97,7 @@ impl Mine {
         Some(Self { card, place, overlaps: std::env::var_os("SIMULATED_OVERLAP").is_some() })
     }
 
-    /// Takes memory, as much as the card has.
+    /// Takes memory, as much as the GPU has.
     pub fn take(&self, bytes: u64) -> bool {
         if bytes > TOTAL {
             return false;

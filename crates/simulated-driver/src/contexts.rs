@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{LazyLock, Mutex};
 
-use crate::card::{CONTEXT, Mine, card_of, uuid, visible};
+use crate::card::{CONTEXT, Mine, gpu_of, uuid, visible};
 use crate::{Handle, INVALID_CONTEXT, INVALID_VALUE, NOT_INITIALIZED, OUT_OF_MEMORY, SUCCESS, Status};
 
 static INITIALISED: AtomicBool = AtomicBool::new(false);
@@ -16,7 +16,7 @@ static PRIMARY: LazyLock<Mutex<HashMap<i32, (u64, u64)>>> = LazyLock::new(Mutex:
 /// The devices of all contexts that live.
 static CONTEXTS: LazyLock<Mutex<HashMap<u64, i32>>> = LazyLock::new(Mutex::default);
 static NEXT: AtomicU64 = AtomicU64::new(0x1000);
-/// Bytes by address, the card they are on, and the context they die with.
+/// Bytes by address, the GPU they are on, and the context they die with.
 pub static LIVE: LazyLock<Mutex<HashMap<u64, Piece>>> = LazyLock::new(Mutex::default);
 
 pub struct Piece {
@@ -29,7 +29,7 @@ thread_local! {
     static CURRENT: Cell<u64> = const { Cell::new(0) };
 }
 
-/// The current context and its card; like the real driver nothing works in a child forked after `cuInit`.
+/// The current context and its GPU; like the real driver nothing works in a child forked after `cuInit`.
 pub fn current() -> Result<(u64, &'static Mine), Status> {
     initialised()?;
     let context = CURRENT.get();
@@ -57,10 +57,10 @@ extern "C" fn inherit() {
     INHERITED.store(true, Ordering::SeqCst);
 }
 
-/// The card behind a device.
+/// The GPU behind a device.
 pub fn on(device: i32) -> Result<&'static Mine, Status> {
     initialised()?;
-    card_of(device).and_then(Mine::get).ok_or(INVALID_VALUE)
+    gpu_of(device).and_then(Mine::get).ok_or(INVALID_VALUE)
 }
 
 pub fn next_handle() -> u64 {
@@ -90,12 +90,12 @@ pub unsafe extern "C" fn cuDeviceGetCount(count: *mut i32) -> Status {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDeviceGet(device: *mut i32, place: i32) -> Status {
     unsafe { *device = place };
-    if card_of(place).is_some() { SUCCESS } else { INVALID_VALUE }
+    if gpu_of(place).is_some() { SUCCESS } else { INVALID_VALUE }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDeviceGetUuid(name: *mut [u8; 16], device: i32) -> Status {
-    let Some(card) = card_of(device) else { return INVALID_VALUE };
+    let Some(card) = gpu_of(device) else { return INVALID_VALUE };
     unsafe { *name = uuid(card) };
     SUCCESS
 }
@@ -124,7 +124,7 @@ pub extern "C" fn cuCtxSetCurrent(context: u64) -> Status {
     SUCCESS
 }
 
-/// Makes a context, if the card has room for it.
+/// Makes a context, if the GPU has room for it.
 fn begin(device: i32) -> Result<u64, Status> {
     if !on(device)?.take(CONTEXT) {
         return Err(OUT_OF_MEMORY);

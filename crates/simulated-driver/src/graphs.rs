@@ -9,7 +9,7 @@ use crate::contexts::{as_handle, next_handle, on};
 use crate::{Handle, INVALID_VALUE, OUT_OF_MEMORY, SUCCESS, Status};
 
 static GRAPHS: LazyLock<Mutex<HashMap<usize, Graph>>> = LazyLock::new(Mutex::default);
-/// What graphs have from the card, and how much of it those that are gone.
+/// What graphs have from the GPU, and how much of it those that are gone.
 static RESERVED: Mutex<(u64, u64)> = Mutex::new((0, 0));
 
 #[derive(Clone, Copy, Default)]

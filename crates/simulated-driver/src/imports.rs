@@ -1,4 +1,4 @@
-//! Memory of other processes. It is on the card already, by their account: nothing is taken here. What stands for it tells its address and size.
+//! Memory of other processes. It is on the GPU already, by their account: nothing is taken here. What stands for it tells its address and size.
 
 use std::collections::HashMap;
 use std::sync::{LazyLock, Mutex};

@@ -1,7 +1,7 @@
 //! The driver, simulated: as much of `libcuda.so.1` and `libnvidia-ml.so.1` as the tests of the library use.
 //!
-//! A card is a file, `$SIMULATED_CARD` (others with a number behind), mapped by all processes. Memory on it is a number per process; it goes back to
-//! the card when the process is gone. A kernel is an amount of time: the function's handle says how many nanoseconds, or its parameter does (`modules`).
+//! A GPU is a file, `$SIMULATED_GPU` (others with a number behind), mapped by all processes. Memory on it is a number per process; it goes back to
+//! the GPU when the process is gone. A kernel is an amount of time: the function's handle says how many nanoseconds, or its parameter does (`modules`).
 
 #![allow(unsafe_code, reason = "a C library")]
 #![allow(non_snake_case, reason = "names of functions are the driver's")]

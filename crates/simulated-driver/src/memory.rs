@@ -1,4 +1,4 @@
-//! Ways to take memory. All come from the card in blocks of 2 MiB.
+//! Ways to take memory. All come from the GPU in blocks of 2 MiB.
 
 use std::sync::{Mutex, MutexGuard};
 
@@ -19,7 +19,7 @@ const POOL_RESERVED: i32 = 5;
 #[derive(Default)]
 struct Pool {
     device: i32,
-    /// What it has from the card.
+    /// What it has from the GPU.
     reserved: u64,
     used: u64,
     /// Addresses and sizes.
@@ -46,7 +46,7 @@ fn pool_of(pools: &mut [Pool], handle: Handle) -> &mut Pool {
 }
 
 impl Pool {
-    /// Gives back to the card what it does not need, but for `keep` bytes.
+    /// Gives back to the GPU what it does not need, but for `keep` bytes.
     fn trim(&mut self, keep: u64) -> Result<(), Status> {
         let kept = self.used.max(keep).min(self.reserved);
         on(self.device)?.give(self.reserved - kept);
@@ -55,7 +55,7 @@ impl Pool {
     }
 }
 
-/// Takes memory of a card.
+/// Takes memory of a GPU.
 fn take_of(card: &'static Mine, context: u64, bytes: usize) -> Result<u64, Status> {
     if bytes == 0 {
         return Err(INVALID_VALUE);
@@ -98,7 +98,7 @@ pub unsafe extern "C" fn cuMemAlloc_v2(pointer: *mut u64, bytes: usize) -> Statu
     unsafe { answer(pointer, take(bytes)) }
 }
 
-/// Memory of the machine, not of the card.
+/// Memory of the machine, not of the GPU.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemAllocHost_v2(pointer: *mut Handle, bytes: usize) -> Status {
     unsafe { *pointer = libc::malloc(bytes) };
@@ -194,7 +194,7 @@ pub unsafe extern "C" fn cuMemCreate(
     let [_, _, location, device] = unsafe { *placement };
     let taken = match location {
         ON_DEVICE => on(device).and_then(|card| take_of(card, NO_CONTEXT, bytes)),
-        // Of the host: nothing of a card.
+        // Of the host: nothing of a GPU.
         _ => current().and_then(|(_, card)| take_of(card, NO_CONTEXT, 1)),
     };
     unsafe { answer(handle, taken) }
@@ -275,7 +275,7 @@ pub unsafe extern "C" fn cuMemAllocAsync(pointer: *mut u64, bytes: usize, stream
     unsafe { cuMemAllocFromPoolAsync(pointer, bytes, pool, stream) }
 }
 
-/// Takes from what the pool has, else from the card in pieces of 32 MiB, and keeps what is freed.
+/// Takes from what the pool has, else from the GPU in pieces of 32 MiB, and keeps what is freed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemAllocFromPoolAsync(
     pointer: *mut u64,
@@ -296,7 +296,7 @@ pub unsafe extern "C" fn cuMemAllocFromPoolAsync(
     let Ok(mine) = on(pool.device) else { return INVALID_VALUE };
     let bytes = (bytes as u64).next_multiple_of(BLOCK);
     let missing = (pool.used + bytes).saturating_sub(pool.reserved);
-    // Like the real pool: larger pieces where the card has them, else just enough.
+    // Like the real pool: larger pieces where the GPU has them, else just enough.
     let grown =
         [missing.next_multiple_of(32 << 20), missing].into_iter().find(|&more| more == 0 || mine.take(more));
     let Some(more) = grown else { return OUT_OF_MEMORY };

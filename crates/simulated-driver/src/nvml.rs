@@ -1,4 +1,4 @@
-//! NVML: the cards, their UUIDs and memory. A handle is the card's number and one.
+//! NVML: the GPUs, their UUIDs and memory. A handle is the GPU's number and one.
 
 use std::ffi::c_char;
 

@@ -89,7 +89,7 @@ fn sleep_until(end: u64) {
     }
 }
 
-/// Copies and fills: a nanosecond per byte. Those between host and card without a stream keep the caller.
+/// Copies and fills: a nanosecond per byte. Those between host and GPU without a stream keep the caller.
 macro_rules! transfers {
     ($($name:ident ( $($argument:ident : $type:ty),* ) $run:ident ($stream:expr, $per_thread:literal) $bytes:expr;)*) => {
         $(

@@ -91,7 +91,7 @@ fn settings(arguments: &Arguments) -> Result<Settings> {
         hand_over: HandOver {
             visible: arguments.visible_devices.into(),
             cdi_kind: by_cdi.then(|| arguments.cdi_kind.clone()),
-            // The cards tell, once they are found.
+            // The GPUs tell, once they are found.
             device_nodes: false,
             driver_directory: arguments.driver_directory.clone(),
             cgpu_disabled: false,

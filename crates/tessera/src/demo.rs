@@ -67,7 +67,7 @@ pub(crate) struct Arguments {
 enum Scenario {
     /// The steps, amid pods that come and go
     All,
-    /// The steps alone: fractions, training sets, notebooks, a quota, a broken card, a preemption
+    /// The steps alone: fractions, training sets, notebooks, a quota, a broken GPU, a preemption
     Steps,
     /// Pods that come and go, alone
     Stream,
@@ -103,7 +103,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
         let interrupted = host::asked_to_end()?;
         anyhow::Ok(tessera_demo::run(options, say, interrupted).await?)
     })?;
-    // Threads that watch cards look for the end ten times a second.
+    // Threads that watch GPUs look for the end ten times a second.
     runtime.shutdown_background();
     if arguments.json {
         crate::print(&format!("{}\n", serde_json::to_string_pretty(&report)?));

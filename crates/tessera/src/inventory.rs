@@ -1,4 +1,4 @@
-//! `tessera inventory`: the cards of this machine, as the agent would see and publish them.
+//! `tessera inventory`: the GPUs of this machine, as the agent would see and publish them.
 
 use std::fmt::Write as _;
 use std::ops::ControlFlow;
@@ -8,12 +8,12 @@ use anyhow::Result;
 use clap::Args;
 use tessera_core::gpu::Health;
 use tessera_core::units::MiB;
-use tessera_node::gpus::{CardSample, Found, Gpus, GpusError, ProcessMemory, Source, Window};
+use tessera_node::gpus::{Found, GpuSample, Gpus, GpusError, ProcessMemory, Source, Window};
 use tessera_wire::dialect::MemoryUnit;
 use tessera_wire::inventory::{self, Inventory};
 use tessera_wire::smi_matrix::{self, SmiMatrix};
 
-/// Shows the GPUs of this machine as the agent sees them: cards, memory, links, processes.
+/// Shows the GPUs of this machine as the agent sees them: GPUs, memory, links, processes.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   tessera inventory
@@ -57,7 +57,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Says why there are no cards, and how to go on without: that is an answer, not a mistake of whoever asked.
+/// Says why there are no GPUs, and how to go on without: that is an answer, not a mistake of whoever asked.
 pub(crate) fn no_gpus(error: &GpusError) -> ExitCode {
     eprintln!("error: {error}");
     if matches!(error, GpusError::NoDriver(_) | GpusError::NoGpu) {
@@ -69,7 +69,7 @@ pub(crate) fn no_gpus(error: &GpusError) -> ExitCode {
     ExitCode::FAILURE
 }
 
-fn describe(found: &Found, looks: &[Option<CardSample>]) -> String {
+fn describe(found: &Found, looks: &[Option<GpuSample>]) -> String {
     let mut text = String::new();
     // Writing to a String cannot fail.
     let _ = writeln!(text, "driver: {}", found.driver.as_deref().unwrap_or("none (simulated)"));
@@ -92,7 +92,7 @@ fn describe(found: &Found, looks: &[Option<CardSample>]) -> String {
         let _ = writeln!(text, "  in use: {used}; processes: [{}]", processes.join(", "));
     }
     if let Some(links) = found.topology.nvswitch_links() {
-        let _ = writeln!(text, "all cards reach each other through NVSwitch, with {links} NVLinks each");
+        let _ = writeln!(text, "all GPUs reach each other through NVSwitch, with {links} NVLinks each");
     }
     text.push('\n');
     text.push_str(&smi_matrix::print(&SmiMatrix {

@@ -13,10 +13,10 @@ use tessera_core::units::{MiB, MilliCpu};
 use tessera_wire::smi_matrix::{self, SmiMatrix};
 use tessera_wire::{gpu_topology, tree};
 
-/// Memory of a card where nobody says otherwise: that of the most common data-centre cards.
+/// Memory of a GPU where nobody says otherwise: that of the most common data-centre GPUs.
 pub(crate) const DEFAULT_MEMORY: MiB = MiB(81_920);
 
-/// CPU and main memory for each card where nobody says otherwise: so much that it is no constraint.
+/// CPU and main memory for each GPU where nobody says otherwise: so much that it is no constraint.
 const USUAL_CPU: MilliCpu = MilliCpu(32_000);
 const USUAL_HOST_MEMORY: MiB = MiB(262_144);
 
@@ -84,7 +84,7 @@ pub(crate) fn usual_cpu(cards: usize) -> MilliCpu {
     MilliCpu(cards as u64 * USUAL_CPU.0)
 }
 
-/// A node of healthy cards of one unnamed model, with these links and this memory.
+/// A node of healthy GPUs of one unnamed model, with these links and this memory.
 pub(crate) fn node(topology: Topology, memory: &[MiB], cpu: MilliCpu) -> Result<Node> {
     ensure!(memory.len() == topology.count(), "{} memory sizes for {} GPUs", memory.len(), topology.count());
     let gpus = topology.gpus().iter().zip(memory).map(|(index, memory)| Gpu {

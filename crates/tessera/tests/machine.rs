@@ -17,7 +17,7 @@ fn json_of(output: &Output) -> Value {
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
-/// Cards for `count` on a DGX-1 of which only `free` are idle.
+/// GPUs for `count` on a DGX-1 of which only `free` are idle.
 fn best_effort(files: &[&str], free: &[u8], required: Option<&str>, count: usize) -> Value {
     let used: Vec<String> =
         (0..8).filter(|gpu| !free.contains(gpu)).map(|gpu| format!("{gpu}=whole")).collect();

@@ -24,13 +24,13 @@ pub trait Policies {
 pub struct Ask<'a> {
     /// Whose quota it counts against.
     pub namespace: &'a str,
-    /// How its cards are chosen.
+    /// How its GPUs are chosen.
     pub policy: Policy,
     /// What it asks for.
     pub shape: Shape,
 }
 
-/// What a pod asks for, whoever it is: pods of like shape get the same answer from a node's cards.
+/// What a pod asks for, whoever it is: pods of like shape get the same answer from a node's GPUs.
 #[derive(Clone, Debug)]
 pub struct Shape {
     /// The vocabularies it asks in.
@@ -81,7 +81,7 @@ impl<'a> Ask<'a> {
         self.shape.request(unit)
     }
 
-    /// Whether it asks for cards at all.
+    /// Whether it asks for GPUs at all.
     #[must_use]
     pub fn wants_gpu(&self) -> bool {
         self.shape.gib.wants_gpu()

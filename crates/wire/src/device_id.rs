@@ -1,7 +1,7 @@
 //! The resources a kubelet counts, and the names of their devices.
 //!
-//! Every device names its card, so the kubelet's own books tell who holds which. Whole cards go by their UUID, units of
-//! shares by a short name of the card and a number: every byte of an ID is repeated in the status of the pod that holds it.
+//! Every device names its GPU, so the kubelet's own books tell who holds which. Whole GPUs go by their UUID, units of
+//! shares by a short name of the GPU and a number: every byte of an ID is repeated in the status of the pod that holds it.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -90,7 +90,7 @@ impl Resource {
         Self::ALL.into_iter().filter(move |resource| resource.dialect() == dialect)
     }
 
-    /// Whether one device is one card.
+    /// Whether one device is one GPU.
     fn is_whole(self) -> bool {
         matches!(self, Self::NvidiaGpu | Self::AliyunGpu)
     }
@@ -114,7 +114,7 @@ impl fmt::Display for Resource {
 // === impl DeviceIds ===
 
 impl DeviceIds {
-    /// Names for the devices of these cards, memory being counted in `unit`.
+    /// Names for the devices of these GPUs, memory being counted in `unit`.
     #[must_use]
     pub fn new(gpus: &[Gpu], unit: MemoryUnit) -> Self {
         let mut shorts: Vec<String> = gpus.iter().map(|gpu| short_name(&gpu.uuid)).collect();
@@ -151,9 +151,9 @@ impl DeviceIds {
         self.unit
     }
 
-    /// How many devices of a resource a card makes.
+    /// How many devices of a resource a GPU makes.
     #[must_use]
-    pub fn per_card(&self, resource: Resource, gpu: GpuIndex) -> u64 {
+    pub fn per_gpu(&self, resource: Resource, gpu: GpuIndex) -> u64 {
         let memory = self.cards.get(gpu.position()).map_or(0, |card| card.memory_mib);
         match resource {
             Resource::NvidiaGpu | Resource::AliyunGpu => 1,
@@ -163,11 +163,11 @@ impl DeviceIds {
         }
     }
 
-    /// All devices of a resource with their cards, card by card.
+    /// All devices of a resource with their GPUs, GPU by GPU.
     pub fn all(&self, resource: Resource) -> impl Iterator<Item = (String, GpuIndex)> {
         let cards = (0u8..).map(GpuIndex).zip(&self.cards);
         cards.flat_map(move |(gpu, card)| {
-            (0..self.per_card(resource, gpu)).map(move |number| {
+            (0..self.per_gpu(resource, gpu)).map(move |number| {
                 let id = if resource.is_whole() {
                     card.uuid.to_string()
                 } else {
@@ -178,7 +178,7 @@ impl DeviceIds {
         })
     }
 
-    /// The card of a device and the device's number on it; `None` for a name that is no device's.
+    /// The GPU of a device and the device's number on it; `None` for a name that is no device's.
     #[must_use]
     pub fn read(&self, resource: Resource, id: &str) -> Option<(GpuIndex, u64)> {
         if resource.is_whole() {
@@ -187,7 +187,7 @@ impl DeviceIds {
         let (short, number) = id.rsplit_once('-')?;
         let gpu = *self.by_name.get(short)?;
         let number: u64 = number.bytes().all(|byte| byte.is_ascii_digit()).then(|| number.parse().ok())??;
-        (number < self.per_card(resource, gpu)).then_some((gpu, number))
+        (number < self.per_gpu(resource, gpu)).then_some((gpu, number))
     }
 
     /// How large the kubelet's list of a resource's devices is, at most.
@@ -195,7 +195,7 @@ impl DeviceIds {
         let cards = (0u8..).map(GpuIndex).zip(&self.cards);
         cards
             .map(|(gpu, card)| {
-                let count = self.per_card(resource, gpu);
+                let count = self.per_gpu(resource, gpu);
                 let id = card.short.len() as u64 + 1 + u64::from(count.max(1).ilog10()) + 1;
                 count * (id + AROUND_AN_ID)
             })
@@ -203,7 +203,7 @@ impl DeviceIds {
     }
 }
 
-/// The first group of a UUID, which no two cards of a machine are likely to share.
+/// The first group of a UUID, which no two GPUs of a machine are likely to share.
 fn short_name(uuid: &GpuUuid) -> String {
     let group = uuid.0.strip_prefix("GPU-").unwrap_or(&uuid.0).split('-').next().unwrap_or_default();
     if group.len() == 8 && group.bytes().all(|byte| byte.is_ascii_hexdigit()) {
@@ -242,7 +242,7 @@ mod tests {
     const SECOND: &str = "GPU-11d3b1a2-0d31-4ecc-9fcd-0a6bd3a1c4a7";
 
     #[test]
-    fn every_device_names_its_card() {
+    fn every_device_names_its_gpu() {
         let ids = DeviceIds::new(&gpus(&[FIRST, SECOND], 16_276), MemoryUnit::GiB);
         let count = |resource| ids.all(resource).count();
         assert_eq!(Resource::ALL.map(count), [2, 2, 30, 200, 126]);
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn sixteen_large_cards_fit_into_one_message_in_any_unit() {
+    fn sixteen_large_gpus_fit_into_one_message_in_any_unit() {
         let uuids: Vec<String> =
             (0..16).map(|card| format!("GPU-8f2a61{card:02x}-0d31-4ecc-9fcd-0a6bd3a1c4a7")).collect();
         let uuids: Vec<&str> = uuids.iter().map(String::as_str).collect();
@@ -281,7 +281,7 @@ mod tests {
         for resource in Resource::ALL {
             assert!(ids.list_size(resource) <= LARGEST_LIST, "{resource}");
         }
-        // One card of this size alone is too much for units of 1 MiB, and a T4 is not.
+        // One GPU of this size alone is too much for units of 1 MiB, and a T4 is not.
         assert_eq!(DeviceIds::unit_that_fits(&cards[..1], MemoryUnit::MiB), MemoryUnit::Blocks(4));
         assert_eq!(DeviceIds::unit_that_fits(&gpus(&[FIRST], 16_276), MemoryUnit::MiB), MemoryUnit::MiB);
     }

@@ -1,4 +1,4 @@
-//! What stands in the way of a pod, node by node and card by card: the JSON the scheduler answers at `/explain` and `/what-if`, and the
+//! What stands in the way of a pod, node by node and GPU by GPU: the JSON the scheduler answers at `/explain` and `/what-if`, and the
 //! command line shows.
 
 use serde::{Deserialize, Serialize};
@@ -35,7 +35,7 @@ pub struct NodeView {
     /// How well, comparable between nodes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub score: Option<f64>,
-    /// The cards it would get, by container.
+    /// The GPUs it would get, by container.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub gpus: Vec<ContainerView>,
     /// Why it does not fit, as in the scheduler's event.
@@ -44,26 +44,26 @@ pub struct NodeView {
     /// Whether evictions could help.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub may_resolve: Option<bool>,
-    /// The container that found no cards.
+    /// The container that found no GPUs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub container: Option<String>,
-    /// Every card, and what keeps it from serving that container; `null` where it would.
+    /// Every GPU, and what keeps it from serving that container; `null` where it would.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub cards: Vec<CardView>,
+    pub cards: Vec<GpuView>,
 }
 
-/// The cards of one container.
+/// The GPUs of one container.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ContainerView {
     /// The container.
     pub container: String,
-    /// The indexes of its cards.
+    /// The indexes of its GPUs.
     pub gpus: Vec<u8>,
 }
 
-/// What one card says.
+/// What one GPU says.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct CardView {
+pub struct GpuView {
     /// Its index.
     pub gpu: u8,
     /// What keeps it from serving.
@@ -111,7 +111,7 @@ impl NodeView {
     pub fn refused(node: &str, obstacle: &Obstacle) -> Self {
         let cards = obstacle.cards.iter();
         let cards = cards
-            .map(|(gpu, reason)| CardView { gpu: gpu.0, reason: reason.map(|reason| reason.to_string()) });
+            .map(|(gpu, reason)| GpuView { gpu: gpu.0, reason: reason.map(|reason| reason.to_string()) });
         Self {
             reason: Some(obstacle.reason.to_string()),
             may_resolve: Some(obstacle.reason.may_resolve()),

@@ -1,4 +1,4 @@
-//! The node annotation `GPU_TOPOLOGY`: one entry per pair of cards, `"GPU_NV2_0_3":"Two NVLinks"`.
+//! The node annotation `GPU_TOPOLOGY`: one entry per pair of GPUs, `"GPU_NV2_0_3":"Two NVLinks"`.
 
 use std::collections::BTreeMap;
 
@@ -24,14 +24,14 @@ pub enum BadAnnotation {
     Key {
         /// The key.
         key: String,
-        /// Cards the node has.
+        /// GPUs the node has.
         limit: usize,
     },
 }
 
 const UNKNOWN: &str = "N-A";
 
-/// Reads an annotation of a node with `count` cards. Pairs it does not name are unknown.
+/// Reads an annotation of a node with `count` GPUs. Pairs it does not name are unknown.
 pub fn parse(json: &str, count: usize) -> Result<Topology, BadAnnotation> {
     let entries: BTreeMap<String, String> = serde_json::from_str(json)?;
     let limit = count.min(GpuSet::CAPACITY);
@@ -57,7 +57,7 @@ fn parse_key(key: &str, limit: usize) -> Option<((GpuIndex, GpuIndex), Link)> {
     (a < b && b.position() < limit).then_some(((a, b), link))
 }
 
-/// Writes the annotation: compact, keys sorted bytewise. `None` for fewer than two cards, which have no pair.
+/// Writes the annotation: compact, keys sorted bytewise. `None` for fewer than two GPUs, which have no pair.
 #[must_use]
 pub fn print(topology: &Topology) -> Option<String> {
     let pairs = topology.gpus().pairs().map(|(a, b)| {

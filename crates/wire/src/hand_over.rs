@@ -1,4 +1,4 @@
-//! What a container is given with its cards: environment, device nodes, mounts, notes, in the words of its dialect.
+//! What a container is given with its GPUs: environment, device nodes, mounts, notes, in the words of its dialect.
 
 use std::collections::HashMap;
 
@@ -9,12 +9,12 @@ use tessera_core::units::MiB;
 use crate::dialect::{Dialect, MemoryUnit, vcuda};
 use crate::kubelet::device_plugin::{CdiDevice, ContainerAllocateResponse, DeviceSpec, Mount};
 
-/// How cards are handed over on a node.
+/// How GPUs are handed over on a node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HandOver {
-    /// What names a card in `NVIDIA_VISIBLE_DEVICES`.
+    /// What names a GPU in `NVIDIA_VISIBLE_DEVICES`.
     pub visible: VisibleDevices,
-    /// The CDI kind of the cards, such as `nvidia.com/gpu`, where the runtime shall pass them in by CDI.
+    /// The CDI kind of the GPUs, such as `nvidia.com/gpu`, where the runtime shall pass them in by CDI.
     pub cdi_kind: Option<String>,
     /// Whether containers of the vcuda dialect are given `/dev/nvidia*` by the kubelet.
     pub device_nodes: bool,
@@ -24,10 +24,10 @@ pub struct HandOver {
     pub cgpu_disabled: bool,
 }
 
-/// What names a card in `NVIDIA_VISIBLE_DEVICES`.
+/// What names a GPU in `NVIDIA_VISIBLE_DEVICES`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum VisibleDevices {
-    /// Its UUID: the same in every order of cards.
+    /// Its UUID: the same in every order of GPUs.
     #[default]
     Uuid,
     /// Its index, as the originals wrote.
@@ -51,7 +51,7 @@ const VISIBLE: &str = "NVIDIA_VISIBLE_DEVICES";
 const DRIVER_IN_CONTAINER: &str = "/usr/local/nvidia";
 
 impl HandOver {
-    /// Everything a container is given with its cards.
+    /// Everything a container is given with its GPUs.
     #[must_use]
     pub fn to(&self, recipient: &Recipient<'_>, node: &Node, unit: MemoryUnit) -> ContainerAllocateResponse {
         let gpus =
@@ -61,7 +61,7 @@ impl HandOver {
         let mut given = ContainerAllocateResponse::default();
         let mut put = |key: &str, value: String| given.envs.insert(key.to_owned(), value);
         match (&self.cdi_kind, self.visible) {
-            // The runtime's own hook must not add what the image's default names, often all cards.
+            // The runtime's own hook must not add what the image's default names, often all GPUs.
             (Some(_), _) => put(VISIBLE, "void".to_owned()),
             (None, VisibleDevices::Uuid) => put(VISIBLE, join(uuids.clone())),
             (None, VisibleDevices::Index) => put(VISIBLE, recipient.grant.gpus().to_string()),
@@ -115,12 +115,13 @@ impl HandOver {
 
 /// What gpu-manager's display reads from the runtime.
 fn vcuda_notes(grant: &ContainerGrant, cards: &[String]) -> HashMap<String, String> {
-    let (cores, memory) = grant.cards.iter().fold((0, MiB::ZERO), |(cores, memory), (_, hold)| match hold {
-        Hold::Whole => (cores + 100, memory),
-        Hold::Part { cores: more, memory: also } => (cores + more.0, memory + *also),
-    });
+    let (compute_percent, memory) =
+        grant.cards.iter().fold((0, MiB::ZERO), |(compute_percent, memory), (_, hold)| match hold {
+            Hold::Whole => (compute_percent + 100, memory),
+            Hold::Share { compute_percent: more, memory: also } => (compute_percent + more.0, memory + *also),
+        });
     HashMap::from([
-        (vcuda::CORE.to_owned(), cores.to_string()),
+        (vcuda::CORE.to_owned(), compute_percent.to_string()),
         (vcuda::MEMORY.to_owned(), (memory.0 << 20).to_string()),
         ("tencent.com/vcuda-device".to_owned(), cards.join(",")),
     ])

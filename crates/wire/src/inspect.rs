@@ -29,13 +29,13 @@ pub struct TopologyView {
 pub struct TopologyNode {
     /// Its name.
     pub name: String,
-    /// How many cards.
+    /// How many GPUs.
     #[serde(rename = "totalGPU")]
     pub total: usize,
     /// How many of them somebody holds.
     #[serde(rename = "usedGPU")]
     pub used: usize,
-    /// What joins them, in the numbers of the original; cards in use have no links.
+    /// What joins them, in the numbers of the original; GPUs in use have no links.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub topology: Vec<Vec<u8>>,
     /// The instance type.
@@ -59,7 +59,7 @@ pub struct ShareView {
 pub struct ShareNode {
     /// Its name.
     pub name: String,
-    /// Units of all cards.
+    /// Units of all GPUs.
     #[serde(rename = "totalGPU")]
     pub total: u64,
     /// Units held.
@@ -68,14 +68,14 @@ pub struct ShareNode {
     /// What one unit is; the original does not say.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub unit: String,
-    /// Its cards.
+    /// Its GPUs.
     #[serde(default)]
-    pub devs: Vec<ShareCard>,
+    pub devs: Vec<ShareGpu>,
 }
 
-/// One card.
+/// One GPU.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ShareCard {
+pub struct ShareGpu {
     /// Its index.
     pub id: u8,
     /// Its units.
@@ -89,7 +89,7 @@ pub struct ShareCard {
     pub pods: Vec<SharePod>,
 }
 
-/// One pod on a card.
+/// One pod on a GPU.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SharePod {
     /// Its name.
@@ -111,7 +111,7 @@ impl TopologyNode {
         let number = |a: GpuIndex, b: GpuIndex| {
             if a == b || in_use(a) || in_use(b) { 0 } else { link_number(node.topology().link(a, b)) }
         };
-        // The original shows none where nobody told the links, as of a single card.
+        // The original shows none where nobody told the links, as of a single GPU.
         let is_known = node.topology().gpus().pairs().any(|(a, b)| !node.topology().link(a, b).is_unknown());
         let matrix = || gpus().map(|a| gpus().map(|b| number(a, b)).collect()).collect();
         Self {
@@ -145,9 +145,9 @@ impl ShareNode {
             let used = state.used(gpu.index);
             let used = if used.whole { gpu.memory.0 } else { used.memory.0 };
             let total = gpu.memory.0 / unit.mib();
-            ShareCard { id: gpu.index.0, total, used: used / unit.mib(), pods }
+            ShareGpu { id: gpu.index.0, total, used: used / unit.mib(), pods }
         };
-        let devs: Vec<ShareCard> = state.node().gpus().iter().map(card).collect();
+        let devs: Vec<ShareGpu> = state.node().gpus().iter().map(card).collect();
         Self {
             name: state.node().name.to_string(),
             total: devs.iter().map(|card| card.total).sum(),
@@ -159,13 +159,13 @@ impl ShareNode {
     }
 }
 
-/// MiB a pod holds of a card.
+/// MiB a pod holds of a GPU.
 fn held(grant: &PodGrant, gpu: &Gpu) -> u64 {
     let of_card = grant.footprint().filter(|(index, _)| *index == gpu.index);
     of_card.map(|(_, usage)| if usage.whole { gpu.memory.0 } else { usage.memory.0 }).sum()
 }
 
-/// The word for the original's number of a link: `PHB`, `NV2`; `None` for no link and for cards in use.
+/// The word for the original's number of a link: `PHB`, `NV2`; `None` for no link and for GPUs in use.
 #[must_use]
 pub fn link_word(number: u8) -> Option<String> {
     let pcie = |level| link::abbreviation(Link::pcie(level));

@@ -15,7 +15,7 @@ pub const KEY: &str = "tessera.dev/inventory";
 /// What an agent found on its node, and how it serves it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Inventory {
-    /// The cards by index, without gaps.
+    /// The GPUs by index, without gaps.
     pub gpus: Vec<Gpu>,
     /// What joins them.
     pub topology: Topology,
@@ -32,22 +32,22 @@ pub enum BadInventory {
     /// A unit nobody knows.
     #[error("{KEY}: {0}")]
     Unit(#[from] crate::dialect::gpushare::UnknownUnit),
-    /// A link that is none, or of cards that do not exist.
+    /// A link that is none, or of GPUs that do not exist.
     #[error(
         "{KEY}: found link {0}, expected [i, j, PCIe level or null, NVLinks] with i < j among the GPUs listed"
     )]
     Link(String),
-    /// More memory than any card will ever have.
+    /// More memory than any GPU will ever have.
     #[error("{KEY}: GPU {uuid} has {memory_mib} MiB, expected at most {}", MOST_MEMORY.0)]
     Memory {
-        /// Which card.
+        /// Which GPU.
         uuid: String,
         /// How much.
         memory_mib: u64,
     },
 }
 
-/// What a card may have at most: so much that nobody will miss more, and that the memory of all cards of a node is still a number.
+/// What a GPU may have at most: so much that nobody will miss more, and that the memory of all GPUs of a node is still a number.
 pub(crate) const MOST_MEMORY: MiB = MiB(1 << 30);
 
 #[derive(Serialize, Deserialize)]
@@ -73,11 +73,11 @@ struct Card {
     unhealthy: bool,
 }
 
-/// Two cards, their PCIe level, their NVLinks.
+/// Two GPUs, their PCIe level, their NVLinks.
 #[derive(Debug, Serialize, Deserialize)]
 struct Pair(u8, u8, Option<String>, u8);
 
-/// Writes the annotation. Cards are listed by index.
+/// Writes the annotation. GPUs are listed by index.
 #[must_use]
 pub fn print(inventory: &Inventory) -> String {
     let card = |gpu: &Gpu| Card {
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn keeps_both_layers_of_links_and_every_card() {
+    fn keeps_both_layers_of_links_and_every_gpu() {
         for count in [0, 1, 8, 16] {
             let written = inventory(count);
             assert_eq!(parse(&print(&written)).unwrap(), written);
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn one_card_as_text() {
+    fn one_gpu_as_text() {
         let text = r#"{"memoryUnit":"MiB","gpus":[{"uuid":"GPU-0","minor":1,"model":"NVIDIA H200","memoryMiB":143771,"numa":0}],"links":[]}"#;
         assert_eq!(print(&inventory(1)), text);
     }

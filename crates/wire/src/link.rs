@@ -1,8 +1,8 @@
-//! The abbreviations NVIDIA's tools use for what joins two cards.
+//! The abbreviations NVIDIA's tools use for what joins two GPUs.
 
 use tessera_core::topology::{Link, PcieLevel};
 
-/// More NVLinks than this between two cards are taken for a typing error.
+/// More NVLinks than this between two GPUs are taken for a typing error.
 pub(crate) const MOST_NVLINKS: u8 = 64;
 
 /// What a matrix cell may say.

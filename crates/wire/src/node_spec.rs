@@ -28,7 +28,7 @@ const MEMORY_LABEL: &str = "nvidia.com/gpu.memory";
 /// A node as the scheduler knows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeSpec {
-    /// Its cards, links and host: one copy for all who keep it.
+    /// Its GPUs, links and host: one copy for all who keep it.
     pub node: Arc<Node>,
     /// What one unit of `aliyun.com/gpu-mem` is here.
     pub unit: MemoryUnit,
@@ -63,7 +63,7 @@ pub fn parse(object: &objects::Node, unit: MemoryUnit) -> Result<NodeSpec, BadNo
             (found.gpus, found.topology, found.memory_unit)
         }
         None => {
-            let gpus = cards_of_old(object, unit);
+            let gpus = gpus_of_old(object, unit);
             let topology = match annotations.get(gpu_topology::KEY) {
                 Some(json) if !gpus.is_empty() => gpu_topology::parse(json, gpus.len())?,
                 _ => Topology::unknown(gpus.len()),
@@ -81,9 +81,9 @@ pub fn parse(object: &objects::Node, unit: MemoryUnit) -> Result<NodeSpec, BadNo
     Ok(NodeSpec { node: Arc::new(node), unit, serves: served.fold(Serves::default(), Serves::with) })
 }
 
-/// What the node's status tells of its cards where no agent listed them. They get names of our own, as nobody told theirs. By its capacity:
-/// a broken card is not to be had, but it is there, and those after it keep their numbers.
-fn cards_of_old(object: &objects::Node, unit: MemoryUnit) -> Vec<Gpu> {
+/// What the node's status tells of its GPUs where no agent listed them. They get names of our own, as nobody told theirs. By its capacity:
+/// a broken GPU is not to be had, but it is there, and those after it keep their numbers.
+fn gpus_of_old(object: &objects::Node, unit: MemoryUnit) -> Vec<Gpu> {
     let status = &object.status;
     let count = |resource: &str| {
         let amount = status.capacity.get(resource).or_else(|| status.allocatable.get(resource));
@@ -143,7 +143,7 @@ fn whole_number(quantity: Option<Quantity>) -> u64 {
 // === impl NodeSpec ===
 
 impl NodeSpec {
-    /// Whether it serves these vocabularies. What has no cards is not told that it serves none.
+    /// Whether it serves these vocabularies. What has no GPUs is not told that it serves none.
     #[must_use]
     pub fn offers(&self, dialects: Serves) -> bool {
         self.serves.covers(dialects) || self.node.gpus().is_empty()
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn a_broken_card_of_a_node_without_one_is_still_counted() {
+    fn a_broken_gpu_of_a_node_without_one_is_still_counted() {
         let read = node(serde_json::json!({
             "metadata": {"name": "n", "annotations": {"GPU_TOPOLOGY": "{\"GPU_PIX_1_2\":\"Single PCI switch\"}"}},
             "status": {
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_without_cards_is_a_node() {
+    fn a_node_without_gpus_is_a_node() {
         let read =
             node(serde_json::json!({"metadata": {"name": "n", "annotations": {"GPU_TOPOLOGY": "{}"}}}));
         assert!(read.node.gpus().is_empty());

@@ -1,4 +1,4 @@
-//! What is used on a node right now, card by card and container by container: the JSON the agent answers at [`PATH`], read by the
+//! What is used on a node right now, GPU by GPU and container by container: the JSON the agent answers at [`PATH`], read by the
 //! dashboard and by `kubectl inspect gpu top`.
 //!
 //! A value that could not be measured is absent, never zero.
@@ -35,17 +35,17 @@ pub fn address(node: &Node) -> Option<String> {
 /// One node.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct NodeUse {
-    /// Its cards by ascending index.
-    pub gpus: Vec<CardUse>,
-    /// Containers with a grant or with a process on a card, by namespace, pod and container.
+    /// Its GPUs by ascending index.
+    pub gpus: Vec<GpuUse>,
+    /// Containers with a grant or with a process on a GPU, by namespace, pod and container.
     pub containers: Vec<ContainerUse>,
 }
 
-/// One card as a whole, whoever uses it.
+/// One GPU as a whole, whoever uses it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct CardUse {
-    /// Which card.
+pub struct GpuUse {
+    /// Which GPU.
     pub uuid: String,
     /// Its position on the node.
     pub index: u8,
@@ -68,19 +68,19 @@ pub struct ContainerUse {
     pub uid: String,
     /// The container's name.
     pub container: String,
-    /// The cards it holds or uses, by ascending index.
+    /// The GPUs it holds or uses, by ascending index.
     pub gpus: Vec<ShareUse>,
 }
 
-/// What one container holds and uses of one card.
+/// What one container holds and uses of one GPU.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ShareUse {
-    /// Which card.
+    /// Which GPU.
     pub uuid: String,
     /// Its position on the node.
     pub index: u8,
-    /// Percent of the card's compute granted: 100 for a whole card, 0 for memory alone; absent without a grant.
+    /// Percent of the GPU's compute granted: 100 for a whole GPU, 0 for memory alone; absent without a grant.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub granted_percent: Option<u32>,
     /// Memory granted; absent without a grant.

@@ -22,7 +22,7 @@ pub struct BadPod {
 /// What is wrong with a container.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadContainer {
-    /// Its cards.
+    /// Its GPUs.
     #[error(transparent)]
     Gpu(#[from] BadRequest),
     /// Its CPU or main memory.
@@ -69,7 +69,7 @@ impl PodSpec {
         inits.chain(self.containers.iter().map(|container| (container, Role::Main)))
     }
 
-    /// What each container that asks for cards claims, and in which vocabulary.
+    /// What each container that asks for GPUs claims, and in which vocabulary.
     pub fn claims(&self, unit: MemoryUnit) -> Result<Vec<Claim>, BadPod> {
         let mut claims = Vec::new();
         let inits = self.init_containers.len();
@@ -85,9 +85,9 @@ impl PodSpec {
         Ok(claims)
     }
 
-    /// Whether any container asks for cards. One that asks in a way nobody can serve does, so that it can be told.
+    /// Whether any container asks for GPUs. One that asks in a way nobody can serve does, so that it can be told.
     #[must_use]
-    pub fn asks_for_cards(&self) -> bool {
+    pub fn asks_for_gpus(&self) -> bool {
         self.claims(MemoryUnit::GiB).map_or(true, |claims| !claims.is_empty())
     }
 

@@ -50,10 +50,10 @@ pub struct BadSettings(#[from] serde_json::Error);
 struct Namespace {
     quota: Option<BTreeMap<String, u64>>,
     pool: Option<Vec<String>>,
-    /// Ours: memory of all cards together.
+    /// Ours: memory of all GPUs together.
     #[serde(rename = "memoryMiB")]
     memory_mib: Option<u64>,
-    /// Ours: compute of all cards together.
+    /// Ours: compute of all GPUs together.
     percent: Option<u64>,
 }
 

@@ -8,12 +8,12 @@ use tessera_core::units::GpuIndex;
 
 use crate::link;
 
-/// A matrix: the links, and the CPUs near each card.
+/// A matrix: the links, and the CPUs near each GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SmiMatrix {
     /// Links and NUMA nodes.
     pub topology: Topology,
-    /// For each card the CPU ranges as printed, such as `0-19,40-59`; `None` where the matrix does not tell.
+    /// For each GPU the CPU ranges as printed, such as `0-19,40-59`; `None` where the matrix does not tell.
     pub cpu_affinity: Vec<Option<String>>,
 }
 
@@ -57,12 +57,12 @@ pub fn parse(text: &str) -> Result<SmiMatrix, BadMatrix> {
     for words in lines {
         let Some(name) = words.first() else { continue };
         last_line = name.line;
-        // A card the header does not know ends the matrix like any other word: legends start so.
+        // A GPU the header does not know ends the matrix like any other word: legends start so.
         let Some(row) = gpu_number(&name.text).and_then(|number| rows.get_mut(number)) else {
             continue;
         };
         if row.is_some() {
-            return Err(name.unexpected("each card once"));
+            return Err(name.unexpected("each GPU once"));
         }
         *row = Some(columns.row(&words)?);
     }
@@ -106,7 +106,7 @@ const NOT_AVAILABLE: &str = "N/A";
 
 /// What the header says: which columns there are.
 struct Columns {
-    /// In order: the card of a column of the matrix, or none for a NIC.
+    /// In order: the GPU of a column of the matrix, or none for a NIC.
     matrix: Vec<Option<GpuIndex>>,
     gpus: GpuSet,
     /// The columns after the matrix.
@@ -116,7 +116,7 @@ struct Columns {
 #[derive(Clone, Debug)]
 struct Row {
     name: Word,
-    /// By card, with the place of the cell.
+    /// By GPU, with the place of the cell.
     cells: Vec<(Link, Word)>,
     cpus: Option<String>,
     numa: Option<u16>,
@@ -144,7 +144,7 @@ impl Columns {
             };
             if number != gpus.len() || number >= GpuSet::CAPACITY {
                 let next =
-                    format!("GPU{} (at most {} cards, numbered in order)", gpus.len(), GpuSet::CAPACITY);
+                    format!("GPU{} (at most {} GPUs, numbered in order)", gpus.len(), GpuSet::CAPACITY);
                 return Err(word.unexpected(&next));
             }
             #[expect(clippy::cast_possible_truncation, reason = "below the capacity of a set")]
@@ -173,7 +173,7 @@ impl Columns {
                 "X" if is_self => Some(Link::default()),
                 NOT_AVAILABLE if !is_self => Some(Link::default()),
                 "X" => return Err(word.unexpected(&format!("a link: only GPU{gpu} with itself is X"))),
-                _ if is_self => return Err(word.unexpected("X, the card itself")),
+                _ if is_self => return Err(word.unexpected("X, the GPU itself")),
                 other => link::parse(other),
             };
             cells.push((link.ok_or_else(|| word.unexpected(link::EXPECTED))?, word.clone()));
@@ -211,7 +211,7 @@ fn assemble(rows: &[Row]) -> Result<SmiMatrix, BadMatrix> {
     })
 }
 
-/// `GPU7` is card 7.
+/// `GPU7` is GPU 7.
 fn gpu_number(word: &str) -> Option<usize> {
     let digits = word.strip_prefix("GPU")?;
     digits.bytes().all(|byte| byte.is_ascii_digit()).then(|| digits.parse().ok())?

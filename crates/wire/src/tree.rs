@@ -1,4 +1,4 @@
-//! The tree of cards as gpu-manager prints it.
+//! The tree of GPUs as gpu-manager prints it.
 
 use std::fmt::Write as _;
 
@@ -8,16 +8,16 @@ use tessera_core::node::{NodeState, Room};
 use tessera_core::tree::{Group, GroupLevel, Tree};
 use tessera_core::units::{GpuIndex, MiB};
 
-/// What runs on a card now, which the ledger does not know.
+/// What runs on a GPU now, which the ledger does not know.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Activity {
-    /// Process ids on the card.
+    /// Process ids on the GPU.
     pub pids: Vec<u32>,
     /// Memory they use.
     pub used: MiB,
 }
 
-/// The tree of a node's cards with what is left of each; `activity` by card, empty where unknown.
+/// The tree of a node's GPUs with what is left of each; `activity` by GPU, empty where unknown.
 #[must_use]
 pub fn print(node: &NodeState, activity: &[Activity]) -> String {
     let printer = Printer { node, activity };
@@ -60,19 +60,19 @@ impl Printer<'_> {
     }
 
     fn leaf(&self, text: &mut String, gpu: GpuIndex) {
-        // A broken card has room, but nobody gets it.
+        // A broken GPU has room, but nobody gets it.
         let is_well = self.node.node().gpu(gpu).is_some_and(|card| card.health == Health::Healthy);
         let room = if is_well { self.node.room(gpu) } else { Room::default() };
         let _ = writeln!(
             text,
             "GPU{gpu} ({}, allocatableCores: {}, allocatableMemory: {})",
             self.usage(GpuSet::EMPTY.with(gpu)),
-            room.cores.0,
+            room.compute_percent.0,
             bytes(room.memory),
         );
     }
 
-    /// Pids and memory of all cards of a part together.
+    /// Pids and memory of all GPUs of a part together.
     fn usage(&self, gpus: GpuSet) -> String {
         let active = || gpus.iter().filter_map(|gpu| self.activity.get(gpu.position()));
         let pids: Vec<String> = active().flat_map(|card| &card.pids).map(u32::to_string).collect();
@@ -129,7 +129,7 @@ mod tests {
         let cards = (0..5).map(gpu).collect();
         let node = Node::new("n".into(), cards, topology, MilliCpu::ZERO, MiB::ZERO).unwrap();
         let mut state = NodeState::empty(Arc::new(node));
-        let share = Hold::Part { cores: Percent(30), memory: MiB(2) };
+        let share = Hold::Share { compute_percent: Percent(30), memory: MiB(2) };
         state.add(&PodGrant {
             pod: "p".into(),
             node: "n".into(),

@@ -1,4 +1,4 @@
-//! gpushare's lists of broken cards: one ConfigMap for each node that has any.
+//! gpushare's lists of broken GPUs: one ConfigMap for each node that has any.
 
 use std::collections::BTreeMap;
 
@@ -14,12 +14,12 @@ pub const PREFIX: &str = "unhealthy-gpu-";
 /// The key that holds the indexes, with commas between them.
 pub const DATA_KEY: &str = "gpus";
 
-/// A list that cannot be read as a whole. gpushare itself takes what it cannot read for card 0.
+/// A list that cannot be read as a whole. gpushare itself takes what it cannot read for GPU 0.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is no index of a GPU; write such as 0,3")]
 pub struct BadIndex(String);
 
-/// What a ConfigMap says: the node, its broken cards, and what cannot be read; `None` where it is no such list.
+/// What a ConfigMap says: the node, its broken GPUs, and what cannot be read; `None` where it is no such list.
 #[must_use]
 pub fn of_config_map<'a>(
     name: &'a str,
@@ -30,7 +30,7 @@ pub fn of_config_map<'a>(
     Some((node, cards, bad))
 }
 
-/// Reads a list. Those that can be read count, also where others cannot: a broken card must not be granted for a typing
+/// Reads a list. Those that can be read count, also where others cannot: a broken GPU must not be granted for a typing
 /// error beside it.
 #[must_use]
 pub fn parse(text: &str) -> (GpuSet, Vec<BadIndex>) {

@@ -8,7 +8,7 @@ use tessera_core::request::Traffic;
 /// The placement policy for this pod, by name; the cluster's where absent.
 pub const POLICY: &str = "tessera.dev/policy";
 
-/// `insensitive` for jobs whose cards exchange little: they leave the good links to others.
+/// `insensitive` for jobs whose GPUs exchange little: they leave the good links to others.
 pub const TRAFFIC: &str = "tessera.dev/traffic";
 
 /// A wish nobody can read.

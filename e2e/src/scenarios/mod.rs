@@ -167,7 +167,7 @@ static SCENARIOS: &[Scenario] = &[
     ),
     scenario!(
         "scheduler-random",
-        "10,000 random pods, two replicas, kills; every card is audited at every change",
+        "10,000 random pods, two replicas, kills; every GPU is audited at every change",
         Enclosed(scheduler::random),
         OnRequest
     ),

@@ -7,7 +7,7 @@ use tessera_wire::cgroup::Owner;
 
 use crate::machine::PodView;
 
-/// A container of a pod of this node. The name is empty where only the pod is known, as with a sandbox that opens the card itself.
+/// A container of a pod of this node. The name is empty where only the pod is known, as with a sandbox that opens the GPU itself.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ContainerKey {
     /// The pod.

@@ -1,4 +1,4 @@
-//! The accounts of all cards, kept as samples come.
+//! The accounts of all GPUs, kept as samples come.
 
 mod card;
 mod library;
@@ -6,11 +6,11 @@ mod library;
 use std::collections::BTreeMap;
 
 use tessera_core::gpu::GpuUuid;
-use tessera_node::{gpus::CardSample, processes::Process};
+use tessera_node::{gpus::GpuSample, processes::Process};
 
 use self::library::Library;
 pub use self::{
-    card::CardMeter,
+    card::GpuMeter,
     library::{Throttle, Throttles},
 };
 use super::{Book, ContainerKey, Holder};
@@ -27,15 +27,15 @@ pub struct Tally {
     pub last_busy: Option<f64>,
 }
 
-/// One look at a card and at the processes on it.
+/// One look at a GPU and at the processes on it.
 #[derive(Clone, Debug)]
 pub struct Observation {
     /// When, in seconds since 1970.
     pub at: f64,
     /// How long it took, in seconds.
     pub took: f64,
-    /// What the card said.
-    pub sample: CardSample,
+    /// What the GPU said.
+    pub sample: GpuSample,
     /// Who its processes are; those that nobody could find are left out.
     pub who: BTreeMap<u32, Process>,
 }
@@ -44,7 +44,7 @@ pub struct Observation {
 #[derive(Debug, Default)]
 pub struct Meter {
     book: Book,
-    cards: BTreeMap<GpuUuid, CardMeter>,
+    cards: BTreeMap<GpuUuid, GpuMeter>,
     library: Library,
 }
 
@@ -63,17 +63,17 @@ impl Meter {
         library.keep(|key| book.is_alive(&key.uid));
     }
 
-    /// Only these cards are there now. The counts of the others are kept: one that comes back goes on where it was.
+    /// Only these GPUs are there now. The counts of the others are kept: one that comes back goes on where it was.
     pub fn keep(&mut self, cards: &[GpuUuid]) {
         let gone = self.cards.iter_mut().filter(|(uuid, _)| !cards.contains(uuid));
         gone.for_each(|(_, card)| card.hide());
     }
 
-    /// Takes a look at a card into the accounts. Where containers share it by windows, whose the time was is settled at the next look:
-    /// what they had is reported a little later than what the card did.
+    /// Takes a look at a GPU into the accounts. Where containers share it by windows, whose the time was is settled at the next look:
+    /// what they had is reported a little later than what the GPU did.
     pub fn observe(&mut self, gpu: &GpuUuid, observation: Observation) {
         let card = self.cards.entry(gpu.clone()).or_default();
-        let settle = |card: &mut CardMeter| {
+        let settle = |card: &mut GpuMeter| {
             let Some(interval) = card.unsettled.take() else { return };
             let (from, to) = interval.span();
             card.settle(interval, &self.library.windows(gpu, from, to));
@@ -85,7 +85,7 @@ impl Meter {
         }
     }
 
-    /// A look at a card failed: what it showed before is not shown any more.
+    /// A look at a GPU failed: what it showed before is not shown any more.
     pub fn missed(&mut self, gpu: &GpuUuid) {
         self.cards.entry(gpu.clone()).or_default().miss();
     }
@@ -102,15 +102,15 @@ impl Meter {
         self.library.take(throttles, at, windows_at);
     }
 
-    /// What the library of a container reports of a card, and the part of the last interval in which it waited.
+    /// What the library of a container reports of a GPU, and the part of the last interval in which it waited.
     #[must_use]
     pub fn throttle(&self, key: &ContainerKey, gpu: &GpuUuid) -> (Option<Throttle>, Option<f64>) {
         self.library.share(key, gpu)
     }
 
-    /// The accounts of a card.
+    /// The accounts of a GPU.
     #[must_use]
-    pub fn card(&self, gpu: &GpuUuid) -> Option<&CardMeter> {
+    pub fn card(&self, gpu: &GpuUuid) -> Option<&GpuMeter> {
         self.cards.get(gpu)
     }
 

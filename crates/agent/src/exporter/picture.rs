@@ -24,11 +24,11 @@ pub struct Picture {
     pub host_ip: String,
     /// The driver's version, where there is one.
     pub driver: Option<String>,
-    /// Its cards by index.
-    pub cards: Vec<CardPicture>,
-    /// Containers with a grant or a process on a card, by namespace, pod and name.
+    /// Its GPUs by index.
+    pub cards: Vec<GpuPicture>,
+    /// Containers with a grant or a process on a GPU, by namespace, pod and name.
     pub containers: Vec<ContainerPicture>,
-    /// Processes on cards, by card and number.
+    /// Processes on GPUs, by GPU and number.
     pub processes: Vec<ProcessPicture>,
     /// What could be asked.
     pub sources: Sources,
@@ -37,7 +37,7 @@ pub struct Picture {
 /// Which sources answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sources {
-    /// The cards were found.
+    /// The GPUs were found.
     pub gpus: bool,
     /// The kubelet has told its books.
     pub kubelet: bool,
@@ -47,9 +47,9 @@ pub struct Sources {
     pub processes: bool,
 }
 
-/// One card.
+/// One GPU.
 #[derive(Clone, Debug)]
-pub struct CardPicture {
+pub struct GpuPicture {
     /// Which.
     pub gpu: Gpu,
     /// Its PCI address.
@@ -86,12 +86,12 @@ pub struct CardPicture {
     pub xids: BTreeMap<u64, (u64, f64)>,
 }
 
-/// What a look at a card showed.
+/// What a look at a GPU showed.
 #[derive(Clone, Debug, Default)]
 pub struct Look {
     /// How long it took, in seconds.
     pub took: f64,
-    /// The card's memory.
+    /// The GPU's memory.
     pub memory: Option<CardMemory>,
     /// Whose the used memory is; `None` where the processes are not known.
     pub used: Option<Split<u64>>,
@@ -120,18 +120,18 @@ pub struct ContainerPicture {
     pub cluster: String,
     /// The vocabulary it asked in.
     pub dialect: Option<Dialect>,
-    /// Its cards by index.
+    /// Its GPUs by index.
     pub shares: Vec<SharePicture>,
     /// How something in it used what it was not given, and how often.
     pub escapes: Vec<(Escape, u64)>,
 }
 
-/// What a container holds and uses of a card.
+/// What a container holds and uses of a GPU.
 #[derive(Clone, Debug, Default)]
 pub struct SharePicture {
-    /// The card's place in [`Picture::cards`].
+    /// The GPU's place in [`Picture::cards`].
     pub card: usize,
-    /// What it holds; `None` for a card it was not given.
+    /// What it holds; `None` for a GPU it was not given.
     pub hold: Option<Hold>,
     /// Bytes its processes use; `None` where that is not known.
     pub used: Option<u64>,
@@ -141,7 +141,7 @@ pub struct SharePicture {
     pub total: Tally,
     /// Its processes.
     pub pids: Vec<u32>,
-    /// Whether these run on a card that the container was not given.
+    /// Whether these run on a GPU that the container was not given.
     pub escaped: bool,
     /// What its library reports.
     pub throttle: Option<Throttle>,
@@ -149,10 +149,10 @@ pub struct SharePicture {
     pub throttled: Option<f64>,
 }
 
-/// A process on a card.
+/// A process on a GPU.
 #[derive(Clone, Debug)]
 pub struct ProcessPicture {
-    /// The card's place in [`Picture::cards`].
+    /// The GPU's place in [`Picture::cards`].
     pub card: usize,
     /// Its number.
     pub pid: u32,
@@ -164,7 +164,7 @@ pub struct ProcessPicture {
     pub bytes: Option<u64>,
     /// The part of the last interval in which its kernels ran.
     pub busy: Option<f64>,
-    /// The part of the card it runs on, if that is cut up.
+    /// The part of the GPU it runs on, if that is cut up.
     pub instance: Option<u32>,
 }
 
@@ -182,9 +182,9 @@ pub enum Owned {
 }
 
 impl Picture {
-    /// Which containers are on which parts of cards that are cut up.
+    /// Which containers are on which parts of GPUs that are cut up.
     #[must_use]
-    pub fn on_instances(&self) -> Vec<(&ContainerPicture, &CardPicture, &Instance)> {
+    pub fn on_instances(&self) -> Vec<(&ContainerPicture, &GpuPicture, &Instance)> {
         let places = |process: &ProcessPicture| match (process.owner, process.instance) {
             (Owned::Container(container), Some(part)) => Some((container, process.card, part)),
             _ => None,
@@ -209,11 +209,11 @@ impl Look {
     }
 }
 
-/// What a container may use of a card: percent of its compute, and bytes.
+/// What a container may use of a GPU: percent of its compute, and bytes.
 #[must_use]
-pub(super) fn granted(hold: Hold, card: &CardPicture) -> (Percent, u64) {
+pub(super) fn granted(hold: Hold, card: &GpuPicture) -> (Percent, u64) {
     match hold {
         Hold::Whole => (Percent::WHOLE, card.gpu.memory.0 << 20),
-        Hold::Part { cores, memory } => (cores, memory.0 << 20),
+        Hold::Share { compute_percent, memory } => (compute_percent, memory.0 << 20),
     }
 }

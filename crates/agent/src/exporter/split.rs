@@ -1,4 +1,4 @@
-//! What a card used, split among those who used it. The parts always add up to the whole.
+//! What a GPU used, split among those who used it. The parts always add up to the whole.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use super::{ContainerKey, Holder};
 pub struct Split<T> {
     /// `containers + host + unknown + rest`.
     pub whole: T,
-    /// Of each container that has a process on the card.
+    /// Of each container that has a process on the GPU.
     pub containers: BTreeMap<ContainerKey, T>,
     /// Of the machine itself.
     pub host: T,
@@ -36,8 +36,8 @@ impl<T: Copy + Default + std::ops::AddAssign> Split<T> {
     }
 }
 
-/// Memory, in bytes. What no process explains is the driver's. Card and processes are read one after the other: where the
-/// processes have more by then, so has the card.
+/// Memory, in bytes. What no process explains is the driver's. GPU and processes are read one after the other: where the
+/// processes have more by then, so has the GPU.
 #[must_use]
 pub fn split_memory<'a>(
     used: u64,
@@ -46,7 +46,7 @@ pub fn split_memory<'a>(
     let mut split = Split::default();
     let mut known: u64 = 0;
     for (holder, bytes) in processes {
-        // A process that does not tell is on the card all the same.
+        // A process that does not tell is on the GPU all the same.
         let bytes = bytes.unwrap_or(0).min(u64::MAX - known);
         known += bytes;
         split.add(holder, bytes);
@@ -65,11 +65,11 @@ pub struct TimeSplit {
     pub processes: BTreeMap<u32, f64>,
 }
 
-/// Time, as parts of an interval: the card's, and that of each process of each holder. What no process explains is unknown.
+/// Time, as parts of an interval: the GPU's, and that of each process of each holder. What no process explains is unknown.
 ///
 /// The driver's samples name one process each, so of processes that take turns within milliseconds they tell only roughly who had
-/// how much. Containers that share the card by windows are therefore taken at the word of whoever opened these. Claims of processes that
-/// ran side by side may sum up to more than the card was busy: each then counts for its part.
+/// how much. Containers that share the GPU by windows are therefore taken at the word of whoever opened these. Claims of processes that
+/// ran side by side may sum up to more than the GPU was busy: each then counts for its part.
 #[must_use]
 pub fn split_time(
     card: Option<f64>,
@@ -98,7 +98,7 @@ pub fn split_time(
     }
     let sum: f64 = claims.values().sum();
     let whole = card.unwrap_or(sum).clamp(0.0, 1.0);
-    // Windows end a little before or after the last kernel: what the card did is theirs if nobody else did anything.
+    // Windows end a little before or after the last kernel: what the GPU did is theirs if nobody else did anything.
     let is_theirs = claims.keys().all(|holder| by_window(holder).is_some());
     let scale = if sum > whole || (sum > 0.0 && is_theirs) { whole / sum } else { 1.0 };
     let mut split = TimeSplit { all: Split { whole, ..Split::default() }, ..TimeSplit::default() };

@@ -3,14 +3,14 @@
 use std::collections::BTreeMap;
 
 use serde::{Serialize, Serializer};
-use tessera_wire::node_use::{CardUse, ContainerUse, NodeUse, ShareUse};
+use tessera_wire::node_use::{ContainerUse, GpuUse, NodeUse, ShareUse};
 
 use super::{ContainerPicture, Picture, SharePicture, picture::granted};
 
-/// What is used on the node, card by card and container by container.
+/// What is used on the node, GPU by GPU and container by container.
 #[must_use]
 pub fn node_use(picture: &Picture) -> NodeUse {
-    let gpus = picture.cards.iter().map(|card| CardUse {
+    let gpus = picture.cards.iter().map(|card| GpuUse {
         uuid: card.gpu.uuid.to_string(),
         index: card.gpu.index.0,
         memory_used_mib: card.look.as_ref().and_then(|look| look.used_bytes()).map(|bytes| bytes >> 20),
@@ -26,7 +26,7 @@ pub fn node_use(picture: &Picture) -> NodeUse {
         Some(ShareUse {
             uuid: card.gpu.uuid.to_string(),
             index: card.gpu.index.0,
-            granted_percent: granted.map(|(cores, _)| cores.0),
+            granted_percent: granted.map(|(compute_percent, _)| compute_percent.0),
             granted_mib: granted.map(|(_, bytes)| bytes >> 20),
             memory_used_mib: share.used.map(|bytes| bytes >> 20),
             busy_percent: share.busy.map(percent),
@@ -135,18 +135,19 @@ pub fn usage(picture: &Picture) -> Usage {
     usage
 }
 
-/// What a container holds, as gpu-manager counts it: cards, and MiB.
+/// What a container holds, as gpu-manager counts it: GPUs, and MiB.
 #[must_use]
 pub(super) fn request(picture: &Picture, container: &ContainerPicture) -> (f64, f64) {
     let held = container
         .shares
         .iter()
         .filter_map(|share| Some(granted(share.hold?, picture.cards.get(share.card)?)));
-    let (cores, bytes) = held.fold((0, 0), |(cores, bytes), (more, memory)| (cores + more.0, bytes + memory));
-    (f64::from(cores) / 100.0, mebibytes(bytes))
+    let (compute_percent, bytes) = held
+        .fold((0, 0), |(compute_percent, bytes), (more, memory)| (compute_percent + more.0, bytes + memory));
+    (f64::from(compute_percent) / 100.0, mebibytes(bytes))
 }
 
-/// No card has more MiB than fit into 32 bits.
+/// No GPU has more MiB than fit into 32 bits.
 pub(super) fn mebibytes(bytes: u64) -> f64 {
     f64::from(u32::try_from(bytes >> 20).unwrap_or(u32::MAX))
 }

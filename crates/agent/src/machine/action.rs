@@ -23,13 +23,13 @@ pub enum Action {
     BeginGrants(CallId, Vec<ContainerLimits>),
     /// Put other limits in force for a container that runs; then report.
     ChangeGrant(Box<ContainerLimits>),
-    /// Tell a container how much of a card it uses beyond what its processes know of.
+    /// Tell a container how much of a GPU it uses beyond what its processes know of.
     SetUnledgered {
         /// The pod's UID.
         pod: PodUid,
         /// The container.
         container: String,
-        /// The card's place in the container's limits.
+        /// The GPU's place in the container's limits.
         card: usize,
         /// How much.
         bytes: u64,
@@ -58,7 +58,7 @@ pub enum Action {
     },
     /// Set annotations and labels of the node, and resources in its status.
     PatchNode(NodePatch),
-    /// Tell gpushare which cards are broken.
+    /// Tell gpushare which GPUs are broken.
     SetUnhealthy(Vec<u8>),
     /// Worth a line in the log.
     Warn(String),

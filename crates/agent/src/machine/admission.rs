@@ -228,7 +228,7 @@ impl Agent {
         let held = ids.filter_map(|id| cards.ids.read(resource, id)).filter(|(gpu, _)| healthy(*gpu));
         let held: HashSet<(GpuIndex, u64)> = held.collect();
         let gpus = cards.node.topology().gpus().iter().filter(|gpu| healthy(*gpu));
-        let all: u64 = gpus.map(|gpu| cards.ids.per_card(resource, gpu)).sum();
+        let all: u64 = gpus.map(|gpu| cards.ids.per_gpu(resource, gpu)).sum();
         usize::try_from(all).unwrap_or(usize::MAX).saturating_sub(held.len())
     }
 

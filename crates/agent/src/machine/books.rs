@@ -131,7 +131,7 @@ impl Agent {
         PodGrant { pod, node, cpu: MilliCpu::ZERO, memory: MiB::ZERO, containers }
     }
 
-    /// What every container of a pod holds that asks for cards.
+    /// What every container of a pod holds that asks for GPUs.
     pub(super) fn holdings_of(&self, uid: &PodUid, pod: &Pod) -> Vec<Holding> {
         let Some(cards) = &self.cards else { return Vec::new() };
         let Some(Read { claims, annotated }) = self.read.get(uid).filter(|read| !read.claims.is_empty())
@@ -239,9 +239,9 @@ fn strangers_holdings(cards: &Cards, entry: &PodDevices) -> Vec<ContainerGrant> 
                     Resource::VcudaCore => (1, 0),
                     Resource::VcudaMemory => (0, vcuda::BLOCK.0),
                 };
-                let nothing = Hold::Part { cores: Percent::ZERO, memory: MiB::ZERO };
-                if let Hold::Part { cores, memory } = held.entry(gpu).or_insert(nothing) {
-                    *cores += Percent(more_cores);
+                let nothing = Hold::Share { compute_percent: Percent::ZERO, memory: MiB::ZERO };
+                if let Hold::Share { compute_percent, memory } = held.entry(gpu).or_insert(nothing) {
+                    *compute_percent += Percent(more_cores);
                     *memory += MiB(more_memory);
                 }
             }

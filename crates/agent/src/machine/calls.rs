@@ -159,7 +159,7 @@ impl Agent {
             self.listed_names.entry(name).or_default().push(place);
         }
         self.listed = listed;
-        self.pods_or_cards_changed();
+        self.pods_or_gpus_changed();
     }
 
     /// Looks at the undecided questions again: something has changed.

@@ -1,4 +1,4 @@
-//! The cards of the node, as they were found and as they are offered.
+//! The GPUs of the node, as they were found and as they are offered.
 
 use std::collections::BTreeSet;
 
@@ -15,7 +15,7 @@ use tessera_wire::{
 
 use super::{Action, Agent, Untrue};
 
-/// The cards of the node and the names of their devices.
+/// The GPUs of the node and the names of their devices.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Cards {
     pub(super) found: Found,
@@ -24,7 +24,7 @@ pub(super) struct Cards {
 }
 
 impl Cards {
-    /// The cards of these devices.
+    /// The GPUs of these devices.
     pub(super) fn of_ids(&self, resource: Resource, ids: &BTreeSet<String>) -> BTreeSet<GpuIndex> {
         ids.iter().filter_map(|id| self.ids.read(resource, id)).map(|(gpu, _)| gpu).collect()
     }
@@ -61,12 +61,12 @@ impl Agent {
         {
             return Untrue::Nothing;
         }
-        self.set_cards(found, actions);
+        self.set_gpus(found, actions);
         self.publish_devices(actions);
         Untrue::All
     }
 
-    /// A card that does not answer keeps the name it had, as a broken one.
+    /// A GPU that does not answer keeps the name it had, as a broken one.
     fn with_lost_names(&self, mut found: Found) -> Found {
         for gpu in &mut found.gpus {
             let known = self.cards.as_ref().and_then(|cards| cards.found.gpus.get(gpu.index.position()));
@@ -79,7 +79,7 @@ impl Agent {
         found
     }
 
-    /// What was fatal to a card is over once the driver, which had lost it, has it again: somebody has reset it.
+    /// What was fatal to a GPU is over once the driver, which had lost it, has it again: somebody has reset it.
     fn trust_those_found_again(&mut self, found: &Found, were_all_lost: bool) {
         let Some(cards) = &self.cards else { return };
         let was_lost = |gpu: &Gpu| {
@@ -91,7 +91,7 @@ impl Agent {
         }
     }
 
-    fn set_cards(&mut self, found: Found, actions: &mut Vec<Action>) {
+    fn set_gpus(&mut self, found: Found, actions: &mut Vec<Action>) {
         let asked = self.settings.memory_unit;
         let unit = DeviceIds::unit_that_fits(&found.gpus, asked);
         if unit != asked && self.cards.as_ref().is_none_or(|cards| cards.ids.unit() != unit) {
@@ -112,16 +112,16 @@ impl Agent {
                 let ids = DeviceIds::new(&found.gpus, unit);
                 self.cards = Some(Cards { found, ids, node });
                 self.read_pods();
-                self.pods_or_cards_changed();
+                self.pods_or_gpus_changed();
             }
             Err(error) => actions.push(Action::Warn(error.to_string())),
         }
     }
 
-    /// Health has changed: the same cards, seen anew.
-    pub(super) fn refresh_cards(&mut self, actions: &mut Vec<Action>) {
+    /// Health has changed: the same GPUs, seen anew.
+    pub(super) fn refresh_gpus(&mut self, actions: &mut Vec<Action>) {
         if let Some(cards) = self.cards.take() {
-            self.set_cards(cards.found, actions);
+            self.set_gpus(cards.found, actions);
         }
         self.publish_devices(actions);
     }
@@ -138,7 +138,7 @@ impl Agent {
         }
     }
 
-    /// What the agent would publish of its cards.
+    /// What the agent would publish of its GPUs.
     pub(super) fn inventory(&self) -> Option<Inventory> {
         let cards = self.cards.as_ref()?;
         Some(Inventory {

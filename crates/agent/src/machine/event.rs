@@ -33,9 +33,9 @@ pub struct CallId(pub u64);
 /// Something happened.
 #[derive(Clone, Debug)]
 pub enum Event {
-    /// The cards were looked for: found, or the reason why not.
+    /// The GPUs were looked for: found, or the reason why not.
     Gpus(Result<Found, String>),
-    /// Something happened to a card.
+    /// Something happened to a GPU.
     Incident(Incident),
     /// A kubelet has opened the device stream of a resource: it is there, perhaps anew.
     StreamOpened(Resource),

@@ -1,4 +1,4 @@
-//! Which troubles make a card unusable, and for how long.
+//! Which troubles make a GPU unusable, and for how long.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -10,16 +10,16 @@ use tessera_node::gpus::{Incident, IncidentKind};
 
 use super::{Action, Agent, Now, Untrue};
 
-/// What a trouble means for a card.
+/// What a trouble means for a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// A mistake of the program on it: the card is fine.
+    /// A mistake of the program on it: the GPU is fine.
     Ignored,
-    /// The card should be left alone until it has been quiet for a while.
+    /// The GPU should be left alone until it has been quiet for a while.
     Transient,
-    /// The card needs a reset or a repair, and comes back only when the driver finds it again.
+    /// The GPU needs a reset or a repair, and comes back only when the driver finds it again.
     Fatal,
-    /// The card is there again.
+    /// The GPU is there again.
     Recovered,
 }
 
@@ -42,7 +42,7 @@ pub fn verdict(kind: IncidentKind) -> Verdict {
     }
 }
 
-/// The cards in trouble.
+/// The GPUs in trouble.
 #[derive(Debug)]
 pub(super) struct HealthBook {
     quiet_time: Duration,
@@ -60,12 +60,12 @@ impl HealthBook {
         self.bad.contains_key(gpu)
     }
 
-    /// The driver had lost the card, and has it again.
+    /// The driver had lost the GPU, and has it again.
     pub(super) fn found_again(&mut self, gpu: &GpuUuid) {
         self.bad.remove(gpu);
     }
 
-    /// Notes an incident on one card; whether that changed anything to be told.
+    /// Notes an incident on one GPU; whether that changed anything to be told.
     fn note(&mut self, elapsed: Duration, gpu: &GpuUuid, kind: IncidentKind) -> bool {
         if matches!(kind, IncidentKind::Xid(number) if self.ignored.contains(&number)) {
             return false;
@@ -90,7 +90,7 @@ impl HealthBook {
         }
     }
 
-    /// What happened to a card, and what follows.
+    /// What happened to a GPU, and what follows.
     fn describe(&self, kind: IncidentKind) -> String {
         let what = match kind {
             IncidentKind::Xid(number) => format!("reported XID {number}"),
@@ -133,7 +133,7 @@ impl Agent {
         if !changed {
             return Untrue::Nothing;
         }
-        self.refresh_cards(actions);
+        self.refresh_gpus(actions);
         Untrue::All
     }
 }
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn quiet_cards_come_back_and_broken_ones_do_not() {
+    fn quiet_gpus_come_back_and_broken_ones_do_not() {
         let second = Duration::from_secs;
         let mut book = HealthBook::new(second(100), [63].into());
         assert!(

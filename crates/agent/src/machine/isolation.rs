@@ -83,8 +83,8 @@ pub(super) enum Held {
 /// Why nothing holds a container to its share.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Free {
-    /// It has whole cards: there is nobody to share with.
-    WholeCards,
+    /// It has whole GPUs: there is nobody to share with.
+    WholeGpus,
     /// Its pod asked for it.
     PodOptedOut,
     /// The node is labelled so.
@@ -94,7 +94,7 @@ pub enum Free {
 }
 
 impl Isolation {
-    /// What holds a container that is given `hold` of each of its cards.
+    /// What holds a container that is given `hold` of each of its GPUs.
     ///
     /// # Errors
     /// When it must be held, and cannot.
@@ -105,7 +105,7 @@ impl Isolation {
         node_labels: Option<&BTreeMap<String, String>>,
     ) -> Result<Held, String> {
         if hold == Hold::Whole {
-            return Ok(Held::Free(Free::WholeCards));
+            return Ok(Held::Free(Free::WholeGpus));
         }
         if node_labels.is_some_and(disables_cgpu) {
             return Ok(Held::Free(Free::NodeLabel));
@@ -159,7 +159,7 @@ mod tests {
 
     use super::*;
 
-    const SHARE: Hold = Hold::Part { cores: Percent(30), memory: MiB(1024) };
+    const SHARE: Hold = Hold::Share { compute_percent: Percent(30), memory: MiB(1024) };
 
     fn isolation(
         library: Result<bool, &str>,
@@ -191,14 +191,14 @@ mod tests {
                 Hold::Whole,
                 &none,
                 &none,
-                Some(Held::Free(Free::WholeCards)),
+                Some(Held::Free(Free::WholeGpus)),
             ),
             (
                 isolation(Err("x is missing"), refuse, false),
                 Hold::Whole,
                 &none,
                 &none,
-                Some(Held::Free(Free::WholeCards)),
+                Some(Held::Free(Free::WholeGpus)),
             ),
             (isolation(Ok(false), refuse, false), SHARE, &out, &none, Some(held)),
             (isolation(Ok(false), refuse, true), SHARE, &out, &none, Some(Held::Free(Free::PodOptedOut))),
@@ -223,7 +223,7 @@ mod tests {
         let library = |by_cdi| Held::ByLibrary(Library { folder: "/grants/.library".into(), by_cdi });
         library(false).add_to(&mut by_mounts, "/grants/u/main");
         library(true).add_to(&mut by_cdi, "/grants/u/main");
-        Held::Free(Free::WholeCards).add_to(&mut free, "/grants/u/main");
+        Held::Free(Free::WholeGpus).add_to(&mut free, "/grants/u/main");
         let own = [
             ("/grants/u/main", "/etc/tessera", true),
             ("/grants/u/main/account", "/etc/tessera/account", false),

@@ -1,7 +1,7 @@
 //! What containers really use against what they were given: what their books lack, and who has escaped.
 //!
 //! The driver's own count of a container's memory is compared with the books its processes keep. What those lack (modules,
-//! what the driver takes for itself) is told to the library, which takes it off the limit. A process that uses a card and keeps no
+//! what the driver takes for itself) is told to the library, which takes it off the limit. A process that uses a GPU and keeps no
 //! books runs without the library.
 
 use std::{
@@ -25,18 +25,18 @@ pub type Whose = (PodUid, String);
 pub struct Measured {
     /// When it began, on the clock that agent and library share.
     pub at: u64,
-    /// The cards of which the driver told who is on them.
+    /// The GPUs of which the driver told who is on them.
     pub looked_at: BTreeSet<GpuUuid>,
     /// What the driver says of processes in containers.
-    pub processes: Vec<OnCard>,
+    pub processes: Vec<OnGpu>,
     /// What the processes of containers with a share say themselves.
     pub accounts: Vec<AccountRead>,
 }
 
-/// A process of a container on a card, by the driver.
+/// A process of a container on a GPU, by the driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct OnCard {
-    /// The card.
+pub struct OnGpu {
+    /// The GPU.
     pub gpu: GpuUuid,
     /// The process, as the node numbers it.
     pub pid: u32,
@@ -46,7 +46,7 @@ pub struct OnCard {
     pub own_pid: Option<u32>,
     /// Whose it is.
     pub container: Whose,
-    /// Bytes of the card's memory, where the driver tells.
+    /// Bytes of the GPU's memory, where the driver tells.
     pub bytes: Option<u64>,
 }
 
@@ -59,7 +59,7 @@ pub struct AccountRead {
     pub processes: BTreeSet<u32>,
     /// Processes that kept them and have ended: the driver may still show what they had, and the books do not.
     pub ended: BTreeSet<u32>,
-    /// Bytes the living hold of each card, in the order of the limits; none where that changed while the driver was asked: then nobody
+    /// Bytes the living hold of each GPU, in the order of the limits; none where that changed while the driver was asked: then nobody
     /// knows which of both the driver's answer goes with.
     pub held: Vec<Option<u64>>,
 }
@@ -67,9 +67,9 @@ pub struct AccountRead {
 /// How somebody uses what was not given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Escape {
-    /// A process uses a card that its container was not given.
+    /// A process uses a GPU that its container was not given.
     NotGranted,
-    /// A process uses a card without the library.
+    /// A process uses a GPU without the library.
     WithoutLibrary,
     /// A container has more memory than it was given.
     OverMemory,
@@ -110,7 +110,7 @@ struct Case {
 #[derive(Debug, Default)]
 pub(super) struct Watch {
     suspicions: BTreeMap<Case, Suspicion>,
-    /// What the books of a container lacked of a card.
+    /// What the books of a container lacked of a GPU.
     lacks: BTreeMap<(Whose, usize), Lack>,
     /// How often somebody escaped.
     pub(super) escapes: BTreeMap<(Whose, Escape), u64>,
@@ -123,7 +123,7 @@ struct Lack {
     last: [u64; 2],
 }
 
-/// How long something must go on. A process registers before it uses a card, so this is for looks that were not at the same moment.
+/// How long something must go on. A process registers before it uses a GPU, so this is for looks that were not at the same moment.
 const PERSISTS: Duration = Duration::from_secs(5);
 
 /// The driver may take this much for a container beyond its limit before anybody could know: modules, local memory.
@@ -165,7 +165,7 @@ impl Agent {
                 self.tell(&case, &message, actions);
             }
             if self.settings.isolation.kill_escaped {
-                let kill = |process: &&OnCard| Action::Kill { pid: process.pid, started: process.started };
+                let kill = |process: &&OnGpu| Action::Kill { pid: process.pid, started: process.started };
                 actions.extend(processes.iter().map(kill));
             }
         }
@@ -185,12 +185,11 @@ impl Agent {
         let Some(limits) = self.truth.on_disk.get(&account.container) else { return };
         for (place, (card, held)) in limits.cards.iter().zip(&account.held).enumerate() {
             let is_it = |gpu: &GpuUuid| uuid_bytes(&gpu.0) == Some(card.uuid);
-            let has_ended =
-                |process: &OnCard| process.own_pid.is_some_and(|own| account.ended.contains(&own));
-            let on_card = measured.processes.iter().filter(|process| {
+            let has_ended = |process: &OnGpu| process.own_pid.is_some_and(|own| account.ended.contains(&own));
+            let on_gpu = measured.processes.iter().filter(|process| {
                 process.container == account.container && is_it(&process.gpu) && !has_ended(process)
             });
-            let bytes = on_card.map(|process| process.bytes).sum::<Option<u64>>();
+            let bytes = on_gpu.map(|process| process.bytes).sum::<Option<u64>>();
             if let Some((bytes, held)) = bytes.zip(*held).filter(|_| looked_at.contains(&card.uuid)) {
                 let (pod, container) = account.container.clone();
                 let lack = self.watch.lacks.entry((account.container.clone(), place)).or_default();
@@ -201,14 +200,14 @@ impl Agent {
     }
 
     /// All that looks like an escape now, in words, with the processes at fault.
-    fn cases<'a>(&self, measured: &'a Measured) -> BTreeMap<Case, (String, Vec<&'a OnCard>)> {
+    fn cases<'a>(&self, measured: &'a Measured) -> BTreeMap<Case, (String, Vec<&'a OnGpu>)> {
         let mut cases = BTreeMap::new();
         // Without pods and the kubelet's books nobody knows what was given.
         if !self.listed_once || !self.pods_known {
             return cases;
         }
         let served_by_others = self.served_by_others();
-        let mut by_container: BTreeMap<(&Whose, &GpuUuid), Vec<&OnCard>> = BTreeMap::new();
+        let mut by_container: BTreeMap<(&Whose, &GpuUuid), Vec<&OnGpu>> = BTreeMap::new();
         // The pause container of a pod is none of its containers, and its names say nothing.
         for process in measured.processes.iter().filter(|process| !process.container.1.is_empty()) {
             by_container.entry((&process.container, &process.gpu)).or_default().push(process);
@@ -247,7 +246,7 @@ impl Agent {
             };
             if by_library {
                 let account = measured.accounts.iter().find(|account| account.container == *key);
-                let keeps_books = |process: &&OnCard| {
+                let keeps_books = |process: &&OnGpu| {
                     let known = account.zip(process.own_pid);
                     known.is_none_or(|(account, own)| account.processes.contains(&own))
                 };
@@ -260,7 +259,7 @@ impl Agent {
                     cases.insert(case(Escape::WithoutLibrary, process.pid), (message, vec![*process]));
                 }
             }
-            if let tessera_core::grant::Hold::Part { memory, .. } = hold
+            if let tessera_core::grant::Hold::Share { memory, .. } = hold
                 && limited
             {
                 let (used, given) =

@@ -42,7 +42,7 @@ pub use self::{
     event::{CallId, Event, Now, WriteError},
     health::{Verdict, verdict},
     isolation::{Free, Isolation, Library, OPT_OUT, WithoutLibrary},
-    measure::{AccountRead, Escape, Measured, OnCard, Whose},
+    measure::{AccountRead, Escape, Measured, OnGpu, Whose},
     publish::NodePatch,
     settings::Settings,
     start::ContainerLimits,
@@ -54,7 +54,7 @@ pub use self::{
 pub struct Agent {
     settings: Settings,
     cards: Option<Cards>,
-    /// Why there are no cards.
+    /// Why there are no GPUs.
     missing: Option<String>,
     health: HealthBook,
     pods: BTreeMap<PodUid, Pod>,
@@ -78,7 +78,7 @@ pub struct Agent {
     published: Published,
     absent: Absent,
     watch: measure::Watch,
-    /// Counts the changes of pods and cards.
+    /// Counts the changes of pods and GPUs.
     revision: u64,
     /// The books, until something changes.
     books: Option<Ledger>,
@@ -195,7 +195,7 @@ impl Agent {
     fn on_tick(&mut self, now: Now, actions: &mut Vec<Action>) -> Untrue {
         let recovered = self.health.recover(now.elapsed);
         if recovered {
-            self.refresh_cards(actions);
+            self.refresh_gpus(actions);
         }
         self.expire_calls(now, actions);
         self.retry_lists(now, actions);
@@ -211,13 +211,13 @@ impl Agent {
         }
     }
 
-    /// The books, and whatever others made of pods and cards, are out of date.
-    fn pods_or_cards_changed(&mut self) {
+    /// The books, and whatever others made of pods and GPUs, are out of date.
+    fn pods_or_gpus_changed(&mut self) {
         self.books = None;
         self.revision += 1;
     }
 
-    /// Differs whenever pods or cards do: whoever has seen them at one revision need not look again at the same.
+    /// Differs whenever pods or GPUs do: whoever has seen them at one revision need not look again at the same.
     #[must_use]
     pub fn revision(&self) -> u64 {
         self.revision

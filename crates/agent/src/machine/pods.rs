@@ -53,7 +53,7 @@ impl Agent {
     fn set_pods(&mut self, pods: Vec<Pod>, actions: &mut Vec<Action>) -> Untrue {
         self.pods = pods.into_iter().map(|pod| (uid_of(&pod), pod)).collect();
         self.read_pods();
-        self.pods_or_cards_changed();
+        self.pods_or_gpus_changed();
         if !std::mem::replace(&mut self.pods_known, true) {
             // What the kubelet holds belongs to these pods.
             self.calls.want_list(actions);
@@ -66,7 +66,7 @@ impl Agent {
         self.watch_has_told(&uid);
         self.pods.insert(uid.clone(), pod);
         self.read_pod(&uid);
-        self.pods_or_cards_changed();
+        self.pods_or_gpus_changed();
         Untrue::Pod(uid)
     }
 
@@ -74,7 +74,7 @@ impl Agent {
         self.watch_has_told(uid);
         self.pods.remove(uid);
         self.read.remove(uid);
-        self.pods_or_cards_changed();
+        self.pods_or_gpus_changed();
         Untrue::Pods
     }
 

@@ -1,4 +1,4 @@
-//! What the node tells of itself: annotations, labels, the number of cards, the broken ones. Written only when it changed.
+//! What the node tells of itself: annotations, labels, the number of GPUs, the broken ones. Written only when it changed.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -17,7 +17,7 @@ const INSTANCE_TYPE: &str = "node.kubernetes.io/instance-type";
 /// gputopology's annotation for it.
 const NODE_TYPE: &str = "NODE_TYPE";
 
-/// gpu-manager's label for the model of the cards.
+/// gpu-manager's label for the model of the GPUs.
 const MODEL: &str = "gaia.tencent.com/gpu-model";
 
 /// How soon a write that failed is tried again.
@@ -48,7 +48,7 @@ pub(super) struct Published {
     retry_at: Option<Duration>,
     /// What was written since we last saw the node: the watch has yet to show it.
     written: Option<NodePatch>,
-    /// The broken cards we told last.
+    /// The broken GPUs we told last.
     unhealthy: Option<Vec<u8>>,
     unhealthy_in_flight: Option<Vec<u8>>,
     unhealthy_retry_at: Option<Duration>,
@@ -124,7 +124,7 @@ impl Agent {
         Some(gpus.iter().filter(|gpu| gpu.health == Health::Unhealthy).map(|gpu| gpu.index.0).collect())
     }
 
-    /// What the node's object lacks; `None` while we know neither it nor the cards.
+    /// What the node's object lacks; `None` while we know neither it nor the GPUs.
     fn node_patch(&self) -> Option<NodePatch> {
         let node = self.published.node.as_ref()?;
         let cards = self.cards.as_ref()?;

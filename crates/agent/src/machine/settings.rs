@@ -23,9 +23,9 @@ pub struct Settings {
     pub dialects: Vec<Dialect>,
     /// What one unit of `aliyun.com/gpu-mem` shall be.
     pub memory_unit: MemoryUnit,
-    /// How cards are chosen for pods that nobody placed.
+    /// How GPUs are chosen for pods that nobody placed.
     pub policy: Policy,
-    /// How cards are handed to containers.
+    /// How GPUs are handed to containers.
     pub hand_over: HandOver,
     /// Where plugins and the kubelet meet.
     pub meeting: Meeting,
@@ -37,7 +37,7 @@ pub struct Settings {
     pub instance_type: Option<String>,
     /// Labels to set on the node.
     pub labels: BTreeMap<String, String>,
-    /// How long a card that had a passing trouble must stay quiet to be trusted again.
+    /// How long a GPU that had a passing trouble must stay quiet to be trusted again.
     pub quiet_time: Duration,
     /// Errors of the driver that are passed over, beside those of programs.
     pub ignored_xids: BTreeSet<u64>,

@@ -9,7 +9,7 @@ use tessera_core::{
     units::{GpuIndex, Percent, PodUid},
 };
 use tessera_limits::{
-    CardLimit,
+    GpuLimit,
     limits::{Meaning, uuid_bytes},
 };
 use tessera_node::pod_resources::ContainerDevices;
@@ -25,7 +25,7 @@ use super::{
 /// gpu-manager's annotation for shares that may grow where others leave some compute.
 const CEILING: &str = "tencent.com/vcuda-core-limit";
 
-/// What a container with shares of cards may use. Containers with whole cards have no limits.
+/// What a container with shares of GPUs may use. Containers with whole GPUs have no limits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ContainerLimits {
     /// The pod's UID.
@@ -38,8 +38,8 @@ pub struct ContainerLimits {
     pub container: String,
     /// What a percentage of compute means.
     pub meaning: Meaning,
-    /// By ascending index of the cards.
-    pub cards: Vec<CardLimit>,
+    /// By ascending index of the GPUs.
+    pub cards: Vec<GpuLimit>,
 }
 
 impl ContainerLimits {
@@ -135,7 +135,7 @@ impl Agent {
     }
 
     /// The ordinary init containers for which an earlier agent may have answered with these devices: the kubelet lists no such, and what that agent
-    /// remembered is gone. Their pods have been admitted, and their annotations name these cards.
+    /// remembered is gone. Their pods have been admitted, and their annotations name these GPUs.
     fn init_holders(&self, resource: Resource, ids: &BTreeSet<String>) -> Vec<(PodUid, String)> {
         let Some(cards) = &self.cards else { return Vec::new() };
         let gpus: GpuSet = cards.of_ids(resource, ids).into_iter().collect();
@@ -146,7 +146,7 @@ impl Agent {
             for (container, _) in inits.filter(|(container, _)| resource.asked_by(container) == ids.len()) {
                 let granted = self.annotated(pod).iter().find(|granted| granted.container == container.name);
                 let is_unknown = self.admission.recorded(uid, &container.name, resource).is_none();
-                // A few blocks of memory beside whole cards need not lie on each of them.
+                // A few blocks of memory beside whole GPUs need not lie on each of them.
                 if is_unknown && granted.is_some_and(|granted| granted.gpus().is_superset(gpus)) {
                     holders.push((uid.clone(), container.name.clone()));
                 }
@@ -155,7 +155,7 @@ impl Agent {
         holders
     }
 
-    /// Without the API server a container that ran before may start again: it has whole cards, or its grant is still there.
+    /// Without the API server a container that ran before may start again: it has whole GPUs, or its grant is still there.
     fn starts_as_before(&self, resource: Resource, ids: &BTreeSet<String>) -> bool {
         if self.pods_known {
             return false;
@@ -163,7 +163,7 @@ impl Agent {
         let mut holding = self.listed.iter().flat_map(|pod| pod.containers.iter().map(move |c| (pod, c)));
         holding.any(|(pod, container)| {
             container.ids.get(resource.name()) == Some(ids)
-                && (has_whole_cards(container)
+                && (has_whole_gpus(container)
                     || self.truth.on_disk.values().any(|limits| {
                         (&limits.namespace, &limits.name, &limits.container)
                             == (&pod.namespace, &pod.name, &container.name)
@@ -171,7 +171,7 @@ impl Agent {
         })
     }
 
-    /// The limits of a container; none where it has whole cards.
+    /// The limits of a container; none where it has whole GPUs.
     pub(super) fn limits(
         &self,
         uid: &PodUid,
@@ -179,21 +179,22 @@ impl Agent {
         held: &Holding,
     ) -> Result<Option<ContainerLimits>, String> {
         let ceiling = pod.metadata.annotations.get(CEILING).and_then(|text| text.trim().parse::<u32>().ok());
-        let card = |index: GpuIndex, cores: Percent, memory: u64| {
+        let card = |index: GpuIndex, compute_percent: Percent, memory: u64| {
             let gpu = self.cards.as_ref().and_then(|cards| cards.node.gpu(index));
             let uuid = gpu.and_then(|gpu| uuid_bytes(&gpu.uuid.0));
             let uuid = uuid.ok_or_else(|| {
                 format!("GPU {index} has no UUID by which a container could be held to its share of it")
             })?;
-            let most = ceiling.map_or(cores, |limit| Percent(limit.min(Percent::WHOLE.0)).max(cores));
+            let most = ceiling
+                .map_or(compute_percent, |limit| Percent(limit.min(Percent::WHOLE.0)).max(compute_percent));
             // What a context takes is not known here: the library has a guess.
-            Ok(CardLimit { uuid, memory, context: 0, cores: cores.0, ceiling: most.0 })
+            Ok(GpuLimit { uuid, memory, context: 0, compute_percent: compute_percent.0, ceiling: most.0 })
         };
         let shares = held.grant.cards.iter().filter_map(|(index, hold)| match hold {
             Hold::Whole => None,
-            Hold::Part { cores, memory } => Some(card(*index, *cores, memory.0 << 20)),
+            Hold::Share { compute_percent, memory } => Some(card(*index, *compute_percent, memory.0 << 20)),
         });
-        let cards: Vec<CardLimit> = shares.collect::<Result<_, String>>()?;
+        let cards: Vec<GpuLimit> = shares.collect::<Result<_, String>>()?;
         Ok((!cards.is_empty()).then(|| ContainerLimits {
             pod: uid.clone(),
             namespace: pod.metadata.namespace.clone(),
@@ -231,9 +232,10 @@ impl Agent {
     }
 }
 
-/// Whether a container has whole cards, by the devices it holds.
-fn has_whole_cards(container: &ContainerDevices) -> bool {
+/// Whether a container has whole GPUs, by the devices it holds.
+fn has_whole_gpus(container: &ContainerDevices) -> bool {
     let count = |resource: Resource| container.ids.get(resource.name()).map_or(0, BTreeSet::len);
-    let cores = count(Resource::VcudaCore);
-    count(Resource::NvidiaGpu) + count(Resource::AliyunGpu) > 0 || (cores > 0 && cores.is_multiple_of(100))
+    let compute_percent = count(Resource::VcudaCore);
+    count(Resource::NvidiaGpu) + count(Resource::AliyunGpu) > 0
+        || (compute_percent > 0 && compute_percent.is_multiple_of(100))
 }

@@ -28,11 +28,11 @@ use super::{
 struct Ask {
     claim: Claim,
     pod_name: String,
-    /// The cards, where another resource of the same container has fixed them.
+    /// The GPUs, where another resource of the same container has fixed them.
     fixed: Option<GpuSet>,
-    /// Some of the cards, where that other resource could not name them all.
+    /// Some of the GPUs, where that other resource could not name them all.
     among: GpuSet,
-    /// Cards the scheduler granted.
+    /// GPUs the scheduler granted.
     granted: GpuSet,
 }
 
@@ -44,8 +44,8 @@ impl Ask {
         }
     }
 
-    /// Devices of a resource wanted on each card; `None` where only the sum counts.
-    fn per_card(&self, resource: Resource, count: usize) -> Option<usize> {
+    /// Devices of a resource wanted on each GPU; `None` where only the sum counts.
+    fn per_gpu(&self, resource: Resource, count: usize) -> Option<usize> {
         match (resource, self.claim.request) {
             (Resource::VcudaMemory, Request::Whole(_)) => None,
             _ => Some(count / self.cards().max(1)),
@@ -69,7 +69,7 @@ impl Agent {
         let pod_name = format!("{}/{}", pod.metadata.namespace, pod.metadata.name);
         let mut ask = Ask { claim, pod_name, fixed: None, among: GpuSet::EMPTY, granted };
         match named {
-            // A few blocks of memory beside whole cards need not lie on each of them.
+            // A few blocks of memory beside whole GPUs need not lie on each of them.
             Some(named) if named.len() < ask.cards() => ask.among = named,
             named => ask.fixed = named,
         }
@@ -94,7 +94,7 @@ impl Agent {
             Some(fixed) => fixed,
             None => self.choose(&ask, &state, resource, wish.count, &offer)?,
         };
-        offer.pick(gpus, wish.count, ask.per_card(resource, wish.count)).ok_or_else(|| {
+        offer.pick(gpus, wish.count, ask.per_gpu(resource, wish.count)).ok_or_else(|| {
             format!(
                 "pod {}: the kubelet has not {} free {resource} left on GPU {gpus}, where container {container} belongs",
                 ask.pod_name, wish.count
@@ -102,7 +102,7 @@ impl Agent {
         })
     }
 
-    /// The cards: as granted if that is possible, else by our own policy.
+    /// The GPUs: as granted if that is possible, else by our own policy.
     fn choose(
         &self,
         ask: &Ask,
@@ -113,13 +113,13 @@ impl Agent {
     ) -> Result<GpuSet, String> {
         let hold = Hold::of(ask.claim.request);
         let serves = |gpu: GpuIndex| {
-            state.fits(gpu, hold) && ask.per_card(resource, count).is_none_or(|units| offer.has(gpu, units))
+            state.fits(gpu, hold) && ask.per_gpu(resource, count).is_none_or(|units| offer.has(gpu, units))
         };
         let (granted, required) = (ask.granted, offer.required.union(ask.among));
         if granted.len() == ask.cards() && granted.is_superset(required) && granted.iter().all(serves) {
             return Ok(granted);
         }
-        // A share is on one card, so what is required names it.
+        // A share is on one GPU, so what is required names it.
         let part_of_required = |gpu: GpuIndex| {
             matches!(ask.claim.request, Request::Whole(_)) || required.is_empty() || required.contains(gpu)
         };
@@ -167,7 +167,7 @@ impl Agent {
             }
         }
         if resource == Resource::VcudaMemory {
-            // What comes with the card comes with its compute: the kubelet would only complain of hearing it twice.
+            // What comes with the GPU comes with its compute: the kubelet would only complain of hearing it twice.
             return Ok(Allocation::default());
         }
         let grant = ContainerGrant {
@@ -229,7 +229,7 @@ fn memory_units(pod: &Pod, container: &str) -> (u64, u64) {
     (own, all().filter(|(_, role)| *role != Role::Init).map(|(c, _)| units(c)).sum())
 }
 
-/// The node with some cards closed to everybody.
+/// The node with some GPUs closed to everybody.
 fn close(state: &NodeState, closed: impl Iterator<Item = GpuIndex>) -> NodeState {
     let mut state = state.clone();
     let container = ContainerGrant {
@@ -247,20 +247,20 @@ fn close(state: &NodeState, closed: impl Iterator<Item = GpuIndex>) -> NodeState
     state
 }
 
-/// The cards of these devices, if they make what was asked for.
+/// The GPUs of these devices, if they make what was asked for.
 fn check_devices(
     cards: &Cards,
     ask: &Ask,
     resource: Resource,
     ids: &BTreeSet<String>,
 ) -> Result<GpuSet, String> {
-    let mut on_card: BTreeMap<GpuIndex, usize> = BTreeMap::new();
+    let mut on_gpu: BTreeMap<GpuIndex, usize> = BTreeMap::new();
     for id in ids {
         let (gpu, _) =
             cards.ids.read(resource, id).ok_or_else(|| format!("this node has no {resource} {id}"))?;
-        *on_card.entry(gpu).or_default() += 1;
+        *on_gpu.entry(gpu).or_default() += 1;
     }
-    let gpus: GpuSet = on_card.keys().copied().collect();
+    let gpus: GpuSet = on_gpu.keys().copied().collect();
     let complain = |what: String| {
         Err(format!(
             "pod {}, container {}: the kubelet chose {resource} of GPU {gpus}, {what}; \
@@ -268,14 +268,14 @@ fn check_devices(
             ask.pod_name, ask.claim.container
         ))
     };
-    match (ask.fixed, ask.per_card(resource, ids.len())) {
+    match (ask.fixed, ask.per_gpu(resource, ids.len())) {
         (Some(fixed), _) if !fixed.is_superset(gpus) => {
             return complain(format!("but the rest of GPU {fixed}"));
         }
         (None, None) if gpus.len() > ask.cards() => {
             return complain(format!("which are more than {} GPUs", ask.cards()));
         }
-        (_, Some(units)) if gpus.len() != ask.cards() || on_card.values().any(|count| *count != units) => {
+        (_, Some(units)) if gpus.len() != ask.cards() || on_gpu.values().any(|count| *count != units) => {
             return complain(format!("which do not make {} GPU(s)", ask.cards()));
         }
         _ => {}
@@ -288,16 +288,16 @@ fn check_devices(
 
 /// What the kubelet lets us choose from.
 struct Offer {
-    /// By card, by number on the card; required ones first.
-    on_card: BTreeMap<GpuIndex, Vec<(bool, u64, String)>>,
-    /// Cards of devices that are already decided.
+    /// By GPU, by number on the GPU; required ones first.
+    on_gpu: BTreeMap<GpuIndex, Vec<(bool, u64, String)>>,
+    /// GPUs of devices that are already decided.
     required: GpuSet,
 }
 
 impl Offer {
     fn of(cards: &Cards, resource: Resource, wish: &Wish) -> Result<Self, String> {
         let required: BTreeSet<&String> = wish.required.iter().collect();
-        let mut offer = Self { on_card: BTreeMap::new(), required: GpuSet::EMPTY };
+        let mut offer = Self { on_gpu: BTreeMap::new(), required: GpuSet::EMPTY };
         let all: BTreeSet<&String> = wish.available.iter().chain(&wish.required).collect();
         for id in all {
             let known = cards.ids.read(resource, id);
@@ -306,26 +306,26 @@ impl Offer {
             if decided {
                 offer.required = offer.required.with(gpu);
             }
-            offer.on_card.entry(gpu).or_default().push((!decided, number, id.clone()));
+            offer.on_gpu.entry(gpu).or_default().push((!decided, number, id.clone()));
         }
-        offer.on_card.values_mut().for_each(|devices| devices.sort_unstable());
+        offer.on_gpu.values_mut().for_each(|devices| devices.sort_unstable());
         Ok(offer)
     }
 
     fn has(&self, gpu: GpuIndex, units: usize) -> bool {
-        self.on_card.get(&gpu).is_some_and(|devices| devices.len() >= units)
+        self.on_gpu.get(&gpu).is_some_and(|devices| devices.len() >= units)
     }
 
-    /// Devices of these cards: so many on each, or so many in all. All that are required must be among them.
-    fn pick(&self, gpus: GpuSet, count: usize, per_card: Option<usize>) -> Option<Vec<String>> {
-        let of = |gpu: GpuIndex| self.on_card.get(&gpu).into_iter().flatten();
-        let mut picked: Vec<&(bool, u64, String)> = match per_card {
+    /// Devices of these GPUs: so many on each, or so many in all. All that are required must be among them.
+    fn pick(&self, gpus: GpuSet, count: usize, per_gpu: Option<usize>) -> Option<Vec<String>> {
+        let of = |gpu: GpuIndex| self.on_gpu.get(&gpu).into_iter().flatten();
+        let mut picked: Vec<&(bool, u64, String)> = match per_gpu {
             Some(units) => gpus.iter().flat_map(|gpu| of(gpu).take(units)).collect(),
             None => gpus.iter().flat_map(of).collect(),
         };
         picked.sort_by_key(|(optional, ..)| *optional);
         picked.truncate(count);
-        let required = self.on_card.values().flatten().filter(|(optional, ..)| !optional).count();
+        let required = self.on_gpu.values().flatten().filter(|(optional, ..)| !optional).count();
         let included = picked.iter().filter(|(optional, ..)| !optional).count();
         (picked.len() == count && included == required)
             .then(|| picked.into_iter().map(|(.., id)| id.clone()).collect())

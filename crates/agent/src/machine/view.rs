@@ -14,11 +14,11 @@ pub struct View {
     pub pods_known: bool,
     /// Whether the kubelet has told its books.
     pub listed: bool,
-    /// The cards and what is left of them.
+    /// The GPUs and what is left of them.
     pub node: Option<NodeState>,
     /// What is published.
     pub inventory: Option<Inventory>,
-    /// PCI addresses of the cards.
+    /// PCI addresses of the GPUs.
     pub pci: Vec<String>,
     /// The driver's version, where there is one.
     pub driver: Option<String>,
@@ -26,9 +26,9 @@ pub struct View {
     pub pods: Vec<PodView>,
     /// Who holds what.
     pub containers: Vec<ContainerView>,
-    /// Containers that hold cards by somebody else's device plugin, whose devices do not say which: namespace, pod, container.
+    /// Containers that hold GPUs by somebody else's device plugin, whose devices do not say which: namespace, pod, container.
     pub served_by_others: BTreeSet<(String, String, String)>,
-    /// Cards that carry more than they have.
+    /// GPUs that carry more than they have.
     pub overbooked: Vec<u8>,
     /// Containers of which something used what it was not given, how, and how often.
     pub escapes: Vec<(PodUid, String, Escape, u64)>,
@@ -66,7 +66,7 @@ pub struct ContainerView {
     pub container: String,
     /// The vocabulary it asked in.
     pub dialect: Option<Dialect>,
-    /// Its cards.
+    /// Its GPUs.
     pub cards: Vec<(u8, Hold)>,
     /// Whether the kubelet says so itself.
     pub listed: bool,
@@ -139,7 +139,7 @@ impl Agent {
         }
     }
 
-    /// Containers that hold cards by somebody else's device plugin.
+    /// Containers that hold GPUs by somebody else's device plugin.
     pub(super) fn served_by_others(&self) -> BTreeSet<(String, String, String)> {
         let ours = |name: &str, id: &String| {
             let cards = self.cards.as_ref();

@@ -60,7 +60,7 @@ struct Account {
     file: File,
     /// Where the container is told what its books lack, while there is somebody to be told.
     control: Option<Mapping<Control>>,
-    /// The cards of its grant; empty where that is damaged, and so will be written anew.
+    /// The GPUs of its grant; empty where that is damaged, and so will be written anew.
     cards: Vec<GpuUuid>,
     demands: Demands,
     tally: Tally,
@@ -170,7 +170,7 @@ fn measure(
                 used.all.get(&(account.directory.clone(), uuid)).copied().unwrap_or_default();
             let (uid, container) = whose.clone();
             let mut throttle = Throttle { open: seconds(time), windows, ..Throttle::default() };
-            // Processes do not tell which card they waited for; shares are of one card.
+            // Processes do not tell which GPU they waited for; shares are of one GPU.
             if place == 0 {
                 let Tally { waited, waits, denied, .. } = &account.tally;
                 throttle =
@@ -235,7 +235,7 @@ impl Account {
         self.control.is_some() || self.tally.processes().next().is_some()
     }
 
-    /// What is held by the books, of the cards where that did not change since they were last read.
+    /// What is held by the books, of the GPUs where that did not change since they were last read.
     fn compare(&mut self, whose: &Whose) -> AccountRead {
         let before = self.tally.held();
         self.read();
@@ -262,12 +262,12 @@ impl Tally {
         self.living().map(|said| said.process)
     }
 
-    /// Those that have ended, and whose memory may not be back with the card yet.
+    /// Those that have ended, and whose memory may not be back with the GPU yet.
     fn ended(&self) -> impl Iterator<Item = u32> {
         self.before.iter().flatten().filter(|said| !said.is_alive).map(|said| said.process)
     }
 
-    /// Bytes of each card that the living hold.
+    /// Bytes of each GPU that the living hold.
     fn held(&self) -> [u64; CARDS] {
         std::array::from_fn(|card| {
             self.living().fold(0, |sum: u64, said| sum.saturating_add(said.held[card]))

@@ -1,4 +1,4 @@
-//! The arbiter, on a thread of its own: hands out time windows on shared cards to the containers of the grant directories.
+//! The arbiter, on a thread of its own: hands out time windows on shared GPUs to the containers of the grant directories.
 //!
 //! A new agent begins with nothing: the windows are in the grants' files, and the containers hold themselves to their shares
 //! until it is there.
@@ -21,13 +21,13 @@ use tessera_arbiter::{
 };
 use tessera_core::gpu::GpuUuid;
 use tessera_limits::{CARDS, futex, limits::uuid_text};
-use tessera_node::gpus::{CardPower, Gpus};
+use tessera_node::gpus::{GpuPower, Gpus};
 use tokio_util::sync::CancellationToken;
 
 /// How often what the containers have had is told.
 const TELL: Duration = Duration::from_secs(1);
 
-/// The service asks to be called again no sooner than this, in nanoseconds, when nobody wants a card.
+/// The service asks to be called again no sooner than this, in nanoseconds, when nobody wants a GPU.
 const QUIET: u64 = 50_000_000;
 
 /// How long the arbiter then sleeps: well below the time after which it is taken for gone.
@@ -43,12 +43,12 @@ pub(super) struct Arbiter {
     used: Arc<Mutex<UsedTime>>,
 }
 
-/// What containers have had of cards.
+/// What containers have had of GPUs.
 #[derive(Clone, Debug, Default)]
 pub(super) struct UsedTime {
     /// Until when, by [`futex::now`].
     pub(super) at: u64,
-    /// By grant directory and card.
+    /// By grant directory and GPU.
     pub(super) all: HashMap<(PathBuf, [u8; 16]), Used>,
 }
 
@@ -57,11 +57,11 @@ enum Command {
     Remove(PathBuf),
     /// Whom to tell of processes that wait until what they hold has been measured.
     OnUnsure(Box<dyn Fn() + Send>),
-    /// What a card draws.
-    Power([u8; 16], CardPower),
+    /// What a GPU draws.
+    Power([u8; 16], GpuPower),
 }
 
-/// What is known of a card where throughput is shared.
+/// What is known of a GPU where throughput is shared.
 #[derive(Default)]
 struct Throughput {
     /// When its power was asked for, and how long it had been busy by then.
@@ -101,7 +101,7 @@ impl Arbiter {
     }
 }
 
-/// Tells what cards draw, for as long as somebody asks.
+/// Tells what GPUs draw, for as long as somebody asks.
 fn tell_power(gpus: &dyn Gpus, asked: &mpsc::Receiver<[u8; 16]>, answers: &mpsc::Sender<Command>) {
     for card in asked {
         if let Some(power) = gpus.power(&GpuUuid::from(uuid_text(&card).as_str())) {
@@ -129,7 +129,7 @@ fn run(
         }
         for (card, busy) in service.by_throughput() {
             let asked = &mut throughput.entry(card).or_default().asked;
-            // An idle card draws nothing that matters, and nobody is woken for it.
+            // An idle GPU draws nothing that matters, and nobody is woken for it.
             if now - asked.0 >= power::EVERY && busy != asked.1 {
                 *asked = (now, busy);
                 // Full where the driver does not answer.
@@ -150,7 +150,7 @@ fn run(
                 Err(TryRecvError::Disconnected) => return,
             }
         }
-        // Where nobody wants a card for now, whoever does will ring.
+        // Where nobody wants a GPU for now, whoever does will ring.
         service.wait(if next >= now + QUIET { now + IDLE } else { next });
     }
 }

@@ -36,7 +36,7 @@ pub trait Cluster: Send + Sync + 'static {
     /// Writes an event about a pod.
     fn tell_owner(&self, notice: &PodNotice) -> impl Future<Output = Result<(), String>> + Send;
 
-    /// Lists the broken cards.
+    /// Lists the broken GPUs.
     fn set_unhealthy(&self, cards: &[u8]) -> impl Future<Output = Result<(), String>> + Send;
 }
 

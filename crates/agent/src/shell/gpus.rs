@@ -1,4 +1,4 @@
-//! Looking for the cards, and watching them, on a thread of their own: the driver blocks.
+//! Looking for the GPUs, and watching them, on a thread of their own: the driver blocks.
 
 use std::{
     io,
@@ -17,10 +17,10 @@ use tokio_util::sync::CancellationToken;
 use super::{Message, Messages};
 use crate::machine::Event;
 
-/// How soon cards that were not there, or cannot be watched, are looked for again.
+/// How soon GPUs that were not there, or cannot be watched, are looked for again.
 const LOOK_AGAIN: Duration = Duration::from_secs(10);
 
-/// Quiet rounds of watching before the cards are looked at again.
+/// Quiet rounds of watching before the GPUs are looked at again.
 const ROUNDS: u32 = 6;
 
 pub(super) fn watch(
@@ -41,7 +41,7 @@ pub(super) fn watch(
                 && health
                 && let Err(error) = watch_until_stop(&*gpus, &messages, &stop)
             {
-                tracing::warn!("cards are not watched for errors: {error}");
+                tracing::warn!("GPUs are not watched for errors: {error}");
             }
             if ended.recv_timeout(LOOK_AGAIN) != Err(RecvTimeoutError::Timeout) {
                 return;
@@ -52,7 +52,7 @@ pub(super) fn watch(
     Ok(())
 }
 
-/// Looks for the cards; whether there are any.
+/// Looks for the GPUs; whether there are any.
 fn look(gpus: &dyn Gpus, messages: &Messages) -> bool {
     let found = gpus.discover().map_err(|error| error.to_string());
     let any = found.is_ok();
@@ -62,7 +62,7 @@ fn look(gpus: &dyn Gpus, messages: &Messages) -> bool {
 
 fn watch_until_stop(gpus: &dyn Gpus, messages: &Messages, stop: &CancellationToken) -> Result<(), GpusError> {
     let mut rounds = 0;
-    // However it ended, the cards are looked for again, unless all is to end.
+    // However it ended, the GPUs are looked for again, unless all is to end.
     let _ended = gpus.watch(&mut |incident| {
         if stop.is_cancelled() {
             return ControlFlow::Break(());

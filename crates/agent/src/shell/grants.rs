@@ -1,4 +1,4 @@
-//! Grant directories: one for each container that holds a share of a card, with the two files by which the library in the
+//! Grant directories: one for each container that holds a share of a GPU, with the two files by which the library in the
 //! container and the agent know of each other (see [`tessera_limits`]).
 //!
 //! ```text
@@ -129,7 +129,7 @@ fn below(directory: &Path) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use tessera_limits::{CardLimit, limits::Meaning};
+    use tessera_limits::{GpuLimit, limits::Meaning};
 
     use super::*;
 
@@ -140,7 +140,7 @@ mod tests {
             name: "p".into(),
             container: container.into(),
             meaning: Meaning::Throughput,
-            cards: vec![CardLimit { uuid: [7; 16], memory, context: 0, cores: 30, ceiling: 60 }],
+            cards: vec![GpuLimit { uuid: [7; 16], memory, context: 0, compute_percent: 30, ceiling: 60 }],
         }
     }
 

@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{Message, Messages, sampler::Sampler};
 use crate::{
-    exporter::{self, CardPicture, Picture, Usage},
+    exporter::{self, GpuPicture, Picture, Usage},
     machine::View,
 };
 
@@ -105,7 +105,7 @@ async fn version() -> Json<BTreeMap<&'static str, &'static str>> {
 
 async fn graph(State(pages): State<Pages>) -> Result<Json<BTreeMap<&'static str, String>>, StatusCode> {
     let view = pages.view().await?;
-    let activity = |card: &CardPicture| {
+    let activity = |card: &GpuPicture| {
         let Some(look) = &card.look else { return tree::Activity::default() };
         tree::Activity {
             pids: look.pids.iter().copied().collect(),

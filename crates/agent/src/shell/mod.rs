@@ -50,9 +50,9 @@ const ROUTINE: Duration = Duration::from_secs(1);
 /// The outside of an agent.
 #[allow(missing_debug_implementations, reason = "a port is whatever is plugged in")]
 pub struct Ports<C> {
-    /// The cards.
+    /// The GPUs.
     pub gpus: Arc<dyn Gpus>,
-    /// Whether cards are watched for errors.
+    /// Whether GPUs are watched for errors.
     pub watch_health: bool,
     /// The API server.
     pub cluster: Arc<C>,
@@ -60,7 +60,7 @@ pub struct Ports<C> {
     pub pod_resources: PathBuf,
     /// Where pages are served, if anywhere.
     pub listen: Option<TcpListener>,
-    /// How the cards are looked at.
+    /// How the GPUs are looked at.
     pub sampling: Sampling,
 }
 
@@ -162,7 +162,7 @@ struct Shell<C> {
     plugins: BTreeMap<Resource, Arc<Plugin>>,
     /// Who waits for an answer.
     calls: BTreeMap<CallId, oneshot::Sender<Answer>>,
-    /// Which pods and cards the sampler knows, and since when.
+    /// Which pods and GPUs the sampler knows, and since when.
     sampled: Option<(u64, Instant)>,
     started: Instant,
     tasks: JoinSet<()>,
@@ -227,7 +227,7 @@ impl<C: Cluster> Shell<C> {
         }
     }
 
-    /// Tells the sampler of new cards and pods, not more often than it would notice.
+    /// Tells the sampler of new GPUs and pods, not more often than it would notice.
     fn tell_sampler(&mut self) {
         let revision = self.agent.revision();
         let is_due = |(known, at): (u64, Instant)| known != revision && at.elapsed() >= ROUTINE;

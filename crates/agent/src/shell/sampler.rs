@@ -1,4 +1,4 @@
-//! Looks at the cards, each on a thread of its own: one that hangs holds up neither the others nor a page. However many ask, the
+//! Looks at the GPUs, each on a thread of its own: one that hangs holds up neither the others nor a page. However many ask, the
 //! driver is asked once an interval.
 
 use std::{
@@ -22,10 +22,10 @@ use tessera_node::{
 
 use crate::{
     exporter::{Holder, Meter, Observation, Picture, Throttles, families::Wanted},
-    machine::{OnCard, View},
+    machine::{OnGpu, View},
 };
 
-/// How the cards are looked at.
+/// How the GPUs are looked at.
 #[derive(Clone, Debug)]
 pub struct Sampling {
     /// How often.
@@ -59,34 +59,34 @@ const PROC: &str = "/proc";
 const INTERVALS: u32 = 3;
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// How long a card may take to tell who is on it.
+/// How long a GPU may take to tell who is on it.
 const GLANCE: Duration = Duration::from_millis(200);
 
-/// Looks at the cards and keeps their accounts.
+/// Looks at the GPUs and keeps their accounts.
 #[allow(missing_debug_implementations, reason = "a port is whatever is plugged in")]
 pub struct Sampler {
     gpus: Arc<dyn Gpus>,
     sampling: Sampling,
     meter: Arc<Mutex<Meter>>,
-    /// Cards that are looked at.
+    /// GPUs that are looked at.
     pollers: Mutex<BTreeMap<GpuUuid, Poller>>,
     /// Where processes are explained, if anywhere.
     processes: Option<Processes>,
-    /// Who is known of those on the cards.
+    /// Who is known of those on the GPUs.
     who: Mutex<Acquainted>,
 }
 
-/// The thread of a card, which ends when this is dropped.
+/// The thread of a GPU, which ends when this is dropped.
 struct Poller {
-    questions: mpsc::Sender<mpsc::Sender<OnOneCard>>,
-    /// It has been asked who is on the card, and has not told yet.
+    questions: mpsc::Sender<mpsc::Sender<OnOneGpu>>,
+    /// It has been asked who is on the GPU, and has not told yet.
     asked: Arc<AtomicBool>,
 }
 
-/// A card and who is on it; nobody, where it does not tell.
-type OnOneCard = (GpuUuid, Option<Vec<ProcessMemory>>);
+/// A GPU and who is on it; nobody, where it does not tell.
+type OnOneGpu = (GpuUuid, Option<Vec<ProcessMemory>>);
 
-/// Those who were on the cards when last asked.
+/// Those who were on the GPUs when last asked.
 #[derive(Default)]
 struct Acquainted {
     memory: Option<Memory>,
@@ -118,7 +118,7 @@ impl Sampler {
         lock(&self.pollers).clear();
     }
 
-    /// Takes note of the cards and pods there are.
+    /// Takes note of the GPUs and pods there are.
     pub(super) fn learn(&self, view: &View) {
         let gpus = view.node.iter().flat_map(|node| node.node().gpus());
         let cards: Vec<GpuUuid> = gpus.map(|gpu| gpu.uuid.clone()).collect();
@@ -130,7 +130,7 @@ impl Sampler {
                     match self.poll(card.clone()) {
                         Ok(poller) => drop(pollers.insert(card.clone(), poller)),
                         Err(error) => {
-                            tracing::warn!(%card, %error, "cannot start a thread to look at the card")
+                            tracing::warn!(%card, %error, "cannot start a thread to look at the GPU")
                         }
                     }
                 }
@@ -155,10 +155,10 @@ impl Sampler {
         lock(&self.meter).report(throttles, now.as_secs_f64(), now.saturating_sub(windows_age).as_secs_f64());
     }
 
-    /// The processes of containers that are on the cards now, and which cards told. Those on which the last look saw nobody are not
+    /// The processes of containers that are on the GPUs now, and which GPUs told. Those on which the last look saw nobody are not
     /// asked, unless they are among `wanted`.
-    pub(super) fn on_cards(&self, wanted: &BTreeSet<GpuUuid>) -> (BTreeSet<GpuUuid>, Vec<OnCard>) {
-        let Some(processes) = &self.processes else { return <(BTreeSet<GpuUuid>, Vec<OnCard>)>::default() };
+    pub(super) fn on_cards(&self, wanted: &BTreeSet<GpuUuid>) -> (BTreeSet<GpuUuid>, Vec<OnGpu>) {
+        let Some(processes) = &self.processes else { return <(BTreeSet<GpuUuid>, Vec<OnGpu>)>::default() };
         let told = self.ask(|gpu| wanted.contains(gpu));
         let pids = told.iter().flat_map(|(_, all)| all).map(|process| process.pid);
         let Acquainted { memory, own_numbers } = &mut *lock(&self.who);
@@ -171,7 +171,7 @@ impl Sampler {
             let Some(known) = who.get(&process.pid) else { continue };
             let Holder::Container(key) = meter.holder(Some(known)) else { continue };
             let own = own_numbers.entry((process.pid, known.started));
-            on_cards.push(OnCard {
+            on_cards.push(OnGpu {
                 gpu: gpu.clone(),
                 pid: process.pid,
                 started: known.started,
@@ -183,7 +183,7 @@ impl Sampler {
         (told.into_iter().map(|(gpu, _)| gpu).collect(), on_cards)
     }
 
-    /// Asks all cards at once who is on them, but for those where the last look saw nobody and nobody is `wanted`. One that hangs is
+    /// Asks all GPUs at once who is on them, but for those where the last look saw nobody and nobody is `wanted`. One that hangs is
     /// waited for no longer than [`GLANCE`], and not asked again until it has answered.
     fn ask(&self, wanted: impl Fn(&GpuUuid) -> bool) -> Vec<(GpuUuid, Vec<ProcessMemory>)> {
         let (tell, told) = mpsc::channel();
@@ -229,7 +229,7 @@ impl Sampler {
     }
 
     fn poll(&self, gpu: GpuUuid) -> io::Result<Poller> {
-        let (questions, inbox) = mpsc::channel::<mpsc::Sender<OnOneCard>>();
+        let (questions, inbox) = mpsc::channel::<mpsc::Sender<OnOneGpu>>();
         let asked = Arc::new(AtomicBool::new(false));
         let poller = Poller { questions, asked: asked.clone() };
         let (gpus, meter, every) = (self.gpus.clone(), self.meter.clone(), self.sampling.every);
@@ -253,7 +253,7 @@ impl Sampler {
                         lock(&meter).missed(&gpu);
                         let reason = error.to_string();
                         if trouble.as_ref() != Some(&reason) {
-                            tracing::warn!(%gpu, "cannot tell what the card does: {reason}");
+                            tracing::warn!(%gpu, "cannot tell what the GPU does: {reason}");
                         }
                         trouble = Some(reason);
                     }
@@ -276,7 +276,7 @@ impl Sampler {
     }
 }
 
-/// One look at a card and at whoever is on it.
+/// One look at a GPU and at whoever is on it.
 pub fn look(
     gpus: &dyn Gpus,
     gpu: &GpuUuid,
@@ -308,11 +308,11 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 mod tests {
     use std::ops::ControlFlow;
 
-    use tessera_node::gpus::{CardSample, Found};
+    use tessera_node::gpus::{Found, GpuSample};
 
     use super::*;
 
-    /// Cards without processes, of which one never answers and one tells all of itself.
+    /// GPUs without processes, of which one never answers and one tells all of itself.
     struct Wedged;
 
     impl Gpus for Wedged {
@@ -320,8 +320,8 @@ mod tests {
             Err(GpusError::NoGpu)
         }
 
-        fn sample(&self, gpu: &GpuUuid, _window: Window) -> Result<CardSample, GpusError> {
-            let empty = CardSample { processes: Some(Vec::new()), ..CardSample::default() };
+        fn sample(&self, gpu: &GpuUuid, _window: Window) -> Result<GpuSample, GpusError> {
+            let empty = GpuSample { processes: Some(Vec::new()), ..GpuSample::default() };
             if gpu.0.as_ref() == "empty" { Ok(empty) } else { Err(GpusError::NoGpu) }
         }
 
@@ -358,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn a_card_that_hangs_is_left_out_and_asked_once() {
+    fn a_gpu_that_hangs_is_left_out_and_asked_once() {
         let sampler = looking_at(&["fine", "hangs", "fails"]);
         for _ in 0..2 {
             assert_eq!(sampler.on_cards(&BTreeSet::new()).0, ["fine".into()].into());
@@ -368,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn a_card_without_processes_is_asked_only_if_somebody_wants_it() {
+    fn a_gpu_without_processes_is_asked_only_if_somebody_wants_it() {
         let sampler = looking_at(&["fine", "empty"]);
         while lock(&sampler.meter).card(&"empty".into()).is_none() {
             thread::yield_now();

@@ -1,4 +1,4 @@
-//! The exporter without Kubernetes: cards and processes are told as far as the machine itself knows them.
+//! The exporter without Kubernetes: GPUs and processes are told as far as the machine itself knows them.
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ pub struct Standalone {
 /// There is nothing to tell.
 #[derive(Debug, thiserror::Error)]
 pub enum StandaloneError {
-    /// No cards.
+    /// No GPUs.
     #[error(transparent)]
     Gpus(#[from] GpusError),
     /// A description that cannot be.
@@ -32,7 +32,7 @@ pub enum StandaloneError {
 }
 
 impl Standalone {
-    /// Begins to look at the cards of this machine.
+    /// Begins to look at the GPUs of this machine.
     pub fn start(node: NodeName, gpus: Arc<dyn Gpus>, sampling: Sampling) -> Result<Self, StandaloneError> {
         let found = gpus.discover()?;
         let node = Node::new(node, found.gpus, found.topology, MilliCpu(u64::MAX), MiB(u64::MAX))?;

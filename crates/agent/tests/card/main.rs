@@ -1,13 +1,13 @@
-//! The whole agent on a real card: shares that hold under its arbiter, memory within the limit by the driver's own count, values
+//! The whole agent on a real GPU: shares that hold under its arbiter, memory within the limit by the driver's own count, values
 //! of the exporter, and a process beside the library that is found out.
 //!
-//! Needs a card that nobody else uses. The environment names the parts: LIBRARY (libtessera.so), WORK (gpu/work.c, built), TAKE
+//! Needs a GPU that nobody else uses. The environment names the parts: LIBRARY (libtessera.so), WORK (gpu/work.c, built), TAKE
 //! and PART (gpu/take.py and gpu/part.py, which need PyTorch).
 
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test that tells what it measured")]
 
 #[path = "../common/mod.rs"]
-#[allow(dead_code, reason = "shared with the tests on simulated cards")]
+#[allow(dead_code, reason = "shared with the tests on simulated GPUs")]
 mod common;
 
 use std::{
@@ -28,7 +28,7 @@ use common::{
 use tessera_core::gpu::GpuUuid;
 use tessera_node::gpus::{Gpus, Nvml};
 
-/// What the two pods ask for: percent of the card, and units of 256 MiB.
+/// What the two pods ask for: percent of the GPU, and units of 256 MiB.
 const ASKED: [(&str, u32, u64); 2] = [("left", 30, 32), ("right", 60, 32)];
 
 const SECONDS: u64 = 8;
@@ -117,11 +117,13 @@ async fn what_is_granted_is_what_is_got() {
     let card: GpuUuid = gpus.discover().unwrap().gpus[0].uuid.clone();
     let world = World::on(gpus.clone(), Way::Registry, Some(address));
     world
-        .until("the card to be offered", || world.kubelet().allocatable("tencent.com/vcuda-core") == 100)
+        .until("the GPU to be offered", || world.kubelet().allocatable("tencent.com/vcuda-core") == 100)
         .await;
-    for (number, (name, cores, units)) in (0u32..).zip(ASKED) {
-        let limits =
-            [("tencent.com/vcuda-core", cores.to_string()), ("tencent.com/vcuda-memory", units.to_string())];
+    for (number, (name, compute_percent, units)) in (0u32..).zip(ASKED) {
+        let limits = [
+            ("tencent.com/vcuda-core", compute_percent.to_string()),
+            ("tencent.com/vcuda-memory", units.to_string()),
+        ];
         let limits = limits.each_ref().map(|(resource, amount)| (*resource, amount.as_str()));
         let pod = world.bind(name, &limits, None);
         world.run(&pod).await.unwrap();
@@ -138,11 +140,13 @@ async fn what_is_granted_is_what_is_got() {
     let (after, seconds) = (threads(), since.elapsed().as_secs_f64());
     let text = page(address, "/metrics").await.unwrap();
     let shares = running.map(|child| words(child)[2].parse::<f64>().unwrap());
-    for ((name, cores, _), share) in ASKED.iter().zip(shares) {
+    for ((name, compute_percent, _), share) in ASKED.iter().zip(shares) {
         let busy = 100.0 * value(&text, "tessera_container_busy_ratio", name);
-        println!("{name}: asked {cores}, got {share:.2} % of the card's time; the exporter says {busy:.1} %");
-        assert!((share - f64::from(*cores)).abs() < 2.0, "{name}: {share}");
-        assert!((busy - f64::from(*cores)).abs() < 5.0, "{name}: {busy}");
+        println!(
+            "{name}: asked {compute_percent}, got {share:.2} % of the GPU's time; the exporter says {busy:.1} %"
+        );
+        assert!((share - f64::from(*compute_percent)).abs() < 2.0, "{name}: {share}");
+        assert!((busy - f64::from(*compute_percent)).abs() < 5.0, "{name}: {busy}");
     }
     for (name, end) in &after {
         let percent = 100.0 * (end - before.get(name).unwrap_or(&0.0)) / seconds;

@@ -1,4 +1,4 @@
-//! Processes on the cards of the node, and its pages.
+//! Processes on the GPUs of the node, and its pages.
 
 #![allow(dead_code, reason = "not every user of this module looks at pages")]
 
@@ -19,7 +19,7 @@ use super::World;
 /// Pods of a full node.
 const PODS: u32 = 100;
 
-fn card_of(pod: u32) -> u8 {
+fn gpu_of(pod: u32) -> u8 {
     u8::try_from(pod % 8).unwrap()
 }
 
@@ -50,7 +50,7 @@ pub(crate) async fn page(address: SocketAddr, path: &str) -> Option<String> {
 }
 
 impl World {
-    /// A process of a container on a card: `memory` in MiB, `busy` in percent. It is there at the next look.
+    /// A process of a container on a GPU: `memory` in MiB, `busy` in percent. It is there at the next look.
     pub(crate) fn process(&self, pid: u32, card: u8, memory: u64, busy: u32, container: &str) {
         let own = self.directory.path().join(format!("proc/{pid}"));
         fs::create_dir_all(&own).unwrap();
@@ -74,11 +74,11 @@ impl World {
         pod
     }
 
-    /// A hundred pods that run, with shares of the cards.
+    /// A hundred pods that run, with shares of the GPUs.
     pub(crate) async fn pods_with_shares(&self) {
         let share = [("tencent.com/vcuda-core", "7"), ("tencent.com/vcuda-memory", "20")];
         for number in 0..PODS {
-            self.running(number, &format!("job-{number}"), &share, card_of(number)).await;
+            self.running(number, &format!("job-{number}"), &share, gpu_of(number)).await;
         }
     }
 
@@ -87,7 +87,7 @@ impl World {
         for number in 0..PODS {
             for pid in [1000 + number, 2000 + number] {
                 let memory = 1000 + u64::from(number);
-                self.process(pid, card_of(number), memory, number % 5, &container_id(number));
+                self.process(pid, gpu_of(number), memory, number % 5, &container_id(number));
             }
         }
     }

@@ -1,4 +1,4 @@
-//! A node made of the real agent, the embedded kubelet, simulated cards and an API server that is a map.
+//! A node made of the real agent, the embedded kubelet, simulated GPUs and an API server that is a map.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests may fail like tests")]
 
@@ -155,7 +155,7 @@ pub(crate) struct World {
     way: Way,
     pub(crate) listen: Option<SocketAddr>,
     pub(crate) wanted: Wanted,
-    /// How often the agent looks at its cards.
+    /// How often the agent looks at its GPUs.
     pub(crate) look_every: Duration,
     /// Where the agent runs.
     pub(crate) runtime: Handle,
@@ -176,15 +176,15 @@ impl World {
     /// With pages that have these metrics.
     pub(crate) async fn telling(way: Way, listen: Option<SocketAddr>, wanted: Wanted) -> Self {
         let directory = tempfile::tempdir().unwrap();
-        std::fs::write(directory.path().join("gpus"), eight_cards()).unwrap();
+        std::fs::write(directory.path().join("gpus"), eight_gpus()).unwrap();
         let gpus = Arc::new(Simulated::new(directory.path().join("gpus")));
         let world = Self::started((gpus, Duration::from_millis(20)), directory, way, listen, wanted);
         world.wait_until_served().await;
         world
     }
 
-    /// On other cards than eight simulated ones.
-    #[allow(dead_code, reason = "not every user of this module has a card")]
+    /// On other GPUs than eight simulated ones.
+    #[allow(dead_code, reason = "not every user of this module has a GPU")]
     pub(crate) fn on(gpus: Arc<dyn Gpus>, way: Way, listen: Option<SocketAddr>) -> Self {
         Self::started(
             (gpus, Duration::from_secs(1)),
@@ -299,7 +299,7 @@ impl World {
         .await;
     }
 
-    /// Binds a pod to the node, granted a card if one is named.
+    /// Binds a pod to the node, granted a GPU if one is named.
     pub(crate) fn bind(&self, name: &str, limits: &[(&str, &str)], card: Option<u8>) -> Pod {
         let limits: BTreeMap<&str, &str> = limits.iter().copied().collect();
         let mut pod: Pod = serde_json::from_value(json!({
@@ -352,7 +352,7 @@ pub(crate) fn settings(grants: &Path) -> Settings {
     }
 }
 
-pub(crate) fn eight_cards() -> String {
+pub(crate) fn eight_gpus() -> String {
     let gpu = |index: u8| {
         json!({
             "uuid": uuid(index), "minor": index, "model": "NVIDIA A100-SXM4-80GB", "memoryMiB": 81_920,
@@ -366,7 +366,7 @@ pub(crate) fn uuid(card: u8) -> String {
 }
 
 pub(crate) fn core_node() -> tessera_core::node::Node {
-    let inventory = tessera_wire::inventory::parse(&eight_cards()).unwrap();
+    let inventory = tessera_wire::inventory::parse(&eight_gpus()).unwrap();
     let (cpu, memory) = (tessera_core::units::MilliCpu::ZERO, tessera_core::units::MiB::ZERO);
     tessera_core::node::Node::new("node-1".into(), inventory.gpus, inventory.topology, cpu, memory).unwrap()
 }

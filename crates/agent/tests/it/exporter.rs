@@ -1,4 +1,4 @@
-//! What the agent's pages say of processes on its cards.
+//! What the agent's pages say of processes on its GPUs.
 
 use std::{io::Read as _, sync::Arc, time::Duration};
 
@@ -6,7 +6,7 @@ use flate2::read::GzDecoder;
 use serde_json::{Value, json};
 use tessera_agent::shell::{Sampling, Standalone};
 use tessera_core::gpu::GpuUuid;
-use tessera_node::gpus::{CardSample, Found, Gpus, GpusError, Incident, ProcessMemory, Simulated, Window};
+use tessera_node::gpus::{Found, GpuSample, Gpus, GpusError, Incident, ProcessMemory, Simulated, Window};
 
 use super::{
     SHARE,
@@ -86,7 +86,7 @@ async fn pages_come_in_the_form_the_reader_asks_for() {
 async fn without_kubernetes_the_machine_itself_is_shown() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("gpus");
-    std::fs::write(&file, super::common::eight_cards()).unwrap();
+    std::fs::write(&file, super::common::eight_gpus()).unwrap();
     let sampling = Sampling {
         every: Duration::from_millis(20),
         processes: directory.path().join("proc"),
@@ -110,7 +110,7 @@ async fn without_kubernetes_the_machine_itself_is_shown() {
     served.await.unwrap();
 }
 
-/// Cards of which one never answers, and which count how often they are asked.
+/// GPUs of which one never answers, and which count how often they are asked.
 struct Wedged {
     inner: Simulated,
     asked: std::sync::atomic::AtomicU64,
@@ -121,7 +121,7 @@ impl Gpus for Wedged {
         self.inner.discover()
     }
 
-    fn sample(&self, gpu: &GpuUuid, window: Window) -> Result<CardSample, GpusError> {
+    fn sample(&self, gpu: &GpuUuid, window: Window) -> Result<GpuSample, GpusError> {
         self.asked.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         while gpu.0.as_ref() == uuid(2) {
             std::thread::park();
@@ -146,10 +146,10 @@ impl Gpus for Wedged {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_card_that_hangs_holds_up_nobody_and_scrapes_ask_no_card() {
+async fn a_gpu_that_hangs_holds_up_nobody_and_scrapes_ask_no_gpu() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("gpus");
-    std::fs::write(&file, super::common::eight_cards()).unwrap();
+    std::fs::write(&file, super::common::eight_gpus()).unwrap();
     let gpus = Arc::new(Wedged { inner: Simulated::new(file), asked: 0.into() });
     // Only the first look happens within this test.
     let sampling = Sampling {
@@ -165,7 +165,7 @@ async fn a_card_that_hangs_holds_up_nobody_and_scrapes_ask_no_card() {
     let fine = |card: u8, is: u8| {
         format!("tessera_gpu_sample_success{{gpu=\"{card}\",uuid=\"{}\"}} {is}\n", uuid(card))
     };
-    within_reason("all cards but one", async {
+    within_reason("all GPUs but one", async {
         loop {
             let text = page(address, "/metrics").await.unwrap_or_default();
             if (0..8).all(|card| text.contains(&fine(card, u8::from(card != 2)))) {
@@ -178,7 +178,7 @@ async fn a_card_that_hangs_holds_up_nobody_and_scrapes_ask_no_card() {
     for _ in 0..50 {
         page(address, "/metrics").await.unwrap();
     }
-    assert_eq!(gpus.asked.load(std::sync::atomic::Ordering::Relaxed), 8, "once a card, however many scrapes");
+    assert_eq!(gpus.asked.load(std::sync::atomic::Ordering::Relaxed), 8, "once a GPU, however many scrapes");
     stop.cancel();
     served.await.unwrap();
 }

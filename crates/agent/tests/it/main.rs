@@ -16,7 +16,7 @@ use tessera_wire::inventory;
 const SHARE: [(&str, &str); 2] = [("tencent.com/vcuda-core", "30"), ("tencent.com/vcuda-memory", "40")];
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_node_tells_its_cards_and_shares_have_an_arbiter() {
+async fn the_node_tells_its_gpus_and_shares_have_an_arbiter() {
     let world = World::new(Way::Registry).await;
     let pod = world.bind("share", &SHARE, Some(2));
     world.run(&pod).await.unwrap();
@@ -41,7 +41,7 @@ async fn survives_restarts(way: Way) {
     let given = world.run(&meanwhile).await.unwrap();
     assert_eq!(given["main"].envs["NVIDIA_VISIBLE_DEVICES"], uuid(1));
 
-    // The agent restarts; a container starts again, and the next pod finds its card.
+    // The agent restarts; a container starts again, and the next pod finds its GPU.
     world.stop_agent().await;
     world.until("the devices to be gone", || world.kubelet().allocatable("nvidia.com/gpu") == 0).await;
     world.start_agent();
@@ -82,7 +82,7 @@ async fn equal_pods_in_any_order_and_one_list_for_each() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_refusal_reaches_the_pods_owner_and_a_broken_card_is_withdrawn() {
+async fn a_refusal_reaches_the_pods_owner_and_a_broken_gpu_is_withdrawn() {
     let world = World::new(Way::Registry).await;
     let all = world.bind("all", &[("nvidia.com/gpu", "8")], None);
     world.run(&all).await.unwrap();
@@ -91,11 +91,11 @@ async fn a_refusal_reaches_the_pods_owner_and_a_broken_card_is_withdrawn() {
     assert!(refused.contains("no GPU with 8192 MiB left on node node-1"), "{refused}");
     std::fs::write(world.events(), "3 xid 79\n").unwrap();
     world
-        .until("the card to be withdrawn", || world.kubelet().allocatable("tencent.com/vcuda-core") == 700)
+        .until("the GPU to be withdrawn", || world.kubelet().allocatable("tencent.com/vcuda-core") == 700)
         .await;
     world.until("the list", || *world.api.unhealthy.lock().unwrap() == Some(vec![3])).await;
     std::fs::write(world.events(), "3 xid 79\n3 back\n").unwrap();
-    world.until("the card to be back", || world.kubelet().allocatable("tencent.com/vcuda-core") == 800).await;
+    world.until("the GPU to be back", || world.kubelet().allocatable("tencent.com/vcuda-core") == 800).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -50,7 +50,8 @@ impl Embedded {
         let folder = self.world.grants().join(uid(asking)).join(container);
         let cards = files::open_control(&folder).ok()?.read().unwrap().cards;
         let card = |bytes| (0..8).find(|card| uuid_bytes(&uuid(*card)) == Some(bytes)).unwrap();
-        let limit = |card: &tessera_limits::CardLimit| Limit { mib: card.memory >> 20, percent: card.cores };
+        let limit =
+            |card: &tessera_limits::GpuLimit| Limit { mib: card.memory >> 20, percent: card.compute_percent };
         Some(cards.iter().map(|limited| (card(limited.uuid), limit(limited))).collect())
     }
 }
@@ -100,7 +101,7 @@ impl Stage for Embedded {
         let assigned = grant::assigned(&spec, MemoryUnit::GiB).unwrap();
         let annotations = || self.world.api.pod(&uid(asking)).metadata.annotations;
         let is_told = || assigned.iter().all(|(key, value)| annotations().get(key) == Some(value));
-        self.world.until("the pod to be told that it has its cards", is_told).await;
+        self.world.until("the pod to be told that it has its GPUs", is_told).await;
         let said = grant::parse(&spec, &annotations(), &core_node(), MemoryUnit::GiB).unwrap().unwrap();
         let seen = |asked: &situations::Asked| {
             let grant = said.iter().find(|grant| grant.container == asked.name);

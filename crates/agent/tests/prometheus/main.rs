@@ -111,7 +111,7 @@ async fn prometheus_scrapes_the_agent_and_evaluates_alerts_and_dashboard() {
     }
     prometheus.until_some("rate(tessera_container_busy_seconds_total{pod=\"train\"}[10s]) > 0.35").await;
 
-    // After an interval of each card was measured. What only the library in a container reports is not there; nobody holds more memory than granted but the one that does.
+    // After an interval of each GPU was measured. What only the library in a container reports is not there; nobody holds more memory than granted but the one that does.
     let text = page(world.listen.unwrap(), "/metrics").await.unwrap();
     let known: BTreeSet<String> =
         text.lines().filter_map(|line| line.split(['{', ' ']).next()).map(str::to_owned).collect();

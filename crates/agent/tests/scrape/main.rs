@@ -1,4 +1,4 @@
-//! From a description of cards, made-up processes and pods to the text that Prometheus reads.
+//! From a description of GPUs, made-up processes and pods to the text that Prometheus reads.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests may fail like tests")]
 
@@ -15,7 +15,7 @@ use tessera_agent::exporter::{
 };
 use tessera_agent::machine::Escape;
 use tessera_core::units::PodUid;
-use tessera_node::gpus::{CardMemory, CardSample, Instance, ProcessMemory, Profile};
+use tessera_node::gpus::{CardMemory, GpuSample, Instance, ProcessMemory, Profile};
 use tessera_wire::metrics::Format;
 use text::Text;
 
@@ -32,7 +32,7 @@ fn golden(name: &str, text: &str) {
     assert_eq!(text.lines().count(), expected.lines().count(), "{}; BLESS=1 writes it anew", file.display());
 }
 
-/// Two cards and every kind of process.
+/// Two GPUs and every kind of process.
 fn busy_node() -> Stage {
     let mut stage = Stage::new(2);
     stage.pod(1, "team-a", "train-0", &[share(0, 50, 20_480)]);
@@ -115,8 +115,8 @@ fn on_request_those_of_others_and_of_processes() {
     golden("processes.txt", &(lines.join("\n") + "\n"));
 }
 
-/// A card in two parts; the driver tells neither its busy time nor that of processes.
-fn cut_up(place: usize, sample: &mut CardSample) {
+/// A GPU in two parts; the driver tells neither its busy time nor that of processes.
+fn cut_up(place: usize, sample: &mut GpuSample) {
     if place != 0 {
         return;
     }
@@ -140,7 +140,7 @@ fn cut_up(place: usize, sample: &mut CardSample) {
 }
 
 #[test]
-fn a_card_that_is_cut_up_is_told_by_its_parts() {
+fn a_gpu_that_is_cut_up_is_told_by_its_parts() {
     let mut stage = busy_node();
     let mut busy = Vec::new();
     for _ in 0..2 {
@@ -184,9 +184,9 @@ fn every_page_is_well_formed() {
     }
 }
 
-/// Nothing of a card is copied to a pod, and nothing is lost between them.
+/// Nothing of a GPU is copied to a pod, and nothing is lost between them.
 #[test]
-fn parts_add_up_to_the_card() {
+fn parts_add_up_to_the_gpu() {
     for stage in [busy_node(), crowded()] {
         let text = families::metrics(&stage.picture(), &by_default(), Format::Plain);
         let text = Text::parse(&text, Format::Plain);

@@ -1,4 +1,4 @@
-//! A node made of files: cards, processes and a `/proc` of our own, and pods that are only values.
+//! A node made of files: GPUs, processes and a `/proc` of our own, and pods that are only values.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests may fail like tests")]
 
@@ -18,7 +18,7 @@ use tessera_core::{
     units::{GpuIndex, MiB, MilliCpu, Percent, PodUid},
 };
 use tessera_node::{
-    gpus::{CardSample, Gpus as _, Simulated, Window},
+    gpus::{GpuSample, Gpus as _, Simulated, Window},
     processes::{Memory, Processes},
 };
 use tessera_wire::dialect::Dialect;
@@ -29,9 +29,9 @@ pub(crate) const START: u64 = 1_800_000_000_000_000;
 /// How long after it the next.
 pub(crate) const STEP: u64 = 2_000_000;
 
-/// What a container holds of a card.
-pub(crate) fn share(card: u8, cores: u32, mib: u64) -> (u8, Hold) {
-    (card, Hold::Part { cores: Percent(cores), memory: MiB(mib) })
+/// What a container holds of a GPU.
+pub(crate) fn share(card: u8, compute_percent: u32, mib: u64) -> (u8, Hold) {
+    (card, Hold::Share { compute_percent: Percent(compute_percent), memory: MiB(mib) })
 }
 
 pub(crate) struct Stage {
@@ -103,7 +103,7 @@ impl Stage {
         }
     }
 
-    /// A process on a card: `memory` in MiB, `busy` in percent.
+    /// A process on a GPU: `memory` in MiB, `busy` in percent.
     pub(crate) fn process(&mut self, pid: u32, card: u8, memory: Option<u64>, busy: u32) {
         let mut line = json!({ "pid": pid, "gpu": card, "busyPercent": busy });
         if let Some(memory) = memory {
@@ -153,13 +153,13 @@ impl Stage {
         self.view.node = ledger.node(&node.name).cloned();
     }
 
-    /// Looks at all cards once more, a step later.
+    /// Looks at all GPUs once more, a step later.
     pub(crate) fn look(&mut self) {
         self.look_at(|_, _| {});
     }
 
-    /// The same, with something else seen than a simulated card can show.
-    pub(crate) fn look_at(&mut self, change: impl Fn(usize, &mut CardSample)) {
+    /// The same, with something else seen than a simulated GPU can show.
+    pub(crate) fn look_at(&mut self, change: impl Fn(usize, &mut GpuSample)) {
         fs::write(self.directory.path().join("gpus.processes"), self.lines.join("\n")).unwrap();
         self.meter.learn(&self.view.pods);
         let found = Arc::new(self.gpus.discover().unwrap());
@@ -205,7 +205,7 @@ pub(crate) fn container_id(number: u32) -> String {
     format!("{number:064x}")
 }
 
-/// Eight cards, a hundred pods, two hundred processes.
+/// Eight GPUs, a hundred pods, two hundred processes.
 #[allow(dead_code, reason = "not every user of this module needs it")]
 pub(crate) fn crowded() -> Stage {
     let mut stage = Stage::new(8);

@@ -31,10 +31,10 @@ impl Program {
     }
 }
 
-/// Runs programs under an arbiter; the nanoseconds each had the card.
+/// Runs programs under an arbiter; the nanoseconds each had the GPU.
 fn run(shares: &[Share], programs: &mut [Program], length: u64) -> Vec<u64> {
     let step = if programs.iter().any(|program| program.late > 0) { TENTH } else { STEP };
-    let mut arbiter = CardArbiter::default();
+    let mut arbiter = GpuArbiter::default();
     for (id, &share) in shares.iter().enumerate() {
         arbiter.set(id, share);
     }
@@ -74,12 +74,12 @@ fn run(shares: &[Share], programs: &mut [Program], length: u64) -> Vec<u64> {
     had
 }
 
-fn hard(cores: u32) -> Share {
-    Share { cores, ceiling: cores, by_throughput: false }
+fn hard(compute_percent: u32) -> Share {
+    Share { compute_percent, ceiling: compute_percent, by_throughput: false }
 }
 
-fn soft(cores: u32) -> Share {
-    Share { cores, ceiling: 100, by_throughput: false }
+fn soft(compute_percent: u32) -> Share {
+    Share { compute_percent, ceiling: 100, by_throughput: false }
 }
 
 fn points(had: u64, length: u64) -> f64 {
@@ -109,14 +109,14 @@ proptest! {
     }
 
     #[test]
-    fn soft_shares_divide_the_whole_card(one in 10..50u32, other in 10..50u32) {
+    fn soft_shares_divide_the_whole_gpu(one in 10..50u32, other in 10..50u32) {
         let length = 5_000 * MS;
         let mut programs = [Program::always(MS / 10), Program::always(MS / 10)];
         let had = run(&[soft(one), soft(other)], &mut programs, length);
         let sum = points(had[0] + had[1], length);
         let part = points(had[0], had[0] + had[1]);
         prop_assert!(sum > 94.0, "{sum} used");
-        prop_assert!((part - points(u64::from(one), u64::from(one + other))).abs() < 2.0, "{part} of the card for {one}:{other}");
+        prop_assert!((part - points(u64::from(one), u64::from(one + other))).abs() < 2.0, "{part} of the GPU for {one}:{other}");
     }
 }
 
@@ -131,14 +131,14 @@ fn unlike_tenants_get_equal_time_for_equal_shares() {
 #[test]
 fn memory_grants_use_what_is_left() {
     let length = 5_000 * MS;
-    let free = Share { cores: 0, ceiling: 100, by_throughput: false };
+    let free = Share { compute_percent: 0, ceiling: 100, by_throughput: false };
     let had = run(&[hard(60), free], &mut [Program::always(MS / 10), Program::always(MS / 10)], length);
     assert!((points(had[0], length) - 60.0).abs() < 2.0, "{had:?}");
     assert!(points(had[1], length) > 30.0, "{had:?}");
 }
 
 #[test]
-fn one_alone_with_a_soft_share_has_the_card() {
+fn one_alone_with_a_soft_share_has_the_gpu() {
     let length = 2_000 * MS;
     let had = run(&[soft(30)], &mut [Program::always(MS / 10)], length);
     assert!(points(had[0], length) > 98.0, "{had:?}");
@@ -146,7 +146,7 @@ fn one_alone_with_a_soft_share_has_the_card() {
 
 #[test]
 fn a_returning_tenant_is_served_at_once_but_gets_nothing_for_its_absence() {
-    let mut arbiter = CardArbiter::default();
+    let mut arbiter = GpuArbiter::default();
     arbiter.set("hog", soft(60));
     arbiter.set("guest", soft(30));
     let (mut now, mut deadline) = (1_000 * MS, 0);
@@ -182,7 +182,7 @@ fn a_returning_tenant_is_served_at_once_but_gets_nothing_for_its_absence() {
 
 #[test]
 fn the_window_of_the_dead_is_taken_back() {
-    let mut arbiter = CardArbiter::default();
+    let mut arbiter = GpuArbiter::default();
     arbiter.set(1, hard(50));
     arbiter.set(2, hard(50));
     let all = |_| Seen { want: 1, have_drained: 0, busy: 0 };
@@ -193,7 +193,7 @@ fn the_window_of_the_dead_is_taken_back() {
 
 #[test]
 fn a_tenant_that_never_drains_does_not_stop_the_others() {
-    let mut arbiter = CardArbiter::default();
+    let mut arbiter = GpuArbiter::default();
     arbiter.set(1, hard(50));
     arbiter.set(2, hard(50));
     let stuck = |id| Seen { want: 1, have_drained: u32::from(id == 2), busy: 0 };
@@ -227,7 +227,7 @@ fn work_that_runs_far_over_its_window_is_paid_for() {
 /// What is stuck may wait for work that waits for a window: it gets one, whatever it owes.
 #[test]
 fn a_tenant_that_never_drains_gets_windows_all_the_same() {
-    let mut arbiter = CardArbiter::default();
+    let mut arbiter = GpuArbiter::default();
     arbiter.set(1, hard(10));
     let (mut opened, mut busy) = (Vec::new(), 0);
     for step in 0..120_000 {
@@ -247,10 +247,10 @@ fn a_tenant_that_never_drains_gets_windows_all_the_same() {
     assert!((5 * MOST_DEBT..15 * MOST_DEBT).contains(&owed), "{} ms", owed / MS);
 }
 
-/// So it does beside one that always wants the card, and does not cost that one much of it: a whole container may be paused.
+/// So it does beside one that always wants the GPU, and does not cost that one much of it: a whole container may be paused.
 #[test]
 fn a_tenant_that_never_drains_goes_on_beside_another_and_costs_it_little() {
-    let mut arbiter = CardArbiter::default();
+    let mut arbiter = GpuArbiter::default();
     arbiter.set(1, soft(50));
     arbiter.set(2, hard(30));
     let (mut open_until, mut had, length) = (0, 0, 30_000 * MS);
@@ -273,7 +273,7 @@ fn a_tenant_that_never_drains_goes_on_beside_another_and_costs_it_little() {
 /// What ran over for a minute is paid for, but not for a minute.
 #[test]
 fn nobody_owes_for_ever_beside_another() {
-    let mut arbiter = CardArbiter::default();
+    let mut arbiter = GpuArbiter::default();
     arbiter.set(1, soft(50));
     arbiter.set(2, soft(30));
     let (mut open_until, mut had, over) = (0, 0, 60_000 * MS);
@@ -295,7 +295,7 @@ fn nobody_owes_for_ever_beside_another() {
 /// Whoever says that it was idle all the time gains no more than the longest switch.
 #[test]
 fn a_tenant_that_denies_its_work_gains_little() {
-    let mut arbiter = CardArbiter::default();
+    let mut arbiter = GpuArbiter::default();
     arbiter.set(1, hard(50));
     let (mut had, mut deadline, length) = (0, 0, 5_000 * MS);
     for step in 1..length / STEP {
@@ -321,8 +321,8 @@ fn a_hog_beside_requests_gets_its_share() {
 }
 
 #[test]
-fn a_window_given_back_has_ended_even_if_its_tenant_wants_the_card_again() {
-    let mut arbiter = CardArbiter::default();
+fn a_window_given_back_has_ended_even_if_its_tenant_wants_the_gpu_again() {
+    let mut arbiter = GpuArbiter::default();
     arbiter.set(1, hard(50));
     let seen = |want, have_drained| move |_| Seen { want, have_drained, busy: 0 };
     assert!(matches!(arbiter.step(MS, seen(1, 0))[..], [Act::Open { .. }]));
@@ -334,7 +334,7 @@ fn a_window_given_back_has_ended_even_if_its_tenant_wants_the_card_again() {
 
 #[test]
 fn a_process_that_gave_the_window_back_is_let_in_again_while_others_of_its_container_go_on() {
-    let mut arbiter = CardArbiter::default();
+    let mut arbiter = GpuArbiter::default();
     arbiter.set(1, soft(50));
     let seen = |want, have_drained| move |_| Seen { want, have_drained, busy: 0 };
     let acts = arbiter.step(MS, seen(1, 0));

@@ -31,8 +31,8 @@ pub(crate) fn request_words(dialect: Dialect, request: Request, unit: MemoryUnit
             return Some(format!("{dialect}={amount}"));
         }
         Request::Memory(memory) => (memory.0 / unit.mib(), String::new()),
-        Request::Share { cores, memory } => {
-            (memory.0 / vcuda::BLOCK.0, format!("{}={},", vcuda::CORE, cores.0))
+        Request::Share { compute_percent, memory } => {
+            (memory.0 / vcuda::BLOCK.0, format!("{}={},", vcuda::CORE, compute_percent.0))
         }
     };
     let resource = if dialect == Dialect::Vcuda { vcuda::MEMORY } else { gpushare::MEMORY };

@@ -1,8 +1,8 @@
-//! Usage as a table: a line per card, and below it one per container.
+//! Usage as a table: a line per GPU, and below it one per container.
 
 use std::fmt::Write as _;
 
-use tessera_wire::node_use::{CardUse, ContainerUse, NodeUse, ShareUse};
+use tessera_wire::node_use::{ContainerUse, GpuUse, NodeUse, ShareUse};
 
 use crate::paint::Paint;
 use crate::table::align;
@@ -33,7 +33,7 @@ pub(crate) fn table(usage: &Usage, headers: bool, paint: Paint) -> String {
 
 fn cards(text: &mut String, node: &str, used: &NodeUse, paint: Paint) {
     for card in &used.gpus {
-        let CardUse { index, memory_used_mib, busy_percent, .. } = card;
+        let GpuUse { index, memory_used_mib, busy_percent, .. } = card;
         let (busy, memory) = (percent(*busy_percent), number(*memory_used_mib));
         let _ = writeln!(text, "{node}\t{index}\t{}\t\t{busy}\t\t{memory}\t\t", paint.faint("(all)"));
         for container in &used.containers {

@@ -25,7 +25,7 @@ Legend:
 
 /// What an extender would answer.
 pub(crate) fn view(survey: &Survey, detail: bool) -> TopologyView {
-    let nodes = survey.with_cards().map(|(_, state)| TopologyNode::new(state, detail)).collect();
+    let nodes = survey.with_gpus().map(|(_, state)| TopologyNode::new(state, detail)).collect();
     let policy = survey.rules.policy.as_ref().map_or_else(|| "unknown".to_owned(), ToString::to_string);
     TopologyView { nodes, error: String::new(), policy: if detail { policy } else { String::new() } }
 }
@@ -48,7 +48,7 @@ pub(crate) fn wide(survey: &Survey, headers: bool) -> String {
     if headers {
         text.push_str("NAME\tALLGPU\tUSEDGPU\tIDLE\tUNHEALTHY\tSTATUS\tTYPE\tMODEL\n");
     }
-    for (facts, state) in survey.with_cards() {
+    for (facts, state) in survey.with_gpus() {
         let node = state.node();
         let used = node.gpus().iter().filter(|gpu| !state.used(gpu.index).is_none()).count();
         let unhealthy = node.gpus().iter().filter(|gpu| gpu.health == Health::Unhealthy).count();
@@ -85,7 +85,7 @@ pub(crate) fn details(view: &TopologyView) -> String {
     text
 }
 
-/// Cells are as wide as the names of the cards over them: from ten cards on, wider than the original's.
+/// Cells are as wide as the names of the GPUs over them: from ten GPUs on, wider than the original's.
 fn matrix(rows: &[Vec<u8>]) -> String {
     let label = format!("GPU{}", rows.len().saturating_sub(1)).len() + 1;
     let mut text = " ".repeat(label);

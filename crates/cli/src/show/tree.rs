@@ -1,4 +1,4 @@
-//! Trees of cards, in gpu-manager's form.
+//! Trees of GPUs, in gpu-manager's form.
 
 use std::fmt::Write as _;
 
@@ -25,7 +25,7 @@ fn activity(used: &NodeUse) -> Vec<Activity> {
     cards
 }
 
-/// Adds the pods on each card to its line.
+/// Adds the pods on each GPU to its line.
 fn with_pods(survey: &Survey, state: &NodeState, text: &str) -> String {
     let holders = survey.holders(&state.node().name);
     let mut out = String::new();
@@ -36,10 +36,10 @@ fn with_pods(survey: &Survey, state: &NodeState, text: &str) -> String {
         if let Some(index) = leaf {
             for (pod, grant) in &holders {
                 if let Some((_, usage)) = grant.footprint().find(|(gpu, _)| gpu.0 == index) {
-                    let what = match usage.cores {
+                    let what = match usage.compute_percent {
                         _ if usage.whole => "whole".to_owned(),
                         Percent(0) => usage.memory.to_string(),
-                        cores => format!("{cores} {}", usage.memory),
+                        compute_percent => format!("{compute_percent} {}", usage.memory),
                     };
                     let _ = write!(out, " {}/{} [{what}]", pod.namespace, pod.name);
                 }

@@ -1,4 +1,4 @@
-//! gpushare's lists of broken cards count, as they do for the scheduler.
+//! gpushare's lists of broken GPUs count, as they do for the scheduler.
 
 use axum::http::StatusCode;
 use serde_json::{Value, json};
@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use crate::stage::{GPU, SHARE, Stage};
 use crate::states::{T4, node};
 
-/// Two nodes with two cards each; the second card of the first is listed as broken.
+/// Two nodes with two GPUs each; the second GPU of the first is listed as broken.
 fn stage() -> Stage {
     let stage = Stage::of(&["a", "b"].map(|name| node(name, "10.0.0.1", "GiB", &[T4, T4])), &[]);
     let list = json!({ "metadata": { "name": "unhealthy-gpu-a" }, "data": { "gpus": "1,x" } });
@@ -14,7 +14,7 @@ fn stage() -> Stage {
     stage
 }
 
-/// Which cards of which nodes are shown as healthy.
+/// Which GPUs of which nodes are shown as healthy.
 fn healthy(stage: &Stage, program: &str, arguments: &[&str]) -> Value {
     let text = stage.text(program, &[arguments, &["-o", "json"]].concat());
     let shown: Value = serde_json::from_str(&text).unwrap();
@@ -27,7 +27,7 @@ fn healthy(stage: &Stage, program: &str, arguments: &[&str]) -> Value {
 }
 
 #[test]
-fn a_card_on_a_list_is_broken_for_every_question() {
+fn a_gpu_on_a_list_is_broken_for_every_question() {
     let stage = stage();
     assert_eq!(healthy(&stage, GPU, &[]), json!([[true, false], [true, true]]));
     assert_eq!(healthy(&stage, SHARE, &[]), json!([[true, false], [true, true]]));

@@ -90,7 +90,7 @@ fn no_gpu_at_all() {
     assert_eq!(stage.text(GPU, &["-o", "name"]), "");
 }
 
-/// One card, sixteen, mixed ones, broken ones; pods on their way in and out; long names and Chinese ones.
+/// One GPU, sixteen, mixed ones, broken ones; pods on their way in and out; long names and Chinese ones.
 fn varied() -> Stage {
     let broken = Card { unhealthy: true, ..T4 };
     let mut chinese = node("zh", "10.0.0.5", "GiB", &[Card { model: "英伟达显卡", ..T4 }]);

@@ -11,7 +11,7 @@ pub(crate) fn old_share_node(name: &str, address: &str, gpus: u64, units: u64) -
     })
 }
 
-/// A node of an agent: every card with its memory in MiB; every dialect.
+/// A node of an agent: every GPU with its memory in MiB; every dialect.
 pub(crate) fn node(name: &str, address: &str, unit: &str, cards: &[Card]) -> Value {
     let gpus: Vec<Value> = cards
         .iter()
@@ -54,7 +54,7 @@ pub(crate) const T4: Card = Card { model: "Tesla T4", memory: 15_360, unhealthy:
 pub(crate) const A10: Card = Card { model: "NVIDIA A10", memory: 23_028, unhealthy: false };
 pub(crate) const H200: Card = Card { model: "NVIDIA H200", memory: 143_771, unhealthy: false };
 
-/// Every pair of cards.
+/// Every pair of GPUs.
 pub(crate) fn pairs(count: usize) -> impl Iterator<Item = (usize, usize)> {
     (0..count).flat_map(move |a| (a + 1..count).map(move |b| (a, b)))
 }
@@ -97,7 +97,7 @@ pub(crate) fn shared(namespace: &str, name: &str, node: &str, units: u64, gpu: u
     pod(namespace, name, node, &[("aliyun.com/gpu-mem", units)], annotations)
 }
 
-/// A pod with whole cards, as the original gputopology places it.
+/// A pod with whole GPUs, as the original gputopology places it.
 pub(crate) fn grouped(name: &str, node: &str, gpus: &[u64]) -> Value {
     let group: Vec<String> = gpus.iter().map(u64::to_string).collect();
     let annotations = json!({ "ALIYUN_COM_GPU_GROUP": group.join(","), "ALIYUN_COM_GPU_ASSIGNED": "true" });
@@ -105,8 +105,8 @@ pub(crate) fn grouped(name: &str, node: &str, gpus: &[u64]) -> Value {
 }
 
 /// A share, as our scheduler grants it.
-pub(crate) fn share(name: &str, node: &str, gpu: u64, cores: u64, blocks: u64) -> Value {
-    let grant = json!({ "main": [{ "uuid": format!("GPU-{node}-{gpu}"), "index": gpu, "cores": cores, "memoryMiB": blocks * 256 }] });
-    let limits = [("tencent.com/vcuda-core", cores), ("tencent.com/vcuda-memory", blocks)];
+pub(crate) fn share(name: &str, node: &str, gpu: u64, compute_percent: u64, blocks: u64) -> Value {
+    let grant = json!({ "main": [{ "uuid": format!("GPU-{node}-{gpu}"), "index": gpu, "cores": compute_percent, "memoryMiB": blocks * 256 }] });
+    let limits = [("tencent.com/vcuda-core", compute_percent), ("tencent.com/vcuda-memory", blocks)];
     pod("team", name, node, &limits, json!({ "tessera.dev/grant": grant.to_string() }))
 }

@@ -1,11 +1,11 @@
-//! Whether a ring runs through all cards of a set.
+//! Whether a ring runs through all GPUs of a set.
 
 use super::mask::{bits, index};
 
-/// For every set of the at most 16 cards, by mask: whether a ring along `neighbours` runs through all of it, which
-/// takes three cards at least.
+/// For every set of the at most 16 GPUs, by mask: whether a ring along `neighbours` runs through all of it, which
+/// takes three GPUs at least.
 ///
-/// All sets at once, by the last cards of the paths that start at a set's lowest card: a set's paths are those of
+/// All sets at once, by the last GPUs of the paths that start at a set's lowest GPU: a set's paths are those of
 /// its subsets, one step longer.
 pub(super) fn ringed_sets(neighbours: &[u64]) -> Vec<bool> {
     let sets = 1usize << neighbours.len();
@@ -72,7 +72,7 @@ impl Walk<'_> {
             return false;
         }
         self.steps_left -= 1;
-        // First where the fewest ways lead on: left for later, such a card becomes a dead end.
+        // First where the fewest ways lead on: left for later, such a GPU becomes a dead end.
         let mut next: Vec<usize> = bits(self.neighbours[end] & left).collect();
         next.sort_by_key(|card| (self.neighbours[*card] & left).count_ones());
         next.into_iter().any(|card| self.closes(card, left & !(1 << card)))

@@ -13,7 +13,7 @@ pub(super) fn bits(mut mask: u64) -> impl Iterator<Item = usize> + Clone {
 
 /// Where a table over all sets keeps this one.
 pub(super) fn index(mask: u64) -> usize {
-    #[expect(clippy::cast_possible_truncation, reason = "tables are kept for at most 16 cards")]
+    #[expect(clippy::cast_possible_truncation, reason = "tables are kept for at most 16 GPUs")]
     let index = mask as usize;
     index
 }

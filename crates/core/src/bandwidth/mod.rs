@@ -1,9 +1,9 @@
-//! How fast a set of cards works together: the bus bandwidth of an all-reduce over it, predicted from the links.
+//! How fast a set of GPUs works together: the bus bandwidth of an all-reduce over it, predicted from the links.
 //!
-//! The prediction follows NCCL, which sends data around rings through all cards of a set:
+//! The prediction follows NCCL, which sends data around rings through all GPUs of a set:
 //!
-//! - two cards have what joins them;
-//! - cards behind NVLink switches have their links into the switch, whichever they are;
+//! - two GPUs have what joins them;
+//! - GPUs behind NVLink switches have their links into the switch, whichever they are;
 //! - other sets have twice an NVLink's rate for every ring over NVLinks, as many as share no link;
 //! - a set without such a ring is as fast as the slowest hop of its best ring over PCIe.
 
@@ -27,17 +27,17 @@ pub(crate) use outlook::Outlook;
 pub use rates::Bandwidth;
 pub(crate) use search::{Aim, LargeMachine, Wanted};
 
-/// A kind of machine, prepared for decisions: nodes whose cards are joined alike share one.
+/// A kind of machine, prepared for decisions: nodes whose GPUs are joined alike share one.
 pub struct Machine {
     gpus: GpuSet,
-    /// The cards of each NUMA node; those of which none is known together.
+    /// The GPUs of each NUMA node; those of which none is known together.
     numa_nodes: Vec<GpuSet>,
     sets: Sets,
 }
 
 /// What is known of the sets of a machine.
 pub(crate) enum Sets {
-    /// Every pair is joined alike (NVLink switches, guests that see no switch, one or two cards), so sets differ by
+    /// Every pair is joined alike (NVLink switches, guests that see no switch, one or two GPUs), so sets differ by
     /// their size only; the bandwidth by size.
     Alike(Vec<Bandwidth>),
     /// Everything, and the best bandwidth by size.
@@ -69,8 +69,8 @@ impl Machine {
         Self { gpus, numa_nodes: numa_nodes(topology), sets }
     }
 
-    /// Bus bandwidth of an all-reduce over a set; none for fewer than two cards. On machines of more than eight
-    /// cards the rings are searched for a limited time, and the answer may be too low.
+    /// Bus bandwidth of an all-reduce over a set; none for fewer than two GPUs. On machines of more than eight
+    /// GPUs the rings are searched for a limited time, and the answer may be too low.
     #[must_use]
     pub fn bandwidth(&self, gpus: GpuSet) -> Bandwidth {
         let gpus = gpus.intersection(self.gpus);
@@ -81,7 +81,7 @@ impl Machine {
         }
     }
 
-    /// The best bandwidth of any `size` cards; none where there are not that many.
+    /// The best bandwidth of any `size` GPUs; none where there are not that many.
     #[must_use]
     pub fn best(&self, size: usize) -> Bandwidth {
         match &self.sets {
@@ -98,7 +98,7 @@ impl Machine {
         self.bandwidth(gpus).share_of(self.best(gpus.len()))
     }
 
-    /// The share of the best set of `size` cards within `gpus`. Machines too large to know all their sets count as
+    /// The share of the best set of `size` GPUs within `gpus`. Machines too large to know all their sets count as
     /// having a best one free: finding out would cost more than the answer is worth.
     pub(crate) fn best_share_within(&self, gpus: GpuSet, size: usize) -> f64 {
         match &self.sets {
@@ -112,12 +112,12 @@ impl Machine {
         &self.sets
     }
 
-    /// The cards of each NUMA node.
+    /// The GPUs of each NUMA node.
     pub(crate) fn numa_nodes(&self) -> &[GpuSet] {
         &self.numa_nodes
     }
 
-    /// How many NUMA nodes a set spans, and how many other `free` cards these have: less of both is better.
+    /// How many NUMA nodes a set spans, and how many other `free` GPUs these have: less of both is better.
     pub(crate) fn numa_spread(&self, free: GpuSet, gpus: GpuSet) -> (usize, usize) {
         let touched = self.numa_nodes.iter().filter(|node| !node.intersection(gpus).is_empty());
         touched.fold((0, 0), |(span, beside), node| {

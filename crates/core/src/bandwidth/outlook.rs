@@ -1,12 +1,12 @@
-//! What a set of cards is good for: how well the jobs to come could be served from it.
+//! What a set of GPUs is good for: how well the jobs to come could be served from it.
 
 use super::mask::{bits, index};
 use super::rates::Bandwidth;
 use crate::gpu_set::GpuSet;
 
-/// Every set of a machine of at most [`Outlook::MOST_CARDS`] cards, by mask.
+/// Every set of a machine of at most [`Outlook::MOST_CARDS`] GPUs, by mask.
 ///
-/// The size of the next job is not known, so every size from two cards to the whole machine counts alike; a job is
+/// The size of the next job is not known, so every size from two GPUs to the whole machine counts alike; a job is
 /// served as well as its bandwidth compares with the best of its size on the empty machine.
 #[derive(Debug)]
 pub(crate) struct Outlook {
@@ -44,24 +44,24 @@ impl Outlook {
         }
     }
 
-    /// Of a set of the machine's cards.
+    /// Of a set of the machine's GPUs.
     pub(crate) fn bandwidth(&self, gpus: GpuSet) -> Bandwidth {
         self.bandwidth[index(gpus.mask())]
     }
 
-    /// The share of the best set of `size` cards within these; nothing where there are not that many.
+    /// The share of the best set of `size` GPUs within these; nothing where there are not that many.
     pub(crate) fn best_share_within(&self, gpus: GpuSet, size: usize) -> f64 {
         let inside = &self.best_inside[index(gpus.mask()) * self.sizes..][..self.sizes];
         inside.get(size).copied().map_or(0.0, f64::from)
     }
 
-    /// How well the next job is served from these cards: the mean over all sizes of the best set among them, 0 for
+    /// How well the next job is served from these GPUs: the mean over all sizes of the best set among them, 0 for
     /// a size that does not fit.
     pub(crate) fn next_job(&self, gpus: GpuSet) -> f32 {
         self.next_job[index(gpus.mask())]
     }
 
-    /// How well a queue of jobs is served from these cards, each with the set that is best for it and for those
+    /// How well a queue of jobs is served from these GPUs, each with the set that is best for it and for those
     /// after it, until one does not fit.
     pub(crate) fn queue(&self, gpus: GpuSet) -> f32 {
         self.queue[index(gpus.mask())]

@@ -1,6 +1,6 @@
-//! How many rings through the same cards share no NVLink.
+//! How many rings through the same GPUs share no NVLink.
 
-/// NVLinks between the cards of one set, numbered from 0.
+/// NVLinks between the GPUs of one set, numbered from 0.
 #[derive(Clone, Debug)]
 pub(super) struct Wiring {
     size: usize,
@@ -14,14 +14,14 @@ const MOST_CUT: usize = 8;
 // === impl Wiring ===
 
 impl Wiring {
-    /// `size` cards, at least three.
+    /// `size` GPUs, at least three.
     pub(super) fn of(size: usize, link: impl Fn(usize, usize) -> u8) -> Self {
         let pairs = (0..size * size).map(|pair| (pair / size, pair % size));
         let links = pairs.map(|(a, b)| if a == b { 0 } else { link(a, b) });
         Self { size, links: links.collect() }
     }
 
-    /// The most rings through all cards that share no NVLink. The search takes at most so many steps and answers
+    /// The most rings through all GPUs that share no NVLink. The search takes at most so many steps and answers
     /// with the most it has found by then.
     pub(super) fn most_rings(self, steps: u32) -> u32 {
         let bound = self.upper_bound();
@@ -45,16 +45,16 @@ impl Wiring {
     /// No packing has more rings than this.
     fn upper_bound(&self) -> u32 {
         let cards = 0..self.size;
-        let at_a_card = cards.clone().map(|card| {
+        let at_a_gpu = cards.clone().map(|card| {
             let degree = self.degree(card);
             let most_to_one = u32::from(self.row(card).iter().copied().max().unwrap_or(0));
-            // A ring uses two links of each card, and they lead to different neighbours.
+            // A ring uses two links of each GPU, and they lead to different neighbours.
             (degree / 2).min(degree - most_to_one)
         });
         let all: u32 = cards.map(|card| self.degree(card)).sum();
-        #[expect(clippy::cast_possible_truncation, reason = "at most 64 cards")]
+        #[expect(clippy::cast_possible_truncation, reason = "at most 64 GPUs")]
         let by_length = all / 2 / self.size as u32;
-        let bound = at_a_card.min().unwrap_or(0).min(by_length);
+        let bound = at_a_gpu.min().unwrap_or(0).min(by_length);
         if self.size > MOST_CUT || bound <= 1 {
             return bound;
         }
@@ -95,7 +95,7 @@ struct Packing {
     most: u32,
     bound: u32,
     steps_left: u32,
-    /// The ring under way; it starts at card 0.
+    /// The ring under way; it starts at GPU 0.
     path: Vec<usize>,
 }
 
@@ -161,7 +161,7 @@ mod tests {
         check(&[&[0, 1, 1], &[1, 0, 1], &[1, 1, 0]], 1);
         check(&[&[0, 2, 2], &[2, 0, 1], &[2, 1, 0]], 1);
         check(&[&[0, 1, 0], &[1, 0, 1], &[0, 1, 0]], 0);
-        // Four cards, four NVLinks between any two.
+        // Four GPUs, four NVLinks between any two.
         check(&[&[0, 4, 4, 4], &[4, 0, 4, 4], &[4, 4, 0, 4], &[4, 4, 4, 0]], 6);
     }
 

@@ -30,7 +30,7 @@ const MOST_NVLINKS_OF_PASCAL: u32 = 4;
 // === impl Bandwidth ===
 
 impl Bandwidth {
-    /// Nothing to carry, as for a single card.
+    /// Nothing to carry, as for a single GPU.
     pub const NONE: Self = Self(0);
 
     /// In GB/s.
@@ -66,11 +66,11 @@ impl fmt::Display for Bandwidth {
 // === impl Rates ===
 
 impl Rates {
-    /// A matrix does not name the cards, but the number of their NVLinks gives the generation away: `per_card` is
-    /// how many the best-connected card has, `doubled` whether any pair has several.
-    pub(super) fn guess(per_card: u32, doubled: bool) -> Self {
-        let pascal = !doubled && (2..=MOST_NVLINKS_OF_PASCAL).contains(&per_card);
-        let nvlink = if per_card > MOST_NVLINKS_BEFORE_HOPPER {
+    /// A matrix does not name the GPUs, but the number of their NVLinks gives the generation away: `per_gpu` is
+    /// how many the best-connected GPU has, `doubled` whether any pair has several.
+    pub(super) fn guess(per_gpu: u32, doubled: bool) -> Self {
+        let pascal = !doubled && (2..=MOST_NVLINKS_OF_PASCAL).contains(&per_gpu);
+        let nvlink = if per_gpu > MOST_NVLINKS_BEFORE_HOPPER {
             NVLINK_4
         } else if pascal {
             NVLINK_1
@@ -103,8 +103,8 @@ mod tests {
 
     #[test]
     fn the_number_of_nvlinks_tells_the_generation() {
-        let check = |per_card, doubled, expected| {
-            assert_eq!(Rates::guess(per_card, doubled).nvlinks(1), Bandwidth(expected));
+        let check = |per_gpu, doubled, expected| {
+            assert_eq!(Rates::guess(per_gpu, doubled).nvlinks(1), Bandwidth(expected));
         };
         check(0, false, 200);
         check(1, false, 200);

@@ -1,11 +1,11 @@
-//! The ring model: what an all-reduce over a set of cards reaches.
+//! The ring model: what an all-reduce over a set of GPUs reaches.
 
 use super::hamilton::{has_ring, ringed_sets};
 use super::mask::{bits, index};
 use super::packing::Wiring;
 use super::rates::{Bandwidth, Rates};
 use crate::gpu_set::GpuSet;
-use crate::topology::{Link, MOST_NVLINKS_PER_CARD, PcieLevel, Topology};
+use crate::topology::{Link, MOST_NVLINKS_PER_GPU, PcieLevel, Topology};
 
 /// The links of a machine as rings see them.
 #[derive(Debug)]
@@ -16,7 +16,7 @@ pub(super) struct RingModel {
     nvlinks: Vec<u8>,
     /// Nearest first; the last joins every pair.
     hops: Vec<Hops>,
-    /// Cards whose NVLinks all lead into switches.
+    /// GPUs whose NVLinks all lead into switches.
     switched: u64,
 }
 
@@ -24,7 +24,7 @@ pub(super) struct RingModel {
 #[derive(Debug)]
 struct Hops {
     slowest: Hop,
-    /// By card: whom it reaches in one hop of this kind or a nearer one.
+    /// By GPU: whom it reaches in one hop of this kind or a nearer one.
     neighbours: Vec<u64>,
 }
 
@@ -34,7 +34,7 @@ enum Hop {
     Pcie(Bandwidth),
 }
 
-/// Steps of the search for rings of one set on a machine of up to eight cards: more than any real wiring needs.
+/// Steps of the search for rings of one set on a machine of up to eight GPUs: more than any real wiring needs.
 const STEPS_SMALL: u32 = 100_000;
 /// The same for larger machines, which have up to 65,535 sets. What it finds by then is a lower bound.
 const STEPS_LARGE: u32 = 400;
@@ -48,16 +48,16 @@ impl RingModel {
         let gpus = || topology.gpus().iter();
         let nvlinks: Vec<u8> =
             gpus().flat_map(|a| gpus().map(move |b| topology.link(a, b).nvlinks)).collect();
-        let (mut switched, mut per_card) = (0, 0);
+        let (mut switched, mut per_gpu) = (0, 0);
         for (card, row) in nvlinks.chunks(count.max(1)).enumerate() {
             let sum = row.iter().map(|links| u32::from(*links)).sum();
             let most_to_one = row.iter().copied().max().unwrap_or(0);
-            let is_switched = sum > MOST_NVLINKS_PER_CARD;
+            let is_switched = sum > MOST_NVLINKS_PER_GPU;
             switched |= u64::from(is_switched) << card;
-            // Behind a switch every peer sees all of a card's links.
-            per_card = per_card.max(if is_switched { u32::from(most_to_one) } else { sum });
+            // Behind a switch every peer sees all of a GPU's links.
+            per_gpu = per_gpu.max(if is_switched { u32::from(most_to_one) } else { sum });
         }
-        let rates = Rates::guess(per_card, nvlinks.iter().any(|links| *links > 1));
+        let rates = Rates::guess(per_gpu, nvlinks.iter().any(|links| *links > 1));
         Self { count, rates, nvlinks, hops: Hops::of(topology, rates), switched }
     }
 
@@ -67,13 +67,13 @@ impl RingModel {
         self.rate(set, |hops| has_ring(&self.hops[hops].neighbours, set, steps))
     }
 
-    /// The same for every set of a machine of at most 16 cards, by mask.
+    /// The same for every set of a machine of at most 16 GPUs, by mask.
     pub(super) fn bandwidths(&self) -> Vec<Bandwidth> {
         let ringed: Vec<Vec<bool>> = self.hops.iter().map(|hops| ringed_sets(&hops.neighbours)).collect();
         (0..1 << self.count).map(|set| self.rate(set, |hops| ringed[hops][index(set)])).collect()
     }
 
-    /// Bandwidth between two cards.
+    /// Bandwidth between two GPUs.
     pub(super) fn pair(&self, a: usize, b: usize) -> Bandwidth {
         match self.hops.iter().find(|hops| hops.neighbours[a] & (1 << b) != 0).map(|hops| hops.slowest) {
             Some(Hop::NvLink) => self.rates.nvlinks(self.nvlinks(a, b).into()),
@@ -104,7 +104,7 @@ impl RingModel {
         }
     }
 
-    /// What the switches give a set whose cards all hang on them and reach each other.
+    /// What the switches give a set whose GPUs all hang on them and reach each other.
     fn switch(&self, set: u64) -> Option<Bandwidth> {
         if set & !self.switched != 0 {
             return None;

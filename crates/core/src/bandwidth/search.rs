@@ -1,4 +1,4 @@
-//! A good set on a machine with too many cards to look at every set.
+//! A good set on a machine with too many GPUs to look at every set.
 
 use std::cmp::Reverse;
 use std::sync::OnceLock;
@@ -23,7 +23,7 @@ pub(crate) struct LargeMachine {
 /// Which set is looked for.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wanted {
-    /// Cards nobody holds.
+    /// GPUs nobody holds.
     pub(crate) free: GpuSet,
     /// Those of them to choose from.
     pub(crate) candidates: GpuSet,
@@ -42,18 +42,18 @@ pub(crate) enum Aim {
     Rest,
 }
 
-/// How many sets may be compared while single cards are exchanged: what bounds a decision's time.
+/// How many sets may be compared while single GPUs are exchanged: what bounds a decision's time.
 const EXCHANGES: u32 = 100;
 
 /// How good a set is, the most important first: bandwidth, ties kept over ties cut, few NUMA nodes, and among equals
 /// the lowest indexes, which are the greatest when the bits are read from the other end.
 type Rank = (Bandwidth, i64, Reverse<(usize, usize)>, u64);
 
-/// A set under way, with what is needed to judge one more card.
+/// A set under way, with what is needed to judge one more GPU.
 #[derive(Clone, Debug)]
 struct Draft {
     set: GpuSet,
-    /// By card: its ties to the set.
+    /// By GPU: its ties to the set.
     to_set: Vec<i64>,
 }
 
@@ -62,7 +62,7 @@ struct Search<'a> {
     large: &'a LargeMachine,
     wanted: Wanted,
     aim: Aim,
-    /// By card: its ties to all free cards.
+    /// By GPU: its ties to all free GPUs.
     to_free: Vec<i64>,
 }
 
@@ -95,7 +95,7 @@ impl LargeMachine {
         self.best.get(size).map_or(Bandwidth::NONE, |best| *best.get_or_init(search))
     }
 
-    /// Grows a set from every candidate, always by the card that keeps most and cuts least, and exchanges cards of
+    /// Grows a set from every candidate, always by the GPU that keeps most and cuts least, and exchanges GPUs of
     /// the best one while that helps. `None` where there are not enough candidates.
     pub(crate) fn search(&self, machine: &Machine, wanted: Wanted, aim: Aim) -> Option<GpuSet> {
         let lowest = wanted.candidates.lowest_with(wanted.required, wanted.size)?;
@@ -172,7 +172,7 @@ impl Search<'_> {
         (bandwidth, self.compactness(draft), Reverse(spread), draft.set.mask().reverse_bits())
     }
 
-    /// The first better set that differs in one card, again and again.
+    /// The first better set that differs in one GPU, again and again.
     fn exchange(&self, start: Draft) -> GpuSet {
         let mut best = (self.rank(&start), start.set);
         let mut exchanges = EXCHANGES;

@@ -56,7 +56,7 @@ fn over_pcie_the_slowest_hop_of_the_best_ring_counts() {
 }
 
 #[test]
-fn a_third_card_falls_off_the_bridge() {
+fn a_third_gpu_falls_off_the_bridge() {
     check(&bridged_pairs(), &[2, 3], 240.0);
     check(&bridged_pairs(), &[2, 3, 0], 9.0);
     check(&bridged_pairs(), &[2, 3, 4, 5], 6.0);
@@ -67,13 +67,13 @@ fn behind_a_switch_all_sets_of_a_size_are_alike() {
     check(&switched(8, 18), &[1, 6], 370.8);
     check(&switched(8, 18), &[0, 1, 2, 3, 5], 370.8);
     check(&switched(16, 6), &[0, 15, 7], 120.0);
-    // Four cards with four links between any two are wired, and three rings use them up twice over.
+    // Four GPUs with four links between any two are wired, and three rings use them up twice over.
     check(&switched(4, 4), &[0, 1, 2, 3], 240.0);
     check(&switched(4, 4), &[0, 1], 80.0);
 }
 
 #[test]
-fn few_cards_and_unknown_links() {
+fn few_gpus_and_unknown_links() {
     check(&Topology::unknown(0), &[], 0.0);
     check(&Topology::unknown(1), &[0], 0.0);
     check(&Topology::unknown(8), &[0, 1, 2], 6.0);
@@ -92,7 +92,7 @@ fn few_cards_and_unknown_links() {
 
 #[test]
 fn large_machines_are_searched() {
-    // Six switches with four cards each.
+    // Six switches with four GPUs each.
     let topology = Topology::from_pairs(24, |a, b| {
         Link::pcie(if a.0 / 4 == b.0 / 4 { PcieLevel::SingleSwitch } else { PcieLevel::System })
     });
@@ -101,7 +101,7 @@ fn large_machines_are_searched() {
     assert_eq!(machine.best(5).to_string(), "6.0 GB/s");
     assert_eq!(machine.best(24).to_string(), "6.0 GB/s");
     assert_eq!(machine.best(25), Bandwidth::NONE);
-    let Sets::Searched(large) = machine.sets() else { panic!("24 cards are too many to know every set") };
+    let Sets::Searched(large) = machine.sets() else { panic!("24 GPUs are too many to know every set") };
     let search = |candidates: &[u8], required: &[u8], size| {
         let candidates = set(candidates);
         let wanted = Wanted { free: candidates, candidates, required: set(required), size };
@@ -113,7 +113,7 @@ fn large_machines_are_searched() {
     assert_eq!(search(&[0, 1, 5], &[], 4), None);
 }
 
-/// Every order of the cards after the first.
+/// Every order of the GPUs after the first.
 fn rings(gpus: &[GpuIndex]) -> Vec<Vec<GpuIndex>> {
     let Some((last, others)) = gpus.split_last() else { return vec![Vec::new()] };
     let shorter = rings(others);

@@ -4,24 +4,24 @@ use crate::node::{Kinds, NodeState};
 use crate::units::MilliCpu;
 use crate::workload::PodClass;
 
-/// All that a forecast reads of the nodes with cards. Taken from a book in one go, which is the smaller part of the work: the book
+/// All that a forecast reads of the nodes with GPUs. Taken from a book in one go, which is the smaller part of the work: the book
 /// may change while the forecast is made.
 #[derive(Clone, Debug, Default)]
 pub struct Remains {
     pub(super) places: Vec<Place>,
-    /// Percent left of each card: a place's side by side, kind by kind, each kind's ascending.
+    /// Percent left of each GPU: a place's side by side, kind by kind, each kind's ascending.
     percents: Vec<u8>,
 }
 
 /// What is left of one node.
 #[derive(Clone, Debug)]
 pub(super) struct Place {
-    /// Its kinds of cards.
+    /// Its kinds of GPUs.
     pub(super) kinds: Kinds,
     cpu: MilliCpu,
-    /// Its cards, as far as they are left.
+    /// Its GPUs, as far as they are left.
     cards: f64,
-    /// Where its cards begin among the percents.
+    /// Where its GPUs begin among the percents.
     begin: usize,
 }
 
@@ -37,28 +37,28 @@ impl<'a> FromIterator<&'a NodeState> for Remains {
 }
 
 impl Remains {
-    /// Whether no node has a card.
+    /// Whether no node has a GPU.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.places.is_empty()
     }
 
-    /// All cards, used or not.
+    /// All GPUs, used or not.
     #[must_use]
-    pub fn all_cards(&self) -> f64 {
-        #[expect(clippy::cast_precision_loss, reason = "no cluster has 2^52 cards")]
+    pub fn all_gpus(&self) -> f64 {
+        #[expect(clippy::cast_precision_loss, reason = "no cluster has 2^52 GPUs")]
         let cards = self.percents.len() as f64;
         cards
     }
 
-    /// What is left of all of them together, in cards.
+    /// What is left of all of them together, in GPUs.
     #[must_use]
-    pub fn cards_left(&self) -> f64 {
+    pub fn gpus_left(&self) -> f64 {
         self.places.iter().map(|place| place.cards).sum()
     }
 
-    /// What is left, in cards, of the nodes that could take a pod of this kind.
-    pub(super) fn cards_serving(&self, class: &PodClass) -> f64 {
+    /// What is left, in GPUs, of the nodes that could take a pod of this kind.
+    pub(super) fn gpus_serving(&self, class: &PodClass) -> f64 {
         self.places.iter().filter(|place| self.could_serve(place, class)).map(|place| place.cards).sum()
     }
 
@@ -70,7 +70,7 @@ impl Remains {
             self.percents[kind..].sort_unstable();
         }
         let kinds = Kinds::clone(state.node().shared_kinds());
-        self.places.push(Place { kinds, cpu: state.cpu_left(), cards: state.cards_left(), begin });
+        self.places.push(Place { kinds, cpu: state.cpu_left(), cards: state.gpus_left(), begin });
     }
 
     fn could_serve(&self, place: &Place, class: &PodClass) -> bool {

@@ -1,6 +1,6 @@
-//! Policy `best-effort`: the set a best division of all free cards would give.
+//! Policy `best-effort`: the set a best division of all free GPUs would give.
 //!
-//! Pairs score 100 per NVLink plus points for their PCIe level. The free cards are divided into groups of the
+//! Pairs score 100 per NVLink plus points for their PCIe level. The free GPUs are divided into groups of the
 //! asked size so that the total is highest, and the best group of that division is granted: a pair that
 //! suits this job is not taken where it would tear two good pairs apart.
 
@@ -35,16 +35,16 @@ pub fn set_score(topology: &Topology, gpus: GpuSet) -> u32 {
     gpus.pairs().map(|(a, b)| points(topology, a, b)).sum()
 }
 
-/// Points of two cards of a machine.
+/// Points of two GPUs of a machine.
 fn points(topology: &Topology, a: GpuIndex, b: GpuIndex) -> u32 {
     let link = topology.link(a, b);
     let pcie = link.pcie.or_else(|| presumed_pcie(topology, a, b));
     pair_score(Link { pcie, ..link })
 }
 
-/// What lies under the NVLinks of two cards where the matrix shows only these. `nvidia-smi topo -m` hides it, yet the
+/// What lies under the NVLinks of two GPUs where the matrix shows only these. `nvidia-smi topo -m` hides it, yet the
 /// points need it, or two pairs whose NVLinks are equal would be alike. Boards with NVLinks are mostly built like the
-/// first one, the DGX-1: neighbours share a switch, a socket's other cards its host bridge.
+/// first one, the DGX-1: neighbours share a switch, a socket's other GPUs its host bridge.
 fn presumed_pcie(topology: &Topology, a: GpuIndex, b: GpuIndex) -> Option<PcieLevel> {
     let level = if topology.numa(a) != topology.numa(b) {
         PcieLevel::System
@@ -56,7 +56,7 @@ fn presumed_pcie(topology: &Topology, a: GpuIndex, b: GpuIndex) -> Option<PcieLe
     (topology.link(a, b).nvlinks > 0).then_some(level)
 }
 
-/// The `count` cards of `free`, `required` among them; `None` where there are not that many.
+/// The `count` GPUs of `free`, `required` among them; `None` where there are not that many.
 pub(super) fn choose(topology: &Topology, free: GpuSet, required: GpuSet, count: usize) -> Option<GpuSet> {
     let lowest = free.lowest_with(required, count)?;
     let mut pairs = free.pairs().map(|(a, b)| points(topology, a, b));
@@ -72,7 +72,7 @@ pub(super) fn choose(topology: &Topology, free: GpuSet, required: GpuSet, count:
     }
 }
 
-/// For machines too large to divide: from every start, the card that adds most, and the best of those sets.
+/// For machines too large to divide: from every start, the GPU that adds most, and the best of those sets.
 fn grow(topology: &Topology, free: GpuSet, required: GpuSet, count: usize) -> Option<GpuSet> {
     let starts: Vec<GpuSet> = if required.is_empty() {
         free.iter().map(|gpu| GpuSet::EMPTY.with(gpu)).collect()
@@ -82,7 +82,7 @@ fn grow(topology: &Topology, free: GpuSet, required: GpuSet, count: usize) -> Op
     let mut best: Option<(u32, GpuSet)> = None;
     for mut set in starts {
         let mut score = set_score(topology, set);
-        // By card: its points with the set so far.
+        // By GPU: its points with the set so far.
         let with_set = |gpu| set.iter().map(|member| points(topology, member, gpu)).sum();
         let mut gains: Vec<(GpuIndex, u32)> = free.iter().map(|gpu| (gpu, with_set(gpu))).collect();
         while set.len() < count {

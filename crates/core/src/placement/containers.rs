@@ -1,4 +1,4 @@
-//! Cards for the containers of a pod, one after the other.
+//! GPUs for the containers of a pod, one after the other.
 
 use std::borrow::Cow;
 use std::cmp::Reverse;
@@ -13,7 +13,7 @@ use crate::units::{MiB, Percent};
 /// Where and why placing a pod came to its end.
 pub(super) struct Blocked<'a> {
     pub(super) refusal: Refusal,
-    /// The container that found no cards; none where the node as a whole will not do.
+    /// The container that found no GPUs; none where the node as a whole will not do.
     pub(super) container: Option<usize>,
     /// What that container saw: the node with the pod's earlier containers on it.
     pub(super) node: Cow<'a, NodeState>,
@@ -47,12 +47,12 @@ pub(super) fn try_place<'a>(
 fn size(request: Request) -> (u8, Percent, MiB) {
     match request {
         Request::Whole(count) => (count, Percent::WHOLE, MiB::ZERO),
-        Request::Share { cores, memory } => (0, cores, memory),
+        Request::Share { compute_percent, memory } => (0, compute_percent, memory),
         Request::Memory(memory) => (0, Percent::ZERO, memory),
     }
 }
 
-/// Cards for the containers that stand side by side, one after the other: each sees what the ones before it took. With the policy's points.
+/// GPUs for the containers that stand side by side, one after the other: each sees what the ones before it took. With the policy's points.
 fn place_lasting<'a>(
     node: &'a NodeState,
     pod: &PodRequest,
@@ -78,7 +78,7 @@ fn place_lasting<'a>(
     Ok((gpus, merit))
 }
 
-/// Init containers run alone but for the sidecars before them. They reuse the cards of the main containers
+/// Init containers run alone but for the sidecars before them. They reuse the GPUs of the main containers
 /// where those suffice, as kubelet does, so that the pod takes no more than it must.
 fn place_inits<'a>(
     node: &'a NodeState,
@@ -106,7 +106,7 @@ fn place_inits<'a>(
     Ok(())
 }
 
-/// Cards for one container; those in `preferred` where they are enough.
+/// GPUs for one container; those in `preferred` where they are enough.
 fn choose(
     node: &NodeState,
     pod: &PodRequest,

@@ -1,4 +1,4 @@
-//! Why these cards: what decided for a placement, in words.
+//! Why these GPUs: what decided for a placement, in words.
 
 use std::borrow::Cow;
 
@@ -13,7 +13,7 @@ use crate::request::{PodRequest, Request, Role};
 use crate::tree::{Group, GroupLevel};
 use crate::units::Percent;
 
-/// What decided for the cards of each container that keeps its cards, in the order they were chosen.
+/// What decided for the GPUs of each container that keeps its GPUs, in the order they were chosen.
 #[must_use]
 pub fn describe(node: &NodeState, pod: &PodRequest, policy: &Policy, placement: &Placement) -> String {
     let mut beside = Cow::Borrowed(node);
@@ -47,7 +47,7 @@ impl Policy {
     fn reason_for_set(&self, node: &NodeState, gpus: GpuSet) -> String {
         let (topology, free, count) = (node.node().topology(), node.idle(), gpus.len());
         let tree = topology.tree();
-        // The chosen cards stand for whatever was required: they lead to the same group and the same listed set.
+        // The chosen GPUs stand for whatever was required: they lead to the same group and the same listed set.
         let nearest = || words("nearest group", whole::link_group(tree, free, gpus, count));
         let fullest = || words("fullest branch", whole::fragment_group(tree, free, gpus, count));
         match self {
@@ -68,15 +68,18 @@ impl Policy {
 
     fn reason_for_part(&self, node: &NodeState, hold: Hold, gpus: GpuSet) -> String {
         let room = gpus.lowest().map(|gpu| node.room(gpu)).unwrap_or_default();
-        let had = format!("{} and {}", room.cores, room.memory);
+        let had = format!("{} and {}", room.compute_percent, room.memory);
         match self {
             Self::Tessera(_) => {
-                let (cores, memory) = match hold {
+                let (compute_percent, memory) = match hold {
                     Hold::Whole => (Percent::WHOLE, room.memory),
-                    Hold::Part { cores, memory } => (cores, memory),
+                    Hold::Share { compute_percent, memory } => (compute_percent, memory),
                 };
-                let (cores, memory) = (room.cores.saturating_sub(cores), room.memory.saturating_sub(memory));
-                format!("least lost for the pods expected; {cores} and {memory} stay free on it")
+                let (compute_percent, memory) = (
+                    room.compute_percent.saturating_sub(compute_percent),
+                    room.memory.saturating_sub(memory),
+                );
+                format!("least lost for the pods expected; {compute_percent} and {memory} stay free on it")
             }
             Self::Simple => "lowest index with enough left".to_owned(),
             Self::Binpack => format!("least memory left that suffices: {}", room.memory),
@@ -155,7 +158,7 @@ mod tests {
         Policy::Tessera(Arc::default())
     }
 
-    const SHARE: Request = Request::Share { cores: Percent(30), memory: MiB(4096) };
+    const SHARE: Request = Request::Share { compute_percent: Percent(30), memory: MiB(4096) };
 
     #[test]
     fn sets_by_their_links() {

@@ -1,7 +1,7 @@
-//! Policy `tessera` for whole cards: the best links now, then the best links for the jobs to come.
+//! Policy `tessera` for whole GPUs: the best links now, then the best links for the jobs to come.
 //!
 //! A job that depends on its links gets a set of the highest predicted bandwidth. Among equally fast sets, and for a
-//! job that does not care, the choice is about what stays possible: for the cards left over, for those cards together
+//! job that does not care, the choice is about what stays possible: for the GPUs left over, for those GPUs together
 //! with what each running job will give back, and for the chosen block itself once it comes back.
 
 use std::cmp::Reverse;
@@ -14,8 +14,8 @@ use crate::grant::Hold;
 use crate::node::NodeState;
 use crate::request::Traffic;
 
-/// Weight of the cards left over together with what one running job gives back, against the cards left over alone.
-/// On a busy machine the next job rarely finds its cards at once: it mostly starts when another one ends. Without
+/// Weight of the GPUs left over together with what one running job gives back, against the GPUs left over alone.
+/// On a busy machine the next job rarely finds its GPUs at once: it mostly starts when another one ends. Without
 /// this, meshes lose 0.015 of their bandwidth and PCIe machines 0.010; from 1.5 to 3 little changes.
 const COMING_BACK: f32 = 2.0;
 
@@ -24,8 +24,8 @@ const COMING_BACK: f32 = 2.0;
 /// about 0.5 it spoils machines on which only some pairs have NVLinks.
 const BLOCK: f32 = 0.3;
 
-/// Weight of all other cards, once everybody has gone. Small, for it decides only where the near future does not:
-/// for jobs of two to four cards that all depend on their links.
+/// Weight of all other GPUs, once everybody has gone. Small, for it decides only where the near future does not:
+/// for jobs of two to four GPUs that all depend on their links.
 const EVERYONE_ELSE: f32 = 0.05;
 
 /// Sums of shares that differ by less are equal: the rest is rounding.
@@ -35,7 +35,7 @@ const STEPS_PER_UNIT: f32 = 1e5;
 #[derive(Debug)]
 struct Situation {
     wanted: Wanted,
-    /// Cards that come back together, each card once.
+    /// GPUs that come back together, each GPU once.
     held: Vec<GpuSet>,
     traffic: Traffic,
 }
@@ -44,7 +44,7 @@ struct Situation {
 /// need no further order.
 type Rank = (Bandwidth, i32, Reverse<(usize, usize)>);
 
-/// The cards for a request of whole ones; `None` only where the required ones cannot be had. The points are the share
+/// The GPUs for a request of whole ones; `None` only where the required ones cannot be had. The points are the share
 /// of the best bandwidth such a set has on the empty machine, where the job depends on it.
 pub(super) fn choose(node: &NodeState, ask: &Ask) -> Option<Chosen> {
     let machine = node.node().topology().machine();
@@ -53,7 +53,7 @@ pub(super) fn choose(node: &NodeState, ask: &Ask) -> Option<Chosen> {
     Some(Chosen { gpus, merit })
 }
 
-/// The points [`choose`] would give where no card is required, without choosing.
+/// The points [`choose`] would give where no GPU is required, without choosing.
 pub(super) fn merit(node: &NodeState, ask: &Ask) -> f64 {
     if depends_on_links(ask) {
         node.node().topology().machine().best_share_within(ask.candidates, ask.count)
@@ -136,7 +136,7 @@ impl Situation {
     }
 }
 
-/// The cards of each pod that ends as a whole. A card that several pods share is free only when the last of them has
+/// The GPUs of each pod that ends as a whole. A GPU that several pods share is free only when the last of them has
 /// gone, so it stands alone; a broken one does not come back.
 fn coming_back(node: &NodeState) -> Vec<GpuSet> {
     let (mut once, mut shared) = (GpuSet::EMPTY, GpuSet::EMPTY);

@@ -1,4 +1,4 @@
-//! Which cards of a node a pod gets, and how well the node suits it.
+//! Which GPUs of a node a pod gets, and how well the node suits it.
 //!
 //! One function, [`place`], serves every dialect and every policy. It looks at values and answers with a value;
 //! booking the answer is the [ledger](crate::ledger)'s affair.
@@ -24,20 +24,20 @@ use crate::units::{GpuIndex, MiB, MilliCpu};
 use containers::try_place;
 pub use describe::describe;
 pub use policy::{Policy, UnknownPolicy};
-pub use refusal::{CardRefusal, Explanation, Refusal};
+pub use refusal::{Explanation, GpuRefusal, Refusal};
 
-/// The cards a node would give a pod.
+/// The GPUs a node would give a pod.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Placement {
-    /// For each container of the pod, in its order; empty for one that asks for no card.
+    /// For each container of the pod, in its order; empty for one that asks for no GPU.
     pub gpus: Vec<GpuSet>,
     /// How well the node suits the pod; comparable between nodes under the same policy only. Higher is better.
     pub score: f64,
 }
 
-/// Chooses cards for every container, or says what stands in the way.
+/// Chooses GPUs for every container, or says what stands in the way.
 ///
-/// `required` names cards that must be among those of the first container that asks for whole ones.
+/// `required` names GPUs that must be among those of the first container that asks for whole ones.
 pub fn place(
     node: &NodeState,
     pod: &PodRequest,
@@ -47,7 +47,7 @@ pub fn place(
     try_place(node, pod, policy, required).map_err(|blocked| blocked.refusal)
 }
 
-/// Whether [`place`] would find cards, and if not, why not.
+/// Whether [`place`] would find GPUs, and if not, why not.
 pub fn filter(node: &NodeState, pod: &PodRequest, policy: &Policy) -> Result<(), Refusal> {
     match only_request(pod) {
         Some(request) => simple_ask(node, pod, request).map(|_| ()),
@@ -55,17 +55,17 @@ pub fn filter(node: &NodeState, pod: &PodRequest, policy: &Policy) -> Result<(),
     }
 }
 
-/// Cards for a pod that is on the node already, of which nobody told the cards: until somebody does, these are set aside for
+/// GPUs for a pod that is on the node already, of which nobody told the GPUs: until somebody does, these are set aside for
 /// it. None where nothing is left for it.
 #[must_use]
 pub fn set_aside(node: &NodeState, pod: &PodRequest) -> Vec<ContainerGrant> {
     // Its CPU is the kubelet's affair: it is there already.
-    let cards_only = PodRequest { cpu: MilliCpu::ZERO, memory: MiB::ZERO, ..pod.clone() };
-    let placement = place(node, &cards_only, &Policy::Simple, GpuSet::EMPTY);
-    placement.map(|placement| placement.grants(&cards_only)).unwrap_or_default()
+    let gpus_only = PodRequest { cpu: MilliCpu::ZERO, memory: MiB::ZERO, ..pod.clone() };
+    let placement = place(node, &gpus_only, &Policy::Simple, GpuSet::EMPTY);
+    placement.map(|placement| placement.grants(&gpus_only)).unwrap_or_default()
 }
 
-/// The score [`place`] would give, where the cards themselves do not matter yet: ranking thousands of nodes takes this
+/// The score [`place`] would give, where the GPUs themselves do not matter yet: ranking thousands of nodes takes this
 /// road.
 pub fn score(node: &NodeState, pod: &PodRequest, policy: &Policy) -> Result<f64, Refusal> {
     if let (Policy::Tessera(forecast), Some(request)) = (policy, only_request(pod)) {
@@ -77,7 +77,7 @@ pub fn score(node: &NodeState, pod: &PodRequest, policy: &Policy) -> Result<f64,
     place(node, pod, policy, GpuSet::EMPTY).map(|placement| placement.score)
 }
 
-/// What a pod asks of the cards where it is no more than one lasting container's request; most pods are so.
+/// What a pod asks of the GPUs where it is no more than one lasting container's request; most pods are so.
 pub(crate) fn only_request(pod: &PodRequest) -> Option<Option<Request>> {
     let mut asking = pod.containers.iter().filter(|container| container.request.is_some());
     match (asking.next(), asking.next()) {
@@ -93,7 +93,7 @@ fn simple_ask(node: &NodeState, pod: &PodRequest, request: Option<Request>) -> R
     request.map(|request| Ask::new(node, pod, request, GpuSet::EMPTY, GpuSet::EMPTY)).transpose()
 }
 
-/// What keeps a pod from a node: the refusal, and each card's part in it. `None` where the pod fits.
+/// What keeps a pod from a node: the refusal, and each GPU's part in it. `None` where the pod fits.
 #[must_use]
 pub fn explain(node: &NodeState, pod: &PodRequest, policy: &Policy) -> Option<Explanation> {
     let blocked = try_place(node, pod, policy, GpuSet::EMPTY).err()?;
@@ -102,7 +102,7 @@ pub fn explain(node: &NodeState, pod: &PodRequest, policy: &Policy) -> Option<Ex
     Some(Explanation {
         refusal: blocked.refusal,
         container: container.map(|container| container.name.clone()),
-        cards: request.map(|request| refusal::of_each_card(&blocked.node, pod, request)).unwrap_or_default(),
+        cards: request.map(|request| refusal::of_each_gpu(&blocked.node, pod, request)).unwrap_or_default(),
     })
 }
 
@@ -131,7 +131,7 @@ impl Placement {
 struct Ask {
     hold: Hold,
     count: usize,
-    /// Cards that could serve; at least `count`.
+    /// GPUs that could serve; at least `count`.
     candidates: GpuSet,
     /// Candidates that must be chosen.
     required: GpuSet,

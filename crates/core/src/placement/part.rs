@@ -1,4 +1,4 @@
-//! Which card serves a share of one.
+//! Which GPU serves a share of one.
 
 use super::Ask;
 use crate::gpu_set::GpuSet;
@@ -6,7 +6,7 @@ use crate::grant::Hold;
 use crate::node::NodeState;
 use crate::units::Percent;
 
-/// Which of the cards that fit comes first. Ties go to the lowest index.
+/// Which of the GPUs that fit comes first. Ties go to the lowest index.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Order {
     /// The lowest index.
@@ -23,16 +23,17 @@ pub(super) enum Order {
 const MEMORY_BLOCK: u64 = 256;
 
 pub(super) fn choose(node: &NodeState, ask: &Ask, order: Order) -> Option<GpuSet> {
-    let asks_cores = matches!(ask.hold, Hold::Part { cores, .. } if cores > Percent::ZERO);
+    let asks_cores =
+        matches!(ask.hold, Hold::Share { compute_percent, .. } if compute_percent > Percent::ZERO);
     let key = |gpu: &crate::units::GpuIndex| {
         let room = node.room(*gpu);
-        let (cores, memory) = (u64::from(room.cores.0), room.memory.0);
+        let (compute_percent, memory) = (u64::from(room.compute_percent.0), room.memory.0);
         match order {
             Order::LowestIndex => (0, 0),
-            Order::LeastCores => (cores, memory / MEMORY_BLOCK),
+            Order::LeastCores => (compute_percent, memory / MEMORY_BLOCK),
             Order::LeastMemory => (memory, 0),
-            Order::MostRoom if asks_cores => (u64::MAX - cores, u64::MAX - memory),
-            Order::MostRoom => (u64::MAX - memory, u64::MAX - cores),
+            Order::MostRoom if asks_cores => (u64::MAX - compute_percent, u64::MAX - memory),
+            Order::MostRoom => (u64::MAX - memory, u64::MAX - compute_percent),
         }
     };
     ask.candidates.iter().min_by_key(key).map(|gpu| GpuSet::EMPTY.with(gpu))

@@ -11,26 +11,26 @@ use crate::gpu_set::GpuSet;
 use crate::grant::Hold;
 use crate::node::NodeState;
 
-/// How to choose among cards, and among nodes, that would all do. Ties always go to the lowest index.
+/// How to choose among GPUs, and among nodes, that would all do. Ties always go to the lowest index.
 #[derive(Clone, Debug)]
 pub enum Policy {
     /// Ours: least loss of what is left for shares, best links for sets.
     Tessera(Arc<Forecast>),
-    /// gpu-manager's rule for several cards: the tightest group that has enough, the fullest of those.
+    /// gpu-manager's rule for several GPUs: the tightest group that has enough, the fullest of those.
     Link,
-    /// gpu-manager's rule for one card: fill up the subtree with the fewest free cards.
+    /// gpu-manager's rule for one GPU: fill up the subtree with the fewest free GPUs.
     Fragment,
-    /// gpu-manager's rule for shares: the fullest card that fits. Sets go by `fragment` and `link`.
+    /// gpu-manager's rule for shares: the fullest GPU that fits. Sets go by `fragment` and `link`.
     Share,
     /// gputopology's: the lowest free indexes.
     Simple,
     /// gputopology's: sets an administrator listed.
     Static(Arc<StaticTable>),
-    /// gputopology's and go-gpuallocator's: the best set of the best division of the free cards.
+    /// gputopology's and go-gpuallocator's: the best set of the best division of the free GPUs.
     BestEffort,
-    /// gpushare's: the card with the least memory left that suffices.
+    /// gpushare's: the GPU with the least memory left that suffices.
     Binpack,
-    /// The emptiest card and the emptiest node.
+    /// The emptiest GPU and the emptiest node.
     Spread,
 }
 
@@ -60,11 +60,11 @@ impl Policy {
         }
     }
 
-    /// The cards for one container; `None` only where the required ones cannot be had together.
+    /// The GPUs for one container; `None` only where the required ones cannot be had together.
     pub(super) fn choose(&self, node: &NodeState, ask: &Ask) -> Option<Chosen> {
         match ask.hold {
             Hold::Whole => self.choose_whole(node, ask),
-            Hold::Part { .. } => self.choose_part(node, ask).map(Chosen::plain),
+            Hold::Share { .. } => self.choose_part(node, ask).map(Chosen::plain),
         }
     }
 
@@ -126,7 +126,7 @@ fn static_merit(source: Source) -> f64 {
     }
 }
 
-/// Percent of the node's cards that is taken, counting of each card what is scarcer.
+/// Percent of the node's GPUs that is taken, counting of each GPU what is scarcer.
 fn fullness(node: &NodeState) -> f64 {
     let gpus = node.node().gpus();
     if gpus.is_empty() {
@@ -134,12 +134,13 @@ fn fullness(node: &NodeState) -> f64 {
     }
     let taken = |gpu: &crate::gpu::Gpu| {
         let room = node.room(gpu.index);
-        let cores = f64::from(room.cores.0) / 100.0;
-        #[expect(clippy::cast_precision_loss, reason = "a card has far less than 2^52 MiB")]
-        let memory = if gpu.memory.0 == 0 { cores } else { room.memory.0 as f64 / gpu.memory.0 as f64 };
-        1.0 - cores.min(memory)
+        let compute_percent = f64::from(room.compute_percent.0) / 100.0;
+        #[expect(clippy::cast_precision_loss, reason = "a GPU has far less than 2^52 MiB")]
+        let memory =
+            if gpu.memory.0 == 0 { compute_percent } else { room.memory.0 as f64 / gpu.memory.0 as f64 };
+        1.0 - compute_percent.min(memory)
     };
-    #[expect(clippy::cast_precision_loss, reason = "at most 64 cards")]
+    #[expect(clippy::cast_precision_loss, reason = "at most 64 GPUs")]
     let count = gpus.len() as f64;
     100.0 * gpus.iter().map(taken).sum::<f64>() / count
 }

@@ -1,4 +1,4 @@
-//! Why a node, or a card, will not do: in words short enough for a scheduler event.
+//! Why a node, or a GPU, will not do: in words short enough for a scheduler event.
 
 use crate::gpu::Health;
 use crate::gpu_set::GpuSet;
@@ -17,40 +17,40 @@ pub enum Refusal {
     /// Main memory is short.
     #[error("not enough memory")]
     Memory,
-    /// A node without cards.
+    /// A node without GPUs.
     #[error("no GPU")]
     NoGpu,
-    /// No card of a model the pod accepts.
+    /// No GPU of a model the pod accepts.
     #[error("no GPU of an accepted model")]
     Model,
-    /// Not that many cards in all.
+    /// Not that many GPUs in all.
     #[error("fewer than {0} GPUs")]
     FewerGpus(u8),
-    /// Not that many cards that nobody holds.
+    /// Not that many GPUs that nobody holds.
     #[error("fewer than {0} idle GPUs")]
     FewerIdle(u8),
-    /// No card is that large, were it empty.
+    /// No GPU is that large, were it empty.
     #[error("no GPU has {0}")]
     TooLarge(MiB),
-    /// No card has both left.
-    #[error("no GPU with {cores} and {memory} left")]
+    /// No GPU has both left.
+    #[error("no GPU with {compute_percent} and {memory} left")]
     NoShare {
         /// Asked for.
-        cores: Percent,
+        compute_percent: Percent,
         /// Asked for.
         memory: MiB,
     },
-    /// No card has that much memory left.
+    /// No GPU has that much memory left.
     #[error("no GPU with {0} left")]
     NoMemory(MiB),
-    /// A required card is not to be had.
+    /// A required GPU is not to be had.
     #[error("a required GPU is not free")]
     Required,
 }
 
-/// What stands in the way on one card.
+/// What stands in the way on one GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum CardRefusal {
+pub enum GpuRefusal {
     /// Broken.
     #[error("unhealthy")]
     Unhealthy,
@@ -61,10 +61,10 @@ pub enum CardRefusal {
     #[error("held whole")]
     HeldWhole,
     /// Shared, and asked for as a whole.
-    #[error("shared: {cores} and {memory} are held")]
+    #[error("shared: {compute_percent} and {memory} are held")]
     Shared {
         /// Compute held.
-        cores: Percent,
+        compute_percent: Percent,
         /// Memory held.
         memory: MiB,
     },
@@ -86,15 +86,15 @@ pub enum CardRefusal {
     },
 }
 
-/// What keeps a pod from a node, card by card.
+/// What keeps a pod from a node, GPU by GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Explanation {
     /// The short form.
     pub refusal: Refusal,
-    /// The container that found no cards; none where the node as a whole will not do.
+    /// The container that found no GPUs; none where the node as a whole will not do.
     pub container: Option<String>,
-    /// For each card what keeps it from serving that container, or `None` where it would.
-    pub cards: Vec<(GpuIndex, Option<CardRefusal>)>,
+    /// For each GPU what keeps it from serving that container, or `None` where it would.
+    pub cards: Vec<(GpuIndex, Option<GpuRefusal>)>,
 }
 
 impl Refusal {
@@ -113,7 +113,7 @@ impl Refusal {
     }
 }
 
-/// CPU, main memory and the mere presence of cards.
+/// CPU, main memory and the mere presence of GPUs.
 pub(super) fn check_node(node: &NodeState, pod: &PodRequest) -> Result<(), Refusal> {
     if pod.wants_gpu() && node.node().gpus().is_empty() {
         return Err(Refusal::NoGpu);
@@ -127,7 +127,7 @@ pub(super) fn check_node(node: &NodeState, pod: &PodRequest) -> Result<(), Refus
     Ok(())
 }
 
-/// The reason that too few cards of a node can serve `request`.
+/// The reason that too few GPUs of a node can serve `request`.
 pub(super) fn of_cards(node: &NodeState, pod: &PodRequest, request: Request, required: GpuSet) -> Refusal {
     let accepted = || node.node().gpus().iter().filter(|gpu| pod.accepts(&gpu.model));
     let none_so_large = |memory: MiB| accepted().all(|gpu| gpu.memory < memory);
@@ -141,23 +141,23 @@ pub(super) fn of_cards(node: &NodeState, pod: &PodRequest, request: Request, req
         Request::Share { memory, .. } | Request::Memory(memory) if none_so_large(memory) => {
             Refusal::TooLarge(memory)
         }
-        Request::Share { cores, memory } => Refusal::NoShare { cores, memory },
+        Request::Share { compute_percent, memory } => Refusal::NoShare { compute_percent, memory },
         Request::Memory(memory) => Refusal::NoMemory(memory),
     }
 }
 
-/// For each card of a node: what keeps it from serving `request`, or `None` where it would.
-pub(super) fn of_each_card(
+/// For each GPU of a node: what keeps it from serving `request`, or `None` where it would.
+pub(super) fn of_each_gpu(
     node: &NodeState,
     pod: &PodRequest,
     request: Request,
-) -> Vec<(GpuIndex, Option<CardRefusal>)> {
+) -> Vec<(GpuIndex, Option<GpuRefusal>)> {
     let gpus = node.node().gpus().iter();
     gpus.map(|gpu| {
         let refusal = if gpu.health == Health::Unhealthy {
-            Some(CardRefusal::Unhealthy)
+            Some(GpuRefusal::Unhealthy)
         } else if !pod.accepts(&gpu.model) {
-            Some(CardRefusal::Model)
+            Some(GpuRefusal::Model)
         } else {
             room_refusal(node, gpu.index, Hold::of(request))
         };
@@ -166,18 +166,18 @@ pub(super) fn of_each_card(
     .collect()
 }
 
-fn room_refusal(node: &NodeState, gpu: GpuIndex, hold: Hold) -> Option<CardRefusal> {
+fn room_refusal(node: &NodeState, gpu: GpuIndex, hold: Hold) -> Option<GpuRefusal> {
     if node.has_room(gpu, hold) {
         return None;
     }
     let used = node.used(gpu);
     let room = node.room(gpu);
     Some(match hold {
-        _ if used.whole => CardRefusal::HeldWhole,
-        Hold::Whole => CardRefusal::Shared { cores: used.cores, memory: used.memory },
-        Hold::Part { cores, .. } if cores > room.cores => {
-            CardRefusal::Cores { left: room.cores, asked: cores }
+        _ if used.whole => GpuRefusal::HeldWhole,
+        Hold::Whole => GpuRefusal::Shared { compute_percent: used.compute_percent, memory: used.memory },
+        Hold::Share { compute_percent, .. } if compute_percent > room.compute_percent => {
+            GpuRefusal::Cores { left: room.compute_percent, asked: compute_percent }
         }
-        Hold::Part { memory, .. } => CardRefusal::Memory { left: room.memory, asked: memory },
+        Hold::Share { memory, .. } => GpuRefusal::Memory { left: room.memory, asked: memory },
     })
 }

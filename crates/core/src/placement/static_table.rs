@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::gpu_set::GpuSet;
 
-/// Which sets to grant, by instance type and number of cards; earlier sets first.
+/// Which sets to grant, by instance type and number of GPUs; earlier sets first.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StaticTable {
     /// By instance type, by size.
@@ -24,7 +24,7 @@ pub enum Source {
 
 impl StaticTable {
     /// The first listed set that is free and holds `required`; else the lowest part of a larger free one; else the
-    /// lowest free cards, so that a table with gaps never keeps a pod waiting.
+    /// lowest free GPUs, so that a table with gaps never keeps a pod waiting.
     pub(super) fn choose(
         &self,
         instance_type: Option<&str>,
@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_instance_type_gets_the_lowest_cards() {
+    fn an_unknown_instance_type_gets_the_lowest_gpus() {
         let chosen = StaticTable::default().choose(None, set(&[3, 5, 6]), set(&[6]), 2);
         assert_eq!(chosen, Some((set(&[3, 6]), Source::Unlisted)));
     }

@@ -1,6 +1,6 @@
-//! Policy `tessera`, for parts of cards and for nodes: lose as little as possible of what is left.
+//! Policy `tessera`, for parts of GPUs and for nodes: lose as little as possible of what is left.
 //!
-//! A pod goes where the cards expected to stay unused grow least, and among places alike where least is left over.
+//! A pod goes where the GPUs expected to stay unused grow least, and among places alike where least is left over.
 
 use super::{Ask, links};
 use crate::forecast::Forecast;
@@ -10,32 +10,32 @@ use crate::node::NodeState;
 use crate::request::PodRequest;
 use crate::units::{GpuIndex, MiB, MilliCpu};
 
-/// Cards a place loses for each card, or CPU for one, that it leaves over: just enough to fill up what is begun.
+/// GPUs a place loses for each GPU, or CPU for one, that it leaves over: just enough to fill up what is begun.
 const LEFT_OVER: f64 = 0.002;
 
-/// Cards that are worth losing for a set with the best links instead of one with none.
+/// GPUs that are worth losing for a set with the best links instead of one with none.
 const LINKS: f64 = 0.2;
 
-/// Scores are multiples of a part of a card this small. Differences below it are rounding errors: places that close are
+/// Scores are multiples of a part of a GPU this small. Differences below it are rounding errors: places that close are
 /// alike, and the order of nodes decides.
-const STEPS_PER_CARD: f64 = 1e9;
+const STEPS_PER_GPU: f64 = 1e9;
 
-/// The card on which a part is the least loss.
+/// The GPU on which a part is the least loss.
 pub(super) fn choose_part(forecast: &Forecast, node: &NodeState, ask: &Ask) -> Option<GpuSet> {
     let then = Host::left(node).without(ask.cpu, ask.memory);
-    let (gpu, _) = best_card(forecast, node, ask, &Left::of(node), then)?;
+    let (gpu, _) = best_gpu(forecast, node, ask, &Left::of(node), then)?;
     Some(GpuSet::EMPTY.with(gpu))
 }
 
 /// How well a node suits, given what it was, what it would become, and the share of the best links its sets get.
 pub(super) fn score(forecast: &Forecast, before: &NodeState, after: &NodeState, links: f64) -> f64 {
     let lost = |node: &NodeState| Left::of(node).lost(forecast, node, Host::left(node));
-    let left_over = left_over(forecast, after.cards_left(), after.cpu_left());
+    let left_over = left_over(forecast, after.gpus_left(), after.cpu_left());
     rounded(lost(before) - lost(after) - left_over + LINKS * links)
 }
 
-/// The score of a pod that asks for cards in one container or in none, without working out which ones. `None` where
-/// that must be known: whole cards of a node with several kinds.
+/// The score of a pod that asks for GPUs in one container or in none, without working out which ones. `None` where
+/// that must be known: whole GPUs of a node with several kinds.
 pub(super) fn quick_score(
     forecast: &Forecast,
     node: &NodeState,
@@ -53,7 +53,7 @@ pub(super) fn quick_score(
             (after.lost(forecast, node, then), after)
         }
         Some(ask) => {
-            let (gpu, lost) = best_card(forecast, node, ask, &before, then)?;
+            let (gpu, lost) = best_gpu(forecast, node, ask, &before, then)?;
             (lost, before.with(gpu, left_after(node, gpu, ask.hold)))
         }
     };
@@ -62,8 +62,8 @@ pub(super) fn quick_score(
     Some(rounded(gain - left_over(forecast, after.cards(node), then.cpu) + LINKS * links))
 }
 
-/// The least loss, and the first card that has it.
-fn best_card(
+/// The least loss, and the first GPU that has it.
+fn best_gpu(
     forecast: &Forecast,
     node: &NodeState,
     ask: &Ask,
@@ -73,7 +73,7 @@ fn best_card(
     let mut best: Option<(GpuIndex, f64)> = None;
     let mut tried = GpuSet::EMPTY;
     for gpu in ask.candidates.iter() {
-        // A card like one before it cannot be better.
+        // A GPU like one before it cannot be better.
         let alike = |other: GpuIndex| {
             before.0[other.position()] == before.0[gpu.position()]
                 && node.used(other) == node.used(gpu)
@@ -84,7 +84,7 @@ fn best_card(
         }
         tried = tried.with(gpu);
         let lost = before.with(gpu, left_after(node, gpu, ask.hold)).lost(forecast, node, host);
-        if best.is_none_or(|(_, least)| lost < least - 1.0 / STEPS_PER_CARD) {
+        if best.is_none_or(|(_, least)| lost < least - 1.0 / STEPS_PER_GPU) {
             best = Some((gpu, lost));
         }
     }
@@ -98,11 +98,11 @@ fn left_after(node: &NodeState, gpu: GpuIndex, hold: Hold) -> u8 {
 fn left_over(forecast: &Forecast, cards: f64, cpu: MilliCpu) -> f64 {
     #[expect(clippy::cast_precision_loss, reason = "no host has 2^52 thousandths of a CPU")]
     let cpu = cpu.0 as f64;
-    LEFT_OVER * (cards + cpu / forecast.cpu_per_card())
+    LEFT_OVER * (cards + cpu / forecast.cpu_per_gpu())
 }
 
 fn rounded(score: f64) -> f64 {
-    (score * STEPS_PER_CARD).round() / STEPS_PER_CARD
+    (score * STEPS_PER_GPU).round() / STEPS_PER_GPU
 }
 
 /// What is left of a node's host.
@@ -122,7 +122,7 @@ impl Host {
     }
 }
 
-/// Percent left of each card, by position.
+/// Percent left of each GPU, by position.
 #[derive(Clone, Copy)]
 struct Left([u8; GpuSet::CAPACITY]);
 

@@ -1,4 +1,4 @@
-//! Which cards serve a request for whole ones: gpu-manager's rules over the tree, and `spread`.
+//! Which GPUs serve a request for whole ones: gpu-manager's rules over the tree, and `spread`.
 
 use std::cmp::Reverse;
 
@@ -6,13 +6,13 @@ use crate::gpu_set::GpuSet;
 use crate::tree::{Group, GroupLevel, Tree};
 use crate::units::GpuIndex;
 
-/// The lowest cards of [`link_group`].
+/// The lowest GPUs of [`link_group`].
 pub(super) fn link(tree: &Group, free: GpuSet, required: GpuSet, count: usize) -> Option<GpuSet> {
     let group = link_group(tree, free, required, count);
     free.intersection(group.gpus).lowest_with(required, count)
 }
 
-/// The tightest group that has enough free cards; among equals the fullest, then the one with the lowest index.
+/// The tightest group that has enough free GPUs; among equals the fullest, then the one with the lowest index.
 pub(super) fn link_group(tree: &Group, free: GpuSet, required: GpuSet, count: usize) -> &Group {
     let enough = |group: &&Group| available(group, free, required) >= count;
     let tightest = tree.groups().into_iter().filter(|group| group.level != GroupLevel::Root).filter(enough);
@@ -20,13 +20,13 @@ pub(super) fn link_group(tree: &Group, free: GpuSet, required: GpuSet, count: us
     tightest.min_by_key(order).unwrap_or(tree)
 }
 
-/// The lowest cards of [`fragment_group`].
+/// The lowest GPUs of [`fragment_group`].
 pub(super) fn fragment(tree: &Group, free: GpuSet, required: GpuSet, count: usize) -> Option<GpuSet> {
     let group = fragment_group(tree, free, required, count);
     free.intersection(group.gpus).lowest_with(required, count)
 }
 
-/// From the root down into the child with the fewest free cards that are still enough.
+/// From the root down into the child with the fewest free GPUs that are still enough.
 pub(super) fn fragment_group(tree: &Group, free: GpuSet, required: GpuSet, count: usize) -> &Group {
     let mut group = tree;
     loop {
@@ -42,7 +42,7 @@ pub(super) fn fragment_group(tree: &Group, free: GpuSet, required: GpuSet, count
     }
 }
 
-/// One card after the other, at every level from the branch that gave the fewest so far, then has the most free.
+/// One GPU after the other, at every level from the branch that gave the fewest so far, then has the most free.
 pub(super) fn spread(tree: &Group, free: GpuSet, required: GpuSet, count: usize) -> Option<GpuSet> {
     free.lowest_with(required, count)?;
     let mut chosen = required;
@@ -61,7 +61,7 @@ fn loneliest(group: &Group, free: GpuSet, chosen: GpuSet) -> Option<GpuIndex> {
     }
 }
 
-/// Free cards of a group; none where it lacks a required one.
+/// Free GPUs of a group; none where it lacks a required one.
 fn available(group: &Group, free: GpuSet, required: GpuSet) -> usize {
     if group.gpus.is_superset(required) { free.intersection(group.gpus).len() } else { 0 }
 }
@@ -71,7 +71,7 @@ mod tests {
     use super::*;
     use crate::topology::{Link, PcieLevel, Topology};
 
-    /// Two sockets of four cards, in pairs behind a switch.
+    /// Two sockets of four GPUs, in pairs behind a switch.
     fn two_sockets() -> Group {
         Tree::of(&Topology::from_pairs(8, |a, b| {
             Link::pcie(match (a.0 / 2 == b.0 / 2, a.0 / 4 == b.0 / 4) {
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn fragment_fills_the_subtree_with_the_fewest_free_cards() {
+    fn fragment_fills_the_subtree_with_the_fewest_free_gpus() {
         check(fragment, &ALL, &[], 1, &[0]);
         check(fragment, &[0, 1, 2, 3, 5, 6, 7], &[], 1, &[5]);
         check(fragment, &[0, 1, 2, 6, 7], &[], 1, &[6]);
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn spread_keeps_the_cards_apart() {
+    fn spread_keeps_the_gpus_apart() {
         check(spread, &ALL, &[], 2, &[0, 4]);
         check(spread, &ALL, &[], 4, &[0, 2, 4, 6]);
         check(spread, &[0, 1, 6], &[], 2, &[0, 6]);

@@ -7,15 +7,17 @@ use crate::grant::{ContainerGrant, Hold};
 use crate::request::{Request, Role};
 use crate::units::{GpuIndex, MiB, MilliCpu, Percent};
 
-/// A pod by name, priority, and percent of each of its cards; 100 is a whole one.
+/// A pod by name, priority, and percent of each of its GPUs; 100 is a whole one.
 type Held = (&'static str, i32, &'static [(u8, u32)]);
 
 fn grant(name: &str, cards: &[(u8, u32)]) -> PodGrant {
-    let hold = |cores| match cores {
+    let hold = |compute_percent| match compute_percent {
         100 => Hold::Whole,
-        cores => Hold::Part { cores: Percent(cores), memory: MiB(u64::from(cores)) },
+        compute_percent => {
+            Hold::Share { compute_percent: Percent(compute_percent), memory: MiB(u64::from(compute_percent)) }
+        }
     };
-    let cards = cards.iter().map(|(gpu, cores)| (GpuIndex(*gpu), hold(*cores))).collect();
+    let cards = cards.iter().map(|(gpu, compute_percent)| (GpuIndex(*gpu), hold(*compute_percent))).collect();
     PodGrant {
         pod: name.into(),
         node: "node".into(),
@@ -50,8 +52,8 @@ fn check(held: &[Held], request: Request, proposed: &[&str], expected: Option<&[
     assert_eq!(choose(&held, request, 10, proposed), expected);
 }
 
-fn share(cores: u32) -> Request {
-    Request::Share { cores: Percent(cores), memory: MiB(u64::from(cores)) }
+fn share(compute_percent: u32) -> Request {
+    Request::Share { compute_percent: Percent(compute_percent), memory: MiB(u64::from(compute_percent)) }
 }
 
 const FULL: [Held; 5] = [
@@ -121,14 +123,14 @@ proptest! {
     #[test]
     fn victims_matter_less_suffice_and_none_is_idle_sacrifice(
         held in prop::collection::vec((0..15i32, 0..4u8, 1..=10u32), 0..12),
-        cores in 1..=10u32,
+        compute_percent in 1..=10u32,
     ) {
         let held: Vec<(i32, PodGrant)> = held
             .iter()
             .enumerate()
             .map(|(number, (priority, gpu, tenths))| (*priority, grant(&format!("p{number:02}"), &[(*gpu, tenths * 10)])))
             .collect();
-        let request = if cores == 10 { Request::Whole(1) } else { share(cores * 10) };
+        let request = if compute_percent == 10 { Request::Whole(1) } else { share(compute_percent * 10) };
         if let Some(chosen) = choose(&held, request, 10, &[]) {
             let rest = |spared: Option<&PodUid>| -> Vec<(i32, PodGrant)> {
                 let stays = |grant: &PodGrant| !chosen.contains(&grant.pod) || Some(&grant.pod) == spared;
@@ -182,6 +184,6 @@ fn many_who_must_all_go_are_not_tried_in_every_combination() {
             .filter(|set| need.may_be_met_by(set.iter().map(|pod| everybody[*pod]), &everybody));
         sets.count()
     };
-    assert_eq!(tried(&Need::IdleCards(1, state.idle())), 0, "twelve are on each card");
-    assert_eq!(tried(&Need::OneCard), 8 * 220, "three of the twelve on a card");
+    assert_eq!(tried(&Need::IdleGpus(1, state.idle())), 0, "twelve are on each GPU");
+    assert_eq!(tried(&Need::OneGpu), 8 * 220, "three of the twelve on a GPU");
 }

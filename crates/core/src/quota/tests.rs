@@ -68,8 +68,8 @@ fn what_a_request_takes() {
     let node = crate::fixtures::node_of_memories(&[100, 200]);
     let most = |request| Taken::at_most(&PodRequest::of_mains([request]), &node);
     assert_eq!(most(Request::Whole(2)), taken(200, 400));
-    assert_eq!(most(Request::Share { cores: Percent(30), memory: MiB(10) }), taken(30, 10));
-    // On the small card where it fits there, for that is the larger part.
+    assert_eq!(most(Request::Share { compute_percent: Percent(30), memory: MiB(10) }), taken(30, 10));
+    // On the small GPU where it fits there, for that is the larger part.
     assert_eq!(most(Request::Memory(MiB(51))), taken(51, 51));
     assert_eq!(most(Request::Memory(MiB(150))), taken(75, 150));
 }

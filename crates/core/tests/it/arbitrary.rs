@@ -65,7 +65,10 @@ fn request() -> impl Strategy<Value = Request> {
     let memory = || prop::sample::select(vec![MiB(1), MiB(4096), MiB(9000), MiB(16_384)]);
     prop_oneof![
         (1..4u8).prop_map(Request::Whole),
-        (1..100u32, memory()).prop_map(|(cores, memory)| Request::Share { cores: Percent(cores), memory }),
+        (1..100u32, memory()).prop_map(|(compute_percent, memory)| Request::Share {
+            compute_percent: Percent(compute_percent),
+            memory
+        }),
         memory().prop_map(Request::Memory),
     ]
 }
@@ -90,10 +93,12 @@ pub(crate) fn pod_request() -> impl Strategy<Value = PodRequest> {
 pub(crate) fn pod_grant() -> impl Strategy<Value = PodGrant> {
     let hold = prop_oneof![
         Just(Hold::Whole),
-        (0..100u32, 1..9000u64)
-            .prop_map(|(cores, memory)| Hold::Part { cores: Percent(cores), memory: MiB(memory) }),
+        (0..100u32, 1..9000u64).prop_map(|(compute_percent, memory)| Hold::Share {
+            compute_percent: Percent(compute_percent),
+            memory: MiB(memory)
+        }),
         // What a hostile annotation might say.
-        Just(Hold::Part { cores: Percent(u32::MAX), memory: MiB(u64::MAX) }),
+        Just(Hold::Share { compute_percent: Percent(u32::MAX), memory: MiB(u64::MAX) }),
     ];
     let cards = prop::collection::btree_map(0..10u8, hold, 0..3);
     let containers = vec((role(), cards), 0..4);

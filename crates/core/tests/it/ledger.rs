@@ -79,7 +79,7 @@ impl World {
     }
 }
 
-/// What a pod takes of a card in each of its phases, written out: one per init container, one for the rest.
+/// What a pod takes of a GPU in each of its phases, written out: one per init container, one for the rest.
 fn phases(grant: &PodGrant, gpu: GpuIndex) -> Vec<Vec<Hold>> {
     let holds = |position: usize| {
         grant.containers[position].cards.iter().filter(move |(card, _)| *card == gpu).map(|(_, hold)| *hold)
@@ -96,11 +96,11 @@ fn phases(grant: &PodGrant, gpu: GpuIndex) -> Vec<Vec<Hold>> {
     phases
 }
 
-/// Whether some phase of every pod on a card, all at once, is more than the card has.
+/// Whether some phase of every pod on a GPU, all at once, is more than the GPU has.
 fn exceeds(grants: &[&PodGrant], gpu: GpuIndex, memory: MiB) -> bool {
     let holders =
         grants.iter().filter(|grant| phases(grant, gpu).iter().any(|phase| !phase.is_empty())).count();
-    let mut cores = 0u64;
+    let mut compute_percent = 0u64;
     let mut bytes = 0u128;
     for grant in grants {
         let mut peak = (0u64, 0u128);
@@ -111,15 +111,17 @@ fn exceeds(grants: &[&PodGrant], gpu: GpuIndex, memory: MiB) -> bool {
             }
             let parts = phase.iter().filter_map(|hold| match hold {
                 Hold::Whole => None,
-                Hold::Part { cores, memory } => Some((u64::from(cores.0), u128::from(memory.0))),
+                Hold::Share { compute_percent, memory } => {
+                    Some((u64::from(compute_percent.0), u128::from(memory.0)))
+                }
             });
             let sum = parts.fold((0, 0), |sum, part| (sum.0 + part.0, sum.1 + part.1));
             peak = (peak.0.max(sum.0), peak.1.max(sum.1));
         }
-        cores += peak.0;
+        compute_percent += peak.0;
         bytes += peak.1;
     }
-    cores > 100 || bytes > u128::from(memory.0)
+    compute_percent > 100 || bytes > u128::from(memory.0)
 }
 
 proptest! {
@@ -148,7 +150,7 @@ proptest! {
     }
 
     #[test]
-    fn what_is_booked_never_exceeds_a_card(
+    fn what_is_booked_never_exceeds_a_gpu(
         nodes in vec(arbitrary::node(), 1..3),
         grants in vec(arbitrary::pod_grant(), 0..40),
     ) {
@@ -181,10 +183,10 @@ proptest! {
 
 #[test]
 fn an_observed_pod_is_booked_even_where_there_is_no_room() {
-    let node = two_cards();
+    let node = two_gpus();
     let mut ledger = Ledger::default();
     ledger.set_node(node.clone());
-    let grant = |pod: &str, cores| PodGrant {
+    let grant = |pod: &str, compute_percent| PodGrant {
         pod: PodUid::from(pod),
         node: node.name.clone(),
         cpu: Default::default(),
@@ -192,7 +194,10 @@ fn an_observed_pod_is_booked_even_where_there_is_no_room() {
         containers: vec![tessera_core::grant::ContainerGrant {
             container: "main".into(),
             role: Role::Main,
-            cards: vec![(GpuIndex(0), Hold::Part { cores: Percent(cores), memory: MiB(1) })],
+            cards: vec![(
+                GpuIndex(0),
+                Hold::Share { compute_percent: Percent(compute_percent), memory: MiB(1) },
+            )],
         }],
     };
     ledger.book(grant("a", 60)).unwrap();
@@ -200,15 +205,15 @@ fn an_observed_pod_is_booked_even_where_there_is_no_room() {
     assert_eq!(refused.to_string(), "GPU 0 of node n has not enough left");
     ledger.observe(grant("b", 60));
     assert_eq!(ledger.overbooked().into_values().collect::<Vec<_>>(), [[GpuIndex(0)]]);
-    assert_eq!(ledger.node(&node.name).unwrap().room(GpuIndex(0)).cores, Percent(0));
+    assert_eq!(ledger.node(&node.name).unwrap().room(GpuIndex(0)).compute_percent, Percent(0));
     ledger.release(&PodUid::from("a"));
     assert!(ledger.overbooked().is_empty());
-    assert_eq!(ledger.node(&node.name).unwrap().room(GpuIndex(0)).cores, Percent(40));
+    assert_eq!(ledger.node(&node.name).unwrap().room(GpuIndex(0)).compute_percent, Percent(40));
     let moved = ledger.book(grant("b", 30)).unwrap_err();
     assert_eq!(moved.to_string(), "pod b already holds another grant on node n; release it first");
 }
 
-fn two_cards() -> Node {
+fn two_gpus() -> Node {
     use tessera_core::gpu::Gpu;
     use tessera_core::topology::Topology;
     let gpu = |index| Gpu::new(GpuIndex(index), "GPU-x".into(), "T4".into(), MiB(16_384));

@@ -1,4 +1,4 @@
-//! Policy `tessera` for whole cards: no faster set is passed over, and the same question has one answer.
+//! Policy `tessera` for whole GPUs: no faster set is passed over, and the same question has one answer.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -16,7 +16,7 @@ fn tessera() -> Policy {
     "tessera".parse().unwrap()
 }
 
-/// A node on which some pods hold cards already.
+/// A node on which some pods hold GPUs already.
 fn busy_node() -> impl Strategy<Value = NodeState> {
     (arbitrary::node(), vec(arbitrary::pod_grant(), 0..4)).prop_map(|(node, grants)| {
         let name = node.name.clone();
@@ -54,7 +54,7 @@ proptest! {
     }
 
     #[test]
-    fn a_job_that_does_not_care_still_gets_its_cards(node in busy_node(), count in 1usize..6) {
+    fn a_job_that_does_not_care_still_gets_its_gpus(node in busy_node(), count in 1usize..6) {
         let pod = pod(count, Traffic::Insensitive);
         match place(&node, &pod, &tessera(), GpuSet::EMPTY) {
             Ok(placement) => {
@@ -111,7 +111,7 @@ proptest! {
     }
 }
 
-/// A node of these links; cards that are not free are broken.
+/// A node of these links; GPUs that are not free are broken.
 fn node_of(topology: &Topology, free: GpuSet) -> NodeState {
     use tessera_core::gpu::{Gpu, Health};
     let gpu = |index: GpuIndex| Gpu {

@@ -1,4 +1,4 @@
-//! Whatever the policy: exact counts, nothing over a card, refusals only with reason, the same answer twice.
+//! Whatever the policy: exact counts, nothing over a GPU, refusals only with reason, the same answer twice.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -74,7 +74,7 @@ proptest! {
     }
 
     #[test]
-    fn refused_exactly_where_no_card_would_do(
+    fn refused_exactly_where_no_gpu_would_do(
         node in arbitrary::node(),
         held in vec(arbitrary::pod_grant(), 0..4),
         pod in arbitrary::pod_request(),
@@ -88,7 +88,7 @@ proptest! {
             ledger.observe(grant);
         });
         let state = ledger.node(&name).unwrap();
-        // Alone, so that only the cards decide.
+        // Alone, so that only the GPUs decide.
         let Some(container) = pod.containers.iter().find(|container| container.request.is_some()) else {
             return Ok(());
         };
@@ -123,7 +123,7 @@ proptest! {
     }
 
     #[test]
-    fn required_cards_are_among_the_chosen(
+    fn required_gpus_are_among_the_chosen(
         node in arbitrary::node(),
         required in 0u64..256,
         count in 1u8..6,
@@ -155,7 +155,7 @@ fn empty(state: &NodeState) -> NodeState {
 fn a_hold_follows_from_its_request() {
     use tessera_core::units::{MiB, Percent};
     assert_eq!(Hold::of(Request::Whole(3)), Hold::Whole);
-    let memory_only = Hold::Part { cores: Percent(0), memory: MiB(5) };
+    let memory_only = Hold::Share { compute_percent: Percent(0), memory: MiB(5) };
     assert_eq!(Hold::of(Request::Memory(MiB(5))), memory_only);
 }
 
@@ -165,7 +165,8 @@ fn a_small_container_does_not_take_the_only_place_of_a_large_one() {
         |index| Gpu::new(GpuIndex(index), format!("GPU-{index}").as_str().into(), "T4".into(), MiB(100));
     let node = Node::new("node".into(), vec![card(0), card(1)], Topology::unknown(2), MilliCpu(0), MiB(0));
     let mut state = NodeState::empty(node.unwrap().into());
-    let share = |percent: u32| Request::Share { cores: Percent(percent), memory: MiB(percent.into()) };
+    let share =
+        |percent: u32| Request::Share { compute_percent: Percent(percent), memory: MiB(percent.into()) };
     for (gpu, taken) in [(0, 5), (1, 60)] {
         let held = ContainerGrant {
             container: "c".to_owned(),

@@ -23,7 +23,7 @@ const SHORTEST_REST: u64 = 40_000;
 /// How long a closed gate is left alone at most.
 const LONGEST_REST: u64 = 100_000_000;
 
-/// A pause shorter than this counts as work: the card waits for the program, and nobody else can use such a pause.
+/// A pause shorter than this counts as work: the GPU waits for the program, and nobody else can use such a pause.
 const GAP: u64 = 1_000_000;
 
 /// Over how much busy time the pace of work is learned.
@@ -32,7 +32,7 @@ const PACE: u64 = 10_000_000;
 /// However wrong estimates are, no more of them is queued.
 const MOST_QUEUED: u64 = 64 * QUEUE;
 
-/// What is known of each card's work.
+/// What is known of each GPU's work.
 #[derive(Default)]
 pub struct Controller {
     cards: [State; CARDS],
@@ -43,7 +43,7 @@ struct State {
     pacer: Pacer,
     /// As it was at the last look; none before the first.
     rule: Option<Rule>,
-    /// Until when busy time is charged; 0 when the card is idle for us.
+    /// Until when busy time is charged; 0 when the GPU is idle for us.
     charged: u64,
     /// How long what was queued then takes, by estimate.
     left: u64,
@@ -58,13 +58,13 @@ struct State {
     /// Work that has ended, by estimate, in how much busy time.
     pace: (u64, u64),
     flow: Flow,
-    /// What the arbiter was told last: whether we want the card, and the number of the window we have drained.
+    /// What the arbiter was told last: whether we want the GPU, and the number of the window we have drained.
     told: (bool, u32),
     /// A window that was not needed to its end: it is not used again until the arbiter has changed it.
     given_back: Option<u32>,
 }
 
-/// By what a card is opened and closed.
+/// By what a GPU is opened and closed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Rule {
     percent: u32,
@@ -103,12 +103,12 @@ pub enum Rest {
     Idle,
     /// So many nanoseconds, or until there is work.
     For(u64),
-    /// The same, or until the arbiter changes the window of this card from what it was: work is not heard of meanwhile.
+    /// The same, or until the arbiter changes the window of this GPU from what it was: work is not heard of meanwhile.
     Window(usize, u32, u64),
 }
 
 impl Controller {
-    /// Looks at all cards.
+    /// Looks at all GPUs.
     pub fn look(&mut self, process: &Process) -> Rest {
         let gates = process.compute.gates.iter().zip(&mut self.cards).enumerate();
         let rests = gates.filter_map(|(card, (gate, state))| {
@@ -126,7 +126,7 @@ impl Rest {
     fn sooner(self, other: Self) -> Self {
         match (self, other) {
             (Self::Idle, Self::Idle) => Self::Idle,
-            // One word to sleep on is not enough for two cards: work on the other one would not be heard of.
+            // One word to sleep on is not enough for two GPUs: work on the other one would not be heard of.
             _ => Self::For(self.longest().min(other.longest())),
         }
     }
@@ -182,7 +182,7 @@ impl State {
         let is_short_pause = self.idle_since > 0 && now.saturating_sub(self.idle_since) < GAP;
         let (mut is_busy, mut wants) = gate.demand();
         if is_open && !wants && !is_short_pause {
-            // Another has the card as soon as we say so: whoever comes now waits for the next window.
+            // Another has the GPU as soon as we say so: whoever comes now waits for the next window.
             gate.set_open(false);
             (is_busy, wants) = gate.demand();
             is_open = wants;
@@ -234,7 +234,7 @@ impl State {
     }
 
     /// How long not to look while the queue drains: half of what is left by estimate, then ever longer, as the estimate was wrong. The
-    /// end must be seen soon: until then nobody else has the card.
+    /// end must be seen soon: until then nobody else has the GPU.
     fn until_drained(&self, gate: &Gate, now: u64) -> u64 {
         let (expected, passed) = (self.time_of_queue(gate), now.saturating_sub(self.progressed));
         match expected.checked_sub(passed) {
@@ -276,7 +276,7 @@ impl State {
     /// Charges up to now, and notices when all has ended.
     fn follow(&mut self, process: &Process, shared: &SharedPacer, gate: &Gate, now: u64) {
         let percent = self.rule.unwrap_or(FREE).percent;
-        // Each time: it costs next to nothing, and must not be done before there is work. A program that only watches the card has no driver.
+        // Each time: it costs next to nothing, and must not be done before there is work. A program that only watches the GPU has no driver.
         fences::relax();
         let looking = gate.looking();
         let questions = gate.lanes().questions();

@@ -1,4 +1,4 @@
-//! The gate before one card: who passes, who waits, what is queued behind it.
+//! The gate before one GPU: who passes, who waits, what is queued behind it.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -13,7 +13,7 @@ use super::lanes::Lanes;
 use super::streams::Which;
 use crate::keeper;
 
-/// The way to one card. What every launch looks at comes first, in one line of the processor's cache: the driver has just used
+/// The way to one GPU. What every launch looks at comes first, in one line of the processor's cache: the driver has just used
 /// that for its own.
 #[repr(C, align(64))]
 pub struct Gate {
@@ -34,7 +34,7 @@ pub struct Gate {
     fences: AtomicU32,
     /// Whether launches are held back at all.
     is_limited: AtomicBool,
-    /// Percent of the card's time at most, for a process that must see to it itself.
+    /// Percent of the GPU's time at most, for a process that must see to it itself.
     pub percent: AtomicU32,
     /// Since when work runs or is queued.
     pub busy_since: AtomicU64,
@@ -59,7 +59,7 @@ enum Held {
     Full(u64),
 }
 
-/// Work is a queue if it is more than the one piece that runs: the card must not wait for us between two long kernels.
+/// Work is a queue if it is more than the one piece that runs: the GPU must not wait for us between two long kernels.
 pub const PIECES: u32 = 2;
 
 /// However little each of many streams has, all together do not have more than so many times that.
@@ -109,7 +109,7 @@ impl Gate {
         self.traffic.is_anybody() || self.busy.load(Ordering::SeqCst) == 1
     }
 
-    /// Whether work of ours is at the card or on the way, and whether any is wanted there.
+    /// Whether work of ours is at the GPU or on the way, and whether any is wanted there.
     pub fn demand(&self) -> (bool, bool) {
         let is_busy = self.is_busy();
         (is_busy, is_busy || self.waiting.load(Ordering::SeqCst) > 0)

@@ -19,7 +19,7 @@ work! {
         function: Handle, gx: c_uint, gy: c_uint, gz: c_uint, bx: c_uint, by: c_uint, bz: c_uint, shared: c_uint,
         stream: Handle, parameters: Arguments,
     ) on stream, like key(function, [gx, gy, gz]);
-    // One kernel on each of several cards: what is held back is the whole, at the gate of the current card.
+    // One kernel on each of several GPUs: what is held back is the whole, at the gate of the current GPU.
     [cuLaunchCooperativeKernelMultiDevice] (launches: *mut c_void, count: c_uint, flags: c_uint)
         on DEFAULT_STREAM, like key(launches, [count, 0, 0]);
     [cuLaunch] (function: Handle) on DEFAULT_STREAM, like key(function, [1; 3]);

@@ -22,7 +22,7 @@ const FENCE_LAUNCHES: u32 = 256;
 /// More lanes than this are looked through for streams that do nothing any more.
 const MANY: usize = 64;
 
-/// The streams of one card.
+/// The streams of one GPU.
 #[derive(Default)]
 pub struct Lanes {
     lanes: Vec<Lane>,

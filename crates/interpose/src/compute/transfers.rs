@@ -1,8 +1,8 @@
 //! Copies and fills, wherever they go. Those without a stream use a default one, and may keep the caller until they have ended; that
 //! is charged too, as the caller counts as passing meanwhile.
 //!
-//! Copies between host and card leave the card's processors alone but not its memory and its link, which tenants share as well. So
-//! all of them count as the card's time.
+//! Copies between host and GPU leave the GPU's processors alone but not its memory and its link, which tenants share as well. So
+//! all of them count as the GPU's time.
 
 use std::ffi::{c_uint, c_void};
 

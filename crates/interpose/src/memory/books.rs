@@ -64,7 +64,7 @@ impl Default for Books {
 }
 
 impl Books {
-    /// Writes down; what was there before is gone from the card by a way that was not seen.
+    /// Writes down; what was there before is gone from the GPU by a way that was not seen.
     #[must_use]
     pub fn insert(&self, kind: Kind, key: u64, record: Record) -> Option<Record> {
         let (word, bit) = self.bit(key);

@@ -1,4 +1,4 @@
-//! Code on the card. The driver takes memory for modules, and for what their kernels need, when it likes: with the module, with
+//! Code on the GPU. The driver takes memory for modules, and for what their kernels need, when it likes: with the module, with
 //! the function, or at the first launch. How much, only the agent sees, by NVML. So it is noted *when* code may have been loaded;
 //! near the limit nothing more is given until the agent has measured while the request waits: at any other moment memory may be
 //! booked and not taken yet, and the agent finds too little.
@@ -17,7 +17,7 @@ use crate::grant::Process;
 #[derive(Debug, Default)]
 pub struct Code {
     loaded: AtomicU64,
-    /// Until when it is known, on each card.
+    /// Until when it is known, on each GPU.
     known: [AtomicU64; CARDS],
 }
 
@@ -37,7 +37,7 @@ impl Code {
         self.loaded.store(futex::now(), Ordering::Relaxed);
     }
 
-    /// What must stay free on the card for code not yet measured, when `bytes` more are asked for and `held` are held of
+    /// What must stay free on the GPU for code not yet measured, when `bytes` more are asked for and `held` are held of
     /// `limit`. Waits for the agent where that makes a difference.
     pub fn set_aside(&self, process: &Process, card: usize, bytes: u64, held: u64, limit: u64) -> u64 {
         let known = &self.known[card];

@@ -11,7 +11,7 @@ hooks! { Cuda:
     cuCtxSetLimit(limit: i32, value: usize) => set_limit;
 }
 
-/// Limits that are memory of the card. Others cost nothing, or as the stack of a thread nobody can tell before.
+/// Limits that are memory of the GPU. Others cost nothing, or as the stack of a thread nobody can tell before.
 const PRINT_BUFFER: i32 = 1;
 const HEAP: i32 = 2;
 

@@ -64,7 +64,7 @@ struct Created {
     attached: u32,
 }
 
-/// A card and what was charged of it.
+/// A GPU and what was charged of it.
 type Charged = (usize, u64);
 
 impl Contexts {
@@ -89,7 +89,7 @@ pub fn current() -> usize {
     if status == SUCCESS { context.expose_provenance() } else { 0 }
 }
 
-/// Without valid limits a program does not get as far as using a card.
+/// Without valid limits a program does not get as far as using a GPU.
 unsafe fn init(driver: unsafe extern "C" fn(u32) -> Status, flags: u32) -> Status {
     match Process::get() {
         // SAFETY: passed on as it came.

@@ -38,7 +38,7 @@ pub struct ExternalMemory {
     bytes: u64,
 }
 
-/// Rows of pitched memory begin at multiples of this, on all cards so far.
+/// Rows of pitched memory begin at multiples of this, on all GPUs so far.
 const PITCH: u64 = 512;
 
 type Import = unsafe extern "C" fn(*mut DevicePointer, IpcHandle, u32) -> Status;
@@ -80,7 +80,7 @@ unsafe fn managed(
 /// What the driver takes beside the first managed memory of a process: measured on an H200 with driver 580.
 const MANAGED_BASE: u64 = 64 << 20;
 
-/// Charges that, once per card.
+/// Charges that, once per GPU.
 fn charge_managed_base() -> Result<(), Status> {
     let process = Process::get()?;
     let Some(card) = process.cards.current().transpose()? else { return Ok(()) };

@@ -1,5 +1,5 @@
-//! Pools of the driver, which take memory from the card in their own pieces and keep what is freed. So a pool is charged by what it
-//! has reserved: more than that is never on the card, and what it keeps is not promised twice.
+//! Pools of the driver, which take memory from the GPU in their own pieces and keep what is freed. So a pool is charged by what it
+//! has reserved: more than that is never on the GPU, and what it keeps is not promised twice.
 
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
@@ -40,7 +40,7 @@ pub enum Source {
     Graphs(Device),
 }
 
-/// Stands for no card: pools of host memory are not charged.
+/// Stands for no GPU: pools of host memory are not charged.
 pub const ON_HOST: usize = usize::MAX;
 
 pub struct Pool {
@@ -73,7 +73,7 @@ impl Pools {
         self.each(process, &|pool| pool.settle(process));
     }
 
-    /// Has each pool give up what it keeps for later, as the driver does when the card is full.
+    /// Has each pool give up what it keeps for later, as the driver does when the GPU is full.
     pub fn shrink_all(&self, process: &Process) {
         self.each(process, &|pool| {
             pool.trim();
@@ -81,7 +81,7 @@ impl Pools {
         });
     }
 
-    /// Asks each pool of a card. None goes meanwhile; those that the program has left go then.
+    /// Asks each pool of a GPU. None goes meanwhile; those that the program has left go then.
     fn each(&self, process: &Process, ask: &dyn Fn(&Pool)) {
         let pools = self.known.read().unwrap_or_else(PoisonError::into_inner);
         pools.iter().filter(|pool| pool.card != ON_HOST).for_each(|pool| ask(pool));
@@ -93,7 +93,7 @@ impl Pools {
         }
     }
 
-    /// The pool of a source, which lies on a card.
+    /// The pool of a source, which lies on a GPU.
     pub fn get(&self, source: Source, card: usize) -> &'static Pool {
         if let Some(pool) = self.known(source) {
             return pool;
@@ -209,7 +209,7 @@ impl Pool {
         Ok(())
     }
 
-    /// It will not reserve that any more. What it has of it must go back to the card, or the next could come on top of it.
+    /// It will not reserve that any more. What it has of it must go back to the GPU, or the next could come on top of it.
     pub fn take_back(&self, process: &Process, bytes: u64) {
         self.promised.fetch_sub(bytes, Ordering::SeqCst);
         self.trim();
@@ -279,7 +279,7 @@ impl Pool {
     ) -> Status {
         let mut charged = whole_blocks(bytes);
         if process.charge(self.card, charged).is_err() {
-            // Not from the card, then; perhaps from what the pool already has.
+            // Not from the GPU, then; perhaps from what the pool already has.
             if self.spare() < bytes {
                 return OUT_OF_MEMORY;
             }

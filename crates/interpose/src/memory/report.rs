@@ -1,4 +1,4 @@
-//! What a program is told about memory: its share, not the card.
+//! What a program is told about memory: its share, not the GPU.
 
 use tessera_limits::budget::shown;
 
@@ -49,8 +49,8 @@ unsafe fn info<T: Bytes>(
     let status = unsafe { driver(free, total) };
     if status == SUCCESS && !free.is_null() && !total.is_null() {
         // SAFETY: written by the driver.
-        let (card_free, card_total) = unsafe { ((*free).wide(), (*total).wide()) };
-        if let Some((shown_free, shown_total)) = share(card_free, card_total) {
+        let (gpu_free, gpu_total) = unsafe { ((*free).wide(), (*total).wide()) };
+        if let Some((shown_free, shown_total)) = share(gpu_free, gpu_total) {
             // SAFETY: as above.
             unsafe { (*free, *total) = (T::narrow(shown_free), T::narrow(shown_total)) };
         }
@@ -80,17 +80,17 @@ fn granted(device: Device) -> Option<u64> {
     Some(process.granted(process.cards.of_device(device).ok()?))
 }
 
-/// Free and total of the current card, as this container has them.
-fn share(card_free: u64, card_total: u64) -> Option<(u64, u64)> {
+/// Free and total of the current GPU, as this container has them.
+fn share(gpu_free: u64, gpu_total: u64) -> Option<(u64, u64)> {
     let process = Process::get().ok()?;
     let card = process.cards.current()?.ok()?;
     process.memory.pools.settle_all(process);
     process.sweep();
-    Some(shown(process.granted(card), process.held(card), card_total, card_free))
+    Some(shown(process.granted(card), process.held(card), gpu_total, gpu_free))
 }
 
 impl Process {
-    /// What the container holds of a card, in ledgers or not.
+    /// What the container holds of a GPU, in ledgers or not.
     pub fn held(&self, card: usize) -> u64 {
         self.account.held(card).saturating_add(self.control.unledgered(card))
     }

@@ -159,7 +159,7 @@ unsafe fn take(
     pool.take(process, bytes as u64, ask, undo)
 }
 
-/// The card of a pool that was there before the program made any: each device has one. Of others nothing is known but who uses them.
+/// The GPU of a pool that was there before the program made any: each device has one. Of others nothing is known but who uses them.
 fn home(process: &Process, pool: Handle) -> Option<Result<usize, Status>> {
     let (mut count, mut of_device) = (0, std::ptr::null_mut());
     // SAFETY: `count` is the place for the answer.
@@ -202,7 +202,7 @@ unsafe fn create(
             unsafe { ((*placement).location, (*placement).kind == MANAGED, *pool) };
         let card = match location.device() {
             Some(device) => process.cards.of_device(device).ok(),
-            // It will move to the cards that use it: most likely this one.
+            // It will move to the GPUs that use it: most likely this one.
             None if is_managed => process.cards.current().and_then(Result::ok),
             None => Some(ON_HOST),
         };

@@ -1,5 +1,5 @@
-//! Shares of time. The card counts the time of kernels itself; how exact a share is on a loaded test machine is not
-//! asserted, that is measured on a real card.
+//! Shares of time. The GPU counts the time of kernels itself; how exact a share is on a loaded test machine is not
+//! asserted, that is measured on a real GPU.
 
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ fn a_limited_program_gets_its_share_by_every_door() {
     }
 }
 
-/// Copies, fills, a thread's own stream, streams that are destroyed while they work: all of it is the card's time.
+/// Copies, fills, a thread's own stream, streams that are destroyed while they work: all of it is the GPU's time.
 #[test]
 fn all_kinds_of_work_are_held_to_the_share() {
     let ways =
@@ -37,7 +37,7 @@ fn all_kinds_of_work_are_held_to_the_share() {
     }
 }
 
-/// Whoever comes to the card next waits until what was queued has ended: that is short, also where a stream is made for each kernel.
+/// Whoever comes to the GPU next waits until what was queued has ended: that is short, also where a stream is made for each kernel.
 #[test]
 fn little_is_queued() {
     let container = Container::with(4096, 90);
@@ -72,7 +72,7 @@ fn little_is_queued_of_a_graph_in_the_place_of_a_short_one() {
     assert!((1..200_000_000).contains(&most), "{most} ns of work at most");
 }
 
-/// Three threads whose kernels run beside each other, at half the card's time, against the same without a limit.
+/// Three threads whose kernels run beside each other, at half the GPU's time, against the same without a limit.
 #[test]
 fn what_overlaps_is_charged_once() {
     let container = Container::with(4096, 50).overlapping();
@@ -96,9 +96,9 @@ fn processes_of_one_container_share_its_time() {
     let mut tenants = [container.begun("proc"), container.begun("link")];
     tenants.iter_mut().for_each(|tenant| tenant.tell("run sync 500 2000"));
     let counts: Vec<u64> = tenants.iter_mut().map(|tenant| tenant.answer().parse().unwrap()).collect();
-    // Of the card's 4,000 kernels of 0.5 ms in that time.
+    // Of the GPU's 4,000 kernels of 0.5 ms in that time.
     let percent = counts.iter().sum::<u64>() as f64 / 40.0;
-    println!("two processes at 40 %: {counts:?}, {percent:.1} % of the card");
+    println!("two processes at 40 %: {counts:?}, {percent:.1} % of the GPU");
     // Never far above; below only as the machine is loaded.
     assert!(percent < 48.0 && counts.iter().all(|&count| count > 20), "{counts:?}: {percent:.1} %");
 }
@@ -134,8 +134,8 @@ fn a_capture_that_follows_work_is_not_disturbed() {
 }
 
 #[test]
-fn each_card_has_its_own_share() {
-    let container = Container::with_cards(&[(4096, 20), (4096, 60)], "1,0");
+fn each_gpu_has_its_own_share() {
+    let container = Container::with_gpus(&[(4096, 20), (4096, 60)], "1,0");
     let mut tenant = container.start("link");
     let mut launched = |device: u32| -> u64 {
         tenant.ask(&format!("on {device}"));
@@ -158,14 +158,14 @@ fn work_that_waits_for_other_work_does_not_hang() {
 }
 
 #[test]
-fn a_whole_card_is_not_held_back() {
+fn a_whole_gpu_is_not_held_back() {
     let count = launched(&Container::with(4096, 100), "proc", "run deep 1000 200");
     assert!(count > 390, "nothing bounds the queue: {count}");
 }
 
-/// A share that may grow has all of the card while nobody else wants it. What is queued is bounded all the same.
+/// A share that may grow has all of the GPU while nobody else wants it. What is queued is bounded all the same.
 #[test]
-fn a_soft_share_alone_gets_the_card() {
+fn a_soft_share_alone_gets_the_gpu() {
     let count = launched(&Container::with_ceiling(4096, 50, 100), "proc", "run deep 1000 300");
     // As much as the loaded machine lets it, and no second more than there is.
     assert!((10..=330).contains(&count), "{count}");
@@ -173,8 +173,8 @@ fn a_soft_share_alone_gets_the_card() {
 
 #[test]
 fn captures_are_left_alone_and_graphs_run() {
-    for cores in [20, 100] {
-        let container = Container::with(4096, cores);
+    for compute_percent in [20, 100] {
+        let container = Container::with(4096, compute_percent);
         let mut tenant = container.begun("proc");
         for _ in 0..10 {
             assert_eq!(tenant.ask("capture x 500"), "0 1", "all ten kernels run with the graph");
@@ -194,7 +194,7 @@ fn a_share_changes_while_a_program_runs() {
     assert!(count > 390, "{count}");
 }
 
-/// Two containers on one card under an arbiter, which dies and comes back meanwhile.
+/// Two containers on one GPU under an arbiter, which dies and comes back meanwhile.
 #[test]
 fn tenants_of_an_arbiter_go_on_through_its_restart() {
     let one = Container::with(4096, 30);
@@ -218,7 +218,7 @@ fn tenants_of_an_arbiter_go_on_through_its_restart() {
     println!("30/60: with an arbiter {with:?}, without {without:?}, again {again:?} kernels of 0.5 ms");
 }
 
-/// What measures on a real card measures here, too, with the library and without.
+/// What measures on a real GPU measures here, too, with the library and without.
 #[test]
 fn the_measuring_program_runs() {
     let container = Container::with_ceiling(4096, 50, 100);

@@ -210,12 +210,12 @@ fn who_only_watches_sees_the_share() {
 }
 
 #[test]
-fn a_whole_card_is_shown_as_it_is() {
+fn a_whole_gpu_is_shown_as_it_is() {
     let container = Container::with_memory(u64::MAX >> 20);
     let mut tenant = container.begun("link");
     assert_eq!(tenant.ask("info"), format!("{} 81920 81920", 81_920 - CONTEXT));
     assert_eq!(tenant.ask("take plain 70000"), "0");
-    assert_eq!(tenant.ask("take plain 70000"), "2", "the card itself is full");
+    assert_eq!(tenant.ask("take plain 70000"), "2", "the GPU itself is full");
 }
 
 #[test]
@@ -248,7 +248,7 @@ fn processes_share_one_limit() {
     assert!(container.most() <= LIMIT);
 }
 
-/// Two processes ask for what only one may have, thousands of times, without ever exceeding the card's own count.
+/// Two processes ask for what only one may have, thousands of times, without ever exceeding the GPU's own count.
 #[test]
 fn racing_processes_never_exceed_the_limit() {
     let container = Container::with_memory(2 * CONTEXT + 1000);
@@ -260,14 +260,14 @@ fn racing_processes_never_exceed_the_limit() {
     assert!(container.most() <= 2 * CONTEXT + 1000, "{}", container.most());
 }
 
-/// Programs number the cards as they like; each has its own limit all the same, also for what is taken of another than the current one.
+/// Programs number the GPUs as they like; each has its own limit all the same, also for what is taken of another than the current one.
 #[test]
-fn each_card_has_its_own_limit_in_any_order() {
+fn each_gpu_has_its_own_limit_in_any_order() {
     let limits = [2048, 1024, 3072];
     for order in ["0,1,2", "2,0,1", "1,2"] {
         let cards: Vec<usize> = order.split(',').map(|card| card.parse().unwrap()).collect();
         for way in ["plain", "vmm", "async"] {
-            let container = Container::with_cards(&limits.map(|memory| (memory, 100)), order);
+            let container = Container::with_gpus(&limits.map(|memory| (memory, 100)), order);
             let mut tenant = container.start("proc");
             for (device, &card) in cards.iter().enumerate() {
                 tenant.ask(&format!("on {device}"));
@@ -290,8 +290,8 @@ fn each_card_has_its_own_limit_in_any_order() {
 }
 
 #[test]
-fn a_card_that_was_not_granted_cannot_be_used() {
-    let container = Container::with_cards(&[(2048, 100)], "1,0");
+fn a_gpu_that_was_not_granted_cannot_be_used() {
+    let container = Container::with_gpus(&[(2048, 100)], "1,0");
     let mut tenant = container.start("link");
     assert_eq!(tenant.ask("begin"), "2");
     tenant.ask("on 1");

@@ -1,4 +1,4 @@
-//! A container on a simulated card: a grant, and programs under the library.
+//! A container on a simulated GPU: a grant, and programs under the library.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
@@ -10,9 +10,9 @@ use std::time::Duration;
 
 use tempfile::TempDir;
 use tessera_limits::ledger::Demands;
-use tessera_limits::{CardLimit, Control, Limits, files, futex};
+use tessera_limits::{Control, GpuLimit, Limits, files, futex};
 
-/// What the simulated driver calls its first card; others count up in the last byte.
+/// What the simulated driver calls its first GPU; others count up in the last byte.
 const UUID: [u8; 16] = *b"simulated-card-0";
 
 /// What the simulated driver takes for a context.
@@ -25,18 +25,18 @@ pub(crate) struct Built {
     drivers: PathBuf,
     tenant: PathBuf,
     monitor: PathBuf,
-    /// What measures on a real card.
+    /// What measures on a real GPU.
     pub(crate) work: PathBuf,
 }
 
-/// A container with a grant on a card of its own.
+/// A container with a grant on a GPU of its own.
 #[derive(Debug)]
 pub(crate) struct Container {
     folder: TempDir,
     card: PathBuf,
     /// Whether streams of a program run beside each other.
     overlaps: bool,
-    /// The order in which its programs see the cards.
+    /// The order in which its programs see the GPUs.
     order: &'static str,
 }
 
@@ -107,63 +107,70 @@ impl Built {
 }
 
 impl Container {
-    /// With `memory` MiB of the card and all of its time.
+    /// With `memory` MiB of the GPU and all of its time.
     pub(crate) fn with_memory(memory: u64) -> Self {
         Self::with(memory, 100)
     }
 
-    /// With `memory` MiB of the card and `cores` percent of its time.
-    pub(crate) fn with(memory: u64, cores: u32) -> Self {
+    /// With `memory` MiB of the GPU and `compute_percent` percent of its time.
+    pub(crate) fn with(memory: u64, compute_percent: u32) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let container = Self { card: folder.path().join("card"), folder, overlaps: false, order: "0" };
-        container.limit(memory, cores);
+        container.limit(memory, compute_percent);
         container
     }
 
-    /// Another container on the same card.
-    pub(crate) fn beside(other: &Self, memory: u64, cores: u32) -> Self {
+    /// Another container on the same GPU.
+    pub(crate) fn beside(other: &Self, memory: u64, compute_percent: u32) -> Self {
         let container = Self {
             card: other.card.clone(),
             folder: tempfile::tempdir().unwrap(),
             overlaps: false,
             order: "0",
         };
-        container.limit(memory, cores);
+        container.limit(memory, compute_percent);
         container
     }
 
-    /// With so many MiB and so many percent of each of the first cards, which its programs see in another order.
-    pub(crate) fn with_cards(shares: &[(u64, u32)], order: &'static str) -> Self {
+    /// With so many MiB and so many percent of each of the first GPUs, which its programs see in another order.
+    pub(crate) fn with_gpus(shares: &[(u64, u32)], order: &'static str) -> Self {
         let container = Self { order, ..Self::with(0, 100) };
-        let cards = shares.iter().zip(UUID[15]..).map(|(&(memory, cores), last)| {
+        let cards = shares.iter().zip(UUID[15]..).map(|(&(memory, compute_percent), last)| {
             let mut uuid = UUID;
             uuid[15] = last;
-            CardLimit { uuid, memory: memory << 20, context: CONTEXT << 20, cores, ceiling: cores }
+            GpuLimit {
+                uuid,
+                memory: memory << 20,
+                context: CONTEXT << 20,
+                compute_percent,
+                ceiling: compute_percent,
+            }
         });
         let limits = Limits { generation: 2, cards: cards.collect(), ..Limits::default() };
         files::grant(&container.grant(), &limits).unwrap();
         container
     }
 
-    /// With `cores` percent of the card's time guaranteed and `ceiling` percent at most.
-    pub(crate) fn with_ceiling(memory: u64, cores: u32, ceiling: u32) -> Self {
-        let container = Self::with(memory, cores);
-        container.limit_to(memory, cores, ceiling);
+    /// With `compute_percent` percent of the GPU's time guaranteed and `ceiling` percent at most.
+    pub(crate) fn with_ceiling(memory: u64, compute_percent: u32, ceiling: u32) -> Self {
+        let container = Self::with(memory, compute_percent);
+        container.limit_to(memory, compute_percent, ceiling);
         container
     }
 
-    /// On a card that has room for several of its kernels at a time.
+    /// On a GPU that has room for several of its kernels at a time.
     pub(crate) fn overlapping(self) -> Self {
         Self { overlaps: true, ..self }
     }
 
     /// Changes the limits, also while programs run.
-    pub(crate) fn limit(&self, memory: u64, cores: u32) -> files::Mapping<Control> {
-        self.limit_to(memory, cores, cores)
+    pub(crate) fn limit(&self, memory: u64, compute_percent: u32) -> files::Mapping<Control> {
+        self.limit_to(memory, compute_percent, compute_percent)
     }
 
-    fn limit_to(&self, memory: u64, cores: u32, ceiling: u32) -> files::Mapping<Control> {
-        let card = CardLimit { uuid: UUID, memory: memory << 20, context: CONTEXT << 20, cores, ceiling };
+    fn limit_to(&self, memory: u64, compute_percent: u32, ceiling: u32) -> files::Mapping<Control> {
+        let card =
+            GpuLimit { uuid: UUID, memory: memory << 20, context: CONTEXT << 20, compute_percent, ceiling };
         files::grant(&self.grant(), &Limits { generation: 1, cards: vec![card], ..Limits::default() })
             .unwrap()
     }
@@ -172,19 +179,19 @@ impl Container {
         self.folder.path().join("grant")
     }
 
-    /// The most memory that was ever taken of the card, in MiB, by the card's own count.
+    /// The most memory that was ever taken of the GPU, in MiB, by the GPU's own count.
     pub(crate) fn most(&self) -> u64 {
-        self.told_by_card(0) >> 20
+        self.told_by_gpu(0) >> 20
     }
 
-    /// How many nanoseconds of work are left on the card, by its own count.
+    /// How many nanoseconds of work are left on the GPU, by its own count.
     pub(crate) fn left(&self) -> u64 {
         // In this order: whoever is kept from the processor in between sees less, not more.
-        let until = self.told_by_card(8);
+        let until = self.told_by_gpu(8);
         until.saturating_sub(futex::now())
     }
 
-    fn told_by_card(&self, place: u64) -> u64 {
+    fn told_by_gpu(&self, place: u64) -> u64 {
         let mut word = [0; 8];
         File::open(&self.card).unwrap().read_exact_at(&mut word, place).unwrap();
         u64::from_le_bytes(word)
@@ -219,7 +226,7 @@ impl Container {
         Tenant { child, input, output }
     }
 
-    /// What a program that only watches the card sees.
+    /// What a program that only watches the GPU sees.
     pub(crate) fn watched(&self) -> String {
         let built = Built::get();
         let output = self.program(&built.monitor, Some(&built.library)).output().unwrap();
@@ -238,12 +245,12 @@ impl Container {
         command
             .env("LD_LIBRARY_PATH", &Built::get().drivers)
             .env("TESSERA_GRANT", self.grant())
-            .env("SIMULATED_CARD", &self.card)
+            .env("SIMULATED_GPU", &self.card)
             .env("SIMULATED_ORDER", self.order);
         command
     }
 
-    /// A program that has begun to use the card.
+    /// A program that has begun to use the GPU.
     pub(crate) fn begun(&self, door: &str) -> Tenant {
         let mut tenant = self.start(door);
         assert_eq!(tenant.ask("begin"), "0");
@@ -279,7 +286,7 @@ impl Tenant {
     }
 }
 
-/// What the processes of a container say of its first card, read anew with each question.
+/// What the processes of a container say of its first GPU, read anew with each question.
 #[derive(Debug)]
 pub(crate) struct Books {
     account: File,
@@ -292,7 +299,7 @@ impl Books {
         &self.said
     }
 
-    /// How many processes want the card.
+    /// How many processes want the GPU.
     pub(crate) fn want(&mut self) -> u32 {
         self.read().of(0, 0).0
     }
@@ -302,7 +309,7 @@ impl Books {
         self.read().said().flatten().map(|said| said.waits).sum()
     }
 
-    /// Nanoseconds the card was busy for them.
+    /// Nanoseconds the GPU was busy for them.
     pub(crate) fn busy(&mut self) -> u64 {
         self.read().busy(0)
     }

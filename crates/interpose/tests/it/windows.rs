@@ -7,7 +7,7 @@ use tessera_limits::{files, futex};
 
 use crate::support::{Arbiter, Container, Tenant, until, write_at};
 
-/// A program that pauses gives its window back: what it launches then waits for another one, as somebody else may have the card.
+/// A program that pauses gives its window back: what it launches then waits for another one, as somebody else may have the GPU.
 #[test]
 fn what_comes_after_a_pause_waits_for_a_window() {
     let container = Container::with(4096, 50);
@@ -138,7 +138,7 @@ fn time_without_a_limit_is_not_charged() {
     tenant.answer();
 }
 
-/// A process that is stopped, as a whole container may be, has not had the card meanwhile.
+/// A process that is stopped, as a whole container may be, has not had the GPU meanwhile.
 #[test]
 fn time_in_which_a_process_was_stopped_is_not_charged() {
     let container = Container::with(4096, 50);
@@ -184,19 +184,19 @@ fn debts_of_an_arbiters_time_end_with_it() {
     assert!(goes_on);
 }
 
-/// Where the account of the first card lies in its file.
+/// Where the account of the first GPU lies in its file.
 const ACCOUNT: u64 = 24;
 
-/// While work on one card waits for a window, requests on another one are heard at once.
+/// While work on one GPU waits for a window, requests on another one are heard at once.
 #[test]
-fn a_card_does_not_wait_for_another_ones_window() {
-    let container = Container::with_cards(&[(4096, 10), (4096, 50)], "0,1");
+fn a_gpu_does_not_wait_for_another_ones_window() {
+    let container = Container::with_gpus(&[(4096, 10), (4096, 50)], "0,1");
     let _arbiter = Arbiter::start(&[&container]);
     let mut tenant = container.start("proc");
-    let answer = tenant.ask("cards x 1000 1000");
+    let answer = tenant.ask("GPUs x 1000 1000");
     let (count, status) = answer.split_once(' ').unwrap();
     assert_eq!(status, "0");
-    println!("{count} requests in a second beside a card that waits most of the time");
+    println!("{count} requests in a second beside a GPU that waits most of the time");
     // Each would wait for up to 100 ms, nine times in ten.
     assert!(count.parse::<u64>().unwrap() > 60, "{count}");
 }

@@ -1,4 +1,4 @@
-//! Every order in which the steps of several processes can fall, on a ledger of three slots and one card.
+//! Every order in which the steps of several processes can fall, on a ledger of three slots and one GPU.
 
 use loom::sync::Arc;
 use loom::thread;

@@ -26,7 +26,7 @@ fn memory_is_held_up_to_the_limit_and_given_back() {
     assert_eq!(ledger.charge(one, 0, 600, 1000), Ok(()));
     assert_eq!(ledger.charge(two, 0, 600, 1000), Err(Refused));
     assert_eq!(ledger.charge(two, 0, 400, 1000), Ok(()));
-    assert_eq!(ledger.charge(two, 1, 600, 1000), Ok(()), "another card");
+    assert_eq!(ledger.charge(two, 1, 600, 1000), Ok(()), "another GPU");
     assert_eq!(ledger.held(0), 1000);
     ledger.refund(one, 0, 600);
     assert_eq!(ledger.held(0), 400);

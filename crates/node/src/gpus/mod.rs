@@ -1,7 +1,7 @@
-//! The cards of this machine: what they are, what joins them, what runs on them, and what breaks.
+//! The GPUs of this machine: what they are, what joins them, what runs on them, and what breaks.
 //!
 //! One port, [`Gpus`], with two ways behind it: [`Nvml`], which asks NVIDIA's driver, and [`Simulated`], which reads a
-//! description from a file and so needs no card at all.
+//! description from a file and so needs no GPU at all.
 
 mod nvml;
 mod sample;
@@ -17,92 +17,92 @@ use tessera_core::{
 pub use self::{
     nvml::Nvml,
     sample::{
-        CardMemory, CardSample, Instance, Known, ProcessMemory, Profile, RemappedRows, Sensors, Window, Work,
+        CardMemory, GpuSample, Instance, Known, ProcessMemory, Profile, RemappedRows, Sensors, Window, Work,
     },
     simulated::{Simulated, describe},
 };
 
-/// What can be learned about the cards of a machine. Calls block; run them on a thread of their own.
+/// What can be learned about the GPUs of a machine. Calls block; run them on a thread of their own.
 pub trait Gpus: Send + Sync + 'static {
-    /// All cards, as they are now.
+    /// All GPUs, as they are now.
     fn discover(&self) -> Result<Found, GpusError>;
 
-    /// One look at a card: what runs on it, and what it computed since the last look.
-    fn sample(&self, gpu: &GpuUuid, window: Window) -> Result<CardSample, GpusError>;
+    /// One look at a GPU: what runs on it, and what it computed since the last look.
+    fn sample(&self, gpu: &GpuUuid, window: Window) -> Result<GpuSample, GpusError>;
 
-    /// The processes on a card and no more: a quick look.
+    /// The processes on a GPU and no more: a quick look.
     fn processes(&self, gpu: &GpuUuid) -> Result<Vec<ProcessMemory>, GpusError>;
 
-    /// What a card draws, where the driver tells.
-    fn power(&self, _gpu: &GpuUuid) -> Option<CardPower> {
+    /// What a GPU draws, where the driver tells.
+    fn power(&self, _gpu: &GpuUuid) -> Option<GpuPower> {
         None
     }
 
-    /// Reports what happens to the cards until told to stop. Every few seconds without news it reports `None`, so that
+    /// Reports what happens to the GPUs until told to stop. Every few seconds without news it reports `None`, so that
     /// whoever listens can leave.
     fn watch(
         &self,
         report: &mut dyn FnMut(Option<Incident>) -> ControlFlow<()>,
     ) -> Result<ControlFlow<()>, GpusError>;
 
-    /// Whether `/dev/nvidia*` stand for these cards.
+    /// Whether `/dev/nvidia*` stand for these GPUs.
     fn have_device_nodes(&self) -> bool;
 }
 
-/// The cards of a machine.
+/// The GPUs of a machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Found {
-    /// By index, without gaps. A card that does not answer any more is unhealthy, and may have lost its name.
+    /// By index, without gaps. A GPU that does not answer any more is unhealthy, and may have lost its name.
     pub gpus: Vec<Gpu>,
     /// What joins them.
     pub topology: Topology,
-    /// The PCI address of each card; empty where unknown.
+    /// The PCI address of each GPU; empty where unknown.
     pub pci: Vec<String>,
     /// The driver's version, where there is one.
     pub driver: Option<String>,
 }
 
-/// What a card draws.
+/// What a GPU draws.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct CardPower {
+pub struct GpuPower {
     /// Watts over the last second, on average.
     pub average: f64,
     /// Watts it may draw at most.
     pub limit: f64,
 }
 
-/// Something happened to a card.
+/// Something happened to a GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Incident {
-    /// Which card; all of them where the driver does not tell.
+    /// Which GPU; all of them where the driver does not tell.
     pub gpu: Option<GpuUuid>,
     /// What.
     pub kind: IncidentKind,
 }
 
-/// What happened to a card.
+/// What happened to a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IncidentKind {
     /// The driver reported an error of this number.
     Xid(u64),
     /// Memory was damaged beyond correction.
     DoubleBitEcc,
-    /// The card does not answer any more.
+    /// The GPU does not answer any more.
     Lost,
     /// It answers again.
     Back,
 }
 
-/// The cards could not be asked.
+/// The GPUs could not be asked.
 #[derive(Debug, thiserror::Error)]
 pub enum GpusError {
     /// No driver, or one that does not work.
     #[error("no NVIDIA driver answers ({0}); is it installed and are its libraries visible here?")]
     NoDriver(String),
-    /// There is no card of this name (any more).
+    /// There is no GPU of this name (any more).
     #[error("there is no GPU {0}")]
     UnknownGpu(GpuUuid),
-    /// The driver has no card.
+    /// The driver has no GPU.
     #[error("the NVIDIA driver knows no GPU")]
     NoGpu,
     /// The driver failed at something.
@@ -123,7 +123,7 @@ pub enum GpusError {
     },
 }
 
-/// Where the cards come from, as users write it: `nvml` or `simulated:FILE`.
+/// Where the GPUs come from, as users write it: `nvml` or `simulated:FILE`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Source {
     /// NVIDIA's driver.

@@ -1,4 +1,4 @@
-//! Cards as NVIDIA's driver tells of them, through NVML. The library is loaded when first needed, and any of its functions
+//! GPUs as NVIDIA's driver tells of them, through NVML. The library is loaded when first needed, and any of its functions
 //! may be missing: an old driver tells less, which is no error.
 
 mod profile;
@@ -24,15 +24,15 @@ use tessera_core::{
 };
 
 use self::{raw::Raw, sample::Samples};
-use super::{CardPower, CardSample, Found, Gpus, GpusError, Incident, IncidentKind, ProcessMemory, Window};
+use super::{Found, GpuPower, GpuSample, Gpus, GpusError, Incident, IncidentKind, ProcessMemory, Window};
 
 /// How long one wait for events takes, as the original plugins waited.
 const WAIT_MILLISECONDS: u32 = 5000;
 
-/// No card has more NVLinks.
+/// No GPU has more NVLinks.
 const MOST_LINKS: u32 = 18;
 
-/// What worries about a card.
+/// What worries about a GPU.
 const EVENTS: EventTypes = EventTypes::CRITICAL_XID_ERROR.union(EventTypes::DOUBLE_BIT_ECC_ERROR);
 
 /// The driver's library, loaded once it is there.
@@ -73,7 +73,7 @@ impl Gpus for Nvml {
             return Err(GpusError::NoGpu);
         }
         let indexes = (0u8..).map(GpuIndex);
-        // One lost card must not hide the others.
+        // One lost GPU must not hide the others.
         let pci: Vec<String> =
             devices.iter().map(|device| device.as_ref().map(bus_id).unwrap_or_default()).collect();
         let gpus: Vec<Gpu> = indexes
@@ -92,7 +92,7 @@ impl Gpus for Nvml {
         Ok(Found { gpus, topology: topology.with_numa(&numa), pci, driver })
     }
 
-    fn sample(&self, gpu: &GpuUuid, window: Window) -> Result<CardSample, GpusError> {
+    fn sample(&self, gpu: &GpuUuid, window: Window) -> Result<GpuSample, GpusError> {
         let library = self.library()?;
         self.samples.take(library, self.raw.get_or_init(Raw::load).as_ref(), gpu, window)
     }
@@ -101,7 +101,7 @@ impl Gpus for Nvml {
         sample::processes_on(self.library()?, self.raw.get_or_init(Raw::load).as_ref(), gpu)
     }
 
-    fn power(&self, gpu: &GpuUuid) -> Option<CardPower> {
+    fn power(&self, gpu: &GpuUuid) -> Option<GpuPower> {
         sample::power_of(self.library().ok()?, gpu)
     }
 
@@ -117,14 +117,14 @@ impl Gpus for Nvml {
             if wanted.is_empty() {
                 tracing::warn!(
                     gpu = device.uuid().unwrap_or_default(),
-                    "this card reports no errors: it is not watched"
+                    "this GPU reports no errors: it is not watched"
                 );
                 continue;
             }
             set = device.register_events(wanted, set).map_err(|error| failed("events")(error.error))?;
             watched += 1;
         }
-        tracing::info!(watched, "watching the cards for errors");
+        tracing::info!(watched, "watching the GPUs for errors");
         loop {
             let incident = match set.wait(WAIT_MILLISECONDS) {
                 Ok(event) => {
@@ -137,7 +137,7 @@ impl Gpus for Nvml {
                     Some(Incident { gpu, kind })
                 }
                 Err(NvmlError::Timeout) => None,
-                // Which one it was shows when the cards are looked for again.
+                // Which one it was shows when the GPUs are looked for again.
                 Err(NvmlError::GpuLost) => return Ok(ControlFlow::Continue(())),
                 Err(error) => return Err(failed("events")(error)),
             };
@@ -168,7 +168,7 @@ fn card(index: GpuIndex, device: &Device<'_>, pci: &str) -> Result<Gpu, NvmlErro
     })
 }
 
-/// Stands for a card that does not answer, so that the others keep their places.
+/// Stands for a GPU that does not answer, so that the others keep their places.
 fn lost(index: GpuIndex) -> Gpu {
     Gpu {
         index,
@@ -190,8 +190,8 @@ fn bus_id(device: &Device<'_>) -> String {
     device.pci_info().map(|info| info.bus_id).unwrap_or_default()
 }
 
-/// The memory node nearest to the card: as the kernel says, under the address with a domain of four digits, or as the driver
-/// does. (The driver's "NUMA node of the device" is another thing: that of the card's own memory, where it has one.)
+/// The memory node nearest to the GPU: as the kernel says, under the address with a domain of four digits, or as the driver
+/// does. (The driver's "NUMA node of the device" is another thing: that of the GPU's own memory, where it has one.)
 fn numa(device: &Device<'_>, pci: &str) -> Option<u16> {
     let address = pci.to_lowercase();
     let short = address.strip_prefix("0000").filter(|short| short.len() >= 12).unwrap_or(&address);
@@ -213,7 +213,7 @@ fn nearest(kernel: &str, driver: &[std::ffi::c_ulong]) -> Option<u16> {
     })
 }
 
-/// Both layers of links between all cards that answer.
+/// Both layers of links between all GPUs that answer.
 fn links(
     library: &Library,
     devices: &[Result<Device<'_>, NvmlError>],
@@ -247,12 +247,12 @@ fn pcie_level(level: TopologyLevel) -> PcieLevel {
     }
 }
 
-/// Where the NVLinks of a card lead.
+/// Where the NVLinks of a GPU lead.
 #[derive(Debug, Default)]
 struct LinkEnds {
-    /// Straight to other cards.
+    /// Straight to other GPUs.
     cards: BTreeMap<usize, u8>,
-    /// To something that is no card of this machine: a switch, which joins it with all others that lead there.
+    /// To something that is no GPU of this machine: a switch, which joins it with all others that lead there.
     switched: u8,
 }
 
@@ -270,7 +270,7 @@ impl LinkEnds {
         ends
     }
 
-    /// One more, that leads to this address. A card that is lost has none, which is not where unknown links lead.
+    /// One more, that leads to this address. A GPU that is lost has none, which is not where unknown links lead.
     fn add(&mut self, remote: &str, pci: &[String]) {
         let is_it = |own: &String| !own.is_empty() && own.eq_ignore_ascii_case(remote);
         match pci.iter().position(is_it) {
@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn cards_on_a_switch_reach_each_other_and_straight_links_count_as_such() {
+    fn gpus_on_a_switch_reach_each_other_and_straight_links_count_as_such() {
         let switched = LinkEnds { cards: BTreeMap::new(), switched: 18 };
         assert_eq!(switched.to(GpuIndex(5), &switched), 18);
         let wired = LinkEnds { cards: [(1, 2)].into(), switched: 0 };
@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn links_whose_end_is_not_told_lead_to_the_switch_and_not_to_a_lost_card() {
+    fn links_whose_end_is_not_told_lead_to_the_switch_and_not_to_a_lost_gpu() {
         let pci = ["00000000:3B:00.0", "", "00000000:D8:00.0"].map(str::to_owned);
         let mut ends = LinkEnds::default();
         for remote in ["00000000:d8:00.0", "", "00000000:5E:00.0"] {

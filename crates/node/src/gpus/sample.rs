@@ -1,4 +1,4 @@
-//! What a card is doing, as a look at it tells. What could not be learned is absent, never zero.
+//! What a GPU is doing, as a look at it tells. What could not be learned is absent, never zero.
 
 /// The time of a look, in microseconds since 1970: the driver stamps its samples so.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -9,7 +9,7 @@ pub struct Window {
     pub now: u64,
 }
 
-/// Up to when a card's work is known. Only time that really passed counts as worked: the machine's clock may be set, a card may not
+/// Up to when a GPU's work is known. Only time that really passed counts as worked: the machine's clock may be set, a GPU may not
 /// answer for long, and the driver remembers its samples for half a minute only.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Known {
@@ -47,9 +47,9 @@ impl Known {
     }
 }
 
-/// One look at a card.
+/// One look at a GPU.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct CardSample {
+pub struct GpuSample {
     /// Its memory.
     pub memory: Option<CardMemory>,
     /// The processes on it, each once, by ascending number.
@@ -60,11 +60,11 @@ pub struct CardSample {
     pub energy: Option<u64>,
     /// All else that is measured.
     pub sensors: Sensors,
-    /// The parts of a card that is cut up (MIG).
+    /// The parts of a GPU that is cut up (MIG).
     pub instances: Vec<Instance>,
 }
 
-/// The memory of a card, in bytes. `used + free + reserved` is all of it.
+/// The memory of a GPU, in bytes. `used + free + reserved` is all of it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CardMemory {
     /// All of it.
@@ -73,18 +73,18 @@ pub struct CardMemory {
     pub used: u64,
     /// Left.
     pub free: u64,
-    /// Kept by the driver for itself, whoever uses the card.
+    /// Kept by the driver for itself, whoever uses the GPU.
     pub reserved: u64,
 }
 
-/// A process on a card.
+/// A process on a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProcessMemory {
     /// Its number, as the driver sees it.
     pub pid: u32,
     /// The memory it holds, where the driver tells.
     pub bytes: Option<u64>,
-    /// The part of the card it runs on, if that is cut up.
+    /// The part of the GPU it runs on, if that is cut up.
     pub instance: Option<u32>,
 }
 
@@ -126,11 +126,11 @@ pub struct Sensors {
     pub pcie_replays: Option<u64>,
     /// Memory errors beyond correction since the driver was loaded.
     pub uncorrected_errors: Option<u64>,
-    /// And in the life of the card.
+    /// And in the life of the GPU.
     pub uncorrected_errors_ever: Option<u64>,
     /// Memory errors that were corrected since the driver was loaded.
     pub corrected_errors: Option<u64>,
-    /// And in the life of the card.
+    /// And in the life of the GPU.
     pub corrected_errors_ever: Option<u64>,
     /// Rows of memory replaced.
     pub remapped_rows: Option<RemappedRows>,
@@ -180,7 +180,7 @@ pub struct Profile {
     pub pcie_received: Option<f64>,
 }
 
-/// A part of a card that is cut up.
+/// A part of a GPU that is cut up.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Instance {
     /// Its name.
@@ -300,7 +300,7 @@ mod tests {
             ("the clock is trimmed", now + 2 * SECOND + 300_000, 2 * SECOND, now),
             ("set forward", now + HOUR, 2 * SECOND, now + HOUR - 2 * SECOND),
             ("set back", now - HOUR, 2 * SECOND, now - HOUR - 2 * SECOND),
-            ("the card hung", now + HOUR, HOUR, now + HOUR - FORGETS),
+            ("the GPU hung", now + HOUR, HOUR, now + HOUR - FORGETS),
             ("the machine slept", now + HOUR, 3 * SECOND, now + HOUR - 3 * SECOND),
         ] {
             assert_eq!(known.window(now_then, 7 + passed), Window { since, now: now_then }, "{what}");

@@ -1,4 +1,4 @@
-//! Cards that exist only in a file.
+//! GPUs that exist only in a file.
 
 mod load;
 
@@ -18,9 +18,9 @@ use tessera_core::{
 };
 use tessera_wire::{inventory, smi_matrix};
 
-use super::{CardSample, Found, Gpus, GpusError, Incident, IncidentKind, ProcessMemory, Window};
+use super::{Found, GpuSample, Gpus, GpusError, Incident, IncidentKind, ProcessMemory, Window};
 
-/// Memory and model of a card where the file is only a matrix of links.
+/// Memory and model of a GPU where the file is only a matrix of links.
 const MEMORY: MiB = MiB(81_920);
 const MODEL: &str = "NVIDIA A100-SXM4-80GB";
 
@@ -30,11 +30,11 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// Looks without news before `None` is reported.
 const LOOKS: u32 = 10;
 
-/// Cards described by a file: the JSON that `tessera inventory --json` prints (and the node annotation
+/// GPUs described by a file: the JSON that `tessera inventory --json` prints (and the node annotation
 /// `tessera.dev/inventory` holds), or a matrix as `nvidia-smi topo -m` prints it.
 ///
-/// Lines appended to the file of the same name with `.events` behind it happen to the cards: `3 xid 79`, `3 ecc`, `3 lost`,
-/// `3 back`. Lines of the file with `.processes` behind it run on the cards, for as long as they stand there:
+/// Lines appended to the file of the same name with `.events` behind it happen to the GPUs: `3 xid 79`, `3 ecc`, `3 lost`,
+/// `3 back`. Lines of the file with `.processes` behind it run on the GPUs, for as long as they stand there:
 /// `{"pid":123,"gpu":0,"memoryMiB":1024,"busyPercent":40}`.
 #[derive(Clone, Debug)]
 pub struct Simulated {
@@ -42,7 +42,7 @@ pub struct Simulated {
     seen: Arc<Mutex<Seen>>,
 }
 
-/// What is remembered between looks at the cards.
+/// What is remembered between looks at the GPUs.
 #[derive(Debug, Default)]
 struct Seen {
     /// The description as it was when last read, so that it is not read again for each look.
@@ -51,7 +51,7 @@ struct Seen {
 }
 
 impl Simulated {
-    /// The cards described by `file`, read anew at every question.
+    /// The GPUs described by `file`, read anew at every question.
     #[must_use]
     pub fn new(file: PathBuf) -> Self {
         Self { file, seen: Arc::default() }
@@ -67,7 +67,7 @@ impl Simulated {
         self.beside(".events")
     }
 
-    /// The card of this name; the description is read again only if it has changed.
+    /// The GPU of this name; the description is read again only if it has changed.
     fn card(&self, seen: &mut Seen, gpu: &GpuUuid) -> Result<Gpu, GpusError> {
         let changed = fs::metadata(&self.file).and_then(|file| file.modified()).ok();
         if seen.cards.as_ref().map(|(at, _)| *at) != changed || changed.is_none() {
@@ -77,7 +77,7 @@ impl Simulated {
         card.cloned().ok_or_else(|| GpusError::UnknownGpu(gpu.clone()))
     }
 
-    /// Who runs on the cards.
+    /// Who runs on the GPUs.
     fn running(&self) -> Vec<load::Process> {
         load::parse(&fs::read_to_string(self.beside(".processes")).unwrap_or_default())
     }
@@ -102,7 +102,7 @@ impl Gpus for Simulated {
         Ok(Found { gpus, topology, pci, driver: None })
     }
 
-    fn sample(&self, gpu: &GpuUuid, window: Window) -> Result<CardSample, GpusError> {
+    fn sample(&self, gpu: &GpuUuid, window: Window) -> Result<GpuSample, GpusError> {
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         let card = self.card(&mut seen, gpu)?;
         Ok(load::sample(&card, &self.running(), window, &mut seen.meters))
@@ -146,7 +146,7 @@ impl Gpus for Simulated {
     }
 }
 
-/// Cards of one model for a matrix of links, with names that look like real ones and stay the same.
+/// GPUs of one model for a matrix of links, with names that look like real ones and stay the same.
 fn cards(topology: &Topology) -> Vec<Gpu> {
     let gpu = |index: GpuIndex| Gpu {
         index,
@@ -174,7 +174,7 @@ fn incident(line: &str, gpus: &[Gpu]) -> Option<Incident> {
     Some(Incident { gpu: Some(gpu.uuid.clone()), kind })
 }
 
-/// Writes a description of `gpus` cards that `file` can be opened with: for tests.
+/// Writes a description of `gpus` GPUs that `file` can be opened with: for tests.
 pub fn describe(file: &Path, gpus: Vec<Gpu>, topology: Topology) -> std::io::Result<()> {
     let memory_unit = tessera_wire::dialect::MemoryUnit::default();
     fs::write(file, inventory::print(&inventory::Inventory { gpus, topology, memory_unit }))

@@ -28,7 +28,7 @@ impl DevicePlugin for Plugin {
 
     async fn allocate(&self, ids: Vec<String>) -> Result<Allocation, Refusal> {
         if ids.iter().any(|id| id == "broken") {
-            return Err(Refusal("this card is broken".into()));
+            return Err(Refusal("this GPU is broken".into()));
         }
         Ok(Allocation { envs: [("IDS".to_owned(), ids.join(","))].into(), ..Allocation::default() })
     }

@@ -68,7 +68,7 @@ async fn answers_and_refuses() {
     let given = client.allocate(allocate("good")).await.unwrap().into_inner();
     assert_eq!(given.container_responses[0].envs["IDS"], "good");
     let refused = client.allocate(allocate("broken")).await.unwrap_err();
-    assert_eq!(refused.message(), "this card is broken");
+    assert_eq!(refused.message(), "this GPU is broken");
     running.stop().await;
 }
 

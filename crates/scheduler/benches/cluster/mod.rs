@@ -39,8 +39,8 @@ fn pod(number: usize, limits: &Value) -> Value {
     })
 }
 
-fn share(cores: u64) -> Value {
-    json!({"tencent.com/vcuda-core": cores.to_string(), "tencent.com/vcuda-memory": (cores * 320 / 100).to_string(), "cpu": "2"})
+fn share(compute_percent: u64) -> Value {
+    json!({"tencent.com/vcuda-core": compute_percent.to_string(), "tencent.com/vcuda-memory": (compute_percent * 320 / 100).to_string(), "cpu": "2"})
 }
 
 /// The pods of the cluster, in turn: small ones, so that the smallest cluster holds all of them too.

@@ -9,7 +9,7 @@ use tessera_wire::node_use::{DEFAULT_PORT, NodeUse, PATH};
 /// Somebody waits for the page.
 const ANSWER_WITHIN: Duration = Duration::from_secs(2);
 
-/// A node of 64 cards and a thousand containers writes a tenth of this.
+/// A node of 64 GPUs and a thousand containers writes a tenth of this.
 const MOST_BYTES: usize = 4 << 20;
 
 /// Why nothing was measured.

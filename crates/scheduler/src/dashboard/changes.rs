@@ -69,7 +69,7 @@ fn node(state: &State, name: &NodeName, known: Known<'_>) -> u64 {
             for card in spec.node.gpus() {
                 (card.minor, card.memory, &card.model, card.health == Health::Healthy).hash(&mut hasher);
             }
-            // What a node's cards carry is the sum of its grants.
+            // What a node's GPUs carry is the sum of its grants.
             state.ledger().grants_on(name).for_each(|grant| grant.hash(&mut hasher));
         }
         Known::Unreadable(problem) => problem.hash(&mut hasher),

@@ -1,4 +1,4 @@
-//! What was decided lately, and why: the last answers to kube-scheduler about pods with cards.
+//! What was decided lately, and why: the last answers to kube-scheduler about pods with GPUs.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Mutex, PoisonError};
@@ -69,7 +69,7 @@ pub enum Outcome {
     Bound {
         /// Where.
         node: String,
-        /// The cards it got.
+        /// The GPUs it got.
         gpus: Vec<u8>,
         /// Why these.
         #[serde(skip_serializing_if = "String::is_empty")]
@@ -109,7 +109,7 @@ impl Outcome {
 impl Decisions {
     /// Filter has answered.
     pub fn filtered(&self, now: Now, pod: &Pod, verdicts: &Verdicts<'_>) {
-        if !pod.spec.asks_for_cards() {
+        if !pod.spec.asks_for_gpus() {
             return;
         }
         let refused = verdicts.reasons.clone();
@@ -120,7 +120,7 @@ impl Decisions {
         self.add(now, pod, outcome);
     }
 
-    /// Bind has come to its end: why these cards, or why none.
+    /// Bind has come to its end: why these GPUs, or why none.
     pub fn bound(&self, now: Now, args: &BindingArgs, outcome: &Result<String, String>, state: &State) {
         let node = args.node.clone();
         let outcome = match outcome {
@@ -140,7 +140,7 @@ impl Decisions {
 
     /// Preempt has answered.
     pub fn preempted(&self, now: Now, pod: &Pod, result: &PreemptionResult, state: &State) {
-        if !pod.spec.asks_for_cards() {
+        if !pod.spec.asks_for_gpus() {
             return;
         }
         let name = |uid: &String| match state.pod(&PodUid(uid.clone())) {

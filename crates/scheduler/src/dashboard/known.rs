@@ -10,7 +10,7 @@ use tessera_wire::objects::Resources;
 
 use crate::state::{GpuPod, State};
 
-/// A node with cards.
+/// A node with GPUs.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct GpuNode<'a> {
     pub(super) spec: &'a NodeSpec,
@@ -35,7 +35,7 @@ pub(super) enum Known<'a> {
     Gpus(GpuNode<'a>),
     /// What it says of itself cannot be read.
     Unreadable(&'a str),
-    /// Without cards, or known to the watch alone.
+    /// Without GPUs, or known to the watch alone.
     NoGpus,
 }
 
@@ -58,10 +58,10 @@ pub(super) fn node<'a>(state: &'a State, name: &NodeName) -> Option<Known<'a>> {
     })
 }
 
-/// Who holds something of a node's cards, by UID.
+/// Who holds something of a node's GPUs, by UID.
 pub(super) fn holders<'a>(state: &'a State, node: &NodeName) -> impl Iterator<Item = Holder<'a>> {
-    let with_cards = state.ledger().grants_on(node).filter(|grant| !grant.containers.is_empty());
-    with_cards.map(|grant| Holder { uid: &grant.pod, grant, pod: state.pod(&grant.pod) })
+    let with_gpus = state.ledger().grants_on(node).filter(|grant| !grant.containers.is_empty());
+    with_gpus.map(|grant| Holder { uid: &grant.pod, grant, pod: state.pod(&grant.pod) })
 }
 
 /// A pod by name.

@@ -144,7 +144,7 @@ fn limits(data: &BTreeMap<String, String>, home: &str, is_any_known: bool) -> Op
     }
 }
 
-/// gpushare's lists of broken cards. Where they may not be read, what nodes say of themselves must do.
+/// gpushare's lists of broken GPUs. Where they may not be read, what nodes say of themselves must do.
 pub(super) async fn feed_unhealthy(
     app: Arc<App>,
     changes: impl Stream<Item = Change<(String, BTreeMap<String, String>)>> + Send,
@@ -159,7 +159,7 @@ pub(super) async fn feed_unhealthy(
                 if change.shows_life() {
                     trouble.is_over();
                 }
-                if let Some(change) = change.and_then(|(name, data)| broken_cards(&name, &data)) {
+                if let Some(change) = change.and_then(|(name, data)| broken_gpus(&name, &data)) {
                     app.write().handle(Event::Unhealthy(change));
                     app.second_look.heard();
                 }
@@ -177,8 +177,8 @@ pub(super) async fn feed_unhealthy(
     }
 }
 
-/// What a ConfigMap says of a node's cards, if it is such a list.
-fn broken_cards(name: &str, data: &BTreeMap<String, String>) -> Option<Unhealthy> {
+/// What a ConfigMap says of a node's GPUs, if it is such a list.
+fn broken_gpus(name: &str, data: &BTreeMap<String, String>) -> Option<Unhealthy> {
     let (node, cards, bad) = unhealthy::of_config_map(name, data)?;
     for error in bad {
         tracing::warn!(%error, name, "a list of broken GPUs cannot be read as a whole");

@@ -47,7 +47,7 @@ pub(super) async fn bind(FromApp(app): FromApp<Arc<App>>, body: Body) -> Json<Bi
 }
 
 impl App {
-    /// Returns why the cards were chosen; nothing where that was not now.
+    /// Returns why the GPUs were chosen; nothing where that was not now.
     async fn bind(&self, args: &BindingArgs) -> Result<String, String> {
         if !self.may_write() {
             return Err(NOT_LEADING.to_owned());
@@ -93,7 +93,7 @@ impl App {
         }
     }
 
-    /// Books the pod's cards. What is to be sent, if anything is.
+    /// Books the pod's GPUs. What is to be sent, if anything is.
     async fn book(&self, args: &BindingArgs) -> Result<Option<Order>, String> {
         let step = self.write().begin_bind(args, self.now()).map_err(|refusal| refusal.to_string())?;
         match step {

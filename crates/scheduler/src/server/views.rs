@@ -64,7 +64,7 @@ pub(super) async fn inspect_share_node(
     (found(&view.error), Json(view)).into_response()
 }
 
-/// Every node is asked, card by card.
+/// Every node is asked, GPU by GPU.
 pub(super) async fn explain_pod(
     FromApp(app): FromApp<Arc<App>>,
     Path((namespace, pod)): Path<(String, String)>,

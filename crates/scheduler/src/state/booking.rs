@@ -61,7 +61,7 @@ pub enum BindStep {
 pub struct Order {
     /// The Binding's annotations: the grant.
     pub annotations: BTreeMap<String, String>,
-    /// Which cards, for people.
+    /// Which GPUs, for people.
     pub chosen: String,
     /// Why these.
     pub why: String,
@@ -118,7 +118,7 @@ pub enum BindRefusal {
         /// Where.
         node: NodeName,
     },
-    /// The API server has it, and the last list of pods had not. Its card could not be booked for good.
+    /// The API server has it, and the last list of pods had not. Its GPU could not be booked for good.
     #[error("pod {0} is not in the list of pods yet; it is bound when the watch shows it")]
     Unseen(PodUid),
     /// The book has no room for it, though a verdict said so.
@@ -134,7 +134,7 @@ pub enum BindRefusal {
 const DOUBT: Duration = Duration::from_secs(75);
 
 impl State {
-    /// Chooses the cards and books them. Whoever comes next sees them taken, whatever becomes of the Binding.
+    /// Chooses the GPUs and books them. Whoever comes next sees them taken, whatever becomes of the Binding.
     pub fn begin_bind(&mut self, args: &BindingArgs, now: Now) -> Result<BindStep, BindRefusal> {
         let uid = PodUid(args.pod_uid.clone());
         let name = NodeName(args.node.clone());
@@ -176,7 +176,7 @@ impl State {
         Ok(BindStep::Send(order))
     }
 
-    /// The same for a pod the API server had to be asked for. What is to be sent, unless the pod is there already; for one that asks for no card
+    /// The same for a pod the API server had to be asked for. What is to be sent, unless the pod is there already; for one that asks for no GPU
     /// that is an order without a grant.
     pub fn begin_bind_of(
         &mut self,
@@ -185,7 +185,7 @@ impl State {
         args: &BindingArgs,
         now: Now,
     ) -> Result<Option<Order>, BindRefusal> {
-        let wants_gpu = pod.spec.asks_for_cards();
+        let wants_gpu = pod.spec.asks_for_gpus();
         self.take_answer(pod, asked);
         match self.begin_bind(args, now)? {
             BindStep::Done => Ok(None),
@@ -219,7 +219,7 @@ impl State {
         Ok((PodGrant { pod: uid.clone(), node: name.clone(), cpu, memory, containers }, order))
     }
 
-    /// How a Binding went. A booking whose fate is unknown is kept: the card may be taken.
+    /// How a Binding went. A booking whose fate is unknown is kept: the GPU may be taken.
     pub fn end_bind(&mut self, uid: &PodUid, outcome: Outcome, now: Now) {
         let Some(booking) = self.bookings.get_mut(uid) else { return };
         booking.in_flight = booking.in_flight.saturating_sub(1);
@@ -313,7 +313,7 @@ impl State {
         }
     }
 
-    /// A booking in doubt, while its pod goes to another node: it keeps its cards under another name until the doubt is over.
+    /// A booking in doubt, while its pod goes to another node: it keeps its GPUs under another name until the doubt is over.
     fn set_doubt_aside(&mut self, uid: &PodUid) {
         let Some(booking) = self.bookings.remove(uid) else { return };
         let Some(grant) = self.ledger.grant(uid).cloned() else { return };

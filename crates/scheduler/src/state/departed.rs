@@ -1,7 +1,7 @@
 //! Pods that are gone.
 //!
 //! An answer about a pod may have been on its way while the watch told of its end, or a list did not show it any more; and the watch may
-//! be behind an answer that told of its end. Such a pod must not come back to life: nobody might tell of its end again, and its cards
+//! be behind an answer that told of its end. Such a pod must not come back to life: nobody might tell of its end again, and its GPUs
 //! would stay taken.
 
 use std::collections::HashSet;

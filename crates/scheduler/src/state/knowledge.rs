@@ -17,7 +17,7 @@ pub enum Event {
     Pod(Watched<Pod>),
     /// Of a disruption budget.
     Budget(Watched<Budget>),
-    /// Of gpushare's list of a node's broken cards.
+    /// Of gpushare's list of a node's broken GPUs.
     Unhealthy(Watched<Unhealthy>),
     /// The limits have changed.
     Quota(Quota),
@@ -25,12 +25,12 @@ pub enum Event {
     Table(StaticTable),
 }
 
-/// The cards of a node that somebody calls broken.
+/// The GPUs of a node that somebody calls broken.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unhealthy {
     /// Which node.
     pub node: NodeName,
-    /// Which of its cards.
+    /// Which of its GPUs.
     pub cards: GpuSet,
 }
 

@@ -72,15 +72,15 @@ pub struct State {
     unreadable: HashMap<NodeName, NodeRecord>,
     /// By node, taints that only ask pods to stay away; most clusters have none.
     soft_taints: HashMap<NodeName, Vec<SoftTaint>>,
-    /// Cards that gpushare's lists call broken, and what the node says of itself.
+    /// GPUs that gpushare's lists call broken, and what the node says of itself.
     unhealthy: HashMap<NodeName, Overlay>,
     /// By namespace and name.
     budgets: BTreeMap<(String, String), Budget>,
-    /// Pods that wait for cards, and all that are on a node.
+    /// Pods that wait for GPUs, and all that are on a node.
     pods: HashMap<PodUid, Record>,
-    /// Pods with cards, by node; also of nodes not known (yet).
+    /// Pods with GPUs, by node; also of nodes not known (yet).
     on_node: HashMap<NodeName, BTreeSet<PodUid>>,
-    /// Those of them whose cards nobody told: they bypassed us. Where they sit is a guess.
+    /// Those of them whose GPUs nobody told: they bypassed us. Where they sit is a guess.
     unsure: HashMap<NodeName, BTreeSet<PodUid>>,
     bookings: HashMap<PodUid, Booking>,
     departed: Departed,
@@ -234,7 +234,7 @@ impl State {
         self.budgets.values()
     }
 
-    /// A pod with cards, waiting or placed.
+    /// A pod with GPUs, waiting or placed.
     pub(crate) fn pod(&self, uid: &PodUid) -> Option<&GpuPod> {
         match self.pods.get(uid)? {
             Record::Gpu(pod) => Some(pod),
@@ -242,7 +242,7 @@ impl State {
         }
     }
 
-    /// All pods with cards, in no particular order.
+    /// All pods with GPUs, in no particular order.
     pub(crate) fn gpu_pods(&self) -> impl Iterator<Item = (&PodUid, &GpuPod)> {
         self.pods.iter().filter_map(|(uid, record)| match record {
             Record::Gpu(pod) => Some((uid, pod.as_ref())),

@@ -13,7 +13,7 @@ use tessera_wire::taint::intolerable;
 
 use super::{NodeRecord, State, Unhealthy, Watched};
 
-/// What gpushare's lists say of a node's cards.
+/// What gpushare's lists say of a node's GPUs.
 #[derive(Debug, Default)]
 pub(super) struct Overlay {
     /// Those that are broken.
@@ -69,7 +69,7 @@ impl State {
         match &record.spec {
             Ok(spec) => {
                 self.ledger.set_node(node::Node::clone(&spec.node));
-                // Also where its cards are the same and only its unit or its vocabularies are not.
+                // Also where its GPUs are the same and only its unit or its vocabularies are not.
                 self.ledger.mark_changed(&name);
                 self.readable.resize(self.ledger.positions(), None);
             }
@@ -98,7 +98,7 @@ impl State {
         self.reread_pods(name);
     }
 
-    /// The record as the node tells it, with the cards that somebody else calls broken.
+    /// The record as the node tells it, with the GPUs that somebody else calls broken.
     fn overlaid(&mut self, mut record: NodeRecord) -> NodeRecord {
         if let Ok(spec) = &mut record.spec
             && let Some(overlay) = self.unhealthy.get_mut(&spec.node.name)

@@ -21,7 +21,7 @@ impl State {
         if matches!(pod.status.phase.as_str(), "Succeeded" | "Failed") {
             return self.end_pod(uid);
         }
-        match (pod.spec.asks_for_cards(), pod.spec.node_name.is_empty()) {
+        match (pod.spec.asks_for_gpus(), pod.spec.node_name.is_empty()) {
             (true, true) => self.set_waiting(uid, pod),
             (true, false) => self.set_placed(uid, pod),
             (false, true) => {}
@@ -127,7 +127,7 @@ impl State {
         self.make_room(uid);
     }
 
-    /// The node is another one than before: grants name its cards, and its unit gives requests their meaning.
+    /// The node is another one than before: grants name its GPUs, and its unit gives requests their meaning.
     pub(super) fn reread_pods(&mut self, node: &NodeName) {
         for uid in self.on_node.get(node).cloned().unwrap_or_default() {
             self.read_grant(&uid, node);
@@ -169,8 +169,8 @@ impl State {
         self.enter(grant);
     }
 
-    /// Finds cards for the pods that bypassed us: after all others, by UID, so that any history leads to the same guess.
-    /// Until their agent tells, nobody else gets those cards.
+    /// Finds GPUs for the pods that bypassed us: after all others, by UID, so that any history leads to the same guess.
+    /// Until their agent tells, nobody else gets those GPUs.
     pub(super) fn guess_again(&mut self, node: &NodeName) {
         let Some(unsure) = self.unsure.get(node).cloned() else { return };
         let Some(NodeRecord { spec: Ok(spec), .. }) = self.record(node) else { return };

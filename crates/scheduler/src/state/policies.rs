@@ -39,15 +39,15 @@ impl State {
     #[must_use]
     pub fn remains_if_due(&self) -> Option<Remains> {
         let remains: Remains = self.ledger.nodes().collect();
-        let due = !remains.is_empty() && self.learner.is_due(remains.cards_left(), remains.all_cards());
+        let due = !remains.is_empty() && self.learner.is_due(remains.gpus_left(), remains.all_gpus());
         due.then_some(remains)
     }
 
     /// The pods to expect, for a forecast from what is left. Pods that arrive while it is made are news to it.
     pub fn begin_forecast(&mut self, remains: &Remains) -> Workload {
         if !self.learner.has_seen_any() {
-            let with_cards = self.ledger.nodes().map(NodeState::node).filter(|node| !node.gpus().is_empty());
-            self.learner = Learner::new(Workload::guess(with_cards));
+            let with_gpus = self.ledger.nodes().map(NodeState::node).filter(|node| !node.gpus().is_empty());
+            self.learner = Learner::new(Workload::guess(with_gpus));
         }
         self.learner.begin_forecast(remains).clone()
     }

@@ -25,13 +25,13 @@ pub(crate) struct NodeRecord {
 /// A pod.
 #[derive(Clone, Debug)]
 pub(super) enum Record {
-    /// On a node, without cards: only its CPU and memory count, in the ledger.
+    /// On a node, without GPUs: only its CPU and memory count, in the ledger.
     Plain,
-    /// With cards, waiting or on a node.
+    /// With GPUs, waiting or on a node.
     Gpu(Box<GpuPod>),
 }
 
-/// A pod with cards.
+/// A pod with GPUs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct GpuPod {
     pub(crate) namespace: String,
@@ -69,7 +69,7 @@ impl NodeRecord {
         }
     }
 
-    /// The same record, its cards and links where the ledger has them.
+    /// The same record, its GPUs and links where the ledger has them.
     pub(super) fn sharing(mut self, ledger: &Ledger) -> Self {
         if let Ok(spec) = &mut self.spec
             && let Some(known) = ledger.node(&spec.node.name)

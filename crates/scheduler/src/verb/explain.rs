@@ -1,4 +1,4 @@
-//! For every node and card, what stands in the way of a pod: from the same code that filters.
+//! For every node and GPU, what stands in the way of a pod: from the same code that filters.
 
 use tessera_core::units::NodeName;
 use tessera_core::verdict::{self, Question};
@@ -7,9 +7,9 @@ use tessera_wire::objects::Pod;
 use super::ask::{Ask, BadAsk};
 use crate::state::{GpuPod, Look, State};
 
-pub use tessera_wire::explanation::{CardView, ContainerView, Explanation, NodeView};
+pub use tessera_wire::explanation::{ContainerView, Explanation, GpuView, NodeView};
 
-/// Explains a pod the watch has shown; `None` for pods nobody knows, or that ask for no card.
+/// Explains a pod the watch has shown; `None` for pods nobody knows, or that ask for no GPU.
 pub fn explain(look: &impl Look, namespace: &str, name: &str) -> Option<Result<Explanation, BadAsk>> {
     let is_it = |pod: &GpuPod| pod.namespace == namespace && pod.name == name;
     let found = |state: &State| state.gpu_pods().find(|(_, pod)| is_it(pod)).map(|(_, pod)| pod.clone());

@@ -37,7 +37,7 @@ struct Told {
 /// Which of the nodes that fit are passed on to kube-scheduler, to choose among.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PassOn {
-    /// Those on which the cards suit best, so that kube-scheduler need not score the others. All of them where there is more to weigh:
+    /// Those on which the GPUs suit best, so that kube-scheduler need not score the others. All of them where there is more to weigh:
     /// the pod has preferences of its own, or taints ask it to stay away from the best.
     #[default]
     Best,

@@ -7,10 +7,10 @@ use tessera_wire::node_spec::{NodeSpec, Serves};
 
 use crate::state::State;
 
-pub use tessera_wire::inspect::{ShareCard, ShareNode, SharePod, ShareView, TopologyNode, TopologyView};
+pub use tessera_wire::inspect::{ShareGpu, ShareNode, SharePod, ShareView, TopologyNode, TopologyView};
 
 impl State {
-    /// gputopology's view of all nodes with cards, or of one.
+    /// gputopology's view of all nodes with GPUs, or of one.
     #[must_use]
     pub fn inspect_topology(&self, node: Option<&str>, detail: bool) -> TopologyView {
         let shown = self.shown(node);

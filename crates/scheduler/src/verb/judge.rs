@@ -22,7 +22,7 @@ pub(super) struct Survey<'a> {
 }
 
 impl State {
-    /// Everything but the cards: whether the node is known, serves the pod's vocabulary, and is within the quota.
+    /// Everything but the GPUs: whether the node is known, serves the pod's vocabulary, and is within the quota.
     pub(crate) fn judge(&self, name: &NodeName, ask: &Ask<'_>) -> Result<Readable<'_>, Reason> {
         let node = self.serving(&name.0, ask)?;
         self.check_quota(node, ask)?;

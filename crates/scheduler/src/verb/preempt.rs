@@ -14,7 +14,7 @@ use super::reason::Reason;
 use crate::state::{GpuPod, Readable, State};
 
 impl State {
-    /// For each node the pods that must go so that the right cards come free; nodes where nothing helps are left out.
+    /// For each node the pods that must go so that the right GPUs come free; nodes where nothing helps are left out.
     #[must_use]
     pub fn preempt(&self, args: &PreemptionArgs) -> PreemptionResult {
         let Ok(ask) = Ask::of(self, &args.pod) else { return PreemptionResult::default() };
@@ -32,7 +32,7 @@ impl State {
         priority: Option<i32>,
         proposed: MetaVictims,
     ) -> Option<MetaVictims> {
-        // A pod without cards is kube-scheduler's own affair.
+        // A pod without GPUs is kube-scheduler's own affair.
         let chosen = if ask.wants_gpu() {
             self.victims(&NodeName(node.to_owned()), ask, priority.unwrap_or(0), &proposed)?
         } else {
@@ -59,7 +59,7 @@ impl State {
             .grants_on(name)
             .map(|grant| {
                 let pod = self.pod(&grant.pod);
-                // Pods without cards are not ours to evict: as if they mattered more than anybody.
+                // Pods without GPUs are not ours to evict: as if they mattered more than anybody.
                 let priority = pod.map_or(i32::MAX, GpuPod::priority);
                 let is_own = pod.is_some_and(|pod| pod.namespace == ask.namespace);
                 let repays = if is_own { Taken::by(&grant.containers, &spec.node) } else { Taken::default() };

@@ -46,7 +46,7 @@ pub(crate) struct Kind {
     pub(crate) model: &'static str,
     pub(crate) memory: u64,
     pub(crate) cards: usize,
-    /// What joins two cards: PCIe level and NVLinks.
+    /// What joins two GPUs: PCIe level and NVLinks.
     pub(crate) link: fn(usize, usize) -> (&'static str, u8),
 }
 
@@ -61,7 +61,7 @@ pub(crate) const H100: Kind = Kind {
     link: |a, b| (same_socket(a, b, 4), 18),
 };
 
-/// Eight cards in a hybrid cube mesh.
+/// Eight GPUs in a hybrid cube mesh.
 pub(crate) const V100: Kind = Kind {
     model: "Tesla V100-SXM2-32GB",
     memory: 32_510,

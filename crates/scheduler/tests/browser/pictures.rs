@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use crate::cluster::{Cluster, H100, T4, V100, agent, memory, node, pod, share, whole};
 use crate::webdriver::Browser;
 
-/// Sixteen nodes of three kinds, with pods of five teams on them, two that wait, and a card that is broken.
+/// Sixteen nodes of three kinds, with pods of five teams on them, two that wait, and a GPU that is broken.
 pub(crate) async fn sample() -> Result<Cluster> {
     let numbered = |prefix: &str, count: usize, kind| {
         (1..=count).map(move |number| node(&format!("{prefix}-{number:02}"), kind)).collect::<Vec<Value>>()
@@ -61,7 +61,7 @@ pub(crate) async fn large(nodes: usize) -> Result<Cluster> {
     Ok(cluster)
 }
 
-/// What an agent with so many busy cards answers.
+/// What an agent with so many busy GPUs answers.
 fn busy(node: &str, cards: u8, memory: u64) -> Value {
     let gpus: Vec<Value> = (0..cards)
         .map(|index| json!({"uuid": format!("GPU-{node}-{index:04}"), "index": index, "memoryUsedMiB": memory + 137 * u64::from(index), "busyPercent": 97.5 - 9.0 * f64::from(index)}))

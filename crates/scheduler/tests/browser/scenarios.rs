@@ -149,7 +149,7 @@ async fn a_waiting_pod_is_explained(browser: &Browser) -> Result<()> {
         cluster.run(&pod("team", &format!("filler-{number}"), share(60, 4_096))).await?;
     }
     let waits = cluster.make(&pod("team", "waits", whole(9)))?;
-    ensure!(cluster.schedule(&waits).await?.is_none(), "no node has nine cards");
+    ensure!(cluster.schedule(&waits).await?.is_none(), "no node has nine GPUs");
     visit(browser, &cluster, "#/pods?state=waiting").await?;
     browser.until_text("1 pod").await?;
     browser.until("document.querySelector('.pod-row').innerText.includes('4 × too few GPUs')").await?;

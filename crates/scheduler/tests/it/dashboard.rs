@@ -15,7 +15,7 @@ fn json_of(view: impl Serialize) -> Value {
     serde_json::to_value(view).unwrap()
 }
 
-/// Two nodes of two cards: on the first a share of 60, a share of 30 beside it and a whole card; the second is empty.
+/// Two nodes of two GPUs: on the first a share of 60, a share of 30 beside it and a whole GPU; the second is empty.
 fn some() -> State {
     let mut second = node("second", 2, "GiB");
     let inventory = json!({"memoryUnit": "GiB",
@@ -75,7 +75,7 @@ fn the_cluster_in_sums() {
     assert_eq!(view["models"][1]["fullness"], json!([1, 0, 0, 0, 0, 0]));
     let team = json!({"namespace": "team", "placedPods": 3, "waitingPods": 1, "computeHeld": 190, "memoryHeldMiB": 9_728 + 4_864 + CARD});
     assert_eq!(view["namespaces"], json!([team]));
-    // What is left: a tenth of a card, and a healthy one; those who come ask for two cards at once, or for parts.
+    // What is left: a tenth of a GPU, and a healthy one; those who come ask for two GPUs at once, or for parts.
     let left = view["fragmentation"]["left"].as_f64().unwrap();
     let useless = view["fragmentation"]["useless"].as_f64().unwrap();
     assert!((left - 1.1).abs() < 1e-9 && useless > 0.0 && useless < left, "{left} {useless}");

@@ -10,10 +10,10 @@ use tessera_scheduler::verb::memory::Memory;
 use tessera_wire::extender::{Args, BindingArgs, FilterResult};
 use tessera_wire::objects::Pod;
 
-/// Memory of every card, MiB.
+/// Memory of every GPU, MiB.
 pub(crate) const CARD: u64 = 16_384;
 
-/// A node with cards, serving every dialect, GiB unless said otherwise.
+/// A node with GPUs, serving every dialect, GiB unless said otherwise.
 pub(crate) fn node(name: &str, cards: usize, unit: &str) -> Value {
     let gpus: Vec<Value> = (0..cards)
         .map(|index| json!({"uuid": format!("GPU-{name}-{index}"), "minor": index, "model": "T4", "memoryMiB": CARD}))
@@ -45,9 +45,12 @@ pub(crate) fn pod(name: &str, limits: &[(&str, &str)]) -> Value {
     })
 }
 
-pub(crate) fn share(name: &str, cores: u64) -> Value {
-    let memory = (cores * CARD / 256 / 100).max(1).to_string();
-    pod(name, &[("tencent.com/vcuda-core", &cores.to_string()), ("tencent.com/vcuda-memory", &memory)])
+pub(crate) fn share(name: &str, compute_percent: u64) -> Value {
+    let memory = (compute_percent * CARD / 256 / 100).max(1).to_string();
+    pod(
+        name,
+        &[("tencent.com/vcuda-core", &compute_percent.to_string()), ("tencent.com/vcuda-memory", &memory)],
+    )
 }
 
 pub(crate) fn whole(name: &str, count: u64) -> Value {

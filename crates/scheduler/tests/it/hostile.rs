@@ -97,8 +97,8 @@ fn hostile_node() -> impl Strategy<Value = Value> {
 }
 
 fn annotations() -> impl Strategy<Value = Value> {
-    let card = (0..3u8, number(), number(), number()).prop_map(|(uuid, index, cores, memory)| {
-        json!({"uuid": format!("GPU-{uuid}"), "index": index, "cores": cores, "memoryMiB": memory})
+    let card = (0..3u8, number(), number(), number()).prop_map(|(uuid, index, compute_percent, memory)| {
+        json!({"uuid": format!("GPU-{uuid}"), "index": index, "cores": compute_percent, "memoryMiB": memory})
     });
     let ours = prop::collection::vec(card, 0..4).prop_map(|cards| json!({ "c0": cards }).to_string());
     let words = prop::sample::select(vec![
@@ -158,7 +158,7 @@ fn hostile_pod() -> impl Strategy<Value = Value> {
     })
 }
 
-/// A pod of which nobody can say that it does not hold its card.
+/// A pod of which nobody can say that it does not hold its GPU.
 fn granted(state: &mut State) -> Value {
     set_node(state, &node("good", 2, "GiB"));
     let mut pod = whole("good", 1);

@@ -1,4 +1,4 @@
-//! Binds, watch events, failures and restarts in any order: no card is ever promised twice, and whoever reads the cluster
+//! Binds, watch events, failures and restarts in any order: no GPU is ever promised twice, and whoever reads the cluster
 //! anew comes to the same book.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -21,9 +21,9 @@ const ASKED: [&str; 4] = ["a", "b", "c", "d"];
 /// What may happen next.
 #[derive(Debug, Clone)]
 enum Step {
-    /// A user makes a pod: this many percent, or whole cards.
+    /// A user makes a pod: this many percent, or whole GPUs.
     Create(u64),
-    /// Somebody else places one on some node, and says nothing of cards.
+    /// Somebody else places one on some node, and says nothing of GPUs.
     Bypass(u64, usize),
     /// kube-scheduler binds some pod to some node.
     Bind(usize, usize),
@@ -159,7 +159,7 @@ impl World {
                     Err(refusal) => Err(refusal),
                 };
                 if let Ok(Some(Order { annotations, .. })) = begun {
-                    assert!(!annotations.is_empty(), "a pod with cards and no grant");
+                    assert!(!annotations.is_empty(), "a pod with GPUs and no grant");
                     self.sent.push((pod, node.to_owned(), annotations));
                 }
             }
@@ -283,7 +283,7 @@ impl World {
         Ok(())
     }
 
-    /// The truth: every card carries no more than it has.
+    /// The truth: every GPU carries no more than it has.
     fn check(&self) -> Result<(), TestCaseError> {
         let mut truth = fresh();
         self.list().for_each(|event| truth.handle(event));

@@ -103,7 +103,7 @@ async fn what_was_decided_is_remembered() {
     replica
         .post("/scheduler/preempt", &json!({"Pod": late, "NodeNameToMetaVictims": {"a": {"Pods": []}}}))
         .await;
-    // A pod without cards is nobody's news.
+    // A pod without GPUs is nobody's news.
     let plain = json!({"metadata": {"name": "plain"}, "spec": {"containers": [{"name": "c"}]}});
     replica.post("/scheduler/filter", &json!({"Pod": plain, "NodeNames": ["a"]})).await;
     let all = json_at(&replica, "/api/v1/decisions").await;

@@ -116,7 +116,7 @@ fn told(api: &ApiServer, pod: &str, reason: &str) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn users_are_told_which_cards_and_what_went_wrong() {
+async fn users_are_told_which_gpus_and_what_went_wrong() {
     let api = cluster().await;
     let replica = Replica::ready(&api, "one").await;
     let pod = make(&api, &whole("chosen", 1));
@@ -231,7 +231,7 @@ async fn failed_bindings_are_taken_back_and_lost_answers_do_no_harm() {
     assert!(replica.bind(&pods[1], "a").await.contains("fewer than 2 idle GPUs"));
     api.fail_bindings([Fault::Broken]);
     assert!(replica.bind(&pods[1], "b").await.contains("leader changed"));
-    // Nobody knows whether that one will still happen: its cards are kept, for it alone.
+    // Nobody knows whether that one will still happen: its GPUs are kept, for it alone.
     assert!(replica.bind(&pods[2], "b").await.contains("fewer than 2 idle GPUs"));
     assert_eq!(replica.bind(&pods[1], "b").await, "");
     assert_eq!(api.get(&format!("{PODS}/p2")).unwrap()["spec"]["nodeName"], "b");
@@ -241,7 +241,7 @@ async fn failed_bindings_are_taken_back_and_lost_answers_do_no_harm() {
 }
 
 #[tokio::test]
-async fn many_binds_at_once_never_meet_on_a_card() {
+async fn many_binds_at_once_never_meet_on_a_gpu() {
     let api = cluster().await;
     let replica = Replica::ready(&api, "one").await;
     let pods: Vec<Value> = (0..40).map(|number| make(&api, &share(&format!("p{number}"), 30))).collect();
@@ -314,7 +314,7 @@ async fn a_lease_that_runs_out_while_the_pod_is_asked_for_sends_no_binding() {
     let (error, ()) = tokio::join!(replica.bind(&pod, "a"), runs_out);
     assert!(error.contains("may not bind now"), "{error}");
     assert!(api.get(&format!("{PODS}/p")).unwrap()["spec"]["nodeName"].is_null());
-    assert_eq!(replica.app.read().unconfirmed(), 0, "its cards are free again");
+    assert_eq!(replica.app.read().unconfirmed(), 0, "its GPUs are free again");
 }
 
 #[tokio::test]

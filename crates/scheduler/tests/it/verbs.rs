@@ -33,7 +33,7 @@ fn every_dialect_is_filtered_bound_and_booked_in_one_book() {
     assert!(keys(&vcuda).contains(&"tencent.com/predicate-gpu-idx-0".to_owned()));
     let memory = bind(&mut state, &pod("memory", &[("aliyun.com/gpu-mem", "8")]), "n");
     assert_eq!(memory["metadata"]["annotations"]["ALIYUN_COM_GPU_MEM_POD"], "8");
-    // Both share the first card, so one is left whole.
+    // Both share the first GPU, so one is left whole.
     let topology = bind(&mut state, &pod("topology", &[("aliyun.com/gpu", "1")]), "n");
     assert_eq!(topology["metadata"]["annotations"]["ALIYUN_COM_GPU_GROUP"], "1");
     let refused = filter(&state, &whole("nvidia", 1), &["n"]);
@@ -76,7 +76,7 @@ fn the_nodes_unit_gives_memory_its_meaning() {
 }
 
 #[test]
-fn a_bind_is_idempotent_and_no_card_is_given_twice() {
+fn a_bind_is_idempotent_and_no_gpu_is_given_twice() {
     let mut state = state(&[node("n", 1, "GiB"), node("m", 1, "GiB")]);
     let (first, second) = (whole("first", 1), whole("second", 1));
     set_pod(&mut state, &first);
@@ -96,7 +96,7 @@ fn a_bind_is_idempotent_and_no_card_is_given_twice() {
 }
 
 #[test]
-fn a_refused_binding_is_taken_back_and_a_doubtful_one_keeps_its_card() {
+fn a_refused_binding_is_taken_back_and_a_doubtful_one_keeps_its_gpu() {
     let mut state = state(&[node("n", 1, "GiB"), node("m", 1, "GiB")]);
     let (first, second) = (whole("first", 1), whole("second", 1));
     set_pod(&mut state, &first);
@@ -109,7 +109,7 @@ fn a_refused_binding_is_taken_back_and_a_doubtful_one_keeps_its_card() {
     state.begin_bind(&bind_args(&first, "n"), at(1)).unwrap();
     state.end_bind(&uid, Outcome::Unknown, at(1));
     assert!(filter(&state, &second, &["n"]).node_names.unwrap().is_empty());
-    // It may be tried elsewhere meanwhile; then both cards are kept.
+    // It may be tried elsewhere meanwhile; then both GPUs are kept.
     state.begin_bind(&bind_args(&first, "m"), at(2)).unwrap();
     assert!(filter(&state, &second, &["n", "m"]).node_names.unwrap().is_empty());
     state.end_bind(&uid, Outcome::Refused, at(3));
@@ -123,7 +123,7 @@ fn a_refused_binding_is_taken_back_and_a_doubtful_one_keeps_its_card() {
 }
 
 #[test]
-fn a_pod_holds_its_card_until_its_containers_have_ended() {
+fn a_pod_holds_its_gpu_until_its_containers_have_ended() {
     let mut state = state(&[node("n", 1, "GiB")]);
     let mut first = bind(&mut state, &whole("first", 1), "n");
     first["status"]["phase"] = "Running".into();
@@ -148,14 +148,14 @@ fn pods_that_bypass_the_scheduler_are_booked_somewhere() {
     assert_eq!(filter(&state, &whole("p", 2), &["n"]).failed_nodes["n"], "fewer than 2 idle GPUs");
     // Its agent tells where it really is.
     sneaked["metadata"]["annotations"] =
-        json!({"tessera.dev/grant": r#"{"main":[{"uuid":"GPU-n-1","index":1,"cores":100}]}"#});
+        json!({"tessera.dev/grant": r#"{"main":[{"uuid":"GPU-n-1","index":1,"compute_percent":100}]}"#});
     set_pod(&mut state, &sneaked);
     let used = state.ledger().node(&"n".into()).unwrap().idle().to_string();
     assert_eq!(used, "0");
 }
 
 #[test]
-fn cards_that_a_booking_leaves_go_to_those_that_bypassed_the_scheduler() {
+fn gpus_that_a_booking_leaves_go_to_those_that_bypassed_the_scheduler() {
     let uid = PodUid::from("uid-p");
     let placed = |pod: &Value, node: &str| {
         let mut pod = pod.clone();
@@ -330,7 +330,7 @@ fn answers_that_a_list_has_overtaken_bring_nobody_in() {
 }
 
 #[test]
-fn a_pod_with_cards_is_never_bound_without_a_booking() {
+fn a_pod_with_gpus_is_never_bound_without_a_booking() {
     let mut state = state(&[node("n", 1, "GiB")]);
     let pod = whole("p", 1);
     state.take_answer(parse(&pod), state.asking());
@@ -346,7 +346,7 @@ fn a_pod_with_cards_is_never_bound_without_a_booking() {
     );
     set_pod(&mut state, &pod);
     assert!(matches!(state.begin_bind(&args, at(1)), Ok(BindStep::Send(_))));
-    // One without cards has nothing to book.
+    // One without GPUs has nothing to book.
     let plain = self::pod("plain", &[("cpu", "1")]);
     let order = state.begin_bind_of(parse(&plain), state.asking(), &bind_args(&plain, "n"), at(1));
     assert_eq!(order.unwrap(), Some(Order::default()));
@@ -430,10 +430,10 @@ fn quota_counts_what_is_booked() {
 }
 
 #[test]
-fn preempt_frees_the_right_card() {
+fn preempt_frees_the_right_gpu() {
     let mut state = state(&[node("n", 2, "GiB")]);
-    let prioritised = |name: &str, cores, priority: i32| {
-        let mut pod = share(name, cores);
+    let prioritised = |name: &str, compute_percent, priority: i32| {
+        let mut pod = share(name, compute_percent);
         pod["spec"]["priority"] = priority.into();
         pod
     };
@@ -451,7 +451,7 @@ fn preempt_frees_the_right_card() {
         json!({"NodeNameToMetaVictims": {"n": {"Pods": [{"UID": "uid-lower"}], "NumPDBViolations": 0}}});
     assert_eq!(ask(json!({"Pods": []})), lower);
     assert_eq!(ask(Value::Null), lower);
-    // Enough units in all, but on no single card.
+    // Enough units in all, but on no single GPU.
     assert_eq!(ask(json!({"Pods": [{"UID": "uid-nobody"}]})), lower);
     let low = ask(json!({"Pods": [{"UID": "uid-low"}], "NumPDBViolations": 1}));
     assert_eq!(
@@ -463,8 +463,8 @@ fn preempt_frees_the_right_card() {
 #[test]
 fn a_pod_over_its_quota_displaces_its_own_namespace_alone() {
     let mut state = state(&[node("n", 2, "GiB")]);
-    let prioritised = |name: &str, namespace: &str, cores, priority: i32| {
-        let mut pod = share(name, cores);
+    let prioritised = |name: &str, namespace: &str, compute_percent, priority: i32| {
+        let mut pod = share(name, compute_percent);
         pod["metadata"]["namespace"] = namespace.into();
         pod["spec"]["priority"] = priority.into();
         pod
@@ -516,7 +516,7 @@ fn disruption_budgets_are_counted_for_victims_of_our_own_choice() {
 }
 
 #[test]
-fn cards_on_gpushares_list_are_not_granted() {
+fn gpus_on_gpushares_list_are_not_granted() {
     let mut state = state(&[node("n", 2, "GiB")]);
     let list = |cards: &str| Unhealthy { node: "n".into(), cards: tessera_wire::unhealthy::parse(cards).0 };
     let fits = |state: &State, count| filter(state, &whole("p", count), &["n"]).failed_nodes.is_empty();
@@ -542,7 +542,7 @@ fn cards_on_gpushares_list_are_not_granted() {
 }
 
 #[test]
-fn explain_and_what_if_tell_card_by_card() {
+fn explain_and_what_if_tell_gpu_by_gpu() {
     let mut state = state(&[node("n", 2, "GiB"), json!({"metadata": {"name": "cpu"}})]);
     bind(&mut state, &share("first", 60), "n");
     set_pod(&mut state, &whole("waiting", 2));

@@ -43,7 +43,7 @@ pub(super) fn arrivals<'a>(
     fill: f64,
     draws: &mut Draws,
 ) -> Vec<&'a TracePod> {
-    #[expect(clippy::cast_precision_loss, reason = "a cluster has fewer than 2^52 cards")]
+    #[expect(clippy::cast_precision_loss, reason = "a cluster has fewer than 2^52 GPUs")]
     let mark = 100.0 * cards as f64 * fill;
     let mut order: Vec<&TracePod> = pods.iter().collect();
     draws.shuffle(&mut order);
@@ -63,7 +63,7 @@ pub(super) fn arrivals<'a>(
     }
     loop {
         let pod = &pods[draws.below(pods.len())];
-        // The published experiment looks at one card of the candidate, so the last set may pass the mark.
+        // The published experiment looks at one GPU of the candidate, so the last set may pass the mark.
         if passes(asked + u64::from(pod.percent.min(100))) {
             return order;
         }
@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn a_workload_without_cards_ends() {
+    fn a_workload_without_gpus_ends() {
         let pods = trace::pods("name,cpu_milli,memory_mib,num_gpu,gpu_milli\na,1,1,0,0\n").unwrap();
         assert_eq!(arrivals(&pods, 10, 1.3, &mut Draws::new(1)).len(), 1);
         assert!(arrivals(&[], 10, 1.3, &mut Draws::new(1)).is_empty());

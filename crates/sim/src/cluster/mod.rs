@@ -41,7 +41,7 @@ pub enum Target {
     Trace,
 }
 
-/// How nodes and cards are chosen.
+/// How nodes and GPUs are chosen.
 #[derive(Clone, Debug)]
 pub enum Rule {
     /// By lot.
@@ -50,7 +50,7 @@ pub enum Rule {
     DotProduct,
     /// Nodes that hold pods of the same size.
     Clustering,
-    /// Cards in use, then nodes in use.
+    /// GPUs in use, then nodes in use.
     Packing,
     /// The least left over.
     BestFit,

@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 
 use tessera_core::fragmentation::Fragmentation;
-use tessera_core::gpu::CardKind;
+use tessera_core::gpu::GpuKind;
 use tessera_core::gpu_set::GpuSet;
 use tessera_core::node::NodeState;
 use tessera_core::units::{GpuIndex, MilliCpu};
@@ -20,7 +20,7 @@ pub(super) enum Peer {
     DotProduct,
     /// Nodes that hold pods of the same size.
     Clustering,
-    /// Cards in use, then nodes in use.
+    /// GPUs in use, then nodes in use.
     Packing,
     /// The least left over.
     BestFit,
@@ -33,19 +33,19 @@ const MOST_CPU: f64 = 128_000.0;
 const MOST_CARDS: f64 = 8.0;
 
 impl Peer {
-    /// The score of a node that fits, and the card a share would get.
+    /// The score of a node that fits, and the GPU a share would get.
     pub(super) fn score(&self, node: &SimNode, pod: &TracePod) -> (f64, Option<GpuIndex>) {
         let state = &node.state;
-        let fullest = fullest_card(state, pod);
+        let fullest = fullest_gpu(state, pod);
         match self {
             Self::DotProduct => {
                 let cpu = milli(state.cpu_left()) / MOST_CPU * milli(pod.request.cpu) / MOST_CPU;
-                let cards = state.cards_left() / MOST_CARDS * asked(pod) / MOST_CARDS;
+                let cards = state.gpus_left() / MOST_CARDS * asked(pod) / MOST_CARDS;
                 ((100.0 * (1.0 - (cpu + cards) / 2.0)).floor(), fullest)
             }
             Self::BestFit => {
                 let cpu = (milli(state.cpu_left()) - milli(pod.request.cpu)) / MOST_CPU;
-                let cards = (state.cards_left() - asked(pod)) / MOST_CARDS;
+                let cards = (state.gpus_left() - asked(pod)) / MOST_CARDS;
                 ((100.0 * (1.0 - 0.5 * cpu - 0.5 * cards)).floor(), fullest)
             }
             Self::Clustering => (clustering(node, pod), fullest),
@@ -59,21 +59,21 @@ fn clustering(node: &SimNode, pod: &TracePod) -> f64 {
     if pod.size == Size::None {
         return 0.0;
     }
-    let kinds = Size::WITH_CARDS.iter().filter(|size| node.holds(**size)).count();
+    let kinds = Size::WITH_GPUS.iter().filter(|size| node.holds(**size)).count();
     let band = match (node.holds(pod.size), kinds) {
         (true, 1) => 3.0,
         (true, _) => 2.0,
         (false, 0) => 1.0,
         (false, _) => 0.0,
     };
-    (band * 25.0 + 24.0 * (1.0 - node.state.cards_left() / MOST_CARDS)).floor()
+    (band * 25.0 + 24.0 * (1.0 - node.state.gpus_left() / MOST_CARDS)).floor()
 }
 
 fn packing(state: &NodeState, pod: &TracePod, fullest: Option<GpuIndex>) -> f64 {
     if pod.size == Size::None {
         return 0.0;
     }
-    #[expect(clippy::cast_precision_loss, reason = "at most 64 cards")]
+    #[expect(clippy::cast_precision_loss, reason = "at most 64 GPUs")]
     let (idle, cards) = (state.idle().len() as f64, state.node().gpus().len() as f64);
     let left = fullest.map_or(100, |gpu| u32::from(state.percent_left(gpu)));
     let score = if pod.size == Size::Share && left < 100 {
@@ -86,13 +86,13 @@ fn packing(state: &NodeState, pod: &TracePod, fullest: Option<GpuIndex>) -> f64 
     score.floor()
 }
 
-/// The card with the least room that a share still fits.
-fn fullest_card(state: &NodeState, pod: &TracePod) -> Option<GpuIndex> {
-    fitting_cards(state, pod).min_by_key(|gpu| state.percent_left(*gpu))
+/// The GPU with the least room that a share still fits.
+fn fullest_gpu(state: &NodeState, pod: &TracePod) -> Option<GpuIndex> {
+    fitting_gpus(state, pod).min_by_key(|gpu| state.percent_left(*gpu))
 }
 
-/// The cards that a share fits; none for other pods.
-pub(super) fn fitting_cards(state: &NodeState, pod: &TracePod) -> impl Iterator<Item = GpuIndex> {
+/// The GPUs that a share fits; none for other pods.
+pub(super) fn fitting_gpus(state: &NodeState, pod: &TracePod) -> impl Iterator<Item = GpuIndex> {
     let gpus = if pod.size == Size::Share { state.node().topology().gpus() } else { GpuSet::EMPTY };
     gpus.iter().filter(|gpu| u32::from(state.percent_left(*gpu)) >= pod.percent)
 }
@@ -106,11 +106,11 @@ fn milli(cpu: MilliCpu) -> f64 {
     cpu.0 as f64
 }
 
-/// The published measure of fragmentation, against the published target: the commonest kinds of pods, those without cards
+/// The published measure of fragmentation, against the published target: the commonest kinds of pods, those without GPUs
 /// among them, that make up 95 % of the list.
 #[derive(Clone, Debug)]
 pub(super) struct ClusterFragmentation {
-    kinds: Vec<(CardKind, Fragmentation)>,
+    kinds: Vec<(GpuKind, Fragmentation)>,
 }
 
 const TARGET: f64 = 0.95;
@@ -132,10 +132,10 @@ impl ClusterFragmentation {
         });
         #[expect(clippy::cast_precision_loss, reason = "likewise")]
         let weights = || {
-            let with_cards = classes.iter().filter_map(|((_, class), count)| Some((class.as_ref()?, *count)));
-            with_cards.map(|(class, count)| (class, count as f64 / covered as f64))
+            let with_gpus = classes.iter().filter_map(|((_, class), count)| Some((class.as_ref()?, *count)));
+            with_gpus.map(|(class, count)| (class, count as f64 / covered as f64))
         };
-        let mut kinds: Vec<(CardKind, Fragmentation)> = Vec::new();
+        let mut kinds: Vec<(GpuKind, Fragmentation)> = Vec::new();
         for (kind, _) in nodes.flat_map(|state| state.node().kinds()) {
             if !kinds.iter().any(|(known, _)| known == kind) {
                 kinds.push((kind.clone(), Fragmentation::new(weights(), kind)));
@@ -144,13 +144,13 @@ impl ClusterFragmentation {
         Self { kinds }
     }
 
-    /// The useless part of a node's cards, in cards.
+    /// The useless part of a node's GPUs, in GPUs.
     pub(super) fn of(&self, state: &NodeState) -> f64 {
         self.with(state, state.cpu_left(), |gpu| state.percent_left(gpu))
     }
 
     fn with(&self, state: &NodeState, cpu: MilliCpu, left: impl Fn(GpuIndex) -> u8 + Copy) -> f64 {
-        let of_kind = |(kind, gpus): &(CardKind, GpuSet)| {
+        let of_kind = |(kind, gpus): &(GpuKind, GpuSet)| {
             let measure = self.kinds.iter().find(|(known, _)| known == kind);
             measure.map_or(0.0, |(_, measure)| measure.of(cpu, gpus.iter().map(left)))
         };
@@ -164,7 +164,7 @@ impl ClusterFragmentation {
         let points = |after: f64| (100.0 / (1.0 + (after - before).exp())).floor();
         if pod.size == Size::Share {
             let mut best = (f64::NEG_INFINITY, None);
-            for gpu in fitting_cards(state, pod) {
+            for gpu in fitting_gpus(state, pod) {
                 let left = |card| {
                     let taken = if card == gpu { pod.percent } else { 0 };
                     u8::try_from(u32::from(state.percent_left(card)) - taken).unwrap_or(0)

@@ -13,26 +13,26 @@ use tessera_core::units::GpuIndex;
 use tessera_core::workload::Workload;
 
 use super::arrivals::{Draws, arrivals};
-use super::peers::{ClusterFragmentation, Peer, fitting_cards};
+use super::peers::{ClusterFragmentation, Peer, fitting_gpus};
 use super::trace::{Size, TracePod};
 use super::{Experiment, Rule, Target};
 
 /// What came of one run.
 #[derive(Clone, Debug, Default)]
 pub struct Outcome {
-    /// Cards allocated at the end, in percent of all.
+    /// GPUs allocated at the end, in percent of all.
     pub allocated_percent: f64,
-    /// Pods that fitted nowhere, by [`Size::WITH_CARDS`].
+    /// Pods that fitted nowhere, by [`Size::WITH_GPUS`].
     pub refused: [u32; 5],
-    /// Allocated against arrived, both in percent of all cards.
+    /// Allocated against arrived, both in percent of all GPUs.
     pub curve: Vec<(f64, f64)>,
-    /// Useless cards when so much had arrived: (arrived, of all cards, of the idle ones), in percent.
+    /// Useless GPUs when so much had arrived: (arrived, of all GPUs, of the idle ones), in percent.
     pub fragmentation: Vec<(f64, f64, f64)>,
     /// How long each decision took, ascending.
     pub decision_nanos: Vec<u64>,
     /// How long the run took.
     pub seconds: f64,
-    /// For each pod with several cards: its bandwidth as a share of the best on that machine.
+    /// For each pod with several GPUs: its bandwidth as a share of the best on that machine.
     pub bandwidth_shares: Vec<f64>,
     /// What was granted, in order.
     pub grants: Vec<PodGrant>,
@@ -46,10 +46,10 @@ pub(super) struct SimNode {
     sizes: [u32; 5],
 }
 
-/// When fragmentation is reported, in percent of all cards that have arrived.
+/// When fragmentation is reported, in percent of all GPUs that have arrived.
 pub const FRAGMENTATION_AT: [f64; 4] = [50.0, 80.0, 90.0, 130.0];
 
-/// Steps of the curve, in percent of all cards that have arrived.
+/// Steps of the curve, in percent of all GPUs that have arrived.
 const CURVE_STEP: f64 = 0.5;
 
 impl SimNode {
@@ -59,7 +59,7 @@ impl SimNode {
 }
 
 fn size_position(size: Size) -> Option<usize> {
-    Size::WITH_CARDS.iter().position(|known| *known == size)
+    Size::WITH_GPUS.iter().position(|known| *known == size)
 }
 
 /// Runs one rule on the arrivals of one seed.
@@ -97,7 +97,7 @@ struct Run {
     measure: ClusterFragmentation,
     /// Of the whole cluster.
     cards: u64,
-    /// In percent of one card.
+    /// In percent of one GPU.
     arrived: u64,
     allocated: u64,
     outcome: Outcome,
@@ -184,16 +184,16 @@ impl Run {
     }
 }
 
-/// Percent of one card as cards.
+/// Percent of one GPU as GPUs.
 fn percent(amount: u64) -> f64 {
-    #[expect(clippy::cast_precision_loss, reason = "a cluster has fewer than 2^52 cards")]
+    #[expect(clippy::cast_precision_loss, reason = "a cluster has fewer than 2^52 GPUs")]
     let amount = amount as f64;
     amount / 100.0
 }
 
 /// A rule at work.
 enum Chooser {
-    /// A node that fits, and a card of it, by lot.
+    /// A node that fits, and a GPU of it, by lot.
     Random(Draws),
     Peer(Peer),
     Core {
@@ -265,21 +265,21 @@ impl Chooser {
                 let fits = |node: &usize| filter(&nodes[*node].state, &pod.request, &Policy::Simple).is_ok();
                 let fitting: Vec<usize> = (0..nodes.len()).filter(fits).collect();
                 let node = *fitting.get(draws.below(fitting.len()))?;
-                let cards: Vec<GpuIndex> = fitting_cards(&nodes[node].state, pod).collect();
-                on_card(placed(node, &Policy::Simple)?, cards.get(draws.below(cards.len())))
+                let cards: Vec<GpuIndex> = fitting_gpus(&nodes[node].state, pod).collect();
+                on_gpu(placed(node, &Policy::Simple)?, cards.get(draws.below(cards.len())))
             }
             Self::Peer(peer) => {
                 let fits = |node: usize| filter(&nodes[node].state, &pod.request, &Policy::Simple).is_ok();
                 let best =
                     board.best(&pod.request, |node| fits(node).then(|| peer.score(&nodes[node], pod).0))?;
-                on_card(placed(best, &Policy::Simple)?, peer.score(&nodes[best], pod).1.as_ref())
+                on_gpu(placed(best, &Policy::Simple)?, peer.score(&nodes[best], pod).1.as_ref())
             }
         }
     }
 }
 
-/// The same placement with a share on another card of the node.
-fn on_card((node, placement): (usize, Placement), card: Option<&GpuIndex>) -> Option<(usize, Placement)> {
+/// The same placement with a share on another GPU of the node.
+fn on_gpu((node, placement): (usize, Placement), card: Option<&GpuIndex>) -> Option<(usize, Placement)> {
     let gpus = match card {
         Some(gpu) => vec![GpuSet::EMPTY.with(*gpu)],
         None => placement.gpus,

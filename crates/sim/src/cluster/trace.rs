@@ -17,18 +17,18 @@ pub struct TracePod {
     pub request: PodRequest,
     /// By what it is counted.
     pub size: Size,
-    /// All it asks of cards together, in percent of one.
+    /// All it asks of GPUs together, in percent of one.
     pub percent: u32,
 }
 
 /// Pods are reported by what they ask for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Size {
-    /// No card.
+    /// No GPU.
     None,
     /// Part of one.
     Share,
-    /// One card.
+    /// One GPU.
     One,
     /// Two.
     Two,
@@ -66,12 +66,12 @@ pub enum BadTrace {
     },
 }
 
-/// The trace knows no memory of cards; every card has this much, and shares ask for none of it.
-const CARD_MEMORY: MiB = MiB(16_384);
+/// The trace knows no memory of GPUs; every GPU has this much, and shares ask for none of it.
+const GPU_MEMORY: MiB = MiB(16_384);
 
 impl Size {
-    /// All sizes that ask for cards, smallest first.
-    pub const WITH_CARDS: [Self; 5] = [Self::Share, Self::One, Self::Two, Self::Four, Self::Eight];
+    /// All sizes that ask for GPUs, smallest first.
+    pub const WITH_GPUS: [Self; 5] = [Self::Share, Self::One, Self::Two, Self::Four, Self::Eight];
 
     /// As results call it.
     #[must_use]
@@ -87,7 +87,7 @@ impl Size {
     }
 }
 
-/// Reads a node list. `topology` gives the links of a node by its model and number of cards, where known.
+/// Reads a node list. `topology` gives the links of a node by its model and number of GPUs, where known.
 pub fn nodes(
     text: &str,
     topology: impl Fn(&Model, usize) -> Option<Topology>,
@@ -104,7 +104,7 @@ pub fn nodes(
                 GpuIndex(index),
                 format!("GPU-{}-{index}", row.text(&name)).as_str().into(),
                 model.clone(),
-                CARD_MEMORY,
+                GPU_MEMORY,
             )
         });
         let cards = usize::from(cards);
@@ -134,8 +134,8 @@ pub fn pods(text: &str) -> Result<Vec<TracePod>, BadTrace> {
         let (request, size, percent) = match (cards, milli) {
             (0, _) => (None, Size::None, 0),
             (1, 1..1000) => {
-                let cores = Percent(milli.div_ceil(10).min(99));
-                (Some(Request::Share { cores, memory: MiB::ZERO }), Size::Share, cores.0)
+                let compute_percent = Percent(milli.div_ceil(10).min(99));
+                (Some(Request::Share { compute_percent, memory: MiB::ZERO }), Size::Share, compute_percent.0)
             }
             (_, 1000) => {
                 let size = match cards {
@@ -146,7 +146,7 @@ pub fn pods(text: &str) -> Result<Vec<TracePod>, BadTrace> {
                 };
                 (Some(Request::Whole(cards)), size, 100 * u32::from(cards))
             }
-            _ => return Err(row.unexpected(&share, "1000, or less with one card")),
+            _ => return Err(row.unexpected(&share, "1000, or less with one GPU")),
         };
         let spec = models.as_ref().map_or("", |column| row.text(column));
         let models = spec.split('|').filter(|model| !model.is_empty() && request.is_some()).map(Model::from);
@@ -260,7 +260,7 @@ mod tests {
         );
         assert_eq!(
             error(&format!("{header}a,1,2,1,1000\n\nb,1,2,2,500\n")),
-            "line 4, column \"gpu_milli\": found \"500\", expected 1000, or less with one card"
+            "line 4, column \"gpu_milli\": found \"500\", expected 1000, or less with one GPU"
         );
     }
 }

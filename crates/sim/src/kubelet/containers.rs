@@ -1,6 +1,6 @@
-//! Containers that are no more than what can be seen of them from outside: a process in `/proc`, its use of the cards.
+//! Containers that are no more than what can be seen of them from outside: a process in `/proc`, its use of the GPUs.
 //!
-//! Each uses the cards it was given, and stays a little below what its pod asked for.
+//! Each uses the GPUs it was given, and stays a little below what its pod asked for.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -18,7 +18,7 @@ use crate::scatter::{of_text, scatter};
 /// The containers of a node.
 #[derive(Debug)]
 pub(super) struct Containers {
-    /// What uses the cards: a line for each process and card.
+    /// What uses the GPUs: a line for each process and GPU.
     processes: PathBuf,
     proc_root: PathBuf,
     cards: Vec<Gpu>,
@@ -37,14 +37,14 @@ struct Process {
     lines: String,
 }
 
-/// How a container learns which cards it has.
+/// How a container learns which GPUs it has.
 const VISIBLE: &str = "NVIDIA_VISIBLE_DEVICES";
 
 /// The first process; below it are those of the machine itself.
 const FIRST_PID: u32 = 1000;
 
 impl Containers {
-    /// On these cards, which a file describes.
+    /// On these GPUs, which a file describes.
     pub(super) fn new(gpus: &Path, proc_root: PathBuf, cards: Vec<Gpu>) -> Self {
         let mut processes = gpus.to_owned().into_os_string();
         processes.push(".processes");
@@ -52,7 +52,7 @@ impl Containers {
         Self { processes: processes.into(), proc_root, cards, running }
     }
 
-    /// Starts one that asked for so much of each of its cards, and was handed this.
+    /// Starts one that asked for so much of each of its GPUs, and was handed this.
     pub(super) fn start(
         &self,
         pod: &str,
@@ -97,13 +97,13 @@ impl Containers {
 }
 
 fn line(pid: u32, card: &Gpu, hold: Hold, seed: u64) -> String {
-    let (cores, memory) = match hold {
+    let (compute_percent, memory) = match hold {
         Hold::Whole => (100, card.memory.0),
-        Hold::Part { cores, memory } => (cores.0, memory.0),
+        Hold::Share { compute_percent, memory } => (compute_percent.0, memory.0),
     };
     // Between 55 and 95 % of what it may have; a container without compute of its own idles along.
     let part = 55 + scatter(seed ^ u64::from(card.index.0)) % 41;
-    let busy = if cores == 0 { 3 } else { u64::from(cores) * part / 100 };
+    let busy = if compute_percent == 0 { 3 } else { u64::from(compute_percent) * part / 100 };
     let line =
         json!({ "pid": pid, "gpu": card.index.0, "memoryMiB": memory * part / 100, "busyPercent": busy });
     format!("{line}\n")

@@ -33,9 +33,9 @@ pub struct NodeSettings {
     pub labels: BTreeMap<String, String>,
     /// The kubelet's root directory.
     pub root: PathBuf,
-    /// The description of its cards; what runs on them is written beside it.
+    /// The description of its GPUs; what runs on them is written beside it.
     pub gpus: PathBuf,
-    /// The cards themselves.
+    /// The GPUs themselves.
     pub cards: Vec<Gpu>,
     /// Where its processes are to be found, as in `/proc`.
     pub proc_root: PathBuf,

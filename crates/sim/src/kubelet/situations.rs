@@ -24,7 +24,7 @@ pub struct Situation {
 pub struct Asking {
     /// Its name.
     pub name: String,
-    /// How many there are; each is granted the next of the cards.
+    /// How many there are; each is granted the next of the GPUs.
     copies: Option<u8>,
     /// Its containers, in the order the kubelet takes them.
     pub containers: Vec<Asked>,
@@ -43,13 +43,13 @@ pub struct Asked {
     pub role: Role,
     /// What it asks for.
     pub resources: BTreeMap<String, String>,
-    /// The cards it was granted; none where nobody placed the pod.
+    /// The GPUs it was granted; none where nobody placed the pod.
     #[serde(default)]
     pub granted: Vec<u8>,
     /// What else its environment must say.
     #[serde(default)]
     env: BTreeMap<String, String>,
-    /// What it may use of its card; none for whole cards.
+    /// What it may use of its GPU; none for whole GPUs.
     limits: Option<Limit>,
 }
 
@@ -66,7 +66,7 @@ pub enum Role {
     Main,
 }
 
-/// What a container may use of one card.
+/// What a container may use of one GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 pub struct Limit {
     /// Memory.
@@ -84,21 +84,21 @@ pub enum Outcome {
     Refused(String),
 }
 
-/// What a container sees of its cards.
+/// What a container sees of its GPUs.
 #[derive(Debug)]
 pub struct Seen {
     /// Its environment; empty where it cannot be asked.
     pub env: BTreeMap<String, String>,
-    /// The limits in force, by card.
+    /// The limits in force, by GPU.
     pub limits: Option<BTreeMap<u8, Limit>>,
-    /// The cards its pod's annotations name.
+    /// The GPUs its pod's annotations name.
     pub said: Vec<u8>,
 }
 
 /// A node with a kubelet and the agent.
 #[allow(async_fn_in_trait, reason = "played by one task")]
 pub trait Stage {
-    /// The UUID of a card.
+    /// The UUID of a GPU.
     fn uuid(&self, card: u8) -> String;
     /// Makes a pod.
     async fn make(&self, pod: &Asking) -> Result<(), String>;
@@ -176,7 +176,7 @@ impl Asking {
 impl Asked {
     fn check(&self, seen: &Seen, uuid: impl Fn(u8) -> String) -> Result<(), String> {
         if !self.granted.is_empty() && seen.said != self.granted {
-            return Err(format!("its pod says cards {:?}, granted were {:?}", seen.said, self.granted));
+            return Err(format!("its pod says GPUs {:?}, granted were {:?}", seen.said, self.granted));
         }
         // What runs no more cannot be asked, and needs no limits.
         if self.role == Role::Init {
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_card_a_wrong_limit_and_a_wrong_word_are_noticed() {
+    fn a_wrong_gpu_a_wrong_limit_and_a_wrong_word_are_noticed() {
         let situations = all().unwrap();
         let pod = |name: &str| {
             let pods = situations.iter().flat_map(|situation| situation.pods.iter().flat_map(Asking::each));
@@ -231,6 +231,6 @@ mod tests {
         }
         assert!(pod("lonely").check(&seen(&[5], "GPU-5", None), uuid).is_err());
         assert!(pod("lonely").check(&Outcome::Refused("something else".into()), uuid).is_err());
-        assert_eq!(pod("equal-9").containers[0].granted, [0], "copies take the cards in turn");
+        assert_eq!(pod("equal-9").containers[0].granted, [0], "copies take the GPUs in turn");
     }
 }

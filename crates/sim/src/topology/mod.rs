@@ -1,8 +1,8 @@
 //! Job streams on one machine: how much of the possible bandwidth do jobs get?
 //!
 //! The experiment of Ranganath et al., "MAPA" (SC21), with the ring model in place of its regression: jobs of two to
-//! five cards in strict order, two thirds of which depend on their links. What counts is the bandwidth each of those
-//! gets, as a share of the best that so many cards have on the empty machine.
+//! five GPUs in strict order, two thirds of which depend on their links. What counts is the bandwidth each of those
+//! gets, as a share of the best that so many GPUs have on the empty machine.
 
 mod peers;
 mod stream;
@@ -16,7 +16,7 @@ use tessera_core::node::BadNode;
 use tessera_core::placement::Refusal;
 use tessera_core::topology::Topology;
 
-/// How the cards of a job are chosen.
+/// How the GPUs of a job are chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rule {
     /// The lowest free indexes: the core's policy `simple`.
@@ -29,7 +29,7 @@ pub enum Rule {
     Greedy,
     /// MAPA's Preserve.
     Preserve,
-    /// Any free cards.
+    /// Any free GPUs.
     Random,
     /// The core's policy `tessera`.
     Tessera,
@@ -52,7 +52,7 @@ pub enum StreamError {
     /// No job of the stream can ever run.
     #[error("a machine of {0} GPUs is too small for the stream")]
     TooSmall(usize),
-    /// A rule found no set though there are enough cards.
+    /// A rule found no set though there are enough GPUs.
     #[error("no set of {size} among {free} free GPUs")]
     NoSet {
         /// How many are free.
@@ -71,7 +71,7 @@ pub enum StreamError {
     BadNode(#[from] BadNode),
 }
 
-/// Rules that look at every set do so on machines of up to so many cards.
+/// Rules that look at every set do so on machines of up to so many GPUs.
 const MOST_COMPARED: usize = 16;
 
 /// The mean share of the best bandwidth, over all jobs of `seeds` streams (seeds 0, 1, ...) of `jobs` each that

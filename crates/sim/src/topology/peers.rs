@@ -10,7 +10,7 @@ use tessera_core::units::GpuIndex;
 
 use super::twister::Twister;
 
-/// Any cards, each set as likely.
+/// Any GPUs, each set as likely.
 pub(super) fn random(free: GpuSet, size: usize, draws: &mut Twister) -> GpuSet {
     let mut left: Vec<GpuIndex> = free.iter().collect();
     let mut chosen = GpuSet::EMPTY;
@@ -53,7 +53,7 @@ fn first_best<K: Ord>(free: GpuSet, size: usize, key: impl Fn(GpuSet) -> K) -> O
     best.map(|(_, set)| set)
 }
 
-/// Gaia's tree of access costs: the nearest group that has enough free cards, the fullest of those, filled child by
+/// Gaia's tree of access costs: the nearest group that has enough free GPUs, the fullest of those, filled child by
 /// child. Unlike in the core's tree all pairs of a group are near, so that a mesh, in which everybody reaches everybody
 /// over somebody else, still falls into groups.
 pub(super) fn tree(topology: &Topology, free: GpuSet, size: usize) -> Option<GpuSet> {
@@ -64,7 +64,7 @@ pub(super) fn tree(topology: &Topology, free: GpuSet, size: usize) -> Option<Gpu
     Some(fill(&levels[..level], group, free, size))
 }
 
-/// How near two cards are: any NVLink, or a PCIe level.
+/// How near two GPUs are: any NVLink, or a PCIe level.
 fn nearness(topology: &Topology, a: GpuIndex, b: GpuIndex) -> (bool, PcieLevel) {
     let link = topology.link(a, b);
     if link.nvlinks > 0 {
@@ -74,7 +74,7 @@ fn nearness(topology: &Topology, a: GpuIndex, b: GpuIndex) -> (bool, PcieLevel) 
     }
 }
 
-/// The groups of each level, single cards first, the whole machine last.
+/// The groups of each level, single GPUs first, the whole machine last.
 fn levels(topology: &Topology) -> Vec<Vec<GpuSet>> {
     let mut steps: Vec<_> = topology.gpus().pairs().map(|(a, b)| nearness(topology, a, b)).collect();
     steps.sort_unstable();
@@ -162,8 +162,8 @@ mod tests {
     }
 
     #[test]
-    fn the_tree_keeps_to_groups_of_near_cards() {
-        // Single cards, pairs, everybody: the second pair of the square is as near as the first.
+    fn the_tree_keeps_to_groups_of_near_gpus() {
+        // Single GPUs, pairs, everybody: the second pair of the square is as near as the first.
         assert_eq!(tree(&square(), set(&[0, 1, 2, 3]), 2), Some(set(&[0, 1])));
         assert_eq!(tree(&square(), set(&[1, 2, 3]), 2), Some(set(&[2, 3])));
         assert_eq!(tree(&square(), set(&[1, 2, 3]), 3), Some(set(&[1, 2, 3])));
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn random_draws_from_the_free_cards() {
+    fn random_draws_from_the_free_gpus() {
         let free = set(&[1, 4, 6]);
         let mut draws = Twister::new(7);
         for size in 0..=3 {

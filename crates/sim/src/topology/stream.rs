@@ -31,7 +31,7 @@ pub(super) struct Served {
     pub(super) jobs: u32,
 }
 
-/// Jobs ask for at least and at most so many cards, and for one less than the machine has.
+/// Jobs ask for at least and at most so many GPUs, and for one less than the machine has.
 const SIZES: (u8, u8) = (2, 5);
 /// They run so long.
 const TICKS: (u32, u32) = (5, 24);
@@ -42,7 +42,7 @@ const SENSITIVE: f64 = 4.0 / 6.0;
 pub(super) fn jobs(cards: usize, count: usize, seed: u32) -> Vec<Job> {
     let mut draws = Twister::new(seed);
     let cards = u8::try_from(cards).unwrap_or(u8::MAX);
-    // A machine of two cards has no smaller sets than itself, one of one card none at all.
+    // A machine of two GPUs has no smaller sets than itself, one of one GPU none at all.
     let most = SIZES.1.min(cards.saturating_sub(1)).max(SIZES.0.min(cards));
     let least = SIZES.0.min(most);
     let job = |_| Job {

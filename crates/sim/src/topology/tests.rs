@@ -10,7 +10,7 @@ fn dgx1() -> Topology {
     smi_matrix::parse(include_str!("../../../tessera/tests/fixtures/dgx1.txt")).unwrap().topology
 }
 
-/// Two sockets with two switches of two cards each.
+/// Two sockets with two switches of two GPUs each.
 fn two_sockets() -> Topology {
     let topology = Topology::from_pairs(8, |a, b| {
         Link::pcie(match (a.0 / 2 == b.0 / 2, a.0 / 4 == b.0 / 4) {

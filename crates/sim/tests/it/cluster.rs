@@ -56,12 +56,12 @@ fn every_rule_keeps_true_books() {
             for grant in &outcome.grants {
                 assert_eq!(ledger.book(grant.clone()), Ok(Change::Changed), "{name}");
             }
-            let left: f64 = ledger.nodes().map(|state| state.cards_left()).sum();
+            let left: f64 = ledger.nodes().map(|state| state.gpus_left()).sum();
             let allocated = outcome.allocated_percent * cards as f64 / 100.0;
             assert!((left + allocated - cards as f64).abs() < 1e-6, "{name}: {left} + {allocated}");
             for state in ledger.nodes() {
                 for gpu in state.node().gpus() {
-                    assert!(state.used(gpu.index).cores <= Percent::WHOLE);
+                    assert!(state.used(gpu.index).compute_percent <= Percent::WHOLE);
                 }
             }
             assert!(outcome.curve.is_sorted(), "{name}");
@@ -113,7 +113,7 @@ fn tessera_is_ahead_of_fgd_on_every_workload_and_refuses_no_size_more_often() {
         let ahead = |outcome: &Outcome, how: &str| {
             let (ours, theirs) = (outcome.allocated_percent, fgd.allocated_percent);
             assert!(ours > theirs + 0.2, "{workload}, {how}: {ours} against {theirs}");
-            for (size, (ours, theirs)) in Size::WITH_CARDS.iter().zip(outcome.refused.iter().zip(fgd.refused))
+            for (size, (ours, theirs)) in Size::WITH_GPUS.iter().zip(outcome.refused.iter().zip(fgd.refused))
             {
                 assert!(*ours <= theirs, "{workload}, {how}, {}: {ours} refused, fgd {theirs}", size.name());
             }

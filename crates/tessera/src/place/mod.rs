@@ -35,7 +35,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "FILE", required = true)]
     topology: Vec<PathBuf>,
 
-    /// Memory of each card; one number for all, or one per card separated by commas
+    /// Memory of each GPU; one number for all, or one per GPU separated by commas
     #[arg(long, value_name = "MIB", value_delimiter = ',', default_values_t = [topology::DEFAULT_MEMORY.0])]
     memory: Vec<u64>,
 
@@ -192,7 +192,7 @@ fn milli_cpu(cpus: f64) -> Result<MilliCpu> {
     Ok(MilliCpu((cpus * 1000.0).round() as u64))
 }
 
-/// Somebody who holds part of a card.
+/// Somebody who holds part of a GPU.
 fn holder(node: &NodeName, number: usize, gpu: GpuIndex, hold: tessera_core::grant::Hold) -> PodGrant {
     PodGrant {
         pod: format!("used-{number}").as_str().into(),

@@ -6,7 +6,7 @@ use serde::Serialize;
 use tessera_core::gpu::Gpu;
 use tessera_core::grant::Hold;
 use tessera_core::node::NodeState;
-use tessera_core::placement::{CardRefusal, Placement, Policy, Refusal, describe, explain};
+use tessera_core::placement::{GpuRefusal, Placement, Policy, Refusal, describe, explain};
 use tessera_core::request::PodRequest;
 use tessera_core::units::GpuIndex;
 
@@ -18,10 +18,10 @@ pub(super) struct Report {
     feasible: bool,
     containers: Vec<ContainerReport>,
     score: Option<f64>,
-    /// Predicted for an all-reduce over the first container that got several cards, GB/s.
+    /// Predicted for an all-reduce over the first container that got several GPUs, GB/s.
     bandwidth: Option<f64>,
     reason: String,
-    /// For people only: what each card lacks.
+    /// For people only: what each GPU lacks.
     #[serde(skip)]
     cards: Vec<String>,
 }
@@ -30,7 +30,8 @@ pub(super) struct Report {
 #[serde(rename_all = "camelCase")]
 struct ContainerReport {
     gpus: Vec<u8>,
-    cores: u32,
+    #[serde(rename = "cores")]
+    compute_percent: u32,
     #[serde(rename = "memoryMiB")]
     memory_mib: u64,
 }
@@ -86,7 +87,7 @@ impl Report {
                 text,
                 "container {position}: GPU {}, {}% and {} MiB{each}",
                 gpus.join(","),
-                container.cores,
+                container.compute_percent,
                 container.memory_mib
             );
         }
@@ -104,17 +105,17 @@ fn containers(node: &NodeState, pod: &PodRequest, placement: &Placement) -> Vec<
     let grants = placement.grants(pod);
     let report = |cards: &[(GpuIndex, Hold)]| {
         let memory = |gpu: &GpuIndex| node.node().gpu(*gpu).map_or(0, |card: &Gpu| card.memory.0);
-        let (cores, memory_mib) = match cards.first() {
-            Some((_, Hold::Part { cores, memory })) => (cores.0, memory.0),
-            // Cards of one set may differ in size; the smallest is what a job can count on.
+        let (compute_percent, memory_mib) = match cards.first() {
+            Some((_, Hold::Share { compute_percent, memory })) => (compute_percent.0, memory.0),
+            // GPUs of one set may differ in size; the smallest is what a job can count on.
             _ => (100, cards.iter().map(|(gpu, _)| memory(gpu)).min().unwrap_or(0)),
         };
-        ContainerReport { gpus: cards.iter().map(|(gpu, _)| gpu.0).collect(), cores, memory_mib }
+        ContainerReport { gpus: cards.iter().map(|(gpu, _)| gpu.0).collect(), compute_percent, memory_mib }
     };
     grants.iter().map(|grant| report(&grant.cards)).collect()
 }
 
-/// Each card's part in a refusal, unless all would do and there are just too few.
+/// Each GPU's part in a refusal, unless all would do and there are just too few.
 fn cards(node: &NodeState, pod: &PodRequest, policy: &Policy) -> Vec<String> {
     let Some(why) = explain(node, pod, policy) else {
         return Vec::new();
@@ -122,7 +123,7 @@ fn cards(node: &NodeState, pod: &PodRequest, policy: &Policy) -> Vec<String> {
     if why.cards.iter().all(|(_, refusal)| refusal.is_none()) {
         return Vec::new();
     }
-    let line = |(gpu, refusal): &(GpuIndex, Option<CardRefusal>)| match refusal {
+    let line = |(gpu, refusal): &(GpuIndex, Option<GpuRefusal>)| match refusal {
         Some(refusal) => format!("GPU {gpu}: {refusal}"),
         None => format!("GPU {gpu}: would do"),
     };

@@ -46,14 +46,18 @@ fn request(text: &str) -> Result<Request> {
         "nvidia" => whole::NVIDIA.request(number(amount)?)?,
         "gputopology" => whole::GPUTOPOLOGY.request(number(amount)?)?,
         "share" => {
-            let (cores, memory) =
+            let (compute_percent, memory) =
                 share(amount).with_context(|| format!("`{text}`: write share:50c/7680m"))?;
             ensure!(
-                (1..100).contains(&cores.0),
+                (1..100).contains(&compute_percent.0),
                 "`{text}`: a share is 1 to 99 percent; write whole:1 for a whole GPU"
             );
-            ensure!(memory > MiB::ZERO, "`{text}`: a share needs memory; write share:{}c/7680m", cores.0);
-            Some(Request::Share { cores, memory })
+            ensure!(
+                memory > MiB::ZERO,
+                "`{text}`: a share needs memory; write share:{}c/7680m",
+                compute_percent.0
+            );
+            Some(Request::Share { compute_percent, memory })
         }
         "memory" => {
             let units = mebibytes(amount).with_context(|| format!("`{text}`: write memory:8192m"))?;
@@ -90,8 +94,8 @@ fn held(entry: &str) -> Result<(GpuIndex, Hold)> {
     let hold = match amount {
         "whole" => Hold::Whole,
         _ => {
-            let (cores, memory) = share(amount).with_context(wrong)?;
-            Hold::Part { cores, memory }
+            let (compute_percent, memory) = share(amount).with_context(wrong)?;
+            Hold::Share { compute_percent, memory }
         }
     };
     Ok((gpu, hold))
@@ -115,7 +119,7 @@ fn share(text: &str) -> Result<(Percent, MiB)> {
     let mut amounts = (Percent::ZERO, MiB::ZERO);
     for part in text.split('/') {
         match part.strip_suffix('c') {
-            Some(cores) => amounts.0 = Percent(cores.parse()?),
+            Some(compute_percent) => amounts.0 = Percent(compute_percent.parse()?),
             None => amounts.1 = mebibytes(part)?,
         }
     }
@@ -146,7 +150,10 @@ mod tests {
 
     #[test]
     fn every_form_of_request() {
-        let share = |cores, memory| Request::Share { cores: Percent(cores), memory: MiB(memory) };
+        let share = |compute_percent, memory| Request::Share {
+            compute_percent: Percent(compute_percent),
+            memory: MiB(memory),
+        };
         check("whole:2", &[Request::Whole(2)]);
         check("share:50c/7680m", &[share(50, 7680)]);
         check("memory:8192m", &[Request::Memory(MiB(8192))]);
@@ -180,7 +187,10 @@ mod tests {
 
     #[test]
     fn what_is_used() {
-        let part = |cores, memory| Hold::Part { cores: Percent(cores), memory: MiB(memory) };
+        let part = |compute_percent, memory| Hold::Share {
+            compute_percent: Percent(compute_percent),
+            memory: MiB(memory),
+        };
         let used: Used = "0=50c/2048m, 3=whole,1=20c,2=100m".parse().unwrap();
         let expected = [(0, part(50, 2048)), (3, Hold::Whole), (1, part(20, 0)), (2, part(0, 100))];
         assert_eq!(used.0, expected.map(|(gpu, hold)| (GpuIndex(gpu), hold)));

@@ -53,7 +53,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "KNOWLEDGE", default_value = "learned")]
     target: Knowledge,
 
-    /// Links of the nodes with cards of a model, such as V100M32=dgx1-v100.txt: those with as many GPUs as the file. May be
+    /// Links of the nodes with GPUs of a model, such as V100M32=dgx1-v100.txt: those with as many GPUs as the file. May be
     /// given several times. Shows what links cost, and what they bring, beside a run without
     #[arg(long, value_name = "MODEL=FILE")]
     machine: Vec<MachineFile>,

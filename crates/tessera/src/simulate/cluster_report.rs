@@ -60,7 +60,7 @@ pub(super) fn json(results: &[PolicyResult], seeds: &[u64], with_links: bool) ->
             mean: mean(result.allocated()),
             per_seed: seeds.iter().copied().zip(result.allocated()).collect(),
         },
-        refused: Size::WITH_CARDS.iter().map(|size| size.name()).zip(result.refused()).collect(),
+        refused: Size::WITH_GPUS.iter().map(|size| size.name()).zip(result.refused()).collect(),
         decision_micros: JsonMicros { p50: result.micros(50), p99: result.micros(99) },
         seconds_per_run: mean(result.outcomes.iter().map(|outcome| outcome.seconds)),
         bandwidth_share: with_links.then(|| result.bandwidth_share()),
@@ -91,7 +91,7 @@ fn allocation_table(results: &[PolicyResult], width: usize) -> String {
     let mut text = format!("{:width$}   GPUs allocated, %    against {REFERENCE}", "");
     let _ = writeln!(text, "       pods refused per run               decision, us      run");
     let _ = write!(text, "{:width$}     mean   spread     mean    worst", "policy");
-    for size in Size::WITH_CARDS {
+    for size in Size::WITH_GPUS {
         let _ = write!(text, " {:>7}", size.name());
     }
     let _ = writeln!(text, "     p50      p99        s");
@@ -178,9 +178,9 @@ impl PolicyResult {
         self.outcomes.iter().map(|outcome| outcome.allocated_percent)
     }
 
-    /// Mean per run, by [`Size::WITH_CARDS`].
+    /// Mean per run, by [`Size::WITH_GPUS`].
     fn refused(&self) -> impl Iterator<Item = f64> {
-        (0..Size::WITH_CARDS.len())
+        (0..Size::WITH_GPUS.len())
             .map(|size| mean(self.outcomes.iter().map(|outcome| f64::from(outcome.refused[size]))))
     }
 

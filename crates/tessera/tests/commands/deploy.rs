@@ -48,7 +48,7 @@ fn everything_can_be_read_and_says_what_it_is() {
     }
 }
 
-/// The alert, and the page about health, name the errors after which a card is out of use for good.
+/// The alert, and the page about health, name the errors after which a GPU is out of use for good.
 #[test]
 fn fatal_errors_are_the_same_everywhere() {
     let is_fatal = |xid: &u64| verdict(IncidentKind::Xid(*xid)) == Verdict::Fatal;

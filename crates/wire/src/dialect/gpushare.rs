@@ -1,4 +1,4 @@
-//! gpushare's vocabulary: memory of one card, in the unit its node is set to.
+//! gpushare's vocabulary: memory of one GPU, in the unit its node is set to.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,10 +8,10 @@ use tessera_core::units::MiB;
 
 use super::{Asked, BadRequest};
 
-/// Memory of one card, in the node's unit.
+/// Memory of one GPU, in the node's unit.
 pub const MEMORY: &str = "aliyun.com/gpu-mem";
 
-/// How many cards a node has; informational, nobody can ask for it.
+/// How many GPUs a node has; informational, nobody can ask for it.
 pub const COUNT: &str = "aliyun.com/gpu-count";
 
 /// What one unit of `aliyun.com/gpu-mem` is on a node.

@@ -16,13 +16,13 @@ pub use gpushare::MemoryUnit;
 /// A vocabulary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Dialect {
-    /// `nvidia.com/gpu`: whole cards.
+    /// `nvidia.com/gpu`: whole GPUs.
     Nvidia,
-    /// `aliyun.com/gpu`: whole cards.
+    /// `aliyun.com/gpu`: whole GPUs.
     Gputopology,
-    /// `aliyun.com/gpu-mem`: memory of one card.
+    /// `aliyun.com/gpu-mem`: memory of one GPU.
     Gpushare,
-    /// `tencent.com/vcuda-core` and `tencent.com/vcuda-memory`: a share of one card, or whole ones.
+    /// `tencent.com/vcuda-core` and `tencent.com/vcuda-memory`: a share of one GPU, or whole ones.
     Vcuda,
 }
 
@@ -39,7 +39,7 @@ pub enum BadRequest {
         /// What it could say.
         example: &'static str,
     },
-    /// A part of a card asked for in a vocabulary of whole ones, or less than nothing.
+    /// A part of a GPU asked for in a vocabulary of whole ones, or less than nothing.
     #[error("{resource}: {value} is not a whole number; write {example}")]
     NotWhole {
         /// Which resource.
@@ -65,7 +65,7 @@ pub enum BadRequest {
         /// The same number without its suffix.
         example: String,
     },
-    /// More cards than any node has.
+    /// More GPUs than any node has.
     #[error("{resource}: {value} is more GPUs than a node can have; write at most {most}")]
     TooMany {
         /// Which resource.
@@ -75,12 +75,12 @@ pub enum BadRequest {
         /// The limit, in the resource's unit.
         most: u64,
     },
-    /// More than one card, but not a whole number of cards.
+    /// More than one GPU, but not a whole number of GPUs.
     #[error(
         "{core}: {0} is more than one GPU but no multiple of 100; write {lower} or {upper} for whole GPUs, or at most 99 for a share of one",
         core = vcuda::CORE, lower = .0 / 100 * 100, upper = .0.saturating_add(100) / 100 * 100
     )]
-    CoresBetweenCards(u64),
+    CoresBetweenGpus(u64),
     /// A share of compute without memory.
     #[error(
         "{core}: {0} is a share of a GPU and needs memory; add {memory}, in units of 256 MiB (such as 30 for 7680 MiB), or write {core}: 100 for a whole GPU",
@@ -114,7 +114,7 @@ pub enum BadRequest {
     },
 }
 
-/// What a container asks of the cards, in whichever vocabulary; `None` if it asks for none. The unit of
+/// What a container asks of the GPUs, in whichever vocabulary; `None` if it asks for none. The unit of
 /// `aliyun.com/gpu-mem` is the node's, so the same pod may mean different amounts on different nodes.
 pub fn request(
     limits: &Amounts,
@@ -138,7 +138,7 @@ pub fn request(
     }
 }
 
-/// More units than any card will ever have, even of 1 MiB: ten terabytes.
+/// More units than any GPU will ever have, even of 1 MiB: ten terabytes.
 const VAST: u64 = 10_000_000;
 
 /// What a manifest says of each resource, in `limits` or, failing that, in `requests`.

@@ -21,7 +21,10 @@ fn check_error(pairs: &[(&str, &str)], expected: &str) {
 
 #[test]
 fn every_dialect() {
-    let share = |cores, memory| Request::Share { cores: Percent(cores), memory: MiB(memory) };
+    let share = |compute_percent, memory| Request::Share {
+        compute_percent: Percent(compute_percent),
+        memory: MiB(memory),
+    };
     check(&[("nvidia.com/gpu", "2")], Dialect::Nvidia, Request::Whole(2));
     check(&[("aliyun.com/gpu", "4")], Dialect::Gputopology, Request::Whole(4));
     check(&[("aliyun.com/gpu-mem", "8")], Dialect::Gpushare, Request::Memory(MiB(8192)));

@@ -1,11 +1,11 @@
-//! gpu-manager's vocabulary: percent of a card and 256 MiB blocks.
+//! gpu-manager's vocabulary: percent of a GPU and 256 MiB blocks.
 
 use tessera_core::request::Request;
 use tessera_core::units::{MiB, Percent};
 
 use super::{Asked, BadRequest, whole};
 
-/// Percent of a card; 100 and its multiples are whole cards.
+/// Percent of a GPU; 100 and its multiples are whole GPUs.
 pub const CORE: &str = "tencent.com/vcuda-core";
 
 /// Memory in blocks.
@@ -14,18 +14,18 @@ pub const MEMORY: &str = "tencent.com/vcuda-memory";
 /// One block.
 pub const BLOCK: MiB = MiB(256);
 
-/// A share for `core` below 100, else whole cards, of which memory is neither asked nor limited.
+/// A share for `core` below 100, else whole GPUs, of which memory is neither asked nor limited.
 pub fn request(core: u64, memory: u64) -> Result<Option<Request>, BadRequest> {
     match (core, memory) {
         (0, 0) => Ok(None),
         (0, _) => Err(BadRequest::MemoryWithoutShare(memory)),
         (1..100, 0) => Err(BadRequest::ShareWithoutMemory(core)),
         (1..100, _) => Ok(Some(Request::Share {
-            cores: Percent(u32::try_from(core).unwrap_or(u32::MAX)),
+            compute_percent: Percent(u32::try_from(core).unwrap_or(u32::MAX)),
             memory: MiB(memory.saturating_mul(BLOCK.0)),
         })),
         _ if core.is_multiple_of(100) => whole::cards(CORE, core / 100, 100),
-        _ => Err(BadRequest::CoresBetweenCards(core)),
+        _ => Err(BadRequest::CoresBetweenGpus(core)),
     }
 }
 

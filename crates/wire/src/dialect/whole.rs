@@ -1,28 +1,28 @@
-//! The vocabularies of whole cards: `nvidia.com/gpu` and `aliyun.com/gpu`.
+//! The vocabularies of whole GPUs: `nvidia.com/gpu` and `aliyun.com/gpu`.
 
 use tessera_core::gpu_set::GpuSet;
 use tessera_core::request::Request;
 
 use super::{Asked, BadRequest};
 
-/// A resource that counts cards.
+/// A resource that counts GPUs.
 #[derive(Clone, Copy, Debug)]
-pub struct WholeCards {
+pub struct WholeGpus {
     /// Its name.
     pub resource: &'static str,
 }
 
 /// NVIDIA's own.
-pub const NVIDIA: WholeCards = WholeCards { resource: "nvidia.com/gpu" };
+pub const NVIDIA: WholeGpus = WholeGpus { resource: "nvidia.com/gpu" };
 
 /// gputopology's.
-pub const GPUTOPOLOGY: WholeCards = WholeCards { resource: "aliyun.com/gpu" };
+pub const GPUTOPOLOGY: WholeGpus = WholeGpus { resource: "aliyun.com/gpu" };
 
 const EXAMPLE: &str = "1 for one GPU; for a part of one ask for tencent.com/vcuda-core and \
                        tencent.com/vcuda-memory, or for aliyun.com/gpu-mem";
 
-impl WholeCards {
-    /// So many cards; `None` for none.
+impl WholeGpus {
+    /// So many GPUs; `None` for none.
     pub fn request(self, count: u64) -> Result<Option<Request>, BadRequest> {
         cards(self.resource, count, 1)
     }
@@ -32,20 +32,14 @@ impl WholeCards {
     }
 }
 
-/// `count` cards, where the resource counts `per_card` for each.
-pub(super) fn cards(
-    resource: &'static str,
-    count: u64,
-    per_card: u64,
-) -> Result<Option<Request>, BadRequest> {
+/// `count` GPUs, where the resource counts `per_gpu` for each.
+pub(super) fn cards(resource: &'static str, count: u64, per_gpu: u64) -> Result<Option<Request>, BadRequest> {
     let most = GpuSet::CAPACITY as u64;
     match u8::try_from(count) {
         Ok(0) => Ok(None),
         Ok(cards) if count <= most => Ok(Some(Request::Whole(cards))),
-        _ => Err(BadRequest::TooMany {
-            resource,
-            value: count.saturating_mul(per_card),
-            most: most * per_card,
-        }),
+        _ => {
+            Err(BadRequest::TooMany { resource, value: count.saturating_mul(per_gpu), most: most * per_gpu })
+        }
     }
 }

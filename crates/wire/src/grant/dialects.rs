@@ -15,13 +15,13 @@ const GROUP: &str = "ALIYUN_COM_GPU_GROUP";
 const GROUP_ASSIGNED: &str = "ALIYUN_COM_GPU_ASSIGNED";
 const GROUP_TIME: &str = "ALIYUN_COM_GPU_ASSUME_TIME";
 
-/// gpushare: the index of the pod's card, the card's units, the pod's units.
+/// gpushare: the index of the pod's GPU, the GPU's units, the pod's units.
 const MEMORY_INDEX: &str = "ALIYUN_COM_GPU_MEM_IDX";
-const MEMORY_CARD: &str = "ALIYUN_COM_GPU_MEM_DEV";
+const MEMORY_GPU: &str = "ALIYUN_COM_GPU_MEM_DEV";
 const MEMORY_POD: &str = "ALIYUN_COM_GPU_MEM_POD";
 const MEMORY_ASSIGNED: &str = "ALIYUN_COM_GPU_MEM_ASSIGNED";
 const MEMORY_TIME: &str = "ALIYUN_COM_GPU_MEM_ASSUME_TIME";
-/// gpushare's newer form: units by card by container, `{"0":{"3":4}}`.
+/// gpushare's newer form: units by GPU by container, `{"0":{"3":4}}`.
 const MEMORY_ALLOCATION: &str = "scheduler.framework.gpushare.allocation";
 
 /// gpu-manager: the indexes of the container at a position.
@@ -62,7 +62,7 @@ pub(super) fn write(
         let gpu = granted(first).and_then(|grant| grant.gpus().lowest());
         let card = gpu.and_then(|gpu| node.gpu(gpu)).map_or(0, |card| card.memory.0 / unit.mib());
         put(MEMORY_INDEX, gpu.map_or_else(|| "-1".to_owned(), |gpu| gpu.to_string()));
-        put(MEMORY_CARD, card.to_string());
+        put(MEMORY_GPU, card.to_string());
         put(MEMORY_POD, of(Dialect::Gpushare).map(|claim| units(claim, unit)).sum::<u64>().to_string());
         put(MEMORY_TIME, now_nanos.to_string());
         let by_container: BTreeMap<String, BTreeMap<String, u64>> = of(Dialect::Gpushare)
@@ -82,7 +82,7 @@ pub(super) fn write(
     }
 }
 
-/// The keys that say that the cards were handed over.
+/// The keys that say that the GPUs were handed over.
 pub(super) fn assigned(claims: &[Claim]) -> Annotations {
     assigned_as(claims, "true")
 }
@@ -118,8 +118,8 @@ pub(super) fn read(
             (claim.dialect, &allocation, claim.position)
         {
             let Some(units) = by_container.get(&position).filter(|units| !units.is_empty()) else { continue };
-            let part = |units: u64| Hold::Part {
-                cores: Percent::ZERO,
+            let part = |units: u64| Hold::Share {
+                compute_percent: Percent::ZERO,
                 memory: MiB(units.saturating_mul(unit.mib())),
             };
             let cards = units.iter().map(|(gpu, units)| (GpuIndex(*gpu), part(*units))).collect();
@@ -161,7 +161,7 @@ fn indexes(annotations: &Annotations, key: &str) -> Result<Option<Vec<GpuIndex>>
     parsed.map(Some).map_err(bad)
 }
 
-/// Units by card, by position of the container.
+/// Units by GPU, by position of the container.
 type Allocation = BTreeMap<usize, BTreeMap<u8, u64>>;
 
 fn allocation(annotations: &Annotations) -> Result<Option<Allocation>, BadGrant> {

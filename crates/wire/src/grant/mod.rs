@@ -1,7 +1,7 @@
 //! Grants as pod annotations: our own `tessera.dev/grant`, and the keys each dialect's old tools read.
 //!
-//! Ours is complete and names cards by UUID. Where a pod lacks it, because another tool placed it, the dialect's keys are
-//! read instead, which name cards by index.
+//! Ours is complete and names GPUs by UUID. Where a pod lacks it, because another tool placed it, the dialect's keys are
+//! read instead, which name GPUs by index.
 
 mod dialects;
 
@@ -30,12 +30,12 @@ pub enum BadGrant {
     /// Our annotation is not JSON of the expected form.
     #[error("{KEY}: {0}")]
     Json(#[from] serde_json::Error),
-    /// It names a card the node does not have.
+    /// It names a GPU the node does not have.
     #[error("{KEY}: node {node} has no GPU {uuid}")]
     UnknownGpu {
         /// Which node.
         node: String,
-        /// Which card.
+        /// Which GPU.
         uuid: String,
     },
     /// It names a container the pod does not have.
@@ -56,14 +56,15 @@ pub enum BadGrant {
     Pod(#[from] BadPod),
 }
 
-/// What our annotation holds for one card.
+/// What our annotation holds for one GPU.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Card {
     uuid: String,
     index: u8,
-    /// 100 and no memory mean the whole card.
-    cores: u32,
+    /// 100 and no memory mean the whole GPU.
+    #[serde(rename = "cores")]
+    compute_percent: u32,
     #[serde(rename = "memoryMiB", default, skip_serializing_if = "Option::is_none")]
     memory_mib: Option<u64>,
 }
@@ -78,12 +79,12 @@ pub fn is_key(key: &str) -> bool {
 #[must_use]
 pub fn print(grants: &[ContainerGrant], node: &Node) -> String {
     let card = |(gpu, hold): &(GpuIndex, Hold)| {
-        let (cores, memory_mib) = match hold {
+        let (compute_percent, memory_mib) = match hold {
             Hold::Whole => (Percent::WHOLE.0, None),
-            Hold::Part { cores, memory } => (cores.0, Some(memory.0)),
+            Hold::Share { compute_percent, memory } => (compute_percent.0, Some(memory.0)),
         };
         let uuid = node.gpu(*gpu).map(|card| card.uuid.to_string()).unwrap_or_default();
-        Card { uuid, index: gpu.0, cores, memory_mib }
+        Card { uuid, index: gpu.0, compute_percent, memory_mib }
     };
     let containers: BTreeMap<&str, Vec<Card>> = grants
         .iter()
@@ -106,7 +107,7 @@ pub fn annotations(
     Ok(written)
 }
 
-/// The annotations that tell old tools that a pod's cards were handed over.
+/// The annotations that tell old tools that a pod's GPUs were handed over.
 pub fn assigned(spec: &PodSpec, unit: MemoryUnit) -> Result<Annotations, BadGrant> {
     Ok(dialects::assigned(&spec.claims(unit)?))
 }
@@ -124,7 +125,7 @@ pub fn parse(
     }
 }
 
-/// What a pod's annotations grant, provided they cover every container that asks, with as many cards as it asks for, or with its
+/// What a pod's annotations grant, provided they cover every container that asks, with as many GPUs as it asks for, or with its
 /// memory spread over several. Others were not written by anybody who places pods.
 #[must_use]
 pub fn complete(
@@ -151,7 +152,7 @@ pub fn complete(
 fn memory(hold: Hold) -> MiB {
     match hold {
         Hold::Whole => MiB::ZERO,
-        Hold::Part { memory, .. } => memory,
+        Hold::Share { memory, .. } => memory,
     }
 }
 
@@ -168,7 +169,9 @@ fn parse_ours(json: &str, spec: &PodSpec, node: &Node) -> Result<Vec<ContainerGr
                 gpu.ok_or_else(|| BadGrant::UnknownGpu { node: node.name.to_string(), uuid: card.uuid })?;
             let hold = match card.memory_mib {
                 None => Hold::Whole,
-                Some(memory) => Hold::Part { cores: Percent(card.cores), memory: MiB(memory) },
+                Some(memory) => {
+                    Hold::Share { compute_percent: Percent(card.compute_percent), memory: MiB(memory) }
+                }
             };
             held.push((gpu.index, hold));
         }
@@ -181,7 +184,7 @@ fn parse_ours(json: &str, spec: &PodSpec, node: &Node) -> Result<Vec<ContainerGr
     }
 }
 
-/// What one container claims of the cards.
+/// What one container claims of the GPUs.
 #[derive(Clone, Debug)]
 pub struct Claim {
     /// Its name.

@@ -28,8 +28,8 @@ fn grant(container: &str, cards: &[(u8, Hold)]) -> ContainerGrant {
     ContainerGrant { container: container.to_owned(), role: Role::Main, cards }
 }
 
-fn part(cores: u32, memory: u64) -> Hold {
-    Hold::Part { cores: Percent(cores), memory: MiB(memory) }
+fn part(compute_percent: u32, memory: u64) -> Hold {
+    Hold::Share { compute_percent: Percent(compute_percent), memory: MiB(memory) }
 }
 
 /// Writes, compares with what old tools expect, and reads back both forms.
@@ -138,7 +138,7 @@ fn what_cannot_be_is_refused_by_name() {
         let annotations = Annotations::from([(KEY.to_owned(), json.to_owned())]);
         parse(&asked, &annotations, &node(), MemoryUnit::GiB).unwrap_err().to_string()
     };
-    let card = |uuid: &str| format!(r#"[{{"uuid":"{uuid}","index":0,"cores":100}}]"#);
+    let card = |uuid: &str| format!(r#"[{{"uuid":"{uuid}","index":0,"compute_percent":100}}]"#);
     assert_eq!(
         error(&format!(r#"{{"a":{}}}"#, card("GPU-9"))),
         "tessera.dev/grant: node node-a has no GPU GPU-9"

@@ -43,7 +43,7 @@ fn every_dialect_in_its_own_words() {
     check(&plain, Dialect::Gputopology, &two, &[("NVIDIA_VISIBLE_DEVICES", "GPU-1,GPU-2")]);
     let indexes = HandOver { visible: VisibleDevices::Index, ..HandOver::default() };
     check(&indexes, Dialect::Gputopology, &two, &[("NVIDIA_VISIBLE_DEVICES", "1,2")]);
-    let memory = Hold::Part { cores: Percent::ZERO, memory: MiB(2048) };
+    let memory = Hold::Share { compute_percent: Percent::ZERO, memory: MiB(2048) };
     check(
         &HandOver { cgpu_disabled: true, ..HandOver::default() },
         Dialect::Gpushare,
@@ -61,7 +61,7 @@ fn every_dialect_in_its_own_words() {
 
 #[test]
 fn vcuda_has_device_nodes_by_minor_number_and_notes_for_its_display() {
-    let share = Hold::Part { cores: Percent(30), memory: MiB(7680) };
+    let share = Hold::Share { compute_percent: Percent(30), memory: MiB(7680) };
     let full = HandOver {
         device_nodes: true,
         driver_directory: Some("/etc/gpu-manager/vdriver/nvidia".into()),
@@ -78,7 +78,7 @@ fn vcuda_has_device_nodes_by_minor_number_and_notes_for_its_display() {
 }
 
 #[test]
-fn with_cdi_the_cards_come_by_name_only() {
+fn with_cdi_the_gpus_come_by_name_only() {
     let cdi = HandOver { cdi_kind: Some("nvidia.com/gpu".into()), device_nodes: true, ..HandOver::default() };
     let given = give(&cdi, Dialect::Vcuda, &[(2, Hold::Whole)]);
     assert_eq!(given.cdi_devices[0].name, "nvidia.com/gpu=GPU-2");

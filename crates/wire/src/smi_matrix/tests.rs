@@ -43,7 +43,7 @@ fn with_blanks_and_nic_columns_in_between() {
 }
 
 #[test]
-fn one_card_and_sixteen() {
+fn one_gpu_and_sixteen() {
     check("\tGPU0\tCPU Affinity\nGPU0\t X \t0-7\n", &[]);
     let names: Vec<String> = (0..16).map(|number| format!("GPU{number}")).collect();
     let rows = names.iter().map(|row| {
@@ -64,7 +64,7 @@ fn every_error_names_its_place_and_what_was_expected() {
     );
     check_error(
         "\tGPU0\tGPU2\n",
-        "line 1, column 7: found `GPU2`, expected GPU1 (at most 64 cards, numbered in order)",
+        "line 1, column 7: found `GPU2`, expected GPU1 (at most 64 GPUs, numbered in order)",
     );
     check_error(
         "\tGPU0\tGPU1\nGPU0\t X \tFAST\nGPU1\tSYS\t X \n",
@@ -84,13 +84,13 @@ fn every_error_names_its_place_and_what_was_expected() {
     );
     check_error(
         "\tGPU0\tGPU1\nGPU0\tSYS\tSYS\nGPU1\tSYS\t X \n",
-        "line 2, column 6: found `SYS`, expected X, the card itself",
+        "line 2, column 6: found `SYS`, expected X, the GPU itself",
     );
     check_error(
         "\tGPU0\tGPU1\nGPU0\t X \tX\nGPU1\tSYS\t X \n",
         "line 2, column 10: found `X`, expected a link: only GPU1 with itself is X",
     );
-    check_error("\tGPU0\nGPU0\tX\nGPU0\tX\n", "line 3, column 1: found `GPU0`, expected each card once");
+    check_error("\tGPU0\nGPU0\tX\nGPU0\tX\n", "line 3, column 1: found `GPU0`, expected each GPU once");
 }
 
 fn arbitrary_link() -> impl Strategy<Value = Link> {

@@ -1,5 +1,5 @@
 //! The invariant: the kubelet's podresources, the pods' annotations, the grant directories and the agent's ledger say the
-//! same, and no card carries more than it has.
+//! same, and no GPU carries more than it has.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -21,7 +21,7 @@ use tessera_wire::{
     objects::Pod,
 };
 
-use super::stage::{SOON, Stage, core_node, eight_cards};
+use super::stage::{SOON, Stage, core_node, eight_gpus};
 
 /// Waits until all books agree.
 pub(super) async fn check(stage: &Stage) -> Result<()> {
@@ -84,9 +84,9 @@ async fn compare(stage: &Stage) -> Result<()> {
     Ok(())
 }
 
-/// The cards of each lasting container of a pod by the kubelet, if annotations and limits say the same.
+/// The GPUs of each lasting container of a pod by the kubelet, if annotations and limits say the same.
 pub(super) async fn pod_agrees(stage: &Stage, pod: &Pod) -> Result<BTreeMap<String, BTreeSet<GpuIndex>>> {
-    let ids = DeviceIds::new(&eight_cards().gpus, MemoryUnit::GiB);
+    let ids = DeviceIds::new(&eight_gpus().gpus, MemoryUnit::GiB);
     let name = &pod.metadata.name;
     let listed = stage.pod_resources.list().await?;
     let entry = listed.iter().find(|entry| entry.name == *name && entry.namespace == pod.metadata.namespace);

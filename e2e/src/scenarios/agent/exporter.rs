@@ -1,4 +1,4 @@
-//! Processes of real containers, on cards that exist only in a file: the real kubelet's cgroups tell whose they are.
+//! Processes of real containers, on GPUs that exist only in a file: the real kubelet's cgroups tell whose they are.
 
 use std::{collections::BTreeMap, fs};
 
@@ -37,7 +37,7 @@ pub(super) async fn run(stage: &Stage) -> Result<()> {
         stage.cluster.wait_for_phase(name, "Running", SOON).await?;
     }
 
-    // Every container on card 2 but one, one on card 6, the one without a grant on card 5, and this very process on card 0.
+    // Every container on GPU 2 but one, one on GPU 6, the one without a grant on GPU 5, and this very process on GPU 0.
     let placed = [
         ("first/proxy", 2, 1000, 10),
         ("first/one", 2, 2000, 20),
@@ -67,7 +67,7 @@ pub(super) async fn run(stage: &Stage) -> Result<()> {
         })
         .await?;
     ensure!(seen.containers.len() == placed.len(), "more containers than there are: {:?}", seen.containers);
-    ensure!(seen.gpus[0].memory_used_mib == Some(764), "card 0: {:?}", seen.gpus[0]);
+    ensure!(seen.gpus[0].memory_used_mib == Some(764), "GPU 0: {:?}", seen.gpus[0]);
     stage.harness.note(
         "five containers of three pods: each process is counted to its own, on the real kubelet's cgroups",
     );
@@ -142,7 +142,7 @@ fn check(seen: &NodeUse, who: &str, card: u8, memory: u64, busy: u32) -> Result<
     let (pod, container) = who.split_once('/').context("no name")?;
     let found = seen.containers.iter().find(|found| found.pod == pod && found.container == container);
     let share = found.and_then(|found| found.gpus.iter().find(|share| share.index == card));
-    let share = share.with_context(|| format!("{who} is not shown on card {card}"))?;
+    let share = share.with_context(|| format!("{who} is not shown on GPU {card}"))?;
     ensure!(share.memory_used_mib == Some(memory), "{who}: {share:?}");
     ensure!(share.busy_percent == Some(f64::from(busy)), "{who}: {share:?}");
     ensure!(share.granted_percent.is_some() == (pod != "free"), "{who}: {share:?}");

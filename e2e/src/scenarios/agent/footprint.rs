@@ -43,7 +43,7 @@ pub(super) async fn run(stage: &Stage) -> Result<()> {
     sleep(IDLE).await;
     let busy = (ticks(agent)? - before) / TICKS / IDLE.as_secs_f64() * 100.0;
     stage.harness.note(&format!("taken by: {}", Threads::of(agent)?.since(&threads_before, IDLE)));
-    // Two processes on a card for each pod, and somebody who scrapes.
+    // Two processes on a GPU for each pod, and somebody who scrapes.
     let line = |pid: usize| format!(r#"{{"pid":{pid},"gpu":{},"memoryMiB":1000,"busyPercent":1}}"#, pid % 8);
     let lines: Vec<String> = (1..=2 * PODS).map(line).collect();
     fs::write(format!("{}.processes", stage.gpus.display()), lines.join("\n"))?;

@@ -1,4 +1,4 @@
-//! A card in trouble is withdrawn everywhere and comes back.
+//! A GPU in trouble is withdrawn everywhere and comes back.
 
 use std::{fs::OpenOptions, io::Write as _};
 
@@ -26,7 +26,7 @@ pub(super) async fn withdrawn_and_back(stage: &Stage) -> Result<()> {
     let name = format!("unhealthy-gpu-{}", stage.node.name);
     stage
         .harness
-        .wait_for("the list of broken cards", SOON, async || {
+        .wait_for("the list of broken GPUs", SOON, async || {
             let list = maps.get(&name).await?.data.unwrap_or_default().remove("gpus");
             Ok((list.as_deref() == Some("2")).then_some(()))
         })
@@ -34,12 +34,12 @@ pub(super) async fn withdrawn_and_back(stage: &Stage) -> Result<()> {
     let annotations = stage.node_object().await?.metadata.annotations.unwrap_or_default();
     let told = inventory::parse(annotations.get(inventory::KEY).context("no inventory")?)?;
     ensure!(told.gpus[2].health == Health::Unhealthy, "the inventory does not tell");
-    stage.harness.note("a broken card is withdrawn in every dialect, in the inventory and for gpushare");
+    stage.harness.note("a broken GPU is withdrawn in every dialect, in the inventory and for gpushare");
     happen(stage, "2 back")?;
     stage.wait_until_served().await?;
     stage
         .harness
-        .wait_for("the list of broken cards to go", SOON, async || {
+        .wait_for("the list of broken GPUs to go", SOON, async || {
             Ok(maps.get_opt(&name).await?.is_none().then_some(()))
         })
         .await?;

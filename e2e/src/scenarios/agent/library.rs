@@ -52,9 +52,9 @@ fi
 
 pub(super) async fn run(stage: &Stage) -> Result<()> {
     let built = build(&stage.harness)?;
-    let pod = |name: &str, script: &str, cores: &str, blocks: &str| -> Result<Pod> {
-        let share = [("tencent.com/vcuda-core", cores), ("tencent.com/vcuda-memory", blocks)];
-        on_simulated_card(stage, &built, asking(name, &[Container::running("main", script, &share)]))
+    let pod = |name: &str, script: &str, compute_percent: &str, blocks: &str| -> Result<Pod> {
+        let share = [("tencent.com/vcuda-core", compute_percent), ("tencent.com/vcuda-memory", blocks)];
+        on_simulated_gpu(stage, &built, asking(name, &[Container::running("main", script, &share)]))
     };
     let (large, small) = (LARGE, SMALL);
     stage.create_bound(pod("large", ROUNDS, "30", "40")?, &[("main", &[SIMULATED])]).await?;
@@ -109,7 +109,7 @@ pub(super) async fn run(stage: &Stage) -> Result<()> {
     stage.create_bound(crashing, &[("main", &[SIMULATED])]).await?;
     rounds(stage, "crashing", small, 2).await?;
     stage.harness.note("a container that crashed with memory in its books starts with empty ones");
-    // The card has few of its hundred percent left by now.
+    // The GPU has few of its hundred percent left by now.
     strict::run(stage, |name, script| pod(name, script, "2", "20")).await?;
     let uids = [stage.pod("large").await?.metadata.uid, stage.pod("small").await?.metadata.uid];
     stage.delete_all().await?;
@@ -132,7 +132,7 @@ async fn escapes_are_told(stage: &Stage, idle: Pod) -> Result<()> {
         stage.harness.wait_for(&format!("the container to be told of {mib} MiB"), SOON, is_told).await
     };
     let pid = process_in(&uid)?;
-    let shown = show_on_card(stage, pid)?;
+    let shown = show_on_gpu(stage, pid)?;
     unledgered(300).await?;
     let message = escape_of(stage, "idle").await?;
     ensure!(message.starts_with(&format!("process {pid} of container main uses GPU")), "{message}");
@@ -148,8 +148,8 @@ async fn escapes_are_told(stage: &Stage, idle: Pod) -> Result<()> {
     Ok(())
 }
 
-/// Has the simulated driver show a process on the card; comes back with the file that does.
-pub(super) fn show_on_card(stage: &Stage, pid: u32) -> Result<PathBuf> {
+/// Has the simulated driver show a process on the GPU; comes back with the file that does.
+pub(super) fn show_on_gpu(stage: &Stage, pid: u32) -> Result<PathBuf> {
     let shown = stage.gpus.with_extension("json.processes");
     let line = format!(r#"{{"pid":{pid},"gpu":{SIMULATED},"memoryMiB":300,"busyPercent":1}}"#);
     fs::write(&shown, format!("{line}\n"))?;
@@ -225,8 +225,8 @@ fn build(harness: &Harness) -> Result<PathBuf> {
     Ok(folder)
 }
 
-/// Gives a pod the program, the driver, a card of its own to simulate on, and this machine's C library.
-fn on_simulated_card(stage: &Stage, built: &Path, mut pod: Pod) -> Result<Pod> {
+/// Gives a pod the program, the driver, a GPU of its own to simulate on, and this machine's C library.
+fn on_simulated_gpu(stage: &Stage, built: &Path, mut pod: Pod) -> Result<Pod> {
     let name = pod.metadata.name.clone().unwrap_or_default();
     let state = stage.harness.state(&format!("tenant-{name}"))?;
     let folders = [
@@ -256,7 +256,7 @@ fn on_simulated_card(stage: &Stage, built: &Path, mut pod: Pod) -> Result<Pod> {
     for container in &mut spec.containers {
         container.volume_mounts = Some(folders.iter().map(mount).collect());
         container.env =
-            Some(vec![variable("LD_LIBRARY_PATH", "/e2e"), variable("SIMULATED_CARD", "/e2e/state/card")]);
+            Some(vec![variable("LD_LIBRARY_PATH", "/e2e"), variable("SIMULATED_GPU", "/e2e/state/card")]);
     }
     Ok(pod)
 }

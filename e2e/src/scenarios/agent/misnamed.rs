@@ -5,7 +5,7 @@ use k8s_openapi::api::core::v1::Node;
 use kube::{Api, api::PostParams};
 use tessera_wire::inventory;
 
-use super::stage::{SOON, Stage, eight_cards, fetch};
+use super::stage::{SOON, Stage, eight_gpus, fetch};
 use crate::harness::{free_port, virtual_node};
 
 const NAME: &str = "misnamed";
@@ -38,13 +38,13 @@ pub(super) async fn run(stage: &Stage) -> Result<()> {
     nodes.create(&PostParams::default(), &virtual_node(NAME)).await?;
     stage
         .harness
-        .wait_for("the node to tell its cards", SOON, async || {
+        .wait_for("the node to tell its GPUs", SOON, async || {
             let annotations = nodes.get(NAME).await?.metadata.annotations.unwrap_or_default();
             let told = annotations.get(inventory::KEY).context("no inventory")?;
-            ensure!(inventory::parse(told)?.gpus == eight_cards().gpus, "the node says {told}");
+            ensure!(inventory::parse(told)?.gpus == eight_gpus().gpus, "the node says {told}");
             Ok(Some(()))
         })
         .await?;
-    stage.harness.note("an agent without a node says so, and announces its cards once there is one");
+    stage.harness.note("an agent without a node says so, and announces its GPUs once there is one");
     agent.kill()
 }

@@ -1,4 +1,4 @@
-//! The agent on a real kubelet, with eight cards that exist only in a file.
+//! The agent on a real kubelet, with eight GPUs that exist only in a file.
 
 mod books;
 mod exporter;
@@ -27,7 +27,7 @@ pub(crate) async fn dialects(harness: Harness) -> Result<()> {
     let stage = Stage::start(&harness, "auto").await?;
     // As a manifest: no controller makes pods of it here.
     stage.cluster.create_shipped("agent/agent.yaml").await?;
-    stage.node_tells_its_cards().await?;
+    stage.node_tells_its_gpus().await?;
     situations::play_all(&stage).await?;
     health::withdrawn_and_back(&stage).await?;
     books::check(&stage).await?;
@@ -61,7 +61,7 @@ pub(crate) async fn footprint(harness: Harness) -> Result<()> {
     footprint::run(&stage).await
 }
 
-/// Who uses which card.
+/// Who uses which GPU.
 pub(crate) async fn exporter(harness: Harness) -> Result<()> {
     let stage = Stage::start(&harness, "auto").await?;
     exporter::run(&stage).await

@@ -1,4 +1,4 @@
-//! Pods that ask for cards.
+//! Pods that ask for GPUs.
 
 use k8s_openapi::{
     api::core::v1::{self as api, Pod, PodSpec, ResourceRequirements},

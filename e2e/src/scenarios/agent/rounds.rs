@@ -17,7 +17,7 @@ const ROUNDS: usize = 6;
 
 const KUBELET: &str = "kubelet killed";
 
-/// Pods that live at a time, one per card and the rest on top.
+/// Pods that live at a time, one per GPU and the rest on top.
 const PODS: usize = 8;
 
 pub(super) async fn run(stage: &Stage) -> Result<()> {
@@ -76,7 +76,7 @@ pub(super) async fn run(stage: &Stage) -> Result<()> {
     Ok(())
 }
 
-/// A small pod of one of three dialects, bound with a grant: eight of the largest fit on one card.
+/// A small pod of one of three dialects, bound with a grant: eight of the largest fit on one GPU.
 async fn create(stage: &Stage, name: &str, card: u8, kind: u8) -> Result<()> {
     let resources: &[(&str, &str)] = match kind {
         0 => &[("tencent.com/vcuda-core", "10"), ("tencent.com/vcuda-memory", "30")],

@@ -44,7 +44,7 @@ impl Stage {
         let said = said.context("no grant")?;
         let mut containers = BTreeMap::new();
         for asked in &asking.containers {
-            let limits = self.limits_by_card(&pod.metadata.uid, &asked.name);
+            let limits = self.limits_by_gpu(&pod.metadata.uid, &asked.name);
             let mut env = BTreeMap::new();
             if asked.role != Role::Init {
                 let log = self.log(&asking.name, &asked.name).await?;
@@ -64,10 +64,10 @@ impl Stage {
         Ok(Outcome::Running(containers))
     }
 
-    fn limits_by_card(&self, uid: &str, container: &str) -> Option<BTreeMap<u8, Limit>> {
+    fn limits_by_gpu(&self, uid: &str, container: &str) -> Option<BTreeMap<u8, Limit>> {
         let cards = self.limits(uid, container).ok()?.cards;
-        let limit = |card: &tessera_limits::CardLimit| {
-            Some((self.card(&card.uuid)?.0, Limit { mib: card.memory >> 20, percent: card.cores }))
+        let limit = |card: &tessera_limits::GpuLimit| {
+            Some((self.card(&card.uuid)?.0, Limit { mib: card.memory >> 20, percent: card.compute_percent }))
         };
         cards.iter().map(limit).collect()
     }

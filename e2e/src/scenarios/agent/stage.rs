@@ -23,7 +23,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use crate::harness::{Cluster, Component, Harness, Parts, RealNode, deploy};
 
-/// The card that bears the name of the one that the simulated driver has.
+/// The GPU that bears the name of the one that the simulated driver has.
 pub(super) const SIMULATED: u8 = 7;
 const SIMULATED_UUID: &str = "GPU-73696d75-6c61-7465-642d-636172642d30";
 
@@ -42,7 +42,7 @@ pub(in crate::scenarios) struct Stage {
     pub(super) kubeconfig: PathBuf,
     pub(in crate::scenarios) node: RealNode,
     pub(in crate::scenarios) cluster: Arc<Cluster>,
-    /// The description of the cards.
+    /// The description of the GPUs.
     pub(super) gpus: PathBuf,
     pub(super) grants: PathBuf,
     pub(super) pod_resources: PodResources,
@@ -53,7 +53,7 @@ impl Stage {
         let cluster = Cluster::start(harness, Parts { scheduler: false, controllers: false }).await?;
         let node = cluster.add_node(1).await?;
         let gpus = harness.state("gpus")?.join("gpus.json");
-        fs::write(&gpus, inventory::print(&eight_cards()))?;
+        fs::write(&gpus, inventory::print(&eight_gpus()))?;
         let grants = harness.state("grants")?;
         cluster.create_shipped("agent/rbac.yaml").await?;
         cluster.create_shipped("agent/admission-policy.yaml").await?;
@@ -87,7 +87,7 @@ impl Stage {
             pod_resources,
         };
         stage.wait_until_served().await?;
-        harness.note("the agent serves its cards");
+        harness.note("the agent serves its GPUs");
         Ok(stage)
     }
 
@@ -128,12 +128,12 @@ impl Stage {
         Ok(nodes.get(&self.node.name).await?)
     }
 
-    pub(super) async fn node_tells_its_cards(&self) -> Result<()> {
+    pub(super) async fn node_tells_its_gpus(&self) -> Result<()> {
         self.wait_for_allocatable("aliyun.com/gpu-count", "8").await?;
         let metadata = self.node_object().await?.metadata;
         let annotations = metadata.annotations.unwrap_or_default();
         let told = annotations.get(inventory::KEY).context("no inventory")?;
-        ensure!(inventory::parse(told)? == eight_cards(), "the node says {told}");
+        ensure!(inventory::parse(told)? == eight_gpus(), "the node says {told}");
         let topology = annotations.get("GPU_TOPOLOGY").context("no GPU_TOPOLOGY")?;
         ensure!(topology.contains("\"GPU_PIX_0_1\":\"Single PCI switch\""), "the node says {topology}");
         let model = metadata.labels.unwrap_or_default().remove("gaia.tencent.com/gpu-model");
@@ -141,17 +141,17 @@ impl Stage {
         ensure!(self.page("/readyz").await?.starts_with("ok"), "the agent is not ready");
         let graph = self.page("/graph").await?;
         ensure!(graph.contains("ROOT:8"), "the graph is {graph}");
-        self.harness.note("the node tells its cards, links, model and their number");
+        self.harness.note("the node tells its GPUs, links, model and their number");
         Ok(())
     }
 
     pub(in crate::scenarios) fn uuid(&self, card: u8) -> String {
-        eight_cards().gpus[usize::from(card)].uuid.to_string()
+        eight_gpus().gpus[usize::from(card)].uuid.to_string()
     }
 
-    /// The card with these bytes for a UUID.
+    /// The GPU with these bytes for a UUID.
     pub(super) fn card(&self, uuid: &[u8; 16]) -> Option<GpuIndex> {
-        let gpus = eight_cards().gpus;
+        let gpus = eight_gpus().gpus;
         gpus.iter().find(|gpu| uuid_bytes(&gpu.uuid.0).as_ref() == Some(uuid)).map(|gpu| gpu.index)
     }
 
@@ -219,10 +219,10 @@ impl Stage {
             .await
     }
 
-    /// Waits until the pod's annotations say that its cards were handed over.
+    /// Waits until the pod's annotations say that its GPUs were handed over.
     pub(super) async fn wait_until_handed_over(&self, name: &str) -> Result<()> {
         self.harness
-            .wait_for(&format!("{name} to be told that it has its cards"), SOON, async || {
+            .wait_for(&format!("{name} to be told that it has its GPUs"), SOON, async || {
                 let pod = self.pod(name).await?;
                 let handed = grant::assigned(&pod.spec, MemoryUnit::GiB)?;
                 let annotations = &pod.metadata.annotations;
@@ -233,7 +233,7 @@ impl Stage {
             .await
     }
 
-    /// The same, of these cards for a container.
+    /// The same, of these GPUs for a container.
     pub(super) async fn wait_for_annotations(&self, name: &str, container: &str, cards: &[u8]) -> Result<()> {
         self.wait_until_handed_over(name).await?;
         let pod = self.pod(name).await?;
@@ -308,8 +308,8 @@ fn as_agent_reads(pod: &Pod) -> Result<objects::Pod> {
     Ok(serde_json::from_value(serde_json::to_value(pod)?)?)
 }
 
-/// Eight cards of 80 GiB on two sockets, in pairs behind switches.
-pub(super) fn eight_cards() -> inventory::Inventory {
+/// Eight GPUs of 80 GiB on two sockets, in pairs behind switches.
+pub(super) fn eight_gpus() -> inventory::Inventory {
     let numa: Vec<Option<u16>> = (0..8).map(|card| Some(card / 4)).collect();
     let topology = Topology::from_pairs(8, |a, b| {
         Link::pcie(match (a.0 / 2 == b.0 / 2, a.0 / 4 == b.0 / 4) {
@@ -338,6 +338,6 @@ pub(super) fn eight_cards() -> inventory::Inventory {
 }
 
 pub(super) fn core_node() -> Result<node::Node> {
-    let inventory::Inventory { gpus, topology, .. } = eight_cards();
+    let inventory::Inventory { gpus, topology, .. } = eight_gpus();
     Ok(node::Node::new("node-1".into(), gpus, topology, MilliCpu::ZERO, MiB::ZERO)?)
 }

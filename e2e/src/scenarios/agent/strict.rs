@@ -1,4 +1,4 @@
-//! An agent with other flags: cards and library come by CDI, and whoever escapes is killed.
+//! An agent with other flags: GPUs and library come by CDI, and whoever escapes is killed.
 
 use std::fs;
 
@@ -9,19 +9,19 @@ use serde_json::json;
 use tessera_limits::{files, futex};
 
 use super::{
-    library::{ROUNDS, SMALL, escape_of, process_in, rounds, show_on_card},
-    stage::{SIMULATED, SOON, Stage, eight_cards},
+    library::{ROUNDS, SMALL, escape_of, process_in, rounds, show_on_gpu},
+    stage::{SIMULATED, SOON, Stage, eight_gpus},
 };
 
-/// What CDI calls the cards here.
+/// What CDI calls the GPUs here.
 const KIND: &str = "e2e.tessera.dev/gpu";
 
-/// Set in the container by the runtime, from the description of the card.
-const CARD: &str = "E2E_CARD";
+/// Set in the container by the runtime, from the description of the GPU.
+const CARD: &str = "E2E_GPU";
 
 /// `pod` makes one of this name and script with a share of 5 GiB.
 pub(super) async fn run(stage: &Stage, pod: impl Fn(&str, &str) -> Result<Pod>) -> Result<()> {
-    describe_cards(stage)?;
+    describe_gpus(stage)?;
     stage.agent.stop().await?;
     stage.agent.start_again_with(&[
         "--device-list-strategy=cdi-cri".to_owned(),
@@ -36,20 +36,20 @@ pub(super) async fn run(stage: &Stage, pod: impl Fn(&str, &str) -> Result<Pod>) 
     let seen = rounds(stage, "by-cdi", SMALL, 3).await?;
     let log = stage.cluster.pods().logs("by-cdi", &LogParams::default()).await?;
     let expected = stage.uuid(SIMULATED);
-    ensure!(log.lines().next() == Some(expected.as_str()), "the card did not come by CDI: {log}");
-    stage.harness.note("by CDI: the runtime brought the card and the library, and the share holds");
+    ensure!(log.lines().next() == Some(expected.as_str()), "the GPU did not come by CDI: {log}");
+    stage.harness.note("by CDI: the runtime brought the GPU and the library, and the share holds");
 
     stage
         .create_bound(pod("escaping", "while true; do sleep 1000; done")?, &[("main", &[SIMULATED])])
         .await?;
     stage.cluster.wait_for_phase("escaping", "Running", SOON).await?;
-    let shown = show_on_card(stage, process_in(&stage.pod("escaping").await?.metadata.uid)?)?;
+    let shown = show_on_gpu(stage, process_in(&stage.pod("escaping").await?.metadata.uid)?)?;
     stage.cluster.wait_for_phase("escaping", "Failed", SOON).await?;
     fs::remove_file(shown)?;
     let message = escape_of(stage, "escaping").await?;
     ensure!(message.ends_with("; it is killed"), "{message}");
     rounds(stage, "by-cdi", SMALL, seen + 2).await?;
-    stage.harness.note("a process that used the card without the library was killed, the others go on");
+    stage.harness.note("a process that used the GPU without the library was killed, the others go on");
 
     stage.agent.restart().await?;
     stage.wait_until_served().await?;
@@ -60,11 +60,11 @@ pub(super) async fn run(stage: &Stage, pod: impl Fn(&str, &str) -> Result<Pod>) 
     stage.harness.wait_for("windows to be handed out", SOON, arbiter).await
 }
 
-/// One CDI device for each card, by its UUID; it sets a variable in the container.
-fn describe_cards(stage: &Stage) -> Result<()> {
+/// One CDI device for each GPU, by its UUID; it sets a variable in the container.
+fn describe_gpus(stage: &Stage) -> Result<()> {
     let device =
         |uuid: &str| json!({ "name": uuid, "containerEdits": { "env": [format!("{CARD}={uuid}")] } });
-    let devices: Vec<_> = eight_cards().gpus.iter().map(|gpu| device(&gpu.uuid.0)).collect();
+    let devices: Vec<_> = eight_gpus().gpus.iter().map(|gpu| device(&gpu.uuid.0)).collect();
     let description = json!({ "cdiVersion": "0.6.0", "kind": KIND, "devices": devices });
     fs::write(stage.node.cdi().join("e2e.json"), description.to_string())?;
     Ok(())

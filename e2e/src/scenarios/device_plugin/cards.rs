@@ -1,4 +1,4 @@
-//! Two make-believe cards, `a` and `b`, of two units each.
+//! Two make-believe GPUs, `a` and `b`, of two units each.
 
 use std::{
     fs,
@@ -13,13 +13,13 @@ use tessera_node::device_plugin::{Allocation, Device, DevicePlugin, Refusal, Wis
 use tessera_wire::kubelet::device_plugin::{CdiDevice, Mount};
 use tokio::sync::watch;
 
-/// What CDI calls the cards.
+/// What CDI calls the GPUs.
 pub(crate) const CDI_KIND: &str = "e2e.tessera.dev/card";
 
 /// Where a container finds what was written for it.
 pub(crate) const GRANTS_IN_CONTAINER: &str = "/tmp/grants";
 
-/// Fills card `b` first, so that an ignored preference would show.
+/// Fills GPU `b` first, so that an ignored preference would show.
 #[derive(Debug)]
 pub(crate) struct Cards {
     /// Sets the plugins apart in a container that holds devices of both.

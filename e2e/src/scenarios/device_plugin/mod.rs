@@ -84,7 +84,7 @@ impl Stage<'_> {
             "E2E_CALLED=b-0,b-1\n",
             "E2E_CALLING=b-0,b-1\n",
             // Set by containerd from the CDI specification.
-            "E2E_CARD=b\n",
+            "E2E_GPU=b\n",
             // Written before the container started, after its mounts were fixed.
             "granted b-0,b-1\n",
         ] {
@@ -146,11 +146,11 @@ impl Stage<'_> {
     }
 
     async fn a_refusal_is_told_to_the_user(&self) -> Result<()> {
-        self.called.refuse("the cards are resting");
+        self.called.refuse("the GPUs are resting");
         self.cluster.pods().create(&PostParams::default(), &pod("refused", "true", &[(CALLED, "1")])).await?;
         let refused = self.cluster.wait_for_phase("refused", "Failed", SOON).await?;
         let message = refused.status.and_then(|status| status.message).unwrap_or_default();
-        ensure!(message.contains("the cards are resting"), "the pod's message is {message:?}");
+        ensure!(message.contains("the GPUs are resting"), "the pod's message is {message:?}");
         self.harness.note("a refused pod says why");
         Ok(())
     }
@@ -173,10 +173,10 @@ fn start_plugin(harness: &Harness, node: &RealNode, resource: &str) -> Result<Ar
     Ok(cards)
 }
 
-/// One CDI device for each card; it sets a variable in the container.
+/// One CDI device for each GPU; it sets a variable in the container.
 fn write_cdi_specification(node: &RealNode) -> Result<()> {
     let devices = ["a", "b"]
-        .map(|card| json!({ "name": card, "containerEdits": { "env": [format!("E2E_CARD={card}")] } }));
+        .map(|card| json!({ "name": card, "containerEdits": { "env": [format!("E2E_GPU={card}")] } }));
     let specification = json!({ "cdiVersion": "0.6.0", "kind": CDI_KIND, "devices": devices });
     fs::write(node.cdi().join("e2e.json"), specification.to_string())
         .context("cannot write the CDI specification")

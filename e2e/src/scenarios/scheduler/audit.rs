@@ -1,4 +1,4 @@
-//! The truth about every card, added up from the grants on the pods by nothing but arithmetic.
+//! The truth about every GPU, added up from the grants on the pods by nothing but arithmetic.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use tessera_cluster::LeanPod;
 
 use super::pods::CARD;
 
-/// What each pod holds, by UID: card, compute, memory; a whole card is 100 % and all memory.
+/// What each pod holds, by UID: GPU, compute, memory; a whole GPU is 100 % and all memory.
 #[derive(Debug, Default)]
 pub(super) struct Audit {
     pods: BTreeMap<String, Vec<(String, u64, u64)>>,
@@ -16,7 +16,7 @@ pub(super) struct Audit {
 }
 
 impl Audit {
-    /// Takes in a pod as it is now, and checks the cards it touches.
+    /// Takes in a pod as it is now, and checks the GPUs it touches.
     pub(super) fn see(&mut self, pod: &LeanPod) -> Result<()> {
         let uid = pod.metadata.uid.clone().unwrap_or_default();
         let ended = matches!(pod.status.phase.as_str(), "Succeeded" | "Failed");
@@ -36,25 +36,25 @@ impl Audit {
                 uuid.starts_with(&format!("GPU-{}-", pod.spec.node_name)),
                 "{name} holds {uuid}, which is elsewhere"
             );
-            let cores = card["cores"].as_u64().unwrap_or_default();
+            let compute_percent = card["cores"].as_u64().unwrap_or_default();
             let memory = card["memoryMiB"].as_u64().unwrap_or(CARD);
             let held = self.cards.entry(uuid.clone()).or_default();
-            *held = (held.0 + cores, held.1 + memory);
+            *held = (held.0 + compute_percent, held.1 + memory);
             ensure!(
                 held.0 <= 100 && held.1 <= CARD,
                 "{uuid} carries {} % and {} MiB with {name}",
                 held.0,
                 held.1
             );
-            self.pods.entry(uid.clone()).or_default().push((uuid, cores, memory));
+            self.pods.entry(uid.clone()).or_default().push((uuid, compute_percent, memory));
         }
         Ok(())
     }
 
     pub(super) fn forget(&mut self, uid: &str) {
-        for (uuid, cores, memory) in self.pods.remove(uid).unwrap_or_default() {
+        for (uuid, compute_percent, memory) in self.pods.remove(uid).unwrap_or_default() {
             if let Some(held) = self.cards.get_mut(&uuid) {
-                *held = (held.0 - cores, held.1 - memory);
+                *held = (held.0 - compute_percent, held.1 - memory);
             }
         }
     }

@@ -33,8 +33,8 @@ pub(crate) async fn run(harness: Harness) -> Result<()> {
     every_dialect(&site).await?;
     second::run(&site, &front).await?;
     a_bypass_is_seen(&site).await?;
-    a_finished_pod_frees_its_card(&site).await?;
-    a_listed_card_is_not_granted(&site).await?;
+    a_finished_pod_frees_its_gpu(&site).await?;
+    a_listed_gpu_is_not_granted(&site).await?;
     quota_holds(&site).await?;
     a_higher_priority_takes_a_fraction(&site).await?;
     a_taint_that_only_asks_is_weighed(&site).await?;
@@ -99,13 +99,13 @@ async fn a_bypass_is_seen(site: &Site) -> Result<()> {
     Ok(())
 }
 
-async fn a_finished_pod_frees_its_card(site: &Site) -> Result<()> {
+async fn a_finished_pod_frees_its_gpu(site: &Site) -> Result<()> {
     site.make(&whole("first-half", 2)).await?;
     site.make(&whole("other-half", 2)).await?;
     site.bound("first-half").await?;
     site.bound("other-half").await?;
     site.make(&whole("waits", 2)).await?;
-    // kube-scheduler counts whole cards of one vocabulary by itself.
+    // kube-scheduler counts whole GPUs of one vocabulary by itself.
     site.refused("waits", "Insufficient nvidia.com/gpu").await?;
     site.make(&asking("waits-too", &[("aliyun.com/gpu", "2")])).await?;
     site.refused("waits-too", "fewer than 2 idle GPUs").await?;
@@ -115,12 +115,12 @@ async fn a_finished_pod_frees_its_card(site: &Site) -> Result<()> {
     site.bound("waits-too").await?;
     site.end("waits").await?;
     site.end("waits-too").await?;
-    site.harness.note("cards of finished pods are used again, across dialects");
+    site.harness.note("GPUs of finished pods are used again, across dialects");
     Ok(())
 }
 
-/// A card on gpushare's list is not granted, on a node whose own news know nothing of it.
-async fn a_listed_card_is_not_granted(site: &Site) -> Result<()> {
+/// A GPU on gpushare's list is not granted, on a node whose own news know nothing of it.
+async fn a_listed_gpu_is_not_granted(site: &Site) -> Result<()> {
     let maps: Api<ConfigMap> = Api::namespaced(site.cluster.client(), "kube-system");
     let map = json!({ "metadata": { "name": "unhealthy-gpu-mib" }, "data": { "gpus": "0" } });
     maps.create(&PostParams::default(), &serde_json::from_value(map)?).await?;
@@ -175,7 +175,7 @@ async fn quota_holds(site: &Site) -> Result<()> {
     Ok(())
 }
 
-/// Every card is full of fractions of low priority, two on each.
+/// Every GPU is full of fractions of low priority, two on each.
 async fn a_higher_priority_takes_a_fraction(site: &Site) -> Result<()> {
     for number in 0..10 {
         let name = format!("low-{number}");
@@ -223,7 +223,7 @@ async fn a_taint_that_only_asks_is_weighed(site: &Site) -> Result<()> {
     let pods = [
         ("begun", 50, host, vec![], "spot"),
         ("shy", 40, soft.clone(), vec![], "steady"),
-        // It fills a card there, and would leave a remnant here.
+        // It fills a GPU there, and would leave a remnant here.
         ("bold", 50, soft, vec![tolerated], "spot"),
     ];
     for (name, percent, selector, tolerations, expected) in pods {

@@ -104,7 +104,7 @@ fn what_is_shown(site: &Site, kubectl: &Kubectl) -> Result<()> {
 
 async fn the_event_and_the_explanation_agree(site: &Site, kubectl: &Kubectl) -> Result<()> {
     let cases = [
-        // kube-scheduler counts cards of one vocabulary by itself, and finds two on each node.
+        // kube-scheduler counts GPUs of one vocabulary by itself, and finds two on each node.
         ("too-many", vec![("aliyun.com/gpu", "2")], "fewer than 2 idle GPUs"),
         ("too-large", vec![("aliyun.com/gpu-mem", "20")], "no GPU has 20480 MiB"),
         ("no-room", vec![("tencent.com/vcuda-core", "60"), ("tencent.com/vcuda-memory", "70")], "no GPU"),

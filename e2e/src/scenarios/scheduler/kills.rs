@@ -58,7 +58,7 @@ pub(crate) async fn run(harness: Harness) -> Result<()> {
     let node = pod.spec.as_ref().and_then(|spec| spec.node_name.clone()).unwrap_or_default();
     let (_, text) = inspect(&third, &node).await?;
     ensure!(text.contains("\"usedGPU\":4"), "{node} shows {text}");
-    harness.note("killed between Binding and confirmation: the next one knows its cards are taken");
+    harness.note("killed between Binding and confirmation: the next one knows its GPUs are taken");
 
     under_load(&site, &front, third).await
 }
@@ -102,7 +102,7 @@ async fn under_load(site: &Site, front: &Front, leader: super::Replica) -> Resul
     let took = taken_over.map_or(f64::INFINITY, |took| took.as_secs_f64());
     ensure!(took < 15.0, "the takeover took {took:.1} s");
     site.harness.note(&format!(
-        "leader killed under load: taken over after {took:.1} s, all {PODS} pods bound, no card over its measure"
+        "leader killed under load: taken over after {took:.1} s, all {PODS} pods bound, no GPU over its measure"
     ));
     Ok(())
 }

@@ -8,10 +8,10 @@ use serde_json::{Value, json};
 
 use crate::harness::{pod, virtual_node};
 
-/// Memory of every card, MiB.
+/// Memory of every GPU, MiB.
 pub(super) const CARD: u64 = 16_384;
 
-/// A virtual node with cards that serves every dialect.
+/// A virtual node with GPUs that serves every dialect.
 pub(super) fn gpu_node(name: &str, cards: u64, unit: &str) -> Node {
     let mut node = virtual_node(name);
     let gpus: Vec<Value> = (0..cards)
@@ -39,9 +39,12 @@ pub(super) fn gpu_node(name: &str, cards: u64, unit: &str) -> Node {
     node
 }
 
-pub(super) fn share(name: &str, cores: u64) -> Pod {
-    let memory = (cores * CARD / 256 / 100).max(1).to_string();
-    asking(name, &[("tencent.com/vcuda-core", &cores.to_string()), ("tencent.com/vcuda-memory", &memory)])
+pub(super) fn share(name: &str, compute_percent: u64) -> Pod {
+    let memory = (compute_percent * CARD / 256 / 100).max(1).to_string();
+    asking(
+        name,
+        &[("tencent.com/vcuda-core", &compute_percent.to_string()), ("tencent.com/vcuda-memory", &memory)],
+    )
 }
 
 pub(super) fn whole(name: &str, cards: u64) -> Pod {

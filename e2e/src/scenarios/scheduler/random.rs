@@ -1,4 +1,4 @@
-//! Ten thousand random pods of all dialects over 200 nodes, two replicas, one of which is killed now and then; every card
+//! Ten thousand random pods of all dialects over 200 nodes, two replicas, one of which is killed now and then; every GPU
 //! is audited at every change.
 
 use std::{
@@ -23,7 +23,7 @@ use crate::harness::Harness;
 const NODES: usize = 200;
 const PODS: usize = 10_000;
 
-/// Pods that exist at a time: more than the cards can carry, so that some always wait.
+/// Pods that exist at a time: more than the GPUs can carry, so that some always wait.
 const AT_ONCE: usize = 2_500;
 
 /// How often a replica is killed.
@@ -91,7 +91,7 @@ pub(crate) async fn run(harness: Harness) -> Result<()> {
     every_pod_has_an_answer(&site).await?;
     ensure!(world.ever_bound * 2 > PODS, "only {} pods were ever bound", world.ever_bound);
     harness.note(&format!(
-        "{PODS} pods, {} bound, {kills} replicas killed, {} audits: no card ever over 100 % or its memory",
+        "{PODS} pods, {} bound, {kills} replicas killed, {} audits: no GPU ever over 100 % or its memory",
         world.ever_bound, world.checked
     ));
     Ok(())

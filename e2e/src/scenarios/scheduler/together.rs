@@ -29,7 +29,7 @@ pub(crate) async fn run(harness: Harness) -> Result<()> {
     let together = Together { stage, site };
     together.every_dialect().await?;
     together.the_pair_is_the_linked_one().await?;
-    together.a_finished_pod_leaves_its_cards().await?;
+    together.a_finished_pod_leaves_its_gpus().await?;
     together.a_higher_priority_gets_a_fraction().await?;
     together.a_bypass_is_counted().await?;
     let metrics = front::get(replica.address, "/metrics").await.unwrap_or_default();
@@ -50,7 +50,7 @@ impl Together {
         Ok((pod, self.stage.log(name, "main").await?))
     }
 
-    /// What the container sees are the cards of the grant.
+    /// What the container sees are the GPUs of the grant.
     fn visible(&self, pod: &Pod, log: &str) -> Result<BTreeSet<String>> {
         let line = log.lines().find_map(|line| line.strip_prefix("NVIDIA_VISIBLE_DEVICES="));
         let seen: BTreeSet<String> = line.unwrap_or_default().split(',').map(str::to_owned).collect();
@@ -62,14 +62,14 @@ impl Together {
         Ok(seen)
     }
 
-    /// The index of a card by its UUID.
+    /// The index of a GPU by its UUID.
     fn index(&self, uuid: &str) -> Option<u8> {
         (0..8).find(|card| self.stage.uuid(*card) == uuid)
     }
 
     async fn every_dialect(&self) -> Result<()> {
         type Asked = &'static [(&'static str, &'static str)];
-        /// MiB and percent; none for whole cards.
+        /// MiB and percent; none for whole GPUs.
         type Limit = Option<(u64, u32)>;
         let kinds: [(&str, Asked, Limit); 5] = [
             ("nvidia", &[("nvidia.com/gpu", "1")], None),
@@ -87,7 +87,7 @@ impl Together {
             let seen = self.visible(&pod, &log)?;
             let uid = pod.metadata.uid.as_deref().unwrap_or_default();
             let found = self.stage.limits(uid, "main").ok().and_then(|found| found.cards.first().copied());
-            let found = found.map(|card| (card.memory >> 20, card.cores));
+            let found = found.map(|card| (card.memory >> 20, card.compute_percent));
             ensure!(found == limits, "{name}: the limits are {found:?}, expected {limits:?}");
             self.stage.wait_for_truth(name).await?;
             self.site.harness.note(&format!("{name} runs with {seen:?}"));
@@ -97,7 +97,7 @@ impl Together {
         self.stage.delete_all().await
     }
 
-    /// Cards 0 and 1, 2 and 3, ... hang on one switch each. One card is taken, so that the lowest two are no pair.
+    /// GPUs 0 and 1, 2 and 3, ... hang on one switch each. One GPU is taken, so that the lowest two are no pair.
     async fn the_pair_is_the_linked_one(&self) -> Result<()> {
         let (single, log) = self.start("single", &[("nvidia.com/gpu", "1")]).await?;
         let taken = self.visible(&single, &log)?;
@@ -109,11 +109,11 @@ impl Together {
             cards.len() == 2 && cards[0] / 2 == cards[1] / 2,
             "{cards:?} share no switch; taken {taken:?}"
         );
-        self.site.harness.note(&format!("inside the container: cards {cards:?}, which share a switch"));
+        self.site.harness.note(&format!("inside the container: GPUs {cards:?}, which share a switch"));
         self.stage.delete_all().await
     }
 
-    async fn a_finished_pod_leaves_its_cards(&self) -> Result<()> {
+    async fn a_finished_pod_leaves_its_gpus(&self) -> Result<()> {
         let mut all = staying("all", &[("nvidia.com/gpu", "8")]);
         for container in all.spec.iter_mut().flat_map(|spec| &mut spec.containers) {
             container.command = Some(vec!["true".to_owned()]);
@@ -122,13 +122,13 @@ impl Together {
         self.stage.cluster.wait_for_phase("all", "Succeeded", SOON).await?;
         // It is still there, but holds nothing.
         let (again, log) = self.start("all-again", &[("aliyun.com/gpu", "8")]).await?;
-        ensure!(self.visible(&again, &log)?.len() == 8, "not all cards came back");
-        self.site.harness.note("all cards of a finished pod run another one, of another dialect");
+        ensure!(self.visible(&again, &log)?.len() == 8, "not all GPUs came back");
+        self.site.harness.note("all GPUs of a finished pod run another one, of another dialect");
         self.stage.delete_all().await
     }
 
     async fn a_higher_priority_gets_a_fraction(&self) -> Result<()> {
-        // Two on each card, and nothing left over: kube-scheduler evicts nobody where the units would do in sum.
+        // Two on each GPU, and nothing left over: kube-scheduler evicts nobody where the units would do in sum.
         let share = [("tencent.com/vcuda-core", "50"), ("tencent.com/vcuda-memory", "160")];
         let names: Vec<String> = (0..16).map(|number| format!("low-{number}")).collect();
         for name in &names {
@@ -160,8 +160,8 @@ impl Together {
         let (rest, log) = self.start("seven", &[("aliyun.com/gpu", "7")]).await?;
         let sneaked = self.stage.cluster.pods().get("sneaked").await?;
         let theirs = self.visible(&sneaked, &self.stage.log("sneaked", "main").await?)?;
-        ensure!(self.visible(&rest, &log)?.is_disjoint(&theirs), "a card is held twice");
-        self.site.harness.note("a pod that chose its node itself is served, and its card is nobody else's");
+        ensure!(self.visible(&rest, &log)?.is_disjoint(&theirs), "a GPU is held twice");
+        self.site.harness.note("a pod that chose its node itself is served, and its GPU is nobody else's");
         self.stage.delete_all().await
     }
 }

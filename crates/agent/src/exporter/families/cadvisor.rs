@@ -1,11 +1,11 @@
-//! The families that kubelets of old had from cAdvisor, with values of the container instead of the card's.
+//! The families that kubelets of old had from cAdvisor, with values of the container instead of the GPU's.
 
 use tessera_wire::metrics::{Kind::Gauge, Labels, Page, Value};
 
-use crate::exporter::{CardPicture, Picture, SharePicture, picture::granted};
+use crate::exporter::{GpuPicture, Picture, SharePicture, picture::granted};
 
 /// A family: its name, what it tells, and where that stands.
-type Row = (&'static str, &'static str, fn(&SharePicture, &CardPicture) -> Value);
+type Row = (&'static str, &'static str, fn(&SharePicture, &GpuPicture) -> Value);
 
 const ROWS: [Row; 3] = [
     (

@@ -1,4 +1,4 @@
-//! Names and labels of dcgm-exporter, so that what was built on them goes on working. A card's value never carries a pod's name:
+//! Names and labels of dcgm-exporter, so that what was built on them goes on working. A GPU's value never carries a pod's name:
 //! what can be told by container is, on request, told by container.
 
 use std::collections::BTreeSet;
@@ -10,7 +10,7 @@ use tessera_wire::metrics::{
 };
 
 use super::Wanted;
-use crate::exporter::{CardPicture, Look, Picture, SharePicture};
+use crate::exporter::{GpuPicture, Look, Picture, SharePicture};
 
 /// A family: its name, what it is, what it tells, and where that stands.
 type Row = (&'static str, Kind, &'static str, fn(&Look) -> Value);
@@ -18,7 +18,7 @@ type Row = (&'static str, Kind, &'static str, fn(&Look) -> Value);
 const UTILIZATION: &str = "DCGM_FI_DEV_GPU_UTIL";
 const MEMORY_USED: &str = "DCGM_FI_DEV_FB_USED";
 
-/// What is told of the parts of a card that is cut up, too.
+/// What is told of the parts of a GPU that is cut up, too.
 const MEMORY: &str = "DCGM_FI_DEV_FB_";
 const PROFILE: &str = "DCGM_FI_PROF_";
 
@@ -162,7 +162,7 @@ pub(super) fn write(picture: &Picture, wanted: &Wanted, by_container: bool, page
     }
 }
 
-/// The parts of cards that are cut up, each as if it were a card: its memory and its counters are its own. Several may compute on one
+/// The parts of GPUs that are cut up, each as if it were a GPU: its memory and its counters are its own. Several may compute on one
 /// part of the memory, which is told once.
 fn parts(picture: &Picture, wanted: &Wanted) -> Vec<(Labels, Look)> {
     let mut parts = Vec::new();
@@ -179,7 +179,7 @@ fn parts(picture: &Picture, wanted: &Wanted) -> Vec<(Labels, Look)> {
     parts
 }
 
-fn labels(picture: &Picture, card: &CardPicture, wanted: &Wanted, part: Option<(&str, u32)>) -> Labels {
+fn labels(picture: &Picture, card: &GpuPicture, wanted: &Wanted, part: Option<(&str, u32)>) -> Labels {
     let mut labels = Labels::new(&[
         ("gpu", &card.gpu.index.to_string()),
         ("UUID", &card.gpu.uuid.0),

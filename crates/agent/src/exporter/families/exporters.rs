@@ -1,4 +1,4 @@
-//! Two exporters of old: which pod has which card, and the memory of pods' processes.
+//! Two exporters of old: which pod has which GPU, and the memory of pods' processes.
 
 use std::collections::BTreeSet;
 
@@ -28,7 +28,7 @@ pub(super) fn nodes(picture: &Picture, page: &mut Page) {
     pairs(picture).iter().for_each(|labels| family.sample(labels, 1u64));
 }
 
-/// Pods and the cards they hold; each pair once, however many containers share it.
+/// Pods and the GPUs they hold; each pair once, however many containers share it.
 fn pairs(picture: &Picture) -> BTreeSet<Labels> {
     let mut pairs = BTreeSet::new();
     for container in &picture.containers {

@@ -12,17 +12,19 @@ pub(super) fn write(picture: &Picture, page: &mut Page) {
         picture.containers.iter().filter(|c| c.shares.iter().any(|share| share.hold.is_some())).collect();
     let used = |share: &SharePicture| share.used.map(mebibytes);
     let busy = |share: &SharePicture| share.busy.map(|busy| (busy * 1e4).round() / 100.0);
-    by_card(picture, page, &holders, ("container_gpu_utilization", "gpu utilization", "gpu"), busy);
-    by_card(
+    by_gpu(picture, page, &holders, ("container_gpu_utilization", "gpu utilization", "gpu"), busy);
+    by_gpu(
         picture,
         page,
         &holders,
         ("container_gpu_memory_total", "gpu memory usage in MiB", "gpu_memory"),
         used,
     );
-    let mut cores = page.family("container_request_gpu_utilization", Gauge, "request of gpu utilization");
+    let mut compute_percent =
+        page.family("container_request_gpu_utilization", Gauge, "request of gpu utilization");
     for container in &holders {
-        cores.sample(&request_labels(picture, container, "req_of_gpu"), request(picture, container).0);
+        compute_percent
+            .sample(&request_labels(picture, container, "req_of_gpu"), request(picture, container).0);
     }
     let mut memory = page.family("container_request_gpu_memory", Gauge, "request of gpu memory in MiB");
     for container in &holders {
@@ -31,8 +33,8 @@ pub(super) fn write(picture: &Picture, page: &mut Page) {
     }
 }
 
-/// A value for each card, and their sum.
-fn by_card(
+/// A value for each GPU, and their sum.
+fn by_gpu(
     picture: &Picture,
     page: &mut Page,
     holders: &[&ContainerPicture],

@@ -5,13 +5,13 @@ use tessera_wire::metrics::{
     Labels, Page, Value,
 };
 
-use crate::exporter::{CardPicture, ContainerPicture, Look, Picture, SharePicture, picture::granted};
+use crate::exporter::{ContainerPicture, GpuPicture, Look, Picture, SharePicture, picture::granted};
 
 /// Name, the one it had before, what it tells, and where it stands.
-type CardRow = (&'static str, Option<&'static str>, &'static str, fn(&Look) -> Value);
-type ShareRow = (&'static str, Option<&'static str>, &'static str, fn(&SharePicture, &CardPicture) -> Value);
+type GpuRow = (&'static str, Option<&'static str>, &'static str, fn(&Look) -> Value);
+type ShareRow = (&'static str, Option<&'static str>, &'static str, fn(&SharePicture, &GpuPicture) -> Value);
 
-const CARDS: [CardRow; 3] = [
+const CARDS: [GpuRow; 3] = [
     (
         "hami_host_gpu_memory_used_bytes",
         Some("HostGPUMemoryUsage"),
@@ -29,7 +29,7 @@ const CARDS: [CardRow; 3] = [
     }),
 ];
 
-/// The only one of a card that does not name its node.
+/// The only one of a GPU that does not name its node.
 const WITHOUT_NODE: &str = "hami_host_gpu_memory_controller_utilization_ratio";
 
 const SHARES: [ShareRow; 5] = [
@@ -68,7 +68,7 @@ const SHARES: [ShareRow; 5] = [
 const INSTANCE: (&str, &str) = ("hami_mig_device_info", "MIG runtime identity for a container allocation");
 const INSTANCE_BEFORE: &str = "MigInfo";
 
-/// What labels are called, in the same order: node, card's place, card's name, card's kind; namespace, pod, container, place, card's name.
+/// What labels are called, in the same order: node, GPU's place, GPU's name, GPU's kind; namespace, pod, container, place, GPU's name.
 struct Words {
     card: [&'static str; 4],
     share: [&'static str; 5],
@@ -150,7 +150,7 @@ fn shares(
     page: &mut Page,
     words: &Words,
     (name, help): (&str, &str),
-    value: fn(&SharePicture, &CardPicture) -> Value,
+    value: fn(&SharePicture, &GpuPicture) -> Value,
 ) {
     let mut family = page.family(name, Gauge, help);
     for container in &picture.containers {
@@ -161,7 +161,7 @@ fn shares(
     }
 }
 
-fn of_share(words: &Words, container: &ContainerPicture, place: usize, card: &CardPicture) -> Labels {
+fn of_share(words: &Words, container: &ContainerPicture, place: usize, card: &GpuPicture) -> Labels {
     let [namespace, pod, own, index, uuid] = words.share;
     Labels::new(&[
         (namespace, &container.namespace),
@@ -172,7 +172,7 @@ fn of_share(words: &Words, container: &ContainerPicture, place: usize, card: &Ca
     ])
 }
 
-fn of_part(words: &Words, container: &ContainerPicture, card: &CardPicture) -> Labels {
+fn of_part(words: &Words, container: &ContainerPicture, card: &GpuPicture) -> Labels {
     let index = usize::from(card.gpu.index.0);
     let place = container.shares.iter().position(|share| share.card == index);
     of_share(words, container, place.unwrap_or_default(), card)

@@ -12,20 +12,20 @@ use std::{collections::BTreeSet, str::FromStr};
 
 use tessera_wire::metrics::{Format, Labels, Page};
 
-use super::{CardPicture, ContainerPicture, Picture};
+use super::{ContainerPicture, GpuPicture, Picture};
 
 /// A project whose families are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Vocabulary {
     /// Ours, in base units.
     Native,
-    /// Which pod has which card: `pod_and_gpu_map_info`.
+    /// Which pod has which GPU: `pod_and_gpu_map_info`.
     Map,
     /// Memory by process: `pod_used_gpu_mem_MB`.
     PodMemory,
     /// The four families of gpu-manager.
     GpuManager,
-    /// Names and labels of dcgm-exporter, by card.
+    /// Names and labels of dcgm-exporter, by GPU.
     Dcgm,
     /// The two of them that can be told by container, also by container.
     DcgmPods,
@@ -129,7 +129,7 @@ pub fn metrics(picture: &Picture, wanted: &Wanted, format: Format) -> String {
     page.finish()
 }
 
-/// `/metrics/nodes`: which pod has which card, in a family named after the node.
+/// `/metrics/nodes`: which pod has which GPU, in a family named after the node.
 #[must_use]
 pub fn metrics_of_nodes(picture: &Picture, format: Format) -> String {
     let mut page = Page::new(format);
@@ -145,8 +145,8 @@ pub fn metric(picture: &Picture, format: Format) -> String {
     page.finish()
 }
 
-/// Which card, in our labels.
-fn card_labels(card: &CardPicture) -> Labels {
+/// Which GPU, in our labels.
+fn gpu_labels(card: &GpuPicture) -> Labels {
     Labels::new(&[("gpu", &card.gpu.index.to_string()), ("uuid", &card.gpu.uuid.0)])
 }
 

@@ -1,6 +1,6 @@
 //! Our own families: base units, one family per fact, sums that mean something.
 //!
-//! What containers use of a card, and the remainder, add up to what the card uses:
+//! What containers use of a GPU, and the remainder, add up to what the GPU uses:
 //! `sum by (uuid) (tessera_container_memory_used_bytes) + sum by (uuid) (tessera_gpu_memory_remainder_bytes) = tessera_gpu_memory_used_bytes`,
 //! and likewise for the rates of busy seconds and joules.
 
@@ -44,7 +44,7 @@ fn about(picture: &Picture, wanted: &Wanted, page: &mut Page) {
     ] {
         up.sample(&Labels::new(&[("source", source)]), answers);
     }
-    let labels: Vec<Labels> = picture.cards.iter().map(super::card_labels).collect();
+    let labels: Vec<Labels> = picture.cards.iter().map(super::gpu_labels).collect();
     let cards = || labels.iter().zip(&picture.cards);
     let mut success = page.family(
         "tessera_gpu_sample_success",

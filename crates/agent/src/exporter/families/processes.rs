@@ -4,7 +4,7 @@ use tessera_wire::metrics::{Kind::Gauge, Labels, Page};
 
 use crate::exporter::{Owned, Picture, ProcessPicture};
 
-/// Those with the most memory, and what is left over on each card: how many, and how many bytes.
+/// Those with the most memory, and what is left over on each GPU: how many, and how many bytes.
 pub(super) fn largest(picture: &Picture, most: usize) -> (Vec<&ProcessPicture>, Vec<(usize, u64)>) {
     let mut all: Vec<&ProcessPicture> = picture.processes.iter().collect();
     let mut others = vec![(0, 0); picture.cards.len()];
@@ -23,7 +23,7 @@ pub(super) fn largest(picture: &Picture, most: usize) -> (Vec<&ProcessPicture>, 
 
 pub(super) fn write(picture: &Picture, most: usize, page: &mut Page) {
     let (shown, others) = largest(picture, most);
-    let on_card = |card: usize| picture.cards.get(card).map(super::card_labels).unwrap_or_default();
+    let on_gpu = |card: usize| picture.cards.get(card).map(super::gpu_labels).unwrap_or_default();
     let labels: Vec<(Labels, &ProcessPicture)> = shown
         .into_iter()
         .map(|process| {
@@ -35,7 +35,7 @@ pub(super) fn write(picture: &Picture, most: usize, page: &mut Page) {
                 [container.namespace.as_str(), container.pod.as_str(), container.key.container.as_str()]
             });
             let [namespace, pod, container] = owner.unwrap_or_default();
-            let labels = on_card(process.card).and(&[
+            let labels = on_gpu(process.card).and(&[
                 ("namespace", namespace),
                 ("pod", pod),
                 ("container", container),
@@ -50,7 +50,7 @@ pub(super) fn write(picture: &Picture, most: usize, page: &mut Page) {
         page.family("tessera_process_memory_used_bytes", Gauge, "Memory of the GPU that a process uses.");
     labels.iter().for_each(|(labels, process)| memory.sample(labels, process.bytes));
     for (card, (_, bytes)) in others.iter().enumerate().filter(|(_, (count, _))| *count > 0) {
-        memory.sample(&on_card(card).and(&nobody), *bytes);
+        memory.sample(&on_gpu(card).and(&nobody), *bytes);
     }
     let mut busy = page.family(
         "tessera_process_busy_ratio",
@@ -64,6 +64,6 @@ pub(super) fn write(picture: &Picture, most: usize, page: &mut Page) {
         "Processes that have no series of their own.",
     );
     for (card, (count, _)) in others.iter().enumerate() {
-        dropped.sample(&on_card(card), *count);
+        dropped.sample(&on_gpu(card), *count);
     }
 }

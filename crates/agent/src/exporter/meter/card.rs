@@ -1,4 +1,4 @@
-//! The accounts of one card.
+//! The accounts of one GPU.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -9,12 +9,12 @@ use super::{
     Observation, Tally,
 };
 
-/// What one card did so far, and for whom. Counts only ever grow.
+/// What one GPU did so far, and for whom. Counts only ever grow.
 #[derive(Debug, Default)]
-pub struct CardMeter {
+pub struct GpuMeter {
     /// The last look, if it went well.
     pub latest: Option<Observation>,
-    /// The card as a whole.
+    /// The GPU as a whole.
     pub total: Tally,
     /// Those whose processes were on it.
     pub holders: BTreeMap<Holder, Tally>,
@@ -34,7 +34,7 @@ pub struct CardMeter {
     pub instances: BTreeMap<String, f64>,
     /// Errors of the driver: how often, and when last.
     pub xids: BTreeMap<u64, (u64, f64)>,
-    /// The card's own count of millijoules when it last told.
+    /// The GPU's own count of millijoules when it last told.
     energy_before: Option<u64>,
     /// Whose energy it was since then.
     unpaid: Unpaid,
@@ -48,13 +48,13 @@ pub(super) struct Interval {
     work: Work,
     /// Whose the processes are.
     holders: Vec<Holder>,
-    /// What the card drew at its end, if it told.
+    /// What the GPU drew at its end, if it told.
     watts: Option<f64>,
-    /// What the card's energy counter had grown by, if it was read.
+    /// What the GPU's energy counter had grown by, if it was read.
     joules: f64,
 }
 
-/// Energy counters are not read at every look: what was drawn between two readings is kept by what the card drew at each look, until
+/// Energy counters are not read at every look: what was drawn between two readings is kept by what the GPU drew at each look, until
 /// the next reading says how much it really was.
 #[derive(Debug, Default)]
 struct Unpaid {
@@ -88,7 +88,7 @@ impl Interval {
     }
 }
 
-impl CardMeter {
+impl GpuMeter {
     /// Takes a look. Whose the time before it was is left to be settled.
     pub(super) fn observe(&mut self, book: &Book, observation: Observation) {
         self.passes += 1;
@@ -128,7 +128,7 @@ impl CardMeter {
         (self.latest, self.now) = (None, None);
     }
 
-    /// Joules since the card last told.
+    /// Joules since the GPU last told.
     fn joules(&mut self, now: Option<u64>) -> f64 {
         let Some(now) = now else { return 0.0 };
         let before = self.energy_before.replace(now).unwrap_or(now);
@@ -136,7 +136,7 @@ impl CardMeter {
         Duration::from_millis(now.saturating_sub(before)).as_secs_f64()
     }
 
-    /// Whose the time before the last look was. `windows`: the part of it in which containers had the card by the arbiter's books.
+    /// Whose the time before the last look was. `windows`: the part of it in which containers had the GPU by the arbiter's books.
     pub(super) fn settle(&mut self, interval: Interval, windows: &BTreeMap<ContainerKey, f64>) {
         let (_, end) = interval.span();
         let Interval { work, holders, watts, joules } = interval;
@@ -176,13 +176,13 @@ impl CardMeter {
         self.idle_energy += joules * idle / sum;
     }
 
-    /// Whether the card has told what it used: a counter must have been read twice.
+    /// Whether the GPU has told what it used: a counter must have been read twice.
     #[must_use]
     pub fn has_energy(&self) -> bool {
         self.total.energy > 0.0
     }
 
-    /// Those with a process on the card now.
+    /// Those with a process on the GPU now.
     pub(super) fn present(&self, book: &Book) -> Vec<Holder> {
         let looks = self.latest.iter();
         let owners = looks.flat_map(|look| {

@@ -6,7 +6,7 @@ use tessera_core::gpu::GpuUuid;
 
 use super::super::ContainerKey;
 
-/// What is reported of a container's share of a card, so far.
+/// What is reported of a container's share of a GPU, so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Throttle {
     /// Seconds spent waiting for the share.
@@ -15,13 +15,13 @@ pub struct Throttle {
     pub waits: u64,
     /// Bytes it asked for and was refused.
     pub denied_bytes: u64,
-    /// Seconds its windows on the card have been open while it had work.
+    /// Seconds its windows on the GPU have been open while it had work.
     pub open: f64,
     /// How many windows it has had.
     pub windows: u64,
 }
 
-/// By container and card.
+/// By container and GPU.
 pub type Throttles = BTreeMap<(ContainerKey, GpuUuid), Throttle>;
 
 /// All that was reported of containers that are still there.
@@ -44,7 +44,7 @@ struct Share {
     open: VecDeque<(f64, f64)>,
 }
 
-/// Reports that are remembered: more than come between two looks at a card.
+/// Reports that are remembered: more than come between two looks at a GPU.
 const REMEMBERED: usize = 32;
 
 /// Moments this near to each other, in seconds, are the same one, told twice.
@@ -73,12 +73,12 @@ impl Library {
         (share.map(|share| share.total), share.and_then(|share| share.waiting))
     }
 
-    /// Whether anybody has had a window on the card.
+    /// Whether anybody has had a window on the GPU.
     pub(super) fn has_windows(&self, gpu: &GpuUuid) -> bool {
         self.shares.iter().any(|((_, card), share)| card == gpu && share.total.windows > 0)
     }
 
-    /// The part of a time, in seconds since 1970, in which containers had the card and used it; those that did.
+    /// The part of a time, in seconds since 1970, in which containers had the GPU and used it; those that did.
     pub(super) fn windows(&self, gpu: &GpuUuid, from: f64, to: f64) -> BTreeMap<ContainerKey, f64> {
         let of_card = self.shares.iter().filter(|((_, card), _)| card == gpu);
         let part = |((key, _), share): (&(ContainerKey, GpuUuid), &Share)| {

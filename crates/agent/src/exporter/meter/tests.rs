@@ -38,12 +38,12 @@ fn look(
 ) -> Observation {
     let processes = (0..6).map(|pid| ProcessMemory { pid, bytes: Some(1), instance: None }).collect();
     let work = Work { from, to, card, processes: busy };
-    let sample = CardSample { processes: Some(processes), work, energy, ..CardSample::default() };
+    let sample = GpuSample { processes: Some(processes), work, energy, ..GpuSample::default() };
     let who = (0..6).filter_map(|pid| Some((pid, who(pid)?))).collect();
     Observation { at: 0.0, took: 0.0, sample, who }
 }
 
-fn sums(card: &CardMeter) -> Tally {
+fn sums(card: &GpuMeter) -> Tally {
     let sum = |part: fn(&Tally) -> f64| card.holders.values().map(part).sum::<f64>();
     Tally {
         busy: sum(|tally| tally.busy),
@@ -56,7 +56,7 @@ fn close(a: f64, b: f64) -> bool {
     (a - b).abs() < 1e-6 * a.abs().max(1.0)
 }
 
-/// One look: how long after the last, the card's busy part, those of the processes, the energy used.
+/// One look: how long after the last, the GPU's busy part, those of the processes, the energy used.
 type Step = (u64, Option<f64>, Option<Vec<(u32, f64)>>, Option<u64>);
 
 fn step() -> impl Strategy<Value = Step> {
@@ -70,7 +70,7 @@ fn step() -> impl Strategy<Value = Step> {
 
 proptest! {
     #[test]
-    fn whatever_comes_the_parts_of_a_card_add_up_and_only_grow(steps in prop::collection::vec(step(), 1..30)) {
+    fn whatever_comes_the_parts_of_a_gpu_add_up_and_only_grow(steps in prop::collection::vec(step(), 1..30)) {
         let gpu: GpuUuid = "GPU-a".into();
         let mut meter = Meter::default();
         let (mut now, mut energy) = (SECOND, 0);
@@ -98,7 +98,7 @@ proptest! {
         let busy = (0..6).map(|pid| (pid, 0.1)).collect();
         meter.observe(&gpu, look(SECOND, 2 * SECOND, Some(1.0), Some(busy), None));
         // Their processes have ended.
-        meter.observe(&gpu, Observation { sample: CardSample::default(), ..look(0, 0, None, None, None) });
+        meter.observe(&gpu, Observation { sample: GpuSample::default(), ..look(0, 0, None, None, None) });
         meter.learn(&pods(&alive.iter().copied().collect::<Vec<_>>()));
         let of_pods = |holder: &&Holder| matches!(holder, Holder::Container(_));
         prop_assert_eq!(meter.card(&gpu).unwrap().holders.keys().filter(of_pods).count(), alive.len());
@@ -157,7 +157,7 @@ fn energy_between_two_readings_goes_by_what_was_drawn_in_each_interval() {
 }
 
 #[test]
-fn a_card_that_comes_back_goes_on_where_it_was() {
+fn a_gpu_that_comes_back_goes_on_where_it_was() {
     let gpu: GpuUuid = "GPU-a".into();
     let mut meter = Meter::default();
     meter.observe(&gpu, look(SECOND, 3 * SECOND, Some(0.5), Some(vec![]), None));
@@ -203,7 +203,7 @@ fn what_a_library_reported_goes_with_the_pod_and_not_before() {
     assert_eq!(meter.throttle(&key(0), &gpu).0, None);
 }
 
-/// By the driver's samples 0 did everything; by their windows 0 and 1 had the card in turns.
+/// By the driver's samples 0 did everything; by their windows 0 and 1 had the GPU in turns.
 #[test]
 fn containers_that_share_by_windows_are_told_apart_by_these() {
     let gpu: GpuUuid = "GPU-a".into();
@@ -220,7 +220,7 @@ fn containers_that_share_by_windows_are_told_apart_by_these() {
     }
     meter.observe(&gpu, look(12 * SECOND, 14 * SECOND, Some(0.0), Some(vec![]), None));
     let card = meter.card(&gpu).unwrap();
-    // 0.15 + 0.6 and 0.1 + 0.1 seconds of the two, of which the card was busy for 1.2.
+    // 0.15 + 0.6 and 0.1 + 0.1 seconds of the two, of which the GPU was busy for 1.2.
     let busy = |number| card.holders[&Holder::Container(key(number))].busy;
     assert!(close(busy(0), 1.2 * 0.75 / 0.95) && close(busy(1), 1.2 * 0.2 / 0.95), "{:?}", card.holders);
     assert!(close(card.total.busy, 1.2));

@@ -11,8 +11,8 @@ use tessera_node::gpus::ProcessMemory;
 use tessera_wire::cgroup::Owner;
 
 use super::{
-    super::{CardMeter, ContainerKey, Holder, Meter, split_memory},
-    CardPicture, ContainerPicture, Look, Owned, Picture, ProcessPicture, SharePicture, Sources,
+    super::{ContainerKey, GpuMeter, Holder, Meter, split_memory},
+    ContainerPicture, GpuPicture, Look, Owned, Picture, ProcessPicture, SharePicture, Sources,
 };
 use crate::machine::{ContainerView, View};
 
@@ -37,17 +37,17 @@ impl Picture {
             view.containers.iter().map(held).collect();
         let mut found = Vec::new();
         for (place, gpu) in state.node().gpus().iter().enumerate() {
-            let nothing = CardMeter::default();
+            let nothing = GpuMeter::default();
             let account = meter.card(&gpu.uuid).unwrap_or(&nothing);
             let fresh = account.last_success.is_some_and(|at| at >= fresh_since);
             let look = fresh.then(|| Look::of(account, meter)).flatten();
             let room = state.room(gpu.index);
-            let card = CardPicture {
+            let card = GpuPicture {
                 pci: view.pci.get(place).cloned().unwrap_or_default(),
-                free_cores: room.cores,
+                free_cores: room.compute_percent,
                 free_memory: room.memory,
                 overbooked: view.overbooked.contains(&gpu.index.0),
-                ..CardPicture::of(gpu, account, look)
+                ..GpuPicture::of(gpu, account, look)
             };
             let processes = processes_on(place, &card, account, meter);
             join(&mut containers, place, &card, account, view, &processes);
@@ -102,9 +102,9 @@ fn owned(found: Vec<(Holder, ProcessPicture)>, containers: &[ContainerPicture]) 
     found.into_iter().map(process).collect()
 }
 
-impl CardPicture {
-    /// A card, as far as it was measured.
-    fn of(gpu: &Gpu, account: &CardMeter, look: Option<Look>) -> Self {
+impl GpuPicture {
+    /// A GPU, as far as it was measured.
+    fn of(gpu: &Gpu, account: &GpuMeter, look: Option<Look>) -> Self {
         let of = |holder| account.holders.get(&holder).copied().unwrap_or_default();
         Self {
             gpu: gpu.clone(),
@@ -130,7 +130,7 @@ impl CardPicture {
 
 impl ContainerPicture {
     /// Adds what its library reports, and whether it is where it was not given anything.
-    fn judge(&mut self, view: &View, meter: &Meter, cards: &[CardPicture]) {
+    fn judge(&mut self, view: &View, meter: &Meter, cards: &[GpuPicture]) {
         let ContainerKey { uid, container: own } = &self.key;
         let escapes = view.escapes.iter().filter(|(pod, container, ..)| pod == uid && container == own);
         self.escapes = escapes.map(|(.., escape, count)| (*escape, *count)).collect();
@@ -145,11 +145,11 @@ impl ContainerPicture {
     }
 }
 
-/// The processes on a card, with their holders.
+/// The processes on a GPU, with their holders.
 fn processes_on(
     place: usize,
-    card: &CardPicture,
-    account: &CardMeter,
+    card: &GpuPicture,
+    account: &GpuMeter,
     meter: &Meter,
 ) -> Vec<(Holder, ProcessPicture)> {
     let (Some(_), Some(latest)) = (&card.look, &account.latest) else { return Vec::new() };
@@ -176,7 +176,7 @@ fn processes_on(
     };
     let mut all: Vec<(Holder, ProcessPicture)> =
         latest.sample.processes.iter().flatten().map(process).collect();
-    // On several parts of a card it is still one process.
+    // On several parts of a GPU it is still one process.
     all.dedup_by(|(_, later), (_, earlier)| {
         let same = later.pid == earlier.pid;
         if same {
@@ -187,12 +187,12 @@ fn processes_on(
     all
 }
 
-/// Adds to the containers what they use of a card. Those that nobody granted anything come in by their processes.
+/// Adds to the containers what they use of a GPU. Those that nobody granted anything come in by their processes.
 fn join(
     containers: &mut BTreeMap<ContainerKey, ContainerPicture>,
     place: usize,
-    card: &CardPicture,
-    account: &CardMeter,
+    card: &GpuPicture,
+    account: &GpuMeter,
     view: &View,
     processes: &[(Holder, ProcessPicture)],
 ) {
@@ -232,7 +232,7 @@ fn join(
 }
 
 impl Look {
-    fn of(account: &CardMeter, meter: &Meter) -> Option<Self> {
+    fn of(account: &GpuMeter, meter: &Meter) -> Option<Self> {
         let latest = account.latest.as_ref()?;
         let sample = &latest.sample;
         let holders: Option<Vec<(Holder, Option<u64>)>> = sample.processes.as_ref().map(|all| {

@@ -31,8 +31,8 @@ fn ticks(seconds: std::ops::Range<u64>) -> impl Iterator<Item = (u64, Event)> {
     seconds.map(|second| (second, Event::Tick))
 }
 
-/// An agent that has found its cards, and whose kubelet answers so when asked for its books.
-fn agent_with_cards(list: Result<(), &str>) -> Agent {
+/// An agent that has found its GPUs, and whose kubelet answers so when asked for its books.
+fn agent_with_gpus(list: Result<(), &str>) -> Agent {
     let mut agent = Agent::new(settings());
     let listed = list.map(|()| Vec::new()).map_err(str::to_owned);
     said(
@@ -49,7 +49,7 @@ fn open_all_streams(agent: &mut Agent, second: u64) {
 
 #[test]
 fn a_node_that_does_not_exist_is_told_once_and_again_when_it_is_gone_again() {
-    let mut agent = agent_with_cards(Ok(()));
+    let mut agent = agent_with_gpus(Ok(()));
     let missing = |second| (second, Event::NodeMissing);
     let there = |second| (second, Event::Node(Box::default()));
     assert_eq!(said(&mut agent, [missing(1), missing(2), missing(300)]), [(1, NO_NODE.to_owned())]);
@@ -61,7 +61,7 @@ fn a_node_that_does_not_exist_is_told_once_and_again_when_it_is_gone_again() {
 
 #[test]
 fn nothing_is_written_to_a_node_that_does_not_exist() {
-    let mut agent = agent_with_cards(Ok(()));
+    let mut agent = agent_with_gpus(Ok(()));
     let at = |second| Now { elapsed: Duration::from_secs(second), unix_nanos: 17 };
     let writes =
         |actions: Vec<Action>| actions.iter().filter(|action| matches!(action, Action::PatchNode(_))).count();
@@ -74,7 +74,7 @@ fn nothing_is_written_to_a_node_that_does_not_exist() {
 
 #[test]
 fn a_kubelet_that_is_not_there_is_told_once_with_the_remedy() {
-    let mut agent = agent_with_cards(Err("no such socket"));
+    let mut agent = agent_with_gpus(Err("no such socket"));
     assert_eq!(said(&mut agent, ticks(1..600)), [(31, NO_KUBELET.to_owned())]);
 }
 
@@ -92,21 +92,21 @@ fn the_way_to_the_kubelet_is_named_as_it_is_set() {
 
 #[test]
 fn a_kubelet_that_comes_in_time_is_not_spoken_of() {
-    let mut agent = agent_with_cards(Ok(()));
+    let mut agent = agent_with_gpus(Ok(()));
     assert_eq!(said(&mut agent, ticks(1..25)), []);
     open_all_streams(&mut agent, 25);
     assert_eq!(said(&mut agent, ticks(26..600)), []);
 }
 
 #[test]
-fn without_cards_no_kubelet_is_waited_for() {
+fn without_gpus_no_kubelet_is_waited_for() {
     let mut agent = Agent::new(settings());
     assert_eq!(said(&mut agent, ticks(1..600)), []);
 }
 
 #[test]
 fn devices_that_a_kubelet_does_not_ask_for_are_named() {
-    let mut agent = agent_with_cards(Ok(()));
+    let mut agent = agent_with_gpus(Ok(()));
     let some = [Resource::NvidiaGpu, Resource::AliyunGpu, Resource::GpuMemory];
     said(&mut agent, some.map(|resource| (1, Event::StreamOpened(resource))));
     let expected = "the kubelet has not asked for the devices of tencent.com/vcuda-core, tencent.com/vcuda-memory for \
@@ -117,7 +117,7 @@ fn devices_that_a_kubelet_does_not_ask_for_are_named() {
 
 #[test]
 fn a_kubelet_that_falls_silent_is_told_each_time_it_does() {
-    let mut agent = agent_with_cards(Ok(()));
+    let mut agent = agent_with_gpus(Ok(()));
     open_all_streams(&mut agent, 1);
     let silent = |second| (second, Event::Listed(Err("it does not answer".to_owned())));
     let expected = "the kubelet has not told its pod resources for 30 s: pods that want GPUs are turned away. it does \
@@ -132,7 +132,7 @@ fn a_kubelet_that_falls_silent_is_told_each_time_it_does() {
 
 #[test]
 fn a_socket_that_cannot_be_made_is_told_once_for_each_reason() {
-    let mut agent = agent_with_cards(Ok(()));
+    let mut agent = agent_with_gpus(Ok(()));
     let failed =
         |second, reason: &str| (second, Event::WithoutSocket(Resource::NvidiaGpu, reason.to_owned()));
     let told =

@@ -52,8 +52,8 @@ fn pod() -> impl Strategy<Value = Pod> {
     let grant = prop::sample::select(vec![
         "{}",
         "x",
-        r#"{"main":[{"uuid":"GPU-00000000-0000-4000-8000-000000000000","index":0,"cores":4294967295,"memoryMiB":18446744073709551615}]}"#,
-        r#"{"main":[{"uuid":"GPU-00000002-0000-4000-8000-000000000000","index":0,"cores":100}],"init":[]}"#,
+        r#"{"main":[{"uuid":"GPU-00000000-0000-4000-8000-000000000000","index":0,"compute_percent":4294967295,"memoryMiB":18446744073709551615}]}"#,
+        r#"{"main":[{"uuid":"GPU-00000002-0000-4000-8000-000000000000","index":0,"compute_percent":100}],"init":[]}"#,
     ]);
     let phase = prop::sample::select(vec!["Pending", "Running", "Failed", ""]);
     (0..4u8, limits(), limits(), prop::option::of(grant), phase, any::<bool>()).prop_map(|(name, main, init, grant, phase, started)| {

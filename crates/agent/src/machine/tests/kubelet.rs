@@ -99,8 +99,11 @@ pub(super) fn found() -> Found {
     }
 }
 
-pub(super) fn share(cores: u32, blocks: u64) -> Vec<(&'static str, String)> {
-    vec![("tencent.com/vcuda-core", cores.to_string()), ("tencent.com/vcuda-memory", blocks.to_string())]
+pub(super) fn share(compute_percent: u32, blocks: u64) -> Vec<(&'static str, String)> {
+    vec![
+        ("tencent.com/vcuda-core", compute_percent.to_string()),
+        ("tencent.com/vcuda-memory", blocks.to_string()),
+    ]
 }
 
 /// A pod of these containers; names that begin with `init` and `side` make init containers and sidecars.
@@ -279,7 +282,7 @@ impl World {
         self.books.values().map(entry).collect()
     }
 
-    /// The API server takes a pod, bound to this node, with a grant of one card per container.
+    /// The API server takes a pod, bound to this node, with a grant of one GPU per container.
     pub(super) fn bind(&mut self, mut pod: Pod, grants: &[(&str, &[u8])]) -> Pod {
         if !grants.is_empty() {
             let claims = pod.spec.claims(MemoryUnit::GiB).unwrap();
@@ -455,7 +458,7 @@ impl World {
         self.happens(Event::PodDeleted(PodUid(uid.to_owned())));
     }
 
-    /// The cards of a container by the kubelet's books.
+    /// The GPUs of a container by the kubelet's books.
     pub(super) fn cards(&self, uid: &str, container: &str) -> BTreeSet<u8> {
         let cards = self.agent.cards.as_ref().unwrap();
         let (_, containers) = &self.books[uid];
@@ -465,7 +468,7 @@ impl World {
         ids.iter().flat_map(of).map(|gpu| gpu.0).collect()
     }
 
-    /// No card over-granted; annotations, limits and ledger say what the kubelet's books say.
+    /// No GPU over-granted; annotations, limits and ledger say what the kubelet's books say.
     pub(super) fn check(&mut self) {
         self.happens(Event::Tick);
         self.elapsed += Duration::from_secs(11);

@@ -5,13 +5,13 @@ use std::collections::BTreeSet;
 use tessera_core::units::PodUid;
 
 use super::kubelet::{World, found, pod, share};
-use crate::machine::{AccountRead, Escape, Event, Measured, OnCard};
+use crate::machine::{AccountRead, Escape, Event, Measured, OnGpu};
 
 const MIB: u64 = 1 << 20;
 
-/// A process on a card: the card, its number, the container's pod, MiB.
-fn process(gpu: usize, pid: u32, pod: &str, mib: u64) -> OnCard {
-    OnCard {
+/// A process on a GPU: the GPU, its number, the container's pod, MiB.
+fn process(gpu: usize, pid: u32, pod: &str, mib: u64) -> OnGpu {
+    OnGpu {
         gpu: found().gpus[gpu].uuid.clone(),
         pid,
         started: 1,
@@ -31,14 +31,14 @@ fn account(pod: &str, processes: &[u32], mib: u64) -> AccountRead {
     }
 }
 
-fn measure(world: &mut World, processes: &[OnCard], accounts: &[AccountRead]) {
+fn measure(world: &mut World, processes: &[OnGpu], accounts: &[AccountRead]) {
     world.wait(1);
     let looked_at = found().gpus.iter().map(|gpu| gpu.uuid.clone()).collect();
     let measured = Measured { at: 7, looked_at, processes: processes.to_vec(), accounts: accounts.to_vec() };
     world.happens(Event::Measured(Box::new(measured)));
 }
 
-/// Two containers with 5120 MiB each of card 2.
+/// Two containers with 5120 MiB each of GPU 2.
 fn world() -> World {
     let mut world = World::new();
     for name in ["u", "v"] {
@@ -67,10 +67,10 @@ fn what_the_books_lack_is_told_to_the_library_and_only_to_that_one() {
 fn where_the_driver_does_not_tell_nothing_is_changed() {
     let mut world = world();
     measure(&mut world, &[process(2, 107, "u", 1110)], &[account("u", &[7], 1000)]);
-    let silent = OnCard { bytes: None, ..process(2, 107, "u", 0) };
+    let silent = OnGpu { bytes: None, ..process(2, 107, "u", 0) };
     measure(&mut world, &[silent], &[account("u", &[7], 1000)]);
     assert_eq!(unledgered(&world), [("u", 110)]);
-    // The card could not be asked at all.
+    // The GPU could not be asked at all.
     let accounts = vec![account("u", &[7], 1000)];
     world.happens(Event::Measured(Box::new(Measured { accounts, ..Measured::default() })));
     assert_eq!(unledgered(&world), [("u", 110)]);
@@ -127,7 +127,7 @@ fn a_process_without_the_library_is_told_of_once_and_counted() {
 }
 
 #[test]
-fn memory_over_the_limit_and_cards_of_others_are_told_of_and_ended_where_asked() {
+fn memory_over_the_limit_and_gpus_of_others_are_told_of_and_ended_where_asked() {
     let mut world = world();
     world.settings.isolation.kill_escaped = true;
     world.restart_agent();
@@ -146,7 +146,7 @@ fn memory_over_the_limit_and_cards_of_others_are_told_of_and_ended_where_asked()
 }
 
 #[test]
-fn whole_cards_and_those_let_off_are_not_looked_at() {
+fn whole_gpus_and_those_let_off_are_not_looked_at() {
     let mut world = World::new();
     world.settings.isolation.allow_opt_out = true;
     world.restart_agent();

@@ -8,7 +8,7 @@ use crate::machine::Event;
 
 #[derive(Clone, Debug)]
 enum Step {
-    /// A pod comes: kind, size, the card it is granted, if any.
+    /// A pod comes: kind, size, the GPU it is granted, if any.
     Come(u8, u8, Option<u8>),
     /// The oldest bound pod of this number is admitted, out of turn.
     Admit(usize),
@@ -38,7 +38,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 96, ..ProptestConfig::default() })]
 
     #[test]
-    fn no_card_is_over_granted_and_all_books_agree(steps in prop::collection::vec(step(), 1..40), seed in 0..1000u64) {
+    fn no_gpu_is_over_granted_and_all_books_agree(steps in prop::collection::vec(step(), 1..40), seed in 0..1000u64) {
         let mut world = World::new();
         world.seed(seed);
         let mut count = 0;
@@ -99,10 +99,10 @@ proptest! {
                 }
                 Step::Admit(_) | Step::Start(_) => {}
             }
-            // Whoever admitted what, in whatever order: never too much on a card by the kubelet's own books.
+            // Whoever admitted what, in whatever order: never too much on a GPU by the kubelet's own books.
             for card in 0..4u8 {
                 let view = world.agent.view();
-                prop_assert!(!view.overbooked.contains(&card) || has_conflicting_grants(&world), "card {card}");
+                prop_assert!(!view.overbooked.contains(&card) || has_conflicting_grants(&world), "GPU {card}");
             }
         }
         world.api_is_up = true;

@@ -14,7 +14,7 @@ fn memory(units: u32) -> Vec<(&'static str, String)> {
 }
 
 #[test]
-fn a_granted_pod_gets_its_card_whichever_resource_comes_first() {
+fn a_granted_pod_gets_its_gpu_whichever_resource_comes_first() {
     for seed in 0..8 {
         let mut world = World::new();
         world.seed(seed);
@@ -27,7 +27,7 @@ fn a_granted_pod_gets_its_card_whichever_resource_comes_first() {
 }
 
 #[test]
-fn shares_come_with_the_library_and_whole_cards_without() {
+fn shares_come_with_the_library_and_whole_gpus_without() {
     let mut world = World::new();
     let share = world.run(pod("p", "u", &[("main", share(30, 20))]), &[("main", &[2])]).unwrap();
     let mounts: Vec<_> = share["main"].mounts.iter().map(|mount| mount.container_path.as_str()).collect();
@@ -39,7 +39,7 @@ fn shares_come_with_the_library_and_whole_cards_without() {
     assert_eq!(world.limits.len(), 1);
     let limits = &world.limits[&("u".to_owned(), "main".to_owned())];
     let card = limits.cards[0];
-    assert_eq!((card.memory, card.cores, card.ceiling), (5120 << 20, 30, 30));
+    assert_eq!((card.memory, card.compute_percent, card.ceiling), (5120 << 20, 30, 30));
 }
 
 #[test]
@@ -142,7 +142,7 @@ fn what_is_left_of_a_pod_that_was_broken_off_is_not_given_to_the_next() {
 }
 
 #[test]
-fn equal_pods_admitted_in_another_order_keep_their_cards() {
+fn equal_pods_admitted_in_another_order_keep_their_gpus() {
     let mut world = World::new();
     let pods: Vec<_> = (0..4u8)
         .map(|card| {
@@ -172,7 +172,7 @@ fn a_pod_nobody_placed_is_served_and_its_annotations_say_so() {
 }
 
 #[test]
-fn a_card_that_is_reserved_is_not_given_to_a_bypasser() {
+fn a_gpu_that_is_reserved_is_not_given_to_a_bypasser() {
     let mut world = World::new();
     for card in 0..4u8 {
         let name = format!("granted{card}");
@@ -183,7 +183,7 @@ fn a_card_that_is_reserved_is_not_given_to_a_bypasser() {
 }
 
 #[test]
-fn whole_cards_and_shares_never_meet() {
+fn whole_gpus_and_shares_never_meet() {
     let mut world = World::new();
     world.run(pod("share", "share", &[("main", share(10, 1))]), &[("main", &[1])]).unwrap();
     world.run(pod("whole", "whole", &[("main", whole(3))]), &[]).unwrap();
@@ -194,7 +194,7 @@ fn whole_cards_and_shares_never_meet() {
 }
 
 #[test]
-fn whole_cards_by_cores_with_some_memory_beside_them() {
+fn whole_gpus_by_cores_with_some_memory_beside_them() {
     for seed in 0..8 {
         let mut world = World::new();
         world.seed(seed);
@@ -245,7 +245,11 @@ fn an_init_container_starts_again_after_the_agent_did() {
         world.admit(&pod).unwrap();
         world.restart_agent();
         world.start("u").unwrap();
-        assert_eq!(world.limits[&("u".to_owned(), "init-load".to_owned())].cards[0].cores, 30, "{main:?}");
+        assert_eq!(
+            world.limits[&("u".to_owned(), "init-load".to_owned())].cards[0].compute_percent,
+            30,
+            "{main:?}"
+        );
         world.check();
     }
 }
@@ -277,7 +281,7 @@ fn bad_requests_are_refused_in_words() {
 }
 
 #[test]
-fn a_pod_that_ended_frees_its_card_and_a_terminating_one_does_not() {
+fn a_pod_that_ended_frees_its_gpu_and_a_terminating_one_does_not() {
     let mut world = World::new();
     world.run(pod("p", "u", &[("main", whole(4))]), &[]).unwrap();
     // Deletion has begun: the object and the kubelet's books still have it.
@@ -303,20 +307,20 @@ fn a_pod_is_not_refused_for_the_sake_of_one_that_has_ended_unheard() {
 }
 
 #[test]
-fn the_same_name_again_while_the_old_one_still_holds_its_card() {
+fn the_same_name_again_while_the_old_one_still_holds_its_gpu() {
     let mut world = World::new();
     world.run(pod("p", "old", &[("main", share(80, 20))]), &[("main", &[1])]).unwrap();
     // Deleted by force: the API server has forgotten it, the kubelet has not.
     world.pods.remove("old");
     world.happens(Event::PodDeleted("old".into()));
     world.run(pod("p", "new", &[("main", share(80, 20))]), &[("main", &[1])]).unwrap();
-    assert_ne!(world.cards("new", "main"), [1].into(), "card 1 is still in use");
+    assert_ne!(world.cards("new", "main"), [1].into(), "GPU 1 is still in use");
     world.books.remove("old");
     world.check();
 }
 
 #[test]
-fn a_broken_card_is_not_given_and_comes_back() {
+fn a_broken_gpu_is_not_given_and_comes_back() {
     let mut world = World::new();
     let uuid = found().gpus[0].uuid.clone();
     world.happens(Event::Incident(Incident { gpu: Some(uuid.clone()), kind: IncidentKind::Xid(79) }));

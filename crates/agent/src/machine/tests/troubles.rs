@@ -19,7 +19,7 @@ fn at(seconds: u64) -> Now {
     Now { elapsed: Duration::from_secs(seconds), unix_nanos: 17 }
 }
 
-/// Healthy devices and all devices of whole cards that are told.
+/// Healthy devices and all devices of whole GPUs that are told.
 fn told(actions: &[Action]) -> Vec<(usize, usize)> {
     let published = actions.iter().filter_map(|action| match action {
         Action::Publish(Resource::NvidiaGpu, devices) => Some(devices),
@@ -61,7 +61,7 @@ fn an_agent_to_which_nothing_happens_does_nothing() {
 }
 
 #[test]
-fn a_driver_that_is_lost_takes_all_cards_with_it_until_it_is_back() {
+fn a_driver_that_is_lost_takes_all_gpus_with_it_until_it_is_back() {
     let mut world = World::new();
     let all = usize::from(CARDS);
     let lost = || Event::Gpus(Err("no NVIDIA driver answers".into()));
@@ -81,7 +81,7 @@ fn a_driver_that_is_lost_takes_all_cards_with_it_until_it_is_back() {
 }
 
 #[test]
-fn a_card_that_was_lost_and_is_found_again_is_trusted_again() {
+fn a_gpu_that_was_lost_and_is_found_again_is_trusted_again() {
     let mut world = World::new();
     let all = usize::from(CARDS);
     let card = found().gpus[1].clone();

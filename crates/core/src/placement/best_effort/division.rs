@@ -1,4 +1,4 @@
-//! The best division of cards into groups of one size.
+//! The best division of GPUs into groups of one size.
 
 use std::cmp::Reverse;
 
@@ -12,34 +12,34 @@ pub(super) struct Division {
     pairs: Pairs,
     required: u32,
     size: usize,
-    /// By mask of the cards still to be divided.
+    /// By mask of the GPUs still to be divided.
     known: Vec<Known>,
     steps_left: u32,
 }
 
-/// What is known of dividing some cards.
+/// What is known of dividing some GPUs.
 #[derive(Clone, Copy, Debug)]
 enum Known {
     Nothing,
     /// No division has so many points.
     Below(u32),
-    /// The most points, and the group that holds the lowest card then.
+    /// The most points, and the group that holds the lowest GPU then.
     Best {
         total: u32,
         group: u32,
     },
 }
 
-/// The search for the group that holds the lowest of the cards still to be divided.
+/// The search for the group that holds the lowest of the GPUs still to be divided.
 struct Head {
     rest: u32,
     /// What a division must reach to be of interest.
     needed: u32,
     best: Option<(u32, u32)>,
-    /// By card: no group gives it more points, these being with its best partners. Counted at both ends of a pair.
+    /// By GPU: no group gives it more points, these being with its best partners. Counted at both ends of a pair.
     most: [u32; Pairs::MOST_CARDS],
     most_of_all: u32,
-    /// How many cards will stand in a smaller group, and what that costs them at least.
+    /// How many GPUs will stand in a smaller group, and what that costs them at least.
     leftover: usize,
     leftover_cost: u32,
 }
@@ -50,18 +50,18 @@ struct Draft {
     cards: u32,
     count: usize,
     points: u32,
-    /// The cards that may still join: those after its last one.
+    /// The GPUs that may still join: those after its last one.
     open: u32,
 }
 
 impl Division {
-    /// More cards are not divided.
+    /// More GPUs are not divided.
     pub(super) const MOST_CARDS: usize = Pairs::MOST_CARDS;
 
     /// Up to here every search is carried to its end.
     const MOST_EXACT: usize = 12;
 
-    /// Beyond, it ends after looking so many times at what a card could still get, well within a millisecond, and a
+    /// Beyond, it ends after looking so many times at what a GPU could still get, well within a millisecond, and a
     /// good division counts for the best one. Real machines are regular, and their searches end by themselves.
     const STEPS: u32 = 10_000;
 
@@ -156,7 +156,7 @@ impl Division {
     }
 
     fn spend(&mut self, cards: usize) {
-        #[expect(clippy::cast_possible_truncation, reason = "at most 16 cards")]
+        #[expect(clippy::cast_possible_truncation, reason = "at most 16 GPUs")]
         let steps = cards as u32;
         self.steps_left = self.steps_left.saturating_sub(steps);
     }

@@ -4,8 +4,8 @@ use std::cmp::Reverse;
 
 use super::pairs::{Pairs, bits};
 
-/// Divides all cards: one group after the other from those left, then cards exchanged between groups while that brings
-/// points. The `required` cards, at most `size`, stay in one full group. By lowest card; the last one may be smaller.
+/// Divides all GPUs: one group after the other from those left, then GPUs exchanged between groups while that brings
+/// points. The `required` GPUs, at most `size`, stay in one full group. By lowest GPU; the last one may be smaller.
 pub(super) fn guess(pairs: &Pairs, required: u32, size: usize) -> Vec<u32> {
     let mut rest = pairs.all();
     let mut groups = Vec::new();
@@ -27,7 +27,7 @@ pub(super) fn guess(pairs: &Pairs, required: u32, size: usize) -> Vec<u32> {
     groups
 }
 
-/// A full group from its first cards, always adding the one that brings most.
+/// A full group from its first GPUs, always adding the one that brings most.
 fn grow(pairs: &Pairs, start: u32, rest: u32, size: usize) -> u32 {
     let mut group = start;
     while (group.count_ones() as usize) < size {
@@ -38,7 +38,7 @@ fn grow(pairs: &Pairs, start: u32, rest: u32, size: usize) -> u32 {
     group
 }
 
-/// Makes the first exchange of two cards that brings points, if any does.
+/// Makes the first exchange of two GPUs that brings points, if any does.
 fn exchange(pairs: &Pairs, required: u32, groups: &mut [u32]) -> bool {
     for second in 1..groups.len() {
         for first in 0..second {

@@ -1,4 +1,4 @@
-//! The points of all pairs of some cards, and of sets of them.
+//! The points of all pairs of some GPUs, and of sets of them.
 
 use std::cmp::Reverse;
 
@@ -7,13 +7,13 @@ use crate::gpu_set::GpuSet;
 use crate::topology::Topology;
 use crate::units::GpuIndex;
 
-/// Cards by their position among those that are free; sets of them are masks.
+/// GPUs by their position among those that are free; sets of them are masks.
 #[derive(Debug)]
 pub(super) struct Pairs {
     cards: Vec<GpuIndex>,
     /// Symmetric.
     points: Vec<[u32; Self::MOST_CARDS]>,
-    /// The other cards, the best partner first.
+    /// The other GPUs, the best partner first.
     partners: Vec<Vec<usize>>,
 }
 
@@ -49,7 +49,7 @@ impl Pairs {
         bits(mask).map(|position| self.cards[position]).collect()
     }
 
-    /// Of a card with all members of a set.
+    /// Of a GPU with all members of a set.
     pub(super) fn with(&self, set: u32, card: usize) -> u32 {
         bits(set).map(|member| self.points[card][member]).sum()
     }
@@ -59,7 +59,7 @@ impl Pairs {
         bits(set).map(|card| self.with(set & ((1 << card) - 1), card)).sum()
     }
 
-    /// Of a card with its `count` best partners in a set.
+    /// Of a GPU with its `count` best partners in a set.
     pub(super) fn with_best(&self, set: u32, card: usize, count: usize) -> u32 {
         let partners = self.partners[card].iter().filter(|other| set & (1 << **other) != 0);
         partners.take(count).map(|other| self.points[card][*other]).sum()

@@ -98,7 +98,7 @@ fn machine(count: usize, links: &[(u8, Option<PcieLevel>)]) -> Topology {
     })
 }
 
-/// Links of a machine of up to `count` cards.
+/// Links of a machine of up to `count` GPUs.
 fn links(count: usize) -> impl Strategy<Value = Vec<(u8, Option<PcieLevel>)>> {
     let pcie = proptest::option::of(prop::sample::select(PcieLevel::ALL.to_vec()));
     prop::collection::vec((0u8..3, pcie), count * count)
@@ -142,7 +142,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(16))]
 
     #[test]
-    fn is_exact_up_to_twelve_cards(links in links(12), count in 3usize..6) {
+    fn is_exact_up_to_twelve_gpus(links in links(12), count in 3usize..6) {
         let topology = machine(12, &links);
         let chosen = choose(&topology, topology.gpus(), GpuSet::EMPTY, count);
         prop_assert_eq!(chosen, exhaustive(&topology, topology.gpus(), GpuSet::EMPTY, count));

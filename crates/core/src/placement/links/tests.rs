@@ -24,7 +24,7 @@ fn hold(node: &mut NodeState, gpus: &[u8], hold: Hold) {
     });
 }
 
-/// The set for `count` cards when only `free` ones are, each other card held by a pod of its own.
+/// The set for `count` GPUs when only `free` ones are, each other GPU held by a pod of its own.
 fn choice(
     topology: &Topology,
     free: &[u8],
@@ -65,12 +65,12 @@ fn the_fastest_set_of_a_dgx1() {
 }
 
 #[test]
-fn one_card_is_the_one_others_miss_least() {
+fn one_gpu_is_the_one_others_miss_least() {
     check(&bridged_pairs(), &[0, 1, 2], &[], 1, &[2]);
     check(&bridged_pairs(), &[1, 2, 3, 4, 5, 6, 7], &[], 1, &[1]);
     check(&bridged_pairs(), &ALL, &[6], 1, &[6]);
     check(&pcie_pairs(), &[0, 1, 2, 3, 5], &[], 1, &[5]);
-    // Three cards behind one bridge, the fourth across the sockets.
+    // Three GPUs behind one bridge, the fourth across the sockets.
     let lopsided = Topology::from_pairs(4, |a, _| {
         Link::pcie(if a.0 == 0 { PcieLevel::System } else { PcieLevel::HostBridge })
     });
@@ -80,7 +80,7 @@ fn one_card_is_the_one_others_miss_least() {
 #[test]
 fn a_job_that_does_not_care_leaves_the_good_links() {
     let chosen = |free, count| choice(&dgx1_v100(), free, &[], count, Traffic::Insensitive);
-    // {0,3} has two NVLinks, {0,1} one: of three cards the pair left over matters, not the pair taken.
+    // {0,3} has two NVLinks, {0,1} one: of three GPUs the pair left over matters, not the pair taken.
     assert_eq!(chosen(&[0, 1, 3], 1), Some(set(&[1])));
     assert_eq!(chosen(&[0, 1, 2, 3, 5], 1), Some(set(&[5])));
     let chosen = choice(&bridged_pairs(), &[0, 1, 2, 4], &[], 2, Traffic::Insensitive);
@@ -102,7 +102,7 @@ fn behind_a_switch_numa_nodes_are_kept_together() {
 }
 
 #[test]
-fn too_few_cards_are_no_set() {
+fn too_few_gpus_are_no_set() {
     let chosen = |required, count| choice(&dgx1_v100(), &[0, 1], required, count, Traffic::Sensitive);
     assert_eq!(chosen(&[], 3), None);
     assert_eq!(chosen(&[0, 1], 1), None);
@@ -114,7 +114,7 @@ fn what_comes_back_together() {
     let mut node = node(&pcie_pairs(), &[5]);
     hold(&mut node, &[0, 1], Hold::Whole);
     hold(&mut node, &[4, 5], Hold::Whole);
-    let part = Hold::Part { cores: Percent(10), memory: MiB(1) };
+    let part = Hold::Share { compute_percent: Percent(10), memory: MiB(1) };
     for gpus in [[2, 3], [3, 6]] {
         hold(&mut node, &gpus, part);
     }
@@ -125,7 +125,7 @@ fn what_comes_back_together() {
 
 #[test]
 fn what_running_jobs_give_back_decides_between_strays() {
-    // One card of each of two switches is free; whose neighbour comes back by itself is the better half of a pair.
+    // One GPU of each of two switches is free; whose neighbour comes back by itself is the better half of a pair.
     let topology = pcie_pairs();
     let chosen = |held: [&[u8]; 2]| {
         let free = set(&[1, 3]);

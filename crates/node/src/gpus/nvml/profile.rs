@@ -20,7 +20,7 @@ const METRICS: [GpmMetricId; 10] = [
     GpmMetricId::PcieRxPerSec,
 ];
 
-/// The last readings of a card's counters, and of those of its parts.
+/// The last readings of a GPU's counters, and of those of its parts.
 #[derive(Debug, Default)]
 pub(super) struct Readings {
     card: Option<GpmSample<'static>>,
@@ -28,7 +28,7 @@ pub(super) struct Readings {
 }
 
 impl Readings {
-    /// What the card counted since the last look.
+    /// What the GPU counted since the last look.
     pub(super) fn of_card(&mut self, library: &'static Library, device: &Device<'static>) -> Option<Profile> {
         if !device.gpm_support().unwrap_or(false) {
             return None;
@@ -39,7 +39,7 @@ impl Readings {
         profile
     }
 
-    /// What a part of a card that is cut up counted since the last look.
+    /// What a part of a GPU that is cut up counted since the last look.
     pub(super) fn of_part(
         &mut self,
         library: &'static Library,

@@ -1,5 +1,5 @@
 //! What the wrapper does not offer: process lists whose entries may be longer than documented, samples with one call instead of two
-//! (each takes milliseconds), and the numbers of a cut-up card's parts.
+//! (each takes milliseconds), and the numbers of a cut-up GPU's parts.
 
 #![allow(unsafe_code, reason = "calls a C library found at run time")]
 
@@ -13,7 +13,7 @@ const FILL: u64 = 0xa5a5_a5a5_a5a5_a5a5;
 const SHORT: usize = 3;
 const LONG: usize = 4;
 
-/// Words in a sample of a card: moment, value; and in one of a process: number, moment, four percentages of 32 bits.
+/// Words in a sample of a GPU: moment, value; and in one of a process: number, moment, four percentages of 32 bits.
 const SAMPLE: usize = 2;
 const PROCESS_SAMPLE: usize = 4;
 
@@ -25,7 +25,7 @@ const NOT_FOUND: nvmlReturn_t = 6;
 /// The samples that tell how long kernels ran.
 const GPU_UTILIZATION: u32 = 1;
 
-/// No machine runs more processes on one card.
+/// No machine runs more processes on one GPU.
 const MOST: usize = 1 << 16;
 
 /// The driver's library once more: the wrapper keeps its own to itself. Loading it again costs nothing.
@@ -57,7 +57,7 @@ impl Raw {
         Some(Self { library })
     }
 
-    /// All processes on a card that compute, draw, or compute through MPS. `None` where the driver cannot tell.
+    /// All processes on a GPU that compute, draw, or compute through MPS. `None` where the driver cannot tell.
     pub(super) fn processes(&self, device: &Device<'_>) -> Option<Vec<Entry>> {
         let library = &self.library;
         let compute = library.nvmlDeviceGetComputeRunningProcesses_v3.as_ref().map(|list| *list as List);
@@ -66,7 +66,7 @@ impl Raw {
             .or_else(|_| library.nvmlDeviceGetComputeRunningProcesses_v2.as_ref().map(|list| *list as List));
         let graphics = library.nvmlDeviceGetGraphicsRunningProcesses_v3.as_ref().map(|list| *list as List);
         let mps = library.nvmlDeviceGetMPSComputeRunningProcesses_v3.as_ref().map(|list| *list as List);
-        // The first matters; a card for computing may refuse the others.
+        // The first matters; a GPU for computing may refuse the others.
         let [compute, graphics, mps] =
             [compute, graphics, mps].map(|list| list.ok().and_then(|list| self::list(list, device)));
         let mut all = compute?;
@@ -111,7 +111,7 @@ impl Raw {
         Some(words.chunks(PROCESS_SAMPLE).take(count).filter_map(sample).collect())
     }
 
-    /// The numbers of a part of a card.
+    /// The numbers of a part of a GPU.
     pub(super) fn instances(&self, part: &Device<'_>) -> (Option<u32>, Option<u32>) {
         let gpu = self.library.nvmlDeviceGetGpuInstanceId.as_ref().ok();
         let compute = self.library.nvmlDeviceGetComputeInstanceId.as_ref().ok();

@@ -1,4 +1,4 @@
-//! One look at a card through NVML. Any call may fail by itself: what it would have told is then absent.
+//! One look at a GPU through NVML. Any call may fail by itself: what it would have told is then absent.
 
 use std::{collections::HashMap, sync::Mutex, sync::PoisonError};
 
@@ -17,8 +17,7 @@ use super::{
     raw::{Entry, Raw},
 };
 use crate::gpus::{
-    CardMemory, CardPower, CardSample, GpusError, Instance, ProcessMemory, RemappedRows, Sensors, Window,
-    Work,
+    CardMemory, GpuPower, GpuSample, GpusError, Instance, ProcessMemory, RemappedRows, Sensors, Window, Work,
 };
 
 /// Fields without a function of their own.
@@ -36,7 +35,7 @@ const ENERGY_EVERY: u64 = 10_000_000;
 /// How often the driver takes its samples, in microseconds. A shorter look waits for the next of them: none would name a process.
 const SAMPLES_EVERY: u64 = 200_000;
 
-/// What is kept between looks at a card.
+/// What is kept between looks at a GPU.
 #[derive(Debug, Default)]
 struct Kept {
     /// The chip's counters.
@@ -47,7 +46,7 @@ struct Kept {
     was_used: bool,
 }
 
-/// What is kept between looks at all cards.
+/// What is kept between looks at all GPUs.
 #[derive(Debug, Default)]
 pub(super) struct Samples(Mutex<HashMap<GpuUuid, Kept>>);
 
@@ -58,16 +57,16 @@ impl Samples {
         raw: Option<&Raw>,
         gpu: &GpuUuid,
         window: Window,
-    ) -> Result<CardSample, GpusError> {
+    ) -> Result<GpuSample, GpusError> {
         let lost = |error: NvmlError| GpusError::Driver { what: "about a GPU", reason: error.to_string() };
         let device = library.device_by_uuid(gpu.0.as_ref()).map_err(lost)?;
-        // Every card can tell this, but for a few that share the machine's memory. If it fails otherwise, so would all.
+        // Every GPU can tell this, but for a few that share the machine's memory. If it fails otherwise, so would all.
         let memory = match device.memory_info() {
             Ok(info) => Some(memory(&info)),
             Err(NvmlError::NotSupported | NvmlError::NoPermission) => None,
             Err(error) => return Err(lost(error)),
         };
-        // Not under the lock: a card that hangs must not hold up the others.
+        // Not under the lock: a GPU that hangs must not hold up the others.
         let lock = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let mut kept = lock().remove(gpu).unwrap_or_default();
         let processes = processes(&device, raw);
@@ -87,7 +86,7 @@ impl Samples {
         kept.was_used = is_used;
         let energy = kept.energy(window.now, &device);
         lock().insert(gpu.clone(), kept);
-        Ok(CardSample { memory, processes, work, energy, sensors, instances })
+        Ok(GpuSample { memory, processes, work, energy, sensors, instances })
     }
 }
 
@@ -106,7 +105,7 @@ fn memory(info: &MemoryInfo) -> CardMemory {
     CardMemory { total: info.total, used: info.used, free: info.free, reserved: info.reserved }
 }
 
-/// Who is on a card.
+/// Who is on a GPU.
 pub(super) fn processes_on(
     library: &'static Library,
     raw: Option<&Raw>,
@@ -118,15 +117,15 @@ pub(super) fn processes_on(
     processes(&device, raw).ok_or_else(|| GpusError::Driver { what, reason: "it does not say".to_owned() })
 }
 
-/// What a card draws: asked often, so by the cheapest way there is. The driver's own average takes microseconds (the energy
-/// counter takes milliseconds). Cards that have none keep readings of every 20 ms.
-pub(super) fn power_of(library: &'static Library, gpu: &GpuUuid) -> Option<CardPower> {
+/// What a GPU draws: asked often, so by the cheapest way there is. The driver's own average takes microseconds (the energy
+/// counter takes milliseconds). GPUs that have none keep readings of every 20 ms.
+pub(super) fn power_of(library: &'static Library, gpu: &GpuUuid) -> Option<GpuPower> {
     let device = library.device_by_uuid(gpu.0.as_ref()).ok()?;
     let limit = f64::from(device.enforced_power_limit().ok()?) / 1e3;
     let told = device.field_values_for(&[FieldId(AVERAGE_POWER)]).unwrap_or_default().pop();
     let told = told.and_then(Result::ok).and_then(|field| number(field.value.ok()?));
     let average = told.or_else(|| mean(&device.samples(Sampling::Power, None).ok()?))? / 1e3;
-    Some(CardPower { average, limit })
+    Some(GpuPower { average, limit })
 }
 
 /// The mean of the last second.
@@ -246,7 +245,7 @@ fn whole(value: SampleValue) -> Option<u64> {
     value.and_then(sane)
 }
 
-/// The parts of a card that is cut up.
+/// The parts of a GPU that is cut up.
 fn instances(
     library: &'static Library,
     device: &Device<'static>,

@@ -1,17 +1,17 @@
-//! What simulated cards do: the processes of a file, turned into what a driver would tell.
+//! What simulated GPUs do: the processes of a file, turned into what a driver would tell.
 
 use std::collections::BTreeMap;
 
 use serde::Deserialize;
 use tessera_core::gpu::Gpu;
 
-use crate::gpus::{CardMemory, CardSample, ProcessMemory, Profile, RemappedRows, Sensors, Window, Work};
+use crate::gpus::{CardMemory, GpuSample, ProcessMemory, Profile, RemappedRows, Sensors, Window, Work};
 
-/// Memory the driver needs for a card that is in use, and for itself in any case.
+/// Memory the driver needs for a GPU that is in use, and for itself in any case.
 const CONTEXTS: u64 = 64 << 20;
 const RESERVED: u64 = 512 << 20;
 
-/// What a card draws when idle, and at its limit.
+/// What a GPU draws when idle, and at its limit.
 const IDLE_WATTS: f64 = 60.0;
 const FULL_WATTS: f64 = 400.0;
 
@@ -21,7 +21,7 @@ const FULL_WATTS: f64 = 400.0;
 pub(super) struct Process {
     /// Its number.
     pid: u32,
-    /// The card it is on.
+    /// The GPU it is on.
     gpu: u8,
     /// What it holds; without it the driver does not tell.
     #[serde(rename = "memoryMiB")]
@@ -31,7 +31,7 @@ pub(super) struct Process {
     busy_percent: u32,
 }
 
-/// When a card was last looked at, and the millijoules it had used by then.
+/// When a GPU was last looked at, and the millijoules it had used by then.
 pub(super) type Meters = BTreeMap<u8, (u64, f64)>;
 
 /// The lines that can be read; half a line, as somebody is just writing it, is nothing yet.
@@ -40,20 +40,20 @@ pub(super) fn parse(text: &str) -> Vec<Process> {
 }
 
 /// What a look at `gpu` tells.
-pub(super) fn sample(gpu: &Gpu, all: &[Process], window: Window, meters: &mut Meters) -> CardSample {
-    let on_card: Vec<&Process> = all.iter().filter(|process| process.gpu == gpu.index.0).collect();
+pub(super) fn sample(gpu: &Gpu, all: &[Process], window: Window, meters: &mut Meters) -> GpuSample {
+    let on_gpu: Vec<&Process> = all.iter().filter(|process| process.gpu == gpu.index.0).collect();
     let total = gpu.memory.0 << 20;
-    let held: u64 = on_card.iter().filter_map(|process| process.memory_mib).map(|mib| mib << 20).sum();
-    let used = if on_card.is_empty() { 0 } else { held + CONTEXTS };
+    let held: u64 = on_gpu.iter().filter_map(|process| process.memory_mib).map(|mib| mib << 20).sum();
+    let used = if on_gpu.is_empty() { 0 } else { held + CONTEXTS };
     let memory = CardMemory {
         total,
         used,
         free: total.saturating_sub(used + RESERVED),
         reserved: RESERVED.min(total.saturating_sub(used)),
     };
-    let busy = on_card.iter().map(|process| process.busy_percent).sum::<u32>().min(100);
+    let busy = on_gpu.iter().map(|process| process.busy_percent).sum::<u32>().min(100);
     let samples = [(window.now, f64::from(busy))];
-    let each: Vec<(u32, u64, u32)> = on_card
+    let each: Vec<(u32, u64, u32)> = on_gpu
         .iter()
         .filter(|process| process.busy_percent > 0)
         .map(|process| (process.pid, window.now, process.busy_percent))
@@ -63,7 +63,7 @@ pub(super) fn sample(gpu: &Gpu, all: &[Process], window: Window, meters: &mut Me
     let passed = u32::try_from(window.now.saturating_sub(*last)).unwrap_or(u32::MAX);
     *spent += watts * f64::from(passed) / 1e3;
     *last = window.now;
-    let mut processes: Vec<ProcessMemory> = on_card
+    let mut processes: Vec<ProcessMemory> = on_gpu
         .iter()
         .map(|process| ProcessMemory {
             pid: process.pid,
@@ -72,7 +72,7 @@ pub(super) fn sample(gpu: &Gpu, all: &[Process], window: Window, meters: &mut Me
         })
         .collect();
     processes.sort_by_key(|process| process.pid);
-    CardSample {
+    GpuSample {
         memory: Some(memory),
         processes: Some(processes),
         work: Work::of(window, Some(&samples), None, Some(&each)),
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn an_idle_card_uses_nothing_and_a_process_may_hide_what_it_holds() {
+    fn an_idle_gpu_uses_nothing_and_a_process_may_hide_what_it_holds() {
         let mut meters = Meters::new();
         let idle = sample(&card(3), &[], Window::default(), &mut meters);
         assert_eq!(idle.memory.map(|memory| memory.used), Some(0));

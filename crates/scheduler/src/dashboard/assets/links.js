@@ -1,4 +1,4 @@
-// What joins the cards of a node: as a graph and as a matrix.
+// What joins the GPUs of a node: as a graph and as a matrix.
 
 import { h, svg } from "./dom.js";
 import { t } from "./text.js";
@@ -20,7 +20,7 @@ export function linkGraph({ gpus, links, nvswitchLinks }) {
     class: `link ${kind(link)}`, x1: from[0], y1: from[1], x2: to[0], y2: to[1],
     "stroke-width": link.nvlinks > 0 ? 1 + Math.min(4, link.nvlinks / 2) : 1,
   }, svg("title", {}, text));
-  // Pairs over switches would all look alike; what matters is that each card reaches the switch.
+  // Pairs over switches would all look alike; what matters is that each GPU reaches the switch.
   const lines = nvswitchLinks !== undefined
     ? places.map((place) => line(place, [CENTRE, CENTRE], { nvlinks: nvswitchLinks }, `NV${nvswitchLinks}`))
     : links.map((link) => line(places[link.a], places[link.b], link, `${link.a} – ${link.b}: ${word(link)}`))

@@ -1,4 +1,4 @@
-// One node: its cards with their pods, what is used now, and what joins them.
+// One node: its GPUs with their pods, what is used now, and what joins them.
 
 import { get, path } from "./api.js";
 import { h } from "./dom.js";
@@ -23,7 +23,7 @@ function facts(node) {
   return h("dl", { class: "facts" }, all.filter(([, value]) => value).map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))));
 }
 
-/** What the agent measured on a card; what it did not is said so, and is no zero. */
+/** What the agent measured on a GPU; what it did not is said so, and is no zero. */
 function measured(card) {
   const parts = [card?.memoryUsedMiB !== undefined && memory(card.memoryUsedMiB), card?.busyPercent !== undefined && t("used.busy", { n: points(card.busyPercent) })];
   const known = parts.filter(Boolean);

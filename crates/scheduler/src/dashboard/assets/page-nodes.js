@@ -1,4 +1,4 @@
-// All nodes, as cards of tiles.
+// All nodes, as GPUs of tiles.
 
 import { get, query } from "./api.js";
 import { h } from "./dom.js";

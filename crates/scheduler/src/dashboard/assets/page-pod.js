@@ -16,7 +16,7 @@ function asks(pod) {
     " ", h("span", { class: "muted" }, one.dialect))));
 }
 
-/** What the agent measured of a container on a card. */
+/** What the agent measured of a container on a GPU. */
 function measured(used, grant) {
   const container = used?.use?.containers.find((one) => one.container === grant.container);
   const share = container?.gpus.find((one) => one.uuid === grant.uuid);

@@ -1,4 +1,4 @@
-// Pods with cards: those that wait first.
+// Pods with GPUs: those that wait first.
 
 import { get, query } from "./api.js";
 import { h } from "./dom.js";

@@ -7,7 +7,7 @@ const AT_ONCE = 60;
 // What is seen is loaded anew after so many milliseconds at the earliest.
 const PACE = 400;
 
-/** A list of equal cards. `load(offset, limit)` gives `{total, items}`, `draw(item)` an element; `counted(total)` is called with
+/** A list of equal GPUs. `load(offset, limit)` gives `{total, items}`, `draw(item)` an element; `counted(total)` is called with
  *  each answer. */
 export function virtualList({ load, draw, counted, failed, signal, least, height }) {
   let total = 0;

@@ -1,4 +1,4 @@
-//! A card as a tile, and who fills it.
+//! A GPU as a tile, and who fills it.
 
 use serde::Serialize;
 use tessera_core::gpu::{Gpu, Health};
@@ -8,7 +8,7 @@ use tessera_core::node::NodeState;
 use super::super::known::{self, GpuNode};
 use crate::state::State;
 
-/// One card.
+/// One GPU.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Tile {
@@ -34,7 +34,7 @@ pub struct Tile {
     pub pods: Vec<Slice>,
 }
 
-/// What one pod holds of one card.
+/// What one pod holds of one GPU.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Slice {
@@ -49,7 +49,7 @@ pub struct Slice {
     pub memory_mib: u64,
 }
 
-/// How many cards are in which state. Every card is counted once, but for the unhealthy ones, which are also counted as
+/// How many GPUs are in which state. Every GPU is counted once, but for the unhealthy ones, which are also counted as
 /// what they would be.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -66,7 +66,7 @@ pub struct Cards {
     pub unhealthy: usize,
     /// They carry more than they have.
     pub overbooked: usize,
-    /// Compute promised, percent of one card.
+    /// Compute promised, percent of one GPU.
     pub compute_held: u64,
     /// Memory they have.
     #[serde(rename = "memoryMiB")]
@@ -74,29 +74,29 @@ pub struct Cards {
     /// Memory promised.
     #[serde(rename = "memoryHeldMiB")]
     pub memory_held_mib: u64,
-    /// Cards taken: of each what is scarcer, compute or memory.
+    /// GPUs taken: of each what is scarcer, compute or memory.
     pub taken: f64,
 }
 
-/// What a use takes of a card: compute in percent, memory in MiB.
+/// What a use takes of a GPU: compute in percent, memory in MiB.
 pub(super) fn amounts(card: &Gpu, usage: Usage) -> (u32, u64) {
     if usage.whole {
-        (usage.cores.0.saturating_add(100), card.memory.0 + usage.memory.0)
+        (usage.compute_percent.0.saturating_add(100), card.memory.0 + usage.memory.0)
     } else {
-        (usage.cores.0, usage.memory.0)
+        (usage.compute_percent.0, usage.memory.0)
     }
 }
 
-/// The part of a card that is taken: what is scarcer counts.
+/// The part of a GPU that is taken: what is scarcer counts.
 pub(super) fn taken(card: &Gpu, usage: Usage) -> f64 {
     let (compute, memory) = amounts(card, usage);
-    #[expect(clippy::cast_precision_loss, reason = "no card has 2^52 MiB")]
+    #[expect(clippy::cast_precision_loss, reason = "no GPU has 2^52 MiB")]
     let memory = memory as f64 / card.memory.0.max(1) as f64;
     (f64::from(compute) / 100.0).max(memory).min(1.0)
 }
 
 impl Cards {
-    /// Counts one more card.
+    /// Counts one more GPU.
     pub(super) fn add(&mut self, card: &Gpu, usage: Usage) {
         let (compute, memory) = amounts(card, usage);
         self.total += 1;
@@ -111,7 +111,7 @@ impl Cards {
         self.taken += taken(card, usage);
     }
 
-    /// All cards of a node.
+    /// All GPUs of a node.
     pub(super) fn of(state: &NodeState) -> Self {
         let mut cards = Self::default();
         state.node().gpus().iter().for_each(|card| cards.add(card, state.used(card.index)));
@@ -119,7 +119,7 @@ impl Cards {
     }
 }
 
-/// All cards of a node, with who holds them.
+/// All GPUs of a node, with who holds them.
 pub(super) fn tiles(state: &State, node: GpuNode<'_>) -> Vec<Tile> {
     let cards = node.spec.node.gpus();
     let mut tiles: Vec<Tile> = cards.iter().map(|card| tile(card, node.state.used(card.index))).collect();

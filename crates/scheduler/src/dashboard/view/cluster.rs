@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use serde::Serialize;
 use tessera_core::fragmentation::Fragmentation;
-use tessera_core::gpu::{CardKind, Gpu};
+use tessera_core::gpu::{Gpu, GpuKind};
 use tessera_core::node::NodeState;
 
 use super::super::known::{self, GpuNode, Known};
@@ -18,49 +18,49 @@ use crate::state::{Look, State};
 pub struct Cluster {
     /// The policy of pods that name none.
     pub policy: String,
-    /// Nodes with cards.
+    /// Nodes with GPUs.
     pub nodes: usize,
     /// Nodes that say of themselves what cannot be read.
     pub unreadable_nodes: usize,
     /// Pods on nodes.
     pub placed_pods: usize,
-    /// Pods that wait for cards.
+    /// Pods that wait for GPUs.
     pub waiting_pods: usize,
-    /// All cards.
+    /// All GPUs.
     pub gpus: Cards,
     /// Of what is left, how much the pods that are expected cannot use.
     pub fragmentation: Leftover,
-    /// The same by model, most cards first.
+    /// The same by model, most GPUs first.
     pub models: Vec<ModelView>,
     /// What the namespaces hold, most first.
     pub namespaces: Vec<NamespaceView>,
 }
 
-/// What is left of the cards, in cards.
+/// What is left of the GPUs, in GPUs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct Leftover {
-    /// Not taken, of healthy cards.
+    /// Not taken, of healthy GPUs.
     pub left: f64,
     /// The part of it that is expected to be of no use.
     pub useless: f64,
 }
 
-/// Cards of one product and size.
+/// GPUs of one product and size.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ModelView {
     /// The product.
     pub model: String,
-    /// Memory of one card.
-    #[serde(rename = "cardMiB")]
-    pub card_mib: u64,
+    /// Memory of one GPU.
+    #[serde(rename = "gpuMiB")]
+    pub gpu_mib: u64,
     /// Nodes that have any.
     pub nodes: usize,
-    /// The cards.
+    /// The GPUs.
     pub gpus: Cards,
     /// What is left of them.
     pub fragmentation: Leftover,
-    /// Nodes by how full these cards are there: empty, up to a quarter, a half, three quarters, less than full, full.
+    /// Nodes by how full these GPUs are there: empty, up to a quarter, a half, three quarters, less than full, full.
     pub fullness: [usize; 6],
 }
 
@@ -70,11 +70,11 @@ pub struct ModelView {
 pub struct NamespaceView {
     /// Its name.
     pub namespace: String,
-    /// Its pods with cards.
+    /// Its pods with GPUs.
     pub placed_pods: usize,
     /// Its pods that wait.
     pub waiting_pods: usize,
-    /// Compute it holds, percent of one card.
+    /// Compute it holds, percent of one GPU.
     pub compute_held: u64,
     /// Memory it holds.
     #[serde(rename = "memoryHeldMiB")]
@@ -84,9 +84,9 @@ pub struct NamespaceView {
 /// One square for every node, grouped by model.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct MapGroup {
-    /// The product of the nodes' first cards.
+    /// The product of the nodes' first GPUs.
     pub model: String,
-    /// Each node's name, how full it is in percent, and how many of its cards are in trouble.
+    /// Each node's name, how full it is in percent, and how many of its GPUs are in trouble.
     pub nodes: Vec<(String, u8, usize)>,
 }
 
@@ -125,7 +125,7 @@ pub fn cluster(look: &impl Look) -> Cluster {
 }
 
 struct Model {
-    kind: CardKind,
+    kind: GpuKind,
     measure: Fragmentation,
     view: ModelView,
 }
@@ -148,11 +148,11 @@ fn count_models(models: &mut Vec<Model>, cluster: &State, state: &NodeState) {
 }
 
 impl Model {
-    fn new(kind: CardKind, cluster: &State) -> Self {
+    fn new(kind: GpuKind, cluster: &State) -> Self {
         let expected = cluster.workload().classes().map(|expected| (expected.class, expected.share));
         let view = ModelView {
             model: kind.model.to_string(),
-            card_mib: kind.memory.0,
+            gpu_mib: kind.memory.0,
             nodes: 0,
             gpus: Cards::default(),
             fragmentation: Leftover::default(),
@@ -162,7 +162,7 @@ impl Model {
     }
 }
 
-/// How full these cards of a node are, in percent.
+/// How full these GPUs of a node are, in percent.
 fn percent_taken<'a>(state: &NodeState, cards: impl Iterator<Item = &'a Gpu>) -> u8 {
     let (mut sum, mut count) = (0.0, 0u32);
     for card in cards {
@@ -182,7 +182,7 @@ fn percent_taken<'a>(state: &NodeState, cards: impl Iterator<Item = &'a Gpu>) ->
     }
 }
 
-/// Which of the six grades of fullness these cards of a node are in.
+/// Which of the six grades of fullness these GPUs of a node are in.
 pub(super) fn bucket<'a>(state: &NodeState, cards: impl Iterator<Item = &'a Gpu>) -> usize {
     match percent_taken(state, cards) {
         0 => 0,

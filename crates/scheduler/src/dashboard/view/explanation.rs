@@ -40,7 +40,7 @@ pub struct Refusal {
     pub may_resolve: bool,
     /// How many nodes.
     pub nodes: usize,
-    /// Some of them, card by card.
+    /// Some of them, GPU by GPU.
     pub examples: Vec<NodeView>,
 }
 

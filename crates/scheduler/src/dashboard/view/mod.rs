@@ -29,7 +29,7 @@ pub struct Page<T> {
 pub struct Filter {
     /// Pods of this namespace, or nodes with one of them.
     pub namespace: String,
-    /// Cards of this model.
+    /// GPUs of this model.
     pub model: String,
     /// `nvidia`, `gputopology`, `gpushare` or `vcuda`.
     pub dialect: String,
@@ -37,7 +37,7 @@ pub struct Filter {
     pub q: String,
     /// Of nodes: how full, from 0 (empty) to 5 (full).
     pub fullness: Option<usize>,
-    /// Of nodes: `trouble` for those with a card that is unhealthy or carries too much. Of pods: `waiting` or `placed`.
+    /// Of nodes: `trouble` for those with a GPU that is unhealthy or carries too much. Of pods: `waiting` or `placed`.
     pub state: String,
     /// How many to leave out.
     pub offset: usize,

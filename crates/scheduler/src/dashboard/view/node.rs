@@ -1,4 +1,4 @@
-//! One node in detail: its host, its cards, and what joins them.
+//! One node in detail: its host, its GPUs, and what joins them.
 
 use serde::Serialize;
 use tessera_core::units::NodeName;
@@ -15,11 +15,11 @@ pub struct NodeDetail {
     /// As in the list.
     #[serde(flatten)]
     pub card: NodeCard,
-    /// Who its cards are, by index.
+    /// Who its GPUs are, by index.
     pub identities: Vec<Identity>,
     /// Every pair that is known to be joined.
     pub links: Vec<LinkView>,
-    /// Where all cards reach each other through switches: NVLinks of each card.
+    /// Where all GPUs reach each other through switches: NVLinks of each GPU.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub nvswitch_links: Option<u8>,
     /// The host.
@@ -35,7 +35,7 @@ pub struct NodeDetail {
     pub has_agent: bool,
 }
 
-/// Who a card is.
+/// Who a GPU is.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Identity {
@@ -48,7 +48,7 @@ pub struct Identity {
     pub numa: Option<u16>,
 }
 
-/// What joins two cards.
+/// What joins two GPUs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct LinkView {
     /// The lower index.

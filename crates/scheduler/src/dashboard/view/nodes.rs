@@ -1,4 +1,4 @@
-//! Nodes as cards of tiles.
+//! Nodes as GPUs of tiles.
 
 use serde::Serialize;
 
@@ -19,16 +19,16 @@ pub struct NodeCard {
     pub instance_type: Option<String>,
     /// The vocabularies it serves.
     pub dialects: Vec<&'static str>,
-    /// Its cards together.
+    /// Its GPUs together.
     pub cards: Cards,
-    /// Its cards.
+    /// Its GPUs.
     pub gpus: Vec<Tile>,
-    /// Why it cannot be read. There are no cards then.
+    /// Why it cannot be read. There are no GPUs then.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub problem: Option<String>,
 }
 
-/// The nodes a filter lets through, by name. Nodes without cards are left out.
+/// The nodes a filter lets through, by name. Nodes without GPUs are left out.
 #[must_use]
 pub fn nodes(look: &impl Look, filter: &Filter) -> Page<NodeCard> {
     let mut shown = Vec::new();

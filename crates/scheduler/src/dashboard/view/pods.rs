@@ -1,4 +1,4 @@
-//! Pods with cards, waiting or placed.
+//! Pods with GPUs, waiting or placed.
 
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
@@ -51,13 +51,13 @@ pub struct Ask {
     pub role: &'static str,
     /// The vocabulary.
     pub dialect: &'static str,
-    /// Whole cards; absent for a part of one.
+    /// Whole GPUs; absent for a part of one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cards: Option<u8>,
-    /// Compute of one card, percent.
+    /// Compute of one GPU, percent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub compute: Option<u32>,
-    /// Memory of one card.
+    /// Memory of one GPU.
     #[serde(rename = "memoryMiB", skip_serializing_if = "Option::is_none")]
     pub memory_mib: Option<u64>,
 }
@@ -75,13 +75,13 @@ pub struct PodDetail {
     pub annotations: BTreeMap<String, String>,
 }
 
-/// What one container holds of one card.
+/// What one container holds of one GPU.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct GrantView {
     /// The container.
     pub container: String,
-    /// The card's position on the node.
+    /// The GPU's position on the node.
     pub index: u8,
     /// Its UUID.
     pub uuid: String,
@@ -200,7 +200,7 @@ fn asks(state: &State, pod: &GpuPod) -> Result<Vec<Ask>, String> {
     let ask = |claim: tessera_wire::grant::Claim| {
         let (cards, compute, memory) = match claim.request {
             Request::Whole(cards) => (Some(cards), None, None),
-            Request::Share { cores, memory } => (None, Some(cores.0), Some(memory.0)),
+            Request::Share { compute_percent, memory } => (None, Some(compute_percent.0), Some(memory.0)),
             Request::Memory(memory) => (None, None, Some(memory.0)),
         };
         let role = match claim.role {
@@ -224,7 +224,7 @@ fn grants(state: &State, uid: &PodUid) -> Vec<GrantView> {
         let card = node.node().gpu(gpu)?;
         let (whole, compute, memory_mib) = match hold {
             Hold::Whole => (true, 100, card.memory.0),
-            Hold::Part { cores, memory } => (false, cores.0, memory.0),
+            Hold::Share { compute_percent, memory } => (false, compute_percent.0, memory.0),
         };
         Some(GrantView {
             container: container.to_owned(),

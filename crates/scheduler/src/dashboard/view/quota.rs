@@ -16,10 +16,10 @@ pub struct NamespaceQuota {
     /// Its limits; absent for a namespace that is free.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub limit: Option<LimitView>,
-    /// Why its limits cannot be read: it gets no cards meanwhile.
+    /// Why its limits cannot be read: it gets no GPUs meanwhile.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub problem: Option<String>,
-    /// What it holds of all cards.
+    /// What it holds of all GPUs.
     pub held: Amounts,
     /// What it holds by model label of the nodes.
     pub by_model: BTreeMap<String, Amounts>,
@@ -29,23 +29,23 @@ pub struct NamespaceQuota {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct LimitView {
-    /// Cards by model; others are closed to it.
+    /// GPUs by model; others are closed to it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cards: Option<BTreeMap<String, u64>>,
     /// The pools it may use; empty for all.
     pub pools: Vec<String>,
-    /// Memory of all cards together.
+    /// Memory of all GPUs together.
     #[serde(rename = "memoryMiB", skip_serializing_if = "Option::is_none")]
     pub memory_mib: Option<u64>,
-    /// Compute of all cards together, percent of one card.
+    /// Compute of all GPUs together, percent of one GPU.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub compute: Option<u64>,
 }
 
-/// So much of the cards.
+/// So much of the GPUs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct Amounts {
-    /// Compute, percent of one card.
+    /// Compute, percent of one GPU.
     pub compute: u64,
     /// Memory.
     #[serde(rename = "memoryMiB")]

@@ -1,4 +1,4 @@
-//! Cards: what they are, what is left of them, and how much of what they use is no container's.
+//! GPUs: what they are, what is left of them, and how much of what they use is no container's.
 
 use tessera_core::gpu::Health;
 use tessera_node::gpus::Instance;
@@ -7,7 +7,7 @@ use tessera_wire::metrics::{
     Labels, Page, Value,
 };
 
-use crate::exporter::{CardPicture, Look, Picture};
+use crate::exporter::{GpuPicture, Look, Picture};
 
 pub(super) fn write(picture: &Picture, page: &mut Page) {
     let cards = Cards::of(picture);
@@ -19,12 +19,12 @@ pub(super) fn write(picture: &Picture, page: &mut Page) {
     cards.instances(page);
 }
 
-/// The cards, each with its labels.
-struct Cards<'a>(Vec<(Labels, &'a CardPicture)>);
+/// The GPUs, each with its labels.
+struct Cards<'a>(Vec<(Labels, &'a GpuPicture)>);
 
 impl<'a> Cards<'a> {
     fn of(picture: &'a Picture) -> Self {
-        Self(picture.cards.iter().map(|card| (super::super::card_labels(card), card)).collect())
+        Self(picture.cards.iter().map(|card| (super::super::gpu_labels(card), card)).collect())
     }
 
     fn gauge<V: Into<Value>>(
@@ -32,7 +32,7 @@ impl<'a> Cards<'a> {
         page: &mut Page,
         name: &str,
         help: &str,
-        value: impl Fn(&CardPicture) -> V,
+        value: impl Fn(&GpuPicture) -> V,
     ) {
         let mut family = page.family(name, Gauge, help);
         self.0.iter().for_each(|(labels, card)| family.sample(labels, value(card)));
@@ -160,7 +160,7 @@ impl<'a> Cards<'a> {
     }
 
     fn troubles(&self, page: &mut Page) {
-        let each = |card: &'a CardPicture, labels: &Labels| {
+        let each = |card: &'a GpuPicture, labels: &Labels| {
             let xid =
                 |(number, seen): (&u64, &(u64, f64))| (labels.and(&[("xid", &number.to_string())]), *seen);
             card.xids.iter().map(xid).collect::<Vec<_>>()
@@ -179,7 +179,7 @@ impl<'a> Cards<'a> {
     }
 
     fn instances(&self, page: &mut Page) {
-        let parts: Vec<(Labels, &CardPicture, &Instance)> = self
+        let parts: Vec<(Labels, &GpuPicture, &Instance)> = self
             .0
             .iter()
             .flat_map(|(labels, card)| {
@@ -205,7 +205,7 @@ impl<'a> Cards<'a> {
 }
 
 /// A family: its name, what it is, what it tells, and where that stands.
-type InstanceRow = (&'static str, Kind, &'static str, fn(&CardPicture, &Instance) -> Value);
+type InstanceRow = (&'static str, Kind, &'static str, fn(&GpuPicture, &Instance) -> Value);
 
 const INSTANCES: [InstanceRow; 4] = [
     ("tessera_gpu_instance_memory_bytes", Gauge, "Memory of a part of a GPU.", |_, part| {

@@ -1,14 +1,14 @@
-//! Containers: what each holds and uses of each card.
+//! Containers: what each holds and uses of each GPU.
 
 use tessera_wire::metrics::{
     Kind::{self, Counter, Gauge, Info},
     Labels, Page, Value,
 };
 
-use crate::exporter::{CardPicture, Picture, SharePicture, picture::granted};
+use crate::exporter::{GpuPicture, Picture, SharePicture, picture::granted};
 
 /// A family: its name, what it is, what it tells, and where that stands.
-type Row = (&'static str, Kind, &'static str, fn(&SharePicture, &CardPicture) -> Value);
+type Row = (&'static str, Kind, &'static str, fn(&SharePicture, &GpuPicture) -> Value);
 
 const ROWS: [Row; 14] = [
     (
@@ -92,13 +92,13 @@ const ROWS: [Row; 14] = [
 ];
 
 pub(super) fn write(picture: &Picture, page: &mut Page) {
-    let mut shares: Vec<(Labels, &SharePicture, &CardPicture)> = Vec::new();
+    let mut shares: Vec<(Labels, &SharePicture, &GpuPicture)> = Vec::new();
     for container in &picture.containers {
         let labels = super::super::container_labels(container);
         for share in &container.shares {
             let Some(card) = picture.cards.get(share.card) else { continue };
-            let on_card = labels.and(&[("gpu", &card.gpu.index.to_string()), ("uuid", &card.gpu.uuid.0)]);
-            shares.push((on_card, share, card));
+            let on_gpu = labels.and(&[("gpu", &card.gpu.index.to_string()), ("uuid", &card.gpu.uuid.0)]);
+            shares.push((on_gpu, share, card));
         }
     }
     for (name, kind, help, value) in ROWS {

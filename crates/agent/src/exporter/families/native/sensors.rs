@@ -1,4 +1,4 @@
-//! What is measured on cards.
+//! What is measured on GPUs.
 
 use tessera_node::gpus::{Profile, Sensors};
 use tessera_wire::metrics::{
@@ -91,7 +91,7 @@ pub(super) fn write(picture: &Picture, page: &mut Page) {
     let cards: Vec<(Labels, &Sensors)> = picture
         .cards
         .iter()
-        .filter_map(|card| Some((super::super::card_labels(card), &card.look.as_ref()?.sensors)))
+        .filter_map(|card| Some((super::super::gpu_labels(card), &card.look.as_ref()?.sensors)))
         .collect();
     for (name, kind, help, value) in ROWS {
         let mut family = page.family(name, kind, help);
