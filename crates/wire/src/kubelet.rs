@@ -29,17 +29,17 @@ macro_rules! generated {
 generated!(
     /// `v1beta1`: what a device plugin serves, and the service where it may register.
     device_plugin,
-    "gen/v1beta1.rs"
+    "kubelet/gen/v1beta1.rs"
 );
 generated!(
     /// `pluginregistration`: how a plugin that waits in `plugins_registry` introduces itself.
     plugin_registration,
-    "gen/pluginregistration.rs"
+    "kubelet/gen/pluginregistration.rs"
 );
 generated!(
     /// `v1`: which devices each container holds, by the kubelet's own books.
     pod_resources,
-    "gen/v1.rs"
+    "kubelet/gen/v1.rs"
 );
 
 /// The only version of the device plugin interface there is.
