@@ -1,8 +1,10 @@
-//! The node agent: offers the GPUs of a node to its kubelet, hands them to containers, and keeps the books true.
+//! The node agent: offers the node's GPUs to the kubelet, gives containers the GPUs they were
+//! granted, and keeps annotations and limits in line with what the kubelet holds.
 //!
-//! [`machine`] decides: events in, actions out, no IO. [`exporter`] tells who holds and who uses the GPUs, from what is given to
-//! it. [`shell`] does what they say and reports what happened.
+//! - [`controller`] decides. Events go in and actions come out; it does no IO.
+//! - [`exporter`] turns samples of GPUs and processes into metrics. It does no IO either.
+//! - [`shell`] carries out the actions and reports the results as events.
 
+pub mod controller;
 pub mod exporter;
-pub mod machine;
 pub mod shell;

@@ -1,4 +1,4 @@
-//! Carries out what the [machine](crate::machine) says: tasks, sockets, files and the API server. Decides nothing.
+//! Carries out what the [controller](crate::controller) says: tasks, sockets, files and the API server. Decides nothing.
 
 mod accounts;
 mod arbiter;
@@ -42,7 +42,9 @@ pub use self::{
     sampler::{Sampler, Sampling, look},
     standalone::{Standalone, StandaloneError},
 };
-use crate::machine::{Action, Agent, Answer, CallId, ContainerLimits, Event, Now, Settings, View};
+use crate::controller::{
+    Action, Agent, AgentSettings, CallAnswer, CallId, ContainerLimits, Event, EventTime, View,
+};
 
 /// How often time is told when nothing else happens.
 const ROUTINE: Duration = Duration::from_secs(1);
@@ -87,7 +89,7 @@ pub enum RunError {
 enum Message {
     Event(Event),
     /// A question of the kubelet, with the one who waits for the answer.
-    Call(Event, CallId, oneshot::Sender<Answer>),
+    Call(Event, CallId, oneshot::Sender<CallAnswer>),
     /// Somebody wants to look.
     Inspect(oneshot::Sender<View>),
     /// Somebody wants to know whether pods can be served, or else what is waited for.
@@ -98,7 +100,7 @@ type Messages = mpsc::UnboundedSender<Message>;
 
 /// Runs an agent until `stop`.
 pub async fn run<C: Cluster>(
-    settings: Settings,
+    settings: AgentSettings,
     ports: Ports<C>,
     stop: CancellationToken,
 ) -> Result<(), RunError> {
@@ -161,7 +163,7 @@ struct Shell<C> {
     sampler: Arc<Sampler>,
     plugins: BTreeMap<Resource, Arc<Plugin>>,
     /// Who waits for an answer.
-    calls: BTreeMap<CallId, oneshot::Sender<Answer>>,
+    calls: BTreeMap<CallId, oneshot::Sender<CallAnswer>>,
     /// Which pods and GPUs the sampler knows, and since when.
     sampled: Option<(u64, Instant)>,
     started: Instant,
@@ -218,7 +220,7 @@ impl<C: Cluster> Shell<C> {
 
     fn handle(&mut self, event: Event) {
         let unix = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        let now = Now { elapsed: self.started.elapsed(), unix_nanos: unix.as_nanos() };
+        let now = EventTime { elapsed: self.started.elapsed(), unix_nanos: unix.as_nanos() };
         if let Event::Incident(incident) = &event {
             self.sampler.count(incident);
         }
@@ -239,7 +241,7 @@ impl<C: Cluster> Shell<C> {
 
     fn act(&mut self, action: Action) {
         match action {
-            Action::Publish(resource, devices) => self.plugin(resource).publish(devices),
+            Action::PublishDevices(resource, devices) => self.plugin(resource).publish(devices),
             Action::Answer(call, answer) => {
                 if let Some(waiting) = self.calls.remove(&call) {
                     let _left = waiting.send(answer);
@@ -252,37 +254,37 @@ impl<C: Cluster> Shell<C> {
                     self.accounts.remove(directory);
                 }
             }
-            Action::List => {
+            Action::ListPodResources => {
                 let pod_resources = self.pod_resources.clone();
                 let stop = self.stop.clone();
                 self.report(async move {
                     // A kubelet that does not answer must not keep the agent from ending.
                     let listed = stop.run_until_cancelled(pod_resources.list()).await;
                     let listed = listed.map(|listed| listed.map_err(|error| with_causes(&error)));
-                    Event::Listed(listed.unwrap_or_else(|| Err("the agent is ending".to_owned())))
+                    Event::PodResourcesListed(listed.unwrap_or_else(|| Err("the agent is ending".to_owned())))
                 });
             }
-            Action::BeginGrants(call, limits) => {
+            Action::CreateGrants(call, limits) => {
                 let outcome = limits.iter().try_for_each(|limits| {
                     self.grants.begin(limits).map_err(|error| error.to_string())?;
                     self.take_in(limits);
                     Ok(())
                 });
-                self.report(async move { Event::GrantsBegun(call, outcome) });
+                self.report(async move { Event::GrantsCreated(call, outcome) });
             }
-            Action::ChangeGrant(limits) => {
+            Action::UpdateGrant(limits) => {
                 let outcome = self.grants.change(&limits).map_err(|error| error.to_string());
-                self.report(async move { Event::GrantChanged(limits, outcome) });
+                self.report(async move { Event::GrantUpdated(limits, outcome) });
             }
-            Action::SetUnledgered { pod, container, card, bytes, at } => {
-                self.accounts.set_unledgered((pod, container), card, bytes, at);
+            Action::SetUncharged { pod, container, gpu, bytes, at } => {
+                self.accounts.set_unledgered((pod, container), gpu, bytes, at);
             }
             Action::Kill { pid, started } => {
                 if let Err(error) = self.processes.kill(pid, started) {
                     tracing::warn!(pid, %error, "cannot kill a process that uses what it was not given");
                 }
             }
-            Action::TellOwner { uid, namespace, name, reason, message } => {
+            Action::RecordPodEvent { uid, namespace, name, reason, message } => {
                 let cluster = self.cluster.clone();
                 self.tasks.spawn(async move {
                     let (pod, uid, reason) = (name, uid.0, reason.to_owned());
@@ -349,7 +351,7 @@ impl<C: Cluster> Shell<C> {
                 };
                 if let Err(error) = serve(served, stop.clone()).await {
                     // The directory may come with the kubelet.
-                    let event = Event::WithoutSocket(resource, with_causes(&error));
+                    let event = Event::PluginSocketFailed(resource, with_causes(&error));
                     let _ended = messages.send(Message::Event(event));
                     let _stopped = stop.run_until_cancelled(tokio::time::sleep(ROUTINE)).await;
                 }

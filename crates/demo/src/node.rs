@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tessera_agent::machine::{Isolation, Library, Settings, WithoutLibrary};
+use tessera_agent::controller::{AgentSettings, InstalledLibrary, Isolation, WithoutLibrary};
 use tessera_agent::shell::{self, Ports, RunError, Sampling};
 use tessera_cluster::node_agent::NodeClient;
 use tessera_core::gpu::Gpu;
@@ -124,8 +124,8 @@ impl DemoNode {
 }
 
 /// What an agent is told that serves every vocabulary and meets its kubelet below `kubelet`.
-fn agent_settings(name: &str, kubelet: &Path, grants: &Path, url: &str) -> Settings {
-    Settings {
+fn agent_settings(name: &str, kubelet: &Path, grants: &Path, url: &str) -> AgentSettings {
+    AgentSettings {
         node: NodeName(name.to_owned()),
         dialects: Dialect::ALL.to_vec(),
         memory_unit: MemoryUnit::GiB,
@@ -134,7 +134,10 @@ fn agent_settings(name: &str, kubelet: &Path, grants: &Path, url: &str) -> Setti
         meeting: Meeting::PluginsRegistry(kubelet.join("plugins_registry")),
         isolation: Isolation {
             // As if it were installed: no container here loads it.
-            library: Ok(Library { folder: grants.join(".library").display().to_string(), by_cdi: false }),
+            library: Ok(InstalledLibrary {
+                folder: grants.join(".library").display().to_string(),
+                by_cdi: false,
+            }),
             without_library: WithoutLibrary::Refuse,
             allow_opt_out: false,
             meaning: Meaning::Time,

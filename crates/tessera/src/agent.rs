@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use tessera_agent::machine::{Isolation, Library, Settings, WithoutLibrary};
+use tessera_agent::controller::{AgentSettings, InstalledLibrary, Isolation, WithoutLibrary};
 use tessera_agent::shell::{self, Ports, install_library};
 use tessera_cluster::node_agent::NodeClient;
 use tessera_core::units::NodeName;
@@ -80,10 +80,10 @@ async fn serve(arguments: Arguments) -> Result<()> {
 }
 
 /// What the machine is told, as far as the flags alone say it.
-fn settings(arguments: &Arguments) -> Result<Settings> {
+fn settings(arguments: &Arguments) -> Result<AgentSettings> {
     let grants = std::path::absolute(&arguments.grants)?;
     let by_cdi = matches!(arguments.device_list_strategy, Strategy::CdiCri);
-    Ok(Settings {
+    Ok(AgentSettings {
         node: NodeName(arguments.node_name.clone()),
         dialects: arguments.dialects.iter().map(|name| (*name).into()).collect(),
         memory_unit: arguments.memory_unit,
@@ -109,7 +109,7 @@ fn settings(arguments: &Arguments) -> Result<Settings> {
 
 /// The library is put where containers can mount it. What that means if it fails is said now, and again for every container.
 fn isolation(arguments: &Arguments, grants: &Path) -> Isolation {
-    let beside = || Ok(std::env::current_exe()?.with_file_name(Library::FILE));
+    let beside = || Ok(std::env::current_exe()?.with_file_name(InstalledLibrary::FILE));
     let library = arguments.library.clone().map_or_else(beside, Ok);
     let cdi = matches!(arguments.device_list_strategy, Strategy::CdiCri).then_some(&*arguments.cdi_directory);
     let installed = library

@@ -76,7 +76,7 @@ const IMPURE: &[&str] =
 /// Parts of other crates that decide as purely as the core does: a shell beside each of them does the talking.
 const PURE_PARTS: &[&str] = &[
     "crates/agent/src/exporter",
-    "crates/agent/src/machine",
+    "crates/agent/src/controller",
     "crates/scheduler/src/dashboard/view",
     "crates/scheduler/src/state",
     "crates/scheduler/src/verb",

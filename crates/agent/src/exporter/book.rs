@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use tessera_core::units::PodUid;
 use tessera_wire::cgroup::Owner;
 
-use crate::machine::PodView;
+use crate::controller::PodView;
 
 /// A container of a pod of this node. The name is empty where only the pod is known, as with a sandbox that opens the GPU itself.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

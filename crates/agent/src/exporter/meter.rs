@@ -14,7 +14,7 @@ pub use self::{
     library::{Throttle, Throttles},
 };
 use super::{Book, ContainerKey, Holder};
-use crate::machine::PodView;
+use crate::controller::PodView;
 
 /// What was spent so far. Only ever grows.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]

@@ -13,7 +13,7 @@ use tessera_node::gpus::{CardMemory, Instance, Sensors};
 use tessera_wire::dialect::Dialect;
 
 use super::{ContainerKey, Split, Tally, Throttle};
-use crate::machine::Escape;
+use crate::controller::Escape;
 
 /// A node at one moment.
 #[derive(Clone, Debug, Default)]

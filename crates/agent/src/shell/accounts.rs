@@ -28,8 +28,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::{Message, Messages, Sampler, arbiter::Arbiter};
 use crate::{
+    controller::{AccountSample, Event, PodContainer, UsageSample},
     exporter::{ContainerKey, Throttle, Throttles},
-    machine::{AccountRead, Event, Measured, Whose},
 };
 
 /// How often they are read.
@@ -41,10 +41,10 @@ pub(super) struct Accounts(mpsc::Sender<Command>);
 
 #[derive(Debug)]
 enum Command {
-    Add(Whose, PathBuf),
+    Add(PodContainer, PathBuf),
     Remove(PathBuf),
     Unledgered {
-        whose: Whose,
+        whose: PodContainer,
         card: usize,
         bytes: u64,
         at: u64,
@@ -107,7 +107,7 @@ impl Accounts {
     }
 
     /// A container has its grant there. One that starts again has other books.
-    pub(super) fn add(&self, whose: Whose, directory: PathBuf) {
+    pub(super) fn add(&self, whose: PodContainer, directory: PathBuf) {
         let _ended = self.0.send(Command::Add(whose, directory));
     }
 
@@ -115,12 +115,12 @@ impl Accounts {
         let _ended = self.0.send(Command::Remove(directory));
     }
 
-    pub(super) fn set_unledgered(&self, whose: Whose, card: usize, bytes: u64, at: u64) {
+    pub(super) fn set_unledgered(&self, whose: PodContainer, card: usize, bytes: u64, at: u64) {
         let _ended = self.0.send(Command::Unledgered { whose, card, bytes, at });
     }
 }
 
-fn obey(accounts: &mut BTreeMap<Whose, Account>, command: Command) {
+fn obey(accounts: &mut BTreeMap<PodContainer, Account>, command: Command) {
     match command {
         Command::Add(whose, directory) => match Account::open(&directory) {
             Ok(account) => {
@@ -142,7 +142,7 @@ fn obey(accounts: &mut BTreeMap<Whose, Account>, command: Command) {
 }
 
 fn measure(
-    accounts: &mut BTreeMap<Whose, Account>,
+    accounts: &mut BTreeMap<PodContainer, Account>,
     sampler: &Sampler,
     arbiter: &Arbiter,
     messages: &Messages,
@@ -155,8 +155,8 @@ fn measure(
             wanted.extend(account.cards.iter().cloned());
         }
     }
-    let (looked_at, processes) = sampler.on_cards(&wanted);
-    let on_cards: BTreeSet<&Whose> = processes.iter().map(|process| &process.container).collect();
+    let (sampled_gpus, processes) = sampler.on_cards(&wanted);
+    let on_cards: BTreeSet<&PodContainer> = processes.iter().map(|process| &process.container).collect();
     let used = arbiter.used();
     let mut throttles = Throttles::new();
     let mut read = Vec::new();
@@ -180,8 +180,8 @@ fn measure(
         }
     }
     sampler.report(throttles, Duration::from_nanos(futex::now().saturating_sub(used.at)));
-    let measured = Measured { at, looked_at, processes, accounts: read };
-    let _ended = messages.send(Message::Event(Event::Measured(Box::new(measured))));
+    let measured = UsageSample { at, sampled_gpus, processes, accounts: read };
+    let _ended = messages.send(Message::Event(Event::UsageSampled(Box::new(measured))));
 }
 
 fn seconds(nanoseconds: u64) -> f64 {
@@ -236,11 +236,11 @@ impl Account {
     }
 
     /// What is held by the books, of the GPUs where that did not change since they were last read.
-    fn compare(&mut self, whose: &Whose) -> AccountRead {
+    fn compare(&mut self, whose: &PodContainer) -> AccountSample {
         let before = self.tally.held();
         self.read();
         let held = self.tally.held().into_iter().zip(before);
-        AccountRead {
+        AccountSample {
             container: whose.clone(),
             processes: self.tally.processes().collect(),
             ended: self.tally.ended().collect(),

@@ -11,7 +11,7 @@ use tessera_cluster::{
 use tessera_core::units::PodUid;
 use tessera_wire::objects::{Node, Pod};
 
-use crate::machine::{Event, NodePatch, WriteError};
+use crate::controller::{Event, NodePatch, WriteError};
 
 /// The API server.
 pub trait Cluster: Send + Sync + 'static {

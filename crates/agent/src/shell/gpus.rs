@@ -15,7 +15,7 @@ use tessera_node::gpus::{Gpus, GpusError};
 use tokio_util::sync::CancellationToken;
 
 use super::{Message, Messages};
-use crate::machine::Event;
+use crate::controller::Event;
 
 /// How soon GPUs that were not there, or cannot be watched, are looked for again.
 const LOOK_AGAIN: Duration = Duration::from_secs(10);

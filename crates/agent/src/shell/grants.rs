@@ -21,7 +21,7 @@ use tessera_limits::{
     files::{self, open_control_to_write},
 };
 
-use crate::machine::ContainerLimits;
+use crate::controller::ContainerLimits;
 
 /// Whose directory it is. No container can have this name.
 const POD: &str = ".pod";
@@ -59,7 +59,7 @@ impl Grants {
                     name: name.to_owned(),
                     container,
                     meaning,
-                    cards,
+                    gpus: cards,
                 });
             }
             pods.insert(uid);
@@ -113,10 +113,10 @@ fn after(directory: &Path, limits: &ContainerLimits) -> Limits {
     let before = in_force(directory);
     let generation = match &before {
         None => 1,
-        Some(same) if same.meaning == limits.meaning && same.cards == limits.cards => same.generation,
+        Some(same) if same.meaning == limits.meaning && same.cards == limits.gpus => same.generation,
         Some(other) => other.generation + 1,
     };
-    Limits { generation, meaning: limits.meaning, cards: limits.cards.clone() }
+    Limits { generation, meaning: limits.meaning, cards: limits.gpus.clone() }
 }
 
 /// Names of the directories in a directory, but for hidden ones.
@@ -140,7 +140,7 @@ mod tests {
             name: "p".into(),
             container: container.into(),
             meaning: Meaning::Throughput,
-            cards: vec![GpuLimit { uuid: [7; 16], memory, context: 0, compute_percent: 30, ceiling: 60 }],
+            gpus: vec![GpuLimit { uuid: [7; 16], memory, context: 0, compute_percent: 30, ceiling: 60 }],
         }
     }
 
@@ -188,7 +188,7 @@ mod tests {
         grants.begin(&limits("a", 5)).unwrap();
         let directory = grants.directory(&"u".into(), "a");
         fs::write(directory.join("control"), "damaged").unwrap();
-        assert!(grants.read().1[0].cards.is_empty());
+        assert!(grants.read().1[0].gpus.is_empty());
         grants.change(&limits("a", 5)).unwrap();
         assert_eq!(grants.read().1, [limits("a", 5)]);
     }

@@ -15,8 +15,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::{Message, Messages, sampler::Sampler};
 use crate::{
+    controller::View,
     exporter::{self, GpuPicture, Picture, Usage},
-    machine::View,
 };
 
 #[derive(Clone)]

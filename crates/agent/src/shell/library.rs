@@ -8,7 +8,7 @@ use std::{
 
 use tessera_wire::cdi;
 
-use crate::machine::Library;
+use crate::controller::InstalledLibrary;
 
 /// Copies the library into a folder among the grants, beside the file that has it loaded; with a directory for CDI, describes
 /// both there.
@@ -21,19 +21,20 @@ pub fn install_library(
     library: &Path,
     grants: &Path,
     cdi_directory: Option<&Path>,
-) -> Result<Library, String> {
+) -> Result<InstalledLibrary, String> {
     let folder = grants.join(".library");
     let content = fs::read(library)
         .map_err(|error| format!("the library {} cannot be read: {error}", library.display()))?;
     if !content.starts_with(b"\x7fELF") {
         return Err(format!("{} is no library", library.display()));
     }
-    let installed = Library { folder: folder.display().to_string(), by_cdi: cdi_directory.is_some() };
+    let installed =
+        InstalledLibrary { folder: folder.display().to_string(), by_cdi: cdi_directory.is_some() };
     let place = || -> io::Result<()> {
         fs::create_dir_all(&folder)?;
-        replace(&folder.join(Library::FILE), &content, 0o755)?;
-        let preload = format!("{}\n", Library::IN_CONTAINER);
-        replace(&folder.join(Library::PRELOAD), preload.as_bytes(), 0o644)?;
+        replace(&folder.join(InstalledLibrary::FILE), &content, 0o755)?;
+        let preload = format!("{}\n", InstalledLibrary::IN_CONTAINER);
+        replace(&folder.join(InstalledLibrary::PRELOAD), preload.as_bytes(), 0o644)?;
         if let Some(directory) = cdi_directory {
             fs::create_dir_all(directory)?;
             let mounts = installed.mounts();
@@ -71,7 +72,7 @@ mod tests {
         let (source, cdi_directory) = (folder.path().join("lib.so"), folder.path().join("cdi"));
         fs::write(&source, b"\x7fELF one").unwrap();
         let library = install_library(&source, folder.path(), Some(&cdi_directory)).unwrap();
-        let installed = Path::new(&library.folder).join(Library::FILE);
+        let installed = Path::new(&library.folder).join(InstalledLibrary::FILE);
         let inode = || fs::metadata(&installed).unwrap().ino();
         let before = inode();
         install_library(&source, folder.path(), None).unwrap();
@@ -81,7 +82,7 @@ mod tests {
         install_library(&source, folder.path(), None).unwrap();
         assert_ne!(inode(), before);
         assert_eq!(mapped.metadata().unwrap().ino(), before, "those who have it open keep it");
-        let preload = fs::read_to_string(Path::new(&library.folder).join(Library::PRELOAD)).unwrap();
+        let preload = fs::read_to_string(Path::new(&library.folder).join(InstalledLibrary::PRELOAD)).unwrap();
         assert_eq!(preload, "/usr/lib/tessera/libtessera.so\n");
         assert!(fs::read_to_string(cdi_directory.join(cdi::FILE)).unwrap().contains(&library.folder));
     }

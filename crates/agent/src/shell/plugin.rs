@@ -7,7 +7,7 @@ use tessera_wire::device_id::Resource;
 use tokio::sync::{oneshot, watch};
 
 use super::{Message, Messages};
-use crate::machine::{Answer, CallId, Event};
+use crate::controller::{CallAnswer, CallId, Event};
 
 /// Numbers of questions, for all plugins together.
 static CALLS: AtomicU64 = AtomicU64::new(0);
@@ -32,7 +32,7 @@ impl Plugin {
         });
     }
 
-    async fn ask(&self, event: impl FnOnce(CallId) -> Event) -> Result<Answer, Refusal> {
+    async fn ask(&self, event: impl FnOnce(CallId) -> Event) -> Result<CallAnswer, Refusal> {
         let (answer, waiting) = oneshot::channel();
         let call = CallId(CALLS.fetch_add(1, Ordering::Relaxed));
         let ended = || Refusal("the agent is ending".to_owned());
@@ -53,7 +53,7 @@ impl DevicePlugin for Plugin {
 
     async fn prefer(&self, wish: Wish) -> Result<Vec<String>, Refusal> {
         match self.ask(|call| Event::Prefer(call, self.resource, wish)).await? {
-            Answer::Preferred(answer) => answer.map_err(Refusal),
+            CallAnswer::Preferred(answer) => answer.map_err(Refusal),
             _ => Err(confused()),
         }
     }
@@ -61,7 +61,7 @@ impl DevicePlugin for Plugin {
     async fn allocate(&self, ids: Vec<String>) -> Result<Allocation, Refusal> {
         let ids = ids.into_iter().collect();
         match self.ask(|call| Event::Allocate(call, self.resource, ids)).await? {
-            Answer::Allocated(answer) => answer.map(|allocation| *allocation).map_err(Refusal),
+            CallAnswer::Allocated(answer) => answer.map(|allocation| *allocation).map_err(Refusal),
             _ => Err(confused()),
         }
     }
@@ -69,7 +69,7 @@ impl DevicePlugin for Plugin {
     async fn pre_start(&self, ids: Vec<String>) -> Result<(), Refusal> {
         let ids = ids.into_iter().collect();
         match self.ask(|call| Event::PreStart(call, self.resource, ids)).await? {
-            Answer::Started(answer) => answer.map_err(Refusal),
+            CallAnswer::Started(answer) => answer.map_err(Refusal),
             _ => Err(confused()),
         }
     }

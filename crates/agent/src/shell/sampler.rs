@@ -21,8 +21,8 @@ use tessera_node::{
 };
 
 use crate::{
+    controller::{GpuProcess, View},
     exporter::{Holder, Meter, Observation, Picture, Throttles, families::Wanted},
-    machine::{OnGpu, View},
 };
 
 /// How the GPUs are looked at.
@@ -157,8 +157,10 @@ impl Sampler {
 
     /// The processes of containers that are on the GPUs now, and which GPUs told. Those on which the last look saw nobody are not
     /// asked, unless they are among `wanted`.
-    pub(super) fn on_cards(&self, wanted: &BTreeSet<GpuUuid>) -> (BTreeSet<GpuUuid>, Vec<OnGpu>) {
-        let Some(processes) = &self.processes else { return <(BTreeSet<GpuUuid>, Vec<OnGpu>)>::default() };
+    pub(super) fn on_cards(&self, wanted: &BTreeSet<GpuUuid>) -> (BTreeSet<GpuUuid>, Vec<GpuProcess>) {
+        let Some(processes) = &self.processes else {
+            return <(BTreeSet<GpuUuid>, Vec<GpuProcess>)>::default();
+        };
         let told = self.ask(|gpu| wanted.contains(gpu));
         let pids = told.iter().flat_map(|(_, all)| all).map(|process| process.pid);
         let Acquainted { memory, own_numbers } = &mut *lock(&self.who);
@@ -171,7 +173,7 @@ impl Sampler {
             let Some(known) = who.get(&process.pid) else { continue };
             let Holder::Container(key) = meter.holder(Some(known)) else { continue };
             let own = own_numbers.entry((process.pid, known.started));
-            on_cards.push(OnGpu {
+            on_cards.push(GpuProcess {
                 gpu: gpu.clone(),
                 pid: process.pid,
                 started: known.started,

@@ -11,7 +11,7 @@ use tokio::{net::TcpListener, sync::mpsc};
 use tokio_util::sync::CancellationToken;
 
 use super::{Message, Messages, Sampler, Sampling, http};
-use crate::{exporter::Picture, machine::View};
+use crate::{controller::View, exporter::Picture};
 
 /// The exporter alone.
 #[allow(missing_debug_implementations, reason = "a port is whatever is plugged in")]

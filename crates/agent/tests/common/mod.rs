@@ -15,8 +15,8 @@ use std::{
 use futures::{StreamExt as _, stream::BoxStream};
 use serde_json::json;
 use tessera_agent::{
+    controller::{AgentSettings, InstalledLibrary, Isolation, NodePatch, WithoutLibrary, WriteError},
     exporter::families::Wanted,
-    machine::{Isolation, Library, NodePatch, Settings, WithoutLibrary, WriteError},
     shell::{Cluster, ClusterEvent, Ports, Sampling, run},
 };
 use tessera_cluster::{PodNotice, node_agent::PodEvent};
@@ -328,8 +328,8 @@ impl World {
     }
 }
 
-pub(crate) fn settings(grants: &Path) -> Settings {
-    Settings {
+pub(crate) fn settings(grants: &Path) -> AgentSettings {
+    AgentSettings {
         node: "node-1".into(),
         dialects: Dialect::ALL.to_vec(),
         memory_unit: MemoryUnit::GiB,
@@ -337,7 +337,10 @@ pub(crate) fn settings(grants: &Path) -> Settings {
         hand_over: HandOver::default(),
         meeting: Meeting::PluginsRegistry("/var/lib/kubelet/plugins_registry".into()),
         isolation: Isolation {
-            library: Ok(Library { folder: grants.join(".library").display().to_string(), by_cdi: false }),
+            library: Ok(InstalledLibrary {
+                folder: grants.join(".library").display().to_string(),
+                by_cdi: false,
+            }),
             without_library: WithoutLibrary::Refuse,
             allow_opt_out: false,
             meaning: tessera_limits::limits::Meaning::Time,

@@ -1,6 +1,6 @@
 use futures::StreamExt as _;
 use serde_json::json;
-use tessera_agent::{machine::Event, shell::Cluster as _};
+use tessera_agent::{controller::Event, shell::Cluster as _};
 use tessera_cluster::node_agent::NodeClient;
 use tessera_sim::apiserver::ApiServer;
 

@@ -9,11 +9,11 @@ mod text;
 use std::{collections::BTreeSet, path::Path};
 
 use stage::{Stage, crowded, share, uuid};
+use tessera_agent::controller::Escape;
 use tessera_agent::exporter::{
     ContainerKey, Throttle, Throttles,
     families::{self, VOCABULARIES, Wanted},
 };
-use tessera_agent::machine::Escape;
 use tessera_core::units::PodUid;
 use tessera_node::gpus::{CardMemory, GpuSample, Instance, ProcessMemory, Profile};
 use tessera_wire::metrics::Format;

@@ -6,8 +6,8 @@ use std::{collections::BTreeMap, fs, path::Path, sync::Arc};
 
 use serde_json::json;
 use tessera_agent::{
+    controller::{ContainerView, PodView, View},
     exporter::{Meter, Picture},
-    machine::{ContainerView, PodView, View},
     shell::look,
 };
 use tessera_core::{
@@ -97,7 +97,7 @@ impl Stage {
                 cluster: String::new(),
                 container: "main".into(),
                 dialect: Some(Dialect::Vcuda),
-                cards: cards.to_vec(),
+                gpus: cards.to_vec(),
                 listed: true,
             });
         }
@@ -142,7 +142,7 @@ impl Stage {
             pods.entry(held.uid.clone()).or_default().push(ContainerGrant {
                 container: held.container.clone(),
                 role: Role::Main,
-                cards: held.cards.iter().map(|(card, hold)| (GpuIndex(*card), *hold)).collect(),
+                cards: held.gpus.iter().map(|(card, hold)| (GpuIndex(*card), *hold)).collect(),
             });
         }
         for (pod, containers) in pods {

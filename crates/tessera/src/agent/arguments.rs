@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use tessera_agent::machine::WithoutLibrary;
+use tessera_agent::controller::WithoutLibrary;
 use tessera_core::placement::Policy;
 use tessera_limits::limits::Meaning;
 use tessera_node::gpus::Source;

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
-use tessera_agent::machine::{Verdict, verdict};
+use tessera_agent::controller::{IncidentEffect, incident_effect};
 use tessera_node::gpus::IncidentKind;
 
 use super::tessera;
@@ -51,7 +51,7 @@ fn everything_can_be_read_and_says_what_it_is() {
 /// The alert, and the page about health, name the errors after which a GPU is out of use for good.
 #[test]
 fn fatal_errors_are_the_same_everywhere() {
-    let is_fatal = |xid: &u64| verdict(IncidentKind::Xid(*xid)) == Verdict::Fatal;
+    let is_fatal = |xid: &u64| incident_effect(IncidentKind::Xid(*xid)) == IncidentEffect::Fatal;
     let fatal: Vec<String> = (0..1000).filter(is_fatal).map(|xid| xid.to_string()).collect();
     assert!(!fatal.is_empty());
     let alerts = std::fs::read_to_string(folder().join("monitoring/alerts.yaml")).unwrap();

@@ -14,7 +14,7 @@ use super::{
     super::{ContainerKey, GpuMeter, Holder, Meter, split_memory},
     ContainerPicture, GpuPicture, Look, Owned, Picture, ProcessPicture, SharePicture, Sources,
 };
-use crate::machine::{ContainerView, View};
+use crate::controller::{ContainerView, View};
 
 impl Picture {
     /// Puts together what the agent knows with what was measured. Looks that went well before `fresh_since` (seconds since 1970) say
@@ -81,7 +81,7 @@ fn held(held: &ContainerView) -> (ContainerKey, ContainerPicture) {
         pod: held.pod.clone(),
         cluster: held.cluster.clone(),
         dialect: held.dialect,
-        shares: held.cards.iter().map(share).collect(),
+        shares: held.gpus.iter().map(share).collect(),
         escapes: Vec::new(),
     };
     (key, container)

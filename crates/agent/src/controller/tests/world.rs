@@ -26,9 +26,9 @@ use tessera_wire::{
     objects::{Container, Pod},
 };
 
-use crate::machine::{
-    Action, Agent, Answer, CallId, ContainerLimits, Event, Isolation, Library, Now, Settings, WithoutLibrary,
-    WriteError,
+use crate::controller::{
+    Action, Agent, AgentSettings, CallAnswer, CallId, ContainerLimits, Event, EventTime, InstalledLibrary,
+    Isolation, WithoutLibrary, WriteError,
 };
 
 pub(super) const CARDS: u8 = 4;
@@ -47,18 +47,18 @@ pub(super) struct World {
     pub(super) api_is_up: bool,
     pub(super) warnings: Vec<String>,
     pub(super) events: Vec<(&'static str, String)>,
-    pub(super) settings: Settings,
+    pub(super) settings: AgentSettings,
     pub(super) unledgered: BTreeMap<(String, usize), u64>,
     pub(super) killed: Vec<u32>,
-    answers: BTreeMap<CallId, Answer>,
+    answers: BTreeMap<CallId, CallAnswer>,
     elapsed: Duration,
     calls: u64,
     dice: u64,
     unhealthy: BTreeSet<GpuIndex>,
 }
 
-pub(super) fn settings() -> Settings {
-    Settings {
+pub(super) fn settings() -> AgentSettings {
+    AgentSettings {
         node: "node-a".into(),
         dialects: Dialect::ALL.to_vec(),
         memory_unit: MemoryUnit::GiB,
@@ -66,7 +66,7 @@ pub(super) fn settings() -> Settings {
         hand_over: HandOver::default(),
         meeting: Meeting::PluginsRegistry("/var/lib/kubelet/plugins_registry".into()),
         isolation: Isolation {
-            library: Ok(Library { folder: "/grants/.library".into(), by_cdi: false }),
+            library: Ok(InstalledLibrary { folder: "/grants/.library".into(), by_cdi: false }),
             without_library: WithoutLibrary::Refuse,
             allow_opt_out: false,
             meaning: tessera_limits::limits::Meaning::Time,
@@ -184,7 +184,7 @@ impl World {
         let mut queue = std::collections::VecDeque::from([event]);
         while let Some(event) = queue.pop_front() {
             self.elapsed += Duration::from_micros(100);
-            let now = Now { elapsed: self.elapsed, unix_nanos: 17 };
+            let now = EventTime { elapsed: self.elapsed, unix_nanos: 17 };
             for action in self.agent.handle(now, event) {
                 queue.extend(self.carry_out(action));
             }
@@ -193,9 +193,9 @@ impl World {
 
     fn carry_out(&mut self, action: Action) -> Option<Event> {
         match action {
-            Action::List => {
+            Action::ListPodResources => {
                 self.lists += 1;
-                Some(Event::Listed(Ok(self.listed())))
+                Some(Event::PodResourcesListed(Ok(self.listed())))
             }
             Action::ReadPods => Some(Event::PodsRead(if self.api_is_up {
                 Ok(self.pods.values().cloned().collect())
@@ -206,27 +206,27 @@ impl World {
                 assert!(self.answers.insert(call, answer).is_none(), "answered twice");
                 None
             }
-            Action::BeginGrants(call, limits) => {
+            Action::CreateGrants(call, limits) => {
                 for one in limits {
                     self.limits.insert((one.pod.0.clone(), one.container.clone()), one);
                 }
-                Some(Event::GrantsBegun(call, Ok(())))
+                Some(Event::GrantsCreated(call, Ok(())))
             }
-            Action::ChangeGrant(limits) => {
+            Action::UpdateGrant(limits) => {
                 let known =
                     self.limits.insert((limits.pod.0.clone(), limits.container.clone()), *limits.clone());
                 assert_ne!(known.as_ref(), Some(&*limits), "nothing has changed");
-                Some(Event::GrantChanged(limits, Ok(())))
+                Some(Event::GrantUpdated(limits, Ok(())))
             }
-            Action::SetUnledgered { pod, card, bytes, .. } => {
-                self.unledgered.insert((pod.0, card), bytes);
+            Action::SetUncharged { pod, gpu, bytes, .. } => {
+                self.unledgered.insert((pod.0, gpu), bytes);
                 None
             }
             Action::Kill { pid, .. } => {
                 self.killed.push(pid);
                 None
             }
-            Action::TellOwner { reason, message, .. } => {
+            Action::RecordPodEvent { reason, message, .. } => {
                 self.events.push((reason, message));
                 None
             }
@@ -240,7 +240,7 @@ impl World {
                 };
                 pod.metadata.annotations.extend(annotations);
                 let pod = pod.clone();
-                let now = Now { elapsed: self.elapsed, unix_nanos: 17 };
+                let now = EventTime { elapsed: self.elapsed, unix_nanos: 17 };
                 let more = self.agent.handle(now, Event::PodPatched(uid, Ok(())));
                 assert!(more.is_empty(), "{more:?}");
                 Some(Event::PodApplied(Box::new(pod)))
@@ -253,7 +253,7 @@ impl World {
                 Some(Event::NodePatched(Ok(())))
             }
             Action::SetUnhealthy(_) => Some(Event::UnhealthySet(Ok(()))),
-            Action::Publish(_, devices) => {
+            Action::PublishDevices(_, devices) => {
                 let sick = devices.iter().filter(|device| !device.healthy);
                 self.unhealthy = sick
                     .filter_map(|device| u8::from_str_radix(device.id.get(4..12)?, 16).ok())
@@ -315,7 +315,7 @@ impl World {
         }
     }
 
-    fn ask(&mut self, event: impl FnOnce(CallId) -> Event) -> Answer {
+    fn ask(&mut self, event: impl FnOnce(CallId) -> Event) -> CallAnswer {
         self.calls += 1;
         let call = CallId(self.calls);
         self.happens(event(call));
@@ -357,7 +357,7 @@ impl World {
         self.books.insert(pod.metadata.uid.clone(), (pod.clone(), vec![empty]));
         let ids = self.choose(resource, resource.asked_by(container), &BTreeSet::new()).unwrap();
         let answer = self.ask(|call| Event::Allocate(call, resource, ids));
-        assert!(matches!(answer, Answer::Allocated(Ok(_))), "{answer:?}");
+        assert!(matches!(answer, CallAnswer::Allocated(Ok(_))), "{answer:?}");
         self.books.remove(&pod.metadata.uid);
     }
 
@@ -374,7 +374,7 @@ impl World {
                 let reuse = reusable.entry(resource).or_default();
                 let ids = self.choose(resource, resource.asked_by(container), reuse)?;
                 let allocated = match self.ask(|call| Event::Allocate(call, resource, ids.clone())) {
-                    Answer::Allocated(answer) => *answer?,
+                    CallAnswer::Allocated(answer) => *answer?,
                     other => panic!("{other:?}"),
                 };
                 match role {
@@ -417,7 +417,7 @@ impl World {
             count,
         };
         let preferred = match self.ask(|call| Event::Prefer(call, resource, wish)) {
-            Answer::Preferred(answer) => answer?,
+            CallAnswer::Preferred(answer) => answer?,
             other => panic!("{other:?}"),
         };
         assert_eq!(preferred.iter().collect::<BTreeSet<_>>().len(), count, "short: {preferred:?}");
@@ -432,7 +432,7 @@ impl World {
             for (name, ids) in ids {
                 let resource = Resource::named(&name).unwrap();
                 match self.ask(|call| Event::PreStart(call, resource, ids)) {
-                    Answer::Started(answer) => answer?,
+                    CallAnswer::Started(answer) => answer?,
                     other => panic!("{other:?}"),
                 }
             }
@@ -484,14 +484,14 @@ impl World {
                 let held = self.cards(uid, container);
                 let shown = view.containers.iter().find(|c| c.uid.0 == *uid && c.container == *container);
                 if *listed {
-                    let shown: BTreeSet<u8> = shown.unwrap().cards.iter().map(|(card, _)| *card).collect();
+                    let shown: BTreeSet<u8> = shown.unwrap().gpus.iter().map(|(card, _)| *card).collect();
                     assert_eq!(shown, held, "{uid} {container} {ids:?}");
                     let said = annotated.iter().find(|grant| grant.container == *container).unwrap();
                     assert_eq!(said.cards.iter().map(|(gpu, _)| gpu.0).collect::<BTreeSet<_>>(), held);
                     if said.cards.iter().all(|(_, hold)| *hold != Hold::Whole) {
                         let limits = &self.limits[&(uid.clone(), container.clone())];
                         assert_eq!(
-                            limits.cards.iter().map(|card| card.uuid[3]).collect::<BTreeSet<_>>(),
+                            limits.gpus.iter().map(|card| card.uuid[3]).collect::<BTreeSet<_>>(),
                             held
                         );
                     }

@@ -16,7 +16,7 @@ use super::Isolation;
 
 /// How the agent of a node is set.
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub struct AgentSettings {
     /// The node.
     pub node: NodeName,
     /// The vocabularies served.

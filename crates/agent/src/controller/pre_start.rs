@@ -16,10 +16,10 @@ use tessera_node::pod_resources::ContainerDevices;
 use tessera_wire::{device_id::Resource, objects::Pod};
 
 use super::{
-    Action, Agent, Answer, CallId, Now, Untrue,
-    books::{Holding, Source},
+    Action, Agent, CallAnswer, CallId, Dirty, EventTime,
     calls::{Judgement, Question},
     has_ended,
+    holdings::{Holding, Source},
 };
 
 /// gpu-manager's annotation for shares that may grow where others leave some compute.
@@ -39,7 +39,7 @@ pub struct ContainerLimits {
     /// What a percentage of compute means.
     pub meaning: Meaning,
     /// By ascending index of the GPUs.
-    pub cards: Vec<GpuLimit>,
+    pub gpus: Vec<GpuLimit>,
 }
 
 impl ContainerLimits {
@@ -52,7 +52,7 @@ impl ContainerLimits {
 impl Agent {
     pub(super) fn on_pre_start(
         &mut self,
-        now: Now,
+        now: EventTime,
         call: CallId,
         resource: Resource,
         ids: BTreeSet<String>,
@@ -77,11 +77,11 @@ impl Agent {
         let uids: BTreeSet<&PodUid> = holders.iter().map(|(uid, _)| uid).collect();
         if uids.len() > 1 {
             let several = format!("several pods seem to hold these {resource}");
-            return Some(Judgement::Answer(Answer::Started(Err(several))));
+            return Some(Judgement::Answer(CallAnswer::Started(Err(several))));
         }
         let Some(uid) = uids.into_iter().next().cloned() else {
             let as_before = self.starts_as_before(resource, ids);
-            return as_before.then_some(Judgement::Answer(Answer::Started(Ok(()))));
+            return as_before.then_some(Judgement::Answer(CallAnswer::Started(Ok(()))));
         };
         for (uid, container) in holders.iter().filter(|_| is_news) {
             self.admission.learn(uid, container, resource, ids);
@@ -98,10 +98,10 @@ impl Agent {
         match limits {
             Ok(limits) => {
                 self.truth.begin(call, uid, &limits);
-                actions.push(Action::BeginGrants(call, limits));
+                actions.push(Action::CreateGrants(call, limits));
                 Some(Judgement::Later)
             }
-            Err(reason) => Some(Judgement::Answer(Answer::Started(Err(reason)))),
+            Err(reason) => Some(Judgement::Answer(CallAnswer::Started(Err(reason)))),
         }
     }
 
@@ -194,14 +194,14 @@ impl Agent {
             Hold::Whole => None,
             Hold::Share { compute_percent, memory } => Some(card(*index, *compute_percent, memory.0 << 20)),
         });
-        let cards: Vec<GpuLimit> = shares.collect::<Result<_, String>>()?;
-        Ok((!cards.is_empty()).then(|| ContainerLimits {
+        let gpus: Vec<GpuLimit> = shares.collect::<Result<_, String>>()?;
+        Ok((!gpus.is_empty()).then(|| ContainerLimits {
             pod: uid.clone(),
             namespace: pod.metadata.namespace.clone(),
             name: pod.metadata.name.clone(),
             container: held.grant.container.clone(),
             meaning: self.settings.isolation.meaning,
-            cards,
+            gpus,
         }))
     }
 
@@ -210,14 +210,14 @@ impl Agent {
         call: CallId,
         outcome: Result<(), String>,
         actions: &mut Vec<Action>,
-    ) -> Untrue {
+    ) -> Dirty {
         let uid = self.truth.starting.remove(&call);
         let answer = outcome.map_err(|reason| format!("cannot write the limits of the container: {reason}"));
         if let (Ok(()), Some(uid)) = (&answer, &uid) {
             self.truth.started.insert(uid.clone());
         }
-        actions.push(Action::Answer(call, Answer::Started(answer)));
-        uid.map_or(Untrue::Nothing, Untrue::Pod)
+        actions.push(Action::Answer(call, CallAnswer::Started(answer)));
+        uid.map_or(Dirty::Nothing, Dirty::Pod)
     }
 
     /// Whether everything a pod asks for beside its init containers is in the kubelet's books. Of a pod where nobody else

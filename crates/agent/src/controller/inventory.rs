@@ -13,17 +13,17 @@ use tessera_wire::{
     inventory::Inventory,
 };
 
-use super::{Action, Agent, Untrue};
+use super::{Action, Agent, Dirty};
 
 /// The GPUs of the node and the names of their devices.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Cards {
+pub(super) struct NodeGpus {
     pub(super) found: Found,
     pub(super) ids: DeviceIds,
     pub(super) node: Node,
 }
 
-impl Cards {
+impl NodeGpus {
     /// The GPUs of these devices.
     pub(super) fn of_ids(&self, resource: Resource, ids: &BTreeSet<String>) -> BTreeSet<GpuIndex> {
         ids.iter().filter_map(|id| self.ids.read(resource, id)).map(|(gpu, _)| gpu).collect()
@@ -31,7 +31,7 @@ impl Cards {
 }
 
 impl Agent {
-    pub(super) fn on_gpus(&mut self, found: Result<Found, String>, actions: &mut Vec<Action>) -> Untrue {
+    pub(super) fn on_gpus(&mut self, found: Result<Found, String>, actions: &mut Vec<Action>) -> Dirty {
         let before = self.missing.clone();
         let found = match found {
             Ok(found) => {
@@ -42,7 +42,7 @@ impl Agent {
             }
             Err(reason) => {
                 if before.as_ref() == Some(&reason) {
-                    return Untrue::Nothing;
+                    return Dirty::Nothing;
                 }
                 let consequence = if self.cards.is_some() {
                     "the GPUs are withdrawn until they are found again"
@@ -52,18 +52,18 @@ impl Agent {
                 actions.push(Action::Warn(format!("{consequence}: {reason}")));
                 self.missing = Some(reason);
                 // Those that were there are, as far as anybody can tell, broken.
-                let Some(cards) = &self.cards else { return Untrue::Nothing };
+                let Some(cards) = &self.cards else { return Dirty::Nothing };
                 cards.found.clone()
             }
         };
         if self.missing.is_some() == before.is_some()
             && self.cards.as_ref().is_some_and(|cards| cards.found == found)
         {
-            return Untrue::Nothing;
+            return Dirty::Nothing;
         }
         self.set_gpus(found, actions);
         self.publish_devices(actions);
-        Untrue::All
+        Dirty::All
     }
 
     /// A GPU that does not answer keeps the name it had, as a broken one.
@@ -110,7 +110,7 @@ impl Agent {
         match Node::new(name, gpus, found.topology.clone(), MilliCpu(u64::MAX), MiB(u64::MAX)) {
             Ok(node) => {
                 let ids = DeviceIds::new(&found.gpus, unit);
-                self.cards = Some(Cards { found, ids, node });
+                self.cards = Some(NodeGpus { found, ids, node });
                 self.read_pods();
                 self.pods_or_gpus_changed();
             }
@@ -134,7 +134,8 @@ impl Agent {
                 let healthy = card.health == Health::Healthy;
                 Some(Device { id, healthy, numa_node: card.numa.map(i64::from) })
             };
-            actions.push(Action::Publish(resource, cards.ids.all(resource).filter_map(device).collect()));
+            actions
+                .push(Action::PublishDevices(resource, cards.ids.all(resource).filter_map(device).collect()));
         }
     }
 

@@ -4,14 +4,14 @@ use std::collections::BTreeSet;
 
 use tessera_core::units::PodUid;
 
-use super::kubelet::{World, found, pod, share};
-use crate::machine::{AccountRead, Escape, Event, Measured, OnGpu};
+use super::world::{World, found, pod, share};
+use crate::controller::{AccountSample, Escape, Event, GpuProcess, UsageSample};
 
 const MIB: u64 = 1 << 20;
 
 /// A process on a GPU: the GPU, its number, the container's pod, MiB.
-fn process(gpu: usize, pid: u32, pod: &str, mib: u64) -> OnGpu {
-    OnGpu {
+fn process(gpu: usize, pid: u32, pod: &str, mib: u64) -> GpuProcess {
+    GpuProcess {
         gpu: found().gpus[gpu].uuid.clone(),
         pid,
         started: 1,
@@ -22,8 +22,8 @@ fn process(gpu: usize, pid: u32, pod: &str, mib: u64) -> OnGpu {
 }
 
 /// Books: the container's pod, its processes, MiB.
-fn account(pod: &str, processes: &[u32], mib: u64) -> AccountRead {
-    AccountRead {
+fn account(pod: &str, processes: &[u32], mib: u64) -> AccountSample {
+    AccountSample {
         container: (PodUid(pod.into()), "main".into()),
         processes: processes.iter().copied().collect(),
         ended: BTreeSet::new(),
@@ -31,11 +31,12 @@ fn account(pod: &str, processes: &[u32], mib: u64) -> AccountRead {
     }
 }
 
-fn measure(world: &mut World, processes: &[OnGpu], accounts: &[AccountRead]) {
+fn measure(world: &mut World, processes: &[GpuProcess], accounts: &[AccountSample]) {
     world.wait(1);
-    let looked_at = found().gpus.iter().map(|gpu| gpu.uuid.clone()).collect();
-    let measured = Measured { at: 7, looked_at, processes: processes.to_vec(), accounts: accounts.to_vec() };
-    world.happens(Event::Measured(Box::new(measured)));
+    let sampled_gpus = found().gpus.iter().map(|gpu| gpu.uuid.clone()).collect();
+    let measured =
+        UsageSample { at: 7, sampled_gpus, processes: processes.to_vec(), accounts: accounts.to_vec() };
+    world.happens(Event::UsageSampled(Box::new(measured)));
 }
 
 /// Two containers with 5120 MiB each of GPU 2.
@@ -67,12 +68,12 @@ fn what_the_books_lack_is_told_to_the_library_and_only_to_that_one() {
 fn where_the_driver_does_not_tell_nothing_is_changed() {
     let mut world = world();
     measure(&mut world, &[process(2, 107, "u", 1110)], &[account("u", &[7], 1000)]);
-    let silent = OnGpu { bytes: None, ..process(2, 107, "u", 0) };
+    let silent = GpuProcess { bytes: None, ..process(2, 107, "u", 0) };
     measure(&mut world, &[silent], &[account("u", &[7], 1000)]);
     assert_eq!(unledgered(&world), [("u", 110)]);
     // The GPU could not be asked at all.
     let accounts = vec![account("u", &[7], 1000)];
-    world.happens(Event::Measured(Box::new(Measured { accounts, ..Measured::default() })));
+    world.happens(Event::UsageSampled(Box::new(UsageSample { accounts, ..UsageSample::default() })));
     assert_eq!(unledgered(&world), [("u", 110)]);
 }
 
@@ -80,7 +81,7 @@ fn where_the_driver_does_not_tell_nothing_is_changed() {
 fn the_memory_of_a_process_that_has_just_ended_is_not_held_against_the_others() {
     let mut world = world();
     let card = [process(2, 107, "u", 1110), process(2, 109, "u", 3000)];
-    let books = AccountRead { ended: [9].into(), ..account("u", &[7], 1000) };
+    let books = AccountSample { ended: [9].into(), ..account("u", &[7], 1000) };
     measure(&mut world, &card, &[books]);
     assert_eq!(unledgered(&world), [("u", 110)]);
 }
@@ -91,7 +92,7 @@ fn looks_while_memory_is_being_taken_do_not_make_less_of_what_the_books_lack() {
     let card = [process(2, 107, "u", 1110)];
     measure(&mut world, &card, &[account("u", &[7], 1000)]);
     // The books moved while the driver was asked: nothing is known.
-    let moved = AccountRead { held: vec![None], ..account("u", &[7], 0) };
+    let moved = AccountSample { held: vec![None], ..account("u", &[7], 0) };
     measure(&mut world, &card, &[moved]);
     assert_eq!(unledgered(&world), [("u", 110)]);
     // 64 MiB are booked and not taken yet.

@@ -10,7 +10,7 @@ use std::{
 use tessera_node::device_plugin::Meeting;
 use tessera_wire::device_id::Resource;
 
-use super::{Action, Agent, Now};
+use super::{Action, Agent, EventTime};
 
 /// How long a kubelet may keep us waiting: it takes some seconds to restart.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -74,7 +74,7 @@ impl Agent {
     }
 
     /// Says what the kubelet lacks, once it has lacked it for long.
-    pub(super) fn look_for_kubelet(&mut self, now: Now, actions: &mut Vec<Action>) {
+    pub(super) fn look_for_kubelet(&mut self, now: EventTime, actions: &mut Vec<Action>) {
         let Some(lack) = self.lack_of_kubelet() else {
             self.absent.kubelet = None;
             return;

@@ -13,29 +13,29 @@ use tessera_core::{gpu::GpuUuid, units::PodUid};
 use tessera_limits::limits::uuid_bytes;
 
 use super::{
-    Action, Agent, Now,
-    isolation::{Free, Held},
+    Action, Agent, EventTime,
+    isolation::{Enforcement, NotEnforced},
 };
 
 /// A container of a pod.
-pub type Whose = (PodUid, String);
+pub type PodContainer = (PodUid, String);
 
 /// One look at the node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Measured {
+pub struct UsageSample {
     /// When it began, on the clock that agent and library share.
     pub at: u64,
     /// The GPUs of which the driver told who is on them.
-    pub looked_at: BTreeSet<GpuUuid>,
+    pub sampled_gpus: BTreeSet<GpuUuid>,
     /// What the driver says of processes in containers.
-    pub processes: Vec<OnGpu>,
+    pub processes: Vec<GpuProcess>,
     /// What the processes of containers with a share say themselves.
-    pub accounts: Vec<AccountRead>,
+    pub accounts: Vec<AccountSample>,
 }
 
 /// A process of a container on a GPU, by the driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct OnGpu {
+pub struct GpuProcess {
     /// The GPU.
     pub gpu: GpuUuid,
     /// The process, as the node numbers it.
@@ -45,16 +45,16 @@ pub struct OnGpu {
     /// The process, as its container numbers it.
     pub own_pid: Option<u32>,
     /// Whose it is.
-    pub container: Whose,
+    pub container: PodContainer,
     /// Bytes of the GPU's memory, where the driver tells.
     pub bytes: Option<u64>,
 }
 
 /// The books of a container.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct AccountRead {
+pub struct AccountSample {
     /// Whose they are.
-    pub container: Whose,
+    pub container: PodContainer,
     /// Processes that keep them, as the container numbers them.
     pub processes: BTreeSet<u32>,
     /// Processes that kept them and have ended: the driver may still show what they had, and the books do not.
@@ -99,7 +99,7 @@ struct Suspicion {
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Case {
-    container: Whose,
+    container: PodContainer,
     gpu: GpuUuid,
     escape: Escape,
     /// Of a process; 0 for a container as a whole.
@@ -111,9 +111,9 @@ struct Case {
 pub(super) struct Watch {
     suspicions: BTreeMap<Case, Suspicion>,
     /// What the books of a container lacked of a GPU.
-    lacks: BTreeMap<(Whose, usize), Lack>,
+    lacks: BTreeMap<(PodContainer, usize), Lack>,
     /// How often somebody escaped.
-    pub(super) escapes: BTreeMap<(Whose, Escape), u64>,
+    pub(super) escapes: BTreeMap<(PodContainer, Escape), u64>,
 }
 
 /// What books lacked at the last looks, for as long as the same processes keep them.
@@ -144,13 +144,14 @@ impl Lack {
 
 impl Agent {
     /// Compares, tells the libraries what their books lack, and reports who has escaped.
-    pub(super) fn on_measured(&mut self, now: Now, measured: &Measured, actions: &mut Vec<Action>) {
-        let looked_at: BTreeSet<[u8; 16]> =
-            measured.looked_at.iter().filter_map(|gpu| uuid_bytes(&gpu.0)).collect();
+    pub(super) fn on_measured(&mut self, now: EventTime, measured: &UsageSample, actions: &mut Vec<Action>) {
+        let sampled_gpus: BTreeSet<[u8; 16]> =
+            measured.sampled_gpus.iter().filter_map(|gpu| uuid_bytes(&gpu.0)).collect();
         for account in &measured.accounts {
-            self.correct(account, measured, &looked_at, actions);
+            self.correct(account, measured, &sampled_gpus, actions);
         }
-        let is_there = |whose: &Whose| measured.accounts.iter().any(|account| account.container == *whose);
+        let is_there =
+            |whose: &PodContainer| measured.accounts.iter().any(|account| account.container == *whose);
         self.watch.lacks.retain(|(whose, _), _| is_there(whose));
         let cases = self.cases(measured);
         self.watch.suspicions.retain(|case, _| cases.contains_key(case));
@@ -165,7 +166,8 @@ impl Agent {
                 self.tell(&case, &message, actions);
             }
             if self.settings.isolation.kill_escaped {
-                let kill = |process: &&OnGpu| Action::Kill { pid: process.pid, started: process.started };
+                let kill =
+                    |process: &&GpuProcess| Action::Kill { pid: process.pid, started: process.started };
                 actions.extend(processes.iter().map(kill));
             }
         }
@@ -177,37 +179,38 @@ impl Agent {
     /// to hear that.
     fn correct(
         &mut self,
-        account: &AccountRead,
-        measured: &Measured,
-        looked_at: &BTreeSet<[u8; 16]>,
+        account: &AccountSample,
+        measured: &UsageSample,
+        sampled_gpus: &BTreeSet<[u8; 16]>,
         actions: &mut Vec<Action>,
     ) {
         let Some(limits) = self.truth.on_disk.get(&account.container) else { return };
-        for (place, (card, held)) in limits.cards.iter().zip(&account.held).enumerate() {
+        for (place, (card, held)) in limits.gpus.iter().zip(&account.held).enumerate() {
             let is_it = |gpu: &GpuUuid| uuid_bytes(&gpu.0) == Some(card.uuid);
-            let has_ended = |process: &OnGpu| process.own_pid.is_some_and(|own| account.ended.contains(&own));
+            let has_ended =
+                |process: &GpuProcess| process.own_pid.is_some_and(|own| account.ended.contains(&own));
             let on_gpu = measured.processes.iter().filter(|process| {
                 process.container == account.container && is_it(&process.gpu) && !has_ended(process)
             });
             let bytes = on_gpu.map(|process| process.bytes).sum::<Option<u64>>();
-            if let Some((bytes, held)) = bytes.zip(*held).filter(|_| looked_at.contains(&card.uuid)) {
+            if let Some((bytes, held)) = bytes.zip(*held).filter(|_| sampled_gpus.contains(&card.uuid)) {
                 let (pod, container) = account.container.clone();
                 let lack = self.watch.lacks.entry((account.container.clone(), place)).or_default();
                 let bytes = lack.learn(&account.processes, bytes.saturating_sub(held));
-                actions.push(Action::SetUnledgered { pod, container, card: place, bytes, at: measured.at });
+                actions.push(Action::SetUncharged { pod, container, gpu: place, bytes, at: measured.at });
             }
         }
     }
 
     /// All that looks like an escape now, in words, with the processes at fault.
-    fn cases<'a>(&self, measured: &'a Measured) -> BTreeMap<Case, (String, Vec<&'a OnGpu>)> {
+    fn cases<'a>(&self, measured: &'a UsageSample) -> BTreeMap<Case, (String, Vec<&'a GpuProcess>)> {
         let mut cases = BTreeMap::new();
         // Without pods and the kubelet's books nobody knows what was given.
         if !self.listed_once || !self.pods_known {
             return cases;
         }
         let served_by_others = self.served_by_others();
-        let mut by_container: BTreeMap<(&Whose, &GpuUuid), Vec<&OnGpu>> = BTreeMap::new();
+        let mut by_container: BTreeMap<(&PodContainer, &GpuUuid), Vec<&GpuProcess>> = BTreeMap::new();
         // The pause container of a pod is none of its containers, and its names say nothing.
         for process in measured.processes.iter().filter(|process| !process.container.1.is_empty()) {
             by_container.entry((&process.container, &process.gpu)).or_default().push(process);
@@ -240,13 +243,13 @@ impl Agent {
             let labels = self.published.node.as_ref().map(|node| &node.metadata.labels);
             let by = self.settings.isolation.of(hold, &pod.metadata.annotations, labels);
             let (by_library, limited) = match by {
-                Ok(Held::ByLibrary(_)) => (true, true),
-                Ok(Held::Free(Free::NoLibrary(_))) | Err(_) => (false, true),
-                Ok(Held::Free(_)) => (false, false),
+                Ok(Enforcement::ByLibrary(_)) => (true, true),
+                Ok(Enforcement::None(NotEnforced::NoLibrary(_))) | Err(_) => (false, true),
+                Ok(Enforcement::None(_)) => (false, false),
             };
             if by_library {
                 let account = measured.accounts.iter().find(|account| account.container == *key);
-                let keeps_books = |process: &&OnGpu| {
+                let keeps_books = |process: &&GpuProcess| {
                     let known = account.zip(process.own_pid);
                     known.is_none_or(|(account, own)| account.processes.contains(&own))
                 };
@@ -285,6 +288,6 @@ impl Agent {
         let message = format!("{message}{killed}");
         actions.push(Action::Warn(format!("{namespace}/{name}: {message}")));
         let (uid, reason) = (case.container.0.clone(), "GpuShareEscaped");
-        actions.push(Action::TellOwner { uid, namespace, name, reason, message });
+        actions.push(Action::RecordPodEvent { uid, namespace, name, reason, message });
     }
 }

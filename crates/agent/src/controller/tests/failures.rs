@@ -12,17 +12,17 @@ use tessera_node::{
 };
 use tessera_wire::device_id::Resource;
 
-use super::kubelet::{CARDS, World, found, pod, share};
-use crate::machine::{Action, Answer, CallId, Event, Measured, Now, WriteError};
+use super::world::{CARDS, World, found, pod, share};
+use crate::controller::{Action, CallAnswer, CallId, Event, EventTime, UsageSample, WriteError};
 
-fn at(seconds: u64) -> Now {
-    Now { elapsed: Duration::from_secs(seconds), unix_nanos: 17 }
+fn at(seconds: u64) -> EventTime {
+    EventTime { elapsed: Duration::from_secs(seconds), unix_nanos: 17 }
 }
 
 /// Healthy devices and all devices of whole GPUs that are told.
 fn told(actions: &[Action]) -> Vec<(usize, usize)> {
     let published = actions.iter().filter_map(|action| match action {
-        Action::Publish(Resource::NvidiaGpu, devices) => Some(devices),
+        Action::PublishDevices(Resource::NvidiaGpu, devices) => Some(devices),
         _ => None,
     });
     published.map(|devices| (devices.iter().filter(|device| device.healthy).count(), devices.len())).collect()
@@ -50,12 +50,16 @@ fn an_agent_to_which_nothing_happens_does_nothing() {
     }
     let revision = world.agent.revision();
     let mut happens = |event| world.agent.handle(at(100), event);
-    assert_eq!(happens(Event::Tick), [Action::List], "the kubelet's books are compared now and then");
+    assert_eq!(
+        happens(Event::Tick),
+        [Action::ListPodResources],
+        "the kubelet's books are compared now and then"
+    );
     let books = world.listed();
     let mut happens = |event| world.agent.handle(at(101), event);
-    assert_eq!(happens(Event::Listed(Ok(books))), []);
+    assert_eq!(happens(Event::PodResourcesListed(Ok(books))), []);
     assert_eq!(happens(Event::Gpus(Ok(found()))), []);
-    assert_eq!(happens(Event::Measured(Box::<Measured>::default())), []);
+    assert_eq!(happens(Event::UsageSampled(Box::<UsageSample>::default())), []);
     assert_eq!(happens(Event::Tick), []);
     assert_eq!(world.agent.revision(), revision, "and nobody has to look again");
 }
@@ -157,12 +161,12 @@ fn a_full_disk_refuses_the_start_and_the_next_try_works() {
     let call = CallId(900);
     world.agent.handle(at(5), Event::PreStart(call, Resource::VcudaCore, ids));
     let books = world.listed();
-    let begun = world.agent.handle(at(5), Event::Listed(Ok(books)));
-    assert!(begun.iter().any(|action| matches!(action, Action::BeginGrants(..))), "{begun:?}");
+    let begun = world.agent.handle(at(5), Event::PodResourcesListed(Ok(books)));
+    assert!(begun.iter().any(|action| matches!(action, Action::CreateGrants(..))), "{begun:?}");
     let full = Err("No space left on device (os error 28)".to_owned());
-    let answered = world.agent.handle(at(5), Event::GrantsBegun(call, full));
+    let answered = world.agent.handle(at(5), Event::GrantsCreated(call, full));
     let refused = answered.iter().find_map(|action| match action {
-        Action::Answer(_, Answer::Started(Err(reason))) => Some(reason.as_str()),
+        Action::Answer(_, CallAnswer::Started(Err(reason))) => Some(reason.as_str()),
         _ => None,
     });
     let expected = "cannot write the limits of the container: No space left on device (os error 28)";
@@ -184,13 +188,13 @@ fn limits_that_could_not_be_changed_are_changed_later() {
     pod.metadata.annotations.insert("tencent.com/vcuda-core-limit".into(), "80".into());
     let change = |actions: Vec<Action>| {
         actions.into_iter().find_map(|action| match action {
-            Action::ChangeGrant(limits) => Some(limits),
+            Action::UpdateGrant(limits) => Some(limits),
             _ => None,
         })
     };
     let limits = change(world.agent.handle(at(100), Event::PodApplied(Box::new(pod)))).unwrap();
-    assert_eq!(limits.cards[0].ceiling, 80);
-    let failed = world.agent.handle(at(100), Event::GrantChanged(limits.clone(), Err("disk full".into())));
+    assert_eq!(limits.gpus[0].ceiling, 80);
+    let failed = world.agent.handle(at(100), Event::GrantUpdated(limits.clone(), Err("disk full".into())));
     assert_eq!(warnings(&failed), ["the limits of team/p, container main, stay as they were: disk full"]);
     assert_eq!(change(world.agent.handle(at(101), Event::Tick)), None);
     let again = (102..120).find_map(|second| change(world.agent.handle(at(second), Event::Tick)));
@@ -204,10 +208,10 @@ fn a_kubelet_that_does_not_list_is_named_in_the_refusal() {
     let call = CallId(900);
     world.agent.handle(at(5), Event::Allocate(call, Resource::VcudaCore, ["x".to_owned()].into()));
     let silent = "the kubelet was asked to list pod resources and does not answer; is it alive?";
-    world.agent.handle(at(8), Event::Listed(Err(silent.into())));
+    world.agent.handle(at(8), Event::PodResourcesListed(Err(silent.into())));
     let answered = world.agent.handle(at(10), Event::Tick);
     let refused = answered.iter().find_map(|action| match action {
-        Action::Answer(_, Answer::Allocated(Err(reason))) => Some(reason.clone()),
+        Action::Answer(_, CallAnswer::Allocated(Err(reason))) => Some(reason.clone()),
         _ => None,
     });
     assert_eq!(refused.unwrap(), format!("cannot tell which pod asks for tencent.com/vcuda-core: {silent}"));
@@ -219,12 +223,12 @@ fn begin_reading(world: &mut World) {
     world.agent.handle(at(50), Event::Prefer(CallId(900), Resource::NvidiaGpu, wish));
     let books = world.listed();
     let mut reads_at = |second| {
-        world.agent.handle(at(second), Event::Listed(Ok(books.clone())));
+        world.agent.handle(at(second), Event::PodResourcesListed(Ok(books.clone())));
         world.agent.handle(at(second), Event::Tick).contains(&Action::ReadPods)
     };
     assert!(reads_at(51));
     assert!(!reads_at(52), "one at a time");
-    world.agent.handle(at(52), Event::Listed(Ok(books)));
+    world.agent.handle(at(52), Event::PodResourcesListed(Ok(books)));
     world.wait(60);
 }
 

@@ -2,8 +2,8 @@
 
 use tessera_node::gpus::{Incident, IncidentKind};
 
-use super::kubelet::{World, found, pod, share};
-use crate::machine::Event;
+use super::world::{World, found, pod, share};
+use crate::controller::Event;
 
 fn whole(count: u32) -> Vec<(&'static str, String)> {
     vec![("aliyun.com/gpu", count.to_string())]
@@ -38,7 +38,7 @@ fn shares_come_with_the_library_and_whole_gpus_without() {
     assert!(whole["main"].mounts.is_empty());
     assert_eq!(world.limits.len(), 1);
     let limits = &world.limits[&("u".to_owned(), "main".to_owned())];
-    let card = limits.cards[0];
+    let card = limits.gpus[0];
     assert_eq!((card.memory, card.compute_percent, card.ceiling), (5120 << 20, 30, 30));
 }
 
@@ -50,7 +50,7 @@ fn without_the_library_shares_are_refused_or_served_loudly() {
     let refused = world.run(pod("p", "u", &[("main", share(30, 20))]), &[]).unwrap_err();
     assert!(refused.contains("libtessera.so is missing; ask for whole GPUs"), "{refused}");
     world.run(pod("q", "v", &[("main", whole(1))]), &[]).unwrap();
-    world.settings.isolation.without_library = crate::machine::WithoutLibrary::Serve;
+    world.settings.isolation.without_library = crate::controller::WithoutLibrary::Serve;
     world.restart_agent();
     let given = world.run(pod("r", "w", &[("main", share(30, 20))]), &[]).unwrap();
     assert!(given["main"].mounts.is_empty());
@@ -82,7 +82,7 @@ fn limits_follow_the_ceiling_while_the_container_runs_and_after_a_restart() {
     world.run(pod("p", "u", &[("main", share(30, 20))]), &[("main", &[2])]).unwrap();
     world.run(pod("q", "v", &[("main", share(30, 20))]), &[("main", &[2])]).unwrap();
     let ceiling =
-        |world: &World, uid: &str| world.limits[&(uid.to_owned(), "main".to_owned())].cards[0].ceiling;
+        |world: &World, uid: &str| world.limits[&(uid.to_owned(), "main".to_owned())].gpus[0].ceiling;
     let set = |world: &mut World, text: &str| {
         let pod = world.pods.get_mut("u").unwrap();
         pod.metadata.annotations.insert("tencent.com/vcuda-core-limit".into(), text.into());
@@ -97,7 +97,7 @@ fn limits_follow_the_ceiling_while_the_container_runs_and_after_a_restart() {
     world.restart_agent();
     assert!(world.limits.values().all(|limits| limits.meaning == world.settings.isolation.meaning));
     // Written by nobody: the next agent writes it anew.
-    world.limits.get_mut(&("v".to_owned(), "main".to_owned())).unwrap().cards.clear();
+    world.limits.get_mut(&("v".to_owned(), "main".to_owned())).unwrap().gpus.clear();
     world.restart_agent();
     assert_eq!(ceiling(&world, "v"), 30);
     world.check();
@@ -246,7 +246,7 @@ fn an_init_container_starts_again_after_the_agent_did() {
         world.restart_agent();
         world.start("u").unwrap();
         assert_eq!(
-            world.limits[&("u".to_owned(), "init-load".to_owned())].cards[0].compute_percent,
+            world.limits[&("u".to_owned(), "init-load".to_owned())].gpus[0].compute_percent,
             30,
             "{main:?}"
         );
@@ -341,11 +341,11 @@ fn a_restarted_agent_knows_the_same() {
     world.run(pod("q", "v", &[("main", whole(1))]), &[]).unwrap();
     world.check();
     let before: Vec<_> =
-        world.agent.view().containers.iter().map(|c| (c.uid.clone(), c.cards.clone())).collect();
+        world.agent.view().containers.iter().map(|c| (c.uid.clone(), c.gpus.clone())).collect();
     world.restart_agent();
     world.check();
     let after: Vec<_> =
-        world.agent.view().containers.iter().map(|c| (c.uid.clone(), c.cards.clone())).collect();
+        world.agent.view().containers.iter().map(|c| (c.uid.clone(), c.gpus.clone())).collect();
     assert_eq!(before, after);
     // A container that starts again needs nothing but the kubelet's books.
     world.start("u").unwrap();
@@ -387,7 +387,7 @@ fn a_kubelet_that_offers_what_does_not_belong_together_is_refused() {
 
     use tessera_wire::device_id::Resource;
 
-    use crate::machine::{Action, Answer, CallId, Now};
+    use crate::controller::{Action, CallAnswer, CallId, EventTime};
     let mut world = World::new();
     let bound = world.bind(pod("p", "u", &[("main", memory(2))]), &[]);
     let entry = tessera_node::pod_resources::PodDevices {
@@ -398,15 +398,15 @@ fn a_kubelet_that_offers_what_does_not_belong_together_is_refused() {
             ..Default::default()
         }],
     };
-    let now = Now::default();
+    let now = EventTime::default();
     let ids: BTreeSet<String> = ["00000000-1", "00000001-1"].map(str::to_owned).into();
     world.agent.handle(now, Event::Allocate(CallId(900), Resource::GpuMemory, ids));
-    world.agent.handle(now, Event::Listed(Ok(vec![entry])));
-    let later = Now { elapsed: std::time::Duration::from_secs(1), ..now };
+    world.agent.handle(now, Event::PodResourcesListed(Ok(vec![entry])));
+    let later = EventTime { elapsed: std::time::Duration::from_secs(1), ..now };
     assert!(world.agent.handle(later, Event::Tick).contains(&Action::ReadPods), "before it is refused");
     let actions = world.agent.handle(later, Event::PodsRead(Ok(vec![bound.clone()])));
     let refused = actions.iter().find_map(|action| match action {
-        Action::Answer(CallId(900), Answer::Allocated(Err(reason))) => Some(reason.clone()),
+        Action::Answer(CallId(900), CallAnswer::Allocated(Err(reason))) => Some(reason.clone()),
         _ => None,
     });
     assert!(refused.unwrap().contains("which do not make 1 GPU(s)"), "{}", bound.metadata.name);

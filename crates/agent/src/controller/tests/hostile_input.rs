@@ -15,8 +15,8 @@ use tessera_node::{
 };
 use tessera_wire::{device_id::Resource, objects::Pod};
 
-use super::kubelet::{found, settings};
-use crate::machine::{Action, Agent, CallId, Event, Now, WriteError};
+use super::world::{found, settings};
+use crate::controller::{Action, Agent, CallId, Event, EventTime, WriteError};
 
 fn resource() -> impl Strategy<Value = Resource> {
     prop::sample::select(Resource::ALL.to_vec())
@@ -157,14 +157,14 @@ proptest! {
                 other => other,
             }];
             while let Some(event) = queue.pop() {
-                for action in agent.handle(Now { elapsed, unix_nanos: 17 }, event) {
+                for action in agent.handle(EventTime { elapsed, unix_nanos: 17 }, event) {
                     let list = || lists[usize::try_from(asked).unwrap() % lists.len()].clone();
                     match action {
                         Action::Answer(call, _) => prop_assert!(answered.insert(call), "{call:?} is answered twice"),
-                        Action::List => queue.push(Event::Listed(Ok(list()))),
+                        Action::ListPodResources => queue.push(Event::PodResourcesListed(Ok(list()))),
                         Action::ReadPods => queue.push(Event::PodsRead(Ok(reads.clone()))),
-                        Action::BeginGrants(call, _) => queue.push(Event::GrantsBegun(call, Ok(()))),
-                        Action::ChangeGrant(limits) => queue.push(Event::GrantChanged(limits, Ok(()))),
+                        Action::CreateGrants(call, _) => queue.push(Event::GrantsCreated(call, Ok(()))),
+                        Action::UpdateGrant(limits) => queue.push(Event::GrantUpdated(limits, Ok(()))),
                         Action::PatchPod { uid, .. } => queue.push(Event::PodPatched(uid, Err(WriteError::Later("busy".into())))),
                         _ => {}
                     }

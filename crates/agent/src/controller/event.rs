@@ -15,11 +15,11 @@ use tessera_wire::{
 
 #[cfg(doc)]
 use super::Action;
-use super::{ContainerLimits, Measured};
+use super::{ContainerLimits, UsageSample};
 
 /// The time of an event: since some fixed moment, and by the calendar.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Now {
+pub struct EventTime {
     /// Only ever grows.
     pub elapsed: Duration,
     /// Nanoseconds since 1970.
@@ -40,7 +40,7 @@ pub enum Event {
     /// A kubelet has opened the device stream of a resource: it is there, perhaps anew.
     StreamOpened(Resource),
     /// The plugin of a resource cannot make its socket, and why; it tries again.
-    WithoutSocket(Resource, String),
+    PluginSocketFailed(Resource, String),
     /// All pods of this node, as the API server's watch tells them when it begins, or begins anew.
     Pods(Vec<Pod>),
     /// All pods of this node, read in between: answers [`Action::ReadPods`]. What the watch has told meanwhile may be newer.
@@ -54,7 +54,7 @@ pub enum Event {
     /// The API server has no object of the node: not yet, or not any more.
     NodeMissing,
     /// What the kubelet's podresources said, or why it said nothing: answers [`Action::List`].
-    Listed(Result<Vec<PodDevices>, String>),
+    PodResourcesListed(Result<Vec<PodDevices>, String>),
     /// The kubelet asks which devices to take.
     Prefer(CallId, Resource, Wish),
     /// The kubelet gives a container these devices.
@@ -63,12 +63,12 @@ pub enum Event {
     PreStart(CallId, Resource, BTreeSet<String>),
     /// What was found on disk when the agent started: pods with a grant directory, and the limits in them.
     GrantsOnDisk(BTreeSet<PodUid>, Vec<ContainerLimits>),
-    /// How making the grants for a start went: answers [`Action::BeginGrants`].
-    GrantsBegun(CallId, Result<(), String>),
-    /// How changing limits went: answers [`Action::ChangeGrant`].
-    GrantChanged(Box<ContainerLimits>, Result<(), String>),
+    /// How making the grants for a start went: answers [`Action::CreateGrants`].
+    GrantsCreated(CallId, Result<(), String>),
+    /// How changing limits went: answers [`Action::UpdateGrant`].
+    GrantUpdated(Box<ContainerLimits>, Result<(), String>),
     /// What containers really use.
-    Measured(Box<Measured>),
+    UsageSampled(Box<UsageSample>),
     /// How [`Action::PatchPod`] went.
     PodPatched(PodUid, Result<(), WriteError>),
     /// How [`Action::PatchNode`] went.

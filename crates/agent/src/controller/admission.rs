@@ -19,7 +19,7 @@ use tessera_node::{device_plugin::Wish, pod_resources::PodDevices};
 use tessera_wire::{device_id::Resource, objects::Pod};
 
 use super::{
-    Action, Agent, Answer, CallId, Now,
+    Action, Agent, CallAnswer, CallId, EventTime,
     calls::{Call, Question},
     has_ended,
 };
@@ -104,7 +104,7 @@ impl Admission {
 
     pub(super) fn answered(
         &mut self,
-        now: Now,
+        now: EventTime,
         uid: &PodUid,
         container: &str,
         resource: Resource,
@@ -161,7 +161,7 @@ impl Agent {
 
     pub(super) fn on_prefer(
         &mut self,
-        now: Now,
+        now: EventTime,
         call: CallId,
         resource: Resource,
         wish: Wish,
@@ -177,7 +177,7 @@ impl Agent {
 
     pub(super) fn on_allocate(
         &mut self,
-        now: Now,
+        now: EventTime,
         call: CallId,
         resource: Resource,
         ids: BTreeSet<String>,
@@ -200,7 +200,7 @@ impl Agent {
     /// The container of the last answer, if this call can only be its next one: of another resource that it asks for. Whoever breaks off in
     /// between goes on with another pod, which may ask for as much. The kubelet does so where it runs short of a resource, ours or somebody
     /// else's; after a container, also where it finds no CPUs for it.
-    fn follow_up(&self, now: Now, resource: Resource, count: usize) -> Option<(PodUid, String)> {
+    fn follow_up(&self, now: EventTime, resource: Resource, count: usize) -> Option<(PodUid, String)> {
         let current = self.admission.current.as_ref()?;
         if now.elapsed.saturating_sub(current.at) > SAME_PULL || self.units_left(resource) < count {
             return None;
@@ -308,7 +308,7 @@ impl Agent {
         resource: Resource,
         wish: &Wish,
         is_well_informed: bool,
-    ) -> Option<Answer> {
+    ) -> Option<CallAnswer> {
         let preferred = self.steer(uid, container, resource, wish);
         match &preferred {
             Ok(_) => self.admission.prefers(resource, uid, container),
@@ -316,19 +316,19 @@ impl Agent {
             Err(_) => self.admission.refused(uid),
         }
         self.changed(uid);
-        Some(Answer::Preferred(preferred))
+        Some(CallAnswer::Preferred(preferred))
     }
 
     /// Likewise.
     pub(super) fn allocate(
         &mut self,
-        now: Now,
+        now: EventTime,
         uid: &PodUid,
         container: &str,
         resource: Resource,
         ids: &BTreeSet<String>,
         is_well_informed: bool,
-    ) -> Option<Answer> {
+    ) -> Option<CallAnswer> {
         let given = self.hand_over(uid, container, resource, ids);
         match &given {
             Ok(_) => self.admission.answered(now, uid, container, resource, ids.clone()),
@@ -336,7 +336,7 @@ impl Agent {
             Err(_) => self.admission.refused(uid),
         }
         self.changed(uid);
-        Some(Answer::Allocated(given.map(Box::new)))
+        Some(CallAnswer::Allocated(given.map(Box::new)))
     }
 }
 

@@ -20,8 +20,8 @@ use tessera_wire::{
 };
 
 use super::{
-    Action, Agent, Cards,
-    isolation::{Free, Held, OPT_OUT, asks_to_opt_out},
+    Action, Agent, NodeGpus,
+    isolation::{Enforcement, NotEnforced, OPT_OUT, asks_to_opt_out},
 };
 
 /// One question about one container.
@@ -191,7 +191,7 @@ impl Agent {
     }
 
     /// What holds the container to its share.
-    fn held(&self, uid: &PodUid, ask: &Ask) -> Result<Held, String> {
+    fn held(&self, uid: &PodUid, ask: &Ask) -> Result<Enforcement, String> {
         let pod = self.pods.get(uid).ok_or_else(|| format!("pod {uid} is gone"))?;
         let labels = self.published.node.as_ref().map(|node| &node.metadata.labels);
         let hold = Hold::of(ask.claim.request);
@@ -201,12 +201,12 @@ impl Agent {
 }
 
 /// What the owner of a container should know of how it is held.
-fn notes(held: &Held, allow_opt_out: bool, uid: &PodUid, pod: &Pod, container: &str) -> Vec<Action> {
+fn notes(held: &Enforcement, allow_opt_out: bool, uid: &PodUid, pod: &Pod, container: &str) -> Vec<Action> {
     let (reason, message) = match held {
-        Held::Free(Free::NoLibrary(why)) => {
+        Enforcement::None(NotEnforced::NoLibrary(why)) => {
             ("ShareNotEnforced", format!("container {container} is not held to its share of the GPU: {why}"))
         }
-        Held::ByLibrary(_) if asks_to_opt_out(&pod.metadata.annotations) && !allow_opt_out => (
+        Enforcement::ByLibrary(_) if asks_to_opt_out(&pod.metadata.annotations) && !allow_opt_out => (
             "OptOutNotAllowed",
             format!(
                 "container {container} is held to its share of the GPU: this node does not allow {OPT_OUT}"
@@ -217,7 +217,7 @@ fn notes(held: &Held, allow_opt_out: bool, uid: &PodUid, pod: &Pod, container: &
     let (namespace, name) = (pod.metadata.namespace.clone(), pod.metadata.name.clone());
     vec![
         Action::Warn(format!("{namespace}/{name}: {message}")),
-        Action::TellOwner { uid: uid.clone(), namespace, name, reason, message },
+        Action::RecordPodEvent { uid: uid.clone(), namespace, name, reason, message },
     ]
 }
 
@@ -249,7 +249,7 @@ fn close(state: &NodeState, closed: impl Iterator<Item = GpuIndex>) -> NodeState
 
 /// The GPUs of these devices, if they make what was asked for.
 fn check_devices(
-    cards: &Cards,
+    cards: &NodeGpus,
     ask: &Ask,
     resource: Resource,
     ids: &BTreeSet<String>,
@@ -295,7 +295,7 @@ struct Offer {
 }
 
 impl Offer {
-    fn of(cards: &Cards, resource: Resource, wish: &Wish) -> Result<Self, String> {
+    fn of(cards: &NodeGpus, resource: Resource, wish: &Wish) -> Result<Self, String> {
         let required: BTreeSet<&String> = wish.required.iter().collect();
         let mut offer = Self { on_gpu: BTreeMap::new(), required: GpuSet::EMPTY };
         let all: BTreeSet<&String> = wish.available.iter().chain(&wish.required).collect();

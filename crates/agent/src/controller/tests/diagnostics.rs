@@ -5,8 +5,8 @@ use std::time::Duration;
 use tessera_node::device_plugin::Meeting;
 use tessera_wire::device_id::Resource;
 
-use super::kubelet::{found, settings};
-use crate::machine::{Action, Agent, Event, Now};
+use super::world::{found, settings};
+use crate::controller::{Action, Agent, Event, EventTime};
 
 const NO_NODE: &str = "the cluster has no node named node-a: its GPUs are not announced and no pod can be served. \
                        Give the name that kubectl get nodes shows, by --node-name or NODE_NAME";
@@ -18,7 +18,7 @@ const NO_KUBELET: &str = "no kubelet has come to /var/lib/kubelet/plugins_regist
 fn said(agent: &mut Agent, happenings: impl IntoIterator<Item = (u64, Event)>) -> Vec<(u64, String)> {
     let mut said = Vec::new();
     for (second, event) in happenings {
-        let now = Now { elapsed: Duration::from_secs(second), unix_nanos: 17 };
+        let now = EventTime { elapsed: Duration::from_secs(second), unix_nanos: 17 };
         said.extend(agent.handle(now, event).into_iter().filter_map(|action| match action {
             Action::Warn(what) => Some((second, what)),
             _ => None,
@@ -37,7 +37,7 @@ fn agent_with_gpus(list: Result<(), &str>) -> Agent {
     let listed = list.map(|()| Vec::new()).map_err(str::to_owned);
     said(
         &mut agent,
-        [(0, Event::Gpus(Ok(found()))), (0, Event::Pods(Vec::new())), (0, Event::Listed(listed))],
+        [(0, Event::Gpus(Ok(found()))), (0, Event::Pods(Vec::new())), (0, Event::PodResourcesListed(listed))],
     );
     agent
 }
@@ -62,7 +62,7 @@ fn a_node_that_does_not_exist_is_told_once_and_again_when_it_is_gone_again() {
 #[test]
 fn nothing_is_written_to_a_node_that_does_not_exist() {
     let mut agent = agent_with_gpus(Ok(()));
-    let at = |second| Now { elapsed: Duration::from_secs(second), unix_nanos: 17 };
+    let at = |second| EventTime { elapsed: Duration::from_secs(second), unix_nanos: 17 };
     let writes =
         |actions: Vec<Action>| actions.iter().filter(|action| matches!(action, Action::PatchNode(_))).count();
     assert_eq!(writes(agent.handle(at(1), Event::Node(Box::default()))), 1);
@@ -80,7 +80,7 @@ fn a_kubelet_that_is_not_there_is_told_once_with_the_remedy() {
 
 #[test]
 fn the_way_to_the_kubelet_is_named_as_it_is_set() {
-    let mut agent = Agent::new(crate::machine::Settings {
+    let mut agent = Agent::new(crate::controller::AgentSettings {
         meeting: Meeting::KubeletSocket("/k/device-plugins".into()),
         ..settings()
     });
@@ -119,12 +119,12 @@ fn devices_that_a_kubelet_does_not_ask_for_are_named() {
 fn a_kubelet_that_falls_silent_is_told_each_time_it_does() {
     let mut agent = agent_with_gpus(Ok(()));
     open_all_streams(&mut agent, 1);
-    let silent = |second| (second, Event::Listed(Err("it does not answer".to_owned())));
+    let silent = |second| (second, Event::PodResourcesListed(Err("it does not answer".to_owned())));
     let expected = "the kubelet has not told its pod resources for 30 s: pods that want GPUs are turned away. it does \
                     not answer";
     assert_eq!(said(&mut agent, [silent(10)]), []);
     assert_eq!(said(&mut agent, ticks(11..100)), [(41, expected.to_owned())]);
-    assert_eq!(said(&mut agent, [(100, Event::Listed(Ok(Vec::new())))]), []);
+    assert_eq!(said(&mut agent, [(100, Event::PodResourcesListed(Ok(Vec::new())))]), []);
     assert_eq!(said(&mut agent, ticks(101..200)), []);
     assert_eq!(said(&mut agent, [silent(200)]), []);
     assert_eq!(said(&mut agent, ticks(201..300)), [(231, expected.to_owned())]);
@@ -134,7 +134,7 @@ fn a_kubelet_that_falls_silent_is_told_each_time_it_does() {
 fn a_socket_that_cannot_be_made_is_told_once_for_each_reason() {
     let mut agent = agent_with_gpus(Ok(()));
     let failed =
-        |second, reason: &str| (second, Event::WithoutSocket(Resource::NvidiaGpu, reason.to_owned()));
+        |second, reason: &str| (second, Event::PluginSocketFailed(Resource::NvidiaGpu, reason.to_owned()));
     let told =
         said(&mut agent, [failed(1, "no directory"), failed(2, "no directory"), failed(3, "no rights")]);
     let expected = [(1, "no directory; will try again"), (3, "no rights; will try again")];

@@ -12,7 +12,9 @@ use tessera_wire::{
     objects::Pod,
 };
 
-use super::{Action, Agent, CallId, ContainerLimits, Now, Untrue, WriteError, books::Source, has_ended};
+use super::{
+    Action, Agent, CallId, ContainerLimits, Dirty, EventTime, WriteError, has_ended, holdings::Source,
+};
 
 /// How soon a write that failed is tried again, at first and at most.
 const RETRY: Duration = Duration::from_secs(1);
@@ -65,7 +67,7 @@ impl Truth {
     /// What could not be changed is changed later.
     pub(super) fn changed(
         &mut self,
-        now: Now,
+        now: EventTime,
         limits: &ContainerLimits,
         outcome: Result<(), String>,
         actions: &mut Vec<Action>,
@@ -76,14 +78,14 @@ impl Truth {
                 "the limits of {namespace}/{name}, container {container}, stay as they were: {reason}"
             )));
             if let Some(known) = self.on_disk.get_mut(&limits.key()) {
-                known.cards.clear();
+                known.gpus.clear();
             }
             self.limits_retry = Some(now.elapsed + RETRY_LIMITS);
         }
     }
 
     /// How a patch went; comes back with the reason if this is the first time that it did not go well.
-    fn patched(&mut self, now: Now, uid: &PodUid, outcome: Result<(), WriteError>) -> Option<String> {
+    fn patched(&mut self, now: EventTime, uid: &PodUid, outcome: Result<(), WriteError>) -> Option<String> {
         let patch = self.patches.get_mut(uid)?;
         let before = patch.retry;
         patch.in_flight = false;
@@ -101,14 +103,14 @@ impl Truth {
     }
 
     /// Whether a write that failed may be tried again.
-    pub(super) fn has_waited(&self, now: Now) -> bool {
+    pub(super) fn has_waited(&self, now: EventTime) -> bool {
         let due = |patch: &Patch| patch.retry.is_some_and(|(not_before, _)| now.elapsed >= not_before);
         self.limits_retry.is_some_and(|at| now.elapsed >= at)
             || self.patches.values().any(|patch| !patch.in_flight && due(patch))
     }
 
     /// Whether these annotations should be sent now.
-    fn may_send(&self, now: Now, uid: &PodUid, annotations: &Annotations) -> bool {
+    fn may_send(&self, now: EventTime, uid: &PodUid, annotations: &Annotations) -> bool {
         let Some(patch) = self.patches.get(uid) else { return true };
         if patch.in_flight {
             return false;
@@ -124,22 +126,27 @@ impl Truth {
 impl Agent {
     pub(super) fn on_pod_patched(
         &mut self,
-        now: Now,
+        now: EventTime,
         uid: PodUid,
         outcome: Result<(), WriteError>,
         actions: &mut Vec<Action>,
-    ) -> Untrue {
+    ) -> Dirty {
         if let (Some(reason), Some(pod)) = (self.truth.patched(now, &uid, outcome), self.pods.get(&uid)) {
             let (namespace, name) = (&pod.metadata.namespace, &pod.metadata.name);
             actions.push(Action::Warn(format!(
                 "cannot annotate pod {namespace}/{name} with its GPUs, will try again: {reason}"
             )));
         }
-        Untrue::Pod(uid)
+        Dirty::Pod(uid)
     }
 
     /// Corrects limits and annotations of pods, of one or of all, and removes what ended pods left.
-    pub(super) fn reconcile_pods(&mut self, now: Now, only: Option<&PodUid>, actions: &mut Vec<Action>) {
+    pub(super) fn reconcile_pods(
+        &mut self,
+        now: EventTime,
+        only: Option<&PodUid>,
+        actions: &mut Vec<Action>,
+    ) {
         if self.cards.is_none() || !self.listed_once {
             return;
         }
@@ -178,7 +185,7 @@ impl Agent {
     }
 
     /// Annotations a pod should have and has not.
-    fn correction(&self, now: Now, uid: &PodUid, pod: &Pod) -> Option<Annotations> {
+    fn correction(&self, now: EventTime, uid: &PodUid, pod: &Pod) -> Option<Annotations> {
         let cards = self.cards.as_ref()?;
         let holdings = self.holdings_of(uid, pod);
         if !Self::is_settled(&holdings) {
@@ -215,7 +222,7 @@ impl Agent {
 
     /// Containers that run get other limits where something has changed: the annotation with their ceiling, or our settings.
     /// The library takes more at once, and less as soon as what it holds permits.
-    fn change_limits(&mut self, now: Now, only: Option<&PodUid>, actions: &mut Vec<Action>) {
+    fn change_limits(&mut self, now: EventTime, only: Option<&PodUid>, actions: &mut Vec<Action>) {
         self.truth.limits_retry = self.truth.limits_retry.filter(|at| now.elapsed < *at);
         let mut changed = Vec::new();
         let concerned = |uid: &PodUid| only.is_none_or(|only| only == uid);
@@ -234,7 +241,7 @@ impl Agent {
         }
         for limits in changed {
             self.truth.on_disk.insert(limits.key(), limits.clone());
-            actions.push(Action::ChangeGrant(Box::new(limits)));
+            actions.push(Action::UpdateGrant(Box::new(limits)));
         }
     }
 

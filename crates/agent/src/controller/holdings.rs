@@ -20,7 +20,7 @@ use tessera_wire::{
     objects::Pod,
 };
 
-use super::{Agent, Cards, has_ended};
+use super::{Agent, NodeGpus, has_ended};
 
 /// What a container holds, and who says so.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -224,7 +224,7 @@ impl Agent {
 }
 
 /// What a pod that nobody knows holds, counted by its devices.
-fn strangers_holdings(cards: &Cards, entry: &PodDevices) -> Vec<ContainerGrant> {
+fn strangers_holdings(cards: &NodeGpus, entry: &PodDevices) -> Vec<ContainerGrant> {
     let of = |container: &tessera_node::pod_resources::ContainerDevices| {
         let mut held: BTreeMap<GpuIndex, Hold> = BTreeMap::new();
         for (name, ids) in &container.ids {

@@ -8,11 +8,11 @@ use std::{
 use tessera_core::gpu::GpuUuid;
 use tessera_node::gpus::{Incident, IncidentKind};
 
-use super::{Action, Agent, Now, Untrue};
+use super::{Action, Agent, Dirty, EventTime};
 
 /// What a trouble means for a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum IncidentEffect {
     /// A mistake of the program on it: the GPU is fine.
     Ignored,
     /// The GPU should be left alone until it has been quiet for a while.
@@ -26,18 +26,18 @@ pub enum Verdict {
 /// The verdict on an incident. XIDs by NVIDIA's catalogue of errors; those of the application are the ones that the original
 /// plugins and NVIDIA's own pass over.
 #[must_use]
-pub fn verdict(kind: IncidentKind) -> Verdict {
+pub fn incident_effect(kind: IncidentKind) -> IncidentEffect {
     match kind {
-        IncidentKind::Back => Verdict::Recovered,
-        IncidentKind::Lost | IncidentKind::DoubleBitEcc => Verdict::Fatal,
+        IncidentKind::Back => IncidentEffect::Recovered,
+        IncidentKind::Lost | IncidentKind::DoubleBitEcc => IncidentEffect::Fatal,
         IncidentKind::Xid(number) => match number {
             // 13 graphics exception, 31 page fault, 43 stopped processing, 45 preemptive cleanup, 68 video exception,
             // 109 context switch timeout: an application did something wrong.
-            13 | 31 | 43 | 45 | 68 | 109 => Verdict::Ignored,
+            13 | 31 | 43 | 45 | 68 | 109 => IncidentEffect::Ignored,
             // 48 double bit ECC, 62 and 61 microcontroller halt, 64 and 156 page retirement or row remapping failed,
             // 74 NVLink, 79 fallen off the bus, 95 uncontained ECC, 119 and 120 GSP, 140 unrecovered ECC, 143 and 158 reset needed.
-            48 | 61 | 62 | 64 | 74 | 79 | 95 | 119 | 120 | 140 | 143 | 156 | 158 => Verdict::Fatal,
-            _ => Verdict::Transient,
+            48 | 61 | 62 | 64 | 74 | 79 | 95 | 119 | 120 | 140 | 143 | 156 | 158 => IncidentEffect::Fatal,
+            _ => IncidentEffect::Transient,
         },
     }
 }
@@ -70,11 +70,11 @@ impl HealthBook {
         if matches!(kind, IncidentKind::Xid(number) if self.ignored.contains(&number)) {
             return false;
         }
-        let until = match verdict(kind) {
-            Verdict::Ignored => return false,
-            Verdict::Recovered => return self.bad.remove(gpu).is_some(),
-            Verdict::Transient => Some(elapsed + self.quiet_time),
-            Verdict::Fatal => None,
+        let until = match incident_effect(kind) {
+            IncidentEffect::Ignored => return false,
+            IncidentEffect::Recovered => return self.bad.remove(gpu).is_some(),
+            IncidentEffect::Transient => Some(elapsed + self.quiet_time),
+            IncidentEffect::Fatal => None,
         };
         match self.bad.get_mut(gpu) {
             None => {
@@ -98,12 +98,12 @@ impl HealthBook {
             IncidentKind::Lost => "does not answer any more".to_owned(),
             IncidentKind::Back => "answers again".to_owned(),
         };
-        match verdict(kind) {
-            Verdict::Ignored | Verdict::Recovered => what,
-            Verdict::Transient => {
+        match incident_effect(kind) {
+            IncidentEffect::Ignored | IncidentEffect::Recovered => what,
+            IncidentEffect::Transient => {
                 format!("{what}: out of use until it has been quiet for {} s", self.quiet_time.as_secs())
             }
-            Verdict::Fatal => {
+            IncidentEffect::Fatal => {
                 format!("{what}: out of use until the driver finds it anew or the agent restarts")
             }
         }
@@ -118,8 +118,13 @@ impl HealthBook {
 }
 
 impl Agent {
-    pub(super) fn on_incident(&mut self, now: Now, incident: &Incident, actions: &mut Vec<Action>) -> Untrue {
-        let Some(cards) = &self.cards else { return Untrue::Nothing };
+    pub(super) fn on_incident(
+        &mut self,
+        now: EventTime,
+        incident: &Incident,
+        actions: &mut Vec<Action>,
+    ) -> Dirty {
+        let Some(cards) = &self.cards else { return Dirty::Nothing };
         // An incident of nobody in particular concerns all.
         let all = || cards.found.gpus.iter().map(|gpu| gpu.uuid.clone()).collect();
         let gpus: Vec<GpuUuid> = incident.gpu.clone().map_or_else(all, |gpu| vec![gpu]);
@@ -131,10 +136,10 @@ impl Agent {
             }
         }
         if !changed {
-            return Untrue::Nothing;
+            return Dirty::Nothing;
         }
         self.refresh_gpus(actions);
-        Untrue::All
+        Dirty::All
     }
 }
 
@@ -144,14 +149,14 @@ mod tests {
 
     #[test]
     fn the_table() {
-        let of = |number| verdict(IncidentKind::Xid(number));
+        let of = |number| incident_effect(IncidentKind::Xid(number));
         for application in [31, 43, 45, 13] {
-            assert_eq!(of(application), Verdict::Ignored);
+            assert_eq!(of(application), IncidentEffect::Ignored);
         }
-        assert_eq!(of(79), Verdict::Fatal);
-        assert_eq!(of(63), Verdict::Transient);
-        assert_eq!(of(999), Verdict::Transient);
-        assert_eq!(verdict(IncidentKind::Lost), Verdict::Fatal);
+        assert_eq!(of(79), IncidentEffect::Fatal);
+        assert_eq!(of(63), IncidentEffect::Transient);
+        assert_eq!(of(999), IncidentEffect::Transient);
+        assert_eq!(incident_effect(IncidentKind::Lost), IncidentEffect::Fatal);
     }
 
     #[test]

@@ -67,7 +67,7 @@ pub struct ContainerView {
     /// The vocabulary it asked in.
     pub dialect: Option<Dialect>,
     /// Its GPUs.
-    pub cards: Vec<(u8, Hold)>,
+    pub gpus: Vec<(u8, Hold)>,
     /// Whether the kubelet says so itself.
     pub listed: bool,
 }
@@ -113,8 +113,8 @@ impl Agent {
                     cluster: pod.metadata.annotations.get("clusterName").cloned().unwrap_or_default(),
                     container: held.grant.container.clone(),
                     dialect: claim.map(|claim| claim.dialect),
-                    cards: held.grant.cards.iter().map(|(gpu, hold)| (gpu.0, *hold)).collect(),
-                    listed: held.source == super::books::Source::Listed,
+                    gpus: held.grant.cards.iter().map(|(gpu, hold)| (gpu.0, *hold)).collect(),
+                    listed: held.source == super::holdings::Source::Listed,
                 });
             }
         }

@@ -8,7 +8,7 @@ use std::{collections::BTreeSet, time::Duration};
 use tessera_node::{device_plugin::Wish, pod_resources::PodDevices};
 use tessera_wire::device_id::Resource;
 
-use super::{Action, Agent, Answer, CallId, Now, Untrue, pods::Reading};
+use super::{Action, Agent, CallAnswer, CallId, Dirty, EventTime, pods::Reading};
 
 /// How soon an undecided question is looked at again.
 pub(super) const LOOK_AGAIN: Duration = Duration::from_millis(50);
@@ -33,7 +33,7 @@ pub(super) enum Question {
 #[derive(Debug)]
 pub(super) enum Judgement {
     /// It is answered.
-    Answer(Answer),
+    Answer(CallAnswer),
     /// Its answer follows what had to be done for it.
     Later,
 }
@@ -96,7 +96,7 @@ impl Calls {
         }
         self.list_covers = Some(self.count);
         self.list_wanted = false;
-        actions.push(Action::List);
+        actions.push(Action::ListPodResources);
     }
 }
 
@@ -104,7 +104,7 @@ impl Agent {
     /// Lets a question wait for a list.
     pub(super) fn ask_list_for(
         &mut self,
-        now: Now,
+        now: EventTime,
         id: CallId,
         question: Question,
         actions: &mut Vec<Action>,
@@ -124,10 +124,10 @@ impl Agent {
 
     pub(super) fn on_listed(
         &mut self,
-        now: Now,
+        now: EventTime,
         listed: Result<Vec<PodDevices>, String>,
         actions: &mut Vec<Action>,
-    ) -> Untrue {
+    ) -> Dirty {
         let covers = self.calls.list_covers.take().unwrap_or_default();
         self.calls.last_list = now.elapsed;
         let mut news = false;
@@ -149,7 +149,7 @@ impl Agent {
             self.calls.want_list(actions);
         }
         // Also the same list may be what a question has waited for.
-        if news || self.calls.waiting() { Untrue::Pods } else { Untrue::Nothing }
+        if news || self.calls.waiting() { Dirty::Pods } else { Dirty::Nothing }
     }
 
     fn take_list(&mut self, listed: Vec<PodDevices>) {
@@ -163,7 +163,7 @@ impl Agent {
     }
 
     /// Looks at the undecided questions again: something has changed.
-    pub(super) fn retry_calls(&mut self, now: Now, actions: &mut Vec<Action>) {
+    pub(super) fn retry_calls(&mut self, now: EventTime, actions: &mut Vec<Action>) {
         for call in std::mem::take(&mut self.calls.waiting) {
             let answer = if call.covered { self.judge(now, &call, actions) } else { None };
             match answer {
@@ -175,7 +175,7 @@ impl Agent {
     }
 
     /// What to answer, if that is clear.
-    fn judge(&mut self, now: Now, call: &Call, actions: &mut Vec<Action>) -> Option<Judgement> {
+    fn judge(&mut self, now: EventTime, call: &Call, actions: &mut Vec<Action>) -> Option<Judgement> {
         match call.question.clone() {
             Question::Prefer(resource, wish) => {
                 let (uid, container) = self.identify(call, resource, wish.count)?;
@@ -192,7 +192,7 @@ impl Agent {
     }
 
     /// Undecided questions look at fresh lists and pods, for as long as there is patience.
-    pub(super) fn retry_lists(&mut self, now: Now, actions: &mut Vec<Action>) {
+    pub(super) fn retry_lists(&mut self, now: EventTime, actions: &mut Vec<Action>) {
         if self.calls.waiting.is_empty() {
             if now.elapsed >= self.calls.last_list + ROUTINE && self.cards.is_some() {
                 self.calls.want_list(actions);
@@ -211,7 +211,7 @@ impl Agent {
     }
 
     /// Decides what has waited long enough.
-    pub(super) fn expire_calls(&mut self, now: Now, actions: &mut Vec<Action>) {
+    pub(super) fn expire_calls(&mut self, now: EventTime, actions: &mut Vec<Action>) {
         let (expired, waiting): (Vec<Call>, Vec<Call>) = std::mem::take(&mut self.calls.waiting)
             .into_iter()
             .partition(|call| now.elapsed >= call.since + PATIENCE);
@@ -226,7 +226,7 @@ impl Agent {
         }
     }
 
-    fn give_up(&self, question: &Question) -> Answer {
+    fn give_up(&self, question: &Question) -> CallAnswer {
         let why = match (&self.calls.list_failure, self.pods_known) {
             (Some(reason), _) => reason.clone(),
             (None, false) => "the API server has not told the pods of this node yet".to_owned(),
@@ -234,13 +234,13 @@ impl Agent {
         };
         match question {
             Question::Prefer(resource, _) => {
-                Answer::Preferred(Err(format!("cannot tell which pod asks for {resource}: {why}")))
+                CallAnswer::Preferred(Err(format!("cannot tell which pod asks for {resource}: {why}")))
             }
             Question::Allocate(resource, _) => {
-                Answer::Allocated(Err(format!("cannot tell which pod asks for {resource}: {why}")))
+                CallAnswer::Allocated(Err(format!("cannot tell which pod asks for {resource}: {why}")))
             }
             Question::PreStart(resource, _) => {
-                Answer::Started(Err(format!("cannot tell yet whose {resource} this is: {why}")))
+                CallAnswer::Started(Err(format!("cannot tell yet whose {resource} this is: {why}")))
             }
         }
     }

@@ -18,7 +18,7 @@ pub const OPT_OUT: &str = "tessera.dev/isolation";
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Isolation {
     /// The library, or why there is none.
-    pub library: Result<Library, String>,
+    pub library: Result<InstalledLibrary, String>,
     /// What becomes of shares without a library.
     pub without_library: WithoutLibrary,
     /// Whether a pod may ask not to be held to its share.
@@ -31,14 +31,14 @@ pub struct Isolation {
 
 /// The library, as it lies on the node.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Library {
+pub struct InstalledLibrary {
     /// The folder with [`FILE`](Self::FILE) and [`PRELOAD`](Self::PRELOAD).
     pub folder: String,
     /// Whether the runtime brings it in by its CDI name.
     pub by_cdi: bool,
 }
 
-impl Library {
+impl InstalledLibrary {
     /// The library's file in its folder.
     pub const FILE: &str = "libtessera.so";
 
@@ -73,16 +73,16 @@ pub enum WithoutLibrary {
 
 /// What holds a container.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Held {
+pub(super) enum Enforcement {
     /// The library.
-    ByLibrary(Library),
+    ByLibrary(InstalledLibrary),
     /// Nothing.
-    Free(Free),
+    None(NotEnforced),
 }
 
 /// Why nothing holds a container to its share.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Free {
+pub enum NotEnforced {
     /// It has whole GPUs: there is nobody to share with.
     WholeGpus,
     /// Its pod asked for it.
@@ -103,19 +103,21 @@ impl Isolation {
         hold: Hold,
         pod_annotations: &BTreeMap<String, String>,
         node_labels: Option<&BTreeMap<String, String>>,
-    ) -> Result<Held, String> {
+    ) -> Result<Enforcement, String> {
         if hold == Hold::Whole {
-            return Ok(Held::Free(Free::WholeGpus));
+            return Ok(Enforcement::None(NotEnforced::WholeGpus));
         }
         if node_labels.is_some_and(disables_cgpu) {
-            return Ok(Held::Free(Free::NodeLabel));
+            return Ok(Enforcement::None(NotEnforced::NodeLabel));
         }
         if self.allow_opt_out && asks_to_opt_out(pod_annotations) {
-            return Ok(Held::Free(Free::PodOptedOut));
+            return Ok(Enforcement::None(NotEnforced::PodOptedOut));
         }
         match (&self.library, self.without_library) {
-            (Ok(library), _) => Ok(Held::ByLibrary(library.clone())),
-            (Err(reason), WithoutLibrary::Serve) => Ok(Held::Free(Free::NoLibrary(reason.clone()))),
+            (Ok(library), _) => Ok(Enforcement::ByLibrary(library.clone())),
+            (Err(reason), WithoutLibrary::Serve) => {
+                Ok(Enforcement::None(NotEnforced::NoLibrary(reason.clone())))
+            }
             (Err(reason), WithoutLibrary::Refuse) => Err(format!(
                 "this node cannot hold a container to its share of a GPU: {reason}; \
                  ask for whole GPUs, or have its administrator install the library"
@@ -129,7 +131,7 @@ pub(super) fn asks_to_opt_out(annotations: &BTreeMap<String, String>) -> bool {
     annotations.get(OPT_OUT).is_some_and(|value| value == "off")
 }
 
-impl Held {
+impl Enforcement {
     /// Adds what the container needs to be held. The directory can only be read; the account in it can be written, for
     /// every process of the container keeps its own ledger there.
     pub(super) fn add_to(&self, given: &mut Allocation, grant_directory: &str) {
@@ -167,7 +169,7 @@ mod tests {
         allow_opt_out: bool,
     ) -> Isolation {
         let library = library
-            .map(|by_cdi| Library { folder: "/grants/.library".into(), by_cdi })
+            .map(|by_cdi| InstalledLibrary { folder: "/grants/.library".into(), by_cdi })
             .map_err(str::to_owned);
         Isolation { library, without_library, allow_opt_out, meaning: Meaning::Time, kill_escaped: false }
     }
@@ -182,8 +184,9 @@ mod tests {
         let out = map(&[(OPT_OUT, "off")]);
         let label = map(&[("cgpu.disable.isolation", "true")]);
         let none = BTreeMap::new();
-        let held = Held::ByLibrary(Library { folder: "/grants/.library".into(), by_cdi: false });
-        let no_library = Held::Free(Free::NoLibrary("x is missing".into()));
+        let held =
+            Enforcement::ByLibrary(InstalledLibrary { folder: "/grants/.library".into(), by_cdi: false });
+        let no_library = Enforcement::None(NotEnforced::NoLibrary("x is missing".into()));
         for (isolation, hold, pod, node, expected) in [
             (isolation(Ok(false), refuse, false), SHARE, &none, &none, Some(held.clone())),
             (
@@ -191,18 +194,30 @@ mod tests {
                 Hold::Whole,
                 &none,
                 &none,
-                Some(Held::Free(Free::WholeGpus)),
+                Some(Enforcement::None(NotEnforced::WholeGpus)),
             ),
             (
                 isolation(Err("x is missing"), refuse, false),
                 Hold::Whole,
                 &none,
                 &none,
-                Some(Held::Free(Free::WholeGpus)),
+                Some(Enforcement::None(NotEnforced::WholeGpus)),
             ),
             (isolation(Ok(false), refuse, false), SHARE, &out, &none, Some(held)),
-            (isolation(Ok(false), refuse, true), SHARE, &out, &none, Some(Held::Free(Free::PodOptedOut))),
-            (isolation(Ok(false), refuse, false), SHARE, &none, &label, Some(Held::Free(Free::NodeLabel))),
+            (
+                isolation(Ok(false), refuse, true),
+                SHARE,
+                &out,
+                &none,
+                Some(Enforcement::None(NotEnforced::PodOptedOut)),
+            ),
+            (
+                isolation(Ok(false), refuse, false),
+                SHARE,
+                &none,
+                &label,
+                Some(Enforcement::None(NotEnforced::NodeLabel)),
+            ),
             (isolation(Err("x is missing"), serve, false), SHARE, &none, &none, Some(no_library)),
             (isolation(Err("x is missing"), refuse, false), SHARE, &none, &none, None),
         ] {
@@ -220,10 +235,11 @@ mod tests {
         };
         let (mut by_mounts, mut by_cdi, mut free) =
             (Allocation::default(), Allocation::default(), Allocation::default());
-        let library = |by_cdi| Held::ByLibrary(Library { folder: "/grants/.library".into(), by_cdi });
+        let library =
+            |by_cdi| Enforcement::ByLibrary(InstalledLibrary { folder: "/grants/.library".into(), by_cdi });
         library(false).add_to(&mut by_mounts, "/grants/u/main");
         library(true).add_to(&mut by_cdi, "/grants/u/main");
-        Held::Free(Free::WholeGpus).add_to(&mut free, "/grants/u/main");
+        Enforcement::None(NotEnforced::WholeGpus).add_to(&mut free, "/grants/u/main");
         let own = [
             ("/grants/u/main", "/etc/tessera", true),
             ("/grants/u/main/account", "/etc/tessera/account", false),

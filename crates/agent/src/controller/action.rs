@@ -12,25 +12,25 @@ use super::{CallId, ContainerLimits, NodePatch};
 #[derive(Clone, Debug, PartialEq)]
 pub enum Action {
     /// Tell the kubelet the devices of a resource.
-    Publish(Resource, Vec<Device>),
+    PublishDevices(Resource, Vec<Device>),
     /// Ask the kubelet's podresources once.
-    List,
+    ListPodResources,
     /// Read the pods of this node afresh, then report.
     ReadPods,
-    /// Answer a question of the kubelet.
-    Answer(CallId, Answer),
+    /// CallAnswer a question of the kubelet.
+    Answer(CallId, CallAnswer),
     /// Make the grants of containers that are about to start, with nothing used yet; then report.
-    BeginGrants(CallId, Vec<ContainerLimits>),
+    CreateGrants(CallId, Vec<ContainerLimits>),
     /// Put other limits in force for a container that runs; then report.
-    ChangeGrant(Box<ContainerLimits>),
+    UpdateGrant(Box<ContainerLimits>),
     /// Tell a container how much of a GPU it uses beyond what its processes know of.
-    SetUnledgered {
+    SetUncharged {
         /// The pod's UID.
         pod: PodUid,
         /// The container.
         container: String,
         /// The GPU's place in the container's limits.
-        card: usize,
+        gpu: usize,
         /// How much.
         bytes: u64,
         /// As of when, on the clock that agent and library share.
@@ -63,7 +63,7 @@ pub enum Action {
     /// Worth a line in the log.
     Warn(String),
     /// Worth telling the owner of a pod: an event of Kubernetes.
-    TellOwner {
+    RecordPodEvent {
         /// The pod's UID.
         uid: PodUid,
         /// Its namespace.
@@ -79,7 +79,7 @@ pub enum Action {
 
 /// What the kubelet is answered. An error's text reaches the pod's owner.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Answer {
+pub enum CallAnswer {
     /// Take these devices.
     Preferred(Result<Vec<String>, String>),
     /// The container gets this.

@@ -3,8 +3,8 @@
 use proptest::prelude::*;
 use tessera_wire::device_id::Resource;
 
-use super::kubelet::{World, pod, share};
-use crate::machine::Event;
+use super::world::{World, pod, share};
+use crate::controller::Event;
 
 #[derive(Clone, Debug)]
 enum Step {

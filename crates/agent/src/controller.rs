@@ -3,22 +3,22 @@
 //! Whoever drives it feeds [`Agent::handle`] with what happened and carries out what it answers, in order. It never waits and
 //! never looks at a clock; [`Agent::next_wake`] tells when it wants a [`Event::Tick`].
 
-mod absent;
 mod action;
 mod admission;
-mod books;
+mod allocate;
 mod calls;
-mod cards;
+mod diagnostics;
 mod event;
 mod health;
+mod holdings;
+mod inventory;
 mod isolation;
-mod measure;
 mod pods;
-mod publish;
+mod pre_start;
+mod publications;
+mod reconcile;
 mod settings;
-mod start;
-mod steer;
-mod truth;
+mod usage_check;
 mod view;
 
 #[cfg(test)]
@@ -33,33 +33,33 @@ use tessera_core::{ledger::Ledger, units::PodUid};
 use tessera_node::pod_resources::PodDevices;
 use tessera_wire::{device_id::Resource, objects::Pod};
 
-use self::{
-    absent::Absent, admission::Admission, calls::Calls, cards::Cards, health::HealthBook, publish::Published,
-    truth::Truth,
-};
 pub use self::{
-    action::{Action, Answer},
-    event::{CallId, Event, Now, WriteError},
-    health::{Verdict, verdict},
-    isolation::{Free, Isolation, Library, OPT_OUT, WithoutLibrary},
-    measure::{AccountRead, Escape, Measured, OnGpu, Whose},
-    publish::NodePatch,
-    settings::Settings,
-    start::ContainerLimits,
+    action::{Action, CallAnswer},
+    event::{CallId, Event, EventTime, WriteError},
+    health::{IncidentEffect, incident_effect},
+    isolation::{InstalledLibrary, Isolation, NotEnforced, OPT_OUT, WithoutLibrary},
+    pre_start::ContainerLimits,
+    publications::NodePatch,
+    settings::AgentSettings,
+    usage_check::{AccountSample, Escape, GpuProcess, PodContainer, UsageSample},
     view::{ContainerView, PodView, View},
+};
+use self::{
+    admission::Admission, calls::Calls, diagnostics::Absent, health::HealthBook, inventory::NodeGpus,
+    publications::Published, reconcile::Truth,
 };
 
 /// The state of a node's agent.
 #[derive(Debug)]
 pub struct Agent {
-    settings: Settings,
-    cards: Option<Cards>,
+    settings: AgentSettings,
+    cards: Option<NodeGpus>,
     /// Why there are no GPUs.
     missing: Option<String>,
     health: HealthBook,
     pods: BTreeMap<PodUid, Pod>,
     /// What those pods ask for and were granted, as their texts say.
-    read: BTreeMap<PodUid, books::Read>,
+    read: BTreeMap<PodUid, holdings::Read>,
     /// Whether the API server has told all pods at least once.
     pods_known: bool,
     /// What the kubelet said last.
@@ -77,7 +77,7 @@ pub struct Agent {
     truth: Truth,
     published: Published,
     absent: Absent,
-    watch: measure::Watch,
+    watch: usage_check::Watch,
     /// Counts the changes of pods and GPUs.
     revision: u64,
     /// The books, until something changes.
@@ -91,7 +91,7 @@ pub struct Agent {
 impl Agent {
     /// An agent that knows nothing yet.
     #[must_use]
-    pub fn new(settings: Settings) -> Self {
+    pub fn new(settings: AgentSettings) -> Self {
         Self {
             health: HealthBook::new(settings.quiet_time, settings.ignored_xids.clone()),
             settings,
@@ -110,7 +110,7 @@ impl Agent {
             truth: Truth::default(),
             published: Published::default(),
             absent: Absent::default(),
-            watch: measure::Watch::default(),
+            watch: usage_check::Watch::default(),
             revision: 0,
             books: None,
             books_lack: None,
@@ -119,18 +119,18 @@ impl Agent {
     }
 
     /// Takes note of an event and says what to do about it.
-    pub fn handle(&mut self, now: Now, event: Event) -> Vec<Action> {
+    pub fn handle(&mut self, now: EventTime, event: Event) -> Vec<Action> {
         let mut actions = Vec::new();
         let untrue = self.take(now, event, &mut actions);
-        if !matches!(untrue, Untrue::Nothing) {
+        if !matches!(untrue, Dirty::Nothing) {
             self.retry_calls(now, &mut actions);
         }
         match &untrue {
-            Untrue::Nothing | Untrue::Node => {}
-            Untrue::Pod(uid) => self.reconcile_pods(now, Some(uid), &mut actions),
-            Untrue::Pods | Untrue::All => self.reconcile_pods(now, None, &mut actions),
+            Dirty::Nothing | Dirty::Node => {}
+            Dirty::Pod(uid) => self.reconcile_pods(now, Some(uid), &mut actions),
+            Dirty::Pods | Dirty::All => self.reconcile_pods(now, None, &mut actions),
         }
-        if matches!(untrue, Untrue::Node | Untrue::All) {
+        if matches!(untrue, Dirty::Node | Dirty::All) {
             self.reconcile_node(now, &mut actions);
         }
         actions.append(&mut self.notes);
@@ -139,7 +139,7 @@ impl Agent {
 
     /// Takes note of an event. A question of the kubelet makes nothing untrue: it waits for an answer, and what follows from that
     /// shows in its next list.
-    fn take(&mut self, now: Now, event: Event, actions: &mut Vec<Action>) -> Untrue {
+    fn take(&mut self, now: EventTime, event: Event, actions: &mut Vec<Action>) -> Dirty {
         match event {
             Event::Gpus(found) => return self.on_gpus(found, actions),
             Event::Incident(incident) => return self.on_incident(now, &incident, actions),
@@ -150,34 +150,34 @@ impl Agent {
             Event::Node(node) => {
                 self.absent.node = false;
                 self.published.seen(*node);
-                return Untrue::Node;
+                return Dirty::Node;
             }
             Event::NodeMissing => self.on_node_missing(actions),
-            Event::Listed(listed) => return self.on_listed(now, listed, actions),
-            Event::GrantsBegun(call, outcome) => return self.on_grants_begun(call, outcome, actions),
+            Event::PodResourcesListed(listed) => return self.on_listed(now, listed, actions),
+            Event::GrantsCreated(call, outcome) => return self.on_grants_begun(call, outcome, actions),
             Event::PodPatched(uid, outcome) => return self.on_pod_patched(now, uid, outcome, actions),
             Event::NodePatched(outcome) => {
                 self.published.node_patched(now, outcome, actions);
-                return Untrue::Node;
+                return Dirty::Node;
             }
             Event::UnhealthySet(outcome) => {
                 self.published.unhealthy_set(now, outcome, actions);
-                return Untrue::Node;
+                return Dirty::Node;
             }
             Event::Tick => return self.on_tick(now, actions),
             Event::StreamOpened(resource) => {
                 self.absent.has_socket(resource);
                 self.on_stream(resource);
             }
-            Event::WithoutSocket(resource, reason) => self.on_without_socket(resource, reason, actions),
+            Event::PluginSocketFailed(resource, reason) => self.on_without_socket(resource, reason, actions),
             Event::Prefer(call, resource, wish) => self.on_prefer(now, call, resource, wish, actions),
             Event::Allocate(call, resource, ids) => self.on_allocate(now, call, resource, ids, actions),
             Event::PreStart(call, resource, ids) => self.on_pre_start(now, call, resource, ids, actions),
             Event::GrantsOnDisk(pods, limits) => self.truth.found(pods, limits),
-            Event::GrantChanged(limits, outcome) => self.truth.changed(now, &limits, outcome, actions),
-            Event::Measured(measured) => self.on_measured(now, &measured, actions),
+            Event::GrantUpdated(limits, outcome) => self.truth.changed(now, &limits, outcome, actions),
+            Event::UsageSampled(measured) => self.on_measured(now, &measured, actions),
         }
-        Untrue::Nothing
+        Dirty::Nothing
     }
 
     /// When to send the next tick at the latest; `None`: only for the sake of routine.
@@ -192,7 +192,7 @@ impl Agent {
     }
 
     /// Time has passed: for some that have waited for it.
-    fn on_tick(&mut self, now: Now, actions: &mut Vec<Action>) -> Untrue {
+    fn on_tick(&mut self, now: EventTime, actions: &mut Vec<Action>) -> Dirty {
         let recovered = self.health.recover(now.elapsed);
         if recovered {
             self.refresh_gpus(actions);
@@ -201,13 +201,13 @@ impl Agent {
         self.retry_lists(now, actions);
         self.look_for_kubelet(now, actions);
         if recovered {
-            return Untrue::All;
+            return Dirty::All;
         }
         match (self.truth.has_waited(now), self.published.has_waited(now)) {
-            (false, false) => Untrue::Nothing,
-            (true, false) => Untrue::Pods,
-            (false, true) => Untrue::Node,
-            (true, true) => Untrue::All,
+            (false, false) => Dirty::Nothing,
+            (true, false) => Dirty::Pods,
+            (false, true) => Dirty::Node,
+            (true, true) => Dirty::All,
         }
     }
 
@@ -225,7 +225,7 @@ impl Agent {
 }
 
 /// What an event may have made untrue of what we have told others.
-enum Untrue {
+enum Dirty {
     Nothing,
     /// What we say of one pod.
     Pod(PodUid),

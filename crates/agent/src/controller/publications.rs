@@ -9,7 +9,7 @@ use tessera_wire::{
     objects::{Amount, Node},
 };
 
-use super::{Action, Agent, Now};
+use super::{Action, Agent, EventTime};
 
 /// Where Kubernetes and clouds keep the type of a machine.
 const INSTANCE_TYPE: &str = "node.kubernetes.io/instance-type";
@@ -68,13 +68,18 @@ impl Published {
     }
 
     /// Whether a write that failed may be tried again.
-    pub(super) fn has_waited(&self, now: Now) -> bool {
+    pub(super) fn has_waited(&self, now: EventTime) -> bool {
         let due = |retry_at: Option<Duration>| retry_at.is_some_and(|at| now.elapsed >= at);
         (due(self.retry_at) && !self.in_flight)
             || (due(self.unhealthy_retry_at) && self.unhealthy_in_flight.is_none())
     }
 
-    pub(super) fn node_patched(&mut self, now: Now, outcome: Result<(), String>, actions: &mut Vec<Action>) {
+    pub(super) fn node_patched(
+        &mut self,
+        now: EventTime,
+        outcome: Result<(), String>,
+        actions: &mut Vec<Action>,
+    ) {
         self.in_flight = false;
         self.retry_at = outcome.err().map(|reason| {
             actions.push(Action::Warn(format!("cannot write the node's annotations: {reason}")));
@@ -83,7 +88,12 @@ impl Published {
         });
     }
 
-    pub(super) fn unhealthy_set(&mut self, now: Now, outcome: Result<(), String>, actions: &mut Vec<Action>) {
+    pub(super) fn unhealthy_set(
+        &mut self,
+        now: EventTime,
+        outcome: Result<(), String>,
+        actions: &mut Vec<Action>,
+    ) {
         let told = self.unhealthy_in_flight.take();
         match outcome {
             Ok(()) => (self.unhealthy, self.unhealthy_retry_at) = (told, None),
@@ -96,7 +106,7 @@ impl Published {
 }
 
 impl Agent {
-    pub(super) fn reconcile_node(&mut self, now: Now, actions: &mut Vec<Action>) {
+    pub(super) fn reconcile_node(&mut self, now: EventTime, actions: &mut Vec<Action>) {
         let due = |retry_at: Option<Duration>| retry_at.is_none_or(|at| now.elapsed >= at);
         if !self.published.in_flight
             && due(self.published.retry_at)

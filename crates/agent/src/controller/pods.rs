@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use tessera_core::units::PodUid;
 use tessera_wire::objects::Pod;
 
-use super::{Action, Agent, Untrue, uid_of};
+use super::{Action, Agent, Dirty, uid_of};
 
 /// A reading that is on its way.
 #[derive(Debug)]
@@ -28,7 +28,7 @@ impl Reading {
 }
 
 impl Agent {
-    pub(super) fn on_pods(&mut self, pods: Vec<Pod>, actions: &mut Vec<Action>) -> Untrue {
+    pub(super) fn on_pods(&mut self, pods: Vec<Pod>, actions: &mut Vec<Action>) -> Dirty {
         if let Some(reading) = &mut self.reading {
             reading.is_overtaken = true;
         }
@@ -39,18 +39,18 @@ impl Agent {
         &mut self,
         read: Result<Vec<Pod>, String>,
         actions: &mut Vec<Action>,
-    ) -> Untrue {
+    ) -> Dirty {
         let Some(Reading { covers, told, is_overtaken }) = self.reading.take() else {
-            return Untrue::Nothing;
+            return Dirty::Nothing;
         };
-        let (Ok(mut pods), false) = (read, is_overtaken) else { return Untrue::Nothing };
+        let (Ok(mut pods), false) = (read, is_overtaken) else { return Dirty::Nothing };
         pods.retain(|pod| !told.contains(&uid_of(pod)));
         pods.extend(told.iter().filter_map(|uid| self.pods.remove(uid)));
         self.calls.pods_were_read(covers);
         self.set_pods(pods, actions)
     }
 
-    fn set_pods(&mut self, pods: Vec<Pod>, actions: &mut Vec<Action>) -> Untrue {
+    fn set_pods(&mut self, pods: Vec<Pod>, actions: &mut Vec<Action>) -> Dirty {
         self.pods = pods.into_iter().map(|pod| (uid_of(&pod), pod)).collect();
         self.read_pods();
         self.pods_or_gpus_changed();
@@ -58,24 +58,24 @@ impl Agent {
             // What the kubelet holds belongs to these pods.
             self.calls.want_list(actions);
         }
-        Untrue::Pods
+        Dirty::Pods
     }
 
-    pub(super) fn on_pod(&mut self, pod: Pod) -> Untrue {
+    pub(super) fn on_pod(&mut self, pod: Pod) -> Dirty {
         let uid = uid_of(&pod);
         self.watch_has_told(&uid);
         self.pods.insert(uid.clone(), pod);
         self.read_pod(&uid);
         self.pods_or_gpus_changed();
-        Untrue::Pod(uid)
+        Dirty::Pod(uid)
     }
 
-    pub(super) fn on_pod_deleted(&mut self, uid: &PodUid) -> Untrue {
+    pub(super) fn on_pod_deleted(&mut self, uid: &PodUid) -> Dirty {
         self.watch_has_told(uid);
         self.pods.remove(uid);
         self.read.remove(uid);
         self.pods_or_gpus_changed();
-        Untrue::Pods
+        Dirty::Pods
     }
 
     fn watch_has_told(&mut self, uid: &PodUid) {
