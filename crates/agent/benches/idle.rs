@@ -11,7 +11,7 @@ mod common;
 use std::time::Duration;
 
 use common::{Way, World};
-use tessera_sim::threads::Threads;
+use tessera_sim::threads::ThreadTimes;
 use tokio::runtime::{Builder, Handle, Runtime};
 
 const OVER: Duration = Duration::from_secs(20);
@@ -19,9 +19,9 @@ const OVER: Duration = Duration::from_secs(20);
 async fn watch(what: &str) {
     // Whatever came before is over.
     tokio::time::sleep(Duration::from_secs(3)).await;
-    let before = Threads::of(std::process::id()).unwrap();
+    let before = ThreadTimes::of(std::process::id()).unwrap();
     tokio::time::sleep(OVER).await;
-    let spent = Threads::of(std::process::id()).unwrap().since(&before, OVER).without("kubelet");
+    let spent = ThreadTimes::of(std::process::id()).unwrap().since(&before, OVER).without("kubelet");
     println!("{what}: {:.2} % of a core: {spent}", spent.percent());
 }
 

@@ -7,8 +7,8 @@ use serde_json::Value;
 use tessera_core::grant::{ContainerGrant, Hold, PodGrant};
 use tessera_core::ledger::Ledger;
 use tessera_core::units::{GpuIndex, MiB, MilliCpu, NodeName, PodUid};
-use tessera_sim::apiserver::{ApiServer, Happened};
-use tessera_sim::kubelet::Held;
+use tessera_sim::apiserver::{ApiServer, WatchEvent};
+use tessera_sim::kubelet::HeldDevices;
 use tessera_wire::device_id::{DeviceIds, Resource};
 use tessera_wire::dialect::{MemoryUnit, vcuda};
 use tessera_wire::objects::{Node, Pod};
@@ -18,66 +18,65 @@ use tokio::task::JoinHandle;
 use crate::node::DemoNode;
 
 /// Follows every change of the API server from the start.
-pub(crate) struct Audit {
-    book: Arc<Mutex<Book>>,
+pub(crate) struct GrantAuditor {
+    audit: Arc<Mutex<GrantAudit>>,
     task: JoinHandle<()>,
 }
 
 /// What the annotations say, summed up.
 #[derive(Debug, Default)]
-pub(crate) struct Book {
+pub(crate) struct GrantAudit {
     ledger: Ledger,
     pub(crate) checks: u64,
     pub(crate) violations: Vec<String>,
 }
 
 /// More would only repeat themselves.
-const MOST_VIOLATIONS: usize = 20;
+const MAX_VIOLATIONS: usize = 20;
 
-impl Audit {
+impl GrantAuditor {
     pub(crate) fn start(api: &Arc<ApiServer>) -> Self {
-        let book = Arc::<Mutex<Book>>::default();
-        let (api, kept) = (Arc::clone(api), Arc::clone(&book));
+        let audit = Arc::<Mutex<GrantAudit>>::default();
+        let (api, shared) = (Arc::clone(api), Arc::clone(&audit));
         let task = tokio::spawn(async move {
             let watches = (api.watch("/api/v1/nodes", ""), api.watch("/api/v1/pods", ""));
             let (Ok(mut nodes), Ok(mut pods)) = watches else { return };
             loop {
                 tokio::select! {
-                    Some(Happened::Set(node)) = nodes.next() => lock(&kept).see_node(node),
-                    Some(happened) = pods.next() => lock(&kept).see_pod(happened),
+                    Some(WatchEvent::Applied(node)) = nodes.next() => lock(&shared).apply_node(node),
+                    Some(happened) = pods.next() => lock(&shared).apply_pod(happened),
                     else => return,
                 }
             }
         });
-        Self { book, task }
+        Self { audit, task }
     }
 
-    pub(crate) fn book(&self) -> MutexGuard<'_, Book> {
-        lock(&self.book)
+    pub(crate) fn state(&self) -> MutexGuard<'_, GrantAudit> {
+        lock(&self.audit)
     }
 
     /// Where the kubelet of a node and the annotations of its pods differ.
     pub(crate) fn compare_kubelet(&self, node: &DemoNode) -> Vec<String> {
-        let book = self.book();
+        let audit = self.state();
         let ids = DeviceIds::new(&node.gpus, MemoryUnit::GiB);
         let name = NodeName(node.name.clone());
         let mut granted: BTreeMap<(String, String), ContainerGrant> = BTreeMap::new();
-        for grant in book.ledger.grants_on(&name) {
+        for grant in audit.ledger.grants_on(&name) {
             for container in &grant.containers {
                 granted.insert((grant.pod.0.clone(), container.container.clone()), container.clone());
             }
         }
-        let mut held: BTreeMap<(String, String), Vec<Held>> = BTreeMap::new();
-        for entry in node.node.kubelet().book() {
+        let mut held: BTreeMap<(String, String), Vec<HeldDevices>> = BTreeMap::new();
+        for entry in node.node.kubelet().held_devices() {
             held.entry((entry.pod.clone(), entry.container.clone())).or_default().push(entry);
         }
         let mut differences = Vec::new();
         for (who, grant) in &granted {
             let said = held.remove(who).unwrap_or_default();
             if said.is_empty() || !said.iter().all(|held| agrees(held, grant, &ids)) {
-                let cards = &grant.cards;
-                differences
-                    .push(format!("{name}: {who:?} is annotated {cards:?}; the kubelet says {said:?}"));
+                let gpus = &grant.cards;
+                differences.push(format!("{name}: {who:?} is annotated {gpus:?}; the kubelet says {said:?}"));
             }
         }
         differences.extend(held.keys().map(|who| format!("{name}: only the kubelet knows {who:?}")));
@@ -86,16 +85,16 @@ impl Audit {
 
     /// Where the scheduler's ledger and the annotations differ.
     pub(crate) fn compare_ledger(&self, ledger: &Ledger, node: &str) -> Vec<String> {
-        let book = self.book();
+        let audit = self.state();
         let name = NodeName(node.to_owned());
-        let cards = |ledger: &Ledger| -> BTreeMap<PodUid, Vec<(GpuIndex, Hold)>> {
+        let gpus = |ledger: &Ledger| -> BTreeMap<PodUid, Vec<(GpuIndex, Hold)>> {
             let sorted = |grant: &PodGrant| {
                 let all = grant.containers.iter().flat_map(|container| container.cards.clone());
                 (grant.pod.clone(), all.collect())
             };
             ledger.grants_on(&name).map(sorted).collect()
         };
-        let (annotated, booked) = (cards(&book.ledger), cards(ledger));
+        let (annotated, booked) = (gpus(&audit.ledger), gpus(ledger));
         if annotated == booked {
             return Vec::new();
         }
@@ -103,14 +102,14 @@ impl Audit {
     }
 }
 
-impl Drop for Audit {
+impl Drop for GrantAuditor {
     fn drop(&mut self) {
         self.task.abort();
     }
 }
 
-impl Book {
-    fn see_node(&mut self, node: Value) {
+impl GrantAudit {
+    fn apply_node(&mut self, node: Value) {
         let Ok(node) = serde_json::from_value::<Node>(node) else { return };
         if let Ok(spec) = node_spec::parse(&node, MemoryUnit::GiB) {
             self.ledger.set_node(Arc::unwrap_or_clone(spec.node));
@@ -118,10 +117,10 @@ impl Book {
         }
     }
 
-    fn see_pod(&mut self, happened: Happened) {
+    fn apply_pod(&mut self, happened: WatchEvent) {
         let (pod, is_gone) = match happened {
-            Happened::Set(pod) => (pod, false),
-            Happened::Gone(pod) => (pod, true),
+            WatchEvent::Applied(pod) => (pod, false),
+            WatchEvent::Deleted(pod) => (pod, true),
         };
         let Ok(pod) = serde_json::from_value::<Pod>(pod) else { return };
         let uid = PodUid(pod.metadata.uid.clone());
@@ -147,21 +146,21 @@ impl Book {
 
     fn check(&mut self) {
         self.checks += 1;
-        for (node, cards) in self.ledger.overbooked() {
-            if self.violations.len() < MOST_VIOLATIONS {
-                self.violations.push(format!("{node}: GPUs {cards:?} carry more than they have"));
+        for (node, gpus) in self.ledger.overbooked() {
+            if self.violations.len() < MAX_VIOLATIONS {
+                self.violations.push(format!("{node}: GPUs {gpus:?} carry more than they have"));
             }
         }
     }
 }
 
 /// Whether the devices a container holds are those of its grant.
-fn agrees(held: &Held, grant: &ContainerGrant, ids: &DeviceIds) -> bool {
+fn agrees(held: &HeldDevices, grant: &ContainerGrant, ids: &DeviceIds) -> bool {
     let Some(resource) = Resource::named(&held.resource) else { return false };
     let mut counts: BTreeMap<GpuIndex, u64> = BTreeMap::new();
     for id in &held.ids {
-        let Some((card, _)) = ids.read(resource, id) else { return false };
-        *counts.entry(card).or_default() += 1;
+        let Some((gpu, _)) = ids.read(resource, id) else { return false };
+        *counts.entry(gpu).or_default() += 1;
     }
     let amount = |hold: Hold, count: u64| match (hold, resource) {
         (Hold::Whole, _) => true,
@@ -171,9 +170,9 @@ fn agrees(held: &Held, grant: &ContainerGrant, ids: &DeviceIds) -> bool {
         (Hold::Share { .. }, Resource::NvidiaGpu | Resource::AliyunGpu) => false,
     };
     counts.len() == grant.cards.len()
-        && grant.cards.iter().all(|(card, hold)| counts.get(card).is_some_and(|count| amount(*hold, *count)))
+        && grant.cards.iter().all(|(gpu, hold)| counts.get(gpu).is_some_and(|count| amount(*hold, *count)))
 }
 
-fn lock(book: &Mutex<Book>) -> MutexGuard<'_, Book> {
-    book.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock(audit: &Mutex<GrantAudit>) -> MutexGuard<'_, GrantAudit> {
+    audit.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -13,16 +13,16 @@ use tessera_scheduler::run::{Membership, lead};
 use tessera_scheduler::server::{App, BODY_LIMIT, router, serve};
 use tessera_scheduler::state::{Settings, State};
 use tessera_sim::apiserver::ApiServer;
-use tessera_sim::http::Client;
+use tessera_sim::http::HttpClient;
 use tessera_sim::kube_scheduler::KubeScheduler;
 use tessera_wire::{inventory, quota};
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-use crate::audit::Audit;
+use crate::audit::GrantAuditor;
 use crate::node::{DemoNode, MODEL, POOL, RESERVED, SHARED};
-use crate::{DemoError, Options};
+use crate::{DemoError, DemoOptions};
 
 /// A running cluster.
 pub(crate) struct Cluster {
@@ -30,7 +30,7 @@ pub(crate) struct Cluster {
     pub(crate) app: Arc<App>,
     pub(crate) scheduler: KubeScheduler,
     pub(crate) nodes: Vec<DemoNode>,
-    pub(crate) audit: Audit,
+    pub(crate) audit: GrantAuditor,
     /// Where the scheduler and its dashboard answer.
     pub(crate) url: String,
     /// The address asked for, where somebody else has it.
@@ -41,19 +41,19 @@ pub(crate) struct Cluster {
     stop: CancellationToken,
 }
 
-/// How long everything may take to come up. It takes about a second; the machine may be busy.
-const UP_WITHIN: Duration = Duration::from_secs(60);
+/// How long everything may take to come up. It takes about a second; the host may be busy.
+const STARTUP_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The namespaces pods come from, and the one whose quota is small.
 pub(crate) const NAMESPACES: [&str; 3] = ["research", "speech", "vision"];
-pub(crate) const LIMITED: &str = "students";
+pub(crate) const LIMITED_NAMESPACE: &str = "students";
 
 /// The priority class that may evict others, and the one that is evicted first.
 pub(crate) const URGENT: &str = "urgent";
 pub(crate) const SPARE: &str = "spare-time";
 
 impl Cluster {
-    pub(crate) async fn start(options: &Options) -> Result<Self, DemoError> {
+    pub(crate) async fn start(options: &DemoOptions) -> Result<Self, DemoError> {
         if options.nodes < 2 {
             return Err(DemoError::TooFewNodes(options.nodes));
         }
@@ -61,8 +61,8 @@ impl Cluster {
         let directory = directory.map_err(DemoError::io("make a directory for sockets"))?;
         DemoNode::check_sockets(directory.path(), options.nodes)?;
         let api = Arc::new(ApiServer::start().await.map_err(DemoError::io("start the API server"))?);
-        furnish(&api);
-        let audit = Audit::start(&api);
+        create_objects(&api);
+        let audit = GrantAuditor::start(&api);
         let client = tessera_cluster::connect_to(&api.url())?;
         let (listener, taken) = listen(options.listen).await?;
         let address = listener.local_addr().map_err(DemoError::io("listen"))?;
@@ -92,11 +92,12 @@ impl Cluster {
 
         let mut nodes = Vec::with_capacity(options.nodes);
         for number in 0..options.nodes {
-            let machines = &options.machines;
-            let machine = machines.get(number % machines.len().max(1)).ok_or(DemoError::NoMachine)?;
+            let machine_models = &options.machine_models;
+            let machine_model =
+                machine_models.get(number % machine_models.len().max(1)).ok_or(DemoError::NoMachineModel)?;
             // The last one, so that adding nodes changes no other.
             let pool = if number + 1 == options.nodes { RESERVED } else { SHARED };
-            let node = DemoNode::start(&api, client.clone(), directory.path(), machine, number, pool);
+            let node = DemoNode::start(&api, client.clone(), directory.path(), machine_model, number, pool);
             nodes.push(node.await?);
         }
         let scheduler = KubeScheduler::start(Arc::clone(&api), &url)?;
@@ -111,7 +112,7 @@ impl Cluster {
     /// The scheduler answers, and knows the GPUs of every node.
     async fn wait_until_up(&self) -> Result<(), DemoError> {
         let begun = Instant::now();
-        let late = |what: &str| DemoError::Late { what: what.to_owned(), within: UP_WITHIN };
+        let late = |what: &str| DemoError::Late { what: what.to_owned(), within: STARTUP_TIMEOUT };
         let knows_all = || {
             let state = self.app.read();
             state.ledger().nodes().filter(|node| !node.node().gpus().is_empty()).count() == self.nodes.len()
@@ -124,12 +125,12 @@ impl Cluster {
             })
         };
         while !(self.app.is_ready() && knows_all() && serves_all()) {
-            if self.nodes.iter().any(DemoNode::has_died) || begun.elapsed() > UP_WITHIN {
+            if self.nodes.iter().any(DemoNode::has_died) || begun.elapsed() > STARTUP_TIMEOUT {
                 return Err(late("the cluster"));
             }
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
-        let mut client = Client::new(&self.url)?;
+        let mut client = HttpClient::new(&self.url)?;
         let (code, _) = client.send("GET", "/", &[], "").await?;
         if code >= 400 {
             return Err(late("the dashboard"));
@@ -142,7 +143,7 @@ impl Cluster {
     }
 
     /// The GPUs of the node that has the fewest.
-    pub(crate) fn smallest_machine(&self) -> u64 {
+    pub(crate) fn smallest_node_gpus(&self) -> u64 {
         self.nodes.iter().map(|node| node.gpus.len() as u64).min().unwrap_or_default()
     }
 
@@ -178,19 +179,19 @@ async fn listen(wanted: SocketAddr) -> Result<(TcpListener, Option<SocketAddr>),
 }
 
 /// Namespaces, priorities, and the quota of one namespace.
-fn furnish(api: &ApiServer) {
+fn create_objects(api: &ApiServer) {
     let make = |path: &str, object: Value| {
         // The server is new: nothing is there already.
         let _ = api.create(path, object);
     };
-    for namespace in NAMESPACES.iter().chain([&LIMITED]) {
+    for namespace in NAMESPACES.iter().chain([&LIMITED_NAMESPACE]) {
         make("/api/v1/namespaces", json!({ "metadata": { "name": namespace } }));
     }
     for (name, value) in [(URGENT, 1000), (SPARE, -10)] {
         let class = json!({ "metadata": { "name": name }, "value": value });
         make("/apis/scheduling.k8s.io/v1/priorityclasses", class);
     }
-    let limits = json!({ LIMITED: { "percent": 100, "memoryMiB": 81_920 } });
+    let limits = json!({ LIMITED_NAMESPACE: { "percent": 100, "memoryMiB": 81_920 } });
     let map = json!({ "metadata": { "name": "gpuquota" }, "data": { quota::DATA_KEY: limits.to_string() } });
     make("/api/v1/namespaces/kube-system/configmaps", map);
 }

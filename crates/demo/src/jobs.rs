@@ -6,12 +6,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use tessera_sim::apiserver::{ApiServer, Happened, pod_path};
-use tessera_sim::kubelet::node::RUNS_FOR;
+use tessera_sim::apiserver::{ApiServer, WatchEvent, pod_path};
+use tessera_sim::kubelet::node::RUN_SECONDS_ANNOTATION;
 use tessera_sim::scatter::scatter;
 use tokio_util::sync::CancellationToken;
 
-use crate::Options;
+use crate::DemoOptions;
 use crate::cluster::NAMESPACES;
 use crate::node::{POOL, SHARED};
 
@@ -20,7 +20,7 @@ const LABEL: &str = "tessera.dev/demo";
 
 /// A pod to be made.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Job {
+pub(crate) struct DemoJob {
     pub(crate) namespace: String,
     pub(crate) name: String,
     /// Resource → amount.
@@ -31,7 +31,7 @@ pub(crate) struct Job {
     pub(crate) priority_class: Option<&'static str>,
 }
 
-impl Job {
+impl DemoJob {
     pub(crate) fn path(&self) -> String {
         format!("/api/v1/namespaces/{}/pods", self.namespace)
     }
@@ -49,7 +49,7 @@ impl Job {
             },
         });
         if let Some(seconds) = self.runs_for {
-            pod["metadata"]["annotations"][RUNS_FOR] = format!("{:.3}", seconds / speed).into();
+            pod["metadata"]["annotations"][RUN_SECONDS_ANNOTATION] = format!("{:.3}", seconds / speed).into();
         }
         if let Some(class) = self.priority_class {
             pod["spec"]["priorityClassName"] = class.into();
@@ -74,7 +74,7 @@ impl Dice {
 }
 
 /// All jobs of a seed, one after the other: fractions, notebooks, single GPUs, training sets of at most `largest` GPUs.
-pub(crate) fn stream(seed: u64, largest: u64) -> impl Iterator<Item = Job> {
+pub(crate) fn stream(seed: u64, largest: u64) -> impl Iterator<Item = DemoJob> {
     let mut dice = Dice(seed);
     (1u64..).map(move |number| {
         let namespace = NAMESPACES[usize::try_from(dice.roll(3)).unwrap_or_default()];
@@ -97,7 +97,7 @@ pub(crate) fn stream(seed: u64, largest: u64) -> impl Iterator<Item = Job> {
             ),
             _ => ("train", vec![("aliyun.com/gpu", largest)], dice.between(8, 15)),
         };
-        Job {
+        DemoJob {
             namespace: namespace.to_owned(),
             name: format!("{kind}-{number}"),
             limits,
@@ -110,34 +110,34 @@ pub(crate) fn stream(seed: u64, largest: u64) -> impl Iterator<Item = Job> {
 
 /// What became of the stream.
 #[derive(Debug, Default)]
-pub(crate) struct Counts {
+pub(crate) struct JobCounts {
     pub(crate) created: AtomicU64,
     pub(crate) succeeded: AtomicU64,
     pub(crate) failed: AtomicU64,
 }
 
 /// Pods that may wait at a time; a full cluster gets no more.
-const MOST_WAITING: usize = 150;
+const MAX_WAITING: usize = 150;
 
 /// How long ended pods can be looked at.
-const KEEP_ENDED: Duration = Duration::from_secs(5);
+const ENDED_POD_RETENTION: Duration = Duration::from_secs(5);
 
 /// Makes pods at a rate until told to stop.
 pub(crate) async fn feed(
     api: Arc<ApiServer>,
-    counts: Arc<Counts>,
-    options: &Options,
+    counts: Arc<JobCounts>,
+    options: &DemoOptions,
     largest: u64,
     stop: CancellationToken,
 ) {
-    let Options { seed, pods_per_second, speed, .. } = *options;
+    let DemoOptions { seed, pods_per_second, speed, .. } = *options;
     let Ok(pause) = Duration::try_from_secs_f64(1.0 / (pods_per_second * speed)) else { return };
     let mut ticks = tokio::time::interval(pause.max(Duration::from_micros(100)));
     for job in stream(seed, largest) {
         if stop.run_until_cancelled(ticks.tick()).await.is_none() {
             return;
         }
-        while api.count("/api/v1/pods", "spec.nodeName=,status.phase=Pending") > MOST_WAITING {
+        while api.count("/api/v1/pods", "spec.nodeName=,status.phase=Pending") > MAX_WAITING {
             if stop.run_until_cancelled(ticks.tick()).await.is_none() {
                 return;
             }
@@ -149,7 +149,7 @@ pub(crate) async fn feed(
 }
 
 /// Takes ended pods away after a while, as a cluster's garbage collector does, and counts them.
-pub(crate) async fn tidy(api: Arc<ApiServer>, counts: Arc<Counts>, stop: CancellationToken) {
+pub(crate) async fn tidy(api: Arc<ApiServer>, counts: Arc<JobCounts>, stop: CancellationToken) {
     let Ok(mut pods) = api.watch("/api/v1/pods", "status.phase!=Pending,status.phase!=Running") else {
         return;
     };
@@ -172,10 +172,10 @@ pub(crate) async fn tidy(api: Arc<ApiServer>, counts: Arc<Counts>, stop: Cancell
             }
             happened = pods.next() => match happened {
                 // Pods of others are theirs to look at for as long as they like.
-                Some(Happened::Set(pod)) if pod["metadata"]["labels"][LABEL] == "job" => {
+                Some(WatchEvent::Applied(pod)) if pod["metadata"]["labels"][LABEL] == "job" => {
                     let count = if pod["status"]["phase"] == "Failed" { &counts.failed } else { &counts.succeeded };
                     count.fetch_add(1, Ordering::Relaxed);
-                    ended.push_back((tokio::time::Instant::now() + KEEP_ENDED, pod_path(&pod)));
+                    ended.push_back((tokio::time::Instant::now() + ENDED_POD_RETENTION, pod_path(&pod)));
                 }
                 Some(_) => {}
                 None => return,
@@ -190,7 +190,7 @@ mod tests {
 
     #[test]
     fn the_same_seed_brings_the_same_jobs() {
-        let jobs: Vec<Job> = stream(7, 8).take(300).collect();
+        let jobs: Vec<DemoJob> = stream(7, 8).take(300).collect();
         assert_eq!(jobs, stream(7, 8).take(300).collect::<Vec<_>>());
         assert_ne!(jobs, stream(8, 8).take(300).collect::<Vec<_>>());
         assert!(
@@ -209,7 +209,8 @@ mod tests {
         let pod = job.manifest(2.0);
         let limits = &pod["spec"]["containers"][0]["resources"]["limits"];
         assert!(limits["tencent.com/vcuda-core"].is_string(), "{pod}");
-        let seconds: f64 = pod["metadata"]["annotations"][RUNS_FOR].as_str().unwrap().parse().unwrap();
+        let seconds: f64 =
+            pod["metadata"]["annotations"][RUN_SECONDS_ANNOTATION].as_str().unwrap().parse().unwrap();
         assert!((seconds * 2.0 - job.runs_for.unwrap()).abs() < 0.01);
     }
 }

@@ -6,7 +6,7 @@
 mod audit;
 mod cluster;
 mod jobs;
-mod machine;
+mod machine_model;
 mod node;
 mod report;
 mod run;
@@ -16,17 +16,17 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-pub use self::machine::{Machine, built_in};
-pub use self::report::Report;
+pub use self::machine_model::{MachineModel, built_in_models};
+pub use self::report::DemoReport;
 pub use self::run::run;
 
 /// How the demonstration is set.
 #[derive(Debug, Clone)]
-pub struct Options {
+pub struct DemoOptions {
     /// How many nodes; two at least: one of them is reserved.
     pub nodes: usize,
     /// What the nodes are made of, in turns.
-    pub machines: Vec<Machine>,
+    pub machine_models: Vec<MachineModel>,
     /// Pods a second that come by themselves.
     pub pods_per_second: f64,
     /// Whether the scripted steps are played.
@@ -52,9 +52,9 @@ pub enum DemoError {
     /// Somebody wanted it to end before it had begun.
     #[error("interrupted before the cluster was up")]
     Interrupted,
-    /// No machine to make nodes of.
-    #[error("there is no machine to make nodes of")]
-    NoMachine,
+    /// No machine model to make nodes of.
+    #[error("no machine model is given to build nodes from")]
+    NoMachineModel,
     /// The temporary directory lies so deep that sockets in it would have names that are too long.
     #[error("sockets in {} would have names that are too long; set TMPDIR to a shorter path, such as /tmp", .0.display())]
     DeepDirectory(PathBuf),
@@ -71,7 +71,7 @@ pub enum DemoError {
     Connect(#[from] tessera_cluster::ConnectError),
     /// The scheduler's address cannot be called.
     #[error(transparent)]
-    Client(#[from] tessera_sim::http::ClientError),
+    Client(#[from] tessera_sim::http::HttpError),
     /// An agent ended instead of coming up.
     #[error("the agent of {agent} ended")]
     Agent {

@@ -15,7 +15,7 @@ use tessera_limits::limits::Meaning;
 use tessera_node::device_plugin::Meeting;
 use tessera_node::gpus::{Simulated, describe};
 use tessera_sim::apiserver::ApiServer;
-use tessera_sim::kubelet::node::{Node, NodeSettings};
+use tessera_sim::kubelet::node::{SimulatedNode, SimulatedNodeSettings};
 use tessera_wire::dialect::{Dialect, MemoryUnit};
 use tessera_wire::hand_over::HandOver;
 use tokio::net::TcpListener;
@@ -23,7 +23,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use crate::DemoError;
-use crate::machine::Machine;
+use crate::machine_model::MachineModel;
 
 /// A node of the demonstration.
 pub(crate) struct DemoNode {
@@ -31,7 +31,7 @@ pub(crate) struct DemoNode {
     pub(crate) gpus: Vec<Gpu>,
     /// Where its agent answers.
     pub(crate) agent_url: String,
-    pub(crate) node: Node,
+    pub(crate) node: SimulatedNode,
     description: std::path::PathBuf,
     agent: JoinHandle<Result<(), RunError>>,
     stop: CancellationToken,
@@ -50,7 +50,7 @@ impl DemoNode {
         api: &Arc<ApiServer>,
         client: tessera_cluster::Client,
         directory: &Path,
-        machine: &Machine,
+        machine_model: &MachineModel,
         number: usize,
         pool: &str,
     ) -> Result<Self, DemoError> {
@@ -59,21 +59,21 @@ impl DemoNode {
         std::fs::create_dir_all(&directory)
             .map_err(DemoError::io(format!("make {}", directory.display())))?;
         let (description, proc_root) = (directory.join("gpus"), directory.join("proc"));
-        let gpus = machine.cards(number);
-        describe(&description, gpus.clone(), machine.topology.clone())
+        let gpus = machine_model.gpus(number);
+        describe(&description, gpus.clone(), machine_model.topology.clone())
             .map_err(DemoError::io(format!("write {}", description.display())))?;
-        let label = machine.model.replace(' ', "-");
+        let label = machine_model.model.replace(' ', "-");
         let root = directory.join("kubelet");
-        let settings = NodeSettings {
+        let settings = SimulatedNodeSettings {
             name: name.clone(),
             labels: BTreeMap::from([(POOL.to_owned(), pool.to_owned()), (MODEL.to_owned(), label)]),
             root: root.clone(),
-            gpus: description.clone(),
-            cards: gpus.clone(),
+            gpu_file: description.clone(),
+            gpus: gpus.clone(),
             proc_root: proc_root.clone(),
             seed: number as u64,
         };
-        let node = Node::start(Arc::clone(api), settings)
+        let node = SimulatedNode::start(Arc::clone(api), settings)
             .map_err(DemoError::io(format!("start the kubelet of {name}")))?;
         let no_port = || DemoError::io(format!("listen for the agent of {name}"));
         let listener = TcpListener::bind("127.0.0.1:0").await.map_err(no_port())?;
@@ -101,12 +101,12 @@ impl DemoNode {
     }
 
     /// Lets something happen to a GPU: `xid 79`, `back`.
-    pub(crate) fn incident(&self, card: u8, what: &str) -> std::io::Result<()> {
+    pub(crate) fn incident(&self, gpu: u8, what: &str) -> std::io::Result<()> {
         use std::io::Write as _;
         let mut path = self.description.clone().into_os_string();
         path.push(".events");
         let mut file = std::fs::OpenOptions::new().create(true).append(true).open(path)?;
-        writeln!(file, "{card} {what}")
+        writeln!(file, "{gpu} {what}")
     }
 
     /// Whether the agent has ended, which it should not before it is told to.

@@ -5,7 +5,7 @@ use serde::Serialize;
 /// The report at the end.
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Report {
+pub struct DemoReport {
     /// Nodes and GPUs.
     pub nodes: usize,
     /// All GPUs.
@@ -17,21 +17,21 @@ pub struct Report {
     /// From then to the end, seconds.
     pub seconds: f64,
     /// Pods.
-    pub pods: Pods,
+    pub pods: PodCounts,
     /// The scripted steps, in order.
-    pub steps: Vec<Step>,
+    pub steps: Vec<StepReport>,
     /// What must always hold.
-    pub invariants: Invariants,
+    pub invariants: InvariantReport,
     /// What the agents say is used.
-    pub agents: Agents,
+    pub agents: AgentReport,
     /// What the demonstration itself took: all nodes, agents and servers together.
-    pub process: Process,
+    pub process: ProcessUsage,
 }
 
 /// Counts of pods.
 #[derive(Debug, Clone, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Pods {
+pub struct PodCounts {
     /// Made by the stream.
     pub created: u64,
     /// Placed by the scheduler.
@@ -53,7 +53,7 @@ pub struct Pods {
 /// One scripted step.
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Step {
+pub struct StepReport {
     /// Its name.
     pub name: &'static str,
     /// Whether it happened as it should.
@@ -67,7 +67,7 @@ pub struct Step {
 /// What must always hold.
 #[derive(Debug, Clone, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Invariants {
+pub struct InvariantReport {
     /// How often all GPUs were looked at.
     pub checks: u64,
     /// GPUs that carried too much.
@@ -81,7 +81,7 @@ pub struct Invariants {
 /// What the agents say is used, by their pages.
 #[derive(Debug, Clone, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Agents {
+pub struct AgentReport {
     /// Agents that answered.
     pub answered: usize,
     /// Containers they know.
@@ -93,7 +93,7 @@ pub struct Agents {
 /// What the process took.
 #[derive(Debug, Clone, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Process {
+pub struct ProcessUsage {
     /// Cores, on average while pods ran.
     pub cores: f64,
     /// Resident memory at the end, MiB.
@@ -106,11 +106,11 @@ pub struct Process {
     pub threads: u64,
 }
 
-impl Report {
+impl DemoReport {
     /// Whether everything happened and held.
     #[must_use]
     pub fn is_good(&self) -> bool {
-        let Invariants { violations, differences, .. } = &self.invariants;
+        let InvariantReport { violations, differences, .. } = &self.invariants;
         self.steps.iter().all(|step| step.happened)
             && violations.is_empty()
             && differences.is_empty()
@@ -129,13 +129,13 @@ pub(crate) fn processor_seconds() -> f64 {
 }
 
 /// What the process takes now; `cores` is for the caller to know.
-pub(crate) fn process(cores: f64) -> Process {
+pub(crate) fn process(cores: f64) -> ProcessUsage {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let field = |name: &str| {
         let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
         line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok()).unwrap_or_default()
     };
-    Process {
+    ProcessUsage {
         cores,
         resident_mib: field("VmRSS") >> 10,
         peak_mib: field("VmHWM") >> 10,

@@ -5,24 +5,24 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use tessera_sim::http::Client;
+use tessera_sim::http::HttpClient;
 use tessera_wire::node_use::{self, NodeUse};
 use tokio_util::sync::CancellationToken;
 
 use crate::cluster::Cluster;
-use crate::jobs::{self, Counts};
-use crate::report::{self, Agents, Invariants, Pods, Report, Step};
+use crate::jobs::{self, JobCounts};
+use crate::report::{self, AgentReport, DemoReport, InvariantReport, PodCounts, StepReport};
 use crate::scenario::{STEPS, play};
-use crate::{DemoError, Options};
+use crate::{DemoError, DemoOptions};
 
 /// The pause between two rounds of the steps, at speed 1.
-const BETWEEN_ROUNDS: Duration = Duration::from_secs(20);
+const ROUND_PAUSE: Duration = Duration::from_secs(20);
 
 /// How long the books may take to agree once nothing new comes.
-const SETTLE_WITHIN: Duration = Duration::from_secs(20);
+const SETTLE_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// The same for somebody who waits for the end.
-const SETTLE_WHEN_INTERRUPTED: Duration = Duration::from_secs(3);
+const INTERRUPTED_SETTLE_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// A pod to try with.
 const POD: &str = "\
@@ -42,10 +42,10 @@ spec:
 
 /// Runs the demonstration until its time is over or `interrupted` comes, telling what happens.
 pub async fn run(
-    options: Options,
+    options: DemoOptions,
     say: impl Fn(&str),
     interrupted: impl Future<Output = ()>,
-) -> Result<Report, DemoError> {
+) -> Result<DemoReport, DemoError> {
     let begun = Instant::now();
     let mut interrupted = std::pin::pin!(interrupted);
     let cluster = tokio::select! {
@@ -66,11 +66,11 @@ pub async fn run(
     say(&introduction(&cluster, page_millis, &kubeconfig, &pod));
 
     let (started, processor) = (Instant::now(), report::processor_seconds());
-    let (stop, counts) = (CancellationToken::new(), Arc::<Counts>::default());
+    let (stop, counts) = (CancellationToken::new(), Arc::<JobCounts>::default());
     let (api, fed) = (Arc::clone(&cluster.api), Arc::clone(&counts));
     let tidy = tokio::spawn(jobs::tidy(Arc::clone(&api), Arc::clone(&counts), stop.clone()));
     let feed = (options.pods_per_second > 0.0).then(|| {
-        let (options, largest, stop) = (options.clone(), cluster.smallest_machine(), stop.clone());
+        let (options, largest, stop) = (options.clone(), cluster.smallest_node_gpus(), stop.clone());
         tokio::spawn(async move { jobs::feed(api, fed, &options, largest, stop).await })
     });
     let mut steps = Vec::new();
@@ -84,22 +84,22 @@ pub async fn run(
         }
     };
     let patience = tokio::select! {
-        () = show => SETTLE_WITHIN,
+        () = show => SETTLE_TIMEOUT,
         () = interrupted => {
             say("\nEnding.");
-            SETTLE_WHEN_INTERRUPTED
+            INTERRUPTED_SETTLE_TIMEOUT
         }
     };
     let seconds = started.elapsed().as_secs_f64();
     let cores = (report::processor_seconds() - processor) / seconds;
-    let agents = ask_agents(&cluster).await;
+    let agents = read_agents(&cluster).await;
     stop.cancel();
     for task in feed.into_iter().chain([tidy]) {
         // A panic in there was reported when it happened.
         let _ = task.await;
     }
     let invariants = settle(&cluster, patience).await;
-    let report = Report {
+    let report = DemoReport {
         nodes: cluster.nodes.len(),
         gpus: cluster.gpu_count(),
         seed: options.seed,
@@ -119,7 +119,7 @@ fn write(file: &Path, text: &str) -> Result<(), DemoError> {
     std::fs::write(file, text).map_err(DemoError::io(format!("write {}", file.display())))
 }
 
-async fn play_all(cluster: &Cluster, round: u64, say: &impl Fn(&str), started: Instant) -> Vec<Step> {
+async fn play_all(cluster: &Cluster, round: u64, say: &impl Fn(&str), started: Instant) -> Vec<StepReport> {
     let mut played = Vec::new();
     for name in STEPS {
         let step = play(cluster, name, round).await;
@@ -131,10 +131,10 @@ async fn play_all(cluster: &Cluster, round: u64, say: &impl Fn(&str), started: I
 }
 
 /// Until somebody interrupts.
-async fn endless(cluster: &Cluster, options: &Options, say: &impl Fn(&str), started: Instant) {
+async fn endless(cluster: &Cluster, options: &DemoOptions, say: &impl Fn(&str), started: Instant) {
     for round in 2.. {
-        let pause = BETWEEN_ROUNDS.as_secs_f64() / options.speed;
-        tokio::time::sleep(Duration::try_from_secs_f64(pause).unwrap_or(BETWEEN_ROUNDS)).await;
+        let pause = ROUND_PAUSE.as_secs_f64() / options.speed;
+        tokio::time::sleep(Duration::try_from_secs_f64(pause).unwrap_or(ROUND_PAUSE)).await;
         if options.steps {
             play_all(cluster, round, say, started).await;
         }
@@ -142,7 +142,7 @@ async fn endless(cluster: &Cluster, options: &Options, say: &impl Fn(&str), star
 }
 
 /// Compares all books until they agree, since what was under way may still be; what differs at the end does.
-async fn settle(cluster: &Cluster, patience: Duration) -> Invariants {
+async fn settle(cluster: &Cluster, patience: Duration) -> InvariantReport {
     let begun = Instant::now();
     let differences = loop {
         let mut found = Vec::new();
@@ -155,16 +155,16 @@ async fn settle(cluster: &Cluster, patience: Duration) -> Invariants {
         }
         tokio::time::sleep(Duration::from_millis(20)).await;
     };
-    let grants = cluster.nodes.iter().map(|node| node.node.kubelet().book().len()).sum();
-    let book = cluster.audit.book();
-    Invariants { checks: book.checks, violations: book.violations.clone(), differences, grants }
+    let grants = cluster.nodes.iter().map(|node| node.node.kubelet().held_devices().len()).sum();
+    let state = cluster.audit.state();
+    InvariantReport { checks: state.checks, violations: state.violations.clone(), differences, grants }
 }
 
-fn pods(cluster: &Cluster, counts: &Counts) -> Pods {
+fn pods(cluster: &Cluster, counts: &JobCounts) -> PodCounts {
     let done = cluster.scheduler.counters();
     let bound = done.bound.load(Ordering::Relaxed);
     let nanos = Duration::from_nanos(done.bind_nanos.load(Ordering::Relaxed));
-    Pods {
+    PodCounts {
         created: counts.created.load(Ordering::Relaxed),
         bound,
         succeeded: counts.succeeded.load(Ordering::Relaxed),
@@ -178,10 +178,10 @@ fn pods(cluster: &Cluster, counts: &Counts) -> Pods {
 }
 
 /// What is used, by the agents' own pages.
-async fn ask_agents(cluster: &Cluster) -> Agents {
-    let mut agents = Agents::default();
+async fn read_agents(cluster: &Cluster) -> AgentReport {
+    let mut agents = AgentReport::default();
     for node in &cluster.nodes {
-        let Ok(mut client) = Client::new(&node.agent_url) else { continue };
+        let Ok(mut client) = HttpClient::new(&node.agent_url) else { continue };
         let Ok((200, body)) = client.send("GET", node_use::PATH, &[], "").await else { continue };
         let Ok(used) = serde_json::from_str::<NodeUse>(&body) else { continue };
         agents.answered += 1;

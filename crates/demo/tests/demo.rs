@@ -8,13 +8,13 @@ use std::time::Duration;
 
 use serde_json::json;
 use tessera_cluster::node_agent::{NodeClient, WriteFailure};
-use tessera_demo::{Options, built_in, run};
+use tessera_demo::{DemoOptions, built_in_models, run};
 use tessera_sim::apiserver::ApiServer;
 
-fn options() -> Options {
-    Options {
+fn options() -> DemoOptions {
+    DemoOptions {
         nodes: 4,
-        machines: built_in(),
+        machine_models: built_in_models(),
         pods_per_second: 3.0,
         steps: true,
         seed: 1,
@@ -30,7 +30,7 @@ async fn every_step_happens_and_every_book_agrees() {
     let report = run(options(), |_| {}, std::future::pending()).await.unwrap();
     let shown = serde_json::to_string_pretty(&report).unwrap();
     let names: Vec<&str> = report.steps.iter().map(|step| step.name).collect();
-    assert_eq!(names, ["fractions", "training", "notebooks", "quota", "card-failure", "preemption"]);
+    assert_eq!(names, ["fractions", "training", "notebooks", "quota", "gpu-failure", "preemption"]);
     assert!(report.steps.iter().all(|step| step.happened), "{shown}");
     assert!(report.pods.created > 20 && report.pods.bound > 20 && report.pods.succeeded > 0, "{shown}");
     assert_eq!(report.pods.failed, 0, "a kubelet rejected a pod: {shown}");
@@ -47,7 +47,7 @@ async fn a_taken_port_is_told_and_another_is_used_and_the_kubeconfig_stays() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let directory = tempfile::tempdir().unwrap();
     let kubeconfig = directory.path().join("kubeconfig");
-    let options = Options {
+    let options = DemoOptions {
         nodes: 2,
         pods_per_second: 0.0,
         steps: false,
@@ -79,7 +79,7 @@ async fn somebody_who_changes_his_mind_is_heeded_at_once() {
 
 #[tokio::test]
 async fn too_few_nodes_are_refused_in_words() {
-    let error = run(Options { nodes: 1, ..options() }, |_| {}, std::future::pending()).await.unwrap_err();
+    let error = run(DemoOptions { nodes: 1, ..options() }, |_| {}, std::future::pending()).await.unwrap_err();
     assert!(error.to_string().contains("--nodes 2 or more"), "{error}");
 }
 
@@ -92,11 +92,11 @@ async fn a_start_that_fails_says_why() {
             .map_or_else(|| error.to_string(), |cause| format!("{error}: {cause}"))
     };
     let kubeconfig_out = Some("/does/not/exist/kubeconfig".into());
-    let unwritable = refused(Options { nodes: 2, kubeconfig_out, ..options() }).await;
+    let unwritable = refused(DemoOptions { nodes: 2, kubeconfig_out, ..options() }).await;
     assert_eq!(unwritable, "cannot write /does/not/exist/kubeconfig: No such file or directory (os error 2)");
-    let nothing = refused(Options { machines: Vec::new(), ..options() }).await;
-    assert_eq!(nothing, "there is no machine to make nodes of");
-    let nowhere = refused(Options { listen: "192.0.2.1:80".parse().unwrap(), ..options() }).await;
+    let nothing = refused(DemoOptions { machine_models: Vec::new(), ..options() }).await;
+    assert_eq!(nothing, "no machine model is given to build nodes from");
+    let nowhere = refused(DemoOptions { listen: "192.0.2.1:80".parse().unwrap(), ..options() }).await;
     assert!(nowhere.starts_with("cannot listen on 192.0.2.1:80: "), "{nowhere}");
 }
 

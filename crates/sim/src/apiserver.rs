@@ -1,7 +1,11 @@
-//! An API server in memory: lists and watches with resource versions, patches, bindings, leases, tables. As much of the real
-//! one as Tessera, kube-rs and kubectl use, in its words, for tests and demonstrations without a cluster.
+//! An API server in memory: lists and watches with resource versions, patches, bindings, leases and
+//! tables.
 //!
-//! [`conformance`] holds requests and what a real API server answers; they are tried on both.
+//! It implements as much of the real API server as Tessera, kube-rs and kubectl use, with the same
+//! messages. Tests and the demo use it in place of a cluster.
+//!
+//! [`conformance`] holds requests and the answers of a real API server. The same requests run
+//! against both servers.
 
 mod clock;
 pub mod conformance;
@@ -29,16 +33,16 @@ use tokio::task::JoinHandle;
 
 pub(crate) use self::clock::now;
 pub use self::pods::pod_path;
-pub use self::write::Fault;
+pub use self::write::BindingFault;
 use self::{
-    path::Target,
+    path::ObjectPath,
     selector::Selector,
     status::Problem,
-    store::{Store, Stored, Watching},
+    store::{Store, StoredObject, Subscription},
     write::Deletion,
 };
 
-/// A running server. Ends when dropped.
+/// A running server. Dropping it stops the server.
 #[derive(Debug)]
 pub struct ApiServer {
     store: Arc<Store>,
@@ -46,11 +50,11 @@ pub struct ApiServer {
     task: JoinHandle<()>,
 }
 
-/// The namespaces every cluster has.
+/// Namespaces that every cluster has.
 const NAMESPACES: [&str; 4] = ["default", "kube-node-lease", "kube-public", "kube-system"];
 
 impl ApiServer {
-    /// Starts one on a free port of this machine.
+    /// Starts a server on a free port of the loopback interface.
     pub async fn start() -> io::Result<Self> {
         Self::start_on(TcpListener::bind("127.0.0.1:0").await?)
     }
@@ -60,28 +64,28 @@ impl ApiServer {
         let address = listener.local_addr()?;
         let router = http::router(Arc::clone(&store));
         let task = tokio::spawn(async move {
-            // It ends with the listener, which ends with the task.
+            // The server ends when the task drops its listener.
             let _ = axum::serve(listener, router).await;
         });
         let server = Self { store, address, task };
         for name in NAMESPACES {
-            // They are the first objects.
+            // The store is empty, so creating a namespace cannot fail.
             let _ = server.create("/api/v1/namespaces", json!({ "metadata": { "name": name } }));
         }
         Ok(server)
     }
 
-    /// Where clients find it.
+    /// Returns the base URL of the server.
     #[must_use]
     pub fn url(&self) -> String {
         format!("http://{}", self.address)
     }
 
-    /// What `kubectl --kubeconfig` needs to talk to it.
+    /// Returns a kubeconfig for this server.
     #[must_use]
     pub fn kubeconfig(&self) -> String {
         let named = |what: &str, inner: Value| json!([{ "name": "tessera-demo", what: inner }]);
-        // JSON is YAML.
+        // Every JSON document is also a YAML document.
         let config = json!({
             "apiVersion": "v1", "kind": "Config", "current-context": "tessera-demo",
             "clusters": named("cluster", json!({ "server": self.url() })),
@@ -91,105 +95,108 @@ impl ApiServer {
         format!("{config:#}\n")
     }
 
-    /// Ends every watch and answers nothing but errors, as a server that is down behind its load balancer, until
-    /// [`ApiServer::back`].
-    pub fn down(&self) {
+    /// Ends every watch and answers every request with 503, like a server that is down behind its
+    /// load balancer, until [`ApiServer::bring_up`].
+    pub fn take_down(&self) {
         self.store.set_down(true);
     }
 
-    /// Is back, with all it knew.
-    pub fn back(&self) {
+    /// Answers requests again after [`ApiServer::take_down`]. All objects are still there.
+    pub fn bring_up(&self) {
         self.store.set_down(false);
     }
 
-    /// Takes requests and leaves them unanswered, as a server that is overwhelmed, until [`ApiServer::release`].
-    pub fn hold(&self) {
+    /// Accepts requests without answering them, like an overloaded server, until
+    /// [`ApiServer::release_requests`].
+    pub fn hold_requests(&self) {
         self.store.hold(true);
     }
 
-    /// Answers all that waited.
-    pub fn release(&self) {
+    /// Answers all requests held since [`ApiServer::hold_requests`].
+    pub fn release_requests(&self) {
         self.store.hold(false);
     }
 
-    /// How many requests wait for an answer.
+    /// Returns the number of requests that wait for an answer.
     #[must_use]
-    pub fn waiting(&self) -> usize {
+    pub fn waiting_requests(&self) -> usize {
         self.store.waiting()
     }
 
-    /// What becomes of the next bindings, in this order; those after them succeed or fail on their own.
-    pub fn fail_bindings(&self, faults: impl IntoIterator<Item = Fault>) {
+    /// Makes the next bindings fail with these faults, in this order. Later bindings succeed or
+    /// fail on their own.
+    pub fn fail_bindings(&self, faults: impl IntoIterator<Item = BindingFault>) {
         self.store.lock().faults.extend(faults);
     }
 
-    /// Forgets what watches could resume from: the next ones are told to list anew.
+    /// Drops the change history, so that every watch must list again.
     pub fn compact(&self) {
         self.store.compact();
     }
 
-    /// Makes an object, as `POST` on a path such as `/api/v1/namespaces/default/pods` would, and its namespace if need be.
+    /// Creates an object, like `POST` on a path such as `/api/v1/namespaces/default/pods`. Creates
+    /// its namespace first if that is missing.
     pub fn create(&self, path: &str, object: Value) -> Result<Value, Value> {
         let target = target(path)?;
         if !target.namespace.is_empty() {
             let namespace = json!({ "metadata": { "name": target.namespace } });
-            // It may be there already.
+            // The namespace may exist already.
             let _ = self.create("/api/v1/namespaces", namespace);
         }
         value(self.store.create(&target, object))
     }
 
-    /// Reads an object, as `GET` would.
+    /// Reads an object, like `GET`.
     #[must_use]
     pub fn get(&self, path: &str) -> Option<Value> {
-        self.store.get(&Target::parse(path)?).ok().map(|object| object.value())
+        self.store.get(&ObjectPath::parse(path)?).ok().map(|object| object.value())
     }
 
-    /// Changes an object, as a strategic merge patch would; on a path that ends in `/status`, its status.
+    /// Applies a strategic merge patch. A path that ends in `/status` patches the status.
     pub fn patch(&self, path: &str, patch: &Value) -> Result<Value, Value> {
-        value(self.store.patch(&target(path)?, patch, patch::Kind::Strategic))
+        value(self.store.patch(&target(path)?, patch, patch::PatchKind::Strategic))
     }
 
-    /// Deletes an object at once, as `DELETE` with a grace period of zero would.
+    /// Deletes an object at once, like `DELETE` with a grace period of zero.
     pub fn delete(&self, path: &str) -> Result<Value, Value> {
         value(self.store.delete(&target(path)?, &Deletion { grace: Some(0), uid: None }))
     }
 
-    /// Deletes an object as `DELETE` would: pods get the time they asked for.
+    /// Deletes an object like `DELETE`: a pod keeps its termination grace period.
     pub fn delete_gently(&self, path: &str) -> Result<Value, Value> {
         value(self.store.delete(&target(path)?, &Deletion::default()))
     }
 
-    /// Binds a pod, as `POST` on a path that ends in `/binding` would.
+    /// Binds a pod, like `POST` on a path that ends in `/binding`.
     pub fn bind(&self, path: &str, binding: &Value) -> Result<(), Value> {
         self.store.bind(&target(path)?, binding).map_err(Problem::into_body)
     }
 
-    /// All objects of a kind, such as `/api/v1/pods`.
+    /// Returns all objects of a path such as `/api/v1/pods`.
     #[must_use]
     pub fn list(&self, path: &str) -> Vec<Value> {
-        let Some(target) = Target::parse(path) else { return Vec::new() };
+        let Some(target) = ObjectPath::parse(path) else { return Vec::new() };
         let selector = Selector::of_namespace(&target.namespace);
         let page = self.store.list(target.kind, &selector, None, usize::MAX);
         page.items.iter().map(|object| object.value()).collect()
     }
 
-    /// How many objects of a kind a field selector names.
+    /// Returns the number of objects that a field selector matches.
     #[must_use]
     pub fn count(&self, path: &str, fields: &str) -> usize {
-        let Some(target) = Target::parse(path) else { return 0 };
+        let Some(target) = ObjectPath::parse(path) else { return 0 };
         let selector = Selector::parse(target.kind, &target.namespace, fields, "");
         selector.map_or(0, |selector| self.store.list(target.kind, &selector, None, usize::MAX).items.len())
     }
 
-    /// All objects of a kind that a field selector names, then what happens to them: what a client gets that lists and
-    /// watches, without the detour over the network.
-    pub fn watch(&self, path: &str, fields: &str) -> Result<Watch, Value> {
+    /// Watches the objects that a field selector matches: first all that exist, then every change.
+    /// A client that lists and watches over the network receives the same.
+    pub fn watch(&self, path: &str, fields: &str) -> Result<ObjectWatch, Value> {
         let target = target(path)?;
         let selector = Selector::parse(target.kind, &target.namespace, fields, "");
-        let watching = selector.and_then(|selector| self.store.watch(target.kind, selector, None));
-        let Watching { backlog, queue } = watching.map_err(Problem::into_body)?;
-        Ok(Watch { backlog: backlog.into_iter(), queue })
+        let subscription = selector.and_then(|selector| self.store.watch(target.kind, selector, None));
+        let Subscription { backlog, queue } = subscription.map_err(Problem::into_body)?;
+        Ok(ObjectWatch { backlog: backlog.into_iter(), queue })
     }
 }
 
@@ -199,50 +206,50 @@ impl Drop for ApiServer {
     }
 }
 
-/// What happens to objects.
+/// A watch on objects of one kind.
 #[derive(Debug)]
-pub struct Watch {
-    backlog: std::vec::IntoIter<store::Event>,
-    queue: tokio::sync::mpsc::UnboundedReceiver<store::Event>,
+pub struct ObjectWatch {
+    backlog: std::vec::IntoIter<store::StoreEvent>,
+    queue: tokio::sync::mpsc::UnboundedReceiver<store::StoreEvent>,
 }
 
-/// Something happened to an object.
+/// A change that a watch delivers.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Happened {
-    /// It is there, or has changed.
-    Set(Value),
-    /// It is gone, or is not selected any more.
-    Gone(Value),
+pub enum WatchEvent {
+    /// The object was added or modified.
+    Applied(Value),
+    /// The object was deleted, or the selector no longer matches it.
+    Deleted(Value),
 }
 
-impl Watch {
-    /// The next one; `None` where the server hung up.
-    pub async fn next(&mut self) -> Option<Happened> {
+impl ObjectWatch {
+    /// Waits for the next event. Returns `None` when the server closes the watch.
+    pub async fn next(&mut self) -> Option<WatchEvent> {
         let event = match self.backlog.next() {
             Some(event) => event,
             None => self.queue.recv().await?,
         };
-        Some(Happened::of(&event))
+        Some(WatchEvent::of(&event))
     }
 
-    /// The next one, if there is one already.
-    pub fn try_next(&mut self) -> Option<Happened> {
+    /// Returns the next event if one is queued already.
+    pub fn try_next(&mut self) -> Option<WatchEvent> {
         let event = self.backlog.next().or_else(|| self.queue.try_recv().ok())?;
-        Some(Happened::of(&event))
+        Some(WatchEvent::of(&event))
     }
 }
 
-impl Happened {
-    fn of(event: &store::Event) -> Self {
+impl WatchEvent {
+    fn of(event: &store::StoreEvent) -> Self {
         let object = event.object.value();
-        if event.kind == "DELETED" { Self::Gone(object) } else { Self::Set(object) }
+        if event.kind == "DELETED" { Self::Deleted(object) } else { Self::Applied(object) }
     }
 }
 
-fn target(path: &str) -> Result<Target, Value> {
-    Target::parse(path).ok_or_else(|| Problem::no_such_path().into_body())
+fn target(path: &str) -> Result<ObjectPath, Value> {
+    ObjectPath::parse(path).ok_or_else(|| Problem::no_such_path().into_body())
 }
 
-fn value(outcome: Result<Arc<Stored>, Problem>) -> Result<Value, Value> {
+fn value(outcome: Result<Arc<StoredObject>, Problem>) -> Result<Value, Value> {
     outcome.map(|object| object.value()).map_err(Problem::into_body)
 }

@@ -1,7 +1,8 @@
-//! A cluster filled with the pods of a trace until nothing fits any more: how much of it could be used?
+//! Fills a cluster with the pods of a trace until nothing fits, and measures how much of it is
+//! used.
 //!
-//! The experiment of Weng et al., "Beware of Fragmentation" (USENIX ATC 2023), on the real core, with the rules they
-//! compared beside it on the same arrivals.
+//! This is the experiment of Weng et al., "Beware of Fragmentation" (USENIX ATC 2023). It runs the
+//! policies of the core and the published policies on the same arrivals.
 
 mod arrivals;
 mod peers;
@@ -16,43 +17,43 @@ use tessera_core::placement::{Policy, UnknownPolicy};
 
 use trace::TracePod;
 
-pub use run::{FRAGMENTATION_AT, Outcome, run};
+pub use run::{FRAGMENTATION_AT, FillResult, run};
 
-/// What a run needs to know beside its rule and seed.
+/// The input of a run, except for its policy and seed.
 #[derive(Clone, Debug)]
 pub struct Experiment {
-    /// The cluster.
+    /// Nodes of the cluster.
     pub nodes: Vec<Arc<Node>>,
-    /// The pods to draw from.
+    /// Pods that arrivals are drawn from.
     pub pods: Vec<TracePod>,
-    /// How much arrives, in parts of the cluster.
+    /// GPUs requested by all arrivals, as a multiple of the GPUs of the cluster.
     pub fill: f64,
-    /// What policy `tessera` knows of the workload.
-    pub target: Target,
+    /// How much policy `tessera` knows of the workload.
+    pub target: WorkloadKnowledge,
 }
 
-/// What a policy that looks ahead knows of the workload.
+/// How much a forecasting policy knows of the workload.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Target {
-    /// What it has seen so far, as in a real cluster.
+pub enum WorkloadKnowledge {
+    /// The pods that have arrived so far, as in a real cluster.
     #[default]
     Learned,
-    /// The whole list from the start.
+    /// All pods of the trace from the start.
     Trace,
 }
 
-/// How nodes and GPUs are chosen.
+/// A policy that chooses nodes and GPUs.
 #[derive(Clone, Debug)]
-pub enum Rule {
-    /// By lot.
+pub enum FillPolicy {
+    /// A random node and GPU.
     Random,
-    /// The least product of what is free and what is asked for.
+    /// The smallest dot product of free and requested resources.
     DotProduct,
-    /// Nodes that hold pods of the same size.
+    /// Nodes that already hold pods of the same size.
     Clustering,
-    /// GPUs in use, then nodes in use.
+    /// GPUs in use first, then nodes in use.
     Packing,
-    /// The least left over.
+    /// The node with the least capacity left over.
     BestFit,
     /// Fragmentation gradient descent.
     Fgd,
@@ -60,13 +61,13 @@ pub enum Rule {
     Core(Policy),
 }
 
-impl Rule {
-    /// The published rules and ours, as results list them.
+impl FillPolicy {
+    /// Names of the published policies and of ours, in the order of the result tables.
     pub const COMPARED: [&'static str; 7] =
         ["random", "dotprod", "clustering", "packing", "best-fit", "fgd", "tessera"];
 }
 
-impl FromStr for Rule {
+impl FromStr for FillPolicy {
     type Err = UnknownPolicy;
 
     fn from_str(name: &str) -> Result<Self, UnknownPolicy> {

@@ -1,27 +1,27 @@
-//! Events of objects, as components of Kubernetes write them.
+//! Kubernetes Events, as components write them.
 
 use serde_json::{Value, json};
 
 use crate::apiserver::{ApiServer, now};
 use crate::scatter;
 
-/// What happened to whom.
+/// A Kubernetes Event about one object.
 #[derive(Debug)]
-pub(crate) struct Event<'a> {
-    /// The whole object.
+pub(crate) struct ObjectEvent<'a> {
+    /// The object the event is about.
     pub(crate) about: &'a Value,
-    /// Whether it is out of the ordinary.
+    /// True for type `Warning`, false for `Normal`.
     pub(crate) is_warning: bool,
-    /// One word.
+    /// The reason, such as `FailedScheduling`.
     pub(crate) reason: &'a str,
-    /// A sentence.
+    /// The message for users.
     pub(crate) message: &'a str,
-    /// Who says so.
+    /// The component that reports the event.
     pub(crate) component: &'a str,
 }
 
-impl Event<'_> {
-    /// Writes it; one that was written before is counted.
+impl ObjectEvent<'_> {
+    /// Writes the event. An equal event that was written before gets a higher count instead.
     pub(crate) fn write(&self, api: &ApiServer) {
         let metadata = &self.about["metadata"];
         let text = |key: &str| metadata[key].as_str().unwrap_or_default();
@@ -33,7 +33,7 @@ impl Event<'_> {
         if let Some(known) = api.get(&format!("{path}/{name}")) {
             let count = known["count"].as_u64().unwrap_or(1) + 1;
             let again = json!({ "count": count, "lastTimestamp": time });
-            // It may have been the oldest, and gone meanwhile: then nobody misses the count.
+            // The store may have dropped the event as its oldest one. Then the count is lost.
             let _ = api.patch(&format!("{path}/{name}"), &again);
             return;
         }
@@ -48,7 +48,7 @@ impl Event<'_> {
             "firstTimestamp": time, "lastTimestamp": time,
             "source": { "component": self.component }, "reportingComponent": self.component,
         });
-        // Of an object in a namespace that is just being deleted nothing is told.
+        // The namespace may be gone by now. Then there is no place for the event.
         let _ = api.create(&path, event);
     }
 }

@@ -17,19 +17,19 @@ use tokio_util::sync::CancellationToken;
 use self::extender::Extender;
 use self::worker::Worker;
 use crate::apiserver::ApiServer;
-use crate::http::ClientError;
+use crate::http::HttpError;
 
 /// A running one.
 #[derive(Debug)]
 pub struct KubeScheduler {
     stop: CancellationToken,
     task: JoinHandle<()>,
-    counters: Arc<Counters>,
+    counters: Arc<SchedulerCounters>,
 }
 
 /// What it did.
 #[derive(Debug, Default)]
-pub struct Counters {
+pub struct SchedulerCounters {
     /// Pods bound.
     pub bound: AtomicU64,
     /// Attempts that found no node.
@@ -44,8 +44,8 @@ pub struct Counters {
 
 impl KubeScheduler {
     /// Starts one that calls the extender at `http://host:port`.
-    pub fn start(api: Arc<ApiServer>, extender: &str) -> Result<Self, ClientError> {
-        let (stop, counters) = (CancellationToken::new(), Arc::<Counters>::default());
+    pub fn start(api: Arc<ApiServer>, extender: &str) -> Result<Self, HttpError> {
+        let (stop, counters) = (CancellationToken::new(), Arc::<SchedulerCounters>::default());
         let worker = Worker::new(api, Extender::at(extender)?, Arc::clone(&counters));
         let task = tokio::spawn(worker.run(stop.clone()));
         Ok(Self { stop, task, counters })
@@ -53,7 +53,7 @@ impl KubeScheduler {
 
     /// What it did so far.
     #[must_use]
-    pub fn counters(&self) -> &Counters {
+    pub fn counters(&self) -> &SchedulerCounters {
         &self.counters
     }
 

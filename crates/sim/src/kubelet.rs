@@ -34,10 +34,10 @@ use self::{listing::RateLimit, plugins::Plugin};
 #[derive(Debug)]
 pub struct Kubelet {
     root: PathBuf,
-    state: Arc<State>,
+    state: Arc<KubeletState>,
     stop: CancellationToken,
     tasks: JoinSet<()>,
-    /// Held while a pod is admitted.
+    /// HeldDevices while a pod is admitted.
     admitting: tokio::sync::Mutex<()>,
 }
 
@@ -49,7 +49,7 @@ pub struct Checkpoint {
 
 /// The devices of one resource that one container holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Held {
+pub struct HeldDevices {
     /// The pod's UID.
     pub pod: String,
     /// The container's name.
@@ -60,7 +60,7 @@ pub struct Held {
     pub ids: BTreeSet<String>,
 }
 
-/// One pod in the kubelet's books.
+/// One pod in the kubelet's allocations.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct PodEntry {
     namespace: String,
@@ -77,8 +77,8 @@ struct ContainerEntry {
 }
 
 #[derive(Debug)]
-struct State {
-    books: Mutex<Checkpoint>,
+struct KubeletState {
+    allocations: Mutex<Checkpoint>,
     plugins: Mutex<BTreeMap<String, Plugin>>,
     limit: Mutex<RateLimit>,
     lists: std::sync::atomic::AtomicUsize,
@@ -91,8 +91,8 @@ struct State {
 impl Kubelet {
     /// Starts in `root`, as `/var/lib/kubelet` is to a real one, with what an earlier one remembered.
     pub fn start(root: PathBuf, checkpoint: Checkpoint, seed: u64) -> io::Result<Self> {
-        let state = Arc::new(State {
-            books: Mutex::new(checkpoint),
+        let state = Arc::new(KubeletState {
+            allocations: Mutex::new(checkpoint),
             plugins: Mutex::default(),
             limit: Mutex::new(RateLimit::new()),
             lists: std::sync::atomic::AtomicUsize::new(0),
@@ -118,7 +118,7 @@ impl Kubelet {
         while self.tasks.join_next().await.is_some() {}
         let _gone = std::fs::remove_file(self.root.join("device-plugins/kubelet.sock"));
         let _gone = std::fs::remove_file(self.root.join("pod-resources/kubelet.sock"));
-        lock(&self.state.books).clone()
+        lock(&self.state.allocations).clone()
     }
 
     /// How many healthy devices of a resource it knows.
@@ -140,14 +140,19 @@ impl Kubelet {
 
     /// Every device held, with the pod and container that hold it: the device manager's whole book.
     #[must_use]
-    pub fn book(&self) -> Vec<Held> {
-        let books = lock(&self.state.books);
+    pub fn held_devices(&self) -> Vec<HeldDevices> {
+        let allocations = lock(&self.state.allocations);
         let mut all = Vec::new();
-        for (uid, pod) in &books.pods {
+        for (uid, pod) in &allocations.pods {
             for container in &pod.containers {
                 for (resource, ids) in &container.ids {
                     let (resource, ids) = (resource.clone(), ids.clone());
-                    all.push(Held { pod: uid.clone(), container: container.name.clone(), resource, ids });
+                    all.push(HeldDevices {
+                        pod: uid.clone(),
+                        container: container.name.clone(),
+                        resource,
+                        ids,
+                    });
                 }
             }
         }
@@ -162,19 +167,19 @@ impl Kubelet {
 
     /// Ends a pod: its devices are free.
     pub fn remove(&self, uid: &str) {
-        lock(&self.state.books).pods.remove(uid);
+        lock(&self.state.allocations).pods.remove(uid);
     }
 
     /// The devices a container holds, by resource.
     #[must_use]
     pub fn holds(&self, uid: &str, container: &str) -> BTreeMap<String, BTreeSet<String>> {
-        let books = lock(&self.state.books);
-        let containers = books.pods.get(uid).into_iter().flat_map(|pod| &pod.containers);
+        let allocations = lock(&self.state.allocations);
+        let containers = allocations.pods.get(uid).into_iter().flat_map(|pod| &pod.containers);
         containers.filter(|c| c.name == container).map(|c| c.ids.clone()).next().unwrap_or_default()
     }
 }
 
-impl State {
+impl KubeletState {
     /// A number below `bound`.
     fn roll(&self, bound: usize) -> usize {
         let mut dice = lock(&self.dice);

@@ -1,5 +1,10 @@
-//! Simulators that drive the real code: recorded workloads on recorded clusters, job streams on single machines, a kubelet that
-//! device plugins cannot tell from a real one, an API server in memory, and kube-scheduler's part in calling an extender.
+//! Simulators that drive the real code.
+//!
+//! - `cluster` fills recorded clusters with recorded workloads.
+//! - `topology` runs job streams on single hosts.
+//! - `kubelet`, `apiserver` and `kube_scheduler` stand in for Kubernetes: a kubelet that device
+//!   plugins cannot distinguish from a real one, an API server in memory, and the calls that
+//!   kube-scheduler makes to an extender.
 
 pub mod apiserver;
 pub mod cluster;

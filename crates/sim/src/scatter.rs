@@ -1,6 +1,6 @@
-//! Numbers that look random and are the same in every run.
+//! Deterministic numbers that look random.
 
-/// Scatters a number over all 64 bits (SplitMix64).
+/// Hashes a number to 64 bits with SplitMix64.
 #[must_use]
 pub fn scatter(number: u64) -> u64 {
     let mut mixed = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -9,12 +9,12 @@ pub fn scatter(number: u64) -> u64 {
     mixed ^ (mixed >> 31)
 }
 
-/// A number for a text.
+/// Hashes a text to 64 bits.
 pub(crate) fn of_text(text: &str) -> u64 {
     text.bytes().fold(0, |number, byte| scatter(number ^ u64::from(byte)))
 }
 
-/// As many hexadecimal digits as a container's ID has.
+/// Returns a container ID: 64 hexadecimal digits derived from `text`.
 pub(crate) fn long_id(text: &str) -> String {
     let seed = of_text(text);
     (0..4).map(|part| format!("{:016x}", scatter(seed ^ part))).collect()

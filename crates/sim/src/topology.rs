@@ -1,8 +1,9 @@
-//! Job streams on one machine: how much of the possible bandwidth do jobs get?
+//! Job streams on one host: which share of the possible bandwidth do jobs get?
 //!
-//! The experiment of Ranganath et al., "MAPA" (SC21), with the ring model in place of its regression: jobs of two to
-//! five GPUs in strict order, two thirds of which depend on their links. What counts is the bandwidth each of those
-//! gets, as a share of the best that so many GPUs have on the empty machine.
+//! This is the experiment of Ranganath et al., "MAPA" (SC21), with the ring model in place of its
+//! regression. Jobs of two to five GPUs run in strict order, and two thirds of them depend on their
+//! links. The result is the bandwidth of each such job relative to the best bandwidth of as many
+//! GPUs on the empty host.
 
 mod peers;
 mod stream;
@@ -16,83 +17,89 @@ use tessera_core::node::BadNode;
 use tessera_core::placement::Refusal;
 use tessera_core::topology::Topology;
 
-/// How the GPUs of a job are chosen.
+/// A policy that chooses the GPUs of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Rule {
-    /// The lowest free indexes: the core's policy `simple`.
+pub enum StreamPolicy {
+    /// The lowest free indexes: policy `simple` of the core.
     Lowest,
-    /// Gaia's tree of groups.
+    /// The tree of groups of Gaia.
     Tree,
-    /// go-gpuallocator's: the core's policy `best-effort`.
+    /// The choice of go-gpuallocator: policy `best-effort` of the core.
     Gpuallocator,
-    /// MAPA's Greedy.
+    /// Policy Greedy of MAPA.
     Greedy,
-    /// MAPA's Preserve.
+    /// Policy Preserve of MAPA.
     Preserve,
-    /// Any free GPUs.
+    /// Random free GPUs.
     Random,
-    /// The core's policy `tessera`.
+    /// Policy `tessera` of the core.
     Tessera,
 }
 
-/// A name that is no rule.
+/// The error for a name that is not a policy.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("unknown policy {0:?}; choose from {names}", names = Rule::ALL.map(Rule::name).join(", "))]
-pub struct UnknownRule(String);
+#[error("unknown policy {0:?}; choose from {names}", names = StreamPolicy::ALL.map(StreamPolicy::name).join(", "))]
+pub struct UnknownStreamPolicy(String);
 
-/// Why a stream could not be run to its end.
+/// Reasons why a stream does not run to its end.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StreamError {
-    /// The rule looks at every set, and there are too many.
-    #[error("policy {rule} compares every set of GPUs, which takes too long for more than {MOST_COMPARED}")]
+    /// The policy compares every set of GPUs, and there are too many.
+    #[error(
+        "policy {policy} compares every set of GPUs, which takes too long for more than {MAX_GPUS_OF_FULL_COMPARISON}"
+    )]
     TooManySets {
-        /// Which rule.
-        rule: Rule,
+        /// The policy.
+        policy: StreamPolicy,
     },
-    /// No job of the stream can ever run.
-    #[error("a machine of {0} GPUs is too small for the stream")]
+    /// No job of the stream fits on the host.
+    #[error("a host with {0} GPUs is too small for the stream")]
     TooSmall(usize),
-    /// A rule found no set though there are enough GPUs.
-    #[error("no set of {size} among {free} free GPUs")]
+    /// The policy found no set although enough GPUs are free.
+    #[error("the policy found no set of {size} GPUs among {free} free ones")]
     NoSet {
-        /// How many are free.
+        /// Number of free GPUs.
         free: usize,
-        /// How many were asked for.
+        /// Number of GPUs of the job.
         size: usize,
     },
-    /// The core refused a job that fits.
+    /// The core rejected a job that fits.
     #[error(transparent)]
     Refused(#[from] Refusal),
-    /// The ledger refused a booking.
+    /// The ledger rejected a booking.
     #[error(transparent)]
     Conflict(#[from] Conflict),
-    /// The links do not make a node.
+    /// The topology does not describe a valid node.
     #[error(transparent)]
     BadNode(#[from] BadNode),
 }
 
-/// Rules that look at every set do so on machines of up to so many GPUs.
-const MOST_COMPARED: usize = 16;
+/// Largest host on which a policy that compares every set of GPUs finishes in acceptable time.
+const MAX_GPUS_OF_FULL_COMPARISON: usize = 16;
 
-/// The mean share of the best bandwidth, over all jobs of `seeds` streams (seeds 0, 1, ...) of `jobs` each that
-/// depend on their links. 1 where there is none: nothing was lost.
-pub fn bandwidth_share(topology: &Topology, rule: Rule, jobs: usize, seeds: u32) -> Result<f64, StreamError> {
-    if !rule.serves(topology) {
-        return Err(StreamError::TooManySets { rule });
+/// Returns the mean share of the best bandwidth over all link-sensitive jobs of `seeds` streams
+/// with `jobs` jobs each. The seeds are 0, 1, and so on. Without such a job the result is 1,
+/// because no bandwidth was lost.
+pub fn bandwidth_share(
+    topology: &Topology,
+    policy: StreamPolicy,
+    jobs: usize,
+    seeds: u32,
+) -> Result<f64, StreamError> {
+    if !policy.serves(topology) {
+        return Err(StreamError::TooManySets { policy });
     }
     let (mut shares, mut measured) = (0.0, 0.0);
     for seed in 0..seeds {
-        let served = stream::run(topology, rule, &stream::jobs(topology.count(), jobs, seed), seed)?;
+        let served = stream::run(topology, policy, &stream::jobs(topology.count(), jobs, seed), seed)?;
         shares += served.shares;
         measured += f64::from(served.jobs);
     }
     Ok(if measured > 0.0 { shares / measured } else { 1.0 })
 }
 
-// === impl Rule ===
-
-impl Rule {
-    /// All rules, ours last.
+impl StreamPolicy {
+    /// All policies, ours last.
     pub const ALL: [Self; 7] = [
         Self::Random,
         Self::Lowest,
@@ -103,11 +110,11 @@ impl Rule {
         Self::Tessera,
     ];
 
-    /// The names of those worth comparing.
+    /// Names of the policies that `tessera simulate topology` compares by default.
     pub const COMPARED: [&'static str; 6] =
         ["lowest", "tree", "gpuallocator", "greedy", "preserve", "tessera"];
 
-    /// The name users write.
+    /// Returns the name on the command line.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -121,23 +128,26 @@ impl Rule {
         }
     }
 
-    /// Whether the rule answers in time on a machine of this size.
+    /// Returns whether the policy finishes in acceptable time on a host of this size.
     #[must_use]
     pub fn serves(self, topology: &Topology) -> bool {
         let compares_every_set = matches!(self, Self::Greedy | Self::Preserve);
-        !compares_every_set || topology.count() <= MOST_COMPARED
+        !compares_every_set || topology.count() <= MAX_GPUS_OF_FULL_COMPARISON
     }
 }
 
-impl FromStr for Rule {
-    type Err = UnknownRule;
+impl FromStr for StreamPolicy {
+    type Err = UnknownStreamPolicy;
 
-    fn from_str(name: &str) -> Result<Self, UnknownRule> {
-        Self::ALL.into_iter().find(|rule| rule.name() == name).ok_or_else(|| UnknownRule(name.to_owned()))
+    fn from_str(name: &str) -> Result<Self, UnknownStreamPolicy> {
+        Self::ALL
+            .into_iter()
+            .find(|policy| policy.name() == name)
+            .ok_or_else(|| UnknownStreamPolicy(name.to_owned()))
     }
 }
 
-impl fmt::Display for Rule {
+impl fmt::Display for StreamPolicy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }

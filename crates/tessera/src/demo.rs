@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use clap::{Args, ValueEnum};
-use tessera_demo::{Machine, Options, built_in};
+use tessera_demo::{DemoOptions, MachineModel, built_in_models};
 
 use crate::{host, log, values};
 
@@ -26,7 +26,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "COUNT", default_value_t = 6)]
     nodes: usize,
 
-    /// What the nodes look like, in turns: output of `nvidia-smi topo -m`; without it two kinds of machines with 8 GPUs
+    /// What the nodes look like, in turns: output of `nvidia-smi topo -m`; without it two kinds of machine_models with 8 GPUs
     #[arg(long, value_name = "FILE", num_args = 1..)]
     topology: Vec<PathBuf>,
 
@@ -80,9 +80,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
         arguments.speed > 0.0 && arguments.speed <= 100.0,
         "--speed: write a number above 0, at most 100"
     );
-    let options = Options {
+    let options = DemoOptions {
         nodes: arguments.nodes,
-        machines: machines(&arguments.topology)?,
+        machine_models: machine_models(&arguments.topology)?,
         pods_per_second: if arguments.scenario == Scenario::Steps { 0.0 } else { arguments.pods },
         steps: arguments.scenario != Scenario::Stream,
         seed: arguments.seed,
@@ -123,15 +123,15 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
     Ok(if report.is_good() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-fn machines(files: &[PathBuf]) -> Result<Vec<Machine>> {
+fn machine_models(files: &[PathBuf]) -> Result<Vec<MachineModel>> {
     if files.is_empty() {
-        return Ok(built_in());
+        return Ok(built_in_models());
     }
     let read = |file: &PathBuf| {
         let matrix = tessera_wire::smi_matrix::parse(&crate::read_file(file)?);
         let matrix = matrix.with_context(|| file.display().to_string())?;
         ensure!(matrix.topology.count() > 0, "{}: lists no GPU", file.display());
-        Ok(Machine::of(matrix.topology))
+        Ok(MachineModel::of(matrix.topology))
     };
     files.iter().map(read).collect()
 }

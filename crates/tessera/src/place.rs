@@ -121,15 +121,15 @@ impl Arguments {
 
     fn node(&self) -> Result<NodeState> {
         let matrix = topology::read(&self.topology)?;
-        let cards = matrix.topology.count();
+        let gpu_count = matrix.topology.count();
         let memory: Vec<MiB> = match self.memory.as_slice() {
-            [one] => vec![MiB(*one); cards],
+            [one] => vec![MiB(*one); gpu_count],
             each => each.iter().copied().map(MiB).collect(),
         };
         let cpu = match self.node_cpu {
             Some(cpus) => milli_cpu(cpus)?,
             // Whatever the pod asks for, CPU is no reason to refuse it.
-            None => topology::usual_cpu(cards) + milli_cpu(self.cpu)?,
+            None => topology::usual_cpu(gpu_count) + milli_cpu(self.cpu)?,
         };
         let mut node = topology::node(matrix.topology, &memory, cpu).context("--memory")?;
         node.instance_type = self.instance_type()?;
@@ -138,8 +138,8 @@ impl Arguments {
         ledger.set_node(node);
         for (number, (gpu, hold)) in self.used.0.iter().enumerate() {
             ensure!(
-                gpu.position() < cards,
-                "--used: there is no GPU {gpu}; the machine has {cards}, counted from 0"
+                gpu.position() < gpu_count,
+                "--used: there is no GPU {gpu}; the machine has {gpu_count}, counted from 0"
             );
             ledger.book(holder(&name, number, *gpu, *hold)).context("--used")?;
         }

@@ -51,8 +51,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
         Form::Matrix => smi_matrix::print(&matrix),
         Form::Annotation => gpu_topology::print(&matrix.topology).unwrap_or_default() + "\n",
         Form::Tree => {
-            let cards = matrix.topology.count();
-            let node = node(matrix.topology, &vec![DEFAULT_MEMORY; cards], usual_cpu(cards))?;
+            let gpu_count = matrix.topology.count();
+            let node = node(matrix.topology, &vec![DEFAULT_MEMORY; gpu_count], usual_cpu(gpu_count))?;
             tree::print(&NodeState::empty(Arc::new(node)), &[])
         }
     };
@@ -65,9 +65,9 @@ pub(crate) fn read(files: &[PathBuf]) -> Result<SmiMatrix> {
     let mut matrices = files.iter().map(|file| read_one(file));
     let mut matrix = matrices.next().context("no topology file given")??;
     for (other, file) in matrices.zip(&files[1..]) {
-        let (cards, others) = (matrix.topology.count(), other?);
+        let (gpu_count, others) = (matrix.topology.count(), other?);
         matrix.topology = matrix.topology.completed_by(&others.topology).with_context(|| {
-            format!("{} describes {} GPUs, not {cards}", file.display(), others.topology.count())
+            format!("{} describes {} GPUs, not {gpu_count}", file.display(), others.topology.count())
         })?;
     }
     Ok(matrix)
@@ -80,8 +80,8 @@ pub(crate) fn read_one(file: &Path) -> Result<SmiMatrix> {
 }
 
 /// CPU of a machine of which nobody says how much it has.
-pub(crate) fn usual_cpu(cards: usize) -> MilliCpu {
-    MilliCpu(cards as u64 * USUAL_CPU.0)
+pub(crate) fn usual_cpu(gpu_count: usize) -> MilliCpu {
+    MilliCpu(gpu_count as u64 * USUAL_CPU.0)
 }
 
 /// A node of healthy GPUs of one unnamed model, with these links and this memory.

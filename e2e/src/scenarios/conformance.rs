@@ -11,7 +11,7 @@ use crate::harness::{Cluster, Harness, Parts};
 pub(crate) async fn run(harness: Harness) -> Result<()> {
     let cluster = Cluster::start(&harness, Parts { scheduler: false, controllers: false }).await?;
     let client = cluster.client();
-    let tried = conformance::run(async |request: conformance::Request| {
+    let tried = conformance::run(async |request: conformance::ConformanceRequest| {
         let sent = Request::builder()
             .method(request.method.as_str())
             .uri(&request.path)

@@ -1,6 +1,6 @@
 //! A device plugin lives through what a real kubelet does to one: registration in both ways, allocation, refusal, restart.
 
-mod cards;
+mod gpus;
 
 use std::{fs, sync::Arc, time::Duration};
 
@@ -13,7 +13,7 @@ use tessera_node::{
 };
 use tokio_util::sync::CancellationToken;
 
-use self::cards::{CDI_KIND, Cards, GRANTS_IN_CONTAINER};
+use self::gpus::{CDI_KIND, FakeGpus, GRANTS_IN_CONTAINER};
 use crate::harness::{Cluster, Harness, Parts, RealNode, pod};
 
 /// Served through `plugins_registry`, where the kubelet comes to the plugin.
@@ -51,8 +51,8 @@ struct Stage<'a> {
     harness: &'a Harness,
     cluster: &'a Cluster,
     node: &'a RealNode,
-    called: Arc<Cards>,
-    calling: Arc<Cards>,
+    called: Arc<FakeGpus>,
+    calling: Arc<FakeGpus>,
 }
 
 impl Stage<'_> {
@@ -156,27 +156,27 @@ impl Stage<'_> {
     }
 }
 
-fn start_plugin(harness: &Harness, node: &RealNode, resource: &str) -> Result<Arc<Cards>> {
+fn start_plugin(harness: &Harness, node: &RealNode, resource: &str) -> Result<Arc<FakeGpus>> {
     let root = node.kubelet_root();
     let (short, meeting) = match resource {
         CALLED => ("called", Meeting::PluginsRegistry(root.join("plugins_registry"))),
         _ => ("calling", Meeting::KubeletSocket(root.join("device-plugins"))),
     };
-    let cards = Arc::new(Cards::new(short, harness.state(&format!("grants-{short}"))?));
-    let served = Served { plugin: cards.clone(), resource: resource.to_owned(), meeting };
+    let gpus = Arc::new(FakeGpus::new(short, harness.state(&format!("grants-{short}"))?));
+    let served = Served { plugin: gpus.clone(), resource: resource.to_owned(), meeting };
     // Ends with the process.
     tokio::spawn(async move {
         if let Err(error) = serve(served, CancellationToken::new()).await {
             println!("  {:#}", anyhow::Error::from(error));
         }
     });
-    Ok(cards)
+    Ok(gpus)
 }
 
 /// One CDI device for each GPU; it sets a variable in the container.
 fn write_cdi_specification(node: &RealNode) -> Result<()> {
-    let devices = ["a", "b"]
-        .map(|card| json!({ "name": card, "containerEdits": { "env": [format!("E2E_GPU={card}")] } }));
+    let devices =
+        ["a", "b"].map(|gpu| json!({ "name": gpu, "containerEdits": { "env": [format!("E2E_GPU={gpu}")] } }));
     let specification = json!({ "cdiVersion": "0.6.0", "kind": CDI_KIND, "devices": devices });
     fs::write(node.cdi().join("e2e.json"), specification.to_string())
         .context("cannot write the CDI specification")

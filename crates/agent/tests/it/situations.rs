@@ -9,7 +9,9 @@ use tessera_core::{
     units::GpuIndex,
 };
 use tessera_limits::{files, limits::uuid_bytes};
-use tessera_sim::kubelet::situations::{self, Asking, Limit, Outcome, Role, Seen, Stage};
+use tessera_sim::kubelet::situations::{
+    self, ContainerRole, ContainerView, ExpectedLimit, NodeUnderTest, PodOutcome, SituationPod,
+};
 use tessera_wire::{dialect::MemoryUnit, grant, objects::Pod};
 
 use crate::common::{Way, World, core_node, uuid};
@@ -21,17 +23,17 @@ struct Embedded {
     admitted: Mutex<BTreeMap<String, Result<tessera_sim::kubelet::Admitted, String>>>,
 }
 
-fn pod(asking: &Asking) -> Pod {
-    let container = |asked: &situations::Asked| {
+fn pod(asking: &SituationPod) -> Pod {
+    let container = |asked: &situations::SituationContainer| {
         let mut container = json!({ "name": asked.name, "resources": { "limits": asked.resources } });
-        if asked.role == Role::Sidecar {
+        if asked.role == ContainerRole::Sidecar {
             container["restartPolicy"] = "Always".into();
         }
         container
     };
     let of = |early: bool| -> Vec<Value> {
         let asked = asking.containers.iter();
-        asked.filter(|asked| (asked.role != Role::Main) == early).map(container).collect()
+        asked.filter(|asked| (asked.role != ContainerRole::Main) == early).map(container).collect()
     };
     serde_json::from_value(json!({
         "metadata": { "name": asking.name, "namespace": "team", "uid": uid(asking) },
@@ -41,32 +43,34 @@ fn pod(asking: &Asking) -> Pod {
     .unwrap()
 }
 
-fn uid(asking: &Asking) -> String {
+fn uid(asking: &SituationPod) -> String {
     format!("uid-{}", asking.name)
 }
 
 impl Embedded {
-    fn limits(&self, asking: &Asking, container: &str) -> Option<BTreeMap<u8, Limit>> {
+    fn limits(&self, asking: &SituationPod, container: &str) -> Option<BTreeMap<u8, ExpectedLimit>> {
         let folder = self.world.grants().join(uid(asking)).join(container);
         let cards = files::open_control(&folder).ok()?.read().unwrap().cards;
         let card = |bytes| (0..8).find(|card| uuid_bytes(&uuid(*card)) == Some(bytes)).unwrap();
-        let limit =
-            |card: &tessera_limits::GpuLimit| Limit { mib: card.memory >> 20, percent: card.compute_percent };
+        let limit = |card: &tessera_limits::GpuLimit| ExpectedLimit {
+            mib: card.memory >> 20,
+            percent: card.compute_percent,
+        };
         Some(cards.iter().map(|limited| (card(limited.uuid), limit(limited))).collect())
     }
 }
 
-impl Stage for Embedded {
+impl NodeUnderTest for Embedded {
     fn uuid(&self, card: u8) -> String {
         uuid(card)
     }
 
-    async fn make(&self, _: &Asking) -> Result<(), String> {
+    async fn create_pod(&self, _: &SituationPod) -> Result<(), String> {
         // The agent sees only pods that are bound to its node.
         Ok(())
     }
 
-    async fn bind(&self, asking: &Asking) -> Result<(), String> {
+    async fn bind_pod(&self, asking: &SituationPod) -> Result<(), String> {
         let mut pod = pod(asking);
         if !asking.is_unplaced() {
             let claims = pod.spec.claims(MemoryUnit::GiB).unwrap();
@@ -87,7 +91,7 @@ impl Stage for Embedded {
         Ok(())
     }
 
-    async fn outcome(&self, asking: &Asking) -> Result<Outcome, String> {
+    async fn outcome(&self, asking: &SituationPod) -> Result<PodOutcome, String> {
         let bound = std::mem::take(&mut *self.bound.lock().unwrap());
         for pod in bound {
             let given = self.world.run(&pod).await;
@@ -95,7 +99,7 @@ impl Stage for Embedded {
         }
         let given = match self.admitted.lock().unwrap().remove(&uid(asking)).unwrap() {
             Ok(given) => given,
-            Err(words) => return Ok(Outcome::Refused(words)),
+            Err(words) => return Ok(PodOutcome::Refused(words)),
         };
         let spec = pod(asking).spec;
         let assigned = grant::assigned(&spec, MemoryUnit::GiB).unwrap();
@@ -103,21 +107,22 @@ impl Stage for Embedded {
         let is_told = || assigned.iter().all(|(key, value)| annotations().get(key) == Some(value));
         self.world.until("the pod to be told that it has its GPUs", is_told).await;
         let said = grant::parse(&spec, &annotations(), &core_node(), MemoryUnit::GiB).unwrap().unwrap();
-        let seen = |asked: &situations::Asked| {
+        let seen = |asked: &situations::SituationContainer| {
             let grant = said.iter().find(|grant| grant.container == asked.name);
-            Seen {
+            ContainerView {
                 env: given[&asked.name].envs.clone().into_iter().collect(),
                 limits: self.limits(asking, &asked.name),
-                said: grant.iter().flat_map(|grant| &grant.cards).map(|(card, _)| card.0).collect(),
+                annotated: grant.iter().flat_map(|grant| &grant.cards).map(|(card, _)| card.0).collect(),
             }
         };
-        Ok(Outcome::Running(
+        Ok(PodOutcome::Running(
             asking.containers.iter().map(|asked| (asked.name.clone(), seen(asked))).collect(),
         ))
     }
 
-    async fn clear(&self) -> Result<(), String> {
-        let held: Vec<String> = self.world.kubelet().book().into_iter().map(|held| held.pod).collect();
+    async fn check_and_clear(&self) -> Result<(), String> {
+        let held: Vec<String> =
+            self.world.kubelet().held_devices().into_iter().map(|held| held.pod).collect();
         for uid in held {
             self.world.kubelet().remove(&uid);
         }
@@ -137,7 +142,7 @@ async fn play_all(way: Way) {
     let stage =
         Embedded { world: World::new(way).await, bound: Mutex::default(), admitted: Mutex::default() };
     for situation in situations::all().unwrap() {
-        situation.play(&stage).await.unwrap_or_else(|wrong| panic!("{}: {wrong}", situation.name));
+        situation.run(&stage).await.unwrap_or_else(|wrong| panic!("{}: {wrong}", situation.name));
     }
 }
 

@@ -50,7 +50,7 @@ fn who_may_not_read_the_lists_does_without() {
                         "reason": "Forbidden", "code": 403, "message": "configmaps is forbidden" });
                     return (StatusCode::FORBIDDEN, status.to_string());
                 }
-                let mut client = tessera_sim::http::Client::new(&real).unwrap();
+                let mut client = tessera_sim::http::HttpClient::new(&real).unwrap();
                 let path = uri.path_and_query().unwrap().as_str();
                 let (code, body) = client.send("GET", path, &[], "").await.unwrap();
                 (StatusCode::from_u16(code).unwrap(), body)

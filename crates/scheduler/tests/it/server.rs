@@ -16,7 +16,7 @@ use tessera_scheduler::notices::Notices;
 use tessera_scheduler::run::{Membership, lead};
 use tessera_scheduler::server::{App, router};
 use tessera_scheduler::state::{Settings, State};
-use tessera_sim::apiserver::{ApiServer, Fault};
+use tessera_sim::apiserver::{ApiServer, BindingFault};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tower::ServiceExt;
@@ -125,7 +125,7 @@ async fn users_are_told_which_gpus_and_what_went_wrong() {
     let message = told(&api, "chosen", "GpusChosen").remove(0);
     assert!(message.starts_with("GPU 0 of node b: the GPU that later sets miss least"), "{message}");
     let pod = make(&api, &whole("refused", 1));
-    api.fail_bindings([Fault::Refused]);
+    api.fail_bindings([BindingFault::Refused]);
     assert_ne!(replica.bind(&pod, "b").await, "");
     eventually(|| !told(&api, "refused", "BindingFailed").is_empty()).await;
     let message = told(&api, "refused", "BindingFailed").remove(0);
@@ -223,13 +223,13 @@ async fn failed_bindings_are_taken_back_and_lost_answers_do_no_harm() {
     let api = cluster().await;
     let replica = Replica::ready(&api, "one").await;
     let pods: Vec<Value> = ["p1", "p2", "p3"].map(|name| make(&api, &whole(name, 2))).to_vec();
-    api.fail_bindings([Fault::Refused, Fault::AnswerLost]);
+    api.fail_bindings([BindingFault::Refused, BindingFault::AnswerLost]);
     assert!(replica.bind(&pods[0], "a").await.contains("admission denied"));
     assert_eq!(replica.app.read().rolled_back(), 1);
     assert!(replica.bind(&pods[0], "a").await.contains("timed out"), "it happened, but nobody heard");
     assert_eq!(replica.bind(&pods[0], "a").await, "", "the second try finds it done");
     assert!(replica.bind(&pods[1], "a").await.contains("fewer than 2 idle GPUs"));
-    api.fail_bindings([Fault::Broken]);
+    api.fail_bindings([BindingFault::Broken]);
     assert!(replica.bind(&pods[1], "b").await.contains("leader changed"));
     // Nobody knows whether that one will still happen: its GPUs are kept, for it alone.
     assert!(replica.bind(&pods[2], "b").await.contains("fewer than 2 idle GPUs"));
@@ -286,12 +286,12 @@ async fn without_the_api_server_it_answers_and_does_not_bind() {
     let replica = Replica::ready(&api, "one").await;
     let pod = make(&api, &whole("p", 1));
     eventually(|| replica.app.read().is_waiting(&pod["metadata"]["uid"].as_str().unwrap().into())).await;
-    api.down();
+    api.take_down();
     eventually(|| !replica.app.may_write()).await;
     let question = json!({"Pod": pod, "NodeNames": ["a"]});
     assert_eq!(replica.post("/scheduler/filter", &question).await["NodeNames"], json!(["a"]));
     assert!(replica.bind(&pod, "a").await.contains("may not bind now"));
-    api.back();
+    api.bring_up();
     eventually(|| replica.app.may_write()).await;
     assert_eq!(replica.bind(&pod, "a").await, "");
 }
@@ -303,13 +303,13 @@ async fn a_lease_that_runs_out_while_the_pod_is_asked_for_sends_no_binding() {
     // From now on nobody renews the lease, and no watch shows the pod.
     replica.task.abort();
     let pod = make(&api, &whole("p", 1));
-    api.hold();
+    api.hold_requests();
     let lead_for = |within| replica.app.lead_until(replica.app.now().steady, within);
     lead_for(SOON);
     let runs_out = async {
-        eventually(|| api.waiting() > 0).await;
+        eventually(|| api.waiting_requests() > 0).await;
         lead_for(Duration::ZERO);
-        api.release();
+        api.release_requests();
     };
     let (error, ()) = tokio::join!(replica.bind(&pod, "a"), runs_out);
     assert!(error.contains("may not bind now"), "{error}");
@@ -322,21 +322,21 @@ async fn a_leader_that_others_stood_in_for_starts_from_nothing() {
     let api = cluster().await;
     let replica = Replica::ready(&api, "one").await;
     let pod = make(&api, &whole("p", 1));
-    api.fail_bindings([Fault::Refused]);
+    api.fail_bindings([BindingFault::Refused]);
     assert_ne!(replica.bind(&pod, "a").await, "");
     assert_eq!(replica.app.read().rolled_back(), 1);
     // Cut off, but nobody takes the lease: it goes on with what it knows.
-    api.down();
+    api.take_down();
     eventually(|| !replica.app.may_write()).await;
-    api.back();
+    api.bring_up();
     eventually(|| replica.app.may_write()).await;
     assert_eq!(replica.app.read().rolled_back(), 1);
     // Cut off, and somebody takes the lease and gives it back before it looks again.
-    api.down();
+    api.take_down();
     eventually(|| !replica.app.may_write()).await;
     let lease = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases/tessera-scheduler";
     api.patch(lease, &json!({"spec": {"holderIdentity": ""}})).unwrap();
-    api.back();
+    api.bring_up();
     eventually(|| replica.app.may_write()).await;
     assert_eq!(replica.app.read().rolled_back(), 0, "it read the cluster anew");
 }

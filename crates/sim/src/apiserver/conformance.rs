@@ -18,7 +18,7 @@ use serde_json::Value;
 
 /// One request.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Request {
+pub struct ConformanceRequest {
     /// `GET`, `POST`, ...
     pub method: String,
     /// With its query.
@@ -33,7 +33,7 @@ pub struct Request {
 
 /// A request and the shape of its answer.
 #[derive(Debug, Clone, Deserialize)]
-struct Step {
+struct ConformanceStep {
     about: String,
     method: String,
     path: String,
@@ -53,9 +53,9 @@ struct Step {
 
 /// Sends every request and compares. Answers are status and body. Returns the number of steps, or all differences.
 pub async fn run<E: std::fmt::Display>(
-    mut send: impl AsyncFnMut(Request) -> Result<(u16, String), E>,
+    mut send: impl AsyncFnMut(ConformanceRequest) -> Result<(u16, String), E>,
 ) -> Result<usize, String> {
-    let steps: Vec<Step> = serde_json::from_str(include_str!("conformance.json"))
+    let steps: Vec<ConformanceStep> = serde_json::from_str(include_str!("conformance.json"))
         .map_err(|error| format!("conformance.json: {error}"))?;
     let mut known = BTreeMap::new();
     let mut wrong = Vec::new();
@@ -76,10 +76,10 @@ pub async fn run<E: std::fmt::Display>(
     if wrong.is_empty() { Ok(steps.len()) } else { Err(wrong.join("\n")) }
 }
 
-impl Step {
-    fn request(&self, known: &BTreeMap<String, String>) -> Request {
+impl ConformanceStep {
+    fn request(&self, known: &BTreeMap<String, String>) -> ConformanceRequest {
         let json = "application/json";
-        Request {
+        ConformanceRequest {
             method: if self.method == "WATCH" { "GET".to_owned() } else { self.method.clone() },
             path: fill(&self.path, known),
             accept: self.accept.clone().unwrap_or_else(|| json.to_owned()),

@@ -11,18 +11,18 @@ use axum::response::{IntoResponse, Response};
 use axum::{Json, Router};
 use serde_json::{Value, json};
 
-use super::kinds::{self, Kind};
-use super::path::Target;
+use super::kinds::{self, ResourceKind};
+use super::path::ObjectPath;
 use super::selector::Selector;
 use super::status::Problem;
-use super::store::{Store, Stored};
+use super::store::{Store, StoredObject};
 use super::write::Deletion;
 use super::{patch, protobuf, table, watch};
 
 type Parameters = HashMap<String, String>;
 
 /// How long a watch lasts that does not say.
-const WATCH_FOR: Duration = Duration::from_secs(1800);
+const DEFAULT_WATCH_TIME: Duration = Duration::from_secs(1800);
 
 pub(super) fn router(store: Arc<Store>) -> Router {
     Router::new().fallback(answer).layer(DefaultBodyLimit::disable()).with_state(store)
@@ -46,11 +46,11 @@ async fn answer(
     if let Some(found) = kinds::discover(uri.path()) {
         return Json(found).into_response();
     }
-    let Some(target) = Target::parse(uri.path()) else { return Problem::no_such_path().into_response() };
+    let Some(target) = ObjectPath::parse(uri.path()) else { return Problem::no_such_path().into_response() };
     let text = |name: header::HeaderName| {
         headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default().to_owned()
     };
-    let request = Request {
+    let request = ApiRequest {
         as_table: wants_table(&text(header::ACCEPT), &parameters),
         media: text(header::CONTENT_TYPE),
         target,
@@ -64,15 +64,15 @@ async fn answer(
     answered.unwrap_or_else(IntoResponse::into_response)
 }
 
-struct Request {
-    target: Target,
+struct ApiRequest {
+    target: ObjectPath,
     parameters: Parameters,
     media: String,
     as_table: Option<table::Include>,
     body: Bytes,
 }
 
-impl Request {
+impl ApiRequest {
     fn parameter(&self, key: &str) -> &str {
         self.parameters.get(key).map(String::as_str).unwrap_or_default()
     }
@@ -106,7 +106,8 @@ impl Request {
             }
             ("POST", "") if target.name.is_empty() => {
                 if target.kind.namespaced {
-                    let namespaces = Kind::find("", "namespaces").ok_or_else(Problem::no_such_path)?;
+                    let namespaces =
+                        ResourceKind::find("", "namespaces").ok_or_else(Problem::no_such_path)?;
                     let known = store.lock().find(namespaces, "", &target.namespace).is_some();
                     known.then_some(()).ok_or_else(|| Problem::not_found(namespaces, &target.namespace))?;
                 }
@@ -114,8 +115,8 @@ impl Request {
             }
             ("PUT", "" | "status") => (StatusCode::OK, store.replace(target, &self.json()?)?),
             ("PATCH", "" | "status") => {
-                let kind = patch::Kind::of(&self.media).ok_or_else(Problem::unsupported_patch)?;
-                let is_new = kind == patch::Kind::Apply && store.get(target).is_err();
+                let kind = patch::PatchKind::of(&self.media).ok_or_else(Problem::unsupported_patch)?;
+                let is_new = kind == patch::PatchKind::Apply && store.get(target).is_err();
                 let code = if is_new { StatusCode::CREATED } else { StatusCode::OK };
                 (code, store.patch(target, &self.json()?, kind)?)
             }
@@ -169,19 +170,19 @@ impl Request {
 
     fn watch(&self, store: Arc<Store>, selector: Selector, version: Option<u64>) -> Response {
         let kind = self.target.kind;
-        let watching = match store.watch(kind, selector, version) {
-            Ok(watching) => watching,
+        let subscription = match store.watch(kind, selector, version) {
+            Ok(subscription) => subscription,
             // A version that is too old is told within the watch, as an event.
             Err(problem) => {
                 return Json(json!({ "type": "ERROR", "object": problem.into_body() })).into_response();
             }
         };
-        let telling = watch::Telling {
+        let options = watch::WatchOptions {
             bookmarks: self.is_true("allowWatchBookmarks"),
-            timeout: self.parameter("timeoutSeconds").parse().map_or(WATCH_FOR, Duration::from_secs),
+            timeout: self.parameter("timeoutSeconds").parse().map_or(DEFAULT_WATCH_TIME, Duration::from_secs),
             as_table: self.as_table,
         };
-        watch::answer(store, kind, watching, telling)
+        watch::answer(store, kind, subscription, options)
     }
 
     /// One page, and where the next one begins.
@@ -189,7 +190,7 @@ impl Request {
         let kind = self.target.kind;
         let begun = match self.parameter("continue") {
             "" => None,
-            token => Some(Place::read(token).ok_or_else(|| {
+            token => Some(ContinueToken::read(token).ok_or_else(|| {
                 Problem::bad_request("continue key is not valid: it was not made by this server".to_owned())
             })?),
         };
@@ -200,7 +201,7 @@ impl Request {
         let version = begun.as_ref().map_or(page.version, |place| place.version);
         let mut metadata = json!({ "resourceVersion": version.to_string() });
         if let Some(last) = page.items.last().filter(|_| page.remaining > 0) {
-            metadata["continue"] = Place::of(version, last).print().into();
+            metadata["continue"] = ContinueToken::of(version, last).print().into();
             metadata["remainingItemCount"] = page.remaining.into();
         }
         if let Some(include) = self.as_table {
@@ -219,14 +220,14 @@ impl Request {
 }
 
 /// Where a list goes on.
-struct Place {
+struct ContinueToken {
     version: u64,
     namespace: String,
     name: String,
 }
 
-impl Place {
-    fn of(version: u64, last: &Stored) -> Self {
+impl ContinueToken {
+    fn of(version: u64, last: &StoredObject) -> Self {
         Self { version, namespace: last.namespace.clone(), name: last.name.clone() }
     }
 

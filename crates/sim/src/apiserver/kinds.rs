@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 /// One kind of object.
 #[derive(Debug)]
-pub(super) struct Kind {
+pub(super) struct ResourceKind {
     /// Empty for the core.
     pub(super) group: &'static str,
     pub(super) plural: &'static str,
@@ -24,7 +24,7 @@ pub(super) const RELEASE: &str = "v1.33.0";
 
 macro_rules! kind {
     ($group:literal, $plural:literal, $name:literal, $short:expr, $scope:ident, $status:literal, $fields:expr) => {
-        Kind {
+        ResourceKind {
             group: $group,
             plural: $plural,
             name: $name,
@@ -39,7 +39,7 @@ macro_rules! kind {
 }
 
 /// All kinds. Every one is `v1` of its group.
-pub(super) static KINDS: [Kind; 8] = [
+pub(super) static KINDS: [ResourceKind; 8] = [
     kind!("", "configmaps", "ConfigMap", ["cm"], Namespaced, false, []),
     kind!(
         "",
@@ -80,7 +80,7 @@ pub(super) static KINDS: [Kind; 8] = [
     kind!("scheduling.k8s.io", "priorityclasses", "PriorityClass", ["pc"], Cluster, false, []),
 ];
 
-impl Kind {
+impl ResourceKind {
     /// The kind whose paths name it so.
     pub(super) fn find(group: &str, plural: &str) -> Option<&'static Self> {
         KINDS.iter().find(|kind| kind.group == group && kind.plural == plural)
@@ -151,18 +151,18 @@ fn describe_group(group: &str) -> Value {
     json!({ "name": group, "versions": [version], "preferredVersion": version })
 }
 
-fn of_group(group: &str) -> impl Iterator<Item = &'static Kind> {
+fn of_group(group: &str) -> impl Iterator<Item = &'static ResourceKind> {
     KINDS.iter().filter(move |kind| kind.group == group)
 }
 
 fn resources(group: &str) -> Value {
-    let resource = |kind: &Kind| {
+    let resource = |kind: &ResourceKind| {
         json!({
             "name": kind.plural, "singularName": kind.singular(), "namespaced": kind.namespaced, "kind": kind.name,
             "verbs": ["create", "delete", "get", "list", "patch", "update", "watch"], "shortNames": kind.short,
         })
     };
-    let part = |kind: &Kind, part: &str, verbs: &[&str], of: &str| {
+    let part = |kind: &ResourceKind, part: &str, verbs: &[&str], of: &str| {
         json!({
             "name": format!("{}/{part}", kind.plural), "singularName": "", "namespaced": kind.namespaced,
             "kind": of, "verbs": verbs,
@@ -185,7 +185,7 @@ fn resources(group: &str) -> Value {
 
 /// As much of a schema as kubectl looks for: that the server validates fields by itself.
 fn schema(group: &str) -> Value {
-    let path = |kind: &Kind| {
+    let path = |kind: &ResourceKind| {
         let root = if group.is_empty() { "/api/v1".to_owned() } else { format!("/apis/{group}/v1") };
         let namespace = if kind.namespaced { "/namespaces/{namespace}" } else { "" };
         let patch = json!({

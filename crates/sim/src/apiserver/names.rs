@@ -1,11 +1,11 @@
 //! Names and UIDs of objects.
 
-use super::kinds::Kind;
+use super::kinds::ResourceKind;
 use super::status::Problem;
 use crate::scatter::scatter;
 
 /// Whether an object may be called so.
-pub(super) fn check_name(kind: &Kind, name: &str) -> Result<(), Problem> {
+pub(super) fn check_name(kind: &ResourceKind, name: &str) -> Result<(), Problem> {
     if name.is_empty() {
         return Err(Problem::invalid(
             kind,

@@ -4,7 +4,7 @@ use serde_json::{Map, Value};
 
 /// How a patch is meant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum PatchKind {
     /// Lists are replaced.
     Merge,
     /// Lists of things with names are merged by name.
@@ -16,7 +16,7 @@ pub(super) enum Kind {
     Apply,
 }
 
-impl Kind {
+impl PatchKind {
     pub(super) fn of(content_type: &str) -> Option<Self> {
         let media = content_type.split(';').next().unwrap_or_default().trim();
         match media {
@@ -30,14 +30,14 @@ impl Kind {
 }
 
 /// Applies a patch; says what is wrong with one that cannot be applied.
-pub(super) fn apply(target: &mut Value, patch: &Value, kind: Kind) -> Result<(), String> {
+pub(super) fn apply(target: &mut Value, patch: &Value, kind: PatchKind) -> Result<(), String> {
     match kind {
-        Kind::Json => operations(target, patch),
-        Kind::Merge => {
+        PatchKind::Json => operations(target, patch),
+        PatchKind::Merge => {
             merge(target, patch, false);
             Ok(())
         }
-        Kind::Strategic | Kind::Apply => {
+        PatchKind::Strategic | PatchKind::Apply => {
             merge(target, patch, true);
             Ok(())
         }
@@ -172,7 +172,7 @@ mod tests {
 
     use super::*;
 
-    fn check(before: Value, patch: &Value, kind: Kind, expected: &Value) {
+    fn check(before: Value, patch: &Value, kind: PatchKind, expected: &Value) {
         let mut after = before;
         apply(&mut after, patch, kind).unwrap();
         assert_eq!(after, *expected);
@@ -182,7 +182,7 @@ mod tests {
     fn nulls_remove_and_objects_merge() {
         let before = json!({"a": 1, "b": {"c": 2, "d": 3}, "l": [1]});
         let patch = json!({"a": null, "b": {"c": 4}, "l": [2], "n": {"x": null, "y": 1}});
-        check(before, &patch, Kind::Merge, &json!({"b": {"c": 4, "d": 3}, "l": [2], "n": {"y": 1}}));
+        check(before, &patch, PatchKind::Merge, &json!({"b": {"c": 4, "d": 3}, "l": [2], "n": {"y": 1}}));
     }
 
     #[test]
@@ -195,10 +195,10 @@ mod tests {
         check(
             before.clone(),
             &patch,
-            Kind::Strategic,
+            PatchKind::Strategic,
             &json!({"conditions": [{"type": "A", "status": "False"}]}),
         );
-        check(before, &json!({"conditions": []}), Kind::Merge, &json!({"conditions": []}));
+        check(before, &json!({"conditions": []}), PatchKind::Merge, &json!({"conditions": []}));
     }
 
     #[test]
@@ -213,9 +213,9 @@ mod tests {
             {"op": "remove", "path": "/l/1"},
         ]);
         let before = json!({"a": {"b/c": 1}, "l": [1]});
-        check(before.clone(), &patch, Kind::Json, &json!({"a": {}, "d": 9, "e": 1, "l": [0, 3]}));
+        check(before.clone(), &patch, PatchKind::Json, &json!({"a": {}, "d": 9, "e": 1, "l": [0, 3]}));
         let failing =
-            |operation: Value| apply(&mut before.clone(), &json!([operation]), Kind::Json).unwrap_err();
+            |operation: Value| apply(&mut before.clone(), &json!([operation]), PatchKind::Json).unwrap_err();
         assert!(failing(json!({"op": "remove", "path": "/x/y"})).contains("does not exist"));
         assert!(failing(json!({"op": "test", "path": "/l", "value": 0})).contains("failed"));
         assert!(failing(json!({"op": "dance", "path": "/l"})).contains("Unexpected kind: dance"));

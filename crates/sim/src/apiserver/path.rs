@@ -1,11 +1,11 @@
 //! What a path names.
 
-use super::kinds::Kind;
+use super::kinds::ResourceKind;
 
 /// An object, or all of a kind.
 #[derive(Debug, Clone)]
-pub(super) struct Target {
-    pub(super) kind: &'static Kind,
+pub(super) struct ObjectPath {
+    pub(super) kind: &'static ResourceKind,
     /// Empty for all, and for objects that have none.
     pub(super) namespace: String,
     /// Empty for all.
@@ -14,7 +14,7 @@ pub(super) struct Target {
     pub(super) part: String,
 }
 
-impl Target {
+impl ObjectPath {
     /// `None` where there is no such path.
     pub(super) fn parse(path: &str) -> Option<Self> {
         let parts: Vec<&str> = path.split('/').filter(|part| !part.is_empty()).collect();
@@ -34,7 +34,7 @@ impl Target {
             [plural, name, part] => (*plural, *name, *part),
             _ => return None,
         };
-        let kind = Kind::find(group, plural)?;
+        let kind = ResourceKind::find(group, plural)?;
         let has_namespace = !namespace.is_empty();
         let sound = if kind.namespaced { has_namespace || name.is_empty() } else { !has_namespace };
         sound.then(|| Self {
@@ -58,7 +58,7 @@ mod tests {
     #[test]
     fn every_form() {
         let read = |path: &str| {
-            let Target { kind, namespace, name, part } = Target::parse(path).unwrap();
+            let ObjectPath { kind, namespace, name, part } = ObjectPath::parse(path).unwrap();
             format!("{} {namespace:?} {name:?} {part:?}", kind.name)
         };
         assert_eq!(read("/api/v1/pods"), r#"Pod "" "" """#);
@@ -66,12 +66,12 @@ mod tests {
         assert_eq!(read("/api/v1/namespaces/team/pods/p/binding"), r#"Pod "team" "p" "binding""#);
         assert_eq!(read("/api/v1/namespaces/team"), r#"Namespace "" "team" """#);
         assert_eq!(read("/api/v1/namespaces/team/status"), r#"Namespace "" "team" "status""#);
-        let lease = Target::parse("/apis/coordination.k8s.io/v1/namespaces/x/leases/l").unwrap();
+        let lease = ObjectPath::parse("/apis/coordination.k8s.io/v1/namespaces/x/leases/l").unwrap();
         assert_eq!(lease.kind.word(), "leases.coordination.k8s.io");
         for none in
             ["/readyz", "/api/v1/secrets", "/api/v1/pods/p", "/api/v1/namespaces/x/nodes", "/api/v2/pods"]
         {
-            assert!(Target::parse(none).is_none(), "{none}");
+            assert!(ObjectPath::parse(none).is_none(), "{none}");
         }
     }
 }

@@ -3,8 +3,8 @@
 use serde_json::{Value, json};
 use tessera_wire::quantity::Quantity;
 
-use super::kinds::Kind;
-use super::path::Target;
+use super::kinds::ResourceKind;
+use super::path::ObjectPath;
 use super::status::Problem;
 use super::store::Inner;
 use super::write::Deletion;
@@ -33,7 +33,7 @@ pub(super) fn set_condition(status: &mut Value, condition: Value) {
 /// What the API server and its admission fill in.
 pub(super) fn prepare(inner: &Inner, pod: &mut Value) -> Result<(), Problem> {
     let name = pod["metadata"]["name"].as_str().unwrap_or_default().to_owned();
-    let pods = Kind::find("", "pods");
+    let pods = ResourceKind::find("", "pods");
     let invalid = |why: &str| match pods {
         Some(kind) => Problem::invalid(kind, &name, why),
         None => Problem::no_such_path(),
@@ -67,7 +67,7 @@ pub(super) fn prepare(inner: &Inner, pod: &mut Value) -> Result<(), Problem> {
         }
     }
     if let Some(class) = spec["priorityClassName"].as_str() {
-        let kind = Kind::find("scheduling.k8s.io", "priorityclasses");
+        let kind = ResourceKind::find("scheduling.k8s.io", "priorityclasses");
         let found = kind.and_then(|kind| inner.find(kind, "", class)).map(|class| class.value());
         let refused = || {
             let why = format!("no PriorityClass with name {class} was found");
@@ -92,7 +92,7 @@ fn bad_amount(resource: &str, amount: &Value) -> Option<String> {
 }
 
 /// Of a pod's spec little may change once it is made.
-pub(super) fn check_update(target: &Target, before: &Value, after: &Value) -> Result<(), Problem> {
+pub(super) fn check_update(target: &ObjectPath, before: &Value, after: &Value) -> Result<(), Problem> {
     let fixed = |pod: &Value| {
         let mut spec = pod["spec"].clone();
         for free in ["activeDeadlineSeconds", "tolerations", "terminationGracePeriodSeconds"] {

@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use super::kinds::{COMMON_FIELDS, Kind};
+use super::kinds::{COMMON_FIELDS, ResourceKind};
 use super::status::Problem;
-use super::store::Stored;
+use super::store::StoredObject;
 
 /// Which objects of a kind are meant.
 #[derive(Debug, Clone, Default)]
@@ -47,7 +47,12 @@ impl Selector {
     }
 
     /// Reads both kinds of selectors.
-    pub(super) fn parse(kind: &Kind, namespace: &str, fields: &str, labels: &str) -> Result<Self, Problem> {
+    pub(super) fn parse(
+        kind: &ResourceKind,
+        namespace: &str,
+        fields: &str,
+        labels: &str,
+    ) -> Result<Self, Problem> {
         let read = |text: &str| split(text).into_iter().map(condition).collect::<Option<Vec<_>>>();
         let bad = |why: String| {
             let (group, plural) = (kind.group, kind.plural);
@@ -70,7 +75,7 @@ impl Selector {
     }
 
     /// Whether an object of the right kind is meant.
-    pub(super) fn selects(&self, object: &Stored) -> bool {
+    pub(super) fn selects(&self, object: &StoredObject) -> bool {
         let labels: &BTreeMap<String, String> = &object.labels;
         (self.namespace.is_empty() || self.namespace == object.namespace)
             && self.fields.iter().all(|condition| condition.holds(Some(object.field(&condition.key))))
@@ -131,12 +136,12 @@ mod tests {
     use super::*;
 
     fn selects(fields: &str, labels: &str) -> bool {
-        let kind = Kind::find("", "pods").unwrap();
+        let kind = ResourceKind::find("", "pods").unwrap();
         let pod = json!({
             "metadata": { "name": "p", "namespace": "team", "labels": { "app": "train", "tier": "gold" } },
             "spec": { "nodeName": "n1" }, "status": { "phase": "Running" },
         });
-        Selector::parse(kind, "", fields, labels).unwrap().selects(&Stored::of(kind, &pod, 1))
+        Selector::parse(kind, "", fields, labels).unwrap().selects(&StoredObject::of(kind, &pod, 1))
     }
 
     #[test]
@@ -162,7 +167,7 @@ mod tests {
 
     #[test]
     fn what_cannot_be_selected_by_is_named() {
-        let kind = Kind::find("", "pods").unwrap();
+        let kind = ResourceKind::find("", "pods").unwrap();
         let problem = Selector::parse(kind, "", "spec.colour=red", "").unwrap_err().into_body();
         let message = problem["message"].as_str().unwrap();
         assert!(message.ends_with("field label not supported: spec.colour"), "{message}");

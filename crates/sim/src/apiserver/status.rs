@@ -5,8 +5,8 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
-use super::kinds::Kind;
-use super::path::Target;
+use super::kinds::ResourceKind;
+use super::path::ObjectPath;
 
 /// An error with its status code.
 #[derive(Debug, Clone, PartialEq)]
@@ -23,7 +23,7 @@ impl Problem {
     }
 
     /// The same, of an object.
-    fn about(mut self, kind: &Kind, name: &str) -> Self {
+    fn about(mut self, kind: &ResourceKind, name: &str) -> Self {
         self.details = json!({ "name": name, "kind": kind.plural });
         if !kind.group.is_empty() {
             self.details["group"] = kind.group.into();
@@ -40,24 +40,24 @@ impl Problem {
         Self::new(405, "MethodNotAllowed", message.to_owned())
     }
 
-    pub(super) fn not_found(kind: &Kind, name: &str) -> Self {
+    pub(super) fn not_found(kind: &ResourceKind, name: &str) -> Self {
         Self::new(404, "NotFound", format!("{} {name:?} not found", kind.word())).about(kind, name)
     }
 
-    pub(super) fn exists(kind: &Kind, name: &str) -> Self {
+    pub(super) fn exists(kind: &ResourceKind, name: &str) -> Self {
         Self::new(409, "AlreadyExists", format!("{} {name:?} already exists", kind.word())).about(kind, name)
     }
 
     /// Of a write that goes by an old version.
-    pub(super) fn stale(target: &Target) -> Self {
+    pub(super) fn stale(target: &ObjectPath) -> Self {
         let why =
             "the object has been modified; please apply your changes to the latest version and try again";
         Self::conflict(&target.kind.word(), &target.name, why).about(target.kind, &target.name)
     }
 
     /// Of a write that means another object of the same name.
-    pub(super) fn other_uid(target: &Target, wanted: &str, actual: &str) -> Self {
-        let Target { kind, namespace, name, .. } = target;
+    pub(super) fn other_uid(target: &ObjectPath, wanted: &str, actual: &str) -> Self {
+        let ObjectPath { kind, namespace, name, .. } = target;
         let why = format!(
             "StorageError: invalid object, Code: 4, Key: /registry/{}/{namespace}/{name}, ResourceVersion: 0, \
              AdditionalErrorMsg: Precondition failed: UID in precondition: {wanted}, UID in object meta: {actual}",
@@ -75,13 +75,13 @@ impl Problem {
     }
 
     /// `Pod "x" is invalid: spec.containers: Required value`.
-    pub(super) fn invalid(kind: &Kind, name: &str, why: &str) -> Self {
+    pub(super) fn invalid(kind: &ResourceKind, name: &str, why: &str) -> Self {
         let group = if kind.group.is_empty() { String::new() } else { format!(".{}", kind.group) };
         Self::new(422, "Invalid", format!("{}{group} {name:?} is invalid: {why}", kind.name))
             .about(kind, name)
     }
 
-    pub(super) fn forbidden(kind: &Kind, name: &str, why: &str) -> Self {
+    pub(super) fn forbidden(kind: &ResourceKind, name: &str, why: &str) -> Self {
         Self::new(403, "Forbidden", format!("{} {name:?} is forbidden: {why}", kind.word())).about(kind, name)
     }
 

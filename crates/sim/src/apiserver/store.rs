@@ -10,11 +10,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use serde_json::Value;
 use tokio::sync::{mpsc, watch};
 
-use super::kinds::Kind;
-use super::path::Target;
+use super::kinds::ResourceKind;
+use super::path::ObjectPath;
 use super::selector::Selector;
 use super::status::Problem;
-use super::write::Fault;
+use super::write::BindingFault;
 
 /// Everything.
 #[derive(Debug, Default)]
@@ -28,14 +28,14 @@ pub(super) struct Store {
 #[derive(Debug, Default)]
 pub(super) struct Inner {
     pub(super) version: u64,
-    objects: BTreeMap<Key, Arc<Stored>>,
+    objects: BTreeMap<Key, Arc<StoredObject>>,
     history: VecDeque<Change>,
     /// Changes up to this version are forgotten.
     compacted: u64,
     watchers: Vec<Watcher>,
     /// Kubernetes forgets events after an hour; here the oldest go when there are many.
     events: VecDeque<Key>,
-    pub(super) faults: VecDeque<Fault>,
+    pub(super) faults: VecDeque<BindingFault>,
     pub(super) made: u64,
 }
 
@@ -44,7 +44,7 @@ type Key = (&'static str, String, String);
 
 /// An object at one version.
 #[derive(Debug)]
-pub(super) struct Stored {
+pub(super) struct StoredObject {
     pub(super) namespace: String,
     pub(super) name: String,
     pub(super) version: u64,
@@ -57,48 +57,48 @@ pub(super) struct Stored {
 #[derive(Debug)]
 struct Change {
     version: u64,
-    kind: &'static Kind,
-    before: Option<Arc<Stored>>,
+    kind: &'static ResourceKind,
+    before: Option<Arc<StoredObject>>,
     /// As it is after, or as it was last.
-    object: Arc<Stored>,
+    object: Arc<StoredObject>,
     is_deletion: bool,
 }
 
 #[derive(Debug)]
 struct Watcher {
-    kind: &'static Kind,
+    kind: &'static ResourceKind,
     selector: Selector,
-    queue: mpsc::UnboundedSender<Event>,
+    queue: mpsc::UnboundedSender<StoreEvent>,
 }
 
 /// What a change is to somebody who sees only what is selected.
 #[derive(Debug, Clone)]
-pub(super) struct Event {
+pub(super) struct StoreEvent {
     /// `ADDED`, `MODIFIED`, `DELETED`.
     pub(super) kind: &'static str,
-    pub(super) object: Arc<Stored>,
+    pub(super) object: Arc<StoredObject>,
 }
 
 /// What a watch has missed, and where it hears of the rest.
 #[derive(Debug)]
-pub(super) struct Watching {
-    pub(super) backlog: Vec<Event>,
-    pub(super) queue: mpsc::UnboundedReceiver<Event>,
+pub(super) struct Subscription {
+    pub(super) backlog: Vec<StoreEvent>,
+    pub(super) queue: mpsc::UnboundedReceiver<StoreEvent>,
 }
 
 /// A part of a list.
 #[derive(Debug)]
 pub(super) struct Page {
     pub(super) version: u64,
-    pub(super) items: Vec<Arc<Stored>>,
+    pub(super) items: Vec<Arc<StoredObject>>,
     pub(super) remaining: usize,
 }
 
 /// Changes remembered for watches that resume.
-const HISTORY: usize = 5_000;
+const MAX_HISTORY: usize = 5_000;
 
 /// Events kept.
-const EVENTS: usize = 2_000;
+const MAX_EVENTS: usize = 2_000;
 
 impl Store {
     pub(super) fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -145,7 +145,7 @@ impl Store {
     /// Objects of a kind by namespace and name, those after a place, no more than so many.
     pub(super) fn list(
         &self,
-        kind: &'static Kind,
+        kind: &'static ResourceKind,
         selector: &Selector,
         after: Option<(&str, &str)>,
         limit: usize,
@@ -160,15 +160,15 @@ impl Store {
     /// What happened since a version and what will happen; without a version, everything there is and what will happen.
     pub(super) fn watch(
         &self,
-        kind: &'static Kind,
+        kind: &'static ResourceKind,
         selector: Selector,
         since: Option<u64>,
-    ) -> Result<Watching, Problem> {
+    ) -> Result<Subscription, Problem> {
         let mut inner = self.lock();
         let backlog = match since {
             None => {
                 let there = inner.select(kind, &selector, None).into_iter();
-                there.map(|object| Event { kind: "ADDED", object }).collect()
+                there.map(|object| StoreEvent { kind: "ADDED", object }).collect()
             }
             Some(version) if version < inner.compacted => {
                 return Err(Problem::expired(version, inner.compacted));
@@ -176,15 +176,15 @@ impl Store {
             Some(version) => {
                 let start = inner.history.partition_point(|change| change.version <= version);
                 let later = inner.history.range(start..).filter(|change| change.kind.plural == kind.plural);
-                later.filter_map(|change| change.seen_by(&selector)).collect()
+                later.filter_map(|change| change.as_seen_by(&selector)).collect()
             }
         };
         let (sender, queue) = mpsc::unbounded_channel();
         inner.watchers.push(Watcher { kind, selector, queue: sender });
-        Ok(Watching { backlog, queue })
+        Ok(Subscription { backlog, queue })
     }
 
-    pub(super) fn get(&self, target: &Target) -> Result<Arc<Stored>, Problem> {
+    pub(super) fn get(&self, target: &ObjectPath) -> Result<Arc<StoredObject>, Problem> {
         self.lock().get(target)
     }
 }
@@ -192,10 +192,10 @@ impl Store {
 impl Inner {
     fn select(
         &self,
-        kind: &'static Kind,
+        kind: &'static ResourceKind,
         selector: &Selector,
         after: Option<(&str, &str)>,
-    ) -> Vec<Arc<Stored>> {
+    ) -> Vec<Arc<StoredObject>> {
         let start = match after {
             None => Bound::Included((kind.plural, selector.namespace.clone(), String::new())),
             Some((namespace, name)) => Bound::Excluded((kind.plural, namespace.to_owned(), name.to_owned())),
@@ -205,27 +205,32 @@ impl Inner {
         of_kind.map(|(_, object)| object).filter(|object| selector.selects(object)).cloned().collect()
     }
 
-    pub(super) fn find(&self, kind: &'static Kind, namespace: &str, name: &str) -> Option<&Arc<Stored>> {
+    pub(super) fn find(
+        &self,
+        kind: &'static ResourceKind,
+        namespace: &str,
+        name: &str,
+    ) -> Option<&Arc<StoredObject>> {
         self.objects.get(&(kind.plural, namespace.to_owned(), name.to_owned()))
     }
 
-    pub(super) fn get(&self, target: &Target) -> Result<Arc<Stored>, Problem> {
-        let Target { kind, namespace, name, .. } = target;
+    pub(super) fn get(&self, target: &ObjectPath) -> Result<Arc<StoredObject>, Problem> {
+        let ObjectPath { kind, namespace, name, .. } = target;
         self.find(kind, namespace, name).cloned().ok_or_else(|| Problem::not_found(kind, name))
     }
 
     /// Enters an object under the next version.
-    pub(super) fn put(&mut self, target: &Target, mut object: Value) -> Arc<Stored> {
+    pub(super) fn put(&mut self, target: &ObjectPath, mut object: Value) -> Arc<StoredObject> {
         self.version += 1;
         object["metadata"]["resourceVersion"] = self.version.to_string().into();
-        let object = Arc::new(Stored::of(target.kind, &object, self.version));
+        let object = Arc::new(StoredObject::of(target.kind, &object, self.version));
         let key = key(target);
         let before = self.objects.insert(key.clone(), Arc::clone(&object));
         if target.kind.plural == "events" && before.is_none() {
             self.events.push_back(key);
         }
         self.record(target.kind, before, Arc::clone(&object), false);
-        while self.events.len() > EVENTS
+        while self.events.len() > MAX_EVENTS
             && let Some(oldest) = self.events.pop_front()
         {
             self.take(target.kind, &oldest);
@@ -233,16 +238,16 @@ impl Inner {
         object
     }
 
-    pub(super) fn remove(&mut self, target: &Target) -> Option<Arc<Stored>> {
+    pub(super) fn remove(&mut self, target: &ObjectPath) -> Option<Arc<StoredObject>> {
         self.take(target.kind, &key(target))
     }
 
-    fn take(&mut self, kind: &'static Kind, key: &Key) -> Option<Arc<Stored>> {
+    fn take(&mut self, kind: &'static ResourceKind, key: &Key) -> Option<Arc<StoredObject>> {
         let before = self.objects.remove(key)?;
         self.version += 1;
         let mut last = before.value();
         last["metadata"]["resourceVersion"] = self.version.to_string().into();
-        let last = Arc::new(Stored::of(kind, &last, self.version));
+        let last = Arc::new(StoredObject::of(kind, &last, self.version));
         self.record(kind, Some(before), Arc::clone(&last), true);
         Some(last)
     }
@@ -258,9 +263,9 @@ impl Inner {
 
     fn record(
         &mut self,
-        kind: &'static Kind,
-        before: Option<Arc<Stored>>,
-        object: Arc<Stored>,
+        kind: &'static ResourceKind,
+        before: Option<Arc<StoredObject>>,
+        object: Arc<StoredObject>,
         is_deletion: bool,
     ) {
         let change = Change { version: self.version, kind, before, object, is_deletion };
@@ -268,21 +273,21 @@ impl Inner {
             if watcher.kind.plural != kind.plural {
                 return !watcher.queue.is_closed();
             }
-            match change.seen_by(&watcher.selector) {
+            match change.as_seen_by(&watcher.selector) {
                 Some(event) => watcher.queue.send(event).is_ok(),
                 None => !watcher.queue.is_closed(),
             }
         });
         self.history.push_back(change);
-        if self.history.len() > HISTORY {
-            self.history.drain(..HISTORY / 4);
+        if self.history.len() > MAX_HISTORY {
+            self.history.drain(..MAX_HISTORY / 4);
             self.compacted = self.history.front().map_or(self.version, |change| change.version - 1);
         }
     }
 }
 
 impl Change {
-    fn seen_by(&self, selector: &Selector) -> Option<Event> {
+    fn as_seen_by(&self, selector: &Selector) -> Option<StoreEvent> {
         let before = self.before.as_ref().is_some_and(|object| selector.selects(object));
         let after = !self.is_deletion && selector.selects(&self.object);
         let kind = match (before, after) {
@@ -291,12 +296,12 @@ impl Change {
             (true, true) => "MODIFIED",
             (true, false) => "DELETED",
         };
-        Some(Event { kind, object: Arc::clone(&self.object) })
+        Some(StoreEvent { kind, object: Arc::clone(&self.object) })
     }
 }
 
-impl Stored {
-    pub(super) fn of(kind: &Kind, object: &Value, version: u64) -> Self {
+impl StoredObject {
+    pub(super) fn of(kind: &ResourceKind, object: &Value, version: u64) -> Self {
         let text = |value: &Value| match value {
             Value::String(text) => text.clone(),
             Value::Null => String::new(),
@@ -330,6 +335,6 @@ impl Stored {
     }
 }
 
-fn key(target: &Target) -> Key {
+fn key(target: &ObjectPath) -> Key {
     (target.kind.plural, target.namespace.clone(), target.name.clone())
 }

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 
 use super::clock::age;
-use super::kinds::Kind;
-use super::store::Stored;
+use super::kinds::ResourceKind;
+use super::store::StoredObject;
 
 /// How much of the object stands behind each row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,7 +37,7 @@ const NAME: Column = ("Name", "name", false);
 const AGE: Column = ("Age", "", false);
 
 /// Objects of a kind as a table.
-pub(super) fn of(kind: &Kind, objects: &[Arc<Stored>], include: Include) -> Value {
+pub(super) fn of(kind: &ResourceKind, objects: &[Arc<StoredObject>], include: Include) -> Value {
     let (columns, cells): (&[Column], Cells) = match kind.plural {
         "pods" => (&PODS, pod),
         "nodes" => (&NODES, node),
@@ -64,7 +64,7 @@ pub(super) fn of(kind: &Kind, objects: &[Arc<Stored>], include: Include) -> Valu
         let kind = if matches!(*name, "Value" | "Data" | "Count") { "integer" } else { "string" };
         json!({ "name": name, "type": kind, "format": format, "description": "", "priority": i32::from(*wide) })
     };
-    let row = |object: &Arc<Stored>| {
+    let row = |object: &Arc<StoredObject>| {
         let value = object.value();
         // Events have no name in front.
         let named = (kind.plural != "events").then(|| json!(object.name));

@@ -10,13 +10,13 @@ use serde_json::json;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-use super::kinds::Kind;
-use super::store::{Event, Store, Watching};
+use super::kinds::ResourceKind;
+use super::store::{Store, StoreEvent, Subscription};
 use super::table;
 
 /// How a watch is told.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Telling {
+pub(super) struct WatchOptions {
     pub(super) bookmarks: bool,
     pub(super) timeout: Duration,
     /// As rows for people.
@@ -26,34 +26,34 @@ pub(super) struct Telling {
 /// How often somebody who asked for bookmarks gets one.
 const BOOKMARK_EVERY: Duration = Duration::from_secs(60);
 
-struct Watch {
+struct WatchStream {
     store: Arc<Store>,
-    kind: &'static Kind,
-    telling: Telling,
-    backlog: std::vec::IntoIter<Event>,
-    queue: mpsc::UnboundedReceiver<Event>,
+    kind: &'static ResourceKind,
+    options: WatchOptions,
+    backlog: std::vec::IntoIter<StoreEvent>,
+    queue: mpsc::UnboundedReceiver<StoreEvent>,
     ends: Instant,
     bookmark_at: Instant,
-    told_columns: bool,
+    sent_columns: bool,
 }
 
 /// A stream of events, one JSON object a line.
 pub(super) fn answer(
     store: Arc<Store>,
-    kind: &'static Kind,
-    watching: Watching,
-    telling: Telling,
+    kind: &'static ResourceKind,
+    subscription: Subscription,
+    options: WatchOptions,
 ) -> Response {
-    let watch = Watch {
+    let watch = WatchStream {
         store,
         kind,
-        telling,
-        backlog: watching.backlog.into_iter(),
-        queue: watching.queue,
-        ends: Instant::now() + telling.timeout,
+        options,
+        backlog: subscription.backlog.into_iter(),
+        queue: subscription.queue,
+        ends: Instant::now() + options.timeout,
         // The first one when the backlog is told.
         bookmark_at: Instant::now(),
-        told_columns: false,
+        sent_columns: false,
     };
     let lines = stream::unfold(watch, |mut watch| async move {
         let line = watch.next().await?;
@@ -62,18 +62,18 @@ pub(super) fn answer(
     ([("content-type", "application/json")], Body::from_stream(lines)).into_response()
 }
 
-impl Watch {
+impl WatchStream {
     async fn next(&mut self) -> Option<String> {
         if let Some(event) = self.backlog.next() {
-            return Some(self.tell(&event));
+            return Some(self.encode(&event));
         }
-        let bookmark_at = if self.telling.bookmarks { self.bookmark_at } else { self.ends };
+        let bookmark_at = if self.options.bookmarks { self.bookmark_at } else { self.ends };
         tokio::select! {
             biased;
             event = self.queue.recv() => {
-                let mut lines = self.tell(&event?);
+                let mut lines = self.encode(&event?);
                 while let Ok(event) = self.queue.try_recv() {
-                    lines += &self.tell(&event);
+                    lines += &self.encode(&event);
                 }
                 Some(lines)
             }
@@ -89,7 +89,7 @@ impl Watch {
     fn bookmark(&mut self) -> Option<String> {
         let version = self.store.version();
         match self.queue.try_recv() {
-            Ok(event) => Some(self.tell(&event)),
+            Ok(event) => Some(self.encode(&event)),
             Err(mpsc::error::TryRecvError::Disconnected) => None,
             Err(mpsc::error::TryRecvError::Empty) => {
                 let mut mark = json!({
@@ -105,12 +105,12 @@ impl Watch {
         }
     }
 
-    fn tell(&mut self, event: &Event) -> String {
-        let Some(include) = self.telling.as_table else {
+    fn encode(&mut self, event: &StoreEvent) -> String {
+        let Some(include) = self.options.as_table else {
             return format!("{{\"type\":\"{}\",\"object\":{}}}\n", event.kind, event.object.text);
         };
         let mut table = table::of(self.kind, std::slice::from_ref(&event.object), include);
-        if std::mem::replace(&mut self.told_columns, true) {
+        if std::mem::replace(&mut self.sent_columns, true) {
             table["columnDefinitions"] = serde_json::Value::Null;
         }
         format!("{}\n", json!({ "type": event.kind, "object": table }))

@@ -6,14 +6,14 @@ use serde_json::{Value, json};
 
 use super::clock::{now, stamp};
 use super::names::{check_name, suffix, uid};
-use super::path::Target;
+use super::path::ObjectPath;
 use super::status::Problem;
-use super::store::{Store, Stored};
+use super::store::{Store, StoredObject};
 use super::{patch, pods};
 
 /// What goes wrong with a binding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Fault {
+pub enum BindingFault {
     /// It is not done, and the answer says that something broke.
     Broken,
     /// It is done, but the answer says that time ran out.
@@ -32,11 +32,15 @@ pub(super) struct Deletion {
 }
 
 impl Store {
-    pub(super) fn create(&self, target: &Target, mut object: Value) -> Result<Arc<Stored>, Problem> {
+    pub(super) fn create(
+        &self,
+        target: &ObjectPath,
+        mut object: Value,
+    ) -> Result<Arc<StoredObject>, Problem> {
         let mut inner = self.lock();
         inner.made += 1;
         let made = inner.made;
-        let Target { kind, namespace, .. } = target;
+        let ObjectPath { kind, namespace, .. } = target;
         if !object.is_object() {
             return Err(Problem::bad_request(format!("the body is no {}", kind.name)));
         }
@@ -78,7 +82,7 @@ impl Store {
     }
 
     /// Replaces an object, provided the writer has seen its newest version.
-    pub(super) fn replace(&self, target: &Target, object: &Value) -> Result<Arc<Stored>, Problem> {
+    pub(super) fn replace(&self, target: &ObjectPath, object: &Value) -> Result<Arc<StoredObject>, Problem> {
         self.change(target, object, |current| {
             let named = object["metadata"]["uid"].as_str().filter(|uid| !uid.is_empty());
             let actual = current["metadata"]["uid"].as_str().unwrap_or_default();
@@ -91,11 +95,11 @@ impl Store {
 
     pub(super) fn patch(
         &self,
-        target: &Target,
+        target: &ObjectPath,
         patch: &Value,
-        kind: patch::Kind,
-    ) -> Result<Arc<Stored>, Problem> {
-        if kind == patch::Kind::Apply && self.get(target).is_err() {
+        kind: patch::PatchKind,
+    ) -> Result<Arc<StoredObject>, Problem> {
+        if kind == patch::PatchKind::Apply && self.get(target).is_err() {
             let mut object = patch.clone();
             object["metadata"]["name"] = target.name.clone().into();
             return self.create(&target.named(""), object);
@@ -117,10 +121,10 @@ impl Store {
     /// sent: if it names a version, it means no other.
     fn change(
         &self,
-        target: &Target,
+        target: &ObjectPath,
         written: &Value,
         make: impl FnOnce(&Value) -> Result<Value, Problem>,
-    ) -> Result<Arc<Stored>, Problem> {
+    ) -> Result<Arc<StoredObject>, Problem> {
         let mut inner = self.lock();
         let stored = inner.get(target)?;
         let current = stored.value();
@@ -158,7 +162,7 @@ impl Store {
     }
 
     /// Deletes an object. A pod that runs is only marked unless there is no grace: its kubelet deletes it at the end.
-    pub(super) fn delete(&self, target: &Target, how: &Deletion) -> Result<Arc<Stored>, Problem> {
+    pub(super) fn delete(&self, target: &ObjectPath, how: &Deletion) -> Result<Arc<StoredObject>, Problem> {
         let mut inner = self.lock();
         let stored = inner.get(target)?;
         let current = stored.value();
@@ -192,17 +196,17 @@ impl Store {
     }
 
     /// Binds a pod: node, annotations and condition in one write.
-    pub(super) fn bind(&self, target: &Target, binding: &Value) -> Result<(), Problem> {
+    pub(super) fn bind(&self, target: &ObjectPath, binding: &Value) -> Result<(), Problem> {
         let mut inner = self.lock();
         let fault = inner.faults.pop_front();
         match fault {
-            Some(Fault::Broken) => return Err(Problem::internal("etcdserver: leader changed")),
-            Some(Fault::Refused) => {
+            Some(BindingFault::Broken) => return Err(Problem::internal("etcdserver: leader changed")),
+            Some(BindingFault::Refused) => {
                 return Err(Problem::bad_request("admission denied the binding".to_owned()));
             }
-            Some(Fault::AnswerLost) | None => {}
+            Some(BindingFault::AnswerLost) | None => {}
         }
-        let pod = Target { part: String::new(), ..target.clone() };
+        let pod = ObjectPath { part: String::new(), ..target.clone() };
         let mut bound = inner.get(&pod)?.value();
         let refuse = |why: &str| Err(Problem::conflict("pods/binding", &target.name, why));
         let actual = bound["metadata"]["uid"].as_str().unwrap_or_default();
@@ -228,7 +232,7 @@ impl Store {
         inner.put(&pod, bound);
         match fault {
             // Not a 504, which clients try again by themselves.
-            Some(Fault::AnswerLost) => Err(Problem::internal("request timed out")),
+            Some(BindingFault::AnswerLost) => Err(Problem::internal("request timed out")),
             _ => Ok(()),
         }
     }

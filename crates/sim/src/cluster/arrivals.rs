@@ -35,16 +35,16 @@ impl Draws {
     }
 }
 
-/// The pods in the order they arrive, asking for `fill` times the `cards` of the cluster together: pods drawn again where
+/// The pods in the order they arrive, asking for `fill` times the `gpu_count` of the cluster together: pods drawn again where
 /// the list asks for less, pods left out where it asks for more. The draws go on to order the nodes.
 pub(super) fn arrivals<'a>(
     pods: &'a [TracePod],
-    cards: usize,
+    gpu_count: usize,
     fill: f64,
     draws: &mut Draws,
 ) -> Vec<&'a TracePod> {
     #[expect(clippy::cast_precision_loss, reason = "a cluster has fewer than 2^52 GPUs")]
-    let mark = 100.0 * cards as f64 * fill;
+    let mark = 100.0 * gpu_count as f64 * fill;
     let mut order: Vec<&TracePod> = pods.iter().collect();
     draws.shuffle(&mut order);
     let mut asked: u64 = order.iter().map(|pod| u64::from(pod.percent)).sum();

@@ -11,11 +11,11 @@ use tessera_core::units::{GpuIndex, MilliCpu};
 use tessera_core::workload::PodClass;
 
 use super::run::SimNode;
-use super::trace::{Size, TracePod};
+use super::trace::{PodSize, TracePod};
 
 /// A published rule.
 #[derive(Clone, Debug)]
-pub(super) enum Peer {
+pub(super) enum PublishedPolicy {
     /// The least product of what is free and what is asked for.
     DotProduct,
     /// Nodes that hold pods of the same size.
@@ -29,24 +29,24 @@ pub(super) enum Peer {
 }
 
 /// What the rules divide by: the largest node of the published experiment.
-const MOST_CPU: f64 = 128_000.0;
-const MOST_CARDS: f64 = 8.0;
+const MAX_CPU_MILLI: f64 = 128_000.0;
+const MAX_GPUS: f64 = 8.0;
 
-impl Peer {
+impl PublishedPolicy {
     /// The score of a node that fits, and the GPU a share would get.
     pub(super) fn score(&self, node: &SimNode, pod: &TracePod) -> (f64, Option<GpuIndex>) {
         let state = &node.state;
         let fullest = fullest_gpu(state, pod);
         match self {
             Self::DotProduct => {
-                let cpu = milli(state.cpu_left()) / MOST_CPU * milli(pod.request.cpu) / MOST_CPU;
-                let cards = state.gpus_left() / MOST_CARDS * asked(pod) / MOST_CARDS;
-                ((100.0 * (1.0 - (cpu + cards) / 2.0)).floor(), fullest)
+                let cpu = milli(state.cpu_left()) / MAX_CPU_MILLI * milli(pod.request.cpu) / MAX_CPU_MILLI;
+                let gpus = state.gpus_left() / MAX_GPUS * asked(pod) / MAX_GPUS;
+                ((100.0 * (1.0 - (cpu + gpus) / 2.0)).floor(), fullest)
             }
             Self::BestFit => {
-                let cpu = (milli(state.cpu_left()) - milli(pod.request.cpu)) / MOST_CPU;
-                let cards = (state.gpus_left() - asked(pod)) / MOST_CARDS;
-                ((100.0 * (1.0 - 0.5 * cpu - 0.5 * cards)).floor(), fullest)
+                let cpu = (milli(state.cpu_left()) - milli(pod.request.cpu)) / MAX_CPU_MILLI;
+                let gpus = (state.gpus_left() - asked(pod)) / MAX_GPUS;
+                ((100.0 * (1.0 - 0.5 * cpu - 0.5 * gpus)).floor(), fullest)
             }
             Self::Clustering => (clustering(node, pod), fullest),
             Self::Packing => (packing(state, pod, fullest), fullest),
@@ -56,32 +56,32 @@ impl Peer {
 }
 
 fn clustering(node: &SimNode, pod: &TracePod) -> f64 {
-    if pod.size == Size::None {
+    if pod.size == PodSize::None {
         return 0.0;
     }
-    let kinds = Size::WITH_GPUS.iter().filter(|size| node.holds(**size)).count();
+    let kinds = PodSize::WITH_GPUS.iter().filter(|size| node.holds(**size)).count();
     let band = match (node.holds(pod.size), kinds) {
         (true, 1) => 3.0,
         (true, _) => 2.0,
         (false, 0) => 1.0,
         (false, _) => 0.0,
     };
-    (band * 25.0 + 24.0 * (1.0 - node.state.gpus_left() / MOST_CARDS)).floor()
+    (band * 25.0 + 24.0 * (1.0 - node.state.gpus_left() / MAX_GPUS)).floor()
 }
 
 fn packing(state: &NodeState, pod: &TracePod, fullest: Option<GpuIndex>) -> f64 {
-    if pod.size == Size::None {
+    if pod.size == PodSize::None {
         return 0.0;
     }
     #[expect(clippy::cast_precision_loss, reason = "at most 64 GPUs")]
-    let (idle, cards) = (state.idle().len() as f64, state.node().gpus().len() as f64);
+    let (idle, gpus) = (state.idle().len() as f64, state.node().gpus().len() as f64);
     let left = fullest.map_or(100, |gpu| u32::from(state.percent_left(gpu)));
-    let score = if pod.size == Size::Share && left < 100 {
+    let score = if pod.size == PodSize::Share && left < 100 {
         100.0 - f64::from(left - pod.percent.min(left)) / 100.0 * 33.0
-    } else if idle < cards {
-        66.0 - idle / MOST_CARDS * 33.0
+    } else if idle < gpus {
+        66.0 - idle / MAX_GPUS * 33.0
     } else {
-        33.0 - idle / MOST_CARDS * 33.0
+        33.0 - idle / MAX_GPUS * 33.0
     };
     score.floor()
 }
@@ -93,7 +93,7 @@ fn fullest_gpu(state: &NodeState, pod: &TracePod) -> Option<GpuIndex> {
 
 /// The GPUs that a share fits; none for other pods.
 pub(super) fn fitting_gpus(state: &NodeState, pod: &TracePod) -> impl Iterator<Item = GpuIndex> {
-    let gpus = if pod.size == Size::Share { state.node().topology().gpus() } else { GpuSet::EMPTY };
+    let gpus = if pod.size == PodSize::Share { state.node().topology().gpus() } else { GpuSet::EMPTY };
     gpus.iter().filter(|gpu| u32::from(state.percent_left(*gpu)) >= pod.percent)
 }
 
@@ -113,7 +113,7 @@ pub(super) struct ClusterFragmentation {
     kinds: Vec<(GpuKind, Fragmentation)>,
 }
 
-const TARGET: f64 = 0.95;
+const COVERED_PODS: f64 = 0.95;
 
 impl ClusterFragmentation {
     pub(super) fn new<'a>(pods: &[TracePod], nodes: impl Iterator<Item = &'a NodeState>) -> Self {
@@ -126,7 +126,7 @@ impl ClusterFragmentation {
         let mut covered = 0;
         #[expect(clippy::cast_precision_loss, reason = "a list has fewer than 2^52 pods")]
         classes.retain(|(_, count)| {
-            let needed = (covered as f64) < TARGET * pods.len() as f64;
+            let needed = (covered as f64) < COVERED_PODS * pods.len() as f64;
             covered += if needed { *count } else { 0 };
             needed
         });
@@ -162,12 +162,12 @@ impl ClusterFragmentation {
         let cpu = state.cpu_left().saturating_sub(pod.request.cpu);
         let before = self.of(state);
         let points = |after: f64| (100.0 / (1.0 + (after - before).exp())).floor();
-        if pod.size == Size::Share {
+        if pod.size == PodSize::Share {
             let mut best = (f64::NEG_INFINITY, None);
             for gpu in fitting_gpus(state, pod) {
-                let left = |card| {
-                    let taken = if card == gpu { pod.percent } else { 0 };
-                    u8::try_from(u32::from(state.percent_left(card)) - taken).unwrap_or(0)
+                let left = |other| {
+                    let taken = if other == gpu { pod.percent } else { 0 };
+                    u8::try_from(u32::from(state.percent_left(other)) - taken).unwrap_or(0)
                 };
                 let score = points(self.with(state, cpu, left));
                 if score > best.0 {
@@ -177,7 +177,7 @@ impl ClusterFragmentation {
             return best;
         }
         let taken = state.idle().lowest_n(usize::try_from(pod.percent / 100).unwrap_or(0));
-        let left = |card| if taken.contains(card) { 0 } else { state.percent_left(card) };
+        let left = |other| if taken.contains(other) { 0 } else { state.percent_left(other) };
         (points(self.with(state, cpu, left)), None)
     }
 }

@@ -13,16 +13,16 @@ use tessera_core::units::GpuIndex;
 use tessera_core::workload::Workload;
 
 use super::arrivals::{Draws, arrivals};
-use super::peers::{ClusterFragmentation, Peer, fitting_gpus};
-use super::trace::{Size, TracePod};
-use super::{Experiment, Rule, Target};
+use super::peers::{ClusterFragmentation, PublishedPolicy, fitting_gpus};
+use super::trace::{PodSize, TracePod};
+use super::{Experiment, FillPolicy, WorkloadKnowledge};
 
 /// What came of one run.
 #[derive(Clone, Debug, Default)]
-pub struct Outcome {
+pub struct FillResult {
     /// GPUs allocated at the end, in percent of all.
     pub allocated_percent: f64,
-    /// Pods that fitted nowhere, by [`Size::WITH_GPUS`].
+    /// Pods that fitted nowhere, by [`PodSize::WITH_GPUS`].
     pub refused: [u32; 5],
     /// Allocated against arrived, both in percent of all GPUs.
     pub curve: Vec<(f64, f64)>,
@@ -53,21 +53,21 @@ pub const FRAGMENTATION_AT: [f64; 4] = [50.0, 80.0, 90.0, 130.0];
 const CURVE_STEP: f64 = 0.5;
 
 impl SimNode {
-    pub(super) fn holds(&self, size: Size) -> bool {
+    pub(super) fn holds(&self, size: PodSize) -> bool {
         size_position(size).is_some_and(|position| self.sizes[position] > 0)
     }
 }
 
-fn size_position(size: Size) -> Option<usize> {
-    Size::WITH_GPUS.iter().position(|known| *known == size)
+fn size_position(size: PodSize) -> Option<usize> {
+    PodSize::WITH_GPUS.iter().position(|known| *known == size)
 }
 
 /// Runs one rule on the arrivals of one seed.
 #[must_use]
-pub fn run(experiment: &Experiment, rule: Rule, seed: u64) -> Outcome {
+pub fn run(experiment: &Experiment, rule: FillPolicy, seed: u64) -> FillResult {
     let mut draws = Draws::new(seed);
-    let cards: usize = experiment.nodes.iter().map(|node| node.gpus().len()).sum();
-    let pods = arrivals(&experiment.pods, cards, experiment.fill, &mut draws);
+    let gpu_count: usize = experiment.nodes.iter().map(|node| node.gpus().len()).sum();
+    let pods = arrivals(&experiment.pods, gpu_count, experiment.fill, &mut draws);
     let mut order: Vec<&Arc<Node>> = experiment.nodes.iter().collect();
     draws.shuffle(&mut order);
     let empty = |node: &&Arc<Node>| SimNode { state: NodeState::empty(Arc::clone(node)), sizes: [0; 5] };
@@ -75,14 +75,14 @@ pub fn run(experiment: &Experiment, rule: Rule, seed: u64) -> Outcome {
     let measure = ClusterFragmentation::new(&experiment.pods, nodes.iter().map(|node| &node.state));
     let start = Instant::now();
     let mut run = Run {
-        chooser: Chooser::new(rule, experiment, &nodes, &measure, seed),
+        chooser: NodeChooser::new(rule, experiment, &nodes, &measure, seed),
         board: Scoreboard::new(nodes.len()),
         nodes,
         measure,
-        cards: cards as u64,
+        gpu_count: gpu_count as u64,
         arrived: 0,
         allocated: 0,
-        outcome: Outcome::default(),
+        outcome: FillResult::default(),
     };
     for pod in pods {
         run.offer(pod);
@@ -91,23 +91,23 @@ pub fn run(experiment: &Experiment, rule: Rule, seed: u64) -> Outcome {
 }
 
 struct Run {
-    chooser: Chooser,
+    chooser: NodeChooser,
     board: Scoreboard,
     nodes: Vec<SimNode>,
     measure: ClusterFragmentation,
     /// Of the whole cluster.
-    cards: u64,
+    gpu_count: u64,
     /// In percent of one GPU.
     arrived: u64,
     allocated: u64,
-    outcome: Outcome,
+    outcome: FillResult,
 }
 
 impl Run {
     fn offer(&mut self, pod: &TracePod) {
         let start = Instant::now();
-        let idle = self.cards * 100 - self.allocated;
-        if self.chooser.learn(pod, &self.nodes, percent(idle), percent(self.cards * 100)) {
+        let idle = self.gpu_count * 100 - self.allocated;
+        if self.chooser.learn(pod, &self.nodes, percent(idle), percent(self.gpu_count * 100)) {
             self.board.clear();
         }
         let chosen = self.chooser.choose(pod, &self.nodes, &mut self.board);
@@ -162,17 +162,17 @@ impl Run {
 
     fn note_fragmentation(&mut self) {
         let useless: f64 = self.nodes.iter().map(|node| self.measure.of(&node.state)).sum();
-        let useless = 100.0 * useless / percent(self.cards * 100);
+        let useless = 100.0 * useless / percent(self.gpu_count * 100);
         let idle = 100.0 - self.of_all(self.allocated);
         let of_idle = if idle > 0.0 { 100.0 * useless / idle } else { 0.0 };
         self.outcome.fragmentation.push((self.of_all(self.arrived), useless, of_idle));
     }
 
     fn of_all(&self, part: u64) -> f64 {
-        if self.cards == 0 { 0.0 } else { 100.0 * percent(part) / percent(self.cards * 100) }
+        if self.gpu_count == 0 { 0.0 } else { 100.0 * percent(part) / percent(self.gpu_count * 100) }
     }
 
-    fn finish(mut self, start: Instant) -> Outcome {
+    fn finish(mut self, start: Instant) -> FillResult {
         self.outcome.seconds = start.elapsed().as_secs_f64();
         self.outcome.allocated_percent = self.of_all(self.allocated);
         self.outcome.curve.push((self.of_all(self.arrived), self.of_all(self.allocated)));
@@ -192,10 +192,10 @@ fn percent(amount: u64) -> f64 {
 }
 
 /// A rule at work.
-enum Chooser {
+enum NodeChooser {
     /// A node that fits, and a GPU of it, by lot.
     Random(Draws),
-    Peer(Peer),
+    PublishedPolicy(PublishedPolicy),
     Core {
         policy: Policy,
         /// Where the policy looks ahead: from what, and whether it learns on the way.
@@ -204,30 +204,30 @@ enum Chooser {
     },
 }
 
-impl Chooser {
+impl NodeChooser {
     fn new(
-        rule: Rule,
+        rule: FillPolicy,
         experiment: &Experiment,
         nodes: &[SimNode],
         measure: &ClusterFragmentation,
         seed: u64,
     ) -> Self {
         match rule {
-            Rule::Random => Self::Random(Draws::new(!seed)),
-            Rule::DotProduct => Self::Peer(Peer::DotProduct),
-            Rule::Clustering => Self::Peer(Peer::Clustering),
-            Rule::Packing => Self::Peer(Peer::Packing),
-            Rule::BestFit => Self::Peer(Peer::BestFit),
-            Rule::Fgd => Self::Peer(Peer::Fgd(measure.clone())),
-            Rule::Core(policy @ Policy::Tessera(_)) => {
+            FillPolicy::Random => Self::Random(Draws::new(!seed)),
+            FillPolicy::DotProduct => Self::PublishedPolicy(PublishedPolicy::DotProduct),
+            FillPolicy::Clustering => Self::PublishedPolicy(PublishedPolicy::Clustering),
+            FillPolicy::Packing => Self::PublishedPolicy(PublishedPolicy::Packing),
+            FillPolicy::BestFit => Self::PublishedPolicy(PublishedPolicy::BestFit),
+            FillPolicy::Fgd => Self::PublishedPolicy(PublishedPolicy::Fgd(measure.clone())),
+            FillPolicy::Core(policy @ Policy::Tessera(_)) => {
                 let workload = match experiment.target {
-                    Target::Learned => Workload::guess(nodes.iter().map(|node| node.state.node())),
-                    Target::Trace => Workload::of(experiment.pods.iter().map(|pod| &pod.request)),
+                    WorkloadKnowledge::Learned => Workload::guess(nodes.iter().map(|node| node.state.node())),
+                    WorkloadKnowledge::Trace => Workload::of(experiment.pods.iter().map(|pod| &pod.request)),
                 };
-                let learns = experiment.target == Target::Learned;
+                let learns = experiment.target == WorkloadKnowledge::Learned;
                 Self::Core { policy, learner: Some(Learner::new(workload)), learns }
             }
-            Rule::Core(policy) => Self::Core { policy, learner: None, learns: false },
+            FillPolicy::Core(policy) => Self::Core { policy, learner: None, learns: false },
         }
     }
 
@@ -265,10 +265,10 @@ impl Chooser {
                 let fits = |node: &usize| filter(&nodes[*node].state, &pod.request, &Policy::Simple).is_ok();
                 let fitting: Vec<usize> = (0..nodes.len()).filter(fits).collect();
                 let node = *fitting.get(draws.below(fitting.len()))?;
-                let cards: Vec<GpuIndex> = fitting_gpus(&nodes[node].state, pod).collect();
-                on_gpu(placed(node, &Policy::Simple)?, cards.get(draws.below(cards.len())))
+                let gpus: Vec<GpuIndex> = fitting_gpus(&nodes[node].state, pod).collect();
+                on_gpu(placed(node, &Policy::Simple)?, gpus.get(draws.below(gpus.len())))
             }
-            Self::Peer(peer) => {
+            Self::PublishedPolicy(peer) => {
                 let fits = |node: usize| filter(&nodes[node].state, &pod.request, &Policy::Simple).is_ok();
                 let best =
                     board.best(&pod.request, |node| fits(node).then(|| peer.score(&nodes[node], pod).0))?;
@@ -279,8 +279,8 @@ impl Chooser {
 }
 
 /// The same placement with a share on another GPU of the node.
-fn on_gpu((node, placement): (usize, Placement), card: Option<&GpuIndex>) -> Option<(usize, Placement)> {
-    let gpus = match card {
+fn on_gpu((node, placement): (usize, Placement), gpu: Option<&GpuIndex>) -> Option<(usize, Placement)> {
+    let gpus = match gpu {
         Some(gpu) => vec![GpuSet::EMPTY.with(*gpu)],
         None => placement.gpus,
     };

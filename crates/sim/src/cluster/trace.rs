@@ -16,14 +16,14 @@ pub struct TracePod {
     /// What it asks for.
     pub request: PodRequest,
     /// By what it is counted.
-    pub size: Size,
+    pub size: PodSize,
     /// All it asks of GPUs together, in percent of one.
     pub percent: u32,
 }
 
 /// Pods are reported by what they ask for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Size {
+pub enum PodSize {
     /// No GPU.
     None,
     /// Part of one.
@@ -40,7 +40,7 @@ pub enum Size {
 
 /// A file that cannot be read.
 #[derive(Debug, thiserror::Error)]
-pub enum BadTrace {
+pub enum TraceError {
     /// No such column.
     #[error("line 1: no column {0:?} in the header; expected a file of the openb trace")]
     Column(&'static str),
@@ -69,7 +69,7 @@ pub enum BadTrace {
 /// The trace knows no memory of GPUs; every GPU has this much, and shares ask for none of it.
 const GPU_MEMORY: MiB = MiB(16_384);
 
-impl Size {
+impl PodSize {
     /// All sizes that ask for GPUs, smallest first.
     pub const WITH_GPUS: [Self; 5] = [Self::Share, Self::One, Self::Two, Self::Four, Self::Eight];
 
@@ -91,15 +91,15 @@ impl Size {
 pub fn nodes(
     text: &str,
     topology: impl Fn(&Model, usize) -> Option<Topology>,
-) -> Result<Vec<Node>, BadTrace> {
+) -> Result<Vec<Node>, TraceError> {
     let table = Table::new(text);
     let (name, cpu, memory) = (table.column("sn")?, table.column("cpu_milli")?, table.column("memory_mib")?);
     let (count, model) = (table.column("gpu")?, table.column("model")?);
     let mut nodes = Vec::new();
     for row in table.rows() {
-        let cards: u8 = row.number(&count)?;
+        let gpu_count: u8 = row.number(&count)?;
         let model = Model::from(row.text(&model));
-        let gpus = (0..cards).map(|index| {
+        let gpus = (0..gpu_count).map(|index| {
             Gpu::new(
                 GpuIndex(index),
                 format!("GPU-{}-{index}", row.text(&name)).as_str().into(),
@@ -107,44 +107,48 @@ pub fn nodes(
                 GPU_MEMORY,
             )
         });
-        let cards = usize::from(cards);
+        let gpu_count = usize::from(gpu_count);
         let node = Node::new(
             row.text(&name).into(),
             gpus.collect(),
-            topology(&model, cards).unwrap_or_else(|| Topology::unknown(cards)),
+            topology(&model, gpu_count).unwrap_or_else(|| Topology::unknown(gpu_count)),
             MilliCpu(row.number(&cpu)?),
             MiB(row.number(&memory)?),
         );
-        nodes.push(node.map_err(|source| BadTrace::Node { line: row.line, source })?);
+        nodes.push(node.map_err(|source| TraceError::Node { line: row.line, source })?);
     }
     Ok(nodes)
 }
 
 /// Reads a pod list, sorted by name.
-pub fn pods(text: &str) -> Result<Vec<TracePod>, BadTrace> {
+pub fn pods(text: &str) -> Result<Vec<TracePod>, TraceError> {
     let table = Table::new(text);
     let (name, cpu, memory) =
         (table.column("name")?, table.column("cpu_milli")?, table.column("memory_mib")?);
-    let (cards, share) = (table.column("num_gpu")?, table.column("gpu_milli")?);
+    let (gpu_count, share) = (table.column("num_gpu")?, table.column("gpu_milli")?);
     let models = table.column("gpu_spec").ok();
     let mut pods = Vec::new();
     for row in table.rows() {
-        let cards: u8 = row.number(&cards)?;
+        let gpu_count: u8 = row.number(&gpu_count)?;
         let milli: u32 = row.number(&share)?;
-        let (request, size, percent) = match (cards, milli) {
-            (0, _) => (None, Size::None, 0),
+        let (request, size, percent) = match (gpu_count, milli) {
+            (0, _) => (None, PodSize::None, 0),
             (1, 1..1000) => {
                 let compute_percent = Percent(milli.div_ceil(10).min(99));
-                (Some(Request::Share { compute_percent, memory: MiB::ZERO }), Size::Share, compute_percent.0)
+                (
+                    Some(Request::Share { compute_percent, memory: MiB::ZERO }),
+                    PodSize::Share,
+                    compute_percent.0,
+                )
             }
             (_, 1000) => {
-                let size = match cards {
-                    1 => Size::One,
-                    2 => Size::Two,
-                    3 | 4 => Size::Four,
-                    _ => Size::Eight,
+                let size = match gpu_count {
+                    1 => PodSize::One,
+                    2 => PodSize::Two,
+                    3 | 4 => PodSize::Four,
+                    _ => PodSize::Eight,
                 };
-                (Some(Request::Whole(cards)), size, 100 * u32::from(cards))
+                (Some(Request::Whole(gpu_count)), size, 100 * u32::from(gpu_count))
             }
             _ => return Err(row.unexpected(&share, "1000, or less with one GPU")),
         };
@@ -192,8 +196,8 @@ impl<'a> Table<'a> {
         Self { columns: columns.collect(), body: lines.filter(|(_, line)| !line.trim().is_empty()).collect() }
     }
 
-    fn column(&self, title: &'static str) -> Result<Column, BadTrace> {
-        let position = *self.columns.get(title).ok_or(BadTrace::Column(title))?;
+    fn column(&self, title: &'static str) -> Result<Column, TraceError> {
+        let position = *self.columns.get(title).ok_or(TraceError::Column(title))?;
         Ok(Column { title, position })
     }
 
@@ -209,12 +213,12 @@ impl<'a> Row<'a> {
         self.cells.get(column.position).copied().unwrap_or("")
     }
 
-    fn number<N: std::str::FromStr>(&self, column: &Column) -> Result<N, BadTrace> {
+    fn number<N: std::str::FromStr>(&self, column: &Column) -> Result<N, TraceError> {
         self.text(column).parse().map_err(|_| self.unexpected(column, "a whole number that fits"))
     }
 
-    fn unexpected(&self, column: &Column, expected: &'static str) -> BadTrace {
-        BadTrace::Cell {
+    fn unexpected(&self, column: &Column, expected: &'static str) -> TraceError {
+        TraceError::Cell {
             line: self.line,
             column: column.title,
             found: self.text(column).to_owned(),
@@ -243,7 +247,12 @@ mod tests {
         let read: Vec<_> = pods.iter().map(|pod| (pod.name.as_str(), pod.size, pod.percent)).collect();
         assert_eq!(
             read,
-            [("a", Size::Eight, 800), ("b", Size::Share, 46), ("c", Size::None, 0), ("d", Size::One, 100)]
+            [
+                ("a", PodSize::Eight, 800),
+                ("b", PodSize::Share, 46),
+                ("c", PodSize::None, 0),
+                ("d", PodSize::One, 100)
+            ]
         );
         assert_eq!(pods[1].request.models, ["V100M16".into(), "V100M32".into()]);
         assert!(!pods[2].request.wants_gpu());

@@ -8,10 +8,10 @@ use serde_json::json;
 use tessera_wire::extender::{BindingArgs, BindingResult, FilterResult, HostPriority, PreemptionResult};
 
 use super::snapshot::PodInfo;
-use crate::http::{Client, ClientError};
+use crate::http::{HttpClient, HttpError};
 
 /// How long it may take, as `httpTimeout` in kube-scheduler's configuration.
-const WITHIN: Duration = Duration::from_secs(5);
+const CALL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Where the verbs are.
 const PREFIX: &str = "/scheduler";
@@ -19,15 +19,15 @@ const PREFIX: &str = "/scheduler";
 /// The extender.
 #[derive(Debug)]
 pub(super) struct Extender {
-    client: Client,
+    client: HttpClient,
 }
 
 /// It did not answer as it should.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ExtenderError {
     #[error("extender {verb}: {source}")]
-    Call { verb: &'static str, source: ClientError },
-    #[error("extender {0}: no answer within {WITHIN:?}")]
+    Call { verb: &'static str, source: HttpError },
+    #[error("extender {0}: no answer within {CALL_TIMEOUT:?}")]
     Late(&'static str),
     #[error("extender {verb}: status {code}: {body}")]
     Status { verb: &'static str, code: u16, body: String },
@@ -36,20 +36,20 @@ pub(super) enum ExtenderError {
 }
 
 impl Extender {
-    pub(super) fn at(url: &str) -> Result<Self, ClientError> {
-        Ok(Self { client: Client::new(url)? })
+    pub(super) fn at(url: &str) -> Result<Self, HttpError> {
+        Ok(Self { client: HttpClient::new(url)? })
     }
 
     async fn call<T: DeserializeOwned>(
         &mut self,
         verb: &'static str,
-        question: &impl Serialize,
+        request: &impl Serialize,
     ) -> Result<T, ExtenderError> {
-        let body = serde_json::to_vec(question).map_err(|source| ExtenderError::Json { verb, source })?;
+        let body = serde_json::to_vec(request).map_err(|source| ExtenderError::Json { verb, source })?;
         let path = format!("{PREFIX}/{verb}");
         let headers = [("content-type", "application/json")];
         let sent = self.client.send("POST", &path, &headers, body);
-        let answer = tokio::time::timeout(WITHIN, sent).await.map_err(|_| ExtenderError::Late(verb))?;
+        let answer = tokio::time::timeout(CALL_TIMEOUT, sent).await.map_err(|_| ExtenderError::Late(verb))?;
         let (code, body) = answer.map_err(|source| ExtenderError::Call { verb, source })?;
         if code != 200 {
             return Err(ExtenderError::Status { verb, code, body });
@@ -63,8 +63,8 @@ impl Extender {
         pod: &PodInfo,
         nodes: &[String],
     ) -> Result<FilterResult, ExtenderError> {
-        let question = json!({ "Pod": pod.object, "Nodes": null, "NodeNames": nodes });
-        self.call("filter", &question).await
+        let request = json!({ "Pod": pod.object, "Nodes": null, "NodeNames": nodes });
+        self.call("filter", &request).await
     }
 
     pub(super) async fn prioritize(
@@ -72,19 +72,19 @@ impl Extender {
         pod: &PodInfo,
         nodes: &[String],
     ) -> Result<Vec<HostPriority>, ExtenderError> {
-        let question = json!({ "Pod": pod.object, "Nodes": null, "NodeNames": nodes });
-        self.call("prioritize", &question).await
+        let request = json!({ "Pod": pod.object, "Nodes": null, "NodeNames": nodes });
+        self.call("prioritize", &request).await
     }
 
     pub(super) async fn bind(&mut self, pod: &PodInfo, node: &str) -> Result<BindingResult, ExtenderError> {
         let metadata = &pod.pod.metadata;
-        let question = BindingArgs {
+        let request = BindingArgs {
             pod_name: metadata.name.clone(),
             pod_namespace: metadata.namespace.clone(),
             pod_uid: metadata.uid.clone(),
             node: node.to_owned(),
         };
-        self.call("bind", &question).await
+        self.call("bind", &request).await
     }
 
     /// With the pods kube-scheduler would evict, by node.
@@ -98,8 +98,8 @@ impl Extender {
             let pods: Vec<_> = uids.iter().map(|uid| json!({ "UID": uid })).collect();
             by_node[node] = json!({ "Pods": pods, "NumPDBViolations": 0 });
         }
-        let question =
+        let request =
             json!({ "Pod": pod.object, "NodeNameToVictims": null, "NodeNameToMetaVictims": by_node });
-        self.call("preempt", &question).await
+        self.call("preempt", &request).await
     }
 }

@@ -16,24 +16,24 @@ pub(super) struct Queue {
 struct Waiting {
     order: (i64, u64),
     attempts: u32,
-    state: State,
+    state: WaitState,
 }
 
 #[derive(Debug, PartialEq, Eq)]
-enum State {
+enum WaitState {
     Active,
     /// Not before this time, whatever happens.
     BackingOff(Duration),
-    /// When something has changed, but not before this time; and [`FLUSH`] after it in any case.
+    /// When something has changed, but not before this time; and [`STUCK_LIMIT`] after it in any case.
     Stuck(Duration),
 }
 
-const FIRST_PAUSE: Duration = Duration::from_millis(100);
-const LONGEST_PAUSE: Duration = Duration::from_secs(3);
+const FIRST_BACKOFF: Duration = Duration::from_millis(100);
+const MAX_BACKOFF: Duration = Duration::from_secs(3);
 
 /// How long a pod waits in vain for a change: the extender may have heard of the last one a moment after it was asked.
 /// kube-scheduler waits five minutes, and has the events of a real cluster to wake it earlier.
-const FLUSH: Duration = Duration::from_secs(1);
+const STUCK_LIMIT: Duration = Duration::from_secs(1);
 
 impl Queue {
     /// A pod is there. One that is known stays where it is.
@@ -43,7 +43,7 @@ impl Queue {
         }
         self.arrivals += 1;
         let order = (-i64::from(priority), self.arrivals);
-        self.waiting.insert(uid.to_owned(), Waiting { order, attempts: 0, state: State::Active });
+        self.waiting.insert(uid.to_owned(), Waiting { order, attempts: 0, state: WaitState::Active });
         self.active.insert(order, uid.to_owned());
     }
 
@@ -58,7 +58,7 @@ impl Queue {
     pub(super) fn next(&mut self, now: Duration) -> Option<String> {
         for (uid, waiting) in &mut self.waiting {
             if waiting.due().is_some_and(|due| due <= now) {
-                waiting.state = State::Active;
+                waiting.state = WaitState::Active;
                 self.active.insert(waiting.order, uid.clone());
             }
         }
@@ -73,22 +73,22 @@ impl Queue {
     /// It did not work; it is tried again after a pause.
     pub(super) fn later(&mut self, uid: &str, now: Duration) {
         if let Some(waiting) = self.waiting.get_mut(uid) {
-            waiting.state = State::BackingOff(now + waiting.pause());
+            waiting.state = WaitState::BackingOff(now + waiting.next_backoff());
         }
     }
 
     /// It fits nowhere; it is tried again when something has changed, and after a pause.
     pub(super) fn stuck(&mut self, uid: &str, now: Duration) {
         if let Some(waiting) = self.waiting.get_mut(uid) {
-            waiting.state = State::Stuck(now + waiting.pause());
+            waiting.state = WaitState::Stuck(now + waiting.next_backoff());
         }
     }
 
     /// Something has changed that may let pods fit.
     pub(super) fn cluster_changed(&mut self) {
         for waiting in self.waiting.values_mut() {
-            if let State::Stuck(until) = waiting.state {
-                waiting.state = State::BackingOff(until);
+            if let WaitState::Stuck(until) = waiting.state {
+                waiting.state = WaitState::BackingOff(until);
             }
         }
     }
@@ -102,16 +102,16 @@ impl Waiting {
     /// When it is tried again if nothing happens.
     fn due(&self) -> Option<Duration> {
         match self.state {
-            State::Active => None,
-            State::BackingOff(until) => Some(until),
-            State::Stuck(until) => Some(until + FLUSH),
+            WaitState::Active => None,
+            WaitState::BackingOff(until) => Some(until),
+            WaitState::Stuck(until) => Some(until + STUCK_LIMIT),
         }
     }
 
-    fn pause(&mut self) -> Duration {
-        let pause = FIRST_PAUSE * 2u32.saturating_pow(self.attempts.min(10));
+    fn next_backoff(&mut self) -> Duration {
+        let next_backoff = FIRST_BACKOFF * 2u32.saturating_pow(self.attempts.min(10));
         self.attempts += 1;
-        pause.min(LONGEST_PAUSE)
+        next_backoff.min(MAX_BACKOFF)
     }
 }
 

@@ -16,7 +16,7 @@ pub(super) struct Snapshot {
 
 #[derive(Debug)]
 struct NodeInfo {
-    allocatable: Sums,
+    allocatable: MilliAmounts,
     labels: BTreeMap<String, String>,
     is_open: bool,
 }
@@ -28,27 +28,27 @@ pub(super) struct PodInfo {
     pub(super) object: Value,
     /// As far as Tessera reads it.
     pub(super) pod: Pod,
-    requests: Sums,
+    requests: MilliAmounts,
     selector: BTreeMap<String, String>,
     /// Told to end, but there still.
     pub(super) is_ending: bool,
 }
 
 /// Thousandths, by resource.
-type Sums = BTreeMap<String, u64>;
+type MilliAmounts = BTreeMap<String, u64>;
 
 impl PodInfo {
     /// `None` for what cannot be read.
     pub(super) fn read(object: Value) -> Option<Self> {
         let pod: Pod = serde_json::from_value(object.clone()).ok()?;
-        let mut requests = Sums::from([("pods".to_owned(), 1000)]);
+        let mut requests = MilliAmounts::from([("pods".to_owned(), 1000)]);
         for container in &pod.spec.containers {
-            for (resource, amount) in sums(&container.resources.requests) {
+            for (resource, amount) in milli_amounts(&container.resources.requests) {
                 *requests.entry(resource).or_default() += amount;
             }
         }
         for container in &pod.spec.init_containers {
-            for (resource, amount) in sums(&container.resources.requests) {
+            for (resource, amount) in milli_amounts(&container.resources.requests) {
                 let sum = requests.entry(resource).or_default();
                 *sum = amount.max(*sum);
             }
@@ -78,7 +78,7 @@ impl Snapshot {
         let mut conditions = node["status"]["conditions"].as_array().into_iter().flatten();
         let ready = conditions.any(|condition| condition["type"] == "Ready" && condition["status"] == "True");
         let info = NodeInfo {
-            allocatable: sums(&read(&node["status"]["allocatable"])),
+            allocatable: milli_amounts(&read(&node["status"]["allocatable"])),
             labels: serde_json::from_value(node["metadata"]["labels"].clone()).unwrap_or_default(),
             is_open: ready && node["spec"]["unschedulable"] != true,
         };
@@ -129,11 +129,11 @@ impl Snapshot {
         let mut fitting = Vec::new();
         let mut refused = BTreeMap::new();
         for (name, node) in &self.nodes {
-            let verdict = match node.refuses(pod) {
+            let verdict = match node.rejection_reason(pod) {
                 Some(reason) => Some((reason.to_owned(), false)),
-                None => {
-                    node.lacks(pod, self.neighbours(name)).map(|what| (format!("Insufficient {what}"), true))
-                }
+                None => node
+                    .first_shortage(pod, self.neighbours(name))
+                    .map(|what| (format!("Insufficient {what}"), true)),
             };
             match verdict {
                 None => fitting.push(name.clone()),
@@ -149,7 +149,7 @@ impl Snapshot {
         let Some(info) = self.nodes.get(node) else { return Vec::new() };
         let (mut evicted, staying): (Vec<&PodInfo>, Vec<&PodInfo>) =
             self.neighbours(node).partition(|other| other.priority() < pod.priority());
-        if info.lacks(pod, staying.iter().copied()).is_some() {
+        if info.first_shortage(pod, staying.iter().copied()).is_some() {
             return Vec::new();
         }
         evicted.sort_by_key(|other| (std::cmp::Reverse(other.priority()), other.pod.metadata.uid.clone()));
@@ -157,7 +157,7 @@ impl Snapshot {
         let mut victims = Vec::new();
         for other in evicted {
             staying.push(other);
-            if info.lacks(pod, staying.iter().copied()).is_some() {
+            if info.first_shortage(pod, staying.iter().copied()).is_some() {
                 staying.pop();
                 victims.push(other.pod.metadata.uid.clone());
             }
@@ -167,7 +167,7 @@ impl Snapshot {
 }
 
 impl NodeInfo {
-    fn refuses(&self, pod: &PodInfo) -> Option<&'static str> {
+    fn rejection_reason(&self, pod: &PodInfo) -> Option<&'static str> {
         if !self.is_open {
             return Some("node(s) were unschedulable");
         }
@@ -176,7 +176,7 @@ impl NodeInfo {
     }
 
     /// The first resource of which there is not enough left.
-    fn lacks<'a>(&self, pod: &PodInfo, others: impl Iterator<Item = &'a PodInfo>) -> Option<String> {
+    fn first_shortage<'a>(&self, pod: &PodInfo, others: impl Iterator<Item = &'a PodInfo>) -> Option<String> {
         let mut used = pod.requests.clone();
         for other in others {
             for (resource, sum) in &mut used {
@@ -189,7 +189,7 @@ impl NodeInfo {
     }
 }
 
-fn sums(amounts: &Amounts) -> Sums {
+fn milli_amounts(amounts: &Amounts) -> MilliAmounts {
     let milli = |text: &str| text.parse::<Quantity>().ok().and_then(Quantity::milli);
     amounts.iter().filter_map(|(resource, amount)| Some((resource.clone(), milli(&amount.0)?))).collect()
 }

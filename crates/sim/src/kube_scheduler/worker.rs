@@ -10,21 +10,21 @@ use tessera_wire::device_id::Resource;
 use tessera_wire::extender::MetaVictims;
 use tokio_util::sync::CancellationToken;
 
-use super::Counters;
+use super::SchedulerCounters;
 use super::extender::{Extender, ExtenderError};
 use super::queue::Queue;
 use super::snapshot::{PodInfo, Snapshot};
-use crate::apiserver::{ApiServer, Happened, now, pod_path};
-use crate::events::Event;
+use crate::apiserver::{ApiServer, WatchEvent, now, pod_path};
+use crate::events::ObjectEvent;
 
 /// The scheduler whose pods it takes.
-const NAME: &str = "default-scheduler";
+const SCHEDULER_NAME: &str = "default-scheduler";
 
 /// Lives in a task of its own.
 pub(super) struct Worker {
     api: Arc<ApiServer>,
     extender: Extender,
-    counters: Arc<Counters>,
+    counters: Arc<SchedulerCounters>,
     snapshot: Snapshot,
     /// Pods without a node, by UID.
     pending: HashMap<String, PodInfo>,
@@ -49,7 +49,7 @@ impl From<ExtenderError> for Unbound {
 }
 
 impl Worker {
-    pub(super) fn new(api: Arc<ApiServer>, extender: Extender, counters: Arc<Counters>) -> Self {
+    pub(super) fn new(api: Arc<ApiServer>, extender: Extender, counters: Arc<SchedulerCounters>) -> Self {
         Self {
             api,
             extender,
@@ -71,10 +71,10 @@ impl Worker {
             self.queue.clear();
             loop {
                 while let Some(happened) = nodes.try_next() {
-                    self.see_node(&happened);
+                    self.apply_node(&happened);
                 }
                 while let Some(happened) = pods.try_next() {
-                    self.see_pod(happened);
+                    self.apply_pod(happened);
                 }
                 if stop.is_cancelled() {
                     return;
@@ -89,11 +89,11 @@ impl Worker {
                     () = stop.cancelled() => return,
                     () = tokio::time::sleep(due) => {}
                     happened = nodes.next() => match happened {
-                        Some(happened) => self.see_node(&happened),
+                        Some(happened) => self.apply_node(&happened),
                         None => break,
                     },
                     happened = pods.next() => match happened {
-                        Some(happened) => self.see_pod(happened),
+                        Some(happened) => self.apply_pod(happened),
                         None => break,
                     },
                 }
@@ -101,18 +101,18 @@ impl Worker {
         }
     }
 
-    fn see_node(&mut self, happened: &Happened) {
+    fn apply_node(&mut self, happened: &WatchEvent) {
         match happened {
-            Happened::Set(node) => self.snapshot.set_node(node),
-            Happened::Gone(node) => self.snapshot.remove_node(node),
+            WatchEvent::Applied(node) => self.snapshot.set_node(node),
+            WatchEvent::Deleted(node) => self.snapshot.remove_node(node),
         }
         self.queue.cluster_changed();
     }
 
-    fn see_pod(&mut self, happened: Happened) {
+    fn apply_pod(&mut self, happened: WatchEvent) {
         let (object, is_gone) = match happened {
-            Happened::Set(object) => (object, false),
-            Happened::Gone(object) => (object, true),
+            WatchEvent::Applied(object) => (object, false),
+            WatchEvent::Deleted(object) => (object, true),
         };
         let Some(info) = PodInfo::read(object) else { return };
         let uid = info.pod.metadata.uid.clone();
@@ -128,7 +128,9 @@ impl Worker {
             self.nominated.remove(&uid);
             self.queue.remove(&uid);
             self.snapshot.set_pod(info);
-        } else if info.pod.spec.scheduler_name == NAME && !info.is_ending && self.snapshot.pod(&uid).is_none()
+        } else if info.pod.spec.scheduler_name == SCHEDULER_NAME
+            && !info.is_ending
+            && self.snapshot.pod(&uid).is_none()
         {
             self.queue.add(&uid, info.priority());
             self.pending.insert(uid, info);
@@ -146,7 +148,7 @@ impl Worker {
                 let metadata = &pod.pod.metadata;
                 let message =
                     format!("Successfully assigned {}/{} to {node}", metadata.namespace, metadata.name);
-                self.tell(&pod.object, false, "Scheduled", &message);
+                self.record_event(&pod.object, false, "Scheduled", &message);
                 // Until the watch shows it bound, it is taken to be.
                 self.queue.remove(uid);
                 self.pending.remove(uid);
@@ -157,12 +159,12 @@ impl Worker {
             Err(Unbound::Stuck(message)) => {
                 self.counters.unschedulable.fetch_add(1, Ordering::Relaxed);
                 self.queue.stuck(uid, self.started.elapsed());
-                self.refuse(&pod, "Unschedulable", &message);
+                self.record_failure(&pod, "Unschedulable", &message);
             }
             Err(Unbound::Later(message)) => {
                 self.counters.failed.fetch_add(1, Ordering::Relaxed);
                 self.queue.later(uid, self.started.elapsed());
-                self.refuse(&pod, "SchedulerError", &message);
+                self.record_failure(&pod, "SchedulerError", &message);
             }
         }
     }
@@ -230,7 +232,7 @@ impl Worker {
         };
         for victim in chosen.pods.iter().filter_map(|victim| self.snapshot.pod(&victim.uid)) {
             let by = format!("Preempted by pod {uid} on node {node}");
-            self.tell(&victim.object, false, "Preempted", &by);
+            self.record_event(&victim.object, false, "Preempted", &by);
             // It may have ended by itself.
             let _ = self.api.delete_gently(&pod_path(&victim.object));
             self.counters.evicted.fetch_add(1, Ordering::Relaxed);
@@ -259,8 +261,8 @@ impl Worker {
         Unbound::Stuck(format!("0/{all} nodes are available: {}.", reasons.join(", ")))
     }
 
-    fn refuse(&self, pod: &PodInfo, reason: &str, message: &str) {
-        self.tell(&pod.object, true, "FailedScheduling", message);
+    fn record_failure(&self, pod: &PodInfo, reason: &str, message: &str) {
+        self.record_event(&pod.object, true, "FailedScheduling", message);
         let conditions = pod.object["status"]["conditions"].as_array().into_iter().flatten();
         let mut known = conditions.filter(|condition| condition["type"] == "PodScheduled");
         if known.any(|condition| condition["message"] == message) {
@@ -275,7 +277,7 @@ impl Worker {
         let _ = self.api.patch(&format!("{}/status", pod_path(&pod.object)), &patch);
     }
 
-    fn tell(&self, about: &Value, is_warning: bool, reason: &str, message: &str) {
-        Event { about, is_warning, reason, message, component: NAME }.write(&self.api);
+    fn record_event(&self, about: &Value, is_warning: bool, reason: &str, message: &str) {
+        ObjectEvent { about, is_warning, reason, message, component: SCHEDULER_NAME }.write(&self.api);
     }
 }

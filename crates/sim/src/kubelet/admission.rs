@@ -32,7 +32,7 @@ impl Kubelet {
             name: pod.metadata.name.clone(),
             containers: pod.spec.containers_with_roles().map(entry).collect(),
         };
-        lock(&self.state.books).pods.insert(uid.clone(), listed);
+        lock(&self.state.allocations).pods.insert(uid.clone(), listed);
         let admitted = self.allocate_all(pod).await;
         if admitted.is_err() {
             self.remove(uid);
@@ -81,8 +81,8 @@ impl Kubelet {
         let mut chosen: BTreeSet<String> = reusable.iter().take(count).cloned().collect();
         if chosen.len() < count {
             let held: BTreeSet<String> = {
-                let books = lock(&self.state.books);
-                let containers = books.pods.values().flat_map(|pod| &pod.containers);
+                let allocations = lock(&self.state.allocations);
+                let containers = allocations.pods.values().flat_map(|pod| &pod.containers);
                 containers.filter_map(|container| container.ids.get(name)).flatten().cloned().collect()
             };
             let mut available: Vec<String> = plugin.healthy().difference(&held).cloned().collect();
@@ -116,8 +116,8 @@ impl Kubelet {
         };
         let response = plugin.client.allocate(request).await.map_err(|error| error.to_string())?;
         let response = response.into_inner().container_responses.into_iter().next().unwrap_or_default();
-        let mut books = lock(&self.state.books);
-        let entry = books.pods.get_mut(&pod.metadata.uid);
+        let mut allocations = lock(&self.state.allocations);
+        let entry = allocations.pods.get_mut(&pod.metadata.uid);
         let held = entry.into_iter().flat_map(|pod| &mut pod.containers).find(|c| c.name == container.name);
         if let Some(held) = held {
             held.ids.insert(name.to_owned(), chosen.clone());

@@ -21,7 +21,7 @@ pub(super) struct Containers {
     /// What uses the GPUs: a line for each process and GPU.
     processes: PathBuf,
     proc_root: PathBuf,
-    cards: Vec<Gpu>,
+    gpus: Vec<Gpu>,
     running: Mutex<Running>,
 }
 
@@ -45,11 +45,11 @@ const FIRST_PID: u32 = 1000;
 
 impl Containers {
     /// On these GPUs, which a file describes.
-    pub(super) fn new(gpus: &Path, proc_root: PathBuf, cards: Vec<Gpu>) -> Self {
-        let mut processes = gpus.to_owned().into_os_string();
+    pub(super) fn new(gpu_file: &Path, proc_root: PathBuf, gpus: Vec<Gpu>) -> Self {
+        let mut processes = gpu_file.to_owned().into_os_string();
         processes.push(".processes");
         let running = Mutex::new(Running { next_pid: FIRST_PID, by_pod: BTreeMap::new() });
-        Self { processes: processes.into(), proc_root, cards, running }
+        Self { processes: processes.into(), proc_root, gpus, running }
     }
 
     /// Starts one that asked for so much of each of its GPUs, and was handed this.
@@ -63,7 +63,7 @@ impl Containers {
     ) -> io::Result<()> {
         let visible = given.envs.get(VISIBLE).map(String::as_str).unwrap_or_default();
         let visible: Vec<&Gpu> =
-            self.cards.iter().filter(|card| visible.split(',').any(|uuid| *uuid == *card.uuid.0)).collect();
+            self.gpus.iter().filter(|gpu| visible.split(',').any(|uuid| *uuid == *gpu.uuid.0)).collect();
         let mut running = lock(&self.running);
         let pid = running.next_pid;
         running.next_pid += 1;
@@ -73,7 +73,7 @@ impl Containers {
         fs::write(directory.join("comm"), "python3\n")?;
         fs::write(directory.join("stat"), stat(pid))?;
         let seed = of_text(pod) ^ of_text(container);
-        let lines = visible.iter().map(|card| line(pid, card, hold, seed)).collect();
+        let lines = visible.iter().map(|gpu| line(pid, gpu, hold, seed)).collect();
         running.by_pod.entry(pod.to_owned()).or_default().push(Process { pid, lines });
         self.write(&running)
     }
@@ -96,16 +96,16 @@ impl Containers {
     }
 }
 
-fn line(pid: u32, card: &Gpu, hold: Hold, seed: u64) -> String {
+fn line(pid: u32, gpu: &Gpu, hold: Hold, seed: u64) -> String {
     let (compute_percent, memory) = match hold {
-        Hold::Whole => (100, card.memory.0),
+        Hold::Whole => (100, gpu.memory.0),
         Hold::Share { compute_percent, memory } => (compute_percent.0, memory.0),
     };
     // Between 55 and 95 % of what it may have; a container without compute of its own idles along.
-    let part = 55 + scatter(seed ^ u64::from(card.index.0)) % 41;
+    let part = 55 + scatter(seed ^ u64::from(gpu.index.0)) % 41;
     let busy = if compute_percent == 0 { 3 } else { u64::from(compute_percent) * part / 100 };
     let line =
-        json!({ "pid": pid, "gpu": card.index.0, "memoryMiB": memory * part / 100, "busyPercent": busy });
+        json!({ "pid": pid, "gpu": gpu.index.0, "memoryMiB": memory * part / 100, "busyPercent": busy });
     format!("{line}\n")
 }
 

@@ -18,7 +18,7 @@ use tokio_stream::wrappers::UnixListenerStream;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, transport::Server};
 
-use super::{PodEntry, State, lock};
+use super::{KubeletState, PodEntry, lock};
 
 /// Questions a second, and how many may come at once.
 const RATE: f64 = 100.0;
@@ -50,7 +50,7 @@ impl RateLimit {
 
 pub(super) fn serve(
     socket: &Path,
-    state: Arc<State>,
+    state: Arc<KubeletState>,
     stop: &CancellationToken,
     tasks: &mut JoinSet<()>,
 ) -> io::Result<()> {
@@ -67,11 +67,11 @@ pub(super) fn serve(
 }
 
 struct Lister {
-    state: Arc<State>,
+    state: Arc<KubeletState>,
 }
 
 impl Lister {
-    fn admit_question(&self) -> Result<(), Status> {
+    fn check_rate(&self) -> Result<(), Status> {
         if lock(&self.state.limit).pass() {
             return Ok(());
         }
@@ -110,9 +110,9 @@ impl PodResourcesLister for Lister {
         &self,
         _: Request<ListPodResourcesRequest>,
     ) -> Result<Response<ListPodResourcesResponse>, Status> {
-        self.admit_question()?;
+        self.check_rate()?;
         self.state.lists.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        let pod_resources = lock(&self.state.books).pods.values().map(listed).collect();
+        let pod_resources = lock(&self.state.allocations).pods.values().map(listed).collect();
         Ok(Response::new(ListPodResourcesResponse { pod_resources }))
     }
 
@@ -127,10 +127,10 @@ impl PodResourcesLister for Lister {
         &self,
         request: Request<GetPodResourcesRequest>,
     ) -> Result<Response<GetPodResourcesResponse>, Status> {
-        self.admit_question()?;
+        self.check_rate()?;
         let asked = request.into_inner();
-        let books = lock(&self.state.books);
-        let mut pods = books.pods.values();
+        let allocations = lock(&self.state.allocations);
+        let mut pods = allocations.pods.values();
         let found = pods.find(|pod| pod.name == asked.pod_name && pod.namespace == asked.pod_namespace);
         let pod = found.ok_or_else(|| Status::unknown("pod is not found"))?;
         Ok(Response::new(GetPodResourcesResponse { pod_resources: Some(listed(pod)) }))

@@ -18,15 +18,15 @@ use tokio_util::sync::CancellationToken;
 use super::containers::Containers;
 use super::status::{self, container_id};
 use super::{Admitted, Checkpoint, Kubelet};
-use crate::apiserver::{ApiServer, Happened, now, pod_path};
-use crate::events::Event;
+use crate::apiserver::{ApiServer, WatchEvent, now, pod_path};
+use crate::events::ObjectEvent;
 
 /// The pod annotation that says for how many seconds its containers run. Without it they run until they are deleted.
-pub const RUNS_FOR: &str = "tessera.dev/simulated-run-seconds";
+pub const RUN_SECONDS_ANNOTATION: &str = "tessera.dev/simulated-run-seconds";
 
 /// What a node is made of.
 #[derive(Debug, Clone)]
-pub struct NodeSettings {
+pub struct SimulatedNodeSettings {
     /// Its name.
     pub name: String,
     /// Labels beside the usual ones.
@@ -34,9 +34,9 @@ pub struct NodeSettings {
     /// The kubelet's root directory.
     pub root: PathBuf,
     /// The description of its GPUs; what runs on them is written beside it.
-    pub gpus: PathBuf,
+    pub gpu_file: PathBuf,
     /// The GPUs themselves.
-    pub cards: Vec<Gpu>,
+    pub gpus: Vec<Gpu>,
     /// Where its processes are to be found, as in `/proc`.
     pub proc_root: PathBuf,
     /// For random choices.
@@ -45,24 +45,25 @@ pub struct NodeSettings {
 
 /// A running node.
 #[derive(Debug)]
-pub struct Node {
+pub struct SimulatedNode {
     kubelet: Arc<Kubelet>,
     stop: CancellationToken,
     task: JoinHandle<()>,
 }
 
 /// How long containers take to end when they are told to.
-const ENDING: Duration = Duration::from_millis(200);
+const TERMINATION_TIME: Duration = Duration::from_millis(200);
 
 /// The pause after a container that could not be started.
-const START_AGAIN: Duration = Duration::from_millis(500);
+const START_RETRY_DELAY: Duration = Duration::from_millis(500);
 
-impl Node {
+impl SimulatedNode {
     /// Registers the node and starts its kubelet.
-    pub fn start(api: Arc<ApiServer>, settings: NodeSettings) -> io::Result<Self> {
+    pub fn start(api: Arc<ApiServer>, settings: SimulatedNodeSettings) -> io::Result<Self> {
         let kubelet = Arc::new(Kubelet::start(settings.root.clone(), Checkpoint::default(), settings.seed)?);
         std::fs::create_dir_all(&settings.proc_root)?;
-        let containers = Containers::new(&settings.gpus, settings.proc_root.clone(), settings.cards.clone());
+        let containers =
+            Containers::new(&settings.gpu_file, settings.proc_root.clone(), settings.gpus.clone());
         register(&api, &settings);
         let stop = CancellationToken::new();
         let worker = Arc::new(Worker { api, kubelet: Arc::clone(&kubelet), containers, name: settings.name });
@@ -87,8 +88,8 @@ impl Node {
     }
 }
 
-fn register(api: &ApiServer, settings: &NodeSettings) {
-    let NodeSettings { name, labels, .. } = settings;
+fn register(api: &ApiServer, settings: &SimulatedNodeSettings) {
+    let SimulatedNodeSettings { name, labels, .. } = settings;
     let mut all =
         json!({ "kubernetes.io/hostname": name, "kubernetes.io/os": "linux", "kubernetes.io/arch": "amd64" });
     for (label, value) in labels {
@@ -125,7 +126,7 @@ struct Worker {
 
 impl Worker {
     async fn run(self: Arc<Self>, stop: CancellationToken) {
-        let mut lives: HashMap<String, CancellationToken> = HashMap::new();
+        let mut running: HashMap<String, CancellationToken> = HashMap::new();
         let mut tasks = JoinSet::new();
         let mut news = self.kubelet.news();
         let here = format!("spec.nodeName={}", self.name);
@@ -134,12 +135,12 @@ impl Worker {
             loop {
                 tokio::select! {
                     () = stop.cancelled() => break 'watch,
-                    Ok(()) = news.changed() => self.tell_devices(),
+                    Ok(()) = news.changed() => self.publish_devices(),
                     happened = pods.next() => match happened {
                         None => break,
-                        Some(Happened::Set(pod)) => self.clone().see(pod, &mut lives, &mut tasks),
-                        Some(Happened::Gone(pod)) => {
-                            let life = lives.remove(text(&pod["metadata"]["uid"]));
+                        Some(WatchEvent::Applied(pod)) => self.clone().apply(pod, &mut running, &mut tasks),
+                        Some(WatchEvent::Deleted(pod)) => {
+                            let life = running.remove(text(&pod["metadata"]["uid"]));
                             life.iter().for_each(CancellationToken::cancel);
                         }
                     },
@@ -150,36 +151,36 @@ impl Worker {
         tasks.shutdown().await;
     }
 
-    fn see(
+    fn apply(
         self: Arc<Self>,
         pod: Value,
-        lives: &mut HashMap<String, CancellationToken>,
+        running: &mut HashMap<String, CancellationToken>,
         tasks: &mut JoinSet<()>,
     ) {
         let uid = text(&pod["metadata"]["uid"]).to_owned();
         let is_ending = !pod["metadata"]["deletionTimestamp"].is_null();
         let has_ended = matches!(text(&pod["status"]["phase"]), "Succeeded" | "Failed");
-        match lives.get(&uid) {
+        match running.get(&uid) {
             Some(life) if is_ending => life.cancel(),
             Some(_) => {}
-            None if is_ending => self.forget(&pod),
+            None if is_ending => self.delete_object(&pod),
             None if has_ended => {}
             None => {
                 let life = CancellationToken::new();
-                lives.insert(uid, life.clone());
-                tasks.spawn(async move { self.live(pod, life).await });
+                running.insert(uid, life.clone());
+                tasks.spawn(async move { self.run_pod(pod, life).await });
             }
         }
     }
 
     /// From admission to the end.
-    async fn live(&self, object: Value, end: CancellationToken) {
+    async fn run_pod(&self, object: Value, end: CancellationToken) {
         // What cannot be read as a pod was not made by the API server.
         let Ok(pod) = serde_json::from_value::<Pod>(object.clone()) else { return };
         let admitted = match self.kubelet.admit(&pod).await {
             Ok(admitted) => admitted,
             Err(reason) => {
-                self.tell(&object, true, "UnexpectedAdmissionError", &reason);
+                self.record_event(&object, true, "UnexpectedAdmissionError", &reason);
                 self.set_status(&object, json!({
                     "phase": "Failed", "reason": "UnexpectedAdmissionError", "message": reason, "startTime": now(),
                 }));
@@ -189,22 +190,22 @@ impl Worker {
         let ended = end.run_until_cancelled(self.run_containers(&object, &pod, &admitted)).await;
         if ended.is_none() {
             // Deleted: the containers are asked to end, and do.
-            tokio::time::sleep(ENDING).await;
+            tokio::time::sleep(TERMINATION_TIME).await;
         }
         let _ = self.containers.end(&pod.metadata.uid);
         self.kubelet.remove(&pod.metadata.uid);
         if ended.is_some() {
             self.set_status(&object, status::ended(&object));
         } else {
-            self.forget(&object);
+            self.delete_object(&object);
         }
     }
 
     /// Comes back when they have ended by themselves.
     async fn run_containers(&self, object: &Value, pod: &Pod, admitted: &Admitted) {
         while let Err(reason) = self.kubelet.start_containers(pod).await {
-            self.tell(object, true, "Failed", &reason);
-            tokio::time::sleep(START_AGAIN).await;
+            self.record_event(object, true, "Failed", &reason);
+            tokio::time::sleep(START_RETRY_DELAY).await;
         }
         // A pod whose requests cannot be read was not admitted.
         for claim in pod.spec.claims(MemoryUnit::GiB).unwrap_or_default() {
@@ -212,13 +213,19 @@ impl Worker {
             let Some(given) = admitted.get(container) else { continue };
             let (id, hold) = (container_id(uid, container), Hold::of(claim.request));
             if let Err(error) = self.containers.start(uid, container, &id, hold, given) {
-                self.tell(object, true, "Failed", &format!("container {container} cannot start: {error}"));
+                self.record_event(
+                    object,
+                    true,
+                    "Failed",
+                    &format!("container {container} cannot start: {error}"),
+                );
             }
         }
         self.set_status(object, status::running(object));
         let names: Vec<&str> = pod.spec.containers.iter().map(|container| container.name.as_str()).collect();
-        self.tell(object, false, "Started", &format!("Started container {}", names.join(", ")));
-        let seconds = pod.metadata.annotations.get(RUNS_FOR).and_then(|text| text.parse::<f64>().ok());
+        self.record_event(object, false, "Started", &format!("Started container {}", names.join(", ")));
+        let seconds =
+            pod.metadata.annotations.get(RUN_SECONDS_ANNOTATION).and_then(|text| text.parse::<f64>().ok());
         match seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok()) {
             Some(time) => tokio::time::sleep(time).await,
             None => std::future::pending().await,
@@ -232,7 +239,7 @@ impl Worker {
     }
 
     /// Takes the object of a pod away that has ended because it was deleted.
-    fn forget(&self, pod: &Value) {
+    fn delete_object(&self, pod: &Value) {
         let current = self.api.get(&pod_path(pod));
         let same = current.is_some_and(|current| current["metadata"]["uid"] == pod["metadata"]["uid"]);
         if same {
@@ -240,12 +247,12 @@ impl Worker {
         }
     }
 
-    fn tell(&self, about: &Value, is_warning: bool, reason: &str, message: &str) {
-        Event { about, is_warning, reason, message, component: "kubelet" }.write(&self.api);
+    fn record_event(&self, about: &Value, is_warning: bool, reason: &str, message: &str) {
+        ObjectEvent { about, is_warning, reason, message, component: "kubelet" }.write(&self.api);
     }
 
     /// The node's amounts follow its plugins.
-    fn tell_devices(&self) {
+    fn publish_devices(&self) {
         let (mut capacity, mut allocatable) = (json!({}), json!({}));
         for resource in Resource::ALL {
             if let Some((all, healthy)) = self.kubelet.devices(resource.name()) {

@@ -26,13 +26,13 @@ use tonic::{
     transport::{Channel, Endpoint, Server},
 };
 
-use super::{State, lock};
+use super::{KubeletState, lock};
 
 /// How often the registry is looked at.
-const LOOK_EVERY: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// A directory that did not change for so long has been seen as it is.
-const SETTLED: Duration = Duration::from_millis(100);
+const SETTLE_TIME: Duration = Duration::from_millis(100);
 
 /// A plugin that is known.
 #[derive(Clone, Debug)]
@@ -69,7 +69,7 @@ pub(super) fn clear_sockets(directory: &Path) -> io::Result<()> {
 /// Plugins that come to `kubelet.sock`.
 pub(super) fn serve_registration(
     directory: &Path,
-    state: Arc<State>,
+    state: Arc<KubeletState>,
     stop: &CancellationToken,
     tasks: &mut JoinSet<()>,
 ) -> io::Result<()> {
@@ -86,7 +86,7 @@ pub(super) fn serve_registration(
 
 struct Registrar {
     directory: PathBuf,
-    state: Arc<State>,
+    state: Arc<KubeletState>,
 }
 
 #[tonic::async_trait]
@@ -103,7 +103,7 @@ impl Registration for Registrar {
 /// Goes to every socket that appears in the registry.
 pub(super) fn watch_registry(
     directory: PathBuf,
-    state: Arc<State>,
+    state: Arc<KubeletState>,
     stop: &CancellationToken,
     tasks: &mut JoinSet<()>,
 ) {
@@ -115,7 +115,7 @@ pub(super) fn watch_registry(
             // Many kubelets in one process would spend their time reading directories in which nothing has changed.
             let changed = fs::metadata(&directory).and_then(|data| data.modified()).ok();
             if changed.is_some() && changed == settled {
-                tokio::time::sleep(LOOK_EVERY).await;
+                tokio::time::sleep(POLL_INTERVAL).await;
                 continue;
             }
             let mut all_known = true;
@@ -127,21 +127,21 @@ pub(super) fn watch_registry(
                     continue;
                 };
                 if !known.contains(&identity) {
-                    match introduce(&path, state.clone()).await {
+                    match register_from_registry(&path, state.clone()).await {
                         Ok(()) => drop(known.insert(identity)),
                         Err(_not_yet) => all_known = false,
                     }
                 }
             }
             // The clock of the files is coarse: what changed a moment ago may change again unseen.
-            let is_old = |time: &SystemTime| time.elapsed().is_ok_and(|passed| passed > SETTLED);
+            let is_old = |time: &SystemTime| time.elapsed().is_ok_and(|passed| passed > SETTLE_TIME);
             settled = changed.filter(|time| all_known && is_old(time));
-            tokio::time::sleep(LOOK_EVERY).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
     });
 }
 
-async fn introduce(socket: &Path, state: Arc<State>) -> Result<(), String> {
+async fn register_from_registry(socket: &Path, state: Arc<KubeletState>) -> Result<(), String> {
     let text = |error: Status| error.to_string();
     let mut client = RegistrationClient::new(dial(socket).await?);
     let info = client.get_info(InfoRequest {}).await.map_err(text)?.into_inner();
@@ -158,7 +158,7 @@ async fn dial(socket: &Path) -> Result<Channel, String> {
 }
 
 /// Asks for the options and opens the device stream; when it ends, all devices are unhealthy.
-async fn connect(socket: &Path, resource: String, state: Arc<State>) -> Result<(), String> {
+async fn connect(socket: &Path, resource: String, state: Arc<KubeletState>) -> Result<(), String> {
     let mut client = DevicePluginClient::new(dial(socket).await?)
         .max_decoding_message_size(4 << 20)
         .max_encoding_message_size(4 << 20);

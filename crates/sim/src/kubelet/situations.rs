@@ -15,19 +15,19 @@ pub struct Situation {
     #[serde(default)]
     pub bound_in_reverse: bool,
     /// In the order they are made.
-    pub pods: Vec<Asking>,
+    pub pods: Vec<SituationPod>,
 }
 
 /// A pod, and what must become of it.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct Asking {
+pub struct SituationPod {
     /// Its name.
     pub name: String,
     /// How many there are; each is granted the next of the GPUs.
     copies: Option<u8>,
     /// Its containers, in the order the kubelet takes them.
-    pub containers: Vec<Asked>,
+    pub containers: Vec<SituationContainer>,
     /// What its owner is told when it cannot be served.
     pub refused: Option<String>,
 }
@@ -35,12 +35,12 @@ pub struct Asking {
 /// A container, and what it must find.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct Asked {
+pub struct SituationContainer {
     /// Its name.
     pub name: String,
     /// When it runs.
     #[serde(default)]
-    pub role: Role,
+    pub role: ContainerRole,
     /// What it asks for.
     pub resources: BTreeMap<String, String>,
     /// The GPUs it was granted; none where nobody placed the pod.
@@ -50,13 +50,13 @@ pub struct Asked {
     #[serde(default)]
     env: BTreeMap<String, String>,
     /// What it may use of its GPU; none for whole GPUs.
-    limits: Option<Limit>,
+    limits: Option<ExpectedLimit>,
 }
 
 /// When a container runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Role {
+pub enum ContainerRole {
     /// Before the others, and then no more.
     Init,
     /// Beside the others, from before they begin.
@@ -68,7 +68,7 @@ pub enum Role {
 
 /// What a container may use of one GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
-pub struct Limit {
+pub struct ExpectedLimit {
     /// Memory.
     pub mib: u64,
     /// Compute.
@@ -77,37 +77,37 @@ pub struct Limit {
 
 /// What became of a pod.
 #[derive(Debug)]
-pub enum Outcome {
+pub enum PodOutcome {
     /// It runs; what its containers see, by name.
-    Running(BTreeMap<String, Seen>),
+    Running(BTreeMap<String, ContainerView>),
     /// It was turned away, in these words.
     Refused(String),
 }
 
 /// What a container sees of its GPUs.
 #[derive(Debug)]
-pub struct Seen {
+pub struct ContainerView {
     /// Its environment; empty where it cannot be asked.
     pub env: BTreeMap<String, String>,
     /// The limits in force, by GPU.
-    pub limits: Option<BTreeMap<u8, Limit>>,
+    pub limits: Option<BTreeMap<u8, ExpectedLimit>>,
     /// The GPUs its pod's annotations name.
-    pub said: Vec<u8>,
+    pub annotated: Vec<u8>,
 }
 
 /// A node with a kubelet and the agent.
 #[allow(async_fn_in_trait, reason = "played by one task")]
-pub trait Stage {
+pub trait NodeUnderTest {
     /// The UUID of a GPU.
-    fn uuid(&self, card: u8) -> String;
+    fn uuid(&self, gpu: u8) -> String;
     /// Makes a pod.
-    async fn make(&self, pod: &Asking) -> Result<(), String>;
+    async fn create_pod(&self, pod: &SituationPod) -> Result<(), String>;
     /// Binds a pod to the node, with its grant in the same write where it has one.
-    async fn bind(&self, pod: &Asking) -> Result<(), String>;
+    async fn bind_pod(&self, pod: &SituationPod) -> Result<(), String>;
     /// Waits until something has become of it.
-    async fn outcome(&self, pod: &Asking) -> Result<Outcome, String>;
-    /// Compares all books, and ends all pods.
-    async fn clear(&self) -> Result<(), String>;
+    async fn outcome(&self, pod: &SituationPod) -> Result<PodOutcome, String>;
+    /// Compares all allocations, and ends all pods.
+    async fn check_and_clear(&self) -> Result<(), String>;
 }
 
 /// All situations there are.
@@ -116,28 +116,28 @@ pub fn all() -> Result<Vec<Situation>, serde_json::Error> {
 }
 
 impl Situation {
-    /// Plays it on a stage.
-    pub async fn play(&self, stage: &impl Stage) -> Result<(), String> {
-        let pods: Vec<Asking> = self.pods.iter().flat_map(Asking::each).collect();
+    /// Plays it on a node.
+    pub async fn run(&self, node: &impl NodeUnderTest) -> Result<(), String> {
+        let pods: Vec<SituationPod> = self.pods.iter().flat_map(SituationPod::each).collect();
         for pod in &pods {
-            stage.make(pod).await?;
+            node.create_pod(pod).await?;
         }
-        let mut order: Vec<&Asking> = pods.iter().collect();
+        let mut order: Vec<&SituationPod> = pods.iter().collect();
         if self.bound_in_reverse {
             order.reverse();
         }
         for pod in order {
-            stage.bind(pod).await?;
+            node.bind_pod(pod).await?;
         }
         for pod in &pods {
-            let outcome = stage.outcome(pod).await?;
-            pod.check(&outcome, |card| stage.uuid(card)).map_err(|wrong| format!("{}: {wrong}", pod.name))?;
+            let outcome = node.outcome(pod).await?;
+            pod.check(&outcome, |gpu| node.uuid(gpu)).map_err(|wrong| format!("{}: {wrong}", pod.name))?;
         }
-        stage.clear().await
+        node.check_and_clear().await
     }
 }
 
-impl Asking {
+impl SituationPod {
     /// Whether nobody has placed it.
     #[must_use]
     pub fn is_unplaced(&self) -> bool {
@@ -158,10 +158,10 @@ impl Asking {
     }
 
     /// Whether what became of it is right.
-    fn check(&self, outcome: &Outcome, uuid: impl Fn(u8) -> String) -> Result<(), String> {
+    fn check(&self, outcome: &PodOutcome, uuid: impl Fn(u8) -> String) -> Result<(), String> {
         match (outcome, &self.refused) {
-            (Outcome::Refused(words), Some(expected)) if words.contains(expected) => Ok(()),
-            (Outcome::Running(seen), None) => {
+            (PodOutcome::Refused(words), Some(expected)) if words.contains(expected) => Ok(()),
+            (PodOutcome::Running(seen), None) => {
                 for asked in &self.containers {
                     let found = seen.get(&asked.name).ok_or_else(|| format!("{} is not seen", asked.name))?;
                     asked.check(found, &uuid).map_err(|wrong| format!("{}: {wrong}", asked.name))?;
@@ -173,23 +173,23 @@ impl Asking {
     }
 }
 
-impl Asked {
-    fn check(&self, seen: &Seen, uuid: impl Fn(u8) -> String) -> Result<(), String> {
-        if !self.granted.is_empty() && seen.said != self.granted {
-            return Err(format!("its pod says GPUs {:?}, granted were {:?}", seen.said, self.granted));
+impl SituationContainer {
+    fn check(&self, seen: &ContainerView, uuid: impl Fn(u8) -> String) -> Result<(), String> {
+        if !self.granted.is_empty() && seen.annotated != self.granted {
+            return Err(format!("its pod says GPUs {:?}, granted were {:?}", seen.annotated, self.granted));
         }
         // What runs no more cannot be asked, and needs no limits.
-        if self.role == Role::Init {
+        if self.role == ContainerRole::Init {
             return Ok(());
         }
-        let visible = seen.said.iter().map(|card| uuid(*card)).collect::<Vec<_>>().join(",");
+        let visible = seen.annotated.iter().map(|gpu| uuid(*gpu)).collect::<Vec<_>>().join(",");
         let expected = self.env.iter().map(|(name, value)| (name.as_str(), value.as_str()));
         for (name, value) in expected.chain([("NVIDIA_VISIBLE_DEVICES", visible.as_str())]) {
             if seen.env.get(name).map(String::as_str) != Some(value) {
                 return Err(format!("{name}={value} is missing in {:?}", seen.env));
             }
         }
-        let limits = self.limits.map(|limit| seen.said.iter().map(|card| (*card, limit)).collect());
+        let limits = self.limits.map(|limit| seen.annotated.iter().map(|gpu| (*gpu, limit)).collect());
         if seen.limits != limits {
             return Err(format!("the limits are {:?}, expected {limits:?}", seen.limits));
         }
@@ -201,36 +201,40 @@ impl Asked {
 mod tests {
     use super::*;
 
-    fn uuid(card: u8) -> String {
-        format!("GPU-{card}")
+    fn uuid(gpu: u8) -> String {
+        format!("GPU-{gpu}")
     }
 
-    fn seen(said: &[u8], visible: &str, limit: Option<Limit>) -> Outcome {
+    fn seen(annotated: &[u8], visible: &str, limit: Option<ExpectedLimit>) -> PodOutcome {
         let env = BTreeMap::from([("NVIDIA_VISIBLE_DEVICES".to_owned(), visible.to_owned())]);
-        let limits = limit.map(|limit| said.iter().map(|card| (*card, limit)).collect());
-        Outcome::Running(BTreeMap::from([("main".to_owned(), Seen { env, limits, said: said.to_vec() })]))
+        let limits = limit.map(|limit| annotated.iter().map(|gpu| (*gpu, limit)).collect());
+        PodOutcome::Running(BTreeMap::from([(
+            "main".to_owned(),
+            ContainerView { env, limits, annotated: annotated.to_vec() },
+        )]))
     }
 
     #[test]
     fn a_wrong_gpu_a_wrong_limit_and_a_wrong_word_are_noticed() {
         let situations = all().unwrap();
         let pod = |name: &str| {
-            let pods = situations.iter().flat_map(|situation| situation.pods.iter().flat_map(Asking::each));
+            let pods =
+                situations.iter().flat_map(|situation| situation.pods.iter().flat_map(SituationPod::each));
             pods.into_iter().find(|pod| pod.name == name).unwrap()
         };
-        let limit = Limit { mib: 10_240, percent: 30 };
+        let limit = ExpectedLimit { mib: 10_240, percent: 30 };
         assert_eq!(pod("vcuda").check(&seen(&[5], "GPU-5", Some(limit)), uuid), Ok(()));
         for wrong in [
             seen(&[5], "GPU-4", Some(limit)),
             seen(&[4], "GPU-4", Some(limit)),
             seen(&[5], "GPU-5", None),
-            seen(&[5], "GPU-5", Some(Limit { percent: 31, ..limit })),
-            Outcome::Refused("no".into()),
+            seen(&[5], "GPU-5", Some(ExpectedLimit { percent: 31, ..limit })),
+            PodOutcome::Refused("no".into()),
         ] {
             assert!(pod("vcuda").check(&wrong, uuid).is_err(), "{wrong:?}");
         }
         assert!(pod("lonely").check(&seen(&[5], "GPU-5", None), uuid).is_err());
-        assert!(pod("lonely").check(&Outcome::Refused("something else".into()), uuid).is_err());
+        assert!(pod("lonely").check(&PodOutcome::Refused("something else".into()), uuid).is_err());
         assert_eq!(pod("equal-9").containers[0].granted, [0], "copies take the GPUs in turn");
     }
 }

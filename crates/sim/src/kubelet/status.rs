@@ -7,25 +7,25 @@ use crate::scatter;
 
 /// Its containers run.
 pub(super) fn running(pod: &Value) -> Value {
-    status(pod, &State::Running)
+    status(pod, &ContainerState::Running)
 }
 
 /// They have ended by themselves.
 pub(super) fn ended(pod: &Value) -> Value {
-    status(pod, &State::Ended)
+    status(pod, &ContainerState::Ended)
 }
 
-enum State {
+enum ContainerState {
     Running,
     Ended,
 }
 
-fn status(pod: &Value, state: &State) -> Value {
+fn status(pod: &Value, state: &ContainerState) -> Value {
     let (uid, time) = (text(&pod["metadata"]["uid"]), now());
-    let is_running = matches!(state, State::Running);
+    let is_running = matches!(state, ContainerState::Running);
     let detail = match state {
-        State::Running => json!({ "running": { "startedAt": time } }),
-        State::Ended => {
+        ContainerState::Running => json!({ "running": { "startedAt": time } }),
+        ContainerState::Ended => {
             json!({ "terminated": { "exitCode": 0, "reason": "Completed", "startedAt": time, "finishedAt": time } })
         }
     };

@@ -1,4 +1,4 @@
-//! Rules others have published, as far as the core does not have them itself.
+//! Published policies that the core does not implement.
 
 use std::cmp::Reverse;
 
@@ -10,7 +10,7 @@ use tessera_core::units::GpuIndex;
 
 use super::twister::Twister;
 
-/// Any GPUs, each set as likely.
+/// Returns a random set; all sets are equally likely.
 pub(super) fn random(free: GpuSet, size: usize, draws: &mut Twister) -> GpuSet {
     let mut left: Vec<GpuIndex> = free.iter().collect();
     let mut chosen = GpuSet::EMPTY;
@@ -21,12 +21,13 @@ pub(super) fn random(free: GpuSet, size: usize, draws: &mut Twister) -> GpuSet {
     chosen
 }
 
-/// MAPA's Greedy: the set of the highest bandwidth.
+/// Policy Greedy of MAPA: returns the set with the highest bandwidth.
 pub(super) fn greedy(machine: &Machine, free: GpuSet, size: usize) -> Option<GpuSet> {
     first_best(free, size, |set| machine.bandwidth(set))
 }
 
-/// MAPA's Preserve: jobs that depend on their links choose greedily, the others leave the most NVLinks behind.
+/// Policy Preserve of MAPA. Link-sensitive jobs choose greedily. The others keep as many NVLinks as
+/// possible among the remaining GPUs.
 pub(super) fn preserve(topology: &Topology, free: GpuSet, size: usize, traffic: Traffic) -> Option<GpuSet> {
     let machine = topology.machine();
     match traffic {
@@ -41,7 +42,7 @@ pub(super) fn preserve(topology: &Topology, free: GpuSet, size: usize, traffic: 
     }
 }
 
-/// The set with the highest key; the lowest of equals.
+/// Returns the set with the highest key. Among equal keys the first set wins.
 fn first_best<K: Ord>(free: GpuSet, size: usize, key: impl Fn(GpuSet) -> K) -> Option<GpuSet> {
     let mut best: Option<(K, GpuSet)> = None;
     for set in free.subsets(size) {
@@ -53,9 +54,11 @@ fn first_best<K: Ord>(free: GpuSet, size: usize, key: impl Fn(GpuSet) -> K) -> O
     best.map(|(_, set)| set)
 }
 
-/// Gaia's tree of access costs: the nearest group that has enough free GPUs, the fullest of those, filled child by
-/// child. Unlike in the core's tree all pairs of a group are near, so that a mesh, in which everybody reaches everybody
-/// over somebody else, still falls into groups.
+/// The tree of access costs of Gaia: takes the nearest group with enough free GPUs, the fullest of
+/// those, and fills it child by child.
+///
+/// All pairs of a group are near, unlike in the tree of the core. Therefore a mesh, in which GPUs
+/// reach each other over a third one, still falls into groups.
 pub(super) fn tree(topology: &Topology, free: GpuSet, size: usize) -> Option<GpuSet> {
     let levels = levels(topology);
     let fitting = |groups: &Vec<GpuSet>| tightest(groups.iter().copied(), free, size);
@@ -64,7 +67,7 @@ pub(super) fn tree(topology: &Topology, free: GpuSet, size: usize) -> Option<Gpu
     Some(fill(&levels[..level], group, free, size))
 }
 
-/// How near two GPUs are: any NVLink, or a PCIe level.
+/// Returns how near two GPUs are: any NVLink, or the PCIe level.
 fn nearness(topology: &Topology, a: GpuIndex, b: GpuIndex) -> (bool, PcieLevel) {
     let link = topology.link(a, b);
     if link.nvlinks > 0 {
@@ -74,7 +77,7 @@ fn nearness(topology: &Topology, a: GpuIndex, b: GpuIndex) -> (bool, PcieLevel) 
     }
 }
 
-/// The groups of each level, single GPUs first, the whole machine last.
+/// Returns the groups of each level, from single GPUs to the whole host.
 fn levels(topology: &Topology) -> Vec<Vec<GpuSet>> {
     let mut steps: Vec<_> = topology.gpus().pairs().map(|(a, b)| nearness(topology, a, b)).collect();
     steps.sort_unstable();
@@ -95,21 +98,22 @@ fn levels(topology: &Topology) -> Vec<Vec<GpuSet>> {
     levels
 }
 
-/// The first two groups that may become one.
+/// Returns the first two groups that may be joined.
 fn joinable(groups: &[GpuSet], near: impl Fn(GpuSet, GpuSet) -> bool) -> Option<(usize, usize)> {
     let pairs =
         (0..groups.len()).flat_map(|first| (first + 1..groups.len()).map(move |second| (first, second)));
     pairs.into_iter().find(|(first, second)| near(groups[*first], groups[*second]))
 }
 
-/// The fullest group that has enough.
+/// Returns the fullest group with at least `size` free GPUs.
 fn tightest(groups: impl Iterator<Item = GpuSet>, free: GpuSet, size: usize) -> Option<GpuSet> {
     let available = |group: &GpuSet| group.intersection(free).len();
     let enough = groups.filter(|group| available(group) >= size);
     enough.min_by_key(|group| (available(group), group.lowest()))
 }
 
-/// From the child that has enough, else from the largest children until it is enough.
+/// Takes GPUs from the child with enough free ones, otherwise from the largest children until
+/// `size` is reached.
 fn fill(below: &[Vec<GpuSet>], group: GpuSet, free: GpuSet, size: usize) -> GpuSet {
     let open = group.intersection(free);
     let Some((children, below)) = below.split_last() else {
@@ -136,7 +140,7 @@ mod tests {
         indexes.iter().copied().map(GpuIndex).collect()
     }
 
-    /// A ring of four with single NVLinks, one of them doubled.
+    /// Returns a ring of four GPUs with single NVLinks, one of them doubled.
     fn square() -> Topology {
         Topology::from_pairs(4, |a, b| match (a.0, b.0) {
             (2, 3) => Link::nvlink(2),
@@ -154,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn preserve_leaves_nvlinks_where_nobody_needs_them() {
+    fn preserve_keeps_nvlinks_free_for_sensitive_jobs() {
         let all = set(&[0, 1, 2, 3]);
         assert_eq!(preserve(&square(), all, 2, Traffic::Sensitive), Some(set(&[2, 3])));
         assert_eq!(preserve(&square(), all, 2, Traffic::Insensitive), Some(set(&[0, 1])));
@@ -162,8 +166,8 @@ mod tests {
     }
 
     #[test]
-    fn the_tree_keeps_to_groups_of_near_gpus() {
-        // Single GPUs, pairs, everybody: the second pair of the square is as near as the first.
+    fn the_tree_chooses_groups_of_near_gpus() {
+        // The levels are single GPUs, pairs and the whole host. Both pairs are equally near.
         assert_eq!(tree(&square(), set(&[0, 1, 2, 3]), 2), Some(set(&[0, 1])));
         assert_eq!(tree(&square(), set(&[1, 2, 3]), 2), Some(set(&[2, 3])));
         assert_eq!(tree(&square(), set(&[1, 2, 3]), 3), Some(set(&[1, 2, 3])));

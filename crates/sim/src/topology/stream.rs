@@ -1,4 +1,4 @@
-//! Jobs one after the other on one machine.
+//! Jobs that run one after the other on one host.
 
 use std::sync::Arc;
 
@@ -13,58 +13,59 @@ use tessera_core::topology::Topology;
 use tessera_core::units::{MiB, MilliCpu, NodeName, PodUid};
 
 use super::twister::Twister;
-use super::{Rule, StreamError, peers};
+use super::{StreamError, StreamPolicy, peers};
 
-/// One job of a stream.
+/// A job of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Job {
+pub(super) struct StreamJob {
     pub(super) size: u8,
     pub(super) ticks: u32,
     pub(super) traffic: Traffic,
 }
 
-/// How well the jobs of a stream were served.
+/// Bandwidth shares of the link-sensitive jobs of a stream.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(super) struct Served {
-    /// Shares of the best bandwidth, added up over the jobs that depend on their links.
+pub(super) struct BandwidthSum {
+    /// Sum of the shares of the best bandwidth.
     pub(super) shares: f64,
     pub(super) jobs: u32,
 }
 
-/// Jobs ask for at least and at most so many GPUs, and for one less than the machine has.
+/// Smallest and largest number of GPUs of a job. A job also leaves one GPU of the host free.
 const SIZES: (u8, u8) = (2, 5);
-/// They run so long.
+/// Shortest and longest run time of a job, in ticks.
 const TICKS: (u32, u32) = (5, 24);
-/// Of six networks, four depend on their links.
-const SENSITIVE: f64 = 4.0 / 6.0;
+/// Probability that a job depends on its links: four of the six networks of the published
+/// experiment do.
+const SENSITIVE_PROBABILITY: f64 = 4.0 / 6.0;
 
-/// The jobs of a seed: for each its size, its length and its kind, drawn in this order.
-pub(super) fn jobs(cards: usize, count: usize, seed: u32) -> Vec<Job> {
+/// Returns the jobs of a seed. Size, run time and sensitivity are drawn in this order.
+pub(super) fn jobs(gpu_count: usize, count: usize, seed: u32) -> Vec<StreamJob> {
     let mut draws = Twister::new(seed);
-    let cards = u8::try_from(cards).unwrap_or(u8::MAX);
-    // A machine of two GPUs has no smaller sets than itself, one of one GPU none at all.
-    let most = SIZES.1.min(cards.saturating_sub(1)).max(SIZES.0.min(cards));
+    let gpu_count = u8::try_from(gpu_count).unwrap_or(u8::MAX);
+    // A host with two GPUs has no smaller sets, and a host with one GPU has no sets at all.
+    let most = SIZES.1.min(gpu_count.saturating_sub(1)).max(SIZES.0.min(gpu_count));
     let least = SIZES.0.min(most);
-    let job = |_| Job {
+    let job = |_| StreamJob {
         size: u8::try_from(draws.between(least.into(), most.into())).unwrap_or(most),
         ticks: draws.between(TICKS.0, TICKS.1),
-        traffic: if draws.unit() < SENSITIVE { Traffic::Sensitive } else { Traffic::Insensitive },
+        traffic: if draws.unit() < SENSITIVE_PROBABILITY { Traffic::Sensitive } else { Traffic::Insensitive },
     };
     (0..count).map(job).collect()
 }
 
-/// A machine with its running jobs.
-struct Machine<'a> {
+/// A host with its running jobs.
+struct SimulatedHost<'a> {
     topology: &'a Topology,
     name: NodeName,
     ledger: Ledger,
     now: u32,
-    /// When each running job ends.
+    /// End tick and UID of each running job.
     running: Vec<(u32, PodUid)>,
-    chooser: Chooser,
+    chooser: GpuChooser,
 }
 
-enum Chooser {
+enum GpuChooser {
     Core(Policy),
     Tree,
     Greedy,
@@ -72,12 +73,17 @@ enum Chooser {
     Random(Box<Twister>),
 }
 
-/// Runs jobs in strict order: where the first in line does not fit, all wait until it does.
-pub(super) fn run(topology: &Topology, rule: Rule, jobs: &[Job], seed: u32) -> Result<Served, StreamError> {
-    let mut machine = Machine::new(topology, Chooser::new(rule, seed))?;
-    let mut served = Served::default();
+/// Runs jobs in strict order: while the first job does not fit, all later ones wait.
+pub(super) fn run(
+    topology: &Topology,
+    policy: StreamPolicy,
+    jobs: &[StreamJob],
+    seed: u32,
+) -> Result<BandwidthSum, StreamError> {
+    let mut host = SimulatedHost::new(topology, GpuChooser::new(policy, seed))?;
+    let mut served = BandwidthSum::default();
     for (number, job) in jobs.iter().enumerate() {
-        let gpus = machine.start(number, *job)?;
+        let gpus = host.start(number, *job)?;
         if job.traffic == Traffic::Sensitive && gpus.len() > 1 {
             served.shares += topology.machine().share(gpus);
             served.jobs += 1;
@@ -86,40 +92,36 @@ pub(super) fn run(topology: &Topology, rule: Rule, jobs: &[Job], seed: u32) -> R
     Ok(served)
 }
 
-// === impl Chooser ===
-
-impl Chooser {
-    fn new(rule: Rule, seed: u32) -> Self {
-        match rule {
-            Rule::Lowest => Self::Core(Policy::Simple),
-            Rule::Gpuallocator => Self::Core(Policy::BestEffort),
-            Rule::Tessera => Self::Core(Policy::Tessera(Arc::default())),
-            Rule::Tree => Self::Tree,
-            Rule::Greedy => Self::Greedy,
-            Rule::Preserve => Self::Preserve,
-            // Not the draws that made the jobs.
-            Rule::Random => Self::Random(Box::new(Twister::new(!seed))),
+impl GpuChooser {
+    fn new(policy: StreamPolicy, seed: u32) -> Self {
+        match policy {
+            StreamPolicy::Lowest => Self::Core(Policy::Simple),
+            StreamPolicy::Gpuallocator => Self::Core(Policy::BestEffort),
+            StreamPolicy::Tessera => Self::Core(Policy::Tessera(Arc::default())),
+            StreamPolicy::Tree => Self::Tree,
+            StreamPolicy::Greedy => Self::Greedy,
+            StreamPolicy::Preserve => Self::Preserve,
+            // The choices must not repeat the draws that made the jobs.
+            StreamPolicy::Random => Self::Random(Box::new(Twister::new(!seed))),
         }
     }
 }
 
-// === impl Machine ===
-
-impl<'a> Machine<'a> {
-    fn new(topology: &'a Topology, chooser: Chooser) -> Result<Self, StreamError> {
+impl<'a> SimulatedHost<'a> {
+    fn new(topology: &'a Topology, chooser: GpuChooser) -> Result<Self, StreamError> {
         let gpu = |index| Gpu {
             numa: topology.numa(index),
             ..Gpu::new(index, format!("GPU-{index}").as_str().into(), "GPU".into(), MiB(1))
         };
-        let name = NodeName::from("machine");
+        let name = NodeName::from("host");
         let gpus = topology.gpus().iter().map(gpu).collect();
         let mut ledger = Ledger::default();
         ledger.set_node(Node::new(name.clone(), gpus, topology.clone(), MilliCpu::ZERO, MiB::ZERO)?);
         Ok(Self { topology, name, ledger, now: 0, running: Vec::new(), chooser })
     }
 
-    /// Waits until a job fits, and starts it.
-    fn start(&mut self, number: usize, job: Job) -> Result<GpuSet, StreamError> {
+    /// Waits until the job fits, then starts it.
+    fn start(&mut self, number: usize, job: StreamJob) -> Result<GpuSet, StreamError> {
         while self.state()?.idle().len() < usize::from(job.size) {
             self.wait()?;
         }
@@ -142,14 +144,14 @@ impl<'a> Machine<'a> {
         Ok(gpus)
     }
 
-    fn choose(&mut self, pod: &PodRequest, job: Job) -> Result<GpuSet, StreamError> {
+    fn choose(&mut self, pod: &PodRequest, job: StreamJob) -> Result<GpuSet, StreamError> {
         let (free, size) = (self.state()?.idle(), usize::from(job.size));
         let chosen = match &mut self.chooser {
-            Chooser::Tree => peers::tree(self.topology, free, size),
-            Chooser::Greedy => peers::greedy(self.topology.machine(), free, size),
-            Chooser::Preserve => peers::preserve(self.topology, free, size, job.traffic),
-            Chooser::Random(draws) => Some(peers::random(free, size, draws)),
-            Chooser::Core(policy) => {
+            GpuChooser::Tree => peers::tree(self.topology, free, size),
+            GpuChooser::Greedy => peers::greedy(self.topology.machine(), free, size),
+            GpuChooser::Preserve => peers::preserve(self.topology, free, size, job.traffic),
+            GpuChooser::Random(draws) => Some(peers::random(free, size, draws)),
+            GpuChooser::Core(policy) => {
                 let policy = policy.clone();
                 let placement = place(self.state()?, pod, &policy, GpuSet::EMPTY)?;
                 placement.gpus.first().copied()
@@ -158,7 +160,7 @@ impl<'a> Machine<'a> {
         chosen.ok_or(StreamError::NoSet { free: free.len(), size })
     }
 
-    /// Until the next job ends; all that end then give back what they hold.
+    /// Advances to the end of the next job and releases the GPUs of all jobs that end then.
     fn wait(&mut self) -> Result<(), StreamError> {
         let never = || StreamError::TooSmall(self.topology.count());
         self.now = self.running.iter().map(|(end, _)| *end).min().ok_or_else(never)?;

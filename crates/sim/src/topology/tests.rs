@@ -5,12 +5,12 @@ use tessera_wire::smi_matrix;
 
 use super::*;
 
-/// A DGX-1 with V100.
+/// Returns the topology of a DGX-1 with V100.
 fn dgx1() -> Topology {
     smi_matrix::parse(include_str!("../../../tessera/tests/fixtures/dgx1.txt")).unwrap().topology
 }
 
-/// Two sockets with two switches of two GPUs each.
+/// Returns two sockets with two PCIe switches of two GPUs each.
 fn two_sockets() -> Topology {
     let topology = Topology::from_pairs(8, |a, b| {
         Link::pcie(match (a.0 / 2 == b.0 / 2, a.0 / 4 == b.0 / 4) {
@@ -22,63 +22,63 @@ fn two_sockets() -> Topology {
     topology.with_numa(&[0, 0, 0, 0, 1, 1, 1, 1].map(Some))
 }
 
-fn share(topology: &Topology, rule: Rule) -> f64 {
-    bandwidth_share(topology, rule, 300, 5).unwrap()
+fn share(topology: &Topology, policy: StreamPolicy) -> f64 {
+    bandwidth_share(topology, policy, 300, 5).unwrap()
 }
 
 #[test]
-fn the_published_columns_come_out() {
-    let check = |topology: &Topology, rule, expected: f64| {
-        let share = share(topology, rule);
-        assert!((share - expected).abs() < 0.004, "{rule}: {share:.4}, published {expected}");
+fn reproduces_the_published_results() {
+    let check = |topology: &Topology, policy, expected: f64| {
+        let share = share(topology, policy);
+        assert!((share - expected).abs() < 0.004, "{policy}: {share:.4}, published {expected}");
     };
-    check(&dgx1(), Rule::Lowest, 0.573);
-    check(&dgx1(), Rule::Tree, 0.692);
-    check(&dgx1(), Rule::Gpuallocator, 0.748);
-    check(&dgx1(), Rule::Greedy, 0.861);
-    check(&dgx1(), Rule::Preserve, 0.873);
+    check(&dgx1(), StreamPolicy::Lowest, 0.573);
+    check(&dgx1(), StreamPolicy::Tree, 0.692);
+    check(&dgx1(), StreamPolicy::Gpuallocator, 0.748);
+    check(&dgx1(), StreamPolicy::Greedy, 0.861);
+    check(&dgx1(), StreamPolicy::Preserve, 0.873);
 }
 
 #[test]
-fn ours_is_ahead_of_every_other() {
+fn policy_tessera_reaches_the_highest_share() {
     for topology in [dgx1(), two_sockets()] {
-        let ours = share(&topology, Rule::Tessera);
-        for rule in Rule::ALL {
-            assert!(share(&topology, rule) <= ours + 0.0005, "{rule} is better");
+        let ours = share(&topology, StreamPolicy::Tessera);
+        for policy in StreamPolicy::ALL {
+            assert!(share(&topology, policy) <= ours + 0.0005, "{policy} is better");
         }
     }
 }
 
 #[test]
-fn every_size_of_machine_is_served() {
+fn serves_hosts_of_every_size() {
     for count in [1, 2, 3, 17] {
         let topology = Topology::from_pairs(count, |_, _| Link::nvlink(4));
-        for rule in Rule::ALL.into_iter().filter(|rule| rule.serves(&topology)) {
-            let share = bandwidth_share(&topology, rule, 20, 1).unwrap();
-            assert!((share - 1.0).abs() < 1e-9, "{rule} on {count} GPUs: {share}");
+        for policy in StreamPolicy::ALL.into_iter().filter(|policy| policy.serves(&topology)) {
+            let share = bandwidth_share(&topology, policy, 20, 1).unwrap();
+            assert!((share - 1.0).abs() < 1e-9, "{policy} on {count} GPUs: {share}");
         }
     }
-    let error = bandwidth_share(&Topology::unknown(17), Rule::Greedy, 20, 1).unwrap_err();
+    let error = bandwidth_share(&Topology::unknown(17), StreamPolicy::Greedy, 20, 1).unwrap_err();
     let expected = "policy greedy compares every set of GPUs, which takes too long for more than 16";
     assert_eq!(error.to_string(), expected);
 }
 
 #[test]
-fn every_name_is_a_rule_of_that_name() {
-    for rule in Rule::ALL {
-        assert_eq!(rule.name().parse(), Ok(rule));
+fn every_policy_parses_from_its_name() {
+    for policy in StreamPolicy::ALL {
+        assert_eq!(policy.name().parse(), Ok(policy));
     }
-    for name in Rule::COMPARED {
-        assert!(name.parse::<Rule>().is_ok(), "{name}");
+    for name in StreamPolicy::COMPARED {
+        assert!(name.parse::<StreamPolicy>().is_ok(), "{name}");
     }
-    let error = "best".parse::<Rule>().unwrap_err().to_string();
+    let error = "best".parse::<StreamPolicy>().unwrap_err().to_string();
     assert_eq!(
         error,
         "unknown policy \"best\"; choose from random, lowest, tree, gpuallocator, greedy, preserve, tessera"
     );
 }
 
-/// The best of the columns published for machines whose matrices may lie beside the repository.
+/// The best published result for each host whose matrix may lie beside the repository.
 const PUBLISHED: [(&str, f64); 10] = [
     ("dgx1-v100", 0.873),
     ("v100-cloud-permuted", 0.868),
@@ -93,16 +93,16 @@ const PUBLISHED: [(&str, f64); 10] = [
 ];
 
 #[test]
-fn at_least_what_the_best_published_rule_reaches() {
+fn policy_tessera_reaches_the_best_published_result() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/topologies");
     if !folder.is_dir() {
-        println!("skipped: {} is not there", folder.display());
+        println!("skipped: {} does not exist", folder.display());
         return;
     }
     for (name, published) in PUBLISHED {
         let text = std::fs::read_to_string(folder.join(format!("{name}.txt"))).unwrap();
         let topology = smi_matrix::parse(&text).unwrap().topology;
-        let share = share(&topology, Rule::Tessera);
+        let share = share(&topology, StreamPolicy::Tessera);
         assert!(share >= published - 0.005, "{name}: {share:.4}, published {published}");
     }
 }

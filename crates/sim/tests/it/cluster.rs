@@ -7,10 +7,10 @@ use tessera_core::ledger::{Change, Ledger};
 use tessera_core::node::Node;
 use tessera_core::placement::Policy;
 use tessera_core::units::Percent;
-use tessera_sim::cluster::trace::{self, Size};
-use tessera_sim::cluster::{Experiment, Outcome, Rule, Target, run};
+use tessera_sim::cluster::trace::{self, PodSize};
+use tessera_sim::cluster::{Experiment, FillPolicy, FillResult, WorkloadKnowledge, run};
 
-fn experiment(nodes: &str, pods: &str, target: Target) -> Experiment {
+fn experiment(nodes: &str, pods: &str, target: WorkloadKnowledge) -> Experiment {
     let nodes = trace::nodes(nodes, |_, _| None).unwrap();
     Experiment {
         nodes: nodes.into_iter().map(Arc::new).collect(),
@@ -21,32 +21,32 @@ fn experiment(nodes: &str, pods: &str, target: Target) -> Experiment {
 }
 
 /// A small cluster of every kind of node, and pods of every kind.
-fn small(target: Target) -> Experiment {
+fn small(target: WorkloadKnowledge) -> Experiment {
     let mut nodes = "sn,cpu_milli,memory_mib,gpu,model\n".to_owned();
     for number in 0..12 {
-        let (cards, model) = [(8, "V100"), (2, "T4"), (1, "P100"), (0, "")][number % 4];
-        nodes += &format!("n{number},{},{},{cards},{model}\n", 8000 * (cards + 2), 65_536);
+        let (gpus, model) = [(8, "V100"), (2, "T4"), (1, "P100"), (0, "")][number % 4];
+        nodes += &format!("n{number},{},{},{gpus},{model}\n", 8000 * (gpus + 2), 65_536);
     }
     let mut pods = "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec\n".to_owned();
     for number in 0..40 {
-        let (cards, milli) =
+        let (gpus, milli) =
             [(1, 460), (1, 1000), (0, 0), (1, 810), (2, 1000), (1, 150), (4, 1000), (8, 1000)][number % 8];
         let spec = if number % 5 == 0 { "T4|V100" } else { "" };
-        pods += &format!("p{number:02},{},1024,{cards},{milli},{spec}\n", 500 + 700 * (number % 6));
+        pods += &format!("p{number:02},{},1024,{gpus},{milli},{spec}\n", 500 + 700 * (number % 6));
     }
     experiment(&nodes, &pods, target)
 }
 
 fn rules() -> Vec<String> {
-    let core = Policy::NAMES.iter().filter(|name| !Rule::COMPARED.contains(name));
-    Rule::COMPARED.iter().chain(core).map(|name| (*name).to_owned()).collect()
+    let core = Policy::NAMES.iter().filter(|name| !FillPolicy::COMPARED.contains(name));
+    FillPolicy::COMPARED.iter().chain(core).map(|name| (*name).to_owned()).collect()
 }
 
 #[test]
 fn every_rule_keeps_true_books() {
-    for target in [Target::Learned, Target::Trace] {
+    for target in [WorkloadKnowledge::Learned, WorkloadKnowledge::Trace] {
         let experiment = small(target);
-        let cards: usize = experiment.nodes.iter().map(|node| node.gpus().len()).sum();
+        let gpus: usize = experiment.nodes.iter().map(|node| node.gpus().len()).sum();
         for name in rules() {
             let outcome = run(&experiment, name.parse().unwrap(), 7);
             let mut ledger = Ledger::default();
@@ -57,8 +57,8 @@ fn every_rule_keeps_true_books() {
                 assert_eq!(ledger.book(grant.clone()), Ok(Change::Changed), "{name}");
             }
             let left: f64 = ledger.nodes().map(|state| state.gpus_left()).sum();
-            let allocated = outcome.allocated_percent * cards as f64 / 100.0;
-            assert!((left + allocated - cards as f64).abs() < 1e-6, "{name}: {left} + {allocated}");
+            let allocated = outcome.allocated_percent * gpus as f64 / 100.0;
+            assert!((left + allocated - gpus as f64).abs() < 1e-6, "{name}: {left} + {allocated}");
             for state in ledger.nodes() {
                 for gpu in state.node().gpus() {
                     assert!(state.used(gpu.index).compute_percent <= Percent::WHOLE);
@@ -72,14 +72,14 @@ fn every_rule_keeps_true_books() {
 
 #[test]
 fn a_run_repeats_and_seeds_differ() {
-    let experiment = small(Target::Learned);
+    let experiment = small(WorkloadKnowledge::Learned);
     let grants = |seed| run(&experiment, "tessera".parse().unwrap(), seed).grants;
     assert_eq!(grants(1), grants(1));
     assert_ne!(grants(1), grants(2));
 }
 
 /// The openb trace, where it lies beside the checkout.
-fn openb(workload: &str, target: Target) -> Option<Experiment> {
+fn openb(workload: &str, target: WorkloadKnowledge) -> Option<Experiment> {
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../../shared/traces/openb");
     let read = |file: String| std::fs::read_to_string(folder.join(file)).ok();
     let nodes = read("openb_node_list_gpu_node.csv".to_owned())?;
@@ -95,7 +95,7 @@ const SEED: u64 = 42;
 
 #[test]
 fn published_rules_give_the_published_figures() {
-    let Some(experiment) = openb("default", Target::Learned) else { return notice("default") };
+    let Some(experiment) = openb("default", WorkloadKnowledge::Learned) else { return notice("default") };
     for (name, published) in [("random", 87.47), ("best-fit", 93.08), ("fgd", 95.39)] {
         let allocated = run(&experiment, name.parse().unwrap(), SEED).allocated_percent;
         // One seed lies up to half a point from the mean of ten.
@@ -106,14 +106,15 @@ fn published_rules_give_the_published_figures() {
 #[test]
 fn tessera_is_ahead_of_fgd_on_every_workload_and_refuses_no_size_more_often() {
     for workload in ["default", "cpu100", "gpushare60", "gpuspec20", "multigpu30"] {
-        let Some(learned) = openb(workload, Target::Learned) else { return notice(workload) };
-        let known = Experiment { target: Target::Trace, ..learned.clone() };
+        let Some(learned) = openb(workload, WorkloadKnowledge::Learned) else { return notice(workload) };
+        let known = Experiment { target: WorkloadKnowledge::Trace, ..learned.clone() };
         let result = |experiment: &Experiment, name: &str| run(experiment, name.parse().unwrap(), SEED);
         let fgd = result(&learned, "fgd");
-        let ahead = |outcome: &Outcome, how: &str| {
+        let ahead = |outcome: &FillResult, how: &str| {
             let (ours, theirs) = (outcome.allocated_percent, fgd.allocated_percent);
             assert!(ours > theirs + 0.2, "{workload}, {how}: {ours} against {theirs}");
-            for (size, (ours, theirs)) in Size::WITH_GPUS.iter().zip(outcome.refused.iter().zip(fgd.refused))
+            for (size, (ours, theirs)) in
+                PodSize::WITH_GPUS.iter().zip(outcome.refused.iter().zip(fgd.refused))
             {
                 assert!(*ours <= theirs, "{workload}, {how}, {}: {ours} refused, fgd {theirs}", size.name());
             }

@@ -23,7 +23,7 @@ pub(super) struct Report {
     reason: String,
     /// For people only: what each GPU lacks.
     #[serde(skip)]
-    cards: Vec<String>,
+    gpu_reasons: Vec<String>,
 }
 
 #[derive(Debug, Serialize)]
@@ -51,7 +51,7 @@ impl Report {
                 score: Some(placement.score),
                 bandwidth: bandwidth(node, placement),
                 reason: describe(node, pod, policy, placement),
-                cards: Vec::new(),
+                gpu_reasons: Vec::new(),
             },
             Err(refusal) => Self {
                 policy: policy.name(),
@@ -60,7 +60,7 @@ impl Report {
                 score: None,
                 bandwidth: None,
                 reason: refusal.to_string(),
-                cards: cards(node, pod, policy),
+                gpu_reasons: gpu_reasons(node, pod, policy),
             },
         }
     }
@@ -75,8 +75,8 @@ impl Report {
         // Writing to a String cannot fail.
         if !self.feasible {
             let _ = writeln!(text, "does not fit: {}", self.reason);
-            self.cards.iter().for_each(|card| {
-                let _ = writeln!(text, "  {card}");
+            self.gpu_reasons.iter().for_each(|reason| {
+                let _ = writeln!(text, "  {reason}");
             });
             return text;
         }
@@ -103,20 +103,20 @@ fn bandwidth(node: &NodeState, placement: &Placement) -> Option<f64> {
 
 fn containers(node: &NodeState, pod: &PodRequest, placement: &Placement) -> Vec<ContainerReport> {
     let grants = placement.grants(pod);
-    let report = |cards: &[(GpuIndex, Hold)]| {
-        let memory = |gpu: &GpuIndex| node.node().gpu(*gpu).map_or(0, |card: &Gpu| card.memory.0);
-        let (compute_percent, memory_mib) = match cards.first() {
+    let report = |gpus: &[(GpuIndex, Hold)]| {
+        let memory = |gpu: &GpuIndex| node.node().gpu(*gpu).map_or(0, |gpu: &Gpu| gpu.memory.0);
+        let (compute_percent, memory_mib) = match gpus.first() {
             Some((_, Hold::Share { compute_percent, memory })) => (compute_percent.0, memory.0),
             // GPUs of one set may differ in size; the smallest is what a job can count on.
-            _ => (100, cards.iter().map(|(gpu, _)| memory(gpu)).min().unwrap_or(0)),
+            _ => (100, gpus.iter().map(|(gpu, _)| memory(gpu)).min().unwrap_or(0)),
         };
-        ContainerReport { gpus: cards.iter().map(|(gpu, _)| gpu.0).collect(), compute_percent, memory_mib }
+        ContainerReport { gpus: gpus.iter().map(|(gpu, _)| gpu.0).collect(), compute_percent, memory_mib }
     };
     grants.iter().map(|grant| report(&grant.cards)).collect()
 }
 
 /// Each GPU's part in a refusal, unless all would do and there are just too few.
-fn cards(node: &NodeState, pod: &PodRequest, policy: &Policy) -> Vec<String> {
+fn gpu_reasons(node: &NodeState, pod: &PodRequest, policy: &Policy) -> Vec<String> {
     let Some(why) = explain(node, pod, policy) else {
         return Vec::new();
     };

@@ -11,7 +11,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use clap::{Args, ValueEnum};
 use tessera_core::gpu::Model;
 use tessera_core::topology::Topology;
-use tessera_sim::cluster::{Experiment, Outcome, Rule, Target, run, trace};
+use tessera_sim::cluster::{Experiment, FillPolicy, FillResult, WorkloadKnowledge, run, trace};
 
 use super::cluster_report::{self, PolicyResult};
 use super::progress::Progress;
@@ -38,7 +38,7 @@ pub(crate) struct Arguments {
     pods: PathBuf,
 
     /// Policies to compare, separated by commas
-    #[arg(long, value_name = "NAMES", value_delimiter = ',', default_values = Rule::COMPARED)]
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', default_values = FillPolicy::COMPARED)]
     policies: Vec<String>,
 
     /// Seeds of the arrivals: a range such as 42..51 (both ends included), or a list such as 42,43
@@ -109,14 +109,14 @@ pub(super) fn run_arguments(arguments: &Arguments) -> Result<ExitCode> {
 }
 
 impl Arguments {
-    fn rules(&self) -> Result<Vec<Rule>> {
+    fn rules(&self) -> Result<Vec<FillPolicy>> {
         let parse = |name: &String| {
-            let rule = name.parse::<Rule>();
+            let rule = name.parse::<FillPolicy>();
             rule.map_err(|_| {
                 let others = "or a policy of `tessera place`";
                 anyhow::anyhow!(
                     "unknown policy {name:?}; choose among {}, {others}",
-                    Rule::COMPARED.join(", ")
+                    FillPolicy::COMPARED.join(", ")
                 )
             })
         };
@@ -127,8 +127,8 @@ impl Arguments {
         ensure!(self.fill > 0.0 && self.fill <= 100.0, "--fill {}: write a number such as 1.3", self.fill);
         let nodes = crate::read_file(&self.nodes)?;
         let machines = self.machines()?;
-        let links = |model: &Model, cards: usize| {
-            let machine = machines.iter().find(|(of, links)| of == model && links.count() == cards);
+        let links = |model: &Model, gpu_count: usize| {
+            let machine = machines.iter().find(|(of, links)| of == model && links.count() == gpu_count);
             machine.map(|(_, links)| links.clone())
         };
         let nodes = trace::nodes(&nodes, links).with_context(|| self.nodes.display().to_string())?;
@@ -144,8 +144,8 @@ impl Arguments {
         let pods = crate::read_file(&self.pods)?;
         let pods = trace::pods(&pods).with_context(|| self.pods.display().to_string())?;
         let target = match self.target {
-            Knowledge::Learned => Target::Learned,
-            Knowledge::Trace => Target::Trace,
+            Knowledge::Learned => WorkloadKnowledge::Learned,
+            Knowledge::Trace => WorkloadKnowledge::Trace,
         };
         Ok(Experiment { nodes: nodes.into_iter().map(Arc::new).collect(), pods, fill: self.fill, target })
     }
@@ -172,11 +172,11 @@ impl FromStr for MachineFile {
 }
 
 /// Every rule on every seed, as many at a time as there are cores. By rule, then by seed.
-fn run_all(experiment: &Experiment, rules: &[Rule], seeds: &[u64]) -> Vec<Vec<Outcome>> {
+fn run_all(experiment: &Experiment, rules: &[FillPolicy], seeds: &[u64]) -> Vec<Vec<FillResult>> {
     let total = rules.len() * seeds.len();
     let next = AtomicUsize::new(0);
     let (sender, receiver) = mpsc::channel();
-    let mut outcomes = vec![vec![Outcome::default(); seeds.len()]; rules.len()];
+    let mut outcomes = vec![vec![FillResult::default(); seeds.len()]; rules.len()];
     std::thread::scope(|scope| {
         for _ in 0..std::thread::available_parallelism().map_or(1, usize::from).min(total) {
             let (sender, next) = (sender.clone(), &next);

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use serde::Serialize;
-use tessera_sim::cluster::trace::Size;
-use tessera_sim::cluster::{FRAGMENTATION_AT, Outcome};
+use tessera_sim::cluster::trace::PodSize;
+use tessera_sim::cluster::{FRAGMENTATION_AT, FillResult};
 
 use super::plot::{Chart, Curve};
 
@@ -13,7 +13,7 @@ use super::plot::{Chart, Curve};
 #[derive(Debug)]
 pub(super) struct PolicyResult {
     pub(super) name: String,
-    pub(super) outcomes: Vec<Outcome>,
+    pub(super) outcomes: Vec<FillResult>,
 }
 
 /// Whom the others are compared with, run by run.
@@ -60,7 +60,7 @@ pub(super) fn json(results: &[PolicyResult], seeds: &[u64], with_links: bool) ->
             mean: mean(result.allocated()),
             per_seed: seeds.iter().copied().zip(result.allocated()).collect(),
         },
-        refused: Size::WITH_GPUS.iter().map(|size| size.name()).zip(result.refused()).collect(),
+        refused: PodSize::WITH_GPUS.iter().map(|size| size.name()).zip(result.refused()).collect(),
         decision_micros: JsonMicros { p50: result.micros(50), p99: result.micros(99) },
         seconds_per_run: mean(result.outcomes.iter().map(|outcome| outcome.seconds)),
         bandwidth_share: with_links.then(|| result.bandwidth_share()),
@@ -91,7 +91,7 @@ fn allocation_table(results: &[PolicyResult], width: usize) -> String {
     let mut text = format!("{:width$}   GPUs allocated, %    against {REFERENCE}", "");
     let _ = writeln!(text, "       pods refused per run               decision, us      run");
     let _ = write!(text, "{:width$}     mean   spread     mean    worst", "policy");
-    for size in Size::WITH_GPUS {
+    for size in PodSize::WITH_GPUS {
         let _ = write!(text, " {:>7}", size.name());
     }
     let _ = writeln!(text, "     p50      p99        s");
@@ -161,7 +161,7 @@ pub(super) fn plot(results: &[PolicyResult], seeds: usize) -> String {
 }
 
 /// The curves of all seeds, which step at slightly different arrivals, averaged step by step.
-fn mean_curve(outcomes: &[Outcome]) -> Vec<(f64, f64)> {
+fn mean_curve(outcomes: &[FillResult]) -> Vec<(f64, f64)> {
     let steps = outcomes.iter().map(|outcome| outcome.curve.len()).min().unwrap_or(0);
     let at = |step: usize| outcomes.iter().map(move |outcome| outcome.curve[step]);
     let mut points: Vec<(f64, f64)> = (0..steps)
@@ -178,9 +178,9 @@ impl PolicyResult {
         self.outcomes.iter().map(|outcome| outcome.allocated_percent)
     }
 
-    /// Mean per run, by [`Size::WITH_GPUS`].
+    /// Mean per run, by [`PodSize::WITH_GPUS`].
     fn refused(&self) -> impl Iterator<Item = f64> {
-        (0..Size::WITH_GPUS.len())
+        (0..PodSize::WITH_GPUS.len())
             .map(|size| mean(self.outcomes.iter().map(|outcome| f64::from(outcome.refused[size]))))
     }
 

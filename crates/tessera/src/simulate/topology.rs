@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result};
 use clap::{Args, value_parser};
 use serde::Serialize;
 use tessera_core::topology::Topology;
-use tessera_sim::topology::{Rule, bandwidth_share};
+use tessera_sim::topology::{StreamPolicy, bandwidth_share};
 
 use super::progress::Progress;
 use crate::topology::read_one;
@@ -32,8 +32,8 @@ pub(crate) struct Arguments {
     topology: Vec<PathBuf>,
 
     /// Policies to compare, separated by commas
-    #[arg(long, value_name = "NAMES", value_delimiter = ',', default_values = Rule::COMPARED)]
-    policies: Vec<Rule>,
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', default_values = StreamPolicy::COMPARED)]
+    policies: Vec<StreamPolicy>,
 
     /// Jobs per stream
     #[arg(long, value_name = "N", default_value_t = 300, value_parser = value_parser!(u32).range(1..=1_000_000))]
@@ -109,7 +109,7 @@ impl Arguments {
 }
 
 /// A line per machine, a column per policy; the best of a line bear a star.
-fn table(machines: &[Machine], policies: &[Rule]) -> String {
+fn table(machines: &[Machine], policies: &[StreamPolicy]) -> String {
     let names = short_names(machines);
     let width = names.iter().map(|name| name.len()).max().unwrap_or(0).max("machine".len());
     let mut text =
@@ -117,7 +117,7 @@ fn table(machines: &[Machine], policies: &[Rule]) -> String {
             .to_owned();
     // Writing to a String cannot fail.
     let _ = write!(text, "{:width$}", "machine");
-    let column = |rule: &Rule| rule.name().len().max("0.0000".len());
+    let column = |rule: &StreamPolicy| rule.name().len().max("0.0000".len());
     for rule in policies {
         let _ = write!(text, "   {:>1$}", rule.name(), column(rule));
     }
@@ -157,7 +157,7 @@ mod tests {
             Machine { file: "long/b.txt".into(), policies: vec![score("tessera", 1.0)] },
             Machine { file: "c".into(), policies: vec![score("greedy", 0.50001), score("tessera", 0.5)] },
         ];
-        let text = table(&machines, &[Rule::Greedy, Rule::Tessera]);
+        let text = table(&machines, &[StreamPolicy::Greedy, StreamPolicy::Tessera]);
         let expected = "machine   greedy   tessera
 a.txt     0.5000   *0.7500
 b.txt          -   *1.0000

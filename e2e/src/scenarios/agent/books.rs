@@ -56,11 +56,11 @@ async fn compare(stage: &Stage) -> Result<()> {
         let shown = usage
             .get(&pod.metadata.uid)
             .with_context(|| format!("{} is not in /usage", pod.metadata.name))?;
-        for (container, cards) in &containers {
+        for (container, gpus) in &containers {
             let devices = shown["stat"][container]["dev"].as_array().cloned().unwrap_or_default();
             let shown: BTreeSet<String> =
                 devices.iter().filter_map(|device| Some(device["card_idx"].as_str()?.to_owned())).collect();
-            let held: BTreeSet<String> = cards.iter().map(|card| card.0.to_string()).collect();
+            let held: BTreeSet<String> = gpus.iter().map(|gpu| gpu.0.to_string()).collect();
             ensure!(shown == held, "{}: the agent says {shown:?}, the kubelet {held:?}", pod.metadata.name);
         }
         let grants =
@@ -98,15 +98,15 @@ pub(super) async fn pod_agrees(stage: &Stage, pod: &Pod) -> Result<BTreeMap<Stri
         let entry = entry.with_context(|| format!("{name} is not listed"))?;
         let container = entry.containers.iter().find(|c| c.name == claim.container);
         let container = container.with_context(|| format!("{name}/{} is not listed", claim.container))?;
-        let mut cards = BTreeSet::new();
+        let mut gpus = BTreeSet::new();
         for resource in Resource::of(claim.dialect) {
             for id in container.ids.get(resource.name()).into_iter().flatten() {
-                cards.insert(ids.read(resource, id).with_context(|| format!("{id} is no device"))?.0);
+                gpus.insert(ids.read(resource, id).with_context(|| format!("{id} is no device"))?.0);
             }
         }
         let said = annotated.iter().find(|grant| grant.container == claim.container).context("no grant")?;
         let said: BTreeSet<GpuIndex> = said.cards.iter().map(|(gpu, _)| *gpu).collect();
-        ensure!(said == cards, "{name}: annotations say {said:?}, the kubelet {cards:?}");
+        ensure!(said == gpus, "{name}: annotations say {said:?}, the kubelet {gpus:?}");
         let missing: Vec<_> =
             handed.iter().filter(|(key, value)| pod.metadata.annotations.get(*key) != Some(value)).collect();
         ensure!(missing.is_empty(), "{name}: {missing:?} are missing");
@@ -114,10 +114,10 @@ pub(super) async fn pod_agrees(stage: &Stage, pod: &Pod) -> Result<BTreeMap<Stri
             let limits = stage.limits(&pod.metadata.uid, &claim.container);
             let limits = limits.with_context(|| format!("{name}/{}", claim.container))?;
             let written: BTreeSet<GpuIndex> =
-                limits.cards.iter().filter_map(|card| stage.card(&card.uuid)).collect();
-            ensure!(written == cards, "{name}: the limits say {written:?}, the kubelet {cards:?}");
+                limits.cards.iter().filter_map(|gpu| stage.gpu(&gpu.uuid)).collect();
+            ensure!(written == gpus, "{name}: the limits say {written:?}, the kubelet {gpus:?}");
         }
-        found.insert(claim.container, cards);
+        found.insert(claim.container, gpus);
     }
     Ok(found)
 }

@@ -53,15 +53,15 @@ pub(super) async fn run(stage: &Stage) -> Result<()> {
         })
         .await?;
     let mut lines = vec![line(std::process::id(), 0, 700, 0)];
-    lines.extend(placed.iter().map(|(who, card, memory, busy)| line(pids[*who], *card, *memory, *busy)));
+    lines.extend(placed.iter().map(|(who, gpu, memory, busy)| line(pids[*who], *gpu, *memory, *busy)));
     fs::write(format!("{}.processes", stage.gpus.display()), lines.join("\n"))?;
 
     let seen = stage
         .harness
         .wait_for("all processes to be counted", SOON, async || {
             let seen: NodeUse = serde_json::from_str(&stage.page(node_use::PATH).await?)?;
-            for (who, card, memory, busy) in placed {
-                check(&seen, who, card, memory, busy)?;
+            for (who, gpu, memory, busy) in placed {
+                check(&seen, who, gpu, memory, busy)?;
             }
             Ok(Some(seen))
         })
@@ -134,15 +134,15 @@ fn processes() -> Result<BTreeMap<String, u32>> {
     Ok(found)
 }
 
-fn line(pid: u32, card: u8, memory: u64, busy: u32) -> String {
-    json!({ "pid": pid, "gpu": card, "memoryMiB": memory, "busyPercent": busy }).to_string()
+fn line(pid: u32, gpu: u8, memory: u64, busy: u32) -> String {
+    json!({ "pid": pid, "gpu": gpu, "memoryMiB": memory, "busyPercent": busy }).to_string()
 }
 
-fn check(seen: &NodeUse, who: &str, card: u8, memory: u64, busy: u32) -> Result<()> {
+fn check(seen: &NodeUse, who: &str, gpu: u8, memory: u64, busy: u32) -> Result<()> {
     let (pod, container) = who.split_once('/').context("no name")?;
     let found = seen.containers.iter().find(|found| found.pod == pod && found.container == container);
-    let share = found.and_then(|found| found.gpus.iter().find(|share| share.index == card));
-    let share = share.with_context(|| format!("{who} is not shown on GPU {card}"))?;
+    let share = found.and_then(|found| found.gpus.iter().find(|share| share.index == gpu));
+    let share = share.with_context(|| format!("{who} is not shown on GPU {gpu}"))?;
     ensure!(share.memory_used_mib == Some(memory), "{who}: {share:?}");
     ensure!(share.busy_percent == Some(f64::from(busy)), "{who}: {share:?}");
     ensure!(share.granted_percent.is_some() == (pod != "free"), "{who}: {share:?}");

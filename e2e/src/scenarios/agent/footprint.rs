@@ -3,7 +3,7 @@
 use std::{fs, time::Duration};
 
 use anyhow::{Context, Result, ensure};
-use tessera_sim::threads::Threads;
+use tessera_sim::threads::ThreadTimes;
 use tokio::time::sleep;
 
 use super::{
@@ -29,9 +29,9 @@ const TICKS: f64 = 100.0;
 pub(super) async fn run(stage: &Stage) -> Result<()> {
     let share = [("tencent.com/vcuda-core", "7"), ("tencent.com/vcuda-memory", "20")];
     for number in 0..PODS {
-        let card = u8::try_from(number % 8)?;
+        let gpu = u8::try_from(number % 8)?;
         let pod = asking(&format!("pod-{number}"), &[Container::main("main", &share)]);
-        stage.create_bound(pod, &[("main", &[card])]).await?;
+        stage.create_bound(pod, &[("main", &[gpu])]).await?;
     }
     for number in 0..PODS {
         stage.cluster.wait_for_phase(&format!("pod-{number}"), "Running", SOON * 4).await?;
@@ -39,10 +39,10 @@ pub(super) async fn run(stage: &Stage) -> Result<()> {
     books::check(stage).await?;
     let agent = stage.agent.id().context("the agent does not run")?;
     stage.harness.note(&format!("{PODS} pods run; now nothing happens for {} s", IDLE.as_secs()));
-    let (before, threads_before) = (ticks(agent)?, Threads::of(agent)?);
+    let (before, threads_before) = (ticks(agent)?, ThreadTimes::of(agent)?);
     sleep(IDLE).await;
     let busy = (ticks(agent)? - before) / TICKS / IDLE.as_secs_f64() * 100.0;
-    stage.harness.note(&format!("taken by: {}", Threads::of(agent)?.since(&threads_before, IDLE)));
+    stage.harness.note(&format!("taken by: {}", ThreadTimes::of(agent)?.since(&threads_before, IDLE)));
     // Two processes on a GPU for each pod, and somebody who scrapes.
     let line = |pid: usize| format!(r#"{{"pid":{pid},"gpu":{},"memoryMiB":1000,"busyPercent":1}}"#, pid % 8);
     let lines: Vec<String> = (1..=2 * PODS).map(line).collect();

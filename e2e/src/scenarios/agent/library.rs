@@ -256,7 +256,7 @@ fn on_simulated_gpu(stage: &Stage, built: &Path, mut pod: Pod) -> Result<Pod> {
     for container in &mut spec.containers {
         container.volume_mounts = Some(folders.iter().map(mount).collect());
         container.env =
-            Some(vec![variable("LD_LIBRARY_PATH", "/e2e"), variable("SIMULATED_GPU", "/e2e/state/card")]);
+            Some(vec![variable("LD_LIBRARY_PATH", "/e2e"), variable("SIMULATED_GPU", "/e2e/state/gpu")]);
     }
     Ok(pod)
 }

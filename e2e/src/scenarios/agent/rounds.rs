@@ -31,10 +31,10 @@ pub(super) async fn run(stage: &Stage) -> Result<()> {
         // round must be that round's doing.
         stage.wait_until_served().await?;
         while alive.len() < PODS {
-            let (name, card) = (format!("pod-{made}"), dice.roll(8));
+            let (name, gpu) = (format!("pod-{made}"), dice.roll(8));
             made += 1;
-            create(stage, &name, card, dice.roll(3)).await?;
-            alive.push((name, card));
+            create(stage, &name, gpu, dice.roll(3)).await?;
+            alive.push((name, gpu));
         }
         // Anywhere from before the first admission to after the last start.
         sleep(Duration::from_millis(u64::from(dice.roll(250)) * 8)).await;
@@ -77,7 +77,7 @@ pub(super) async fn run(stage: &Stage) -> Result<()> {
 }
 
 /// A small pod of one of three dialects, bound with a grant: eight of the largest fit on one GPU.
-async fn create(stage: &Stage, name: &str, card: u8, kind: u8) -> Result<()> {
+async fn create(stage: &Stage, name: &str, gpu: u8, kind: u8) -> Result<()> {
     let resources: &[(&str, &str)] = match kind {
         0 => &[("tencent.com/vcuda-core", "10"), ("tencent.com/vcuda-memory", "30")],
         1 => &[("aliyun.com/gpu-mem", "8")],
@@ -88,14 +88,14 @@ async fn create(stage: &Stage, name: &str, card: u8, kind: u8) -> Result<()> {
         // A kubelet that dies while it starts a container loses that container.
         spec.restart_policy = Some("Always".into());
     }
-    stage.create_bound(pod, &[("main", &[card])]).await
+    stage.create_bound(pod, &[("main", &[gpu])]).await
 }
 
 /// Waits until every pod runs where it was granted, or has failed: a kubelet whose plugin is gone turns pods away, which
 /// nobody can prevent. Comes back with how many did.
 async fn settle(stage: &Stage, alive: &mut Vec<(String, u8)>) -> Result<usize> {
     let mut failed = 0;
-    for (name, card) in std::mem::take(alive) {
+    for (name, gpu) in std::mem::take(alive) {
         let phase = stage
             .harness
             .wait_for(&format!("{name} to run or fail"), SOON, async || {
@@ -104,8 +104,8 @@ async fn settle(stage: &Stage, alive: &mut Vec<(String, u8)>) -> Result<usize> {
             })
             .await?;
         if phase == "Running" {
-            stage.wait_for_annotations(&name, "main", &[card]).await?;
-            alive.push((name, card));
+            stage.wait_for_annotations(&name, "main", &[gpu]).await?;
+            alive.push((name, gpu));
         } else {
             failed += 1;
             let message = stage.pod(&name).await?.status.message;

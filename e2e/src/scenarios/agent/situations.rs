@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 
 use anyhow::{Context, Result, anyhow, ensure};
-use tessera_sim::kubelet::situations::{self, Asked, Asking, Limit, Outcome, Role, Seen};
+use tessera_sim::kubelet::situations::{
+    self, ContainerRole, ContainerView, ExpectedLimit, PodOutcome, SituationContainer, SituationPod,
+};
 use tessera_wire::{dialect::MemoryUnit, grant};
 
 use super::{
@@ -14,28 +16,28 @@ use super::{
 
 pub(super) async fn play_all(stage: &Stage) -> Result<()> {
     for situation in situations::all()? {
-        situation.play(stage).await.map_err(|wrong| anyhow!("{}: {wrong}", situation.name))?;
+        situation.run(stage).await.map_err(|wrong| anyhow!("{}: {wrong}", situation.name))?;
         stage.harness.note(&situation.name);
     }
     Ok(())
 }
 
-fn container(asked: &Asked) -> Container {
+fn container(asked: &SituationContainer) -> Container {
     let resources: Vec<(&str, &str)> =
         asked.resources.iter().map(|(name, amount)| (name.as_str(), amount.as_str())).collect();
     match asked.role {
-        Role::Init => Container::init(&asked.name, &resources),
-        Role::Sidecar => Container::sidecar(&asked.name, &resources),
-        Role::Main => Container::main(&asked.name, &resources),
+        ContainerRole::Init => Container::init(&asked.name, &resources),
+        ContainerRole::Sidecar => Container::sidecar(&asked.name, &resources),
+        ContainerRole::Main => Container::main(&asked.name, &resources),
     }
 }
 
 impl Stage {
-    async fn became(&self, asking: &Asking) -> Result<Outcome> {
+    async fn became(&self, asking: &SituationPod) -> Result<PodOutcome> {
         let phase = if asking.refused.is_some() { "Failed" } else { "Running" };
         let pod = self.cluster.wait_for_phase(&asking.name, phase, SOON).await?;
         if phase == "Failed" {
-            return Ok(Outcome::Refused(pod.status.and_then(|status| status.message).unwrap_or_default()));
+            return Ok(PodOutcome::Refused(pod.status.and_then(|status| status.message).unwrap_or_default()));
         }
         self.wait_for_truth(&asking.name).await?;
         self.wait_until_handed_over(&asking.name).await?;
@@ -46,7 +48,7 @@ impl Stage {
         for asked in &asking.containers {
             let limits = self.limits_by_gpu(&pod.metadata.uid, &asked.name);
             let mut env = BTreeMap::new();
-            if asked.role != Role::Init {
+            if asked.role != ContainerRole::Init {
                 let log = self.log(&asking.name, &asked.name).await?;
                 let has_library = log.contains("control\n") && log.contains("/usr/lib/tessera/libtessera.so");
                 ensure!(has_library == limits.is_some(), "limits {limits:?}, but it finds {log}");
@@ -54,31 +56,34 @@ impl Stage {
                 env = pairs.map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
             }
             let grant = said.iter().find(|grant| grant.container == asked.name);
-            let seen = Seen {
+            let seen = ContainerView {
                 env,
                 limits,
-                said: grant.iter().flat_map(|grant| &grant.cards).map(|(card, _)| card.0).collect(),
+                annotated: grant.iter().flat_map(|grant| &grant.cards).map(|(gpu, _)| gpu.0).collect(),
             };
             containers.insert(asked.name.clone(), seen);
         }
-        Ok(Outcome::Running(containers))
+        Ok(PodOutcome::Running(containers))
     }
 
-    fn limits_by_gpu(&self, uid: &str, container: &str) -> Option<BTreeMap<u8, Limit>> {
-        let cards = self.limits(uid, container).ok()?.cards;
-        let limit = |card: &tessera_limits::GpuLimit| {
-            Some((self.card(&card.uuid)?.0, Limit { mib: card.memory >> 20, percent: card.compute_percent }))
+    fn limits_by_gpu(&self, uid: &str, container: &str) -> Option<BTreeMap<u8, ExpectedLimit>> {
+        let gpus = self.limits(uid, container).ok()?.cards;
+        let limit = |gpu: &tessera_limits::GpuLimit| {
+            Some((
+                self.gpu(&gpu.uuid)?.0,
+                ExpectedLimit { mib: gpu.memory >> 20, percent: gpu.compute_percent },
+            ))
         };
-        cards.iter().map(limit).collect()
+        gpus.iter().map(limit).collect()
     }
 }
 
-impl situations::Stage for Stage {
-    fn uuid(&self, card: u8) -> String {
-        self.uuid(card)
+impl situations::NodeUnderTest for Stage {
+    fn uuid(&self, gpu: u8) -> String {
+        self.uuid(gpu)
     }
 
-    async fn make(&self, asking: &Asking) -> Result<(), String> {
+    async fn create_pod(&self, asking: &SituationPod) -> Result<(), String> {
         let containers: Vec<Container> = asking.containers.iter().map(container).collect();
         let mut pod = manifest(&asking.name, &containers);
         if let Some(spec) = pod.spec.as_mut().filter(|_| asking.is_unplaced()) {
@@ -88,7 +93,7 @@ impl situations::Stage for Stage {
         self.create(pod).await.map(drop).map_err(in_words)
     }
 
-    async fn bind(&self, asking: &Asking) -> Result<(), String> {
+    async fn bind_pod(&self, asking: &SituationPod) -> Result<(), String> {
         if asking.is_unplaced() {
             return Ok(());
         }
@@ -97,11 +102,11 @@ impl situations::Stage for Stage {
         self.bind(&asking.name, &granted).await.map_err(in_words)
     }
 
-    async fn outcome(&self, asking: &Asking) -> Result<Outcome, String> {
+    async fn outcome(&self, asking: &SituationPod) -> Result<PodOutcome, String> {
         self.became(asking).await.map_err(in_words)
     }
 
-    async fn clear(&self) -> Result<(), String> {
+    async fn check_and_clear(&self) -> Result<(), String> {
         books::check(self).await.map_err(in_words)?;
         self.delete_all().await.map_err(in_words)
     }

@@ -145,12 +145,12 @@ impl Stage {
         Ok(())
     }
 
-    pub(in crate::scenarios) fn uuid(&self, card: u8) -> String {
-        eight_gpus().gpus[usize::from(card)].uuid.to_string()
+    pub(in crate::scenarios) fn uuid(&self, gpu: u8) -> String {
+        eight_gpus().gpus[usize::from(gpu)].uuid.to_string()
     }
 
     /// The GPU with these bytes for a UUID.
-    pub(super) fn card(&self, uuid: &[u8; 16]) -> Option<GpuIndex> {
+    pub(super) fn gpu(&self, uuid: &[u8; 16]) -> Option<GpuIndex> {
         let gpus = eight_gpus().gpus;
         gpus.iter().find(|gpu| uuid_bytes(&gpu.uuid.0).as_ref() == Some(uuid)).map(|gpu| gpu.index)
     }
@@ -177,14 +177,14 @@ impl Stage {
         let claims = pod.spec.claims(MemoryUnit::GiB)?;
         let mut granted = Vec::new();
         for claim in &claims {
-            let Some((_, cards)) = grants.iter().find(|(container, _)| *container == claim.container) else {
+            let Some((_, gpus)) = grants.iter().find(|(container, _)| *container == claim.container) else {
                 continue;
             };
             let hold = Hold::of(claim.request);
             granted.push(ContainerGrant {
                 container: claim.container.clone(),
                 role: claim.role,
-                cards: cards.iter().map(|card| (GpuIndex(*card), hold)).collect(),
+                cards: gpus.iter().map(|gpu| (GpuIndex(*gpu), hold)).collect(),
             });
         }
         let annotations = grant::annotations(&pod.spec, &granted, &core_node()?, MemoryUnit::GiB, 1)?;
@@ -234,14 +234,14 @@ impl Stage {
     }
 
     /// The same, of these GPUs for a container.
-    pub(super) async fn wait_for_annotations(&self, name: &str, container: &str, cards: &[u8]) -> Result<()> {
+    pub(super) async fn wait_for_annotations(&self, name: &str, container: &str, gpus: &[u8]) -> Result<()> {
         self.wait_until_handed_over(name).await?;
         let pod = self.pod(name).await?;
         let said = grant::parse(&pod.spec, &pod.metadata.annotations, &core_node()?, MemoryUnit::GiB)?;
         let said = said.unwrap_or_default();
         let said = said.iter().find(|grant| grant.container == container).context("no grant")?;
         let said: Vec<u8> = said.cards.iter().map(|(gpu, _)| gpu.0).collect();
-        ensure!(said == cards, "{name}: the annotations say {said:?}, expected {cards:?}");
+        ensure!(said == gpus, "{name}: the annotations say {said:?}, expected {gpus:?}");
         Ok(())
     }
 
@@ -310,7 +310,7 @@ fn as_agent_reads(pod: &Pod) -> Result<objects::Pod> {
 
 /// Eight GPUs of 80 GiB on two sockets, in pairs behind switches.
 pub(super) fn eight_gpus() -> inventory::Inventory {
-    let numa: Vec<Option<u16>> = (0..8).map(|card| Some(card / 4)).collect();
+    let numa: Vec<Option<u16>> = (0..8).map(|gpu| Some(gpu / 4)).collect();
     let topology = Topology::from_pairs(8, |a, b| {
         Link::pcie(match (a.0 / 2 == b.0 / 2, a.0 / 4 == b.0 / 4) {
             (true, _) => PcieLevel::SingleSwitch,

@@ -17,7 +17,7 @@ use super::{
 const KIND: &str = "e2e.tessera.dev/gpu";
 
 /// Set in the container by the runtime, from the description of the GPU.
-const CARD: &str = "E2E_GPU";
+const GPU_VARIABLE: &str = "E2E_GPU";
 
 /// `pod` makes one of this name and script with a share of 5 GiB.
 pub(super) async fn run(stage: &Stage, pod: impl Fn(&str, &str) -> Result<Pod>) -> Result<()> {
@@ -31,7 +31,7 @@ pub(super) async fn run(stage: &Stage, pod: impl Fn(&str, &str) -> Result<Pod>) 
     ])?;
     stage.wait_until_served().await?;
 
-    let by_cdi = pod("by-cdi", &format!("echo ${CARD}; {ROUNDS}"))?;
+    let by_cdi = pod("by-cdi", &format!("echo ${GPU_VARIABLE}; {ROUNDS}"))?;
     stage.create_bound(by_cdi, &[("main", &[SIMULATED])]).await?;
     let seen = rounds(stage, "by-cdi", SMALL, 3).await?;
     let log = stage.cluster.pods().logs("by-cdi", &LogParams::default()).await?;
@@ -63,7 +63,7 @@ pub(super) async fn run(stage: &Stage, pod: impl Fn(&str, &str) -> Result<Pod>) 
 /// One CDI device for each GPU, by its UUID; it sets a variable in the container.
 fn describe_gpus(stage: &Stage) -> Result<()> {
     let device =
-        |uuid: &str| json!({ "name": uuid, "containerEdits": { "env": [format!("{CARD}={uuid}")] } });
+        |uuid: &str| json!({ "name": uuid, "containerEdits": { "env": [format!("{GPU_VARIABLE}={uuid}")] } });
     let devices: Vec<_> = eight_gpus().gpus.iter().map(|gpu| device(&gpu.uuid.0)).collect();
     let description = json!({ "cdiVersion": "0.6.0", "kind": KIND, "devices": devices });
     fs::write(stage.node.cdi().join("e2e.json"), description.to_string())?;

@@ -6,13 +6,13 @@ use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 use tessera_cluster::LeanPod;
 
-use super::pods::CARD;
+use super::pods::GPU_MEMORY_MIB;
 
 /// What each pod holds, by UID: GPU, compute, memory; a whole GPU is 100 % and all memory.
 #[derive(Debug, Default)]
 pub(super) struct Audit {
     pods: BTreeMap<String, Vec<(String, u64, u64)>>,
-    cards: BTreeMap<String, (u64, u64)>,
+    gpus: BTreeMap<String, (u64, u64)>,
 }
 
 impl Audit {
@@ -30,18 +30,18 @@ impl Audit {
             .get("tessera.dev/grant")
             .with_context(|| format!("{name} is bound without a grant"))?;
         let containers: BTreeMap<String, Vec<Value>> = serde_json::from_str(grant)?;
-        for card in containers.into_values().flatten() {
-            let uuid = card["uuid"].as_str().unwrap_or_default().to_owned();
+        for gpu in containers.into_values().flatten() {
+            let uuid = gpu["uuid"].as_str().unwrap_or_default().to_owned();
             ensure!(
                 uuid.starts_with(&format!("GPU-{}-", pod.spec.node_name)),
                 "{name} holds {uuid}, which is elsewhere"
             );
-            let compute_percent = card["cores"].as_u64().unwrap_or_default();
-            let memory = card["memoryMiB"].as_u64().unwrap_or(CARD);
-            let held = self.cards.entry(uuid.clone()).or_default();
+            let compute_percent = gpu["cores"].as_u64().unwrap_or_default();
+            let memory = gpu["memoryMiB"].as_u64().unwrap_or(GPU_MEMORY_MIB);
+            let held = self.gpus.entry(uuid.clone()).or_default();
             *held = (held.0 + compute_percent, held.1 + memory);
             ensure!(
-                held.0 <= 100 && held.1 <= CARD,
+                held.0 <= 100 && held.1 <= GPU_MEMORY_MIB,
                 "{uuid} carries {} % and {} MiB with {name}",
                 held.0,
                 held.1
@@ -53,7 +53,7 @@ impl Audit {
 
     pub(super) fn forget(&mut self, uid: &str) {
         for (uuid, compute_percent, memory) in self.pods.remove(uid).unwrap_or_default() {
-            if let Some(held) = self.cards.get_mut(&uuid) {
+            if let Some(held) = self.gpus.get_mut(&uuid) {
                 *held = (held.0 - compute_percent, held.1 - memory);
             }
         }

@@ -198,8 +198,8 @@ async fn a_higher_priority_takes_a_fraction(site: &Site) -> Result<()> {
     let victim = evicted[0].metadata.name.clone().unwrap_or_default();
     pods.delete(&victim, &DeleteParams::default().grace_period(0)).await?;
     let urgent = site.bound("urgent").await?;
-    let card = annotation(&urgent, "tessera.dev/grant").to_owned();
-    site.harness.note(&format!("{victim} gave way to a pod of higher priority, which has {card}"));
+    let gpu = annotation(&urgent, "tessera.dev/grant").to_owned();
+    site.harness.note(&format!("{victim} gave way to a pod of higher priority, which has {gpu}"));
     Ok(())
 }
 

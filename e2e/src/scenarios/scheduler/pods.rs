@@ -9,13 +9,13 @@ use serde_json::{Value, json};
 use crate::harness::{pod, virtual_node};
 
 /// Memory of every GPU, MiB.
-pub(super) const CARD: u64 = 16_384;
+pub(super) const GPU_MEMORY_MIB: u64 = 16_384;
 
 /// A virtual node with GPUs that serves every dialect.
-pub(super) fn gpu_node(name: &str, cards: u64, unit: &str) -> Node {
+pub(super) fn gpu_node(name: &str, gpu_count: u64, unit: &str) -> Node {
     let mut node = virtual_node(name);
-    let gpus: Vec<Value> = (0..cards)
-        .map(|index| json!({"uuid": format!("GPU-{name}-{index}"), "minor": index, "model": "T4", "memoryMiB": CARD}))
+    let gpus: Vec<Value> = (0..gpu_count)
+        .map(|index| json!({"uuid": format!("GPU-{name}-{index}"), "minor": index, "model": "T4", "memoryMiB": GPU_MEMORY_MIB}))
         .collect();
     let inventory = json!({ "memoryUnit": unit, "gpus": gpus }).to_string();
     node.metadata.annotations = Some([("tessera.dev/inventory".to_owned(), inventory)].into());
@@ -25,11 +25,11 @@ pub(super) fn gpu_node(name: &str, cards: u64, unit: &str) -> Node {
     }
     let unit = if unit == "GiB" { 1024 } else { 1 };
     let amounts = [
-        ("nvidia.com/gpu", cards),
-        ("aliyun.com/gpu", cards),
-        ("aliyun.com/gpu-mem", cards * CARD / unit),
-        ("tencent.com/vcuda-core", cards * 100),
-        ("tencent.com/vcuda-memory", cards * CARD / 256),
+        ("nvidia.com/gpu", gpu_count),
+        ("aliyun.com/gpu", gpu_count),
+        ("aliyun.com/gpu-mem", gpu_count * GPU_MEMORY_MIB / unit),
+        ("tencent.com/vcuda-core", gpu_count * 100),
+        ("tencent.com/vcuda-memory", gpu_count * GPU_MEMORY_MIB / 256),
     ];
     if let Some(status) = &mut node.status {
         for resources in [&mut status.capacity, &mut status.allocatable].into_iter().flatten() {
@@ -40,15 +40,15 @@ pub(super) fn gpu_node(name: &str, cards: u64, unit: &str) -> Node {
 }
 
 pub(super) fn share(name: &str, compute_percent: u64) -> Pod {
-    let memory = (compute_percent * CARD / 256 / 100).max(1).to_string();
+    let memory = (compute_percent * GPU_MEMORY_MIB / 256 / 100).max(1).to_string();
     asking(
         name,
         &[("tencent.com/vcuda-core", &compute_percent.to_string()), ("tencent.com/vcuda-memory", &memory)],
     )
 }
 
-pub(super) fn whole(name: &str, cards: u64) -> Pod {
-    asking(name, &[("nvidia.com/gpu", &cards.to_string())])
+pub(super) fn whole(name: &str, gpu_count: u64) -> Pod {
+    asking(name, &[("nvidia.com/gpu", &gpu_count.to_string())])
 }
 
 pub(super) fn asking(name: &str, resources: &[(&str, &str)]) -> Pod {

@@ -55,16 +55,16 @@ impl Together {
         let line = log.lines().find_map(|line| line.strip_prefix("NVIDIA_VISIBLE_DEVICES="));
         let seen: BTreeSet<String> = line.unwrap_or_default().split(',').map(str::to_owned).collect();
         let grant: Value = serde_json::from_str(annotation(pod, "tessera.dev/grant"))?;
-        let cards = grant["main"].as_array().cloned().unwrap_or_default();
+        let gpus = grant["main"].as_array().cloned().unwrap_or_default();
         let granted: BTreeSet<String> =
-            cards.iter().filter_map(|card| Some(card["uuid"].as_str()?.to_owned())).collect();
+            gpus.iter().filter_map(|gpu| Some(gpu["uuid"].as_str()?.to_owned())).collect();
         ensure!(seen == granted, "{:?} sees {seen:?} and was granted {granted:?}", pod.metadata.name);
         Ok(seen)
     }
 
     /// The index of a GPU by its UUID.
     fn index(&self, uuid: &str) -> Option<u8> {
-        (0..8).find(|card| self.stage.uuid(*card) == uuid)
+        (0..8).find(|gpu| self.stage.uuid(*gpu) == uuid)
     }
 
     async fn every_dialect(&self) -> Result<()> {
@@ -87,7 +87,7 @@ impl Together {
             let seen = self.visible(&pod, &log)?;
             let uid = pod.metadata.uid.as_deref().unwrap_or_default();
             let found = self.stage.limits(uid, "main").ok().and_then(|found| found.cards.first().copied());
-            let found = found.map(|card| (card.memory >> 20, card.compute_percent));
+            let found = found.map(|gpu| (gpu.memory >> 20, gpu.compute_percent));
             ensure!(found == limits, "{name}: the limits are {found:?}, expected {limits:?}");
             self.stage.wait_for_truth(name).await?;
             self.site.harness.note(&format!("{name} runs with {seen:?}"));
@@ -103,13 +103,10 @@ impl Together {
         let taken = self.visible(&single, &log)?;
         let (pair, log) = self.start("pair", &[("aliyun.com/gpu", "2")]).await?;
         let seen = self.visible(&pair, &log)?;
-        let mut cards: Vec<u8> = seen.iter().filter_map(|uuid| self.index(uuid)).collect();
-        cards.sort_unstable();
-        ensure!(
-            cards.len() == 2 && cards[0] / 2 == cards[1] / 2,
-            "{cards:?} share no switch; taken {taken:?}"
-        );
-        self.site.harness.note(&format!("inside the container: GPUs {cards:?}, which share a switch"));
+        let mut gpus: Vec<u8> = seen.iter().filter_map(|uuid| self.index(uuid)).collect();
+        gpus.sort_unstable();
+        ensure!(gpus.len() == 2 && gpus[0] / 2 == gpus[1] / 2, "{gpus:?} share no switch; taken {taken:?}");
+        self.site.harness.note(&format!("inside the container: GPUs {gpus:?}, which share a switch"));
         self.stage.delete_all().await
     }
 

@@ -4,9 +4,9 @@ use tessera_core::gpu::Gpu;
 use tessera_core::topology::{Link, PcieLevel, Topology};
 use tessera_core::units::{GpuIndex, MiB};
 
-/// A kind of machine.
+/// A kind of machine_model.
 #[derive(Debug, Clone)]
-pub struct Machine {
+pub struct MachineModel {
     /// The product all its GPUs are.
     pub model: String,
     /// Memory of each GPU.
@@ -15,30 +15,30 @@ pub struct Machine {
     pub topology: Topology,
 }
 
-impl Machine {
+impl MachineModel {
     /// GPUs of the usual kind, joined so.
     #[must_use]
     pub fn of(topology: Topology) -> Self {
         Self { model: "NVIDIA A100-SXM4-80GB".to_owned(), memory: MiB(81_920), topology }
     }
 
-    /// The GPUs of one machine of this kind. No two machines have a GPU of the same name.
-    pub(crate) fn cards(&self, number: usize) -> Vec<Gpu> {
-        let card = |index: GpuIndex| {
+    /// The GPUs of one machine_model of this kind. No two machine_models have a GPU of the same name.
+    pub(crate) fn gpus(&self, number: usize) -> Vec<Gpu> {
+        let gpu = |index: GpuIndex| {
             let uuid = format!("GPU-{number:04x}{:04x}-7e55-4e7a-8000-{number:012x}", index.0);
             let mut gpu = Gpu::new(index, uuid.as_str().into(), self.model.as_str().into(), self.memory);
             gpu.numa = self.topology.numa(index);
             gpu
         };
-        self.topology.gpus().iter().map(card).collect()
+        self.topology.gpus().iter().map(gpu).collect()
     }
 }
 
-/// The machines of a demonstration that names no others: eight GPUs bridged in pairs over two sockets, and eight on one
+/// The machine_models of a demonstration that names no others: eight GPUs bridged in pairs over two sockets, and eight on one
 /// NVLink switch.
 #[must_use]
-pub fn built_in() -> Vec<Machine> {
-    let sockets: Vec<Option<u16>> = (0..8).map(|card| Some(card / 4)).collect();
+pub fn built_in_models() -> Vec<MachineModel> {
+    let sockets: Vec<Option<u16>> = (0..8).map(|gpu| Some(gpu / 4)).collect();
     let level = |a: GpuIndex, b: GpuIndex| match (a.0 / 2 == b.0 / 2, a.0 / 4 == b.0 / 4) {
         (true, _) => PcieLevel::SingleSwitch,
         (false, true) => PcieLevel::Node,
@@ -49,12 +49,12 @@ pub fn built_in() -> Vec<Machine> {
         nvlinks: if a.0 / 2 == b.0 / 2 { 12 } else { 0 },
     });
     let switch = Topology::from_pairs(8, |a, b| Link { pcie: Some(level(a, b)), nvlinks: 18 });
-    let bridged = Machine {
+    let bridged = MachineModel {
         model: "NVIDIA A100 80GB PCIe".to_owned(),
         memory: MiB(81_920),
         topology: pairs.with_numa(&sockets),
     };
-    let switched = Machine {
+    let switched = MachineModel {
         model: "NVIDIA H100 80GB HBM3".to_owned(),
         memory: MiB(81_559),
         topology: switch.with_numa(&sockets),
@@ -70,11 +70,11 @@ mod tests {
 
     #[test]
     fn every_gpu_of_every_machine_has_its_own_name() {
-        let machines = built_in();
+        let machine_models = built_in_models();
         let uuids: BTreeSet<_> =
-            (0..30).flat_map(|number| machines[number % 3].cards(number)).map(|gpu| gpu.uuid).collect();
+            (0..30).flat_map(|number| machine_models[number % 3].gpus(number)).map(|gpu| gpu.uuid).collect();
         assert_eq!(uuids.len(), 240);
-        assert_eq!(machines[2].topology.nvswitch_links(), Some(18));
-        assert_eq!(machines[0].topology.link(GpuIndex(4), GpuIndex(5)).nvlinks, 12);
+        assert_eq!(machine_models[2].topology.nvswitch_links(), Some(18));
+        assert_eq!(machine_models[0].topology.link(GpuIndex(4), GpuIndex(5)).nvlinks, 12);
     }
 }

@@ -14,14 +14,14 @@ use tessera_wire::kubelet::device_plugin::{CdiDevice, Mount};
 use tokio::sync::watch;
 
 /// What CDI calls the GPUs.
-pub(crate) const CDI_KIND: &str = "e2e.tessera.dev/card";
+pub(crate) const CDI_KIND: &str = "e2e.tessera.dev/gpu";
 
 /// Where a container finds what was written for it.
 pub(crate) const GRANTS_IN_CONTAINER: &str = "/tmp/grants";
 
 /// Fills GPU `b` first, so that an ignored preference would show.
 #[derive(Debug)]
-pub(crate) struct Cards {
+pub(crate) struct FakeGpus {
     /// Sets the plugins apart in a container that holds devices of both.
     name: &'static str,
     /// Mounted into containers.
@@ -31,7 +31,7 @@ pub(crate) struct Cards {
     refusal: Mutex<Option<String>>,
 }
 
-impl Cards {
+impl FakeGpus {
     pub(crate) fn new(name: &'static str, grants: PathBuf) -> Self {
         let device = |id: &str| Device { id: id.into(), healthy: true, numa_node: None };
         let devices = watch::Sender::new(["a-0", "a-1", "b-0", "b-1"].map(device).to_vec());
@@ -49,7 +49,7 @@ impl Cards {
     }
 }
 
-impl DevicePlugin for Cards {
+impl DevicePlugin for FakeGpus {
     fn devices(&self) -> watch::Receiver<Vec<Device>> {
         self.streams.fetch_add(1, Ordering::Relaxed);
         self.devices.subscribe()
@@ -68,7 +68,7 @@ impl DevicePlugin for Cards {
             return Err(Refusal(reason.clone()));
         }
         ids.sort();
-        let card = ids.first().and_then(|id| id.split('-').next()).unwrap_or_default();
+        let gpu = ids.first().and_then(|id| id.split('-').next()).unwrap_or_default();
         Ok(Allocation {
             envs: [(format!("E2E_{}", self.name.to_uppercase()), ids.join(","))].into(),
             mounts: vec![Mount {
@@ -76,7 +76,7 @@ impl DevicePlugin for Cards {
                 host_path: self.grants.join("current").display().to_string(),
                 read_only: true,
             }],
-            cdi_devices: vec![CdiDevice { name: format!("{CDI_KIND}={card}") }],
+            cdi_devices: vec![CdiDevice { name: format!("{CDI_KIND}={gpu}") }],
             ..Allocation::default()
         })
     }
