@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 
 use serde::Serialize;
-use tessera_core::placement::Refusal;
-use tessera_core::preemption::Holder;
-use tessera_core::quota::Taken;
-use tessera_core::relief;
+use tessera_core::admission::{self, NodeOffer, NodeVerdict, PodQuery, RejectReason};
+use tessera_core::placement::PlacementError;
+use tessera_core::preemption::RunningPod;
+use tessera_core::quota::GpuAmount;
+use tessera_core::remedy;
 use tessera_core::request::{PodRequest, Request};
 use tessera_core::units::NodeName;
-use tessera_core::verdict::{self, Offer, Question, Reason, Verdict};
 use tessera_wire::ask::{Ask, BadAsk};
 use tessera_wire::dialect::{Dialect, MemoryUnit};
 use tessera_wire::explanation::{Explanation, NodeView};
@@ -34,8 +34,8 @@ pub(crate) struct Answer {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) holds: Vec<String>,
     /// Whose end would let it in, by node, the fewest first.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub(crate) relief: Vec<Relief>,
+    #[serde(rename = "relief", skip_serializing_if = "Vec::is_empty")]
+    pub(crate) remedies: Vec<Remedy>,
     /// Smaller requests that fit now, each with a node.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) smaller: Vec<Smaller>,
@@ -46,7 +46,7 @@ pub(crate) struct Answer {
 
 /// Pods whose end would let the pod in.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub(crate) struct Relief {
+pub(crate) struct Remedy {
     pub(crate) node: String,
     /// As NAMESPACE/NAME.
     pub(crate) pods: Vec<String>,
@@ -66,45 +66,48 @@ pub(crate) fn explain(survey: &Survey, pod: &Pod) -> Result<Answer, BadAsk> {
     let mut views = Vec::new();
     for (name, facts) in &survey.nodes {
         let verdict = judge(survey, name, facts, &ask);
-        if let Verdict::Refused(obstacle) = &verdict {
+        if let NodeVerdict::Rejected(obstacle) = &verdict {
             obstacles.insert(name, obstacle.reason.clone());
         }
         views.push(NodeView::new(&name.0, &ask.request(facts.unit), verdict));
     }
     let placed_on = Some(pod.spec.node_name.clone()).filter(|node| !node.is_empty());
     let waits = placed_on.is_none() && views.iter().all(|view| !view.fits);
-    let (relief, smaller) = if waits { helps(survey, pod, &ask, &obstacles) } else { Default::default() };
+    let (remedies, smaller) = if waits { helps(survey, pod, &ask, &obstacles) } else { Default::default() };
     let Pod { metadata, .. } = pod;
     let policy = ask.policy.to_string();
     Ok(Answer {
         asks: asks(pod, survey.rules.unit),
         holds: holds(survey, pod),
         explanation: Explanation::new(&metadata.namespace, &metadata.name, placed_on, policy, views),
-        relief,
+        remedies,
         smaller,
         kube_scheduler: None,
     })
 }
 
 /// The judgement of one node.
-pub(crate) fn judge(survey: &Survey, name: &NodeName, facts: &NodeFacts, ask: &Ask<'_>) -> Verdict {
+pub(crate) fn judge(survey: &Survey, name: &NodeName, facts: &NodeFacts, ask: &Ask<'_>) -> NodeVerdict {
     if let Some(problem) = &facts.problem {
-        return Verdict::Refused(Reason::BadNode(problem.clone()).into());
+        return NodeVerdict::Rejected(RejectReason::BadNode(problem.clone()).into());
     }
-    let Some(state) = survey.state(name) else { return Verdict::Refused(Reason::UnknownNode.into()) };
-    let offer = Offer { state, serves: facts.serves.covers(ask.shape.dialects), place: &facts.place };
+    let Some(state) = survey.state(name) else {
+        return NodeVerdict::Rejected(RejectReason::UnknownNode.into());
+    };
+    let offer =
+        NodeOffer { state, serves: facts.serves.covers(ask.shape.dialects), quota_labels: &facts.place };
     let request = ask.request(facts.unit);
-    let question = Question { namespace: ask.namespace, request: &request, policy: &ask.policy };
-    match verdict::judge(offer, question, survey.limits()) {
+    let question = PodQuery { namespace: ask.namespace, request: &request, policy: &ask.policy };
+    match admission::judge(offer, question, survey.limits()) {
         // kube-scheduler says so of such a node, before it asks about GPUs.
-        Verdict::Fits(_) if request.cpu > state.cpu_left() => refused(Refusal::Cpu),
-        Verdict::Fits(_) if request.memory > state.memory_left() => refused(Refusal::Memory),
+        NodeVerdict::Fits(_) if request.cpu > state.cpu_left() => refused(PlacementError::Cpu),
+        NodeVerdict::Fits(_) if request.memory > state.memory_left() => refused(PlacementError::Memory),
         verdict => verdict,
     }
 }
 
-fn refused(refusal: Refusal) -> Verdict {
-    Verdict::Refused(Reason::Cards(refusal).into())
+fn refused(refusal: PlacementError) -> NodeVerdict {
+    NodeVerdict::Rejected(RejectReason::Placement(refusal).into())
 }
 
 /// What would help where GPUs are short. A quota or the host's CPU is no matter of GPUs: neither another pod's end nor another
@@ -113,21 +116,20 @@ fn helps(
     survey: &Survey,
     pod: &Pod,
     ask: &Ask<'_>,
-    obstacles: &BTreeMap<&NodeName, Reason>,
-) -> (Vec<Relief>, Vec<Smaller>) {
-    let mut relief = Vec::new();
+    obstacles: &BTreeMap<&NodeName, RejectReason>,
+) -> (Vec<Remedy>, Vec<Smaller>) {
+    let mut remedies = Vec::new();
     let mut smaller = Best::default();
     let mut looked_at = 0;
     for (name, reason) in obstacles {
         let (Some(facts), Some(state)) = (survey.nodes.get(*name), survey.state(name)) else { continue };
-        let of_cards =
-            matches!(reason, Reason::Cards(refusal) if !matches!(refusal, Refusal::Cpu | Refusal::Memory));
+        let of_cards = matches!(reason, RejectReason::Placement(refusal) if !matches!(refusal, PlacementError::Cpu | PlacementError::Memory));
         if !of_cards || facts.cordoned {
             continue;
         }
         let request = gpus_only(&ask.request(facts.unit));
         let dialect = dialect_of(pod, facts.unit);
-        for less in relief::smaller_requests(state, &request, &ask.policy) {
+        for less in remedy::smaller_requests(state, &request, &ask.policy) {
             if let Some(words) = dialect.and_then(|dialect| request_words(dialect, less, facts.unit)) {
                 smaller.offer(less, words, &name.0);
             }
@@ -135,18 +137,18 @@ fn helps(
         if reason.may_resolve() && looked_at < RELIEF_LOOKED_AT {
             looked_at += 1;
             let grants = survey.grants(name);
-            let holder = |grant| Holder { grant, priority: 0, repays: Taken::default() };
-            let holders: Vec<Holder<'_>> = grants.iter().copied().map(holder).collect();
-            let ends = relief::who_would_have_to_end(state, &holders, &request, &ask.policy);
+            let holder = |grant| RunningPod { grant, priority: 0, quota_released: GpuAmount::default() };
+            let holders: Vec<RunningPod<'_>> = grants.iter().copied().map(holder).collect();
+            let ends = remedy::pods_to_end(state, &holders, &request, &ask.policy);
             let full = |uid| survey.pod(uid).map(|pod| format!("{}/{}", pod.namespace, pod.name));
             let pods: Vec<String> = ends.iter().flatten().filter_map(full).collect();
             if !pods.is_empty() {
-                relief.push(Relief { node: name.to_string(), pods });
+                remedies.push(Remedy { node: name.to_string(), pods });
             }
         }
     }
-    relief.sort_by_key(|relief: &Relief| relief.pods.len());
-    (relief, smaller.into_list())
+    remedies.sort_by_key(|remedy: &Remedy| remedy.pods.len());
+    (remedies, smaller.into_list())
 }
 
 /// CPU and memory are kube-scheduler's affair, and no GPU pod's end is asked for their sake.

@@ -169,7 +169,7 @@ async fn explain_pod(reach: &Reach, asked: &Explain, context: Context) -> Result
                 asks: Vec::new(),
                 explanation,
                 holds: Vec::new(),
-                relief: Vec::new(),
+                remedies: Vec::new(),
                 smaller: Vec::new(),
                 kube_scheduler: None,
             }

@@ -5,15 +5,15 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
+use tessera_core::admission::QuotaState;
 use tessera_core::gpu_set::GpuSet;
 use tessera_core::grant::PodGrant;
 use tessera_core::ledger::Ledger;
 use tessera_core::node::NodeState;
 use tessera_core::placement::set_aside;
-use tessera_core::quota::{Accounts, Place, Quota, Taken};
+use tessera_core::quota::{GpuAmount, NamespaceUsage, Quota, QuotaLabels};
 use tessera_core::request::{PodRequest, Request};
 use tessera_core::units::{MiB, MilliCpu, NodeName, PodUid};
-use tessera_core::verdict::Limits;
 use tessera_wire::dialect::{Dialect, MemoryUnit};
 use tessera_wire::node_spec::{self, Serves};
 use tessera_wire::objects::{Node, Pod};
@@ -37,7 +37,7 @@ pub struct Survey {
     unsure: BTreeMap<NodeName, BTreeMap<PodUid, PodRequest>>,
     /// CPU and memory of pods without GPUs.
     plain: BTreeMap<NodeName, (MilliCpu, MiB)>,
-    accounts: Accounts,
+    accounts: NamespaceUsage,
 }
 
 /// What gpushare's lists say: the broken GPUs of nodes, as far as lists were shown to us.
@@ -57,7 +57,7 @@ pub struct NodeFacts {
     /// Where its agent answers, if it has an address at all.
     pub agent: Option<String>,
     /// What it is to a quota.
-    pub place: Place,
+    pub place: QuotaLabels,
     /// Whether its kubelet says that it is well; `None` where nobody says.
     pub ready: Option<bool>,
     /// Whether new pods shall stay away.
@@ -176,7 +176,7 @@ impl Survey {
         if let (Some(state), Some(facts)) = (self.ledger.node(&grant.node), self.nodes.get(&grant.node))
             && !self.quota.namespaces.is_empty()
         {
-            let taken = Taken::by(&grant.containers, state.node());
+            let taken = GpuAmount::of_grants(&grant.containers, state.node());
             self.accounts.add(namespace, facts.place.model.as_deref().unwrap_or_default(), taken);
         }
         self.ledger.observe(grant);
@@ -254,8 +254,8 @@ impl Survey {
 
     /// Who may take how much.
     #[must_use]
-    pub fn limits(&self) -> Limits<'_> {
-        Limits { quota: &self.quota, accounts: &self.accounts }
+    pub fn limits(&self) -> QuotaState<'_> {
+        QuotaState { quota: &self.quota, usage: &self.accounts }
     }
 }
 
@@ -285,7 +285,7 @@ impl NodeFacts {
             serves: Serves::default(),
             agent,
             address,
-            place: Place {
+            place: QuotaLabels {
                 model: quota.and_then(|quota| label(&quota.model_label)),
                 pool: quota.and_then(|quota| label(&quota.pool_label)),
             },

@@ -2,10 +2,10 @@
 
 use anyhow::{Result, bail, ensure};
 use serde::Serialize;
+use tessera_core::admission::NodeVerdict;
 use tessera_core::gpu_set::GpuSet;
 use tessera_core::grant::PodGrant;
 use tessera_core::placement::place;
-use tessera_core::verdict::Verdict;
 use tessera_wire::ask::Ask;
 use tessera_wire::dialect::{MemoryUnit, gpushare, vcuda, whole};
 use tessera_wire::objects::{Amount, Amounts, Container, Metadata, Pod, PodSpec, Resources};
@@ -67,7 +67,8 @@ pub(crate) fn room(survey: &Survey, pod: &Pod) -> Result<Vec<Room>> {
     let ask = Ask::of(&survey.rules, pod)?;
     let mut rooms = Vec::new();
     for (name, facts) in &survey.nodes {
-        let (Some(state), Verdict::Fits(_)) = (survey.state(name), judge(survey, name, facts, &ask)) else {
+        let (Some(state), NodeVerdict::Fits(_)) = (survey.state(name), judge(survey, name, facts, &ask))
+        else {
             continue;
         };
         let request = ask.request(facts.unit);

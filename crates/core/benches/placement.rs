@@ -15,7 +15,7 @@ use tessera_core::grant::{ContainerGrant, Hold, PodGrant};
 use tessera_core::ledger::Ledger;
 use tessera_core::node::{Node, NodeState};
 use tessera_core::placement::{Policy, place};
-use tessera_core::request::{PodRequest, Request, Role};
+use tessera_core::request::{ContainerRole, PodRequest, Request};
 use tessera_core::topology::{Link, PcieLevel, Topology};
 use tessera_core::units::{GpuIndex, MiB, MilliCpu};
 
@@ -65,8 +65,11 @@ fn node(topology: &Topology, busy: bool) -> NodeState {
     let mut ledger = Ledger::default();
     ledger.set_node(node);
     for gpu in topology.gpus().iter().filter(|gpu| busy && gpu.0 % 4 == 1) {
-        let main =
-            ContainerGrant { container: "main".into(), role: Role::Main, cards: vec![(gpu, Hold::Whole)] };
+        let main = ContainerGrant {
+            container: "main".into(),
+            role: ContainerRole::Main,
+            holds: vec![(gpu, Hold::Whole)],
+        };
         let pod = format!("held-{gpu}").as_str().into();
         let (cpu, memory) = (MilliCpu::ZERO, MiB::ZERO);
         ledger.book(PodGrant { pod, node: name.clone(), cpu, memory, containers: vec![main] }).unwrap();
@@ -116,7 +119,7 @@ fn main() {
     for (name, topology) in machines() {
         let prepared = measure_once(|| {
             let fresh = topology.with_numa(&[]);
-            black_box(fresh.machine().best(2)) > Bandwidth::NONE
+            black_box(fresh.bandwidth_model().best(2)) > Bandwidth::NONE
         });
         let (node, pod) = (node(&topology, false), PodRequest::of_mains([Request::Whole(2)]));
         let decision = measure(|| drop(black_box(place(&node, &pod, &policies[2], GpuSet::EMPTY))));

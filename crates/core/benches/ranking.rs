@@ -8,7 +8,7 @@ use std::hint::black_box;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tessera_core::forecast::{Forecast, Remains};
+use tessera_core::forecast::{Forecast, FreeCapacity};
 use tessera_core::gpu::Gpu;
 use tessera_core::gpu_set::GpuSet;
 use tessera_core::grant::PodGrant;
@@ -21,7 +21,7 @@ use tessera_core::topology::{Link, Topology};
 use tessera_core::units::{GpuIndex, MiB, MilliCpu, Percent};
 use tessera_core::workload::Workload;
 
-const CARDS: u8 = 8;
+const GPUS_PER_NODE: u8 = 8;
 const MEMORY: MiB = MiB(81_920);
 const PODS_PER_NODE: usize = 4;
 
@@ -36,9 +36,9 @@ fn share(compute_percent: u32) -> PodRequest {
     PodRequest { cpu: MilliCpu(4000), memory: MiB(16_384), ..PodRequest::of_mains([request]) }
 }
 
-fn whole(cards: u8) -> PodRequest {
-    let cpu = MilliCpu(8000 * u64::from(cards));
-    PodRequest { cpu, memory: MiB(65_536), ..PodRequest::of_mains([Request::Whole(cards)]) }
+fn whole(gpus: u8) -> PodRequest {
+    let cpu = MilliCpu(8000 * u64::from(gpus));
+    PodRequest { cpu, memory: MiB(65_536), ..PodRequest::of_mains([Request::Whole(gpus)]) }
 }
 
 /// The pods of the cluster, in turn.
@@ -53,14 +53,14 @@ fn expected(number: u64) -> PodRequest {
 }
 
 fn cluster(nodes: usize) -> Vec<NodeState> {
-    let topology = Topology::from_pairs(usize::from(CARDS), |_, _| Link::nvlink(18));
+    let topology = Topology::from_pairs(usize::from(GPUS_PER_NODE), |_, _| Link::nvlink(18));
     let mut ledger = Ledger::default();
     let mut names = Vec::new();
     for number in 0..nodes {
         let gpu = |index| {
             Gpu::new(GpuIndex(index), format!("GPU-{number}-{index}").as_str().into(), "H100".into(), MEMORY)
         };
-        let gpus = (0..CARDS).map(gpu).collect();
+        let gpus = (0..GPUS_PER_NODE).map(gpu).collect();
         let name = tessera_core::units::NodeName(format!("node-{number:05}"));
         let node =
             Node::new(name.clone(), gpus, topology.clone(), MilliCpu(128_000), MiB(1_048_576)).unwrap();
@@ -100,12 +100,12 @@ fn measure(mut call: impl FnMut(usize)) -> (Duration, Duration) {
 fn main() {
     for nodes in [500, 5_000, 10_000] {
         let states = cluster(nodes);
-        let take = || states.iter().collect::<Remains>();
+        let take = || states.iter().collect::<FreeCapacity>();
         let remains = take();
         let workload = Workload::of(&(0..6).map(pod).collect::<Vec<_>>());
         let tessera = Policy::Tessera(Arc::new(Forecast::new(&workload, &remains)));
         println!(
-            "{nodes} nodes x {CARDS} GPUs, {} pods: filter and score of every node",
+            "{nodes} nodes x {GPUS_PER_NODE} GPUs, {} pods: filter and score of every node",
             nodes * PODS_PER_NODE
         );
         let rank = |policy: &Policy, pod: &PodRequest| {

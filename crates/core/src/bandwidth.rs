@@ -25,10 +25,10 @@ use rings::RingModel;
 
 pub(crate) use outlook::Outlook;
 pub use rates::Bandwidth;
-pub(crate) use search::{Aim, LargeMachine, Wanted};
+pub(crate) use search::{Aim, LargeHost, Wanted};
 
 /// A kind of machine, prepared for decisions: nodes whose GPUs are joined alike share one.
-pub struct Machine {
+pub struct BandwidthModel {
     gpus: GpuSet,
     /// The GPUs of each NUMA node; those of which none is known together.
     numa_nodes: Vec<GpuSet>,
@@ -43,19 +43,19 @@ pub(crate) enum Sets {
     /// Everything, and the best bandwidth by size.
     Known(Box<Outlook>, Vec<Bandwidth>),
     /// Too many sets: what is asked for is worked out.
-    Searched(Box<LargeMachine>),
+    Searched(Box<LargeHost>),
 }
 
-// === impl Machine ===
+// === impl BandwidthModel ===
 
-impl Machine {
+impl BandwidthModel {
     pub(crate) fn of(topology: &Topology) -> Self {
         let gpus = topology.gpus();
         let model = RingModel::of(topology);
         let sizes = 0..=gpus.len();
         let sets = if is_alike(topology) {
             Sets::Alike(sizes.map(|size| model.bandwidth(GpuSet::first(size).mask())).collect())
-        } else if gpus.len() <= Outlook::MOST_CARDS {
+        } else if gpus.len() <= Outlook::MAX_GPUS {
             let bandwidth = model.bandwidths();
             let mut best = vec![Bandwidth::NONE; gpus.len() + 1];
             for (set, bandwidth) in bandwidth.iter().enumerate() {
@@ -64,7 +64,7 @@ impl Machine {
             }
             Sets::Known(Box::new(Outlook::of(gpus.len(), bandwidth, &best)), best)
         } else {
-            Sets::Searched(Box::new(LargeMachine::of(gpus, model)))
+            Sets::Searched(Box::new(LargeHost::of(gpus, model)))
         };
         Self { gpus, numa_nodes: numa_nodes(topology), sets }
     }
@@ -150,8 +150,8 @@ fn numa_nodes(topology: &Topology) -> Vec<GpuSet> {
 }
 
 /// Tables of thousands of sets are of no use in a message.
-impl fmt::Debug for Machine {
+impl fmt::Debug for BandwidthModel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Machine").field("gpus", &self.gpus).finish_non_exhaustive()
+        f.debug_struct("BandwidthModel").field("gpus", &self.gpus).finish_non_exhaustive()
     }
 }

@@ -48,7 +48,7 @@ pub(crate) fn switched(count: usize, nvlinks: u8) -> Topology {
 
 fn on_two_sockets(topology: &Topology) -> Topology {
     let count = topology.count();
-    let numa: Vec<Option<u16>> = (0..count).map(|card| Some(u16::from(card * 2 >= count))).collect();
+    let numa: Vec<Option<u16>> = (0..count).map(|gpu| Some(u16::from(gpu * 2 >= count))).collect();
     topology.with_numa(&numa)
 }
 

@@ -1,8 +1,8 @@
 //! What will become of the GPUs that are left: how much of them the pods to come will not be able to use.
 
-mod remains;
+mod free_capacity;
 
-pub use self::remains::Remains;
+pub use self::free_capacity::FreeCapacity;
 use crate::fragmentation::Fragmentation;
 use crate::gpu::GpuKind;
 use crate::node::Node;
@@ -25,7 +25,7 @@ pub struct Forecast {
 struct KindForecast {
     /// By percent left of a GPU.
     leftovers: [Leftover; 101],
-    /// Against the kinds of pods weighted by how scarce their places are.
+    /// Against the kinds of pods weighted by how scarce their nodes are.
     scarcity: Fragmentation,
 }
 
@@ -57,7 +57,7 @@ const NOBODY_COMES: f64 = 0.04;
 /// Part of the mean CPU and memory per GPU that leftovers are held against: needing less than the mean is common.
 const HOST_NEED: f64 = 0.9;
 
-/// Weight of the places of scarce kinds. It keeps whole nodes for those who need them; most is told by the waste.
+/// Weight of the nodes of scarce kinds. It keeps whole nodes for those who need them; most is told by the waste.
 const SCARCITY: f64 = 0.1;
 
 /// A kind is as scarce as if at least so many GPUs could serve it; the last ones would else outweigh all.
@@ -74,12 +74,12 @@ const SHIFT: f64 = 0.1;
 impl Forecast {
     /// Looks ahead from what is left. Takes many milliseconds on a large cluster.
     #[must_use]
-    pub fn new(workload: &Workload, remains: &Remains) -> Self {
+    pub fn new(workload: &Workload, remains: &FreeCapacity) -> Self {
         let classes: Vec<ExpectedClass<'_>> = workload.classes().collect();
-        let cards: f64 = classes.iter().map(|expected| expected.share * gpus_taken(expected.class)).sum();
+        let gpus: f64 = classes.iter().map(|expected| expected.share * gpus_taken(expected.class)).sum();
         let per_gpu = |need: fn(&ExpectedClass<'_>) -> f64| {
             let mean: f64 = classes.iter().map(|expected| expected.share * need(expected)).sum();
-            if cards > 0.0 { (HOST_NEED * mean / cards).max(1.0) } else { 1.0 }
+            if gpus > 0.0 { (HOST_NEED * mean / gpus).max(1.0) } else { 1.0 }
         };
         let scarcity = scarcity(&classes, remains);
         let forecast = |kind: &GpuKind| KindForecast {
@@ -87,7 +87,7 @@ impl Forecast {
             scarcity: Fragmentation::new(scarcity.iter().copied(), kind),
         };
         let mut kinds: Vec<(GpuKind, KindForecast)> = Vec::new();
-        for (kind, _) in remains.places.iter().flat_map(|place| place.kinds.iter()) {
+        for (kind, _) in remains.nodes.iter().flat_map(|node| node.kinds.iter()) {
             if !kinds.iter().any(|(known, _)| known == kind) {
                 kinds.push((kind.clone(), forecast(kind)));
             }
@@ -101,7 +101,7 @@ impl Forecast {
     }
 
     /// GPUs of a node that are expected to stay unused, where `left` tells the percent left of each: remnants that fit
-    /// nobody, GPUs that CPU or memory is missing for, and places of scarce kinds that are spoilt.
+    /// nobody, GPUs that CPU or memory is missing for, and nodes of scarce kinds that are spoilt.
     pub(crate) fn lost(&self, node: &Node, cpu: MilliCpu, memory: MiB, left: impl Fn(usize) -> u8) -> f64 {
         let (mut lost, mut cpu_need, mut memory_need) = (0.0, 0.0, 0.0);
         for (kind, gpus) in node.kinds() {
@@ -143,7 +143,7 @@ fn leftovers(classes: &[ExpectedClass<'_>], kind: &GpuKind) -> [Leftover; 101] {
     let mut takers = [(0.0, 0.0, 0.0); 101];
     for ExpectedClass { class, share, memory } in classes {
         let percent = class.percent_of(kind);
-        if class.cards() == 1 && class.accepts(&kind.model) && (1..=100).contains(&percent) {
+        if class.gpu_count() == 1 && class.accepts(&kind.model) && (1..=100).contains(&percent) {
             let taker = &mut takers[percent];
             *taker = (taker.0 + share, taker.1 + share * milli(class.cpu), taker.2 + share * memory);
         }
@@ -166,14 +166,14 @@ fn leftovers(classes: &[ExpectedClass<'_>], kind: &GpuKind) -> [Leftover; 101] {
 }
 
 /// The kinds of pods, each weighing the more GPUs it takes and the fewer of the idle ones could serve it now.
-fn scarcity<'a>(classes: &[ExpectedClass<'a>], remains: &Remains) -> Vec<(&'a PodClass, f64)> {
+fn scarcity<'a>(classes: &[ExpectedClass<'a>], remains: &FreeCapacity) -> Vec<(&'a PodClass, f64)> {
     let idle = remains.gpus_left();
     let weigh = |expected: &ExpectedClass<'a>| {
         let class = expected.class;
         let scarcity = idle / remains.gpus_serving(class).max(FEWEST_PLACES);
         #[expect(clippy::cast_precision_loss, reason = "at most 64 GPUs")]
-        let cards = class.cards() as f64;
-        (class, expected.share * scarcity * scarcity * cards)
+        let gpus = class.gpu_count() as f64;
+        (class, expected.share * scarcity * scarcity * gpus)
     };
     classes.iter().map(weigh).collect()
 }
@@ -181,7 +181,7 @@ fn scarcity<'a>(classes: &[ExpectedClass<'a>], remains: &Remains) -> Vec<(&'a Po
 /// How many GPUs, or parts of one, a pod takes.
 fn gpus_taken(class: &PodClass) -> f64 {
     match class.demand {
-        Demand::Whole(cards) => f64::from(cards),
+        Demand::Whole(gpus) => f64::from(gpus),
         Demand::Share { compute_percent, .. } => f64::from(compute_percent.0.max(1)) / 100.0,
     }
 }
@@ -239,14 +239,14 @@ impl Learner {
     }
 
     /// The pods to expect, for a forecast from what is left. It counts as made: what arrives from now on is news to it.
-    pub fn begin_forecast(&mut self, remains: &Remains) -> &Workload {
+    pub fn begin_forecast(&mut self, remains: &FreeCapacity) -> &Workload {
         self.arrivals = 0.0;
         self.idle = remains.gpus_left();
         &self.workload
     }
 
     /// Looks ahead from what is left.
-    pub fn forecast(&mut self, remains: &Remains) -> Forecast {
+    pub fn forecast(&mut self, remains: &FreeCapacity) -> Forecast {
         Forecast::new(self.begin_forecast(remains), remains)
     }
 }

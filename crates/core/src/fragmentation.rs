@@ -78,11 +78,11 @@ impl Fragmentation {
 
 impl Row {
     fn add(&mut self, class: &PodClass, kind: &GpuKind, weight: f64) {
-        if class.cards() == 1 {
+        if class.gpu_count() == 1 {
             let needed = class.percent_of(kind).min(100);
             self.single[needed..].iter_mut().for_each(|sum| *sum += weight);
         } else {
-            let needed = class.cards().min(GpuSet::CAPACITY);
+            let needed = class.gpu_count().min(GpuSet::CAPACITY);
             self.several[needed..].iter_mut().for_each(|sum| *sum += weight);
         }
     }
@@ -106,7 +106,7 @@ mod tests {
             };
             let too_small = |percent: &&u8| u32::from(**percent) < needed;
             let enough = left.iter().filter(|percent| !too_small(percent)).count();
-            let fits = class.cpu <= cpu_left && enough >= class.cards();
+            let fits = class.cpu <= cpu_left && enough >= class.gpu_count();
             let useless: u32 = left
                 .iter()
                 .filter(|percent| !fits || too_small(percent))

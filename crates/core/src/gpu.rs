@@ -9,7 +9,7 @@ use crate::units::{GpuIndex, MiB};
 /// One physical GPU of a node, as its driver describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Gpu {
-    /// Position on the node.
+    /// NodePosition on the node.
     pub index: GpuIndex,
     /// The driver's identity of the GPU; survives reboots and re-numbering.
     pub uuid: GpuUuid,

@@ -1,7 +1,7 @@
 //! The answer to a request: which GPUs, and how much of each.
 
 use crate::gpu_set::GpuSet;
-use crate::request::{Request, Role, peak};
+use crate::request::{ContainerRole, Request, peak};
 use crate::units::{GpuIndex, MiB, MilliCpu, NodeName, Percent, PodUid};
 
 /// What one container holds on one GPU.
@@ -24,9 +24,9 @@ pub struct ContainerGrant {
     /// The container's name.
     pub container: String,
     /// When it runs.
-    pub role: Role,
+    pub role: ContainerRole,
     /// What it holds, by ascending index; each GPU once.
-    pub cards: Vec<(GpuIndex, Hold)>,
+    pub holds: Vec<(GpuIndex, Hold)>,
 }
 
 /// Everything one pod holds on its node.
@@ -46,7 +46,7 @@ pub struct PodGrant {
 
 /// How much of a GPU is taken: by one pod at its peak, or by all pods together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Usage {
+pub struct GpuUsage {
     /// Whether somebody holds the whole GPU.
     pub whole: bool,
     /// Compute promised to shares.
@@ -77,12 +77,12 @@ impl ContainerGrant {
     /// The GPUs held, without the amounts.
     #[must_use]
     pub fn gpus(&self) -> GpuSet {
-        self.cards.iter().map(|(gpu, _)| *gpu).collect()
+        self.holds.iter().map(|(gpu, _)| *gpu).collect()
     }
 
-    fn usage(&self, gpu: GpuIndex) -> Usage {
-        let held = self.cards.iter().filter(|(card, _)| *card == gpu);
-        held.fold(Usage::default(), |usage, (_, hold)| usage.plus(Usage::of(*hold)))
+    fn usage(&self, gpu: GpuIndex) -> GpuUsage {
+        let held = self.holds.iter().filter(|(held, _)| *held == gpu);
+        held.fold(GpuUsage::default(), |usage, (_, hold)| usage.plus(GpuUsage::of(*hold)))
     }
 }
 
@@ -91,23 +91,23 @@ impl ContainerGrant {
 impl PodGrant {
     /// What the pod takes of each of its GPUs at its peak: an init container's share is free again for the
     /// main containers of the same pod.
-    pub fn footprint(&self) -> impl Iterator<Item = (GpuIndex, Usage)> {
+    pub fn footprint(&self) -> impl Iterator<Item = (GpuIndex, GpuUsage)> {
         footprint(&self.containers)
     }
 }
 
 /// What these containers of one pod take of each GPU at their peak.
-pub(crate) fn footprint(containers: &[ContainerGrant]) -> impl Iterator<Item = (GpuIndex, Usage)> {
+pub(crate) fn footprint(containers: &[ContainerGrant]) -> impl Iterator<Item = (GpuIndex, GpuUsage)> {
     let gpus = containers.iter().map(ContainerGrant::gpus).fold(GpuSet::EMPTY, GpuSet::union);
     gpus.iter().map(|gpu| {
-        let usage = peak(containers, |c| c.role, |c| c.usage(gpu), Usage::plus, Usage::larger);
+        let usage = peak(containers, |c| c.role, |c| c.usage(gpu), GpuUsage::plus, GpuUsage::larger);
         (gpu, usage)
     })
 }
 
-// === impl Usage ===
+// === impl GpuUsage ===
 
-impl Usage {
+impl GpuUsage {
     /// What one hold takes.
     #[must_use]
     pub fn of(hold: Hold) -> Self {

@@ -18,16 +18,16 @@ use crate::units::{GpuIndex, NodeName, PodUid};
 #[derive(Clone, Debug, Default)]
 pub struct Ledger {
     /// Where each node stands in `names`, `nodes` and `changed`.
-    positions: HashMap<NodeName, Position>,
+    positions: HashMap<NodeName, NodePosition>,
     names: Names,
     /// Side by side, for those who look at all of them; `None` where one was removed.
     nodes: Vec<Option<NodeState>>,
     /// When each last changed.
-    changed: Vec<Moment>,
+    changed: Vec<Revision>,
     /// The last change of any.
-    now: Moment,
+    now: Revision,
     /// Where nodes were removed.
-    vacant: Vec<Position>,
+    vacant: Vec<NodePosition>,
     pods: HashMap<PodUid, Arc<PodGrant>>,
     /// Also for nodes not known yet: a pod may be seen before its node is.
     pods_of: HashMap<NodeName, BTreeSet<PodUid>>,
@@ -39,11 +39,11 @@ pub struct Ledger {
 
 /// Where a node stands in the book: its own for as long as it is known, another's after that.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Position(usize);
+pub struct NodePosition(usize);
 
 /// Counts the changes of a book: the same position at the same moment is the same node in the same state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Moment(u64);
+pub struct Revision(u64);
 
 /// Why a grant was not booked. Nothing has changed then.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -61,7 +61,7 @@ pub enum Conflict {
     },
     /// Others hold too much of the GPU.
     #[error("GPU {gpu} of node {node} has not enough left")]
-    Taken {
+    Insufficient {
         /// Which node.
         node: NodeName,
         /// Which GPU.
@@ -79,16 +79,16 @@ pub enum Conflict {
 
 /// Whether a call changed the book.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Change {
+pub enum LedgerChange {
     /// It did.
     Changed,
     /// The book said so already.
     Unchanged,
 }
 
-// === impl Position ===
+// === impl NodePosition ===
 
-impl Position {
+impl NodePosition {
     /// Counted from zero, without large gaps: for lists by node.
     #[must_use]
     pub fn index(self) -> usize {
@@ -100,10 +100,10 @@ impl Position {
 
 impl Ledger {
     /// Enters a decision of ours: refused unless every GPU has the room, and unless the pod holds nothing else.
-    pub fn book(&mut self, grant: PodGrant) -> Result<Change, Conflict> {
+    pub fn book(&mut self, grant: PodGrant) -> Result<LedgerChange, Conflict> {
         if let Some(booked) = self.pods.get(&grant.pod) {
             return if **booked == grant {
-                Ok(Change::Unchanged)
+                Ok(LedgerChange::Unchanged)
             } else {
                 Err(Conflict::AlreadyBooked { pod: grant.pod, node: booked.node.clone() })
             };
@@ -111,30 +111,30 @@ impl Ledger {
         let state = self.node(&grant.node).ok_or_else(|| Conflict::UnknownNode(grant.node.clone()))?;
         for (gpu, usage) in grant.footprint() {
             let node = || grant.node.clone();
-            let card = state.node().gpu(gpu).ok_or_else(|| Conflict::UnknownGpu { node: node(), gpu })?;
-            if state.used(gpu).plus(usage).exceeds(card.memory) {
-                return Err(Conflict::Taken { node: node(), gpu });
+            let found = state.node().gpu(gpu).ok_or_else(|| Conflict::UnknownGpu { node: node(), gpu })?;
+            if state.used(gpu).plus(usage).exceeds(found.memory) {
+                return Err(Conflict::Insufficient { node: node(), gpu });
             }
         }
         self.enter(grant);
-        Ok(Change::Changed)
+        Ok(LedgerChange::Changed)
     }
 
     /// Enters a fact: what a pod holds, whoever granted it. It replaces what the book said of that pod and is
     /// never refused, since the pod is there; [`Ledger::overbooked`] tells the GPUs that carry too much.
-    pub fn observe(&mut self, grant: PodGrant) -> Change {
+    pub fn observe(&mut self, grant: PodGrant) -> LedgerChange {
         if self.pods.get(&grant.pod).is_some_and(|booked| **booked == grant) {
-            return Change::Unchanged;
+            return LedgerChange::Unchanged;
         }
         self.release(&grant.pod);
         self.enter(grant);
-        Change::Changed
+        LedgerChange::Changed
     }
 
     /// Ends a pod's grant. A pod the book does not know changes nothing.
-    pub fn release(&mut self, pod: &PodUid) -> Change {
+    pub fn release(&mut self, pod: &PodUid) -> LedgerChange {
         let Some(grant) = self.pods.remove(pod) else {
-            return Change::Unchanged;
+            return LedgerChange::Unchanged;
         };
         if let Some(neighbours) = self.pods_of.get_mut(&grant.node) {
             neighbours.remove(pod);
@@ -145,34 +145,34 @@ impl Ledger {
         if let Some(node) = self.node(&grant.node).map(NodeState::shared_node) {
             self.recount(node);
         }
-        Change::Changed
+        LedgerChange::Changed
     }
 
     /// Enters a node, or what has become of it; the grants on it stay.
-    pub fn set_node(&mut self, node: Node) -> Change {
+    pub fn set_node(&mut self, node: Node) -> LedgerChange {
         if self.node(&node.name).is_some_and(|known| *known.node() == node) {
-            return Change::Unchanged;
+            return LedgerChange::Unchanged;
         }
         let topology = match self.topologies.get(node.topology()) {
             Some(known) => known.clone(),
             None => node.topology().clone(),
         };
         // Now, so that no decision has to wait for it.
-        let _ = topology.machine();
+        let _ = topology.bandwidth_model();
         let kinds = self.kinds.iter().find(|known| **known == *node.shared_kinds()).cloned();
         let kinds = kinds.unwrap_or_else(|| Arc::clone(node.shared_kinds()));
         self.share(&topology, &kinds);
         self.recount(Arc::new(node.sharing(topology, kinds)));
-        Change::Changed
+        LedgerChange::Changed
     }
 
     /// Forgets a node. Its pods stay in the book until they are released: the node may come back.
-    pub fn remove_node(&mut self, name: &NodeName) -> Change {
-        let Some(position) = self.positions.remove(name) else { return Change::Unchanged };
+    pub fn remove_node(&mut self, name: &NodeName) -> LedgerChange {
+        let Some(position) = self.positions.remove(name) else { return LedgerChange::Unchanged };
         self.names.set(position.0, "");
         self.put(position, None);
         self.vacant.push(position);
-        Change::Changed
+        LedgerChange::Changed
     }
 
     /// One node and what is left of it.
@@ -183,31 +183,31 @@ impl Ledger {
 
     /// Where a node stands.
     #[must_use]
-    pub fn position(&self, name: &str) -> Option<Position> {
+    pub fn position(&self, name: &str) -> Option<NodePosition> {
         self.positions.get(name).copied()
     }
 
     /// Whether the node of this name stands there: cheaper than [`Ledger::position`] for those who have a guess.
     #[must_use]
-    pub fn is_at(&self, position: Position, name: &str) -> bool {
+    pub fn is_at(&self, position: NodePosition, name: &str) -> bool {
         self.names.is_at(position.0, name)
     }
 
     /// The node that stands there.
     #[must_use]
-    pub fn at(&self, position: Position) -> Option<&NodeState> {
+    pub fn at(&self, position: NodePosition) -> Option<&NodeState> {
         self.nodes.get(position.0)?.as_ref()
     }
 
     /// When the node that stands there last changed.
     #[must_use]
-    pub fn changed(&self, position: Position) -> Moment {
+    pub fn changed(&self, position: NodePosition) -> Revision {
         self.changed.get(position.0).copied().unwrap_or_default()
     }
 
     /// When any node last changed.
     #[must_use]
-    pub fn last_change(&self) -> Moment {
+    pub fn last_change(&self) -> Revision {
         self.now
     }
 
@@ -218,9 +218,9 @@ impl Ledger {
     }
 
     /// The positions where nodes stand, among these.
-    pub fn positions_in(&self, indices: std::ops::Range<usize>) -> impl Iterator<Item = Position> {
+    pub fn positions_in(&self, indices: std::ops::Range<usize>) -> impl Iterator<Item = NodePosition> {
         let is_taken = |index: &usize| self.nodes.get(*index).is_some_and(Option::is_some);
-        indices.filter(is_taken).map(Position)
+        indices.filter(is_taken).map(NodePosition)
     }
 
     /// Counts a change of something that belongs to the node and stands elsewhere.
@@ -292,26 +292,26 @@ impl Ledger {
     }
 
     /// Finds a place for a node that is new.
-    fn settle(&mut self, name: NodeName) -> Position {
+    fn settle(&mut self, name: NodeName) -> NodePosition {
         let position = self.vacant.pop().unwrap_or_else(|| {
             self.nodes.push(None);
-            self.changed.push(Moment::default());
-            Position(self.nodes.len() - 1)
+            self.changed.push(Revision::default());
+            NodePosition(self.nodes.len() - 1)
         });
         self.names.set(position.0, &name.0);
         self.positions.insert(name, position);
         position
     }
 
-    fn put(&mut self, position: Position, state: Option<NodeState>) {
+    fn put(&mut self, position: NodePosition, state: Option<NodeState>) {
         if let Some(place) = self.nodes.get_mut(position.0) {
             *place = state;
         }
         self.touch(position);
     }
 
-    fn touch(&mut self, position: Position) {
-        self.now = Moment(self.now.0 + 1);
+    fn touch(&mut self, position: NodePosition) {
+        self.now = Revision(self.now.0 + 1);
         if let Some(changed) = self.changed.get_mut(position.0) {
             *changed = self.now;
         }
@@ -327,8 +327,8 @@ mod tests {
     fn what_no_node_has_any_more_is_not_kept() {
         let mut ledger = Ledger::default();
         for memory in 1..100 {
-            let cards = usize::try_from(memory % 7 + 1).unwrap();
-            ledger.set_node(node_of_memories(&vec![memory; cards]));
+            let count = usize::try_from(memory % 7 + 1).unwrap();
+            ledger.set_node(node_of_memories(&vec![memory; count]));
         }
         assert!(ledger.kinds.len() <= 2 && ledger.topologies.len() <= 2, "{ledger:?}");
     }

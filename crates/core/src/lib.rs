@@ -3,6 +3,7 @@
 //! Everything here is a function of values. No IO, no clock, no global, no async: the scheduler, the agent, the
 //! command line and the simulators all call the same code and execute what it answers.
 
+pub mod admission;
 pub mod bandwidth;
 #[cfg(test)]
 mod fixtures;
@@ -16,10 +17,9 @@ pub mod node;
 pub mod placement;
 pub mod preemption;
 pub mod quota;
-pub mod relief;
+pub mod remedy;
 pub mod request;
 pub mod topology;
 pub mod tree;
 pub mod units;
-pub mod verdict;
 pub mod workload;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::gpu::{Gpu, GpuKind, Health};
 use crate::gpu_set::GpuSet;
-use crate::grant::{Hold, PodGrant, Usage};
+use crate::grant::{GpuUsage, Hold, PodGrant};
 use crate::topology::Topology;
 use crate::units::{GpuIndex, MiB, MilliCpu, NodeName, Percent};
 
@@ -70,7 +70,7 @@ pub enum BadNode {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeState {
     node: Arc<Node>,
-    used: Vec<Usage>,
+    used: Vec<GpuUsage>,
     /// The GPUs of each pod that holds any, in ascending order of their masks: they come back together.
     held: Vec<GpuSet>,
     cpu_used: MilliCpu,
@@ -79,7 +79,7 @@ pub struct NodeState {
 
 /// What is left of a GPU for shares.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Room {
+pub struct GpuRoom {
     /// Compute not promised.
     pub compute_percent: Percent,
     /// Memory not promised.
@@ -145,9 +145,9 @@ impl Node {
 
     /// The same node, of whose GPUs these are broken too.
     #[must_use]
-    pub fn with_unhealthy(&self, cards: GpuSet) -> Self {
+    pub fn with_unhealthy(&self, gpus: GpuSet) -> Self {
         let mut node = self.clone();
-        for gpu in node.gpus.iter_mut().filter(|gpu| cards.contains(gpu.index)) {
+        for gpu in node.gpus.iter_mut().filter(|gpu| gpus.contains(gpu.index)) {
             gpu.health = Health::Unhealthy;
         }
         node.healthy = healthy(&node.gpus);
@@ -180,7 +180,7 @@ impl NodeState {
     /// A node nobody uses.
     #[must_use]
     pub fn empty(node: Arc<Node>) -> Self {
-        let used = vec![Usage::default(); node.gpus.len()];
+        let used = vec![GpuUsage::default(); node.gpus.len()];
         Self { node, used, held: Vec::new(), cpu_used: MilliCpu::ZERO, memory_used: MiB::ZERO }
     }
 
@@ -198,30 +198,30 @@ impl NodeState {
 
     /// What all pods together take of a GPU.
     #[must_use]
-    pub fn used(&self, gpu: GpuIndex) -> Usage {
+    pub fn used(&self, gpu: GpuIndex) -> GpuUsage {
         self.used.get(gpu.position()).copied().unwrap_or_default()
     }
 
     /// What is left of a GPU for shares. Never negative, even where pods that bypassed us hold too much.
     #[must_use]
-    pub fn room(&self, gpu: GpuIndex) -> Room {
-        self.node.kind(gpu).map_or_else(Room::default, |kind| Room::of(kind.memory, self.used(gpu)))
+    pub fn room(&self, gpu: GpuIndex) -> GpuRoom {
+        self.node.kind(gpu).map_or_else(GpuRoom::default, |kind| GpuRoom::of(kind.memory, self.used(gpu)))
     }
 
     /// What is left of a GPU in percent of what is scarcer there; nothing of an unhealthy one.
     #[must_use]
     pub fn percent_left(&self, gpu: GpuIndex) -> u8 {
-        self.percent_left_with(gpu, Usage::default())
+        self.percent_left_with(gpu, GpuUsage::default())
     }
 
     /// Likewise, once `more` of it is taken.
-    pub(crate) fn percent_left_with(&self, gpu: GpuIndex, more: Usage) -> u8 {
+    pub(crate) fn percent_left_with(&self, gpu: GpuIndex, more: GpuUsage) -> u8 {
         let Some(kind) = self.node.kind(gpu).filter(|_| self.node.healthy.contains(gpu)) else { return 0 };
         let used = self.used(gpu).plus(more);
         if used.is_none() {
             return 100;
         }
-        let room = Room::of(kind.memory, used);
+        let room = GpuRoom::of(kind.memory, used);
         let compute_percent = u64::from(room.compute_percent.0);
         let memory = room.memory.0.saturating_mul(100).checked_div(kind.memory.0).unwrap_or(compute_percent);
         u8::try_from(compute_percent.min(memory)).unwrap_or(100)
@@ -285,7 +285,7 @@ impl NodeState {
         &mut self,
         cpu: MilliCpu,
         memory: MiB,
-        footprint: impl Iterator<Item = (GpuIndex, Usage)>,
+        footprint: impl Iterator<Item = (GpuIndex, GpuUsage)>,
     ) {
         self.cpu_used += cpu;
         self.memory_used += memory;
@@ -302,23 +302,23 @@ impl NodeState {
     }
 
     /// Takes some more of one GPU.
-    pub(crate) fn add_usage(&mut self, gpu: GpuIndex, usage: Usage) {
-        if let Some(card) = self.used.get_mut(gpu.position()) {
-            *card = card.plus(usage);
+    pub(crate) fn add_usage(&mut self, gpu: GpuIndex, usage: GpuUsage) {
+        if let Some(known) = self.used.get_mut(gpu.position()) {
+            *known = known.plus(usage);
         }
     }
 }
 
-// === impl Room ===
+// === impl GpuRoom ===
 
-impl Room {
-    fn of(card: MiB, used: Usage) -> Self {
+impl GpuRoom {
+    fn of(gpu_memory: MiB, used: GpuUsage) -> Self {
         if used.whole {
             return Self::default();
         }
         Self {
             compute_percent: Percent::WHOLE.saturating_sub(used.compute_percent),
-            memory: card.saturating_sub(used.memory),
+            memory: gpu_memory.saturating_sub(used.memory),
         }
     }
 }

@@ -7,10 +7,10 @@ pub mod best_effort;
 mod containers;
 mod describe;
 mod links;
-mod part;
 mod policy;
 mod refusal;
 pub mod scoreboard;
+mod share;
 pub mod static_table;
 mod tessera;
 mod whole;
@@ -18,13 +18,13 @@ mod whole;
 use crate::gpu_set::GpuSet;
 use crate::grant::{ContainerGrant, Hold};
 use crate::node::NodeState;
-use crate::request::{PodRequest, Request, Role, Traffic};
+use crate::request::{ContainerRole, LinkSensitivity, PodRequest, Request};
 use crate::units::{GpuIndex, MiB, MilliCpu};
 
 use containers::try_place;
 pub use describe::describe;
 pub use policy::{Policy, UnknownPolicy};
-pub use refusal::{Explanation, GpuRefusal, Refusal};
+pub use refusal::{GpuRejectReason, PlacementError, PlacementExplanation};
 
 /// The GPUs a node would give a pod.
 #[derive(Clone, Debug, PartialEq)]
@@ -43,12 +43,12 @@ pub fn place(
     pod: &PodRequest,
     policy: &Policy,
     required: GpuSet,
-) -> Result<Placement, Refusal> {
+) -> Result<Placement, PlacementError> {
     try_place(node, pod, policy, required).map_err(|blocked| blocked.refusal)
 }
 
 /// Whether [`place`] would find GPUs, and if not, why not.
-pub fn filter(node: &NodeState, pod: &PodRequest, policy: &Policy) -> Result<(), Refusal> {
+pub fn filter(node: &NodeState, pod: &PodRequest, policy: &Policy) -> Result<(), PlacementError> {
     match only_request(pod) {
         Some(request) => simple_ask(node, pod, request).map(|_| ()),
         None => place(node, pod, policy, GpuSet::EMPTY).map(|_| ()),
@@ -67,7 +67,7 @@ pub fn set_aside(node: &NodeState, pod: &PodRequest) -> Vec<ContainerGrant> {
 
 /// The score [`place`] would give, where the GPUs themselves do not matter yet: ranking thousands of nodes takes this
 /// road.
-pub fn score(node: &NodeState, pod: &PodRequest, policy: &Policy) -> Result<f64, Refusal> {
+pub fn score(node: &NodeState, pod: &PodRequest, policy: &Policy) -> Result<f64, PlacementError> {
     if let (Policy::Tessera(forecast), Some(request)) = (policy, only_request(pod)) {
         let ask = simple_ask(node, pod, request)?;
         if let Some(score) = tessera::quick_score(forecast, node, pod, ask.as_ref()) {
@@ -82,27 +82,31 @@ pub(crate) fn only_request(pod: &PodRequest) -> Option<Option<Request>> {
     let mut asking = pod.containers.iter().filter(|container| container.request.is_some());
     match (asking.next(), asking.next()) {
         (None, _) => Some(None),
-        (Some(only), None) if only.role != Role::Init => Some(only.request),
+        (Some(only), None) if only.role != ContainerRole::Init => Some(only.request),
         _ => None,
     }
 }
 
 /// The candidates of a pod with one request or none.
-fn simple_ask(node: &NodeState, pod: &PodRequest, request: Option<Request>) -> Result<Option<Ask>, Refusal> {
+fn simple_ask(
+    node: &NodeState,
+    pod: &PodRequest,
+    request: Option<Request>,
+) -> Result<Option<Ask>, PlacementError> {
     refusal::check_node(node, pod)?;
     request.map(|request| Ask::new(node, pod, request, GpuSet::EMPTY, GpuSet::EMPTY)).transpose()
 }
 
 /// What keeps a pod from a node: the refusal, and each GPU's part in it. `None` where the pod fits.
 #[must_use]
-pub fn explain(node: &NodeState, pod: &PodRequest, policy: &Policy) -> Option<Explanation> {
+pub fn explain(node: &NodeState, pod: &PodRequest, policy: &Policy) -> Option<PlacementExplanation> {
     let blocked = try_place(node, pod, policy, GpuSet::EMPTY).err()?;
     let container = blocked.container.and_then(|position| pod.containers.get(position));
     let request = container.and_then(|container| container.request);
-    Some(Explanation {
+    Some(PlacementExplanation {
         refusal: blocked.refusal,
         container: container.map(|container| container.name.clone()),
-        cards: request.map(|request| refusal::of_each_gpu(&blocked.node, pod, request)).unwrap_or_default(),
+        gpus: request.map(|request| refusal::of_each_gpu(&blocked.node, pod, request)).unwrap_or_default(),
     })
 }
 
@@ -112,7 +116,7 @@ fn grants(pod: &PodRequest, gpus: &[GpuSet]) -> Vec<ContainerGrant> {
         Some(ContainerGrant {
             container: container.name.clone(),
             role: container.role,
-            cards: gpus.iter().map(|gpu| (gpu, hold)).collect(),
+            holds: gpus.iter().map(|gpu| (gpu, hold)).collect(),
         })
     });
     asking.collect()
@@ -135,7 +139,7 @@ struct Ask {
     candidates: GpuSet,
     /// Candidates that must be chosen.
     required: GpuSet,
-    traffic: Traffic,
+    link_sensitivity: LinkSensitivity,
     /// CPU of the whole pod.
     cpu: MilliCpu,
     /// Main memory of the whole pod.
@@ -158,25 +162,25 @@ impl Ask {
         request: Request,
         required: GpuSet,
         preferred: GpuSet,
-    ) -> Result<Self, Refusal> {
+    ) -> Result<Self, PlacementError> {
         let hold = Hold::of(request);
         let (count, required) = match request {
             Request::Whole(count) => (usize::from(count), required),
             Request::Share { .. } | Request::Memory(_) => (1, GpuSet::EMPTY),
         };
         let fits = |gpu: &GpuIndex| {
-            node.fits(*gpu, hold) && node.node().gpu(*gpu).is_some_and(|card| pod.accepts(&card.model))
+            node.fits(*gpu, hold) && node.node().gpu(*gpu).is_some_and(|found| pod.accepts(&found.model))
         };
         let mut candidates: GpuSet = node.node().topology().gpus().iter().filter(fits).collect();
         if candidates.len() < count || !candidates.is_superset(required) {
-            return Err(refusal::of_cards(node, pod, request, required));
+            return Err(refusal::of_gpus(node, pod, request, required));
         }
         let preferred = candidates.intersection(preferred);
         if preferred.len() >= count {
             candidates = preferred;
         }
-        let PodRequest { cpu, memory, traffic, .. } = *pod;
-        Ok(Self { hold, count, candidates, required, traffic, cpu, memory })
+        let PodRequest { cpu, memory, link_sensitivity, .. } = *pod;
+        Ok(Self { hold, count, candidates, required, link_sensitivity, cpu, memory })
     }
 }
 

@@ -6,24 +6,24 @@ use crate::gpu_set::GpuSet;
 use crate::grant::{ContainerGrant, PodGrant};
 use crate::node::NodeState;
 use crate::placement::{Policy, filter, only_request};
-use crate::quota::Taken;
+use crate::quota::GpuAmount;
 use crate::request::{PodRequest, Request};
 use crate::units::{GpuIndex, PodUid};
 
 /// A pod that holds something of the node.
 #[derive(Clone, Copy, Debug)]
-pub struct Holder<'a> {
+pub struct RunningPod<'a> {
     /// What it holds.
     pub grant: &'a PodGrant,
     /// How much it matters.
     pub priority: i32,
-    /// What the newcomer's quota gets back when it goes.
-    pub repays: Taken,
+    /// What the preemptor's quota gets back when it goes.
+    pub quota_released: GpuAmount,
 }
 
 /// Who wants in.
 #[derive(Clone, Copy, Debug)]
-pub struct Newcomer<'a> {
+pub struct Preemptor<'a> {
     /// What it asks for.
     pub request: &'a PodRequest,
     /// How much it matters: only pods that matter less may go.
@@ -32,7 +32,7 @@ pub struct Newcomer<'a> {
     pub policy: &'a Policy,
     /// What its quota must get back before it may come. Then only those who repay something may go: nobody else makes room
     /// for a namespace that has had its share.
-    pub owes: Taken,
+    pub quota_excess: GpuAmount,
 }
 
 /// Sets up to this size are all looked at before a short cut is taken.
@@ -45,20 +45,20 @@ const LOOKS: usize = 200_000;
 /// a time, and waits for seconds.
 const COUNTED: usize = 100_000;
 
-/// The pods to evict so that the newcomer fits: those `proposed` where they suffice, for others count on them too; else
+/// The pods to evict so that the preemptor fits: those `proposed` where they suffice, for others count on them too; else
 /// those whose most important one matters least, and the fewest of those. None
 /// where nobody need go; `None` where nothing helps.
 #[must_use]
 pub fn victims(
     node: &NodeState,
-    holders: &[Holder<'_>],
-    newcomer: Newcomer<'_>,
+    holders: &[RunningPod<'_>],
+    preemptor: Preemptor<'_>,
     proposed: &BTreeSet<PodUid>,
 ) -> Option<Vec<PodUid>> {
-    let bench = Bench { node, holders, newcomer };
-    let is_in_debt = newcomer.owes != Taken::default();
-    let may_go = |holder: &Holder<'_>| {
-        holder.priority < newcomer.priority && (!is_in_debt || holder.repays != Taken::default())
+    let bench = Bench { node, holders, preemptor };
+    let is_in_debt = preemptor.quota_excess != GpuAmount::default();
+    let may_go = |holder: &RunningPod<'_>| {
+        holder.priority < preemptor.priority && (!is_in_debt || holder.quota_released != GpuAmount::default())
     };
     let harms_nobody = || holders.iter().filter(|holder| proposed.contains(&holder.grant.pod)).all(may_go);
     if !proposed.is_empty()
@@ -70,7 +70,7 @@ pub fn victims(
     if bench.fits_without(|_| false) {
         return Some(Vec::new());
     }
-    let mut movable: Vec<Holder<'_>> = holders.iter().filter(|holder| may_go(holder)).copied().collect();
+    let mut movable: Vec<RunningPod<'_>> = holders.iter().filter(|holder| may_go(holder)).copied().collect();
     movable.sort_by(|a, b| (a.priority, &a.grant.pod).cmp(&(b.priority, &b.grant.pod)));
     let levels: BTreeSet<i32> = movable.iter().map(|holder| holder.priority).collect();
     let enough = |level: &&i32| bench.fits_without(|holder| holder.priority <= **level && may_go(holder));
@@ -82,13 +82,13 @@ pub fn victims(
 
 struct Bench<'a> {
     node: &'a NodeState,
-    holders: &'a [Holder<'a>],
-    newcomer: Newcomer<'a>,
+    holders: &'a [RunningPod<'a>],
+    preemptor: Preemptor<'a>,
 }
 
 /// What a set of victims comes to if it suffices and no smaller one does.
 enum Need {
-    /// All of them are on the GPU that the newcomer then gets a share of.
+    /// All of them are on the GPU that the preemptor then gets a share of.
     OneGpu,
     /// So many GPUs are idle then, together with those that are so already, and each of the victims was on one of them.
     IdleGpus(usize, GpuSet),
@@ -97,31 +97,31 @@ enum Need {
 }
 
 impl<'a> Bench<'a> {
-    fn fits_without(&self, gone: impl Fn(&Holder<'_>) -> bool) -> bool {
+    fn fits_without(&self, gone: impl Fn(&RunningPod<'_>) -> bool) -> bool {
         let mut left = NodeState::empty(self.node.shared_node());
-        let mut repaid = Taken::default();
+        let mut repaid = GpuAmount::default();
         for holder in self.holders {
             if gone(holder) {
-                repaid = repaid.plus(holder.repays);
+                repaid = repaid.plus(holder.quota_released);
             } else {
                 left.add(holder.grant);
             }
         }
-        repaid.covers(self.newcomer.owes)
-            && filter(&left, self.newcomer.request, self.newcomer.policy).is_ok()
+        repaid.covers(self.preemptor.quota_excess)
+            && filter(&left, self.preemptor.request, self.preemptor.policy).is_ok()
     }
 
     /// The first of the smallest sets that suffice, where it is small.
-    fn smallest(&self, movable: &[Holder<'a>]) -> Option<Vec<&'a PodUid>> {
+    fn smallest(&self, movable: &[RunningPod<'a>]) -> Option<Vec<&'a PodUid>> {
         let need = self.need();
-        let cards: Vec<GpuSet> = movable.iter().map(cards).collect();
-        let everybody: Vec<GpuSet> = self.holders.iter().map(self::cards).collect();
+        let gpus: Vec<GpuSet> = movable.iter().map(held_gpus).collect();
+        let everybody: Vec<GpuSet> = self.holders.iter().map(held_gpus).collect();
         let (mut looks, mut tries) = (LOOKS, COUNTED / self.holders.len().max(1));
         for size in 1..=LARGEST_SET.min(movable.len()) {
             let mut picked: Vec<usize> = (0..size).collect();
             loop {
                 looks = looks.checked_sub(1)?;
-                if need.may_be_met_by(picked.iter().map(|index| cards[*index]), &everybody) {
+                if need.may_be_met_by(picked.iter().map(|index| gpus[*index]), &everybody) {
                     tries = tries.checked_sub(1)?;
                     let set: Vec<&PodUid> = picked.iter().map(|index| &movable[*index].grant.pod).collect();
                     if self.fits_without(|holder| set.contains(&&holder.grant.pod)) {
@@ -138,10 +138,10 @@ impl<'a> Bench<'a> {
 
     /// Only GPUs count where a single container asks, the host has room as it is, and no quota has to be paid back.
     fn need(&self) -> Need {
-        let Newcomer { request, owes, .. } = self.newcomer;
+        let Preemptor { request, quota_excess, .. } = self.preemptor;
         let host_has_room = request.cpu <= self.node.cpu_left() && request.memory <= self.node.memory_left();
         match only_request(request) {
-            Some(Some(asked)) if host_has_room && owes == Taken::default() => match asked {
+            Some(Some(asked)) if host_has_room && quota_excess == GpuAmount::default() => match asked {
                 Request::Whole(count) => Need::IdleGpus(usize::from(count), self.node.idle()),
                 Request::Share { .. } | Request::Memory(_) => Need::OneGpu,
             },
@@ -150,7 +150,7 @@ impl<'a> Bench<'a> {
     }
 
     /// All, but for those that can stay, the most important first.
-    fn spare(&self, movable: &[Holder<'a>]) -> Vec<&'a PodUid> {
+    fn spare(&self, movable: &[RunningPod<'a>]) -> Vec<&'a PodUid> {
         let mut gone: Vec<&PodUid> = movable.iter().map(|holder| &holder.grant.pod).collect();
         for position in (0..gone.len()).rev() {
             let spared = gone.remove(position);
@@ -175,17 +175,17 @@ impl Need {
                     return false;
                 }
                 let is_freed = |gpu: &GpuIndex| {
-                    let going = victims.clone().filter(|cards| cards.contains(*gpu)).count();
-                    going == everybody.iter().filter(|cards| cards.contains(*gpu)).count()
+                    let going = victims.clone().filter(|held| held.contains(*gpu)).count();
+                    going == everybody.iter().filter(|held| held.contains(*gpu)).count()
                 };
                 let freed: GpuSet = touched.iter().filter(is_freed).collect();
-                freed.union(*idle).len() >= *count && all.all(|cards| !cards.intersection(freed).is_empty())
+                freed.union(*idle).len() >= *count && all.all(|held| !held.intersection(freed).is_empty())
             }
         }
     }
 }
 
-fn cards(holder: &Holder<'_>) -> GpuSet {
+fn held_gpus(holder: &RunningPod<'_>) -> GpuSet {
     holder.grant.containers.iter().map(ContainerGrant::gpus).fold(GpuSet::EMPTY, GpuSet::union)
 }
 

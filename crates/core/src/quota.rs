@@ -2,30 +2,30 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use crate::grant::{ContainerGrant, Usage, footprint};
+use crate::grant::{ContainerGrant, GpuUsage, footprint};
 use crate::node::Node;
 use crate::request::{PodRequest, Request, peak};
 use crate::units::MiB;
 
-/// Limits by namespace. A namespace that is not listed has none.
+/// QuotaState by namespace. A namespace that is not listed has none.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Quota {
     /// By name.
-    pub namespaces: BTreeMap<String, Limit>,
-    /// Limits that are there and that nobody could read.
-    pub unreadable: Unreadable,
+    pub namespaces: BTreeMap<String, NamespaceLimit>,
+    /// QuotaState that are there and that nobody could read.
+    pub unreadable: UnreadableLimits,
 }
 
 /// Whose limits could not be read, and why, in words for who can mend them: whoever they are for may take nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Unreadable {
+pub enum UnreadableLimits {
     /// Of these namespaces.
     Of(BTreeMap<String, String>),
     /// Of nobody knows whom, so of all.
     All(String),
 }
 
-impl Default for Unreadable {
+impl Default for UnreadableLimits {
     fn default() -> Self {
         Self::Of(BTreeMap::new())
     }
@@ -33,29 +33,29 @@ impl Default for Unreadable {
 
 /// What one namespace may take.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Limit {
+pub struct NamespaceLimit {
     /// Whole GPUs by model; models not listed are closed to it. `None` for as many as it likes of any.
-    pub cards: Option<BTreeMap<String, u64>>,
+    pub gpus_by_model: Option<BTreeMap<String, u64>>,
     /// Pools of nodes it may use; empty for all.
     pub pools: Vec<String>,
     /// Memory of all its GPUs together.
     pub memory: Option<MiB>,
     /// Compute of all its GPUs together; 100 is one GPU.
-    pub percent: Option<u64>,
+    pub compute_percent: Option<u64>,
 }
 
 /// What is taken, or would be.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Taken {
+pub struct GpuAmount {
     /// Compute: 100 for each whole GPU. Memory without compute counts as its part of the GPU.
-    pub percent: u64,
+    pub compute_percent: u64,
     /// Memory.
     pub memory: MiB,
 }
 
 /// What a node is to a quota.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Place {
+pub struct QuotaLabels {
     /// Its model, by which GPUs are limited.
     pub model: Option<String>,
     /// Its pool.
@@ -76,36 +76,36 @@ pub enum OverQuota {
     Model,
     /// Too many GPUs of this model.
     #[error("ExceedsGPUQuota: GPUs of this model")]
-    Cards,
+    GpuCount,
     /// Too much memory.
     #[error("ExceedsGPUQuota: GPU memory")]
     Memory,
     /// Too much compute.
     #[error("ExceedsGPUQuota: GPU compute")]
-    Percent,
+    Compute,
 }
 
 /// What each namespace has taken, by model.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Accounts {
-    namespaces: HashMap<String, BTreeMap<String, Taken>>,
+pub struct NamespaceUsage {
+    namespaces: HashMap<String, BTreeMap<String, GpuAmount>>,
 }
 
 // === impl Quota ===
 
 impl Quota {
-    /// Limits that are there and of which nothing can be read.
+    /// QuotaState that are there and of which nothing can be read.
     #[must_use]
     pub fn all_unreadable(why: String) -> Self {
-        Self { unreadable: Unreadable::All(why), ..Self::default() }
+        Self { unreadable: UnreadableLimits::All(why), ..Self::default() }
     }
 
     /// Why the limits of a namespace cannot be read; `None` where they can, or there are none.
     #[must_use]
     pub fn why_unreadable(&self, namespace: &str) -> Option<&str> {
         match &self.unreadable {
-            Unreadable::Of(namespaces) => namespaces.get(namespace).map(String::as_str),
-            Unreadable::All(why) => Some(why),
+            UnreadableLimits::Of(namespaces) => namespaces.get(namespace).map(String::as_str),
+            UnreadableLimits::All(why) => Some(why),
         }
     }
 
@@ -115,72 +115,79 @@ impl Quota {
         self.why_unreadable(namespace).is_some() || self.namespaces.contains_key(namespace)
     }
 
-    /// Whether a pod of `namespace` that takes `more` may go to `place`, given what was taken so far.
+    /// Whether a pod of `namespace` that takes `more` may go to `labels`, given what was taken so far.
     pub fn allows(
         &self,
         namespace: &str,
-        accounts: &Accounts,
-        place: &Place,
-        more: Taken,
+        usage: &NamespaceUsage,
+        labels: &QuotaLabels,
+        more: GpuAmount,
     ) -> Result<(), OverQuota> {
         if let Some(why) = self.why_unreadable(namespace) {
             return Err(OverQuota::Unreadable(why.to_owned()));
         }
         let Some(limit) = self.namespaces.get(namespace) else { return Ok(()) };
         let in_pool = |pool: &String| limit.pools.contains(pool);
-        if !limit.pools.is_empty() && !place.pool.as_ref().is_some_and(in_pool) {
+        if !limit.pools.is_empty() && !labels.pool.as_ref().is_some_and(in_pool) {
             return Err(OverQuota::Pool);
         }
-        if let Some(cards) = &limit.cards {
-            let model = place.model.as_deref().unwrap_or_default();
-            let most = cards.get(model).ok_or(OverQuota::Model)?.saturating_mul(100);
-            if accounts.of_model(namespace, model).plus(more).percent > most {
-                return Err(OverQuota::Cards);
+        if let Some(models) = &limit.gpus_by_model {
+            let model = labels.model.as_deref().unwrap_or_default();
+            let most = models.get(model).ok_or(OverQuota::Model)?.saturating_mul(100);
+            if usage.of_model(namespace, model).plus(more).compute_percent > most {
+                return Err(OverQuota::GpuCount);
             }
         }
-        let then = accounts.of(namespace).plus(more);
+        let then = usage.of(namespace).plus(more);
         if limit.memory.is_some_and(|most| then.memory > most) {
             return Err(OverQuota::Memory);
         }
-        if limit.percent.is_some_and(|most| then.percent > most) {
-            return Err(OverQuota::Percent);
+        if limit.compute_percent.is_some_and(|most| then.compute_percent > most) {
+            return Err(OverQuota::Compute);
         }
         Ok(())
     }
 }
 
 impl Quota {
-    /// What the namespace would first have to give back on nodes of this place; `None` where nothing helps.
+    /// What the namespace would first have to give back on nodes of this labels; `None` where nothing helps.
     #[must_use]
-    pub fn excess(&self, namespace: &str, accounts: &Accounts, place: &Place, more: Taken) -> Option<Taken> {
-        match self.allows(namespace, accounts, place, more) {
-            Ok(()) => return Some(Taken::default()),
+    pub fn excess(
+        &self,
+        namespace: &str,
+        usage: &NamespaceUsage,
+        labels: &QuotaLabels,
+        more: GpuAmount,
+    ) -> Option<GpuAmount> {
+        match self.allows(namespace, usage, labels, more) {
+            Ok(()) => return Some(GpuAmount::default()),
             Err(over) if !over.may_resolve() => return None,
             Err(_) => {}
         }
         let limit = self.namespaces.get(namespace)?;
-        let model = place.model.as_deref().unwrap_or_default();
-        let of_model = limit.cards.as_ref().and_then(|cards| cards.get(model)).map_or(0, |most| {
-            let then = accounts.of_model(namespace, model).plus(more);
-            then.percent.saturating_sub(most.saturating_mul(100))
+        let model = labels.model.as_deref().unwrap_or_default();
+        let of_model = limit.gpus_by_model.as_ref().and_then(|models| models.get(model)).map_or(0, |most| {
+            let then = usage.of_model(namespace, model).plus(more);
+            then.compute_percent.saturating_sub(most.saturating_mul(100))
         });
-        let then = accounts.of(namespace).plus(more);
-        let percent = limit.percent.map_or(0, |most| then.percent.saturating_sub(most));
+        let then = usage.of(namespace).plus(more);
+        let compute_percent =
+            limit.compute_percent.map_or(0, |most| then.compute_percent.saturating_sub(most));
         let memory = limit.memory.map_or(MiB::ZERO, |most| then.memory.saturating_sub(most));
-        Some(Taken { percent: percent.max(of_model), memory })
+        Some(GpuAmount { compute_percent: compute_percent.max(of_model), memory })
     }
 
     /// What a namespace holds of what it may hold, in words; `None` without limits.
     #[must_use]
-    pub fn describe(&self, namespace: &str, accounts: &Accounts) -> Option<String> {
+    pub fn describe(&self, namespace: &str, usage: &NamespaceUsage) -> Option<String> {
         let limit = self.namespaces.get(namespace)?;
         let mut parts = Vec::new();
-        for (model, most) in limit.cards.iter().flatten() {
-            let held = accounts.of_model(namespace, model).percent;
+        for (model, most) in limit.gpus_by_model.iter().flatten() {
+            let held = usage.of_model(namespace, model).compute_percent;
             parts.push(format!("{}.{:02} of {most} {model}", held / 100, held % 100));
         }
-        let held = accounts.of(namespace);
-        parts.extend(limit.percent.map(|most| format!("{}% of {most}%", held.percent)));
+        let held = usage.of(namespace);
+        parts.extend(limit.compute_percent.map(|most| format!("{}% of {most}%", held.compute_percent)));
         parts.extend(limit.memory.map(|most| format!("{} of {most}", held.memory)));
         if !limit.pools.is_empty() {
             parts.push(format!("only in pool {}", limit.pools.join(" or ")));
@@ -200,12 +207,12 @@ impl OverQuota {
     }
 }
 
-// === impl Accounts ===
+// === impl NamespaceUsage ===
 
-impl Accounts {
+impl NamespaceUsage {
     /// Charges a namespace.
-    pub fn add(&mut self, namespace: &str, model: &str, taken: Taken) {
-        if taken == Taken::default() {
+    pub fn add(&mut self, namespace: &str, model: &str, taken: GpuAmount) {
+        if taken == GpuAmount::default() {
             return;
         }
         let models = self.namespaces.entry(namespace.to_owned()).or_default();
@@ -214,11 +221,11 @@ impl Accounts {
     }
 
     /// Takes a charge back.
-    pub fn remove(&mut self, namespace: &str, model: &str, taken: Taken) {
+    pub fn remove(&mut self, namespace: &str, model: &str, taken: GpuAmount) {
         let Some(models) = self.namespaces.get_mut(namespace) else { return };
         if let Some(account) = models.get_mut(model) {
             *account = account.minus(taken);
-            if *account == Taken::default() {
+            if *account == GpuAmount::default() {
                 models.remove(model);
             }
         }
@@ -229,41 +236,41 @@ impl Accounts {
 
     /// What a namespace has taken in all.
     #[must_use]
-    pub fn of(&self, namespace: &str) -> Taken {
+    pub fn of(&self, namespace: &str) -> GpuAmount {
         let models = self.namespaces.get(namespace).into_iter().flat_map(BTreeMap::values);
-        models.fold(Taken::default(), |sum, taken| sum.plus(*taken))
+        models.fold(GpuAmount::default(), |sum, taken| sum.plus(*taken))
     }
 
     /// What a namespace has taken of one model.
     #[must_use]
-    pub fn of_model(&self, namespace: &str, model: &str) -> Taken {
+    pub fn of_model(&self, namespace: &str, model: &str) -> GpuAmount {
         self.namespaces.get(namespace).and_then(|models| models.get(model)).copied().unwrap_or_default()
     }
 
     /// Everything, by namespace and model, in no particular order.
-    pub fn all(&self) -> impl Iterator<Item = (&str, &str, Taken)> {
+    pub fn all(&self) -> impl Iterator<Item = (&str, &str, GpuAmount)> {
         self.namespaces.iter().flat_map(|(namespace, models)| {
             models.iter().map(move |(model, taken)| (namespace.as_str(), model.as_str(), *taken))
         })
     }
 }
 
-// === impl Taken ===
+// === impl GpuAmount ===
 
-impl Taken {
+impl GpuAmount {
     /// What these grants take of a node's GPUs.
     #[must_use]
-    pub fn by(grants: &[ContainerGrant], node: &Node) -> Self {
-        let cards = footprint(grants).filter_map(|(gpu, usage)| {
+    pub fn of_grants(grants: &[ContainerGrant], node: &Node) -> Self {
+        let amounts = footprint(grants).filter_map(|(gpu, usage)| {
             let memory = node.gpu(gpu)?.memory;
-            Some(Self::of_card(usage, memory))
+            Some(Self::of_gpu(usage, memory))
         });
-        cards.fold(Self::default(), Self::plus)
+        amounts.fold(Self::default(), Self::plus)
     }
 
     /// What a pod would take of a node, whichever GPUs it gets: on a node of several kinds the most it could be.
     #[must_use]
-    pub fn at_most(pod: &PodRequest, node: &Node) -> Self {
+    pub fn upper_bound(pod: &PodRequest, node: &Node) -> Self {
         let memories = || node.gpus().iter().map(|gpu| gpu.memory);
         let largest = memories().max().unwrap_or_default();
         let smallest = |least: MiB| memories().filter(|memory| *memory >= least).min().unwrap_or(largest);
@@ -271,13 +278,13 @@ impl Taken {
             None => Self::default(),
             Some(Request::Whole(count)) => {
                 let count = u64::from(count);
-                Self { percent: 100 * count, memory: MiB(largest.0.saturating_mul(count)) }
+                Self { compute_percent: 100 * count, memory: MiB(largest.0.saturating_mul(count)) }
             }
             Some(Request::Share { compute_percent, memory }) => {
-                Self { percent: u64::from(compute_percent.0), memory }
+                Self { compute_percent: u64::from(compute_percent.0), memory }
             }
             Some(Request::Memory(memory)) => {
-                Self::of_card(Usage { memory, ..Usage::default() }, smallest(memory))
+                Self::of_gpu(GpuUsage { memory, ..GpuUsage::default() }, smallest(memory))
             }
         };
         peak(
@@ -285,36 +292,42 @@ impl Taken {
             |container| container.role,
             |container| need(container.request),
             Self::plus,
-            |a, b| Self { percent: a.percent.max(b.percent), memory: a.memory.max(b.memory) },
+            |a, b| Self {
+                compute_percent: a.compute_percent.max(b.compute_percent),
+                memory: a.memory.max(b.memory),
+            },
         )
     }
 
-    fn of_card(usage: Usage, card: MiB) -> Self {
+    fn of_gpu(usage: GpuUsage, gpu_memory: MiB) -> Self {
         if usage.whole {
-            return Self { percent: 100, memory: card };
+            return Self { compute_percent: 100, memory: gpu_memory };
         }
-        let percent = match usage.compute_percent.0 {
-            0 => usage.memory.0.saturating_mul(100).div_ceil(card.0.max(1)).min(100),
+        let compute_percent = match usage.compute_percent.0 {
+            0 => usage.memory.0.saturating_mul(100).div_ceil(gpu_memory.0.max(1)).min(100),
             compute_percent => u64::from(compute_percent),
         };
-        Self { percent, memory: usage.memory }
+        Self { compute_percent, memory: usage.memory }
     }
 
     /// Whether it is at least as much of both.
     #[must_use]
     pub fn covers(self, other: Self) -> bool {
-        self.percent >= other.percent && self.memory >= other.memory
+        self.compute_percent >= other.compute_percent && self.memory >= other.memory
     }
 
     /// Both together.
     #[must_use]
     pub fn plus(self, other: Self) -> Self {
-        Self { percent: self.percent.saturating_add(other.percent), memory: self.memory + other.memory }
+        Self {
+            compute_percent: self.compute_percent.saturating_add(other.compute_percent),
+            memory: self.memory + other.memory,
+        }
     }
 
     fn minus(self, other: Self) -> Self {
         Self {
-            percent: self.percent.saturating_sub(other.percent),
+            compute_percent: self.compute_percent.saturating_sub(other.compute_percent),
             memory: self.memory.saturating_sub(other.memory),
         }
     }

@@ -21,7 +21,7 @@ pub enum Request {
 
 /// When a container runs, which decides whether it needs its share beside the others or before them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Role {
+pub enum ContainerRole {
     /// Runs to its end before the next one starts.
     Init,
     /// An init container that keeps running (`restartPolicy: Always`).
@@ -32,11 +32,11 @@ pub enum Role {
 
 /// One container of a pod.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Container {
+pub struct ContainerRequest {
     /// Its name, unique in the pod.
     pub name: String,
     /// When it runs.
-    pub role: Role,
+    pub role: ContainerRole,
     /// What it asks of the GPUs, if anything.
     pub request: Option<Request>,
 }
@@ -45,7 +45,7 @@ pub struct Container {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct PodRequest {
     /// In the pod's order: init containers and sidecars first, as Kubernetes lists them.
-    pub containers: Vec<Container>,
+    pub containers: Vec<ContainerRequest>,
     /// CPU of the whole pod.
     pub cpu: MilliCpu,
     /// Main memory of the whole pod.
@@ -53,12 +53,12 @@ pub struct PodRequest {
     /// GPU models the pod accepts; empty for any.
     pub models: Vec<Model>,
     /// Whether its GPUs exchange much data. Unknown counts as sensitive.
-    pub traffic: Traffic,
+    pub link_sensitivity: LinkSensitivity,
 }
 
 /// How much a job with several GPUs depends on the links between them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Traffic {
+pub enum LinkSensitivity {
     /// Wants the best links that are left.
     #[default]
     Sensitive,
@@ -72,9 +72,9 @@ impl PodRequest {
     /// A pod of main containers only, one per request.
     #[must_use]
     pub fn of_mains(requests: impl IntoIterator<Item = Request>) -> Self {
-        let containers = requests.into_iter().enumerate().map(|(position, request)| Container {
+        let containers = requests.into_iter().enumerate().map(|(position, request)| ContainerRequest {
             name: format!("c{position}"),
-            role: Role::Main,
+            role: ContainerRole::Main,
             request: Some(request),
         });
         Self { containers: containers.collect(), ..Self::default() }
@@ -89,9 +89,9 @@ impl PodRequest {
     /// Whether it asks for the same, by whatever names its containers go.
     #[must_use]
     pub fn is_like(&self, other: &Self) -> bool {
-        let Self { containers, cpu, memory, models, traffic } = self;
-        let part = |container: &Container| (container.role, container.request);
-        (cpu, memory, traffic) == (&other.cpu, &other.memory, &other.traffic)
+        let Self { containers, cpu, memory, models, link_sensitivity } = self;
+        let part = |container: &ContainerRequest| (container.role, container.request);
+        (cpu, memory, link_sensitivity) == (&other.cpu, &other.memory, &other.link_sensitivity)
             && models == &other.models
             && containers.iter().map(part).eq(other.containers.iter().map(part))
     }
@@ -108,7 +108,7 @@ impl PodRequest {
 /// needs that stand side by side, `larger` keeps the greater of two that do not.
 pub fn peak<C, N: Copy + Default>(
     containers: &[C],
-    role: impl Fn(&C) -> Role,
+    role: impl Fn(&C) -> ContainerRole,
     need: impl Fn(&C) -> N,
     combine: impl Fn(N, N) -> N,
     larger: impl Fn(N, N) -> N,
@@ -119,9 +119,9 @@ pub fn peak<C, N: Copy + Default>(
     for container in containers {
         let own = need(container);
         match role(container) {
-            Role::Sidecar => sidecars = combine(sidecars, own),
-            Role::Main => mains = combine(mains, own),
-            Role::Init => highest_init = larger(highest_init, combine(sidecars, own)),
+            ContainerRole::Sidecar => sidecars = combine(sidecars, own),
+            ContainerRole::Main => mains = combine(mains, own),
+            ContainerRole::Init => highest_init = larger(highest_init, combine(sidecars, own)),
         }
     }
     larger(highest_init, combine(mains, sidecars))
@@ -131,13 +131,13 @@ pub fn peak<C, N: Copy + Default>(
 mod tests {
     use super::*;
 
-    fn check(containers: &[(Role, u32)], expected: u32) {
+    fn check(containers: &[(ContainerRole, u32)], expected: u32) {
         assert_eq!(peak(containers, |c| c.0, |c| c.1, |a, b| a + b, u32::max), expected, "{containers:?}");
     }
 
     #[test]
     fn init_containers_count_as_kubernetes_counts_them() {
-        use Role::{Init, Main, Sidecar};
+        use ContainerRole::{Init, Main, Sidecar};
         check(&[], 0);
         check(&[(Main, 2), (Main, 3)], 5);
         check(&[(Init, 7), (Main, 2), (Main, 3)], 7);

@@ -3,9 +3,9 @@
 use std::hash::{Hash, Hasher};
 use std::sync::{Arc, OnceLock};
 
-use crate::bandwidth::Machine;
+use crate::bandwidth::BandwidthModel;
 use crate::gpu_set::GpuSet;
-use crate::tree::{Group, Tree};
+use crate::tree::{Group, TopologyTree};
 use crate::units::GpuIndex;
 
 /// How near two GPUs are on PCIe; a greater level is nearer.
@@ -44,7 +44,7 @@ pub struct Topology(Arc<Shared>);
 struct Shared {
     matrix: Matrix,
     tree: OnceLock<Group>,
-    machine: OnceLock<Machine>,
+    machine: OnceLock<BandwidthModel>,
 }
 
 #[derive(Debug, PartialEq, Eq, Hash)]
@@ -115,7 +115,7 @@ impl Topology {
     /// The same links with the NUMA node of each GPU; GPUs without an entry have none.
     #[must_use]
     pub fn with_numa(&self, numa: &[Option<u16>]) -> Self {
-        let numa = (0..self.count()).map(|card| numa.get(card).copied().flatten()).collect();
+        let numa = (0..self.count()).map(|gpu| numa.get(gpu).copied().flatten()).collect();
         Self::of(Matrix { count: self.count(), links: self.0.matrix.links.clone(), numa })
     }
 
@@ -175,14 +175,14 @@ impl Topology {
     /// The GPUs grouped by nearness.
     #[must_use]
     pub fn tree(&self) -> &Group {
-        self.0.tree.get_or_init(|| Tree::of(self))
+        self.0.tree.get_or_init(|| TopologyTree::of(self))
     }
 
     /// How fast its sets work together. The first call takes up to some tenths of a second for 16 GPUs, and
     /// microseconds for eight; the [ledger](crate::ledger) makes it when it first sees a kind of machine.
     #[must_use]
-    pub fn machine(&self) -> &Machine {
-        self.0.machine.get_or_init(|| Machine::of(self))
+    pub fn bandwidth_model(&self) -> &BandwidthModel {
+        self.0.machine.get_or_init(|| BandwidthModel::of(self))
     }
 
     /// Where every GPU reaches every other through NVLink switches: how many NVLinks each GPU has into them.

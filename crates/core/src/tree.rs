@@ -27,7 +27,7 @@ pub enum GroupLevel {
 
 /// A node of the tree.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Tree {
+pub enum TopologyTree {
     /// One GPU.
     Leaf(GpuIndex),
     /// GPUs that some link joins.
@@ -42,7 +42,7 @@ pub struct Group {
     /// All GPUs below.
     pub gpus: GpuSet,
     /// The nearer groups and the single GPUs it is made of, by lowest index.
-    pub children: Vec<Tree>,
+    pub children: Vec<TopologyTree>,
 }
 
 // === impl GroupLevel ===
@@ -74,9 +74,9 @@ impl GroupLevel {
     }
 }
 
-// === impl Tree ===
+// === impl TopologyTree ===
 
-impl Tree {
+impl TopologyTree {
     /// Groups the GPUs level by level, nearest first. Whatever a pair joins belongs together, even where the
     /// matrix is not transitive; GPUs that nothing joins hang under the root by themselves.
     #[must_use]
@@ -103,7 +103,7 @@ impl Tree {
 }
 
 /// Makes the parts holding `a` and `b` one group of `level`. Parts are ordered by lowest index, and stay so.
-fn join(parts: &mut Vec<Tree>, level: GroupLevel, a: GpuIndex, b: GpuIndex) {
+fn join(parts: &mut Vec<TopologyTree>, level: GroupLevel, a: GpuIndex, b: GpuIndex) {
     let part_of = |gpu| parts.iter().position(|part| part.gpus().contains(gpu));
     let (Some(one), Some(other)) = (part_of(a), part_of(b)) else {
         return;
@@ -117,12 +117,12 @@ fn join(parts: &mut Vec<Tree>, level: GroupLevel, a: GpuIndex, b: GpuIndex) {
     let mut children = Vec::new();
     for part in [first, second] {
         match part {
-            Tree::Group(group) if group.level == level => children.extend(group.children),
+            TopologyTree::Group(group) if group.level == level => children.extend(group.children),
             nearer => children.push(nearer),
         }
     }
     children.sort_by_key(|child| child.gpus().lowest());
-    parts.insert(one.min(other), Tree::Group(Group { level, gpus, children }));
+    parts.insert(one.min(other), TopologyTree::Group(Group { level, gpus, children }));
 }
 
 // === impl Group ===
@@ -132,7 +132,7 @@ impl Group {
     pub fn groups(&self) -> Vec<&Self> {
         let mut found = vec![self];
         for child in &self.children {
-            if let Tree::Group(group) = child {
+            if let TopologyTree::Group(group) = child {
                 found.extend(group.groups());
             }
         }
@@ -145,10 +145,10 @@ mod tests {
     use super::*;
 
     /// `SYS(PIX(0 1) 2)`
-    fn shape(tree: &Tree) -> String {
+    fn shape(tree: &TopologyTree) -> String {
         match tree {
-            Tree::Leaf(gpu) => gpu.to_string(),
-            Tree::Group(group) => group_shape(group),
+            TopologyTree::Leaf(gpu) => gpu.to_string(),
+            TopologyTree::Group(group) => group_shape(group),
         }
     }
 
@@ -162,7 +162,7 @@ mod tests {
             let known = links.iter().find(|(x, y, _)| (*x, *y) == (a.0, b.0));
             known.map_or(rest, |(_, _, link)| *link)
         });
-        assert_eq!(group_shape(&Tree::of(&topology)), expected);
+        assert_eq!(group_shape(&TopologyTree::of(&topology)), expected);
     }
 
     const PIX: Link = Link { pcie: Some(PcieLevel::SingleSwitch), nvlinks: 0 };

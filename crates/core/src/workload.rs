@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use crate::gpu::{GpuKind, Model};
 use crate::grant::Hold;
 use crate::node::Node;
-use crate::request::{PodRequest, Request, Role};
+use crate::request::{ContainerRole, PodRequest, Request};
 use crate::units::{MiB, MilliCpu, Percent};
 
 /// Kinds of pods and how often each comes. Older sightings weigh less.
@@ -99,10 +99,10 @@ impl Workload {
         const WHOLES: [(u8, f64); 4] = [(1, 0.5), (2, 0.02), (4, 0.02), (8, 0.01)];
         let host = Host::typical(nodes);
         let mut workload = Self::default();
-        let mut count = |request, cards: f64, part: f64| {
+        let mut count = |request, gpus: f64, part: f64| {
             let pod = PodRequest {
-                cpu: MilliCpu(whole_number(host.cpu * cards)),
-                memory: MiB(whole_number(host.memory * cards)),
+                cpu: MilliCpu(whole_number(host.cpu * gpus)),
+                memory: MiB(whole_number(host.memory * gpus)),
                 ..PodRequest::of_mains([request])
             };
             workload.count(&pod, START_WEIGHT * part);
@@ -111,8 +111,8 @@ impl Workload {
             let request = Request::Share { compute_percent: Percent(compute_percent), memory: MiB::ZERO };
             count(request, f64::from(compute_percent) / 100.0, part);
         }
-        for (cards, part) in WHOLES.into_iter().filter(|(cards, _)| usize::from(*cards) <= host.most_gpus) {
-            count(Request::Whole(cards), f64::from(cards), part);
+        for (gpus, part) in WHOLES.into_iter().filter(|(gpus, _)| usize::from(*gpus) <= host.most_gpus) {
+            count(Request::Whole(gpus), f64::from(gpus), part);
         }
         workload
     }
@@ -181,10 +181,10 @@ impl PodClass {
     /// The kind of a pod: of its whole GPUs where it asks for any, else of its largest part; `None` without either.
     #[must_use]
     pub fn of(pod: &PodRequest) -> Option<Self> {
-        let lasting = pod.containers.iter().filter(|container| container.role != Role::Init);
+        let lasting = pod.containers.iter().filter(|container| container.role != ContainerRole::Init);
         let demands = || lasting.clone().filter_map(|container| container.request).map(Demand::of);
         let wholes = demands().fold(0u8, |sum, demand| match demand {
-            Demand::Whole(cards) => sum.saturating_add(cards),
+            Demand::Whole(gpus) => sum.saturating_add(gpus),
             Demand::Share { .. } => sum,
         });
         let demand = if wholes > 0 { Demand::Whole(wholes) } else { demands().max()? };
@@ -201,10 +201,10 @@ impl PodClass {
 
     /// How many GPUs it takes.
     #[must_use]
-    pub fn cards(&self) -> usize {
+    pub fn gpu_count(&self) -> usize {
         match self.demand {
             Demand::Share { .. } => 1,
-            Demand::Whole(cards) => usize::from(cards),
+            Demand::Whole(gpus) => usize::from(gpus),
         }
     }
 
@@ -227,7 +227,7 @@ impl PodClass {
 impl Demand {
     fn of(request: Request) -> Self {
         match (request, Hold::of(request)) {
-            (Request::Whole(cards), _) => Self::Whole(cards),
+            (Request::Whole(gpus), _) => Self::Whole(gpus),
             (_, Hold::Share { compute_percent, memory }) => Self::Share { compute_percent, memory },
             (_, Hold::Whole) => Self::Whole(1),
         }
@@ -247,9 +247,9 @@ impl Host {
         const ASKED: f64 = 0.75;
         let (mut cpus, mut memories, mut most_gpus) = (Vec::new(), Vec::new(), 0);
         for node in nodes {
-            let cards = node.gpus().len() as u64;
-            cpus.extend(node.cpu.0.checked_div(cards));
-            memories.extend(node.memory.0.checked_div(cards));
+            let gpus = node.gpus().len() as u64;
+            cpus.extend(node.cpu.0.checked_div(gpus));
+            memories.extend(node.memory.0.checked_div(gpus));
             most_gpus = most_gpus.max(node.gpus().len());
         }
         let quartile = |mut amounts: Vec<u64>| {

@@ -75,7 +75,7 @@ impl GrantAuditor {
         for (who, grant) in &granted {
             let said = held.remove(who).unwrap_or_default();
             if said.is_empty() || !said.iter().all(|held| agrees(held, grant, &ids)) {
-                let gpus = &grant.cards;
+                let gpus = &grant.holds;
                 differences.push(format!("{name}: {who:?} is annotated {gpus:?}; the kubelet says {said:?}"));
             }
         }
@@ -89,7 +89,7 @@ impl GrantAuditor {
         let name = NodeName(node.to_owned());
         let gpus = |ledger: &Ledger| -> BTreeMap<PodUid, Vec<(GpuIndex, Hold)>> {
             let sorted = |grant: &PodGrant| {
-                let all = grant.containers.iter().flat_map(|container| container.cards.clone());
+                let all = grant.containers.iter().flat_map(|container| container.holds.clone());
                 (grant.pod.clone(), all.collect())
             };
             ledger.grants_on(&name).map(sorted).collect()
@@ -169,8 +169,8 @@ fn agrees(held: &HeldDevices, grant: &ContainerGrant, ids: &DeviceIds) -> bool {
         (Hold::Share { memory, .. }, Resource::GpuMemory) => memory.0 == count * ids.unit().mib(),
         (Hold::Share { .. }, Resource::NvidiaGpu | Resource::AliyunGpu) => false,
     };
-    counts.len() == grant.cards.len()
-        && grant.cards.iter().all(|(gpu, hold)| counts.get(gpu).is_some_and(|count| amount(*hold, *count)))
+    counts.len() == grant.holds.len()
+        && grant.holds.iter().all(|(gpu, hold)| counts.get(gpu).is_some_and(|count| amount(*hold, *count)))
 }
 
 fn lock(audit: &Mutex<GrantAudit>) -> MutexGuard<'_, GrantAudit> {

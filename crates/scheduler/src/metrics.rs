@@ -202,14 +202,14 @@ impl Totals {
                 family.get_or_create(&labels).set(i64::try_from(amount).unwrap_or(i64::MAX));
             };
         for (namespace, model, taken) in accounts.all() {
-            put(&self.quota_used, namespace, model, "percent", taken.percent);
+            put(&self.quota_used, namespace, model, "percent", taken.compute_percent);
             put(&self.quota_used, namespace, model, "mebibytes", taken.memory.0);
         }
         for (namespace, limit) in &quota.namespaces {
-            for (model, cards) in limit.cards.iter().flatten() {
+            for (model, cards) in limit.gpus_by_model.iter().flatten() {
                 put(&self.quota_limit, namespace, model, "percent", cards.saturating_mul(100));
             }
-            if let Some(percent) = limit.percent {
+            if let Some(percent) = limit.compute_percent {
                 put(&self.quota_limit, namespace, "", "percent", percent);
             }
             if let Some(memory) = limit.memory {
@@ -223,7 +223,7 @@ impl Totals {
         for (uid, pod) in state.gpu_pods() {
             let Some(grant) = state.ledger().grant(uid) else { continue };
             let Some(node) = state.ledger().node(&grant.node) else { continue };
-            for (gpu, _) in grant.containers.iter().flat_map(|container| &container.cards) {
+            for (gpu, _) in grant.containers.iter().flat_map(|container| &container.holds) {
                 let Some(card) = node.node().gpu(*gpu) else { continue };
                 let labels = PodGpu {
                     gpu_id: gpu.to_string(),

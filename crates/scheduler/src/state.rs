@@ -17,7 +17,7 @@ use std::sync::Arc;
 use tessera_core::forecast::{Forecast, Learner};
 use tessera_core::ledger::Ledger;
 use tessera_core::placement::static_table::StaticTable;
-use tessera_core::quota::{Accounts, Quota};
+use tessera_core::quota::{NamespaceUsage, Quota};
 use tessera_core::units::{NodeName, PodUid};
 use tessera_core::workload::Workload;
 use tessera_wire::dialect::MemoryUnit;
@@ -87,7 +87,7 @@ pub struct State {
     /// Pods a list did not show: only the watch is believed about them.
     missed: Departed,
     quota: Quota,
-    accounts: Accounts,
+    accounts: NamespaceUsage,
     charges: HashMap<PodUid, records::Charge>,
     learner: Learner,
     forecast: Arc<Forecast>,
@@ -135,7 +135,7 @@ impl State {
             departed: Departed::default(),
             missed: Departed::default(),
             quota: Quota::default(),
-            accounts: Accounts::default(),
+            accounts: NamespaceUsage::default(),
             charges: HashMap::new(),
             learner: Learner::new(Workload::default()),
             forecast: Arc::default(),
@@ -214,7 +214,7 @@ impl State {
 
     /// What each namespace has taken, and what it may take.
     #[must_use]
-    pub fn quota(&self) -> (&Quota, &Accounts) {
+    pub fn quota(&self) -> (&Quota, &NamespaceUsage) {
         (&self.quota, &self.accounts)
     }
 

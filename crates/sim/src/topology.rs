@@ -14,7 +14,7 @@ use std::str::FromStr;
 
 use tessera_core::ledger::Conflict;
 use tessera_core::node::BadNode;
-use tessera_core::placement::Refusal;
+use tessera_core::placement::PlacementError;
 use tessera_core::topology::Topology;
 
 /// A policy that chooses the GPUs of a job.
@@ -65,7 +65,7 @@ pub enum StreamError {
     },
     /// The core rejected a job that fits.
     #[error(transparent)]
-    Refused(#[from] Refusal),
+    Refused(#[from] PlacementError),
     /// The ledger rejected a booking.
     #[error(transparent)]
     Conflict(#[from] Conflict),

@@ -15,7 +15,7 @@ use tessera_core::grant::{ContainerGrant, PodGrant};
 use tessera_core::ledger::Ledger;
 use tessera_core::node::NodeState;
 use tessera_core::placement::{Policy, place};
-use tessera_core::request::{PodRequest, Role, Traffic};
+use tessera_core::request::{ContainerRole, LinkSensitivity, PodRequest};
 use tessera_core::units::{GpuIndex, MiB, MilliCpu, NodeName};
 use tessera_core::workload::Workload;
 use tessera_wire::static_table;
@@ -177,12 +177,12 @@ impl Arguments {
     }
 
     fn pod(&self) -> Result<PodRequest> {
-        let traffic = match self.traffic {
-            TrafficKind::Sensitive => Traffic::Sensitive,
-            TrafficKind::Insensitive => Traffic::Insensitive,
+        let link_sensitivity = match self.traffic {
+            TrafficKind::Sensitive => LinkSensitivity::Sensitive,
+            TrafficKind::Insensitive => LinkSensitivity::Insensitive,
         };
         let containers = PodRequest::of_mains(self.request.0.iter().copied());
-        Ok(PodRequest { cpu: milli_cpu(self.cpu)?, traffic, ..containers })
+        Ok(PodRequest { cpu: milli_cpu(self.cpu)?, link_sensitivity, ..containers })
     }
 }
 
@@ -201,8 +201,8 @@ fn holder(node: &NodeName, number: usize, gpu: GpuIndex, hold: tessera_core::gra
         memory: MiB::ZERO,
         containers: vec![ContainerGrant {
             container: "used".to_owned(),
-            role: Role::Main,
-            cards: vec![(gpu, hold)],
+            role: ContainerRole::Main,
+            holds: vec![(gpu, hold)],
         }],
     }
 }

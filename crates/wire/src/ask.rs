@@ -60,8 +60,9 @@ impl<'a> Ask<'a> {
         annotations: &BTreeMap<String, String>,
     ) -> Result<Self, BadAsk> {
         let wishes = wishes::parse(annotations)?;
-        let request =
-            |unit| spec.request(unit).map(|request| PodRequest { traffic: wishes.traffic, ..request });
+        let request = |unit| {
+            spec.request(unit).map(|request| PodRequest { link_sensitivity: wishes.traffic, ..request })
+        };
         let gib = request(MemoryUnit::GiB)?;
         let mib = request(MemoryUnit::MiB)?;
         let claims = spec.claims(MemoryUnit::GiB)?;

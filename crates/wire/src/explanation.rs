@@ -2,8 +2,8 @@
 //! command line shows.
 
 use serde::{Deserialize, Serialize};
+use tessera_core::admission::{NodeVerdict, Rejection};
 use tessera_core::request::PodRequest;
-use tessera_core::verdict::{Obstacle, Verdict};
 
 /// What would become of a pod.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -92,24 +92,24 @@ impl Explanation {
 impl NodeView {
     /// What a node says to a pod that asks for `request`.
     #[must_use]
-    pub fn new(node: &str, request: &PodRequest, verdict: Verdict) -> Self {
+    pub fn new(node: &str, request: &PodRequest, verdict: NodeVerdict) -> Self {
         match verdict {
-            Verdict::Fits(placement) => {
+            NodeVerdict::Fits(placement) => {
                 let grants = placement.grants(request).into_iter();
                 let gpus = grants.map(|grant| ContainerView {
-                    gpus: grant.cards.iter().map(|(gpu, _)| gpu.0).collect(),
+                    gpus: grant.holds.iter().map(|(gpu, _)| gpu.0).collect(),
                     container: grant.container,
                 });
                 Self { fits: true, score: Some(placement.score), gpus: gpus.collect(), ..Self::empty(node) }
             }
-            Verdict::Refused(obstacle) => Self::refused(node, &obstacle),
+            NodeVerdict::Rejected(obstacle) => Self::refused(node, &obstacle),
         }
     }
 
     /// What a node says where something stands in the way.
     #[must_use]
-    pub fn refused(node: &str, obstacle: &Obstacle) -> Self {
-        let cards = obstacle.cards.iter();
+    pub fn refused(node: &str, obstacle: &Rejection) -> Self {
+        let cards = obstacle.gpus.iter();
         let cards = cards
             .map(|(gpu, reason)| GpuView { gpu: gpu.0, reason: reason.map(|reason| reason.to_string()) });
         Self {

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use tessera_core::gpu::GpuUuid;
 use tessera_core::grant::{ContainerGrant, Hold};
 use tessera_core::node::Node;
-use tessera_core::request::{Request, Role};
+use tessera_core::request::{ContainerRole, Request};
 use tessera_core::units::{GpuIndex, MiB, Percent};
 
 use crate::dialect::{Dialect, MemoryUnit};
@@ -88,7 +88,7 @@ pub fn print(grants: &[ContainerGrant], node: &Node) -> String {
     };
     let containers: BTreeMap<&str, Vec<Card>> = grants
         .iter()
-        .map(|grant| (grant.container.as_str(), grant.cards.iter().map(card).collect()))
+        .map(|grant| (grant.container.as_str(), grant.holds.iter().map(card).collect()))
         .collect();
     // Numbers and texts always have a JSON form.
     serde_json::to_string(&containers).unwrap_or_default()
@@ -137,11 +137,11 @@ pub fn complete(
     let grants = parse(spec, annotations, node, unit).ok().flatten()?;
     let claims = spec.claims(unit).ok()?;
     let covers = |grant: &ContainerGrant, request: Request| match request {
-        Request::Whole(count) => grant.cards.len() == usize::from(count),
-        Request::Memory(asked) if grant.cards.len() > 1 => {
-            grant.cards.iter().map(|(_, hold)| memory(*hold)).sum::<MiB>() == asked
+        Request::Whole(count) => grant.holds.len() == usize::from(count),
+        Request::Memory(asked) if grant.holds.len() > 1 => {
+            grant.holds.iter().map(|(_, hold)| memory(*hold)).sum::<MiB>() == asked
         }
-        Request::Share { .. } | Request::Memory(_) => grant.cards.len() == 1,
+        Request::Share { .. } | Request::Memory(_) => grant.holds.len() == 1,
     };
     let is_covered = |claim: &Claim| {
         grants.iter().any(|grant| grant.container == claim.container && covers(grant, claim.request))
@@ -176,7 +176,7 @@ fn parse_ours(json: &str, spec: &PodSpec, node: &Node) -> Result<Vec<ContainerGr
             held.push((gpu.index, hold));
         }
         held.sort_by_key(|(gpu, _)| *gpu);
-        grants.push(ContainerGrant { container: container.name.clone(), role, cards: held });
+        grants.push(ContainerGrant { container: container.name.clone(), role, holds: held });
     }
     match containers.into_keys().next() {
         Some(unknown) => Err(BadGrant::UnknownContainer(unknown)),
@@ -190,7 +190,7 @@ pub struct Claim {
     /// Its name.
     pub container: String,
     /// When it runs.
-    pub role: Role,
+    pub role: ContainerRole,
     /// Its position among the main containers; the dialects count no others.
     pub position: Option<usize>,
     /// In which vocabulary it asks.

@@ -55,7 +55,7 @@ impl HandOver {
     #[must_use]
     pub fn to(&self, recipient: &Recipient<'_>, node: &Node, unit: MemoryUnit) -> ContainerAllocateResponse {
         let gpus =
-            || recipient.grant.cards.iter().filter_map(|(index, hold)| Some((node.gpu(*index)?, *hold)));
+            || recipient.grant.holds.iter().filter_map(|(index, hold)| Some((node.gpu(*index)?, *hold)));
         let join = |names: Vec<String>| names.join(",");
         let uuids: Vec<String> = gpus().map(|(gpu, _)| gpu.uuid.to_string()).collect();
         let mut given = ContainerAllocateResponse::default();
@@ -116,7 +116,7 @@ impl HandOver {
 /// What gpu-manager's display reads from the runtime.
 fn vcuda_notes(grant: &ContainerGrant, cards: &[String]) -> HashMap<String, String> {
     let (compute_percent, memory) =
-        grant.cards.iter().fold((0, MiB::ZERO), |(compute_percent, memory), (_, hold)| match hold {
+        grant.holds.iter().fold((0, MiB::ZERO), |(compute_percent, memory), (_, hold)| match hold {
             Hold::Whole => (compute_percent + 100, memory),
             Hold::Share { compute_percent: more, memory: also } => (compute_percent + more.0, memory + *also),
         });

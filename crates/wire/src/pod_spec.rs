@@ -1,6 +1,6 @@
 //! What a pod asks for, read from its specification.
 
-use tessera_core::request::{self, PodRequest, Request, Role, peak};
+use tessera_core::request::{self, ContainerRole, PodRequest, Request, peak};
 use tessera_core::units::{MiB, MilliCpu};
 
 use crate::dialect::{self, BadRequest, MemoryUnit};
@@ -48,7 +48,11 @@ impl PodSpec {
         for (spec, role) in self.containers_with_roles() {
             let read = spec.read(unit).map_err(|reason| BadPod { container: spec.name.clone(), reason })?;
             needs.push((role, read.cpu, read.memory));
-            containers.push(request::Container { name: spec.name.clone(), role, request: read.request });
+            containers.push(request::ContainerRequest {
+                name: spec.name.clone(),
+                role,
+                request: read.request,
+            });
         }
         let overhead = self
             .overhead_needs()
@@ -64,9 +68,9 @@ impl PodSpec {
     }
 
     /// All containers in the order they start, and when each runs.
-    pub fn containers_with_roles(&self) -> impl Iterator<Item = (&Container, Role)> {
+    pub fn containers_with_roles(&self) -> impl Iterator<Item = (&Container, ContainerRole)> {
         let inits = self.init_containers.iter().map(|container| (container, container.init_role()));
-        inits.chain(self.containers.iter().map(|container| (container, Role::Main)))
+        inits.chain(self.containers.iter().map(|container| (container, ContainerRole::Main)))
     }
 
     /// What each container that asks for GPUs claims, and in which vocabulary.
@@ -110,8 +114,8 @@ struct Needs {
 }
 
 impl Container {
-    fn init_role(&self) -> Role {
-        if self.restart_policy == "Always" { Role::Sidecar } else { Role::Init }
+    fn init_role(&self) -> ContainerRole {
+        if self.restart_policy == "Always" { ContainerRole::Sidecar } else { ContainerRole::Init }
     }
 
     fn read(&self, unit: MemoryUnit) -> Result<Needs, BadContainer> {
@@ -164,10 +168,10 @@ mod tests {
         assert_eq!(
             asked,
             [
-                ("proxy", Role::Sidecar, None),
-                ("load", Role::Init, Some(Request::Whole(1))),
-                ("train", Role::Main, Some(Request::Whole(2))),
-                ("log", Role::Main, None),
+                ("proxy", ContainerRole::Sidecar, None),
+                ("load", ContainerRole::Init, Some(Request::Whole(1))),
+                ("train", ContainerRole::Main, Some(Request::Whole(2))),
+                ("log", ContainerRole::Main, None),
             ]
         );
         assert_eq!((pod.cpu, pod.memory), (MilliCpu(6600), MiB(1024)));

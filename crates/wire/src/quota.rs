@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use tessera_core::quota::{Limit, Quota, Unreadable};
+use tessera_core::quota::{NamespaceLimit, Quota, UnreadableLimits};
 use tessera_core::units::MiB;
 
 /// The ConfigMap's key that holds the limits.
@@ -88,20 +88,20 @@ pub fn parse(json: &str, home: &str) -> Result<Quota, BadQuota> {
             }
         }
     }
-    Ok(Quota { namespaces, unreadable: Unreadable::Of(unreadable) })
+    Ok(Quota { namespaces, unreadable: UnreadableLimits::Of(unreadable) })
 }
 
-impl From<Namespace> for Limit {
+impl From<Namespace> for NamespaceLimit {
     fn from(limits: Namespace) -> Self {
         Self {
             // A namespace with limits of ours only may use any model.
-            cards: match (limits.quota, limits.memory_mib, limits.percent) {
+            gpus_by_model: match (limits.quota, limits.memory_mib, limits.percent) {
                 (None, None, None) => Some(BTreeMap::new()),
                 (cards, _, _) => cards,
             },
             pools: limits.pool.unwrap_or_default(),
             memory: limits.memory_mib.map(MiB),
-            percent: limits.percent,
+            compute_percent: limits.percent,
         }
     }
 }
@@ -148,16 +148,19 @@ mod tests {
         .unwrap();
         let limit = &quota.namespaces["B"];
         assert_eq!(limit.pools, ["wx"]);
-        assert_eq!(limit.cards.as_ref().unwrap()["M40"], 8);
-        assert_eq!((limit.memory, limit.percent), (None, None));
+        assert_eq!(limit.gpus_by_model.as_ref().unwrap()["M40"], 8);
+        assert_eq!((limit.memory, limit.compute_percent), (None, None));
     }
 
     #[test]
     fn a_namespace_with_nothing_allowed_and_one_with_limits_of_ours() {
         let quota = parse(r#"{"none":{},"some":{"memoryMiB":1024,"percent":150}}"#).unwrap();
-        assert_eq!(quota.namespaces["none"].cards, Some(BTreeMap::new()));
+        assert_eq!(quota.namespaces["none"].gpus_by_model, Some(BTreeMap::new()));
         let some = &quota.namespaces["some"];
-        assert_eq!((&some.cards, some.memory, some.percent), (&None, Some(MiB(1024)), Some(150)));
+        assert_eq!(
+            (&some.gpus_by_model, some.memory, some.compute_percent),
+            (&None, Some(MiB(1024)), Some(150))
+        );
     }
 
     #[test]

@@ -4,8 +4,8 @@ use std::fmt::Write as _;
 
 use tessera_core::gpu::Health;
 use tessera_core::gpu_set::GpuSet;
-use tessera_core::node::{NodeState, Room};
-use tessera_core::tree::{Group, GroupLevel, Tree};
+use tessera_core::node::{GpuRoom, NodeState};
+use tessera_core::tree::{Group, GroupLevel, TopologyTree};
 use tessera_core::units::{GpuIndex, MiB};
 
 /// What runs on a GPU now, which the ledger does not know.
@@ -34,17 +34,19 @@ struct Printer<'a> {
 
 impl Printer<'_> {
     fn children(&self, text: &mut String, group: &Group, depth: usize) {
-        let mut children: Vec<&Tree> = group.children.iter().collect();
+        let mut children: Vec<&TopologyTree> = group.children.iter().collect();
         children.sort_by_key(|child| match child {
-            Tree::Leaf(gpu) => (None, 1, Some(*gpu)),
-            Tree::Group(group) => (Some(group.level), self.available(group.gpus), group.gpus.lowest()),
+            TopologyTree::Leaf(gpu) => (None, 1, Some(*gpu)),
+            TopologyTree::Group(group) => {
+                (Some(group.level), self.available(group.gpus), group.gpus.lowest())
+            }
         });
         for child in children {
             text.push_str(&"|   ".repeat(depth));
             text.push_str("|---");
             match child {
-                Tree::Leaf(gpu) => self.leaf(text, *gpu),
-                Tree::Group(group) => {
+                TopologyTree::Leaf(gpu) => self.leaf(text, *gpu),
+                TopologyTree::Group(group) => {
                     let name = level_name(group.level);
                     let available = self.available(group.gpus);
                     let usage = self.usage(group.gpus);
@@ -62,7 +64,7 @@ impl Printer<'_> {
     fn leaf(&self, text: &mut String, gpu: GpuIndex) {
         // A broken GPU has room, but nobody gets it.
         let is_well = self.node.node().gpu(gpu).is_some_and(|card| card.health == Health::Healthy);
-        let room = if is_well { self.node.room(gpu) } else { Room::default() };
+        let room = if is_well { self.node.room(gpu) } else { GpuRoom::default() };
         let _ = writeln!(
             text,
             "GPU{gpu} ({}, allocatableCores: {}, allocatableMemory: {})",
@@ -112,7 +114,7 @@ mod tests {
     use tessera_core::gpu::Gpu;
     use tessera_core::grant::{ContainerGrant, Hold, PodGrant};
     use tessera_core::node::Node;
-    use tessera_core::request::Role;
+    use tessera_core::request::ContainerRole;
     use tessera_core::topology::{Link, PcieLevel, Topology};
     use tessera_core::units::{MilliCpu, Percent};
 
@@ -137,8 +139,8 @@ mod tests {
             memory: MiB::ZERO,
             containers: vec![ContainerGrant {
                 container: "c".into(),
-                role: Role::Main,
-                cards: vec![(GpuIndex(2), share)],
+                role: ContainerRole::Main,
+                holds: vec![(GpuIndex(2), share)],
             }],
         });
         let mut activity = vec![Activity::default(); 5];

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use tessera_core::placement::{Policy, UnknownPolicy};
-use tessera_core::request::Traffic;
+use tessera_core::request::LinkSensitivity;
 
 /// The placement policy for this pod, by name; the cluster's where absent.
 pub const POLICY: &str = "tessera.dev/policy";
@@ -28,15 +28,15 @@ pub struct Wishes {
     /// Its policy, with nothing learned in it; only the name counts.
     pub policy: Option<Policy>,
     /// How much it depends on links.
-    pub traffic: Traffic,
+    pub traffic: LinkSensitivity,
 }
 
 /// Reads a pod's annotations.
 pub fn parse(annotations: &BTreeMap<String, String>) -> Result<Wishes, BadWish> {
     let policy = annotations.get(POLICY).map(|name| name.parse()).transpose()?;
     let traffic = match annotations.get(TRAFFIC).map(String::as_str) {
-        None | Some("sensitive") => Traffic::Sensitive,
-        Some("insensitive") => Traffic::Insensitive,
+        None | Some("sensitive") => LinkSensitivity::Sensitive,
+        Some("insensitive") => LinkSensitivity::Insensitive,
         Some(other) => return Err(BadWish::Traffic(other.to_owned())),
     };
     Ok(Wishes { policy, traffic })
@@ -54,13 +54,13 @@ mod tests {
     fn absent_wishes_are_the_clusters() {
         let wishes = parse(&BTreeMap::new()).unwrap();
         assert!(wishes.policy.is_none());
-        assert_eq!(wishes.traffic, Traffic::Sensitive);
+        assert_eq!(wishes.traffic, LinkSensitivity::Sensitive);
     }
 
     #[test]
     fn both_keys() {
         assert_eq!(read(POLICY, "best_effort").unwrap().policy.unwrap().name(), "best-effort");
-        assert_eq!(read(TRAFFIC, "insensitive").unwrap().traffic, Traffic::Insensitive);
+        assert_eq!(read(TRAFFIC, "insensitive").unwrap().traffic, LinkSensitivity::Insensitive);
         assert_eq!(
             read(TRAFFIC, "none").unwrap_err().to_string(),
             "tessera.dev/traffic: found \"none\"; write sensitive or insensitive"

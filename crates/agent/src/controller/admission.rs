@@ -12,7 +12,7 @@ use std::{
 
 use tessera_core::{
     gpu::Health,
-    request::Role,
+    request::ContainerRole,
     units::{GpuIndex, PodUid},
 };
 use tessera_node::{device_plugin::Wish, pod_resources::PodDevices};
@@ -285,7 +285,7 @@ impl Agent {
             let open = containers.find(|(container, role)| {
                 resource.asked_by(container) == count
                     && !self.admission.answered_now(uid, &container.name, resource)
-                    && (*role == Role::Init || !has(&container.name))
+                    && (*role == ContainerRole::Init || !has(&container.name))
             });
             let (container, _) = open.filter(|_| !entries.is_empty())?;
             Some((uid.clone(), container.name.clone()))

@@ -8,7 +8,7 @@ use tessera_core::{
     grant::{ContainerGrant, Hold, PodGrant},
     node::NodeState,
     placement::place,
-    request::{PodRequest, Request, Role},
+    request::{ContainerRole, PodRequest, Request},
     units::{GpuIndex, MiB, MilliCpu, PodUid},
 };
 use tessera_node::device_plugin::{Allocation, Wish};
@@ -173,7 +173,7 @@ impl Agent {
         let grant = ContainerGrant {
             container: container.to_owned(),
             role: ask.claim.role,
-            cards: gpus.iter().map(|gpu| (gpu, hold)).collect(),
+            holds: gpus.iter().map(|gpu| (gpu, hold)).collect(),
         };
         let recipient = Recipient {
             dialect: ask.claim.dialect,
@@ -226,7 +226,7 @@ fn memory_units(pod: &Pod, container: &str) -> (u64, u64) {
     let units = |c: &tessera_wire::objects::Container| Resource::GpuMemory.asked_by(c) as u64;
     let all = || pod.spec.containers_with_roles();
     let own = all().find(|(c, _)| c.name == container).map_or(0, |(c, _)| units(c));
-    (own, all().filter(|(_, role)| *role != Role::Init).map(|(c, _)| units(c)).sum())
+    (own, all().filter(|(_, role)| *role != ContainerRole::Init).map(|(c, _)| units(c)).sum())
 }
 
 /// The node with some GPUs closed to everybody.
@@ -234,8 +234,8 @@ fn close(state: &NodeState, closed: impl Iterator<Item = GpuIndex>) -> NodeState
     let mut state = state.clone();
     let container = ContainerGrant {
         container: String::new(),
-        role: Role::Main,
-        cards: closed.map(|gpu| (gpu, Hold::Whole)).collect(),
+        role: ContainerRole::Main,
+        holds: closed.map(|gpu| (gpu, Hold::Whole)).collect(),
     };
     state.add(&PodGrant {
         pod: PodUid(String::new()),

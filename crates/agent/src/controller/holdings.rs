@@ -9,7 +9,7 @@ use tessera_core::{
     grant::{ContainerGrant, Hold, PodGrant},
     ledger::Ledger,
     node::NodeState,
-    request::Role,
+    request::ContainerRole,
     units::{GpuIndex, MiB, MilliCpu, Percent, PodUid},
 };
 use tessera_node::pod_resources::PodDevices;
@@ -144,7 +144,7 @@ impl Agent {
             let grant = |gpus: BTreeSet<GpuIndex>| ContainerGrant {
                 container: claim.container.clone(),
                 role: claim.role,
-                cards: gpus.into_iter().map(|gpu| (gpu, hold)).collect(),
+                holds: gpus.into_iter().map(|gpu| (gpu, hold)).collect(),
             };
             let listed = entry.and_then(|entry| entry.containers.iter().find(|c| c.name == claim.container));
             for resource in Resource::of(claim.dialect) {
@@ -189,7 +189,7 @@ impl Agent {
                 ids.any(|(resource, ids)| match self.admission.recorded(uid, &container.name, resource) {
                     Some(recorded) => recorded == ids,
                     None => granted.is_some_and(|granted| {
-                        let gpus: BTreeSet<GpuIndex> = granted.cards.iter().map(|(gpu, _)| *gpu).collect();
+                        let gpus: BTreeSet<GpuIndex> = granted.holds.iter().map(|(gpu, _)| *gpu).collect();
                         gpus == cards.of_ids(resource, ids)
                     }),
                 })
@@ -200,7 +200,7 @@ impl Agent {
 
     /// What a container of a pod finds: everything others hold, and what stands beside it in its own pod. An init
     /// container's share is free again for those after it.
-    pub(super) fn beside(&mut self, uid: &PodUid, container: &str, role: Role) -> Option<NodeState> {
+    pub(super) fn beside(&mut self, uid: &PodUid, container: &str, role: ContainerRole) -> Option<NodeState> {
         let mut ledger = self.ledger_but_for(Some(uid)).clone();
         ledger.release(uid);
         let cards = self.cards.as_ref()?;
@@ -211,8 +211,8 @@ impl Agent {
         let pod = self.pods.get(uid)?;
         let stands_beside = |held: &Holding| {
             let beside = match role {
-                Role::Main => held.grant.role != Role::Init,
-                Role::Init | Role::Sidecar => held.grant.role == Role::Sidecar,
+                ContainerRole::Main => held.grant.role != ContainerRole::Init,
+                ContainerRole::Init | ContainerRole::Sidecar => held.grant.role == ContainerRole::Sidecar,
             };
             beside && held.grant.container != container && held.source != Source::Annotated
         };
@@ -248,9 +248,9 @@ fn strangers_holdings(cards: &NodeGpus, entry: &PodDevices) -> Vec<ContainerGran
         }
         ContainerGrant {
             container: container.name.clone(),
-            role: Role::Main,
-            cards: held.into_iter().collect(),
+            role: ContainerRole::Main,
+            holds: held.into_iter().collect(),
         }
     };
-    entry.containers.iter().map(of).filter(|grant| !grant.cards.is_empty()).collect()
+    entry.containers.iter().map(of).filter(|grant| !grant.holds.is_empty()).collect()
 }

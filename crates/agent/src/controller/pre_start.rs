@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use tessera_core::{
     gpu_set::GpuSet,
     grant::Hold,
-    request::Role,
+    request::ContainerRole,
     units::{GpuIndex, Percent, PodUid},
 };
 use tessera_limits::{
@@ -142,7 +142,7 @@ impl Agent {
         let is_admitted = |pod: &Pod| pod.status.phase == "Pending" && pod.status.start_time.is_some();
         let mut holders = Vec::new();
         for (uid, pod) in self.pods.iter().filter(|(_, pod)| is_admitted(pod)) {
-            let inits = pod.spec.containers_with_roles().filter(|(_, role)| *role == Role::Init);
+            let inits = pod.spec.containers_with_roles().filter(|(_, role)| *role == ContainerRole::Init);
             for (container, _) in inits.filter(|(container, _)| resource.asked_by(container) == ids.len()) {
                 let granted = self.annotated(pod).iter().find(|granted| granted.container == container.name);
                 let is_unknown = self.admission.recorded(uid, &container.name, resource).is_none();
@@ -190,7 +190,7 @@ impl Agent {
             // What a context takes is not known here: the library has a guess.
             Ok(GpuLimit { uuid, memory, context: 0, compute_percent: compute_percent.0, ceiling: most.0 })
         };
-        let shares = held.grant.cards.iter().filter_map(|(index, hold)| match hold {
+        let shares = held.grant.holds.iter().filter_map(|(index, hold)| match hold {
             Hold::Whole => None,
             Hold::Share { compute_percent, memory } => Some(card(*index, *compute_percent, memory.0 << 20)),
         });
@@ -224,7 +224,7 @@ impl Agent {
     /// asks, only our own record tells.
     pub(super) fn is_settled(holdings: &[Holding]) -> bool {
         let (inits, lasting): (Vec<_>, Vec<_>) =
-            holdings.iter().partition(|held| held.grant.role == Role::Init);
+            holdings.iter().partition(|held| held.grant.role == ContainerRole::Init);
         if lasting.is_empty() {
             return !inits.is_empty() && inits.iter().all(|held| held.source == Source::Recorded);
         }

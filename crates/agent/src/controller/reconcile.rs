@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use tessera_core::{grant::ContainerGrant, request::Role, units::PodUid};
+use tessera_core::{grant::ContainerGrant, request::ContainerRole, units::PodUid};
 use tessera_wire::{
     grant::{self, Annotations},
     objects::Pod,
@@ -195,7 +195,7 @@ impl Agent {
         let actual: Vec<ContainerGrant> = holdings
             .into_iter()
             // What an init container holds is known for sure only from our own record.
-            .filter(|held| held.source != Source::Annotated || held.grant.role == Role::Init)
+            .filter(|held| held.source != Source::Annotated || held.grant.role == ContainerRole::Init)
             .map(|held| held.grant)
             .collect();
         let mut missing = Annotations::new();

@@ -226,7 +226,7 @@ impl Agent {
                     let card = self.cards.as_ref().and_then(|cards| cards.node.gpu(*index));
                     card.is_some_and(|card| card.uuid == *gpu)
                 };
-                held.grant.cards.iter().find(of_gpu).map(|(_, hold)| *hold)
+                held.grant.holds.iter().find(of_gpu).map(|(_, hold)| *hold)
             });
             let name = (pod.metadata.namespace.clone(), pod.metadata.name.clone(), key.1.clone());
             let Some(hold) = hold else {

@@ -113,7 +113,7 @@ impl Agent {
                     cluster: pod.metadata.annotations.get("clusterName").cloned().unwrap_or_default(),
                     container: held.grant.container.clone(),
                     dialect: claim.map(|claim| claim.dialect),
-                    gpus: held.grant.cards.iter().map(|(gpu, hold)| (gpu.0, *hold)).collect(),
+                    gpus: held.grant.holds.iter().map(|(gpu, hold)| (gpu.0, *hold)).collect(),
                     listed: held.source == super::holdings::Source::Listed,
                 });
             }

@@ -311,7 +311,7 @@ impl World {
         if let Some(card) = card {
             let claim = pod.spec.claims(MemoryUnit::GiB).unwrap().remove(0);
             let cards = vec![(GpuIndex(card), Hold::of(claim.request))];
-            let granted = [ContainerGrant { container: "main".into(), role: claim.role, cards }];
+            let granted = [ContainerGrant { container: "main".into(), role: claim.role, holds: cards }];
             pod.metadata.annotations =
                 grant::annotations(&pod.spec, &granted, &core_node(), MemoryUnit::GiB, 1).unwrap();
         }

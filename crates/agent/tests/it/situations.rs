@@ -80,7 +80,7 @@ impl NodeUnderTest for Embedded {
                     let asked = asking.containers.iter().find(|asked| asked.name == claim.container).unwrap();
                     let hold = Hold::of(claim.request);
                     let cards = asked.granted.iter().map(|card| (GpuIndex(*card), hold)).collect();
-                    ContainerGrant { container: claim.container.clone(), role: claim.role, cards }
+                    ContainerGrant { container: claim.container.clone(), role: claim.role, holds: cards }
                 })
                 .collect();
             pod.metadata.annotations =
@@ -112,7 +112,7 @@ impl NodeUnderTest for Embedded {
             ContainerView {
                 env: given[&asked.name].envs.clone().into_iter().collect(),
                 limits: self.limits(asking, &asked.name),
-                annotated: grant.iter().flat_map(|grant| &grant.cards).map(|(card, _)| card.0).collect(),
+                annotated: grant.iter().flat_map(|grant| &grant.holds).map(|(card, _)| card.0).collect(),
             }
         };
         Ok(PodOutcome::Running(

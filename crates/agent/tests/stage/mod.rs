@@ -14,7 +14,7 @@ use tessera_core::{
     grant::{ContainerGrant, Hold, PodGrant},
     ledger::Ledger,
     node::Node,
-    request::Role,
+    request::ContainerRole,
     units::{GpuIndex, MiB, MilliCpu, Percent, PodUid},
 };
 use tessera_node::{
@@ -141,8 +141,8 @@ impl Stage {
         for held in &self.view.containers {
             pods.entry(held.uid.clone()).or_default().push(ContainerGrant {
                 container: held.container.clone(),
-                role: Role::Main,
-                cards: held.gpus.iter().map(|(card, hold)| (GpuIndex(*card), *hold)).collect(),
+                role: ContainerRole::Main,
+                holds: held.gpus.iter().map(|(card, hold)| (GpuIndex(*card), *hold)).collect(),
             });
         }
         for (pod, containers) in pods {

@@ -106,10 +106,10 @@ fn best<'a>(fitting: &[&'a NodeView]) -> Vec<&'a NodeView> {
 fn nearest(answer: &Answer, all: bool) -> Vec<&NodeView> {
     let ends = |view: &NodeView| {
         answer
-            .relief
+            .remedies
             .iter()
-            .find(|relief| relief.node == view.node)
-            .map_or(usize::MAX, |relief| relief.pods.len())
+            .find(|remedy| remedy.node == view.node)
+            .map_or(usize::MAX, |remedy| remedy.pods.len())
     };
     let of_interest = |view: &&NodeView| all || !view.cards.is_empty();
     let mut sorted: Vec<&NodeView> = answer.explanation.nodes.iter().filter(of_interest).collect();
@@ -138,9 +138,9 @@ fn node(text: &mut String, answer: &Answer, view: &NodeView, paint: Paint) {
                 let _ = writeln!(cards, "  GPU{}\t{why}", card.gpu);
             }
             text.push_str(&align(&cards));
-            if let Some(relief) = answer.relief.iter().find(|relief| relief.node == view.node) {
-                let one = if relief.pods.len() == 1 { "this pod" } else { "these pods" };
-                let _ = writeln!(text, "  would fit if {one} ended: {}", relief.pods.join(", "));
+            if let Some(remedy) = answer.remedies.iter().find(|remedy| remedy.node == view.node) {
+                let one = if remedy.pods.len() == 1 { "this pod" } else { "these pods" };
+                let _ = writeln!(text, "  would fit if {one} ended: {}", remedy.pods.join(", "));
             }
         }
     }

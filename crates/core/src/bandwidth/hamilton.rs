@@ -18,8 +18,8 @@ pub(super) fn ringed_sets(neighbours: &[u64]) -> Vec<bool> {
             path_ends[index(set)] = set;
             continue;
         }
-        let reached = |card: &usize| path_ends[index(set & !(1 << card))] & neighbours[*card] != 0;
-        let ends = bits(others).filter(reached).fold(0, |ends, card| ends | 1 << card);
+        let reached = |gpu: &usize| path_ends[index(set & !(1 << gpu))] & neighbours[*gpu] != 0;
+        let ends = bits(others).filter(reached).fold(0, |ends, gpu| ends | 1 << gpu);
         path_ends[index(set)] = ends;
         ringed[index(set)] = set.count_ones() > 2 && ends & neighbours[lowest] != 0;
     }
@@ -30,7 +30,7 @@ pub(super) fn ringed_sets(neighbours: &[u64]) -> Vec<bool> {
 /// machines are judged too low rather than too late.
 pub(super) fn has_ring(neighbours: &[u64], set: u64, steps: u32) -> bool {
     let size = set.count_ones();
-    let fewest = bits(set).map(|card| (neighbours[card] & set).count_ones()).min().unwrap_or(0);
+    let fewest = bits(set).map(|gpu| (neighbours[gpu] & set).count_ones()).min().unwrap_or(0);
     // Dirac: where everybody knows half of the others, a ring exists.
     if size < 3 || fewest * 2 >= size {
         return size >= 3;
@@ -46,7 +46,7 @@ pub(super) fn has_ring(neighbours: &[u64], set: u64, steps: u32) -> bool {
 fn is_connected(neighbours: &[u64], set: u64) -> bool {
     let mut reached = set & set.wrapping_neg();
     loop {
-        let further = bits(reached).fold(reached, |all, card| all | neighbours[card] & set);
+        let further = bits(reached).fold(reached, |all, gpu| all | neighbours[gpu] & set);
         if further == reached {
             return reached == set;
         }
@@ -74,8 +74,8 @@ impl Walk<'_> {
         self.steps_left -= 1;
         // First where the fewest ways lead on: left for later, such a GPU becomes a dead end.
         let mut next: Vec<usize> = bits(self.neighbours[end] & left).collect();
-        next.sort_by_key(|card| (self.neighbours[*card] & left).count_ones());
-        next.into_iter().any(|card| self.closes(card, left & !(1 << card)))
+        next.sort_by_key(|gpu| (self.neighbours[*gpu] & left).count_ones());
+        next.into_iter().any(|gpu| self.closes(gpu, left & !(1 << gpu)))
     }
 }
 

@@ -4,7 +4,7 @@ use super::mask::{bits, index};
 use super::rates::Bandwidth;
 use crate::gpu_set::GpuSet;
 
-/// Every set of a machine of at most [`Outlook::MOST_CARDS`] GPUs, by mask.
+/// Every set of a machine of at most [`Outlook::MAX_GPUS`] GPUs, by mask.
 ///
 /// The size of the next job is not known, so every size from two GPUs to the whole machine counts alike; a job is
 /// served as well as its bandwidth compares with the best of its size on the empty machine.
@@ -20,7 +20,7 @@ pub(crate) struct Outlook {
 
 impl Outlook {
     /// 65,536 sets: 5 MB and a tenth of a second, once per kind of machine.
-    pub(super) const MOST_CARDS: usize = 16;
+    pub(super) const MAX_GPUS: usize = 16;
 
     pub(super) fn of(count: usize, bandwidth: Vec<Bandwidth>, best: &[Bandwidth]) -> Self {
         #[expect(clippy::cast_possible_truncation, reason = "a share needs no more digits")]
@@ -69,15 +69,15 @@ impl Outlook {
 }
 
 /// One entry per size a set can have.
-type BySize = [f32; Outlook::MOST_CARDS + 1];
+type BySize = [f32; Outlook::MAX_GPUS + 1];
 
 /// The best share of every size inside each set.
 fn best_inside(shares: &[f32]) -> Vec<BySize> {
     let mut best: Vec<BySize> = vec![BySize::default(); shares.len()];
     for set in 1..shares.len() {
         let mut inside = BySize::default();
-        for card in bits(set as u64) {
-            let without = &best[set & !(1 << card)];
+        for gpu in bits(set as u64) {
+            let without = &best[set & !(1 << gpu)];
             inside.iter_mut().zip(without).for_each(|(best, other)| *best = best.max(*other));
         }
         inside[set.count_ones() as usize] = shares[set];

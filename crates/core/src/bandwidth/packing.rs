@@ -34,24 +34,24 @@ impl Wiring {
         packing.most
     }
 
-    fn row(&self, card: usize) -> &[u8] {
-        &self.links[card * self.size..(card + 1) * self.size]
+    fn row(&self, gpu: usize) -> &[u8] {
+        &self.links[gpu * self.size..(gpu + 1) * self.size]
     }
 
-    fn degree(&self, card: usize) -> u32 {
-        self.row(card).iter().map(|links| u32::from(*links)).sum()
+    fn degree(&self, gpu: usize) -> u32 {
+        self.row(gpu).iter().map(|links| u32::from(*links)).sum()
     }
 
     /// No packing has more rings than this.
     fn upper_bound(&self) -> u32 {
-        let cards = 0..self.size;
-        let at_a_gpu = cards.clone().map(|card| {
-            let degree = self.degree(card);
-            let most_to_one = u32::from(self.row(card).iter().copied().max().unwrap_or(0));
+        let gpus = 0..self.size;
+        let at_a_gpu = gpus.clone().map(|gpu| {
+            let degree = self.degree(gpu);
+            let most_to_one = u32::from(self.row(gpu).iter().copied().max().unwrap_or(0));
             // A ring uses two links of each GPU, and they lead to different neighbours.
             (degree / 2).min(degree - most_to_one)
         });
-        let all: u32 = cards.map(|card| self.degree(card)).sum();
+        let all: u32 = gpus.map(|gpu| self.degree(gpu)).sum();
         #[expect(clippy::cast_possible_truncation, reason = "at most 64 GPUs")]
         let by_length = all / 2 / self.size as u32;
         let bound = at_a_gpu.min().unwrap_or(0).min(by_length);
@@ -64,11 +64,11 @@ impl Wiring {
     }
 
     fn links_across(&self, side: u32) -> u32 {
-        let is_inside = |card: &usize| side & (1 << card) != 0;
+        let is_inside = |gpu: &usize| side & (1 << gpu) != 0;
         let inside = (0..self.size).filter(is_inside);
-        let leaving = |card| {
+        let leaving = |gpu| {
             let outside = (0..self.size).filter(|other| !is_inside(other));
-            outside.map(|other| u32::from(self.links[card * self.size + other])).sum::<u32>()
+            outside.map(|other| u32::from(self.links[gpu * self.size + other])).sum::<u32>()
         };
         inside.map(leaving).sum()
     }
@@ -118,13 +118,13 @@ impl Packing {
             return;
         }
         let lowest = floor.map_or(1, |floor| floor[self.path.len()]);
-        for card in lowest..self.wiring.size {
-            if seen & (1 << card) != 0 || !self.wiring.has(end, card) {
+        for gpu in lowest..self.wiring.size {
+            if seen & (1 << gpu) != 0 || !self.wiring.has(end, gpu) {
                 continue;
             }
-            self.path.push(card);
+            self.path.push(gpu);
             // Past the first hop above the floor, whatever follows is above it too.
-            self.extend(seen | 1 << card, found, floor.filter(|_| card == lowest));
+            self.extend(seen | 1 << gpu, found, floor.filter(|_| gpu == lowest));
             self.path.pop();
         }
     }
@@ -137,7 +137,7 @@ impl Packing {
         let ring = self.path.clone();
         self.wiring.change(&ring, |links| links - 1);
         self.most = self.most.max(found + 1);
-        let further = (0..self.wiring.size).map(|card| self.wiring.degree(card) / 2).min().unwrap_or(0);
+        let further = (0..self.wiring.size).map(|gpu| self.wiring.degree(gpu) / 2).min().unwrap_or(0);
         if found + 1 + further > self.most {
             self.start_ring(found + 1, Some(&ring));
         }
@@ -174,9 +174,9 @@ mod tests {
                 }
                 return;
             }
-            for card in 1..wiring.size {
-                if !path.contains(&card) {
-                    path.push(card);
+            for gpu in 1..wiring.size {
+                if !path.contains(&gpu) {
+                    path.push(gpu);
                     rings(wiring, path, found);
                     path.pop();
                 }

@@ -49,11 +49,11 @@ impl RingModel {
         let nvlinks: Vec<u8> =
             gpus().flat_map(|a| gpus().map(move |b| topology.link(a, b).nvlinks)).collect();
         let (mut switched, mut per_gpu) = (0, 0);
-        for (card, row) in nvlinks.chunks(count.max(1)).enumerate() {
+        for (gpu, row) in nvlinks.chunks(count.max(1)).enumerate() {
             let sum = row.iter().map(|links| u32::from(*links)).sum();
             let most_to_one = row.iter().copied().max().unwrap_or(0);
             let is_switched = sum > MOST_NVLINKS_PER_GPU;
-            switched |= u64::from(is_switched) << card;
+            switched |= u64::from(is_switched) << gpu;
             // Behind a switch every peer sees all of a GPU's links.
             per_gpu = per_gpu.max(if is_switched { u32::from(most_to_one) } else { sum });
         }
@@ -84,8 +84,8 @@ impl RingModel {
 
     /// `has_ring` tells whether a ring of these hops, by position, runs through the whole set.
     fn rate(&self, set: u64, has_ring: impl Fn(usize) -> bool) -> Bandwidth {
-        let mut cards = bits(set);
-        let (first, second, third) = (cards.next(), cards.next(), cards.next());
+        let mut members = bits(set);
+        let (first, second, third) = (members.next(), members.next(), members.next());
         let (Some(a), Some(b)) = (first, second) else {
             return Bandwidth::NONE;
         };
@@ -116,8 +116,8 @@ impl RingModel {
 
     /// How many rings share the NVLinks of a set that has one; each runs both ways.
     fn nvlink_rings(&self, set: u64) -> u32 {
-        let cards: Vec<usize> = bits(set).collect();
-        let wiring = Wiring::of(cards.len(), |a, b| self.nvlinks(cards[a], cards[b]));
+        let members: Vec<usize> = bits(set).collect();
+        let wiring = Wiring::of(members.len(), |a, b| self.nvlinks(members[a], members[b]));
         wiring.most_rings(self.steps()).max(1)
     }
 

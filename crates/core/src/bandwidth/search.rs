@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 use std::sync::OnceLock;
 
-use super::Machine;
+use super::BandwidthModel;
 use super::rates::Bandwidth;
 use super::rings::RingModel;
 use crate::gpu_set::GpuSet;
@@ -11,7 +11,7 @@ use crate::units::GpuIndex;
 
 /// A machine whose sets are worked out when asked for.
 #[derive(Debug)]
-pub(crate) struct LargeMachine {
+pub(crate) struct LargeHost {
     model: RingModel,
     count: usize,
     /// Bandwidth of each pair in tenths of a GB/s, row-major.
@@ -58,17 +58,17 @@ struct Draft {
 }
 
 struct Search<'a> {
-    machine: &'a Machine,
-    large: &'a LargeMachine,
+    machine: &'a BandwidthModel,
+    large: &'a LargeHost,
     wanted: Wanted,
     aim: Aim,
     /// By GPU: its ties to all free GPUs.
     to_free: Vec<i64>,
 }
 
-// === impl LargeMachine ===
+// === impl LargeHost ===
 
-impl LargeMachine {
+impl LargeHost {
     pub(super) fn of(gpus: GpuSet, model: RingModel) -> Self {
         let count = gpus.len();
         let mut ties = vec![0; count * count];
@@ -86,7 +86,7 @@ impl LargeMachine {
     }
 
     /// The best bandwidth of a size that the search finds on the empty machine.
-    pub(super) fn best(&self, machine: &Machine, size: usize) -> Bandwidth {
+    pub(super) fn best(&self, machine: &BandwidthModel, size: usize) -> Bandwidth {
         let search = || {
             let gpus = machine.gpus;
             let anywhere = Wanted { free: gpus, candidates: gpus, required: GpuSet::EMPTY, size };
@@ -97,12 +97,12 @@ impl LargeMachine {
 
     /// Grows a set from every candidate, always by the GPU that keeps most and cuts least, and exchanges GPUs of
     /// the best one while that helps. `None` where there are not enough candidates.
-    pub(crate) fn search(&self, machine: &Machine, wanted: Wanted, aim: Aim) -> Option<GpuSet> {
+    pub(crate) fn search(&self, machine: &BandwidthModel, wanted: Wanted, aim: Aim) -> Option<GpuSet> {
         let lowest = wanted.candidates.lowest_with(wanted.required, wanted.size)?;
         if wanted.size == wanted.candidates.len() || wanted.size == wanted.required.len() {
             return Some(lowest);
         }
-        let to_free = (0..self.count).map(|card| self.ties_between(card, wanted.free)).collect();
+        let to_free = (0..self.count).map(|position| self.ties_between(position, wanted.free)).collect();
         let search = Search { machine, large: self, wanted, aim, to_free };
         let starts = wanted.candidates.iter().map(|gpu| wanted.required.with(gpu));
         let mut grown: Vec<Draft> = starts.filter_map(|start| search.grow(start)).collect();
@@ -117,12 +117,12 @@ impl LargeMachine {
         self.ties[a * self.count + b]
     }
 
-    fn ties_between(&self, card: usize, set: GpuSet) -> i64 {
-        set.iter().map(|other| self.tie(card, other.position())).sum()
+    fn ties_between(&self, position: usize, set: GpuSet) -> i64 {
+        set.iter().map(|other| self.tie(position, other.position())).sum()
     }
 
     fn draft(&self, set: GpuSet) -> Draft {
-        Draft { set, to_set: (0..self.count).map(|card| self.ties_between(card, set)).collect() }
+        Draft { set, to_set: (0..self.count).map(|position| self.ties_between(position, set)).collect() }
     }
 }
 
@@ -143,13 +143,13 @@ impl Search<'_> {
             let open = self.wanted.candidates.difference(draft.set);
             // What was cut is kept now: a tie gained counts on both sides.
             let gain = |gpu: &GpuIndex| {
-                let card = gpu.position();
-                2 * (self.weight_of_kept() + 1) * draft.to_set[card] - self.to_free[card]
+                let position = gpu.position();
+                2 * (self.weight_of_kept() + 1) * draft.to_set[position] - self.to_free[position]
             };
             let next = open.iter().max_by_key(|gpu| (gain(gpu), Reverse(*gpu)))?;
             draft.set = draft.set.with(next);
-            for (card, ties) in draft.to_set.iter_mut().enumerate() {
-                *ties += self.large.tie(card, next.position());
+            for (position, ties) in draft.to_set.iter_mut().enumerate() {
+                *ties += self.large.tie(position, next.position());
             }
         }
         Some(draft)
@@ -157,9 +157,9 @@ impl Search<'_> {
 
     /// Ties the set keeps, weighed, less those it cuts.
     fn compactness(&self, draft: &Draft) -> i64 {
-        let cards = || draft.set.iter().map(GpuIndex::position);
-        let kept: i64 = cards().map(|card| draft.to_set[card]).sum();
-        let all: i64 = cards().map(|card| self.to_free[card]).sum();
+        let positions = || draft.set.iter().map(GpuIndex::position);
+        let kept: i64 = positions().map(|position| draft.to_set[position]).sum();
+        let all: i64 = positions().map(|position| self.to_free[position]).sum();
         self.weight_of_kept() * kept - (all - kept)
     }
 

@@ -10,7 +10,7 @@ fn set(indexes: &[u8]) -> GpuSet {
 }
 
 fn check(topology: &Topology, indexes: &[u8], expected: f64) {
-    let bandwidth = topology.machine().bandwidth(set(indexes)).gb_per_second();
+    let bandwidth = topology.bandwidth_model().bandwidth(set(indexes)).gb_per_second();
     assert!((bandwidth - expected).abs() < 1e-9, "{indexes:?}: {bandwidth}, expected {expected}");
 }
 
@@ -19,7 +19,7 @@ fn spread(topology: &Topology, size: usize) -> [String; 3] {
     let rates: Vec<f64> = topology
         .gpus()
         .subsets(size)
-        .map(|gpus| topology.machine().bandwidth(gpus).gb_per_second())
+        .map(|gpus| topology.bandwidth_model().bandwidth(gpus).gb_per_second())
         .collect();
     let mean = rates.iter().sum::<f64>() / rates.len() as f64;
     let best = rates.iter().copied().fold(0.0, f64::max);
@@ -36,15 +36,15 @@ fn what_is_known_of_a_dgx1_with_v100() {
     assert_eq!(spread(&dgx1, 5), ["40.0", "20.6", "6.0"]);
     assert_eq!(spread(&dgx1, 6), ["80.0", "45.7", "40.0"]);
     assert_eq!(spread(&dgx1, 8), ["120.0", "120.0", "120.0"]);
-    assert_eq!(dgx1.machine().best(4).to_string(), "80.0 GB/s");
-    assert!((dgx1.machine().share(set(&[0, 1])) - 0.5).abs() < 1e-9);
+    assert_eq!(dgx1.bandwidth_model().best(4).to_string(), "80.0 GB/s");
+    assert!((dgx1.bandwidth_model().share(set(&[0, 1])) - 0.5).abs() < 1e-9);
 }
 
 #[test]
 fn what_lies_under_nvlinks_changes_nothing() {
     let both = dgx1_v100().completed_by(&pcie_pairs()).unwrap();
     for gpus in (0..256).map(GpuSet::from_mask) {
-        assert_eq!(both.machine().bandwidth(gpus), dgx1_v100().machine().bandwidth(gpus));
+        assert_eq!(both.bandwidth_model().bandwidth(gpus), dgx1_v100().bandwidth_model().bandwidth(gpus));
     }
 }
 
@@ -87,7 +87,7 @@ fn few_gpus_and_unknown_links() {
         );
     check(&half_known, &[0, 1], 12.0);
     check(&half_known, &[0, 1, 2], 6.0);
-    assert_eq!(half_known.machine().best(7), Bandwidth::NONE);
+    assert_eq!(half_known.bandwidth_model().best(7), Bandwidth::NONE);
 }
 
 #[test]
@@ -96,7 +96,7 @@ fn large_machines_are_searched() {
     let topology = Topology::from_pairs(24, |a, b| {
         Link::pcie(if a.0 / 4 == b.0 / 4 { PcieLevel::SingleSwitch } else { PcieLevel::System })
     });
-    let machine = topology.machine();
+    let machine = topology.bandwidth_model();
     assert_eq!(machine.best(4).to_string(), "12.0 GB/s");
     assert_eq!(machine.best(5).to_string(), "6.0 GB/s");
     assert_eq!(machine.best(24).to_string(), "6.0 GB/s");
@@ -142,8 +142,8 @@ fn best_ring(topology: &Topology, gpus: GpuSet) -> u32 {
         let hops = ring.iter().zip(ring.iter().cycle().skip(1));
         hops.map(|(a, b)| hop(*a, *b)).min().unwrap_or(0)
     };
-    let cards: Vec<GpuIndex> = gpus.iter().collect();
-    rings(&cards).iter().map(slowest).max().unwrap_or(0)
+    let members: Vec<GpuIndex> = gpus.iter().collect();
+    rings(&members).iter().map(slowest).max().unwrap_or(0)
 }
 
 fn link() -> impl Strategy<Value = Link> {
@@ -157,7 +157,7 @@ proptest! {
         let topology = Topology::from_pairs(count, |a, b| links[a.position() * 6 + b.position()]);
         for size in 3..=count {
             for gpus in topology.gpus().subsets(size) {
-                let (predicted, best) = (topology.machine().bandwidth(gpus).tenths(), best_ring(&topology, gpus));
+                let (predicted, best) = (topology.bandwidth_model().bandwidth(gpus).tenths(), best_ring(&topology, gpus));
                 if best == u32::MAX {
                     // How many rings, the packing's own test tells.
                     prop_assert!(predicted >= 360 && (predicted % 360 == 0 || predicted % 400 == 0), "{predicted}");
@@ -181,7 +181,7 @@ proptest! {
     #[test]
     fn no_set_is_better_than_the_best_of_its_size(links in prop::collection::vec(link(), 64), gpus in 0u64..256) {
         let topology = Topology::from_pairs(8, |a, b| links[a.position() * 8 + b.position()]);
-        let share = topology.machine().share(GpuSet::from_mask(gpus));
+        let share = topology.bandwidth_model().share(GpuSet::from_mask(gpus));
         prop_assert!((0.0..=1.0).contains(&share));
     }
 }

@@ -65,7 +65,7 @@ pub(super) fn choose(topology: &Topology, free: GpuSet, required: GpuSet, count:
     if count <= 1 || free.len() == count || all_alike {
         return Some(lowest);
     }
-    if free.len() <= Division::MOST_CARDS {
+    if free.len() <= Division::MAX_GPUS {
         Division::new(topology, free, required, count).best_group()
     } else {
         grow(topology, free, required, count)

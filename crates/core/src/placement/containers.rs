@@ -3,16 +3,16 @@
 use std::borrow::Cow;
 use std::cmp::Reverse;
 
-use super::{Ask, Chosen, Placement, Policy, Refusal, grants, refusal};
+use super::{Ask, Chosen, Placement, PlacementError, Policy, grants, refusal};
 use crate::gpu_set::GpuSet;
-use crate::grant::{Hold, Usage, footprint};
+use crate::grant::{GpuUsage, Hold, footprint};
 use crate::node::NodeState;
-use crate::request::{Container, PodRequest, Request, Role};
+use crate::request::{ContainerRequest, ContainerRole, PodRequest, Request};
 use crate::units::{MiB, Percent};
 
 /// Where and why placing a pod came to its end.
 pub(super) struct Blocked<'a> {
-    pub(super) refusal: Refusal,
+    pub(super) refusal: PlacementError,
     /// The container that found no GPUs; none where the node as a whole will not do.
     pub(super) container: Option<usize>,
     /// What that container saw: the node with the pod's earlier containers on it.
@@ -28,8 +28,8 @@ pub(super) fn try_place<'a>(
     if let Err(refusal) = refusal::check_node(node, pod) {
         return Err(Blocked { refusal, container: None, node: Cow::Borrowed(node) });
     }
-    let lasting = |(position, container): (usize, &Container)| {
-        (container.role != Role::Init).then_some((position, container.request?))
+    let lasting = |(position, container): (usize, &ContainerRequest)| {
+        (container.role != ContainerRole::Init).then_some((position, container.request?))
     };
     let mut asking: Vec<(usize, Request)> = pod.containers.iter().enumerate().filter_map(lasting).collect();
     let (mut gpus, merit) = place_lasting(node, pod, policy, &asking, required).or_else(|blocked| {
@@ -93,9 +93,9 @@ fn place_inits<'a>(
             continue;
         };
         match container.role {
-            Role::Main => {}
-            Role::Sidecar => take(&mut before, gpus[position], Hold::of(request)),
-            Role::Init => match choose(&before, pod, policy, request, GpuSet::EMPTY, own) {
+            ContainerRole::Main => {}
+            ContainerRole::Sidecar => take(&mut before, gpus[position], Hold::of(request)),
+            ContainerRole::Init => match choose(&before, pod, policy, request, GpuSet::EMPTY, own) {
                 Ok(chosen) => gpus[position] = chosen.gpus,
                 Err(refusal) => {
                     return Err(Blocked { refusal, container: Some(position), node: before });
@@ -114,14 +114,14 @@ fn choose(
     request: Request,
     required: GpuSet,
     preferred: GpuSet,
-) -> Result<Chosen, Refusal> {
+) -> Result<Chosen, PlacementError> {
     let ask = Ask::new(node, pod, request, required, preferred)?;
-    policy.choose(node, &ask).ok_or(Refusal::Required)
+    policy.choose(node, &ask).ok_or(PlacementError::Required)
 }
 
 pub(super) fn take(state: &mut Cow<'_, NodeState>, gpus: GpuSet, hold: Hold) {
     for gpu in gpus.iter() {
-        state.to_mut().add_usage(gpu, Usage::of(hold));
+        state.to_mut().add_usage(gpu, GpuUsage::of(hold));
     }
 }
 

@@ -3,13 +3,13 @@
 use std::borrow::Cow;
 
 use super::containers::take;
-use super::static_table::{Source, StaticTable};
+use super::static_table::{StaticTable, TableSource};
 use super::{Placement, Policy, best_effort, whole};
 use crate::bandwidth::Sets;
 use crate::gpu_set::GpuSet;
 use crate::grant::Hold;
 use crate::node::NodeState;
-use crate::request::{PodRequest, Request, Role};
+use crate::request::{ContainerRole, PodRequest, Request};
 use crate::tree::{Group, GroupLevel};
 use crate::units::Percent;
 
@@ -19,7 +19,7 @@ pub fn describe(node: &NodeState, pod: &PodRequest, policy: &Policy, placement: 
     let mut beside = Cow::Borrowed(node);
     let mut reasons = Vec::new();
     for (container, gpus) in pod.containers.iter().zip(&placement.gpus) {
-        let Some(request) = container.request.filter(|_| container.role != Role::Init) else {
+        let Some(request) = container.request.filter(|_| container.role != ContainerRole::Init) else {
             continue;
         };
         reasons.push((container.name.as_str(), policy.reason(&beside, request, *gpus)));
@@ -40,7 +40,9 @@ impl Policy {
     fn reason(&self, node: &NodeState, request: Request, gpus: GpuSet) -> String {
         match request {
             Request::Whole(_) => self.reason_for_set(node, gpus),
-            Request::Share { .. } | Request::Memory(_) => self.reason_for_part(node, Hold::of(request), gpus),
+            Request::Share { .. } | Request::Memory(_) => {
+                self.reason_for_share(node, Hold::of(request), gpus)
+            }
         }
     }
 
@@ -66,7 +68,7 @@ impl Policy {
         }
     }
 
-    fn reason_for_part(&self, node: &NodeState, hold: Hold, gpus: GpuSet) -> String {
+    fn reason_for_share(&self, node: &NodeState, hold: Hold, gpus: GpuSet) -> String {
         let room = gpus.lowest().map(|gpu| node.room(gpu)).unwrap_or_default();
         let had = format!("{} and {}", room.compute_percent, room.memory);
         match self {
@@ -93,7 +95,7 @@ impl Policy {
 
 /// What the set reaches, and what is left behind.
 fn by_links(node: &NodeState, gpus: GpuSet) -> String {
-    let machine = node.node().topology().machine();
+    let machine = node.node().topology().bandwidth_model();
     let left = node.idle().difference(gpus);
     let leaves = match left.len() {
         0 => "leaves no idle GPU".to_owned(),
@@ -115,9 +117,9 @@ fn by_table(table: &StaticTable, instance_type: Option<&str>, free: GpuSet, gpus
     let source = table.choose(instance_type, free, gpus, gpus.len()).map(|(_, source)| source);
     let instance_type = instance_type.unwrap_or("this node");
     match source {
-        Some(Source::Listed) => format!("first idle set listed for {instance_type}"),
-        Some(Source::PartOfListed) => format!("part of a larger idle set listed for {instance_type}"),
-        Some(Source::Unlisted) | None => "no listed set is idle: lowest idle indexes".to_owned(),
+        Some(TableSource::Listed) => format!("first idle set listed for {instance_type}"),
+        Some(TableSource::PartOfListed) => format!("part of a larger idle set listed for {instance_type}"),
+        Some(TableSource::Unlisted) | None => "no listed set is idle: lowest idle indexes".to_owned(),
     }
 }
 

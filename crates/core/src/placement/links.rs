@@ -7,12 +7,12 @@
 use std::cmp::Reverse;
 
 use super::{Ask, Chosen};
-use crate::bandwidth::{Aim, Bandwidth, Machine, Outlook, Sets, Wanted};
+use crate::bandwidth::{Aim, Bandwidth, BandwidthModel, Outlook, Sets, Wanted};
 use crate::gpu::Health;
 use crate::gpu_set::GpuSet;
 use crate::grant::Hold;
 use crate::node::NodeState;
-use crate::request::Traffic;
+use crate::request::LinkSensitivity;
 
 /// Weight of the GPUs left over together with what one running job gives back, against the GPUs left over alone.
 /// On a busy machine the next job rarely finds its GPUs at once: it mostly starts when another one ends. Without
@@ -37,7 +37,7 @@ struct Situation {
     wanted: Wanted,
     /// GPUs that come back together, each GPU once.
     held: Vec<GpuSet>,
-    traffic: Traffic,
+    link_sensitivity: LinkSensitivity,
 }
 
 /// How good a set is where everything is known, the most important first. Sets are met lowest indexes first, so equals
@@ -47,7 +47,7 @@ type Rank = (Bandwidth, i32, Reverse<(usize, usize)>);
 /// The GPUs for a request of whole ones; `None` only where the required ones cannot be had. The points are the share
 /// of the best bandwidth such a set has on the empty machine, where the job depends on it.
 pub(super) fn choose(node: &NodeState, ask: &Ask) -> Option<Chosen> {
-    let machine = node.node().topology().machine();
+    let machine = node.node().topology().bandwidth_model();
     let gpus = choose_in(machine, &Situation::of(node, ask))?;
     let merit = if depends_on_links(ask) { machine.share(gpus) } else { 0.0 };
     Some(Chosen { gpus, merit })
@@ -56,18 +56,18 @@ pub(super) fn choose(node: &NodeState, ask: &Ask) -> Option<Chosen> {
 /// The points [`choose`] would give where no GPU is required, without choosing.
 pub(super) fn merit(node: &NodeState, ask: &Ask) -> f64 {
     if depends_on_links(ask) {
-        node.node().topology().machine().best_share_within(ask.candidates, ask.count)
+        node.node().topology().bandwidth_model().best_share_within(ask.candidates, ask.count)
     } else {
         0.0
     }
 }
 
 fn depends_on_links(ask: &Ask) -> bool {
-    ask.traffic == Traffic::Sensitive && ask.hold == Hold::Whole && ask.count > 1
+    ask.link_sensitivity == LinkSensitivity::Sensitive && ask.hold == Hold::Whole && ask.count > 1
 }
 
-fn choose_in(machine: &Machine, situation: &Situation) -> Option<GpuSet> {
-    let Situation { wanted, traffic, .. } = situation;
+fn choose_in(machine: &BandwidthModel, situation: &Situation) -> Option<GpuSet> {
+    let Situation { wanted, link_sensitivity, .. } = situation;
     let lowest = wanted.candidates.lowest_with(wanted.required, wanted.size)?;
     match machine.sets() {
         _ if wanted.candidates.len() == wanted.size => Some(lowest),
@@ -76,9 +76,9 @@ fn choose_in(machine: &Machine, situation: &Situation) -> Option<GpuSet> {
         Sets::Searched(large) => large.search(
             machine,
             *wanted,
-            match traffic {
-                Traffic::Sensitive => Aim::Bandwidth,
-                Traffic::Insensitive => Aim::Rest,
+            match link_sensitivity {
+                LinkSensitivity::Sensitive => Aim::Bandwidth,
+                LinkSensitivity::Insensitive => Aim::Rest,
             },
         ),
     }
@@ -88,20 +88,20 @@ fn choose_in(machine: &Machine, situation: &Situation) -> Option<GpuSet> {
 
 impl Situation {
     fn of(node: &NodeState, ask: &Ask) -> Self {
-        let Ask { candidates, required, count, traffic, .. } = *ask;
+        let Ask { candidates, required, count, link_sensitivity, .. } = *ask;
         let wanted = Wanted { free: node.idle(), candidates, required, size: count };
-        Self { wanted, held: coming_back(node), traffic }
+        Self { wanted, held: coming_back(node), link_sensitivity }
     }
 
-    fn best_set(&self, machine: &Machine, outlook: &Outlook) -> Option<GpuSet> {
+    fn best_set(&self, machine: &BandwidthModel, outlook: &Outlook) -> Option<GpuSet> {
         let Wanted { free, candidates, required, size } = self.wanted;
         let others = candidates.difference(required).subsets(size.checked_sub(required.len())?);
         let everyone = self.held.iter().copied().fold(free, GpuSet::union);
         let mut best: Option<(Rank, GpuSet)> = None;
         for set in others.map(|others| required.union(others)) {
-            let bandwidth = match self.traffic {
-                Traffic::Sensitive => outlook.bandwidth(set),
-                Traffic::Insensitive => Bandwidth::NONE,
+            let bandwidth = match self.link_sensitivity {
+                LinkSensitivity::Sensitive => outlook.bandwidth(set),
+                LinkSensitivity::Insensitive => Bandwidth::NONE,
             };
             let least = best.map(|(rank, _)| rank);
             // Most sets fall behind already here; what follows costs more.
@@ -152,7 +152,7 @@ fn coming_back(node: &NodeState) -> Vec<GpuSet> {
 }
 
 /// Where links do not tell sets apart: the fullest NUMA node that has enough, else as few nodes as can be.
-fn on_few_numa_nodes(machine: &Machine, wanted: &Wanted) -> GpuSet {
+fn on_few_numa_nodes(machine: &BandwidthModel, wanted: &Wanted) -> GpuSet {
     let mut chosen = wanted.required;
     while chosen.len() < wanted.size {
         let missing = wanted.size - chosen.len();

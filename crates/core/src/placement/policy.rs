@@ -4,8 +4,8 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
-use super::static_table::{Source, StaticTable};
-use super::{Ask, Chosen, best_effort, links, part, tessera, whole};
+use super::static_table::{StaticTable, TableSource};
+use super::{Ask, Chosen, best_effort, links, share, tessera, whole};
 use crate::forecast::Forecast;
 use crate::gpu_set::GpuSet;
 use crate::grant::Hold;
@@ -64,7 +64,7 @@ impl Policy {
     pub(super) fn choose(&self, node: &NodeState, ask: &Ask) -> Option<Chosen> {
         match ask.hold {
             Hold::Whole => self.choose_whole(node, ask),
-            Hold::Share { .. } => self.choose_part(node, ask).map(Chosen::plain),
+            Hold::Share { .. } => self.choose_share(node, ask).map(Chosen::plain),
         }
     }
 
@@ -93,17 +93,17 @@ impl Policy {
         gpus.map(Chosen::plain)
     }
 
-    fn choose_part(&self, node: &NodeState, ask: &Ask) -> Option<GpuSet> {
+    fn choose_share(&self, node: &NodeState, ask: &Ask) -> Option<GpuSet> {
         let order = match self {
-            Self::Tessera(forecast) => return tessera::choose_part(forecast, node, ask),
-            Self::Simple => part::Order::LowestIndex,
-            Self::Binpack => part::Order::LeastMemory,
-            Self::Spread => part::Order::MostRoom,
+            Self::Tessera(forecast) => return tessera::choose_share(forecast, node, ask),
+            Self::Simple => share::Order::LowestIndex,
+            Self::Binpack => share::Order::LeastMemory,
+            Self::Spread => share::Order::MostRoom,
             Self::Link | Self::Fragment | Self::Share | Self::Static(_) | Self::BestEffort => {
-                part::Order::LeastCores
+                share::Order::LeastCompute
             }
         };
-        part::choose(node, ask, order)
+        share::choose(node, ask, order)
     }
 
     /// How well a node suits, given what it was, what it would become, and the points for its sets.
@@ -118,11 +118,11 @@ impl Policy {
 }
 
 /// gputopology's points for how a set was found.
-fn static_merit(source: Source) -> f64 {
+fn static_merit(source: TableSource) -> f64 {
     match source {
-        Source::Listed => 20.0,
-        Source::PartOfListed => 15.0,
-        Source::Unlisted => 10.0,
+        TableSource::Listed => 20.0,
+        TableSource::PartOfListed => 15.0,
+        TableSource::Unlisted => 10.0,
     }
 }
 

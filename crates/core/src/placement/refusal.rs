@@ -10,7 +10,7 @@ use crate::units::{GpuIndex, MiB, Percent};
 /// What stands in the way on a node. The words name the request, never the node's own numbers: the scheduler
 /// counts nodes by equal messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Refusal {
+pub enum PlacementError {
     /// CPU is short.
     #[error("not enough CPU")]
     Cpu,
@@ -50,7 +50,7 @@ pub enum Refusal {
 
 /// What stands in the way on one GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum GpuRefusal {
+pub enum GpuRejectReason {
     /// Broken.
     #[error("unhealthy")]
     Unhealthy,
@@ -70,7 +70,7 @@ pub enum GpuRefusal {
     },
     /// Compute is short.
     #[error("{left} of {asked} compute left")]
-    Cores {
+    Compute {
         /// What is left.
         left: Percent,
         /// What was asked for.
@@ -88,16 +88,16 @@ pub enum GpuRefusal {
 
 /// What keeps a pod from a node, GPU by GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Explanation {
+pub struct PlacementExplanation {
     /// The short form.
-    pub refusal: Refusal,
+    pub refusal: PlacementError,
     /// The container that found no GPUs; none where the node as a whole will not do.
     pub container: Option<String>,
     /// For each GPU what keeps it from serving that container, or `None` where it would.
-    pub cards: Vec<(GpuIndex, Option<GpuRefusal>)>,
+    pub gpus: Vec<(GpuIndex, Option<GpuRejectReason>)>,
 }
 
-impl Refusal {
+impl PlacementError {
     /// Whether the pod could fit once others have gone; if not, evicting them is no help.
     #[must_use]
     pub fn may_resolve(&self) -> bool {
@@ -114,35 +114,40 @@ impl Refusal {
 }
 
 /// CPU, main memory and the mere presence of GPUs.
-pub(super) fn check_node(node: &NodeState, pod: &PodRequest) -> Result<(), Refusal> {
+pub(super) fn check_node(node: &NodeState, pod: &PodRequest) -> Result<(), PlacementError> {
     if pod.wants_gpu() && node.node().gpus().is_empty() {
-        return Err(Refusal::NoGpu);
+        return Err(PlacementError::NoGpu);
     }
     if pod.cpu > node.cpu_left() {
-        return Err(Refusal::Cpu);
+        return Err(PlacementError::Cpu);
     }
     if pod.memory > node.memory_left() {
-        return Err(Refusal::Memory);
+        return Err(PlacementError::Memory);
     }
     Ok(())
 }
 
 /// The reason that too few GPUs of a node can serve `request`.
-pub(super) fn of_cards(node: &NodeState, pod: &PodRequest, request: Request, required: GpuSet) -> Refusal {
+pub(super) fn of_gpus(
+    node: &NodeState,
+    pod: &PodRequest,
+    request: Request,
+    required: GpuSet,
+) -> PlacementError {
     let accepted = || node.node().gpus().iter().filter(|gpu| pod.accepts(&gpu.model));
     let none_so_large = |memory: MiB| accepted().all(|gpu| gpu.memory < memory);
     if accepted().next().is_none() {
-        return Refusal::Model;
+        return PlacementError::Model;
     }
     match request {
-        Request::Whole(count) if accepted().count() < usize::from(count) => Refusal::FewerGpus(count),
-        Request::Whole(_) if !required.is_empty() => Refusal::Required,
-        Request::Whole(count) => Refusal::FewerIdle(count),
+        Request::Whole(count) if accepted().count() < usize::from(count) => PlacementError::FewerGpus(count),
+        Request::Whole(_) if !required.is_empty() => PlacementError::Required,
+        Request::Whole(count) => PlacementError::FewerIdle(count),
         Request::Share { memory, .. } | Request::Memory(memory) if none_so_large(memory) => {
-            Refusal::TooLarge(memory)
+            PlacementError::TooLarge(memory)
         }
-        Request::Share { compute_percent, memory } => Refusal::NoShare { compute_percent, memory },
-        Request::Memory(memory) => Refusal::NoMemory(memory),
+        Request::Share { compute_percent, memory } => PlacementError::NoShare { compute_percent, memory },
+        Request::Memory(memory) => PlacementError::NoMemory(memory),
     }
 }
 
@@ -151,13 +156,13 @@ pub(super) fn of_each_gpu(
     node: &NodeState,
     pod: &PodRequest,
     request: Request,
-) -> Vec<(GpuIndex, Option<GpuRefusal>)> {
+) -> Vec<(GpuIndex, Option<GpuRejectReason>)> {
     let gpus = node.node().gpus().iter();
     gpus.map(|gpu| {
         let refusal = if gpu.health == Health::Unhealthy {
-            Some(GpuRefusal::Unhealthy)
+            Some(GpuRejectReason::Unhealthy)
         } else if !pod.accepts(&gpu.model) {
-            Some(GpuRefusal::Model)
+            Some(GpuRejectReason::Model)
         } else {
             room_refusal(node, gpu.index, Hold::of(request))
         };
@@ -166,18 +171,18 @@ pub(super) fn of_each_gpu(
     .collect()
 }
 
-fn room_refusal(node: &NodeState, gpu: GpuIndex, hold: Hold) -> Option<GpuRefusal> {
+fn room_refusal(node: &NodeState, gpu: GpuIndex, hold: Hold) -> Option<GpuRejectReason> {
     if node.has_room(gpu, hold) {
         return None;
     }
     let used = node.used(gpu);
     let room = node.room(gpu);
     Some(match hold {
-        _ if used.whole => GpuRefusal::HeldWhole,
-        Hold::Whole => GpuRefusal::Shared { compute_percent: used.compute_percent, memory: used.memory },
+        _ if used.whole => GpuRejectReason::HeldWhole,
+        Hold::Whole => GpuRejectReason::Shared { compute_percent: used.compute_percent, memory: used.memory },
         Hold::Share { compute_percent, .. } if compute_percent > room.compute_percent => {
-            GpuRefusal::Cores { left: room.compute_percent, asked: compute_percent }
+            GpuRejectReason::Compute { left: room.compute_percent, asked: compute_percent }
         }
-        Hold::Share { memory, .. } => GpuRefusal::Memory { left: room.memory, asked: memory },
+        Hold::Share { memory, .. } => GpuRejectReason::Memory { left: room.memory, asked: memory },
     })
 }

@@ -13,7 +13,7 @@ pub struct StaticTable {
 
 /// Where a set came from; a later one is the better find.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Source {
+pub enum TableSource {
     /// The table knows no set that is free: the lowest free indexes.
     Unlisted,
     /// Part of a larger listed set that is free as a whole.
@@ -31,19 +31,19 @@ impl StaticTable {
         free: GpuSet,
         required: GpuSet,
         count: usize,
-    ) -> Option<(GpuSet, Source)> {
+    ) -> Option<(GpuSet, TableSource)> {
         let sizes = instance_type.and_then(|name| self.sets.get(name));
         let is_free = |set: &&GpuSet| free.is_superset(**set) && set.is_superset(required);
         let listed =
             |size| sizes.and_then(|sizes| sizes.get(&size)).and_then(|sets| sets.iter().find(is_free));
         if let Some(set) = listed(count) {
-            return Some((*set, Source::Listed));
+            return Some((*set, TableSource::Listed));
         }
         let larger = (count + 1..=free.len()).find_map(listed);
         if let Some(set) = larger.and_then(|set| set.lowest_with(required, count)) {
-            return Some((set, Source::PartOfListed));
+            return Some((set, TableSource::PartOfListed));
         }
-        free.lowest_with(required, count).map(|set| (set, Source::Unlisted))
+        free.lowest_with(required, count).map(|set| (set, TableSource::Unlisted))
     }
 }
 
@@ -56,7 +56,7 @@ mod tests {
         indexes.iter().copied().map(GpuIndex).collect()
     }
 
-    fn check(free: &[u8], count: usize, expected: Option<(&[u8], Source)>) {
+    fn check(free: &[u8], count: usize, expected: Option<(&[u8], TableSource)>) {
         let sizes = BTreeMap::from([
             (2, vec![set(&[0, 2]), set(&[1, 3]), set(&[4, 6]), set(&[5, 7])]),
             (4, vec![set(&[0, 1, 2, 3]), set(&[4, 5, 6, 7])]),
@@ -69,16 +69,16 @@ mod tests {
     #[test]
     fn listed_then_part_of_a_larger_set_then_any() {
         let all = [0, 1, 2, 3, 4, 5, 6, 7];
-        check(&all, 2, Some((&[0, 2], Source::Listed)));
-        check(&[1, 3, 4], 2, Some((&[1, 3], Source::Listed)));
-        check(&[0, 4, 5, 6, 7], 3, Some((&[4, 5, 6], Source::PartOfListed)));
-        check(&[0, 1, 4], 2, Some((&[0, 1], Source::Unlisted)));
+        check(&all, 2, Some((&[0, 2], TableSource::Listed)));
+        check(&[1, 3, 4], 2, Some((&[1, 3], TableSource::Listed)));
+        check(&[0, 4, 5, 6, 7], 3, Some((&[4, 5, 6], TableSource::PartOfListed)));
+        check(&[0, 1, 4], 2, Some((&[0, 1], TableSource::Unlisted)));
         check(&[0, 1, 4], 4, None);
     }
 
     #[test]
     fn an_unknown_instance_type_gets_the_lowest_gpus() {
         let chosen = StaticTable::default().choose(None, set(&[3, 5, 6]), set(&[6]), 2);
-        assert_eq!(chosen, Some((set(&[3, 6]), Source::Unlisted)));
+        assert_eq!(chosen, Some((set(&[3, 6]), TableSource::Unlisted)));
     }
 }

@@ -5,7 +5,7 @@
 use super::{Ask, links};
 use crate::forecast::Forecast;
 use crate::gpu_set::GpuSet;
-use crate::grant::{Hold, Usage};
+use crate::grant::{GpuUsage, Hold};
 use crate::node::NodeState;
 use crate::request::PodRequest;
 use crate::units::{GpuIndex, MiB, MilliCpu};
@@ -21,7 +21,7 @@ const LINKS: f64 = 0.2;
 const STEPS_PER_GPU: f64 = 1e9;
 
 /// The GPU on which a part is the least loss.
-pub(super) fn choose_part(forecast: &Forecast, node: &NodeState, ask: &Ask) -> Option<GpuSet> {
+pub(super) fn choose_share(forecast: &Forecast, node: &NodeState, ask: &Ask) -> Option<GpuSet> {
     let then = Host::left(node).without(ask.cpu, ask.memory);
     let (gpu, _) = best_gpu(forecast, node, ask, &Left::of(node), then)?;
     Some(GpuSet::EMPTY.with(gpu))
@@ -59,7 +59,7 @@ pub(super) fn quick_score(
     };
     let gain = before.lost(forecast, node, now) - lost;
     let links = ask.map_or(0.0, |ask| links::merit(node, ask));
-    Some(rounded(gain - left_over(forecast, after.cards(node), then.cpu) + LINKS * links))
+    Some(rounded(gain - left_over(forecast, after.gpus(node), then.cpu) + LINKS * links))
 }
 
 /// The least loss, and the first GPU that has it.
@@ -92,13 +92,13 @@ fn best_gpu(
 }
 
 fn left_after(node: &NodeState, gpu: GpuIndex, hold: Hold) -> u8 {
-    node.percent_left_with(gpu, Usage::of(hold))
+    node.percent_left_with(gpu, GpuUsage::of(hold))
 }
 
-fn left_over(forecast: &Forecast, cards: f64, cpu: MilliCpu) -> f64 {
+fn left_over(forecast: &Forecast, gpus: f64, cpu: MilliCpu) -> f64 {
     #[expect(clippy::cast_precision_loss, reason = "no host has 2^52 thousandths of a CPU")]
     let cpu = cpu.0 as f64;
-    LEFT_OVER * (cards + cpu / forecast.cpu_per_gpu())
+    LEFT_OVER * (gpus + cpu / forecast.cpu_per_gpu())
 }
 
 fn rounded(score: f64) -> f64 {
@@ -145,7 +145,7 @@ impl Left {
         self
     }
 
-    fn cards(&self, node: &NodeState) -> f64 {
+    fn gpus(&self, node: &NodeState) -> f64 {
         let percents = self.0[..node.node().gpus().len()].iter().map(|percent| u32::from(*percent));
         f64::from(percents.sum::<u32>()) / 100.0
     }

@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 
 use crate::gpu_set::GpuSet;
-use crate::tree::{Group, GroupLevel, Tree};
+use crate::tree::{Group, GroupLevel, TopologyTree};
 use crate::units::GpuIndex;
 
 /// The lowest GPUs of [`link_group`].
@@ -31,8 +31,8 @@ pub(super) fn fragment_group(tree: &Group, free: GpuSet, required: GpuSet, count
     let mut group = tree;
     loop {
         let children = group.children.iter().filter_map(|child| match child {
-            Tree::Group(child) => Some(child),
-            Tree::Leaf(_) => None,
+            TopologyTree::Group(child) => Some(child),
+            TopologyTree::Leaf(_) => None,
         });
         let enough = children.filter(|child| available(child, free, required) >= count);
         match enough.min_by_key(|child| (available(child, free, required), child.gpus.lowest())) {
@@ -53,11 +53,11 @@ pub(super) fn spread(tree: &Group, free: GpuSet, required: GpuSet, count: usize)
 }
 
 fn loneliest(group: &Group, free: GpuSet, chosen: GpuSet) -> Option<GpuIndex> {
-    let left = |child: &Tree| child.gpus().intersection(free).difference(chosen).len();
-    let order = |child: &&Tree| (child.gpus().intersection(chosen).len(), Reverse(left(child)));
+    let left = |child: &TopologyTree| child.gpus().intersection(free).difference(chosen).len();
+    let order = |child: &&TopologyTree| (child.gpus().intersection(chosen).len(), Reverse(left(child)));
     match group.children.iter().filter(|child| left(child) > 0).min_by_key(order)? {
-        Tree::Leaf(gpu) => Some(*gpu),
-        Tree::Group(child) => loneliest(child, free, chosen),
+        TopologyTree::Leaf(gpu) => Some(*gpu),
+        TopologyTree::Group(child) => loneliest(child, free, chosen),
     }
 }
 
@@ -73,7 +73,7 @@ mod tests {
 
     /// Two sockets of four GPUs, in pairs behind a switch.
     fn two_sockets() -> Group {
-        Tree::of(&Topology::from_pairs(8, |a, b| {
+        TopologyTree::of(&Topology::from_pairs(8, |a, b| {
             Link::pcie(match (a.0 / 2 == b.0 / 2, a.0 / 4 == b.0 / 4) {
                 (true, _) => PcieLevel::SingleSwitch,
                 (false, true) => PcieLevel::HostBridge,

@@ -4,26 +4,27 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::grant::{ContainerGrant, Hold};
-use crate::request::{Request, Role};
+use crate::request::{ContainerRole, Request};
 use crate::units::{GpuIndex, MiB, MilliCpu, Percent};
 
 /// A pod by name, priority, and percent of each of its GPUs; 100 is a whole one.
 type Held = (&'static str, i32, &'static [(u8, u32)]);
 
-fn grant(name: &str, cards: &[(u8, u32)]) -> PodGrant {
+fn grant(name: &str, shares: &[(u8, u32)]) -> PodGrant {
     let hold = |compute_percent| match compute_percent {
         100 => Hold::Whole,
         compute_percent => {
             Hold::Share { compute_percent: Percent(compute_percent), memory: MiB(u64::from(compute_percent)) }
         }
     };
-    let cards = cards.iter().map(|(gpu, compute_percent)| (GpuIndex(*gpu), hold(*compute_percent))).collect();
+    let holds =
+        shares.iter().map(|(gpu, compute_percent)| (GpuIndex(*gpu), hold(*compute_percent))).collect();
     PodGrant {
         pod: name.into(),
         node: "node".into(),
         cpu: MilliCpu::ZERO,
         memory: MiB::ZERO,
-        containers: vec![ContainerGrant { container: "c".to_owned(), role: Role::Main, cards }],
+        containers: vec![ContainerGrant { container: "c".to_owned(), role: ContainerRole::Main, holds }],
     }
 }
 
@@ -36,18 +37,23 @@ fn choose(
     let node = Arc::new(crate::fixtures::node_of_memories(&[100; 4]));
     let mut state = NodeState::empty(node);
     held.iter().for_each(|(_, grant)| state.add(grant));
-    let holders: Vec<Holder<'_>> = held
+    let holders: Vec<RunningPod<'_>> = held
         .iter()
-        .map(|(priority, grant)| Holder { grant, priority: *priority, repays: Taken::default() })
+        .map(|(priority, grant)| RunningPod {
+            grant,
+            priority: *priority,
+            quota_released: GpuAmount::default(),
+        })
         .collect();
     let request = PodRequest::of_mains([request]);
-    let newcomer = Newcomer { request: &request, priority, policy: &Policy::Share, owes: Taken::default() };
-    victims(&state, &holders, newcomer, &proposed.iter().map(|name| (*name).into()).collect())
+    let preemptor =
+        Preemptor { request: &request, priority, policy: &Policy::Share, quota_excess: GpuAmount::default() };
+    victims(&state, &holders, preemptor, &proposed.iter().map(|name| (*name).into()).collect())
 }
 
 fn check(held: &[Held], request: Request, proposed: &[&str], expected: Option<&[&str]>) {
     let held: Vec<(i32, PodGrant)> =
-        held.iter().map(|(name, priority, cards)| (*priority, grant(name, cards))).collect();
+        held.iter().map(|(name, priority, shares)| (*priority, grant(name, shares))).collect();
     let expected = expected.map(|names| names.iter().map(|name| PodUid::from(*name)).collect::<Vec<_>>());
     assert_eq!(choose(&held, request, 10, proposed), expected);
 }
@@ -108,9 +114,9 @@ proptest! {
         held in prop::collection::vec(prop::collection::btree_map(0..4u8, 1..=5u32, 1..3), 0..9),
         request in prop_oneof![(1..=4u8).prop_map(Request::Whole), (1..10u32).prop_map(|tenths| share(tenths * 10))],
     ) {
-        let grant = |(number, cards): (usize, &std::collections::BTreeMap<u8, u32>)| {
-            let cards: Vec<(u8, u32)> = cards.iter().map(|(gpu, fifths)| (*gpu, fifths * 20)).collect();
-            (0, grant(&format!("p{number:02}"), &cards))
+        let grant = |(number, shares): (usize, &std::collections::BTreeMap<u8, u32>)| {
+            let shares: Vec<(u8, u32)> = shares.iter().map(|(gpu, fifths)| (*gpu, fifths * 20)).collect();
+            (0, grant(&format!("p{number:02}"), &shares))
         };
         let held: Vec<(i32, PodGrant)> = held.iter().enumerate().map(grant).collect();
         let chosen = choose(&held, request, 10, &[]).map(|chosen| chosen.len());
@@ -156,13 +162,17 @@ fn a_debt_is_paid_by_its_own_namespace_alone() {
     let mut state = NodeState::empty(node);
     let grants = [grant("ours", &[(0, 60)]), grant("theirs", &[(1, 60)]), grant("dear", &[(0, 20)])];
     grants.iter().for_each(|grant| state.add(grant));
-    let percent = |percent| Taken { percent, memory: MiB::ZERO };
-    let holder = |number: usize, priority, repays| Holder { grant: &grants[number], priority, repays };
-    let holders = [holder(0, 1, percent(60)), holder(1, 0, Taken::default()), holder(2, 50, percent(20))];
+    let percent = |compute_percent| GpuAmount { compute_percent, memory: MiB::ZERO };
+    let holder = |number: usize, priority, quota_released| RunningPod {
+        grant: &grants[number],
+        priority,
+        quota_released,
+    };
+    let holders = [holder(0, 1, percent(60)), holder(1, 0, GpuAmount::default()), holder(2, 50, percent(20))];
     let request = PodRequest::of_mains([share(40)]);
-    let choose = |owes, proposed: &[&str]| {
-        let newcomer = Newcomer { request: &request, priority: 10, policy: &Policy::Share, owes };
-        victims(&state, &holders, newcomer, &proposed.iter().map(|name| (*name).into()).collect())
+    let choose = |quota_excess, proposed: &[&str]| {
+        let preemptor = Preemptor { request: &request, priority: 10, policy: &Policy::Share, quota_excess };
+        victims(&state, &holders, preemptor, &proposed.iter().map(|name| (*name).into()).collect())
     };
     assert_eq!(choose(percent(0), &[]), Some(vec![]), "there is room");
     assert_eq!(choose(percent(30), &[]), Some(vec!["ours".into()]));

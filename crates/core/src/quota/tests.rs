@@ -3,70 +3,81 @@ use proptest::prelude::*;
 use super::*;
 use crate::units::Percent;
 
-fn taken(percent: u64, memory: u64) -> Taken {
-    Taken { percent, memory: MiB(memory) }
+fn taken(compute_percent: u64, memory: u64) -> GpuAmount {
+    GpuAmount { compute_percent, memory: MiB(memory) }
 }
 
-fn quota(limit: Limit) -> Quota {
+fn quota(limit: NamespaceLimit) -> Quota {
     Quota { namespaces: BTreeMap::from([("team".to_owned(), limit)]), ..Quota::default() }
 }
 
-fn place(model: &str, pool: &str) -> Place {
-    Place { model: Some(model.to_owned()), pool: Some(pool.to_owned()) }
+fn place(model: &str, pool: &str) -> QuotaLabels {
+    QuotaLabels { model: Some(model.to_owned()), pool: Some(pool.to_owned()) }
 }
 
 #[test]
 fn as_gpu_admission_counts() {
-    let cards = Some(BTreeMap::from([("M40".to_owned(), 1), ("P100".to_owned(), 0)]));
-    let quota = quota(Limit { cards, pools: vec!["public".to_owned()], ..Limit::default() });
-    let mut accounts = Accounts::default();
-    accounts.add("team", "M40", taken(60, 0));
-    accounts.add("other", "M40", taken(1000, 0));
-    let ask = |place: &Place, percent| quota.allows("team", &accounts, place, taken(percent, 0));
+    let gpus_by_model = Some(BTreeMap::from([("M40".to_owned(), 1), ("P100".to_owned(), 0)]));
+    let quota = quota(NamespaceLimit {
+        gpus_by_model,
+        pools: vec!["public".to_owned()],
+        ..NamespaceLimit::default()
+    });
+    let mut usage = NamespaceUsage::default();
+    usage.add("team", "M40", taken(60, 0));
+    usage.add("other", "M40", taken(1000, 0));
+    let ask =
+        |place: &QuotaLabels, compute_percent| quota.allows("team", &usage, place, taken(compute_percent, 0));
     assert_eq!(ask(&place("M40", "public"), 40), Ok(()));
-    assert_eq!(ask(&place("M40", "public"), 41), Err(OverQuota::Cards));
-    assert_eq!(ask(&place("P100", "public"), 1), Err(OverQuota::Cards));
+    assert_eq!(ask(&place("M40", "public"), 41), Err(OverQuota::GpuCount));
+    assert_eq!(ask(&place("P100", "public"), 1), Err(OverQuota::GpuCount));
     assert_eq!(ask(&place("T4", "public"), 1), Err(OverQuota::Model));
     assert_eq!(ask(&place("M40", "wx"), 1), Err(OverQuota::Pool));
-    assert_eq!(ask(&Place::default(), 1), Err(OverQuota::Pool));
-    assert_eq!(quota.allows("other", &accounts, &Place::default(), taken(999, 0)), Ok(()));
+    assert_eq!(ask(&QuotaLabels::default(), 1), Err(OverQuota::Pool));
+    assert_eq!(quota.allows("other", &usage, &QuotaLabels::default(), taken(999, 0)), Ok(()));
 }
 
 #[test]
 fn limits_of_memory_and_compute_count_all_models() {
-    let limit = Limit { memory: Some(MiB(100)), percent: Some(150), ..Limit::default() };
+    let limit =
+        NamespaceLimit { memory: Some(MiB(100)), compute_percent: Some(150), ..NamespaceLimit::default() };
     let quota = quota(limit);
-    let mut accounts = Accounts::default();
-    accounts.add("team", "a", taken(70, 30));
-    accounts.add("team", "b", taken(30, 30));
-    let ask = |more| quota.allows("team", &accounts, &Place::default(), more);
+    let mut usage = NamespaceUsage::default();
+    usage.add("team", "a", taken(70, 30));
+    usage.add("team", "b", taken(30, 30));
+    let ask = |more| quota.allows("team", &usage, &QuotaLabels::default(), more);
     assert_eq!(ask(taken(50, 40)), Ok(()));
-    assert_eq!(ask(taken(51, 0)), Err(OverQuota::Percent));
+    assert_eq!(ask(taken(51, 0)), Err(OverQuota::Compute));
     assert_eq!(ask(taken(0, 41)), Err(OverQuota::Memory));
 }
 
 #[test]
 fn what_has_to_be_given_back_first() {
-    let cards = Some(BTreeMap::from([("M40".to_owned(), 1)]));
-    let limits = Limit { cards, memory: Some(MiB(100)), percent: Some(150), ..Limit::default() };
+    let gpus_by_model = Some(BTreeMap::from([("M40".to_owned(), 1)]));
+    let limits = NamespaceLimit {
+        gpus_by_model,
+        memory: Some(MiB(100)),
+        compute_percent: Some(150),
+        ..NamespaceLimit::default()
+    };
     let quota = quota(limits);
-    let mut accounts = Accounts::default();
-    accounts.add("team", "M40", taken(80, 60));
-    accounts.add("team", "T4", taken(50, 20));
-    let excess = |model: &str, more| quota.excess("team", &accounts, &place(model, "any"), more);
+    let mut usage = NamespaceUsage::default();
+    usage.add("team", "M40", taken(80, 60));
+    usage.add("team", "T4", taken(50, 20));
+    let excess = |model: &str, more| quota.excess("team", &usage, &place(model, "any"), more);
     assert_eq!(excess("M40", taken(20, 20)), Some(taken(0, 0)));
     assert_eq!(excess("M40", taken(50, 30)), Some(taken(30, 10)));
     assert_eq!(excess("M40", taken(100, 0)), Some(taken(80, 0)));
     assert_eq!(excess("P100", taken(1, 0)), None, "a model that is closed");
-    assert_eq!(quota.excess("other", &accounts, &Place::default(), taken(999, 0)), Some(taken(0, 0)));
-    assert_eq!(quota.describe("team", &accounts).unwrap(), "0.80 of 1 M40, 130% of 150%, 80 MiB of 100 MiB");
-    assert_eq!(quota.describe("other", &accounts), None);
+    assert_eq!(quota.excess("other", &usage, &QuotaLabels::default(), taken(999, 0)), Some(taken(0, 0)));
+    assert_eq!(quota.describe("team", &usage).unwrap(), "0.80 of 1 M40, 130% of 150%, 80 MiB of 100 MiB");
+    assert_eq!(quota.describe("other", &usage), None);
 }
 
 #[test]
 fn what_a_request_takes() {
     let node = crate::fixtures::node_of_memories(&[100, 200]);
-    let most = |request| Taken::at_most(&PodRequest::of_mains([request]), &node);
+    let most = |request| GpuAmount::upper_bound(&PodRequest::of_mains([request]), &node);
     assert_eq!(most(Request::Whole(2)), taken(200, 400));
     assert_eq!(most(Request::Share { compute_percent: Percent(30), memory: MiB(10) }), taken(30, 10));
     // On the small GPU where it fits there, for that is the larger part.
@@ -80,42 +91,47 @@ proptest! {
         charges in prop::collection::vec((0..3usize, 0..3usize, 0u64..200, 0u64..200), 0..20),
     ) {
         let name = |number: usize| ["a", "b", "c"][number];
-        let mut accounts = Accounts::default();
+        let mut usage = NamespaceUsage::default();
         let (kept, gone) = charges.split_at(charges.len() / 2);
-        for (namespace, model, percent, memory) in kept.iter().chain(gone) {
-            accounts.add(name(*namespace), name(*model), taken(*percent, *memory));
+        for (namespace, model, compute_percent, memory) in kept.iter().chain(gone) {
+            usage.add(name(*namespace), name(*model), taken(*compute_percent, *memory));
         }
-        for (namespace, model, percent, memory) in gone {
-            accounts.remove(name(*namespace), name(*model), taken(*percent, *memory));
+        for (namespace, model, compute_percent, memory) in gone {
+            usage.remove(name(*namespace), name(*model), taken(*compute_percent, *memory));
         }
-        let mut expected = Accounts::default();
-        for (namespace, model, percent, memory) in kept {
-            expected.add(name(*namespace), name(*model), taken(*percent, *memory));
+        let mut expected = NamespaceUsage::default();
+        for (namespace, model, compute_percent, memory) in kept {
+            expected.add(name(*namespace), name(*model), taken(*compute_percent, *memory));
         }
-        prop_assert_eq!(accounts, expected);
+        prop_assert_eq!(usage, expected);
     }
 }
 
 #[test]
 fn limits_that_cannot_be_read_close_whom_they_are_for_and_nobody_else() {
-    let unreadable = Unreadable::Of(BTreeMap::from([("broken".to_owned(), "mend it".to_owned())]));
-    let limits = quota(Limit { percent: Some(100), ..Limit::default() });
+    let unreadable = UnreadableLimits::Of(BTreeMap::from([("broken".to_owned(), "mend it".to_owned())]));
+    let limits = quota(NamespaceLimit { compute_percent: Some(100), ..NamespaceLimit::default() });
     let some = Quota { unreadable, ..limits.clone() };
-    let all = Quota { unreadable: Unreadable::All("mend it all".to_owned()), ..limits };
-    let ask = |quota: &Quota, namespace: &str, percent| {
-        let asked = quota.allows(namespace, &Accounts::default(), &Place::default(), taken(percent, 0));
+    let all = Quota { unreadable: UnreadableLimits::All("mend it all".to_owned()), ..limits };
+    let ask = |quota: &Quota, namespace: &str, compute_percent| {
+        let asked = quota.allows(
+            namespace,
+            &NamespaceUsage::default(),
+            &QuotaLabels::default(),
+            taken(compute_percent, 0),
+        );
         assert_eq!(quota.limits(namespace), quota.why_unreadable(namespace).is_some() || namespace == "team");
         assert_eq!(
             asked.as_ref().err().is_some_and(OverQuota::may_resolve),
-            asked == Err(OverQuota::Percent)
+            asked == Err(OverQuota::Compute)
         );
         asked
     };
     let closed = |why: &str| Err(OverQuota::Unreadable(why.to_owned()));
     assert_eq!(ask(&some, "broken", 0), closed("mend it"));
-    assert_eq!(some.excess("broken", &Accounts::default(), &Place::default(), taken(1, 0)), None);
+    assert_eq!(some.excess("broken", &NamespaceUsage::default(), &QuotaLabels::default(), taken(1, 0)), None);
     assert_eq!(ask(&some, "team", 100), Ok(()));
-    assert_eq!(ask(&some, "team", 101), Err(OverQuota::Percent));
+    assert_eq!(ask(&some, "team", 101), Err(OverQuota::Compute));
     assert_eq!(ask(&some, "free", 1000), Ok(()));
     for namespace in ["broken", "team", "free"] {
         assert_eq!(ask(&all, namespace, 0), closed("mend it all"));

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use tessera_core::gpu::{Gpu, GpuUuid, Health, Model};
 use tessera_core::grant::{ContainerGrant, Hold, PodGrant};
 use tessera_core::node::Node;
-use tessera_core::request::{Container, PodRequest, Request, Role, Traffic};
+use tessera_core::request::{ContainerRequest, ContainerRole, LinkSensitivity, PodRequest, Request};
 use tessera_core::topology::{Link, PcieLevel, Topology};
 use tessera_core::units::{GpuIndex, MiB, MilliCpu, NodeName, Percent, PodUid};
 
@@ -57,8 +57,13 @@ pub(crate) fn link() -> impl Strategy<Value = Link> {
         .prop_map(|(pcie, nvlinks)| Link { pcie, nvlinks })
 }
 
-fn role() -> impl Strategy<Value = Role> {
-    prop::sample::select(vec![Role::Init, Role::Sidecar, Role::Main, Role::Main])
+fn role() -> impl Strategy<Value = ContainerRole> {
+    prop::sample::select(vec![
+        ContainerRole::Init,
+        ContainerRole::Sidecar,
+        ContainerRole::Main,
+        ContainerRole::Main,
+    ])
 }
 
 fn request() -> impl Strategy<Value = Request> {
@@ -80,12 +85,20 @@ pub(crate) fn pod_request() -> impl Strategy<Value = PodRequest> {
             containers: containers
                 .into_iter()
                 .enumerate()
-                .map(|(position, (role, request))| Container { name: format!("c{position}"), role, request })
+                .map(|(position, (role, request))| ContainerRequest {
+                    name: format!("c{position}"),
+                    role,
+                    request,
+                })
                 .collect(),
             cpu: MilliCpu(cpu),
             memory: MiB(cpu),
             models,
-            traffic: if sensitive { Traffic::Sensitive } else { Traffic::Insensitive },
+            link_sensitivity: if sensitive {
+                LinkSensitivity::Sensitive
+            } else {
+                LinkSensitivity::Insensitive
+            },
         },
     )
 }
@@ -100,8 +113,8 @@ pub(crate) fn pod_grant() -> impl Strategy<Value = PodGrant> {
         // What a hostile annotation might say.
         Just(Hold::Share { compute_percent: Percent(u32::MAX), memory: MiB(u64::MAX) }),
     ];
-    let cards = prop::collection::btree_map(0..10u8, hold, 0..3);
-    let containers = vec((role(), cards), 0..4);
+    let holds = prop::collection::btree_map(0..10u8, hold, 0..3);
+    let containers = vec((role(), holds), 0..4);
     (pod_uid(), node_name(), containers).prop_map(|(pod, node, containers)| PodGrant {
         pod,
         node,
@@ -110,10 +123,10 @@ pub(crate) fn pod_grant() -> impl Strategy<Value = PodGrant> {
         containers: containers
             .into_iter()
             .enumerate()
-            .map(|(position, (role, cards))| ContainerGrant {
+            .map(|(position, (role, holds))| ContainerGrant {
                 container: format!("c{position}"),
                 role,
-                cards: cards.into_iter().map(|(gpu, hold)| (GpuIndex(gpu), hold)).collect(),
+                holds: holds.into_iter().map(|(gpu, hold)| (GpuIndex(gpu), hold)).collect(),
             })
             .collect(),
     })

@@ -5,9 +5,9 @@ use std::collections::HashMap;
 use proptest::collection::vec;
 use proptest::prelude::*;
 use tessera_core::grant::{Hold, PodGrant};
-use tessera_core::ledger::{Change, Conflict, Ledger};
+use tessera_core::ledger::{Conflict, Ledger, LedgerChange};
 use tessera_core::node::Node;
-use tessera_core::request::Role;
+use tessera_core::request::ContainerRole;
 use tessera_core::units::{GpuIndex, MiB, NodeName, Percent, PodUid};
 
 use crate::arbitrary;
@@ -60,7 +60,7 @@ impl World {
             }
             Event::Release(pod) => {
                 let known = self.pods.remove(&pod).is_some();
-                assert_eq!(ledger.release(&pod) == Change::Changed, known);
+                assert_eq!(ledger.release(&pod) == LedgerChange::Changed, known);
             }
         }
     }
@@ -69,9 +69,11 @@ impl World {
     fn rebuilt(&self, pods_first: bool) -> Ledger {
         let mut ledger = Ledger::default();
         if pods_first {
-            self.pods.values().for_each(|grant| assert_eq!(ledger.observe(grant.clone()), Change::Changed));
+            self.pods
+                .values()
+                .for_each(|grant| assert_eq!(ledger.observe(grant.clone()), LedgerChange::Changed));
         }
-        self.nodes.values().for_each(|node| assert_eq!(ledger.set_node(node.clone()), Change::Changed));
+        self.nodes.values().for_each(|node| assert_eq!(ledger.set_node(node.clone()), LedgerChange::Changed));
         self.pods.values().for_each(|grant| {
             ledger.observe(grant.clone());
         });
@@ -82,17 +84,21 @@ impl World {
 /// What a pod takes of a GPU in each of its phases, written out: one per init container, one for the rest.
 fn phases(grant: &PodGrant, gpu: GpuIndex) -> Vec<Vec<Hold>> {
     let holds = |position: usize| {
-        grant.containers[position].cards.iter().filter(move |(card, _)| *card == gpu).map(|(_, hold)| *hold)
+        grant.containers[position].holds.iter().filter(move |(held, _)| *held == gpu).map(|(_, hold)| *hold)
     };
     let role = |position: usize| grant.containers[position].role;
     let count = grant.containers.len();
-    let inits = (0..count).filter(|at| role(*at) == Role::Init);
+    let inits = (0..count).filter(|at| role(*at) == ContainerRole::Init);
     let mut phases: Vec<Vec<Hold>> = inits
         .map(|at| {
-            (0..at).filter(|before| role(*before) == Role::Sidecar).chain([at]).flat_map(holds).collect()
+            (0..at)
+                .filter(|before| role(*before) == ContainerRole::Sidecar)
+                .chain([at])
+                .flat_map(holds)
+                .collect()
         })
         .collect();
-    phases.push((0..count).filter(|at| role(*at) != Role::Init).flat_map(holds).collect());
+    phases.push((0..count).filter(|at| role(*at) != ContainerRole::Init).flat_map(holds).collect());
     phases
 }
 
@@ -159,11 +165,11 @@ proptest! {
         for grant in grants {
             let before = ledger.clone();
             match ledger.book(grant.clone()) {
-                Ok(_) => prop_assert_eq!(ledger.book(grant), Ok(Change::Unchanged)),
+                Ok(_) => prop_assert_eq!(ledger.book(grant), Ok(LedgerChange::Unchanged)),
                 Err(conflict) => {
                     prop_assert!(before.nodes().all(|state| ledger.node(&state.node().name) == Some(state)));
                     prop_assert_eq!(ledger.grant(&grant.pod), before.grant(&grant.pod));
-                    if let Conflict::Taken { node, gpu } = conflict {
+                    if let Conflict::Insufficient { node, gpu } = conflict {
                         let beside: Vec<&PodGrant> = ledger.grants_on(&node).chain([&grant]).collect();
                         let memory = ledger.node(&node).unwrap().node().gpu(gpu).unwrap().memory;
                         prop_assert!(exceeds(&beside, gpu, memory), "refused without need");
@@ -193,8 +199,8 @@ fn an_observed_pod_is_booked_even_where_there_is_no_room() {
         memory: Default::default(),
         containers: vec![tessera_core::grant::ContainerGrant {
             container: "main".into(),
-            role: Role::Main,
-            cards: vec![(
+            role: ContainerRole::Main,
+            holds: vec![(
                 GpuIndex(0),
                 Hold::Share { compute_percent: Percent(compute_percent), memory: MiB(1) },
             )],

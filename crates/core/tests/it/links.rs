@@ -6,7 +6,7 @@ use tessera_core::gpu_set::GpuSet;
 use tessera_core::ledger::Ledger;
 use tessera_core::node::{Node, NodeState};
 use tessera_core::placement::{Policy, describe, place};
-use tessera_core::request::{PodRequest, Request, Traffic};
+use tessera_core::request::{LinkSensitivity, PodRequest, Request};
 use tessera_core::topology::{Link, PcieLevel, Topology};
 use tessera_core::units::GpuIndex;
 
@@ -30,8 +30,8 @@ fn busy_node() -> impl Strategy<Value = NodeState> {
     })
 }
 
-fn pod(count: usize, traffic: Traffic) -> PodRequest {
-    PodRequest { traffic, ..PodRequest::of_mains([Request::Whole(u8::try_from(count).unwrap())]) }
+fn pod(count: usize, link_sensitivity: LinkSensitivity) -> PodRequest {
+    PodRequest { link_sensitivity, ..PodRequest::of_mains([Request::Whole(u8::try_from(count).unwrap())]) }
 }
 
 proptest! {
@@ -40,14 +40,14 @@ proptest! {
     #[test]
     fn no_faster_set_is_passed_over(node in busy_node(), count in 1usize..6, required in 0u64..256) {
         let required = GpuSet::from_mask(required).intersection(node.idle()).lowest_n(count / 2);
-        let Ok(placement) = place(&node, &pod(count, Traffic::Sensitive), &tessera(), required) else {
+        let Ok(placement) = place(&node, &pod(count, LinkSensitivity::Sensitive), &tessera(), required) else {
             prop_assert!(node.idle().len() < count);
             return Ok(());
         };
         let chosen = placement.gpus[0];
         prop_assert_eq!(chosen.len(), count);
         prop_assert!(node.idle().is_superset(chosen) && chosen.is_superset(required));
-        let machine = node.node().topology().machine();
+        let machine = node.node().topology().bandwidth_model();
         for other in node.idle().subsets(count).filter(|other| other.is_superset(required)) {
             prop_assert!(machine.bandwidth(other) <= machine.bandwidth(chosen), "{} beats {}", other, chosen);
         }
@@ -55,7 +55,7 @@ proptest! {
 
     #[test]
     fn a_job_that_does_not_care_still_gets_its_gpus(node in busy_node(), count in 1usize..6) {
-        let pod = pod(count, Traffic::Insensitive);
+        let pod = pod(count, LinkSensitivity::Insensitive);
         match place(&node, &pod, &tessera(), GpuSet::EMPTY) {
             Ok(placement) => {
                 prop_assert_eq!(placement.gpus[0].len(), count);
@@ -89,9 +89,9 @@ proptest! {
     ) {
         let topology = Topology::from_pairs(20, |a, b| links[a.position() * 20 + b.position()]);
         let node = node_of(&topology, GpuSet::from_mask(free));
-        let traffic = if sensitive { Traffic::Sensitive } else { Traffic::Insensitive };
+        let link_sensitivity = if sensitive { LinkSensitivity::Sensitive } else { LinkSensitivity::Insensitive };
         let required = GpuSet::from_mask(required).intersection(node.idle()).lowest_n(count);
-        match place(&node, &pod(count, traffic), &tessera(), required) {
+        match place(&node, &pod(count, link_sensitivity), &tessera(), required) {
             Ok(placement) => {
                 prop_assert_eq!(placement.gpus[0].len(), count);
                 prop_assert!(node.idle().is_superset(placement.gpus[0]));
@@ -105,7 +105,7 @@ proptest! {
     fn equals_go_to_the_lowest_index(count in 1usize..8, free in 0u64..256, nvlinks in 0u8..13) {
         let alike = Topology::from_pairs(8, |_, _| Link { pcie: Some(PcieLevel::HostBridge), nvlinks });
         let node = node_of(&alike, GpuSet::from_mask(free));
-        let placement = place(&node, &pod(count, Traffic::Sensitive), &tessera(), GpuSet::EMPTY);
+        let placement = place(&node, &pod(count, LinkSensitivity::Sensitive), &tessera(), GpuSet::EMPTY);
         let chosen = placement.ok().map(|placement| placement.gpus[0]);
         prop_assert_eq!(chosen, node.idle().lowest_with(GpuSet::EMPTY, count));
     }

@@ -6,10 +6,10 @@ use tessera_core::forecast::Forecast;
 use tessera_core::gpu::Gpu;
 use tessera_core::gpu_set::GpuSet;
 use tessera_core::grant::{ContainerGrant, Hold, PodGrant};
-use tessera_core::ledger::{Change, Ledger};
+use tessera_core::ledger::{Ledger, LedgerChange};
 use tessera_core::node::{Node, NodeState};
 use tessera_core::placement::{Policy, explain, filter, place, score};
-use tessera_core::request::{PodRequest, Request, Role};
+use tessera_core::request::{ContainerRole, PodRequest, Request};
 use tessera_core::topology::Topology;
 use tessera_core::units::{GpuIndex, MiB, MilliCpu, Percent};
 use tessera_core::workload::Workload;
@@ -68,7 +68,7 @@ proptest! {
             }
             let grant = grant(state, pod, uid, &placement);
             prop_assert!(state.cpu_left() >= pod.cpu && state.memory_left() >= pod.memory);
-            prop_assert_eq!(ledger.book(grant), Ok(Change::Changed));
+            prop_assert_eq!(ledger.book(grant), Ok(LedgerChange::Changed));
         }
         prop_assert!(ledger.overbooked().is_empty());
     }
@@ -110,7 +110,7 @@ proptest! {
         let explanation = explain(state, &alone, &policy);
         prop_assert_eq!(explanation.as_ref().map(|why| why.refusal), placement.as_ref().err().copied());
         if let Some(why) = explanation.filter(|why| why.container.is_some()) {
-            prop_assert_eq!(why.cards.iter().filter(|(_, refusal)| refusal.is_none()).count(), usable);
+            prop_assert_eq!(why.gpus.iter().filter(|(_, refusal)| refusal.is_none()).count(), usable);
         }
         if let Err(refusal) = placement {
             prop_assert!(refusal.to_string().len() <= 60, "{}", refusal);
@@ -161,17 +161,17 @@ fn a_hold_follows_from_its_request() {
 
 #[test]
 fn a_small_container_does_not_take_the_only_place_of_a_large_one() {
-    let card =
+    let gpu =
         |index| Gpu::new(GpuIndex(index), format!("GPU-{index}").as_str().into(), "T4".into(), MiB(100));
-    let node = Node::new("node".into(), vec![card(0), card(1)], Topology::unknown(2), MilliCpu(0), MiB(0));
+    let node = Node::new("node".into(), vec![gpu(0), gpu(1)], Topology::unknown(2), MilliCpu(0), MiB(0));
     let mut state = NodeState::empty(node.unwrap().into());
     let share =
         |percent: u32| Request::Share { compute_percent: Percent(percent), memory: MiB(percent.into()) };
     for (gpu, taken) in [(0, 5), (1, 60)] {
         let held = ContainerGrant {
             container: "c".to_owned(),
-            role: Role::Main,
-            cards: vec![(GpuIndex(gpu), Hold::of(share(taken)))],
+            role: ContainerRole::Main,
+            holds: vec![(GpuIndex(gpu), Hold::of(share(taken)))],
         };
         let grant = PodGrant {
             pod: format!("uid-{gpu}").as_str().into(),

@@ -2,7 +2,7 @@
 
 use tessera_core::grant::PodGrant;
 use tessera_core::node::NodeState;
-use tessera_core::quota::Place;
+use tessera_core::quota::QuotaLabels;
 use tessera_core::units::{NodeName, PodUid};
 use tessera_wire::dialect::{Dialect, MemoryUnit, gpushare, vcuda, whole};
 use tessera_wire::node_spec::{NodeSpec, Serves};
@@ -15,7 +15,7 @@ use crate::state::{GpuPod, State};
 pub(super) struct GpuNode<'a> {
     pub(super) spec: &'a NodeSpec,
     pub(super) state: &'a NodeState,
-    pub(super) place: &'a Place,
+    pub(super) place: &'a QuotaLabels,
     /// Where its agent answers.
     pub(super) agent: Option<&'a str>,
 }

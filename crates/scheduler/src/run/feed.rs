@@ -7,7 +7,7 @@ use std::sync::Arc;
 use futures::{Stream, StreamExt};
 use tessera_cluster::Trouble;
 use tessera_cluster::watch::Change;
-use tessera_core::quota::{Quota, Unreadable};
+use tessera_core::quota::{Quota, UnreadableLimits};
 use tessera_wire::disruption::Budget;
 use tessera_wire::{quota, unhealthy};
 
@@ -98,7 +98,7 @@ pub(super) async fn feed_quota(
             Change::Set(data) => {
                 shown = true;
                 if let Some(limits) = limits(&data, &home, is_known) {
-                    is_known = !matches!(limits.unreadable, Unreadable::All(_));
+                    is_known = !matches!(limits.unreadable, UnreadableLimits::All(_));
                     take(limits);
                 }
             }
@@ -126,7 +126,7 @@ pub(super) async fn feed_quota(
 fn limits(data: &BTreeMap<String, String>, home: &str, is_any_known: bool) -> Option<Quota> {
     match quota::parse(data.get(quota::DATA_KEY).map_or("{}", String::as_str), home) {
         Ok(limits) => {
-            if let Unreadable::Of(namespaces) = &limits.unreadable {
+            if let UnreadableLimits::Of(namespaces) = &limits.unreadable {
                 for why in namespaces.values() {
                     tracing::warn!("pods of this namespace get no GPUs meanwhile: {why}");
                 }

@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use tessera_core::admission::weigh;
 use tessera_core::gpu_set::GpuSet;
 use tessera_core::grant::PodGrant;
 use tessera_core::ledger::Conflict;
 use tessera_core::placement::{describe, place};
 use tessera_core::units::{NodeName, PodUid};
-use tessera_core::verdict::weigh;
 use tessera_wire::extender::BindingArgs;
 use tessera_wire::grant::{self, BadGrant};
 use tessera_wire::objects::Pod;
@@ -17,7 +17,7 @@ use super::pods::Asking;
 use super::records::Record;
 use super::{GpuPod, State};
 use crate::verb::ask::{Ask, BadAsk};
-use crate::verb::reason::Reason;
+use crate::verb::reason::RejectReason;
 
 /// A promise of ours that no watch has shown yet.
 #[derive(Clone, Debug)]
@@ -100,7 +100,7 @@ pub enum BindRefusal {
         /// Which node.
         node: NodeName,
         /// Why not.
-        reason: Reason,
+        reason: RejectReason,
     },
     /// The pod is on another node.
     #[error("pod {pod} is already on node {node}")]
@@ -208,7 +208,7 @@ impl State {
         let request = ask.request(judged.spec.unit);
         let weighed = weigh(judged.state, &request);
         let placement = place(judged.state, &weighed, &ask.policy, GpuSet::EMPTY)
-            .map_err(|refusal| refused(Reason::Cards(refusal)))?;
+            .map_err(|refusal| refused(RejectReason::Placement(refusal)))?;
         let containers = placement.grants(&request);
         let annotations =
             grant::annotations(&pod.spec, &containers, &judged.spec.node, judged.spec.unit, now.unix_nanos)?;

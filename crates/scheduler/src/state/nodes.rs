@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use tessera_core::gpu_set::GpuSet;
-use tessera_core::ledger::Position;
+use tessera_core::ledger::NodePosition;
 use tessera_core::node::{self, NodeState};
-use tessera_core::quota::Place;
+use tessera_core::quota::QuotaLabels;
 use tessera_core::units::NodeName;
 use tessera_wire::node_spec::NodeSpec;
 use tessera_wire::objects::{Node, PodSpec};
@@ -29,7 +29,7 @@ pub(crate) struct Readable<'a> {
     /// What is left of it.
     pub(crate) state: &'a NodeState,
     /// What it is to a quota.
-    pub(crate) place: &'a Place,
+    pub(crate) place: &'a QuotaLabels,
 }
 
 impl State {
@@ -153,7 +153,7 @@ impl State {
     }
 
     /// The node that stands there in the book.
-    pub(crate) fn readable_at(&self, position: Position) -> Option<Readable<'_>> {
+    pub(crate) fn readable_at(&self, position: NodePosition) -> Option<Readable<'_>> {
         let NodeRecord { spec, place, .. } = self.readable.get(position.index())?.as_ref()?;
         Some(Readable { spec: spec.as_ref().ok()?, state: self.ledger.at(position)?, place })
     }

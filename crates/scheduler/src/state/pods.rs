@@ -2,7 +2,7 @@
 
 use tessera_core::grant::PodGrant;
 use tessera_core::placement::set_aside;
-use tessera_core::quota::Taken;
+use tessera_core::quota::GpuAmount;
 use tessera_core::units::{NodeName, PodUid};
 use tessera_wire::grant;
 use tessera_wire::objects::{Pod, PodSpec};
@@ -215,10 +215,10 @@ impl State {
         let charge = || {
             let grant = self.ledger.grant(uid)?;
             let record = self.record(&grant.node)?;
-            let taken = Taken::by(&grant.containers, &record.spec.as_ref().ok()?.node);
+            let taken = GpuAmount::of_grants(&grant.containers, &record.spec.as_ref().ok()?.node);
             let model = record.place.model.clone().unwrap_or_default();
             let namespace = self.pod(uid)?.namespace.clone();
-            (taken != Taken::default()).then_some(Charge { namespace, model, taken })
+            (taken != GpuAmount::default()).then_some(Charge { namespace, model, taken })
         };
         if let Some(charge) = charge() {
             self.accounts.add(&charge.namespace, &charge.model, charge.taken);

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use tessera_core::forecast::{Forecast, Learner, Remains};
+use tessera_core::forecast::{Forecast, FreeCapacity, Learner};
 use tessera_core::node::NodeState;
 use tessera_core::placement::Policy;
 use tessera_core::workload::Workload;
@@ -37,14 +37,14 @@ impl State {
     /// What a new forecast is to be made from, where one is due. [`State::begin_forecast`] and [`State::adopt`] are the next steps; the
     /// long one, making it, needs nothing of the state and so keeps nobody waiting.
     #[must_use]
-    pub fn remains_if_due(&self) -> Option<Remains> {
-        let remains: Remains = self.ledger.nodes().collect();
+    pub fn remains_if_due(&self) -> Option<FreeCapacity> {
+        let remains: FreeCapacity = self.ledger.nodes().collect();
         let due = !remains.is_empty() && self.learner.is_due(remains.gpus_left(), remains.all_gpus());
         due.then_some(remains)
     }
 
     /// The pods to expect, for a forecast from what is left. Pods that arrive while it is made are news to it.
-    pub fn begin_forecast(&mut self, remains: &Remains) -> Workload {
+    pub fn begin_forecast(&mut self, remains: &FreeCapacity) -> Workload {
         if !self.learner.has_seen_any() {
             let with_gpus = self.ledger.nodes().map(NodeState::node).filter(|node| !node.gpus().is_empty());
             self.learner = Learner::new(Workload::guess(with_gpus));

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use tessera_core::ledger::Ledger;
-use tessera_core::quota::{Place, Taken};
+use tessera_core::quota::{GpuAmount, QuotaLabels};
 use tessera_core::units::NodeName;
 use tessera_wire::node_spec::{self, NodeSpec};
 use tessera_wire::objects::{Metadata, Node, Pod, PodSpec};
@@ -17,7 +17,7 @@ pub(crate) struct NodeRecord {
     /// What it offers, or why that cannot be read.
     pub(crate) spec: Result<NodeSpec, String>,
     /// What it is to a quota.
-    pub(crate) place: Place,
+    pub(crate) place: QuotaLabels,
     /// Where its agent answers.
     pub(crate) agent: Option<String>,
 }
@@ -50,7 +50,7 @@ pub(crate) struct GpuPod {
 pub(super) struct Charge {
     pub(super) namespace: String,
     pub(super) model: String,
-    pub(super) taken: Taken,
+    pub(super) taken: GpuAmount,
 }
 
 // === impl NodeRecord ===
@@ -61,7 +61,7 @@ impl NodeRecord {
         let quota = settings.quota.as_ref();
         Self {
             spec: node_spec::parse(object, settings.memory_unit).map_err(|error| error.to_string()),
-            place: Place {
+            place: QuotaLabels {
                 model: quota.and_then(|quota| label(&quota.model_label)),
                 pool: quota.and_then(|quota| label(&quota.pool_label)),
             },

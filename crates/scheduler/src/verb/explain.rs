@@ -1,7 +1,7 @@
 //! For every node and GPU, what stands in the way of a pod: from the same code that filters.
 
+use tessera_core::admission::{self, PodQuery};
 use tessera_core::units::NodeName;
-use tessera_core::verdict::{self, Question};
 use tessera_wire::objects::Pod;
 
 use super::ask::{Ask, BadAsk};
@@ -39,7 +39,7 @@ impl State {
             Err(reason) => return NodeView::refused(&name.0, &reason.into()),
         };
         let request = ask.request(judged.spec.unit);
-        let question = Question { namespace: ask.namespace, request: &request, policy: &ask.policy };
-        NodeView::new(&name.0, &request, verdict::judge(judged.offer(ask), question, self.limits()))
+        let question = PodQuery { namespace: ask.namespace, request: &request, policy: &ask.policy };
+        NodeView::new(&name.0, &request, admission::judge(judged.offer(ask), question, self.limits()))
     }
 }

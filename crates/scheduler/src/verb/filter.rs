@@ -8,7 +8,7 @@ use tessera_wire::objects::PodSpec;
 
 use super::ask::Ask;
 use super::memory::Memory;
-use super::reason::Reason;
+use super::reason::RejectReason;
 use crate::state::State;
 
 /// The verdict on every node that was asked about. Written as kube-scheduler reads the answer to a question by names.
@@ -29,7 +29,7 @@ pub struct Verdicts<'a> {
 #[derive(Clone, Debug)]
 struct Told {
     /// `None` where the question itself is at fault.
-    reason: Option<Reason>,
+    reason: Option<RejectReason>,
     words: String,
     may_resolve: bool,
 }
@@ -112,7 +112,7 @@ fn best<'a>(fitting: &[&'a str], scores: &[f64]) -> Vec<&'a str> {
 }
 
 impl<'a> Verdicts<'a> {
-    fn refuse(&mut self, name: &'a str, reason: Reason) {
+    fn refuse(&mut self, name: &'a str, reason: RejectReason) {
         *self.reasons.entry(reason.kind()).or_default() += 1;
         let compared = self.told.iter().take(COMPARED);
         let known = compared.enumerate().find(|(_, told)| told.reason.as_ref() == Some(&reason));

@@ -1,12 +1,12 @@
 //! Whether one node will do for one pod: the same code for filter, prioritize, bind and explain.
 
-use tessera_core::quota::{OverQuota, Taken};
+use tessera_core::admission::{NodeOffer, QuotaState};
+use tessera_core::quota::{GpuAmount, OverQuota};
 use tessera_core::units::NodeName;
-use tessera_core::verdict::{Limits, Offer};
 
 use super::ask::Ask;
 use super::memory::{Kind, Memory, Unfit};
-use super::reason::Reason;
+use super::reason::RejectReason;
 use super::way::Way;
 use crate::state::{Readable, State};
 
@@ -23,28 +23,29 @@ pub(super) struct Survey<'a> {
 
 impl State {
     /// Everything but the GPUs: whether the node is known, serves the pod's vocabulary, and is within the quota.
-    pub(crate) fn judge(&self, name: &NodeName, ask: &Ask<'_>) -> Result<Readable<'_>, Reason> {
+    pub(crate) fn judge(&self, name: &NodeName, ask: &Ask<'_>) -> Result<Readable<'_>, RejectReason> {
         let node = self.serving(&name.0, ask)?;
         self.check_quota(node, ask)?;
         Ok(node)
     }
 
     /// Who may take how much.
-    pub(crate) fn limits(&self) -> Limits<'_> {
+    pub(crate) fn limits(&self) -> QuotaState<'_> {
         let (quota, accounts) = self.quota();
-        Limits { quota, accounts }
+        QuotaState { quota, usage: accounts }
     }
 
     /// Whether the node is known and serves the pod's vocabulary.
-    pub(super) fn serving(&self, name: &str, ask: &Ask<'_>) -> Result<Readable<'_>, Reason> {
+    pub(super) fn serving(&self, name: &str, ask: &Ask<'_>) -> Result<Readable<'_>, RejectReason> {
         let position = self.ledger().position(name).ok_or_else(|| self.unknown(name))?;
-        let node = self.readable_at(position).ok_or(Reason::UnknownNode)?;
-        if node.spec.offers(ask.shape.dialects) { Ok(node) } else { Err(Reason::NotServed) }
+        let node = self.readable_at(position).ok_or(RejectReason::UnknownNode)?;
+        if node.spec.offers(ask.shape.dialects) { Ok(node) } else { Err(RejectReason::NotServed) }
     }
 
     /// Why a node is not in the book.
-    fn unknown(&self, name: &str) -> Reason {
-        self.unreadable(name).map_or(Reason::UnknownNode, |error| Reason::BadNode(error.to_owned()))
+    fn unknown(&self, name: &str) -> RejectReason {
+        self.unreadable(name)
+            .map_or(RejectReason::UnknownNode, |error| RejectReason::BadNode(error.to_owned()))
     }
 
     fn check_quota(&self, node: Readable<'_>, ask: &Ask<'_>) -> Result<(), OverQuota> {
@@ -52,7 +53,7 @@ impl State {
         if !ask.wants_gpu() || !quota.limits(ask.namespace) {
             return Ok(());
         }
-        let more = Taken::at_most(&ask.request(node.spec.unit), &node.spec.node);
+        let more = GpuAmount::upper_bound(&ask.request(node.spec.unit), &node.spec.node);
         quota.allows(ask.namespace, accounts, node.place, more)
     }
 
@@ -65,13 +66,13 @@ impl State {
 
 impl Survey<'_> {
     /// How well the node suits, or why it does not.
-    pub(super) fn verdict(&mut self, name: &str) -> Result<f64, Reason> {
+    pub(super) fn verdict(&mut self, name: &str) -> Result<f64, RejectReason> {
         let Some(position) = self.way.find(self.state.ledger(), name) else {
             return Err(self.state.unknown(name));
         };
         let verdict = self.kind.verdict(self.state, position);
         if self.is_limited && verdict != Err(Unfit::NotServed) {
-            let node = self.state.readable_at(position).ok_or(Reason::UnknownNode)?;
+            let node = self.state.readable_at(position).ok_or(RejectReason::UnknownNode)?;
             self.state.check_quota(node, self.ask)?;
         }
         Ok(verdict?)
@@ -85,7 +86,11 @@ impl Survey<'_> {
 
 impl<'a> Readable<'a> {
     /// The node as the pod meets it.
-    pub(crate) fn offer(&self, ask: &Ask<'_>) -> Offer<'a> {
-        Offer { state: self.state, serves: self.spec.serves.covers(ask.shape.dialects), place: self.place }
+    pub(crate) fn offer(&self, ask: &Ask<'_>) -> NodeOffer<'a> {
+        NodeOffer {
+            state: self.state,
+            serves: self.spec.serves.covers(ask.shape.dialects),
+            quota_labels: self.place,
+        }
     }
 }

@@ -7,10 +7,10 @@
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use tessera_core::admission::{RejectReason, weigh};
 use tessera_core::forecast::Forecast;
-use tessera_core::ledger::{Moment, Position};
-use tessera_core::placement::{Policy, Refusal, score};
-use tessera_core::verdict::{Reason, weigh};
+use tessera_core::ledger::{NodePosition, Revision};
+use tessera_core::placement::{PlacementError, Policy, score};
 use tessera_wire::ask::Shape;
 
 use super::ask::Ask;
@@ -47,13 +47,13 @@ pub struct Kind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Unfit {
     NotServed,
-    Cards(Refusal),
+    Cards(PlacementError),
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Remembered {
     /// The node's last change before the verdict; of no node where there is none.
-    at: Moment,
+    at: Revision,
     verdict: Result<f64, Unfit>,
 }
 
@@ -125,10 +125,10 @@ impl Kind {
     }
 
     /// How well the node suits, or why it does not; quotas are not looked at.
-    pub(super) fn verdict(&mut self, state: &State, position: Position) -> Result<f64, Unfit> {
+    pub(super) fn verdict(&mut self, state: &State, position: NodePosition) -> Result<f64, Unfit> {
         let (index, now) = (position.index(), state.ledger().changed(position));
         if index >= self.verdicts.len() {
-            let nothing = Remembered { at: Moment::default(), verdict: Err(Unfit::NotServed) };
+            let nothing = Remembered { at: Revision::default(), verdict: Err(Unfit::NotServed) };
             self.verdicts.resize(state.ledger().positions().max(index + 1), nothing);
         }
         if self.verdicts[index].at != now {
@@ -137,7 +137,7 @@ impl Kind {
         self.verdicts[index].verdict
     }
 
-    fn afresh(&self, state: &State, position: Position) -> Result<f64, Unfit> {
+    fn afresh(&self, state: &State, position: NodePosition) -> Result<f64, Unfit> {
         let node = state.readable_at(position).filter(|node| node.spec.offers(self.shape.dialects));
         let Readable { spec, state, .. } = node.ok_or(Unfit::NotServed)?;
         let request = self.shape.request(spec.unit);
@@ -145,11 +145,11 @@ impl Kind {
     }
 }
 
-impl From<Unfit> for Reason {
+impl From<Unfit> for RejectReason {
     fn from(unfit: Unfit) -> Self {
         match unfit {
             Unfit::NotServed => Self::NotServed,
-            Unfit::Cards(refusal) => Self::Cards(refusal),
+            Unfit::Cards(refusal) => Self::Placement(refusal),
         }
     }
 }

@@ -3,14 +3,14 @@
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
 
-use tessera_core::preemption::{Holder, Newcomer, victims};
-use tessera_core::quota::Taken;
+use tessera_core::preemption::{Preemptor, RunningPod, victims};
+use tessera_core::quota::GpuAmount;
 use tessera_core::units::{NodeName, PodUid};
 use tessera_wire::disruption::{Victim, violations};
 use tessera_wire::extender::{MetaPod, MetaVictims, PreemptionArgs, PreemptionResult};
 
 use super::ask::Ask;
-use super::reason::Reason;
+use super::reason::RejectReason;
 use crate::state::{GpuPod, Readable, State};
 
 impl State {
@@ -52,9 +52,9 @@ impl State {
         let Readable { spec, state, place } = self.serving(&name.0, ask).ok()?;
         let request = ask.request(spec.unit);
         let (quota, accounts) = self.quota();
-        let more = Taken::at_most(&request, &spec.node);
-        let owes = quota.excess(ask.namespace, accounts, place, more)?;
-        let holders: Vec<Holder<'_>> = self
+        let more = GpuAmount::upper_bound(&request, &spec.node);
+        let quota_excess = quota.excess(ask.namespace, accounts, place, more)?;
+        let holders: Vec<RunningPod<'_>> = self
             .ledger()
             .grants_on(name)
             .map(|grant| {
@@ -62,11 +62,15 @@ impl State {
                 // Pods without GPUs are not ours to evict: as if they mattered more than anybody.
                 let priority = pod.map_or(i32::MAX, GpuPod::priority);
                 let is_own = pod.is_some_and(|pod| pod.namespace == ask.namespace);
-                let repays = if is_own { Taken::by(&grant.containers, &spec.node) } else { Taken::default() };
-                Holder { grant, priority, repays }
+                let quota_released = if is_own {
+                    GpuAmount::of_grants(&grant.containers, &spec.node)
+                } else {
+                    GpuAmount::default()
+                };
+                RunningPod { grant, priority, quota_released }
             })
             .collect();
-        let newcomer = Newcomer { request: &request, priority, policy: &ask.policy, owes };
+        let newcomer = Preemptor { request: &request, priority, policy: &ask.policy, quota_excess };
         let wanted: BTreeSet<PodUid> = proposed.pods.iter().map(|pod| PodUid(pod.uid.clone())).collect();
         let chosen = victims(state, &holders, newcomer, &wanted)?;
         let is_as_proposed = chosen.iter().collect::<BTreeSet<_>>() == wanted.iter().collect();
@@ -96,7 +100,7 @@ impl State {
         let Ok(ask) = Ask::of(self, &args.pod) else { return false };
         let mut judged =
             args.proposals().map(|(node, _)| self.judge(&NodeName(node.to_owned()), &ask)).peekable();
-        judged.peek().is_some() && judged.all(|judged| matches!(judged, Err(Reason::Quota(_))))
+        judged.peek().is_some() && judged.all(|judged| matches!(judged, Err(RejectReason::Quota(_))))
     }
 
     /// What a namespace holds of its quota, or why nobody can tell, for its people; `None` without one.

@@ -1,3 +1,3 @@
 //! Why a node will not do, in one line.
 
-pub use tessera_core::verdict::{QUOTA, Reason};
+pub use tessera_core::admission::{QUOTA, RejectReason};

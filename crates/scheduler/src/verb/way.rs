@@ -3,7 +3,7 @@
 //! kube-scheduler asks about the same nodes in the same order with every pod, or about some of them. So who was asked about after
 //! whom is a good guess, and to compare one name is many times cheaper than to look one up: it goes through memory in order.
 
-use tessera_core::ledger::{Ledger, Position};
+use tessera_core::ledger::{Ledger, NodePosition};
 
 /// Nodes that may have been left out since the last time before a name is looked up after all.
 const LEFT_OUT: usize = 4;
@@ -12,13 +12,13 @@ const LEFT_OUT: usize = 4;
 #[derive(Debug, Default)]
 pub(super) struct Way {
     /// By a node's position, who came after it.
-    next: Vec<Position>,
-    last: Position,
+    next: Vec<NodePosition>,
+    last: NodePosition,
 }
 
 impl Way {
     /// Where the node of this name stands.
-    pub(super) fn find(&mut self, ledger: &Ledger, name: &str) -> Option<Position> {
+    pub(super) fn find(&mut self, ledger: &Ledger, name: &str) -> Option<NodePosition> {
         let mut guess = self.last;
         for _ in 0..=LEFT_OUT {
             guess = self.next.get(guess.index()).copied().unwrap_or_default();
@@ -30,7 +30,7 @@ impl Way {
         let found = ledger.position(name)?;
         let last = self.last.index();
         if last >= self.next.len() {
-            self.next.resize(ledger.positions().max(last + 1), Position::default());
+            self.next.resize(ledger.positions().max(last + 1), NodePosition::default());
         }
         self.next[last] = found;
         self.last = found;

@@ -135,7 +135,7 @@ impl Run {
             containers: placement.grants(&pod.request),
         };
         if let Some(gpus) = placement.gpus.first().filter(|gpus| gpus.len() > 1) {
-            self.outcome.bandwidth_shares.push(state.node().topology().machine().share(*gpus));
+            self.outcome.bandwidth_shares.push(state.node().topology().bandwidth_model().share(*gpus));
         }
         state.add(&grant);
         self.outcome.grants.push(grant);

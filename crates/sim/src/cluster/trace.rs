@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use tessera_core::gpu::{Gpu, Model};
 use tessera_core::node::{BadNode, Node};
-use tessera_core::request::{Container, PodRequest, Request, Role};
+use tessera_core::request::{ContainerRequest, ContainerRole, PodRequest, Request};
 use tessera_core::topology::Topology;
 use tessera_core::units::{GpuIndex, MiB, MilliCpu, Percent};
 
@@ -154,8 +154,11 @@ pub fn pods(text: &str) -> Result<Vec<TracePod>, TraceError> {
         };
         let spec = models.as_ref().map_or("", |column| row.text(column));
         let models = spec.split('|').filter(|model| !model.is_empty() && request.is_some()).map(Model::from);
-        let container =
-            |request| Container { name: "main".to_owned(), role: Role::Main, request: Some(request) };
+        let container = |request| ContainerRequest {
+            name: "main".to_owned(),
+            role: ContainerRole::Main,
+            request: Some(request),
+        };
         pods.push(TracePod {
             name: row.text(&name).to_owned(),
             request: PodRequest {

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use tessera_core::request::Role;
+use tessera_core::request::ContainerRole;
 use tessera_wire::{
     device_id::Resource,
     kubelet::device_plugin::{
@@ -22,9 +22,9 @@ impl Kubelet {
     pub async fn admit(&self, pod: &Pod) -> Result<Admitted, String> {
         let _one_at_a_time = self.admitting.lock().await;
         let uid = &pod.metadata.uid;
-        let entry = |(container, role): (&Container, Role)| ContainerEntry {
+        let entry = |(container, role): (&Container, ContainerRole)| ContainerEntry {
             name: container.name.clone(),
-            listed: role != Role::Init,
+            listed: role != ContainerRole::Init,
             ids: BTreeMap::new(),
         };
         let listed = PodEntry {
@@ -53,8 +53,8 @@ impl Kubelet {
                 let reuse = reusable.entry(resource).or_default();
                 let (ids, response) = self.allocate(pod, container, resource, reuse).await?;
                 match role {
-                    Role::Init => reuse.extend(ids),
-                    Role::Sidecar | Role::Main => reuse.retain(|id| !ids.contains(id)),
+                    ContainerRole::Init => reuse.extend(ids),
+                    ContainerRole::Sidecar | ContainerRole::Main => reuse.retain(|id| !ids.contains(id)),
                 }
                 let given = admitted.entry(container.name.clone()).or_default();
                 given.envs.extend(response.envs);

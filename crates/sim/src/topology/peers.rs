@@ -2,9 +2,9 @@
 
 use std::cmp::Reverse;
 
-use tessera_core::bandwidth::{Bandwidth, Machine};
+use tessera_core::bandwidth::{Bandwidth, BandwidthModel};
 use tessera_core::gpu_set::GpuSet;
-use tessera_core::request::Traffic;
+use tessera_core::request::LinkSensitivity;
 use tessera_core::topology::{PcieLevel, Topology};
 use tessera_core::units::GpuIndex;
 
@@ -22,17 +22,22 @@ pub(super) fn random(free: GpuSet, size: usize, draws: &mut Twister) -> GpuSet {
 }
 
 /// Policy Greedy of MAPA: returns the set with the highest bandwidth.
-pub(super) fn greedy(machine: &Machine, free: GpuSet, size: usize) -> Option<GpuSet> {
+pub(super) fn greedy(machine: &BandwidthModel, free: GpuSet, size: usize) -> Option<GpuSet> {
     first_best(free, size, |set| machine.bandwidth(set))
 }
 
 /// Policy Preserve of MAPA. Link-sensitive jobs choose greedily. The others keep as many NVLinks as
 /// possible among the remaining GPUs.
-pub(super) fn preserve(topology: &Topology, free: GpuSet, size: usize, traffic: Traffic) -> Option<GpuSet> {
-    let machine = topology.machine();
+pub(super) fn preserve(
+    topology: &Topology,
+    free: GpuSet,
+    size: usize,
+    traffic: LinkSensitivity,
+) -> Option<GpuSet> {
+    let machine = topology.bandwidth_model();
     match traffic {
-        Traffic::Sensitive => greedy(machine, free, size),
-        Traffic::Insensitive => {
+        LinkSensitivity::Sensitive => greedy(machine, free, size),
+        LinkSensitivity::Insensitive => {
             let nvlinks = |set: GpuSet| -> u32 {
                 set.pairs().map(|(a, b)| u32::from(topology.link(a, b).nvlinks)).sum()
             };
@@ -152,17 +157,17 @@ mod tests {
     #[test]
     fn greedy_takes_the_fastest_set() {
         let square = square();
-        assert_eq!(greedy(square.machine(), set(&[0, 1, 2, 3]), 2), Some(set(&[2, 3])));
-        assert_eq!(greedy(square.machine(), set(&[0, 1, 2]), 2), Some(set(&[0, 1])));
-        assert_eq!(greedy(square.machine(), set(&[0]), 2), None);
+        assert_eq!(greedy(square.bandwidth_model(), set(&[0, 1, 2, 3]), 2), Some(set(&[2, 3])));
+        assert_eq!(greedy(square.bandwidth_model(), set(&[0, 1, 2]), 2), Some(set(&[0, 1])));
+        assert_eq!(greedy(square.bandwidth_model(), set(&[0]), 2), None);
     }
 
     #[test]
     fn preserve_keeps_nvlinks_free_for_sensitive_jobs() {
         let all = set(&[0, 1, 2, 3]);
-        assert_eq!(preserve(&square(), all, 2, Traffic::Sensitive), Some(set(&[2, 3])));
-        assert_eq!(preserve(&square(), all, 2, Traffic::Insensitive), Some(set(&[0, 1])));
-        assert_eq!(preserve(&square(), all, 1, Traffic::Insensitive), Some(set(&[0])));
+        assert_eq!(preserve(&square(), all, 2, LinkSensitivity::Sensitive), Some(set(&[2, 3])));
+        assert_eq!(preserve(&square(), all, 2, LinkSensitivity::Insensitive), Some(set(&[0, 1])));
+        assert_eq!(preserve(&square(), all, 1, LinkSensitivity::Insensitive), Some(set(&[0])));
     }
 
     #[test]

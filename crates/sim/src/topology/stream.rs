@@ -8,7 +8,7 @@ use tessera_core::grant::{ContainerGrant, Hold, PodGrant};
 use tessera_core::ledger::Ledger;
 use tessera_core::node::{Node, NodeState};
 use tessera_core::placement::{Policy, place};
-use tessera_core::request::{PodRequest, Request, Role, Traffic};
+use tessera_core::request::{ContainerRole, LinkSensitivity, PodRequest, Request};
 use tessera_core::topology::Topology;
 use tessera_core::units::{MiB, MilliCpu, NodeName, PodUid};
 
@@ -20,7 +20,7 @@ use super::{StreamError, StreamPolicy, peers};
 pub(super) struct StreamJob {
     pub(super) size: u8,
     pub(super) ticks: u32,
-    pub(super) traffic: Traffic,
+    pub(super) traffic: LinkSensitivity,
 }
 
 /// Bandwidth shares of the link-sensitive jobs of a stream.
@@ -49,7 +49,11 @@ pub(super) fn jobs(gpu_count: usize, count: usize, seed: u32) -> Vec<StreamJob> 
     let job = |_| StreamJob {
         size: u8::try_from(draws.between(least.into(), most.into())).unwrap_or(most),
         ticks: draws.between(TICKS.0, TICKS.1),
-        traffic: if draws.unit() < SENSITIVE_PROBABILITY { Traffic::Sensitive } else { Traffic::Insensitive },
+        traffic: if draws.unit() < SENSITIVE_PROBABILITY {
+            LinkSensitivity::Sensitive
+        } else {
+            LinkSensitivity::Insensitive
+        },
     };
     (0..count).map(job).collect()
 }
@@ -84,8 +88,8 @@ pub(super) fn run(
     let mut served = BandwidthSum::default();
     for (number, job) in jobs.iter().enumerate() {
         let gpus = host.start(number, *job)?;
-        if job.traffic == Traffic::Sensitive && gpus.len() > 1 {
-            served.shares += topology.machine().share(gpus);
+        if job.traffic == LinkSensitivity::Sensitive && gpus.len() > 1 {
+            served.shares += topology.bandwidth_model().share(gpus);
             served.jobs += 1;
         }
     }
@@ -125,13 +129,14 @@ impl<'a> SimulatedHost<'a> {
         while self.state()?.idle().len() < usize::from(job.size) {
             self.wait()?;
         }
-        let pod = PodRequest { traffic: job.traffic, ..PodRequest::of_mains([Request::Whole(job.size)]) };
+        let pod =
+            PodRequest { link_sensitivity: job.traffic, ..PodRequest::of_mains([Request::Whole(job.size)]) };
         let gpus = self.choose(&pod, job)?;
         let uid = PodUid(format!("job-{number}"));
         let main = ContainerGrant {
             container: "main".to_owned(),
-            role: Role::Main,
-            cards: gpus.iter().map(|gpu| (gpu, Hold::Whole)).collect(),
+            role: ContainerRole::Main,
+            holds: gpus.iter().map(|gpu| (gpu, Hold::Whole)).collect(),
         };
         self.ledger.book(PodGrant {
             pod: uid.clone(),
@@ -148,7 +153,7 @@ impl<'a> SimulatedHost<'a> {
         let (free, size) = (self.state()?.idle(), usize::from(job.size));
         let chosen = match &mut self.chooser {
             GpuChooser::Tree => peers::tree(self.topology, free, size),
-            GpuChooser::Greedy => peers::greedy(self.topology.machine(), free, size),
+            GpuChooser::Greedy => peers::greedy(self.topology.bandwidth_model(), free, size),
             GpuChooser::Preserve => peers::preserve(self.topology, free, size, job.traffic),
             GpuChooser::Random(draws) => Some(peers::random(free, size, draws)),
             GpuChooser::Core(policy) => {

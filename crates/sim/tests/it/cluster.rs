@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use tessera_core::ledger::{Change, Ledger};
+use tessera_core::ledger::{Ledger, LedgerChange};
 use tessera_core::node::Node;
 use tessera_core::placement::Policy;
 use tessera_core::units::Percent;
@@ -54,7 +54,7 @@ fn every_rule_keeps_true_books() {
                 ledger.set_node(Node::clone(node));
             });
             for grant in &outcome.grants {
-                assert_eq!(ledger.book(grant.clone()), Ok(Change::Changed), "{name}");
+                assert_eq!(ledger.book(grant.clone()), Ok(LedgerChange::Changed), "{name}");
             }
             let left: f64 = ledger.nodes().map(|state| state.gpus_left()).sum();
             let allocated = outcome.allocated_percent * gpus as f64 / 100.0;

@@ -6,7 +6,7 @@ use serde::Serialize;
 use tessera_core::gpu::Gpu;
 use tessera_core::grant::Hold;
 use tessera_core::node::NodeState;
-use tessera_core::placement::{GpuRefusal, Placement, Policy, Refusal, describe, explain};
+use tessera_core::placement::{GpuRejectReason, Placement, PlacementError, Policy, describe, explain};
 use tessera_core::request::PodRequest;
 use tessera_core::units::GpuIndex;
 
@@ -41,7 +41,7 @@ impl Report {
         node: &NodeState,
         pod: &PodRequest,
         policy: &Policy,
-        outcome: &Result<Placement, Refusal>,
+        outcome: &Result<Placement, PlacementError>,
     ) -> Self {
         match outcome {
             Ok(placement) => Self {
@@ -98,7 +98,7 @@ impl Report {
 
 fn bandwidth(node: &NodeState, placement: &Placement) -> Option<f64> {
     let set = placement.gpus.iter().find(|gpus| gpus.len() > 1)?;
-    Some(node.node().topology().machine().bandwidth(*set).gb_per_second())
+    Some(node.node().topology().bandwidth_model().bandwidth(*set).gb_per_second())
 }
 
 fn containers(node: &NodeState, pod: &PodRequest, placement: &Placement) -> Vec<ContainerReport> {
@@ -112,7 +112,7 @@ fn containers(node: &NodeState, pod: &PodRequest, placement: &Placement) -> Vec<
         };
         ContainerReport { gpus: gpus.iter().map(|(gpu, _)| gpu.0).collect(), compute_percent, memory_mib }
     };
-    grants.iter().map(|grant| report(&grant.cards)).collect()
+    grants.iter().map(|grant| report(&grant.holds)).collect()
 }
 
 /// Each GPU's part in a refusal, unless all would do and there are just too few.
@@ -120,12 +120,12 @@ fn gpu_reasons(node: &NodeState, pod: &PodRequest, policy: &Policy) -> Vec<Strin
     let Some(why) = explain(node, pod, policy) else {
         return Vec::new();
     };
-    if why.cards.iter().all(|(_, refusal)| refusal.is_none()) {
+    if why.gpus.iter().all(|(_, refusal)| refusal.is_none()) {
         return Vec::new();
     }
-    let line = |(gpu, refusal): &(GpuIndex, Option<GpuRefusal>)| match refusal {
+    let line = |(gpu, refusal): &(GpuIndex, Option<GpuRejectReason>)| match refusal {
         Some(refusal) => format!("GPU {gpu}: {refusal}"),
         None => format!("GPU {gpu}: would do"),
     };
-    why.cards.iter().map(line).collect()
+    why.gpus.iter().map(line).collect()
 }

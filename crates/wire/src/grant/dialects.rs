@@ -123,7 +123,11 @@ pub(super) fn read(
                 memory: MiB(units.saturating_mul(unit.mib())),
             };
             let cards = units.iter().map(|(gpu, units)| (GpuIndex(*gpu), part(*units))).collect();
-            grants.push(ContainerGrant { container: claim.container.clone(), role: claim.role, cards });
+            grants.push(ContainerGrant {
+                container: claim.container.clone(),
+                role: claim.role,
+                holds: cards,
+            });
             continue;
         }
         let gpus = match (claim.dialect, claim.request) {
@@ -143,7 +147,7 @@ pub(super) fn read(
         let mut cards: Vec<(GpuIndex, Hold)> = gpus.into_iter().map(|gpu| (gpu, hold)).collect();
         cards.sort_by_key(|(gpu, _)| *gpu);
         cards.dedup();
-        grants.push(ContainerGrant { container: claim.container.clone(), role: claim.role, cards });
+        grants.push(ContainerGrant { container: claim.container.clone(), role: claim.role, holds: cards });
     }
     Ok((!grants.is_empty()).then_some(grants))
 }

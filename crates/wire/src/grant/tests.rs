@@ -25,7 +25,7 @@ fn spec(containers: &[(&str, &[(&str, &str)])]) -> PodSpec {
 
 fn grant(container: &str, cards: &[(u8, Hold)]) -> ContainerGrant {
     let cards = cards.iter().map(|(gpu, hold)| (GpuIndex(*gpu), *hold)).collect();
-    ContainerGrant { container: container.to_owned(), role: Role::Main, cards }
+    ContainerGrant { container: container.to_owned(), role: ContainerRole::Main, holds: cards }
 }
 
 fn part(compute_percent: u32, memory: u64) -> Hold {

@@ -1,7 +1,7 @@
 use std::collections::BTreeMap;
 
 use tessera_core::gpu::{Gpu, Health};
-use tessera_core::request::Role;
+use tessera_core::request::ContainerRole;
 use tessera_core::topology::Topology;
 use tessera_core::units::{GpuIndex, MilliCpu, Percent};
 
@@ -23,7 +23,7 @@ fn node() -> Node {
 
 fn give(hand_over: &HandOver, dialect: Dialect, cards: &[(u8, Hold)]) -> ContainerAllocateResponse {
     let cards = cards.iter().map(|(index, hold)| (GpuIndex(*index), *hold)).collect();
-    let grant = ContainerGrant { container: "main".into(), role: Role::Main, cards };
+    let grant = ContainerGrant { container: "main".into(), role: ContainerRole::Main, holds: cards };
     let recipient = Recipient { dialect, grant: &grant, memory_units: (2, 5) };
     hand_over.to(&recipient, &node(), MemoryUnit::GiB)
 }

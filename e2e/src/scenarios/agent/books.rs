@@ -11,7 +11,7 @@ use serde_json::Value;
 use tessera_core::{
     grant::{Hold, PodGrant},
     ledger::Ledger,
-    request::Role,
+    request::ContainerRole,
     units::{GpuIndex, MiB, MilliCpu, PodUid},
 };
 use tessera_wire::{
@@ -94,7 +94,9 @@ pub(super) async fn pod_agrees(stage: &Stage, pod: &Pod) -> Result<BTreeMap<Stri
     let annotated = annotated.unwrap_or_default();
     let handed = grant::assigned(&pod.spec, MemoryUnit::GiB)?;
     let mut found = BTreeMap::new();
-    for claim in pod.spec.claims(MemoryUnit::GiB)?.into_iter().filter(|claim| claim.role != Role::Init) {
+    for claim in
+        pod.spec.claims(MemoryUnit::GiB)?.into_iter().filter(|claim| claim.role != ContainerRole::Init)
+    {
         let entry = entry.with_context(|| format!("{name} is not listed"))?;
         let container = entry.containers.iter().find(|c| c.name == claim.container);
         let container = container.with_context(|| format!("{name}/{} is not listed", claim.container))?;
@@ -105,7 +107,7 @@ pub(super) async fn pod_agrees(stage: &Stage, pod: &Pod) -> Result<BTreeMap<Stri
             }
         }
         let said = annotated.iter().find(|grant| grant.container == claim.container).context("no grant")?;
-        let said: BTreeSet<GpuIndex> = said.cards.iter().map(|(gpu, _)| *gpu).collect();
+        let said: BTreeSet<GpuIndex> = said.holds.iter().map(|(gpu, _)| *gpu).collect();
         ensure!(said == gpus, "{name}: annotations say {said:?}, the kubelet {gpus:?}");
         let missing: Vec<_> =
             handed.iter().filter(|(key, value)| pod.metadata.annotations.get(*key) != Some(value)).collect();

@@ -59,7 +59,7 @@ impl Stage {
             let seen = ContainerView {
                 env,
                 limits,
-                annotated: grant.iter().flat_map(|grant| &grant.cards).map(|(gpu, _)| gpu.0).collect(),
+                annotated: grant.iter().flat_map(|grant| &grant.holds).map(|(gpu, _)| gpu.0).collect(),
             };
             containers.insert(asked.name.clone(), seen);
         }

@@ -184,7 +184,7 @@ impl Stage {
             granted.push(ContainerGrant {
                 container: claim.container.clone(),
                 role: claim.role,
-                cards: gpus.iter().map(|gpu| (GpuIndex(*gpu), hold)).collect(),
+                holds: gpus.iter().map(|gpu| (GpuIndex(*gpu), hold)).collect(),
             });
         }
         let annotations = grant::annotations(&pod.spec, &granted, &core_node()?, MemoryUnit::GiB, 1)?;
@@ -240,7 +240,7 @@ impl Stage {
         let said = grant::parse(&pod.spec, &pod.metadata.annotations, &core_node()?, MemoryUnit::GiB)?;
         let said = said.unwrap_or_default();
         let said = said.iter().find(|grant| grant.container == container).context("no grant")?;
-        let said: Vec<u8> = said.cards.iter().map(|(gpu, _)| gpu.0).collect();
+        let said: Vec<u8> = said.holds.iter().map(|(gpu, _)| gpu.0).collect();
         ensure!(said == gpus, "{name}: the annotations say {said:?}, expected {gpus:?}");
         Ok(())
     }

@@ -9,7 +9,7 @@ use serde_json::json;
 use tessera_core::{
     gpu::{Gpu, Health},
     grant::{ContainerGrant, Hold},
-    request::Role,
+    request::ContainerRole,
     topology::Topology,
     units::{GpuIndex, MiB, PodUid},
 };
@@ -293,7 +293,7 @@ impl World {
                     Some(ContainerGrant {
                         container: claim.container.clone(),
                         role: claim.role,
-                        cards: cards.iter().map(|card| (GpuIndex(*card), Hold::of(claim.request))).collect(),
+                        holds: cards.iter().map(|card| (GpuIndex(*card), Hold::of(claim.request))).collect(),
                     })
                 })
                 .collect();
@@ -333,8 +333,8 @@ impl World {
     /// Admits a pod as a kubelet does; comes back with what its containers were given.
     pub(super) fn admit(&mut self, pod: &Pod) -> Result<BTreeMap<String, Allocation>, String> {
         let uid = pod.metadata.uid.clone();
-        let held = |(container, role): (&Container, Role)| {
-            (container.name.clone(), role != Role::Init, BTreeMap::new())
+        let held = |(container, role): (&Container, ContainerRole)| {
+            (container.name.clone(), role != ContainerRole::Init, BTreeMap::new())
         };
         let containers = pod.spec.containers_with_roles().map(held).collect();
         self.books.insert(uid.clone(), (pod.clone(), containers));
@@ -378,8 +378,8 @@ impl World {
                     other => panic!("{other:?}"),
                 };
                 match role {
-                    Role::Init => reuse.extend(ids.clone()),
-                    Role::Sidecar | Role::Main => reuse.retain(|id| !ids.contains(id)),
+                    ContainerRole::Init => reuse.extend(ids.clone()),
+                    ContainerRole::Sidecar | ContainerRole::Main => reuse.retain(|id| !ids.contains(id)),
                 }
                 let entry = given.entry(container.name.clone()).or_default();
                 entry.envs.extend(allocated.envs);
@@ -487,8 +487,8 @@ impl World {
                     let shown: BTreeSet<u8> = shown.unwrap().gpus.iter().map(|(card, _)| *card).collect();
                     assert_eq!(shown, held, "{uid} {container} {ids:?}");
                     let said = annotated.iter().find(|grant| grant.container == *container).unwrap();
-                    assert_eq!(said.cards.iter().map(|(gpu, _)| gpu.0).collect::<BTreeSet<_>>(), held);
-                    if said.cards.iter().all(|(_, hold)| *hold != Hold::Whole) {
+                    assert_eq!(said.holds.iter().map(|(gpu, _)| gpu.0).collect::<BTreeSet<_>>(), held);
+                    if said.holds.iter().all(|(_, hold)| *hold != Hold::Whole) {
                         let limits = &self.limits[&(uid.clone(), container.clone())];
                         assert_eq!(
                             limits.gpus.iter().map(|card| card.uuid[3]).collect::<BTreeSet<_>>(),

@@ -37,7 +37,7 @@ struct Head {
     needed: u32,
     best: Option<(u32, u32)>,
     /// By GPU: no group gives it more points, these being with its best partners. Counted at both ends of a pair.
-    most: [u32; Pairs::MOST_CARDS],
+    most: [u32; Pairs::MAX_GPUS],
     most_of_all: u32,
     /// How many GPUs will stand in a smaller group, and what that costs them at least.
     leftover: usize,
@@ -47,7 +47,7 @@ struct Head {
 /// A group under way.
 #[derive(Clone, Copy)]
 struct Draft {
-    cards: u32,
+    gpus: u32,
     count: usize,
     points: u32,
     /// The GPUs that may still join: those after its last one.
@@ -56,7 +56,7 @@ struct Draft {
 
 impl Division {
     /// More GPUs are not divided.
-    pub(super) const MOST_CARDS: usize = Pairs::MOST_CARDS;
+    pub(super) const MAX_GPUS: usize = Pairs::MAX_GPUS;
 
     /// Up to here every search is carried to its end.
     const MOST_EXACT: usize = 12;
@@ -117,7 +117,7 @@ impl Division {
             return None;
         }
         let lowest = rest & rest.wrapping_neg();
-        self.extend(&mut head, Draft { cards: lowest, count: 1, points: 0, open: rest & !lowest });
+        self.extend(&mut head, Draft { gpus: lowest, count: 1, points: 0, open: rest & !lowest });
         // A search cut short knows nothing for certain.
         if self.steps_left > 0 {
             self.known[rest as usize] = match head.best {
@@ -135,15 +135,15 @@ impl Division {
             self.close(head, draft);
             return;
         }
-        for card in bits(draft.open) {
+        for gpu in bits(draft.open) {
             if self.steps_left == 0 {
                 return;
             }
             let longer = Draft {
-                cards: draft.cards | 1 << card,
+                gpus: draft.gpus | 1 << gpu,
                 count: draft.count + 1,
-                points: draft.points + self.pairs.with(draft.cards, card),
-                open: draft.open & !((2 << card) - 1),
+                points: draft.points + self.pairs.with(draft.gpus, gpu),
+                open: draft.open & !((2 << gpu) - 1),
             };
             self.spend(longer.count);
             if head.bound_with(self, longer) >= head.needed {
@@ -155,23 +155,23 @@ impl Division {
         }
     }
 
-    fn spend(&mut self, cards: usize) {
+    fn spend(&mut self, gpus: usize) {
         #[expect(clippy::cast_possible_truncation, reason = "at most 16 GPUs")]
-        let steps = cards as u32;
+        let steps = gpus as u32;
         self.steps_left = self.steps_left.saturating_sub(steps);
     }
 
     fn close(&mut self, head: &mut Head, draft: Draft) {
-        let required = draft.cards & self.required;
+        let required = draft.gpus & self.required;
         let splits_required = required != 0 && required != self.required;
         let wastes_required = required != 0 && draft.count < self.size;
         if splits_required || wastes_required {
             return;
         }
         let needed = head.needed.saturating_sub(draft.points);
-        if let Some(others) = self.divide(head.rest & !draft.cards, needed) {
+        if let Some(others) = self.divide(head.rest & !draft.gpus, needed) {
             let total = draft.points + others;
-            head.best = Some((total, draft.cards));
+            head.best = Some((total, draft.gpus));
             // Only a better one replaces the first.
             head.needed = total + 1;
         }
@@ -182,11 +182,11 @@ impl Head {
     fn new(division: &Division, rest: u32, needed: u32) -> Self {
         let Division { pairs, size, .. } = division;
         let leftover = rest.count_ones() as usize % size;
-        let mut most = [0; Pairs::MOST_CARDS];
-        let mut costs = [u32::MAX; Pairs::MOST_CARDS];
-        for card in bits(rest) {
-            most[card] = pairs.with_best(rest, card, size - 1);
-            costs[card] = most[card] - pairs.with_best(rest, card, leftover.saturating_sub(1));
+        let mut most = [0; Pairs::MAX_GPUS];
+        let mut costs = [u32::MAX; Pairs::MAX_GPUS];
+        for gpu in bits(rest) {
+            most[gpu] = pairs.with_best(rest, gpu, size - 1);
+            costs[gpu] = most[gpu] - pairs.with_best(rest, gpu, leftover.saturating_sub(1));
         }
         costs.sort_unstable();
         let leftover_cost = costs[..leftover].iter().sum();
@@ -201,8 +201,8 @@ impl Head {
     /// No division that contains a group which starts like the draft has more points.
     fn bound_with(&self, division: &Division, draft: Draft) -> u32 {
         let missing = division.size - draft.count;
-        let member = |card| self.most[card] - division.pairs.with_best(draft.open, card, missing);
-        let lost_by_members: u32 = bits(draft.cards).map(member).sum();
+        let member = |gpu| self.most[gpu] - division.pairs.with_best(draft.open, gpu, missing);
+        let lost_by_members: u32 = bits(draft.gpus).map(member).sum();
         // Until it is larger than the smaller group, it may become that one.
         let leftover_cost = if draft.count > self.leftover { self.leftover_cost } else { 0 };
         let twice = (self.most_of_all + 2 * draft.points).saturating_sub(lost_by_members + leftover_cost);

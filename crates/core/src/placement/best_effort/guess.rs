@@ -31,7 +31,7 @@ pub(super) fn guess(pairs: &Pairs, required: u32, size: usize) -> Vec<u32> {
 fn grow(pairs: &Pairs, start: u32, rest: u32, size: usize) -> u32 {
     let mut group = start;
     while (group.count_ones() as usize) < size {
-        let best = bits(rest & !group).min_by_key(|card| Reverse(pairs.with(group, *card)));
+        let best = bits(rest & !group).min_by_key(|gpu| Reverse(pairs.with(group, *gpu)));
         let Some(next) = best else { break };
         group |= 1 << next;
     }

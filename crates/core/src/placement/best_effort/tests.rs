@@ -91,7 +91,7 @@ fn exhaustive(topology: &Topology, free: GpuSet, required: GpuSet, count: usize)
     full.max_by_key(|group| (set_score(topology, *group), u8::MAX - group.lowest().map_or(0, |gpu| gpu.0)))
 }
 
-fn machine(count: usize, links: &[(u8, Option<PcieLevel>)]) -> Topology {
+fn topology(count: usize, links: &[(u8, Option<PcieLevel>)]) -> Topology {
     Topology::from_pairs(count, |a, b| {
         let (nvlinks, pcie) = links[a.position() * count + b.position()];
         Link { pcie, nvlinks }
@@ -112,7 +112,7 @@ proptest! {
         required in 0u64..256,
         count in 2usize..6,
     ) {
-        let topology = machine(8, &links);
+        let topology = topology(8, &links);
         let free = GpuSet::from_mask(free);
         let required = GpuSet::from_mask(required).intersection(free).lowest_n(count / 2);
         let chosen = choose(&topology, free, required, count);
@@ -127,11 +127,11 @@ proptest! {
     fn never_fewer_than_asked_on_large_machines(
         links in links(24),
         free in 0u64..1 << 24,
-        cards in 13usize..=24,
+        most_free in 13usize..=24,
         count in 1usize..20,
     ) {
-        let topology = machine(24, &links);
-        let free = GpuSet::from_mask(free).lowest_n(cards);
+        let topology = topology(24, &links);
+        let free = GpuSet::from_mask(free).lowest_n(most_free);
         let chosen = choose(&topology, free, GpuSet::EMPTY, count);
         prop_assert_eq!(chosen.map(GpuSet::len), (free.len() >= count).then_some(count));
         prop_assert!(chosen.is_none_or(|set| free.is_superset(set)));
@@ -143,7 +143,7 @@ proptest! {
 
     #[test]
     fn is_exact_up_to_twelve_gpus(links in links(12), count in 3usize..6) {
-        let topology = machine(12, &links);
+        let topology = topology(12, &links);
         let chosen = choose(&topology, topology.gpus(), GpuSet::EMPTY, count);
         prop_assert_eq!(chosen, exhaustive(&topology, topology.gpus(), GpuSet::EMPTY, count));
     }

@@ -1,7 +1,7 @@
 use super::*;
 use crate::fixtures::{bridged_pairs, dgx1_v100, node, pcie_pairs, switched};
 use crate::grant::{ContainerGrant, Hold, PodGrant};
-use crate::request::Role;
+use crate::request::ContainerRole;
 use crate::topology::{Link, PcieLevel, Topology};
 use crate::units::{GpuIndex, MiB, MilliCpu, Percent};
 
@@ -12,8 +12,8 @@ fn set(indexes: &[u8]) -> GpuSet {
 fn hold(node: &mut NodeState, gpus: &[u8], hold: Hold) {
     let container = ContainerGrant {
         container: "main".into(),
-        role: Role::Main,
-        cards: gpus.iter().map(|gpu| (GpuIndex(*gpu), hold)).collect(),
+        role: ContainerRole::Main,
+        holds: gpus.iter().map(|gpu| (GpuIndex(*gpu), hold)).collect(),
     };
     node.add(&PodGrant {
         pod: "p".into(),
@@ -30,7 +30,7 @@ fn choice(
     free: &[u8],
     required: &[u8],
     count: usize,
-    traffic: Traffic,
+    link_sensitivity: LinkSensitivity,
 ) -> Option<GpuSet> {
     let mut node = node(topology, &[]);
     for gpu in topology.gpus().difference(set(free)).iter() {
@@ -39,13 +39,13 @@ fn choice(
     let situation = Situation {
         wanted: Wanted { free: set(free), candidates: set(free), required: set(required), size: count },
         held: coming_back(&node),
-        traffic,
+        link_sensitivity,
     };
-    choose_in(topology.machine(), &situation)
+    choose_in(topology.bandwidth_model(), &situation)
 }
 
 fn check(topology: &Topology, free: &[u8], required: &[u8], count: usize, expected: &[u8]) {
-    let chosen = choice(topology, free, required, count, Traffic::Sensitive);
+    let chosen = choice(topology, free, required, count, LinkSensitivity::Sensitive);
     assert_eq!(chosen, Some(set(expected)), "{count} of {free:?} with {required:?}");
 }
 
@@ -79,11 +79,11 @@ fn one_gpu_is_the_one_others_miss_least() {
 
 #[test]
 fn a_job_that_does_not_care_leaves_the_good_links() {
-    let chosen = |free, count| choice(&dgx1_v100(), free, &[], count, Traffic::Insensitive);
+    let chosen = |free, count| choice(&dgx1_v100(), free, &[], count, LinkSensitivity::Insensitive);
     // {0,3} has two NVLinks, {0,1} one: of three GPUs the pair left over matters, not the pair taken.
     assert_eq!(chosen(&[0, 1, 3], 1), Some(set(&[1])));
     assert_eq!(chosen(&[0, 1, 2, 3, 5], 1), Some(set(&[5])));
-    let chosen = choice(&bridged_pairs(), &[0, 1, 2, 4], &[], 2, Traffic::Insensitive);
+    let chosen = choice(&bridged_pairs(), &[0, 1, 2, 4], &[], 2, LinkSensitivity::Insensitive);
     assert_eq!(chosen, Some(set(&[2, 4])));
 }
 
@@ -103,7 +103,7 @@ fn behind_a_switch_numa_nodes_are_kept_together() {
 
 #[test]
 fn too_few_gpus_are_no_set() {
-    let chosen = |required, count| choice(&dgx1_v100(), &[0, 1], required, count, Traffic::Sensitive);
+    let chosen = |required, count| choice(&dgx1_v100(), &[0, 1], required, count, LinkSensitivity::Sensitive);
     assert_eq!(chosen(&[], 3), None);
     assert_eq!(chosen(&[0, 1], 1), None);
     assert_eq!(chosen(&[7], 2), None);
@@ -131,7 +131,10 @@ fn what_running_jobs_give_back_decides_between_strays() {
         let free = set(&[1, 3]);
         let wanted = Wanted { free, candidates: free, required: GpuSet::EMPTY, size: 1 };
         let held = held.map(set).to_vec();
-        choose_in(topology.machine(), &Situation { wanted, held, traffic: Traffic::Sensitive })
+        choose_in(
+            topology.bandwidth_model(),
+            &Situation { wanted, held, link_sensitivity: LinkSensitivity::Sensitive },
+        )
     };
     assert_eq!(chosen([&[0], &[2, 4, 5, 6, 7]]), Some(set(&[3])));
     assert_eq!(chosen([&[2], &[0, 4, 5, 6, 7]]), Some(set(&[1])));

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 use tessera_core::gpu::{Gpu, Health};
-use tessera_core::grant::Usage;
+use tessera_core::grant::GpuUsage;
 use tessera_core::node::NodeState;
 
 use super::super::known::{self, GpuNode};
@@ -79,7 +79,7 @@ pub struct Cards {
 }
 
 /// What a use takes of a GPU: compute in percent, memory in MiB.
-pub(super) fn amounts(card: &Gpu, usage: Usage) -> (u32, u64) {
+pub(super) fn amounts(card: &Gpu, usage: GpuUsage) -> (u32, u64) {
     if usage.whole {
         (usage.compute_percent.0.saturating_add(100), card.memory.0 + usage.memory.0)
     } else {
@@ -88,7 +88,7 @@ pub(super) fn amounts(card: &Gpu, usage: Usage) -> (u32, u64) {
 }
 
 /// The part of a GPU that is taken: what is scarcer counts.
-pub(super) fn taken(card: &Gpu, usage: Usage) -> f64 {
+pub(super) fn taken(card: &Gpu, usage: GpuUsage) -> f64 {
     let (compute, memory) = amounts(card, usage);
     #[expect(clippy::cast_precision_loss, reason = "no GPU has 2^52 MiB")]
     let memory = memory as f64 / card.memory.0.max(1) as f64;
@@ -97,7 +97,7 @@ pub(super) fn taken(card: &Gpu, usage: Usage) -> f64 {
 
 impl Cards {
     /// Counts one more GPU.
-    pub(super) fn add(&mut self, card: &Gpu, usage: Usage) {
+    pub(super) fn add(&mut self, card: &Gpu, usage: GpuUsage) {
         let (compute, memory) = amounts(card, usage);
         self.total += 1;
         self.idle += usize::from(usage.is_none());
@@ -140,7 +140,7 @@ pub(super) fn tiles(state: &State, node: GpuNode<'_>) -> Vec<Tile> {
     tiles
 }
 
-fn tile(card: &Gpu, usage: Usage) -> Tile {
+fn tile(card: &Gpu, usage: GpuUsage) -> Tile {
     let (compute_held, memory_held_mib) = amounts(card, usage);
     Tile {
         index: card.index.0,

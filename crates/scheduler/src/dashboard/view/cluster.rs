@@ -198,7 +198,7 @@ fn namespaces(state: &State) -> Vec<NamespaceView> {
     let mut by_name: BTreeMap<&str, NamespaceView> = BTreeMap::new();
     for (namespace, _, taken) in state.quota().1.all() {
         let view = by_name.entry(namespace).or_default();
-        view.compute_held += taken.percent;
+        view.compute_held += taken.compute_percent;
         view.memory_held_mib += taken.memory.0;
     }
     for (_, pod) in state.gpu_pods() {

@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use serde::Serialize;
 use tessera_core::grant::Hold;
-use tessera_core::request::{Request, Role};
+use tessera_core::request::{ContainerRole, Request};
 use tessera_core::units::PodUid;
 
 use super::super::decisions::{Decision, Outcome};
@@ -204,9 +204,9 @@ fn asks(state: &State, pod: &GpuPod) -> Result<Vec<Ask>, String> {
             Request::Memory(memory) => (None, None, Some(memory.0)),
         };
         let role = match claim.role {
-            Role::Main => "main",
-            Role::Init => "init",
-            Role::Sidecar => "sidecar",
+            ContainerRole::Main => "main",
+            ContainerRole::Init => "init",
+            ContainerRole::Sidecar => "sidecar",
         };
         let (container, dialect) = (claim.container, known::word(claim.dialect));
         Ask { container, role, dialect, cards, compute, memory_mib: memory }
@@ -218,7 +218,7 @@ fn grants(state: &State, uid: &PodUid) -> Vec<GrantView> {
     let Some(grant) = state.ledger().grant(uid) else { return Vec::new() };
     let Some(node) = state.ledger().node(&grant.node) else { return Vec::new() };
     let held = grant.containers.iter().flat_map(|container| {
-        container.cards.iter().map(|(gpu, hold)| (container.container.as_str(), *gpu, *hold))
+        container.holds.iter().map(|(gpu, hold)| (container.container.as_str(), *gpu, *hold))
     });
     held.filter_map(|(container, gpu, hold)| {
         let card = node.node().gpu(gpu)?;

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
-use tessera_core::quota::{Taken, Unreadable};
+use tessera_core::quota::{GpuAmount, UnreadableLimits};
 
 use crate::state::State;
 
@@ -52,9 +52,9 @@ pub struct Amounts {
     pub memory_mib: u64,
 }
 
-impl From<Taken> for Amounts {
-    fn from(taken: Taken) -> Self {
-        Self { compute: taken.percent, memory_mib: taken.memory.0 }
+impl From<GpuAmount> for Amounts {
+    fn from(taken: GpuAmount) -> Self {
+        Self { compute: taken.compute_percent, memory_mib: taken.memory.0 }
     }
 }
 
@@ -68,16 +68,16 @@ pub fn quota(state: &State) -> Vec<NamespaceQuota> {
     }
     let limited = quota.namespaces.keys().map(String::as_str);
     let mut names: BTreeSet<&str> = limited.chain(by_model.keys().copied()).collect();
-    if let Unreadable::Of(namespaces) = &quota.unreadable {
+    if let UnreadableLimits::Of(namespaces) = &quota.unreadable {
         names.extend(namespaces.keys().map(String::as_str));
     }
     let view = |namespace: &str| NamespaceQuota {
         namespace: namespace.to_owned(),
         limit: quota.namespaces.get(namespace).map(|limit| LimitView {
-            cards: limit.cards.clone(),
+            cards: limit.gpus_by_model.clone(),
             pools: limit.pools.clone(),
             memory_mib: limit.memory.map(|memory| memory.0),
-            compute: limit.percent,
+            compute: limit.compute_percent,
         }),
         problem: quota.why_unreadable(namespace).map(str::to_owned),
         held: accounts.of(namespace).into(),

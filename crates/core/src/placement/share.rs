@@ -12,7 +12,7 @@ pub(super) enum Order {
     /// The lowest index.
     LowestIndex,
     /// The least compute left, then the fewest memory blocks.
-    LeastCores,
+    LeastCompute,
     /// The least memory left.
     LeastMemory,
     /// The most left of what is asked for.
@@ -30,7 +30,7 @@ pub(super) fn choose(node: &NodeState, ask: &Ask, order: Order) -> Option<GpuSet
         let (compute_percent, memory) = (u64::from(room.compute_percent.0), room.memory.0);
         match order {
             Order::LowestIndex => (0, 0),
-            Order::LeastCores => (compute_percent, memory / MEMORY_BLOCK),
+            Order::LeastCompute => (compute_percent, memory / MEMORY_BLOCK),
             Order::LeastMemory => (memory, 0),
             Order::MostRoom if asks_cores => (u64::MAX - compute_percent, u64::MAX - memory),
             Order::MostRoom => (u64::MAX - memory, u64::MAX - compute_percent),

@@ -5,17 +5,17 @@ use std::borrow::Cow;
 
 use crate::gpu_set::GpuSet;
 use crate::node::NodeState;
-use crate::placement::{self, GpuRefusal, Placement, Policy, Refusal};
-use crate::quota::{Accounts, OverQuota, Place, Quota, Taken};
+use crate::placement::{self, GpuRejectReason, Placement, PlacementError, Policy};
+use crate::quota::{GpuAmount, NamespaceUsage, OverQuota, Quota, QuotaLabels};
 use crate::request::PodRequest;
 use crate::units::GpuIndex;
 
-/// The word for [`Reason::Quota`].
+/// The word for [`RejectReason::Quota`].
 pub const QUOTA: &str = "quota";
 
 /// What stands in the way on a node.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Reason {
+pub enum RejectReason {
     /// No watch has shown it yet.
     #[error("node is not known yet")]
     UnknownNode,
@@ -27,7 +27,7 @@ pub enum Reason {
     NotServed,
     /// Its GPUs, or its host.
     #[error(transparent)]
-    Cards(#[from] Refusal),
+    Placement(#[from] PlacementError),
     /// The namespace has had its share.
     #[error(transparent)]
     Quota(#[from] OverQuota),
@@ -35,18 +35,18 @@ pub enum Reason {
 
 /// A node as a pod meets it.
 #[derive(Clone, Copy, Debug)]
-pub struct Offer<'a> {
+pub struct NodeOffer<'a> {
     /// What it has, and what is left of it.
     pub state: &'a NodeState,
     /// Whether it offers the resources the pod asks by.
     pub serves: bool,
     /// What it is to a quota.
-    pub place: &'a Place,
+    pub quota_labels: &'a QuotaLabels,
 }
 
 /// What a pod asks of one node.
 #[derive(Clone, Copy, Debug)]
-pub struct Question<'a> {
+pub struct PodQuery<'a> {
     /// Whose quota it counts against.
     pub namespace: &'a str,
     /// In the node's unit of memory.
@@ -57,43 +57,47 @@ pub struct Question<'a> {
 
 /// Who may take how much, and has taken.
 #[derive(Clone, Copy, Debug)]
-pub struct Limits<'a> {
+pub struct QuotaState<'a> {
     /// What each namespace may take.
     pub quota: &'a Quota,
     /// What each has taken.
-    pub accounts: &'a Accounts,
+    pub usage: &'a NamespaceUsage,
 }
 
 /// What a node says to a pod.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Verdict {
+pub enum NodeVerdict {
     /// These would be its GPUs.
     Fits(Placement),
     /// It cannot go there now.
-    Refused(Obstacle),
+    Rejected(Rejection),
 }
 
 /// What stands in the way on a node, GPU by GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Obstacle {
+pub struct Rejection {
     /// In short, as the scheduler's event says it.
-    pub reason: Reason,
+    pub reason: RejectReason,
     /// The container that found no GPUs; none where the node as a whole will not do.
     pub container: Option<String>,
     /// For each GPU what keeps it from serving that container, or `None` where it would.
-    pub cards: Vec<(GpuIndex, Option<GpuRefusal>)>,
+    pub gpus: Vec<(GpuIndex, Option<GpuRejectReason>)>,
 }
 
 /// Everything but the GPUs: whether the node offers what the pod asks by, and the namespace may take it there.
-pub fn admit(offer: Offer<'_>, question: Question<'_>, limits: Limits<'_>) -> Result<(), Reason> {
+pub fn admit(
+    offer: NodeOffer<'_>,
+    question: PodQuery<'_>,
+    limits: QuotaState<'_>,
+) -> Result<(), RejectReason> {
     let node = offer.state.node();
     if !node.gpus().is_empty() && !offer.serves {
-        return Err(Reason::NotServed);
+        return Err(RejectReason::NotServed);
     }
-    let Question { namespace, request, .. } = question;
+    let PodQuery { namespace, request, .. } = question;
     if limits.quota.limits(namespace) && request.wants_gpu() {
-        let more = Taken::at_most(request, node);
-        limits.quota.allows(namespace, limits.accounts, offer.place, more)?;
+        let more = GpuAmount::upper_bound(request, node);
+        limits.quota.allows(namespace, limits.usage, offer.quota_labels, more)?;
     }
     Ok(())
 }
@@ -112,33 +116,32 @@ pub fn weigh<'r>(node: &NodeState, request: &'r PodRequest) -> Cow<'r, PodReques
 
 /// The whole judgement, of the GPUs.
 #[must_use]
-pub fn judge(offer: Offer<'_>, question: Question<'_>, limits: Limits<'_>) -> Verdict {
-    let Question { request, policy, .. } = question;
+pub fn judge(offer: NodeOffer<'_>, question: PodQuery<'_>, limits: QuotaState<'_>) -> NodeVerdict {
+    let PodQuery { request, policy, .. } = question;
     if let Err(reason) = admit(offer, question, limits) {
-        return Verdict::Refused(reason.into());
+        return NodeVerdict::Rejected(reason.into());
     }
     let request = &weigh(offer.state, request);
     match placement::place(offer.state, request, policy, GpuSet::EMPTY) {
-        Ok(placement) => Verdict::Fits(placement),
+        Ok(placement) => NodeVerdict::Fits(placement),
         Err(refusal) => {
             let detail = placement::explain(offer.state, request, policy);
-            let (container, cards) =
-                detail.map(|detail| (detail.container, detail.cards)).unwrap_or_default();
-            Verdict::Refused(Obstacle { reason: refusal.into(), container, cards })
+            let (container, gpus) = detail.map(|detail| (detail.container, detail.gpus)).unwrap_or_default();
+            NodeVerdict::Rejected(Rejection { reason: refusal.into(), container, gpus })
         }
     }
 }
 
-// === impl Reason ===
+// === impl RejectReason ===
 
-impl Reason {
+impl RejectReason {
     /// Whether the pod could fit once others have gone.
     #[must_use]
     pub fn may_resolve(&self) -> bool {
         match self {
             Self::UnknownNode => true,
             Self::BadNode(_) | Self::NotServed => false,
-            Self::Cards(refusal) => refusal.may_resolve(),
+            Self::Placement(refusal) => refusal.may_resolve(),
             Self::Quota(over) => over.may_resolve(),
         }
     }
@@ -151,26 +154,26 @@ impl Reason {
             Self::BadNode(_) => "bad-node",
             Self::NotServed => "not-served",
             Self::Quota(_) => QUOTA,
-            Self::Cards(refusal) => match refusal {
-                Refusal::Cpu => "cpu",
-                Refusal::Memory => "memory",
-                Refusal::NoGpu => "no-gpu",
-                Refusal::Model => "model",
-                Refusal::FewerGpus(_) => "fewer-gpus",
-                Refusal::FewerIdle(_) => "fewer-idle",
-                Refusal::TooLarge(_) => "too-large",
-                Refusal::NoShare { .. } => "no-share",
-                Refusal::NoMemory(_) => "no-gpu-memory",
-                Refusal::Required => "required",
+            Self::Placement(refusal) => match refusal {
+                PlacementError::Cpu => "cpu",
+                PlacementError::Memory => "memory",
+                PlacementError::NoGpu => "no-gpu",
+                PlacementError::Model => "model",
+                PlacementError::FewerGpus(_) => "fewer-gpus",
+                PlacementError::FewerIdle(_) => "fewer-idle",
+                PlacementError::TooLarge(_) => "too-large",
+                PlacementError::NoShare { .. } => "no-share",
+                PlacementError::NoMemory(_) => "no-gpu-memory",
+                PlacementError::Required => "required",
             },
         }
     }
 }
 
-impl From<Reason> for Obstacle {
+impl From<RejectReason> for Rejection {
     /// An obstacle of the node as a whole.
-    fn from(reason: Reason) -> Self {
-        Self { reason, container: None, cards: Vec::new() }
+    fn from(reason: RejectReason) -> Self {
+        Self { reason, container: None, gpus: Vec::new() }
     }
 }
 
@@ -181,7 +184,7 @@ mod tests {
 
     use super::*;
     use crate::fixtures::{node, pcie_pairs};
-    use crate::quota::Limit;
+    use crate::quota::NamespaceLimit;
     use crate::request::Request;
     use crate::units::MiB;
 
@@ -189,11 +192,11 @@ mod tests {
         let state = node(&pcie_pairs(), &[]);
         let policy = Policy::Tessera(Arc::default());
         let request = PodRequest::of_mains([request]);
-        let question = Question { namespace: "team", request: &request, policy: &policy };
-        let offer = Offer { state: &state, serves, place: &Place::default() };
-        match judge(offer, question, Limits { quota, accounts: &Accounts::default() }) {
-            Verdict::Fits(_) => None,
-            Verdict::Refused(obstacle) => Some(obstacle.reason.to_string()),
+        let question = PodQuery { namespace: "team", request: &request, policy: &policy };
+        let offer = NodeOffer { state: &state, serves, quota_labels: &QuotaLabels::default() };
+        match judge(offer, question, QuotaState { quota, usage: &NamespaceUsage::default() }) {
+            NodeVerdict::Fits(_) => None,
+            NodeVerdict::Rejected(obstacle) => Some(obstacle.reason.to_string()),
         }
     }
 
@@ -217,7 +220,7 @@ mod tests {
         );
     }
 
-    fn closed() -> Limit {
-        Limit { cards: Some(BTreeMap::new()), ..Limit::default() }
+    fn closed() -> NamespaceLimit {
+        NamespaceLimit { gpus_by_model: Some(BTreeMap::new()), ..NamespaceLimit::default() }
     }
 }

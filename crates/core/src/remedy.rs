@@ -4,23 +4,24 @@ use std::collections::BTreeSet;
 
 use crate::node::NodeState;
 use crate::placement::{Policy, filter};
-use crate::preemption::{Holder, Newcomer, victims};
-use crate::quota::Taken;
-use crate::request::{PodRequest, Request, Role};
+use crate::preemption::{Preemptor, RunningPod, victims};
+use crate::quota::GpuAmount;
+use crate::request::{ContainerRole, PodRequest, Request};
 use crate::units::{MiB, Percent, PodUid};
 
 /// The fewest pods whose end would let the pod fit on the node, however much they matter. `None` where no end helps.
 #[must_use]
-pub fn who_would_have_to_end(
+pub fn pods_to_end(
     node: &NodeState,
-    holders: &[Holder<'_>],
+    holders: &[RunningPod<'_>],
     request: &PodRequest,
     policy: &Policy,
 ) -> Option<Vec<PodUid>> {
-    // All alike and below the newcomer, so that only their number counts.
-    let alike: Vec<Holder<'_>> = holders.iter().map(|holder| Holder { priority: 0, ..*holder }).collect();
-    let newcomer = Newcomer { request, priority: 1, policy, owes: Taken::default() };
-    victims(node, &alike, newcomer, &BTreeSet::new())
+    // All alike and below the preemptor, so that only their number counts.
+    let alike: Vec<RunningPod<'_>> =
+        holders.iter().map(|holder| RunningPod { priority: 0, ..*holder }).collect();
+    let preemptor = Preemptor { request, priority: 1, policy, quota_excess: GpuAmount::default() };
+    victims(node, &alike, preemptor, &BTreeSet::new())
 }
 
 /// The largest requests below the pod's own that fit on a node now: fewer GPUs; or less memory, or less compute, of one GPU.
@@ -29,7 +30,7 @@ pub fn who_would_have_to_end(
 pub fn smaller_requests(node: &NodeState, pod: &PodRequest, policy: &Policy) -> Vec<Request> {
     let mut asking = pod.containers.iter().enumerate().filter(|(_, container)| container.request.is_some());
     let (Some((position, only)), None) = (asking.next(), asking.next()) else { return Vec::new() };
-    let Some(request) = only.request.filter(|_| only.role != Role::Init) else { return Vec::new() };
+    let Some(request) = only.request.filter(|_| only.role != ContainerRole::Init) else { return Vec::new() };
     let fits = |smaller: &Request| {
         let mut pod = pod.clone();
         if let Some(container) = pod.containers.get_mut(position) {
@@ -71,7 +72,7 @@ mod tests {
     use crate::grant::{ContainerGrant, Hold, PodGrant};
     use crate::units::{GpuIndex, MilliCpu};
 
-    fn grant(pod: &str, cards: &[u8], hold: Hold) -> PodGrant {
+    fn grant(pod: &str, gpus: &[u8], hold: Hold) -> PodGrant {
         PodGrant {
             pod: pod.into(),
             node: "n".into(),
@@ -79,8 +80,8 @@ mod tests {
             memory: MiB::ZERO,
             containers: vec![ContainerGrant {
                 container: "c".into(),
-                role: Role::Main,
-                cards: cards.iter().map(|gpu| (GpuIndex(*gpu), hold)).collect(),
+                role: ContainerRole::Main,
+                holds: gpus.iter().map(|gpu| (GpuIndex(*gpu), hold)).collect(),
             }],
         }
     }
@@ -98,10 +99,12 @@ mod tests {
             grant("large", &[6], part(80, 10_240)),
         ];
         grants.iter().for_each(|grant| state.add(grant));
-        let holders: Vec<Holder<'_>> =
-            grants.iter().map(|grant| Holder { grant, priority: 7, repays: Taken::default() }).collect();
+        let holders: Vec<RunningPod<'_>> = grants
+            .iter()
+            .map(|grant| RunningPod { grant, priority: 7, quota_released: GpuAmount::default() })
+            .collect();
         let asked = |request| PodRequest::of_mains([request]);
-        let end = |request| who_would_have_to_end(&state, &holders, &asked(request), &Policy::Simple);
+        let end = |request| pods_to_end(&state, &holders, &asked(request), &Policy::Simple);
         let smaller = |request| smaller_requests(&state, &asked(request), &Policy::Simple);
         assert_eq!(end(Request::Whole(6)), Some(vec!["five".into()]));
         assert_eq!(end(Request::Whole(9)), None);

@@ -4,28 +4,28 @@ use crate::node::{Kinds, NodeState};
 use crate::units::MilliCpu;
 use crate::workload::PodClass;
 
-/// All that a forecast reads of the nodes with GPUs. Taken from a book in one go, which is the smaller part of the work: the book
+/// All that a forecast reads of the nodes with GPUs. GpuAmount from a book in one go, which is the smaller part of the work: the book
 /// may change while the forecast is made.
 #[derive(Clone, Debug, Default)]
-pub struct Remains {
-    pub(super) places: Vec<Place>,
-    /// Percent left of each GPU: a place's side by side, kind by kind, each kind's ascending.
+pub struct FreeCapacity {
+    pub(super) nodes: Vec<FreeNode>,
+    /// Percent left of each GPU: a node's side by side, kind by kind, each kind's ascending.
     percents: Vec<u8>,
 }
 
 /// What is left of one node.
 #[derive(Clone, Debug)]
-pub(super) struct Place {
+pub(super) struct FreeNode {
     /// Its kinds of GPUs.
     pub(super) kinds: Kinds,
     cpu: MilliCpu,
     /// Its GPUs, as far as they are left.
-    cards: f64,
+    gpus_left: f64,
     /// Where its GPUs begin among the percents.
     begin: usize,
 }
 
-impl<'a> FromIterator<&'a NodeState> for Remains {
+impl<'a> FromIterator<&'a NodeState> for FreeCapacity {
     fn from_iter<T: IntoIterator<Item = &'a NodeState>>(nodes: T) -> Self {
         let mut remains = Self::default();
         nodes
@@ -36,30 +36,30 @@ impl<'a> FromIterator<&'a NodeState> for Remains {
     }
 }
 
-impl Remains {
+impl FreeCapacity {
     /// Whether no node has a GPU.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.places.is_empty()
+        self.nodes.is_empty()
     }
 
     /// All GPUs, used or not.
     #[must_use]
     pub fn all_gpus(&self) -> f64 {
         #[expect(clippy::cast_precision_loss, reason = "no cluster has 2^52 GPUs")]
-        let cards = self.percents.len() as f64;
-        cards
+        let all = self.percents.len() as f64;
+        all
     }
 
     /// What is left of all of them together, in GPUs.
     #[must_use]
     pub fn gpus_left(&self) -> f64 {
-        self.places.iter().map(|place| place.cards).sum()
+        self.nodes.iter().map(|node| node.gpus_left).sum()
     }
 
     /// What is left, in GPUs, of the nodes that could take a pod of this kind.
     pub(super) fn gpus_serving(&self, class: &PodClass) -> f64 {
-        self.places.iter().filter(|place| self.could_serve(place, class)).map(|place| place.cards).sum()
+        self.nodes.iter().filter(|node| self.could_serve(node, class)).map(|node| node.gpus_left).sum()
     }
 
     fn add(&mut self, state: &NodeState) {
@@ -70,16 +70,16 @@ impl Remains {
             self.percents[kind..].sort_unstable();
         }
         let kinds = Kinds::clone(state.node().shared_kinds());
-        self.places.push(Place { kinds, cpu: state.cpu_left(), cards: state.gpus_left(), begin });
+        self.nodes.push(FreeNode { kinds, cpu: state.cpu_left(), gpus_left: state.gpus_left(), begin });
     }
 
-    fn could_serve(&self, place: &Place, class: &PodClass) -> bool {
-        if class.cpu > place.cpu {
+    fn could_serve(&self, node: &FreeNode, class: &PodClass) -> bool {
+        if class.cpu > node.cpu {
             return false;
         }
-        let mut percents = &self.percents[place.begin..];
+        let mut percents = &self.percents[node.begin..];
         let mut fitting = 0;
-        for (kind, gpus) in place.kinds.iter() {
+        for (kind, gpus) in node.kinds.iter() {
             let (left, others) = percents.split_at(gpus.len());
             percents = others;
             if class.accepts(&kind.model) {
@@ -87,6 +87,6 @@ impl Remains {
                 fitting += left.len() - left.partition_point(|left| usize::from(*left) < percent);
             }
         }
-        fitting >= class.cards()
+        fitting >= class.gpu_count()
     }
 }
