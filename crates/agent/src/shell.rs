@@ -1,6 +1,6 @@
 //! Carries out what the [controller](crate::controller) says: tasks, sockets, files and the API server. Decides nothing.
 
-mod accounts;
+mod account_reader;
 mod arbiter;
 mod cluster;
 mod gpus;
@@ -21,7 +21,7 @@ use std::{
 use futures::StreamExt as _;
 use tessera_cluster::{PodNotice, with_causes};
 use tessera_node::{
-    device_plugin::{Meeting, Served, serve},
+    device_plugin::{RegistrationMode, ServedPlugin, serve},
     gpus::Gpus,
     open_files,
     pod_resources::{PodResources, PodResourcesError},
@@ -35,7 +35,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use self::{accounts::Accounts, arbiter::Arbiter, grants::Grants, plugin::Plugin};
+use self::{account_reader::AccountReader, arbiter::Arbiter, grants::Grants, plugin::Plugin};
 pub use self::{
     cluster::{Cluster, ClusterEvent},
     library::install_library,
@@ -116,7 +116,7 @@ pub async fn run<C: Cluster>(
     let path = PathBuf::from(&settings.grants);
     let grants = Grants::at(path.clone()).map_err(|source| RunError::Grants { path, source })?;
     let arbiter = Arbiter::start(ports.gpus.clone(), stop.clone()).map_err(RunError::Thread)?;
-    let accounts = Accounts::start(sampler.clone(), arbiter.clone(), messages.clone(), stop.clone())
+    let accounts = AccountReader::start(sampler.clone(), arbiter.clone(), messages.clone(), stop.clone())
         .map_err(RunError::Thread)?;
     let mut events = ports.cluster.watch();
     let cluster_messages = messages.clone();
@@ -129,7 +129,7 @@ pub async fn run<C: Cluster>(
     gpus::watch(ports.gpus.clone(), ports.watch_health, messages.clone(), stop.clone())
         .map_err(RunError::Thread)?;
     let shell = Shell {
-        meeting: settings.meeting.clone(),
+        registration: settings.registration.clone(),
         agent: Agent::new(settings),
         cluster: ports.cluster,
         pod_resources,
@@ -153,11 +153,11 @@ pub async fn run<C: Cluster>(
 struct Shell<C> {
     agent: Agent,
     cluster: Arc<C>,
-    meeting: Meeting,
+    registration: RegistrationMode,
     pod_resources: PodResources,
     grants: Grants,
     arbiter: Arbiter,
-    accounts: Accounts,
+    accounts: AccountReader,
     processes: Processes,
     messages: Messages,
     sampler: Arc<Sampler>,
@@ -289,7 +289,7 @@ impl<C: Cluster> Shell<C> {
                 self.tasks.spawn(async move {
                     let (pod, uid, reason) = (name, uid.0, reason.to_owned());
                     let notice = PodNotice { namespace, pod, uid, is_warning: true, reason, message };
-                    if let Err(error) = cluster.tell_owner(&notice).await {
+                    if let Err(error) = cluster.write_pod_event(&notice).await {
                         let PodNotice { namespace, pod, message, .. } = notice;
                         tracing::warn!("no event could be written for {namespace}/{pod}, {message}: {error}");
                     }
@@ -340,14 +340,14 @@ impl<C: Cluster> Shell<C> {
         }
         let plugin = Arc::new(Plugin::new(resource, self.messages.clone()));
         self.plugins.insert(resource, plugin.clone());
-        let (meeting, stop, served) = (self.meeting.clone(), self.stop.clone(), plugin.clone());
+        let (registration, stop, served) = (self.registration.clone(), self.stop.clone(), plugin.clone());
         let messages = self.messages.clone();
         self.tasks.spawn(async move {
             while !stop.is_cancelled() {
-                let served = Served {
+                let served = ServedPlugin {
                     plugin: served.clone(),
                     resource: resource.name().to_owned(),
-                    meeting: meeting.clone(),
+                    registration: registration.clone(),
                 };
                 if let Err(error) = serve(served, stop.clone()).await {
                     // The directory may come with the kubelet.

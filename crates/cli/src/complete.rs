@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use clap::{ArgAction, CommandFactory as _};
 use tessera_cluster::Selection;
-use tessera_cluster::list::{self, Kind};
+use tessera_cluster::list::{self, ListKind};
 use tessera_wire::objects::{Node, Pod};
 
 use crate::options::Reach;
@@ -144,7 +144,9 @@ async fn timely(names: impl Future<Output = Option<Vec<String>>>) -> Vec<String>
 
 async fn nodes(reach: &Reach) -> Option<Vec<String>> {
     let client = load::client(reach).await.ok()?;
-    list::list(&client, Kind::Nodes, &Selection::default(), |node: Node| Some(node.metadata.name)).await.ok()
+    list::list(&client, ListKind::Nodes, &Selection::default(), |node: Node| Some(node.metadata.name))
+        .await
+        .ok()
 }
 
 async fn pods(reach: &Reach, namespace: Option<String>) -> Option<Vec<String>> {
@@ -154,7 +156,7 @@ async fn pods(reach: &Reach, namespace: Option<String>) -> Option<Vec<String>> {
     let keep = |pod: Pod| {
         (pod.spec.asks_for_gpus() && pod.metadata.namespace == namespace).then_some(pod.metadata.name)
     };
-    list::list(&client, Kind::Pods, &selection, keep).await.ok()
+    list::list(&client, ListKind::Pods, &selection, keep).await.ok()
 }
 
 async fn namespaces(reach: &Reach) -> Option<Vec<String>> {

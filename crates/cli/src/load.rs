@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result, bail};
 use futures::{StreamExt as _, stream};
 use serde::de::DeserializeOwned;
 use tessera_cluster::fetch::{FetchError, Fetcher};
-use tessera_cluster::list::{self, Kind};
+use tessera_cluster::list::{self, ListKind};
 use tessera_cluster::{ApiError, Client, connect_in};
 use tessera_core::quota::Quota;
 use tessera_wire::dialect::MemoryUnit;
@@ -33,7 +33,7 @@ pub(crate) async fn client(reach: &Reach) -> Result<Client> {
 /// What the scheduler goes by, as far as it tells and the user may read it; options of the user win.
 pub(crate) async fn rules(client: &Client, reach: &Reach) -> Rules {
     let (namespace, lease) = rules::LEASE;
-    let mut rules = rules::parse(&list::lease_notes(client, namespace, lease).await);
+    let mut rules = rules::parse(&list::lease_annotations(client, namespace, lease).await);
     if let Some(unit) = reach.memory_unit {
         rules.unit = unit;
     }
@@ -45,14 +45,14 @@ pub(crate) async fn survey(client: &Client, reach: &Reach, selecting: &Selecting
     let nodes = async {
         match &selecting.node {
             Some(name) => list::node(client, name).await.map(|node| vec![node]),
-            None => list::list(client, Kind::Nodes, &selecting.nodes(), |node: Node| Some(node)).await,
+            None => list::list(client, ListKind::Nodes, &selecting.nodes(), |node: Node| Some(node)).await,
         }
     };
     let (rules, nodes, lists) = futures::join!(rules(client, reach), nodes, broken_lists(client, selecting));
     let broken = broken_gpus(lists?.unwrap_or_default());
     let mut survey = Survey::of_nodes(rules, nodes?, &broken);
     survey.quota = read_quota(client, &survey.rules).await?;
-    let none: Vec<()> = list::list(client, Kind::Pods, &selecting.pods(), |pod: Pod| {
+    let none: Vec<()> = list::list(client, ListKind::Pods, &selecting.pods(), |pod: Pod| {
         survey.add(pod);
         None
     })

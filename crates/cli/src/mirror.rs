@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use tessera_cluster::watch::Change;
+use tessera_cluster::watch::WatchChange;
 
 /// Objects by key.
 #[derive(Debug)]
@@ -24,19 +24,19 @@ impl<T> Mirror<T> {
     /// Takes note. `keep` tells the key, and whether the object is worth keeping. Answers with the trouble, if that is the news.
     pub(crate) fn take(
         &mut self,
-        change: Change<T>,
+        change: WatchChange<T>,
         key: impl Fn(&T) -> String,
         keep: impl Fn(&T) -> bool,
     ) -> Option<String> {
         match change {
-            Change::Listing => self.unlisted = self.objects.keys().cloned().collect(),
-            Change::Listed => {
+            WatchChange::Listing => self.unlisted = self.objects.keys().cloned().collect(),
+            WatchChange::Listed => {
                 for gone in std::mem::take(&mut self.unlisted) {
                     self.objects.remove(&gone);
                 }
                 self.listed = true;
             }
-            Change::Set(object) => {
+            WatchChange::Set(object) => {
                 let key = key(&object);
                 self.unlisted.remove(&key);
                 if keep(&object) {
@@ -45,10 +45,10 @@ impl<T> Mirror<T> {
                     self.objects.remove(&key);
                 }
             }
-            Change::Gone(object) => {
+            WatchChange::Gone(object) => {
                 self.objects.remove(&key(&object));
             }
-            Change::Lost(why) => return Some(why),
+            WatchChange::Lost(why) => return Some(why),
         }
         None
     }
@@ -61,17 +61,17 @@ mod tests {
     #[test]
     fn a_new_list_forgets_what_it_does_not_show() {
         let mut mirror = Mirror::default();
-        let mut take = |change: Change<i32>| mirror.take(change, i32::to_string, |object| *object > 0);
-        take(Change::Listing);
-        take(Change::Set(1));
-        take(Change::Set(2));
-        take(Change::Set(-3));
-        take(Change::Listed);
-        take(Change::Gone(1));
-        assert_eq!(take(Change::Lost("away".into())).as_deref(), Some("away"));
-        take(Change::Listing);
-        take(Change::Set(4));
-        take(Change::Listed);
+        let mut take = |change: WatchChange<i32>| mirror.take(change, i32::to_string, |object| *object > 0);
+        take(WatchChange::Listing);
+        take(WatchChange::Set(1));
+        take(WatchChange::Set(2));
+        take(WatchChange::Set(-3));
+        take(WatchChange::Listed);
+        take(WatchChange::Gone(1));
+        assert_eq!(take(WatchChange::Lost("away".into())).as_deref(), Some("away"));
+        take(WatchChange::Listing);
+        take(WatchChange::Set(4));
+        take(WatchChange::Listed);
         assert_eq!(mirror.objects.into_values().collect::<Vec<_>>(), [4]);
     }
 }

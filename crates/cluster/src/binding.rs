@@ -1,4 +1,4 @@
-//! Binding a pod to a node, with what was decided for it, in one write.
+//! Binds a pod to a node and records the placement decision in the same write.
 
 use std::collections::BTreeMap;
 
@@ -7,51 +7,51 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Status;
 use kube::Client;
 use serde_json::json;
 
-/// A pod is to run on a node.
+/// A request to run a pod on a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Binding {
     /// The pod's namespace.
     pub namespace: String,
     /// The pod's name.
     pub pod: String,
-    /// The pod's identity: one that was deleted and made anew under the same name is not bound.
+    /// The pod's UID. The API server rejects the binding if a new pod has the same name.
     pub uid: String,
-    /// The node.
+    /// Name of the node.
     pub node: String,
-    /// Added to the pod's annotations by the API server in the same write that sets `nodeName`, so nobody ever sees the
-    /// one without the other.
+    /// Annotations that the API server adds to the pod in the same write that sets `nodeName`.
+    /// A reader never sees one without the other.
     pub annotations: BTreeMap<String, String>,
 }
 
-/// The pod was not bound.
+/// Reason why a pod was not bound.
 #[derive(Debug, thiserror::Error)]
 pub enum BindError {
-    /// Bound already, or another pod of the same name. Trying again is of no use.
+    /// The pod is already bound, or another pod has its name. A retry cannot succeed.
     #[error("the pod cannot be bound any more: {0}")]
     Conflict(String),
-    /// Deleted meanwhile.
+    /// The pod was deleted.
     #[error("the pod is gone: {0}")]
     Gone(String),
-    /// The API server did not take it for another reason.
-    #[error("the API server did not take the binding: {message}")]
+    /// The API server rejected the binding for another reason.
+    #[error("the API server rejected the binding: {message}")]
     Refused {
-        /// The HTTP status.
+        /// HTTP status code.
         code: u16,
-        /// In its words.
+        /// Message of the API server.
         message: String,
     },
-    /// There was no answer.
-    #[error("the API server did not answer")]
+    /// The API server did not answer.
+    #[error("the API server did not answer the binding")]
     Api(#[source] Box<kube::Error>),
-    /// A name that cannot stand in a URL.
-    #[error("the binding cannot be written as a request")]
+    /// The namespace or pod name cannot be part of a URL.
+    #[error("the namespace or pod name of the binding cannot be part of a URL")]
     Request(#[from] http::Error),
 }
 
 impl BindError {
-    /// Whether the pod may be bound all the same: there was no answer, or none that says.
+    /// Returns whether the API server may have bound the pod despite this error.
     #[must_use]
-    pub fn leaves_doubt(&self) -> bool {
+    pub fn may_have_been_applied(&self) -> bool {
         match self {
             Self::Conflict(_) | Self::Gone(_) | Self::Request(_) => false,
             Self::Refused { code, .. } => *code >= 500,
@@ -61,7 +61,7 @@ impl BindError {
 }
 
 impl Binding {
-    /// Sends it.
+    /// Sends the binding to the API server.
     pub async fn send(&self, client: &Client) -> Result<(), BindError> {
         match client.request::<Status>(self.to_request()?).await {
             Ok(_created) => Ok(()),
@@ -88,7 +88,7 @@ impl Binding {
         });
         Request::builder()
             .method(Method::POST)
-            // Unknown fields need not be looked for in what we wrote ourselves.
+            // This request contains no unknown fields, so the API server need not search for them.
             .uri(format!("/api/v1/namespaces/{namespace}/pods/{pod}/binding?fieldValidation=Ignore"))
             .header(CONTENT_TYPE, "application/json")
             .body(body.to_string().into_bytes())
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_is_no_name_is_an_error_and_no_panic() {
+    fn returns_an_error_for_a_name_that_cannot_be_in_a_url() {
         let binding = Binding {
             namespace: "a b".into(),
             pod: "c".into(),

@@ -1,8 +1,9 @@
-//! Errors in one line, and troubles that are told once.
+//! Formats errors with their causes, and limits how often a repeated failure is logged.
 
 use std::error::Error;
 
-/// An error with all that caused it. Layers that repeat what is below them are not told twice.
+/// Returns the error and all its causes in one line. A cause that the layer above already quotes is
+/// left out.
 #[must_use]
 pub fn with_causes(error: &dyn Error) -> String {
     let mut texts: Vec<String> = causes(error).map(ToString::to_string).collect();
@@ -10,7 +11,7 @@ pub fn with_causes(error: &dyn Error) -> String {
     texts.join(": ")
 }
 
-/// The cause of all: the layers above it only say that a request failed.
+/// Returns the root cause of `error`. The layers above only say that a request failed.
 pub(crate) fn innermost(error: &dyn Error) -> String {
     causes(error).last().map(ToString::to_string).unwrap_or_default()
 }
@@ -22,22 +23,24 @@ fn causes<'a>(error: &'a dyn Error) -> impl Iterator<Item = &'a dyn Error> {
     })
 }
 
-/// A trouble that may last: worth a line in the log when it comes and when its reason is another one, not at every try.
+/// Decides whether a failure that may repeat is worth a log line: when it starts and when its
+/// reason changes, but not on every retry.
 #[derive(Debug, Default)]
-pub struct Trouble(Option<String>);
+pub struct FailureLog(Option<String>);
 
-impl Trouble {
-    /// Takes note of it. Returns whether it is news.
-    pub fn is_news(&mut self, why: &str) -> bool {
-        let is_news = self.0.as_deref() != Some(why);
-        if is_news {
-            self.0 = Some(why.to_owned());
+impl FailureLog {
+    /// Records a failure. Returns true if its reason differs from the last one, so that it should
+    /// be logged.
+    pub fn record(&mut self, reason: &str) -> bool {
+        let is_new = self.0.as_deref() != Some(reason);
+        if is_new {
+            self.0 = Some(reason.to_owned());
         }
-        is_news
+        is_new
     }
 
-    /// It works again. Returns whether there was any.
-    pub fn is_over(&mut self) -> bool {
+    /// Records a success. Returns true if it ends a failure.
+    pub fn clear(&mut self) -> bool {
         self.0.take().is_some()
     }
 }
@@ -54,7 +57,7 @@ mod tests {
     }
 
     #[test]
-    fn what_layers_repeat_is_told_once() {
+    fn leaves_out_a_cause_that_the_layer_above_quotes() {
         let refused = Layer { text: "connection refused", source: None };
         let service = Layer { text: "service: connection refused", source: Some(Box::new(refused)) };
         let all = Layer { text: "no pods", source: Some(Box::new(service)) };
@@ -63,11 +66,11 @@ mod tests {
     }
 
     #[test]
-    fn a_trouble_is_news_when_it_comes_changes_or_comes_back() {
-        let mut trouble = Trouble::default();
-        assert!(!trouble.is_over());
-        assert!(trouble.is_news("refused") && !trouble.is_news("refused") && trouble.is_news("forbidden"));
-        assert!(trouble.is_over());
-        assert!(trouble.is_news("forbidden"));
+    fn reports_a_failure_when_it_starts_changes_or_returns() {
+        let mut failure = FailureLog::default();
+        assert!(!failure.clear());
+        assert!(failure.record("refused") && !failure.record("refused") && failure.record("forbidden"));
+        assert!(failure.clear());
+        assert!(failure.record("forbidden"));
     }
 }

@@ -1,4 +1,4 @@
-//! Making a client.
+//! Creates clients for the Kubernetes API.
 
 use std::path::{Path, PathBuf};
 
@@ -11,40 +11,41 @@ use tower::{BoxError, util::MapErrLayer};
 
 use crate::causes::innermost;
 
-/// No client could be made.
+/// Reason why no client could be created.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
     /// The kubeconfig cannot be used.
     #[error("cannot use the kubeconfig {}: {}", path.display(), innermost(why))]
     Kubeconfig {
-        /// The file.
+        /// Path of the kubeconfig.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Cause, from the client library.
         why: Box<KubeconfigError>,
     },
-    /// A context nobody wrote down.
+    /// The kubeconfig has no context of this name.
     #[error("context {0:?} does not exist; `kubectl config get-contexts` lists those there are")]
     Context(String),
-    /// Neither in a pod nor with a kubeconfig in one of the usual places.
+    /// The process does not run in a pod, and no kubeconfig is in one of the usual places.
     #[error(
-        "found no Kubernetes cluster to talk to: this is no pod, and {}; name a kubeconfig with --kubeconfig FILE or in KUBECONFIG",
+        "found no Kubernetes cluster: this process does not run in a pod, and {}; name a kubeconfig with --kubeconfig FILE or in KUBECONFIG",
         without_pod(.0)
     )]
     Nowhere(Box<kube::config::InferConfigError>),
-    /// No URL.
-    #[error("{url:?} is no URL")]
+    /// The address of the API server is not a URL.
+    #[error("{url:?} is not a URL; write http://HOST:PORT")]
     Url {
-        /// What was given.
+        /// Address as given.
         url: String,
-        /// What is wrong with it.
+        /// Cause, from the URL parser.
         source: http::uri::InvalidUri,
     },
     /// The client library refused the configuration.
-    #[error("cannot make a Kubernetes client")]
+    #[error("cannot create a Kubernetes client")]
     Client(#[source] Box<kube::Error>),
 }
 
-/// A request did not get through. The client library tells neither where it went nor, at first sight, why.
+/// A request did not reach the server. The client library's own error names neither the server nor,
+/// at the top level, the cause.
 #[derive(Debug, thiserror::Error)]
 #[error("{}: {why}", server.to_string().trim_end_matches('/'))]
 struct Unreached {
@@ -52,7 +53,7 @@ struct Unreached {
     why: String,
 }
 
-/// What is the matter with the kubeconfig, where nothing else is to be had; it names the file.
+/// Returns what is wrong with the kubeconfig, with its path, for a process outside a pod.
 fn without_pod(error: &kube::config::InferConfigError) -> String {
     let source = std::error::Error::source(error);
     match source.and_then(|source| source.downcast_ref()) {
@@ -63,18 +64,20 @@ fn without_pod(error: &kube::config::InferConfigError) -> String {
     }
 }
 
-/// A client for an API server without TLS or authentication, as tests and demonstrations have.
+/// Returns a client for an API server without TLS or authentication, as tests and demos use.
 pub fn connect_to(url: &str) -> Result<Client, ConnectError> {
     let url = url.parse().map_err(|source| ConnectError::Url { url: url.to_owned(), source })?;
     client(Config::new(url))
 }
 
-/// A client for the cluster of `kubeconfig`, or else of the pod or user this runs as.
+/// Returns a client for the cluster of `kubeconfig`. Without one, uses the pod's service account or
+/// the user's default kubeconfig.
 pub async fn connect(kubeconfig: Option<&Path>) -> Result<Client, ConnectError> {
     connect_in(kubeconfig, None).await
 }
 
-/// Likewise, in a context of the kubeconfig other than its current one.
+/// Returns a client as [`connect`] does, for a given context of the kubeconfig instead of its
+/// current one.
 pub async fn connect_in(kubeconfig: Option<&Path>, context: Option<&str>) -> Result<Client, ConnectError> {
     let options = KubeConfigOptions { context: context.map(str::to_owned), ..KubeConfigOptions::default() };
     let unusable = |path: &Path| {
@@ -89,7 +92,7 @@ pub async fn connect_in(kubeconfig: Option<&Path>, context: Option<&str>) -> Res
             let file = Kubeconfig::read_from(path).map_err(unusable(path))?;
             Config::from_custom_kubeconfig(file, &options).await.map_err(unusable(path))?
         }
-        // A pod has no contexts: only a kubeconfig can be meant.
+        // A pod has no contexts, so the context must be in the user's kubeconfig.
         (None, Some(_)) => {
             Config::from_kubeconfig(&options).await.map_err(unusable(Path::new("of the user")))?
         }
@@ -98,11 +101,11 @@ pub async fn connect_in(kubeconfig: Option<&Path>, context: Option<&str>) -> Res
     client(config)
 }
 
-/// A client whose errors name the server.
+/// Returns a client whose errors name the server.
 fn client(config: Config) -> Result<Client, ConnectError> {
     let server = config.cluster_url.clone();
     let named = move |error: BoxError| -> BoxError {
-        // Its own errors (a login that failed) say enough.
+        // Errors of the client library itself, such as a failed login, are already complete.
         if error.is::<kube::Error>() {
             return error;
         }
@@ -116,13 +119,13 @@ fn client(config: Config) -> Result<Client, ConnectError> {
 mod tests {
     use super::*;
 
-    /// What a user reads, with all causes.
+    /// Returns the message a user sees, with all causes.
     async fn refusal(kubeconfig: &Path) -> String {
         format!("{:#}", anyhow::Error::from(connect(Some(kubeconfig)).await.err().unwrap()))
     }
 
     #[tokio::test]
-    async fn a_server_that_cannot_be_reached_is_named_with_the_reason() {
+    async fn names_an_unreachable_server_and_the_reason() {
         let client = connect_to("http://127.0.0.1:1").unwrap();
         let error = crate::list::pod(&client, "team", "train").await.unwrap_err().to_string();
         let begin = "Unable to connect to the server: http://127.0.0.1:1: ";
@@ -130,7 +133,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_kubeconfig_that_cannot_be_used_is_named_once_with_its_cause() {
+    async fn names_an_unusable_kubeconfig_once_with_its_cause() {
         let missing = refusal(Path::new("/does/not/exist")).await;
         assert_eq!(
             missing,

@@ -1,4 +1,4 @@
-//! Kubernetes Events: what `kubectl describe pod` shows.
+//! Kubernetes Events about pods, as `kubectl describe pod` shows them.
 
 use k8s_openapi::api::core::v1::{Event, EventSource, ObjectReference};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -7,30 +7,30 @@ use kube::api::{ObjectMeta, Patch, PatchParams, PostParams};
 use kube::{Api, Client};
 use serde_json::json;
 
-/// Something to tell the owner of a pod.
+/// A message to the owner of a pod, written as a Kubernetes Event.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PodNotice {
-    /// Its namespace.
+    /// Namespace of the pod.
     pub namespace: String,
-    /// Its name.
+    /// Name of the pod.
     pub pod: String,
-    /// Its identity.
+    /// UID of the pod.
     pub uid: String,
-    /// Whether somebody should look after it.
+    /// True for type `Warning`, false for type `Normal`.
     pub is_warning: bool,
-    /// One word, by which events are searched.
+    /// Machine-readable reason in one word, such as `FailedScheduling`.
     pub reason: String,
-    /// What happened.
+    /// Human-readable description of what happened.
     pub message: String,
 }
 
-/// The event was not written.
+/// The API server did not store the event.
 #[derive(Debug, thiserror::Error)]
-#[error("the API server did not take the event")]
+#[error("the API server rejected the event")]
 pub struct EventError(#[from] Box<kube::Error>);
 
 impl PodNotice {
-    /// Writes it for the first time, under `name`.
+    /// Creates the event under `name`.
     pub async fn create(&self, client: &Client, name: &str, reporter: &str) -> Result<(), EventError> {
         let metadata = ObjectMeta { name: Some(name.to_owned()), ..ObjectMeta::default() };
         let source = EventSource { component: Some(reporter.to_owned()), host: None };
@@ -39,7 +39,7 @@ impl PodNotice {
         Ok(())
     }
 
-    /// Tells that it has happened so often by now.
+    /// Updates the event `name` with the number of times it has occurred.
     pub async fn repeat(&self, client: &Client, name: &str, count: u32) -> Result<(), EventError> {
         let patch = json!({ "count": count, "lastTimestamp": Time(Timestamp::now()) });
         let patch = Patch::Merge(patch);
@@ -47,12 +47,11 @@ impl PodNotice {
         Ok(())
     }
 
-    /// Where it is written.
     pub(crate) fn events(&self, client: &Client) -> Api<Event> {
         Api::namespaced(client.clone(), &self.namespace)
     }
 
-    /// As the API server takes it, from whoever tells it.
+    /// Returns the API object, reported by `source`.
     pub(crate) fn event(&self, metadata: ObjectMeta, source: EventSource) -> Event {
         let now = Some(Time(Timestamp::now()));
         Event {

@@ -1,4 +1,5 @@
-//! Documents beside the API server: a scheduler's views, an agent's figures.
+//! Fetches documents over HTTP from servers other than the API server, such as schedulers and
+//! agents.
 
 use std::time::Duration;
 
@@ -11,27 +12,27 @@ use kube::client::Body;
 use crate::causes::innermost;
 use crate::connect::connect_to;
 
-/// A document larger than this is none of ours.
-const LARGEST: usize = 64 << 20;
+/// Default limit for the size of a document. No page of Tessera is larger.
+const MAX_BYTES: usize = 64 << 20;
 
-/// No document.
+/// Reason why a document could not be fetched.
 #[derive(Debug, thiserror::Error)]
 pub enum FetchError {
-    /// The address is none.
-    #[error("{0:?} is no address; write http://HOST:PORT")]
+    /// The URL cannot be parsed, or has no host.
+    #[error("{0:?} is not an address; write http://HOST:PORT")]
     Address(String),
-    /// Nobody answers there.
+    /// The connection failed.
     #[error("{0}")]
     Unreachable(String),
-    /// Nobody answers in time.
+    /// The server did not answer before the timeout.
     #[error("no answer within {0:?}")]
     Late(Duration),
-    /// It answers with an error.
+    /// The server answered with an error status.
     #[error("unexpected status code {code}: {text}")]
     Status {
-        /// The HTTP status.
+        /// HTTP status code.
         code: u16,
-        /// What it says.
+        /// Body of the answer.
         text: String,
     },
 }
@@ -40,31 +41,31 @@ pub enum FetchError {
 #[derive(Clone, Debug)]
 pub struct Fetcher {
     plain: Hyper<HttpConnector, Empty<bytes::Bytes>>,
-    within: Duration,
-    most: usize,
+    timeout: Duration,
+    max_bytes: usize,
 }
 
 impl Fetcher {
-    /// One that waits so long for an answer.
+    /// Returns a fetcher that waits at most `timeout` for an answer.
     #[must_use]
-    pub fn new(within: Duration) -> Self {
+    pub fn new(timeout: Duration) -> Self {
         let mut connector = HttpConnector::new();
-        connector.set_connect_timeout(Some(within));
-        Self { plain: Hyper::builder(TokioExecutor::new()).build(connector), within, most: LARGEST }
+        connector.set_connect_timeout(Some(timeout));
+        Self { plain: Hyper::builder(TokioExecutor::new()).build(connector), timeout, max_bytes: MAX_BYTES }
     }
 
-    /// One that takes no document of more bytes.
+    /// Returns a fetcher that rejects documents larger than `max_bytes`.
     #[must_use]
-    pub fn at_most(self, most: usize) -> Self {
-        Self { most, ..self }
+    pub fn with_max_bytes(self, max_bytes: usize) -> Self {
+        Self { max_bytes, ..self }
     }
 
-    /// The text at `url`.
+    /// Returns the text at `url`.
     pub async fn get(&self, url: &str) -> Result<String, FetchError> {
         let fetched = async {
-            if url.starts_with("https:") { secure(url, self.most).await } else { self.plain(url).await }
+            if url.starts_with("https:") { secure(url, self.max_bytes).await } else { self.plain(url).await }
         };
-        tokio::time::timeout(self.within, fetched).await.map_err(|_| FetchError::Late(self.within))?
+        tokio::time::timeout(self.timeout, fetched).await.map_err(|_| FetchError::Late(self.timeout))?
     }
 
     async fn plain(&self, url: &str) -> Result<String, FetchError> {
@@ -74,12 +75,12 @@ impl Fetcher {
         }
         let answer = self.plain.get(uri).await.map_err(|error| FetchError::Unreachable(innermost(&error)))?;
         let (parts, body) = answer.into_parts();
-        read(parts.status, body, self.most).await
+        read(parts.status, body, self.max_bytes).await
     }
 }
 
-/// Over TLS, with the roots of trust the system has.
-async fn secure(url: &str, most: usize) -> Result<String, FetchError> {
+/// Fetches a document over TLS with the root certificates of the system.
+async fn secure(url: &str, max_bytes: usize) -> Result<String, FetchError> {
     let bad = || FetchError::Address(url.to_owned());
     let uri: http::Uri = url.parse().map_err(|_| bad())?;
     let path = uri.path_and_query().map_or("/", http::uri::PathAndQuery::as_str).to_owned();
@@ -88,15 +89,15 @@ async fn secure(url: &str, most: usize) -> Result<String, FetchError> {
     let request = http::Request::get(path).body(Body::empty()).map_err(|_| bad())?;
     let answer = client.send(request).await.map_err(|error| FetchError::Unreachable(innermost(&error)))?;
     let (parts, body) = answer.into_parts();
-    read(parts.status, body, most).await
+    read(parts.status, body, max_bytes).await
 }
 
-async fn read<B>(status: http::StatusCode, body: B, most: usize) -> Result<String, FetchError>
+async fn read<B>(status: http::StatusCode, body: B, max_bytes: usize) -> Result<String, FetchError>
 where
     B: http_body::Body,
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
-    let bytes = Limited::new(body, most).collect().await;
+    let bytes = Limited::new(body, max_bytes).collect().await;
     let bytes = bytes.map_err(|error| FetchError::Unreachable(innermost(&*error)))?.to_bytes();
     let text = String::from_utf8_lossy(&bytes).into_owned();
     if status.is_success() {

@@ -1,4 +1,5 @@
-//! Pods and nodes with no more in them than Tessera reads: what a watch of a large cluster keeps in memory.
+//! Pods, nodes and budgets reduced to the fields that Tessera reads, so that a watch of a large
+//! cluster needs little memory.
 
 use std::{borrow::Cow, collections::BTreeMap};
 
@@ -11,33 +12,33 @@ use serde::{Deserialize, Deserializer, Serialize};
 use tessera_wire::disruption::{BudgetSpec, BudgetStatus};
 use tessera_wire::objects::{NodeStatus, NodeWish, PodSpec, PodStatus};
 
-/// A pod.
+/// A pod with only the fields that Tessera reads.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct LeanPod {
-    /// Who it is.
+    /// Metadata without `managedFields`.
     #[serde(deserialize_with = "lean_metadata")]
     pub metadata: ObjectMeta,
-    /// What it asks for.
+    /// Requests and placement constraints.
     pub spec: PodSpec,
-    /// What has become of it.
+    /// Phase and container states.
     pub status: PodStatus,
 }
 
-/// A node.
+/// A node with only the fields that Tessera reads.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct LeanNode {
-    /// Who it is.
+    /// Metadata without `managedFields`.
     #[serde(deserialize_with = "lean_metadata")]
     pub metadata: ObjectMeta,
-    /// What is wanted of it.
+    /// Taints and other wishes of the administrator.
     pub spec: NodeWish,
-    /// What it offers.
+    /// Capacity and conditions.
     pub status: NodeStatus,
 }
 
-/// Reads the parts that matter. Who manages which field is most of an object's metadata, and nobody here asks for it.
+/// Deserializes metadata without `managedFields`, which are most of its size and are never read.
 fn lean_metadata<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ObjectMeta, D::Error> {
     #[derive(Default, Deserialize)]
     #[serde(default, rename_all = "camelCase")]
@@ -69,16 +70,16 @@ fn lean_metadata<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ObjectMet
     })
 }
 
-/// A PodDisruptionBudget.
+/// A PodDisruptionBudget with only the fields that Tessera reads.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct LeanBudget {
-    /// Who it is.
+    /// Metadata without `managedFields`.
     #[serde(deserialize_with = "lean_metadata")]
     pub metadata: ObjectMeta,
-    /// Whom it protects.
+    /// Selector of the protected pods.
     pub spec: BudgetSpec,
-    /// How many more may go.
+    /// Number of disruptions still allowed.
     pub status: BudgetStatus,
 }
 
@@ -124,7 +125,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_matters_is_kept_and_the_rest_is_not() {
+    fn drops_managed_fields_and_keeps_the_rest() {
         let json = r#"{"metadata":{"name":"p","uid":"u","resourceVersion":"7","annotations":{"a":"b"},
             "creationTimestamp":"2026-01-01T00:00:00Z","managedFields":[{"manager":"m","fieldsV1":{"f:spec":{}}}]},
             "spec":{"containers":[]}}"#;

@@ -1,4 +1,4 @@
-//! One leader among several replicas, by a Lease object.
+//! Leader election among several replicas with a Lease object.
 
 mod election;
 
@@ -13,64 +13,64 @@ use kube::{Api, Client};
 
 use crate::causes::innermost;
 
-pub use self::election::{Election, Found, Step, Timing};
+pub use self::election::{Election, LeaseRecord, LeaseStep, LeaseTiming};
 
-/// The lease could not be read or written.
+/// Reason why the lease could not be read or written.
 #[derive(Debug, thiserror::Error)]
 pub enum LeaseError {
-    /// The API server refused.
+    /// The API server rejected the request.
     #[error("{}", innermost(.0))]
     Api(Box<kube::Error>),
-    /// It did not answer in time.
+    /// The API server did not answer before the timeout.
     #[error("the API server did not answer about the lease in time")]
     Timeout,
 }
 
-/// A candidate for a Lease object.
+/// A replica that tries to hold a Lease object.
 #[derive(Debug)]
 pub struct Candidate {
     api: Api<Lease>,
     name: String,
     election: Election,
     started: Instant,
-    notes: BTreeMap<String, String>,
+    annotations: BTreeMap<String, String>,
 }
 
 impl Candidate {
-    /// A candidate for the lease of this name.
+    /// Returns a candidate for the lease `namespace/name`.
     #[must_use]
-    pub fn new(client: Client, namespace: &str, name: &str, identity: String, timing: Timing) -> Self {
+    pub fn new(client: Client, namespace: &str, name: &str, identity: String, timing: LeaseTiming) -> Self {
         let api = Api::namespaced(client, namespace);
         let election = Election::new(identity, timing);
-        Self { api, name: name.to_owned(), election, started: Instant::now(), notes: BTreeMap::new() }
+        Self { api, name: name.to_owned(), election, started: Instant::now(), annotations: BTreeMap::new() }
     }
 
-    /// The same candidate, telling by annotations of the lease what it goes by while it leads.
+    /// Returns the same candidate, which publishes `annotations` on the lease while it leads.
     #[must_use]
-    pub fn telling(mut self, notes: BTreeMap<String, String>) -> Self {
-        self.notes = notes;
+    pub fn with_annotations(mut self, annotations: BTreeMap<String, String>) -> Self {
+        self.annotations = annotations;
         self
     }
 
-    /// Looks at the lease and takes or renews it where that is due. Returns whether we lead now.
+    /// Reads the lease and takes or renews it if due. Returns whether this replica leads now.
     pub async fn poll(&mut self) -> Result<bool, LeaseError> {
         let begun = self.now();
-        let found = self.timely(self.api.get_opt(&self.name)).await?;
+        let found = self.with_timeout(self.api.get_opt(&self.name)).await?;
         let transitions =
             found.as_ref().and_then(|lease| lease.spec.as_ref()?.lease_transitions).unwrap_or(0);
         let read = found.as_ref().map(read);
         let is_ours = read.as_ref().is_some_and(|found| found.holder == self.election.identity());
-        if let Step::Take(version) = self.election.look(begun, read) {
+        if let LeaseStep::Take(version) = self.election.observe(begun, read) {
             let transitions = if is_ours { transitions } else { transitions.saturating_add(1) };
             let lease = self.lease(self.election.identity(), version.clone(), transitions);
             let post = PostParams::default();
             let written = match version {
-                None => self.timely(self.api.create(&post, &lease)).await,
-                Some(_) => self.timely(self.api.replace(&self.name, &post, &lease)).await,
+                None => self.with_timeout(self.api.create(&post, &lease)).await,
+                Some(_) => self.with_timeout(self.api.replace(&self.name, &post, &lease)).await,
             };
             match written {
-                Ok(_) => self.election.taken(begun),
-                // Somebody was faster: look again next time.
+                Ok(_) => self.election.record_write(begun),
+                // Another replica wrote first. The next poll reads the lease again.
                 Err(LeaseError::Api(error)) if matches!(&*error, kube::Error::Api(status) if status.code == 409) =>
                     {}
                 Err(error) => return Err(error),
@@ -79,42 +79,42 @@ impl Candidate {
         Ok(self.leads())
     }
 
-    /// Whether we lead at this moment.
+    /// Returns whether this replica leads now.
     #[must_use]
     pub fn leads(&self) -> bool {
         self.election.leads(self.now())
     }
 
-    /// Grows whenever we come to lead after somebody else may have led.
+    /// Returns a number that grows when this replica starts to lead after another one may have led.
     #[must_use]
     pub fn term(&self) -> u64 {
         self.election.term()
     }
 
-    /// Who else leads, as last seen.
+    /// Returns the other replica that held the lease when it was last read.
     #[must_use]
     pub fn other_leader(&self) -> Option<&str> {
         self.election.other_holder()
     }
 
-    /// Until when we lead if nothing more succeeds.
+    /// Returns the timing of the election.
     #[must_use]
-    pub fn timing(&self) -> Timing {
+    pub fn timing(&self) -> LeaseTiming {
         self.election.timing()
     }
 
-    /// Gives the lease back, so that nobody has to wait for it to run out.
+    /// Releases the lease, so that another replica need not wait until it expires.
     pub async fn resign(&mut self) -> Result<(), LeaseError> {
         if !self.leads() {
             return Ok(());
         }
         self.election.resign();
-        let found = self.timely(self.api.get_opt(&self.name)).await?;
+        let found = self.with_timeout(self.api.get_opt(&self.name)).await?;
         let Some(found) = found.filter(|lease| read(lease).holder == self.election.identity()) else {
             return Ok(());
         };
         let lease = self.lease("", found.metadata.resource_version, 0);
-        self.timely(self.api.replace(&self.name, &PostParams::default(), &lease)).await?;
+        self.with_timeout(self.api.replace(&self.name, &PostParams::default(), &lease)).await?;
         Ok(())
     }
 
@@ -129,7 +129,7 @@ impl Candidate {
             metadata: ObjectMeta {
                 name: Some(self.name.clone()),
                 resource_version: version,
-                annotations: (!self.notes.is_empty()).then(|| self.notes.clone()),
+                annotations: (!self.annotations.is_empty()).then(|| self.annotations.clone()),
                 ..ObjectMeta::default()
             },
             spec: Some(LeaseSpec {
@@ -143,7 +143,10 @@ impl Candidate {
         }
     }
 
-    async fn timely<T>(&self, call: impl Future<Output = Result<T, kube::Error>>) -> Result<T, LeaseError> {
+    async fn with_timeout<T>(
+        &self,
+        call: impl Future<Output = Result<T, kube::Error>>,
+    ) -> Result<T, LeaseError> {
         match tokio::time::timeout(self.election.timing().renew_within / 2, call).await {
             Ok(outcome) => outcome.map_err(|error| LeaseError::Api(Box::new(error))),
             Err(_) => Err(LeaseError::Timeout),
@@ -151,10 +154,10 @@ impl Candidate {
     }
 }
 
-fn read(lease: &Lease) -> Found {
+fn read(lease: &Lease) -> LeaseRecord {
     let spec = lease.spec.clone().unwrap_or_default();
     let seconds = spec.lease_duration_seconds.and_then(|seconds| u64::try_from(seconds).ok());
-    Found {
+    LeaseRecord {
         holder: spec.holder_identity.unwrap_or_default(),
         version: lease.metadata.resource_version.clone().unwrap_or_default(),
         duration: Duration::from_secs(seconds.unwrap_or(15)),

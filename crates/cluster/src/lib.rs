@@ -1,7 +1,7 @@
-//! The Kubernetes API, as far as Tessera speaks it: a client, lean objects to read,
-//! watches, the lease of the leader, and the Binding that carries a grant.
+//! The part of the Kubernetes API that Tessera uses: a client, lean objects, watches, the leader's
+//! lease, and the Binding that carries a grant.
 //!
-//! The only crate that knows the client library, whose major version follows Kubernetes releases.
+//! No other crate uses the client library, whose major version follows Kubernetes releases.
 
 mod binding;
 mod causes;
@@ -15,12 +15,12 @@ pub mod node_agent;
 mod pods;
 pub mod watch;
 
-/// The client, which other crates pass on and never look into.
+/// The client, which other crates only pass on.
 pub use kube::Client;
 
 pub use self::{
     binding::{BindError, Binding},
-    causes::{Trouble, with_causes},
+    causes::{FailureLog, with_causes},
     connect::{ConnectError, connect, connect_in, connect_to},
     events::{EventError, PodNotice},
     lean::{LeanBudget, LeanNode, LeanPod},

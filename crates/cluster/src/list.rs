@@ -1,4 +1,4 @@
-//! Lists, page by page, of which only what the caller keeps stays in memory.
+//! Lists objects page by page and keeps only what the caller selects.
 
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace};
@@ -12,42 +12,42 @@ use tessera_wire::objects::{Condition, Node, Pod};
 
 use crate::causes::innermost;
 
-/// Objects asked for at a time: more save round trips, fewer save memory.
-const PAGE: u32 = 1000;
+/// Objects per page. A larger page saves round trips, a smaller one saves memory.
+const PAGE_SIZE: u32 = 1000;
 
-/// Which objects are meant; all by default.
+/// Selects objects of a list or a watch. The default selects all objects.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Selection {
-    /// `key=value,...`
+    /// Label selector, such as `key=value,...`.
     pub labels: Option<String>,
-    /// `spec.nodeName=n,...`
+    /// Field selector, such as `spec.nodeName=n,...`.
     pub fields: Option<String>,
 }
 
-/// What kind of object.
+/// Kind of the listed objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum ListKind {
     /// Nodes.
     Nodes,
     /// Pods of all namespaces.
     Pods,
 }
 
-/// What the API server did not do. The words are those `kubectl` uses.
+/// Error of a read from the API server, in the words of `kubectl`.
 #[derive(Debug, thiserror::Error)]
 pub enum ApiError {
-    /// It says no.
+    /// The API server rejected the request.
     #[error("Error from server ({reason}): {message}")]
     Refused {
-        /// In a word: `Forbidden`, `NotFound`.
+        /// Reason in one word, such as `Forbidden` or `NotFound`.
         reason: String,
-        /// In a sentence.
+        /// Message of the API server.
         message: String,
     },
-    /// It cannot be reached.
+    /// The API server cannot be reached.
     #[error("Unable to connect to the server: {0}")]
     Unreachable(String),
-    /// It answers what nobody understands.
+    /// The answer cannot be parsed.
     #[error("Error from server: {0}")]
     Answer(String),
 }
@@ -65,11 +65,11 @@ struct PageMetadata {
     rest: Option<String>,
 }
 
-/// All objects of a kind that are selected, as far as `keep` keeps them. One that begins anew, because its pages have expired,
-/// forgets what it kept.
+/// Lists the selected objects of a kind and returns what `keep` returns for each of them. If the
+/// pages expire, the list starts again from the first object.
 pub async fn list<T, K>(
     client: &Client,
-    kind: Kind,
+    kind: ListKind,
     selection: &Selection,
     mut keep: impl FnMut(T) -> Option<K>,
 ) -> Result<Vec<K>, ApiError>
@@ -77,14 +77,14 @@ where
     T: DeserializeOwned,
 {
     let mut kept = Vec::new();
-    let mut parameters = ListParams { limit: Some(PAGE), ..ListParams::default() };
+    let mut parameters = ListParams { limit: Some(PAGE_SIZE), ..ListParams::default() };
     parameters.label_selector.clone_from(&selection.labels);
     parameters.field_selector.clone_from(&selection.fields);
     let request = Request::new(kind.path());
     loop {
         let page = request.list(&parameters).map_err(|error| ApiError::Answer(error.to_string()))?;
         let text = match client.request_text(page).await.map_err(ApiError::from) {
-            // The pages were too slow for a busy cluster: all at once, as kubectl does.
+            // The pages expired before they were read. As kubectl does, read everything at once.
             Err(ApiError::Refused { reason, .. }) if reason == "Expired" && parameters.limit.is_some() => {
                 kept.clear();
                 (parameters.limit, parameters.continue_token) = (None, None);
@@ -103,21 +103,21 @@ where
     }
 }
 
-/// One node.
+/// Reads one node.
 pub async fn node(client: &Client, name: &str) -> Result<Node, ApiError> {
     get(client, &format!("/api/v1/nodes/{name}")).await
 }
 
-/// One pod.
+/// Reads one pod.
 pub async fn pod(client: &Client, namespace: &str, name: &str) -> Result<Pod, ApiError> {
     get(client, &format!("/api/v1/namespaces/{namespace}/pods/{name}")).await
 }
 
-/// What kube-scheduler last said of a pod it did not place.
+/// Returns kube-scheduler's last message about a pod that it could not place.
 pub async fn unschedulable(client: &Client, namespace: &str, name: &str) -> Result<Option<String>, ApiError> {
     #[derive(Default, Deserialize)]
     #[serde(default)]
-    struct Told {
+    struct PodWithConditions {
         status: Conditions,
     }
     #[derive(Default, Deserialize)]
@@ -125,26 +125,27 @@ pub async fn unschedulable(client: &Client, namespace: &str, name: &str) -> Resu
     struct Conditions {
         conditions: Vec<Condition>,
     }
-    let told: Told = get(client, &format!("/api/v1/namespaces/{namespace}/pods/{name}")).await?;
-    let refusal =
-        told.status.conditions.into_iter().find(|told| told.kind == "PodScheduled" && told.status == "False");
-    Ok(refusal.map(|told| told.message).filter(|message| !message.is_empty()))
+    let pod: PodWithConditions = get(client, &format!("/api/v1/namespaces/{namespace}/pods/{name}")).await?;
+    let mut conditions = pod.status.conditions.into_iter();
+    let rejected =
+        conditions.find(|condition| condition.kind == "PodScheduled" && condition.status == "False");
+    Ok(rejected.map(|condition| condition.message).filter(|message| !message.is_empty()))
 }
 
-/// The annotations of a lease; none where there is no such lease, or it may not be read.
-pub async fn lease_notes(client: &Client, namespace: &str, name: &str) -> BTreeMap<String, String> {
+/// Returns the annotations of a lease, or an empty map if the lease is missing or may not be read.
+pub async fn lease_annotations(client: &Client, namespace: &str, name: &str) -> BTreeMap<String, String> {
     let leases: Api<Lease> = Api::namespaced(client.clone(), namespace);
     let found = leases.get_opt(name).await.ok().flatten();
     found.and_then(|lease| lease.metadata.annotations).unwrap_or_default()
 }
 
-/// The names of all namespaces.
+/// Returns the names of all namespaces.
 pub async fn namespaces(client: &Client) -> Result<Vec<String>, ApiError> {
     let found = Api::<Namespace>::all(client.clone()).list_metadata(&ListParams::default()).await?;
     Ok(found.items.into_iter().filter_map(|namespace| namespace.metadata.name).collect())
 }
 
-/// The data of a ConfigMap; `None` where there is none.
+/// Returns the data of a ConfigMap, or `None` if it does not exist.
 pub async fn config_map(
     client: &Client,
     namespace: &str,
@@ -154,7 +155,7 @@ pub async fn config_map(
     Ok(maps.get_opt(name).await?.map(|map| map.data.unwrap_or_default()))
 }
 
-/// All ConfigMaps of a namespace: their names and data.
+/// Returns the names and data of all ConfigMaps of a namespace.
 pub async fn config_maps(
     client: &Client,
     namespace: &str,
@@ -171,9 +172,7 @@ async fn get<T: DeserializeOwned>(client: &Client, path: &str) -> Result<T, ApiE
     Ok(client.request(request).await?)
 }
 
-// === impl Kind ===
-
-impl Kind {
+impl ListKind {
     fn path(self) -> &'static str {
         match self {
             Self::Nodes => "/api/v1/nodes",
@@ -182,10 +181,8 @@ impl Kind {
     }
 }
 
-// === impl ApiError ===
-
 impl ApiError {
-    /// Whether the user lacks a right.
+    /// Returns whether the user lacks a permission.
     #[must_use]
     pub fn is_forbidden(&self) -> bool {
         matches!(self, Self::Refused { reason, .. } if reason == "Forbidden")

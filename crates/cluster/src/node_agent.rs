@@ -1,4 +1,4 @@
-//! What the agent of a node reads and writes: its own node, the pods on it, and the list of broken GPUs.
+//! API requests of a node's agent: its own node, the pods on it, and the list of unhealthy GPUs.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -13,53 +13,54 @@ use serde_json::json;
 use tessera_wire::objects::{Node, Pod};
 use tessera_wire::unhealthy;
 
-use crate::causes::{Trouble, innermost};
+use crate::causes::{FailureLog, innermost};
 use crate::{LeanNode, LeanPod, PodNotice, Selection, watch::config};
 
-/// The API server, as one node's agent uses it.
+/// Client of the API server for the agent of one node.
 #[derive(Clone)]
 pub struct NodeClient {
     client: Client,
     node: String,
-    patience: Patience,
+    timeouts: ApiTimeouts,
 }
 
-/// How long the API server may take. Without a limit, a connection that died without a word would be waited for for ever.
+/// Timeouts of requests. Without them, the agent would wait forever on a dead connection.
 #[derive(Clone, Copy, Debug)]
-pub struct Patience {
-    /// For pods: the kubelet waits for them, and nobody is admitted meanwhile.
-    pub reading: Duration,
-    /// For a change. What came in time after all is written again, to no effect.
-    pub writing: Duration,
+pub struct ApiTimeouts {
+    /// Timeout for reading pods. It is short, because the kubelet admits no pod until the answer
+    /// arrives.
+    pub read: Duration,
+    /// Timeout for a write. A write that arrives after the timeout is repeated without effect.
+    pub write: Duration,
 }
 
-impl Default for Patience {
+impl Default for ApiTimeouts {
     fn default() -> Self {
-        Self { reading: Duration::from_secs(2), writing: Duration::from_secs(10) }
+        Self { read: Duration::from_secs(2), write: Duration::from_secs(10) }
     }
 }
 
-/// What became known of the pods of a node.
+/// One change to the pods of a node.
 #[derive(Debug, Clone)]
 pub enum PodEvent {
-    /// All there are.
+    /// Complete list of the pods.
     All(Vec<Pod>),
-    /// One is new or has changed.
+    /// New or changed pod.
     Applied(Box<Pod>),
-    /// The one with this UID is gone.
+    /// UID of a deleted pod.
     Deleted(String),
 }
 
-/// A write that did not work.
+/// Reason why a request of the agent failed.
 #[derive(Debug, thiserror::Error)]
 pub enum WriteFailure {
-    /// The object is gone, or another one has its name.
-    #[error("the object is gone: {0}")]
+    /// The object was deleted, or another object has its name.
+    #[error("the object no longer exists: {0}")]
     Gone(String),
-    /// The API server did not take it.
-    #[error("the API server did not take it")]
+    /// The API server rejected the request.
+    #[error("the API server rejected the request")]
     Api(#[source] Box<kube::Error>),
-    /// There was no answer.
+    /// The API server did not answer before the timeout.
     #[error("the API server did not answer within {0:?}")]
     Silent(Duration),
 }
@@ -71,20 +72,20 @@ impl std::fmt::Debug for NodeClient {
 }
 
 impl NodeClient {
-    /// For the node of this name.
+    /// Returns a client for the agent of `node`.
     #[must_use]
     pub fn new(client: Client, node: String) -> Self {
-        Self { client, node, patience: Patience::default() }
+        Self { client, node, timeouts: ApiTimeouts::default() }
     }
 
-    /// With another patience.
+    /// Returns the same client with other timeouts.
     #[must_use]
-    pub fn with_patience(self, patience: Patience) -> Self {
-        Self { patience, ..self }
+    pub fn with_timeouts(self, timeouts: ApiTimeouts) -> Self {
+        Self { timeouts, ..self }
     }
 
     async fn write<T>(&self, call: impl Future<Output = Result<T, kube::Error>>) -> Result<T, WriteFailure> {
-        within(self.patience.writing, call).await
+        with_timeout(self.timeouts.write, call).await
     }
 
     fn pods(&self) -> Api<LeanPod> {
@@ -99,13 +100,13 @@ impl NodeClient {
         format!("metadata.name={}", self.node)
     }
 
-    /// The pods of the node, for ever: after a failure the watch begins again by itself.
+    /// Watches the pods of the node. The stream never ends: after a failure the watch starts again.
     pub fn watch_pods(&self) -> impl Stream<Item = PodEvent> + use<> {
         let config = config(&Selection { fields: Some(self.on_this_node()), ..Selection::default() });
         let mut all = Vec::new();
         let events = watcher(self.pods(), config).default_backoff();
-        events.inspect(trouble_is_told("the pods of this node")).filter_map(move |event| {
-            let told = match event {
+        events.inspect(log_failures("pods")).filter_map(move |event| {
+            let change = match event {
                 Ok(watcher::Event::Init) => {
                     all.clear();
                     None
@@ -117,20 +118,20 @@ impl NodeClient {
                 Ok(watcher::Event::InitDone) => Some(PodEvent::All(std::mem::take(&mut all))),
                 Ok(watcher::Event::Apply(pod)) => Some(PodEvent::Applied(Box::new(lean_pod(pod)))),
                 Ok(watcher::Event::Delete(pod)) => pod.metadata.uid.map(PodEvent::Deleted),
-                Err(_comes_back) => None,
+                Err(_watch_restarts) => None,
             };
-            async move { told }
+            async move { change }
         })
     }
 
-    /// The node's own object, now and after every change; `None` where there is none.
+    /// Watches the node object. Yields `None` while it does not exist.
     pub fn watch_node(&self) -> impl Stream<Item = Option<Node>> + use<> {
         let nodes: Api<LeanNode> = Api::all(self.client.clone());
         let config = config(&Selection { fields: Some(self.this_node()), ..Selection::default() });
         let events = watcher(nodes, config).default_backoff();
         let mut listed = false;
-        events.inspect(trouble_is_told("this node")).filter_map(move |event| {
-            let told = match event {
+        events.inspect(log_failures("node")).filter_map(move |event| {
+            let change = match event {
                 Ok(watcher::Event::Init) => {
                     listed = false;
                     None
@@ -142,20 +143,20 @@ impl NodeClient {
                 Ok(watcher::Event::Apply(node)) => Some(Some(node.into())),
                 Ok(watcher::Event::InitDone) => (!listed).then_some(None),
                 Ok(watcher::Event::Delete(_)) => Some(None),
-                Err(_comes_back) => None,
+                Err(_watch_restarts) => None,
             };
-            async move { told }
+            async move { change }
         })
     }
 
-    /// The pods of the node as they are now, from the API server's store.
+    /// Reads the pods of the node from the API server's store, not from its cache.
     pub async fn read_pods(&self) -> Result<Vec<Pod>, WriteFailure> {
-        let (pods, wanted) = (self.pods(), ListParams::default().fields(&self.on_this_node()));
-        let listed = within(self.patience.reading, pods.list(&wanted)).await?;
+        let (pods, parameters) = (self.pods(), ListParams::default().fields(&self.on_this_node()));
+        let listed = with_timeout(self.timeouts.read, pods.list(&parameters)).await?;
         Ok(listed.items.into_iter().map(lean_pod).collect())
     }
 
-    /// Sets annotations of a pod, unless another one has its name by now.
+    /// Sets annotations of a pod. Fails with [`WriteFailure::Gone`] if another pod has its name.
     pub async fn patch_pod(
         &self,
         namespace: &str,
@@ -169,8 +170,8 @@ impl NodeClient {
         Ok(())
     }
 
-    /// Tells the owner of a pod something, each time in an event of its own.
-    pub async fn tell_owner(&self, notice: &PodNotice) -> Result<(), WriteFailure> {
+    /// Creates a new Kubernetes Event for a pod.
+    pub async fn write_pod_event(&self, notice: &PodNotice) -> Result<(), WriteFailure> {
         let metadata =
             ObjectMeta { generate_name: Some(format!("{}.", notice.pod)), ..ObjectMeta::default() };
         let component = Some("tessera-agent".to_owned());
@@ -179,7 +180,7 @@ impl NodeClient {
         Ok(())
     }
 
-    /// Sets annotations and labels of the node, and amounts in its status.
+    /// Sets annotations and labels of the node, and capacity and allocatable amounts in its status.
     pub async fn patch_node(
         &self,
         annotations: &BTreeMap<String, String>,
@@ -199,18 +200,18 @@ impl NodeClient {
         Ok(())
     }
 
-    /// Lists the broken GPUs where gpushare's scheduler reads them. Without any the list is removed: an empty one would
-    /// mean GPU 0 to it.
-    pub async fn set_unhealthy(&self, cards: &[u8]) -> Result<(), WriteFailure> {
+    /// Publishes the unhealthy GPUs in the ConfigMap that gpushare's scheduler reads. If there are
+    /// none, the ConfigMap is deleted, because that scheduler reads an empty list as GPU 0.
+    pub async fn set_unhealthy(&self, gpus: &[u8]) -> Result<(), WriteFailure> {
         let maps: Api<ConfigMap> = Api::namespaced(self.client.clone(), unhealthy::NAMESPACE);
         let name = format!("{}{}", unhealthy::PREFIX, self.node);
-        if cards.is_empty() {
+        if gpus.is_empty() {
             return match self.write(maps.delete(&name, &DeleteParams::default())).await {
                 Ok(_) | Err(WriteFailure::Gone(_)) => Ok(()),
                 Err(error) => Err(error),
             };
         }
-        let list = cards.iter().map(u8::to_string).collect::<Vec<_>>().join(",");
+        let list = gpus.iter().map(u8::to_string).collect::<Vec<_>>().join(",");
         let map = json!({
             "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": name }, "data": { unhealthy::DATA_KEY: list },
         });
@@ -220,45 +221,46 @@ impl NodeClient {
     }
 }
 
-async fn within<T>(
-    patience: Duration,
+async fn with_timeout<T>(
+    timeout: Duration,
     call: impl Future<Output = Result<T, kube::Error>>,
 ) -> Result<T, WriteFailure> {
-    match tokio::time::timeout(patience, call).await {
+    match tokio::time::timeout(timeout, call).await {
         Ok(answer) => answer.map_err(failure),
-        Err(_) => Err(WriteFailure::Silent(patience)),
+        Err(_) => Err(WriteFailure::Silent(timeout)),
     }
 }
 
-/// A patch that names the UID of a pod that is gone is refused so, once another pod has its name.
-fn is_another(message: &str) -> bool {
+/// Returns whether the API server rejected a patch because another pod has the name by now. A patch
+/// carries the UID, which is immutable.
+fn is_other_object(message: &str) -> bool {
     message.contains("metadata.uid") && message.contains("field is immutable")
 }
 
 fn failure(error: kube::Error) -> WriteFailure {
     match error {
-        kube::Error::Api(status) if matches!(status.code, 404 | 409) || is_another(&status.message) => {
+        kube::Error::Api(status) if matches!(status.code, 404 | 409) || is_other_object(&status.message) => {
             WriteFailure::Gone(status.message.clone())
         }
         other => WriteFailure::Api(Box::new(other)),
     }
 }
 
-/// Logs why a watch does not work, each reason once until it works again.
-fn trouble_is_told<K>(what: &'static str) -> impl FnMut(&watcher::Result<watcher::Event<K>>) {
-    let mut trouble = Trouble::default();
+/// Logs why a watch fails: each reason once, until the watch works again.
+fn log_failures<K>(resource: &'static str) -> impl FnMut(&watcher::Result<watcher::Event<K>>) {
+    let mut failures = FailureLog::default();
     move |event| match event {
-        // So begins every try.
+        // Every attempt starts with this event, including those that fail afterwards.
         Ok(watcher::Event::Init) => {}
         Ok(_) => {
-            if trouble.is_over() {
-                tracing::info!("the API server tells of {what} again");
+            if failures.clear() {
+                tracing::info!(resource, "the watch on the API server works again");
             }
         }
         Err(error) => {
-            let why = innermost(error);
-            if trouble.is_news(&why) {
-                tracing::warn!("cannot watch {what}, will try again: {why}");
+            let error = innermost(error);
+            if failures.record(&error) {
+                tracing::warn!(resource, %error, "cannot watch the API server; will retry");
             }
         }
     }
@@ -273,12 +275,12 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn an_api_server_that_never_answers_is_given_up() {
+    async fn times_out_when_the_api_server_never_answers() {
         let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let client = crate::connect_to(&format!("http://{}", silent.local_addr().unwrap())).unwrap();
         let soon = Duration::from_millis(10);
         let agent =
-            NodeClient::new(client, "n".to_owned()).with_patience(Patience { reading: soon, writing: soon });
+            NodeClient::new(client, "n".to_owned()).with_timeouts(ApiTimeouts { read: soon, write: soon });
         let notice = PodNotice {
             namespace: "team".to_owned(),
             pod: "p".to_owned(),
@@ -287,7 +289,7 @@ mod tests {
             reason: "Why".to_owned(),
             message: "because".to_owned(),
         };
-        let given_up = [
+        let outcomes = [
             agent.read_pods().await.map(drop),
             agent.patch_pod("team", "p", "u", &BTreeMap::new()).await,
             agent
@@ -298,9 +300,9 @@ mod tests {
                 .await,
             agent.set_unhealthy(&[1]).await,
             agent.set_unhealthy(&[]).await,
-            agent.tell_owner(&notice).await,
+            agent.write_pod_event(&notice).await,
         ];
-        for outcome in given_up {
+        for outcome in outcomes {
             assert_eq!(outcome.unwrap_err().to_string(), "the API server did not answer within 10ms");
         }
     }

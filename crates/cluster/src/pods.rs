@@ -1,13 +1,13 @@
-//! One pod, asked for by name.
+//! Reads one pod by name.
 
 use kube::{Api, Client};
 use tessera_wire::objects::Pod;
 
 use crate::LeanPod;
 
-/// The API server did not say.
+/// The API server did not return the pod.
 #[derive(Debug, thiserror::Error)]
-#[error("the API server did not tell about pod {namespace}/{name}")]
+#[error("cannot read pod {namespace}/{name} from the API server")]
 pub struct GetError {
     namespace: String,
     name: String,
@@ -15,7 +15,7 @@ pub struct GetError {
     source: Box<kube::Error>,
 }
 
-/// The pod as it is now; `None` where there is none.
+/// Returns the current state of the pod, or `None` if it does not exist.
 pub async fn get_pod(client: &Client, namespace: &str, name: &str) -> Result<Option<Pod>, GetError> {
     let api: Api<LeanPod> = Api::namespaced(client.clone(), namespace);
     let found = api.get_opt(name).await.map_err(|source| GetError {

@@ -1,4 +1,4 @@
-//! Watches of pods, nodes, budgets and ConfigMaps, as plain objects of the wire.
+//! Watches pods, nodes, budgets and ConfigMaps and returns them as objects of `tessera_wire`.
 
 use std::collections::BTreeMap;
 
@@ -13,75 +13,77 @@ use tessera_wire::objects::{Metadata, Node, Pod};
 use crate::causes::innermost;
 use crate::{LeanBudget, LeanNode, LeanPod, Selection};
 
-/// What a watch tells.
+/// One event of a watch.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Change<T> {
-    /// A list begins, at the start or after the watch was lost: what it does not show is gone when it ends.
+pub enum WatchChange<T> {
+    /// A list begins, at the start or after the watch was lost. Objects that are not in the list no
+    /// longer exist.
     Listing,
-    /// An object as it is now.
+    /// A new or changed object.
     Set(T),
-    /// An object that is no more.
+    /// A deleted object.
     Gone(T),
     /// The list is complete.
     Listed,
-    /// The API server cannot be reached or does not answer; the watch goes on trying.
+    /// The API server cannot be reached or does not answer. The watch retries.
     Lost(String),
 }
 
-/// Objects asked for at a time when listing.
-const PAGE: u32 = 2000;
+/// Objects per page of the initial list.
+const PAGE_SIZE: u32 = 2000;
 
-/// Seconds after which a watch is begun anew where it left off: a connection that died without a word is noticed so soon.
-const ANEW_AFTER: u32 = 60;
+/// Seconds after which a watch is resumed on a new request. This bounds how long a dead connection
+/// goes unnoticed.
+const TIMEOUT_SECONDS: u32 = 60;
 
-/// All pods of the cluster.
-pub fn pods(client: Client) -> impl Stream<Item = Change<Pod>> + Send {
+/// Watches all pods of the cluster.
+pub fn pods(client: Client) -> impl Stream<Item = WatchChange<Pod>> + Send {
     selected_pods(client, &Selection::default())
 }
 
-/// All nodes of the cluster.
-pub fn nodes(client: Client) -> impl Stream<Item = Change<Node>> + Send {
+/// Watches all nodes of the cluster.
+pub fn nodes(client: Client) -> impl Stream<Item = WatchChange<Node>> + Send {
     selected_nodes(client, &Selection::default())
 }
 
-/// Some pods of the cluster.
+/// Watches the selected pods of the cluster.
 pub fn selected_pods(
     client: Client,
     selection: &Selection,
-) -> impl Stream<Item = Change<Pod>> + Send + use<> {
+) -> impl Stream<Item = WatchChange<Pod>> + Send + use<> {
     let api: Api<LeanPod> = Api::all(client);
     changes(watcher(api, config(selection)), |pod: LeanPod| pod.into())
 }
 
-/// Some nodes of the cluster.
+/// Watches the selected nodes of the cluster.
 pub fn selected_nodes(
     client: Client,
     selection: &Selection,
-) -> impl Stream<Item = Change<Node>> + Send + use<> {
+) -> impl Stream<Item = WatchChange<Node>> + Send + use<> {
     let api: Api<LeanNode> = Api::all(client);
     changes(watcher(api, config(selection)), |node: LeanNode| node.into())
 }
 
 pub(crate) fn config(selection: &Selection) -> watcher::Config {
-    let mut config = watcher::Config::default().page_size(PAGE).timeout(ANEW_AFTER);
+    let mut config = watcher::Config::default().page_size(PAGE_SIZE).timeout(TIMEOUT_SECONDS);
     config.label_selector = selection.labels.clone();
     config.field_selector = selection.fields.clone();
     config
 }
 
-/// The data of one ConfigMap.
+/// Watches the data of one ConfigMap.
 pub fn config_map(
     client: Client,
     namespace: &str,
     name: &str,
-) -> impl Stream<Item = Change<BTreeMap<String, String>>> + Send + use<> {
+) -> impl Stream<Item = WatchChange<BTreeMap<String, String>>> + Send + use<> {
     let api: Api<ConfigMap> = Api::namespaced(client, namespace);
-    let only_it = Selection { fields: Some(format!("metadata.name={name}")), ..Selection::default() };
-    changes(watcher(api, config(&only_it)), |map: ConfigMap| map.data.unwrap_or_default())
+    let by_name = Selection { fields: Some(format!("metadata.name={name}")), ..Selection::default() };
+    changes(watcher(api, config(&by_name)), |map: ConfigMap| map.data.unwrap_or_default())
 }
 
-/// The disruption budgets of the cluster.
-pub fn budgets(client: Client) -> impl Stream<Item = Change<Budget>> + Send {
+/// Watches the disruption budgets of the cluster.
+pub fn budgets(client: Client) -> impl Stream<Item = WatchChange<Budget>> + Send {
     let api: Api<LeanBudget> = Api::all(client);
     changes(watcher(api, config(&Selection::default())), |budget: LeanBudget| Budget {
         metadata: metadata(budget.metadata),
@@ -90,11 +92,11 @@ pub fn budgets(client: Client) -> impl Stream<Item = Change<Budget>> + Send {
     })
 }
 
-/// All ConfigMaps of a namespace: their names and data.
+/// Watches the names and data of all ConfigMaps of a namespace.
 pub fn config_maps(
     client: Client,
     namespace: &str,
-) -> impl Stream<Item = Change<(String, BTreeMap<String, String>)>> + Send + use<> {
+) -> impl Stream<Item = WatchChange<(String, BTreeMap<String, String>)>> + Send + use<> {
     let api: Api<ConfigMap> = Api::namespaced(client, namespace);
     changes(watcher(api, config(&Selection::default())), |map: ConfigMap| {
         (map.metadata.name.unwrap_or_default(), map.data.unwrap_or_default())
@@ -104,18 +106,18 @@ pub fn config_maps(
 fn changes<K, T>(
     events: impl Stream<Item = Result<watcher::Event<K>, watcher::Error>> + Send,
     read: impl Fn(K) -> T + Send,
-) -> impl Stream<Item = Change<T>> + Send {
-    let delays = watcher::DefaultBackoff::default();
-    events.backoff(delays).map(move |event| match event {
-        Ok(watcher::Event::Init) => Change::Listing,
-        Ok(watcher::Event::InitApply(object) | watcher::Event::Apply(object)) => Change::Set(read(object)),
-        Ok(watcher::Event::InitDone) => Change::Listed,
-        Ok(watcher::Event::Delete(object)) => Change::Gone(read(object)),
-        Err(error) => Change::Lost(innermost(&error)),
+) -> impl Stream<Item = WatchChange<T>> + Send {
+    let backoff = watcher::DefaultBackoff::default();
+    events.backoff(backoff).map(move |event| match event {
+        Ok(watcher::Event::Init) => WatchChange::Listing,
+        Ok(watcher::Event::InitApply(object) | watcher::Event::Apply(object)) => {
+            WatchChange::Set(read(object))
+        }
+        Ok(watcher::Event::InitDone) => WatchChange::Listed,
+        Ok(watcher::Event::Delete(object)) => WatchChange::Gone(read(object)),
+        Err(error) => WatchChange::Lost(innermost(&error)),
     })
 }
-
-// === conversions ===
 
 impl From<LeanPod> for Pod {
     fn from(pod: LeanPod) -> Self {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use tessera_agent::shell::RunError;
-use tessera_cluster::lease::Timing;
+use tessera_cluster::lease::LeaseTiming;
 use tessera_scheduler::notices::Notices;
 use tessera_scheduler::run::{Membership, lead};
 use tessera_scheduler::server::{App, BODY_LIMIT, router, serve};
@@ -84,7 +84,7 @@ impl Cluster {
             identity: format!("demo_{}", std::process::id()),
             namespace: "kube-system".to_owned(),
             lease: "tessera-scheduler".to_owned(),
-            timing: Timing::default(),
+            timing: LeaseTiming::default(),
         };
         let stop = CancellationToken::new();
         let stopped = stop.clone().cancelled_owned();

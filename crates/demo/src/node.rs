@@ -12,7 +12,7 @@ use tessera_core::gpu::Gpu;
 use tessera_core::placement::Policy;
 use tessera_core::units::NodeName;
 use tessera_limits::limits::Meaning;
-use tessera_node::device_plugin::Meeting;
+use tessera_node::device_plugin::RegistrationMode;
 use tessera_node::gpus::{Simulated, describe};
 use tessera_sim::apiserver::ApiServer;
 use tessera_sim::kubelet::node::{SimulatedNode, SimulatedNodeSettings};
@@ -131,7 +131,7 @@ fn agent_settings(name: &str, kubelet: &Path, grants: &Path, url: &str) -> Agent
         memory_unit: MemoryUnit::GiB,
         policy: Policy::Tessera(Arc::default()),
         hand_over: HandOver::default(),
-        meeting: Meeting::PluginsRegistry(kubelet.join("plugins_registry")),
+        registration: RegistrationMode::PluginsRegistry(kubelet.join("plugins_registry")),
         isolation: Isolation {
             // As if it were installed: no container here loads it.
             library: Ok(InstalledLibrary {

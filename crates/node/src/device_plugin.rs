@@ -14,7 +14,7 @@ use std::{fmt, future::Future};
 use tessera_wire::kubelet::device_plugin as proto;
 use tokio::sync::watch;
 
-pub use self::registration::{Meeting, ServeError, Served, serve};
+pub use self::registration::{RegistrationMode, ServeError, ServedPlugin, serve};
 
 /// What a container is given besides its device IDs: environment, mounts, device nodes, CDI names.
 pub type Allocation = proto::ContainerAllocateResponse;
@@ -26,22 +26,25 @@ pub type Allocation = proto::ContainerAllocateResponse;
 /// its own container, is given 30 seconds, and is tried again after an error.
 pub trait DevicePlugin: Send + Sync + 'static {
     /// All devices, now and after every change.
-    fn devices(&self) -> watch::Receiver<Vec<Device>>;
+    fn devices(&self) -> watch::Receiver<Vec<PluginDevice>>;
 
     /// Which devices to take. An answer that is short or names unavailable devices is silently filled up by the kubelet
     /// with any others.
-    fn prefer(&self, wish: Wish) -> impl Future<Output = Result<Vec<String>, Refusal>> + Send;
+    fn prefer(
+        &self,
+        wish: PreferenceRequest,
+    ) -> impl Future<Output = Result<Vec<String>, PluginRefusal>> + Send;
 
     /// A container is about to get these devices.
-    fn allocate(&self, ids: Vec<String>) -> impl Future<Output = Result<Allocation, Refusal>> + Send;
+    fn allocate(&self, ids: Vec<String>) -> impl Future<Output = Result<Allocation, PluginRefusal>> + Send;
 
     /// A container that holds these devices is about to start, for the first time or again.
-    fn pre_start(&self, ids: Vec<String>) -> impl Future<Output = Result<(), Refusal>> + Send;
+    fn pre_start(&self, ids: Vec<String>) -> impl Future<Output = Result<(), PluginRefusal>> + Send;
 }
 
 /// One device.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Device {
+pub struct PluginDevice {
     /// Unique in its resource, at most 63 characters; repeated in the status of the pod that holds it.
     pub id: String,
     /// Whether new containers may have it.
@@ -52,7 +55,7 @@ pub struct Device {
 
 /// What the kubelet asks a preference for.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Wish {
+pub struct PreferenceRequest {
     /// To choose from.
     pub available: Vec<String>,
     /// Of these, already decided.
@@ -63,9 +66,9 @@ pub struct Wish {
 
 /// Why a plugin said no, in words for the pod's owner.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Refusal(pub String);
+pub struct PluginRefusal(pub String);
 
-impl fmt::Display for Refusal {
+impl fmt::Display for PluginRefusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }

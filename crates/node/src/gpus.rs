@@ -17,7 +17,8 @@ use tessera_core::{
 pub use self::{
     nvml::Nvml,
     sample::{
-        CardMemory, GpuSample, Instance, Known, ProcessMemory, Profile, RemappedRows, Sensors, Window, Work,
+        BusyTime, GpuMemory, GpuSample, MigInstance, ProcessMemory, ProfilingCounters, RemappedRows,
+        SampleInterval, SampleProgress, Sensors,
     },
     simulated::{Simulated, describe},
 };
@@ -25,10 +26,10 @@ pub use self::{
 /// What can be learned about the GPUs of a machine. Calls block; run them on a thread of their own.
 pub trait Gpus: Send + Sync + 'static {
     /// All GPUs, as they are now.
-    fn discover(&self) -> Result<Found, GpusError>;
+    fn discover(&self) -> Result<DiscoveredGpus, GpusError>;
 
     /// One look at a GPU: what runs on it, and what it computed since the last look.
-    fn sample(&self, gpu: &GpuUuid, window: Window) -> Result<GpuSample, GpusError>;
+    fn sample(&self, gpu: &GpuUuid, window: SampleInterval) -> Result<GpuSample, GpusError>;
 
     /// The processes on a GPU and no more: a quick look.
     fn processes(&self, gpu: &GpuUuid) -> Result<Vec<ProcessMemory>, GpusError>;
@@ -51,7 +52,7 @@ pub trait Gpus: Send + Sync + 'static {
 
 /// The GPUs of a machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Found {
+pub struct DiscoveredGpus {
     /// By index, without gaps. A GPU that does not answer any more is unhealthy, and may have lost its name.
     pub gpus: Vec<Gpu>,
     /// What joins them.
@@ -125,7 +126,7 @@ pub enum GpusError {
 
 /// Where the GPUs come from, as users write it: `nvml` or `simulated:FILE`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Source {
+pub enum GpuSource {
     /// NVIDIA's driver.
     Nvml,
     /// A description.
@@ -135,9 +136,9 @@ pub enum Source {
 /// A text that names no source.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("unknown source of GPUs {0:?}; write nvml or simulated:FILE")]
-pub struct UnknownSource(String);
+pub struct UnknownGpuSource(String);
 
-impl Source {
+impl GpuSource {
     /// The port behind it.
     #[must_use]
     pub fn open(&self) -> Box<dyn Gpus> {
@@ -148,14 +149,14 @@ impl Source {
     }
 }
 
-impl FromStr for Source {
-    type Err = UnknownSource;
+impl FromStr for GpuSource {
+    type Err = UnknownGpuSource;
 
-    fn from_str(text: &str) -> Result<Self, UnknownSource> {
+    fn from_str(text: &str) -> Result<Self, UnknownGpuSource> {
         match text.split_once(':') {
             None if text == "nvml" => Ok(Self::Nvml),
             Some(("simulated", file)) if !file.is_empty() => Ok(Self::Simulated(file.into())),
-            _ => Err(UnknownSource(text.to_owned())),
+            _ => Err(UnknownGpuSource(text.to_owned())),
         }
     }
 }

@@ -28,7 +28,7 @@ const LARGEST_ANSWER: usize = 32 << 20;
 #[derive(Debug, Clone)]
 pub struct PodResources {
     client: PodResourcesListerClient<Channel>,
-    patience: Duration,
+    timeout: Duration,
 }
 
 /// The devices of one pod.
@@ -73,19 +73,19 @@ impl PodResources {
             .map_err(|_invalid| PodResourcesError::Path(path.to_owned()))?;
         let client =
             PodResourcesListerClient::new(endpoint.connect_lazy()).max_decoding_message_size(LARGEST_ANSWER);
-        Ok(Self { client, patience: PATIENCE })
+        Ok(Self { client, timeout: PATIENCE })
     }
 
-    /// With another patience for a kubelet that turns questions away or does not answer.
+    /// With another timeout for a kubelet that turns questions away or does not answer.
     #[must_use]
-    pub fn with_patience(self, patience: Duration) -> Self {
-        Self { patience, ..self }
+    pub fn with_timeout(self, timeout: Duration) -> Self {
+        Self { timeout, ..self }
     }
 
     /// All pods that the kubelet counts as active.
     pub async fn list(&self) -> Result<Vec<PodDevices>, PodResourcesError> {
         let mut last = None;
-        match timeout(self.patience, self.try_to_list(&mut last)).await {
+        match timeout(self.timeout, self.try_to_list(&mut last)).await {
             Ok(answer) => answer,
             Err(_) => Err(last.map_or(PodResourcesError::Silent, PodResourcesError::List)),
         }

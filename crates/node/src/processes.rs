@@ -23,7 +23,7 @@ pub struct Processes {
 
 /// Who a process is.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Process {
+pub struct ProcessInfo {
     /// When it started, in ticks since the machine did: with its number, this names it for all time.
     pub started: u64,
     /// Its name, as it chose itself: anything may stand there.
@@ -48,12 +48,12 @@ impl Processes {
 
     /// Who the process of this number is; `None` where there is none.
     #[must_use]
-    pub fn read(&self, pid: u32) -> Option<Process> {
+    pub fn read(&self, pid: u32) -> Option<ProcessInfo> {
         let file = |name: &str| {
             let bytes = fs::read(self.root.join(format!("{pid}/{name}"))).ok()?;
             Some(String::from_utf8_lossy(&bytes).into_owned())
         };
-        let process = Process {
+        let process = ProcessInfo {
             started: started(&file("stat")?)?,
             command: file("comm").unwrap_or_default().trim_end_matches('\n').to_owned(),
             owner: cgroup::owner(&file("cgroup")?),
@@ -108,12 +108,12 @@ impl Processes {
 
 /// Remembers who processes are, for as long as they are asked for: little is read again, and whoever has just ended is still known.
 #[derive(Debug)]
-pub struct Memory {
+pub struct ProcessCache {
     processes: Processes,
-    known: HashMap<u32, Process>,
+    known: HashMap<u32, ProcessInfo>,
 }
 
-impl Memory {
+impl ProcessCache {
     /// Knows nobody yet.
     #[must_use]
     pub fn of(processes: Processes) -> Self {
@@ -122,7 +122,7 @@ impl Memory {
 
     /// Who these are. A number that was given to another process since tells of the new one; one whose process cannot be read
     /// any more, of the one it last was.
-    pub fn who(&mut self, pids: impl IntoIterator<Item = u32>) -> BTreeMap<u32, Process> {
+    pub fn who(&mut self, pids: impl IntoIterator<Item = u32>) -> BTreeMap<u32, ProcessInfo> {
         let mut before = std::mem::take(&mut self.known);
         for pid in pids {
             if self.known.contains_key(&pid) {
@@ -166,7 +166,7 @@ mod tests {
             fs::write(own.join("comm"), format!("{command}\n")).unwrap();
             fs::write(own.join("cgroup"), "0::/system.slice/x.service\n").unwrap();
             let read = Processes::at(directory.path().into()).read(7).unwrap();
-            assert_eq!(read, Process { started: 4711, command: command.into(), owner: Owner::Host });
+            assert_eq!(read, ProcessInfo { started: 4711, command: command.into(), owner: Owner::Host });
         }
         fs::write(own.join("comm"), b"\xff\xfe\n").unwrap();
         assert_eq!(Processes::at(directory.path().into()).read(7).unwrap().command, "\u{fffd}\u{fffd}");
@@ -183,7 +183,7 @@ mod tests {
             fs::write(own.join("cgroup"), "0::/\n").unwrap();
         };
         write("first", 1);
-        let mut memory = Memory::of(Processes::at(directory.path().into()));
+        let mut memory = ProcessCache::of(Processes::at(directory.path().into()));
         let mut command = |pids: &[u32]| {
             let who = memory.who(pids.iter().copied());
             who.get(&7).map(|process| process.command.clone())

@@ -85,7 +85,7 @@ async fn a_kubelet_that_never_answers_is_given_up() {
     let socket = directory.path().join("kubelet.sock");
     // Connections are taken by the kernel, and nobody reads them.
     let _listener = UnixListener::bind(&socket).unwrap();
-    let pod_resources = PodResources::at(&socket).unwrap().with_patience(Duration::from_millis(20));
+    let pod_resources = PodResources::at(&socket).unwrap().with_timeout(Duration::from_millis(20));
     for _ in 0..2 {
         assert!(matches!(pod_resources.list().await, Err(PodResourcesError::Silent)));
     }

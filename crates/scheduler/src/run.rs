@@ -7,9 +7,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::FutureExt;
-use tessera_cluster::Trouble;
+use tessera_cluster::FailureLog;
 use tessera_cluster::get_pod;
-use tessera_cluster::lease::{Candidate, Timing};
+use tessera_cluster::lease::{Candidate, LeaseTiming};
 use tessera_cluster::watch;
 use tessera_core::forecast::Forecast;
 use tessera_wire::{rules, unhealthy};
@@ -30,7 +30,7 @@ pub struct Membership {
     /// Its name.
     pub lease: String,
     /// How long things take.
-    pub timing: Timing,
+    pub timing: LeaseTiming,
 }
 
 /// How often bookings in doubt and the forecast are looked at.
@@ -52,14 +52,14 @@ pub async fn lead(
 ) {
     let Membership { identity, namespace, lease, timing } = membership;
     let candidate = Candidate::new(app.client.clone(), &namespace, &lease, identity, timing);
-    let mut candidate = candidate.telling(rules::print(&settings.rules()));
+    let mut candidate = candidate.with_annotations(rules::print(&settings.rules()));
     let mut reign: Option<Reign> = None;
-    let mut trouble = Trouble::default();
+    let mut trouble = FailureLog::default();
     let mut stop = std::pin::pin!(stop.fuse());
     loop {
         let begun = app.now().steady;
         let polled = candidate.poll().await;
-        if polled.is_ok() && trouble.is_over() {
+        if polled.is_ok() && trouble.clear() {
             tracing::info!("the lease can be reached again");
         }
         match polled {
@@ -83,7 +83,7 @@ pub async fn lead(
             }
             // Answers go on from memory; binds stop when the lease has run out.
             Err(error) => {
-                if trouble.is_news(&error.to_string()) {
+                if trouble.record(&error.to_string()) {
                     tracing::warn!(
                         "cannot take or renew the lease {namespace}/{lease}, will try again: {error}"
                     );

@@ -17,7 +17,7 @@ use tessera_agent::controller::{AgentSettings, InstalledLibrary, Isolation, With
 use tessera_agent::shell::{self, Ports, install_library};
 use tessera_cluster::node_agent::NodeClient;
 use tessera_core::units::NodeName;
-use tessera_node::device_plugin::Meeting;
+use tessera_node::device_plugin::RegistrationMode;
 use tessera_wire::hand_over::HandOver;
 use tokio_util::sync::CancellationToken;
 
@@ -96,7 +96,7 @@ fn settings(arguments: &Arguments) -> Result<AgentSettings> {
             driver_directory: arguments.driver_directory.clone(),
             cgpu_disabled: false,
         },
-        meeting: meeting(arguments),
+        registration: registration(arguments),
         labels: labels(&arguments.node_labels)?,
         advertise: advertised(arguments)?,
         isolation: isolation(arguments, &grants),
@@ -172,16 +172,16 @@ fn labels(text: &str) -> Result<BTreeMap<String, String>> {
         .collect()
 }
 
-fn meeting(arguments: &Arguments) -> Meeting {
+fn registration(arguments: &Arguments) -> RegistrationMode {
     let registry = arguments.kubelet_root.join("plugins_registry");
     let sockets =
         arguments.device_plugin_path.clone().unwrap_or_else(|| arguments.kubelet_root.join("device-plugins"));
     match arguments.registration {
-        Registration::PluginsRegistry => Meeting::PluginsRegistry(registry),
-        Registration::KubeletSocket => Meeting::KubeletSocket(sockets),
+        Registration::PluginsRegistry => RegistrationMode::PluginsRegistry(registry),
+        Registration::KubeletSocket => RegistrationMode::KubeletSocket(sockets),
         Registration::Auto if arguments.device_plugin_path.is_none() && registry.is_dir() => {
-            Meeting::PluginsRegistry(registry)
+            RegistrationMode::PluginsRegistry(registry)
         }
-        Registration::Auto => Meeting::KubeletSocket(sockets),
+        Registration::Auto => RegistrationMode::KubeletSocket(sockets),
     }
 }

@@ -8,7 +8,9 @@ use anyhow::Result;
 use clap::Args;
 use tessera_core::gpu::Health;
 use tessera_core::units::MiB;
-use tessera_node::gpus::{Found, GpuSample, Gpus, GpusError, ProcessMemory, Source, Window};
+use tessera_node::gpus::{
+    DiscoveredGpus, GpuSample, GpuSource, Gpus, GpusError, ProcessMemory, SampleInterval,
+};
 use tessera_wire::dialect::MemoryUnit;
 use tessera_wire::inventory::{self, Inventory};
 use tessera_wire::smi_matrix::{self, SmiMatrix};
@@ -22,7 +24,7 @@ use tessera_wire::smi_matrix::{self, SmiMatrix};
 pub(crate) struct Arguments {
     /// Where the GPUs come from: nvml, or simulated:FILE
     #[arg(long, value_name = "SOURCE", default_value = "nvml")]
-    gpus: Source,
+    gpus: GpuSource,
 
     /// The unit of aliyun.com/gpu-mem on this node: GiB, MiB, or a number of MiB such as 256MiB
     #[arg(long, value_name = "UNIT", default_value = "GiB")]
@@ -44,12 +46,12 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
         Err(error) => return Ok(no_gpus(&error)),
     };
     if arguments.json {
-        let Found { gpus, topology, .. } = found;
+        let DiscoveredGpus { gpus, topology, .. } = found;
         let inventory = Inventory { gpus, topology, memory_unit: arguments.memory_unit };
         crate::print(&(inventory::print(&inventory) + "\n"));
         return Ok(ExitCode::SUCCESS);
     }
-    let looks = found.gpus.iter().map(|gpu| gpus.sample(&gpu.uuid, Window::default()).ok());
+    let looks = found.gpus.iter().map(|gpu| gpus.sample(&gpu.uuid, SampleInterval::default()).ok());
     crate::print(&describe(&found, &looks.collect::<Vec<_>>()));
     if arguments.watch {
         crate::print(&watch(gpus.as_ref()));
@@ -69,7 +71,7 @@ pub(crate) fn no_gpus(error: &GpusError) -> ExitCode {
     ExitCode::FAILURE
 }
 
-fn describe(found: &Found, looks: &[Option<GpuSample>]) -> String {
+fn describe(found: &DiscoveredGpus, looks: &[Option<GpuSample>]) -> String {
     let mut text = String::new();
     // Writing to a String cannot fail.
     let _ = writeln!(text, "driver: {}", found.driver.as_deref().unwrap_or("none (simulated)"));

@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use clap::{Args, ValueEnum};
-use tessera_agent::exporter::families::{self, Vocabulary, Wanted};
+use tessera_agent::exporter::families::{self, MetricsOptions, Vocabulary};
 use tessera_agent::shell::{Sampling, Standalone, StandaloneError};
 use tessera_core::units::NodeName;
-use tessera_node::gpus::Source;
+use tessera_node::gpus::GpuSource;
 use tessera_wire::metrics::Format;
 use tokio_util::sync::CancellationToken;
 
@@ -27,7 +27,7 @@ use crate::{host, log, values};
 pub(crate) struct Arguments {
     /// Where the GPUs come from: nvml, or simulated:FILE
     #[arg(long, value_name = "SOURCE", default_value = "nvml")]
-    gpus: Source,
+    gpus: GpuSource,
 
     /// The name of this machine in labels [default: its host name]
     #[arg(long, value_name = "NAME", env = "NODE_NAME")]
@@ -94,13 +94,13 @@ impl SamplingArguments {
             // Whoever names it knows.
             trust_processes: self.proc_root.is_some(),
             host_ip: std::env::var("HOST_IP").or_else(|_| std::env::var("hostIP")).unwrap_or_default(),
-            wanted: Wanted {
+            wanted: MetricsOptions {
                 vocabularies: self.metrics.iter().copied().collect(),
                 processes: self.process_series,
                 most_processes: self.most_processes,
                 old_pod_memory_labels: self.pod_memory_labels == LabelSet::Old,
                 hostname_label: self.hostname_label.clone(),
-                ..Wanted::default()
+                ..MetricsOptions::default()
             },
         })
     }

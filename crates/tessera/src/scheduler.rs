@@ -8,7 +8,7 @@ use std::time::SystemTime;
 
 use anyhow::{Context as _, Result, bail};
 use clap::Args;
-use tessera_cluster::lease::Timing;
+use tessera_cluster::lease::LeaseTiming;
 use tessera_core::placement::Policy;
 use tessera_scheduler::notices::Notices;
 use tessera_scheduler::run::{Membership, lead};
@@ -151,8 +151,12 @@ async fn serve_all(arguments: Arguments) -> Result<()> {
         servers.spawn(serve(listener, routes.clone(), tls.clone()));
     }
     let stop = host::asked_to_end()?;
-    let membership =
-        Membership { identity: identity(), namespace: lease_namespace, lease, timing: Timing::default() };
+    let membership = Membership {
+        identity: identity(),
+        namespace: lease_namespace,
+        lease,
+        timing: LeaseTiming::default(),
+    };
     tokio::select! {
         () = lead(app, settings, membership, static_table, stop) => Ok(()),
         Some(ended) = servers.join_next() => Ok(ended??),

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 use kube::api::{LogParams, PostParams};
 use serde_json::json;
 use tessera_node::{
-    device_plugin::{Meeting, Served, serve},
+    device_plugin::{RegistrationMode, ServedPlugin, serve},
     pod_resources::PodResources,
 };
 use tokio_util::sync::CancellationToken;
@@ -158,12 +158,12 @@ impl Stage<'_> {
 
 fn start_plugin(harness: &Harness, node: &RealNode, resource: &str) -> Result<Arc<FakeGpus>> {
     let root = node.kubelet_root();
-    let (short, meeting) = match resource {
-        CALLED => ("called", Meeting::PluginsRegistry(root.join("plugins_registry"))),
-        _ => ("calling", Meeting::KubeletSocket(root.join("device-plugins"))),
+    let (short, registration) = match resource {
+        CALLED => ("called", RegistrationMode::PluginsRegistry(root.join("plugins_registry"))),
+        _ => ("calling", RegistrationMode::KubeletSocket(root.join("device-plugins"))),
     };
     let gpus = Arc::new(FakeGpus::new(short, harness.state(&format!("grants-{short}"))?));
-    let served = Served { plugin: gpus.clone(), resource: resource.to_owned(), meeting };
+    let served = ServedPlugin { plugin: gpus.clone(), resource: resource.to_owned(), registration };
     // Ends with the process.
     tokio::spawn(async move {
         if let Err(error) = serve(served, CancellationToken::new()).await {

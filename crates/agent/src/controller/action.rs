@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use tessera_core::units::PodUid;
-use tessera_node::device_plugin::{Allocation, Device};
+use tessera_node::device_plugin::{Allocation, PluginDevice};
 use tessera_wire::device_id::Resource;
 
 use super::{CallId, ContainerLimits, NodePatch};
@@ -12,7 +12,7 @@ use super::{CallId, ContainerLimits, NodePatch};
 #[derive(Clone, Debug, PartialEq)]
 pub enum Action {
     /// Tell the kubelet the devices of a resource.
-    PublishDevices(Resource, Vec<Device>),
+    PublishDevices(Resource, Vec<PluginDevice>),
     /// Ask the kubelet's podresources once.
     ListPodResources,
     /// Read the pods of this node afresh, then report.

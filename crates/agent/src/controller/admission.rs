@@ -15,7 +15,7 @@ use tessera_core::{
     request::ContainerRole,
     units::{GpuIndex, PodUid},
 };
-use tessera_node::{device_plugin::Wish, pod_resources::PodDevices};
+use tessera_node::{device_plugin::PreferenceRequest, pod_resources::PodDevices};
 use tessera_wire::{device_id::Resource, objects::Pod};
 
 use super::{
@@ -164,7 +164,7 @@ impl Agent {
         now: EventTime,
         call: CallId,
         resource: Resource,
-        wish: Wish,
+        wish: PreferenceRequest,
         actions: &mut Vec<Action>,
     ) {
         let known = self.follow_up(now, resource, wish.count);
@@ -306,7 +306,7 @@ impl Agent {
         uid: &PodUid,
         container: &str,
         resource: Resource,
-        wish: &Wish,
+        wish: &PreferenceRequest,
         is_well_informed: bool,
     ) -> Option<CallAnswer> {
         let preferred = self.steer(uid, container, resource, wish);

@@ -11,7 +11,7 @@ use tessera_core::{
     request::{ContainerRole, PodRequest, Request},
     units::{GpuIndex, MiB, MilliCpu, PodUid},
 };
-use tessera_node::device_plugin::{Allocation, Wish};
+use tessera_node::device_plugin::{Allocation, PreferenceRequest};
 use tessera_wire::{
     device_id::Resource,
     grant::Claim,
@@ -82,7 +82,7 @@ impl Agent {
         uid: &PodUid,
         container: &str,
         resource: Resource,
-        wish: &Wish,
+        wish: &PreferenceRequest,
     ) -> Result<Vec<String>, String> {
         let ask = self.ask(uid, container, resource)?;
         let state =
@@ -295,7 +295,7 @@ struct Offer {
 }
 
 impl Offer {
-    fn of(cards: &NodeGpus, resource: Resource, wish: &Wish) -> Result<Self, String> {
+    fn of(cards: &NodeGpus, resource: Resource, wish: &PreferenceRequest) -> Result<Self, String> {
         let required: BTreeSet<&String> = wish.required.iter().collect();
         let mut offer = Self { on_gpu: BTreeMap::new(), required: GpuSet::EMPTY };
         let all: BTreeSet<&String> = wish.available.iter().chain(&wish.required).collect();

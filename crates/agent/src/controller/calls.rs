@@ -5,7 +5,7 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
-use tessera_node::{device_plugin::Wish, pod_resources::PodDevices};
+use tessera_node::{device_plugin::PreferenceRequest, pod_resources::PodDevices};
 use tessera_wire::device_id::Resource;
 
 use super::{Action, Agent, CallAnswer, CallId, Dirty, EventTime, pods::Reading};
@@ -24,7 +24,7 @@ const ROUTINE: Duration = Duration::from_secs(10);
 
 #[derive(Clone, Debug)]
 pub(super) enum Question {
-    Prefer(Resource, Wish),
+    Prefer(Resource, PreferenceRequest),
     Allocate(Resource, BTreeSet<String>),
     PreStart(Resource, BTreeSet<String>),
 }

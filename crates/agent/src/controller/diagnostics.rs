@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use tessera_node::device_plugin::Meeting;
+use tessera_node::device_plugin::RegistrationMode;
 use tessera_wire::device_id::Resource;
 
 use super::{Action, Agent, EventTime};
@@ -108,9 +108,11 @@ impl Agent {
         let seconds = PATIENCE.as_secs();
         match lack {
             Lack::Everything => {
-                let place = match &self.settings.meeting {
-                    Meeting::PluginsRegistry(directory) => format!("has come to {}", directory.display()),
-                    Meeting::KubeletSocket(directory) => {
+                let place = match &self.settings.registration {
+                    RegistrationMode::PluginsRegistry(directory) => {
+                        format!("has come to {}", directory.display())
+                    }
+                    RegistrationMode::KubeletSocket(directory) => {
                         format!("has answered at {}", directory.join("kubelet.sock").display())
                     }
                 };
@@ -121,9 +123,9 @@ impl Agent {
             }
             Lack::Asking(resources) => {
                 let names: Vec<&str> = resources.iter().map(|resource| resource.name()).collect();
-                let other = match &self.settings.meeting {
-                    Meeting::PluginsRegistry(_) => "kubelet-socket",
-                    Meeting::KubeletSocket(_) => "plugins-registry",
+                let other = match &self.settings.registration {
+                    RegistrationMode::PluginsRegistry(_) => "kubelet-socket",
+                    RegistrationMode::KubeletSocket(_) => "plugins-registry",
                 };
                 format!(
                     "the kubelet has not asked for the devices of {} for {seconds} s: pods that want them are turned \

@@ -4,8 +4,8 @@ use std::{collections::BTreeSet, time::Duration};
 
 use tessera_core::units::PodUid;
 use tessera_node::{
-    device_plugin::Wish,
-    gpus::{Found, Incident},
+    device_plugin::PreferenceRequest,
+    gpus::{DiscoveredGpus, Incident},
     pod_resources::PodDevices,
 };
 use tessera_wire::{
@@ -34,7 +34,7 @@ pub struct CallId(pub u64);
 #[derive(Clone, Debug)]
 pub enum Event {
     /// The GPUs were looked for: found, or the reason why not.
-    Gpus(Result<Found, String>),
+    Gpus(Result<DiscoveredGpus, String>),
     /// Something happened to a GPU.
     Incident(Incident),
     /// A kubelet has opened the device stream of a resource: it is there, perhaps anew.
@@ -56,7 +56,7 @@ pub enum Event {
     /// What the kubelet's podresources said, or why it said nothing: answers [`Action::List`].
     PodResourcesListed(Result<Vec<PodDevices>, String>),
     /// The kubelet asks which devices to take.
-    Prefer(CallId, Resource, Wish),
+    Prefer(CallId, Resource, PreferenceRequest),
     /// The kubelet gives a container these devices.
     Allocate(CallId, Resource, BTreeSet<String>),
     /// The kubelet is about to start a container that holds these devices.

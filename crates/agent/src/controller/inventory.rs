@@ -7,7 +7,7 @@ use tessera_core::{
     node::Node,
     units::{GpuIndex, MiB, MilliCpu},
 };
-use tessera_node::{device_plugin::Device, gpus::Found};
+use tessera_node::{device_plugin::PluginDevice, gpus::DiscoveredGpus};
 use tessera_wire::{
     device_id::{DeviceIds, Resource},
     inventory::Inventory,
@@ -18,7 +18,7 @@ use super::{Action, Agent, Dirty};
 /// The GPUs of the node and the names of their devices.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct NodeGpus {
-    pub(super) found: Found,
+    pub(super) found: DiscoveredGpus,
     pub(super) ids: DeviceIds,
     pub(super) node: Node,
 }
@@ -31,7 +31,11 @@ impl NodeGpus {
 }
 
 impl Agent {
-    pub(super) fn on_gpus(&mut self, found: Result<Found, String>, actions: &mut Vec<Action>) -> Dirty {
+    pub(super) fn on_gpus(
+        &mut self,
+        found: Result<DiscoveredGpus, String>,
+        actions: &mut Vec<Action>,
+    ) -> Dirty {
         let before = self.missing.clone();
         let found = match found {
             Ok(found) => {
@@ -67,7 +71,7 @@ impl Agent {
     }
 
     /// A GPU that does not answer keeps the name it had, as a broken one.
-    fn with_lost_names(&self, mut found: Found) -> Found {
+    fn with_lost_names(&self, mut found: DiscoveredGpus) -> DiscoveredGpus {
         for gpu in &mut found.gpus {
             let known = self.cards.as_ref().and_then(|cards| cards.found.gpus.get(gpu.index.position()));
             if gpu.uuid.0.starts_with("lost-")
@@ -80,7 +84,7 @@ impl Agent {
     }
 
     /// What was fatal to a GPU is over once the driver, which had lost it, has it again: somebody has reset it.
-    fn trust_those_found_again(&mut self, found: &Found, were_all_lost: bool) {
+    fn trust_those_found_again(&mut self, found: &DiscoveredGpus, were_all_lost: bool) {
         let Some(cards) = &self.cards else { return };
         let was_lost = |gpu: &Gpu| {
             let known = cards.found.gpus.iter().find(|known| known.uuid == gpu.uuid);
@@ -91,7 +95,7 @@ impl Agent {
         }
     }
 
-    fn set_gpus(&mut self, found: Found, actions: &mut Vec<Action>) {
+    fn set_gpus(&mut self, found: DiscoveredGpus, actions: &mut Vec<Action>) {
         let asked = self.settings.memory_unit;
         let unit = DeviceIds::unit_that_fits(&found.gpus, asked);
         if unit != asked && self.cards.as_ref().is_none_or(|cards| cards.ids.unit() != unit) {
@@ -132,7 +136,7 @@ impl Agent {
             let device = |(id, gpu)| {
                 let card = cards.node.gpu(gpu)?;
                 let healthy = card.health == Health::Healthy;
-                Some(Device { id, healthy, numa_node: card.numa.map(i64::from) })
+                Some(PluginDevice { id, healthy, numa_node: card.numa.map(i64::from) })
             };
             actions
                 .push(Action::PublishDevices(resource, cards.ids.all(resource).filter_map(device).collect()));

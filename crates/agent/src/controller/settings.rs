@@ -6,7 +6,7 @@ use std::{
 };
 
 use tessera_core::{placement::Policy, units::NodeName};
-use tessera_node::device_plugin::Meeting;
+use tessera_node::device_plugin::RegistrationMode;
 use tessera_wire::{
     dialect::{Dialect, MemoryUnit},
     hand_over::HandOver,
@@ -28,7 +28,7 @@ pub struct AgentSettings {
     /// How GPUs are handed to containers.
     pub hand_over: HandOver,
     /// Where plugins and the kubelet meet.
-    pub meeting: Meeting,
+    pub registration: RegistrationMode,
     /// How containers are held to their shares.
     pub isolation: Isolation,
     /// Where grant directories lie on the node.

@@ -12,7 +12,7 @@ use std::{collections::BTreeSet, str::FromStr};
 
 use tessera_wire::metrics::{Format, Labels, Page};
 
-use super::{ContainerPicture, GpuPicture, Picture};
+use super::{ContainerSnapshot, GpuSnapshot, Snapshot};
 
 /// A project whose families are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -68,7 +68,7 @@ impl FromStr for Vocabulary {
 
 /// Which families are written, and how.
 #[derive(Clone, Debug)]
-pub struct Wanted {
+pub struct MetricsOptions {
     /// Whose.
     pub vocabularies: BTreeSet<Vocabulary>,
     /// Whether ours also tell of each process.
@@ -83,7 +83,7 @@ pub struct Wanted {
     pub version: &'static str,
 }
 
-impl Default for Wanted {
+impl Default for MetricsOptions {
     fn default() -> Self {
         use Vocabulary::{GpuManager, Map, Native, PodMemory};
         Self {
@@ -99,7 +99,7 @@ impl Default for Wanted {
 
 /// `/metrics`: all that is wanted.
 #[must_use]
-pub fn metrics(picture: &Picture, wanted: &Wanted, format: Format) -> String {
+pub fn metrics(picture: &Snapshot, wanted: &MetricsOptions, format: Format) -> String {
     let mut page = Page::new(format);
     let wants = |vocabulary| wanted.vocabularies.contains(&vocabulary);
     if wants(Vocabulary::Native) {
@@ -131,7 +131,7 @@ pub fn metrics(picture: &Picture, wanted: &Wanted, format: Format) -> String {
 
 /// `/metrics/nodes`: which pod has which GPU, in a family named after the node.
 #[must_use]
-pub fn metrics_of_nodes(picture: &Picture, format: Format) -> String {
+pub fn metrics_of_nodes(picture: &Snapshot, format: Format) -> String {
     let mut page = Page::new(format);
     exporters::nodes(picture, &mut page);
     page.finish()
@@ -139,19 +139,19 @@ pub fn metrics_of_nodes(picture: &Picture, format: Format) -> String {
 
 /// `/metric`: what gpu-manager answers there.
 #[must_use]
-pub fn metric(picture: &Picture, format: Format) -> String {
+pub fn metric(picture: &Snapshot, format: Format) -> String {
     let mut page = Page::new(format);
     gpu_manager::write(picture, &mut page);
     page.finish()
 }
 
 /// Which GPU, in our labels.
-fn gpu_labels(card: &GpuPicture) -> Labels {
+fn gpu_labels(card: &GpuSnapshot) -> Labels {
     Labels::new(&[("gpu", &card.gpu.index.to_string()), ("uuid", &card.gpu.uuid.0)])
 }
 
 /// Which container, in our labels.
-fn container_labels(container: &ContainerPicture) -> Labels {
+fn container_labels(container: &ContainerSnapshot) -> Labels {
     Labels::new(&[
         ("namespace", &container.namespace),
         ("pod", &container.pod),

@@ -6,14 +6,14 @@ mod library;
 use std::collections::BTreeMap;
 
 use tessera_core::gpu::GpuUuid;
-use tessera_node::{gpus::GpuSample, processes::Process};
+use tessera_node::{gpus::GpuSample, processes::ProcessInfo};
 
 use self::library::Library;
 pub use self::{
     card::GpuMeter,
-    library::{Throttle, Throttles},
+    library::{ShareReport, ShareReports},
 };
-use super::{Book, ContainerKey, Holder};
+use super::{Consumer, ContainerIndex, ContainerKey};
 use crate::controller::PodView;
 
 /// What was spent so far. Only ever grows.
@@ -37,13 +37,13 @@ pub struct Observation {
     /// What the GPU said.
     pub sample: GpuSample,
     /// Who its processes are; those that nobody could find are left out.
-    pub who: BTreeMap<u32, Process>,
+    pub who: BTreeMap<u32, ProcessInfo>,
 }
 
 /// The accounts of a node.
 #[derive(Debug, Default)]
 pub struct Meter {
-    book: Book,
+    book: ContainerIndex,
     cards: BTreeMap<GpuUuid, GpuMeter>,
     library: Library,
 }
@@ -56,8 +56,8 @@ impl Meter {
         for card in cards.values_mut() {
             let present = card.present(book);
             card.holders.retain(|holder, _| match holder {
-                Holder::Container(key) => book.is_alive(&key.uid) || present.contains(holder),
-                Holder::Host | Holder::Unknown => true,
+                Consumer::Container(key) => book.is_alive(&key.uid) || present.contains(holder),
+                Consumer::Host | Consumer::Unknown => true,
             });
         }
         library.keep(|key| book.is_alive(&key.uid));
@@ -98,13 +98,13 @@ impl Meter {
     }
 
     /// What the libraries in containers report at a moment, and the arbiter of the windows until another, in seconds since 1970.
-    pub fn report(&mut self, throttles: Throttles, at: f64, windows_at: f64) {
+    pub fn report(&mut self, throttles: ShareReports, at: f64, windows_at: f64) {
         self.library.take(throttles, at, windows_at);
     }
 
     /// What the library of a container reports of a GPU, and the part of the last interval in which it waited.
     #[must_use]
-    pub fn throttle(&self, key: &ContainerKey, gpu: &GpuUuid) -> (Option<Throttle>, Option<f64>) {
+    pub fn throttle(&self, key: &ContainerKey, gpu: &GpuUuid) -> (Option<ShareReport>, Option<f64>) {
         self.library.share(key, gpu)
     }
 
@@ -116,7 +116,7 @@ impl Meter {
 
     /// To whom a process is counted.
     #[must_use]
-    pub fn holder(&self, process: Option<&Process>) -> Holder {
+    pub fn holder(&self, process: Option<&ProcessInfo>) -> Consumer {
         self.book.holder(process.map(|process| &process.owner))
     }
 }

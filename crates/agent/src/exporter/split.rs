@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{ContainerKey, Holder};
+use super::{Consumer, ContainerKey};
 
 /// A whole and its parts.
 #[derive(Clone, Debug, PartialEq)]
@@ -27,11 +27,11 @@ impl<T: Copy + Default> Default for Split<T> {
 }
 
 impl<T: Copy + Default + std::ops::AddAssign> Split<T> {
-    fn add(&mut self, holder: &Holder, amount: T) {
+    fn add(&mut self, holder: &Consumer, amount: T) {
         match holder {
-            Holder::Container(key) => *self.containers.entry(key.clone()).or_default() += amount,
-            Holder::Host => self.host += amount,
-            Holder::Unknown => self.unknown += amount,
+            Consumer::Container(key) => *self.containers.entry(key.clone()).or_default() += amount,
+            Consumer::Host => self.host += amount,
+            Consumer::Unknown => self.unknown += amount,
         }
     }
 }
@@ -41,7 +41,7 @@ impl<T: Copy + Default + std::ops::AddAssign> Split<T> {
 #[must_use]
 pub fn split_memory<'a>(
     used: u64,
-    processes: impl IntoIterator<Item = (&'a Holder, Option<u64>)>,
+    processes: impl IntoIterator<Item = (&'a Consumer, Option<u64>)>,
 ) -> Split<u64> {
     let mut split = Split::default();
     let mut known: u64 = 0;
@@ -73,28 +73,28 @@ pub struct TimeSplit {
 #[must_use]
 pub fn split_time(
     card: Option<f64>,
-    processes: Option<Vec<(u32, Holder, f64)>>,
+    processes: Option<Vec<(u32, Consumer, f64)>>,
     windows: &BTreeMap<ContainerKey, f64>,
 ) -> Option<TimeSplit> {
     let processes = match (card, processes) {
         (None, None) => return None,
         (_, processes) => processes.unwrap_or_default(),
     };
-    let mut sampled: BTreeMap<&Holder, f64> = BTreeMap::new();
+    let mut sampled: BTreeMap<&Consumer, f64> = BTreeMap::new();
     for (_, holder, part) in &processes {
         *sampled.entry(holder).or_default() += part;
     }
-    let by_window = |holder: &Holder| match holder {
-        Holder::Container(key) => windows.get(key).copied(),
-        Holder::Host | Holder::Unknown => None,
+    let by_window = |holder: &Consumer| match holder {
+        Consumer::Container(key) => windows.get(key).copied(),
+        Consumer::Host | Consumer::Unknown => None,
     };
-    let mut claims: BTreeMap<Holder, f64> = sampled
+    let mut claims: BTreeMap<Consumer, f64> = sampled
         .iter()
         .map(|(holder, part)| ((*holder).clone(), by_window(holder).unwrap_or(*part)))
         .collect();
     // Too little for the driver to have noticed.
     for (key, part) in windows {
-        claims.entry(Holder::Container(key.clone())).or_insert(*part);
+        claims.entry(Consumer::Container(key.clone())).or_insert(*part);
     }
     let sum: f64 = claims.values().sum();
     let whole = card.unwrap_or(sum).clamp(0.0, 1.0);
@@ -116,10 +116,10 @@ pub fn split_time(
 
 impl TimeSplit {
     /// Whoever had more than nothing.
-    pub fn parts(&self) -> impl Iterator<Item = (Holder, f64)> {
+    pub fn parts(&self) -> impl Iterator<Item = (Consumer, f64)> {
         let containers =
-            self.all.containers.iter().map(|(key, part)| (Holder::Container(key.clone()), *part));
-        let others = [(Holder::Host, self.all.host), (Holder::Unknown, self.all.unknown)];
+            self.all.containers.iter().map(|(key, part)| (Consumer::Container(key.clone()), *part));
+        let others = [(Consumer::Host, self.all.host), (Consumer::Unknown, self.all.unknown)];
         containers.chain(others).filter(|(_, part)| *part > 0.0)
     }
 }
@@ -138,8 +138,8 @@ mod tests {
         })
     }
 
-    fn holder() -> impl Strategy<Value = Holder> {
-        prop_oneof![Just(Holder::Host), Just(Holder::Unknown), container().prop_map(Holder::Container)]
+    fn holder() -> impl Strategy<Value = Consumer> {
+        prop_oneof![Just(Consumer::Host), Just(Consumer::Unknown), container().prop_map(Consumer::Container)]
     }
 
     fn close(a: f64, b: f64) -> bool {
@@ -164,7 +164,7 @@ mod tests {
             processes in prop::option::of(prop::collection::vec((holder(), 0.0..1.0f64), 0..12)),
             windows in prop::collection::btree_map(container(), 0.0..1.0f64, 0..4),
         ) {
-            let numbered = |all: Vec<(Holder, f64)>| (0..).zip(all).map(|(pid, (holder, part))| (pid, holder, part)).collect();
+            let numbered = |all: Vec<(Consumer, f64)>| (0..).zip(all).map(|(pid, (holder, part))| (pid, holder, part)).collect();
             let split = split_time(card, processes.clone().map(numbered), &windows);
             prop_assert_eq!(split.is_none(), card.is_none() && processes.is_none());
             let Some(TimeSplit { all, processes }) = split else { return Ok(()) };
@@ -178,7 +178,7 @@ mod tests {
 
     #[test]
     fn nothing_is_taken_from_one_for_the_other() {
-        let (a, b) = (Holder::Host, Holder::Unknown);
+        let (a, b) = (Consumer::Host, Consumer::Unknown);
         let split = split_memory(100, [(&a, Some(30)), (&b, Some(20)), (&b, None)]);
         assert_eq!((split.host, split.unknown, split.rest), (30, 20, 50));
         let both = vec![(1, a, 0.75), (2, b, 0.25)];
@@ -190,13 +190,13 @@ mod tests {
     #[test]
     fn windows_are_believed_more_than_samples_and_the_others_keep_theirs() {
         let of = |name: &str| ContainerKey { uid: PodUid(name.into()), container: String::new() };
-        let [a, b] = ["a", "b"].map(|name| Holder::Container(of(name)));
+        let [a, b] = ["a", "b"].map(|name| Consumer::Container(of(name)));
         let windows = BTreeMap::from([(of("a"), 0.2), (of("b"), 0.2)]);
         // The driver saw only one of them.
         let split = split_time(Some(0.5), Some(vec![(1, a.clone(), 0.5)]), &windows).unwrap();
         assert_eq!(split.all.containers, BTreeMap::from([(of("a"), 0.25), (of("b"), 0.25)]));
         // Somebody without windows was there too; 3 of `b` did nothing.
-        let all = vec![(1, a, 0.1), (2, Holder::Host, 0.6), (3, b, 0.0)];
+        let all = vec![(1, a, 0.1), (2, Consumer::Host, 0.6), (3, b, 0.0)];
         let split = split_time(Some(0.5), Some(all), &windows).unwrap();
         assert!(close(split.all.host, 0.3) && close(split.all.containers[&of("b")], 0.1), "{split:?}");
         assert_eq!(split.processes[&3], 0.0);

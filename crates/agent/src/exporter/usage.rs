@@ -5,11 +5,11 @@ use std::collections::BTreeMap;
 use serde::{Serialize, Serializer};
 use tessera_wire::node_use::{ContainerUse, GpuUse, NodeUse, ShareUse};
 
-use super::{ContainerPicture, Picture, SharePicture, picture::granted};
+use super::{ContainerSnapshot, ShareSnapshot, Snapshot, snapshot::granted};
 
 /// What is used on the node, GPU by GPU and container by container.
 #[must_use]
-pub fn node_use(picture: &Picture) -> NodeUse {
+pub fn node_use(picture: &Snapshot) -> NodeUse {
     let gpus = picture.cards.iter().map(|card| GpuUse {
         uuid: card.gpu.uuid.to_string(),
         index: card.gpu.index.0,
@@ -20,7 +20,7 @@ pub fn node_use(picture: &Picture) -> NodeUse {
             .and_then(|look| look.busy.as_ref())
             .map(|split| percent(split.whole)),
     });
-    let share = |share: &SharePicture| {
+    let share = |share: &ShareSnapshot| {
         let card = picture.cards.get(share.card)?;
         let granted = share.hold.map(|hold| granted(hold, card));
         Some(ShareUse {
@@ -33,7 +33,7 @@ pub fn node_use(picture: &Picture) -> NodeUse {
             throttled_percent: share.throttled.map(percent),
         })
     };
-    let container = |container: &ContainerPicture| ContainerUse {
+    let container = |container: &ContainerSnapshot| ContainerUse {
         namespace: container.namespace.clone(),
         pod: container.pod.clone(),
         uid: container.key.uid.to_string(),
@@ -50,7 +50,7 @@ fn percent(part: f64) -> f64 {
 
 /// What gpu-manager answers to `/usage`, in its words. Zeros are left out, as there.
 #[derive(Debug, Default, PartialEq, Serialize)]
-pub struct Usage {
+pub struct GpuManagerUsage {
     usage: BTreeMap<String, PodUsage>,
 }
 
@@ -110,13 +110,13 @@ fn shortest<S: Serializer>(number: &f64, serializer: S) -> Result<S::Ok, S::Erro
 
 /// Who holds and uses what: percent of the time, and MiB.
 #[must_use]
-pub fn usage(picture: &Picture) -> Usage {
-    let mut usage = Usage::default();
+pub fn usage(picture: &Snapshot) -> GpuManagerUsage {
+    let mut usage = GpuManagerUsage::default();
     for container in picture.containers.iter().filter(|c| c.shares.iter().any(|share| share.hold.is_some())) {
         let pod = usage.usage.entry(container.key.uid.to_string()).or_default();
         pod.project.clone_from(&container.namespace);
         pod.cluster.clone_from(&container.cluster);
-        let device = |share: &SharePicture| {
+        let device = |share: &ShareSnapshot| {
             let card = picture.cards.get(share.card)?;
             Some(DeviceUsage {
                 id: card.pci.clone(),
@@ -137,7 +137,7 @@ pub fn usage(picture: &Picture) -> Usage {
 
 /// What a container holds, as gpu-manager counts it: GPUs, and MiB.
 #[must_use]
-pub(super) fn request(picture: &Picture, container: &ContainerPicture) -> (f64, f64) {
+pub(super) fn request(picture: &Snapshot, container: &ContainerSnapshot) -> (f64, f64) {
     let held = container
         .shares
         .iter()

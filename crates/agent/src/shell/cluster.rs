@@ -34,7 +34,7 @@ pub trait Cluster: Send + Sync + 'static {
     fn patch_node(&self, patch: &NodePatch) -> impl Future<Output = Result<(), String>> + Send;
 
     /// Writes an event about a pod.
-    fn tell_owner(&self, notice: &PodNotice) -> impl Future<Output = Result<(), String>> + Send;
+    fn write_pod_event(&self, notice: &PodNotice) -> impl Future<Output = Result<(), String>> + Send;
 
     /// Lists the broken GPUs.
     fn set_unhealthy(&self, cards: &[u8]) -> impl Future<Output = Result<(), String>> + Send;
@@ -90,8 +90,8 @@ impl Cluster for NodeClient {
         Self::patch_node(self, annotations, labels, status).await.map_err(|error| with_causes(&error))
     }
 
-    async fn tell_owner(&self, notice: &PodNotice) -> Result<(), String> {
-        Self::tell_owner(self, notice).await.map_err(|error| with_causes(&error))
+    async fn write_pod_event(&self, notice: &PodNotice) -> Result<(), String> {
+        Self::write_pod_event(self, notice).await.map_err(|error| with_causes(&error))
     }
 
     async fn set_unhealthy(&self, cards: &[u8]) -> Result<(), String> {

@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 use super::{Message, Messages, sampler::Sampler};
 use crate::{
     controller::View,
-    exporter::{self, GpuPicture, Picture, Usage},
+    exporter::{self, GpuManagerUsage, GpuSnapshot, Snapshot},
 };
 
 #[derive(Clone)]
@@ -66,7 +66,7 @@ impl Pages {
         self.ask(Message::Inspect).await
     }
 
-    async fn picture(&self) -> Result<Picture, StatusCode> {
+    async fn picture(&self) -> Result<Snapshot, StatusCode> {
         Ok(self.sampler.picture(&self.view().await?))
     }
 }
@@ -105,7 +105,7 @@ async fn version() -> Json<BTreeMap<&'static str, &'static str>> {
 
 async fn graph(State(pages): State<Pages>) -> Result<Json<BTreeMap<&'static str, String>>, StatusCode> {
     let view = pages.view().await?;
-    let activity = |card: &GpuPicture| {
+    let activity = |card: &GpuSnapshot| {
         let Some(look) = &card.look else { return tree::Activity::default() };
         tree::Activity {
             pids: look.pids.iter().copied().collect(),
@@ -117,7 +117,7 @@ async fn graph(State(pages): State<Pages>) -> Result<Json<BTreeMap<&'static str,
     Ok(Json(BTreeMap::from([("graph", tree::print(&node, &activity))])))
 }
 
-async fn usage(State(pages): State<Pages>) -> Result<Json<Usage>, StatusCode> {
+async fn usage(State(pages): State<Pages>) -> Result<Json<GpuManagerUsage>, StatusCode> {
     Ok(Json(exporter::usage(&pages.picture().await?)))
 }
 

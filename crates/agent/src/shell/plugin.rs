@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use tessera_node::device_plugin::{Allocation, Device, DevicePlugin, Refusal, Wish};
+use tessera_node::device_plugin::{Allocation, DevicePlugin, PluginDevice, PluginRefusal, PreferenceRequest};
 use tessera_wire::device_id::Resource;
 use tokio::sync::{oneshot, watch};
 
@@ -14,7 +14,7 @@ static CALLS: AtomicU64 = AtomicU64::new(0);
 
 pub(super) struct Plugin {
     resource: Resource,
-    devices: watch::Sender<Vec<Device>>,
+    devices: watch::Sender<Vec<PluginDevice>>,
     messages: Messages,
 }
 
@@ -24,7 +24,7 @@ impl Plugin {
     }
 
     /// The kubelet writes its books anew with every list it gets: only news is sent.
-    pub(super) fn publish(&self, devices: Vec<Device>) {
+    pub(super) fn publish(&self, devices: Vec<PluginDevice>) {
         self.devices.send_if_modified(|known| {
             let news = *known != devices;
             *known = devices;
@@ -32,44 +32,44 @@ impl Plugin {
         });
     }
 
-    async fn ask(&self, event: impl FnOnce(CallId) -> Event) -> Result<CallAnswer, Refusal> {
+    async fn ask(&self, event: impl FnOnce(CallId) -> Event) -> Result<CallAnswer, PluginRefusal> {
         let (answer, waiting) = oneshot::channel();
         let call = CallId(CALLS.fetch_add(1, Ordering::Relaxed));
-        let ended = || Refusal("the agent is ending".to_owned());
+        let ended = || PluginRefusal("the agent is ending".to_owned());
         self.messages.send(Message::Call(event(call), call, answer)).map_err(|_| ended())?;
         waiting.await.map_err(|_| ended())
     }
 }
 
-fn confused() -> Refusal {
-    Refusal("the agent answered another question".to_owned())
+fn confused() -> PluginRefusal {
+    PluginRefusal("the agent answered another question".to_owned())
 }
 
 impl DevicePlugin for Plugin {
-    fn devices(&self) -> watch::Receiver<Vec<Device>> {
+    fn devices(&self) -> watch::Receiver<Vec<PluginDevice>> {
         let _ended = self.messages.send(Message::Event(Event::StreamOpened(self.resource)));
         self.devices.subscribe()
     }
 
-    async fn prefer(&self, wish: Wish) -> Result<Vec<String>, Refusal> {
+    async fn prefer(&self, wish: PreferenceRequest) -> Result<Vec<String>, PluginRefusal> {
         match self.ask(|call| Event::Prefer(call, self.resource, wish)).await? {
-            CallAnswer::Preferred(answer) => answer.map_err(Refusal),
+            CallAnswer::Preferred(answer) => answer.map_err(PluginRefusal),
             _ => Err(confused()),
         }
     }
 
-    async fn allocate(&self, ids: Vec<String>) -> Result<Allocation, Refusal> {
+    async fn allocate(&self, ids: Vec<String>) -> Result<Allocation, PluginRefusal> {
         let ids = ids.into_iter().collect();
         match self.ask(|call| Event::Allocate(call, self.resource, ids)).await? {
-            CallAnswer::Allocated(answer) => answer.map(|allocation| *allocation).map_err(Refusal),
+            CallAnswer::Allocated(answer) => answer.map(|allocation| *allocation).map_err(PluginRefusal),
             _ => Err(confused()),
         }
     }
 
-    async fn pre_start(&self, ids: Vec<String>) -> Result<(), Refusal> {
+    async fn pre_start(&self, ids: Vec<String>) -> Result<(), PluginRefusal> {
         let ids = ids.into_iter().collect();
         match self.ask(|call| Event::PreStart(call, self.resource, ids)).await? {
-            CallAnswer::Started(answer) => answer.map_err(Refusal),
+            CallAnswer::Started(answer) => answer.map_err(PluginRefusal),
             _ => Err(confused()),
         }
     }

@@ -16,13 +16,13 @@ use std::{
 
 use tessera_core::gpu::GpuUuid;
 use tessera_node::{
-    gpus::{Gpus, GpusError, Incident, IncidentKind, Known, ProcessMemory, Window},
-    processes::{Memory, Processes},
+    gpus::{Gpus, GpusError, Incident, IncidentKind, ProcessMemory, SampleInterval, SampleProgress},
+    processes::{ProcessCache, Processes},
 };
 
 use crate::{
     controller::{GpuProcess, View},
-    exporter::{Holder, Meter, Observation, Picture, Throttles, families::Wanted},
+    exporter::{Consumer, Meter, Observation, ShareReports, Snapshot, families::MetricsOptions},
 };
 
 /// How the GPUs are looked at.
@@ -38,7 +38,7 @@ pub struct Sampling {
     /// The machine's address, for those who want it in a label.
     pub host_ip: String,
     /// Which metrics are written.
-    pub wanted: Wanted,
+    pub wanted: MetricsOptions,
 }
 
 impl Default for Sampling {
@@ -48,7 +48,7 @@ impl Default for Sampling {
             processes: PathBuf::from(PROC),
             trust_processes: false,
             host_ip: String::new(),
-            wanted: Wanted::default(),
+            wanted: MetricsOptions::default(),
         }
     }
 }
@@ -89,7 +89,7 @@ type OnOneGpu = (GpuUuid, Option<Vec<ProcessMemory>>);
 /// Those who were on the GPUs when last asked.
 #[derive(Default)]
 struct Acquainted {
-    memory: Option<Memory>,
+    memory: Option<ProcessCache>,
     /// The numbers they have in their containers, by their number here and when they started: these never change.
     own_numbers: HashMap<(u32, u64), Option<u32>>,
 }
@@ -108,7 +108,7 @@ impl Sampler {
             );
         }
         let processes = believed.then_some(processes);
-        let who = Acquainted { memory: processes.clone().map(Memory::of), ..Acquainted::default() };
+        let who = Acquainted { memory: processes.clone().map(ProcessCache::of), ..Acquainted::default() };
         let (meter, pollers) = (Arc::default(), Mutex::default());
         Self { gpus, sampling, meter, pollers, processes, who: Mutex::new(who) }
     }
@@ -150,7 +150,7 @@ impl Sampler {
     }
 
     /// What the libraries in containers report now, and the arbiter so long ago, of all there are.
-    pub fn report(&self, throttles: Throttles, windows_age: Duration) {
+    pub fn report(&self, throttles: ShareReports, windows_age: Duration) {
         let now = unix();
         lock(&self.meter).report(throttles, now.as_secs_f64(), now.saturating_sub(windows_age).as_secs_f64());
     }
@@ -171,7 +171,7 @@ impl Sampler {
         for (gpu, process) in told.iter().flat_map(|(gpu, all)| all.iter().map(move |process| (gpu, process)))
         {
             let Some(known) = who.get(&process.pid) else { continue };
-            let Holder::Container(key) = meter.holder(Some(known)) else { continue };
+            let Consumer::Container(key) = meter.holder(Some(known)) else { continue };
             let own = own_numbers.entry((process.pid, known.started));
             on_cards.push(GpuProcess {
                 gpu: gpu.clone(),
@@ -215,18 +215,18 @@ impl Sampler {
 
     /// Everything there is to tell now.
     #[must_use]
-    pub fn picture(&self, view: &View) -> Picture {
+    pub fn picture(&self, view: &View) -> Snapshot {
         let mut meter = lock(&self.meter);
         if view.pods_known {
             meter.learn(&view.pods);
         }
-        let picture = Picture::new(view, &meter, self.fresh_since(), self.processes.is_some());
-        Picture { host_ip: self.sampling.host_ip.clone(), ..picture }
+        let picture = Snapshot::new(view, &meter, self.fresh_since(), self.processes.is_some());
+        Snapshot { host_ip: self.sampling.host_ip.clone(), ..picture }
     }
 
     /// Which metrics are written.
     #[must_use]
-    pub fn wanted(&self) -> &Wanted {
+    pub fn wanted(&self) -> &MetricsOptions {
         &self.sampling.wanted
     }
 
@@ -235,8 +235,8 @@ impl Sampler {
         let asked = Arc::new(AtomicBool::new(false));
         let poller = Poller { questions, asked: asked.clone() };
         let (gpus, meter, every) = (self.gpus.clone(), self.meter.clone(), self.sampling.every);
-        let mut memory = self.processes.clone().map(Memory::of);
-        let mut known = Known::default();
+        let mut memory = self.processes.clone().map(ProcessCache::of);
+        let mut known = SampleProgress::default();
         let mut trouble = None;
         let begin = Instant::now();
         let work = move || {
@@ -282,8 +282,8 @@ impl Sampler {
 pub fn look(
     gpus: &dyn Gpus,
     gpu: &GpuUuid,
-    memory: Option<&mut Memory>,
-    window: Window,
+    memory: Option<&mut ProcessCache>,
+    window: SampleInterval,
 ) -> Result<Observation, GpusError> {
     let sample = gpus.sample(gpu, window)?;
     let listed = sample.processes.iter().flatten().map(|process| process.pid);
@@ -310,7 +310,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 mod tests {
     use std::ops::ControlFlow;
 
-    use tessera_node::gpus::{Found, GpuSample};
+    use tessera_node::gpus::{DiscoveredGpus, GpuSample};
 
     use super::*;
 
@@ -318,11 +318,11 @@ mod tests {
     struct Wedged;
 
     impl Gpus for Wedged {
-        fn discover(&self) -> Result<Found, GpusError> {
+        fn discover(&self) -> Result<DiscoveredGpus, GpusError> {
             Err(GpusError::NoGpu)
         }
 
-        fn sample(&self, gpu: &GpuUuid, _window: Window) -> Result<GpuSample, GpusError> {
+        fn sample(&self, gpu: &GpuUuid, _window: SampleInterval) -> Result<GpuSample, GpusError> {
             let empty = GpuSample { processes: Some(Vec::new()), ..GpuSample::default() };
             if gpu.0.as_ref() == "empty" { Ok(empty) } else { Err(GpusError::NoGpu) }
         }

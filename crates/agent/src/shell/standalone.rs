@@ -11,7 +11,7 @@ use tokio::{net::TcpListener, sync::mpsc};
 use tokio_util::sync::CancellationToken;
 
 use super::{Message, Messages, Sampler, Sampling, http};
-use crate::{controller::View, exporter::Picture};
+use crate::{controller::View, exporter::Snapshot};
 
 /// The exporter alone.
 #[allow(missing_debug_implementations, reason = "a port is whatever is plugged in")]
@@ -49,7 +49,7 @@ impl Standalone {
 
     /// Everything there is to tell now.
     #[must_use]
-    pub fn picture(&self) -> Picture {
+    pub fn picture(&self) -> Snapshot {
         self.sampler.picture(&self.view)
     }
 

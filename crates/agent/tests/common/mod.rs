@@ -16,7 +16,7 @@ use futures::{StreamExt as _, stream::BoxStream};
 use serde_json::json;
 use tessera_agent::{
     controller::{AgentSettings, InstalledLibrary, Isolation, NodePatch, WithoutLibrary, WriteError},
-    exporter::families::Wanted,
+    exporter::families::MetricsOptions,
     shell::{Cluster, ClusterEvent, Ports, Sampling, run},
 };
 use tessera_cluster::{PodNotice, node_agent::PodEvent};
@@ -25,7 +25,7 @@ use tessera_core::{
     units::{GpuIndex, PodUid},
 };
 use tessera_node::{
-    device_plugin::Meeting,
+    device_plugin::RegistrationMode,
     gpus::{Gpus, Simulated},
 };
 use tessera_sim::kubelet::{Checkpoint, Kubelet};
@@ -129,7 +129,7 @@ impl Cluster for Api {
         Ok(())
     }
 
-    async fn tell_owner(&self, notice: &PodNotice) -> Result<(), String> {
+    async fn write_pod_event(&self, notice: &PodNotice) -> Result<(), String> {
         self.notices.lock().unwrap().push(notice.clone());
         Ok(())
     }
@@ -154,7 +154,7 @@ pub(crate) struct World {
     gpus: Arc<dyn Gpus>,
     way: Way,
     pub(crate) listen: Option<SocketAddr>,
-    pub(crate) wanted: Wanted,
+    pub(crate) wanted: MetricsOptions,
     /// How often the agent looks at its GPUs.
     pub(crate) look_every: Duration,
     /// Where the agent runs.
@@ -164,17 +164,17 @@ pub(crate) struct World {
 
 impl World {
     pub(crate) async fn new(way: Way) -> Self {
-        Self::telling(way, None, Wanted::default()).await
+        Self::telling(way, None, MetricsOptions::default()).await
     }
 
     /// Also with pages.
     #[allow(dead_code, reason = "not every user of this module looks at pages")]
     pub(crate) async fn listening(way: Way, listen: Option<SocketAddr>) -> Self {
-        Self::telling(way, listen, Wanted::default()).await
+        Self::telling(way, listen, MetricsOptions::default()).await
     }
 
     /// With pages that have these metrics.
-    pub(crate) async fn telling(way: Way, listen: Option<SocketAddr>, wanted: Wanted) -> Self {
+    pub(crate) async fn telling(way: Way, listen: Option<SocketAddr>, wanted: MetricsOptions) -> Self {
         let directory = tempfile::tempdir().unwrap();
         std::fs::write(directory.path().join("gpus"), eight_gpus()).unwrap();
         let gpus = Arc::new(Simulated::new(directory.path().join("gpus")));
@@ -191,7 +191,7 @@ impl World {
             tempfile::tempdir().unwrap(),
             way,
             listen,
-            Wanted::default(),
+            MetricsOptions::default(),
         )
     }
 
@@ -200,7 +200,7 @@ impl World {
         directory: tempfile::TempDir,
         way: Way,
         listen: Option<SocketAddr>,
-        wanted: Wanted,
+        wanted: MetricsOptions,
     ) -> Self {
         let mut world = Self {
             api: Arc::default(),
@@ -241,9 +241,9 @@ impl World {
 
     pub(crate) fn start_agent(&mut self) {
         let mut settings = settings(&self.grants());
-        settings.meeting = match self.way {
-            Way::Registry => Meeting::PluginsRegistry(self.root().join("plugins_registry")),
-            Way::Socket => Meeting::KubeletSocket(self.root().join("device-plugins")),
+        settings.registration = match self.way {
+            Way::Registry => RegistrationMode::PluginsRegistry(self.root().join("plugins_registry")),
+            Way::Socket => RegistrationMode::KubeletSocket(self.root().join("device-plugins")),
         };
         let address = self.listen;
         let mut ports = Ports {
@@ -335,7 +335,7 @@ pub(crate) fn settings(grants: &Path) -> AgentSettings {
         memory_unit: MemoryUnit::GiB,
         policy: "tessera".parse().unwrap(),
         hand_over: HandOver::default(),
-        meeting: Meeting::PluginsRegistry("/var/lib/kubelet/plugins_registry".into()),
+        registration: RegistrationMode::PluginsRegistry("/var/lib/kubelet/plugins_registry".into()),
         isolation: Isolation {
             library: Ok(InstalledLibrary {
                 folder: grants.join(".library").display().to_string(),

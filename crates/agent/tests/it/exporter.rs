@@ -6,7 +6,9 @@ use flate2::read::GzDecoder;
 use serde_json::{Value, json};
 use tessera_agent::shell::{Sampling, Standalone};
 use tessera_core::gpu::GpuUuid;
-use tessera_node::gpus::{Found, GpuSample, Gpus, GpusError, Incident, ProcessMemory, Simulated, Window};
+use tessera_node::gpus::{
+    DiscoveredGpus, GpuSample, Gpus, GpusError, Incident, ProcessMemory, SampleInterval, Simulated,
+};
 
 use super::{
     SHARE,
@@ -117,11 +119,11 @@ struct Wedged {
 }
 
 impl Gpus for Wedged {
-    fn discover(&self) -> Result<Found, GpusError> {
+    fn discover(&self) -> Result<DiscoveredGpus, GpusError> {
         self.inner.discover()
     }
 
-    fn sample(&self, gpu: &GpuUuid, window: Window) -> Result<GpuSample, GpusError> {
+    fn sample(&self, gpu: &GpuUuid, window: SampleInterval) -> Result<GpuSample, GpusError> {
         self.asked.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         while gpu.0.as_ref() == uuid(2) {
             std::thread::park();

@@ -23,7 +23,7 @@ use common::{
 };
 use serde_json::Value;
 use server::{Prometheus, promtool};
-use tessera_agent::exporter::families::{VOCABULARIES, Wanted};
+use tessera_agent::exporter::families::{MetricsOptions, VOCABULARIES};
 
 fn deploy(file: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/monitoring").join(file)
@@ -60,10 +60,10 @@ fn names(query: &str) -> BTreeSet<String> {
 }
 
 async fn busy_world() -> World {
-    let wanted = Wanted {
+    let wanted = MetricsOptions {
         vocabularies: VOCABULARIES.iter().map(|(_, vocabulary)| *vocabulary).collect(),
         processes: true,
-        ..Wanted::default()
+        ..MetricsOptions::default()
     };
     let world = World::telling(Way::Registry, Some(free_address()), wanted).await;
     let share = [("tencent.com/vcuda-core", "20"), ("tencent.com/vcuda-memory", "4")];

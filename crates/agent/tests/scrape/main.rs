@@ -11,11 +11,11 @@ use std::{collections::BTreeSet, path::Path};
 use stage::{Stage, crowded, share, uuid};
 use tessera_agent::controller::Escape;
 use tessera_agent::exporter::{
-    ContainerKey, Throttle, Throttles,
-    families::{self, VOCABULARIES, Wanted},
+    ContainerKey, ShareReport, ShareReports,
+    families::{self, MetricsOptions, VOCABULARIES},
 };
 use tessera_core::units::PodUid;
-use tessera_node::gpus::{CardMemory, GpuSample, Instance, ProcessMemory, Profile};
+use tessera_node::gpus::{GpuMemory, GpuSample, MigInstance, ProcessMemory, ProfilingCounters};
 use tessera_wire::metrics::Format;
 use text::Text;
 
@@ -64,23 +64,23 @@ fn busy_node() -> Stage {
     stage.look();
     stage.meter.xid(&uuid(1).as_str().into(), 79, 1_800_000_001.5);
     let key = ContainerKey { uid: PodUid(stage::pod_uid(1)), container: "main".into() };
-    let throttle = Throttle { seconds: 1.25, waits: 7, denied_bytes: 4096, open: 2.5, windows: 125 };
+    let throttle = ShareReport { seconds: 1.25, waits: 7, denied_bytes: 4096, open: 2.5, windows: 125 };
     stage.view.escapes = vec![(key.uid.clone(), key.container.clone(), Escape::WithoutLibrary, 2)];
-    stage.meter.report(Throttles::from([((key, uuid(0).as_str().into()), throttle)]), 1.0, 1.0);
+    stage.meter.report(ShareReports::from([((key, uuid(0).as_str().into()), throttle)]), 1.0, 1.0);
     stage
 }
 
-fn everything() -> Wanted {
-    Wanted {
+fn everything() -> MetricsOptions {
+    MetricsOptions {
         vocabularies: VOCABULARIES.iter().map(|(_, vocabulary)| *vocabulary).collect(),
         processes: true,
         version: "1.2.3",
-        ..Wanted::default()
+        ..MetricsOptions::default()
     }
 }
 
-fn by_default() -> Wanted {
-    Wanted { version: "1.2.3", ..Wanted::default() }
+fn by_default() -> MetricsOptions {
+    MetricsOptions { version: "1.2.3", ..MetricsOptions::default() }
 }
 
 #[test]
@@ -95,7 +95,7 @@ fn by_default_native_families_and_those_of_the_exporters_of_old() {
 #[test]
 fn on_request_those_of_others_and_of_processes() {
     let picture = busy_node().picture();
-    let wanted = Wanted {
+    let wanted = MetricsOptions {
         vocabularies: ["pod-memory", "dcgm-pods", "cadvisor", "hami", "hami-legacy"]
             .map(|name| name.parse().unwrap())
             .into(),
@@ -104,7 +104,7 @@ fn on_request_those_of_others_and_of_processes() {
         ..everything()
     };
     golden("others.txt", &families::metrics(&picture, &wanted, Format::Plain));
-    let wanted = Wanted {
+    let wanted = MetricsOptions {
         vocabularies: ["native", "pod-memory"].map(|name| name.parse().unwrap()).into(),
         most_processes: 3,
         ..everything()
@@ -120,13 +120,13 @@ fn cut_up(place: usize, sample: &mut GpuSample) {
     if place != 0 {
         return;
     }
-    let part = |number: u32, busy: f64| Instance {
+    let part = |number: u32, busy: f64| MigInstance {
         uuid: format!("MIG-{number}"),
         profile: Some("1g.10gb".into()),
         gpu_instance: Some(number),
         compute_instance: Some(0),
-        memory: Some(CardMemory { total: 10 << 30, used: 1 << 30, free: 9 << 30, reserved: 0 }),
-        counted: Some(Profile { graphics: Some(busy), ..Profile::default() }),
+        memory: Some(GpuMemory { total: 10 << 30, used: 1 << 30, free: 9 << 30, reserved: 0 }),
+        counted: Some(ProfilingCounters { graphics: Some(busy), ..ProfilingCounters::default() }),
     };
     sample.instances = vec![part(7, 0.5), part(8, 0.0)];
     (sample.work.card, sample.work.processes) = (None, None);
@@ -283,7 +283,7 @@ fn only_what_is_surely_not_given_counts_as_escaped() {
 #[test]
 fn processes_beyond_the_cap_are_summed_up() {
     let picture = crowded().picture();
-    let wanted = Wanted { most_processes: 20, ..everything() };
+    let wanted = MetricsOptions { most_processes: 20, ..everything() };
     let text = families::metrics(&picture, &wanted, Format::Plain);
     let text = Text::parse(&text, Format::Plain);
     assert!(text.samples("tessera_process_memory_used_bytes").count() <= 20 + 8);

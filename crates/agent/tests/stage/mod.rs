@@ -7,7 +7,7 @@ use std::{collections::BTreeMap, fs, path::Path, sync::Arc};
 use serde_json::json;
 use tessera_agent::{
     controller::{ContainerView, PodView, View},
-    exporter::{Meter, Picture},
+    exporter::{Meter, Snapshot},
     shell::look,
 };
 use tessera_core::{
@@ -18,8 +18,8 @@ use tessera_core::{
     units::{GpuIndex, MiB, MilliCpu, Percent, PodUid},
 };
 use tessera_node::{
-    gpus::{GpuSample, Gpus as _, Simulated, Window},
-    processes::{Memory, Processes},
+    gpus::{GpuSample, Gpus as _, SampleInterval, Simulated},
+    processes::{ProcessCache, Processes},
 };
 use tessera_wire::dialect::Dialect;
 
@@ -37,7 +37,7 @@ pub(crate) fn share(card: u8, compute_percent: u32, mib: u64) -> (u8, Hold) {
 pub(crate) struct Stage {
     directory: tempfile::TempDir,
     gpus: Simulated,
-    memory: Vec<Memory>,
+    memory: Vec<ProcessCache>,
     lines: Vec<String>,
     pub(crate) view: View,
     pub(crate) meter: Meter,
@@ -58,7 +58,7 @@ impl Stage {
         fs::write(directory.path().join("gpus"), text.to_string()).unwrap();
         let gpus = Simulated::new(directory.path().join("gpus"));
         let found = gpus.discover().unwrap();
-        let memory = |_| Memory::of(Processes::at(directory.path().join("proc")));
+        let memory = |_| ProcessCache::of(Processes::at(directory.path().join("proc")));
         let view = View {
             pods_known: true,
             listed: true,
@@ -164,7 +164,7 @@ impl Stage {
         self.meter.learn(&self.view.pods);
         let found = Arc::new(self.gpus.discover().unwrap());
         for (place, gpu) in found.gpus.iter().enumerate() {
-            let window = Window { since: self.since[place], now: self.now };
+            let window = SampleInterval { since: self.since[place], now: self.now };
             let mut seen = look(&self.gpus, &gpu.uuid, Some(&mut self.memory[place]), window).unwrap();
             self.since[place] = seen.sample.work.to;
             change(place, &mut seen.sample);
@@ -174,9 +174,9 @@ impl Stage {
         self.now += STEP;
     }
 
-    pub(crate) fn picture(&self) -> Picture {
-        let picture = Picture::new(&self.view, &self.meter, 0.0, true);
-        Picture { host_ip: "10.0.0.5".into(), ..picture }
+    pub(crate) fn picture(&self) -> Snapshot {
+        let picture = Snapshot::new(&self.view, &self.meter, 0.0, true);
+        Snapshot { host_ip: "10.0.0.5".into(), ..picture }
     }
 
     #[allow(dead_code, reason = "not every user of this module needs it")]

@@ -1,21 +1,23 @@
-//! Who leads, as a machine without IO: it is told the time and what the lease says, and answers what to do.
+//! The leader election without IO: it receives the time and the state of the lease, and returns
+//! what to do.
 
 use std::time::Duration;
 
-/// How long things take.
+/// Durations of the election.
 #[derive(Clone, Copy, Debug)]
-pub struct Timing {
-    /// Others take over when a leader has not renewed its lease for so long.
+pub struct LeaseTiming {
+    /// Another replica takes over when the leader has not renewed its lease for this long.
     pub duration: Duration,
-    /// A leader that could not renew for so long leads no more. Less than `duration`, so that it has stopped, and what it
-    /// sent has arrived, before anybody takes over.
+    /// A leader that could not renew its lease for this long stops leading. It is shorter than
+    /// `duration`, so that the leader's last requests have arrived before another replica takes
+    /// over.
     pub renew_within: Duration,
-    /// How often to look.
+    /// Time between two polls of the lease.
     pub retry: Duration,
 }
 
-/// A takeover takes at most 8 + 1 seconds and the time of a list: with a list of 5 s still under 15.
-impl Default for Timing {
+/// A takeover takes at most 8 + 1 seconds plus the time of a list: under 15 s with a list of 5 s.
+impl Default for LeaseTiming {
     fn default() -> Self {
         Self {
             duration: Duration::from_secs(8),
@@ -25,96 +27,97 @@ impl Default for Timing {
     }
 }
 
-/// The lease as it was found.
+/// The lease as read from the API server.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Found {
-    /// Who holds it; empty if it was given up.
+pub struct LeaseRecord {
+    /// Identity of the holder, or empty if the lease was released.
     pub holder: String,
-    /// Changes with every write.
+    /// Resource version, which changes with every write.
     pub version: String,
-    /// For how long it holds without being renewed, as its holder says.
+    /// Time without renewal after which the lease expires, as set by its holder.
     pub duration: Duration,
 }
 
-/// What to do next.
+/// Next action of a candidate.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Step {
-    /// Nothing: somebody else holds it.
+pub enum LeaseStep {
+    /// Do nothing, because another replica holds the lease.
     Wait,
-    /// Write it in our name, provided it is still of this version; without one, create it.
+    /// Write the lease if it still has this version, or create it if there is no version.
     Take(Option<String>),
 }
 
-/// One candidate. Clocks of different machines are never compared: what counts is how long a lease has been seen
-/// unchanged.
+/// One candidate. The clocks of different hosts are never compared. Only the time for which this
+/// candidate has seen the lease unchanged counts.
 #[derive(Clone, Debug)]
 pub struct Election {
     identity: String,
-    timing: Timing,
-    /// What was last seen, and when it was first seen so.
-    seen: Option<(Found, Duration)>,
-    /// When the last write that succeeded was begun.
+    timing: LeaseTiming,
+    /// Last state of the lease, and when it was first seen in this state.
+    seen: Option<(LeaseRecord, Duration)>,
+    /// Start of the last write that succeeded.
     renewed: Option<Duration>,
-    /// How often we have come to lead.
+    /// Number of times this candidate started to lead.
     term: u64,
-    /// Whether somebody else may have led since we did.
+    /// True if another replica may have led since this candidate last led.
     is_interrupted: bool,
 }
 
 impl Election {
-    /// A candidate. No two may have the same identity, nor one in two lives.
+    /// Returns a candidate. The identity must be unique and must change with every restart.
     #[must_use]
-    pub fn new(identity: String, timing: Timing) -> Self {
+    pub fn new(identity: String, timing: LeaseTiming) -> Self {
         Self { identity, timing, seen: None, renewed: None, term: 0, is_interrupted: true }
     }
 
-    /// Looks at the lease.
-    pub fn look(&mut self, now: Duration, found: Option<Found>) -> Step {
-        let Some(found) = found else { return self.look_at_none(now) };
+    /// Takes in the state of the lease and returns what to do.
+    pub fn observe(&mut self, now: Duration, found: Option<LeaseRecord>) -> LeaseStep {
+        let Some(found) = found else { return self.observe_missing(now) };
         let version = Some(found.version.clone());
         if found.holder == self.identity {
-            return Step::Take(version);
+            return LeaseStep::Take(version);
         }
-        // Somebody else took it, and may have given it back.
+        // Another replica took the lease, and may have released it.
         self.renewed = None;
         self.is_interrupted = true;
         if found.holder.is_empty() {
-            return Step::Take(version);
+            return LeaseStep::Take(version);
         }
         match &self.seen {
             Some((known, since)) if *known == found => {
                 if now.saturating_sub(*since) >= found.duration {
-                    Step::Take(version)
+                    LeaseStep::Take(version)
                 } else {
-                    Step::Wait
+                    LeaseStep::Wait
                 }
             }
             _ => {
                 self.seen = Some((found, now));
-                Step::Wait
+                LeaseStep::Wait
             }
         }
     }
 
-    /// There is none: there never was one, or somebody has deleted it. Whoever held it then does not know that yet, and leads on for as
-    /// long as it may.
-    fn look_at_none(&mut self, now: Duration) -> Step {
+    /// Handles a missing lease, which never existed or was deleted. Its last holder may not know
+    /// that it was deleted, and may lead until its time is over.
+    fn observe_missing(&mut self, now: Duration) -> LeaseStep {
         let is_first = self.seen.is_none() && self.term == 0;
         if is_first || self.leads(now) {
-            return Step::Take(None);
+            return LeaseStep::Take(None);
         }
         self.is_interrupted = true;
-        let unknown = || Found { holder: String::new(), version: "?".into(), duration: self.timing.duration };
+        let unknown =
+            || LeaseRecord { holder: String::new(), version: "?".into(), duration: self.timing.duration };
         let (known, since) = self.seen.get_or_insert_with(|| (unknown(), now));
         if !known.version.is_empty() {
             known.version.clear();
             *since = now;
         }
-        if now.saturating_sub(*since) >= known.duration { Step::Take(None) } else { Step::Wait }
+        if now.saturating_sub(*since) >= known.duration { LeaseStep::Take(None) } else { LeaseStep::Wait }
     }
 
-    /// A write that was begun at `begun` has succeeded.
-    pub fn taken(&mut self, begun: Duration) {
+    /// Records a successful write that started at `begun`.
+    pub fn record_write(&mut self, begun: Duration) {
         self.renewed = Some(begun);
         self.seen = None;
         if std::mem::take(&mut self.is_interrupted) {
@@ -122,38 +125,39 @@ impl Election {
         }
     }
 
-    /// Grows whenever we come to lead after somebody else may have led: what we knew before may be out of date.
+    /// Returns a number that grows when this candidate starts to lead after another one may have
+    /// led. State from an earlier term may be stale.
     #[must_use]
     pub fn term(&self) -> u64 {
         self.term
     }
 
-    /// Whether we lead, and may write in that role.
+    /// Returns whether this candidate leads and may write as the leader.
     #[must_use]
     pub fn leads(&self, now: Duration) -> bool {
         self.renewed.is_some_and(|renewed| now.saturating_sub(renewed) < self.timing.renew_within)
     }
 
-    /// Gives up leading.
+    /// Stops leading.
     pub fn resign(&mut self) {
         self.renewed = None;
     }
 
-    /// Who else holds it, as last seen.
+    /// Returns the other holder of the lease, as last seen.
     #[must_use]
     pub fn other_holder(&self) -> Option<&str> {
         self.seen.as_ref().map(|(found, _)| found.holder.as_str()).filter(|holder| !holder.is_empty())
     }
 
-    /// Who we are.
+    /// Returns the identity of this candidate.
     #[must_use]
     pub fn identity(&self) -> &str {
         &self.identity
     }
 
-    /// How long things take.
+    /// Returns the durations of the election.
     #[must_use]
-    pub fn timing(&self) -> Timing {
+    pub fn timing(&self) -> LeaseTiming {
         self.timing
     }
 }
@@ -168,83 +172,92 @@ mod tests {
         Duration::from_secs(number)
     }
 
-    fn held(holder: &str, version: &str) -> Option<Found> {
-        Some(Found { holder: holder.into(), version: version.into(), duration: seconds(8) })
+    fn held(holder: &str, version: &str) -> Option<LeaseRecord> {
+        Some(LeaseRecord { holder: holder.into(), version: version.into(), duration: seconds(8) })
     }
 
     #[test]
-    fn a_free_lease_is_taken_and_a_held_one_after_it_has_stood_still() {
-        let mut me = Election::new("me".into(), Timing::default());
-        assert_eq!(me.look(seconds(0), None), Step::Take(None));
-        assert_eq!(me.look(seconds(0), held("you", "1")), Step::Wait);
-        assert_eq!(me.look(seconds(7), held("you", "2")), Step::Wait);
-        assert_eq!(me.look(seconds(14), held("you", "2")), Step::Wait);
-        assert_eq!(me.look(seconds(15), held("you", "2")), Step::Take(Some("2".into())));
-        assert_eq!(me.look(seconds(15), held("", "3")), Step::Take(Some("3".into())));
+    fn takes_a_free_lease_at_once_and_a_held_one_after_it_expires() {
+        let mut me = Election::new("me".into(), LeaseTiming::default());
+        assert_eq!(me.observe(seconds(0), None), LeaseStep::Take(None));
+        assert_eq!(me.observe(seconds(0), held("you", "1")), LeaseStep::Wait);
+        assert_eq!(me.observe(seconds(7), held("you", "2")), LeaseStep::Wait);
+        assert_eq!(me.observe(seconds(14), held("you", "2")), LeaseStep::Wait);
+        assert_eq!(me.observe(seconds(15), held("you", "2")), LeaseStep::Take(Some("2".into())));
+        assert_eq!(me.observe(seconds(15), held("", "3")), LeaseStep::Take(Some("3".into())));
         assert!(!me.leads(seconds(15)));
     }
 
     #[test]
-    fn a_leader_that_cannot_renew_stops_before_others_start() {
-        let mut me = Election::new("me".into(), Timing::default());
-        me.taken(seconds(10));
+    fn a_leader_that_cannot_renew_stops_before_another_starts() {
+        let mut me = Election::new("me".into(), LeaseTiming::default());
+        me.record_write(seconds(10));
         assert!(me.leads(seconds(14)));
         assert!(!me.leads(seconds(15)));
-        assert_eq!(me.look(seconds(20), held("me", "4")), Step::Take(Some("4".into())));
-        me.taken(seconds(20));
-        assert_eq!(me.look(seconds(21), held("you", "5")), Step::Wait);
-        assert!(!me.leads(seconds(21)), "somebody else took it");
+        assert_eq!(me.observe(seconds(20), held("me", "4")), LeaseStep::Take(Some("4".into())));
+        me.record_write(seconds(20));
+        assert_eq!(me.observe(seconds(21), held("you", "5")), LeaseStep::Wait);
+        assert!(!me.leads(seconds(21)), "another replica took the lease");
     }
 
     #[test]
-    fn a_term_ends_when_somebody_else_may_have_led() {
-        let mut me = Election::new("me".into(), Timing::default());
-        me.look(seconds(0), None);
-        me.taken(seconds(0));
+    fn starts_a_new_term_when_another_replica_may_have_led() {
+        let mut me = Election::new("me".into(), LeaseTiming::default());
+        me.observe(seconds(0), None);
+        me.record_write(seconds(0));
         assert_eq!(me.term(), 1);
-        // Cut off for a minute, and nobody took it.
-        assert_eq!(me.look(seconds(60), held("me", "1")), Step::Take(Some("1".into())));
-        me.taken(seconds(60));
+        // No connection for a minute, and no other replica took the lease.
+        assert_eq!(me.observe(seconds(60), held("me", "1")), LeaseStep::Take(Some("1".into())));
+        me.record_write(seconds(60));
         assert_eq!(me.term(), 1);
-        // Cut off again; somebody took it and gave it back. The answer to our write is lost.
-        assert_eq!(me.look(seconds(120), held("", "3")), Step::Take(Some("3".into())));
-        assert_eq!(me.look(seconds(121), held("me", "4")), Step::Take(Some("4".into())));
-        me.taken(seconds(121));
+        // No connection again. Another replica took the lease and released it, and the answer to
+        // the write is lost.
+        assert_eq!(me.observe(seconds(120), held("", "3")), LeaseStep::Take(Some("3".into())));
+        assert_eq!(me.observe(seconds(121), held("me", "4")), LeaseStep::Take(Some("4".into())));
+        me.record_write(seconds(121));
         assert_eq!(me.term(), 2);
-        // Deleted by hand while we lead, and while we do not.
-        assert_eq!(me.look(seconds(122), None), Step::Take(None));
-        me.taken(seconds(122));
+        // The lease is deleted while this candidate leads, and while it does not.
+        assert_eq!(me.observe(seconds(122), None), LeaseStep::Take(None));
+        me.record_write(seconds(122));
         assert_eq!(me.term(), 2);
-        assert_eq!(me.look(seconds(180), None), Step::Wait, "somebody may have held it");
-        assert_eq!(me.look(seconds(188), None), Step::Take(None));
-        me.taken(seconds(188));
+        assert_eq!(
+            me.observe(seconds(180), None),
+            LeaseStep::Wait,
+            "another replica may have held the lease"
+        );
+        assert_eq!(me.observe(seconds(188), None), LeaseStep::Take(None));
+        me.record_write(seconds(188));
         assert_eq!(me.term(), 3);
     }
 
     #[test]
-    fn a_deleted_lease_is_waited_for_like_a_held_one() {
-        let mut me = Election::new("me".into(), Timing::default());
-        assert_eq!(me.look(seconds(0), held("you", "1")), Step::Wait);
-        assert_eq!(me.look(seconds(7), None), Step::Wait, "its holder leads on");
-        assert_eq!(me.look(seconds(14), None), Step::Wait);
-        assert_eq!(me.look(seconds(15), None), Step::Take(None));
-        assert_eq!(me.look(seconds(15), held("you", "2")), Step::Wait, "made anew by its holder");
+    fn waits_for_a_deleted_lease_as_for_a_held_one() {
+        let mut me = Election::new("me".into(), LeaseTiming::default());
+        assert_eq!(me.observe(seconds(0), held("you", "1")), LeaseStep::Wait);
+        assert_eq!(me.observe(seconds(7), None), LeaseStep::Wait, "the holder still leads");
+        assert_eq!(me.observe(seconds(14), None), LeaseStep::Wait);
+        assert_eq!(me.observe(seconds(15), None), LeaseStep::Take(None));
+        assert_eq!(
+            me.observe(seconds(15), held("you", "2")),
+            LeaseStep::Wait,
+            "the holder created the lease again"
+        );
     }
 
     proptest! {
-        /// Candidates that look at any times, some of whose writes fail, on one lease that checks versions and that somebody
-        /// deletes once.
+        /// Three candidates poll one lease at random times. Some writes fail, and the lease is
+        /// deleted once.
         #[test]
-        fn never_two_at_a_time(
+        fn never_has_two_leaders(
             steps in prop::collection::vec((0..3usize, 0..3000u64, 0..5u8), 1..200),
             deleted in 0..200usize,
         ) {
             let mut candidates: Vec<Election> =
-                (0..3).map(|number| Election::new(format!("c{number}"), Timing::default())).collect();
+                (0..3).map(|number| Election::new(format!("c{number}"), LeaseTiming::default())).collect();
             let mut lease = held("c0", "0");
-            candidates[0].taken(Duration::ZERO);
+            candidates[0].record_write(Duration::ZERO);
             for candidate in &mut candidates[1..] {
-                candidate.look(Duration::ZERO, lease.clone());
+                candidate.observe(Duration::ZERO, lease.clone());
             }
             let mut now = Duration::ZERO;
             let mut version = 0;
@@ -253,15 +266,16 @@ mod tests {
                 if step == deleted {
                     lease = None;
                 }
-                if let Step::Take(expected) = candidates[number].look(now, lease.clone())
+                if let LeaseStep::Take(expected) = candidates[number].observe(now, lease.clone())
                     && luck > 0
                     && expected == lease.as_ref().map(|lease| lease.version.clone())
                 {
                     version += 1;
                     lease = held(&format!("c{number}"), &version.to_string());
-                    // The answer to the write may be lost.
+                    // The answer to the write may be lost, so that the candidate does not know of
+                    // it.
                     if luck > 1 {
-                        candidates[number].taken(now);
+                        candidates[number].record_write(now);
                     }
                 }
                 let leaders = candidates.iter().filter(|candidate| candidate.leads(now)).count();

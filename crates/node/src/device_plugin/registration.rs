@@ -33,7 +33,7 @@ const RETRY_AFTER: Duration = Duration::from_millis(500);
 
 /// Where plugin and kubelet meet.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Meeting {
+pub enum RegistrationMode {
     /// The kubelet watches this directory (`plugins_registry` in its root directory) and comes to the plugin, also after
     /// its own restart. The better way wherever it exists.
     PluginsRegistry(PathBuf),
@@ -43,13 +43,13 @@ pub enum Meeting {
 
 /// What to serve, and where.
 #[derive(Debug, Clone)]
-pub struct Served<P> {
+pub struct ServedPlugin<P> {
     /// Who answers.
     pub plugin: Arc<P>,
     /// The resource its devices are, such as `nvidia.com/gpu`.
     pub resource: String,
     /// Where the kubelet finds it.
-    pub meeting: Meeting,
+    pub registration: RegistrationMode,
 }
 
 /// A socket could not be served.
@@ -62,11 +62,14 @@ pub struct ServeError {
 }
 
 /// Serves a plugin until `stop`. Comes back earlier only when its socket cannot be made.
-pub async fn serve<P: DevicePlugin>(served: Served<P>, stop: CancellationToken) -> Result<(), ServeError> {
-    let Served { plugin, resource, meeting } = served;
-    let (directory, kubelet_socket) = match meeting {
-        Meeting::PluginsRegistry(directory) => (directory, None),
-        Meeting::KubeletSocket(directory) => {
+pub async fn serve<P: DevicePlugin>(
+    served: ServedPlugin<P>,
+    stop: CancellationToken,
+) -> Result<(), ServeError> {
+    let ServedPlugin { plugin, resource, registration } = served;
+    let (directory, kubelet_socket) = match registration {
+        RegistrationMode::PluginsRegistry(directory) => (directory, None),
+        RegistrationMode::KubeletSocket(directory) => {
             let kubelet_socket = directory.join("kubelet.sock");
             (directory, Some(kubelet_socket))
         }

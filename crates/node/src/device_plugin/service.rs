@@ -11,7 +11,7 @@ use tokio_stream::{Stream, wrappers::ReceiverStream};
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
-use super::{Device, DevicePlugin, Refusal, Wish};
+use super::{DevicePlugin, PluginDevice, PluginRefusal, PreferenceRequest};
 
 /// What every plugin of ours wants from the kubelet: to be asked for a preference, and before each start of a container.
 pub(super) const OPTIONS: proto::DevicePluginOptions =
@@ -73,7 +73,7 @@ impl<P: DevicePlugin> proto::device_plugin_server::DevicePlugin for Service<P> {
     ) -> Result<Response<proto::PreferredAllocationResponse>, Status> {
         let mut container_responses = Vec::new();
         for container in request.into_inner().container_requests {
-            let wish = Wish {
+            let wish = PreferenceRequest {
                 available: container.available_device_i_ds,
                 required: container.must_include_device_i_ds,
                 count: usize::try_from(container.allocation_size).unwrap_or_default(),
@@ -132,7 +132,7 @@ impl<P: DevicePlugin> plugin_registration::registration_server::Registration for
     }
 }
 
-fn device_message(device: &Device) -> proto::Device {
+fn device_message(device: &PluginDevice) -> proto::Device {
     proto::Device {
         id: device.id.clone(),
         health: if device.healthy { HEALTHY } else { UNHEALTHY }.into(),
@@ -140,6 +140,6 @@ fn device_message(device: &Device) -> proto::Device {
     }
 }
 
-fn refused(Refusal(reason): Refusal) -> Status {
+fn refused(PluginRefusal(reason): PluginRefusal) -> Status {
     Status::resource_exhausted(reason)
 }

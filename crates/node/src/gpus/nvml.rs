@@ -24,7 +24,10 @@ use tessera_core::{
 };
 
 use self::{raw::Raw, sample::Samples};
-use super::{Found, GpuPower, GpuSample, Gpus, GpusError, Incident, IncidentKind, ProcessMemory, Window};
+use super::{
+    DiscoveredGpus, GpuPower, GpuSample, Gpus, GpusError, Incident, IncidentKind, ProcessMemory,
+    SampleInterval,
+};
 
 /// How long one wait for events takes, as the original plugins waited.
 const WAIT_MILLISECONDS: u32 = 5000;
@@ -67,7 +70,7 @@ impl Nvml {
 }
 
 impl Gpus for Nvml {
-    fn discover(&self) -> Result<Found, GpusError> {
+    fn discover(&self) -> Result<DiscoveredGpus, GpusError> {
         let devices = self.devices()?;
         if devices.is_empty() {
             return Err(GpusError::NoGpu);
@@ -89,10 +92,10 @@ impl Gpus for Nvml {
             Topology::from_pairs(gpus.len(), |a, b| links.get(&(a, b)).copied().unwrap_or_default());
         let numa: Vec<Option<u16>> = gpus.iter().map(|gpu| gpu.numa).collect();
         let driver = self.library()?.sys_driver_version().ok();
-        Ok(Found { gpus, topology: topology.with_numa(&numa), pci, driver })
+        Ok(DiscoveredGpus { gpus, topology: topology.with_numa(&numa), pci, driver })
     }
 
-    fn sample(&self, gpu: &GpuUuid, window: Window) -> Result<GpuSample, GpusError> {
+    fn sample(&self, gpu: &GpuUuid, window: SampleInterval) -> Result<GpuSample, GpusError> {
         let library = self.library()?;
         self.samples.take(library, self.raw.get_or_init(Raw::load).as_ref(), gpu, window)
     }

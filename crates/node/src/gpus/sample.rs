@@ -2,7 +2,7 @@
 
 /// The time of a look, in microseconds since 1970: the driver stamps its samples so.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Window {
+pub struct SampleInterval {
     /// What was measured up to here is known already; 0 at the first look, which measures nothing yet.
     pub since: u64,
     /// Now.
@@ -12,7 +12,7 @@ pub struct Window {
 /// Up to when a GPU's work is known. Only time that really passed counts as worked: the machine's clock may be set, a GPU may not
 /// answer for long, and the driver remembers its samples for half a minute only.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Known {
+pub struct SampleProgress {
     to: u64,
     /// The last look, by the machine's clock and by one that nobody sets.
     looked: (u64, u64),
@@ -24,12 +24,12 @@ const FORGETS: u64 = 30_000_000;
 /// The machine's clock was set if it is this far from where it should be, in microseconds; less is a clock that is being trimmed.
 const SET: u64 = 1_000_000;
 
-impl Known {
+impl SampleProgress {
     /// What to ask for now. `uptime`: microseconds by a clock that nobody sets.
     #[must_use]
-    pub fn window(&self, now: u64, uptime: u64) -> Window {
+    pub fn window(&self, now: u64, uptime: u64) -> SampleInterval {
         if self.to == 0 {
-            return Window { since: 0, now };
+            return SampleInterval { since: 0, now };
         }
         let (looked, uptime_then) = self.looked;
         let expected = looked.saturating_add(uptime.saturating_sub(uptime_then));
@@ -38,11 +38,11 @@ impl Known {
         } else {
             self.to
         };
-        Window { since: since.max(now.saturating_sub(FORGETS)).max(1), now }
+        SampleInterval { since: since.max(now.saturating_sub(FORGETS)).max(1), now }
     }
 
     /// Takes note of what a look told.
-    pub fn learn(&mut self, window: Window, uptime: u64, work: &Work) {
+    pub fn learn(&mut self, window: SampleInterval, uptime: u64, work: &BusyTime) {
         *self = Self { to: work.to, looked: (window.now, uptime) };
     }
 }
@@ -51,22 +51,22 @@ impl Known {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct GpuSample {
     /// Its memory.
-    pub memory: Option<CardMemory>,
+    pub memory: Option<GpuMemory>,
     /// The processes on it, each once, by ascending number.
     pub processes: Option<Vec<ProcessMemory>>,
     /// What it computed since the last look.
-    pub work: Work,
+    pub work: BusyTime,
     /// Millijoules since the driver was loaded.
     pub energy: Option<u64>,
     /// All else that is measured.
     pub sensors: Sensors,
     /// The parts of a GPU that is cut up (MIG).
-    pub instances: Vec<Instance>,
+    pub instances: Vec<MigInstance>,
 }
 
 /// The memory of a GPU, in bytes. `used + free + reserved` is all of it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct CardMemory {
+pub struct GpuMemory {
     /// All of it.
     pub total: u64,
     /// In use, by processes and by the driver for them.
@@ -90,7 +90,7 @@ pub struct ProcessMemory {
 
 /// What was computed between two moments.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Work {
+pub struct BusyTime {
     /// Begin and end, in microseconds since 1970; equal where nothing is known.
     pub from: u64,
     /// The newest stamp seen: the `since` of the next look.
@@ -139,7 +139,7 @@ pub struct Sensors {
     /// KiB over all NVLinks.
     pub nvlink: Option<u64>,
     /// Ratios and rates of the chip's own counters, from Hopper on.
-    pub profile: Option<Profile>,
+    pub profile: Option<ProfilingCounters>,
 }
 
 /// Rows of memory replaced.
@@ -157,7 +157,7 @@ pub struct RemappedRows {
 
 /// What the chip counts itself, since the last look. Parts of the time, unless something else is said.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Profile {
+pub struct ProfilingCounters {
     /// The graphics engine was active.
     pub graphics: Option<f64>,
     /// A multiprocessor had work, on average over all.
@@ -182,7 +182,7 @@ pub struct Profile {
 
 /// A part of a GPU that is cut up.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Instance {
+pub struct MigInstance {
     /// Its name.
     pub uuid: String,
     /// How it is cut, as `1g.10gb`.
@@ -192,24 +192,24 @@ pub struct Instance {
     /// And its compute of that one.
     pub compute_instance: Option<u32>,
     /// Its memory.
-    pub memory: Option<CardMemory>,
+    pub memory: Option<GpuMemory>,
     /// What the chip counted of it since the last look. All of it is that of the part with its memory.
-    pub counted: Option<Profile>,
+    pub counted: Option<ProfilingCounters>,
 }
 
-impl Work {
+impl BusyTime {
     /// Puts together what the driver says of the time since the last look.
     ///
     /// `card`: moments and percent of samples; `measured`: where there are none, the part of all that time; `processes`: number, moment
     /// of the newest sample, mean percent. Values over 100 mean nothing: processes that have ended may leave such.
     #[must_use]
     pub fn of(
-        window: Window,
+        window: SampleInterval,
         card: Option<&[(u64, f64)]>,
         measured: Option<f64>,
         processes: Option<&[(u32, u64, u32)]>,
     ) -> Self {
-        let Window { since, now } = window;
+        let SampleInterval { since, now } = window;
         if since == 0 || since >= now {
             return Self { from: now, to: now, card: None, processes: None };
         }
@@ -240,8 +240,8 @@ impl Work {
 
     /// Nobody did anything.
     #[must_use]
-    pub fn none(window: Window) -> Self {
-        let Window { since, now } = window;
+    pub fn none(window: SampleInterval) -> Self {
+        let SampleInterval { since, now } = window;
         if since == 0 || since >= now {
             return Self { from: now, to: now, card: None, processes: None };
         }
@@ -264,14 +264,14 @@ fn count<T>(all: &[T]) -> f64 {
 mod tests {
     use super::*;
 
-    const WINDOW: Window = Window { since: 1_000_000, now: 3_000_000 };
+    const WINDOW: SampleInterval = SampleInterval { since: 1_000_000, now: 3_000_000 };
 
     #[test]
     fn the_mean_of_the_new_samples_counts() {
         let card =
             [(900_000, 100.0), (1_500_000, 50.0), (2_000_000, 4711.0), (2_500_000, 100.0), (3_500_000, 0.0)];
         let processes = [(7, 2_400_000, 60), (5, 2_600_000, 10), (6, 800_000, 90), (8, 2_000_000, 4711)];
-        let work = Work::of(WINDOW, Some(&card), Some(0.01), Some(&processes));
+        let work = BusyTime::of(WINDOW, Some(&card), Some(0.01), Some(&processes));
         assert_eq!(work.card, Some(0.75));
         assert_eq!((work.from, work.to), (1_000_000, 2_600_000));
         assert_eq!(work.processes, Some(vec![(5, 0.1), (7, 0.6)]));
@@ -280,9 +280,9 @@ mod tests {
 
     #[test]
     fn the_first_look_measures_nothing_and_a_look_too_early_waits() {
-        let first = Work::of(Window { since: 0, now: 5 }, Some(&[(4, 50.0)]), None, None);
-        assert_eq!(first, Work { from: 5, to: 5, card: None, processes: None });
-        let early = Work::of(WINDOW, Some(&[]), None, Some(&[]));
+        let first = BusyTime::of(SampleInterval { since: 0, now: 5 }, Some(&[(4, 50.0)]), None, None);
+        assert_eq!(first, BusyTime { from: 5, to: 5, card: None, processes: None });
+        let early = BusyTime::of(WINDOW, Some(&[]), None, Some(&[]));
         assert_eq!((early.from, early.to, early.card), (1_000_000, 1_000_000, None));
     }
 
@@ -291,10 +291,10 @@ mod tests {
         const SECOND: u64 = 1_000_000;
         const HOUR: u64 = 3_600 * SECOND;
         let now = 500 * HOUR;
-        let mut known = Known::default();
+        let mut known = SampleProgress::default();
         assert_eq!(known.window(now, 7).since, 0, "the first look measures nothing yet");
-        let first = Window { since: 0, now };
-        known.learn(first, 7, &Work { from: now, to: now, ..Work::default() });
+        let first = SampleInterval { since: 0, now };
+        known.learn(first, 7, &BusyTime { from: now, to: now, ..BusyTime::default() });
         for (what, now_then, passed, since) in [
             ("as it should be", now + 2 * SECOND, 2 * SECOND, now),
             ("the clock is trimmed", now + 2 * SECOND + 300_000, 2 * SECOND, now),
@@ -303,14 +303,14 @@ mod tests {
             ("the GPU hung", now + HOUR, HOUR, now + HOUR - FORGETS),
             ("the machine slept", now + HOUR, 3 * SECOND, now + HOUR - 3 * SECOND),
         ] {
-            assert_eq!(known.window(now_then, 7 + passed), Window { since, now: now_then }, "{what}");
+            assert_eq!(known.window(now_then, 7 + passed), SampleInterval { since, now: now_then }, "{what}");
         }
     }
 
     #[test]
     fn what_was_measured_takes_the_place_of_samples_and_without_either_nothing_is_claimed() {
-        let work = Work::of(WINDOW, None, Some(0.4), Some(&[]));
+        let work = BusyTime::of(WINDOW, None, Some(0.4), Some(&[]));
         assert_eq!((work.card, work.to, work.processes), (Some(0.4), WINDOW.now, Some(vec![])));
-        assert_eq!(Work::of(WINDOW, None, None, None).card, None);
+        assert_eq!(BusyTime::of(WINDOW, None, None, None).card, None);
     }
 }

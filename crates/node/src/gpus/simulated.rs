@@ -18,7 +18,9 @@ use tessera_core::{
 };
 use tessera_wire::{inventory, smi_matrix};
 
-use super::{Found, GpuSample, Gpus, GpusError, Incident, IncidentKind, ProcessMemory, Window};
+use super::{
+    DiscoveredGpus, GpuSample, Gpus, GpusError, Incident, IncidentKind, ProcessMemory, SampleInterval,
+};
 
 /// Memory and model of a GPU where the file is only a matrix of links.
 const MEMORY: MiB = MiB(81_920);
@@ -84,7 +86,7 @@ impl Simulated {
 }
 
 impl Gpus for Simulated {
-    fn discover(&self) -> Result<Found, GpusError> {
+    fn discover(&self) -> Result<DiscoveredGpus, GpusError> {
         let bad = |reason: String| GpusError::Description { path: self.file.clone(), reason };
         let text = fs::read_to_string(&self.file).map_err(|error| bad(error.to_string()))?;
         let (gpus, topology) = if text.trim_start().starts_with('{') {
@@ -99,10 +101,10 @@ impl Gpus for Simulated {
         }
         let pci =
             gpus.iter().map(|gpu| format!("00000000:{:02X}:00.0", u32::from(gpu.index.0) + 1)).collect();
-        Ok(Found { gpus, topology, pci, driver: None })
+        Ok(DiscoveredGpus { gpus, topology, pci, driver: None })
     }
 
-    fn sample(&self, gpu: &GpuUuid, window: Window) -> Result<GpuSample, GpusError> {
+    fn sample(&self, gpu: &GpuUuid, window: SampleInterval) -> Result<GpuSample, GpusError> {
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         let card = self.card(&mut seen, gpu)?;
         Ok(load::sample(&card, &self.running(), window, &mut seen.meters))
@@ -111,7 +113,8 @@ impl Gpus for Simulated {
     fn processes(&self, gpu: &GpuUuid) -> Result<Vec<ProcessMemory>, GpusError> {
         let card = self.card(&mut self.seen.lock().unwrap_or_else(PoisonError::into_inner), gpu)?;
         // With meters of its own: this look measures nothing.
-        let look = load::sample(&card, &self.running(), Window::default(), &mut load::Meters::default());
+        let look =
+            load::sample(&card, &self.running(), SampleInterval::default(), &mut load::Meters::default());
         Ok(look.processes.unwrap_or_default())
     }
 

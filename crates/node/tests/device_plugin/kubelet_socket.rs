@@ -5,7 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use tessera_node::device_plugin::Meeting;
+use tessera_node::device_plugin::RegistrationMode;
 use tessera_wire::kubelet::device_plugin::{
     self as proto, Empty, RegisterRequest,
     device_plugin_client::DevicePluginClient,
@@ -71,7 +71,7 @@ impl Drop for Kubelet {
 async fn registers_again_after_a_restart() {
     let directory = tempfile::tempdir().unwrap();
     let mut kubelet = Kubelet::start(directory.path());
-    let running = Running::start(Meeting::KubeletSocket(directory.path().into()));
+    let running = Running::start(RegistrationMode::KubeletSocket(directory.path().into()));
     assert_eq!(kubelet.registered().await.len(), 2);
     for _ in 0..3 {
         drop(kubelet);
@@ -84,7 +84,7 @@ async fn registers_again_after_a_restart() {
 #[tokio::test]
 async fn waits_for_a_kubelet_that_is_not_there_yet() {
     let directory = tempfile::tempdir().unwrap();
-    let running = Running::start(Meeting::KubeletSocket(directory.path().into()));
+    let running = Running::start(RegistrationMode::KubeletSocket(directory.path().into()));
     tokio::task::yield_now().await;
     let mut kubelet = Kubelet::start(directory.path());
     assert_eq!(kubelet.registered().await.len(), 2);

@@ -2,7 +2,10 @@
 
 use std::{future::Future, path::Path, sync::Arc, time::Duration};
 
-use tessera_node::device_plugin::{Allocation, Device, DevicePlugin, Meeting, Refusal, Served, Wish, serve};
+use tessera_node::device_plugin::{
+    Allocation, DevicePlugin, PluginDevice, PluginRefusal, PreferenceRequest, RegistrationMode, ServedPlugin,
+    serve,
+};
 use tokio::{sync::watch, task::JoinHandle};
 use tokio_util::sync::CancellationToken;
 use tonic::transport::{Channel, Endpoint};
@@ -13,27 +16,27 @@ pub(crate) const RESOURCE: &str = "tessera.dev/test";
 pub(crate) const SOCKET: &str = "tessera.dev-test.sock";
 
 pub(crate) struct Plugin {
-    pub(crate) devices: watch::Sender<Vec<Device>>,
+    pub(crate) devices: watch::Sender<Vec<PluginDevice>>,
 }
 
 impl DevicePlugin for Plugin {
-    fn devices(&self) -> watch::Receiver<Vec<Device>> {
+    fn devices(&self) -> watch::Receiver<Vec<PluginDevice>> {
         self.devices.subscribe()
     }
 
-    async fn prefer(&self, wish: Wish) -> Result<Vec<String>, Refusal> {
+    async fn prefer(&self, wish: PreferenceRequest) -> Result<Vec<String>, PluginRefusal> {
         let rest = wish.available.into_iter().filter(|id| !wish.required.contains(id));
         Ok(wish.required.iter().cloned().chain(rest).take(wish.count).collect())
     }
 
-    async fn allocate(&self, ids: Vec<String>) -> Result<Allocation, Refusal> {
+    async fn allocate(&self, ids: Vec<String>) -> Result<Allocation, PluginRefusal> {
         if ids.iter().any(|id| id == "broken") {
-            return Err(Refusal("this GPU is broken".into()));
+            return Err(PluginRefusal("this GPU is broken".into()));
         }
         Ok(Allocation { envs: [("IDS".to_owned(), ids.join(","))].into(), ..Allocation::default() })
     }
 
-    async fn pre_start(&self, _: Vec<String>) -> Result<(), Refusal> {
+    async fn pre_start(&self, _: Vec<String>) -> Result<(), PluginRefusal> {
         Ok(())
     }
 }
@@ -46,11 +49,11 @@ pub(crate) struct Running {
 }
 
 impl Running {
-    pub(crate) fn start(meeting: Meeting) -> Self {
-        let device = |id: &str| Device { id: id.into(), healthy: id != "broken", numa_node: Some(1) };
+    pub(crate) fn start(registration: RegistrationMode) -> Self {
+        let device = |id: &str| PluginDevice { id: id.into(), healthy: id != "broken", numa_node: Some(1) };
         let plugin = Arc::new(Plugin { devices: watch::Sender::new(vec![device("good"), device("broken")]) });
         let stop = CancellationToken::new();
-        let served = Served { plugin: plugin.clone(), resource: RESOURCE.into(), meeting };
+        let served = ServedPlugin { plugin: plugin.clone(), resource: RESOURCE.into(), registration };
         let stopped = stop.clone();
         let task = tokio::spawn(async move { serve(served, stopped).await.unwrap() });
         Self { plugin, stop, task }

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use tessera_node::device_plugin::{Device, Meeting};
+use tessera_node::device_plugin::{PluginDevice, RegistrationMode};
 use tessera_wire::kubelet::{
     device_plugin::{
         AllocateRequest, ContainerAllocateRequest, ContainerPreferredAllocationRequest, Empty,
@@ -20,7 +20,7 @@ fn ids_and_health(message: ListAndWatchResponse) -> Vec<(String, String)> {
 #[tokio::test]
 async fn introduces_itself_and_tells_changes() {
     let directory = tempfile::tempdir().unwrap();
-    let running = Running::start(Meeting::PluginsRegistry(directory.path().into()));
+    let running = Running::start(RegistrationMode::PluginsRegistry(directory.path().into()));
     let channel = dial(&directory.path().join(SOCKET)).await;
 
     let info = RegistrationClient::new(channel.clone()).get_info(InfoRequest {}).await.unwrap().into_inner();
@@ -36,7 +36,7 @@ async fn introduces_itself_and_tells_changes() {
     assert_eq!(ids_and_health(first), [pair("good", "Healthy"), pair("broken", "Unhealthy")]);
     running.plugin.devices.send_modify(|all| {
         all.clear();
-        all.push(Device { id: "new".into(), healthy: true, numa_node: None });
+        all.push(PluginDevice { id: "new".into(), healthy: true, numa_node: None });
     });
     let second = within_reason("the change", devices.message()).await.unwrap().unwrap();
     assert_eq!(ids_and_health(second), [pair("new", "Healthy")]);
@@ -50,7 +50,7 @@ async fn introduces_itself_and_tells_changes() {
 #[tokio::test]
 async fn answers_and_refuses() {
     let directory = tempfile::tempdir().unwrap();
-    let running = Running::start(Meeting::PluginsRegistry(directory.path().into()));
+    let running = Running::start(RegistrationMode::PluginsRegistry(directory.path().into()));
     let mut client = DevicePluginClient::new(dial(&directory.path().join(SOCKET)).await);
 
     let wish = ContainerPreferredAllocationRequest {
@@ -76,7 +76,7 @@ async fn answers_and_refuses() {
 async fn comes_back_when_its_socket_is_deleted() {
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join(SOCKET);
-    let running = Running::start(Meeting::PluginsRegistry(directory.path().into()));
+    let running = Running::start(RegistrationMode::PluginsRegistry(directory.path().into()));
     drop(dial(&socket).await);
     fs::remove_file(&socket).unwrap();
     let mut client = RegistrationClient::new(dial(&socket).await);
@@ -90,7 +90,7 @@ async fn replaces_what_an_earlier_process_left() {
     let socket = directory.path().join(SOCKET);
     drop(std::os::unix::net::UnixListener::bind(&socket).unwrap());
     assert!(socket.exists());
-    let running = Running::start(Meeting::PluginsRegistry(directory.path().into()));
+    let running = Running::start(RegistrationMode::PluginsRegistry(directory.path().into()));
     drop(dial(&socket).await);
     running.stop().await;
 }

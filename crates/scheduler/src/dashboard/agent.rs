@@ -37,7 +37,7 @@ pub(super) async fn ask(address: Option<String>) -> Result<NodeUse, NotMeasured>
     let uri: Uri = address.parse().map_err(|_| bad())?;
     let scheme = uri.scheme_str().filter(|scheme| matches!(*scheme, "http" | "https")).ok_or_else(bad)?;
     let agent = format!("{}:{}", uri.host().ok_or_else(bad)?, uri.port_u16().unwrap_or(DEFAULT_PORT));
-    let fetcher = Fetcher::new(ANSWER_WITHIN).at_most(MOST_BYTES);
+    let fetcher = Fetcher::new(ANSWER_WITHIN).with_max_bytes(MOST_BYTES);
     match fetcher.get(&format!("{scheme}://{agent}{PATH}")).await {
         Ok(text) => {
             serde_json::from_str(&text).map_err(|error| NotMeasured::Unreadable(agent, error.to_string()))

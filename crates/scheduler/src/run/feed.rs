@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use futures::{Stream, StreamExt};
-use tessera_cluster::Trouble;
-use tessera_cluster::watch::Change;
+use tessera_cluster::FailureLog;
+use tessera_cluster::watch::WatchChange;
 use tessera_core::quota::{Quota, UnreadableLimits};
 use tessera_wire::disruption::Budget;
 use tessera_wire::{quota, unhealthy};
@@ -22,29 +22,29 @@ const BATCH: usize = 512;
 pub(super) async fn feed<T: Send + 'static>(
     app: Arc<App>,
     what: &'static str,
-    changes: impl Stream<Item = Change<T>> + Send,
+    changes: impl Stream<Item = WatchChange<T>> + Send,
     event: fn(Watched<T>) -> Event,
     complete: impl Fn() + Send,
 ) {
     let mut batches = std::pin::pin!(changes.ready_chunks(BATCH));
-    let mut trouble = Trouble::default();
+    let mut trouble = FailureLog::default();
     while let Some(batch) = batches.next().await {
         let (mut listed, mut runs) = (false, None);
         let has_news = {
             let mut state = app.write();
             let before = state.ledger().last_change();
             for change in batch {
-                listed |= matches!(change, Change::Listed);
+                listed |= matches!(change, WatchChange::Listed);
                 match watched(change) {
                     Ok(change) => {
                         if change.shows_life() {
-                            trouble.is_over();
+                            trouble.clear();
                             runs = Some(true);
                         }
                         state.handle(event(change));
                     }
                     Err(error) => {
-                        if trouble.is_news(&error) {
+                        if trouble.record(&error) {
                             tracing::warn!(error, "the watch of {what} is interrupted and tried again");
                         }
                         runs = Some(false);
@@ -66,13 +66,13 @@ pub(super) async fn feed<T: Send + 'static>(
     }
 }
 
-fn watched<T>(change: Change<T>) -> Result<Watched<T>, String> {
+fn watched<T>(change: WatchChange<T>) -> Result<Watched<T>, String> {
     Ok(match change {
-        Change::Listing => Watched::Listing,
-        Change::Set(object) => Watched::Set(object),
-        Change::Gone(object) => Watched::Gone(object),
-        Change::Listed => Watched::Listed,
-        Change::Lost(error) => return Err(error),
+        WatchChange::Listing => Watched::Listing,
+        WatchChange::Set(object) => Watched::Set(object),
+        WatchChange::Gone(object) => Watched::Gone(object),
+        WatchChange::Listed => Watched::Listed,
+        WatchChange::Lost(error) => return Err(error),
     })
 }
 
@@ -80,43 +80,43 @@ fn watched<T>(change: Change<T>) -> Result<Watched<T>, String> {
 pub(super) async fn feed_quota(
     app: Arc<App>,
     home: String,
-    changes: impl Stream<Item = Change<BTreeMap<String, String>>> + Send,
+    changes: impl Stream<Item = WatchChange<BTreeMap<String, String>>> + Send,
     complete: impl Fn() + Send,
 ) {
     let mut changes = std::pin::pin!(changes);
-    let (mut shown, mut is_known, mut trouble) = (false, false, Trouble::default());
+    let (mut shown, mut is_known, mut trouble) = (false, false, FailureLog::default());
     let take = |limits: Quota| {
         app.write().handle(Event::Quota(limits));
         app.second_look.heard();
     };
     while let Some(change) = changes.next().await {
-        if !matches!(change, Change::Lost(_) | Change::Listing) {
-            trouble.is_over();
+        if !matches!(change, WatchChange::Lost(_) | WatchChange::Listing) {
+            trouble.clear();
         }
         match change {
-            Change::Listing => shown = false,
-            Change::Set(data) => {
+            WatchChange::Listing => shown = false,
+            WatchChange::Set(data) => {
                 shown = true;
                 if let Some(limits) = limits(&data, &home, is_known) {
                     is_known = !matches!(limits.unreadable, UnreadableLimits::All(_));
                     take(limits);
                 }
             }
-            Change::Gone(_) => {
+            WatchChange::Gone(_) => {
                 is_known = true;
                 take(Quota::default());
             }
-            Change::Listed => {
+            WatchChange::Listed => {
                 if !shown {
                     is_known = true;
                     take(Quota::default());
                 }
                 complete();
             }
-            Change::Lost(error) if trouble.is_news(&error) => {
+            WatchChange::Lost(error) if trouble.record(&error) => {
                 tracing::warn!(error, "cannot watch {home}; nothing is answered before it was read");
             }
-            Change::Lost(_) => {}
+            WatchChange::Lost(_) => {}
         }
     }
 }
@@ -147,17 +147,17 @@ fn limits(data: &BTreeMap<String, String>, home: &str, is_any_known: bool) -> Op
 /// gpushare's lists of broken GPUs. Where they may not be read, what nodes say of themselves must do.
 pub(super) async fn feed_unhealthy(
     app: Arc<App>,
-    changes: impl Stream<Item = Change<(String, BTreeMap<String, String>)>> + Send,
+    changes: impl Stream<Item = WatchChange<(String, BTreeMap<String, String>)>> + Send,
     complete: impl Fn() + Send,
 ) {
     let mut changes = std::pin::pin!(changes);
-    let mut trouble = Trouble::default();
+    let mut trouble = FailureLog::default();
     while let Some(change) = changes.next().await {
-        let is_list = matches!(change, Change::Listed);
+        let is_list = matches!(change, WatchChange::Listed);
         match watched(change) {
             Ok(change) => {
                 if change.shows_life() {
-                    trouble.is_over();
+                    trouble.clear();
                 }
                 if let Some(change) = change.and_then(|(name, data)| broken_gpus(&name, &data)) {
                     app.write().handle(Event::Unhealthy(change));
@@ -165,7 +165,7 @@ pub(super) async fn feed_unhealthy(
                 }
             }
             Err(error) => {
-                if trouble.is_news(&error) {
+                if trouble.record(&error) {
                     tracing::warn!(error, "cannot watch the ConfigMaps unhealthy-gpu-NODE in kube-system");
                 }
                 complete();
@@ -187,18 +187,18 @@ fn broken_gpus(name: &str, data: &BTreeMap<String, String>) -> Option<Unhealthy>
 }
 
 /// Disruption budgets: advice for choosing victims, so nobody waits for them.
-pub(super) async fn feed_budgets(app: Arc<App>, changes: impl Stream<Item = Change<Budget>> + Send) {
+pub(super) async fn feed_budgets(app: Arc<App>, changes: impl Stream<Item = WatchChange<Budget>> + Send) {
     let mut changes = std::pin::pin!(changes);
-    let mut trouble = Trouble::default();
+    let mut trouble = FailureLog::default();
     while let Some(change) = changes.next().await {
         match watched(change) {
             Ok(change) => {
                 if change.shows_life() {
-                    trouble.is_over();
+                    trouble.clear();
                 }
                 app.write().handle(Event::Budget(change));
             }
-            Err(error) if trouble.is_news(&error) => {
+            Err(error) if trouble.record(&error) => {
                 tracing::warn!(error, "cannot watch disruption budgets; victims are chosen without them");
             }
             Err(_) => {}

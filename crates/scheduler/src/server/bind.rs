@@ -142,7 +142,7 @@ impl App {
             Ok(Ok(())) => (Outcome::Bound, None),
             Ok(Err(error @ BindError::Conflict(_))) => self.after_conflict(args, granted, &error).await,
             Ok(Err(error)) => {
-                let outcome = if error.leaves_doubt() { Outcome::Unknown } else { Outcome::Refused };
+                let outcome = if error.may_have_been_applied() { Outcome::Unknown } else { Outcome::Refused };
                 (outcome, Some(with_causes(&error)))
             }
             Err(_) => (Outcome::Unknown, Some("the API server did not take the binding in time".to_owned())),

@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result, bail};
 use axum::routing::get;
 use axum::{Json, Router};
 use serde_json::{Value, json};
-use tessera_cluster::lease::Timing;
+use tessera_cluster::lease::LeaseTiming;
 use tessera_scheduler::run::{Membership, lead};
 use tessera_scheduler::server::{App, router, serve};
 use tessera_scheduler::state::{Settings, State};
@@ -18,7 +18,7 @@ use tokio::task::JoinHandle;
 
 use crate::webdriver::request;
 
-const QUICK: Timing = Timing {
+const QUICK: LeaseTiming = LeaseTiming {
     // Long: whoever loads the machine must not take the lease from the page that is looked at.
     duration: Duration::from_secs(90),
     renew_within: Duration::from_secs(60),

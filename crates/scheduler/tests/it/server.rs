@@ -10,7 +10,7 @@ use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::{Config, TestRunner};
 use serde_json::{Value, json};
-use tessera_cluster::lease::Timing;
+use tessera_cluster::lease::LeaseTiming;
 use tessera_scheduler::dashboard::view;
 use tessera_scheduler::notices::Notices;
 use tessera_scheduler::run::{Membership, lead};
@@ -24,7 +24,7 @@ use tower::ServiceExt;
 use crate::fixtures::*;
 
 const SOON: Duration = Duration::from_secs(20);
-const QUICK: Timing = Timing {
+const QUICK: LeaseTiming = LeaseTiming {
     duration: Duration::from_secs(2),
     renew_within: Duration::from_secs(1),
     retry: Duration::from_millis(50),

@@ -6,7 +6,7 @@ use clap::{Args, ValueEnum};
 use tessera_agent::controller::WithoutLibrary;
 use tessera_core::placement::Policy;
 use tessera_limits::limits::Meaning;
-use tessera_node::gpus::Source;
+use tessera_node::gpus::GpuSource;
 use tessera_wire::dialect::{Dialect, MemoryUnit};
 use tessera_wire::hand_over::VisibleDevices;
 
@@ -42,7 +42,7 @@ pub(crate) struct Arguments {
 
     /// Where the GPUs come from: nvml, or simulated:FILE
     #[arg(long, value_name = "SOURCE", default_value = "nvml")]
-    pub(super) gpus: Source,
+    pub(super) gpus: GpuSource,
 
     /// The vocabularies to serve, separated by commas
     #[arg(long, value_name = "NAMES", help_heading = OFFERED, value_enum, value_delimiter = ',', default_values = ["gputopology", "gpushare", "vcuda"])]

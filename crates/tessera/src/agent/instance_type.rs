@@ -12,7 +12,7 @@ const LARGEST: usize = 65_536;
 
 /// What the service at this URL answers, if it does.
 pub(super) async fn ask(url: &str) -> Option<String> {
-    let answer = Fetcher::new(WITHIN).at_most(LARGEST).get(url).await;
+    let answer = Fetcher::new(WITHIN).with_max_bytes(LARGEST).get(url).await;
     let found = answer.map_err(|error| error.to_string()).and_then(|text| read(&text));
     found.inspect_err(|why| tracing::warn!("no instance type from {url}: {why}")).ok()
 }

@@ -9,7 +9,7 @@ use std::{
     },
 };
 
-use tessera_node::device_plugin::{Allocation, Device, DevicePlugin, Refusal, Wish};
+use tessera_node::device_plugin::{Allocation, DevicePlugin, PluginDevice, PluginRefusal, PreferenceRequest};
 use tessera_wire::kubelet::device_plugin::{CdiDevice, Mount};
 use tokio::sync::watch;
 
@@ -26,14 +26,14 @@ pub(crate) struct FakeGpus {
     name: &'static str,
     /// Mounted into containers.
     grants: PathBuf,
-    devices: watch::Sender<Vec<Device>>,
+    devices: watch::Sender<Vec<PluginDevice>>,
     streams: AtomicUsize,
     refusal: Mutex<Option<String>>,
 }
 
 impl FakeGpus {
     pub(crate) fn new(name: &'static str, grants: PathBuf) -> Self {
-        let device = |id: &str| Device { id: id.into(), healthy: true, numa_node: None };
+        let device = |id: &str| PluginDevice { id: id.into(), healthy: true, numa_node: None };
         let devices = watch::Sender::new(["a-0", "a-1", "b-0", "b-1"].map(device).to_vec());
         Self { name, grants, devices, streams: AtomicUsize::new(0), refusal: Mutex::new(None) }
     }
@@ -50,12 +50,12 @@ impl FakeGpus {
 }
 
 impl DevicePlugin for FakeGpus {
-    fn devices(&self) -> watch::Receiver<Vec<Device>> {
+    fn devices(&self) -> watch::Receiver<Vec<PluginDevice>> {
         self.streams.fetch_add(1, Ordering::Relaxed);
         self.devices.subscribe()
     }
 
-    async fn prefer(&self, wish: Wish) -> Result<Vec<String>, Refusal> {
+    async fn prefer(&self, wish: PreferenceRequest) -> Result<Vec<String>, PluginRefusal> {
         let (mut on_b, mut on_a): (Vec<_>, Vec<_>) =
             wish.available.into_iter().partition(|id| id.starts_with('b'));
         on_b.sort();
@@ -63,9 +63,9 @@ impl DevicePlugin for FakeGpus {
         Ok(on_b.into_iter().chain(on_a).take(wish.count).collect())
     }
 
-    async fn allocate(&self, mut ids: Vec<String>) -> Result<Allocation, Refusal> {
+    async fn allocate(&self, mut ids: Vec<String>) -> Result<Allocation, PluginRefusal> {
         if let Some(reason) = &*self.refusal.lock().unwrap_or_else(PoisonError::into_inner) {
-            return Err(Refusal(reason.clone()));
+            return Err(PluginRefusal(reason.clone()));
         }
         ids.sort();
         let gpu = ids.first().and_then(|id| id.split('-').next()).unwrap_or_default();
@@ -81,9 +81,9 @@ impl DevicePlugin for FakeGpus {
         })
     }
 
-    async fn pre_start(&self, mut ids: Vec<String>) -> Result<(), Refusal> {
+    async fn pre_start(&self, mut ids: Vec<String>) -> Result<(), PluginRefusal> {
         ids.sort();
         let grant = format!("granted {}\n", ids.join(","));
-        fs::write(self.grants.join("current"), grant).map_err(|error| Refusal(error.to_string()))
+        fs::write(self.grants.join("current"), grant).map_err(|error| PluginRefusal(error.to_string()))
     }
 }

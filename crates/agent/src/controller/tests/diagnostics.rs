@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tessera_node::device_plugin::Meeting;
+use tessera_node::device_plugin::RegistrationMode;
 use tessera_wire::device_id::Resource;
 
 use super::world::{found, settings};
@@ -81,7 +81,7 @@ fn a_kubelet_that_is_not_there_is_told_once_with_the_remedy() {
 #[test]
 fn the_way_to_the_kubelet_is_named_as_it_is_set() {
     let mut agent = Agent::new(crate::controller::AgentSettings {
-        meeting: Meeting::KubeletSocket("/k/device-plugins".into()),
+        registration: RegistrationMode::KubeletSocket("/k/device-plugins".into()),
         ..settings()
     });
     said(&mut agent, [(0, Event::Gpus(Ok(found())))]);

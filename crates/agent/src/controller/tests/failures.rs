@@ -7,7 +7,7 @@ use tessera_core::{
     units::{MiB, PodUid},
 };
 use tessera_node::{
-    device_plugin::Wish,
+    device_plugin::PreferenceRequest,
     gpus::{Incident, IncidentKind},
 };
 use tessera_wire::device_id::Resource;
@@ -219,7 +219,7 @@ fn a_kubelet_that_does_not_list_is_named_in_the_refusal() {
 
 /// Asks what nobody can tell whose question it is, so that the pods are read. The answer takes its time.
 fn begin_reading(world: &mut World) {
-    let wish = Wish { count: 3, ..Wish::default() };
+    let wish = PreferenceRequest { count: 3, ..PreferenceRequest::default() };
     world.agent.handle(at(50), Event::Prefer(CallId(900), Resource::NvidiaGpu, wish));
     let books = world.listed();
     let mut reads_at = |second| {

@@ -9,8 +9,8 @@ use proptest::prelude::*;
 use serde_json::json;
 use tessera_core::{gpu::Gpu, units::MiB};
 use tessera_node::{
-    device_plugin::Wish,
-    gpus::{Found, Incident, IncidentKind},
+    device_plugin::PreferenceRequest,
+    gpus::{DiscoveredGpus, Incident, IncidentKind},
     pod_resources::{ContainerDevices, PodDevices},
 };
 use tessera_wire::{device_id::Resource, objects::Pod};
@@ -91,7 +91,7 @@ fn listed() -> impl Strategy<Value = Vec<PodDevices>> {
     prop::collection::vec(entry, 0..5)
 }
 
-fn cards() -> impl Strategy<Value = Result<Found, String>> {
+fn cards() -> impl Strategy<Value = Result<DiscoveredGpus, String>> {
     let change = |(card, uuid, memory): (usize, &str, u64)| {
         let mut all = found();
         let gpu = all.gpus[card].clone();
@@ -118,7 +118,7 @@ fn event() -> impl Strategy<Value = Event> {
         kind: IncidentKind::Xid(number),
     });
     let wish = (ids(), ids(), prop::sample::select(vec![0, 1, 2, 30, usize::MAX]))
-        .prop_map(|(available, required, count)| Wish { available, required, count });
+        .prop_map(|(available, required, count)| PreferenceRequest { available, required, count });
     let set = || ids().prop_map(|ids| ids.into_iter().collect::<BTreeSet<String>>());
     prop_oneof![
         4 => pod().prop_map(|pod| Event::PodApplied(Box::new(pod))),

@@ -14,8 +14,8 @@ use tessera_core::{
     units::{GpuIndex, MiB, PodUid},
 };
 use tessera_node::{
-    device_plugin::{Allocation, Meeting, Wish},
-    gpus::Found,
+    device_plugin::{Allocation, PreferenceRequest, RegistrationMode},
+    gpus::DiscoveredGpus,
     pod_resources::{ContainerDevices, PodDevices},
 };
 use tessera_wire::{
@@ -64,7 +64,7 @@ pub(super) fn settings() -> AgentSettings {
         memory_unit: MemoryUnit::GiB,
         policy: "tessera".parse().unwrap(),
         hand_over: HandOver::default(),
-        meeting: Meeting::PluginsRegistry("/var/lib/kubelet/plugins_registry".into()),
+        registration: RegistrationMode::PluginsRegistry("/var/lib/kubelet/plugins_registry".into()),
         isolation: Isolation {
             library: Ok(InstalledLibrary { folder: "/grants/.library".into(), by_cdi: false }),
             without_library: WithoutLibrary::Refuse,
@@ -81,7 +81,7 @@ pub(super) fn settings() -> AgentSettings {
     }
 }
 
-pub(super) fn found() -> Found {
+pub(super) fn found() -> DiscoveredGpus {
     let gpu = |index: u8| Gpu {
         index: GpuIndex(index),
         uuid: format!("GPU-{index:08x}-0000-4000-8000-000000000000").as_str().into(),
@@ -91,7 +91,7 @@ pub(super) fn found() -> Found {
         numa: None,
         health: Health::Healthy,
     };
-    Found {
+    DiscoveredGpus {
         gpus: (0..CARDS).map(gpu).collect(),
         topology: Topology::unknown(usize::from(CARDS)),
         pci: Vec::new(),
@@ -411,7 +411,7 @@ impl World {
         if available.len() + chosen.len() < count {
             return Err(format!("requested number of devices unavailable for {resource}"));
         }
-        let wish = Wish {
+        let wish = PreferenceRequest {
             available: available.iter().chain(&chosen).cloned().collect(),
             required: chosen.iter().cloned().collect(),
             count,

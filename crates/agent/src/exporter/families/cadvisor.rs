@@ -2,10 +2,10 @@
 
 use tessera_wire::metrics::{Kind::Gauge, Labels, Page, Value};
 
-use crate::exporter::{GpuPicture, Picture, SharePicture, picture::granted};
+use crate::exporter::{GpuSnapshot, ShareSnapshot, Snapshot, snapshot::granted};
 
 /// A family: its name, what it tells, and where that stands.
-type Row = (&'static str, &'static str, fn(&SharePicture, &GpuPicture) -> Value);
+type Row = (&'static str, &'static str, fn(&ShareSnapshot, &GpuSnapshot) -> Value);
 
 const ROWS: [Row; 3] = [
     (
@@ -21,7 +21,7 @@ const ROWS: [Row; 3] = [
     }),
 ];
 
-pub(super) fn write(picture: &Picture, page: &mut Page) {
+pub(super) fn write(picture: &Snapshot, page: &mut Page) {
     for (name, help, value) in ROWS {
         let mut family = page.family(name, Gauge, help);
         for container in &picture.containers {

@@ -3,17 +3,17 @@
 
 use std::collections::BTreeSet;
 
-use tessera_node::gpus::{CardMemory, Profile, Sensors};
+use tessera_node::gpus::{GpuMemory, ProfilingCounters, Sensors};
 use tessera_wire::metrics::{
     Kind::{self, Counter, Gauge},
     Labels, Page, Value,
 };
 
-use super::Wanted;
-use crate::exporter::{GpuPicture, Look, Picture, SharePicture};
+use super::MetricsOptions;
+use crate::exporter::{GpuReading, GpuSnapshot, ShareSnapshot, Snapshot};
 
 /// A family: its name, what it is, what it tells, and where that stands.
-type Row = (&'static str, Kind, &'static str, fn(&Look) -> Value);
+type Row = (&'static str, Kind, &'static str, fn(&GpuReading) -> Value);
 
 const UTILIZATION: &str = "DCGM_FI_DEV_GPU_UTIL";
 const MEMORY_USED: &str = "DCGM_FI_DEV_FB_USED";
@@ -116,7 +116,7 @@ const ROWS: [Row; 33] = [
     }),
 ];
 
-pub(super) fn write(picture: &Picture, wanted: &Wanted, by_container: bool, page: &mut Page) {
+pub(super) fn write(picture: &Snapshot, wanted: &MetricsOptions, by_container: bool, page: &mut Page) {
     let labels: Vec<Labels> = picture.cards.iter().map(|card| labels(picture, card, wanted, None)).collect();
     let parts = parts(picture, wanted);
     for (name, kind, help, value) in ROWS {
@@ -132,7 +132,7 @@ pub(super) fn write(picture: &Picture, wanted: &Wanted, by_container: bool, page
         for (labels, part) in parts.iter().filter(|_| of_parts) {
             family.sample(labels, value(part));
         }
-        let own: fn(&SharePicture) -> Value = match name {
+        let own: fn(&ShareSnapshot) -> Value = match name {
             UTILIZATION => |share| share.busy.map(|busy| (busy * 1e4).round() / 100.0).into(),
             MEMORY_USED => |share| share.used.map(|bytes| bytes >> 20).into(),
             _ => continue,
@@ -164,7 +164,7 @@ pub(super) fn write(picture: &Picture, wanted: &Wanted, by_container: bool, page
 
 /// The parts of GPUs that are cut up, each as if it were a GPU: its memory and its counters are its own. Several may compute on one
 /// part of the memory, which is told once.
-fn parts(picture: &Picture, wanted: &Wanted) -> Vec<(Labels, Look)> {
+fn parts(picture: &Snapshot, wanted: &MetricsOptions) -> Vec<(Labels, GpuReading)> {
     let mut parts = Vec::new();
     for card in &picture.cards {
         let mut told = BTreeSet::new();
@@ -172,14 +172,19 @@ fn parts(picture: &Picture, wanted: &Wanted) -> Vec<(Labels, Look)> {
             let Some(number) = part.gpu_instance.filter(|number| told.insert(*number)) else { continue };
             let sensors = Sensors { profile: part.counted, ..Sensors::default() };
             let cut = (part.profile.as_deref().unwrap_or_default(), number);
-            let look = Look { memory: part.memory, sensors, ..Look::default() };
+            let look = GpuReading { memory: part.memory, sensors, ..GpuReading::default() };
             parts.push((labels(picture, card, wanted, Some(cut)), look));
         }
     }
     parts
 }
 
-fn labels(picture: &Picture, card: &GpuPicture, wanted: &Wanted, part: Option<(&str, u32)>) -> Labels {
+fn labels(
+    picture: &Snapshot,
+    card: &GpuSnapshot,
+    wanted: &MetricsOptions,
+    part: Option<(&str, u32)>,
+) -> Labels {
     let mut labels = Labels::new(&[
         ("gpu", &card.gpu.index.to_string()),
         ("UUID", &card.gpu.uuid.0),
@@ -198,10 +203,10 @@ fn labels(picture: &Picture, card: &GpuPicture, wanted: &Wanted, part: Option<(&
     labels
 }
 
-fn memory(look: &Look, part: impl Fn(&CardMemory) -> u64) -> Value {
+fn memory(look: &GpuReading, part: impl Fn(&GpuMemory) -> u64) -> Value {
     look.memory.as_ref().map(|memory| part(memory) >> 20).into()
 }
 
-fn profile(sensors: &Sensors, value: impl Fn(&Profile) -> Option<f64>) -> Value {
+fn profile(sensors: &Sensors, value: impl Fn(&ProfilingCounters) -> Option<f64>) -> Value {
     sensors.profile.as_ref().and_then(value).into()
 }

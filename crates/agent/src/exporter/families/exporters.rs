@@ -7,29 +7,29 @@ use tessera_wire::metrics::{
     Labels, Page, legal_name,
 };
 
-use super::{Wanted, processes::largest};
-use crate::exporter::{Owned, Picture, ProcessPicture};
+use super::{MetricsOptions, processes::largest};
+use crate::exporter::{ProcessOwner, ProcessSnapshot, Snapshot};
 
 /// What the memory exporter calls programs that belong to no pod: "run directly on the server", and "started by docker run".
 const ON_THE_SERVER: &str = "服务器直接运行的程序";
 const BY_DOCKER: &str = "docker run运行的程序";
 const NO_NAMESPACE: &str = "null";
 
-pub(super) fn map(picture: &Picture, page: &mut Page) {
+pub(super) fn map(picture: &Snapshot, page: &mut Page) {
     let mut family =
         page.family("pod_and_gpu_map_info", Info, "Provide a mapping relationship between pod and gpu");
     pairs(picture).iter().for_each(|labels| family.sample(labels, 1u64));
 }
 
 /// A family named after the node, which makes a legal name of any.
-pub(super) fn nodes(picture: &Picture, page: &mut Page) {
+pub(super) fn nodes(picture: &Snapshot, page: &mut Page) {
     let name = format!("{}_info", legal_name(&picture.node));
     let mut family = page.family(&name, Info, "Provide every node's pod and gpu mapping relationship");
     pairs(picture).iter().for_each(|labels| family.sample(labels, 1u64));
 }
 
 /// Pods and the GPUs they hold; each pair once, however many containers share it.
-fn pairs(picture: &Picture) -> BTreeSet<Labels> {
+fn pairs(picture: &Snapshot) -> BTreeSet<Labels> {
     let mut pairs = BTreeSet::new();
     for container in &picture.containers {
         let held = container.shares.iter().filter(|share| share.hold.is_some());
@@ -46,7 +46,7 @@ fn pairs(picture: &Picture) -> BTreeSet<Labels> {
     pairs
 }
 
-pub(super) fn pod_memory(picture: &Picture, wanted: &Wanted, page: &mut Page) {
+pub(super) fn pod_memory(picture: &Snapshot, wanted: &MetricsOptions, page: &mut Page) {
     let (shown, others) = largest(picture, wanted.most_processes);
     let mut family = page.family("pod_used_gpu_mem_MB", Gauge, ". Pod使用的GPU显存大小");
     let labels = |card: usize, pid: &str, pod: &str, namespace: &str| {
@@ -84,14 +84,14 @@ pub(super) fn pod_memory(picture: &Picture, wanted: &Wanted, page: &mut Page) {
     }
 }
 
-fn owner<'a>(picture: &'a Picture, process: &ProcessPicture) -> (&'a str, &'a str) {
+fn owner<'a>(picture: &'a Snapshot, process: &ProcessSnapshot) -> (&'a str, &'a str) {
     match process.owner {
-        Owned::Container(place) => picture
+        ProcessOwner::Container(place) => picture
             .containers
             .get(place)
             .map_or(("unknown", NO_NAMESPACE), |container| (&container.pod, &container.namespace)),
-        Owned::OutsideContainer => (BY_DOCKER, NO_NAMESPACE),
-        Owned::Host => (ON_THE_SERVER, NO_NAMESPACE),
-        Owned::Unknown => ("unknown", NO_NAMESPACE),
+        ProcessOwner::OutsideContainer => (BY_DOCKER, NO_NAMESPACE),
+        ProcessOwner::Host => (ON_THE_SERVER, NO_NAMESPACE),
+        ProcessOwner::Unknown => ("unknown", NO_NAMESPACE),
     }
 }

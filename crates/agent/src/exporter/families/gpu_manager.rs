@@ -3,15 +3,15 @@
 use tessera_wire::metrics::{Kind::Gauge, Labels, Page};
 
 use crate::exporter::{
-    ContainerPicture, Picture, SharePicture,
+    ContainerSnapshot, ShareSnapshot, Snapshot,
     usage::{mebibytes, request},
 };
 
-pub(super) fn write(picture: &Picture, page: &mut Page) {
-    let holders: Vec<&ContainerPicture> =
+pub(super) fn write(picture: &Snapshot, page: &mut Page) {
+    let holders: Vec<&ContainerSnapshot> =
         picture.containers.iter().filter(|c| c.shares.iter().any(|share| share.hold.is_some())).collect();
-    let used = |share: &SharePicture| share.used.map(mebibytes);
-    let busy = |share: &SharePicture| share.busy.map(|busy| (busy * 1e4).round() / 100.0);
+    let used = |share: &ShareSnapshot| share.used.map(mebibytes);
+    let busy = |share: &ShareSnapshot| share.busy.map(|busy| (busy * 1e4).round() / 100.0);
     by_gpu(picture, page, &holders, ("container_gpu_utilization", "gpu utilization", "gpu"), busy);
     by_gpu(
         picture,
@@ -35,11 +35,11 @@ pub(super) fn write(picture: &Picture, page: &mut Page) {
 
 /// A value for each GPU, and their sum.
 fn by_gpu(
-    picture: &Picture,
+    picture: &Snapshot,
     page: &mut Page,
-    holders: &[&ContainerPicture],
+    holders: &[&ContainerSnapshot],
     (name, help, label): (&str, &str, &str),
-    value: impl Fn(&SharePicture) -> Option<f64>,
+    value: impl Fn(&ShareSnapshot) -> Option<f64>,
 ) {
     let mut family = page.family(name, Gauge, help);
     for container in holders {
@@ -60,7 +60,7 @@ fn by_gpu(
     }
 }
 
-fn request_labels(picture: &Picture, container: &ContainerPicture, label: &str) -> Labels {
+fn request_labels(picture: &Snapshot, container: &ContainerSnapshot, label: &str) -> Labels {
     Labels::new(&[
         ("container_name", &container.key.container),
         ("namespace", &container.namespace),

@@ -5,11 +5,13 @@ use tessera_wire::metrics::{
     Labels, Page, Value,
 };
 
-use crate::exporter::{ContainerPicture, GpuPicture, Look, Picture, SharePicture, picture::granted};
+use crate::exporter::{
+    ContainerSnapshot, GpuReading, GpuSnapshot, ShareSnapshot, Snapshot, snapshot::granted,
+};
 
 /// Name, the one it had before, what it tells, and where it stands.
-type GpuRow = (&'static str, Option<&'static str>, &'static str, fn(&Look) -> Value);
-type ShareRow = (&'static str, Option<&'static str>, &'static str, fn(&SharePicture, &GpuPicture) -> Value);
+type GpuRow = (&'static str, Option<&'static str>, &'static str, fn(&GpuReading) -> Value);
+type ShareRow = (&'static str, Option<&'static str>, &'static str, fn(&ShareSnapshot, &GpuSnapshot) -> Value);
 
 const CARDS: [GpuRow; 3] = [
     (
@@ -85,7 +87,7 @@ const BEFORE: Words = Words {
 };
 
 /// Under the names of today.
-pub(super) fn write(picture: &Picture, page: &mut Page) {
+pub(super) fn write(picture: &Snapshot, page: &mut Page) {
     for (name, _, help, value) in CARDS {
         cards(picture, page, &TODAY, (name, help), value);
     }
@@ -106,7 +108,7 @@ pub(super) fn write(picture: &Picture, page: &mut Page) {
 }
 
 /// Under those of before.
-pub(super) fn write_before(picture: &Picture, page: &mut Page) {
+pub(super) fn write_before(picture: &Snapshot, page: &mut Page) {
     for (_, name, help, value) in CARDS {
         name.into_iter().for_each(|name| cards(picture, page, &BEFORE, (name, help), value));
     }
@@ -124,11 +126,11 @@ pub(super) fn write_before(picture: &Picture, page: &mut Page) {
 const ZONE: (&str, &str) = ("zone", "vGPU");
 
 fn cards(
-    picture: &Picture,
+    picture: &Snapshot,
     page: &mut Page,
     words: &Words,
     (name, help): (&str, &str),
-    value: fn(&Look) -> Value,
+    value: fn(&GpuReading) -> Value,
 ) {
     let mut family = page.family(name, Gauge, help);
     for card in &picture.cards {
@@ -146,11 +148,11 @@ fn cards(
 }
 
 fn shares(
-    picture: &Picture,
+    picture: &Snapshot,
     page: &mut Page,
     words: &Words,
     (name, help): (&str, &str),
-    value: fn(&SharePicture, &GpuPicture) -> Value,
+    value: fn(&ShareSnapshot, &GpuSnapshot) -> Value,
 ) {
     let mut family = page.family(name, Gauge, help);
     for container in &picture.containers {
@@ -161,7 +163,7 @@ fn shares(
     }
 }
 
-fn of_share(words: &Words, container: &ContainerPicture, place: usize, card: &GpuPicture) -> Labels {
+fn of_share(words: &Words, container: &ContainerSnapshot, place: usize, card: &GpuSnapshot) -> Labels {
     let [namespace, pod, own, index, uuid] = words.share;
     Labels::new(&[
         (namespace, &container.namespace),
@@ -172,7 +174,7 @@ fn of_share(words: &Words, container: &ContainerPicture, place: usize, card: &Gp
     ])
 }
 
-fn of_part(words: &Words, container: &ContainerPicture, card: &GpuPicture) -> Labels {
+fn of_part(words: &Words, container: &ContainerSnapshot, card: &GpuSnapshot) -> Labels {
     let index = usize::from(card.gpu.index.0);
     let place = container.shares.iter().position(|share| share.card == index);
     of_share(words, container, place.unwrap_or_default(), card)

@@ -13,10 +13,10 @@ use tessera_wire::metrics::{
     Labels, Page,
 };
 
-use super::{Wanted, processes};
-use crate::exporter::Picture;
+use super::{MetricsOptions, processes};
+use crate::exporter::Snapshot;
 
-pub(super) fn write(picture: &Picture, wanted: &Wanted, page: &mut Page) {
+pub(super) fn write(picture: &Snapshot, wanted: &MetricsOptions, page: &mut Page) {
     about(picture, wanted, page);
     cards::write(picture, page);
     sensors::write(picture, page);
@@ -27,7 +27,7 @@ pub(super) fn write(picture: &Picture, wanted: &Wanted, page: &mut Page) {
 }
 
 /// The exporter itself: what it is, what it can see.
-fn about(picture: &Picture, wanted: &Wanted, page: &mut Page) {
+fn about(picture: &Snapshot, wanted: &MetricsOptions, page: &mut Page) {
     page.family("tessera_agent_build_info", Info, "The agent that writes this.")
         .sample(&Labels::new(&[("version", wanted.version), ("node", &picture.node)]), 1u64);
     let sources = &picture.sources;

@@ -2,11 +2,11 @@
 
 use tessera_wire::metrics::{Kind::Gauge, Labels, Page};
 
-use crate::exporter::{Owned, Picture, ProcessPicture};
+use crate::exporter::{ProcessOwner, ProcessSnapshot, Snapshot};
 
 /// Those with the most memory, and what is left over on each GPU: how many, and how many bytes.
-pub(super) fn largest(picture: &Picture, most: usize) -> (Vec<&ProcessPicture>, Vec<(usize, u64)>) {
-    let mut all: Vec<&ProcessPicture> = picture.processes.iter().collect();
+pub(super) fn largest(picture: &Snapshot, most: usize) -> (Vec<&ProcessSnapshot>, Vec<(usize, u64)>) {
+    let mut all: Vec<&ProcessSnapshot> = picture.processes.iter().collect();
     let mut others = vec![(0, 0); picture.cards.len()];
     if all.len() > most {
         all.sort_by_key(|process| (std::cmp::Reverse(process.bytes), process.card, process.pid));
@@ -21,15 +21,15 @@ pub(super) fn largest(picture: &Picture, most: usize) -> (Vec<&ProcessPicture>, 
     (all, others)
 }
 
-pub(super) fn write(picture: &Picture, most: usize, page: &mut Page) {
+pub(super) fn write(picture: &Snapshot, most: usize, page: &mut Page) {
     let (shown, others) = largest(picture, most);
     let on_gpu = |card: usize| picture.cards.get(card).map(super::gpu_labels).unwrap_or_default();
-    let labels: Vec<(Labels, &ProcessPicture)> = shown
+    let labels: Vec<(Labels, &ProcessSnapshot)> = shown
         .into_iter()
         .map(|process| {
             let container = match process.owner {
-                Owned::Container(place) => picture.containers.get(place),
-                Owned::OutsideContainer | Owned::Host | Owned::Unknown => None,
+                ProcessOwner::Container(place) => picture.containers.get(place),
+                ProcessOwner::OutsideContainer | ProcessOwner::Host | ProcessOwner::Unknown => None,
             };
             let owner = container.map(|container| {
                 [container.namespace.as_str(), container.pod.as_str(), container.key.container.as_str()]

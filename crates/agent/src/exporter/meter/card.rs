@@ -2,10 +2,10 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use tessera_node::gpus::Work;
+use tessera_node::gpus::BusyTime;
 
 use super::{
-    super::{Book, ContainerKey, Holder, TimeSplit, split_time},
+    super::{Consumer, ContainerIndex, ContainerKey, TimeSplit, split_time},
     Observation, Tally,
 };
 
@@ -17,7 +17,7 @@ pub struct GpuMeter {
     /// The GPU as a whole.
     pub total: Tally,
     /// Those whose processes were on it.
-    pub holders: BTreeMap<Holder, Tally>,
+    pub holders: BTreeMap<Consumer, Tally>,
     /// Energy of times in which nobody computed.
     pub idle_energy: f64,
     /// Whether busy time was ever measured.
@@ -45,9 +45,9 @@ pub struct GpuMeter {
 /// What a look told of the time before it.
 #[derive(Debug)]
 pub(super) struct Interval {
-    work: Work,
+    work: BusyTime,
     /// Whose the processes are.
-    holders: Vec<Holder>,
+    holders: Vec<Consumer>,
     /// What the GPU drew at its end, if it told.
     watts: Option<f64>,
     /// What the GPU's energy counter had grown by, if it was read.
@@ -59,7 +59,7 @@ pub(super) struct Interval {
 #[derive(Debug, Default)]
 struct Unpaid {
     /// About how many joules.
-    holders: BTreeMap<Holder, f64>,
+    holders: BTreeMap<Consumer, f64>,
     /// While nobody computed.
     idle: f64,
 }
@@ -75,7 +75,7 @@ impl Unpaid {
                 }
             }
             Some(_) => self.idle += about,
-            None => *self.holders.entry(Holder::Unknown).or_default() += about,
+            None => *self.holders.entry(Consumer::Unknown).or_default() += about,
         }
     }
 }
@@ -90,7 +90,7 @@ impl Interval {
 
 impl GpuMeter {
     /// Takes a look. Whose the time before it was is left to be settled.
-    pub(super) fn observe(&mut self, book: &Book, observation: Observation) {
+    pub(super) fn observe(&mut self, book: &ContainerIndex, observation: Observation) {
         self.passes += 1;
         self.last_success = Some(observation.at);
         let sample = &observation.sample;
@@ -183,7 +183,7 @@ impl GpuMeter {
     }
 
     /// Those with a process on the GPU now.
-    pub(super) fn present(&self, book: &Book) -> Vec<Holder> {
+    pub(super) fn present(&self, book: &ContainerIndex) -> Vec<Consumer> {
         let looks = self.latest.iter();
         let owners = looks.flat_map(|look| {
             let pids = look.sample.processes.iter().flatten().map(|process| process.pid);

@@ -8,7 +8,7 @@ use super::super::ContainerKey;
 
 /// What is reported of a container's share of a GPU, so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Throttle {
+pub struct ShareReport {
     /// Seconds spent waiting for the share.
     pub seconds: f64,
     /// How often it had to wait.
@@ -22,7 +22,7 @@ pub struct Throttle {
 }
 
 /// By container and GPU.
-pub type Throttles = BTreeMap<(ContainerKey, GpuUuid), Throttle>;
+pub type ShareReports = BTreeMap<(ContainerKey, GpuUuid), ShareReport>;
 
 /// All that was reported of containers that are still there.
 #[derive(Debug, Default)]
@@ -35,9 +35,9 @@ pub(super) struct Library {
 #[derive(Debug, Default)]
 struct Share {
     /// As it was last told: a container that starts again counts from zero.
-    told: Throttle,
+    told: ShareReport,
     /// Over all its starts.
-    total: Throttle,
+    total: ShareReport,
     /// The part of the time before the last report in which it waited.
     waiting: Option<f64>,
     /// When its windows had been open for how long, oldest first.
@@ -52,7 +52,7 @@ const SAME: f64 = 0.01;
 
 impl Library {
     /// A report of all shares there are: of a moment, and of the windows until another, in seconds since 1970.
-    pub(super) fn take(&mut self, report: Throttles, at: f64, windows_at: f64) {
+    pub(super) fn take(&mut self, report: ShareReports, at: f64, windows_at: f64) {
         let passed = at - self.at;
         self.at = at;
         for (key, now) in report {
@@ -68,7 +68,7 @@ impl Library {
         self.shares.retain(|(key, _), _| stays(key));
     }
 
-    pub(super) fn share(&self, key: &ContainerKey, gpu: &GpuUuid) -> (Option<Throttle>, Option<f64>) {
+    pub(super) fn share(&self, key: &ContainerKey, gpu: &GpuUuid) -> (Option<ShareReport>, Option<f64>) {
         let share = self.shares.get(&(key.clone(), gpu.clone()));
         (share.map(|share| share.total), share.and_then(|share| share.waiting))
     }
@@ -91,12 +91,12 @@ impl Library {
 
 impl Share {
     /// Adds what is new, and returns the seconds waited since the last time.
-    fn add(&mut self, now: Throttle) -> f64 {
+    fn add(&mut self, now: ShareReport) -> f64 {
         let before = std::mem::replace(&mut self.told, now);
         let seconds = |now: f64, before: f64| if now >= before { now - before } else { now };
         let count = |now: u64, before: u64| now.checked_sub(before).unwrap_or(now);
         let waited = seconds(now.seconds, before.seconds);
-        let Throttle { seconds: total, waits, denied_bytes, open, windows } = &mut self.total;
+        let ShareReport { seconds: total, waits, denied_bytes, open, windows } = &mut self.total;
         *total += waited;
         *waits = waits.saturating_add(count(now.waits, before.waits));
         *denied_bytes = denied_bytes.saturating_add(count(now.denied_bytes, before.denied_bytes));

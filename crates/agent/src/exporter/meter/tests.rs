@@ -1,6 +1,6 @@
 use proptest::prelude::*;
 use tessera_core::units::PodUid;
-use tessera_node::gpus::{ProcessMemory, Work};
+use tessera_node::gpus::{BusyTime, ProcessMemory};
 use tessera_wire::cgroup::Owner;
 
 use super::*;
@@ -20,13 +20,13 @@ fn pods(alive: &[u8]) -> Vec<PodView> {
 }
 
 /// Processes 0 to 3 are of pods of the same number, 4 is the host's, 5 nobody knows.
-fn who(pid: u32) -> Option<Process> {
+fn who(pid: u32) -> Option<ProcessInfo> {
     let owner = match pid {
         0..=3 => Owner::Pod { uid: format!("pod-{pid}"), container: Some(format!("c{pid}")) },
         4 => Owner::Host,
         _ => return None,
     };
-    Some(Process { started: 1, command: String::new(), owner })
+    Some(ProcessInfo { started: 1, command: String::new(), owner })
 }
 
 fn look(
@@ -37,7 +37,7 @@ fn look(
     energy: Option<u64>,
 ) -> Observation {
     let processes = (0..6).map(|pid| ProcessMemory { pid, bytes: Some(1), instance: None }).collect();
-    let work = Work { from, to, card, processes: busy };
+    let work = BusyTime { from, to, card, processes: busy };
     let sample = GpuSample { processes: Some(processes), work, energy, ..GpuSample::default() };
     let who = (0..6).filter_map(|pid| Some((pid, who(pid)?))).collect();
     Observation { at: 0.0, took: 0.0, sample, who }
@@ -100,7 +100,7 @@ proptest! {
         // Their processes have ended.
         meter.observe(&gpu, Observation { sample: GpuSample::default(), ..look(0, 0, None, None, None) });
         meter.learn(&pods(&alive.iter().copied().collect::<Vec<_>>()));
-        let of_pods = |holder: &&Holder| matches!(holder, Holder::Container(_));
+        let of_pods = |holder: &&Consumer| matches!(holder, Consumer::Container(_));
         prop_assert_eq!(meter.card(&gpu).unwrap().holders.keys().filter(of_pods).count(), alive.len());
     }
 }
@@ -114,9 +114,9 @@ fn energy_goes_to_the_busy_by_how_much_they_were_and_else_to_idleness() {
     meter.observe(&gpu, look(SECOND, 3 * SECOND, Some(0.8), Some(vec![(0, 0.6), (4, 0.2)]), Some(105_000)));
     meter.observe(&gpu, look(3 * SECOND, 5 * SECOND, Some(0.0), Some(vec![]), Some(125_000)));
     let card = meter.card(&gpu).unwrap();
-    let pod = Holder::Container(ContainerKey { uid: PodUid("pod-0".into()), container: "main".into() });
+    let pod = Consumer::Container(ContainerKey { uid: PodUid("pod-0".into()), container: "main".into() });
     assert_eq!(card.holders[&pod], Tally { busy: 1.2, energy: 75.0, last_busy: Some(3.0) });
-    assert!(close(card.holders[&Holder::Host].energy, 25.0));
+    assert!(close(card.holders[&Consumer::Host].energy, 25.0));
     assert_eq!((card.idle_energy, card.total.energy), (20.0, 120.0));
     // The driver was loaded anew.
     meter.observe(&gpu, look(5 * SECOND, 6 * SECOND, Some(0.0), Some(vec![]), Some(1_000)));
@@ -152,7 +152,7 @@ fn energy_between_two_readings_goes_by_what_was_drawn_in_each_interval() {
         meter.observe(&gpu, look);
     }
     let card = meter.card(&gpu).unwrap();
-    let holder = &card.holders[&Holder::Container(key(0))];
+    let holder = &card.holders[&Consumer::Container(key(0))];
     assert!(close(holder.energy, 250.0) && close(card.idle_energy, 250.0), "{holder:?} {}", card.idle_energy);
 }
 
@@ -172,7 +172,7 @@ fn key(number: u8) -> ContainerKey {
     ContainerKey { uid: PodUid(format!("pod-{number}")), container: "main".into() }
 }
 
-fn report(gpu: &GpuUuid, shares: &[(u8, Throttle)]) -> Throttles {
+fn report(gpu: &GpuUuid, shares: &[(u8, ShareReport)]) -> ShareReports {
     shares.iter().map(|(number, throttle)| ((key(*number), gpu.clone()), *throttle)).collect()
 }
 
@@ -181,7 +181,7 @@ fn the_part_of_time_in_which_a_container_waited_follows_from_two_reports() {
     let mut meter = Meter::default();
     let gpu: GpuUuid = "GPU-a".into();
     let mut waits = |seconds, at| {
-        meter.report(report(&gpu, &[(0, Throttle { seconds, ..Throttle::default() })]), at, at);
+        meter.report(report(&gpu, &[(0, ShareReport { seconds, ..ShareReport::default() })]), at, at);
         let (throttle, part) = meter.throttle(&key(0), &gpu);
         (throttle.unwrap().seconds, part)
     };
@@ -196,8 +196,12 @@ fn what_a_library_reported_goes_with_the_pod_and_not_before() {
     let mut meter = Meter::default();
     let gpu: GpuUuid = "GPU-a".into();
     meter.learn(&pods(&[0]));
-    meter.report(report(&gpu, &[(0, Throttle { waits: 3, windows: 7, ..Throttle::default() })]), 1.0, 1.0);
-    meter.report(Throttles::new(), 2.0, 2.0);
+    meter.report(
+        report(&gpu, &[(0, ShareReport { waits: 3, windows: 7, ..ShareReport::default() })]),
+        1.0,
+        1.0,
+    );
+    meter.report(ShareReports::new(), 2.0, 2.0);
     assert_eq!(meter.throttle(&key(0), &gpu).0.unwrap().windows, 7, "between two starts");
     meter.learn(&pods(&[]));
     assert_eq!(meter.throttle(&key(0), &gpu).0, None);
@@ -209,7 +213,7 @@ fn containers_that_share_by_windows_are_told_apart_by_these() {
     let gpu: GpuUuid = "GPU-a".into();
     let mut meter = Meter::default();
     meter.learn(&pods(&[0, 1]));
-    let open = |open| Throttle { open, windows: 1, ..Throttle::default() };
+    let open = |open| ShareReport { open, windows: 1, ..ShareReport::default() };
     // Told half a second late, as it comes.
     for (at, first, second) in [(9.5, 0.0, 5.0), (10.5, 0.3, 5.2), (11.5, 0.9, 5.3), (12.5, 0.9, 5.3)] {
         meter.report(report(&gpu, &[(0, open(first)), (1, open(second))]), at + 0.5, at);
@@ -221,7 +225,7 @@ fn containers_that_share_by_windows_are_told_apart_by_these() {
     meter.observe(&gpu, look(12 * SECOND, 14 * SECOND, Some(0.0), Some(vec![]), None));
     let card = meter.card(&gpu).unwrap();
     // 0.15 + 0.6 and 0.1 + 0.1 seconds of the two, of which the GPU was busy for 1.2.
-    let busy = |number| card.holders[&Holder::Container(key(number))].busy;
+    let busy = |number| card.holders[&Consumer::Container(key(number))].busy;
     assert!(close(busy(0), 1.2 * 0.75 / 0.95) && close(busy(1), 1.2 * 0.2 / 0.95), "{:?}", card.holders);
     assert!(close(card.total.busy, 1.2));
     assert!(close(card.now.as_ref().unwrap().processes[&0], 0.6 * 0.75 / 0.95));

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use nvml_wrapper::{Device, GpmSample, Nvml as Library, enums::gpm::GpmMetricId, gpm::gpm_metrics_get};
 
-use crate::gpus::Profile;
+use crate::gpus::ProfilingCounters;
 
 /// In this order in the answer.
 const METRICS: [GpmMetricId; 10] = [
@@ -29,7 +29,11 @@ pub(super) struct Readings {
 
 impl Readings {
     /// What the GPU counted since the last look.
-    pub(super) fn of_card(&mut self, library: &'static Library, device: &Device<'static>) -> Option<Profile> {
+    pub(super) fn of_card(
+        &mut self,
+        library: &'static Library,
+        device: &Device<'static>,
+    ) -> Option<ProfilingCounters> {
         if !device.gpm_support().unwrap_or(false) {
             return None;
         }
@@ -45,7 +49,7 @@ impl Readings {
         library: &'static Library,
         device: &Device<'static>,
         gpu_instance: u32,
-    ) -> Option<Profile> {
+    ) -> Option<ProfilingCounters> {
         let now = device.gpm_mig_sample(gpu_instance).ok()?;
         let profile = self.parts.remove(&gpu_instance).and_then(|before| between(library, &before, &now));
         self.parts.insert(gpu_instance, now);
@@ -57,7 +61,7 @@ fn between(
     library: &'static Library,
     before: &GpmSample<'static>,
     now: &GpmSample<'static>,
-) -> Option<Profile> {
+) -> Option<ProfilingCounters> {
     let values = gpm_metrics_get(library, before, now, &METRICS).ok()?;
     let values: Vec<Option<f64>> = values
         .into_iter()
@@ -68,7 +72,7 @@ fn between(
     };
     let ratio = |percent: Option<f64>| percent.map(|percent| (percent / 100.0).min(1.0));
     let bytes = |mebibytes: Option<f64>| mebibytes.map(|mebibytes| mebibytes * 1_048_576.0);
-    Some(Profile {
+    Some(ProfilingCounters {
         graphics: ratio(graphics),
         sm: ratio(sm),
         occupancy: ratio(occupancy),

@@ -17,7 +17,8 @@ use super::{
     raw::{Entry, Raw},
 };
 use crate::gpus::{
-    CardMemory, GpuPower, GpuSample, GpusError, Instance, ProcessMemory, RemappedRows, Sensors, Window, Work,
+    BusyTime, GpuMemory, GpuPower, GpuSample, GpusError, MigInstance, ProcessMemory, RemappedRows,
+    SampleInterval, Sensors,
 };
 
 /// Fields without a function of their own.
@@ -56,7 +57,7 @@ impl Samples {
         library: &'static Library,
         raw: Option<&Raw>,
         gpu: &GpuUuid,
-        window: Window,
+        window: SampleInterval,
     ) -> Result<GpuSample, GpusError> {
         let lost = |error: NvmlError| GpusError::Driver { what: "about a GPU", reason: error.to_string() };
         let device = library.device_by_uuid(gpu.0.as_ref()).map_err(lost)?;
@@ -79,7 +80,7 @@ impl Samples {
         // Whoever came and went between two looks shows here.
         let rests = sensors.utilization == Some(0) && counted.is_none_or(|busy| busy < 0.01);
         let work = if rests && !is_used && !kept.was_used {
-            Work::none(window)
+            BusyTime::none(window)
         } else {
             work(&device, raw, window, counted, sensors.utilization)
         };
@@ -101,8 +102,8 @@ impl Kept {
     }
 }
 
-fn memory(info: &MemoryInfo) -> CardMemory {
-    CardMemory { total: info.total, used: info.used, free: info.free, reserved: info.reserved }
+fn memory(info: &MemoryInfo) -> GpuMemory {
+    GpuMemory { total: info.total, used: info.used, free: info.free, reserved: info.reserved }
 }
 
 /// Who is on a GPU.
@@ -160,15 +161,15 @@ fn one_each(mut all: Vec<ProcessMemory>) -> Vec<ProcessMemory> {
 fn work(
     device: &Device<'_>,
     raw: Option<&Raw>,
-    window: Window,
+    window: SampleInterval,
     counted: Option<f64>,
     current: Option<u32>,
-) -> Work {
+) -> BusyTime {
     let samples = || raw.and_then(|raw| raw.utilization(device, window.since));
     let card = if counted.is_some() { None } else { samples() };
     let measured = counted.or_else(|| current.map(|percent| f64::from(percent) / 100.0));
     let processes = raw.and_then(|raw| raw.process_utilization(device, window.since));
-    Work::of(window, card.as_deref(), measured, processes.as_deref())
+    BusyTime::of(window, card.as_deref(), measured, processes.as_deref())
 }
 
 fn sensors(device: &Device<'_>) -> Sensors {
@@ -251,7 +252,7 @@ fn instances(
     device: &Device<'static>,
     raw: Option<&Raw>,
     readings: &mut Readings,
-) -> Vec<Instance> {
+) -> Vec<MigInstance> {
     if !device.mig_mode().is_ok_and(|mode| mode.current == 1) {
         return Vec::new();
     }
@@ -261,7 +262,7 @@ fn instances(
         .filter_map(|place| device.mig_device_by_index(place).ok());
     let mut instance = |part: Device<'_>| {
         let (gpu_instance, compute_instance) = raw.map(|raw| raw.instances(&part)).unwrap_or_default();
-        Some(Instance {
+        Some(MigInstance {
             uuid: part.uuid().ok()?,
             profile: part.name().ok().as_deref().and_then(cut),
             gpu_instance,

@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 use tessera_core::gpu::Gpu;
 
-use crate::gpus::{CardMemory, GpuSample, ProcessMemory, Profile, RemappedRows, Sensors, Window, Work};
+use crate::gpus::{
+    BusyTime, GpuMemory, GpuSample, ProcessMemory, ProfilingCounters, RemappedRows, SampleInterval, Sensors,
+};
 
 /// Memory the driver needs for a GPU that is in use, and for itself in any case.
 const CONTEXTS: u64 = 64 << 20;
@@ -40,12 +42,12 @@ pub(super) fn parse(text: &str) -> Vec<Process> {
 }
 
 /// What a look at `gpu` tells.
-pub(super) fn sample(gpu: &Gpu, all: &[Process], window: Window, meters: &mut Meters) -> GpuSample {
+pub(super) fn sample(gpu: &Gpu, all: &[Process], window: SampleInterval, meters: &mut Meters) -> GpuSample {
     let on_gpu: Vec<&Process> = all.iter().filter(|process| process.gpu == gpu.index.0).collect();
     let total = gpu.memory.0 << 20;
     let held: u64 = on_gpu.iter().filter_map(|process| process.memory_mib).map(|mib| mib << 20).sum();
     let used = if on_gpu.is_empty() { 0 } else { held + CONTEXTS };
-    let memory = CardMemory {
+    let memory = GpuMemory {
         total,
         used,
         free: total.saturating_sub(used + RESERVED),
@@ -75,7 +77,7 @@ pub(super) fn sample(gpu: &Gpu, all: &[Process], window: Window, meters: &mut Me
     GpuSample {
         memory: Some(memory),
         processes: Some(processes),
-        work: Work::of(window, Some(&samples), None, Some(&each)),
+        work: BusyTime::of(window, Some(&samples), None, Some(&each)),
         energy: Some(rounded(*spent)),
         sensors: Sensors {
             utilization: Some(busy),
@@ -102,8 +104,8 @@ pub(super) fn sample(gpu: &Gpu, all: &[Process], window: Window, meters: &mut Me
 }
 
 /// Half of the work goes to tensor cores, and a quarter of the bandwidth.
-fn profile(busy: f64) -> Profile {
-    Profile {
+fn profile(busy: f64) -> ProfilingCounters {
+    ProfilingCounters {
         graphics: Some(busy),
         sm: Some(busy * 0.75),
         occupancy: Some(busy / 2.0),
@@ -151,7 +153,8 @@ mod tests {
         let all = parse(text);
         assert_eq!(all.len(), 2);
         let mut meters = Meters::new();
-        let look = |since, now, meters: &mut Meters| sample(&card(0), &all, Window { since, now }, meters);
+        let look =
+            |since, now, meters: &mut Meters| sample(&card(0), &all, SampleInterval { since, now }, meters);
         look(0, 1_000_000, &mut meters);
         let seen = look(1_000_000, 3_000_000, &mut meters);
         assert_eq!(
@@ -166,9 +169,10 @@ mod tests {
     #[test]
     fn an_idle_gpu_uses_nothing_and_a_process_may_hide_what_it_holds() {
         let mut meters = Meters::new();
-        let idle = sample(&card(3), &[], Window::default(), &mut meters);
+        let idle = sample(&card(3), &[], SampleInterval::default(), &mut meters);
         assert_eq!(idle.memory.map(|memory| memory.used), Some(0));
-        let hiding = sample(&card(1), &parse(r#"{"pid":124,"gpu":1}"#), Window::default(), &mut meters);
+        let hiding =
+            sample(&card(1), &parse(r#"{"pid":124,"gpu":1}"#), SampleInterval::default(), &mut meters);
         assert_eq!(hiding.processes.unwrap()[0].bytes, None);
     }
 }

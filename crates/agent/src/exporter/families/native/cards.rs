@@ -1,15 +1,15 @@
 //! GPUs: what they are, what is left of them, and how much of what they use is no container's.
 
 use tessera_core::gpu::Health;
-use tessera_node::gpus::Instance;
+use tessera_node::gpus::MigInstance;
 use tessera_wire::metrics::{
     Kind::{self, Counter, Gauge, Info},
     Labels, Page, Value,
 };
 
-use crate::exporter::{GpuPicture, Look, Picture};
+use crate::exporter::{GpuReading, GpuSnapshot, Snapshot};
 
-pub(super) fn write(picture: &Picture, page: &mut Page) {
+pub(super) fn write(picture: &Snapshot, page: &mut Page) {
     let cards = Cards::of(picture);
     cards.facts(picture, page);
     cards.books(page);
@@ -20,10 +20,10 @@ pub(super) fn write(picture: &Picture, page: &mut Page) {
 }
 
 /// The GPUs, each with its labels.
-struct Cards<'a>(Vec<(Labels, &'a GpuPicture)>);
+struct Cards<'a>(Vec<(Labels, &'a GpuSnapshot)>);
 
 impl<'a> Cards<'a> {
-    fn of(picture: &'a Picture) -> Self {
+    fn of(picture: &'a Snapshot) -> Self {
         Self(picture.cards.iter().map(|card| (super::super::gpu_labels(card), card)).collect())
     }
 
@@ -32,7 +32,7 @@ impl<'a> Cards<'a> {
         page: &mut Page,
         name: &str,
         help: &str,
-        value: impl Fn(&GpuPicture) -> V,
+        value: impl Fn(&GpuSnapshot) -> V,
     ) {
         let mut family = page.family(name, Gauge, help);
         self.0.iter().for_each(|(labels, card)| family.sample(labels, value(card)));
@@ -44,12 +44,12 @@ impl<'a> Cards<'a> {
         page: &mut Page,
         name: &str,
         help: &str,
-        value: impl Fn(&Look) -> Option<V>,
+        value: impl Fn(&GpuReading) -> Option<V>,
     ) {
         self.gauge(page, name, help, |card| card.look.as_ref().and_then(&value));
     }
 
-    fn facts(&self, picture: &Picture, page: &mut Page) {
+    fn facts(&self, picture: &Snapshot, page: &mut Page) {
         let driver = picture.driver.as_deref().unwrap_or_default();
         let mut info = page.family("tessera_gpu_info", Info, "What the GPU is.");
         for (labels, card) in &self.0 {
@@ -160,7 +160,7 @@ impl<'a> Cards<'a> {
     }
 
     fn troubles(&self, page: &mut Page) {
-        let each = |card: &'a GpuPicture, labels: &Labels| {
+        let each = |card: &'a GpuSnapshot, labels: &Labels| {
             let xid =
                 |(number, seen): (&u64, &(u64, f64))| (labels.and(&[("xid", &number.to_string())]), *seen);
             card.xids.iter().map(xid).collect::<Vec<_>>()
@@ -179,7 +179,7 @@ impl<'a> Cards<'a> {
     }
 
     fn instances(&self, page: &mut Page) {
-        let parts: Vec<(Labels, &GpuPicture, &Instance)> = self
+        let parts: Vec<(Labels, &GpuSnapshot, &MigInstance)> = self
             .0
             .iter()
             .flat_map(|(labels, card)| {
@@ -205,7 +205,7 @@ impl<'a> Cards<'a> {
 }
 
 /// A family: its name, what it is, what it tells, and where that stands.
-type InstanceRow = (&'static str, Kind, &'static str, fn(&GpuPicture, &Instance) -> Value);
+type InstanceRow = (&'static str, Kind, &'static str, fn(&GpuSnapshot, &MigInstance) -> Value);
 
 const INSTANCES: [InstanceRow; 4] = [
     ("tessera_gpu_instance_memory_bytes", Gauge, "Memory of a part of a GPU.", |_, part| {

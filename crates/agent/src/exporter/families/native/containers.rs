@@ -5,10 +5,10 @@ use tessera_wire::metrics::{
     Labels, Page, Value,
 };
 
-use crate::exporter::{GpuPicture, Picture, SharePicture, picture::granted};
+use crate::exporter::{GpuSnapshot, ShareSnapshot, Snapshot, snapshot::granted};
 
 /// A family: its name, what it is, what it tells, and where that stands.
-type Row = (&'static str, Kind, &'static str, fn(&SharePicture, &GpuPicture) -> Value);
+type Row = (&'static str, Kind, &'static str, fn(&ShareSnapshot, &GpuSnapshot) -> Value);
 
 const ROWS: [Row; 14] = [
     (
@@ -91,8 +91,8 @@ const ROWS: [Row; 14] = [
     }),
 ];
 
-pub(super) fn write(picture: &Picture, page: &mut Page) {
-    let mut shares: Vec<(Labels, &SharePicture, &GpuPicture)> = Vec::new();
+pub(super) fn write(picture: &Snapshot, page: &mut Page) {
+    let mut shares: Vec<(Labels, &ShareSnapshot, &GpuSnapshot)> = Vec::new();
     for container in &picture.containers {
         let labels = super::super::container_labels(container);
         for share in &container.shares {

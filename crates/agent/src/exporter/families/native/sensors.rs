@@ -1,12 +1,12 @@
 //! What is measured on GPUs.
 
-use tessera_node::gpus::{Profile, Sensors};
+use tessera_node::gpus::{ProfilingCounters, Sensors};
 use tessera_wire::metrics::{
     Kind::{self, Counter, Gauge},
     Labels, Page, Value,
 };
 
-use crate::exporter::Picture;
+use crate::exporter::Snapshot;
 
 /// Why clocks are not higher, by bit.
 const CLOCK_REASONS: [(u64, &str); 9] = [
@@ -87,7 +87,7 @@ const ROWS: [Row; 18] = [
     }),
 ];
 
-pub(super) fn write(picture: &Picture, page: &mut Page) {
+pub(super) fn write(picture: &Snapshot, page: &mut Page) {
     let cards: Vec<(Labels, &Sensors)> = picture
         .cards
         .iter()
@@ -120,7 +120,7 @@ pub(super) fn write(picture: &Picture, page: &mut Page) {
     }
 }
 
-fn profile(sensors: &Sensors, value: impl Fn(&Profile) -> Option<f64>) -> Value {
+fn profile(sensors: &Sensors, value: impl Fn(&ProfilingCounters) -> Option<f64>) -> Value {
     sensors.profile.as_ref().and_then(value).into()
 }
 

@@ -11,12 +11,13 @@ use tessera_node::gpus::ProcessMemory;
 use tessera_wire::cgroup::Owner;
 
 use super::{
-    super::{ContainerKey, GpuMeter, Holder, Meter, split_memory},
-    ContainerPicture, GpuPicture, Look, Owned, Picture, ProcessPicture, SharePicture, Sources,
+    super::{Consumer, ContainerKey, GpuMeter, Meter, split_memory},
+    ContainerSnapshot, GpuReading, GpuSnapshot, ProcessOwner, ProcessSnapshot, ShareSnapshot, Snapshot,
+    Sources,
 };
 use crate::controller::{ContainerView, View};
 
-impl Picture {
+impl Snapshot {
     /// Puts together what the agent knows with what was measured. Looks that went well before `fresh_since` (seconds since 1970) say
     /// nothing about now.
     #[must_use]
@@ -33,21 +34,21 @@ impl Picture {
         };
         let Some(state) = &view.node else { return picture };
         picture.node = state.node().name.to_string();
-        let mut containers: BTreeMap<ContainerKey, ContainerPicture> =
+        let mut containers: BTreeMap<ContainerKey, ContainerSnapshot> =
             view.containers.iter().map(held).collect();
         let mut found = Vec::new();
         for (place, gpu) in state.node().gpus().iter().enumerate() {
             let nothing = GpuMeter::default();
             let account = meter.card(&gpu.uuid).unwrap_or(&nothing);
             let fresh = account.last_success.is_some_and(|at| at >= fresh_since);
-            let look = fresh.then(|| Look::of(account, meter)).flatten();
+            let look = fresh.then(|| GpuReading::of(account, meter)).flatten();
             let room = state.room(gpu.index);
-            let card = GpuPicture {
+            let card = GpuSnapshot {
                 pci: view.pci.get(place).cloned().unwrap_or_default(),
                 free_cores: room.compute_percent,
                 free_memory: room.memory,
                 overbooked: view.overbooked.contains(&gpu.index.0),
-                ..GpuPicture::of(gpu, account, look)
+                ..GpuSnapshot::of(gpu, account, look)
             };
             let processes = processes_on(place, &card, account, meter);
             join(&mut containers, place, &card, account, view, &processes);
@@ -68,14 +69,14 @@ impl Picture {
 }
 
 /// What the agent's books say of a container.
-fn held(held: &ContainerView) -> (ContainerKey, ContainerPicture) {
+fn held(held: &ContainerView) -> (ContainerKey, ContainerSnapshot) {
     let key = ContainerKey { uid: held.uid.clone(), container: held.container.clone() };
-    let share = |(card, hold): &(u8, Hold)| SharePicture {
+    let share = |(card, hold): &(u8, Hold)| ShareSnapshot {
         card: usize::from(*card),
         hold: Some(*hold),
-        ..SharePicture::default()
+        ..ShareSnapshot::default()
     };
-    let container = ContainerPicture {
+    let container = ContainerSnapshot {
         key: key.clone(),
         namespace: held.namespace.clone(),
         pod: held.pod.clone(),
@@ -88,23 +89,25 @@ fn held(held: &ContainerView) -> (ContainerKey, ContainerPicture) {
 }
 
 /// The processes, each with its container.
-fn owned(found: Vec<(Holder, ProcessPicture)>, containers: &[ContainerPicture]) -> Vec<ProcessPicture> {
+fn owned(found: Vec<(Consumer, ProcessSnapshot)>, containers: &[ContainerSnapshot]) -> Vec<ProcessSnapshot> {
     let places: BTreeMap<&ContainerKey, usize> =
         containers.iter().enumerate().map(|(place, container)| (&container.key, place)).collect();
-    let owner = |holder: Holder, owner: Owned| match holder {
-        Holder::Container(key) => places.get(&key).copied().map_or(Owned::Unknown, Owned::Container),
-        Holder::Host | Holder::Unknown => owner,
+    let owner = |holder: Consumer, owner: ProcessOwner| match holder {
+        Consumer::Container(key) => {
+            places.get(&key).copied().map_or(ProcessOwner::Unknown, ProcessOwner::Container)
+        }
+        Consumer::Host | Consumer::Unknown => owner,
     };
-    let process = |(holder, process): (Holder, ProcessPicture)| ProcessPicture {
+    let process = |(holder, process): (Consumer, ProcessSnapshot)| ProcessSnapshot {
         owner: owner(holder, process.owner),
         ..process
     };
     found.into_iter().map(process).collect()
 }
 
-impl GpuPicture {
+impl GpuSnapshot {
     /// A GPU, as far as it was measured.
-    fn of(gpu: &Gpu, account: &GpuMeter, look: Option<Look>) -> Self {
+    fn of(gpu: &Gpu, account: &GpuMeter, look: Option<GpuReading>) -> Self {
         let of = |holder| account.holders.get(&holder).copied().unwrap_or_default();
         Self {
             gpu: gpu.clone(),
@@ -114,8 +117,8 @@ impl GpuPicture {
             overbooked: false,
             look,
             total: account.total,
-            host: of(Holder::Host),
-            unknown: of(Holder::Unknown),
+            host: of(Consumer::Host),
+            unknown: of(Consumer::Unknown),
             idle_energy: account.idle_energy,
             measured: account.measured,
             has_energy: account.has_energy(),
@@ -128,9 +131,9 @@ impl GpuPicture {
     }
 }
 
-impl ContainerPicture {
+impl ContainerSnapshot {
     /// Adds what its library reports, and whether it is where it was not given anything.
-    fn judge(&mut self, view: &View, meter: &Meter, cards: &[GpuPicture]) {
+    fn judge(&mut self, view: &View, meter: &Meter, cards: &[GpuSnapshot]) {
         let ContainerKey { uid, container: own } = &self.key;
         let escapes = view.escapes.iter().filter(|(pod, container, ..)| pod == uid && container == own);
         self.escapes = escapes.map(|(.., escape, count)| (*escape, *count)).collect();
@@ -148,22 +151,22 @@ impl ContainerPicture {
 /// The processes on a GPU, with their holders.
 fn processes_on(
     place: usize,
-    card: &GpuPicture,
+    card: &GpuSnapshot,
     account: &GpuMeter,
     meter: &Meter,
-) -> Vec<(Holder, ProcessPicture)> {
+) -> Vec<(Consumer, ProcessSnapshot)> {
     let (Some(_), Some(latest)) = (&card.look, &account.latest) else { return Vec::new() };
     let process = |process: &ProcessMemory| {
         let who = latest.who.get(&process.pid);
         let holder = meter.holder(who);
         let owner = match (&holder, who.map(|who| &who.owner)) {
-            (Holder::Host, Some(Owner::Container(_))) => Owned::OutsideContainer,
-            (Holder::Host, _) => Owned::Host,
-            _ => Owned::Unknown,
+            (Consumer::Host, Some(Owner::Container(_))) => ProcessOwner::OutsideContainer,
+            (Consumer::Host, _) => ProcessOwner::Host,
+            _ => ProcessOwner::Unknown,
         };
         let busy =
             account.now.as_ref().map(|split| split.processes.get(&process.pid).copied().unwrap_or(0.0));
-        let picture = ProcessPicture {
+        let picture = ProcessSnapshot {
             card: place,
             pid: process.pid,
             command: who.map(|who| who.command.clone()).unwrap_or_default(),
@@ -174,7 +177,7 @@ fn processes_on(
         };
         (holder, picture)
     };
-    let mut all: Vec<(Holder, ProcessPicture)> =
+    let mut all: Vec<(Consumer, ProcessSnapshot)> =
         latest.sample.processes.iter().flatten().map(process).collect();
     // On several parts of a GPU it is still one process.
     all.dedup_by(|(_, later), (_, earlier)| {
@@ -189,22 +192,22 @@ fn processes_on(
 
 /// Adds to the containers what they use of a GPU. Those that nobody granted anything come in by their processes.
 fn join(
-    containers: &mut BTreeMap<ContainerKey, ContainerPicture>,
+    containers: &mut BTreeMap<ContainerKey, ContainerSnapshot>,
     place: usize,
-    card: &GpuPicture,
+    card: &GpuSnapshot,
     account: &GpuMeter,
     view: &View,
-    processes: &[(Holder, ProcessPicture)],
+    processes: &[(Consumer, ProcessSnapshot)],
 ) {
     let mut pids: BTreeMap<&ContainerKey, Vec<u32>> = BTreeMap::new();
     for (holder, process) in processes {
-        if let Holder::Container(key) = holder {
+        if let Consumer::Container(key) = holder {
             pids.entry(key).or_default().push(process.pid);
         }
     }
     for key in pids.keys() {
         let Some(pod) = view.pods.iter().find(|pod| pod.uid == key.uid) else { continue };
-        let container = containers.entry((*key).clone()).or_insert_with(|| ContainerPicture {
+        let container = containers.entry((*key).clone()).or_insert_with(|| ContainerSnapshot {
             key: (*key).clone(),
             namespace: pod.namespace.clone(),
             pod: pod.name.clone(),
@@ -214,7 +217,7 @@ fn join(
             escapes: Vec::new(),
         });
         if !container.shares.iter().any(|share| share.card == place) {
-            container.shares.push(SharePicture { card: place, ..SharePicture::default() });
+            container.shares.push(ShareSnapshot { card: place, ..ShareSnapshot::default() });
             container.shares.sort_by_key(|share| share.card);
         }
     }
@@ -225,17 +228,17 @@ fn join(
             // A container without a process uses nothing, and that is known.
             share.used = used.map(|split| split.containers.get(key).copied().unwrap_or(0));
             share.busy = busy.map(|split| split.containers.get(key).copied().unwrap_or(0.0));
-            share.total = account.holders.get(&Holder::Container(key.clone())).copied().unwrap_or_default();
+            share.total = account.holders.get(&Consumer::Container(key.clone())).copied().unwrap_or_default();
             share.pids = pids.get(key).cloned().unwrap_or_default();
         }
     }
 }
 
-impl Look {
+impl GpuReading {
     fn of(account: &GpuMeter, meter: &Meter) -> Option<Self> {
         let latest = account.latest.as_ref()?;
         let sample = &latest.sample;
-        let holders: Option<Vec<(Holder, Option<u64>)>> = sample.processes.as_ref().map(|all| {
+        let holders: Option<Vec<(Consumer, Option<u64>)>> = sample.processes.as_ref().map(|all| {
             all.iter().map(|process| (meter.holder(latest.who.get(&process.pid)), process.bytes)).collect()
         });
         let used = sample.memory.zip(holders).map(|(memory, holders)| {

@@ -29,7 +29,7 @@ use tokio_util::sync::CancellationToken;
 use super::{Message, Messages, Sampler, arbiter::Arbiter};
 use crate::{
     controller::{AccountSample, Event, PodContainer, UsageSample},
-    exporter::{ContainerKey, Throttle, Throttles},
+    exporter::{ContainerKey, ShareReport, ShareReports},
 };
 
 /// How often they are read.
@@ -37,7 +37,7 @@ const EVERY: Duration = Duration::from_secs(1);
 
 /// The thread, as the rest of the agent knows it.
 #[derive(Clone, Debug)]
-pub(super) struct Accounts(mpsc::Sender<Command>);
+pub(super) struct AccountReader(mpsc::Sender<Command>);
 
 #[derive(Debug)]
 enum Command {
@@ -75,7 +75,7 @@ struct Tally {
     before: Vec<Option<Said>>,
 }
 
-impl Accounts {
+impl AccountReader {
     pub(super) fn start(
         sampler: Arc<Sampler>,
         arbiter: Arbiter,
@@ -158,7 +158,7 @@ fn measure(
     let (sampled_gpus, processes) = sampler.on_cards(&wanted);
     let on_cards: BTreeSet<&PodContainer> = processes.iter().map(|process| &process.container).collect();
     let used = arbiter.used();
-    let mut throttles = Throttles::new();
+    let mut throttles = ShareReports::new();
     let mut read = Vec::new();
     for (whose, account) in accounts {
         if account.is_in_use() || on_cards.contains(whose) {
@@ -169,12 +169,16 @@ fn measure(
             let Used { time, windows } =
                 used.all.get(&(account.directory.clone(), uuid)).copied().unwrap_or_default();
             let (uid, container) = whose.clone();
-            let mut throttle = Throttle { open: seconds(time), windows, ..Throttle::default() };
+            let mut throttle = ShareReport { open: seconds(time), windows, ..ShareReport::default() };
             // Processes do not tell which GPU they waited for; shares are of one GPU.
             if place == 0 {
                 let Tally { waited, waits, denied, .. } = &account.tally;
-                throttle =
-                    Throttle { seconds: seconds(*waited), waits: *waits, denied_bytes: *denied, ..throttle };
+                throttle = ShareReport {
+                    seconds: seconds(*waited),
+                    waits: *waits,
+                    denied_bytes: *denied,
+                    ..throttle
+                };
             }
             throttles.insert((ContainerKey { uid, container }, gpu.clone()), throttle);
         }

@@ -18,7 +18,7 @@ pub struct ContainerKey {
 
 /// To whom something is counted.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Holder {
+pub enum Consumer {
     /// A container of a pod.
     Container(ContainerKey),
     /// The machine itself, and containers that no pod has.
@@ -29,7 +29,7 @@ pub enum Holder {
 
 /// The pods of the node, by what the kernel knows of them.
 #[derive(Debug, Default)]
-pub struct Book {
+pub struct ContainerIndex {
     /// By the UID that the kubelet uses.
     pods: BTreeMap<String, PodUid>,
     /// By the container's ID; also of earlier runs that the API server has forgotten.
@@ -37,7 +37,7 @@ pub struct Book {
     alive: BTreeSet<PodUid>,
 }
 
-impl Book {
+impl ContainerIndex {
     /// All pods of the node, as they are now.
     pub fn learn(&mut self, pods: &[PodView]) {
         self.pods.clear();
@@ -63,19 +63,19 @@ impl Book {
 
     /// To whom a process of this owner is counted.
     #[must_use]
-    pub fn holder(&self, owner: Option<&Owner>) -> Holder {
-        let container = |id: &String| self.containers.get(id).cloned().map(Holder::Container);
+    pub fn holder(&self, owner: Option<&Owner>) -> Consumer {
+        let container = |id: &String| self.containers.get(id).cloned().map(Consumer::Container);
         match owner {
-            None => Holder::Unknown,
-            Some(Owner::Host) => Holder::Host,
+            None => Consumer::Unknown,
+            Some(Owner::Host) => Consumer::Host,
             // A private cgroup namespace hides the pod of our own neighbours.
-            Some(Owner::Container(id)) => container(id).unwrap_or(Holder::Host),
+            Some(Owner::Container(id)) => container(id).unwrap_or(Consumer::Host),
             Some(Owner::Pod { uid, container: id }) => {
                 let of_pod = || {
                     let uid = self.pods.get(uid)?.clone();
-                    Some(Holder::Container(ContainerKey { uid, container: String::new() }))
+                    Some(Consumer::Container(ContainerKey { uid, container: String::new() }))
                 };
-                id.as_ref().and_then(container).or_else(of_pod).unwrap_or(Holder::Unknown)
+                id.as_ref().and_then(container).or_else(of_pod).unwrap_or(Consumer::Unknown)
             }
         }
     }
@@ -102,8 +102,8 @@ mod tests {
         }
     }
 
-    fn key(uid: &str, container: &str) -> Holder {
-        Holder::Container(ContainerKey { uid: PodUid(uid.into()), container: container.into() })
+    fn key(uid: &str, container: &str) -> Consumer {
+        Consumer::Container(ContainerKey { uid: PodUid(uid.into()), container: container.into() })
     }
 
     fn in_pod(uid: &str, id: &str) -> Owner {
@@ -112,7 +112,7 @@ mod tests {
 
     #[test]
     fn containers_are_found_by_id_and_pods_by_either_uid() {
-        let mut book = Book::default();
+        let mut book = ContainerIndex::default();
         let mut mirrored = pod("mirror", &[]);
         mirrored.kubelet_uid = Some("hash".into());
         book.learn(&[pod("a", &[("1", "main"), ("2", "side")]), mirrored]);
@@ -120,21 +120,21 @@ mod tests {
         assert_eq!(book.holder(Some(&in_pod("a", "sandbox"))), key("a", ""));
         assert_eq!(book.holder(Some(&in_pod("hash", "9"))), key("mirror", ""));
         assert_eq!(book.holder(Some(&Owner::Container("1".into()))), key("a", "main"));
-        assert_eq!(book.holder(Some(&Owner::Container("7".into()))), Holder::Host);
-        assert_eq!(book.holder(Some(&Owner::Host)), Holder::Host);
-        assert_eq!(book.holder(Some(&in_pod("other", "9"))), Holder::Unknown);
-        assert_eq!(book.holder(None), Holder::Unknown);
+        assert_eq!(book.holder(Some(&Owner::Container("7".into()))), Consumer::Host);
+        assert_eq!(book.holder(Some(&Owner::Host)), Consumer::Host);
+        assert_eq!(book.holder(Some(&in_pod("other", "9"))), Consumer::Unknown);
+        assert_eq!(book.holder(None), Consumer::Unknown);
     }
 
     #[test]
     fn a_container_started_again_and_again_stays_itself_until_its_pod_goes() {
-        let mut book = Book::default();
+        let mut book = ContainerIndex::default();
         for id in ["1", "2", "3"] {
             book.learn(&[pod("a", &[(id, "main")])]);
         }
         assert_eq!(book.holder(Some(&in_pod("a", "1"))), key("a", "main"));
         book.learn(&[]);
-        assert_eq!(book.holder(Some(&in_pod("a", "1"))), Holder::Unknown);
+        assert_eq!(book.holder(Some(&in_pod("a", "1"))), Consumer::Unknown);
         assert!(!book.is_alive(&PodUid("a".into())));
     }
 }

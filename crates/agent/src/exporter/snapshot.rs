@@ -9,15 +9,15 @@ use tessera_core::{
     grant::Hold,
     units::{MiB, Percent},
 };
-use tessera_node::gpus::{CardMemory, Instance, Sensors};
+use tessera_node::gpus::{GpuMemory, MigInstance, Sensors};
 use tessera_wire::dialect::Dialect;
 
-use super::{ContainerKey, Split, Tally, Throttle};
+use super::{ContainerKey, ShareReport, Split, Tally};
 use crate::controller::Escape;
 
 /// A node at one moment.
 #[derive(Clone, Debug, Default)]
-pub struct Picture {
+pub struct Snapshot {
     /// Its name.
     pub node: String,
     /// Its address, where it is known.
@@ -25,11 +25,11 @@ pub struct Picture {
     /// The driver's version, where there is one.
     pub driver: Option<String>,
     /// Its GPUs by index.
-    pub cards: Vec<GpuPicture>,
+    pub cards: Vec<GpuSnapshot>,
     /// Containers with a grant or a process on a GPU, by namespace, pod and name.
-    pub containers: Vec<ContainerPicture>,
+    pub containers: Vec<ContainerSnapshot>,
     /// Processes on GPUs, by GPU and number.
-    pub processes: Vec<ProcessPicture>,
+    pub processes: Vec<ProcessSnapshot>,
     /// What could be asked.
     pub sources: Sources,
 }
@@ -49,7 +49,7 @@ pub struct Sources {
 
 /// One GPU.
 #[derive(Clone, Debug)]
-pub struct GpuPicture {
+pub struct GpuSnapshot {
     /// Which.
     pub gpu: Gpu,
     /// Its PCI address.
@@ -61,7 +61,7 @@ pub struct GpuPicture {
     /// Whether it carries more than it has.
     pub overbooked: bool,
     /// The last look at it; `None` where it failed or is too long ago.
-    pub look: Option<Look>,
+    pub look: Option<GpuReading>,
     /// What it spent so far.
     pub total: Tally,
     /// Of that, the machine itself.
@@ -88,11 +88,11 @@ pub struct GpuPicture {
 
 /// What a look at a GPU showed.
 #[derive(Clone, Debug, Default)]
-pub struct Look {
+pub struct GpuReading {
     /// How long it took, in seconds.
     pub took: f64,
     /// The GPU's memory.
-    pub memory: Option<CardMemory>,
+    pub memory: Option<GpuMemory>,
     /// Whose the used memory is; `None` where the processes are not known.
     pub used: Option<Split<u64>>,
     /// Whose the time of the last interval was.
@@ -102,14 +102,14 @@ pub struct Look {
     /// All else.
     pub sensors: Sensors,
     /// Its parts, if it is cut up.
-    pub instances: Vec<Instance>,
+    pub instances: Vec<MigInstance>,
     /// The processes on it.
     pub pids: BTreeSet<u32>,
 }
 
 /// One container.
 #[derive(Clone, Debug)]
-pub struct ContainerPicture {
+pub struct ContainerSnapshot {
     /// Which.
     pub key: ContainerKey,
     /// The pod's namespace.
@@ -121,15 +121,15 @@ pub struct ContainerPicture {
     /// The vocabulary it asked in.
     pub dialect: Option<Dialect>,
     /// Its GPUs by index.
-    pub shares: Vec<SharePicture>,
+    pub shares: Vec<ShareSnapshot>,
     /// How something in it used what it was not given, and how often.
     pub escapes: Vec<(Escape, u64)>,
 }
 
 /// What a container holds and uses of a GPU.
 #[derive(Clone, Debug, Default)]
-pub struct SharePicture {
-    /// The GPU's place in [`Picture::cards`].
+pub struct ShareSnapshot {
+    /// The GPU's place in [`Snapshot::cards`].
     pub card: usize,
     /// What it holds; `None` for a GPU it was not given.
     pub hold: Option<Hold>,
@@ -144,22 +144,22 @@ pub struct SharePicture {
     /// Whether these run on a GPU that the container was not given.
     pub escaped: bool,
     /// What its library reports.
-    pub throttle: Option<Throttle>,
+    pub throttle: Option<ShareReport>,
     /// The part of the last interval in which it waited for its share.
     pub throttled: Option<f64>,
 }
 
 /// A process on a GPU.
 #[derive(Clone, Debug)]
-pub struct ProcessPicture {
-    /// The GPU's place in [`Picture::cards`].
+pub struct ProcessSnapshot {
+    /// The GPU's place in [`Snapshot::cards`].
     pub card: usize,
     /// Its number.
     pub pid: u32,
     /// Its name, as it chose itself.
     pub command: String,
     /// Whose it is.
-    pub owner: Owned,
+    pub owner: ProcessOwner,
     /// Bytes it uses, where the driver tells.
     pub bytes: Option<u64>,
     /// The part of the last interval in which its kernels ran.
@@ -170,8 +170,8 @@ pub struct ProcessPicture {
 
 /// Whose a process is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Owned {
-    /// The container at this place in [`Picture::containers`].
+pub enum ProcessOwner {
+    /// The container at this place in [`Snapshot::containers`].
     Container(usize),
     /// A container that belongs to no pod.
     OutsideContainer,
@@ -181,12 +181,12 @@ pub enum Owned {
     Unknown,
 }
 
-impl Picture {
+impl Snapshot {
     /// Which containers are on which parts of GPUs that are cut up.
     #[must_use]
-    pub fn on_instances(&self) -> Vec<(&ContainerPicture, &GpuPicture, &Instance)> {
-        let places = |process: &ProcessPicture| match (process.owner, process.instance) {
-            (Owned::Container(container), Some(part)) => Some((container, process.card, part)),
+    pub fn on_instances(&self) -> Vec<(&ContainerSnapshot, &GpuSnapshot, &MigInstance)> {
+        let places = |process: &ProcessSnapshot| match (process.owner, process.instance) {
+            (ProcessOwner::Container(container), Some(part)) => Some((container, process.card, part)),
             _ => None,
         };
         let all: BTreeSet<(usize, usize, u32)> = self.processes.iter().filter_map(places).collect();
@@ -200,7 +200,7 @@ impl Picture {
     }
 }
 
-impl Look {
+impl GpuReading {
     /// Bytes in use: what the parts add up to, where they are known.
     #[must_use]
     pub fn used_bytes(&self) -> Option<u64> {
@@ -211,7 +211,7 @@ impl Look {
 
 /// What a container may use of a GPU: percent of its compute, and bytes.
 #[must_use]
-pub(super) fn granted(hold: Hold, card: &GpuPicture) -> (Percent, u64) {
+pub(super) fn granted(hold: Hold, card: &GpuSnapshot) -> (Percent, u64) {
     match hold {
         Hold::Whole => (Percent::WHOLE, card.gpu.memory.0 << 20),
         Hold::Share { compute_percent, memory } => (compute_percent, memory.0 << 20),
