@@ -9,7 +9,7 @@
 use std::ffi::{CStr, CString, c_void};
 
 /// One GPU, by NVML.
-pub(crate) struct Card {
+pub(crate) struct NvmlGpu {
     device: *mut c_void,
     fields: Fields,
     limit: Limit,
@@ -49,7 +49,7 @@ type Fields = unsafe extern "C" fn(*mut c_void, i32, *mut Field) -> i32;
 type Processes = unsafe extern "C" fn(*mut c_void, *mut u32, *mut Process) -> i32;
 type Limit = unsafe extern "C" fn(*mut c_void, *mut u32) -> i32;
 
-impl Card {
+impl NvmlGpu {
     /// The GPU with a UUID, where there is NVML and such a GPU.
     pub(crate) fn find(uuid: &str) -> Option<Self> {
         type Init = unsafe extern "C" fn() -> i32;

@@ -31,7 +31,7 @@ pub struct PowerFactor {
 const SPAN: u64 = 1_000_000_000;
 
 /// How often the power is asked for while the GPU works: as often as the driver has something new.
-pub const EVERY: u64 = 100_000_000;
+pub const SAMPLE_INTERVAL_NS: u64 = 100_000_000;
 
 /// More was never seen; a wrong reading must not stop a tenant.
 const MOST: f64 = 1.3;
@@ -127,8 +127,8 @@ mod tests {
         let (mut factor, mut busy, mut read) = (PowerFactor::new(model()), 0, 1.0);
         let mut readings = |factor: &mut PowerFactor, steps: std::ops::Range<u64>, watts| {
             for step in steps {
-                read = factor.sample(step * EVERY, watts, busy);
-                busy += EVERY / 2;
+                read = factor.sample(step * SAMPLE_INTERVAL_NS, watts, busy);
+                busy += SAMPLE_INTERVAL_NS / 2;
             }
             read
         };

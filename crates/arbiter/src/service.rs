@@ -9,12 +9,12 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 
 use tessera_limits::control::Control;
-use tessera_limits::files::{self, Mapping};
-use tessera_limits::ledger::Demands;
-use tessera_limits::limits::Meaning;
-use tessera_limits::{Limits, futex};
+use tessera_limits::files::{self, OwnedMapping};
+use tessera_limits::limits::ShareMeaning;
+use tessera_limits::memory_account::AccountSnapshot;
+use tessera_limits::{GrantLimits, UuidBytes, futex};
 
-use crate::card::{Act, GpuArbiter, Seen, Share, Used};
+use crate::gpu_arbiter::{GpuArbiter, Share, TenantReport, WindowAction, WindowUsage};
 
 /// How long nothing is looked at though no bell rings: a bell may be out of a container's reach. While a container wants
 /// a GPU,
@@ -34,7 +34,7 @@ const SECOND: u64 = 1_000_000_000;
 #[derive(Debug, Default)]
 pub struct Service {
     tenants: HashMap<PathBuf, Tenant>,
-    cards: HashMap<[u8; 16], GpuArbiter<u64>>,
+    gpus: HashMap<UuidBytes, GpuArbiter<u64>>,
     next: u64,
 }
 
@@ -42,14 +42,14 @@ pub struct Service {
 #[derive(Debug)]
 struct Tenant {
     id: u64,
-    control: Mapping<Control>,
+    control: OwnedMapping<Control>,
     account: File,
     bell: File,
     /// Rings heard since a point in time.
     rings: (u64, u32),
-    limits: Limits,
+    limits: GrantLimits,
     turn: u64,
-    demands: Demands,
+    demands: AccountSnapshot,
     /// When it was last read, unless it has rung since.
     read: Option<u64>,
 }
@@ -60,13 +60,13 @@ impl Service {
     /// # Errors
     /// When its files cannot be used.
     pub fn add(&mut self, folder: &Path) -> io::Result<()> {
-        let control = files::open_control_to_write(folder)?;
+        let control = files::open_control_writable(folder)?;
         let limits = control
             .read()
             .map_err(|damage| io::Error::new(io::ErrorKind::InvalidData, damage.to_string()))?;
-        let (account, bell) = (File::open(files::account_path(folder))?, files::open_bell(folder)?);
+        let (account, bell) = (File::open(files::account_path(folder))?, files::open_wakeup_pipe(folder)?);
         self.next += 1;
-        let (id, turn, demands) = (self.next, control.turn(), Demands::default());
+        let (id, turn, demands) = (self.next, control.revision(), AccountSnapshot::default());
         self.gpus_of(id, &limits);
         let read = None;
         let tenant = Tenant { id, control, account, bell, rings: (0, 0), limits, turn, demands, read };
@@ -77,71 +77,68 @@ impl Service {
     /// A grant has ended.
     pub fn remove(&mut self, folder: &Path) {
         if let Some(tenant) = self.tenants.remove(folder) {
-            self.cards.values_mut().for_each(|card| card.remove(tenant.id));
+            self.gpus.values_mut().for_each(|gpu| gpu.remove(tenant.id));
         }
     }
 
     /// What a grant has had of a GPU.
     #[must_use]
-    pub fn used(&self, folder: &Path, uuid: &[u8; 16]) -> Used {
+    pub fn usage(&self, folder: &Path, uuid: UuidBytes) -> WindowUsage {
         let tenant = self.tenants.get(folder);
-        let used = tenant.and_then(|tenant| Some(self.cards.get(uuid)?.used(tenant.id)));
+        let used = tenant.and_then(|tenant| Some(self.gpus.get(&uuid)?.usage(tenant.id)));
         used.unwrap_or_default()
     }
 
     /// What the processes of a grant tell of themselves, as last read.
     #[must_use]
-    pub fn demands(&self, folder: &Path) -> Option<&Demands> {
+    pub fn demands(&self, folder: &Path) -> Option<&AccountSnapshot> {
         self.tenants.get(folder).map(|tenant| &tenant.demands)
     }
 
     /// The grants with a process that waits until what it holds has been measured.
-    pub fn unsure(&self) -> impl Iterator<Item = &Path> {
+    pub fn awaiting_measurement(&self) -> impl Iterator<Item = &Path> {
         self.tenants
             .iter()
-            .filter(|(_, tenant)| tenant.demands.is_unsure())
+            .filter(|(_, tenant)| tenant.demands.is_awaiting_measurement())
             .map(|(folder, _)| folder.as_path())
     }
 
     /// What the processes of a grant hold of a GPU by their ledgers, now.
-    pub fn held(&mut self, folder: &Path, uuid: &[u8; 16]) -> Option<u64> {
+    pub fn held(&mut self, folder: &Path, uuid: UuidBytes) -> Option<u64> {
         let tenant = self.tenants.get_mut(folder)?;
-        let card = tenant.limits.card(uuid)?;
+        let gpu = tenant.limits.slot_of(uuid)?;
         tenant.read();
-        Some(tenant.demands.held(card))
+        Some(tenant.demands.held(gpu))
     }
 
     /// The processes of a grant hold `bytes` of a GPU, measured since `at`, when they held `before` by their ledgers: what is
     /// beyond counts too. Where the ledgers have moved since, nobody knows what goes with what.
-    pub fn measured(&mut self, folder: &Path, uuid: &[u8; 16], bytes: u64, before: u64, at: u64) {
+    pub fn measured(&mut self, folder: &Path, uuid: UuidBytes, bytes: u64, before: u64, at: u64) {
         if self.held(folder, uuid) != Some(before) {
             return;
         }
         if let Some(tenant) = self.tenants.get(folder)
-            && let Some(card) = tenant.limits.card(uuid)
+            && let Some(gpu) = tenant.limits.slot_of(uuid)
         {
-            tenant.control.set_unledgered(card, bytes.saturating_sub(before), at);
+            tenant.control.set_uncharged(gpu, bytes.saturating_sub(before), at);
         }
     }
 
     /// A GPU, for its busy time and power factor.
-    pub fn card(&mut self, uuid: &[u8; 16]) -> Option<&mut GpuArbiter<u64>> {
-        self.cards.get_mut(uuid)
+    pub fn gpu_mut(&mut self, uuid: UuidBytes) -> Option<&mut GpuArbiter<u64>> {
+        self.gpus.get_mut(&uuid)
     }
 
     /// The GPUs where throughput is shared, so that their power matters.
-    pub fn by_throughput(&self) -> impl Iterator<Item = ([u8; 16], u64)> {
-        self.cards
-            .iter()
-            .filter(|(_, card)| card.shares_throughput())
-            .map(|(uuid, card)| (*uuid, card.busy()))
+    pub fn throughput_gpus(&self) -> impl Iterator<Item = (UuidBytes, u64)> {
+        self.gpus.iter().filter(|(_, gpu)| gpu.shares_throughput()).map(|(uuid, gpu)| (*uuid, gpu.busy()))
     }
 
     /// The GPUs of a grant, and what it has had of each.
-    pub fn all_used(&self) -> impl Iterator<Item = (&Path, [u8; 16], Used)> {
+    pub fn all_usage(&self) -> impl Iterator<Item = (&Path, UuidBytes, WindowUsage)> {
         self.tenants.iter().flat_map(|(folder, tenant)| {
-            let uuids = tenant.limits.cards.iter().map(|card| card.uuid);
-            uuids.map(|uuid| (folder.as_path(), uuid, self.used(folder, &uuid)))
+            let uuids = tenant.limits.gpus.iter().map(|gpu| gpu.uuid);
+            uuids.map(|uuid| (folder.as_path(), uuid, self.usage(folder, uuid)))
         })
     }
 
@@ -149,12 +146,12 @@ impl Service {
     pub fn step(&mut self, now: u64) -> u64 {
         let mut changed = Vec::new();
         for tenant in self.tenants.values_mut() {
-            tenant.control.beat(now);
+            tenant.control.write_heartbeat(now);
             if !tenant.is_quiet(now) {
                 tenant.read();
                 tenant.read = Some(now);
             }
-            let turn = tenant.control.turn();
+            let turn = tenant.control.revision();
             if turn != tenant.turn
                 && let Ok(limits) = tenant.control.read()
             {
@@ -166,30 +163,31 @@ impl Service {
             self.gpus_of(id, &limits);
         }
         let mut next = now + IDLE_LOOK;
-        for (uuid, card) in &mut self.cards {
+        for (uuid, gpu) in &mut self.gpus {
             let find = |id: u64| {
                 let tenant = self.tenants.values().find(|tenant| tenant.id == id)?;
-                Some((tenant, tenant.limits.card(uuid)?))
+                Some((tenant, tenant.limits.slot_of(*uuid)?))
             };
-            let acts = card.step(now, |id| {
-                let Some((tenant, place)) = find(id) else { return Seen::default() };
+            let acts = gpu.step(now, |id| {
+                let Some((tenant, place)) = find(id) else { return TenantReport::default() };
                 let number = tenant.control.window(place).number.load(Ordering::Relaxed);
-                let (want, have_drained) = tenant.demands.of(place, number);
-                Seen { want, have_drained, busy: tenant.demands.busy(place) }
+                let (wanting, drained) = tenant.demands.of(place, number);
+                TenantReport { wanting, drained, busy_ns: tenant.demands.busy(place) }
             });
             for act in acts {
-                let (Act::Open { tenant: id, deadline } | Act::Move { tenant: id, deadline }) = act;
+                let (WindowAction::Open { tenant: id, deadline }
+                | WindowAction::SetDeadline { tenant: id, deadline }) = act;
                 let Some((tenant, place)) = find(id) else { continue };
                 let window = tenant.control.window(place);
                 match act {
-                    Act::Open { .. } => {
+                    WindowAction::Open { .. } => {
                         window.open(deadline);
                     }
-                    Act::Move { .. } => window.set_deadline(deadline),
+                    WindowAction::SetDeadline { .. } => window.set_deadline(deadline),
                 }
                 futex::wake(&window.change);
             }
-            if let Some(look) = card.next_look(now) {
+            if let Some(look) = gpu.next_step_at(now) {
                 next = next.min(look).min(now + BUSY_LOOK);
             }
         }
@@ -222,9 +220,9 @@ impl Service {
         }
     }
 
-    fn gpus_of(&mut self, id: u64, limits: &Limits) {
+    fn gpus_of(&mut self, id: u64, limits: &GrantLimits) {
         for (uuid, share) in shares(limits) {
-            self.cards.entry(uuid).or_default().set(id, share);
+            self.gpus.entry(uuid).or_default().set(id, share);
         }
     }
 }
@@ -232,7 +230,7 @@ impl Service {
 impl Tenant {
     /// Whether there is no news to be expected: it wanted nothing when last read, and would have rung.
     fn is_quiet(&self, now: u64) -> bool {
-        self.read.is_some_and(|read| now.saturating_sub(read) < QUIET_LOOK) && self.demands.are_none()
+        self.read.is_some_and(|read| now.saturating_sub(read) < QUIET_LOOK) && self.demands.is_idle()
     }
 
     fn read(&mut self) {
@@ -241,9 +239,16 @@ impl Tenant {
 }
 
 /// The share of each GPU.
-fn shares(limits: &Limits) -> impl Iterator<Item = ([u8; 16], Share)> {
-    let by_throughput = limits.meaning == Meaning::Throughput;
-    limits.cards.iter().map(move |card| {
-        (card.uuid, Share { compute_percent: card.compute_percent, ceiling: card.ceiling, by_throughput })
+fn shares(limits: &GrantLimits) -> impl Iterator<Item = (UuidBytes, Share)> {
+    let by_throughput = limits.meaning == ShareMeaning::Throughput;
+    limits.gpus.iter().map(move |gpu| {
+        (
+            gpu.uuid,
+            Share {
+                compute_percent: gpu.compute_percent,
+                compute_ceiling_percent: gpu.compute_ceiling_percent,
+                by_throughput,
+            },
+        )
     })
 }

@@ -11,7 +11,7 @@ use tessera_cluster::node_agent::NodeClient;
 use tessera_core::gpu::Gpu;
 use tessera_core::placement::Policy;
 use tessera_core::units::NodeName;
-use tessera_limits::limits::Meaning;
+use tessera_limits::limits::ShareMeaning;
 use tessera_node::device_plugin::RegistrationMode;
 use tessera_node::gpus::{Simulated, describe};
 use tessera_sim::apiserver::ApiServer;
@@ -140,7 +140,7 @@ fn agent_settings(name: &str, kubelet: &Path, grants: &Path, url: &str) -> Agent
             }),
             without_library: WithoutLibrary::Refuse,
             allow_opt_out: false,
-            meaning: Meaning::Time,
+            meaning: ShareMeaning::Time,
             kill_escaped: false,
         },
         grants: grants.display().to_string(),

@@ -23,12 +23,12 @@ mod transfers;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use tessera_limits::costs::{Costs, Expected};
-use tessera_limits::{CARDS, Limits};
+use tessera_limits::{GrantLimits, PerGpu};
 
 use crate::cuda::{Handle, SUCCESS, Status};
-use crate::door::table::Hook;
+use crate::entry::table::Hook;
 use crate::grant::Process;
-use crate::keeper;
+use crate::monitor;
 pub use controller::{Controller, Rest};
 use fences::Event;
 use gate::Gate;
@@ -40,7 +40,7 @@ pub static TABLES: &[&[Hook]] = &[kernels::HOOKS, captures::HOOKS, transfers::HO
 
 /// The gates of this process.
 pub struct Compute {
-    pub gates: [Gate; CARDS],
+    pub gates: PerGpu<Gate>,
     costs: Costs,
     /// A capture has been seen: from then on streams are asked.
     has_captured: AtomicBool,
@@ -51,7 +51,7 @@ pub struct Compute {
 impl Default for Compute {
     fn default() -> Self {
         Self {
-            gates: std::array::from_fn(|_| Gate::default()),
+            gates: PerGpu::default(),
             costs: Costs::default(),
             has_captured: AtomicBool::new(false),
             capturing: AtomicU32::new(0),
@@ -62,12 +62,12 @@ impl Default for Compute {
 impl Compute {
     /// Sets the shares. A container alone holds itself to what it may use at most; one without a share uses what is
     /// left, which alone is everything.
-    pub fn set_limits(&self, limits: &Limits) {
-        for (gate, card) in self.gates.iter().zip(&limits.cards) {
-            let percent = if card.ceiling == 0 { 100 } else { card.ceiling };
-            gate.set_limit(percent, card.limits_compute());
+    pub fn set_limits(&self, limits: &GrantLimits) {
+        for (gate, gpu) in self.gates.iter().zip(&limits.gpus) {
+            let percent = if gpu.compute_ceiling_percent == 0 { 100 } else { gpu.compute_ceiling_percent };
+            gate.set_limit(percent, gpu.limits_compute());
         }
-        keeper::notify();
+        monitor::notify();
     }
 
     /// A context is gone, with all its streams.
@@ -181,7 +181,7 @@ impl Passage {
 /// work goes to, and the key of equal work.
 macro_rules! work {
     ($([$plain:ident $($per_thread:ident)?] $arguments:tt on $stream:expr, like $key:expr;)*) => {
-        $crate::door::table::hooks! { Cuda:
+        $crate::entry::table::hooks! { Cuda:
             $(
                 $plain $arguments => $crate::compute::through_the_gate!(false, $arguments, $stream, $key);
                 $($per_thread $arguments => $crate::compute::through_the_gate!(true, $arguments, $stream, $key);)?
@@ -210,9 +210,9 @@ fn mix(key: u64, more: u64) -> u64 {
 
 /// The gate of the current GPU, if launches there are limited.
 fn gate_of_current(process: &'static Process) -> Option<&'static Gate> {
-    let card = match process.cards.only() {
-        Some(card) => card,
-        None => process.cards.current()?.ok()?,
+    let gpu = match process.gpus.only() {
+        Some(gpu) => gpu,
+        None => process.gpus.current()?.ok()?,
     };
-    Some(&process.compute.gates[card]).filter(|gate| gate.is_limited())
+    Some(&process.compute.gates[gpu]).filter(|gate| gate.is_limited())
 }

@@ -8,37 +8,37 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tessera_limits::budget::SmallPieces;
 use tessera_limits::control::Control;
-use tessera_limits::files::{self, Bell, Mapped};
-use tessera_limits::ledger::{Ledger, Slot, SlotIndex};
-use tessera_limits::{CARDS, Limits, futex};
+use tessera_limits::files::{self, ArbiterWakeup, StaticMapping};
+use tessera_limits::memory_account::{MemoryAccount, Slot, SlotIndex};
+use tessera_limits::{GpuSlot, GrantLimits, PerGpu, futex};
 
-use crate::cards::Cards;
 use crate::compute::Compute;
 use crate::cuda::{NOT_PERMITTED, Status};
-use crate::keeper;
+use crate::gpus::GrantedGpus;
 use crate::memory::Memory;
+use crate::monitor;
 
 /// This process under its grant.
 pub struct Process {
-    pub control: Mapped<Control>,
-    pub account: Mapped<Ledger>,
-    bell: Bell,
+    pub control: StaticMapping<Control>,
+    pub account: StaticMapping<MemoryAccount>,
+    wakeup: ArbiterWakeup,
     pub slot: SlotIndex,
     /// What our slot holds of each GPU, where no other process can write.
-    pub own: [AtomicU64; CARDS],
-    pub cards: Cards,
+    pub own: PerGpu<AtomicU64>,
+    pub gpus: GrantedGpus,
     pub memory: Memory,
     pub compute: Compute,
     /// One thread at a time announces what it wants; also the small pieces of each GPU.
-    pub small: Mutex<[SmallPieces; CARDS]>,
+    pub small: Mutex<PerGpu<SmallPieces>>,
     limits: LastLimits,
 }
 
 /// The limits as last read, one number each, so that a hook needs no lock.
 struct LastLimits {
-    turn: AtomicU64,
-    memory: [AtomicU64; CARDS],
-    context: [AtomicU64; CARDS],
+    revision: AtomicU64,
+    memory: PerGpu<AtomicU64>,
+    context: PerGpu<AtomicU64>,
 }
 
 /// What has come of loading the grant in this process.
@@ -80,43 +80,43 @@ impl Process {
     }
 
     /// Tells the arbiter that there is something new in our slot.
-    pub fn ring(&self) {
-        self.bell.ring();
+    pub fn wake_arbiter(&self) {
+        self.wakeup.notify();
     }
 
     /// Bytes of the GPU this container may hold, as the ledgers count them.
-    pub fn memory_limit(&self, card: usize) -> u64 {
+    pub fn memory_limit(&self, gpu: GpuSlot) -> u64 {
         self.refresh();
-        let limit = self.limits.memory[card].load(Ordering::Relaxed);
-        limit.saturating_sub(if limit == u64::MAX { 0 } else { self.control.unledgered(card) })
+        let limit = self.limits.memory[gpu].load(Ordering::Relaxed);
+        limit.saturating_sub(if limit == u64::MAX { 0 } else { self.control.uncharged(gpu) })
     }
 
     /// Bytes of the GPU the container was granted.
-    pub fn granted(&self, card: usize) -> u64 {
+    pub fn granted(&self, gpu: GpuSlot) -> u64 {
         self.refresh();
-        self.limits.memory[card].load(Ordering::Relaxed)
+        self.limits.memory[gpu].load(Ordering::Relaxed)
     }
 
     /// What a context takes on the GPU.
-    pub fn context_bytes(&self, card: usize) -> u64 {
-        match self.limits.context[card].load(Ordering::Relaxed) {
+    pub fn context_bytes(&self, gpu: GpuSlot) -> u64 {
+        match self.limits.context[gpu].load(Ordering::Relaxed) {
             0 => tessera_limits::budget::CONTEXT,
             measured => measured,
         }
     }
 
     /// The small pieces, and the right to announce.
-    pub fn announcing(&self) -> MutexGuard<'_, [SmallPieces; CARDS]> {
+    pub fn announcing(&self) -> MutexGuard<'_, PerGpu<SmallPieces>> {
         self.small.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Reads the limits again where they have changed.
     pub fn refresh(&self) {
-        let turn = self.control.turn();
-        if self.limits.turn.load(Ordering::Relaxed) != turn {
+        let revision = self.control.revision();
+        if self.limits.revision.load(Ordering::Relaxed) != revision {
             // Damaged: stay with what was read before.
             if let Ok(limits) = self.control.read() {
-                self.limits.set(turn, &limits);
+                self.limits.set(revision, &limits);
                 self.compute.set_limits(&limits);
             }
         }
@@ -155,22 +155,19 @@ impl Process {
         let control = files::open_control(place).map_err(|error| format!("{}: {error}", at("control")))?;
         let limits = control.read().map_err(|damage| format!("{}: {damage}", at("control")))?;
         let account = files::open_account(place).map_err(|error| format!("{}: {error}", at("account")))?;
-        let slot = keeper::start(account).ok_or("this container has too many processes that use GPUs")?;
-        let last = LastLimits {
-            turn: AtomicU64::new(0),
-            memory: [const { AtomicU64::new(0) }; CARDS],
-            context: [const { AtomicU64::new(0) }; CARDS],
-        };
-        last.set(control.turn(), &limits);
+        let slot = monitor::start(account).ok_or("this container has too many processes that use GPUs")?;
+        let last =
+            LastLimits { revision: AtomicU64::new(0), memory: PerGpu::default(), context: PerGpu::default() };
+        last.set(control.revision(), &limits);
         let compute = Compute::default();
         compute.set_limits(&limits);
         Ok(Self {
             control,
             account,
-            bell: Bell::of(place),
+            wakeup: ArbiterWakeup::of(place),
             slot,
-            own: [const { AtomicU64::new(0) }; CARDS],
-            cards: Cards::of(&limits),
+            own: PerGpu::default(),
+            gpus: GrantedGpus::of(&limits),
             memory: Memory::default(),
             compute,
             small: Mutex::default(),
@@ -180,18 +177,18 @@ impl Process {
 }
 
 impl LastLimits {
-    fn set(&self, turn: u64, limits: &Limits) {
-        for (index, card) in limits.cards.iter().enumerate() {
-            self.memory[index].store(card.memory, Ordering::Relaxed);
-            self.context[index].store(card.context, Ordering::Relaxed);
+    fn set(&self, revision: u64, limits: &GrantLimits) {
+        for (slot, gpu) in GpuSlot::all().zip(&limits.gpus) {
+            self.memory[slot].store(gpu.memory_bytes, Ordering::Relaxed);
+            self.context[slot].store(gpu.context_bytes, Ordering::Relaxed);
         }
-        self.turn.store(turn, Ordering::Relaxed);
+        self.revision.store(revision, Ordering::Relaxed);
     }
 }
 
 /// The grant's directory. The mounted one always wins; it cannot be unmounted from inside the container.
 fn place() -> PathBuf {
-    let mounted = Path::new(files::GRANT);
+    let mounted = Path::new(files::GRANT_DIRECTORY);
     let is_absent =
         matches!(mounted.symlink_metadata(), Err(error) if error.kind() == std::io::ErrorKind::NotFound);
     match std::env::var_os(ELSEWHERE) {

@@ -24,11 +24,11 @@
     reason = "the safety rules of a hook are those of the driver's function"
 )]
 
-mod cards;
 mod compute;
 mod cuda;
-mod door;
+mod entry;
+mod gpus;
 mod grant;
-mod keeper;
 mod memory;
+mod monitor;
 mod nvml;

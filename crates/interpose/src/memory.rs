@@ -13,8 +13,8 @@
 //!
 //! Host memory costs nothing and is not wrapped.
 
+pub mod allocation_table;
 pub mod arrays;
-pub mod books;
 pub mod code;
 pub mod context_limits;
 pub mod contexts;
@@ -29,15 +29,15 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use tessera_limits::CARDS;
 use tessera_limits::budget::Piece;
-use tessera_limits::ledger::Owner;
+use tessera_limits::memory_account::SlotOwner;
+use tessera_limits::{GpuSlot, PerGpu};
 
 use crate::cuda::{DevicePointer, OUT_OF_MEMORY, SUCCESS, Status};
-use crate::door::library::driver_functions;
-use crate::door::table::Hook;
+use crate::entry::library::driver_functions;
+use crate::entry::table::Hook;
 use crate::grant::Process;
-use books::{Books, Kind, Record};
+use allocation_table::{AllocationKind, AllocationRecord, AllocationTable};
 
 driver_functions! { Cuda:
     address_range = c"cuMemGetAddressRange_v2" (base: *mut DevicePointer, bytes: *mut usize, pointer: DevicePointer);
@@ -59,14 +59,14 @@ pub static TABLES: &[&[Hook]] = &[
 /// What this process has taken.
 #[derive(Default)]
 pub struct Memory {
-    pub books: Books,
+    pub allocations: AllocationTable,
     pub code: code::Code,
     pub pools: pools::Pools,
     pub vmm: Mutex<vmm::Handles>,
     pub graphs: Mutex<graphs::Graphs>,
     pub contexts: Mutex<contexts::Contexts>,
     /// GPUs on which managed memory was taken.
-    pub has_managed: [AtomicBool; CARDS],
+    pub has_managed: PerGpu<AtomicBool>,
 }
 
 /// How long a request waits for the driver to take back the memory of a process that has just died.
@@ -78,8 +78,8 @@ impl Process {
     ///
     /// # Errors
     /// "Out of memory" at the limit.
-    pub fn charge(&self, card: usize, bytes: u64) -> Result<(), Status> {
-        if self.charge_now(card, bytes) {
+    pub fn charge(&self, gpu: GpuSlot, bytes: u64) -> Result<(), Status> {
+        if self.charge_now(gpu, bytes) {
             return Ok(());
         }
         // Freed pool memory and the memory of the dead come back late: look before refusing.
@@ -87,13 +87,13 @@ impl Process {
         let mut waited = Duration::ZERO;
         loop {
             self.sweep();
-            if self.charge_now(card, bytes) {
+            if self.charge_now(gpu, bytes) {
                 return Ok(());
             }
-            let is_ending = |owner| matches!(owner, Owner::Ending { .. });
+            let is_ending = |owner| matches!(owner, SlotOwner::Exiting { .. });
             let ending =
-                self.account.slots().iter().any(|slot| is_ending(slot.owner()) && slot.held(card) > 0);
-            if !ending || waited >= PATIENCE || bytes > self.memory_limit(card) {
+                self.account.slots().iter().any(|slot| is_ending(slot.owner()) && slot.held(gpu) > 0);
+            if !ending || waited >= PATIENCE || bytes > self.memory_limit(gpu) {
                 break;
             }
             std::thread::sleep(LOOK_AGAIN);
@@ -104,90 +104,99 @@ impl Process {
     }
 
     /// Charges what the process already has, limit or not.
-    pub fn charge_anyway(&self, card: usize, bytes: u64) {
-        self.own[card].fetch_add(bytes, Ordering::SeqCst);
-        self.account.charge_anyway(self.slot, card, bytes);
+    pub fn charge_anyway(&self, gpu: GpuSlot, bytes: u64) {
+        self.own[gpu].fetch_add(bytes, Ordering::SeqCst);
+        self.account.charge_anyway(self.slot, gpu, bytes);
     }
 
     /// Gives `bytes` of a GPU back.
-    pub fn refund(&self, card: usize, bytes: u64) {
-        self.own[card].fetch_sub(bytes, Ordering::SeqCst);
-        self.account.refund(self.slot, card, bytes);
+    pub fn refund(&self, gpu: GpuSlot, bytes: u64) {
+        self.own[gpu].fetch_sub(bytes, Ordering::SeqCst);
+        self.account.refund(self.slot, gpu, bytes);
     }
 
     /// Charges if there is room at this moment.
-    fn charge_now(&self, card: usize, bytes: u64) -> bool {
-        let limit = self.memory_limit(card);
-        let unmeasured = self.memory.code.set_aside(self, card, bytes, self.account.held(card), limit);
-        let limit = self.memory_limit(card).saturating_sub(unmeasured);
+    fn charge_now(&self, gpu: GpuSlot, bytes: u64) -> bool {
+        let limit = self.memory_limit(gpu);
+        let unmeasured = self.memory.code.set_aside(self, gpu, bytes, self.account.held(gpu), limit);
+        let limit = self.memory_limit(gpu).saturating_sub(unmeasured);
         let _announcing = self.announcing();
         // Whatever is written in the account, a process alone never passes the limit.
-        let own = self.own[card].load(Ordering::SeqCst).saturating_add(bytes);
-        if own > limit || self.account.charge(self.slot, card, bytes, limit).is_err() {
+        let own = self.own[gpu].load(Ordering::SeqCst).saturating_add(bytes);
+        if own > limit || self.account.charge(self.slot, gpu, bytes, limit).is_err() {
             return false;
         }
-        self.own[card].fetch_add(bytes, Ordering::SeqCst);
+        self.own[gpu].fetch_add(bytes, Ordering::SeqCst);
         true
     }
 
     /// Charges what the driver will take for `bytes`.
-    fn charge_piece(&self, card: usize, bytes: u64) -> Result<Piece, Status> {
+    fn charge_piece(&self, gpu: GpuSlot, bytes: u64) -> Result<Piece, Status> {
         let piece = Piece::of(bytes);
         let Piece::Small(small) = piece else {
             let Piece::Blocks(blocks) = piece else { return Ok(piece) };
-            return self.charge(card, blocks).map(|()| piece);
+            return self.charge(gpu, blocks).map(|()| piece);
         };
-        let missing = self.announcing()[card].missing(small);
+        let missing = self.announcing()[gpu].missing(small);
         if missing > 0 {
-            self.charge(card, missing)?;
+            self.charge(gpu, missing)?;
         }
-        self.announcing()[card].take(small, missing);
+        self.announcing()[gpu].take(small, missing);
         Ok(piece)
     }
 
-    fn write_down(&self, kind: Kind, key: u64, record: Record) {
-        if let Some(before) = self.memory.books.insert(kind, key, record) {
-            self.refund_piece(before.card, before.piece);
+    fn write_down(&self, kind: AllocationKind, key: u64, record: AllocationRecord) {
+        if let Some(before) = self.memory.allocations.insert(kind, key, record) {
+            self.refund_piece(before.gpu, before.piece);
         }
     }
 
-    fn refund_piece(&self, card: usize, piece: Piece) {
+    fn refund_piece(&self, gpu: GpuSlot, piece: Piece) {
         let bytes = match piece {
             Piece::Blocks(bytes) => bytes,
-            Piece::Small(small) => self.announcing()[card].put_back(small),
+            Piece::Small(small) => self.announcing()[gpu].put_back(small),
         };
-        self.refund(card, bytes);
+        self.refund(gpu, bytes);
     }
 }
 
 /// Takes memory of the current GPU: charges `bytes`, asks the driver, and writes down under the key it answers with.
-unsafe fn take(kind: Kind, bytes: u64, ask: impl FnOnce() -> Status, key: impl FnOnce() -> u64) -> Status {
+unsafe fn take(
+    kind: AllocationKind,
+    bytes: u64,
+    ask: impl FnOnce() -> Status,
+    key: impl FnOnce() -> u64,
+) -> Status {
     let process = match Process::get() {
         Ok(process) => process,
         Err(status) => return status,
     };
-    let card = match process.cards.current() {
-        Some(Ok(card)) => card,
+    let gpu = match process.gpus.current() {
+        Some(Ok(gpu)) => gpu,
         Some(Err(status)) => return status,
         // Without a context the driver refuses by itself, in its own words.
         None => return ask(),
     };
-    let piece = match process.charge_piece(card, bytes) {
+    let piece = match process.charge_piece(gpu, bytes) {
         Ok(piece) => piece,
         Err(status) => return status,
     };
     let status = ask();
     if status == SUCCESS {
-        process.write_down(kind, key(), Record { card, piece, context: contexts::current(), again: 0 });
+        process.write_down(
+            kind,
+            key(),
+            AllocationRecord { gpu, piece, context: contexts::current(), again: 0 },
+        );
     } else {
-        process.refund_piece(card, piece);
+        process.refund_piece(gpu, piece);
     }
     status
 }
 
 /// Memory of another process. Its size is only known once it is here, so it is given back when it does not fit.
 unsafe fn imported(
-    kind: Kind,
+    kind: AllocationKind,
     pointer: *const DevicePointer,
     ask: impl FnOnce() -> Status,
     undo: impl FnOnce(DevicePointer) -> Status,
@@ -202,7 +211,7 @@ unsafe fn imported(
     }
     // SAFETY: written by the driver.
     let opened = unsafe { *pointer };
-    if process.memory.books.open_again(kind, opened) {
+    if process.memory.allocations.open_again(kind, opened) {
         return status;
     }
     let (mut base, mut bytes) = (0, 0);
@@ -219,14 +228,14 @@ unsafe fn imported(
 }
 
 /// Gives memory back: first to the driver, then to the budget, so that nobody else gets it before it is free.
-unsafe fn give(kind: Kind, key: u64, ask: impl FnOnce() -> Status) -> Status {
+unsafe fn give(kind: AllocationKind, key: u64, ask: impl FnOnce() -> Status) -> Status {
     // Off the books first: the address may be somebody else's as soon as the driver has it.
-    let record =
-        Process::if_loaded().and_then(|process| Some((process, process.memory.books.remove(kind, key)?)));
+    let record = Process::if_loaded()
+        .and_then(|process| Some((process, process.memory.allocations.remove(kind, key)?)));
     let status = ask();
     match record {
         Some((process, record)) if status == SUCCESS && record.again == 0 => {
-            process.refund_piece(record.card, record.piece);
+            process.refund_piece(record.gpu, record.piece);
         }
         Some((process, mut record)) => {
             record.again -= u32::from(status == SUCCESS);

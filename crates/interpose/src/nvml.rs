@@ -3,11 +3,11 @@
 use std::ffi::{CStr, c_char};
 
 use tessera_limits::budget::shown;
-use tessera_limits::limits::uuid_bytes;
+use tessera_limits::limits::UuidBytes;
 
 use crate::cuda::{Handle, SUCCESS, Status};
-use crate::door::library::driver_functions;
-use crate::door::table::hooks;
+use crate::entry::library::driver_functions;
+use crate::entry::table::hooks;
 use crate::grant::Process;
 
 hooks! { Nvml:
@@ -85,8 +85,8 @@ fn share(device: Handle) -> Option<(u64, u64)> {
     let text = unsafe { CStr::from_ptr(text.as_ptr()) }.to_str().ok()?;
     // Of a GPU or of a part of one: "GPU-" or "MIG-" in front.
     let (_, digits) = text.split_once('-')?;
-    let card = process.cards.of_uuid(&uuid_bytes(digits)?)?;
+    let gpu = process.gpus.of_uuid(UuidBytes::parse(digits)?)?;
     process.sweep();
-    let granted = process.granted(card);
-    (granted != u64::MAX).then(|| (granted, process.held(card)))
+    let granted = process.granted(gpu);
+    (granted != u64::MAX).then(|| (granted, process.held(gpu)))
 }

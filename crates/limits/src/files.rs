@@ -16,32 +16,32 @@ use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::{FileExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use crate::CARDS;
+use crate::GpuSlot;
 use crate::control::Control;
-use crate::ledger::{self, Ledger};
-use crate::limits::Limits;
+use crate::limits::GrantLimits;
+use crate::memory_account::{self, MemoryAccount};
 
 /// Where a container finds its grant.
-pub const GRANT: &str = "/etc/tessera";
+pub const GRANT_DIRECTORY: &str = "/etc/tessera";
 
 const CONTROL: &str = "control";
 /// The account in it.
 pub const ACCOUNT: &str = "account";
-const BELL: &str = "bell";
+const WAKEUP_PIPE: &str = "bell";
 
 /// The bell of a grant, as the container rings it.
 #[derive(Debug)]
-pub struct Bell(PathBuf);
+pub struct ArbiterWakeup(PathBuf);
 
-impl Bell {
+impl ArbiterWakeup {
     /// The bell of the grant in `folder`.
     #[must_use]
     pub fn of(folder: &Path) -> Self {
-        Self(folder.join(BELL))
+        Self(folder.join(WAKEUP_PIPE))
     }
 
     /// Rings. Without an arbiter nothing happens, and an arbiter that hears nothing looks by itself now and then.
-    pub fn ring(&self) {
+    pub fn notify(&self) {
         if let Ok(mut bell) = open_pipe(&self.0) {
             let _ = bell.write_all(&[1]);
         }
@@ -52,8 +52,8 @@ impl Bell {
 ///
 /// # Errors
 /// When there is none.
-pub fn open_bell(grant: &Path) -> io::Result<File> {
-    open_pipe(&grant.join(BELL))
+pub fn open_wakeup_pipe(grant: &Path) -> io::Result<File> {
+    open_pipe(&grant.join(WAKEUP_PIPE))
 }
 
 fn open_pipe(path: &Path) -> io::Result<File> {
@@ -62,17 +62,17 @@ fn open_pipe(path: &Path) -> io::Result<File> {
 
 /// A file mapped for as long as the process lives. Its type must be made of atomic numbers only.
 #[derive(Debug)]
-pub struct Mapped<T: 'static>(&'static T);
+pub struct StaticMapping<T: 'static>(&'static T);
 
-impl<T> Clone for Mapped<T> {
+impl<T> Clone for StaticMapping<T> {
     fn clone(&self) -> Self {
         *self
     }
 }
 
-impl<T> Copy for Mapped<T> {}
+impl<T> Copy for StaticMapping<T> {}
 
-impl<T> std::ops::Deref for Mapped<T> {
+impl<T> std::ops::Deref for StaticMapping<T> {
     type Target = T;
 
     fn deref(&self) -> &T {
@@ -82,9 +82,9 @@ impl<T> std::ops::Deref for Mapped<T> {
 
 /// A file mapped for as long as its owner keeps it: for the agent, which outlives its containers.
 #[derive(Debug)]
-pub struct Mapping<T: 'static>(Mapped<T>);
+pub struct OwnedMapping<T: 'static>(StaticMapping<T>);
 
-impl<T> std::ops::Deref for Mapping<T> {
+impl<T> std::ops::Deref for OwnedMapping<T> {
     type Target = T;
 
     fn deref(&self) -> &T {
@@ -92,7 +92,7 @@ impl<T> std::ops::Deref for Mapping<T> {
     }
 }
 
-impl<T> Drop for Mapping<T> {
+impl<T> Drop for OwnedMapping<T> {
     fn drop(&mut self) {
         let address = std::ptr::from_ref(self.0.0).cast_mut().cast();
         // SAFETY: mapped by `map` with this size, and the reference, which was lent only for as long as we live, is used no more.
@@ -104,7 +104,7 @@ impl<T> Drop for Mapping<T> {
 ///
 /// # Errors
 /// When it is absent, too short, or of another format.
-pub fn open_control(grant: &Path) -> io::Result<Mapped<Control>> {
+pub fn open_control(grant: &Path) -> io::Result<StaticMapping<Control>> {
     let control = map::<Control>(&OpenOptions::new().read(true).open(grant.join(CONTROL))?, libc::PROT_READ)?;
     if control.is_known() { Ok(control) } else { Err(other_format()) }
 }
@@ -113,9 +113,9 @@ pub fn open_control(grant: &Path) -> io::Result<Mapped<Control>> {
 ///
 /// # Errors
 /// When it is absent, too short, or of another format.
-pub fn open_control_to_write(grant: &Path) -> io::Result<Mapping<Control>> {
+pub fn open_control_writable(grant: &Path) -> io::Result<OwnedMapping<Control>> {
     let file = OpenOptions::new().read(true).write(true).open(grant.join(CONTROL))?;
-    let control = Mapping(map::<Control>(&file, libc::PROT_READ | libc::PROT_WRITE)?);
+    let control = OwnedMapping(map::<Control>(&file, libc::PROT_READ | libc::PROT_WRITE)?);
     if control.is_known() { Ok(control) } else { Err(other_format()) }
 }
 
@@ -129,10 +129,10 @@ pub fn account_path(grant: &Path) -> PathBuf {
 ///
 /// # Errors
 /// When it is absent, too short, or of another format.
-pub fn open_account(grant: &Path) -> io::Result<Mapped<Ledger>> {
+pub fn open_account(grant: &Path) -> io::Result<StaticMapping<MemoryAccount>> {
     let file =
         OpenOptions::new().read(true).write(true).custom_flags(libc::O_NOFOLLOW).open(grant.join(ACCOUNT))?;
-    let account = map::<Ledger>(&file, libc::PROT_READ | libc::PROT_WRITE)?;
+    let account = map::<MemoryAccount>(&file, libc::PROT_READ | libc::PROT_WRITE)?;
     if account.is_known() { Ok(account) } else { Err(other_format()) }
 }
 
@@ -142,12 +142,12 @@ pub fn open_account(grant: &Path) -> io::Result<Mapped<Ledger>> {
 ///
 /// # Errors
 /// When the files cannot be made.
-pub fn grant(folder: &Path, limits: &Limits) -> io::Result<Mapping<Control>> {
+pub fn update_grant(folder: &Path, limits: &GrantLimits) -> io::Result<OwnedMapping<Control>> {
     std::fs::create_dir_all(folder)?;
-    begin_account(&make::<Ledger>(&folder.join(ACCOUNT), 0o666)?)?;
-    make_bell(folder)?;
+    begin_account(&make::<MemoryAccount>(&folder.join(ACCOUNT), 0o666)?)?;
+    make_wakeup_pipe(folder)?;
     let file = make::<Control>(&folder.join(CONTROL), 0o644)?;
-    let control = Mapping(map::<Control>(&file, libc::PROT_READ | libc::PROT_WRITE)?);
+    let control = OwnedMapping(map::<Control>(&file, libc::PROT_READ | libc::PROT_WRITE)?);
     if !control.is_known() || control.read().as_ref() != Ok(limits) {
         control.write(limits);
     }
@@ -159,24 +159,24 @@ pub fn grant(folder: &Path, limits: &Limits) -> io::Result<Mapping<Control>> {
 ///
 /// # Errors
 /// When the files cannot be made.
-pub fn grant_anew(folder: &Path, limits: &Limits) -> io::Result<Mapping<Control>> {
+pub fn create_grant(folder: &Path, limits: &GrantLimits) -> io::Result<OwnedMapping<Control>> {
     std::fs::create_dir_all(folder)?;
     let fresh = folder.join(".account.new");
     match std::fs::remove_file(&fresh) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
     }
-    begin_account(&make::<Ledger>(&fresh, 0o666)?)?;
+    begin_account(&make::<MemoryAccount>(&fresh, 0o666)?)?;
     std::fs::rename(&fresh, folder.join(ACCOUNT))?;
-    let control = grant(folder, limits)?;
-    for card in 0..CARDS {
-        control.set_unledgered(card, 0, 0);
+    let control = update_grant(folder, limits)?;
+    for gpu in GpuSlot::all() {
+        control.set_uncharged(gpu, 0, 0);
     }
     Ok(control)
 }
 
-fn make_bell(folder: &Path) -> io::Result<()> {
-    let bell = folder.join(BELL);
+fn make_wakeup_pipe(folder: &Path) -> io::Result<()> {
+    let bell = folder.join(WAKEUP_PIPE);
     let name = CString::new(bell.clone().into_os_string().into_vec())?;
     // SAFETY: a path that ends in zero.
     if unsafe { libc::mkfifo(name.as_ptr(), 0o600) } != 0 {
@@ -213,10 +213,10 @@ fn reserve(file: &File, size: u64) -> io::Result<()> {
 
 /// Marks a file as an account.
 fn begin_account(file: &File) -> io::Result<()> {
-    file.write_all_at(&ledger::FORMAT.to_ne_bytes(), ledger::FORMAT_PLACE)
+    file.write_all_at(&memory_account::FORMAT.to_ne_bytes(), memory_account::FORMAT_OFFSET)
 }
 
-fn map<T>(file: &File, protection: libc::c_int) -> io::Result<Mapped<T>> {
+fn map<T>(file: &File, protection: libc::c_int) -> io::Result<StaticMapping<T>> {
     let metadata = file.metadata()?;
     if !metadata.is_file() || metadata.len() < size_of::<T>() as u64 {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "the file is too short"));
@@ -230,7 +230,7 @@ fn map<T>(file: &File, protection: libc::c_int) -> io::Result<Mapped<T>> {
     }
     // SAFETY: page-aligned, as long as a `T`, valid for ever but where a `Mapping` owns it; `T` consists of atomic numbers, for which any bits are a
     // value and which others may change.
-    Ok(Mapped(unsafe { &*address.cast::<T>() }))
+    Ok(StaticMapping(unsafe { &*address.cast::<T>() }))
 }
 
 fn other_format() -> io::Error {
@@ -240,17 +240,23 @@ fn other_format() -> io::Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::limits::GpuLimit;
+    use crate::{UuidBytes, limits::GpuLimit};
 
-    fn limits(memory: u64) -> Limits {
-        let card = GpuLimit { uuid: [7; 16], memory, context: 0, compute_percent: 30, ceiling: 60 };
-        Limits { generation: 1, cards: vec![card], ..Limits::default() }
+    fn limits(memory: u64) -> GrantLimits {
+        let gpu = GpuLimit {
+            uuid: UuidBytes([7; 16]),
+            memory_bytes: memory,
+            context_bytes: 0,
+            compute_percent: 30,
+            compute_ceiling_percent: 60,
+        };
+        GrantLimits { generation: 1, gpus: vec![gpu], ..GrantLimits::default() }
     }
 
     #[test]
     fn what_the_agent_grants_the_container_reads() {
         let folder = tempfile::tempdir().unwrap();
-        let agent = grant(folder.path(), &limits(5)).unwrap();
+        let agent = update_grant(folder.path(), &limits(5)).unwrap();
         let container = open_control(folder.path()).unwrap();
         assert_eq!(container.read(), Ok(limits(5)));
         agent.write(&limits(6));
@@ -262,7 +268,7 @@ mod tests {
     fn the_disk_has_room_for_whatever_is_written_to_a_mapping() {
         use std::os::unix::fs::MetadataExt as _;
         let folder = tempfile::tempdir().unwrap();
-        grant_anew(folder.path(), &limits(5)).unwrap();
+        create_grant(folder.path(), &limits(5)).unwrap();
         for file in [CONTROL, ACCOUNT] {
             let there = std::fs::metadata(folder.path().join(file)).unwrap();
             assert!(there.len() > 0 && there.blocks() * 512 >= there.len(), "{file} has holes");
@@ -272,34 +278,37 @@ mod tests {
     #[test]
     fn a_restarted_agent_finds_what_is_held() {
         let folder = tempfile::tempdir().unwrap();
-        grant(folder.path(), &limits(5)).unwrap();
+        update_grant(folder.path(), &limits(5)).unwrap();
         let account = open_account(folder.path()).unwrap();
         let me = account.claim(1, 1, |_| {}).unwrap();
-        account.charge(me, 0, 3, 5).unwrap();
-        grant(folder.path(), &limits(5)).unwrap();
-        assert_eq!(open_account(folder.path()).unwrap().held(0), 3);
+        account.charge(me, GpuSlot::FIRST, 3, 5).unwrap();
+        update_grant(folder.path(), &limits(5)).unwrap();
+        assert_eq!(open_account(folder.path()).unwrap().held(GpuSlot::FIRST), 3);
     }
 
     #[test]
     fn a_container_that_starts_again_holds_nothing_and_the_old_processes_do_not_see_it() {
         let folder = tempfile::tempdir().unwrap();
-        let control = grant_anew(folder.path(), &limits(5)).unwrap();
+        let control = create_grant(folder.path(), &limits(5)).unwrap();
         let before = open_account(folder.path()).unwrap();
         let me = before.claim(1, 1, |_| {}).unwrap();
-        before.charge(me, 0, 3, 5).unwrap();
-        control.set_unledgered(0, 2, 1);
-        grant_anew(folder.path(), &limits(5)).unwrap();
-        assert_eq!((before.held(0), open_account(folder.path()).unwrap().held(0)), (3, 0));
-        assert_eq!(control.unledgered(0), 0, "the same control file goes on");
+        before.charge(me, GpuSlot::FIRST, 3, 5).unwrap();
+        control.set_uncharged(GpuSlot::FIRST, 2, 1);
+        create_grant(folder.path(), &limits(5)).unwrap();
+        assert_eq!(
+            (before.held(GpuSlot::FIRST), open_account(folder.path()).unwrap().held(GpuSlot::FIRST)),
+            (3, 0)
+        );
+        assert_eq!(control.uncharged(GpuSlot::FIRST), 0, "the same control file goes on");
     }
 
     #[test]
     fn an_account_that_was_cut_short_is_made_whole() {
         let folder = tempfile::tempdir().unwrap();
-        grant(folder.path(), &limits(5)).unwrap();
+        update_grant(folder.path(), &limits(5)).unwrap();
         std::fs::write(account_path(folder.path()), "").unwrap();
         assert!(open_account(folder.path()).is_err());
-        grant(folder.path(), &limits(5)).unwrap();
+        update_grant(folder.path(), &limits(5)).unwrap();
         open_account(folder.path()).unwrap();
     }
 

@@ -19,15 +19,14 @@ pub mod control;
 pub mod costs;
 pub mod files;
 pub mod futex;
-pub mod ledger;
+pub mod gpu_slot;
 pub mod limits;
+pub mod memory_account;
 pub mod pacer;
 pub mod queue;
 pub mod traffic;
 
 pub use control::Control;
-pub use ledger::Ledger;
-pub use limits::{GpuLimit, Limits};
-
-/// How many GPUs one container may hold.
-pub const CARDS: usize = if cfg!(loom) { 1 } else { 16 };
+pub use gpu_slot::{GpuSlot, MAX_GPUS, PerGpu};
+pub use limits::{GpuLimit, GrantLimits, UuidBytes};
+pub use memory_account::MemoryAccount;

@@ -2,38 +2,43 @@
 
 use std::fmt;
 
-use crate::CARDS;
+use crate::{GpuSlot, MAX_GPUS};
 
 /// What a container may use of each of its GPUs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Limits {
+pub struct GrantLimits {
     /// Counts changes: a greater one is newer.
     pub generation: u64,
     /// What a percentage of compute means.
-    pub meaning: Meaning,
-    /// At most [`CARDS`] of them.
-    pub cards: Vec<GpuLimit>,
+    pub meaning: ShareMeaning,
+    /// At most [`MAX_GPUS`] of them.
+    pub gpus: Vec<GpuLimit>,
 }
+
+/// The 16 bytes of a GPU's UUID.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(transparent)]
+pub struct UuidBytes(pub [u8; 16]);
 
 /// What a container may use of one GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GpuLimit {
     /// The 16 bytes of the GPU's UUID.
-    pub uuid: [u8; 16],
+    pub uuid: UuidBytes,
     /// Bytes of device memory, contexts included; [`GpuLimit::WHOLE`] for no limit.
-    pub memory: u64,
+    pub memory_bytes: u64,
     /// What one context takes on this GPU, measured by the agent; 0 where it is not known.
-    pub context: u64,
+    pub context_bytes: u64,
     /// Percent of the GPU's time that is guaranteed; 0 for what others leave.
     pub compute_percent: u32,
     /// Percent that may be used while others leave it; equal to `compute_percent` for a hard share.
-    pub ceiling: u32,
+    pub compute_ceiling_percent: u32,
 }
 
 /// What "30 %" promises. Work that is limited by the GPU's power runs faster in short windows than it does alone, so
 /// the two differ by up to a fifth.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Meaning {
+pub enum ShareMeaning {
     /// 30 % of the GPU's time.
     #[default]
     Time,
@@ -43,7 +48,7 @@ pub enum Meaning {
 
 /// Why stored limits cannot be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Damage {
+pub enum InvalidLimits {
     /// The words do not add up to their checksum.
     Checksum,
     /// More GPUs than a container can hold, or a percentage above 100.
@@ -51,7 +56,7 @@ pub enum Damage {
 }
 
 /// How many words one copy of the limits takes.
-pub const WORDS: usize = 3 + CARDS * GPU_WORDS + 1;
+pub const WORDS: usize = 3 + MAX_GPUS * GPU_WORDS + 1;
 const GPU_WORDS: usize = 5;
 
 impl GpuLimit {
@@ -61,32 +66,32 @@ impl GpuLimit {
     /// Whether the library must hold back launches for this GPU.
     #[must_use]
     pub fn limits_compute(&self) -> bool {
-        self.ceiling < 100 || self.compute_percent < 100
+        self.compute_ceiling_percent < 100 || self.compute_percent < 100
     }
 }
 
-impl Limits {
-    /// The GPU with this UUID, by its place in [`Limits::cards`].
+impl GrantLimits {
+    /// The GPU with this UUID, by its place in [`GrantLimits::gpus`].
     #[must_use]
-    pub fn card(&self, uuid: &[u8; 16]) -> Option<usize> {
-        self.cards.iter().position(|card| &card.uuid == uuid)
+    pub fn slot_of(&self, uuid: UuidBytes) -> Option<GpuSlot> {
+        self.gpus.iter().position(|gpu| gpu.uuid == uuid).and_then(GpuSlot::new)
     }
 
-    /// The words to store. GPUs beyond [`CARDS`] are left out.
+    /// The words to store. GPUs beyond [`MAX_GPUS`] are left out.
     #[must_use]
     pub fn to_words(&self) -> [u64; WORDS] {
         let mut words = [0; WORDS];
-        let cards = &self.cards[..self.cards.len().min(CARDS)];
+        let gpus = &self.gpus[..self.gpus.len().min(MAX_GPUS)];
         words[0] = self.generation;
-        words[1] = u64::from(self.meaning == Meaning::Throughput);
-        words[2] = cards.len() as u64;
-        for (card, words) in cards.iter().zip(words[3..].chunks_exact_mut(GPU_WORDS)) {
+        words[1] = u64::from(self.meaning == ShareMeaning::Throughput);
+        words[2] = gpus.len() as u64;
+        for (gpu, words) in gpus.iter().zip(words[3..].chunks_exact_mut(GPU_WORDS)) {
             words.copy_from_slice(&[
-                half(&card.uuid[..8]),
-                half(&card.uuid[8..]),
-                card.memory,
-                card.context,
-                u64::from(card.compute_percent) | u64::from(card.ceiling) << 32,
+                half(&gpu.uuid.0[..8]),
+                half(&gpu.uuid.0[8..]),
+                gpu.memory_bytes,
+                gpu.context_bytes,
+                u64::from(gpu.compute_percent) | u64::from(gpu.compute_ceiling_percent) << 32,
             ]);
         }
         words[WORDS - 1] = checksum(&words[..WORDS - 1]);
@@ -96,20 +101,21 @@ impl Limits {
     /// The limits stored in `words`.
     ///
     /// # Errors
-    /// When the words were not written by [`Limits::to_words`].
-    pub fn from_words(words: &[u64; WORDS]) -> Result<Self, Damage> {
+    /// When the words were not written by [`GrantLimits::to_words`].
+    pub fn from_words(words: &[u64; WORDS]) -> Result<Self, InvalidLimits> {
         if checksum(&words[..WORDS - 1]) != words[WORDS - 1] {
-            return Err(Damage::Checksum);
+            return Err(InvalidLimits::Checksum);
         }
-        let count = usize::try_from(words[2]).ok().filter(|&count| count <= CARDS).ok_or(Damage::Range)?;
-        let cards =
+        let count =
+            usize::try_from(words[2]).ok().filter(|&count| count <= MAX_GPUS).ok_or(InvalidLimits::Range)?;
+        let gpus =
             words[3..].chunks_exact(GPU_WORDS).take(count).map(gpu_from_words).collect::<Result<_, _>>()?;
-        let meaning = if words[1] == 0 { Meaning::Time } else { Meaning::Throughput };
-        Ok(Self { generation: words[0], meaning, cards })
+        let meaning = if words[1] == 0 { ShareMeaning::Time } else { ShareMeaning::Throughput };
+        Ok(Self { generation: words[0], meaning, gpus })
     }
 }
 
-impl fmt::Display for Damage {
+impl fmt::Display for InvalidLimits {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Checksum => "the limits are damaged",
@@ -118,31 +124,43 @@ impl fmt::Display for Damage {
     }
 }
 
-/// The bytes of a GPU's name: `GPU-0123abcd-…`, or the digits alone.
-#[must_use]
-pub fn uuid_bytes(text: &str) -> Option<[u8; 16]> {
-    let digits: String = text.trim_start_matches("GPU-").chars().filter(|digit| *digit != '-').collect();
-    u128::from_str_radix(&digits, 16).ok().filter(|_| digits.len() == 32).map(u128::to_be_bytes)
+impl UuidBytes {
+    /// Parses `GPU-0123abcd-…`, or the 32 hexadecimal digits without the prefix.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        let digits: String = text.trim_start_matches("GPU-").chars().filter(|digit| *digit != '-').collect();
+        let number = u128::from_str_radix(&digits, 16).ok().filter(|_| digits.len() == 32)?;
+        Some(Self(number.to_be_bytes()))
+    }
 }
 
-/// The name of a GPU with these bytes.
-#[must_use]
-pub fn uuid_text(bytes: &[u8; 16]) -> String {
-    let digits = format!("{:032x}", u128::from_be_bytes(*bytes));
-    let (a, b, c, d, e) = (&digits[..8], &digits[8..12], &digits[12..16], &digits[16..20], &digits[20..]);
-    format!("GPU-{a}-{b}-{c}-{d}-{e}")
+/// Writes the UUID as the driver does: `GPU-0123abcd-…`.
+impl fmt::Display for UuidBytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let digits = format!("{:032x}", u128::from_be_bytes(self.0));
+        let (a, b, c, d, e) = (&digits[..8], &digits[8..12], &digits[12..16], &digits[16..20], &digits[20..]);
+        write!(f, "GPU-{a}-{b}-{c}-{d}-{e}")
+    }
 }
 
-fn gpu_from_words(words: &[u64]) -> Result<GpuLimit, Damage> {
+fn gpu_from_words(words: &[u64]) -> Result<GpuLimit, InvalidLimits> {
     let mut uuid = [0; 16];
     uuid[..8].copy_from_slice(&words[0].to_le_bytes());
     uuid[8..].copy_from_slice(&words[1].to_le_bytes());
-    let percent = |word: u64| u32::try_from(word).ok().filter(|&percent| percent <= 100).ok_or(Damage::Range);
-    let (compute_percent, ceiling) = (percent(words[4] & u64::from(u32::MAX))?, percent(words[4] >> 32)?);
-    if compute_percent > ceiling {
-        return Err(Damage::Range);
+    let percent =
+        |word: u64| u32::try_from(word).ok().filter(|&percent| percent <= 100).ok_or(InvalidLimits::Range);
+    let (compute_percent, compute_ceiling_percent) =
+        (percent(words[4] & u64::from(u32::MAX))?, percent(words[4] >> 32)?);
+    if compute_percent > compute_ceiling_percent {
+        return Err(InvalidLimits::Range);
     }
-    Ok(GpuLimit { uuid, memory: words[2], context: words[3], compute_percent, ceiling })
+    Ok(GpuLimit {
+        uuid: UuidBytes(uuid),
+        memory_bytes: words[2],
+        context_bytes: words[3],
+        compute_percent,
+        compute_ceiling_percent,
+    })
 }
 
 fn half(bytes: &[u8]) -> u64 {
@@ -164,21 +182,21 @@ mod tests {
 
     use super::*;
 
-    fn limits() -> impl Strategy<Value = Limits> {
-        let card = (any::<[u8; 16]>(), any::<u64>(), any::<u64>(), 0..=100u32, 0..=100u32).prop_map(
-            |(uuid, memory, context, a, b)| GpuLimit {
-                uuid,
-                memory,
-                context,
+    fn limits() -> impl Strategy<Value = GrantLimits> {
+        let gpu = (any::<[u8; 16]>(), any::<u64>(), any::<u64>(), 0..=100u32, 0..=100u32).prop_map(
+            |(uuid, memory_bytes, context_bytes, a, b)| GpuLimit {
+                uuid: UuidBytes(uuid),
+                memory_bytes,
+                context_bytes,
                 compute_percent: a.min(b),
-                ceiling: a.max(b),
+                compute_ceiling_percent: a.max(b),
             },
         );
-        (any::<u64>(), any::<bool>(), proptest::collection::vec(card, 0..=CARDS)).prop_map(
-            |(generation, throughput, cards)| Limits {
+        (any::<u64>(), any::<bool>(), proptest::collection::vec(gpu, 0..=MAX_GPUS)).prop_map(
+            |(generation, throughput, gpus)| GrantLimits {
                 generation,
-                meaning: if throughput { Meaning::Throughput } else { Meaning::Time },
-                cards,
+                meaning: if throughput { ShareMeaning::Throughput } else { ShareMeaning::Time },
+                gpus,
             },
         )
     }
@@ -186,29 +204,29 @@ mod tests {
     proptest! {
         #[test]
         fn what_is_written_is_read(limits in limits()) {
-            prop_assert_eq!(Limits::from_words(&limits.to_words()), Ok(limits));
+            prop_assert_eq!(GrantLimits::from_words(&limits.to_words()), Ok(limits));
         }
 
         #[test]
         fn any_changed_bit_is_noticed(limits in limits(), word in 0..WORDS, bit in 0..64) {
             let mut words = limits.to_words();
             words[word] ^= 1u64 << bit;
-            prop_assert_eq!(Limits::from_words(&words), Err(Damage::Checksum));
+            prop_assert_eq!(GrantLimits::from_words(&words), Err(InvalidLimits::Checksum));
         }
     }
 
     #[test]
     fn names_of_gpus() {
-        let bytes = uuid_bytes("GPU-ae203a00-9cff-8fd7-6dda-679e742f9a4d");
-        assert_eq!(bytes.map(u128::from_be_bytes), Some(0xae20_3a00_9cff_8fd7_6dda_679e_742f_9a4d));
-        assert_eq!(bytes.map(|bytes| uuid_text(&bytes)).unwrap(), "GPU-ae203a00-9cff-8fd7-6dda-679e742f9a4d");
+        let uuid = UuidBytes::parse("GPU-ae203a00-9cff-8fd7-6dda-679e742f9a4d").unwrap();
+        assert_eq!(u128::from_be_bytes(uuid.0), 0xae20_3a00_9cff_8fd7_6dda_679e_742f_9a4d);
+        assert_eq!(uuid.to_string(), "GPU-ae203a00-9cff-8fd7-6dda-679e742f9a4d");
         for none in ["", "GPU-ae203a00", "lost-3", "MIG-ae203a00-9cff-8fd7-6dda-679e742f9a4d"] {
-            assert_eq!(uuid_bytes(none), None, "{none}");
+            assert_eq!(UuidBytes::parse(none), None, "{none}");
         }
     }
 
     #[test]
     fn an_empty_file_is_damaged() {
-        assert_eq!(Limits::from_words(&[0; WORDS]), Err(Damage::Checksum));
+        assert_eq!(GrantLimits::from_words(&[0; WORDS]), Err(InvalidLimits::Checksum));
     }
 }

@@ -152,7 +152,7 @@ mod interleavings {
 
     /// What was handed to whom, and what each stream has had.
     #[derive(Default)]
-    struct Books {
+    struct AllocationTable {
         fed: usize,
         handed: Ration,
         had: [u64; 2],
@@ -161,13 +161,13 @@ mod interleavings {
     #[derive(Default)]
     struct Way {
         traffic: Traffic,
-        books: Mutex<Books>,
+        books: Mutex<AllocationTable>,
     }
 
     impl Way {
         /// Opens the books, notes more launches of a stream, and feeds it.
         fn note(&self, stream: usize, launches: u64) {
-            let mut books = self.books.lock().unwrap();
+            let mut books = self.allocations.lock().unwrap();
             let left = self.traffic.take_back();
             let (fed, had) = (books.fed, u64::from(books.handed.launches - left.launches));
             assert_eq!(books.handed.estimate - left.estimate, had * length(fed), "counted to another stream");
@@ -207,7 +207,7 @@ mod interleavings {
             way.note(0, 0);
             launchers.into_iter().for_each(|launcher| launcher.join().unwrap());
             way.note(0, 0);
-            assert_eq!(way.books.lock().unwrap().had, [2, 2]);
+            assert_eq!(way.allocations.lock().unwrap().had, [2, 2]);
             assert!(!way.traffic.is_anybody());
         });
     }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use tessera_core::grant::Hold;
-use tessera_limits::{files, limits::Meaning};
+use tessera_limits::{files, limits::ShareMeaning};
 use tessera_node::device_plugin::Allocation;
 use tessera_wire::{
     cdi,
@@ -24,7 +24,7 @@ pub struct Isolation {
     /// Whether a pod may ask not to be held to its share.
     pub allow_opt_out: bool,
     /// What a percentage of compute means.
-    pub meaning: Meaning,
+    pub meaning: ShareMeaning,
     /// Whether processes that use what they were not given are killed.
     pub kill_escaped: bool,
 }
@@ -139,10 +139,10 @@ impl Enforcement {
         let mut mount = |host: String, container: String, read_only: bool| {
             given.mounts.push(Mount { container_path: container, host_path: host, read_only });
         };
-        mount(grant_directory.to_owned(), files::GRANT.to_owned(), true);
+        mount(grant_directory.to_owned(), files::GRANT_DIRECTORY.to_owned(), true);
         mount(
             format!("{grant_directory}/{}", files::ACCOUNT),
-            format!("{}/{}", files::GRANT, files::ACCOUNT),
+            format!("{}/{}", files::GRANT_DIRECTORY, files::ACCOUNT),
             false,
         );
         if library.by_cdi {
@@ -171,7 +171,13 @@ mod tests {
         let library = library
             .map(|by_cdi| InstalledLibrary { folder: "/grants/.library".into(), by_cdi })
             .map_err(str::to_owned);
-        Isolation { library, without_library, allow_opt_out, meaning: Meaning::Time, kill_escaped: false }
+        Isolation {
+            library,
+            without_library,
+            allow_opt_out,
+            meaning: ShareMeaning::Time,
+            kill_escaped: false,
+        }
     }
 
     fn map(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {

@@ -8,10 +8,7 @@ use tessera_core::{
     request::ContainerRole,
     units::{GpuIndex, Percent, PodUid},
 };
-use tessera_limits::{
-    GpuLimit,
-    limits::{Meaning, uuid_bytes},
-};
+use tessera_limits::{GpuLimit, UuidBytes, limits::ShareMeaning};
 use tessera_node::pod_resources::ContainerDevices;
 use tessera_wire::{device_id::Resource, objects::Pod};
 
@@ -37,7 +34,7 @@ pub struct ContainerLimits {
     /// The container's name.
     pub container: String,
     /// What a percentage of compute means.
-    pub meaning: Meaning,
+    pub meaning: ShareMeaning,
     /// By ascending index of the GPUs.
     pub gpus: Vec<GpuLimit>,
 }
@@ -181,14 +178,20 @@ impl Agent {
         let ceiling = pod.metadata.annotations.get(CEILING).and_then(|text| text.trim().parse::<u32>().ok());
         let card = |index: GpuIndex, compute_percent: Percent, memory: u64| {
             let gpu = self.cards.as_ref().and_then(|cards| cards.node.gpu(index));
-            let uuid = gpu.and_then(|gpu| uuid_bytes(&gpu.uuid.0));
+            let uuid = gpu.and_then(|gpu| UuidBytes::parse(&gpu.uuid.0));
             let uuid = uuid.ok_or_else(|| {
                 format!("GPU {index} has no UUID by which a container could be held to its share of it")
             })?;
             let most = ceiling
                 .map_or(compute_percent, |limit| Percent(limit.min(Percent::WHOLE.0)).max(compute_percent));
             // What a context takes is not known here: the library has a guess.
-            Ok(GpuLimit { uuid, memory, context: 0, compute_percent: compute_percent.0, ceiling: most.0 })
+            Ok(GpuLimit {
+                uuid,
+                memory_bytes: memory,
+                context_bytes: 0,
+                compute_percent: compute_percent.0,
+                compute_ceiling_percent: most.0,
+            })
         };
         let shares = held.grant.holds.iter().filter_map(|(index, hold)| match hold {
             Hold::Whole => None,

@@ -10,7 +10,7 @@ use std::{
 };
 
 use tessera_core::{gpu::GpuUuid, units::PodUid};
-use tessera_limits::limits::uuid_bytes;
+use tessera_limits::UuidBytes;
 
 use super::{
     Action, Agent, EventTime,
@@ -145,8 +145,8 @@ impl Lack {
 impl Agent {
     /// Compares, tells the libraries what their books lack, and reports who has escaped.
     pub(super) fn on_measured(&mut self, now: EventTime, measured: &UsageSample, actions: &mut Vec<Action>) {
-        let sampled_gpus: BTreeSet<[u8; 16]> =
-            measured.sampled_gpus.iter().filter_map(|gpu| uuid_bytes(&gpu.0)).collect();
+        let sampled_gpus: BTreeSet<UuidBytes> =
+            measured.sampled_gpus.iter().filter_map(|gpu| UuidBytes::parse(&gpu.0)).collect();
         for account in &measured.accounts {
             self.correct(account, measured, &sampled_gpus, actions);
         }
@@ -181,12 +181,12 @@ impl Agent {
         &mut self,
         account: &AccountSample,
         measured: &UsageSample,
-        sampled_gpus: &BTreeSet<[u8; 16]>,
+        sampled_gpus: &BTreeSet<UuidBytes>,
         actions: &mut Vec<Action>,
     ) {
         let Some(limits) = self.truth.on_disk.get(&account.container) else { return };
         for (place, (card, held)) in limits.gpus.iter().zip(&account.held).enumerate() {
-            let is_it = |gpu: &GpuUuid| uuid_bytes(&gpu.0) == Some(card.uuid);
+            let is_it = |gpu: &GpuUuid| UuidBytes::parse(&gpu.0) == Some(card.uuid);
             let has_ended =
                 |process: &GpuProcess| process.own_pid.is_some_and(|own| account.ended.contains(&own));
             let on_gpu = measured.processes.iter().filter(|process| {

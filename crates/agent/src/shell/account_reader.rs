@@ -15,14 +15,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tessera_arbiter::card::Used;
+use tessera_arbiter::gpu_arbiter::WindowUsage;
 use tessera_core::gpu::GpuUuid;
 use tessera_limits::{
-    CARDS, Control,
-    files::{self, Mapping},
+    Control, GpuSlot, PerGpu, UuidBytes,
+    files::{self, OwnedMapping},
     futex,
-    ledger::{Demands, Ledger, Said},
-    limits::{uuid_bytes, uuid_text},
+    memory_account::{AccountSnapshot, MemoryAccount, ProcessUsage},
 };
 use tokio_util::sync::CancellationToken;
 
@@ -59,10 +58,10 @@ struct Account {
     directory: PathBuf,
     file: File,
     /// Where the container is told what its books lack, while there is somebody to be told.
-    control: Option<Mapping<Control>>,
+    control: Option<OwnedMapping<Control>>,
     /// The GPUs of its grant; empty where that is damaged, and so will be written anew.
     cards: Vec<GpuUuid>,
-    demands: Demands,
+    demands: AccountSnapshot,
     tally: Tally,
 }
 
@@ -72,7 +71,7 @@ struct Tally {
     waited: u64,
     waits: u64,
     denied: u64,
-    before: Vec<Option<Said>>,
+    before: Vec<Option<ProcessUsage>>,
 }
 
 impl AccountReader {
@@ -133,8 +132,8 @@ fn obey(accounts: &mut BTreeMap<PodContainer, Account>, command: Command) {
         Command::Remove(directory) => accounts.retain(|_, account| account.directory != directory),
         Command::Unledgered { whose, card, bytes, at } => {
             let control = accounts.get_mut(&whose).and_then(Account::control);
-            if let Some(control) = control.filter(|_| card < CARDS) {
-                control.set_unledgered(card, bytes, at);
+            if let Some((control, card)) = control.zip(GpuSlot::new(card)) {
+                control.set_uncharged(card, bytes, at);
             }
         }
         Command::Measure => {}
@@ -165,8 +164,8 @@ fn measure(
             read.push(account.compare(whose));
         }
         for (place, gpu) in account.cards.iter().enumerate() {
-            let uuid = uuid_bytes(&gpu.0).unwrap_or_default();
-            let Used { time, windows } =
+            let uuid = UuidBytes::parse(&gpu.0).unwrap_or_default();
+            let WindowUsage { time_ns: time, windows } =
                 used.all.get(&(account.directory.clone(), uuid)).copied().unwrap_or_default();
             let (uid, container) = whose.clone();
             let mut throttle = ShareReport { open: seconds(time), windows, ..ShareReport::default() };
@@ -200,7 +199,7 @@ impl Account {
             file,
             control: None,
             cards: Vec::new(),
-            demands: Demands::default(),
+            demands: AccountSnapshot::default(),
             tally: Tally::default(),
         };
         account.read();
@@ -209,27 +208,28 @@ impl Account {
 
     /// Reads the books. What is kept open for telling the container something is closed when nobody is left to hear it.
     fn read(&mut self) {
-        let size = size_of::<Ledger>() as u64;
+        let size = size_of::<MemoryAccount>() as u64;
         // The container can write what it likes, but not as much as it likes: the file is on the node's disk.
         if self.file.metadata().is_ok_and(|file| file.len() > size) {
             let _shorter = self.file.set_len(size);
         }
         self.demands.read(|bytes, place| self.file.read_at(bytes, place));
-        self.tally.take(self.demands.said());
+        self.tally.take(self.demands.process_usage());
         if self.cards.is_empty()
             && let Some(Ok(limits)) = self.control().map(|control| control.read())
         {
-            self.cards = limits.cards.iter().map(|card| uuid_text(&card.uuid).as_str().into()).collect();
+            self.cards = limits.gpus.iter().map(|card| card.uuid.to_string().as_str().into()).collect();
         }
-        let is_told = |control: &Mapping<Control>| (0..CARDS).any(|card| control.unledgered(card) > 0);
+        let is_told =
+            |control: &OwnedMapping<Control>| GpuSlot::all().any(|card| control.uncharged(card) > 0);
         if self.tally.processes().next().is_none() && !self.control.as_ref().is_some_and(is_told) {
             self.control = None;
         }
     }
 
-    fn control(&mut self) -> Option<&Mapping<Control>> {
+    fn control(&mut self) -> Option<&OwnedMapping<Control>> {
         if self.control.is_none() {
-            self.control = files::open_control_to_write(&self.directory).ok();
+            self.control = files::open_control_writable(&self.directory).ok();
         }
         self.control.as_ref()
     }
@@ -243,21 +243,22 @@ impl Account {
     fn compare(&mut self, whose: &PodContainer) -> AccountSample {
         let before = self.tally.held();
         self.read();
-        let held = self.tally.held().into_iter().zip(before);
+        let after = self.tally.held();
+        let held = after.iter().zip(&before);
         AccountSample {
             container: whose.clone(),
             processes: self.tally.processes().collect(),
             ended: self.tally.ended().collect(),
             held: held
                 .take(self.cards.len())
-                .map(|(after, before)| (after == before).then_some(after))
+                .map(|(after, before)| (after == before).then_some(*after))
                 .collect(),
         }
     }
 }
 
 impl Tally {
-    fn living(&self) -> impl Iterator<Item = &Said> {
+    fn living(&self) -> impl Iterator<Item = &ProcessUsage> {
         self.before.iter().flatten().filter(|said| said.is_alive)
     }
 
@@ -272,13 +273,11 @@ impl Tally {
     }
 
     /// Bytes of each GPU that the living hold.
-    fn held(&self) -> [u64; CARDS] {
-        std::array::from_fn(|card| {
-            self.living().fold(0, |sum: u64, said| sum.saturating_add(said.held[card]))
-        })
+    fn held(&self) -> PerGpu<u64> {
+        PerGpu::from_fn(|card| self.living().fold(0, |sum: u64, said| sum.saturating_add(said.held[card])))
     }
 
-    fn take(&mut self, slots: impl Iterator<Item = Option<Said>>) {
+    fn take(&mut self, slots: impl Iterator<Item = Option<ProcessUsage>>) {
         let before = std::mem::take(&mut self.before);
         for (place, now) in slots.enumerate() {
             if let Some(now) = now {
@@ -298,20 +297,27 @@ impl Tally {
 mod tests {
     use super::*;
 
-    fn said(process: u32, waited: u64, denied: u64) -> Option<Said> {
-        Some(Said { process, is_alive: true, waited, waits: waited, denied, ..Said::default() })
+    fn said(process: u32, waited: u64, denied: u64) -> Option<ProcessUsage> {
+        Some(ProcessUsage {
+            process,
+            is_alive: true,
+            waited,
+            waits: waited,
+            denied,
+            ..ProcessUsage::default()
+        })
     }
 
     #[test]
     fn only_the_living_hold_something() {
         let mut tally = Tally::default();
         let holds = |process, is_alive, bytes| {
-            let mut held = [0; CARDS];
-            held[0] = bytes;
-            Some(Said { process, is_alive, held, ..Said::default() })
+            let mut held = PerGpu::default();
+            held[GpuSlot::FIRST] = bytes;
+            Some(ProcessUsage { process, is_alive, held, ..ProcessUsage::default() })
         };
         tally.take([holds(1, false, 528), None, holds(2, true, 100), holds(3, true, 10)].into_iter());
-        assert_eq!(tally.held()[0], 110);
+        assert_eq!(tally.held()[GpuSlot::FIRST], 110);
         assert_eq!(tally.processes().collect::<Vec<_>>(), [2, 3]);
         assert_eq!(tally.ended().collect::<Vec<_>>(), [1]);
     }
@@ -319,7 +325,7 @@ mod tests {
     #[test]
     fn what_was_waited_is_never_forgotten_and_never_counted_twice() {
         let mut tally = Tally::default();
-        let mut take = |slots: &[Option<Said>]| {
+        let mut take = |slots: &[Option<ProcessUsage>]| {
             tally.take(slots.iter().copied());
             (tally.waited, tally.waits, tally.denied)
         };

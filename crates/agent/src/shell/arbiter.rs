@@ -16,11 +16,11 @@ use std::{
 
 use tessera_arbiter::{
     Service,
-    card::Used,
+    gpu_arbiter::WindowUsage,
     power::{self, PowerFactor, PowerModel},
 };
 use tessera_core::gpu::GpuUuid;
-use tessera_limits::{CARDS, futex, limits::uuid_text};
+use tessera_limits::{MAX_GPUS, UuidBytes, futex};
 use tessera_node::gpus::{GpuPower, Gpus};
 use tokio_util::sync::CancellationToken;
 
@@ -49,7 +49,7 @@ pub(super) struct UsedTime {
     /// Until when, by [`futex::now`].
     pub(super) at: u64,
     /// By grant directory and GPU.
-    pub(super) all: HashMap<(PathBuf, [u8; 16]), Used>,
+    pub(super) all: HashMap<(PathBuf, UuidBytes), WindowUsage>,
 }
 
 enum Command {
@@ -58,7 +58,7 @@ enum Command {
     /// Whom to tell of processes that wait until what they hold has been measured.
     OnUnsure(Box<dyn Fn() + Send>),
     /// What a GPU draws.
-    Power([u8; 16], GpuPower),
+    Power(UuidBytes, GpuPower),
 }
 
 /// What is known of a GPU where throughput is shared.
@@ -74,7 +74,7 @@ impl Arbiter {
         let (commands, inbox) = mpsc::channel();
         let used = Arc::default();
         let arbiter = Self { commands, used: Arc::clone(&used) };
-        let (ask, asked) = mpsc::sync_channel(CARDS);
+        let (ask, asked) = mpsc::sync_channel(MAX_GPUS);
         thread::Builder::new().name("arbiter".into()).spawn(move || run(&inbox, &ask, &used, &stop))?;
         // On another thread, as a driver that does not answer must not stop the windows.
         let answers = arbiter.commands.clone();
@@ -102,9 +102,9 @@ impl Arbiter {
 }
 
 /// Tells what GPUs draw, for as long as somebody asks.
-fn tell_power(gpus: &dyn Gpus, asked: &mpsc::Receiver<[u8; 16]>, answers: &mpsc::Sender<Command>) {
+fn tell_power(gpus: &dyn Gpus, asked: &mpsc::Receiver<UuidBytes>, answers: &mpsc::Sender<Command>) {
     for card in asked {
-        if let Some(power) = gpus.power(&GpuUuid::from(uuid_text(&card).as_str())) {
+        if let Some(power) = gpus.power(&GpuUuid::from(card.to_string().as_str())) {
             let _ended = answers.send(Command::Power(card, power));
         }
     }
@@ -112,25 +112,25 @@ fn tell_power(gpus: &dyn Gpus, asked: &mpsc::Receiver<[u8; 16]>, answers: &mpsc:
 
 fn run(
     inbox: &mpsc::Receiver<Command>,
-    ask_power: &mpsc::SyncSender<[u8; 16]>,
+    ask_power: &mpsc::SyncSender<UuidBytes>,
     used: &Mutex<UsedTime>,
     stop: &CancellationToken,
 ) {
     let mut service = Service::default();
-    let mut throughput: HashMap<[u8; 16], Throughput> = HashMap::new();
+    let mut throughput: HashMap<UuidBytes, Throughput> = HashMap::new();
     let mut tell: Box<dyn Fn() + Send> = Box::new(|| {});
     let (mut told, mut hurried) = (Instant::now(), Instant::now());
     while !stop.is_cancelled() {
         let now = futex::now();
         let next = service.step(now);
-        if hurried.elapsed() >= HURRY && service.unsure().next().is_some() {
+        if hurried.elapsed() >= HURRY && service.awaiting_measurement().next().is_some() {
             hurried = Instant::now();
             tell();
         }
-        for (card, busy) in service.by_throughput() {
+        for (card, busy) in service.throughput_gpus() {
             let asked = &mut throughput.entry(card).or_default().asked;
             // An idle GPU draws nothing that matters, and nobody is woken for it.
-            if now - asked.0 >= power::EVERY && busy != asked.1 {
+            if now - asked.0 >= power::SAMPLE_INTERVAL_NS && busy != asked.1 {
                 *asked = (now, busy);
                 // Full where the driver does not answer.
                 let _full = ask_power.try_send(card);
@@ -138,7 +138,7 @@ fn run(
         }
         if told.elapsed() >= TELL {
             told = Instant::now();
-            let all = service.all_used().map(|(folder, card, used)| ((folder.to_owned(), card), used));
+            let all = service.all_usage().map(|(folder, card, used)| ((folder.to_owned(), card), used));
             let all = all.collect();
             *used.lock().unwrap_or_else(PoisonError::into_inner) = UsedTime { at: now, all };
         }
@@ -155,7 +155,7 @@ fn run(
     }
 }
 
-fn obey(service: &mut Service, throughput: &mut HashMap<[u8; 16], Throughput>, command: Command) {
+fn obey(service: &mut Service, throughput: &mut HashMap<UuidBytes, Throughput>, command: Command) {
     match command {
         Command::Add(folder) => {
             service.remove(&folder);
@@ -167,7 +167,7 @@ fn obey(service: &mut Service, throughput: &mut HashMap<[u8; 16], Throughput>, c
         Command::Power(card, power) => {
             let known = throughput.entry(card).or_default();
             let model = || PowerFactor::new(PowerModel::with_limit(power.limit));
-            if let Some(card) = service.card(&card) {
+            if let Some(card) = service.gpu_mut(card) {
                 let factor = known.factor.get_or_insert_with(model);
                 card.set_factor(factor.sample(futex::now(), power.average, card.busy()));
             }

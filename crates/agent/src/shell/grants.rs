@@ -17,8 +17,8 @@ use std::{
 
 use tessera_core::units::PodUid;
 use tessera_limits::{
-    Limits,
-    files::{self, open_control_to_write},
+    GrantLimits,
+    files::{self, open_control_writable},
 };
 
 use crate::controller::ContainerLimits;
@@ -51,7 +51,7 @@ impl Grants {
             let owner = fs::read_to_string(self.root.join(&pod).join(POD)).unwrap_or_default();
             let (namespace, name) = owner.trim_end().split_once('/').unwrap_or_default();
             for container in below(&self.root.join(&pod)) {
-                let Limits { meaning, cards, .. } =
+                let GrantLimits { meaning, gpus, .. } =
                     in_force(&self.directory(&uid, &container)).unwrap_or_default();
                 all.push(ContainerLimits {
                     pod: uid.clone(),
@@ -75,14 +75,14 @@ impl Grants {
         let temporary = pod.join(".pod.new");
         fs::write(&temporary, format!("{}/{}\n", limits.namespace, limits.name))?;
         fs::rename(&temporary, pod.join(POD))?;
-        files::grant_anew(&directory, &after(&directory, limits))?;
+        files::create_grant(&directory, &after(&directory, limits))?;
         Ok(())
     }
 
     /// Puts other limits in force while the container runs.
     pub(super) fn change(&self, limits: &ContainerLimits) -> io::Result<()> {
         let directory = self.directory(&limits.pod, &limits.container);
-        files::grant(&directory, &after(&directory, limits))?;
+        files::update_grant(&directory, &after(&directory, limits))?;
         Ok(())
     }
 
@@ -104,19 +104,19 @@ impl Grants {
 }
 
 /// The limits in force in a directory.
-fn in_force(directory: &Path) -> Option<Limits> {
-    open_control_to_write(directory).ok()?.read().ok()
+fn in_force(directory: &Path) -> Option<GrantLimits> {
+    open_control_writable(directory).ok()?.read().ok()
 }
 
 /// The limits as they are written after those that are there: a change is a new generation.
-fn after(directory: &Path, limits: &ContainerLimits) -> Limits {
+fn after(directory: &Path, limits: &ContainerLimits) -> GrantLimits {
     let before = in_force(directory);
     let generation = match &before {
         None => 1,
-        Some(same) if same.meaning == limits.meaning && same.cards == limits.gpus => same.generation,
+        Some(same) if same.meaning == limits.meaning && same.gpus == limits.gpus => same.generation,
         Some(other) => other.generation + 1,
     };
-    Limits { generation, meaning: limits.meaning, cards: limits.gpus.clone() }
+    GrantLimits { generation, meaning: limits.meaning, gpus: limits.gpus.clone() }
 }
 
 /// Names of the directories in a directory, but for hidden ones.
@@ -129,7 +129,7 @@ fn below(directory: &Path) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use tessera_limits::{GpuLimit, limits::Meaning};
+    use tessera_limits::{GpuLimit, GpuSlot, UuidBytes, limits::ShareMeaning};
 
     use super::*;
 
@@ -139,8 +139,14 @@ mod tests {
             namespace: "team".into(),
             name: "p".into(),
             container: container.into(),
-            meaning: Meaning::Throughput,
-            gpus: vec![GpuLimit { uuid: [7; 16], memory, context: 0, compute_percent: 30, ceiling: 60 }],
+            meaning: ShareMeaning::Throughput,
+            gpus: vec![GpuLimit {
+                uuid: UuidBytes([7; 16]),
+                memory_bytes: memory,
+                context_bytes: 0,
+                compute_percent: 30,
+                compute_ceiling_percent: 60,
+            }],
         }
     }
 
@@ -170,15 +176,15 @@ mod tests {
         let directory = grants.directory(&"u".into(), "a");
         let account = files::open_account(&directory).unwrap();
         let me = account.claim(1, 1, |_| {}).unwrap();
-        account.charge(me, 0, 3, 5).unwrap();
+        account.charge(me, GpuSlot::FIRST, 3, 5).unwrap();
         grants.change(&limits("a", 5)).unwrap();
         assert_eq!(in_force(&directory).unwrap().generation, 1, "nothing has changed");
         grants.change(&limits("a", 9)).unwrap();
         let now = in_force(&directory).unwrap();
-        assert_eq!((now.generation, now.cards[0].memory), (2, 9));
-        assert_eq!(files::open_account(&directory).unwrap().held(0), 3);
+        assert_eq!((now.generation, now.gpus[0].memory_bytes), (2, 9));
+        assert_eq!(files::open_account(&directory).unwrap().held(GpuSlot::FIRST), 3);
         grants.begin(&limits("a", 9)).unwrap();
-        assert_eq!(files::open_account(&directory).unwrap().held(0), 0, "it has started again");
+        assert_eq!(files::open_account(&directory).unwrap().held(GpuSlot::FIRST), 0, "it has started again");
     }
 
     #[test]

@@ -343,7 +343,7 @@ pub(crate) fn settings(grants: &Path) -> AgentSettings {
             }),
             without_library: WithoutLibrary::Refuse,
             allow_opt_out: false,
-            meaning: tessera_limits::limits::Meaning::Time,
+            meaning: tessera_limits::limits::ShareMeaning::Time,
             kill_escaped: false,
         },
         grants: grants.display().to_string(),

@@ -8,7 +8,7 @@ use tessera_core::{
     grant::{ContainerGrant, Hold},
     units::GpuIndex,
 };
-use tessera_limits::{files, limits::uuid_bytes};
+use tessera_limits::{UuidBytes, files};
 use tessera_sim::kubelet::situations::{
     self, ContainerRole, ContainerView, ExpectedLimit, NodeUnderTest, PodOutcome, SituationPod,
 };
@@ -50,10 +50,10 @@ fn uid(asking: &SituationPod) -> String {
 impl Embedded {
     fn limits(&self, asking: &SituationPod, container: &str) -> Option<BTreeMap<u8, ExpectedLimit>> {
         let folder = self.world.grants().join(uid(asking)).join(container);
-        let cards = files::open_control(&folder).ok()?.read().unwrap().cards;
-        let card = |bytes| (0..8).find(|card| uuid_bytes(&uuid(*card)) == Some(bytes)).unwrap();
+        let cards = files::open_control(&folder).ok()?.read().unwrap().gpus;
+        let card = |bytes| (0..8).find(|card| UuidBytes::parse(&uuid(*card)) == Some(bytes)).unwrap();
         let limit = |card: &tessera_limits::GpuLimit| ExpectedLimit {
-            mib: card.memory >> 20,
+            mib: card.memory_bytes >> 20,
             percent: card.compute_percent,
         };
         Some(cards.iter().map(|limited| (card(limited.uuid), limit(limited))).collect())

@@ -4,7 +4,7 @@ use std::ffi::c_void;
 
 use super::Stream;
 use crate::cuda::{Handle, SUCCESS, Status};
-use crate::door::table::hooks;
+use crate::entry::table::hooks;
 use crate::grant::Process;
 use crate::memory::graphs;
 

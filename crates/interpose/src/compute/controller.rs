@@ -2,10 +2,10 @@
 
 use std::sync::atomic::Ordering;
 
-use tessera_limits::control::SeenWindow;
+use tessera_limits::control::WindowState;
 use tessera_limits::pacer::{Pacer, SharedPacer};
 use tessera_limits::queue::{HOLD, QUEUE};
-use tessera_limits::{CARDS, futex};
+use tessera_limits::{GpuSlot, PerGpu, futex};
 
 use super::fences;
 use super::gate::Gate;
@@ -35,7 +35,7 @@ const MOST_QUEUED: u64 = 64 * QUEUE;
 /// What is known of each GPU's work.
 #[derive(Default)]
 pub struct Controller {
-    cards: [State; CARDS],
+    gpus: PerGpu<State>,
 }
 
 #[derive(Default)]
@@ -104,16 +104,16 @@ pub enum Rest {
     /// So many nanoseconds, or until there is work.
     For(u64),
     /// The same, or until the arbiter changes the window of this GPU from what it was: work is not heard of meanwhile.
-    Window(usize, u32, u64),
+    Window(GpuSlot, u32, u64),
 }
 
 impl Controller {
     /// Looks at all GPUs.
     pub fn look(&mut self, process: &Process) -> Rest {
-        let gates = process.compute.gates.iter().zip(&mut self.cards).enumerate();
-        let rests = gates.filter_map(|(card, (gate, state))| {
+        let gates = GpuSlot::all().zip(process.compute.gates.iter().zip(self.gpus.iter_mut()));
+        let rests = gates.filter_map(|(gpu, (gate, state))| {
             if gate.is_limited() || gate.open.load(Ordering::Relaxed) == 0 || state.told.0 {
-                return Some(state.look(process, card, gate));
+                return Some(state.look(process, gpu, gate));
             }
             state.rule = Some(FREE);
             None
@@ -142,11 +142,11 @@ impl Rest {
 }
 
 impl State {
-    fn look(&mut self, process: &Process, card: usize, gate: &Gate) -> Rest {
+    fn look(&mut self, process: &Process, gpu: GpuSlot, gate: &Gate) -> Rest {
         let now = futex::now();
         let percent = gate.percent.load(Ordering::Relaxed);
         let is_led = gate.is_limited() && process.control.has_arbiter(now);
-        let shared = process.account.pacer(card);
+        let shared = process.account.pacer(gpu);
         let rule = Rule { percent, is_led };
         // A process that has just come changes nothing for the others.
         if self.rule.replace(rule).is_some_and(|before| before != rule) {
@@ -156,10 +156,10 @@ impl State {
             self.follow(process, shared, gate, now);
         }
         if is_led {
-            self.obey(process, card, gate)
+            self.obey(process, gpu, gate)
         } else {
             // The next arbiter must not wait for what nobody wants by then.
-            self.tell(process, card, false, self.told.1);
+            self.tell(process, gpu, false, self.told.1);
             self.pace(gate, shared.read(), percent)
         }
     }
@@ -173,8 +173,8 @@ impl State {
     }
 
     /// Opens and closes by the arbiter's windows.
-    fn obey(&mut self, process: &Process, card: usize, gate: &Gate) -> Rest {
-        let SeenWindow { change, number, deadline } = process.control.window(card).read();
+    fn obey(&mut self, process: &Process, gpu: GpuSlot, gate: &Gate) -> Rest {
+        let WindowState { change, number, deadline } = process.control.window(gpu).read();
         let now = futex::now();
         let mut is_open = deadline > now && self.given_back != Some(change);
         // First closed, then looked: see `Gate::enter`.
@@ -196,27 +196,27 @@ impl State {
             (true, drained) if drained == number => number.wrapping_sub(1),
             (true, drained) => drained,
         };
-        self.tell(process, card, wants, drained);
+        self.tell(process, gpu, wants, drained);
         match (is_open, is_busy, wants) {
-            (true, true, _) => Rest::Window(card, change, self.until_news(gate, now).min(deadline - now)),
+            (true, true, _) => Rest::Window(gpu, change, self.until_news(gate, now).min(deadline - now)),
             (false, true, _) => Rest::For(self.until_drained(gate, now)),
             (true, false, _) => Rest::For(GAP),
             // A pause that is no longer short is told.
-            (false, false, true) if is_short_pause => Rest::Window(card, change, GAP),
+            (false, false, true) if is_short_pause => Rest::Window(gpu, change, GAP),
             // Not for long: the arbiter may be gone.
-            (false, false, true) => Rest::Window(card, change, LONGEST_REST),
+            (false, false, true) => Rest::Window(gpu, change, LONGEST_REST),
             (false, false, false) => Rest::Idle,
         }
     }
 
     /// Tells the arbiter what it does not know yet.
-    fn tell(&mut self, process: &Process, card: usize, wants: bool, drained: u32) {
+    fn tell(&mut self, process: &Process, gpu: GpuSlot, wants: bool, drained: u32) {
         if (wants, drained) != self.told {
             self.told = (wants, drained);
-            let demand = &process.slot().demand[card];
+            let demand = &process.slot().demand[gpu];
             demand.drained.store(drained, Ordering::Release);
             demand.wants.store(u32::from(wants), Ordering::Release);
-            process.ring();
+            process.wake_arbiter();
         }
     }
 

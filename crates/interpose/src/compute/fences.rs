@@ -2,7 +2,7 @@
 
 use super::streams::Stream;
 use crate::cuda::{Handle, SUCCESS, Status};
-use crate::door::library::driver_functions;
+use crate::entry::library::driver_functions;
 use crate::memory::contexts;
 
 driver_functions! { Cuda:

@@ -11,7 +11,7 @@ use tessera_limits::traffic::Traffic;
 
 use super::lanes::Lanes;
 use super::streams::Which;
-use crate::keeper;
+use crate::monitor;
 
 /// The way to one GPU. What every launch looks at comes first, in one line of the processor's cache: the driver has just used
 /// that for its own.
@@ -145,7 +145,7 @@ impl Gate {
         self.waiting.fetch_add(1, Ordering::SeqCst);
         if self.is_closed() {
             // Perhaps nobody knows that we want a window. A full queue is looked after already.
-            keeper::notify();
+            monitor::notify();
         }
         while let Err(held) = self.enter(which, (futex::now() - full_since < HOLD).then_some(costs)) {
             match held {
@@ -185,7 +185,7 @@ impl Gate {
     fn set_busy(&self) {
         self.busy_since.store(futex::now(), Ordering::Release);
         if self.busy.swap(1, Ordering::SeqCst) == 0 {
-            keeper::notify();
+            monitor::notify();
         }
     }
 

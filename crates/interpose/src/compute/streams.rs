@@ -1,7 +1,7 @@
 //! Streams: which one a program means.
 
 use crate::cuda::{Handle, SUCCESS};
-use crate::door::library::driver_functions;
+use crate::entry::library::driver_functions;
 use crate::memory::contexts;
 
 driver_functions! { Cuda:

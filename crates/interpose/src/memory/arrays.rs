@@ -1,12 +1,12 @@
 //! Arrays and mipmapped arrays: memory laid out by the driver.
 
-use super::books::Kind;
+use super::allocation_table::AllocationKind;
 use super::{give, take};
 use crate::cuda::{
     Array3dDescriptor, ArrayDescriptor, Handle, INVALID_VALUE, ShortArray3dDescriptor, ShortArrayDescriptor,
     Status,
 };
-use crate::door::table::hooks;
+use crate::entry::table::hooks;
 
 hooks! { Cuda:
     cuArrayCreate(array: *mut Handle, description: *const ShortArrayDescriptor) => create_short;
@@ -68,7 +68,9 @@ unsafe fn described<T: Copy>(
     // SAFETY: the program passes a description or null.
     let Some(told) = (unsafe { description.as_ref() }) else { return INVALID_VALUE };
     // SAFETY: what the program passed goes to the driver; on success it has written the handle.
-    unsafe { take(Kind::Array, in_3d(*told).bytes(), || driver(array, description), || key(*array)) }
+    unsafe {
+        take(AllocationKind::Array, in_3d(*told).bytes(), || driver(array, description), || key(*array))
+    }
 }
 
 unsafe fn create_mipmapped(
@@ -82,17 +84,17 @@ unsafe fn create_mipmapped(
     let all_levels = (0..levels.clamp(1, 32)).map(|level| described.at_level(level).bytes());
     let all_levels = all_levels.fold(0, u64::saturating_add);
     // SAFETY: as in `described`.
-    unsafe { take(Kind::Mipmap, all_levels, || driver(array, description, levels), || key(*array)) }
+    unsafe { take(AllocationKind::Mipmap, all_levels, || driver(array, description, levels), || key(*array)) }
 }
 
 unsafe fn destroy(driver: Destroy, array: Handle) -> Status {
     // SAFETY: passed on as it came.
-    unsafe { give(Kind::Array, key(array), || driver(array)) }
+    unsafe { give(AllocationKind::Array, key(array), || driver(array)) }
 }
 
 unsafe fn destroy_mipmapped(driver: Destroy, array: Handle) -> Status {
     // SAFETY: passed on as it came.
-    unsafe { give(Kind::Mipmap, key(array), || driver(array)) }
+    unsafe { give(AllocationKind::Mipmap, key(array), || driver(array)) }
 }
 
 fn key(handle: Handle) -> u64 {

@@ -7,10 +7,10 @@ use std::ffi::{c_char, c_void};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use tessera_limits::{CARDS, futex};
+use tessera_limits::{GpuSlot, PerGpu, futex};
 
 use crate::cuda::{Handle, Status};
-use crate::door::table::hooks;
+use crate::entry::table::hooks;
 use crate::grant::Process;
 
 /// Since when the agent's figure may be too low.
@@ -18,7 +18,7 @@ use crate::grant::Process;
 pub struct Code {
     loaded: AtomicU64,
     /// Until when it is known, on each GPU.
-    known: [AtomicU64; CARDS],
+    known: PerGpu<AtomicU64>,
 }
 
 /// The driver took at most some 160 MiB for PyTorch's kernels on an H200: closer to the limit than this, it matters.
@@ -39,23 +39,23 @@ impl Code {
 
     /// What must stay free on the GPU for code not yet measured, when `bytes` more are asked for and `held` are held of
     /// `limit`. Waits for the agent where that makes a difference.
-    pub fn set_aside(&self, process: &Process, card: usize, bytes: u64, held: u64, limit: u64) -> u64 {
-        let known = &self.known[card];
+    pub fn set_aside(&self, process: &Process, gpu: GpuSlot, bytes: u64, held: u64, limit: u64) -> u64 {
+        let known = &self.known[gpu];
         let is_known = self.loaded.load(Ordering::Relaxed) <= known.load(Ordering::Relaxed);
         if is_known || limit == u64::MAX || held.saturating_add(bytes + MARGIN) <= limit {
             return 0;
         }
         let begin = futex::now();
-        let is_measured = || process.control.measured(card) > begin;
-        let unsure = &process.slot().unsure;
-        unsure.fetch_add(1, Ordering::SeqCst);
-        process.ring();
+        let is_measured = || process.control.measured_at(gpu) > begin;
+        let awaiting_measurement = &process.slot().awaiting_measurement;
+        awaiting_measurement.fetch_add(1, Ordering::SeqCst);
+        process.wake_arbiter();
         let mut waited = Duration::ZERO;
         while !is_measured() && process.control.has_arbiter(futex::now()) && waited < PATIENCE {
             std::thread::sleep(LOOK_AGAIN);
             waited += LOOK_AGAIN;
         }
-        unsure.fetch_sub(1, Ordering::SeqCst);
+        awaiting_measurement.fetch_sub(1, Ordering::SeqCst);
         if !is_measured() {
             return UNMEASURED;
         }

@@ -1,17 +1,17 @@
 //! Memory that kernels have by themselves, as much as a limit of their context says.
 
-use super::books::Kind;
+use super::allocation_table::AllocationKind;
 use super::contexts::current;
 use super::take;
 use crate::cuda::{SUCCESS, Status};
-use crate::door::table::hooks;
+use crate::entry::table::hooks;
 use crate::grant::Process;
 
 hooks! { Cuda:
     cuCtxSetLimit(limit: i32, value: usize) => set_limit;
 }
 
-/// Limits that are memory of the GPU. Others cost nothing, or as the stack of a thread nobody can tell before.
+/// GrantLimits that are memory of the GPU. Others cost nothing, or as the stack of a thread nobody can tell before.
 const PRINT_BUFFER: i32 = 1;
 const HEAP: i32 = 2;
 
@@ -22,8 +22,8 @@ unsafe fn set_limit(driver: unsafe extern "C" fn(i32, usize) -> Status, limit: i
     // SAFETY: passed on as they came.
     let ask = || unsafe { driver(limit, value) };
     let kind = match limit {
-        PRINT_BUFFER => Kind::PrintBuffer,
-        HEAP => Kind::Heap,
+        PRINT_BUFFER => AllocationKind::PrintBuffer,
+        HEAP => AllocationKind::Heap,
         _ => {
             if let Some(process) = Process::if_loaded() {
                 process.memory.code.note_loaded();
@@ -33,11 +33,11 @@ unsafe fn set_limit(driver: unsafe extern "C" fn(i32, usize) -> Status, limit: i
     };
     let Some(process) = Process::if_loaded() else { return ask() };
     let (context, bytes) = (current() as u64, (value as u64).saturating_sub(USUAL));
-    let before = process.memory.books.remove(kind, context);
+    let before = process.memory.allocations.remove(kind, context);
     // SAFETY: as above.
     let status = unsafe { take(kind, bytes, ask, || context) };
     match before {
-        Some(before) if status == SUCCESS => process.refund_piece(before.card, before.piece),
+        Some(before) if status == SUCCESS => process.refund_piece(before.gpu, before.piece),
         Some(before) => process.write_down(kind, context, before),
         None => {}
     }

@@ -3,9 +3,11 @@
 use std::ffi::c_void;
 use std::sync::{MutexGuard, PoisonError};
 
+use tessera_limits::GpuSlot;
+
 use crate::cuda::{Device, Handle, SUCCESS, Status};
-use crate::door::library::driver_functions;
-use crate::door::table::hooks;
+use crate::entry::library::driver_functions;
+use crate::entry::table::hooks;
 use crate::grant::Process;
 
 hooks! { Cuda:
@@ -65,7 +67,7 @@ struct Created {
 }
 
 /// A GPU and what was charged of it.
-type Charged = (usize, u64);
+type Charged = (GpuSlot, u64);
 
 impl Contexts {
     fn primary(&mut self, device: Device) -> &mut Primary {
@@ -133,8 +135,8 @@ unsafe fn retaining(device: Device, ask: impl FnOnce() -> Status, handle: impl F
         charged
     };
     drop(all);
-    if let Some((card, bytes)) = spare {
-        process.refund(card, bytes);
+    if let Some((gpu, bytes)) = spare {
+        process.refund(gpu, bytes);
     }
     status
 }
@@ -269,7 +271,7 @@ unsafe fn created(context: *mut Handle, device: Device, ask: impl FnOnce() -> St
         Ok(process) => process,
         Err(status) => return status,
     };
-    let (card, bytes) = match charge(process, device) {
+    let (gpu, bytes) = match charge(process, device) {
         Ok(charged) => charged,
         Err(status) => return status,
     };
@@ -277,9 +279,9 @@ unsafe fn created(context: *mut Handle, device: Device, ask: impl FnOnce() -> St
     if status == SUCCESS {
         // SAFETY: written by the driver.
         let handle = unsafe { *context }.addr();
-        contexts(process).created.push(Created { handle, charged: (card, bytes), attached: 1 });
+        contexts(process).created.push(Created { handle, charged: (gpu, bytes), attached: 1 });
     } else {
-        process.refund(card, bytes);
+        process.refund(gpu, bytes);
     }
     status
 }
@@ -344,18 +346,18 @@ fn count_attached(context: usize, change: i32) -> Option<u32> {
 }
 
 fn charge(process: &Process, device: Device) -> Result<Charged, Status> {
-    let card = process.cards.of_device(device)?;
-    let bytes = process.context_bytes(card);
-    process.charge(card, bytes)?;
-    Ok((card, bytes))
+    let gpu = process.gpus.of_device(device)?;
+    let bytes = process.context_bytes(gpu);
+    process.charge(gpu, bytes)?;
+    Ok((gpu, bytes))
 }
 
 /// Gives back a context and what was allocated in it.
 fn end(process: &Process, charged: Option<Charged>, context: usize) {
-    for record in process.memory.books.remove_context(context) {
-        process.refund_piece(record.card, record.piece);
+    for record in process.memory.allocations.remove_context(context) {
+        process.refund_piece(record.gpu, record.piece);
     }
-    if let Some((card, bytes)) = charged {
-        process.refund(card, bytes);
+    if let Some((gpu, bytes)) = charged {
+        process.refund(gpu, bytes);
     }
 }

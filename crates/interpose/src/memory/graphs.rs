@@ -6,11 +6,11 @@ use std::sync::{MutexGuard, PoisonError};
 
 use tessera_limits::budget::whole_blocks;
 
-use super::pools::Source;
+use super::pools::PoolSource;
 use crate::compute::Stream;
 use crate::cuda::{AllocationNode, Device, Handle, Node, SUCCESS, Status};
-use crate::door::library::driver_functions;
-use crate::door::table::hooks;
+use crate::entry::library::driver_functions;
+use crate::entry::table::hooks;
 use crate::grant::Process;
 
 hooks! { Cuda:
@@ -116,12 +116,12 @@ pub fn taking(graph: Handle, device: Option<Device>, bytes: usize, ask: impl FnO
     if device < 0 && unsafe { current_device(&raw mut device) } != SUCCESS {
         return ask();
     }
-    let card = match process.cards.of_device(device) {
-        Ok(card) => card,
+    let gpu = match process.gpus.of_device(device) {
+        Ok(gpu) => gpu,
         Err(status) => return status,
     };
     let bytes = whole_blocks(bytes as u64);
-    let pool = process.memory.pools.get(Source::Graphs(device), card);
+    let pool = process.memory.pools.get(PoolSource::Graphs(device), Some(gpu));
     if let Err(status) = pool.promise(process, bytes) {
         return status;
     }
@@ -263,7 +263,7 @@ fn gone(process: &Process, holder: usize) {
     for mut promise in std::mem::take(&mut all.promises) {
         promise.holders.retain(|&known| known != holder);
         if promise.holders.is_empty() {
-            if let Some(pool) = process.memory.pools.known(Source::Graphs(promise.device)) {
+            if let Some(pool) = process.memory.pools.known(PoolSource::Graphs(promise.device)) {
                 pool.take_back(process, promise.bytes);
             }
         } else {

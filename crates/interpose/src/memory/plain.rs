@@ -3,10 +3,10 @@
 use std::ffi::c_int;
 use std::sync::atomic::Ordering;
 
-use super::books::Kind;
+use super::allocation_table::AllocationKind;
 use super::{give, imported, take};
 use crate::cuda::{DevicePointer, Handle, INVALID_VALUE, IpcHandle, Status};
-use crate::door::table::hooks;
+use crate::entry::table::hooks;
 use crate::grant::Process;
 
 hooks! { Cuda:
@@ -51,7 +51,7 @@ unsafe fn alloc(
     bytes: usize,
 ) -> Status {
     // SAFETY: see above; on success the driver has written the pointer.
-    unsafe { take(Kind::Pointer, bytes as u64, || driver(pointer, bytes), || *pointer) }
+    unsafe { take(AllocationKind::Pointer, bytes as u64, || driver(pointer, bytes), || *pointer) }
 }
 
 unsafe fn alloc_v1(
@@ -60,7 +60,7 @@ unsafe fn alloc_v1(
     bytes: u32,
 ) -> Status {
     // SAFETY: as in `alloc`.
-    unsafe { take(Kind::Pointer, bytes.into(), || driver(pointer, bytes), || (*pointer).into()) }
+    unsafe { take(AllocationKind::Pointer, bytes.into(), || driver(pointer, bytes), || (*pointer).into()) }
 }
 
 unsafe fn managed(
@@ -74,7 +74,7 @@ unsafe fn managed(
     }
     // It takes nothing until touched, but then without asking again: so all of it counts from the start.
     // SAFETY: as in `alloc`.
-    unsafe { take(Kind::Pointer, bytes as u64, || driver(pointer, bytes, flags), || *pointer) }
+    unsafe { take(AllocationKind::Pointer, bytes as u64, || driver(pointer, bytes, flags), || *pointer) }
 }
 
 /// What the driver takes beside the first managed memory of a process: measured on an H200 with driver 580.
@@ -83,12 +83,12 @@ const MANAGED_BASE: u64 = 64 << 20;
 /// Charges that, once per GPU.
 fn charge_managed_base() -> Result<(), Status> {
     let process = Process::get()?;
-    let Some(card) = process.cards.current().transpose()? else { return Ok(()) };
-    if process.memory.has_managed[card].swap(true, Ordering::SeqCst) {
+    let Some(gpu) = process.gpus.current().transpose()? else { return Ok(()) };
+    if process.memory.has_managed[gpu].swap(true, Ordering::SeqCst) {
         return Ok(());
     }
-    process.charge(card, MANAGED_BASE).inspect_err(|_| {
-        process.memory.has_managed[card].store(false, Ordering::SeqCst);
+    process.charge(gpu, MANAGED_BASE).inspect_err(|_| {
+        process.memory.has_managed[gpu].store(false, Ordering::SeqCst);
     })
 }
 
@@ -102,7 +102,9 @@ unsafe fn pitched(
 ) -> Status {
     let bytes = pitched_bytes(width as u64, height as u64);
     // SAFETY: as in `alloc`.
-    unsafe { take(Kind::Pointer, bytes, || driver(pointer, pitch, width, height, element), || *pointer) }
+    unsafe {
+        take(AllocationKind::Pointer, bytes, || driver(pointer, pitch, width, height, element), || *pointer)
+    }
 }
 
 unsafe fn pitched_v1(
@@ -116,25 +118,30 @@ unsafe fn pitched_v1(
     let bytes = pitched_bytes(width.into(), height.into());
     // SAFETY: as in `alloc`.
     unsafe {
-        take(Kind::Pointer, bytes, || driver(pointer, pitch, width, height, element), || (*pointer).into())
+        take(
+            AllocationKind::Pointer,
+            bytes,
+            || driver(pointer, pitch, width, height, element),
+            || (*pointer).into(),
+        )
     }
 }
 
 unsafe fn free(driver: unsafe extern "C" fn(DevicePointer) -> Status, pointer: DevicePointer) -> Status {
     // SAFETY: see above.
-    unsafe { give(Kind::Pointer, pointer, || driver(pointer)) }
+    unsafe { give(AllocationKind::Pointer, pointer, || driver(pointer)) }
 }
 
 unsafe fn free_v1(driver: unsafe extern "C" fn(u32) -> Status, pointer: u32) -> Status {
     // SAFETY: see above.
-    unsafe { give(Kind::Pointer, pointer.into(), || driver(pointer)) }
+    unsafe { give(AllocationKind::Pointer, pointer.into(), || driver(pointer)) }
 }
 
 unsafe fn import(driver: Import, pointer: *mut DevicePointer, handle: IpcHandle, flags: u32) -> Status {
     // SAFETY: see above; the address is not yet known to the program when it is closed again.
     unsafe {
         imported(
-            Kind::Imported,
+            AllocationKind::Imported,
             pointer,
             || driver(pointer, handle, flags),
             |opened| cuIpcCloseMemHandle(opened),
@@ -144,7 +151,7 @@ unsafe fn import(driver: Import, pointer: *mut DevicePointer, handle: IpcHandle,
 
 unsafe fn close(driver: unsafe extern "C" fn(DevicePointer) -> Status, pointer: DevicePointer) -> Status {
     // SAFETY: see above.
-    unsafe { give(Kind::Imported, pointer, || driver(pointer)) }
+    unsafe { give(AllocationKind::Imported, pointer, || driver(pointer)) }
 }
 
 unsafe fn import_external(
@@ -157,7 +164,7 @@ unsafe fn import_external(
     // SAFETY: as in `alloc`.
     unsafe {
         take(
-            Kind::ExternalMemory,
+            AllocationKind::ExternalMemory,
             described.bytes,
             || driver(memory, description),
             || (*memory).addr() as u64,
@@ -167,7 +174,7 @@ unsafe fn import_external(
 
 unsafe fn destroy_external(driver: unsafe extern "C" fn(Handle) -> Status, memory: Handle) -> Status {
     // SAFETY: see above.
-    unsafe { give(Kind::ExternalMemory, memory.addr() as u64, || driver(memory)) }
+    unsafe { give(AllocationKind::ExternalMemory, memory.addr() as u64, || driver(memory)) }
 }
 
 fn pitched_bytes(width: u64, height: u64) -> u64 {

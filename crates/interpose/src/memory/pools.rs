@@ -5,15 +5,16 @@ use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{PoisonError, RwLock};
 
+use tessera_limits::GpuSlot;
 use tessera_limits::budget::whole_blocks;
 
 use crate::cuda::{
     Device, GRAPH_MEMORY_RESERVED, Handle, INVALID_VALUE, OUT_OF_MEMORY, POOL_RESERVED, POOL_USED, SUCCESS,
     Status,
 };
-use crate::door::library::driver_functions;
+use crate::entry::library::driver_functions;
 use crate::grant::Process;
-use crate::keeper;
+use crate::monitor;
 
 driver_functions! { Cuda:
     pool_attribute = c"cuMemPoolGetAttribute" (pool: Handle, attribute: i32, value: *mut c_void);
@@ -35,17 +36,15 @@ pub struct Pools {
 
 /// Where memory comes from.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Source {
+pub enum PoolSource {
     Pool(usize),
     Graphs(Device),
 }
 
-/// Stands for no GPU: pools of host memory are not charged.
-pub const ON_HOST: usize = usize::MAX;
-
 pub struct Pool {
-    source: Source,
-    pub card: usize,
+    source: PoolSource,
+    /// The GPU whose memory the pool hands out, or `None` for host memory, which is not charged.
+    gpu: Option<GpuSlot>,
     /// What this pool is charged with.
     charged: AtomicU64,
     /// Part of it: for calls on their way to the driver.
@@ -84,9 +83,9 @@ impl Pools {
     /// Asks each pool of a GPU. None goes meanwhile; those that the program has left go then.
     fn each(&self, process: &Process, ask: &dyn Fn(&Pool)) {
         let pools = self.known.read().unwrap_or_else(PoisonError::into_inner);
-        pools.iter().filter(|pool| pool.card != ON_HOST).for_each(|pool| ask(pool));
+        pools.iter().filter(|pool| pool.gpu.is_some()).for_each(|pool| ask(pool));
         let is_left = |pool: &&&Pool| pool.is_left.load(Ordering::SeqCst);
-        let left: Vec<Source> = pools.iter().filter(is_left).map(|pool| pool.source).collect();
+        let left: Vec<PoolSource> = pools.iter().filter(is_left).map(|pool| pool.source).collect();
         drop(pools);
         for source in left {
             self.destroy(process, source);
@@ -94,7 +93,7 @@ impl Pools {
     }
 
     /// The pool of a source, which lies on a GPU.
-    pub fn get(&self, source: Source, card: usize) -> &'static Pool {
+    pub fn get(&self, source: PoolSource, gpu: Option<GpuSlot>) -> &'static Pool {
         if let Some(pool) = self.known(source) {
             return pool;
         }
@@ -104,7 +103,7 @@ impl Pools {
         }
         let new = Box::leak(Box::new(Pool {
             source,
-            card,
+            gpu,
             charged: AtomicU64::new(0),
             on_the_way: AtomicU64::new(0),
             ahead: AtomicU64::new(0),
@@ -118,7 +117,7 @@ impl Pools {
     }
 
     /// The pool of a source, if there was one before.
-    pub fn known(&self, source: Source) -> Option<&'static Pool> {
+    pub fn known(&self, source: PoolSource) -> Option<&'static Pool> {
         // SAFETY: null or a leaked pool.
         let last = unsafe { self.last.load(Ordering::Acquire).as_ref() };
         if let Some(last) = last.filter(|last| last.source == source) {
@@ -132,8 +131,8 @@ impl Pools {
 
     /// A pool goes, with its memory. Where some of that is in use the driver would let it live, but nobody could ask it any more: then it
     /// goes later.
-    pub fn destroy(&self, process: &Process, source: Source) -> Status {
-        let Source::Pool(handle) = source else { return INVALID_VALUE };
+    pub fn destroy(&self, process: &Process, source: PoolSource) -> Status {
+        let PoolSource::Pool(handle) = source else { return INVALID_VALUE };
         // Locked until it is gone: others may be asking it, and the next one may have its handle.
         let mut pools = self.known.write().unwrap_or_else(PoisonError::into_inner);
         let place = pools.iter().position(|pool| pool.source == source);
@@ -148,8 +147,8 @@ impl Pools {
             let pool = pools.swap_remove(place);
             self.usual.store(0, Ordering::Release);
             self.last.store(std::ptr::null_mut(), Ordering::Release);
-            if pool.card != ON_HOST {
-                process.refund(pool.card, pool.charged.swap(0, Ordering::SeqCst));
+            if let Some(gpu) = pool.gpu {
+                process.refund(gpu, pool.charged.swap(0, Ordering::SeqCst));
             }
         }
         status
@@ -164,10 +163,10 @@ impl Pool {
         // SAFETY: all attributes asked for are 64 bits wide.
         let status = unsafe {
             match self.source {
-                Source::Pool(pool) => {
+                PoolSource::Pool(pool) => {
                     pool_attribute(std::ptr::with_exposed_provenance_mut(pool), pool_attribute_number, place)
                 }
-                Source::Graphs(device) => graph_memory(device, GRAPH_MEMORY_RESERVED, place),
+                PoolSource::Graphs(device) => graph_memory(device, GRAPH_MEMORY_RESERVED, place),
             }
         };
         (status == SUCCESS).then_some(value)
@@ -180,15 +179,15 @@ impl Pool {
             // What was charged ahead may have covered what the agent would have seen beyond the ledger.
             process.memory.code.note_loaded();
         }
-        // Where it cannot be asked it stays charged with what it was.
-        let Some(reserved) = self.ask(POOL_RESERVED) else { return };
+        // A pool that cannot report its size keeps its last charge.
+        let (Some(gpu), Some(reserved)) = (self.gpu, self.ask(POOL_RESERVED)) else { return };
         let reserved = reserved + self.on_the_way.load(Ordering::SeqCst);
         let target = reserved.max(self.promised.load(Ordering::SeqCst));
         let before = self.charged.swap(target, Ordering::SeqCst);
         if target > before {
-            process.charge_anyway(self.card, target - before);
+            process.charge_anyway(gpu, target - before);
         } else {
-            process.refund(self.card, before - target);
+            process.refund(gpu, before - target);
         }
     }
 
@@ -197,15 +196,16 @@ impl Pool {
     /// # Errors
     /// "Out of memory" at the limit.
     pub fn promise(&self, process: &Process, bytes: u64) -> Result<(), Status> {
+        let Some(gpu) = self.gpu else { return Ok(()) };
         self.settle(process);
         let promised = self.promised.fetch_add(bytes, Ordering::SeqCst) + bytes;
         let missing = promised.saturating_sub(self.charged.load(Ordering::SeqCst));
-        if let Err(status) = process.charge(self.card, missing) {
+        if let Err(status) = process.charge(gpu, missing) {
             self.promised.fetch_sub(bytes, Ordering::SeqCst);
             return Err(status);
         }
         self.charged.fetch_add(missing, Ordering::SeqCst);
-        keeper::notify();
+        monitor::notify();
         Ok(())
     }
 
@@ -229,16 +229,17 @@ impl Pool {
         ask: &dyn Fn() -> Status,
         undo: impl FnOnce(),
     ) -> Status {
+        let Some(gpu) = self.gpu else { return ask() };
         let blocks = whole_blocks(bytes);
-        if self.pays(blocks) || (self.tops_up(process) && self.pays(blocks)) {
+        if self.pays(blocks) || (self.tops_up(process, gpu) && self.pays(blocks)) {
             let status = ask();
             if status != SUCCESS {
                 self.settle(process);
             }
             return status;
         }
-        let status = self.take_at_the_limit(process, bytes, ask, undo);
-        keeper::notify();
+        let status = self.take_at_the_limit(process, gpu, bytes, ask, undo);
+        monitor::notify();
         status
     }
 
@@ -249,22 +250,22 @@ impl Pool {
     }
 
     /// Charges ahead, beyond what the pool really has, if the container is far from its limit.
-    fn tops_up(&self, process: &Process) -> bool {
-        if process.account.held(self.card).saturating_add(COMFORT) > process.memory_limit(self.card) {
+    fn tops_up(&self, process: &Process, gpu: GpuSlot) -> bool {
+        if process.account.held(gpu).saturating_add(COMFORT) > process.memory_limit(gpu) {
             return false;
         }
         let Some(reserved) = self.ask(POOL_RESERVED) else { return false };
         let target = reserved + self.on_the_way.load(Ordering::SeqCst) + AHEAD;
         let before = self.charged.swap(target, Ordering::SeqCst);
         if target < before {
-            process.refund(self.card, before - target);
-        } else if target > before && !process.charge_now(self.card, target - before) {
+            process.refund(gpu, before - target);
+        } else if target > before && !process.charge_now(gpu, target - before) {
             self.charged.fetch_sub(target - before, Ordering::SeqCst);
             return false;
         }
         self.ahead.store(AHEAD, Ordering::SeqCst);
         if !self.is_noted.swap(true, Ordering::SeqCst) {
-            keeper::notify();
+            monitor::notify();
         }
         true
     }
@@ -273,12 +274,13 @@ impl Pool {
     fn take_at_the_limit(
         &self,
         process: &Process,
+        gpu: GpuSlot,
         bytes: u64,
         ask: &dyn Fn() -> Status,
         undo: impl FnOnce(),
     ) -> Status {
         let mut charged = whole_blocks(bytes);
-        if process.charge(self.card, charged).is_err() {
+        if process.charge(gpu, charged).is_err() {
             // Not from the GPU, then; perhaps from what the pool already has.
             if self.spare() < bytes {
                 return OUT_OF_MEMORY;
@@ -290,7 +292,7 @@ impl Pool {
         let status = ask();
         self.on_the_way.fetch_sub(charged, Ordering::SeqCst);
         self.settle(process);
-        let (held, limit) = (process.account.held(self.card), process.memory_limit(self.card));
+        let (held, limit) = (process.account.held(gpu), process.memory_limit(gpu));
         // The pool could not use its spare memory after all and took more than there is.
         if charged == 0 && status == SUCCESS && held > limit {
             undo();
@@ -306,8 +308,8 @@ impl Pool {
         // SAFETY: a live pool, or a device; what is in use is kept.
         unsafe {
             match self.source {
-                Source::Pool(pool) => trim(std::ptr::with_exposed_provenance_mut(pool), 0),
-                Source::Graphs(device) => trim_graph_memory(device),
+                PoolSource::Pool(pool) => trim(std::ptr::with_exposed_provenance_mut(pool), 0),
+                PoolSource::Graphs(device) => trim_graph_memory(device),
             }
         };
     }

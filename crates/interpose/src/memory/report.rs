@@ -1,9 +1,10 @@
 //! What a program is told about memory: its share, not the GPU.
 
+use tessera_limits::GpuSlot;
 use tessera_limits::budget::shown;
 
 use crate::cuda::{Device, SUCCESS, Status};
-use crate::door::table::hooks;
+use crate::entry::table::hooks;
 use crate::grant::Process;
 
 hooks! { Cuda:
@@ -77,21 +78,21 @@ unsafe fn total<T: Bytes>(
 
 fn granted(device: Device) -> Option<u64> {
     let process = Process::get().ok()?;
-    Some(process.granted(process.cards.of_device(device).ok()?))
+    Some(process.granted(process.gpus.of_device(device).ok()?))
 }
 
 /// Free and total of the current GPU, as this container has them.
 fn share(gpu_free: u64, gpu_total: u64) -> Option<(u64, u64)> {
     let process = Process::get().ok()?;
-    let card = process.cards.current()?.ok()?;
+    let gpu = process.gpus.current()?.ok()?;
     process.memory.pools.settle_all(process);
     process.sweep();
-    Some(shown(process.granted(card), process.held(card), gpu_total, gpu_free))
+    Some(shown(process.granted(gpu), process.held(gpu), gpu_total, gpu_free))
 }
 
 impl Process {
     /// What the container holds of a GPU, in ledgers or not.
-    pub fn held(&self, card: usize) -> u64 {
-        self.account.held(card).saturating_add(self.control.unledgered(card))
+    pub fn held(&self, gpu: GpuSlot) -> u64 {
+        self.account.held(gpu).saturating_add(self.control.uncharged(gpu))
     }
 }

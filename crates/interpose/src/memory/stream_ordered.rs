@@ -3,15 +3,17 @@
 use std::ffi::c_void;
 use std::sync::atomic::Ordering;
 
-use super::books::Kind;
-use super::pools::{ON_HOST, Source};
+use super::allocation_table::AllocationKind;
+use tessera_limits::GpuSlot;
+
+use super::pools::PoolSource;
 use super::{give, graphs, imported};
 use crate::compute::Stream;
 use crate::cuda::{
     DEFAULT_STREAM, Device, DevicePointer, Handle, Location, MANAGED, Placement, SUCCESS, Status,
 };
-use crate::door::library::driver_functions;
-use crate::door::table::hooks;
+use crate::entry::library::driver_functions;
+use crate::entry::table::hooks;
 use crate::grant::Process;
 
 hooks! { Cuda:
@@ -134,18 +136,15 @@ unsafe fn take(
         Ok(process) => process,
         Err(status) => return status,
     };
-    let source = Source::Pool(pool.expose_provenance());
+    let source = PoolSource::Pool(pool.expose_provenance());
     let pool = match process.memory.pools.known(source) {
         Some(pool) => pool,
         None => match home(process, pool) {
-            Some(Ok(card)) => process.memory.pools.get(source, card),
+            Some(Ok(gpu)) => process.memory.pools.get(source, Some(gpu)),
             Some(Err(status)) => return status,
             None => return ask(),
         },
     };
-    if pool.card == ON_HOST {
-        return ask();
-    }
     let undo = || {
         // SAFETY: allocated just before, on this stream, and not yet known to the program.
         unsafe {
@@ -160,18 +159,18 @@ unsafe fn take(
 }
 
 /// The GPU of a pool that was there before the program made any: each device has one. Of others nothing is known but who uses them.
-fn home(process: &Process, pool: Handle) -> Option<Result<usize, Status>> {
+fn home(process: &Process, pool: Handle) -> Option<Result<GpuSlot, Status>> {
     let (mut count, mut of_device) = (0, std::ptr::null_mut());
     // SAFETY: `count` is the place for the answer.
     if unsafe { device_count(&raw mut count) } == SUCCESS {
         for device in 0..count {
             // SAFETY: `of_device` is the place for the answer.
             if unsafe { default_pool(&raw mut of_device, device) } == SUCCESS && of_device == pool {
-                return Some(process.cards.of_device(device));
+                return Some(process.gpus.of_device(device));
             }
         }
     }
-    process.cards.current()
+    process.gpus.current()
 }
 
 unsafe fn free(
@@ -181,7 +180,7 @@ unsafe fn free(
 ) -> Status {
     // Plain memory may be freed in stream order too.
     // SAFETY: passed on as they came.
-    unsafe { give(Kind::Pointer, pointer, || driver(pointer, stream)) }
+    unsafe { give(AllocationKind::Pointer, pointer, || driver(pointer, stream)) }
 }
 
 unsafe fn create(
@@ -200,14 +199,14 @@ unsafe fn create(
         // SAFETY: the driver has read the one and written the other.
         let (location, is_managed, pool) =
             unsafe { ((*placement).location, (*placement).kind == MANAGED, *pool) };
-        let card = match location.device() {
-            Some(device) => process.cards.of_device(device).ok(),
+        let gpu = match location.device() {
+            Some(device) => process.gpus.of_device(device).ok().map(Some),
             // It will move to the GPUs that use it: most likely this one.
-            None if is_managed => process.cards.current().and_then(Result::ok),
-            None => Some(ON_HOST),
+            None if is_managed => process.gpus.current().and_then(Result::ok).map(Some),
+            None => Some(None),
         };
-        if let Some(card) = card {
-            let pool = process.memory.pools.get(Source::Pool(pool.expose_provenance()), card);
+        if let Some(gpu) = gpu {
+            let pool = process.memory.pools.get(PoolSource::Pool(pool.expose_provenance()), gpu);
             pool.is_made.store(true, Ordering::Relaxed);
         }
     }
@@ -216,7 +215,7 @@ unsafe fn create(
 
 unsafe fn destroy(driver: unsafe extern "C" fn(Handle) -> Status, pool: Handle) -> Status {
     match Process::if_loaded() {
-        Some(process) => process.memory.pools.destroy(process, Source::Pool(pool.expose_provenance())),
+        Some(process) => process.memory.pools.destroy(process, PoolSource::Pool(pool.expose_provenance())),
         // SAFETY: passed on as it came.
         None => unsafe { driver(pool) },
     }
@@ -232,5 +231,7 @@ unsafe fn import(
     // SAFETY: passed on as they came.
     let ask = || unsafe { driver(pointer, pool, shared) };
     // SAFETY: on success the driver has written the pointer. It is freed like other memory, also in stream order.
-    unsafe { imported(Kind::Pointer, pointer, ask, |pointer| cuMemFreeAsync(pointer, DEFAULT_STREAM)) }
+    unsafe {
+        imported(AllocationKind::Pointer, pointer, ask, |pointer| cuMemFreeAsync(pointer, DEFAULT_STREAM))
+    }
 }

@@ -5,12 +5,13 @@ use std::collections::HashMap;
 use std::hash::BuildHasherDefault;
 use std::sync::{MutexGuard, PoisonError};
 
+use tessera_limits::GpuSlot;
 use tessera_limits::budget::whole_blocks;
 
-use super::books::Mixer;
+use super::allocation_table::KeyHasher;
 use crate::cuda::{DevicePointer, Location, Placement, SUCCESS, Status};
-use crate::door::library::driver_functions;
-use crate::door::table::hooks;
+use crate::entry::library::driver_functions;
+use crate::entry::table::hooks;
 use crate::grant::Process;
 
 hooks! { Cuda:
@@ -33,8 +34,8 @@ driver_functions! { Cuda:
 /// The handles of this process, and the handle of each address where something is mapped.
 #[derive(Default)]
 pub struct Handles {
-    handles: HashMap<u64, Physical, BuildHasherDefault<Mixer>>,
-    mappings: HashMap<DevicePointer, Mapping, BuildHasherDefault<Mixer>>,
+    handles: HashMap<u64, Physical, BuildHasherDefault<KeyHasher>>,
+    mappings: HashMap<DevicePointer, Mapping, BuildHasherDefault<KeyHasher>>,
 }
 
 #[derive(Clone, Copy)]
@@ -44,7 +45,7 @@ struct Mapping {
 }
 
 struct Physical {
-    card: usize,
+    gpu: GpuSlot,
     charged: u64,
     /// Times taken and not released, and mappings.
     references: u64,
@@ -54,13 +55,13 @@ type Map = unsafe extern "C" fn(DevicePointer, usize, usize, u64, u64) -> Status
 
 impl Handles {
     /// One reference less; what to refund when it was the last.
-    fn drop_reference(&mut self, handle: u64) -> Option<(usize, u64)> {
+    fn drop_reference(&mut self, handle: u64) -> Option<(GpuSlot, u64)> {
         let physical = self.handles.get_mut(&handle)?;
         physical.references = physical.references.saturating_sub(1);
         if physical.references > 0 {
             return None;
         }
-        self.handles.remove(&handle).map(|physical| (physical.card, physical.charged))
+        self.handles.remove(&handle).map(|physical| (physical.gpu, physical.charged))
     }
 }
 
@@ -85,21 +86,21 @@ unsafe fn create(
         Ok(process) => process,
         Err(status) => return status,
     };
-    let card = match process.cards.of_device(device) {
-        Ok(card) => card,
+    let gpu = match process.gpus.of_device(device) {
+        Ok(gpu) => gpu,
         Err(status) => return status,
     };
     let charged = whole_blocks(bytes as u64);
-    if let Err(status) = process.charge(card, charged) {
+    if let Err(status) = process.charge(gpu, charged) {
         return status;
     }
     let status = ask();
     if status == SUCCESS {
         // SAFETY: written by the driver.
         let handle = unsafe { *handle };
-        handles(process).handles.insert(handle, Physical { card, charged, references: 1 });
+        handles(process).handles.insert(handle, Physical { gpu, charged, references: 1 });
     } else {
-        process.refund(card, charged);
+        process.refund(gpu, charged);
     }
     status
 }
@@ -109,9 +110,9 @@ unsafe fn release(driver: unsafe extern "C" fn(u64) -> Status, handle: u64) -> S
     let status = unsafe { driver(handle) };
     if status == SUCCESS
         && let Some(process) = Process::if_loaded()
-        && let Some((card, bytes)) = { handles(process).drop_reference(handle) }
+        && let Some((gpu, bytes)) = { handles(process).drop_reference(handle) }
     {
-        process.refund(card, bytes);
+        process.refund(gpu, bytes);
     }
     status
 }
@@ -154,12 +155,12 @@ unsafe fn import(
         let asked = unsafe { properties(&raw mut placement, *handle) };
         if asked == SUCCESS
             && let Some(device) = placement.location.device()
-            && let Ok(card) = process.cards.of_device(device)
+            && let Ok(gpu) = process.gpus.of_device(device)
         {
             // SAFETY: written by the driver.
             let handle = unsafe { *handle };
             let known = &mut handles(process).handles;
-            known.entry(handle).or_insert(Physical { card, charged: 0, references: 0 }).references += 1;
+            known.entry(handle).or_insert(Physical { gpu, charged: 0, references: 0 }).references += 1;
         }
     }
     status
@@ -179,10 +180,10 @@ unsafe fn map(
     };
     // Imported memory becomes ours as far as it is mapped; what was made here is paid for.
     let needed = whole_blocks((bytes as u64).saturating_add(offset as u64));
-    let known = handles(process).handles.get(&handle).map(|it| (it.card, needed.saturating_sub(it.charged)));
+    let known = handles(process).handles.get(&handle).map(|it| (it.gpu, needed.saturating_sub(it.charged)));
     let unpaid = known.filter(|(_, missing)| *missing > 0);
-    if let Some((card, missing)) = unpaid
-        && let Err(status) = process.charge(card, missing)
+    if let Some((gpu, missing)) = unpaid
+        && let Err(status) = process.charge(gpu, missing)
     {
         return status;
     }
@@ -196,8 +197,8 @@ unsafe fn map(
             all.mappings.insert(address, Mapping { handle, bytes: bytes as u64 });
         }
         _ => {
-            if let Some((card, missing)) = unpaid {
-                process.refund(card, missing);
+            if let Some((gpu, missing)) = unpaid {
+                process.refund(gpu, missing);
             }
         }
     }
@@ -226,8 +227,8 @@ unsafe fn unmap(
         }
     }
     drop(all);
-    for (card, bytes) in refunds {
-        process.refund(card, bytes);
+    for (gpu, bytes) in refunds {
+        process.refund(gpu, bytes);
     }
     status
 }

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests may fail like tests")]
 
 mod compute;
-mod doors;
+mod entry;
 mod memory;
 mod robustness;
 mod support;

@@ -265,23 +265,23 @@ fn racing_processes_never_exceed_the_limit() {
 fn each_gpu_has_its_own_limit_in_any_order() {
     let limits = [2048, 1024, 3072];
     for order in ["0,1,2", "2,0,1", "1,2"] {
-        let cards: Vec<usize> = order.split(',').map(|card| card.parse().unwrap()).collect();
+        let gpus: Vec<usize> = order.split(',').map(|gpu| gpu.parse().unwrap()).collect();
         for way in ["plain", "vmm", "async"] {
             let container = Container::with_gpus(&limits.map(|memory| (memory, 100)), order);
             let mut tenant = container.start("proc");
-            for (device, &card) in cards.iter().enumerate() {
+            for (device, &gpu) in gpus.iter().enumerate() {
                 tenant.ask(&format!("on {device}"));
                 assert_eq!(tenant.ask("begin"), "0");
-                let room = (limits[card] - CONTEXT) / 64;
+                let room = (limits[gpu] - CONTEXT) / 64;
                 assert_eq!(
                     tenant.ask(&format!("fill {way} 64")),
                     format!("{room} 2"),
                     "{order} {device} {way}"
                 );
-                let left = limits[card] - CONTEXT - room * 64;
+                let left = limits[gpu] - CONTEXT - room * 64;
                 assert_eq!(
                     tenant.ask("info"),
-                    format!("{left} {0} {0}", limits[card]),
+                    format!("{left} {0} {0}", limits[gpu]),
                     "{order} {device} {way}"
                 );
             }

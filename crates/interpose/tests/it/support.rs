@@ -9,8 +9,8 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use tempfile::TempDir;
-use tessera_limits::ledger::Demands;
-use tessera_limits::{Control, GpuLimit, Limits, files, futex};
+use tessera_limits::memory_account::AccountSnapshot;
+use tessera_limits::{Control, GpuLimit, GpuSlot, GrantLimits, UuidBytes, files, futex};
 
 /// What the simulated driver calls its first GPU; others count up in the last byte.
 const UUID: [u8; 16] = *b"simulated-card-0";
@@ -33,7 +33,7 @@ pub(crate) struct Built {
 #[derive(Debug)]
 pub(crate) struct Container {
     folder: TempDir,
-    card: PathBuf,
+    gpu: PathBuf,
     /// Whether streams of a program run beside each other.
     overlaps: bool,
     /// The order in which its programs see the GPUs.
@@ -115,7 +115,7 @@ impl Container {
     /// With `memory` MiB of the GPU and `compute_percent` percent of its time.
     pub(crate) fn with(memory: u64, compute_percent: u32) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let container = Self { card: folder.path().join("card"), folder, overlaps: false, order: "0" };
+        let container = Self { gpu: folder.path().join("gpu"), folder, overlaps: false, order: "0" };
         container.limit(memory, compute_percent);
         container
     }
@@ -123,7 +123,7 @@ impl Container {
     /// Another container on the same GPU.
     pub(crate) fn beside(other: &Self, memory: u64, compute_percent: u32) -> Self {
         let container = Self {
-            card: other.card.clone(),
+            gpu: other.gpu.clone(),
             folder: tempfile::tempdir().unwrap(),
             overlaps: false,
             order: "0",
@@ -135,19 +135,19 @@ impl Container {
     /// With so many MiB and so many percent of each of the first GPUs, which its programs see in another order.
     pub(crate) fn with_gpus(shares: &[(u64, u32)], order: &'static str) -> Self {
         let container = Self { order, ..Self::with(0, 100) };
-        let cards = shares.iter().zip(UUID[15]..).map(|(&(memory, compute_percent), last)| {
+        let gpus = shares.iter().zip(UUID[15]..).map(|(&(memory, compute_percent), last)| {
             let mut uuid = UUID;
             uuid[15] = last;
             GpuLimit {
-                uuid,
-                memory: memory << 20,
-                context: CONTEXT << 20,
+                uuid: UuidBytes(uuid),
+                memory_bytes: memory << 20,
+                context_bytes: CONTEXT << 20,
                 compute_percent,
-                ceiling: compute_percent,
+                compute_ceiling_percent: compute_percent,
             }
         });
-        let limits = Limits { generation: 2, cards: cards.collect(), ..Limits::default() };
-        files::grant(&container.grant(), &limits).unwrap();
+        let limits = GrantLimits { generation: 2, gpus: gpus.collect(), ..GrantLimits::default() };
+        files::update_grant(&container.grant(), &limits).unwrap();
         container
     }
 
@@ -164,15 +164,23 @@ impl Container {
     }
 
     /// Changes the limits, also while programs run.
-    pub(crate) fn limit(&self, memory: u64, compute_percent: u32) -> files::Mapping<Control> {
+    pub(crate) fn limit(&self, memory: u64, compute_percent: u32) -> files::OwnedMapping<Control> {
         self.limit_to(memory, compute_percent, compute_percent)
     }
 
-    fn limit_to(&self, memory: u64, compute_percent: u32, ceiling: u32) -> files::Mapping<Control> {
-        let card =
-            GpuLimit { uuid: UUID, memory: memory << 20, context: CONTEXT << 20, compute_percent, ceiling };
-        files::grant(&self.grant(), &Limits { generation: 1, cards: vec![card], ..Limits::default() })
-            .unwrap()
+    fn limit_to(&self, memory: u64, compute_percent: u32, ceiling: u32) -> files::OwnedMapping<Control> {
+        let gpu = GpuLimit {
+            uuid: UuidBytes(UUID),
+            memory_bytes: memory << 20,
+            context_bytes: CONTEXT << 20,
+            compute_percent,
+            compute_ceiling_percent: ceiling,
+        };
+        files::update_grant(
+            &self.grant(),
+            &GrantLimits { generation: 1, gpus: vec![gpu], ..GrantLimits::default() },
+        )
+        .unwrap()
     }
 
     pub(crate) fn grant(&self) -> PathBuf {
@@ -193,14 +201,14 @@ impl Container {
 
     fn told_by_gpu(&self, place: u64) -> u64 {
         let mut word = [0; 8];
-        File::open(&self.card).unwrap().read_exact_at(&mut word, place).unwrap();
+        File::open(&self.gpu).unwrap().read_exact_at(&mut word, place).unwrap();
         u64::from_le_bytes(word)
     }
 
     /// What its processes say of themselves.
-    pub(crate) fn books(&self) -> Books {
+    pub(crate) fn account(&self) -> AccountView {
         let account = File::open(files::account_path(&self.grant())).unwrap();
-        Books { account, said: Demands::default() }
+        AccountView { account, snapshot: AccountSnapshot::default() }
     }
 
     /// A program that enters by `door`.
@@ -245,7 +253,7 @@ impl Container {
         command
             .env("LD_LIBRARY_PATH", &Built::get().drivers)
             .env("TESSERA_GRANT", self.grant())
-            .env("SIMULATED_GPU", &self.card)
+            .env("SIMULATED_GPU", &self.gpu)
             .env("SIMULATED_ORDER", self.order);
         command
     }
@@ -288,30 +296,30 @@ impl Tenant {
 
 /// What the processes of a container say of its first GPU, read anew with each question.
 #[derive(Debug)]
-pub(crate) struct Books {
+pub(crate) struct AccountView {
     account: File,
-    said: Demands,
+    snapshot: AccountSnapshot,
 }
 
-impl Books {
-    fn read(&mut self) -> &Demands {
-        self.said.read(|bytes, place| self.account.read_at(bytes, place));
-        &self.said
+impl AccountView {
+    fn read(&mut self) -> &AccountSnapshot {
+        self.snapshot.read(|bytes, place| self.account.read_at(bytes, place));
+        &self.snapshot
     }
 
     /// How many processes want the GPU.
     pub(crate) fn want(&mut self) -> u32 {
-        self.read().of(0, 0).0
+        self.read().of(GpuSlot::FIRST, 0).0
     }
 
     /// How often threads have waited for a window.
     pub(crate) fn waits(&mut self) -> u64 {
-        self.read().said().flatten().map(|said| said.waits).sum()
+        self.read().process_usage().flatten().map(|said| said.waits).sum()
     }
 
     /// Nanoseconds the GPU was busy for them.
     pub(crate) fn busy(&mut self) -> u64 {
-        self.read().busy(0)
+        self.read().busy(GpuSlot::FIRST)
     }
 }
 

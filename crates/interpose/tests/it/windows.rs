@@ -13,12 +13,12 @@ fn what_comes_after_a_pause_waits_for_a_window() {
     let container = Container::with(4096, 50);
     let _arbiter = Arbiter::start(&[&container]);
     let mut tenant = container.begun("dlsym");
-    let mut books = container.books();
+    let mut account = container.account();
     for round in 0..10 {
-        until(|| books.want() == 0);
-        let before = books.waits();
+        until(|| account.want() == 0);
+        let before = account.waits();
         assert_ne!(tenant.ask("run sync 10 1"), "0");
-        assert!(books.waits() > before, "round {round}: nobody waited");
+        assert!(account.waits() > before, "round {round}: nobody waited");
     }
 }
 
@@ -28,17 +28,17 @@ fn pauses_are_not_charged() {
     let container = Container::with(4096, 50);
     let _arbiter = Arbiter::start(&[&container]);
     let mut tenant = container.begun("proc");
-    let mut books = container.books();
+    let mut account = container.account();
     // What comes within this of an end belongs to the work.
     let gap = 1_000_000;
     for round in 0..600 {
-        until(|| books.want() == 0);
-        let (before, begin) = (books.busy(), futex::now());
+        until(|| account.want() == 0);
+        let (before, begin) = (account.busy(), futex::now());
         std::thread::sleep(Duration::from_millis(2));
         let pause = futex::now() - begin;
         assert!(tenant.ask("threads 16 1 0").ends_with(" 0"));
-        until(|| books.want() == 0);
-        let (busy, passed) = (books.busy() - before, futex::now() - begin);
+        until(|| account.want() == 0);
+        let (busy, passed) = (account.busy() - before, futex::now() - begin);
         assert!(
             busy <= passed - pause + gap,
             "round {round}: {busy} ns busy in {passed}, {pause} of it a pause"
@@ -57,8 +57,8 @@ fn short_requests_are_not_charged_for_our_looking_late() {
         assert_eq!(tenant.ask("threads 1 10 0"), "10 0");
         std::thread::sleep(Duration::from_millis(3));
     }
-    let mut books = container.books();
-    let percent = books.busy() as f64 * 100.0 / (futex::now() - begin) as f64;
+    let mut account = container.account();
+    let percent = account.busy() as f64 * 100.0 / (futex::now() - begin) as f64;
     println!("requests of 0.1 ms with pauses of 3 ms: {percent:.1} % of the time is charged");
     assert!(percent < 20.0, "{percent:.1} %");
 }
@@ -71,10 +71,10 @@ fn work_beside_a_capture_that_was_given_up_has_an_end() {
     let mut tenant = container.begun("link");
     assert_eq!(tenant.ask("abandon"), "0");
     assert_eq!(tenant.ask("threads 1 10 0"), "10 0");
-    let mut books = container.books();
+    let mut account = container.account();
     let ends = (0..2_000).any(|_| {
         std::thread::sleep(Duration::from_millis(1));
-        books.want() == 0
+        account.want() == 0
     });
     assert!(ends);
 }
@@ -88,15 +88,15 @@ fn work_before_a_long_capture_has_an_end() {
         let mut tenant = container.begun("dlsym");
         // What it costs is known by then: so little gets no fence at once.
         assert_eq!(tenant.ask("threads 1 10 0"), "10 0");
-        let mut books = container.books();
-        until(|| books.want() == 0);
+        let mut account = container.account();
+        until(|| account.want() == 0);
         assert_eq!(tenant.ask("linger x 10"), "0");
         std::thread::sleep(Duration::from_millis(1_500));
-        assert_eq!(books.want(), 0, "it has long ended");
-        let before = books.busy();
+        assert_eq!(account.want(), 0, "it has long ended");
+        let before = account.busy();
         assert_eq!(tenant.ask("hurry x 10"), "0");
-        until(|| books.busy() > before);
-        let charged = books.busy() - before;
+        until(|| account.busy() > before);
+        let charged = account.busy() - before;
         assert!(charged < 1_000_000_000, "{charged} ns are charged for nothing, {has_arbiter}");
     }
 }
@@ -107,15 +107,15 @@ fn what_has_ended_without_an_arbiter_is_no_longer_wanted() {
     let container = Container::with(4096, 50);
     let arbiter = Arbiter::start(&[&container]);
     let mut tenant = container.begun("link");
-    let mut books = container.books();
+    let mut account = container.account();
     tenant.tell("run sync 500 2000");
-    until(|| books.want() == 1);
+    until(|| account.want() == 1);
     drop(arbiter);
     tenant.answer();
     // Its thread may sleep for a second.
     let forgets = (0..3_000).any(|_| {
         std::thread::sleep(Duration::from_millis(1));
-        books.want() != 1
+        account.want() != 1
     });
     assert!(forgets);
 }
@@ -125,15 +125,15 @@ fn what_has_ended_without_an_arbiter_is_no_longer_wanted() {
 fn time_without_a_limit_is_not_charged() {
     let container = Container::with(4096, 50);
     let mut tenant = container.begun("dlsym");
-    let mut books = container.books();
+    let mut account = container.account();
     tenant.tell("threads 1 100 6000");
-    until(|| books.busy() > 0);
+    until(|| account.busy() > 0);
     container.limit(4096, 100);
     std::thread::sleep(Duration::from_millis(3_000));
-    let before = books.busy();
+    let before = account.busy();
     container.limit(4096, 50);
-    until(|| books.busy() > before);
-    let charged = books.busy() - before;
+    until(|| account.busy() > before);
+    let charged = account.busy() - before;
     assert!(charged < 1_000_000_000, "{charged} ns at the first look");
     tenant.answer();
 }
@@ -143,7 +143,7 @@ fn time_without_a_limit_is_not_charged() {
 fn time_in_which_a_process_was_stopped_is_not_charged() {
     let container = Container::with(4096, 50);
     let mut tenant = container.begun("proc");
-    let mut books = container.books();
+    let mut account = container.account();
     let signal = |name: &str, tenant: &Tenant| {
         let process = tenant.child.id().to_string();
         assert!(Command::new("kill").args([name, &process]).status().unwrap().success());
@@ -152,11 +152,11 @@ fn time_in_which_a_process_was_stopped_is_not_charged() {
     for round in 0..5 {
         std::thread::sleep(Duration::from_millis(100 + round));
         signal("-STOP", &tenant);
-        let before = books.busy();
+        let before = account.busy();
         std::thread::sleep(Duration::from_millis(1_000));
         signal("-CONT", &tenant);
-        until(|| books.busy() > before);
-        let charged = books.busy() - before;
+        until(|| account.busy() > before);
+        let charged = account.busy() - before;
         assert!(charged < 500_000_000, "{charged} ns at the first look");
     }
 }
@@ -168,18 +168,18 @@ fn debts_of_an_arbiters_time_end_with_it() {
     let container = Container::with(4096, 50);
     let arbiter = Arbiter::start(&[&container]);
     let mut tenant = container.begun("link");
-    let mut books = container.books();
+    let mut account = container.account();
     tenant.tell("threads 1 500 4000");
-    until(|| books.busy() > 0);
+    until(|| account.busy() > 0);
     let in_an_hour = futex::now() + 3_600_000_000_000;
     write_at(&files::account_path(&container.grant()), ACCOUNT, &in_an_hour.to_ne_bytes());
     drop(arbiter);
     // It is not missed before.
     std::thread::sleep(Duration::from_millis(1_000));
-    let before = books.busy();
+    let before = account.busy();
     let goes_on = (0..2_000).any(|_| {
         std::thread::sleep(Duration::from_millis(1));
-        books.busy() > before
+        account.busy() > before
     });
     assert!(goes_on);
 }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use tessera_agent::controller::WithoutLibrary;
 use tessera_core::placement::Policy;
-use tessera_limits::limits::Meaning;
+use tessera_limits::limits::ShareMeaning;
 use tessera_node::gpus::GpuSource;
 use tessera_wire::dialect::{Dialect, MemoryUnit};
 use tessera_wire::hand_over::VisibleDevices;
@@ -243,7 +243,7 @@ impl From<Without> for WithoutLibrary {
     }
 }
 
-impl From<ShareMeans> for Meaning {
+impl From<ShareMeans> for ShareMeaning {
     fn from(what: ShareMeans) -> Self {
         match what {
             ShareMeans::Time => Self::Time,

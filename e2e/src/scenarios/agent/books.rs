@@ -116,7 +116,7 @@ pub(super) async fn pod_agrees(stage: &Stage, pod: &Pod) -> Result<BTreeMap<Stri
             let limits = stage.limits(&pod.metadata.uid, &claim.container);
             let limits = limits.with_context(|| format!("{name}/{}", claim.container))?;
             let written: BTreeSet<GpuIndex> =
-                limits.cards.iter().filter_map(|gpu| stage.gpu(&gpu.uuid)).collect();
+                limits.gpus.iter().filter_map(|gpu| stage.gpu(&gpu.uuid)).collect();
             ensure!(written == gpus, "{name}: the limits say {written:?}, the kubelet {gpus:?}");
         }
         found.insert(claim.container, gpus);

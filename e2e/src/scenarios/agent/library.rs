@@ -13,7 +13,7 @@ use kube::{
     api::{ListParams, LogParams, Patch, PatchParams},
 };
 use serde_json::json;
-use tessera_limits::{files, futex};
+use tessera_limits::{GpuSlot, files, futex};
 
 use super::{
     pods::{Container, asking},
@@ -92,7 +92,7 @@ pub(super) async fn run(stage: &Stage) -> Result<()> {
     stage.cluster.pods().patch("large", &PatchParams::default(), &Patch::Merge(patch)).await?;
     let ceilings = async || {
         let of = async |name: &str| -> Result<u32> {
-            Ok(stage.limits(&stage.pod(name).await?.metadata.uid, "main")?.cards[0].ceiling)
+            Ok(stage.limits(&stage.pod(name).await?.metadata.uid, "main")?.gpus[0].compute_ceiling_percent)
         };
         Ok(((of("large").await?, of("small").await?) == (90, 50)).then_some(()))
     };
@@ -125,7 +125,7 @@ async fn escapes_are_told(stage: &Stage, idle: Pod) -> Result<()> {
     let control = files::open_control(&stage.grants.join(&uid).join("main"))?;
     let unledgered = async |mib: u64| {
         let is_told = async || {
-            let told = control.unledgered(0) >> 20;
+            let told = control.uncharged(GpuSlot::FIRST) >> 20;
             ensure!(told == mib, "it was told {told} MiB");
             Ok(Some(()))
         };

@@ -67,11 +67,11 @@ impl Stage {
     }
 
     fn limits_by_gpu(&self, uid: &str, container: &str) -> Option<BTreeMap<u8, ExpectedLimit>> {
-        let gpus = self.limits(uid, container).ok()?.cards;
+        let gpus = self.limits(uid, container).ok()?.gpus;
         let limit = |gpu: &tessera_limits::GpuLimit| {
             Some((
                 self.gpu(&gpu.uuid)?.0,
-                ExpectedLimit { mib: gpu.memory >> 20, percent: gpu.compute_percent },
+                ExpectedLimit { mib: gpu.memory_bytes >> 20, percent: gpu.compute_percent },
             ))
         };
         gpus.iter().map(limit).collect()

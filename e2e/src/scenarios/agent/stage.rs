@@ -16,7 +16,7 @@ use tessera_core::{
     topology::{Link, PcieLevel, Topology},
     units::{GpuIndex, MiB, MilliCpu},
 };
-use tessera_limits::{Limits, files, limits::uuid_bytes};
+use tessera_limits::{GrantLimits, UuidBytes, files};
 use tessera_node::pod_resources::PodResources;
 use tessera_wire::{dialect::MemoryUnit, grant, inventory, objects};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -150,13 +150,13 @@ impl Stage {
     }
 
     /// The GPU with these bytes for a UUID.
-    pub(super) fn gpu(&self, uuid: &[u8; 16]) -> Option<GpuIndex> {
+    pub(super) fn gpu(&self, uuid: &UuidBytes) -> Option<GpuIndex> {
         let gpus = eight_gpus().gpus;
-        gpus.iter().find(|gpu| uuid_bytes(&gpu.uuid.0).as_ref() == Some(uuid)).map(|gpu| gpu.index)
+        gpus.iter().find(|gpu| UuidBytes::parse(&gpu.uuid.0).as_ref() == Some(uuid)).map(|gpu| gpu.index)
     }
 
     /// The limits in force of a container, as it reads them itself.
-    pub(in crate::scenarios) fn limits(&self, uid: &str, container: &str) -> Result<Limits> {
+    pub(in crate::scenarios) fn limits(&self, uid: &str, container: &str) -> Result<GrantLimits> {
         let directory = self.grants.join(uid).join(container);
         let control = files::open_control(&directory).with_context(|| directory.display().to_string())?;
         control.read().map_err(|damage| anyhow!("{}: {damage}", directory.display()))

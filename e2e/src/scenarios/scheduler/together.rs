@@ -86,8 +86,8 @@ impl Together {
             let (pod, log) = self.start(name, asked).await?;
             let seen = self.visible(&pod, &log)?;
             let uid = pod.metadata.uid.as_deref().unwrap_or_default();
-            let found = self.stage.limits(uid, "main").ok().and_then(|found| found.cards.first().copied());
-            let found = found.map(|gpu| (gpu.memory >> 20, gpu.compute_percent));
+            let found = self.stage.limits(uid, "main").ok().and_then(|found| found.gpus.first().copied());
+            let found = found.map(|gpu| (gpu.memory_bytes >> 20, gpu.compute_percent));
             ensure!(found == limits, "{name}: the limits are {found:?}, expected {limits:?}");
             self.stage.wait_for_truth(name).await?;
             self.site.harness.note(&format!("{name} runs with {seen:?}"));

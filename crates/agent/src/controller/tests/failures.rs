@@ -193,7 +193,7 @@ fn limits_that_could_not_be_changed_are_changed_later() {
         })
     };
     let limits = change(world.agent.handle(at(100), Event::PodApplied(Box::new(pod)))).unwrap();
-    assert_eq!(limits.gpus[0].ceiling, 80);
+    assert_eq!(limits.gpus[0].compute_ceiling_percent, 80);
     let failed = world.agent.handle(at(100), Event::GrantUpdated(limits.clone(), Err("disk full".into())));
     assert_eq!(warnings(&failed), ["the limits of team/p, container main, stay as they were: disk full"]);
     assert_eq!(change(world.agent.handle(at(101), Event::Tick)), None);

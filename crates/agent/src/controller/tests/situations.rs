@@ -39,7 +39,7 @@ fn shares_come_with_the_library_and_whole_gpus_without() {
     assert_eq!(world.limits.len(), 1);
     let limits = &world.limits[&("u".to_owned(), "main".to_owned())];
     let card = limits.gpus[0];
-    assert_eq!((card.memory, card.compute_percent, card.ceiling), (5120 << 20, 30, 30));
+    assert_eq!((card.memory_bytes, card.compute_percent, card.compute_ceiling_percent), (5120 << 20, 30, 30));
 }
 
 #[test]
@@ -81,8 +81,9 @@ fn limits_follow_the_ceiling_while_the_container_runs_and_after_a_restart() {
     let mut world = World::new();
     world.run(pod("p", "u", &[("main", share(30, 20))]), &[("main", &[2])]).unwrap();
     world.run(pod("q", "v", &[("main", share(30, 20))]), &[("main", &[2])]).unwrap();
-    let ceiling =
-        |world: &World, uid: &str| world.limits[&(uid.to_owned(), "main".to_owned())].gpus[0].ceiling;
+    let ceiling = |world: &World, uid: &str| {
+        world.limits[&(uid.to_owned(), "main".to_owned())].gpus[0].compute_ceiling_percent
+    };
     let set = |world: &mut World, text: &str| {
         let pod = world.pods.get_mut("u").unwrap();
         pod.metadata.annotations.insert("tencent.com/vcuda-core-limit".into(), text.into());
@@ -93,7 +94,7 @@ fn limits_follow_the_ceiling_while_the_container_runs_and_after_a_restart() {
     assert_eq!((ceiling(&world, "u"), ceiling(&world, "v")), (80, 30));
     set(&mut world, "10");
     assert_eq!(ceiling(&world, "u"), 30, "never below what is guaranteed");
-    world.settings.isolation.meaning = tessera_limits::limits::Meaning::Throughput;
+    world.settings.isolation.meaning = tessera_limits::limits::ShareMeaning::Throughput;
     world.restart_agent();
     assert!(world.limits.values().all(|limits| limits.meaning == world.settings.isolation.meaning));
     // Written by nobody: the next agent writes it anew.

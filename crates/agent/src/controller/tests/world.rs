@@ -69,7 +69,7 @@ pub(super) fn settings() -> AgentSettings {
             library: Ok(InstalledLibrary { folder: "/grants/.library".into(), by_cdi: false }),
             without_library: WithoutLibrary::Refuse,
             allow_opt_out: false,
-            meaning: tessera_limits::limits::Meaning::Time,
+            meaning: tessera_limits::limits::ShareMeaning::Time,
             kill_escaped: false,
         },
         grants: "/grants".into(),
@@ -491,7 +491,7 @@ impl World {
                     if said.holds.iter().all(|(_, hold)| *hold != Hold::Whole) {
                         let limits = &self.limits[&(uid.clone(), container.clone())];
                         assert_eq!(
-                            limits.gpus.iter().map(|card| card.uuid[3]).collect::<BTreeSet<_>>(),
+                            limits.gpus.iter().map(|card| card.uuid.0[3]).collect::<BTreeSet<_>>(),
                             held
                         );
                     }

@@ -4,9 +4,9 @@ use std::ffi::c_long;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use tessera_limits::files::Mapped;
+use tessera_limits::files::StaticMapping;
 use tessera_limits::futex;
-use tessera_limits::ledger::{Ledger, SlotIndex};
+use tessera_limits::memory_account::{MemoryAccount, SlotIndex};
 
 use crate::compute::{Controller, Rest};
 use crate::grant::Process;
@@ -38,7 +38,7 @@ struct RobustList {
 }
 
 /// Starts the thread; the slot it holds, or none when there is no free one or no thread can be had.
-pub fn start(account: Mapped<Ledger>) -> Option<SlotIndex> {
+pub fn start(account: StaticMapping<MemoryAccount>) -> Option<SlotIndex> {
     let told = Arc::new(OnceLock::new());
     let tell = Arc::clone(&told);
     without_signals(|| {
@@ -82,15 +82,15 @@ fn keep() -> ! {
         match controller.look(process) {
             Rest::For(nanoseconds) => futex::wait(&WORK, 0, nanoseconds),
             Rest::Idle => futex::wait(&WORK, 0, if has_work { SETTLE_EVERY } else { AT_EASE }),
-            Rest::Window(card, change, nanoseconds) => {
-                futex::wait(&process.control.window(card).change, change, nanoseconds)
+            Rest::Window(gpu, change, nanoseconds) => {
+                futex::wait(&process.control.window(gpu).change, change, nanoseconds)
             }
         }
     }
 }
 
 /// Takes a slot and has the kernel mark it when this thread ends, however it ends.
-fn hold_slot(account: &Ledger) -> Option<SlotIndex> {
+fn hold_slot(account: &MemoryAccount) -> Option<SlotIndex> {
     // SAFETY: no arguments, no failure.
     let (process, thread) = unsafe { (libc::getpid(), libc::syscall(libc::SYS_gettid)) };
     let (process, thread) = (u32::try_from(process).ok()?, u32::try_from(thread).ok()?);

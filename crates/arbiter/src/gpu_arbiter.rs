@@ -1,6 +1,6 @@
 //! Who goes next on one GPU.
 //!
-//! Two numbers per tenant. The *account* (see [`Pacer`]) holds it to its ceiling: it may go when real time has caught
+//! Two numbers per tenant. The *account* (see [`Pacer`]) holds it to its compute_ceiling_percent: it may go when real time has caught
 //! up. *Virtual time*, busy time by share, orders those who may go: the one that had least for its share is next. For
 //! hard shares both say the same; for soft ones the second decides who grows into what others leave.
 
@@ -29,25 +29,25 @@ pub struct Share {
     /// Percent guaranteed; 0: what others leave.
     pub compute_percent: u32,
     /// Percent at most.
-    pub ceiling: u32,
+    pub compute_ceiling_percent: u32,
     /// Whether a percentage means throughput: then time counts by the GPU's power factor.
     pub by_throughput: bool,
 }
 
 /// What a container tells.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Seen {
+pub struct TenantReport {
     /// Processes that have work running or waiting.
-    pub want: u32,
+    pub wanting: u32,
     /// Those of them that have none of this window's work running any more and have given it back.
-    pub have_drained: u32,
+    pub drained: u32,
     /// Nanoseconds the GPU was busy for it, since it came.
-    pub busy: u64,
+    pub busy_ns: u64,
 }
 
 /// What to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Act<Id> {
+pub enum WindowAction<Id> {
     /// A new window for a tenant.
     Open {
         /// Whose.
@@ -56,7 +56,7 @@ pub enum Act<Id> {
         deadline: u64,
     },
     /// The window goes on, or ends now.
-    Move {
+    SetDeadline {
         /// Whose.
         tenant: Id,
         /// Until when.
@@ -77,7 +77,7 @@ pub struct GpuArbiter<Id> {
 struct Tenant<Id> {
     id: Id,
     share: Share,
-    seen: Seen,
+    seen: TenantReport,
     /// It began to want while somebody else was running.
     has_arrived: bool,
     /// Since when it has wanted, or has had no window: from then on others keep it waiting, where its account would let it go.
@@ -108,9 +108,9 @@ struct Running {
 
 /// What a tenant has had.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Used {
+pub struct WindowUsage {
     /// Nanoseconds of the GPU.
-    pub time: u64,
+    pub time_ns: u64,
     /// Windows.
     pub windows: u64,
 }
@@ -131,7 +131,7 @@ impl<Id: Copy + PartialEq> GpuArbiter<Id> {
             None => self.tenants.push(Tenant {
                 id,
                 share,
-                seen: Seen::default(),
+                seen: TenantReport::default(),
                 has_arrived: false,
                 waits_since: 0,
                 pacer: Pacer::default(),
@@ -174,13 +174,16 @@ impl<Id: Copy + PartialEq> GpuArbiter<Id> {
 
     /// What a tenant has had.
     #[must_use]
-    pub fn used(&self, id: Id) -> Used {
+    pub fn usage(&self, id: Id) -> WindowUsage {
         let tenant = self.tenants.iter().find(|tenant| tenant.id == id);
-        tenant.map_or_else(Used::default, |tenant| Used { time: tenant.used, windows: tenant.windows })
+        tenant.map_or_else(WindowUsage::default, |tenant| WindowUsage {
+            time_ns: tenant.used,
+            windows: tenant.windows,
+        })
     }
 
     /// Decides, from what is seen of each tenant.
-    pub fn step(&mut self, now: u64, seen: impl Fn(Id) -> Seen) -> Vec<Act<Id>> {
+    pub fn step(&mut self, now: u64, seen: impl Fn(Id) -> TenantReport) -> Vec<WindowAction<Id>> {
         let least = self.least_virtual_time();
         for tenant in &mut self.tenants {
             let before = std::mem::replace(&mut tenant.seen, seen(tenant.id));
@@ -207,8 +210,8 @@ impl<Id: Copy + PartialEq> GpuArbiter<Id> {
             (tenant.windows, tenant.has_arrived) = (tenant.windows + 1, false);
             let patience = if tenant.overrun.take().is_some() { 0 } else { OVERRUN };
             let kept = now.saturating_sub(tenant.waits_since.max(tenant.pacer.opens_at()));
-            acts.push(Act::Open { tenant: tenant.id, deadline });
-            let told = tenant.seen.busy;
+            acts.push(WindowAction::Open { tenant: tenant.id, deadline });
+            let told = tenant.seen.busy_ns;
             self.running =
                 Some(Running { tenant: next, since: now, told, charged: 0, deadline, kept, patience });
         }
@@ -217,7 +220,7 @@ impl<Id: Copy + PartialEq> GpuArbiter<Id> {
 
     /// When to look again though nothing is heard; none: when somebody is heard.
     #[must_use]
-    pub fn next_look(&self, now: u64) -> Option<u64> {
+    pub fn next_step_at(&self, now: u64) -> Option<u64> {
         let Some(running) = &self.running else {
             let wanting = self.tenants.iter().filter(|tenant| tenant.seen.wants());
             return wanting.map(|tenant| tenant.goes_at().max(now)).min();
@@ -234,7 +237,7 @@ impl<Id: Copy + PartialEq> GpuArbiter<Id> {
     }
 
     /// Charges the window that is open; ends, cuts or lengthens it.
-    fn follow(&mut self, now: u64, acts: &mut Vec<Act<Id>>) {
+    fn follow(&mut self, now: u64, acts: &mut Vec<WindowAction<Id>>) {
         let Some(mut running) = self.running.take() else { return };
         let current = running.tenant;
         let tenant = &mut self.tenants[current];
@@ -244,7 +247,7 @@ impl<Id: Copy + PartialEq> GpuArbiter<Id> {
         if seen.has_drained() {
             if !is_over {
                 // Given back before its end. Nobody there may think that it goes on.
-                acts.push(Act::Move { tenant: id, deadline: now });
+                acts.push(WindowAction::SetDeadline { tenant: id, deadline: now });
             }
             return;
         }
@@ -252,23 +255,23 @@ impl<Id: Copy + PartialEq> GpuArbiter<Id> {
             tenant.overrun = Some(running);
             return;
         }
-        if seen.have_drained > 0 && !is_over {
+        if seen.drained > 0 && !is_over {
             // A process gave it back too early, and others go on: so may it.
-            acts.push(Act::Move { tenant: id, deadline: running.deadline });
+            acts.push(WindowAction::SetDeadline { tenant: id, deadline: running.deadline });
         }
         let other = self.next_but(now, Some(current));
         let may_stay = self.tenants[current].may_go(now);
         // Nobody else: go on without a break, shortly before the end so that there is none.
         if !is_over && now + QUANTUM / 4 >= running.deadline && other.is_none() && may_stay {
             running.deadline = now + QUANTUM;
-            acts.push(Act::Move { tenant: id, deadline: running.deadline });
+            acts.push(WindowAction::SetDeadline { tenant: id, deadline: running.deadline });
         }
         let is_due = |other: usize| {
             self.tenants[other].has_arrived && self.tenants[other].order() <= self.tenants[current].order()
         };
         if !is_over && now >= running.since + SHORTEST && other.is_some_and(is_due) {
             running.deadline = now;
-            acts.push(Act::Move { tenant: id, deadline: now });
+            acts.push(WindowAction::SetDeadline { tenant: id, deadline: now });
         }
         self.running = Some(running);
     }
@@ -293,14 +296,14 @@ impl<Id: Copy + PartialEq> GpuArbiter<Id> {
     }
 }
 
-impl Seen {
+impl TenantReport {
     fn wants(self) -> bool {
-        self.want > 0
+        self.wanting > 0
     }
 
     /// Whether all that want have given the window back; who wants nothing has, too.
     fn has_drained(self) -> bool {
-        self.have_drained >= self.want
+        self.drained >= self.wanting
     }
 }
 
@@ -316,7 +319,7 @@ impl Running {
 impl Share {
     /// Whether there is a ceiling to hold it to.
     fn is_limited(self) -> bool {
-        (1..100).contains(&self.ceiling)
+        (1..100).contains(&self.compute_ceiling_percent)
     }
 }
 
@@ -342,20 +345,21 @@ impl<Id> Tenant<Id> {
 
     /// Charges what has become of a window since it was charged last.
     fn charge(&mut self, window: &mut Running, now: u64, factor: u64) {
-        let all = window.busy(now, self.seen.busy);
+        let all = window.busy(now, self.seen.busy_ns);
         let (from, busy) = (window.since + window.charged, all.saturating_sub(window.charged));
         window.charged += busy;
         self.waits_since = now;
         self.used += busy;
         self.virtual_time += busy * 100 / u64::from(self.share.compute_percent.max(1));
-        let owed = self.pacer.opens_at().saturating_sub(now) / 100 * u64::from(self.share.ceiling);
+        let owed =
+            self.pacer.opens_at().saturating_sub(now) / 100 * u64::from(self.share.compute_ceiling_percent);
         if self.share.is_limited() && owed < MOST_DEBT {
             let counted = if self.share.by_throughput { busy * factor / 1_000 } else { busy };
-            self.pacer.charge_after(window.kept, from, from + counted, self.share.ceiling);
+            self.pacer.charge_after(window.kept, from, from + counted, self.share.compute_ceiling_percent);
         }
     }
 }
 
 #[cfg(test)]
-#[path = "card/tests.rs"]
+#[path = "gpu_arbiter/tests.rs"]
 mod tests;

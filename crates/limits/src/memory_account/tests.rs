@@ -3,19 +3,22 @@ use std::sync::atomic::AtomicBool;
 
 use super::*;
 
+const GPU: GpuSlot = GpuSlot::FIRST;
+const OTHER_GPU: GpuSlot = GpuSlot::SECOND;
+
 /// What a new file maps to.
-fn empty() -> Arc<Ledger> {
+fn empty() -> Arc<MemoryAccount> {
     // SAFETY: the ledger is made of atomic numbers only, for which all zeros are a value.
-    let ledger: Box<Ledger> = unsafe { Box::new_zeroed().assume_init() };
+    let ledger: Box<MemoryAccount> = unsafe { Box::new_zeroed().assume_init() };
     Arc::from(ledger)
 }
 
-fn claim(ledger: &Ledger, process: u32) -> SlotIndex {
+fn claim(ledger: &MemoryAccount, process: u32) -> SlotIndex {
     ledger.claim(process, process, |_| {}).unwrap()
 }
 
 /// What the kernel does to the word of a thread that ends.
-fn kill(ledger: &Ledger, slot: SlotIndex) {
+fn kill(ledger: &MemoryAccount, slot: SlotIndex) {
     ledger.slot(slot).owner.store(OWNER_DIED, Ordering::SeqCst);
 }
 
@@ -23,54 +26,54 @@ fn kill(ledger: &Ledger, slot: SlotIndex) {
 fn memory_is_held_up_to_the_limit_and_given_back() {
     let ledger = empty();
     let (one, two) = (claim(&ledger, 1), claim(&ledger, 2));
-    assert_eq!(ledger.charge(one, 0, 600, 1000), Ok(()));
-    assert_eq!(ledger.charge(two, 0, 600, 1000), Err(Refused));
-    assert_eq!(ledger.charge(two, 0, 400, 1000), Ok(()));
-    assert_eq!(ledger.charge(two, 1, 600, 1000), Ok(()), "another GPU");
-    assert_eq!(ledger.held(0), 1000);
-    ledger.refund(one, 0, 600);
-    assert_eq!(ledger.held(0), 400);
+    assert_eq!(ledger.charge(one, GPU, 600, 1000), Ok(()));
+    assert_eq!(ledger.charge(two, GPU, 600, 1000), Err(OverLimit));
+    assert_eq!(ledger.charge(two, GPU, 400, 1000), Ok(()));
+    assert_eq!(ledger.charge(two, OTHER_GPU, 600, 1000), Ok(()), "another GPU");
+    assert_eq!(ledger.held(GPU), 1000);
+    ledger.refund(one, GPU, 600);
+    assert_eq!(ledger.held(GPU), 400);
 }
 
 #[test]
 fn huge_numbers_do_not_wrap() {
     let ledger = empty();
     let (one, two) = (claim(&ledger, 1), claim(&ledger, 2));
-    assert_eq!(ledger.charge(one, 0, u64::MAX, 1000), Err(Refused));
-    ledger.charge_anyway(one, 0, u64::MAX);
-    ledger.charge_anyway(two, 0, u64::MAX);
-    assert_eq!(ledger.charge(two, 0, 1, 1000), Err(Refused));
-    ledger.refund(one, 0, u64::MAX);
-    ledger.refund(two, 0, u64::MAX);
-    ledger.refund(two, 0, 5);
-    assert_eq!(ledger.held(0), 0);
+    assert_eq!(ledger.charge(one, GPU, u64::MAX, 1000), Err(OverLimit));
+    ledger.charge_anyway(one, GPU, u64::MAX);
+    ledger.charge_anyway(two, GPU, u64::MAX);
+    assert_eq!(ledger.charge(two, GPU, 1, 1000), Err(OverLimit));
+    ledger.refund(one, GPU, u64::MAX);
+    ledger.refund(two, GPU, u64::MAX);
+    ledger.refund(two, GPU, 5);
+    assert_eq!(ledger.held(GPU), 0);
 }
 
 #[test]
 fn the_dead_hold_until_they_are_gone() {
     let ledger = empty();
     let (one, two) = (claim(&ledger, 1), claim(&ledger, 2));
-    ledger.charge(one, 0, 600, 1000).unwrap();
+    ledger.charge(one, GPU, 600, 1000).unwrap();
     kill(&ledger, one);
     ledger.sweep(|_| false);
-    assert_eq!(ledger.charge(two, 0, 600, 1000), Err(Refused), "the driver still has it");
+    assert_eq!(ledger.charge(two, GPU, 600, 1000), Err(OverLimit), "the driver still has it");
     ledger.sweep(|process| process == 1);
-    assert_eq!(ledger.charge(two, 0, 600, 1000), Ok(()));
+    assert_eq!(ledger.charge(two, GPU, 600, 1000), Ok(()));
     assert_eq!(claim(&ledger, 3), one, "the slot is used again");
-    assert_eq!(ledger.slot(one).held(0), 0);
+    assert_eq!(ledger.slot(one).held(GPU), 0);
 }
 
 #[test]
 fn a_claimer_killed_half_way_leaves_a_slot_for_others() {
     let ledger = empty();
     let one = claim(&ledger, 1);
-    ledger.charge(one, 0, 600, 1000).unwrap();
+    ledger.charge(one, GPU, 600, 1000).unwrap();
     kill(&ledger, one);
     ledger.sweep(|_| true);
     // Killed right after it took the word.
     ledger.slot(one).owner.store(2, Ordering::SeqCst);
     kill(&ledger, one);
-    assert_eq!(ledger.held(0), 0);
+    assert_eq!(ledger.held(GPU), 0);
     assert_eq!(claim(&ledger, 3), one);
 }
 
@@ -78,9 +81,9 @@ fn a_claimer_killed_half_way_leaves_a_slot_for_others() {
 fn an_announcement_of_the_dead_stops_nobody() {
     let ledger = empty();
     let (one, two) = (claim(&ledger, 1), claim(&ledger, 2));
-    ledger.slot(one).tentative[0].store(900, Ordering::SeqCst);
+    ledger.slot(one).tentative[GPU].store(900, Ordering::SeqCst);
     kill(&ledger, one);
-    assert_eq!(ledger.charge(two, 0, 600, 1000), Ok(()));
+    assert_eq!(ledger.charge(two, GPU, 600, 1000), Ok(()));
 }
 
 #[test]
@@ -89,7 +92,7 @@ fn nonsense_in_the_file_is_bounded() {
     let one = claim(&ledger, 1);
     ledger.used_slots.store(u32::MAX, Ordering::SeqCst);
     assert_eq!(ledger.slots().len(), SLOTS);
-    assert_eq!(ledger.charge(one, 0, 10, 1000), Ok(()));
+    assert_eq!(ledger.charge(one, GPU, 10, 1000), Ok(()));
 }
 
 #[test]
@@ -116,7 +119,7 @@ fn of_those_who_race_exactly_one_passes() {
                 let me = claim(ledger, process);
                 for _ in 0..ROUNDS {
                     barrier.wait();
-                    let passed = ledger.charge(me, 0, 600, 1000).is_ok();
+                    let passed = ledger.charge(me, GPU, 600, 1000).is_ok();
                     holders.fetch_add(u32::from(passed), Ordering::SeqCst);
                     barrier.wait();
                     if holders.load(Ordering::SeqCst) != 1 {
@@ -124,7 +127,7 @@ fn of_those_who_race_exactly_one_passes() {
                     }
                     barrier.wait();
                     if passed {
-                        ledger.refund(me, 0, 600);
+                        ledger.refund(me, GPU, 600);
                         holders.store(0, Ordering::SeqCst);
                     }
                 }
@@ -132,7 +135,7 @@ fn of_those_who_race_exactly_one_passes() {
         }
     });
     assert!(!wrong.load(Ordering::SeqCst));
-    assert_eq!(ledger.held(0), 0);
+    assert_eq!(ledger.held(GPU), 0);
 }
 
 #[test]
@@ -140,7 +143,7 @@ fn the_agent_reads_what_each_process_says() {
     let ledger = empty();
     let (one, two, three) = (claim(&ledger, 11), claim(&ledger, 12), claim(&ledger, 13));
     for (slot, bytes) in [(one, 5), (two, 6), (three, 7)] {
-        ledger.charge(slot, 2, bytes, 100).unwrap();
+        ledger.charge(slot, OTHER_GPU, bytes, 100).unwrap();
     }
     ledger.slot(one).denied.store(3, Ordering::SeqCst);
     ledger.slot(one).waited.store(4, Ordering::SeqCst);
@@ -149,22 +152,25 @@ fn the_agent_reads_what_each_process_says() {
     ledger.sweep(|process| process == 13);
     // SAFETY: the bytes of a ledger that nobody changes meanwhile.
     let bytes = unsafe {
-        std::slice::from_raw_parts(std::ptr::from_ref::<Ledger>(&ledger).cast::<u8>(), size_of::<Ledger>())
+        std::slice::from_raw_parts(
+            std::ptr::from_ref::<MemoryAccount>(&ledger).cast::<u8>(),
+            size_of::<MemoryAccount>(),
+        )
     };
-    let mut demands = Demands::default();
+    let mut demands = AccountSnapshot::default();
     demands.read(|into, place| {
         let from = &bytes[usize::try_from(place).unwrap()..];
         let length = into.len().min(from.len());
         into[..length].copy_from_slice(&from[..length]);
         Ok(length)
     });
-    let said: Vec<_> = demands.said().collect();
+    let said: Vec<_> = demands.process_usage().collect();
     let alive = said[0].unwrap();
     assert_eq!(
-        (alive.process, alive.is_alive, alive.held[2], alive.denied, alive.waited),
+        (alive.process, alive.is_alive, alive.held[OTHER_GPU], alive.denied, alive.waited),
         (11, true, 5, 3, 4)
     );
     let ending = said[1].unwrap();
-    assert_eq!((ending.process, ending.is_alive, ending.held[2]), (12, false, 6));
+    assert_eq!((ending.process, ending.is_alive, ending.held[OTHER_GPU]), (12, false, 6));
     assert_eq!(said[2], None, "gone");
 }

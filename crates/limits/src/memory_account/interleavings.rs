@@ -5,22 +5,24 @@ use loom::thread;
 
 use super::*;
 
-fn empty() -> Arc<Ledger> {
-    let ledger = Ledger {
+const GPU: GpuSlot = GpuSlot::FIRST;
+
+fn empty() -> Arc<MemoryAccount> {
+    let ledger = MemoryAccount {
         format: AtomicU64::new(FORMAT),
         used_slots: AtomicU32::new(0),
-        pacers: std::array::from_fn(|_| SharedPacer::new()),
+        pacers: PerGpu::from_fn(|_| SharedPacer::new()),
         slots: std::array::from_fn(|_| Slot {
             owner: AtomicU32::new(0),
             process: AtomicU32::new(0),
             gone: AtomicU32::new(0),
-            held: std::array::from_fn(|_| AtomicU64::new(0)),
-            tentative: std::array::from_fn(|_| AtomicU64::new(0)),
+            held: PerGpu::from_fn(|_| AtomicU64::new(0)),
+            tentative: PerGpu::from_fn(|_| AtomicU64::new(0)),
             denied: AtomicU64::new(0),
             waited: AtomicU64::new(0),
             waits: AtomicU64::new(0),
-            unsure: AtomicU32::new(0),
-            demand: std::array::from_fn(|_| Demand { wants: AtomicU32::new(0), drained: AtomicU32::new(0) }),
+            awaiting_measurement: AtomicU32::new(0),
+            demand: PerGpu::from_fn(|_| GpuDemand { wants: AtomicU32::new(0), drained: AtomicU32::new(0) }),
         }),
     };
     Arc::new(ledger)
@@ -42,12 +44,12 @@ fn two_never_both_pass() {
         let other = slots[1];
         let racer = {
             let ledger = ledger.clone();
-            thread::spawn(move || ledger.charge(other, 0, 600, 1000).is_ok())
+            thread::spawn(move || ledger.charge(other, GPU, 600, 1000).is_ok())
         };
-        let mine = ledger.charge(slots[0], 0, 600, 1000).is_ok();
+        let mine = ledger.charge(slots[0], GPU, 600, 1000).is_ok();
         let theirs = racer.join().unwrap();
         assert!(!(mine && theirs));
-        assert!(ledger.held(0) <= 1000);
+        assert!(ledger.held(GPU) <= 1000);
     });
 }
 
@@ -57,18 +59,18 @@ fn a_refund_lets_another_in_and_no_more() {
     explore(|| {
         let ledger = empty();
         let (one, two) = (ledger.claim(1, 1, |_| {}).unwrap(), ledger.claim(2, 2, |_| {}).unwrap());
-        ledger.charge(one, 0, 800, 1000).unwrap();
+        ledger.charge(one, GPU, 800, 1000).unwrap();
         let giver = {
             let ledger = ledger.clone();
             thread::spawn(move || {
-                ledger.refund(one, 0, 800);
-                ledger.charge(one, 0, 500, 1000).is_ok()
+                ledger.refund(one, GPU, 800);
+                ledger.charge(one, GPU, 500, 1000).is_ok()
             })
         };
-        let got = ledger.charge(two, 0, 600, 1000).is_ok();
+        let got = ledger.charge(two, GPU, 600, 1000).is_ok();
         let again = giver.join().unwrap();
         assert!(!(got && again));
-        assert_eq!(ledger.held(0), 600 * u64::from(got) + 500 * u64::from(again));
+        assert_eq!(ledger.held(GPU), 600 * u64::from(got) + 500 * u64::from(again));
     });
 }
 
@@ -78,7 +80,7 @@ fn a_death_at_any_moment_lets_nobody_pass_the_limit() {
     explore(|| {
         let ledger = empty();
         let (one, two) = (ledger.claim(1, 1, |_| {}).unwrap(), ledger.claim(2, 2, |_| {}).unwrap());
-        ledger.charge(one, 0, 600, 1000).unwrap();
+        ledger.charge(one, GPU, 600, 1000).unwrap();
         let killer = {
             let ledger = ledger.clone();
             thread::spawn(move || {
@@ -86,12 +88,12 @@ fn a_death_at_any_moment_lets_nobody_pass_the_limit() {
                 ledger.sweep(|_| true);
             })
         };
-        let early = ledger.charge(two, 0, 600, 1000).is_ok();
+        let early = ledger.charge(two, GPU, 600, 1000).is_ok();
         killer.join().unwrap();
         if !early {
-            assert_eq!(ledger.charge(two, 0, 600, 1000), Ok(()), "the memory of the dead is free");
+            assert_eq!(ledger.charge(two, GPU, 600, 1000), Ok(()), "the memory of the dead is free");
         }
-        assert_eq!(ledger.held(0), 600);
+        assert_eq!(ledger.held(GPU), 600);
     });
 }
 

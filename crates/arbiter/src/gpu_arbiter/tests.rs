@@ -42,23 +42,23 @@ fn run(shares: &[Share], programs: &mut [Program], length: u64) -> Vec<u64> {
     let mut now = 1_000 * MS;
     let end = now + length;
     while now < end {
-        let seen: HashMap<usize, Seen> = programs
+        let seen: HashMap<usize, TenantReport> = programs
             .iter()
             .enumerate()
             .map(|(id, it)| {
-                let want = u32::from((it.wants)(now) || it.runs_until > now);
+                let wanting = u32::from((it.wants)(now) || it.runs_until > now);
                 let has_drained = it.deadline <= now && it.runs_until + it.late <= now;
-                let have_drained = u32::from(has_drained) * want;
-                (id, Seen { want, have_drained, busy: had[id] - it.runs_until.saturating_sub(now) })
+                let drained = u32::from(has_drained) * wanting;
+                (id, TenantReport { wanting, drained, busy_ns: had[id] - it.runs_until.saturating_sub(now) })
             })
             .collect();
         for act in arbiter.step(now, |id| seen[&id]) {
             match act {
-                Act::Open { tenant, deadline } => {
+                WindowAction::Open { tenant, deadline } => {
                     let program = &mut programs[tenant];
                     (program.deadline, program.hears) = (deadline, now + program.late);
                 }
-                Act::Move { tenant, deadline } => programs[tenant].deadline = deadline,
+                WindowAction::SetDeadline { tenant, deadline } => programs[tenant].deadline = deadline,
             }
         }
         for (id, program) in programs.iter_mut().enumerate() {
@@ -75,11 +75,11 @@ fn run(shares: &[Share], programs: &mut [Program], length: u64) -> Vec<u64> {
 }
 
 fn hard(compute_percent: u32) -> Share {
-    Share { compute_percent, ceiling: compute_percent, by_throughput: false }
+    Share { compute_percent, compute_ceiling_percent: compute_percent, by_throughput: false }
 }
 
 fn soft(compute_percent: u32) -> Share {
-    Share { compute_percent, ceiling: 100, by_throughput: false }
+    Share { compute_percent, compute_ceiling_percent: 100, by_throughput: false }
 }
 
 fn points(had: u64, length: u64) -> f64 {
@@ -131,7 +131,7 @@ fn unlike_tenants_get_equal_time_for_equal_shares() {
 #[test]
 fn memory_grants_use_what_is_left() {
     let length = 5_000 * MS;
-    let free = Share { compute_percent: 0, ceiling: 100, by_throughput: false };
+    let free = Share { compute_percent: 0, compute_ceiling_percent: 100, by_throughput: false };
     let had = run(&[hard(60), free], &mut [Program::always(MS / 10), Program::always(MS / 10)], length);
     assert!((points(had[0], length) - 60.0).abs() < 2.0, "{had:?}");
     assert!(points(had[1], length) > 30.0, "{had:?}");
@@ -151,15 +151,16 @@ fn a_returning_tenant_is_served_at_once_but_gets_nothing_for_its_absence() {
     arbiter.set("guest", soft(30));
     let (mut now, mut deadline) = (1_000 * MS, 0);
     let seen = |now, deadline, guest| {
-        move |id: &str| Seen {
-            want: u32::from(guest || id == "hog"),
-            have_drained: u32::from(id == "hog" && deadline <= now),
-            busy: 0,
+        move |id: &str| TenantReport {
+            wanting: u32::from(guest || id == "hog"),
+            drained: u32::from(id == "hog" && deadline <= now),
+            busy_ns: 0,
         }
     };
     for _ in 0..1_000 {
         for act in arbiter.step(now, seen(now, deadline, false)) {
-            let (Act::Open { deadline: end, .. } | Act::Move { deadline: end, .. }) = act;
+            let (WindowAction::Open { deadline: end, .. } | WindowAction::SetDeadline { deadline: end, .. }) =
+                act;
             deadline = end;
         }
         now += STEP;
@@ -168,11 +169,12 @@ fn a_returning_tenant_is_served_at_once_but_gets_nothing_for_its_absence() {
     let begin = now;
     loop {
         let acts = arbiter.step(now, seen(now, deadline, true));
-        if acts.iter().any(|act| matches!(act, Act::Open { tenant: "guest", .. })) {
+        if acts.iter().any(|act| matches!(act, WindowAction::Open { tenant: "guest", .. })) {
             break;
         }
         for act in acts {
-            let (Act::Open { deadline: end, .. } | Act::Move { deadline: end, .. }) = act;
+            let (WindowAction::Open { deadline: end, .. } | WindowAction::SetDeadline { deadline: end, .. }) =
+                act;
             deadline = end;
         }
         now += STEP;
@@ -185,10 +187,10 @@ fn the_window_of_the_dead_is_taken_back() {
     let mut arbiter = GpuArbiter::default();
     arbiter.set(1, hard(50));
     arbiter.set(2, hard(50));
-    let all = |_| Seen { want: 1, have_drained: 0, busy: 0 };
+    let all = |_| TenantReport { wanting: 1, drained: 0, busy_ns: 0 };
     assert_eq!(arbiter.step(0, all).len(), 1);
     arbiter.remove(1);
-    assert!(matches!(arbiter.step(MS, all)[..], [Act::Open { tenant: 2, .. }]));
+    assert!(matches!(arbiter.step(MS, all)[..], [WindowAction::Open { tenant: 2, .. }]));
 }
 
 #[test]
@@ -196,10 +198,10 @@ fn a_tenant_that_never_drains_does_not_stop_the_others() {
     let mut arbiter = GpuArbiter::default();
     arbiter.set(1, hard(50));
     arbiter.set(2, hard(50));
-    let stuck = |id| Seen { want: 1, have_drained: u32::from(id == 2), busy: 0 };
+    let stuck = |id| TenantReport { wanting: 1, drained: u32::from(id == 2), busy_ns: 0 };
     arbiter.step(0, stuck);
     let served = (1..2_000).any(|step| {
-        arbiter.step(step * STEP, stuck).iter().any(|act| matches!(act, Act::Open { tenant: 2, .. }))
+        arbiter.step(step * STEP, stuck).iter().any(|act| matches!(act, WindowAction::Open { tenant: 2, .. }))
     });
     assert!(served);
 }
@@ -232,16 +234,16 @@ fn a_tenant_that_never_drains_gets_windows_all_the_same() {
     let (mut opened, mut busy) = (Vec::new(), 0);
     for step in 0..120_000 {
         let now = step * STEP;
-        let acts = arbiter.step(now, |_| Seen { want: 1, have_drained: 0, busy });
-        opened.extend(acts.iter().any(|act| matches!(act, Act::Open { .. })).then_some(now));
-        assert!(arbiter.next_look(now).is_some_and(|next| next > now), "looks without an end");
+        let acts = arbiter.step(now, |_| TenantReport { wanting: 1, drained: 0, busy_ns: busy });
+        opened.extend(acts.iter().any(|act| matches!(act, WindowAction::Open { .. })).then_some(now));
+        assert!(arbiter.next_step_at(now).is_some_and(|next| next > now), "looks without an end");
         busy += STEP;
     }
     assert!(opened.windows(2).all(|pair| pair[1] - pair[0] < 3_500 * MS) && opened.len() > 15, "{opened:?}");
     // Once it has drained it pays, but not for ever.
     let paid = (120_000..).find(|step| {
-        let acts = arbiter.step(step * STEP, |_| Seen { want: 1, have_drained: 1, busy });
-        acts.iter().any(|act| matches!(act, Act::Open { .. }))
+        let acts = arbiter.step(step * STEP, |_| TenantReport { wanting: 1, drained: 1, busy_ns: busy });
+        acts.iter().any(|act| matches!(act, WindowAction::Open { .. }))
     });
     let owed = paid.unwrap() * STEP - 60_000 * MS;
     assert!((5 * MOST_DEBT..15 * MOST_DEBT).contains(&owed), "{} ms", owed / MS);
@@ -256,17 +258,19 @@ fn a_tenant_that_never_drains_goes_on_beside_another_and_costs_it_little() {
     let (mut open_until, mut had, length) = (0, 0, 30_000 * MS);
     for now in (0..length).step_by(usize::try_from(STEP).unwrap()) {
         let acts = arbiter.step(now, |id| match id {
-            1 => Seen { want: 1, have_drained: u32::from(open_until <= now), busy: had },
-            _ => Seen { want: 1, have_drained: 0, busy: 0 },
+            1 => TenantReport { wanting: 1, drained: u32::from(open_until <= now), busy_ns: had },
+            _ => TenantReport { wanting: 1, drained: 0, busy_ns: 0 },
         });
         for act in acts {
-            if let Act::Open { tenant: 1, deadline } | Act::Move { tenant: 1, deadline } = act {
+            if let WindowAction::Open { tenant: 1, deadline }
+            | WindowAction::SetDeadline { tenant: 1, deadline } = act
+            {
                 open_until = deadline;
             }
         }
         had += if open_until > now { STEP } else { 0 };
     }
-    assert!(arbiter.used(2).windows >= 9, "{} windows in 30 s", arbiter.used(2).windows);
+    assert!(arbiter.usage(2).windows >= 9, "{} windows in 30 s", arbiter.usage(2).windows);
     assert!(points(had, length) > 96.0, "{} for the other one", points(had, length));
 }
 
@@ -279,14 +283,17 @@ fn nobody_owes_for_ever_beside_another() {
     let (mut open_until, mut had, over) = (0, 0, 60_000 * MS);
     let served = (0..).map(|step| step * STEP).find(|&now| {
         let acts = arbiter.step(now, |id| match id {
-            1 => Seen { want: 1, have_drained: u32::from(open_until <= now), busy: had },
-            _ => Seen { want: 1, have_drained: u32::from(now >= over), busy: 0 },
+            1 => TenantReport { wanting: 1, drained: u32::from(open_until <= now), busy_ns: had },
+            _ => TenantReport { wanting: 1, drained: u32::from(now >= over), busy_ns: 0 },
         });
-        if let Some(Act::Open { tenant: 1, deadline } | Act::Move { tenant: 1, deadline }) = acts.last() {
+        if let Some(
+            WindowAction::Open { tenant: 1, deadline } | WindowAction::SetDeadline { tenant: 1, deadline },
+        ) = acts.last()
+        {
             open_until = *deadline;
         }
         had += if open_until > now { STEP } else { 0 };
-        now >= over && acts.iter().any(|act| matches!(act, Act::Open { tenant: 2, .. }))
+        now >= over && acts.iter().any(|act| matches!(act, WindowAction::Open { tenant: 2, .. }))
     });
     let waited = (served.unwrap() - over) / MS;
     assert!((2_000..15_000).contains(&waited), "{waited} ms");
@@ -300,9 +307,13 @@ fn a_tenant_that_denies_its_work_gains_little() {
     let (mut had, mut deadline, length) = (0, 0, 5_000 * MS);
     for step in 1..length / STEP {
         let now = step * STEP;
-        for act in arbiter.step(now, |_| Seen { want: 1, have_drained: u32::from(deadline <= now), busy: 0 })
-        {
-            let (Act::Open { deadline: end, .. } | Act::Move { deadline: end, .. }) = act;
+        for act in arbiter.step(now, |_| TenantReport {
+            wanting: 1,
+            drained: u32::from(deadline <= now),
+            busy_ns: 0,
+        }) {
+            let (WindowAction::Open { deadline: end, .. } | WindowAction::SetDeadline { deadline: end, .. }) =
+                act;
             deadline = end;
         }
         had += if deadline > now { STEP } else { 0 };
@@ -324,21 +335,24 @@ fn a_hog_beside_requests_gets_its_share() {
 fn a_window_given_back_has_ended_even_if_its_tenant_wants_the_gpu_again() {
     let mut arbiter = GpuArbiter::default();
     arbiter.set(1, hard(50));
-    let seen = |want, have_drained| move |_| Seen { want, have_drained, busy: 0 };
-    assert!(matches!(arbiter.step(MS, seen(1, 0))[..], [Act::Open { .. }]));
+    let seen = |wanting, drained| move |_| TenantReport { wanting, drained, busy_ns: 0 };
+    assert!(matches!(arbiter.step(MS, seen(1, 0))[..], [WindowAction::Open { .. }]));
     // It had done its work, gave the window back, and came again before anybody looked.
     let acts = arbiter.step(3 * MS, seen(1, 1));
-    assert_eq!(acts[0], Act::Move { tenant: 1, deadline: 3 * MS });
-    assert!(matches!(acts[1..], [Act::Open { .. }]), "another one, as its account allows it: {acts:?}");
+    assert_eq!(acts[0], WindowAction::SetDeadline { tenant: 1, deadline: 3 * MS });
+    assert!(
+        matches!(acts[1..], [WindowAction::Open { .. }]),
+        "another one, as its account allows it: {acts:?}"
+    );
 }
 
 #[test]
 fn a_process_that_gave_the_window_back_is_let_in_again_while_others_of_its_container_go_on() {
     let mut arbiter = GpuArbiter::default();
     arbiter.set(1, soft(50));
-    let seen = |want, have_drained| move |_| Seen { want, have_drained, busy: 0 };
+    let seen = |wanting, drained| move |_| TenantReport { wanting, drained, busy_ns: 0 };
     let acts = arbiter.step(MS, seen(1, 0));
-    let [Act::Open { deadline, .. }] = acts[..] else { panic!("{acts:?}") };
-    assert_eq!(arbiter.step(2 * MS, seen(2, 1))[..], [Act::Move { tenant: 1, deadline }]);
+    let [WindowAction::Open { deadline, .. }] = acts[..] else { panic!("{acts:?}") };
+    assert_eq!(arbiter.step(2 * MS, seen(2, 1))[..], [WindowAction::SetDeadline { tenant: 1, deadline }]);
     assert_eq!(arbiter.step(3 * MS, seen(2, 0))[..], []);
 }

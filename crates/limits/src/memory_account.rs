@@ -9,14 +9,14 @@
 
 use crate::atomic::{AtomicU32, AtomicU64, Ordering, yield_now};
 
-use crate::CARDS;
 use crate::pacer::{BUSY_PLACE, SharedPacer};
+use crate::{GpuSlot, PerGpu};
 
 /// First word of the file: the format.
 pub const FORMAT: u64 = u64::from_le_bytes(*b"account4");
 
 /// Where in the file that word lies.
-pub const FORMAT_PLACE: u64 = std::mem::offset_of!(Ledger, format) as u64;
+pub const FORMAT_OFFSET: u64 = std::mem::offset_of!(MemoryAccount, format) as u64;
 
 /// How many processes of one container may use GPUs at a time.
 pub const SLOTS: usize = if cfg!(loom) { 3 } else { 512 };
@@ -27,12 +27,12 @@ const OWNER_DIED: u32 = 0x4000_0000;
 /// The whole file, as it is mapped.
 #[repr(C, align(64))]
 #[derive(Debug)]
-pub struct Ledger {
+pub struct MemoryAccount {
     format: AtomicU64,
     /// No slot from here on was ever used.
     used_slots: AtomicU32,
     /// What the processes have used of each GPU's time, for when they hold themselves to their share.
-    pacers: [SharedPacer; CARDS],
+    pacers: PerGpu<SharedPacer>,
     slots: [Slot; SLOTS],
 }
 
@@ -46,16 +46,16 @@ pub struct Slot {
     process: AtomicU32,
     /// Process id of the last owner whose memory is known to be back with the GPU.
     gone: AtomicU32,
-    held: [AtomicU64; CARDS],
-    tentative: [AtomicU64; CARDS],
+    held: PerGpu<AtomicU64>,
+    tentative: PerGpu<AtomicU64>,
     /// Bytes refused so far.
     pub denied: AtomicU64,
     /// Nanoseconds threads of this process have waited for a window.
     pub waited: AtomicU64,
     /// Threads that wait for the agent to measure what is beyond the ledger.
-    pub unsure: AtomicU32,
-    /// Per GPU, see [`Demand`].
-    pub demand: [Demand; CARDS],
+    pub awaiting_measurement: AtomicU32,
+    /// Per GPU, see [`GpuDemand`].
+    pub demand: PerGpu<GpuDemand>,
     /// How often a thread of this process had to wait for a window.
     pub waits: AtomicU64,
 }
@@ -63,7 +63,7 @@ pub struct Slot {
 /// What a process tells the arbiter about one GPU.
 #[repr(C)]
 #[derive(Debug)]
-pub struct Demand {
+pub struct GpuDemand {
     /// 1 while it has work running or waiting.
     pub wants: AtomicU32,
     /// Number of the last window whose work has all ended: it is given back, and not used again unless the arbiter says so.
@@ -76,17 +76,17 @@ pub struct SlotIndex(usize);
 
 /// The container is at its limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Refused;
+pub struct OverLimit;
 
 /// What is known of the process behind a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Owner {
+pub enum SlotOwner {
     /// No process ever had the slot.
-    Nobody,
+    Unused,
     /// It lives.
     Alive,
     /// Its threads have ended; the driver may still be taking its memory back.
-    Ending {
+    Exiting {
         /// Its process id.
         process: u32,
     },
@@ -95,9 +95,9 @@ pub enum Owner {
 }
 
 /// How often a process looks again while another one is just announcing.
-const LOOKS: u32 = if cfg!(loom) { 2 } else { 2_000 };
+const MAX_ATTEMPTS: u32 = if cfg!(loom) { 2 } else { 2_000 };
 
-impl Ledger {
+impl MemoryAccount {
     /// Whether this is the format this crate reads.
     #[must_use]
     pub fn is_known(&self) -> bool {
@@ -114,7 +114,7 @@ impl Ledger {
     ) -> Option<SlotIndex> {
         for (index, slot) in self.slots.iter().enumerate() {
             let seen = slot.owner.load(Ordering::Acquire);
-            if !matches!(slot.state(seen), Owner::Nobody | Owner::Gone) {
+            if !matches!(slot.state(seen), SlotOwner::Unused | SlotOwner::Gone) {
                 continue;
             }
             about_to_take(&slot.owner);
@@ -138,8 +138,8 @@ impl Ledger {
 
     /// What all processes together have used of a GPU's time.
     #[must_use]
-    pub fn pacer(&self, card: usize) -> &SharedPacer {
-        &self.pacers[card]
+    pub fn pacer(&self, gpu: GpuSlot) -> &SharedPacer {
+        &self.pacers[gpu]
     }
 
     /// All slots that were ever used.
@@ -151,47 +151,47 @@ impl Ledger {
 
     /// Bytes of the GPU held by all processes together.
     #[must_use]
-    pub fn held(&self, card: usize) -> u64 {
-        self.sum(card).settled
+    pub fn held(&self, gpu: GpuSlot) -> u64 {
+        self.sum(gpu).settled
     }
 
     /// Adds `bytes` to what the process holds unless the container would then hold more than `limit`. One thread of
     /// a process at a time.
     ///
     /// # Errors
-    /// [`Refused`] at the limit.
-    pub fn charge(&self, me: SlotIndex, card: usize, bytes: u64, limit: u64) -> Result<(), Refused> {
+    /// [`OverLimit`] at the limit.
+    pub fn charge(&self, me: SlotIndex, gpu: GpuSlot, bytes: u64, limit: u64) -> Result<(), OverLimit> {
         let mine = self.slot(me);
-        for look in 0..LOOKS {
-            mine.tentative[card].store(bytes, Ordering::SeqCst);
-            let sum = self.sum(card);
+        for look in 0..MAX_ATTEMPTS {
+            mine.tentative[gpu].store(bytes, Ordering::SeqCst);
+            let sum = self.sum(gpu);
             if sum.settled.saturating_add(sum.tentative) <= limit {
                 // Held first, so that nobody misses it in between; seen twice does no harm.
-                mine.held[card].fetch_add(bytes, Ordering::SeqCst);
-                mine.tentative[card].store(0, Ordering::SeqCst);
+                mine.held[gpu].fetch_add(bytes, Ordering::SeqCst);
+                mine.tentative[gpu].store(0, Ordering::SeqCst);
                 return Ok(());
             }
             if sum.settled.saturating_add(bytes) > limit {
                 break;
             }
             // It would fit but for others who are announcing too. The lowest slot stays, the others step back.
-            if self.slots[..me.0].iter().any(|slot| slot.tentative(card) > 0) {
-                mine.tentative[card].store(0, Ordering::SeqCst);
+            if self.slots[..me.0].iter().any(|slot| slot.tentative(gpu) > 0) {
+                mine.tentative[gpu].store(0, Ordering::SeqCst);
             }
             if look < 100 { yield_now() } else { crate::futex::sleep(10_000) }
         }
-        mine.tentative[card].store(0, Ordering::SeqCst);
-        Err(Refused)
+        mine.tentative[gpu].store(0, Ordering::SeqCst);
+        Err(OverLimit)
     }
 
     /// Adds what the process already has, limit or not.
-    pub fn charge_anyway(&self, me: SlotIndex, card: usize, bytes: u64) {
-        self.slot(me).held[card].fetch_add(bytes, Ordering::SeqCst);
+    pub fn charge_anyway(&self, me: SlotIndex, gpu: GpuSlot, bytes: u64) {
+        self.slot(me).held[gpu].fetch_add(bytes, Ordering::SeqCst);
     }
 
     /// Gives back.
-    pub fn refund(&self, me: SlotIndex, card: usize, bytes: u64) {
-        let held = &self.slot(me).held[card];
+    pub fn refund(&self, me: SlotIndex, gpu: GpuSlot, bytes: u64) {
+        let held = &self.slot(me).held[gpu];
         // Saturating: a tenant that writes here must not turn its own refund into a huge sum.
         let _ =
             held.fetch_update(Ordering::SeqCst, Ordering::Relaxed, |held| Some(held.saturating_sub(bytes)));
@@ -201,7 +201,7 @@ impl Ledger {
     pub fn sweep(&self, is_gone: impl Fn(u32) -> bool) {
         for slot in self.slots() {
             let seen = slot.owner.load(Ordering::SeqCst);
-            if let Owner::Ending { process } = slot.state(seen)
+            if let SlotOwner::Exiting { process } = slot.state(seen)
                 && is_gone(process)
             {
                 // By its name: if somebody else has taken the slot meanwhile, this says nothing about them.
@@ -210,12 +210,12 @@ impl Ledger {
         }
     }
 
-    fn sum(&self, card: usize) -> Sum {
+    fn sum(&self, gpu: GpuSlot) -> Sum {
         let mut sum = Sum::default();
         for slot in self.slots() {
             // In this order: what moves from tentative to held while we look is seen at least once.
-            let tentative = slot.tentative(card);
-            let held = slot.held(card);
+            let tentative = slot.tentative(gpu);
+            let held = slot.held(gpu);
             sum.tentative = sum.tentative.saturating_add(tentative);
             sum.settled = sum.settled.saturating_add(held);
         }
@@ -233,28 +233,28 @@ struct Sum {
 impl Slot {
     /// What is known of the owner.
     #[must_use]
-    pub fn owner(&self) -> Owner {
+    pub fn owner(&self) -> SlotOwner {
         self.state(self.owner.load(Ordering::SeqCst))
     }
 
     /// Bytes of the GPU its process holds; nothing once the process is gone.
     #[must_use]
-    pub fn held(&self, card: usize) -> u64 {
-        if self.owner() == Owner::Gone { 0 } else { self.held[card].load(Ordering::SeqCst) }
+    pub fn held(&self, gpu: GpuSlot) -> u64 {
+        if self.owner() == SlotOwner::Gone { 0 } else { self.held[gpu].load(Ordering::SeqCst) }
     }
 
-    fn tentative(&self, card: usize) -> u64 {
+    fn tentative(&self, gpu: GpuSlot) -> u64 {
         // The dead ask for nothing.
-        if matches!(self.owner(), Owner::Alive) { self.tentative[card].load(Ordering::SeqCst) } else { 0 }
+        if matches!(self.owner(), SlotOwner::Alive) { self.tentative[gpu].load(Ordering::SeqCst) } else { 0 }
     }
 
-    fn state(&self, owner: u32) -> Owner {
+    fn state(&self, owner: u32) -> SlotOwner {
         match owner {
-            0 => Owner::Nobody,
-            _ if owner & OWNER_DIED == 0 => Owner::Alive,
+            0 => SlotOwner::Unused,
+            _ if owner & OWNER_DIED == 0 => SlotOwner::Alive,
             _ => match self.process.load(Ordering::SeqCst) {
-                process if process == self.gone.load(Ordering::SeqCst) => Owner::Gone,
-                process => Owner::Ending { process },
+                process if process == self.gone.load(Ordering::SeqCst) => SlotOwner::Gone,
+                process => SlotOwner::Exiting { process },
             },
         }
     }
@@ -264,7 +264,7 @@ impl Slot {
         {
             place.store(0, Ordering::SeqCst);
         }
-        self.unsure.store(0, Ordering::SeqCst);
+        self.awaiting_measurement.store(0, Ordering::SeqCst);
         for demand in &self.demand {
             demand.wants.store(0, Ordering::SeqCst);
             demand.drained.store(0, Ordering::SeqCst);
@@ -275,37 +275,37 @@ impl Slot {
 /// What the processes of a container want, as the agent reads it from the file: by reading, not by mapping, for the
 /// container can cut its file short at any time.
 #[derive(Debug, Default)]
-pub struct Demands {
+pub struct AccountSnapshot {
     /// What lies before the slots.
     head: Vec<u8>,
     bytes: Vec<u8>,
     slots: usize,
 }
 
-impl Demands {
+impl AccountSnapshot {
     /// Reads anew. `read_at` is given a place in the file and returns how many bytes it has read.
     pub fn read(&mut self, read_at: impl Fn(&mut [u8], u64) -> std::io::Result<usize>) {
-        self.head.resize(std::mem::offset_of!(Ledger, slots), 0);
+        self.head.resize(std::mem::offset_of!(MemoryAccount, slots), 0);
         let read = read_at(&mut self.head, 0).unwrap_or(0);
         self.head.truncate(read);
-        self.slots = (word(&self.head, std::mem::offset_of!(Ledger, used_slots)) as usize).min(SLOTS);
+        self.slots = (word(&self.head, std::mem::offset_of!(MemoryAccount, used_slots)) as usize).min(SLOTS);
         self.bytes.resize(self.slots * size_of::<Slot>(), 0);
         if self.slots == 0 {
             return;
         }
-        let read = read_at(&mut self.bytes, std::mem::offset_of!(Ledger, slots) as u64).unwrap_or(0);
+        let read = read_at(&mut self.bytes, std::mem::offset_of!(MemoryAccount, slots) as u64).unwrap_or(0);
         self.slots = read / size_of::<Slot>();
     }
 
     /// How many processes want the GPU, and how many of those have drained the window of that number.
     #[must_use]
-    pub fn of(&self, card: usize, window: u32) -> (u32, u32) {
+    pub fn of(&self, gpu: GpuSlot, window: u32) -> (u32, u32) {
         let (mut want, mut have_drained) = (0, 0);
         for slot in self.living() {
-            let demand = std::mem::offset_of!(Slot, demand) + card * size_of::<Demand>();
+            let demand = std::mem::offset_of!(Slot, demand) + gpu.index() * size_of::<GpuDemand>();
             if word(slot, demand) == 1 {
                 want += 1;
-                let drained = word(slot, demand + std::mem::offset_of!(Demand, drained));
+                let drained = word(slot, demand + std::mem::offset_of!(GpuDemand, drained));
                 have_drained += u32::from(drained == window);
             }
         }
@@ -314,28 +314,28 @@ impl Demands {
 
     /// Nanoseconds the GPU was busy for the container, as its processes tell. Only ever more, unless they lie.
     #[must_use]
-    pub fn busy(&self, card: usize) -> u64 {
-        let pacer = std::mem::offset_of!(Ledger, pacers) + card * size_of::<SharedPacer>();
+    pub fn busy(&self, gpu: GpuSlot) -> u64 {
+        let pacer = std::mem::offset_of!(MemoryAccount, pacers) + gpu.index() * size_of::<SharedPacer>();
         long(&self.head, pacer + BUSY_PLACE)
     }
 
     /// Bytes of the GPU that living processes say they hold.
     #[must_use]
-    pub fn held(&self, card: usize) -> u64 {
-        let place = std::mem::offset_of!(Slot, held) + card * size_of::<AtomicU64>();
+    pub fn held(&self, gpu: GpuSlot) -> u64 {
+        let place = std::mem::offset_of!(Slot, held) + gpu.index() * size_of::<AtomicU64>();
         self.living().map(|slot| long(slot, place)).fold(0, u64::saturating_add)
     }
 
     /// Whether a process waits until what it holds has been measured.
     #[must_use]
-    pub fn is_unsure(&self) -> bool {
-        self.living().any(|slot| word(slot, std::mem::offset_of!(Slot, unsure)) > 0)
+    pub fn is_awaiting_measurement(&self) -> bool {
+        self.living().any(|slot| word(slot, std::mem::offset_of!(Slot, awaiting_measurement)) > 0)
     }
 
     /// Whether no process wants a GPU, or waits for anything else.
     #[must_use]
-    pub fn are_none(&self) -> bool {
-        !self.is_unsure() && (0..CARDS).all(|card| self.of(card, 0).0 == 0)
+    pub fn is_idle(&self) -> bool {
+        !self.is_awaiting_measurement() && GpuSlot::all().all(|gpu| self.of(gpu, 0).0 == 0)
     }
 
     /// The living processes, by the numbers they have in their container.
@@ -364,13 +364,13 @@ impl Demands {
 
 /// What one process says of itself in its slot, as the agent reads it. The tenant's own word.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Said {
+pub struct ProcessUsage {
     /// Its process id, as the container numbers it.
     pub process: u32,
     /// Whether it lives; what the dead held may not be back with the GPU yet.
     pub is_alive: bool,
     /// Bytes of each GPU.
-    pub held: [u64; CARDS],
+    pub held: PerGpu<u64>,
     /// Bytes refused so far.
     pub denied: u64,
     /// Nanoseconds its threads have waited for a window.
@@ -379,19 +379,19 @@ pub struct Said {
     pub waits: u64,
 }
 
-impl Demands {
+impl AccountSnapshot {
     /// What each slot says, by its place; `None` where nobody ever was, or where nothing is held any more.
-    pub fn said(&self) -> impl Iterator<Item = Option<Said>> {
+    pub fn process_usage(&self) -> impl Iterator<Item = Option<ProcessUsage>> {
         self.used().map(|slot| {
             let owner = word(slot, std::mem::offset_of!(Slot, owner));
             let process = word(slot, std::mem::offset_of!(Slot, process));
             let is_alive = owner & OWNER_DIED == 0;
             let is_gone = !is_alive && word(slot, std::mem::offset_of!(Slot, gone)) == process;
             let held = std::mem::offset_of!(Slot, held);
-            (owner != 0 && !is_gone).then(|| Said {
+            (owner != 0 && !is_gone).then(|| ProcessUsage {
                 process,
                 is_alive,
-                held: std::array::from_fn(|card| long(slot, held + card * 8)),
+                held: PerGpu::from_fn(|gpu| long(slot, held + gpu.index() * 8)),
                 denied: long(slot, std::mem::offset_of!(Slot, denied)),
                 waited: long(slot, std::mem::offset_of!(Slot, waited)),
                 waits: long(slot, std::mem::offset_of!(Slot, waits)),
@@ -410,10 +410,10 @@ fn word(bytes: &[u8], place: usize) -> u32 {
 
 #[cfg(test)]
 #[cfg(not(loom))]
-#[path = "ledger/tests.rs"]
+#[path = "memory_account/tests.rs"]
 mod tests;
 
 #[cfg(test)]
 #[cfg(loom)]
-#[path = "ledger/interleavings.rs"]
+#[path = "memory_account/interleavings.rs"]
 mod interleavings;

@@ -6,13 +6,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use tessera_limits::GpuSlot;
 use tessera_limits::budget::Piece;
 
 use crate::grant::Process;
 
 /// What a key stands for; keys of different kinds may be equal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Kind {
+pub enum AllocationKind {
     Pointer,
     Imported,
     Array,
@@ -24,8 +25,8 @@ pub enum Kind {
 }
 
 #[derive(Clone, Copy, Debug)]
-pub struct Record {
-    pub card: usize,
+pub struct AllocationRecord {
+    pub gpu: GpuSlot,
     pub piece: Piece,
     /// What it dies with.
     pub context: usize,
@@ -34,7 +35,7 @@ pub struct Record {
 }
 
 /// In shards, so that threads seldom meet.
-pub struct Books {
+pub struct AllocationTable {
     shards: [Mutex<Shard>; SHARDS],
     /// A bit for each key that was ever written down, by its hash: most of what is freed in the order of a stream never was, and is
     /// told so without a lock.
@@ -43,17 +44,17 @@ pub struct Books {
     endings: Mutex<Vec<Ending>>,
 }
 
-type Shard = HashMap<(Kind, u64), Record, BuildHasherDefault<Mixer>>;
+type Shard = HashMap<(AllocationKind, u64), AllocationRecord, BuildHasherDefault<KeyHasher>>;
 
 /// Addresses and handles are no attack: one multiplication is enough.
 #[derive(Default)]
-pub struct Mixer(u64);
+pub struct KeyHasher(u64);
 
 const SHARDS: usize = 16;
-/// Words of [`Books::ever`].
+/// Words of [`AllocationTable::ever`].
 const WORDS: usize = 1_024;
 
-impl Default for Books {
+impl Default for AllocationTable {
     fn default() -> Self {
         Self {
             shards: Default::default(),
@@ -63,21 +64,26 @@ impl Default for Books {
     }
 }
 
-impl Books {
+impl AllocationTable {
     /// Writes down; what was there before is gone from the GPU by a way that was not seen.
     #[must_use]
-    pub fn insert(&self, kind: Kind, key: u64, record: Record) -> Option<Record> {
+    pub fn insert(
+        &self,
+        kind: AllocationKind,
+        key: u64,
+        record: AllocationRecord,
+    ) -> Option<AllocationRecord> {
         let (word, bit) = self.bit(key);
         word.fetch_or(bit, Ordering::Relaxed);
         self.shard(key).insert((kind, key), record)
     }
 
     /// Notes that something is opened once more; false where it is not on the books.
-    pub fn open_again(&self, kind: Kind, key: u64) -> bool {
+    pub fn open_again(&self, kind: AllocationKind, key: u64) -> bool {
         self.shard(key).get_mut(&(kind, key)).map(|record| record.again += 1).is_some()
     }
 
-    pub fn remove(&self, kind: Kind, key: u64) -> Option<Record> {
+    pub fn remove(&self, kind: AllocationKind, key: u64) -> Option<AllocationRecord> {
         let (word, bit) = self.bit(key);
         if word.load(Ordering::Relaxed) & bit == 0 {
             return None;
@@ -86,14 +92,14 @@ impl Books {
     }
 
     fn bit(&self, key: u64) -> (&AtomicU64, u64) {
-        let mut mixer = Mixer::default();
+        let mut mixer = KeyHasher::default();
         mixer.write_u64(key);
         let hash = mixer.finish() >> 32;
         (&self.ever[(hash / 64) as usize % WORDS], 1 << (hash % 64))
     }
 
     /// Takes everything that belongs to a context off the books.
-    pub fn remove_context(&self, context: usize) -> Vec<Record> {
+    pub fn remove_context(&self, context: usize) -> Vec<AllocationRecord> {
         let mut removed = Vec::new();
         for shard in &self.shards {
             let mut shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
@@ -110,7 +116,7 @@ impl Books {
     }
 }
 
-impl Hasher for Mixer {
+impl Hasher for KeyHasher {
     fn finish(&self) -> u64 {
         self.0
     }
@@ -146,11 +152,11 @@ struct Ending {
 impl Process {
     /// Looks after the slots of dead processes.
     pub fn sweep(&self) {
-        self.account.sweep(|process| self.memory.books.is_gone(process));
+        self.account.sweep(|process| self.memory.allocations.is_gone(process));
     }
 }
 
-impl Books {
+impl AllocationTable {
     /// Whether nothing of a process is left: for a while no entry, or a zombie, whose files are closed.
     fn is_gone(&self, process: u32) -> bool {
         let has_ended = std::fs::read(format!("/proc/{process}/stat")).map_or(true, |stat| {

@@ -3,15 +3,15 @@
 
 use std::sync::atomic::{AtomicBool, AtomicI8, Ordering};
 
-use tessera_limits::Limits;
+use tessera_limits::{GpuSlot, GrantLimits, UuidBytes};
 
 use crate::cuda::{Device, OUT_OF_MEMORY, SUCCESS, Status};
-use crate::door::library::driver_functions;
+use crate::entry::library::driver_functions;
 use crate::grant::say;
 
 /// The GPUs of the grant, in its order.
-pub struct Cards {
-    uuids: Vec<[u8; 16]>,
+pub struct GrantedGpus {
+    uuids: Vec<UuidBytes>,
     /// GPU of each device, once asked for.
     of_device: [AtomicI8; DEVICES],
     has_complained: AtomicBool,
@@ -27,10 +27,10 @@ driver_functions! { Cuda:
     uuid_v2 = c"cuDeviceGetUuid_v2" (uuid: *mut [u8; 16], device: Device);
 }
 
-impl Cards {
-    pub fn of(limits: &Limits) -> Self {
+impl GrantedGpus {
+    pub fn of(limits: &GrantLimits) -> Self {
         Self {
-            uuids: limits.cards.iter().map(|card| card.uuid).collect(),
+            uuids: limits.gpus.iter().map(|gpu| gpu.uuid).collect(),
             of_device: [const { AtomicI8::new(NOT_ASKED) }; DEVICES],
             has_complained: AtomicBool::new(false),
         }
@@ -40,10 +40,12 @@ impl Cards {
     ///
     /// # Errors
     /// "Out of memory" for a device that is not in the grant: nothing of it is ours.
-    pub fn of_device(&self, device: Device) -> Result<usize, Status> {
+    pub fn of_device(&self, device: Device) -> Result<GpuSlot, Status> {
         let known = usize::try_from(device).ok().and_then(|device| self.of_device.get(device));
-        if let Some(card) = known.and_then(|known| usize::try_from(known.load(Ordering::Relaxed)).ok()) {
-            return Ok(card);
+        if let Some(gpu) =
+            known.and_then(|known| usize::try_from(known.load(Ordering::Relaxed)).ok()).and_then(GpuSlot::new)
+        {
+            return Ok(gpu);
         }
         let mut bytes = [0; 16];
         // SAFETY: `bytes` is the place for the answer. The second form tells instances of a split GPU apart.
@@ -56,30 +58,30 @@ impl Cards {
         if status != SUCCESS {
             return Err(status);
         }
-        let card = self.of_uuid(&bytes).ok_or(OUT_OF_MEMORY)?;
-        if let (Some(known), Ok(card)) = (known, i8::try_from(card)) {
-            known.store(card, Ordering::Relaxed);
+        let gpu = self.of_uuid(UuidBytes(bytes)).ok_or(OUT_OF_MEMORY)?;
+        if let (Some(known), Ok(index)) = (known, i8::try_from(gpu.index())) {
+            known.store(index, Ordering::Relaxed);
         }
-        Ok(card)
+        Ok(gpu)
     }
 
     /// The GPU with a UUID.
-    pub fn of_uuid(&self, uuid: &[u8; 16]) -> Option<usize> {
-        let card = self.uuids.iter().position(|known| known == uuid);
-        if card.is_none() && !self.has_complained.swap(true, Ordering::Relaxed) {
-            let hex: String = uuid.iter().map(|byte| format!("{byte:02x}")).collect();
+    pub fn of_uuid(&self, uuid: UuidBytes) -> Option<GpuSlot> {
+        let gpu = self.uuids.iter().position(|known| *known == uuid).and_then(GpuSlot::new);
+        if gpu.is_none() && !self.has_complained.swap(true, Ordering::Relaxed) {
+            let hex: String = uuid.0.iter().map(|byte| format!("{byte:02x}")).collect();
             say(&format!("the GPU {hex} is not granted to this container and cannot be used"));
         }
-        card
+        gpu
     }
 
     /// The GPU, where there is only one.
-    pub fn only(&self) -> Option<usize> {
-        (self.uuids.len() == 1).then_some(0)
+    pub fn only(&self) -> Option<GpuSlot> {
+        (self.uuids.len() == 1).then_some(GpuSlot::FIRST)
     }
 
     /// The GPU of the calling thread's context; none where it has no context.
-    pub fn current(&self) -> Option<Result<usize, Status>> {
+    pub fn current(&self) -> Option<Result<GpuSlot, Status>> {
         let mut device = 0;
         // SAFETY: `device` is the place for the answer.
         let status = unsafe { current_device(&raw mut device) };

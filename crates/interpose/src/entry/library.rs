@@ -110,8 +110,8 @@ macro_rules! driver_functions {
             /// The driver's function; "not supported" where it has none.
             #[inline]
             pub unsafe fn $name($($argument: $type),*) -> $crate::cuda::Status {
-                static ENTRY: $crate::door::library::Entry =
-                    $crate::door::library::Entry::new($symbol, $crate::door::library::Of::$library);
+                static ENTRY: $crate::entry::library::Entry =
+                    $crate::entry::library::Entry::new($symbol, $crate::entry::library::Of::$library);
                 let address = ENTRY.address();
                 if address.is_null() {
                     return $crate::cuda::NOT_SUPPORTED;

@@ -43,16 +43,16 @@ pub fn in_place_of_named(name: &CStr, address: *mut c_void) -> Option<*mut c_voi
 /// passed.
 macro_rules! hooks {
     ($library:ident: $($name:ident $arguments:tt => $body:expr;)*) => {
-        $($crate::door::table::hook! { $name $arguments => $body })*
+        $($crate::entry::table::hook! { $name $arguments => $body })*
 
         #[allow(non_upper_case_globals, reason = "named like the functions")]
         mod entries {
-            use $crate::door::library::{Entry, Of, named};
+            use $crate::entry::library::{Entry, Of, named};
             $(pub(super) static $name: Entry = Entry::new(named(concat!(stringify!($name), "\0")), Of::$library);)*
         }
 
-        pub static HOOKS: &[$crate::door::table::Hook] = &[
-            $($crate::door::table::Hook {
+        pub static HOOKS: &[$crate::entry::table::Hook] = &[
+            $($crate::entry::table::Hook {
                 entry: &entries::$name,
                 ours: $name as *const std::ffi::c_void,
             },)*
