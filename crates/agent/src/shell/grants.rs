@@ -59,7 +59,7 @@ impl Grants {
                     name: name.to_owned(),
                     container,
                     meaning,
-                    gpus: cards,
+                    gpus,
                 });
             }
             pods.insert(uid);
