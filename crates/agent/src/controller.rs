@@ -31,7 +31,7 @@ use std::{
 
 use tessera_core::{ledger::Ledger, units::PodUid};
 use tessera_node::pod_resources::PodDevices;
-use tessera_wire::{device_id::Resource, objects::Pod};
+use tessera_wire::{foreign::objects::Pod, kubelet::device_id::Resource};
 
 pub use self::{
     action::{Action, CallAnswer},

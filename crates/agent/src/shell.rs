@@ -27,7 +27,7 @@ use tessera_node::{
     pod_resources::{PodResources, PodResourcesError},
     processes::Processes,
 };
-use tessera_wire::device_id::Resource;
+use tessera_wire::kubelet::device_id::Resource;
 use tokio::{
     net::TcpListener,
     sync::{mpsc, oneshot},

@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::{ArgAction, CommandFactory as _};
 use tessera_cluster::Selection;
 use tessera_cluster::list::{self, ListKind};
-use tessera_wire::objects::{Node, Pod};
+use tessera_wire::foreign::objects::{Node, Pod};
 
 use crate::options::Reach;
 use crate::plugin::Plugin;

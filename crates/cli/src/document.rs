@@ -6,8 +6,8 @@ use anyhow::{Context as _, Result};
 use serde::{Serialize, Serializer};
 use tessera_core::gpu::Health;
 use tessera_core::node::NodeState;
-use tessera_wire::dialect::Dialect;
-use tessera_wire::node_spec::Serves;
+use tessera_wire::foreign::dialect::Dialect;
+use tessera_wire::foreign::dialect::DialectSet;
 
 use crate::args::Form;
 use crate::survey::{NodeFacts, Survey};
@@ -137,7 +137,7 @@ fn node(survey: &Survey, facts: &NodeFacts, state: &NodeState) -> NodeDocument {
             pods: held.collect(),
         }
     };
-    let serves = |dialect: &Dialect| facts.serves.covers(Serves::default().with(*dialect));
+    let serves = |dialect: &Dialect| facts.serves.covers(DialectSet::default().with(*dialect));
     NodeDocument {
         name: node.name.to_string(),
         address: facts.address.clone(),

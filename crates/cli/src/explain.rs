@@ -10,10 +10,10 @@ use tessera_core::quota::GpuAmount;
 use tessera_core::remedy;
 use tessera_core::request::{PodRequest, Request};
 use tessera_core::units::NodeName;
-use tessera_wire::ask::{Ask, BadAsk};
-use tessera_wire::dialect::{Dialect, MemoryUnit};
-use tessera_wire::explanation::{Explanation, NodeView};
-use tessera_wire::objects::Pod;
+use tessera_wire::foreign::dialect::{Dialect, MemoryUnit};
+use tessera_wire::foreign::objects::Pod;
+use tessera_wire::tessera::explanation::{Explanation, NodeView};
+use tessera_wire::tessera::parsed_pod::{BadPodObject, ParsedPod};
 
 use crate::show::request_words;
 use crate::survey::{NodeFacts, Survey};
@@ -60,8 +60,8 @@ pub(crate) struct Smaller {
 }
 
 /// Explains a pod, whether it exists or not.
-pub(crate) fn explain(survey: &Survey, pod: &Pod) -> Result<Answer, BadAsk> {
-    let ask = Ask::of(&survey.rules, pod)?;
+pub(crate) fn explain(survey: &Survey, pod: &Pod) -> Result<Answer, BadPodObject> {
+    let ask = ParsedPod::of(&survey.rules, pod)?;
     let mut obstacles = BTreeMap::new();
     let mut views = Vec::new();
     for (name, facts) in &survey.nodes {
@@ -87,7 +87,7 @@ pub(crate) fn explain(survey: &Survey, pod: &Pod) -> Result<Answer, BadAsk> {
 }
 
 /// The judgement of one node.
-pub(crate) fn judge(survey: &Survey, name: &NodeName, facts: &NodeFacts, ask: &Ask<'_>) -> NodeVerdict {
+pub(crate) fn judge(survey: &Survey, name: &NodeName, facts: &NodeFacts, ask: &ParsedPod<'_>) -> NodeVerdict {
     if let Some(problem) = &facts.problem {
         return NodeVerdict::Rejected(RejectReason::BadNode(problem.clone()).into());
     }
@@ -115,7 +115,7 @@ fn refused(refusal: PlacementError) -> NodeVerdict {
 fn helps(
     survey: &Survey,
     pod: &Pod,
-    ask: &Ask<'_>,
+    ask: &ParsedPod<'_>,
     obstacles: &BTreeMap<&NodeName, RejectReason>,
 ) -> (Vec<Remedy>, Vec<Smaller>) {
     let mut remedies = Vec::new();

@@ -6,8 +6,8 @@ use std::time::Duration;
 use anyhow::Result;
 use futures::{StreamExt as _, stream};
 use tessera_cluster::{Client, watch};
-use tessera_wire::objects::{Node, Pod};
-use tessera_wire::unhealthy;
+use tessera_wire::foreign::objects::{Node, Pod};
+use tessera_wire::foreign::unhealthy;
 
 use crate::args::View;
 use crate::mirror::Mirror;

@@ -10,11 +10,11 @@ use tessera_cluster::fetch::{FetchError, Fetcher};
 use tessera_cluster::list::{self, ListKind};
 use tessera_cluster::{ApiError, Client, connect_in};
 use tessera_core::quota::Quota;
-use tessera_wire::dialect::MemoryUnit;
-use tessera_wire::node_use::{self, NodeUse};
-use tessera_wire::objects::{Node, Pod};
-use tessera_wire::rules::{self, Rules};
-use tessera_wire::{quota, unhealthy};
+use tessera_wire::foreign::dialect::MemoryUnit;
+use tessera_wire::foreign::objects::{Node, Pod};
+use tessera_wire::foreign::{quota, unhealthy};
+use tessera_wire::tessera::node_use::{self, NodeUse};
+use tessera_wire::tessera::rules::{self, Rules};
 
 use crate::options::{Reach, Selecting};
 use crate::survey::{BrokenGpus, Survey};

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use tessera_cluster::Selection;
-use tessera_wire::dialect::MemoryUnit;
+use tessera_wire::foreign::dialect::MemoryUnit;
 
 /// Whom to ask.
 #[derive(Clone, Debug, Default, Args)]

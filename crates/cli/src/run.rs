@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow, bail};
 use tessera_cluster::list::unschedulable;
-use tessera_wire::explanation::Explanation;
-use tessera_wire::inspect::{ShareView, TopologyView};
+use tessera_wire::foreign::inspect::{ShareView, TopologyView};
+use tessera_wire::tessera::explanation::Explanation;
 
 use crate::args::{Arguments, Command, Explain, Form, Question, Top, Tree, View, WhatIf};
 use crate::document::{self, Document};

@@ -2,8 +2,8 @@
 
 use tessera_core::grant::PodGrant;
 use tessera_core::units::{GpuIndex, MiB};
-use tessera_wire::dialect::MemoryUnit;
-use tessera_wire::inspect::ShareView;
+use tessera_wire::foreign::dialect::MemoryUnit;
+use tessera_wire::foreign::inspect::ShareView;
 
 use crate::survey::Survey;
 
@@ -126,7 +126,7 @@ impl ShareTable {
                         pods.push(SharePod { namespace, name, held: by_gpu, pending: MiB::ZERO });
                     }
                 }
-                let card = |card: &tessera_wire::inspect::ShareGpu| ShareGpu {
+                let card = |card: &tessera_wire::foreign::inspect::ShareGpu| ShareGpu {
                     used: mib(card.used),
                     total: mib(card.total),
                     unhealthy: false,

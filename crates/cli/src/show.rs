@@ -9,7 +9,7 @@ pub(crate) mod tree;
 use tessera_core::gpu::Model;
 use tessera_core::node::Node;
 use tessera_core::request::Request;
-use tessera_wire::dialect::{Dialect, MemoryUnit, gpushare, vcuda};
+use tessera_wire::foreign::dialect::{Dialect, MemoryUnit, gpushare, vcuda};
 
 /// `8 x NVIDIA H200`, or each kind where they differ.
 pub(crate) fn models(node: &Node) -> String {

@@ -14,11 +14,11 @@ use tessera_core::placement::set_aside;
 use tessera_core::quota::{GpuAmount, NamespaceUsage, Quota, QuotaLabels};
 use tessera_core::request::{PodRequest, Request};
 use tessera_core::units::{MiB, MilliCpu, NodeName, PodUid};
-use tessera_wire::dialect::{Dialect, MemoryUnit};
-use tessera_wire::node_spec::{self, Serves};
-use tessera_wire::objects::{Node, Pod};
-use tessera_wire::rules::Rules;
-use tessera_wire::{grant, node_use};
+use tessera_wire::foreign::dialect::{Dialect, MemoryUnit};
+use tessera_wire::foreign::objects::{Node, Pod};
+use tessera_wire::tessera::rules::Rules;
+use tessera_wire::tessera::{grant, node_use};
+use tessera_wire::{foreign::dialect::DialectSet, tessera::parsed_node};
 
 /// All of it.
 #[derive(Debug, Default)]
@@ -51,7 +51,7 @@ pub struct NodeFacts {
     /// What one unit of `aliyun.com/gpu-mem` is here.
     pub unit: MemoryUnit,
     /// Which vocabularies it serves.
-    pub serves: Serves,
+    pub serves: DialectSet,
     /// Its internal address.
     pub address: Option<String>,
     /// Where its agent answers, if it has an address at all.
@@ -92,9 +92,9 @@ impl Survey {
         for node in nodes {
             let name = NodeName(node.metadata.name.clone());
             let mut facts = NodeFacts::new(&node, &survey.rules);
-            match node_spec::parse(&node, survey.rules.unit) {
+            match parsed_node::parse(&node, survey.rules.unit) {
                 Ok(spec) => {
-                    (facts.unit, facts.serves) = (spec.unit, spec.serves);
+                    (facts.unit, facts.serves) = (spec.unit, spec.dialects);
                     let node = match broken.get(&name) {
                         Some(cards) => spec.node.with_unhealthy(*cards),
                         None => Arc::unwrap_or_clone(spec.node),
@@ -192,7 +192,7 @@ impl Survey {
 
     /// Nodes that share the memory of their GPUs, by name.
     pub fn sharing(&self) -> impl Iterator<Item = (&NodeFacts, &NodeState)> {
-        let shares = Serves::default().with(Dialect::Gpushare);
+        let shares = DialectSet::default().with(Dialect::Gpushare);
         self.with_gpus().filter(move |(facts, _)| facts.serves.covers(shares))
     }
 
@@ -282,7 +282,7 @@ impl NodeFacts {
         Self {
             problem: None,
             unit: rules.unit,
-            serves: Serves::default(),
+            serves: DialectSet::default(),
             agent,
             address,
             place: QuotaLabels {

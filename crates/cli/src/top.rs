@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use serde::Serialize;
-use tessera_wire::node_use::NodeUse;
+use tessera_wire::tessera::node_use::NodeUse;
 
 /// The nodes, by name.
 #[derive(Debug, Default, Serialize)]

@@ -6,9 +6,9 @@ use tessera_core::admission::NodeVerdict;
 use tessera_core::gpu_set::GpuSet;
 use tessera_core::grant::PodGrant;
 use tessera_core::placement::place;
-use tessera_wire::ask::Ask;
-use tessera_wire::dialect::{MemoryUnit, gpushare, vcuda, whole};
-use tessera_wire::objects::{Amount, Amounts, Container, Metadata, Pod, PodSpec, Resources};
+use tessera_wire::foreign::dialect::{MemoryUnit, gpushare, vcuda, whole};
+use tessera_wire::foreign::objects::{Amount, Amounts, Container, Metadata, Pod, PodSpec, Resources};
+use tessera_wire::tessera::parsed_pod::ParsedPod;
 
 use crate::explain::judge;
 use crate::survey::Survey;
@@ -64,7 +64,7 @@ pub(crate) fn pod(namespace: &str, request: &[String]) -> Result<Pod> {
 
 /// How many pods like this one fit on each node, one after the other, quotas aside.
 pub(crate) fn room(survey: &Survey, pod: &Pod) -> Result<Vec<Room>> {
-    let ask = Ask::of(&survey.rules, pod)?;
+    let ask = ParsedPod::of(&survey.rules, pod)?;
     let mut rooms = Vec::new();
     for (name, facts) in &survey.nodes {
         let (Some(state), NodeVerdict::Fits(_)) = (survey.state(name), judge(survey, name, facts, &ask))

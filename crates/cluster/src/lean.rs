@@ -9,8 +9,8 @@ use k8s_openapi::{
 };
 use kube::Resource;
 use serde::{Deserialize, Deserializer, Serialize};
-use tessera_wire::disruption::{BudgetSpec, BudgetStatus};
-use tessera_wire::objects::{NodeStatus, NodeWish, PodSpec, PodStatus};
+use tessera_wire::foreign::disruption::{BudgetSpec, BudgetStatus};
+use tessera_wire::foreign::objects::{NodeSpec, NodeStatus, PodSpec, PodStatus};
 
 /// A pod with only the fields that Tessera reads.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -33,7 +33,7 @@ pub struct LeanNode {
     #[serde(deserialize_with = "lean_metadata")]
     pub metadata: ObjectMeta,
     /// Taints and other wishes of the administrator.
-    pub spec: NodeWish,
+    pub spec: NodeSpec,
     /// Capacity and conditions.
     pub status: NodeStatus,
 }

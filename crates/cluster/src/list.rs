@@ -8,7 +8,7 @@ use kube::{Api, Client};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use std::collections::BTreeMap;
-use tessera_wire::objects::{Condition, Node, Pod};
+use tessera_wire::foreign::objects::{Condition, Node, Pod};
 
 use crate::causes::innermost;
 

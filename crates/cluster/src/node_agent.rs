@@ -10,8 +10,8 @@ use kube::{
     runtime::{WatchStreamExt, watcher},
 };
 use serde_json::json;
-use tessera_wire::objects::{Node, Pod};
-use tessera_wire::unhealthy;
+use tessera_wire::foreign::objects::{Node, Pod};
+use tessera_wire::foreign::unhealthy;
 
 use crate::causes::{FailureLog, innermost};
 use crate::{LeanNode, LeanPod, PodNotice, Selection, watch::config};

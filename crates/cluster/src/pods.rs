@@ -1,7 +1,7 @@
 //! Reads one pod by name.
 
 use kube::{Api, Client};
-use tessera_wire::objects::Pod;
+use tessera_wire::foreign::objects::Pod;
 
 use crate::LeanPod;
 

@@ -7,8 +7,8 @@ use k8s_openapi::api::core::v1::ConfigMap;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Client};
-use tessera_wire::disruption::Budget;
-use tessera_wire::objects::{Metadata, Node, Pod};
+use tessera_wire::foreign::disruption::Budget;
+use tessera_wire::foreign::objects::{Metadata, Node, Pod};
 
 use crate::causes::innermost;
 use crate::{LeanBudget, LeanNode, LeanPod, Selection};

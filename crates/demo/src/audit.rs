@@ -9,10 +9,10 @@ use tessera_core::ledger::Ledger;
 use tessera_core::units::{GpuIndex, MiB, MilliCpu, NodeName, PodUid};
 use tessera_sim::apiserver::{ApiServer, WatchEvent};
 use tessera_sim::kubelet::HeldDevices;
-use tessera_wire::device_id::{DeviceIds, Resource};
-use tessera_wire::dialect::{MemoryUnit, vcuda};
-use tessera_wire::objects::{Node, Pod};
-use tessera_wire::{grant, node_spec};
+use tessera_wire::foreign::dialect::{MemoryUnit, vcuda};
+use tessera_wire::foreign::objects::{Node, Pod};
+use tessera_wire::kubelet::device_id::{DeviceIds, Resource};
+use tessera_wire::tessera::{grant, parsed_node};
 use tokio::task::JoinHandle;
 
 use crate::node::DemoNode;
@@ -111,7 +111,7 @@ impl Drop for GrantAuditor {
 impl GrantAudit {
     fn apply_node(&mut self, node: Value) {
         let Ok(node) = serde_json::from_value::<Node>(node) else { return };
-        if let Ok(spec) = node_spec::parse(&node, MemoryUnit::GiB) {
+        if let Ok(spec) = parsed_node::parse(&node, MemoryUnit::GiB) {
             self.ledger.set_node(Arc::unwrap_or_clone(spec.node));
             self.check();
         }

@@ -15,7 +15,7 @@ use tessera_scheduler::state::{Settings, State};
 use tessera_sim::apiserver::ApiServer;
 use tessera_sim::http::HttpClient;
 use tessera_sim::kube_scheduler::KubeScheduler;
-use tessera_wire::{inventory, quota};
+use tessera_wire::{foreign::quota, tessera::inventory};
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -69,7 +69,7 @@ impl Cluster {
         let url = format!("http://{address}");
 
         let settings = Settings {
-            quota: Some(quota::Settings {
+            quota: Some(quota::QuotaSettings {
                 name: "gpuquota".to_owned(),
                 namespace: "kube-system".to_owned(),
                 model_label: MODEL.to_owned(),

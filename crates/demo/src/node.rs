@@ -16,8 +16,8 @@ use tessera_node::device_plugin::RegistrationMode;
 use tessera_node::gpus::{Simulated, describe};
 use tessera_sim::apiserver::ApiServer;
 use tessera_sim::kubelet::node::{SimulatedNode, SimulatedNodeSettings};
-use tessera_wire::dialect::{Dialect, MemoryUnit};
-use tessera_wire::hand_over::HandOver;
+use tessera_wire::foreign::dialect::{Dialect, MemoryUnit};
+use tessera_wire::kubelet::container_response::InjectionSettings;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -130,7 +130,7 @@ fn agent_settings(name: &str, kubelet: &Path, grants: &Path, url: &str) -> Agent
         dialects: Dialect::ALL.to_vec(),
         memory_unit: MemoryUnit::GiB,
         policy: Policy::Tessera(Arc::default()),
-        hand_over: HandOver::default(),
+        hand_over: InjectionSettings::default(),
         registration: RegistrationMode::PluginsRegistry(kubelet.join("plugins_registry")),
         isolation: Isolation {
             // As if it were installed: no container here loads it.

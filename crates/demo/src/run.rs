@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use tessera_sim::http::HttpClient;
-use tessera_wire::node_use::{self, NodeUse};
+use tessera_wire::tessera::node_use::{self, NodeUse};
 use tokio_util::sync::CancellationToken;
 
 use crate::cluster::Cluster;

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use tessera_sim::apiserver::{ApiServer, WatchEvent};
-use tessera_wire::grant;
+use tessera_wire::tessera::grant;
 
 use crate::cluster::{Cluster, LIMITED_NAMESPACE, SPARE, URGENT};
 use crate::jobs::DemoJob;

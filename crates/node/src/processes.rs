@@ -10,7 +10,7 @@ use rustix::{
     io::Errno,
     process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal},
 };
-use tessera_wire::cgroup::{self, Owner};
+use tessera_wire::foreign::cgroup::{self, CgroupOwner};
 
 /// The first process namespace of a kernel has this number, always.
 const FIRST_NAMESPACE: &str = "pid:[4026531836]";
@@ -29,7 +29,7 @@ pub struct ProcessInfo {
     /// Its name, as it chose itself: anything may stand there.
     pub command: String,
     /// Whose it is.
-    pub owner: Owner,
+    pub owner: CgroupOwner,
 }
 
 impl Processes {
@@ -166,7 +166,10 @@ mod tests {
             fs::write(own.join("comm"), format!("{command}\n")).unwrap();
             fs::write(own.join("cgroup"), "0::/system.slice/x.service\n").unwrap();
             let read = Processes::at(directory.path().into()).read(7).unwrap();
-            assert_eq!(read, ProcessInfo { started: 4711, command: command.into(), owner: Owner::Host });
+            assert_eq!(
+                read,
+                ProcessInfo { started: 4711, command: command.into(), owner: CgroupOwner::Host }
+            );
         }
         fs::write(own.join("comm"), b"\xff\xfe\n").unwrap();
         assert_eq!(Processes::at(directory.path().into()).read(7).unwrap().command, "\u{fffd}\u{fffd}");

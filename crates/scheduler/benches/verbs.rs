@@ -19,7 +19,7 @@ use tessera_core::forecast::Forecast;
 use tessera_core::units::PodUid;
 use tessera_scheduler::state::{BindStep, Event, Now, Outcome, State, Watched};
 use tessera_scheduler::verb::memory::Memory;
-use tessera_wire::extender::{Args, BindingArgs, Name};
+use tessera_wire::foreign::extender::{BindingArgs, ExtenderArgs, Name};
 
 use self::cluster::{asked_about, cluster};
 
@@ -77,7 +77,7 @@ struct Site {
 
 /// What a call is given.
 struct Call<'a> {
-    args: Args<&'a str>,
+    args: ExtenderArgs<&'a str>,
     body: Vec<u8>,
     bind: BindingArgs,
 }
@@ -95,9 +95,9 @@ type Measure = fn(&mut State, &Memory, &Call<'_>);
 const MEASURES: [(&str, Measure); 4] = [
     ("filter + prioritize", |state, memory, call| both(state, memory, &call.args)),
     ("the same, from and to JSON", |state, memory, call| {
-        let args: Args<Name<'_>> = serde_json::from_slice(&call.body).unwrap();
+        let args: ExtenderArgs<Name<'_>> = serde_json::from_slice(&call.body).unwrap();
         black_box(serde_json::to_vec(&state.filter(&args, memory)).unwrap());
-        let args: Args<Name<'_>> = serde_json::from_slice(&call.body).unwrap();
+        let args: ExtenderArgs<Name<'_>> = serde_json::from_slice(&call.body).unwrap();
         black_box(serde_json::to_vec(&state.prioritize(&args, memory)).unwrap());
     }),
     ("a kind of pod never seen before", |state, _, call| both(state, &Memory::default(), &call.args)),
@@ -109,14 +109,14 @@ const MEASURES: [(&str, Measure); 4] = [
 ];
 
 /// A pod of one of the kinds that are asked about, and the names of all nodes.
-fn args(names: &[String], number: usize) -> Args<&str> {
+fn args(names: &[String], number: usize) -> ExtenderArgs<&str> {
     let pod = serde_json::from_value(asked_about(number)).unwrap();
-    Args { pod, nodes: None, node_names: Some(names.iter().map(String::as_str).collect()) }
+    ExtenderArgs { pod, nodes: None, node_names: Some(names.iter().map(String::as_str).collect()) }
 }
 
-fn both(state: &State, memory: &Memory, args: &Args<&str>) {
+fn both(state: &State, memory: &Memory, args: &ExtenderArgs<&str>) {
     let fitting = state.filter(args, memory).fitting;
-    let fitting = Args { pod: args.pod.clone(), nodes: None, node_names: Some(fitting) };
+    let fitting = ExtenderArgs { pod: args.pod.clone(), nodes: None, node_names: Some(fitting) };
     drop(black_box(state.prioritize(&fitting, memory)));
 }
 

@@ -12,7 +12,7 @@ use tessera_cluster::get_pod;
 use tessera_cluster::lease::{Candidate, LeaseTiming};
 use tessera_cluster::watch;
 use tessera_core::forecast::Forecast;
-use tessera_wire::{rules, unhealthy};
+use tessera_wire::{foreign::unhealthy, tessera::rules};
 use tokio::sync::watch as signal;
 use tokio::task::JoinSet;
 

@@ -20,12 +20,12 @@ use tessera_core::placement::static_table::StaticTable;
 use tessera_core::quota::{NamespaceUsage, Quota};
 use tessera_core::units::{NodeName, PodUid};
 use tessera_core::workload::Workload;
-use tessera_wire::dialect::MemoryUnit;
-use tessera_wire::disruption::Budget;
-use tessera_wire::objects::Pod;
-use tessera_wire::quota;
-use tessera_wire::rules::Rules;
-use tessera_wire::taint::SoftTaint;
+use tessera_wire::foreign::dialect::MemoryUnit;
+use tessera_wire::foreign::disruption::Budget;
+use tessera_wire::foreign::objects::Pod;
+use tessera_wire::foreign::quota;
+use tessera_wire::foreign::taint::SoftTaint;
+use tessera_wire::tessera::rules::Rules;
 
 pub use self::booking::{BindRefusal, BindStep, Doubt, Now, Order, Outcome};
 use self::departed::Departed;
@@ -49,7 +49,7 @@ pub struct Settings {
     /// Which of the nodes that fit kube-scheduler gets to choose among.
     pub pass_on: PassOn,
     /// Which node labels a quota goes by; `None` without one.
-    pub quota: Option<quota::Settings>,
+    pub quota: Option<quota::QuotaSettings>,
 }
 
 impl Settings {

@@ -18,7 +18,7 @@ use tessera_agent::shell::{self, Ports, install_library};
 use tessera_cluster::node_agent::NodeClient;
 use tessera_core::units::NodeName;
 use tessera_node::device_plugin::RegistrationMode;
-use tessera_wire::hand_over::HandOver;
+use tessera_wire::kubelet::container_response::InjectionSettings;
 use tokio_util::sync::CancellationToken;
 
 pub(crate) use self::arguments::Arguments;
@@ -88,7 +88,7 @@ fn settings(arguments: &Arguments) -> Result<AgentSettings> {
         dialects: arguments.dialects.iter().map(|name| (*name).into()).collect(),
         memory_unit: arguments.memory_unit,
         policy: arguments.policy.clone(),
-        hand_over: HandOver {
+        hand_over: InjectionSettings {
             visible: arguments.visible_devices.into(),
             cdi_kind: by_cdi.then(|| arguments.cdi_kind.clone()),
             // The GPUs tell, once they are found.

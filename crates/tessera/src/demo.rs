@@ -128,7 +128,7 @@ fn machine_models(files: &[PathBuf]) -> Result<Vec<MachineModel>> {
         return Ok(built_in_models());
     }
     let read = |file: &PathBuf| {
-        let matrix = tessera_wire::smi_matrix::parse(&crate::read_file(file)?);
+        let matrix = tessera_wire::foreign::smi_matrix::parse(&crate::read_file(file)?);
         let matrix = matrix.with_context(|| file.display().to_string())?;
         ensure!(matrix.topology.count() > 0, "{}: lists no GPU", file.display());
         Ok(MachineModel::of(matrix.topology))

@@ -11,9 +11,9 @@ use tessera_core::units::MiB;
 use tessera_node::gpus::{
     DiscoveredGpus, GpuSample, GpuSource, Gpus, GpusError, ProcessMemory, SampleInterval,
 };
-use tessera_wire::dialect::MemoryUnit;
-use tessera_wire::inventory::{self, Inventory};
-use tessera_wire::smi_matrix::{self, SmiMatrix};
+use tessera_wire::foreign::dialect::MemoryUnit;
+use tessera_wire::foreign::smi_matrix::{self, SmiMatrix};
+use tessera_wire::tessera::inventory::{self, Inventory};
 
 /// Shows the GPUs of this machine as the agent sees them: GPUs, memory, links, processes.
 #[derive(Debug, Args)]

@@ -18,7 +18,7 @@ use tessera_core::placement::{Policy, place};
 use tessera_core::request::{ContainerRole, LinkSensitivity, PodRequest};
 use tessera_core::units::{GpuIndex, MiB, MilliCpu, NodeName};
 use tessera_core::workload::Workload;
-use tessera_wire::static_table;
+use tessera_wire::tessera::static_table;
 
 use crate::topology;
 use spec::{Indexes, Requests, Used};

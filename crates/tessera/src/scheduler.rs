@@ -15,8 +15,8 @@ use tessera_scheduler::run::{Membership, lead};
 use tessera_scheduler::server::{App, Tls, router, serve};
 use tessera_scheduler::state::{DefaultPolicy, Settings, State};
 use tessera_scheduler::verb::filter::PassOn;
-use tessera_wire::dialect::MemoryUnit;
-use tessera_wire::{quota, rules};
+use tessera_wire::foreign::dialect::MemoryUnit;
+use tessera_wire::{foreign::quota, tessera::rules};
 use tokio::task::JoinSet;
 
 use crate::log::LogArguments;
@@ -163,7 +163,7 @@ async fn serve_all(arguments: Arguments) -> Result<()> {
     }
 }
 
-fn read_quota_settings(file: &std::path::Path) -> Result<quota::Settings> {
+fn read_quota_settings(file: &std::path::Path) -> Result<quota::QuotaSettings> {
     quota::parse_settings(&crate::read_file(file)?).with_context(|| file.display().to_string())
 }
 

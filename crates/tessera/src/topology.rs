@@ -10,8 +10,8 @@ use tessera_core::gpu::Gpu;
 use tessera_core::node::{Node, NodeState};
 use tessera_core::topology::Topology;
 use tessera_core::units::{MiB, MilliCpu};
-use tessera_wire::smi_matrix::{self, SmiMatrix};
-use tessera_wire::{gpu_topology, tree};
+use tessera_wire::foreign::smi_matrix::{self, SmiMatrix};
+use tessera_wire::foreign::{gpu_topology, gpu_tree};
 
 /// Memory of a GPU where nobody says otherwise: that of the most common data-centre GPUs.
 pub(crate) const DEFAULT_MEMORY: MiB = MiB(81_920);
@@ -53,7 +53,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
         Form::Tree => {
             let gpu_count = matrix.topology.count();
             let node = node(matrix.topology, &vec![DEFAULT_MEMORY; gpu_count], usual_cpu(gpu_count))?;
-            tree::print(&NodeState::empty(Arc::new(node)), &[])
+            gpu_tree::print(&NodeState::empty(Arc::new(node)), &[])
         }
     };
     crate::print(&text);

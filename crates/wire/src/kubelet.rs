@@ -2,10 +2,17 @@
 //!
 //! The code under `gen` is made from `proto/` by the test `kubelet_codegen`.
 
+#[cfg(feature = "grpc")]
 mod authority;
+pub mod cdi;
+#[cfg(feature = "grpc")]
+pub mod container_response;
+pub mod device_id;
 
+#[cfg(feature = "grpc")]
 pub use self::authority::{AuthorityError, AuthorityFilter};
 
+#[cfg(feature = "grpc")]
 macro_rules! generated {
     ($(#[$doc:meta])* $name:ident, $file:literal) => {
         $(#[$doc])*
@@ -26,16 +33,19 @@ macro_rules! generated {
     };
 }
 
+#[cfg(feature = "grpc")]
 generated!(
     /// `v1beta1`: what a device plugin serves, and the service where it may register.
     device_plugin,
     "kubelet/gen/v1beta1.rs"
 );
+#[cfg(feature = "grpc")]
 generated!(
     /// `pluginregistration`: how a plugin that waits in `plugins_registry` introduces itself.
     plugin_registration,
     "kubelet/gen/pluginregistration.rs"
 );
+#[cfg(feature = "grpc")]
 generated!(
     /// `v1`: which devices each container holds, by the kubelet's own books.
     pod_resources,

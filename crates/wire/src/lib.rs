@@ -1,33 +1,12 @@
-//! Every foreign format, read into the core's types and written from them. No sockets, no files, no decisions.
+//! Parses and writes every format Tessera exchanges with other programs. No sockets, no files, no decisions.
+//!
+//! - [`foreign`]: formats that other projects define, such as the `nvidia-smi` matrix and Kubernetes objects.
+//! - [`tessera`]: formats that Tessera defines, such as the grant and inventory annotations.
+//! - [`kubelet`]: the kubelet's interfaces, such as device plugins and podresources.
+//!
+//! `tessera` and `kubelet` may use `foreign`; `foreign` uses neither.
 
-pub mod ask;
-pub mod cdi;
-pub mod cgroup;
-pub mod device_id;
-pub mod dialect;
-pub mod disruption;
-pub mod explanation;
-pub mod extender;
-pub mod gpu_topology;
-pub mod grant;
-#[cfg(feature = "grpc")]
-pub mod hand_over;
-pub mod inspect;
-pub mod inventory;
-#[cfg(feature = "grpc")]
+pub mod foreign;
 pub mod kubelet;
-pub mod link;
 pub mod metrics;
-pub mod node_spec;
-pub mod node_use;
-pub mod objects;
-pub mod pod_spec;
-pub mod quantity;
-pub mod quota;
-pub mod rules;
-pub mod smi_matrix;
-pub mod static_table;
-pub mod taint;
-pub mod tree;
-pub mod unhealthy;
-pub mod wishes;
+pub mod tessera;

@@ -3,8 +3,8 @@
 use std::{fs, path::Path};
 
 use serde::de::DeserializeOwned;
-use tessera_wire::{
-    extender::{Args, BindingArgs},
+use tessera_wire::foreign::{
+    extender::{BindingArgs, ExtenderArgs},
     objects::Amount,
 };
 
@@ -19,7 +19,7 @@ fn parse<T: DeserializeOwned>(name: &str) -> T {
 
 #[test]
 fn filter_with_names() {
-    let args: Args = parse("filter-by-name.json");
+    let args: ExtenderArgs = parse("filter-by-name.json");
     assert!(args.nodes.is_none());
     assert_eq!(args.names().collect::<Vec<_>>(), ["fair", "fine", "full"]);
     assert_eq!(args.pod.metadata.name, "placed-by-name");
@@ -35,7 +35,7 @@ fn filter_with_names() {
 
 #[test]
 fn filter_with_whole_nodes() {
-    let args: Args = parse("filter-by-node.json");
+    let args: ExtenderArgs = parse("filter-by-node.json");
     assert!(args.node_names.is_none());
     assert_eq!(args.names().collect::<Vec<_>>(), ["fair", "fine", "full"]);
     let nodes = args.nodes.unwrap();
@@ -46,7 +46,7 @@ fn filter_with_whole_nodes() {
 #[test]
 fn prioritize_is_asked_about_what_filter_left() {
     for name in ["prioritize-by-name.json", "prioritize-by-node.json"] {
-        let args: Args = parse(name);
+        let args: ExtenderArgs = parse(name);
         assert_eq!(args.names().collect::<Vec<_>>(), ["fair", "fine"], "{name}");
     }
 }

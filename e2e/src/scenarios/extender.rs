@@ -83,7 +83,8 @@ fn check_calls(recorded: &[Recorded]) -> Result<()> {
     let verbs: Vec<&str> = recorded.iter().map(|call| call.verb).collect();
     ensure!(verbs == ["filter", "prioritize", "bind"], "the calls were {verbs:?}");
     let offered = |index: usize| -> Result<Vec<String>> {
-        let args: tessera_wire::extender::Args = serde_json::from_slice(&recorded[index].body)?;
+        let args: tessera_wire::foreign::extender::ExtenderArgs =
+            serde_json::from_slice(&recorded[index].body)?;
         let mut names: Vec<String> = args.names().map(str::to_owned).collect();
         names.sort();
         Ok(names)

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use tessera_core::units::PodUid;
 use tessera_node::device_plugin::{Allocation, PluginDevice};
-use tessera_wire::device_id::Resource;
+use tessera_wire::kubelet::device_id::Resource;
 
 use super::{CallId, ContainerLimits, NodePatch};
 

@@ -16,7 +16,7 @@ use tessera_core::{
     units::{GpuIndex, PodUid},
 };
 use tessera_node::{device_plugin::PreferenceRequest, pod_resources::PodDevices};
-use tessera_wire::{device_id::Resource, objects::Pod};
+use tessera_wire::{foreign::objects::Pod, kubelet::device_id::Resource};
 
 use super::{
     Action, Agent, CallAnswer, CallId, EventTime,

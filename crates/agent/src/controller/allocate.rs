@@ -13,10 +13,11 @@ use tessera_core::{
 };
 use tessera_node::device_plugin::{Allocation, PreferenceRequest};
 use tessera_wire::{
-    device_id::Resource,
-    grant::Claim,
-    hand_over::{HandOver, Recipient, disables_cgpu},
-    objects::Pod,
+    foreign::{objects::Pod, pod_spec::Claim},
+    kubelet::{
+        container_response::{GrantedContainer, InjectionSettings, disables_cgpu},
+        device_id::Resource,
+    },
 };
 
 use super::{
@@ -175,15 +176,17 @@ impl Agent {
             role: ask.claim.role,
             holds: gpus.iter().map(|gpu| (gpu, hold)).collect(),
         };
-        let recipient = Recipient {
+        let recipient = GrantedContainer {
             dialect: ask.claim.dialect,
             grant: &grant,
             memory_units: memory_units(pod, container),
         };
         let labels = self.published.node.as_ref().map(|node| &node.metadata.labels);
-        let hand_over =
-            HandOver { cgpu_disabled: labels.is_some_and(disables_cgpu), ..self.settings.hand_over.clone() };
-        let mut given = hand_over.to(&recipient, &cards.node, cards.ids.unit());
+        let hand_over = InjectionSettings {
+            cgpu_disabled: labels.is_some_and(disables_cgpu),
+            ..self.settings.hand_over.clone()
+        };
+        let mut given = hand_over.response(&recipient, &cards.node, cards.ids.unit());
         held.add_to(&mut given, &format!("{}/{uid}/{container}", self.settings.grants));
         let notes = notes(&held, self.settings.isolation.allow_opt_out, uid, pod, container);
         self.notes.extend(notes);
@@ -223,7 +226,7 @@ fn notes(held: &Enforcement, allow_opt_out: bool, uid: &PodUid, pod: &Pod, conta
 
 /// Units of `aliyun.com/gpu-mem` of the container, and of all containers that stand beside each other.
 fn memory_units(pod: &Pod, container: &str) -> (u64, u64) {
-    let units = |c: &tessera_wire::objects::Container| Resource::GpuMemory.asked_by(c) as u64;
+    let units = |c: &tessera_wire::foreign::objects::Container| Resource::GpuMemory.asked_by(c) as u64;
     let all = || pod.spec.containers_with_roles();
     let own = all().find(|(c, _)| c.name == container).map_or(0, |(c, _)| units(c));
     (own, all().filter(|(_, role)| *role != ContainerRole::Init).map(|(c, _)| units(c)).sum())

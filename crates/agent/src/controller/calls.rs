@@ -6,7 +6,7 @@
 use std::{collections::BTreeSet, time::Duration};
 
 use tessera_node::{device_plugin::PreferenceRequest, pod_resources::PodDevices};
-use tessera_wire::device_id::Resource;
+use tessera_wire::kubelet::device_id::Resource;
 
 use super::{Action, Agent, CallAnswer, CallId, Dirty, EventTime, pods::Reading};
 

@@ -8,7 +8,7 @@ use std::{
 };
 
 use tessera_node::device_plugin::RegistrationMode;
-use tessera_wire::device_id::Resource;
+use tessera_wire::kubelet::device_id::Resource;
 
 use super::{Action, Agent, EventTime};
 

@@ -9,8 +9,8 @@ use tessera_node::{
     pod_resources::PodDevices,
 };
 use tessera_wire::{
-    device_id::Resource,
-    objects::{self, Pod},
+    foreign::objects::{self, Pod},
+    kubelet::device_id::Resource,
 };
 
 #[cfg(doc)]

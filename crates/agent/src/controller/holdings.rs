@@ -14,10 +14,9 @@ use tessera_core::{
 };
 use tessera_node::pod_resources::PodDevices;
 use tessera_wire::{
-    device_id::Resource,
-    dialect::vcuda,
-    grant::{self, Claim},
-    objects::Pod,
+    foreign::{dialect::vcuda, objects::Pod, pod_spec::Claim},
+    kubelet::device_id::Resource,
+    tessera::grant,
 };
 
 use super::{Agent, NodeGpus, has_ended};

@@ -9,8 +9,8 @@ use tessera_core::{
 };
 use tessera_node::{device_plugin::PluginDevice, gpus::DiscoveredGpus};
 use tessera_wire::{
-    device_id::{DeviceIds, Resource},
-    inventory::Inventory,
+    kubelet::device_id::{DeviceIds, Resource},
+    tessera::inventory::Inventory,
 };
 
 use super::{Action, Agent, Dirty};

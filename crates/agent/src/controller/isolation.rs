@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use tessera_core::grant::Hold;
 use tessera_limits::{files, limits::ShareMeaning};
 use tessera_node::device_plugin::Allocation;
-use tessera_wire::{
+use tessera_wire::kubelet::{
     cdi,
-    hand_over::disables_cgpu,
-    kubelet::device_plugin::{CdiDevice, Mount},
+    container_response::disables_cgpu,
+    device_plugin::{CdiDevice, Mount},
 };
 
 /// The pod annotation by which a pod asks not to be held to its share: `off`.

@@ -6,7 +6,7 @@
 use std::collections::BTreeSet;
 
 use tessera_core::units::PodUid;
-use tessera_wire::objects::Pod;
+use tessera_wire::foreign::objects::Pod;
 
 use super::{Action, Agent, Dirty, uid_of};
 

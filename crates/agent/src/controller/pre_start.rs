@@ -10,7 +10,7 @@ use tessera_core::{
 };
 use tessera_limits::{GpuLimit, UuidBytes, limits::ShareMeaning};
 use tessera_node::pod_resources::ContainerDevices;
-use tessera_wire::{device_id::Resource, objects::Pod};
+use tessera_wire::{foreign::objects::Pod, kubelet::device_id::Resource};
 
 use super::{
     Action, Agent, CallAnswer, CallId, Dirty, EventTime,

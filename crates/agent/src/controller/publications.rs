@@ -4,9 +4,12 @@ use std::{collections::BTreeMap, time::Duration};
 
 use tessera_core::gpu::Health;
 use tessera_wire::{
-    dialect::{Dialect, gpushare},
-    gpu_topology, inventory, node_use,
-    objects::{Amount, Node},
+    foreign::{
+        dialect::{Dialect, gpushare},
+        gpu_topology,
+        objects::{Amount, Node},
+    },
+    tessera::{inventory, node_use},
 };
 
 use super::{Action, Agent, EventTime};

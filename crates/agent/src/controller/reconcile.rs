@@ -8,8 +8,8 @@ use std::{
 
 use tessera_core::{grant::ContainerGrant, request::ContainerRole, units::PodUid};
 use tessera_wire::{
-    grant::{self, Annotations},
-    objects::Pod,
+    foreign::objects::Pod,
+    tessera::grant::{self, Annotations},
 };
 
 use super::{

@@ -8,8 +8,8 @@ use std::{
 use tessera_core::{placement::Policy, units::NodeName};
 use tessera_node::device_plugin::RegistrationMode;
 use tessera_wire::{
-    dialect::{Dialect, MemoryUnit},
-    hand_over::HandOver,
+    foreign::dialect::{Dialect, MemoryUnit},
+    kubelet::container_response::InjectionSettings,
 };
 
 use super::Isolation;
@@ -26,7 +26,7 @@ pub struct AgentSettings {
     /// How GPUs are chosen for pods that nobody placed.
     pub policy: Policy,
     /// How GPUs are handed to containers.
-    pub hand_over: HandOver,
+    pub hand_over: InjectionSettings,
     /// Where plugins and the kubelet meet.
     pub registration: RegistrationMode,
     /// How containers are held to their shares.

@@ -3,7 +3,11 @@
 use std::collections::BTreeSet;
 
 use tessera_core::{grant::Hold, node::NodeState, units::PodUid};
-use tessera_wire::{device_id::Resource, dialect::Dialect, inventory::Inventory, objects::Pod};
+use tessera_wire::{
+    foreign::{dialect::Dialect, objects::Pod},
+    kubelet::device_id::Resource,
+    tessera::inventory::Inventory,
+};
 
 use super::{Agent, Escape, has_ended};
 

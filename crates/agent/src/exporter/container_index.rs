@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use tessera_core::units::PodUid;
-use tessera_wire::cgroup::Owner;
+use tessera_wire::foreign::cgroup::CgroupOwner;
 
 use crate::controller::PodView;
 
@@ -63,14 +63,14 @@ impl ContainerIndex {
 
     /// To whom a process of this owner is counted.
     #[must_use]
-    pub fn holder(&self, owner: Option<&Owner>) -> Consumer {
+    pub fn holder(&self, owner: Option<&CgroupOwner>) -> Consumer {
         let container = |id: &String| self.containers.get(id).cloned().map(Consumer::Container);
         match owner {
             None => Consumer::Unknown,
-            Some(Owner::Host) => Consumer::Host,
+            Some(CgroupOwner::Host) => Consumer::Host,
             // A private cgroup namespace hides the pod of our own neighbours.
-            Some(Owner::Container(id)) => container(id).unwrap_or(Consumer::Host),
-            Some(Owner::Pod { uid, container: id }) => {
+            Some(CgroupOwner::Container(id)) => container(id).unwrap_or(Consumer::Host),
+            Some(CgroupOwner::Pod { uid, container: id }) => {
                 let of_pod = || {
                     let uid = self.pods.get(uid)?.clone();
                     Some(Consumer::Container(ContainerKey { uid, container: String::new() }))
@@ -106,8 +106,8 @@ mod tests {
         Consumer::Container(ContainerKey { uid: PodUid(uid.into()), container: container.into() })
     }
 
-    fn in_pod(uid: &str, id: &str) -> Owner {
-        Owner::Pod { uid: uid.into(), container: Some(id.into()) }
+    fn in_pod(uid: &str, id: &str) -> CgroupOwner {
+        CgroupOwner::Pod { uid: uid.into(), container: Some(id.into()) }
     }
 
     #[test]
@@ -119,9 +119,9 @@ mod tests {
         assert_eq!(book.holder(Some(&in_pod("a", "2"))), key("a", "side"));
         assert_eq!(book.holder(Some(&in_pod("a", "sandbox"))), key("a", ""));
         assert_eq!(book.holder(Some(&in_pod("hash", "9"))), key("mirror", ""));
-        assert_eq!(book.holder(Some(&Owner::Container("1".into()))), key("a", "main"));
-        assert_eq!(book.holder(Some(&Owner::Container("7".into()))), Consumer::Host);
-        assert_eq!(book.holder(Some(&Owner::Host)), Consumer::Host);
+        assert_eq!(book.holder(Some(&CgroupOwner::Container("1".into()))), key("a", "main"));
+        assert_eq!(book.holder(Some(&CgroupOwner::Container("7".into()))), Consumer::Host);
+        assert_eq!(book.holder(Some(&CgroupOwner::Host)), Consumer::Host);
         assert_eq!(book.holder(Some(&in_pod("other", "9"))), Consumer::Unknown);
         assert_eq!(book.holder(None), Consumer::Unknown);
     }

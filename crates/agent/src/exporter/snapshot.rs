@@ -10,7 +10,7 @@ use tessera_core::{
     units::{MiB, Percent},
 };
 use tessera_node::gpus::{GpuMemory, MigInstance, Sensors};
-use tessera_wire::dialect::Dialect;
+use tessera_wire::foreign::dialect::Dialect;
 
 use super::{ContainerKey, ShareReport, Split, Tally};
 use crate::controller::Escape;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use serde::{Serialize, Serializer};
-use tessera_wire::node_use::{ContainerUse, GpuUse, NodeUse, ShareUse};
+use tessera_wire::tessera::node_use::{ContainerUse, GpuUse, NodeUse, ShareUse};
 
 use super::{ContainerSnapshot, ShareSnapshot, Snapshot, snapshot::granted};
 

@@ -9,7 +9,7 @@ use tessera_cluster::{
     with_causes,
 };
 use tessera_core::units::PodUid;
-use tessera_wire::objects::{Node, Pod};
+use tessera_wire::foreign::objects::{Node, Pod};
 
 use crate::controller::{Event, NodePatch, WriteError};
 

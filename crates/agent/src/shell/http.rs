@@ -7,8 +7,8 @@ use std::{collections::BTreeMap, future::Future, sync::Arc};
 use axum::{Json, Router, extract::State, http::StatusCode, routing::get};
 use tessera_core::units::MiB;
 use tessera_wire::{
-    node_use::{self, NodeUse},
-    tree,
+    foreign::gpu_tree,
+    tessera::node_use::{self, NodeUse},
 };
 use tokio::{net::TcpListener, sync::oneshot};
 use tokio_util::sync::CancellationToken;
@@ -106,15 +106,16 @@ async fn version() -> Json<BTreeMap<&'static str, &'static str>> {
 async fn graph(State(pages): State<Pages>) -> Result<Json<BTreeMap<&'static str, String>>, StatusCode> {
     let view = pages.view().await?;
     let activity = |card: &GpuSnapshot| {
-        let Some(look) = &card.look else { return tree::Activity::default() };
-        tree::Activity {
+        let Some(look) = &card.look else { return gpu_tree::GpuActivity::default() };
+        gpu_tree::GpuActivity {
             pids: look.pids.iter().copied().collect(),
             used: MiB(look.used_bytes().unwrap_or(0) >> 20),
         }
     };
-    let activity: Vec<tree::Activity> = pages.sampler.picture(&view).cards.iter().map(activity).collect();
+    let activity: Vec<gpu_tree::GpuActivity> =
+        pages.sampler.picture(&view).cards.iter().map(activity).collect();
     let node = view.node.ok_or(StatusCode::SERVICE_UNAVAILABLE)?;
-    Ok(Json(BTreeMap::from([("graph", tree::print(&node, &activity))])))
+    Ok(Json(BTreeMap::from([("graph", gpu_tree::print(&node, &activity))])))
 }
 
 async fn usage(State(pages): State<Pages>) -> Result<Json<GpuManagerUsage>, StatusCode> {

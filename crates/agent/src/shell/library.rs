@@ -6,7 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use tessera_wire::cdi;
+use tessera_wire::kubelet::cdi;
 
 use crate::controller::InstalledLibrary;
 

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use tessera_node::device_plugin::{Allocation, DevicePlugin, PluginDevice, PluginRefusal, PreferenceRequest};
-use tessera_wire::device_id::Resource;
+use tessera_wire::kubelet::device_id::Resource;
 use tokio::sync::{oneshot, watch};
 
 use super::{Message, Messages};

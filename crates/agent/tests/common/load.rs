@@ -8,7 +8,7 @@ use std::{
 };
 
 use serde_json::json;
-use tessera_wire::objects::Pod;
+use tessera_wire::foreign::objects::Pod;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpStream,

@@ -30,11 +30,12 @@ use tessera_node::{
 };
 use tessera_sim::kubelet::{Checkpoint, Kubelet};
 use tessera_wire::{
-    device_id::Resource,
-    dialect::{Dialect, MemoryUnit},
-    grant,
-    hand_over::HandOver,
-    objects::{ContainerStatus, Pod},
+    foreign::{
+        dialect::{Dialect, MemoryUnit},
+        objects::{ContainerStatus, Pod},
+    },
+    kubelet::{container_response::InjectionSettings, device_id::Resource},
+    tessera::grant,
 };
 use tokio::{net::TcpListener, runtime::Handle, sync::mpsc, task::JoinHandle};
 use tokio_util::sync::CancellationToken;
@@ -334,7 +335,7 @@ pub(crate) fn settings(grants: &Path) -> AgentSettings {
         dialects: Dialect::ALL.to_vec(),
         memory_unit: MemoryUnit::GiB,
         policy: "tessera".parse().unwrap(),
-        hand_over: HandOver::default(),
+        hand_over: InjectionSettings::default(),
         registration: RegistrationMode::PluginsRegistry("/var/lib/kubelet/plugins_registry".into()),
         isolation: Isolation {
             library: Ok(InstalledLibrary {
@@ -369,7 +370,7 @@ pub(crate) fn uuid(card: u8) -> String {
 }
 
 pub(crate) fn core_node() -> tessera_core::node::Node {
-    let inventory = tessera_wire::inventory::parse(&eight_gpus()).unwrap();
+    let inventory = tessera_wire::tessera::inventory::parse(&eight_gpus()).unwrap();
     let (cpu, memory) = (tessera_core::units::MilliCpu::ZERO, tessera_core::units::MiB::ZERO);
     tessera_core::node::Node::new("node-1".into(), inventory.gpus, inventory.topology, cpu, memory).unwrap()
 }

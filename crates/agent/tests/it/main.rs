@@ -11,7 +11,7 @@ mod situations;
 
 use common::{Way, World, uuid};
 use tessera_limits::{files, futex};
-use tessera_wire::inventory;
+use tessera_wire::tessera::inventory;
 
 const SHARE: [(&str, &str); 2] = [("tencent.com/vcuda-core", "30"), ("tencent.com/vcuda-memory", "40")];
 

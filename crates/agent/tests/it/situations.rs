@@ -12,7 +12,10 @@ use tessera_limits::{UuidBytes, files};
 use tessera_sim::kubelet::situations::{
     self, ContainerRole, ContainerView, ExpectedLimit, NodeUnderTest, PodOutcome, SituationPod,
 };
-use tessera_wire::{dialect::MemoryUnit, grant, objects::Pod};
+use tessera_wire::{
+    foreign::{dialect::MemoryUnit, objects::Pod},
+    tessera::grant,
+};
 
 use crate::common::{Way, World, core_node, uuid};
 

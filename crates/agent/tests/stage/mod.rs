@@ -21,7 +21,7 @@ use tessera_node::{
     gpus::{GpuSample, Gpus as _, SampleInterval, Simulated},
     processes::{ProcessCache, Processes},
 };
-use tessera_wire::dialect::Dialect;
+use tessera_wire::foreign::dialect::Dialect;
 
 /// When the first look is taken, in microseconds since 1970.
 pub(crate) const START: u64 = 1_800_000_000_000_000;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use tessera_wire::explanation::NodeView;
+use tessera_wire::tessera::explanation::NodeView;
 
 use crate::explain::Answer;
 use crate::paint::Paint;

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use tessera_wire::node_use::{ContainerUse, GpuUse, NodeUse, ShareUse};
+use tessera_wire::tessera::node_use::{ContainerUse, GpuUse, NodeUse, ShareUse};
 
 use crate::paint::Paint;
 use crate::table::align;

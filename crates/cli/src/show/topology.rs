@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use tessera_core::gpu::Health;
-use tessera_wire::inspect::{TopologyNode, TopologyView, link_word};
+use tessera_wire::foreign::inspect::{TopologyNode, TopologyView, link_word};
 
 use crate::show::models;
 use crate::survey::Survey;

@@ -4,21 +4,21 @@ use std::fmt::Write as _;
 
 use tessera_core::node::NodeState;
 use tessera_core::units::{MiB, Percent};
-use tessera_wire::node_use::NodeUse;
-use tessera_wire::tree::{self, Activity};
+use tessera_wire::foreign::gpu_tree::{self, GpuActivity};
+use tessera_wire::tessera::node_use::NodeUse;
 
 use crate::survey::Survey;
 
 /// One node; `used` as its agent measures it, where it told.
 pub(crate) fn node(survey: &Survey, state: &NodeState, used: Option<&NodeUse>, pods: bool) -> String {
-    let activity: Vec<Activity> = used.map(activity).unwrap_or_default();
-    let text = tree::print(state, &activity);
+    let activity: Vec<GpuActivity> = used.map(activity).unwrap_or_default();
+    let text = gpu_tree::print(state, &activity);
     if pods { with_pods(survey, state, &text) } else { text }
 }
 
-fn activity(used: &NodeUse) -> Vec<Activity> {
+fn activity(used: &NodeUse) -> Vec<GpuActivity> {
     let most = used.gpus.iter().map(|card| usize::from(card.index) + 1).max().unwrap_or(0);
-    let mut cards = vec![Activity::default(); most];
+    let mut cards = vec![GpuActivity::default(); most];
     for card in &used.gpus {
         cards[usize::from(card.index)].used = MiB(card.memory_used_mib.unwrap_or(0));
     }

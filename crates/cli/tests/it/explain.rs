@@ -7,9 +7,9 @@ use serde_json::{Value, json};
 use tessera_scheduler::server::{App, BODY_LIMIT, router};
 use tessera_scheduler::state::{Event, Settings, State, Watched};
 use tessera_scheduler::verb::memory::Memory;
-use tessera_wire::extender::Args;
-use tessera_wire::objects::Pod;
-use tessera_wire::{quota, rules};
+use tessera_wire::foreign::extender::ExtenderArgs;
+use tessera_wire::foreign::objects::Pod;
+use tessera_wire::{foreign::quota, tessera::rules};
 use tokio::net::TcpListener;
 
 use crate::stage::{GPU, SHARE, Stage};
@@ -94,7 +94,7 @@ fn scheduler(stage: &Stage) -> State {
 /// What kube-scheduler would put into the pod's event, by node.
 fn event(state: &State, pod: &Value, nodes: &[String]) -> BTreeMap<String, String> {
     let pod: Pod = serde_json::from_value(pod.clone()).unwrap();
-    let args = Args { pod, nodes: None, node_names: Some(nodes.to_vec()) };
+    let args = ExtenderArgs { pod, nodes: None, node_names: Some(nodes.to_vec()) };
     let verdicts = state.filter(&args, &Memory::default());
     let refused = verdicts.failed().chain(verdicts.unresolvable());
     refused.map(|(node, words)| (node.to_owned(), words.to_owned())).collect()

@@ -16,7 +16,7 @@ use tessera_core::{
     topology::Topology,
     units::{GpuIndex, MiB},
 };
-use tessera_wire::{inventory, smi_matrix};
+use tessera_wire::{foreign::smi_matrix, tessera::inventory};
 
 use super::{
     DiscoveredGpus, GpuSample, Gpus, GpusError, Incident, IncidentKind, ProcessMemory, SampleInterval,
@@ -179,7 +179,7 @@ fn incident(line: &str, gpus: &[Gpu]) -> Option<Incident> {
 
 /// Writes a description of `gpus` GPUs that `file` can be opened with: for tests.
 pub fn describe(file: &Path, gpus: Vec<Gpu>, topology: Topology) -> std::io::Result<()> {
-    let memory_unit = tessera_wire::dialect::MemoryUnit::default();
+    let memory_unit = tessera_wire::foreign::dialect::MemoryUnit::default();
     fs::write(file, inventory::print(&inventory::Inventory { gpus, topology, memory_unit }))
 }
 

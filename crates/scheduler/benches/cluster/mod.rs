@@ -5,7 +5,7 @@ use tessera_core::forecast::Forecast;
 use tessera_core::units::PodUid;
 use tessera_scheduler::state::{BindStep, Event, Now, Order, Outcome, Settings, State, Watched};
 use tessera_scheduler::verb::filter::PassOn;
-use tessera_wire::extender::BindingArgs;
+use tessera_wire::foreign::extender::BindingArgs;
 
 const CARDS: usize = 8;
 const PODS: usize = 20_000;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use axum::http::Uri;
 use tessera_cluster::fetch::{FetchError, Fetcher};
-use tessera_wire::node_use::{DEFAULT_PORT, NodeUse, PATH};
+use tessera_wire::tessera::node_use::{DEFAULT_PORT, NodeUse, PATH};
 
 /// Somebody waits for the page.
 const ANSWER_WITHIN: Duration = Duration::from_secs(2);

@@ -65,7 +65,7 @@ fn node(state: &State, name: &NodeName, known: Known<'_>) -> u64 {
     let mut hasher = DefaultHasher::new();
     match known {
         Known::Gpus(GpuNode { spec, agent, place, .. }) => {
-            (spec.serves, agent, &place.pool, &spec.node.instance_type).hash(&mut hasher);
+            (spec.dialects, agent, &place.pool, &spec.node.instance_type).hash(&mut hasher);
             for card in spec.node.gpus() {
                 (card.minor, card.memory, &card.model, card.health == Health::Healthy).hash(&mut hasher);
             }

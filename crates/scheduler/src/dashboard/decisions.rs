@@ -5,8 +5,8 @@ use std::sync::{Mutex, PoisonError};
 
 use serde::Serialize;
 use tessera_core::units::PodUid;
-use tessera_wire::extender::{BindingArgs, PreemptionResult};
-use tessera_wire::objects::Pod;
+use tessera_wire::foreign::extender::{BindingArgs, PreemptionResult};
+use tessera_wire::foreign::objects::Pod;
 
 use crate::state::{Now, State};
 use crate::verb::filter::Verdicts;

@@ -15,8 +15,8 @@ use axum::{Json, Router};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
-use tessera_wire::node_use::NodeUse;
-use tessera_wire::objects::Pod;
+use tessera_wire::foreign::objects::Pod;
+use tessera_wire::tessera::node_use::NodeUse;
 
 use super::decisions::{Decision, KEPT};
 use super::view::explanation::{explain, question};

@@ -4,16 +4,16 @@ use tessera_core::grant::PodGrant;
 use tessera_core::node::NodeState;
 use tessera_core::quota::QuotaLabels;
 use tessera_core::units::{NodeName, PodUid};
-use tessera_wire::dialect::{Dialect, MemoryUnit, gpushare, vcuda, whole};
-use tessera_wire::node_spec::{NodeSpec, Serves};
-use tessera_wire::objects::Resources;
+use tessera_wire::foreign::dialect::{Dialect, MemoryUnit, gpushare, vcuda, whole};
+use tessera_wire::foreign::objects::Resources;
+use tessera_wire::{foreign::dialect::DialectSet, tessera::parsed_node::ParsedNode};
 
 use crate::state::{GpuPod, State};
 
 /// A node with GPUs.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct GpuNode<'a> {
-    pub(super) spec: &'a NodeSpec,
+    pub(super) spec: &'a ParsedNode,
     pub(super) state: &'a NodeState,
     pub(super) place: &'a QuotaLabels,
     /// Where its agent answers.
@@ -70,8 +70,8 @@ pub(super) fn pod<'a>(state: &'a State, namespace: &str, name: &str) -> Option<(
 }
 
 /// The words for the members of a set of dialects.
-pub(super) fn words(serves: Serves) -> Vec<&'static str> {
-    let member = |dialect: Dialect| serves.covers(Serves::default().with(dialect));
+pub(super) fn words(serves: DialectSet) -> Vec<&'static str> {
+    let member = |dialect: Dialect| serves.covers(DialectSet::default().with(dialect));
     DIALECTS.iter().filter(|(dialect, _)| member(*dialect)).map(|(_, word)| *word).collect()
 }
 

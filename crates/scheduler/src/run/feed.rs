@@ -8,8 +8,8 @@ use futures::{Stream, StreamExt};
 use tessera_cluster::FailureLog;
 use tessera_cluster::watch::WatchChange;
 use tessera_core::quota::{Quota, UnreadableLimits};
-use tessera_wire::disruption::Budget;
-use tessera_wire::{quota, unhealthy};
+use tessera_wire::foreign::disruption::Budget;
+use tessera_wire::foreign::{quota, unhealthy};
 
 use crate::files::Files;
 use crate::server::App;
@@ -210,7 +210,7 @@ pub(super) async fn feed_budgets(app: Arc<App>, changes: impl Stream<Item = Watc
 pub(super) async fn follow_table(app: Arc<App>, path: PathBuf) {
     let take = |contents: &[Vec<u8>]| {
         let text = contents.first().map(|bytes| String::from_utf8_lossy(bytes)).unwrap_or_default();
-        match tessera_wire::static_table::parse(&text) {
+        match tessera_wire::tessera::static_table::parse(&text) {
             Ok(table) => app.write().handle(Event::Table(table)),
             Err(error) => {
                 tracing::warn!(%error, path = %path.display(), "the static table is not used; the last one stays");

@@ -8,9 +8,9 @@ use axum::Json;
 use axum::extract::State as FromApp;
 use tessera_cluster::{BindError, Binding, get_pod, with_causes};
 use tessera_core::units::PodUid;
-use tessera_wire::extender::{BindingArgs, BindingResult};
-use tessera_wire::grant;
-use tessera_wire::objects::Pod;
+use tessera_wire::foreign::extender::{BindingArgs, BindingResult};
+use tessera_wire::foreign::objects::Pod;
+use tessera_wire::tessera::grant;
 
 use super::App;
 use super::extender::{Body, read};

@@ -11,12 +11,12 @@ use axum::extract::rejection::BytesRejection;
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize, Serializer};
 use serde_json::value::RawValue;
-use tessera_wire::extender::{Args, FilterResult, Name, PreemptionArgs, PreemptionResult};
-use tessera_wire::objects::Pod;
+use tessera_wire::foreign::extender::{ExtenderArgs, FilterResult, Name, PreemptionArgs, PreemptionResult};
+use tessera_wire::foreign::objects::Pod;
 
 use super::App;
 use crate::notices::Reason;
-use crate::verb::ask::Ask;
+use crate::verb::ask::ParsedPod;
 use crate::verb::filter::Verdicts;
 use crate::verb::reason::QUOTA;
 
@@ -36,7 +36,7 @@ pub(super) fn read<'b, T: Deserialize<'b>>(app: &App, body: &'b Body) -> Result<
 
 pub(super) async fn filter(FromApp(app): FromApp<Arc<App>>, body: Body) -> Response {
     let begun = Instant::now();
-    let args: Args<Name<'_>> = match read(&app, &body) {
+    let args: ExtenderArgs<Name<'_>> = match read(&app, &body) {
         Ok(args) => args,
         Err(error) => {
             app.metrics.answered("filter", "error", begun.elapsed());
@@ -67,7 +67,7 @@ pub(super) async fn filter(FromApp(app): FromApp<Arc<App>>, body: Body) -> Respo
 
 pub(super) async fn prioritize(FromApp(app): FromApp<Arc<App>>, body: Body) -> Response {
     let begun = Instant::now();
-    let (outcome, answer) = match read::<Args<Name<'_>>>(&app, &body) {
+    let (outcome, answer) = match read::<ExtenderArgs<Name<'_>>>(&app, &body) {
         Ok(args) => ("ok", Json(app.read().prioritize(&args, &app.memory)).into_response()),
         // There is no place for an error, and kube-scheduler would not show it.
         Err(_) => ("error", Json([(); 0]).into_response()),
@@ -100,7 +100,7 @@ impl App {
     /// Whom to evict, with the state lent for one node at a time: a crowded one takes milliseconds, and hundreds may be asked about.
     async fn preempt(&self, args: &PreemptionArgs) -> PreemptionResult {
         let mut result = PreemptionResult::default();
-        let Ok(ask) = Ask::of(&*self.read(), &args.pod) else { return result };
+        let Ok(ask) = ParsedPod::of(&*self.read(), &args.pod) else { return result };
         for (node, proposed) in args.proposals() {
             let chosen = self.read().preempt_on(node, &ask, args.pod.spec.priority, proposed);
             result.node_name_to_meta_victims.extend(chosen.map(|chosen| (node.to_owned(), chosen)));

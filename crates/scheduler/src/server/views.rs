@@ -8,13 +8,13 @@ use axum::extract::{Path, Query, State as FromApp};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::json;
-use tessera_wire::objects::Pod;
+use tessera_wire::foreign::objects::Pod;
 
 use super::App;
 use super::extender::{Body, read};
 use crate::dashboard::aside;
 use crate::metrics::CONTENT_TYPE;
-use crate::verb::ask::BadAsk;
+use crate::verb::ask::BadPodObject;
 use crate::verb::explain::{self, Explanation};
 
 type Parameters = Query<HashMap<String, String>>;
@@ -86,7 +86,7 @@ pub(super) async fn what_if(FromApp(app): FromApp<Arc<App>>, body: Body) -> Resp
     aside(&app, move |app| explain::what_if(app, &pod)).await.map_or_else(|answer| answer, explained_response)
 }
 
-fn explained_response(explained: Result<Explanation, BadAsk>) -> Response {
+fn explained_response(explained: Result<Explanation, BadPodObject>) -> Response {
     match explained {
         Ok(explanation) => Json(explanation).into_response(),
         Err(bad) => Json(json!({ "error": bad.to_string(), "nodes": [] })).into_response(),

@@ -9,14 +9,14 @@ use tessera_core::grant::PodGrant;
 use tessera_core::ledger::Conflict;
 use tessera_core::placement::{describe, place};
 use tessera_core::units::{NodeName, PodUid};
-use tessera_wire::extender::BindingArgs;
-use tessera_wire::grant::{self, BadGrant};
-use tessera_wire::objects::Pod;
+use tessera_wire::foreign::extender::BindingArgs;
+use tessera_wire::foreign::objects::Pod;
+use tessera_wire::tessera::grant::{self, BadGrant};
 
 use super::pods::Asking;
 use super::records::Record;
 use super::{GpuPod, State};
-use crate::verb::ask::{Ask, BadAsk};
+use crate::verb::ask::{BadPodObject, ParsedPod};
 use crate::verb::reason::RejectReason;
 
 /// A promise of ours that no watch has shown yet.
@@ -93,7 +93,7 @@ pub struct Doubt {
 pub enum BindRefusal {
     /// What the pod asks for cannot be read.
     #[error(transparent)]
-    Ask(#[from] BadAsk),
+    Ask(#[from] BadPodObject),
     /// The node will not do, though it did a moment ago.
     #[error("node {node}: {reason}")]
     Node {
@@ -203,7 +203,7 @@ impl State {
         now: Now,
     ) -> Result<(PodGrant, Order), BindRefusal> {
         let refused = |reason| BindRefusal::Node { node: name.clone(), reason };
-        let ask = Ask::new(self, &pod.namespace, &pod.spec, &pod.annotations)?;
+        let ask = ParsedPod::new(self, &pod.namespace, &pod.spec, &pod.annotations)?;
         let judged = self.judge(name, &ask).map_err(refused)?;
         let request = ask.request(judged.spec.unit);
         let weighed = weigh(judged.state, &request);

@@ -4,8 +4,8 @@ use tessera_core::gpu_set::GpuSet;
 use tessera_core::placement::static_table::StaticTable;
 use tessera_core::quota::Quota;
 use tessera_core::units::NodeName;
-use tessera_wire::disruption::Budget;
-use tessera_wire::objects::{Node, Pod};
+use tessera_wire::foreign::disruption::Budget;
+use tessera_wire::foreign::objects::{Node, Pod};
 
 /// Something the state has to know.
 #[derive(Clone, Debug)]

@@ -7,9 +7,9 @@ use tessera_core::ledger::NodePosition;
 use tessera_core::node::{self, NodeState};
 use tessera_core::quota::QuotaLabels;
 use tessera_core::units::NodeName;
-use tessera_wire::node_spec::NodeSpec;
-use tessera_wire::objects::{Node, PodSpec};
-use tessera_wire::taint::intolerable;
+use tessera_wire::foreign::objects::{Node, PodSpec};
+use tessera_wire::foreign::taint::intolerable;
+use tessera_wire::tessera::parsed_node::ParsedNode;
 
 use super::{NodeRecord, State, Unhealthy, Watched};
 
@@ -25,7 +25,7 @@ pub(super) struct Overlay {
 /// A node that can be read.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Readable<'a> {
-    pub(crate) spec: &'a NodeSpec,
+    pub(crate) spec: &'a ParsedNode,
     /// What is left of it.
     pub(crate) state: &'a NodeState,
     /// What it is to a quota.

@@ -4,8 +4,8 @@ use tessera_core::grant::PodGrant;
 use tessera_core::placement::set_aside;
 use tessera_core::quota::GpuAmount;
 use tessera_core::units::{NodeName, PodUid};
-use tessera_wire::grant;
-use tessera_wire::objects::{Pod, PodSpec};
+use tessera_wire::foreign::objects::{Pod, PodSpec};
+use tessera_wire::tessera::grant;
 
 use super::records::{Charge, GpuPod, Record};
 use super::{NodeRecord, State};

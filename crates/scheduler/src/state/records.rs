@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use tessera_core::ledger::Ledger;
 use tessera_core::quota::{GpuAmount, QuotaLabels};
 use tessera_core::units::NodeName;
-use tessera_wire::node_spec::{self, NodeSpec};
-use tessera_wire::objects::{Metadata, Node, Pod, PodSpec};
-use tessera_wire::{grant, node_use, wishes};
+use tessera_wire::foreign::objects::{Metadata, Node, Pod, PodSpec};
+use tessera_wire::tessera::parsed_node::{self, ParsedNode};
+use tessera_wire::tessera::{grant, node_use, preferences};
 
 use super::Settings;
 
@@ -15,7 +15,7 @@ use super::Settings;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct NodeRecord {
     /// What it offers, or why that cannot be read.
-    pub(crate) spec: Result<NodeSpec, String>,
+    pub(crate) spec: Result<ParsedNode, String>,
     /// What it is to a quota.
     pub(crate) place: QuotaLabels,
     /// Where its agent answers.
@@ -60,7 +60,7 @@ impl NodeRecord {
         let label = |key: &String| object.metadata.labels.get(key).cloned();
         let quota = settings.quota.as_ref();
         Self {
-            spec: node_spec::parse(object, settings.memory_unit).map_err(|error| error.to_string()),
+            spec: parsed_node::parse(object, settings.memory_unit).map_err(|error| error.to_string()),
             place: QuotaLabels {
                 model: quota.and_then(|quota| label(&quota.model_label)),
                 pool: quota.and_then(|quota| label(&quota.pool_label)),
@@ -100,5 +100,5 @@ impl GpuPod {
 
 /// Annotations worth their memory.
 fn matters(key: &str) -> bool {
-    key == wishes::POLICY || key == wishes::TRAFFIC || grant::is_key(key)
+    key == preferences::POLICY || key == preferences::TRAFFIC || grant::is_key(key)
 }

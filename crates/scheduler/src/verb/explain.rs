@@ -2,30 +2,30 @@
 
 use tessera_core::admission::{self, PodQuery};
 use tessera_core::units::NodeName;
-use tessera_wire::objects::Pod;
+use tessera_wire::foreign::objects::Pod;
 
-use super::ask::{Ask, BadAsk};
+use super::ask::{BadPodObject, ParsedPod};
 use crate::state::{GpuPod, Look, State};
 
-pub use tessera_wire::explanation::{ContainerView, Explanation, GpuView, NodeView};
+pub use tessera_wire::tessera::explanation::{ContainerView, Explanation, GpuView, NodeView};
 
 /// Explains a pod the watch has shown; `None` for pods nobody knows, or that ask for no GPU.
-pub fn explain(look: &impl Look, namespace: &str, name: &str) -> Option<Result<Explanation, BadAsk>> {
+pub fn explain(look: &impl Look, namespace: &str, name: &str) -> Option<Result<Explanation, BadPodObject>> {
     let is_it = |pod: &GpuPod| pod.namespace == namespace && pod.name == name;
     let found = |state: &State| state.gpu_pods().find(|(_, pod)| is_it(pod)).map(|(_, pod)| pod.clone());
     let pod = look.look(found)?;
-    let ask = look.look(|state| Ask::new(state, &pod.namespace, &pod.spec, &pod.annotations));
+    let ask = look.look(|state| ParsedPod::new(state, &pod.namespace, &pod.spec, &pod.annotations));
     let node = pod.node.as_ref().map(ToString::to_string);
     Some(ask.map(|ask| views(look, &ask, name, node)))
 }
 
 /// Explains a pod that need not exist.
-pub fn what_if(look: &impl Look, pod: &Pod) -> Result<Explanation, BadAsk> {
-    let ask = look.look(|state| Ask::of(state, pod))?;
+pub fn what_if(look: &impl Look, pod: &Pod) -> Result<Explanation, BadPodObject> {
+    let ask = look.look(|state| ParsedPod::of(state, pod))?;
     Ok(views(look, &ask, &pod.metadata.name, None))
 }
 
-fn views(look: &impl Look, ask: &Ask<'_>, pod: &str, placed_on: Option<String>) -> Explanation {
+fn views(look: &impl Look, ask: &ParsedPod<'_>, pod: &str, placed_on: Option<String>) -> Explanation {
     let mut nodes = Vec::new();
     look.each_node(|state, name| nodes.push(state.view(name, ask)));
     Explanation::new(ask.namespace, pod, placed_on, ask.policy.to_string(), nodes)
@@ -33,7 +33,7 @@ fn views(look: &impl Look, ask: &Ask<'_>, pod: &str, placed_on: Option<String>) 
 
 impl State {
     /// What one node says.
-    pub(crate) fn view(&self, name: &NodeName, ask: &Ask<'_>) -> NodeView {
+    pub(crate) fn view(&self, name: &NodeName, ask: &ParsedPod<'_>) -> NodeView {
         let judged = match self.judge(name, ask) {
             Ok(judged) => judged,
             Err(reason) => return NodeView::refused(&name.0, &reason.into()),

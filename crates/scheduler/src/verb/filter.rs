@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 
 use serde::ser::{Serialize, SerializeStruct as _, Serializer};
-use tessera_wire::extender::Args;
-use tessera_wire::objects::PodSpec;
+use tessera_wire::foreign::extender::ExtenderArgs;
+use tessera_wire::foreign::objects::PodSpec;
 
-use super::ask::Ask;
+use super::ask::ParsedPod;
 use super::memory::Memory;
 use super::reason::RejectReason;
 use crate::state::State;
@@ -54,9 +54,9 @@ const COMPARED: usize = 16;
 impl State {
     /// Judges every node.
     #[must_use]
-    pub fn filter<'a, N: AsRef<str>>(&self, args: &'a Args<N>, memory: &Memory) -> Verdicts<'a> {
+    pub fn filter<'a, N: AsRef<str>>(&self, args: &'a ExtenderArgs<N>, memory: &Memory) -> Verdicts<'a> {
         let mut verdicts = Verdicts::default();
-        let ask = match Ask::of(self, &args.pod) {
+        let ask = match ParsedPod::of(self, &args.pod) {
             Ok(ask) => ask,
             Err(bad) => {
                 verdicts.told.push(Told { reason: None, words: bad.to_string(), may_resolve: false });

@@ -2,12 +2,14 @@
 
 use tessera_core::grant::PodGrant;
 use tessera_core::node::NodeState;
-use tessera_wire::dialect::Dialect;
-use tessera_wire::node_spec::{NodeSpec, Serves};
+use tessera_wire::foreign::dialect::Dialect;
+use tessera_wire::{foreign::dialect::DialectSet, tessera::parsed_node::ParsedNode};
 
 use crate::state::State;
 
-pub use tessera_wire::inspect::{ShareGpu, ShareNode, SharePod, ShareView, TopologyNode, TopologyView};
+pub use tessera_wire::foreign::inspect::{
+    ShareGpu, ShareNode, SharePod, ShareView, TopologyNode, TopologyView,
+};
 
 impl State {
     /// gputopology's view of all nodes with GPUs, or of one.
@@ -24,16 +26,16 @@ impl State {
     /// gpushare's view of all nodes that share memory, or of one.
     #[must_use]
     pub fn inspect_share(&self, node: Option<&str>) -> ShareView {
-        let shares = Serves::default().with(Dialect::Gpushare);
+        let shares = DialectSet::default().with(Dialect::Gpushare);
         let shown: Vec<_> =
-            self.shown(node).into_iter().filter(|(spec, _)| spec.serves.covers(shares)).collect();
+            self.shown(node).into_iter().filter(|(spec, _)| spec.dialects.covers(shares)).collect();
         ShareView {
             error: not_found(node, shown.is_empty()),
             nodes: shown.into_iter().map(|(spec, state)| self.share_node(spec, state)).collect(),
         }
     }
 
-    fn shown(&self, node: Option<&str>) -> Vec<(&NodeSpec, &NodeState)> {
+    fn shown(&self, node: Option<&str>) -> Vec<(&ParsedNode, &NodeState)> {
         let all = self.nodes().into_iter().filter(|(name, _)| node.is_none_or(|wanted| name.0 == wanted));
         let readable = |(name, _)| {
             let (record, state) = self.node(name)?;
@@ -42,7 +44,7 @@ impl State {
         all.filter_map(readable).filter(|(spec, _)| !spec.node.gpus().is_empty()).collect()
     }
 
-    fn share_node(&self, spec: &NodeSpec, state: &NodeState) -> ShareNode {
+    fn share_node(&self, spec: &ParsedNode, state: &NodeState) -> ShareNode {
         let name_of =
             |grant: &PodGrant| self.pod(&grant.pod).map(|pod| (pod.namespace.clone(), pod.name.clone()));
         let grants: Vec<&PodGrant> = self.ledger().grants_on(&spec.node.name).collect();

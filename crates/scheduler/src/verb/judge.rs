@@ -4,7 +4,7 @@ use tessera_core::admission::{NodeOffer, QuotaState};
 use tessera_core::quota::{GpuAmount, OverQuota};
 use tessera_core::units::NodeName;
 
-use super::ask::Ask;
+use super::ask::ParsedPod;
 use super::memory::{Kind, Memory, Unfit};
 use super::reason::RejectReason;
 use super::way::Way;
@@ -14,7 +14,7 @@ use crate::state::{Readable, State};
 #[derive(Debug)]
 pub(super) struct Survey<'a> {
     state: &'a State,
-    ask: &'a Ask<'a>,
+    ask: &'a ParsedPod<'a>,
     /// Whether the pod's namespace has a quota.
     is_limited: bool,
     kind: Kind,
@@ -23,7 +23,7 @@ pub(super) struct Survey<'a> {
 
 impl State {
     /// Everything but the GPUs: whether the node is known, serves the pod's vocabulary, and is within the quota.
-    pub(crate) fn judge(&self, name: &NodeName, ask: &Ask<'_>) -> Result<Readable<'_>, RejectReason> {
+    pub(crate) fn judge(&self, name: &NodeName, ask: &ParsedPod<'_>) -> Result<Readable<'_>, RejectReason> {
         let node = self.serving(&name.0, ask)?;
         self.check_quota(node, ask)?;
         Ok(node)
@@ -36,10 +36,10 @@ impl State {
     }
 
     /// Whether the node is known and serves the pod's vocabulary.
-    pub(super) fn serving(&self, name: &str, ask: &Ask<'_>) -> Result<Readable<'_>, RejectReason> {
+    pub(super) fn serving(&self, name: &str, ask: &ParsedPod<'_>) -> Result<Readable<'_>, RejectReason> {
         let position = self.ledger().position(name).ok_or_else(|| self.unknown(name))?;
         let node = self.readable_at(position).ok_or(RejectReason::UnknownNode)?;
-        if node.spec.offers(ask.shape.dialects) { Ok(node) } else { Err(RejectReason::NotServed) }
+        if node.spec.serves(ask.shape.dialects) { Ok(node) } else { Err(RejectReason::NotServed) }
     }
 
     /// Why a node is not in the book.
@@ -48,7 +48,7 @@ impl State {
             .map_or(RejectReason::UnknownNode, |error| RejectReason::BadNode(error.to_owned()))
     }
 
-    fn check_quota(&self, node: Readable<'_>, ask: &Ask<'_>) -> Result<(), OverQuota> {
+    fn check_quota(&self, node: Readable<'_>, ask: &ParsedPod<'_>) -> Result<(), OverQuota> {
         let (quota, accounts) = self.quota();
         if !ask.wants_gpu() || !quota.limits(ask.namespace) {
             return Ok(());
@@ -58,7 +58,7 @@ impl State {
     }
 
     /// Begins to ask nodes. What is remembered is taken out of `memory` until the end.
-    pub(super) fn survey<'a>(&'a self, ask: &'a Ask<'_>, memory: &Memory) -> Survey<'a> {
+    pub(super) fn survey<'a>(&'a self, ask: &'a ParsedPod<'_>, memory: &Memory) -> Survey<'a> {
         let (kind, way) = memory.take(self, ask);
         Survey { state: self, ask, is_limited: self.quota().0.limits(ask.namespace), kind, way }
     }
@@ -86,10 +86,10 @@ impl Survey<'_> {
 
 impl<'a> Readable<'a> {
     /// The node as the pod meets it.
-    pub(crate) fn offer(&self, ask: &Ask<'_>) -> NodeOffer<'a> {
+    pub(crate) fn offer(&self, ask: &ParsedPod<'_>) -> NodeOffer<'a> {
         NodeOffer {
             state: self.state,
-            serves: self.spec.serves.covers(ask.shape.dialects),
+            serves: self.spec.dialects.covers(ask.shape.dialects),
             quota_labels: self.place,
         }
     }

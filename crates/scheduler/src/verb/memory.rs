@@ -11,9 +11,9 @@ use tessera_core::admission::{RejectReason, weigh};
 use tessera_core::forecast::Forecast;
 use tessera_core::ledger::{NodePosition, Revision};
 use tessera_core::placement::{PlacementError, Policy, score};
-use tessera_wire::ask::Shape;
+use tessera_wire::tessera::parsed_pod::RequestShape;
 
-use super::ask::Ask;
+use super::ask::ParsedPod;
 use super::way::Way;
 use crate::state::{Identity, Readable, State};
 
@@ -34,7 +34,7 @@ pub struct Memory {
 /// A kind of pod, and what nodes say to it.
 #[derive(Debug)]
 pub struct Kind {
-    shape: Shape,
+    shape: RequestShape,
     /// With what it rests on; kept, so that nothing else is ever found at the same address.
     policy: Policy,
     /// Whose nodes.
@@ -60,7 +60,7 @@ struct Remembered {
 impl Memory {
     /// What is remembered of a pod's kind, and the way to its nodes: taken out, so that two calls at a time do not wait for each
     /// other.
-    pub(super) fn take(&self, state: &State, ask: &Ask<'_>) -> (Kind, Way) {
+    pub(super) fn take(&self, state: &State, ask: &ParsedPod<'_>) -> (Kind, Way) {
         let mut known = self.kinds.lock().unwrap_or_else(PoisonError::into_inner);
         // The latest, where two calls at a time left two.
         let kind = match known.iter().rposition(|kind| kind.is_for(state, ask)) {
@@ -108,7 +108,7 @@ impl Memory {
 }
 
 impl Kind {
-    fn is_for(&self, state: &State, ask: &Ask<'_>) -> bool {
+    fn is_for(&self, state: &State, ask: &ParsedPod<'_>) -> bool {
         let same_policy = match (&self.policy, &ask.policy) {
             (Policy::Tessera(known), Policy::Tessera(asked)) => Arc::ptr_eq(known, asked),
             (Policy::Static(known), Policy::Static(asked)) => Arc::ptr_eq(known, asked),
@@ -138,7 +138,7 @@ impl Kind {
     }
 
     fn afresh(&self, state: &State, position: NodePosition) -> Result<f64, Unfit> {
-        let node = state.readable_at(position).filter(|node| node.spec.offers(self.shape.dialects));
+        let node = state.readable_at(position).filter(|node| node.spec.serves(self.shape.dialects));
         let Readable { spec, state, .. } = node.ok_or(Unfit::NotServed)?;
         let request = self.shape.request(spec.unit);
         score(state, &weigh(state, &request), &self.policy).map_err(Unfit::Cards)

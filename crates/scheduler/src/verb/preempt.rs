@@ -6,10 +6,10 @@ use std::collections::BTreeSet;
 use tessera_core::preemption::{Preemptor, RunningPod, victims};
 use tessera_core::quota::GpuAmount;
 use tessera_core::units::{NodeName, PodUid};
-use tessera_wire::disruption::{Victim, violations};
-use tessera_wire::extender::{MetaPod, MetaVictims, PreemptionArgs, PreemptionResult};
+use tessera_wire::foreign::disruption::{Victim, violations};
+use tessera_wire::foreign::extender::{MetaPod, MetaVictims, PreemptionArgs, PreemptionResult};
 
-use super::ask::Ask;
+use super::ask::ParsedPod;
 use super::reason::RejectReason;
 use crate::state::{GpuPod, Readable, State};
 
@@ -17,7 +17,7 @@ impl State {
     /// For each node the pods that must go so that the right GPUs come free; nodes where nothing helps are left out.
     #[must_use]
     pub fn preempt(&self, args: &PreemptionArgs) -> PreemptionResult {
-        let Ok(ask) = Ask::of(self, &args.pod) else { return PreemptionResult::default() };
+        let Ok(ask) = ParsedPod::of(self, &args.pod) else { return PreemptionResult::default() };
         let victims = args.proposals().filter_map(|(node, proposed)| {
             Some((node.to_owned(), self.preempt_on(node, &ask, args.pod.spec.priority, proposed)?))
         });
@@ -28,7 +28,7 @@ impl State {
     pub(crate) fn preempt_on(
         &self,
         node: &str,
-        ask: &Ask<'_>,
+        ask: &ParsedPod<'_>,
         priority: Option<i32>,
         proposed: MetaVictims,
     ) -> Option<MetaVictims> {
@@ -45,7 +45,7 @@ impl State {
     fn victims(
         &self,
         name: &NodeName,
-        ask: &Ask<'_>,
+        ask: &ParsedPod<'_>,
         priority: i32,
         proposed: &MetaVictims,
     ) -> Option<MetaVictims> {
@@ -97,7 +97,7 @@ impl State {
     /// Whether nothing but its namespace's quota keeps a pod from all these nodes.
     #[must_use]
     pub fn is_over_quota(&self, args: &PreemptionArgs) -> bool {
-        let Ok(ask) = Ask::of(self, &args.pod) else { return false };
+        let Ok(ask) = ParsedPod::of(self, &args.pod) else { return false };
         let mut judged =
             args.proposals().map(|(node, _)| self.judge(&NodeName(node.to_owned()), &ask)).peekable();
         judged.peek().is_some() && judged.all(|judged| matches!(judged, Err(RejectReason::Quota(_))))

@@ -1,8 +1,8 @@
 //! How well each node suits, in kube-scheduler's eleven grades.
 
-use tessera_wire::extender::{Args, HostPriority, MAX_SCORE};
+use tessera_wire::foreign::extender::{ExtenderArgs, HostPriority, MAX_SCORE};
 
-use super::ask::Ask;
+use super::ask::ParsedPod;
 use super::memory::Memory;
 use crate::state::State;
 
@@ -13,10 +13,10 @@ impl State {
     #[must_use]
     pub fn prioritize<'a, N: AsRef<str>>(
         &self,
-        args: &'a Args<N>,
+        args: &'a ExtenderArgs<N>,
         memory: &Memory,
     ) -> Vec<HostPriority<&'a str>> {
-        let Ok(ask) = Ask::of(self, &args.pod) else { return Vec::new() };
+        let Ok(ask) = ParsedPod::of(self, &args.pod) else { return Vec::new() };
         if !ask.wants_gpu() {
             return Vec::new();
         }

@@ -134,8 +134,10 @@ impl Replica {
     pub(crate) async fn start(api: &ApiServer, identity: &str) -> Result<Self> {
         let listener = std::net::TcpListener::bind("127.0.0.1:0")?;
         let quota = r#"{"QuotaConfigMapName":"gpuquota","QuotaConfigMapNamespace":"kube-system","GPUModelLabel":"model","GPUPoolLabel":"pool"}"#;
-        let settings =
-            Settings { quota: Some(tessera_wire::quota::parse_settings(quota)?), ..Settings::default() };
+        let settings = Settings {
+            quota: Some(tessera_wire::foreign::quota::parse_settings(quota)?),
+            ..Settings::default()
+        };
         let client = tessera_cluster::connect_to(&api.url())?;
         let app = Arc::new(App::new(State::new(settings.clone()), client));
         let membership = Membership {

@@ -270,7 +270,7 @@ fn an_explanation_never_blames_cpu_that_filter_leaves_to_kube_scheduler() {
 fn quota_beside_what_is_held() {
     let mut state = some();
     let limits = r#"{"team":{"quota":{"T4":2},"pool":["public"],"memoryMiB":40000},"other":{"percent":100}}"#;
-    state.handle(Event::Quota(tessera_wire::quota::parse(limits, "the ConfigMap").unwrap()));
+    state.handle(Event::Quota(tessera_wire::foreign::quota::parse(limits, "the ConfigMap").unwrap()));
     let held = json!({"compute": 190, "memoryMiB": 14_592 + CARD});
     assert_eq!(
         json_of(quota::quota(&state)),
@@ -280,7 +280,7 @@ fn quota_beside_what_is_held() {
         ])
     );
     let limits = r#"{"broken":{"percent":"all"}}"#;
-    state.handle(Event::Quota(tessera_wire::quota::parse(limits, "the ConfigMap").unwrap()));
+    state.handle(Event::Quota(tessera_wire::foreign::quota::parse(limits, "the ConfigMap").unwrap()));
     let view = json_of(quota::quota(&state));
     assert_eq!(view[0]["namespace"], "broken");
     let problem = "the limits of namespace broken in the ConfigMap cannot be read: ";

@@ -7,8 +7,8 @@ use tessera_core::forecast::Forecast;
 use tessera_scheduler::state::{Event, Now, Settings, State, Watched};
 use tessera_scheduler::verb::filter::PassOn;
 use tessera_scheduler::verb::memory::Memory;
-use tessera_wire::extender::{Args, BindingArgs, FilterResult};
-use tessera_wire::objects::Pod;
+use tessera_wire::foreign::extender::{BindingArgs, ExtenderArgs, FilterResult};
+use tessera_wire::foreign::objects::Pod;
 
 /// Memory of every GPU, MiB.
 pub(crate) const CARD: u64 = 16_384;
@@ -64,7 +64,8 @@ pub(crate) fn parse(pod: &Value) -> Pod {
 /// A state with these nodes.
 pub(crate) fn state(nodes: &[Value]) -> State {
     let quota =
-        tessera_wire::quota::parse_settings(r#"{"GPUModelLabel":"model","GPUPoolLabel":"pool"}"#).unwrap();
+        tessera_wire::foreign::quota::parse_settings(r#"{"GPUModelLabel":"model","GPUPoolLabel":"pool"}"#)
+            .unwrap();
     let pass_on = PassOn::All;
     let mut state = State::new(Settings { quota: Some(quota), pass_on, ..Settings::default() });
     for node in nodes {
@@ -99,8 +100,8 @@ pub(crate) fn grades(state: &State, pod: &Value, nodes: &[&str], memory: &Memory
     nodes.iter().map(grade).collect()
 }
 
-fn question<'a>(pod: &Value, nodes: &[&'a str]) -> Args<&'a str> {
-    Args { pod: parse(pod), nodes: None, node_names: Some(nodes.to_vec()) }
+fn question<'a>(pod: &Value, nodes: &[&'a str]) -> ExtenderArgs<&'a str> {
+    ExtenderArgs { pod: parse(pod), nodes: None, node_names: Some(nodes.to_vec()) }
 }
 
 pub(crate) fn bind_args(pod: &Value, node: &str) -> BindingArgs {

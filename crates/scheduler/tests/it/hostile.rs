@@ -6,7 +6,7 @@ use tessera_scheduler::metrics::Metrics;
 use tessera_scheduler::state::{Event, Outcome, State, Watched};
 use tessera_scheduler::verb::explain::{explain, what_if};
 use tessera_scheduler::verb::memory::Memory;
-use tessera_wire::extender::PreemptionArgs;
+use tessera_wire::foreign::extender::PreemptionArgs;
 
 use crate::fixtures::*;
 

@@ -5,7 +5,7 @@ use tessera_core::units::PodUid;
 use tessera_scheduler::state::{BindStep, Event, Order, Outcome, Settings, State, Unhealthy, Watched};
 use tessera_scheduler::verb::explain::{explain, what_if};
 use tessera_scheduler::verb::memory::Memory;
-use tessera_wire::extender::PreemptionArgs;
+use tessera_wire::foreign::extender::PreemptionArgs;
 
 use crate::fixtures::*;
 
@@ -387,7 +387,7 @@ fn limits_of_one_namespace_that_cannot_be_read_close_that_namespace_alone() {
     let mut state = state(&[node("n", 1, "GiB")]);
     let limits = |json: &str| {
         let home = "key gpu_quota of ConfigMap kube-system/gpuquota";
-        Event::Quota(tessera_wire::quota::parse(json, home).unwrap())
+        Event::Quota(tessera_wire::foreign::quota::parse(json, home).unwrap())
     };
     let of = |namespace: &str, gpus| {
         let mut pod = whole("p", gpus);
@@ -410,7 +410,8 @@ fn limits_of_one_namespace_that_cannot_be_read_close_that_namespace_alone() {
 #[test]
 fn quota_counts_what_is_booked() {
     let mut state = state(&[node("n", 4, "GiB")]);
-    let limits = |json: &str| Event::Quota(tessera_wire::quota::parse(json, "the ConfigMap").unwrap());
+    let limits =
+        |json: &str| Event::Quota(tessera_wire::foreign::quota::parse(json, "the ConfigMap").unwrap());
     state.handle(limits(r#"{"team":{"quota":{"T4":1},"pool":["public"]}}"#));
     set_pod(&mut state, &share("first", 60));
     state.begin_bind(&bind_args(&share("first", 60), "n"), at(0)).unwrap();
@@ -472,7 +473,7 @@ fn a_pod_over_its_quota_displaces_its_own_namespace_alone() {
     bind(&mut state, &prioritised("ours", "team", 60, 1), "n");
     bind(&mut state, &prioritised("theirs", "other", 60, 0), "n");
     let limits = r#"{"team":{"percent":100}}"#;
-    state.handle(Event::Quota(tessera_wire::quota::parse(limits, "the ConfigMap").unwrap()));
+    state.handle(Event::Quota(tessera_wire::foreign::quota::parse(limits, "the ConfigMap").unwrap()));
     let ask = |newcomer: Value, victims: Value| {
         let args = json!({"Pod": newcomer, "NodeNameToMetaVictims": {"n": {"Pods": victims}}});
         let args: PreemptionArgs = serde_json::from_value(args).unwrap();
@@ -518,7 +519,8 @@ fn disruption_budgets_are_counted_for_victims_of_our_own_choice() {
 #[test]
 fn gpus_on_gpushares_list_are_not_granted() {
     let mut state = state(&[node("n", 2, "GiB")]);
-    let list = |cards: &str| Unhealthy { node: "n".into(), cards: tessera_wire::unhealthy::parse(cards).0 };
+    let list =
+        |cards: &str| Unhealthy { node: "n".into(), cards: tessera_wire::foreign::unhealthy::parse(cards).0 };
     let fits = |state: &State, count| filter(state, &whole("p", count), &["n"]).failed_nodes.is_empty();
     state.handle(Event::Unhealthy(Watched::Set(list("1"))));
     assert!(!fits(&state, 2) && fits(&state, 1));

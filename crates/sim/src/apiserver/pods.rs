@@ -1,7 +1,7 @@
 //! What the API server and its admission do with pods, and with no other kind.
 
 use serde_json::{Value, json};
-use tessera_wire::quantity::Quantity;
+use tessera_wire::foreign::quantity::Quantity;
 
 use super::kinds::ResourceKind;
 use super::path::ObjectPath;

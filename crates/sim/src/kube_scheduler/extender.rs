@@ -5,7 +5,9 @@ use std::time::Duration;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::json;
-use tessera_wire::extender::{BindingArgs, BindingResult, FilterResult, HostPriority, PreemptionResult};
+use tessera_wire::foreign::extender::{
+    BindingArgs, BindingResult, FilterResult, HostPriority, PreemptionResult,
+};
 
 use super::snapshot::PodInfo;
 use crate::http::{HttpClient, HttpError};

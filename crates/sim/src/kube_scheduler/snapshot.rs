@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use serde_json::Value;
-use tessera_wire::objects::{Amounts, Pod};
-use tessera_wire::quantity::Quantity;
+use tessera_wire::foreign::objects::{Amounts, Pod};
+use tessera_wire::foreign::quantity::Quantity;
 
 /// All nodes and pods.
 #[derive(Debug, Default)]

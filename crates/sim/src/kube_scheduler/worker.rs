@@ -6,8 +6,8 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use tessera_wire::device_id::Resource;
-use tessera_wire::extender::MetaVictims;
+use tessera_wire::foreign::extender::MetaVictims;
+use tessera_wire::kubelet::device_id::Resource;
 use tokio_util::sync::CancellationToken;
 
 use super::SchedulerCounters;

@@ -4,12 +4,14 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use tessera_core::request::ContainerRole;
 use tessera_wire::{
-    device_id::Resource,
-    kubelet::device_plugin::{
-        AllocateRequest, ContainerAllocateRequest, ContainerAllocateResponse,
-        ContainerPreferredAllocationRequest, PreStartContainerRequest, PreferredAllocationRequest,
+    foreign::objects::{Container, Pod},
+    kubelet::{
+        device_id::Resource,
+        device_plugin::{
+            AllocateRequest, ContainerAllocateRequest, ContainerAllocateResponse,
+            ContainerPreferredAllocationRequest, PreStartContainerRequest, PreferredAllocationRequest,
+        },
     },
-    objects::{Container, Pod},
 };
 
 use super::{ContainerEntry, Kubelet, PodEntry, lock};

@@ -9,9 +9,9 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tessera_core::gpu::Gpu;
 use tessera_core::grant::Hold;
-use tessera_wire::device_id::Resource;
-use tessera_wire::dialect::MemoryUnit;
-use tessera_wire::objects::Pod;
+use tessera_wire::foreign::dialect::MemoryUnit;
+use tessera_wire::foreign::objects::Pod;
+use tessera_wire::kubelet::device_id::Resource;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
 

@@ -1,7 +1,7 @@
 use std::path::Path;
 
 use tessera_core::topology::{Link, PcieLevel};
-use tessera_wire::smi_matrix;
+use tessera_wire::foreign::smi_matrix;
 
 use super::*;
 

@@ -7,8 +7,8 @@ use tessera_agent::controller::WithoutLibrary;
 use tessera_core::placement::Policy;
 use tessera_limits::limits::ShareMeaning;
 use tessera_node::gpus::GpuSource;
-use tessera_wire::dialect::{Dialect, MemoryUnit};
-use tessera_wire::hand_over::VisibleDevices;
+use tessera_wire::foreign::dialect::{Dialect, MemoryUnit};
+use tessera_wire::kubelet::container_response::VisibleDevices;
 
 use super::health_checks::DisabledChecks;
 use crate::log::LogArguments;

@@ -7,7 +7,7 @@ use tessera_core::gpu_set::GpuSet;
 use tessera_core::grant::Hold;
 use tessera_core::request::Request;
 use tessera_core::units::{GpuIndex, MiB, Percent};
-use tessera_wire::dialect::{MemoryUnit, gpushare, vcuda, whole};
+use tessera_wire::foreign::dialect::{MemoryUnit, gpushare, vcuda, whole};
 
 /// `whole:2+share:50c/7680m`: one request per container.
 #[derive(Clone, Debug, PartialEq, Eq)]

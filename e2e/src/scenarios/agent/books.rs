@@ -15,10 +15,9 @@ use tessera_core::{
     units::{GpuIndex, MiB, MilliCpu, PodUid},
 };
 use tessera_wire::{
-    device_id::{DeviceIds, Resource},
-    dialect::MemoryUnit,
-    grant,
-    objects::Pod,
+    foreign::{dialect::MemoryUnit, objects::Pod, pod_spec::Claim},
+    kubelet::device_id::{DeviceIds, Resource},
+    tessera::grant,
 };
 
 use super::stage::{SOON, Stage, core_node, eight_gpus};
@@ -49,7 +48,7 @@ async fn compare(stage: &Stage) -> Result<()> {
             continue;
         }
         holders.insert(pod.metadata.uid.clone());
-        let shares = |claim: &grant::Claim| Hold::of(claim.request) != Hold::Whole;
+        let shares = |claim: &Claim| Hold::of(claim.request) != Hold::Whole;
         if pod.spec.claims(MemoryUnit::GiB)?.iter().any(shares) {
             sharing.insert(pod.metadata.uid.clone());
         }

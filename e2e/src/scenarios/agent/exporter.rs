@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, fs};
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::{EnvVar, Pod};
 use serde_json::{Value, json};
-use tessera_wire::node_use::{self, NodeUse};
+use tessera_wire::tessera::node_use::{self, NodeUse};
 
 use super::{
     pods::{Container, asking},

@@ -6,7 +6,7 @@ use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::Api;
 use tessera_core::gpu::Health;
-use tessera_wire::inventory;
+use tessera_wire::tessera::inventory;
 
 use super::stage::{SOON, Stage};
 

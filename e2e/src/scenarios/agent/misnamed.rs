@@ -3,7 +3,7 @@
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::Node;
 use kube::{Api, api::PostParams};
-use tessera_wire::inventory;
+use tessera_wire::tessera::inventory;
 
 use super::stage::{SOON, Stage, eight_gpus, fetch};
 use crate::harness::{free_port, virtual_node};

@@ -6,7 +6,7 @@ use anyhow::{Context, Result, anyhow, ensure};
 use tessera_sim::kubelet::situations::{
     self, ContainerRole, ContainerView, ExpectedLimit, PodOutcome, SituationContainer, SituationPod,
 };
-use tessera_wire::{dialect::MemoryUnit, grant};
+use tessera_wire::{foreign::dialect::MemoryUnit, tessera::grant};
 
 use super::{
     books,

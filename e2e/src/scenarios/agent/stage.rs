@@ -18,7 +18,10 @@ use tessera_core::{
 };
 use tessera_limits::{GrantLimits, UuidBytes, files};
 use tessera_node::pod_resources::PodResources;
-use tessera_wire::{dialect::MemoryUnit, grant, inventory, objects};
+use tessera_wire::{
+    foreign::{dialect::MemoryUnit, objects},
+    tessera::{grant, inventory},
+};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use crate::harness::{Cluster, Component, Harness, Parts, RealNode, deploy};

@@ -9,7 +9,9 @@ use anyhow::{Context, Result};
 use axum::{Json, Router, body::Bytes, extract::State, routing::post};
 use serde::de::DeserializeOwned;
 use tessera_cluster::Binding;
-use tessera_wire::extender::{Args, BindingArgs, BindingResult, FilterResult, HostPriority, NodeList};
+use tessera_wire::foreign::extender::{
+    BindingArgs, BindingResult, ExtenderArgs, FilterResult, HostPriority, NodeList,
+};
 use tokio::net::TcpListener;
 
 use super::RESOURCE;
@@ -82,7 +84,7 @@ impl Extender {
 
 /// Every node has one GPU with six units, but for the full one, which has none.
 async fn filter(State(extender): State<Arc<Extender>>, body: Bytes) -> Json<FilterResult> {
-    let args: Args = match extender.read("filter", body) {
+    let args: ExtenderArgs = match extender.read("filter", body) {
         Ok(args) => args,
         Err(error) => {
             return Json(FilterResult { error, ..FilterResult::default() });
@@ -104,11 +106,11 @@ async fn filter(State(extender): State<Arc<Extender>>, body: Bytes) -> Json<Filt
 }
 
 async fn prioritize(State(extender): State<Arc<Extender>>, body: Bytes) -> Json<Vec<HostPriority>> {
-    let Ok(args) = extender.read::<Args>("prioritize", body) else {
+    let Ok(args) = extender.read::<ExtenderArgs>("prioritize", body) else {
         return Json(Vec::new());
     };
     let score = |name: &str| {
-        if name == "fine" { tessera_wire::extender::MAX_SCORE } else { 0 }
+        if name == "fine" { tessera_wire::foreign::extender::MAX_SCORE } else { 0 }
     };
     Json(args.names().map(|name| HostPriority { host: name.into(), score: score(name) }).collect())
 }
@@ -122,7 +124,7 @@ async fn bind(State(extender): State<Arc<Extender>>, body: Bytes) -> Json<Bindin
 }
 
 /// How many units the pod asks for.
-fn asked(args: &Args) -> u32 {
+fn asked(args: &ExtenderArgs) -> u32 {
     let amounts =
         args.pod.spec.containers.iter().filter_map(|container| container.resources.limits.get(RESOURCE));
     amounts.filter_map(|amount| amount.0.parse::<u32>().ok()).sum()

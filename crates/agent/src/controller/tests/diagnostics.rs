@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tessera_node::device_plugin::RegistrationMode;
-use tessera_wire::device_id::Resource;
+use tessera_wire::kubelet::device_id::Resource;
 
 use super::world::{found, settings};
 use crate::controller::{Action, Agent, Event, EventTime};

@@ -1,7 +1,7 @@
 //! Whatever happens in whatever order, the books stay true.
 
 use proptest::prelude::*;
-use tessera_wire::device_id::Resource;
+use tessera_wire::kubelet::device_id::Resource;
 
 use super::world::{World, pod, share};
 use crate::controller::Event;

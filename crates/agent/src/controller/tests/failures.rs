@@ -10,7 +10,7 @@ use tessera_node::{
     device_plugin::PreferenceRequest,
     gpus::{Incident, IncidentKind},
 };
-use tessera_wire::device_id::Resource;
+use tessera_wire::kubelet::device_id::Resource;
 
 use super::world::{CARDS, World, found, pod, share};
 use crate::controller::{Action, CallAnswer, CallId, Event, EventTime, UsageSample, WriteError};

@@ -13,7 +13,7 @@ use tessera_node::{
     gpus::{DiscoveredGpus, Incident, IncidentKind},
     pod_resources::{ContainerDevices, PodDevices},
 };
-use tessera_wire::{device_id::Resource, objects::Pod};
+use tessera_wire::{foreign::objects::Pod, kubelet::device_id::Resource};
 
 use super::world::{found, settings};
 use crate::controller::{Action, Agent, CallId, Event, EventTime, WriteError};

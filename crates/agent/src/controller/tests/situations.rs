@@ -386,7 +386,7 @@ fn the_node_is_written_once_and_again_when_somebody_took_it_away() {
 fn a_kubelet_that_offers_what_does_not_belong_together_is_refused() {
     use std::collections::BTreeSet;
 
-    use tessera_wire::device_id::Resource;
+    use tessera_wire::kubelet::device_id::Resource;
 
     use crate::controller::{Action, CallAnswer, CallId, EventTime};
     let mut world = World::new();

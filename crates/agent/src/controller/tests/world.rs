@@ -19,11 +19,12 @@ use tessera_node::{
     pod_resources::{ContainerDevices, PodDevices},
 };
 use tessera_wire::{
-    device_id::Resource,
-    dialect::{Dialect, MemoryUnit},
-    grant,
-    hand_over::HandOver,
-    objects::{Container, Pod},
+    foreign::{
+        dialect::{Dialect, MemoryUnit},
+        objects::{Container, Pod},
+    },
+    kubelet::{container_response::InjectionSettings, device_id::Resource},
+    tessera::grant,
 };
 
 use crate::controller::{
@@ -63,7 +64,7 @@ pub(super) fn settings() -> AgentSettings {
         dialects: Dialect::ALL.to_vec(),
         memory_unit: MemoryUnit::GiB,
         policy: "tessera".parse().unwrap(),
-        hand_over: HandOver::default(),
+        hand_over: InjectionSettings::default(),
         registration: RegistrationMode::PluginsRegistry("/var/lib/kubelet/plugins_registry".into()),
         isolation: Isolation {
             library: Ok(InstalledLibrary { folder: "/grants/.library".into(), by_cdi: false }),

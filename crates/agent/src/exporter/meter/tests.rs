@@ -1,7 +1,7 @@
 use proptest::prelude::*;
 use tessera_core::units::PodUid;
 use tessera_node::gpus::{BusyTime, ProcessMemory};
-use tessera_wire::cgroup::Owner;
+use tessera_wire::foreign::cgroup::CgroupOwner;
 
 use super::*;
 
@@ -22,8 +22,8 @@ fn pods(alive: &[u8]) -> Vec<PodView> {
 /// Processes 0 to 3 are of pods of the same number, 4 is the host's, 5 nobody knows.
 fn who(pid: u32) -> Option<ProcessInfo> {
     let owner = match pid {
-        0..=3 => Owner::Pod { uid: format!("pod-{pid}"), container: Some(format!("c{pid}")) },
-        4 => Owner::Host,
+        0..=3 => CgroupOwner::Pod { uid: format!("pod-{pid}"), container: Some(format!("c{pid}")) },
+        4 => CgroupOwner::Host,
         _ => return None,
     };
     Some(ProcessInfo { started: 1, command: String::new(), owner })

@@ -8,7 +8,7 @@ use tessera_core::{
     units::{MiB, Percent},
 };
 use tessera_node::gpus::ProcessMemory;
-use tessera_wire::cgroup::Owner;
+use tessera_wire::foreign::cgroup::CgroupOwner;
 
 use super::{
     super::{Consumer, ContainerKey, GpuMeter, Meter, split_memory},
@@ -160,7 +160,7 @@ fn processes_on(
         let who = latest.who.get(&process.pid);
         let holder = meter.holder(who);
         let owner = match (&holder, who.map(|who| &who.owner)) {
-            (Consumer::Host, Some(Owner::Container(_))) => ProcessOwner::OutsideContainer,
+            (Consumer::Host, Some(CgroupOwner::Container(_))) => ProcessOwner::OutsideContainer,
             (Consumer::Host, _) => ProcessOwner::Host,
             _ => ProcessOwner::Unknown,
         };

@@ -4,11 +4,11 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use serde::Serialize;
-use tessera_wire::objects::{Metadata, Pod};
+use tessera_wire::foreign::objects::{Metadata, Pod};
 
 use super::super::known;
 use crate::state::{Look, State};
-use crate::verb::ask::Ask;
+use crate::verb::ask::ParsedPod;
 use crate::verb::explain::NodeView;
 
 /// What would become of a pod.
@@ -63,7 +63,7 @@ pub fn question(state: &State, namespace: &str, name: &str) -> Option<Pod> {
 
 /// Asks every node about a pod.
 pub fn explain(look: &impl Look, pod: &Pod) -> Explanation {
-    let ask = match look.look(|state| Ask::of(state, pod)) {
+    let ask = match look.look(|state| ParsedPod::of(state, pod)) {
         Ok(ask) => ask,
         Err(bad) => return Explanation { problem: Some(bad.to_string()), ..Explanation::default() },
     };

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 use tessera_core::units::NodeName;
-use tessera_wire::link;
+use tessera_wire::foreign::link;
 
 use super::super::known::{self, GpuNode, Known};
 use super::nodes::{NodeCard, card};

@@ -62,7 +62,7 @@ pub(super) fn card(state: &State, name: &str, known: Known<'_>) -> NodeCard {
     match known {
         Known::Gpus(node) => NodeCard {
             instance_type: node.spec.node.instance_type.clone(),
-            dialects: known::words(node.spec.serves),
+            dialects: known::words(node.spec.dialects),
             cards: Cards::of(node.state),
             gpus: tiles(state, node),
             ..empty
@@ -88,7 +88,7 @@ fn passes(state: &State, node: GpuNode<'_>, filter: &Filter) -> bool {
     if cards().next().is_none() || filter.fullness.is_some_and(|grade| bucket(node_state, cards()) != grade) {
         return false;
     }
-    if !filter.dialect.is_empty() && !known::words(spec.serves).contains(&filter.dialect.as_str()) {
+    if !filter.dialect.is_empty() && !known::words(spec.dialects).contains(&filter.dialect.as_str()) {
         return false;
     }
     if filter.state == "trouble" {

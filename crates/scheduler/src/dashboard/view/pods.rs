@@ -197,7 +197,7 @@ pub fn add_refusals(rows: &mut [PodRow], decisions: &[Decision]) {
 fn asks(state: &State, pod: &GpuPod) -> Result<Vec<Ask>, String> {
     let unit = known::unit_of(state, pod.node.as_ref());
     let claims = pod.spec.claims(unit).map_err(|error| error.to_string())?;
-    let ask = |claim: tessera_wire::grant::Claim| {
+    let ask = |claim: tessera_wire::foreign::pod_spec::Claim| {
         let (cards, compute, memory) = match claim.request {
             Request::Whole(cards) => (Some(cards), None, None),
             Request::Share { compute_percent, memory } => (None, Some(compute_percent.0), Some(memory.0)),

@@ -1,0 +1,17 @@
+//! Formats that other projects define: Kubernetes, NVIDIA's tools, and the GPU schedulers Tessera replaces.
+
+pub mod cgroup;
+pub mod dialect;
+pub mod disruption;
+pub mod extender;
+pub mod gpu_topology;
+pub mod gpu_tree;
+pub mod inspect;
+pub mod link;
+pub mod objects;
+pub mod pod_spec;
+pub mod quantity;
+pub mod quota;
+pub mod smi_matrix;
+pub mod taint;
+pub mod unhealthy;

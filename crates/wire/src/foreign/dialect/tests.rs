@@ -1,0 +1,126 @@
+use tessera_core::units::{MiB, Percent};
+
+use super::*;
+use crate::foreign::objects::Amount;
+
+fn resources(pairs: &[(&str, &str)]) -> Amounts {
+    pairs.iter().map(|(name, amount)| ((*name).to_owned(), Amount((*amount).to_owned()))).collect()
+}
+
+fn limits(pairs: &[(&str, &str)]) -> Result<Option<(Dialect, Request)>, BadRequest> {
+    request(&resources(pairs), &Amounts::new(), MemoryUnit::GiB)
+}
+
+fn check(pairs: &[(&str, &str)], dialect: Dialect, expected: Request) {
+    assert_eq!(limits(pairs), Ok(Some((dialect, expected))), "{pairs:?}");
+}
+
+fn check_error(pairs: &[(&str, &str)], expected: &str) {
+    assert_eq!(limits(pairs).unwrap_err().to_string(), expected, "{pairs:?}");
+}
+
+#[test]
+fn every_dialect() {
+    let share = |compute_percent, memory| Request::Share {
+        compute_percent: Percent(compute_percent),
+        memory: MiB(memory),
+    };
+    check(&[("nvidia.com/gpu", "2")], Dialect::Nvidia, Request::Whole(2));
+    check(&[("aliyun.com/gpu", "4")], Dialect::Gputopology, Request::Whole(4));
+    check(&[("aliyun.com/gpu-mem", "8")], Dialect::Gpushare, Request::Memory(MiB(8192)));
+    let vcuda = [("tencent.com/vcuda-core", "50"), ("tencent.com/vcuda-memory", "30")];
+    check(&vcuda, Dialect::Vcuda, share(50, 7680));
+    check(&[("tencent.com/vcuda-core", "100")], Dialect::Vcuda, Request::Whole(1));
+    let whole = [("tencent.com/vcuda-core", "200"), ("tencent.com/vcuda-memory", "10")];
+    check(&whole, Dialect::Vcuda, Request::Whole(2));
+}
+
+#[test]
+fn nothing_asked_for() {
+    assert_eq!(limits(&[("cpu", "4"), ("memory", "8Gi")]), Ok(None));
+    assert_eq!(limits(&[("nvidia.com/gpu", "0"), ("tencent.com/vcuda-core", "0")]), Ok(None));
+}
+
+#[test]
+fn the_unit_of_memory_is_the_nodes() {
+    let asked = resources(&[("aliyun.com/gpu-mem", "8000")]);
+    let read = request(&asked, &Amounts::new(), MemoryUnit::MiB).unwrap();
+    assert_eq!(read, Some((Dialect::Gpushare, Request::Memory(MiB(8000)))));
+}
+
+#[test]
+fn numbers_as_the_api_server_writes_them() {
+    let asked = resources(&[("aliyun.com/gpu-mem", "8k")]);
+    let read = request(&asked, &Amounts::new(), MemoryUnit::MiB).unwrap();
+    assert_eq!(read, Some((Dialect::Gpushare, Request::Memory(MiB(8000)))));
+}
+
+#[test]
+fn requests_stand_in_for_limits_and_must_agree() {
+    let one = resources(&[("nvidia.com/gpu", "1")]);
+    let two = resources(&[("nvidia.com/gpu", "2")]);
+    let read = request(&Amounts::new(), &one, MemoryUnit::GiB);
+    assert_eq!(read, Ok(Some((Dialect::Nvidia, Request::Whole(1)))));
+    assert_eq!(request(&one, &one, MemoryUnit::GiB), read);
+    assert_eq!(
+        request(&two, &one, MemoryUnit::GiB).unwrap_err().to_string(),
+        "nvidia.com/gpu: requests 1 but limits to 2; write the same number in both, or limits only"
+    );
+}
+
+#[test]
+fn every_refusal_says_what_to_write() {
+    check_error(
+        &[("tencent.com/vcuda-core", "150"), ("tencent.com/vcuda-memory", "30")],
+        "tencent.com/vcuda-core: 150 is more than one GPU but no multiple of 100; \
+         write 100 or 200 for whole GPUs, or at most 99 for a share of one",
+    );
+    check_error(
+        &[("tencent.com/vcuda-core", "50")],
+        "tencent.com/vcuda-core: 50 is a share of a GPU and needs memory; add tencent.com/vcuda-memory, in units of \
+         256 MiB (such as 30 for 7680 MiB), or write tencent.com/vcuda-core: 100 for a whole GPU",
+    );
+    check_error(
+        &[("tencent.com/vcuda-memory", "30")],
+        "tencent.com/vcuda-memory: 30 needs tencent.com/vcuda-core too; \
+         add tencent.com/vcuda-core: 1 to 99 for a share, or 100 for a whole GPU",
+    );
+    check_error(
+        &[("aliyun.com/gpu-mem", "10G")],
+        "aliyun.com/gpu-mem: 10G means 10000000000 units of GiB; write the number of units, such as 10",
+    );
+    check_error(
+        &[("tencent.com/vcuda-core", "10"), ("tencent.com/vcuda-memory", "4Gi")],
+        "tencent.com/vcuda-memory: 4Gi means 4294967296 units of 256 MiB; write the number of units, such as 4",
+    );
+    check_error(
+        &[("nvidia.com/gpu", "0.5")],
+        "nvidia.com/gpu: 0.5 is not a whole number; write 1 for one GPU; for a part of one ask for \
+         tencent.com/vcuda-core and tencent.com/vcuda-memory, or for aliyun.com/gpu-mem",
+    );
+    check_error(
+        &[("tencent.com/vcuda-core", "-1")],
+        "tencent.com/vcuda-core: -1 is not a whole number; \
+         write 1 to 99 for a share of a GPU, or a multiple of 100 for whole ones",
+    );
+    check_error(
+        &[("aliyun.com/gpu-mem", "all")],
+        "aliyun.com/gpu-mem: all is no number; write 8 for 8 units (GiB, unless the node counts in MiB)",
+    );
+    check_error(
+        &[("aliyun.com/gpu", "65")],
+        "aliyun.com/gpu: 65 is more GPUs than a node can have; write at most 64",
+    );
+    check_error(
+        &[("tencent.com/vcuda-core", "6500")],
+        "tencent.com/vcuda-core: 6500 is more GPUs than a node can have; write at most 6400",
+    );
+    check_error(
+        &[("aliyun.com/gpu-count", "1")],
+        "aliyun.com/gpu-count only tells how many GPUs a node has; ask for memory with aliyun.com/gpu-mem",
+    );
+    check_error(
+        &[("nvidia.com/gpu", "1"), ("aliyun.com/gpu-mem", "8")],
+        "asks in two vocabularies, nvidia.com/gpu and aliyun.com/gpu-mem; keep one of them",
+    );
+}

@@ -1,0 +1,162 @@
+//! The tree of GPUs as gpu-manager prints it.
+
+use std::fmt::Write as _;
+
+use tessera_core::gpu::Health;
+use tessera_core::gpu_set::GpuSet;
+use tessera_core::node::{GpuRoom, NodeState};
+use tessera_core::tree::{Group, GroupLevel, TopologyTree};
+use tessera_core::units::{GpuIndex, MiB};
+
+/// What runs on a GPU now, which the ledger does not know.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct GpuActivity {
+    /// Process ids on the GPU.
+    pub pids: Vec<u32>,
+    /// Memory they use.
+    pub used: MiB,
+}
+
+/// The tree of a node's GPUs with what is left of each; `activity` by GPU, empty where unknown.
+#[must_use]
+pub fn print(node: &NodeState, activity: &[GpuActivity]) -> String {
+    let printer = Printer { node, activity };
+    let root = node.node().topology().tree();
+    let mut text = format!("ROOT:{}\n", printer.available(root.gpus));
+    printer.children(&mut text, root, 0);
+    text
+}
+
+struct Printer<'a> {
+    node: &'a NodeState,
+    activity: &'a [GpuActivity],
+}
+
+impl Printer<'_> {
+    fn children(&self, text: &mut String, group: &Group, depth: usize) {
+        let mut children: Vec<&TopologyTree> = group.children.iter().collect();
+        children.sort_by_key(|child| match child {
+            TopologyTree::Leaf(gpu) => (None, 1, Some(*gpu)),
+            TopologyTree::Group(group) => {
+                (Some(group.level), self.available(group.gpus), group.gpus.lowest())
+            }
+        });
+        for child in children {
+            text.push_str(&"|   ".repeat(depth));
+            text.push_str("|---");
+            match child {
+                TopologyTree::Leaf(gpu) => self.leaf(text, *gpu),
+                TopologyTree::Group(group) => {
+                    let name = level_name(group.level);
+                    let available = self.available(group.gpus);
+                    let usage = self.usage(group.gpus);
+                    // Writing to a String cannot fail.
+                    let _ = writeln!(
+                        text,
+                        "{name} (aval: {available}, {usage}, allocatableCores: 0, allocatableMemory: 0)"
+                    );
+                    self.children(text, group, depth + 1);
+                }
+            }
+        }
+    }
+
+    fn leaf(&self, text: &mut String, gpu: GpuIndex) {
+        // A broken GPU has room, but nobody gets it.
+        let is_well = self.node.node().gpu(gpu).is_some_and(|card| card.health == Health::Healthy);
+        let room = if is_well { self.node.room(gpu) } else { GpuRoom::default() };
+        let _ = writeln!(
+            text,
+            "GPU{gpu} ({}, allocatableCores: {}, allocatableMemory: {})",
+            self.usage(GpuSet::EMPTY.with(gpu)),
+            room.compute_percent.0,
+            bytes(room.memory),
+        );
+    }
+
+    /// Pids and memory of all GPUs of a part together.
+    fn usage(&self, gpus: GpuSet) -> String {
+        let active = || gpus.iter().filter_map(|gpu| self.activity.get(gpu.position()));
+        let pids: Vec<String> = active().flat_map(|card| &card.pids).map(u32::to_string).collect();
+        let used: MiB = active().map(|card| card.used).sum();
+        let total: MiB =
+            gpus.iter().filter_map(|gpu| self.node.node().gpu(gpu)).map(|card| card.memory).sum();
+        format!("pids: [{}], usedMemory: {}, totalMemory: {}", pids.join(" "), bytes(used), bytes(total))
+    }
+
+    fn available(&self, gpus: GpuSet) -> usize {
+        self.node.idle().intersection(gpus).len()
+    }
+}
+
+fn bytes(memory: MiB) -> u128 {
+    u128::from(memory.0) << 20
+}
+
+/// gpu-manager's names, which differ from `nvidia-smi`'s in `CPU`; it knows no NVLink.
+fn level_name(level: GroupLevel) -> &'static str {
+    match level {
+        GroupLevel::NvLink => "NVL",
+        GroupLevel::SameBoard => "PSB",
+        GroupLevel::SingleSwitch => "PIX",
+        GroupLevel::MultiSwitch => "PXB",
+        GroupLevel::HostBridge => "PHB",
+        GroupLevel::Node => "CPU",
+        GroupLevel::System => "SYS",
+        GroupLevel::Root => "ROOT",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use tessera_core::gpu::Gpu;
+    use tessera_core::grant::{ContainerGrant, Hold, PodGrant};
+    use tessera_core::node::Node;
+    use tessera_core::request::ContainerRole;
+    use tessera_core::topology::{Link, PcieLevel, Topology};
+    use tessera_core::units::{MilliCpu, Percent};
+
+    use super::*;
+
+    #[test]
+    fn prints_groups_by_level_then_by_what_is_free() {
+        let gpu = |index| Gpu::new(GpuIndex(index), "GPU-x".into(), "P4".into(), MiB(8));
+        let topology = Topology::from_pairs(5, |a, b| match (a.0 / 2 == b.0 / 2, b.0) {
+            (true, _) => Link::pcie(PcieLevel::SingleSwitch),
+            (false, 4) => Link::pcie(PcieLevel::System),
+            (false, _) => Link::pcie(PcieLevel::HostBridge),
+        });
+        let cards = (0..5).map(gpu).collect();
+        let node = Node::new("n".into(), cards, topology, MilliCpu::ZERO, MiB::ZERO).unwrap();
+        let mut state = NodeState::empty(Arc::new(node));
+        let share = Hold::Share { compute_percent: Percent(30), memory: MiB(2) };
+        state.add(&PodGrant {
+            pod: "p".into(),
+            node: "n".into(),
+            cpu: MilliCpu::ZERO,
+            memory: MiB::ZERO,
+            containers: vec![ContainerGrant {
+                container: "c".into(),
+                role: ContainerRole::Main,
+                holds: vec![(GpuIndex(2), share)],
+            }],
+        });
+        let mut activity = vec![GpuActivity::default(); 5];
+        activity[2] = GpuActivity { pids: vec![7, 9], used: MiB(1) };
+        let expected = "\
+ROOT:4
+|---SYS (aval: 4, pids: [7 9], usedMemory: 1048576, totalMemory: 41943040, allocatableCores: 0, allocatableMemory: 0)
+|   |---GPU4 (pids: [], usedMemory: 0, totalMemory: 8388608, allocatableCores: 100, allocatableMemory: 8388608)
+|   |---PHB (aval: 3, pids: [7 9], usedMemory: 1048576, totalMemory: 33554432, allocatableCores: 0, allocatableMemory: 0)
+|   |   |---PIX (aval: 1, pids: [7 9], usedMemory: 1048576, totalMemory: 16777216, allocatableCores: 0, allocatableMemory: 0)
+|   |   |   |---GPU2 (pids: [7 9], usedMemory: 1048576, totalMemory: 8388608, allocatableCores: 70, allocatableMemory: 6291456)
+|   |   |   |---GPU3 (pids: [], usedMemory: 0, totalMemory: 8388608, allocatableCores: 100, allocatableMemory: 8388608)
+|   |   |---PIX (aval: 2, pids: [], usedMemory: 0, totalMemory: 16777216, allocatableCores: 0, allocatableMemory: 0)
+|   |   |   |---GPU0 (pids: [], usedMemory: 0, totalMemory: 8388608, allocatableCores: 100, allocatableMemory: 8388608)
+|   |   |   |---GPU1 (pids: [], usedMemory: 0, totalMemory: 8388608, allocatableCores: 100, allocatableMemory: 8388608)
+";
+        assert_eq!(print(&state, &activity), expected);
+    }
+}

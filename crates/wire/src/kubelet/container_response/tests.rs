@@ -1,0 +1,91 @@
+use std::collections::BTreeMap;
+
+use tessera_core::gpu::{Gpu, Health};
+use tessera_core::request::ContainerRole;
+use tessera_core::topology::Topology;
+use tessera_core::units::{GpuIndex, MilliCpu, Percent};
+
+use super::*;
+
+/// Minor numbers run against the indexes: nobody may confuse the two.
+fn node() -> Node {
+    let gpu = |index: u8| Gpu {
+        index: GpuIndex(index),
+        uuid: format!("GPU-{index}").as_str().into(),
+        minor: 3 - u32::from(index),
+        model: "T4".into(),
+        memory: MiB(16_276),
+        numa: None,
+        health: Health::Healthy,
+    };
+    Node::new("n".into(), (0..4).map(gpu).collect(), Topology::unknown(4), MilliCpu::ZERO, MiB::ZERO).unwrap()
+}
+
+fn give(hand_over: &InjectionSettings, dialect: Dialect, cards: &[(u8, Hold)]) -> ContainerAllocateResponse {
+    let cards = cards.iter().map(|(index, hold)| (GpuIndex(*index), *hold)).collect();
+    let grant = ContainerGrant { container: "main".into(), role: ContainerRole::Main, holds: cards };
+    let recipient = GrantedContainer { dialect, grant: &grant, memory_units: (2, 5) };
+    hand_over.response(&recipient, &node(), MemoryUnit::GiB)
+}
+
+fn check(hand_over: &InjectionSettings, dialect: Dialect, cards: &[(u8, Hold)], expected: &[(&str, &str)]) {
+    let given = give(hand_over, dialect, cards);
+    let envs: BTreeMap<_, _> = given.envs.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();
+    assert_eq!(envs, expected.iter().copied().collect(), "{dialect}");
+    assert!(given.mounts.is_empty());
+}
+
+#[test]
+fn every_dialect_in_its_own_words() {
+    let plain = InjectionSettings::default();
+    let two = [(1, Hold::Whole), (2, Hold::Whole)];
+    check(&plain, Dialect::Nvidia, &two, &[("NVIDIA_VISIBLE_DEVICES", "GPU-1,GPU-2")]);
+    check(&plain, Dialect::Gputopology, &two, &[("NVIDIA_VISIBLE_DEVICES", "GPU-1,GPU-2")]);
+    let indexes = InjectionSettings { visible: VisibleDevices::Index, ..InjectionSettings::default() };
+    check(&indexes, Dialect::Gputopology, &two, &[("NVIDIA_VISIBLE_DEVICES", "1,2")]);
+    let memory = Hold::Share { compute_percent: Percent::ZERO, memory: MiB(2048) };
+    check(
+        &InjectionSettings { cgpu_disabled: true, ..InjectionSettings::default() },
+        Dialect::Gpushare,
+        &[(3, memory)],
+        &[
+            ("ALIYUN_COM_GPU_MEM_CONTAINER", "2"),
+            ("ALIYUN_COM_GPU_MEM_DEV", "15"),
+            ("ALIYUN_COM_GPU_MEM_IDX", "3"),
+            ("ALIYUN_COM_GPU_MEM_POD", "5"),
+            ("CGPU_DISABLE", "true"),
+            ("NVIDIA_VISIBLE_DEVICES", "GPU-3"),
+        ],
+    );
+}
+
+#[test]
+fn vcuda_has_device_nodes_by_minor_number_and_notes_for_its_display() {
+    let share = Hold::Share { compute_percent: Percent(30), memory: MiB(7680) };
+    let full = InjectionSettings {
+        device_nodes: true,
+        driver_directory: Some("/etc/gpu-manager/vdriver/nvidia".into()),
+        ..InjectionSettings::default()
+    };
+    let given = give(&full, Dialect::Vcuda, &[(0, share)]);
+    let paths: Vec<&str> = given.devices.iter().map(|device| device.host_path.as_str()).collect();
+    assert_eq!(paths, ["/dev/nvidia3", "/dev/nvidiactl", "/dev/nvidia-uvm"]);
+    assert_eq!(given.annotations["tencent.com/vcuda-core"], "30");
+    assert_eq!(given.annotations["tencent.com/vcuda-memory"], "8053063680");
+    assert_eq!(given.annotations["tencent.com/vcuda-device"], "/dev/nvidia3");
+    assert_eq!(given.envs["LD_LIBRARY_PATH"], "/usr/local/nvidia/lib64");
+    assert_eq!(given.mounts[0].container_path, "/usr/local/nvidia");
+}
+
+#[test]
+fn with_cdi_the_gpus_come_by_name_only() {
+    let cdi = InjectionSettings {
+        cdi_kind: Some("nvidia.com/gpu".into()),
+        device_nodes: true,
+        ..InjectionSettings::default()
+    };
+    let given = give(&cdi, Dialect::Vcuda, &[(2, Hold::Whole)]);
+    assert_eq!(given.cdi_devices[0].name, "nvidia.com/gpu=GPU-2");
+    assert_eq!(given.envs["NVIDIA_VISIBLE_DEVICES"], "void");
+    assert!(given.devices.is_empty());
+}

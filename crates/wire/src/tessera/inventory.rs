@@ -1,0 +1,205 @@
+//! The node annotation `tessera.dev/inventory`: what an agent found on its node.
+
+use serde::{Deserialize, Serialize};
+use tessera_core::gpu::{Gpu, Health};
+use tessera_core::gpu_set::GpuSet;
+use tessera_core::topology::{Link, Topology};
+use tessera_core::units::{GpuIndex, MiB};
+
+use crate::foreign::dialect::MemoryUnit;
+use crate::foreign::link;
+
+/// The annotation's key.
+pub const KEY: &str = "tessera.dev/inventory";
+
+/// What an agent found on its node, and how it serves it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Inventory {
+    /// The GPUs by index, without gaps.
+    pub gpus: Vec<Gpu>,
+    /// What joins them.
+    pub topology: Topology,
+    /// What one unit of `aliyun.com/gpu-mem` is here.
+    pub memory_unit: MemoryUnit,
+}
+
+/// An annotation that cannot be read.
+#[derive(Debug, thiserror::Error)]
+pub enum BadInventory {
+    /// Not JSON of the expected form.
+    #[error("{KEY}: {0}")]
+    Json(#[from] serde_json::Error),
+    /// A unit nobody knows.
+    #[error("{KEY}: {0}")]
+    Unit(#[from] crate::foreign::dialect::gpushare::UnknownUnit),
+    /// A link that is none, or of GPUs that do not exist.
+    #[error(
+        "{KEY}: found link {0}, expected [i, j, PCIe level or null, NVLinks] with i < j among the GPUs listed"
+    )]
+    Link(String),
+    /// More memory than any GPU will ever have.
+    #[error("{KEY}: GPU {uuid} has {memory_mib} MiB, expected at most {}", MOST_MEMORY.0)]
+    Memory {
+        /// Which GPU.
+        uuid: String,
+        /// How much.
+        memory_mib: u64,
+    },
+}
+
+/// What a GPU may have at most: so much that nobody will miss more, and that the memory of all GPUs of a node is still a number.
+pub(crate) const MOST_MEMORY: MiB = MiB(1 << 30);
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Document {
+    memory_unit: String,
+    gpus: Vec<Card>,
+    #[serde(default)]
+    links: Vec<Pair>,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Card {
+    uuid: String,
+    minor: u32,
+    model: String,
+    #[serde(rename = "memoryMiB")]
+    memory_mib: u64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    numa: Option<u16>,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    unhealthy: bool,
+}
+
+/// Two GPUs, their PCIe level, their NVLinks.
+#[derive(Debug, Serialize, Deserialize)]
+struct Pair(u8, u8, Option<String>, u8);
+
+/// Writes the annotation. GPUs are listed by index.
+#[must_use]
+pub fn print(inventory: &Inventory) -> String {
+    let card = |gpu: &Gpu| Card {
+        uuid: gpu.uuid.to_string(),
+        minor: gpu.minor,
+        model: gpu.model.to_string(),
+        memory_mib: gpu.memory.0,
+        numa: gpu.numa,
+        unhealthy: gpu.health == Health::Unhealthy,
+    };
+    let pair = |(a, b): (GpuIndex, GpuIndex)| {
+        let Link { pcie, nvlinks } = inventory.topology.link(a, b);
+        let level = pcie.and_then(|level| link::abbreviation(Link::pcie(level)));
+        Pair(a.0, b.0, level, nvlinks)
+    };
+    let known = |(a, b): &(GpuIndex, GpuIndex)| !inventory.topology.link(*a, *b).is_unknown();
+    let document = Document {
+        memory_unit: inventory.memory_unit.to_string(),
+        gpus: inventory.gpus.iter().map(card).collect(),
+        links: inventory.topology.gpus().pairs().filter(known).map(pair).collect(),
+    };
+    // Numbers and texts always have a JSON form.
+    serde_json::to_string(&document).unwrap_or_default()
+}
+
+/// Reads the annotation.
+pub fn parse(json: &str) -> Result<Inventory, BadInventory> {
+    let document: Document = serde_json::from_str(json)?;
+    let count = document.gpus.len().min(GpuSet::CAPACITY);
+    let mut links = vec![Link::default(); count * count];
+    for pair in &document.links {
+        let bad = || BadInventory::Link(format!("{pair:?}"));
+        let Pair(a, b, level, nvlinks) = pair;
+        let pcie = match level.as_deref().map(link::parse) {
+            None => None,
+            Some(Some(Link { pcie: Some(level), .. })) => Some(level),
+            Some(_) => return Err(bad()),
+        };
+        let place = links.get_mut(usize::from(*a) * count + usize::from(*b));
+        match place.filter(|_| a < b && usize::from(*b) < count && *nvlinks <= link::MOST_NVLINKS) {
+            Some(place) => *place = Link { pcie, nvlinks: *nvlinks },
+            None => return Err(bad()),
+        }
+    }
+    if let Some(Card { uuid, memory_mib, .. }) =
+        document.gpus.iter().find(|card| card.memory_mib > MOST_MEMORY.0)
+    {
+        return Err(BadInventory::Memory { uuid: uuid.clone(), memory_mib: *memory_mib });
+    }
+    let cards = (0u8..).zip(document.gpus).take(count);
+    let gpus: Vec<Gpu> = cards
+        .map(|(index, card)| Gpu {
+            index: GpuIndex(index),
+            uuid: card.uuid.as_str().into(),
+            minor: card.minor,
+            model: card.model.as_str().into(),
+            memory: MiB(card.memory_mib),
+            numa: card.numa,
+            health: if card.unhealthy { Health::Unhealthy } else { Health::Healthy },
+        })
+        .collect();
+    let numa: Vec<Option<u16>> = gpus.iter().map(|gpu| gpu.numa).collect();
+    let topology = Topology::from_pairs(count, |a, b| links[a.position() * count + b.position()]);
+    Ok(Inventory { topology: topology.with_numa(&numa), gpus, memory_unit: document.memory_unit.parse()? })
+}
+
+#[cfg(test)]
+mod tests {
+    use tessera_core::topology::PcieLevel;
+
+    use super::*;
+
+    fn inventory(count: u8) -> Inventory {
+        let gpu = |index: u8| Gpu {
+            index: GpuIndex(index),
+            uuid: format!("GPU-{index}").as_str().into(),
+            minor: u32::from(index) + 1,
+            model: "NVIDIA H200".into(),
+            memory: MiB(143_771),
+            numa: Some(u16::from(index / 4)),
+            health: if index == 3 { Health::Unhealthy } else { Health::Healthy },
+        };
+        let numa: Vec<Option<u16>> = (0..count).map(|index| Some(u16::from(index / 4))).collect();
+        let topology = Topology::from_pairs(usize::from(count), |a, b| Link {
+            pcie: (a.0 > 0).then_some(PcieLevel::Node),
+            nvlinks: if b.0 < 6 { 18 } else { 0 },
+        });
+        Inventory {
+            gpus: (0..count).map(gpu).collect(),
+            topology: topology.with_numa(&numa),
+            memory_unit: MemoryUnit::MiB,
+        }
+    }
+
+    #[test]
+    fn keeps_both_layers_of_links_and_every_gpu() {
+        for count in [0, 1, 8, 16] {
+            let written = inventory(count);
+            assert_eq!(parse(&print(&written)).unwrap(), written);
+        }
+    }
+
+    #[test]
+    fn one_gpu_as_text() {
+        let text = r#"{"memoryUnit":"MiB","gpus":[{"uuid":"GPU-0","minor":1,"model":"NVIDIA H200","memoryMiB":143771,"numa":0}],"links":[]}"#;
+        assert_eq!(print(&inventory(1)), text);
+    }
+
+    #[test]
+    fn errors_say_what_was_expected() {
+        let gpus = r#""memoryUnit":"GiB","gpus":[{"uuid":"a","minor":0,"model":"x","memoryMiB":1}]"#;
+        let error = |json: &str| parse(json).unwrap_err().to_string();
+        assert!(error("{}").starts_with("tessera.dev/inventory: missing field"));
+        assert!(error(r#"{"memoryUnit":"GB","gpus":[]}"#).contains("write GiB or MiB"));
+        let vast =
+            r#"{"memoryUnit":"GiB","gpus":[{"uuid":"a","minor":0,"model":"x","memoryMiB":1073741825}]}"#;
+        assert!(error(vast).ends_with("GPU a has 1073741825 MiB, expected at most 1073741824"));
+        for link in [r#"[0,1,"SYS",0]"#, r#"[0,0,"SYS",0]"#, r#"[0,1,"FAST",0]"#, r#"[9,200,null,1]"#] {
+            assert!(
+                error(&format!("{{{gpus},\"links\":[{link}]}}")).contains("expected [i, j, PCIe level"),
+                "{link}"
+            );
+        }
+    }
+}

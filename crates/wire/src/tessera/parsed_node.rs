@@ -1,0 +1,210 @@
+//! What a node offers, read from its object: from an agent's inventory where it has one, else from what the tools of
+//! old leave on it.
+
+use std::sync::Arc;
+
+use tessera_core::gpu::{Gpu, Health};
+use tessera_core::gpu_set::GpuSet;
+use tessera_core::node::{BadNode, Node};
+use tessera_core::topology::Topology;
+use tessera_core::units::{GpuIndex, MiB, MilliCpu, NodeName};
+
+use crate::foreign::dialect::{Dialect, DialectSet, MemoryUnit, gpushare, vcuda, whole};
+use crate::foreign::gpu_topology::{self, BadAnnotation};
+use crate::foreign::objects::{self, Amount};
+use crate::foreign::quantity::Quantity;
+use crate::tessera::inventory::{self, BadInventory};
+
+/// The node annotation of gputopology that names the instance type.
+pub const TYPE_KEY: &str = "NODE_TYPE";
+
+/// The same as a label, of Kubernetes itself.
+const TYPE_LABEL: &str = "node.kubernetes.io/instance-type";
+
+/// What NVIDIA's feature discovery writes.
+const PRODUCT_LABEL: &str = "nvidia.com/gpu.product";
+const MEMORY_LABEL: &str = "nvidia.com/gpu.memory";
+
+/// A node as the scheduler knows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ParsedNode {
+    /// Its GPUs, links and host: one copy for all who keep it.
+    pub node: Arc<Node>,
+    /// What one unit of `aliyun.com/gpu-mem` is here.
+    pub unit: MemoryUnit,
+    /// Which vocabularies it serves.
+    pub dialects: DialectSet,
+}
+
+/// A node that says of itself what cannot be.
+#[derive(Debug, thiserror::Error)]
+pub enum BadNodeObject {
+    /// In its inventory.
+    #[error(transparent)]
+    Inventory(#[from] BadInventory),
+    /// In its links.
+    #[error(transparent)]
+    Topology(#[from] BadAnnotation),
+    /// As a whole.
+    #[error(transparent)]
+    Node(#[from] BadNode),
+}
+
+/// Reads a node. `unit` is what the node's memory is counted in where it does not say.
+pub fn parse(object: &objects::Node, unit: MemoryUnit) -> Result<ParsedNode, BadNodeObject> {
+    let annotations = &object.metadata.annotations;
+    let (gpus, topology, unit) = match annotations.get(inventory::KEY) {
+        Some(json) => {
+            let found = inventory::parse(json)?;
+            (found.gpus, found.topology, found.memory_unit)
+        }
+        None => {
+            let gpus = gpus_of_old(object, unit);
+            let topology = match annotations.get(gpu_topology::KEY) {
+                Some(json) if !gpus.is_empty() => gpu_topology::parse(json, gpus.len())?,
+                _ => Topology::unknown(gpus.len()),
+            };
+            (gpus, topology, unit)
+        }
+    };
+    let offer = Offer(object);
+    let cpu = MilliCpu(offer.quantity("cpu").and_then(Quantity::milli).unwrap_or(0));
+    let memory = MiB(offer.quantity("memory").and_then(Quantity::mib).unwrap_or(0));
+    let mut node = Node::new(NodeName(object.metadata.name.clone()), gpus, topology, cpu, memory)?;
+    let labels = &object.metadata.labels;
+    node.instance_type = annotations.get(TYPE_KEY).or_else(|| labels.get(TYPE_LABEL)).cloned();
+    let served = Dialect::ALL.into_iter().filter(|dialect| offer.count(dialect.resource()) > 0);
+    Ok(ParsedNode {
+        node: Arc::new(node),
+        unit,
+        dialects: served.fold(DialectSet::default(), DialectSet::with),
+    })
+}
+
+/// What the node's status tells of its GPUs where no agent listed them. They get names of our own, as nobody told theirs. By its capacity:
+/// a broken GPU is not to be had, but it is there, and those after it keep their numbers.
+fn gpus_of_old(object: &objects::Node, unit: MemoryUnit) -> Vec<Gpu> {
+    let status = &object.status;
+    let count = |resource: &str| {
+        let amount = status.capacity.get(resource).or_else(|| status.allocatable.get(resource));
+        whole_number(amount.and_then(read))
+    };
+    let counts = [
+        count(whole::NVIDIA.resource),
+        count(whole::GPUTOPOLOGY.resource),
+        count(gpushare::COUNT),
+        count(vcuda::CORE) / 100,
+    ];
+    let cards = counts.into_iter().max().unwrap_or(0).min(GpuSet::CAPACITY as u64);
+    let labels = &object.metadata.labels;
+    let memories = [
+        count(vcuda::MEMORY).saturating_mul(vcuda::BLOCK.0).checked_div(cards),
+        count(gpushare::MEMORY).saturating_mul(unit.mib()).checked_div(cards),
+        labels.get(MEMORY_LABEL).and_then(|text| text.parse().ok()),
+    ];
+    let memory = MiB(memories.into_iter().flatten().max().unwrap_or(0)).min(inventory::MOST_MEMORY);
+    let model = labels.get(PRODUCT_LABEL).map_or("GPU", String::as_str);
+    (0u8..)
+        .take(usize::try_from(cards).unwrap_or(0))
+        .map(|index| Gpu {
+            index: GpuIndex(index),
+            uuid: format!("{}/{index}", object.metadata.name).as_str().into(),
+            minor: u32::from(index),
+            model: model.into(),
+            memory,
+            numa: None,
+            health: Health::Healthy,
+        })
+        .collect()
+}
+
+struct Offer<'a>(&'a objects::Node);
+
+impl Offer<'_> {
+    /// What pods may have, or else what there is.
+    fn quantity(&self, resource: &str) -> Option<Quantity> {
+        let status = &self.0.status;
+        status.allocatable.get(resource).or_else(|| status.capacity.get(resource)).and_then(read)
+    }
+
+    fn count(&self, resource: &str) -> u64 {
+        whole_number(self.quantity(resource))
+    }
+}
+
+fn read(amount: &Amount) -> Option<Quantity> {
+    amount.0.parse().ok()
+}
+
+fn whole_number(quantity: Option<Quantity>) -> u64 {
+    quantity.and_then(Quantity::whole).unwrap_or(0)
+}
+
+// === impl ParsedNode ===
+
+impl ParsedNode {
+    /// Whether it serves these vocabularies. What has no GPUs is not told that it serves none.
+    #[must_use]
+    pub fn serves(&self, dialects: DialectSet) -> bool {
+        self.dialects.covers(dialects) || self.node.gpus().is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn node(json: serde_json::Value) -> ParsedNode {
+        parse(&serde_json::from_value(json).unwrap(), MemoryUnit::GiB).unwrap()
+    }
+
+    #[test]
+    fn a_node_with_an_inventory() {
+        let inventory =
+            r#"{"memoryUnit":"MiB","gpus":[{"uuid":"GPU-a","minor":3,"model":"T4","memoryMiB":15360}]}"#;
+        let read = node(serde_json::json!({
+            "metadata": {"name": "n", "annotations": {"tessera.dev/inventory": inventory, "NODE_TYPE": "big"}},
+            "status": {"allocatable": {"cpu": "4", "memory": "8Gi", "aliyun.com/gpu-mem": "15360", "aliyun.com/gpu": "0"}}
+        }));
+        assert_eq!(read.node.gpus()[0].minor, 3);
+        assert_eq!(read.unit, MemoryUnit::MiB);
+        assert_eq!((read.node.cpu, read.node.memory), (MilliCpu(4000), MiB(8192)));
+        assert_eq!(read.node.instance_type.as_deref(), Some("big"));
+        assert_eq!(read.dialects, DialectSet::default().with(Dialect::Gpushare));
+    }
+
+    #[test]
+    fn a_node_without_one_is_read_from_its_capacities() {
+        let read = node(serde_json::json!({
+            "metadata": {"name": "n", "annotations": {"GPU_TOPOLOGY": "{\"GPU_NV2_0_1\":\"Two NVLinks\"}"}},
+            "status": {"capacity": {"tencent.com/vcuda-core": "200", "tencent.com/vcuda-memory": "120", "aliyun.com/gpu": "2"}}
+        }));
+        assert_eq!(read.node.gpus().len(), 2);
+        assert_eq!(read.node.gpus()[1].memory, MiB(15_360));
+        assert_eq!(read.node.topology().link(GpuIndex(0), GpuIndex(1)).nvlinks, 2);
+        assert!(read.dialects.covers(DialectSet::default().with(Dialect::Vcuda)));
+        assert!(!read.dialects.covers(DialectSet::default().with(Dialect::Gpushare)));
+    }
+
+    #[test]
+    fn a_broken_gpu_of_a_node_without_one_is_still_counted() {
+        let read = node(serde_json::json!({
+            "metadata": {"name": "n", "annotations": {"GPU_TOPOLOGY": "{\"GPU_PIX_1_2\":\"Single PCI switch\"}"}},
+            "status": {
+                "capacity": {"cpu": "8", "aliyun.com/gpu": "3", "aliyun.com/gpu-mem": "45", "aliyun.com/gpu-count": "3"},
+                "allocatable": {"cpu": "4", "aliyun.com/gpu": "2", "aliyun.com/gpu-mem": "30", "aliyun.com/gpu-count": "3"},
+            }
+        }));
+        assert_eq!(read.node.gpus().len(), 3);
+        assert_eq!(read.node.gpus()[2].memory, MiB(15 * 1024));
+        assert_eq!(read.node.cpu, MilliCpu(4000), "the host counts by what is left for pods");
+    }
+
+    #[test]
+    fn a_node_without_gpus_is_a_node() {
+        let read =
+            node(serde_json::json!({"metadata": {"name": "n", "annotations": {"GPU_TOPOLOGY": "{}"}}}));
+        assert!(read.node.gpus().is_empty());
+        assert_eq!(read.dialects, DialectSet::default());
+    }
+}
