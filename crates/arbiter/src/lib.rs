@@ -7,6 +7,8 @@
 //! Containers on a GPU whose arbiter is gone hold themselves to their share, and go on with windows when it is back:
 //! nothing is kept here that a restart would miss.
 
+#![warn(missing_docs)]
+
 pub mod gpu_arbiter;
 pub mod power;
 pub mod service;

@@ -3,6 +3,8 @@
 //!
 //! No other crate uses the client library, whose major version follows Kubernetes releases.
 
+#![warn(missing_docs)]
+
 mod binding;
 mod causes;
 mod connect;

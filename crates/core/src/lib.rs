@@ -3,6 +3,8 @@
 //! Everything here is a function of values. No IO, no clock, no global, no async: the scheduler, the agent, the
 //! command line and the simulators all call the same code and execute what it answers.
 
+#![warn(missing_docs)]
+
 pub mod admission;
 pub mod bandwidth;
 #[cfg(test)]

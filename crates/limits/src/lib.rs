@@ -11,6 +11,7 @@
 //!
 //! What the library decides and counts without the driver is here too ([`costs`], [`pacer`], [`queue`], [`traffic`]), as it can be tested here.
 
+#![warn(missing_docs)]
 #![allow(unsafe_code, reason = "maps files shared between processes and sleeps on words in them")]
 
 mod atomic;

@@ -5,6 +5,8 @@
 //! [`processes`] tells whose a process is; [`open_files`] raises how many files may be open.
 //! Nothing here knows the Kubernetes API.
 
+#![warn(missing_docs)]
+
 pub mod device_plugin;
 pub mod gpus;
 pub mod open_files;

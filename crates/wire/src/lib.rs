@@ -6,6 +6,8 @@
 //!
 //! `tessera` and `kubelet` may use `foreign`; `foreign` uses neither.
 
+#![warn(missing_docs)]
+
 pub mod foreign;
 pub mod kubelet;
 pub mod metrics;
