@@ -1,109 +1,267 @@
-//! Whether one node will do for one pod, and if not, why not: one judgement for whoever asks, so that the scheduler's event, its
-//! explanation and the command line name the same obstacle.
+//! Admission: whether one node can take one pod, and if not, why not.
+//!
+//! The scheduler's filter, prioritize, bind, preempt and explanation, and the command line, all go through
+//! [`Admission`], so they reach the same verdict and give the same reason.
+//!
+//! The checks have one order. The first one that fails gives the reason:
+//!
+//! 1. The caller knows and can read the node ([`RejectReason::of_missing_node`]).
+//! 2. The node serves the resources by which the pod requests GPUs.
+//! 3. The quota of the pod's namespace allows the pod on this node.
+//! 4. The node's GPUs have room for the pod.
+//!
+//! Steps 2 and 4 depend only on the node's state and on the request. A caller may therefore cache them
+//! ([`Admission::cacheable_score`]) and apply the quota later ([`Admission::score_from`]).
 
 use std::borrow::Cow;
 
 use crate::gpu_set::GpuSet;
 use crate::node::NodeState;
-use crate::placement::{self, GpuRejectReason, Placement, PlacementError, Policy};
+use crate::placement::{self, GpuRejectReason, Placement, PlacementError, PlacementExplanation, Policy};
 use crate::quota::{GpuAmount, NamespaceUsage, OverQuota, Quota, QuotaLabels};
 use crate::request::PodRequest;
 use crate::units::GpuIndex;
 
-/// The word for [`RejectReason::Quota`].
+/// The value of [`RejectReason::kind`] for [`RejectReason::Quota`].
 pub const QUOTA: &str = "quota";
 
-/// What stands in the way on a node.
+/// The reason why a node cannot take a pod.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RejectReason {
-    /// No watch has shown it yet.
+    /// The watch has not shown the node yet.
     #[error("node is not known yet")]
     UnknownNode,
-    /// What it says of itself cannot be read.
+    /// The node's annotations or status cannot be parsed.
     #[error("node cannot be read: {0}")]
     BadNode(String),
-    /// It does not offer the resource the pod asks for.
+    /// The node does not offer the resource that the pod requests.
     #[error("node does not offer this kind of GPU resource")]
     NotServed,
-    /// Its GPUs, or its host.
+    /// The node's GPUs, CPU or memory do not suffice.
     #[error(transparent)]
     Placement(#[from] PlacementError),
-    /// The namespace has had its share.
+    /// The quota of the pod's namespace is exhausted or does not allow this node.
     #[error(transparent)]
     Quota(#[from] OverQuota),
 }
 
-/// A node as a pod meets it.
+/// A reason that follows from the node's state and the pod's request alone. It stays valid until the node changes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NodeMismatch {
+    /// The node does not offer the resource that the pod requests.
+    NotServed,
+    /// The node's GPUs, CPU or memory do not suffice.
+    Placement(PlacementError),
+}
+
+/// A node as the pod in question meets it.
 #[derive(Clone, Copy, Debug)]
 pub struct NodeOffer<'a> {
-    /// What it has, and what is left of it.
+    /// The node and what its pods use of it.
     pub state: &'a NodeState,
-    /// Whether it offers the resources the pod asks by.
+    /// True if the node offers every resource by which the pod requests GPUs.
     pub serves: bool,
-    /// What it is to a quota.
+    /// The labels by which quotas limit the node.
     pub quota_labels: &'a QuotaLabels,
 }
 
-/// What a pod asks of one node.
+/// A pod as one node meets it.
 #[derive(Clone, Copy, Debug)]
 pub struct PodQuery<'a> {
-    /// Whose quota it counts against.
+    /// The namespace whose quota the pod counts against.
     pub namespace: &'a str,
-    /// In the node's unit of memory.
+    /// The request, converted to the node's unit of memory.
     pub request: &'a PodRequest,
-    /// How its GPUs are chosen.
+    /// The policy that chooses the GPUs.
     pub policy: &'a Policy,
 }
 
-/// Who may take how much, and has taken.
+/// The limits of all namespaces and their current usage.
 #[derive(Clone, Copy, Debug)]
 pub struct QuotaState<'a> {
-    /// What each namespace may take.
+    /// The limits of each namespace.
     pub quota: &'a Quota,
-    /// What each has taken.
+    /// The usage of each namespace.
     pub usage: &'a NamespaceUsage,
 }
 
-/// What a node says to a pod.
+/// The admission of one pod to one node.
+///
+/// ```
+/// use std::sync::Arc;
+/// use tessera_core::admission::{Admission, NodeOffer, NodeVerdict, PodQuery};
+/// use tessera_core::gpu::Gpu;
+/// use tessera_core::node::{Node, NodeState};
+/// use tessera_core::placement::Policy;
+/// use tessera_core::quota::QuotaLabels;
+/// use tessera_core::request::{PodRequest, Request};
+/// use tessera_core::topology::Topology;
+/// use tessera_core::units::{GpuIndex, MiB, MilliCpu};
+///
+/// let gpu = Gpu::new(GpuIndex(0), "GPU-0".into(), "T4".into(), MiB(15_360));
+/// let node = Node::new("n".into(), vec![gpu], Topology::unknown(1), MilliCpu(8000), MiB(32_768))?;
+/// let state = NodeState::empty(Arc::new(node));
+/// let offer = NodeOffer { state: &state, serves: true, quota_labels: &QuotaLabels::default() };
+/// let two_gpus = PodRequest::of_mains([Request::Whole(2)]);
+/// let query = PodQuery { namespace: "team", request: &two_gpus, policy: &Policy::Simple };
+///
+/// let admission = Admission { offer, query, quota: None };
+/// let NodeVerdict::Rejected(rejection) = admission.verdict() else { panic!() };
+/// assert_eq!(rejection.reason.to_string(), "fewer than 2 GPUs");
+/// # Ok::<(), tessera_core::node::BadNode>(())
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct Admission<'a> {
+    /// The node.
+    pub offer: NodeOffer<'a>,
+    /// The pod.
+    pub query: PodQuery<'a>,
+    /// The quotas, or `None` where no quota limits the pod. [`QuotaState::limiting`] answers this once for all nodes.
+    pub quota: Option<QuotaState<'a>>,
+}
+
+/// The verdict on one node.
 #[derive(Clone, Debug, PartialEq)]
 pub enum NodeVerdict {
-    /// These would be its GPUs.
+    /// The pod fits on these GPUs.
     Fits(Placement),
-    /// It cannot go there now.
+    /// The pod does not fit now.
     Rejected(Rejection),
 }
 
-/// What stands in the way on a node, GPU by GPU.
+/// The reason why a node was rejected, GPU by GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rejection {
-    /// In short, as the scheduler's event says it.
+    /// The reason in the words of the scheduler's event.
     pub reason: RejectReason,
-    /// The container that found no GPUs; none where the node as a whole will not do.
+    /// The container that found no GPUs; `None` where the node as a whole was rejected.
     pub container: Option<String>,
-    /// For each GPU what keeps it from serving that container, or `None` where it would.
+    /// For each GPU the reason why it cannot serve that container, or `None` where it can.
     pub gpus: Vec<(GpuIndex, Option<GpuRejectReason>)>,
 }
 
-/// Everything but the GPUs: whether the node offers what the pod asks by, and the namespace may take it there.
-pub fn admit(
-    offer: NodeOffer<'_>,
-    question: PodQuery<'_>,
-    limits: QuotaState<'_>,
-) -> Result<(), RejectReason> {
-    let node = offer.state.node();
-    if !node.gpus().is_empty() && !offer.serves {
-        return Err(RejectReason::NotServed);
+// === impl QuotaState ===
+
+impl<'a> QuotaState<'a> {
+    /// Returns the quotas where one limits GPU pods of `namespace`, or `None` where none does.
+    #[must_use]
+    pub fn limiting(self, namespace: &str) -> Option<Self> {
+        self.quota.limits(namespace).then_some(self)
     }
-    let PodQuery { namespace, request, .. } = question;
-    if limits.quota.limits(namespace) && request.wants_gpu() {
-        let more = GpuAmount::upper_bound(request, node);
-        limits.quota.allows(namespace, limits.usage, offer.quota_labels, more)?;
-    }
-    Ok(())
 }
 
-/// The request with no more CPU and memory than the node has left by our book. Whether those suffice is kube-scheduler's to say, which has
-/// newer news of pods without GPUs; we only weigh them.
+// === impl Admission ===
+
+impl<'a> Admission<'a> {
+    /// Checks everything but the GPUs: whether the node serves the pod's resources, and whether the quota allows it.
+    pub fn check(&self) -> Result<(), RejectReason> {
+        self.check_served()?;
+        self.check_quota()?;
+        Ok(())
+    }
+
+    /// Returns the GPUs that the pod gets on this node.
+    pub fn place(&self) -> Result<Placement, RejectReason> {
+        self.check()?;
+        let request = self.request();
+        Ok(placement::place(self.offer.state, &request, self.query.policy, GpuSet::EMPTY)?)
+    }
+
+    /// Returns how well the node suits the pod; scores of the same policy compare across nodes.
+    pub fn score(&self) -> Result<f64, RejectReason> {
+        self.score_from(self.cacheable_score())
+    }
+
+    /// Returns the score without regard to quotas. It stays valid until the node changes.
+    pub fn cacheable_score(&self) -> Result<f64, NodeMismatch> {
+        self.check_served()?;
+        placement::score(self.offer.state, &self.request(), self.query.policy)
+            .map_err(NodeMismatch::Placement)
+    }
+
+    /// Returns the score that follows from a cached one, after the quota was applied to it.
+    pub fn score_from(&self, cached: Result<f64, NodeMismatch>) -> Result<f64, RejectReason> {
+        if cached != Err(NodeMismatch::NotServed) {
+            self.check_quota()?;
+        }
+        Ok(cached?)
+    }
+
+    /// Returns the verdict with the reason for each GPU. It leaves CPU and memory to kube-scheduler.
+    #[must_use]
+    pub fn verdict(&self) -> NodeVerdict {
+        if let Err(reason) = self.check() {
+            return NodeVerdict::Rejected(reason.into());
+        }
+        match placement::place_or_explain(self.offer.state, &self.request(), self.query.policy) {
+            Ok(placement) => NodeVerdict::Fits(placement),
+            Err(PlacementExplanation { error, container, gpus }) => {
+                NodeVerdict::Rejected(Rejection { reason: error.into(), container, gpus })
+            }
+        }
+    }
+
+    /// Returns the verdict that a user sees, which includes the CPU and memory that kube-scheduler checks first.
+    #[must_use]
+    pub fn verdict_with_host(&self) -> NodeVerdict {
+        let (state, request) = (self.offer.state, self.query.request);
+        let rejected = |error: PlacementError| NodeVerdict::Rejected(RejectReason::from(error).into());
+        match self.verdict() {
+            NodeVerdict::Fits(_) if request.cpu > state.cpu_left() => rejected(PlacementError::Cpu),
+            NodeVerdict::Fits(_) if request.memory > state.memory_left() => rejected(PlacementError::Memory),
+            verdict => verdict,
+        }
+    }
+
+    /// Returns the amount that the namespace must release before its quota allows the pod on this node.
+    ///
+    /// The amount is zero where the quota allows the pod already. The result is `None` where eviction cannot help:
+    /// the node does not serve the pod, or the quota excludes the node.
+    #[must_use]
+    pub fn quota_excess(&self) -> Option<GpuAmount> {
+        self.check_served().ok()?;
+        let Some(QuotaState { quota, usage }) = self.quota else { return Some(GpuAmount::default()) };
+        let more = GpuAmount::upper_bound(self.query.request, self.offer.state.node());
+        quota.excess(self.query.namespace, usage, self.offer.quota_labels, more)
+    }
+
+    /// Returns the request with CPU and memory capped at what the node has left by our ledger.
+    ///
+    /// kube-scheduler decides whether CPU and memory suffice, because it knows pods without GPUs earlier than we do.
+    /// The policy only weighs them.
+    #[must_use]
+    pub fn request(&self) -> Cow<'a, PodRequest> {
+        weigh(self.offer.state, self.query.request)
+    }
+
+    fn check_served(&self) -> Result<(), NodeMismatch> {
+        // A node without GPUs gets the reason "no GPU" from the placement instead.
+        if self.offer.serves || self.offer.state.node().gpus().is_empty() {
+            Ok(())
+        } else {
+            Err(NodeMismatch::NotServed)
+        }
+    }
+
+    fn check_quota(&self) -> Result<(), OverQuota> {
+        let PodQuery { namespace, request, .. } = self.query;
+        match self.quota.and_then(|quotas| quotas.limiting(namespace)) {
+            Some(QuotaState { quota, usage }) if request.wants_gpu() => {
+                let more = GpuAmount::upper_bound(request, self.offer.state.node());
+                quota.allows(namespace, usage, self.offer.quota_labels, more)
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Returns the verdict of [`Admission::verdict`].
+#[must_use]
+pub fn judge(offer: NodeOffer<'_>, query: PodQuery<'_>, quotas: QuotaState<'_>) -> NodeVerdict {
+    Admission { offer, query, quota: Some(quotas) }.verdict()
+}
+
+/// Returns the request that [`Admission::request`] places.
 #[must_use]
 pub fn weigh<'r>(node: &NodeState, request: &'r PodRequest) -> Cow<'r, PodRequest> {
     let (cpu, memory) = (node.cpu_left(), node.memory_left());
@@ -114,39 +272,36 @@ pub fn weigh<'r>(node: &NodeState, request: &'r PodRequest) -> Cow<'r, PodReques
     Cow::Owned(PodRequest { cpu, memory, ..request.clone() })
 }
 
-/// The whole judgement, of the GPUs.
-#[must_use]
-pub fn judge(offer: NodeOffer<'_>, question: PodQuery<'_>, limits: QuotaState<'_>) -> NodeVerdict {
-    let PodQuery { request, policy, .. } = question;
-    if let Err(reason) = admit(offer, question, limits) {
-        return NodeVerdict::Rejected(reason.into());
-    }
-    let request = &weigh(offer.state, request);
-    match placement::place(offer.state, request, policy, GpuSet::EMPTY) {
-        Ok(placement) => NodeVerdict::Fits(placement),
-        Err(refusal) => {
-            let detail = placement::explain(offer.state, request, policy);
-            let (container, gpus) = detail.map(|detail| (detail.container, detail.gpus)).unwrap_or_default();
-            NodeVerdict::Rejected(Rejection { reason: refusal.into(), container, gpus })
+// === impl NodeMismatch, RejectReason ===
+
+impl From<NodeMismatch> for RejectReason {
+    fn from(mismatch: NodeMismatch) -> Self {
+        match mismatch {
+            NodeMismatch::NotServed => Self::NotServed,
+            NodeMismatch::Placement(error) => Self::Placement(error),
         }
     }
 }
 
-// === impl RejectReason ===
-
 impl RejectReason {
-    /// Whether the pod could fit once others have gone.
+    /// Returns the reason for a node that the caller does not know, or cannot read because of `problem`.
+    #[must_use]
+    pub fn of_missing_node(problem: Option<&str>) -> Self {
+        problem.map_or(Self::UnknownNode, |problem| Self::BadNode(problem.to_owned()))
+    }
+
+    /// Returns whether the pod could fit once other pods have ended.
     #[must_use]
     pub fn may_resolve(&self) -> bool {
         match self {
             Self::UnknownNode => true,
             Self::BadNode(_) | Self::NotServed => false,
-            Self::Placement(refusal) => refusal.may_resolve(),
+            Self::Placement(error) => error.may_resolve(),
             Self::Quota(over) => over.may_resolve(),
         }
     }
 
-    /// A word for counting.
+    /// Returns the reason as one word, for counters.
     #[must_use]
     pub fn kind(&self) -> &'static str {
         match self {
@@ -154,7 +309,7 @@ impl RejectReason {
             Self::BadNode(_) => "bad-node",
             Self::NotServed => "not-served",
             Self::Quota(_) => QUOTA,
-            Self::Placement(refusal) => match refusal {
+            Self::Placement(error) => match error {
                 PlacementError::Cpu => "cpu",
                 PlacementError::Memory => "memory",
                 PlacementError::NoGpu => "no-gpu",
@@ -171,56 +326,11 @@ impl RejectReason {
 }
 
 impl From<RejectReason> for Rejection {
-    /// An obstacle of the node as a whole.
+    /// Wraps a reason that concerns the node as a whole.
     fn from(reason: RejectReason) -> Self {
         Self { reason, container: None, gpus: Vec::new() }
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use std::collections::BTreeMap;
-    use std::sync::Arc;
-
-    use super::*;
-    use crate::fixtures::{node, pcie_pairs};
-    use crate::quota::NamespaceLimit;
-    use crate::request::Request;
-    use crate::units::MiB;
-
-    fn reason(serves: bool, request: Request, quota: &Quota) -> Option<String> {
-        let state = node(&pcie_pairs(), &[]);
-        let policy = Policy::Tessera(Arc::default());
-        let request = PodRequest::of_mains([request]);
-        let question = PodQuery { namespace: "team", request: &request, policy: &policy };
-        let offer = NodeOffer { state: &state, serves, quota_labels: &QuotaLabels::default() };
-        match judge(offer, question, QuotaState { quota, usage: &NamespaceUsage::default() }) {
-            NodeVerdict::Fits(_) => None,
-            NodeVerdict::Rejected(obstacle) => Some(obstacle.reason.to_string()),
-        }
-    }
-
-    #[test]
-    fn the_first_obstacle_is_named() {
-        let nothing =
-            Quota { namespaces: BTreeMap::from([("team".to_owned(), closed())]), ..Quota::default() };
-        let any = Quota::default();
-        let asks = Request::Whole(9);
-        assert_eq!(reason(true, Request::Whole(8), &any), None);
-        assert_eq!(reason(true, asks, &any).as_deref(), Some("fewer than 9 GPUs"));
-        assert_eq!(
-            reason(true, asks, &nothing).as_deref(),
-            Some("ExceedsGPUQuota: not a model of this namespace")
-        );
-        let unserved = "node does not offer this kind of GPU resource";
-        assert_eq!(reason(false, asks, &nothing).as_deref(), Some(unserved));
-        assert_eq!(
-            reason(true, Request::Memory(MiB(1 << 20)), &any).as_deref(),
-            Some("no GPU has 1048576 MiB")
-        );
-    }
-
-    fn closed() -> NamespaceLimit {
-        NamespaceLimit { gpus_by_model: Some(BTreeMap::new()), ..NamespaceLimit::default() }
-    }
-}
+mod tests;

@@ -7,6 +7,7 @@
 
 pub mod admission;
 pub mod bandwidth;
+pub mod disruption;
 #[cfg(test)]
 mod fixtures;
 pub mod forecast;
@@ -21,6 +22,7 @@ pub mod preemption;
 pub mod quota;
 pub mod remedy;
 pub mod request;
+pub mod taint;
 pub mod topology;
 pub mod tree;
 pub mod units;

@@ -8,7 +8,7 @@ mod containers;
 mod describe;
 mod links;
 mod policy;
-mod refusal;
+mod rejection;
 pub mod scoreboard;
 mod share;
 pub mod static_table;
@@ -24,7 +24,7 @@ use crate::units::{GpuIndex, MiB, MilliCpu};
 use containers::try_place;
 pub use describe::describe;
 pub use policy::{Policy, UnknownPolicy};
-pub use refusal::{GpuRejectReason, PlacementError, PlacementExplanation};
+pub use rejection::{GpuRejectReason, PlacementError, PlacementExplanation};
 
 /// The GPUs a node would give a pod.
 #[derive(Clone, Debug, PartialEq)]
@@ -44,13 +44,13 @@ pub fn place(
     policy: &Policy,
     required: GpuSet,
 ) -> Result<Placement, PlacementError> {
-    try_place(node, pod, policy, required).map_err(|blocked| blocked.refusal)
+    try_place(node, pod, policy, required).map_err(|blocked| blocked.error)
 }
 
 /// Whether [`place`] would find GPUs, and if not, why not.
 pub fn filter(node: &NodeState, pod: &PodRequest, policy: &Policy) -> Result<(), PlacementError> {
     match only_request(pod) {
-        Some(request) => simple_ask(node, pod, request).map(|_| ()),
+        Some(request) => simple_query(node, pod, request).map(|_| ()),
         None => place(node, pod, policy, GpuSet::EMPTY).map(|_| ()),
     }
 }
@@ -69,8 +69,8 @@ pub fn set_aside(node: &NodeState, pod: &PodRequest) -> Vec<ContainerGrant> {
 /// road.
 pub fn score(node: &NodeState, pod: &PodRequest, policy: &Policy) -> Result<f64, PlacementError> {
     if let (Policy::Tessera(forecast), Some(request)) = (policy, only_request(pod)) {
-        let ask = simple_ask(node, pod, request)?;
-        if let Some(score) = tessera::quick_score(forecast, node, pod, ask.as_ref()) {
+        let query = simple_query(node, pod, request)?;
+        if let Some(score) = tessera::quick_score(forecast, node, pod, query.as_ref()) {
             return Ok(score);
         }
     }
@@ -88,26 +88,40 @@ pub(crate) fn only_request(pod: &PodRequest) -> Option<Option<Request>> {
 }
 
 /// The candidates of a pod with one request or none.
-fn simple_ask(
+fn simple_query(
     node: &NodeState,
     pod: &PodRequest,
     request: Option<Request>,
-) -> Result<Option<Ask>, PlacementError> {
-    refusal::check_node(node, pod)?;
-    request.map(|request| Ask::new(node, pod, request, GpuSet::EMPTY, GpuSet::EMPTY)).transpose()
+) -> Result<Option<ContainerQuery>, PlacementError> {
+    rejection::check_node(node, pod)?;
+    request.map(|request| ContainerQuery::new(node, pod, request, GpuSet::EMPTY, GpuSet::EMPTY)).transpose()
 }
 
-/// What keeps a pod from a node: the refusal, and each GPU's part in it. `None` where the pod fits.
+/// Returns the placement of a pod, or an explanation that names the reason for each GPU.
+///
+/// The function decides as [`place`] does, and pays for the explanation only where the pod does not fit.
+pub fn place_or_explain(
+    node: &NodeState,
+    pod: &PodRequest,
+    policy: &Policy,
+) -> Result<Placement, PlacementExplanation> {
+    try_place(node, pod, policy, GpuSet::EMPTY).map_err(|blocked| {
+        let container = blocked.container.and_then(|position| pod.containers.get(position));
+        let request = container.and_then(|container| container.request);
+        PlacementExplanation {
+            error: blocked.error,
+            container: container.map(|container| container.name.clone()),
+            gpus: request
+                .map(|request| rejection::of_each_gpu(&blocked.node, pod, request))
+                .unwrap_or_default(),
+        }
+    })
+}
+
+/// Returns what keeps a pod from a node, GPU by GPU, or `None` where the pod fits.
 #[must_use]
 pub fn explain(node: &NodeState, pod: &PodRequest, policy: &Policy) -> Option<PlacementExplanation> {
-    let blocked = try_place(node, pod, policy, GpuSet::EMPTY).err()?;
-    let container = blocked.container.and_then(|position| pod.containers.get(position));
-    let request = container.and_then(|container| container.request);
-    Some(PlacementExplanation {
-        refusal: blocked.refusal,
-        container: container.map(|container| container.name.clone()),
-        gpus: request.map(|request| refusal::of_each_gpu(&blocked.node, pod, request)).unwrap_or_default(),
-    })
+    place_or_explain(node, pod, policy).err()
 }
 
 fn grants(pod: &PodRequest, gpus: &[GpuSet]) -> Vec<ContainerGrant> {
@@ -132,7 +146,7 @@ impl Placement {
 
 /// What one container asks of one node, as the policies see it.
 #[derive(Clone, Copy, Debug)]
-struct Ask {
+struct ContainerQuery {
     hold: Hold,
     count: usize,
     /// GPUs that could serve; at least `count`.
@@ -154,7 +168,7 @@ struct Chosen {
     merit: f64,
 }
 
-impl Ask {
+impl ContainerQuery {
     /// Finds the candidates. Those in `preferred` are the only ones where they are enough.
     fn new(
         node: &NodeState,
@@ -173,7 +187,7 @@ impl Ask {
         };
         let mut candidates: GpuSet = node.node().topology().gpus().iter().filter(fits).collect();
         if candidates.len() < count || !candidates.is_superset(required) {
-            return Err(refusal::of_gpus(node, pod, request, required));
+            return Err(rejection::of_gpus(node, pod, request, required));
         }
         let preferred = candidates.intersection(preferred);
         if preferred.len() >= count {

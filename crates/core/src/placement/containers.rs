@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::cmp::Reverse;
 
-use super::{Ask, Chosen, Placement, PlacementError, Policy, grants, refusal};
+use super::{Chosen, ContainerQuery, Placement, PlacementError, Policy, grants, rejection};
 use crate::gpu_set::GpuSet;
 use crate::grant::{GpuUsage, Hold, footprint};
 use crate::node::NodeState;
@@ -12,7 +12,7 @@ use crate::units::{MiB, Percent};
 
 /// Where and why placing a pod came to its end.
 pub(super) struct Blocked<'a> {
-    pub(super) refusal: PlacementError,
+    pub(super) error: PlacementError,
     /// The container that found no GPUs; none where the node as a whole will not do.
     pub(super) container: Option<usize>,
     /// What that container saw: the node with the pod's earlier containers on it.
@@ -25,8 +25,8 @@ pub(super) fn try_place<'a>(
     policy: &Policy,
     required: GpuSet,
 ) -> Result<Placement, Blocked<'a>> {
-    if let Err(refusal) = refusal::check_node(node, pod) {
-        return Err(Blocked { refusal, container: None, node: Cow::Borrowed(node) });
+    if let Err(error) = rejection::check_node(node, pod) {
+        return Err(Blocked { error, container: None, node: Cow::Borrowed(node) });
     }
     let lasting = |(position, container): (usize, &ContainerRequest)| {
         (container.role != ContainerRole::Init).then_some((position, container.request?))
@@ -70,8 +70,8 @@ fn place_lasting<'a>(
                 gpus[*position] = chosen.gpus;
                 merit += chosen.merit;
             }
-            Err(refusal) => {
-                return Err(Blocked { refusal, container: Some(*position), node: beside });
+            Err(error) => {
+                return Err(Blocked { error, container: Some(*position), node: beside });
             }
         }
     }
@@ -97,8 +97,8 @@ fn place_inits<'a>(
             ContainerRole::Sidecar => take(&mut before, gpus[position], Hold::of(request)),
             ContainerRole::Init => match choose(&before, pod, policy, request, GpuSet::EMPTY, own) {
                 Ok(chosen) => gpus[position] = chosen.gpus,
-                Err(refusal) => {
-                    return Err(Blocked { refusal, container: Some(position), node: before });
+                Err(error) => {
+                    return Err(Blocked { error, container: Some(position), node: before });
                 }
             },
         }
@@ -115,8 +115,8 @@ fn choose(
     required: GpuSet,
     preferred: GpuSet,
 ) -> Result<Chosen, PlacementError> {
-    let ask = Ask::new(node, pod, request, required, preferred)?;
-    policy.choose(node, &ask).ok_or(PlacementError::Required)
+    let query = ContainerQuery::new(node, pod, request, required, preferred)?;
+    policy.choose(node, &query).ok_or(PlacementError::Required)
 }
 
 pub(super) fn take(state: &mut Cow<'_, NodeState>, gpus: GpuSet, hold: Hold) {

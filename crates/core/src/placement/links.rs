@@ -6,7 +6,7 @@
 
 use std::cmp::Reverse;
 
-use super::{Ask, Chosen};
+use super::{Chosen, ContainerQuery};
 use crate::bandwidth::{Aim, Bandwidth, BandwidthModel, Outlook, Sets, Wanted};
 use crate::gpu::Health;
 use crate::gpu_set::GpuSet;
@@ -46,24 +46,24 @@ type Rank = (Bandwidth, i32, Reverse<(usize, usize)>);
 
 /// The GPUs for a request of whole ones; `None` only where the required ones cannot be had. The points are the share
 /// of the best bandwidth such a set has on the empty machine, where the job depends on it.
-pub(super) fn choose(node: &NodeState, ask: &Ask) -> Option<Chosen> {
+pub(super) fn choose(node: &NodeState, query: &ContainerQuery) -> Option<Chosen> {
     let machine = node.node().topology().bandwidth_model();
-    let gpus = choose_in(machine, &Situation::of(node, ask))?;
-    let merit = if depends_on_links(ask) { machine.share(gpus) } else { 0.0 };
+    let gpus = choose_in(machine, &Situation::of(node, query))?;
+    let merit = if depends_on_links(query) { machine.share(gpus) } else { 0.0 };
     Some(Chosen { gpus, merit })
 }
 
 /// The points [`choose`] would give where no GPU is required, without choosing.
-pub(super) fn merit(node: &NodeState, ask: &Ask) -> f64 {
-    if depends_on_links(ask) {
-        node.node().topology().bandwidth_model().best_share_within(ask.candidates, ask.count)
+pub(super) fn merit(node: &NodeState, query: &ContainerQuery) -> f64 {
+    if depends_on_links(query) {
+        node.node().topology().bandwidth_model().best_share_within(query.candidates, query.count)
     } else {
         0.0
     }
 }
 
-fn depends_on_links(ask: &Ask) -> bool {
-    ask.link_sensitivity == LinkSensitivity::Sensitive && ask.hold == Hold::Whole && ask.count > 1
+fn depends_on_links(query: &ContainerQuery) -> bool {
+    query.link_sensitivity == LinkSensitivity::Sensitive && query.hold == Hold::Whole && query.count > 1
 }
 
 fn choose_in(machine: &BandwidthModel, situation: &Situation) -> Option<GpuSet> {
@@ -87,8 +87,8 @@ fn choose_in(machine: &BandwidthModel, situation: &Situation) -> Option<GpuSet> 
 // === impl Situation ===
 
 impl Situation {
-    fn of(node: &NodeState, ask: &Ask) -> Self {
-        let Ask { candidates, required, count, link_sensitivity, .. } = *ask;
+    fn of(node: &NodeState, query: &ContainerQuery) -> Self {
+        let ContainerQuery { candidates, required, count, link_sensitivity, .. } = *query;
         let wanted = Wanted { free: node.idle(), candidates, required, size: count };
         Self { wanted, held: coming_back(node), link_sensitivity }
     }

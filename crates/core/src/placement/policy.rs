@@ -5,7 +5,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use super::static_table::{StaticTable, TableSource};
-use super::{Ask, Chosen, best_effort, links, share, tessera, whole};
+use super::{Chosen, ContainerQuery, best_effort, links, share, tessera, whole};
 use crate::forecast::Forecast;
 use crate::gpu_set::GpuSet;
 use crate::grant::Hold;
@@ -61,15 +61,15 @@ impl Policy {
     }
 
     /// The GPUs for one container; `None` only where the required ones cannot be had together.
-    pub(super) fn choose(&self, node: &NodeState, ask: &Ask) -> Option<Chosen> {
-        match ask.hold {
-            Hold::Whole => self.choose_whole(node, ask),
-            Hold::Share { .. } => self.choose_share(node, ask).map(Chosen::plain),
+    pub(super) fn choose(&self, node: &NodeState, query: &ContainerQuery) -> Option<Chosen> {
+        match query.hold {
+            Hold::Whole => self.choose_whole(node, query),
+            Hold::Share { .. } => self.choose_share(node, query).map(Chosen::plain),
         }
     }
 
-    fn choose_whole(&self, node: &NodeState, ask: &Ask) -> Option<Chosen> {
-        let Ask { count, candidates: free, required, .. } = *ask;
+    fn choose_whole(&self, node: &NodeState, query: &ContainerQuery) -> Option<Chosen> {
+        let ContainerQuery { count, candidates: free, required, .. } = *query;
         let topology = node.node().topology();
         let tree = node.node().topology().tree();
         let gpus = match self {
@@ -77,7 +77,7 @@ impl Policy {
             Self::Fragment => whole::fragment(tree, free, required, count),
             Self::Share if count == 1 => whole::fragment(tree, free, required, count),
             Self::Share => whole::link(tree, free, required, count),
-            Self::Tessera(_) => return links::choose(node, ask),
+            Self::Tessera(_) => return links::choose(node, query),
             Self::Simple | Self::Binpack => free.lowest_with(required, count),
             Self::Spread => whole::spread(tree, free, required, count),
             Self::BestEffort => {
@@ -93,9 +93,9 @@ impl Policy {
         gpus.map(Chosen::plain)
     }
 
-    fn choose_share(&self, node: &NodeState, ask: &Ask) -> Option<GpuSet> {
+    fn choose_share(&self, node: &NodeState, query: &ContainerQuery) -> Option<GpuSet> {
         let order = match self {
-            Self::Tessera(forecast) => return tessera::choose_share(forecast, node, ask),
+            Self::Tessera(forecast) => return tessera::choose_share(forecast, node, query),
             Self::Simple => share::Order::LowestIndex,
             Self::Binpack => share::Order::LeastMemory,
             Self::Spread => share::Order::MostRoom,
@@ -103,7 +103,7 @@ impl Policy {
                 share::Order::LeastCompute
             }
         };
-        share::choose(node, ask, order)
+        share::choose(node, query, order)
     }
 
     /// How well a node suits, given what it was, what it would become, and the points for its sets.

@@ -83,7 +83,7 @@ mod tests {
         let scored = RefCell::new(Vec::new());
         let mut board = Scoreboard::new(4);
         let pod = PodRequest::of_mains([Request::Whole(1)]);
-        let ask = |board: &mut Scoreboard, scores: [Option<f64>; 4]| {
+        let query = |board: &mut Scoreboard, scores: [Option<f64>; 4]| {
             let best = board.best(&pod, |node| {
                 scored.borrow_mut().push(node);
                 scores[node]
@@ -91,11 +91,11 @@ mod tests {
             (best, scored.take())
         };
         let first = [None, Some(1.0), Some(2.0), Some(2.0)];
-        assert_eq!(ask(&mut board, first), (Some(2), vec![0, 1, 2, 3]));
-        assert_eq!(ask(&mut board, first), (Some(2), vec![]));
+        assert_eq!(query(&mut board, first), (Some(2), vec![0, 1, 2, 3]));
+        assert_eq!(query(&mut board, first), (Some(2), vec![]));
         board.touch(2);
-        assert_eq!(ask(&mut board, [None, Some(1.0), None, Some(2.0)]), (Some(3), vec![2]));
+        assert_eq!(query(&mut board, [None, Some(1.0), None, Some(2.0)]), (Some(3), vec![2]));
         board.clear();
-        assert_eq!(ask(&mut board, [None; 4]), (None, vec![0, 1, 2, 3]));
+        assert_eq!(query(&mut board, [None; 4]), (None, vec![0, 1, 2, 3]));
     }
 }

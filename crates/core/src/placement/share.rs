@@ -1,6 +1,6 @@
 //! Which GPU serves a share of one.
 
-use super::Ask;
+use super::ContainerQuery;
 use crate::gpu_set::GpuSet;
 use crate::grant::Hold;
 use crate::node::NodeState;
@@ -22,9 +22,9 @@ pub(super) enum Order {
 /// gpu-manager compares memory in these units, MiB.
 const MEMORY_BLOCK: u64 = 256;
 
-pub(super) fn choose(node: &NodeState, ask: &Ask, order: Order) -> Option<GpuSet> {
+pub(super) fn choose(node: &NodeState, query: &ContainerQuery, order: Order) -> Option<GpuSet> {
     let asks_cores =
-        matches!(ask.hold, Hold::Share { compute_percent, .. } if compute_percent > Percent::ZERO);
+        matches!(query.hold, Hold::Share { compute_percent, .. } if compute_percent > Percent::ZERO);
     let key = |gpu: &crate::units::GpuIndex| {
         let room = node.room(*gpu);
         let (compute_percent, memory) = (u64::from(room.compute_percent.0), room.memory.0);
@@ -36,5 +36,5 @@ pub(super) fn choose(node: &NodeState, ask: &Ask, order: Order) -> Option<GpuSet
             Order::MostRoom => (u64::MAX - memory, u64::MAX - compute_percent),
         }
     };
-    ask.candidates.iter().min_by_key(key).map(|gpu| GpuSet::EMPTY.with(gpu))
+    query.candidates.iter().min_by_key(key).map(|gpu| GpuSet::EMPTY.with(gpu))
 }

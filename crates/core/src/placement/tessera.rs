@@ -2,7 +2,7 @@
 //!
 //! A pod goes where the GPUs expected to stay unused grow least, and among places alike where least is left over.
 
-use super::{Ask, links};
+use super::{ContainerQuery, links};
 use crate::forecast::Forecast;
 use crate::gpu_set::GpuSet;
 use crate::grant::{GpuUsage, Hold};
@@ -21,9 +21,9 @@ const LINKS: f64 = 0.2;
 const STEPS_PER_GPU: f64 = 1e9;
 
 /// The GPU on which a part is the least loss.
-pub(super) fn choose_share(forecast: &Forecast, node: &NodeState, ask: &Ask) -> Option<GpuSet> {
-    let then = Host::left(node).without(ask.cpu, ask.memory);
-    let (gpu, _) = best_gpu(forecast, node, ask, &Left::of(node), then)?;
+pub(super) fn choose_share(forecast: &Forecast, node: &NodeState, query: &ContainerQuery) -> Option<GpuSet> {
+    let then = Host::left(node).without(query.cpu, query.memory);
+    let (gpu, _) = best_gpu(forecast, node, query, &Left::of(node), then)?;
     Some(GpuSet::EMPTY.with(gpu))
 }
 
@@ -40,25 +40,25 @@ pub(super) fn quick_score(
     forecast: &Forecast,
     node: &NodeState,
     pod: &PodRequest,
-    ask: Option<&Ask>,
+    query: Option<&ContainerQuery>,
 ) -> Option<f64> {
     let before = Left::of(node);
     let now = Host::left(node);
     let then = now.without(pod.cpu, pod.memory);
-    let (lost, after) = match ask {
+    let (lost, after) = match query {
         None => (before.lost(forecast, node, then), before),
-        Some(Ask { hold: Hold::Whole, .. }) if node.node().kinds().len() > 1 => return None,
-        Some(Ask { hold: Hold::Whole, candidates, count, .. }) => {
+        Some(ContainerQuery { hold: Hold::Whole, .. }) if node.node().kinds().len() > 1 => return None,
+        Some(ContainerQuery { hold: Hold::Whole, candidates, count, .. }) => {
             let after = before.without(candidates.lowest_n(*count));
             (after.lost(forecast, node, then), after)
         }
-        Some(ask) => {
-            let (gpu, lost) = best_gpu(forecast, node, ask, &before, then)?;
-            (lost, before.with(gpu, left_after(node, gpu, ask.hold)))
+        Some(query) => {
+            let (gpu, lost) = best_gpu(forecast, node, query, &before, then)?;
+            (lost, before.with(gpu, left_after(node, gpu, query.hold)))
         }
     };
     let gain = before.lost(forecast, node, now) - lost;
-    let links = ask.map_or(0.0, |ask| links::merit(node, ask));
+    let links = query.map_or(0.0, |query| links::merit(node, query));
     Some(rounded(gain - left_over(forecast, after.gpus(node), then.cpu) + LINKS * links))
 }
 
@@ -66,13 +66,13 @@ pub(super) fn quick_score(
 fn best_gpu(
     forecast: &Forecast,
     node: &NodeState,
-    ask: &Ask,
+    query: &ContainerQuery,
     before: &Left,
     host: Host,
 ) -> Option<(GpuIndex, f64)> {
     let mut best: Option<(GpuIndex, f64)> = None;
     let mut tried = GpuSet::EMPTY;
-    for gpu in ask.candidates.iter() {
+    for gpu in query.candidates.iter() {
         // A GPU like one before it cannot be better.
         let alike = |other: GpuIndex| {
             before.0[other.position()] == before.0[gpu.position()]
@@ -83,7 +83,7 @@ fn best_gpu(
             continue;
         }
         tried = tried.with(gpu);
-        let lost = before.with(gpu, left_after(node, gpu, ask.hold)).lost(forecast, node, host);
+        let lost = before.with(gpu, left_after(node, gpu, query.hold)).lost(forecast, node, host);
         if best.is_none_or(|(_, least)| lost < least - 1.0 / STEPS_PER_GPU) {
             best = Some((gpu, lost));
         }

@@ -108,7 +108,7 @@ proptest! {
             _ => prop_assert_eq!(quick.as_ref().err(), placement.as_ref().err()),
         }
         let explanation = explain(state, &alone, &policy);
-        prop_assert_eq!(explanation.as_ref().map(|why| why.refusal), placement.as_ref().err().copied());
+        prop_assert_eq!(explanation.as_ref().map(|why| why.error), placement.as_ref().err().copied());
         if let Some(why) = explanation.filter(|why| why.container.is_some()) {
             prop_assert_eq!(why.gpus.iter().filter(|(_, refusal)| refusal.is_none()).count(), usable);
         }

@@ -90,7 +90,7 @@ pub enum GpuRejectReason {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlacementExplanation {
     /// The short form.
-    pub refusal: PlacementError,
+    pub error: PlacementError,
     /// The container that found no GPUs; none where the node as a whole will not do.
     pub container: Option<String>,
     /// For each GPU what keeps it from serving that container, or `None` where it would.
@@ -164,14 +164,14 @@ pub(super) fn of_each_gpu(
         } else if !pod.accepts(&gpu.model) {
             Some(GpuRejectReason::Model)
         } else {
-            room_refusal(node, gpu.index, Hold::of(request))
+            room_reject_reason(node, gpu.index, Hold::of(request))
         };
         (gpu.index, refusal)
     })
     .collect()
 }
 
-fn room_refusal(node: &NodeState, gpu: GpuIndex, hold: Hold) -> Option<GpuRejectReason> {
+fn room_reject_reason(node: &NodeState, gpu: GpuIndex, hold: Hold) -> Option<GpuRejectReason> {
     if node.has_room(gpu, hold) {
         return None;
     }

@@ -1,0 +1,125 @@
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::*;
+use crate::fixtures::{node, pcie_pairs};
+use crate::quota::NamespaceLimit;
+use crate::request::Request;
+use crate::units::{MiB, MilliCpu};
+
+struct Case {
+    state: NodeState,
+    serves: bool,
+    request: PodRequest,
+    quota: Quota,
+    usage: NamespaceUsage,
+    policy: Policy,
+}
+
+impl Case {
+    fn new(request: Request) -> Self {
+        Self {
+            state: node(&pcie_pairs(), &[]),
+            serves: true,
+            request: PodRequest::of_mains([request]),
+            quota: Quota::default(),
+            usage: NamespaceUsage::default(),
+            policy: Policy::Tessera(Arc::default()),
+        }
+    }
+
+    fn with_limit(self, limit: NamespaceLimit) -> Self {
+        let namespaces = BTreeMap::from([("team".to_owned(), limit)]);
+        Self { quota: Quota { namespaces, ..Quota::default() }, ..self }
+    }
+
+    fn unserved(self) -> Self {
+        Self { serves: false, ..self }
+    }
+
+    fn check<T>(&self, judge: impl Fn(Admission<'_>) -> T) -> T {
+        let quotas = QuotaState { quota: &self.quota, usage: &self.usage };
+        let labels = QuotaLabels::default();
+        let offer = NodeOffer { state: &self.state, serves: self.serves, quota_labels: &labels };
+        let query = PodQuery { namespace: "team", request: &self.request, policy: &self.policy };
+        judge(Admission { offer, query, quota: quotas.limiting("team") })
+    }
+
+    /// Returns the reason, after a check that all entry points agree on it.
+    fn reason(&self) -> Option<String> {
+        self.check(|admission| {
+            let verdict = match admission.verdict() {
+                NodeVerdict::Fits(placement) => Ok(placement),
+                NodeVerdict::Rejected(rejection) => Err(rejection.reason),
+            };
+            assert_eq!(admission.place(), verdict);
+            let reason = verdict.err();
+            assert_eq!(admission.score().err(), reason);
+            assert_eq!(admission.score_from(admission.cacheable_score()).err(), reason);
+            match admission.check() {
+                Ok(()) => assert!(matches!(reason, None | Some(RejectReason::Placement(_)))),
+                Err(early) => assert_eq!(Some(early), reason),
+            }
+            reason.map(|reason| reason.to_string())
+        })
+    }
+}
+
+fn closed() -> NamespaceLimit {
+    NamespaceLimit { gpus_by_model: Some(BTreeMap::new()), ..NamespaceLimit::default() }
+}
+
+#[test]
+fn names_the_first_check_that_fails_in_every_entry_point() {
+    let nine = || Case::new(Request::Whole(9));
+    assert_eq!(Case::new(Request::Whole(8)).reason(), None);
+    assert_eq!(nine().reason().as_deref(), Some("fewer than 9 GPUs"));
+    let over_quota = Some("ExceedsGPUQuota: not a model of this namespace");
+    assert_eq!(nine().with_limit(closed()).reason().as_deref(), over_quota);
+    let unserved = Some("node does not offer this kind of GPU resource");
+    assert_eq!(nine().with_limit(closed()).unserved().reason().as_deref(), unserved);
+    let large = Case::new(Request::Memory(MiB(1 << 20)));
+    assert_eq!(large.reason().as_deref(), Some("no GPU has 1048576 MiB"));
+}
+
+#[test]
+fn explains_each_gpu_of_a_rejected_node() {
+    let verdict = Case::new(Request::Memory(MiB(20_000))).check(|admission| admission.verdict());
+    let NodeVerdict::Rejected(rejection) = verdict else { panic!("{verdict:?}") };
+    assert_eq!(rejection.container.as_deref(), Some("c0"));
+    let short = GpuRejectReason::Memory { left: MiB(16_384), asked: MiB(20_000) };
+    assert_eq!(rejection.gpus.len(), 8);
+    assert!(rejection.gpus.iter().all(|(_, reason)| *reason == Some(short)));
+}
+
+#[test]
+fn leaves_cpu_and_memory_to_kube_scheduler_unless_the_caller_asks_for_them() {
+    let mut case = Case::new(Request::Whole(1));
+    case.request.cpu = MilliCpu(1000);
+    assert_eq!(case.reason(), None);
+    let verdict = case.check(|admission| admission.verdict_with_host());
+    assert_eq!(verdict, NodeVerdict::Rejected(RejectReason::Placement(PlacementError::Cpu).into()));
+    case.request.cpu = MilliCpu::ZERO;
+    case.request.memory = MiB(1);
+    let verdict = case.check(|admission| admission.verdict_with_host());
+    assert_eq!(verdict, NodeVerdict::Rejected(RejectReason::Placement(PlacementError::Memory).into()));
+}
+
+#[test]
+fn returns_the_excess_over_the_quota_only_where_evictions_can_help() {
+    let excess = |case: Case| case.check(|admission| admission.quota_excess());
+    let limit = || NamespaceLimit { compute_percent: Some(150), ..NamespaceLimit::default() };
+    let two = || Case::new(Request::Whole(2));
+    assert_eq!(excess(two()), Some(GpuAmount::default()));
+    let half = GpuAmount { compute_percent: 50, ..GpuAmount::default() };
+    assert_eq!(excess(two().with_limit(limit())), Some(half));
+    assert_eq!(excess(two().with_limit(closed())), None);
+    assert_eq!(excess(two().unserved()), None);
+}
+
+#[test]
+fn a_missing_node_is_unknown_or_unreadable() {
+    let reason = |problem| RejectReason::of_missing_node(problem).to_string();
+    assert_eq!(reason(None), "node is not known yet");
+    assert_eq!(reason(Some("no GPUs listed")), "node cannot be read: no GPUs listed");
+}
