@@ -1,4 +1,5 @@
-//! Watches over the cluster: no GPU may carry more than it has at any moment, and in the end all books must agree.
+//! Audits the cluster: no GPU may be overbooked at any time, and at the end kubelets, annotations
+//! and the scheduler's ledger must agree.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -17,13 +18,13 @@ use tokio::task::JoinHandle;
 
 use crate::node::DemoNode;
 
-/// Follows every change of the API server from the start.
+/// The task that applies every change of the API server to a [`GrantAudit`].
 pub(crate) struct GrantAuditor {
     audit: Arc<Mutex<GrantAudit>>,
     task: JoinHandle<()>,
 }
 
-/// What the annotations say, summed up.
+/// The sum of all grants in pod annotations, checked after every change.
 #[derive(Debug, Default)]
 pub(crate) struct GrantAudit {
     ledger: Ledger,
@@ -31,7 +32,7 @@ pub(crate) struct GrantAudit {
     pub(crate) violations: Vec<String>,
 }
 
-/// More would only repeat themselves.
+/// Further violations would only repeat the first ones.
 const MAX_VIOLATIONS: usize = 20;
 
 impl GrantAuditor {
@@ -44,7 +45,7 @@ impl GrantAuditor {
             loop {
                 tokio::select! {
                     Some(WatchEvent::Applied(node)) = nodes.next() => lock(&shared).apply_node(node),
-                    Some(happened) = pods.next() => lock(&shared).apply_pod(happened),
+                    Some(event) = pods.next() => lock(&shared).apply_pod(event),
                     else => return,
                 }
             }
@@ -56,7 +57,7 @@ impl GrantAuditor {
         lock(&self.audit)
     }
 
-    /// Where the kubelet of a node and the annotations of its pods differ.
+    /// Returns the differences between a node's kubelet and the annotations of its pods.
     pub(crate) fn compare_kubelet(&self, node: &DemoNode) -> Vec<String> {
         let audit = self.state();
         let ids = DeviceIds::new(&node.gpus, MemoryUnit::GiB);
@@ -76,14 +77,16 @@ impl GrantAuditor {
             let said = held.remove(who).unwrap_or_default();
             if said.is_empty() || !said.iter().all(|held| agrees(held, grant, &ids)) {
                 let gpus = &grant.holds;
-                differences.push(format!("{name}: {who:?} is annotated {gpus:?}; the kubelet says {said:?}"));
+                differences.push(format!(
+                    "{name}: {who:?} is annotated with GPUs {gpus:?}; the kubelet reports {said:?}"
+                ));
             }
         }
-        differences.extend(held.keys().map(|who| format!("{name}: only the kubelet knows {who:?}")));
+        differences.extend(held.keys().map(|who| format!("{name}: {who:?} holds devices without a grant")));
         differences
     }
 
-    /// Where the scheduler's ledger and the annotations differ.
+    /// Returns the differences between the scheduler's ledger and the annotations.
     pub(crate) fn compare_ledger(&self, ledger: &Ledger, node: &str) -> Vec<String> {
         let audit = self.state();
         let name = NodeName(node.to_owned());
@@ -98,7 +101,7 @@ impl GrantAuditor {
         if annotated == booked {
             return Vec::new();
         }
-        vec![format!("{name}: annotations say {annotated:?}, the scheduler's ledger {booked:?}")]
+        vec![format!("{name}: the annotations name {annotated:?}, the scheduler's ledger {booked:?}")]
     }
 }
 
@@ -117,8 +120,8 @@ impl GrantAudit {
         }
     }
 
-    fn apply_pod(&mut self, happened: WatchEvent) {
-        let (pod, is_gone) = match happened {
+    fn apply_pod(&mut self, event: WatchEvent) {
+        let (pod, is_gone) = match event {
             WatchEvent::Applied(pod) => (pod, false),
             WatchEvent::Deleted(pod) => (pod, true),
         };
@@ -148,13 +151,13 @@ impl GrantAudit {
         self.checks += 1;
         for (node, gpus) in self.ledger.overbooked() {
             if self.violations.len() < MAX_VIOLATIONS {
-                self.violations.push(format!("{node}: GPUs {gpus:?} carry more than they have"));
+                self.violations.push(format!("{node}: GPUs {gpus:?} are overbooked"));
             }
         }
     }
 }
 
-/// Whether the devices a container holds are those of its grant.
+/// Returns whether the devices of a container are those of its grant.
 fn agrees(held: &HeldDevices, grant: &ContainerGrant, ids: &DeviceIds) -> bool {
     let Some(resource) = Resource::named(&held.resource) else { return false };
     let mut counts: BTreeMap<GpuIndex, u64> = BTreeMap::new();

@@ -1,4 +1,4 @@
-//! The whole cluster: API server, scheduler, kube-scheduler's loop, nodes.
+//! The cluster of the demo: API server, scheduler, kube-scheduler's loop and nodes.
 
 use std::io::ErrorKind;
 use std::net::SocketAddr;
@@ -31,9 +31,9 @@ pub(crate) struct Cluster {
     pub(crate) scheduler: KubeScheduler,
     pub(crate) nodes: Vec<DemoNode>,
     pub(crate) audit: GrantAuditor,
-    /// Where the scheduler and its dashboard answer.
+    /// URL of the scheduler and its dashboard.
     pub(crate) url: String,
-    /// The address asked for, where somebody else has it.
+    /// The requested address, if another program uses it.
     pub(crate) taken: Option<SocketAddr>,
     pub(crate) directory: tempfile::TempDir,
     leading: JoinHandle<()>,
@@ -41,15 +41,17 @@ pub(crate) struct Cluster {
     stop: CancellationToken,
 }
 
-/// How long everything may take to come up. It takes about a second; the host may be busy.
+/// Timeout of the start. A start takes about a second, but the host may be busy.
 const STARTUP_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The namespaces pods come from, and the one whose quota is small.
+/// Namespaces of the pod stream.
 pub(crate) const NAMESPACES: [&str; 3] = ["research", "speech", "vision"];
+/// Namespace with a small quota.
 pub(crate) const LIMITED_NAMESPACE: &str = "students";
 
-/// The priority class that may evict others, and the one that is evicted first.
+/// Priority class of pods that evict others.
 pub(crate) const URGENT: &str = "urgent";
+/// Priority class of pods that are evicted first.
 pub(crate) const SPARE: &str = "spare-time";
 
 impl Cluster {
@@ -95,7 +97,7 @@ impl Cluster {
             let machine_models = &options.machine_models;
             let machine_model =
                 machine_models.get(number % machine_models.len().max(1)).ok_or(DemoError::NoMachineModel)?;
-            // The last one, so that adding nodes changes no other.
+            // The last node is reserved, so that adding nodes changes no other node.
             let pool = if number + 1 == options.nodes { RESERVED } else { SHARED };
             let node = DemoNode::start(&api, client.clone(), directory.path(), machine_model, number, pool);
             nodes.push(node.await?);
@@ -104,12 +106,13 @@ impl Cluster {
         let cluster =
             Self { api, app, scheduler, nodes, audit, url, taken, directory, leading, serving, stop };
         let Err(error) = cluster.wait_until_up().await else { return Ok(cluster) };
-        // In order, or agents that still run would write where the directory was.
+        // The directory may be removed only after all agents have stopped, because they write to
+        // it.
         let mut ends = cluster.stop().await.into_iter();
         Err(ends.next().map_or(error, |(agent, source)| DemoError::Agent { agent, source }))
     }
 
-    /// The scheduler answers, and knows the GPUs of every node.
+    /// Waits until the scheduler answers and knows the GPUs of every node.
     async fn wait_until_up(&self) -> Result<(), DemoError> {
         let begun = Instant::now();
         let late = |what: &str| DemoError::Late { what: what.to_owned(), within: STARTUP_TIMEOUT };
@@ -142,23 +145,24 @@ impl Cluster {
         self.nodes.iter().map(|node| node.gpus.len()).sum()
     }
 
-    /// The GPUs of the node that has the fewest.
+    /// Returns the number of GPUs of the smallest node.
     pub(crate) fn smallest_node_gpus(&self) -> u64 {
         self.nodes.iter().map(|node| node.gpus.len() as u64).min().unwrap_or_default()
     }
 
-    /// The node set apart for whoever asks for its pool.
+    /// Returns the node reserved for pods that select its pool.
     pub(crate) fn reserved(&self) -> &DemoNode {
         &self.nodes[self.nodes.len() - 1]
     }
 
-    /// Ends everything, in the order in which nobody misses anybody. Tells whose agents had ended by themselves, and why.
+    /// Stops all components, each before those it depends on. Returns the agents that had ended by
+    /// themselves, with their errors.
     pub(crate) async fn stop(self) -> Vec<(String, RunError)> {
         self.scheduler.stop().await;
         let nodes: tokio::task::JoinSet<_> = self.nodes.into_iter().map(DemoNode::stop).collect();
         let ends = nodes.join_all().await.into_iter().flatten().collect();
         self.stop.cancel();
-        // It gives its lease back.
+        // The scheduler releases its lease before it ends.
         let _ = self.leading.await;
         self.serving.abort();
         drop(self.directory);
@@ -166,7 +170,7 @@ impl Cluster {
     }
 }
 
-/// The address asked for, or any other, and whether it is another.
+/// Listens on `wanted`, or on another port if that one is in use. Returns `wanted` in that case.
 async fn listen(wanted: SocketAddr) -> Result<(TcpListener, Option<SocketAddr>), DemoError> {
     match TcpListener::bind(wanted).await {
         Ok(listener) => Ok((listener, None)),
@@ -178,20 +182,20 @@ async fn listen(wanted: SocketAddr) -> Result<(TcpListener, Option<SocketAddr>),
     }
 }
 
-/// Namespaces, priorities, and the quota of one namespace.
+/// Creates the namespaces, the priority classes and the quota of one namespace.
 fn create_objects(api: &ApiServer) {
-    let make = |path: &str, object: Value| {
-        // The server is new: nothing is there already.
+    let create = |path: &str, object: Value| {
+        // The server is new, so no object exists already.
         let _ = api.create(path, object);
     };
     for namespace in NAMESPACES.iter().chain([&LIMITED_NAMESPACE]) {
-        make("/api/v1/namespaces", json!({ "metadata": { "name": namespace } }));
+        create("/api/v1/namespaces", json!({ "metadata": { "name": namespace } }));
     }
     for (name, value) in [(URGENT, 1000), (SPARE, -10)] {
         let class = json!({ "metadata": { "name": name }, "value": value });
-        make("/apis/scheduling.k8s.io/v1/priorityclasses", class);
+        create("/apis/scheduling.k8s.io/v1/priorityclasses", class);
     }
     let limits = json!({ LIMITED_NAMESPACE: { "percent": 100, "memoryMiB": 81_920 } });
     let map = json!({ "metadata": { "name": "gpuquota" }, "data": { quota::DATA_KEY: limits.to_string() } });
-    make("/api/v1/namespaces/kube-system/configmaps", map);
+    create("/api/v1/namespaces/kube-system/configmaps", map);
 }

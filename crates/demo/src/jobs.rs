@@ -1,4 +1,4 @@
-//! The pods that come by themselves: what they are is a function of the seed.
+//! The pod stream, which is a function of the seed.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,17 +15,17 @@ use crate::DemoOptions;
 use crate::cluster::NAMESPACES;
 use crate::node::{POOL, SHARED};
 
-/// The label of the demonstration's own pods.
+/// Label of the demo's own pods.
 const LABEL: &str = "tessera.dev/demo";
 
-/// A pod to be made.
+/// A pod to be created.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct DemoJob {
     pub(crate) namespace: String,
     pub(crate) name: String,
-    /// Resource → amount.
+    /// Limits as pairs of resource and amount.
     pub(crate) limits: Vec<(&'static str, u64)>,
-    /// Seconds, at speed 1; for ever where absent.
+    /// Run time in seconds at speed 1. Absent for a pod that runs until it is deleted.
     pub(crate) runs_for: Option<f64>,
     pub(crate) pool: &'static str,
     pub(crate) priority_class: Option<&'static str>,
@@ -36,7 +36,7 @@ impl DemoJob {
         format!("/api/v1/namespaces/{}/pods", self.namespace)
     }
 
-    /// As a user would write it.
+    /// Returns the manifest of the pod.
     pub(crate) fn manifest(&self, speed: f64) -> Value {
         let limits: BTreeMap<&str, String> =
             self.limits.iter().map(|(resource, amount)| (*resource, amount.to_string())).collect();
@@ -58,7 +58,7 @@ impl DemoJob {
     }
 }
 
-/// All the chance a stream of demonstration jobs needs.
+/// Random draws of the pod stream.
 #[derive(Debug, Clone)]
 struct Dice(u64);
 
@@ -73,7 +73,8 @@ impl Dice {
     }
 }
 
-/// All jobs of a seed, one after the other: fractions, notebooks, single GPUs, training sets of at most `largest` GPUs.
+/// Returns the jobs of a seed: shares, notebooks, single GPUs and training sets of at most
+/// `largest` GPUs.
 pub(crate) fn stream(seed: u64, largest: u64) -> impl Iterator<Item = DemoJob> {
     let mut dice = Dice(seed);
     (1u64..).map(move |number| {
@@ -108,7 +109,7 @@ pub(crate) fn stream(seed: u64, largest: u64) -> impl Iterator<Item = DemoJob> {
     })
 }
 
-/// What became of the stream.
+/// Counters of the pod stream.
 #[derive(Debug, Default)]
 pub(crate) struct JobCounts {
     pub(crate) created: AtomicU64,
@@ -116,13 +117,13 @@ pub(crate) struct JobCounts {
     pub(crate) failed: AtomicU64,
 }
 
-/// Pods that may wait at a time; a full cluster gets no more.
+/// Largest number of pending pods. No pods are created while more are pending.
 const MAX_WAITING: usize = 150;
 
-/// How long ended pods can be looked at.
+/// Time for which ended pods stay visible.
 const ENDED_POD_RETENTION: Duration = Duration::from_secs(5);
 
-/// Makes pods at a rate until told to stop.
+/// Creates pods at a fixed rate until it is stopped.
 pub(crate) async fn feed(
     api: Arc<ApiServer>,
     counts: Arc<JobCounts>,
@@ -148,7 +149,7 @@ pub(crate) async fn feed(
     }
 }
 
-/// Takes ended pods away after a while, as a cluster's garbage collector does, and counts them.
+/// Counts ended pods and deletes them after a while, like the garbage collector of a cluster.
 pub(crate) async fn tidy(api: Arc<ApiServer>, counts: Arc<JobCounts>, stop: CancellationToken) {
     let Ok(mut pods) = api.watch("/api/v1/pods", "status.phase!=Pending,status.phase!=Running") else {
         return;
@@ -166,12 +167,12 @@ pub(crate) async fn tidy(api: Arc<ApiServer>, counts: Arc<JobCounts>, stop: Canc
             () = stop.cancelled() => return,
             () = wait => {
                 if let Some((_, path)) = ended.pop_front() {
-                    // Somebody else may have been quicker.
+                    // Another client may have deleted the pod already.
                     let _ = api.delete(&path);
                 }
             }
-            happened = pods.next() => match happened {
-                // Pods of others are theirs to look at for as long as they like.
+            event = pods.next() => match event {
+                // Pods of users are never deleted.
                 Some(WatchEvent::Applied(pod)) if pod["metadata"]["labels"][LABEL] == "job" => {
                     let count = if pod["status"]["phase"] == "Failed" { &counts.failed } else { &counts.succeeded };
                     count.fetch_add(1, Ordering::Relaxed);
@@ -189,7 +190,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_same_seed_brings_the_same_jobs() {
+    fn the_same_seed_gives_the_same_jobs() {
         let jobs: Vec<DemoJob> = stream(7, 8).take(300).collect();
         assert_eq!(jobs, stream(7, 8).take(300).collect::<Vec<_>>());
         assert_ne!(jobs, stream(8, 8).take(300).collect::<Vec<_>>());
@@ -204,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn a_manifest_asks_in_the_dialects_own_words() {
+    fn a_manifest_uses_the_resources_of_its_dialect() {
         let job = stream(1, 8).find(|job| job.name.starts_with("share")).unwrap();
         let pod = job.manifest(2.0);
         let limits = &pod["spec"]["containers"][0]["resources"]["limits"];

@@ -1,7 +1,8 @@
-//! The demonstration: a whole cluster in one process, without GPU, Kubernetes or root.
+//! The demo: a whole cluster in one process, without GPU, Kubernetes or root.
 //!
-//! The API server, the kubelets and kube-scheduler's loop are the embedded ones of `sim`, on real sockets. The agents and the
-//! scheduler are the real ones, set up as `tessera agent` and `tessera scheduler` set them up. Nothing here decides anything.
+//! The API server, the kubelets and kube-scheduler's loop are the embedded ones of `tessera-sim`,
+//! on real sockets. The agents and the scheduler are the real ones, configured like `tessera agent`
+//! and `tessera scheduler`. This crate makes no placement decisions.
 
 mod audit;
 mod cluster;
@@ -20,72 +21,73 @@ pub use self::machine_model::{MachineModel, built_in_models};
 pub use self::report::DemoReport;
 pub use self::run::run;
 
-/// How the demonstration is set.
+/// Options of the demo.
 #[derive(Debug, Clone)]
 pub struct DemoOptions {
-    /// How many nodes; two at least: one of them is reserved.
+    /// Number of nodes. At least two, because one is reserved.
     pub nodes: usize,
-    /// What the nodes are made of, in turns.
+    /// Machine models of the nodes, used in turn.
     pub machine_models: Vec<MachineModel>,
-    /// Pods a second that come by themselves.
+    /// Rate of the pod stream, in pods per second.
     pub pods_per_second: f64,
-    /// Whether the scripted steps are played.
+    /// True if the scripted steps run.
     pub steps: bool,
-    /// The same seed brings the same pods.
+    /// Seed of the pod stream. The same seed gives the same pods.
     pub seed: u64,
-    /// Twice as fast: twice the pods a second, each for half the time.
+    /// Speed factor. At 2, twice as many pods arrive per second and each runs half as long.
     pub speed: f64,
-    /// Where the scheduler and its dashboard listen, if that is free.
+    /// Address of the scheduler and its dashboard. Another port is used if this one is in use.
     pub listen: SocketAddr,
-    /// Where to write a kubeconfig that stays.
+    /// File for a kubeconfig that outlives the demo.
     pub kubeconfig_out: Option<PathBuf>,
-    /// End after this time, and after the steps were played once; never where absent.
+    /// Duration of the demo. It ends after this time and after one round of the steps. Absent for
+    /// no limit.
     pub duration: Option<Duration>,
 }
 
-/// It cannot run.
+/// Reasons why the demo does not run.
 #[derive(Debug, thiserror::Error)]
 pub enum DemoError {
-    /// Fewer nodes than it takes.
-    #[error("{0} nodes are too few: one is reserved for the preemption, so write --nodes 2 or more")]
+    /// Too few nodes were requested.
+    #[error("{0} nodes are too few, because one is reserved for the preemption; write --nodes 2 or more")]
     TooFewNodes(usize),
-    /// Somebody wanted it to end before it had begun.
+    /// The demo was interrupted before the cluster was up.
     #[error("interrupted before the cluster was up")]
     Interrupted,
-    /// No machine model to make nodes of.
+    /// No machine model was given.
     #[error("no machine model is given to build nodes from")]
     NoMachineModel,
-    /// The temporary directory lies so deep that sockets in it would have names that are too long.
-    #[error("sockets in {} would have names that are too long; set TMPDIR to a shorter path, such as /tmp", .0.display())]
+    /// The temporary directory is so deep that paths of sockets in it are too long.
+    #[error("the paths of sockets in {} are too long; set TMPDIR to a shorter path, such as /tmp", .0.display())]
     DeepDirectory(PathBuf),
-    /// A file or socket that cannot be had.
+    /// A file or socket cannot be used.
     #[error("cannot {what}")]
     Io {
-        /// What was tried.
+        /// The attempted operation.
         what: String,
-        /// What is in the way.
+        /// The error of the operating system.
         source: std::io::Error,
     },
-    /// The client of the API server.
+    /// The client of the API server cannot be created.
     #[error(transparent)]
     Connect(#[from] tessera_cluster::ConnectError),
-    /// The scheduler's address cannot be called.
+    /// The scheduler cannot be called.
     #[error(transparent)]
     Client(#[from] tessera_sim::http::HttpError),
-    /// An agent ended instead of coming up.
+    /// An agent ended during the start.
     #[error("the agent of {agent} ended")]
     Agent {
-        /// Whose.
+        /// Name of the agent's node.
         agent: String,
-        /// Why.
+        /// The error of the agent.
         source: tessera_agent::shell::RunError,
     },
-    /// Something did not come up.
-    #[error("{what} did not come up within {within:?}")]
+    /// A component did not start in time.
+    #[error("{what} did not start within {within:?}")]
     Late {
-        /// What.
+        /// Name of the component.
         what: String,
-        /// How long was waited.
+        /// Timeout of the start.
         within: Duration,
     },
 }

@@ -1,28 +1,28 @@
-//! What simulated nodes are made of.
+//! Machine models of simulated nodes.
 
 use tessera_core::gpu::Gpu;
 use tessera_core::topology::{Link, PcieLevel, Topology};
 use tessera_core::units::{GpuIndex, MiB};
 
-/// A kind of machine_model.
+/// A machine model: the GPUs of a host and their links.
 #[derive(Debug, Clone)]
 pub struct MachineModel {
-    /// The product all its GPUs are.
+    /// Model name of the GPUs.
     pub model: String,
     /// Memory of each GPU.
     pub memory: MiB,
-    /// What joins them.
+    /// Links between the GPUs.
     pub topology: Topology,
 }
 
 impl MachineModel {
-    /// GPUs of the usual kind, joined so.
+    /// Returns a model with these links and common data-centre GPUs.
     #[must_use]
     pub fn of(topology: Topology) -> Self {
         Self { model: "NVIDIA A100-SXM4-80GB".to_owned(), memory: MiB(81_920), topology }
     }
 
-    /// The GPUs of one machine_model of this kind. No two machine_models have a GPU of the same name.
+    /// Returns the GPUs of one host of this model. Every host has its own UUIDs.
     pub(crate) fn gpus(&self, number: usize) -> Vec<Gpu> {
         let gpu = |index: GpuIndex| {
             let uuid = format!("GPU-{number:04x}{:04x}-7e55-4e7a-8000-{number:012x}", index.0);
@@ -34,7 +34,7 @@ impl MachineModel {
     }
 }
 
-/// The machine_models of a demonstration that names no others: eight GPUs bridged in pairs over two sockets, and eight on one
+/// Returns the default models: eight GPUs bridged in pairs over two sockets, and eight GPUs on an
 /// NVLink switch.
 #[must_use]
 pub fn built_in_models() -> Vec<MachineModel> {
@@ -69,12 +69,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_gpu_of_every_machine_has_its_own_name() {
-        let machine_models = built_in_models();
+    fn every_gpu_of_every_host_has_its_own_uuid() {
+        let models = built_in_models();
         let uuids: BTreeSet<_> =
-            (0..30).flat_map(|number| machine_models[number % 3].gpus(number)).map(|gpu| gpu.uuid).collect();
+            (0..30).flat_map(|number| models[number % 3].gpus(number)).map(|gpu| gpu.uuid).collect();
         assert_eq!(uuids.len(), 240);
-        assert_eq!(machine_models[2].topology.nvswitch_links(), Some(18));
-        assert_eq!(machine_models[0].topology.link(GpuIndex(4), GpuIndex(5)).nvlinks, 12);
+        assert_eq!(models[2].topology.nvswitch_links(), Some(18));
+        assert_eq!(models[0].topology.link(GpuIndex(4), GpuIndex(5)).nvlinks, 12);
     }
 }

@@ -1,4 +1,4 @@
-//! One node: an embedded kubelet, GPUs that are files, and the real agent.
+//! One node: an embedded kubelet, simulated GPUs and the real agent.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -25,11 +25,11 @@ use tokio_util::sync::CancellationToken;
 use crate::DemoError;
 use crate::machine_model::MachineModel;
 
-/// A node of the demonstration.
+/// A node of the demo.
 pub(crate) struct DemoNode {
     pub(crate) name: String,
     pub(crate) gpus: Vec<Gpu>,
-    /// Where its agent answers.
+    /// URL of the agent.
     pub(crate) agent_url: String,
     pub(crate) node: SimulatedNode,
     description: std::path::PathBuf,
@@ -37,12 +37,12 @@ pub(crate) struct DemoNode {
     stop: CancellationToken,
 }
 
-/// The node label by which pods choose between [`SHARED`] and [`RESERVED`], and which the quota calls a pool.
+/// Node label by which pods choose between [`SHARED`] and [`RESERVED`]. The quota calls it a pool.
 pub(crate) const POOL: &str = "pool";
 pub(crate) const SHARED: &str = "shared";
 pub(crate) const RESERVED: &str = "reserved";
 
-/// The node label by which a quota tells models apart.
+/// Node label by which the quota distinguishes GPU models.
 pub(crate) const MODEL: &str = "gaia.tencent.com/gpu-model";
 
 impl DemoNode {
@@ -92,7 +92,8 @@ impl DemoNode {
         Ok(Self { name, gpus, agent_url, node, description, agent, stop })
     }
 
-    /// Whether the sockets of all nodes can be made in a directory. A plugin whose socket cannot be tries again for ever.
+    /// Verifies that the sockets of all nodes can be created in a directory. A plugin whose socket
+    /// cannot be created would retry forever.
     pub(crate) fn check_sockets(directory: &Path, nodes: usize) -> Result<(), DemoError> {
         let longest = "kubelet/plugins_registry/tencent.com-vcuda-memory.sock";
         let longest = directory.join(nodes.to_string()).join(longest);
@@ -100,7 +101,7 @@ impl DemoNode {
         named.map(|_| ()).map_err(|_| DemoError::DeepDirectory(directory.to_owned()))
     }
 
-    /// Lets something happen to a GPU: `xid 79`, `back`.
+    /// Injects an event into a GPU, such as `xid 79` or `back`.
     pub(crate) fn incident(&self, gpu: u8, what: &str) -> std::io::Result<()> {
         use std::io::Write as _;
         let mut path = self.description.clone().into_os_string();
@@ -109,12 +110,12 @@ impl DemoNode {
         writeln!(file, "{gpu} {what}")
     }
 
-    /// Whether the agent has ended, which it should not before it is told to.
+    /// Returns whether the agent has ended by itself.
     pub(crate) fn has_died(&self) -> bool {
         self.agent.is_finished()
     }
 
-    /// Ends it; tells its name and why, where its agent had ended by itself.
+    /// Stops the node. Returns its name and the error if the agent had ended by itself.
     pub(crate) async fn stop(self) -> Option<(String, RunError)> {
         self.stop.cancel();
         let ended = self.agent.await;
@@ -123,7 +124,8 @@ impl DemoNode {
     }
 }
 
-/// What an agent is told that serves every vocabulary and meets its kubelet below `kubelet`.
+/// Returns the settings of an agent that serves every dialect and registers with the kubelet in
+/// `kubelet`.
 fn agent_settings(name: &str, kubelet: &Path, grants: &Path, url: &str) -> AgentSettings {
     AgentSettings {
         node: NodeName(name.to_owned()),
@@ -133,7 +135,7 @@ fn agent_settings(name: &str, kubelet: &Path, grants: &Path, url: &str) -> Agent
         hand_over: InjectionSettings::default(),
         registration: RegistrationMode::PluginsRegistry(kubelet.join("plugins_registry")),
         isolation: Isolation {
-            // As if it were installed: no container here loads it.
+            // No container loads the library here, so it counts as installed.
             library: Ok(InstalledLibrary {
                 folder: grants.join(".library").display().to_string(),
                 by_cdi: false,
@@ -157,7 +159,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_directory_too_deep_for_sockets_is_named_with_what_to_do() {
+    fn a_directory_too_deep_for_sockets_is_rejected_with_a_remedy() {
         let check = |directory: &str| DemoNode::check_sockets(Path::new(directory), 50);
         assert!(check("/tmp/tessera-demo-123456").is_ok());
         let deep = format!("/tmp/{}", "deep/".repeat(10));

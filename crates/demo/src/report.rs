@@ -1,30 +1,30 @@
-//! What happened, for scripts.
+//! The report for scripts.
 
 use serde::Serialize;
 
-/// The report at the end.
+/// The report at the end of the demo.
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DemoReport {
-    /// Nodes and GPUs.
+    /// Number of nodes.
     pub nodes: usize,
-    /// All GPUs.
+    /// Number of GPUs of all nodes.
     pub gpus: usize,
-    /// The seed of the stream of pods.
+    /// Seed of the pod stream.
     pub seed: u64,
-    /// From the start to a page that shows every node, milliseconds.
+    /// Time from the start until the dashboard shows every node, in milliseconds.
     pub page_millis: u64,
-    /// From then to the end, seconds.
+    /// Time from then to the end, in seconds.
     pub seconds: f64,
-    /// Pods.
+    /// Counts of pods.
     pub pods: PodCounts,
-    /// The scripted steps, in order.
+    /// The scripted steps in order.
     pub steps: Vec<StepReport>,
-    /// What must always hold.
+    /// Results of the audit.
     pub invariants: InvariantReport,
-    /// What the agents say is used.
+    /// Usage reported by the agents.
     pub agents: AgentReport,
-    /// What the demonstration itself took: all nodes, agents and servers together.
+    /// Resources used by the demo process: all nodes, agents and servers together.
     pub process: ProcessUsage,
 }
 
@@ -32,82 +32,82 @@ pub struct DemoReport {
 #[derive(Debug, Clone, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PodCounts {
-    /// Made by the stream.
+    /// Pods created by the stream.
     pub created: u64,
-    /// Placed by the scheduler.
+    /// Pods bound by the scheduler.
     pub bound: u64,
-    /// Ran to their end.
+    /// Pods that completed.
     pub succeeded: u64,
-    /// Did not: rejected by a kubelet, which must not happen.
+    /// Pods rejected by a kubelet. Any such pod is an error.
     pub failed: u64,
-    /// Evicted for others.
+    /// Pods evicted for other pods.
     pub evicted: u64,
-    /// Attempts that found no node.
+    /// Scheduling attempts that found no node.
     pub refusals: u64,
-    /// Attempts that broke off.
+    /// Scheduling attempts that failed.
     pub broken_attempts: u64,
-    /// From taking a pod from the queue to its Binding, milliseconds on average.
+    /// Mean time from taking a pod from the queue to its binding, in milliseconds.
     pub bind_millis: f64,
 }
 
-/// One scripted step.
+/// Result of one scripted step.
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct StepReport {
-    /// Its name.
+    /// Name of the step.
     pub name: &'static str,
-    /// Whether it happened as it should.
+    /// True if the step had the expected outcome.
     pub happened: bool,
-    /// What was seen, or what was not.
+    /// What happened, or why the step failed.
     pub detail: String,
-    /// How long it took.
+    /// Duration of the step in seconds.
     pub seconds: f64,
 }
 
-/// What must always hold.
+/// Results of the audit.
 #[derive(Debug, Clone, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct InvariantReport {
-    /// How often all GPUs were looked at.
+    /// Number of checks of all GPUs.
     pub checks: u64,
-    /// GPUs that carried too much.
+    /// Overbooked GPUs.
     pub violations: Vec<String>,
-    /// Where kubelets, annotations and the scheduler's ledger differed at the end.
+    /// Differences between kubelets, annotations and the scheduler's ledger at the end.
     pub differences: Vec<String>,
-    /// Grants compared at the end.
+    /// Number of grants compared at the end.
     pub grants: usize,
 }
 
-/// What the agents say is used, by their pages.
+/// Usage reported by the agents' pages.
 #[derive(Debug, Clone, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct AgentReport {
-    /// Agents that answered.
+    /// Number of agents that answered.
     pub answered: usize,
-    /// Containers they know.
+    /// Number of containers reported by the agents.
     pub containers: usize,
-    /// Those whose processes they found on a GPU.
+    /// Number of containers with processes on a GPU.
     pub in_use: usize,
 }
 
-/// What the process took.
+/// Resources used by a process.
 #[derive(Debug, Clone, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ProcessUsage {
-    /// Cores, on average while pods ran.
+    /// Mean number of CPU cores used while pods ran.
     pub cores: f64,
-    /// Resident memory at the end, MiB.
+    /// Resident memory at the end, in MiB.
     #[serde(rename = "residentMiB")]
     pub resident_mib: u64,
-    /// The most there was, MiB.
+    /// Peak resident memory, in MiB.
     #[serde(rename = "peakMiB")]
     pub peak_mib: u64,
-    /// Threads at the end.
+    /// Number of threads at the end.
     pub threads: u64,
 }
 
 impl DemoReport {
-    /// Whether everything happened and held.
+    /// Returns whether every step succeeded and every invariant held.
     #[must_use]
     pub fn is_good(&self) -> bool {
         let InvariantReport { violations, differences, .. } = &self.invariants;
@@ -118,9 +118,9 @@ impl DemoReport {
     }
 }
 
-/// Processor time taken so far, seconds.
+/// Returns the CPU time used so far, in seconds.
 pub(crate) fn processor_seconds() -> f64 {
-    // utime and stime, the 14th and 15th field, in hundredths on Linux.
+    // Fields 14 and 15 are utime and stime, in hundredths of a second on Linux.
     let text = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
     let after_name = text.rsplit_once(')').map_or("", |(_, rest)| rest);
     let ticks: u32 =
@@ -128,7 +128,8 @@ pub(crate) fn processor_seconds() -> f64 {
     f64::from(ticks) / 100.0
 }
 
-/// What the process takes now; `cores` is for the caller to know.
+/// Returns the current memory and threads of the process, together with `cores` measured by the
+/// caller.
 pub(crate) fn process(cores: f64) -> ProcessUsage {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let field = |name: &str| {

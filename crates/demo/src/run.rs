@@ -1,4 +1,4 @@
-//! From the start to the report.
+//! Runs the demo from its start to its report.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -15,16 +15,16 @@ use crate::report::{self, AgentReport, DemoReport, InvariantReport, PodCounts, S
 use crate::scenario::{STEPS, play};
 use crate::{DemoError, DemoOptions};
 
-/// The pause between two rounds of the steps, at speed 1.
+/// Pause between two rounds of the steps, at speed 1.
 const ROUND_PAUSE: Duration = Duration::from_secs(20);
 
-/// How long the books may take to agree once nothing new comes.
+/// Time in which kubelets, annotations and ledger must agree after the last pod.
 const SETTLE_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// The same for somebody who waits for the end.
+/// The same time after an interruption, when the user waits for the end.
 const INTERRUPTED_SETTLE_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// A pod to try with.
+/// Manifest of a pod for the user to try.
 const POD: &str = "\
 apiVersion: v1
 kind: Pod
@@ -40,7 +40,8 @@ spec:
           tencent.com/vcuda-memory: 16
 ";
 
-/// Runs the demonstration until its time is over or `interrupted` comes, telling what happens.
+/// Runs the demo until its time is over or `interrupted` resolves. Calls `say` with texts for the
+/// user.
 pub async fn run(
     options: DemoOptions,
     say: impl Fn(&str),
@@ -55,7 +56,7 @@ pub async fn run(
     let page_millis = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
     let folder = cluster.directory.path();
     let kubeconfig = options.kubeconfig_out.clone().unwrap_or_else(|| folder.join("kubeconfig"));
-    // It is told to somebody in another terminal, and perhaps another folder.
+    // The user may copy the path to a terminal in another directory.
     let kubeconfig = std::path::absolute(&kubeconfig).unwrap_or(kubeconfig);
     let pod = folder.join("pod.yaml");
     let written = write(&kubeconfig, &cluster.api.kubeconfig()).and_then(|()| write(&pod, POD));
@@ -86,7 +87,7 @@ pub async fn run(
     let patience = tokio::select! {
         () = show => SETTLE_TIMEOUT,
         () = interrupted => {
-            say("\nEnding.");
+            say("\nStopping.");
             INTERRUPTED_SETTLE_TIMEOUT
         }
     };
@@ -95,7 +96,7 @@ pub async fn run(
     let agents = read_agents(&cluster).await;
     stop.cancel();
     for task in feed.into_iter().chain([tidy]) {
-        // A panic in there was reported when it happened.
+        // A panic of the task was logged when it happened.
         let _ = task.await;
     }
     let invariants = settle(&cluster, patience).await;
@@ -130,7 +131,7 @@ async fn play_all(cluster: &Cluster, round: u64, say: &impl Fn(&str), started: I
     played
 }
 
-/// Until somebody interrupts.
+/// Repeats the steps until the demo is interrupted.
 async fn endless(cluster: &Cluster, options: &DemoOptions, say: &impl Fn(&str), started: Instant) {
     for round in 2.. {
         let pause = ROUND_PAUSE.as_secs_f64() / options.speed;
@@ -141,7 +142,8 @@ async fn endless(cluster: &Cluster, options: &DemoOptions, say: &impl Fn(&str), 
     }
 }
 
-/// Compares all books until they agree, since what was under way may still be; what differs at the end does.
+/// Compares kubelets, annotations and ledger until they agree or the time is over. Changes may
+/// still be in progress.
 async fn settle(cluster: &Cluster, patience: Duration) -> InvariantReport {
     let begun = Instant::now();
     let differences = loop {
@@ -177,7 +179,7 @@ fn pods(cluster: &Cluster, counts: &JobCounts) -> PodCounts {
     }
 }
 
-/// What is used, by the agents' own pages.
+/// Reads the usage from the agents' pages.
 async fn read_agents(cluster: &Cluster) -> AgentReport {
     let mut agents = AgentReport::default();
     for node in &cluster.nodes {
@@ -197,33 +199,36 @@ fn introduction(cluster: &Cluster, page_millis: u64, kubeconfig: &Path, pod: &Pa
     let (nodes, gpus, url) = (cluster.nodes.len(), cluster.gpu_count(), &cluster.url);
     let taken = cluster
         .taken
-        .map(|address| format!("{address} is taken by another program; using another port.\n\n"));
+        .map(|address| format!("{address} is in use by another program; using another port.\n\n"));
     let (taken, kubeconfig) = (taken.unwrap_or_default(), kubeconfig.display());
     let seconds = Duration::from_millis(page_millis).as_secs_f64();
     let commands = [
-        ("kubectl get pods -A --watch".to_owned(), "pods come and go"),
+        ("kubectl get pods -A --watch".to_owned(), "watch pods start and end"),
         (
             format!("kubectl apply -f {}", pod.display()),
-            "a pod of yours: 30 % of a GPU and 4 GiB of its memory",
+            "create a pod with 30 % of a GPU and 4 GiB of its memory",
         ),
-        ("kubectl describe pod mine".to_owned(), "where it went, and which GPU it was granted"),
-        (format!("curl {url}/explain/default/mine"), "why it is where it is, or why it waits"),
-        ("kubectl inspect gpu".to_owned(), "who holds which GPU; needs the plugin: docs/inspect.md"),
+        ("kubectl describe pod mine".to_owned(), "show its node and its GPU"),
+        (format!("curl {url}/explain/default/mine"), "show why it runs there or why it waits"),
+        (
+            "kubectl inspect gpu".to_owned(),
+            "show which pod holds which GPU; needs the plugin: docs/inspect.md",
+        ),
     ];
     let width = commands.iter().map(|(command, _)| command.len()).max().unwrap_or_default();
     let commands: String =
         commands.iter().map(|(command, what)| format!("  {command:<width$}  {what}\n")).collect();
     format!(
         "{taken}\
-A cluster of {nodes} simulated nodes with {gpus} GPUs is up after {seconds:.2} s.
+A cluster of {nodes} simulated nodes with {gpus} GPUs started in {seconds:.2} s.
 The scheduler and the {nodes} agents are the real ones; the API server, the kubelets and the GPUs are embedded.
 
   Open      {url}/
   kubectl   export KUBECONFIG={kubeconfig}
 
-Try next, in another terminal:
+Try these commands in another terminal:
 {commands}
-Ctrl-C ends it and leaves nothing behind.
+Press Ctrl-C to stop the demo. All its files are removed.
 "
     )
 }

@@ -1,4 +1,4 @@
-//! The scripted steps: what a newcomer shall see happen, each until it has happened.
+//! The scripted steps of the demo. Each step waits until it has the expected outcome.
 
 use std::time::{Duration, Instant};
 
@@ -11,37 +11,64 @@ use crate::jobs::DemoJob;
 use crate::node::{RESERVED, SHARED};
 use crate::report::StepReport;
 
-/// How long a step may take. Each takes a second or two; the host may be busy, and the cluster full.
+/// Timeout of a step. A step takes a second or two, but the host may be busy and the cluster full.
 const STEP_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Where the lists of broken GPUs lie.
+/// Path of the ConfigMaps that list broken GPUs.
 const CONFIG_MAPS: &str = "/api/v1/namespaces/kube-system/configmaps";
 
-/// The names of all steps, in order.
+/// Names of all steps in order.
 pub(crate) const STEPS: [&str; 6] =
     ["fractions", "training", "notebooks", "quota", "gpu-failure", "preemption"];
 
-/// Plays one step. `round` keeps names apart.
+/// Reasons why a step fails.
+#[derive(Debug, thiserror::Error)]
+enum StepError {
+    #[error("the API server rejected a request: {0}")]
+    Rejected(String),
+    #[error("the API server closed a watch")]
+    WatchClosed,
+    #[error("pod {pod} failed: {message}")]
+    PodFailed { pod: String, message: Value },
+    #[error("pod {pod} was deleted before it was {what}")]
+    PodDeleted { pod: String, what: String },
+    #[error("pod {0} has no grant")]
+    NoGrant(Value),
+    #[error("cannot read the grant of a pod: {0}")]
+    BadGrant(#[from] serde_json::Error),
+    #[error("cannot inject an event into a GPU: {0}")]
+    Incident(#[from] std::io::Error),
+    #[error("{urgent} runs although {spare} was not evicted")]
+    NotEvicted { urgent: String, spare: String },
+    #[error("no success within {STEP_TIMEOUT:?}")]
+    Timeout,
+}
+
+impl StepError {
+    /// Converts the error body of the API server.
+    fn rejected(body: Value) -> Self {
+        Self::Rejected(body["message"].to_string())
+    }
+}
+
+/// Runs one step. `round` distinguishes the pods of repeated steps.
 pub(crate) async fn play(cluster: &Cluster, name: &'static str, round: u64) -> StepReport {
     let begun = Instant::now();
-    let stage = StepContext { cluster, round };
+    let step = StepContext { cluster, round };
     let played = async {
         match name {
-            "fractions" => stage.fractions().await,
-            "training" => stage.training().await,
-            "notebooks" => stage.notebooks().await,
-            "quota" => stage.quota().await,
-            "gpu-failure" => stage.gpu_failure().await,
-            _ => stage.preemption().await,
+            "fractions" => step.fractions().await,
+            "training" => step.training().await,
+            "notebooks" => step.notebooks().await,
+            "quota" => step.quota().await,
+            "gpu-failure" => step.gpu_failure().await,
+            _ => step.preemption().await,
         }
     };
-    let outcome = match tokio::time::timeout(STEP_TIMEOUT, played).await {
-        Ok(outcome) => outcome,
-        Err(_) => Err(format!("did not happen within {STEP_TIMEOUT:?}")),
-    };
-    let (happened, detail) = match outcome {
+    let result = tokio::time::timeout(STEP_TIMEOUT, played).await.unwrap_or(Err(StepError::Timeout));
+    let (happened, detail) = match result {
         Ok(detail) => (true, detail),
-        Err(detail) => (false, detail),
+        Err(error) => (false, error.to_string()),
     };
     StepReport { name, happened, detail, seconds: begun.elapsed().as_secs_f64() }
 }
@@ -51,7 +78,8 @@ struct StepContext<'a> {
     round: u64,
 }
 
-type StepResult = Result<String, String>;
+/// A sentence that describes what happened.
+type StepResult = Result<String, StepError>;
 
 impl StepContext<'_> {
     fn api(&self) -> &ApiServer {
@@ -69,78 +97,76 @@ impl StepContext<'_> {
         }
     }
 
-    fn make(&self, job: &DemoJob) -> Result<(), String> {
-        let made = self.api().create(&job.path(), job.manifest(1.0));
-        made.map(drop).map_err(|problem| problem["message"].to_string())
+    fn create(&self, job: &DemoJob) -> Result<(), StepError> {
+        self.api().create(&job.path(), job.manifest(1.0)).map(drop).map_err(StepError::rejected)
     }
 
-    /// The pod as soon as it is as it should be.
+    /// Waits until the pod fulfils a condition and returns the pod.
     async fn until(
         &self,
         job: &DemoJob,
         what: &str,
         is_so: impl Fn(&Value) -> bool,
-    ) -> Result<Value, String> {
+    ) -> Result<Value, StepError> {
         let watch = self.api().watch(&job.path(), &format!("metadata.name={}", job.name));
-        let mut watch = watch.map_err(|problem| problem["message"].to_string())?;
-        while let Some(happened) = watch.next().await {
-            match happened {
+        let mut watch = watch.map_err(StepError::rejected)?;
+        while let Some(event) = watch.next().await {
+            match event {
                 WatchEvent::Applied(pod) if is_so(&pod) => return Ok(pod),
                 WatchEvent::Applied(pod) if pod["status"]["phase"] == "Failed" => {
-                    return Err(format!("pod {} failed: {}", job.name, pod["status"]["message"]));
+                    let message = pod["status"]["message"].clone();
+                    return Err(StepError::PodFailed { pod: job.name.clone(), message });
                 }
                 WatchEvent::Applied(_) => {}
                 WatchEvent::Deleted(_) => {
-                    return Err(format!("pod {} was gone before it was {what}", job.name));
+                    return Err(StepError::PodDeleted { pod: job.name.clone(), what: what.to_owned() });
                 }
             }
         }
-        Err("the API server hung up".to_owned())
+        Err(StepError::WatchClosed)
     }
 
-    async fn running(&self, job: &DemoJob) -> Result<Value, String> {
+    async fn running(&self, job: &DemoJob) -> Result<Value, StepError> {
         self.until(job, "running", |pod| pod["status"]["phase"] == "Running").await
     }
 
     /// Deletes a pod and waits until it is gone.
-    async fn end(&self, job: &DemoJob) -> Result<(), String> {
+    async fn end(&self, job: &DemoJob) -> Result<(), StepError> {
         let path = format!("{}/{}", job.path(), job.name);
-        let mut watch = self
-            .api()
-            .watch(&job.path(), &format!("metadata.name={}", job.name))
-            .map_err(|problem| problem["message"].to_string())?;
+        let watch = self.api().watch(&job.path(), &format!("metadata.name={}", job.name));
+        let mut watch = watch.map_err(StepError::rejected)?;
         if self.api().delete_gently(&path).is_err() {
             return Ok(());
         }
-        while let Some(happened) = watch.next().await {
-            if matches!(happened, WatchEvent::Deleted(_)) {
+        while let Some(event) = watch.next().await {
+            if matches!(event, WatchEvent::Deleted(_)) {
                 return Ok(());
             }
         }
-        Err("the API server hung up".to_owned())
+        Err(StepError::WatchClosed)
     }
 
-    async fn end_all(&self, jobs: &[DemoJob]) -> Result<(), String> {
+    async fn end_all(&self, jobs: &[DemoJob]) -> Result<(), StepError> {
         for job in jobs {
             self.end(job).await?;
         }
         Ok(())
     }
 
-    /// Two halves of a GPU, in vcuda's words.
+    /// Two shares of a GPU with the resources of vcuda.
     async fn fractions(&self) -> StepResult {
         let share = [("tencent.com/vcuda-core", 40), ("tencent.com/vcuda-memory", 40)];
         let jobs = ["left-half", "right-half"].map(|name| self.job("research", name, &share));
         let mut gpus = Vec::new();
         for job in &jobs {
-            self.make(job)?;
+            self.create(job)?;
             gpus.push(gpus_of(&self.running(job).await?)?);
         }
         self.end_all(&jobs).await?;
         Ok(format!("two pods with 40 % of a GPU each run on {}", gpus.join(" and ")))
     }
 
-    /// A set of four GPUs that are near each other.
+    /// Two workers whose GPUs are near each other.
     async fn training(&self) -> StepResult {
         let each = self.cluster.smallest_node_gpus().min(2);
         let worker =
@@ -148,45 +174,45 @@ impl StepContext<'_> {
         let jobs: Vec<DemoJob> = (0..2).map(worker).collect();
         let mut gpus = Vec::new();
         for job in &jobs {
-            self.make(job)?;
+            self.create(job)?;
         }
         for job in &jobs {
             gpus.push(gpus_of(&self.running(job).await?)?);
         }
         self.end_all(&jobs).await?;
-        Ok(format!("two workers with {each} GPUs each, near each other, run on {}", gpus.join(" and ")))
+        Ok(format!("two workers with {each} linked GPUs each run on {}", gpus.join(" and ")))
     }
 
-    /// Memory only, in gpushare's words.
+    /// GPU memory only, with the resource of gpushare.
     async fn notebooks(&self) -> StepResult {
         let jobs = ["ada", "grace"]
             .map(|name| self.job("speech", &format!("notebook-{name}"), &[("aliyun.com/gpu-mem", 8)]));
         let mut gpus = Vec::new();
         for job in &jobs {
-            self.make(job)?;
+            self.create(job)?;
             gpus.push(gpus_of(&self.running(job).await?)?);
         }
         self.end_all(&jobs).await?;
         Ok(format!("two notebooks with 8 GiB each run on {}", gpus.join(" and ")))
     }
 
-    /// The namespace may have one GPU; the second pod waits until the first has gone.
+    /// The quota of the namespace allows one GPU. The second pod waits until the first has ended.
     async fn quota(&self) -> StepResult {
         let share = [("tencent.com/vcuda-core", 60), ("tencent.com/vcuda-memory", 40)];
         let [first, second] =
             ["homework", "late-homework"].map(|name| self.job(LIMITED_NAMESPACE, name, &share));
-        self.make(&first)?;
+        self.create(&first)?;
         self.running(&first).await?;
-        self.make(&second)?;
+        self.create(&second)?;
         let waits = self.until(&second, "refused", |pod| refusal(pod).contains("ExceedsGPUQuota")).await?;
         let why = refusal(&waits).to_owned();
         self.end(&first).await?;
         self.running(&second).await?;
         self.end(&second).await?;
-        Ok(format!("the second pod of {LIMITED_NAMESPACE} waited ({why}) and ran when the first had gone"))
+        Ok(format!("the second pod of {LIMITED_NAMESPACE} waited ({why}) and ran after the first had ended"))
     }
 
-    /// A GPU breaks, is withdrawn, and comes back.
+    /// A GPU breaks, is withdrawn from the node, and recovers.
     async fn gpu_failure(&self) -> StepResult {
         let node = &self.cluster.nodes[0];
         let gpu = u8::try_from(node.gpus.len() - 1).unwrap_or_default();
@@ -194,32 +220,37 @@ impl StepContext<'_> {
             let healthy = healthy.to_string();
             move |node: &Value| node["status"]["allocatable"]["aliyun.com/gpu"] == healthy
         };
-        let cause = |what: &str| node.incident(gpu, what).map_err(|error| error.to_string());
+        let cause = |what: &str| node.incident(gpu, what);
         let list = format!("unhealthy-gpu-{}", node.name);
         cause("xid 79")?;
-        self.seen("/api/v1/nodes", &node.name, offers(node.gpus.len() - 1)).await?;
-        self.seen(CONFIG_MAPS, &list, |map| map["data"]["gpus"] == gpu.to_string().as_str()).await?;
+        self.wait_for("/api/v1/nodes", &node.name, offers(node.gpus.len() - 1)).await?;
+        self.wait_for(CONFIG_MAPS, &list, |map| map["data"]["gpus"] == gpu.to_string().as_str()).await?;
         cause("back")?;
-        self.seen("/api/v1/nodes", &node.name, offers(node.gpus.len())).await?;
+        self.wait_for("/api/v1/nodes", &node.name, offers(node.gpus.len())).await?;
         let name = &node.name;
         Ok(format!(
-            "GPU {gpu} of {name} fell off the bus (XID 79), was withdrawn, listed as broken, and came back"
+            "GPU {gpu} of {name} fell off the bus (XID 79), was withdrawn and listed as broken, then recovered"
         ))
     }
 
-    /// Waits until an object is as it should be.
-    async fn seen(&self, path: &str, name: &str, is_so: impl Fn(&Value) -> bool) -> Result<(), String> {
+    /// Waits until an object fulfils a condition.
+    async fn wait_for(
+        &self,
+        path: &str,
+        name: &str,
+        is_so: impl Fn(&Value) -> bool,
+    ) -> Result<(), StepError> {
         let watch = self.api().watch(path, &format!("metadata.name={name}"));
-        let mut watch = watch.map_err(|problem| problem["message"].to_string())?;
-        while let Some(happened) = watch.next().await {
-            if matches!(&happened, WatchEvent::Applied(object) if is_so(object)) {
+        let mut watch = watch.map_err(StepError::rejected)?;
+        while let Some(event) = watch.next().await {
+            if matches!(&event, WatchEvent::Applied(object) if is_so(object)) {
                 return Ok(());
             }
         }
-        Err("the API server hung up".to_owned())
+        Err(StepError::WatchClosed)
     }
 
-    /// A pod that matters more gets the reserved node; the one on it has to go.
+    /// A pod of higher priority gets the reserved node, and the pod on that node is evicted.
     async fn preemption(&self) -> StepResult {
         let all = self.cluster.reserved().gpus.len() as u64;
         let on_reserved = |name: &str, class| DemoJob {
@@ -228,9 +259,9 @@ impl StepContext<'_> {
             ..self.job("research", name, &[("aliyun.com/gpu", all)])
         };
         let (spare, urgent) = (on_reserved("spare-time", SPARE), on_reserved("urgent", URGENT));
-        self.make(&spare)?;
+        self.create(&spare)?;
         self.running(&spare).await?;
-        self.make(&urgent)?;
+        self.create(&urgent)?;
         let pod = self.running(&urgent).await?;
         let evicted = self.api().get(&format!("{}/{}", spare.path(), spare.name)).is_none();
         let gpus = gpus_of(&pod)?;
@@ -238,12 +269,12 @@ impl StepContext<'_> {
         if evicted {
             Ok(format!("{} was evicted for {}, which runs on {gpus}", spare.name, urgent.name))
         } else {
-            Err(format!("{} runs although {} was not evicted", urgent.name, spare.name))
+            Err(StepError::NotEvicted { urgent: urgent.name, spare: spare.name })
         }
     }
 }
 
-/// Why a pod waits.
+/// Returns why a pod waits.
 fn refusal(pod: &Value) -> &str {
     let conditions = pod["status"]["conditions"].as_array().into_iter().flatten();
     let mut scheduled =
@@ -251,11 +282,11 @@ fn refusal(pod: &Value) -> &str {
     scheduled.find_map(|condition| condition["message"].as_str()).unwrap_or_default()
 }
 
-/// `node-01 GPU 2,3`.
-fn gpus_of(pod: &Value) -> Result<String, String> {
+/// Returns node and GPUs of a pod, such as `node-01 GPU 2,3`.
+fn gpus_of(pod: &Value) -> Result<String, StepError> {
     let text = pod["metadata"]["annotations"][grant::KEY].as_str();
-    let text = text.ok_or_else(|| format!("pod {} has no grant", pod["metadata"]["name"]))?;
-    let containers: Value = serde_json::from_str(text).map_err(|error| error.to_string())?;
+    let text = text.ok_or_else(|| StepError::NoGrant(pod["metadata"]["name"].clone()))?;
+    let containers: Value = serde_json::from_str(text)?;
     let gpus = containers.as_object().into_iter().flatten().flat_map(|(_, gpus)| gpus.as_array());
     let gpus: Vec<String> = gpus.flatten().map(|gpu| gpu["index"].to_string()).collect();
     let node = pod["spec"]["nodeName"].as_str().unwrap_or_default();

@@ -1,6 +1,6 @@
-//! The demonstration from its start to its end: everything it shows happened, and everything that must hold held.
+//! Tests of the demo: every step succeeds and every invariant holds.
 
-#![allow(clippy::unwrap_used, reason = "helpers of tests may fail like tests")]
+#![allow(clippy::unwrap_used, reason = "test helpers may panic like tests")]
 
 use std::net::TcpListener;
 use std::path::Path;
@@ -26,7 +26,7 @@ fn options() -> DemoOptions {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_step_happens_and_every_book_agrees() {
+async fn every_step_succeeds_and_all_grants_agree() {
     let report = run(options(), |_| {}, std::future::pending()).await.unwrap();
     let shown = serde_json::to_string_pretty(&report).unwrap();
     let names: Vec<&str> = report.steps.iter().map(|step| step.name).collect();
@@ -43,7 +43,7 @@ async fn every_step_happens_and_every_book_agrees() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_taken_port_is_told_and_another_is_used_and_the_kubeconfig_stays() {
+async fn a_port_in_use_is_reported_and_replaced_and_the_kubeconfig_stays() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let directory = tempfile::tempdir().unwrap();
     let kubeconfig = directory.path().join("kubeconfig");
@@ -62,31 +62,31 @@ async fn a_taken_port_is_told_and_another_is_used_and_the_kubeconfig_stays() {
         said.lock().unwrap().push_str(text);
         up.notify_one();
     };
-    // Interrupted as soon as it says something: it ends in order.
+    // The demo is interrupted with its first message and still stops in order.
     let report = run(options, say, up.notified()).await.unwrap();
     let said = said.into_inner().unwrap();
-    assert!(said.contains(&format!("{} is taken", taken.local_addr().unwrap())), "{said}");
-    assert!(said.contains("export KUBECONFIG=") && said.ends_with("Ending."), "{said}");
+    assert!(said.contains(&format!("{} is in use", taken.local_addr().unwrap())), "{said}");
+    assert!(said.contains("export KUBECONFIG=") && said.ends_with("Stopping."), "{said}");
     assert_eq!((report.nodes, report.gpus, report.pods.created), (2, 16, 0));
     assert!(std::fs::read_to_string(kubeconfig).unwrap().contains("\"server\": \"http://127.0.0.1:"));
 }
 
 #[tokio::test]
-async fn somebody_who_changes_his_mind_is_heeded_at_once() {
+async fn an_interruption_during_the_start_ends_the_demo_at_once() {
     let error = run(options(), |_| {}, std::future::ready(())).await.unwrap_err();
     assert_eq!(error.to_string(), "interrupted before the cluster was up");
 }
 
 #[tokio::test]
-async fn too_few_nodes_are_refused_in_words() {
+async fn too_few_nodes_are_rejected_with_a_remedy() {
     let error = run(DemoOptions { nodes: 1, ..options() }, |_| {}, std::future::pending()).await.unwrap_err();
     assert!(error.to_string().contains("--nodes 2 or more"), "{error}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_start_that_fails_says_why() {
+async fn a_failed_start_reports_its_cause() {
     let refused = |options| async move {
-        let silent = |text: &str| panic!("it has nothing to show: {text}");
+        let silent = |text: &str| panic!("unexpected output: {text}");
         let error = run(options, silent, std::future::pending()).await.unwrap_err();
         std::error::Error::source(&error)
             .map_or_else(|| error.to_string(), |cause| format!("{error}: {cause}"))
@@ -101,21 +101,21 @@ async fn a_start_that_fails_says_why() {
 }
 
 #[tokio::test]
-async fn an_agent_writes_nothing_to_a_pod_that_only_has_the_name_of_its_own() {
+async fn an_agent_does_not_patch_another_pod_of_the_same_name() {
     let api = ApiServer::start().await.unwrap();
     let pod =
         json!({ "metadata": { "name": "p" }, "spec": { "containers": [{ "name": "c", "image": "i" }] } });
     let made = api.create("/api/v1/namespaces/default/pods", pod).unwrap();
     let client = NodeClient::new(tessera_cluster::connect_to(&api.url()).unwrap(), "n".to_owned());
     let annotations = [("a".to_owned(), "b".to_owned())].into();
-    let refused = client.patch_pod("default", "p", "somebody-else", &annotations).await;
+    let refused = client.patch_pod("default", "p", "another-uid", &annotations).await;
     assert!(matches!(refused, Err(WriteFailure::Gone(_))), "{refused:?}");
     client.patch_pod("default", "p", made["metadata"]["uid"].as_str().unwrap(), &annotations).await.unwrap();
     let gone = client.patch_pod("default", "q", "u", &annotations).await;
     assert!(matches!(gone, Err(WriteFailure::Gone(_))), "{gone:?}");
 }
 
-/// Runs kubectl; its output, or what it complained of.
+/// Runs kubectl and returns its output or its error.
 async fn kubectl(home: &Path, arguments: &str) -> Result<String, String> {
     let output = tokio::process::Command::new("kubectl")
         .args(arguments.split_whitespace())
@@ -129,9 +129,9 @@ async fn kubectl(home: &Path, arguments: &str) -> Result<String, String> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_real_kubectl_is_content() {
+async fn a_real_kubectl_works_with_the_embedded_api_server() {
     let found = std::process::Command::new("kubectl").arg("--help").output();
-    assert!(found.is_ok(), "this test runs the real kubectl; install it (on Debian, kubernetes-client)");
+    assert!(found.is_ok(), "this test needs kubectl; install it (on Debian, the package kubernetes-client)");
     let api = ApiServer::start().await.unwrap();
     let home = tempfile::tempdir().unwrap();
     let home = home.path();

@@ -1,7 +1,8 @@
-//! A stand-in for kube-scheduler: takes pending pods from the API server one after the other and calls an extender about them
-//! as kube-scheduler does, over HTTP: filter, prioritize, bind, preempt.
+//! A stand-in for kube-scheduler.
 //!
-//! What it does by itself is little: amounts, node selectors, the queue with its pauses, evictions.
+//! It takes pending pods from the API server one after the other and calls an extender over HTTP as
+//! kube-scheduler does: filter, prioritize, bind and preempt. It implements only the fitting of
+//! amounts, node selectors, the queue with its backoff, and evictions.
 
 mod extender;
 mod queue;
@@ -19,7 +20,7 @@ use self::worker::Worker;
 use crate::apiserver::ApiServer;
 use crate::http::HttpError;
 
-/// A running one.
+/// A running kube-scheduler.
 #[derive(Debug)]
 pub struct KubeScheduler {
     stop: CancellationToken,
@@ -27,23 +28,23 @@ pub struct KubeScheduler {
     counters: Arc<SchedulerCounters>,
 }
 
-/// What it did.
+/// Counters of a kube-scheduler.
 #[derive(Debug, Default)]
 pub struct SchedulerCounters {
-    /// Pods bound.
+    /// Number of bound pods.
     pub bound: AtomicU64,
-    /// Attempts that found no node.
+    /// Number of attempts that found no node.
     pub unschedulable: AtomicU64,
-    /// Attempts that broke off: the extender failed, or refused the bind.
+    /// Number of attempts that failed because the extender failed or rejected the bind.
     pub failed: AtomicU64,
-    /// Pods evicted for others.
+    /// Number of pods evicted for other pods.
     pub evicted: AtomicU64,
-    /// Nanoseconds spent on attempts that bound a pod.
+    /// Time of the attempts that bound a pod, in nanoseconds.
     pub bind_nanos: AtomicU64,
 }
 
 impl KubeScheduler {
-    /// Starts one that calls the extender at `http://host:port`.
+    /// Starts a kube-scheduler that calls the extender at `http://host:port`.
     pub fn start(api: Arc<ApiServer>, extender: &str) -> Result<Self, HttpError> {
         let (stop, counters) = (CancellationToken::new(), Arc::<SchedulerCounters>::default());
         let worker = Worker::new(api, Extender::at(extender)?, Arc::clone(&counters));
@@ -51,16 +52,16 @@ impl KubeScheduler {
         Ok(Self { stop, task, counters })
     }
 
-    /// What it did so far.
+    /// Returns the counters.
     #[must_use]
     pub fn counters(&self) -> &SchedulerCounters {
         &self.counters
     }
 
-    /// Ends it, between two pods.
+    /// Stops after the current pod.
     pub async fn stop(self) {
         self.stop.cancel();
-        // A panic in there was reported when it happened.
+        // A panic of the task was logged when it happened.
         let _ = self.task.await;
     }
 }

@@ -1,13 +1,16 @@
-//! A kubelet's device manager on its real sockets, without containers: plugins register, are asked and list as with a real
-//! one. How it behaves was observed on Kubernetes 1.28 to 1.36:
+//! A kubelet's device manager on its real sockets, without containers.
 //!
-//! - Pods are admitted one at a time, init containers first; the resources of a container come in random order.
-//! - A pod is listed from the moment its admission begins, without what it does not hold yet. Ordinary init containers are never
-//!   listed. A rejected pod is gone from the list at once.
-//! - A preference that is short or wrong is filled up with random devices, silently.
-//! - Devices of init containers are used again by the containers after them, without a preference being asked for.
-//! - A restart forgets the plugins, keeps the allocations, and deletes the sockets beside `kubelet.sock`, not those in
-//!   `plugins_registry`.
+//! Device plugins register and answer calls as with a real kubelet. The behaviour was observed on
+//! Kubernetes 1.28 to 1.36:
+//!
+//! - Pods are admitted one at a time, init containers first. The resources of a container are
+//!   allocated in random order.
+//! - A pod is listed from the start of its admission, with the devices it holds so far. Ordinary
+//!   init containers are never listed. A rejected pod disappears from the list at once.
+//! - A preference that is too short or wrong is silently filled up with random devices.
+//! - Containers reuse the devices of init containers without asking the plugin for a preference.
+//! - A restart forgets the plugins and keeps the allocations. It deletes the sockets beside
+//!   `kubelet.sock`, but not those in `plugins_registry`.
 
 mod admission;
 mod containers;
@@ -27,21 +30,21 @@ use std::{
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-pub use self::admission::Admitted;
+pub use self::admission::{Admitted, AllocationError, KubeletError};
 use self::{listing::RateLimit, plugins::Plugin};
 
-/// A running kubelet. Dropping it ends it, as killing would.
+/// A running kubelet. Dropping it ends it like a kill.
 #[derive(Debug)]
 pub struct Kubelet {
     root: PathBuf,
     state: Arc<KubeletState>,
     stop: CancellationToken,
     tasks: JoinSet<()>,
-    /// HeldDevices while a pod is admitted.
+    /// Locked while a pod is admitted.
     admitting: tokio::sync::Mutex<()>,
 }
 
-/// What a kubelet remembers over restarts: who holds which devices.
+/// Allocations that survive a restart of the kubelet.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Checkpoint {
     pods: BTreeMap<String, PodEntry>,
@@ -50,17 +53,17 @@ pub struct Checkpoint {
 /// The devices of one resource that one container holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HeldDevices {
-    /// The pod's UID.
+    /// UID of the pod.
     pub pod: String,
-    /// The container's name.
+    /// Name of the container.
     pub container: String,
-    /// Such as `nvidia.com/gpu`.
+    /// Resource name, such as `nvidia.com/gpu`.
     pub resource: String,
-    /// Which devices.
+    /// IDs of the devices.
     pub ids: BTreeSet<String>,
 }
 
-/// One pod in the kubelet's allocations.
+/// The allocations of one pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct PodEntry {
     namespace: String,
@@ -71,7 +74,7 @@ struct PodEntry {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct ContainerEntry {
     name: String,
-    /// Ordinary init containers are not listed.
+    /// False for ordinary init containers, which podresources does not list.
     listed: bool,
     ids: BTreeMap<String, BTreeSet<String>>,
 }
@@ -82,14 +85,15 @@ struct KubeletState {
     plugins: Mutex<BTreeMap<String, Plugin>>,
     limit: Mutex<RateLimit>,
     lists: std::sync::atomic::AtomicUsize,
-    /// Counts the news of the plugins.
+    /// Number of device updates from plugins.
     news: tokio::sync::watch::Sender<u64>,
-    /// For random choices that are the same in every run.
+    /// State of the random choices, which are the same in every run.
     dice: Mutex<u64>,
 }
 
 impl Kubelet {
-    /// Starts in `root`, as `/var/lib/kubelet` is to a real one, with what an earlier one remembered.
+    /// Starts a kubelet in `root`, the counterpart of `/var/lib/kubelet`, with the allocations of
+    /// an earlier one.
     pub fn start(root: PathBuf, checkpoint: Checkpoint, seed: u64) -> io::Result<Self> {
         let state = Arc::new(KubeletState {
             allocations: Mutex::new(checkpoint),
@@ -111,7 +115,7 @@ impl Kubelet {
         Ok(Self { root, state, stop, tasks, admitting: tokio::sync::Mutex::new(()) })
     }
 
-    /// Ends it and hands over what it remembers.
+    /// Stops the kubelet and returns its allocations.
     pub async fn stop(mut self) -> Checkpoint {
         self.stop.cancel();
         self.tasks.abort_all();
@@ -121,24 +125,25 @@ impl Kubelet {
         lock(&self.state.allocations).clone()
     }
 
-    /// How many healthy devices of a resource it knows.
+    /// Returns the number of healthy devices of a resource.
     #[must_use]
     pub fn allocatable(&self, resource: &str) -> usize {
         let plugins = lock(&self.state.plugins);
         plugins.get(resource).map_or(0, |plugin| plugin.healthy().len())
     }
 
-    /// How many devices of a resource it knows, and how many of them are healthy; `None` without a plugin.
+    /// Returns the number of devices of a resource and the number of healthy ones. Returns `None`
+    /// without a plugin.
     fn devices(&self, resource: &str) -> Option<(usize, usize)> {
         lock(&self.state.plugins).get(resource).map(Plugin::count)
     }
 
-    /// Changes whenever a plugin tells something new.
+    /// Returns a receiver that changes with every device update of a plugin.
     fn news(&self) -> tokio::sync::watch::Receiver<u64> {
         self.state.news.subscribe()
     }
 
-    /// Every device held, with the pod and container that hold it: the device manager's whole book.
+    /// Returns all held devices with their pods and containers.
     #[must_use]
     pub fn held_devices(&self) -> Vec<HeldDevices> {
         let allocations = lock(&self.state.allocations);
@@ -159,18 +164,18 @@ impl Kubelet {
         all
     }
 
-    /// How often podresources were listed.
+    /// Returns how often podresources was listed.
     #[must_use]
     pub fn lists(&self) -> usize {
         self.state.lists.load(std::sync::atomic::Ordering::Relaxed)
     }
 
-    /// Ends a pod: its devices are free.
+    /// Removes a pod and frees its devices.
     pub fn remove(&self, uid: &str) {
         lock(&self.state.allocations).pods.remove(uid);
     }
 
-    /// The devices a container holds, by resource.
+    /// Returns the devices of a container, by resource.
     #[must_use]
     pub fn holds(&self, uid: &str, container: &str) -> BTreeMap<String, BTreeSet<String>> {
         let allocations = lock(&self.state.allocations);
@@ -180,7 +185,7 @@ impl Kubelet {
 }
 
 impl KubeletState {
-    /// A number below `bound`.
+    /// Draws a number below `bound`.
     fn roll(&self, bound: usize) -> usize {
         let mut dice = lock(&self.dice);
         *dice = dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);

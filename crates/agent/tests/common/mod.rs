@@ -322,8 +322,8 @@ impl World {
 
     /// Admits and starts a pod.
     pub(crate) async fn run(&self, pod: &Pod) -> Result<tessera_sim::kubelet::Admitted, String> {
-        let given = self.kubelet().admit(pod).await?;
-        self.kubelet().start_containers(pod).await?;
+        let given = self.kubelet().admit(pod).await.map_err(|error| error.to_string())?;
+        self.kubelet().start_containers(pod).await.map_err(|error| error.to_string())?;
         self.api.set_phase(&pod.metadata.uid, "Running");
         Ok(given)
     }

@@ -114,6 +114,6 @@ async fn ends_while_the_kubelet_waits_for_an_answer() {
     let patience = std::time::Duration::from_millis(300);
     assert!(tokio::time::timeout(patience, &mut admission).await.is_err(), "answered without knowing");
     world.stop_agent().await;
-    let refused = admission.await.unwrap_err();
+    let refused = admission.await.unwrap_err().to_string();
     assert!(refused.contains("the agent is ending"), "{refused}");
 }

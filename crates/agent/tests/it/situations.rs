@@ -1,6 +1,7 @@
 //! The situations every kubelet must bring the agent through, on the embedded one.
 
 use std::collections::BTreeMap;
+use std::convert::Infallible;
 use std::sync::Mutex;
 
 use serde_json::{Value, json};
@@ -64,16 +65,18 @@ impl Embedded {
 }
 
 impl NodeUnderTest for Embedded {
+    type Error = Infallible;
+
     fn uuid(&self, card: u8) -> String {
         uuid(card)
     }
 
-    async fn create_pod(&self, _: &SituationPod) -> Result<(), String> {
+    async fn create_pod(&self, _: &SituationPod) -> Result<(), Infallible> {
         // The agent sees only pods that are bound to its node.
         Ok(())
     }
 
-    async fn bind_pod(&self, asking: &SituationPod) -> Result<(), String> {
+    async fn bind_pod(&self, asking: &SituationPod) -> Result<(), Infallible> {
         let mut pod = pod(asking);
         if !asking.is_unplaced() {
             let claims = pod.spec.claims(MemoryUnit::GiB).unwrap();
@@ -94,7 +97,7 @@ impl NodeUnderTest for Embedded {
         Ok(())
     }
 
-    async fn outcome(&self, asking: &SituationPod) -> Result<PodOutcome, String> {
+    async fn outcome(&self, asking: &SituationPod) -> Result<PodOutcome, Infallible> {
         let bound = std::mem::take(&mut *self.bound.lock().unwrap());
         for pod in bound {
             let given = self.world.run(&pod).await;
@@ -123,7 +126,7 @@ impl NodeUnderTest for Embedded {
         ))
     }
 
-    async fn check_and_clear(&self) -> Result<(), String> {
+    async fn check_and_clear(&self) -> Result<(), Infallible> {
         let held: Vec<String> =
             self.world.kubelet().held_devices().into_iter().map(|held| held.pod).collect();
         for uid in held {

@@ -1,19 +1,19 @@
-//! Times, as objects hold them and as tables show them.
+//! Times, as objects store them and as tables show them.
 
 use jiff::Timestamp;
 
-/// Now, to the second: `2026-11-15T07:45:40Z`.
+/// Returns the current time in seconds, such as `2026-11-15T07:45:40Z`.
 pub(crate) fn now() -> String {
     stamp(0)
 }
 
-/// So many seconds from now.
+/// Returns the time `seconds_ahead` seconds from now.
 pub(crate) fn stamp(seconds_ahead: i64) -> String {
     let seconds = Timestamp::now().as_second() + seconds_ahead;
     Timestamp::from_second(seconds).unwrap_or_default().to_string()
 }
 
-/// How long ago that was: `45s`, `5m10s`, `3h`, `12d`; as Kubernetes shortens it.
+/// Returns the age of a time, such as `45s`, `5m10s`, `3h` or `12d`, as Kubernetes shortens it.
 pub(super) fn age(since: &str) -> String {
     match since.parse::<Timestamp>() {
         Ok(since) => human(Timestamp::now().as_second() - since.as_second()),

@@ -1,37 +1,39 @@
-//! Requests, and what an API server answers to them: data that is tried on the embedded server and on a real one.
+//! Requests and the expected answers of an API server, run against the embedded server and a real
+//! one.
 //!
-//! An expected answer is a shape: objects and lists may hold more than it names, and these words stand for many values:
+//! An expected answer is a pattern: objects and lists may contain more than it names. These
+//! placeholders match many values:
 //!
-//! | written | meaning |
+//! | placeholder | matches |
 //! | --- | --- |
-//! | `<text>`, `<any>` | a text that is not empty; anything |
-//! | `<absent>` | the key is not there |
-//! | `<begins>...`, `<ends>...` | a text that does |
-//! | `{"<length>": n, "<items>": [...]}` | a list of exactly so many, which begins with these |
+//! | `<text>`, `<any>` | a text that is not empty; any value |
+//! | `<absent>` | a missing key |
+//! | `<begins>...`, `<ends>...` | a text with this beginning or end |
+//! | `{"<length>": n, "<items>": [...]}` | a list of exactly `n` items that begins with these |
 //!
-//! Other lists hold what is expected in any order, but for `cells`, which begin with it.
+//! Other lists match in any order, except for `cells`, which must begin with the expected items.
 
 use std::collections::BTreeMap;
 
 use serde::Deserialize;
 use serde_json::Value;
 
-/// One request.
+/// A request to an API server.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ConformanceRequest {
-    /// `GET`, `POST`, ...
+    /// HTTP method, such as `GET`.
     pub method: String,
-    /// With its query.
+    /// Path with query.
     pub path: String,
-    /// What the answer shall be written in.
+    /// Media type of the answer.
     pub accept: String,
-    /// What the body is written in.
+    /// Media type of the body.
     pub media: String,
-    /// Empty for none.
+    /// Body of the request. Empty for none.
     pub body: String,
 }
 
-/// A request and the shape of its answer.
+/// A request and the pattern of its answer.
 #[derive(Debug, Clone, Deserialize)]
 struct ConformanceStep {
     about: String,
@@ -46,23 +48,45 @@ struct ConformanceStep {
     code: u16,
     #[serde(default)]
     answer: Value,
-    /// Names for parts of the answer, by JSON pointer; later steps write `${name}`.
+    /// Names for parts of the answer, by JSON pointer. Later steps refer to them as `${name}`.
     #[serde(default)]
     save: BTreeMap<String, String>,
 }
 
-/// Sends every request and compares. Answers are status and body. Returns the number of steps, or all differences.
+/// Reasons why a server does not conform.
+#[derive(Debug, thiserror::Error)]
+pub enum ConformanceError {
+    /// The list of requests cannot be read.
+    #[error("conformance.json: {0}")]
+    Steps(#[from] serde_json::Error),
+    /// A request got no answer.
+    #[error("{about}: {message}")]
+    Send {
+        /// Description, method and path of the request.
+        about: String,
+        /// The error of the client.
+        message: String,
+    },
+    /// Answers differ from the expected ones.
+    #[error("{0}")]
+    Different(String),
+}
+
+/// Sends every request and compares the answer, which is a status and a body. Returns the number of
+/// steps, or all differences.
 pub async fn run<E: std::fmt::Display>(
     mut send: impl AsyncFnMut(ConformanceRequest) -> Result<(u16, String), E>,
-) -> Result<usize, String> {
-    let steps: Vec<ConformanceStep> = serde_json::from_str(include_str!("conformance.json"))
-        .map_err(|error| format!("conformance.json: {error}"))?;
+) -> Result<usize, ConformanceError> {
+    let steps: Vec<ConformanceStep> = serde_json::from_str(include_str!("conformance.json"))?;
     let mut known = BTreeMap::new();
     let mut wrong = Vec::new();
     for step in &steps {
         let request = step.request(&known);
         let about = format!("{} ({} {})", step.about, step.method, request.path);
-        let (code, body) = send(request).await.map_err(|error| format!("{about}: {error}"))?;
+        let (code, body) = match send(request).await {
+            Ok(answer) => answer,
+            Err(error) => return Err(ConformanceError::Send { about, message: error.to_string() }),
+        };
         let answer = step.read(&body);
         let differences = step.differences(code, &answer, &known);
         if !differences.is_empty() {
@@ -73,7 +97,7 @@ pub async fn run<E: std::fmt::Display>(
             known.insert(name.clone(), found.to_owned());
         }
     }
-    if wrong.is_empty() { Ok(steps.len()) } else { Err(wrong.join("\n")) }
+    if wrong.is_empty() { Ok(steps.len()) } else { Err(ConformanceError::Different(wrong.join("\n"))) }
 }
 
 impl ConformanceStep {
@@ -88,7 +112,7 @@ impl ConformanceStep {
         }
     }
 
-    /// A watch answers with a line for each event.
+    /// Parses the answer. A watch answers with one line for each event.
     fn read(&self, body: &str) -> Value {
         let json = |text: &str| serde_json::from_str(text).unwrap_or_else(|_| Value::from(text));
         if self.method == "WATCH" { body.lines().map(json).collect() } else { json(body) }
@@ -184,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn shapes_let_more_pass_and_nothing_less() {
+    fn patterns_accept_more_than_they_name_and_nothing_less() {
         let actual = json!({"a": "x", "l": [{"n": 1, "m": 2}, {"n": 3}], "cells": ["p", 7]});
         let fits = [
             json!({"a": "<text>"}),

@@ -1,4 +1,4 @@
-//! Requests and answers.
+//! The HTTP interface: parses requests and writes answers.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use super::{patch, protobuf, table, watch};
 
 type Parameters = HashMap<String, String>;
 
-/// How long a watch lasts that does not say.
+/// Duration of a watch without `timeoutSeconds`.
 const DEFAULT_WATCH_TIME: Duration = Duration::from_secs(1800);
 
 pub(super) fn router(store: Arc<Store>) -> Router {
@@ -88,7 +88,7 @@ impl ApiRequest {
         serde_json::from_slice(&self.body).map_err(|error| Problem::bad_request(error.to_string()))
     }
 
-    /// Everything but lists and watches.
+    /// Handles everything except lists and watches.
     fn one(&self, store: &Store, method: &Method) -> Result<Response, Problem> {
         let target = &self.target;
         if !self.parameter("dryRun").is_empty() {
@@ -172,7 +172,7 @@ impl ApiRequest {
         let kind = self.target.kind;
         let subscription = match store.watch(kind, selector, version) {
             Ok(subscription) => subscription,
-            // A version that is too old is told within the watch, as an event.
+            // The real API server reports an expired version as an event of the watch.
             Err(problem) => {
                 return Json(json!({ "type": "ERROR", "object": problem.into_body() })).into_response();
             }
@@ -185,7 +185,7 @@ impl ApiRequest {
         watch::answer(store, kind, subscription, options)
     }
 
-    /// One page, and where the next one begins.
+    /// Writes one page of a list and the token of the next one.
     fn list(&self, store: &Store, selector: &Selector) -> Result<Response, Problem> {
         let kind = self.target.kind;
         let begun = match self.parameter("continue") {
@@ -197,7 +197,8 @@ impl ApiRequest {
         let limit = self.parameter("limit").parse().ok().filter(|limit| *limit > 0).unwrap_or(usize::MAX);
         let after = begun.as_ref().map(|place| (place.namespace.as_str(), place.name.as_str()));
         let page = store.list(kind, selector, after, limit);
-        // All pages together are of the version of the first: whoever watches from there hears what changed between them.
+        // All pages have the version of the first one, so a watch from there sees the changes
+        // between pages.
         let version = begun.as_ref().map_or(page.version, |place| place.version);
         let mut metadata = json!({ "resourceVersion": version.to_string() });
         if let Some(last) = page.items.last().filter(|_| page.remaining > 0) {
@@ -219,7 +220,7 @@ impl ApiRequest {
     }
 }
 
-/// Where a list goes on.
+/// Position at which a list continues.
 struct ContinueToken {
     version: u64,
     namespace: String,
@@ -250,7 +251,7 @@ fn success(code: StatusCode) -> Value {
     status
 }
 
-/// Whether the client would rather have a table, and with how much of the objects.
+/// Returns whether the client wants a table, and how much of the objects it includes.
 fn wants_table(accept: &str, parameters: &Parameters) -> Option<table::Include> {
     let first = accept.split(',').next().unwrap_or_default();
     let wanted = first.contains("as=Table") && first.contains("g=meta.k8s.io");

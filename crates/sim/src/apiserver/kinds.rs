@@ -1,25 +1,25 @@
-//! The kinds of objects there are, and how clients learn of them.
+//! The kinds of objects, and their discovery by clients.
 
 use serde_json::{Value, json};
 
-/// One kind of object.
+/// A kind of object.
 #[derive(Debug)]
 pub(super) struct ResourceKind {
-    /// Empty for the core.
+    /// API group. Empty for the core group.
     pub(super) group: &'static str,
     pub(super) plural: &'static str,
     pub(super) name: &'static str,
     short: &'static [&'static str],
     pub(super) namespaced: bool,
     pub(super) has_status: bool,
-    /// What field selectors may name, beside name and namespace.
+    /// Fields that field selectors support in addition to [`COMMON_FIELDS`].
     pub(super) fields: &'static [&'static str],
 }
 
-/// What field selectors may name for every kind.
+/// Fields that field selectors support for every kind.
 pub(super) const COMMON_FIELDS: [&str; 2] = ["metadata.name", "metadata.namespace"];
 
-/// Kubernetes' release whose behaviour this follows.
+/// Release of Kubernetes whose behaviour this server follows.
 pub(super) const RELEASE: &str = "v1.33.0";
 
 macro_rules! kind {
@@ -38,7 +38,7 @@ macro_rules! kind {
     (@ Cluster) => { false };
 }
 
-/// All kinds. Every one is `v1` of its group.
+/// All kinds, each as `v1` of its group.
 pub(super) static KINDS: [ResourceKind; 8] = [
     kind!("", "configmaps", "ConfigMap", ["cm"], Namespaced, false, []),
     kind!(
@@ -81,17 +81,17 @@ pub(super) static KINDS: [ResourceKind; 8] = [
 ];
 
 impl ResourceKind {
-    /// The kind whose paths name it so.
+    /// Returns the kind with this group and plural name.
     pub(super) fn find(group: &str, plural: &str) -> Option<&'static Self> {
         KINDS.iter().find(|kind| kind.group == group && kind.plural == plural)
     }
 
-    /// `v1`, `coordination.k8s.io/v1`.
+    /// Returns the API version, such as `v1` or `coordination.k8s.io/v1`.
     pub(super) fn api_version(&self) -> String {
         if self.group.is_empty() { "v1".to_owned() } else { format!("{}/v1", self.group) }
     }
 
-    /// How messages name the kind: `pods`, `leases.coordination.k8s.io`.
+    /// Returns the name in messages, such as `pods` or `leases.coordination.k8s.io`.
     pub(super) fn word(&self) -> String {
         if self.group.is_empty() { self.plural.to_owned() } else { format!("{}.{}", self.plural, self.group) }
     }
@@ -101,14 +101,14 @@ impl ResourceKind {
     }
 }
 
-/// The groups beside the core, each once.
+/// Returns the groups except for the core group, each once.
 fn groups() -> impl Iterator<Item = &'static str> {
     let mut last = "";
-    // Kinds of one group stand together in the table.
+    // Kinds of one group are adjacent in the table.
     KINDS.iter().map(|kind| kind.group).filter(move |group| std::mem::replace(&mut last, group) != *group)
 }
 
-/// What a path of discovery answers; `None` for every other path.
+/// Returns the answer of a discovery path, or `None` for other paths.
 pub(super) fn discover(path: &str) -> Option<Value> {
     let parts: Vec<&str> = path.split('/').filter(|part| !part.is_empty()).collect();
     match parts.as_slice() {
@@ -183,7 +183,7 @@ fn resources(group: &str) -> Value {
     json!({ "kind": "APIResourceList", "apiVersion": "v1", "groupVersion": version, "resources": all })
 }
 
-/// As much of a schema as kubectl looks for: that the server validates fields by itself.
+/// Returns the part of a schema that kubectl reads: that the server validates fields itself.
 fn schema(group: &str) -> Value {
     let path = |kind: &ResourceKind| {
         let root = if group.is_empty() { "/api/v1".to_owned() } else { format!("/apis/{group}/v1") };

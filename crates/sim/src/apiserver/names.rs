@@ -4,7 +4,7 @@ use super::kinds::ResourceKind;
 use super::status::Problem;
 use crate::scatter::scatter;
 
-/// Whether an object may be called so.
+/// Verifies that an object may have this name.
 pub(super) fn check_name(kind: &ResourceKind, name: &str) -> Result<(), Problem> {
     if name.is_empty() {
         return Err(Problem::invalid(
@@ -29,14 +29,14 @@ pub(super) fn check_name(kind: &ResourceKind, name: &str) -> Result<(), Problem>
     Err(Problem::invalid(kind, name, &why))
 }
 
-/// The UID of the object that was made as the so many-th: no two are alike, and every run has the same.
+/// Returns the UID of the object with this number. UIDs are distinct and the same in every run.
 pub(super) fn uid(made: u64) -> String {
     let (high, low) = (scatter(made), scatter(made ^ (1 << 63)));
     let (node, clock) = (low & 0xffff_ffff_ffff, (low >> 48) & 0x3fff | 0x8000);
     format!("{:08x}-{:04x}-4{:03x}-{clock:04x}-{node:012x}", high >> 32, high >> 16 & 0xffff, high & 0xfff)
 }
 
-/// What follows a `generateName`.
+/// Returns the suffix that follows a `generateName`.
 pub(super) fn suffix(made: u64) -> String {
     const LETTERS: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
     let mut number = scatter(made);
@@ -53,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_made_from_a_count_look_random_and_differ() {
+    fn uids_and_suffixes_of_different_numbers_differ() {
         let uids: std::collections::BTreeSet<String> = (0..1000).map(uid).collect();
         assert_eq!(uids.len(), 1000);
         assert!(uids.iter().all(|uid| uid.len() == 36 && uid.as_bytes()[14] == b'4'), "{uids:?}");

@@ -1,18 +1,18 @@
-//! Patches.
+//! The patch formats of Kubernetes.
 
 use serde_json::{Map, Value};
 
-/// How a patch is meant.
+/// Format of a patch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum PatchKind {
-    /// Lists are replaced.
+    /// JSON merge patch: lists are replaced.
     Merge,
-    /// Lists of things with names are merged by name.
+    /// Strategic merge patch: lists with a merge key are merged by it.
     Strategic,
-    /// A list of operations.
+    /// JSON patch: a list of operations.
     Json,
-    /// What an owner wants, of an object that need not exist. Who owns which field is not remembered, so what an owner
-    /// leaves out later stays.
+    /// Server-side apply. The object need not exist. Field ownership is not tracked, so a field
+    /// that its owner drops later stays.
     Apply,
 }
 
@@ -29,8 +29,23 @@ impl PatchKind {
     }
 }
 
-/// Applies a patch; says what is wrong with one that cannot be applied.
-pub(super) fn apply(target: &mut Value, patch: &Value, kind: PatchKind) -> Result<(), String> {
+/// Reasons why a patch cannot be applied, in the words of the real API server where it has some.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(super) enum PatchError {
+    #[error("a JSON patch is a list of operations")]
+    NotAList,
+    #[error("an operation of a JSON patch needs a path")]
+    NoPath,
+    #[error("the path {0:?} does not exist")]
+    NoSuchPath(String),
+    #[error("testing value {0} failed")]
+    TestFailed(String),
+    #[error("Unexpected kind: {0}")]
+    UnknownOperation(String),
+}
+
+/// Applies a patch.
+pub(super) fn apply(target: &mut Value, patch: &Value, kind: PatchKind) -> Result<(), PatchError> {
     match kind {
         PatchKind::Json => operations(target, patch),
         PatchKind::Merge => {
@@ -44,7 +59,7 @@ pub(super) fn apply(target: &mut Value, patch: &Value, kind: PatchKind) -> Resul
     }
 }
 
-/// What tells the items of a list apart, where Kubernetes merges it.
+/// Returns the key by which Kubernetes merges a list.
 fn merge_key(list: &str) -> Option<&'static str> {
     match list {
         "conditions" | "addresses" => Some("type"),
@@ -57,7 +72,7 @@ fn merge_key(list: &str) -> Option<&'static str> {
     }
 }
 
-/// `null` removes, objects are merged, everything else replaces.
+/// Merges a patch: `null` removes a field, objects are merged, other values are replaced.
 fn merge(target: &mut Value, patch: &Value, by_name: bool) {
     let Value::Object(changes) = patch else {
         *target = patch.clone();
@@ -68,7 +83,7 @@ fn merge(target: &mut Value, patch: &Value, by_name: bool) {
     }
     let Value::Object(fields) = target else { return };
     for (key, change) in changes {
-        // Directives on the order of lists: the order matters to no one here.
+        // Directives set the order of lists, which no client here depends on.
         if by_name && key.starts_with('$') {
             continue;
         }
@@ -106,13 +121,13 @@ fn merge_list(target: &mut Value, items: &[Value], name: &str) {
     }
 }
 
-/// RFC 6902.
-fn operations(target: &mut Value, patch: &Value) -> Result<(), String> {
-    let list = patch.as_array().ok_or("a JSON patch is a list of operations")?;
+/// Executes the operations of a JSON patch (RFC 6902).
+fn operations(target: &mut Value, patch: &Value) -> Result<(), PatchError> {
+    let list = patch.as_array().ok_or(PatchError::NotAList)?;
     for operation in list {
         let text = |key: &str| operation[key].as_str();
-        let path = text("path").ok_or("an operation of a JSON patch needs a path")?;
-        let missing = || format!("the path {path:?} does not exist");
+        let path = text("path").ok_or(PatchError::NoPath)?;
+        let missing = || PatchError::NoSuchPath(path.to_owned());
         match text("op") {
             Some("add") => add(target, path, operation["value"].clone()).ok_or_else(missing)?,
             Some("replace") => {
@@ -128,14 +143,14 @@ fn operations(target: &mut Value, patch: &Value) -> Result<(), String> {
                 add(target, path, value).ok_or_else(missing)?;
             }
             Some("test") if target.pointer(path) == Some(&operation["value"]) => {}
-            Some("test") => return Err(format!("testing value {path} failed")),
-            other => return Err(format!("Unexpected kind: {}", other.unwrap_or("unknown"))),
+            Some("test") => return Err(PatchError::TestFailed(path.to_owned())),
+            other => return Err(PatchError::UnknownOperation(other.unwrap_or("unknown").to_owned())),
         }
     }
     Ok(())
 }
 
-/// The container of a path's last step, and that step.
+/// Returns the parent of a path's last segment, and that segment.
 fn parent<'a>(target: &'a mut Value, path: &str) -> Option<(&'a mut Value, String)> {
     let (above, last) = path.rsplit_once('/')?;
     Some((target.pointer_mut(above)?, last.replace("~1", "/").replace("~0", "~")))
@@ -179,14 +194,14 @@ mod tests {
     }
 
     #[test]
-    fn nulls_remove_and_objects_merge() {
+    fn a_merge_patch_removes_nulls_and_merges_objects() {
         let before = json!({"a": 1, "b": {"c": 2, "d": 3}, "l": [1]});
         let patch = json!({"a": null, "b": {"c": 4}, "l": [2], "n": {"x": null, "y": 1}});
         check(before, &patch, PatchKind::Merge, &json!({"b": {"c": 4, "d": 3}, "l": [2], "n": {"y": 1}}));
     }
 
     #[test]
-    fn conditions_merge_by_type_in_a_strategic_patch_only() {
+    fn only_a_strategic_patch_merges_conditions_by_type() {
         let before = json!({"conditions": [{"type": "A", "status": "True"}, {"type": "B"}]});
         let patch = json!({
             "$setElementOrder/conditions": [{"type": "A"}],
@@ -202,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn operations_happen_in_order_or_say_what_is_missing() {
+    fn operations_run_in_order_and_errors_name_the_missing_path() {
         let patch = json!([
             {"op": "test", "path": "/a/b~1c", "value": 1},
             {"op": "add", "path": "/l/-", "value": 3},
@@ -214,8 +229,9 @@ mod tests {
         ]);
         let before = json!({"a": {"b/c": 1}, "l": [1]});
         check(before.clone(), &patch, PatchKind::Json, &json!({"a": {}, "d": 9, "e": 1, "l": [0, 3]}));
-        let failing =
-            |operation: Value| apply(&mut before.clone(), &json!([operation]), PatchKind::Json).unwrap_err();
+        let failing = |operation: Value| {
+            apply(&mut before.clone(), &json!([operation]), PatchKind::Json).unwrap_err().to_string()
+        };
         assert!(failing(json!({"op": "remove", "path": "/x/y"})).contains("does not exist"));
         assert!(failing(json!({"op": "test", "path": "/l", "value": 0})).contains("failed"));
         assert!(failing(json!({"op": "dance", "path": "/l"})).contains("Unexpected kind: dance"));

@@ -1,21 +1,21 @@
-//! What a path names.
+//! Paths of objects.
 
 use super::kinds::ResourceKind;
 
-/// An object, or all of a kind.
+/// The path of an object, or of all objects of a kind.
 #[derive(Debug, Clone)]
 pub(super) struct ObjectPath {
     pub(super) kind: &'static ResourceKind,
-    /// Empty for all, and for objects that have none.
+    /// Namespace. Empty for all namespaces and for objects without one.
     pub(super) namespace: String,
-    /// Empty for all.
+    /// Name of the object. Empty for all objects.
     pub(super) name: String,
-    /// `status`, `binding`; empty for the object itself.
+    /// Subresource such as `status` or `binding`. Empty for the object itself.
     pub(super) part: String,
 }
 
 impl ObjectPath {
-    /// `None` where there is no such path.
+    /// Parses a path. Returns `None` for an unknown path.
     pub(super) fn parse(path: &str) -> Option<Self> {
         let parts: Vec<&str> = path.split('/').filter(|part| !part.is_empty()).collect();
         let (group, rest) = match parts.as_slice() {
@@ -45,7 +45,7 @@ impl ObjectPath {
         })
     }
 
-    /// The object of this name among those the path stands for.
+    /// Returns the path of the object with this name.
     pub(super) fn named(&self, name: &str) -> Self {
         Self { name: name.to_owned(), ..self.clone() }
     }
@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_form() {
+    fn parses_every_form_of_path() {
         let read = |path: &str| {
             let ObjectPath { kind, namespace, name, part } = ObjectPath::parse(path).unwrap();
             format!("{} {namespace:?} {name:?} {part:?}", kind.name)

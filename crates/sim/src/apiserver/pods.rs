@@ -1,4 +1,4 @@
-//! What the API server and its admission do with pods, and with no other kind.
+//! Rules of the API server and its admission plugins for pods.
 
 use serde_json::{Value, json};
 use tessera_wire::foreign::quantity::Quantity;
@@ -9,7 +9,7 @@ use super::status::Problem;
 use super::store::Inner;
 use super::write::Deletion;
 
-/// How long a pod has to end; `None` where it goes at once.
+/// Returns the grace period of a pod, or `None` if the pod is deleted at once.
 pub(super) fn grace(pod: &Value, how: &Deletion) -> Option<u64> {
     let ended = matches!(pod["status"]["phase"].as_str(), Some("Succeeded" | "Failed"));
     if pod["spec"]["nodeName"].is_null() || ended {
@@ -19,7 +19,7 @@ pub(super) fn grace(pod: &Value, how: &Deletion) -> Option<u64> {
     Some(how.grace.unwrap_or(wish)).filter(|grace| *grace > 0)
 }
 
-/// Replaces the condition of the same type. A new one removes what the old one said beyond it.
+/// Replaces the condition of the same type, with all its fields.
 pub(super) fn set_condition(status: &mut Value, condition: Value) {
     if !status["conditions"].is_array() {
         status["conditions"] = json!([]);
@@ -30,7 +30,7 @@ pub(super) fn set_condition(status: &mut Value, condition: Value) {
     }
 }
 
-/// What the API server and its admission fill in.
+/// Fills in the defaults of the API server and its admission plugins.
 pub(super) fn prepare(inner: &Inner, pod: &mut Value) -> Result<(), Problem> {
     let name = pod["metadata"]["name"].as_str().unwrap_or_default().to_owned();
     let pods = ResourceKind::find("", "pods");
@@ -79,7 +79,7 @@ pub(super) fn prepare(inner: &Inner, pod: &mut Value) -> Result<(), Problem> {
     Ok(())
 }
 
-/// What is wrong with an amount of a resource that is counted in whole units, as those of device plugins are.
+/// Returns what is wrong with an amount of an extended resource, which must be a whole number.
 fn bad_amount(resource: &str, amount: &Value) -> Option<String> {
     let text = amount.as_str().map_or_else(|| amount.to_string(), str::to_owned);
     let quantity: Quantity = text.parse().ok()?;
@@ -91,7 +91,7 @@ fn bad_amount(resource: &str, amount: &Value) -> Option<String> {
     Some(format!("Invalid value: \"{text}\": {rule}"))
 }
 
-/// Of a pod's spec little may change once it is made.
+/// Rejects changes of a pod's spec, except for the few fields that may change.
 pub(super) fn check_update(target: &ObjectPath, before: &Value, after: &Value) -> Result<(), Problem> {
     let fixed = |pod: &Value| {
         let mut spec = pod["spec"].clone();
@@ -115,7 +115,7 @@ pub(super) fn check_update(target: &ObjectPath, before: &Value, after: &Value) -
     Err(Problem::invalid(target.kind, &target.name, why))
 }
 
-/// Where a pod is found.
+/// Returns the path of a pod.
 #[must_use]
 pub fn pod_path(pod: &Value) -> String {
     let text = |key: &str| pod["metadata"][key].as_str().unwrap_or_default().to_owned();

@@ -1,16 +1,17 @@
-//! Objects in Kubernetes' other format, as `kubectl create namespace` and its like send them.
+//! Objects in the protobuf format, as `kubectl create namespace` and similar commands send them.
 //!
-//! Read only, and only what those commands make: names, labels, annotations, data. The field numbers are Kubernetes' own.
+//! Only reading is supported, and only what those commands create: names, labels, annotations and
+//! data. The field numbers are those of Kubernetes.
 
 use std::collections::BTreeMap;
 
 use prost::Message;
 use serde_json::{Value, json};
 
-/// The media type.
+/// Media type of the format.
 pub(super) const MEDIA: &str = "application/vnd.kubernetes.protobuf";
 
-/// What every message begins with.
+/// First bytes of every message.
 const MAGIC: &[u8] = b"k8s\0";
 
 #[derive(Clone, PartialEq, Message)]
@@ -59,7 +60,7 @@ struct PriorityClass {
     description: String,
 }
 
-/// The object as JSON; `None` for kinds that are not sent so.
+/// Converts an object to JSON. Returns `None` for kinds that kubectl does not send in this format.
 pub(super) fn read(body: &[u8]) -> Option<Value> {
     let Envelope { kind, raw } = Envelope::decode(body.strip_prefix(MAGIC)?).ok()?;
     let mut object = match kind?.kind.as_str() {
@@ -69,7 +70,7 @@ pub(super) fn read(body: &[u8]) -> Option<Value> {
             let PriorityClass { value, description } = PriorityClass::decode(raw.as_slice()).ok()?;
             json!({ "value": value, "description": description })
         }
-        // Of a deletion nothing is read but that it is one.
+        // The options of a deletion are ignored.
         "DeleteOptions" => return Some(json!({})),
         _ => return None,
     };
@@ -94,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn a_config_map_is_read_and_a_pod_is_not() {
+    fn reads_a_config_map_and_rejects_a_pod() {
         let metadata = Metadata { name: "m".to_owned(), ..Metadata::default() };
         let mut raw = Plain { metadata: Some(metadata) }.encode_to_vec();
         raw.extend(ConfigMap { data: BTreeMap::from([("a".to_owned(), "b".to_owned())]) }.encode_to_vec());

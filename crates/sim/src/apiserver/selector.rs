@@ -1,4 +1,4 @@
-//! What a list or watch asks for: by namespace, by fields, by labels.
+//! Selectors of lists and watches: by namespace, fields and labels.
 
 use std::collections::BTreeMap;
 
@@ -6,10 +6,10 @@ use super::kinds::{COMMON_FIELDS, ResourceKind};
 use super::status::Problem;
 use super::store::StoredObject;
 
-/// Which objects of a kind are meant.
+/// A selector of objects of one kind.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Selector {
-    /// Empty for all.
+    /// Namespace of the objects. Empty for all namespaces.
     pub(super) namespace: String,
     fields: Vec<Condition>,
     labels: Vec<Condition>,
@@ -41,12 +41,12 @@ impl Condition {
 }
 
 impl Selector {
-    /// Everything of a namespace, or of all.
+    /// Returns a selector of everything in a namespace. An empty name means all namespaces.
     pub(super) fn of_namespace(namespace: &str) -> Self {
         Self { namespace: namespace.to_owned(), ..Self::default() }
     }
 
-    /// Reads both kinds of selectors.
+    /// Parses a field selector and a label selector.
     pub(super) fn parse(
         kind: &ResourceKind,
         namespace: &str,
@@ -74,7 +74,7 @@ impl Selector {
         }
     }
 
-    /// Whether an object of the right kind is meant.
+    /// Returns whether the selector matches an object of its kind.
     pub(super) fn selects(&self, object: &StoredObject) -> bool {
         let labels: &BTreeMap<String, String> = &object.labels;
         (self.namespace.is_empty() || self.namespace == object.namespace)
@@ -86,7 +86,7 @@ impl Selector {
     }
 }
 
-/// At commas, but not at those in parentheses.
+/// Splits at commas outside of parentheses.
 fn split(text: &str) -> Vec<&str> {
     let mut depth = 0u32;
     let parts = text.split(|letter| {
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn every_operator() {
+    fn supports_every_operator() {
         for yes in [
             "app=train",
             "app==train",
@@ -162,11 +162,11 @@ mod tests {
         }
         assert!(selects("spec.nodeName=n1,status.phase!=Failed", ""));
         assert!(!selects("spec.nodeName=n2", ""));
-        assert!(selects("status.podIP=", ""), "what is absent is empty to a field selector");
+        assert!(selects("status.podIP=", ""), "a field selector treats an absent field as empty");
     }
 
     #[test]
-    fn what_cannot_be_selected_by_is_named() {
+    fn names_the_unsupported_field() {
         let kind = ResourceKind::find("", "pods").unwrap();
         let problem = Selector::parse(kind, "", "spec.colour=red", "").unwrap_err().into_body();
         let message = problem["message"].as_str().unwrap();

@@ -1,4 +1,4 @@
-//! What goes wrong, as Kubernetes words it.
+//! Errors with the texts of Kubernetes.
 
 use axum::Json;
 use axum::http::StatusCode;
@@ -22,7 +22,7 @@ impl Problem {
         Self { code, reason, message, details: Value::Null }
     }
 
-    /// The same, of an object.
+    /// Adds the object that the error is about.
     fn about(mut self, kind: &ResourceKind, name: &str) -> Self {
         self.details = json!({ "name": name, "kind": kind.plural });
         if !kind.group.is_empty() {
@@ -48,14 +48,14 @@ impl Problem {
         Self::new(409, "AlreadyExists", format!("{} {name:?} already exists", kind.word())).about(kind, name)
     }
 
-    /// Of a write that goes by an old version.
+    /// The error of a write based on an old version.
     pub(super) fn stale(target: &ObjectPath) -> Self {
         let why =
             "the object has been modified; please apply your changes to the latest version and try again";
         Self::conflict(&target.kind.word(), &target.name, why).about(target.kind, &target.name)
     }
 
-    /// Of a write that means another object of the same name.
+    /// The error of a write that expects another object of the same name.
     pub(super) fn other_uid(target: &ObjectPath, wanted: &str, actual: &str) -> Self {
         let ObjectPath { kind, namespace, name, .. } = target;
         let why = format!(
@@ -74,7 +74,7 @@ impl Problem {
         Self::new(400, "BadRequest", message)
     }
 
-    /// `Pod "x" is invalid: spec.containers: Required value`.
+    /// The error for an invalid object: `Pod "x" is invalid: spec.containers: Required value`.
     pub(super) fn invalid(kind: &ResourceKind, name: &str, why: &str) -> Self {
         let group = if kind.group.is_empty() { String::new() } else { format!(".{}", kind.group) };
         Self::new(422, "Invalid", format!("{}{group} {name:?} is invalid: {why}", kind.name))
@@ -85,7 +85,8 @@ impl Problem {
         Self::new(403, "Forbidden", format!("{} {name:?} is forbidden: {why}", kind.word())).about(kind, name)
     }
 
-    /// A server's error by its code, although it is the client's.
+    /// The error for a malformed version. Kubernetes answers with a server error, although the
+    /// client made the mistake.
     pub(super) fn bad_version(text: &str) -> Self {
         let syntax = format!("strconv.ParseUint: parsing {text:?}: invalid syntax");
         Self::new(500, "", format!("resourceVersion: Invalid value: {text:?}: {syntax}"))

@@ -1,6 +1,7 @@
-//! The objects, their history, and who watches them.
+//! The objects, their change history and their watchers.
 //!
-//! An object is kept as the text it is sent as: a list is its texts one after the other, and thousands of versions fit into memory.
+//! An object is stored as its JSON text. A list joins these texts, and thousands of versions fit
+//! into memory.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Bound;
@@ -16,12 +17,12 @@ use super::selector::Selector;
 use super::status::Problem;
 use super::write::BindingFault;
 
-/// Everything.
+/// All state of the server.
 #[derive(Debug, Default)]
 pub(super) struct Store {
     inner: Mutex<Inner>,
     down: AtomicBool,
-    /// Whether requests wait; who waits listens to it.
+    /// True while requests are held. Held requests subscribe to it.
     held: watch::Sender<bool>,
 }
 
@@ -30,16 +31,17 @@ pub(super) struct Inner {
     pub(super) version: u64,
     objects: BTreeMap<Key, Arc<StoredObject>>,
     history: VecDeque<Change>,
-    /// Changes up to this version are forgotten.
+    /// Newest version that the history no longer covers.
     compacted: u64,
     watchers: Vec<Watcher>,
-    /// Kubernetes forgets events after an hour; here the oldest go when there are many.
+    /// Event objects, oldest first. Kubernetes deletes events after an hour; this store deletes the
+    /// oldest above [`MAX_EVENTS`].
     events: VecDeque<Key>,
     pub(super) faults: VecDeque<BindingFault>,
     pub(super) made: u64,
 }
 
-/// Plural of the kind, namespace, name.
+/// Plural name of the kind, namespace and name.
 type Key = (&'static str, String, String);
 
 /// An object at one version.
@@ -59,7 +61,7 @@ struct Change {
     version: u64,
     kind: &'static ResourceKind,
     before: Option<Arc<StoredObject>>,
-    /// As it is after, or as it was last.
+    /// The new object, or the last one before a deletion.
     object: Arc<StoredObject>,
     is_deletion: bool,
 }
@@ -71,22 +73,22 @@ struct Watcher {
     queue: mpsc::UnboundedSender<StoreEvent>,
 }
 
-/// What a change is to somebody who sees only what is selected.
+/// A change as a watcher with a selector sees it.
 #[derive(Debug, Clone)]
 pub(super) struct StoreEvent {
-    /// `ADDED`, `MODIFIED`, `DELETED`.
+    /// Type of the event: `ADDED`, `MODIFIED` or `DELETED`.
     pub(super) kind: &'static str,
     pub(super) object: Arc<StoredObject>,
 }
 
-/// What a watch has missed, and where it hears of the rest.
+/// The missed events of a watch and the queue of the later ones.
 #[derive(Debug)]
 pub(super) struct Subscription {
     pub(super) backlog: Vec<StoreEvent>,
     pub(super) queue: mpsc::UnboundedReceiver<StoreEvent>,
 }
 
-/// A part of a list.
+/// A page of a list.
 #[derive(Debug)]
 pub(super) struct Page {
     pub(super) version: u64,
@@ -94,10 +96,10 @@ pub(super) struct Page {
     pub(super) remaining: usize,
 }
 
-/// Changes remembered for watches that resume.
+/// Number of changes kept for watches that resume.
 const MAX_HISTORY: usize = 5_000;
 
-/// Events kept.
+/// Number of event objects kept.
 const MAX_EVENTS: usize = 2_000;
 
 impl Store {
@@ -109,15 +111,15 @@ impl Store {
         self.held.send_replace(held);
     }
 
-    /// Requests that wait.
+    /// Returns the number of held requests.
     pub(super) fn waiting(&self) -> usize {
         self.held.receiver_count()
     }
 
-    /// Returns when nothing is held up.
+    /// Waits until requests are no longer held.
     pub(super) async fn unheld(&self) {
         if *self.held.borrow() {
-            // It ends only with the store.
+            // The sender lives as long as the store.
             let _ = self.held.subscribe().wait_for(|held| !held).await;
         }
     }
@@ -142,7 +144,7 @@ impl Store {
         self.lock().version
     }
 
-    /// Objects of a kind by namespace and name, those after a place, no more than so many.
+    /// Lists up to `limit` objects of a kind by namespace and name, starting after a position.
     pub(super) fn list(
         &self,
         kind: &'static ResourceKind,
@@ -157,7 +159,7 @@ impl Store {
         Page { version: inner.version, items, remaining }
     }
 
-    /// What happened since a version and what will happen; without a version, everything there is and what will happen.
+    /// Watches a kind from a version on. Without a version, the backlog is every existing object.
     pub(super) fn watch(
         &self,
         kind: &'static ResourceKind,
@@ -219,7 +221,7 @@ impl Inner {
         self.find(kind, namespace, name).cloned().ok_or_else(|| Problem::not_found(kind, name))
     }
 
-    /// Enters an object under the next version.
+    /// Stores an object with the next version.
     pub(super) fn put(&mut self, target: &ObjectPath, mut object: Value) -> Arc<StoredObject> {
         self.version += 1;
         object["metadata"]["resourceVersion"] = self.version.to_string().into();
@@ -252,7 +254,7 @@ impl Inner {
         Some(last)
     }
 
-    /// Takes everything of a namespace away.
+    /// Deletes all objects of a namespace.
     pub(super) fn clear_namespace(&mut self, namespace: &str) {
         let keys: Vec<Key> = self.objects.keys().filter(|key| key.1 == namespace).cloned().collect();
         for key in keys {
@@ -320,7 +322,7 @@ impl StoredObject {
         }
     }
 
-    /// What a field selector finds under this name.
+    /// Returns the value of a field for field selectors.
     pub(super) fn field(&self, path: &str) -> &str {
         match path {
             "metadata.name" => &self.name,
@@ -330,7 +332,7 @@ impl StoredObject {
     }
 
     pub(super) fn value(&self) -> Value {
-        // It was written from a value.
+        // The text was written from a JSON value, so it always parses.
         serde_json::from_str(&self.text).unwrap_or_default()
     }
 }

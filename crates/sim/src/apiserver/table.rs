@@ -1,4 +1,4 @@
-//! Tables: what `kubectl get` shows.
+//! Tables, as `kubectl get` shows them.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use super::clock::age;
 use super::kinds::ResourceKind;
 use super::store::StoredObject;
 
-/// How much of the object stands behind each row.
+/// Part of the object that each row includes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Include {
     None,
@@ -17,7 +17,7 @@ pub(super) enum Include {
 }
 
 impl Include {
-    /// As the query names it.
+    /// Reads the value of the query parameter `includeObject`.
     pub(super) fn read(text: &str) -> Self {
         match text {
             "None" => Self::None,
@@ -27,16 +27,16 @@ impl Include {
     }
 }
 
-/// A column, and whether it is shown only in wide tables.
+/// Name and format of a column, and whether only wide tables show it.
 type Column = (&'static str, &'static str, bool);
 
-/// The cells of an object, but for its name.
+/// Returns the cells of an object, without its name.
 type Cells = fn(&Value) -> Vec<Value>;
 
 const NAME: Column = ("Name", "name", false);
 const AGE: Column = ("Age", "", false);
 
-/// Objects of a kind as a table.
+/// Builds a table of objects of one kind.
 pub(super) fn of(kind: &ResourceKind, objects: &[Arc<StoredObject>], include: Include) -> Value {
     let (columns, cells): (&[Column], Cells) = match kind.plural {
         "pods" => (&PODS, pod),
@@ -66,7 +66,7 @@ pub(super) fn of(kind: &ResourceKind, objects: &[Arc<StoredObject>], include: In
     };
     let row = |object: &Arc<StoredObject>| {
         let value = object.value();
-        // Events have no name in front.
+        // Tables of events do not begin with a name.
         let named = (kind.plural != "events").then(|| json!(object.name));
         let cells: Vec<Value> = named.into_iter().chain(cells(&value)).collect();
         match include {

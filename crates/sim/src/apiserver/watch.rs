@@ -1,4 +1,4 @@
-//! Watches: what happened from a version on, and what comes.
+//! Watches: the events since a version and all later ones.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,16 +14,16 @@ use super::kinds::ResourceKind;
 use super::store::{Store, StoreEvent, Subscription};
 use super::table;
 
-/// How a watch is told.
+/// Options of a watch.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct WatchOptions {
     pub(super) bookmarks: bool,
     pub(super) timeout: Duration,
-    /// As rows for people.
+    /// Sends rows of a table instead of objects.
     pub(super) as_table: Option<table::Include>,
 }
 
-/// How often somebody who asked for bookmarks gets one.
+/// Interval of bookmarks, if the client wants them.
 const BOOKMARK_EVERY: Duration = Duration::from_secs(60);
 
 struct WatchStream {
@@ -37,7 +37,7 @@ struct WatchStream {
     sent_columns: bool,
 }
 
-/// A stream of events, one JSON object a line.
+/// Answers with a stream of events, one JSON object per line.
 pub(super) fn answer(
     store: Arc<Store>,
     kind: &'static ResourceKind,
@@ -51,7 +51,7 @@ pub(super) fn answer(
         backlog: subscription.backlog.into_iter(),
         queue: subscription.queue,
         ends: Instant::now() + options.timeout,
-        // The first one when the backlog is told.
+        // The first bookmark follows the backlog.
         bookmark_at: Instant::now(),
         sent_columns: false,
     };
@@ -85,7 +85,8 @@ impl WatchStream {
         }
     }
 
-    /// The version up to which everything was told. What happens meanwhile is in the queue, and then there is no bookmark yet.
+    /// Returns a bookmark with the version up to which all events were sent. If an event has
+    /// arrived meanwhile, returns that event instead.
     fn bookmark(&mut self) -> Option<String> {
         let version = self.store.version();
         match self.queue.try_recv() {

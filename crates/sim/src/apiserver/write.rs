@@ -1,4 +1,4 @@
-//! Writes, with the rules of the kinds that have some.
+//! Writes, with the rules of the individual kinds.
 
 use std::sync::Arc;
 
@@ -11,23 +11,23 @@ use super::status::Problem;
 use super::store::{Store, StoredObject};
 use super::{patch, pods};
 
-/// What goes wrong with a binding.
+/// A fault of a binding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BindingFault {
-    /// It is not done, and the answer says that something broke.
+    /// The binding is not executed, and the answer is an internal error.
     Broken,
-    /// It is done, but the answer says that time ran out.
+    /// The binding is executed, but the answer is a timeout.
     AnswerLost,
-    /// It is refused for a reason that has nothing to do with it.
+    /// The binding is rejected, as an admission plugin would.
     Refused,
 }
 
-/// How something is to be deleted.
+/// Options of a deletion.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Deletion {
-    /// Seconds a pod has to end; its own wish where absent.
+    /// Grace period of a pod in seconds. Absent for the grace period of the pod.
     pub(super) grace: Option<u64>,
-    /// Which of all that ever had the name.
+    /// UID that the object must have.
     pub(super) uid: Option<String>,
 }
 
@@ -81,7 +81,7 @@ impl Store {
         Ok(inner.put(&target, object))
     }
 
-    /// Replaces an object, provided the writer has seen its newest version.
+    /// Replaces an object if the writer has seen its newest version.
     pub(super) fn replace(&self, target: &ObjectPath, object: &Value) -> Result<Arc<StoredObject>, Problem> {
         self.change(target, object, |current| {
             let named = object["metadata"]["uid"].as_str().filter(|uid| !uid.is_empty());
@@ -112,13 +112,13 @@ impl Store {
             }
             let mut patched = current.clone();
             let outcome = patch::apply(&mut patched, patch, kind);
-            outcome.map_err(|why| Problem::invalid(target.kind, &target.name, &why))?;
+            outcome.map_err(|why| Problem::invalid(target.kind, &target.name, &why.to_string()))?;
             Ok(patched)
         })
     }
 
-    /// Changes an object, or its status only where the path says so, or all but its status. `written` is what the writer
-    /// sent: if it names a version, it means no other.
+    /// Changes an object: its status if the path ends in `/status`, otherwise everything but its
+    /// status. If `written` names a version, the stored object must have that version.
     fn change(
         &self,
         target: &ObjectPath,
@@ -157,11 +157,12 @@ impl Store {
         if target.kind.plural == "pods" {
             pods::check_update(target, &current, &next)?;
         }
-        // A write that changes nothing makes no new version.
+        // A write without a change creates no new version.
         if next == current { Ok(stored) } else { Ok(inner.put(target, next)) }
     }
 
-    /// Deletes an object. A pod that runs is only marked unless there is no grace: its kubelet deletes it at the end.
+    /// Deletes an object. A running pod with a grace period is only marked: its kubelet deletes it
+    /// at the end.
     pub(super) fn delete(&self, target: &ObjectPath, how: &Deletion) -> Result<Arc<StoredObject>, Problem> {
         let mut inner = self.lock();
         let stored = inner.get(target)?;
@@ -195,7 +196,7 @@ impl Store {
         Ok(inner.remove(target).unwrap_or(stored))
     }
 
-    /// Binds a pod: node, annotations and condition in one write.
+    /// Binds a pod: writes node, annotations and condition at once.
     pub(super) fn bind(&self, target: &ObjectPath, binding: &Value) -> Result<(), Problem> {
         let mut inner = self.lock();
         let fault = inner.faults.pop_front();
@@ -231,7 +232,7 @@ impl Store {
         pods::set_condition(&mut bound["status"], scheduled);
         inner.put(&pod, bound);
         match fault {
-            // Not a 504, which clients try again by themselves.
+            // Clients repeat a 504 by themselves, so this is a 500.
             Some(BindingFault::AnswerLost) => Err(Problem::internal("request timed out")),
             _ => Ok(()),
         }

@@ -1,13 +1,14 @@
-//! In which order pods arrive and nodes stand, for one seed.
+//! The order of arriving pods and of nodes, for one seed.
 
 use super::trace::TracePod;
 
-/// Draws that are the same on every machine and in every version, so that results can be compared for years: SplitMix64.
+/// Random draws that are the same on every host and in every version, so that results stay
+/// comparable. The generator is SplitMix64.
 #[derive(Clone, Debug)]
 pub(super) struct Draws(u64);
 
 impl Draws {
-    /// The sequence of a seed.
+    /// Starts the sequence of a seed.
     #[must_use]
     pub(super) fn new(seed: u64) -> Self {
         Self(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ 0xD1B5_4A32_D192_ED03)
@@ -21,13 +22,13 @@ impl Draws {
         bits ^ (bits >> 31)
     }
 
-    /// A number below `limit`, each as likely; 0 where there is none.
+    /// Draws a number below `limit`; all numbers are equally likely. Returns 0 if `limit` is 0.
     pub(super) fn below(&mut self, limit: usize) -> usize {
         let scaled = (u128::from(self.next()) * limit as u128) >> 64;
         usize::try_from(scaled).unwrap_or(0)
     }
 
-    /// Every order as likely.
+    /// Shuffles the items; all orders are equally likely.
     pub(super) fn shuffle<T>(&mut self, items: &mut [T]) {
         for last in (1..items.len()).rev() {
             items.swap(last, self.below(last + 1));
@@ -35,8 +36,11 @@ impl Draws {
     }
 }
 
-/// The pods in the order they arrive, asking for `fill` times the `gpu_count` of the cluster together: pods drawn again where
-/// the list asks for less, pods left out where it asks for more. The draws go on to order the nodes.
+/// Returns the pods in the order of their arrival.
+///
+/// Together they request `fill` times the GPUs of the cluster. If the list requests less, pods are
+/// drawn from it again; if it requests more, pods are left out. The same draws later order the
+/// nodes.
 pub(super) fn arrivals<'a>(
     pods: &'a [TracePod],
     gpu_count: usize,
@@ -48,7 +52,7 @@ pub(super) fn arrivals<'a>(
     let mut order: Vec<&TracePod> = pods.iter().collect();
     draws.shuffle(&mut order);
     let mut asked: u64 = order.iter().map(|pod| u64::from(pod.percent)).sum();
-    #[expect(clippy::cast_precision_loss, reason = "likewise")]
+    #[expect(clippy::cast_precision_loss, reason = "a cluster has fewer than 2^52 GPUs")]
     let passes = |asked: u64| asked as f64 > mark;
     if passes(asked) {
         while passes(asked) {
@@ -57,13 +61,14 @@ pub(super) fn arrivals<'a>(
         }
         return order;
     }
-    // A list that asks for nothing would never reach the mark.
+    // A list without GPU requests would never reach the mark.
     if asked == 0 {
         return order;
     }
     loop {
         let pod = &pods[draws.below(pods.len())];
-        // The published experiment looks at one GPU of the candidate, so the last set may pass the mark.
+        // The published experiment counts one GPU of the candidate only, so the last pod may exceed
+        // the mark.
         if passes(asked + u64::from(pod.percent.min(100))) {
             return order;
         }
@@ -88,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn fills_up_by_drawing_again_and_leaves_out_what_is_too_much() {
+    fn draws_pods_again_or_leaves_pods_out_to_reach_the_mark() {
         let pods = workload(10);
         let more = arrivals(&pods, 20, 1.3, &mut Draws::new(42));
         assert!((2500..=2600).contains(&asked(&more)), "{}", asked(&more));
@@ -97,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn a_seed_always_draws_the_same() {
+    fn a_seed_always_gives_the_same_order() {
         let names = |seed| {
             let pods = workload(50);
             let order = arrivals(&pods, 100, 1.3, &mut Draws::new(seed));
@@ -108,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn a_workload_without_gpus_ends() {
+    fn a_workload_without_gpus_terminates() {
         let pods = trace::pods("name,cpu_milli,memory_mib,num_gpu,gpu_milli\na,1,1,0,0\n").unwrap();
         assert_eq!(arrivals(&pods, 10, 1.3, &mut Draws::new(1)).len(), 1);
         assert!(arrivals(&[], 10, 1.3, &mut Draws::new(1)).is_empty());

@@ -1,5 +1,6 @@
-//! The published rules the core is measured against, as Weng et al. describe them: whole-number scores from 0 to 100, the
-//! first node of equals.
+//! The published policies that the core is compared with, as Weng et al. describe them.
+//!
+//! Scores are whole numbers from 0 to 100. Among nodes with equal scores the first one wins.
 
 use std::collections::HashMap;
 
@@ -13,27 +14,27 @@ use tessera_core::workload::PodClass;
 use super::run::SimNode;
 use super::trace::{PodSize, TracePod};
 
-/// A published rule.
+/// A published policy.
 #[derive(Clone, Debug)]
 pub(super) enum PublishedPolicy {
-    /// The least product of what is free and what is asked for.
+    /// The smallest dot product of free and requested resources.
     DotProduct,
-    /// Nodes that hold pods of the same size.
+    /// Nodes that already hold pods of the same size.
     Clustering,
-    /// GPUs in use, then nodes in use.
+    /// GPUs in use first, then nodes in use.
     Packing,
-    /// The least left over.
+    /// The node with the least capacity left over.
     BestFit,
     /// Fragmentation gradient descent.
     Fgd(ClusterFragmentation),
 }
 
-/// What the rules divide by: the largest node of the published experiment.
+/// CPU and GPUs of the largest node in the published experiment. Scores are relative to them.
 const MAX_CPU_MILLI: f64 = 128_000.0;
 const MAX_GPUS: f64 = 8.0;
 
 impl PublishedPolicy {
-    /// The score of a node that fits, and the GPU a share would get.
+    /// Returns the score of a node that fits, and the GPU that a share would get.
     pub(super) fn score(&self, node: &SimNode, pod: &TracePod) -> (f64, Option<GpuIndex>) {
         let state = &node.state;
         let fullest = fullest_gpu(state, pod);
@@ -86,12 +87,12 @@ fn packing(state: &NodeState, pod: &TracePod, fullest: Option<GpuIndex>) -> f64 
     score.floor()
 }
 
-/// The GPU with the least room that a share still fits.
+/// Returns the GPU with the least free time that still fits the share.
 fn fullest_gpu(state: &NodeState, pod: &TracePod) -> Option<GpuIndex> {
     fitting_gpus(state, pod).min_by_key(|gpu| state.percent_left(*gpu))
 }
 
-/// The GPUs that a share fits; none for other pods.
+/// Returns the GPUs that fit a share. Other pods have none.
 pub(super) fn fitting_gpus(state: &NodeState, pod: &TracePod) -> impl Iterator<Item = GpuIndex> {
     let gpus = if pod.size == PodSize::Share { state.node().topology().gpus() } else { GpuSet::EMPTY };
     gpus.iter().filter(|gpu| u32::from(state.percent_left(*gpu)) >= pod.percent)
@@ -106,13 +107,16 @@ fn milli(cpu: MilliCpu) -> f64 {
     cpu.0 as f64
 }
 
-/// The published measure of fragmentation, against the published target: the commonest kinds of pods, those without GPUs
-/// among them, that make up 95 % of the list.
+/// The published measure of fragmentation against the published target workload.
+///
+/// The target is the most common kinds of pods, including pods without GPUs, that make up
+/// [`COVERED_PODS`] of the list.
 #[derive(Clone, Debug)]
 pub(super) struct ClusterFragmentation {
     kinds: Vec<(GpuKind, Fragmentation)>,
 }
 
+/// Part of the list that the target workload covers, as published.
 const COVERED_PODS: f64 = 0.95;
 
 impl ClusterFragmentation {
@@ -130,7 +134,7 @@ impl ClusterFragmentation {
             covered += if needed { *count } else { 0 };
             needed
         });
-        #[expect(clippy::cast_precision_loss, reason = "likewise")]
+        #[expect(clippy::cast_precision_loss, reason = "a list has fewer than 2^52 pods")]
         let weights = || {
             let with_gpus = classes.iter().filter_map(|((_, class), count)| Some((class.as_ref()?, *count)));
             with_gpus.map(|(class, count)| (class, count as f64 / covered as f64))
@@ -144,7 +148,7 @@ impl ClusterFragmentation {
         Self { kinds }
     }
 
-    /// The useless part of a node's GPUs, in GPUs.
+    /// Returns the unusable part of a node's GPUs, in GPUs.
     pub(super) fn of(&self, state: &NodeState) -> f64 {
         self.with(state, state.cpu_left(), |gpu| state.percent_left(gpu))
     }
@@ -157,7 +161,8 @@ impl ClusterFragmentation {
         state.node().kinds().iter().map(of_kind).sum()
     }
 
-    /// How far the measure falls, as the published score: rounded, so that small differences are ties.
+    /// Returns how far a placement lowers the measure, as the published score. The score is
+    /// rounded, so small differences are ties.
     fn gradient(&self, state: &NodeState, pod: &TracePod) -> (f64, Option<GpuIndex>) {
         let cpu = state.cpu_left().saturating_sub(pod.request.cpu);
         let before = self.of(state);

@@ -1,4 +1,4 @@
-//! One run: pods arrive one at a time, each is placed where the rule says or refused for good.
+//! One run: pods arrive one at a time. Each pod is placed by the policy or rejected for good.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -17,24 +17,25 @@ use super::peers::{ClusterFragmentation, PublishedPolicy, fitting_gpus};
 use super::trace::{PodSize, TracePod};
 use super::{Experiment, FillPolicy, WorkloadKnowledge};
 
-/// What came of one run.
+/// Result of one run.
 #[derive(Clone, Debug, Default)]
 pub struct FillResult {
-    /// GPUs allocated at the end, in percent of all.
+    /// Allocated GPUs at the end, in percent of all GPUs.
     pub allocated_percent: f64,
-    /// Pods that fitted nowhere, by [`PodSize::WITH_GPUS`].
+    /// Number of rejected pods by [`PodSize::WITH_GPUS`].
     pub refused: [u32; 5],
-    /// Allocated against arrived, both in percent of all GPUs.
+    /// Allocated over arrived GPUs, both in percent of all GPUs.
     pub curve: Vec<(f64, f64)>,
-    /// Useless GPUs when so much had arrived: (arrived, of all GPUs, of the idle ones), in percent.
+    /// Unusable GPUs at the marks of [`FRAGMENTATION_AT`]: (arrived, unusable of all GPUs, unusable
+    /// of the idle GPUs), in percent.
     pub fragmentation: Vec<(f64, f64, f64)>,
-    /// How long each decision took, ascending.
+    /// Time of each decision in nanoseconds, ascending.
     pub decision_nanos: Vec<u64>,
-    /// How long the run took.
+    /// Duration of the run in seconds.
     pub seconds: f64,
-    /// For each pod with several GPUs: its bandwidth as a share of the best on that machine.
+    /// For each pod with several GPUs, its bandwidth relative to the best on that node.
     pub bandwidth_shares: Vec<f64>,
-    /// What was granted, in order.
+    /// Grants in the order of arrival.
     pub grants: Vec<PodGrant>,
 }
 
@@ -42,14 +43,14 @@ pub struct FillResult {
 #[derive(Clone, Debug)]
 pub(super) struct SimNode {
     pub(super) state: NodeState,
-    /// Pods it holds, by size.
+    /// Number of pods on the node by [`PodSize::WITH_GPUS`].
     sizes: [u32; 5],
 }
 
-/// When fragmentation is reported, in percent of all GPUs that have arrived.
+/// Arrivals at which fragmentation is recorded, in percent of all GPUs.
 pub const FRAGMENTATION_AT: [f64; 4] = [50.0, 80.0, 90.0, 130.0];
 
-/// Steps of the curve, in percent of all GPUs that have arrived.
+/// Distance of two points of the curve, in percent of all GPUs.
 const CURVE_STEP: f64 = 0.5;
 
 impl SimNode {
@@ -62,9 +63,9 @@ fn size_position(size: PodSize) -> Option<usize> {
     PodSize::WITH_GPUS.iter().position(|known| *known == size)
 }
 
-/// Runs one rule on the arrivals of one seed.
+/// Runs one policy on the arrivals of one seed.
 #[must_use]
-pub fn run(experiment: &Experiment, rule: FillPolicy, seed: u64) -> FillResult {
+pub fn run(experiment: &Experiment, policy: FillPolicy, seed: u64) -> FillResult {
     let mut draws = Draws::new(seed);
     let gpu_count: usize = experiment.nodes.iter().map(|node| node.gpus().len()).sum();
     let pods = arrivals(&experiment.pods, gpu_count, experiment.fill, &mut draws);
@@ -74,8 +75,8 @@ pub fn run(experiment: &Experiment, rule: FillPolicy, seed: u64) -> FillResult {
     let nodes: Vec<SimNode> = order.iter().map(empty).collect();
     let measure = ClusterFragmentation::new(&experiment.pods, nodes.iter().map(|node| &node.state));
     let start = Instant::now();
-    let mut run = Run {
-        chooser: NodeChooser::new(rule, experiment, &nodes, &measure, seed),
+    let mut run = FillRun {
+        chooser: NodeChooser::new(policy, experiment, &nodes, &measure, seed),
         board: Scoreboard::new(nodes.len()),
         nodes,
         measure,
@@ -90,20 +91,21 @@ pub fn run(experiment: &Experiment, rule: FillPolicy, seed: u64) -> FillResult {
     run.finish(start)
 }
 
-struct Run {
+struct FillRun {
     chooser: NodeChooser,
     board: Scoreboard,
     nodes: Vec<SimNode>,
     measure: ClusterFragmentation,
-    /// Of the whole cluster.
+    /// GPUs of the whole cluster.
     gpu_count: u64,
-    /// In percent of one GPU.
+    /// Arrived GPU requests in percent of one GPU.
     arrived: u64,
+    /// Allocated GPU time in percent of one GPU.
     allocated: u64,
     outcome: FillResult,
 }
 
-impl Run {
+impl FillRun {
     fn offer(&mut self, pod: &TracePod) {
         let start = Instant::now();
         let idle = self.gpu_count * 100 - self.allocated;
@@ -146,7 +148,7 @@ impl Run {
         }
     }
 
-    /// Notes the curve and the fragmentation where a step was passed.
+    /// Records a point of the curve and the fragmentation when arrivals pass the next mark.
     fn record(&mut self) {
         let (arrived, allocated) = (self.of_all(self.arrived), self.of_all(self.allocated));
         let curve = &mut self.outcome.curve;
@@ -154,13 +156,13 @@ impl Run {
             curve.push((arrived, allocated));
         }
         let next = FRAGMENTATION_AT.get(self.outcome.fragmentation.len());
-        // The last mark is where the arrivals end, which may be a little before it.
+        // Arrivals may end shortly before the last mark. `finish` records it then.
         if next.is_some_and(|mark| arrived >= *mark) {
-            self.note_fragmentation();
+            self.record_fragmentation();
         }
     }
 
-    fn note_fragmentation(&mut self) {
+    fn record_fragmentation(&mut self) {
         let useless: f64 = self.nodes.iter().map(|node| self.measure.of(&node.state)).sum();
         let useless = 100.0 * useless / percent(self.gpu_count * 100);
         let idle = 100.0 - self.of_all(self.allocated);
@@ -177,48 +179,49 @@ impl Run {
         self.outcome.allocated_percent = self.of_all(self.allocated);
         self.outcome.curve.push((self.of_all(self.arrived), self.of_all(self.allocated)));
         if self.outcome.fragmentation.len() < FRAGMENTATION_AT.len() {
-            self.note_fragmentation();
+            self.record_fragmentation();
         }
         self.outcome.decision_nanos.sort_unstable();
         self.outcome
     }
 }
 
-/// Percent of one GPU as GPUs.
+/// Converts percent of one GPU to GPUs.
 fn percent(amount: u64) -> f64 {
     #[expect(clippy::cast_precision_loss, reason = "a cluster has fewer than 2^52 GPUs")]
     let amount = amount as f64;
     amount / 100.0
 }
 
-/// A rule at work.
+/// A policy with its state.
 enum NodeChooser {
-    /// A node that fits, and a GPU of it, by lot.
+    /// A random node that fits and a random GPU of it.
     Random(Draws),
-    PublishedPolicy(PublishedPolicy),
+    Published(PublishedPolicy),
     Core {
         policy: Policy,
-        /// Where the policy looks ahead: from what, and whether it learns on the way.
+        /// The learner of a forecasting policy.
         learner: Option<Learner>,
+        /// True if the learner sees every arrival.
         learns: bool,
     },
 }
 
 impl NodeChooser {
     fn new(
-        rule: FillPolicy,
+        policy: FillPolicy,
         experiment: &Experiment,
         nodes: &[SimNode],
         measure: &ClusterFragmentation,
         seed: u64,
     ) -> Self {
-        match rule {
+        match policy {
             FillPolicy::Random => Self::Random(Draws::new(!seed)),
-            FillPolicy::DotProduct => Self::PublishedPolicy(PublishedPolicy::DotProduct),
-            FillPolicy::Clustering => Self::PublishedPolicy(PublishedPolicy::Clustering),
-            FillPolicy::Packing => Self::PublishedPolicy(PublishedPolicy::Packing),
-            FillPolicy::BestFit => Self::PublishedPolicy(PublishedPolicy::BestFit),
-            FillPolicy::Fgd => Self::PublishedPolicy(PublishedPolicy::Fgd(measure.clone())),
+            FillPolicy::DotProduct => Self::Published(PublishedPolicy::DotProduct),
+            FillPolicy::Clustering => Self::Published(PublishedPolicy::Clustering),
+            FillPolicy::Packing => Self::Published(PublishedPolicy::Packing),
+            FillPolicy::BestFit => Self::Published(PublishedPolicy::BestFit),
+            FillPolicy::Fgd => Self::Published(PublishedPolicy::Fgd(measure.clone())),
             FillPolicy::Core(policy @ Policy::Tessera(_)) => {
                 let workload = match experiment.target {
                     WorkloadKnowledge::Learned => Workload::guess(nodes.iter().map(|node| node.state.node())),
@@ -231,7 +234,7 @@ impl NodeChooser {
         }
     }
 
-    /// Takes note of an arrival. Whether scores have changed by it.
+    /// Lets the policy see an arrival. Returns whether scores have changed.
     fn learn(&mut self, pod: &TracePod, nodes: &[SimNode], idle: f64, all: f64) -> bool {
         let Self::Core { policy, learner: Some(learner), learns } = self else { return false };
         if *learns {
@@ -268,7 +271,7 @@ impl NodeChooser {
                 let gpus: Vec<GpuIndex> = fitting_gpus(&nodes[node].state, pod).collect();
                 on_gpu(placed(node, &Policy::Simple)?, gpus.get(draws.below(gpus.len())))
             }
-            Self::PublishedPolicy(peer) => {
+            Self::Published(peer) => {
                 let fits = |node: usize| filter(&nodes[node].state, &pod.request, &Policy::Simple).is_ok();
                 let best =
                     board.best(&pod.request, |node| fits(node).then(|| peer.score(&nodes[node], pod).0))?;
@@ -278,7 +281,7 @@ impl NodeChooser {
     }
 }
 
-/// The same placement with a share on another GPU of the node.
+/// Moves a share of the placement to another GPU of the node.
 fn on_gpu((node, placement): (usize, Placement), gpu: Option<&GpuIndex>) -> Option<(usize, Placement)> {
     let gpus = match gpu {
         Some(gpu) => vec![GpuSet::EMPTY.with(*gpu)],

@@ -1,7 +1,9 @@
-//! Clusters and workloads as the openb trace writes them: comma-separated, with a header line.
+//! Clusters and workloads in the format of the openb trace: CSV with a header line.
 
 use std::collections::HashMap;
+use std::str::FromStr;
 
+use csv::{ReaderBuilder, StringRecord, Trim};
 use tessera_core::gpu::{Gpu, Model};
 use tessera_core::node::{BadNode, Node};
 use tessera_core::request::{ContainerRequest, ContainerRole, PodRequest, Request};
@@ -11,69 +13,72 @@ use tessera_core::units::{GpuIndex, MiB, MilliCpu, Percent};
 /// A pod of the trace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TracePod {
-    /// Its name.
+    /// Name of the pod.
     pub name: String,
-    /// What it asks for.
+    /// Requested resources.
     pub request: PodRequest,
-    /// By what it is counted.
+    /// Size class for the report.
     pub size: PodSize,
-    /// All it asks of GPUs together, in percent of one.
+    /// Requested GPU time of all GPUs together, in percent of one GPU.
     pub percent: u32,
 }
 
-/// Pods are reported by what they ask for.
+/// Size class of a pod, by its requested GPUs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum PodSize {
-    /// No GPU.
+    /// The pod requests no GPU.
     None,
-    /// Part of one.
+    /// A share of one GPU.
     Share,
-    /// One GPU.
+    /// One whole GPU.
     One,
-    /// Two.
+    /// Two whole GPUs.
     Two,
-    /// Three or four.
+    /// Three or four whole GPUs.
     Four,
-    /// More.
+    /// More than four whole GPUs.
     Eight,
 }
 
-/// A file that cannot be read.
+/// Reasons why a file of a trace cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum TraceError {
-    /// No such column.
+    /// The header lacks a column.
     #[error("line 1: no column {0:?} in the header; expected a file of the openb trace")]
     Column(&'static str),
-    /// A cell that says something else than it should.
+    /// A cell has an unexpected value.
     #[error("line {line}, column {column:?}: found {found:?}, expected {expected}")]
     Cell {
-        /// Counted from 1.
-        line: usize,
-        /// By its title.
+        /// Line in the file, counted from 1.
+        line: u64,
+        /// Title of the column.
         column: &'static str,
-        /// What stands there.
+        /// Text of the cell.
         found: String,
-        /// What should.
+        /// Description of the expected value.
         expected: &'static str,
     },
-    /// A node that cannot be.
+    /// The text is not valid CSV.
+    #[error(transparent)]
+    Csv(#[from] csv::Error),
+    /// A line does not describe a valid node.
     #[error("line {line}: {source}")]
     Node {
-        /// Counted from 1.
-        line: usize,
-        /// Why not.
+        /// Line in the file, counted from 1.
+        line: u64,
+        /// The reason.
         source: BadNode,
     },
 }
 
-/// The trace knows no memory of GPUs; every GPU has this much, and shares ask for none of it.
+/// Memory of every GPU. The trace does not record GPU memory, so shares request none of it.
 const GPU_MEMORY: MiB = MiB(16_384);
 
 impl PodSize {
-    /// All sizes that ask for GPUs, smallest first.
+    /// All sizes with GPUs, smallest first.
     pub const WITH_GPUS: [Self; 5] = [Self::Share, Self::One, Self::Two, Self::Four, Self::Eight];
 
-    /// As results call it.
+    /// Returns the name in the results.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -87,16 +92,17 @@ impl PodSize {
     }
 }
 
-/// Reads a node list. `topology` gives the links of a node by its model and number of GPUs, where known.
+/// Reads a node list. `topology` returns the links of a node by model and number of GPUs, if they
+/// are known.
 pub fn nodes(
     text: &str,
     topology: impl Fn(&Model, usize) -> Option<Topology>,
 ) -> Result<Vec<Node>, TraceError> {
-    let table = Table::new(text);
+    let table = Table::read(text)?;
     let (name, cpu, memory) = (table.column("sn")?, table.column("cpu_milli")?, table.column("memory_mib")?);
     let (count, model) = (table.column("gpu")?, table.column("model")?);
     let mut nodes = Vec::new();
-    for row in table.rows() {
+    for row in &table.rows {
         let gpu_count: u8 = row.number(&count)?;
         let model = Model::from(row.text(&model));
         let gpus = (0..gpu_count).map(|index| {
@@ -120,15 +126,15 @@ pub fn nodes(
     Ok(nodes)
 }
 
-/// Reads a pod list, sorted by name.
+/// Reads a pod list and sorts it by name.
 pub fn pods(text: &str) -> Result<Vec<TracePod>, TraceError> {
-    let table = Table::new(text);
+    let table = Table::read(text)?;
     let (name, cpu, memory) =
         (table.column("name")?, table.column("cpu_milli")?, table.column("memory_mib")?);
     let (gpu_count, share) = (table.column("num_gpu")?, table.column("gpu_milli")?);
     let models = table.column("gpu_spec").ok();
     let mut pods = Vec::new();
-    for row in table.rows() {
+    for row in &table.rows {
         let gpu_count: u8 = row.number(&gpu_count)?;
         let milli: u32 = row.number(&share)?;
         let (request, size, percent) = match (gpu_count, milli) {
@@ -176,9 +182,10 @@ pub fn pods(text: &str) -> Result<Vec<TracePod>, TraceError> {
     Ok(pods)
 }
 
-struct Table<'a> {
-    columns: HashMap<&'a str, usize>,
-    body: Vec<(usize, &'a str)>,
+/// A table with its header line.
+struct Table {
+    columns: HashMap<String, usize>,
+    rows: Vec<Row>,
 }
 
 struct Column {
@@ -186,37 +193,48 @@ struct Column {
     position: usize,
 }
 
-struct Row<'a> {
-    line: usize,
-    cells: Vec<&'a str>,
+struct Row {
+    /// Line in the file, counted from 1.
+    line: u64,
+    cells: StringRecord,
 }
 
-impl<'a> Table<'a> {
-    fn new(text: &'a str) -> Self {
-        let mut lines = text.lines().enumerate().map(|(number, line)| (number + 1, line));
-        let header = lines.next().map_or("", |(_, line)| line);
-        let columns = header.split(',').enumerate().map(|(position, title)| (title.trim(), position));
-        Self { columns: columns.collect(), body: lines.filter(|(_, line)| !line.trim().is_empty()).collect() }
+impl Table {
+    fn read(text: &str) -> Result<Self, TraceError> {
+        let mut reader = ReaderBuilder::new().trim(Trim::All).flexible(true).from_reader(text.as_bytes());
+        let titles = reader.headers()?.iter().enumerate();
+        let columns = titles.map(|(position, title)| (title.to_owned(), position)).collect();
+        let mut rows = Vec::new();
+        for cells in reader.into_records() {
+            let cells = cells?;
+            if cells.iter().any(|cell| !cell.is_empty()) {
+                rows.push(Row { line: line_of(text, &cells), cells });
+            }
+        }
+        Ok(Self { columns, rows })
     }
 
     fn column(&self, title: &'static str) -> Result<Column, TraceError> {
         let position = *self.columns.get(title).ok_or(TraceError::Column(title))?;
         Ok(Column { title, position })
     }
-
-    fn rows(&self) -> impl Iterator<Item = Row<'a>> {
-        self.body
-            .iter()
-            .map(|(line, text)| Row { line: *line, cells: text.split(',').map(str::trim).collect() })
-    }
 }
 
-impl<'a> Row<'a> {
-    fn text(&self, column: &Column) -> &'a str {
-        self.cells.get(column.position).copied().unwrap_or("")
+/// Returns the line of a record. The reader counts empty lines before a record as part of it.
+fn line_of(text: &str, record: &StringRecord) -> u64 {
+    let Some(position) = record.position() else { return 0 };
+    let start = usize::try_from(position.byte()).unwrap_or(text.len());
+    let rest = text.as_bytes().get(start..).unwrap_or_default();
+    let line_ends = rest.iter().take_while(|byte| matches!(byte, b'\r' | b'\n'));
+    position.line() + line_ends.filter(|byte| **byte == b'\n').count() as u64
+}
+
+impl Row {
+    fn text(&self, column: &Column) -> &str {
+        self.cells.get(column.position).unwrap_or("")
     }
 
-    fn number<N: std::str::FromStr>(&self, column: &Column) -> Result<N, TraceError> {
+    fn number<N: FromStr>(&self, column: &Column) -> Result<N, TraceError> {
         self.text(column).parse().map_err(|_| self.unexpected(column, "a whole number that fits"))
     }
 
@@ -235,7 +253,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nodes_and_pods_of_every_kind() {
+    fn reads_nodes_and_pods_of_every_kind() {
         let nodes =
             nodes("sn,cpu_milli,memory_mib,gpu,model\nn1,64000,262144,2,P100\nn0,32000,1024,0,\n", |_, _| {
                 None
@@ -262,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_name_line_column_and_what_was_expected() {
+    fn errors_name_the_line_the_column_and_the_expected_value() {
         let error = |text: &str| pods(text).unwrap_err().to_string();
         assert!(error("").starts_with("line 1: no column \"name\" in the header"));
         let header = "name,cpu_milli,memory_mib,num_gpu,gpu_milli\n";
@@ -273,6 +291,10 @@ mod tests {
         assert_eq!(
             error(&format!("{header}a,1,2,1,1000\n\nb,1,2,2,500\n")),
             "line 4, column \"gpu_milli\": found \"500\", expected 1000, or less with one GPU"
+        );
+        assert_eq!(
+            error(&format!("{header}a,1,2,1,1000\r\n \r\n\r\nb,1,2\r\n")),
+            "line 5, column \"num_gpu\": found \"\", expected a whole number that fits"
         );
     }
 }

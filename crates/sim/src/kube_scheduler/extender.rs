@@ -12,19 +12,19 @@ use tessera_wire::foreign::extender::{
 use super::snapshot::PodInfo;
 use crate::http::{HttpClient, HttpError};
 
-/// How long it may take, as `httpTimeout` in kube-scheduler's configuration.
+/// Timeout of one call, like `httpTimeout` in kube-scheduler's configuration.
 const CALL_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Where the verbs are.
+/// Path below which the extender serves its verbs.
 const PREFIX: &str = "/scheduler";
 
-/// The extender.
+/// A client of the extender.
 #[derive(Debug)]
 pub(super) struct Extender {
     client: HttpClient,
 }
 
-/// It did not answer as it should.
+/// Reasons why a call of the extender failed.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ExtenderError {
     #[error("extender {verb}: {source}")]
@@ -59,7 +59,8 @@ impl Extender {
         serde_json::from_str(&body).map_err(|source| ExtenderError::Json { verb, source })
     }
 
-    /// As an extender with `nodeCacheCapable` is asked: the whole pod, the names of the nodes.
+    /// Calls filter as for an extender with `nodeCacheCapable`: with the whole pod and the names of
+    /// the nodes.
     pub(super) async fn filter(
         &mut self,
         pod: &PodInfo,
@@ -89,7 +90,7 @@ impl Extender {
         self.call("bind", &request).await
     }
 
-    /// With the pods kube-scheduler would evict, by node.
+    /// Calls preempt with the pods that kube-scheduler would evict, by node.
     pub(super) async fn preempt(
         &mut self,
         pod: &PodInfo,

@@ -1,13 +1,15 @@
-//! Pods that wait for a node: those to try now, those to try again later, and those for which something must change first.
+//! The queue of pods that wait for a node.
+//!
+//! A pod is tried now, tried again after a backoff, or waits until the cluster changes.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
-/// The waiting pods, by UID. Time is told by the caller.
+/// The waiting pods by UID. The caller passes the time.
 #[derive(Debug, Default)]
 pub(super) struct Queue {
     waiting: HashMap<String, Waiting>,
-    /// Higher priority first, then who came first.
+    /// Pods to try now, by descending priority and then by arrival.
     active: BTreeMap<(i64, u64), String>,
     arrivals: u64,
 }
@@ -22,21 +24,25 @@ struct Waiting {
 #[derive(Debug, PartialEq, Eq)]
 enum WaitState {
     Active,
-    /// Not before this time, whatever happens.
+    /// Tried again at this time.
     BackingOff(Duration),
-    /// When something has changed, but not before this time; and [`STUCK_LIMIT`] after it in any case.
+    /// Tried again after a change of the cluster, but not before this time, and at the latest
+    /// [`STUCK_LIMIT`] after it.
     Stuck(Duration),
 }
 
+/// Shorter than kube-scheduler's (1 s and 10 s), so that demos and tests do not wait.
 const FIRST_BACKOFF: Duration = Duration::from_millis(100);
 const MAX_BACKOFF: Duration = Duration::from_secs(3);
 
-/// How long a pod waits in vain for a change: the extender may have heard of the last one a moment after it was asked.
-/// kube-scheduler waits five minutes, and has the events of a real cluster to wake it earlier.
+/// Longest time that a pod waits for a change of the cluster.
+///
+/// The extender may see the last change a moment after it was called. kube-scheduler waits five
+/// minutes, because the events of a real cluster wake it earlier.
 const STUCK_LIMIT: Duration = Duration::from_secs(1);
 
 impl Queue {
-    /// A pod is there. One that is known stays where it is.
+    /// Adds a pod. A pod that is already queued stays where it is.
     pub(super) fn add(&mut self, uid: &str, priority: i32) {
         if self.waiting.contains_key(uid) {
             return;
@@ -53,8 +59,8 @@ impl Queue {
         }
     }
 
-    /// The pod to try now. It stays known until it is removed, and is not tried again before [`Queue::later`] or
-    /// [`Queue::stuck`] say when.
+    /// Returns the pod to try now. The pod stays in the queue until it is removed. It is tried
+    /// again when [`Queue::later`] or [`Queue::stuck`] say so.
     pub(super) fn next(&mut self, now: Duration) -> Option<String> {
         for (uid, waiting) in &mut self.waiting {
             if waiting.due().is_some_and(|due| due <= now) {
@@ -65,26 +71,26 @@ impl Queue {
         self.active.pop_first().map(|(_, uid)| uid)
     }
 
-    /// When [`Queue::next`] may have one, if nothing happens.
+    /// Returns when [`Queue::next`] has a pod if the cluster does not change.
     pub(super) fn due(&self) -> Option<Duration> {
         self.waiting.values().filter_map(Waiting::due).min()
     }
 
-    /// It did not work; it is tried again after a pause.
+    /// Schedules another attempt after a backoff.
     pub(super) fn later(&mut self, uid: &str, now: Duration) {
         if let Some(waiting) = self.waiting.get_mut(uid) {
             waiting.state = WaitState::BackingOff(now + waiting.next_backoff());
         }
     }
 
-    /// It fits nowhere; it is tried again when something has changed, and after a pause.
+    /// Schedules another attempt after a change of the cluster, and after a backoff.
     pub(super) fn stuck(&mut self, uid: &str, now: Duration) {
         if let Some(waiting) = self.waiting.get_mut(uid) {
             waiting.state = WaitState::Stuck(now + waiting.next_backoff());
         }
     }
 
-    /// Something has changed that may let pods fit.
+    /// Lets stuck pods be tried again, because the cluster has changed.
     pub(super) fn cluster_changed(&mut self) {
         for waiting in self.waiting.values_mut() {
             if let WaitState::Stuck(until) = waiting.state {
@@ -99,7 +105,7 @@ impl Queue {
 }
 
 impl Waiting {
-    /// When it is tried again if nothing happens.
+    /// Returns when the pod is tried again if the cluster does not change.
     fn due(&self) -> Option<Duration> {
         match self.state {
             WaitState::Active => None,
@@ -109,9 +115,9 @@ impl Waiting {
     }
 
     fn next_backoff(&mut self) -> Duration {
-        let next_backoff = FIRST_BACKOFF * 2u32.saturating_pow(self.attempts.min(10));
+        let backoff = FIRST_BACKOFF * 2u32.saturating_pow(self.attempts.min(10));
         self.attempts += 1;
-        next_backoff.min(MAX_BACKOFF)
+        backoff.min(MAX_BACKOFF)
     }
 }
 
@@ -124,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn priority_then_arrival() {
+    fn orders_pods_by_priority_and_then_by_arrival() {
         let mut queue = Queue::default();
         for (uid, priority) in [("a", 0), ("b", 5), ("c", 0), ("b", 5)] {
             queue.add(uid, priority);
@@ -134,18 +140,22 @@ mod tests {
     }
 
     #[test]
-    fn a_stuck_pod_waits_for_a_change_and_for_its_pause() {
+    fn a_stuck_pod_waits_for_a_change_and_for_its_backoff() {
         let mut queue = Queue::default();
         queue.add("a", 0);
         assert_eq!(queue.next(at(0)).as_deref(), Some("a"));
         queue.stuck("a", at(0));
-        assert_eq!((queue.next(at(1099)), queue.due()), (None, Some(at(1100))), "tried again in any case");
+        assert_eq!(
+            (queue.next(at(1099)), queue.due()),
+            (None, Some(at(1100))),
+            "a stuck pod is tried again without a change"
+        );
         queue.cluster_changed();
         assert_eq!(queue.due(), Some(at(100)));
         assert_eq!(queue.next(at(99)), None);
         assert_eq!(queue.next(at(100)).as_deref(), Some("a"));
         queue.later("a", at(100));
-        assert_eq!(queue.due(), Some(at(300)), "pauses grow");
+        assert_eq!(queue.due(), Some(at(300)), "the backoff grows");
         queue.remove("a");
         assert_eq!((queue.next(at(9000)), queue.due()), (None, None));
     }

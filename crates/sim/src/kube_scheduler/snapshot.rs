@@ -1,4 +1,4 @@
-//! What kube-scheduler knows by itself: nodes, pods, and whether amounts add up.
+//! The state that kube-scheduler has by itself: nodes, pods and the fitting of amounts.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -21,24 +21,24 @@ struct NodeInfo {
     is_open: bool,
 }
 
-/// A pod and what follows from it.
+/// A pod with the values derived from it.
 #[derive(Debug, Clone)]
 pub(super) struct PodInfo {
-    /// As the API server has it.
+    /// The object as the API server sends it.
     pub(super) object: Value,
-    /// As far as Tessera reads it.
+    /// The part of the object that Tessera reads.
     pub(super) pod: Pod,
     requests: MilliAmounts,
     selector: BTreeMap<String, String>,
-    /// Told to end, but there still.
+    /// True while the pod terminates.
     pub(super) is_ending: bool,
 }
 
-/// Thousandths, by resource.
+/// Amounts in thousandths, by resource.
 type MilliAmounts = BTreeMap<String, u64>;
 
 impl PodInfo {
-    /// `None` for what cannot be read.
+    /// Reads a pod. Returns `None` if the object is not a valid pod.
     pub(super) fn read(object: Value) -> Option<Self> {
         let pod: Pod = serde_json::from_value(object.clone()).ok()?;
         let mut requests = MilliAmounts::from([("pods".to_owned(), 1000)]);
@@ -89,7 +89,7 @@ impl Snapshot {
         self.nodes.remove(node["metadata"]["name"].as_str().unwrap_or_default());
     }
 
-    /// Notes a pod that is on a node.
+    /// Adds or updates a pod that is on a node.
     pub(super) fn set_pod(&mut self, info: PodInfo) {
         let uid = info.pod.metadata.uid.clone();
         self.remove_pod(&uid);
@@ -99,7 +99,7 @@ impl Snapshot {
         }
     }
 
-    /// Whether it was there.
+    /// Removes a pod. Returns whether the pod was on a node.
     pub(super) fn remove_pod(&mut self, uid: &str) -> bool {
         let Some(info) = self.pods.remove(uid) else { return false };
         if let Some(neighbours) = self.on_node.get_mut(&info.pod.spec.node_name) {
@@ -124,7 +124,8 @@ impl Snapshot {
         self.nodes.len()
     }
 
-    /// The nodes that will do as far as amounts and labels go; why the others will not, and whether evictions would help.
+    /// Returns the nodes whose amounts and labels fit, and the reasons of the others. The flag of a
+    /// reason is true if evictions could help.
     pub(super) fn filter(&self, pod: &PodInfo) -> (Vec<String>, BTreeMap<String, (String, bool)>) {
         let mut fitting = Vec::new();
         let mut refused = BTreeMap::new();
@@ -143,8 +144,8 @@ impl Snapshot {
         (fitting, refused)
     }
 
-    /// Whom of lower priority kube-scheduler would evict from a node: as few as make the amounts add up, the least important
-    /// first. Empty where evictions do not help, or are not needed for the amounts.
+    /// Returns the pods of lower priority that kube-scheduler would evict from a node: as few as
+    /// possible, the least important first. Empty if evictions do not help or are not needed.
     pub(super) fn victims(&self, node: &str, pod: &PodInfo) -> Vec<String> {
         let Some(info) = self.nodes.get(node) else { return Vec::new() };
         let (mut evicted, staying): (Vec<&PodInfo>, Vec<&PodInfo>) =
@@ -175,7 +176,7 @@ impl NodeInfo {
         (!pod.selector.iter().all(matches)).then_some("node(s) didn't match Pod's node affinity/selector")
     }
 
-    /// The first resource of which there is not enough left.
+    /// Returns the first resource that does not suffice.
     fn first_shortage<'a>(&self, pod: &PodInfo, others: impl Iterator<Item = &'a PodInfo>) -> Option<String> {
         let mut used = pod.requests.clone();
         for other in others {
@@ -227,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn amounts_add_up() {
+    fn filters_nodes_by_free_amounts() {
         let mut snapshot = cluster();
         let (fitting, refused) = snapshot.filter(&pod("new", "", 1, 5));
         assert_eq!(fitting, ["b"]);
@@ -238,12 +239,16 @@ mod tests {
     }
 
     #[test]
-    fn the_least_important_go_and_no_more_than_needed() {
+    fn evicts_the_least_important_pods_and_no_more_than_needed() {
         let snapshot = cluster();
         assert_eq!(snapshot.victims("a", &pod("new", "", 2, 5)), ["lower"]);
         assert_eq!(snapshot.victims("a", &pod("new", "", 4, 5)), ["low"]);
         assert_eq!(snapshot.victims("a", &pod("new", "", 6, 5)), ["low", "lower"]);
         assert_eq!(snapshot.victims("a", &pod("new", "", 7, 5)), Vec::<String>::new());
-        assert_eq!(snapshot.victims("b", &pod("new", "", 1, 5)), Vec::<String>::new(), "nobody need go");
+        assert_eq!(
+            snapshot.victims("b", &pod("new", "", 1, 5)),
+            Vec::<String>::new(),
+            "no eviction is needed"
+        );
     }
 }

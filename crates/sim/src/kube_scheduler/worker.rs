@@ -1,4 +1,4 @@
-//! The loop: one pod after the other, from the queue to its node or back.
+//! The scheduling loop: takes one pod after the other from the queue.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -17,10 +17,10 @@ use super::snapshot::{PodInfo, Snapshot};
 use crate::apiserver::{ApiServer, WatchEvent, now, pod_path};
 use crate::events::ObjectEvent;
 
-/// The scheduler whose pods it takes.
+/// Name of the scheduler whose pods this loop takes.
 const SCHEDULER_NAME: &str = "default-scheduler";
 
-/// Lives in a task of its own.
+/// State of the scheduling loop.
 pub(super) struct Worker {
     api: Arc<ApiServer>,
     extender: Extender,
@@ -28,17 +28,17 @@ pub(super) struct Worker {
     snapshot: Snapshot,
     /// Pods without a node, by UID.
     pending: HashMap<String, PodInfo>,
-    /// Where room is being made for a pod.
+    /// Nodes on which pods are evicted for a pod, by its UID.
     nominated: HashMap<String, String>,
     queue: Queue,
     started: Instant,
 }
 
-/// Why a pod was not bound.
+/// Reasons why a pod was not bound.
 enum Unbound {
-    /// It fits nowhere.
+    /// No node fits the pod.
     Stuck(String),
-    /// Something broke.
+    /// A call failed.
     Later(String),
 }
 
@@ -70,11 +70,11 @@ impl Worker {
             self.pending.clear();
             self.queue.clear();
             loop {
-                while let Some(happened) = nodes.try_next() {
-                    self.apply_node(&happened);
+                while let Some(event) = nodes.try_next() {
+                    self.apply_node(&event);
                 }
-                while let Some(happened) = pods.try_next() {
-                    self.apply_pod(happened);
+                while let Some(event) = pods.try_next() {
+                    self.apply_pod(event);
                 }
                 if stop.is_cancelled() {
                     return;
@@ -88,12 +88,12 @@ impl Worker {
                 tokio::select! {
                     () = stop.cancelled() => return,
                     () = tokio::time::sleep(due) => {}
-                    happened = nodes.next() => match happened {
-                        Some(happened) => self.apply_node(&happened),
+                    event = nodes.next() => match event {
+                        Some(event) => self.apply_node(&event),
                         None => break,
                     },
-                    happened = pods.next() => match happened {
-                        Some(happened) => self.apply_pod(happened),
+                    event = pods.next() => match event {
+                        Some(event) => self.apply_pod(event),
                         None => break,
                     },
                 }
@@ -101,16 +101,16 @@ impl Worker {
         }
     }
 
-    fn apply_node(&mut self, happened: &WatchEvent) {
-        match happened {
+    fn apply_node(&mut self, event: &WatchEvent) {
+        match event {
             WatchEvent::Applied(node) => self.snapshot.set_node(node),
             WatchEvent::Deleted(node) => self.snapshot.remove_node(node),
         }
         self.queue.cluster_changed();
     }
 
-    fn apply_pod(&mut self, happened: WatchEvent) {
-        let (object, is_gone) = match happened {
+    fn apply_pod(&mut self, event: WatchEvent) {
+        let (object, is_gone) = match event {
             WatchEvent::Applied(object) => (object, false),
             WatchEvent::Deleted(object) => (object, true),
         };
@@ -149,7 +149,7 @@ impl Worker {
                 let message =
                     format!("Successfully assigned {}/{} to {node}", metadata.namespace, metadata.name);
                 self.record_event(&pod.object, false, "Scheduled", &message);
-                // Until the watch shows it bound, it is taken to be.
+                // The pod counts as bound until the watch confirms it.
                 self.queue.remove(uid);
                 self.pending.remove(uid);
                 let mut assumed = pod;
@@ -172,7 +172,7 @@ impl Worker {
     async fn try_to_bind(&mut self, pod: &PodInfo) -> Result<String, Unbound> {
         let (mut fitting, mut refused) = self.snapshot.filter(pod);
         if !Resource::ALL.iter().any(|resource| pod.asks_for(resource.name())) {
-            // Nothing of the extender's: the first node that will do.
+            // The pod requests no resource of the extender, so the first node that fits is taken.
             let node = fitting.first().cloned().ok_or_else(|| self.nowhere(&refused))?;
             return self.bind_without_extender(pod, node);
         }
@@ -194,7 +194,7 @@ impl Worker {
         let scores: BTreeMap<String, i64> =
             scores.into_iter().map(|graded| (graded.host, graded.score)).collect();
         let score = |node: &String| scores.get(node).copied().unwrap_or_default();
-        // The first of the best, where kube-scheduler would roll dice.
+        // Takes the first of the best nodes. kube-scheduler chooses randomly among them.
         let best = fitting.iter().rev().max_by_key(|node| score(node)).cloned().unwrap_or_default();
         let bound = self.extender.bind(pod, &best).await?;
         if bound.error.is_empty() { Ok(best) } else { Err(Unbound::Later(bound.error)) }
@@ -207,7 +207,7 @@ impl Worker {
         bound.map(|()| node).map_err(|problem| Unbound::Later(problem["message"].to_string()))
     }
 
-    /// Makes room by evicting pods of lower priority, where that helps.
+    /// Evicts pods of lower priority on a node where that makes the pod fit.
     async fn preempt(
         &mut self,
         pod: &PodInfo,
@@ -233,7 +233,7 @@ impl Worker {
         for victim in chosen.pods.iter().filter_map(|victim| self.snapshot.pod(&victim.uid)) {
             let by = format!("Preempted by pod {uid} on node {node}");
             self.record_event(&victim.object, false, "Preempted", &by);
-            // It may have ended by itself.
+            // The pod may have ended by itself.
             let _ = self.api.delete_gently(&pod_path(&victim.object));
             self.counters.evicted.fetch_add(1, Ordering::Relaxed);
         }
@@ -243,14 +243,15 @@ impl Worker {
         Ok(())
     }
 
-    /// How much is lost by evicting them: the most important, then how many.
+    /// Returns the cost of evicting the pods: their highest priority, then their number.
     fn harm(&self, victims: &MetaVictims) -> (i32, usize) {
         let priority = |uid: &str| self.snapshot.pod(uid).map_or(i32::MAX, PodInfo::priority);
         let highest = victims.pods.iter().map(|victim| priority(&victim.uid)).max();
         (highest.unwrap_or(i32::MIN), victims.pods.len())
     }
 
-    /// `0/3 nodes are available: 2 fewer than 8 idle GPUs, 1 node(s) were unschedulable.`
+    /// Builds a message such as `0/3 nodes are available: 2 fewer than 8 idle GPUs, 1 node(s) were
+    /// unschedulable.`
     fn nowhere(&self, refused: &BTreeMap<String, (String, bool)>) -> Unbound {
         let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
         for (why, _) in refused.values() {
@@ -273,7 +274,7 @@ impl Worker {
         });
         let patch =
             json!({ "metadata": { "uid": pod.pod.metadata.uid }, "status": { "conditions": [condition] } });
-        // It may be gone by now.
+        // The pod may be gone by now.
         let _ = self.api.patch(&format!("{}/status", pod_path(&pod.object)), &patch);
     }
 

@@ -1,4 +1,4 @@
-//! Admitting a pod, and starting its containers.
+//! Admission of pods and start of their containers.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,15 +13,47 @@ use tessera_wire::{
         },
     },
 };
+use tonic::Status;
 
 use super::{ContainerEntry, Kubelet, PodEntry, lock};
 
-/// What the containers of an admitted pod were given: environment and mounts, all resources together.
+/// Environment and mounts of the containers of an admitted pod, all resources merged.
 pub type Admitted = BTreeMap<String, ContainerAllocateResponse>;
+
+/// Reasons why the kubelet does not run a pod, in the words of a real kubelet.
+#[derive(Debug, thiserror::Error)]
+pub enum KubeletError {
+    /// The pod is rejected for good.
+    #[error("Pod was rejected: Allocate failed due to {0}, which is unexpected")]
+    Rejected(#[source] AllocationError),
+    /// The device plugin of a resource is gone.
+    #[error("endpoint of {0} has been stopped")]
+    PluginStopped(String),
+    /// The device plugin rejected the start of a container.
+    #[error("device plugin PreStartContainer rpc failed with err: {0}")]
+    PreStart(#[source] Box<Status>),
+}
+
+/// Reasons why a container gets no devices.
+#[derive(Debug, thiserror::Error)]
+pub enum AllocationError {
+    /// No device plugin serves the resource.
+    #[error("no healthy devices present; cannot allocate {0}")]
+    NoPlugin(&'static str),
+    /// Fewer devices are free than the container requests.
+    #[error("requested number of devices unavailable for {0}")]
+    TooFewDevices(&'static str),
+    /// The device plugin failed to answer GetPreferredAllocation.
+    #[error("device plugin GetPreferredAllocation rpc failed with err: {0}")]
+    Preference(#[source] Box<Status>),
+    /// The device plugin rejected Allocate.
+    #[error("{0}")]
+    Allocate(#[source] Box<Status>),
+}
 
 impl Kubelet {
     /// Admits a pod, or rejects it for good.
-    pub async fn admit(&self, pod: &Pod) -> Result<Admitted, String> {
+    pub async fn admit(&self, pod: &Pod) -> Result<Admitted, KubeletError> {
         let _one_at_a_time = self.admitting.lock().await;
         let uid = &pod.metadata.uid;
         let entry = |(container, role): (&Container, ContainerRole)| ContainerEntry {
@@ -39,12 +71,10 @@ impl Kubelet {
         if admitted.is_err() {
             self.remove(uid);
         }
-        admitted.map_err(|reason| {
-            format!("Pod was rejected: Allocate failed due to {reason}, which is unexpected")
-        })
+        admitted.map_err(KubeletError::Rejected)
     }
 
-    async fn allocate_all(&self, pod: &Pod) -> Result<Admitted, String> {
+    async fn allocate_all(&self, pod: &Pod) -> Result<Admitted, AllocationError> {
         let mut admitted = Admitted::new();
         let mut reusable: BTreeMap<Resource, BTreeSet<String>> = BTreeMap::new();
         for (container, role) in pod.spec.containers_with_roles() {
@@ -74,11 +104,10 @@ impl Kubelet {
         container: &Container,
         resource: Resource,
         reusable: &BTreeSet<String>,
-    ) -> Result<(BTreeSet<String>, ContainerAllocateResponse), String> {
+    ) -> Result<(BTreeSet<String>, ContainerAllocateResponse), AllocationError> {
         let name = resource.name();
         let plugin = lock(&self.state.plugins).get(name).cloned();
-        let mut plugin =
-            plugin.ok_or_else(|| format!("no healthy devices present; cannot allocate {name}"))?;
+        let mut plugin = plugin.ok_or(AllocationError::NoPlugin(name))?;
         let count = resource.asked_by(container);
         let mut chosen: BTreeSet<String> = reusable.iter().take(count).cloned().collect();
         if chosen.len() < count {
@@ -89,7 +118,7 @@ impl Kubelet {
             };
             let mut available: Vec<String> = plugin.healthy().difference(&held).cloned().collect();
             if available.len() + chosen.len() < count {
-                return Err(format!("requested number of devices unavailable for {name}"));
+                return Err(AllocationError::TooFewDevices(name));
             }
             self.state.shuffle(&mut available);
             let request = PreferredAllocationRequest {
@@ -99,9 +128,8 @@ impl Kubelet {
                     allocation_size: i32::try_from(count).unwrap_or(i32::MAX),
                 }],
             };
-            let preferred = plugin.client.get_preferred_allocation(request).await.map_err(|error| {
-                format!("device plugin GetPreferredAllocation rpc failed with err: {error}")
-            })?;
+            let preferred = plugin.client.get_preferred_allocation(request).await;
+            let preferred = preferred.map_err(|error| AllocationError::Preference(Box::new(error)))?;
             let preferred =
                 preferred.into_inner().container_responses.into_iter().flat_map(|r| r.device_i_ds);
             let usable = preferred.filter(|id| available.contains(id)).collect::<Vec<_>>();
@@ -116,7 +144,8 @@ impl Kubelet {
                 devices_ids: chosen.iter().cloned().collect(),
             }],
         };
-        let response = plugin.client.allocate(request).await.map_err(|error| error.to_string())?;
+        let response = plugin.client.allocate(request).await;
+        let response = response.map_err(|error| AllocationError::Allocate(Box::new(error)))?;
         let response = response.into_inner().container_responses.into_iter().next().unwrap_or_default();
         let mut allocations = lock(&self.state.allocations);
         let entry = allocations.pods.get_mut(&pod.metadata.uid);
@@ -127,16 +156,16 @@ impl Kubelet {
         Ok((chosen, response))
     }
 
-    /// Starts the containers of an admitted pod, for the first time or again: only the plugins notice.
-    pub async fn start_containers(&self, pod: &Pod) -> Result<(), String> {
+    /// Starts the containers of an admitted pod, for the first time or again. Only the plugins are
+    /// called.
+    pub async fn start_containers(&self, pod: &Pod) -> Result<(), KubeletError> {
         for (container, _) in pod.spec.containers_with_roles() {
             for (name, ids) in self.holds(&pod.metadata.uid, &container.name) {
                 let plugin = lock(&self.state.plugins).get(&name).cloned();
-                let mut plugin = plugin.ok_or_else(|| format!("endpoint of {name} has been stopped"))?;
+                let mut plugin = plugin.ok_or(KubeletError::PluginStopped(name))?;
                 let request = PreStartContainerRequest { devices_ids: ids.into_iter().collect() };
-                plugin.client.pre_start_container(request).await.map_err(|error| {
-                    format!("device plugin PreStartContainer rpc failed with err: {error}")
-                })?;
+                let started = plugin.client.pre_start_container(request).await;
+                started.map_err(|error| KubeletError::PreStart(Box::new(error)))?;
             }
         }
         Ok(())

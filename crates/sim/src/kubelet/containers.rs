@@ -1,6 +1,6 @@
-//! Containers that are no more than what can be seen of them from outside: a process in `/proc`, its use of the GPUs.
+//! Simulated containers: a directory in `/proc` and a line of GPU usage.
 //!
-//! Each uses the GPUs it was given, and stays a little below what its pod asked for.
+//! Each container uses the GPUs it was given and stays a little below the request of its pod.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -18,7 +18,7 @@ use crate::scatter::{of_text, scatter};
 /// The containers of a node.
 #[derive(Debug)]
 pub(super) struct Containers {
-    /// What uses the GPUs: a line for each process and GPU.
+    /// File with the GPU usage: one line for each process and GPU.
     processes: PathBuf,
     proc_root: PathBuf,
     gpus: Vec<Gpu>,
@@ -37,14 +37,14 @@ struct Process {
     lines: String,
 }
 
-/// How a container learns which GPUs it has.
+/// Environment variable with the GPUs of a container.
 const VISIBLE: &str = "NVIDIA_VISIBLE_DEVICES";
 
-/// The first process; below it are those of the machine itself.
+/// PID of the first container. Lower PIDs belong to the host.
 const FIRST_PID: u32 = 1000;
 
 impl Containers {
-    /// On these GPUs, which a file describes.
+    /// Creates the containers of a node whose GPUs `gpu_file` describes.
     pub(super) fn new(gpu_file: &Path, proc_root: PathBuf, gpus: Vec<Gpu>) -> Self {
         let mut processes = gpu_file.to_owned().into_os_string();
         processes.push(".processes");
@@ -52,7 +52,8 @@ impl Containers {
         Self { processes: processes.into(), proc_root, gpus, running }
     }
 
-    /// Starts one that asked for so much of each of its GPUs, and was handed this.
+    /// Starts a container that holds this much of each of its GPUs. `given` is the answer of the
+    /// device plugins.
     pub(super) fn start(
         &self,
         pod: &str,
@@ -78,7 +79,7 @@ impl Containers {
         self.write(&running)
     }
 
-    /// Ends all of a pod.
+    /// Ends all containers of a pod.
     pub(super) fn end(&self, pod: &str) -> io::Result<()> {
         let mut running = lock(&self.running);
         for process in running.by_pod.remove(pod).into_iter().flatten() {
@@ -87,7 +88,7 @@ impl Containers {
         self.write(&running)
     }
 
-    /// Whole or not at all: an agent may be reading it.
+    /// Replaces the usage file atomically, because an agent may be reading it.
     fn write(&self, running: &Running) -> io::Result<()> {
         let text: String = running.by_pod.values().flatten().map(|process| process.lines.as_str()).collect();
         let temporary = self.processes.with_extension("new");
@@ -101,7 +102,7 @@ fn line(pid: u32, gpu: &Gpu, hold: Hold, seed: u64) -> String {
         Hold::Whole => (100, gpu.memory.0),
         Hold::Share { compute_percent, memory } => (compute_percent.0, memory.0),
     };
-    // Between 55 and 95 % of what it may have; a container without compute of its own idles along.
+    // A container uses 55 to 95 % of its limit. A container without compute of its own uses 3 %.
     let part = 55 + scatter(seed ^ u64::from(gpu.index.0)) % 41;
     let busy = if compute_percent == 0 { 3 } else { u64::from(compute_percent) * part / 100 };
     let line =
@@ -109,7 +110,8 @@ fn line(pid: u32, gpu: &Gpu, hold: Hold, seed: u64) -> String {
     format!("{line}\n")
 }
 
-/// `/proc/<pid>/stat`: 52 fields, of which the 22nd, the start, tells processes of one number apart.
+/// Returns the content of `/proc/<pid>/stat`: 52 fields. The 22nd, the start time, distinguishes
+/// processes with the same PID.
 fn stat(pid: u32) -> String {
     let rest = ["0"; 30].join(" ");
     let before_start = ["0"; 18].join(" ");
@@ -121,7 +123,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_start_is_the_twenty_second_field() {
+    fn the_start_time_is_the_22nd_field() {
         let text = stat(1234);
         let fields: Vec<&str> = text.split_whitespace().collect();
         assert_eq!((fields[0], fields[21]), ("1234", "1234"));

@@ -1,4 +1,4 @@
-//! podresources: who holds which device.
+//! The podresources API: lists which container holds which device.
 
 use std::{
     io,
@@ -20,11 +20,11 @@ use tonic::{Request, Response, Status, transport::Server};
 
 use super::{KubeletState, PodEntry, lock};
 
-/// Questions a second, and how many may come at once.
+/// Rate limit of the podresources API: calls per second and burst size, as in the real kubelet.
 const RATE: f64 = 100.0;
 const BURST: f64 = 10.0;
 
-/// The kubelet turns away who asks too often, at once.
+/// The rate limit. A call above the limit fails at once.
 #[derive(Debug)]
 pub(super) struct RateLimit {
     tokens: f64,
@@ -79,7 +79,7 @@ impl Lister {
     }
 }
 
-/// One entry for each device, as the real one sends it.
+/// Builds the entry of a pod, with one item for each device like the real kubelet.
 fn listed(pod: &PodEntry) -> PodResources {
     let devices = |ids: &std::collections::BTreeMap<String, std::collections::BTreeSet<String>>| {
         let pairs = ids.iter().flat_map(|(resource, ids)| ids.iter().map(move |id| (resource, id)));

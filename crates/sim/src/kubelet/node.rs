@@ -1,4 +1,5 @@
-//! A node: a kubelet that takes its pods from an API server, runs them for as long as they say, and tells what became of them.
+//! A simulated node: a kubelet that takes its pods from an API server, runs them for their run time
+//! and reports their status.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
@@ -21,29 +22,30 @@ use super::{Admitted, Checkpoint, Kubelet};
 use crate::apiserver::{ApiServer, WatchEvent, now, pod_path};
 use crate::events::ObjectEvent;
 
-/// The pod annotation that says for how many seconds its containers run. Without it they run until they are deleted.
+/// Pod annotation with the run time of the containers in seconds. Without it they run until they
+/// are deleted.
 pub const RUN_SECONDS_ANNOTATION: &str = "tessera.dev/simulated-run-seconds";
 
-/// What a node is made of.
+/// Settings of a simulated node.
 #[derive(Debug, Clone)]
 pub struct SimulatedNodeSettings {
-    /// Its name.
+    /// Name of the node.
     pub name: String,
-    /// Labels beside the usual ones.
+    /// Labels in addition to the usual ones.
     pub labels: BTreeMap<String, String>,
-    /// The kubelet's root directory.
+    /// Root directory of the kubelet.
     pub root: PathBuf,
-    /// The description of its GPUs; what runs on them is written beside it.
+    /// File that describes the GPUs. Their usage is written beside it.
     pub gpu_file: PathBuf,
-    /// The GPUs themselves.
+    /// GPUs of the node.
     pub gpus: Vec<Gpu>,
-    /// Where its processes are to be found, as in `/proc`.
+    /// Directory of the node's processes, the counterpart of `/proc`.
     pub proc_root: PathBuf,
-    /// For random choices.
+    /// Seed of random choices.
     pub seed: u64,
 }
 
-/// A running node.
+/// A running simulated node.
 #[derive(Debug)]
 pub struct SimulatedNode {
     kubelet: Arc<Kubelet>,
@@ -51,10 +53,10 @@ pub struct SimulatedNode {
     task: JoinHandle<()>,
 }
 
-/// How long containers take to end when they are told to.
+/// Time that containers take to end after a deletion.
 const TERMINATION_TIME: Duration = Duration::from_millis(200);
 
-/// The pause after a container that could not be started.
+/// Delay before a container that could not start is started again.
 const START_RETRY_DELAY: Duration = Duration::from_millis(500);
 
 impl SimulatedNode {
@@ -71,16 +73,16 @@ impl SimulatedNode {
         Ok(Self { kubelet, stop, task })
     }
 
-    /// The device manager.
+    /// Returns the device manager.
     #[must_use]
     pub fn kubelet(&self) -> &Kubelet {
         &self.kubelet
     }
 
-    /// Ends it. Its pods end without a word, as on a machine that is switched off.
+    /// Stops the node. Its pods end without a status update, as on a host that is switched off.
     pub async fn stop(self) {
         self.stop.cancel();
-        // A panic in there was reported when it happened.
+        // A panic of the task was logged when it event.
         let _ = self.task.await;
         if let Ok(kubelet) = Arc::try_unwrap(self.kubelet) {
             kubelet.stop().await;
@@ -111,7 +113,7 @@ fn register(api: &ApiServer, settings: &SimulatedNodeSettings) {
             },
         },
     });
-    // It may be known from before, as a machine that was switched off and on.
+    // The node may exist already, like a host that was switched off and on.
     let _ = api.create("/api/v1/nodes", node);
     let lease = json!({ "metadata": { "name": name }, "spec": { "holderIdentity": name } });
     let _ = api.create("/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases", lease);
@@ -136,7 +138,7 @@ impl Worker {
                 tokio::select! {
                     () = stop.cancelled() => break 'watch,
                     Ok(()) = news.changed() => self.publish_devices(),
-                    happened = pods.next() => match happened {
+                    event = pods.next() => match event {
                         None => break,
                         Some(WatchEvent::Applied(pod)) => self.clone().apply(pod, &mut running, &mut tasks),
                         Some(WatchEvent::Deleted(pod)) => {
@@ -173,13 +175,14 @@ impl Worker {
         }
     }
 
-    /// From admission to the end.
+    /// Runs a pod from its admission to its end.
     async fn run_pod(&self, object: Value, end: CancellationToken) {
-        // What cannot be read as a pod was not made by the API server.
+        // The API server creates no object that is not a valid pod.
         let Ok(pod) = serde_json::from_value::<Pod>(object.clone()) else { return };
         let admitted = match self.kubelet.admit(&pod).await {
             Ok(admitted) => admitted,
-            Err(reason) => {
+            Err(error) => {
+                let reason = error.to_string();
                 self.record_event(&object, true, "UnexpectedAdmissionError", &reason);
                 self.set_status(&object, json!({
                     "phase": "Failed", "reason": "UnexpectedAdmissionError", "message": reason, "startTime": now(),
@@ -189,7 +192,7 @@ impl Worker {
         };
         let ended = end.run_until_cancelled(self.run_containers(&object, &pod, &admitted)).await;
         if ended.is_none() {
-            // Deleted: the containers are asked to end, and do.
+            // The pod was deleted, so its containers are asked to end and do so.
             tokio::time::sleep(TERMINATION_TIME).await;
         }
         let _ = self.containers.end(&pod.metadata.uid);
@@ -201,13 +204,13 @@ impl Worker {
         }
     }
 
-    /// Comes back when they have ended by themselves.
+    /// Runs the containers until they complete.
     async fn run_containers(&self, object: &Value, pod: &Pod, admitted: &Admitted) {
         while let Err(reason) = self.kubelet.start_containers(pod).await {
-            self.record_event(object, true, "Failed", &reason);
+            self.record_event(object, true, "Failed", &reason.to_string());
             tokio::time::sleep(START_RETRY_DELAY).await;
         }
-        // A pod whose requests cannot be read was not admitted.
+        // The kubelet does not admit a pod with unreadable requests.
         for claim in pod.spec.claims(MemoryUnit::GiB).unwrap_or_default() {
             let (uid, container) = (&pod.metadata.uid, &claim.container);
             let Some(given) = admitted.get(container) else { continue };
@@ -234,11 +237,11 @@ impl Worker {
 
     fn set_status(&self, pod: &Value, status: Value) {
         let patch = json!({ "metadata": { "uid": pod["metadata"]["uid"] }, "status": status });
-        // A pod that is gone, or another of its name, has no use for it.
+        // The pod may be gone or replaced by another one of its name.
         let _ = self.api.patch(&format!("{}/status", pod_path(pod)), &patch);
     }
 
-    /// Takes the object of a pod away that has ended because it was deleted.
+    /// Deletes the object of a pod that has ended because it was deleted.
     fn delete_object(&self, pod: &Value) {
         let current = self.api.get(&pod_path(pod));
         let same = current.is_some_and(|current| current["metadata"]["uid"] == pod["metadata"]["uid"]);
@@ -251,7 +254,7 @@ impl Worker {
         ObjectEvent { about, is_warning, reason, message, component: "kubelet" }.write(&self.api);
     }
 
-    /// The node's amounts follow its plugins.
+    /// Publishes the amounts of the plugins' devices in the node's status.
     fn publish_devices(&self) {
         let (mut capacity, mut allocatable) = (json!({}), json!({}));
         for resource in Resource::ALL {

@@ -1,4 +1,4 @@
-//! Plugins: how they come to be known, and what they offer.
+//! Device plugins: registration and devices.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -28,17 +28,17 @@ use tonic::{
 
 use super::{KubeletState, lock};
 
-/// How often the registry is looked at.
+/// Interval of polling the plugin registry.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// A directory that did not change for so long has been seen as it is.
+/// Time after which a directory without changes counts as completely read.
 const SETTLE_TIME: Duration = Duration::from_millis(100);
 
-/// A plugin that is known.
+/// A registered plugin.
 #[derive(Clone, Debug)]
 pub(super) struct Plugin {
     pub(super) client: DevicePluginClient<Channel>,
-    /// Every device, and whether it is healthy.
+    /// Health of every device by ID.
     devices: Arc<Mutex<BTreeMap<String, bool>>>,
 }
 
@@ -47,18 +47,33 @@ impl Plugin {
         lock(&self.devices).iter().filter(|(_, healthy)| **healthy).map(|(id, _)| id.clone()).collect()
     }
 
-    /// All devices, and the healthy ones.
+    /// Returns the number of devices and of healthy devices.
     pub(super) fn count(&self) -> (usize, usize) {
         let devices = lock(&self.devices);
         (devices.len(), devices.values().filter(|healthy| **healthy).count())
     }
 }
 
-/// A starting kubelet deletes what it finds beside its own socket.
+/// Reasons why a plugin does not become known.
+#[derive(Debug, thiserror::Error)]
+enum PluginError {
+    #[error(transparent)]
+    Connect(#[from] tonic::transport::Error),
+    #[error("{0}")]
+    Rpc(#[source] Box<Status>),
+}
+
+impl PluginError {
+    fn rpc(status: Status) -> Self {
+        Self::Rpc(Box::new(status))
+    }
+}
+
+/// Deletes the sockets beside `kubelet.sock`, as a starting kubelet does.
 pub(super) fn clear_sockets(directory: &Path) -> io::Result<()> {
     for entry in fs::read_dir(directory)? {
         match fs::remove_file(entry?.path()) {
-            // A plugin took its socket away itself.
+            // The plugin may have removed its socket itself.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             done => done?,
         }
@@ -66,7 +81,7 @@ pub(super) fn clear_sockets(directory: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Plugins that come to `kubelet.sock`.
+/// Serves registrations at `kubelet.sock`.
 pub(super) fn serve_registration(
     directory: &Path,
     state: Arc<KubeletState>,
@@ -95,12 +110,13 @@ impl Registration for Registrar {
         let asked = request.into_inner();
         let socket = self.directory.join(&asked.endpoint);
         let state = self.state.clone();
-        connect(&socket, asked.resource_name, state).await.map_err(Status::unavailable)?;
+        let connected = connect(&socket, asked.resource_name, state).await;
+        connected.map_err(|error| Status::unavailable(error.to_string()))?;
         Ok(Response::new(Empty {}))
     }
 }
 
-/// Goes to every socket that appears in the registry.
+/// Connects to every socket that appears in the registry.
 pub(super) fn watch_registry(
     directory: PathBuf,
     state: Arc<KubeletState>,
@@ -112,7 +128,8 @@ pub(super) fn watch_registry(
         let mut known = BTreeSet::new();
         let mut settled = None;
         while !stop.is_cancelled() {
-            // Many kubelets in one process would spend their time reading directories in which nothing has changed.
+            // With many kubelets in one process, reading unchanged directories would take most of
+            // the time.
             let changed = fs::metadata(&directory).and_then(|data| data.modified()).ok();
             if changed.is_some() && changed == settled {
                 tokio::time::sleep(POLL_INTERVAL).await;
@@ -133,7 +150,8 @@ pub(super) fn watch_registry(
                     }
                 }
             }
-            // The clock of the files is coarse: what changed a moment ago may change again unseen.
+            // File timestamps are coarse: a directory that changed just now may change again with
+            // the same timestamp.
             let is_old = |time: &SystemTime| time.elapsed().is_ok_and(|passed| passed > SETTLE_TIME);
             settled = changed.filter(|time| all_known && is_old(time));
             tokio::time::sleep(POLL_INTERVAL).await;
@@ -141,29 +159,28 @@ pub(super) fn watch_registry(
     });
 }
 
-async fn register_from_registry(socket: &Path, state: Arc<KubeletState>) -> Result<(), String> {
-    let text = |error: Status| error.to_string();
+async fn register_from_registry(socket: &Path, state: Arc<KubeletState>) -> Result<(), PluginError> {
     let mut client = RegistrationClient::new(dial(socket).await?);
-    let info = client.get_info(InfoRequest {}).await.map_err(text)?.into_inner();
+    let info = client.get_info(InfoRequest {}).await.map_err(PluginError::rpc)?.into_inner();
     connect(socket, info.name, state).await?;
     let registered = RegistrationStatus { plugin_registered: true, error: String::new() };
-    client.notify_registration_status(registered).await.map_err(text)?;
+    client.notify_registration_status(registered).await.map_err(PluginError::rpc)?;
     Ok(())
 }
 
-async fn dial(socket: &Path) -> Result<Channel, String> {
+async fn dial(socket: &Path) -> Result<Channel, PluginError> {
     let address = format!("unix://{}", socket.display());
-    let endpoint = Endpoint::from_shared(address).map_err(|error| error.to_string())?;
-    endpoint.connect().await.map_err(|error| error.to_string())
+    Ok(Endpoint::from_shared(address)?.connect().await?)
 }
 
-/// Asks for the options and opens the device stream; when it ends, all devices are unhealthy.
-async fn connect(socket: &Path, resource: String, state: Arc<KubeletState>) -> Result<(), String> {
+/// Reads the plugin's options and opens its device stream. When the stream ends, all devices become
+/// unhealthy.
+async fn connect(socket: &Path, resource: String, state: Arc<KubeletState>) -> Result<(), PluginError> {
     let mut client = DevicePluginClient::new(dial(socket).await?)
         .max_decoding_message_size(4 << 20)
         .max_encoding_message_size(4 << 20);
-    client.get_device_plugin_options(Empty {}).await.map_err(|error| error.to_string())?;
-    let stream = client.list_and_watch(Empty {}).await.map_err(|error| error.to_string())?;
+    client.get_device_plugin_options(Empty {}).await.map_err(PluginError::rpc)?;
+    let stream = client.list_and_watch(Empty {}).await.map_err(PluginError::rpc)?;
     let mut stream = stream.into_inner();
     let plugin = Plugin { client, devices: Arc::default() };
     lock(&state.plugins).insert(resource, plugin.clone());

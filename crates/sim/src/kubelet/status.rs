@@ -1,16 +1,16 @@
-//! What a kubelet tells of its pods.
+//! The pod status that a kubelet reports.
 
 use serde_json::{Value, json};
 
 use crate::apiserver::now;
 use crate::scatter;
 
-/// Its containers run.
+/// Returns the status of a pod whose containers run.
 pub(super) fn running(pod: &Value) -> Value {
     status(pod, &ContainerState::Running)
 }
 
-/// They have ended by themselves.
+/// Returns the status of a pod whose containers have completed.
 pub(super) fn ended(pod: &Value) -> Value {
     status(pod, &ContainerState::Ended)
 }
@@ -64,7 +64,7 @@ fn status(pod: &Value, state: &ContainerState) -> Value {
     status
 }
 
-/// The runtime's name for a container.
+/// Returns the container ID of the runtime.
 pub(super) fn container_id(uid: &str, container: &str) -> String {
     scatter::long_id(&format!("{uid}/{container}"))
 }

@@ -1,88 +1,41 @@
-//! The Mersenne Twister MT19937, seeded and read as Python's `random.Random(seed)` does: the reference streams
-//! were drawn with it, and come out again number by number.
+//! Random draws as Python's `random.Random(seed)` makes them.
+//!
+//! The reference streams were drawn with Python, so this type must repeat its draws exactly. The
+//! generator itself is MT19937 of the crate `rand_mt`.
+
+use rand_mt::Mt;
 
 /// A sequence of draws.
 #[derive(Clone, Debug)]
-pub(super) struct Twister {
-    words: [u32; WORDS],
-    next: usize,
-}
-
-const WORDS: usize = 624;
-const SHIFT: usize = 397;
-const UPPER_BIT: u32 = 0x8000_0000;
+pub(super) struct Twister(Mt);
 
 impl Twister {
-    /// The sequence of a seed.
+    /// Starts the sequence of a seed. Python seeds the generator with a key of one word.
     #[must_use]
     pub(super) fn new(seed: u32) -> Self {
-        let mixed = |word: u32| word ^ (word >> 30);
-        let mut words = [19_650_218_u32; WORDS];
-        for (number, at) in (1_u32..).zip(1..WORDS) {
-            words[at] = 1_812_433_253_u32.wrapping_mul(mixed(words[at - 1])).wrapping_add(number);
-        }
-        // The seed is a key of one word, so every round adds the same.
-        let mut positions = (1..WORDS).cycle();
-        for at in positions.by_ref().take(WORDS) {
-            words[at] = (words[at] ^ mixed(words[at - 1]).wrapping_mul(1_664_525)).wrapping_add(seed);
-            carry(&mut words, at);
-        }
-        for at in positions.take(WORDS - 1) {
-            let number = u32::try_from(at).unwrap_or(0);
-            words[at] = (words[at] ^ mixed(words[at - 1]).wrapping_mul(1_566_083_941)).wrapping_sub(number);
-            carry(&mut words, at);
-        }
-        words[0] = UPPER_BIT;
-        Self { words, next: WORDS }
+        Self(Mt::new_with_key([seed]))
     }
 
-    fn word(&mut self) -> u32 {
-        if self.next == WORDS {
-            self.twist();
-            self.next = 0;
-        }
-        let mut word = self.words[self.next];
-        self.next += 1;
-        word ^= word >> 11;
-        word ^= (word << 7) & 0x9d2c_5680;
-        word ^= (word << 15) & 0xefc6_0000;
-        word ^ (word >> 18)
-    }
-
-    fn twist(&mut self) {
-        for at in 0..WORDS {
-            let pair = (self.words[at] & UPPER_BIT) | (self.words[(at + 1) % WORDS] & !UPPER_BIT);
-            let odd = if pair & 1 == 1 { 0x9908_b0df } else { 0 };
-            self.words[at] = self.words[(at + SHIFT) % WORDS] ^ (pair >> 1) ^ odd;
-        }
-    }
-
-    /// A number from 0 up to 1, as `random()`.
+    /// Draws a number in `0.0..1.0`, like `random()`.
     pub(super) fn unit(&mut self) -> f64 {
-        let (high, low) = (f64::from(self.word() >> 5), f64::from(self.word() >> 6));
+        let (high, low) = (f64::from(self.0.next_u32() >> 5), f64::from(self.0.next_u32() >> 6));
         (high * f64::from(1_u32 << 26) + low) / (2.0_f64).powi(53)
     }
 
-    /// A number below `limit`, which is above 0, as `randrange(limit)`: draws of just enough bits until one fits.
+    /// Draws a number below `limit`, like `randrange(limit)`: draws as many bits as `limit` has
+    /// until they fit. `limit` must be above 0.
     pub(super) fn below(&mut self, limit: u32) -> u32 {
         loop {
-            let drawn = self.word() >> limit.leading_zeros();
+            let drawn = self.0.next_u32() >> limit.leading_zeros();
             if drawn < limit.max(1) {
                 return drawn;
             }
         }
     }
 
-    /// A number from `least` to `most`, as `randint(least, most)`.
-    pub(super) fn between(&mut self, least: u32, most: u32) -> u32 {
-        least + self.below(most - least + 1)
-    }
-}
-
-/// The first word repeats the last one at the end of a round.
-fn carry(words: &mut [u32; WORDS], at: usize) {
-    if at == WORDS - 1 {
-        words[0] = words[at];
+    /// Draws a number in `min..=max`, like `randint(min, max)`.
+    pub(super) fn between(&mut self, min: u32, max: u32) -> u32 {
+        min + self.below(max - min + 1)
     }
 }
 
@@ -104,4 +57,33 @@ mod tests {
     const UNITS: [&str; 2] = ["0.8444218515250481", "0.7579544029403025"];
     const PAIRS: [(u32, u32); 5] = [(5, 6), (4, 21), (5, 17), (4, 20), (4, 23)];
     const OF_A_LARGE_SEED: [u32; 4] = [419, 672, 185, 974];
+
+    /// `random.Random(seed).getrandbits(32)`: the first five words of a seed, then words 624 and
+    /// 1248, the first ones after the state was generated anew.
+    #[test]
+    fn words_equal_those_of_the_reference_implementation() {
+        for (seed, first, later) in WORDS {
+            let Twister(mut words) = Twister::new(seed);
+            let drawn: Vec<u32> = (0..1249).map(|_| words.next_u32()).collect();
+            assert_eq!((drawn[..5].to_vec(), [drawn[624], drawn[1248]]), (first.to_vec(), later), "{seed}");
+        }
+    }
+
+    const WORDS: [(u32, [u32; 5], [u32; 2]); 3] = [
+        (
+            0,
+            [3_626_764_237, 1_654_615_998, 3_255_389_356, 3_823_568_514, 1_806_341_205],
+            [2_229_104_038, 2_465_233_080],
+        ),
+        (
+            1,
+            [577_090_037, 2_444_712_010, 3_639_700_191, 3_445_702_192, 3_280_387_012],
+            [1_360_367_077, 1_032_912_167],
+        ),
+        (
+            4_294_967_295,
+            [2_728_839_433, 2_661_025_012, 872_737_089, 924_893_097, 2_608_619_700],
+            [2_143_983_266, 900_933_221],
+        ),
+    ];
 }

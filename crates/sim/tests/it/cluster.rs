@@ -1,4 +1,4 @@
-//! The cluster experiment: its books balance for every rule, and it gives the published figures.
+//! The cluster experiment: every policy books correctly, and the published results are reproduced.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ fn experiment(nodes: &str, pods: &str, target: WorkloadKnowledge) -> Experiment 
     }
 }
 
-/// A small cluster of every kind of node, and pods of every kind.
+/// Returns a small cluster with every kind of node and pod.
 fn small(target: WorkloadKnowledge) -> Experiment {
     let mut nodes = "sn,cpu_milli,memory_mib,gpu,model\n".to_owned();
     for number in 0..12 {
@@ -37,17 +37,17 @@ fn small(target: WorkloadKnowledge) -> Experiment {
     experiment(&nodes, &pods, target)
 }
 
-fn rules() -> Vec<String> {
+fn policies() -> Vec<String> {
     let core = Policy::NAMES.iter().filter(|name| !FillPolicy::COMPARED.contains(name));
     FillPolicy::COMPARED.iter().chain(core).map(|name| (*name).to_owned()).collect()
 }
 
 #[test]
-fn every_rule_keeps_true_books() {
+fn every_policy_allocates_only_free_gpus() {
     for target in [WorkloadKnowledge::Learned, WorkloadKnowledge::Trace] {
         let experiment = small(target);
         let gpus: usize = experiment.nodes.iter().map(|node| node.gpus().len()).sum();
-        for name in rules() {
+        for name in policies() {
             let outcome = run(&experiment, name.parse().unwrap(), 7);
             let mut ledger = Ledger::default();
             experiment.nodes.iter().for_each(|node| {
@@ -71,14 +71,14 @@ fn every_rule_keeps_true_books() {
 }
 
 #[test]
-fn a_run_repeats_and_seeds_differ() {
+fn a_seed_repeats_and_seeds_differ() {
     let experiment = small(WorkloadKnowledge::Learned);
     let grants = |seed| run(&experiment, "tessera".parse().unwrap(), seed).grants;
     assert_eq!(grants(1), grants(1));
     assert_ne!(grants(1), grants(2));
 }
 
-/// The openb trace, where it lies beside the checkout.
+/// Returns the openb trace if it lies beside the checkout.
 fn openb(workload: &str, target: WorkloadKnowledge) -> Option<Experiment> {
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../../shared/traces/openb");
     let read = |file: String| std::fs::read_to_string(folder.join(file)).ok();
@@ -94,17 +94,17 @@ fn notice(workload: &str) {
 const SEED: u64 = 42;
 
 #[test]
-fn published_rules_give_the_published_figures() {
+fn published_policies_give_the_published_results() {
     let Some(experiment) = openb("default", WorkloadKnowledge::Learned) else { return notice("default") };
     for (name, published) in [("random", 87.47), ("best-fit", 93.08), ("fgd", 95.39)] {
         let allocated = run(&experiment, name.parse().unwrap(), SEED).allocated_percent;
-        // One seed lies up to half a point from the mean of ten.
+        // One seed differs by up to half a point from the mean of ten.
         assert!((allocated - published).abs() < 0.8, "{name}: {allocated} instead of about {published}");
     }
 }
 
 #[test]
-fn tessera_is_ahead_of_fgd_on_every_workload_and_refuses_no_size_more_often() {
+fn tessera_allocates_more_than_fgd_and_rejects_no_size_more_often() {
     for workload in ["default", "cpu100", "gpushare60", "gpuspec20", "multigpu30"] {
         let Some(learned) = openb(workload, WorkloadKnowledge::Learned) else { return notice(workload) };
         let known = Experiment { target: WorkloadKnowledge::Trace, ..learned.clone() };

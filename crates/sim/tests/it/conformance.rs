@@ -1,10 +1,11 @@
-//! The embedded API server answers as the real one does; `e2e/run conformance` tries the same there.
+//! The embedded API server answers like a real one. `e2e/run conformance` runs the same requests
+//! there.
 
 use tessera_sim::apiserver::{ApiServer, conformance};
 use tessera_sim::http::HttpClient;
 
 #[tokio::test]
-async fn the_embedded_server_answers_as_a_real_one() {
+async fn the_embedded_server_answers_like_a_real_one() {
     let server = ApiServer::start().await.unwrap();
     let mut client = HttpClient::new(&server.url()).unwrap();
     let tried = conformance::run(async |request: conformance::ConformanceRequest| {
@@ -14,6 +15,6 @@ async fn the_embedded_server_answers_as_a_real_one() {
     .await;
     match tried {
         Ok(steps) => assert!(steps > 60, "only {steps} steps"),
-        Err(differences) => panic!("{differences}"),
+        Err(error) => panic!("{error}"),
     }
 }

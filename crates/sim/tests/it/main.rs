@@ -1,10 +1,6 @@
-//! The simulators, on small fixtures and, where it is there, on real data.
+//! Tests of the simulators on small fixtures and, if it exists, on recorded data.
 
-#![allow(
-    clippy::print_stdout,
-    clippy::unwrap_used,
-    reason = "helpers of tests may fail and speak like tests"
-)]
+#![allow(clippy::print_stdout, clippy::unwrap_used, reason = "test helpers may panic and print like tests")]
 
 mod cluster;
 mod conformance;

@@ -79,39 +79,37 @@ impl Stage {
 }
 
 impl situations::NodeUnderTest for Stage {
+    type Error = anyhow::Error;
+
     fn uuid(&self, gpu: u8) -> String {
         self.uuid(gpu)
     }
 
-    async fn create_pod(&self, asking: &SituationPod) -> Result<(), String> {
+    async fn create_pod(&self, asking: &SituationPod) -> Result<()> {
         let containers: Vec<Container> = asking.containers.iter().map(container).collect();
         let mut pod = manifest(&asking.name, &containers);
         if let Some(spec) = pod.spec.as_mut().filter(|_| asking.is_unplaced()) {
             // It chose its node itself.
             spec.node_name = Some(self.node.name.clone());
         }
-        self.create(pod).await.map(drop).map_err(in_words)
+        self.create(pod).await.map(drop)
     }
 
-    async fn bind_pod(&self, asking: &SituationPod) -> Result<(), String> {
+    async fn bind_pod(&self, asking: &SituationPod) -> Result<()> {
         if asking.is_unplaced() {
             return Ok(());
         }
         let granted: Vec<(&str, &[u8])> =
             asking.containers.iter().map(|asked| (asked.name.as_str(), asked.granted.as_slice())).collect();
-        self.bind(&asking.name, &granted).await.map_err(in_words)
+        self.bind(&asking.name, &granted).await
     }
 
-    async fn outcome(&self, asking: &SituationPod) -> Result<PodOutcome, String> {
-        self.became(asking).await.map_err(in_words)
+    async fn outcome(&self, asking: &SituationPod) -> Result<PodOutcome> {
+        self.became(asking).await
     }
 
-    async fn check_and_clear(&self) -> Result<(), String> {
-        books::check(self).await.map_err(in_words)?;
-        self.delete_all().await.map_err(in_words)
+    async fn check_and_clear(&self) -> Result<()> {
+        books::check(self).await?;
+        self.delete_all().await
     }
-}
-
-fn in_words(error: anyhow::Error) -> String {
-    format!("{error:#}")
 }
