@@ -49,7 +49,7 @@ pub enum StreamError {
         "policy {policy} compares every set of GPUs, which takes too long for more than {MAX_GPUS_OF_FULL_COMPARISON}"
     )]
     TooManySets {
-        /// The policy.
+        /// Name of the policy.
         policy: StreamPolicy,
     },
     /// No job of the stream fits on the host.

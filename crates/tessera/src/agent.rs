@@ -27,7 +27,8 @@ use crate::{host, values};
 
 pub(crate) fn run(arguments: Arguments) -> Result<ExitCode> {
     arguments.log.start()?;
-    // The agent mostly waits: two threads keep its memory small and no question of the kubelet behind another.
+    // The agent mostly waits. Two threads keep its memory small and let it answer two calls of the
+    // kubelet at once.
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     runtime.block_on(serve(arguments))?;
     Ok(ExitCode::SUCCESS)
@@ -35,12 +36,12 @@ pub(crate) fn run(arguments: Arguments) -> Result<ExitCode> {
 
 async fn serve(arguments: Arguments) -> Result<()> {
     for name in &arguments.no_effect {
-        tracing::info!("--{name} has no effect: {}", old_flags::why(name));
+        tracing::info!(flag = name, reason = old_flags::why(name), "this flag has no effect");
     }
     for word in &arguments.disable_health_checks.unknown {
         tracing::warn!(
             word,
-            "--disable-health-checks does not know this: write all, xids or numbers of XIDs"
+            "unknown word in --disable-health-checks is ignored; write all, xids or numbers of XIDs"
         );
     }
     let mut settings = settings(&arguments)?;
@@ -52,11 +53,11 @@ async fn serve(arguments: Arguments) -> Result<()> {
         None => None,
     };
     if let Some((_, address)) = &listener {
-        tracing::info!("pages at http://{address}/");
+        tracing::info!(url = %format_args!("http://{address}/"), "serving pages");
         settings.advertise = settings.advertise.or_else(|| reached_at(*address));
     }
     if let (None, Some(url)) = (&settings.instance_type, &arguments.instance_type_url) {
-        settings.instance_type = instance_type::ask(url).await;
+        settings.instance_type = instance_type::fetch(url).await;
     }
     let gpus = arguments.gpus.open();
     settings.hand_over.device_nodes = gpus.have_device_nodes();
@@ -74,12 +75,12 @@ async fn serve(arguments: Arguments) -> Result<()> {
         asked.await;
         stopped.cancel();
     });
-    tracing::info!(node = %settings.node, "starting");
+    tracing::info!(node = %settings.node, "starting the agent");
     shell::run(settings, ports, stop).await?;
     Ok(())
 }
 
-/// What the machine is told, as far as the flags alone say it.
+/// Returns the settings of the agent that follow from the flags alone.
 fn settings(arguments: &Arguments) -> Result<AgentSettings> {
     let grants = std::path::absolute(&arguments.grants)?;
     let by_cdi = matches!(arguments.device_list_strategy, Strategy::CdiCri);
@@ -91,7 +92,7 @@ fn settings(arguments: &Arguments) -> Result<AgentSettings> {
         hand_over: InjectionSettings {
             visible: arguments.visible_devices.into(),
             cdi_kind: by_cdi.then(|| arguments.cdi_kind.clone()),
-            // The GPUs tell, once they are found.
+            // Set when the GPUs are known.
             device_nodes: false,
             driver_directory: arguments.driver_directory.clone(),
             cgpu_disabled: false,
@@ -107,21 +108,25 @@ fn settings(arguments: &Arguments) -> Result<AgentSettings> {
     })
 }
 
-/// The library is put where containers can mount it. What that means if it fails is said now, and again for every container.
+/// Installs the library where containers can mount it. A failure is logged here, and later for
+/// every container that needs the library.
 fn isolation(arguments: &Arguments, grants: &Path) -> Isolation {
     let beside = || Ok(std::env::current_exe()?.with_file_name(InstalledLibrary::FILE));
     let library = arguments.library.clone().map_or_else(beside, Ok);
     let cdi = matches!(arguments.device_list_strategy, Strategy::CdiCri).then_some(&*arguments.cdi_directory);
     let installed = library
-        .map_err(|error: std::io::Error| format!("cannot tell where this program lies: {error}"))
+        .map_err(|error: std::io::Error| format!("cannot find the directory of this program: {error}"))
         .and_then(|library| install_library(&library, grants, cdi));
     let without_library = arguments.without_library.into();
     if let Err(reason) = &installed {
         let so = match without_library {
-            WithoutLibrary::Refuse => "shares of GPUs will be refused; whole GPUs are served",
+            WithoutLibrary::Refuse => "containers with a share of a GPU are rejected, whole GPUs are served",
             WithoutLibrary::Serve => "SHARES ARE NOT ENFORCED: containers can use all of their GPUs",
         };
-        tracing::error!("{reason}: {so}; --library FILE names another place");
+        tracing::error!(
+            error = reason,
+            "cannot install libtessera.so; {so}; --library FILE names another file"
+        );
     }
     Isolation {
         library: installed,
@@ -132,19 +137,19 @@ fn isolation(arguments: &Arguments, grants: &Path) -> Isolation {
     }
 }
 
-/// Where pages are served: as the old flags say, where one of them is given.
+/// Returns the address of the pages. The old flags take precedence over `--listen`.
 fn address(arguments: &Arguments) -> Result<Option<SocketAddr>> {
     let (None, None) = (&arguments.query_addr, arguments.query_port) else {
         let address =
             arguments.query_addr.as_deref().unwrap_or("127.0.0.1").replace("localhost", "127.0.0.1");
         let text = format!("{address}:{}", arguments.query_port.unwrap_or(5678));
-        let parsed = values::address(&text).map_err(anyhow::Error::msg);
+        let parsed = values::address(&text);
         return Ok(Some(parsed.with_context(|| format!("--query-addr {address}"))?));
     };
     Ok(arguments.listen.0)
 }
 
-/// Where others reach the pages, where that is given.
+/// Returns the URL of `--advertise`.
 fn advertised(arguments: &Arguments) -> Result<Option<String>> {
     let Some(url) = &arguments.advertise else { return Ok(None) };
     let known = url.starts_with("http://") || url.starts_with("https://");
@@ -152,9 +157,10 @@ fn advertised(arguments: &Arguments) -> Result<Option<String>> {
     Ok(Some(url.trim_end_matches('/').to_owned()))
 }
 
-/// Where others reach the pages, by what the pod's environment tells of the node.
+/// Returns the URL of the pages with the address from the pod's environment.
 fn reached_at(listening: SocketAddr) -> Option<String> {
-    // On the host network both are the same; otherwise only the pod's own leads here.
+    // On the host network both addresses are equal. Otherwise only the pod's own address leads
+    // here.
     let told =
         ["POD_IP", "HOST_IP"].into_iter().find_map(|name| std::env::var(name).ok()?.parse::<IpAddr>().ok());
     told.map(|address| format!("http://{}", SocketAddr::new(address, listening.port())))

@@ -1,4 +1,4 @@
-//! `tessera demo`: a whole cluster in one process.
+//! `tessera demo`: runs a whole cluster in one process.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -11,74 +11,79 @@ use tessera_demo::{DemoOptions, MachineModel, built_in_models};
 
 use crate::{host, log, values};
 
-/// Shows it all at work: simulated nodes with GPUs, pods that come and go, the dashboard. Needs no GPU, no Kubernetes, no root.
+/// Runs a simulated cluster with GPUs, pods and the dashboard. Needs no GPU, no Kubernetes and no
+/// root
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  tessera demo                       # six nodes; open the page it names
-  tessera demo --nodes 50 --pods 20  # a larger cluster, twenty pods a second
-  tessera demo --topology dgx.txt    # nodes like a machine of yours
+  tessera demo                       # six nodes; open the URL it prints
+  tessera demo --nodes 50 --pods 20  # a larger cluster with twenty pods per second
+  tessera demo --topology dgx.txt    # nodes with the topology of your host
   tessera demo --kubeconfig-out kc   # then: kubectl --kubeconfig kc get pods -A
-  tessera demo --for 30s --json      # for scripts: a report; exit code 1 if anything went wrong
+  tessera demo --for 30s --json      # for scripts: prints a report, exits with 1 on an error
 
-TESSERA_LOG=info shows what the scheduler and the agents log.")]
+TESSERA_LOG=info shows the log of the scheduler and the agents.")]
 pub(crate) struct Arguments {
-    /// How many nodes; the last one is reserved for the preemption
+    /// Number of nodes; the last one is reserved for the preemption
     #[arg(long, value_name = "COUNT", default_value_t = 6)]
     nodes: usize,
 
-    /// What the nodes look like, in turns: output of `nvidia-smi topo -m`; without it two kinds of machine_models with 8 GPUs
+    /// Topologies of the nodes, used in turn: output of `nvidia-smi topo -m`; two built-in models
+    /// with 8 GPUs if absent
     #[arg(long, value_name = "FILE", num_args = 1..)]
     topology: Vec<PathBuf>,
 
-    /// How many pods a second come by themselves
+    /// Pods per second in the stream of pods
     #[arg(long, value_name = "RATE", default_value = "2", allow_negative_numbers = true, value_parser = values::number)]
     pods: f64,
 
-    /// What is shown
+    /// Parts to run
     #[arg(long, value_name = "WHICH", value_enum, default_value = "all")]
     scenario: Scenario,
 
-    /// The same seed brings the same pods
+    /// Seed of the stream; the same seed gives the same pods
     #[arg(long, value_name = "NUMBER", default_value_t = 1)]
     seed: u64,
 
-    /// How fast time goes for the pods: 2 for twice as many, each running half as long
+    /// Speed factor: at 2, twice as many pods arrive and each runs half as long
     #[arg(long, value_name = "FACTOR", default_value = "1", allow_negative_numbers = true, value_parser = values::number)]
     speed: f64,
 
-    /// Where the dashboard is served; another port if this one is taken
+    /// Address of the dashboard; another port is used if this one is in use
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:12345", value_parser = values::address)]
     listen: SocketAddr,
 
-    /// Write a kubeconfig here, for kubectl; without it one lies beside the sockets while the demo runs
+    /// File for a kubeconfig; without it the demo writes one to its temporary directory
     #[arg(long, value_name = "FILE")]
     kubeconfig_out: Option<PathBuf>,
 
-    /// End after this time, once every step was shown: 30s, 2m
+    /// Duration; the demo ends after this time and after one round of the steps: 30s, 2m
     #[arg(long = "for", value_name = "TIME", value_parser = values::time)]
     duration: Option<Duration>,
 
-    /// Print nothing but a report as JSON at the end
+    /// Print only a JSON report at the end
     #[arg(long)]
     json: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Scenario {
-    /// The steps, amid pods that come and go
+    /// The steps and the stream of pods
     All,
-    /// The steps alone: fractions, training sets, notebooks, a quota, a broken GPU, a preemption
+    /// Only the steps: fractions, training sets, notebooks, a quota, a broken GPU, a preemption
     Steps,
-    /// Pods that come and go, alone
+    /// Only the stream of pods
     Stream,
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
     log::start_quietly("error")?;
-    ensure!(arguments.pods >= 0.0 && arguments.pods <= 1000.0, "--pods: write pods a second, 0 to 1000");
+    ensure!(
+        arguments.pods >= 0.0 && arguments.pods <= 1000.0,
+        "--pods: write a rate from 0 to 1000 pods per second"
+    );
     ensure!(
         arguments.speed > 0.0 && arguments.speed <= 100.0,
-        "--speed: write a number above 0, at most 100"
+        "--speed: write a number above 0 and up to 100"
     );
     let options = DemoOptions {
         nodes: arguments.nodes,
@@ -97,20 +102,21 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
             crate::print(&format!("{text}\n"));
         }
     };
-    // Everything mostly waits: two threads do for fifty nodes.
+    // All tasks mostly wait, so two threads suffice for fifty nodes.
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     let report = runtime.block_on(async {
         let interrupted = host::asked_to_end()?;
         anyhow::Ok(tessera_demo::run(options, say, interrupted).await?)
     })?;
-    // Threads that watch GPUs look for the end ten times a second.
+    // Threads that watch GPUs check for the end ten times a second. The process does not wait for
+    // them.
     runtime.shutdown_background();
     if arguments.json {
         crate::print(&format!("{}\n", serde_json::to_string_pretty(&report)?));
     } else {
         let (pods, process) = (&report.pods, &report.process);
         crate::print(&format!(
-            "{} pods placed, {} refused for a while, {} evicted; {} checks, {} violations. {:.2} cores, {} MiB.\n",
+            "{} pods bound, {} attempts without a node, {} pods evicted; {} checks, {} violations; {:.2} cores, {} MiB.\n",
             pods.bound,
             pods.refusals,
             pods.evicted,

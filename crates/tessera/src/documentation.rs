@@ -1,4 +1,4 @@
-//! The documentation, held against the program: flags, their defaults, and the files it names.
+//! Tests that compare the documentation with the program: flags, defaults and file names.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use clap::{ArgAction, Command, CommandFactory as _};
 
 use crate::{Arguments, agent::old_flags};
 
-/// Flags of other programs that the documentation shows: cargo's, kubectl's, curl's, those of our scripts and tests.
+/// Flags of other programs in the documentation: cargo, kubectl, curl, and our scripts and tests.
 const OF_OTHERS: &[&str] = &[
     "all",
     "bench",
@@ -31,7 +31,7 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// The pages for users, by name. `inspect.md` is about other programs, whose tests hold it against them.
+/// Returns the pages for users by name. The tests of the kubectl plugins check `inspect.md`.
 fn pages() -> BTreeMap<String, String> {
     let docs = std::fs::read_dir(root().join("docs")).unwrap().map(|entry| entry.unwrap().path());
     let pages = docs.filter(|path| path.extension().is_some_and(|extension| extension == "md"));
@@ -44,7 +44,7 @@ fn pages() -> BTreeMap<String, String> {
     pages
 }
 
-/// `--flag`, wherever it stands in a text.
+/// Returns all words of a text of the form `--flag`.
 fn flags(text: &str) -> impl Iterator<Item = &str> {
     text.split(|c: char| !(c.is_ascii_lowercase() || c == '-')).filter_map(|word| {
         let name = word.strip_prefix("--")?.trim_end_matches('-');
@@ -52,7 +52,7 @@ fn flags(text: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// All commands, those of commands too.
+/// Returns a command and all its subcommands.
 fn commands(command: Command) -> Vec<Command> {
     let inner: Vec<Command> = command.get_subcommands().cloned().collect();
     let mut all: Vec<Command> = inner.into_iter().flat_map(commands).collect();
@@ -60,7 +60,7 @@ fn commands(command: Command) -> Vec<Command> {
     all
 }
 
-/// The names of all flags, also hidden ones and old ones.
+/// Returns the names of all flags, including hidden and old ones.
 fn known() -> BTreeSet<String> {
     let mut names: BTreeSet<String> = OF_OTHERS.iter().map(|name| (*name).to_owned()).collect();
     for command in commands(Arguments::command()) {
@@ -73,7 +73,7 @@ fn known() -> BTreeSet<String> {
 }
 
 #[test]
-fn flags_that_are_documented_exist() {
+fn documented_flags_exist() {
     let known = known();
     for (page, text) in pages() {
         if page == "docs/inspect.md" {
@@ -86,7 +86,7 @@ fn flags_that_are_documented_exist() {
     }
 }
 
-/// What a command does where a flag is absent, as a page writes it.
+/// Returns the default of each flag of a command, as a page writes it.
 fn defaults(command: &str) -> BTreeMap<String, String> {
     let all = commands(Arguments::command());
     let command = all.iter().find(|found| found.get_name() == command).unwrap();
@@ -103,7 +103,7 @@ fn defaults(command: &str) -> BTreeMap<String, String> {
     with_default.collect()
 }
 
-/// The rows of tables whose second column is the default.
+/// Returns the rows of tables whose second column is the default.
 fn rows_with_defaults(page: &str) -> Vec<Vec<&str>> {
     let tables = page.split("\n\n").filter(|block| block.starts_with('|'));
     let cells = |row| str::split(row, '|').skip(1).map(str::trim).collect::<Vec<_>>();
@@ -112,7 +112,7 @@ fn rows_with_defaults(page: &str) -> Vec<Vec<&str>> {
 }
 
 #[test]
-fn defaults_that_are_documented_are_the_real_ones() {
+fn documented_defaults_are_correct() {
     let pages = pages();
     for (page, command, at_least) in
         [("docs/agent.md", "agent", 15), ("docs/exporter.md", "metrics", 5), ("docs/demo.md", "demo", 6)]
@@ -123,7 +123,10 @@ fn defaults_that_are_documented_are_the_real_ones() {
             for flag in flags(row[0]) {
                 // An empty cell refers to another page.
                 if let Some(default) = defaults.get(flag).filter(|_| !row[1].is_empty()) {
-                    assert!(row[1].contains(default), "{page}: --{flag} is {default} without: {row:?}");
+                    assert!(
+                        row[1].contains(default),
+                        "{page}: the default of --{flag} is {default}, not as in {row:?}"
+                    );
                     seen += 1;
                 }
             }
@@ -145,13 +148,13 @@ fn every_flag_of_the_daemons_is_documented() {
         let command = all.iter().find(|found| found.get_name() == command).unwrap();
         for argument in command.get_arguments().filter(|argument| !argument.is_hide_set()) {
             let Some(flag) = argument.get_long().filter(|flag| *flag != "help") else { continue };
-            assert!(told.contains(flag), "no page tells of `{} --{flag}`", command.get_name());
+            assert!(told.contains(flag), "no page documents `{} --{flag}`", command.get_name());
         }
     }
 }
 
 #[test]
-fn files_that_are_documented_exist() {
+fn documented_files_exist() {
     let folders = ["crates/", "deploy/", "docs/", "e2e/", "gpu/"];
     for (page, text) in pages() {
         let here = root().join(&page);
@@ -162,7 +165,7 @@ fn files_that_are_documented_exist() {
         for word in text.split(|c: char| c.is_whitespace() || "`()[],;:'\"".contains(c)) {
             let word = word.trim_end_matches(['.', '/']);
             let names_a_file = folders.iter().any(|folder| word.starts_with(folder));
-            // `deploy/$part` and the like are no names.
+            // Names with variables such as `deploy/$part` are not checked.
             if names_a_file && !word.contains(['$', '*', '{', '<']) {
                 assert!(root().join(word).exists(), "{page}: no file {word}");
             }

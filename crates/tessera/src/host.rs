@@ -1,4 +1,4 @@
-//! What the machine gives a program: its name, an address to listen on, the word to end.
+//! Services of the host: its name, listening addresses and the signal to end.
 
 use std::net::SocketAddr;
 
@@ -6,12 +6,12 @@ use anyhow::{Context as _, Result};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 
-/// The machine's name, or the pod's; empty where nobody knows it.
+/// Returns the name of the host or pod. Empty if it is unknown.
 pub(crate) fn name() -> String {
     std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default().trim().to_owned()
 }
 
-/// Listens, and says where: on the port that was found where 0 was asked for.
+/// Listens on an address. Returns the actual address, which has a port if 0 was given.
 pub(crate) async fn listen(address: SocketAddr) -> Result<(TcpListener, SocketAddr)> {
     let said = || format!("cannot listen on {address} (--listen names another address)");
     let listener = TcpListener::bind(address).await.with_context(said)?;
@@ -19,7 +19,7 @@ pub(crate) async fn listen(address: SocketAddr) -> Result<(TcpListener, SocketAd
     Ok((listener, real))
 }
 
-/// Comes back when the program is asked to end: by Ctrl-C, or as container runtimes ask.
+/// Returns a future that resolves when the process receives SIGTERM or SIGINT.
 pub(crate) fn asked_to_end() -> std::io::Result<impl Future<Output = ()>> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;

@@ -1,4 +1,4 @@
-//! `tessera inventory`: the GPUs of this machine, as the agent would see and publish them.
+//! `tessera inventory`: shows the GPUs of this host as the agent finds and publishes them.
 
 use std::fmt::Write as _;
 use std::ops::ControlFlow;
@@ -15,18 +15,18 @@ use tessera_wire::foreign::dialect::MemoryUnit;
 use tessera_wire::foreign::smi_matrix::{self, SmiMatrix};
 use tessera_wire::tessera::inventory::{self, Inventory};
 
-/// Shows the GPUs of this machine as the agent sees them: GPUs, memory, links, processes.
+/// Shows the GPUs of this host as the agent finds them: GPUs, memory, links, processes
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   tessera inventory
   tessera inventory --json > node.json && tessera agent --gpus simulated:node.json ...
   tessera inventory --gpus simulated:topology.txt")]
 pub(crate) struct Arguments {
-    /// Where the GPUs come from: nvml, or simulated:FILE
+    /// Source of the GPUs: nvml, or simulated:FILE
     #[arg(long, value_name = "SOURCE", default_value = "nvml")]
     gpus: GpuSource,
 
-    /// The unit of aliyun.com/gpu-mem on this node: GiB, MiB, or a number of MiB such as 256MiB
+    /// Unit of aliyun.com/gpu-mem on this node: GiB, MiB, or a number of MiB such as 256MiB
     #[arg(long, value_name = "UNIT", default_value = "GiB")]
     memory_unit: MemoryUnit,
 
@@ -34,7 +34,7 @@ pub(crate) struct Arguments {
     #[arg(long)]
     json: bool,
 
-    /// Also register for error events, wait one round for them, and say what came
+    /// Also watch for error events of the GPUs for one round, and print them
     #[arg(long)]
     watch: bool,
 }
@@ -59,13 +59,14 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Says why there are no GPUs, and how to go on without: that is an answer, not a mistake of whoever asked.
+/// Prints why there are no GPUs and how to continue without one. The exit code is 1, because the
+/// command line is correct.
 pub(crate) fn no_gpus(error: &GpusError) -> ExitCode {
     eprintln!("error: {error}");
     if matches!(error, GpusError::NoDriver(_) | GpusError::NoGpu) {
         eprintln!(
-            "To try it without a GPU: --gpus simulated:FILE, where FILE is what `nvidia-smi topo -m` or \
-             `tessera inventory --json` printed elsewhere."
+            "To run without a GPU, use --gpus simulated:FILE. FILE is the output of `nvidia-smi topo -m` or \
+             `tessera inventory --json` on another host."
         );
     }
     ExitCode::FAILURE
@@ -104,9 +105,9 @@ fn describe(found: &DiscoveredGpus, looks: &[Option<GpuSample>]) -> String {
     text
 }
 
-/// One round: what came until the first pause.
+/// Watches the GPUs for one round: until the first pause between events.
 fn watch(gpus: &dyn Gpus) -> String {
-    let mut text = String::from("\nregistered for errors; waiting for one round\n");
+    let mut text = String::from("\nwatching for error events for one round\n");
     let outcome = gpus.watch(&mut |incident| match incident {
         Some(incident) => {
             let _ = writeln!(text, "{incident:?}");
@@ -115,8 +116,8 @@ fn watch(gpus: &dyn Gpus) -> String {
         None => ControlFlow::Break(()),
     });
     let _ = match outcome {
-        Ok(_) => writeln!(text, "no more news"),
-        Err(error) => writeln!(text, "cannot watch: {error}"),
+        Ok(_) => writeln!(text, "no further events"),
+        Err(error) => writeln!(text, "cannot watch for error events: {error}"),
     };
     text
 }

@@ -1,4 +1,4 @@
-//! What the daemons log, and how: on standard error, in colour for people at a terminal only.
+//! Logging of the daemons: on standard error, coloured only on a terminal.
 
 use std::io::IsTerminal as _;
 
@@ -6,20 +6,20 @@ use anyhow::{Context as _, Result};
 use clap::Args;
 use tracing_subscriber::EnvFilter;
 
-/// The client library logs each request that fails, without its cause, and each watch that ends. Whoever made the request says it
-/// better.
-const SAID_BY_US: &str = "kube_client::client=off";
+/// The client library logs failed requests without their cause, and every watch that ends. The
+/// callers log these with more detail.
+const LOGGED_BY_CALLERS: &str = "kube_client::client=off";
 
 const LOGGING: &str = "Logging";
 
-/// How a daemon logs.
+/// Logging options of a daemon.
 #[derive(Debug, Args)]
 pub(crate) struct LogArguments {
-    /// What to log: error, warn, info, debug, or a filter by module such as info,tessera_node=debug
+    /// Log level or filter: error, warn, info, debug, or by module such as info,tessera_node=debug
     #[arg(long, value_name = "FILTER", help_heading = LOGGING, env = "TESSERA_LOG", default_value = "info")]
     log: String,
 
-    /// Log as JSON, one object a line
+    /// Log as JSON, one object per line
     #[arg(long, help_heading = LOGGING)]
     log_json: bool,
 }
@@ -30,18 +30,19 @@ impl LogArguments {
     }
 }
 
-/// For commands that say what they have to say themselves: the log is for what they did not expect.
+/// Starts logging for commands with their own output, at level `unless_told` unless the environment
+/// sets one.
 pub(crate) fn start_quietly(unless_told: &str) -> Result<()> {
     start(&std::env::var("TESSERA_LOG").unwrap_or_else(|_| unless_told.to_owned()), false)
 }
 
 fn start(filter: &str, json: bool) -> Result<()> {
-    let filter = EnvFilter::try_new(format!("{SAID_BY_US},{filter}"))
+    let filter = EnvFilter::try_new(format!("{LOGGED_BY_CALLERS},{filter}"))
         .with_context(|| format!("cannot log by {filter:?}; write error, warn, info or debug"))?;
     let log = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_ansi(std::io::stderr().is_terminal())
-        // It would complain on standard error as well, and panic where the reader of that went away.
+        // Otherwise it would report a closed standard error on standard error, and panic.
         .log_internal_errors(false)
         .with_writer(std::io::stderr);
     if json {

@@ -1,4 +1,6 @@
-//! The `tessera` binary: parse, run, exit. Exit codes: 0 done, 1 the answer is no, 2 bad input.
+//! The `tessera` binary: parses the command line, runs the command and exits.
+//!
+//! Exit codes: 0 success, 1 a negative answer, 2 invalid input.
 
 mod agent;
 mod demo;
@@ -27,13 +29,13 @@ use clap::{Parser, Subcommand};
     version,
     max_term_width = 110,
     arg_required_else_help = true,
-    after_help = "Where to begin:
-  tessera demo                                         a whole cluster here, and a page to open
-  nvidia-smi topo -m > node.txt                        what joins the GPUs of a machine
-  tessera place --topology node.txt --request whole:2  which of them a job would get, and why
-  tessera inventory                                    the GPUs of this machine
+    after_help = "First steps:
+  tessera demo                                         run a simulated cluster with its dashboard
+  nvidia-smi topo -m > node.txt                        record how the GPUs of a host are linked
+  tessera place --topology node.txt --request whole:2  show which GPUs a job would get, and why
+  tessera inventory                                    show the GPUs of this host
 
-`tessera COMMAND --help` has more examples. Exit codes: 0 done, 1 the answer is no, 2 bad input."
+`tessera COMMAND --help` has more examples. Exit codes: 0 success, 1 a negative answer, 2 invalid input."
 )]
 struct Arguments {
     #[command(subcommand)]
@@ -69,12 +71,12 @@ fn main() -> ExitCode {
     })
 }
 
-/// Reads a text file, naming it where that fails.
+/// Reads a text file. The error names the file.
 fn read_file(file: &Path) -> Result<String> {
     std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))
 }
 
-/// Writes to standard output. A reader that went away, as `head` does, is no error.
+/// Writes to standard output. A closed pipe, as after `head`, is not an error.
 fn print(text: &str) {
     let _ = std::io::stdout().write_all(text.as_bytes());
 }
@@ -86,7 +88,7 @@ mod tests {
     use super::Arguments;
 
     #[test]
-    fn arguments_make_sense() {
+    fn the_command_line_definition_is_consistent() {
         Arguments::command().debug_assert();
     }
 }

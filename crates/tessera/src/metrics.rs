@@ -1,4 +1,4 @@
-//! `tessera metrics`: what the GPUs of this machine do, without Kubernetes.
+//! `tessera metrics`: prints the metrics of this host's GPUs without Kubernetes.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -17,27 +17,27 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{host, log, values};
 
-/// Prints what the GPUs of this machine do, as metrics for Prometheus; no Kubernetes needed.
+/// Prints the usage of this host's GPUs as Prometheus metrics, without Kubernetes
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  tessera metrics                             # look for five seconds, print, end
+  tessera metrics                             # sample for five seconds, print, exit
   tessera metrics --for 60s --process-series  # also by process
   tessera metrics --listen :5678              # serve /metrics until stopped
-  tessera metrics --metrics dcgm              # in the words of dcgm-exporter")]
+  tessera metrics --metrics dcgm              # with the metric names of dcgm-exporter")]
 pub(crate) struct Arguments {
-    /// Where the GPUs come from: nvml, or simulated:FILE
+    /// Source of the GPUs: nvml, or simulated:FILE
     #[arg(long, value_name = "SOURCE", default_value = "nvml")]
     gpus: GpuSource,
 
-    /// The name of this machine in labels [default: its host name]
+    /// Name of this host in labels [default: its host name]
     #[arg(long, value_name = "NAME", env = "NODE_NAME")]
     node_name: Option<String>,
 
-    /// How long to look before printing, such as 30s
+    /// Sampling time before printing, such as 30s
     #[arg(long = "for", default_value = "5s", value_name = "TIME", value_parser = values::time)]
     look_for: Duration,
 
-    /// Serve pages here instead of printing one, such as :5678
+    /// Serve pages on this address instead of printing, such as :5678
     #[arg(long, value_name = "ADDRESS", value_parser = values::address)]
     listen: Option<SocketAddr>,
 
@@ -45,19 +45,20 @@ pub(crate) struct Arguments {
     sampling: SamplingArguments,
 }
 
-/// How GPUs are looked at, and which metrics are written of them.
+/// Options of sampling and of the written metrics.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Measuring")]
 pub(crate) struct SamplingArguments {
-    /// How often GPUs and the processes on them are looked at, in seconds
+    /// Sampling interval of GPUs and their processes, in seconds
     #[arg(long, default_value = "2", value_name = "SECONDS", value_parser = values::number)]
     sample_every: f64,
 
-    /// Where the driver's process numbers are explained [default: /proc, if that shows the whole machine]
+    /// Directory of the processes by PID [default: /proc, if it shows the whole host]
     #[arg(long, value_name = "DIRECTORY")]
     proc_root: Option<PathBuf>,
 
-    /// Whose metrics /metrics has, separated by commas: native, map, pod-memory, gpu-manager, dcgm, dcgm-pods, cadvisor, hami, hami-legacy
+    /// Metric families of /metrics, separated by commas: native, map, pod-memory, gpu-manager,
+    /// dcgm, dcgm-pods, cadvisor, hami, hami-legacy
     #[arg(long, value_name = "NAMES", value_delimiter = ',', default_values = ["native", "map", "pod-memory", "gpu-manager"])]
     metrics: Vec<Vocabulary>,
 
@@ -65,7 +66,7 @@ pub(crate) struct SamplingArguments {
     #[arg(long)]
     process_series: bool,
 
-    /// How many processes have series of their own at most; the others are summed up
+    /// Largest number of processes with their own series; the others are summed up
     #[arg(long, default_value = "256", value_name = "COUNT")]
     most_processes: usize,
 
@@ -73,7 +74,7 @@ pub(crate) struct SamplingArguments {
     #[arg(long, value_name = "VERSION", value_enum, default_value = "new")]
     pod_memory_labels: LabelSet,
 
-    /// The label with the node's name in DCGM's metrics
+    /// Label with the node's name in DCGM's metrics
     #[arg(long, value_name = "LABEL", default_value = "Hostname", value_parser = ["Hostname", "hostname"])]
     hostname_label: String,
 }
@@ -91,7 +92,7 @@ impl SamplingArguments {
         Ok(Sampling {
             every: every.context("--sample-every: write seconds, at least 0.1")?,
             processes: self.proc_root.clone().unwrap_or_else(|| PathBuf::from("/proc")),
-            // Whoever names it knows.
+            // A directory given by the user is trusted to show the whole host.
             trust_processes: self.proc_root.is_some(),
             host_ip: std::env::var("HOST_IP").or_else(|_| std::env::var("hostIP")).unwrap_or_default(),
             wanted: MetricsOptions {

@@ -1,4 +1,4 @@
-//! `tessera place`: one decision of the core, without any cluster.
+//! `tessera place`: makes one decision of the core without a cluster.
 
 mod report;
 mod spec;
@@ -23,7 +23,8 @@ use tessera_wire::tessera::static_table;
 use crate::topology;
 use spec::{Indexes, Requests, Used};
 
-/// Chooses GPUs of one machine for a request, and says why. Exit code 1 when it does not fit.
+/// Chooses GPUs of one node for a request and prints the reason. Exits with 1 if the request does
+/// not fit
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   tessera place --topology node.txt --request whole:2
@@ -31,68 +32,69 @@ use spec::{Indexes, Requests, Used};
   tessera place --topology node.txt --request nvidia:1+vcuda:50/30 --policy link
   tessera place --topology nvlink.txt --topology pcie.txt --request gputopology:2 --policy link")]
 pub(crate) struct Arguments {
-    /// Output of `nvidia-smi topo -m`; given again (such as for `topo -mp`), fills in what the first does not tell
+    /// Output of `nvidia-smi topo -m`; further files (such as of `topo -mp`) add what the first
+    /// does not contain
     #[arg(long, value_name = "FILE", required = true)]
     topology: Vec<PathBuf>,
 
-    /// Memory of each GPU; one number for all, or one per GPU separated by commas
+    /// Memory of each GPU: one number for all, or one per GPU separated by commas
     #[arg(long, value_name = "MIB", value_delimiter = ',', default_values_t = [topology::DEFAULT_MEMORY.0])]
     memory: Vec<u64>,
 
-    /// CPUs of the node that pods may use; not a constraint if left out
+    /// CPUs of the node for pods; no constraint if absent
     #[arg(long, value_name = "N")]
     node_cpu: Option<f64>,
 
-    /// CPUs the pod asks for
+    /// CPUs requested by the pod
     #[arg(long, value_name = "N", default_value_t = 0.0)]
     cpu: f64,
 
-    /// What is in use, such as 0=50c/2048m,3=whole (percent of compute / MiB)
+    /// GPUs in use, such as 0=50c/2048m,3=whole (percent of compute / MiB)
     #[arg(long, value_name = "SPEC", default_value = "")]
     used: Used,
 
-    /// What the pod asks for: whole:2, share:50c/7680m, memory:8192m, vcuda:50/30, vcuda:200, gpushare:8GiB, nvidia:1
-    /// or gputopology:4; several containers separated by +
+    /// Request of the pod: whole:2, share:50c/7680m, memory:8192m, vcuda:50/30, vcuda:200,
+    /// gpushare:8GiB, nvidia:1 or gputopology:4; several containers separated by +
     #[arg(long, value_name = "SPEC")]
     request: Requests,
 
-    /// How to choose: tessera, link, fragment, share, simple, static, best-effort, binpack or spread
+    /// Policy: tessera, link, fragment, share, simple, static, best-effort, binpack or spread
     #[arg(long, value_name = "NAME", default_value = "tessera")]
     policy: Policy,
 
-    /// Sets by instance type, for policy static
+    /// GPU sets by instance type, for policy static
     #[arg(long, value_name = "FILE", required_if_eq("policy", "static"))]
     static_table: Option<PathBuf>,
 
-    /// Whose sets of the static table to use; not needed where it lists only one instance type
+    /// Instance type of the node in the static table; needed only if the table lists several
     #[arg(long, value_name = "TYPE", requires = "static_table")]
     instance_type: Option<String>,
 
-    /// GPUs that must be among those chosen, such as 4,5
+    /// GPUs that must be among the chosen ones, such as 4,5
     #[arg(long, value_name = "INDEXES")]
     require: Option<Indexes>,
 
-    /// How much the pod depends on the links between its GPUs
+    /// Whether the pod depends on the links between its GPUs
     #[arg(long, value_name = "KIND", default_value = "sensitive")]
     traffic: TrafficKind,
 
-    /// Write JSON
+    /// Print JSON
     #[arg(long)]
     json: bool,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum TrafficKind {
-    /// Wants the best links
+    /// The pod gets the best links
     Sensitive,
-    /// Leaves the good links to others
+    /// The pod leaves the good links to other pods
     Insensitive,
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
     let node = arguments.node()?;
     let policy = match arguments.policy()? {
-        // Nothing is known of the pods to come but what machines like this one usually see.
+        // The workload is unknown, so the forecast assumes one that is usual for such a node.
         Policy::Tessera(_) => Policy::Tessera(Arc::new(Forecast::new(
             &Workload::guess([node.node()]),
             &[&node].into_iter().collect(),
@@ -128,7 +130,7 @@ impl Arguments {
         };
         let cpu = match self.node_cpu {
             Some(cpus) => milli_cpu(cpus)?,
-            // Whatever the pod asks for, CPU is no reason to refuse it.
+            // The CPU request must not be a reason for a rejection.
             None => topology::usual_cpu(gpu_count) + milli_cpu(self.cpu)?,
         };
         let mut node = topology::node(matrix.topology, &memory, cpu).context("--memory")?;
@@ -139,14 +141,14 @@ impl Arguments {
         for (number, (gpu, hold)) in self.used.0.iter().enumerate() {
             ensure!(
                 gpu.position() < gpu_count,
-                "--used: there is no GPU {gpu}; the machine has {gpu_count}, counted from 0"
+                "--used: there is no GPU {gpu}; the node has {gpu_count}, counted from 0"
             );
             ledger.book(holder(&name, number, *gpu, *hold)).context("--used")?;
         }
         ledger.node(&name).cloned().context("the node is in the ledger")
     }
 
-    /// The type asked for, or else the only one of the table.
+    /// Returns the requested instance type, or the only one of the table.
     fn instance_type(&self) -> Result<Option<String>> {
         let Policy::Static(table) = self.policy()? else {
             return Ok(None);
@@ -192,7 +194,7 @@ fn milli_cpu(cpus: f64) -> Result<MilliCpu> {
     Ok(MilliCpu((cpus * 1000.0).round() as u64))
 }
 
-/// Somebody who holds part of a GPU.
+/// Returns the grant of a pod that holds part of a GPU.
 fn holder(node: &NodeName, number: usize, gpu: GpuIndex, hold: tessera_core::grant::Hold) -> PodGrant {
     PodGrant {
         pod: format!("used-{number}").as_str().into(),

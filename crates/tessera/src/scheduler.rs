@@ -1,4 +1,4 @@
-//! `tessera scheduler`: the extender kube-scheduler calls.
+//! `tessera scheduler`: the extender that kube-scheduler calls.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -22,65 +22,68 @@ use tokio::task::JoinSet;
 use crate::log::LogArguments;
 use crate::{host, values};
 
-/// Serves the extender that kube-scheduler calls: which node, which GPUs, and why not.
+/// Serves the extender that kube-scheduler calls: chooses nodes and GPUs and explains rejections
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  tessera scheduler --kubeconfig ~/.kube/config       # try it: http://127.0.0.1:12345/ is its page
+  tessera scheduler --kubeconfig ~/.kube/config       # dashboard at http://127.0.0.1:12345/
   tessera scheduler                                   # in a pod: deploy/scheduler
   tessera scheduler --listen :12345 --listen :39999   # also on the port of the extender it replaces
   tessera scheduler --policy binpack --quota-config quota.json
 
-kube-scheduler has to be told to ask it: deploy/scheduler/kube-scheduler-edit.yaml.")]
+kube-scheduler must be configured to call it: deploy/scheduler/kube-scheduler-edit.yaml.")]
 pub(crate) struct Arguments {
-    /// Where to listen, such as 127.0.0.1:12345 or :12345; may be given several times, for the ports of the extenders this one replaces
+    /// Address to listen on, such as 127.0.0.1:12345 or :12345; may be given several times, for the
+    /// ports of replaced extenders
     #[arg(long, value_name = "ADDRESS", default_value = ":12345", value_parser = values::address)]
     listen: Vec<SocketAddr>,
 
-    /// How to reach the API server; the pod's service account, or the user's kubeconfig, where absent
+    /// Kubeconfig of the API server; the pod's service account or the user's kubeconfig if absent
     #[arg(long, value_name = "FILE", env = "KUBECONFIG")]
     kubeconfig: Option<PathBuf>,
 
-    /// How GPUs are chosen for pods without the annotation tessera.dev/policy
+    /// Policy for pods without the annotation tessera.dev/policy
     #[arg(long, value_name = "NAME", default_value = "tessera")]
     policy: Policy,
 
-    /// The sets of policy static, by instance type; read again when it changes
+    /// GPU sets of policy static, by instance type; read again when the file changes
     #[arg(long, value_name = "FILE")]
     static_table: Option<PathBuf>,
 
-    /// Turns quotas on: a JSON file that names the ConfigMap and the node labels, as gpu-admission's
+    /// Enables quotas: a JSON file with the ConfigMap and the node labels, in the format of
+    /// gpu-admission
     #[arg(long, value_name = "FILE")]
     quota_config: Option<PathBuf>,
 
-    /// What one aliyun.com/gpu-mem is on nodes that do not say
+    /// Unit of aliyun.com/gpu-mem on nodes that do not publish one
     #[arg(long, value_name = "UNIT", default_value = "GiB")]
     memory_unit: MemoryUnit,
 
-    /// Which nodes filter passes on to kube-scheduler: those whose GPUs suit best, or all that fit
+    /// Nodes that filter passes to kube-scheduler: those with the most suitable GPUs, or all that
+    /// fit
     #[arg(long, value_name = "WHICH", default_value = "best")]
     pass_on: WhichNodes,
 
-    /// Serve HTTPS with this certificate; read again when it changes
+    /// Serve HTTPS with this certificate; read again when the file changes
     #[arg(long, value_name = "FILE", requires = "tls_key")]
     tls_cert: Option<PathBuf>,
 
-    /// The certificate's key
+    /// Key of the certificate
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     tls_key: Option<PathBuf>,
 
-    /// The namespace of the lease by which replicas choose their leader
+    /// Namespace of the lease by which replicas elect their leader
     #[arg(long, value_name = "NAME", default_value = rules::LEASE.0)]
     lease_namespace: String,
 
-    /// The lease's name
+    /// Name of the lease
     #[arg(long, value_name = "NAME", default_value = rules::LEASE.1)]
     lease: String,
 
-    /// Bodies larger than this are refused, MiB
+    /// Largest accepted request body, in MiB
     #[arg(long, value_name = "MIB", default_value_t = 32)]
     max_body: usize,
 
-    /// Write no Kubernetes Events: which GPUs a pod got and why, what its quota leaves, bindings that failed
+    /// Write no Kubernetes Events (granted GPUs and the reason, quota usage, failed bindings)
     #[arg(long)]
     no_events: bool,
 
@@ -90,9 +93,10 @@ pub(crate) struct Arguments {
 
 #[derive(Debug, Clone, Copy, clap::ValueEnum)]
 enum WhichNodes {
-    /// The best for the pod's GPUs; all where the pod has preferences of its own, or a taint asks it to stay away from the best
+    /// Those with the best GPUs for the pod; all if the pod has preferences of its own or a taint
+    /// repels it from the best
     Best,
-    /// All that fit; kube-scheduler's scores weigh more then, and each pod takes longer
+    /// All that fit; kube-scheduler's scores have more weight then, and each pod takes longer
     All,
 }
 
@@ -147,7 +151,8 @@ async fn serve_all(arguments: Arguments) -> Result<()> {
     let mut servers = JoinSet::new();
     for address in listen {
         let (listener, address) = host::listen(address).await?;
-        tracing::info!("listening on {}://{address}/", if tls.is_some() { "https" } else { "http" });
+        let scheme = if tls.is_some() { "https" } else { "http" };
+        tracing::info!(url = %format_args!("{scheme}://{address}/"), "listening");
         servers.spawn(serve(listener, routes.clone(), tls.clone()));
     }
     let stop = host::asked_to_end()?;
@@ -167,7 +172,8 @@ fn read_quota_settings(file: &std::path::Path) -> Result<quota::QuotaSettings> {
     quota::parse_settings(&crate::read_file(file)?).with_context(|| file.display().to_string())
 }
 
-/// Another one for every process: a replica that starts again under its name is not the one that held the lease.
+/// Returns an identity that is different for every process: a replica that restarts under its name
+/// must not count as the former leader.
 fn identity() -> String {
     let since_1970 = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     format!("{}_{}_{:x}", host::name(), std::process::id(), since_1970.as_nanos())

@@ -1,4 +1,4 @@
-//! `tessera simulate`: the core's decisions, judged on recorded workloads and on job streams.
+//! `tessera simulate`: evaluates placement policies on recorded workloads and job streams.
 
 mod cluster;
 mod cluster_report;
@@ -13,7 +13,7 @@ use anyhow::{Context as _, Result};
 use clap::{Args, Subcommand};
 use serde::Serialize;
 
-/// Runs the placement policies against recorded workloads, side by side.
+/// Compares placement policies on recorded workloads
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
     #[command(subcommand)]
@@ -33,7 +33,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
     }
 }
 
-/// Writes a result for scripts; `-` is standard output.
+/// Writes a result as JSON to a file, or to standard output for `-`.
 fn write_json(file: &Path, result: &impl Serialize) -> Result<()> {
     let text = serde_json::to_string_pretty(result)? + "\n";
     if file == Path::new("-") {

@@ -1,4 +1,4 @@
-//! `tessera topology`: a matrix read, and written in the form asked for.
+//! `tessera topology`: reads a topology matrix and writes it in another form.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -13,35 +13,37 @@ use tessera_core::units::{MiB, MilliCpu};
 use tessera_wire::foreign::smi_matrix::{self, SmiMatrix};
 use tessera_wire::foreign::{gpu_topology, gpu_tree};
 
-/// Memory of a GPU where nobody says otherwise: that of the most common data-centre GPUs.
+/// Default memory of a GPU: that of the most common data-centre GPUs.
 pub(crate) const DEFAULT_MEMORY: MiB = MiB(81_920);
 
-/// CPU and main memory for each GPU where nobody says otherwise: so much that it is no constraint.
+/// Default CPU and host memory per GPU, large enough to be no constraint.
 const USUAL_CPU: MilliCpu = MilliCpu(32_000);
 const USUAL_HOST_MEMORY: MiB = MiB(262_144);
 
-/// Reads `nvidia-smi topo -m` output and writes it as a matrix, as the GPU_TOPOLOGY annotation or as a tree.
+/// Reads `nvidia-smi topo -m` output and writes it as a matrix, as the GPU_TOPOLOGY annotation or
+/// as a tree
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   nvidia-smi topo -m > node.txt && tessera topology node.txt --as tree
   tessera topology nvlink.txt pcie.txt --as annotation")]
 pub(crate) struct Arguments {
-    /// Output of `nvidia-smi topo -m`; further files (such as `topo -mp`) fill in what the first does not tell
+    /// Output of `nvidia-smi topo -m`; further files (such as of `topo -mp`) add what the first
+    /// does not contain
     #[arg(value_name = "FILE", required = true)]
     files: Vec<PathBuf>,
 
-    /// What to write
+    /// Form of the output
     #[arg(long = "as", value_name = "FORM", default_value = "matrix")]
     form: Form,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Form {
-    /// As nvidia-smi prints it
+    /// The matrix of nvidia-smi
     Matrix,
     /// The node annotation GPU_TOPOLOGY
     Annotation,
-    /// The tree of groups, as gpu-manager prints it
+    /// The tree of groups of gpu-manager
     Tree,
 }
 
@@ -60,7 +62,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Reads a matrix, completed by further ones of the same machine.
+/// Reads a matrix and completes it with further ones of the same host.
 pub(crate) fn read(files: &[PathBuf]) -> Result<SmiMatrix> {
     let mut matrices = files.iter().map(|file| read_one(file));
     let mut matrix = matrices.next().context("no topology file given")??;
@@ -79,12 +81,12 @@ pub(crate) fn read_one(file: &Path) -> Result<SmiMatrix> {
     smi_matrix::parse(&text).with_context(|| file.display().to_string())
 }
 
-/// CPU of a machine of which nobody says how much it has.
+/// Returns the default CPU of a node with this many GPUs.
 pub(crate) fn usual_cpu(gpu_count: usize) -> MilliCpu {
     MilliCpu(gpu_count as u64 * USUAL_CPU.0)
 }
 
-/// A node of healthy GPUs of one unnamed model, with these links and this memory.
+/// Returns a node with healthy GPUs of one unnamed model, with these links and memory sizes.
 pub(crate) fn node(topology: Topology, memory: &[MiB], cpu: MilliCpu) -> Result<Node> {
     ensure!(memory.len() == topology.count(), "{} memory sizes for {} GPUs", memory.len(), topology.count());
     let gpus = topology.gpus().iter().zip(memory).map(|(index, memory)| Gpu {

@@ -1,6 +1,7 @@
-//! The map in ARCHITECTURE.md, enforced: which crate may use which, how long a file may be, what the core may not do.
+//! Tests of the rules in ARCHITECTURE.md: dependencies between crates, the size of files, and the
+//! purity of the core.
 
-#![allow(clippy::unwrap_used, reason = "helpers of tests may fail like tests")]
+#![allow(clippy::unwrap_used, reason = "test helpers may panic like tests")]
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -8,9 +9,9 @@ use std::process::Command;
 
 use serde_json::Value;
 
-/// Every crate with the crates of this workspace it may use. A new crate or arrow is a change of architecture: add
-/// it here and to ARCHITECTURE.md.
-const ARROWS: &[(&str, &[&str])] = &[
+/// Every crate with the crates of this workspace it may use. A new crate or dependency changes the
+/// architecture: add it here and to ARCHITECTURE.md.
+const ALLOWED_DEPENDENCIES: &[(&str, &[&str])] = &[
     ("tessera-core", &[]),
     ("tessera-limits", &[]),
     ("tessera-interpose", &["tessera-limits"]),
@@ -66,14 +67,15 @@ const ARROWS: &[(&str, &[&str])] = &[
     ),
 ];
 
-/// What must not come into the core from outside the workspace, whatever the reason.
+/// Dependencies of the core outside the workspace.
 const CORE_DEPENDENCIES: &[&str] = &["thiserror"];
 
-/// Words that would let the world into the core.
+/// Words that would give the core access to IO, time or threads.
 const IMPURE: &[&str] =
     &["std::fs", "std::env", "std::net", "std::process", "std::thread", "Instant", "SystemTime", "println!"];
 
-/// Parts of other crates that decide as purely as the core does: a shell beside each of them does the talking.
+/// Modules of other crates that decide without IO, like the core. A module beside each of them
+/// performs the IO.
 const PURE_PARTS: &[&str] = &[
     "crates/agent/src/exporter",
     "crates/agent/src/controller",
@@ -82,12 +84,12 @@ const PURE_PARTS: &[&str] = &[
     "crates/scheduler/src/verb",
 ];
 
-/// What would let their shells, or the world, into them.
-const SHELLS: &[&str] =
+/// Words that would give those modules access to IO or to the module that performs it.
+const IO_MODULES: &[&str] =
     &["crate::dashboard", "crate::run", "crate::server", "crate::shell", "axum", "tessera_cluster", "tokio"];
 
-const MOST_LINES: usize = 800;
-const USUAL_LINES: usize = 300;
+const MAX_LINES: usize = 800;
+const RECOMMENDED_MAX_LINES: usize = 300;
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
@@ -104,7 +106,7 @@ fn packages() -> Vec<Value> {
     metadata["packages"].as_array().unwrap().clone()
 }
 
-/// Names of what a package depends on, in ordinary and build dependencies.
+/// Returns the names of a package's ordinary and build dependencies.
 fn dependencies(package: &Value) -> BTreeSet<&str> {
     let all = package["dependencies"].as_array().unwrap().iter();
     all.filter(|dependency| dependency["kind"] != "dev")
@@ -113,13 +115,13 @@ fn dependencies(package: &Value) -> BTreeSet<&str> {
 }
 
 #[test]
-fn arrows_point_one_way() {
+fn crates_use_only_allowed_crates() {
     for package in packages() {
         let name = package["name"].as_str().unwrap();
-        let (_, allowed) = ARROWS
+        let (_, allowed) = ALLOWED_DEPENDENCIES
             .iter()
             .find(|(known, _)| *known == name)
-            .unwrap_or_else(|| panic!("crate {name} is not on the map in {}", file!()));
+            .unwrap_or_else(|| panic!("crate {name} is missing in {}", file!()));
         for dependency in dependencies(&package).into_iter().filter(|name| name.starts_with("tessera")) {
             assert!(allowed.contains(&dependency), "{name} may not use {dependency}; allowed: {allowed:?}");
         }
@@ -127,7 +129,7 @@ fn arrows_point_one_way() {
 }
 
 #[test]
-fn the_core_depends_on_nothing_that_acts() {
+fn the_core_performs_no_io() {
     let packages = packages();
     let core = packages.iter().find(|package| package["name"] == "tessera-core").unwrap();
     let foreign: Vec<_> =
@@ -135,17 +137,17 @@ fn the_core_depends_on_nothing_that_acts() {
     assert!(foreign.is_empty(), "the core may not use {foreign:?}");
     for (path, text) in sources(&root().join("crates/core/src")) {
         for word in IMPURE {
-            assert!(!text.contains(word), "{}: {word} has no place in the core", path.display());
+            assert!(!text.contains(word), "{}: the core must not use {word}", path.display());
         }
     }
 }
 
 #[test]
-fn what_decides_knows_nothing_of_its_shell() {
+fn deciding_modules_perform_no_io() {
     for part in PURE_PARTS {
         for (path, text) in sources(&root().join(part)) {
-            for word in IMPURE.iter().chain(SHELLS) {
-                assert!(!text.contains(word), "{}: {word} has no place there", path.display());
+            for word in IMPURE.iter().chain(IO_MODULES) {
+                assert!(!text.contains(word), "{}: this module must not use {word}", path.display());
             }
         }
     }
@@ -156,13 +158,13 @@ fn files_stay_small() {
     let all = sources(&root());
     let lines = |text: &String| text.lines().count();
     for (path, text) in &all {
-        assert!(lines(text) <= MOST_LINES, "{} has {} lines; split it", path.display(), lines(text));
+        assert!(lines(text) <= MAX_LINES, "{} has {} lines; split it", path.display(), lines(text));
     }
-    let large = all.iter().filter(|(_, text)| lines(text) > USUAL_LINES).count();
-    assert!(large * 5 <= all.len(), "{large} of {} files have over {USUAL_LINES} lines", all.len());
+    let large = all.iter().filter(|(_, text)| lines(text) > RECOMMENDED_MAX_LINES).count();
+    assert!(large * 5 <= all.len(), "{large} of {} files have over {RECOMMENDED_MAX_LINES} lines", all.len());
 }
 
-/// All Rust files below a folder, but for generated ones and build output.
+/// Returns all Rust files below a directory, except for generated ones and build output.
 fn sources(folder: &Path) -> Vec<(PathBuf, String)> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(folder).unwrap() {

@@ -1,6 +1,7 @@
-//! The container image: what `deploy/image/build` packs can be read by runtimes, and runs with nothing but what is in it.
+//! The container image of `deploy/image/build`: runtimes can read it, and it runs with nothing but
+//! its own files.
 
-#![allow(clippy::unwrap_used, reason = "helpers of tests may fail like tests")]
+#![allow(clippy::unwrap_used, reason = "test helpers may panic like tests")]
 
 use std::{
     fs,
@@ -33,7 +34,7 @@ fn json(path: &Path) -> Value {
     serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
 }
 
-/// Where the layout keeps what a descriptor names. Its name is its sum, or somebody would refuse it.
+/// Returns the file of a descriptor. Verifies that its name is its checksum, as registries do.
 fn blob(layout: &Path, descriptor: &Value) -> PathBuf {
     let (_, sum) = descriptor["digest"].as_str().unwrap().split_once(':').unwrap();
     let path = layout.join("blobs/sha256").join(sum);
@@ -43,7 +44,7 @@ fn blob(layout: &Path, descriptor: &Value) -> PathBuf {
 }
 
 #[test]
-fn the_image_has_all_it_needs_and_is_the_same_each_time() {
+fn the_image_is_complete_and_reproducible() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);
     let (library, archive, again) = (at("libtessera.so"), at("image.tar"), at("again.tar"));

@@ -1,17 +1,18 @@
-//! `--disable-health-checks`, in the words of NVIDIA's plugin.
+//! The value of `--disable-health-checks`, in the format of NVIDIA's plugin.
 
 use std::collections::BTreeSet;
 use std::convert::Infallible;
 use std::str::FromStr;
 
-/// The errors of GPUs that are not watched for.
+/// GPU errors that are ignored.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct DisabledChecks {
-    /// Whether that is all of them.
+    /// True if all errors are ignored.
     pub(super) all: bool,
-    /// Those passed over.
+    /// Ignored XIDs.
     pub(super) xids: BTreeSet<u64>,
-    /// Words that say nothing. They are mentioned and no more: GPUs that are watched too closely are better than none.
+    /// Unknown words. The agent logs them and continues, because watching too many errors is safer
+    /// than watching none.
     pub(super) unknown: Vec<String>,
 }
 
@@ -46,7 +47,7 @@ mod tests {
     }
 
     #[test]
-    fn words_and_numbers_between_commas() {
+    fn parses_words_and_numbers_separated_by_commas() {
         check("", false, &[], &[]);
         check("all", true, &[], &[]);
         check("XIDs", true, &[], &[]);

@@ -1,46 +1,48 @@
-//! Flags of gpu-manager and gpushare's device plugin, as manifests pass them: `_` for `-`, one dash for two, and some that have
-//! nothing to say here any more. Those that mean the same as a flag of ours are aliases of it.
+//! Flags of gpu-manager and gpushare's device plugin, as their manifests pass them.
+//!
+//! They may have `_` for `-` and one dash for two, and some have no effect here. Flags with the
+//! same meaning as one of ours are aliases of it.
 
 use std::ffi::OsString;
 
-/// Flags that are taken and do nothing: the name, whether a value follows it as a word of its own, and why.
+/// Accepted flags without effect: the name, whether its value is a separate word, and the reason.
 const WITHOUT_EFFECT: &[(&str, bool, &str)] = &[
     ("allocation-check-period", true, "allocations are compared at every change"),
     ("alsologtostderr", false, "logs go to standard error"),
-    ("cgroup-driver", true, "it is recognised"),
-    ("checkpoint-path", true, "the kubelet's own books are used"),
-    ("client-cert", true, "the kubelet is asked through its sockets"),
-    ("client-key", true, "the kubelet is asked through its sockets"),
-    ("container-runtime-endpoint", true, "the runtime is not asked"),
-    ("docker-endpoint", true, "the runtime is not asked"),
+    ("cgroup-driver", true, "it is detected"),
+    ("checkpoint-path", true, "the kubelet's podresources API is used"),
+    ("client-cert", true, "the kubelet is reached through its sockets"),
+    ("client-key", true, "the kubelet is reached through its sockets"),
+    ("container-runtime-endpoint", true, "the container runtime is not called"),
+    ("docker-endpoint", true, "the container runtime is not called"),
     ("extra-config", true, "extra devices come from other device plugins"),
-    ("incluster-mode", false, "it is recognised"),
-    ("kubelet-address", true, "the kubelet is asked through its sockets"),
-    ("kubelet-port", true, "the kubelet is asked through its sockets"),
+    ("incluster-mode", false, "it is detected"),
+    ("kubelet-address", true, "the kubelet is reached through its sockets"),
+    ("kubelet-port", true, "the kubelet is reached through its sockets"),
     ("log-backtrace-at", true, "--log sets what is logged"),
     ("log-dir", true, "logs go to standard error"),
     ("logtostderr", false, "logs go to standard error"),
-    ("mps", false, "it never did anything"),
-    ("query-kubelet", false, "the kubelet is asked through its sockets"),
-    ("runtime-request-timeout", true, "the runtime is not asked"),
+    ("mps", false, "it never had an effect"),
+    ("query-kubelet", false, "the kubelet is reached through its sockets"),
+    ("runtime-request-timeout", true, "the container runtime is not called"),
     ("share-mode", false, "shares are always served"),
-    ("standalone", false, "the API server is needed"),
+    ("standalone", false, "the API server is required"),
     ("stderrthreshold", true, "--log sets what is logged"),
-    ("timeout", true, "the kubelet is asked through its sockets"),
-    ("token", true, "the kubelet is asked through its sockets"),
+    ("timeout", true, "the kubelet is reached through its sockets"),
+    ("token", true, "the kubelet is reached through its sockets"),
     ("v", true, "--log sets what is logged"),
     ("vmodule", true, "--log sets what is logged"),
     ("volume-config", true, "--driver-directory mounts the driver's libraries"),
-    ("wait-timeout", true, "the runtime is not asked"),
+    ("wait-timeout", true, "the container runtime is not called"),
 ];
 
-/// Flags that have another name now.
+/// Flags with another name now.
 const RENAMED: &[(&str, &str)] = &[("sample-period", "sample-every")];
 
-/// The hidden flag that collects those without effect.
+/// Hidden flag that collects the flags without effect.
 const COLLECTED: &str = "--no-effect";
 
-/// The command line in today's words.
+/// Translates a command line to the current flags.
 pub(crate) fn translate(words: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
     let mut words = words.into_iter();
     let mut translated: Vec<OsString> = words.by_ref().take(2).collect();
@@ -67,7 +69,7 @@ pub(crate) fn translate(words: impl IntoIterator<Item = OsString>) -> Vec<OsStri
     translated
 }
 
-/// Why a flag has no effect, for the log.
+/// Returns the reason why a flag has no effect, for the log.
 pub(crate) fn why(name: &str) -> &'static str {
     WITHOUT_EFFECT.iter().find(|(known, ..)| *known == name).map_or("it is unknown", |(.., why)| why)
 }
@@ -79,7 +81,8 @@ struct Flag<'a> {
 }
 
 impl<'a> Flag<'a> {
-    /// `--name`, `--name=value`, and the same with one dash, but for single letters that are no old flag.
+    /// Parses `--name` and `--name=value`, also with one dash. Single letters that are not an old
+    /// flag are left alone.
     fn read(word: &'a str) -> Option<Self> {
         let (name, value) = match word.split_once('=') {
             Some((name, value)) => (name, Some(value)),
@@ -113,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn what_manifests_of_the_originals_pass() {
+    fn translates_the_flags_of_the_original_manifests() {
         check("agent --sample_period=1", "agent --sample-every=1");
         check(
             "agent --share-mode=true --query-addr=0.0.0.0 --extra-config=/etc/gpu-manager/extra-config.json --hostname-override=n --log-dir=/var/log --v=5",
@@ -134,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_else_stays_as_it_is() {
+    fn leaves_everything_else_unchanged() {
         check("agent -h", "agent -h");
         check("agent --gpus simulated:a_b -- --v", "agent --gpus simulated:a_b -- --no-effect=v");
         check("place --v_x 5", "place --v_x 5");

@@ -18,10 +18,10 @@ pub(super) struct Report {
     feasible: bool,
     containers: Vec<ContainerReport>,
     score: Option<f64>,
-    /// Predicted for an all-reduce over the first container that got several GPUs, GB/s.
+    /// Predicted bandwidth in GB/s of an all-reduce over the first container with several GPUs.
     bandwidth: Option<f64>,
     reason: String,
-    /// For people only: what each GPU lacks.
+    /// Reason of each GPU in a rejection, for the text output only.
     #[serde(skip)]
     gpu_reasons: Vec<String>,
 }
@@ -107,7 +107,7 @@ fn containers(node: &NodeState, pod: &PodRequest, placement: &Placement) -> Vec<
         let memory = |gpu: &GpuIndex| node.node().gpu(*gpu).map_or(0, |gpu: &Gpu| gpu.memory.0);
         let (compute_percent, memory_mib) = match gpus.first() {
             Some((_, Hold::Share { compute_percent, memory })) => (compute_percent.0, memory.0),
-            // GPUs of one set may differ in size; the smallest is what a job can count on.
+            // GPUs of one set may differ in size. A job can rely on the smallest.
             _ => (100, gpus.iter().map(|(gpu, _)| memory(gpu)).min().unwrap_or(0)),
         };
         ContainerReport { gpus: gpus.iter().map(|(gpu, _)| gpu.0).collect(), compute_percent, memory_mib }
@@ -115,7 +115,8 @@ fn containers(node: &NodeState, pod: &PodRequest, placement: &Placement) -> Vec<
     grants.iter().map(|grant| report(&grant.holds)).collect()
 }
 
-/// Each GPU's part in a refusal, unless all would do and there are just too few.
+/// Returns the reason of each GPU in a rejection. Returns nothing if every GPU fits and there are
+/// only too few.
 fn gpu_reasons(node: &NodeState, pod: &PodRequest, policy: &Policy) -> Vec<String> {
     let Some(why) = explain(node, pod, policy) else {
         return Vec::new();
@@ -125,7 +126,7 @@ fn gpu_reasons(node: &NodeState, pod: &PodRequest, policy: &Policy) -> Vec<Strin
     }
     let line = |(gpu, refusal): &(GpuIndex, Option<GpuRejectReason>)| match refusal {
         Some(refusal) => format!("GPU {gpu}: {refusal}"),
-        None => format!("GPU {gpu}: would do"),
+        None => format!("GPU {gpu}: fits"),
     };
     why.gpus.iter().map(line).collect()
 }

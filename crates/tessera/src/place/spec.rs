@@ -1,4 +1,4 @@
-//! What `place` is told on the command line: requests and what is in use.
+//! Values on the command line of `place`: requests and GPUs in use.
 
 use std::str::FromStr;
 
@@ -9,15 +9,15 @@ use tessera_core::request::Request;
 use tessera_core::units::{GpuIndex, MiB, Percent};
 use tessera_wire::foreign::dialect::{MemoryUnit, gpushare, vcuda, whole};
 
-/// `whole:2+share:50c/7680m`: one request per container.
+/// Requests of a pod such as `whole:2+share:50c/7680m`, one per container.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Requests(pub(crate) Vec<Request>);
 
-/// `0=50c/2048m,3=whole`: what is held already.
+/// GPUs in use, such as `0=50c/2048m,3=whole`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Used(pub(crate) Vec<(GpuIndex, Hold)>);
 
-/// `0,3,5`
+/// GPU indexes such as `0,3,5`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Indexes(pub(crate) Vec<GpuIndex>);
 
@@ -41,7 +41,7 @@ fn request(text: &str) -> Result<Request> {
             let count = number(amount)?;
             let most = GpuSet::CAPACITY;
             let asked = whole::NVIDIA.request(count);
-            asked.ok().with_context(|| format!("`{text}`: a node has {most} GPUs at most"))?
+            asked.ok().with_context(|| format!("`{text}`: a node has at most {most} GPUs"))?
         }
         "nvidia" => whole::NVIDIA.request(number(amount)?)?,
         "gputopology" => whole::GPUTOPOLOGY.request(number(amount)?)?,
@@ -75,7 +75,7 @@ fn request(text: &str) -> Result<Request> {
         }
         _ => bail!("unknown form `{form}`; write {REQUEST_FORMS}"),
     };
-    asked.ok_or_else(|| anyhow!("`{text}` asks for nothing; write {REQUEST_FORMS}"))
+    asked.ok_or_else(|| anyhow!("`{text}` requests nothing; write {REQUEST_FORMS}"))
 }
 
 impl FromStr for Used {
@@ -114,7 +114,7 @@ impl FromStr for Indexes {
     }
 }
 
-/// `50c/7680m`, `50c` or `7680m`.
+/// Parses a share such as `50c/7680m`, `50c` or `7680m`.
 fn share(text: &str) -> Result<(Percent, MiB)> {
     let mut amounts = (Percent::ZERO, MiB::ZERO);
     for part in text.split('/') {
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn every_form_of_request() {
+    fn parses_every_form_of_request() {
         let share = |compute_percent, memory| Request::Share {
             compute_percent: Percent(compute_percent),
             memory: MiB(memory),
@@ -168,13 +168,13 @@ mod tests {
     }
 
     #[test]
-    fn every_refusal_says_what_to_write() {
+    fn every_error_says_what_to_write() {
         check_error("2", "write whole:2, share:50c/7680m");
         check_error("some:2", "unknown form `some`; write whole:2");
-        check_error("whole:0", "`whole:0` asks for nothing");
+        check_error("whole:0", "`whole:0` requests nothing");
         check_error("whole:two", "`two` is not a whole number");
         check_error("share:50c", "a share needs memory; write share:50c/7680m");
-        check_error("whole:99", "`whole:99`: a node has 64 GPUs at most");
+        check_error("whole:99", "`whole:99`: a node has at most 64 GPUs");
         check_error("share:150c/1m", "a share is 1 to 99 percent; write whole:1");
         check_error("share:50", "write share:50c/7680m");
         check_error("memory:8", "write memory:8192m: `8` has no unit");
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_used() {
+    fn parses_gpus_in_use() {
         let part = |compute_percent, memory| Hold::Share {
             compute_percent: Percent(compute_percent),
             memory: MiB(memory),

@@ -1,4 +1,4 @@
-//! `tessera simulate cluster`: a cluster filled with the pods of a trace.
+//! `tessera simulate cluster`: fills a cluster with the pods of a trace.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -17,11 +17,12 @@ use super::cluster_report::{self, PolicyResult};
 use super::progress::Progress;
 use crate::topology;
 
-/// Fills a cluster with the pods of a trace until nothing fits, under each policy, on the same arrivals.
+/// Fills a cluster with the pods of a trace until nothing fits, with each policy on the same
+/// arrivals
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Policies: random, dotprod, clustering, packing, best-fit and fgd are published rules;
-tessera and every other policy of `tessera place` is the core's.
+    after_help = "Policies: random, dotprod, clustering, packing, best-fit and fgd are published policies;
+tessera and every other policy of `tessera place` belong to Tessera.
 
 Examples:
   tessera simulate cluster --nodes openb_node_list_gpu_node.csv --pods openb_pod_list_default.csv
@@ -29,11 +30,12 @@ Examples:
   tessera simulate cluster --nodes N.csv --pods P.csv --target trace --json"
 )]
 pub(crate) struct Arguments {
-    /// Nodes: sn, cpu_milli, memory_mib, gpu, model
+    /// Node list with the columns sn, cpu_milli, memory_mib, gpu, model
     #[arg(long, value_name = "CSV")]
     nodes: PathBuf,
 
-    /// Pods: name, cpu_milli, memory_mib, num_gpu, gpu_milli and, if there is one, gpu_spec
+    /// Pod list with the columns name, cpu_milli, memory_mib, num_gpu, gpu_milli and, optionally,
+    /// gpu_spec
     #[arg(long, value_name = "CSV")]
     pods: PathBuf,
 
@@ -45,29 +47,31 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "SEEDS", default_value = "42..51")]
     seeds: Seeds,
 
-    /// How much arrives, in parts of the cluster's GPUs
+    /// GPUs requested by all arrivals, as a multiple of the cluster's GPUs
     #[arg(long, value_name = "PARTS", default_value_t = 1.3)]
     fill: f64,
 
-    /// What policy tessera knows of the workload: what it has seen so far, or the whole trace
+    /// Knowledge of policy tessera about the workload: the pods seen so far, or the whole trace
     #[arg(long, value_name = "KNOWLEDGE", default_value = "learned")]
     target: Knowledge,
 
-    /// Links of the nodes with GPUs of a model, such as V100M32=dgx1-v100.txt: those with as many GPUs as the file. May be
-    /// given several times. Shows what links cost, and what they bring, beside a run without
+    /// Links of the nodes of a GPU model, such as V100M32=dgx1-v100.txt; applies to nodes with as
+    /// many GPUs as the file. May be given several times. Compare with a run without it to see the
+    /// effect of links
     #[arg(long, value_name = "MODEL=FILE")]
     machine: Vec<MachineFile>,
 
-    /// Write the result as JSON, to a file or, without one, in place of the table. `refused` is the mean number of pods per run
+    /// Write the result as JSON to a file, or without one instead of the table. `refused` is the
+    /// mean number of pods per run
     #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "-")]
     json: Option<PathBuf>,
 
-    /// Draw allocation against arrivals as SVG
+    /// Draw allocated over arrived GPUs as SVG
     #[arg(long, value_name = "FILE")]
     plot: Option<PathBuf>,
 }
 
-/// `V100M32=dgx1-v100.txt`
+/// A model and its topology file, such as `V100M32=dgx1-v100.txt`.
 #[derive(Clone, Debug)]
 struct MachineFile {
     model: Model,
@@ -76,21 +80,21 @@ struct MachineFile {
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Knowledge {
-    /// What has arrived so far, as in a real cluster
+    /// The pods that have arrived so far, as in a real cluster
     Learned,
     /// The whole trace from the start
     Trace,
 }
 
-/// `42..51` or `42,43`
+/// A range `42..51` or a list `42,43` of seeds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Seeds(Vec<u64>);
 
 pub(super) fn run_arguments(arguments: &Arguments) -> Result<ExitCode> {
-    let rules = arguments.rules()?;
+    let policies = arguments.parse_policies()?;
     let experiment = arguments.experiment()?;
     let seeds = &arguments.seeds.0;
-    let outcomes = run_all(&experiment, &rules, seeds);
+    let outcomes = run_all(&experiment, &policies, seeds);
     let names = arguments.policies.iter();
     let results: Vec<PolicyResult> =
         names.zip(outcomes).map(|(name, outcomes)| PolicyResult { name: name.clone(), outcomes }).collect();
@@ -109,10 +113,10 @@ pub(super) fn run_arguments(arguments: &Arguments) -> Result<ExitCode> {
 }
 
 impl Arguments {
-    fn rules(&self) -> Result<Vec<FillPolicy>> {
+    fn parse_policies(&self) -> Result<Vec<FillPolicy>> {
         let parse = |name: &String| {
-            let rule = name.parse::<FillPolicy>();
-            rule.map_err(|_| {
+            let policy = name.parse::<FillPolicy>();
+            policy.map_err(|_| {
                 let others = "or a policy of `tessera place`";
                 anyhow::anyhow!(
                     "unknown policy {name:?}; choose among {}, {others}",
@@ -171,29 +175,30 @@ impl FromStr for MachineFile {
     }
 }
 
-/// Every rule on every seed, as many at a time as there are cores. By rule, then by seed.
-fn run_all(experiment: &Experiment, rules: &[FillPolicy], seeds: &[u64]) -> Vec<Vec<FillResult>> {
-    let total = rules.len() * seeds.len();
+/// Runs every policy on every seed, on as many threads as there are cores. Returns the results by
+/// policy and seed.
+fn run_all(experiment: &Experiment, policies: &[FillPolicy], seeds: &[u64]) -> Vec<Vec<FillResult>> {
+    let total = policies.len() * seeds.len();
     let next = AtomicUsize::new(0);
     let (sender, receiver) = mpsc::channel();
-    let mut outcomes = vec![vec![FillResult::default(); seeds.len()]; rules.len()];
+    let mut outcomes = vec![vec![FillResult::default(); seeds.len()]; policies.len()];
     std::thread::scope(|scope| {
         for _ in 0..std::thread::available_parallelism().map_or(1, usize::from).min(total) {
             let (sender, next) = (sender.clone(), &next);
             scope.spawn(move || {
                 while let Some(job) = Some(next.fetch_add(1, Ordering::Relaxed)).filter(|job| *job < total) {
-                    let (rule, seed) = (job / seeds.len(), job % seeds.len());
-                    let outcome = run(experiment, rules[rule].clone(), seeds[seed]);
-                    // The receiver lives until every sender is gone.
-                    let _ = sender.send((rule, seed, outcome));
+                    let (policy, seed) = (job / seeds.len(), job % seeds.len());
+                    let outcome = run(experiment, policies[policy].clone(), seeds[seed]);
+                    // The receiver lives until every sender is dropped.
+                    let _ = sender.send((policy, seed, outcome));
                 }
             });
         }
         drop(sender);
         let mut progress = Progress::of(total);
-        for (rule, seed, outcome) in receiver {
+        for (policy, seed, outcome) in receiver {
             progress.step("runs");
-            outcomes[rule][seed] = outcome;
+            outcomes[policy][seed] = outcome;
         }
     });
     outcomes
@@ -210,26 +215,26 @@ impl FromStr for Seeds {
         };
         let seeds: Vec<u64> = match text.split_once("..") {
             Some((first, last)) => {
-                (number(first)?..=number(last.trim_start_matches('='))?).take(MOST_SEEDS + 1).collect()
+                (number(first)?..=number(last.trim_start_matches('='))?).take(MAX_SEEDS + 1).collect()
             }
             None => text.split(',').map(number).collect::<Result<_>>()?,
         };
-        if seeds.is_empty() || seeds.len() > MOST_SEEDS {
-            bail!("`{text}`: write 1 to {MOST_SEEDS} seeds, such as 42..51");
+        if seeds.is_empty() || seeds.len() > MAX_SEEDS {
+            bail!("`{text}`: write 1 to {MAX_SEEDS} seeds, such as 42..51");
         }
         Ok(Self(seeds))
     }
 }
 
-/// More than anybody waits for.
-const MOST_SEEDS: usize = 1000;
+/// Largest number of seeds of one run. More would take hours.
+const MAX_SEEDS: usize = 1000;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn seeds_as_range_and_list() {
+    fn parses_seeds_as_range_and_list() {
         assert_eq!("42..44".parse::<Seeds>().unwrap().0, [42, 43, 44]);
         assert_eq!("7".parse::<Seeds>().unwrap().0, [7]);
         assert_eq!("7, 9".parse::<Seeds>().unwrap().0, [7, 9]);

@@ -1,4 +1,4 @@
-//! What `simulate cluster` shows: a table, a result for scripts, a plot.
+//! The output of `simulate cluster`: a table, JSON and a plot.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -9,19 +9,19 @@ use tessera_sim::cluster::{FRAGMENTATION_AT, FillResult};
 
 use super::plot::{Chart, Curve};
 
-/// All runs of one policy, by seed.
+/// The results of one policy, by seed.
 #[derive(Debug)]
 pub(super) struct PolicyResult {
     pub(super) name: String,
     pub(super) outcomes: Vec<FillResult>,
 }
 
-/// Whom the others are compared with, run by run.
+/// Policy that the others are compared with, run by run.
 const REFERENCE: &str = "fgd";
-/// Whom the plot shows in front.
+/// Policy that the plot highlights.
 const OURS: &str = "tessera";
 
-/// The result for scripts. Its form is a promise.
+/// The result for scripts. Its keys are stable.
 #[derive(Debug, Serialize)]
 pub(super) struct JsonResult {
     policies: Vec<JsonPolicy>,
@@ -35,7 +35,7 @@ struct JsonPolicy {
     refused: BTreeMap<&'static str, f64>,
     decision_micros: JsonMicros,
     seconds_per_run: f64,
-    /// Of pods with several GPUs; only where the links of some nodes are known.
+    /// Mean bandwidth share of pods with several GPUs. Present only if some links are known.
     #[serde(skip_serializing_if = "Option::is_none")]
     bandwidth_share: Option<f64>,
 }
@@ -85,7 +85,7 @@ pub(super) fn table(results: &[PolicyResult], with_links: bool) -> String {
     text
 }
 
-/// What was allocated, what was refused, and how long that took.
+/// Returns the table of allocations, rejections and times.
 fn allocation_table(results: &[PolicyResult], width: usize) -> String {
     let reference = results.iter().find(|result| result.name == REFERENCE);
     let mut text = format!("{:width$}   GPUs allocated, %    against {REFERENCE}", "");
@@ -120,7 +120,7 @@ fn allocation_table(results: &[PolicyResult], width: usize) -> String {
     text
 }
 
-/// What was idle and of no use to the pods to come, as they arrived.
+/// Returns the table of idle GPUs that the expected pods cannot use.
 fn fragmentation_table(results: &[PolicyResult], width: usize) -> String {
     let title = "Useless idle GPU, % of all / % of the idle, when so much had arrived:";
     let mut text = format!("{title}\n{:width$}", "policy");
@@ -146,7 +146,7 @@ pub(super) fn plot(results: &[PolicyResult], seeds: usize) -> String {
         points: mean_curve(&result.outcomes),
         highlighted: result.name == OURS,
     };
-    // Up to here everything fits, and all curves are one.
+    // Below this mark everything fits, and all curves coincide.
     let start = 70.0;
     Chart {
         title: "GPUs allocated as pods arrive".to_owned(),
@@ -160,7 +160,8 @@ pub(super) fn plot(results: &[PolicyResult], seeds: usize) -> String {
     .svg()
 }
 
-/// The curves of all seeds, which step at slightly different arrivals, averaged step by step.
+/// Returns the mean of the curves of all seeds, point by point. The curves have points at slightly
+/// different arrivals.
 fn mean_curve(outcomes: &[FillResult]) -> Vec<(f64, f64)> {
     let steps = outcomes.iter().map(|outcome| outcome.curve.len()).min().unwrap_or(0);
     let at = |step: usize| outcomes.iter().map(move |outcome| outcome.curve[step]);
@@ -178,7 +179,7 @@ impl PolicyResult {
         self.outcomes.iter().map(|outcome| outcome.allocated_percent)
     }
 
-    /// Mean per run, by [`PodSize::WITH_GPUS`].
+    /// Returns the mean number of rejected pods per run, by [`PodSize::WITH_GPUS`].
     fn refused(&self) -> impl Iterator<Item = f64> {
         (0..PodSize::WITH_GPUS.len())
             .map(|size| mean(self.outcomes.iter().map(|outcome| f64::from(outcome.refused[size]))))
@@ -188,12 +189,12 @@ impl PolicyResult {
         mean(self.outcomes.iter().flat_map(|outcome| &outcome.bandwidth_shares).copied())
     }
 
-    /// On the same arrivals, more allocated than the reference.
+    /// Returns how much more the policy allocates than the reference on the same arrivals.
     fn differences(&self, reference: &Self) -> Vec<f64> {
         self.allocated().zip(reference.allocated()).map(|(mine, theirs)| mine - theirs).collect()
     }
 
-    /// A percentile of the time a decision took, over all runs.
+    /// Returns a percentile of the decision times of all runs, in microseconds.
     fn micros(&self, percentile: usize) -> f64 {
         let mut nanos: Vec<u64> =
             self.outcomes.iter().flat_map(|outcome| &outcome.decision_nanos).copied().collect();
@@ -209,7 +210,7 @@ fn mean(values: impl Iterator<Item = f64>) -> f64 {
     if count > 0.0 { sum / count } else { 0.0 }
 }
 
-/// Standard deviation of a sample.
+/// Returns the standard deviation of a sample.
 fn spread(values: &[f64]) -> f64 {
     let mean_value = mean(values.iter().copied());
     let squares: f64 = values.iter().map(|value| (value - mean_value).powi(2)).sum();

@@ -2,17 +2,17 @@
 
 use std::fmt::Write as _;
 
-/// One line of the chart.
+/// A curve of the chart.
 #[derive(Clone, Debug)]
 pub(super) struct Curve {
     pub(super) name: String,
-    /// By ascending x.
+    /// Points by ascending x.
     pub(super) points: Vec<(f64, f64)>,
-    /// Drawn boldly, in front of the others.
+    /// True for a bold curve in front of the others.
     pub(super) highlighted: bool,
 }
 
-/// Curves over common axes. What lies left of `x_from` or below `y_from` is cut off.
+/// A chart of curves with common axes. Points left of `x_from` or below `y_from` are cut off.
 #[derive(Clone, Debug)]
 pub(super) struct Chart {
     pub(super) title: String,
@@ -27,21 +27,21 @@ pub(super) struct Chart {
 const WIDTH: f64 = 960.0;
 const HEIGHT: f64 = 560.0;
 const LEFT: f64 = 70.0;
-/// Room for the names at the ends of the lines.
+/// Margin for the names at the ends of the curves.
 const RIGHT: f64 = 190.0;
 const TOP: f64 = 84.0;
 const BOTTOM: f64 = 64.0;
-/// Names closer than this would run into each other.
+/// Smallest vertical distance of two names.
 const LABEL_HEIGHT: f64 = 17.0;
 const INK: &str = "#1f2933";
 const FAINT: &str = "#e4e7eb";
 const HIGHLIGHT: &str = "#d6246e";
-/// Told apart by lightness too, for readers who see fewer colours.
+/// Colours with different lightness, so that readers with colour blindness can distinguish them.
 const COLOURS: [&str; 8] =
     ["#3e6ae1", "#0b8457", "#c27803", "#6f42c1", "#007f8c", "#8a5a44", "#52606d", "#a0527a"];
 
 impl Chart {
-    /// The chart as a stand-alone SVG document.
+    /// Returns the chart as an SVG document.
     pub(super) fn svg(&self) -> String {
         let all = || self.curves.iter().flat_map(|curve| &curve.points);
         let x_to = all().map(|point| point.0).fold(self.x_from + 1.0, f64::max);
@@ -59,7 +59,7 @@ impl Chart {
         self.axes(&mut svg, &frame);
         let mut labels = Vec::new();
         let mut peers = COLOURS.iter().cycle();
-        // Highlighted curves last, so that nothing covers them.
+        // Highlighted curves are drawn last, so that no other curve covers them.
         let mut curves: Vec<(&Curve, &str)> = Vec::new();
         for curve in &self.curves {
             let colour = if curve.highlighted { HIGHLIGHT } else { peers.next().unwrap_or(&INK) };
@@ -77,7 +77,7 @@ impl Chart {
     }
 
     fn axes(&self, svg: &mut String, frame: &Frame) {
-        // Writing to a String cannot fail, here and below.
+        // Writing to a `String` cannot fail in this function and the ones below.
         for tick in ticks(frame.y_from, frame.y_to) {
             let y = frame.y(tick);
             let _ = write!(
@@ -110,7 +110,7 @@ impl Chart {
     }
 }
 
-/// Where values lie on the page.
+/// Maps values to positions on the page.
 struct Frame {
     x_from: f64,
     x_to: f64,
@@ -140,7 +140,7 @@ impl Frame {
     }
 }
 
-/// Names at the right end of the lines, moved apart where they would overlap.
+/// Writes the names at the right ends of the curves, moved apart where they would overlap.
 fn label_ends(svg: &mut String, mut labels: Vec<(f64, String, &str, bool)>) {
     labels.sort_by(|a, b| a.0.total_cmp(&b.0));
     let mut lowest = TOP - LABEL_HEIGHT;
@@ -157,7 +157,7 @@ fn label_ends(svg: &mut String, mut labels: Vec<(f64, String, &str, bool)>) {
     }
 }
 
-/// Five to ten round numbers in a range.
+/// Returns five to ten round numbers in a range.
 fn ticks(from: f64, to: f64) -> Vec<f64> {
     let rough = (to - from) / 7.0;
     let magnitude = 10f64.powf(rough.log10().floor());
@@ -183,14 +183,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ticks_are_round_and_inside() {
+    fn ticks_are_round_numbers_within_the_range() {
         assert_eq!(ticks(70.0, 130.0), [70.0, 80.0, 90.0, 100.0, 110.0, 120.0, 130.0]);
         assert_eq!(ticks(71.0, 96.0), [75.0, 80.0, 85.0, 90.0, 95.0]);
         assert_eq!(ticks(70.0, 130.1).len(), 7);
     }
 
     #[test]
-    fn labels_keep_their_distance_and_names_are_escaped() {
+    fn labels_do_not_overlap_and_texts_are_escaped() {
         let curve = |name: &str, end| Curve {
             name: name.to_owned(),
             points: vec![(70.0, 70.0), (130.0, end)],

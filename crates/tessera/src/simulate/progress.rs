@@ -1,8 +1,8 @@
-//! A progress bar on standard error, for people only.
+//! A progress bar on standard error.
 
 use std::io::{IsTerminal as _, Write as _};
 
-/// How far long work has come. Silent where nobody watches.
+/// The progress of a long computation. Prints nothing unless standard error is a terminal.
 #[derive(Debug)]
 pub(super) struct Progress {
     total: usize,
@@ -17,7 +17,7 @@ impl Progress {
         Self { total: total.max(1), done: 0, shown: std::io::stderr().is_terminal() }
     }
 
-    /// One more step is done; `what` says which is next.
+    /// Counts one more step and shows `what` beside the bar.
     pub(super) fn step(&mut self, what: &str) {
         self.done += 1;
         if self.shown {
@@ -29,7 +29,7 @@ impl Progress {
 }
 
 impl Drop for Progress {
-    /// Leaves no half a bar behind.
+    /// Clears the bar.
     fn drop(&mut self) {
         if self.shown && self.done > 0 {
             let _ = write!(std::io::stderr(), "\r\x1b[K");

@@ -1,4 +1,4 @@
-//! `tessera simulate topology`: a stream of jobs on each of several machines.
+//! `tessera simulate topology`: runs a stream of jobs on each of several hosts.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -14,20 +14,20 @@ use tessera_sim::topology::{StreamPolicy, bandwidth_share};
 use super::progress::Progress;
 use crate::topology::read_one;
 
-/// Runs a stream of jobs of 2 to 5 GPUs on each machine, under each policy, and tells how much of the possible
-/// all-reduce bandwidth the jobs get that depend on it.
+/// Runs a stream of jobs of 2 to 5 GPUs on each host, with each policy, and prints which share of
+/// the possible all-reduce bandwidth the link-sensitive jobs get
 ///
-/// 1 means that every such job ran as fast as so many GPUs can on the empty machine.
+/// 1 means that every such job was as fast as that many GPUs can be on the empty host.
 #[derive(Debug, Args)]
 #[command(after_help = "Policies: lowest (free indexes), tree (Gaia), gpuallocator (NVIDIA go-gpuallocator),
-greedy and preserve (MAPA) and random are published rules; tessera is the core's.
+greedy and preserve (MAPA) and random are published policies; tessera is Tessera's own.
 
 Examples:
   tessera simulate topology --topology dgx1.txt pcie8.txt
   tessera simulate topology --topology node.txt --policies gpuallocator,tessera --seeds 30
   tessera simulate topology --topology *.txt --json")]
 pub(crate) struct Arguments {
-    /// Machines: outputs of `nvidia-smi topo -m`
+    /// Topologies of the hosts: outputs of `nvidia-smi topo -m`
     #[arg(long, value_name = "FILE", required = true, num_args = 1..)]
     topology: Vec<PathBuf>,
 
@@ -39,16 +39,16 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "N", default_value_t = 300, value_parser = value_parser!(u32).range(1..=1_000_000))]
     jobs: u32,
 
-    /// Streams per machine and policy: seeds 0, 1, ...
+    /// Streams per host and policy: seeds 0, 1, ...
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = value_parser!(u32).range(1..=10_000))]
     seeds: u32,
 
-    /// Write the result as JSON, to a file or, without one, in place of the table
+    /// Write the result as JSON to a file, or without one instead of the table
     #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "-")]
     json: Option<PathBuf>,
 }
 
-/// The result for scripts. Its form is a promise.
+/// The result for scripts. Its keys are stable.
 #[derive(Debug, Serialize)]
 struct JsonResult {
     machines: Vec<Machine>,
@@ -68,7 +68,7 @@ struct Score {
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
-    // All files first: a mistake in the last one should not cost a run.
+    // All files are read first, so that an error in the last one does not waste a run.
     let topologies = arguments.topology.iter().map(|file| Ok(read_one(file)?.topology));
     let topologies = topologies.collect::<Result<Vec<_>>>()?;
     let mut progress = Progress::of(topologies.len() * arguments.policies.len());
@@ -92,23 +92,24 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
 impl Arguments {
     fn scores(&self, topology: &Topology, file: &str, progress: &mut Progress) -> Result<Vec<Score>> {
         let mut scores = Vec::new();
-        for rule in &self.policies {
-            progress.step(&format!("{file} {rule}"));
-            if !rule.serves(topology) {
+        for policy in &self.policies {
+            progress.step(&format!("{file} {policy}"));
+            if !policy.serves(topology) {
                 eprintln!(
-                    "note: {file}: {rule} compares every set and is left out for {} GPUs",
+                    "note: {file}: policy {policy} compares every set of GPUs and is skipped for {} GPUs",
                     topology.count()
                 );
                 continue;
             }
-            let bandwidth_share = bandwidth_share(topology, *rule, self.jobs as usize, self.seeds)?;
-            scores.push(Score { name: rule.name(), bandwidth_share });
+            let bandwidth_share = bandwidth_share(topology, *policy, self.jobs as usize, self.seeds)?;
+            scores.push(Score { name: policy.name(), bandwidth_share });
         }
         Ok(scores)
     }
 }
 
-/// A line per machine, a column per policy; the best of a line bear a star.
+/// Returns a table with a line per host and a column per policy. Stars mark the best results of a
+/// line.
 fn table(machines: &[Machine], policies: &[StreamPolicy]) -> String {
     let names = short_names(machines);
     let width = names.iter().map(|name| name.len()).max().unwrap_or(0).max("machine".len());
@@ -117,27 +118,27 @@ fn table(machines: &[Machine], policies: &[StreamPolicy]) -> String {
             .to_owned();
     // Writing to a String cannot fail.
     let _ = write!(text, "{:width$}", "machine");
-    let column = |rule: &StreamPolicy| rule.name().len().max("0.0000".len());
-    for rule in policies {
-        let _ = write!(text, "   {:>1$}", rule.name(), column(rule));
+    let column = |policy: &StreamPolicy| policy.name().len().max("0.0000".len());
+    for policy in policies {
+        let _ = write!(text, "   {:>1$}", policy.name(), column(policy));
     }
     for (machine, name) in machines.iter().zip(names) {
         let _ = write!(text, "\n{name:width$}");
-        // What prints alike is alike.
+        // Results that print the same count as equal.
         let shown = |score: &Score| format!("{:.4}", score.bandwidth_share);
         let best = machine.policies.iter().map(shown).max().unwrap_or_default();
-        for rule in policies {
-            let score = machine.policies.iter().find(|score| score.name == rule.name());
+        for policy in policies {
+            let score = machine.policies.iter().find(|score| score.name == policy.name());
             let cell = score.map_or_else(|| "-".to_owned(), shown);
             let marked = if cell == best { format!("*{cell}") } else { cell };
-            let _ = write!(text, "  {marked:>0$}", column(rule) + 1);
+            let _ = write!(text, "  {marked:>0$}", column(policy) + 1);
         }
     }
     text.push('\n');
     text
 }
 
-/// The files without their folders, where that leaves them apart.
+/// Returns the file names without their directories if these names are distinct.
 fn short_names(machines: &[Machine]) -> Vec<&str> {
     let full = || machines.iter().map(|machine| machine.file.as_str());
     let short = || full().map(|file| file.rsplit('/').next().unwrap_or(file));
@@ -150,7 +151,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_best_of_each_line_is_marked() {
+    fn marks_the_best_results_of_each_line() {
         let score = |name, bandwidth_share| Score { name, bandwidth_share };
         let machines = [
             Machine { file: "a.txt".into(), policies: vec![score("greedy", 0.5), score("tessera", 0.75)] },
@@ -167,7 +168,7 @@ c        *0.5000   *0.5000
     }
 
     #[test]
-    fn files_of_one_name_keep_their_folders() {
+    fn files_with_the_same_name_keep_their_directories() {
         let machine = |file: &str| Machine { file: file.into(), policies: Vec::new() };
         assert_eq!(short_names(&[machine("x/a"), machine("y/b")]), ["a", "b"]);
         assert_eq!(short_names(&[machine("x/a"), machine("y/a")]), ["x/a", "y/a"]);

@@ -1,4 +1,4 @@
-//! The manifests in `deploy`: they can be read, and what they say of the program is so.
+//! The manifests in `deploy` are valid and match the program.
 
 use std::path::{Path, PathBuf};
 
@@ -12,7 +12,7 @@ fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy")
 }
 
-/// The objects of all manifests in a folder, with the file they are from.
+/// Returns the objects of all manifests in a directory, with their files.
 fn objects(part: &str) -> Vec<(PathBuf, Value)> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(folder().join(part)).unwrap() {
@@ -29,7 +29,7 @@ fn objects(part: &str) -> Vec<(PathBuf, Value)> {
     found
 }
 
-/// The containers that run `tessera`, with their command lines.
+/// Returns the containers that run `tessera`.
 fn containers(part: &str) -> Vec<Value> {
     let pods = objects(part).into_iter().map(|(_, object)| object["spec"]["template"]["spec"].clone());
     let all = pods.flat_map(|pod| pod["containers"].as_array().cloned().unwrap_or_default());
@@ -38,7 +38,7 @@ fn containers(part: &str) -> Vec<Value> {
 }
 
 #[test]
-fn everything_can_be_read_and_says_what_it_is() {
+fn every_manifest_has_a_kind() {
     for part in ["agent", "scheduler", "monitoring"] {
         for (path, object) in objects(part) {
             for key in ["apiVersion", "kind"] {
@@ -48,9 +48,9 @@ fn everything_can_be_read_and_says_what_it_is() {
     }
 }
 
-/// The alert, and the page about health, name the errors after which a GPU is out of use for good.
+/// The alert and the page about health name the errors that disable a GPU for good.
 #[test]
-fn fatal_errors_are_the_same_everywhere() {
+fn fatal_errors_agree_in_code_alert_and_documentation() {
     let is_fatal = |xid: &u64| incident_effect(IncidentKind::Xid(*xid)) == IncidentEffect::Fatal;
     let fatal: Vec<String> = (0..1000).filter(is_fatal).map(|xid| xid.to_string()).collect();
     assert!(!fatal.is_empty());
@@ -60,21 +60,22 @@ fn fatal_errors_are_the_same_everywhere() {
     assert!(page.contains(&format!("| XID {}; ", fatal.join(", "))), "docs/agent.md: not {fatal:?}");
 }
 
-/// The image that is built is the one that is started, and it is of this version: `latest` would be pulled from who knows where.
+/// The manifests use the image that is built, with the version of the program. `latest` could be
+/// any image.
 #[test]
-fn the_image_is_of_this_version() {
+fn the_image_has_the_version_of_the_program() {
     let image = concat!("tessera:", env!("CARGO_PKG_VERSION"));
     for part in ["agent", "scheduler"] {
         assert!(containers(part).iter().all(|container| container["image"] == image), "{part}: not {image}");
     }
-    let told = std::fs::read_to_string(folder().join("../docs/install.md")).unwrap();
-    assert!(told.contains(image), "docs/install.md: not {image}");
+    let page = std::fs::read_to_string(folder().join("../docs/install.md")).unwrap();
+    assert!(page.contains(image), "docs/install.md: not {image}");
     let builder = std::process::Command::new(folder().join("image/build")).arg("--help").output().unwrap();
     assert!(String::from_utf8_lossy(&builder.stdout).contains(image), "deploy/image/build: not {image}");
 }
 
 #[test]
-fn what_a_kustomization_lists_is_there() {
+fn resources_of_kustomizations_exist() {
     for part in ["agent", "scheduler", "monitoring"] {
         let kustomizations =
             objects(part).into_iter().filter(|(_, object)| object["kind"] == "Kustomization");
@@ -88,25 +89,25 @@ fn what_a_kustomization_lists_is_there() {
 }
 
 #[test]
-fn the_program_takes_the_flags_it_is_started_with() {
+fn the_program_accepts_the_flags_of_the_manifests() {
     for part in ["agent", "scheduler"] {
         let all = containers(part);
         assert!(!all.is_empty(), "{part}");
         for container in all {
             let arguments = container["args"].as_array().unwrap().iter();
-            // Flags before --help are read first, and a wrong one is told.
+            // Flags before --help are parsed first, and a wrong one is an error.
             let arguments = arguments.map(|argument| argument.as_str().unwrap()).chain(["--help"]);
             let output = tessera(&arguments.collect::<Vec<_>>());
             assert!(output.status.success(), "{part}: {}", String::from_utf8_lossy(&output.stderr));
         }
     }
-    assert!(!tessera(&["agent", "--no-such-flag", "--help"]).status.success(), "this test cannot fail");
-    assert!(!tessera(&["agent", "--dialects=none", "--help"]).status.success(), "this test cannot fail");
+    assert!(!tessera(&["agent", "--no-such-flag", "--help"]).status.success(), "the check accepts anything");
+    assert!(!tessera(&["agent", "--dialects=none", "--help"]).status.success(), "the check accepts anything");
 }
 
-/// Probes ask a port that the container names, which is the one its program listens on unless told otherwise.
+/// Probes use a named port of the container, which is the default port of its program.
 #[test]
-fn probes_and_services_lead_to_the_port_the_program_listens_on() {
+fn probes_and_services_use_the_port_of_the_program() {
     for part in ["agent", "scheduler"] {
         let help = String::from_utf8(tessera(&[part, "--help"]).stdout).unwrap();
         for container in containers(part) {
@@ -134,9 +135,10 @@ fn probes_and_services_lead_to_the_port_the_program_listens_on() {
     }
 }
 
-/// The two ways to tell kube-scheduler differ in how it is started, not in how it asks.
+/// The two configurations of kube-scheduler differ in how it starts, not in how it calls the
+/// extender.
 #[test]
-fn both_configurations_of_kube_scheduler_ask_alike() {
+fn both_configurations_of_kube_scheduler_call_the_extender_alike() {
     let all = objects("scheduler");
     let (_, edit) = all.iter().find(|(_, object)| object["kind"] == "KubeSchedulerConfiguration").unwrap();
     let (_, map) = all.iter().find(|(_, object)| object["kind"] == "ConfigMap").unwrap();

@@ -19,7 +19,7 @@ fn help(command: &[&str]) -> String {
 }
 
 #[test]
-fn every_command_is_listed_and_shows_examples() {
+fn every_command_is_listed_and_has_examples() {
     let all = help(&[]);
     for command in COMMANDS {
         assert!(all.contains(&format!("\n  {} ", command[0])), "{all}");
@@ -29,13 +29,13 @@ fn every_command_is_listed_and_shows_examples() {
         assert!(lines.len() >= 2, "{text}");
         let call = format!("tessera {}", command.join(" "));
         for line in lines {
-            assert!(line.contains(&call), "this line was wrapped or is no example: {line}\n{text}");
+            assert!(line.contains(&call), "this line is wrapped or not an example: {line}\n{text}");
         }
     }
 }
 
 #[test]
-fn no_flag_is_without_a_word_about_it() {
+fn every_flag_has_a_description() {
     for command in COMMANDS {
         let text = help(command);
         let lines: Vec<&str> = text.lines().map(str::trim).collect();

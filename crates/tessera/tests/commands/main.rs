@@ -1,6 +1,7 @@
-//! The program as somebody meets it who has never seen it: its help, what it says about mistakes, and the manifests that start it.
+//! The program from a new user's view: its help, its error messages, and the manifests that start
+//! it.
 
-#![allow(clippy::unwrap_used, reason = "helpers of tests may fail like tests")]
+#![allow(clippy::unwrap_used, reason = "test helpers may panic like tests")]
 
 mod deploy;
 mod help;
@@ -13,7 +14,7 @@ fn tessera(arguments: &[&str]) -> Output {
     command(arguments).output().unwrap()
 }
 
-/// The program where none of the caller's settings reach it.
+/// Returns a command that runs the program without the caller's settings.
 fn command(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tessera"));
     for name in ["KUBECONFIG", "NODE_NAME", "TESSERA_LOG", "KUBERNETES_SERVICE_HOST"] {

@@ -1,6 +1,6 @@
 use super::tessera;
 
-/// The exit code, and what stands on standard error.
+/// Checks the exit code and the texts on standard error.
 fn check(arguments: &[&str], code: i32, words: &[&str]) {
     let output = tessera(arguments);
     let error = String::from_utf8_lossy(&output.stderr);
@@ -8,17 +8,17 @@ fn check(arguments: &[&str], code: i32, words: &[&str]) {
     assert!(output.stdout.is_empty(), "{arguments:?}");
     for word in words {
         assert!(error.contains(word), "{arguments:?}: {error}");
-        assert_eq!(error.matches(word).count(), 1, "said twice: {error}");
+        assert_eq!(error.matches(word).count(), 1, "repeated: {error}");
     }
     assert!(!error.contains('\u{1b}'), "colour for a file: {error:?}");
 }
 
 #[test]
-fn a_machine_without_gpus_is_an_answer_and_says_how_to_go_on() {
+fn a_host_without_gpus_exits_with_1_and_a_remedy() {
     for command in ["inventory", "metrics"] {
         check(&[command, "--gpus", "simulated:none"], 1, &["error: cannot read", "none"]);
         let output = tessera(&[command, "--gpus", "nvml"]);
-        // A machine with a driver has nothing to say here.
+        // On a host with a driver this command succeeds.
         if !output.status.success() {
             let error = String::from_utf8_lossy(&output.stderr).into_owned();
             assert_eq!(output.status.code(), Some(1), "{error}");
@@ -28,7 +28,7 @@ fn a_machine_without_gpus_is_an_answer_and_says_how_to_go_on() {
 }
 
 #[test]
-fn without_a_cluster_the_daemons_say_where_they_looked_and_end() {
+fn without_a_cluster_the_daemons_name_the_files_they_tried() {
     let grants = tempfile::tempdir().unwrap();
     let grants = grants.path().to_str().unwrap();
     let agent = ["agent", "--node-name", "n", "--gpus", "simulated:dgx1.txt", "--grants", grants];
@@ -48,14 +48,14 @@ fn without_a_cluster_the_daemons_say_where_they_looked_and_end() {
 }
 
 #[test]
-fn values_that_cannot_be_read_come_with_what_to_write() {
+fn errors_about_values_say_what_to_write() {
     let address = "write an address and a port";
     check(&["demo", "--listen", "here"], 2, &[address]);
     check(&["scheduler", "--listen", "here"], 2, &[address]);
     check(&["metrics", "--listen", "here"], 2, &[address]);
     check(&["agent", "--node-name", "n", "--listen", "here"], 2, &[address]);
     check(&["demo", "--for", "soon"], 2, &["30s or 2m"]);
-    check(&["demo", "--pods", "-1"], 2, &["--pods: write pods a second"]);
+    check(&["demo", "--pods", "-1"], 2, &["--pods: write a rate"]);
     check(&["demo", "--nodes", "1"], 2, &["--nodes 2 or more"]);
     check(&["demo", "--topology", "none"], 2, &["cannot read none"]);
     check(
@@ -70,8 +70,8 @@ fn values_that_cannot_be_read_come_with_what_to_write() {
     check(&["topolgy"], 2, &["'topology'"]);
 }
 
-/// Leads to an API server that is not there.
-pub(super) fn kubeconfig_of_nobody() -> tempfile::NamedTempFile {
+/// Returns a kubeconfig of an API server that does not exist.
+pub(super) fn kubeconfig_without_server() -> tempfile::NamedTempFile {
     let file = tempfile::NamedTempFile::new().unwrap();
     let server = "{clusters: [{name: c, cluster: {server: 'http://127.0.0.1:1'}}], contexts: [{name: c, context: \
                   {cluster: c, user: ''}}], current-context: c}";
@@ -80,10 +80,10 @@ pub(super) fn kubeconfig_of_nobody() -> tempfile::NamedTempFile {
 }
 
 #[test]
-fn a_taken_port_is_named_and_so_is_the_flag_for_another() {
+fn a_port_in_use_is_reported_with_the_flag_for_another() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
-    let kubeconfig = kubeconfig_of_nobody();
+    let kubeconfig = kubeconfig_without_server();
     let kubeconfig = kubeconfig.path().to_str().unwrap();
     let grants = tempfile::tempdir().unwrap();
     let (gpus, grants) = (["--gpus", "simulated:dgx1.txt"], grants.path().to_str().unwrap());

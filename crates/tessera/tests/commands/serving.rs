@@ -1,12 +1,12 @@
-//! Where the program says it serves, it does.
+//! The program serves at the address it reports.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpStream;
 use std::process::{Child, Stdio};
 
-use super::{command, mistakes::kubeconfig_of_nobody};
+use super::{command, mistakes::kubeconfig_without_server};
 
-/// Ends the program also where the test fails.
+/// Kills the program, also when the test fails.
 struct Running(Child);
 
 impl Drop for Running {
@@ -16,11 +16,12 @@ impl Drop for Running {
     }
 }
 
-/// The answer to a request for `path` where the program says, in one of its lines after `says`, that it serves.
+/// Starts the program, waits for a line with `says` and the address in it, and returns the answer
+/// to a request for `path`.
 fn page(arguments: &[&str], says: &str, path: &str) -> String {
     let child = command(arguments).stderr(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
     let mut running = Running(child);
-    // Nobody reads on after that line, which must not disturb the program.
+    // The test stops reading after that line, which must not disturb the program.
     let lines = BufReader::new(running.0.stderr.take().unwrap()).lines();
     let line = lines.map(Result::unwrap).find(|line| line.contains(says)).unwrap();
     let (_, rest) = line.split_once("http://").unwrap();
@@ -34,17 +35,17 @@ fn page(arguments: &[&str], says: &str, path: &str) -> String {
 }
 
 #[test]
-fn port_0_is_answered_with_the_port_that_was_found() {
-    let (kubeconfig, grants) = (kubeconfig_of_nobody(), tempfile::tempdir().unwrap());
+fn port_0_is_replaced_by_the_actual_port() {
+    let (kubeconfig, grants) = (kubeconfig_without_server(), tempfile::tempdir().unwrap());
     let kubeconfig = kubeconfig.path().to_str().unwrap();
     let anywhere = ["--listen", "127.0.0.1:0"];
     let gpus = ["--gpus", "simulated:dgx1.txt"];
     let metrics = [&["metrics"][..], &gpus, &anywhere].concat();
     assert!(page(&metrics, "serving ", "/metrics").contains("\ntessera_"));
     let scheduler = [&["scheduler", "--kubeconfig", kubeconfig][..], &anywhere].concat();
-    assert!(page(&scheduler, "listening on ", "/healthz").ends_with("ok"));
+    assert!(page(&scheduler, "listening ", "/healthz").ends_with("ok"));
     let grants = grants.path().to_str().unwrap();
     let agent = ["agent", "--node-name", "n", "--grants", grants, "--kubeconfig", kubeconfig];
     let agent = [&agent[..], &["--kubelet-root", grants], &gpus, &anywhere].concat();
-    assert!(page(&agent, "pages at ", "/version").contains("\"version\""));
+    assert!(page(&agent, "serving pages ", "/version").contains("\"version\""));
 }

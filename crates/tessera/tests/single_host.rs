@@ -1,6 +1,7 @@
-//! What the commands say about single machines: the originals' answers, the promised JSON, the exit codes.
+//! Commands about single hosts: the answers of the original programs, the documented JSON and the
+//! exit codes.
 
-#![allow(clippy::unwrap_used, reason = "helpers of tests may fail like tests")]
+#![allow(clippy::unwrap_used, reason = "test helpers may panic like tests")]
 
 use std::process::{Command, Output};
 
@@ -17,7 +18,7 @@ fn json_of(output: &Output) -> Value {
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
-/// GPUs for `count` on a DGX-1 of which only `free` are idle.
+/// Returns the GPUs chosen for `count` on a DGX-1 of which only `free` are idle.
 fn best_effort(files: &[&str], free: &[u8], required: Option<&str>, count: usize) -> Value {
     let used: Vec<String> =
         (0..8).filter(|gpu| !free.contains(gpu)).map(|gpu| format!("{gpu}=whole")).collect();
@@ -30,7 +31,7 @@ fn best_effort(files: &[&str], free: &[u8], required: Option<&str>, count: usize
 }
 
 #[test]
-fn best_effort_answers_as_the_original_does() {
+fn best_effort_chooses_like_go_gpuallocator() {
     const ALL: [u8; 8] = [0, 1, 2, 3, 4, 5, 6, 7];
     for files in [&["dgx1.txt"][..], &["dgx1.txt", "pcie8.txt"]] {
         assert_eq!(best_effort(files, &[0, 2, 4, 5], None, 2), json!([4, 5]));
@@ -43,7 +44,7 @@ fn best_effort_answers_as_the_original_does() {
 }
 
 #[test]
-fn a_set_is_placed_with_its_bandwidth_and_reason() {
+fn a_placed_set_has_a_bandwidth_and_a_reason() {
     let placed = json_of(&tessera(&["place", "--topology", "dgx1.txt", "--request", "whole:4", "--json"]));
     assert_eq!(placed["containers"][0]["gpus"], json!([0, 1, 2, 3]));
     assert_eq!(placed["bandwidth"], json!(80.0));
@@ -54,7 +55,7 @@ fn a_set_is_placed_with_its_bandwidth_and_reason() {
 }
 
 #[test]
-fn streams_give_one_share_per_machine_and_policy() {
+fn a_simulation_gives_one_share_per_host_and_policy() {
     let arguments = ["simulate", "topology", "--topology", "dgx1.txt", "pcie8.txt", "--topology", "dgx1.txt"];
     let brief = ["--policies", "greedy,tessera", "--jobs", "20", "--seeds", "1", "--json", "-"];
     let result = json_of(&tessera(&[&arguments[..], &brief].concat()));
@@ -71,7 +72,7 @@ fn streams_give_one_share_per_machine_and_policy() {
 }
 
 #[test]
-fn mistakes_are_named_and_end_with_two() {
+fn invalid_input_is_named_and_exits_with_2() {
     let check = |arguments: &[&str], part: &str| {
         let output = tessera(&[&["simulate", "topology"], arguments].concat());
         let error = String::from_utf8_lossy(&output.stderr);
@@ -79,7 +80,7 @@ fn mistakes_are_named_and_end_with_two() {
         assert!(error.contains(part), "{error}");
     };
     check(&["--topology", "none.txt"], "cannot read none.txt");
-    check(&["--topology", "../machine.rs"], "../machine.rs: line 1, column 1: found");
+    check(&["--topology", "../single_host.rs"], "../single_host.rs: line 1, column 1: found");
     check(
         &["--topology", "dgx1.txt", "--policies", "best"],
         "unknown policy \"best\"; choose from random, lowest",
