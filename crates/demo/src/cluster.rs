@@ -11,7 +11,7 @@ use tessera_cluster::lease::LeaseTiming;
 use tessera_scheduler::notices::Notices;
 use tessera_scheduler::run::{Membership, lead};
 use tessera_scheduler::server::{App, BODY_LIMIT, router, serve};
-use tessera_scheduler::state::{Settings, State};
+use tessera_scheduler::state::{SchedulerSettings, State};
 use tessera_sim::apiserver::ApiServer;
 use tessera_sim::http::HttpClient;
 use tessera_sim::kube_scheduler::KubeScheduler;
@@ -70,14 +70,14 @@ impl Cluster {
         let address = listener.local_addr().map_err(DemoError::io("listen"))?;
         let url = format!("http://{address}");
 
-        let settings = Settings {
+        let settings = SchedulerSettings {
             quota: Some(quota::QuotaSettings {
                 name: "gpuquota".to_owned(),
                 namespace: "kube-system".to_owned(),
                 model_label: MODEL.to_owned(),
                 pool_label: POOL.to_owned(),
             }),
-            ..Settings::default()
+            ..SchedulerSettings::default()
         };
         let app = App::new(State::new(settings.clone()), client.clone());
         let app = Arc::new(app.with_notices(Notices::start(client.clone())));

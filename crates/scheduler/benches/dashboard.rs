@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use tessera_scheduler::dashboard::view::{Filter, cluster as sums, explanation, node, nodes, pods, quota};
-use tessera_scheduler::state::Look;
-use tessera_scheduler::state::{Event, State, Watched};
+use tessera_scheduler::state::StateAccess;
+use tessera_scheduler::state::{ClusterEvent, State, WatchEvent};
 
 const CALLS: usize = 50;
 
@@ -23,8 +23,8 @@ struct Timed<'a> {
     longest: Cell<Duration>,
 }
 
-impl Look for Timed<'_> {
-    fn look<T>(&self, at: impl FnOnce(&State) -> T) -> T {
+impl StateAccess for Timed<'_> {
+    fn with_state<T>(&self, at: impl FnOnce(&State) -> T) -> T {
         let begun = Instant::now();
         let seen = at(self.state);
         self.longest.set(self.longest.get().max(begun.elapsed()));
@@ -61,7 +61,7 @@ fn main() {
     for nodes in [500, 5_000] {
         let mut state = cluster::cluster(nodes);
         let waiting = cluster::asked_about(9_000_000);
-        state.handle(Event::Pod(Watched::Set(serde_json::from_value(waiting).unwrap())));
+        state.handle(ClusterEvent::Pod(WatchEvent::Set(serde_json::from_value(waiting).unwrap())));
         views(&state);
     }
 }
@@ -75,9 +75,9 @@ fn views(state: &State) {
     measure("map", state, |at| sums::map(at));
     measure("nodes, the first 60", state, |at| nodes::nodes(at, &only(Filter::default())));
     measure("nodes, by the name of a pod", state, |at| nodes::nodes(at, &by_pod));
-    measure("node", state, |at| at.look(|state| node::node(state, "node-00007")));
+    measure("node", state, |at| at.with_state(|state| node::node(state, "node-00007")));
     measure("pods, the first 60", state, |at| pods::pods(at, &only(Filter::default())));
     measure("pods, of one vocabulary", state, |at| pods::pods(at, &by_dialect));
-    measure("quota", state, |at| at.look(quota::quota));
+    measure("quota", state, |at| at.with_state(quota::quota));
     measure("explanation", state, |at| explanation::explain(at, &question));
 }

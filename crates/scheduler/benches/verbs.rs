@@ -17,8 +17,8 @@ use std::time::Duration;
 
 use tessera_core::forecast::Forecast;
 use tessera_core::units::PodUid;
-use tessera_scheduler::state::{BindStep, Event, Now, Outcome, State, Watched};
-use tessera_scheduler::verb::memory::Memory;
+use tessera_scheduler::state::{BindOutcome, BindStep, ClusterEvent, State, Timestamp, WatchEvent};
+use tessera_scheduler::verb::verdict_cache::VerdictCache;
 use tessera_wire::foreign::extender::{BindingArgs, ExtenderArgs, Name};
 
 use self::cluster::{asked_about, cluster};
@@ -69,7 +69,7 @@ fn cpu_time() -> Duration {
 struct Site {
     nodes: usize,
     state: State,
-    memory: Memory,
+    memory: VerdictCache,
     names: Vec<String>,
     /// Pods made so far.
     made: usize,
@@ -89,7 +89,7 @@ struct Measured {
     allocations: u64,
 }
 
-type Measure = fn(&mut State, &Memory, &Call<'_>);
+type Measure = fn(&mut State, &VerdictCache, &Call<'_>);
 
 /// What is measured.
 const MEASURES: [(&str, Measure); 4] = [
@@ -100,10 +100,10 @@ const MEASURES: [(&str, Measure); 4] = [
         let args: ExtenderArgs<Name<'_>> = serde_json::from_slice(&call.body).unwrap();
         black_box(serde_json::to_vec(&state.prioritize(&args, memory)).unwrap());
     }),
-    ("a kind of pod never seen before", |state, _, call| both(state, &Memory::default(), &call.args)),
+    ("a kind of pod never seen before", |state, _, call| both(state, &VerdictCache::default(), &call.args)),
     ("bind: choose, book, take back", |state, _, call| {
-        if matches!(state.begin_bind(&call.bind, Now::default()), Ok(BindStep::Send(_))) {
-            state.end_bind(&PodUid(call.bind.pod_uid.clone()), Outcome::Refused, Now::default());
+        if matches!(state.begin_bind(&call.bind, Timestamp::default()), Ok(BindStep::Send(_))) {
+            state.end_bind(&PodUid(call.bind.pod_uid.clone()), BindOutcome::Refused, Timestamp::default());
         }
     }),
 ];
@@ -114,7 +114,7 @@ fn args(names: &[String], number: usize) -> ExtenderArgs<&str> {
     ExtenderArgs { pod, nodes: None, node_names: Some(names.iter().map(String::as_str).collect()) }
 }
 
-fn both(state: &State, memory: &Memory, args: &ExtenderArgs<&str>) {
+fn both(state: &State, memory: &VerdictCache, args: &ExtenderArgs<&str>) {
     let fitting = state.filter(args, memory).fitting;
     let fitting = ExtenderArgs { pod: args.pod.clone(), nodes: None, node_names: Some(fitting) };
     drop(black_box(state.prioritize(&fitting, memory)));
@@ -157,7 +157,7 @@ impl Site {
         let before = resident_mib();
         let state = cluster(nodes);
         let names: Vec<String> = (0..nodes).map(|number| format!("node-{number:05}")).collect();
-        let site = Self { nodes, state, memory: Memory::default(), names, made: 1_000_000 };
+        let site = Self { nodes, state, memory: VerdictCache::default(), names, made: 1_000_000 };
         let fit = (0..6).map(|number| site.state.filter(&args(&site.names, number), &site.memory).fit);
         let fit: Vec<usize> = fit.collect();
         println!(
@@ -170,7 +170,7 @@ impl Site {
     fn measure(&mut self, measured: &mut Measured, measure: Measure) {
         self.made += 1;
         let pod = asked_about(self.made);
-        self.state.handle(Event::Pod(Watched::Set(serde_json::from_value(pod.clone()).unwrap())));
+        self.state.handle(ClusterEvent::Pod(WatchEvent::Set(serde_json::from_value(pod.clone()).unwrap())));
         let args = args(&self.names, self.made);
         let body = serde_json::to_vec(&args).unwrap();
         let uid = pod["metadata"]["uid"].as_str().unwrap().to_owned();
@@ -189,15 +189,15 @@ impl Site {
     /// As in a cluster: a node changes before the next pod comes, since this one is bound and an earlier one ends; and now and then
     /// there is a new forecast.
     fn go_on(&mut self, pod: serde_json::Value, bind: &BindingArgs) {
-        let _ = black_box(self.state.begin_bind(bind, Now::default()));
-        self.state.handle(Event::Pod(Watched::Gone(serde_json::from_value(pod).unwrap())));
+        let _ = black_box(self.state.begin_bind(bind, Timestamp::default()));
+        self.state.handle(ClusterEvent::Pod(WatchEvent::Gone(serde_json::from_value(pod).unwrap())));
         if self.made.is_multiple_of(FORECAST_AFTER)
-            && let Some(remains) = self.state.remains_if_due()
+            && let Some(remains) = self.state.free_capacity_if_due()
         {
             let forecast = Arc::new(Forecast::new(&self.state.begin_forecast(&remains), &remains));
             let mut kinds = self.memory.under(&forecast);
             kinds.iter_mut().for_each(|kind| kind.judge(&self.state, 0..self.nodes));
-            self.state.adopt(forecast);
+            self.state.adopt_forecast(forecast);
             self.memory.put(kinds);
         }
     }

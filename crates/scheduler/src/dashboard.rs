@@ -8,7 +8,7 @@ mod assets;
 mod changes;
 pub mod decisions;
 mod http;
-mod known;
+mod lookup;
 mod stream;
 pub mod view;
 
@@ -18,7 +18,7 @@ use tokio::sync::Semaphore;
 
 pub(crate) use self::http::aside;
 pub use self::http::routes;
-use self::{decisions::Decisions, stream::Hub};
+use self::{decisions::Decisions, stream::ChangeFeed};
 
 /// Views made at a time: people must not keep kube-scheduler waiting.
 const TURNS: usize = 4;
@@ -28,7 +28,7 @@ const TURNS: usize = 4;
 pub struct Dashboard {
     /// The last answers to kube-scheduler.
     pub decisions: Decisions,
-    hub: Hub,
+    feed: ChangeFeed,
     turns: Semaphore,
     leader: RwLock<Option<String>>,
 }
@@ -37,7 +37,7 @@ impl Default for Dashboard {
     fn default() -> Self {
         Self {
             decisions: Decisions::default(),
-            hub: Hub::default(),
+            feed: ChangeFeed::default(),
             turns: Semaphore::new(TURNS),
             leader: RwLock::default(),
         }

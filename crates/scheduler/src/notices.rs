@@ -11,7 +11,7 @@ use std::time::Duration;
 use tessera_cluster::{Client, PodNotice};
 use tokio::sync::mpsc;
 
-use crate::state::Now;
+use crate::state::Timestamp;
 
 /// Notices that wait to be written, at most.
 const QUEUE: usize = 256;
@@ -38,7 +38,7 @@ const REMEMBERED: Duration = Duration::from_secs(3600);
 
 /// What a notice is about: the event's reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reason {
+pub enum NoticeReason {
     /// The GPUs of a pod, and why these.
     GpusChosen,
     /// The namespace has had its share.
@@ -47,7 +47,7 @@ pub enum Reason {
     BindingFailed,
 }
 
-impl fmt::Display for Reason {
+impl fmt::Display for NoticeReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Debug::fmt(self, f)
     }
@@ -55,13 +55,13 @@ impl fmt::Display for Reason {
 
 /// Where notices are handed in.
 #[derive(Clone, Debug, Default)]
-pub struct Notices(Option<mpsc::Sender<(Now, PodNotice)>>);
+pub struct Notices(Option<mpsc::Sender<(Timestamp, PodNotice)>>);
 
 impl Notices {
     /// Writes notices to the API server in a task of its own, which ends with the last copy of this.
     #[must_use]
     pub fn start(client: Client) -> Self {
-        let (sender, mut receiver) = mpsc::channel::<(Now, PodNotice)>(QUEUE);
+        let (sender, mut receiver) = mpsc::channel::<(Timestamp, PodNotice)>(QUEUE);
         tokio::spawn(async move {
             let mut series = Series::default();
             while let Some((now, event)) = receiver.recv().await {
@@ -80,7 +80,7 @@ impl Notices {
     }
 
     /// Tells something, unless too much waits already.
-    pub fn tell(&self, now: Now, event: PodNotice) {
+    pub fn tell(&self, now: Timestamp, event: PodNotice) {
         if let Some(sender) = &self.0 {
             let _dropped = sender.try_send((now, event));
         }
@@ -148,7 +148,7 @@ impl Default for Series {
 
 impl Series {
     /// Takes a notice in; what is to be written, if anything.
-    pub fn take(&mut self, now: Now, event: &PodNotice) -> Option<Write> {
+    pub fn take(&mut self, now: Timestamp, event: &PodNotice) -> Option<Write> {
         self.forget(now.steady);
         let passed = now.steady.saturating_sub(self.counted).as_secs_f64();
         self.tokens = (self.tokens + passed * PER_SECOND).min(BURST);
@@ -190,8 +190,8 @@ impl Series {
 mod tests {
     use super::*;
 
-    fn at(seconds: u64) -> Now {
-        Now { steady: Duration::from_secs(seconds), unix_nanos: u128::from(seconds) << 4 }
+    fn at(seconds: u64) -> Timestamp {
+        Timestamp { steady: Duration::from_secs(seconds), unix_nanos: u128::from(seconds) << 4 }
     }
 
     fn event(pod: &str) -> PodNotice {

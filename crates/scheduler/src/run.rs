@@ -1,6 +1,6 @@
 //! Keeping the lease, and the state fed while we hold it.
 
-mod feed;
+mod watches;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -16,9 +16,9 @@ use tessera_wire::{foreign::unhealthy, tessera::rules};
 use tokio::sync::watch as signal;
 use tokio::task::JoinSet;
 
-use self::feed::{feed, feed_budgets, feed_quota, feed_unhealthy, follow_table};
+use self::watches::{watch_budgets, watch_objects, watch_quota, watch_static_table, watch_unhealthy};
 use crate::server::App;
-use crate::state::{Event, Settings, State};
+use crate::state::{ClusterEvent, SchedulerSettings, State};
 
 /// How the replica takes part.
 #[derive(Clone, Debug)]
@@ -45,7 +45,7 @@ const JUDGED_AT_ONCE: usize = 512;
 /// Takes part in the election and serves while it leads, until `stop` fires. The lease is given back then.
 pub async fn lead(
     app: Arc<App>,
-    settings: Settings,
+    settings: SchedulerSettings,
     membership: Membership,
     table: Option<PathBuf>,
     stop: impl Future<Output = ()>,
@@ -53,7 +53,7 @@ pub async fn lead(
     let Membership { identity, namespace, lease, timing } = membership;
     let candidate = Candidate::new(app.client.clone(), &namespace, &lease, identity, timing);
     let mut candidate = candidate.with_annotations(rules::print(&settings.rules()));
-    let mut reign: Option<Reign> = None;
+    let mut tasks_of_term: Option<LeaderTasks> = None;
     let mut trouble = FailureLog::default();
     let mut stop = std::pin::pin!(stop.fuse());
     loop {
@@ -65,19 +65,19 @@ pub async fn lead(
         match polled {
             Ok(true) => {
                 let term = candidate.term();
-                if reign.as_ref().is_none_or(|reign| reign.term != term) {
+                if tasks_of_term.as_ref().is_none_or(|tasks_of_term| tasks_of_term.term != term) {
                     tracing::info!(term, "leading");
                     app.follow();
-                    end(reign.take()).await;
-                    reign = Some(Reign::begin(&app, &settings, table.clone(), term));
+                    end(tasks_of_term.take()).await;
+                    tasks_of_term = Some(LeaderTasks::begin(&app, &settings, table.clone(), term));
                 }
                 app.lead_until(begun, timing.renew_within);
             }
             Ok(false) => {
                 app.follow();
-                if reign.is_some() {
+                if tasks_of_term.is_some() {
                     tracing::warn!(leader = candidate.other_leader(), "somebody else leads");
-                    end(reign.take()).await;
+                    end(tasks_of_term.take()).await;
                 }
                 app.dashboard.set_leader(candidate.other_leader());
             }
@@ -96,52 +96,52 @@ pub async fn lead(
         }
     }
     app.follow();
-    end(reign).await;
+    end(tasks_of_term).await;
     if let Err(error) = candidate.resign().await {
         tracing::warn!(%error, "cannot give the lease {namespace}/{lease} back; others lead once it has run out");
     }
 }
 
 /// The tasks of a leader.
-struct Reign {
+struct LeaderTasks {
     /// Of the election, for which they were begun.
     term: u64,
     tasks: JoinSet<()>,
 }
 
 /// Ends the tasks of a leader. After that none of them touches the state.
-async fn end(reign: Option<Reign>) {
-    if let Some(mut reign) = reign {
-        reign.tasks.shutdown().await;
+async fn end(tasks_of_term: Option<LeaderTasks>) {
+    if let Some(mut tasks_of_term) = tasks_of_term {
+        tasks_of_term.tasks.shutdown().await;
     }
 }
 
-impl Reign {
+impl LeaderTasks {
     /// Starts from nothing: lists made after the lease was taken show everything earlier leaders did.
-    fn begin(app: &Arc<App>, settings: &Settings, table: Option<PathBuf>, term: u64) -> Self {
+    fn begin(app: &Arc<App>, settings: &SchedulerSettings, table: Option<PathBuf>, term: u64) -> Self {
         *app.write() = State::new(settings.clone());
         let (listed, all_listed) = signal::channel(Lists::default());
         let listed = Arc::new(listed);
         let client = || app.client.clone();
         let mut tasks = JoinSet::new();
-        tasks.spawn(feed(
+        tasks.spawn(watch_objects(
             Arc::clone(app),
             "nodes",
             watch::nodes(client()),
-            Event::Node,
+            ClusterEvent::Node,
             mark(&listed, |lists| &mut lists.nodes),
         ));
-        tasks.spawn(feed(
+        tasks.spawn(watch_objects(
             Arc::clone(app),
             "pods",
             watch::pods(client()),
-            Event::Pod,
+            ClusterEvent::Pod,
             mark(&listed, |lists| &mut lists.pods),
         ));
         match &settings.quota {
             Some(quota) => {
                 let changes = watch::config_map(client(), &quota.namespace, &quota.name);
-                tasks.spawn(feed_quota(
+                tasks.spawn(watch_quota(
                     Arc::clone(app),
                     quota.home(),
                     changes,
@@ -151,12 +151,12 @@ impl Reign {
             None => mark(&listed, |lists| &mut lists.quota)(),
         }
         let changes = watch::config_maps(client(), unhealthy::NAMESPACE);
-        tasks.spawn(feed_unhealthy(Arc::clone(app), changes, mark(&listed, |lists| &mut lists.unhealthy)));
-        tasks.spawn(feed_budgets(Arc::clone(app), watch::budgets(client())));
+        tasks.spawn(watch_unhealthy(Arc::clone(app), changes, mark(&listed, |lists| &mut lists.unhealthy)));
+        tasks.spawn(watch_budgets(Arc::clone(app), watch::budgets(client())));
         if let Some(path) = table {
-            tasks.spawn(follow_table(Arc::clone(app), path));
+            tasks.spawn(watch_static_table(Arc::clone(app), path));
         }
-        tasks.spawn(keep_up(Arc::clone(app), all_listed));
+        tasks.spawn(maintain(Arc::clone(app), all_listed));
         Self { term, tasks }
     }
 }
@@ -176,29 +176,29 @@ fn mark(listed: &Arc<signal::Sender<Lists>>, which: fn(&mut Lists) -> &mut bool)
 }
 
 /// Becomes ready when everything is known, then looks ahead and settles doubts.
-async fn keep_up(app: Arc<App>, mut lists: signal::Receiver<Lists>) {
+async fn maintain(app: Arc<App>, mut lists: signal::Receiver<Lists>) {
     let complete = |lists: &Lists| lists.nodes && lists.pods && lists.quota && lists.unhealthy;
     if lists.wait_for(complete).await.is_err() {
         return;
     }
-    look_ahead(&app).await;
+    refresh_forecast(&app).await;
     app.set_ready(true);
     tracing::info!("ready");
     loop {
         tokio::time::sleep(TICK).await;
-        settle_doubts(&app).await;
-        look_ahead(&app).await;
+        resolve_uncertain_bindings(&app).await;
+        refresh_forecast(&app).await;
     }
 }
 
 /// Asks the API server about pods whose bindings it left unanswered.
-async fn settle_doubts(app: &App) {
-    let doubts = app.read().doubts(app.now());
+async fn resolve_uncertain_bindings(app: &App) {
+    let doubts = app.read().uncertain_bindings(app.now());
     for doubt in doubts {
         let asked = get_pod(&app.client, &doubt.namespace, &doubt.name);
         let error = match tokio::time::timeout(ASK_WITHIN, asked).await {
             Ok(Ok(found)) => {
-                app.write().settle(&doubt, found, app.now());
+                app.write().resolve_uncertain(&doubt, found, app.now());
                 continue;
             }
             Ok(Err(error)) => error.to_string(),
@@ -215,13 +215,13 @@ async fn settle_doubts(app: &App) {
 
 /// Makes a forecast where one is due, and judges the nodes by it for the kinds of pods that come before anybody has to wait for
 /// that. Has the state only to take what the forecast is made from, and then for a few nodes at a time.
-async fn look_ahead(app: &App) {
-    let due = app.read().remains_if_due();
+async fn refresh_forecast(app: &App) {
+    let due = app.read().free_capacity_if_due();
     let Some(remains) = due else { return };
     let workload = app.write().begin_forecast(&remains);
     let making = tokio::task::spawn_blocking(move || Arc::new(Forecast::new(&workload, &remains)));
     let Ok(forecast) = making.await else { return };
-    let mut kinds = app.memory.under(&forecast);
+    let mut kinds = app.verdicts.under(&forecast);
     for kind in &mut kinds {
         let mut begin = 0;
         while begin < app.read().ledger().positions() {
@@ -230,6 +230,6 @@ async fn look_ahead(app: &App) {
             tokio::task::yield_now().await;
         }
     }
-    app.write().adopt(forecast);
-    app.memory.put(kinds);
+    app.write().adopt_forecast(forecast);
+    app.verdicts.put(kinds);
 }

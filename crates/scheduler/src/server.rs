@@ -4,7 +4,7 @@ mod app;
 mod bind;
 mod extender;
 mod listen;
-mod second_look;
+mod retry_wait;
 mod tls;
 mod views;
 
@@ -20,8 +20,8 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use tokio::net::TcpListener;
 
-pub use self::app::{App, Role};
-pub use self::second_look::SecondLook;
+pub use self::app::{App, Leadership};
+pub use self::retry_wait::RetryWait;
 pub use self::tls::{Tls, TlsError};
 use crate::dashboard;
 

@@ -2,14 +2,14 @@
 //!
 //! A pure value. Watch events and binds change it, every verb reads it, and the shell around it does the talking.
 
+mod access;
 mod booking;
-mod departed;
-mod knowledge;
-mod look;
+mod entries;
+mod event;
 mod nodes;
 mod pods;
 mod policies;
-mod records;
+mod recent_uids;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
@@ -27,21 +27,21 @@ use tessera_wire::foreign::quota;
 use tessera_wire::foreign::taint::SoftTaint;
 use tessera_wire::tessera::rules::Rules;
 
-pub use self::booking::{BindRefusal, BindStep, Doubt, Now, Order, Outcome};
-use self::departed::Departed;
-pub use self::knowledge::{Event, Unhealthy, Watched};
-pub use self::look::Look;
+pub use self::access::StateAccess;
+pub use self::booking::{BindOrder, BindOutcome, BindRefusal, BindStep, Timestamp, UncertainBinding};
+pub(crate) use self::entries::{GpuPod, NodeEntry};
+pub use self::event::{ClusterEvent, UnhealthyGpus, WatchEvent};
 use self::nodes::Overlay;
-pub(crate) use self::nodes::Readable;
-pub use self::pods::Asking;
+pub(crate) use self::nodes::ReadableNode;
+pub use self::pods::ListGeneration;
 pub use self::policies::DefaultPolicy;
-pub(crate) use self::records::{GpuPod, NodeRecord};
-use self::{booking::Booking, records::Record};
+use self::recent_uids::RecentUids;
+use self::{booking::Booking, entries::PodEntry};
 use crate::verb::filter::PassOn;
 
 /// What holds for as long as the scheduler runs.
 #[derive(Clone, Debug, Default)]
-pub struct Settings {
+pub struct SchedulerSettings {
     /// The policy of pods that name none.
     pub policy: DefaultPolicy,
     /// What `aliyun.com/gpu-mem` counts on nodes that do not say.
@@ -52,7 +52,7 @@ pub struct Settings {
     pub quota: Option<quota::QuotaSettings>,
 }
 
-impl Settings {
+impl SchedulerSettings {
     /// The settings as others are told them.
     #[must_use]
     pub fn rules(&self) -> Rules {
@@ -63,13 +63,13 @@ impl Settings {
 /// All of it. Not to be copied: [`Memory`](crate::verb::memory::Memory) knows its nodes by when they changed.
 #[derive(Debug)]
 pub struct State {
-    identity: Identity,
-    settings: Settings,
+    identity: StateId,
+    settings: SchedulerSettings,
     ledger: Ledger,
     /// Nodes that can be read, each where the ledger has it: to ask all of them is to go through memory in order.
-    readable: Vec<Option<NodeRecord>>,
+    readable: Vec<Option<NodeEntry>>,
     /// Nodes that cannot.
-    unreadable: HashMap<NodeName, NodeRecord>,
+    unreadable: HashMap<NodeName, NodeEntry>,
     /// By node, taints that only ask pods to stay away; most clusters have none.
     soft_taints: HashMap<NodeName, Vec<SoftTaint>>,
     /// GPUs that gpushare's lists call broken, and what the node says of itself.
@@ -77,18 +77,18 @@ pub struct State {
     /// By namespace and name.
     budgets: BTreeMap<(String, String), Budget>,
     /// Pods that wait for GPUs, and all that are on a node.
-    pods: HashMap<PodUid, Record>,
+    pods: HashMap<PodUid, PodEntry>,
     /// Pods with GPUs, by node; also of nodes not known (yet).
     on_node: HashMap<NodeName, BTreeSet<PodUid>>,
     /// Those of them whose GPUs nobody told: they bypassed us. Where they sit is a guess.
     unsure: HashMap<NodeName, BTreeSet<PodUid>>,
     bookings: HashMap<PodUid, Booking>,
-    departed: Departed,
+    ended: RecentUids,
     /// Pods a list did not show: only the watch is believed about them.
-    missed: Departed,
+    missing: RecentUids,
     quota: Quota,
     accounts: NamespaceUsage,
-    charges: HashMap<PodUid, records::Charge>,
+    charges: HashMap<PodUid, entries::Charge>,
     learner: Learner,
     forecast: Arc<Forecast>,
     table: Arc<StaticTable>,
@@ -105,22 +105,22 @@ pub struct State {
 
 /// Tells a state from every other one, also from those before it.
 #[derive(Clone, Debug, Default)]
-pub struct Identity(Arc<()>);
+pub struct StateId(Arc<()>);
 
-impl PartialEq for Identity {
+impl PartialEq for StateId {
     fn eq(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
 }
 
-impl Eq for Identity {}
+impl Eq for StateId {}
 
 impl State {
     /// Knows nothing yet.
     #[must_use]
-    pub fn new(settings: Settings) -> Self {
+    pub fn new(settings: SchedulerSettings) -> Self {
         Self {
-            identity: Identity::default(),
+            identity: StateId::default(),
             settings,
             ledger: Ledger::default(),
             readable: Vec::new(),
@@ -132,8 +132,8 @@ impl State {
             on_node: HashMap::new(),
             unsure: HashMap::new(),
             bookings: HashMap::new(),
-            departed: Departed::default(),
-            missed: Departed::default(),
+            ended: RecentUids::default(),
+            missing: RecentUids::default(),
             quota: Quota::default(),
             accounts: NamespaceUsage::default(),
             charges: HashMap::new(),
@@ -150,55 +150,55 @@ impl State {
     }
 
     /// Takes note of something that happened.
-    pub fn handle(&mut self, event: Event) {
+    pub fn handle(&mut self, event: ClusterEvent) {
         match event {
-            Event::Node(change) => self.handle_node(change),
-            Event::Pod(change) => self.handle_pod(change),
-            Event::Budget(change) => self.handle_budget(change),
-            Event::Unhealthy(change) => self.handle_unhealthy(change),
-            Event::Quota(quota) => self.quota = quota,
-            Event::Table(table) => self.table = Arc::new(table),
+            ClusterEvent::Node(change) => self.handle_node(change),
+            ClusterEvent::Pod(change) => self.handle_pod(change),
+            ClusterEvent::Budget(change) => self.handle_budget(change),
+            ClusterEvent::Unhealthy(change) => self.handle_unhealthy(change),
+            ClusterEvent::Quota(quota) => self.quota = quota,
+            ClusterEvent::Table(table) => self.table = Arc::new(table),
         }
     }
 
-    fn handle_budget(&mut self, change: Watched<Budget>) {
+    fn handle_budget(&mut self, change: WatchEvent<Budget>) {
         let key = |budget: &Budget| (budget.metadata.namespace.clone(), budget.metadata.name.clone());
         match change {
             // For a moment there are none: they are advice, and nothing rests on them.
-            Watched::Listing => self.budgets.clear(),
-            Watched::Set(budget) => drop(self.budgets.insert(key(&budget), budget)),
-            Watched::Gone(budget) => drop(self.budgets.remove(&key(&budget))),
-            Watched::Listed => {}
+            WatchEvent::Listing => self.budgets.clear(),
+            WatchEvent::Set(budget) => drop(self.budgets.insert(key(&budget), budget)),
+            WatchEvent::Gone(budget) => drop(self.budgets.remove(&key(&budget))),
+            WatchEvent::Listed => {}
         }
     }
 
-    fn handle_pod(&mut self, change: Watched<Pod>) {
+    fn handle_pod(&mut self, change: WatchEvent<Pod>) {
         match change {
-            Watched::Listing => {
+            WatchEvent::Listing => {
                 self.listings += 1;
                 self.is_listing_pods = true;
                 self.unlisted_pods = self.pods.keys().cloned().collect();
             }
-            Watched::Set(pod) => {
+            WatchEvent::Set(pod) => {
                 let uid = PodUid(pod.metadata.uid.clone());
                 // What has ended never begins again: old news.
-                if !self.departed.contains(&uid) {
-                    self.is_shown(&uid);
+                if !self.ended.contains(&uid) {
+                    self.mark_shown(&uid);
                     self.set_pod(pod);
                 }
             }
-            Watched::Gone(pod) => self.end_pod(PodUid(pod.metadata.uid)),
-            Watched::Listed => {
+            WatchEvent::Gone(pod) => self.end_pod(PodUid(pod.metadata.uid)),
+            WatchEvent::Listed => {
                 self.is_listing_pods = false;
                 for uid in std::mem::take(&mut self.unlisted_pods) {
-                    self.miss_pod(&uid);
+                    self.pod_missing_from_list(&uid);
                 }
             }
         }
     }
 
     /// Which state this is.
-    pub(crate) fn identity(&self) -> &Identity {
+    pub(crate) fn identity(&self) -> &StateId {
         &self.identity
     }
 
@@ -237,16 +237,16 @@ impl State {
     /// A pod with GPUs, waiting or placed.
     pub(crate) fn pod(&self, uid: &PodUid) -> Option<&GpuPod> {
         match self.pods.get(uid)? {
-            Record::Gpu(pod) => Some(pod),
-            Record::Plain => None,
+            PodEntry::Gpu(pod) => Some(pod),
+            PodEntry::Plain => None,
         }
     }
 
     /// All pods with GPUs, in no particular order.
     pub(crate) fn gpu_pods(&self) -> impl Iterator<Item = (&PodUid, &GpuPod)> {
         self.pods.iter().filter_map(|(uid, record)| match record {
-            Record::Gpu(pod) => Some((uid, pod.as_ref())),
-            Record::Plain => None,
+            PodEntry::Gpu(pod) => Some((uid, pod.as_ref())),
+            PodEntry::Plain => None,
         })
     }
 }

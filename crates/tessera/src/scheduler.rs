@@ -13,7 +13,7 @@ use tessera_core::placement::Policy;
 use tessera_scheduler::notices::Notices;
 use tessera_scheduler::run::{Membership, lead};
 use tessera_scheduler::server::{App, Tls, router, serve};
-use tessera_scheduler::state::{DefaultPolicy, Settings, State};
+use tessera_scheduler::state::{DefaultPolicy, SchedulerSettings, State};
 use tessera_scheduler::verb::filter::PassOn;
 use tessera_wire::foreign::dialect::MemoryUnit;
 use tessera_wire::{foreign::quota, tessera::rules};
@@ -137,7 +137,8 @@ async fn serve_all(arguments: Arguments) -> Result<()> {
         bail!("--policy static needs --static-table FILE");
     }
     let quota = quota_config.as_deref().map(read_quota_settings).transpose()?;
-    let settings = Settings { policy: DefaultPolicy(policy), memory_unit, pass_on: pass_on.into(), quota };
+    let settings =
+        SchedulerSettings { policy: DefaultPolicy(policy), memory_unit, pass_on: pass_on.into(), quota };
     let client = tessera_cluster::connect(kubeconfig.as_deref()).await?;
     let tls = match (&tls_cert, &tls_key) {
         (Some(certificate), Some(key)) => {

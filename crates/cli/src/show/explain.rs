@@ -111,7 +111,7 @@ fn nearest(answer: &Answer, all: bool) -> Vec<&NodeView> {
             .find(|remedy| remedy.node == view.node)
             .map_or(usize::MAX, |remedy| remedy.pods.len())
     };
-    let of_interest = |view: &&NodeView| all || !view.cards.is_empty();
+    let of_interest = |view: &&NodeView| all || !view.gpu_reasons.is_empty();
     let mut sorted: Vec<&NodeView> = answer.explanation.nodes.iter().filter(of_interest).collect();
     sorted.sort_by_key(|view| (view.may_resolve != Some(true), ends(view), view.node.clone()));
     sorted
@@ -132,12 +132,12 @@ fn node(text: &mut String, answer: &Answer, view: &NodeView, paint: Paint) {
         }
         Some(reason) => {
             let _ = writeln!(text, "\n{}: {}", view.node, paint.bad(reason));
-            let mut cards = String::new();
-            for card in &view.cards {
-                let why = card.reason.as_deref().unwrap_or("would do");
-                let _ = writeln!(cards, "  GPU{}\t{why}", card.gpu);
+            let mut gpus = String::new();
+            for gpu in &view.gpu_reasons {
+                let why = gpu.reason.as_deref().unwrap_or("would do");
+                let _ = writeln!(gpus, "  GPU{}\t{why}", gpu.gpu);
             }
-            text.push_str(&align(&cards));
+            text.push_str(&align(&gpus));
             if let Some(remedy) = answer.remedies.iter().find(|remedy| remedy.node == view.node) {
                 let one = if remedy.pods.len() == 1 { "this pod" } else { "these pods" };
                 let _ = writeln!(text, "  would fit if {one} ended: {}", remedy.pods.join(", "));

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 use tessera_scheduler::server::{App, BODY_LIMIT, router};
-use tessera_scheduler::state::{Event, Settings, State, Watched};
-use tessera_scheduler::verb::memory::Memory;
+use tessera_scheduler::state::{ClusterEvent, SchedulerSettings, State, WatchEvent};
+use tessera_scheduler::verb::verdict_cache::VerdictCache;
 use tessera_wire::foreign::extender::ExtenderArgs;
 use tessera_wire::foreign::objects::Pod;
 use tessera_wire::{foreign::quota, tessera::rules};
@@ -63,9 +63,9 @@ fn waiting() -> Vec<Value> {
     ]
 }
 
-fn settings() -> Settings {
+fn settings() -> SchedulerSettings {
     let quota = quota::parse_settings(r#"{"GPUModelLabel":"model","GPUPoolLabel":"pool"}"#).unwrap();
-    Settings { quota: Some(quota), ..Settings::default() }
+    SchedulerSettings { quota: Some(quota), ..SchedulerSettings::default() }
 }
 
 /// The cluster, with a scheduler's notes and its quota.
@@ -81,12 +81,12 @@ fn stage() -> Stage {
 /// A scheduler that has seen the same cluster.
 fn scheduler(stage: &Stage) -> State {
     let mut state = State::new(settings());
-    state.handle(Event::Quota(quota::parse(QUOTA, "the ConfigMap").unwrap()));
+    state.handle(ClusterEvent::Quota(quota::parse(QUOTA, "the ConfigMap").unwrap()));
     for node in stage.server.list("/api/v1/nodes") {
-        state.handle(Event::Node(Watched::Set(serde_json::from_value(node).unwrap())));
+        state.handle(ClusterEvent::Node(WatchEvent::Set(serde_json::from_value(node).unwrap())));
     }
     for pod in stage.server.list("/api/v1/pods") {
-        state.handle(Event::Pod(Watched::Set(serde_json::from_value(pod).unwrap())));
+        state.handle(ClusterEvent::Pod(WatchEvent::Set(serde_json::from_value(pod).unwrap())));
     }
     state
 }
@@ -95,7 +95,7 @@ fn scheduler(stage: &Stage) -> State {
 fn event(state: &State, pod: &Value, nodes: &[String]) -> BTreeMap<String, String> {
     let pod: Pod = serde_json::from_value(pod.clone()).unwrap();
     let args = ExtenderArgs { pod, nodes: None, node_names: Some(nodes.to_vec()) };
-    let verdicts = state.filter(&args, &Memory::default());
+    let verdicts = state.filter(&args, &VerdictCache::default());
     let refused = verdicts.failed().chain(verdicts.unresolvable());
     refused.map(|(node, words)| (node.to_owned(), words.to_owned())).collect()
 }

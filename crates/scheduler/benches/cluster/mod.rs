@@ -3,24 +3,27 @@
 use serde_json::{Value, json};
 use tessera_core::forecast::Forecast;
 use tessera_core::units::PodUid;
-use tessera_scheduler::state::{BindStep, Event, Now, Order, Outcome, Settings, State, Watched};
+use tessera_scheduler::state::{
+    BindOrder, BindOutcome, BindStep, ClusterEvent, SchedulerSettings, State, Timestamp, WatchEvent,
+};
 use tessera_scheduler::verb::filter::PassOn;
 use tessera_wire::foreign::extender::BindingArgs;
 
-const CARDS: usize = 8;
+const GPUS_PER_NODE: usize = 8;
 const PODS: usize = 20_000;
 const MEMORY: u64 = 81_920;
 
 fn node(number: usize) -> Value {
     let name = format!("node-{number:05}");
-    let gpus: Vec<Value> = (0..CARDS)
+    let gpus: Vec<Value> = (0..GPUS_PER_NODE)
         .map(|index| {
             json!({"uuid": format!("GPU-{number:08x}-1111-2222-3333-{index:012x}"), "minor": index,
                             "model": "NVIDIA H100 80GB HBM3", "memoryMiB": MEMORY, "numa": index / 4})
         })
         .collect();
-    let links: Vec<Value> =
-        (0..CARDS).flat_map(|a| (a + 1..CARDS).map(move |b| json!([a, b, "NODE", 18]))).collect();
+    let links: Vec<Value> = (0..GPUS_PER_NODE)
+        .flat_map(|a| (a + 1..GPUS_PER_NODE).map(move |b| json!([a, b, "NODE", 18])))
+        .collect();
     let inventory = json!({ "memoryUnit": "GiB", "gpus": gpus, "links": links }).to_string();
     let resources = json!({
         "cpu": "192", "memory": "2048Gi", "pods": "250", "nvidia.com/gpu": "8", "aliyun.com/gpu": "8",
@@ -71,9 +74,9 @@ pub(crate) fn asked_about(number: usize) -> Value {
 /// A cluster with its pods on it, each placed by the scheduler itself.
 pub(crate) fn cluster(nodes: usize) -> State {
     // All, so that prioritize has as much to do as filter.
-    let mut state = State::new(Settings { pass_on: PassOn::All, ..Settings::default() });
+    let mut state = State::new(SchedulerSettings { pass_on: PassOn::All, ..SchedulerSettings::default() });
     for number in 0..nodes {
-        state.handle(Event::Node(Watched::Set(serde_json::from_value(node(number)).unwrap())));
+        state.handle(ClusterEvent::Node(WatchEvent::Set(serde_json::from_value(node(number)).unwrap())));
     }
     let mut placed = 0;
     for number in 0.. {
@@ -81,7 +84,7 @@ pub(crate) fn cluster(nodes: usize) -> State {
             break;
         }
         let mut json = running(number);
-        state.handle(Event::Pod(Watched::Set(serde_json::from_value(json.clone()).unwrap())));
+        state.handle(ClusterEvent::Pod(WatchEvent::Set(serde_json::from_value(json.clone()).unwrap())));
         let text = |key: &str| json["metadata"][key].as_str().unwrap().to_owned();
         let args = BindingArgs {
             pod_name: text("name"),
@@ -89,20 +92,21 @@ pub(crate) fn cluster(nodes: usize) -> State {
             pod_uid: text("uid"),
             node: format!("node-{:05}", number % nodes),
         };
-        let Ok(BindStep::Send(Order { annotations, .. })) = state.begin_bind(&args, Now::default()) else {
-            state.handle(Event::Pod(Watched::Gone(serde_json::from_value(json).unwrap())));
+        let Ok(BindStep::Send(BindOrder { annotations, .. })) = state.begin_bind(&args, Timestamp::default())
+        else {
+            state.handle(ClusterEvent::Pod(WatchEvent::Gone(serde_json::from_value(json).unwrap())));
             continue;
         };
-        state.end_bind(&PodUid(args.pod_uid), Outcome::Bound, Now::default());
+        state.end_bind(&PodUid(args.pod_uid), BindOutcome::Bound, Timestamp::default());
         json["spec"]["nodeName"] = args.node.into();
         json["metadata"]["annotations"] = json!(annotations);
-        state.handle(Event::Pod(Watched::Set(serde_json::from_value(json).unwrap())));
+        state.handle(ClusterEvent::Pod(WatchEvent::Set(serde_json::from_value(json).unwrap())));
         placed += 1;
     }
-    if let Some(remains) = state.remains_if_due() {
+    if let Some(remains) = state.free_capacity_if_due() {
         let forecast = Forecast::new(&state.begin_forecast(&remains), &remains);
-        state.adopt(forecast.into());
+        state.adopt_forecast(forecast.into());
     }
-    println!("{nodes} nodes x {CARDS} GPUs, {placed} GPU pods");
+    println!("{nodes} nodes x {GPUS_PER_NODE} GPUs, {placed} GPU pods");
     state
 }

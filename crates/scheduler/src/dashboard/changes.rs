@@ -6,12 +6,12 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use tessera_core::gpu::Health;
 use tessera_core::units::NodeName;
 
-use super::known::{self, GpuNode, Known};
-use crate::state::{Look, State};
+use super::lookup::{self, GpuNode, NodeLookup};
+use crate::state::{State, StateAccess};
 
 /// The state in hashes.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
-pub(super) struct Prints {
+pub(super) struct Fingerprints {
     nodes: HashMap<NodeName, u64>,
     waiting: u64,
     quota: u64,
@@ -27,15 +27,15 @@ pub(super) struct Changes {
     pub(super) quota: bool,
 }
 
-impl Prints {
-    pub(super) fn of(look: &impl Look) -> Self {
+impl Fingerprints {
+    pub(super) fn of(access: &impl StateAccess) -> Self {
         let mut nodes = HashMap::new();
-        look.each_node(|state, name| {
-            if let Some(known) = known::node(state, name) {
+        access.for_each_node(|state, name| {
+            if let Some(known) = lookup::node(state, name) {
                 nodes.insert(name.clone(), node(state, name, known));
             }
         });
-        let (waiting, quota) = look.look(|state| {
+        let (waiting, quota) = access.with_state(|state| {
             // In no order, so summed up in none.
             let waiting = state.gpu_pods().filter(|(_, pod)| pod.node.is_none());
             let prints = waiting.map(|(uid, pod)| print(&(uid, &pod.annotations, &pod.namespace, &pod.name)));
@@ -61,19 +61,19 @@ impl Changes {
     }
 }
 
-fn node(state: &State, name: &NodeName, known: Known<'_>) -> u64 {
+fn node(state: &State, name: &NodeName, known: NodeLookup<'_>) -> u64 {
     let mut hasher = DefaultHasher::new();
     match known {
-        Known::Gpus(GpuNode { spec, agent, place, .. }) => {
+        NodeLookup::Gpus(GpuNode { spec, agent, place, .. }) => {
             (spec.dialects, agent, &place.pool, &spec.node.instance_type).hash(&mut hasher);
-            for card in spec.node.gpus() {
-                (card.minor, card.memory, &card.model, card.health == Health::Healthy).hash(&mut hasher);
+            for gpu in spec.node.gpus() {
+                (gpu.minor, gpu.memory, &gpu.model, gpu.health == Health::Healthy).hash(&mut hasher);
             }
             // What a node's GPUs carry is the sum of its grants.
             state.ledger().grants_on(name).for_each(|grant| grant.hash(&mut hasher));
         }
-        Known::Unreadable(problem) => problem.hash(&mut hasher),
-        Known::NoGpus => {}
+        NodeLookup::Unreadable(problem) => problem.hash(&mut hasher),
+        NodeLookup::NoGpus => {}
     }
     hasher.finish()
 }

@@ -8,7 +8,7 @@ use tessera_core::units::PodUid;
 use tessera_wire::foreign::extender::{BindingArgs, PreemptionResult};
 use tessera_wire::foreign::objects::Pod;
 
-use crate::state::{Now, State};
+use crate::state::{State, Timestamp};
 use crate::verb::filter::Verdicts;
 
 /// So many are kept.
@@ -46,13 +46,13 @@ pub struct Decision {
     pub uid: String,
     /// What was decided.
     #[serde(flatten)]
-    pub outcome: Outcome,
+    pub outcome: DecisionOutcome,
 }
 
 /// What was decided.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(tag = "outcome", rename_all = "kebab-case")]
-pub enum Outcome {
+pub enum DecisionOutcome {
     /// Filter let some nodes through.
     Fits {
         /// How many.
@@ -91,7 +91,7 @@ pub enum Outcome {
     NoVictims,
 }
 
-impl Outcome {
+impl DecisionOutcome {
     /// Its name in the API.
     #[must_use]
     pub fn word(&self) -> &'static str {
@@ -108,23 +108,23 @@ impl Outcome {
 
 impl Decisions {
     /// Filter has answered.
-    pub fn filtered(&self, now: Now, pod: &Pod, verdicts: &Verdicts<'_>) {
+    pub fn filtered(&self, now: Timestamp, pod: &Pod, verdicts: &Verdicts<'_>) {
         if !pod.spec.asks_for_gpus() {
             return;
         }
         let refused = verdicts.reasons.clone();
         let outcome = match verdicts.fitting.len() {
-            0 => Outcome::FitsNowhere { refused },
-            nodes => Outcome::Fits { nodes, refused },
+            0 => DecisionOutcome::FitsNowhere { refused },
+            nodes => DecisionOutcome::Fits { nodes, refused },
         };
         self.add(now, pod, outcome);
     }
 
     /// Bind has come to its end: why these GPUs, or why none.
-    pub fn bound(&self, now: Now, args: &BindingArgs, outcome: &Result<String, String>, state: &State) {
+    pub fn bound(&self, now: Timestamp, args: &BindingArgs, outcome: &Result<String, String>, state: &State) {
         let node = args.node.clone();
         let outcome = match outcome {
-            Err(error) => Outcome::NotBound { node, error: error.clone() },
+            Err(error) => DecisionOutcome::NotBound { node, error: error.clone() },
             Ok(why) => {
                 let grant = state.ledger().grant(&PodUid(args.pod_uid.clone()));
                 let held = grant.iter().flat_map(|grant| &grant.containers);
@@ -132,14 +132,14 @@ impl Decisions {
                     held.flat_map(|container| container.gpus().iter().map(|gpu| gpu.0)).collect();
                 gpus.sort_unstable();
                 gpus.dedup();
-                Outcome::Bound { node, gpus, why: why.clone() }
+                DecisionOutcome::Bound { node, gpus, why: why.clone() }
             }
         };
         self.push(now, &args.pod_namespace, &args.pod_name, &args.pod_uid, outcome);
     }
 
     /// Preempt has answered.
-    pub fn preempted(&self, now: Now, pod: &Pod, result: &PreemptionResult, state: &State) {
+    pub fn preempted(&self, now: Timestamp, pod: &Pod, result: &PreemptionResult, state: &State) {
         if !pod.spec.asks_for_gpus() {
             return;
         }
@@ -151,17 +151,21 @@ impl Decisions {
         let victims: BTreeMap<String, Vec<String>> = answers
             .map(|(node, victims)| (node.clone(), victims.pods.iter().map(|pod| name(&pod.uid)).collect()))
             .collect();
-        let outcome = if victims.is_empty() { Outcome::NoVictims } else { Outcome::Victims { victims } };
+        let outcome = if victims.is_empty() {
+            DecisionOutcome::NoVictims
+        } else {
+            DecisionOutcome::Victims { victims }
+        };
         self.add(now, pod, outcome);
     }
 
-    fn add(&self, now: Now, pod: &Pod, outcome: Outcome) {
+    fn add(&self, now: Timestamp, pod: &Pod, outcome: DecisionOutcome) {
         let meta = &pod.metadata;
         self.push(now, &meta.namespace, &meta.name, &meta.uid, outcome);
     }
 
     /// Enters one. A pod that is tried again and again with the same result is one entry, which moves to the end.
-    fn push(&self, now: Now, namespace: &str, pod: &str, uid: &str, outcome: Outcome) {
+    fn push(&self, now: Timestamp, namespace: &str, pod: &str, uid: &str, outcome: DecisionOutcome) {
         let mut ring = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         ring.last += 1;
         let is_it = |known: &Decision| known.uid == uid && known.outcome == outcome;
@@ -205,9 +209,9 @@ mod tests {
             pod_uid: uid.to_owned(),
             node: "n".to_owned(),
         };
-        let state = State::new(crate::state::Settings::default());
+        let state = State::new(crate::state::SchedulerSettings::default());
         let outcome = outcome.map(str::to_owned).map_err(str::to_owned);
-        decisions.bound(Now::default(), &args, &outcome, &state);
+        decisions.bound(Timestamp::default(), &args, &outcome, &state);
     }
 
     fn kept(decisions: &Decisions) -> Vec<(u64, String, u32)> {

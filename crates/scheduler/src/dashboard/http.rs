@@ -23,7 +23,7 @@ use super::view::explanation::{explain, question};
 use super::view::{Filter, MOST_ITEMS, cluster, node, nodes, pods, quota};
 use super::{agent, assets, stream};
 use crate::server::App;
-use crate::state::{Look as _, State};
+use crate::state::{State, StateAccess as _};
 
 /// How long a view may wait for its turn.
 const TURN_WITHIN: Duration = Duration::from_secs(5);
@@ -60,7 +60,7 @@ pub fn routes(body_limit: usize) -> Router<Arc<App>> {
         .route("/pods/{namespace}/{name}", get(one_pod))
         .route("/pods/{namespace}/{name}/use", get(pod_use))
         .route("/pods/{namespace}/{name}/explanation", get(explanation))
-        .route("/quota", get(|app: Shared| view(app, |app| app.look(quota::quota))))
+        .route("/quota", get(|app: Shared| view(app, |app| app.with_state(quota::quota))))
         .route("/what-if", post(what_if))
         .route("/decisions", get(decisions))
         .fallback(|| async { problem(StatusCode::NOT_FOUND, "no such path; docs/dashboard.md lists them") })
@@ -172,7 +172,7 @@ async fn found<T: Serialize + Send + 'static>(
     what: String,
     make: impl FnOnce(&State) -> Option<T> + Send + 'static,
 ) -> Response {
-    match aside(&app, |app| app.look(make)).await {
+    match aside(&app, |app| app.with_state(make)).await {
         Ok(Some(made)) => Json(made).into_response(),
         Ok(None) => problem(StatusCode::NOT_FOUND, format!("{what} is not known, or has ended")),
         Err(answer) => answer,
@@ -227,13 +227,13 @@ async fn measured(address: Result<Option<String>, Response>, keep: impl FnOnce(&
 }
 
 async fn node_use(FromApp(app): Shared, Path(name): Path<String>) -> Response {
-    let address = aside(&app, move |app| app.look(|state| node::agent(state, &name))).await;
+    let address = aside(&app, move |app| app.with_state(|state| node::agent(state, &name))).await;
     measured(address, |_| {}).await
 }
 
 async fn pod_use(FromApp(app): Shared, Path((namespace, name)): Path<(String, String)>) -> Response {
     let wanted = (namespace.clone(), name.clone());
-    let address = aside(&app, move |app| app.look(|state| pods::agent(state, &namespace, &name))).await;
+    let address = aside(&app, move |app| app.with_state(|state| pods::agent(state, &namespace, &name))).await;
     measured(address, |used| {
         used.containers.retain(|container| container.namespace == wanted.0 && container.pod == wanted.1);
     })
@@ -243,7 +243,7 @@ async fn pod_use(FromApp(app): Shared, Path((namespace, name)): Path<(String, St
 async fn explanation(FromApp(app): Shared, Path((namespace, name)): Path<(String, String)>) -> Response {
     let what = format!("pod {namespace}/{name}");
     let made = aside(&app, move |app| {
-        let pod = app.look(|state| question(state, &namespace, &name))?;
+        let pod = app.with_state(|state| question(state, &namespace, &name))?;
         Some(explain(app, &pod))
     });
     match made.await {

@@ -13,7 +13,7 @@ use futures::{Stream, stream};
 use serde::Serialize;
 use tokio::sync::watch;
 
-use super::changes::Prints;
+use super::changes::Fingerprints;
 use super::http::problem;
 use crate::server::App;
 
@@ -31,15 +31,15 @@ const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
 /// The newest news, and whether somebody gathers it.
 #[derive(Debug)]
-pub(super) struct Hub {
-    news: watch::Sender<Arc<News>>,
+pub(super) struct ChangeFeed {
+    notice: watch::Sender<Arc<ChangeNotice>>,
     gathering: AtomicBool,
 }
 
 /// What has changed since the version before. Whoever has missed a version looks at everything again.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct News {
+pub(super) struct ChangeNotice {
     /// Grows by one with every change told; starts anew with every process.
     version: u64,
     /// Whether this replica leads and knows the cluster.
@@ -56,47 +56,47 @@ pub(super) struct News {
     decisions: u64,
 }
 
-impl Default for Hub {
+impl Default for ChangeFeed {
     fn default() -> Self {
-        Self { news: watch::Sender::default(), gathering: AtomicBool::new(false) }
+        Self { notice: watch::Sender::default(), gathering: AtomicBool::new(false) }
     }
 }
 
 pub(super) async fn follow(FromApp(app): FromApp<Arc<App>>) -> Response {
-    let hub = &app.dashboard.hub;
-    if hub.news.receiver_count() >= MOST_FOLLOWERS {
+    let feed = &app.dashboard.feed;
+    if feed.notice.receiver_count() >= MOST_FOLLOWERS {
         return problem(
             StatusCode::SERVICE_UNAVAILABLE,
             "too many pages are open; this one asks now and then instead",
         );
     }
-    let news = hub.news.subscribe();
-    if !hub.gathering.swap(true, Ordering::AcqRel) {
+    let notice = feed.notice.subscribe();
+    if !feed.gathering.swap(true, Ordering::AcqRel) {
         tokio::spawn(gather(Arc::clone(&app)));
     }
     let keep_alive = KeepAlive::new().interval(KEEP_ALIVE);
-    Sse::new(events(news)).keep_alive(keep_alive).into_response()
+    Sse::new(events(notice)).keep_alive(keep_alive).into_response()
 }
 
 /// The news as it stands, then every newer one. A reader that is slow gets the newest and sees from the version what it missed.
-fn events(news: watch::Receiver<Arc<News>>) -> impl Stream<Item = Result<Event, Infallible>> {
-    stream::unfold((news, true), |(mut news, first)| async move {
-        if !first && news.changed().await.is_err() {
+fn events(notice: watch::Receiver<Arc<ChangeNotice>>) -> impl Stream<Item = Result<Event, Infallible>> {
+    stream::unfold((notice, true), |(mut notice, first)| async move {
+        if !first && notice.changed().await.is_err() {
             return None;
         }
-        let now = Arc::clone(&news.borrow_and_update());
+        let now = Arc::clone(&notice.borrow_and_update());
         let text = serde_json::to_string(&*now).unwrap_or_default();
         let event = Event::default().event("change").id(now.version.to_string()).data(text);
-        Some((Ok(event), (news, false)))
+        Some((Ok(event), (notice, false)))
     })
 }
 
 /// Looks for changes for as long as somebody listens.
 async fn gather(app: Arc<App>) {
-    let hub = &app.dashboard.hub;
-    let mut gathering = Gathering { hub, ended: false };
+    let feed = &app.dashboard.feed;
+    let mut gathering = Gathering { feed, ended: false };
     let mut writes = None;
-    let mut prints = Prints::default();
+    let mut prints = Fingerprints::default();
     loop {
         let (ready, decisions) = (app.is_ready(), app.dashboard.decisions.last());
         let seen = app.writes();
@@ -104,18 +104,22 @@ async fn gather(app: Arc<App>) {
             super::changes::Changes::default()
         } else {
             writes = Some(seen);
-            let fresh = Prints::of(&*app);
+            let fresh = Fingerprints::of(&*app);
             let changes = fresh.since(&prints);
             prints = fresh;
             changes
         };
-        hub.news.send_if_modified(|news| {
-            if changes.is_empty() && news.ready == ready && news.decisions == decisions && news.version > 0 {
+        feed.notice.send_if_modified(|notice| {
+            if changes.is_empty()
+                && notice.ready == ready
+                && notice.decisions == decisions
+                && notice.version > 0
+            {
                 return false;
             }
             let many_nodes = changes.nodes.len() > MOST_NAMED;
-            *news = Arc::new(News {
-                version: news.version + 1,
+            *notice = Arc::new(ChangeNotice {
+                version: notice.version + 1,
                 ready,
                 nodes: if many_nodes { Vec::new() } else { changes.nodes },
                 many_nodes,
@@ -126,10 +130,10 @@ async fn gather(app: Arc<App>) {
             true
         });
         tokio::time::sleep(EVERY).await;
-        if hub.news.receiver_count() == 0 {
-            hub.gathering.store(false, Ordering::Release);
+        if feed.notice.receiver_count() == 0 {
+            feed.gathering.store(false, Ordering::Release);
             // Somebody may have come just before that, and gone by.
-            if hub.news.receiver_count() == 0 || hub.gathering.swap(true, Ordering::AcqRel) {
+            if feed.notice.receiver_count() == 0 || feed.gathering.swap(true, Ordering::AcqRel) {
                 gathering.ended = true;
                 return;
             }
@@ -139,14 +143,14 @@ async fn gather(app: Arc<App>) {
 
 /// Somebody gathers. If he is broken off, another one may begin.
 struct Gathering<'a> {
-    hub: &'a Hub,
+    feed: &'a ChangeFeed,
     ended: bool,
 }
 
 impl Drop for Gathering<'_> {
     fn drop(&mut self) {
         if !self.ended {
-            self.hub.gathering.store(false, Ordering::Release);
+            self.feed.gathering.store(false, Ordering::Release);
         }
     }
 }

@@ -1,8 +1,8 @@
 //! What the pages show, each a function from the state to a value that is written as JSON.
 
-pub mod card;
 pub mod cluster;
 pub mod explanation;
+pub mod gpu;
 pub mod node;
 pub mod nodes;
 pub mod pods;

@@ -8,12 +8,12 @@ use tessera_cluster::{Client, PodNotice};
 use tokio::sync::Semaphore;
 
 use super::CALLS;
-use super::second_look::SecondLook;
+use super::retry_wait::RetryWait;
 use crate::dashboard::Dashboard;
 use crate::metrics::Metrics;
-use crate::notices::{Notices, Reason};
-use crate::state::{Look, Now, State};
-use crate::verb::memory::Memory;
+use crate::notices::{NoticeReason, Notices};
+use crate::state::{State, StateAccess, Timestamp};
+use crate::verb::verdict_cache::VerdictCache;
 
 /// The state and the world around it.
 pub struct App {
@@ -25,22 +25,22 @@ pub struct App {
     /// What we tell users of their pods.
     pub notices: Notices,
     /// Whether we lead.
-    pub role: Role,
+    pub leadership: Leadership,
     /// What the dashboard remembers beside the state.
     pub dashboard: Dashboard,
     /// How often the state was opened for writing.
     writes: AtomicU64,
     /// What nodes said to kinds of pods.
-    pub(crate) memory: Memory,
+    pub(crate) verdicts: VerdictCache,
     /// For pods that fit nowhere.
-    pub second_look: SecondLook,
+    pub retry_wait: RetryWait,
     pub(super) turns: Semaphore,
     started: Instant,
 }
 
 /// Whether we lead, and whether we know enough to.
 #[derive(Debug, Default)]
-pub struct Role {
+pub struct Leadership {
     /// Leading, and all lists complete.
     ready: AtomicBool,
     /// Until when the lease lets us write, milliseconds since the start.
@@ -49,7 +49,7 @@ pub struct Role {
 
 impl std::fmt::Debug for App {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("App").field("role", &self.role).finish_non_exhaustive()
+        f.debug_struct("App").field("leadership", &self.leadership).finish_non_exhaustive()
     }
 }
 
@@ -62,11 +62,11 @@ impl App {
             client,
             metrics: Metrics::default(),
             notices: Notices::default(),
-            role: Role::default(),
+            leadership: Leadership::default(),
             dashboard: Dashboard::default(),
             writes: AtomicU64::new(0),
-            memory: Memory::default(),
-            second_look: SecondLook::default(),
+            verdicts: VerdictCache::default(),
+            retry_wait: RetryWait::default(),
             turns: Semaphore::new(CALLS),
             started: Instant::now(),
         }
@@ -79,14 +79,19 @@ impl App {
     }
 
     /// Tells users something about their pod.
-    pub(super) fn tell(&self, (namespace, pod, uid): (&str, &str, &str), reason: Reason, message: String) {
+    pub(super) fn tell(
+        &self,
+        (namespace, pod, uid): (&str, &str, &str),
+        reason: NoticeReason,
+        message: String,
+    ) {
         self.notices.tell(
             self.now(),
             PodNotice {
                 namespace: namespace.to_owned(),
                 pod: pod.to_owned(),
                 uid: uid.to_owned(),
-                is_warning: reason != Reason::GpusChosen,
+                is_warning: reason != NoticeReason::GpusChosen,
                 reason: reason.to_string(),
                 message,
             },
@@ -113,46 +118,46 @@ impl App {
 
     /// The time.
     #[must_use]
-    pub fn now(&self) -> Now {
+    pub fn now(&self) -> Timestamp {
         let unix = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        Now { steady: self.started.elapsed(), unix_nanos: unix.as_nanos() }
+        Timestamp { steady: self.started.elapsed(), unix_nanos: unix.as_nanos() }
     }
 
     /// Whether this replica answers.
     #[must_use]
     pub fn is_ready(&self) -> bool {
-        self.role.ready.load(Ordering::Acquire)
+        self.leadership.ready.load(Ordering::Acquire)
     }
 
     /// Whether this replica may bind.
     #[must_use]
     pub fn may_write(&self) -> bool {
         let now = u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX);
-        self.is_ready() && now < self.role.until.load(Ordering::Acquire)
+        self.is_ready() && now < self.leadership.until.load(Ordering::Acquire)
     }
 
     /// The lease lets us write for so long from a moment on.
     pub fn lead_until(&self, begun: Duration, within: Duration) {
         let until = u64::try_from((begun + within).as_millis()).unwrap_or(u64::MAX);
-        self.role.until.store(until, Ordering::Release);
+        self.leadership.until.store(until, Ordering::Release);
         self.metrics.leading.set(1);
     }
 
     /// All is known that has to be.
     pub fn set_ready(&self, ready: bool) {
-        self.role.ready.store(ready, Ordering::Release);
+        self.leadership.ready.store(ready, Ordering::Release);
     }
 
     /// Somebody else leads.
     pub fn follow(&self) {
         self.set_ready(false);
-        self.role.until.store(0, Ordering::Release);
+        self.leadership.until.store(0, Ordering::Release);
         self.metrics.leading.set(0);
     }
 }
 
-impl Look for App {
-    fn look<T>(&self, at: impl FnOnce(&State) -> T) -> T {
+impl StateAccess for App {
+    fn with_state<T>(&self, at: impl FnOnce(&State) -> T) -> T {
         at(&self.read())
     }
 }

@@ -14,8 +14,8 @@ use tessera_wire::tessera::grant;
 
 use super::App;
 use super::extender::{Body, read};
-use crate::notices::Reason;
-use crate::state::{BindStep, Order, Outcome};
+use crate::notices::NoticeReason;
+use crate::state::{BindOrder, BindOutcome, BindStep};
 
 /// How long the API server may take. With the lease still good when it is sent, it has arrived before another leader
 /// begins: 5 s of the lease and these are the 8 s after which others take over.
@@ -52,19 +52,19 @@ impl App {
         if !self.may_write() {
             return Err(NOT_LEADING.to_owned());
         }
-        let Some(Order { annotations, chosen, why }) = self.book(args).await? else {
+        let Some(BindOrder { annotations, chosen, why }) = self.book(args).await? else {
             return Ok(String::new());
         };
         // Asking for the pod took time: the lease must still be good when the Binding is sent.
         if !self.may_write() {
-            self.write().end_bind(&PodUid(args.pod_uid.clone()), Outcome::Refused, self.now());
+            self.write().end_bind(&PodUid(args.pod_uid.clone()), BindOutcome::Refused, self.now());
             return Err(NOT_LEADING.to_owned());
         }
         let (outcome, error) = self.send(args, annotations).await;
         self.metrics.bound(match outcome {
-            Outcome::Bound => "bound",
-            Outcome::Refused => "refused",
-            Outcome::Unknown => "unknown",
+            BindOutcome::Bound => "bound",
+            BindOutcome::Refused => "refused",
+            BindOutcome::Unknown => "unknown",
         });
         self.write().end_bind(&PodUid(args.pod_uid.clone()), outcome, self.now());
         if !chosen.is_empty() {
@@ -78,32 +78,32 @@ impl App {
         error.map_or(Ok(why), Err)
     }
 
-    fn tell_outcome(&self, args: &BindingArgs, outcome: Outcome, chosen: String, error: &str) {
+    fn tell_outcome(&self, args: &BindingArgs, outcome: BindOutcome, chosen: String, error: &str) {
         let pod = (args.pod_namespace.as_str(), args.pod_name.as_str(), args.pod_uid.as_str());
         match outcome {
-            Outcome::Bound => self.tell(pod, Reason::GpusChosen, chosen),
-            Outcome::Refused => {
+            BindOutcome::Bound => self.tell(pod, NoticeReason::GpusChosen, chosen),
+            BindOutcome::Refused => {
                 let message = format!("{error}; the GPUs are free again. Had been chosen: {chosen}");
-                self.tell(pod, Reason::BindingFailed, message);
+                self.tell(pod, NoticeReason::BindingFailed, message);
             }
-            Outcome::Unknown => {
+            BindOutcome::Unknown => {
                 let message = format!("{error}; the GPUs stay reserved until it is known. Chosen: {chosen}");
-                self.tell(pod, Reason::BindingFailed, message);
+                self.tell(pod, NoticeReason::BindingFailed, message);
             }
         }
     }
 
     /// Books the pod's GPUs. What is to be sent, if anything is.
-    async fn book(&self, args: &BindingArgs) -> Result<Option<Order>, String> {
+    async fn book(&self, args: &BindingArgs) -> Result<Option<BindOrder>, String> {
         let step = self.write().begin_bind(args, self.now()).map_err(|refusal| refusal.to_string())?;
         match step {
             BindStep::Done => Ok(None),
             BindStep::Send(order) => Ok(Some(order)),
             BindStep::Fetch => {
-                let asked = self.read().asking();
+                let asked = self.read().list_generation();
                 let pod = self.fetch(args).await?;
                 self.write()
-                    .begin_bind_of(pod, asked, args, self.now())
+                    .begin_bind_with(pod, asked, args, self.now())
                     .map_err(|refusal| refusal.to_string())
             }
         }
@@ -129,7 +129,7 @@ impl App {
         &self,
         args: &BindingArgs,
         annotations: BTreeMap<String, String>,
-    ) -> (Outcome, Option<String>) {
+    ) -> (BindOutcome, Option<String>) {
         let granted = annotations.get(grant::KEY).cloned();
         let binding = Binding {
             namespace: args.pod_namespace.clone(),
@@ -139,13 +139,16 @@ impl App {
             annotations,
         };
         match tokio::time::timeout(SEND_WITHIN, binding.send(&self.client)).await {
-            Ok(Ok(())) => (Outcome::Bound, None),
+            Ok(Ok(())) => (BindOutcome::Bound, None),
             Ok(Err(error @ BindError::Conflict(_))) => self.after_conflict(args, granted, &error).await,
             Ok(Err(error)) => {
-                let outcome = if error.may_have_been_applied() { Outcome::Unknown } else { Outcome::Refused };
+                let outcome =
+                    if error.may_have_been_applied() { BindOutcome::Unknown } else { BindOutcome::Refused };
                 (outcome, Some(with_causes(&error)))
             }
-            Err(_) => (Outcome::Unknown, Some("the API server did not take the binding in time".to_owned())),
+            Err(_) => {
+                (BindOutcome::Unknown, Some("the API server did not take the binding in time".to_owned()))
+            }
         }
     }
 
@@ -155,23 +158,23 @@ impl App {
         args: &BindingArgs,
         granted: Option<String>,
         error: &BindError,
-    ) -> (Outcome, Option<String>) {
-        let asked = self.read().asking();
+    ) -> (BindOutcome, Option<String>) {
+        let asked = self.read().list_generation();
         match self.get(args).await {
             Ok(Some(pod)) => {
                 let is_it = pod.metadata.uid == args.pod_uid && pod.spec.node_name == args.node;
                 let as_granted = pod.metadata.annotations.get(grant::KEY) == granted.as_ref();
                 let known = pod.metadata.uid == args.pod_uid;
                 if known {
-                    self.write().take_answer(pod, asked);
+                    self.write().apply_read(pod, asked);
                 }
                 if is_it && as_granted {
-                    return (Outcome::Bound, None);
+                    return (BindOutcome::Bound, None);
                 }
-                (Outcome::Refused, Some(error.to_string()))
+                (BindOutcome::Refused, Some(error.to_string()))
             }
-            Ok(None) => (Outcome::Refused, Some(error.to_string())),
-            Err(unanswered) => (Outcome::Unknown, Some(unanswered)),
+            Ok(None) => (BindOutcome::Refused, Some(error.to_string())),
+            Err(unanswered) => (BindOutcome::Unknown, Some(unanswered)),
         }
     }
 }

@@ -15,7 +15,7 @@ use tessera_wire::foreign::extender::{ExtenderArgs, FilterResult, Name, Preempti
 use tessera_wire::foreign::objects::Pod;
 
 use super::App;
-use crate::notices::Reason;
+use crate::notices::NoticeReason;
 use crate::verb::ask::ParsedPod;
 use crate::verb::filter::Verdicts;
 use crate::verb::reason::QUOTA;
@@ -43,9 +43,9 @@ pub(super) async fn filter(FromApp(app): FromApp<Arc<App>>, body: Body) -> Respo
             return Json(FilterResult { error, ..FilterResult::default() }).into_response();
         }
     };
-    let mut verdicts = app.read().filter(&args, &app.memory);
-    if verdicts.fit == 0 && app.second_look.is_due(&args.pod.metadata.uid).await {
-        verdicts = app.read().filter(&args, &app.memory);
+    let mut verdicts = app.read().filter(&args, &app.verdicts);
+    if verdicts.fit == 0 && app.retry_wait.wait_for_change(&args.pod.metadata.uid).await {
+        verdicts = app.read().filter(&args, &app.verdicts);
     }
     for (reason, nodes) in &verdicts.reasons {
         app.metrics.refused(reason, *nodes);
@@ -68,7 +68,7 @@ pub(super) async fn filter(FromApp(app): FromApp<Arc<App>>, body: Body) -> Respo
 pub(super) async fn prioritize(FromApp(app): FromApp<Arc<App>>, body: Body) -> Response {
     let begun = Instant::now();
     let (outcome, answer) = match read::<ExtenderArgs<Name<'_>>>(&app, &body) {
-        Ok(args) => ("ok", Json(app.read().prioritize(&args, &app.memory)).into_response()),
+        Ok(args) => ("ok", Json(app.read().prioritize(&args, &app.verdicts)).into_response()),
         // There is no place for an error, and kube-scheduler would not show it.
         Err(_) => ("error", Json([(); 0]).into_response()),
     };
@@ -114,10 +114,10 @@ impl App {
         if !self.notices.are_on() {
             return;
         }
-        let Some(held) = self.read().quota_in_words(&pod.metadata.namespace) else { return };
+        let Some(held) = self.read().describe_quota(&pod.metadata.namespace) else { return };
         let meta = &pod.metadata;
         let message = format!("the quota does not allow it on any node: {held}{more}");
-        self.tell((&meta.namespace, &meta.name, &meta.uid), Reason::QuotaExceeded, message);
+        self.tell((&meta.namespace, &meta.name, &meta.uid), NoticeReason::QuotaExceeded, message);
     }
 }
 

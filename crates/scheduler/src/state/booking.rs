@@ -13,8 +13,8 @@ use tessera_wire::foreign::extender::BindingArgs;
 use tessera_wire::foreign::objects::Pod;
 use tessera_wire::tessera::grant::{self, BadGrant};
 
-use super::pods::Asking;
-use super::records::Record;
+use super::entries::PodEntry;
+use super::pods::ListGeneration;
 use super::{GpuPod, State};
 use crate::verb::ask::{BadPodObject, ParsedPod};
 use crate::verb::reason::RejectReason;
@@ -23,7 +23,7 @@ use crate::verb::reason::RejectReason;
 #[derive(Clone, Debug)]
 pub(super) struct Booking {
     node: NodeName,
-    order: Order,
+    order: BindOrder,
     /// Calls that are on their way to the API server.
     in_flight: u32,
     /// Whether one of them succeeded.
@@ -38,7 +38,7 @@ pub(super) struct Booking {
 
 /// The time, from whoever has a clock.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Now {
+pub struct Timestamp {
     /// Since some moment in the past; never goes back.
     pub steady: Duration,
     /// Since 1970, nanoseconds: what old tools order pods by.
@@ -53,12 +53,12 @@ pub enum BindStep {
     /// The watch has not shown the pod yet: ask the API server for it, then try again.
     Fetch,
     /// Send a Binding, then tell how it went.
-    Send(Order),
+    Send(BindOrder),
 }
 
 /// What is to be sent.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Order {
+pub struct BindOrder {
     /// The Binding's annotations: the grant.
     pub annotations: BTreeMap<String, String>,
     /// Which GPUs, for people.
@@ -69,7 +69,7 @@ pub struct Order {
 
 /// How a Binding went.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum BindOutcome {
     /// The API server took it.
     Bound,
     /// It did not, and will not.
@@ -80,7 +80,7 @@ pub enum Outcome {
 
 /// A pod of which nobody knows whether it was bound.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Doubt {
+pub struct UncertainBinding {
     uid: PodUid,
     /// Its namespace.
     pub namespace: String,
@@ -135,7 +135,7 @@ const DOUBT: Duration = Duration::from_secs(75);
 
 impl State {
     /// Chooses the GPUs and books them. Whoever comes next sees them taken, whatever becomes of the Binding.
-    pub fn begin_bind(&mut self, args: &BindingArgs, now: Now) -> Result<BindStep, BindRefusal> {
+    pub fn begin_bind(&mut self, args: &BindingArgs, now: Timestamp) -> Result<BindStep, BindRefusal> {
         let uid = PodUid(args.pod_uid.clone());
         let name = NodeName(args.node.clone());
         if let Some(booking) = self.bookings.get_mut(&uid) {
@@ -178,20 +178,20 @@ impl State {
 
     /// The same for a pod the API server had to be asked for. What is to be sent, unless the pod is there already; for one that asks for no GPU
     /// that is an order without a grant.
-    pub fn begin_bind_of(
+    pub fn begin_bind_with(
         &mut self,
         pod: Pod,
-        asked: Asking,
+        asked: ListGeneration,
         args: &BindingArgs,
-        now: Now,
-    ) -> Result<Option<Order>, BindRefusal> {
+        now: Timestamp,
+    ) -> Result<Option<BindOrder>, BindRefusal> {
         let wants_gpu = pod.spec.asks_for_gpus();
-        self.take_answer(pod, asked);
+        self.apply_read(pod, asked);
         match self.begin_bind(args, now)? {
             BindStep::Done => Ok(None),
             BindStep::Send(order) => Ok(Some(order)),
             BindStep::Fetch if wants_gpu => Err(BindRefusal::Unseen(PodUid(args.pod_uid.clone()))),
-            BindStep::Fetch => Ok(Some(Order::default())),
+            BindStep::Fetch => Ok(Some(BindOrder::default())),
         }
     }
 
@@ -200,8 +200,8 @@ impl State {
         uid: &PodUid,
         pod: &GpuPod,
         name: &NodeName,
-        now: Now,
-    ) -> Result<(PodGrant, Order), BindRefusal> {
+        now: Timestamp,
+    ) -> Result<(PodGrant, BindOrder), BindRefusal> {
         let refused = |reason| BindRefusal::Node { node: name.clone(), reason };
         let ask = ParsedPod::new(self, &pod.namespace, &pod.spec, &pod.annotations)?;
         let judged = self.judge(name, &ask).map_err(refused)?;
@@ -214,27 +214,27 @@ impl State {
             grant::annotations(&pod.spec, &containers, &judged.spec.node, judged.spec.unit, now.unix_nanos)?;
         let gpus = placement.gpus.iter().copied().fold(GpuSet::EMPTY, GpuSet::union);
         let why = describe(judged.state, &weighed, &ask.policy, &placement);
-        let order = Order { annotations, chosen: format!("GPU {gpus} of node {name}"), why };
+        let order = BindOrder { annotations, chosen: format!("GPU {gpus} of node {name}"), why };
         let (cpu, memory) = (request.cpu, request.memory);
         Ok((PodGrant { pod: uid.clone(), node: name.clone(), cpu, memory, containers }, order))
     }
 
     /// How a Binding went. A booking whose fate is unknown is kept: the GPU may be taken.
-    pub fn end_bind(&mut self, uid: &PodUid, outcome: Outcome, now: Now) {
+    pub fn end_bind(&mut self, uid: &PodUid, outcome: BindOutcome, now: Timestamp) {
         let Some(booking) = self.bookings.get_mut(uid) else { return };
         booking.in_flight = booking.in_flight.saturating_sub(1);
         match outcome {
-            Outcome::Bound => booking.bound = true,
-            Outcome::Unknown => booking.doubt = booking.doubt.or(Some(now.steady)),
-            Outcome::Refused if booking.bound || booking.in_flight > 0 || booking.doubt.is_some() => {}
-            Outcome::Refused => self.take_back(uid),
+            BindOutcome::Bound => booking.bound = true,
+            BindOutcome::Unknown => booking.doubt = booking.doubt.or(Some(now.steady)),
+            BindOutcome::Refused if booking.bound || booking.in_flight > 0 || booking.doubt.is_some() => {}
+            BindOutcome::Refused => self.take_back(uid),
         }
     }
 
     /// Pods whose bookings have been in doubt for so long that the API server must know by now. Ask it, then
     /// [`State::settle`].
     #[must_use]
-    pub fn doubts(&self, now: Now) -> Vec<Doubt> {
+    pub fn uncertain_bindings(&self, now: Timestamp) -> Vec<UncertainBinding> {
         let past = |since: Duration| now.steady.saturating_sub(since) > DOUBT;
         let is_due = |booking: &Booking| {
             let lost = booking.in_flight == 0 && !booking.bound && booking.doubt.is_some_and(past);
@@ -245,17 +245,17 @@ impl State {
         due.filter_map(|(booked, _)| {
             let uid = from_aside(booked);
             let pod = self.pod(&uid)?;
-            Some(Doubt { uid, namespace: pod.namespace.clone(), name: pod.name.clone() })
+            Some(UncertainBinding { uid, namespace: pod.namespace.clone(), name: pod.name.clone() })
         })
         .collect()
     }
 
     /// The API server's word on a pod in doubt, asked after the doubt was due: nothing of it is on its way any more.
-    pub fn settle(&mut self, doubt: &Doubt, found: Option<Pod>, now: Now) {
+    pub fn resolve_uncertain(&mut self, doubt: &UncertainBinding, found: Option<Pod>, now: Timestamp) {
         let uid = &doubt.uid;
         match found.filter(|pod| pod.metadata.uid == uid.0) {
             None => self.end_pod(uid.clone()),
-            Some(pod) if !pod.spec.node_name.is_empty() => self.believe(pod),
+            Some(pod) if !pod.spec.node_name.is_empty() => self.apply_newest_read(pod),
             Some(_) => {
                 let past = |booking: &Booking| {
                     let since = booking.doubt.unwrap_or(now.steady);
@@ -277,28 +277,28 @@ impl State {
         self.make_room(booked);
         // Nothing else kept a pod that no list has shown. If it is there, the watch will tell.
         if booking.is_some_and(|booking| booking.unlisted) {
-            self.lose_pod(from_aside(booked));
+            self.drop_missing_pod(from_aside(booked));
         }
     }
 
     /// A list did not show this pod. One that is booked may have been made after the list, and asked for by name: it stays
     /// until the watch or time tells.
-    pub(super) fn miss_pod(&mut self, uid: &PodUid) {
+    pub(super) fn pod_missing_from_list(&mut self, uid: &PodUid) {
         match self.bookings.get_mut(uid) {
             Some(booking) => booking.unlisted = true,
-            None => self.lose_pod(uid.clone()),
+            None => self.drop_missing_pod(uid.clone()),
         }
     }
 
     /// Whether a list did not show this pod, and no watch has since.
     pub(super) fn is_missed(&self, uid: &PodUid) -> bool {
-        self.missed.contains(uid) || self.bookings.get(uid).is_some_and(|booking| booking.unlisted)
+        self.missing.contains(uid) || self.bookings.get(uid).is_some_and(|booking| booking.unlisted)
     }
 
     /// The watch shows a pod: it is there, whatever lists have missed.
-    pub(super) fn is_shown(&mut self, uid: &PodUid) {
+    pub(super) fn mark_shown(&mut self, uid: &PodUid) {
         self.unlisted_pods.remove(uid);
-        self.missed.remove(uid);
+        self.missing.remove(uid);
         if let Some(booking) = self.bookings.get_mut(uid) {
             booking.unlisted = false;
         }
@@ -326,7 +326,7 @@ impl State {
     /// Whether the pod waits.
     #[must_use]
     pub fn is_waiting(&self, uid: &PodUid) -> bool {
-        matches!(self.pods.get(uid), Some(Record::Gpu(pod)) if pod.node.is_none())
+        matches!(self.pods.get(uid), Some(PodEntry::Gpu(pod)) if pod.node.is_none())
     }
 }
 

@@ -11,7 +11,7 @@ use tessera_wire::foreign::objects::{Node, PodSpec};
 use tessera_wire::foreign::taint::intolerable;
 use tessera_wire::tessera::parsed_node::ParsedNode;
 
-use super::{NodeRecord, State, Unhealthy, Watched};
+use super::{NodeEntry, State, UnhealthyGpus, WatchEvent};
 
 /// What gpushare's lists say of a node's GPUs.
 #[derive(Debug, Default)]
@@ -24,7 +24,7 @@ pub(super) struct Overlay {
 
 /// A node that can be read.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Readable<'a> {
+pub(crate) struct ReadableNode<'a> {
     pub(crate) spec: &'a ParsedNode,
     /// What is left of it.
     pub(crate) state: &'a NodeState,
@@ -33,14 +33,14 @@ pub(crate) struct Readable<'a> {
 }
 
 impl State {
-    pub(super) fn handle_node(&mut self, change: Watched<Node>) {
+    pub(super) fn handle_node(&mut self, change: WatchEvent<Node>) {
         match change {
-            Watched::Listing => {
+            WatchEvent::Listing => {
                 self.unlisted_nodes = self.nodes().into_iter().map(|(name, _)| name.clone()).collect()
             }
-            Watched::Set(node) => self.set_node(&node),
-            Watched::Gone(node) => self.remove_node(&NodeName(node.metadata.name)),
-            Watched::Listed => {
+            WatchEvent::Set(node) => self.set_node(&node),
+            WatchEvent::Gone(node) => self.remove_node(&NodeName(node.metadata.name)),
+            WatchEvent::Listed => {
                 for name in std::mem::take(&mut self.unlisted_nodes) {
                     self.remove_node(&name);
                 }
@@ -56,11 +56,11 @@ impl State {
         } else {
             self.soft_taints.insert(name.clone(), object.spec.soft_taints.clone());
         }
-        let record = self.overlaid(NodeRecord::read(object, &self.settings));
+        let record = self.overlaid(NodeEntry::read(object, &self.settings));
         self.put_node(name, record);
     }
 
-    fn put_node(&mut self, name: NodeName, record: NodeRecord) {
+    fn put_node(&mut self, name: NodeName, record: NodeEntry) {
         // Most events of a node are its heartbeat.
         if self.record(&name) == Some(&record) {
             return;
@@ -99,7 +99,7 @@ impl State {
     }
 
     /// The record as the node tells it, with the GPUs that somebody else calls broken.
-    fn overlaid(&mut self, mut record: NodeRecord) -> NodeRecord {
+    fn overlaid(&mut self, mut record: NodeEntry) -> NodeEntry {
         if let Ok(spec) = &mut record.spec
             && let Some(overlay) = self.unhealthy.get_mut(&spec.node.name)
         {
@@ -109,15 +109,15 @@ impl State {
         record
     }
 
-    pub(super) fn handle_unhealthy(&mut self, change: Watched<Unhealthy>) {
+    pub(super) fn handle_unhealthy(&mut self, change: WatchEvent<UnhealthyGpus>) {
         match change {
-            Watched::Listing => self.unlisted_unhealthy = self.unhealthy.keys().cloned().collect(),
-            Watched::Set(Unhealthy { node, cards }) => {
+            WatchEvent::Listing => self.unlisted_unhealthy = self.unhealthy.keys().cloned().collect(),
+            WatchEvent::Set(UnhealthyGpus { node, gpus }) => {
                 self.unlisted_unhealthy.remove(&node);
-                self.set_unhealthy(node, cards);
+                self.set_unhealthy(node, gpus);
             }
-            Watched::Gone(Unhealthy { node, .. }) => self.set_unhealthy(node, GpuSet::EMPTY),
-            Watched::Listed => {
+            WatchEvent::Gone(UnhealthyGpus { node, .. }) => self.set_unhealthy(node, GpuSet::EMPTY),
+            WatchEvent::Listed => {
                 for node in std::mem::take(&mut self.unlisted_unhealthy) {
                     self.set_unhealthy(node, GpuSet::EMPTY);
                 }
@@ -148,14 +148,14 @@ impl State {
     }
 
     /// A node, and what is left of it where it can be read.
-    pub(crate) fn node(&self, name: &NodeName) -> Option<(&NodeRecord, Option<&NodeState>)> {
+    pub(crate) fn node(&self, name: &NodeName) -> Option<(&NodeEntry, Option<&NodeState>)> {
         Some((self.record(name)?, self.ledger.node(name)))
     }
 
     /// The node that stands there in the book.
-    pub(crate) fn readable_at(&self, position: NodePosition) -> Option<Readable<'_>> {
-        let NodeRecord { spec, place, .. } = self.readable.get(position.index())?.as_ref()?;
-        Some(Readable { spec: spec.as_ref().ok()?, state: self.ledger.at(position)?, place })
+    pub(crate) fn readable_at(&self, position: NodePosition) -> Option<ReadableNode<'_>> {
+        let NodeEntry { spec, place, .. } = self.readable.get(position.index())?.as_ref()?;
+        Some(ReadableNode { spec: spec.as_ref().ok()?, state: self.ledger.at(position)?, place })
     }
 
     /// Why a node cannot be read, if it is one of those.
@@ -173,7 +173,7 @@ impl State {
         !self.soft_taints.is_empty()
     }
 
-    pub(super) fn record(&self, name: &NodeName) -> Option<&NodeRecord> {
+    pub(super) fn record(&self, name: &NodeName) -> Option<&NodeEntry> {
         match self.ledger.position(&name.0) {
             Some(position) => self.readable.get(position.index())?.as_ref(),
             None => self.unreadable.get(name),
@@ -181,7 +181,7 @@ impl State {
     }
 
     /// All nodes by name.
-    pub(crate) fn nodes(&self) -> Vec<(&NodeName, &NodeRecord)> {
+    pub(crate) fn nodes(&self) -> Vec<(&NodeName, &NodeEntry)> {
         let readable = self.ledger.nodes().filter_map(|state| {
             let name = &state.node().name;
             Some((name, self.record(name)?))

@@ -7,12 +7,12 @@ use tessera_core::units::{NodeName, PodUid};
 use tessera_wire::foreign::objects::{Pod, PodSpec};
 use tessera_wire::tessera::grant;
 
-use super::records::{Charge, GpuPod, Record};
-use super::{NodeRecord, State};
+use super::entries::{Charge, GpuPod, PodEntry};
+use super::{NodeEntry, State};
 
 /// When the API server was asked: before which list of pods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Asking(u64);
+pub struct ListGeneration(u64);
 
 impl State {
     pub(super) fn set_pod(&mut self, pod: Pod) {
@@ -31,30 +31,30 @@ impl State {
 
     /// To be kept while the API server is asked about a pod.
     #[must_use]
-    pub fn asking(&self) -> Asking {
-        Asking(self.listings)
+    pub fn list_generation(&self) -> ListGeneration {
+        ListGeneration(self.listings)
     }
 
     /// Takes in what the API server answered about a pod. The watch may have told more by now: that the pod is on its node, or has
     /// ended. Of one that a list has missed, or that nobody has shown though a list was begun since the question, the answer may be older
     /// than that list. Nobody might ever tell of its end.
-    pub fn take_answer(&mut self, pod: Pod, asked: Asking) {
+    pub fn apply_read(&mut self, pod: Pod, asked: ListGeneration) {
         let uid = PodUid(pod.metadata.uid.clone());
         let is_new = !self.pods.contains_key(&uid);
-        if self.is_missed(&uid) || (is_new && asked != self.asking()) {
+        if self.is_missed(&uid) || (is_new && asked != self.list_generation()) {
             return;
         }
-        self.believe(pod);
+        self.apply_newest_read(pod);
         if is_new && self.is_listing_pods && self.pods.contains_key(&uid) {
             self.unlisted_pods.insert(uid);
         }
     }
 
     /// Takes in an answer that is newer than every list so far.
-    pub(super) fn believe(&mut self, pod: Pod) {
+    pub(super) fn apply_newest_read(&mut self, pod: Pod) {
         let uid = PodUid(pod.metadata.uid.clone());
         let is_placed = self.pod(&uid).is_some_and(|known| known.node.is_some());
-        if !is_placed && !self.departed.contains(&uid) {
+        if !is_placed && !self.ended.contains(&uid) {
             self.set_pod(pod);
         }
     }
@@ -63,11 +63,11 @@ impl State {
     fn set_waiting(&mut self, uid: PodUid, pod: Pod) {
         match self.pods.get_mut(&uid) {
             // Old news: no pod ever loses its node.
-            Some(Record::Gpu(known)) if known.node.is_some() => {}
-            Some(record) => *record = Record::Gpu(Box::new(GpuPod::new(pod))),
+            Some(PodEntry::Gpu(known)) if known.node.is_some() => {}
+            Some(record) => *record = PodEntry::Gpu(Box::new(GpuPod::new(pod))),
             None => {
                 self.learn_from(&pod.spec);
-                self.pods.insert(uid, Record::Gpu(Box::new(GpuPod::new(pod))));
+                self.pods.insert(uid, PodEntry::Gpu(Box::new(GpuPod::new(pod))));
             }
         }
     }
@@ -77,22 +77,22 @@ impl State {
         let fresh = GpuPod::new(pod);
         let Some(node) = fresh.node.clone() else { return };
         match self.pods.get(&uid) {
-            Some(Record::Gpu(known)) if **known == fresh => return,
+            Some(PodEntry::Gpu(known)) if **known == fresh => return,
             Some(_) => {}
             None => self.learn_from(&fresh.spec),
         }
         let booked = self.ledger.grant(&uid).map(|grant| grant.node.clone()).filter(|booked| *booked != node);
-        self.pods.insert(uid.clone(), Record::Gpu(Box::new(fresh)));
+        self.pods.insert(uid.clone(), PodEntry::Gpu(Box::new(fresh)));
         self.on_node.entry(node.clone()).or_default().insert(uid.clone());
         self.read_grant(&uid, &node);
-        self.guess_again(&node);
+        self.reassign_unknown_holders(&node);
         // Somebody else has placed it.
-        booked.iter().for_each(|booked| self.guess_again(booked));
+        booked.iter().for_each(|booked| self.reassign_unknown_holders(booked));
     }
 
     fn set_plain(&mut self, uid: PodUid, pod: &Pod) {
         let (cpu, memory) = pod.spec.host_needs();
-        self.pods.insert(uid.clone(), Record::Plain);
+        self.pods.insert(uid.clone(), PodEntry::Plain);
         let node = NodeName(pod.spec.node_name.clone());
         self.ledger.observe(PodGrant { pod: uid, node, cpu, memory, containers: Vec::new() });
     }
@@ -100,19 +100,19 @@ impl State {
     /// A pod holds nothing any more, and never will again.
     pub(super) fn end_pod(&mut self, uid: PodUid) {
         self.forget_pod(&uid);
-        self.departed.add(uid);
+        self.ended.add(uid);
     }
 
     /// A pod is not there, as far as a list tells. If it is, the watch will show it.
-    pub(super) fn lose_pod(&mut self, uid: PodUid) {
+    pub(super) fn drop_missing_pod(&mut self, uid: PodUid) {
         self.forget_pod(&uid);
-        self.missed.add(uid);
+        self.missing.add(uid);
     }
 
     fn forget_pod(&mut self, uid: &PodUid) {
         self.unlisted_pods.remove(uid);
         self.confirm(uid);
-        if let Some(Record::Gpu(pod)) = self.pods.remove(uid)
+        if let Some(PodEntry::Gpu(pod)) = self.pods.remove(uid)
             && let Some(node) = pod.node
         {
             for index in [&mut self.on_node, &mut self.unsure] {
@@ -132,7 +132,7 @@ impl State {
         for uid in self.on_node.get(node).cloned().unwrap_or_default() {
             self.read_grant(&uid, node);
         }
-        self.guess_again(node);
+        self.reassign_unknown_holders(node);
         // Bookings too: they carry on, and their namespaces are charged for the new node.
         let booked: Vec<PodUid> = self.ledger.grants_on(node).map(|grant| grant.pod.clone()).collect();
         booked.iter().for_each(|uid| self.charge(uid));
@@ -142,7 +142,7 @@ impl State {
     fn read_grant(&mut self, uid: &PodUid, node: &NodeName) {
         let Some(pod) = self.pod(uid) else { return };
         let containers = match self.record(node) {
-            Some(NodeRecord { spec: Ok(spec), .. }) => {
+            Some(NodeEntry { spec: Ok(spec), .. }) => {
                 grant::complete(&pod.spec, &pod.annotations, &spec.node, spec.unit)
             }
             // Nobody can be placed there; what its pods hold is read when it comes back.
@@ -171,9 +171,9 @@ impl State {
 
     /// Finds GPUs for the pods that bypassed us: after all others, by UID, so that any history leads to the same guess.
     /// Until their agent tells, nobody else gets those GPUs.
-    pub(super) fn guess_again(&mut self, node: &NodeName) {
+    pub(super) fn reassign_unknown_holders(&mut self, node: &NodeName) {
         let Some(unsure) = self.unsure.get(node).cloned() else { return };
-        let Some(NodeRecord { spec: Ok(spec), .. }) = self.record(node) else { return };
+        let Some(NodeEntry { spec: Ok(spec), .. }) = self.record(node) else { return };
         let unit = spec.unit;
         unsure.iter().for_each(|uid| self.leave(uid));
         for uid in unsure {
@@ -198,7 +198,7 @@ impl State {
     pub(super) fn make_room(&mut self, uid: &PodUid) {
         let node = self.ledger.grant(uid).map(|grant| grant.node.clone());
         self.leave(uid);
-        node.iter().for_each(|node| self.guess_again(node));
+        node.iter().for_each(|node| self.reassign_unknown_holders(node));
     }
 
     /// Takes a pod out of the book, and its charge back.

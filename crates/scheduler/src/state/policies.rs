@@ -37,7 +37,7 @@ impl State {
     /// What a new forecast is to be made from, where one is due. [`State::begin_forecast`] and [`State::adopt`] are the next steps; the
     /// long one, making it, needs nothing of the state and so keeps nobody waiting.
     #[must_use]
-    pub fn remains_if_due(&self) -> Option<FreeCapacity> {
+    pub fn free_capacity_if_due(&self) -> Option<FreeCapacity> {
         let remains: FreeCapacity = self.ledger.nodes().collect();
         let due = !remains.is_empty() && self.learner.is_due(remains.gpus_left(), remains.all_gpus());
         due.then_some(remains)
@@ -53,7 +53,7 @@ impl State {
     }
 
     /// Goes by this forecast from now on.
-    pub fn adopt(&mut self, forecast: Arc<Forecast>) {
+    pub fn adopt_forecast(&mut self, forecast: Arc<Forecast>) {
         self.forecast = forecast;
     }
 }

@@ -5,29 +5,38 @@ use tessera_core::units::NodeName;
 use tessera_wire::foreign::objects::Pod;
 
 use super::ask::{BadPodObject, ParsedPod};
-use crate::state::{GpuPod, Look, State};
+use crate::state::{GpuPod, State, StateAccess};
 
 pub use tessera_wire::tessera::explanation::{ContainerView, Explanation, GpuView, NodeView};
 
 /// Explains a pod the watch has shown; `None` for pods nobody knows, or that ask for no GPU.
-pub fn explain(look: &impl Look, namespace: &str, name: &str) -> Option<Result<Explanation, BadPodObject>> {
+pub fn explain(
+    access: &impl StateAccess,
+    namespace: &str,
+    name: &str,
+) -> Option<Result<Explanation, BadPodObject>> {
     let is_it = |pod: &GpuPod| pod.namespace == namespace && pod.name == name;
     let found = |state: &State| state.gpu_pods().find(|(_, pod)| is_it(pod)).map(|(_, pod)| pod.clone());
-    let pod = look.look(found)?;
-    let ask = look.look(|state| ParsedPod::new(state, &pod.namespace, &pod.spec, &pod.annotations));
+    let pod = access.with_state(found)?;
+    let ask = access.with_state(|state| ParsedPod::new(state, &pod.namespace, &pod.spec, &pod.annotations));
     let node = pod.node.as_ref().map(ToString::to_string);
-    Some(ask.map(|ask| views(look, &ask, name, node)))
+    Some(ask.map(|ask| views(access, &ask, name, node)))
 }
 
 /// Explains a pod that need not exist.
-pub fn what_if(look: &impl Look, pod: &Pod) -> Result<Explanation, BadPodObject> {
-    let ask = look.look(|state| ParsedPod::of(state, pod))?;
-    Ok(views(look, &ask, &pod.metadata.name, None))
+pub fn what_if(access: &impl StateAccess, pod: &Pod) -> Result<Explanation, BadPodObject> {
+    let ask = access.with_state(|state| ParsedPod::of(state, pod))?;
+    Ok(views(access, &ask, &pod.metadata.name, None))
 }
 
-fn views(look: &impl Look, ask: &ParsedPod<'_>, pod: &str, placed_on: Option<String>) -> Explanation {
+fn views(
+    access: &impl StateAccess,
+    ask: &ParsedPod<'_>,
+    pod: &str,
+    placed_on: Option<String>,
+) -> Explanation {
     let mut nodes = Vec::new();
-    look.each_node(|state, name| nodes.push(state.view(name, ask)));
+    access.for_each_node(|state, name| nodes.push(state.view(name, ask)));
     Explanation::new(ask.namespace, pod, placed_on, ask.policy.to_string(), nodes)
 }
 

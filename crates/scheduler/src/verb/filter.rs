@@ -7,8 +7,8 @@ use tessera_wire::foreign::extender::ExtenderArgs;
 use tessera_wire::foreign::objects::PodSpec;
 
 use super::ask::ParsedPod;
-use super::memory::Memory;
 use super::reason::RejectReason;
+use super::verdict_cache::VerdictCache;
 use crate::state::State;
 
 /// The verdict on every node that was asked about. Written as kube-scheduler reads the answer to a question by names.
@@ -54,7 +54,11 @@ const COMPARED: usize = 16;
 impl State {
     /// Judges every node.
     #[must_use]
-    pub fn filter<'a, N: AsRef<str>>(&self, args: &'a ExtenderArgs<N>, memory: &Memory) -> Verdicts<'a> {
+    pub fn filter<'a, N: AsRef<str>>(
+        &self,
+        args: &'a ExtenderArgs<N>,
+        memory: &VerdictCache,
+    ) -> Verdicts<'a> {
         let mut verdicts = Verdicts::default();
         let ask = match ParsedPod::of(self, &args.pod) {
             Ok(ask) => ask,

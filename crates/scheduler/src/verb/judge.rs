@@ -5,10 +5,10 @@ use tessera_core::quota::{GpuAmount, OverQuota};
 use tessera_core::units::NodeName;
 
 use super::ask::ParsedPod;
-use super::memory::{Kind, Memory, Unfit};
+use super::node_hint::NodeHint;
 use super::reason::RejectReason;
-use super::way::Way;
-use crate::state::{Readable, State};
+use super::verdict_cache::{ShapeVerdicts, Unfit, VerdictCache};
+use crate::state::{ReadableNode, State};
 
 /// One pod's questions to many nodes, helped by what is remembered.
 #[derive(Debug)]
@@ -17,13 +17,17 @@ pub(super) struct Survey<'a> {
     ask: &'a ParsedPod<'a>,
     /// Whether the pod's namespace has a quota.
     is_limited: bool,
-    kind: Kind,
-    way: Way,
+    kind: ShapeVerdicts,
+    hint: NodeHint,
 }
 
 impl State {
     /// Everything but the GPUs: whether the node is known, serves the pod's vocabulary, and is within the quota.
-    pub(crate) fn judge(&self, name: &NodeName, ask: &ParsedPod<'_>) -> Result<Readable<'_>, RejectReason> {
+    pub(crate) fn judge(
+        &self,
+        name: &NodeName,
+        ask: &ParsedPod<'_>,
+    ) -> Result<ReadableNode<'_>, RejectReason> {
         let node = self.serving(&name.0, ask)?;
         self.check_quota(node, ask)?;
         Ok(node)
@@ -36,7 +40,7 @@ impl State {
     }
 
     /// Whether the node is known and serves the pod's vocabulary.
-    pub(super) fn serving(&self, name: &str, ask: &ParsedPod<'_>) -> Result<Readable<'_>, RejectReason> {
+    pub(super) fn serving(&self, name: &str, ask: &ParsedPod<'_>) -> Result<ReadableNode<'_>, RejectReason> {
         let position = self.ledger().position(name).ok_or_else(|| self.unknown(name))?;
         let node = self.readable_at(position).ok_or(RejectReason::UnknownNode)?;
         if node.spec.serves(ask.shape.dialects) { Ok(node) } else { Err(RejectReason::NotServed) }
@@ -48,7 +52,7 @@ impl State {
             .map_or(RejectReason::UnknownNode, |error| RejectReason::BadNode(error.to_owned()))
     }
 
-    fn check_quota(&self, node: Readable<'_>, ask: &ParsedPod<'_>) -> Result<(), OverQuota> {
+    fn check_quota(&self, node: ReadableNode<'_>, ask: &ParsedPod<'_>) -> Result<(), OverQuota> {
         let (quota, accounts) = self.quota();
         if !ask.wants_gpu() || !quota.limits(ask.namespace) {
             return Ok(());
@@ -58,16 +62,16 @@ impl State {
     }
 
     /// Begins to ask nodes. What is remembered is taken out of `memory` until the end.
-    pub(super) fn survey<'a>(&'a self, ask: &'a ParsedPod<'_>, memory: &Memory) -> Survey<'a> {
-        let (kind, way) = memory.take(self, ask);
-        Survey { state: self, ask, is_limited: self.quota().0.limits(ask.namespace), kind, way }
+    pub(super) fn survey<'a>(&'a self, ask: &'a ParsedPod<'_>, memory: &VerdictCache) -> Survey<'a> {
+        let (kind, hint) = memory.take(self, ask);
+        Survey { state: self, ask, is_limited: self.quota().0.limits(ask.namespace), kind, hint }
     }
 }
 
 impl Survey<'_> {
     /// How well the node suits, or why it does not.
     pub(super) fn verdict(&mut self, name: &str) -> Result<f64, RejectReason> {
-        let Some(position) = self.way.find(self.state.ledger(), name) else {
+        let Some(position) = self.hint.find(self.state.ledger(), name) else {
             return Err(self.state.unknown(name));
         };
         let verdict = self.kind.verdict(self.state, position);
@@ -79,12 +83,12 @@ impl Survey<'_> {
     }
 
     /// Puts back what was taken out, and what was learned.
-    pub(super) fn end(self, memory: &Memory) {
-        memory.put_back(self.kind, self.way);
+    pub(super) fn end(self, memory: &VerdictCache) {
+        memory.put_back(self.kind, self.hint);
     }
 }
 
-impl<'a> Readable<'a> {
+impl<'a> ReadableNode<'a> {
     /// The node as the pod meets it.
     pub(crate) fn offer(&self, ask: &ParsedPod<'_>) -> NodeOffer<'a> {
         NodeOffer {

@@ -11,7 +11,7 @@ use tessera_wire::foreign::extender::{MetaPod, MetaVictims, PreemptionArgs, Pree
 
 use super::ask::ParsedPod;
 use super::reason::RejectReason;
-use crate::state::{GpuPod, Readable, State};
+use crate::state::{GpuPod, ReadableNode, State};
 
 impl State {
     /// For each node the pods that must go so that the right GPUs come free; nodes where nothing helps are left out.
@@ -49,7 +49,7 @@ impl State {
         priority: i32,
         proposed: &MetaVictims,
     ) -> Option<MetaVictims> {
-        let Readable { spec, state, place } = self.serving(&name.0, ask).ok()?;
+        let ReadableNode { spec, state, place } = self.serving(&name.0, ask).ok()?;
         let request = ask.request(spec.unit);
         let (quota, accounts) = self.quota();
         let more = GpuAmount::upper_bound(&request, &spec.node);
@@ -105,7 +105,7 @@ impl State {
 
     /// What a namespace holds of its quota, or why nobody can tell, for its people; `None` without one.
     #[must_use]
-    pub fn quota_in_words(&self, namespace: &str) -> Option<String> {
+    pub fn describe_quota(&self, namespace: &str) -> Option<String> {
         let (quota, accounts) = self.quota();
         if let Some(why) = quota.why_unreadable(namespace) {
             return Some(why.to_owned());

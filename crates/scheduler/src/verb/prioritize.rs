@@ -3,7 +3,7 @@
 use tessera_wire::foreign::extender::{ExtenderArgs, HostPriority, MAX_SCORE};
 
 use super::ask::ParsedPod;
-use super::memory::Memory;
+use super::verdict_cache::VerdictCache;
 use crate::state::State;
 
 impl State {
@@ -14,7 +14,7 @@ impl State {
     pub fn prioritize<'a, N: AsRef<str>>(
         &self,
         args: &'a ExtenderArgs<N>,
-        memory: &Memory,
+        memory: &VerdictCache,
     ) -> Vec<HostPriority<&'a str>> {
         let Ok(ask) = ParsedPod::of(self, &args.pod) else { return Vec::new() };
         if !ask.wants_gpu() {

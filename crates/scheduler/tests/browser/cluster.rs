@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use tessera_cluster::lease::LeaseTiming;
 use tessera_scheduler::run::{Membership, lead};
 use tessera_scheduler::server::{App, router, serve};
-use tessera_scheduler::state::{Settings, State};
+use tessera_scheduler::state::{SchedulerSettings, State};
 use tessera_sim::apiserver::ApiServer;
 use tokio::net::TcpListener;
 use tokio::runtime::{Builder, Runtime};
@@ -45,7 +45,7 @@ pub(crate) struct Replica {
 pub(crate) struct Kind {
     pub(crate) model: &'static str,
     pub(crate) memory: u64,
-    pub(crate) cards: usize,
+    pub(crate) gpu_count: usize,
     /// What joins two GPUs: PCIe level and NVLinks.
     pub(crate) link: fn(usize, usize) -> (&'static str, u8),
 }
@@ -57,7 +57,7 @@ fn same_socket(a: usize, b: usize, half: usize) -> &'static str {
 pub(crate) const H100: Kind = Kind {
     model: "NVIDIA H100 80GB HBM3",
     memory: 81_559,
-    cards: 8,
+    gpu_count: 8,
     link: |a, b| (same_socket(a, b, 4), 18),
 };
 
@@ -65,7 +65,7 @@ pub(crate) const H100: Kind = Kind {
 pub(crate) const V100: Kind = Kind {
     model: "Tesla V100-SXM2-32GB",
     memory: 32_510,
-    cards: 8,
+    gpu_count: 8,
     link: |a, b| {
         const DOUBLE: [(usize, usize); 8] = [(0, 3), (0, 4), (1, 2), (1, 5), (2, 3), (4, 7), (5, 6), (6, 7)];
         const SINGLE: [(usize, usize); 8] = [(0, 1), (0, 2), (1, 3), (2, 6), (3, 7), (4, 5), (4, 6), (5, 7)];
@@ -77,30 +77,30 @@ pub(crate) const V100: Kind = Kind {
 pub(crate) const T4: Kind = Kind {
     model: "Tesla T4",
     memory: 15_360,
-    cards: 4,
+    gpu_count: 4,
     link: |a, b| (if a / 2 == b / 2 { "PHB" } else { "SYS" }, 0),
 };
 
 pub(crate) fn node(name: &str, kind: Kind) -> Value {
-    let gpus: Vec<Value> = (0..kind.cards)
+    let gpus: Vec<Value> = (0..kind.gpu_count)
         .map(|index| {
             json!({"uuid": format!("GPU-{name}-{index:04}"), "minor": index, "model": kind.model,
-                   "memoryMiB": kind.memory, "numa": index * 2 / kind.cards})
+                   "memoryMiB": kind.memory, "numa": index * 2 / kind.gpu_count})
         })
         .collect();
-    let pairs = (0..kind.cards).flat_map(|a| (a + 1..kind.cards).map(move |b| (a, b)));
+    let pairs = (0..kind.gpu_count).flat_map(|a| (a + 1..kind.gpu_count).map(move |b| (a, b)));
     let links: Vec<Value> = pairs
         .map(|(a, b)| {
             let (pcie, nvlinks) = (kind.link)(a, b);
             json!([a, b, pcie, nvlinks])
         })
         .collect();
-    let (cards, memory) = (kind.cards as u64, kind.memory * kind.cards as u64);
+    let (gpu_count, memory) = (kind.gpu_count as u64, kind.memory * kind.gpu_count as u64);
     let resources = json!({
-        "cpu": (16 * cards).to_string(), "memory": format!("{}Gi", 64 * cards), "pods": "250",
-        "nvidia.com/gpu": cards.to_string(), "aliyun.com/gpu": cards.to_string(),
+        "cpu": (16 * gpu_count).to_string(), "memory": format!("{}Gi", 64 * gpu_count), "pods": "250",
+        "nvidia.com/gpu": gpu_count.to_string(), "aliyun.com/gpu": gpu_count.to_string(),
         "aliyun.com/gpu-mem": (memory / 1024).to_string(),
-        "tencent.com/vcuda-core": (100 * cards).to_string(),
+        "tencent.com/vcuda-core": (100 * gpu_count).to_string(),
         "tencent.com/vcuda-memory": (memory / 256).to_string(),
     });
     let inventory = json!({ "memoryUnit": "GiB", "gpus": gpus, "links": links }).to_string();
@@ -118,8 +118,8 @@ pub(crate) fn pod(namespace: &str, name: &str, limits: Value) -> Value {
     })
 }
 
-pub(crate) fn whole(cards: u64) -> Value {
-    json!({"nvidia.com/gpu": cards.to_string(), "cpu": (8 * cards).to_string()})
+pub(crate) fn whole(gpu_count: u64) -> Value {
+    json!({"nvidia.com/gpu": gpu_count.to_string(), "cpu": (8 * gpu_count).to_string()})
 }
 
 pub(crate) fn share(percent: u64, mib: u64) -> Value {
@@ -134,9 +134,9 @@ impl Replica {
     pub(crate) async fn start(api: &ApiServer, identity: &str) -> Result<Self> {
         let listener = std::net::TcpListener::bind("127.0.0.1:0")?;
         let quota = r#"{"QuotaConfigMapName":"gpuquota","QuotaConfigMapNamespace":"kube-system","GPUModelLabel":"model","GPUPoolLabel":"pool"}"#;
-        let settings = Settings {
+        let settings = SchedulerSettings {
             quota: Some(tessera_wire::foreign::quota::parse_settings(quota)?),
-            ..Settings::default()
+            ..SchedulerSettings::default()
         };
         let client = tessera_cluster::connect_to(&api.url())?;
         let app = Arc::new(App::new(State::new(settings.clone()), client));

@@ -20,9 +20,9 @@ pub(crate) async fn sample() -> Result<Cluster> {
     let mut broken: Value = serde_json::from_str(inventory.as_str().unwrap_or_default())?;
     broken["gpus"][2]["unhealthy"] = json!(true);
     *inventory = broken.to_string().into();
-    for (place, name, cards, memory) in [(0, "h100-01", 8, 71_000), (7, "v100-02", 7, 9_100)] {
+    for (place, name, gpu_count, memory) in [(0, "h100-01", 8, 71_000), (7, "v100-02", 7, 9_100)] {
         nodes[place]["metadata"]["annotations"]["tessera.dev/agent"] =
-            agent(busy(name, cards, memory)).await?.into();
+            agent(busy(name, gpu_count, memory)).await?.into();
     }
     let cluster = Cluster::start(nodes).await?;
     let jobs = [
@@ -53,17 +53,17 @@ pub(crate) async fn large(nodes: usize) -> Result<Cluster> {
     let kind = |number: usize| [H100, H100, V100, T4][number * 4 / nodes.max(1)];
     let cluster = Cluster::start((0..nodes).map(|number| node(&name(number), kind(number)))).await?;
     for number in (0..nodes).step_by(2) {
-        let cards = 1 + number as u64 / 2 % kind(number).cards as u64;
+        let gpu_count = 1 + number as u64 / 2 % kind(number).gpu_count as u64;
         let namespace = ["research", "inference", "ci"][number / 2 % 3];
-        let made = cluster.make(&pod(namespace, &format!("job-{number}"), whole(cards)))?;
+        let made = cluster.make(&pod(namespace, &format!("job-{number}"), whole(gpu_count)))?;
         cluster.bind(&made, &name(number)).await?;
     }
     Ok(cluster)
 }
 
 /// What an agent with so many busy GPUs answers.
-fn busy(node: &str, cards: u8, memory: u64) -> Value {
-    let gpus: Vec<Value> = (0..cards)
+fn busy(node: &str, gpu_count: u8, memory: u64) -> Value {
+    let gpus: Vec<Value> = (0..gpu_count)
         .map(|index| json!({"uuid": format!("GPU-{node}-{index:04}"), "index": index, "memoryUsedMiB": memory + 137 * u64::from(index), "busyPercent": 97.5 - 9.0 * f64::from(index)}))
         .collect();
     json!({"gpus": gpus, "containers": []})

@@ -165,7 +165,7 @@ async fn a_waiting_pod_is_explained(browser: &Browser) -> Result<()> {
         browser.until_text(text).await?;
     }
     browser.click("details summary").await?;
-    browser.until("document.querySelector('.cards-why').innerText.includes('GPU 0')").await?;
+    browser.until("document.querySelector('.gpu-reasons').innerText.includes('GPU 0')").await?;
     // What was opened stays open while the page follows changes, and the reason goes when there is room.
     cluster.run(&pod("team", "another", share(20, 1_024))).await?;
     browser.until_text("GPU 0").await?;
@@ -401,12 +401,12 @@ async fn nothing_foreign_runs(browser: &Browser) -> Result<()> {
 }
 
 async fn what_is_not_measured_is_not_zero(browser: &Browser) -> Result<()> {
-    let cards = json!([{"uuid": "GPU-with-0000", "index": 0, "memoryUsedMiB": 5120, "busyPercent": 42.0}, {"uuid": "GPU-with-0001", "index": 1}]);
+    let gpus = json!([{"uuid": "GPU-with-0000", "index": 0, "memoryUsedMiB": 5120, "busyPercent": 42.0}, {"uuid": "GPU-with-0001", "index": 1}]);
     let container = json!({"namespace": "team", "pod": "p", "uid": "u", "container": "main",
         "gpus": [{"uuid": "GPU-with-0000", "index": 0, "memoryUsedMiB": 5000, "throttledPercent": 12.5}]});
     let mut with = node("with", T4);
     with["metadata"]["annotations"]["tessera.dev/agent"] =
-        agent(json!({"gpus": cards, "containers": [container]})).await?.into();
+        agent(json!({"gpus": gpus, "containers": [container]})).await?.into();
     let mut gone = node("without", T4);
     gone["metadata"]["annotations"]["tessera.dev/agent"] = "http://127.0.0.1:9".into();
     let cluster = Cluster::start([with, gone]).await?;

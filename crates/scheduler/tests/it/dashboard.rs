@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 use serde_json::{Value, json};
-use tessera_scheduler::dashboard::decisions::{Decision, Outcome};
+use tessera_scheduler::dashboard::decisions::{Decision, DecisionOutcome};
 use tessera_scheduler::dashboard::view::{Filter, cluster, explanation, node as one, nodes, pods, quota};
-use tessera_scheduler::state::{Event, State};
+use tessera_scheduler::state::{ClusterEvent, State};
 
 use crate::fixtures::*;
 use crate::verbs::bind;
@@ -67,13 +67,13 @@ fn the_cluster_in_sums() {
     // Sixteen, of which nine tenths are held, and sixteen whole.
     assert_eq!(
         (&gpus["memoryMiB"], &gpus["memoryHeldMiB"]),
-        (&json!(2 * CARD + 65_536), &json!(9_728 + 4_864 + CARD))
+        (&json!(2 * GPU_MIB + 65_536), &json!(9_728 + 4_864 + GPU_MIB))
     );
     let names: Vec<&Value> = view["models"].as_array().unwrap().iter().map(|model| &model["model"]).collect();
     assert_eq!(names, ["T4", "V100"]);
     assert_eq!(view["models"][0]["fullness"], json!([0, 0, 0, 0, 1, 0]));
     assert_eq!(view["models"][1]["fullness"], json!([1, 0, 0, 0, 0, 0]));
-    let team = json!({"namespace": "team", "placedPods": 3, "waitingPods": 1, "computeHeld": 190, "memoryHeldMiB": 9_728 + 4_864 + CARD});
+    let team = json!({"namespace": "team", "placedPods": 3, "waitingPods": 1, "computeHeld": 190, "memoryHeldMiB": 9_728 + 4_864 + GPU_MIB});
     assert_eq!(view["namespaces"], json!([team]));
     // What is left: a tenth of a GPU, and a healthy one; those who come ask for two GPUs at once, or for parts.
     let left = view["fragmentation"]["left"].as_f64().unwrap();
@@ -137,7 +137,7 @@ fn tiles_tell_who_holds_how_much() {
         (&gpus[0]["computeHeld"], &gpus[0]["memoryHeldMiB"], &gpus[0]["whole"]),
         (&json!(90), &json!(14_592), &json!(false))
     );
-    assert_eq!(gpus[1]["pods"], json!([slice("c", 100, CARD)]));
+    assert_eq!(gpus[1]["pods"], json!([slice("c", 100, GPU_MIB)]));
     assert_eq!(gpus[1]["whole"], true);
 }
 
@@ -204,9 +204,9 @@ fn pods_that_wait_tell_why_by_the_newest_answer() {
     let state = some();
     let mut page = pods::pods(&state, &filter(""));
     let uid = |name: &str| page.items.iter().find(|pod| pod.name == name).unwrap().uid.clone();
-    let refused = |kind, nodes| Outcome::FitsNowhere { refused: BTreeMap::from([(kind, nodes)]) };
+    let refused = |kind, nodes| DecisionOutcome::FitsNowhere { refused: BTreeMap::from([(kind, nodes)]) };
     let told = [
-        ("waits", Outcome::NoVictims),
+        ("waits", DecisionOutcome::NoVictims),
         ("waits", refused("fewer-idle", 3)),
         ("waits", refused("no-gpu", 9)),
         ("a", refused("no-gpu", 1)),
@@ -270,17 +270,17 @@ fn an_explanation_never_blames_cpu_that_filter_leaves_to_kube_scheduler() {
 fn quota_beside_what_is_held() {
     let mut state = some();
     let limits = r#"{"team":{"quota":{"T4":2},"pool":["public"],"memoryMiB":40000},"other":{"percent":100}}"#;
-    state.handle(Event::Quota(tessera_wire::foreign::quota::parse(limits, "the ConfigMap").unwrap()));
-    let held = json!({"compute": 190, "memoryMiB": 14_592 + CARD});
+    state.handle(ClusterEvent::Quota(tessera_wire::foreign::quota::parse(limits, "the ConfigMap").unwrap()));
+    let held = json!({"compute": 190, "memoryMiB": 14_592 + GPU_MIB});
     assert_eq!(
         json_of(quota::quota(&state)),
         json!([
             {"namespace": "other", "limit": {"pools": [], "compute": 100}, "held": {"compute": 0, "memoryMiB": 0}, "byModel": {}},
-            {"namespace": "team", "limit": {"cards": {"T4": 2}, "pools": ["public"], "memoryMiB": 40_000}, "held": held, "byModel": {"T4": held}},
+            {"namespace": "team", "limit": {"gpus": {"T4": 2}, "pools": ["public"], "memoryMiB": 40_000}, "held": held, "byModel": {"T4": held}},
         ])
     );
     let limits = r#"{"broken":{"percent":"all"}}"#;
-    state.handle(Event::Quota(tessera_wire::foreign::quota::parse(limits, "the ConfigMap").unwrap()));
+    state.handle(ClusterEvent::Quota(tessera_wire::foreign::quota::parse(limits, "the ConfigMap").unwrap()));
     let view = json_of(quota::quota(&state));
     assert_eq!(view[0]["namespace"], "broken");
     let problem = "the limits of namespace broken in the ConfigMap cannot be read: ";

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tessera_scheduler::metrics::Metrics;
 
-use tessera_scheduler::state::Event;
+use tessera_scheduler::state::ClusterEvent;
 
 use crate::fixtures::{node, state, whole};
 use crate::verbs::bind;
@@ -16,7 +16,7 @@ fn metrics_are_those_of_the_documentation() {
     let mut state = state(&[node("n", 1, "GiB")]);
     bind(&mut state, &whole("p", 1), "n");
     let limits = r#"{"team":{"percent":100}}"#;
-    state.handle(Event::Quota(tessera_wire::foreign::quota::parse(limits, "the ConfigMap").unwrap()));
+    state.handle(ClusterEvent::Quota(tessera_wire::foreign::quota::parse(limits, "the ConfigMap").unwrap()));
     let metrics = Metrics::default();
     metrics.answered("filter", "fits", Duration::ZERO);
     metrics.refused("quota", 1);

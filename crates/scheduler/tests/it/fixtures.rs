@@ -4,28 +4,28 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 use tessera_core::forecast::Forecast;
-use tessera_scheduler::state::{Event, Now, Settings, State, Watched};
+use tessera_scheduler::state::{ClusterEvent, SchedulerSettings, State, Timestamp, WatchEvent};
 use tessera_scheduler::verb::filter::PassOn;
-use tessera_scheduler::verb::memory::Memory;
+use tessera_scheduler::verb::verdict_cache::VerdictCache;
 use tessera_wire::foreign::extender::{BindingArgs, ExtenderArgs, FilterResult};
 use tessera_wire::foreign::objects::Pod;
 
 /// Memory of every GPU, MiB.
-pub(crate) const CARD: u64 = 16_384;
+pub(crate) const GPU_MIB: u64 = 16_384;
 
 /// A node with GPUs, serving every dialect, GiB unless said otherwise.
-pub(crate) fn node(name: &str, cards: usize, unit: &str) -> Value {
-    let gpus: Vec<Value> = (0..cards)
-        .map(|index| json!({"uuid": format!("GPU-{name}-{index}"), "minor": index, "model": "T4", "memoryMiB": CARD}))
+pub(crate) fn node(name: &str, gpu_count: usize, unit: &str) -> Value {
+    let gpus: Vec<Value> = (0..gpu_count)
+        .map(|index| json!({"uuid": format!("GPU-{name}-{index}"), "minor": index, "model": "T4", "memoryMiB": GPU_MIB}))
         .collect();
     let inventory = json!({ "memoryUnit": unit, "gpus": gpus }).to_string();
-    let memory = if unit == "GiB" { CARD / 1024 } else { CARD };
+    let memory = if unit == "GiB" { GPU_MIB / 1024 } else { GPU_MIB };
     let resources = json!({
         "cpu": "64", "memory": "256Gi", "pods": "110",
-        "nvidia.com/gpu": cards.to_string(), "aliyun.com/gpu": cards.to_string(),
-        "aliyun.com/gpu-mem": (cards as u64 * memory).to_string(),
-        "tencent.com/vcuda-core": (cards * 100).to_string(),
-        "tencent.com/vcuda-memory": (cards as u64 * CARD / 256).to_string(),
+        "nvidia.com/gpu": gpu_count.to_string(), "aliyun.com/gpu": gpu_count.to_string(),
+        "aliyun.com/gpu-mem": (gpu_count as u64 * memory).to_string(),
+        "tencent.com/vcuda-core": (gpu_count * 100).to_string(),
+        "tencent.com/vcuda-memory": (gpu_count as u64 * GPU_MIB / 256).to_string(),
     });
     json!({
         "metadata": { "name": name, "labels": {"model": "T4", "pool": "public"},
@@ -46,7 +46,7 @@ pub(crate) fn pod(name: &str, limits: &[(&str, &str)]) -> Value {
 }
 
 pub(crate) fn share(name: &str, compute_percent: u64) -> Value {
-    let memory = (compute_percent * CARD / 256 / 100).max(1).to_string();
+    let memory = (compute_percent * GPU_MIB / 256 / 100).max(1).to_string();
     pod(
         name,
         &[("tencent.com/vcuda-core", &compute_percent.to_string()), ("tencent.com/vcuda-memory", &memory)],
@@ -67,7 +67,8 @@ pub(crate) fn state(nodes: &[Value]) -> State {
         tessera_wire::foreign::quota::parse_settings(r#"{"GPUModelLabel":"model","GPUPoolLabel":"pool"}"#)
             .unwrap();
     let pass_on = PassOn::All;
-    let mut state = State::new(Settings { quota: Some(quota), pass_on, ..Settings::default() });
+    let mut state =
+        State::new(SchedulerSettings { quota: Some(quota), pass_on, ..SchedulerSettings::default() });
     for node in nodes {
         set_node(&mut state, node);
     }
@@ -75,25 +76,25 @@ pub(crate) fn state(nodes: &[Value]) -> State {
 }
 
 pub(crate) fn set_node(state: &mut State, node: &Value) {
-    state.handle(Event::Node(Watched::Set(serde_json::from_value(node.clone()).unwrap())));
+    state.handle(ClusterEvent::Node(WatchEvent::Set(serde_json::from_value(node.clone()).unwrap())));
 }
 
 pub(crate) fn set_pod(state: &mut State, pod: &Value) {
-    state.handle(Event::Pod(Watched::Set(parse(pod))));
+    state.handle(ClusterEvent::Pod(WatchEvent::Set(parse(pod))));
 }
 
 pub(crate) fn filter(state: &State, pod: &Value, nodes: &[&str]) -> FilterResult {
-    filter_with(state, pod, nodes, &Memory::default())
+    filter_with(state, pod, nodes, &VerdictCache::default())
 }
 
 /// The answer as kube-scheduler reads it.
-pub(crate) fn filter_with(state: &State, pod: &Value, nodes: &[&str], memory: &Memory) -> FilterResult {
+pub(crate) fn filter_with(state: &State, pod: &Value, nodes: &[&str], memory: &VerdictCache) -> FilterResult {
     let answer = serde_json::to_string(&state.filter(&question(pod, nodes), memory)).unwrap();
     serde_json::from_str(&answer).unwrap()
 }
 
 /// The grades of these nodes, where those left out have 0.
-pub(crate) fn grades(state: &State, pod: &Value, nodes: &[&str], memory: &Memory) -> Vec<i64> {
+pub(crate) fn grades(state: &State, pod: &Value, nodes: &[&str], memory: &VerdictCache) -> Vec<i64> {
     let args = question(pod, nodes);
     let graded = state.prioritize(&args, memory);
     let grade = |name: &&str| graded.iter().find(|host| host.host == *name).map_or(0, |host| host.score);
@@ -116,10 +117,10 @@ pub(crate) fn bind_args(pod: &Value, node: &str) -> BindingArgs {
 
 /// A forecast where one is due, which the state does not go by yet.
 pub(crate) fn due_forecast(state: &mut State) -> Option<Arc<Forecast>> {
-    let remains = state.remains_if_due()?;
+    let remains = state.free_capacity_if_due()?;
     Some(Arc::new(Forecast::new(&state.begin_forecast(&remains), &remains)))
 }
 
-pub(crate) fn at(seconds: u64) -> Now {
-    Now { steady: std::time::Duration::from_secs(seconds), unix_nanos: 17 }
+pub(crate) fn at(seconds: u64) -> Timestamp {
+    Timestamp { steady: std::time::Duration::from_secs(seconds), unix_nanos: 17 }
 }

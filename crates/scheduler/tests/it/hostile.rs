@@ -3,9 +3,9 @@
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use tessera_scheduler::metrics::Metrics;
-use tessera_scheduler::state::{Event, Outcome, State, Watched};
+use tessera_scheduler::state::{BindOutcome, ClusterEvent, State, WatchEvent};
 use tessera_scheduler::verb::explain::{explain, what_if};
-use tessera_scheduler::verb::memory::Memory;
+use tessera_scheduler::verb::verdict_cache::VerdictCache;
 use tessera_wire::foreign::extender::PreemptionArgs;
 
 use crate::fixtures::*;
@@ -63,19 +63,19 @@ fn amounts(most: usize) -> impl Strategy<Value = Value> {
 }
 
 fn inventory() -> impl Strategy<Value = String> {
-    let card = || {
+    let gpu = || {
         (number(), number(), 0..3u8).prop_map(|(memory, minor, name)| {
         json!({"uuid": format!("GPU-{name}"), "minor": minor, "model": "T4", "memoryMiB": memory})
     })
     };
-    let cards =
-        prop_oneof![4 => prop::collection::vec(card(), 0..5), 1 => prop::collection::vec(card(), 60..70)];
+    let gpus =
+        prop_oneof![4 => prop::collection::vec(gpu(), 0..5), 1 => prop::collection::vec(gpu(), 60..70)];
     let links = prop::collection::vec(
         (number(), number(), prop::sample::select(vec!["PIX", "SYS", "NV4", "?"]), number()),
         0..4,
     );
     let unit = prop::sample::select(vec!["GiB", "MiB", "256MiB", "0MiB", "4294967295MiB", "stone"]);
-    (cards, links, unit).prop_map(|(gpus, links, unit)| {
+    (gpus, links, unit).prop_map(|(gpus, links, unit)| {
         json!({ "memoryUnit": unit, "gpus": gpus, "links": links }).to_string()
     })
 }
@@ -97,10 +97,10 @@ fn hostile_node() -> impl Strategy<Value = Value> {
 }
 
 fn annotations() -> impl Strategy<Value = Value> {
-    let card = (0..3u8, number(), number(), number()).prop_map(|(uuid, index, compute_percent, memory)| {
+    let gpu = (0..3u8, number(), number(), number()).prop_map(|(uuid, index, compute_percent, memory)| {
         json!({"uuid": format!("GPU-{uuid}"), "index": index, "cores": compute_percent, "memoryMiB": memory})
     });
-    let ours = prop::collection::vec(card, 0..4).prop_map(|cards| json!({ "c0": cards }).to_string());
+    let ours = prop::collection::vec(gpu, 0..4).prop_map(|gpus| json!({ "c0": gpus }).to_string());
     let words = prop::sample::select(vec![
         "0",
         "0,1",
@@ -164,7 +164,7 @@ fn granted(state: &mut State) -> Value {
     let mut pod = whole("good", 1);
     set_pod(state, &pod);
     state.begin_bind(&bind_args(&pod, "good"), at(0)).unwrap();
-    state.end_bind(&"uid-good".into(), Outcome::Bound, at(0));
+    state.end_bind(&"uid-good".into(), BindOutcome::Bound, at(0));
     pod["spec"]["nodeName"] = "good".into();
     pod
 }
@@ -174,7 +174,7 @@ proptest! {
     fn every_verb_answers(nodes in prop::collection::vec(hostile_node(), 0..6), pods in prop::collection::vec(hostile_pod(), 0..8)) {
         let mut state = state(&[]);
         granted(&mut state);
-        let memory = Memory::default();
+        let memory = VerdictCache::default();
         let names = ["n0", "n1", "n2", "good", "unknown"];
         for node in &nodes {
             set_node(&mut state, node);
@@ -198,9 +198,9 @@ proptest! {
         let _text = Metrics::default().text(&state);
         let _views = (state.inspect_topology(None, true), state.inspect_share(None));
         let due = due_forecast(&mut state);
-        due.into_iter().for_each(|forecast| state.adopt(forecast));
+        due.into_iter().for_each(|forecast| state.adopt_forecast(forecast));
         for pod in &pods {
-            state.handle(Event::Pod(Watched::Gone(parse(pod))));
+            state.handle(ClusterEvent::Pod(WatchEvent::Gone(parse(pod))));
         }
         let held = state.ledger().node(&"good".into()).unwrap().idle().len();
         prop_assert_eq!(held, 1, "what was granted before is still granted");

@@ -7,13 +7,15 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 use tessera_core::grant::PodGrant;
 use tessera_core::units::{NodeName, PodUid};
-use tessera_scheduler::state::{Asking, BindStep, Event, Order, Outcome, State, Watched};
-use tessera_scheduler::verb::memory::Memory;
+use tessera_scheduler::state::{
+    BindOrder, BindOutcome, BindStep, ClusterEvent, ListGeneration, State, WatchEvent,
+};
+use tessera_scheduler::verb::verdict_cache::VerdictCache;
 
 use crate::fixtures::*;
 
 const NODES: [&str; 3] = ["a", "b", "c"];
-const CARDS: usize = 2;
+const GPUS_PER_NODE: usize = 2;
 
 /// The nodes asked about: not all are always there.
 const ASKED: [&str; 4] = ["a", "b", "c", "d"];
@@ -86,24 +88,33 @@ struct World {
     /// The truth, by UID.
     pods: BTreeMap<String, Value>,
     /// Events the watch has not delivered yet.
-    pending: VecDeque<Event>,
+    pending: VecDeque<ClusterEvent>,
     /// Bindings on their way: pod, node, annotations.
     sent: Vec<(Value, String, BTreeMap<String, String>)>,
     /// Answers about pods on their way.
-    answers: Vec<(Value, Asking)>,
+    answers: Vec<(Value, ListGeneration)>,
     now: u64,
     made: usize,
-    memory: Memory,
+    memory: VerdictCache,
 }
 
 fn fresh() -> State {
-    state(&NODES.map(|name| node(name, CARDS, "GiB")))
+    state(&NODES.map(|name| node(name, GPUS_PER_NODE, "GiB")))
 }
 
 impl World {
     fn new() -> Self {
         let (pods, pending, sent, answers) = (BTreeMap::new(), VecDeque::new(), Vec::new(), Vec::new());
-        Self { state: fresh(), pods, pending, sent, answers, now: 0, made: 0, memory: Memory::default() }
+        Self {
+            state: fresh(),
+            pods,
+            pending,
+            sent,
+            answers,
+            now: 0,
+            made: 0,
+            memory: VerdictCache::default(),
+        }
     }
 
     fn make(&mut self, percent: u64) -> Value {
@@ -118,20 +129,24 @@ impl World {
     }
 
     fn tell(&mut self, pod: Value) {
-        self.pending.push_back(Event::Pod(Watched::Set(parse(&pod))));
+        self.pending.push_back(ClusterEvent::Pod(WatchEvent::Set(parse(&pod))));
         self.pods.insert(pod["metadata"]["uid"].as_str().unwrap().to_owned(), pod);
     }
 
-    fn list(&self) -> impl Iterator<Item = Event> + use<> {
-        let pods: Vec<Event> = self.pods.values().map(|pod| Event::Pod(Watched::Set(parse(pod)))).collect();
-        [Event::Pod(Watched::Listing)].into_iter().chain(pods).chain([Event::Pod(Watched::Listed)])
+    fn list(&self) -> impl Iterator<Item = ClusterEvent> + use<> {
+        let pods: Vec<ClusterEvent> =
+            self.pods.values().map(|pod| ClusterEvent::Pod(WatchEvent::Set(parse(pod)))).collect();
+        [ClusterEvent::Pod(WatchEvent::Listing)]
+            .into_iter()
+            .chain(pods)
+            .chain([ClusterEvent::Pod(WatchEvent::Listed)])
     }
 
     /// Asks the API server about bindings in doubt.
-    fn settle(&mut self) {
-        for doubt in self.state.doubts(at(self.now)) {
+    fn resolve_uncertain(&mut self) {
+        for doubt in self.state.uncertain_bindings(at(self.now)) {
             let found = self.pods.values().find(|pod| pod["metadata"]["name"] == doubt.name.as_str());
-            self.state.settle(&doubt, found.map(parse), at(self.now));
+            self.state.resolve_uncertain(&doubt, found.map(parse), at(self.now));
         }
     }
 
@@ -151,14 +166,17 @@ impl World {
                 let node = NODES[node % NODES.len()];
                 let args = bind_args(&pod, node);
                 let begun = match self.state.begin_bind(&args, at(self.now)) {
-                    Ok(BindStep::Fetch) => {
-                        self.state.begin_bind_of(parse(&pod), self.state.asking(), &args, at(self.now))
-                    }
+                    Ok(BindStep::Fetch) => self.state.begin_bind_with(
+                        parse(&pod),
+                        self.state.list_generation(),
+                        &args,
+                        at(self.now),
+                    ),
                     Ok(BindStep::Send(order)) => Ok(Some(order)),
                     Ok(BindStep::Done) => Ok(None),
                     Err(refusal) => Err(refusal),
                 };
-                if let Ok(Some(Order { annotations, .. })) = begun {
+                if let Ok(Some(BindOrder { annotations, .. })) = begun {
                     assert!(!annotations.is_empty(), "a pod with GPUs and no grant");
                     self.sent.push((pod, node.to_owned(), annotations));
                 }
@@ -188,21 +206,21 @@ impl World {
             Step::Delete(number) => {
                 let Some(pod) = self.nth(number) else { return };
                 self.pods.remove(pod["metadata"]["uid"].as_str().unwrap());
-                self.pending.push_back(Event::Pod(Watched::Gone(parse(&pod))));
+                self.pending.push_back(ClusterEvent::Pod(WatchEvent::Gone(parse(&pod))));
             }
             // No binding is on its way for longer than an API server waits.
             Step::Pass(seconds) => {
                 let seconds = if self.sent.is_empty() { seconds } else { 1 };
                 self.now += seconds;
-                self.settle();
+                self.resolve_uncertain();
             }
             Step::Ask(number) => {
-                self.answers.extend(self.nth(number).map(|pod| (pod, self.state.asking())));
+                self.answers.extend(self.nth(number).map(|pod| (pod, self.state.list_generation())));
             }
             Step::Answer(number) => {
                 if !self.answers.is_empty() {
                     let (answer, asked) = self.answers.remove(number % self.answers.len());
-                    self.state.take_answer(parse(&answer), asked);
+                    self.state.apply_read(parse(&answer), asked);
                 }
             }
             Step::Relist => {
@@ -218,7 +236,7 @@ impl World {
                     kinds
                         .iter_mut()
                         .for_each(|kind| kind.judge(&self.state, 0..self.state.ledger().positions()));
-                    self.state.adopt(forecast);
+                    self.state.adopt_forecast(forecast);
                     self.memory.put(kinds);
                 }
             }
@@ -247,17 +265,17 @@ impl World {
             (_, Some(pod)) => Some(pod.clone()),
         };
         let outcome = match (&handled, answer) {
-            (_, Answer::Lost | Answer::Vanished) => Outcome::Unknown,
-            (Some(_), _) => Outcome::Bound,
+            (_, Answer::Lost | Answer::Vanished) => BindOutcome::Unknown,
+            (Some(_), _) => BindOutcome::Bound,
             // Bound by an earlier try: asked, the API server says so.
             (None, Answer::Told)
                 if self.pods.get(&uid).is_some_and(|pod| pod["spec"]["nodeName"] == node.as_str()) =>
             {
                 let seen = self.pods[&uid].clone();
-                self.state.take_answer(parse(&seen), self.state.asking());
-                Outcome::Bound
+                self.state.apply_read(parse(&seen), self.state.list_generation());
+                BindOutcome::Bound
             }
-            (None, _) => Outcome::Refused,
+            (None, _) => BindOutcome::Refused,
         };
         if let Some(mut bound) = handled {
             bound["spec"]["nodeName"] = node.into();
@@ -272,13 +290,13 @@ impl World {
         let pods = [share("q", 10), share("q", 60), whole("q", 1), whole("q", 2)];
         let bypassing = pod("q", &[("aliyun.com/gpu-mem", "9")]);
         for pod in pods.iter().chain([&bypassing]) {
-            let fresh = Memory::default();
+            let fresh = VerdictCache::default();
             prop_assert_eq!(
                 filter_with(&self.state, pod, &ASKED, &self.memory),
                 filter_with(&self.state, pod, &ASKED, &fresh)
             );
             let remembered = grades(&self.state, pod, &ASKED, &self.memory);
-            prop_assert_eq!(remembered, grades(&self.state, pod, &ASKED, &Memory::default()));
+            prop_assert_eq!(remembered, grades(&self.state, pod, &ASKED, &VerdictCache::default()));
         }
         Ok(())
     }
@@ -322,7 +340,7 @@ proptest! {
             world.take(Step::Answer(0));
         }
         world.now += 1000;
-        world.settle();
+        world.resolve_uncertain();
         let mut replayed = fresh();
         world.list().for_each(|event| replayed.handle(event));
         prop_assert_eq!(book(&world.state), book(&replayed));

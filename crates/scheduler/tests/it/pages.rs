@@ -214,7 +214,7 @@ impl Replica {
     }
 }
 
-/// Serves one answer at `/v1/use`.
+/// DialectSet one answer at `/v1/use`.
 async fn agent(answer: Value) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());

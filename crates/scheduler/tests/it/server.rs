@@ -15,7 +15,7 @@ use tessera_scheduler::dashboard::view;
 use tessera_scheduler::notices::Notices;
 use tessera_scheduler::run::{Membership, lead};
 use tessera_scheduler::server::{App, router};
-use tessera_scheduler::state::{Settings, State};
+use tessera_scheduler::state::{SchedulerSettings, State};
 use tessera_sim::apiserver::{ApiServer, BindingFault};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
@@ -41,7 +41,7 @@ pub(crate) struct Replica {
 impl Replica {
     pub(crate) fn start(api: &ApiServer, identity: &str) -> Self {
         let client = tessera_cluster::connect_to(&api.url()).unwrap();
-        let settings = Settings::default();
+        let settings = SchedulerSettings::default();
         let app = Arc::new(
             App::new(State::new(settings.clone()), client.clone()).with_notices(Notices::start(client)),
         );
@@ -346,7 +346,7 @@ async fn a_leader_that_others_stood_in_for_starts_from_nothing() {
 async fn a_pod_that_waits_is_no_news_and_one_that_goes_is() {
     let api = cluster().await;
     let replica = Replica::ready(&api, "one").await;
-    let news = || replica.app.second_look.news();
+    let news = || replica.app.retry_wait.changes();
     let before = news();
     let pod = make(&api, &whole("p", 1));
     eventually(|| view::pods::pod(&replica.app.read(), "team", "p").is_some()).await;

@@ -2,9 +2,11 @@
 
 use serde_json::{Value, json};
 use tessera_core::units::PodUid;
-use tessera_scheduler::state::{BindStep, Event, Order, Outcome, Settings, State, Unhealthy, Watched};
+use tessera_scheduler::state::{
+    BindOrder, BindOutcome, BindStep, ClusterEvent, SchedulerSettings, State, UnhealthyGpus, WatchEvent,
+};
 use tessera_scheduler::verb::explain::{explain, what_if};
-use tessera_scheduler::verb::memory::Memory;
+use tessera_scheduler::verb::verdict_cache::VerdictCache;
 use tessera_wire::foreign::extender::PreemptionArgs;
 
 use crate::fixtures::*;
@@ -12,11 +14,12 @@ use crate::fixtures::*;
 /// Binds as the server would, with an API server that takes everything at once.
 pub(crate) fn bind(state: &mut State, pod: &Value, node: &str) -> Value {
     set_pod(state, pod);
-    let BindStep::Send(Order { annotations, .. }) = state.begin_bind(&bind_args(pod, node), at(0)).unwrap()
+    let BindStep::Send(BindOrder { annotations, .. }) =
+        state.begin_bind(&bind_args(pod, node), at(0)).unwrap()
     else {
         panic!("nothing to send");
     };
-    state.end_bind(&PodUid(parse(pod).metadata.uid), Outcome::Bound, at(0));
+    state.end_bind(&PodUid(parse(pod).metadata.uid), BindOutcome::Bound, at(0));
     let mut bound = pod.clone();
     bound["spec"]["nodeName"] = node.into();
     bound["metadata"]["annotations"] = json!(annotations);
@@ -88,8 +91,8 @@ fn a_bind_is_idempotent_and_no_gpu_is_given_twice() {
     let taken = state.begin_bind(&bind_args(&second, "n"), at(1)).unwrap_err().to_string();
     assert_eq!(taken, "node n: fewer than 1 idle GPUs");
     // One of the two tries is refused because the other succeeded.
-    state.end_bind(&PodUid::from("uid-first"), Outcome::Bound, at(2));
-    state.end_bind(&PodUid::from("uid-first"), Outcome::Refused, at(2));
+    state.end_bind(&PodUid::from("uid-first"), BindOutcome::Bound, at(2));
+    state.end_bind(&PodUid::from("uid-first"), BindOutcome::Refused, at(2));
     assert_eq!(state.begin_bind(&bind_args(&first, "n"), at(3)).unwrap(), BindStep::Done);
     assert!(state.begin_bind(&bind_args(&second, "n"), at(3)).is_err());
     assert_eq!(state.begin_bind(&bind_args(&whole("unseen", 1), "m"), at(3)).unwrap(), BindStep::Fetch);
@@ -103,21 +106,21 @@ fn a_refused_binding_is_taken_back_and_a_doubtful_one_keeps_its_gpu() {
     set_pod(&mut state, &second);
     let uid = PodUid::from("uid-first");
     state.begin_bind(&bind_args(&first, "n"), at(0)).unwrap();
-    state.end_bind(&uid, Outcome::Refused, at(0));
+    state.end_bind(&uid, BindOutcome::Refused, at(0));
     assert_eq!(state.rolled_back(), 1);
     assert_eq!(filter(&state, &second, &["n"]).node_names.unwrap(), ["n"]);
     state.begin_bind(&bind_args(&first, "n"), at(1)).unwrap();
-    state.end_bind(&uid, Outcome::Unknown, at(1));
+    state.end_bind(&uid, BindOutcome::Unknown, at(1));
     assert!(filter(&state, &second, &["n"]).node_names.unwrap().is_empty());
     // It may be tried elsewhere meanwhile; then both GPUs are kept.
     state.begin_bind(&bind_args(&first, "m"), at(2)).unwrap();
     assert!(filter(&state, &second, &["n", "m"]).node_names.unwrap().is_empty());
-    state.end_bind(&uid, Outcome::Refused, at(3));
+    state.end_bind(&uid, BindOutcome::Refused, at(3));
     assert_eq!(filter(&state, &second, &["n", "m"]).node_names.unwrap(), ["m"]);
-    assert!(state.doubts(at(60)).is_empty());
+    assert!(state.uncertain_bindings(at(60)).is_empty());
     assert_eq!(filter(&state, &second, &["n", "m"]).node_names.unwrap(), ["m"]);
-    for doubt in state.doubts(at(100)) {
-        state.settle(&doubt, Some(parse(&first)), at(100));
+    for doubt in state.uncertain_bindings(at(100)) {
+        state.resolve_uncertain(&doubt, Some(parse(&first)), at(100));
     }
     assert_eq!(filter(&state, &second, &["n", "m"]).node_names.unwrap(), ["n", "m"]);
 }
@@ -135,7 +138,7 @@ fn a_pod_holds_its_gpu_until_its_containers_have_ended() {
     assert_eq!(filter(&state, &whole("second", 1), &["n"]).node_names.unwrap(), ["n"]);
     // Its deletion, days later, releases nothing that is now another's.
     bind(&mut state, &whole("second", 1), "n");
-    state.handle(Event::Pod(Watched::Gone(parse(&first))));
+    state.handle(ClusterEvent::Pod(WatchEvent::Gone(parse(&first))));
     assert!(filter(&state, &whole("third", 1), &["n"]).node_names.unwrap().is_empty());
 }
 
@@ -167,14 +170,14 @@ fn gpus_that_a_booking_leaves_go_to_those_that_bypassed_the_scheduler() {
         let pod = whole("p", 1);
         set_pod(&mut state, &pod);
         state.begin_bind(&bind_args(&pod, "a"), at(0)).unwrap();
-        state.end_bind(&uid, Outcome::Unknown, at(1));
+        state.end_bind(&uid, BindOutcome::Unknown, at(1));
         // There is nothing left to set aside for it, for now.
         set_pod(&mut state, &placed(&whole("bypasses", 1), "a"));
         leave(&mut state, &pod);
         assert!(filter(&state, &whole("next", 1), &["a"]).node_names.unwrap().is_empty(), "{why}");
     };
     check("placed by somebody else", &|state, pod| set_pod(state, &placed(pod, "b")));
-    check("deleted", &|state, pod| state.handle(Event::Pod(Watched::Gone(parse(pod)))));
+    check("deleted", &|state, pod| state.handle(ClusterEvent::Pod(WatchEvent::Gone(parse(pod)))));
     check("bound elsewhere at the second try", &|state, pod| {
         state.begin_bind(&bind_args(pod, "b"), at(2)).unwrap();
         set_pod(state, &placed(pod, "b"));
@@ -187,7 +190,7 @@ fn nodes_come_change_and_go() {
     bind(&mut state, &whole("first", 1), "n");
     set_node(&mut state, &node("n", 2, "GiB"));
     assert_eq!(filter(&state, &whole("second", 1), &["n"]).node_names.unwrap(), ["n"]);
-    state.handle(Event::Node(Watched::Gone(serde_json::from_value(node("n", 2, "GiB")).unwrap())));
+    state.handle(ClusterEvent::Node(WatchEvent::Gone(serde_json::from_value(node("n", 2, "GiB")).unwrap())));
     assert_eq!(filter(&state, &whole("second", 1), &["n"]).failed_nodes["n"], "node is not known yet");
     set_node(&mut state, &node("n", 1, "GiB"));
     assert!(
@@ -195,8 +198,8 @@ fn nodes_come_change_and_go() {
         "its pod is still there"
     );
     // A list that does not show the pod: it was deleted while nobody watched.
-    state.handle(Event::Pod(Watched::Listing));
-    state.handle(Event::Pod(Watched::Listed));
+    state.handle(ClusterEvent::Pod(WatchEvent::Listing));
+    state.handle(ClusterEvent::Pod(WatchEvent::Listed));
     assert_eq!(filter(&state, &whole("second", 1), &["n"]).node_names.unwrap(), ["n"]);
 }
 
@@ -207,7 +210,7 @@ fn prioritize_goes_by_policy() {
     let by_policy = |state: &State, policy: &str| {
         let mut pod = share("second", 50);
         pod["metadata"]["annotations"] = json!({"tessera.dev/policy": policy});
-        grades(state, &pod, &["empty", "begun", "nobody"], &Memory::default())
+        grades(state, &pod, &["empty", "begun", "nobody"], &VerdictCache::default())
     };
     assert_eq!(by_policy(&state, "binpack"), [9, 10, 0]);
     assert_eq!(by_policy(&state, "spread"), [10, 9, 0]);
@@ -226,13 +229,13 @@ fn pods_that_arrive_while_a_forecast_is_made_are_news_to_it() {
     for number in 0..20 {
         set_pod(&mut state, &share(&format!("meanwhile-{number}"), 30));
     }
-    state.adopt(first);
+    state.adopt_forecast(first);
     assert!(due_forecast(&mut state).is_some());
 }
 
 #[test]
 fn only_the_best_are_passed_on_unless_the_pod_has_wishes_of_its_own() {
-    let mut state = State::new(Settings::default());
+    let mut state = State::new(SchedulerSettings::default());
     for name in ["empty", "begun", "other"] {
         set_node(&mut state, &node(name, 2, "GiB"));
     }
@@ -245,12 +248,12 @@ fn only_the_best_are_passed_on_unless_the_pod_has_wishes_of_its_own() {
     assert_eq!(filter(&state, &pod, &["empty", "other"]).node_names.unwrap(), ["empty", "other"]);
     pod["spec"]["topologySpreadConstraints"] = json!([{"whenUnsatisfiable": "ScheduleAnyway"}]);
     assert_eq!(filter(&state, &pod, &names).node_names.unwrap(), ["empty", "begun", "other"]);
-    assert_eq!(grades(&state, &pod, &names, &Memory::default()), [9, 10, 9, 0]);
+    assert_eq!(grades(&state, &pod, &names, &VerdictCache::default()), [9, 10, 9, 0]);
 }
 
 #[test]
 fn taints_that_ask_pods_to_stay_away_are_left_to_kube_scheduler_to_weigh() {
-    let mut state = State::new(Settings::default());
+    let mut state = State::new(SchedulerSettings::default());
     let mut best = node("best", 2, "GiB");
     best["spec"]["taints"] = json!([{"key": "spot", "effect": "PreferNoSchedule"}]);
     set_node(&mut state, &best);
@@ -261,7 +264,11 @@ fn taints_that_ask_pods_to_stay_away_are_left_to_kube_scheduler_to_weigh() {
     let names = ["empty", "best", "other"];
     let mut pod = share("second", 50);
     assert_eq!(filter(&state, &pod, &names).node_names.unwrap(), names, "the best one is shunned");
-    assert_eq!(grades(&state, &pod, &names, &Memory::default()), [0, 1, 0], "and still graded as the best");
+    assert_eq!(
+        grades(&state, &pod, &names, &VerdictCache::default()),
+        [0, 1, 0],
+        "and still graded as the best"
+    );
     pod["spec"]["tolerations"] = json!([{"key": "spot", "operator": "Exists"}]);
     assert_eq!(filter(&state, &pod, &names).node_names.unwrap(), ["best"], "it does not mind");
     pod["spec"]["tolerations"] = Value::Null;
@@ -274,14 +281,16 @@ fn taints_that_ask_pods_to_stay_away_are_left_to_kube_scheduler_to_weigh() {
     assert_eq!(filter(&state, &pod, &names).node_names.unwrap(), ["best"], "they all are");
     set_node(&mut state, &node("other", 2, "GiB"));
     assert_eq!(filter(&state, &pod, &names).node_names.unwrap(), names);
-    state.handle(Event::Node(Watched::Gone(serde_json::from_value(node("other", 2, "GiB")).unwrap())));
+    state.handle(ClusterEvent::Node(WatchEvent::Gone(
+        serde_json::from_value(node("other", 2, "GiB")).unwrap(),
+    )));
     assert_eq!(filter(&state, &pod, &["empty", "best"]).node_names.unwrap(), ["best"]);
 }
 
 #[test]
 fn a_node_that_changes_its_unit_or_its_vocabularies_alone_is_judged_anew() {
     let mut state = state(&[node("n", 1, "GiB")]);
-    let memory = Memory::default();
+    let memory = VerdictCache::default();
     let pod = pod("p", &[("aliyun.com/gpu-mem", "8")]);
     assert_eq!(filter_with(&state, &pod, &["n"], &memory).node_names.unwrap(), ["n"]);
     let mut other = node("n", 1, "GiB");
@@ -295,14 +304,14 @@ fn a_node_that_changes_its_unit_or_its_vocabularies_alone_is_judged_anew() {
 fn answers_that_come_late_bring_nobody_back() {
     let mut state = state(&[node("n", 1, "GiB")]);
     let bound = bind(&mut state, &whole("first", 1), "n");
-    state.handle(Event::Pod(Watched::Gone(parse(&bound))));
-    state.take_answer(parse(&bound), state.asking());
+    state.handle(ClusterEvent::Pod(WatchEvent::Gone(parse(&bound))));
+    state.apply_read(parse(&bound), state.list_generation());
     assert_eq!(filter(&state, &whole("second", 1), &["n"]).node_names.unwrap(), ["n"]);
     let mut second = bind(&mut state, &whole("second", 1), "n");
     let running = second.clone();
     second["status"]["phase"] = "Succeeded".into();
     set_pod(&mut state, &second);
-    state.take_answer(parse(&running), state.asking());
+    state.apply_read(parse(&running), state.list_generation());
     assert_eq!(filter(&state, &whole("third", 1), &["n"]).node_names.unwrap(), ["n"]);
 }
 
@@ -312,16 +321,16 @@ fn answers_that_a_list_has_overtaken_bring_nobody_in() {
     bypasses["spec"]["nodeName"] = "n".into();
     for steps in ["ask list answer", "list ask answer", "ask begin answer end", "begin ask answer end"] {
         let mut state = state(&[node("n", 1, "GiB")]);
-        let mut asked = state.asking();
+        let mut asked = state.list_generation();
         for step in steps.split(' ') {
             match step {
-                "ask" => asked = state.asking(),
-                "answer" => state.take_answer(parse(&bypasses), asked),
-                "begin" => state.handle(Event::Pod(Watched::Listing)),
-                "end" => state.handle(Event::Pod(Watched::Listed)),
-                _ => [Watched::Listing, Watched::Listed]
+                "ask" => asked = state.list_generation(),
+                "answer" => state.apply_read(parse(&bypasses), asked),
+                "begin" => state.handle(ClusterEvent::Pod(WatchEvent::Listing)),
+                "end" => state.handle(ClusterEvent::Pod(WatchEvent::Listed)),
+                _ => [WatchEvent::Listing, WatchEvent::Listed]
                     .into_iter()
-                    .for_each(|list| state.handle(Event::Pod(list))),
+                    .for_each(|list| state.handle(ClusterEvent::Pod(list))),
             }
         }
         let is_held = filter(&state, &whole("next", 1), &["n"]).node_names.unwrap().is_empty();
@@ -333,13 +342,13 @@ fn answers_that_a_list_has_overtaken_bring_nobody_in() {
 fn a_pod_with_gpus_is_never_bound_without_a_booking() {
     let mut state = state(&[node("n", 1, "GiB")]);
     let pod = whole("p", 1);
-    state.take_answer(parse(&pod), state.asking());
-    state.handle(Event::Pod(Watched::Listing));
-    state.handle(Event::Pod(Watched::Listed));
+    state.apply_read(parse(&pod), state.list_generation());
+    state.handle(ClusterEvent::Pod(WatchEvent::Listing));
+    state.handle(ClusterEvent::Pod(WatchEvent::Listed));
     // The list was older than the pod; what the API server says now may be older than that.
     let args = bind_args(&pod, "n");
     assert_eq!(state.begin_bind(&args, at(0)).unwrap(), BindStep::Fetch);
-    let refused = state.begin_bind_of(parse(&pod), state.asking(), &args, at(0)).unwrap_err();
+    let refused = state.begin_bind_with(parse(&pod), state.list_generation(), &args, at(0)).unwrap_err();
     assert_eq!(
         refused.to_string(),
         "pod uid-p is not in the list of pods yet; it is bound when the watch shows it"
@@ -348,35 +357,37 @@ fn a_pod_with_gpus_is_never_bound_without_a_booking() {
     assert!(matches!(state.begin_bind(&args, at(1)), Ok(BindStep::Send(_))));
     // One without GPUs has nothing to book.
     let plain = self::pod("plain", &[("cpu", "1")]);
-    let order = state.begin_bind_of(parse(&plain), state.asking(), &bind_args(&plain, "n"), at(1));
-    assert_eq!(order.unwrap(), Some(Order::default()));
+    let order = state.begin_bind_with(parse(&plain), state.list_generation(), &bind_args(&plain, "n"), at(1));
+    assert_eq!(order.unwrap(), Some(BindOrder::default()));
 }
 
 #[test]
 fn a_pod_no_list_has_shown_is_forgotten_with_its_booking() {
     let mut state = state(&[node("n", 1, "GiB")]);
     let (pod, uid) = (whole("p", 1), PodUid::from("uid-p"));
-    state.take_answer(parse(&pod), state.asking());
+    state.apply_read(parse(&pod), state.list_generation());
     state.begin_bind(&bind_args(&pod, "n"), at(0)).unwrap();
-    state.handle(Event::Pod(Watched::Listing));
-    state.handle(Event::Pod(Watched::Listed));
+    state.handle(ClusterEvent::Pod(WatchEvent::Listing));
+    state.handle(ClusterEvent::Pod(WatchEvent::Listed));
     assert!(state.is_waiting(&uid), "it may have been made after the list");
-    state.end_bind(&uid, Outcome::Refused, at(1));
+    state.end_bind(&uid, BindOutcome::Refused, at(1));
     assert!(!state.is_waiting(&uid));
     // Shown after all.
     set_pod(&mut state, &pod);
     state.begin_bind(&bind_args(&pod, "n"), at(2)).unwrap();
-    state.handle(Event::Pod(Watched::Listing));
-    state.handle(Event::Pod(Watched::Listed));
+    state.handle(ClusterEvent::Pod(WatchEvent::Listing));
+    state.handle(ClusterEvent::Pod(WatchEvent::Listed));
     set_pod(&mut state, &pod);
-    state.end_bind(&uid, Outcome::Refused, at(3));
+    state.end_bind(&uid, BindOutcome::Refused, at(3));
     assert!(state.is_waiting(&uid));
 }
 
 #[test]
 fn limits_that_cannot_be_read_refuse_every_pod_with_the_remedy() {
     let mut state = state(&[node("n", 1, "GiB")]);
-    state.handle(Event::Quota(tessera_core::quota::Quota::all_unreadable("mend the ConfigMap".to_owned())));
+    state.handle(ClusterEvent::Quota(tessera_core::quota::Quota::all_unreadable(
+        "mend the ConfigMap".to_owned(),
+    )));
     let answer = filter(&state, &whole("p", 1), &["n"]);
     assert_eq!(answer.failed_and_unresolvable_nodes["n"], "ExceedsGPUQuota: mend the ConfigMap");
     assert_eq!(filter(&state, &pod("plain", &[]), &["n"]).node_names.unwrap(), ["n"]);
@@ -387,7 +398,7 @@ fn limits_of_one_namespace_that_cannot_be_read_close_that_namespace_alone() {
     let mut state = state(&[node("n", 1, "GiB")]);
     let limits = |json: &str| {
         let home = "key gpu_quota of ConfigMap kube-system/gpuquota";
-        Event::Quota(tessera_wire::foreign::quota::parse(json, home).unwrap())
+        ClusterEvent::Quota(tessera_wire::foreign::quota::parse(json, home).unwrap())
     };
     let of = |namespace: &str, gpus| {
         let mut pod = whole("p", gpus);
@@ -399,7 +410,7 @@ fn limits_of_one_namespace_that_cannot_be_read_close_that_namespace_alone() {
     let expected = "ExceedsGPUQuota: the limits of namespace broken in key gpu_quota of ConfigMap kube-system/gpuquota \
                     cannot be read: invalid type: string \"1\", expected u64; write {";
     assert!(refused["n"].starts_with(expected), "{refused:?}");
-    assert!(state.quota_in_words("broken").unwrap().starts_with("the limits of namespace broken in key"));
+    assert!(state.describe_quota("broken").unwrap().starts_with("the limits of namespace broken in key"));
     let limited = filter(&state, &of("limited", 1), &["n"]);
     assert_eq!(limited.failed_nodes["n"], "ExceedsGPUQuota: GPU compute");
     assert_eq!(filter(&state, &of("free", 1), &["n"]).node_names.unwrap(), ["n"]);
@@ -411,7 +422,7 @@ fn limits_of_one_namespace_that_cannot_be_read_close_that_namespace_alone() {
 fn quota_counts_what_is_booked() {
     let mut state = state(&[node("n", 4, "GiB")]);
     let limits =
-        |json: &str| Event::Quota(tessera_wire::foreign::quota::parse(json, "the ConfigMap").unwrap());
+        |json: &str| ClusterEvent::Quota(tessera_wire::foreign::quota::parse(json, "the ConfigMap").unwrap());
     state.handle(limits(r#"{"team":{"quota":{"T4":1},"pool":["public"]}}"#));
     set_pod(&mut state, &share("first", 60));
     state.begin_bind(&bind_args(&share("first", 60), "n"), at(0)).unwrap();
@@ -421,7 +432,7 @@ fn quota_counts_what_is_booked() {
     set_pod(&mut state, &share("second", 50));
     let refused = state.begin_bind(&bind_args(&share("second", 50), "n"), at(0)).unwrap_err().to_string();
     assert_eq!(refused, "node n: ExceedsGPUQuota: GPUs of this model");
-    state.end_bind(&PodUid::from("uid-first"), Outcome::Refused, at(0));
+    state.end_bind(&PodUid::from("uid-first"), BindOutcome::Refused, at(0));
     assert_eq!(filter(&state, &share("second", 50), &["n"]).node_names.unwrap(), ["n"]);
     state.handle(limits(r#"{"team":{"quota":{"T4":1},"pool":["private"]}}"#));
     let answer = filter(&state, &share("second", 50), &["n"]);
@@ -473,7 +484,7 @@ fn a_pod_over_its_quota_displaces_its_own_namespace_alone() {
     bind(&mut state, &prioritised("ours", "team", 60, 1), "n");
     bind(&mut state, &prioritised("theirs", "other", 60, 0), "n");
     let limits = r#"{"team":{"percent":100}}"#;
-    state.handle(Event::Quota(tessera_wire::foreign::quota::parse(limits, "the ConfigMap").unwrap()));
+    state.handle(ClusterEvent::Quota(tessera_wire::foreign::quota::parse(limits, "the ConfigMap").unwrap()));
     let ask = |newcomer: Value, victims: Value| {
         let args = json!({"Pod": newcomer, "NodeNameToMetaVictims": {"n": {"Pods": victims}}});
         let args: PreemptionArgs = serde_json::from_value(args).unwrap();
@@ -487,7 +498,7 @@ fn a_pod_over_its_quota_displaces_its_own_namespace_alone() {
     assert_eq!(ask(urgent, json!([{"UID": "uid-theirs"}])), (ours, true));
     assert_eq!(ask(prioritised("equal", "team", 50, 1), json!([])), (Value::Null, true));
     assert_eq!(ask(prioritised("small", "team", 40, 0), json!([])), (Value::Null, false), "it fits");
-    assert_eq!(state.quota_in_words("team").unwrap(), "namespace team holds 60% of 100%");
+    assert_eq!(state.describe_quota("team").unwrap(), "namespace team holds 60% of 100%");
 }
 
 #[test]
@@ -498,7 +509,7 @@ fn disruption_budgets_are_counted_for_victims_of_our_own_choice() {
     bind(&mut state, &low, "n");
     let budget = json!({"metadata": {"name": "b", "namespace": "team"},
                         "spec": {"selector": {"matchLabels": {"app": "web"}}}, "status": {"disruptionsAllowed": 0}});
-    state.handle(Event::Budget(Watched::Set(serde_json::from_value(budget.clone()).unwrap())));
+    state.handle(ClusterEvent::Budget(WatchEvent::Set(serde_json::from_value(budget.clone()).unwrap())));
     let ask = |state: &State, proposed: Value| {
         let mut newcomer = share("newcomer", 50);
         newcomer["spec"]["priority"] = 9.into();
@@ -512,34 +523,37 @@ fn disruption_budgets_are_counted_for_victims_of_our_own_choice() {
         7,
         "as it was told"
     );
-    state.handle(Event::Budget(Watched::Gone(serde_json::from_value(budget).unwrap())));
+    state.handle(ClusterEvent::Budget(WatchEvent::Gone(serde_json::from_value(budget).unwrap())));
     assert_eq!(ask(&state, json!({"Pods": []})), 0);
 }
 
 #[test]
 fn gpus_on_gpushares_list_are_not_granted() {
     let mut state = state(&[node("n", 2, "GiB")]);
-    let list =
-        |cards: &str| Unhealthy { node: "n".into(), cards: tessera_wire::foreign::unhealthy::parse(cards).0 };
+    let list = |gpus: &str| UnhealthyGpus {
+        node: "n".into(),
+        gpus: tessera_wire::foreign::unhealthy::parse(gpus).0,
+    };
     let fits = |state: &State, count| filter(state, &whole("p", count), &["n"]).failed_nodes.is_empty();
-    state.handle(Event::Unhealthy(Watched::Set(list("1"))));
+    state.handle(ClusterEvent::Unhealthy(WatchEvent::Set(list("1"))));
     assert!(!fits(&state, 2) && fits(&state, 1));
     // The node's own news do not make it well again.
     set_node(&mut state, &node("n", 2, "GiB"));
     assert!(!fits(&state, 2));
     let mut grown = node("n", 3, "GiB");
-    grown["metadata"]["labels"]["more"] = "cards".into();
+    grown["metadata"]["labels"]["more"] = "gpus".into();
     set_node(&mut state, &grown);
     assert!(fits(&state, 2) && !fits(&state, 3));
-    state.handle(Event::Unhealthy(Watched::Gone(list("1"))));
+    state.handle(ClusterEvent::Unhealthy(WatchEvent::Gone(list("1"))));
     assert!(fits(&state, 3));
     // Lists of nodes nobody knows yet, and lists that are gone when the watch comes back.
-    state.handle(Event::Unhealthy(Watched::Set(Unhealthy { node: "late".into(), ..list("0") })));
+    state
+        .handle(ClusterEvent::Unhealthy(WatchEvent::Set(UnhealthyGpus { node: "late".into(), ..list("0") })));
     set_node(&mut state, &node("late", 1, "GiB"));
     let late = |state: &State| filter(state, &whole("p", 1), &["late"]).node_names.unwrap().len();
     assert_eq!(late(&state), 0);
-    state.handle(Event::Unhealthy(Watched::Listing));
-    state.handle(Event::Unhealthy(Watched::Listed));
+    state.handle(ClusterEvent::Unhealthy(WatchEvent::Listing));
+    state.handle(ClusterEvent::Unhealthy(WatchEvent::Listed));
     assert_eq!(late(&state), 1);
 }
 
@@ -552,8 +566,8 @@ fn explain_and_what_if_tell_gpu_by_gpu() {
     assert_eq!(explained["summary"], "fits on 0 of 2 nodes");
     assert_eq!(explained["nodes"][0]["reason"], "no GPU");
     assert_eq!(explained["nodes"][1]["reason"], "fewer than 2 idle GPUs");
-    assert_eq!(explained["nodes"][1]["cards"][0]["reason"], "shared: 60% and 9728 MiB are held");
-    assert_eq!(explained["nodes"][1]["cards"][1]["reason"], Value::Null);
+    assert_eq!(explained["nodes"][1]["gpuReasons"][0]["reason"], "shared: 60% and 9728 MiB are held");
+    assert_eq!(explained["nodes"][1]["gpuReasons"][1]["reason"], Value::Null);
     let supposed = serde_json::to_value(what_if(&state, &parse(&whole("supposed", 1))).unwrap()).unwrap();
     assert_eq!(supposed["nodes"][1]["gpus"], json!([{"container": "main", "gpus": [1]}]));
     assert!(explain(&state, "team", "nobody").is_none());

@@ -47,9 +47,9 @@ pub struct NodeView {
     /// The container that found no GPUs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub container: Option<String>,
-    /// Every GPU, and what keeps it from serving that container; `null` where it would.
+    /// Every GPU of the node with the reason it cannot serve that container; `null` if it can.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub cards: Vec<GpuView>,
+    pub gpu_reasons: Vec<GpuView>,
 }
 
 /// The GPUs of one container.
@@ -109,14 +109,14 @@ impl NodeView {
     /// What a node says where something stands in the way.
     #[must_use]
     pub fn refused(node: &str, obstacle: &Rejection) -> Self {
-        let cards = obstacle.gpus.iter();
-        let cards = cards
+        let gpu_reasons = obstacle.gpus.iter();
+        let gpu_reasons = gpu_reasons
             .map(|(gpu, reason)| GpuView { gpu: gpu.0, reason: reason.map(|reason| reason.to_string()) });
         Self {
             reason: Some(obstacle.reason.to_string()),
             may_resolve: Some(obstacle.reason.may_resolve()),
             container: obstacle.container.clone(),
-            cards: cards.collect(),
+            gpu_reasons: gpu_reasons.collect(),
             ..Self::empty(node)
         }
     }
@@ -130,7 +130,7 @@ impl NodeView {
             reason: None,
             may_resolve: None,
             container: None,
-            cards: Vec::new(),
+            gpu_reasons: Vec::new(),
         }
     }
 }

@@ -16,11 +16,11 @@ function best(views) {
       " ", h("span", { class: "muted figure" }, t("explain.score"), " ", decimal(view.score, 4))))));
 }
 
-function cards(view) {
+function gpuReasons(view) {
   return h("li", { "data-key": view.node }, nodeLink(view.node), view.container && h("span", { class: "muted" }, ` (${t("container")} ${view.container})`),
-    view.cards && h("ul", { class: "plain cards-why" }, view.cards.map((card) => h("li", {},
-      h("span", { class: "figure" }, t("gpu.n", { n: card.gpu })), " ",
-      card.reason === null ? h("span", { class: "good" }, t("explain.free")) : h("span", { title: card.reason }, reason(card.reason))))));
+    view.gpuReasons && h("ul", { class: "plain gpu-reasons" }, view.gpuReasons.map((gpu) => h("li", {},
+      h("span", { class: "figure" }, t("gpu.n", { n: gpu.gpu })), " ",
+      gpu.reason === null ? h("span", { class: "good" }, t("explain.free")) : h("span", { title: gpu.reason }, reason(gpu.reason))))));
 }
 
 function refusals(groups, all, title) {
@@ -32,9 +32,9 @@ function refusals(groups, all, title) {
         h("span", { title: group.reason }, reason(group.reason))),
       bar([["plain-part", group.nodes]], all),
       h("p", { class: "muted" }, t("explain.evictions"), " ", t(group.mayResolve ? "explain.resolve" : "explain.noresolve")),
-      group.examples.some((view) => view.cards) && h("details", {},
+      group.examples.some((view) => view.gpuReasons) && h("details", {},
         h("summary", {}, t("explain.examples", { n: count(group.examples.length) })),
-        h("ul", { class: "plain" }, group.examples.map(cards)))))));
+        h("ul", { class: "plain" }, group.examples.map(gpuReasons)))))));
 }
 
 export function explanation(found) {

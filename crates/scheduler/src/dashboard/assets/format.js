@@ -19,8 +19,8 @@ export function memory(mib) {
 export const time = (millis) => new Intl.DateTimeFormat(language(), { timeStyle: "medium" }).format(millis);
 
 /** What a container asks for, in words. */
-export function ask({ cards, compute, memoryMiB }) {
-  if (cards !== undefined) return t(cards === 1 ? "ask.card" : "ask.cards", { n: count(cards) });
+export function ask({ gpus, compute, memoryMiB }) {
+  if (gpus !== undefined) return t(gpus === 1 ? "ask.gpu" : "ask.gpus", { n: count(gpus) });
   if (compute === undefined) return memory(memoryMiB);
   return `${points(compute)} · ${memory(memoryMiB)}`;
 }

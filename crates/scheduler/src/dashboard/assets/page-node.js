@@ -24,8 +24,8 @@ function facts(node) {
 }
 
 /** What the agent measured on a GPU; what it did not is said so, and is no zero. */
-function measured(card) {
-  const parts = [card?.memoryUsedMiB !== undefined && memory(card.memoryUsedMiB), card?.busyPercent !== undefined && t("used.busy", { n: points(card.busyPercent) })];
+function measured(gpu) {
+  const parts = [gpu?.memoryUsedMiB !== undefined && memory(gpu.memoryUsedMiB), gpu?.busyPercent !== undefined && t("used.busy", { n: points(gpu.busyPercent) })];
   const known = parts.filter(Boolean);
   return h("p", { class: "muted" }, t("used"), ": ", known.length ? h("span", { class: "figure" }, known.join(" · ")) : t("used.none"));
 }
@@ -73,16 +73,16 @@ export default function node({ parts: [name = ""], parameters, signal, redraw })
     },
     every: EVERY,
     draw(found) {
-      const onCard = (uuid) => used?.use?.gpus.find((card) => card.uuid === uuid);
+      const usageOf = (uuid) => used?.use?.gpus.find((gpu) => gpu.uuid === uuid);
       return [
-        h("div", { class: "page-head" }, h("h1", {}, found.name), found.gpus.length > 0 && h("p", { class: "value" }, percent(found.cards.taken, found.cards.total))),
+        h("div", { class: "page-head" }, h("h1", {}, found.name), found.gpus.length > 0 && h("p", { class: "value" }, percent(found.gpuTotals.taken, found.gpuTotals.total))),
         found.problem && h("p", { class: "card bad" }, t("node.problem"), ": ", found.problem),
-        !found.problem && found.gpus.length === 0 && h("p", { class: "card" }, t("node.nocards")),
+        !found.problem && found.gpus.length === 0 && h("p", { class: "card" }, t("node.nogpus")),
         found.gpus.length > 0 && h("section", { class: "card" }, facts(found), used?.notMeasured && h("p", { class: "muted" }, t("used.why", { why: reason(used.notMeasured) }))),
-        found.gpus.length > 0 && h("h2", {}, t("node.cards")),
+        found.gpus.length > 0 && h("h2", {}, t("node.gpus")),
         h("div", { class: "gpus" }, found.gpus.map((gpu) => {
           const identity = found.identities[gpu.index];
-          return gpuCard(gpu, identity, onCard(identity.uuid), parameters.gpu === String(gpu.index));
+          return gpuCard(gpu, identity, usageOf(identity.uuid), parameters.gpu === String(gpu.index));
         })),
         links(found),
       ];

@@ -28,7 +28,7 @@ function measured(used, grant) {
 }
 
 function grants(pod, used) {
-  if (pod.grants.length === 0) return h("p", { class: "muted" }, t(pod.state === "placed" ? "pod.unknown-cards" : "pod.nogrant"));
+  if (pod.grants.length === 0) return h("p", { class: "muted" }, t(pod.state === "placed" ? "pod.unknown-gpus" : "pod.nogrant"));
   return h("div", { class: "gpus" }, pod.grants.map((grant) => h("section", { class: "card gpu", "data-key": `${grant.container} ${grant.uuid}` },
     h("h3", {}, h("a", { href: link("node", pod.node, { gpu: grant.index }) }, t("gpu.n", { n: grant.index })), h("span", { class: "chip" }, grant.whole ? t("whole") : t("shared"))),
     h("p", { class: "muted" }, `${model(grant.model)} · ${t("container")} ${grant.container}`),

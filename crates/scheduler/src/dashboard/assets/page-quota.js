@@ -16,13 +16,13 @@ function meter(name, held, most, words, isReadable) {
 
 function namespaceCard(view) {
   const limit = view.limit ?? {};
-  const cards = Object.entries(limit.cards ?? {});
+  const models = Object.entries(limit.gpus ?? {});
   const gpus = (value) => `${decimal(value / 100)} ${t("unit.gpus")}`;
   return h("section", { class: "card", "data-key": view.namespace },
     h("h2", {}, h("span", { class: `dot ${colour(view.namespace)}` }), h("a", { href: link("pods", { namespace: view.namespace }) }, view.namespace)),
     view.problem && h("p", { class: "bad" }, view.problem),
     h("ul", { class: "plain meters" },
-      cards.map(([name, most]) => meter(t("quota.model", { model: name }), view.byModel[name]?.compute ?? 0, 100 * most, gpus, true)),
+      models.map(([name, most]) => meter(t("quota.model", { model: name }), view.byModel[name]?.compute ?? 0, 100 * most, gpus, true)),
       meter(t("compute"), view.held.compute, limit.compute, gpus, !view.problem),
       meter(t("memory"), view.held.memoryMiB, limit.memoryMiB, memory, !view.problem)),
     limit.pools?.length > 0 && h("p", { class: "muted" }, t("quota.pools", { pools: limit.pools.join(", ") })));

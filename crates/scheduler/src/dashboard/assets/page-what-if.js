@@ -9,8 +9,8 @@ const POLICIES = ["tessera", "link", "fragment", "share", "simple", "static", "b
 
 // What can be asked for: its text, and its fields with the resource that each stands for.
 const KINDS = {
-  whole: ["whatif.whole", [["whatif.cards", "nvidia.com/gpu", 1]]],
-  topology: ["whatif.topology", [["whatif.cards", "aliyun.com/gpu", 2]]],
+  whole: ["whatif.whole", [["whatif.gpus", "nvidia.com/gpu", 1]]],
+  topology: ["whatif.topology", [["whatif.gpus", "aliyun.com/gpu", 2]]],
   share: ["whatif.share", [["whatif.percent", "tencent.com/vcuda-core", 50], ["whatif.blocks", "tencent.com/vcuda-memory", 32]]],
   memory: ["whatif.memory", [["whatif.units", "aliyun.com/gpu-mem", 8]]],
   manifest: ["whatif.manifest", []],

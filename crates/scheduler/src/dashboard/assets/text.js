@@ -62,7 +62,7 @@ const REASONS = [
   [/^node cannot be read: (.+)$/, "reason.bad-node"],
   [/^ExceedsGPUQuota: not a pool of this namespace$/, "reason.quota-pool"],
   [/^ExceedsGPUQuota: not a model of this namespace$/, "reason.quota-model"],
-  [/^ExceedsGPUQuota: GPUs of this model$/, "reason.quota-cards"],
+  [/^ExceedsGPUQuota: GPUs of this model$/, "reason.quota-gpus"],
   [/^ExceedsGPUQuota: GPU memory$/, "reason.quota-memory"],
   [/^ExceedsGPUQuota: GPU compute$/, "reason.quota-compute"],
   [/^the node does not say where its agent answers$/, "reason.agent-unknown"],

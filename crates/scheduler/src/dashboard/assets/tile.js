@@ -52,7 +52,7 @@ export function nodeCard(node) {
   return h("article", { class: "card node", "data-key": node.name },
     h("h3", {},
       h("a", { href: link("node", node.name) }, node.name),
-      h("span", { class: "figure" }, percent(node.cards.taken, node.cards.total))),
+      h("span", { class: "figure" }, percent(node.gpuTotals.taken, node.gpuTotals.total))),
     h("p", { class: "muted" }, [models, node.instanceType].filter(Boolean).join(" · ")),
     node.problem ? h("p", { class: "bad" }, t("node.problem"), ": ", node.problem)
       : h("div", { class: "tiles", style: { "--columns": String(columns) } }, node.gpus.map((gpu) => tile(node.name, gpu))));

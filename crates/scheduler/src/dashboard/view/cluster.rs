@@ -8,9 +8,9 @@ use tessera_core::fragmentation::Fragmentation;
 use tessera_core::gpu::{Gpu, GpuKind};
 use tessera_core::node::NodeState;
 
-use super::super::known::{self, GpuNode, Known};
-use super::card::{Cards, taken};
-use crate::state::{Look, State};
+use super::super::lookup::{self, GpuNode, NodeLookup};
+use super::gpu::{GpuTotals, taken};
+use crate::state::{State, StateAccess};
 
 /// The sums.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -27,7 +27,7 @@ pub struct Cluster {
     /// Pods that wait for GPUs.
     pub waiting_pods: usize,
     /// All GPUs.
-    pub gpus: Cards,
+    pub gpus: GpuTotals,
     /// Of what is left, how much the pods that are expected cannot use.
     pub fragmentation: Leftover,
     /// The same by model, most GPUs first.
@@ -57,7 +57,7 @@ pub struct ModelView {
     /// Nodes that have any.
     pub nodes: usize,
     /// The GPUs.
-    pub gpus: Cards,
+    pub gpus: GpuTotals,
     /// What is left of them.
     pub fragmentation: Leftover,
     /// Nodes by how full these GPUs are there: empty, up to a quarter, a half, three quarters, less than full, full.
@@ -92,17 +92,17 @@ pub struct MapGroup {
 
 /// Sums everything up.
 #[must_use]
-pub fn cluster(look: &impl Look) -> Cluster {
+pub fn cluster(access: &impl StateAccess) -> Cluster {
     let mut models: Vec<Model> = Vec::new();
-    let (mut nodes, mut unreadable_nodes, mut gpus) = (0, 0, Cards::default());
-    look.each_node(|state, name| match known::node(state, name) {
-        Some(Known::Gpus(node)) => {
+    let (mut nodes, mut unreadable_nodes, mut gpus) = (0, 0, GpuTotals::default());
+    access.for_each_node(|state, name| match lookup::node(state, name) {
+        Some(NodeLookup::Gpus(node)) => {
             nodes += 1;
-            node.spec.node.gpus().iter().for_each(|card| gpus.add(card, node.state.used(card.index)));
+            node.spec.node.gpus().iter().for_each(|gpu| gpus.add(gpu, node.state.used(gpu.index)));
             count_models(&mut models, state, node.state);
         }
-        Some(Known::Unreadable(_)) => unreadable_nodes += 1,
-        Some(Known::NoGpus) | None => {}
+        Some(NodeLookup::Unreadable(_)) => unreadable_nodes += 1,
+        Some(NodeLookup::NoGpus) | None => {}
     });
     let mut models: Vec<ModelView> = models.into_iter().map(|model| model.view).collect();
     models.sort_by(|a, b| b.gpus.total.cmp(&a.gpus.total).then_with(|| a.model.cmp(&b.model)));
@@ -110,7 +110,7 @@ pub fn cluster(look: &impl Look) -> Cluster {
         left: sum.left + model.fragmentation.left,
         useless: sum.useless + model.fragmentation.useless,
     });
-    let (policy, namespaces) = look.look(|state| (state.policy(None).to_string(), namespaces(state)));
+    let (policy, namespaces) = access.with_state(|state| (state.policy(None).to_string(), namespaces(state)));
     Cluster {
         policy,
         nodes,
@@ -137,11 +137,11 @@ fn count_models(models: &mut Vec<Model>, cluster: &State, state: &NodeState) {
             models.len() - 1
         });
         let Some(Model { measure, view, .. }) = models.get_mut(place) else { continue };
-        let cards = || set.iter().filter_map(|gpu| state.node().gpu(gpu));
-        cards().for_each(|card| view.gpus.add(card, state.used(card.index)));
+        let gpus = || set.iter().filter_map(|gpu| state.node().gpu(gpu));
+        gpus().for_each(|gpu| view.gpus.add(gpu, state.used(gpu.index)));
         view.nodes += 1;
-        view.fullness[bucket(state, cards())] += 1;
-        let left = cards().map(|card| state.percent_left(card.index));
+        view.fullness[bucket(state, gpus())] += 1;
+        let left = gpus().map(|gpu| state.percent_left(gpu.index));
         view.fragmentation.left += f64::from(left.clone().map(u32::from).sum::<u32>()) / 100.0;
         view.fragmentation.useless += measure.of(state.cpu_left(), left);
     }
@@ -154,7 +154,7 @@ impl Model {
             model: kind.model.to_string(),
             gpu_mib: kind.memory.0,
             nodes: 0,
-            gpus: Cards::default(),
+            gpus: GpuTotals::default(),
             fragmentation: Leftover::default(),
             fullness: [0; 6],
         };
@@ -163,10 +163,10 @@ impl Model {
 }
 
 /// How full these GPUs of a node are, in percent.
-fn percent_taken<'a>(state: &NodeState, cards: impl Iterator<Item = &'a Gpu>) -> u8 {
+fn percent_taken<'a>(state: &NodeState, gpus: impl Iterator<Item = &'a Gpu>) -> u8 {
     let (mut sum, mut count) = (0.0, 0u32);
-    for card in cards {
-        sum += taken(card, state.used(card.index));
+    for gpu in gpus {
+        sum += taken(gpu, state.used(gpu.index));
         count += 1;
     }
     let percent = 100.0 * sum / f64::from(count.max(1));
@@ -183,8 +183,8 @@ fn percent_taken<'a>(state: &NodeState, cards: impl Iterator<Item = &'a Gpu>) ->
 }
 
 /// Which of the six grades of fullness these GPUs of a node are in.
-pub(super) fn bucket<'a>(state: &NodeState, cards: impl Iterator<Item = &'a Gpu>) -> usize {
-    match percent_taken(state, cards) {
+pub(super) fn bucket<'a>(state: &NodeState, gpus: impl Iterator<Item = &'a Gpu>) -> usize {
+    match percent_taken(state, gpus) {
         0 => 0,
         1..=25 => 1,
         26..=50 => 2,
@@ -216,14 +216,14 @@ fn namespaces(state: &State) -> Vec<NamespaceView> {
 
 /// One square for every node.
 #[must_use]
-pub fn map(look: &impl Look) -> Vec<MapGroup> {
+pub fn map(access: &impl StateAccess) -> Vec<MapGroup> {
     let mut groups: BTreeMap<Arc<str>, Vec<(String, u8, usize)>> = BTreeMap::new();
-    look.each_node(|state, name| {
-        let Some(Known::Gpus(GpuNode { spec, state, .. })) = known::node(state, name) else { return };
-        let model = spec.node.gpus().first().map(|card| Arc::clone(&card.model.0)).unwrap_or_default();
-        let cards = Cards::of(state);
+    access.for_each_node(|state, name| {
+        let Some(NodeLookup::Gpus(GpuNode { spec, state, .. })) = lookup::node(state, name) else { return };
+        let model = spec.node.gpus().first().map(|gpu| Arc::clone(&gpu.model.0)).unwrap_or_default();
+        let totals = GpuTotals::of(state);
         let percent = percent_taken(state, spec.node.gpus().iter());
-        let square = (name.to_string(), percent, cards.unhealthy + cards.overbooked);
+        let square = (name.to_string(), percent, totals.unhealthy + totals.overbooked);
         groups.entry(model).or_default().push(square);
     });
     groups.into_iter().map(|(model, nodes)| MapGroup { model: model.to_string(), nodes }).collect()

@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 use tessera_wire::foreign::objects::{Metadata, Pod};
 
-use super::super::known;
-use crate::state::{Look, State};
+use super::super::lookup;
+use crate::state::{State, StateAccess};
 use crate::verb::ask::ParsedPod;
 use crate::verb::explain::NodeView;
 
@@ -50,7 +50,7 @@ const SHOWN: usize = 5;
 /// The pod of this name, as a question.
 #[must_use]
 pub fn question(state: &State, namespace: &str, name: &str) -> Option<Pod> {
-    let (uid, pod) = known::pod(state, namespace, name)?;
+    let (uid, pod) = lookup::pod(state, namespace, name)?;
     let metadata = Metadata {
         name: pod.name.clone(),
         namespace: pod.namespace.clone(),
@@ -62,13 +62,13 @@ pub fn question(state: &State, namespace: &str, name: &str) -> Option<Pod> {
 }
 
 /// Asks every node about a pod.
-pub fn explain(look: &impl Look, pod: &Pod) -> Explanation {
-    let ask = match look.look(|state| ParsedPod::of(state, pod)) {
+pub fn explain(access: &impl StateAccess, pod: &Pod) -> Explanation {
+    let ask = match access.with_state(|state| ParsedPod::of(state, pod)) {
         Ok(ask) => ask,
         Err(bad) => return Explanation { problem: Some(bad.to_string()), ..Explanation::default() },
     };
     let mut sum = Sum::default();
-    look.each_node(|state, name| sum.add(state.view(name, &ask)));
+    access.for_each_node(|state, name| sum.add(state.view(name, &ask)));
     sum.explanation(ask.policy.to_string())
 }
 

@@ -4,8 +4,8 @@ use serde::Serialize;
 use tessera_core::units::NodeName;
 use tessera_wire::foreign::link;
 
-use super::super::known::{self, GpuNode, Known};
-use super::nodes::{NodeCard, card};
+use super::super::lookup::{self, GpuNode, NodeLookup};
+use super::nodes::{NodeSummary, summary};
 use crate::state::State;
 
 /// One node.
@@ -14,9 +14,9 @@ use crate::state::State;
 pub struct NodeDetail {
     /// As in the list.
     #[serde(flatten)]
-    pub card: NodeCard,
+    pub summary: NodeSummary,
     /// Who its GPUs are, by index.
-    pub identities: Vec<Identity>,
+    pub identities: Vec<GpuIdentity>,
     /// Every pair that is known to be joined.
     pub links: Vec<LinkView>,
     /// Where all GPUs reach each other through switches: NVLinks of each GPU.
@@ -38,7 +38,7 @@ pub struct NodeDetail {
 /// Who a GPU is.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Identity {
+pub struct GpuIdentity {
     /// Its UUID.
     pub uuid: String,
     /// The number in `/dev/nvidiaN`.
@@ -81,11 +81,11 @@ pub struct Host {
 /// One node, if it is known.
 #[must_use]
 pub fn node(state: &State, name: &str) -> Option<NodeDetail> {
-    let known = known::node(state, &NodeName(name.to_owned()))?;
-    let card = card(state, name, known);
-    let Known::Gpus(GpuNode { spec, state, place, agent }) = known else {
+    let known = lookup::node(state, &NodeName(name.to_owned()))?;
+    let summary = summary(state, name, known);
+    let NodeLookup::Gpus(GpuNode { spec, state, place, agent }) = known else {
         return Some(NodeDetail {
-            card,
+            summary,
             identities: Vec::new(),
             links: Vec::new(),
             nvswitch_links: None,
@@ -96,7 +96,7 @@ pub fn node(state: &State, name: &str) -> Option<NodeDetail> {
         });
     };
     let topology = spec.node.topology();
-    let identity = |gpu: &tessera_core::gpu::Gpu| Identity {
+    let identity = |gpu: &tessera_core::gpu::Gpu| GpuIdentity {
         uuid: gpu.uuid.to_string(),
         minor: gpu.minor,
         numa: gpu.numa.or_else(|| topology.numa(gpu.index)),
@@ -107,7 +107,7 @@ pub fn node(state: &State, name: &str) -> Option<NodeDetail> {
         (!joined.is_unknown()).then_some(LinkView { a: a.0, b: b.0, pcie, nvlinks: joined.nvlinks })
     });
     Some(NodeDetail {
-        card,
+        summary,
         identities: spec.node.gpus().iter().map(identity).collect(),
         links: links.collect(),
         nvswitch_links: topology.nvswitch_links(),
@@ -126,8 +126,8 @@ pub fn node(state: &State, name: &str) -> Option<NodeDetail> {
 /// Where the agent of a node answers, as the node says.
 #[must_use]
 pub fn agent(state: &State, name: &str) -> Option<String> {
-    match known::node(state, &NodeName(name.to_owned()))? {
-        Known::Gpus(node) => node.agent.map(str::to_owned),
-        Known::Unreadable(_) | Known::NoGpus => None,
+    match lookup::node(state, &NodeName(name.to_owned()))? {
+        NodeLookup::Gpus(node) => node.agent.map(str::to_owned),
+        NodeLookup::Unreadable(_) | NodeLookup::NoGpus => None,
     }
 }

@@ -2,16 +2,16 @@
 
 use serde::Serialize;
 
-use super::super::known::{self, GpuNode, Known};
-use super::card::{Cards, Tile, tiles};
+use super::super::lookup::{self, GpuNode, NodeLookup};
 use super::cluster::bucket;
+use super::gpu::{GpuTile, GpuTotals, tiles};
 use super::{Filter, Page, contains};
-use crate::state::{Look, State};
+use crate::state::{State, StateAccess};
 
 /// One node.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct NodeCard {
+pub struct NodeSummary {
     /// Its name.
     pub name: String,
     /// The instance type.
@@ -20,9 +20,9 @@ pub struct NodeCard {
     /// The vocabularies it serves.
     pub dialects: Vec<&'static str>,
     /// Its GPUs together.
-    pub cards: Cards,
+    pub gpu_totals: GpuTotals,
     /// Its GPUs.
-    pub gpus: Vec<Tile>,
+    pub gpus: Vec<GpuTile>,
     /// Why it cannot be read. There are no GPUs then.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub problem: Option<String>,
@@ -30,45 +30,45 @@ pub struct NodeCard {
 
 /// The nodes a filter lets through, by name. Nodes without GPUs are left out.
 #[must_use]
-pub fn nodes(look: &impl Look, filter: &Filter) -> Page<NodeCard> {
+pub fn nodes(access: &impl StateAccess, filter: &Filter) -> Page<NodeSummary> {
     let mut shown = Vec::new();
-    look.each_node(|state, name| {
-        let passes = match known::node(state, name) {
-            Some(Known::Gpus(node)) => passes(state, node, filter),
-            Some(Known::Unreadable(_)) => passes_unread(&name.0, filter),
-            Some(Known::NoGpus) | None => false,
+    access.for_each_node(|state, name| {
+        let passes = match lookup::node(state, name) {
+            Some(NodeLookup::Gpus(node)) => passes(state, node, filter),
+            Some(NodeLookup::Unreadable(_)) => passes_unread(&name.0, filter),
+            Some(NodeLookup::NoGpus) | None => false,
         };
         if passes {
             shown.push(name.clone());
         }
     });
     let (total, range) = (shown.len(), filter.range(shown.len()));
-    let items = look.look(|state| {
+    let items = access.with_state(|state| {
         let page = shown.drain(range.clone());
-        page.filter_map(|name| Some(card(state, &name.0, known::node(state, &name)?))).collect()
+        page.filter_map(|name| Some(summary(state, &name.0, lookup::node(state, &name)?))).collect()
     });
     Page { total, offset: range.start, items }
 }
 
-pub(super) fn card(state: &State, name: &str, known: Known<'_>) -> NodeCard {
-    let empty = NodeCard {
+pub(super) fn summary(state: &State, name: &str, known: NodeLookup<'_>) -> NodeSummary {
+    let empty = NodeSummary {
         name: name.to_owned(),
         instance_type: None,
         dialects: Vec::new(),
-        cards: Cards::default(),
+        gpu_totals: GpuTotals::default(),
         gpus: Vec::new(),
         problem: None,
     };
     match known {
-        Known::Gpus(node) => NodeCard {
+        NodeLookup::Gpus(node) => NodeSummary {
             instance_type: node.spec.node.instance_type.clone(),
-            dialects: known::words(node.spec.dialects),
-            cards: Cards::of(node.state),
+            dialects: lookup::words(node.spec.dialects),
+            gpu_totals: GpuTotals::of(node.state),
             gpus: tiles(state, node),
             ..empty
         },
-        Known::Unreadable(problem) => NodeCard { problem: Some(problem.to_owned()), ..empty },
-        Known::NoGpus => empty,
+        NodeLookup::Unreadable(problem) => NodeSummary { problem: Some(problem.to_owned()), ..empty },
+        NodeLookup::NoGpus => empty,
     }
 }
 
@@ -83,28 +83,28 @@ fn passes_unread(name: &str, filter: &Filter) -> bool {
 
 fn passes(state: &State, node: GpuNode<'_>, filter: &Filter) -> bool {
     let GpuNode { spec, state: node_state, .. } = node;
-    let of_model = |card: &&tessera_core::gpu::Gpu| filter.model.is_empty() || *card.model.0 == *filter.model;
-    let cards = || spec.node.gpus().iter().filter(of_model);
-    if cards().next().is_none() || filter.fullness.is_some_and(|grade| bucket(node_state, cards()) != grade) {
+    let of_model = |gpu: &&tessera_core::gpu::Gpu| filter.model.is_empty() || *gpu.model.0 == *filter.model;
+    let gpus = || spec.node.gpus().iter().filter(of_model);
+    if gpus().next().is_none() || filter.fullness.is_some_and(|grade| bucket(node_state, gpus()) != grade) {
         return false;
     }
-    if !filter.dialect.is_empty() && !known::words(spec.dialects).contains(&filter.dialect.as_str()) {
+    if !filter.dialect.is_empty() && !lookup::words(spec.dialects).contains(&filter.dialect.as_str()) {
         return false;
     }
     if filter.state == "trouble" {
-        let sums = Cards::of(node_state);
+        let sums = GpuTotals::of(node_state);
         if sums.unhealthy + sums.overbooked == 0 {
             return false;
         }
     }
     let name = &spec.node.name;
-    let pods = || known::holders(state, name).filter_map(|holder| holder.pod);
+    let pods = || lookup::holders(state, name).filter_map(|holder| holder.pod);
     if !filter.namespace.is_empty() && !pods().any(|pod| pod.namespace == filter.namespace) {
         return false;
     }
     let kind = spec.node.instance_type.as_deref().unwrap_or_default();
     filter.mentions(&name.0)
         || contains(kind, &filter.q)
-        || cards().any(|card| contains(&card.model.0, &filter.q) || contains(&card.uuid.0, &filter.q))
+        || gpus().any(|gpu| contains(&gpu.model.0, &filter.q) || contains(&gpu.uuid.0, &filter.q))
         || pods().any(|pod| contains(&pod.name, &filter.q))
 }

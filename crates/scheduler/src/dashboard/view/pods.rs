@@ -9,10 +9,10 @@ use tessera_core::grant::Hold;
 use tessera_core::request::{ContainerRole, Request};
 use tessera_core::units::PodUid;
 
-use super::super::decisions::{Decision, Outcome};
-use super::super::known::{self, Known};
+use super::super::decisions::{Decision, DecisionOutcome};
+use super::super::lookup::{self, NodeLookup};
 use super::{Filter, Page, contains};
-use crate::state::{GpuPod, Look, State};
+use crate::state::{GpuPod, State, StateAccess};
 
 /// A pod in a list.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -53,7 +53,7 @@ pub struct Ask {
     pub dialect: &'static str,
     /// Whole GPUs; absent for a part of one.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub cards: Option<u8>,
+    pub gpus: Option<u8>,
     /// Compute of one GPU, percent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub compute: Option<u32>,
@@ -98,8 +98,8 @@ pub struct GrantView {
 
 /// The pods a filter lets through: those that wait first, then by namespace and name.
 #[must_use]
-pub fn pods(look: &impl Look, filter: &Filter) -> Page<PodRow> {
-    look.look(|state| {
+pub fn pods(access: &impl StateAccess, filter: &Filter) -> Page<PodRow> {
+    access.with_state(|state| {
         let mut shown: Vec<(&PodUid, &GpuPod)> =
             state.gpu_pods().filter(|(_, pod)| passes(state, pod, filter)).collect();
         let (total, range) = (shown.len(), filter.range(shown.len()));
@@ -135,13 +135,13 @@ fn passes(state: &State, pod: &GpuPod, filter: &Filter) -> bool {
         _ => true,
     };
     let on = |text: &str| pod.node.as_ref().is_some_and(|node| contains(&node.0, text));
-    let model = || match pod.node.as_ref().and_then(|name| known::node(state, name)) {
-        Some(Known::Gpus(node)) => node.spec.node.gpus().iter().any(|card| *card.model.0 == *filter.model),
+    let model = || match pod.node.as_ref().and_then(|name| lookup::node(state, name)) {
+        Some(NodeLookup::Gpus(node)) => node.spec.node.gpus().iter().any(|gpu| *gpu.model.0 == *filter.model),
         _ => false,
     };
     in_state
         && (filter.namespace.is_empty() || pod.namespace == filter.namespace)
-        && (filter.dialect.is_empty() || known::asks_in(pod, &filter.dialect))
+        && (filter.dialect.is_empty() || lookup::asks_in(pod, &filter.dialect))
         && (filter.mentions(&pod.name) || on(&filter.q))
         && (filter.model.is_empty() || model())
 }
@@ -149,7 +149,7 @@ fn passes(state: &State, pod: &GpuPod, filter: &Filter) -> bool {
 /// One pod, if it is known and has not ended.
 #[must_use]
 pub fn pod(state: &State, namespace: &str, name: &str) -> Option<PodDetail> {
-    let (uid, pod) = known::pod(state, namespace, name)?;
+    let (uid, pod) = lookup::pod(state, namespace, name)?;
     Some(PodDetail {
         row: row(state, uid, pod),
         grants: grants(state, uid),
@@ -187,7 +187,7 @@ pub fn add_refusals(rows: &mut [PodRow], decisions: &[Decision]) {
             decisions.iter().filter(|decision| decision.uid == row.uid).find_map(|decision| match &decision
                 .outcome
             {
-                Outcome::FitsNowhere { refused } => Some(refused),
+                DecisionOutcome::FitsNowhere { refused } => Some(refused),
                 _ => None,
             });
         row.refused = refused.cloned().unwrap_or_default();
@@ -195,11 +195,11 @@ pub fn add_refusals(rows: &mut [PodRow], decisions: &[Decision]) {
 }
 
 fn asks(state: &State, pod: &GpuPod) -> Result<Vec<Ask>, String> {
-    let unit = known::unit_of(state, pod.node.as_ref());
+    let unit = lookup::unit_of(state, pod.node.as_ref());
     let claims = pod.spec.claims(unit).map_err(|error| error.to_string())?;
     let ask = |claim: tessera_wire::foreign::pod_spec::Claim| {
-        let (cards, compute, memory) = match claim.request {
-            Request::Whole(cards) => (Some(cards), None, None),
+        let (gpus, compute, memory) = match claim.request {
+            Request::Whole(gpus) => (Some(gpus), None, None),
             Request::Share { compute_percent, memory } => (None, Some(compute_percent.0), Some(memory.0)),
             Request::Memory(memory) => (None, None, Some(memory.0)),
         };
@@ -208,8 +208,8 @@ fn asks(state: &State, pod: &GpuPod) -> Result<Vec<Ask>, String> {
             ContainerRole::Init => "init",
             ContainerRole::Sidecar => "sidecar",
         };
-        let (container, dialect) = (claim.container, known::word(claim.dialect));
-        Ask { container, role, dialect, cards, compute, memory_mib: memory }
+        let (container, dialect) = (claim.container, lookup::word(claim.dialect));
+        Ask { container, role, dialect, gpus, compute, memory_mib: memory }
     };
     Ok(claims.into_iter().map(ask).collect())
 }
@@ -218,19 +218,19 @@ fn grants(state: &State, uid: &PodUid) -> Vec<GrantView> {
     let Some(grant) = state.ledger().grant(uid) else { return Vec::new() };
     let Some(node) = state.ledger().node(&grant.node) else { return Vec::new() };
     let held = grant.containers.iter().flat_map(|container| {
-        container.holds.iter().map(|(gpu, hold)| (container.container.as_str(), *gpu, *hold))
+        container.holds.iter().map(|(index, hold)| (container.container.as_str(), *index, *hold))
     });
-    held.filter_map(|(container, gpu, hold)| {
-        let card = node.node().gpu(gpu)?;
+    held.filter_map(|(container, index, hold)| {
+        let gpu = node.node().gpu(index)?;
         let (whole, compute, memory_mib) = match hold {
-            Hold::Whole => (true, 100, card.memory.0),
+            Hold::Whole => (true, 100, gpu.memory.0),
             Hold::Share { compute_percent, memory } => (false, compute_percent.0, memory.0),
         };
         Some(GrantView {
             container: container.to_owned(),
-            index: gpu.0,
-            uuid: card.uuid.to_string(),
-            model: card.model.to_string(),
+            index: index.0,
+            uuid: gpu.uuid.to_string(),
+            model: gpu.model.to_string(),
             whole,
             compute,
             memory_mib,
@@ -242,7 +242,7 @@ fn grants(state: &State, uid: &PodUid) -> Vec<GrantView> {
 /// Where the agent answers that knows what a pod uses.
 #[must_use]
 pub fn agent(state: &State, namespace: &str, name: &str) -> Option<String> {
-    let node = known::pod(state, namespace, name)?.1.node.as_ref()?;
+    let node = lookup::pod(state, namespace, name)?.1.node.as_ref()?;
     super::node::agent(state, &node.0)
 }
 

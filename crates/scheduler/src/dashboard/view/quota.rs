@@ -31,7 +31,7 @@ pub struct NamespaceQuota {
 pub struct LimitView {
     /// GPUs by model; others are closed to it.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub cards: Option<BTreeMap<String, u64>>,
+    pub gpus: Option<BTreeMap<String, u64>>,
     /// The pools it may use; empty for all.
     pub pools: Vec<String>,
     /// Memory of all GPUs together.
@@ -74,7 +74,7 @@ pub fn quota(state: &State) -> Vec<NamespaceQuota> {
     let view = |namespace: &str| NamespaceQuota {
         namespace: namespace.to_owned(),
         limit: quota.namespaces.get(namespace).map(|limit| LimitView {
-            cards: limit.gpus_by_model.clone(),
+            gpus: limit.gpus_by_model.clone(),
             pools: limit.pools.clone(),
             memory_mib: limit.memory.map(|memory| memory.0),
             compute: limit.compute_percent,

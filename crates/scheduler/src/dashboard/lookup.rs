@@ -31,7 +31,7 @@ pub(super) struct Holder<'a> {
 
 /// A node as the state names it.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Known<'a> {
+pub(super) enum NodeLookup<'a> {
     Gpus(GpuNode<'a>),
     /// What it says of itself cannot be read.
     Unreadable(&'a str),
@@ -47,14 +47,14 @@ pub(super) const DIALECTS: [(Dialect, &str); 4] = [
 ];
 
 /// One node.
-pub(super) fn node<'a>(state: &'a State, name: &NodeName) -> Option<Known<'a>> {
+pub(super) fn node<'a>(state: &'a State, name: &NodeName) -> Option<NodeLookup<'a>> {
     let (record, ledger) = state.node(name)?;
     Some(match (&record.spec, ledger) {
-        (Err(error), _) => Known::Unreadable(error),
+        (Err(error), _) => NodeLookup::Unreadable(error),
         (Ok(spec), Some(state)) if !spec.node.gpus().is_empty() => {
-            Known::Gpus(GpuNode { spec, state, place: &record.place, agent: record.agent.as_deref() })
+            NodeLookup::Gpus(GpuNode { spec, state, place: &record.place, agent: record.agent.as_deref() })
         }
-        _ => Known::NoGpus,
+        _ => NodeLookup::NoGpus,
     })
 }
 
@@ -98,7 +98,7 @@ pub(super) fn word(dialect: Dialect) -> &'static str {
 /// What a pod's memory is counted in: by its node, where it has one that says.
 pub(super) fn unit_of(state: &State, node: Option<&NodeName>) -> MemoryUnit {
     match node.and_then(|name| self::node(state, name)) {
-        Some(Known::Gpus(node)) => node.spec.unit,
+        Some(NodeLookup::Gpus(node)) => node.spec.unit,
         _ => MemoryUnit::default(),
     }
 }

@@ -14,8 +14,8 @@ use tessera_core::placement::{PlacementError, Policy, score};
 use tessera_wire::tessera::parsed_pod::RequestShape;
 
 use super::ask::ParsedPod;
-use super::way::Way;
-use crate::state::{Identity, Readable, State};
+use super::node_hint::NodeHint;
+use crate::state::{ReadableNode, State, StateId};
 
 /// Kinds remembered at most; the one not asked for the longest is forgotten first. A verdict takes 32 bytes: of 10,000
 /// nodes these are 20 MiB.
@@ -26,21 +26,21 @@ const JUDGED_AHEAD: usize = 16;
 
 /// What nodes said to kinds of pods, and in which order they were asked. Starts empty.
 #[derive(Debug, Default)]
-pub struct Memory {
-    kinds: Mutex<Vec<Kind>>,
-    way: Mutex<Way>,
+pub struct VerdictCache {
+    kinds: Mutex<Vec<ShapeVerdicts>>,
+    hint: Mutex<NodeHint>,
 }
 
 /// A kind of pod, and what nodes say to it.
 #[derive(Debug)]
-pub struct Kind {
+pub struct ShapeVerdicts {
     shape: RequestShape,
     /// With what it rests on; kept, so that nothing else is ever found at the same address.
     policy: Policy,
     /// Whose nodes.
-    of: Identity,
+    of: StateId,
     /// By the node's position in the ledger.
-    verdicts: Vec<Remembered>,
+    verdicts: Vec<CachedVerdict>,
 }
 
 /// Why a node will not do, as far as that is remembered.
@@ -51,21 +51,21 @@ pub(super) enum Unfit {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Remembered {
+struct CachedVerdict {
     /// The node's last change before the verdict; of no node where there is none.
     at: Revision,
     verdict: Result<f64, Unfit>,
 }
 
-impl Memory {
+impl VerdictCache {
     /// What is remembered of a pod's kind, and the way to its nodes: taken out, so that two calls at a time do not wait for each
     /// other.
-    pub(super) fn take(&self, state: &State, ask: &ParsedPod<'_>) -> (Kind, Way) {
+    pub(super) fn take(&self, state: &State, ask: &ParsedPod<'_>) -> (ShapeVerdicts, NodeHint) {
         let mut known = self.kinds.lock().unwrap_or_else(PoisonError::into_inner);
         // The latest, where two calls at a time left two.
         let kind = match known.iter().rposition(|kind| kind.is_for(state, ask)) {
             Some(place) => known.remove(place),
-            None => Kind {
+            None => ShapeVerdicts {
                 shape: ask.shape.clone(),
                 policy: ask.policy.clone(),
                 of: state.identity().clone(),
@@ -73,17 +73,17 @@ impl Memory {
             },
         };
         drop(known);
-        (kind, std::mem::take(&mut *self.way.lock().unwrap_or_else(PoisonError::into_inner)))
+        (kind, std::mem::take(&mut *self.hint.lock().unwrap_or_else(PoisonError::into_inner)))
     }
 
     /// To remember.
-    pub(super) fn put_back(&self, kind: Kind, way: Way) {
+    pub(super) fn put_back(&self, kind: ShapeVerdicts, hint: NodeHint) {
         self.put([kind]);
-        *self.way.lock().unwrap_or_else(PoisonError::into_inner) = way;
+        *self.hint.lock().unwrap_or_else(PoisonError::into_inner) = hint;
     }
 
     /// Remembers these kinds too.
-    pub fn put(&self, kinds: impl IntoIterator<Item = Kind>) {
+    pub fn put(&self, kinds: impl IntoIterator<Item = ShapeVerdicts>) {
         let mut known = self.kinds.lock().unwrap_or_else(PoisonError::into_inner);
         known.extend(kinds);
         let too_many = known.len().saturating_sub(MOST_KINDS);
@@ -92,14 +92,14 @@ impl Memory {
 
     /// The kinds asked for last, to be judged by this forecast instead of the one they were judged by.
     #[must_use]
-    pub fn under(&self, forecast: &Arc<Forecast>) -> Vec<Kind> {
+    pub fn under(&self, forecast: &Arc<Forecast>) -> Vec<ShapeVerdicts> {
         let known = self.kinds.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut kinds: Vec<Kind> = Vec::new();
+        let mut kinds: Vec<ShapeVerdicts> = Vec::new();
         for kind in known.iter().rev().filter(|kind| matches!(kind.policy, Policy::Tessera(_))) {
             if kinds.len() < JUDGED_AHEAD && !kinds.iter().any(|other| other.shape.is_like(&kind.shape)) {
                 let policy = Policy::Tessera(Arc::clone(forecast));
                 let (shape, of) = (kind.shape.clone(), kind.of.clone());
-                kinds.push(Kind { shape, policy, of, verdicts: Vec::new() });
+                kinds.push(ShapeVerdicts { shape, policy, of, verdicts: Vec::new() });
             }
         }
         kinds.reverse();
@@ -107,7 +107,7 @@ impl Memory {
     }
 }
 
-impl Kind {
+impl ShapeVerdicts {
     fn is_for(&self, state: &State, ask: &ParsedPod<'_>) -> bool {
         let same_policy = match (&self.policy, &ask.policy) {
             (Policy::Tessera(known), Policy::Tessera(asked)) => Arc::ptr_eq(known, asked),
@@ -120,7 +120,7 @@ impl Kind {
     /// Judges those of these nodes that have changed since they were.
     pub fn judge(&mut self, state: &State, indices: Range<usize>) {
         for position in state.ledger().positions_in(indices) {
-            let _remembered = self.verdict(state, position);
+            let _cached = self.verdict(state, position);
         }
     }
 
@@ -128,18 +128,18 @@ impl Kind {
     pub(super) fn verdict(&mut self, state: &State, position: NodePosition) -> Result<f64, Unfit> {
         let (index, now) = (position.index(), state.ledger().changed(position));
         if index >= self.verdicts.len() {
-            let nothing = Remembered { at: Revision::default(), verdict: Err(Unfit::NotServed) };
+            let nothing = CachedVerdict { at: Revision::default(), verdict: Err(Unfit::NotServed) };
             self.verdicts.resize(state.ledger().positions().max(index + 1), nothing);
         }
         if self.verdicts[index].at != now {
-            self.verdicts[index] = Remembered { at: now, verdict: self.afresh(state, position) };
+            self.verdicts[index] = CachedVerdict { at: now, verdict: self.afresh(state, position) };
         }
         self.verdicts[index].verdict
     }
 
     fn afresh(&self, state: &State, position: NodePosition) -> Result<f64, Unfit> {
         let node = state.readable_at(position).filter(|node| node.spec.serves(self.shape.dialects));
-        let Readable { spec, state, .. } = node.ok_or(Unfit::NotServed)?;
+        let ReadableNode { spec, state, .. } = node.ok_or(Unfit::NotServed)?;
         let request = self.shape.request(spec.unit);
         score(state, &weigh(state, &request), &self.policy).map_err(Unfit::Cards)
     }

@@ -1,26 +1,27 @@
-//! Finding nodes by name, thousands in a row.
+//! Finds nodes by name for calls that name thousands of them.
 //!
-//! kube-scheduler asks about the same nodes in the same order with every pod, or about some of them. So who was asked about after
-//! whom is a good guess, and to compare one name is many times cheaper than to look one up: it goes through memory in order.
+//! kube-scheduler names the same nodes in the same order for every pod, or a subset of them. So the node that
+//! followed last time is a good guess for the next one. Comparing one name is many times cheaper than a
+//! lookup in the map, because it reads memory in order.
 
 use tessera_core::ledger::{Ledger, NodePosition};
 
-/// Nodes that may have been left out since the last time before a name is looked up after all.
-const LEFT_OUT: usize = 4;
+/// Nodes that kube-scheduler may have left out since the last call before the map is used.
+const MAX_SKIPPED: usize = 4;
 
-/// The order in which nodes were last asked about. Starts without any.
+/// The order in which a call named the nodes the last time.
 #[derive(Debug, Default)]
-pub(super) struct Way {
-    /// By a node's position, who came after it.
+pub(super) struct NodeHint {
+    /// The position that followed, by the position of a node.
     next: Vec<NodePosition>,
     last: NodePosition,
 }
 
-impl Way {
-    /// Where the node of this name stands.
+impl NodeHint {
+    /// Returns the position of the node with this name.
     pub(super) fn find(&mut self, ledger: &Ledger, name: &str) -> Option<NodePosition> {
         let mut guess = self.last;
-        for _ in 0..=LEFT_OUT {
+        for _ in 0..=MAX_SKIPPED {
             guess = self.next.get(guess.index()).copied().unwrap_or_default();
             if ledger.is_at(guess, name) {
                 self.last = guess;
@@ -53,18 +54,18 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever was asked before, and whoever came and went: the same answer as the book's.
+        /// The hint finds what the ledger finds, after any sequence of lookups, additions and removals.
         #[test]
-        fn a_guess_never_misleads(steps in prop::collection::vec((0..30u8, 0..4u8), 1..200)) {
-            let (mut ledger, mut way) = (Ledger::default(), Way::default());
-            for (number, what) in steps {
-                match what {
+        fn finds_the_same_position_as_the_ledger(steps in prop::collection::vec((0..30u8, 0..4u8), 1..200)) {
+            let (mut ledger, mut hint) = (Ledger::default(), NodeHint::default());
+            for (number, step) in steps {
+                match step {
                     0 => drop(ledger.set_node(node(number))),
                     1 => drop(ledger.remove_node(&NodeName(number.to_string()))),
                     _ => {
                         for number in number..30 {
                             let name = number.to_string();
-                            prop_assert_eq!(way.find(&ledger, &name), ledger.position(&name));
+                            prop_assert_eq!(hint.find(&ledger, &name), ledger.position(&name));
                         }
                     }
                 }

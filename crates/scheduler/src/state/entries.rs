@@ -9,11 +9,11 @@ use tessera_wire::foreign::objects::{Metadata, Node, Pod, PodSpec};
 use tessera_wire::tessera::parsed_node::{self, ParsedNode};
 use tessera_wire::tessera::{grant, node_use, preferences};
 
-use super::Settings;
+use super::SchedulerSettings;
 
 /// A node.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct NodeRecord {
+pub(crate) struct NodeEntry {
     /// What it offers, or why that cannot be read.
     pub(crate) spec: Result<ParsedNode, String>,
     /// What it is to a quota.
@@ -24,7 +24,7 @@ pub(crate) struct NodeRecord {
 
 /// A pod.
 #[derive(Clone, Debug)]
-pub(super) enum Record {
+pub(super) enum PodEntry {
     /// On a node, without GPUs: only its CPU and memory count, in the ledger.
     Plain,
     /// With GPUs, waiting or on a node.
@@ -55,8 +55,8 @@ pub(super) struct Charge {
 
 // === impl NodeRecord ===
 
-impl NodeRecord {
-    pub(super) fn read(object: &Node, settings: &Settings) -> Self {
+impl NodeEntry {
+    pub(super) fn read(object: &Node, settings: &SchedulerSettings) -> Self {
         let label = |key: &String| object.metadata.labels.get(key).cloned();
         let quota = settings.quota.as_ref();
         Self {

@@ -13,17 +13,17 @@ use tessera_wire::foreign::{quota, unhealthy};
 
 use crate::files::Files;
 use crate::server::App;
-use crate::state::{Event, Unhealthy, Watched};
+use crate::state::{ClusterEvent, UnhealthyGpus, WatchEvent};
 
 /// Watch events taken in at once, so that an initial list does not lock the state for each of its objects.
 const BATCH: usize = 512;
 
 /// Nodes, or pods, as a watch tells them.
-pub(super) async fn feed<T: Send + 'static>(
+pub(super) async fn watch_objects<T: Send + 'static>(
     app: Arc<App>,
     what: &'static str,
     changes: impl Stream<Item = WatchChange<T>> + Send,
-    event: fn(Watched<T>) -> Event,
+    event: fn(WatchEvent<T>) -> ClusterEvent,
     complete: impl Fn() + Send,
 ) {
     let mut batches = std::pin::pin!(changes.ready_chunks(BATCH));
@@ -37,7 +37,7 @@ pub(super) async fn feed<T: Send + 'static>(
                 listed |= matches!(change, WatchChange::Listed);
                 match watched(change) {
                     Ok(change) => {
-                        if change.shows_life() {
+                        if change.proves_connection() {
                             trouble.clear();
                             runs = Some(true);
                         }
@@ -58,7 +58,7 @@ pub(super) async fn feed<T: Send + 'static>(
         }
         // What kube-scheduler itself writes on a pod that it could not place is no news.
         if has_news {
-            app.second_look.heard();
+            app.retry_wait.record_change();
         }
         if listed {
             complete();
@@ -66,18 +66,18 @@ pub(super) async fn feed<T: Send + 'static>(
     }
 }
 
-fn watched<T>(change: WatchChange<T>) -> Result<Watched<T>, String> {
+fn watched<T>(change: WatchChange<T>) -> Result<WatchEvent<T>, String> {
     Ok(match change {
-        WatchChange::Listing => Watched::Listing,
-        WatchChange::Set(object) => Watched::Set(object),
-        WatchChange::Gone(object) => Watched::Gone(object),
-        WatchChange::Listed => Watched::Listed,
+        WatchChange::Listing => WatchEvent::Listing,
+        WatchChange::Set(object) => WatchEvent::Set(object),
+        WatchChange::Gone(object) => WatchEvent::Gone(object),
+        WatchChange::Listed => WatchEvent::Listed,
         WatchChange::Lost(error) => return Err(error),
     })
 }
 
 /// The limits of the namespaces; a ConfigMap that is not there means none.
-pub(super) async fn feed_quota(
+pub(super) async fn watch_quota(
     app: Arc<App>,
     home: String,
     changes: impl Stream<Item = WatchChange<BTreeMap<String, String>>> + Send,
@@ -86,8 +86,8 @@ pub(super) async fn feed_quota(
     let mut changes = std::pin::pin!(changes);
     let (mut shown, mut is_known, mut trouble) = (false, false, FailureLog::default());
     let take = |limits: Quota| {
-        app.write().handle(Event::Quota(limits));
-        app.second_look.heard();
+        app.write().handle(ClusterEvent::Quota(limits));
+        app.retry_wait.record_change();
     };
     while let Some(change) = changes.next().await {
         if !matches!(change, WatchChange::Lost(_) | WatchChange::Listing) {
@@ -145,7 +145,7 @@ fn limits(data: &BTreeMap<String, String>, home: &str, is_any_known: bool) -> Op
 }
 
 /// gpushare's lists of broken GPUs. Where they may not be read, what nodes say of themselves must do.
-pub(super) async fn feed_unhealthy(
+pub(super) async fn watch_unhealthy(
     app: Arc<App>,
     changes: impl Stream<Item = WatchChange<(String, BTreeMap<String, String>)>> + Send,
     complete: impl Fn() + Send,
@@ -156,12 +156,12 @@ pub(super) async fn feed_unhealthy(
         let is_list = matches!(change, WatchChange::Listed);
         match watched(change) {
             Ok(change) => {
-                if change.shows_life() {
+                if change.proves_connection() {
                     trouble.clear();
                 }
                 if let Some(change) = change.and_then(|(name, data)| broken_gpus(&name, &data)) {
-                    app.write().handle(Event::Unhealthy(change));
-                    app.second_look.heard();
+                    app.write().handle(ClusterEvent::Unhealthy(change));
+                    app.retry_wait.record_change();
                 }
             }
             Err(error) => {
@@ -178,25 +178,25 @@ pub(super) async fn feed_unhealthy(
 }
 
 /// What a ConfigMap says of a node's GPUs, if it is such a list.
-fn broken_gpus(name: &str, data: &BTreeMap<String, String>) -> Option<Unhealthy> {
-    let (node, cards, bad) = unhealthy::of_config_map(name, data)?;
+fn broken_gpus(name: &str, data: &BTreeMap<String, String>) -> Option<UnhealthyGpus> {
+    let (node, gpus, bad) = unhealthy::of_config_map(name, data)?;
     for error in bad {
         tracing::warn!(%error, name, "a list of broken GPUs cannot be read as a whole");
     }
-    Some(Unhealthy { node: node.into(), cards })
+    Some(UnhealthyGpus { node: node.into(), gpus })
 }
 
 /// Disruption budgets: advice for choosing victims, so nobody waits for them.
-pub(super) async fn feed_budgets(app: Arc<App>, changes: impl Stream<Item = WatchChange<Budget>> + Send) {
+pub(super) async fn watch_budgets(app: Arc<App>, changes: impl Stream<Item = WatchChange<Budget>> + Send) {
     let mut changes = std::pin::pin!(changes);
     let mut trouble = FailureLog::default();
     while let Some(change) = changes.next().await {
         match watched(change) {
             Ok(change) => {
-                if change.shows_life() {
+                if change.proves_connection() {
                     trouble.clear();
                 }
-                app.write().handle(Event::Budget(change));
+                app.write().handle(ClusterEvent::Budget(change));
             }
             Err(error) if trouble.record(&error) => {
                 tracing::warn!(error, "cannot watch disruption budgets; victims are chosen without them");
@@ -207,11 +207,11 @@ pub(super) async fn feed_budgets(app: Arc<App>, changes: impl Stream<Item = Watc
 }
 
 /// Reads the table of policy `static` now and whenever it changes.
-pub(super) async fn follow_table(app: Arc<App>, path: PathBuf) {
+pub(super) async fn watch_static_table(app: Arc<App>, path: PathBuf) {
     let take = |contents: &[Vec<u8>]| {
         let text = contents.first().map(|bytes| String::from_utf8_lossy(bytes)).unwrap_or_default();
         match tessera_wire::tessera::static_table::parse(&text) {
-            Ok(table) => app.write().handle(Event::Table(table)),
+            Ok(table) => app.write().handle(ClusterEvent::Table(table)),
             Err(error) => {
                 tracing::warn!(%error, path = %path.display(), "the static table is not used; the last one stays");
             }
