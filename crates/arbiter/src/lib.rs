@@ -1,11 +1,15 @@
-//! Hands out time windows on shared GPUs, so that one container at a time uses a GPU and each gets its share.
+//! Assigns time windows on shared GPUs, so that one container at a time uses a GPU and each gets
+//! its share.
 //!
-//! - [`gpu_arbiter`]: who goes next on one GPU. Pure: time and what is seen are arguments.
-//! - [`power`]: by what factor time counts where a share means throughput. Pure.
-//! - [`service`]: reads what containers want from their accounts, writes windows into their control files.
+//! - [`gpu_arbiter`] decides which container gets the next window on one GPU. It is pure: time and
+//!   reports are arguments.
+//! - [`power`] computes the factor by which busy time counts if a share means throughput. It is
+//!   pure, too.
+//! - [`service`] reads the demand of containers from their accounts and writes windows into their
+//!   control files.
 //!
-//! Containers on a GPU whose arbiter is gone hold themselves to their share, and go on with windows when it is back:
-//! nothing is kept here that a restart would miss.
+//! While no arbiter runs, each container limits itself to its share. It returns to windows when an
+//! arbiter runs again. The arbiter keeps no state that a restart would lose.
 
 #![warn(missing_docs)]
 

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use tessera_limits::budget::SmallPieces;
+use tessera_limits::allocation_size::SmallAllocations;
 use tessera_limits::control::Control;
 use tessera_limits::files::{self, ArbiterWakeup, StaticMapping};
 use tessera_limits::memory_account::{MemoryAccount, Slot, SlotIndex};
@@ -30,7 +30,7 @@ pub struct Process {
     pub memory: Memory,
     pub compute: Compute,
     /// One thread at a time announces what it wants; also the small pieces of each GPU.
-    pub small: Mutex<PerGpu<SmallPieces>>,
+    pub small: Mutex<PerGpu<SmallAllocations>>,
     limits: LastLimits,
 }
 
@@ -100,13 +100,13 @@ impl Process {
     /// What a context takes on the GPU.
     pub fn context_bytes(&self, gpu: GpuSlot) -> u64 {
         match self.limits.context[gpu].load(Ordering::Relaxed) {
-            0 => tessera_limits::budget::CONTEXT,
+            0 => tessera_limits::allocation_size::DEFAULT_CONTEXT_BYTES,
             measured => measured,
         }
     }
 
     /// The small pieces, and the right to announce.
-    pub fn announcing(&self) -> MutexGuard<'_, PerGpu<SmallPieces>> {
+    pub fn announcing(&self) -> MutexGuard<'_, PerGpu<SmallAllocations>> {
         self.small.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

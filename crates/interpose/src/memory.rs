@@ -29,7 +29,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use tessera_limits::budget::Piece;
+use tessera_limits::allocation_size::AllocationSize;
 use tessera_limits::memory_account::SlotOwner;
 use tessera_limits::{GpuSlot, PerGpu};
 
@@ -131,17 +131,17 @@ impl Process {
     }
 
     /// Charges what the driver will take for `bytes`.
-    fn charge_piece(&self, gpu: GpuSlot, bytes: u64) -> Result<Piece, Status> {
-        let piece = Piece::of(bytes);
-        let Piece::Small(small) = piece else {
-            let Piece::Blocks(blocks) = piece else { return Ok(piece) };
+    fn charge_piece(&self, gpu: GpuSlot, bytes: u64) -> Result<AllocationSize, Status> {
+        let piece = AllocationSize::of(bytes);
+        let AllocationSize::Small(small) = piece else {
+            let AllocationSize::Blocks(blocks) = piece else { return Ok(piece) };
             return self.charge(gpu, blocks).map(|()| piece);
         };
-        let missing = self.announcing()[gpu].missing(small);
+        let missing = self.announcing()[gpu].additional_charge(small);
         if missing > 0 {
             self.charge(gpu, missing)?;
         }
-        self.announcing()[gpu].take(small, missing);
+        self.announcing()[gpu].add(small, missing);
         Ok(piece)
     }
 
@@ -151,10 +151,10 @@ impl Process {
         }
     }
 
-    fn refund_piece(&self, gpu: GpuSlot, piece: Piece) {
+    fn refund_piece(&self, gpu: GpuSlot, piece: AllocationSize) {
         let bytes = match piece {
-            Piece::Blocks(bytes) => bytes,
-            Piece::Small(small) => self.announcing()[gpu].put_back(small),
+            AllocationSize::Blocks(bytes) => bytes,
+            AllocationSize::Small(small) => self.announcing()[gpu].remove(small),
         };
         self.refund(gpu, bytes);
     }

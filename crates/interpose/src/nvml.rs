@@ -2,7 +2,7 @@
 
 use std::ffi::{CStr, c_char};
 
-use tessera_limits::budget::shown;
+use tessera_limits::allocation_size::visible_memory;
 use tessera_limits::limits::UuidBytes;
 
 use crate::cuda::{Handle, SUCCESS, Status};
@@ -49,7 +49,7 @@ unsafe fn memory_info(
         && let Some(info) = unsafe { info.as_mut() }
         && let Some((limit, held)) = share(device)
     {
-        let (free, total) = shown(limit, held, info.total, info.free);
+        let (free, total) = visible_memory(limit, held, info.total, info.free);
         *info = Info { total, free, used: total.saturating_sub(free) };
     }
     status
@@ -67,7 +67,7 @@ unsafe fn memory_info_v2(
         && let Some(info) = unsafe { info.as_mut() }
         && let Some((limit, held)) = share(device)
     {
-        let (free, total) = shown(limit, held, info.total, info.free);
+        let (free, total) = visible_memory(limit, held, info.total, info.free);
         *info = InfoV2 { version: info.version, total, reserved: 0, free, used: total.saturating_sub(free) };
     }
     status

@@ -434,7 +434,7 @@ int main(int argc, char **argv) {
             for (int i = 0; i < count; i++) pthread_create(&threads[i], 0, beside, &counts[i]);
             for (int i = 0; i < count; i++) pthread_join(threads[i], 0), all += counts[i];
             printf("%zu %d\n", all, together.status);
-        } else if (!strcmp(word, "cards")) { /* kernels without an end on one card; answers how many on another one, with a pause after each */
+        } else if (!strcmp(word, "gpus")) { /* kernels without an end on one card; answers how many on another one, with a pause after each */
             pthread_t other;
             size_t count = 0, unused = 0;
             S s = begin();

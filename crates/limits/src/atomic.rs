@@ -1,4 +1,5 @@
-//! The numbers that processes share in a ledger: the machine's own, or those with which all interleavings are tried
+//! The atomic integers of the shared files: those of the standard library, or those of loom, which
+//! explores all interleavings
 //! (`RUSTFLAGS="--cfg loom" cargo test -p tessera-limits interleavings`).
 
 #[cfg(loom)]

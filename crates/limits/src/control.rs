@@ -1,143 +1,181 @@
-//! The file the agent writes and the container may only read: limits, and the time windows of each GPU.
+//! The control file: the limits of a container and the time windows of its GPUs.
 //!
-//! GrantLimits are kept twice. The agent writes the copy not in use and then turns to it, so a reader finds a whole copy
-//! at any time, also when the agent died while writing.
+//! The agent writes the file; the container can only read it. The file holds two copies of the
+//! limits. The agent writes the copy that is not in use and then switches to it. A reader therefore
+//! always finds a complete copy, even if the agent dies while writing.
 
+use std::mem::offset_of;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::limits::{GrantLimits, InvalidLimits, WORDS};
 use crate::{GpuSlot, PerGpu};
 
-/// First word of the file: the format. Another layout gets another number.
+/// First word of the file, which identifies its format. A new layout gets a new value.
 pub const FORMAT: u64 = u64::from_le_bytes(*b"tessera2");
 
-/// The agent is taken for gone when its heartbeat is older than this: far longer than a busy node delays a thread.
+/// Age in nanoseconds after which a heartbeat means that no arbiter runs. A busy node delays a
+/// thread far less.
 pub const HEARTBEAT_TIMEOUT_NS: u64 = 500_000_000;
 
-/// The whole file, as it is mapped.
+/// The whole control file, as it is mapped.
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub struct Control {
     format: AtomicU64,
-    /// Which copy is in use: the lowest bit.
+    /// Number of changes of the limits; the lowest bit selects the copy in use.
     revision: AtomicU64,
-    /// When the arbiter last looked, on the monotonic clock; 0 when there never was one.
+    /// Time of the arbiter's last step in nanoseconds on the monotonic clock, or 0 if no arbiter
+    /// has run yet.
     heartbeat: AtomicU64,
     copies: [[AtomicU64; WORDS]; 2],
     windows: PerGpu<SharedWindow>,
-    /// Device memory that the agent sees on the GPU and no process of the container has in its ledger.
+    /// Bytes of device memory that the agent measures on the GPU and that no process of the
+    /// container has charged.
     uncharged: PerGpu<AtomicU64>,
-    /// When that was measured, on the monotonic clock.
+    /// Time of the measurement in nanoseconds on the monotonic clock.
     measured: PerGpu<AtomicU64>,
 }
 
-/// The time window of one GPU.
+/// The time window of one GPU, as the processes of the container share it.
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub struct SharedWindow {
-    /// Changes with every change below; processes sleep on it.
+    /// Wake-up futex: a counter of changes on which processes sleep.
     pub change: AtomicU32,
-    /// Counts windows. What a process drained is told by this number.
+    /// Number of the current window. A process reports a drained window by this number.
     pub number: AtomicU32,
-    /// When the window closes, in nanoseconds on the monotonic clock; in the past: it is closed.
+    /// End of the window in nanoseconds on the monotonic clock. The window is closed once this time
+    /// has passed.
     deadline: AtomicU64,
 }
 
 impl Control {
-    /// Whether this is the format this crate reads.
+    /// Returns whether the file has the format that this crate reads.
     #[must_use]
     pub fn is_known(&self) -> bool {
         self.format.load(Ordering::Acquire) == FORMAT
     }
 
-    /// Grows with each change of the limits.
+    /// Returns the number of changes of the limits.
     #[must_use]
     pub fn revision(&self) -> u64 {
         self.revision.load(Ordering::Acquire)
     }
 
-    /// The limits in use.
+    /// Reads the limits in use, or the other copy if the one in use is damaged.
     ///
     /// # Errors
-    /// When neither copy is whole.
+    /// [`InvalidLimits`] if both copies are damaged.
     pub fn read(&self) -> Result<GrantLimits, InvalidLimits> {
         let revision = self.revision();
-        self.copy(revision).or_else(|damage| self.copy(revision ^ 1).map_err(|_| damage))
+        self.copy(revision).or_else(|invalid| self.copy(revision ^ 1).map_err(|_| invalid))
     }
 
-    /// Puts `limits` in use. Only the agent has this file writable.
+    /// Puts `limits` into use. Only the agent has write access to the file.
     pub fn write(&self, limits: &GrantLimits) {
         let revision = self.revision().wrapping_add(1);
-        for (place, word) in self.place(revision).iter().zip(limits.to_words()) {
-            place.store(word, Ordering::Relaxed);
+        for (stored, word) in self.words(revision).iter().zip(limits.to_words()) {
+            stored.store(word, Ordering::Relaxed);
         }
         self.revision.store(revision, Ordering::Release);
         self.format.store(FORMAT, Ordering::Release);
     }
 
-    /// The time window of a GPU.
+    /// Returns the time window of a GPU.
     #[must_use]
     pub fn window(&self, gpu: GpuSlot) -> &SharedWindow {
         &self.windows[gpu]
     }
 
-    /// Tells the container that the arbiter is there.
+    /// Records that the arbiter is running at `now`.
     pub fn write_heartbeat(&self, now: u64) {
         self.heartbeat.store(now, Ordering::Release);
     }
 
-    /// Whether an arbiter hands out windows.
+    /// Returns whether an arbiter is running.
     #[must_use]
     pub fn has_arbiter(&self, now: u64) -> bool {
         let beat = self.heartbeat.load(Ordering::Acquire);
         beat != 0 && now.saturating_sub(beat) < HEARTBEAT_TIMEOUT_NS
     }
 
-    /// Bytes on the GPU that no ledger of the container explains.
+    /// Returns the measured bytes on the GPU that no process of the container has charged.
     #[must_use]
     pub fn uncharged(&self, gpu: GpuSlot) -> u64 {
         self.uncharged[gpu].load(Ordering::Relaxed)
     }
 
-    /// When that was measured; 0: never.
+    /// Returns the time of the last measurement, or 0 if there was none.
     #[must_use]
     pub fn measured_at(&self, gpu: GpuSlot) -> u64 {
         self.measured[gpu].load(Ordering::Acquire)
     }
 
-    /// Tells the container how much of the GPU it uses beyond its ledgers, and when that was measured.
+    /// Publishes how many uncharged bytes the container uses on the GPU, and when they were
+    /// measured.
     pub fn set_uncharged(&self, gpu: GpuSlot, bytes: u64, measured: u64) {
         self.uncharged[gpu].store(bytes, Ordering::Relaxed);
         self.measured[gpu].store(measured, Ordering::Release);
     }
 
-    /// The copy in use at a revision.
-    fn place(&self, revision: u64) -> &[AtomicU64; WORDS] {
-        &self.copies[usize::from(revision & 1 == 1)]
+    /// Returns the copy that is in use at a revision.
+    fn words(&self, revision: u64) -> &[AtomicU64; WORDS] {
+        &self.copies[copy_index(revision)]
     }
 
     fn copy(&self, revision: u64) -> Result<GrantLimits, InvalidLimits> {
         let mut words = [0; WORDS];
-        for (word, place) in words.iter_mut().zip(self.place(revision)) {
-            *word = place.load(Ordering::Acquire);
+        for (word, stored) in words.iter_mut().zip(self.words(revision)) {
+            *word = stored.load(Ordering::Acquire);
         }
         GrantLimits::from_words(&words)
     }
 }
 
-/// A window as a process sees it.
+/// Parses the limits in use from the content of a control file, as [`Control::read`] does for a
+/// mapped file.
+///
+/// # Errors
+/// [`InvalidLimits`] if the content is not a control file of this version or both copies are
+/// damaged.
+pub fn parse_limits(file: &[u8]) -> Result<GrantLimits, InvalidLimits> {
+    if u64_at(file, offset_of!(Control, format)) != Some(FORMAT) {
+        return Err(InvalidLimits::Format);
+    }
+    let revision = u64_at(file, offset_of!(Control, revision)).ok_or(InvalidLimits::Format)?;
+    let copy = |revision: u64| {
+        let begin = offset_of!(Control, copies) + copy_index(revision) * WORDS * size_of::<u64>();
+        let mut words = [0; WORDS];
+        for (index, word) in words.iter_mut().enumerate() {
+            *word = u64_at(file, begin + index * size_of::<u64>()).ok_or(InvalidLimits::Format)?;
+        }
+        GrantLimits::from_words(&words)
+    };
+    copy(revision).or_else(|invalid| copy(revision ^ 1).map_err(|_| invalid))
+}
+
+/// Returns which of the two copies is in use at a revision.
+fn copy_index(revision: u64) -> usize {
+    usize::from(revision & 1 == 1)
+}
+
+fn u64_at(file: &[u8], offset: usize) -> Option<u64> {
+    file.get(offset..offset + size_of::<u64>())?.try_into().ok().map(u64::from_ne_bytes)
+}
+
+/// The state of a window at one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WindowState {
-    /// To sleep on.
+    /// Value of the wake-up futex.
     pub change: u32,
-    /// Which one it is.
+    /// Number of the window.
     pub number: u32,
-    /// When it closes, or has closed: its own deadline, or a later window's.
+    /// End of this window or of a later one, in nanoseconds on the monotonic clock.
     pub deadline: u64,
 }
 
 impl SharedWindow {
-    /// The window as it is now.
+    /// Reads the current state.
     #[must_use]
     pub fn read(&self) -> WindowState {
         let change = self.change.load(Ordering::Acquire);
@@ -145,17 +183,18 @@ impl SharedWindow {
         WindowState { change, number, deadline: self.deadline.load(Ordering::Acquire) }
     }
 
-    /// Opens the next window, until `deadline`; returns its number.
+    /// Opens the next window until `deadline` and returns its number.
     pub fn open(&self, deadline: u64) -> u32 {
         let number = self.number.load(Ordering::Relaxed).wrapping_add(1);
-        // In this order: whoever sees the number sees an end that is not over.
+        // The deadline is stored first: a reader that sees the new number also sees a deadline in
+        // the future.
         self.deadline.store(deadline, Ordering::Release);
         self.number.store(number, Ordering::Release);
         self.change.fetch_add(1, Ordering::Release);
         number
     }
 
-    /// Moves the end of the window: later, or to now.
+    /// Moves the end of the window to a later time, or to now.
     pub fn set_deadline(&self, deadline: u64) {
         self.deadline.store(deadline, Ordering::Release);
         self.change.fetch_add(1, Ordering::Release);
@@ -167,7 +206,7 @@ mod tests {
     use super::*;
     use crate::{UuidBytes, limits::GpuLimit};
 
-    /// What a new file maps to.
+    /// Returns the control file that a new file maps to.
     fn empty() -> Box<Control> {
         Box::new(Control {
             format: AtomicU64::new(0),
@@ -196,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn the_newest_limits_are_read() {
+    fn reads_the_newest_limits() {
         let control = empty();
         assert!(control.read().is_err());
         for memory in [1, 2, 3] {
@@ -206,20 +245,35 @@ mod tests {
     }
 
     #[test]
-    fn a_half_written_copy_does_not_hide_the_whole_one() {
+    fn a_half_written_copy_does_not_hide_the_complete_copy() {
         let control = empty();
         control.write(&limits(1));
         control.write(&limits(2));
         let in_use = control.revision();
-        control.place(in_use ^ 1)[5].store(99, Ordering::Relaxed);
+        control.words(in_use ^ 1)[5].store(99, Ordering::Relaxed);
         assert_eq!(control.read(), Ok(limits(2)));
-        control.place(in_use)[5].store(99, Ordering::Relaxed);
+        control.words(in_use)[5].store(99, Ordering::Relaxed);
         assert!(control.read().is_err());
     }
 
-    /// A process that saw the number of a window with the end of the one before would say that it has drained it.
     #[test]
-    fn a_new_window_is_never_taken_for_one_that_is_over() {
+    fn parses_the_same_limits_as_a_mapped_file_contains() {
+        let control = empty();
+        control.write(&limits(1));
+        control.write(&limits(2));
+        // SAFETY: the control file is alive and no other thread changes it while the slice exists.
+        let file = unsafe {
+            std::slice::from_raw_parts(std::ptr::from_ref(&*control).cast::<u8>(), size_of::<Control>())
+        };
+        assert_eq!(parse_limits(file), Ok(limits(2)));
+        assert_eq!(parse_limits(&file[..100]), Err(InvalidLimits::Format), "a truncated file");
+        assert_eq!(parse_limits(&[0; 4096]), Err(InvalidLimits::Format), "a file of zeros");
+    }
+
+    /// A process that reads a new number with the previous deadline would report the new window as
+    /// drained.
+    #[test]
+    fn a_new_number_is_never_read_with_an_old_deadline() {
         let control = empty();
         let window = control.window(GpuSlot::FIRST);
         let end = |number: u32| u64::from(number) * 10;
@@ -234,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn an_old_heartbeat_is_no_arbiter() {
+    fn an_old_heartbeat_means_that_no_arbiter_runs() {
         let control = empty();
         assert!(!control.has_arbiter(5));
         control.write_heartbeat(1_000);

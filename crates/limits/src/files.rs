@@ -1,12 +1,16 @@
-//! The two files of a grant, made by the agent and mapped by both sides.
+//! The files of a grant. The agent creates them, and the agent and the container's processes open
+//! them.
 //!
 //! ```text
-//! <grant>/control   mode 0644, the whole directory is mounted read-only into the container
-//! <grant>/bell      mode 0666, a named pipe: a byte in it tells the arbiter to look. Writable also where it is mounted
-//!                   read-only. No open file is kept for it in the container: a program may close files it did not open.
-//! <grant>/account   mode 0666, mounted writable over the same file: any user of the container may have a ledger in it.
-//!                   The directory above is the agent's alone, so nobody else on the node gets there.
+//! <grant>/control   mode 0644; the whole directory is mounted read-only into the container
+//! <grant>/bell      mode 0666, a named pipe: a byte in it wakes the arbiter
+//! <grant>/account   mode 0666, mounted writable over the same file
 //! ```
+//!
+//! A pipe is writable even below a read-only mount. A process opens the pipe for each write,
+//! because a program may close files that it did not open. Any user of the container may write
+//! `account`; no other user of the node can reach it, because only the agent has access to the
+//! directory above.
 
 use std::ffi::CString;
 use std::fs::{File, OpenOptions};
@@ -21,37 +25,41 @@ use crate::control::Control;
 use crate::limits::GrantLimits;
 use crate::memory_account::{self, MemoryAccount};
 
-/// Where a container finds its grant.
+/// Directory in which a container finds its grant.
 pub const GRANT_DIRECTORY: &str = "/etc/tessera";
 
 const CONTROL: &str = "control";
-/// The account in it.
+/// Name of the account file in a grant directory.
 pub const ACCOUNT: &str = "account";
 const WAKEUP_PIPE: &str = "bell";
 
-/// The bell of a grant, as the container rings it.
+/// The wake-up pipe of a grant, as the container's processes use it.
 #[derive(Debug)]
 pub struct ArbiterWakeup(PathBuf);
 
 impl ArbiterWakeup {
-    /// The bell of the grant in `folder`.
+    /// Returns the wake-up pipe of the grant in `directory`.
     #[must_use]
-    pub fn of(folder: &Path) -> Self {
-        Self(folder.join(WAKEUP_PIPE))
+    pub fn of(directory: &Path) -> Self {
+        Self(directory.join(WAKEUP_PIPE))
     }
 
-    /// Rings. Without an arbiter nothing happens, and an arbiter that hears nothing looks by itself now and then.
+    /// Wakes the arbiter, if one runs. An error is ignored, because the arbiter also polls from
+    /// time to time.
     pub fn notify(&self) {
-        if let Ok(mut bell) = open_pipe(&self.0) {
-            let _ = bell.write_all(&[1]);
+        if let Ok(mut pipe) = open_pipe(&self.0) {
+            let _ = pipe.write_all(&[1]);
         }
     }
 }
 
-/// Opens the bell of a grant to hear it. Reading never blocks; the pipe never ends, for this is a writer of it too.
+/// Opens the wake-up pipe of a grant for reading.
+///
+/// Reading never blocks. The pipe never reports its end, because the returned file is open for
+/// writing too.
 ///
 /// # Errors
-/// When there is none.
+/// An error if the pipe does not exist or cannot be opened.
 pub fn open_wakeup_pipe(grant: &Path) -> io::Result<File> {
     open_pipe(&grant.join(WAKEUP_PIPE))
 }
@@ -60,7 +68,7 @@ fn open_pipe(path: &Path) -> io::Result<File> {
     OpenOptions::new().read(true).write(true).custom_flags(libc::O_NONBLOCK).open(path)
 }
 
-/// A file mapped for as long as the process lives. Its type must be made of atomic numbers only.
+/// A file that stays mapped until the process ends. `T` must consist of atomic integers only.
 #[derive(Debug)]
 pub struct StaticMapping<T: 'static>(&'static T);
 
@@ -80,7 +88,8 @@ impl<T> std::ops::Deref for StaticMapping<T> {
     }
 }
 
-/// A file mapped for as long as its owner keeps it: for the agent, which outlives its containers.
+/// A file that is unmapped when this value is dropped, for the agent, which outlives its
+/// containers.
 #[derive(Debug)]
 pub struct OwnedMapping<T: 'static>(StaticMapping<T>);
 
@@ -95,7 +104,8 @@ impl<T> std::ops::Deref for OwnedMapping<T> {
 impl<T> Drop for OwnedMapping<T> {
     fn drop(&mut self) {
         let address = std::ptr::from_ref(self.0.0).cast_mut().cast();
-        // SAFETY: mapped by `map` with this size, and the reference, which was lent only for as long as we live, is used no more.
+        // SAFETY: `map` mapped this address with this size. References to it were lent only for the
+        // lifetime of `self`, so none is left.
         unsafe { libc::munmap(address, size_of::<T>()) };
     }
 }
@@ -103,23 +113,23 @@ impl<T> Drop for OwnedMapping<T> {
 /// Maps the control file of a grant for reading.
 ///
 /// # Errors
-/// When it is absent, too short, or of another format.
+/// An error if the file is absent, too short, or of another format.
 pub fn open_control(grant: &Path) -> io::Result<StaticMapping<Control>> {
     let control = map::<Control>(&OpenOptions::new().read(true).open(grant.join(CONTROL))?, libc::PROT_READ)?;
-    if control.is_known() { Ok(control) } else { Err(other_format()) }
+    if control.is_known() { Ok(control) } else { Err(unknown_format()) }
 }
 
-/// Maps the control file of a grant for writing: for the agent.
+/// Maps the control file of a grant for writing, as the agent does.
 ///
 /// # Errors
-/// When it is absent, too short, or of another format.
+/// An error if the file is absent, too short, or of another format.
 pub fn open_control_writable(grant: &Path) -> io::Result<OwnedMapping<Control>> {
     let file = OpenOptions::new().read(true).write(true).open(grant.join(CONTROL))?;
     let control = OwnedMapping(map::<Control>(&file, libc::PROT_READ | libc::PROT_WRITE)?);
-    if control.is_known() { Ok(control) } else { Err(other_format()) }
+    if control.is_known() { Ok(control) } else { Err(unknown_format()) }
 }
 
-/// Where the account of a grant lies.
+/// Returns the path of a grant's account file.
 #[must_use]
 pub fn account_path(grant: &Path) -> PathBuf {
     grant.join(ACCOUNT)
@@ -128,25 +138,26 @@ pub fn account_path(grant: &Path) -> PathBuf {
 /// Maps the account file of a grant for reading and writing.
 ///
 /// # Errors
-/// When it is absent, too short, or of another format.
+/// An error if the file is absent, too short, or of another format.
 pub fn open_account(grant: &Path) -> io::Result<StaticMapping<MemoryAccount>> {
     let file =
         OpenOptions::new().read(true).write(true).custom_flags(libc::O_NOFOLLOW).open(grant.join(ACCOUNT))?;
     let account = map::<MemoryAccount>(&file, libc::PROT_READ | libc::PROT_WRITE)?;
-    if account.is_known() { Ok(account) } else { Err(other_format()) }
+    if account.is_known() { Ok(account) } else { Err(unknown_format()) }
 }
 
-/// Makes the files of a grant, or takes over those that are there, and puts `limits` in force.
+/// Creates the files of a grant or keeps the existing ones, and puts `limits` into force.
 ///
-/// The account may be in use by the container, which can cut it short at any time: it is written to, never mapped.
+/// The container may be using the account and can truncate it at any time. This function therefore
+/// writes to the account and never maps it.
 ///
 /// # Errors
-/// When the files cannot be made.
-pub fn update_grant(folder: &Path, limits: &GrantLimits) -> io::Result<OwnedMapping<Control>> {
-    std::fs::create_dir_all(folder)?;
-    begin_account(&make::<MemoryAccount>(&folder.join(ACCOUNT), 0o666)?)?;
-    make_wakeup_pipe(folder)?;
-    let file = make::<Control>(&folder.join(CONTROL), 0o644)?;
+/// An error if a file cannot be created.
+pub fn update_grant(directory: &Path, limits: &GrantLimits) -> io::Result<OwnedMapping<Control>> {
+    std::fs::create_dir_all(directory)?;
+    write_account_format(&create::<MemoryAccount>(&directory.join(ACCOUNT), 0o666)?)?;
+    create_wakeup_pipe(directory)?;
+    let file = create::<Control>(&directory.join(CONTROL), 0o644)?;
     let control = OwnedMapping(map::<Control>(&file, libc::PROT_READ | libc::PROT_WRITE)?);
     if !control.is_known() || control.read().as_ref() != Ok(limits) {
         control.write(limits);
@@ -154,42 +165,43 @@ pub fn update_grant(folder: &Path, limits: &GrantLimits) -> io::Result<OwnedMapp
     Ok(control)
 }
 
-/// Makes the files of a grant for a container that is about to start: nobody holds anything yet. Processes of an earlier
-/// start that should still be there keep the account they have.
+/// Creates the files of a grant for a container that is about to start, with an empty account.
+///
+/// Processes of an earlier start that still run keep the account that they have mapped.
 ///
 /// # Errors
-/// When the files cannot be made.
-pub fn create_grant(folder: &Path, limits: &GrantLimits) -> io::Result<OwnedMapping<Control>> {
-    std::fs::create_dir_all(folder)?;
-    let fresh = folder.join(".account.new");
+/// An error if a file cannot be created.
+pub fn create_grant(directory: &Path, limits: &GrantLimits) -> io::Result<OwnedMapping<Control>> {
+    std::fs::create_dir_all(directory)?;
+    let fresh = directory.join(".account.new");
     match std::fs::remove_file(&fresh) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
     }
-    begin_account(&make::<MemoryAccount>(&fresh, 0o666)?)?;
-    std::fs::rename(&fresh, folder.join(ACCOUNT))?;
-    let control = update_grant(folder, limits)?;
+    write_account_format(&create::<MemoryAccount>(&fresh, 0o666)?)?;
+    std::fs::rename(&fresh, directory.join(ACCOUNT))?;
+    let control = update_grant(directory, limits)?;
     for gpu in GpuSlot::all() {
         control.set_uncharged(gpu, 0, 0);
     }
     Ok(control)
 }
 
-fn make_wakeup_pipe(folder: &Path) -> io::Result<()> {
-    let bell = folder.join(WAKEUP_PIPE);
-    let name = CString::new(bell.clone().into_os_string().into_vec())?;
-    // SAFETY: a path that ends in zero.
+fn create_wakeup_pipe(directory: &Path) -> io::Result<()> {
+    let pipe = directory.join(WAKEUP_PIPE);
+    let name = CString::new(pipe.clone().into_os_string().into_vec())?;
+    // SAFETY: `name` is a NUL-terminated string that outlives the call.
     if unsafe { libc::mkfifo(name.as_ptr(), 0o600) } != 0 {
         let error = io::Error::last_os_error();
         if error.kind() != io::ErrorKind::AlreadyExists {
             return Err(error);
         }
     }
-    std::fs::set_permissions(bell, std::fs::Permissions::from_mode(0o666))
+    std::fs::set_permissions(pipe, std::fs::Permissions::from_mode(0o666))
 }
 
-/// A file long enough for a `T`, with its old content where it has some.
-fn make<T>(path: &Path, mode: u32) -> io::Result<File> {
+/// Opens or creates a file that is long enough for a `T`. Existing content is kept.
+fn create<T>(path: &Path, mode: u32) -> io::Result<File> {
     let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)?;
     file.set_permissions(std::fs::Permissions::from_mode(mode))?;
     let size = size_of::<T>() as u64;
@@ -200,41 +212,44 @@ fn make<T>(path: &Path, mode: u32) -> io::Result<File> {
     Ok(file)
 }
 
-/// Has the disk keep room for all of a file that will be mapped: a write to a page that finds the disk full ends the process that
-/// writes, be it ours or the container's.
+/// Allocates disk blocks for the whole file. Without them, a write to a mapped page on a full disk
+/// would kill the writing process, which may be the agent or a process of the container.
 fn reserve(file: &File, size: u64) -> io::Result<()> {
     let size = libc::off_t::try_from(size).map_err(io::Error::other)?;
-    // SAFETY: a file that is open for writing.
+    // SAFETY: `file` is open for writing during the call.
     match unsafe { libc::posix_fallocate(file.as_raw_fd(), 0, size) } {
         0 => Ok(()),
         code => Err(io::Error::from_raw_os_error(code)),
     }
 }
 
-/// Marks a file as an account.
-fn begin_account(file: &File) -> io::Result<()> {
+fn write_account_format(file: &File) -> io::Result<()> {
     file.write_all_at(&memory_account::FORMAT.to_ne_bytes(), memory_account::FORMAT_OFFSET)
 }
 
 fn map<T>(file: &File, protection: libc::c_int) -> io::Result<StaticMapping<T>> {
     let metadata = file.metadata()?;
     if !metadata.is_file() || metadata.len() < size_of::<T>() as u64 {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, "the file is too short"));
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            "the file is shorter than its format requires",
+        ));
     }
-    // SAFETY: a fresh mapping chosen by the kernel.
+    // SAFETY: the kernel chooses the address, so no existing mapping is replaced.
     let address = unsafe {
         libc::mmap(std::ptr::null_mut(), size_of::<T>(), protection, libc::MAP_SHARED, file.as_raw_fd(), 0)
     };
     if address == libc::MAP_FAILED {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: page-aligned, as long as a `T`, valid for ever but where a `Mapping` owns it; `T` consists of atomic numbers, for which any bits are a
-    // value and which others may change.
+    // SAFETY: the mapping is page-aligned and as long as a `T`. It stays valid until the process
+    // ends, or until the `OwnedMapping` around it is dropped. `T` consists of atomic integers, for
+    // which every bit pattern is valid and which other processes may change.
     Ok(StaticMapping(unsafe { &*address.cast::<T>() }))
 }
 
-fn other_format() -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, "the file is of another version")
+fn unknown_format() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, "the file was written by another version of Tessera")
 }
 
 #[cfg(test)]
@@ -254,71 +269,71 @@ mod tests {
     }
 
     #[test]
-    fn what_the_agent_grants_the_container_reads() {
-        let folder = tempfile::tempdir().unwrap();
-        let agent = update_grant(folder.path(), &limits(5)).unwrap();
-        let container = open_control(folder.path()).unwrap();
+    fn the_container_reads_the_limits_that_the_agent_writes() {
+        let directory = tempfile::tempdir().unwrap();
+        let agent = update_grant(directory.path(), &limits(5)).unwrap();
+        let container = open_control(directory.path()).unwrap();
         assert_eq!(container.read(), Ok(limits(5)));
         agent.write(&limits(6));
         assert_eq!(container.read(), Ok(limits(6)), "a change is seen at once");
-        open_account(folder.path()).unwrap();
+        open_account(directory.path()).unwrap();
     }
 
     #[test]
-    fn the_disk_has_room_for_whatever_is_written_to_a_mapping() {
+    fn all_blocks_of_a_mapped_file_are_allocated() {
         use std::os::unix::fs::MetadataExt as _;
-        let folder = tempfile::tempdir().unwrap();
-        create_grant(folder.path(), &limits(5)).unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        create_grant(directory.path(), &limits(5)).unwrap();
         for file in [CONTROL, ACCOUNT] {
-            let there = std::fs::metadata(folder.path().join(file)).unwrap();
-            assert!(there.len() > 0 && there.blocks() * 512 >= there.len(), "{file} has holes");
+            let metadata = std::fs::metadata(directory.path().join(file)).unwrap();
+            assert!(metadata.len() > 0 && metadata.blocks() * 512 >= metadata.len(), "{file} has holes");
         }
     }
 
     #[test]
-    fn a_restarted_agent_finds_what_is_held() {
-        let folder = tempfile::tempdir().unwrap();
-        update_grant(folder.path(), &limits(5)).unwrap();
-        let account = open_account(folder.path()).unwrap();
+    fn a_restarted_agent_keeps_the_charges() {
+        let directory = tempfile::tempdir().unwrap();
+        update_grant(directory.path(), &limits(5)).unwrap();
+        let account = open_account(directory.path()).unwrap();
         let me = account.claim(1, 1, |_| {}).unwrap();
         account.charge(me, GpuSlot::FIRST, 3, 5).unwrap();
-        update_grant(folder.path(), &limits(5)).unwrap();
-        assert_eq!(open_account(folder.path()).unwrap().held(GpuSlot::FIRST), 3);
+        update_grant(directory.path(), &limits(5)).unwrap();
+        assert_eq!(open_account(directory.path()).unwrap().held(GpuSlot::FIRST), 3);
     }
 
     #[test]
-    fn a_container_that_starts_again_holds_nothing_and_the_old_processes_do_not_see_it() {
-        let folder = tempfile::tempdir().unwrap();
-        let control = create_grant(folder.path(), &limits(5)).unwrap();
-        let before = open_account(folder.path()).unwrap();
+    fn a_restarted_container_starts_with_an_empty_account() {
+        let directory = tempfile::tempdir().unwrap();
+        let control = create_grant(directory.path(), &limits(5)).unwrap();
+        let before = open_account(directory.path()).unwrap();
         let me = before.claim(1, 1, |_| {}).unwrap();
         before.charge(me, GpuSlot::FIRST, 3, 5).unwrap();
         control.set_uncharged(GpuSlot::FIRST, 2, 1);
-        create_grant(folder.path(), &limits(5)).unwrap();
+        create_grant(directory.path(), &limits(5)).unwrap();
         assert_eq!(
-            (before.held(GpuSlot::FIRST), open_account(folder.path()).unwrap().held(GpuSlot::FIRST)),
+            (before.held(GpuSlot::FIRST), open_account(directory.path()).unwrap().held(GpuSlot::FIRST)),
             (3, 0)
         );
-        assert_eq!(control.uncharged(GpuSlot::FIRST), 0, "the same control file goes on");
+        assert_eq!(control.uncharged(GpuSlot::FIRST), 0, "the control file is kept");
     }
 
     #[test]
-    fn an_account_that_was_cut_short_is_made_whole() {
-        let folder = tempfile::tempdir().unwrap();
-        update_grant(folder.path(), &limits(5)).unwrap();
-        std::fs::write(account_path(folder.path()), "").unwrap();
-        assert!(open_account(folder.path()).is_err());
-        update_grant(folder.path(), &limits(5)).unwrap();
-        open_account(folder.path()).unwrap();
+    fn restores_the_length_of_a_truncated_account() {
+        let directory = tempfile::tempdir().unwrap();
+        update_grant(directory.path(), &limits(5)).unwrap();
+        std::fs::write(account_path(directory.path()), "").unwrap();
+        assert!(open_account(directory.path()).is_err());
+        update_grant(directory.path(), &limits(5)).unwrap();
+        open_account(directory.path()).unwrap();
     }
 
     #[test]
-    fn absent_short_and_foreign_files_are_refused() {
-        let folder = tempfile::tempdir().unwrap();
-        assert_eq!(open_control(folder.path()).unwrap_err().kind(), io::ErrorKind::NotFound);
-        std::fs::write(folder.path().join(CONTROL), "short").unwrap();
-        assert_eq!(open_control(folder.path()).unwrap_err().kind(), io::ErrorKind::InvalidData);
-        std::fs::write(folder.path().join(CONTROL), vec![b'x'; size_of::<Control>()]).unwrap();
-        assert_eq!(open_control(folder.path()).unwrap_err().kind(), io::ErrorKind::InvalidData);
+    fn rejects_absent_short_and_foreign_files() {
+        let directory = tempfile::tempdir().unwrap();
+        assert_eq!(open_control(directory.path()).unwrap_err().kind(), io::ErrorKind::NotFound);
+        std::fs::write(directory.path().join(CONTROL), "short").unwrap();
+        assert_eq!(open_control(directory.path()).unwrap_err().kind(), io::ErrorKind::InvalidData);
+        std::fs::write(directory.path().join(CONTROL), vec![b'x'; size_of::<Control>()]).unwrap();
+        assert_eq!(open_control(directory.path()).unwrap_err().kind(), io::ErrorKind::InvalidData);
     }
 }

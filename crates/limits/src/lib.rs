@@ -1,21 +1,24 @@
-//! What a container may use of its GPUs, and what it uses: the two files that node agent and library share, and the
-//! accounting both do on them.
+//! The limits of a container on its GPUs, and the accounting of its usage.
+//!
+//! Agent and library share two files for each container:
 //!
 //! ```text
-//! control   written by the agent, read-only for the container: limits, time windows      -> limits, control
-//! account   written by the container's processes, read by the agent as a hint             -> ledger
+//! control   limits and windows: written by the agent, read-only for the container (`control`)
+//! account   charges and demand: written by the container's processes (`memory_account`)
 //! ```
 //!
-//! Nothing in `account` can raise a limit. Nothing in `control` depends on `account` but through the agent, which
-//! checks what it reads there. No threads, no logging; time is always an argument.
+//! Nothing in `account` can raise a limit. `control` depends on `account` only through the agent,
+//! which validates everything it reads there. This crate has no threads and no logging; time is
+//! always an argument.
 //!
-//! What the library decides and counts without the driver is here too ([`costs`], [`pacer`], [`queue`], [`traffic`]), as it can be tested here.
+//! The library's decisions that need no driver are in this crate as well, because they can be
+//! tested here.
 
 #![warn(missing_docs)]
 #![allow(unsafe_code, reason = "maps files shared between processes and sleeps on words in them")]
 
+pub mod allocation_size;
 mod atomic;
-pub mod budget;
 pub mod control;
 pub mod costs;
 pub mod files;

@@ -1,17 +1,17 @@
-//! The limits of one container, as values and as the words they are stored in.
+//! The limits of one container, as values and as the words in which the control file stores them.
 
 use std::fmt;
 
 use crate::{GpuSlot, MAX_GPUS};
 
-/// What a container may use of each of its GPUs.
+/// The limits of a container on each of its GPUs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GrantLimits {
-    /// Counts changes: a greater one is newer.
+    /// Number of the change; a greater number is newer.
     pub generation: u64,
     /// What a percentage of compute means.
     pub meaning: ShareMeaning,
-    /// At most [`MAX_GPUS`] of them.
+    /// The GPUs of the grant, at most [`MAX_GPUS`].
     pub gpus: Vec<GpuLimit>,
 }
 
@@ -20,50 +20,54 @@ pub struct GrantLimits {
 #[repr(transparent)]
 pub struct UuidBytes(pub [u8; 16]);
 
-/// What a container may use of one GPU.
+/// The limits of a container on one GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GpuLimit {
-    /// The 16 bytes of the GPU's UUID.
+    /// UUID of the GPU.
     pub uuid: UuidBytes,
-    /// Bytes of device memory, contexts included; [`GpuLimit::WHOLE`] for no limit.
+    /// Limit of device memory in bytes, including contexts, or [`GpuLimit::WHOLE`] for no limit.
     pub memory_bytes: u64,
-    /// What one context takes on this GPU, measured by the agent; 0 where it is not known.
+    /// Bytes that one context takes on this GPU, as measured by the agent, or 0 if unknown.
     pub context_bytes: u64,
-    /// Percent of the GPU's time that is guaranteed; 0 for what others leave.
+    /// Guaranteed percentage of the GPU's time. 0 grants only time that other containers leave
+    /// unused.
     pub compute_percent: u32,
-    /// Percent that may be used while others leave it; equal to `compute_percent` for a hard share.
+    /// Largest percentage that the container may use while others leave time unused. Equal to
+    /// `compute_percent` for a hard share.
     pub compute_ceiling_percent: u32,
 }
 
-/// What "30 %" promises. Work that is limited by the GPU's power runs faster in short windows than it does alone, so
-/// the two differ by up to a fifth.
+/// What a percentage of compute means. Work that is limited by the GPU's power runs faster in short
+/// windows than alone, so the two meanings differ by up to a fifth.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ShareMeaning {
-    /// 30 % of the GPU's time.
+    /// A percentage of the GPU's time.
     #[default]
     Time,
-    /// 30 % of what the same work would reach alone on the GPU.
+    /// A percentage of the throughput that the same work would reach alone on the GPU.
     Throughput,
 }
 
-/// Why stored limits cannot be used.
+/// The reason why stored limits cannot be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InvalidLimits {
-    /// The words do not add up to their checksum.
+    /// The file has another format or is too short.
+    Format,
+    /// The checksum does not match the words.
     Checksum,
-    /// More GPUs than a container can hold, or a percentage above 100.
+    /// There are more than [`MAX_GPUS`] GPUs, or a percentage is above 100 or above its ceiling.
     Range,
 }
 
-/// How many words one copy of the limits takes.
+/// Number of words in one copy of the limits.
 pub const WORDS: usize = 3 + MAX_GPUS * GPU_WORDS + 1;
 const GPU_WORDS: usize = 5;
 
 impl GpuLimit {
-    /// As much memory as the GPU has.
+    /// Value of `memory_bytes` that grants all memory of the GPU.
     pub const WHOLE: u64 = u64::MAX;
 
-    /// Whether the library must hold back launches for this GPU.
+    /// Returns whether the library must throttle launches on this GPU.
     #[must_use]
     pub fn limits_compute(&self) -> bool {
         self.compute_ceiling_percent < 100 || self.compute_percent < 100
@@ -71,13 +75,13 @@ impl GpuLimit {
 }
 
 impl GrantLimits {
-    /// The GPU with this UUID, by its place in [`GrantLimits::gpus`].
+    /// Returns the slot of the GPU with this UUID, if the grant contains it.
     #[must_use]
     pub fn slot_of(&self, uuid: UuidBytes) -> Option<GpuSlot> {
         self.gpus.iter().position(|gpu| gpu.uuid == uuid).and_then(GpuSlot::new)
     }
 
-    /// The words to store. GPUs beyond [`MAX_GPUS`] are left out.
+    /// Returns the words to store. GPUs beyond [`MAX_GPUS`] are left out.
     #[must_use]
     pub fn to_words(&self) -> [u64; WORDS] {
         let mut words = [0; WORDS];
@@ -98,10 +102,10 @@ impl GrantLimits {
         words
     }
 
-    /// The limits stored in `words`.
+    /// Parses the limits stored in `words`.
     ///
     /// # Errors
-    /// When the words were not written by [`GrantLimits::to_words`].
+    /// [`InvalidLimits`] if the words were not written by [`GrantLimits::to_words`].
     pub fn from_words(words: &[u64; WORDS]) -> Result<Self, InvalidLimits> {
         if checksum(&words[..WORDS - 1]) != words[WORDS - 1] {
             return Err(InvalidLimits::Checksum);
@@ -118,11 +122,14 @@ impl GrantLimits {
 impl fmt::Display for InvalidLimits {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Checksum => "the limits are damaged",
-            Self::Range => "the limits hold values that cannot be",
+            Self::Format => "the file is not a control file of this version",
+            Self::Checksum => "the limits are damaged: their checksum does not match",
+            Self::Range => "the limits contain a value that is out of range",
         })
     }
 }
+
+impl std::error::Error for InvalidLimits {}
 
 impl UuidBytes {
     /// Parses `GPU-0123abcd-…`, or the 32 hexadecimal digits without the prefix.
@@ -167,7 +174,7 @@ fn half(bytes: &[u8]) -> u64 {
     bytes.iter().rev().fold(0, |number, &byte| number << 8 | u64::from(byte))
 }
 
-/// FNV-1a over the words, started so that all zeros are damaged too.
+/// Returns the FNV-1a hash of the words. Its offset basis makes an all-zero copy invalid.
 fn checksum(words: &[u64]) -> u64 {
     words.iter().fold(0xcbf2_9ce4_8422_2325, |hash, word| {
         word.to_le_bytes()
@@ -203,12 +210,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_is_read(limits in limits()) {
+        fn limits_survive_the_conversion_to_words(limits in limits()) {
             prop_assert_eq!(GrantLimits::from_words(&limits.to_words()), Ok(limits));
         }
 
         #[test]
-        fn any_changed_bit_is_noticed(limits in limits(), word in 0..WORDS, bit in 0..64) {
+        fn detects_any_changed_bit(limits in limits(), word in 0..WORDS, bit in 0..64) {
             let mut words = limits.to_words();
             words[word] ^= 1u64 << bit;
             prop_assert_eq!(GrantLimits::from_words(&words), Err(InvalidLimits::Checksum));
@@ -216,17 +223,17 @@ mod tests {
     }
 
     #[test]
-    fn names_of_gpus() {
+    fn parses_and_writes_the_uuids_of_gpus() {
         let uuid = UuidBytes::parse("GPU-ae203a00-9cff-8fd7-6dda-679e742f9a4d").unwrap();
         assert_eq!(u128::from_be_bytes(uuid.0), 0xae20_3a00_9cff_8fd7_6dda_679e_742f_9a4d);
         assert_eq!(uuid.to_string(), "GPU-ae203a00-9cff-8fd7-6dda-679e742f9a4d");
-        for none in ["", "GPU-ae203a00", "lost-3", "MIG-ae203a00-9cff-8fd7-6dda-679e742f9a4d"] {
-            assert_eq!(UuidBytes::parse(none), None, "{none}");
+        for invalid in ["", "GPU-ae203a00", "lost-3", "MIG-ae203a00-9cff-8fd7-6dda-679e742f9a4d"] {
+            assert_eq!(UuidBytes::parse(invalid), None, "{invalid}");
         }
     }
 
     #[test]
-    fn an_empty_file_is_damaged() {
+    fn rejects_words_of_an_empty_file() {
         assert_eq!(GrantLimits::from_words(&[0; WORDS]), Err(InvalidLimits::Checksum));
     }
 }

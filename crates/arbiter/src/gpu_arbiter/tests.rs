@@ -5,35 +5,36 @@ use proptest::prelude::*;
 use super::*;
 
 const MS: u64 = 1_000_000;
-const STEP: u64 = MS / 2;
-const TENTH: u64 = MS / 10;
+const STEP_NS: u64 = MS / 2;
+const TENTH_MS: u64 = MS / 10;
 
-/// A tenant of the simulation: wants by its own rule, drains its kernel after the window.
+/// A tenant of the simulation: wants the GPU by a rule and lets its last kernel end after the
+/// window.
 struct Program {
     kernel: u64,
     wants: fn(u64) -> bool,
-    /// How long news takes to it, and from it.
-    late: u64,
+    /// Delay of messages to the program and from it.
+    delay: u64,
     deadline: u64,
-    /// When it hears of its window.
-    hears: u64,
-    /// Until when its last kernel runs.
+    /// Time at which the program learns of its window.
+    notified_at: u64,
+    /// End of the program's last kernel.
     runs_until: u64,
 }
 
 impl Program {
     fn always(kernel: u64) -> Self {
-        Self { kernel, wants: |_| true, late: 0, deadline: 0, hears: 0, runs_until: 0 }
+        Self { kernel, wants: |_| true, delay: 0, deadline: 0, notified_at: 0, runs_until: 0 }
     }
 
-    fn late(self, late: u64) -> Self {
-        Self { late, ..self }
+    fn with_delay(self, delay: u64) -> Self {
+        Self { delay, ..self }
     }
 }
 
-/// Runs programs under an arbiter; the nanoseconds each had the GPU.
+/// Runs the programs under an arbiter and returns for how many nanoseconds each used the GPU.
 fn run(shares: &[Share], programs: &mut [Program], length: u64) -> Vec<u64> {
-    let step = if programs.iter().any(|program| program.late > 0) { TENTH } else { STEP };
+    let step = if programs.iter().any(|program| program.delay > 0) { TENTH_MS } else { STEP_NS };
     let mut arbiter = GpuArbiter::default();
     for (id, &share) in shares.iter().enumerate() {
         arbiter.set(id, share);
@@ -47,7 +48,7 @@ fn run(shares: &[Share], programs: &mut [Program], length: u64) -> Vec<u64> {
             .enumerate()
             .map(|(id, it)| {
                 let wanting = u32::from((it.wants)(now) || it.runs_until > now);
-                let has_drained = it.deadline <= now && it.runs_until + it.late <= now;
+                let has_drained = it.deadline <= now && it.runs_until + it.delay <= now;
                 let drained = u32::from(has_drained) * wanting;
                 (id, TenantReport { wanting, drained, busy_ns: had[id] - it.runs_until.saturating_sub(now) })
             })
@@ -56,14 +57,14 @@ fn run(shares: &[Share], programs: &mut [Program], length: u64) -> Vec<u64> {
             match act {
                 WindowAction::Open { tenant, deadline } => {
                     let program = &mut programs[tenant];
-                    (program.deadline, program.hears) = (deadline, now + program.late);
+                    (program.deadline, program.notified_at) = (deadline, now + program.delay);
                 }
                 WindowAction::SetDeadline { tenant, deadline } => programs[tenant].deadline = deadline,
             }
         }
         for (id, program) in programs.iter_mut().enumerate() {
-            // Kernels begin while the window is open and run to their end.
-            let is_open = program.hears <= now && program.deadline > now;
+            // Kernels start only while the window is open, and run to their end.
+            let is_open = program.notified_at <= now && program.deadline > now;
             while is_open && program.runs_until < now + step && (program.wants)(now) {
                 program.runs_until = program.runs_until.max(now) + program.kernel;
                 had[id] += program.kernel;
@@ -88,7 +89,9 @@ fn points(had: u64, length: u64) -> f64 {
 
 proptest! {
     #[test]
-    fn hard_shares_hold(shares in proptest::collection::vec(5..40u32, 1..4), kernel in MS / 20..15 * MS) {
+    fn tenants_with_hard_shares_get_their_shares(
+        shares in proptest::collection::vec(5..40u32, 1..4), kernel in MS / 20..15 * MS
+    ) {
         prop_assume!(shares.iter().sum::<u32>() <= 95);
         let length = 10_000 * MS;
         let all: Vec<_> = shares.iter().map(|&share| hard(share)).collect();
@@ -99,9 +102,11 @@ proptest! {
     }
 
     #[test]
-    fn hard_shares_hold_however_long_a_switch_takes(one in 20..50u32, kernel in MS / 20..2 * MS, late in 0..8u64) {
+    fn hard_shares_do_not_depend_on_the_switch_time(
+        one in 20..50u32, kernel in MS / 20..2 * MS, delay in 0..8u64
+    ) {
         let (length, other) = (5_000 * MS, 90 - one);
-        let mut programs = [one, other].map(|_| Program::always(kernel).late(late * TENTH));
+        let mut programs = [one, other].map(|_| Program::always(kernel).with_delay(delay * TENTH_MS));
         let had = run(&[hard(one), hard(other)], &mut programs, length);
         for (had, share) in had.into_iter().zip([one, other]) {
             prop_assert!((points(had, length) - f64::from(share)).abs() < 1.0, "{} for {share}", points(had, length));
@@ -121,7 +126,7 @@ proptest! {
 }
 
 #[test]
-fn unlike_tenants_get_equal_time_for_equal_shares() {
+fn shares_do_not_depend_on_the_length_of_kernels() {
     let length = 10_000 * MS;
     let had = run(&[hard(30), hard(60)], &mut [Program::always(12 * MS), Program::always(MS / 20)], length);
     assert!((points(had[0], length) - 30.0).abs() < 2.0, "{had:?}");
@@ -129,7 +134,7 @@ fn unlike_tenants_get_equal_time_for_equal_shares() {
 }
 
 #[test]
-fn memory_grants_use_what_is_left() {
+fn a_tenant_without_compute_share_gets_the_remaining_time() {
     let length = 5_000 * MS;
     let free = Share { compute_percent: 0, compute_ceiling_percent: 100, by_throughput: false };
     let had = run(&[hard(60), free], &mut [Program::always(MS / 10), Program::always(MS / 10)], length);
@@ -138,22 +143,22 @@ fn memory_grants_use_what_is_left() {
 }
 
 #[test]
-fn one_alone_with_a_soft_share_has_the_gpu() {
+fn a_single_tenant_with_a_soft_share_gets_the_whole_gpu() {
     let length = 2_000 * MS;
     let had = run(&[soft(30)], &mut [Program::always(MS / 10)], length);
     assert!(points(had[0], length) > 98.0, "{had:?}");
 }
 
 #[test]
-fn a_returning_tenant_is_served_at_once_but_gets_nothing_for_its_absence() {
+fn a_window_is_cut_for_a_tenant_that_returns_from_idle() {
     let mut arbiter = GpuArbiter::default();
-    arbiter.set("hog", soft(60));
+    arbiter.set("greedy", soft(60));
     arbiter.set("guest", soft(30));
     let (mut now, mut deadline) = (1_000 * MS, 0);
     let seen = |now, deadline, guest| {
         move |id: &str| TenantReport {
-            wanting: u32::from(guest || id == "hog"),
-            drained: u32::from(id == "hog" && deadline <= now),
+            wanting: u32::from(guest || id == "greedy"),
+            drained: u32::from(id == "greedy" && deadline <= now),
             busy_ns: 0,
         }
     };
@@ -163,27 +168,27 @@ fn a_returning_tenant_is_served_at_once_but_gets_nothing_for_its_absence() {
                 act;
             deadline = end;
         }
-        now += STEP;
+        now += STEP_NS;
     }
-    assert!(deadline > now, "the hog goes on");
+    assert!(deadline > now, "the greedy tenant keeps the GPU");
     let begin = now;
     loop {
-        let acts = arbiter.step(now, seen(now, deadline, true));
-        if acts.iter().any(|act| matches!(act, WindowAction::Open { tenant: "guest", .. })) {
+        let actions = arbiter.step(now, seen(now, deadline, true));
+        if actions.iter().any(|act| matches!(act, WindowAction::Open { tenant: "guest", .. })) {
             break;
         }
-        for act in acts {
+        for act in actions {
             let (WindowAction::Open { deadline: end, .. } | WindowAction::SetDeadline { deadline: end, .. }) =
                 act;
             deadline = end;
         }
-        now += STEP;
+        now += STEP_NS;
         assert!(now < begin + 5 * MS, "the window is cut for the guest");
     }
 }
 
 #[test]
-fn the_window_of_the_dead_is_taken_back() {
+fn the_window_of_a_removed_tenant_ends() {
     let mut arbiter = GpuArbiter::default();
     arbiter.set(1, hard(50));
     arbiter.set(2, hard(50));
@@ -194,28 +199,31 @@ fn the_window_of_the_dead_is_taken_back() {
 }
 
 #[test]
-fn a_tenant_that_never_drains_does_not_stop_the_others() {
+fn a_tenant_that_never_drains_does_not_block_the_others() {
     let mut arbiter = GpuArbiter::default();
     arbiter.set(1, hard(50));
     arbiter.set(2, hard(50));
     let stuck = |id| TenantReport { wanting: 1, drained: u32::from(id == 2), busy_ns: 0 };
     arbiter.step(0, stuck);
     let served = (1..2_000).any(|step| {
-        arbiter.step(step * STEP, stuck).iter().any(|act| matches!(act, WindowAction::Open { tenant: 2, .. }))
+        arbiter
+            .step(step * STEP_NS, stuck)
+            .iter()
+            .any(|act| matches!(act, WindowAction::Open { tenant: 2, .. }))
     });
     assert!(served);
 }
 
-/// A graph or a copy of a second is one piece of work. It is paid for like many small ones.
+/// A graph or a copy can run for a second. It is charged like many small kernels.
 #[test]
-fn work_that_runs_far_over_its_window_is_paid_for() {
+fn work_that_overruns_its_window_is_charged() {
     let length = 60_000 * MS;
     for kernel in [100 * MS, 400 * MS, 1_000 * MS, 4_000 * MS] {
         let alone = run(&[hard(30)], &mut [Program::always(kernel)], length)[0];
         let mut programs = [Program::always(kernel), Program::always(MS / 10)];
         let [long, short] = run(&[hard(30), hard(60)], &mut programs, length)[..] else { panic!() };
         for (had, share) in [(alone, 30.0), (long, 30.0), (short, 60.0)] {
-            // One piece may lie across the end.
+            // One kernel may still run at the end.
             let slack = 2.0 + points(kernel, length);
             assert!(
                 (points(had, length) - share).abs() < slack,
@@ -226,87 +234,90 @@ fn work_that_runs_far_over_its_window_is_paid_for() {
     }
 }
 
-/// What is stuck may wait for work that waits for a window: it gets one, whatever it owes.
+/// Stuck work may depend on work that waits for a window, so its tenant gets windows regardless of
+/// its debt.
 #[test]
-fn a_tenant_that_never_drains_gets_windows_all_the_same() {
+fn a_tenant_that_never_drains_still_gets_windows() {
     let mut arbiter = GpuArbiter::default();
     arbiter.set(1, hard(10));
     let (mut opened, mut busy) = (Vec::new(), 0);
     for step in 0..120_000 {
-        let now = step * STEP;
-        let acts = arbiter.step(now, |_| TenantReport { wanting: 1, drained: 0, busy_ns: busy });
-        opened.extend(acts.iter().any(|act| matches!(act, WindowAction::Open { .. })).then_some(now));
-        assert!(arbiter.next_step_at(now).is_some_and(|next| next > now), "looks without an end");
-        busy += STEP;
+        let now = step * STEP_NS;
+        let actions = arbiter.step(now, |_| TenantReport { wanting: 1, drained: 0, busy_ns: busy });
+        opened.extend(actions.iter().any(|act| matches!(act, WindowAction::Open { .. })).then_some(now));
+        assert!(arbiter.next_step_at(now).is_some_and(|next| next > now), "the arbiter polls in a busy loop");
+        busy += STEP_NS;
     }
     assert!(opened.windows(2).all(|pair| pair[1] - pair[0] < 3_500 * MS) && opened.len() > 15, "{opened:?}");
-    // Once it has drained it pays, but not for ever.
+    // Once the tenant has drained, it repays its debt, but only up to the bound.
     let paid = (120_000..).find(|step| {
-        let acts = arbiter.step(step * STEP, |_| TenantReport { wanting: 1, drained: 1, busy_ns: busy });
-        acts.iter().any(|act| matches!(act, WindowAction::Open { .. }))
+        let actions =
+            arbiter.step(step * STEP_NS, |_| TenantReport { wanting: 1, drained: 1, busy_ns: busy });
+        actions.iter().any(|act| matches!(act, WindowAction::Open { .. }))
     });
-    let owed = paid.unwrap() * STEP - 60_000 * MS;
-    assert!((5 * MOST_DEBT..15 * MOST_DEBT).contains(&owed), "{} ms", owed / MS);
+    let owed = paid.unwrap() * STEP_NS - 60_000 * MS;
+    assert!((5 * MAX_DEBT_NS..15 * MAX_DEBT_NS).contains(&owed), "{} ms", owed / MS);
 }
 
-/// So it does beside one that always wants the GPU, and does not cost that one much of it: a whole container may be paused.
+/// The stuck tenant may be a paused container. It gets windows, and the other tenant loses little
+/// time.
 #[test]
-fn a_tenant_that_never_drains_goes_on_beside_another_and_costs_it_little() {
+fn a_tenant_that_never_drains_costs_another_tenant_little_time() {
     let mut arbiter = GpuArbiter::default();
     arbiter.set(1, soft(50));
     arbiter.set(2, hard(30));
     let (mut open_until, mut had, length) = (0, 0, 30_000 * MS);
-    for now in (0..length).step_by(usize::try_from(STEP).unwrap()) {
-        let acts = arbiter.step(now, |id| match id {
+    for now in (0..length).step_by(usize::try_from(STEP_NS).unwrap()) {
+        let actions = arbiter.step(now, |id| match id {
             1 => TenantReport { wanting: 1, drained: u32::from(open_until <= now), busy_ns: had },
             _ => TenantReport { wanting: 1, drained: 0, busy_ns: 0 },
         });
-        for act in acts {
+        for act in actions {
             if let WindowAction::Open { tenant: 1, deadline }
             | WindowAction::SetDeadline { tenant: 1, deadline } = act
             {
                 open_until = deadline;
             }
         }
-        had += if open_until > now { STEP } else { 0 };
+        had += if open_until > now { STEP_NS } else { 0 };
     }
     assert!(arbiter.usage(2).windows >= 9, "{} windows in 30 s", arbiter.usage(2).windows);
-    assert!(points(had, length) > 96.0, "{} for the other one", points(had, length));
+    assert!(points(had, length) > 96.0, "{} for the other tenant", points(had, length));
 }
 
-/// What ran over for a minute is paid for, but not for a minute.
+/// A tenant whose work overran for a minute repays less than a minute.
 #[test]
-fn nobody_owes_for_ever_beside_another() {
+fn the_debt_of_a_tenant_is_bounded_beside_another_tenant() {
     let mut arbiter = GpuArbiter::default();
     arbiter.set(1, soft(50));
     arbiter.set(2, soft(30));
     let (mut open_until, mut had, over) = (0, 0, 60_000 * MS);
-    let served = (0..).map(|step| step * STEP).find(|&now| {
-        let acts = arbiter.step(now, |id| match id {
+    let served = (0..).map(|step| step * STEP_NS).find(|&now| {
+        let actions = arbiter.step(now, |id| match id {
             1 => TenantReport { wanting: 1, drained: u32::from(open_until <= now), busy_ns: had },
             _ => TenantReport { wanting: 1, drained: u32::from(now >= over), busy_ns: 0 },
         });
         if let Some(
             WindowAction::Open { tenant: 1, deadline } | WindowAction::SetDeadline { tenant: 1, deadline },
-        ) = acts.last()
+        ) = actions.last()
         {
             open_until = *deadline;
         }
-        had += if open_until > now { STEP } else { 0 };
-        now >= over && acts.iter().any(|act| matches!(act, WindowAction::Open { tenant: 2, .. }))
+        had += if open_until > now { STEP_NS } else { 0 };
+        now >= over && actions.iter().any(|act| matches!(act, WindowAction::Open { tenant: 2, .. }))
     });
     let waited = (served.unwrap() - over) / MS;
     assert!((2_000..15_000).contains(&waited), "{waited} ms");
 }
 
-/// Whoever says that it was idle all the time gains no more than the longest switch.
+/// A tenant that reports no busy time at all gains at most the longest switch time for each window.
 #[test]
-fn a_tenant_that_denies_its_work_gains_little() {
+fn a_tenant_that_reports_no_busy_time_gains_little() {
     let mut arbiter = GpuArbiter::default();
     arbiter.set(1, hard(50));
     let (mut had, mut deadline, length) = (0, 0, 5_000 * MS);
-    for step in 1..length / STEP {
-        let now = step * STEP;
+    for step in 1..length / STEP_NS {
+        let now = step * STEP_NS;
         for act in arbiter.step(now, |_| TenantReport {
             wanting: 1,
             drained: u32::from(deadline <= now),
@@ -316,43 +327,49 @@ fn a_tenant_that_denies_its_work_gains_little() {
                 act;
             deadline = end;
         }
-        had += if deadline > now { STEP } else { 0 };
+        had += if deadline > now { STEP_NS } else { 0 };
     }
     assert!((50.0..56.0).contains(&points(had, length)), "{}", points(had, length));
 }
 
-/// Requests cut the windows of a hog, which has its share all the same.
+/// Short requests cut the windows of a tenant that always wants the GPU. That tenant still gets its
+/// share.
 #[test]
-fn a_hog_beside_requests_gets_its_share() {
+fn a_greedy_tenant_beside_short_requests_gets_its_share() {
     let length = 10_000 * MS;
-    let mut requests = Program::always(MS).late(3 * TENTH);
+    let mut requests = Program::always(MS).with_delay(3 * TENTH_MS);
     requests.wants = |now| now % (20 * MS) < 2 * MS;
-    let had = run(&[hard(60), hard(30)], &mut [Program::always(2 * TENTH).late(3 * TENTH), requests], length);
+    let had = run(
+        &[hard(60), hard(30)],
+        &mut [Program::always(2 * TENTH_MS).with_delay(3 * TENTH_MS), requests],
+        length,
+    );
     assert!((points(had[0], length) - 60.0).abs() < 1.0, "{}", points(had[0], length));
 }
 
 #[test]
-fn a_window_given_back_has_ended_even_if_its_tenant_wants_the_gpu_again() {
+fn a_returned_window_ends_even_if_its_tenant_wants_the_gpu_again() {
     let mut arbiter = GpuArbiter::default();
     arbiter.set(1, hard(50));
     let seen = |wanting, drained| move |_| TenantReport { wanting, drained, busy_ns: 0 };
     assert!(matches!(arbiter.step(MS, seen(1, 0))[..], [WindowAction::Open { .. }]));
-    // It had done its work, gave the window back, and came again before anybody looked.
-    let acts = arbiter.step(3 * MS, seen(1, 1));
-    assert_eq!(acts[0], WindowAction::SetDeadline { tenant: 1, deadline: 3 * MS });
+    // The tenant has finished its work, returned the window and wants the GPU again before the next
+    // step.
+    let actions = arbiter.step(3 * MS, seen(1, 1));
+    assert_eq!(actions[0], WindowAction::SetDeadline { tenant: 1, deadline: 3 * MS });
     assert!(
-        matches!(acts[1..], [WindowAction::Open { .. }]),
-        "another one, as its account allows it: {acts:?}"
+        matches!(actions[1..], [WindowAction::Open { .. }]),
+        "a new window, because the account allows it: {actions:?}"
     );
 }
 
 #[test]
-fn a_process_that_gave_the_window_back_is_let_in_again_while_others_of_its_container_go_on() {
+fn a_process_that_returned_the_window_may_use_it_again_while_others_do() {
     let mut arbiter = GpuArbiter::default();
     arbiter.set(1, soft(50));
     let seen = |wanting, drained| move |_| TenantReport { wanting, drained, busy_ns: 0 };
-    let acts = arbiter.step(MS, seen(1, 0));
-    let [WindowAction::Open { deadline, .. }] = acts[..] else { panic!("{acts:?}") };
+    let actions = arbiter.step(MS, seen(1, 0));
+    let [WindowAction::Open { deadline, .. }] = actions[..] else { panic!("{actions:?}") };
     assert_eq!(arbiter.step(2 * MS, seen(2, 1))[..], [WindowAction::SetDeadline { tenant: 1, deadline }]);
     assert_eq!(arbiter.step(3 * MS, seen(2, 0))[..], []);
 }

@@ -7,7 +7,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use tessera_limits::GpuSlot;
-use tessera_limits::budget::Piece;
+use tessera_limits::allocation_size::AllocationSize;
 
 use crate::grant::Process;
 
@@ -27,7 +27,7 @@ pub enum AllocationKind {
 #[derive(Clone, Copy, Debug)]
 pub struct AllocationRecord {
     pub gpu: GpuSlot,
-    pub piece: Piece,
+    pub piece: AllocationSize,
     /// What it dies with.
     pub context: usize,
     /// How often it was opened again: memory of another process may be.

@@ -4,7 +4,7 @@
 use std::ffi::{c_char, c_void};
 use std::sync::{MutexGuard, PoisonError};
 
-use tessera_limits::budget::whole_blocks;
+use tessera_limits::allocation_size::round_up_to_blocks;
 
 use super::pools::PoolSource;
 use crate::compute::Stream;
@@ -120,7 +120,7 @@ pub fn taking(graph: Handle, device: Option<Device>, bytes: usize, ask: impl FnO
         Ok(gpu) => gpu,
         Err(status) => return status,
     };
-    let bytes = whole_blocks(bytes as u64);
+    let bytes = round_up_to_blocks(bytes as u64);
     let pool = process.memory.pools.get(PoolSource::Graphs(device), Some(gpu));
     if let Err(status) = pool.promise(process, bytes) {
         return status;

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering}
 use std::sync::{PoisonError, RwLock};
 
 use tessera_limits::GpuSlot;
-use tessera_limits::budget::whole_blocks;
+use tessera_limits::allocation_size::round_up_to_blocks;
 
 use crate::cuda::{
     Device, GRAPH_MEMORY_RESERVED, Handle, INVALID_VALUE, OUT_OF_MEMORY, POOL_RESERVED, POOL_USED, SUCCESS,
@@ -230,7 +230,7 @@ impl Pool {
         undo: impl FnOnce(),
     ) -> Status {
         let Some(gpu) = self.gpu else { return ask() };
-        let blocks = whole_blocks(bytes);
+        let blocks = round_up_to_blocks(bytes);
         if self.pays(blocks) || (self.tops_up(process, gpu) && self.pays(blocks)) {
             let status = ask();
             if status != SUCCESS {
@@ -279,7 +279,7 @@ impl Pool {
         ask: &dyn Fn() -> Status,
         undo: impl FnOnce(),
     ) -> Status {
-        let mut charged = whole_blocks(bytes);
+        let mut charged = round_up_to_blocks(bytes);
         if process.charge(gpu, charged).is_err() {
             // Not from the GPU, then; perhaps from what the pool already has.
             if self.spare() < bytes {

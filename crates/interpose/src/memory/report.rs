@@ -1,7 +1,7 @@
 //! What a program is told about memory: its share, not the GPU.
 
 use tessera_limits::GpuSlot;
-use tessera_limits::budget::shown;
+use tessera_limits::allocation_size::visible_memory;
 
 use crate::cuda::{Device, SUCCESS, Status};
 use crate::entry::table::hooks;
@@ -87,7 +87,7 @@ fn share(gpu_free: u64, gpu_total: u64) -> Option<(u64, u64)> {
     let gpu = process.gpus.current()?.ok()?;
     process.memory.pools.settle_all(process);
     process.sweep();
-    Some(shown(process.granted(gpu), process.held(gpu), gpu_total, gpu_free))
+    Some(visible_memory(process.granted(gpu), process.held(gpu), gpu_total, gpu_free))
 }
 
 impl Process {

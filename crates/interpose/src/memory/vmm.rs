@@ -6,7 +6,7 @@ use std::hash::BuildHasherDefault;
 use std::sync::{MutexGuard, PoisonError};
 
 use tessera_limits::GpuSlot;
-use tessera_limits::budget::whole_blocks;
+use tessera_limits::allocation_size::round_up_to_blocks;
 
 use super::allocation_table::KeyHasher;
 use crate::cuda::{DevicePointer, Location, Placement, SUCCESS, Status};
@@ -90,7 +90,7 @@ unsafe fn create(
         Ok(gpu) => gpu,
         Err(status) => return status,
     };
-    let charged = whole_blocks(bytes as u64);
+    let charged = round_up_to_blocks(bytes as u64);
     if let Err(status) = process.charge(gpu, charged) {
         return status;
     }
@@ -179,7 +179,7 @@ unsafe fn map(
         return unsafe { driver(address, bytes, offset, handle, flags) };
     };
     // Imported memory becomes ours as far as it is mapped; what was made here is paid for.
-    let needed = whole_blocks((bytes as u64).saturating_add(offset as u64));
+    let needed = round_up_to_blocks((bytes as u64).saturating_add(offset as u64));
     let known = handles(process).handles.get(&handle).map(|it| (it.gpu, needed.saturating_sub(it.charged)));
     let unpaid = known.filter(|(_, missing)| *missing > 0);
     if let Some((gpu, missing)) = unpaid

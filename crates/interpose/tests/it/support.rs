@@ -309,7 +309,7 @@ impl AccountView {
 
     /// How many processes want the GPU.
     pub(crate) fn want(&mut self) -> u32 {
-        self.read().of(GpuSlot::FIRST, 0).0
+        self.read().demand(GpuSlot::FIRST, 0).wanting
     }
 
     /// How often threads have waited for a window.

@@ -193,7 +193,7 @@ fn a_gpu_does_not_wait_for_another_ones_window() {
     let container = Container::with_gpus(&[(4096, 10), (4096, 50)], "0,1");
     let _arbiter = Arbiter::start(&[&container]);
     let mut tenant = container.start("proc");
-    let answer = tenant.ask("GPUs x 1000 1000");
+    let answer = tenant.ask("gpus x 1000 1000");
     let (count, status) = answer.split_once(' ').unwrap();
     assert_eq!(status, "0");
     println!("{count} requests in a second beside a GPU that waits most of the time");

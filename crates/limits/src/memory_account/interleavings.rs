@@ -1,4 +1,5 @@
-//! Every order in which the steps of several processes can fall, on a ledger of three slots and one GPU.
+//! Explores every interleaving of the steps of several processes, on an account of three slots and
+//! one GPU.
 
 use loom::sync::Arc;
 use loom::thread;
@@ -8,7 +9,7 @@ use super::*;
 const GPU: GpuSlot = GpuSlot::FIRST;
 
 fn empty() -> Arc<MemoryAccount> {
-    let ledger = MemoryAccount {
+    let account = MemoryAccount {
         format: AtomicU64::new(FORMAT),
         used_slots: AtomicU32::new(0),
         pacers: PerGpu::from_fn(|_| SharedPacer::new()),
@@ -25,91 +26,92 @@ fn empty() -> Arc<MemoryAccount> {
             demand: PerGpu::from_fn(|_| GpuDemand { wants: AtomicU32::new(0), drained: AtomicU32::new(0) }),
         }),
     };
-    Arc::new(ledger)
+    Arc::new(account)
 }
 
 fn explore(scenario: impl Fn() + Send + Sync + 'static) {
     let mut model = loom::model::Builder::new();
-    // More switches than this within one order find nothing that fewer do not, and take for ever.
+    // A higher bound has found no further failures and makes the exploration too slow.
     model.preemption_bound = Some(3);
     model.check(scenario);
 }
 
-/// Of two that want what only one may have, never both get it.
+/// Two processes race for memory that only one of them can get.
 #[test]
-fn two_never_both_pass() {
+fn two_racing_charges_never_both_succeed() {
     explore(|| {
-        let ledger = empty();
-        let slots: Vec<_> = (1..=2).map(|process| ledger.claim(process, process, |_| {}).unwrap()).collect();
+        let account = empty();
+        let slots: Vec<_> = (1..=2).map(|process| account.claim(process, process, |_| {}).unwrap()).collect();
         let other = slots[1];
         let racer = {
-            let ledger = ledger.clone();
-            thread::spawn(move || ledger.charge(other, GPU, 600, 1000).is_ok())
+            let account = account.clone();
+            thread::spawn(move || account.charge(other, GPU, 600, 1000).is_ok())
         };
-        let mine = ledger.charge(slots[0], GPU, 600, 1000).is_ok();
+        let mine = account.charge(slots[0], GPU, 600, 1000).is_ok();
         let theirs = racer.join().unwrap();
         assert!(!(mine && theirs));
-        assert!(ledger.held(GPU) <= 1000);
+        assert!(account.held(GPU) <= 1000);
     });
 }
 
-/// What is given back while another takes is never counted below what is held.
+/// A refund concurrent with a charge never lets the sum fall below the memory that is held.
 #[test]
-fn a_refund_lets_another_in_and_no_more() {
+fn a_refund_admits_another_charge_but_not_two() {
     explore(|| {
-        let ledger = empty();
-        let (one, two) = (ledger.claim(1, 1, |_| {}).unwrap(), ledger.claim(2, 2, |_| {}).unwrap());
-        ledger.charge(one, GPU, 800, 1000).unwrap();
+        let account = empty();
+        let (one, two) = (account.claim(1, 1, |_| {}).unwrap(), account.claim(2, 2, |_| {}).unwrap());
+        account.charge(one, GPU, 800, 1000).unwrap();
         let giver = {
-            let ledger = ledger.clone();
+            let account = account.clone();
             thread::spawn(move || {
-                ledger.refund(one, GPU, 800);
-                ledger.charge(one, GPU, 500, 1000).is_ok()
+                account.refund(one, GPU, 800);
+                account.charge(one, GPU, 500, 1000).is_ok()
             })
         };
-        let got = ledger.charge(two, GPU, 600, 1000).is_ok();
+        let got = account.charge(two, GPU, 600, 1000).is_ok();
         let again = giver.join().unwrap();
         assert!(!(got && again));
-        assert_eq!(ledger.held(GPU), 600 * u64::from(got) + 500 * u64::from(again));
+        assert_eq!(account.held(GPU), 600 * u64::from(got) + 500 * u64::from(again));
     });
 }
 
-/// The kernel marks the dead at any moment: what they hold counts until they are gone, what they only asked for does not.
+/// The kernel can mark a dead process at any time. Its charge counts until its memory is reclaimed;
+/// its announcement does not count.
 #[test]
-fn a_death_at_any_moment_lets_nobody_pass_the_limit() {
+fn a_death_at_any_time_lets_no_charge_exceed_the_limit() {
     explore(|| {
-        let ledger = empty();
-        let (one, two) = (ledger.claim(1, 1, |_| {}).unwrap(), ledger.claim(2, 2, |_| {}).unwrap());
-        ledger.charge(one, GPU, 600, 1000).unwrap();
+        let account = empty();
+        let (one, two) = (account.claim(1, 1, |_| {}).unwrap(), account.claim(2, 2, |_| {}).unwrap());
+        account.charge(one, GPU, 600, 1000).unwrap();
         let killer = {
-            let ledger = ledger.clone();
+            let account = account.clone();
             thread::spawn(move || {
-                ledger.slot(one).owner.fetch_or(OWNER_DIED, Ordering::SeqCst);
-                ledger.sweep(|_| true);
+                account.slot(one).owner.fetch_or(OWNER_DIED, Ordering::SeqCst);
+                account.sweep(|_| true);
             })
         };
-        let early = ledger.charge(two, GPU, 600, 1000).is_ok();
+        let early = account.charge(two, GPU, 600, 1000).is_ok();
         killer.join().unwrap();
         if !early {
-            assert_eq!(ledger.charge(two, GPU, 600, 1000), Ok(()), "the memory of the dead is free");
+            assert_eq!(account.charge(two, GPU, 600, 1000), Ok(()), "the memory of the dead process is free");
         }
-        assert_eq!(ledger.held(GPU), 600);
+        assert_eq!(account.held(GPU), 600);
     });
 }
 
-/// Two that come at once get slots of their own, also where one of them was another's.
+/// One of the two claimed slots had an owner before.
 #[test]
-fn claims_at_once_get_different_slots() {
+fn concurrent_claims_get_different_slots() {
     explore(|| {
-        let ledger = empty();
-        let dead = ledger.claim(9, 9, |_| {}).unwrap();
-        ledger.slot(dead).owner.fetch_or(OWNER_DIED, Ordering::SeqCst);
-        ledger.sweep(|_| true);
+        let account = empty();
+        let dead = account.claim(9, 9, |_| {}).unwrap();
+        account.slot(dead).owner.fetch_or(OWNER_DIED, Ordering::SeqCst);
+        account.sweep(|_| true);
         let other = {
-            let ledger = ledger.clone();
-            thread::spawn(move || ledger.claim(2, 2, |_| {}).unwrap())
+            let account = account.clone();
+            thread::spawn(move || account.claim(2, 2, |_| {}).unwrap())
         };
-        let mine = ledger.claim(1, 1, |_| {}).unwrap();
+        let mine = account.claim(1, 1, |_| {}).unwrap();
         assert_ne!(mine, other.join().unwrap());
     });
 }

@@ -6,120 +6,126 @@ use super::*;
 const GPU: GpuSlot = GpuSlot::FIRST;
 const OTHER_GPU: GpuSlot = GpuSlot::SECOND;
 
-/// What a new file maps to.
+/// Returns the account that a new file maps to.
 fn empty() -> Arc<MemoryAccount> {
-    // SAFETY: the ledger is made of atomic numbers only, for which all zeros are a value.
-    let ledger: Box<MemoryAccount> = unsafe { Box::new_zeroed().assume_init() };
-    Arc::from(ledger)
+    // SAFETY: `MemoryAccount` consists of atomic integers only, for which zero bytes are a valid
+    // value.
+    let account: Box<MemoryAccount> = unsafe { Box::new_zeroed().assume_init() };
+    Arc::from(account)
 }
 
-fn claim(ledger: &MemoryAccount, process: u32) -> SlotIndex {
-    ledger.claim(process, process, |_| {}).unwrap()
+fn claim(account: &MemoryAccount, process: u32) -> SlotIndex {
+    account.claim(process, process, |_| {}).unwrap()
 }
 
-/// What the kernel does to the word of a thread that ends.
-fn kill(ledger: &MemoryAccount, slot: SlotIndex) {
-    ledger.slot(slot).owner.store(OWNER_DIED, Ordering::SeqCst);
-}
-
-#[test]
-fn memory_is_held_up_to_the_limit_and_given_back() {
-    let ledger = empty();
-    let (one, two) = (claim(&ledger, 1), claim(&ledger, 2));
-    assert_eq!(ledger.charge(one, GPU, 600, 1000), Ok(()));
-    assert_eq!(ledger.charge(two, GPU, 600, 1000), Err(OverLimit));
-    assert_eq!(ledger.charge(two, GPU, 400, 1000), Ok(()));
-    assert_eq!(ledger.charge(two, OTHER_GPU, 600, 1000), Ok(()), "another GPU");
-    assert_eq!(ledger.held(GPU), 1000);
-    ledger.refund(one, GPU, 600);
-    assert_eq!(ledger.held(GPU), 400);
+/// Marks the slot as the kernel does when the owner's thread ends.
+fn kill(account: &MemoryAccount, slot: SlotIndex) {
+    account.slot(slot).owner.store(OWNER_DIED, Ordering::SeqCst);
 }
 
 #[test]
-fn huge_numbers_do_not_wrap() {
-    let ledger = empty();
-    let (one, two) = (claim(&ledger, 1), claim(&ledger, 2));
-    assert_eq!(ledger.charge(one, GPU, u64::MAX, 1000), Err(OverLimit));
-    ledger.charge_anyway(one, GPU, u64::MAX);
-    ledger.charge_anyway(two, GPU, u64::MAX);
-    assert_eq!(ledger.charge(two, GPU, 1, 1000), Err(OverLimit));
-    ledger.refund(one, GPU, u64::MAX);
-    ledger.refund(two, GPU, u64::MAX);
-    ledger.refund(two, GPU, 5);
-    assert_eq!(ledger.held(GPU), 0);
+fn charges_up_to_the_limit_and_refunds() {
+    let account = empty();
+    let (one, two) = (claim(&account, 1), claim(&account, 2));
+    assert_eq!(account.charge(one, GPU, 600, 1000), Ok(()));
+    assert_eq!(account.charge(two, GPU, 600, 1000), Err(OverLimit));
+    assert_eq!(account.charge(two, GPU, 400, 1000), Ok(()));
+    assert_eq!(account.charge(two, OTHER_GPU, 600, 1000), Ok(()), "another GPU");
+    assert_eq!(account.held(GPU), 1000);
+    account.refund(one, GPU, 600);
+    assert_eq!(account.held(GPU), 400);
 }
 
 #[test]
-fn the_dead_hold_until_they_are_gone() {
-    let ledger = empty();
-    let (one, two) = (claim(&ledger, 1), claim(&ledger, 2));
-    ledger.charge(one, GPU, 600, 1000).unwrap();
-    kill(&ledger, one);
-    ledger.sweep(|_| false);
-    assert_eq!(ledger.charge(two, GPU, 600, 1000), Err(OverLimit), "the driver still has it");
-    ledger.sweep(|process| process == 1);
-    assert_eq!(ledger.charge(two, GPU, 600, 1000), Ok(()));
-    assert_eq!(claim(&ledger, 3), one, "the slot is used again");
-    assert_eq!(ledger.slot(one).held(GPU), 0);
+fn sums_saturate_instead_of_wrapping() {
+    let account = empty();
+    let (one, two) = (claim(&account, 1), claim(&account, 2));
+    assert_eq!(account.charge(one, GPU, u64::MAX, 1000), Err(OverLimit));
+    account.charge_anyway(one, GPU, u64::MAX);
+    account.charge_anyway(two, GPU, u64::MAX);
+    assert_eq!(account.charge(two, GPU, 1, 1000), Err(OverLimit));
+    account.refund(one, GPU, u64::MAX);
+    account.refund(two, GPU, u64::MAX);
+    account.refund(two, GPU, 5);
+    assert_eq!(account.held(GPU), 0);
 }
 
 #[test]
-fn a_claimer_killed_half_way_leaves_a_slot_for_others() {
-    let ledger = empty();
-    let one = claim(&ledger, 1);
-    ledger.charge(one, GPU, 600, 1000).unwrap();
-    kill(&ledger, one);
-    ledger.sweep(|_| true);
-    // Killed right after it took the word.
-    ledger.slot(one).owner.store(2, Ordering::SeqCst);
-    kill(&ledger, one);
-    assert_eq!(ledger.held(GPU), 0);
-    assert_eq!(claim(&ledger, 3), one);
+fn an_exited_process_is_charged_until_its_memory_is_reclaimed() {
+    let account = empty();
+    let (one, two) = (claim(&account, 1), claim(&account, 2));
+    account.charge(one, GPU, 600, 1000).unwrap();
+    kill(&account, one);
+    account.sweep(|_| false);
+    assert_eq!(
+        account.charge(two, GPU, 600, 1000),
+        Err(OverLimit),
+        "the driver has not reclaimed the memory yet"
+    );
+    account.sweep(|process| process == 1);
+    assert_eq!(account.charge(two, GPU, 600, 1000), Ok(()));
+    assert_eq!(claim(&account, 3), one, "the slot is claimed again");
+    assert_eq!(account.slot(one).held(GPU), 0);
 }
 
 #[test]
-fn an_announcement_of_the_dead_stops_nobody() {
-    let ledger = empty();
-    let (one, two) = (claim(&ledger, 1), claim(&ledger, 2));
-    ledger.slot(one).tentative[GPU].store(900, Ordering::SeqCst);
-    kill(&ledger, one);
-    assert_eq!(ledger.charge(two, GPU, 600, 1000), Ok(()));
+fn a_process_killed_during_claim_leaves_a_slot_that_can_be_claimed() {
+    let account = empty();
+    let one = claim(&account, 1);
+    account.charge(one, GPU, 600, 1000).unwrap();
+    kill(&account, one);
+    account.sweep(|_| true);
+    // The second process is killed right after it has taken the owner word.
+    account.slot(one).owner.store(2, Ordering::SeqCst);
+    kill(&account, one);
+    assert_eq!(account.held(GPU), 0);
+    assert_eq!(claim(&account, 3), one);
 }
 
 #[test]
-fn nonsense_in_the_file_is_bounded() {
-    let ledger = empty();
-    let one = claim(&ledger, 1);
-    ledger.used_slots.store(u32::MAX, Ordering::SeqCst);
-    assert_eq!(ledger.slots().len(), SLOTS);
-    assert_eq!(ledger.charge(one, GPU, 10, 1000), Ok(()));
+fn the_announcement_of_a_dead_process_does_not_count() {
+    let account = empty();
+    let (one, two) = (claim(&account, 1), claim(&account, 2));
+    account.slot(one).tentative[GPU].store(900, Ordering::SeqCst);
+    kill(&account, one);
+    assert_eq!(account.charge(two, GPU, 600, 1000), Ok(()));
 }
 
 #[test]
-fn all_slots_taken_is_told() {
-    let ledger = empty();
+fn an_invalid_slot_count_is_limited_to_the_existing_slots() {
+    let account = empty();
+    let one = claim(&account, 1);
+    account.used_slots.store(u32::MAX, Ordering::SeqCst);
+    assert_eq!(account.slots().len(), SLOTS);
+    assert_eq!(account.charge(one, GPU, 10, 1000), Ok(()));
+}
+
+#[test]
+fn claim_returns_none_if_all_slots_are_taken() {
+    let account = empty();
     for process in 1..=SLOTS {
-        claim(&ledger, u32::try_from(process).unwrap());
+        claim(&account, u32::try_from(process).unwrap());
     }
-    assert_eq!(ledger.claim(9_999, 9_999, |_| {}), None);
+    assert_eq!(account.claim(9_999, 9_999, |_| {}), None);
 }
 
-/// Four processes race for room that only one of them may have, over and over: never two, and never nobody.
+/// Four processes repeatedly race for memory that only one of them can get. In each round exactly
+/// one charge succeeds.
 #[test]
-fn of_those_who_race_exactly_one_passes() {
+fn exactly_one_of_several_racing_charges_succeeds() {
     const ROUNDS: u32 = 2_000;
-    let ledger = empty();
+    let account = empty();
     let barrier = std::sync::Barrier::new(4);
     let holders = AtomicU32::new(0);
     let wrong = AtomicBool::new(false);
     std::thread::scope(|scope| {
         for process in 1..=4 {
-            let (ledger, barrier, holders, wrong) = (&ledger, &barrier, &holders, &wrong);
+            let (account, barrier, holders, wrong) = (&account, &barrier, &holders, &wrong);
             scope.spawn(move || {
-                let me = claim(ledger, process);
+                let me = claim(account, process);
                 for _ in 0..ROUNDS {
                     barrier.wait();
-                    let passed = ledger.charge(me, GPU, 600, 1000).is_ok();
+                    let passed = account.charge(me, GPU, 600, 1000).is_ok();
                     holders.fetch_add(u32::from(passed), Ordering::SeqCst);
                     barrier.wait();
                     if holders.load(Ordering::SeqCst) != 1 {
@@ -127,7 +133,7 @@ fn of_those_who_race_exactly_one_passes() {
                     }
                     barrier.wait();
                     if passed {
-                        ledger.refund(me, GPU, 600);
+                        account.refund(me, GPU, 600);
                         holders.store(0, Ordering::SeqCst);
                     }
                 }
@@ -135,42 +141,36 @@ fn of_those_who_race_exactly_one_passes() {
         }
     });
     assert!(!wrong.load(Ordering::SeqCst));
-    assert_eq!(ledger.held(GPU), 0);
+    assert_eq!(account.held(GPU), 0);
 }
 
 #[test]
-fn the_agent_reads_what_each_process_says() {
-    let ledger = empty();
-    let (one, two, three) = (claim(&ledger, 11), claim(&ledger, 12), claim(&ledger, 13));
+fn a_snapshot_contains_the_usage_of_each_process() {
+    let account = empty();
+    let (one, two, three) = (claim(&account, 11), claim(&account, 12), claim(&account, 13));
     for (slot, bytes) in [(one, 5), (two, 6), (three, 7)] {
-        ledger.charge(slot, OTHER_GPU, bytes, 100).unwrap();
+        account.charge(slot, OTHER_GPU, bytes, 100).unwrap();
     }
-    ledger.slot(one).denied.store(3, Ordering::SeqCst);
-    ledger.slot(one).waited.store(4, Ordering::SeqCst);
-    kill(&ledger, two);
-    kill(&ledger, three);
-    ledger.sweep(|process| process == 13);
-    // SAFETY: the bytes of a ledger that nobody changes meanwhile.
+    account.slot(one).denied.store(3, Ordering::SeqCst);
+    account.slot(one).waited.store(4, Ordering::SeqCst);
+    kill(&account, two);
+    kill(&account, three);
+    account.sweep(|process| process == 13);
+    // SAFETY: the account is alive and no other thread changes it while the slice exists.
     let bytes = unsafe {
         std::slice::from_raw_parts(
-            std::ptr::from_ref::<MemoryAccount>(&ledger).cast::<u8>(),
+            std::ptr::from_ref::<MemoryAccount>(&account).cast::<u8>(),
             size_of::<MemoryAccount>(),
         )
     };
-    let mut demands = AccountSnapshot::default();
-    demands.read(|into, place| {
-        let from = &bytes[usize::try_from(place).unwrap()..];
-        let length = into.len().min(from.len());
-        into[..length].copy_from_slice(&from[..length]);
-        Ok(length)
-    });
-    let said: Vec<_> = demands.process_usage().collect();
-    let alive = said[0].unwrap();
+    let snapshot = AccountSnapshot::parse(bytes);
+    let usage: Vec<_> = snapshot.process_usage().collect();
+    let alive = usage[0].unwrap();
     assert_eq!(
         (alive.process, alive.is_alive, alive.held[OTHER_GPU], alive.denied, alive.waited),
         (11, true, 5, 3, 4)
     );
-    let ending = said[1].unwrap();
-    assert_eq!((ending.process, ending.is_alive, ending.held[OTHER_GPU]), (12, false, 6));
-    assert_eq!(said[2], None, "gone");
+    let exiting = usage[1].unwrap();
+    assert_eq!((exiting.process, exiting.is_alive, exiting.held[OTHER_GPU]), (12, false, 6));
+    assert_eq!(usage[2], None, "the memory of the third process is reclaimed");
 }
