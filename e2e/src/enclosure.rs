@@ -1,9 +1,11 @@
-//! The enclosure of one scenario: everything it starts, mounts or plugs together is seen by itself alone and ends with it.
+//! The enclosure of one scenario: its processes, mounts and network devices are visible only inside
+//! and end with it.
 //!
-//! A scenario runs as the first process of its own PID, mount, network and cgroup namespaces. When that process ends, for
-//! whatever reason, the kernel kills all others in there (also the daemons that containerd detaches), and with the last of
-//! them go the mounts and the network devices. If the runner itself is killed, the first process dies with it. Outside
-//! remain a directory and a few cgroups, which the runner removes; what a killed runner left is removed by the next one.
+//! A scenario runs as the first process of its own PID, mount, network and cgroup namespaces. When
+//! that process ends, the kernel kills all other processes of the enclosure, including the daemons
+//! that containerd detaches. The mounts and network devices disappear with the last process. If the
+//! runner is killed, the first process dies with it. Outside remain a directory and a few cgroups,
+//! which the runner removes. The next runner removes what a killed runner has left.
 
 mod cgroups;
 mod inside;
@@ -21,13 +23,13 @@ use anyhow::{Context, Result, bail};
 use self::cgroups::Hierarchies;
 pub(crate) use self::{
     inside::{NODE_ADDRESS, pod_subnet, set_up},
-    leftovers::MachineState,
+    leftovers::HostState,
 };
 
-/// How directories and cgroups of ours are called; the runner's process id and the scenario follow.
+/// Prefix of our directories and cgroups. The runner's PID and the scenario follow.
 const PREFIX: &str = "tessera-e2e-";
 
-/// The outside of an enclosure. Dropping it removes what is left there.
+/// The outside of an enclosure. Dropping it removes its directory and cgroups.
 #[derive(Debug)]
 pub(crate) struct Enclosure {
     id: String,
@@ -36,7 +38,7 @@ pub(crate) struct Enclosure {
 }
 
 impl Enclosure {
-    /// Prepares an empty one.
+    /// Creates an empty enclosure.
     pub(crate) fn create(scenario: &str) -> Result<Self> {
         let id = format!("{PREFIX}{}-{scenario}", process::id());
         let directory = std::env::temp_dir().join(&id);
@@ -48,12 +50,13 @@ impl Enclosure {
         Ok(enclosure)
     }
 
-    /// The logs of what it starts.
+    /// Returns the directory of the logs.
     pub(crate) fn logs(&self) -> PathBuf {
         logs_in(&self.directory)
     }
 
-    /// A command that runs this program again, enclosed. It dies when the thread that starts it ends.
+    /// Returns a command that runs this program inside the enclosure. The process dies when the
+    /// thread that starts it ends.
     pub(crate) fn command(&self, arguments: &[String]) -> Result<Command> {
         let mut command = Command::new("setpriv");
         command.args(["--pdeathsig", "KILL", "--"]).arg(this_program()?);
@@ -62,7 +65,7 @@ impl Enclosure {
         Ok(command)
     }
 
-    /// Processes that are still in there; none, once the first has ended.
+    /// Returns the processes in the enclosure. There are none after the first one has ended.
     pub(crate) fn processes(&self) -> Vec<u32> {
         self.hierarchies.processes(&self.id)
     }
@@ -74,12 +77,13 @@ impl Drop for Enclosure {
     }
 }
 
-/// Where a scenario's directory has the logs.
+/// Returns the directory of the logs in a scenario's directory.
 pub(crate) fn logs_in(directory: &Path) -> PathBuf {
     directory.join("logs")
 }
 
-/// The middle stage: this process joins the cgroups, then becomes `unshare`, which starts the inside as process 1.
+/// Enters the enclosure: this process joins the cgroups and then becomes `unshare`, which starts
+/// the scenario as process 1.
 pub(crate) fn enter(directory: &Path, arguments: &[String]) -> Result<()> {
     let id = directory.file_name().and_then(|name| name.to_str()).context("the directory has no name")?;
     Hierarchies::mounted()?.join(id)?;
@@ -94,7 +98,7 @@ pub(crate) fn enter(directory: &Path, arguments: &[String]) -> Result<()> {
     bail!("cannot run unshare: {error}")
 }
 
-/// Removes what runners that no longer live have left.
+/// Removes directories and cgroups of runners that no longer run.
 pub(crate) fn sweep() -> Result<()> {
     let hierarchies = Hierarchies::mounted()?;
     for entry in fs::read_dir(std::env::temp_dir())? {
@@ -110,14 +114,14 @@ pub(crate) fn sweep() -> Result<()> {
     Ok(())
 }
 
-/// All processes in enclosures of this runner.
+/// Returns all processes in enclosures of this runner.
 pub(crate) fn processes_of(runner: u32) -> Result<Vec<u32>> {
     let hierarchies = Hierarchies::mounted()?;
     let ids = hierarchies.names()?.into_iter().filter(|id| owner_of(id) == Some(runner));
     Ok(ids.flat_map(|id| hierarchies.processes(&id)).collect())
 }
 
-/// What is left outside of enclosures of this runner: directories and cgroups.
+/// Returns the remaining directories and cgroups of this runner.
 pub(crate) fn remains_of(runner: u32) -> Result<Vec<String>> {
     let directories = fs::read_dir(std::env::temp_dir())?.flatten();
     let directories = directories.map(|entry| entry.file_name().to_string_lossy().into_owned());
@@ -125,7 +129,7 @@ pub(crate) fn remains_of(runner: u32) -> Result<Vec<String>> {
     Ok(names.filter(|name| owner_of(name) == Some(runner)).collect())
 }
 
-/// The process that made the directory of this name.
+/// Returns the PID of the runner that created a directory of this name.
 fn owner_of(id: &str) -> Option<u32> {
     id.strip_prefix(PREFIX)?.split('-').next()?.parse().ok()
 }
@@ -149,7 +153,7 @@ mod tests {
     use super::owner_of;
 
     #[test]
-    fn only_our_directories_have_an_owner() {
+    fn only_directories_of_runners_have_an_owner() {
         assert_eq!(owner_of("tessera-e2e-4711-pod-runs"), Some(4711));
         assert_eq!(owner_of("tessera-e2e-logs"), None);
         assert_eq!(owner_of("something-4711-else"), None);

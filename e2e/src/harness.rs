@@ -1,4 +1,4 @@
-//! A Kubernetes made of its real parts, started and driven from code.
+//! A Kubernetes of its real parts, started and driven by scenarios.
 
 mod certificates;
 mod cluster;
@@ -29,17 +29,17 @@ pub(crate) use self::{
 };
 use crate::enclosure::logs_in;
 
-/// How often a condition is looked at.
-const LOOK_EVERY: Duration = Duration::from_millis(100);
+/// Interval of polling a condition.
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// What a scenario has at hand.
+/// Tools of a scenario.
 #[derive(Debug, Clone)]
 pub(crate) struct Harness {
     directory: PathBuf,
     programs: PathBuf,
     components: Components,
     started: Instant,
-    /// Whether golden files are to be written anew.
+    /// True if golden files are written again.
     pub(crate) record: bool,
 }
 
@@ -54,40 +54,41 @@ impl Harness {
         }
     }
 
-    /// A directory for files of the scenario, made if need be. Gone with the scenario.
+    /// Returns a directory for files of the scenario and creates it if it is missing. It is removed
+    /// with the scenario.
     pub(crate) fn state(&self, name: &str) -> Result<PathBuf> {
         let path = self.directory.join("state").join(name);
         std::fs::create_dir_all(&path).with_context(|| format!("cannot make {}", path.display()))?;
         Ok(path)
     }
 
-    /// Where the built programs lie.
+    /// Returns the directory of the Kubernetes programs.
     pub(crate) fn programs(&self) -> &Path {
         &self.programs
     }
 
-    /// All that was started.
+    /// Returns all started components.
     pub(crate) fn components(&self) -> &Components {
         &self.components
     }
 
-    /// Runs a program under a name, its output in the log of that name.
+    /// Starts a program under a name. Its output goes to the log of that name.
     pub(crate) fn start(&self, name: &str, program: Program) -> Result<Component> {
         self.components.start(name, program, &logs_in(&self.directory))
     }
 
-    /// One part of the multi-call Kubernetes program.
+    /// Returns one part of the multi-call Kubernetes program.
     pub(crate) fn kubernetes(&self, part: &str) -> Program {
         Program::new(self.programs.join("kubernetes")).argument(part)
     }
 
-    /// The program under test: the one that `e2e/run` builds beside this one, or the one named by `TESSERA_E2E_BINARY`, as measurements
-    /// want a release build.
+    /// Returns the program under test: the one that `e2e/run` builds beside this one, or the one in
+    /// `TESSERA_E2E_BINARY`, such as a release build for measurements.
     pub(crate) fn tessera(&self) -> Result<Program> {
         if let Some(named) = std::env::var_os("TESSERA_E2E_BINARY") {
             return Ok(Program::new(named));
         }
-        let own = std::env::current_exe().context("cannot tell where this program lies")?;
+        let own = std::env::current_exe().context("cannot find the directory of this program")?;
         let beside = own.with_file_name("tessera");
         if !beside.exists() {
             bail!("{} is missing: start this through e2e/run, which builds it", beside.display());
@@ -95,9 +96,10 @@ impl Harness {
         Ok(Program::new(beside))
     }
 
-    /// Something that is built for containers, in the shipped profile: the library and the simulated driver.
+    /// Returns a file built for containers with the release profile: the library or the simulated
+    /// driver.
     pub(crate) fn for_containers(&self, file: &str) -> Result<PathBuf> {
-        let own = std::env::current_exe().context("cannot tell where this program lies")?;
+        let own = std::env::current_exe().context("cannot find the directory of this program")?;
         let target = own.parent().and_then(Path::parent).context("no folder of built things")?;
         let path = target.join("under-test/interpose").join(file);
         if !path.exists() {
@@ -106,13 +108,13 @@ impl Harness {
         Ok(path)
     }
 
-    /// Tells how the scenario gets on.
+    /// Prints the progress of the scenario.
     pub(crate) fn note(&self, what: &str) {
         println!("  {:>6.1} s  {what}", self.started.elapsed().as_secs_f64());
     }
 
-    /// Waits until `probe` gives a value. An error from it means "not yet" and is told if it stays that way. Does not wait
-    /// on when a component has died.
+    /// Waits until `probe` returns a value. An error of `probe` means "not yet" and is reported
+    /// after the timeout. Fails at once if a component has died.
     pub(crate) async fn wait_for<T>(
         &self,
         what: &str,
@@ -135,11 +137,11 @@ impl Harness {
                     Ok(_) => bail!("waited {waited} s for {what}"),
                 };
             }
-            sleep(LOOK_EVERY).await;
+            sleep(POLL_INTERVAL).await;
         }
     }
 
-    /// Waits for a future, but no longer than that, and not when a component has died.
+    /// Waits for a future until the timeout. Fails at once if a component has died.
     pub(crate) async fn complete<T>(
         &self,
         what: &str,
@@ -154,7 +156,8 @@ impl Harness {
     }
 }
 
-/// A port that nobody uses. The enclosure has a network of its own, so nobody will take it meanwhile.
+/// Returns a free port. The enclosure has its own network, so no other program takes the port
+/// meanwhile.
 pub(crate) fn free_port() -> Result<u16> {
     let listener = TcpListener::bind(("127.0.0.1", 0)).context("no free port")?;
     Ok(listener.local_addr()?.port())

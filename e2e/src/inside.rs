@@ -1,4 +1,4 @@
-//! Running one scenario, inside its enclosure.
+//! Runs one scenario inside its enclosure.
 
 use std::{path::Path, process::ExitCode};
 
@@ -12,18 +12,19 @@ use crate::{
     scenarios::Enclosed,
 };
 
-/// How much of the log of a component that died is shown.
-const LINES_OF_THE_DEAD: usize = 40;
+/// Lines shown of the log of a component that died.
+const MAX_LINES_AFTER_DEATH: usize = 40;
 
-/// How much of every log is shown when none died.
-const LINES_OF_THE_LIVING: usize = 12;
+/// Lines shown of every log if no component died.
+const MAX_LINES_OTHERWISE: usize = 12;
 
-/// Furnishes the enclosure and runs the scenario. When this process ends, so does everything in here.
+/// Sets up the enclosure and runs the scenario. When this process ends, the kernel ends everything
+/// in the enclosure.
 pub(crate) fn run(directory: &Path, settings: &Settings, scenario: Enclosed) -> Result<ExitCode> {
     enclosure::set_up(directory)?;
     let harness = Harness::new(directory, &settings.programs, settings.record);
     let runtime = tokio::runtime::Runtime::new()?;
-    // A task of its own, so that a panic ends the scenario and not this process.
+    // A panic in a separate task ends the scenario but not this process.
     let tasks = LocalSet::new();
     let task = tasks.spawn_local(scenario(harness.clone()));
     let outcome = tasks.block_on(&runtime, task).unwrap_or_else(|panic| Err(panic_error(panic)));
@@ -46,16 +47,16 @@ fn panic_error(error: tokio::task::JoinError) -> Error {
     }
 }
 
-/// The logs of those that died; if none did, the end of every log.
+/// Shows the logs of components that died, or the ends of all logs if none died.
 fn show_logs(harness: &Harness) {
     let deaths = harness.components().deaths();
     if deaths.is_empty() {
         for (name, log) in harness.components().logs() {
-            show(&format!("end of the log of {name}"), &tail(&log, LINES_OF_THE_LIVING));
+            show(&format!("end of the log of {name}"), &tail(&log, MAX_LINES_OTHERWISE));
         }
     }
     for death in deaths {
-        show(&format!("{death}; end of its log"), &tail(&death.log, LINES_OF_THE_DEAD));
+        show(&format!("{death}; end of its log"), &tail(&death.log, MAX_LINES_AFTER_DEATH));
     }
 }
 

@@ -1,5 +1,5 @@
-//! `tessera-e2e` starts a real Kubernetes on this machine and runs scenarios on it. Use it through `e2e/run`, which builds
-//! what it needs.
+//! `tessera-e2e` starts a real Kubernetes on this host and runs scenarios on it. `e2e/run` builds
+//! what it needs and starts it.
 
 #![allow(clippy::print_stdout, reason = "a command line program")]
 
@@ -14,42 +14,42 @@ use std::{path::PathBuf, process::ExitCode};
 use anyhow::{Context, Result};
 use clap::{Parser, ValueEnum};
 
-/// Runs scenarios on a real Kubernetes, each in an enclosure of its own.
+/// Runs scenarios on a real Kubernetes, each in its own enclosure
 #[derive(Debug, Parser)]
 #[command(name = "e2e/run")]
 struct Arguments {
-    /// What to run; everything if nothing is named.
+    /// Scenarios to run; all if none is named
     #[arg(value_name = "SCENARIO")]
     scenarios: Vec<String>,
 
-    /// Say what there is to run.
+    /// List the scenarios
     #[arg(long)]
     list: bool,
 
-    /// Write golden files anew from what the real programs say.
+    /// Write golden files again from the answers of the real programs
     #[arg(long)]
     record: bool,
 
-    /// Where the Kubernetes programs lie.
+    /// Directory of the Kubernetes programs
     #[arg(long, env = "TESSERA_E2E_PROGRAMS", hide = true)]
     programs: Option<PathBuf>,
 
-    /// On which side of the enclosure this process stands.
+    /// Stage of this process
     #[arg(long, value_enum, default_value = "outside", hide = true)]
     stage: Stage,
 
-    /// The scenario's directory, once it has one.
+    /// Directory of the scenario
     #[arg(long, hide = true)]
     directory: Option<PathBuf>,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum Stage {
-    /// Nothing is enclosed yet: this process runs the scenarios, one after the other.
+    /// Outside of the enclosure: runs the scenarios one after the other
     Outside,
-    /// On the way in.
+    /// Entering the enclosure
     Entering,
-    /// This process is the first of the enclosure and runs one scenario.
+    /// Inside: the first process of the enclosure, which runs one scenario
     Inside,
 }
 
@@ -59,7 +59,7 @@ fn main() -> Result<ExitCode> {
         scenarios::print_list();
         return Ok(ExitCode::SUCCESS);
     }
-    let programs = programs.context("start this through e2e/run, which knows where the programs lie")?;
+    let programs = programs.context("start this program with e2e/run, which passes --programs")?;
     let settings = runner::Settings { programs, record };
     match stage {
         Stage::Outside => runner::run(&scenarios::select(&scenarios)?, &settings),

@@ -1,4 +1,4 @@
-//! Running scenarios one after the other, from outside their enclosures.
+//! Runs scenarios one after the other, from outside of their enclosures.
 
 use std::{
     fs,
@@ -15,27 +15,28 @@ use tokio::{
 };
 
 use crate::{
-    enclosure::{self, Enclosure, MachineState},
+    enclosure::{self, Enclosure, HostState},
     scenarios::{Body, Scenario},
 };
 
-/// A scenario that takes longer hangs, unless the environment allows it more: `TESSERA_E2E_WITHIN`, in seconds.
-const SCENARIO_WITHIN: Duration = Duration::from_secs(900);
+/// Time after which a scenario counts as hanging. The environment variable `TESSERA_E2E_WITHIN`
+/// sets another one, in seconds.
+const SCENARIO_TIMEOUT: Duration = Duration::from_secs(900);
 
-/// How long the kernel may take to end what was in an enclosure.
-const EMPTY_WITHIN: Duration = Duration::from_secs(10);
+/// Time in which the kernel must end all processes of an enclosure.
+const EMPTY_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What holds for all scenarios of a run.
+/// Settings of all scenarios of a run.
 #[derive(Debug, Clone)]
 pub(crate) struct Settings {
-    /// Where the Kubernetes programs lie.
+    /// Directory of the Kubernetes programs.
     pub(crate) programs: PathBuf,
-    /// Whether golden files are to be written anew.
+    /// True if golden files are written again.
     pub(crate) record: bool,
 }
 
 impl Settings {
-    /// As arguments of this program, for the next stage.
+    /// Returns the settings as arguments of this program for the next stage.
     pub(crate) fn arguments(&self, scenarios: &[String]) -> Vec<String> {
         let mut arguments = vec!["--programs".to_owned(), self.programs.display().to_string()];
         arguments.extend(self.record.then(|| "--record".to_owned()));
@@ -44,11 +45,11 @@ impl Settings {
     }
 }
 
-/// Runs them all and counts.
+/// Runs the scenarios and prints a summary.
 pub(crate) fn run(scenarios: &[&Scenario], settings: &Settings) -> Result<ExitCode> {
-    ensure!(rustix::process::geteuid().is_root(), "a kubelet needs root: run this as root");
+    ensure!(rustix::process::geteuid().is_root(), "a kubelet needs root; run this program as root");
     enclosure::sweep()?;
-    // One thread, this one: what it starts dies with it.
+    // The runtime uses this thread only, because processes started by it must die with it.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(run_all(scenarios, settings))
 }
@@ -62,7 +63,8 @@ async fn run_all(scenarios: &[&Scenario], settings: &Settings) -> Result<ExitCod
         let outcome = tokio::select! {
             outcome = run_one(scenario, settings) => outcome,
             () = interruption.wait() => {
-                // The scenario was dropped, and so ended. Runners that it may have started leave something to sweep up.
+                // The scenario was dropped and has ended. Runners that it started may have left
+                // directories and cgroups.
                 enclosure::sweep()?;
                 println!("interrupted in {}; everything it started has ended", scenario.name);
                 return Ok(ExitCode::from(130));
@@ -84,7 +86,7 @@ async fn run_all(scenarios: &[&Scenario], settings: &Settings) -> Result<ExitCod
     Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Somebody wants us to stop.
+/// The signals that interrupt a run.
 struct Interruption {
     signals: [Signal; 3],
 }
@@ -107,12 +109,12 @@ impl Interruption {
 }
 
 async fn run_one(scenario: &Scenario, settings: &Settings) -> Result<()> {
-    let before = MachineState::now()?;
+    let before = HostState::now()?;
     match scenario.body {
         Body::Outside(body) => body(settings.clone()).await?,
         Body::Enclosed(_) => run_enclosed(scenario.name, settings).await?,
     }
-    let added = MachineState::now()?.added_since(&before);
+    let added = HostState::now()?.added_since(&before);
     ensure!(added.is_empty(), "left behind: {}", added.join(", "));
     Ok(())
 }
@@ -141,7 +143,7 @@ async fn wait_for_inside(enclosure: &Enclosure, name: &str, settings: &Settings)
         .spawn()
         .context("cannot start the enclosure (setpriv and unshare from util-linux)")?;
     let allowed = std::env::var("TESSERA_E2E_WITHIN").ok().and_then(|text| text.parse().ok());
-    let within = allowed.map_or(SCENARIO_WITHIN, Duration::from_secs);
+    let within = allowed.map_or(SCENARIO_TIMEOUT, Duration::from_secs);
     let Ok(status) = timeout(within, child.wait()).await else {
         bail!("took longer than {} s", within.as_secs());
     };
@@ -150,7 +152,7 @@ async fn wait_for_inside(enclosure: &Enclosure, name: &str, settings: &Settings)
 }
 
 async fn wait_until_empty(enclosure: &Enclosure) -> Result<()> {
-    let give_up = Instant::now() + EMPTY_WITHIN;
+    let give_up = Instant::now() + EMPTY_TIMEOUT;
     loop {
         let processes = enclosure.processes();
         if processes.is_empty() {
@@ -163,7 +165,7 @@ async fn wait_until_empty(enclosure: &Enclosure) -> Result<()> {
     }
 }
 
-/// Moves the logs to where they outlive the enclosure.
+/// Moves the logs to a directory that outlives the enclosure.
 fn keep_logs(name: &str, logs: &Path) -> Result<PathBuf> {
     let kept = std::env::temp_dir().join("tessera-e2e-logs").join(format!("{name}-{}", process::id()));
     fs::create_dir_all(kept.parent().context("no place for logs")?)?;

@@ -1,4 +1,4 @@
-//! What is tried on the real Kubernetes.
+//! The scenarios on a real Kubernetes.
 
 mod agent;
 mod baseline;
@@ -22,15 +22,15 @@ type Running = Pin<Box<dyn Future<Output = Result<()>>>>;
 /// A scenario that runs inside an enclosure.
 pub(crate) type Enclosed = fn(Harness) -> Running;
 
-/// How a scenario runs.
+/// Where a scenario runs.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Body {
     Enclosed(Enclosed),
-    /// In the runner itself: for scenarios about runners.
+    /// In the runner itself, for scenarios about runners.
     Outside(fn(Settings) -> Running),
 }
 
-/// One thing to try.
+/// A scenario with its name and description.
 #[derive(Debug)]
 pub(crate) struct Scenario {
     pub(crate) name: &'static str,
@@ -42,15 +42,15 @@ pub(crate) struct Scenario {
 /// When a scenario runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum When {
-    /// With all others.
+    /// With all other scenarios.
     Always,
-    /// Only when named: it takes many minutes, or measures what a busy machine would spoil.
+    /// Only when named, because it takes many minutes or measures a host that must be idle.
     OnRequest,
-    /// Only when named, and not listed: made to fail or to hang, for the self test.
+    /// Only when named, and not listed. It fails or hangs on purpose, for the self test.
     Hidden,
 }
 
-/// A table entry for a scenario in the module of that name.
+/// Declares the scenario in the module of that name.
 macro_rules! scenario {
     ($name:literal, $about:literal, $body:ident($run:path), $when:ident) => {
         Scenario {
@@ -71,43 +71,43 @@ static SCENARIOS: &[Scenario] = &[
     ),
     scenario!(
         "restarts",
-        "every component is ended and started again; a running pod stays, new ones run",
+        "every component restarts; a running pod stays, new pods run",
         Enclosed(restarts::run),
         Always
     ),
     scenario!(
         "device-plugin",
-        "devices are registered, allocated, listed, and survive a kubelet restart",
+        "devices are registered, allocated and listed, and survive a kubelet restart",
         Enclosed(device_plugin::run),
         Always
     ),
     scenario!(
         "agent",
-        "the agent serves every dialect: grants followed, books true, health told",
+        "the agent serves every dialect: grants are followed, allocations agree, health is reported",
         Enclosed(agent::dialects),
         Always
     ),
     scenario!(
         "library",
-        "the library holds containers to their shares, with the agent, without it, and after a crash",
+        "the library enforces shares with the agent, without it, and after a crash",
         Enclosed(agent::library),
         Always
     ),
     scenario!(
         "agent-restarts",
-        "agent and kubelet die at random moments while pods come and go; all books agree afterwards",
+        "agent and kubelet are killed at random while pods start and end; all allocations agree afterwards",
         Enclosed(agent::restarts),
         Always
     ),
     scenario!(
         "agent-outage",
-        "the agent registers by kubelet.sock, lives through an API server that is away, and tells of a node that is missing",
+        "the agent registers by kubelet.sock, survives an outage of the API server, and reports a missing node",
         Enclosed(agent::outage),
         Always
     ),
     scenario!(
         "exporter",
-        "processes of real containers are counted to the right container, and their series go with the pod",
+        "processes of real containers are counted for the right container, and their series end with the pod",
         Enclosed(agent::exporter),
         Always
     ),
@@ -125,7 +125,7 @@ static SCENARIOS: &[Scenario] = &[
     ),
     scenario!(
         "conformance",
-        "the real API server answers as the embedded one of tests and demo does",
+        "the real API server answers like the embedded one of tests and demo",
         Enclosed(conformance::run),
         Always
     ),
@@ -143,25 +143,25 @@ static SCENARIOS: &[Scenario] = &[
     ),
     scenario!(
         "inspect",
-        "kubectl inspect gpu and gpushare by a real kubectl: shown, explained as the event says, refused to who may not look",
+        "kubectl inspect gpu and gpushare with a real kubectl: the same reasons as the event, and a refusal without rights",
         Enclosed(scheduler::inspect),
         Always
     ),
     scenario!(
         "together",
-        "kube-scheduler, tessera scheduler, a real kubelet and the agent: pods all the way into their containers",
+        "kube-scheduler, tessera scheduler, a real kubelet and the agent: pods run with their GPUs",
         Enclosed(scheduler::together),
         Always
     ),
     scenario!(
         "scheduler-kills",
-        "tessera scheduler is killed around a Binding and as the leader under load",
+        "tessera scheduler is killed before and after a Binding, and as the leader under load",
         Enclosed(scheduler::kills),
         Always
     ),
     scenario!(
         "scheduler-throughput",
-        "pods per second of kube-scheduler with the extender, beside those without it",
+        "pods per second of kube-scheduler with the extender and without it",
         Enclosed(scheduler::throughput),
         OnRequest
     ),
@@ -173,7 +173,7 @@ static SCENARIOS: &[Scenario] = &[
     ),
     scenario!(
         "self-test",
-        "a dead component, a panic and a killed runner are handled and leave nothing behind",
+        "a dead component, a panic and a killed runner are reported and leave nothing behind",
         Outside(self_test::run),
         Always
     ),
@@ -182,7 +182,7 @@ static SCENARIOS: &[Scenario] = &[
     scenario!("broken-hang", "the scenario never ends", Enclosed(broken::hang), Hidden),
 ];
 
-/// Those named, or all.
+/// Returns the named scenarios, or all.
 pub(crate) fn select(names: &[String]) -> Result<Vec<&'static Scenario>> {
     if names.is_empty() {
         return Ok(SCENARIOS.iter().filter(|scenario| scenario.when == When::Always).collect());
@@ -190,16 +190,16 @@ pub(crate) fn select(names: &[String]) -> Result<Vec<&'static Scenario>> {
     names.iter().map(|name| find(name)).collect()
 }
 
-/// The one that is named, which must be one to enclose.
+/// Returns the named scenario, which must run in an enclosure.
 pub(crate) fn only(names: &[String]) -> Result<Enclosed> {
-    let [name] = names else { bail!("one scenario must be named") };
+    let [name] = names else { bail!("name exactly one scenario") };
     match find(name)?.body {
         Body::Enclosed(run) => Ok(run),
         Body::Outside(_) => bail!("{name} does not run in an enclosure"),
     }
 }
 
-/// Says what there is.
+/// Prints the list of scenarios.
 pub(crate) fn print_list() {
     for scenario in SCENARIOS.iter().filter(|scenario| scenario.when != When::Hidden) {
         println!("{:<20} {}", scenario.name, scenario.about);
@@ -210,5 +210,5 @@ fn find(name: &str) -> Result<&'static Scenario> {
     SCENARIOS
         .iter()
         .find(|scenario| scenario.name == name)
-        .with_context(|| format!("there is no scenario {name:?}; --list names those there are"))
+        .with_context(|| format!("there is no scenario {name:?}; --list prints all scenarios"))
 }

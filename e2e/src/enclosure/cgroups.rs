@@ -1,4 +1,4 @@
-//! The cgroups of an enclosure: one in every hierarchy, the root of all that its kubelets make.
+//! The cgroups of an enclosure: one in every hierarchy, the parent of all cgroups of its kubelets.
 
 use std::{
     collections::BTreeSet,
@@ -11,20 +11,20 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 
-/// The kernel needs a moment to let go of a cgroup whose last process has just died.
-const REMOVE_WITHIN: Duration = Duration::from_secs(10);
+/// Time in which a cgroup must be removable after the death of its last process.
+const REMOVE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// One mounted cgroup hierarchy: the only one of version 2, or one of several of version 1.
+/// A mounted cgroup hierarchy: the only one of version 2, or one of several of version 1.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Hierarchy {
     pub(super) mount_point: PathBuf,
-    /// `cgroup` or `cgroup2`.
+    /// File system type: `cgroup` or `cgroup2`.
     pub(super) kind: String,
-    /// What to say to `mount` to get the same hierarchy again; empty for version 2.
+    /// Options of `mount` for the same hierarchy. Empty for version 2.
     pub(super) options: String,
 }
 
-/// All that are mounted.
+/// All mounted hierarchies.
 #[derive(Debug)]
 pub(super) struct Hierarchies(pub(super) Vec<Hierarchy>);
 
@@ -32,11 +32,11 @@ impl Hierarchies {
     pub(super) fn mounted() -> Result<Self> {
         let mounts = fs::read_to_string("/proc/self/mountinfo").context("cannot read the list of mounts")?;
         let hierarchies: Vec<_> = mounts.lines().filter_map(parse_mount).collect();
-        ensure!(!hierarchies.is_empty(), "no cgroups are mounted on this machine, and a kubelet needs them");
+        ensure!(!hierarchies.is_empty(), "no cgroups are mounted on this host; a kubelet needs them");
         Ok(Self(hierarchies))
     }
 
-    /// The cgroups at the top of any hierarchy.
+    /// Returns the names of the top cgroups of all hierarchies.
     pub(super) fn names(&self) -> io::Result<BTreeSet<String>> {
         let mut names = BTreeSet::new();
         for Hierarchy { mount_point, .. } in &self.0 {
@@ -51,7 +51,7 @@ impl Hierarchies {
         for Hierarchy { mount_point, .. } in &self.0 {
             let group = mount_point.join(name);
             fs::create_dir(&group).with_context(|| format!("cannot make the cgroup {}", group.display()))?;
-            // A new cpuset of version 1 has no CPUs and takes no process until it is given some.
+            // A new cpuset of version 1 accepts no process until it has CPUs.
             for setting in ["cpuset.cpus", "cpuset.mems"] {
                 if let Ok(inherited) = fs::read_to_string(mount_point.join(setting)) {
                     fs::write(group.join(setting), inherited)?;
@@ -61,7 +61,7 @@ impl Hierarchies {
         Ok(())
     }
 
-    /// Moves this process there.
+    /// Moves this process into the cgroup.
     pub(super) fn join(&self, name: &str) -> Result<()> {
         for Hierarchy { mount_point, .. } in &self.0 {
             let group = mount_point.join(name);
@@ -71,7 +71,7 @@ impl Hierarchies {
         Ok(())
     }
 
-    /// Every process in the cgroup or below.
+    /// Returns every process in the cgroup and below it.
     pub(super) fn processes(&self, name: &str) -> Vec<u32> {
         let mut all: Vec<u32> = self
             .0
@@ -85,9 +85,9 @@ impl Hierarchies {
         all
     }
 
-    /// Removes the cgroup and all below it.
+    /// Removes the cgroup and everything below it.
     pub(super) fn remove(&self, name: &str) -> io::Result<()> {
-        let give_up = Instant::now() + REMOVE_WITHIN;
+        let give_up = Instant::now() + REMOVE_TIMEOUT;
         for Hierarchy { mount_point, .. } in &self.0 {
             for group in groups_below(&mount_point.join(name)) {
                 loop {
@@ -104,7 +104,7 @@ impl Hierarchies {
     }
 }
 
-/// The group and its descendants, those deepest down first.
+/// Returns the cgroup and its descendants, the deepest first.
 fn groups_below(group: &Path) -> Vec<PathBuf> {
     let Ok(entries) = fs::read_dir(group) else {
         return Vec::new();
@@ -118,7 +118,7 @@ fn groups_below(group: &Path) -> Vec<PathBuf> {
     groups
 }
 
-/// One line of mountinfo, if it is a cgroup hierarchy.
+/// Parses a line of mountinfo. Returns `None` if it is not a cgroup hierarchy.
 fn parse_mount(line: &str) -> Option<Hierarchy> {
     let (place, filesystem) = line.split_once(" - ")?;
     let mount_point = place.split(' ').nth(4)?;
@@ -131,7 +131,7 @@ fn parse_mount(line: &str) -> Option<Hierarchy> {
     Some(Hierarchy { mount_point: mount_point.into(), kind: kind.into(), options })
 }
 
-/// Of a version 1 mount's options those that say which hierarchy it is.
+/// Returns the mount options that identify a hierarchy of version 1.
 fn controllers(options: &str) -> String {
     let mut kept: Vec<&str> = options
         .split(',')

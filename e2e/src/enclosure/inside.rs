@@ -1,4 +1,4 @@
-//! Furnishing the namespaces from inside, before anything else is started there.
+//! Sets up the namespaces from inside, before anything else starts.
 
 use std::{
     fs,
@@ -11,18 +11,19 @@ use anyhow::{Context, Result, ensure};
 
 use super::cgroups::{Hierarchies, Hierarchy};
 
-/// The address of the machine as nodes and pods see it. A kubelet does not take a loopback address.
+/// Address of the host for nodes and pods. A kubelet accepts no loopback address.
 pub(crate) const NODE_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 88, 0, 1);
 
-/// The bridge that carries it: the one kind of device that every kernel can make.
+/// Bridge with this address. Every kernel can create a bridge.
 const NODE_DEVICE: &str = "e2e-node";
 
-/// The network of the pods of the real node with this number.
+/// Returns the pod network of the real node with this number.
 pub(crate) fn pod_subnet(node: u8) -> String {
     format!("10.89.{node}.0/24")
 }
 
-/// Makes the namespaces a machine of our own: own cgroups from the root, empty `/run`, `/var/lib` and `/var/log`, a network.
+/// Turns the namespaces into a separate host: cgroups of its own, empty `/run`, `/var/lib` and
+/// `/var/log`, and a network.
 pub(crate) fn set_up(directory: &Path) -> Result<()> {
     for hierarchy in &Hierarchies::mounted()?.0 {
         mount_again(hierarchy)?;
@@ -41,7 +42,8 @@ pub(crate) fn set_up(directory: &Path) -> Result<()> {
     command("ip", &["link", "set", NODE_DEVICE, "up"])
 }
 
-/// The mounts that came along show the machine's cgroups; a new one shows ours as the root.
+/// Mounts a cgroup hierarchy again. The inherited mounts show the host's cgroups; a new mount shows
+/// ours as its root.
 fn mount_again(hierarchy: &Hierarchy) -> Result<()> {
     let Hierarchy { mount_point, kind, options } = hierarchy;
     let place = mount_point.display().to_string();
@@ -52,7 +54,8 @@ fn mount_again(hierarchy: &Hierarchy) -> Result<()> {
     }
 }
 
-/// Version 2 passes controllers on only from cgroups without processes: ours move one level down.
+/// Delegates the controllers of version 2. Only cgroups without processes may do so, so ours move
+/// one level down.
 fn delegate_controllers(root: &Path) -> Result<()> {
     let controllers = fs::read_to_string(root.join("cgroup.controllers")).unwrap_or_default();
     if controllers.trim().is_empty() {

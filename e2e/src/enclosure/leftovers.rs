@@ -1,18 +1,18 @@
-//! Checking that a run has left the machine as it was.
+//! Checks that a run has not changed the host.
 
 use std::{collections::BTreeSet, fs};
 
 use anyhow::{Context, Result};
 
-/// What a run must not change: the machine's mounts and network devices.
+/// The host's mounts and network devices, which a run must not change.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct MachineState {
+pub(crate) struct HostState {
     mounts: BTreeSet<String>,
     devices: BTreeSet<String>,
 }
 
-impl MachineState {
-    /// As it is now.
+impl HostState {
+    /// Reads the current state.
     pub(crate) fn now() -> Result<Self> {
         let mounts = fs::read_to_string("/proc/self/mountinfo").context("cannot read the list of mounts")?;
         let devices = fs::read_dir("/sys/class/net").context("cannot list the network devices")?;
@@ -25,7 +25,7 @@ impl MachineState {
         })
     }
 
-    /// What is there now and was not there then, one line each.
+    /// Returns what was added since `then`, one line each.
     pub(crate) fn added_since(&self, then: &Self) -> Vec<String> {
         let mounts = self.mounts.difference(&then.mounts).map(|mount| format!("mount {mount}"));
         let devices = self.devices.difference(&then.devices).map(|device| format!("network device {device}"));
@@ -38,8 +38,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_what_was_added() {
-        let then = MachineState { mounts: ["/".into()].into(), devices: ["lo".into(), "eth0".into()].into() };
+    fn names_added_mounts_and_devices() {
+        let then = HostState { mounts: ["/".into()].into(), devices: ["lo".into(), "eth0".into()].into() };
         let mut now = then.clone();
         assert!(now.added_since(&then).is_empty());
         now.mounts.insert("/x".into());

@@ -1,4 +1,4 @@
-//! The cluster's certificate authority, and the identities it vouches for.
+//! The cluster's certificate authority and the identities it signs.
 
 use std::{
     fs,
@@ -13,21 +13,21 @@ use rcgen::{
 };
 use serde_json::{Value, json};
 
-/// Signs certificates and keeps them as files, for that is how the programs want them.
+/// Signs certificates and stores them as files for the programs.
 #[derive(Debug)]
 pub(crate) struct Authority {
     directory: PathBuf,
     issuer: Issuer<'static, KeyPair>,
 }
 
-/// The files of a certificate and its key.
+/// Files of a certificate and its key.
 #[derive(Debug, Clone)]
 pub(crate) struct Identity {
     pub(crate) certificate: PathBuf,
     pub(crate) key: PathBuf,
 }
 
-/// The files of a key pair without a certificate.
+/// Files of a key pair without a certificate.
 #[derive(Debug, Clone)]
 pub(crate) struct SigningKeys {
     pub(crate) private: PathBuf,
@@ -45,12 +45,12 @@ impl Authority {
         Ok(Self { directory, issuer: Issuer::new(params, key) })
     }
 
-    /// The authority's own certificate.
+    /// Returns the certificate of the authority.
     pub(crate) fn certificate(&self) -> PathBuf {
         self.directory.join("ca.crt")
     }
 
-    /// A key for signing tokens, and another for checking them.
+    /// Returns a key that signs tokens and a key that verifies them.
     pub(crate) fn signing_keys(&self, name: &str) -> Result<SigningKeys> {
         let key = KeyPair::generate()?;
         let keys = SigningKeys {
@@ -62,7 +62,7 @@ impl Authority {
         Ok(keys)
     }
 
-    /// For a server at these addresses.
+    /// Returns the identity of a server with these addresses.
     pub(crate) fn server(&self, name: &str, addresses: &[IpAddr]) -> Result<Identity> {
         let names: Vec<String> = addresses.iter().map(IpAddr::to_string).collect();
         let mut params = CertificateParams::new(names)?;
@@ -70,7 +70,8 @@ impl Authority {
         self.issue(name, params)
     }
 
-    /// A kubeconfig for this user and group: the API server takes both from the client's certificate.
+    /// Returns a kubeconfig of a user and group. The API server takes both from the client
+    /// certificate.
     pub(crate) fn kubeconfig(&self, server: &str, user: &str, group: &str) -> Result<PathBuf> {
         let mut params = CertificateParams::default();
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
@@ -85,7 +86,7 @@ impl Authority {
         )
     }
 
-    /// A kubeconfig for whoever this token was given to.
+    /// Returns a kubeconfig with a token.
     pub(crate) fn kubeconfig_of_token(&self, server: &str, name: &str, token: &str) -> Result<PathBuf> {
         self.write_kubeconfig(server, name, json!({ "token": token }))
     }
@@ -109,7 +110,7 @@ impl Authority {
     }
 }
 
-/// JSON is YAML too.
+/// Builds a kubeconfig as JSON, which is also YAML.
 fn kubeconfig(server: &str, authority: &Path, user: Value) -> Value {
     json!({
         "apiVersion": "v1",

@@ -18,22 +18,22 @@ use super::{
 };
 use crate::enclosure::NODE_ADDRESS;
 
-/// The first address of the service range: what pods know the API server as.
+/// Range of service addresses. Its first address is the API server for pods.
 const SERVICE_RANGE: &str = "10.96.0.0/16";
 const SERVICE_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 1);
 
-/// Requests in flight when many objects are made. More only queue up in the API server.
+/// Number of concurrent requests that create objects. More would only queue in the API server.
 const CONCURRENT_REQUESTS: usize = 32;
 
-/// Longer than any scenario, seconds.
-const TOKEN_LIFETIME: u32 = 24 * 3600;
+/// Lifetime of tokens in seconds, longer than any scenario.
+const TOKEN_LIFETIME_SECONDS: u32 = 24 * 3600;
 
-/// Which optional parts to start.
+/// Optional parts of the control plane.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Parts {
-    /// kube-scheduler in its standard configuration.
+    /// Starts kube-scheduler in its standard configuration.
     pub(crate) scheduler: bool,
-    /// kube-controller-manager.
+    /// Starts kube-controller-manager.
     pub(crate) controllers: bool,
 }
 
@@ -45,7 +45,7 @@ impl Parts {
 pub(crate) struct Cluster {
     pub(super) harness: Harness,
     pub(super) authority: Authority,
-    /// The API server's address.
+    /// URL of the API server.
     server: String,
     client: Client,
     token_keys: SigningKeys,
@@ -56,7 +56,7 @@ pub(crate) struct Cluster {
 }
 
 impl Cluster {
-    /// Starts the parts and waits until pods can be made.
+    /// Starts the parts and waits until pods can be created.
     pub(crate) async fn start(harness: &Harness, parts: Parts) -> Result<Self> {
         let authority = Authority::create(harness.state("certificates")?)?;
         let token_keys = authority.signing_keys("service-accounts")?;
@@ -93,27 +93,28 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// A client that may do everything.
+    /// Returns a client with all rights.
     pub(crate) fn client(&self) -> Client {
         self.client.clone()
     }
 
-    /// The pods of the namespace that scenarios use.
+    /// Returns the API of pods in the namespace of the scenarios.
     pub(crate) fn pods(&self) -> Api<Pod> {
         Api::default_namespaced(self.client())
     }
 
-    /// A kubeconfig for a user of this name in this group, with no more rights than those have.
+    /// Returns a kubeconfig of a user in a group, with the rights of these only.
     pub(crate) fn kubeconfig(&self, user: &str, group: &str) -> Result<PathBuf> {
         self.authority.kubeconfig(&self.server, user, group)
     }
 
-    /// A kubeconfig with the token that a pod of this service account of `kube-system` has on this node.
+    /// Returns a kubeconfig with the token of a pod of this service account in `kube-system` on
+    /// this node.
     pub(crate) async fn service_account_kubeconfig(&self, account: &str, node: &str) -> Result<PathBuf> {
         let accounts: Api<ServiceAccount> = Api::namespaced(self.client(), "kube-system");
         let bound = serde_json::json!({ "spec": {
             "audiences": [],
-            "expirationSeconds": TOKEN_LIFETIME,
+            "expirationSeconds": TOKEN_LIFETIME_SECONDS,
             "boundObjectRef": { "apiVersion": "v1", "kind": "Node", "name": node },
         } });
         let request = serde_json::from_value(bound)?;
@@ -122,12 +123,12 @@ impl Cluster {
         self.authority.kubeconfig_of_token(&self.server, account, &token)
     }
 
-    /// Adds a node that runs pods. `number` sets its networks apart from those of others.
+    /// Adds a node that runs pods. `number` selects its networks.
     pub(crate) async fn add_node(&self, number: u8) -> Result<RealNode> {
         RealNode::start(self, number).await
     }
 
-    /// Adds nodes that exist only as objects: pods can be placed on them, nothing runs there.
+    /// Adds nodes that exist only as objects: pods can be bound to them, but nothing runs there.
     pub(crate) async fn add_virtual_nodes(&self, count: usize) -> Result<()> {
         let nodes: Api<Node> = Api::all(self.client());
         self.create_all(&nodes, (0..count).map(|index| virtual_node(&format!("virtual-{index:04}")))).await
@@ -146,7 +147,7 @@ impl Cluster {
             .context("cannot create the objects")
     }
 
-    /// Waits until the pod's phase is this one.
+    /// Waits until the pod has this phase.
     pub(crate) async fn wait_for_phase(&self, name: &str, phase: &str, within: Duration) -> Result<Pod> {
         let pods = self.pods();
         let mut last = String::new();
@@ -171,7 +172,7 @@ impl Cluster {
             .await
     }
 
-    /// Pods are refused until the namespace has one.
+    /// Waits for the service account of the namespace. The API server rejects pods without it.
     async fn wait_for_service_account(&self) -> Result<()> {
         let accounts: Api<ServiceAccount> = Api::default_namespaced(self.client());
         self.harness
@@ -182,7 +183,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// Normally the controller manager's work.
+    /// Creates the default service account, which is normally the work of the controller manager.
     async fn create_default_service_account(&self) -> Result<()> {
         let accounts: Api<ServiceAccount> = Api::default_namespaced(self.client());
         let account = serde_json::from_value(serde_json::json!({ "metadata": { "name": "default" } }))?;
@@ -206,7 +207,7 @@ impl Cluster {
             "--bind-address=127.0.0.1".into(),
             "--use-service-account-credentials=true".into(),
             "--leader-elect=false".into(),
-            // Virtual nodes send no heartbeat: they would be declared dead.
+            // Virtual nodes send no heartbeat and would be marked as not ready.
             "--controllers=*,-node-lifecycle-controller".into(),
         ]);
         self.harness.start("kube-controller-manager", program)
@@ -223,7 +224,7 @@ fn start_etcd(harness: &Harness, client_url: &str) -> Result<Component> {
         format!("--initial-advertise-peer-urls={peer_url}"),
         format!("--initial-cluster=default={peer_url}"),
         "--log-level=warn".into(),
-        // The data lives as long as the scenario: it need not survive a power cut.
+        // The data need not survive a power failure.
         "--unsafe-no-fsync".into(),
     ]);
     harness.start("etcd", program)
@@ -245,7 +246,7 @@ fn start_api_server(
         format!("--tls-cert-file={}", serving.certificate.display()),
         format!("--tls-private-key-file={}", serving.key.display()),
         format!("--client-ca-file={}", authority.certificate().display()),
-        // Not used, but other parts look for it and complain.
+        // Other parts read this file and log an error if it is missing.
         format!("--requestheader-client-ca-file={}", authority.certificate().display()),
         "--requestheader-allowed-names=nobody".into(),
         format!("--service-account-key-file={}", token_keys.public.display()),
@@ -255,7 +256,8 @@ fn start_api_server(
         "--authorization-mode=Node,RBAC".into(),
         "--kubelet-preferred-address-types=InternalIP".into(),
         "--allow-privileged=true".into(),
-        // It marks every new node as not ready, and without the node lifecycle controller nobody would take that back.
+        // This plugin taints every new node, and only the node lifecycle controller, which does not
+        // run here, removes the taint.
         "--disable-admission-plugins=TaintNodesByCondition".into(),
     ]);
     harness.start("kube-apiserver", program)

@@ -1,4 +1,4 @@
-//! A program that the harness runs: started, stopped, killed and restarted by name, its output in a log.
+//! A program that the harness starts, stops, kills and restarts by name, with its output in a log.
 
 use std::{
     ffi::OsString,
@@ -14,10 +14,10 @@ use anyhow::{Context, Result};
 use rustix::process::{Pid, Signal, kill_process_group};
 use tokio::time::{Instant, sleep};
 
-/// How long a program may take to end when asked to.
-const STOP_WITHIN: Duration = Duration::from_secs(10);
+/// Time in which a program must end after SIGTERM.
+const STOP_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What to run.
+/// A program with its arguments and environment.
 #[derive(Debug, Clone)]
 pub(crate) struct Program {
     executable: PathBuf,
@@ -53,13 +53,13 @@ impl Program {
     }
 }
 
-/// A program under control. Dropping it kills its process group.
+/// A running program. Dropping it kills its process group.
 #[derive(Debug)]
 pub(crate) struct Component {
     shared: Arc<Shared>,
 }
 
-/// A component that ended though nobody stopped it.
+/// A component that ended although the scenario did not stop it.
 #[derive(Debug, Clone)]
 pub(crate) struct Death {
     pub(crate) name: String,
@@ -67,7 +67,7 @@ pub(crate) struct Death {
     pub(crate) log: PathBuf,
 }
 
-/// All components of a scenario, for asking whether one has died.
+/// All components of a scenario, used to detect components that died.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Components(Arc<Mutex<Vec<Arc<Shared>>>>);
 
@@ -86,10 +86,8 @@ enum State {
     Died(ExitStatus),
 }
 
-// === impl Components ===
-
 impl Components {
-    /// Runs a program under a name that is also its log's.
+    /// Starts a program. Its name is also the name of its log.
     pub(crate) fn start(&self, name: &str, program: Program, logs: &Path) -> Result<Component> {
         let log = logs.join(format!("{name}.log"));
         let child = spawn(name, &program, &log)?;
@@ -99,21 +97,19 @@ impl Components {
         Ok(Component { shared })
     }
 
-    /// Those that ended unasked.
+    /// Returns the components that ended although the scenario did not stop them.
     pub(crate) fn deaths(&self) -> Vec<Death> {
         lock(&self.0).iter().filter_map(|shared| shared.death()).collect()
     }
 
-    /// The logs of all, in the order of their start.
+    /// Returns names and logs of all components in the order of their start.
     pub(crate) fn logs(&self) -> Vec<(String, PathBuf)> {
         lock(&self.0).iter().map(|shared| (shared.name.clone(), shared.log.clone())).collect()
     }
 }
 
-// === impl Component ===
-
 impl Component {
-    /// The process id; `None` unless it runs.
+    /// Returns the PID, or `None` if the program does not run.
     pub(crate) fn id(&self) -> Option<u32> {
         match &*lock(&self.shared.state) {
             State::Running(child) => Some(child.id()),
@@ -121,13 +117,13 @@ impl Component {
         }
     }
 
-    /// Asks it to end, and kills it if it does not.
+    /// Sends SIGTERM, and kills the program if it does not end in time.
     pub(crate) async fn stop(&self) -> Result<()> {
         if !self.is_running() {
             return Ok(());
         }
         self.signal(Signal::TERM);
-        let give_up = Instant::now() + STOP_WITHIN;
+        let give_up = Instant::now() + STOP_TIMEOUT;
         while Instant::now() < give_up {
             if self.shared.ended_as_asked() {
                 return Ok(());
@@ -137,7 +133,7 @@ impl Component {
         self.kill()
     }
 
-    /// Ends it at once, on purpose: it does not count as dead, unless it was before.
+    /// Kills the program on purpose: it does not count as dead.
     pub(crate) fn kill(&self) -> Result<()> {
         if !self.is_running() {
             return Ok(());
@@ -151,17 +147,17 @@ impl Component {
         Ok(())
     }
 
-    /// Ends it at once as an accident would: from then on it counts as dead.
+    /// Kills the program as an accident would: it counts as dead from then on.
     pub(crate) fn crash(&self) {
         self.signal(Signal::KILL);
     }
 
-    /// Runs it again, in the same way and with the same log.
+    /// Starts the program again with the same arguments and log.
     pub(crate) fn start_again(&self) -> Result<()> {
         self.start_again_with(&[])
     }
 
-    /// The same, with more arguments this time.
+    /// Starts the program again with additional arguments.
     pub(crate) fn start_again_with(&self, arguments: &[String]) -> Result<()> {
         let Shared { name, program, log, state } = &*self.shared;
         let child = spawn(name, &program.clone().arguments(arguments), log)?;
@@ -169,7 +165,7 @@ impl Component {
         Ok(())
     }
 
-    /// Stops it and runs it again.
+    /// Stops the program and starts it again.
     pub(crate) async fn restart(&self) -> Result<()> {
         self.stop().await?;
         self.start_again()
@@ -194,10 +190,8 @@ impl Drop for Component {
     }
 }
 
-// === impl Shared ===
-
 impl Shared {
-    /// Whether it has ended, which from now on counts as stopped.
+    /// Returns whether the program has ended, and counts it as stopped from now on.
     fn ended_as_asked(&self) -> bool {
         let mut state = lock(&self.state);
         if let State::Running(child) = &mut *state
@@ -224,8 +218,6 @@ impl Shared {
     }
 }
 
-// === impl Death ===
-
 impl std::fmt::Display for Death {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match (self.status.code(), self.status.signal()) {
@@ -248,12 +240,12 @@ fn spawn(name: &str, program: &Program, log: &Path) -> Result<Child> {
     command.spawn().with_context(|| format!("cannot start {name}"))
 }
 
-/// A panic elsewhere leaves these values whole: each is replaced in one step.
+/// Locks a mutex. A panic elsewhere leaves the value valid, because it is replaced in one step.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The last lines of a log.
+/// Returns the last lines of a log.
 pub(crate) fn tail(log: &Path, lines: usize) -> String {
     let text = fs::read(log).unwrap_or_default();
     let text = String::from_utf8_lossy(&text);

@@ -1,4 +1,4 @@
-//! The one container image, made on the spot from static busybox.
+//! The only container image, built from static busybox.
 
 use std::{fs, path::Path};
 
@@ -7,16 +7,16 @@ use serde_json::json;
 use sha2::{Digest, Sha256};
 use tar::{EntryType, Header};
 
-/// What pods name it. The registry does not exist: nothing may ever be pulled.
+/// Name of the image. Its registry does not exist, so nothing can be pulled.
 pub(crate) const IMAGE: &str = "e2e.invalid/busybox:1";
 
-/// From Debian's package busybox-static.
+/// Static busybox of Debian's package busybox-static.
 const BUSYBOX: &str = "/bin/busybox";
 
-/// The commands that scenarios use, besides `busybox` itself.
+/// Commands that scenarios use in addition to `busybox`.
 const COMMANDS: [&str; 8] = ["sh", "cat", "echo", "env", "ls", "sleep", "test", "true"];
 
-/// Writes the image as the kind of archive that `docker save` makes, which containerd imports.
+/// Writes the image in the format of `docker save`, which containerd imports.
 pub(crate) fn write_archive(path: &Path) -> Result<()> {
     let layer = layer()?;
     let digest = Sha256::digest(&layer).iter().map(|byte| format!("{byte:02x}")).collect::<String>();
@@ -65,7 +65,7 @@ fn append_file(archive: &mut tar::Builder<Vec<u8>>, name: &str, content: &[u8], 
     Ok(())
 }
 
-/// By the name that images use.
+/// Returns the architecture as images name it.
 fn architecture() -> &'static str {
     match std::env::consts::ARCH {
         "x86_64" => "amd64",

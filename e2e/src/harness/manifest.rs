@@ -8,10 +8,10 @@ use kube::api::ObjectMeta;
 
 use super::IMAGE;
 
-/// The name of the only container of our pods.
+/// Name of the only container of our pods.
 pub(crate) const CONTAINER: &str = "main";
 
-/// A pod that runs a line of shell and asks for some of these resources.
+/// Returns a pod that runs a line of shell and requests these resources.
 pub(crate) fn pod(name: &str, script: &str, resources: &[(&str, &str)]) -> Pod {
     let quantities = || {
         let pairs =
@@ -42,7 +42,7 @@ pub(crate) fn pod(name: &str, script: &str, resources: &[(&str, &str)]) -> Pod {
     }
 }
 
-/// A ready node with room for many pods.
+/// Returns a ready node with room for many pods.
 pub(crate) fn virtual_node(name: &str) -> Node {
     let capacity = [("cpu", "64"), ("memory", "256Gi"), ("pods", "110")];
     let capacity = capacity.map(|(name, amount)| (name.to_owned(), Quantity(amount.to_owned())));

@@ -1,7 +1,7 @@
 //! A real node: a kubelet and its containerd.
 //!
-//! Each node has a mount namespace of its own, where its files lie at `/var/lib/kubelet` as on any machine. So several nodes
-//! live side by side, though a kubelet keeps its device plugins at that place and nowhere else.
+//! A kubelet keeps its device plugins in `/var/lib/kubelet` and nowhere else. Each node has its own
+//! mount namespace with this directory, so several nodes run side by side.
 
 mod files;
 
@@ -14,7 +14,7 @@ use kube::Api;
 use super::{Cluster, Component, Harness, Program, image};
 use crate::enclosure::NODE_ADDRESS;
 
-/// Where a kubelet expects its own files.
+/// Directory of the kubelet's files.
 const KUBELET_ROOT: &str = "/var/lib/kubelet";
 
 /// A node that runs pods. Dropping it ends it.
@@ -24,7 +24,7 @@ pub(crate) struct RealNode {
     directory: PathBuf,
     pub(crate) kubelet: Component,
     pub(crate) containerd: Component,
-    /// Holds the node's mount namespace open.
+    /// Process that keeps the node's mount namespace open.
     _mounts: Component,
 }
 
@@ -48,29 +48,30 @@ impl RealNode {
         Ok(node)
     }
 
-    /// The kubelet's root directory, as seen from outside the node's mount namespace.
+    /// Returns the kubelet's root directory, as seen from outside the node's mount namespace.
     pub(crate) fn kubelet_root(&self) -> PathBuf {
         self.directory.join("kubelet")
     }
 
-    /// Where containerd looks for CDI specifications.
+    /// Returns the directory where containerd reads CDI specifications.
     pub(crate) fn cdi(&self) -> PathBuf {
         self.directory.join("cdi")
     }
 
-    /// The socket that tells which container holds which device.
+    /// Returns the socket of the podresources API.
     pub(crate) fn pod_resources(&self) -> PathBuf {
         self.kubelet_root().join("pod-resources/kubelet.sock")
     }
 
-    /// How many of a resource pods may have here; `None` if the node does not know it.
+    /// Returns the allocatable amount of a resource, or `None` if the node does not have the
+    /// resource.
     pub(crate) async fn allocatable(&self, cluster: &Cluster, resource: &str) -> Result<Option<String>> {
         let nodes: Api<Node> = Api::all(cluster.client());
         let status = nodes.get(&self.name).await?.status.unwrap_or_default();
         Ok(status.allocatable.unwrap_or_default().remove(resource).map(|quantity| quantity.0))
     }
 
-    /// Waits until the node's object says that it is ready.
+    /// Waits until the node's object is ready.
     pub(crate) async fn wait_until_ready(&self, cluster: &Cluster) -> Result<()> {
         let nodes: Api<Node> = Api::all(cluster.client());
         cluster
@@ -85,7 +86,7 @@ impl RealNode {
     }
 }
 
-/// What the parts of a node are started with.
+/// Paths and names that the parts of a node are started with.
 struct Place<'a> {
     harness: &'a Harness,
     name: &'a str,
@@ -94,7 +95,8 @@ struct Place<'a> {
 }
 
 impl Place<'_> {
-    /// A process that does nothing but keep the namespace, in which `KUBELET_ROOT` is this node's.
+    /// Starts a process that only keeps the mount namespace in which `KUBELET_ROOT` belongs to this
+    /// node.
     async fn open_mount_namespace(&self) -> Result<Component> {
         let (root, mounted) = (self.directory.join("kubelet"), self.directory.join("mounted"));
         fs::create_dir_all(KUBELET_ROOT)?;
@@ -103,7 +105,7 @@ impl Place<'_> {
             root.display(),
             mounted.display()
         );
-        // Shared, as on a usual machine: volumes with mount propagation need it.
+        // Volumes with mount propagation need shared mounts, as on an ordinary host.
         let program = Program::new("unshare")
             .arguments(["--mount", "--propagation", "shared", "--"])
             .arguments(["sh", "-c", &script]);
@@ -116,7 +118,7 @@ impl Place<'_> {
         Ok(holder)
     }
 
-    /// A part of Kubernetes that sees the node's mounts.
+    /// Returns a part of Kubernetes that runs with the node's mounts.
     fn program(&self, namespace: u32, part: &str) -> Program {
         let programs = self.harness.programs();
         Program::new("nsenter")
@@ -124,7 +126,7 @@ impl Place<'_> {
             .argument("--")
             .argument(programs.join("kubernetes"))
             .argument(part)
-            // containerd looks for its shim on the path.
+            // containerd finds its shim on the path.
             .environment("PATH", format!("{}:/usr/sbin:/usr/bin:/sbin:/bin", programs.display()))
     }
 

@@ -1,4 +1,4 @@
-//! kube-schedulers: the standard one, and others beside it.
+//! Starts kube-schedulers: the standard one, and others beside it.
 
 use std::fs;
 
@@ -8,20 +8,20 @@ use serde_json::{Value, json};
 use super::{Cluster, Component, free_port};
 
 impl Cluster {
-    /// Starts a kube-scheduler under this name with the given parts of a `KubeSchedulerConfiguration`; how to reach the
-    /// cluster is filled in.
+    /// Starts a kube-scheduler with these parts of a `KubeSchedulerConfiguration`. The connection
+    /// to the cluster is added.
     pub(crate) fn start_scheduler(&self, name: &str, mut configuration: Value) -> Result<Component> {
         let kubeconfig = self.kubeconfig("system:kube-scheduler", "e2e")?.display().to_string();
         configuration["apiVersion"] = "kubescheduler.config.k8s.io/v1".into();
         configuration["kind"] = "KubeSchedulerConfiguration".into();
         configuration["leaderElection"] = json!({ "leaderElect": false });
-        // The usual 50 requests a second would be all that a measurement shows.
+        // The default of 50 requests per second would limit measurements.
         configuration["clientConnection"] = json!({ "kubeconfig": kubeconfig, "qps": 5000, "burst": 5000 });
 
         self.start_configured_scheduler(name, &configuration.to_string(), &kubeconfig)
     }
 
-    /// Starts a kube-scheduler under this name with a whole configuration, JSON or YAML.
+    /// Starts a kube-scheduler with a complete configuration in JSON or YAML.
     pub(crate) fn start_configured_scheduler(
         &self,
         name: &str,
@@ -41,18 +41,18 @@ impl Cluster {
     }
 }
 
-/// An extender, as the scheduler's configuration describes it.
+/// An extender in the configuration of kube-scheduler.
 #[derive(Debug, Clone)]
 pub(crate) struct Extender {
     pub(crate) url: String,
-    /// Pods that do not ask for this resource never get to it.
+    /// Resource of the extender. kube-scheduler calls it only for pods that request this resource.
     pub(crate) resource: String,
-    /// Whether it is sent the names of nodes instead of whole nodes.
+    /// True if the extender receives the names of nodes instead of whole nodes.
     pub(crate) node_cache_capable: bool,
 }
 
 impl Extender {
-    /// The configuration of a scheduler of this name with this extender.
+    /// Returns the configuration of a kube-scheduler with this name and extender.
     pub(crate) fn scheduler_configuration(&self, scheduler_name: &str) -> Value {
         json!({
             "profiles": [{ "schedulerName": scheduler_name }],

@@ -1,4 +1,4 @@
-//! Objects as they are shipped in `deploy/`.
+//! The objects in `deploy/`.
 
 use std::{
     fs,
@@ -25,12 +25,12 @@ impl Cluster {
     }
 }
 
-/// Where they lie.
+/// Returns the directory `deploy`.
 pub(crate) fn deploy() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy")
 }
 
-/// Where an object of this manifest is created.
+/// Returns the path at which the object of a manifest is created.
 fn path_of(document: &str) -> String {
     let field = |name: &str| {
         document

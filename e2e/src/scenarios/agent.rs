@@ -1,4 +1,4 @@
-//! The agent on a real kubelet, with eight GPUs that exist only in a file.
+//! The agent on a real kubelet with eight simulated GPUs.
 
 mod books;
 mod exporter;
@@ -22,26 +22,26 @@ pub(in crate::scenarios) use self::{
 };
 use crate::harness::Harness;
 
-/// Every dialect, every kind of pod, one after the other.
+/// Every dialect and every kind of pod, one after the other.
 pub(crate) async fn dialects(harness: Harness) -> Result<()> {
     let stage = Stage::start(&harness, "auto").await?;
-    // As a manifest: no controller makes pods of it here.
+    // The manifest only: no controller creates its pods here.
     stage.cluster.create_shipped("agent/agent.yaml").await?;
     stage.node_tells_its_gpus().await?;
     situations::play_all(&stage).await?;
     health::withdrawn_and_back(&stage).await?;
     books::check(&stage).await?;
-    harness.note("all books agree");
+    harness.note("all allocations agree");
     rights::end_at_the_node(&stage).await
 }
 
-/// Agent and kubelet die while pods come and go.
+/// Agent and kubelet are killed while pods start and end.
 pub(crate) async fn restarts(harness: Harness) -> Result<()> {
     let stage = Stage::start(&harness, "auto").await?;
     rounds::run(&stage).await
 }
 
-/// The old way of registering; an API server that is away, and a node.
+/// Registration by kubelet.sock, an outage of the API server, and a missing node.
 pub(crate) async fn outage(harness: Harness) -> Result<()> {
     let stage = Stage::start(&harness, "kubelet-socket").await?;
     situations::play_all(&stage).await?;
@@ -49,19 +49,19 @@ pub(crate) async fn outage(harness: Harness) -> Result<()> {
     misnamed::run(&stage).await
 }
 
-/// Containers are held to their shares.
+/// Containers are limited to their shares.
 pub(crate) async fn library(harness: Harness) -> Result<()> {
     let stage = Stage::start(&harness, "auto").await?;
     library::run(&stage).await
 }
 
-/// What the agent costs.
+/// CPU and memory of the agent.
 pub(crate) async fn footprint(harness: Harness) -> Result<()> {
     let stage = Stage::start(&harness, "auto").await?;
     footprint::run(&stage).await
 }
 
-/// Who uses which GPU.
+/// Usage of GPUs by container.
 pub(crate) async fn exporter(harness: Harness) -> Result<()> {
     let stage = Stage::start(&harness, "auto").await?;
     exporter::run(&stage).await

@@ -1,4 +1,4 @@
-//! How fast kube-scheduler is by itself: the number to hold later measurements against.
+//! The speed of kube-scheduler alone, as the reference of later measurements.
 
 use std::{
     collections::BTreeSet,
@@ -26,14 +26,14 @@ pub(crate) async fn run(harness: Harness) -> Result<()> {
     let waiting =
         (0..PODS).map(|index| pod(&format!("pod-{index:05}"), "true", &[("cpu", "500m"), ("memory", "1Gi")]));
     cluster.create_all(&cluster.pods(), waiting).await?;
-    harness.note(&format!("{PODS} pods wait"));
+    harness.note(&format!("{PODS} pods are pending"));
 
     let _scheduler = cluster.start_scheduler("kube-scheduler", serde_json::json!({}))?;
     let placements = watch_placements(&cluster);
     let Placed { first, last } =
         harness.complete("all pods to be placed", Duration::from_secs(180), placements).await?;
     let seconds = last.duration_since(first).as_secs_f64();
-    // From the first to the last there is one interval less than there are pods.
+    // There is one interval less than there are pods.
     let rate = f64::from(u32::try_from(PODS - 1)?) / seconds;
     harness.note(&format!(
         "kube-scheduler alone: {PODS} pods on {NODES} nodes in {seconds:.1} s, {rate:.0} pods/s"
@@ -41,7 +41,7 @@ pub(crate) async fn run(harness: Harness) -> Result<()> {
     Ok(())
 }
 
-/// When the first and the last pod got their nodes.
+/// Times of the first and the last binding.
 struct Placed {
     first: Instant,
     last: Instant,
@@ -49,7 +49,7 @@ struct Placed {
 
 async fn watch_placements(cluster: &Cluster) -> Result<Placed> {
     let pods: Api<LeanPod> = Api::default_namespaced(cluster.client());
-    // The API server closes watches that fall behind, as ours may on a busy machine; this one resumes.
+    // The API server closes watches that fall behind, as on a busy host. This watch resumes.
     let mut pods = pin!(watcher(pods, watcher::Config::default()).default_backoff().applied_objects());
     let mut first = None;
     let mut placed = BTreeSet::new();

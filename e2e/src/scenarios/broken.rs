@@ -1,4 +1,4 @@
-//! Scenarios that go wrong on purpose.
+//! Scenarios that fail on purpose.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use kube::api::PostParams;
 
 use crate::harness::{Cluster, Harness, Parts, pod};
 
-/// kube-scheduler dies, so the pod we wait for is never placed.
+/// Kills kube-scheduler, so that the pod is never bound.
 pub(crate) async fn component(harness: Harness) -> Result<()> {
     let cluster = Cluster::start(&harness, Parts::ALL).await?;
     let node = cluster.add_node(1).await?;
@@ -26,7 +26,7 @@ pub(crate) async fn panic(harness: Harness) -> Result<()> {
     panic!("on purpose");
 }
 
-/// Never ends while a pod runs.
+/// Hangs while a pod runs.
 pub(crate) async fn hang(harness: Harness) -> Result<()> {
     let cluster = Cluster::start(&harness, Parts::ALL).await?;
     let _node = cluster.add_node(1).await?;

@@ -1,5 +1,4 @@
-//! The requests on which the embedded API server is tried, on the real one: so that tests and demo on the one tell
-//! something about the other.
+//! The requests of the embedded API server's test, sent to a real one. Both must answer alike.
 
 use anyhow::{Result, anyhow};
 use axum::http::Request;
@@ -23,7 +22,7 @@ pub(crate) async fn run(harness: Harness) -> Result<()> {
         let body = answer.into_body().collect_bytes().await?;
         anyhow::Ok((code, String::from_utf8_lossy(&body).into_owned()))
     });
-    let steps = tried.await.map_err(|differences| anyhow!("the real API server differs:\n{differences}"))?;
-    harness.note(&format!("{steps} requests answered as by the embedded server"));
+    let steps = tried.await.map_err(|error| anyhow!("the real API server differs:\n{error}"))?;
+    harness.note(&format!("{steps} requests are answered like by the embedded server"));
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! A device plugin lives through what a real kubelet does to one: registration in both ways, allocation, refusal, restart.
+//! A device plugin on a real kubelet: registration in both ways, allocation, rejection and restart.
 
 mod gpus;
 
@@ -16,10 +16,10 @@ use tokio_util::sync::CancellationToken;
 use self::gpus::{CDI_KIND, FakeGpus, GRANTS_IN_CONTAINER};
 use crate::harness::{Cluster, Harness, Parts, RealNode, pod};
 
-/// Served through `plugins_registry`, where the kubelet comes to the plugin.
+/// Resource served through `plugins_registry`, where the kubelet connects to the plugin.
 const CALLED: &str = "e2e.tessera.dev/called";
 
-/// Served through `kubelet.sock`, where the plugin goes to the kubelet.
+/// Resource served through `kubelet.sock`, where the plugin connects to the kubelet.
 const CALLING: &str = "e2e.tessera.dev/calling";
 
 const SOON: Duration = Duration::from_secs(60);
@@ -46,7 +46,7 @@ pub(crate) async fn run(harness: Harness) -> Result<()> {
     stage.a_refusal_is_told_to_the_user().await
 }
 
-/// The plugins and where they play.
+/// The plugins and their node.
 struct Stage<'a> {
     harness: &'a Harness,
     cluster: &'a Cluster,
@@ -83,9 +83,9 @@ impl Stage<'_> {
         for expected in [
             "E2E_CALLED=b-0,b-1\n",
             "E2E_CALLING=b-0,b-1\n",
-            // Set by containerd from the CDI specification.
+            // containerd sets this variable from the CDI specification.
             "E2E_GPU=b\n",
-            // Written before the container started, after its mounts were fixed.
+            // The plugin writes this file before the container starts, after its mounts are fixed.
             "granted b-0,b-1\n",
         ] {
             ensure!(log.contains(expected), "{expected:?} is missing in the pod's log:\n{log}");
@@ -103,7 +103,7 @@ impl Stage<'_> {
                 let pods = pod_resources.list().await?;
                 let listed =
                     pods.iter().find(|listed| listed.name == pod).context("the pod is not listed")?;
-                let container = listed.containers.first().context("it has no container")?;
+                let container = listed.containers.first().context("the pod has no container")?;
                 let held = |resource| container.ids.get(resource) == Some(&expected);
                 Ok((held(CALLED) && held(CALLING)).then_some(()))
             })
@@ -112,7 +112,8 @@ impl Stage<'_> {
         Ok(())
     }
 
-    /// A pod that comes while the kubelet is down is served as soon as it is back; the running one keeps its devices.
+    /// A pod that is created while the kubelet is down runs after its restart. The running pod
+    /// keeps its devices.
     async fn everything_survives_a_kubelet_restart(&self) -> Result<()> {
         let streams_before = (self.called.streams(), self.calling.streams());
         let pods = self.cluster.pods();
@@ -141,7 +142,7 @@ impl Stage<'_> {
         let id_after = pods.get("first").await?.status.and_then(|s| s.container_statuses);
         ensure!(container_id(id_before) == container_id(id_after), "the running pod was restarted");
         self.harness
-            .note("the kubelet restarted: plugins registered again, running pod untouched, new pod served");
+            .note("the kubelet restarted: the plugins registered again, the running pod is unchanged, the new pod runs");
         Ok(())
     }
 
@@ -151,7 +152,7 @@ impl Stage<'_> {
         let refused = self.cluster.wait_for_phase("refused", "Failed", SOON).await?;
         let message = refused.status.and_then(|status| status.message).unwrap_or_default();
         ensure!(message.contains("the GPUs are resting"), "the pod's message is {message:?}");
-        self.harness.note("a refused pod says why");
+        self.harness.note("a rejected pod reports the reason");
         Ok(())
     }
 }
@@ -164,7 +165,7 @@ fn start_plugin(harness: &Harness, node: &RealNode, resource: &str) -> Result<Ar
     };
     let gpus = Arc::new(FakeGpus::new(short, harness.state(&format!("grants-{short}"))?));
     let served = ServedPlugin { plugin: gpus.clone(), resource: resource.to_owned(), registration };
-    // Ends with the process.
+    // The task ends with the process.
     tokio::spawn(async move {
         if let Err(error) = serve(served, CancellationToken::new()).await {
             println!("  {:#}", anyhow::Error::from(error));
@@ -173,7 +174,7 @@ fn start_plugin(harness: &Harness, node: &RealNode, resource: &str) -> Result<Ar
     Ok(gpus)
 }
 
-/// One CDI device for each GPU; it sets a variable in the container.
+/// Writes one CDI device for each GPU, which sets a variable in the container.
 fn write_cdi_specification(node: &RealNode) -> Result<()> {
     let devices =
         ["a", "b"].map(|gpu| json!({ "name": gpu, "containerEdits": { "env": [format!("E2E_GPU={gpu}")] } }));

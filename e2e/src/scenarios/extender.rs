@@ -1,4 +1,4 @@
-//! A minimal extender is called by a real kube-scheduler, and binds with annotations.
+//! A minimal extender that a real kube-scheduler calls, and that binds with annotations.
 
 mod golden;
 mod server;
@@ -22,10 +22,10 @@ use tessera_cluster::{BindError, Binding, LeanPod};
 use self::server::{GRANT, Recorded, Server};
 use crate::harness::{Cluster, Extender, Harness, Parts, pod, virtual_node};
 
-/// Pods that ask for it concern the extender.
+/// Resource whose pods concern the extender.
 const RESOURCE: &str = "e2e.tessera.dev/gpu";
 
-/// The extender accepts the second and the third, and prefers the third.
+/// Nodes of the scenario. The extender accepts the second and the third, and prefers the third.
 const NODES: [&str; 3] = ["full", "fair", "fine"];
 
 const SOON: Duration = Duration::from_secs(30);
@@ -54,11 +54,12 @@ pub(crate) async fn run(harness: Harness) -> Result<()> {
         server.take_recorded();
     }
     a_pod_is_bound_only_once(&cluster, &binder).await?;
-    harness.note("a second binding and one for another pod of the same name are refused");
+    harness.note("a second binding and a binding for another UID are rejected");
     Ok(())
 }
 
-/// Creates a pod and watches it until it has a node: it must have the annotation then, and not before.
+/// Creates a pod and watches it until it has a node. The annotation must appear together with the
+/// node.
 async fn place(harness: &Harness, cluster: &Cluster, scheduler: &str) -> Result<LeanPod> {
     let name = format!("placed-{scheduler}");
     let pods: Api<LeanPod> = Api::default_namespaced(cluster.client());
@@ -70,7 +71,7 @@ async fn place(harness: &Harness, cluster: &Cluster, scheduler: &str) -> Result<
             let pod = states.try_next().await?.context("the watch ended")?;
             let granted = pod.metadata.annotations.as_ref().is_some_and(|all| all.contains_key(GRANT));
             let bound = !pod.spec.node_name.is_empty();
-            ensure!(granted == bound, "seen with only one of node and annotation: {pod:?}");
+            ensure!(granted == bound, "the pod had only one of node and annotation: {pod:?}");
             if bound {
                 return Ok(pod);
             }
@@ -134,7 +135,7 @@ async fn a_pod_is_bound_only_once(cluster: &Cluster, binder: &kube::Client) -> R
     Ok(())
 }
 
-/// Binding, and nothing else: what a scheduler of ours needs to write.
+/// Grants the right to bind and nothing else, which is all that a scheduler needs to write.
 async fn allow_binding(cluster: &Cluster) -> Result<()> {
     let create = |path: &str, object: Value| -> Result<_> {
         let request = axum::http::Request::post(format!("/apis/rbac.authorization.k8s.io/v1/{path}"))
@@ -173,7 +174,7 @@ fn asking_pod(name: &str, scheduler: &str, amount: &str) -> Pod {
     asking.metadata.annotations = Some([("example.com/note".to_owned(), "kept".to_owned())].into());
     if let Some(spec) = &mut asking.spec {
         spec.scheduler_name = Some(scheduler.into());
-        // Its volume would have another name in every run.
+        // The volume of the token would have another name in every run.
         spec.automount_service_account_token = Some(false);
     }
     asking

@@ -1,4 +1,5 @@
-//! The control plane gets ready, a pod runs on the real kubelet, its log is read; on a second node beside it, too.
+//! The control plane starts, a pod runs on a real kubelet and its log is read. A second node does
+//! the same.
 
 use std::time::Duration;
 
@@ -23,8 +24,11 @@ pub(crate) async fn run(harness: Harness) -> Result<()> {
         cluster.wait_for_phase(&name, "Succeeded", Duration::from_secs(60)).await?;
         let log = pods.logs(&name, &LogParams::default()).await?;
         ensure!(log.starts_with(&format!("hello from {name}\n")), "the log of {name} is {log:?}");
-        // Tools that find a process's pod rely on this.
-        ensure!(log.contains("/kubepods/besteffort/pod"), "the cgroups of {name} are not as usual: {log}");
+        // Tools rely on this path to find the pod of a process.
+        ensure!(
+            log.contains("/kubepods/besteffort/pod"),
+            "the cgroups of {name} have an unexpected path: {log}"
+        );
         harness.note(&format!("{name} ran and its log was read"));
     }
     Ok(())

@@ -1,4 +1,4 @@
-//! Every component ends and comes back; the running pod does not notice, and new pods run.
+//! Every component restarts. The running pod is not disturbed, and new pods run.
 
 use std::time::Duration;
 
@@ -27,7 +27,7 @@ pub(crate) async fn run(harness: Harness) -> Result<()> {
         ("kubelet", &node.kubelet),
     ];
     for (index, (name, component)) in components.into_iter().enumerate() {
-        // One in an orderly way, the next one not.
+        // Components are stopped and killed in turn.
         if index % 2 == 0 {
             component.restart().await?;
         } else {
@@ -35,7 +35,7 @@ pub(crate) async fn run(harness: Harness) -> Result<()> {
             component.start_again()?;
         }
         a_new_pod_runs(&harness, &cluster, &format!("after-{name}")).await?;
-        harness.note(&format!("{name} was started again"));
+        harness.note(&format!("{name} restarted"));
     }
 
     let after = container(cluster.wait_for_phase("steady", "Running", SOON).await?)?;
@@ -44,7 +44,7 @@ pub(crate) async fn run(harness: Harness) -> Result<()> {
 }
 
 async fn a_new_pod_runs(harness: &Harness, cluster: &Cluster, name: &str) -> Result<()> {
-    // The API server itself may be on its way back.
+    // The API server may still be starting.
     harness
         .wait_for(&format!("{name} to be taken"), SOON, async || {
             let pods = cluster.pods();

@@ -33,16 +33,16 @@ pub(crate) use self::{
 
 const SOON: Duration = Duration::from_secs(40);
 
-/// Who the scheduler is to the API server: what `deploy/scheduler/rbac.yaml` gives rights to.
+/// User of the scheduler, to which `deploy/scheduler/rbac.yaml` grants rights.
 const USER: &str = "system:serviceaccount:kube-system:tessera-scheduler";
 
-/// A cluster with GPU nodes, and everything of `deploy/scheduler` but the pods themselves.
+/// A cluster with GPU nodes and everything of `deploy/scheduler` except for the pods.
 struct Site {
     harness: Harness,
     cluster: Arc<Cluster>,
 }
 
-/// One process of `tessera scheduler`.
+/// A process of `tessera scheduler`.
 struct Replica {
     component: Component,
     address: SocketAddr,
@@ -55,7 +55,7 @@ impl Site {
         Self::of(harness, Arc::new(cluster)).await
     }
 
-    /// A cluster that is there already.
+    /// Uses an existing cluster.
     async fn of(harness: &Harness, cluster: Arc<Cluster>) -> Result<Self> {
         let site = Self { harness: harness.clone(), cluster };
         site.apply("rbac.yaml").await?;
@@ -67,7 +67,7 @@ impl Site {
         self.cluster.create_shipped(&format!("scheduler/{file}")).await
     }
 
-    /// A replica that talks to the API server itself, or to something that stands before it.
+    /// Starts a replica that uses the API server, or a proxy in front of it.
     fn replica(&self, name: &str, kubeconfig: Option<&Path>) -> Result<Replica> {
         let own = self.cluster.kubeconfig(USER, "e2e")?;
         let address: SocketAddr = format!("127.0.0.1:{}", free_port()?).parse()?;
@@ -90,7 +90,8 @@ impl Site {
             .await
     }
 
-    /// kube-scheduler as the cluster's own, with the shipped configuration; only the addresses are put in.
+    /// Starts kube-scheduler with the shipped configuration, in which only the addresses are
+    /// replaced.
     fn kube_scheduler(&self, front: &Front) -> Result<Component> {
         let shipped = fs::read_to_string(deploy().join("scheduler/kube-scheduler-edit.yaml"))?;
         let kubeconfig = self.cluster.kubeconfig("system:kube-scheduler", "e2e")?.display().to_string();
@@ -100,7 +101,7 @@ impl Site {
         self.start_kube_scheduler("kube-scheduler", configuration, &kubeconfig, front)
     }
 
-    /// A kube-scheduler with a shipped configuration, in which our Service's address is put right.
+    /// Starts a kube-scheduler with a shipped configuration and the address of our Service.
     fn start_kube_scheduler(
         &self,
         name: &str,
@@ -134,7 +135,7 @@ impl Site {
         outcome.with_context(|| format!("its last status was {last}"))
     }
 
-    /// Waits until the pod is told that it fits nowhere, in these words.
+    /// Waits until the pod is rejected with this text.
     async fn refused(&self, name: &str, words: &str) -> Result<()> {
         let pods = self.cluster.pods();
         let mut last = String::new();
@@ -153,7 +154,7 @@ impl Site {
         Ok(())
     }
 
-    /// Waits for an event about the pod, as `kubectl describe` shows them.
+    /// Waits for an event about the pod, as `kubectl describe` shows it.
     async fn told(&self, name: &str, reason: &str) -> Result<Event> {
         let events: Api<Event> = Api::default_namespaced(self.cluster.client());
         let about = ListParams::default().fields(&format!("involvedObject.name={name},reason={reason}"));
@@ -164,7 +165,7 @@ impl Site {
             .await
     }
 
-    /// Makes a pod end, as its kubelet would.
+    /// Ends a pod, as its kubelet would.
     async fn end(&self, name: &str) -> Result<()> {
         let patch = json!({ "status": { "phase": "Succeeded" } });
         let patch = kube::api::Patch::Merge(&patch);

@@ -1,4 +1,4 @@
-//! The harness itself: what goes wrong is shown, and leaves nothing behind.
+//! The harness itself: failures are shown and leave nothing behind.
 
 use std::{
     fs,
@@ -33,7 +33,7 @@ async fn a_dead_component_is_shown(settings: &Settings) -> Result<()> {
         "failed: the pod's last status was",
         "kube-scheduler was killed by signal 9 while waiting for pod second to be Succeeded",
         "---- kube-scheduler was killed by signal 9; end of its log",
-        // A line of that log and of no other.
+        // This line is in that log only.
         "Starting Kubernetes Scheduler",
         "all logs: ",
         "0 passed, 1 failed",
@@ -45,7 +45,7 @@ async fn a_dead_component_is_shown(settings: &Settings) -> Result<()> {
     let logs = kept_logs(&output)?;
     ensure!(logs.join("kube-scheduler.log").is_file(), "no log of kube-scheduler in {}", logs.display());
     remove_logs(&logs)?;
-    note("a component that died was shown with its log");
+    note("a component that died is shown with its log");
     Ok(())
 }
 
@@ -56,7 +56,7 @@ async fn a_panic_is_a_failure(settings: &Settings) -> Result<()> {
         ensure!(output.contains(expected), "{expected:?} is missing in the output:\n{output}");
     }
     remove_logs(&kept_logs(&output)?)?;
-    note("a panic was a failure like any other");
+    note("a panic is reported as a failure");
     Ok(())
 }
 
@@ -66,7 +66,7 @@ async fn an_interrupted_runner_cleans_up(settings: &Settings) -> Result<()> {
     let status = timeout(SOON, runner.wait()).await.context("the interrupted runner does not end")??;
     ensure!(status.code() == Some(130), "the interrupted runner ended with {status}");
     ensure!(enclosure::remains_of(id)?.is_empty(), "left behind: {:?}", enclosure::remains_of(id)?);
-    note("an interrupted runner cleaned up");
+    note("an interrupted runner cleans up");
     Ok(())
 }
 
@@ -74,7 +74,8 @@ async fn a_killed_runner_takes_everything_along(settings: &Settings) -> Result<(
     let mut runner = start_and_wait_for(settings, "broken-hang", "hanging").await?;
     let id = runner.id().context("the runner has ended")?;
     let started = enclosure::processes_of(id)?;
-    // etcd, API server, controller manager, scheduler, containerd, its shim, kubelet, the pod itself, …
+    // These include etcd, API server, controller manager, scheduler, containerd, its shim, kubelet
+    // and the pod.
     ensure!(started.len() >= 8, "only {} processes run", started.len());
     signal(&runner, Signal::KILL)?;
     runner.wait().await?;
@@ -92,7 +93,7 @@ async fn a_killed_runner_takes_everything_along(settings: &Settings) -> Result<(
     Ok(())
 }
 
-/// Another runner, for one scenario.
+/// Returns a command that starts another runner for one scenario.
 fn runner(settings: &Settings, scenario: &str) -> Result<Command> {
     let mut command = Command::new(std::env::current_exe()?);
     command.args(settings.arguments(&[scenario.to_owned()])).stdin(Stdio::null()).stdout(Stdio::piped());
@@ -109,13 +110,13 @@ async fn run_to_end(settings: &Settings, scenario: &str) -> Result<(ExitStatus, 
     Ok((output.status, String::from_utf8_lossy(&output.stdout).into_owned()))
 }
 
-/// Where a runner says that it left the logs.
+/// Returns the directory of the logs that a runner has printed.
 fn kept_logs(output: &str) -> Result<PathBuf> {
     let path = output.lines().find_map(|line| line.trim().strip_prefix("all logs: "));
     path.map(PathBuf::from).with_context(|| format!("no logs were kept:\n{output}"))
 }
 
-/// These failures were wanted: their logs are of no use to anybody.
+/// Removes the logs. These failures were intended, so their logs are not needed.
 fn remove_logs(logs: &Path) -> Result<()> {
     fs::remove_dir_all(logs)?;
     if let Some(parent) = logs.parent() {
@@ -138,8 +139,8 @@ async fn start_and_wait_for(settings: &Settings, scenario: &str, line_end: &str)
         }
         bail!("{scenario} ended early:\n{}", before.join("\n"))
     };
-    timeout(SOON, seen).await.with_context(|| format!("{scenario} does not get that far"))??;
-    // The rest must be read, or the runner could not write it.
+    timeout(SOON, seen).await.with_context(|| format!("{scenario} does not reach this point"))??;
+    // The runner blocks if its output is not read.
     tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
     Ok(child)
 }

@@ -1,4 +1,4 @@
-//! The files that a node's programs are configured with.
+//! The configuration files of a node's programs.
 
 use anyhow::Result;
 use serde_json::json;
@@ -48,7 +48,7 @@ conf_dir = "{directory}/cni"
         )
     }
 
-    /// A bridge of the node's own.
+    /// Returns the network configuration: a bridge for each node.
     pub(super) fn network(&self) -> serde_json::Value {
         json!({
             "cniVersion": "0.4.0",
@@ -83,9 +83,10 @@ conf_dir = "{directory}/cni"
             "podLogsDir": self.directory.join("pod-logs"),
             "volumePluginDir": self.directory.join("volume-plugins"),
             "resolvConf": "",
-            // Changes of devices reach the node's object with the next status, for which tests should not have to wait long.
+            // Device changes reach the node's object with the next status update. A short interval
+            // keeps tests fast.
             "nodeStatusUpdateFrequency": "1s",
-            // A machine that is short of disk must not evict our pods or delete the only image.
+            // A host with a full disk must not evict our pods or delete the only image.
             "evictionHard": { "memory.available": "1Mi", "nodefs.available": "1Mi" },
             "imageGCHighThresholdPercent": 100,
         }))

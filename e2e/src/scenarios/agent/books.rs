@@ -1,5 +1,5 @@
-//! The invariant: the kubelet's podresources, the pods' annotations, the grant directories and the agent's ledger say the
-//! same, and no GPU carries more than it has.
+//! The invariant of the agent: podresources, annotations, grant directories and the agent's ledger
+//! agree, and no GPU is overbooked.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -22,11 +22,11 @@ use tessera_wire::{
 
 use super::stage::{SOON, Stage, core_node, eight_gpus};
 
-/// Waits until all books agree.
+/// Waits until all allocations agree.
 pub(super) async fn check(stage: &Stage) -> Result<()> {
     stage
         .harness
-        .wait_for("all books to agree", SOON, async || {
+        .wait_for("all allocations to agree", SOON, async || {
             compare(stage).await?;
             Ok(Some(()))
         })
@@ -60,7 +60,11 @@ async fn compare(stage: &Stage) -> Result<()> {
             let shown: BTreeSet<String> =
                 devices.iter().filter_map(|device| Some(device["card_idx"].as_str()?.to_owned())).collect();
             let held: BTreeSet<String> = gpus.iter().map(|gpu| gpu.0.to_string()).collect();
-            ensure!(shown == held, "{}: the agent says {shown:?}, the kubelet {held:?}", pod.metadata.name);
+            ensure!(
+                shown == held,
+                "{}: the agent reports {shown:?}, the kubelet {held:?}",
+                pod.metadata.name
+            );
         }
         let grants =
             grant::parse(&pod.spec, &pod.metadata.annotations, &node, MemoryUnit::GiB)?.unwrap_or_default();
@@ -72,7 +76,7 @@ async fn compare(stage: &Stage) -> Result<()> {
             containers: grants,
         });
     }
-    ensure!(ledger.overbooked().is_empty(), "over-granted: {:?}", ledger.overbooked());
+    ensure!(ledger.overbooked().is_empty(), "overbooked: {:?}", ledger.overbooked());
     let in_usage: BTreeSet<String> = usage.keys().cloned().collect();
     ensure!(in_usage == holders, "the agent counts {in_usage:?}, the pods are {holders:?}");
     let directories: BTreeSet<String> = fs::read_dir(&stage.grants)?
@@ -83,7 +87,7 @@ async fn compare(stage: &Stage) -> Result<()> {
     Ok(())
 }
 
-/// The GPUs of each lasting container of a pod by the kubelet, if annotations and limits say the same.
+/// Returns the GPUs of each running container of a pod, if kubelet, annotations and limits agree.
 pub(super) async fn pod_agrees(stage: &Stage, pod: &Pod) -> Result<BTreeMap<String, BTreeSet<GpuIndex>>> {
     let ids = DeviceIds::new(&eight_gpus().gpus, MemoryUnit::GiB);
     let name = &pod.metadata.name;
@@ -102,12 +106,12 @@ pub(super) async fn pod_agrees(stage: &Stage, pod: &Pod) -> Result<BTreeMap<Stri
         let mut gpus = BTreeSet::new();
         for resource in Resource::of(claim.dialect) {
             for id in container.ids.get(resource.name()).into_iter().flatten() {
-                gpus.insert(ids.read(resource, id).with_context(|| format!("{id} is no device"))?.0);
+                gpus.insert(ids.read(resource, id).with_context(|| format!("{id} is not a device"))?.0);
             }
         }
         let said = annotated.iter().find(|grant| grant.container == claim.container).context("no grant")?;
         let said: BTreeSet<GpuIndex> = said.holds.iter().map(|(gpu, _)| *gpu).collect();
-        ensure!(said == gpus, "{name}: annotations say {said:?}, the kubelet {gpus:?}");
+        ensure!(said == gpus, "{name}: the annotations name {said:?}, the kubelet {gpus:?}");
         let missing: Vec<_> =
             handed.iter().filter(|(key, value)| pod.metadata.annotations.get(*key) != Some(value)).collect();
         ensure!(missing.is_empty(), "{name}: {missing:?} are missing");
@@ -116,7 +120,7 @@ pub(super) async fn pod_agrees(stage: &Stage, pod: &Pod) -> Result<BTreeMap<Stri
             let limits = limits.with_context(|| format!("{name}/{}", claim.container))?;
             let written: BTreeSet<GpuIndex> =
                 limits.gpus.iter().filter_map(|gpu| stage.gpu(&gpu.uuid)).collect();
-            ensure!(written == gpus, "{name}: the limits say {written:?}, the kubelet {gpus:?}");
+            ensure!(written == gpus, "{name}: the limits name {written:?}, the kubelet {gpus:?}");
         }
         found.insert(claim.container, gpus);
     }

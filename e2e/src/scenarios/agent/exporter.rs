@@ -1,4 +1,5 @@
-//! Processes of real containers, on GPUs that exist only in a file: the real kubelet's cgroups tell whose they are.
+//! Usage of real containers on simulated GPUs. The cgroups of a real kubelet identify the
+//! containers.
 
 use std::{collections::BTreeMap, fs};
 
@@ -12,7 +13,7 @@ use super::{
     stage::{SOON, Stage},
 };
 
-/// By this every container knows who it is, in a way that no cgroup has a part in.
+/// Environment variable with the name of the container, which does not depend on cgroups.
 const WHO: &str = "TESSERA_E2E_WHO";
 
 pub(super) async fn run(stage: &Stage) -> Result<()> {
@@ -37,7 +38,8 @@ pub(super) async fn run(stage: &Stage) -> Result<()> {
         stage.cluster.wait_for_phase(name, "Running", SOON).await?;
     }
 
-    // Every container on GPU 2 but one, one on GPU 6, the one without a grant on GPU 5, and this very process on GPU 0.
+    // All containers but one are on GPU 2, one is on GPU 6, the one without a grant on GPU 5, and
+    // this process on GPU 0.
     let placed = [
         ("first/proxy", 2, 1000, 10),
         ("first/one", 2, 2000, 20),
@@ -68,9 +70,7 @@ pub(super) async fn run(stage: &Stage) -> Result<()> {
         .await?;
     ensure!(seen.containers.len() == placed.len(), "more containers than there are: {:?}", seen.containers);
     ensure!(seen.gpus[0].memory_used_mib == Some(764), "GPU 0: {:?}", seen.gpus[0]);
-    stage.harness.note(
-        "five containers of three pods: each process is counted to its own, on the real kubelet's cgroups",
-    );
+    stage.harness.note("five containers of three pods: each process is counted for its own container");
 
     let text = stage.page("/metrics").await?;
     let escaped = text.lines().filter(|line| line.starts_with("tessera_container_escaped_processes{"));
@@ -79,8 +79,10 @@ pub(super) async fn run(stage: &Stage) -> Result<()> {
         matches!(escaped.as_slice(), [one] if one.contains("pod=\"free\"") && one.contains("gpu=\"5\"") && one.ends_with(" 1")),
         "escaped: {escaped:?}"
     );
-    ensure!(text.contains("part=\"host\"} 734003200"), "this process is not of the host: {text}");
-    stage.harness.note("a process without a grant is flagged, one of no pod is the host's");
+    ensure!(text.contains("part=\"host\"} 734003200"), "this process is not counted for the host: {text}");
+    stage
+        .harness
+        .note("a process without a grant is reported, a process outside of pods counts for the host");
 
     let usage: Value = serde_json::from_str(&stage.page("/usage").await?)?;
     let uid = stage.pod("second").await?.metadata.uid;
@@ -95,11 +97,11 @@ pub(super) async fn run(stage: &Stage) -> Result<()> {
             Ok((!stage.page("/metrics").await?.contains("\"second\"")).then_some(()))
         })
         .await?;
-    stage.harness.note("series go with their pod");
+    stage.harness.note("series end with their pod");
     Ok(())
 }
 
-/// Tells every container who it is.
+/// Sets the name of every container in its environment.
 fn named(mut pod: Pod) -> Pod {
     let name = pod.metadata.name.clone().unwrap_or_default();
     let spec = pod.spec.iter_mut();
@@ -116,13 +118,13 @@ fn named(mut pod: Pod) -> Pod {
     pod
 }
 
-/// The processes that say who they are, with their numbers: containers run one each.
+/// Returns the processes with a name in their environment. Each container runs one.
 fn processes() -> Result<BTreeMap<String, u32>> {
     let mut found = BTreeMap::new();
     for entry in fs::read_dir("/proc")? {
         let entry = entry?;
         let Ok(pid) = entry.file_name().to_string_lossy().parse::<u32>() else { continue };
-        // It may be gone by now.
+        // The process may be gone by now.
         let environment = fs::read(entry.path().join("environ")).unwrap_or_default();
         let texts = environment.split(|byte| *byte == 0).map(String::from_utf8_lossy);
         for text in texts {

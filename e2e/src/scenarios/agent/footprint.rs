@@ -1,4 +1,4 @@
-//! What the agent takes of its node, with as many pods as a node holds.
+//! Memory and CPU of the agent with as many pods as a node holds.
 
 use std::{fs, time::Duration};
 
@@ -14,17 +14,17 @@ use super::{
 
 const PODS: usize = 100;
 
-/// Resident memory that must not be exceeded.
-const MOST_KIB: u32 = 30 << 10;
+/// Largest accepted resident memory.
+const MAX_RESIDENT_KIB: u32 = 30 << 10;
 
-/// And processor time while nothing happens, of one core.
-const MOST_PERCENT: f64 = 1.0;
+/// Largest accepted CPU usage of the idle agent, in percent of one core.
+const MAX_IDLE_PERCENT: f64 = 1.0;
 
-/// How long the agent is watched while nothing happens.
+/// Duration of the measurement of the idle agent.
 const IDLE: Duration = Duration::from_secs(20);
 
-/// Clock ticks a second, as the kernel counts processor time.
-const TICKS: f64 = 100.0;
+/// Clock ticks per second, in which the kernel counts CPU time.
+const TICKS_PER_SECOND: f64 = 100.0;
 
 pub(super) async fn run(stage: &Stage) -> Result<()> {
     let share = [("tencent.com/vcuda-core", "7"), ("tencent.com/vcuda-memory", "20")];
@@ -38,12 +38,14 @@ pub(super) async fn run(stage: &Stage) -> Result<()> {
     }
     books::check(stage).await?;
     let agent = stage.agent.id().context("the agent does not run")?;
-    stage.harness.note(&format!("{PODS} pods run; now nothing happens for {} s", IDLE.as_secs()));
+    stage.harness.note(&format!("{PODS} pods run; the agent is idle for {} s", IDLE.as_secs()));
     let (before, threads_before) = (ticks(agent)?, ThreadTimes::of(agent)?);
     sleep(IDLE).await;
-    let busy = (ticks(agent)? - before) / TICKS / IDLE.as_secs_f64() * 100.0;
-    stage.harness.note(&format!("taken by: {}", ThreadTimes::of(agent)?.since(&threads_before, IDLE)));
-    // Two processes on a GPU for each pod, and somebody who scrapes.
+    let busy = (ticks(agent)? - before) / TICKS_PER_SECOND / IDLE.as_secs_f64() * 100.0;
+    stage
+        .harness
+        .note(&format!("CPU usage by thread: {}", ThreadTimes::of(agent)?.since(&threads_before, IDLE)));
+    // There are two processes per pod, and metrics are scraped.
     let line = |pid: usize| format!(r#"{{"pid":{pid},"gpu":{},"memoryMiB":1000,"busyPercent":1}}"#, pid % 8);
     let lines: Vec<String> = (1..=2 * PODS).map(line).collect();
     fs::write(format!("{}.processes", stage.gpus.display()), lines.join("\n"))?;
@@ -62,24 +64,25 @@ pub(super) async fn run(stage: &Stage) -> Result<()> {
         mib(resident),
         mib(own)
     ));
-    ensure!(resident <= MOST_KIB, "the agent takes {resident} KiB");
-    ensure!(busy < MOST_PERCENT, "the agent takes {busy} % of a core while nothing happens");
+    ensure!(resident <= MAX_RESIDENT_KIB, "the agent uses {resident} KiB");
+    ensure!(busy < MAX_IDLE_PERCENT, "the idle agent uses {busy} % of a core");
     Ok(())
 }
 
-/// What the kernel says of the memory of a process.
+/// Returns a field of the memory of a process, in KiB.
 fn kib(process: u32, field: &str) -> Result<u32> {
     let status = fs::read_to_string(format!("/proc/{process}/status"))?;
     let line = status.lines().find_map(|line| line.strip_prefix(field)).context("not told")?;
     Ok(line.trim().trim_end_matches(" kB").parse()?)
 }
 
-/// Processor time of a process so far, in ticks.
+/// Returns the CPU time of a process so far, in ticks.
 fn ticks(process: u32) -> Result<f64> {
     let stat = fs::read_to_string(format!("/proc/{process}/stat"))?;
     let (_, fields) = stat.rsplit_once(") ").context("no fields")?;
     let fields: Vec<&str> = fields.split(' ').collect();
     let time = |field: usize| -> Result<f64> { Ok(fields.get(field).context("too short")?.parse()?) };
-    // utime and stime are fields 14 and 15, counted from 1 with the two before the parenthesis.
+    // Fields 14 and 15 are utime and stime, counted from 1 with the two fields before the
+    // parenthesis.
     Ok(time(11)? + time(12)?)
 }

@@ -1,4 +1,4 @@
-//! A GPU in trouble is withdrawn everywhere and comes back.
+//! A GPU with errors is withdrawn everywhere and comes back.
 
 use std::{fs::OpenOptions, io::Write as _};
 
@@ -33,7 +33,7 @@ pub(super) async fn withdrawn_and_back(stage: &Stage) -> Result<()> {
         .await?;
     let annotations = stage.node_object().await?.metadata.annotations.unwrap_or_default();
     let told = inventory::parse(annotations.get(inventory::KEY).context("no inventory")?)?;
-    ensure!(told.gpus[2].health == Health::Unhealthy, "the inventory does not tell");
+    ensure!(told.gpus[2].health == Health::Unhealthy, "the inventory does not report it");
     stage.harness.note("a broken GPU is withdrawn in every dialect, in the inventory and for gpushare");
     happen(stage, "2 back")?;
     stage.wait_until_served().await?;
@@ -46,7 +46,7 @@ pub(super) async fn withdrawn_and_back(stage: &Stage) -> Result<()> {
     happen(stage, "4 xid 63")?;
     stage.wait_for_allocatable("nvidia.com/gpu", "7").await?;
     stage.wait_until_served().await?;
-    stage.harness.note("it comes back when it is found again, or after a quiet time");
+    stage.harness.note("a GPU comes back when it is found again, or after the quiet time");
     Ok(())
 }
 

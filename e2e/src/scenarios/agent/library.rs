@@ -1,4 +1,5 @@
-//! The library in containers of a real runtime, on the simulated driver: shares hold, whatever becomes of the agent.
+//! The library in containers of a real runtime, on the simulated driver. Shares are enforced also
+//! while the agent is down.
 
 use std::{
     fs,
@@ -22,7 +23,8 @@ use super::{
 };
 use crate::harness::Harness;
 
-/// Begins, asks how much there is, takes pieces of 256 MiB until there are no more, and gives them back; for ever.
+/// Script that repeats forever: initializes, reads the memory size, allocates pieces of 256 MiB
+/// until the limit, and frees them.
 pub(super) const ROUNDS: &str = "\
 (echo x > /etc/tessera/control) 2>/dev/null || echo read-only
 export TESSERA_GRANT=/tmp
@@ -35,12 +37,14 @@ free plain\" | /e2e/tenant dlsym | while read line; do echo -n \"$line / \"; don
   sleep 0.3
 done";
 
-/// What such a round says with 10 GiB: without 528 MiB for a context 37 pieces, then out of memory (2).
+/// Output of a round with 10 GiB: 37 pieces, because a context takes 528 MiB, then out of memory
+/// (2).
 const LARGE: &str = "0 / 10240 10240 / 37 2 / 0 /";
-/// And with 5 GiB.
+/// Output of a round with 5 GiB.
 pub(super) const SMALL: &str = "0 / 5120 5120 / 17 2 / 0 /";
 
-/// Leaves a process behind that holds memory, and ends; after its restart does as others do.
+/// Script that leaves a process with memory behind and ends. After its restart it runs the usual
+/// rounds.
 const CRASH: &str = "\
 if ! test -e /e2e/state/crashed; then
   (echo begin; echo take plain 4000; sleep 1000) | /e2e/tenant link > /e2e/state/crashed &
@@ -65,14 +69,13 @@ pub(super) async fn run(stage: &Stage) -> Result<()> {
     };
     let seen = both(3).await?;
     let log = stage.cluster.pods().logs("large", &LogParams::default()).await?;
-    ensure!(log.starts_with("read-only\n"), "the limits could be written: {log}");
-    stage.harness.note("each container sees its share, and is refused more");
+    ensure!(log.starts_with("read-only\n"), "the limits are writable: {log}");
+    stage.harness.note("each container sees its share and cannot allocate more");
 
     let grant = stage.grants.join(stage.pod("large").await?.metadata.uid).join("main");
     let control = files::open_control(&grant)?;
     let arbiter = async |there: bool| {
-        let what =
-            if there { "the arbiter to hand out windows" } else { "the arbiter's heart to have stopped" };
+        let what = if there { "the arbiter to grant windows" } else { "the arbiter's heartbeat to stop" };
         let is = async || Ok((control.has_arbiter(futex::now()) == there).then_some(()));
         stage.harness.wait_for(what, SOON, is).await
     };
@@ -80,13 +83,13 @@ pub(super) async fn run(stage: &Stage) -> Result<()> {
     stage.agent.kill()?;
     arbiter(false).await?;
     let seen = both(seen + 4).await?;
-    stage.harness.note("the agent is gone: the limits hold");
+    stage.harness.note("the agent is down: the limits are enforced");
     stage.agent.start_again()?;
     arbiter(true).await?;
     let seen = both(seen + 4).await?;
-    stage.harness.note("the agent is back: the limits hold, and windows are handed out");
+    stage.harness.note("the agent is back: the limits are enforced and windows are granted");
 
-    // More at once, for a container that runs; the other one's stay.
+    // The limit of one running container is raised. That of the other one stays.
     stage.wait_until_served().await?;
     let patch = json!({ "metadata": { "annotations": { "tencent.com/vcuda-core-limit": "90" } } });
     stage.cluster.pods().patch("large", &PatchParams::default(), &Patch::Merge(patch)).await?;
@@ -98,9 +101,9 @@ pub(super) async fn run(stage: &Stage) -> Result<()> {
     };
     stage.harness.wait_for("the ceiling to be raised", SOON, ceilings).await?;
     both(seen + 2).await?;
-    stage.harness.note("a ceiling was raised while its container runs, the other's was not");
+    stage.harness.note("the ceiling of a running container was raised, that of the other one is unchanged");
 
-    escapes_are_told(stage, pod("idle", "while true; do sleep 1000; done", "5", "4")?).await?;
+    escapes_are_reported(stage, pod("idle", "while true; do sleep 1000; done", "5", "4")?).await?;
 
     let mut crashing = pod("crashing", &format!("{CRASH}{ROUNDS}"), "10", "20")?;
     if let Some(spec) = &mut crashing.spec {
@@ -108,8 +111,8 @@ pub(super) async fn run(stage: &Stage) -> Result<()> {
     }
     stage.create_bound(crashing, &[("main", &[SIMULATED])]).await?;
     rounds(stage, "crashing", small, 2).await?;
-    stage.harness.note("a container that crashed with memory in its books starts with empty ones");
-    // The GPU has few of its hundred percent left by now.
+    stage.harness.note("a container that crashed with charged memory restarts with an empty account");
+    // Little of the GPU's time is left by now.
     strict::run(stage, |name, script| pod(name, script, "2", "20")).await?;
     let uids = [stage.pod("large").await?.metadata.uid, stage.pod("small").await?.metadata.uid];
     stage.delete_all().await?;
@@ -117,8 +120,9 @@ pub(super) async fn run(stage: &Stage) -> Result<()> {
     stage.harness.wait_for("the grants to be gone", SOON, gone).await
 }
 
-/// The driver shows a process that keeps no books: its owner is told, and what it uses is taken off the container's limit.
-async fn escapes_are_told(stage: &Stage, idle: Pod) -> Result<()> {
+/// A process without an account appears on the GPU. Its owner is informed, and its memory reduces
+/// the container's limit.
+async fn escapes_are_reported(stage: &Stage, idle: Pod) -> Result<()> {
     stage.create_bound(idle, &[("main", &[SIMULATED])]).await?;
     stage.cluster.wait_for_phase("idle", "Running", SOON).await?;
     let uid = stage.pod("idle").await?.metadata.uid;
@@ -144,11 +148,11 @@ async fn escapes_are_told(stage: &Stage, idle: Pod) -> Result<()> {
     ensure!(metrics.lines().any(|line| is_it(&line) && line.ends_with(" 1")), "not in {metrics}");
     fs::remove_file(&shown)?;
     unledgered(0).await?;
-    stage.harness.note("what the driver shows beyond the books was taken off the limit, and given back");
+    stage.harness.note("memory outside of the account reduced the limit while it was in use");
     Ok(())
 }
 
-/// Has the simulated driver show a process on the GPU; comes back with the file that does.
+/// Makes the simulated driver show a process on the GPU. Returns the file that does so.
 pub(super) fn show_on_gpu(stage: &Stage, pid: u32) -> Result<PathBuf> {
     let shown = stage.gpus.with_extension("json.processes");
     let line = format!(r#"{{"pid":{pid},"gpu":{SIMULATED},"memoryMiB":300,"busyPercent":1}}"#);
@@ -156,7 +160,7 @@ pub(super) fn show_on_gpu(stage: &Stage, pid: u32) -> Result<PathBuf> {
     Ok(shown)
 }
 
-/// What the owner of a pod is told of an escape.
+/// Waits for the event about an escaped process of a pod.
 pub(super) async fn escape_of(stage: &Stage, pod: &str) -> Result<String> {
     let events: Api<Event> = Api::default_namespaced(stage.cluster.client());
     let told = async || {
@@ -170,7 +174,7 @@ pub(super) async fn escape_of(stage: &Stage, pod: &str) -> Result<String> {
     stage.harness.wait_for("an event about the escape", SOON, told).await
 }
 
-/// A process of a pod, by its number here.
+/// Returns a PID of a process of a pod.
 pub(super) fn process_in(uid: &str) -> Result<u32> {
     let written = [uid.to_owned(), uid.replace('-', "_")];
     for entry in fs::read_dir("/proc")?.flatten() {
@@ -183,7 +187,7 @@ pub(super) fn process_in(uid: &str) -> Result<u32> {
     bail!("no process of pod {uid} was found")
 }
 
-/// Waits for so many rounds of a pod, of which each must have gone as expected; how many there were.
+/// Waits for rounds of a pod and verifies their output. Returns the number of rounds.
 pub(super) async fn rounds(stage: &Stage, name: &str, expected: &str, at_least: usize) -> Result<usize> {
     stage
         .harness
@@ -198,18 +202,19 @@ pub(super) async fn rounds(stage: &Stage, name: &str, expected: &str, at_least: 
         .await
 }
 
-/// A round without its third word: what is free just after the process before has ended may still count that one.
-fn but_for_free(line: &str) -> String {
+/// Returns a round without its third word. The free memory may still include that of the previous
+/// process.
+fn without_free_memory(line: &str) -> String {
     let words = line.split_whitespace().enumerate().filter(|(place, _)| *place != 2);
     words.map(|(_, word)| word).collect::<Vec<_>>().join(" ")
 }
 
-/// The program and the simulated driver under its usual names, in one folder.
+/// Builds the program and links the simulated driver under its usual names in one directory.
 fn build(harness: &Harness) -> Result<PathBuf> {
     let folder = harness.state("tenant")?;
     let driver = harness.for_containers("libsimulated_driver.so")?;
     fs::copy(&driver, folder.join("libcuda.so.1"))?;
-    // The same file, so that it is loaded once by whatever name.
+    // A link, so that the driver is loaded only once under both names.
     std::os::unix::fs::symlink("libcuda.so.1", folder.join("libcuda.so"))?;
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates/interpose/tests/tenant.c");
     let compiled = Command::new("cc")
@@ -225,7 +230,7 @@ fn build(harness: &Harness) -> Result<PathBuf> {
     Ok(folder)
 }
 
-/// Gives a pod the program, the driver, a GPU of its own to simulate on, and this machine's C library.
+/// Mounts the program, the driver, a simulated GPU and the host's C library into a pod.
 fn on_simulated_gpu(stage: &Stage, built: &Path, mut pod: Pod) -> Result<Pod> {
     let name = pod.metadata.name.clone().unwrap_or_default();
     let state = stage.harness.state(&format!("tenant-{name}"))?;

@@ -1,4 +1,4 @@
-//! An agent whose node is missing in the cluster, as it is for one that was given a wrong name.
+//! An agent with a wrong node name, so that its node is missing in the cluster.
 
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::Node;
@@ -45,6 +45,6 @@ pub(super) async fn run(stage: &Stage) -> Result<()> {
             Ok(Some(()))
         })
         .await?;
-    stage.harness.note("an agent without a node says so, and announces its GPUs once there is one");
+    stage.harness.note("an agent without a node reports that, and publishes its GPUs when the node appears");
     agent.kill()
 }

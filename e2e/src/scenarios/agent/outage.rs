@@ -1,4 +1,4 @@
-//! The API server is away, and the agent dies meanwhile; the kubelet restarts as well.
+//! The API server is down while the agent is killed. The kubelet restarts as well.
 
 use anyhow::Result;
 
@@ -24,18 +24,19 @@ pub(super) async fn run(stage: &Stage) -> Result<()> {
             Ok(Some(stage.page("/healthz").await?))
         })
         .await?;
-    stage.harness.note("the agent starts and stays without an API server");
+    stage.harness.note("the agent starts and keeps running without the API server");
     stage.cluster.api_server.start_again()?;
     books::check(stage).await?;
-    stage.harness.note("the API server is back: all books agree");
+    stage.harness.note("the API server is back: all allocations agree");
 
-    // Pods that are bound while the kubelet is down are admitted when it is back, though the agent has to go to it.
+    // Pods that are bound while the kubelet is down are admitted after its restart, although the
+    // agent must register again.
     stage.node.kubelet.stop().await?;
     stage.create_bound(pod("meanwhile"), &[("main", &[6])]).await?;
     stage.node.kubelet.start_again()?;
     stage.cluster.wait_for_phase("meanwhile", "Running", SOON).await?;
     stage.wait_for_annotations("meanwhile", "main", &[6]).await?;
     books::check(stage).await?;
-    stage.harness.note("the kubelet restarted: a pod bound meanwhile runs where it was granted");
+    stage.harness.note("the kubelet restarted: a pod that was bound meanwhile runs on its granted GPU");
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Pods that ask for GPUs.
+//! Pods that request GPUs.
 
 use k8s_openapi::{
     api::core::v1::{self as api, Pod, PodSpec, ResourceRequirements},
@@ -8,11 +8,11 @@ use kube::api::ObjectMeta;
 
 use crate::harness::IMAGE;
 
-/// Shows the environment and what was mounted, and stays.
+/// Script that prints the environment and the mounted files, and keeps running.
 const SCRIPT: &str =
     "env; ls /etc/tessera 2>/dev/null; cat /etc/ld.so.preload 2>/dev/null; echo end; exec sleep 100000";
 
-/// One container and when it runs.
+/// A container, and whether it is an init container.
 pub(in crate::scenarios) struct Container(api::Container, bool);
 
 impl Container {
@@ -49,7 +49,7 @@ fn container(name: &str, script: &str, resources: &[(&str, &str)]) -> api::Conta
     }
 }
 
-/// A pod that no scheduler touches.
+/// Returns a pod that no scheduler handles.
 pub(in crate::scenarios) fn asking(name: &str, containers: &[Container]) -> Pod {
     let of = |early: bool| -> Vec<api::Container> {
         containers

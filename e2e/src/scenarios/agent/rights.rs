@@ -1,4 +1,4 @@
-//! With its own token an agent gets no further than its own node.
+//! The agent's token gives no rights beyond its own node.
 
 use anyhow::{Result, bail, ensure};
 use axum::http::{Method, Request};
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::stage::Stage;
 
-/// Another node.
+/// Name of another node.
 const ELSEWHERE: &str = "virtual-0000";
 
 pub(super) async fn end_at_the_node(stage: &Stage) -> Result<()> {
@@ -40,11 +40,11 @@ pub(super) async fn end_at_the_node(stage: &Stage) -> Result<()> {
     }
     let told = refusal(&agent, &Method::GET, maps, &json!({})).await?;
     ensure!(told.contains("is forbidden"), "reading ConfigMaps was answered with {told:?}");
-    stage.harness.note("its token is of no use against other nodes, their pods and other ConfigMaps");
+    stage.harness.note("the token gives no access to other nodes, their pods and other ConfigMaps");
     Ok(())
 }
 
-/// What the API server says against it.
+/// Returns the message of the API server's refusal.
 async fn refusal(client: &Client, method: &Method, path: &str, body: &Value) -> Result<String> {
     let request = Request::builder()
         .method(method)
@@ -57,6 +57,6 @@ async fn refusal(client: &Client, method: &Method, path: &str, body: &Value) -> 
     match client.request::<Value>(request).await {
         Err(kube::Error::Api(status)) => Ok(status.message.clone()),
         Err(error) => Err(error.into()),
-        Ok(answer) => bail!("it was done: {answer}"),
+        Ok(answer) => bail!("the request succeeded: {answer}"),
     }
 }

@@ -1,4 +1,4 @@
-//! Rounds of accidents: pods come and go, and at a random moment the agent or the kubelet dies.
+//! Rounds of failures: pods start and end, and the agent or the kubelet is killed at a random time.
 
 use std::time::Duration;
 
@@ -12,12 +12,12 @@ use super::{
     stage::{SOON, Stage},
 };
 
-/// How many rounds, unless the environment says otherwise.
+/// Number of rounds, unless the environment sets another one.
 const ROUNDS: usize = 6;
 
 const KUBELET: &str = "kubelet killed";
 
-/// Pods that live at a time, one per GPU and the rest on top.
+/// Number of pods at a time.
 const PODS: usize = 8;
 
 pub(super) async fn run(stage: &Stage) -> Result<()> {
@@ -27,8 +27,8 @@ pub(super) async fn run(stage: &Stage) -> Result<()> {
     let mut alive: Vec<(String, u8)> = Vec::new();
     let (mut made, mut failed) = (0, 0);
     for round in 0..rounds {
-        // A kubelet takes about a second to find an agent that came back, and turns pods away until then: what is lost in a
-        // round must be that round's doing.
+        // A kubelet takes about a second to find a restarted agent and rejects pods until then.
+        // Every rejection must belong to its own round.
         stage.wait_until_served().await?;
         while alive.len() < PODS {
             let (name, gpu) = (format!("pod-{made}"), dice.roll(8));
@@ -36,7 +36,7 @@ pub(super) async fn run(stage: &Stage) -> Result<()> {
             create(stage, &name, gpu, dice.roll(3)).await?;
             alive.push((name, gpu));
         }
-        // Anywhere from before the first admission to after the last start.
+        // The delay ends between the first admission and the last start.
         sleep(Duration::from_millis(u64::from(dice.roll(250)) * 8)).await;
         let what = match dice.roll(4) {
             0 | 1 => {
@@ -58,7 +58,10 @@ pub(super) async fn run(stage: &Stage) -> Result<()> {
             }
         };
         let lost = settle(stage, &mut alive).await?;
-        ensure!(lost == 0 || what != KUBELET, "{lost} pods were turned away though only the kubelet died");
+        ensure!(
+            lost == 0 || what != KUBELET,
+            "{lost} pods were rejected although only the kubelet was killed"
+        );
         failed += lost;
         stage.harness.note(&format!("round {round}: {what}; {} pods hold what was granted", alive.len()));
         books::check(stage).await?;
@@ -76,7 +79,8 @@ pub(super) async fn run(stage: &Stage) -> Result<()> {
     Ok(())
 }
 
-/// A small pod of one of three dialects, bound with a grant: eight of the largest fit on one GPU.
+/// Creates a small pod of one of three dialects and binds it with a grant. Eight of the largest fit
+/// on one GPU.
 async fn create(stage: &Stage, name: &str, gpu: u8, kind: u8) -> Result<()> {
     let resources: &[(&str, &str)] = match kind {
         0 => &[("tencent.com/vcuda-core", "10"), ("tencent.com/vcuda-memory", "30")],
@@ -85,14 +89,14 @@ async fn create(stage: &Stage, name: &str, gpu: u8, kind: u8) -> Result<()> {
     };
     let mut pod = asking(name, &[Container::main("main", resources)]);
     if let Some(spec) = &mut pod.spec {
-        // A kubelet that dies while it starts a container loses that container.
+        // A kubelet that is killed while it starts a container loses that container.
         spec.restart_policy = Some("Always".into());
     }
     stage.create_bound(pod, &[("main", &[gpu])]).await
 }
 
-/// Waits until every pod runs where it was granted, or has failed: a kubelet whose plugin is gone turns pods away, which
-/// nobody can prevent. Comes back with how many did.
+/// Waits until every pod runs on its granted GPU or has failed. A kubelet without the plugin
+/// rejects pods, which the agent cannot prevent. Returns the number of rejected pods.
 async fn settle(stage: &Stage, alive: &mut Vec<(String, u8)>) -> Result<usize> {
     let mut failed = 0;
     for (name, gpu) in std::mem::take(alive) {
@@ -117,14 +121,14 @@ async fn settle(stage: &Stage, alive: &mut Vec<(String, u8)>) -> Result<usize> {
                 "connection is closing",
                 "the agent is ending",
             ];
-            ensure!(away.iter().any(|words| message.contains(words)), "{name} was refused: {message}");
+            ensure!(away.iter().any(|words| message.contains(words)), "{name} was rejected: {message}");
             stage.delete(&name).await?;
         }
     }
     Ok(failed)
 }
 
-/// Random, and the same in every run.
+/// Random numbers that are the same in every run.
 struct Dice(u64);
 
 impl Dice {

@@ -1,4 +1,4 @@
-//! The situations every kubelet must bring the agent through, on a real one.
+//! The situations of `tessera_sim::kubelet::situations` on a real kubelet.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +16,7 @@ use super::{
 
 pub(super) async fn play_all(stage: &Stage) -> Result<()> {
     for situation in situations::all()? {
-        situation.run(stage).await.map_err(|wrong| anyhow!("{}: {wrong}", situation.name))?;
+        situation.run(stage).await.map_err(|error| anyhow!("{}: {error}", situation.name))?;
         stage.harness.note(&situation.name);
     }
     Ok(())
@@ -51,7 +51,10 @@ impl Stage {
             if asked.role != ContainerRole::Init {
                 let log = self.log(&asking.name, &asked.name).await?;
                 let has_library = log.contains("control\n") && log.contains("/usr/lib/tessera/libtessera.so");
-                ensure!(has_library == limits.is_some(), "limits {limits:?}, but it finds {log}");
+                ensure!(
+                    has_library == limits.is_some(),
+                    "the limits are {limits:?}, but the container finds {log}"
+                );
                 let pairs = log.lines().filter_map(|line| line.split_once('='));
                 env = pairs.map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
             }
@@ -89,7 +92,7 @@ impl situations::NodeUnderTest for Stage {
         let containers: Vec<Container> = asking.containers.iter().map(container).collect();
         let mut pod = manifest(&asking.name, &containers);
         if let Some(spec) = pod.spec.as_mut().filter(|_| asking.is_unplaced()) {
-            // It chose its node itself.
+            // The pod bypasses the scheduler.
             spec.node_name = Some(self.node.name.clone());
         }
         self.create(pod).await.map(drop)

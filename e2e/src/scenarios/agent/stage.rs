@@ -1,4 +1,4 @@
-//! A cluster, a node, its agent, and what can be done with them.
+//! A cluster with a node and its agent.
 
 use std::{fs, path::PathBuf, sync::Arc, time::Duration};
 
@@ -26,26 +26,26 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use crate::harness::{Cluster, Component, Harness, Parts, RealNode, deploy};
 
-/// The GPU that bears the name of the one that the simulated driver has.
+/// The GPU with the UUID of the simulated driver's GPU.
 pub(super) const SIMULATED: u8 = 7;
 const SIMULATED_UUID: &str = "GPU-73696d75-6c61-7465-642d-636172642d30";
 
 pub(super) const SOON: Duration = Duration::from_secs(60);
 
-/// Who the agent is to the API server: the service account of `deploy/agent`.
+/// Service account of the agent in `deploy/agent`.
 const ACCOUNT: &str = "tessera-agent";
 
-/// Where the agent shows its pages, inside the enclosure.
+/// Address of the agent's pages inside the enclosure.
 const PAGES: &str = "127.0.0.1:5678";
 
 pub(in crate::scenarios) struct Stage {
     pub(in crate::scenarios) harness: Harness,
     pub(super) agent: Component,
-    /// What the agent comes to the API server with.
+    /// Kubeconfig of the agent.
     pub(super) kubeconfig: PathBuf,
     pub(in crate::scenarios) node: RealNode,
     pub(in crate::scenarios) cluster: Arc<Cluster>,
-    /// The description of the GPUs.
+    /// File that describes the GPUs.
     pub(super) gpus: PathBuf,
     pub(super) grants: PathBuf,
     pub(super) pod_resources: PodResources,
@@ -71,7 +71,7 @@ impl Stage {
             .argument(format!("--library={}", harness.for_containers("libtessera.so")?.display()))
             .argument(format!("--kubelet-root={}", node.kubelet_root().display()))
             .argument(format!("--registration={registration}"))
-            // The enclosure's own processes, which the kubelet's containers are among.
+            // Processes of the enclosure, which include those of the containers.
             .argument("--proc-root=/proc")
             .argument(format!("--listen={PAGES}"));
         let program = shipped_settings()?
@@ -90,11 +90,11 @@ impl Stage {
             pod_resources,
         };
         stage.wait_until_served().await?;
-        harness.note("the agent serves its GPUs");
+        harness.note("the agent offers its GPUs");
         Ok(stage)
     }
 
-    /// Waits until the kubelet offers everything.
+    /// Waits until the kubelet offers all resources.
     pub(super) async fn wait_until_served(&self) -> Result<()> {
         let expected = [
             ("nvidia.com/gpu", "8"),
@@ -106,7 +106,7 @@ impl Stage {
         for (resource, amount) in expected {
             self.wait_for_allocatable(resource, amount).await?;
         }
-        // The node's status may be of an agent that is gone.
+        // The node's status may still be that of a killed agent.
         self.harness
             .wait_for("the agent to be ready", SOON, async || {
                 let answer = self.page("/readyz").await?;
@@ -136,15 +136,15 @@ impl Stage {
         let metadata = self.node_object().await?.metadata;
         let annotations = metadata.annotations.unwrap_or_default();
         let told = annotations.get(inventory::KEY).context("no inventory")?;
-        ensure!(inventory::parse(told)? == eight_gpus(), "the node says {told}");
+        ensure!(inventory::parse(told)? == eight_gpus(), "the node publishes {told}");
         let topology = annotations.get("GPU_TOPOLOGY").context("no GPU_TOPOLOGY")?;
-        ensure!(topology.contains("\"GPU_PIX_0_1\":\"Single PCI switch\""), "the node says {topology}");
+        ensure!(topology.contains("\"GPU_PIX_0_1\":\"Single PCI switch\""), "the node publishes {topology}");
         let model = metadata.labels.unwrap_or_default().remove("gaia.tencent.com/gpu-model");
         ensure!(model.as_deref() == Some("A100-SXM4-80GB"), "the model is {model:?}");
         ensure!(self.page("/readyz").await?.starts_with("ok"), "the agent is not ready");
         let graph = self.page("/graph").await?;
         ensure!(graph.contains("ROOT:8"), "the graph is {graph}");
-        self.harness.note("the node tells its GPUs, links, model and their number");
+        self.harness.note("the node publishes its GPUs, links, model and GPU count");
         Ok(())
     }
 
@@ -152,13 +152,13 @@ impl Stage {
         eight_gpus().gpus[usize::from(gpu)].uuid.to_string()
     }
 
-    /// The GPU with these bytes for a UUID.
+    /// Returns the GPU with these UUID bytes.
     pub(super) fn gpu(&self, uuid: &UuidBytes) -> Option<GpuIndex> {
         let gpus = eight_gpus().gpus;
         gpus.iter().find(|gpu| UuidBytes::parse(&gpu.uuid.0).as_ref() == Some(uuid)).map(|gpu| gpu.index)
     }
 
-    /// The limits in force of a container, as it reads them itself.
+    /// Returns the limits of a container, as the container reads them.
     pub(in crate::scenarios) fn limits(&self, uid: &str, container: &str) -> Result<GrantLimits> {
         let directory = self.grants.join(uid).join(container);
         let control = files::open_control(&directory).with_context(|| directory.display().to_string())?;
@@ -174,7 +174,7 @@ impl Stage {
         self.bind(&name, grants).await
     }
 
-    /// Binds a pod as our scheduler does: with the grant in the same write.
+    /// Binds a pod like our scheduler: with the grant in the same write.
     pub(super) async fn bind(&self, name: &str, grants: &[(&str, &[u8])]) -> Result<()> {
         let pod = self.pod(name).await?;
         let claims = pod.spec.claims(MemoryUnit::GiB)?;
@@ -201,7 +201,7 @@ impl Stage {
         Ok(binding.send(&self.cluster.client()).await?)
     }
 
-    /// A pod as the agent reads it.
+    /// Returns a pod as the agent reads it.
     pub(super) async fn pod(&self, name: &str) -> Result<objects::Pod> {
         as_agent_reads(&self.cluster.pods().get(name).await?)
     }
@@ -211,7 +211,7 @@ impl Stage {
         pods.items.iter().map(as_agent_reads).collect()
     }
 
-    /// A container's log, once it has said all.
+    /// Waits until a container's log is complete and returns it.
     pub(in crate::scenarios) async fn log(&self, pod: &str, container: &str) -> Result<String> {
         let parameters = LogParams { container: Some(container.into()), ..LogParams::default() };
         self.harness
@@ -222,7 +222,7 @@ impl Stage {
             .await
     }
 
-    /// Waits until the pod's annotations say that its GPUs were handed over.
+    /// Waits until the pod's annotations confirm its GPUs.
     pub(super) async fn wait_until_handed_over(&self, name: &str) -> Result<()> {
         self.harness
             .wait_for(&format!("{name} to be told that it has its GPUs"), SOON, async || {
@@ -230,13 +230,13 @@ impl Stage {
                 let handed = grant::assigned(&pod.spec, MemoryUnit::GiB)?;
                 let annotations = &pod.metadata.annotations;
                 let all = handed.iter().all(|(key, value)| annotations.get(key) == Some(value));
-                ensure!(all, "they say {annotations:?}");
+                ensure!(all, "the annotations are {annotations:?}");
                 Ok(Some(()))
             })
             .await
     }
 
-    /// The same, of these GPUs for a container.
+    /// Waits until the pod's annotations confirm these GPUs for a container.
     pub(super) async fn wait_for_annotations(&self, name: &str, container: &str, gpus: &[u8]) -> Result<()> {
         self.wait_until_handed_over(name).await?;
         let pod = self.pod(name).await?;
@@ -244,14 +244,14 @@ impl Stage {
         let said = said.unwrap_or_default();
         let said = said.iter().find(|grant| grant.container == container).context("no grant")?;
         let said: Vec<u8> = said.holds.iter().map(|(gpu, _)| gpu.0).collect();
-        ensure!(said == gpus, "{name}: the annotations say {said:?}, expected {gpus:?}");
+        ensure!(said == gpus, "{name}: the annotations name {said:?}, expected {gpus:?}");
         Ok(())
     }
 
-    /// Waits until the pod's annotations say what the kubelet holds for it.
+    /// Waits until the pod's annotations agree with the kubelet.
     pub(in crate::scenarios) async fn wait_for_truth(&self, name: &str) -> Result<()> {
         self.harness
-            .wait_for(&format!("the annotations of {name} to be true"), SOON, async || {
+            .wait_for(&format!("the annotations of {name} to agree with the kubelet"), SOON, async || {
                 super::books::pod_agrees(self, &self.pod(name).await?).await?;
                 Ok(Some(()))
             })
@@ -277,7 +277,7 @@ impl Stage {
             .await
     }
 
-    /// A page of the agent.
+    /// Returns a page of the agent.
     pub(super) async fn page(&self, path: &str) -> Result<String> {
         let (head, body) = fetch(PAGES, path).await?;
         ensure!(head.contains(" 200 "), "{path} answers {head:?} {body:?}");
@@ -285,7 +285,7 @@ impl Stage {
     }
 }
 
-/// The head and the body of what an agent answers there.
+/// Returns head and body of an answer.
 pub(super) async fn fetch(address: &str, path: &str) -> Result<(String, String)> {
     let mut stream = tokio::net::TcpStream::connect(address).await?;
     stream.write_all(format!("GET {path} HTTP/1.0\r\n\r\n").as_bytes()).await?;
@@ -295,7 +295,7 @@ pub(super) async fn fetch(address: &str, path: &str) -> Result<(String, String)>
     Ok((head.to_owned(), body.to_owned()))
 }
 
-/// How the memory of the shipped agent is managed: variables of `deploy/agent/agent.yaml`.
+/// Returns the variables of `deploy/agent/agent.yaml` that configure the memory allocator.
 fn shipped_settings() -> Result<Vec<(String, String)>> {
     let manifest = fs::read_to_string(deploy().join("agent/agent.yaml"))?;
     let variable = |line: &str| {
@@ -303,7 +303,7 @@ fn shipped_settings() -> Result<Vec<(String, String)>> {
         name.starts_with("MALLOC_").then(|| (name.to_owned(), value.trim_end_matches("\" }").to_owned()))
     };
     let settings: Vec<_> = manifest.lines().filter_map(variable).collect();
-    ensure!(!settings.is_empty(), "deploy/agent says nothing of memory");
+    ensure!(!settings.is_empty(), "deploy/agent sets no variables of the memory allocator");
     Ok(settings)
 }
 
@@ -311,7 +311,7 @@ fn as_agent_reads(pod: &Pod) -> Result<objects::Pod> {
     Ok(serde_json::from_value(serde_json::to_value(pod)?)?)
 }
 
-/// Eight GPUs of 80 GiB on two sockets, in pairs behind switches.
+/// Returns eight GPUs of 80 GiB on two sockets, in pairs behind switches.
 pub(super) fn eight_gpus() -> inventory::Inventory {
     let numa: Vec<Option<u16>> = (0..8).map(|gpu| Some(gpu / 4)).collect();
     let topology = Topology::from_pairs(8, |a, b| {

@@ -1,4 +1,4 @@
-//! An agent with other flags: GPUs and library come by CDI, and whoever escapes is killed.
+//! An agent that passes GPUs and library by CDI and kills escaped processes.
 
 use std::fs;
 
@@ -13,13 +13,13 @@ use super::{
     stage::{SIMULATED, SOON, Stage, eight_gpus},
 };
 
-/// What CDI calls the GPUs here.
+/// CDI kind of the GPUs.
 const KIND: &str = "e2e.tessera.dev/gpu";
 
-/// Set in the container by the runtime, from the description of the GPU.
+/// Variable that the runtime sets from the CDI description of the GPU.
 const GPU_VARIABLE: &str = "E2E_GPU";
 
-/// `pod` makes one of this name and script with a share of 5 GiB.
+/// Runs the scenario. `pod` creates a pod with this name and script and a share of 5 GiB.
 pub(super) async fn run(stage: &Stage, pod: impl Fn(&str, &str) -> Result<Pod>) -> Result<()> {
     describe_gpus(stage)?;
     stage.agent.stop().await?;
@@ -36,8 +36,8 @@ pub(super) async fn run(stage: &Stage, pod: impl Fn(&str, &str) -> Result<Pod>) 
     let seen = rounds(stage, "by-cdi", SMALL, 3).await?;
     let log = stage.cluster.pods().logs("by-cdi", &LogParams::default()).await?;
     let expected = stage.uuid(SIMULATED);
-    ensure!(log.lines().next() == Some(expected.as_str()), "the GPU did not come by CDI: {log}");
-    stage.harness.note("by CDI: the runtime brought the GPU and the library, and the share holds");
+    ensure!(log.lines().next() == Some(expected.as_str()), "the GPU was not passed by CDI: {log}");
+    stage.harness.note("by CDI: the runtime added the GPU and the library, and the share is enforced");
 
     stage
         .create_bound(pod("escaping", "while true; do sleep 1000; done")?, &[("main", &[SIMULATED])])
@@ -49,18 +49,18 @@ pub(super) async fn run(stage: &Stage, pod: impl Fn(&str, &str) -> Result<Pod>) 
     let message = escape_of(stage, "escaping").await?;
     ensure!(message.ends_with("; it is killed"), "{message}");
     rounds(stage, "by-cdi", SMALL, seen + 2).await?;
-    stage.harness.note("a process that used the GPU without the library was killed, the others go on");
+    stage.harness.note("a process that used the GPU without the library was killed, the others keep running");
 
     stage.agent.restart().await?;
     stage.wait_until_served().await?;
-    // Without the flags the containers that came by CDI run on as they are.
+    // Without the flags, containers that were started by CDI keep running unchanged.
     let uid = stage.pod("by-cdi").await?.metadata.uid;
     let control = files::open_control(&stage.grants.join(uid).join("main"))?;
     let arbiter = async || Ok(control.has_arbiter(futex::now()).then_some(()));
-    stage.harness.wait_for("windows to be handed out", SOON, arbiter).await
+    stage.harness.wait_for("windows to be granted", SOON, arbiter).await
 }
 
-/// One CDI device for each GPU, by its UUID; it sets a variable in the container.
+/// Writes one CDI device for each GPU by its UUID, which sets a variable in the container.
 fn describe_gpus(stage: &Stage) -> Result<()> {
     let device =
         |uuid: &str| json!({ "name": uuid, "containerEdits": { "env": [format!("{GPU_VARIABLE}={uuid}")] } });

@@ -1,4 +1,4 @@
-//! Two make-believe GPUs, `a` and `b`, of two units each.
+//! Two fake GPUs, `a` and `b`, of two units each.
 
 use std::{
     fs,
@@ -13,18 +13,18 @@ use tessera_node::device_plugin::{Allocation, DevicePlugin, PluginDevice, Plugin
 use tessera_wire::kubelet::device_plugin::{CdiDevice, Mount};
 use tokio::sync::watch;
 
-/// What CDI calls the GPUs.
+/// CDI kind of the GPUs.
 pub(crate) const CDI_KIND: &str = "e2e.tessera.dev/gpu";
 
-/// Where a container finds what was written for it.
+/// Directory in containers with the files written for them.
 pub(crate) const GRANTS_IN_CONTAINER: &str = "/tmp/grants";
 
-/// Fills GPU `b` first, so that an ignored preference would show.
+/// A device plugin that fills GPU `b` first, so that an ignored preference is detected.
 #[derive(Debug)]
 pub(crate) struct FakeGpus {
-    /// Sets the plugins apart in a container that holds devices of both.
+    /// Name of the plugin in containers that hold devices of both plugins.
     name: &'static str,
-    /// Mounted into containers.
+    /// Directory that is mounted into containers.
     grants: PathBuf,
     devices: watch::Sender<Vec<PluginDevice>>,
     streams: AtomicUsize,
@@ -38,12 +38,12 @@ impl FakeGpus {
         Self { name, grants, devices, streams: AtomicUsize::new(0), refusal: Mutex::new(None) }
     }
 
-    /// How often a kubelet has connected.
+    /// Returns how often a kubelet has connected.
     pub(crate) fn streams(&self) -> usize {
         self.streams.load(Ordering::Relaxed)
     }
 
-    /// From now on no container gets anything.
+    /// Rejects all containers from now on.
     pub(crate) fn refuse(&self, reason: &str) {
         *self.refusal.lock().unwrap_or_else(PoisonError::into_inner) = Some(reason.into());
     }

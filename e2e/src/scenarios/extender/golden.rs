@@ -1,4 +1,4 @@
-//! The scheduler's requests as golden files, from which the wire crate's tests learn what a scheduler says.
+//! The requests of kube-scheduler as golden files, which tests of the crate wire use.
 
 use std::{
     fs,
@@ -11,7 +11,7 @@ use serde_json::Value;
 use super::Recorded;
 use crate::harness::Harness;
 
-/// Checks that the scheduler still says what the files say, or writes them anew.
+/// Compares the requests with the files, or writes the files again.
 pub(crate) fn compare_or_record(harness: &Harness, scheduler: &str, calls: Vec<Recorded>) -> Result<()> {
     for Recorded { verb, body } in calls {
         let mut request: Value =
@@ -38,7 +38,7 @@ fn directory() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates/wire/tests/extender")
 }
 
-/// Replaces what differs from run to run, and sorts the nodes, which come in any order.
+/// Replaces values that differ between runs, and sorts the nodes, whose order is random.
 fn scrub(value: &mut Value) {
     match value {
         Value::Object(fields) => {

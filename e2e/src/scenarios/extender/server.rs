@@ -1,4 +1,4 @@
-//! The extender: answers, binds, and remembers what it was asked.
+//! The extender: answers, binds and records its requests.
 
 use std::{
     collections::BTreeMap,
@@ -16,17 +16,17 @@ use tokio::net::TcpListener;
 
 use super::RESOURCE;
 
-/// What the extender decided, on the pod.
+/// Annotation with the decision of the extender.
 pub(crate) const GRANT: &str = "e2e.tessera.dev/grant";
 
-/// One request as it came.
+/// A recorded request.
 #[derive(Debug, Clone)]
 pub(crate) struct Recorded {
     pub(crate) verb: &'static str,
     pub(crate) body: Bytes,
 }
 
-/// A running extender. Ends with the process.
+/// A running extender. It ends with the process.
 pub(crate) struct Server {
     pub(crate) url: String,
     extender: Arc<Extender>,
@@ -51,7 +51,7 @@ impl Server {
         Ok(Self { url, extender })
     }
 
-    /// What was asked since the last time.
+    /// Returns the requests since the last call.
     pub(crate) fn take_recorded(&self) -> Vec<Recorded> {
         std::mem::take(&mut *self.extender.recorded())
     }
@@ -62,9 +62,9 @@ impl Extender {
         self.recorded.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes the request and reads it.
-    fn read<T: DeserializeOwned>(&self, verb: &'static str, body: Bytes) -> Result<T, String> {
-        let parsed = serde_json::from_slice(&body).map_err(|error| format!("{verb}: {error}"));
+    /// Records the request and parses it.
+    fn read<T: DeserializeOwned>(&self, verb: &'static str, body: Bytes) -> Result<T> {
+        let parsed = serde_json::from_slice(&body).context(verb);
         self.recorded().push(Recorded { verb, body });
         parsed
     }
@@ -82,12 +82,12 @@ impl Extender {
     }
 }
 
-/// Every node has one GPU with six units, but for the full one, which has none.
+/// Answers filter. Every node has one GPU with six units, except for the full one.
 async fn filter(State(extender): State<Arc<Extender>>, body: Bytes) -> Json<FilterResult> {
     let args: ExtenderArgs = match extender.read("filter", body) {
         Ok(args) => args,
         Err(error) => {
-            return Json(FilterResult { error, ..FilterResult::default() });
+            return Json(FilterResult { error: format!("{error:#}"), ..FilterResult::default() });
         }
     };
     let asked = asked(&args);
@@ -117,13 +117,14 @@ async fn prioritize(State(extender): State<Arc<Extender>>, body: Bytes) -> Json<
 
 async fn bind(State(extender): State<Arc<Extender>>, body: Bytes) -> Json<BindingResult> {
     let outcome = match extender.read("bind", body) {
-        Ok(args) => extender.bind(args).await.map_err(|error| format!("{error:#}")),
+        Ok(args) => extender.bind(args).await,
         Err(error) => Err(error),
     };
-    Json(BindingResult { error: outcome.err().unwrap_or_default() })
+    let error = outcome.err().map(|error| format!("{error:#}")).unwrap_or_default();
+    Json(BindingResult { error })
 }
 
-/// How many units the pod asks for.
+/// Returns the number of units that the pod requests.
 fn asked(args: &ExtenderArgs) -> u32 {
     let amounts =
         args.pod.spec.containers.iter().filter_map(|container| container.resources.limits.get(RESOURCE));

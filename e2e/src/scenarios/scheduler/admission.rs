@@ -1,4 +1,4 @@
-//! Bad requests and forged annotations are refused when a pod is made.
+//! Invalid requests and forged annotations are rejected when a pod is created.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use super::{
     pods::{asking, whole},
 };
 
-/// What a pod asks for, and the words it is refused with.
+/// Requests of a pod and the text of its rejection.
 const REFUSED: &[(&[(&str, &str)], &str)] = &[
     (
         &[("tencent.com/vcuda-core", "150"), ("tencent.com/vcuda-memory", "30")],
@@ -44,7 +44,7 @@ const REFUSED: &[(&[(&str, &str)], &str)] = &[
 pub(super) async fn check(site: &Site) -> Result<()> {
     site.apply("admission-policy.yaml").await?;
     let (first, words) = REFUSED[0];
-    // A policy takes effect a moment after it was made.
+    // A policy takes effect a moment after its creation.
     site.harness
         .wait_for("the policy to take effect", Duration::from_secs(60), async || {
             Ok(refusal(site, asking("bad", first)).await?.filter(|told| told.contains(words)))
@@ -61,11 +61,11 @@ pub(super) async fn check(site: &Site) -> Result<()> {
         let words = format!("annotation {key} is written by the scheduler and the agent only; remove it");
         ensure!(told.contains(&words), "{key} was answered with {told:?}");
     }
-    site.harness.note("bad requests and forged annotations are refused in the documented words");
+    site.harness.note("invalid requests and forged annotations are rejected with the documented texts");
     Ok(())
 }
 
-/// Nor may anybody but the agent change or remove what a pod holds.
+/// Verifies that only the agent may change or remove the grant of a pod.
 pub(super) async fn check_bound(site: &Site, name: &str) -> Result<()> {
     for value in [json!("{}"), json!(null)] {
         let patch = json!({ "metadata": { "annotations": { "tessera.dev/grant": value } } });
@@ -77,7 +77,7 @@ pub(super) async fn check_bound(site: &Site, name: &str) -> Result<()> {
     Ok(())
 }
 
-/// Why a pod was not made; `None` if it was, and then it is deleted again.
+/// Returns why a pod was rejected. Returns `None` and deletes the pod if it was created.
 async fn refusal(site: &Site, pod: Pod) -> Result<Option<String>> {
     match site.cluster.pods().create(&PostParams::default(), &pod).await {
         Err(kube::Error::Api(status)) => Ok(Some(status.message.clone())),

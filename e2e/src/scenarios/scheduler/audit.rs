@@ -1,4 +1,4 @@
-//! The truth about every GPU, added up from the grants on the pods by nothing but arithmetic.
+//! The usage of every GPU, summed up from the grants of the pods without code of the product.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,8 @@ use tessera_cluster::LeanPod;
 
 use super::pods::GPU_MEMORY_MIB;
 
-/// What each pod holds, by UID: GPU, compute, memory; a whole GPU is 100 % and all memory.
+/// Holdings of each pod by UID: GPU, compute and memory. A whole GPU counts as 100 % and all
+/// memory.
 #[derive(Debug, Default)]
 pub(super) struct Audit {
     pods: BTreeMap<String, Vec<(String, u64, u64)>>,
@@ -16,7 +17,7 @@ pub(super) struct Audit {
 }
 
 impl Audit {
-    /// Takes in a pod as it is now, and checks the GPUs it touches.
+    /// Applies a pod and checks its GPUs.
     pub(super) fn see(&mut self, pod: &LeanPod) -> Result<()> {
         let uid = pod.metadata.uid.clone().unwrap_or_default();
         let ended = matches!(pod.status.phase.as_str(), "Succeeded" | "Failed");

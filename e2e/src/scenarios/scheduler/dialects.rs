@@ -1,4 +1,5 @@
-//! Every dialect through the real kube-scheduler; refusals, quota, preemption, reuse, bypass.
+//! Every dialect through the real kube-scheduler, with rejections, quota, preemption, reuse and
+//! bypass.
 
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::{
@@ -71,10 +72,10 @@ async fn every_dialect(site: &Site) -> Result<()> {
     for name in ["nvidia", "gputopology", "gpushare", "vcuda", "vcuda-whole"] {
         site.end(name).await?;
     }
-    // Written as 8k by the API server; only the node that counts in MiB can mean it.
+    // The API server writes it as 8k. Only the node that counts in MiB has as many units.
     site.make(&asking("mebibytes", &[("aliyun.com/gpu-mem", "8000")])).await?;
     let pod = site.bound("mebibytes").await?;
-    ensure!(pod.spec.and_then(|spec| spec.node_name).as_deref() == Some("mib"), "8000 MiB are elsewhere");
+    ensure!(pod.spec.and_then(|spec| spec.node_name).as_deref() == Some("mib"), "the pod is on another node");
     site.end("mebibytes").await?;
     Ok(())
 }
@@ -95,7 +96,7 @@ async fn a_bypass_is_seen(site: &Site) -> Result<()> {
     site.end("sneaked").await?;
     site.bound("after-sneaked").await?;
     site.end("after-sneaked").await?;
-    site.harness.note("a pod with nodeName is counted, and gone when it ends");
+    site.harness.note("a pod with nodeName is counted until it ends");
     Ok(())
 }
 
@@ -105,7 +106,7 @@ async fn a_finished_pod_frees_its_gpu(site: &Site) -> Result<()> {
     site.bound("first-half").await?;
     site.bound("other-half").await?;
     site.make(&whole("waits", 2)).await?;
-    // kube-scheduler counts whole GPUs of one vocabulary by itself.
+    // kube-scheduler itself counts whole GPUs of one resource.
     site.refused("waits", "Insufficient nvidia.com/gpu").await?;
     site.make(&asking("waits-too", &[("aliyun.com/gpu", "2")])).await?;
     site.refused("waits-too", "fewer than 2 idle GPUs").await?;
@@ -115,11 +116,12 @@ async fn a_finished_pod_frees_its_gpu(site: &Site) -> Result<()> {
     site.bound("waits-too").await?;
     site.end("waits").await?;
     site.end("waits-too").await?;
-    site.harness.note("GPUs of finished pods are used again, across dialects");
+    site.harness.note("GPUs of finished pods are reused across dialects");
     Ok(())
 }
 
-/// A GPU on gpushare's list is not granted, on a node whose own news know nothing of it.
+/// A GPU on gpushare's list of unhealthy GPUs is not granted, although the node reports it as
+/// healthy.
 async fn a_listed_gpu_is_not_granted(site: &Site) -> Result<()> {
     let maps: Api<ConfigMap> = Api::namespaced(site.cluster.client(), "kube-system");
     let map = json!({ "metadata": { "name": "unhealthy-gpu-mib" }, "data": { "gpus": "0" } });
@@ -133,7 +135,7 @@ async fn a_listed_gpu_is_not_granted(site: &Site) -> Result<()> {
     Ok(())
 }
 
-/// kube-scheduler knows nothing of ConfigMaps: it tries others again when a pod ends.
+/// kube-scheduler does not watch ConfigMaps. It tries pods again when another pod ends.
 async fn a_pod_comes_and_ends(site: &Site, name: &str) -> Result<()> {
     site.make(&asking(name, &[("cpu", "1")])).await?;
     site.bound(name).await?;
@@ -161,7 +163,7 @@ async fn quota_holds(site: &Site) -> Result<()> {
     site.bound("beyond").await?;
     site.end("beyond").await?;
 
-    // A number in quotes is none: the namespace is closed until somebody writes it again.
+    // A number in quotes is invalid, and the namespace is closed until the quota is corrected.
     write(r#"{ "default": { "quota": { "T4": "1" } } }"#).await?;
     let words = "ExceedsGPUQuota: the limits of namespace default in key gpu_quota of ConfigMap kube-system/gpuquota \
                  cannot be read: invalid type: string \"1\", expected u64; write {";
@@ -175,7 +177,7 @@ async fn quota_holds(site: &Site) -> Result<()> {
     Ok(())
 }
 
-/// Every GPU is full of fractions of low priority, two on each.
+/// Every GPU is full of shares of low priority, two on each.
 async fn a_higher_priority_takes_a_fraction(site: &Site) -> Result<()> {
     for number in 0..10 {
         let name = format!("low-{number}");
@@ -187,23 +189,24 @@ async fn a_higher_priority_takes_a_fraction(site: &Site) -> Result<()> {
     let is_evicted = |pod: &Pod| pod.metadata.deletion_timestamp.is_some();
     let evicted = site
         .harness
-        .wait_for("somebody to be evicted", SOON, async || {
+        .wait_for("a pod to be evicted", SOON, async || {
             let all = pods.list(&ListParams::default()).await?.items;
             let evicted: Vec<Pod> = all.into_iter().filter(is_evicted).collect();
             Ok((!evicted.is_empty()).then_some(evicted))
         })
         .await?;
     ensure!(evicted.len() == 1, "evicted were {evicted:?}");
-    // No kubelet is there to end it.
+    // No kubelet ends the pod here.
     let victim = evicted[0].metadata.name.clone().unwrap_or_default();
     pods.delete(&victim, &DeleteParams::default().grace_period(0)).await?;
     let urgent = site.bound("urgent").await?;
     let gpu = annotation(&urgent, "tessera.dev/grant").to_owned();
-    site.harness.note(&format!("{victim} gave way to a pod of higher priority, which has {gpu}"));
+    site.harness.note(&format!("{victim} was evicted for a pod of higher priority, which has {gpu}"));
     Ok(())
 }
 
-/// Of two nodes the one whose GPUs suit better asks pods to stay away: kube-scheduler sends there who does not mind.
+/// The node with the better GPUs has a taint of effect PreferNoSchedule. kube-scheduler binds pods
+/// there that tolerate it.
 async fn a_taint_that_only_asks_is_weighed(site: &Site) -> Result<()> {
     let (tier, spot) = ("tier".to_owned(), "spot".to_owned());
     let nodes = ["spot", "steady"].map(|name| {
@@ -223,7 +226,7 @@ async fn a_taint_that_only_asks_is_weighed(site: &Site) -> Result<()> {
     let pods = [
         ("begun", 50, host, vec![], "spot"),
         ("shy", 40, soft.clone(), vec![], "steady"),
-        // It fills a GPU there, and would leave a remnant here.
+        // The pod fills a GPU there and would leave a fragment here.
         ("bold", 50, soft, vec![tolerated], "spot"),
     ];
     for (name, percent, selector, tolerations, expected) in pods {
@@ -235,7 +238,7 @@ async fn a_taint_that_only_asks_is_weighed(site: &Site) -> Result<()> {
         let node = site.bound(name).await?.spec.and_then(|spec| spec.node_name).unwrap_or_default();
         ensure!(node == expected, "{name} is on {node}");
     }
-    site.harness.note("a taint that only asks keeps away who minds it, though the GPUs there suit better");
+    site.harness.note("a taint with PreferNoSchedule repels pods that do not tolerate it, although the GPUs there are better");
     Ok(())
 }
 

@@ -1,4 +1,4 @@
-//! What a Service is in a cluster: one address that leads to the replica that is ready.
+//! A stand-in for a Service: one address that forwards to the ready replica.
 
 use std::{
     net::SocketAddr,
@@ -13,8 +13,8 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-/// How often replicas are asked; in a cluster the shipped readiness probe does it every second.
-const ASK_EVERY: Duration = Duration::from_millis(200);
+/// Interval of readiness checks. In a cluster the shipped probe checks every second.
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
 pub(super) struct Front {
     pub(super) address: SocketAddr,
@@ -32,7 +32,7 @@ impl Front {
                 let known = Arc::clone(&known);
                 tokio::spawn(async move {
                     if let Some(mut server) = connect(&known).await {
-                        // Small packets both ways: waiting to fill them would cost 40 ms each.
+                        // Without this, small packets would wait up to 40 ms.
                         let _ = (client.set_nodelay(true), server.set_nodelay(true));
                         let _ended = copy_bidirectional(&mut client, &mut server).await;
                     }
@@ -47,7 +47,7 @@ impl Front {
     }
 }
 
-/// A connection to the replica that is ready, waiting a moment for one.
+/// Connects to the ready replica and waits a moment for one.
 async fn connect(replicas: &Mutex<Vec<SocketAddr>>) -> Option<TcpStream> {
     for _ in 0..20 {
         let known = replicas.lock().unwrap_or_else(PoisonError::into_inner).clone();
@@ -56,7 +56,7 @@ async fn connect(replicas: &Mutex<Vec<SocketAddr>>) -> Option<TcpStream> {
                 return TcpStream::connect(address).await.ok();
             }
         }
-        sleep(ASK_EVERY).await;
+        sleep(POLL_INTERVAL).await;
     }
     None
 }
@@ -65,7 +65,7 @@ pub(super) async fn is_ready(address: SocketAddr) -> bool {
     get(address, "/readyz").await.is_some_and(|answer| answer.starts_with("HTTP/1.1 200"))
 }
 
-/// The whole answer to a GET.
+/// Returns the body of the answer to a GET.
 pub(super) async fn get(address: SocketAddr, path: &str) -> Option<String> {
     let ask = async {
         let mut stream = TcpStream::connect(address).await.ok()?;

@@ -1,4 +1,5 @@
-//! Stands before the API server and can hold a Binding: before it arrives, or its answer.
+//! A proxy in front of the API server that can hold a Binding before it arrives, or hold its
+//! answer.
 
 use std::{
     fs,
@@ -25,9 +26,9 @@ use super::Site;
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum Hold {
     Nothing = 0,
-    /// It never arrives.
+    /// The Binding does not arrive.
     Before = 1,
-    /// It is done, but nobody is told.
+    /// The Binding is executed, but its answer does not arrive.
     After = 2,
 }
 

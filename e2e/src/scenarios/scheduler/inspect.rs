@@ -1,4 +1,4 @@
-//! The kubectl plugins as users call them: a real kubectl, a real API server, a user without rights.
+//! The kubectl plugins with a real kubectl, a real API server and a user without rights.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -44,7 +44,7 @@ pub(crate) async fn run(harness: Harness) -> Result<()> {
     a_scheduler_that_is_asked(&site, &kubectl, &format!("http://{}", replica.address))
 }
 
-/// A kubectl that finds the plugins of this build.
+/// A kubectl with the plugins of this build on its path.
 struct Kubectl {
     folder: PathBuf,
     admin: PathBuf,
@@ -73,7 +73,7 @@ impl Kubectl {
             .context("cannot run kubectl")
     }
 
-    /// What the administrator is told.
+    /// Returns the output for the administrator.
     fn text(&self, arguments: &[&str]) -> Result<String> {
         let output = self.run_as(&self.admin, arguments)?;
         let errors = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -85,9 +85,9 @@ impl Kubectl {
 fn what_is_shown(site: &Site, kubectl: &Kubectl) -> Result<()> {
     let summary = kubectl.text(&["inspect", "gpu"])?;
     ensure!(summary == "NAME   ALLGPU  USEDGPU\ngib-1  2       1\ngib-2  2       1\n", "{summary}");
-    ensure!(kubectl.text(&["inspect", "gputopology"])? == summary, "both names are one program");
+    ensure!(kubectl.text(&["inspect", "gputopology"])? == summary, "both names must run the same program");
     let details = kubectl.text(&["inspect", "gpu", "-d"])?;
-    ensure!(details.starts_with("gpu policy: tessera\n"), "the lease tells the policy: {details}");
+    ensure!(details.starts_with("gpu policy: tessera\n"), "the policy of the lease is missing: {details}");
     let shares = kubectl.text(&["inspect", "gpushare", "-d"])?;
     ensure!(shares.contains("\nsix ") && shares.contains("\nhalf "), "{shares}");
     let json: Value = serde_json::from_str(&kubectl.text(&["inspect", "gpu", "-o", "json"])?)?;
@@ -104,7 +104,7 @@ fn what_is_shown(site: &Site, kubectl: &Kubectl) -> Result<()> {
 
 async fn the_event_and_the_explanation_agree(site: &Site, kubectl: &Kubectl) -> Result<()> {
     let cases = [
-        // kube-scheduler counts GPUs of one vocabulary by itself, and finds two on each node.
+        // kube-scheduler itself counts GPUs of one resource and finds two on each node.
         ("too-many", vec![("aliyun.com/gpu", "2")], "fewer than 2 idle GPUs"),
         ("too-large", vec![("aliyun.com/gpu-mem", "20")], "no GPU has 20480 MiB"),
         ("no-room", vec![("tencent.com/vcuda-core", "60"), ("tencent.com/vcuda-memory", "70")], "no GPU"),
@@ -132,7 +132,7 @@ async fn the_event_and_the_explanation_agree(site: &Site, kubectl: &Kubectl) -> 
             ensure!(event.contains(&format!("2 {reason}")), "{name}: {reason:?} is not in {event:?}");
         }
         ensure!(answer["kubeScheduler"] == event.as_str(), "{answer}");
-        site.harness.note(&format!("{name}: kube-scheduler says {event:?}, explain says {reasons:?}"));
+        site.harness.note(&format!("{name}: kube-scheduler reports {event:?}, explain reports {reasons:?}"));
         site.cluster.pods().delete(name, &kube::api::DeleteParams::default().grace_period(0)).await?;
     }
     Ok(())
@@ -145,7 +145,7 @@ fn a_user_without_rights(site: &Site, kubectl: &Kubectl) -> Result<()> {
     ensure!(refused.status.code() == Some(1) && refused.stdout.is_empty(), "{said}");
     let first = r#"Error from server (Forbidden): nodes is forbidden: User "jane" cannot list resource "nodes" in API group "" at the cluster scope"#;
     ensure!(said.lines().next() == Some(first), "{said}");
-    // The remedy it names is one.
+    // The remedy in the message works.
     let remedies: Vec<&str> = said.lines().filter_map(|line| line.trim().strip_prefix("kubectl ")).collect();
     ensure!(remedies.len() == 2, "{said}");
     for remedy in remedies {
@@ -154,7 +154,7 @@ fn a_user_without_rights(site: &Site, kubectl: &Kubectl) -> Result<()> {
     }
     let allowed = kubectl.run_as(&jane, &["inspect", "gpushare"])?;
     ensure!(allowed.status.success(), "{}", String::from_utf8_lossy(&allowed.stderr));
-    site.harness.note(&format!("a user without rights is told:\n{said}"));
+    site.harness.note(&format!("a user without rights gets:\n{said}"));
     Ok(())
 }
 
@@ -162,6 +162,6 @@ fn a_scheduler_that_is_asked(site: &Site, kubectl: &Kubectl, endpoint: &str) -> 
     let by_api = kubectl.text(&["inspect", "gpu"])?;
     let by_scheduler = kubectl.text(&["inspect", "gpu", "--endpoint", endpoint])?;
     ensure!(by_api == by_scheduler, "{by_api} and {by_scheduler}");
-    site.harness.note("a scheduler shows the same as the API server");
+    site.harness.note("the scheduler and the API server show the same");
     Ok(())
 }

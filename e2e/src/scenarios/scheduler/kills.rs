@@ -1,4 +1,4 @@
-//! The scheduler is killed at the worst moments: between booking and Binding, between Binding and its answer, and as the
+//! The scheduler is killed between booking and Binding, between Binding and its answer, and as the
 //! leader under load.
 
 use std::time::{Duration, Instant};
@@ -20,7 +20,7 @@ use super::{
 };
 use crate::harness::Harness;
 
-/// Enough to be at it for a while.
+/// Number of pods, enough to keep the scheduler busy for a while.
 const PODS: usize = 300;
 
 pub(crate) async fn run(harness: Harness) -> Result<()> {
@@ -32,7 +32,8 @@ pub(crate) async fn run(harness: Harness) -> Result<()> {
     let front = Front::start(vec![first.address]).await?;
     let _kube_scheduler = site.kube_scheduler(&front)?;
 
-    // Booked, not yet bound: nothing was written, so the next one starts afresh.
+    // Booked but not bound: nothing was written, so the next scheduler starts from the cluster's
+    // state.
     gate.hold(Hold::Before);
     site.make(&whole("before", 4)).await?;
     gate.held().await;
@@ -43,9 +44,9 @@ pub(crate) async fn run(harness: Harness) -> Result<()> {
     site.ready(&second).await?;
     let pod = site.bound("before").await?;
     ensure!(annotation(&pod, "tessera.dev/grant").contains("GPU-"), "bound without a grant");
-    harness.note("killed between booking and Binding: the pod was bound by the next one");
+    harness.note("killed between booking and Binding: the next scheduler bound the pod");
 
-    // Bound, but the answer never came: the next one reads it from the cluster.
+    // Bound without an answer: the next scheduler reads the grant from the cluster.
     gate.hold(Hold::After);
     site.make(&whole("after", 4)).await?;
     gate.held().await;
@@ -58,7 +59,7 @@ pub(crate) async fn run(harness: Harness) -> Result<()> {
     let node = pod.spec.as_ref().and_then(|spec| spec.node_name.clone()).unwrap_or_default();
     let (_, text) = inspect(&third, &node).await?;
     ensure!(text.contains("\"usedGPU\":4"), "{node} shows {text}");
-    harness.note("killed between Binding and confirmation: the next one knows its GPUs are taken");
+    harness.note("killed between Binding and confirmation: the next scheduler counts its GPUs");
 
     under_load(&site, &front, third).await
 }
@@ -69,7 +70,7 @@ async fn inspect(replica: &super::Replica, node: &str) -> Result<(String, String
     Ok((path, text))
 }
 
-/// Two replicas; the leader is killed while pods stream in.
+/// Kills the leader of two replicas while pods arrive.
 async fn under_load(site: &Site, front: &Front, leader: super::Replica) -> Result<()> {
     let other = site.replica("tessera-scheduler-4", None)?;
     front.add(other.address);
@@ -102,7 +103,7 @@ async fn under_load(site: &Site, front: &Front, leader: super::Replica) -> Resul
     let took = taken_over.map_or(f64::INFINITY, |took| took.as_secs_f64());
     ensure!(took < 15.0, "the takeover took {took:.1} s");
     site.harness.note(&format!(
-        "leader killed under load: taken over after {took:.1} s, all {PODS} pods bound, no GPU over its measure"
+        "leader killed under load: takeover after {took:.1} s, all {PODS} pods bound, no GPU overbooked"
     ));
     Ok(())
 }

@@ -8,10 +8,10 @@ use serde_json::{Value, json};
 
 use crate::harness::{pod, virtual_node};
 
-/// Memory of every GPU, MiB.
+/// Memory of every GPU in MiB.
 pub(super) const GPU_MEMORY_MIB: u64 = 16_384;
 
-/// A virtual node with GPUs that serves every dialect.
+/// Returns a virtual node with GPUs that serves every dialect.
 pub(super) fn gpu_node(name: &str, gpu_count: u64, unit: &str) -> Node {
     let mut node = virtual_node(name);
     let gpus: Vec<Value> = (0..gpu_count)
@@ -62,7 +62,7 @@ pub(super) fn with_priority(mut pod: Pod, priority: i32) -> Pod {
     pod
 }
 
-/// An annotation's value, empty without.
+/// Returns the value of an annotation, or an empty text.
 pub(super) fn annotation<'a>(pod: &'a Pod, key: &str) -> &'a str {
     pod.metadata.annotations.as_ref().and_then(|all| all.get(key)).map_or("", String::as_str)
 }

@@ -1,5 +1,5 @@
-//! Ten thousand random pods of all dialects over 200 nodes, two replicas, one of which is killed now and then; every GPU
-//! is audited at every change.
+//! Ten thousand random pods of all dialects on 200 nodes with two replicas. A replica is killed now
+//! and then, and every GPU is audited at every change.
 
 use std::{
     collections::BTreeSet,
@@ -23,13 +23,13 @@ use crate::harness::Harness;
 const NODES: usize = 200;
 const PODS: usize = 10_000;
 
-/// Pods that exist at a time: more than the GPUs can carry, so that some always wait.
-const AT_ONCE: usize = 2_500;
+/// Number of pods at a time. It exceeds the capacity, so that some pods always wait.
+const MAX_PODS_AT_ONCE: usize = 2_500;
 
-/// How often a replica is killed.
-const KILL_EVERY: Duration = Duration::from_secs(30);
+/// Interval of killing a replica.
+const KILL_INTERVAL: Duration = Duration::from_secs(30);
 
-/// Small and good enough: the same numbers in every run.
+/// Random numbers that are the same in every run.
 struct Dice(u64);
 
 impl Dice {
@@ -56,8 +56,8 @@ pub(crate) async fn run(harness: Harness) -> Result<()> {
     let mut last_kill = Instant::now();
     let mut idle_since = Instant::now();
     loop {
-        // Pods come while there is room for more, and bound ones are deleted to make it.
-        if made < PODS && alive.len() < AT_ONCE {
+        // Pods are created up to the maximum, and bound pods are deleted to make room.
+        if made < PODS && alive.len() < MAX_PODS_AT_ONCE {
             let batch: Vec<Pod> =
                 (made..(made + 250).min(PODS)).map(|number| random_pod(number, &mut dice)).collect();
             alive.extend(batch.iter().filter_map(|pod| pod.metadata.name.clone()));
@@ -78,12 +78,13 @@ pub(crate) async fn run(harness: Harness) -> Result<()> {
                 idle_since = Instant::now();
             }
         }
-        if last_kill.elapsed() > KILL_EVERY && made < PODS {
+        if last_kill.elapsed() > KILL_INTERVAL && made < PODS {
             last_kill = Instant::now();
             kills += 1;
             replace_one(&site, &front, &mut replicas, &mut dice, kills)?;
         }
-        // After the last pod has come and nothing has been bound for a while, all that fit are bound.
+        // After the last pod, when nothing has been bound for a while, every pod that fits is
+        // bound.
         if made == PODS && idle_since.elapsed() > Duration::from_secs(20) {
             break;
         }
@@ -105,7 +106,7 @@ struct World {
 }
 
 impl World {
-    /// Whether a pod was newly bound.
+    /// Applies an event. Returns whether a pod was newly bound.
     fn see(&mut self, event: Result<watcher::Event<LeanPod>, watcher::Error>) -> Result<bool> {
         match event {
             Ok(watcher::Event::Apply(pod) | watcher::Event::InitApply(pod)) => {
@@ -149,7 +150,7 @@ async fn delete(site: &Site, names: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// Kills one replica, the leader as likely as the other one, and starts another in its place.
+/// Kills one of the replicas with equal probability and starts another one in its place.
 fn replace_one(
     site: &Site,
     front: &Front,
@@ -166,7 +167,7 @@ fn replace_one(
     Ok(())
 }
 
-/// Bound with a grant, which the audit has seen, or told why not.
+/// Verifies that every pod is bound with a grant or has a reason for waiting.
 async fn every_pod_has_an_answer(site: &Site) -> Result<()> {
     let mut waiting = 0;
     for pod in site.cluster.pods().list(&kube::api::ListParams::default()).await?.items {

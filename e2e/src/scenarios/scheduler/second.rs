@@ -1,5 +1,6 @@
-//! The second kube-scheduler beside the cluster's own, as `deploy/scheduler/kube-scheduler-second.yaml` sets it up: with its
-//! own configuration, account, rights and lease.
+//! A second kube-scheduler beside the cluster's own, as
+//! `deploy/scheduler/kube-scheduler-second.yaml` sets it up: with its own configuration, account,
+//! rights and lease.
 
 use std::fs;
 
@@ -9,7 +10,7 @@ use super::{Site, deploy, front::Front, pods::whole};
 
 const FILE: &str = "kube-scheduler-second.yaml";
 
-/// Who it is to the API server.
+/// User of the second kube-scheduler.
 const USER: &str = "system:serviceaccount:kube-system:tessera-kube-scheduler";
 
 pub(super) async fn run(site: &Site, front: &Front) -> Result<()> {
@@ -35,7 +36,7 @@ pub(super) async fn run(site: &Site, front: &Front) -> Result<()> {
     second.kill()
 }
 
-/// The configuration inside the ConfigMap.
+/// Returns the configuration in the ConfigMap.
 fn shipped_configuration() -> Result<String> {
     let text = fs::read_to_string(deploy().join("scheduler").join(FILE)).context(FILE)?;
     let block = text.split_once("configuration.yaml: |\n").context("no configuration")?.1;

@@ -1,5 +1,5 @@
-//! All of it: a pod's way from the API server through kube-scheduler, our scheduler, a real kubelet and our agent into its
-//! container.
+//! All components together: a pod passes the API server, kube-scheduler, our scheduler, a real
+//! kubelet and our agent.
 
 use std::collections::BTreeSet;
 
@@ -43,14 +43,14 @@ struct Together {
 }
 
 impl Together {
-    /// Makes a pod that stays, and returns it as it runs, with its log.
+    /// Creates a pod that keeps running, and returns it with its log when it runs.
     async fn start(&self, name: &str, asked: &[(&str, &str)]) -> Result<(Pod, String)> {
         self.site.make(&staying(name, asked)).await?;
         let pod = self.stage.cluster.wait_for_phase(name, "Running", SOON).await?;
         Ok((pod, self.stage.log(name, "main").await?))
     }
 
-    /// What the container sees are the GPUs of the grant.
+    /// Returns the GPUs that the container sees, after comparing them with the grant.
     fn visible(&self, pod: &Pod, log: &str) -> Result<BTreeSet<String>> {
         let line = log.lines().find_map(|line| line.strip_prefix("NVIDIA_VISIBLE_DEVICES="));
         let seen: BTreeSet<String> = line.unwrap_or_default().split(',').map(str::to_owned).collect();
@@ -58,18 +58,18 @@ impl Together {
         let gpus = grant["main"].as_array().cloned().unwrap_or_default();
         let granted: BTreeSet<String> =
             gpus.iter().filter_map(|gpu| Some(gpu["uuid"].as_str()?.to_owned())).collect();
-        ensure!(seen == granted, "{:?} sees {seen:?} and was granted {granted:?}", pod.metadata.name);
+        ensure!(seen == granted, "{:?} sees {seen:?} but was granted {granted:?}", pod.metadata.name);
         Ok(seen)
     }
 
-    /// The index of a GPU by its UUID.
+    /// Returns the index of a GPU by its UUID.
     fn index(&self, uuid: &str) -> Option<u8> {
         (0..8).find(|gpu| self.stage.uuid(*gpu) == uuid)
     }
 
     async fn every_dialect(&self) -> Result<()> {
         type Asked = &'static [(&'static str, &'static str)];
-        /// MiB and percent; none for whole GPUs.
+        /// Limit of a container as MiB and percent. Absent for whole GPUs.
         type Limit = Option<(u64, u32)>;
         let kinds: [(&str, Asked, Limit); 5] = [
             ("nvidia", &[("nvidia.com/gpu", "1")], None),
@@ -97,7 +97,8 @@ impl Together {
         self.stage.delete_all().await
     }
 
-    /// GPUs 0 and 1, 2 and 3, ... hang on one switch each. One GPU is taken, so that the lowest two are no pair.
+    /// Verifies that a pair of linked GPUs is chosen. GPUs 0 and 1, 2 and 3, and so on share a
+    /// switch. One GPU is taken, so the lowest two free ones are not a pair.
     async fn the_pair_is_the_linked_one(&self) -> Result<()> {
         let (single, log) = self.start("single", &[("nvidia.com/gpu", "1")]).await?;
         let taken = self.visible(&single, &log)?;
@@ -117,15 +118,16 @@ impl Together {
         }
         self.site.make(&all).await?;
         self.stage.cluster.wait_for_phase("all", "Succeeded", SOON).await?;
-        // It is still there, but holds nothing.
+        // The pod still exists but holds nothing.
         let (again, log) = self.start("all-again", &[("aliyun.com/gpu", "8")]).await?;
-        ensure!(self.visible(&again, &log)?.len() == 8, "not all GPUs came back");
-        self.site.harness.note("all GPUs of a finished pod run another one, of another dialect");
+        ensure!(self.visible(&again, &log)?.len() == 8, "not all GPUs were released");
+        self.site.harness.note("all GPUs of a finished pod are reused by a pod of another dialect");
         self.stage.delete_all().await
     }
 
     async fn a_higher_priority_gets_a_fraction(&self) -> Result<()> {
-        // Two on each GPU, and nothing left over: kube-scheduler evicts nobody where the units would do in sum.
+        // Two shares fill each GPU completely. kube-scheduler evicts no pod if the units fit in
+        // sum.
         let share = [("tencent.com/vcuda-core", "50"), ("tencent.com/vcuda-memory", "160")];
         let names: Vec<String> = (0..16).map(|number| format!("low-{number}")).collect();
         for name in &names {
@@ -139,8 +141,8 @@ impl Together {
         self.visible(&urgent, &self.stage.log("urgent", "main").await?)?;
         let left = self.stage.cluster.pods().list(&kube::api::ListParams::default()).await?.items;
         let running = left.iter().filter(|pod| pod.metadata.deletion_timestamp.is_none()).count();
-        ensure!(running == 16, "{running} pods are left: more than one had to go");
-        self.site.harness.note("a pod of higher priority runs in the place of one fraction");
+        ensure!(running == 16, "{running} pods are left: more than one was evicted");
+        self.site.harness.note("a pod of higher priority replaced one share");
         self.stage.delete_all().await
     }
 
@@ -158,12 +160,14 @@ impl Together {
         let sneaked = self.stage.cluster.pods().get("sneaked").await?;
         let theirs = self.visible(&sneaked, &self.stage.log("sneaked", "main").await?)?;
         ensure!(self.visible(&rest, &log)?.is_disjoint(&theirs), "a GPU is held twice");
-        self.site.harness.note("a pod that chose its node itself is served, and its GPU is nobody else's");
+        self.site
+            .harness
+            .note("a pod that bypassed the scheduler is served, and its GPU is not granted to other pods");
         self.stage.delete_all().await
     }
 }
 
-/// A pod for kube-scheduler that shows what it sees, and stays.
+/// Returns a pod for kube-scheduler that prints what it sees and keeps running.
 fn staying(name: &str, asked: &[(&str, &str)]) -> Pod {
     let mut pod = asking(name, &[Container::main("main", asked)]);
     if let Some(spec) = &mut pod.spec {
