@@ -194,7 +194,7 @@ pub(super) async fn rounds(stage: &Stage, name: &str, expected: &str, at_least: 
         .wait_for(&format!("{at_least} rounds of {name}"), SOON, async || {
             let log = stage.cluster.pods().logs(name, &LogParams::default()).await?;
             let lines: Vec<String> =
-                log.lines().filter(|line| line.contains('/')).map(but_for_free).collect();
+                log.lines().filter(|line| line.contains('/')).map(without_free_memory).collect();
             let other = lines.iter().find(|line| *line != expected);
             ensure!(other.is_none(), "{name} said {other:?}, not {expected:?}");
             Ok((lines.len() >= at_least).then_some(lines.len()))
