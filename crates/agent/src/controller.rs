@@ -1,209 +1,332 @@
 //! The agent's decisions, without IO: events go in, actions come out.
 //!
-//! Whoever drives it feeds [`Agent::handle`] with what happened and carries out what it answers, in order. It never waits and
-//! never looks at a clock; [`Agent::next_wake`] tells when it wants a [`Event::Tick`].
+//! The shell passes events to [`Agent::handle`] and carries out the returned actions in order. The
+//! controller never waits and never reads a clock. [`Agent::next_wake`] says when it needs the next
+//! [`Event::Tick`].
 
 mod action;
 mod admission;
 mod allocate;
+mod answers;
 mod calls;
+mod devices;
 mod diagnostics;
+mod error;
 mod event;
+mod grants;
 mod health;
 mod holdings;
+mod identify;
 mod inventory;
 mod isolation;
+mod kubelet;
+mod limits;
 mod pods;
 mod pre_start;
 mod publications;
 mod reconcile;
 mod settings;
 mod usage_check;
+mod usage_sample;
 mod view;
 
 #[cfg(test)]
 mod tests;
 
-use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
-    time::Duration,
-};
+use std::{collections::BTreeSet, time::Duration};
 
 use tessera_core::{ledger::Ledger, units::PodUid};
-use tessera_node::pod_resources::PodDevices;
+use tessera_node::{gpus::DiscoveredGpus, pod_resources::PodDevices};
 use tessera_wire::{foreign::objects::Pod, kubelet::device_id::Resource};
 
 pub use self::{
     action::{Action, CallAnswer},
+    error::{CallError, DeviceMismatch, LibraryError, NotEnforceable, NotReady, ShellError, Undecided},
     event::{CallId, Event, EventTime, WriteError},
     health::{IncidentEffect, incident_effect},
     isolation::{InstalledLibrary, Isolation, NotEnforced, OPT_OUT, WithoutLibrary},
-    pre_start::ContainerLimits,
+    limits::ContainerLimits,
     publications::NodePatch,
     settings::AgentSettings,
-    usage_check::{AccountSample, Escape, GpuProcess, PodContainer, UsageSample},
+    usage_sample::{AccountSample, Escape, GpuProcess, PodContainer, UsageSample},
     view::{ContainerView, PodView, View},
 };
 use self::{
-    admission::Admission, calls::Calls, diagnostics::Absent, health::HealthBook, inventory::NodeGpus,
-    publications::Published, reconcile::Truth,
+    admission::Admissions,
+    calls::{KubeletCall, PendingCalls},
+    diagnostics::Diagnostics,
+    grants::GrantDirectories,
+    holdings::{Holdings, LedgerCache},
+    inventory::GpuInventory,
+    kubelet::KubeletView,
+    pods::{Pods, display_name, has_ended},
+    publications::NodePublication,
+    reconcile::{PodPatches, missing_annotations},
+    usage_check::{Granted, UsageCheck},
 };
 
-/// The state of a node's agent.
+/// State of a node's agent. Each part keeps its own state; the agent passes events between them.
 #[derive(Debug)]
 pub struct Agent {
     settings: AgentSettings,
-    cards: Option<NodeGpus>,
-    /// Why there are no GPUs.
-    missing: Option<String>,
-    health: HealthBook,
-    pods: BTreeMap<PodUid, Pod>,
-    /// What those pods ask for and were granted, as their texts say.
-    read: BTreeMap<PodUid, holdings::Read>,
-    /// Whether the API server has told all pods at least once.
-    pods_known: bool,
-    /// What the kubelet said last.
-    listed: Vec<PodDevices>,
-    /// Where in it each name stands.
-    listed_names: HashMap<(String, String), Vec<usize>>,
-    /// Whether it has said anything yet.
-    listed_once: bool,
-    /// The resources whose devices it has asked for.
-    asked_for: BTreeSet<Resource>,
-    admission: Admission,
-    calls: Calls,
-    /// The reading of pods that is on its way.
-    reading: Option<pods::Reading>,
-    truth: Truth,
-    published: Published,
-    absent: Absent,
-    watch: usage_check::Watch,
-    /// Counts the changes of pods and GPUs.
+    /// GPUs as discovered and as offered.
+    inventory: GpuInventory,
+    /// What the API server has reported.
+    pods: Pods,
+    /// What the kubelet has reported.
+    kubelet: KubeletView,
+    /// Calls of the kubelet that wait for an answer.
+    calls: PendingCalls,
+    /// Answers that were given to the kubelet.
+    admissions: Admissions,
+    /// Sum of all holdings.
+    ledger: LedgerCache,
+    /// Limits that were written for containers.
+    grants: GrantDirectories,
+    /// Annotations that were written to pods.
+    patches: PodPatches,
+    /// What was written to the node's object.
+    publication: NodePublication,
+    diagnostics: Diagnostics,
+    usage: UsageCheck,
+    /// Number of changes of pods and GPUs.
     revision: u64,
-    /// The books, until something changes.
-    books: Option<Ledger>,
-    /// The only pod of which the books do not know the latest: the one being admitted.
-    books_lack: Option<PodUid>,
-    /// What came up while a question was answered, to be done after it.
-    notes: Vec<Action>,
+    /// Reports that came up while a call was answered. They follow the answer.
+    notices: Vec<Action>,
 }
 
 impl Agent {
-    /// An agent that knows nothing yet.
+    /// Returns an agent that has not seen any event.
     #[must_use]
     pub fn new(settings: AgentSettings) -> Self {
         Self {
-            health: HealthBook::new(settings.quiet_time, settings.ignored_xids.clone()),
+            inventory: GpuInventory::new(&settings),
             settings,
-            cards: None,
-            missing: None,
-            pods: BTreeMap::new(),
-            read: BTreeMap::new(),
-            pods_known: false,
-            listed: Vec::new(),
-            listed_names: HashMap::new(),
-            listed_once: false,
-            asked_for: BTreeSet::new(),
-            admission: Admission::default(),
-            calls: Calls::default(),
-            reading: None,
-            truth: Truth::default(),
-            published: Published::default(),
-            absent: Absent::default(),
-            watch: usage_check::Watch::default(),
+            pods: Pods::default(),
+            kubelet: KubeletView::default(),
+            calls: PendingCalls::default(),
+            admissions: Admissions::default(),
+            ledger: LedgerCache::default(),
+            grants: GrantDirectories::default(),
+            patches: PodPatches::default(),
+            publication: NodePublication::default(),
+            diagnostics: Diagnostics::default(),
+            usage: UsageCheck::default(),
             revision: 0,
-            books: None,
-            books_lack: None,
-            notes: Vec::new(),
+            notices: Vec::new(),
         }
     }
 
-    /// Takes note of an event and says what to do about it.
+    /// Takes in an event and returns what the shell must do.
     pub fn handle(&mut self, now: EventTime, event: Event) -> Vec<Action> {
         let mut actions = Vec::new();
-        let untrue = self.take(now, event, &mut actions);
-        if !matches!(untrue, Dirty::Nothing) {
+        let dirty = self.apply(now, event, &mut actions);
+        if !matches!(dirty, Dirty::Nothing) {
             self.retry_calls(now, &mut actions);
         }
-        match &untrue {
+        match &dirty {
             Dirty::Nothing | Dirty::Node => {}
             Dirty::Pod(uid) => self.reconcile_pods(now, Some(uid), &mut actions),
             Dirty::Pods | Dirty::All => self.reconcile_pods(now, None, &mut actions),
         }
-        if matches!(untrue, Dirty::Node | Dirty::All) {
-            self.reconcile_node(now, &mut actions);
+        if matches!(dirty, Dirty::Node | Dirty::All) {
+            self.publication.reconcile(now, &self.settings, self.inventory.gpus(), &mut actions);
         }
-        actions.append(&mut self.notes);
+        actions.append(&mut self.notices);
         actions
     }
 
-    /// Takes note of an event. A question of the kubelet makes nothing untrue: it waits for an answer, and what follows from that
-    /// shows in its next list.
-    fn take(&mut self, now: EventTime, event: Event, actions: &mut Vec<Action>) -> Dirty {
+    /// Returns when to send the next tick at the latest, or `None` if the routine ticks suffice.
+    #[must_use]
+    pub fn next_wake(&self) -> Option<Duration> {
+        (!self.calls.is_empty()).then_some(calls::RETRY_INTERVAL)
+    }
+
+    /// Returns a number that changes whenever pods or GPUs change.
+    #[must_use]
+    pub fn revision(&self) -> u64 {
+        self.revision
+    }
+
+    /// Passes an event to the part it concerns, and returns what it made stale.
+    ///
+    /// A call of the kubelet makes nothing stale: it waits for an answer, and the consequences show
+    /// in the kubelet's next list.
+    fn apply(&mut self, now: EventTime, event: Event, actions: &mut Vec<Action>) -> Dirty {
         match event {
             Event::Gpus(found) => return self.on_gpus(found, actions),
-            Event::Incident(incident) => return self.on_incident(now, &incident, actions),
-            Event::Pods(pods) => return self.on_pods(pods, actions),
+            Event::Incident(incident) => {
+                let changed = self.inventory.on_incident(now, &incident, actions);
+                return self.gpus_changed(changed, actions);
+            }
+            Event::Pods(pods) => {
+                let is_first = self.pods.replace(pods, self.inventory.gpus());
+                return self.pods_replaced(is_first, actions);
+            }
             Event::PodsRead(read) => return self.on_pods_read(read, actions),
-            Event::PodApplied(pod) => return self.on_pod(*pod),
-            Event::PodDeleted(uid) => return self.on_pod_deleted(&uid),
+            Event::PodApplied(pod) => {
+                let uid = self.pods.apply(*pod, self.inventory.gpus());
+                self.invalidate();
+                return Dirty::Pod(uid);
+            }
+            Event::PodDeleted(uid) => {
+                self.pods.delete(&uid);
+                self.invalidate();
+                return Dirty::Pods;
+            }
             Event::Node(node) => {
-                self.absent.node = false;
-                self.published.seen(*node);
+                self.diagnostics.node_found();
+                self.publication.set_node(*node);
                 return Dirty::Node;
             }
-            Event::NodeMissing => self.on_node_missing(actions),
+            Event::NodeMissing => {
+                self.publication.node_is_missing();
+                self.diagnostics.node_missing(&self.settings, actions);
+            }
             Event::PodResourcesListed(listed) => return self.on_listed(now, listed, actions),
-            Event::GrantsCreated(call, outcome) => return self.on_grants_begun(call, outcome, actions),
+            Event::GrantsCreated(call, outcome) => return self.on_grants_created(call, outcome, actions),
             Event::PodPatched(uid, outcome) => return self.on_pod_patched(now, uid, outcome, actions),
             Event::NodePatched(outcome) => {
-                self.published.node_patched(now, outcome, actions);
+                self.publication.node_patched(now, outcome, actions);
                 return Dirty::Node;
             }
             Event::UnhealthySet(outcome) => {
-                self.published.unhealthy_set(now, outcome, actions);
+                self.publication.unhealthy_set(now, outcome, actions);
                 return Dirty::Node;
             }
             Event::Tick => return self.on_tick(now, actions),
-            Event::StreamOpened(resource) => {
-                self.absent.has_socket(resource);
-                self.on_stream(resource);
+            Event::StreamOpened(resource) => self.on_stream_opened(resource),
+            Event::PluginSocketFailed(resource, reason) => {
+                self.diagnostics.socket_failed(resource, reason, actions);
             }
-            Event::PluginSocketFailed(resource, reason) => self.on_without_socket(resource, reason, actions),
             Event::Prefer(call, resource, wish) => self.on_prefer(now, call, resource, wish, actions),
             Event::Allocate(call, resource, ids) => self.on_allocate(now, call, resource, ids, actions),
-            Event::PreStart(call, resource, ids) => self.on_pre_start(now, call, resource, ids, actions),
-            Event::GrantsOnDisk(pods, limits) => self.truth.found(pods, limits),
-            Event::GrantUpdated(limits, outcome) => self.truth.changed(now, &limits, outcome, actions),
-            Event::UsageSampled(measured) => self.on_measured(now, &measured, actions),
+            Event::PreStart(call, resource, ids) => {
+                self.calls.add(now, call, KubeletCall::PreStart(resource, ids), actions);
+            }
+            Event::GrantsOnDisk(pods, limits) => self.grants.found(pods, limits),
+            Event::GrantUpdated(limits, outcome) => self.grants.updated(now, &limits, outcome, actions),
+            Event::UsageSampled(sample) => {
+                let granted = Granted {
+                    settings: &self.settings,
+                    holdings: holdings(
+                        &self.settings,
+                        &self.inventory,
+                        &self.pods,
+                        &self.kubelet,
+                        &self.admissions,
+                    ),
+                    grants: &self.grants,
+                    node_labels: self.publication.node_labels(),
+                };
+                self.usage.check(now, &sample, granted, actions);
+            }
         }
         Dirty::Nothing
     }
 
-    /// When to send the next tick at the latest; `None`: only for the sake of routine.
-    #[must_use]
-    pub fn next_wake(&self) -> Option<Duration> {
-        self.calls.waiting().then_some(calls::LOOK_AGAIN)
+    fn on_gpus(&mut self, found: Result<DiscoveredGpus, ShellError>, actions: &mut Vec<Action>) -> Dirty {
+        let changed = self.inventory.on_discovery(found, actions);
+        self.gpus_changed(changed, actions)
     }
 
-    /// The resources of the dialects served.
-    pub fn resources(&self) -> impl Iterator<Item = Resource> {
-        Resource::ALL.into_iter().filter(|resource| self.settings.dialects.contains(&resource.dialect()))
+    /// Passes changed GPUs on to the pods and the kubelet.
+    fn gpus_changed(&mut self, changed: bool, actions: &mut Vec<Action>) -> Dirty {
+        if !changed {
+            return Dirty::Nothing;
+        }
+        self.pods.parse_all(self.inventory.gpus());
+        self.invalidate();
+        self.inventory.publish_devices(self.settings.resources(), actions);
+        Dirty::All
     }
 
-    /// Time has passed: for some that have waited for it.
+    fn on_pods_read(&mut self, read: Result<Vec<Pod>, ShellError>, actions: &mut Vec<Action>) -> Dirty {
+        let Some((covers, is_first)) = self.pods.finish_read(read, self.inventory.gpus()) else {
+            return Dirty::Nothing;
+        };
+        self.calls.pods_were_read(covers);
+        self.pods_replaced(is_first, actions)
+    }
+
+    fn pods_replaced(&mut self, is_first: bool, actions: &mut Vec<Action>) -> Dirty {
+        self.invalidate();
+        if is_first {
+            // The kubelet's devices can be attributed to pods only now.
+            self.calls.request_list(actions);
+        }
+        Dirty::Pods
+    }
+
+    fn on_listed(
+        &mut self,
+        now: EventTime,
+        listed: Result<Vec<PodDevices>, ShellError>,
+        actions: &mut Vec<Action>,
+    ) -> Dirty {
+        let mut is_changed = false;
+        let outcome = listed.map(|listed| is_changed = self.kubelet.replace_list(listed));
+        if is_changed {
+            self.invalidate();
+        }
+        self.calls.list_arrived(now, outcome, actions);
+        // Pending calls may have waited for exactly this list, even if it is the same as before.
+        if is_changed || !self.calls.is_empty() { Dirty::Pods } else { Dirty::Nothing }
+    }
+
+    fn on_stream_opened(&mut self, resource: Resource) {
+        self.diagnostics.socket_works(resource);
+        self.kubelet.open_stream(resource);
+        self.admissions.begin_session();
+    }
+
+    fn on_grants_created(
+        &mut self,
+        call: CallId,
+        outcome: Result<(), ShellError>,
+        actions: &mut Vec<Action>,
+    ) -> Dirty {
+        let uid = self.grants.finish(call, outcome.is_ok());
+        actions.push(Action::Answer(call, CallAnswer::Started(outcome.map_err(CallError::Limits))));
+        uid.map_or(Dirty::Nothing, Dirty::Pod)
+    }
+
+    fn on_pod_patched(
+        &mut self,
+        now: EventTime,
+        uid: PodUid,
+        outcome: Result<(), WriteError>,
+        actions: &mut Vec<Action>,
+    ) -> Dirty {
+        if let (Some(reason), Some(pod)) = (self.patches.finished(now, &uid, outcome), self.pods.get(&uid)) {
+            actions.push(Action::Warn(format!(
+                "cannot annotate pod {} with its GPUs, will try again: {reason}",
+                display_name(pod)
+            )));
+        }
+        Dirty::Pod(uid)
+    }
+
+    /// Does what has become due with time.
     fn on_tick(&mut self, now: EventTime, actions: &mut Vec<Action>) -> Dirty {
-        let recovered = self.health.recover(now.elapsed);
-        if recovered {
-            self.refresh_gpus(actions);
-        }
+        let is_restored = self.inventory.restore_quiet(now, actions);
+        let gpus = self.gpus_changed(is_restored, actions);
         self.expire_calls(now, actions);
-        self.retry_lists(now, actions);
-        self.look_for_kubelet(now, actions);
-        if recovered {
-            return Dirty::All;
+        let has_gpus = self.inventory.gpus().is_some();
+        self.calls.request_due_list(now, has_gpus, actions);
+        if !self.pods.is_reading()
+            && let Some(covers) = self.calls.start_due_read(now)
+        {
+            self.pods.begin_read(covers);
+            actions.push(Action::ReadPods);
         }
-        match (self.truth.has_waited(now), self.published.has_waited(now)) {
+        let list_error = self.calls.list_error();
+        self.diagnostics.check_kubelet(now, &self.settings, &self.kubelet, list_error, has_gpus, actions);
+        if is_restored {
+            return gpus;
+        }
+        let are_pods_due = self.grants.is_retry_due(now) || self.patches.is_retry_due(now);
+        match (are_pods_due, self.publication.is_retry_due(now)) {
             (false, false) => Dirty::Nothing,
             (true, false) => Dirty::Pods,
             (false, true) => Dirty::Node,
@@ -211,36 +334,62 @@ impl Agent {
         }
     }
 
-    /// The books, and whatever others made of pods and GPUs, are out of date.
-    fn pods_or_gpus_changed(&mut self) {
-        self.books = None;
+    /// Corrects limits and annotations of one pod or of all, and removes what ended pods left.
+    fn reconcile_pods(&mut self, now: EventTime, only: Option<&PodUid>, actions: &mut Vec<Action>) {
+        if self.inventory.gpus().is_none() || !self.kubelet.has_listed() {
+            return;
+        }
+        let holdings = holdings(&self.settings, &self.inventory, &self.pods, &self.kubelet, &self.admissions);
+        self.grants.reconcile(now, holdings, self.settings.isolation.meaning, only, actions);
+        for (uid, pod) in self.pods.active().filter(|(uid, _)| only.is_none_or(|only| only == *uid)) {
+            let missing = missing_annotations(now, holdings, &self.grants, uid, pod);
+            self.patches.reconcile(now, uid, pod, missing, actions);
+        }
+        let may_have_ended = only.is_none_or(|uid| self.pods.get(uid).is_some_and(has_ended));
+        if self.pods.is_complete() && may_have_ended {
+            let active: BTreeSet<PodUid> = self.pods.active().map(|(uid, _)| uid.clone()).collect();
+            self.grants.remove_ended(&active, actions);
+            self.patches.remove_ended(&active);
+            self.admissions.retain(|uid| active.contains(uid));
+        }
+    }
+
+    /// Notes that pods, GPUs or the kubelet's list have changed.
+    fn invalidate(&mut self) {
+        self.ledger.invalidate();
         self.revision += 1;
     }
 
-    /// Differs whenever pods or GPUs do: whoever has seen them at one revision need not look again at the same.
-    #[must_use]
-    pub fn revision(&self) -> u64 {
-        self.revision
+    fn holdings(&self) -> Holdings<'_> {
+        holdings(&self.settings, &self.inventory, &self.pods, &self.kubelet, &self.admissions)
+    }
+
+    /// Returns the sum of all holdings of this node.
+    fn ledger(&mut self) -> Ledger {
+        let holdings = holdings(&self.settings, &self.inventory, &self.pods, &self.kubelet, &self.admissions);
+        self.ledger.current(holdings)
     }
 }
 
-/// What an event may have made untrue of what we have told others.
+/// Returns a view of who holds what. It borrows only the parts it reads.
+fn holdings<'a>(
+    settings: &'a AgentSettings,
+    inventory: &'a GpuInventory,
+    pods: &'a Pods,
+    kubelet: &'a KubeletView,
+    admissions: &'a Admissions,
+) -> Holdings<'a> {
+    Holdings { node: &settings.node, gpus: inventory.gpus(), pods, kubelet, admissions }
+}
+
+/// Published state that an event has made stale and that must be written again.
 enum Dirty {
     Nothing,
-    /// What we say of one pod.
+    /// State of one pod.
     Pod(PodUid),
-    /// What we say of any pod.
+    /// State of any pod.
     Pods,
-    /// What we say of the node.
+    /// State of the node.
     Node,
     All,
-}
-
-fn uid_of(pod: &Pod) -> PodUid {
-    PodUid(pod.metadata.uid.clone())
-}
-
-/// Whether a pod's containers have ended for good.
-fn has_ended(pod: &Pod) -> bool {
-    matches!(pod.status.phase.as_str(), "Succeeded" | "Failed")
 }

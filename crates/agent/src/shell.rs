@@ -43,7 +43,8 @@ pub use self::{
     standalone::{Standalone, StandaloneError},
 };
 use crate::controller::{
-    Action, Agent, AgentSettings, CallAnswer, CallId, ContainerLimits, Event, EventTime, View,
+    Action, Agent, AgentSettings, CallAnswer, CallId, ContainerLimits, Event, EventTime, NotReady,
+    ShellError, View,
 };
 
 /// How often time is told when nothing else happens.
@@ -93,7 +94,7 @@ enum Message {
     /// Somebody wants to look.
     Inspect(oneshot::Sender<View>),
     /// Somebody wants to know whether pods can be served, or else what is waited for.
-    IsReady(oneshot::Sender<Result<(), String>>),
+    IsReady(oneshot::Sender<Result<(), NotReady>>),
 }
 
 type Messages = mpsc::UnboundedSender<Message>;
@@ -260,20 +261,26 @@ impl<C: Cluster> Shell<C> {
                 self.report(async move {
                     // A kubelet that does not answer must not keep the agent from ending.
                     let listed = stop.run_until_cancelled(pod_resources.list()).await;
-                    let listed = listed.map(|listed| listed.map_err(|error| with_causes(&error)));
-                    Event::PodResourcesListed(listed.unwrap_or_else(|| Err("the agent is ending".to_owned())))
+                    let listed = listed
+                        .map(|listed| listed.map_err(|error| ShellError::PodResources(with_causes(&error))));
+                    Event::PodResourcesListed(
+                        listed.unwrap_or_else(|| {
+                            Err(ShellError::PodResources("the agent is ending".to_owned()))
+                        }),
+                    )
                 });
             }
             Action::CreateGrants(call, limits) => {
                 let outcome = limits.iter().try_for_each(|limits| {
-                    self.grants.begin(limits).map_err(|error| error.to_string())?;
+                    self.grants.begin(limits).map_err(|error| ShellError::GrantFile(error.to_string()))?;
                     self.take_in(limits);
                     Ok(())
                 });
                 self.report(async move { Event::GrantsCreated(call, outcome) });
             }
             Action::UpdateGrant(limits) => {
-                let outcome = self.grants.change(&limits).map_err(|error| error.to_string());
+                let outcome =
+                    self.grants.change(&limits).map_err(|error| ShellError::GrantFile(error.to_string()));
                 self.report(async move { Event::GrantUpdated(limits, outcome) });
             }
             Action::SetUncharged { pod, container, gpu, bytes, at } => {
@@ -297,7 +304,9 @@ impl<C: Cluster> Shell<C> {
             }
             Action::ReadPods => {
                 let cluster = self.cluster.clone();
-                self.report(async move { Event::PodsRead(cluster.read_pods().await) });
+                self.report(async move {
+                    Event::PodsRead(cluster.read_pods().await.map_err(ShellError::ApiServer))
+                });
             }
             Action::PatchPod { uid, namespace, name, annotations } => {
                 let cluster = self.cluster.clone();
@@ -308,11 +317,15 @@ impl<C: Cluster> Shell<C> {
             }
             Action::PatchNode(patch) => {
                 let cluster = self.cluster.clone();
-                self.report(async move { Event::NodePatched(cluster.patch_node(&patch).await) });
+                self.report(async move {
+                    Event::NodePatched(cluster.patch_node(&patch).await.map_err(ShellError::ApiServer))
+                });
             }
             Action::SetUnhealthy(cards) => {
                 let cluster = self.cluster.clone();
-                self.report(async move { Event::UnhealthySet(cluster.set_unhealthy(&cards).await) });
+                self.report(async move {
+                    Event::UnhealthySet(cluster.set_unhealthy(&cards).await.map_err(ShellError::ApiServer))
+                });
             }
         }
     }

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use tessera_agent::controller::{AgentSettings, InstalledLibrary, Isolation, WithoutLibrary};
+use tessera_agent::controller::{AgentSettings, InstalledLibrary, Isolation, LibraryError, WithoutLibrary};
 use tessera_agent::shell::{self, Ports, install_library};
 use tessera_cluster::node_agent::NodeClient;
 use tessera_core::units::NodeName;
@@ -115,7 +115,7 @@ fn isolation(arguments: &Arguments, grants: &Path) -> Isolation {
     let library = arguments.library.clone().map_or_else(beside, Ok);
     let cdi = matches!(arguments.device_list_strategy, Strategy::CdiCri).then_some(&*arguments.cdi_directory);
     let installed = library
-        .map_err(|error: std::io::Error| format!("cannot find the directory of this program: {error}"))
+        .map_err(|error: std::io::Error| LibraryError::OwnPath(error.to_string()))
         .and_then(|library| install_library(&library, grants, cdi));
     let without_library = arguments.without_library.into();
     if let Err(reason) = &installed {

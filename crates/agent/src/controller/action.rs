@@ -1,4 +1,4 @@
-//! What an agent can want done.
+//! Actions that the controller requests from the shell.
 
 use std::collections::BTreeMap;
 
@@ -6,84 +6,84 @@ use tessera_core::units::PodUid;
 use tessera_node::device_plugin::{Allocation, PluginDevice};
 use tessera_wire::kubelet::device_id::Resource;
 
-use super::{CallId, ContainerLimits, NodePatch};
+use super::{CallError, CallId, ContainerLimits, NodePatch};
 
-/// Something to do.
+/// Work for the shell. The shell carries out the actions of one event in order.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Action {
-    /// Tell the kubelet the devices of a resource.
+    /// Send the devices of a resource to the kubelet.
     PublishDevices(Resource, Vec<PluginDevice>),
-    /// Ask the kubelet's podresources once.
+    /// List the kubelet's podresources once.
     ListPodResources,
-    /// Read the pods of this node afresh, then report.
+    /// Read the pods of this node from the API server.
     ReadPods,
-    /// CallAnswer a question of the kubelet.
+    /// Answer a call of the kubelet.
     Answer(CallId, CallAnswer),
-    /// Make the grants of containers that are about to start, with nothing used yet; then report.
+    /// Create the grants of containers that are about to start, with empty memory accounts.
     CreateGrants(CallId, Vec<ContainerLimits>),
-    /// Put other limits in force for a container that runs; then report.
+    /// Replace the limits of a running container.
     UpdateGrant(Box<ContainerLimits>),
-    /// Tell a container how much of a GPU it uses beyond what its processes know of.
+    /// Publish to a container how much memory the driver counts beyond the container's account.
     SetUncharged {
-        /// The pod's UID.
+        /// UID of the pod.
         pod: PodUid,
-        /// The container.
+        /// Name of the container.
         container: String,
-        /// The GPU's place in the container's limits.
+        /// Position of the GPU in the container's limits.
         gpu: usize,
-        /// How much.
+        /// Memory that no process of the container has charged.
         bytes: u64,
-        /// As of when, on the clock that agent and library share.
+        /// Time of the sample in nanoseconds, on the clock that agent and library share.
         at: u64,
     },
-    /// End a process, if it still is the one that started then.
+    /// Kill a process, unless another process has got its number since.
     Kill {
-        /// Its number.
+        /// Process ID on the node.
         pid: u32,
-        /// When it started, in ticks.
+        /// Start time of the process in clock ticks.
         started: u64,
     },
     /// Remove the grant directory of a pod that has ended.
     RemoveGrants(PodUid),
-    /// Set annotations of a pod, if it still is the one with this UID.
+    /// Set annotations of a pod, if the pod of that name still has this UID.
     PatchPod {
-        /// Its UID.
+        /// UID of the pod.
         uid: PodUid,
-        /// Its namespace.
+        /// Namespace of the pod.
         namespace: String,
-        /// Its name.
+        /// Name of the pod.
         name: String,
-        /// The annotations.
+        /// Annotations to set.
         annotations: BTreeMap<String, String>,
     },
-    /// Set annotations and labels of the node, and resources in its status.
+    /// Set annotations, labels and status resources of the node.
     PatchNode(NodePatch),
-    /// Tell gpushare which GPUs are broken.
+    /// Publish the indexes of the unhealthy GPUs, in the ConfigMap that gpushare reads.
     SetUnhealthy(Vec<u8>),
-    /// Worth a line in the log.
+    /// Log a warning.
     Warn(String),
-    /// Worth telling the owner of a pod: an event of Kubernetes.
+    /// Record a Kubernetes event for a pod.
     RecordPodEvent {
-        /// The pod's UID.
+        /// UID of the pod.
         uid: PodUid,
-        /// Its namespace.
+        /// Namespace of the pod.
         namespace: String,
-        /// Its name.
+        /// Name of the pod.
         name: String,
-        /// One word, for machines.
+        /// Reason in one word, for programs.
         reason: &'static str,
-        /// What happened, for people.
+        /// Description for people.
         message: String,
     },
 }
 
-/// What the kubelet is answered. An error's text reaches the pod's owner.
+/// Answer to a call of the kubelet. The text of an error reaches the events of the pod.
 #[derive(Clone, Debug, PartialEq)]
 pub enum CallAnswer {
-    /// Take these devices.
-    Preferred(Result<Vec<String>, String>),
-    /// The container gets this.
-    Allocated(Result<Box<Allocation>, String>),
-    /// The container may start.
-    Started(Result<(), String>),
+    /// Devices the kubelet should choose.
+    Preferred(Result<Vec<String>, CallError>),
+    /// Environment, mounts and device nodes of the container.
+    Allocated(Result<Box<Allocation>, CallError>),
+    /// Permission to start the container.
+    Started(Result<(), CallError>),
 }

@@ -1,246 +1,201 @@
-//! Questions of the kubelet that wait for an answer, and the podresources lists they wait for.
+//! Calls of the kubelet that wait for an answer, and the podresources lists they wait for.
 //!
-//! A question is judged by a list that was asked for after the question came. One list serves all questions that wait for
-//! it, and only one is asked for at a time: the kubelet answers 100 a second, to all who ask together.
+//! A call is decided by a list that was requested after the call arrived. One list serves all calls
+//! that wait for it, and only one list is requested at a time: the kubelet answers 100 lists a
+//! second, over all clients.
 
 use std::{collections::BTreeSet, time::Duration};
 
-use tessera_node::{device_plugin::PreferenceRequest, pod_resources::PodDevices};
+use tessera_node::device_plugin::PreferenceRequest;
 use tessera_wire::kubelet::device_id::Resource;
 
-use super::{Action, Agent, CallAnswer, CallId, Dirty, EventTime, pods::Reading};
+use super::{Action, CallAnswer, CallError, CallId, EventTime, ShellError, error::Undecided};
 
-/// How soon an undecided question is looked at again.
-pub(super) const LOOK_AGAIN: Duration = Duration::from_millis(50);
+/// Interval at which undecided calls are tried again.
+pub(super) const RETRY_INTERVAL: Duration = Duration::from_millis(50);
 
-/// How long a question may stay undecided: meanwhile the kubelet admits nobody.
-const PATIENCE: Duration = Duration::from_secs(4);
+/// How long a call may stay undecided. The kubelet admits no other pod meanwhile.
+const CALL_TIMEOUT: Duration = Duration::from_secs(4);
 
-/// How often pods are read afresh while a question is undecided.
-const READ_EVERY: Duration = Duration::from_millis(500);
+/// Interval at which the pods are read from the API server while a call is undecided.
+const READ_INTERVAL: Duration = Duration::from_millis(500);
 
-/// How often the kubelet's books are compared with ours when nothing else asks for it.
-const ROUTINE: Duration = Duration::from_secs(10);
+/// Interval at which the kubelet's list is compared with our records while no call needs it.
+const ROUTINE_INTERVAL: Duration = Duration::from_secs(10);
 
+/// A call of the kubelet's device manager.
 #[derive(Clone, Debug)]
-pub(super) enum Question {
+pub(super) enum KubeletCall {
     Prefer(Resource, PreferenceRequest),
     Allocate(Resource, BTreeSet<String>),
     PreStart(Resource, BTreeSet<String>),
 }
 
-/// What became of a question.
-#[derive(Debug)]
-pub(super) enum Judgement {
-    /// It is answered.
-    Answer(CallAnswer),
-    /// Its answer follows what had to be done for it.
-    Later,
-}
-
+/// A call that waits for an answer.
 #[derive(Clone, Debug)]
-pub(super) struct Call {
-    id: CallId,
-    pub(super) question: Question,
+pub(super) struct PendingCall {
+    pub(super) id: CallId,
+    pub(super) call: KubeletCall,
     since: Duration,
     number: u64,
-    /// Whether a list asked for after it came has arrived.
-    covered: bool,
-    /// Whether the pods have been read from the API server since it came.
-    fresh: bool,
-    /// Patience is at its end: judge by what there is.
-    pub(super) last_chance: bool,
+    /// Whether a list has arrived that was requested after the call.
+    is_covered: bool,
+    /// Whether the pods have been read from the API server since the call.
+    has_fresh_pods: bool,
+    /// Whether the call has timed out and must be decided by what is known.
+    pub(super) is_last_chance: bool,
 }
 
-impl Call {
-    /// Whether it is judged by all that can be known: the watch may be behind the kubelet, and refusals are final.
+impl PendingCall {
+    pub(super) fn is_covered(&self) -> bool {
+        self.is_covered
+    }
+
+    /// Returns whether the call may be refused.
+    ///
+    /// A refusal is final, and the watch may lag behind the kubelet, so the pods are read first.
     pub(super) fn is_well_informed(&self) -> bool {
-        self.fresh || self.last_chance
+        self.has_fresh_pods || self.is_last_chance
     }
 }
 
+/// Pending calls and the state of the lists they wait for.
 #[derive(Debug, Default)]
-pub(super) struct Calls {
-    waiting: Vec<Call>,
+pub(super) struct PendingCalls {
+    waiting: Vec<PendingCall>,
+    /// Number of calls so far. It numbers the calls.
     count: u64,
-    /// The list on its way covers questions up to this number.
+    /// Number of the newest call that the requested list covers. `None` if no list is requested.
     list_covers: Option<u64>,
-    list_wanted: bool,
+    /// Whether another list must follow the requested one.
+    is_list_wanted: bool,
     last_list: Duration,
     last_read: Option<Duration>,
-    /// Why the last list failed.
-    list_failure: Option<String>,
+    list_error: Option<ShellError>,
 }
 
-impl Calls {
-    pub(super) fn waiting(&self) -> bool {
-        !self.waiting.is_empty()
+impl PendingCalls {
+    pub(super) fn is_empty(&self) -> bool {
+        self.waiting.is_empty()
     }
 
-    /// Why the last list failed, if it did.
-    pub(super) fn list_failure(&self) -> Option<&str> {
-        self.list_failure.as_deref()
+    /// Returns the error of the last list, if it failed.
+    pub(super) fn list_error(&self) -> Option<&ShellError> {
+        self.list_error.as_ref()
     }
 
-    /// The pods were read after the questions up to this number had come.
+    /// Adds a call that waits for a list.
+    pub(super) fn add(&mut self, now: EventTime, id: CallId, call: KubeletCall, actions: &mut Vec<Action>) {
+        self.count += 1;
+        self.waiting.push(PendingCall {
+            id,
+            call,
+            since: now.elapsed,
+            number: self.count,
+            is_covered: false,
+            has_fresh_pods: false,
+            is_last_chance: false,
+        });
+        self.request_list(actions);
+    }
+
+    /// Puts a call back that could not be decided.
+    pub(super) fn put_back(&mut self, call: PendingCall) {
+        self.waiting.push(call);
+    }
+
+    /// Takes all calls out, to decide them.
+    pub(super) fn take_all(&mut self) -> Vec<PendingCall> {
+        std::mem::take(&mut self.waiting)
+    }
+
+    /// Takes the calls out that have timed out.
+    pub(super) fn take_expired(&mut self, now: EventTime) -> Vec<PendingCall> {
+        let (mut expired, waiting): (Vec<_>, Vec<_>) =
+            self.take_all().into_iter().partition(|call| now.elapsed >= call.since + CALL_TIMEOUT);
+        self.waiting = waiting;
+        expired.iter_mut().for_each(|call| call.is_last_chance = true);
+        expired
+    }
+
+    /// Notes that the pods were read after the calls up to number `covers` had arrived.
     pub(super) fn pods_were_read(&mut self, covers: u64) {
         for call in self.waiting.iter_mut().filter(|call| call.number <= covers) {
-            call.fresh = true;
+            call.has_fresh_pods = true;
         }
     }
 
-    pub(super) fn want_list(&mut self, actions: &mut Vec<Action>) {
+    /// Requests a list, now or after the one that is being made.
+    pub(super) fn request_list(&mut self, actions: &mut Vec<Action>) {
         if self.list_covers.is_some() {
-            self.list_wanted = true;
+            self.is_list_wanted = true;
             return;
         }
         self.list_covers = Some(self.count);
-        self.list_wanted = false;
+        self.is_list_wanted = false;
         actions.push(Action::ListPodResources);
     }
-}
 
-impl Agent {
-    /// Lets a question wait for a list.
-    pub(super) fn ask_list_for(
+    /// Notes the result of a list, and requests another one if calls have arrived meanwhile.
+    pub(super) fn list_arrived(
         &mut self,
         now: EventTime,
-        id: CallId,
-        question: Question,
+        outcome: Result<(), ShellError>,
         actions: &mut Vec<Action>,
     ) {
-        self.calls.count += 1;
-        self.calls.waiting.push(Call {
-            id,
-            question,
-            since: now.elapsed,
-            number: self.calls.count,
-            covered: false,
-            fresh: false,
-            last_chance: false,
-        });
-        self.calls.want_list(actions);
-    }
-
-    pub(super) fn on_listed(
-        &mut self,
-        now: EventTime,
-        listed: Result<Vec<PodDevices>, String>,
-        actions: &mut Vec<Action>,
-    ) -> Dirty {
-        let covers = self.calls.list_covers.take().unwrap_or_default();
-        self.calls.last_list = now.elapsed;
-        let mut news = false;
-        match listed {
-            Ok(listed) => {
-                news = !std::mem::replace(&mut self.listed_once, true) || listed != self.listed;
-                if news {
-                    self.take_list(listed);
-                }
-                self.calls.list_failure = None;
-                for call in self.calls.waiting.iter_mut().filter(|call| call.number <= covers) {
-                    call.covered = true;
-                }
-            }
-            Err(reason) => self.calls.list_failure = Some(reason),
-        }
-        let uncovered = self.calls.waiting.iter().any(|call| call.number > covers);
-        if uncovered || std::mem::take(&mut self.calls.list_wanted) {
-            self.calls.want_list(actions);
-        }
-        // Also the same list may be what a question has waited for.
-        if news || self.calls.waiting() { Dirty::Pods } else { Dirty::Nothing }
-    }
-
-    fn take_list(&mut self, listed: Vec<PodDevices>) {
-        self.listed_names.clear();
-        for (place, pod) in listed.iter().enumerate() {
-            let name = (pod.namespace.clone(), pod.name.clone());
-            self.listed_names.entry(name).or_default().push(place);
-        }
-        self.listed = listed;
-        self.pods_or_gpus_changed();
-    }
-
-    /// Looks at the undecided questions again: something has changed.
-    pub(super) fn retry_calls(&mut self, now: EventTime, actions: &mut Vec<Action>) {
-        for call in std::mem::take(&mut self.calls.waiting) {
-            let answer = if call.covered { self.judge(now, &call, actions) } else { None };
-            match answer {
-                Some(Judgement::Answer(answer)) => actions.push(Action::Answer(call.id, answer)),
-                Some(Judgement::Later) => {}
-                None => self.calls.waiting.push(call),
+        let covers = self.list_covers.take().unwrap_or_default();
+        self.last_list = now.elapsed;
+        if outcome.is_ok() {
+            for call in self.waiting.iter_mut().filter(|call| call.number <= covers) {
+                call.is_covered = true;
             }
         }
-    }
-
-    /// What to answer, if that is clear.
-    fn judge(&mut self, now: EventTime, call: &Call, actions: &mut Vec<Action>) -> Option<Judgement> {
-        match call.question.clone() {
-            Question::Prefer(resource, wish) => {
-                let (uid, container) = self.identify(call, resource, wish.count)?;
-                let answer = self.prefer(&uid, &container, resource, &wish, call.is_well_informed())?;
-                Some(Judgement::Answer(answer))
-            }
-            Question::Allocate(resource, ids) => {
-                let (uid, container) = self.identify(call, resource, ids.len())?;
-                let answer = self.allocate(now, &uid, &container, resource, &ids, call.is_well_informed())?;
-                Some(Judgement::Answer(answer))
-            }
-            Question::PreStart(resource, ids) => self.start(call.id, resource, &ids, actions),
+        self.list_error = outcome.err();
+        let has_uncovered = self.waiting.iter().any(|call| call.number > covers);
+        if has_uncovered || std::mem::take(&mut self.is_list_wanted) {
+            self.request_list(actions);
         }
     }
 
-    /// Undecided questions look at fresh lists and pods, for as long as there is patience.
-    pub(super) fn retry_lists(&mut self, now: EventTime, actions: &mut Vec<Action>) {
-        if self.calls.waiting.is_empty() {
-            if now.elapsed >= self.calls.last_list + ROUTINE && self.cards.is_some() {
-                self.calls.want_list(actions);
+    /// Requests a list if calls wait for one, or if the routine comparison is due.
+    pub(super) fn request_due_list(&mut self, now: EventTime, has_gpus: bool, actions: &mut Vec<Action>) {
+        if self.waiting.is_empty() {
+            if now.elapsed >= self.last_list + ROUTINE_INTERVAL && has_gpus {
+                self.request_list(actions);
             }
-            return;
-        }
-        if self.calls.list_covers.is_none() {
-            self.calls.want_list(actions);
-        }
-        let since_read = self.calls.last_read.map(|last| now.elapsed.saturating_sub(last));
-        if self.reading.is_none() && since_read.is_none_or(|since| since >= READ_EVERY) {
-            self.calls.last_read = Some(now.elapsed);
-            self.reading = Some(Reading::begin(self.calls.count));
-            actions.push(Action::ReadPods);
+        } else if self.list_covers.is_none() {
+            self.request_list(actions);
         }
     }
 
-    /// Decides what has waited long enough.
-    pub(super) fn expire_calls(&mut self, now: EventTime, actions: &mut Vec<Action>) {
-        let (expired, waiting): (Vec<Call>, Vec<Call>) = std::mem::take(&mut self.calls.waiting)
-            .into_iter()
-            .partition(|call| now.elapsed >= call.since + PATIENCE);
-        self.calls.waiting = waiting;
-        for mut call in expired {
-            call.last_chance = true;
-            let answer = if call.covered { self.judge(now, &call, actions) } else { None };
-            match answer.unwrap_or_else(|| Judgement::Answer(self.give_up(&call.question))) {
-                Judgement::Answer(answer) => actions.push(Action::Answer(call.id, answer)),
-                Judgement::Later => {}
-            }
+    /// Starts a read of the pods for undecided calls, unless the last one was too recent.
+    ///
+    /// Returns the number of the newest call that the read covers.
+    pub(super) fn start_due_read(&mut self, now: EventTime) -> Option<u64> {
+        let since_read = self.last_read.map(|last| now.elapsed.saturating_sub(last));
+        if self.waiting.is_empty() || since_read.is_some_and(|since| since < READ_INTERVAL) {
+            return None;
         }
+        self.last_read = Some(now.elapsed);
+        Some(self.count)
     }
 
-    fn give_up(&self, question: &Question) -> CallAnswer {
-        let why = match (&self.calls.list_failure, self.pods_known) {
-            (Some(reason), _) => reason.clone(),
-            (None, false) => "the API server has not told the pods of this node yet".to_owned(),
-            (None, true) => "no single pod fits what the kubelet lists".to_owned(),
+    /// Returns the refusal of a call that could not be decided in time.
+    pub(super) fn timeout_answer(&self, call: &KubeletCall, has_pods: bool) -> CallAnswer {
+        let cause = match (&self.list_error, has_pods) {
+            (Some(error), _) => Undecided::NoList(error.clone()),
+            (None, false) => Undecided::NoPods,
+            (None, true) => Undecided::NoMatch,
         };
-        match question {
-            Question::Prefer(resource, _) => {
-                CallAnswer::Preferred(Err(format!("cannot tell which pod asks for {resource}: {why}")))
+        match *call {
+            KubeletCall::Prefer(resource, _) => {
+                CallAnswer::Preferred(Err(CallError::UnknownPod { resource, cause }))
             }
-            Question::Allocate(resource, _) => {
-                CallAnswer::Allocated(Err(format!("cannot tell which pod asks for {resource}: {why}")))
+            KubeletCall::Allocate(resource, _) => {
+                CallAnswer::Allocated(Err(CallError::UnknownPod { resource, cause }))
             }
-            Question::PreStart(resource, _) => {
-                CallAnswer::Started(Err(format!("cannot tell yet whose {resource} this is: {why}")))
+            KubeletCall::PreStart(resource, _) => {
+                CallAnswer::Started(Err(CallError::UnknownContainer { resource, cause }))
             }
         }
     }

@@ -1,5 +1,7 @@
-//! Who should be there and is not: the node in the cluster, the kubelet on the node. Without them nothing fails and nothing
-//! works, so it is said: once, and again only after something has changed.
+//! Warnings about a missing peer: the node in the cluster, or the kubelet on the node.
+//!
+//! Without them nothing fails and nothing works. So each is logged once, and again only after
+//! something has changed.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -10,138 +12,153 @@ use std::{
 use tessera_node::device_plugin::RegistrationMode;
 use tessera_wire::kubelet::device_id::Resource;
 
-use super::{Action, Agent, EventTime};
+use super::{Action, AgentSettings, EventTime, NotReady, ShellError, kubelet::KubeletView};
 
-/// How long a kubelet may keep us waiting: it takes some seconds to restart.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// How long the kubelet may be missing before a warning. A restart takes it some seconds.
+const KUBELET_TIMEOUT: Duration = Duration::from_secs(30);
 
+/// Missing peers, and which warnings have been logged.
 #[derive(Debug, Default)]
-pub(super) struct Absent {
-    /// Whether the cluster has no node of our name.
-    pub(super) node: bool,
-    /// What the kubelet lacks, since when, and whether that was said.
-    kubelet: Option<(Lack, Duration, bool)>,
+pub(super) struct Diagnostics {
+    is_node_missing: bool,
+    kubelet: Option<MissingKubelet>,
     /// Why plugins have no socket.
-    without_socket: BTreeMap<Resource, String>,
+    socket_errors: BTreeMap<Resource, String>,
 }
 
-/// What a kubelet has not done.
+#[derive(Debug)]
+struct MissingKubelet {
+    lack: KubeletLack,
+    since: Duration,
+    is_logged: bool,
+}
+
+/// What the kubelet has not done.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Lack {
-    /// Anything at all.
+enum KubeletLack {
+    /// The kubelet has not connected at all.
     Everything,
-    /// Ask for the devices of these resources.
-    Asking(BTreeSet<Resource>),
-    /// Tell its pod resources.
-    Listing,
+    /// The kubelet has not opened the device streams of these resources.
+    Streams(BTreeSet<Resource>),
+    /// The kubelet does not list its podresources.
+    List,
 }
 
-impl Absent {
-    /// The kubelet has come to the socket of a plugin: there is one.
-    pub(super) fn has_socket(&mut self, resource: Resource) {
-        self.without_socket.remove(&resource);
+impl Diagnostics {
+    /// Returns whether the cluster has no node of the agent's name.
+    pub(super) fn is_node_missing(&self) -> bool {
+        self.is_node_missing
     }
-}
 
-impl Agent {
-    /// The API server knows no node of our name.
-    pub(super) fn on_node_missing(&mut self, actions: &mut Vec<Action>) {
-        self.published.gone();
-        if !std::mem::replace(&mut self.absent.node, true) {
-            let says = self.no_node();
+    pub(super) fn node_found(&mut self) {
+        self.is_node_missing = false;
+    }
+
+    /// Notes that the API server has no node of the agent's name.
+    pub(super) fn node_missing(&mut self, settings: &AgentSettings, actions: &mut Vec<Action>) {
+        if !std::mem::replace(&mut self.is_node_missing, true) {
+            let missing = NotReady::NoNode(settings.node.clone());
             actions.push(Action::Warn(format!(
-                "{says}: its GPUs are not announced and no pod can be served. Give the name that kubectl get nodes \
+                "{missing}: its GPUs are not announced and no pod can be served. Give the name that kubectl get nodes \
                  shows, by --node-name or NODE_NAME"
             )));
         }
     }
 
-    pub(super) fn no_node(&self) -> String {
-        format!("the cluster has no node named {}", self.settings.node)
+    /// Notes that the kubelet has connected to the socket of a plugin.
+    pub(super) fn socket_works(&mut self, resource: Resource) {
+        self.socket_errors.remove(&resource);
     }
 
-    /// A plugin has no socket; it is tried again.
-    pub(super) fn on_without_socket(
+    /// Notes that a plugin cannot create its socket.
+    pub(super) fn socket_failed(&mut self, resource: Resource, reason: String, actions: &mut Vec<Action>) {
+        if self.socket_errors.get(&resource) != Some(&reason) {
+            actions.push(Action::Warn(format!("{reason}; will try again")));
+            self.socket_errors.insert(resource, reason);
+        }
+    }
+
+    /// Logs what the kubelet lacks, once it has lacked it for [`KUBELET_TIMEOUT`].
+    ///
+    /// Before there are GPUs to offer, no kubelet is expected.
+    pub(super) fn check_kubelet(
         &mut self,
-        resource: Resource,
-        reason: String,
+        now: EventTime,
+        settings: &AgentSettings,
+        kubelet: &KubeletView,
+        list_error: Option<&ShellError>,
+        has_gpus: bool,
         actions: &mut Vec<Action>,
     ) {
-        if self.absent.without_socket.get(&resource) != Some(&reason) {
-            actions.push(Action::Warn(format!("{reason}; will try again")));
-            self.absent.without_socket.insert(resource, reason);
-        }
-    }
-
-    /// Says what the kubelet lacks, once it has lacked it for long.
-    pub(super) fn look_for_kubelet(&mut self, now: EventTime, actions: &mut Vec<Action>) {
-        let Some(lack) = self.lack_of_kubelet() else {
-            self.absent.kubelet = None;
+        let Some(lack) = lack_of(settings, kubelet, list_error).filter(|_| has_gpus) else {
+            self.kubelet = None;
             return;
         };
-        match &mut self.absent.kubelet {
-            Some((known, since, said)) if *known == lack => {
-                if !*said && now.elapsed >= *since + PATIENCE {
-                    *said = true;
-                    actions.push(Action::Warn(self.describe_lack(&lack)));
+        match &mut self.kubelet {
+            Some(missing) if missing.lack == lack => {
+                if !missing.is_logged && now.elapsed >= missing.since + KUBELET_TIMEOUT {
+                    missing.is_logged = true;
+                    actions.push(Action::Warn(describe(&lack, settings, list_error)));
                 }
             }
-            _ => self.absent.kubelet = Some((lack, now.elapsed, false)),
+            _ => self.kubelet = Some(MissingKubelet { lack, since: now.elapsed, is_logged: false }),
         }
     }
+}
 
-    /// `None` also while there is nothing to offer.
-    fn lack_of_kubelet(&self) -> Option<Lack> {
-        self.cards.as_ref()?;
-        let lists = self.listed_once && self.calls.list_failure().is_none();
-        let unasked: BTreeSet<Resource> =
-            self.resources().filter(|resource| !self.asked_for.contains(resource)).collect();
-        match (lists, unasked.is_empty()) {
-            (true, true) => None,
-            (true, false) => Some(Lack::Asking(unasked)),
-            (false, _) if self.asked_for.is_empty() => Some(Lack::Everything),
-            (false, _) => Some(Lack::Listing),
-        }
+fn lack_of(
+    settings: &AgentSettings,
+    kubelet: &KubeletView,
+    list_error: Option<&ShellError>,
+) -> Option<KubeletLack> {
+    let lists = kubelet.has_listed() && list_error.is_none();
+    let closed: BTreeSet<Resource> =
+        settings.resources().filter(|resource| !kubelet.has_stream(*resource)).collect();
+    match (lists, closed.is_empty()) {
+        (true, true) => None,
+        (true, false) => Some(KubeletLack::Streams(closed)),
+        (false, _) if !kubelet.has_any_stream() => Some(KubeletLack::Everything),
+        (false, _) => Some(KubeletLack::List),
     }
+}
 
-    fn describe_lack(&self, lack: &Lack) -> String {
-        let seconds = PATIENCE.as_secs();
-        match lack {
-            Lack::Everything => {
-                let place = match &self.settings.registration {
-                    RegistrationMode::PluginsRegistry(directory) => {
-                        format!("has come to {}", directory.display())
-                    }
-                    RegistrationMode::KubeletSocket(directory) => {
-                        format!("has answered at {}", directory.join("kubelet.sock").display())
-                    }
-                };
-                format!(
-                    "no kubelet {place} for {seconds} s: no pod gets GPUs here. --kubelet-root names the kubelet's root \
-                     directory (its own --root-dir); in a pod that directory must be mounted under the same name"
-                )
-            }
-            Lack::Asking(resources) => {
-                let names: Vec<&str> = resources.iter().map(|resource| resource.name()).collect();
-                let other = match &self.settings.registration {
-                    RegistrationMode::PluginsRegistry(_) => "kubelet-socket",
-                    RegistrationMode::KubeletSocket(_) => "plugins-registry",
-                };
-                format!(
-                    "the kubelet has not asked for the devices of {} for {seconds} s: pods that want them are turned \
-                     away. Its log tells why; --registration {other} is the other way to reach it",
-                    names.join(", ")
-                )
-            }
-            Lack::Listing => {
-                let mut text = format!(
-                    "the kubelet has not told its pod resources for {seconds} s: pods that want GPUs are turned away"
-                );
-                if let Some(reason) = self.calls.list_failure() {
-                    let _always_works = write!(text, ". {reason}");
+fn describe(lack: &KubeletLack, settings: &AgentSettings, list_error: Option<&ShellError>) -> String {
+    let seconds = KUBELET_TIMEOUT.as_secs();
+    match lack {
+        KubeletLack::Everything => {
+            let place = match &settings.registration {
+                RegistrationMode::PluginsRegistry(directory) => {
+                    format!("has come to {}", directory.display())
                 }
-                text
+                RegistrationMode::KubeletSocket(directory) => {
+                    format!("has answered at {}", directory.join("kubelet.sock").display())
+                }
+            };
+            format!(
+                "no kubelet {place} for {seconds} s: no pod gets GPUs here. --kubelet-root names the kubelet's root \
+                 directory (its own --root-dir); in a pod that directory must be mounted under the same name"
+            )
+        }
+        KubeletLack::Streams(resources) => {
+            let names: Vec<&str> = resources.iter().map(|resource| resource.name()).collect();
+            let other = match &settings.registration {
+                RegistrationMode::PluginsRegistry(_) => "kubelet-socket",
+                RegistrationMode::KubeletSocket(_) => "plugins-registry",
+            };
+            format!(
+                "the kubelet has not asked for the devices of {} for {seconds} s: it rejects pods that request them. \
+                 Its log says why; --registration {other} is the other way to reach it",
+                names.join(", ")
+            )
+        }
+        KubeletLack::List => {
+            let mut text = format!(
+                "the kubelet has not listed its pod resources for {seconds} s: pods that request GPUs are refused"
+            );
+            if let Some(reason) = list_error {
+                let _always_works = write!(text, ". {reason}");
             }
+            text
         }
     }
 }

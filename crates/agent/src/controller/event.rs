@@ -1,4 +1,4 @@
-//! What can happen to an agent.
+//! Events that the shell reports to the controller.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -15,75 +15,77 @@ use tessera_wire::{
 
 #[cfg(doc)]
 use super::Action;
-use super::{ContainerLimits, UsageSample};
+use super::{ContainerLimits, ShellError, UsageSample};
 
-/// The time of an event: since some fixed moment, and by the calendar.
+/// Time of an event, on a monotonic clock and by the calendar.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EventTime {
-    /// Only ever grows.
+    /// Time since the agent started. Never decreases.
     pub elapsed: Duration,
     /// Nanoseconds since 1970.
     pub unix_nanos: u128,
 }
 
-/// Names a question of the kubelet until it is answered.
+/// Identifies a call of the kubelet until it is answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CallId(pub u64);
 
-/// Something happened.
+/// Input of the controller.
 #[derive(Clone, Debug)]
 pub enum Event {
-    /// The GPUs were looked for: found, or the reason why not.
-    Gpus(Result<DiscoveredGpus, String>),
-    /// Something happened to a GPU.
+    /// Result of a discovery of the node's GPUs.
+    Gpus(Result<DiscoveredGpus, ShellError>),
+    /// Error or recovery of a GPU, or of all GPUs.
     Incident(Incident),
-    /// A kubelet has opened the device stream of a resource: it is there, perhaps anew.
+    /// A kubelet has opened the device stream of a resource. It may be a restarted kubelet.
     StreamOpened(Resource),
-    /// The plugin of a resource cannot make its socket, and why; it tries again.
+    /// The plugin of a resource cannot create its socket. The shell keeps trying.
     PluginSocketFailed(Resource, String),
-    /// All pods of this node, as the API server's watch tells them when it begins, or begins anew.
+    /// All pods of this node. The watch reports them when it begins and when it restarts.
     Pods(Vec<Pod>),
-    /// All pods of this node, read in between: answers [`Action::ReadPods`]. What the watch has told meanwhile may be newer.
-    PodsRead(Result<Vec<Pod>, String>),
+    /// Answer to [`Action::ReadPods`]. The watch may have reported newer pods meanwhile.
+    PodsRead(Result<Vec<Pod>, ShellError>),
     /// A pod of this node is new or has changed.
     PodApplied(Box<Pod>),
-    /// A pod of this node is gone.
+    /// A pod of this node was deleted.
     PodDeleted(PodUid),
-    /// The node's object, as it is now.
+    /// Current object of the node.
     Node(Box<objects::Node>),
-    /// The API server has no object of the node: not yet, or not any more.
+    /// The API server has no object of the node, either not yet or no longer.
     NodeMissing,
-    /// What the kubelet's podresources said, or why it said nothing: answers [`Action::List`].
-    PodResourcesListed(Result<Vec<PodDevices>, String>),
-    /// The kubelet asks which devices to take.
+    /// Answer to [`Action::ListPodResources`].
+    PodResourcesListed(Result<Vec<PodDevices>, ShellError>),
+    /// The kubelet calls `GetPreferredAllocation`.
     Prefer(CallId, Resource, PreferenceRequest),
-    /// The kubelet gives a container these devices.
+    /// The kubelet calls `Allocate` with these devices for one container.
     Allocate(CallId, Resource, BTreeSet<String>),
-    /// The kubelet is about to start a container that holds these devices.
+    /// The kubelet calls `PreStartContainer` for a container that holds these devices.
     PreStart(CallId, Resource, BTreeSet<String>),
-    /// What was found on disk when the agent started: pods with a grant directory, and the limits in them.
+    /// Grant directories found when the agent started: their pods, and the limits in them.
     GrantsOnDisk(BTreeSet<PodUid>, Vec<ContainerLimits>),
-    /// How making the grants for a start went: answers [`Action::CreateGrants`].
-    GrantsCreated(CallId, Result<(), String>),
-    /// How changing limits went: answers [`Action::UpdateGrant`].
-    GrantUpdated(Box<ContainerLimits>, Result<(), String>),
-    /// What containers really use.
+    /// Result of [`Action::CreateGrants`].
+    GrantsCreated(CallId, Result<(), ShellError>),
+    /// Result of [`Action::UpdateGrant`].
+    GrantUpdated(Box<ContainerLimits>, Result<(), ShellError>),
+    /// Sample of what containers use.
     UsageSampled(Box<UsageSample>),
-    /// How [`Action::PatchPod`] went.
+    /// Result of [`Action::PatchPod`].
     PodPatched(PodUid, Result<(), WriteError>),
-    /// How [`Action::PatchNode`] went.
-    NodePatched(Result<(), String>),
-    /// How [`Action::SetUnhealthy`] went.
-    UnhealthySet(Result<(), String>),
+    /// Result of [`Action::PatchNode`].
+    NodePatched(Result<(), ShellError>),
+    /// Result of [`Action::SetUnhealthy`].
+    UnhealthySet(Result<(), ShellError>),
     /// Time has passed.
     Tick,
 }
 
-/// A write to the API server that did not work.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// A failed write to the API server.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WriteError {
-    /// The object is gone or is another one by now: no point in trying again.
+    /// The object is gone or was replaced, so a retry cannot succeed.
+    #[error("the object is gone or was replaced")]
     Gone,
-    /// It may work later.
+    /// A retry may succeed.
+    #[error("{0}")]
     Later(String),
 }

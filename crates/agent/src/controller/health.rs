@@ -1,4 +1,4 @@
-//! Which troubles make a GPU unusable, and for how long.
+//! Decides which incidents make a GPU unusable, and for how long.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -6,82 +6,83 @@ use std::{
 };
 
 use tessera_core::gpu::GpuUuid;
-use tessera_node::gpus::{Incident, IncidentKind};
+use tessera_node::gpus::IncidentKind;
 
-use super::{Action, Agent, Dirty, EventTime};
-
-/// What a trouble means for a GPU.
+/// Consequence of an incident for a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IncidentEffect {
-    /// A mistake of the program on it: the GPU is fine.
+    /// A program caused the error. The GPU stays in use.
     Ignored,
-    /// The GPU should be left alone until it has been quiet for a while.
+    /// The GPU is out of use until it has been free of errors for the quiet time.
     Transient,
-    /// The GPU needs a reset or a repair, and comes back only when the driver finds it again.
+    /// The GPU needs a reset or a repair. It is out of use until the driver finds it again.
     Fatal,
-    /// The GPU is there again.
+    /// The GPU answers again.
     Recovered,
 }
 
-/// The verdict on an incident. XIDs by NVIDIA's catalogue of errors; those of the application are the ones that the original
-/// plugins and NVIDIA's own pass over.
+/// Returns the consequence of an incident.
+///
+/// XIDs are classified by NVIDIA's catalogue of errors. The ignored ones are those that the
+/// original device plugins and NVIDIA's own plugin attribute to applications.
 #[must_use]
 pub fn incident_effect(kind: IncidentKind) -> IncidentEffect {
     match kind {
         IncidentKind::Back => IncidentEffect::Recovered,
         IncidentKind::Lost | IncidentKind::DoubleBitEcc => IncidentEffect::Fatal,
         IncidentKind::Xid(number) => match number {
-            // 13 graphics exception, 31 page fault, 43 stopped processing, 45 preemptive cleanup, 68 video exception,
-            // 109 context switch timeout: an application did something wrong.
+            // 13 graphics exception, 31 page fault, 43 stopped processing, 45 preemptive cleanup,
+            // 68 video exception, 109 context switch timeout: an application did something wrong.
             13 | 31 | 43 | 45 | 68 | 109 => IncidentEffect::Ignored,
-            // 48 double bit ECC, 62 and 61 microcontroller halt, 64 and 156 page retirement or row remapping failed,
-            // 74 NVLink, 79 fallen off the bus, 95 uncontained ECC, 119 and 120 GSP, 140 unrecovered ECC, 143 and 158 reset needed.
+            // 48 double bit ECC, 62 and 61 microcontroller halt, 64 and 156 page retirement or row
+            // remapping failed, 74 NVLink, 79 fallen off the bus, 95 uncontained ECC, 119 and 120
+            // GSP, 140 unrecovered ECC, 143 and 158 reset needed.
             48 | 61 | 62 | 64 | 74 | 79 | 95 | 119 | 120 | 140 | 143 | 156 | 158 => IncidentEffect::Fatal,
             _ => IncidentEffect::Transient,
         },
     }
 }
 
-/// The GPUs in trouble.
+/// GPUs that are out of use because of incidents.
 #[derive(Debug)]
-pub(super) struct HealthBook {
+pub(super) struct GpuHealth {
     quiet_time: Duration,
-    ignored: BTreeSet<u64>,
-    /// Until when each is out of use; `None`: until it is found again.
-    bad: BTreeMap<GpuUuid, Option<Duration>>,
+    ignored_xids: BTreeSet<u64>,
+    /// End of each GPU's quiet time. `None` means until the driver finds the GPU again.
+    out_of_use: BTreeMap<GpuUuid, Option<Duration>>,
 }
 
-impl HealthBook {
-    pub(super) fn new(quiet_time: Duration, ignored: BTreeSet<u64>) -> Self {
-        Self { quiet_time, ignored, bad: BTreeMap::new() }
+impl GpuHealth {
+    pub(super) fn new(quiet_time: Duration, ignored_xids: BTreeSet<u64>) -> Self {
+        Self { quiet_time, ignored_xids, out_of_use: BTreeMap::new() }
     }
 
-    pub(super) fn is_bad(&self, gpu: &GpuUuid) -> bool {
-        self.bad.contains_key(gpu)
+    pub(super) fn is_out_of_use(&self, gpu: &GpuUuid) -> bool {
+        self.out_of_use.contains_key(gpu)
     }
 
-    /// The driver had lost the GPU, and has it again.
-    pub(super) fn found_again(&mut self, gpu: &GpuUuid) {
-        self.bad.remove(gpu);
+    /// Puts a GPU back into use that the driver had lost and has found again.
+    pub(super) fn restore(&mut self, gpu: &GpuUuid) {
+        self.out_of_use.remove(gpu);
     }
 
-    /// Notes an incident on one GPU; whether that changed anything to be told.
-    fn note(&mut self, elapsed: Duration, gpu: &GpuUuid, kind: IncidentKind) -> bool {
-        if matches!(kind, IncidentKind::Xid(number) if self.ignored.contains(&number)) {
+    /// Records an incident of one GPU. Returns true if the GPU went out of use or came back.
+    pub(super) fn record(&mut self, elapsed: Duration, gpu: &GpuUuid, kind: IncidentKind) -> bool {
+        if matches!(kind, IncidentKind::Xid(number) if self.ignored_xids.contains(&number)) {
             return false;
         }
         let until = match incident_effect(kind) {
             IncidentEffect::Ignored => return false,
-            IncidentEffect::Recovered => return self.bad.remove(gpu).is_some(),
+            IncidentEffect::Recovered => return self.out_of_use.remove(gpu).is_some(),
             IncidentEffect::Transient => Some(elapsed + self.quiet_time),
             IncidentEffect::Fatal => None,
         };
-        match self.bad.get_mut(gpu) {
+        match self.out_of_use.get_mut(gpu) {
             None => {
-                self.bad.insert(gpu.clone(), until);
+                self.out_of_use.insert(gpu.clone(), until);
                 true
             }
-            // Already fatal: nothing transient makes it better.
+            // A transient error does not shorten a fatal one.
             Some(None) => false,
             Some(known) => {
                 *known = until;
@@ -90,8 +91,8 @@ impl HealthBook {
         }
     }
 
-    /// What happened to a GPU, and what follows.
-    fn describe(&self, kind: IncidentKind) -> String {
+    /// Describes an incident and its consequence, for the log.
+    pub(super) fn describe(&self, kind: IncidentKind) -> String {
         let what = match kind {
             IncidentKind::Xid(number) => format!("reported XID {number}"),
             IncidentKind::DoubleBitEcc => "reported a double-bit ECC error".to_owned(),
@@ -104,42 +105,16 @@ impl HealthBook {
                 format!("{what}: out of use until it has been quiet for {} s", self.quiet_time.as_secs())
             }
             IncidentEffect::Fatal => {
-                format!("{what}: out of use until the driver finds it anew or the agent restarts")
+                format!("{what}: out of use until the driver finds it again or the agent restarts")
             }
         }
     }
 
-    /// Trusts those again that have been quiet long enough; whether there were any.
-    pub(super) fn recover(&mut self, elapsed: Duration) -> bool {
-        let before = self.bad.len();
-        self.bad.retain(|_, until| until.is_none_or(|until| until > elapsed));
-        self.bad.len() < before
-    }
-}
-
-impl Agent {
-    pub(super) fn on_incident(
-        &mut self,
-        now: EventTime,
-        incident: &Incident,
-        actions: &mut Vec<Action>,
-    ) -> Dirty {
-        let Some(cards) = &self.cards else { return Dirty::Nothing };
-        // An incident of nobody in particular concerns all.
-        let all = || cards.found.gpus.iter().map(|gpu| gpu.uuid.clone()).collect();
-        let gpus: Vec<GpuUuid> = incident.gpu.clone().map_or_else(all, |gpu| vec![gpu]);
-        let mut changed = false;
-        for gpu in gpus {
-            if self.health.note(now.elapsed, &gpu, incident.kind) {
-                changed = true;
-                actions.push(Action::Warn(format!("GPU {gpu} {}", self.health.describe(incident.kind))));
-            }
-        }
-        if !changed {
-            return Dirty::Nothing;
-        }
-        self.refresh_gpus(actions);
-        Dirty::All
+    /// Puts GPUs back into use whose quiet time is over. Returns true if there were any.
+    pub(super) fn restore_quiet(&mut self, elapsed: Duration) -> bool {
+        let before = self.out_of_use.len();
+        self.out_of_use.retain(|_, until| until.is_none_or(|until| until > elapsed));
+        self.out_of_use.len() < before
     }
 }
 
@@ -148,7 +123,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_table() {
+    fn xids_have_the_effects_of_the_catalogue() {
         let of = |number| incident_effect(IncidentKind::Xid(number));
         for application in [31, 43, 45, 13] {
             assert_eq!(of(application), IncidentEffect::Ignored);
@@ -162,23 +137,20 @@ mod tests {
     #[test]
     fn quiet_gpus_come_back_and_broken_ones_do_not() {
         let second = Duration::from_secs;
-        let mut book = HealthBook::new(second(100), [63].into());
-        assert!(
-            !book.note(second(0), &"a".into(), IncidentKind::Xid(63)),
-            "the administrator passes it over"
-        );
-        let mut book = HealthBook::new(second(100), BTreeSet::new());
+        let mut health = GpuHealth::new(second(100), [63].into());
+        assert!(!health.record(second(0), &"a".into(), IncidentKind::Xid(63)), "ignored by configuration");
+        let mut health = GpuHealth::new(second(100), BTreeSet::new());
         let (a, b) = (GpuUuid::from("a"), GpuUuid::from("b"));
-        assert!(book.note(second(0), &a, IncidentKind::Xid(63)));
-        assert!(book.note(second(0), &b, IncidentKind::Xid(79)));
-        // Not quiet: it happened again.
-        assert!(!book.note(second(50), &a, IncidentKind::Xid(63)));
-        assert!(!book.recover(second(100)));
-        assert!(book.recover(second(150)));
-        assert!(!book.is_bad(&a) && book.is_bad(&b));
-        assert!(!book.note(second(200), &b, IncidentKind::Xid(63)));
-        assert!(!book.recover(second(10_000)));
-        assert!(book.note(second(10_000), &b, IncidentKind::Back));
-        assert!(!book.is_bad(&b));
+        assert!(health.record(second(0), &a, IncidentKind::Xid(63)));
+        assert!(health.record(second(0), &b, IncidentKind::Xid(79)));
+        // A second error of the same GPU restarts its quiet time.
+        assert!(!health.record(second(50), &a, IncidentKind::Xid(63)));
+        assert!(!health.restore_quiet(second(100)));
+        assert!(health.restore_quiet(second(150)));
+        assert!(!health.is_out_of_use(&a) && health.is_out_of_use(&b));
+        assert!(!health.record(second(200), &b, IncidentKind::Xid(63)));
+        assert!(!health.restore_quiet(second(10_000)));
+        assert!(health.record(second(10_000), &b, IncidentKind::Back));
+        assert!(!health.is_out_of_use(&b));
     }
 }

@@ -1,4 +1,7 @@
-//! Who holds what, by the kubelet's books, by our answers, and by what was granted: in this order.
+//! Which container holds which GPUs.
+//!
+//! Three sources are consulted, in this order: the kubelet's list, our own answers to the kubelet,
+//! and the pod's annotations.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -10,18 +13,22 @@ use tessera_core::{
     ledger::Ledger,
     node::NodeState,
     request::ContainerRole,
-    units::{GpuIndex, MiB, MilliCpu, Percent, PodUid},
+    units::{GpuIndex, MiB, MilliCpu, NodeName, Percent, PodUid},
 };
-use tessera_node::pod_resources::PodDevices;
+use tessera_node::pod_resources::{ContainerDevices, PodDevices};
 use tessera_wire::{
     foreign::{dialect::vcuda, objects::Pod, pod_spec::Claim},
     kubelet::device_id::Resource,
-    tessera::grant,
 };
 
-use super::{Agent, NodeGpus, has_ended};
+use super::{
+    admission::Admissions,
+    inventory::NodeGpus,
+    kubelet::KubeletView,
+    pods::{ParsedPod, Pods, has_ended, name_of},
+};
 
-/// What a container holds, and who says so.
+/// GPUs of one container, and the source of that information.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Holding {
     pub(super) grant: ContainerGrant,
@@ -30,110 +37,52 @@ pub(super) struct Holding {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Source {
-    /// The kubelet.
+    /// The kubelet lists the devices.
     Listed,
-    /// Our own answer, which the kubelet does not list (yet).
+    /// We answered with the devices, and the kubelet does not list them, or not yet.
     Recorded,
-    /// Only the annotations: it will come for it.
+    /// Only the annotations grant the GPUs: the container has not been admitted yet.
     Annotated,
 }
 
-/// What a pod's texts say.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Read {
-    claims: Vec<Claim>,
-    annotated: Vec<ContainerGrant>,
+/// Owner of a booking in the agent's ledger.
+enum Owner<'a> {
+    Pod(&'a PodUid),
+    /// A pod that only the kubelet lists, identified by its position in the list.
+    Unidentified {
+        entry: &'a PodDevices,
+        position: usize,
+    },
 }
 
-impl Agent {
-    /// Reads the texts of all pods.
-    pub(super) fn read_pods(&mut self) {
-        self.read.clear();
-        let uids: Vec<PodUid> = self.pods.keys().cloned().collect();
-        uids.iter().for_each(|uid| self.read_pod(uid));
-    }
-
-    /// Reads the texts of a pod. What cannot be read asks for nothing and grants nothing.
-    pub(super) fn read_pod(&mut self, uid: &PodUid) {
-        let (Some(cards), Some(pod)) = (&self.cards, self.pods.get(uid)) else { return };
-        let unit = cards.ids.unit();
-        let annotated = grant::parse(&pod.spec, &pod.metadata.annotations, &cards.node, unit);
-        let read = Read {
-            claims: pod.spec.claims(unit).unwrap_or_default(),
-            annotated: annotated.ok().flatten().unwrap_or_default(),
-        };
-        self.read.insert(uid.clone(), read);
-    }
-
-    /// The book of all grants of this node.
-    pub(super) fn ledger(&mut self) -> Ledger {
-        if self.books_lack.is_some() {
-            self.books = None;
-        }
-        self.ledger_but_for(None).clone()
-    }
-
-    /// The book, in which `uid` may not be up to date.
-    fn ledger_but_for(&mut self, uid: Option<&PodUid>) -> &Ledger {
-        let good = self.books_lack.is_none() || self.books_lack.as_ref() == uid;
-        let known = self.books.take().filter(|_| good);
-        let books = known.unwrap_or_else(|| {
-            self.books_lack = None;
-            self.count()
-        });
-        self.books.insert(books)
-    }
-
-    /// What was answered for a pod has changed.
-    pub(super) fn changed(&mut self, uid: &PodUid) {
-        match &self.books_lack {
-            Some(other) if other != uid => (self.books, self.books_lack) = (None, None),
-            _ => self.books_lack = Some(uid.clone()),
-        }
-    }
-
-    fn count(&self) -> Ledger {
-        let mut ledger = Ledger::default();
-        let Some(cards) = &self.cards else { return ledger };
-        ledger.set_node(cards.node.clone());
-        let mut owned: BTreeSet<*const PodDevices> = BTreeSet::new();
-        let mut ended: BTreeSet<(&str, &str)> = BTreeSet::new();
-        for (uid, pod) in &self.pods {
-            if has_ended(pod) {
-                ended.insert(super::admission::name_of(pod));
-                continue;
-            }
-            owned.extend(self.entry_of(uid, pod).map(std::ptr::from_ref));
-            let containers: Vec<_> = self.holdings_of(uid, pod).into_iter().map(|held| held.grant).collect();
-            if !containers.is_empty() {
-                ledger.observe(self.pod_grant(uid.clone(), containers));
+impl Owner<'_> {
+    /// Returns the key of the owner's bookings. Real UIDs contain no colon.
+    fn ledger_key(&self) -> PodUid {
+        match self {
+            Self::Pod(uid) => (*uid).clone(),
+            Self::Unidentified { entry, position } => {
+                PodUid(format!("unknown:{}/{}#{position}", entry.namespace, entry.name))
             }
         }
-        // Devices of pods that the API server does not know (any more) are taken all the same. The kubelet's older
-        // versions also list pods that have ended, whose devices are free.
-        for (number, entry) in self.listed.iter().enumerate() {
-            let name = (entry.namespace.as_str(), entry.name.as_str());
-            if owned.contains(&std::ptr::from_ref(entry)) || ended.contains(&name) {
-                continue;
-            }
-            let containers = strangers_holdings(cards, entry);
-            if !containers.is_empty() {
-                let uid = PodUid(format!("unknown:{}/{}#{number}", entry.namespace, entry.name));
-                ledger.observe(self.pod_grant(uid, containers));
-            }
-        }
-        ledger
     }
+}
 
-    fn pod_grant(&self, pod: PodUid, containers: Vec<ContainerGrant>) -> PodGrant {
-        let node = self.settings.node.clone();
-        PodGrant { pod, node, cpu: MilliCpu::ZERO, memory: MiB::ZERO, containers }
-    }
+/// Computes who holds what, from everything that is known about pods, GPUs and kubelet.
+#[derive(Clone, Copy)]
+pub(super) struct Holdings<'a> {
+    pub(super) node: &'a NodeName,
+    pub(super) gpus: Option<&'a NodeGpus>,
+    pub(super) pods: &'a Pods,
+    pub(super) kubelet: &'a KubeletView,
+    pub(super) admissions: &'a Admissions,
+}
 
-    /// What every container of a pod holds that asks for GPUs.
-    pub(super) fn holdings_of(&self, uid: &PodUid, pod: &Pod) -> Vec<Holding> {
-        let Some(cards) = &self.cards else { return Vec::new() };
-        let Some(Read { claims, annotated }) = self.read.get(uid).filter(|read| !read.claims.is_empty())
+impl<'a> Holdings<'a> {
+    /// Returns what each container of a pod holds. Containers without GPU requests are left out.
+    pub(super) fn of_pod(&self, uid: &PodUid, pod: &Pod) -> Vec<Holding> {
+        let Some(gpus) = self.gpus else { return Vec::new() };
+        let Some(ParsedPod { claims, annotated }) =
+            self.pods.parsed(uid).filter(|pod| !pod.claims.is_empty())
         else {
             return Vec::new();
         };
@@ -148,9 +97,9 @@ impl Agent {
             let listed = entry.and_then(|entry| entry.containers.iter().find(|c| c.name == claim.container));
             for resource in Resource::of(claim.dialect) {
                 let by_kubelet = listed.and_then(|container| container.ids.get(resource.name()));
-                let by_us = self.admission.recorded(uid, &claim.container, resource);
+                let by_us = self.admissions.recorded(uid, &claim.container, resource);
                 for (ids, source) in [(by_kubelet, Source::Listed), (by_us, Source::Recorded)] {
-                    let gpus = ids.map(|ids| cards.of_ids(resource, ids)).unwrap_or_default();
+                    let gpus = ids.map(|ids| gpus.of_ids(resource, ids)).unwrap_or_default();
                     if !gpus.is_empty() {
                         return Some(Holding { grant: grant(gpus), source });
                     }
@@ -162,94 +111,192 @@ impl Agent {
         claims.iter().filter_map(holding).collect()
     }
 
-    /// What the pod's annotations grant; nothing where they cannot be read.
-    pub(super) fn annotated(&self, pod: &Pod) -> &[ContainerGrant] {
-        self.read.get(&super::uid_of(pod)).map(|read| read.annotated.as_slice()).unwrap_or_default()
-    }
-
-    /// What the kubelet lists for this very pod. An entry of its name with devices may belong to an earlier one that is
-    /// still on its way out: it is this one's if this one has been taken, or if it fits what we answered or was granted.
-    pub(super) fn entry_of(&self, uid: &PodUid, pod: &Pod) -> Option<&PodDevices> {
-        let holding =
+    /// Returns the kubelet's entry of exactly this pod.
+    ///
+    /// An entry of the same name with devices may belong to an earlier pod that still terminates.
+    /// It belongs to this pod if this pod has been admitted, or if the devices match our answers or
+    /// the pod's annotations.
+    pub(super) fn entry_of(&self, uid: &PodUid, pod: &Pod) -> Option<&'a PodDevices> {
+        let has_devices =
             |entry: &&PodDevices| entry.containers.iter().any(|container| !container.ids.is_empty());
-        let mut entries: Vec<&PodDevices> = self.entries_named(pod).filter(holding).collect();
+        let mut entries: Vec<&PodDevices> = self.kubelet.entries_named(pod).filter(has_devices).collect();
         if entries.len() == 1 && pod.status.start_time.is_some() {
             return entries.pop();
         }
-        let cards = self.cards.as_ref()?;
-        // Of two under this name, one without devices yet, that one is on its way in.
-        let arriving = self.entries_named(pod).count() > entries.len();
-        let annotated = if arriving { &[] } else { self.annotated(pod) };
-        let fits = |entry: &&PodDevices| {
+        let gpus = self.gpus?;
+        // If one of two entries of this name has no devices yet, that one is being admitted.
+        let is_arriving = self.kubelet.entries_named(pod).count() > entries.len();
+        let annotated = if is_arriving { &[] } else { self.pods.annotated(uid) };
+        let matches = |entry: &&PodDevices| {
             entry.containers.iter().any(|container| {
                 let mut ids =
                     container.ids.iter().filter_map(|(name, ids)| Some((Resource::named(name)?, ids)));
                 let granted = annotated.iter().find(|granted| granted.container == container.name);
-                ids.any(|(resource, ids)| match self.admission.recorded(uid, &container.name, resource) {
+                ids.any(|(resource, ids)| match self.admissions.recorded(uid, &container.name, resource) {
                     Some(recorded) => recorded == ids,
                     None => granted.is_some_and(|granted| {
-                        let gpus: BTreeSet<GpuIndex> = granted.holds.iter().map(|(gpu, _)| *gpu).collect();
-                        gpus == cards.of_ids(resource, ids)
+                        let granted: BTreeSet<GpuIndex> = granted.holds.iter().map(|(gpu, _)| *gpu).collect();
+                        granted == gpus.of_ids(resource, ids)
                     }),
                 })
             })
         };
-        entries.into_iter().find(fits)
+        entries.into_iter().find(matches)
     }
 
-    /// What a container of a pod finds: everything others hold, and what stands beside it in its own pod. An init
-    /// container's share is free again for those after it.
-    pub(super) fn beside(&mut self, uid: &PodUid, container: &str, role: ContainerRole) -> Option<NodeState> {
-        let mut ledger = self.ledger_but_for(Some(uid)).clone();
+    /// Returns what is left of the node for one container, from a ledger of all pods.
+    ///
+    /// Other pods' holdings count, and those of containers that run beside it in its own pod. What
+    /// an init container holds is free again for the containers after it.
+    pub(super) fn beside(
+        &self,
+        mut ledger: Ledger,
+        uid: &PodUid,
+        container: &str,
+        role: ContainerRole,
+    ) -> Option<NodeState> {
         ledger.release(uid);
-        let cards = self.cards.as_ref()?;
-        let mut state = match ledger.node(&self.settings.node) {
+        let gpus = self.gpus?;
+        let mut state = match ledger.node(self.node) {
             Some(state) => state.clone(),
-            None => NodeState::empty(Arc::new(cards.node.clone())),
+            None => NodeState::empty(Arc::new(gpus.node.clone())),
         };
         let pod = self.pods.get(uid)?;
-        let stands_beside = |held: &Holding| {
-            let beside = match role {
+        let runs_beside = |held: &Holding| {
+            let is_beside = match role {
                 ContainerRole::Main => held.grant.role != ContainerRole::Init,
                 ContainerRole::Init | ContainerRole::Sidecar => held.grant.role == ContainerRole::Sidecar,
             };
-            beside && held.grant.container != container && held.source != Source::Annotated
+            is_beside && held.grant.container != container && held.source != Source::Annotated
         };
         let own: Vec<ContainerGrant> =
-            self.holdings_of(uid, pod).into_iter().filter(stands_beside).map(|held| held.grant).collect();
-        state.add(&self.pod_grant(uid.clone(), own));
+            self.of_pod(uid, pod).into_iter().filter(runs_beside).map(|held| held.grant).collect();
+        state.add(&self.pod_grant(&Owner::Pod(uid), own));
         Some(state)
+    }
+
+    /// Sums up the holdings of all pods.
+    fn ledger(&self) -> Ledger {
+        let mut ledger = Ledger::default();
+        let Some(gpus) = self.gpus else { return ledger };
+        ledger.set_node(gpus.node.clone());
+        let mut owned: BTreeSet<*const PodDevices> = BTreeSet::new();
+        let mut ended: BTreeSet<(&str, &str)> = BTreeSet::new();
+        for (uid, pod) in self.pods.iter() {
+            if has_ended(pod) {
+                ended.insert(name_of(pod));
+                continue;
+            }
+            owned.extend(self.entry_of(uid, pod).map(std::ptr::from_ref));
+            let containers: Vec<_> = self.of_pod(uid, pod).into_iter().map(|held| held.grant).collect();
+            if !containers.is_empty() {
+                ledger.observe(self.pod_grant(&Owner::Pod(uid), containers));
+            }
+        }
+        // Devices of pods that the API server does not know, or no longer knows, are in use too.
+        // Older kubelets also list ended pods, whose devices are free.
+        for (position, entry) in self.kubelet.listed().iter().enumerate() {
+            let name = (entry.namespace.as_str(), entry.name.as_str());
+            if owned.contains(&std::ptr::from_ref(entry)) || ended.contains(&name) {
+                continue;
+            }
+            let containers = grants_by_devices(gpus, entry);
+            if !containers.is_empty() {
+                ledger.observe(self.pod_grant(&Owner::Unidentified { entry, position }, containers));
+            }
+        }
+        ledger
+    }
+
+    fn pod_grant(&self, owner: &Owner<'_>, containers: Vec<ContainerGrant>) -> PodGrant {
+        let (pod, node) = (owner.ledger_key(), self.node.clone());
+        PodGrant { pod, node, cpu: MilliCpu::ZERO, memory: MiB::ZERO, containers }
     }
 }
 
-/// What a pod that nobody knows holds, counted by its devices.
-fn strangers_holdings(cards: &NodeGpus, entry: &PodDevices) -> Vec<ContainerGrant> {
-    let of = |container: &tessera_node::pod_resources::ContainerDevices| {
+/// Sum of all holdings, kept until something changes.
+#[derive(Debug, Default)]
+pub(super) struct LedgerCache {
+    ledger: Option<Ledger>,
+    /// The only pod whose latest answers the ledger lacks: the pod that is being admitted.
+    stale_pod: Option<PodUid>,
+}
+
+impl LedgerCache {
+    /// Drops the ledger because pods, GPUs or the kubelet's list have changed.
+    pub(super) fn invalidate(&mut self) {
+        self.ledger = None;
+    }
+
+    /// Notes that the answers for one pod have changed.
+    pub(super) fn pod_changed(&mut self, uid: &PodUid) {
+        match &self.stale_pod {
+            Some(other) if other != uid => (self.ledger, self.stale_pod) = (None, None),
+            _ => self.stale_pod = Some(uid.clone()),
+        }
+    }
+
+    /// Returns the sum of all holdings.
+    pub(super) fn current(&mut self, holdings: Holdings<'_>) -> Ledger {
+        if self.stale_pod.is_some() {
+            self.ledger = None;
+        }
+        self.computed(None, holdings).clone()
+    }
+
+    /// Returns the sum of all holdings, in which those of `uid` may be out of date.
+    pub(super) fn except(&mut self, uid: &PodUid, holdings: Holdings<'_>) -> Ledger {
+        self.computed(Some(uid), holdings).clone()
+    }
+
+    fn computed(&mut self, uid: Option<&PodUid>, holdings: Holdings<'_>) -> &Ledger {
+        let is_usable = self.stale_pod.is_none() || self.stale_pod.as_ref() == uid;
+        let known = self.ledger.take().filter(|_| is_usable);
+        let ledger = known.unwrap_or_else(|| {
+            self.stale_pod = None;
+            holdings.ledger()
+        });
+        self.ledger.insert(ledger)
+    }
+}
+
+/// Returns whether the kubelet lists everything that a pod requests outside its init containers.
+///
+/// The kubelet does not list init containers. If only those request GPUs, our own records decide.
+pub(super) fn is_settled(holdings: &[Holding]) -> bool {
+    let (inits, lasting): (Vec<_>, Vec<_>) =
+        holdings.iter().partition(|held| held.grant.role == ContainerRole::Init);
+    if lasting.is_empty() {
+        return !inits.is_empty() && inits.iter().all(|held| held.source == Source::Recorded);
+    }
+    lasting.iter().all(|held| held.source == Source::Listed)
+}
+
+/// Returns what an unidentified pod holds, counted by its devices.
+fn grants_by_devices(gpus: &NodeGpus, entry: &PodDevices) -> Vec<ContainerGrant> {
+    let of = |container: &ContainerDevices| {
         let mut held: BTreeMap<GpuIndex, Hold> = BTreeMap::new();
         for (name, ids) in &container.ids {
             let Some(resource) = Resource::named(name) else { continue };
-            for (gpu, _) in ids.iter().filter_map(|id| cards.ids.read(resource, id)) {
-                let (more_cores, more_memory) = match resource {
+            for (gpu, _) in ids.iter().filter_map(|id| gpus.ids.read(resource, id)) {
+                let (more_percent, more_mib) = match resource {
                     Resource::NvidiaGpu | Resource::AliyunGpu => {
                         held.insert(gpu, Hold::Whole);
                         continue;
                     }
-                    Resource::GpuMemory => (0, cards.ids.unit().mib()),
+                    Resource::GpuMemory => (0, gpus.ids.unit().mib()),
                     Resource::VcudaCore => (1, 0),
                     Resource::VcudaMemory => (0, vcuda::BLOCK.0),
                 };
                 let nothing = Hold::Share { compute_percent: Percent::ZERO, memory: MiB::ZERO };
                 if let Hold::Share { compute_percent, memory } = held.entry(gpu).or_insert(nothing) {
-                    *compute_percent += Percent(more_cores);
-                    *memory += MiB(more_memory);
+                    *compute_percent += Percent(more_percent);
+                    *memory += MiB(more_mib);
                 }
             }
         }
-        ContainerGrant {
-            container: container.name.clone(),
-            role: ContainerRole::Main,
-            holds: held.into_iter().collect(),
-        }
+        let container = container.name.clone();
+        ContainerGrant { container, role: ContainerRole::Main, holds: held.into_iter().collect() }
     };
     entry.containers.iter().map(of).filter(|grant| !grant.holds.is_empty()).collect()
 }

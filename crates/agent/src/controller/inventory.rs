@@ -1,79 +1,185 @@
-//! The GPUs of the node, as they were found and as they are offered.
+//! GPUs of the node: as the driver reports them, and as the agent offers them to the kubelet.
 
 use std::collections::BTreeSet;
 
 use tessera_core::{
-    gpu::{Gpu, Health},
+    gpu::{Gpu, GpuUuid, Health},
     node::Node,
-    units::{GpuIndex, MiB, MilliCpu},
+    units::{GpuIndex, MiB, MilliCpu, NodeName},
 };
-use tessera_node::{device_plugin::PluginDevice, gpus::DiscoveredGpus};
+use tessera_node::{
+    device_plugin::PluginDevice,
+    gpus::{DiscoveredGpus, Incident},
+};
 use tessera_wire::{
+    foreign::dialect::MemoryUnit,
     kubelet::device_id::{DeviceIds, Resource},
     tessera::inventory::Inventory,
 };
 
-use super::{Action, Agent, Dirty};
+use super::{Action, AgentSettings, EventTime, ShellError, health::GpuHealth};
 
-/// The GPUs of the node and the names of their devices.
+/// GPUs that have been discovered, and the IDs of their devices.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct NodeGpus {
+    /// Result of the last successful discovery.
     pub(super) found: DiscoveredGpus,
     pub(super) ids: DeviceIds,
+    /// GPUs with their current health, as the agent offers them.
     pub(super) node: Node,
 }
 
 impl NodeGpus {
-    /// The GPUs of these devices.
+    /// Returns the GPUs of devices. Unknown IDs are left out.
     pub(super) fn of_ids(&self, resource: Resource, ids: &BTreeSet<String>) -> BTreeSet<GpuIndex> {
         ids.iter().filter_map(|id| self.ids.read(resource, id)).map(|(gpu, _)| gpu).collect()
     }
+
+    pub(super) fn is_healthy(&self, gpu: GpuIndex) -> bool {
+        self.node.gpu(gpu).is_some_and(|gpu| gpu.health == Health::Healthy)
+    }
+
+    /// Returns the indexes of the unhealthy GPUs.
+    pub(super) fn unhealthy(&self) -> Vec<u8> {
+        let gpus = self.node.gpus().iter();
+        gpus.filter(|gpu| gpu.health == Health::Unhealthy).map(|gpu| gpu.index.0).collect()
+    }
+
+    /// Returns the content of the node annotation `tessera.dev/inventory`.
+    pub(super) fn inventory(&self) -> Inventory {
+        Inventory {
+            gpus: self.node.gpus().to_vec(),
+            topology: self.node.topology().clone(),
+            memory_unit: self.ids.unit(),
+        }
+    }
 }
 
-impl Agent {
-    pub(super) fn on_gpus(
+/// Discovered GPUs, their health, and the error of the last discovery.
+#[derive(Debug)]
+pub(super) struct GpuInventory {
+    node: NodeName,
+    requested_unit: MemoryUnit,
+    gpus: Option<NodeGpus>,
+    discovery_error: Option<ShellError>,
+    health: GpuHealth,
+}
+
+impl GpuInventory {
+    pub(super) fn new(settings: &AgentSettings) -> Self {
+        Self {
+            node: settings.node.clone(),
+            requested_unit: settings.memory_unit,
+            gpus: None,
+            discovery_error: None,
+            health: GpuHealth::new(settings.quiet_time, settings.ignored_xids.clone()),
+        }
+    }
+
+    /// Returns the GPUs, or `None` before the first successful discovery.
+    pub(super) fn gpus(&self) -> Option<&NodeGpus> {
+        self.gpus.as_ref()
+    }
+
+    /// Returns the error of the last discovery, if it failed.
+    pub(super) fn discovery_error(&self) -> Option<&ShellError> {
+        self.discovery_error.as_ref()
+    }
+
+    /// Takes over the result of a discovery. Returns true if the offered GPUs changed.
+    pub(super) fn on_discovery(
         &mut self,
-        found: Result<DiscoveredGpus, String>,
+        found: Result<DiscoveredGpus, ShellError>,
         actions: &mut Vec<Action>,
-    ) -> Dirty {
-        let before = self.missing.clone();
+    ) -> bool {
+        let before = self.discovery_error.clone();
         let found = match found {
             Ok(found) => {
-                self.missing = None;
-                let found = self.with_lost_names(found);
-                self.trust_those_found_again(&found, before.is_some());
+                self.discovery_error = None;
+                let found = self.with_names_of_lost_gpus(found);
+                self.restore_found_gpus(&found, before.is_some());
                 found
             }
             Err(reason) => {
                 if before.as_ref() == Some(&reason) {
-                    return Dirty::Nothing;
+                    return false;
                 }
-                let consequence = if self.cards.is_some() {
+                let consequence = if self.gpus.is_some() {
                     "the GPUs are withdrawn until they are found again"
                 } else {
                     "no GPUs to offer yet"
                 };
                 actions.push(Action::Warn(format!("{consequence}: {reason}")));
-                self.missing = Some(reason);
-                // Those that were there are, as far as anybody can tell, broken.
-                let Some(cards) = &self.cards else { return Dirty::Nothing };
-                cards.found.clone()
+                self.discovery_error = Some(reason);
+                // GPUs that were there stay in the inventory, as unhealthy ones.
+                let Some(gpus) = &self.gpus else { return false };
+                gpus.found.clone()
             }
         };
-        if self.missing.is_some() == before.is_some()
-            && self.cards.as_ref().is_some_and(|cards| cards.found == found)
+        if self.discovery_error.is_some() == before.is_some()
+            && self.gpus.as_ref().is_some_and(|gpus| gpus.found == found)
         {
-            return Dirty::Nothing;
+            return false;
         }
-        self.set_gpus(found, actions);
-        self.publish_devices(actions);
-        Dirty::All
+        self.set(found, actions);
+        true
     }
 
-    /// A GPU that does not answer keeps the name it had, as a broken one.
-    fn with_lost_names(&self, mut found: DiscoveredGpus) -> DiscoveredGpus {
+    /// Records an incident. Returns true if a GPU went out of use or came back.
+    pub(super) fn on_incident(
+        &mut self,
+        now: EventTime,
+        incident: &Incident,
+        actions: &mut Vec<Action>,
+    ) -> bool {
+        let Some(gpus) = &self.gpus else { return false };
+        // An incident without a GPU concerns all GPUs.
+        let all = || gpus.found.gpus.iter().map(|gpu| gpu.uuid.clone()).collect();
+        let uuids: Vec<GpuUuid> = incident.gpu.clone().map_or_else(all, |gpu| vec![gpu]);
+        let mut changed = false;
+        for gpu in uuids {
+            if self.health.record(now.elapsed, &gpu, incident.kind) {
+                changed = true;
+                actions.push(Action::Warn(format!("GPU {gpu} {}", self.health.describe(incident.kind))));
+            }
+        }
+        if changed {
+            self.apply_health(actions);
+        }
+        changed
+    }
+
+    /// Puts GPUs back into use whose quiet time is over. Returns true if there were any.
+    pub(super) fn restore_quiet(&mut self, now: EventTime, actions: &mut Vec<Action>) -> bool {
+        let restored = self.health.restore_quiet(now.elapsed);
+        if restored {
+            self.apply_health(actions);
+        }
+        restored
+    }
+
+    /// Sends the devices of all `resources` to the kubelet.
+    pub(super) fn publish_devices(
+        &self,
+        resources: impl Iterator<Item = Resource>,
+        actions: &mut Vec<Action>,
+    ) {
+        let Some(gpus) = &self.gpus else { return };
+        for resource in resources {
+            let device = |(id, index)| {
+                let gpu = gpus.node.gpu(index)?;
+                let healthy = gpu.health == Health::Healthy;
+                Some(PluginDevice { id, healthy, numa_node: gpu.numa.map(i64::from) })
+            };
+            let devices = gpus.ids.all(resource).filter_map(device).collect();
+            actions.push(Action::PublishDevices(resource, devices));
+        }
+    }
+
+    /// Gives a GPU that no longer answers the UUID it had, and marks it unhealthy.
+    fn with_names_of_lost_gpus(&self, mut found: DiscoveredGpus) -> DiscoveredGpus {
         for gpu in &mut found.gpus {
-            let known = self.cards.as_ref().and_then(|cards| cards.found.gpus.get(gpu.index.position()));
+            let known = self.gpus.as_ref().and_then(|gpus| gpus.found.gpus.get(gpu.index.position()));
             if gpu.uuid.0.starts_with("lost-")
                 && let Some(known) = known
             {
@@ -83,73 +189,50 @@ impl Agent {
         found
     }
 
-    /// What was fatal to a GPU is over once the driver, which had lost it, has it again: somebody has reset it.
-    fn trust_those_found_again(&mut self, found: &DiscoveredGpus, were_all_lost: bool) {
-        let Some(cards) = &self.cards else { return };
+    /// Puts GPUs back into use that the driver had lost and has found again.
+    ///
+    /// A fatal error is over then, because the GPU has been reset or replaced.
+    fn restore_found_gpus(&mut self, found: &DiscoveredGpus, were_all_lost: bool) {
+        let Some(gpus) = &self.gpus else { return };
         let was_lost = |gpu: &Gpu| {
-            let known = cards.found.gpus.iter().find(|known| known.uuid == gpu.uuid);
+            let known = gpus.found.gpus.iter().find(|known| known.uuid == gpu.uuid);
             were_all_lost || known.is_some_and(|known| known.health == Health::Unhealthy)
         };
         for gpu in found.gpus.iter().filter(|gpu| gpu.health == Health::Healthy && was_lost(gpu)) {
-            self.health.found_again(&gpu.uuid);
+            self.health.restore(&gpu.uuid);
         }
     }
 
-    fn set_gpus(&mut self, found: DiscoveredGpus, actions: &mut Vec<Action>) {
-        let asked = self.settings.memory_unit;
-        let unit = DeviceIds::unit_that_fits(&found.gpus, asked);
-        if unit != asked && self.cards.as_ref().is_none_or(|cards| cards.ids.unit() != unit) {
+    /// Applies the recorded health to the discovered GPUs.
+    fn apply_health(&mut self, actions: &mut Vec<Action>) {
+        if let Some(gpus) = self.gpus.take() {
+            self.set(gpus.found, actions);
+        }
+    }
+
+    fn set(&mut self, found: DiscoveredGpus, actions: &mut Vec<Action>) {
+        let requested = self.requested_unit;
+        let unit = DeviceIds::unit_that_fits(&found.gpus, requested);
+        if unit != requested && self.gpus.as_ref().is_none_or(|gpus| gpus.ids.unit() != unit) {
             actions.push(Action::Warn(format!(
-                "units of {asked} would be more than a kubelet takes: aliyun.com/gpu-mem counts in {unit} on this node"
+                "units of {requested} would be more devices than a kubelet accepts: aliyun.com/gpu-mem counts in \
+                 {unit} on this node"
             )));
         }
         let mut gpus = found.gpus.clone();
         for gpu in &mut gpus {
-            if self.missing.is_some() || self.health.is_bad(&gpu.uuid) {
+            if self.discovery_error.is_some() || self.health.is_out_of_use(&gpu.uuid) {
                 gpu.health = Health::Unhealthy;
             }
         }
-        let name = self.settings.node.clone();
-        // CPU and main memory are the scheduler's affair.
-        match Node::new(name, gpus, found.topology.clone(), MilliCpu(u64::MAX), MiB(u64::MAX)) {
+        // The scheduler accounts for CPU and main memory; the agent does not limit them.
+        let (cpu, memory) = (MilliCpu(u64::MAX), MiB(u64::MAX));
+        match Node::new(self.node.clone(), gpus, found.topology.clone(), cpu, memory) {
             Ok(node) => {
                 let ids = DeviceIds::new(&found.gpus, unit);
-                self.cards = Some(NodeGpus { found, ids, node });
-                self.read_pods();
-                self.pods_or_gpus_changed();
+                self.gpus = Some(NodeGpus { found, ids, node });
             }
             Err(error) => actions.push(Action::Warn(error.to_string())),
         }
-    }
-
-    /// Health has changed: the same GPUs, seen anew.
-    pub(super) fn refresh_gpus(&mut self, actions: &mut Vec<Action>) {
-        if let Some(cards) = self.cards.take() {
-            self.set_gpus(cards.found, actions);
-        }
-        self.publish_devices(actions);
-    }
-
-    fn publish_devices(&self, actions: &mut Vec<Action>) {
-        let Some(cards) = &self.cards else { return };
-        for resource in self.resources() {
-            let device = |(id, gpu)| {
-                let card = cards.node.gpu(gpu)?;
-                let healthy = card.health == Health::Healthy;
-                Some(PluginDevice { id, healthy, numa_node: card.numa.map(i64::from) })
-            };
-            actions
-                .push(Action::PublishDevices(resource, cards.ids.all(resource).filter_map(device).collect()));
-        }
-    }
-
-    /// What the agent would publish of its GPUs.
-    pub(super) fn inventory(&self) -> Option<Inventory> {
-        let cards = self.cards.as_ref()?;
-        Some(Inventory {
-            gpus: cards.node.gpus().to_vec(),
-            topology: cards.node.topology().clone(),
-            memory_unit: cards.ids.unit(),
-        })
     }
 }

@@ -1,4 +1,4 @@
-//! Whether a container is held to its share by the library, and what it is given for that.
+//! Decides whether the library enforces a container's share, and what the container mounts for it.
 
 use std::collections::BTreeMap;
 
@@ -11,47 +11,49 @@ use tessera_wire::kubelet::{
     device_plugin::{CdiDevice, Mount},
 };
 
-/// The pod annotation by which a pod asks not to be held to its share: `off`.
+use super::{LibraryError, NotEnforceable};
+
+/// Pod annotation with which a pod asks not to be held to its share, by the value `off`.
 pub const OPT_OUT: &str = "tessera.dev/isolation";
 
 /// How the containers of a node are held to their shares.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Isolation {
-    /// The library, or why there is none.
-    pub library: Result<InstalledLibrary, String>,
-    /// What becomes of shares without a library.
+    /// The installed library, or why there is none.
+    pub library: Result<InstalledLibrary, LibraryError>,
+    /// Treatment of shares while there is no library.
     pub without_library: WithoutLibrary,
-    /// Whether a pod may ask not to be held to its share.
+    /// Whether pods may ask not to be held to their share.
     pub allow_opt_out: bool,
-    /// What a percentage of compute means.
+    /// Meaning of a percentage of compute.
     pub meaning: ShareMeaning,
-    /// Whether processes that use what they were not given are killed.
+    /// Whether processes that use more than they were granted are killed.
     pub kill_escaped: bool,
 }
 
-/// The library, as it lies on the node.
+/// The library as it is installed on the node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InstalledLibrary {
-    /// The folder with [`FILE`](Self::FILE) and [`PRELOAD`](Self::PRELOAD).
+    /// Folder with [`FILE`](Self::FILE) and [`PRELOAD`](Self::PRELOAD).
     pub folder: String,
-    /// Whether the runtime brings it in by its CDI name.
+    /// Whether the container runtime mounts the library as a CDI device.
     pub by_cdi: bool,
 }
 
 impl InstalledLibrary {
-    /// The library's file in its folder.
+    /// Name of the library in its folder.
     pub const FILE: &str = "libtessera.so";
 
-    /// The file in its folder that has it loaded into every process.
+    /// Name of the file, in the same folder, that makes the loader preload the library.
     pub const PRELOAD: &str = "ld.so.preload";
 
-    /// Where a container has the library.
+    /// Path of the library in a container.
     pub const IN_CONTAINER: &str = "/usr/lib/tessera/libtessera.so";
 
-    /// Where the loader of a container looks for what to load first.
+    /// Path in a container where the loader finds what to preload.
     const PRELOAD_IN_CONTAINER: &str = "/etc/ld.so.preload";
 
-    /// The mounts that bring it in, from node to container.
+    /// Returns the mounts of the library, each as path on the node and path in the container.
     #[must_use]
     pub fn mounts(&self) -> [(String, &'static str); 2] {
         [
@@ -61,49 +63,49 @@ impl InstalledLibrary {
     }
 }
 
-/// What becomes of shares on a node without the library.
+/// Treatment of shares on a node without the library.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WithoutLibrary {
-    /// They are refused.
+    /// Containers with shares are refused.
     #[default]
     Refuse,
-    /// They are granted, and nothing holds the containers to them.
+    /// Containers with shares are served, and nothing enforces the shares.
     Serve,
 }
 
-/// What holds a container.
+/// Whether a container's share is enforced.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Enforcement {
-    /// The library.
+    /// The library in the container enforces the share.
     ByLibrary(InstalledLibrary),
-    /// Nothing.
+    /// Nothing enforces a share.
     None(NotEnforced),
 }
 
-/// Why nothing holds a container to its share.
+/// Why nothing holds a container to a share.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NotEnforced {
-    /// It has whole GPUs: there is nobody to share with.
+    /// The container has whole GPUs and shares them with no other container.
     WholeGpus,
-    /// Its pod asked for it.
+    /// The pod opted out.
     PodOptedOut,
-    /// The node is labelled so.
+    /// A label of the node disables enforcement.
     NodeLabel,
-    /// There is no library on this node.
-    NoLibrary(String),
+    /// The library is not installed on this node.
+    NoLibrary(LibraryError),
 }
 
 impl Isolation {
-    /// What holds a container that is given `hold` of each of its GPUs.
+    /// Returns how a container that holds `hold` of each of its GPUs is held to it.
     ///
     /// # Errors
-    /// When it must be held, and cannot.
-    pub(super) fn of(
+    /// Fails if the share must be enforced and the library is missing.
+    pub(super) fn enforcement(
         &self,
         hold: Hold,
         pod_annotations: &BTreeMap<String, String>,
         node_labels: Option<&BTreeMap<String, String>>,
-    ) -> Result<Enforcement, String> {
+    ) -> Result<Enforcement, NotEnforceable> {
         if hold == Hold::Whole {
             return Ok(Enforcement::None(NotEnforced::WholeGpus));
         }
@@ -118,22 +120,21 @@ impl Isolation {
             (Err(reason), WithoutLibrary::Serve) => {
                 Ok(Enforcement::None(NotEnforced::NoLibrary(reason.clone())))
             }
-            (Err(reason), WithoutLibrary::Refuse) => Err(format!(
-                "this node cannot hold a container to its share of a GPU: {reason}; \
-                 ask for whole GPUs, or have its administrator install the library"
-            )),
+            (Err(reason), WithoutLibrary::Refuse) => Err(NotEnforceable(reason.clone())),
         }
     }
 }
 
-/// Whether a pod asks not to be held to its share.
+/// Returns whether a pod asks not to be held to its share.
 pub(super) fn asks_to_opt_out(annotations: &BTreeMap<String, String>) -> bool {
     annotations.get(OPT_OUT).is_some_and(|value| value == "off")
 }
 
 impl Enforcement {
-    /// Adds what the container needs to be held. The directory can only be read; the account in it can be written, for
-    /// every process of the container keeps its own ledger there.
+    /// Adds the mounts that the library needs to an `Allocate` answer.
+    ///
+    /// The grant directory is mounted read-only. The account in it is writable, because every
+    /// process of the container charges its memory there.
     pub(super) fn add_to(&self, given: &mut Allocation, grant_directory: &str) {
         let Self::ByLibrary(library) = self else { return };
         let mut mount = |host: String, container: String, read_only: bool| {
@@ -170,7 +171,7 @@ mod tests {
     ) -> Isolation {
         let library = library
             .map(|by_cdi| InstalledLibrary { folder: "/grants/.library".into(), by_cdi })
-            .map_err(str::to_owned);
+            .map_err(missing);
         Isolation {
             library,
             without_library,
@@ -180,19 +181,23 @@ mod tests {
         }
     }
 
+    fn missing(path: &str) -> LibraryError {
+        LibraryError::NotALibrary { path: path.to_owned() }
+    }
+
     fn map(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
         pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
     }
 
     #[test]
-    fn who_is_held_by_what() {
+    fn shares_are_enforced_unless_pod_or_node_opt_out() {
         let (refuse, serve) = (WithoutLibrary::Refuse, WithoutLibrary::Serve);
         let out = map(&[(OPT_OUT, "off")]);
         let label = map(&[("cgpu.disable.isolation", "true")]);
         let none = BTreeMap::new();
         let held =
             Enforcement::ByLibrary(InstalledLibrary { folder: "/grants/.library".into(), by_cdi: false });
-        let no_library = Enforcement::None(NotEnforced::NoLibrary("x is missing".into()));
+        let no_library = Enforcement::None(NotEnforced::NoLibrary(missing("x")));
         for (isolation, hold, pod, node, expected) in [
             (isolation(Ok(false), refuse, false), SHARE, &none, &none, Some(held.clone())),
             (
@@ -203,7 +208,7 @@ mod tests {
                 Some(Enforcement::None(NotEnforced::WholeGpus)),
             ),
             (
-                isolation(Err("x is missing"), refuse, false),
+                isolation(Err("x"), refuse, false),
                 Hold::Whole,
                 &none,
                 &none,
@@ -224,17 +229,18 @@ mod tests {
                 &label,
                 Some(Enforcement::None(NotEnforced::NodeLabel)),
             ),
-            (isolation(Err("x is missing"), serve, false), SHARE, &none, &none, Some(no_library)),
-            (isolation(Err("x is missing"), refuse, false), SHARE, &none, &none, None),
+            (isolation(Err("x"), serve, false), SHARE, &none, &none, Some(no_library)),
+            (isolation(Err("x"), refuse, false), SHARE, &none, &none, None),
         ] {
-            assert_eq!(isolation.of(hold, pod, Some(node)).ok(), expected);
+            assert_eq!(isolation.enforcement(hold, pod, Some(node)).ok(), expected);
         }
-        let refused = isolation(Err("x is missing"), refuse, false).of(SHARE, &none, None).unwrap_err();
-        assert!(refused.contains("x is missing; ask for whole GPUs"), "{refused}");
+        let refused =
+            isolation(Err("x"), refuse, false).enforcement(SHARE, &none, None).unwrap_err().to_string();
+        assert!(refused.contains("x is not a shared library; ask for whole GPUs"), "{refused}");
     }
 
     #[test]
-    fn what_is_mounted() {
+    fn containers_with_shares_mount_the_library_and_their_grant() {
         let mounts = |given: &Allocation| -> Vec<(String, String, bool)> {
             let of = |mount: &Mount| (mount.host_path.clone(), mount.container_path.clone(), mount.read_only);
             given.mounts.iter().map(of).collect()

@@ -1,8 +1,9 @@
-//! What the node tells of itself: annotations, labels, the number of GPUs, the broken ones. Written only when it changed.
+//! Publishes the node's GPUs: annotations, labels, the number of GPUs, and the unhealthy ones.
+//!
+//! The agent writes only what differs from the node's object.
 
 use std::{collections::BTreeMap, time::Duration};
 
-use tessera_core::gpu::Health;
 use tessera_wire::{
     foreign::{
         dialect::{Dialect, gpushare},
@@ -12,28 +13,28 @@ use tessera_wire::{
     tessera::{inventory, node_use},
 };
 
-use super::{Action, Agent, EventTime};
+use super::{Action, AgentSettings, EventTime, ShellError, inventory::NodeGpus};
 
-/// Where Kubernetes and clouds keep the type of a machine.
+/// Label in which Kubernetes and clouds store the instance type of a node.
 const INSTANCE_TYPE: &str = "node.kubernetes.io/instance-type";
 
-/// gputopology's annotation for it.
+/// gputopology's annotation for the instance type.
 const NODE_TYPE: &str = "NODE_TYPE";
 
 /// gpu-manager's label for the model of the GPUs.
 const MODEL: &str = "gaia.tencent.com/gpu-model";
 
-/// How soon a write that failed is tried again.
-const RETRY: Duration = Duration::from_secs(5);
+/// Delay before a failed write is tried again.
+const RETRY_DELAY: Duration = Duration::from_secs(5);
 
-/// What to set on the node.
+/// Values to set on the node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodePatch {
-    /// In its metadata.
+    /// Annotations of the node.
     pub annotations: BTreeMap<String, String>,
-    /// In its metadata.
+    /// Labels of the node.
     pub labels: BTreeMap<String, String>,
-    /// In capacity and allocatable of its status.
+    /// Resources in capacity and allocatable of the node's status.
     pub status: BTreeMap<String, String>,
 }
 
@@ -43,142 +44,150 @@ impl NodePatch {
     }
 }
 
+/// What the agent has published about its node.
 #[derive(Debug, Default)]
-pub(super) struct Published {
-    /// The node's object as we know it.
-    pub(super) node: Option<Node>,
-    in_flight: bool,
+pub(super) struct NodePublication {
+    /// The node's object, as the watch last showed it.
+    node: Option<Node>,
+    is_in_flight: bool,
     retry_at: Option<Duration>,
-    /// What was written since we last saw the node: the watch has yet to show it.
+    /// Patch that was written since the watch last showed the node.
     written: Option<NodePatch>,
-    /// The broken GPUs we told last.
+    /// Unhealthy GPUs that were last published.
     unhealthy: Option<Vec<u8>>,
     unhealthy_in_flight: Option<Vec<u8>>,
     unhealthy_retry_at: Option<Duration>,
 }
 
-impl Published {
-    /// The node's object as it is now.
-    pub(super) fn seen(&mut self, node: Node) {
+impl NodePublication {
+    /// Returns the labels of the node, if its object is known.
+    pub(super) fn node_labels(&self) -> Option<&BTreeMap<String, String>> {
+        self.node.as_ref().map(|node| &node.metadata.labels)
+    }
+
+    /// Takes over the current object of the node.
+    pub(super) fn set_node(&mut self, node: Node) {
         self.node = Some(node);
         self.written = None;
     }
 
-    /// There is no such node, so nothing to write to.
-    pub(super) fn gone(&mut self) {
+    /// Notes that the node has no object, so nothing can be written.
+    pub(super) fn node_is_missing(&mut self) {
         self.node = None;
         self.written = None;
     }
 
-    /// Whether a write that failed may be tried again.
-    pub(super) fn has_waited(&self, now: EventTime) -> bool {
-        let due = |retry_at: Option<Duration>| retry_at.is_some_and(|at| now.elapsed >= at);
-        (due(self.retry_at) && !self.in_flight)
-            || (due(self.unhealthy_retry_at) && self.unhealthy_in_flight.is_none())
+    /// Returns whether a failed write may be tried again.
+    pub(super) fn is_retry_due(&self, now: EventTime) -> bool {
+        let is_due = |retry_at: Option<Duration>| retry_at.is_some_and(|at| now.elapsed >= at);
+        (is_due(self.retry_at) && !self.is_in_flight)
+            || (is_due(self.unhealthy_retry_at) && self.unhealthy_in_flight.is_none())
     }
 
     pub(super) fn node_patched(
         &mut self,
         now: EventTime,
-        outcome: Result<(), String>,
+        outcome: Result<(), ShellError>,
         actions: &mut Vec<Action>,
     ) {
-        self.in_flight = false;
+        self.is_in_flight = false;
         self.retry_at = outcome.err().map(|reason| {
-            actions.push(Action::Warn(format!("cannot write the node's annotations: {reason}")));
+            actions
+                .push(Action::Warn(format!("cannot write the node's annotations, will try again: {reason}")));
             self.written = None;
-            now.elapsed + RETRY
+            now.elapsed + RETRY_DELAY
         });
     }
 
     pub(super) fn unhealthy_set(
         &mut self,
         now: EventTime,
-        outcome: Result<(), String>,
+        outcome: Result<(), ShellError>,
         actions: &mut Vec<Action>,
     ) {
-        let told = self.unhealthy_in_flight.take();
+        let published = self.unhealthy_in_flight.take();
         match outcome {
-            Ok(()) => (self.unhealthy, self.unhealthy_retry_at) = (told, None),
+            Ok(()) => (self.unhealthy, self.unhealthy_retry_at) = (published, None),
             Err(reason) => {
-                actions.push(Action::Warn(format!("cannot tell which GPUs are unhealthy: {reason}")));
-                self.unhealthy_retry_at = Some(now.elapsed + RETRY);
+                actions.push(Action::Warn(format!(
+                    "cannot publish which GPUs are unhealthy, will try again: {reason}"
+                )));
+                self.unhealthy_retry_at = Some(now.elapsed + RETRY_DELAY);
             }
         }
     }
-}
 
-impl Agent {
-    pub(super) fn reconcile_node(&mut self, now: EventTime, actions: &mut Vec<Action>) {
-        let due = |retry_at: Option<Duration>| retry_at.is_none_or(|at| now.elapsed >= at);
-        if !self.published.in_flight
-            && due(self.published.retry_at)
-            && let Some(patch) = self.node_patch().filter(|patch| !patch.is_empty())
-            && self.published.written.as_ref() != Some(&patch)
-        {
-            self.published.in_flight = true;
-            self.published.written = Some(patch.clone());
-            actions.push(Action::PatchNode(patch));
+    /// Writes what the node's object lacks.
+    pub(super) fn reconcile(
+        &mut self,
+        now: EventTime,
+        settings: &AgentSettings,
+        gpus: Option<&NodeGpus>,
+        actions: &mut Vec<Action>,
+    ) {
+        let (Some(node), Some(gpus)) = (&self.node, gpus) else { return };
+        let may_write = |retry_at: Option<Duration>| retry_at.is_none_or(|at| now.elapsed >= at);
+        if !self.is_in_flight && may_write(self.retry_at) {
+            let patch = node_patch(node, settings, gpus);
+            if !patch.is_empty() && self.written.as_ref() != Some(&patch) {
+                self.is_in_flight = true;
+                self.written = Some(patch.clone());
+                actions.push(Action::PatchNode(patch));
+            }
         }
-        let serves_gpushare = self.settings.dialects.contains(&Dialect::Gpushare);
-        let unhealthy = self.unhealthy();
-        if let Some(unhealthy) = unhealthy.filter(|_| serves_gpushare && self.published.node.is_some())
-            && self.published.unhealthy_in_flight.is_none()
-            && due(self.published.unhealthy_retry_at)
-            && self.published.unhealthy.as_ref() != Some(&unhealthy)
+        let unhealthy = gpus.unhealthy();
+        if settings.dialects.contains(&Dialect::Gpushare)
+            && self.unhealthy_in_flight.is_none()
+            && may_write(self.unhealthy_retry_at)
+            && self.unhealthy.as_ref() != Some(&unhealthy)
         {
-            self.published.unhealthy_in_flight = Some(unhealthy.clone());
+            self.unhealthy_in_flight = Some(unhealthy.clone());
             actions.push(Action::SetUnhealthy(unhealthy));
         }
     }
-
-    fn unhealthy(&self) -> Option<Vec<u8>> {
-        let gpus = self.cards.as_ref()?.node.gpus();
-        Some(gpus.iter().filter(|gpu| gpu.health == Health::Unhealthy).map(|gpu| gpu.index.0).collect())
-    }
-
-    /// What the node's object lacks; `None` while we know neither it nor the GPUs.
-    fn node_patch(&self) -> Option<NodePatch> {
-        let node = self.published.node.as_ref()?;
-        let cards = self.cards.as_ref()?;
-        let mut patch = NodePatch::default();
-        let mut annotate = |key: &str, value: String| {
-            if node.metadata.annotations.get(key) != Some(&value) {
-                patch.annotations.insert(key.to_owned(), value);
-            }
-        };
-        annotate(inventory::KEY, inventory::print(&self.inventory()?));
-        if let Some(topology) = gpu_topology::print(cards.node.topology()) {
-            annotate(gpu_topology::KEY, topology);
-        }
-        if let Some(address) = &self.settings.advertise {
-            annotate(node_use::ADDRESS_KEY, address.clone());
-        }
-        let label = node.metadata.labels.get(INSTANCE_TYPE);
-        if let Some(instance_type) = self.settings.instance_type.as_ref().or(label) {
-            annotate(NODE_TYPE, instance_type.clone());
-        }
-        let mut labels = self.settings.labels.clone();
-        if let Some(gpu) = cards.node.gpus().first() {
-            labels.insert(MODEL.to_owned(), model_label(&gpu.model.0));
-        }
-        patch.labels =
-            labels.into_iter().filter(|(key, value)| node.metadata.labels.get(key) != Some(value)).collect();
-        if self.settings.dialects.contains(&Dialect::Gpushare) {
-            let count = cards.node.gpus().len().to_string();
-            let says = |amounts: &BTreeMap<String, Amount>| {
-                amounts.get(gpushare::COUNT).is_some_and(|amount| amount.0 == count)
-            };
-            if !says(&node.status.capacity) || !says(&node.status.allocatable) {
-                patch.status.insert(gpushare::COUNT.to_owned(), count);
-            }
-        }
-        Some(patch)
-    }
 }
 
-/// A model's name as a label's value: without the maker, and without what a label may not contain. gpu-manager took the
-/// second of more than two words and labelled other names not at all.
+/// Returns what the node's object lacks.
+fn node_patch(node: &Node, settings: &AgentSettings, gpus: &NodeGpus) -> NodePatch {
+    let mut patch = NodePatch::default();
+    let mut annotate = |key: &str, value: String| {
+        if node.metadata.annotations.get(key) != Some(&value) {
+            patch.annotations.insert(key.to_owned(), value);
+        }
+    };
+    annotate(inventory::KEY, inventory::print(&gpus.inventory()));
+    if let Some(topology) = gpu_topology::print(gpus.node.topology()) {
+        annotate(gpu_topology::KEY, topology);
+    }
+    if let Some(address) = &settings.advertise {
+        annotate(node_use::ADDRESS_KEY, address.clone());
+    }
+    let label = node.metadata.labels.get(INSTANCE_TYPE);
+    if let Some(instance_type) = settings.instance_type.as_ref().or(label) {
+        annotate(NODE_TYPE, instance_type.clone());
+    }
+    let mut labels = settings.labels.clone();
+    if let Some(gpu) = gpus.node.gpus().first() {
+        labels.insert(MODEL.to_owned(), model_label(&gpu.model.0));
+    }
+    patch.labels =
+        labels.into_iter().filter(|(key, value)| node.metadata.labels.get(key) != Some(value)).collect();
+    if settings.dialects.contains(&Dialect::Gpushare) {
+        let count = gpus.node.gpus().len().to_string();
+        let has_count = |amounts: &BTreeMap<String, Amount>| {
+            amounts.get(gpushare::COUNT).is_some_and(|amount| amount.0 == count)
+        };
+        if !has_count(&node.status.capacity) || !has_count(&node.status.allocatable) {
+            patch.status.insert(gpushare::COUNT.to_owned(), count);
+        }
+    }
+    patch
+}
+
+/// Returns a model's name as a label value: without the maker, and without characters that labels
+/// forbid.
+///
+/// gpu-manager took the second of more than two words, and set no label for other names.
 pub(super) fn model_label(model: &str) -> String {
     let makers = ["NVIDIA", "Tesla", "GeForce", "Quadro"];
     let words: Vec<&str> = model.split_whitespace().collect();
@@ -198,7 +207,7 @@ mod tests {
     use super::model_label;
 
     #[test]
-    fn every_model_has_a_label() {
+    fn labels_name_the_model_without_the_maker() {
         for (model, label) in [
             ("NVIDIA H100 80GB HBM3", "H100"),
             ("Tesla P40", "P40"),

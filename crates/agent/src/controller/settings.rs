@@ -1,4 +1,4 @@
-//! How the agent of a node is set.
+//! Settings of a node's agent.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -9,38 +9,45 @@ use tessera_core::{placement::Policy, units::NodeName};
 use tessera_node::device_plugin::RegistrationMode;
 use tessera_wire::{
     foreign::dialect::{Dialect, MemoryUnit},
-    kubelet::container_response::InjectionSettings,
+    kubelet::{container_response::InjectionSettings, device_id::Resource},
 };
 
 use super::Isolation;
 
-/// How the agent of a node is set.
+/// Settings of a node's agent, as the command line defines them.
 #[derive(Clone, Debug)]
 pub struct AgentSettings {
-    /// The node.
+    /// Name of the node.
     pub node: NodeName,
-    /// The vocabularies served.
+    /// Dialects whose resources the agent serves.
     pub dialects: Vec<Dialect>,
-    /// What one unit of `aliyun.com/gpu-mem` shall be.
+    /// Requested size of one unit of `aliyun.com/gpu-mem`.
     pub memory_unit: MemoryUnit,
-    /// How GPUs are chosen for pods that nobody placed.
+    /// Policy that chooses GPUs for pods without a grant.
     pub policy: Policy,
-    /// How GPUs are handed to containers.
+    /// Form of the answers to `Allocate`.
     pub hand_over: InjectionSettings,
-    /// Where plugins and the kubelet meet.
+    /// Directory in which plugins and the kubelet find each other.
     pub registration: RegistrationMode,
     /// How containers are held to their shares.
     pub isolation: Isolation,
-    /// Where grant directories lie on the node.
+    /// Grants directory on the node.
     pub grants: String,
-    /// The node's type, where the administrator says; otherwise its label does.
+    /// Instance type of the node. `None` takes the node's label.
     pub instance_type: Option<String>,
     /// Labels to set on the node.
     pub labels: BTreeMap<String, String>,
-    /// How long a GPU that had a passing trouble must stay quiet to be trusted again.
+    /// How long a GPU must be free of errors after a transient one before it is offered again.
     pub quiet_time: Duration,
-    /// Errors of the driver that are passed over, beside those of programs.
+    /// XIDs to ignore, in addition to those that applications cause.
     pub ignored_xids: BTreeSet<u64>,
-    /// Where others reach this agent's pages, if they do.
+    /// URL under which others reach this agent's pages.
     pub advertise: Option<String>,
+}
+
+impl AgentSettings {
+    /// Returns the resources of the served dialects.
+    pub fn resources(&self) -> impl Iterator<Item = Resource> {
+        Resource::ALL.into_iter().filter(|resource| self.dialects.contains(&resource.dialect()))
+    }
 }

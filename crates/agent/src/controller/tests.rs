@@ -1,4 +1,4 @@
-//! The controller without anything around it: a make-believe kubelet in a few lines asks as a real one does.
+//! Tests of the controller alone: a simulated kubelet in a few lines makes the calls of a real one.
 
 mod diagnostics;
 mod event_orders;

@@ -1,138 +1,90 @@
-//! What containers really use against what they were given: what their books lack, and who has escaped.
+//! Compares what containers use with what they were granted.
 //!
-//! The driver's own count of a container's memory is compared with the books its processes keep. What those lack (modules,
-//! what the driver takes for itself) is told to the library, which takes it off the limit. A process that uses a GPU and keeps no
-//! books runs without the library.
+//! The driver's count of a container's memory is compared with the container's memory account. The
+//! difference (modules, the driver's own allocations) is published to the library, which subtracts
+//! it from the limit. A process that uses a GPU and is not in the account runs without the library.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     time::Duration,
 };
 
-use tessera_core::{gpu::GpuUuid, units::PodUid};
+use tessera_core::{gpu::GpuUuid, grant::Hold, units::GpuIndex};
 use tessera_limits::UuidBytes;
+use tessera_wire::foreign::objects::Pod;
 
 use super::{
-    Action, Agent, EventTime,
+    AccountSample, Action, AgentSettings, Escape, EventTime, GpuProcess, PodContainer, UsageSample,
+    grants::GrantDirectories,
+    holdings::Holdings,
     isolation::{Enforcement, NotEnforced},
+    pods::Pods,
 };
 
-/// A container of a pod.
-pub type PodContainer = (PodUid, String);
+/// How long an escape must last before it is reported. A process registers before it uses a GPU, so
+/// the delay only covers that driver and accounts are not sampled at the same moment.
+const REPORT_DELAY: Duration = Duration::from_secs(5);
 
-/// One look at the node.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct UsageSample {
-    /// When it began, on the clock that agent and library share.
-    pub at: u64,
-    /// The GPUs of which the driver told who is on them.
-    pub sampled_gpus: BTreeSet<GpuUuid>,
-    /// What the driver says of processes in containers.
-    pub processes: Vec<GpuProcess>,
-    /// What the processes of containers with a share say themselves.
-    pub accounts: Vec<AccountSample>,
+/// Memory that the driver may allocate for a container beyond its limit before the agent can know:
+/// modules and local memory.
+const TOLERATED_BYTES: u64 = 256 << 20;
+
+/// Results of earlier checks.
+#[derive(Debug, Default)]
+pub(super) struct UsageCheck {
+    suspicions: BTreeMap<Case, Suspicion>,
+    /// Memory missing in accounts, by container and position of the GPU in its limits.
+    uncharged: BTreeMap<(PodContainer, usize), UnchargedHistory>,
+    /// Number of reported escapes.
+    escapes: BTreeMap<(PodContainer, Escape), u64>,
 }
 
-/// A process of a container on a GPU, by the driver.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct GpuProcess {
-    /// The GPU.
-    pub gpu: GpuUuid,
-    /// The process, as the node numbers it.
-    pub pid: u32,
-    /// When it started, in ticks: with its number this names it for all time.
-    pub started: u64,
-    /// The process, as its container numbers it.
-    pub own_pid: Option<u32>,
-    /// Whose it is.
-    pub container: PodContainer,
-    /// Bytes of the GPU's memory, where the driver tells.
-    pub bytes: Option<u64>,
-}
-
-/// The books of a container.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct AccountSample {
-    /// Whose they are.
-    pub container: PodContainer,
-    /// Processes that keep them, as the container numbers them.
-    pub processes: BTreeSet<u32>,
-    /// Processes that kept them and have ended: the driver may still show what they had, and the books do not.
-    pub ended: BTreeSet<u32>,
-    /// Bytes the living hold of each GPU, in the order of the limits; none where that changed while the driver was asked: then nobody
-    /// knows which of both the driver's answer goes with.
-    pub held: Vec<Option<u64>>,
-}
-
-/// How somebody uses what was not given.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Escape {
-    /// A process uses a GPU that its container was not given.
-    NotGranted,
-    /// A process uses a GPU without the library.
-    WithoutLibrary,
-    /// A container has more memory than it was given.
-    OverMemory,
-}
-
-impl Escape {
-    /// All there are.
-    pub const ALL: [Self; 3] = [Self::NotGranted, Self::WithoutLibrary, Self::OverMemory];
-
-    /// In one word.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::NotGranted => "not-granted",
-            Self::WithoutLibrary => "without-library",
-            Self::OverMemory => "over-memory",
-        }
-    }
-}
-
-/// One that is going on.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Suspicion {
-    since: Duration,
-    told: bool,
-}
-
+/// An escape of a container or of one of its processes.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Case {
     container: PodContainer,
     gpu: GpuUuid,
     escape: Escape,
-    /// Of a process; 0 for a container as a whole.
+    /// Process ID, or 0 for the container as a whole.
     pid: u32,
 }
 
-/// What was seen before.
-#[derive(Debug, Default)]
-pub(super) struct Watch {
-    suspicions: BTreeMap<Case, Suspicion>,
-    /// What the books of a container lacked of a GPU.
-    lacks: BTreeMap<(PodContainer, usize), Lack>,
-    /// How often somebody escaped.
-    pub(super) escapes: BTreeMap<(PodContainer, Escape), u64>,
+/// An escape that is going on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Suspicion {
+    since: Duration,
+    is_reported: bool,
 }
 
-/// What books lacked at the last looks, for as long as the same processes keep them.
+/// Processes of one container on one GPU.
+struct Tenant<'s> {
+    container: &'s PodContainer,
+    gpu: &'s GpuUuid,
+    processes: Vec<&'s GpuProcess>,
+}
+
+impl Tenant<'_> {
+    /// Returns an escape of the container, or of one process if `pid` is not 0.
+    fn case(&self, escape: Escape, pid: u32) -> Case {
+        Case { container: self.container.clone(), gpu: self.gpu.clone(), escape, pid }
+    }
+}
+
+/// Description of an escape, and the processes that cause it.
+type Evidence<'a> = (String, Vec<&'a GpuProcess>);
+
+/// Memory missing in an account in the last samples with the same processes.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Lack {
+struct UnchargedHistory {
     processes: BTreeSet<u32>,
     last: [u64; 2],
 }
 
-/// How long something must go on. A process registers before it uses a GPU, so this is for looks that were not at the same moment.
-const PERSISTS: Duration = Duration::from_secs(5);
-
-/// The driver may take this much for a container beyond its limit before anybody could know: modules, local memory.
-const TOLERATED: u64 = 256 << 20;
-
-impl Lack {
-    /// What to count on. A process books what it asks for before it has it, so a look at the wrong moment finds too little: the
-    /// most of three looks counts.
-    fn learn(&mut self, processes: &BTreeSet<u32>, bytes: u64) -> u64 {
+impl UnchargedHistory {
+    /// Adds a sample and returns the highest of the last three.
+    ///
+    /// A process charges memory before it allocates it, so a single sample may find too little.
+    fn add(&mut self, processes: &BTreeSet<u32>, bytes: u64) -> u64 {
         if self.processes != *processes {
             *self = Self { processes: processes.clone(), last: [0; 2] };
         }
@@ -142,152 +94,190 @@ impl Lack {
     }
 }
 
-impl Agent {
-    /// Compares, tells the libraries what their books lack, and reports who has escaped.
-    pub(super) fn on_measured(&mut self, now: EventTime, measured: &UsageSample, actions: &mut Vec<Action>) {
-        let sampled_gpus: BTreeSet<UuidBytes> =
-            measured.sampled_gpus.iter().filter_map(|gpu| UuidBytes::parse(&gpu.0)).collect();
-        for account in &measured.accounts {
-            self.correct(account, measured, &sampled_gpus, actions);
+/// What a sample is compared with.
+#[derive(Clone, Copy)]
+pub(super) struct Granted<'a> {
+    pub(super) settings: &'a AgentSettings,
+    pub(super) holdings: Holdings<'a>,
+    pub(super) grants: &'a GrantDirectories,
+    pub(super) node_labels: Option<&'a BTreeMap<String, String>>,
+}
+
+impl UsageCheck {
+    /// Returns the number of reported escapes, by container and kind.
+    pub(super) fn escapes(&self) -> &BTreeMap<(PodContainer, Escape), u64> {
+        &self.escapes
+    }
+
+    /// Publishes uncharged memory to the libraries, and reports escapes.
+    pub(super) fn check(
+        &mut self,
+        now: EventTime,
+        sample: &UsageSample,
+        granted: Granted<'_>,
+        actions: &mut Vec<Action>,
+    ) {
+        let sampled: BTreeSet<UuidBytes> =
+            sample.sampled_gpus.iter().filter_map(|gpu| UuidBytes::parse(&gpu.0)).collect();
+        for account in &sample.accounts {
+            self.publish_uncharged(account, sample, granted.grants, &sampled, actions);
         }
-        let is_there =
-            |whose: &PodContainer| measured.accounts.iter().any(|account| account.container == *whose);
-        self.watch.lacks.retain(|(whose, _), _| is_there(whose));
-        let cases = self.cases(measured);
-        self.watch.suspicions.retain(|case, _| cases.contains_key(case));
+        let has_account =
+            |key: &PodContainer| sample.accounts.iter().any(|account| account.container == *key);
+        self.uncharged.retain(|(key, _), _| has_account(key));
+        let cases = granted.cases(sample);
+        self.suspicions.retain(|case, _| cases.contains_key(case));
+        let kills = granted.settings.isolation.kill_escaped;
         for (case, (message, processes)) in cases {
-            let fresh = Suspicion { since: now.elapsed, told: false };
-            let suspicion = self.watch.suspicions.entry(case.clone()).or_insert(fresh);
-            if now.elapsed < suspicion.since + PERSISTS {
+            let fresh = Suspicion { since: now.elapsed, is_reported: false };
+            let suspicion = self.suspicions.entry(case.clone()).or_insert(fresh);
+            if now.elapsed < suspicion.since + REPORT_DELAY {
                 continue;
             }
-            if !std::mem::replace(&mut suspicion.told, true) {
-                *self.watch.escapes.entry((case.container.clone(), case.escape)).or_default() += 1;
-                self.tell(&case, &message, actions);
+            if !std::mem::replace(&mut suspicion.is_reported, true) {
+                *self.escapes.entry((case.container.clone(), case.escape)).or_default() += 1;
+                report(&case, &message, kills, granted.holdings.pods, actions);
             }
-            if self.settings.isolation.kill_escaped {
+            if kills {
                 let kill =
                     |process: &&GpuProcess| Action::Kill { pid: process.pid, started: process.started };
                 actions.extend(processes.iter().map(kill));
             }
         }
-        let pods = &self.pods;
-        self.watch.escapes.retain(|((uid, _), _), _| pods.contains_key(uid));
+        self.escapes.retain(|((uid, _), _), _| granted.holdings.pods.get(uid).is_some());
     }
 
-    /// Tells the library what the driver has for its container and no book explains; also that this is nothing, for it may wait
-    /// to hear that.
-    fn correct(
+    /// Publishes the memory that the driver counts for a container and its account lacks.
+    ///
+    /// Zero is published too, because the library may wait for it.
+    fn publish_uncharged(
         &mut self,
         account: &AccountSample,
-        measured: &UsageSample,
-        sampled_gpus: &BTreeSet<UuidBytes>,
+        sample: &UsageSample,
+        grants: &GrantDirectories,
+        sampled: &BTreeSet<UuidBytes>,
         actions: &mut Vec<Action>,
     ) {
-        let Some(limits) = self.truth.on_disk.get(&account.container) else { return };
-        for (place, (card, held)) in limits.gpus.iter().zip(&account.held).enumerate() {
-            let is_it = |gpu: &GpuUuid| UuidBytes::parse(&gpu.0) == Some(card.uuid);
+        let Some(limits) = grants.limits_of(&account.container) else { return };
+        for (position, (gpu, held)) in limits.gpus.iter().zip(&account.held).enumerate() {
+            let is_gpu = |other: &GpuUuid| UuidBytes::parse(&other.0) == Some(gpu.uuid);
             let has_ended =
                 |process: &GpuProcess| process.own_pid.is_some_and(|own| account.ended.contains(&own));
-            let on_gpu = measured.processes.iter().filter(|process| {
-                process.container == account.container && is_it(&process.gpu) && !has_ended(process)
+            let on_gpu = sample.processes.iter().filter(|process| {
+                process.container == account.container && is_gpu(&process.gpu) && !has_ended(process)
             });
-            let bytes = on_gpu.map(|process| process.bytes).sum::<Option<u64>>();
-            if let Some((bytes, held)) = bytes.zip(*held).filter(|_| sampled_gpus.contains(&card.uuid)) {
+            let used = on_gpu.map(|process| process.bytes).sum::<Option<u64>>();
+            if let Some((used, held)) = used.zip(*held).filter(|_| sampled.contains(&gpu.uuid)) {
                 let (pod, container) = account.container.clone();
-                let lack = self.watch.lacks.entry((account.container.clone(), place)).or_default();
-                let bytes = lack.learn(&account.processes, bytes.saturating_sub(held));
-                actions.push(Action::SetUncharged { pod, container, gpu: place, bytes, at: measured.at });
+                let history = self.uncharged.entry((account.container.clone(), position)).or_default();
+                let bytes = history.add(&account.processes, used.saturating_sub(held));
+                actions.push(Action::SetUncharged { pod, container, gpu: position, bytes, at: sample.at });
             }
         }
     }
+}
 
-    /// All that looks like an escape now, in words, with the processes at fault.
-    fn cases<'a>(&self, measured: &'a UsageSample) -> BTreeMap<Case, (String, Vec<&'a GpuProcess>)> {
+impl Granted<'_> {
+    /// Returns everything in a sample that looks like an escape.
+    fn cases<'s>(&self, sample: &'s UsageSample) -> BTreeMap<Case, Evidence<'s>> {
         let mut cases = BTreeMap::new();
-        // Without pods and the kubelet's books nobody knows what was given.
-        if !self.listed_once || !self.pods_known {
+        let Holdings { pods, kubelet, gpus, .. } = self.holdings;
+        // Without the pods and the kubelet's list the grants are unknown.
+        if !kubelet.has_listed() || !pods.is_complete() {
             return cases;
         }
-        let served_by_others = self.served_by_others();
+        let served_by_others = kubelet.served_by_others(gpus);
         let mut by_container: BTreeMap<(&PodContainer, &GpuUuid), Vec<&GpuProcess>> = BTreeMap::new();
-        // The pause container of a pod is none of its containers, and its names say nothing.
-        for process in measured.processes.iter().filter(|process| !process.container.1.is_empty()) {
+        // The pause container of a pod has no name and is not one of its containers.
+        for process in sample.processes.iter().filter(|process| !process.container.1.is_empty()) {
             by_container.entry((&process.container, &process.gpu)).or_default().push(process);
         }
-        for ((key, gpu), processes) in by_container {
-            let case =
-                |escape: Escape, pid: u32| Case { container: key.clone(), gpu: gpu.clone(), escape, pid };
-            let Some(pod) = self.pods.get(&key.0) else { continue };
-            let holdings = self.holdings_of(&key.0, pod);
-            let held = holdings.iter().find(|held| held.grant.container == key.1);
-            let hold = held.and_then(|held| {
-                let of_gpu = |(index, _): &&(tessera_core::units::GpuIndex, _)| {
-                    let card = self.cards.as_ref().and_then(|cards| cards.node.gpu(*index));
-                    card.is_some_and(|card| card.uuid == *gpu)
-                };
-                held.grant.holds.iter().find(of_gpu).map(|(_, hold)| *hold)
-            });
-            let name = (pod.metadata.namespace.clone(), pod.metadata.name.clone(), key.1.clone());
-            let Some(hold) = hold else {
-                if served_by_others.contains(&name) {
-                    continue;
-                }
-                let message = format!(
-                    "container {} uses GPU {gpu}, which it was not given; does it run privileged, or ask for all GPUs by itself?",
-                    key.1
-                );
-                cases.insert(case(Escape::NotGranted, 0), (message, processes));
+        for ((container, gpu), processes) in by_container {
+            let tenant = Tenant { container, gpu, processes };
+            let Some(pod) = pods.get(&container.0) else { continue };
+            if let Some(hold) = self.hold(&tenant, pod) {
+                self.check_share(sample, tenant, pod, hold, &mut cases);
                 continue;
-            };
-            let labels = self.published.node.as_ref().map(|node| &node.metadata.labels);
-            let by = self.settings.isolation.of(hold, &pod.metadata.annotations, labels);
-            let (by_library, limited) = match by {
-                Ok(Enforcement::ByLibrary(_)) => (true, true),
-                Ok(Enforcement::None(NotEnforced::NoLibrary(_))) | Err(_) => (false, true),
-                Ok(Enforcement::None(_)) => (false, false),
-            };
-            if by_library {
-                let account = measured.accounts.iter().find(|account| account.container == *key);
-                let keeps_books = |process: &&GpuProcess| {
-                    let known = account.zip(process.own_pid);
-                    known.is_none_or(|(account, own)| account.processes.contains(&own))
-                };
-                for process in processes.iter().filter(|process| !keeps_books(process)) {
-                    let message = format!(
-                        "process {} of container {} uses GPU {gpu} without libtessera.so and is held to no share; \
-                         is it linked statically, or is its image not based on glibc?",
-                        process.pid, key.1
-                    );
-                    cases.insert(case(Escape::WithoutLibrary, process.pid), (message, vec![*process]));
-                }
             }
-            if let tessera_core::grant::Hold::Share { memory, .. } = hold
-                && limited
-            {
-                let (used, given) =
-                    (processes.iter().filter_map(|process| process.bytes).sum::<u64>(), memory.0 << 20);
-                if used > given.saturating_add(TOLERATED) {
-                    let message = format!(
-                        "container {} has {} MiB of GPU {gpu}, and was given {} MiB",
-                        key.1,
-                        used >> 20,
-                        memory.0
-                    );
-                    cases.insert(case(Escape::OverMemory, 0), (message, processes));
-                }
+            let (namespace, name) = (pod.metadata.namespace.clone(), pod.metadata.name.clone());
+            if !served_by_others.contains(&(namespace, name, container.1.clone())) {
+                let message = format!(
+                    "container {} uses GPU {gpu}, which it was not given; does it run privileged, or ask for all \
+                     GPUs by itself?",
+                    container.1
+                );
+                cases.insert(tenant.case(Escape::NotGranted, 0), (message, tenant.processes));
             }
         }
         cases
     }
 
-    fn tell(&self, case: &Case, message: &str, actions: &mut Vec<Action>) {
-        let Some(pod) = self.pods.get(&case.container.0) else { return };
-        let (namespace, name) = (pod.metadata.namespace.clone(), pod.metadata.name.clone());
-        let killed = if self.settings.isolation.kill_escaped { "; it is killed" } else { "" };
-        let message = format!("{message}{killed}");
-        actions.push(Action::Warn(format!("{namespace}/{name}: {message}")));
-        let (uid, reason) = (case.container.0.clone(), "GpuShareEscaped");
-        actions.push(Action::RecordPodEvent { uid, namespace, name, reason, message });
+    /// Returns what a container holds of a GPU, if it was granted the GPU.
+    fn hold(&self, tenant: &Tenant<'_>, pod: &Pod) -> Option<Hold> {
+        let (uid, container) = tenant.container;
+        let holdings = self.holdings.of_pod(uid, pod);
+        let held = holdings.iter().find(|held| held.grant.container == *container)?;
+        let is_gpu = |(index, _): &&(GpuIndex, _)| {
+            let known = self.holdings.gpus.and_then(|gpus| gpus.node.gpu(*index));
+            known.is_some_and(|known| known.uuid == *tenant.gpu)
+        };
+        held.grant.holds.iter().find(is_gpu).map(|(_, hold)| *hold)
     }
+
+    /// Adds processes without the library and memory over the limit to `cases`.
+    fn check_share<'s>(
+        &self,
+        sample: &UsageSample,
+        tenant: Tenant<'s>,
+        pod: &Pod,
+        hold: Hold,
+        cases: &mut BTreeMap<Case, Evidence<'s>>,
+    ) {
+        let isolation = &self.settings.isolation;
+        let (is_by_library, is_limited) =
+            match isolation.enforcement(hold, &pod.metadata.annotations, self.node_labels) {
+                Ok(Enforcement::ByLibrary(_)) => (true, true),
+                Ok(Enforcement::None(NotEnforced::NoLibrary(_))) | Err(_) => (false, true),
+                Ok(Enforcement::None(_)) => (false, false),
+            };
+        let (container, gpu) = (&tenant.container.1, tenant.gpu);
+        if is_by_library {
+            let account = sample.accounts.iter().find(|account| account.container == *tenant.container);
+            let is_registered = |process: &GpuProcess| {
+                let known = account.zip(process.own_pid);
+                known.is_none_or(|(account, own)| account.processes.contains(&own))
+            };
+            for process in tenant.processes.iter().filter(|process| !is_registered(process)) {
+                let message = format!(
+                    "process {} of container {container} uses GPU {gpu} without libtessera.so and is held to no \
+                     share; is it linked statically, or is its image not based on glibc?",
+                    process.pid
+                );
+                let case = tenant.case(Escape::WithoutLibrary, process.pid);
+                cases.insert(case, (message, vec![*process]));
+            }
+        }
+        if let Hold::Share { memory, .. } = hold
+            && is_limited
+        {
+            let used = tenant.processes.iter().filter_map(|process| process.bytes).sum::<u64>();
+            if used > (memory.0 << 20).saturating_add(TOLERATED_BYTES) {
+                let (used, given) = (used >> 20, memory.0);
+                let message =
+                    format!("container {container} uses {used} MiB of GPU {gpu}, and was given {given} MiB");
+                cases.insert(tenant.case(Escape::OverMemory, 0), (message, tenant.processes));
+            }
+        }
+    }
+}
+
+/// Logs an escape and records an event for the pod.
+fn report(case: &Case, message: &str, is_killed: bool, pods: &Pods, actions: &mut Vec<Action>) {
+    let Some(pod) = pods.get(&case.container.0) else { return };
+    let (namespace, name) = (pod.metadata.namespace.clone(), pod.metadata.name.clone());
+    let killed = if is_killed { "; it is killed" } else { "" };
+    let message = format!("{message}{killed}");
+    actions.push(Action::Warn(format!("{namespace}/{name}: {message}")));
+    let (uid, reason) = (case.container.0.clone(), "GpuShareEscaped");
+    actions.push(Action::RecordPodEvent { uid, namespace, name, reason, message });
 }

@@ -1,114 +1,117 @@
-//! What the agent shows of itself.
+//! What the agent shows of itself, to its pages and metrics.
 
 use std::collections::BTreeSet;
 
 use tessera_core::{grant::Hold, node::NodeState, units::PodUid};
 use tessera_wire::{
     foreign::{dialect::Dialect, objects::Pod},
-    kubelet::device_id::Resource,
     tessera::inventory::Inventory,
 };
 
-use super::{Agent, Escape, has_ended};
+use super::{Agent, Escape, NotReady, holdings::Source, pods::has_ended};
 
-/// A look at the agent.
+/// Annotation of a static pod's mirror with the UID that the kubelet made for the pod.
+const STATIC_UID: &str = "kubernetes.io/config.hash";
+
+/// State of the agent at one moment.
 #[derive(Clone, Debug, Default)]
 pub struct View {
     /// Whether the pods of the node are known.
     pub pods_known: bool,
-    /// Whether the kubelet has told its books.
+    /// Whether the kubelet has listed its podresources.
     pub listed: bool,
-    /// The GPUs and what is left of them.
+    /// GPUs of the node and what is left of them.
     pub node: Option<NodeState>,
-    /// What is published.
+    /// GPUs as the node's annotation publishes them.
     pub inventory: Option<Inventory>,
     /// PCI addresses of the GPUs.
     pub pci: Vec<String>,
-    /// The driver's version, where there is one.
+    /// Version of the driver, if there is one.
     pub driver: Option<String>,
-    /// All pods of the node, whatever they ask for.
+    /// All pods of the node, with or without GPUs.
     pub pods: Vec<PodView>,
-    /// Who holds what.
+    /// Containers that hold GPUs.
     pub containers: Vec<ContainerView>,
-    /// Containers that hold GPUs by somebody else's device plugin, whose devices do not say which: namespace, pod, container.
+    /// Containers with GPUs of another device plugin: namespace, pod, container. The devices do not
+    /// identify the GPUs.
     pub served_by_others: BTreeSet<(String, String, String)>,
-    /// GPUs that carry more than they have.
+    /// GPUs on which pods hold more than there is.
     pub overbooked: Vec<u8>,
-    /// Containers of which something used what it was not given, how, and how often.
+    /// Reported escapes: pod, container, kind, and how often.
     pub escapes: Vec<(PodUid, String, Escape, u64)>,
 }
 
-/// A pod, as far as finding its processes needs.
+/// A pod, as far as it is needed to attribute processes to it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PodView {
-    /// Its UID.
+    /// UID of the pod.
     pub uid: PodUid,
-    /// Its namespace.
+    /// Namespace of the pod.
     pub namespace: String,
-    /// Its name.
+    /// Name of the pod.
     pub name: String,
-    /// The UID by which the kubelet knows it, if it is another: static pods have two.
+    /// UID by which the kubelet knows the pod, if it differs: static pods have two.
     pub kubelet_uid: Option<String>,
-    /// IDs of its containers, each with the container's name.
+    /// ID and name of each container.
     pub containers: Vec<(String, String)>,
-    /// Whether it is over.
+    /// Whether the pod has ended.
     pub ended: bool,
 }
 
-/// What one container holds.
+/// A container that holds GPUs.
 #[derive(Clone, Debug)]
 pub struct ContainerView {
-    /// Its pod.
+    /// UID of the pod.
     pub uid: PodUid,
-    /// The pod's namespace.
+    /// Namespace of the pod.
     pub namespace: String,
-    /// The pod's name.
+    /// Name of the pod.
     pub pod: String,
-    /// The annotation `clusterName`, which gpu-manager shows.
+    /// Annotation `clusterName` of the pod, which gpu-manager's metrics show.
     pub cluster: String,
-    /// The container's name.
+    /// Name of the container.
     pub container: String,
-    /// The vocabulary it asked in.
+    /// Dialect of the container's request.
     pub dialect: Option<Dialect>,
-    /// Its GPUs.
+    /// Indexes of the GPUs, and what the container holds of each.
     pub gpus: Vec<(u8, Hold)>,
-    /// Whether the kubelet says so itself.
+    /// Whether the kubelet lists the devices.
     pub listed: bool,
 }
 
 impl Agent {
-    /// Whether pods can be served, or else what is waited for.
-    pub fn readiness(&self) -> Result<(), String> {
-        match (&self.cards, &self.missing) {
-            (None, Some(reason)) => return Err(format!("no GPUs: {reason}")),
-            (None, None) => return Err("looking for GPUs".to_owned()),
+    /// Returns whether pods can be served, or else what the agent waits for.
+    pub fn readiness(&self) -> Result<(), NotReady> {
+        match (self.inventory.gpus(), self.inventory.discovery_error()) {
+            (None, Some(error)) => return Err(NotReady::NoGpus(error.clone())),
+            (None, None) => return Err(NotReady::GpusPending),
             (Some(_), _) => {}
         }
-        if self.absent.node {
-            return Err(self.no_node());
+        if self.diagnostics.is_node_missing() {
+            return Err(NotReady::NoNode(self.settings.node.clone()));
         }
-        if !self.pods_known {
-            return Err("the API server has not told the pods of this node yet".to_owned());
+        if !self.pods.is_complete() {
+            return Err(NotReady::PodsPending);
         }
-        if !self.listed_once {
-            return Err("the kubelet has not told its pod resources yet".to_owned());
+        if !self.kubelet.has_listed() {
+            return Err(NotReady::ListPending);
         }
-        match self.resources().find(|resource| !self.asked_for.contains(resource)) {
-            // It turns pods away that want them.
-            Some(resource) => Err(format!("the kubelet has not asked for the devices of {resource} yet")),
+        match self.settings.resources().find(|resource| !self.kubelet.has_stream(*resource)) {
+            Some(resource) => Err(NotReady::StreamPending(resource)),
             None => Ok(()),
         }
     }
 
-    /// A look at the agent, for its pages and metrics.
+    /// Returns the agent's state, for its pages and metrics.
     #[must_use]
     pub fn view(&mut self) -> View {
         let ledger = self.ledger();
+        let gpus = self.inventory.gpus();
+        let unit = gpus.map(|gpus| gpus.ids.unit()).unwrap_or_default();
         let mut containers = Vec::new();
-        for (uid, pod) in self.pods.iter().filter(|(_, pod)| !has_ended(pod)) {
-            let unit = self.cards.as_ref().map(|cards| cards.ids.unit()).unwrap_or_default();
+        for (uid, pod) in self.pods.active() {
             let claims = pod.spec.claims(unit).unwrap_or_default();
-            for held in self.holdings_of(uid, pod) {
+            for held in self.holdings().of_pod(uid, pod) {
                 let claim = claims.iter().find(|claim| claim.container == held.grant.container);
                 containers.push(ContainerView {
                     uid: uid.clone(),
@@ -118,55 +121,28 @@ impl Agent {
                     container: held.grant.container.clone(),
                     dialect: claim.map(|claim| claim.dialect),
                     gpus: held.grant.holds.iter().map(|(gpu, hold)| (gpu.0, *hold)).collect(),
-                    listed: held.source == super::holdings::Source::Listed,
+                    listed: held.source == Source::Listed,
                 });
             }
         }
-        let overbooked = ledger.overbooked().into_values().flatten().map(|gpu| gpu.0).collect();
+        let escapes = self.usage.escapes().iter();
         View {
-            pods_known: self.pods_known,
-            listed: self.listed_once,
+            pods_known: self.pods.is_complete(),
+            listed: self.kubelet.has_listed(),
             node: ledger.node(&self.settings.node).cloned(),
-            inventory: self.inventory(),
-            driver: self.cards.as_ref().and_then(|cards| cards.found.driver.clone()),
+            inventory: gpus.map(|gpus| gpus.inventory()),
+            driver: gpus.and_then(|gpus| gpus.found.driver.clone()),
             pods: self.pods.iter().map(|(uid, pod)| pod_view(uid, pod)).collect(),
-            pci: self.cards.as_ref().map(|cards| cards.found.pci.clone()).unwrap_or_default(),
+            pci: gpus.map(|gpus| gpus.found.pci.clone()).unwrap_or_default(),
             containers,
-            served_by_others: self.served_by_others(),
-            overbooked,
-            escapes: self
-                .watch
-                .escapes
-                .iter()
+            served_by_others: self.kubelet.served_by_others(gpus),
+            overbooked: ledger.overbooked().into_values().flatten().map(|gpu| gpu.0).collect(),
+            escapes: escapes
                 .map(|(((uid, container), escape), count)| (uid.clone(), container.clone(), *escape, *count))
                 .collect(),
         }
     }
-
-    /// Containers that hold GPUs by somebody else's device plugin.
-    pub(super) fn served_by_others(&self) -> BTreeSet<(String, String, String)> {
-        let ours = |name: &str, id: &String| {
-            let cards = self.cards.as_ref();
-            Resource::named(name)
-                .zip(cards)
-                .is_some_and(|(resource, cards)| cards.ids.read(resource, id).is_some())
-        };
-        let of_others = |(name, ids): (&String, &BTreeSet<String>)| {
-            let of_gpus = name.starts_with("nvidia.com/") || name.contains("gpu");
-            of_gpus && ids.iter().any(|id| !ours(name, id))
-        };
-        let mut found = BTreeSet::new();
-        for pod in &self.listed {
-            for container in pod.containers.iter().filter(|container| container.ids.iter().any(of_others)) {
-                found.insert((pod.namespace.clone(), pod.name.clone(), container.name.clone()));
-            }
-        }
-        found
-    }
 }
-
-/// Where a static pod's mirror keeps the UID that the kubelet made for it.
-const STATIC_UID: &str = "kubernetes.io/config.hash";
 
 fn pod_view(uid: &PodUid, pod: &Pod) -> PodView {
     let ids = pod.status.container_ids();

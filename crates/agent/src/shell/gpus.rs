@@ -15,7 +15,7 @@ use tessera_node::gpus::{Gpus, GpusError};
 use tokio_util::sync::CancellationToken;
 
 use super::{Message, Messages};
-use crate::controller::Event;
+use crate::controller::{Event, ShellError};
 
 /// How soon GPUs that were not there, or cannot be watched, are looked for again.
 const LOOK_AGAIN: Duration = Duration::from_secs(10);
@@ -54,7 +54,7 @@ pub(super) fn watch(
 
 /// Looks for the GPUs; whether there are any.
 fn look(gpus: &dyn Gpus, messages: &Messages) -> bool {
-    let found = gpus.discover().map_err(|error| error.to_string());
+    let found = gpus.discover().map_err(|error| ShellError::GpuDiscovery(error.to_string()));
     let any = found.is_ok();
     let _ended = messages.send(Message::Event(Event::Gpus(found)));
     any

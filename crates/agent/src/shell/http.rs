@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{Message, Messages, sampler::Sampler};
 use crate::{
-    controller::View,
+    controller::{NotReady, View},
     exporter::{self, GpuManagerUsage, GpuSnapshot, Snapshot},
 };
 
@@ -58,7 +58,7 @@ impl Pages {
         waiting.await.map_err(|_| StatusCode::SERVICE_UNAVAILABLE)
     }
 
-    async fn readiness(&self) -> Result<Result<(), String>, StatusCode> {
+    async fn readiness(&self) -> Result<Result<(), NotReady>, StatusCode> {
         self.ask(Message::IsReady).await
     }
 

@@ -8,7 +8,7 @@ use std::{
 
 use tessera_wire::kubelet::cdi;
 
-use crate::controller::InstalledLibrary;
+use crate::controller::{InstalledLibrary, LibraryError};
 
 /// Copies the library into a folder among the grants, beside the file that has it loaded; with a directory for CDI, describes
 /// both there.
@@ -21,12 +21,13 @@ pub fn install_library(
     library: &Path,
     grants: &Path,
     cdi_directory: Option<&Path>,
-) -> Result<InstalledLibrary, String> {
+) -> Result<InstalledLibrary, LibraryError> {
     let folder = grants.join(".library");
+    let path = library.display().to_string();
     let content = fs::read(library)
-        .map_err(|error| format!("the library {} cannot be read: {error}", library.display()))?;
+        .map_err(|error| LibraryError::Read { path: path.clone(), cause: error.to_string() })?;
     if !content.starts_with(b"\x7fELF") {
-        return Err(format!("{} is no library", library.display()));
+        return Err(LibraryError::NotALibrary { path });
     }
     let installed =
         InstalledLibrary { folder: folder.display().to_string(), by_cdi: cdi_directory.is_some() };
@@ -43,7 +44,10 @@ pub fn install_library(
         }
         Ok(())
     };
-    place().map_err(|error| format!("the library cannot be put into {}: {error}", folder.display()))?;
+    place().map_err(|error| LibraryError::Install {
+        directory: folder.display().to_string(),
+        cause: error.to_string(),
+    })?;
     Ok(installed)
 }
 
@@ -91,9 +95,17 @@ mod tests {
     fn what_is_no_library_is_told() {
         let folder = tempfile::tempdir().unwrap();
         let missing = install_library(Path::new("/nowhere/libtessera.so"), folder.path(), None).unwrap_err();
-        assert!(missing.starts_with("the library /nowhere/libtessera.so cannot be read"), "{missing}");
+        assert!(
+            missing.to_string().starts_with("the library /nowhere/libtessera.so cannot be read"),
+            "{missing}"
+        );
         let text = folder.path().join("text");
         fs::write(&text, "hello").unwrap();
-        assert!(install_library(&text, folder.path(), None).unwrap_err().ends_with("is no library"));
+        assert!(
+            install_library(&text, folder.path(), None)
+                .unwrap_err()
+                .to_string()
+                .ends_with("is not a shared library")
+        );
     }
 }

@@ -7,7 +7,7 @@ use tessera_wire::kubelet::device_id::Resource;
 use tokio::sync::{oneshot, watch};
 
 use super::{Message, Messages};
-use crate::controller::{CallAnswer, CallId, Event};
+use crate::controller::{CallAnswer, CallError, CallId, Event};
 
 /// Numbers of questions, for all plugins together.
 static CALLS: AtomicU64 = AtomicU64::new(0);
@@ -41,6 +41,10 @@ impl Plugin {
     }
 }
 
+fn refusal(error: CallError) -> PluginRefusal {
+    PluginRefusal(error.to_string())
+}
+
 fn confused() -> PluginRefusal {
     PluginRefusal("the agent answered another question".to_owned())
 }
@@ -53,7 +57,7 @@ impl DevicePlugin for Plugin {
 
     async fn prefer(&self, wish: PreferenceRequest) -> Result<Vec<String>, PluginRefusal> {
         match self.ask(|call| Event::Prefer(call, self.resource, wish)).await? {
-            CallAnswer::Preferred(answer) => answer.map_err(PluginRefusal),
+            CallAnswer::Preferred(answer) => answer.map_err(refusal),
             _ => Err(confused()),
         }
     }
@@ -61,7 +65,7 @@ impl DevicePlugin for Plugin {
     async fn allocate(&self, ids: Vec<String>) -> Result<Allocation, PluginRefusal> {
         let ids = ids.into_iter().collect();
         match self.ask(|call| Event::Allocate(call, self.resource, ids)).await? {
-            CallAnswer::Allocated(answer) => answer.map(|allocation| *allocation).map_err(PluginRefusal),
+            CallAnswer::Allocated(answer) => answer.map(|allocation| *allocation).map_err(refusal),
             _ => Err(confused()),
         }
     }
@@ -69,7 +73,7 @@ impl DevicePlugin for Plugin {
     async fn pre_start(&self, ids: Vec<String>) -> Result<(), PluginRefusal> {
         let ids = ids.into_iter().collect();
         match self.ask(|call| Event::PreStart(call, self.resource, ids)).await? {
-            CallAnswer::Started(answer) => answer.map_err(PluginRefusal),
+            CallAnswer::Started(answer) => answer.map_err(refusal),
             _ => Err(confused()),
         }
     }

@@ -1,4 +1,4 @@
-//! Whatever happens in whatever order, the books stay true.
+//! Annotations, limits and kubelet agree after any order of events.
 
 use proptest::prelude::*;
 use tessera_wire::kubelet::device_id::Resource;
@@ -8,12 +8,12 @@ use crate::controller::Event;
 
 #[derive(Clone, Debug)]
 enum Step {
-    /// A pod comes: kind, size, the GPU it is granted, if any.
-    Come(u8, u8, Option<u8>),
-    /// The oldest bound pod of this number is admitted, out of turn.
+    /// Creates a pod of a kind and size, with an optional granted GPU.
+    Create(u8, u8, Option<u8>),
+    /// Admits the pending pod of this number, in any order.
     Admit(usize),
     Start(usize),
-    /// A pod ends; whether the watch tells it.
+    /// Ends a pod. The flag says whether the watch reports it.
     End(usize, bool),
     Remove(usize),
     RestartAgent,
@@ -23,10 +23,10 @@ enum Step {
 
 fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
-        4 => (0..4u8, 1..8u8, proptest::option::of(0..4u8)).prop_map(|(kind, size, card)| Step::Come(kind, size, card)),
+        4 => (0..4u8, 1..8u8, proptest::option::of(0..4u8)).prop_map(|(kind, size, gpu)| Step::Create(kind, size, gpu)),
         6 => (0..8usize).prop_map(Step::Admit),
         6 => (0..8usize).prop_map(Step::Start),
-        2 => (0..8usize, any::<bool>()).prop_map(|(number, heard)| Step::End(number, heard)),
+        2 => (0..8usize, any::<bool>()).prop_map(|(number, is_reported)| Step::End(number, is_reported)),
         2 => (0..8usize).prop_map(Step::Remove),
         1 => Just(Step::RestartAgent),
         1 => Just(Step::RestartKubelet),
@@ -38,18 +38,18 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 96, ..ProptestConfig::default() })]
 
     #[test]
-    fn no_gpu_is_over_granted_and_all_books_agree(steps in prop::collection::vec(step(), 1..40), seed in 0..1000u64) {
+    fn no_gpu_is_overbooked_and_all_records_agree(steps in prop::collection::vec(step(), 1..40), seed in 0..1000u64) {
         let mut world = World::new();
         world.seed(seed);
         let mut count = 0;
         for step in steps {
             let numbered = |world: &World, phase: &str, held: bool, number: usize| {
                 let all = world.pods.values().filter(|pod| pod.status.phase == phase);
-                let mut all = all.filter(|pod| world.books.contains_key(&pod.metadata.uid) == held);
+                let mut all = all.filter(|pod| world.kubelet.contains_key(&pod.metadata.uid) == held);
                 all.nth(number).cloned()
             };
             match step {
-                Step::Come(kind, size, card) => {
+                Step::Create(kind, size, gpu) => {
                     count += 1;
                     let limits = match kind {
                         0 => share(u32::from(size) * 10, u64::from(size)),
@@ -60,13 +60,13 @@ proptest! {
                     let whole = kind == 2;
                     let name = format!("p{count}");
                     let pod = pod(&name, &name, &[("main", limits)]);
-                    let cards = card.filter(|_| !whole).map(|card| vec![card]);
-                    let grants = cards.as_ref().map(|cards| [("main", cards.as_slice())]);
+                    let gpus = gpu.filter(|_| !whole).map(|gpu| vec![gpu]);
+                    let grants = gpus.as_ref().map(|gpus| [("main", gpus.as_slice())]);
                     world.bind(pod, grants.as_ref().map_or(&[][..], |grants| &grants[..]));
                 }
                 Step::Admit(number) if world.api_is_up => {
                     if let Some(pod) = numbered(&world, "Pending", false, number) {
-                        let _refused_or_not = world.admit(&pod);
+                        let _outcome = world.admit(&pod);
                     }
                 }
                 Step::Start(number) if world.api_is_up => {
@@ -74,10 +74,10 @@ proptest! {
                         world.start(&pod.metadata.uid).unwrap();
                     }
                 }
-                Step::End(number, heard) => {
+                Step::End(number, is_reported) => {
                     if let Some(pod) = numbered(&world, "Running", true, number) {
-                        world.books.remove(&pod.metadata.uid);
-                        if heard {
+                        world.kubelet.remove(&pod.metadata.uid);
+                        if is_reported {
                             world.set_status(&pod.metadata.uid, "Succeeded", true);
                         } else if let Some(pod) = world.pods.get_mut(&pod.metadata.uid) {
                             pod.status.phase = "Succeeded".into();
@@ -90,19 +90,19 @@ proptest! {
                     }
                 }
                 Step::RestartAgent => world.restart_agent(),
-                Step::RestartKubelet => world.happens(Event::StreamOpened(Resource::GpuMemory)),
+                Step::RestartKubelet => world.event(Event::StreamOpened(Resource::GpuMemory)),
                 Step::Api(up) => {
                     world.api_is_up = up;
                     if up {
-                        world.happens(Event::Pods(world.pods.values().cloned().collect()));
+                        world.event(Event::Pods(world.pods.values().cloned().collect()));
                     }
                 }
                 Step::Admit(_) | Step::Start(_) => {}
             }
-            // Whoever admitted what, in whatever order: never too much on a GPU by the kubelet's own books.
-            for card in 0..4u8 {
+            // After every step no GPU carries more than it has.
+            for gpu in 0..4u8 {
                 let view = world.agent.view();
-                prop_assert!(!view.overbooked.contains(&card) || has_conflicting_grants(&world), "GPU {card}");
+                prop_assert!(!view.overbooked.contains(&gpu) || has_conflicting_grants(&world), "GPU {gpu}");
             }
         }
         world.api_is_up = true;
@@ -113,11 +113,12 @@ proptest! {
     }
 }
 
-/// Whether annotations of pods that are not admitted yet promise too much: no scheduler of ours does that, but the random
-/// grants here do. The agent must not make it real.
+/// Returns whether pods wait for admission whose random grants may exceed a GPU.
+///
+/// The real scheduler never grants too much. The agent must not turn such grants into allocations.
 fn has_conflicting_grants(world: &World) -> bool {
     world
         .pods
         .values()
-        .any(|pod| pod.status.phase == "Pending" && !world.books.contains_key(&pod.metadata.uid))
+        .any(|pod| pod.status.phase == "Pending" && !world.kubelet.contains_key(&pod.metadata.uid))
 }

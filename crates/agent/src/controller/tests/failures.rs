@@ -1,4 +1,4 @@
-//! What goes wrong around an agent, and what it makes of it.
+//! Failures around the agent, and how it reacts.
 
 use std::time::Duration;
 
@@ -12,120 +12,120 @@ use tessera_node::{
 };
 use tessera_wire::kubelet::device_id::Resource;
 
-use super::world::{CARDS, World, found, pod, share};
-use crate::controller::{Action, CallAnswer, CallId, Event, EventTime, UsageSample, WriteError};
+use super::world::{GPU_COUNT, World, found, pod, share};
+use crate::controller::{Action, CallAnswer, CallId, Event, EventTime, ShellError, UsageSample, WriteError};
 
 fn at(seconds: u64) -> EventTime {
     EventTime { elapsed: Duration::from_secs(seconds), unix_nanos: 17 }
 }
 
-/// Healthy devices and all devices of whole GPUs that are told.
-fn told(actions: &[Action]) -> Vec<(usize, usize)> {
-    let published = actions.iter().filter_map(|action| match action {
+/// Returns the number of healthy devices and of all devices that were published for whole GPUs.
+fn published(actions: &[Action]) -> Vec<(usize, usize)> {
+    let lists = actions.iter().filter_map(|action| match action {
         Action::PublishDevices(Resource::NvidiaGpu, devices) => Some(devices),
         _ => None,
     });
-    published.map(|devices| (devices.iter().filter(|device| device.healthy).count(), devices.len())).collect()
+    lists.map(|devices| (devices.iter().filter(|device| device.healthy).count(), devices.len())).collect()
 }
 
 fn warnings(actions: &[Action]) -> Vec<&str> {
     let warned = actions.iter().filter_map(|action| match action {
-        Action::Warn(what) => Some(what.as_str()),
+        Action::Warn(text) => Some(text.as_str()),
         _ => None,
     });
     warned.collect()
 }
 
 #[test]
-fn an_agent_to_which_nothing_happens_does_nothing() {
+fn an_agent_without_changes_only_lists_now_and_then() {
     let mut world = World::new();
-    world.happens(Event::Node(Box::default()));
-    for card in 0..CARDS {
-        let name = format!("p{card}");
-        world.run(pod(&name, &name, &[("main", share(30, 20))]), &[("main", &[card])]).unwrap();
+    world.event(Event::Node(Box::default()));
+    for index in 0..GPU_COUNT {
+        let name = format!("p{index}");
+        world.run(pod(&name, &name, &[("main", share(30, 20))]), &[("main", &[index])]).unwrap();
     }
     world.check();
     for resource in Resource::ALL {
-        world.happens(Event::StreamOpened(resource));
+        world.event(Event::StreamOpened(resource));
     }
     let revision = world.agent.revision();
-    let mut happens = |event| world.agent.handle(at(100), event);
-    assert_eq!(
-        happens(Event::Tick),
-        [Action::ListPodResources],
-        "the kubelet's books are compared now and then"
-    );
-    let books = world.listed();
-    let mut happens = |event| world.agent.handle(at(101), event);
-    assert_eq!(happens(Event::PodResourcesListed(Ok(books))), []);
-    assert_eq!(happens(Event::Gpus(Ok(found()))), []);
-    assert_eq!(happens(Event::UsageSampled(Box::<UsageSample>::default())), []);
-    assert_eq!(happens(Event::Tick), []);
-    assert_eq!(world.agent.revision(), revision, "and nobody has to look again");
+    let mut handle = |event| world.agent.handle(at(100), event);
+    assert_eq!(handle(Event::Tick), [Action::ListPodResources], "the routine comparison is due");
+    let listed = world.listed();
+    let mut handle = |event| world.agent.handle(at(101), event);
+    assert_eq!(handle(Event::PodResourcesListed(Ok(listed))), []);
+    assert_eq!(handle(Event::Gpus(Ok(found()))), []);
+    assert_eq!(handle(Event::UsageSampled(Box::<UsageSample>::default())), []);
+    assert_eq!(handle(Event::Tick), []);
+    assert_eq!(world.agent.revision(), revision, "nothing has changed");
 }
 
 #[test]
-fn a_driver_that_is_lost_takes_all_gpus_with_it_until_it_is_back() {
+fn without_a_driver_all_gpus_are_withdrawn_until_it_is_back() {
     let mut world = World::new();
-    let all = usize::from(CARDS);
-    let lost = || Event::Gpus(Err("no NVIDIA driver answers".into()));
+    let all = usize::from(GPU_COUNT);
+    let lost = || Event::Gpus(Err(ShellError::GpuDiscovery("no NVIDIA driver answers".into())));
     let actions = world.agent.handle(at(10), lost());
-    assert_eq!(told(&actions), [(0, all)], "withdrawn, not forgotten: containers run on them");
+    assert_eq!(
+        published(&actions),
+        [(0, all)],
+        "the GPUs are withdrawn and not forgotten, because containers run on them"
+    );
     assert_eq!(
         warnings(&actions),
         ["the GPUs are withdrawn until they are found again: no NVIDIA driver answers"]
     );
-    assert_eq!(world.agent.handle(at(20), lost()), [], "said once");
+    assert_eq!(world.agent.handle(at(20), lost()), [], "the same error is logged once");
     let back = world.agent.handle(at(30), Event::Gpus(Ok(found())));
-    assert_eq!(told(&back), [(all, all)]);
+    assert_eq!(published(&back), [(all, all)]);
     assert_eq!(
-        world.agent.readiness().unwrap_err(),
+        world.agent.readiness().unwrap_err().to_string(),
         "the kubelet has not asked for the devices of nvidia.com/gpu yet"
     );
 }
 
 #[test]
-fn a_gpu_that_was_lost_and_is_found_again_is_trusted_again() {
+fn a_gpu_that_was_lost_and_found_again_is_offered_again() {
     let mut world = World::new();
-    let all = usize::from(CARDS);
-    let card = found().gpus[1].clone();
-    let fell_off = Incident { gpu: Some(card.uuid.clone()), kind: IncidentKind::Xid(79) };
+    let all = usize::from(GPU_COUNT);
+    let gpu = found().gpus[1].clone();
+    let fell_off = Incident { gpu: Some(gpu.uuid.clone()), kind: IncidentKind::Xid(79) };
     let actions = world.agent.handle(at(10), Event::Incident(fell_off));
-    assert_eq!(told(&actions), [(all - 1, all)]);
+    assert_eq!(published(&actions), [(all - 1, all)]);
     assert_eq!(
         world.agent.handle(at(20), Event::Gpus(Ok(found()))),
         [],
-        "it was never away: nobody has mended it"
+        "the driver never lost the GPU, so it was not repaired"
     );
     let mut without = found();
-    without.gpus[1] = Gpu { uuid: "lost-1".into(), health: Health::Unhealthy, memory: MiB::ZERO, ..card };
+    without.gpus[1] = Gpu { uuid: "lost-1".into(), health: Health::Unhealthy, memory: MiB::ZERO, ..gpu };
     let lost = world.agent.handle(at(30), Event::Gpus(Ok(without)));
-    assert_eq!(told(&lost), [(all - 1, all)], "under the name it had");
+    assert_eq!(published(&lost), [(all - 1, all)], "the lost GPU keeps its name");
     let back = world.agent.handle(at(40), Event::Gpus(Ok(found())));
-    assert_eq!(told(&back), [(all, all)]);
+    assert_eq!(published(&back), [(all, all)]);
 }
 
 #[test]
-fn annotations_that_somebody_changes_back_are_corrected_again() {
+fn annotations_that_are_removed_are_written_again() {
     let mut world = World::new();
     world.run(pod("p", "u", &[("main", share(30, 20))]), &[("main", &[2])]).unwrap();
     world.check();
-    let truth = world.pods["u"].metadata.annotations.clone();
+    let expected = world.pods["u"].metadata.annotations.clone();
     for _ in 0..2 {
         let pod = world.pods.get_mut("u").unwrap();
         pod.metadata.annotations.clear();
         let pod = pod.clone();
-        world.happens(Event::PodApplied(Box::new(pod)));
+        world.event(Event::PodApplied(Box::new(pod)));
         assert_eq!(
             world.pods["u"].metadata.annotations.keys().collect::<Vec<_>>(),
-            truth.keys().collect::<Vec<_>>()
+            expected.keys().collect::<Vec<_>>()
         );
         world.check();
     }
 }
 
 #[test]
-fn a_write_the_api_server_refuses_is_told_once_and_tried_again() {
+fn a_refused_patch_is_logged_once_and_retried_with_backoff() {
     let mut world = World::new();
     world.run(pod("p", "u", &[("main", share(30, 20))]), &[("main", &[2])]).unwrap();
     world.check();
@@ -139,7 +139,7 @@ fn a_write_the_api_server_refuses_is_told_once_and_tried_again() {
     let refused = || Event::PodPatched(PodUid::from("u"), Err(WriteError::Later("forbidden".into())));
     let actions = world.agent.handle(at(100), refused());
     assert_eq!(warnings(&actions), ["cannot annotate pod team/p with its GPUs, will try again: forbidden"]);
-    assert_eq!(patches(&actions), 0, "not at once");
+    assert_eq!(patches(&actions), 0, "not before the retry delay");
     let mut tried = 0;
     for second in 101..200 {
         let again = patches(&world.agent.handle(at(second), Event::Tick));
@@ -149,38 +149,38 @@ fn a_write_the_api_server_refuses_is_told_once_and_tried_again() {
             assert!(warnings(&actions).is_empty());
         }
     }
-    assert!((4..10).contains(&tried), "{tried} times, with ever longer pauses");
+    assert!((4..10).contains(&tried), "{tried} retries with growing delays");
 }
 
 #[test]
-fn a_full_disk_refuses_the_start_and_the_next_try_works() {
+fn a_full_disk_refuses_the_start_and_the_next_attempt_works() {
     let mut world = World::new();
     let bound = world.bind(pod("p", "u", &[("main", share(30, 20))]), &[("main", &[2])]);
     world.admit(&bound).unwrap();
-    let ids = world.books["u"].1[0].2["tencent.com/vcuda-core"].clone();
+    let ids = world.kubelet["u"].1[0].2["tencent.com/vcuda-core"].clone();
     let call = CallId(900);
     world.agent.handle(at(5), Event::PreStart(call, Resource::VcudaCore, ids));
-    let books = world.listed();
-    let begun = world.agent.handle(at(5), Event::PodResourcesListed(Ok(books)));
+    let listed = world.listed();
+    let begun = world.agent.handle(at(5), Event::PodResourcesListed(Ok(listed)));
     assert!(begun.iter().any(|action| matches!(action, Action::CreateGrants(..))), "{begun:?}");
-    let full = Err("No space left on device (os error 28)".to_owned());
+    let full = Err(ShellError::GrantFile("No space left on device (os error 28)".to_owned()));
     let answered = world.agent.handle(at(5), Event::GrantsCreated(call, full));
     let refused = answered.iter().find_map(|action| match action {
-        Action::Answer(_, CallAnswer::Started(Err(reason))) => Some(reason.as_str()),
+        Action::Answer(_, CallAnswer::Started(Err(reason))) => Some(reason.to_string()),
         _ => None,
     });
     let expected = "cannot write the limits of the container: No space left on device (os error 28)";
-    assert_eq!(refused, Some(expected));
+    assert_eq!(refused.as_deref(), Some(expected));
     assert!(
         !world.pods["u"].metadata.annotations.values().any(|value| value == "true"),
-        "it has not started"
+        "the container has not started"
     );
     world.start("u").unwrap();
     world.check();
 }
 
 #[test]
-fn limits_that_could_not_be_changed_are_changed_later() {
+fn limits_that_could_not_be_written_are_written_later() {
     let mut world = World::new();
     world.run(pod("p", "u", &[("main", share(30, 20))]), &[("main", &[2])]).unwrap();
     world.check();
@@ -194,7 +194,9 @@ fn limits_that_could_not_be_changed_are_changed_later() {
     };
     let limits = change(world.agent.handle(at(100), Event::PodApplied(Box::new(pod)))).unwrap();
     assert_eq!(limits.gpus[0].compute_ceiling_percent, 80);
-    let failed = world.agent.handle(at(100), Event::GrantUpdated(limits.clone(), Err("disk full".into())));
+    let failed = world
+        .agent
+        .handle(at(100), Event::GrantUpdated(limits.clone(), Err(ShellError::GrantFile("disk full".into()))));
     assert_eq!(warnings(&failed), ["the limits of team/p, container main, stay as they were: disk full"]);
     assert_eq!(change(world.agent.handle(at(101), Event::Tick)), None);
     let again = (102..120).find_map(|second| change(world.agent.handle(at(second), Event::Tick)));
@@ -202,58 +204,58 @@ fn limits_that_could_not_be_changed_are_changed_later() {
 }
 
 #[test]
-fn a_kubelet_that_does_not_list_is_named_in_the_refusal() {
+fn a_refusal_names_the_failed_list() {
     let mut world = World::new();
     world.bind(pod("p", "u", &[("main", share(30, 20))]), &[("main", &[2])]);
     let call = CallId(900);
     world.agent.handle(at(5), Event::Allocate(call, Resource::VcudaCore, ["x".to_owned()].into()));
     let silent = "the kubelet was asked to list pod resources and does not answer; is it alive?";
-    world.agent.handle(at(8), Event::PodResourcesListed(Err(silent.into())));
+    world.agent.handle(at(8), Event::PodResourcesListed(Err(ShellError::PodResources(silent.into()))));
     let answered = world.agent.handle(at(10), Event::Tick);
     let refused = answered.iter().find_map(|action| match action {
-        Action::Answer(_, CallAnswer::Allocated(Err(reason))) => Some(reason.clone()),
+        Action::Answer(_, CallAnswer::Allocated(Err(reason))) => Some(reason.to_string()),
         _ => None,
     });
     assert_eq!(refused.unwrap(), format!("cannot tell which pod asks for tencent.com/vcuda-core: {silent}"));
 }
 
-/// Asks what nobody can tell whose question it is, so that the pods are read. The answer takes its time.
-fn begin_reading(world: &mut World) {
+/// Makes a call that matches no pod, so that the agent reads the pods. The read is not answered yet.
+fn begin_read(world: &mut World) {
     let wish = PreferenceRequest { count: 3, ..PreferenceRequest::default() };
     world.agent.handle(at(50), Event::Prefer(CallId(900), Resource::NvidiaGpu, wish));
-    let books = world.listed();
+    let listed = world.listed();
     let mut reads_at = |second| {
-        world.agent.handle(at(second), Event::PodResourcesListed(Ok(books.clone())));
+        world.agent.handle(at(second), Event::PodResourcesListed(Ok(listed.clone())));
         world.agent.handle(at(second), Event::Tick).contains(&Action::ReadPods)
     };
     assert!(reads_at(51));
-    assert!(!reads_at(52), "one at a time");
-    world.agent.handle(at(52), Event::PodResourcesListed(Ok(books)));
+    assert!(!reads_at(52), "one read at a time");
+    world.agent.handle(at(52), Event::PodResourcesListed(Ok(listed)));
     world.wait(60);
 }
 
 #[test]
-fn a_reading_that_is_behind_the_watch_takes_nobody_away_and_brings_nobody_back() {
+fn a_read_that_is_older_than_the_watch_removes_and_revives_no_pod() {
     let mut world = World::new();
     world.run(pod("leaves", "leaves", &[("main", share(30, 20))]), &[("main", &[1])]).unwrap();
     world.run(pod("stays", "stays", &[("main", share(30, 20))]), &[("main", &[1])]).unwrap();
     let behind = world.pods.values().cloned().collect();
-    begin_reading(&mut world);
+    begin_read(&mut world);
     world.remove("leaves");
     world.run(pod("comes", "comes", &[("main", share(30, 20))]), &[("main", &[2])]).unwrap();
-    world.happens(Event::PodsRead(Ok(behind)));
+    world.event(Event::PodsRead(Ok(behind)));
     let known: Vec<String> = world.agent.view().pods.iter().map(|pod| pod.uid.0.clone()).collect();
     assert_eq!(known, ["comes", "stays"]);
-    assert!(world.limits.contains_key(&("comes".to_owned(), "main".to_owned())), "its limits hold on");
+    assert!(world.limits.contains_key(&("comes".to_owned(), "main".to_owned())), "its limits are kept");
     world.check();
 }
 
 #[test]
-fn a_reading_that_the_watch_has_overtaken_says_nothing() {
+fn a_read_that_began_before_a_new_watch_is_ignored() {
     let mut world = World::new();
-    begin_reading(&mut world);
+    begin_read(&mut world);
     let gone = pod("gone", "gone", &[("main", share(30, 20))]);
-    world.happens(Event::Pods(Vec::new()));
-    world.happens(Event::PodsRead(Ok(vec![gone])));
+    world.event(Event::Pods(Vec::new()));
+    world.event(Event::PodsRead(Ok(vec![gone])));
     assert!(world.agent.view().pods.is_empty());
 }

@@ -1,4 +1,4 @@
-//! Whatever a kubelet asks and pods say of themselves, every question is answered once, in time.
+//! Every call of the kubelet is answered exactly once, whatever kubelet and pods send.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -16,13 +16,13 @@ use tessera_node::{
 use tessera_wire::{foreign::objects::Pod, kubelet::device_id::Resource};
 
 use super::world::{found, settings};
-use crate::controller::{Action, Agent, CallId, Event, EventTime, WriteError};
+use crate::controller::{Action, Agent, CallId, Event, EventTime, ShellError, WriteError};
 
 fn resource() -> impl Strategy<Value = Resource> {
     prop::sample::select(Resource::ALL.to_vec())
 }
 
-/// Devices that are there, that may be, and that never were.
+/// Device IDs of which some exist and some never did.
 fn ids() -> impl Strategy<Value = Vec<String>> {
     let words = [
         "00000000-0",
@@ -91,11 +91,11 @@ fn listed() -> impl Strategy<Value = Vec<PodDevices>> {
     prop::collection::vec(entry, 0..5)
 }
 
-fn cards() -> impl Strategy<Value = Result<DiscoveredGpus, String>> {
-    let change = |(card, uuid, memory): (usize, &str, u64)| {
+fn gpus() -> impl Strategy<Value = Result<DiscoveredGpus, ShellError>> {
+    let change = |(position, uuid, memory): (usize, &str, u64)| {
         let mut all = found();
-        let gpu = all.gpus[card].clone();
-        all.gpus[card] = Gpu { uuid: uuid.into(), memory: MiB(memory), ..gpu };
+        let gpu = all.gpus[position].clone();
+        all.gpus[position] = Gpu { uuid: uuid.into(), memory: MiB(memory), ..gpu };
         Ok(all)
     };
     let uuids = vec![
@@ -106,15 +106,15 @@ fn cards() -> impl Strategy<Value = Result<DiscoveredGpus, String>> {
     ];
     prop_oneof![
         Just(Ok(found())),
-        Just(Err("no driver".to_owned())),
+        Just(Err(ShellError::GpuDiscovery("no driver".to_owned()))),
         (0..4usize, prop::sample::select(uuids), prop::sample::select(vec![0, 1, 16_384, 1 << 22]))
             .prop_map(change),
     ]
 }
 
 fn event() -> impl Strategy<Value = Event> {
-    let xid = (0..5u8, prop::sample::select(vec![13, 48, 79, 999])).prop_map(|(card, number)| Incident {
-        gpu: found().gpus.get(usize::from(card)).map(|gpu| gpu.uuid.clone()),
+    let xid = (0..5u8, prop::sample::select(vec![13, 48, 79, 999])).prop_map(|(position, number)| Incident {
+        gpu: found().gpus.get(usize::from(position)).map(|gpu| gpu.uuid.clone()),
         kind: IncidentKind::Xid(number),
     });
     let wish = (ids(), ids(), prop::sample::select(vec![0, 1, 2, 30, usize::MAX]))
@@ -127,7 +127,7 @@ fn event() -> impl Strategy<Value = Event> {
         6 => (resource(), wish).prop_map(|(resource, wish)| Event::Prefer(CallId(0), resource, wish)),
         6 => (resource(), set()).prop_map(|(resource, ids)| Event::Allocate(CallId(0), resource, ids)),
         6 => (resource(), set()).prop_map(|(resource, ids)| Event::PreStart(CallId(0), resource, ids)),
-        2 => cards().prop_map(Event::Gpus),
+        2 => gpus().prop_map(Event::Gpus),
         1 => xid.prop_map(Event::Incident),
         1 => resource().prop_map(Event::StreamOpened),
         2 => Just(Event::Tick),
@@ -136,7 +136,7 @@ fn event() -> impl Strategy<Value = Event> {
 
 proptest! {
     #[test]
-    fn every_question_is_answered_once(
+    fn every_call_is_answered_once(
         events in prop::collection::vec((event(), 0..2000u64), 1..30),
         lists in prop::collection::vec(listed(), 1..4),
         reads in prop::collection::vec(pod(), 0..4),
@@ -172,6 +172,6 @@ proptest! {
             }
             let _view = agent.view();
         }
-        prop_assert_eq!(answered.len(), usize::try_from(asked).unwrap(), "all are answered in the end");
+        prop_assert_eq!(answered.len(), usize::try_from(asked).unwrap(), "every call is answered in the end");
     }
 }

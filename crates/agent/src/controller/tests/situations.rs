@@ -1,12 +1,16 @@
-//! One situation each.
+//! One situation per test: a pod or two, and what must become of them.
 
 use tessera_node::gpus::{Incident, IncidentKind};
 
 use super::world::{World, found, pod, share};
-use crate::controller::Event;
+use crate::controller::{Event, LibraryError, WithoutLibrary};
 
 fn whole(count: u32) -> Vec<(&'static str, String)> {
     vec![("aliyun.com/gpu", count.to_string())]
+}
+
+fn missing_library() -> LibraryError {
+    LibraryError::Read { path: "libtessera.so".to_owned(), cause: "no such file".to_owned() }
 }
 
 fn memory(units: u32) -> Vec<(&'static str, String)> {
@@ -19,7 +23,7 @@ fn a_granted_pod_gets_its_gpu_whichever_resource_comes_first() {
         let mut world = World::new();
         world.seed(seed);
         let given = world.run(pod("p", "u", &[("main", share(30, 20))]), &[("main", &[2])]).unwrap();
-        assert_eq!(world.cards("u", "main"), [2].into());
+        assert_eq!(world.gpus_of("u", "main"), [2].into());
         let envs = &given["main"].envs;
         assert_eq!(envs["NVIDIA_VISIBLE_DEVICES"], "GPU-00000002-0000-4000-8000-000000000000");
         world.check();
@@ -38,28 +42,32 @@ fn shares_come_with_the_library_and_whole_gpus_without() {
     assert!(whole["main"].mounts.is_empty());
     assert_eq!(world.limits.len(), 1);
     let limits = &world.limits[&("u".to_owned(), "main".to_owned())];
-    let card = limits.gpus[0];
-    assert_eq!((card.memory_bytes, card.compute_percent, card.compute_ceiling_percent), (5120 << 20, 30, 30));
+    let gpu = limits.gpus[0];
+    assert_eq!((gpu.memory_bytes, gpu.compute_percent, gpu.compute_ceiling_percent), (5120 << 20, 30, 30));
 }
 
 #[test]
-fn without_the_library_shares_are_refused_or_served_loudly() {
+fn without_the_library_shares_are_refused_or_served_with_an_event() {
     let mut world = World::new();
-    world.settings.isolation.library = Err("libtessera.so is missing".into());
+    world.settings.isolation.library = Err(missing_library());
     world.restart_agent();
     let refused = world.run(pod("p", "u", &[("main", share(30, 20))]), &[]).unwrap_err();
-    assert!(refused.contains("libtessera.so is missing; ask for whole GPUs"), "{refused}");
+    assert!(refused.contains("libtessera.so cannot be read: no such file; ask for whole GPUs"), "{refused}");
     world.run(pod("q", "v", &[("main", whole(1))]), &[]).unwrap();
-    world.settings.isolation.without_library = crate::controller::WithoutLibrary::Serve;
+    world.settings.isolation.without_library = WithoutLibrary::Serve;
     world.restart_agent();
     let given = world.run(pod("r", "w", &[("main", share(30, 20))]), &[]).unwrap();
     assert!(given["main"].mounts.is_empty());
     assert_eq!(world.events[0].0, "ShareNotEnforced");
-    assert!(world.events[0].1.contains("not held to its share of the GPU: libtessera.so is missing"));
+    assert!(
+        world.events[0]
+            .1
+            .contains("not held to its share of the GPU: the library libtessera.so cannot be read")
+    );
 }
 
 #[test]
-fn a_pod_is_let_off_only_where_the_node_allows_it() {
+fn a_pod_opts_out_only_if_the_node_allows_it() {
     let mut world = World::new();
     let asking = |name: &str| {
         let mut pod = pod(name, name, &[("main", memory(1))]);
@@ -88,16 +96,16 @@ fn limits_follow_the_ceiling_while_the_container_runs_and_after_a_restart() {
         let pod = world.pods.get_mut("u").unwrap();
         pod.metadata.annotations.insert("tencent.com/vcuda-core-limit".into(), text.into());
         let pod = pod.clone();
-        world.happens(Event::PodApplied(Box::new(pod)));
+        world.event(Event::PodApplied(Box::new(pod)));
     };
     set(&mut world, "80");
     assert_eq!((ceiling(&world, "u"), ceiling(&world, "v")), (80, 30));
     set(&mut world, "10");
-    assert_eq!(ceiling(&world, "u"), 30, "never below what is guaranteed");
+    assert_eq!(ceiling(&world, "u"), 30, "the ceiling is never below the guaranteed share");
     world.settings.isolation.meaning = tessera_limits::limits::ShareMeaning::Throughput;
     world.restart_agent();
     assert!(world.limits.values().all(|limits| limits.meaning == world.settings.isolation.meaning));
-    // Written by nobody: the next agent writes it anew.
+    // Limits without GPUs stand for a damaged file, which the next agent writes again.
     world.limits.get_mut(&("v".to_owned(), "main".to_owned())).unwrap().gpus.clear();
     world.restart_agent();
     assert_eq!(ceiling(&world, "v"), 30);
@@ -105,21 +113,17 @@ fn limits_follow_the_ceiling_while_the_container_runs_and_after_a_restart() {
 }
 
 #[test]
-fn one_list_for_each_container_of_an_admission() {
+fn an_admission_needs_one_list_per_container() {
     let mut world = World::new();
     let first = world.bind(pod("p", "u", &[("main", share(30, 20)), ("second", share(10, 10))]), &[]);
     let before = world.lists;
     world.admit(&first).unwrap();
-    assert_eq!(
-        world.lists - before,
-        2,
-        "of four preferences and four allocations, two begin with a container"
-    );
+    assert_eq!(world.lists - before, 2, "only the first call for each of two containers needs a list");
 }
 
-/// The kubelet turns a pod away in the middle, because of something that is not ours, and goes on with the next one.
+/// The kubelet rejects the first pod halfway, because of another resource, and goes on with the next.
 #[test]
-fn what_is_left_of_a_pod_that_was_broken_off_is_not_given_to_the_next() {
+fn an_aborted_admission_does_not_affect_the_next_pod() {
     let rdma = |mut limits: Vec<(&'static str, String)>| {
         limits.push(("rdma/hca", "1".to_owned()));
         limits
@@ -130,12 +134,12 @@ fn what_is_left_of_a_pod_that_was_broken_off_is_not_given_to_the_next() {
         for seed in 0..8 {
             let mut world = World::new();
             world.seed(seed);
-            let cards: Vec<(&str, &[u8])> = containers.iter().map(|(name, _)| (*name, &[1u8][..])).collect();
-            let first = world.bind(pod("first", "first", containers), &cards);
+            let gpus: Vec<(&str, &[u8])> = containers.iter().map(|(name, _)| (*name, &[1u8][..])).collect();
+            let first = world.bind(pod("first", "first", containers), &gpus);
             let next = world.bind(pod("next", "next", &containers[..1]), &[("main", &[2])]);
             world.admit_only(&first, resource);
             let given = world.admit(&next).unwrap();
-            assert_eq!(world.cards("next", "main"), [2].into(), "seed {seed}");
+            assert_eq!(world.gpus_of("next", "main"), [2].into(), "seed {seed}");
             let mounts = &given["main"].mounts;
             assert!(mounts.iter().all(|mount| !mount.host_path.contains("first")), "{mounts:?}");
         }
@@ -146,23 +150,23 @@ fn what_is_left_of_a_pod_that_was_broken_off_is_not_given_to_the_next() {
 fn equal_pods_admitted_in_another_order_keep_their_gpus() {
     let mut world = World::new();
     let pods: Vec<_> = (0..4u8)
-        .map(|card| {
-            let name = format!("p{card}");
-            world.bind(pod(&name, &name, &[("main", share(60, 20))]), &[("main", &[card])])
+        .map(|gpu| {
+            let name = format!("p{gpu}");
+            world.bind(pod(&name, &name, &[("main", share(60, 20))]), &[("main", &[gpu])])
         })
         .collect();
     for pod in pods.iter().rev() {
         world.admit(pod).unwrap();
         world.start(&pod.metadata.uid).unwrap();
     }
-    for card in 0..4u8 {
-        assert_eq!(world.cards(&format!("p{card}"), "main"), [card].into());
+    for gpu in 0..4u8 {
+        assert_eq!(world.gpus_of(&format!("p{gpu}"), "main"), [gpu].into());
     }
     world.check();
 }
 
 #[test]
-fn a_pod_nobody_placed_is_served_and_its_annotations_say_so() {
+fn a_pod_without_a_grant_is_served_and_annotated() {
     let mut world = World::new();
     world.run(pod("p", "u", &[("main", memory(4))]), &[]).unwrap();
     let annotations = &world.pods["u"].metadata.annotations;
@@ -173,40 +177,40 @@ fn a_pod_nobody_placed_is_served_and_its_annotations_say_so() {
 }
 
 #[test]
-fn a_gpu_that_is_reserved_is_not_given_to_a_bypasser() {
+fn a_reserved_gpu_is_not_given_to_a_pod_without_a_grant() {
     let mut world = World::new();
-    for card in 0..4u8 {
-        let name = format!("granted{card}");
-        world.bind(pod(&name, &name, &[("main", whole(1))]), &[("main", &[card])]);
+    for gpu in 0..4u8 {
+        let name = format!("granted{gpu}");
+        world.bind(pod(&name, &name, &[("main", whole(1))]), &[("main", &[gpu])]);
     }
     let refused = world.run(pod("late", "late", &[("main", memory(1))]), &[]).unwrap_err();
     assert!(refused.contains("no GPU with 1024 MiB left"), "{refused}");
 }
 
 #[test]
-fn whole_gpus_and_shares_never_meet() {
+fn whole_gpus_and_shares_are_never_on_the_same_gpu() {
     let mut world = World::new();
     world.run(pod("share", "share", &[("main", share(10, 1))]), &[("main", &[1])]).unwrap();
     world.run(pod("whole", "whole", &[("main", whole(3))]), &[]).unwrap();
-    assert_eq!(world.cards("whole", "main"), [0, 2, 3].into());
+    assert_eq!(world.gpus_of("whole", "main"), [0, 2, 3].into());
     let refused = world.run(pod("more", "more", &[("main", whole(1))]), &[]).unwrap_err();
     assert!(refused.contains("fewer than 1 idle GPUs"), "{refused}");
     world.check();
 }
 
 #[test]
-fn whole_gpus_by_cores_with_some_memory_beside_them() {
+fn whole_gpus_by_compute_percent_may_request_some_memory_too() {
     for seed in 0..8 {
         let mut world = World::new();
         world.seed(seed);
         world.run(pod("p", "u", &[("main", share(200, 3))]), &[("main", &[1, 3])]).unwrap();
-        assert_eq!(world.cards("u", "main"), [1, 3].into());
+        assert_eq!(world.gpus_of("u", "main"), [1, 3].into());
         world.check();
     }
 }
 
 #[test]
-fn init_containers_sidecars_and_mains() {
+fn init_containers_sidecars_and_mains_get_their_granted_gpus() {
     for seed in 0..8 {
         let mut world = World::new();
         world.seed(seed);
@@ -219,26 +223,26 @@ fn init_containers_sidecars_and_mains() {
         let grants: &[(&str, &[u8])] =
             &[("init-load", &[1]), ("side-car", &[1]), ("first", &[1]), ("second", &[3])];
         world.run(pod("p", "u", &containers), grants).unwrap();
-        assert_eq!(world.cards("u", "init-load"), [1].into());
-        assert_eq!(world.cards("u", "first"), [1].into());
-        assert_eq!(world.cards("u", "second"), [3].into());
+        assert_eq!(world.gpus_of("u", "init-load"), [1].into());
+        assert_eq!(world.gpus_of("u", "first"), [1].into());
+        assert_eq!(world.gpus_of("u", "second"), [3].into());
         assert_eq!(world.limits.len(), 4);
         world.check();
     }
 }
 
 #[test]
-fn a_pod_of_which_only_an_init_container_asks_does_not_confuse() {
+fn a_pod_whose_init_container_alone_requests_gpus_is_not_mistaken_for_another() {
     let mut world = World::new();
     world.run(pod("early", "early", &[("init-load", share(30, 20)), ("main", vec![])]), &[]).unwrap();
-    // It looks unserved for ever, and asks for the same.
+    // The kubelet never lists the first pod's devices, and the second pod requests the same.
     world.run(pod("p", "u", &[("main", share(30, 20))]), &[("main", &[2])]).unwrap();
-    assert_eq!(world.cards("u", "main"), [2].into());
+    assert_eq!(world.gpus_of("u", "main"), [2].into());
     world.check();
 }
 
 #[test]
-fn an_init_container_starts_again_after_the_agent_did() {
+fn an_init_container_starts_after_the_agent_has_restarted() {
     for main in [vec![], share(10, 10), share(60, 40)] {
         let mut world = World::new();
         let containers = [("init-load", share(30, 20)), ("main", main.clone())];
@@ -256,7 +260,7 @@ fn an_init_container_starts_again_after_the_agent_did() {
 }
 
 #[test]
-fn an_init_container_that_may_be_either_of_two_does_not_start() {
+fn an_init_container_that_may_belong_to_two_pods_does_not_start() {
     let mut world = World::new();
     for name in ["p", "q"] {
         let pod = world.bind(pod(name, name, &[("init-load", share(30, 20))]), &[("init-load", &[2])]);
@@ -268,7 +272,7 @@ fn an_init_container_that_may_be_either_of_two_does_not_start() {
 }
 
 #[test]
-fn bad_requests_are_refused_in_words() {
+fn bad_requests_are_refused_with_a_remedy() {
     let mut world = World::new();
     for (limits, words) in [
         (share(150, 0), "write 100 or 200 for whole GPUs"),
@@ -282,61 +286,61 @@ fn bad_requests_are_refused_in_words() {
 }
 
 #[test]
-fn a_pod_that_ended_frees_its_gpu_and_a_terminating_one_does_not() {
+fn an_ended_pod_frees_its_gpu_and_a_terminating_one_does_not() {
     let mut world = World::new();
     world.run(pod("p", "u", &[("main", whole(4))]), &[]).unwrap();
-    // Deletion has begun: the object and the kubelet's books still have it.
+    // The first pod is terminating: API server and kubelet still have it.
     let one = vec![("nvidia.com/gpu", "1".to_owned())];
     let refused = world.run(pod("q", "v", &[("main", one)]), &[]).unwrap_err();
     assert!(refused.contains("fewer than 1 idle GPUs"), "{refused}");
     world.set_status("u", "Succeeded", true);
-    world.books.remove("u");
+    world.kubelet.remove("u");
     world.run(pod("r", "w", &[("main", whole(1))]), &[]).unwrap();
     world.check();
 }
 
 #[test]
-fn a_pod_is_not_refused_for_the_sake_of_one_that_has_ended_unheard() {
+fn a_pod_is_not_refused_because_the_watch_lags_behind() {
     let mut world = World::new();
     world.run(pod("p", "u", &[("main", whole(4))]), &[]).unwrap();
-    // The scheduler has heard of its end, and the kubelet. Our watch is behind.
-    world.books.remove("u");
+    // The scheduler and the kubelet know that the pod has ended. The agent's watch does not yet.
+    world.kubelet.remove("u");
     world.pods.get_mut("u").unwrap().status.phase = "Succeeded".into();
     world.run(pod("q", "v", &[("main", share(30, 20))]), &[("main", &[2])]).unwrap();
-    assert_eq!(world.cards("v", "main"), [2].into());
+    assert_eq!(world.gpus_of("v", "main"), [2].into());
     world.check();
 }
 
 #[test]
-fn the_same_name_again_while_the_old_one_still_holds_its_gpu() {
+fn a_new_pod_of_the_same_name_does_not_get_the_gpu_of_the_old_one() {
     let mut world = World::new();
     world.run(pod("p", "old", &[("main", share(80, 20))]), &[("main", &[1])]).unwrap();
-    // Deleted by force: the API server has forgotten it, the kubelet has not.
+    // The pod was deleted by force: the API server has forgotten it, the kubelet has not.
     world.pods.remove("old");
-    world.happens(Event::PodDeleted("old".into()));
+    world.event(Event::PodDeleted("old".into()));
     world.run(pod("p", "new", &[("main", share(80, 20))]), &[("main", &[1])]).unwrap();
-    assert_ne!(world.cards("new", "main"), [1].into(), "GPU 1 is still in use");
-    world.books.remove("old");
+    assert_ne!(world.gpus_of("new", "main"), [1].into(), "the old pod still uses GPU 1");
+    world.kubelet.remove("old");
     world.check();
 }
 
 #[test]
-fn a_broken_gpu_is_not_given_and_comes_back() {
+fn a_broken_gpu_is_not_given_to_pods() {
     let mut world = World::new();
     let uuid = found().gpus[0].uuid.clone();
-    world.happens(Event::Incident(Incident { gpu: Some(uuid.clone()), kind: IncidentKind::Xid(79) }));
+    world.event(Event::Incident(Incident { gpu: Some(uuid.clone()), kind: IncidentKind::Xid(79) }));
     world.run(pod("p", "u", &[("main", whole(3))]), &[]).unwrap();
-    assert_eq!(world.cards("u", "main"), [1, 2, 3].into());
+    assert_eq!(world.gpus_of("u", "main"), [1, 2, 3].into());
     let refused = world.run(pod("q", "v", &[("main", share(10, 10))]), &[("main", &[0])]).unwrap_err();
     assert!(refused.contains("left"), "{refused}");
     let told = format!(
-        "GPU {uuid} reported XID 79: out of use until the driver finds it anew or the agent restarts"
+        "GPU {uuid} reported XID 79: out of use until the driver finds it again or the agent restarts"
     );
     assert!(world.warnings.contains(&told), "{:?}", world.warnings);
 }
 
 #[test]
-fn a_restarted_agent_knows_the_same() {
+fn a_restarted_agent_knows_the_same_holdings() {
     let mut world = World::new();
     world.run(pod("p", "u", &[("main", share(60, 20))]), &[("main", &[2])]).unwrap();
     world.run(pod("q", "v", &[("main", whole(1))]), &[]).unwrap();
@@ -348,12 +352,12 @@ fn a_restarted_agent_knows_the_same() {
     let after: Vec<_> =
         world.agent.view().containers.iter().map(|c| (c.uid.clone(), c.gpus.clone())).collect();
     assert_eq!(before, after);
-    // A container that starts again needs nothing but the kubelet's books.
+    // A container that starts again needs nothing but the kubelet's list.
     world.start("u").unwrap();
 }
 
 #[test]
-fn without_the_api_server_containers_start_again_and_annotations_follow_later() {
+fn without_the_api_server_containers_restart_and_annotations_follow_later() {
     let mut world = World::new();
     world.run(pod("p", "u", &[("main", share(60, 20))]), &[("main", &[2])]).unwrap();
     world.run(pod("q", "v", &[("main", whole(1))]), &[]).unwrap();
@@ -370,20 +374,20 @@ fn without_the_api_server_containers_start_again_and_annotations_follow_later() 
 }
 
 #[test]
-fn the_node_is_written_once_and_again_when_somebody_took_it_away() {
+fn the_node_is_patched_once_and_again_after_its_values_were_removed() {
     let mut world = World::new();
-    world.happens(Event::Node(Box::default()));
+    world.event(Event::Node(Box::default()));
     for _ in 0..3 {
-        world.happens(Event::Tick);
+        world.event(Event::Tick);
     }
-    assert_eq!(world.node_patches, 1, "the watch has not shown it yet");
-    // A kubelet without its checkpoint has zeroed what it does not know.
-    world.happens(Event::Node(Box::default()));
+    assert_eq!(world.node_patches, 1, "the watch has not shown the patch yet");
+    // A kubelet that lost its checkpoint has zeroed the resources it does not know.
+    world.event(Event::Node(Box::default()));
     assert_eq!(world.node_patches, 2);
 }
 
 #[test]
-fn a_kubelet_that_offers_what_does_not_belong_together_is_refused() {
+fn devices_of_two_gpus_are_refused_for_one_share() {
     use std::collections::BTreeSet;
 
     use tessera_wire::kubelet::device_id::Resource;
@@ -404,10 +408,13 @@ fn a_kubelet_that_offers_what_does_not_belong_together_is_refused() {
     world.agent.handle(now, Event::Allocate(CallId(900), Resource::GpuMemory, ids));
     world.agent.handle(now, Event::PodResourcesListed(Ok(vec![entry])));
     let later = EventTime { elapsed: std::time::Duration::from_secs(1), ..now };
-    assert!(world.agent.handle(later, Event::Tick).contains(&Action::ReadPods), "before it is refused");
+    assert!(
+        world.agent.handle(later, Event::Tick).contains(&Action::ReadPods),
+        "the pods are read before the call is refused"
+    );
     let actions = world.agent.handle(later, Event::PodsRead(Ok(vec![bound.clone()])));
     let refused = actions.iter().find_map(|action| match action {
-        Action::Answer(CallId(900), CallAnswer::Allocated(Err(reason))) => Some(reason.clone()),
+        Action::Answer(CallId(900), CallAnswer::Allocated(Err(reason))) => Some(reason.to_string()),
         _ => None,
     });
     assert!(refused.unwrap().contains("which do not make 1 GPU(s)"), "{}", bound.metadata.name);

@@ -1,4 +1,4 @@
-//! What containers really use against what they were given.
+//! Comparison of what containers use with what they were granted.
 
 use std::collections::BTreeSet;
 
@@ -9,7 +9,7 @@ use crate::controller::{AccountSample, Escape, Event, GpuProcess, UsageSample};
 
 const MIB: u64 = 1 << 20;
 
-/// A process on a GPU: the GPU, its number, the container's pod, MiB.
+/// Returns a process of a pod on a GPU, with its ID on the node and its memory.
 fn process(gpu: usize, pid: u32, pod: &str, mib: u64) -> GpuProcess {
     GpuProcess {
         gpu: found().gpus[gpu].uuid.clone(),
@@ -21,7 +21,7 @@ fn process(gpu: usize, pid: u32, pod: &str, mib: u64) -> GpuProcess {
     }
 }
 
-/// Books: the container's pod, its processes, MiB.
+/// Returns the memory account of a pod, with its registered processes and charged memory.
 fn account(pod: &str, processes: &[u32], mib: u64) -> AccountSample {
     AccountSample {
         container: (PodUid(pod.into()), "main".into()),
@@ -31,15 +31,15 @@ fn account(pod: &str, processes: &[u32], mib: u64) -> AccountSample {
     }
 }
 
-fn measure(world: &mut World, processes: &[GpuProcess], accounts: &[AccountSample]) {
+fn sample(world: &mut World, processes: &[GpuProcess], accounts: &[AccountSample]) {
     world.wait(1);
     let sampled_gpus = found().gpus.iter().map(|gpu| gpu.uuid.clone()).collect();
-    let measured =
+    let sample =
         UsageSample { at: 7, sampled_gpus, processes: processes.to_vec(), accounts: accounts.to_vec() };
-    world.happens(Event::UsageSampled(Box::new(measured)));
+    world.event(Event::UsageSampled(Box::new(sample)));
 }
 
-/// Two containers with 5120 MiB each of GPU 2.
+/// Returns a world with two containers that hold 5120 MiB each of GPU 2.
 fn world() -> World {
     let mut world = World::new();
     for name in ["u", "v"] {
@@ -48,72 +48,73 @@ fn world() -> World {
     world
 }
 
-fn unledgered(world: &World) -> Vec<(&str, u64)> {
-    world.unledgered.iter().map(|((pod, _), bytes)| (pod.as_str(), bytes / MIB)).collect()
+fn uncharged(world: &World) -> Vec<(&str, u64)> {
+    world.uncharged.iter().map(|((pod, _), bytes)| (pod.as_str(), bytes / MIB)).collect()
 }
 
 #[test]
-fn what_the_books_lack_is_told_to_the_library_and_only_to_that_one() {
+fn uncharged_memory_is_published_to_its_container_only() {
     let mut world = world();
-    let books = [account("u", &[7], 1000), account("v", &[8], 500)];
-    let card = [process(2, 107, "u", 1110), process(2, 108, "v", 480)];
-    measure(&mut world, &card, &books);
-    assert_eq!(unledgered(&world), [("u", 110), ("v", 0)]);
-    measure(&mut world, &card[1..], &[account("u", &[], 0), books[1].clone()]);
-    assert_eq!(unledgered(&world), [("u", 0), ("v", 0)]);
+    let accounts = [account("u", &[7], 1000), account("v", &[8], 500)];
+    let processes = [process(2, 107, "u", 1110), process(2, 108, "v", 480)];
+    sample(&mut world, &processes, &accounts);
+    assert_eq!(uncharged(&world), [("u", 110), ("v", 0)]);
+    sample(&mut world, &processes[1..], &[account("u", &[], 0), accounts[1].clone()]);
+    assert_eq!(uncharged(&world), [("u", 0), ("v", 0)]);
     assert!(world.events.is_empty());
 }
 
 #[test]
-fn where_the_driver_does_not_tell_nothing_is_changed() {
+fn without_a_driver_report_uncharged_memory_stays_as_it_was() {
     let mut world = world();
-    measure(&mut world, &[process(2, 107, "u", 1110)], &[account("u", &[7], 1000)]);
+    sample(&mut world, &[process(2, 107, "u", 1110)], &[account("u", &[7], 1000)]);
     let silent = GpuProcess { bytes: None, ..process(2, 107, "u", 0) };
-    measure(&mut world, &[silent], &[account("u", &[7], 1000)]);
-    assert_eq!(unledgered(&world), [("u", 110)]);
-    // The GPU could not be asked at all.
+    sample(&mut world, &[silent], &[account("u", &[7], 1000)]);
+    assert_eq!(uncharged(&world), [("u", 110)]);
+    // The driver reported no GPU at all.
     let accounts = vec![account("u", &[7], 1000)];
-    world.happens(Event::UsageSampled(Box::new(UsageSample { accounts, ..UsageSample::default() })));
-    assert_eq!(unledgered(&world), [("u", 110)]);
+    world.event(Event::UsageSampled(Box::new(UsageSample { accounts, ..UsageSample::default() })));
+    assert_eq!(uncharged(&world), [("u", 110)]);
 }
 
 #[test]
-fn the_memory_of_a_process_that_has_just_ended_is_not_held_against_the_others() {
+fn memory_of_an_ended_process_does_not_count_as_uncharged() {
     let mut world = world();
-    let card = [process(2, 107, "u", 1110), process(2, 109, "u", 3000)];
-    let books = AccountSample { ended: [9].into(), ..account("u", &[7], 1000) };
-    measure(&mut world, &card, &[books]);
-    assert_eq!(unledgered(&world), [("u", 110)]);
+    let processes = [process(2, 107, "u", 1110), process(2, 109, "u", 3000)];
+    let account = AccountSample { ended: [9].into(), ..account("u", &[7], 1000) };
+    sample(&mut world, &processes, &[account]);
+    assert_eq!(uncharged(&world), [("u", 110)]);
 }
 
 #[test]
-fn looks_while_memory_is_being_taken_do_not_make_less_of_what_the_books_lack() {
+fn samples_during_an_allocation_do_not_lower_uncharged_memory() {
     let mut world = world();
-    let card = [process(2, 107, "u", 1110)];
-    measure(&mut world, &card, &[account("u", &[7], 1000)]);
-    // The books moved while the driver was asked: nothing is known.
+    let processes = [process(2, 107, "u", 1110)];
+    sample(&mut world, &processes, &[account("u", &[7], 1000)]);
+    // The account changed during the sample, so it cannot be compared.
     let moved = AccountSample { held: vec![None], ..account("u", &[7], 0) };
-    measure(&mut world, &card, &[moved]);
-    assert_eq!(unledgered(&world), [("u", 110)]);
-    // 64 MiB are booked and not taken yet.
+    sample(&mut world, &processes, &[moved]);
+    assert_eq!(uncharged(&world), [("u", 110)]);
+    // 64 MiB are charged and not allocated yet.
     for _ in 0..2 {
-        measure(&mut world, &card, &[account("u", &[7], 1064)]);
-        assert_eq!(unledgered(&world), [("u", 110)]);
+        sample(&mut world, &processes, &[account("u", &[7], 1064)]);
+        assert_eq!(uncharged(&world), [("u", 110)]);
     }
-    measure(&mut world, &card, &[account("u", &[7], 1064)]);
-    assert_eq!(unledgered(&world), [("u", 46)], "it really is less");
+    sample(&mut world, &processes, &[account("u", &[7], 1064)]);
+    assert_eq!(uncharged(&world), [("u", 46)], "the highest of three samples is lower now");
 }
 
 #[test]
-fn a_process_without_the_library_is_told_of_once_and_counted() {
+fn a_process_without_the_library_is_reported_once_and_counted() {
     let mut world = world();
-    let (card, books) = ([process(2, 107, "u", 300), process(2, 109, "u", 10)], [account("u", &[9], 10)]);
+    let (processes, accounts) =
+        ([process(2, 107, "u", 300), process(2, 109, "u", 10)], [account("u", &[9], 10)]);
     for _ in 0..5 {
-        measure(&mut world, &card, &books);
-        assert!(world.events.is_empty(), "it may have come between two looks");
+        sample(&mut world, &processes, &accounts);
+        assert!(world.events.is_empty(), "the process may have started between two samples");
     }
     for _ in 0..5 {
-        measure(&mut world, &card, &books);
+        sample(&mut world, &processes, &accounts);
     }
     assert_eq!(world.events.len(), 1);
     let (reason, message) = &world.events[0];
@@ -123,31 +124,34 @@ fn a_process_without_the_library_is_told_of_once_and_counted() {
     assert_eq!(escapes, [(PodUid("u".into()), "main".into(), Escape::WithoutLibrary, 1)]);
     assert!(world.killed.is_empty());
     world.remove("u");
-    measure(&mut world, &[], &[]);
+    sample(&mut world, &[], &[]);
     assert!(world.agent.view().escapes.is_empty());
 }
 
 #[test]
-fn memory_over_the_limit_and_gpus_of_others_are_told_of_and_ended_where_asked() {
+fn memory_over_the_limit_and_foreign_gpus_are_reported_and_killed_on_request() {
     let mut world = world();
     world.settings.isolation.kill_escaped = true;
     world.restart_agent();
-    let card = [process(2, 107, "u", 5120 + 300), process(2, 108, "v", 5120 + 200), process(3, 118, "v", 10)];
-    let books = [account("u", &[7], 5000), account("v", &[8, 18], 5000)];
+    let processes =
+        [process(2, 107, "u", 5120 + 300), process(2, 108, "v", 5120 + 200), process(3, 118, "v", 10)];
+    let accounts = [account("u", &[7], 5000), account("v", &[8, 18], 5000)];
     for _ in 0..6 {
-        measure(&mut world, &card, &books);
+        sample(&mut world, &processes, &accounts);
     }
-    let said: Vec<&str> = world.events.iter().map(|(_, message)| message.as_str()).collect();
-    assert_eq!(said.len(), 2, "{said:?}");
-    assert!(said[0].ends_with(
-        "has 5420 MiB of GPU GPU-00000002-0000-4000-8000-000000000000, and was given 5120 MiB; it is killed"
+    let messages: Vec<&str> = world.events.iter().map(|(_, message)| message.as_str()).collect();
+    assert_eq!(messages.len(), 2, "{messages:?}");
+    assert!(messages[0].ends_with(
+        "uses 5420 MiB of GPU GPU-00000002-0000-4000-8000-000000000000, and was given 5120 MiB; it is killed"
     ));
-    assert!(said[1].contains("uses GPU GPU-00000003-0000-4000-8000-000000000000, which it was not given"));
+    assert!(
+        messages[1].contains("uses GPU GPU-00000003-0000-4000-8000-000000000000, which it was not given")
+    );
     assert_eq!(world.killed, [107, 118]);
 }
 
 #[test]
-fn whole_gpus_and_those_let_off_are_not_looked_at() {
+fn whole_gpus_and_pods_that_opted_out_are_not_reported() {
     let mut world = World::new();
     world.settings.isolation.allow_opt_out = true;
     world.restart_agent();
@@ -157,9 +161,9 @@ fn whole_gpus_and_those_let_off_are_not_looked_at() {
     let mut free = pod("free", "free", &[("main", share(30, 20))]);
     free.metadata.annotations.insert("tessera.dev/isolation".into(), "off".into());
     world.run(free, &[]).unwrap();
-    let gpu = usize::from(*world.cards("free", "main").first().unwrap());
+    let gpu = usize::from(*world.gpus_of("free", "main").first().unwrap());
     for _ in 0..8 {
-        measure(
+        sample(
             &mut world,
             &[process(0, 107, "whole", 16_000), process(gpu, 108, "free", 9000)],
             &[account("free", &[], 0)],

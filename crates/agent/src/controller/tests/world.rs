@@ -1,4 +1,4 @@
-//! A node of values: the machine, the kubelet's books, the API server's pods.
+//! A simulated node: the agent, a kubelet, and the pods of an API server, all as plain values.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -29,19 +29,19 @@ use tessera_wire::{
 
 use crate::controller::{
     Action, Agent, AgentSettings, CallAnswer, CallId, ContainerLimits, Event, EventTime, InstalledLibrary,
-    Isolation, WithoutLibrary, WriteError,
+    Isolation, ShellError, WithoutLibrary, WriteError,
 };
 
-pub(super) const CARDS: u8 = 4;
-pub(super) const MEMORY: u64 = 16_384;
+pub(super) const GPU_COUNT: u8 = 4;
+pub(super) const MEMORY_MIB: u64 = 16_384;
 
-/// What the kubelet remembers of a container: its name, whether it is listed, its devices.
+/// A container in the kubelet's checkpoint: its name, whether it is listed, its devices.
 type Held = (String, bool, BTreeMap<String, BTreeSet<String>>);
 
 pub(super) struct World {
     pub(super) agent: Agent,
     pub(super) pods: BTreeMap<String, Pod>,
-    pub(super) books: BTreeMap<String, (Pod, Vec<Held>)>,
+    pub(super) kubelet: BTreeMap<String, (Pod, Vec<Held>)>,
     pub(super) limits: BTreeMap<(String, String), ContainerLimits>,
     pub(super) lists: usize,
     pub(super) node_patches: usize,
@@ -49,7 +49,7 @@ pub(super) struct World {
     pub(super) warnings: Vec<String>,
     pub(super) events: Vec<(&'static str, String)>,
     pub(super) settings: AgentSettings,
-    pub(super) unledgered: BTreeMap<(String, usize), u64>,
+    pub(super) uncharged: BTreeMap<(String, usize), u64>,
     pub(super) killed: Vec<u32>,
     answers: BTreeMap<CallId, CallAnswer>,
     elapsed: Duration,
@@ -88,13 +88,13 @@ pub(super) fn found() -> DiscoveredGpus {
         uuid: format!("GPU-{index:08x}-0000-4000-8000-000000000000").as_str().into(),
         minor: u32::from(index),
         model: "T4".into(),
-        memory: MiB(MEMORY),
+        memory: MiB(MEMORY_MIB),
         numa: None,
         health: Health::Healthy,
     };
     DiscoveredGpus {
-        gpus: (0..CARDS).map(gpu).collect(),
-        topology: Topology::unknown(usize::from(CARDS)),
+        gpus: (0..GPU_COUNT).map(gpu).collect(),
+        topology: Topology::unknown(usize::from(GPU_COUNT)),
         pci: Vec::new(),
         driver: None,
     }
@@ -107,7 +107,8 @@ pub(super) fn share(compute_percent: u32, blocks: u64) -> Vec<(&'static str, Str
     ]
 }
 
-/// A pod of these containers; names that begin with `init` and `side` make init containers and sidecars.
+/// Returns a pod of these containers. Names that begin with `init` or `side` make init containers or
+/// sidecars.
 pub(super) fn pod(name: &str, uid: &str, containers: &[(&str, Vec<(&str, String)>)]) -> Pod {
     let of = |(container, limits): &(&str, Vec<(&str, String)>)| {
         let limits: BTreeMap<&str, String> = limits.iter().cloned().collect();
@@ -131,7 +132,7 @@ impl World {
         let mut world = Self {
             agent: Agent::new(settings()),
             pods: BTreeMap::new(),
-            books: BTreeMap::new(),
+            kubelet: BTreeMap::new(),
             limits: BTreeMap::new(),
             lists: 0,
             node_patches: 0,
@@ -139,7 +140,7 @@ impl World {
             warnings: Vec::new(),
             events: Vec::new(),
             settings: settings(),
-            unledgered: BTreeMap::new(),
+            uncharged: BTreeMap::new(),
             killed: Vec::new(),
             answers: BTreeMap::new(),
             elapsed: Duration::ZERO,
@@ -153,15 +154,15 @@ impl World {
 
     fn start_agent(&mut self) {
         let pods = self.limits.keys().map(|(uid, _)| PodUid(uid.clone())).collect();
-        self.happens(Event::GrantsOnDisk(pods, self.limits.values().cloned().collect()));
-        self.happens(Event::Gpus(Ok(found())));
-        self.happens(Event::StreamOpened(Resource::VcudaCore));
+        self.event(Event::GrantsOnDisk(pods, self.limits.values().cloned().collect()));
+        self.event(Event::Gpus(Ok(found())));
+        self.event(Event::StreamOpened(Resource::VcudaCore));
         if self.api_is_up {
-            self.happens(Event::Pods(self.pods.values().cloned().collect()));
+            self.event(Event::Pods(self.pods.values().cloned().collect()));
         }
     }
 
-    /// The agent dies and comes again, knowing nothing.
+    /// Replaces the agent by a new one that has seen no event.
     pub(super) fn restart_agent(&mut self) {
         self.agent = Agent::new(self.settings.clone());
         self.start_agent();
@@ -180,8 +181,8 @@ impl World {
         self.dice = seed;
     }
 
-    /// An event, and everything that follows from it.
-    pub(super) fn happens(&mut self, event: Event) {
+    /// Passes an event to the agent and carries out everything that follows from it.
+    pub(super) fn event(&mut self, event: Event) {
         let mut queue = std::collections::VecDeque::from([event]);
         while let Some(event) = queue.pop_front() {
             self.elapsed += Duration::from_micros(100);
@@ -201,7 +202,7 @@ impl World {
             Action::ReadPods => Some(Event::PodsRead(if self.api_is_up {
                 Ok(self.pods.values().cloned().collect())
             } else {
-                Err("away".into())
+                Err(ShellError::ApiServer("away".into()))
             })),
             Action::Answer(call, answer) => {
                 assert!(self.answers.insert(call, answer).is_none(), "answered twice");
@@ -216,11 +217,11 @@ impl World {
             Action::UpdateGrant(limits) => {
                 let known =
                     self.limits.insert((limits.pod.0.clone(), limits.container.clone()), *limits.clone());
-                assert_ne!(known.as_ref(), Some(&*limits), "nothing has changed");
+                assert_ne!(known.as_ref(), Some(&*limits), "the update changes nothing");
                 Some(Event::GrantUpdated(limits, Ok(())))
             }
             Action::SetUncharged { pod, gpu, bytes, .. } => {
-                self.unledgered.insert((pod.0, gpu), bytes);
+                self.uncharged.insert((pod.0, gpu), bytes);
                 None
             }
             Action::Kill { pid, .. } => {
@@ -255,8 +256,8 @@ impl World {
             }
             Action::SetUnhealthy(_) => Some(Event::UnhealthySet(Ok(()))),
             Action::PublishDevices(_, devices) => {
-                let sick = devices.iter().filter(|device| !device.healthy);
-                self.unhealthy = sick
+                let unhealthy = devices.iter().filter(|device| !device.healthy);
+                self.unhealthy = unhealthy
                     .filter_map(|device| u8::from_str_radix(device.id.get(4..12)?, 16).ok())
                     .map(GpuIndex)
                     .chain(self.unhealthy.iter().copied())
@@ -280,30 +281,30 @@ impl World {
                 .map(|(name, _, ids)| ContainerDevices { name: name.clone(), ids: ids.clone() })
                 .collect(),
         };
-        self.books.values().map(entry).collect()
+        self.kubelet.values().map(entry).collect()
     }
 
-    /// The API server takes a pod, bound to this node, with a grant of one GPU per container.
+    /// Creates a pod that is bound to this node, with annotations that grant these GPUs.
     pub(super) fn bind(&mut self, mut pod: Pod, grants: &[(&str, &[u8])]) -> Pod {
         if !grants.is_empty() {
             let claims = pod.spec.claims(MemoryUnit::GiB).unwrap();
             let granted: Vec<ContainerGrant> = claims
                 .iter()
                 .filter_map(|claim| {
-                    let (_, cards) = grants.iter().find(|(container, _)| *container == claim.container)?;
+                    let (_, gpus) = grants.iter().find(|(container, _)| *container == claim.container)?;
                     Some(ContainerGrant {
                         container: claim.container.clone(),
                         role: claim.role,
-                        holds: cards.iter().map(|card| (GpuIndex(*card), Hold::of(claim.request))).collect(),
+                        holds: gpus.iter().map(|gpu| (GpuIndex(*gpu), Hold::of(claim.request))).collect(),
                     })
                 })
                 .collect();
-            let node = self.agent.cards.as_ref().unwrap().node.clone();
+            let node = self.agent.inventory.gpus().unwrap().node.clone();
             pod.metadata.annotations =
                 grant::annotations(&pod.spec, &granted, &node, MemoryUnit::GiB, 1).unwrap();
         }
         self.pods.insert(pod.metadata.uid.clone(), pod.clone());
-        self.happens(Event::PodApplied(Box::new(pod.clone())));
+        self.event(Event::PodApplied(Box::new(pod.clone())));
         pod
     }
 
@@ -312,54 +313,55 @@ impl World {
             pod.status.phase = phase.into();
             pod.status.start_time = started.then(|| "2026-11-15T05:00:00Z".to_owned());
             let pod = pod.clone();
-            self.happens(Event::PodApplied(Box::new(pod)));
+            self.event(Event::PodApplied(Box::new(pod)));
         }
     }
 
-    fn ask(&mut self, event: impl FnOnce(CallId) -> Event) -> CallAnswer {
+    fn call(&mut self, event: impl FnOnce(CallId) -> Event) -> CallAnswer {
         self.calls += 1;
         let call = CallId(self.calls);
-        self.happens(event(call));
-        // Undecided questions are looked at again until patience ends.
+        self.event(event(call));
+        // The agent retries undecided calls until they time out.
         for _ in 0..100 {
             if let Some(answer) = self.answers.remove(&call) {
                 return answer;
             }
             self.elapsed += Duration::from_millis(50);
-            self.happens(Event::Tick);
+            self.event(Event::Tick);
         }
         panic!("never answered");
     }
 
-    /// Admits a pod as a kubelet does; comes back with what its containers were given.
+    /// Admits a pod as a kubelet does. Returns what its containers were given.
     pub(super) fn admit(&mut self, pod: &Pod) -> Result<BTreeMap<String, Allocation>, String> {
         let uid = pod.metadata.uid.clone();
         let held = |(container, role): (&Container, ContainerRole)| {
             (container.name.clone(), role != ContainerRole::Init, BTreeMap::new())
         };
         let containers = pod.spec.containers_with_roles().map(held).collect();
-        self.books.insert(uid.clone(), (pod.clone(), containers));
+        self.kubelet.insert(uid.clone(), (pod.clone(), containers));
         let outcome = self.allocate_all(pod);
         match &outcome {
             Ok(_) => self.set_status(&uid, "Pending", true),
             Err(_) => {
-                self.books.remove(&uid);
+                self.kubelet.remove(&uid);
                 self.set_status(&uid, "Failed", true);
             }
         }
         outcome
     }
 
-    /// Begins to admit a pod, gives its first container this resource, and turns it away for a reason that is not ours.
+    /// Allocates one resource for the first container of a pod, and then rejects the pod as a kubelet
+    /// does that runs short of something else.
     pub(super) fn admit_only(&mut self, pod: &Pod, resource: &str) {
         let resource = Resource::named(resource).unwrap();
         let (container, _) = pod.spec.containers_with_roles().next().unwrap();
         let empty = (container.name.clone(), true, BTreeMap::new());
-        self.books.insert(pod.metadata.uid.clone(), (pod.clone(), vec![empty]));
+        self.kubelet.insert(pod.metadata.uid.clone(), (pod.clone(), vec![empty]));
         let ids = self.choose(resource, resource.asked_by(container), &BTreeSet::new()).unwrap();
-        let answer = self.ask(|call| Event::Allocate(call, resource, ids));
+        let answer = self.call(|call| Event::Allocate(call, resource, ids));
         assert!(matches!(answer, CallAnswer::Allocated(Ok(_))), "{answer:?}");
-        self.books.remove(&pod.metadata.uid);
+        self.kubelet.remove(&pod.metadata.uid);
     }
 
     fn allocate_all(&mut self, pod: &Pod) -> Result<BTreeMap<String, Allocation>, String> {
@@ -374,8 +376,8 @@ impl World {
             for resource in resources {
                 let reuse = reusable.entry(resource).or_default();
                 let ids = self.choose(resource, resource.asked_by(container), reuse)?;
-                let allocated = match self.ask(|call| Event::Allocate(call, resource, ids.clone())) {
-                    CallAnswer::Allocated(answer) => *answer?,
+                let allocated = match self.call(|call| Event::Allocate(call, resource, ids.clone())) {
+                    CallAnswer::Allocated(answer) => *answer.map_err(|error| error.to_string())?,
                     other => panic!("{other:?}"),
                 };
                 match role {
@@ -385,7 +387,7 @@ impl World {
                 let entry = given.entry(container.name.clone()).or_default();
                 entry.envs.extend(allocated.envs);
                 entry.mounts.extend(allocated.mounts);
-                let (_, containers) = self.books.get_mut(&pod.metadata.uid).unwrap();
+                let (_, containers) = self.kubelet.get_mut(&pod.metadata.uid).unwrap();
                 let held = containers.iter_mut().find(|(name, ..)| *name == container.name).unwrap();
                 held.2.insert(resource.name().to_owned(), ids);
             }
@@ -403,10 +405,10 @@ impl World {
         if chosen.len() == count {
             return Ok(chosen);
         }
-        let containers = self.books.values().flat_map(|(_, containers)| containers);
+        let containers = self.kubelet.values().flat_map(|(_, containers)| containers);
         let held: BTreeSet<&String> =
             containers.filter_map(|(_, _, ids)| ids.get(resource.name())).flatten().collect();
-        let ids = &self.agent.cards.as_ref().unwrap().ids;
+        let ids = &self.agent.inventory.gpus().unwrap().ids;
         let all = ids.all(resource).filter(|(_, gpu)| !self.unhealthy.contains(gpu)).map(|(id, _)| id);
         let available: Vec<String> = all.filter(|id| !held.contains(id)).collect();
         if available.len() + chosen.len() < count {
@@ -417,23 +419,23 @@ impl World {
             required: chosen.iter().cloned().collect(),
             count,
         };
-        let preferred = match self.ask(|call| Event::Prefer(call, resource, wish)) {
-            CallAnswer::Preferred(answer) => answer?,
+        let preferred = match self.call(|call| Event::Prefer(call, resource, wish)) {
+            CallAnswer::Preferred(answer) => answer.map_err(|error| error.to_string())?,
             other => panic!("{other:?}"),
         };
-        assert_eq!(preferred.iter().collect::<BTreeSet<_>>().len(), count, "short: {preferred:?}");
+        assert_eq!(preferred.iter().collect::<BTreeSet<_>>().len(), count, "wrong count: {preferred:?}");
         chosen.extend(preferred);
         Ok(chosen)
     }
 
-    /// Starts the containers of a pod, as often as need be.
+    /// Starts all containers of a pod.
     pub(super) fn start(&mut self, uid: &str) -> Result<(), String> {
-        let containers = self.books.get(uid).map(|(_, containers)| containers.clone()).unwrap_or_default();
+        let containers = self.kubelet.get(uid).map(|(_, containers)| containers.clone()).unwrap_or_default();
         for (_, _, ids) in containers {
             for (name, ids) in ids {
                 let resource = Resource::named(&name).unwrap();
-                match self.ask(|call| Event::PreStart(call, resource, ids)) {
-                    CallAnswer::Started(answer) => answer?,
+                match self.call(|call| Event::PreStart(call, resource, ids)) {
+                    CallAnswer::Started(answer) => answer.map_err(|error| error.to_string())?,
                     other => panic!("{other:?}"),
                 }
             }
@@ -454,45 +456,44 @@ impl World {
     }
 
     pub(super) fn remove(&mut self, uid: &str) {
-        self.books.remove(uid);
+        self.kubelet.remove(uid);
         self.pods.remove(uid);
-        self.happens(Event::PodDeleted(PodUid(uid.to_owned())));
+        self.event(Event::PodDeleted(PodUid(uid.to_owned())));
     }
 
-    /// The GPUs of a container by the kubelet's books.
-    pub(super) fn cards(&self, uid: &str, container: &str) -> BTreeSet<u8> {
-        let cards = self.agent.cards.as_ref().unwrap();
-        let (_, containers) = &self.books[uid];
+    /// Returns the GPUs of a container, by the kubelet's checkpoint.
+    pub(super) fn gpus_of(&self, uid: &str, container: &str) -> BTreeSet<u8> {
+        let gpus = self.agent.inventory.gpus().unwrap();
+        let (_, containers) = &self.kubelet[uid];
         let (_, _, ids) = containers.iter().find(|(name, ..)| name == container).unwrap();
-        let of =
-            |(name, ids): (&String, &BTreeSet<String>)| cards.of_ids(Resource::named(name).unwrap(), ids);
+        let of = |(name, ids): (&String, &BTreeSet<String>)| gpus.of_ids(Resource::named(name).unwrap(), ids);
         ids.iter().flat_map(of).map(|gpu| gpu.0).collect()
     }
 
-    /// No GPU over-granted; annotations, limits and ledger say what the kubelet's books say.
+    /// Asserts that no GPU is overbooked, and that annotations, limits and view match the kubelet.
     pub(super) fn check(&mut self) {
-        self.happens(Event::Tick);
+        self.event(Event::Tick);
         self.elapsed += Duration::from_secs(11);
-        self.happens(Event::Tick);
+        self.event(Event::Tick);
         let view = self.agent.view();
         assert_eq!(view.overbooked, Vec::<u8>::new());
-        let node = self.agent.cards.as_ref().unwrap().node.clone();
-        for (uid, (_, containers)) in &self.books {
+        let node = self.agent.inventory.gpus().unwrap().node.clone();
+        for (uid, (_, containers)) in &self.kubelet {
             let Some(pod) = self.pods.get(uid).filter(|pod| pod.status.phase == "Running") else { continue };
             let annotated = grant::parse(&pod.spec, &pod.metadata.annotations, &node, MemoryUnit::GiB);
             let annotated = annotated.unwrap().unwrap_or_default();
             for (container, listed, ids) in containers.iter().filter(|(.., ids)| !ids.is_empty()) {
-                let held = self.cards(uid, container);
+                let held = self.gpus_of(uid, container);
                 let shown = view.containers.iter().find(|c| c.uid.0 == *uid && c.container == *container);
                 if *listed {
-                    let shown: BTreeSet<u8> = shown.unwrap().gpus.iter().map(|(card, _)| *card).collect();
+                    let shown: BTreeSet<u8> = shown.unwrap().gpus.iter().map(|(gpu, _)| *gpu).collect();
                     assert_eq!(shown, held, "{uid} {container} {ids:?}");
                     let said = annotated.iter().find(|grant| grant.container == *container).unwrap();
                     assert_eq!(said.holds.iter().map(|(gpu, _)| gpu.0).collect::<BTreeSet<_>>(), held);
                     if said.holds.iter().all(|(_, hold)| *hold != Hold::Whole) {
                         let limits = &self.limits[&(uid.clone(), container.clone())];
                         assert_eq!(
-                            limits.gpus.iter().map(|card| card.uuid.0[3]).collect::<BTreeSet<_>>(),
+                            limits.gpus.iter().map(|gpu| gpu.uuid.0[3]).collect::<BTreeSet<_>>(),
                             held
                         );
                     }
@@ -503,7 +504,7 @@ impl World {
             }
         }
         for (uid, _) in self.limits.keys() {
-            assert!(self.pods.contains_key(uid), "a grant directory of {uid} is left");
+            assert!(self.pods.contains_key(uid), "the grant directory of {uid} was not removed");
         }
     }
 }

@@ -1,0 +1,138 @@
+//! Grant directories on the node: which pods have one, and which limits are written in them.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
+
+use tessera_core::units::PodUid;
+
+use super::{
+    Action, CallId, ContainerLimits, EventTime, PodContainer, ShellError,
+    holdings::{Holdings, Source},
+    limits::container_limits,
+};
+
+/// Delay before limits that could not be written are written again.
+const RETRY_DELAY: Duration = Duration::from_secs(10);
+
+/// Grant directories of this agent and of earlier ones.
+#[derive(Debug, Default)]
+pub(super) struct GrantDirectories {
+    /// Pods whose grants are being created for a starting container.
+    starting: BTreeMap<CallId, PodUid>,
+    /// Pods of which a container has started under this agent.
+    started: BTreeSet<PodUid>,
+    directories: BTreeSet<PodUid>,
+    limits: BTreeMap<PodContainer, ContainerLimits>,
+    /// Time at which limits that could not be written may be written again.
+    retry_at: Option<Duration>,
+}
+
+impl GrantDirectories {
+    /// Takes over directories of an earlier agent.
+    pub(super) fn found(&mut self, pods: BTreeSet<PodUid>, limits: Vec<ContainerLimits>) {
+        self.directories.extend(pods);
+        self.limits.extend(limits.into_iter().map(|limits| (limits.key(), limits)));
+    }
+
+    /// Notes that the grants of a starting container are being created.
+    pub(super) fn begin(&mut self, call: CallId, uid: PodUid, limits: &[ContainerLimits]) {
+        if !limits.is_empty() {
+            self.directories.insert(uid.clone());
+        }
+        self.limits.extend(limits.iter().map(|limits| (limits.key(), limits.clone())));
+        self.starting.insert(call, uid);
+    }
+
+    /// Notes that the creation of grants has ended. Returns the pod.
+    pub(super) fn finish(&mut self, call: CallId, is_created: bool) -> Option<PodUid> {
+        let uid = self.starting.remove(&call)?;
+        if is_created {
+            self.started.insert(uid.clone());
+        }
+        Some(uid)
+    }
+
+    /// Notes the result of an update. A failed one is tried again later.
+    pub(super) fn updated(
+        &mut self,
+        now: EventTime,
+        limits: &ContainerLimits,
+        outcome: Result<(), ShellError>,
+        actions: &mut Vec<Action>,
+    ) {
+        if let Err(reason) = outcome {
+            let ContainerLimits { namespace, name, container, .. } = limits;
+            actions.push(Action::Warn(format!(
+                "the limits of {namespace}/{name}, container {container}, stay as they were: {reason}"
+            )));
+            if let Some(known) = self.limits.get_mut(&limits.key()) {
+                known.gpus.clear();
+            }
+            self.retry_at = Some(now.elapsed + RETRY_DELAY);
+        }
+    }
+
+    /// Returns whether limits that could not be written may be written again.
+    pub(super) fn is_retry_due(&self, now: EventTime) -> bool {
+        self.retry_at.is_some_and(|at| now.elapsed >= at)
+    }
+
+    /// Returns whether a container of the pod has started under this agent.
+    pub(super) fn has_started(&self, uid: &PodUid) -> bool {
+        self.started.contains(uid)
+    }
+
+    /// Returns the limits of a container, as they were last written.
+    pub(super) fn limits_of(&self, container: &PodContainer) -> Option<&ContainerLimits> {
+        self.limits.get(container)
+    }
+
+    /// Returns whether there are limits for a container of this name.
+    pub(super) fn has_limits_named(&self, namespace: &str, pod: &str, container: &str) -> bool {
+        self.limits.values().any(|limits| {
+            (limits.namespace.as_str(), limits.name.as_str(), limits.container.as_str())
+                == (namespace, pod, container)
+        })
+    }
+
+    /// Updates the limits of running containers that differ from what they should be.
+    ///
+    /// They differ if the annotation with the ceiling has changed, or the agent's settings. The
+    /// library raises limits at once, and lowers them as soon as what it holds permits.
+    pub(super) fn reconcile(
+        &mut self,
+        now: EventTime,
+        holdings: Holdings<'_>,
+        meaning: tessera_limits::limits::ShareMeaning,
+        only: Option<&PodUid>,
+        actions: &mut Vec<Action>,
+    ) {
+        self.retry_at = self.retry_at.filter(|at| now.elapsed < *at);
+        for (uid, pod) in holdings.pods.active().filter(|(uid, _)| only.is_none_or(|only| only == *uid)) {
+            if !self.directories.contains(uid) {
+                continue;
+            }
+            let held = holdings.of_pod(uid, pod);
+            for held in held.iter().filter(|held| held.source != Source::Annotated) {
+                let key = (uid.clone(), held.grant.container.clone());
+                let limits = container_limits(meaning, holdings.gpus, uid, pod, held);
+                if let (Some(known), Ok(Some(limits))) = (self.limits.get_mut(&key), limits)
+                    && *known != limits
+                {
+                    *known = limits.clone();
+                    actions.push(Action::UpdateGrant(Box::new(limits)));
+                }
+            }
+        }
+    }
+
+    /// Forgets pods that are not in `active` and removes their directories.
+    pub(super) fn remove_ended(&mut self, active: &BTreeSet<PodUid>, actions: &mut Vec<Action>) {
+        let ended = self.directories.extract_if(.., |uid| !active.contains(uid));
+        actions.extend(ended.map(Action::RemoveGrants));
+        self.limits.retain(|(uid, _), _| active.contains(uid));
+        self.started.retain(|uid| active.contains(uid));
+    }
+}

@@ -1,0 +1,75 @@
+//! Limits of containers with shares of GPUs.
+
+use tessera_core::{
+    grant::Hold,
+    units::{GpuIndex, Percent, PodUid},
+};
+use tessera_limits::{GpuLimit, UuidBytes, limits::ShareMeaning};
+use tessera_wire::foreign::objects::Pod;
+
+use super::{CallError, holdings::Holding, inventory::NodeGpus};
+
+/// gpu-manager's annotation with the percentage up to which a share may grow while others are idle.
+const CEILING: &str = "tencent.com/vcuda-core-limit";
+
+/// What a container with shares of GPUs may use. Containers with whole GPUs have no limits.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ContainerLimits {
+    /// UID of the pod.
+    pub pod: PodUid,
+    /// Namespace of the pod.
+    pub namespace: String,
+    /// Name of the pod.
+    pub name: String,
+    /// Name of the container.
+    pub container: String,
+    /// Meaning of a percentage of compute.
+    pub meaning: ShareMeaning,
+    /// Limits by ascending GPU index.
+    pub gpus: Vec<GpuLimit>,
+}
+
+impl ContainerLimits {
+    /// Returns the UID of the pod and the name of the container.
+    pub(super) fn key(&self) -> (PodUid, String) {
+        (self.pod.clone(), self.container.clone())
+    }
+}
+
+/// Returns the limits of a container, or `None` if it has whole GPUs.
+pub(super) fn container_limits(
+    meaning: ShareMeaning,
+    gpus: Option<&NodeGpus>,
+    uid: &PodUid,
+    pod: &Pod,
+    held: &Holding,
+) -> Result<Option<ContainerLimits>, CallError> {
+    let ceiling = pod.metadata.annotations.get(CEILING).and_then(|text| text.trim().parse::<u32>().ok());
+    let gpu_limit = |index: GpuIndex, compute_percent: Percent, memory: u64| {
+        let gpu = gpus.and_then(|gpus| gpus.node.gpu(index));
+        let uuid = gpu.and_then(|gpu| UuidBytes::parse(&gpu.uuid.0)).ok_or(CallError::NoUuid(index))?;
+        let most = ceiling
+            .map_or(compute_percent, |limit| Percent(limit.min(Percent::WHOLE.0)).max(compute_percent));
+        // The agent does not know how much a context takes. The library estimates it.
+        Ok(GpuLimit {
+            uuid,
+            memory_bytes: memory,
+            context_bytes: 0,
+            compute_percent: compute_percent.0,
+            compute_ceiling_percent: most.0,
+        })
+    };
+    let shares = held.grant.holds.iter().filter_map(|(index, hold)| match hold {
+        Hold::Whole => None,
+        Hold::Share { compute_percent, memory } => Some(gpu_limit(*index, *compute_percent, memory.0 << 20)),
+    });
+    let gpus: Vec<GpuLimit> = shares.collect::<Result<_, CallError>>()?;
+    Ok((!gpus.is_empty()).then(|| ContainerLimits {
+        pod: uid.clone(),
+        namespace: pod.metadata.namespace.clone(),
+        name: pod.metadata.name.clone(),
+        container: held.grant.container.clone(),
+        meaning,
+        gpus,
+    }))
+}
