@@ -124,7 +124,7 @@ fn isolation(arguments: &Arguments, grants: &Path) -> Isolation {
             WithoutLibrary::Serve => "SHARES ARE NOT ENFORCED: containers can use all of their GPUs",
         };
         tracing::error!(
-            error = reason,
+            error = %reason,
             "cannot install libtessera.so; {so}; --library FILE names another file"
         );
     }
