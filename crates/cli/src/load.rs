@@ -99,7 +99,7 @@ pub(crate) async fn read_quota(client: &Client, rules: &Rules) -> Result<Quota> 
     };
     let Some(text) = data.get(quota::DATA_KEY) else { return Ok(Quota::default()) };
     // What can be told without them is told; what depends on them says why it cannot be.
-    let limits = quota::parse(text, &settings.home());
+    let limits = quota::parse(text, &settings.origin());
     Ok(limits.unwrap_or_else(|error| Quota::all_unreadable(error.to_string())))
 }
 

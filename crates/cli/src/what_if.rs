@@ -100,7 +100,7 @@ mod tests {
         assert!(error(&["gpu=2"]).starts_with("unknown resource \"gpu\"; choose one of aliyun.com/gpu-mem"));
         assert_eq!(error(&["cpu=1", "cpu=2"]), "cpu is given twice");
         assert!(error(&["cpu=1"]).starts_with("asks for no GPU"));
-        assert!(error(&["nvidia.com/gpu=half"]).starts_with("nvidia.com/gpu: half is no number"));
-        assert!(error(&["nvidia.com/gpu=1", "cpu=much"]).starts_with("cpu: `much` is no quantity"));
+        assert!(error(&["nvidia.com/gpu=half"]).starts_with("nvidia.com/gpu: half is not a number"));
+        assert!(error(&["nvidia.com/gpu=1", "cpu=much"]).starts_with("cpu: `much` is not a quantity"));
     }
 }

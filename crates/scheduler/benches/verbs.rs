@@ -19,7 +19,7 @@ use tessera_core::forecast::Forecast;
 use tessera_core::units::PodUid;
 use tessera_scheduler::state::{BindOutcome, BindStep, ClusterEvent, State, Timestamp, WatchEvent};
 use tessera_scheduler::verb::verdict_cache::VerdictCache;
-use tessera_wire::foreign::extender::{BindingArgs, ExtenderArgs, Name};
+use tessera_wire::foreign::extender::{BindingArgs, BorrowedName, ExtenderArgs};
 
 use self::cluster::{asked_about, cluster};
 
@@ -95,9 +95,9 @@ type Measure = fn(&mut State, &VerdictCache, &Call<'_>);
 const MEASURES: [(&str, Measure); 4] = [
     ("filter + prioritize", |state, memory, call| both(state, memory, &call.args)),
     ("the same, from and to JSON", |state, memory, call| {
-        let args: ExtenderArgs<Name<'_>> = serde_json::from_slice(&call.body).unwrap();
+        let args: ExtenderArgs<BorrowedName<'_>> = serde_json::from_slice(&call.body).unwrap();
         black_box(serde_json::to_vec(&state.filter(&args, memory)).unwrap());
-        let args: ExtenderArgs<Name<'_>> = serde_json::from_slice(&call.body).unwrap();
+        let args: ExtenderArgs<BorrowedName<'_>> = serde_json::from_slice(&call.body).unwrap();
         black_box(serde_json::to_vec(&state.prioritize(&args, memory)).unwrap());
     }),
     ("a kind of pod never seen before", |state, _, call| both(state, &VerdictCache::default(), &call.args)),

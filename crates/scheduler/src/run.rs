@@ -143,7 +143,7 @@ impl LeaderTasks {
                 let changes = watch::config_map(client(), &quota.namespace, &quota.name);
                 tasks.spawn(watch_quota(
                     Arc::clone(app),
-                    quota.home(),
+                    quota.origin(),
                     changes,
                     mark(&listed, |lists| &mut lists.quota),
                 ));

@@ -1,4 +1,5 @@
-//! Formats that other projects define: Kubernetes, NVIDIA's tools, and the GPU schedulers Tessera replaces.
+//! Formats that other projects define: Kubernetes, NVIDIA's tools, and the GPU schedulers that
+//! Tessera replaces.
 
 pub mod cgroup;
 pub mod dialect;

@@ -1,6 +1,7 @@
-//! Parses and writes every format Tessera exchanges with other programs. No sockets, no files, no decisions.
+//! Parses and writes every format Tessera exchanges with other programs.
+//! This crate opens no sockets, reads no files and makes no decisions.
 //!
-//! - [`foreign`]: formats that other projects define, such as the `nvidia-smi` matrix and Kubernetes objects.
+//! - [`foreign`]: formats of other projects, such as the `nvidia-smi` matrix and Kubernetes objects.
 //! - [`tessera`]: formats that Tessera defines, such as the grant and inventory annotations.
 //! - [`kubelet`]: the kubelet's interfaces, such as device plugins and podresources.
 //!

@@ -11,7 +11,9 @@ use axum::extract::rejection::BytesRejection;
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize, Serializer};
 use serde_json::value::RawValue;
-use tessera_wire::foreign::extender::{ExtenderArgs, FilterResult, Name, PreemptionArgs, PreemptionResult};
+use tessera_wire::foreign::extender::{
+    BorrowedName, ExtenderArgs, FilterResult, PreemptionArgs, PreemptionResult,
+};
 use tessera_wire::foreign::objects::Pod;
 
 use super::App;
@@ -36,7 +38,7 @@ pub(super) fn read<'b, T: Deserialize<'b>>(app: &App, body: &'b Body) -> Result<
 
 pub(super) async fn filter(FromApp(app): FromApp<Arc<App>>, body: Body) -> Response {
     let begun = Instant::now();
-    let args: ExtenderArgs<Name<'_>> = match read(&app, &body) {
+    let args: ExtenderArgs<BorrowedName<'_>> = match read(&app, &body) {
         Ok(args) => args,
         Err(error) => {
             app.metrics.answered("filter", "error", begun.elapsed());
@@ -67,7 +69,7 @@ pub(super) async fn filter(FromApp(app): FromApp<Arc<App>>, body: Body) -> Respo
 
 pub(super) async fn prioritize(FromApp(app): FromApp<Arc<App>>, body: Body) -> Response {
     let begun = Instant::now();
-    let (outcome, answer) = match read::<ExtenderArgs<Name<'_>>>(&app, &body) {
+    let (outcome, answer) = match read::<ExtenderArgs<BorrowedName<'_>>>(&app, &body) {
         Ok(args) => ("ok", Json(app.read().prioritize(&args, &app.verdicts)).into_response()),
         // There is no place for an error, and kube-scheduler would not show it.
         Err(_) => ("error", Json([(); 0]).into_response()),

@@ -189,7 +189,7 @@ fn pods_by_filter_and_in_detail() {
         odd["problem"]
             .as_str()
             .unwrap()
-            .starts_with("container main: nvidia.com/gpu: half is no number; write 1")
+            .starts_with("container main: nvidia.com/gpu: half is not a number; write 1")
     );
     assert!(pods::pod(&state, "team", "nobody").is_none());
     // Chosen, but not yet seen bound.

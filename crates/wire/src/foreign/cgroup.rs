@@ -1,29 +1,29 @@
-//! Whose process it is, by the text of its `/proc/<pid>/cgroup`.
+//! Finds the pod and container of a process from the text of `/proc/<pid>/cgroup`.
 //!
-//! Every kubelet driver, container runtime and version of control groups writes the path in its own way, and a reader in a
-//! cgroup namespace of its own sees it cut off at the front. What all have in common: one component names the pod, a later
-//! one the container.
+//! Every kubelet driver, container runtime and cgroup version writes the path in its own way, and a
+//! reader in its own cgroup namespace sees the path without its first components. All forms have
+//! one thing in common: one component names the pod, and a later component names the container.
 
-/// Whose process it is, as far as the kernel tells.
+/// The owner of a process, as far as its cgroup path shows.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum CgroupOwner {
     /// A container of a pod.
     Pod {
-        /// The pod's UID as the kubelet knows it; for static pods that is not the API server's.
+        /// The UID that the kubelet uses. For static pods it differs from the API server's UID.
         uid: String,
-        /// The container's ID; absent for a process of the pod that is in no container.
+        /// The container's ID, or `None` if the process runs in the pod but in no container.
         container: Option<String>,
     },
-    /// A container, of no pod that can be told.
+    /// A container whose path names no pod.
     Container(String),
-    /// Nobody's container.
+    /// A process of the host, outside any container.
     Host,
 }
 
-/// Reads the text of `/proc/<pid>/cgroup`.
+/// Parses the text of `/proc/<pid>/cgroup`.
 ///
-/// Under both versions of control groups at once, the line of version 2 may say nothing: any line that names a pod wins, then any
-/// that names a container.
+/// If both cgroup versions are mounted, the line of version 2 may be `/`. A line that names a pod
+/// wins over a line that names only a container.
 #[must_use]
 pub fn owner(text: &str) -> CgroupOwner {
     let mut lines: Vec<(usize, CgroupOwner)> = text.lines().filter_map(line).collect();
@@ -40,7 +40,7 @@ fn certainty(owner: &CgroupOwner) -> usize {
     }
 }
 
-/// `hierarchy:controllers:path`; the path may hold colons of its own.
+/// Parses `hierarchy:controllers:path`. The path may contain colons.
 fn line(text: &str) -> Option<(usize, CgroupOwner)> {
     let mut parts = text.splitn(3, ':');
     let (_hierarchy, controllers, path) = (parts.next()?, parts.next()?, parts.next()?);
@@ -52,9 +52,10 @@ fn line(text: &str) -> Option<(usize, CgroupOwner)> {
 
 fn owner_of_path(path: &str) -> CgroupOwner {
     let path = path.to_ascii_lowercase();
-    // With a cgroup driver that the kubelet does not expect, pod and container stand in one component, apart by colons.
+    // If kubelet and runtime use different cgroup drivers, colons separate pod and container
+    // within one component.
     let components: Vec<&str> = path.split(['/', ':']).filter(|part| !part.is_empty()).collect();
-    // The first: in a cluster within a pod, the outer pod is the one that the node's kubelet knows.
+    // The first pod wins: in a cluster that runs inside a pod, the node's kubelet knows the outer pod.
     let pod = components.iter().enumerate().find_map(|(place, component)| Some((place, pod_uid(component)?)));
     match pod {
         Some((place, uid)) => {
@@ -68,7 +69,8 @@ fn owner_of_path(path: &str) -> CgroupOwner {
     }
 }
 
-/// `pod<uid>`, or `[<root>-]kubepods[-burstable|-besteffort]-pod<uid>`, with or without `.slice`.
+/// Parses `pod<uid>` or `[<root>-]kubepods[-burstable|-besteffort]-pod<uid>`, with or without
+/// `.slice`.
 fn pod_uid(component: &str) -> Option<String> {
     let name = component.strip_suffix(".slice").unwrap_or(component);
     let text = match name.rfind("-pod") {
@@ -79,8 +81,8 @@ fn pod_uid(component: &str) -> Option<String> {
     is_uid(text).then(|| text.replace('_', "-"))
 }
 
-/// Eight, four, four, four and twelve hexadecimal digits, as the API server writes a UID; 32 without gaps are a kubelet's own, for a
-/// static pod.
+/// Returns whether `text` is a pod UID: groups of 8, 4, 4, 4 and 12 hexadecimal digits as written
+/// by the API server, or 32 digits as the kubelet writes them for static pods.
 fn is_uid(text: &str) -> bool {
     let groups: Vec<&str> = text.split(['-', '_']).collect();
     let lengths: Vec<usize> = groups.iter().map(|group| group.len()).collect();
@@ -88,7 +90,8 @@ fn is_uid(text: &str) -> bool {
     hex && matches!(lengths.as_slice(), [8, 4, 4, 4, 12] | [32])
 }
 
-/// 64 hexadecimal digits, bare or behind the runtime's name. What watches over a container is not in it.
+/// Parses a container ID: 64 hexadecimal digits, with or without the runtime's name in front.
+/// The runtime's monitor process (`conmon`) is not part of the container.
 fn container_id(component: &str) -> Option<String> {
     let name = component.strip_suffix(".scope").unwrap_or(component);
     let (runtime, id) = name.rsplit_once('-').unwrap_or(("", name));
@@ -123,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn containers_of_pods() {
+    fn finds_the_pod_and_container_in_every_known_path_form() {
         for path in [
             // cgroupfs.
             "0::/kubepods/pod{uid}/{id}",
@@ -136,7 +139,7 @@ mod tests {
             "0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{slice}.slice/cri-containerd-{id}.scope",
             "0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{slice}.slice/crio-{id}.scope/container",
             "0::/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod{slice}.slice/docker-{id}.scope",
-            // A kubelet that expects systemd and a runtime that does not use it: one component with colons.
+            // A kubelet that uses systemd with a runtime that does not: one component with colons.
             "0::/system.slice/containerd.service/kubepods-burstable-pod{slice}.slice:cri-containerd:{id}",
             // kind and minikube: the node itself is a container.
             "0::/docker/{id2}/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-burstable.slice/kubelet-kubepods-burstable-pod{slice}.slice/cri-containerd-{id}.scope",
@@ -149,15 +152,15 @@ mod tests {
             "0::/kubepods/pod{uid}/{id}/init.scope",
             "0::/kubepods/pod{uid}/{id}/docker/{id2}",
             "0::/kubepods/pod{uid}/{id}/kubepods/pod{other}/{id2}",
-            // Ended, but not yet buried.
+            // The process has ended, but its parent has not collected its exit status yet.
             "0::/kubepods/pod{uid}/{id} (deleted)",
-            // Version 1, in any order of lines.
+            // cgroup version 1, with the lines in any order.
             "12:memory:/kubepods/burstable/pod{uid}/{id}\n11:cpu,cpuacct:/kubepods/burstable/pod{uid}/{id}\n1:name=systemd:/kubepods/burstable/pod{uid}/{id}\n",
             "3:pids:/\n1:name=systemd:/kubepods.slice/kubepods-pod{slice}.slice/cri-containerd-{id}.scope",
-            // Both at once: version 2 says nothing, or names the runtime's service.
+            // Both versions: the line of version 2 is empty or names the runtime's service.
             "4:memory:/kubepods/pod{uid}/{id}\n0::/",
             "0::/system.slice/containerd.service\n4:memory:/kubepods/pod{uid}/{id}",
-            // Capitals.
+            // Upper-case letters.
             "0::/kubepods/pod8DBC5577-D0E2-4706-8787-57D52C03DDF2/{id}",
         ] {
             check(path, &in_pod(UID));
@@ -170,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn pods_without_a_container() {
+    fn finds_the_pod_of_a_process_outside_its_containers() {
         let pod = CgroupOwner::Pod { uid: UID.into(), container: None };
         check("0::/kubepods.slice/kubepods-pod{slice}.slice", &pod);
         check("0::/kubepods.slice/kubepods-pod{slice}.slice/crio-conmon-{id}.scope", &pod);
@@ -178,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn containers_without_a_pod() {
+    fn finds_containers_that_belong_to_no_pod() {
         for path in [
             "0::/docker/{id}",
             "0::/system.slice/docker-{id}.scope",
@@ -193,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn the_host() {
+    fn reports_everything_else_as_a_host_process() {
         for path in [
             "0::/",
             "",
@@ -202,7 +205,7 @@ mod tests {
             "0::/user.slice/user-1000.slice/session-3.scope",
             "0::/system.slice/crio-conmon-{id}.scope",
             "0::/machine.slice/libpod-conmon-{id}.scope",
-            // Nearly, but not.
+            // Similar to a pod or container, but invalid.
             "0::/kubepods/pod8dbc5577/abc",
             "0::/podman-{uid}/x",
             "0::/tripod-{uid}",
@@ -214,13 +217,13 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn no_text_makes_it_panic(text in ".{0,200}", path in "(/|:|pod|kubepods|-pod|.slice|[0-9a-f_-]{1,40}){0,12}") {
+        fn never_panics(text in ".{0,200}", path in "(/|:|pod|kubepods|-pod|.slice|[0-9a-f_-]{1,40}){0,12}") {
             let _ = owner(&text);
             let _ = owner(&format!("0::{path}"));
         }
 
         #[test]
-        fn whatever_stands_before_and_after_changes_nothing(before in "(/[a-z.-]{1,9}){0,3}", after in "(/[a-z.]{1,9}){0,3}") {
+        fn ignores_components_before_and_after_the_pod(before in "(/[a-z.-]{1,9}){0,3}", after in "(/[a-z.]{1,9}){0,3}") {
             proptest::prop_assert_eq!(owner(&format!("0::{before}/kubepods/pod{UID}/{ID}{after}")), in_pod(UID));
         }
     }

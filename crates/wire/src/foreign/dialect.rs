@@ -1,4 +1,4 @@
-//! The vocabularies pods ask in, all read into one [`Request`].
+//! The dialects of GPU requests. Each dialect is parsed into the same [`Request`].
 
 pub mod gpushare;
 pub mod vcuda;
@@ -13,7 +13,7 @@ use crate::foreign::quantity::Quantity;
 
 pub use gpushare::MemoryUnit;
 
-/// A vocabulary.
+/// A vocabulary of GPU requests: the resource names of one project.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Dialect {
     /// `nvidia.com/gpu`: whole GPUs.
@@ -26,110 +26,112 @@ pub enum Dialect {
     Vcuda,
 }
 
-/// A request nobody can serve. Each message says what to write instead.
+/// A request that no node can serve. Each message says what to write instead.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadRequest {
-    /// Not a number at all.
-    #[error("{resource}: {value} is no number; write {example}")]
+    /// The amount is not a number.
+    #[error("{resource}: {value} is not a number; write {example}")]
     NotANumber {
-        /// Which resource.
+        /// Name of the resource.
         resource: &'static str,
-        /// What the manifest says.
+        /// Amount in the manifest.
         value: String,
-        /// What it could say.
+        /// Valid amount to write instead.
         example: &'static str,
     },
-    /// A part of a GPU asked for in a vocabulary of whole ones, or less than nothing.
+    /// The amount is a fraction or negative, but the dialect counts whole GPUs.
     #[error("{resource}: {value} is not a whole number; write {example}")]
     NotWhole {
-        /// Which resource.
+        /// Name of the resource.
         resource: &'static str,
-        /// What the manifest says.
+        /// Amount in the manifest.
         value: String,
-        /// What it could say.
+        /// Valid amount to write instead.
         example: &'static str,
     },
-    /// A suffix on a resource that already has a unit.
+    /// The amount has a suffix, but the resource already has a unit.
     #[error(
         "{resource}: {value} means {meant} units of {unit}; write the number of units, such as {example}"
     )]
     Suffix {
-        /// Which resource.
+        /// Name of the resource.
         resource: &'static str,
-        /// What the manifest says.
+        /// Amount in the manifest.
         value: String,
-        /// The number Kubernetes reads.
+        /// Number that Kubernetes parses from the amount.
         meant: u64,
-        /// One unit of the resource.
+        /// Name of the resource's unit.
         unit: &'static str,
-        /// The same number without its suffix.
+        /// Amount without its suffix.
         example: String,
     },
-    /// More GPUs than any node has.
-    #[error("{resource}: {value} is more GPUs than a node can have; write at most {most}")]
+    /// The container requests more GPUs than any node can have.
+    #[error("{resource}: {value} is more GPUs than a node can have; write at most {max}")]
     TooMany {
-        /// Which resource.
+        /// Name of the resource.
         resource: &'static str,
-        /// What was asked for.
+        /// Requested amount.
         value: u64,
-        /// The limit, in the resource's unit.
-        most: u64,
+        /// Largest valid amount, in the resource's unit.
+        max: u64,
     },
-    /// More than one GPU, but not a whole number of GPUs.
+    /// The container requests more than one GPU, but not a whole number of GPUs.
     #[error(
-        "{core}: {0} is more than one GPU but no multiple of 100; write {lower} or {upper} for whole GPUs, or at most 99 for a share of one",
+        "{core}: {0} is more than one GPU but not a multiple of 100; write {lower} or {upper} for whole GPUs, or at most 99 for a share of one",
         core = vcuda::CORE, lower = .0 / 100 * 100, upper = .0.saturating_add(100) / 100 * 100
     )]
     CoresBetweenGpus(u64),
-    /// A share of compute without memory.
+    /// The container requests a share of compute time without memory.
     #[error(
         "{core}: {0} is a share of a GPU and needs memory; add {memory}, in units of 256 MiB (such as 30 for 7680 MiB), or write {core}: 100 for a whole GPU",
         core = vcuda::CORE, memory = vcuda::MEMORY
     )]
     ShareWithoutMemory(u64),
-    /// Memory without a share of compute.
+    /// The container requests memory without a share of compute time.
     #[error("{memory}: {0} needs {core} too; add {core}: 1 to 99 for a share, or 100 for a whole GPU", core = vcuda::CORE, memory = vcuda::MEMORY)]
     MemoryWithoutShare(u64),
-    /// A resource that only informs.
+    /// The container requests a resource that only reports the number of GPUs.
     #[error(
-        "{} only tells how many GPUs a node has; ask for memory with {}",
+        "{} only reports how many GPUs a node has; request memory with {}",
         gpushare::COUNT,
         gpushare::MEMORY
     )]
     Informational,
-    /// Two vocabularies in one container.
-    #[error("asks in two vocabularies, {0} and {1}; keep one of them")]
+    /// One container uses two dialects.
+    #[error("requests both {0} and {1}; keep one of them")]
     Mixed(Dialect, Dialect),
-    /// Requests and limits differ.
+    /// The amounts in `requests` and `limits` differ.
     #[error(
         "{resource}: requests {requests} but limits to {limits}; write the same number in both, or limits only"
     )]
     Unequal {
-        /// Which resource.
+        /// Name of the resource.
         resource: &'static str,
-        /// In `requests`.
+        /// Amount in `requests`.
         requests: String,
-        /// In `limits`.
+        /// Amount in `limits`.
         limits: String,
     },
 }
 
-/// What a container asks of the GPUs, in whichever vocabulary; `None` if it asks for none. The unit of
-/// `aliyun.com/gpu-mem` is the node's, so the same pod may mean different amounts on different nodes.
+/// Returns the GPU request of a container and its dialect, or `None` if it requests no GPU.
+///
+/// The node defines the unit of `aliyun.com/gpu-mem`, so one pod may request different amounts on
+/// different nodes.
 pub fn request(
     limits: &Amounts,
     requests: &Amounts,
     unit: MemoryUnit,
 ) -> Result<Option<(Dialect, Request)>, BadRequest> {
-    let asked = Asked { limits, requests };
-    if asked.text(gpushare::COUNT)?.is_some_and(|text| text.parse() != Ok(Quantity::default())) {
+    let amounts = RequestedAmounts { limits, requests };
+    if amounts.text(gpushare::COUNT)?.is_some_and(|text| text.parse() != Ok(Quantity::default())) {
         return Err(BadRequest::Informational);
     }
     let requests = [
-        (Dialect::Nvidia, whole::NVIDIA.read(&asked)?),
-        (Dialect::Gputopology, whole::GPUTOPOLOGY.read(&asked)?),
-        (Dialect::Gpushare, gpushare::read(&asked, unit)?),
-        (Dialect::Vcuda, vcuda::read(&asked)?),
+        (Dialect::Nvidia, whole::NVIDIA.parse(&amounts)?),
+        (Dialect::Gputopology, whole::GPUTOPOLOGY.parse(&amounts)?),
+        (Dialect::Gpushare, gpushare::parse(&amounts, unit)?),
+        (Dialect::Vcuda, vcuda::parse(&amounts)?),
     ];
     let mut found = requests.into_iter().filter_map(|(dialect, request)| Some((dialect, request?)));
     match (found.next(), found.next()) {
@@ -138,16 +140,17 @@ pub fn request(
     }
 }
 
-/// More units than any GPU will ever have, even of 1 MiB: ten terabytes.
-const VAST: u64 = 10_000_000;
+/// Largest plausible number of memory units of one GPU. In units of 1 MiB it is ten terabytes,
+/// more than any GPU has.
+const MAX_PLAUSIBLE_UNITS: u64 = 10_000_000;
 
-/// What a manifest says of each resource, in `limits` or, failing that, in `requests`.
-pub(crate) struct Asked<'a> {
+/// The amounts of a container in its manifest. `limits` wins over `requests`.
+pub(crate) struct RequestedAmounts<'a> {
     limits: &'a Amounts,
     requests: &'a Amounts,
 }
 
-impl<'a> Asked<'a> {
+impl<'a> RequestedAmounts<'a> {
     fn text(&self, resource: &'static str) -> Result<Option<&'a str>, BadRequest> {
         let (limit, request) = (self.limits.get(resource), self.requests.get(resource));
         if let (Some(limits), Some(requests)) = (limit, request)
@@ -159,7 +162,7 @@ impl<'a> Asked<'a> {
         Ok(limit.or(request).map(|amount| amount.0.as_str()))
     }
 
-    /// A whole number; zero where the manifest does not say.
+    /// Returns a whole number, or zero if the manifest does not name the resource.
     fn count(&self, resource: &'static str, example: &'static str) -> Result<u64, BadRequest> {
         let Some(text) = self.text(resource)? else {
             return Ok(0);
@@ -170,8 +173,8 @@ impl<'a> Asked<'a> {
         quantity.whole().ok_or_else(|| BadRequest::NotWhole { resource, value: value(), example })
     }
 
-    /// A number of units, refusing suffixes that cannot be meant: `10G` would mean ten thousand million units. The API
-    /// server itself writes 8000 as `8k`, so a suffix alone proves nothing.
+    /// Returns a number of units and rejects implausible suffixes: `10G` would be ten billion units.
+    /// Smaller amounts with a suffix are valid, because the API server writes 8000 as `8k`.
     fn units(
         &self,
         resource: &'static str,
@@ -181,7 +184,7 @@ impl<'a> Asked<'a> {
         let meant = self.count(resource, example)?;
         let text = self.text(resource)?.unwrap_or_default().trim();
         let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
-        if digits.len() < text.len() && meant > VAST {
+        if digits.len() < text.len() && meant > MAX_PLAUSIBLE_UNITS {
             let example = digits.to_owned();
             return Err(BadRequest::Suffix { resource, value: text.to_owned(), meant, unit, example });
         }
@@ -190,10 +193,10 @@ impl<'a> Asked<'a> {
 }
 
 impl Dialect {
-    /// All of them.
+    /// All dialects.
     pub const ALL: [Self; 4] = [Self::Nvidia, Self::Gputopology, Self::Gpushare, Self::Vcuda];
 
-    /// The resource by which pods ask in it, and nodes offer.
+    /// Returns the resource that pods request and nodes advertise in this dialect.
     #[must_use]
     pub fn resource(self) -> &'static str {
         match self {
@@ -216,13 +219,13 @@ impl fmt::Display for Dialect {
 pub struct DialectSet(u8);
 
 impl DialectSet {
-    /// The set with `dialect`.
+    /// Returns the set with `dialect` added.
     #[must_use]
     pub fn with(self, dialect: Dialect) -> Self {
         Self(self.0 | Self::bit(dialect))
     }
 
-    /// Whether every member of `other` is a member.
+    /// Returns whether this set contains every dialect of `other`.
     #[must_use]
     pub fn covers(self, other: Self) -> bool {
         self.0 & other.0 == other.0

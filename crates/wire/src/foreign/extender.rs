@@ -1,7 +1,8 @@
-//! The JSON between kube-scheduler and an extender.
+//! The JSON that kube-scheduler and an extender exchange.
 //!
-//! kube-scheduler writes its Go field names, so keys are capitalised; it reads keys in any case. People and older tools
-//! write lower-case keys. So we read both and write capitals. Absent things come as `null`.
+//! kube-scheduler writes Go field names, so its keys are capitalised. It reads keys in any case.
+//! Users and older tools write lower-case keys. This module reads both and writes capitalised keys.
+//! An absent value arrives as `null`.
 
 mod preemption;
 
@@ -13,37 +14,37 @@ use serde::{Deserialize, Serialize};
 pub use self::preemption::{MetaPod, MetaVictims, PreemptionArgs, PreemptionResult, Victims};
 use crate::foreign::objects::{Node, Pod, null_as_default};
 
-/// Scores run from 0 to this; kube-scheduler does not clamp what goes beyond.
+/// Highest score of a node; the lowest is 0. kube-scheduler does not clamp higher scores.
 pub const MAX_SCORE: i64 = 10;
 
-/// The question of `filter` and `prioritize`: one pod, and the nodes still in play. `N` is how names are kept.
+/// Body of a `filter` or `prioritize` call: one pod and the candidate nodes. `N` holds a node name.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "PascalCase")]
 pub struct ExtenderArgs<N = String> {
     /// The pod to place.
     #[serde(alias = "pod")]
     pub pod: Pod,
-    /// Whole nodes: sent to extenders without `nodeCacheCapable`.
+    /// Complete node objects, sent to extenders without `nodeCacheCapable`.
     #[serde(alias = "nodes", default)]
     pub nodes: Option<NodeList>,
-    /// Their names: sent to extenders with `nodeCacheCapable`.
+    /// Node names, sent to extenders with `nodeCacheCapable`.
     #[serde(alias = "nodeNames", alias = "nodenames")]
     pub node_names: Option<Vec<N>>,
 }
 
-/// A node's name, left where it stands in the request: there may be ten thousand of them in each.
+/// A node name borrowed from the request body, which may hold ten thousand names.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
-pub struct Name<'a>(#[serde(borrow)] pub Cow<'a, str>);
+pub struct BorrowedName<'a>(#[serde(borrow)] pub Cow<'a, str>);
 
-impl AsRef<str> for Name<'_> {
+impl AsRef<str> for BorrowedName<'_> {
     fn as_ref(&self) -> &str {
         &self.0
     }
 }
 
 impl<N: AsRef<str>> ExtenderArgs<N> {
-    /// The nodes asked about, whichever way they were sent.
+    /// Returns the names of the candidate nodes from whichever field is set.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         let from_nodes =
             self.nodes.iter().flat_map(|list| &list.items).map(|node| node.metadata.name.as_str());
@@ -51,7 +52,7 @@ impl<N: AsRef<str>> ExtenderArgs<N> {
     }
 }
 
-/// Whole nodes.
+/// A list of complete node objects.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeList {
     /// The nodes.
@@ -59,62 +60,63 @@ pub struct NodeList {
     pub items: Vec<Node>,
 }
 
-/// The answer of `filter`. A node in none of the four places is dropped without a reason for the user to read.
+/// Response of `filter`. kube-scheduler drops a node that appears in none of the four fields, and the
+/// user sees no reason.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, rename_all = "PascalCase")]
 pub struct FilterResult {
     /// The nodes that fit, for extenders without `nodeCacheCapable`.
     #[serde(alias = "nodes")]
     pub nodes: Option<NodeList>,
-    /// The names of those that fit, for extenders with it.
+    /// The names of the nodes that fit, for extenders with `nodeCacheCapable`.
     #[serde(alias = "nodeNames", alias = "nodenames")]
     pub node_names: Option<Vec<String>>,
-    /// Why others do not; evicting pods there might help.
+    /// Reasons of the nodes that do not fit but may fit after evictions.
     #[serde(alias = "failedNodes", deserialize_with = "null_as_default")]
     pub failed_nodes: BTreeMap<String, String>,
-    /// Why others do not; nothing but a change of the node would help.
+    /// Reasons of the nodes that do not fit and that evictions cannot make fit.
     #[serde(alias = "failedAndUnresolvableNodes", deserialize_with = "null_as_default")]
     pub failed_and_unresolvable_nodes: BTreeMap<String, String>,
-    /// The question could not be answered. Not for pods that fit nowhere: those get reasons per node.
+    /// Error of the call itself. A pod that fits nowhere is not an error: it gets a reason per node.
     #[serde(alias = "error", deserialize_with = "null_as_default")]
     pub error: String,
 }
 
-/// One entry of the answer of `prioritize`, which is a bare array of these. Nodes that are left out have 0.
+/// One entry of the `prioritize` response, which is an array of these. An omitted node scores 0.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "PascalCase")]
 pub struct HostPriority<H = String> {
-    /// The node.
+    /// Name of the node.
     #[serde(alias = "host")]
     pub host: H,
-    /// 0 to [`MAX_SCORE`].
+    /// Score from 0 to [`MAX_SCORE`].
     #[serde(alias = "score")]
     pub score: i64,
 }
 
-/// The question of `bind`.
+/// Body of a `bind` call.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "PascalCase")]
 pub struct BindingArgs {
-    /// The pod to bind.
+    /// Name of the pod to bind.
     #[serde(alias = "podName")]
     pub pod_name: String,
-    /// Its namespace.
+    /// Namespace of the pod.
     #[serde(alias = "podNamespace")]
     pub pod_namespace: String,
-    /// Its identity, so that a new pod of the same name is not bound by mistake.
+    /// UID of the pod. It prevents binding a new pod of the same name by mistake.
     #[serde(rename = "PodUID", alias = "podUID", alias = "podUid")]
     pub pod_uid: String,
-    /// The node that was chosen.
+    /// Name of the chosen node.
     #[serde(alias = "node")]
     pub node: String,
 }
 
-/// The answer of `bind`.
+/// Response of `bind`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, rename_all = "PascalCase")]
 pub struct BindingResult {
-    /// Why the pod was not bound; empty when it was.
+    /// Reason why the pod was not bound, or empty on success.
     #[serde(alias = "error", deserialize_with = "null_as_default")]
     pub error: String,
 }
@@ -124,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lower_case_keys_and_missing_keys_are_read() {
+    fn reads_lower_case_keys_and_accepts_missing_keys() {
         let args: ExtenderArgs =
             serde_json::from_str(r#"{"pod":{"metadata":{"name":"p"}},"nodenames":["a","b"]}"#).unwrap();
         assert_eq!(args.names().collect::<Vec<_>>(), ["a", "b"]);
@@ -135,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_are_written_capitalised() {
+    fn writes_capitalised_keys() {
         let result = FilterResult {
             node_names: Some(vec!["a".into()]),
             failed_nodes: BTreeMap::from([("b".into(), "full".into())]),
@@ -163,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_is_needed() {
+    fn rejects_a_body_without_a_pod() {
         let error = serde_json::from_str::<ExtenderArgs>(r#"{"NodeNames":["a"]}"#).unwrap_err();
         assert!(error.to_string().contains("missing field `Pod`"), "{error}");
     }

@@ -1,4 +1,5 @@
-//! The node annotation `GPU_TOPOLOGY`: one entry per pair of GPUs, `"GPU_NV2_0_3":"Two NVLinks"`.
+//! gputopology's node annotation `GPU_TOPOLOGY`, which lists each pair of GPUs:
+//! `"GPU_NV2_0_3":"Two NVLinks"`.
 
 use std::collections::BTreeMap;
 
@@ -8,30 +9,32 @@ use tessera_core::units::GpuIndex;
 
 use crate::foreign::link;
 
-/// The annotation's key.
+/// Key of the annotation.
 pub const KEY: &str = "GPU_TOPOLOGY";
 
-/// An annotation that cannot be read.
+/// An annotation that cannot be parsed.
 #[derive(Debug, thiserror::Error)]
 pub enum BadAnnotation {
-    /// Not a JSON object of strings.
-    #[error("{KEY}: expected a JSON object of texts such as {{\"GPU_PIX_0_1\":\"Single PCI switch\"}}: {0}")]
+    /// The annotation is not a JSON object of strings.
+    #[error(
+        "{KEY}: expected a JSON object of strings such as {{\"GPU_PIX_0_1\":\"Single PCI switch\"}}: {0}"
+    )]
     Json(#[from] serde_json::Error),
-    /// A key of another form.
+    /// A key has the wrong form.
     #[error(
         "{KEY}: found key `{key}`, expected GPU_<link>_<i>_<j> with i < j < {limit} and a link such as PIX or NV2"
     )]
     Key {
-        /// The key.
+        /// Key found in the annotation.
         key: String,
-        /// GPUs the node has.
+        /// Number of GPUs of the node.
         limit: usize,
     },
 }
 
 const UNKNOWN: &str = "N-A";
 
-/// Reads an annotation of a node with `count` GPUs. Pairs it does not name are unknown.
+/// Parses the annotation of a node with `count` GPUs. The link of an omitted pair is unknown.
 pub fn parse(json: &str, count: usize) -> Result<Topology, BadAnnotation> {
     let entries: BTreeMap<String, String> = serde_json::from_str(json)?;
     let limit = count.min(GpuSet::CAPACITY);
@@ -57,7 +60,8 @@ fn parse_key(key: &str, limit: usize) -> Option<((GpuIndex, GpuIndex), Link)> {
     (a < b && b.position() < limit).then_some(((a, b), link))
 }
 
-/// Writes the annotation: compact, keys sorted bytewise. `None` for fewer than two GPUs, which have no pair.
+/// Writes the annotation as compact JSON with keys in byte order. Returns `None` for fewer than two
+/// GPUs, which form no pair.
 #[must_use]
 pub fn print(topology: &Topology) -> Option<String> {
     let pairs = topology.gpus().pairs().map(|(a, b)| {
@@ -66,7 +70,7 @@ pub fn print(topology: &Topology) -> Option<String> {
         (format!("GPU_{word}_{a}_{b}"), description(link))
     });
     let entries: BTreeMap<String, String> = pairs.collect();
-    // A map of texts always has a JSON form.
+    // Serializing a map of strings cannot fail.
     (!entries.is_empty()).then(|| serde_json::to_string(&entries).ok())?
 }
 
@@ -114,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn writes_what_the_original_plugin_wrote() {
+    fn writes_the_same_text_as_gputopology() {
         let topology = Topology::from_pairs(3, |a, b| match (a.0, b.0) {
             (0, 1) => Link { pcie: Some(PcieLevel::System), nvlinks: 2 },
             (0, 2) => Link::pcie(PcieLevel::HostBridge),
@@ -126,14 +130,14 @@ mod tests {
     }
 
     #[test]
-    fn keys_are_sorted_bytewise() {
+    fn writes_keys_in_byte_order() {
         let text = print(&Topology::from_pairs(11, |_, _| Link::nvlink(1))).unwrap();
         assert!(text.find("GPU_NV1_0_10").unwrap() < text.find("GPU_NV1_0_2").unwrap());
         assert_eq!(text.matches("Single NVLink\"").count(), 55);
     }
 
     #[test]
-    fn reads_what_it_writes_up_to_eighteen_nvlinks() {
+    fn parses_its_own_output_up_to_eighteen_nvlinks() {
         let topology = Topology::from_pairs(16, |a, b| match (a.0 + b.0) % 25 {
             sum @ 1..=18 => Link::nvlink(sum),
             sum @ 19..=24 => Link::pcie(PcieLevel::ALL[usize::from(sum - 19)]),
@@ -143,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_name_the_key() {
+    fn every_error_names_the_key() {
         for key in ["GPU_PIX_0", "GPU_PIX_1_0", "GPU_PIX_0_8", "GPU_FAST_0_1", "GPU_PIX_0_1_2", "PIX_0_1"] {
             let error = parse(&format!(r#"{{"{key}":""}}"#), 8).unwrap_err().to_string();
             assert!(error.contains(&format!("found key `{key}`, expected GPU_<link>_<i>_<j>")), "{error}");

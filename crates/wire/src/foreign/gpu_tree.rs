@@ -1,4 +1,4 @@
-//! The tree of GPUs as gpu-manager prints it.
+//! The tree of a node's GPUs in the format of gpu-manager.
 
 use std::fmt::Write as _;
 
@@ -8,16 +8,17 @@ use tessera_core::node::{GpuRoom, NodeState};
 use tessera_core::tree::{Group, GroupLevel, TopologyTree};
 use tessera_core::units::{GpuIndex, MiB};
 
-/// What runs on a GPU now, which the ledger does not know.
+/// Measured use of one GPU, which the ledger does not contain.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GpuActivity {
-    /// Process ids on the GPU.
+    /// IDs of the processes on the GPU.
     pub pids: Vec<u32>,
-    /// Memory they use.
+    /// Memory used by these processes.
     pub used: MiB,
 }
 
-/// The tree of a node's GPUs with what is left of each; `activity` by GPU, empty where unknown.
+/// Prints the tree of a node's GPUs with the free capacity of each. `activity` is indexed by GPU and
+/// may be shorter than the list of GPUs if it is unknown.
 #[must_use]
 pub fn print(node: &NodeState, activity: &[GpuActivity]) -> String {
     let printer = Printer { node, activity };
@@ -62,9 +63,9 @@ impl Printer<'_> {
     }
 
     fn leaf(&self, text: &mut String, gpu: GpuIndex) {
-        // A broken GPU has room, but nobody gets it.
-        let is_well = self.node.node().gpu(gpu).is_some_and(|card| card.health == Health::Healthy);
-        let room = if is_well { self.node.room(gpu) } else { GpuRoom::default() };
+        // No pod can be placed on an unhealthy GPU, so none of its capacity is allocatable.
+        let is_healthy = self.node.node().gpu(gpu).is_some_and(|gpu| gpu.health == Health::Healthy);
+        let room = if is_healthy { self.node.room(gpu) } else { GpuRoom::default() };
         let _ = writeln!(
             text,
             "GPU{gpu} ({}, allocatableCores: {}, allocatableMemory: {})",
@@ -74,13 +75,12 @@ impl Printer<'_> {
         );
     }
 
-    /// Pids and memory of all GPUs of a part together.
+    /// Formats the processes and memory of `gpus` together.
     fn usage(&self, gpus: GpuSet) -> String {
         let active = || gpus.iter().filter_map(|gpu| self.activity.get(gpu.position()));
-        let pids: Vec<String> = active().flat_map(|card| &card.pids).map(u32::to_string).collect();
-        let used: MiB = active().map(|card| card.used).sum();
-        let total: MiB =
-            gpus.iter().filter_map(|gpu| self.node.node().gpu(gpu)).map(|card| card.memory).sum();
+        let pids: Vec<String> = active().flat_map(|gpu| &gpu.pids).map(u32::to_string).collect();
+        let used: MiB = active().map(|gpu| gpu.used).sum();
+        let total: MiB = gpus.iter().filter_map(|gpu| self.node.node().gpu(gpu)).map(|gpu| gpu.memory).sum();
         format!("pids: [{}], usedMemory: {}, totalMemory: {}", pids.join(" "), bytes(used), bytes(total))
     }
 
@@ -93,7 +93,8 @@ fn bytes(memory: MiB) -> u128 {
     u128::from(memory.0) << 20
 }
 
-/// gpu-manager's names, which differ from `nvidia-smi`'s in `CPU`; it knows no NVLink.
+/// Returns gpu-manager's name of a level. `nvidia-smi` calls `CPU` `NODE`. gpu-manager has no NVLink
+/// level; `NVL` is ours.
 fn level_name(level: GroupLevel) -> &'static str {
     match level {
         GroupLevel::NvLink => "NVL",
@@ -121,15 +122,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn prints_groups_by_level_then_by_what_is_free() {
+    fn prints_groups_by_level_and_free_gpus() {
         let gpu = |index| Gpu::new(GpuIndex(index), "GPU-x".into(), "P4".into(), MiB(8));
         let topology = Topology::from_pairs(5, |a, b| match (a.0 / 2 == b.0 / 2, b.0) {
             (true, _) => Link::pcie(PcieLevel::SingleSwitch),
             (false, 4) => Link::pcie(PcieLevel::System),
             (false, _) => Link::pcie(PcieLevel::HostBridge),
         });
-        let cards = (0..5).map(gpu).collect();
-        let node = Node::new("n".into(), cards, topology, MilliCpu::ZERO, MiB::ZERO).unwrap();
+        let gpus = (0..5).map(gpu).collect();
+        let node = Node::new("n".into(), gpus, topology, MilliCpu::ZERO, MiB::ZERO).unwrap();
         let mut state = NodeState::empty(Arc::new(node));
         let share = Hold::Share { compute_percent: Percent(30), memory: MiB(2) };
         state.add(&PodGrant {

@@ -1,4 +1,5 @@
-//! What the original extenders show of their nodes, in their own JSON: answered by the scheduler, asked for by the command line.
+//! The `inspect` JSON of gputopology and gpushare. The scheduler serves it, and the kubectl plugins
+//! read it.
 
 use serde::{Deserialize, Serialize};
 use tessera_core::gpu::Gpu;
@@ -10,13 +11,13 @@ use tessera_core::units::GpuIndex;
 use crate::foreign::dialect::MemoryUnit;
 use crate::foreign::link;
 
-/// gputopology's answer.
+/// gputopology's response.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TopologyView {
-    /// Its nodes.
+    /// Nodes of the cluster.
     #[serde(default)]
     pub nodes: Vec<TopologyNode>,
-    /// What went wrong.
+    /// Error message, or empty.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub error: String,
     /// The cluster's policy.
@@ -24,18 +25,18 @@ pub struct TopologyView {
     pub policy: String,
 }
 
-/// One node of it.
+/// One node in gputopology's response.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TopologyNode {
-    /// Its name.
+    /// Name of the node.
     pub name: String,
-    /// How many GPUs.
+    /// Number of GPUs.
     #[serde(rename = "totalGPU")]
     pub total: usize,
-    /// How many of them somebody holds.
+    /// Number of GPUs that pods hold.
     #[serde(rename = "usedGPU")]
     pub used: usize,
-    /// What joins them, in the numbers of the original; GPUs in use have no links.
+    /// Matrix of links, in gputopology's numbers. GPUs in use have no links.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub topology: Vec<Vec<u8>>,
     /// The instance type.
@@ -43,66 +44,66 @@ pub struct TopologyNode {
     pub kind: String,
 }
 
-/// gpushare's answer.
+/// gpushare's response.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ShareView {
-    /// Its nodes.
+    /// Nodes of the cluster.
     #[serde(default)]
     pub nodes: Vec<ShareNode>,
-    /// What went wrong.
+    /// Error message, or empty.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub error: String,
 }
 
-/// One node of it. What is called GPU are units of memory.
+/// One node in gpushare's response. Its `GPU` keys count units of memory.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ShareNode {
-    /// Its name.
+    /// Name of the node.
     pub name: String,
-    /// Units of all GPUs.
+    /// Memory units of all GPUs.
     #[serde(rename = "totalGPU")]
     pub total: u64,
-    /// Units held.
+    /// Memory units that pods hold.
     #[serde(rename = "usedGPU")]
     pub used: u64,
-    /// What one unit is; the original does not say.
+    /// Size of one unit. gpushare itself does not report it.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub unit: String,
-    /// Its GPUs.
+    /// GPUs of the node.
     #[serde(default)]
     pub devs: Vec<ShareGpu>,
 }
 
-/// One GPU.
+/// One GPU in gpushare's response.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ShareGpu {
-    /// Its index.
+    /// Index of the GPU.
     pub id: u8,
-    /// Its units.
+    /// Memory units of the GPU.
     #[serde(rename = "totalGPU")]
     pub total: u64,
-    /// Units held.
+    /// Memory units that pods hold.
     #[serde(rename = "usedGPU")]
     pub used: u64,
-    /// By whom.
+    /// Pods that hold memory of the GPU.
     #[serde(default)]
     pub pods: Vec<SharePod>,
 }
 
-/// One pod on a GPU.
+/// One pod on a GPU in gpushare's response.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SharePod {
-    /// Its name.
+    /// Name of the pod.
     pub name: String,
-    /// Its namespace.
+    /// Namespace of the pod.
     pub namespace: String,
-    /// Units it holds there.
+    /// Memory units the pod holds on this GPU.
     #[serde(rename = "usedGPU")]
     pub used: u64,
 }
 
 impl TopologyNode {
-    /// A node, with its links where `detail` asks for them.
+    /// Creates the entry of a node, with its links if `detail` is set.
     #[must_use]
     pub fn new(state: &NodeState, detail: bool) -> Self {
         let node = state.node();
@@ -111,7 +112,7 @@ impl TopologyNode {
         let number = |a: GpuIndex, b: GpuIndex| {
             if a == b || in_use(a) || in_use(b) { 0 } else { link_number(node.topology().link(a, b)) }
         };
-        // The original shows none where nobody told the links, as of a single GPU.
+        // gputopology omits the matrix if no link is known, for example with a single GPU.
         let is_known = node.topology().gpus().pairs().any(|(a, b)| !node.topology().link(a, b).is_unknown());
         let matrix = || gpus().map(|a| gpus().map(|b| number(a, b)).collect()).collect();
         Self {
@@ -125,14 +126,15 @@ impl TopologyNode {
 }
 
 impl ShareNode {
-    /// A node with what these grants hold of it; `name_of` tells a pod's namespace and name.
+    /// Creates the entry of a node with the pods of `grants`. `name_of` returns a pod's namespace and
+    /// name.
     pub fn new<'a>(
         state: &NodeState,
         unit: MemoryUnit,
         grants: impl Iterator<Item = &'a PodGrant> + Clone,
         name_of: impl Fn(&PodGrant) -> Option<(String, String)>,
     ) -> Self {
-        let card = |gpu: &Gpu| {
+        let share_gpu = |gpu: &Gpu| {
             let mut pods: Vec<SharePod> = grants
                 .clone()
                 .filter_map(|grant| {
@@ -147,25 +149,26 @@ impl ShareNode {
             let total = gpu.memory.0 / unit.mib();
             ShareGpu { id: gpu.index.0, total, used: used / unit.mib(), pods }
         };
-        let devs: Vec<ShareGpu> = state.node().gpus().iter().map(card).collect();
+        let devs: Vec<ShareGpu> = state.node().gpus().iter().map(share_gpu).collect();
         Self {
             name: state.node().name.to_string(),
-            total: devs.iter().map(|card| card.total).sum(),
-            // Annotations may say that pods hold more than there is.
-            used: devs.iter().map(|card| card.used).fold(0, u64::saturating_add),
+            total: devs.iter().map(|gpu| gpu.total).sum(),
+            // Annotations may claim more memory than the node has.
+            used: devs.iter().map(|gpu| gpu.used).fold(0, u64::saturating_add),
             unit: unit.to_string(),
             devs,
         }
     }
 }
 
-/// MiB a pod holds of a GPU.
+/// Returns the memory in MiB that a pod holds of a GPU.
 fn held(grant: &PodGrant, gpu: &Gpu) -> u64 {
-    let of_card = grant.footprint().filter(|(index, _)| *index == gpu.index);
-    of_card.map(|(_, usage)| if usage.whole { gpu.memory.0 } else { usage.memory.0 }).sum()
+    let on_gpu = grant.footprint().filter(|(index, _)| *index == gpu.index);
+    on_gpu.map(|(_, usage)| if usage.whole { gpu.memory.0 } else { usage.memory.0 }).sum()
 }
 
-/// The word for the original's number of a link: `PHB`, `NV2`; `None` for no link and for GPUs in use.
+/// Returns the abbreviation of gputopology's link number, such as `PHB` or `NV2`. Returns `None` for
+/// 0, which means no link or a GPU in use.
 #[must_use]
 pub fn link_word(number: u8) -> Option<String> {
     let pcie = |level| link::abbreviation(Link::pcie(level));
@@ -181,7 +184,7 @@ pub fn link_word(number: u8) -> Option<String> {
     }
 }
 
-/// The original's number of a link, which counts PCIe levels from the nearest.
+/// Returns gputopology's number of a link, which counts PCIe levels from the nearest.
 fn link_number(link: Link) -> u8 {
     if link.nvlinks > 0 {
         return 6 + link.nvlinks;
@@ -202,7 +205,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_of_links_have_their_words() {
+    fn maps_link_numbers_to_abbreviations() {
         let words: Vec<String> = (0..10).map(|number| link_word(number).unwrap_or_default()).collect();
         assert_eq!(words, ["", "PSB", "PIX", "PXB", "PHB", "NODE", "SYS", "NV1", "NV2", "NV3"]);
         for level in [PcieLevel::SameBoard, PcieLevel::MultiSwitch, PcieLevel::System] {
@@ -211,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_what_the_originals_answered() {
+    fn parses_responses_of_gpushare_and_gputopology() {
         let read: ShareView = serde_json::from_str(
             r#"{"nodes":[{"name":"n","totalGPU":15,"usedGPU":3,"devs":[{"id":0,"totalGPU":15,"usedGPU":3,
                 "pods":[{"name":"p","namespace":"d","usedGPU":3}]}]}]}"#,

@@ -1,14 +1,15 @@
-//! The abbreviations NVIDIA's tools use for what joins two GPUs.
+//! The abbreviations that NVIDIA's tools use for the link between two GPUs.
 
 use tessera_core::topology::{Link, PcieLevel};
 
-/// More NVLinks than this between two GPUs are taken for a typing error.
-pub(crate) const MOST_NVLINKS: u8 = 64;
+/// Largest accepted number of NVLinks between two GPUs. A larger number is treated as a typing error.
+pub(crate) const MAX_NVLINKS: u8 = 64;
 
-/// What a matrix cell may say.
+/// Valid cells of a matrix, for error messages.
 pub(crate) const EXPECTED: &str = "X, SYS, NODE, PHB, PXB, PIX, PSB, SOC or NV1 to NV18";
 
-/// The abbreviation of a link; `None` where nothing is known. NVLinks win over the PCIe level below them.
+/// Returns the abbreviation of a link, or `None` if the link is unknown. NVLinks win over the PCIe
+/// level.
 #[must_use]
 pub fn abbreviation(link: Link) -> Option<String> {
     if link.nvlinks > 0 {
@@ -17,7 +18,7 @@ pub fn abbreviation(link: Link) -> Option<String> {
     link.pcie.map(|level| pcie_abbreviation(level).to_owned())
 }
 
-/// The abbreviation of a PCIe level.
+/// Returns the abbreviation of a PCIe level.
 #[must_use]
 pub fn pcie_abbreviation(level: PcieLevel) -> &'static str {
     match level {
@@ -30,7 +31,7 @@ pub fn pcie_abbreviation(level: PcieLevel) -> &'static str {
     }
 }
 
-/// The link of an abbreviation; `None` for a word that is none. Old drivers print `SOC` for `SYS`.
+/// Parses an abbreviation. Old drivers print `SOC` for `SYS`.
 pub(crate) fn parse(word: &str) -> Option<Link> {
     if let Some(level) = PcieLevel::ALL.into_iter().find(|level| pcie_abbreviation(*level) == word) {
         return Some(Link::pcie(level));
@@ -40,5 +41,5 @@ pub(crate) fn parse(word: &str) -> Option<Link> {
     }
     let digits = word.strip_prefix("NV")?;
     let count: u8 = digits.bytes().all(|byte| byte.is_ascii_digit()).then(|| digits.parse().ok())??;
-    (1..=MOST_NVLINKS).contains(&count).then(|| Link::nvlink(count))
+    (1..=MAX_NVLINKS).contains(&count).then(|| Link::nvlink(count))
 }

@@ -1,7 +1,7 @@
-//! The parts of Kubernetes objects that Tessera reads, as they stand in JSON.
+//! The parts of Kubernetes objects that Tessera reads, in their JSON form.
 //!
-//! Much smaller than the full types: a node alone may list fifty images that nobody here asks for. Unknown fields are
-//! skipped, and `null` means the same as absent, as it does to Kubernetes.
+//! These types are much smaller than the full types: a node may list fifty images that Tessera never
+//! uses. Unknown fields are skipped. `null` means the same as an absent field, as in Kubernetes.
 
 mod node;
 mod pod;
@@ -15,7 +15,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 pub use self::node::{Node, NodeAddress, NodeSpec, NodeStatus};
 pub use self::pod::{Container, ContainerStatus, LastState, Pod, PodSpec, PodStatus, Resources, Terminated};
 
-/// Reads `null` as the default value.
+/// Deserializes `null` as the default value.
 pub(crate) fn null_as_default<'de, D, T>(deserializer: D) -> Result<T, D::Error>
 where
     D: Deserializer<'de>,
@@ -24,40 +24,40 @@ where
     Ok(Option::deserialize(deserializer)?.unwrap_or_default())
 }
 
-/// Who an object is.
+/// Identity, labels and annotations of an object.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct Metadata {
-    /// Unique among living objects of its kind and namespace.
+    /// Name, unique among the existing objects of one kind in one namespace.
     #[serde(deserialize_with = "null_as_default")]
     pub name: String,
-    /// Empty for objects that belong to no namespace.
+    /// Namespace, or empty for cluster-wide objects.
     #[serde(deserialize_with = "null_as_default", skip_serializing_if = "String::is_empty")]
     pub namespace: String,
-    /// Unique for all time: a new object of the same name has another one.
+    /// UID, unique over time: a new object of the same name gets another UID.
     #[serde(deserialize_with = "null_as_default", skip_serializing_if = "String::is_empty")]
     pub uid: String,
-    /// Names for selecting.
+    /// Labels, which selectors match.
     #[serde(deserialize_with = "null_as_default", skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,
-    /// Notes of any kind, among them grants.
+    /// Annotations, for example the grant of a pod.
     #[serde(deserialize_with = "null_as_default", skip_serializing_if = "BTreeMap::is_empty")]
     pub annotations: BTreeMap<String, String>,
-    /// When its deletion began, if it did.
+    /// Time when the deletion of the object began, or `None`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub deletion_timestamp: Option<String>,
 }
 
-/// Something that holds of an object, or does not.
+/// A condition in the status of an object.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Condition {
-    /// `Ready`, `PodScheduled`, ...
+    /// Type of the condition, such as `Ready` or `PodScheduled`.
     #[serde(rename = "type")]
     pub kind: String,
-    /// `True`, `False` or `Unknown`.
+    /// Status of the condition: `True`, `False` or `Unknown`.
     pub status: String,
-    /// In words.
+    /// Human-readable message.
     #[serde(deserialize_with = "null_as_default", skip_serializing_if = "String::is_empty")]
     pub message: String,
 }
@@ -65,7 +65,7 @@ pub struct Condition {
 /// Amounts by resource name.
 pub type Amounts = BTreeMap<String, Amount>;
 
-/// An amount as it was written: `4`, `100m`, `16Gi`.
+/// An amount as text, exactly as in the manifest: `4`, `100m`, `16Gi`.
 #[derive(Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(transparent)]
 pub struct Amount(pub String);
@@ -77,7 +77,7 @@ impl fmt::Debug for Amount {
 }
 
 impl<'de> Deserialize<'de> for Amount {
-    /// Kubernetes sends strings; people who write JSON by hand also send numbers.
+    /// Accepts strings, which Kubernetes sends, and numbers, which users write by hand.
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         #[derive(Deserialize)]
         #[serde(untagged)]

@@ -1,4 +1,4 @@
-//! What a pod asks for, read from its specification.
+//! Reads the resource requests of a pod from its specification.
 
 use tessera_core::request::{self, ContainerRole, PodRequest, Request, peak};
 use tessera_core::units::{MiB, MilliCpu};
@@ -7,46 +7,46 @@ use crate::foreign::dialect::{self, BadRequest, Dialect, MemoryUnit};
 use crate::foreign::objects::{Amounts, Container, PodSpec, Resources};
 use crate::foreign::quantity::{BadQuantity, Quantity};
 
-/// A pod that cannot be placed as it is written.
+/// A pod whose resource requests are invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{}{reason}", prefix(container))]
 pub struct BadPod {
-    /// Which container; empty where a pod was made of a request that named none.
+    /// Name of the container, or empty if the pod was built from a request without containers.
     pub container: String,
-    /// What is wrong, and what to write instead.
+    /// The error and what to write instead.
     #[source]
     pub reason: BadContainer,
 }
 
-/// What is wrong with a container.
+/// An invalid resource request of a container.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadContainer {
-    /// Its GPUs.
+    /// The GPU request is invalid.
     #[error(transparent)]
     Gpu(#[from] BadRequest),
-    /// Its CPU or main memory.
+    /// The CPU or memory request is invalid.
     #[error("{resource}: {reason}")]
     Quantity {
-        /// Which of the two.
+        /// `cpu` or `memory`.
         resource: &'static str,
-        /// What is wrong with it.
+        /// The parse error.
         #[source]
         reason: BadQuantity,
     },
 }
 
-/// What one container claims of the GPUs.
+/// The GPU request of one container.
 #[derive(Clone, Debug)]
 pub struct Claim {
-    /// Its name.
+    /// Name of the container.
     pub container: String,
-    /// When it runs.
+    /// Role of the container, which determines when it runs.
     pub role: ContainerRole,
-    /// Its position among the main containers; the dialects count no others.
+    /// Position among the main containers. The annotations of all dialects count only these.
     pub position: Option<usize>,
-    /// In which vocabulary it asks.
+    /// Dialect of the request.
     pub dialect: Dialect,
-    /// For what.
+    /// The request itself.
     pub request: Request,
 }
 
@@ -55,12 +55,12 @@ fn prefix(container: &str) -> String {
 }
 
 impl PodSpec {
-    /// What the pod asks for, on a node that counts `aliyun.com/gpu-mem` in `unit`.
+    /// Returns the request of the pod on a node that counts `aliyun.com/gpu-mem` in `unit`.
     pub fn request(&self, unit: MemoryUnit) -> Result<PodRequest, BadPod> {
         let mut needs = Vec::new();
         let mut containers = Vec::new();
         for (spec, role) in self.containers_with_roles() {
-            let read = spec.read(unit).map_err(|reason| BadPod { container: spec.name.clone(), reason })?;
+            let read = spec.needs(unit).map_err(|reason| BadPod { container: spec.name.clone(), reason })?;
             needs.push((role, read.cpu, read.memory));
             containers.push(request::ContainerRequest {
                 name: spec.name.clone(),
@@ -81,21 +81,21 @@ impl PodSpec {
         })
     }
 
-    /// All containers in the order they start, and when each runs.
+    /// Returns all containers with their roles, in the order in which they start.
     pub fn containers_with_roles(&self) -> impl Iterator<Item = (&Container, ContainerRole)> {
         let inits = self.init_containers.iter().map(|container| (container, container.init_role()));
         inits.chain(self.containers.iter().map(|container| (container, ContainerRole::Main)))
     }
 
-    /// What each container that asks for GPUs claims, and in which vocabulary.
+    /// Returns the GPU requests of all containers that have one.
     pub fn claims(&self, unit: MemoryUnit) -> Result<Vec<Claim>, BadPod> {
         let mut claims = Vec::new();
         let inits = self.init_containers.len();
         for (number, (container, role)) in self.containers_with_roles().enumerate() {
             let Resources { limits, requests } = &container.resources;
-            let asked = dialect::request(limits, requests, unit)
+            let found = dialect::request(limits, requests, unit)
                 .map_err(|reason| BadPod { container: container.name.clone(), reason: reason.into() })?;
-            if let Some((dialect, request)) = asked {
+            if let Some((dialect, request)) = found {
                 let position = number.checked_sub(inits);
                 claims.push(Claim { container: container.name.clone(), role, position, dialect, request });
             }
@@ -103,13 +103,15 @@ impl PodSpec {
         Ok(claims)
     }
 
-    /// Whether any container asks for GPUs. One that asks in a way nobody can serve does, so that it can be told.
+    /// Returns whether any container requests GPUs. An invalid request counts, so that the scheduler
+    /// reports its error.
     #[must_use]
     pub fn asks_for_gpus(&self) -> bool {
         self.claims(MemoryUnit::GiB).map_or(true, |claims| !claims.is_empty())
     }
 
-    /// CPU and memory of the whole pod; nothing where they cannot be read, which the API server would not let happen.
+    /// Returns CPU and memory of the whole pod. Invalid amounts count as zero; the API server rejects
+    /// them before.
     #[must_use]
     pub fn host_needs(&self) -> (MilliCpu, MiB) {
         self.request(MemoryUnit::GiB).map(|request| (request.cpu, request.memory)).unwrap_or_default()
@@ -120,8 +122,8 @@ impl PodSpec {
     }
 }
 
-/// What one container asks for.
-struct Needs {
+/// Requested resources of one container.
+struct ContainerNeeds {
     request: Option<Request>,
     cpu: MilliCpu,
     memory: MiB,
@@ -132,15 +134,16 @@ impl Container {
         if self.restart_policy == "Always" { ContainerRole::Sidecar } else { ContainerRole::Init }
     }
 
-    fn read(&self, unit: MemoryUnit) -> Result<Needs, BadContainer> {
+    fn needs(&self, unit: MemoryUnit) -> Result<ContainerNeeds, BadContainer> {
         let Resources { limits, requests } = &self.resources;
         let request = dialect::request(limits, requests, unit)?.map(|(_, request)| request);
         let (cpu, memory) = cpu_and_memory(requests, limits)?;
-        Ok(Needs { request, cpu, memory })
+        Ok(ContainerNeeds { request, cpu, memory })
     }
 }
 
-/// As requested, or else as limited, which is what the API server fills in.
+/// Returns CPU and memory from `requests`, or from `limits` if absent, like the API server's
+/// defaulting.
 fn cpu_and_memory(requests: &Amounts, limits: &Amounts) -> Result<(MilliCpu, MiB), BadContainer> {
     let amount = |resource: &'static str| {
         let text = requests.get(resource).or_else(|| limits.get(resource));
@@ -161,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn init_containers_and_sidecars_have_their_roles_and_count_as_kubernetes_does() {
+    fn adds_up_init_containers_and_sidecars_like_kubernetes() {
         let pod = read(
             r#"{
                 "nodeName": "ignored",
@@ -192,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_names_the_container() {
+    fn every_error_names_the_container() {
         let pod =
             r#"{"containers": [{"name": "train", "resources": {"limits": {"aliyun.com/gpu-mem": "10G"}}}]}"#;
         assert_eq!(
@@ -203,10 +206,13 @@ mod tests {
         let pod = r#"{"containers": [{"name": "train", "resources": {"requests": {"cpu": "much"}}}]}"#;
         assert_eq!(
             read(pod).unwrap_err().to_string(),
-            "container train: cpu: `much` is no quantity; write a number such as 2, 500m or 4Gi"
+            "container train: cpu: `much` is not a quantity; write a number such as 2, 500m or 4Gi"
         );
         let pod = r#"{"containers": [{"resources": {"limits": {"nvidia.com/gpu": "half"}}}]}"#;
         let said = read(pod).unwrap_err().to_string();
-        assert!(said.starts_with("nvidia.com/gpu: half is no number"), "no container to name: {said}");
+        assert!(
+            said.starts_with("nvidia.com/gpu: half is not a number"),
+            "the container has no name: {said}"
+        );
     }
 }

@@ -3,34 +3,34 @@
 use std::fmt;
 use std::str::FromStr;
 
-/// A quantity in thousandths, as far as it is a whole number of them; smaller parts are rounded up, as Kubernetes does.
+/// A quantity in thousandths. Smaller fractions are rounded up, as in Kubernetes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Quantity {
     milli: i128,
 }
 
-/// A text that is no quantity.
+/// Text that is not a quantity.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is no quantity; write a number such as 2, 500m or 4Gi")]
+#[error("`{0}` is not a quantity; write a number such as 2, 500m or 4Gi")]
 pub struct BadQuantity(String);
 
-/// Digits beyond this would overflow with the largest suffix; no real quantity comes near.
-const MOST_DIGITS: usize = 18;
+/// Largest accepted number of digits. More digits could overflow with the largest suffix.
+const MAX_DIGITS: usize = 18;
 
 impl Quantity {
-    /// The whole number, where it is one and not negative.
+    /// Returns the quantity if it is a whole number and not negative.
     #[must_use]
     pub fn whole(self) -> Option<u64> {
         (self.milli % 1000 == 0).then(|| u64::try_from(self.milli / 1000).ok())?
     }
 
-    /// In thousandths; `None` if negative.
+    /// Returns the quantity in thousandths, or `None` if it is negative.
     #[must_use]
     pub fn milli(self) -> Option<u64> {
         u64::try_from(self.milli).ok()
     }
 
-    /// Bytes as whole MiB, rounded up; `None` if negative.
+    /// Converts bytes to MiB, rounded up. Returns `None` if the quantity is negative.
     #[must_use]
     pub fn mib(self) -> Option<u64> {
         let per_mib = 1000i128 << 20;
@@ -58,7 +58,7 @@ fn parse(text: &str) -> Option<Quantity> {
     let (integer, fraction) = number.split_once('.').unwrap_or((number, ""));
     if (integer.is_empty() && fraction.is_empty())
         || fraction.contains('.')
-        || integer.len() + fraction.len() > MOST_DIGITS
+        || integer.len() + fraction.len() > MAX_DIGITS
     {
         return None;
     }
@@ -71,7 +71,7 @@ fn parse(text: &str) -> Option<Quantity> {
     Some(Quantity { milli: if negative { -milli } else { milli } })
 }
 
-/// What a suffix multiplies with, and a power of ten.
+/// Returns the multiplier and the power of ten of a suffix.
 fn scale(suffix: &str) -> Option<(i128, i32)> {
     Some(match suffix {
         "" => (1, 0),
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn every_form_kubernetes_accepts() {
+    fn parses_every_form_that_kubernetes_accepts() {
         check("3", "3");
         check("+3", "3");
         check("-1", "-1");
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn what_it_refuses() {
+    fn rejects_malformed_quantities() {
         for text in ["", "x", "1.2.3", "G", "1 G", "5Q", "1e", "1e99", "--1", ".", "9999999999999999999", "٣"]
         {
             assert!(text.parse::<Quantity>().is_err(), "{text}");
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_are_rounded_up_to_mib() {
+    fn rounds_bytes_up_to_mib() {
         let mib = |text: &str| text.parse::<Quantity>().unwrap().mib();
         assert_eq!(mib("1Gi"), Some(1024));
         assert_eq!(mib("1"), Some(1));
@@ -150,7 +150,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn no_text_makes_it_panic(text in "[-+]?[0-9.]{0,40}[a-zA-Z]{0,3}[-0-9]{0,4}", any in ".{0,20}") {
+        fn never_panics(text in "[-+]?[0-9.]{0,40}[a-zA-Z]{0,3}[-0-9]{0,4}", any in ".{0,20}") {
             let _ = text.parse::<Quantity>();
             let _ = any.parse::<Quantity>();
         }

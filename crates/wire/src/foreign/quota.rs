@@ -1,4 +1,4 @@
-//! gpu-admission's quota: its settings file, and the ConfigMap with the limits of each namespace.
+//! gpu-admission's quota: the settings file, and the ConfigMap with the limits of each namespace.
 
 use std::collections::BTreeMap;
 
@@ -7,72 +7,75 @@ use serde_json::Value;
 use tessera_core::quota::{NamespaceLimit, Quota, UnreadableLimits};
 use tessera_core::units::MiB;
 
-/// The ConfigMap's key that holds the limits.
+/// Key in the ConfigMap that holds the limits.
 pub const DATA_KEY: &str = "gpu_quota";
 
-/// The settings file, in gpu-admission's own words.
+/// The settings file, with gpu-admission's keys.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "PascalCase")]
 pub struct QuotaSettings {
     /// Name of the ConfigMap.
     #[serde(rename = "QuotaConfigMapName", default = "default_name")]
     pub name: String,
-    /// Its namespace.
+    /// Namespace of the ConfigMap.
     #[serde(rename = "QuotaConfigMapNamespace", default = "default_namespace")]
     pub namespace: String,
-    /// The node label that names the model.
+    /// Node label that holds the GPU model.
     #[serde(rename = "GPUModelLabel")]
     pub model_label: String,
-    /// The node label that names the pool.
+    /// Node label that holds the pool.
     #[serde(rename = "GPUPoolLabel")]
     pub pool_label: String,
 }
 
-/// The limits of a namespace as they are written, for who has to mend them.
+/// Example of a namespace's limits, for error messages.
 const EXPECTED: &str = r#"{"quota": {"<model>": 4}, "pool": ["<pool>"], "memoryMiB": 65536, "percent": 400}"#;
 
-/// Limits of which nothing can be read.
+/// Limits that cannot be parsed at all.
 #[derive(Debug, thiserror::Error)]
-#[error("{home} cannot be read: {source}; write {{\"<namespace>\": {EXPECTED}}}")]
+#[error("{origin} cannot be read: {source}; write {{\"<namespace>\": {EXPECTED}}}")]
 pub struct BadQuota {
-    home: String,
+    origin: String,
     source: serde_json::Error,
 }
 
-/// A settings file that cannot be read.
+/// A settings file that cannot be parsed.
 #[derive(Debug, thiserror::Error)]
 #[error("expected {{\"GPUModelLabel\": \"...\", \"GPUPoolLabel\": \"...\"}}: {0}")]
 pub struct BadQuotaSettings(#[from] serde_json::Error);
 
-/// A word that is not known might be a limit that is not known: such an entry is not read as one without it.
+/// The limits of one namespace. An unknown key is an error, because it may be a misspelt limit.
 #[derive(Default, Deserialize)]
 #[serde(default, rename_all = "camelCase", deny_unknown_fields)]
 struct Namespace {
     quota: Option<BTreeMap<String, u64>>,
     pool: Option<Vec<String>>,
-    /// Ours: memory of all GPUs together.
+    /// Tessera's extension: memory of all GPUs together.
     #[serde(rename = "memoryMiB")]
     memory_mib: Option<u64>,
-    /// Ours: compute of all GPUs together.
+    /// Tessera's extension: compute percent of all GPUs together.
     percent: Option<u64>,
 }
 
-/// Reads the settings file.
+/// Parses the settings file.
 pub fn parse_settings(json: &str) -> Result<QuotaSettings, BadQuotaSettings> {
     Ok(serde_json::from_str(json)?)
 }
 
 impl QuotaSettings {
-    /// Where the limits are written, for who has to mend them.
+    /// Returns where the limits are stored, for error messages.
     #[must_use]
-    pub fn home(&self) -> String {
+    pub fn origin(&self) -> String {
         format!("key {DATA_KEY} of ConfigMap {}/{}", self.namespace, self.name)
     }
 }
 
-/// Reads the limits that stand in `home`. A namespace whose limits cannot be read is told among them: they are its own affair.
-pub fn parse(json: &str, home: &str) -> Result<Quota, BadQuota> {
-    let bad = |source| BadQuota { home: home.to_owned(), source };
+/// Parses the limits of all namespaces. `origin` names their source in error messages.
+///
+/// Invalid limits of one namespace do not affect the others: [`Quota`] records the error for that
+/// namespace.
+pub fn parse(json: &str, origin: &str) -> Result<Quota, BadQuota> {
+    let bad = |source| BadQuota { origin: origin.to_owned(), source };
     let written: BTreeMap<String, Value> = serde_json::from_str(json).map_err(bad)?;
     let (mut namespaces, mut unreadable) = (BTreeMap::new(), BTreeMap::new());
     for (name, limits) in written {
@@ -82,7 +85,7 @@ pub fn parse(json: &str, home: &str) -> Result<Quota, BadQuota> {
             }
             Err(error) => {
                 let why = format!(
-                    "the limits of namespace {name} in {home} cannot be read: {error}; write {EXPECTED}, or what of it is to be limited"
+                    "the limits of namespace {name} in {origin} cannot be read: {error}; write {EXPECTED}, or the keys of it that you want to limit"
                 );
                 unreadable.insert(name, why);
             }
@@ -94,7 +97,7 @@ pub fn parse(json: &str, home: &str) -> Result<Quota, BadQuota> {
 impl From<Namespace> for NamespaceLimit {
     fn from(limits: Namespace) -> Self {
         Self {
-            // A namespace with limits of ours only may use any model.
+            // A namespace with only Tessera's own limits may use any model.
             gpus_by_model: match (limits.quota, limits.memory_mib, limits.percent) {
                 (None, None, None) => Some(BTreeMap::new()),
                 (cards, _, _) => cards,
@@ -123,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_that_cannot_be_read_is_the_affair_of_its_namespace() {
+    fn invalid_limits_affect_only_their_namespace() {
         let check = |entry: &str, why: &str| {
             let quota = parse(&format!(r#"{{"team":{entry},"good":{{"percent":100}}}}"#)).unwrap();
             let said = quota.why_unreadable("team").unwrap();
@@ -141,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn the_sample_of_the_original() {
+    fn parses_the_sample_of_gpu_admission() {
         let quota = parse(
             r#"{"default":{"pool":["public"],"quota":{"M40":4,"P100":4}},"B":{"pool":["wx"],"quota":{"M40":8,"P100":2}}}"#,
         )
@@ -153,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn a_namespace_with_nothing_allowed_and_one_with_limits_of_ours() {
+    fn parses_empty_limits_and_limits_of_tessera() {
         let quota = parse(r#"{"none":{},"some":{"memoryMiB":1024,"percent":150}}"#).unwrap();
         assert_eq!(quota.namespaces["none"].gpus_by_model, Some(BTreeMap::new()));
         let some = &quota.namespaces["some"];
@@ -164,14 +167,14 @@ mod tests {
     }
 
     #[test]
-    fn settings_with_the_original_defaults() {
+    fn settings_have_the_defaults_of_gpu_admission() {
         let settings = parse_settings(
             r#"{"GPUModelLabel":"gaia.tencent.com/gpu-model","GPUPoolLabel":"pool","SkipBindTime":300000}"#,
         )
         .unwrap();
         assert_eq!((settings.name.as_str(), settings.namespace.as_str()), ("gpuquota", "kube-system"));
         assert!(parse_settings("{}").unwrap_err().to_string().contains("missing field `GPUModelLabel`"));
-        assert_eq!(settings.home(), "key gpu_quota of ConfigMap kube-system/gpuquota");
+        assert_eq!(settings.origin(), "key gpu_quota of ConfigMap kube-system/gpuquota");
         let nothing = parse("[]").unwrap_err().to_string();
         assert!(
             nothing

@@ -1,4 +1,4 @@
-//! The matrix `nvidia-smi topo -m` prints, as drivers from 2016 on print it.
+//! The matrix that `nvidia-smi topo -m` prints, in the forms of all drivers since 2016.
 
 use std::fmt::Write as _;
 
@@ -8,35 +8,35 @@ use tessera_core::units::GpuIndex;
 
 use crate::foreign::link;
 
-/// A matrix: the links, and the CPUs near each GPU.
+/// A parsed matrix: the links, and the CPUs near each GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SmiMatrix {
     /// Links and NUMA nodes.
     pub topology: Topology,
-    /// For each GPU the CPU ranges as printed, such as `0-19,40-59`; `None` where the matrix does not tell.
+    /// CPU ranges of each GPU as printed, such as `0-19,40-59`, or `None` if the matrix omits them.
     pub cpu_affinity: Vec<Option<String>>,
 }
 
-/// Text that is no matrix.
+/// Text that is not a matrix.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("line {line}, column {column}: found {found}, expected {expected}")]
 pub struct BadMatrix {
-    /// Counted from 1.
+    /// Line number, counted from 1.
     pub line: usize,
-    /// Counted from 1, in characters without terminal escapes.
+    /// Column number, counted from 1 in characters without terminal escapes.
     pub column: usize,
-    /// What stands there.
+    /// Text found at this position.
     pub found: String,
-    /// What should.
+    /// Description of the expected text.
     pub expected: String,
 }
 
 const CPU_AFFINITY: &str = "CPU Affinity";
 const NUMA_AFFINITY: &str = "NUMA Affinity";
-/// Column titles of several words, which lose their seams where tabs became blanks.
+/// Column titles of several words. Their boundaries are lost if tabs were converted to blanks.
 const TITLES: [&str; 3] = [CPU_AFFINITY, NUMA_AFFINITY, "GPU NUMA ID"];
 
-/// A word and where it stands.
+/// A word and its position.
 #[derive(Clone, Debug)]
 struct Word {
     text: String,
@@ -44,7 +44,7 @@ struct Word {
     column: usize,
 }
 
-/// Reads a matrix. Comment lines (`#`), NIC rows and columns and the legend are passed over.
+/// Parses a matrix. Skips comment lines (`#`), the rows and columns of NICs, and the legend.
 pub fn parse(text: &str) -> Result<SmiMatrix, BadMatrix> {
     let mut lines = text.lines().enumerate().map(|(number, line)| words(number + 1, line));
     let header = lines
@@ -57,7 +57,7 @@ pub fn parse(text: &str) -> Result<SmiMatrix, BadMatrix> {
     for words in lines {
         let Some(name) = words.first() else { continue };
         last_line = name.line;
-        // A GPU the header does not know ends the matrix like any other word: legends start so.
+        // A row that does not start with a GPU of the header is skipped, like the legend.
         let Some(row) = gpu_number(&name.text).and_then(|number| rows.get_mut(number)) else {
             continue;
         };
@@ -73,7 +73,8 @@ pub fn parse(text: &str) -> Result<SmiMatrix, BadMatrix> {
     assemble(&rows)
 }
 
-/// Writes a matrix: tab-separated, as drivers do. A pair shows its NVLinks, or else its PCIe level.
+/// Writes a matrix with tabs, like the drivers. A cell holds the NVLinks of a pair, or else its PCIe
+/// level.
 #[must_use]
 pub fn print(matrix: &SmiMatrix) -> String {
     let topology = &matrix.topology;
@@ -104,19 +105,19 @@ pub fn print(matrix: &SmiMatrix) -> String {
 
 const NOT_AVAILABLE: &str = "N/A";
 
-/// What the header says: which columns there are.
+/// The columns that the header names.
 struct Columns {
-    /// In order: the GPU of a column of the matrix, or none for a NIC.
+    /// GPU of each matrix column in order, or `None` for a NIC.
     matrix: Vec<Option<GpuIndex>>,
     gpus: GpuSet,
-    /// The columns after the matrix.
+    /// Titles of the columns after the matrix.
     trailing: Vec<String>,
 }
 
 #[derive(Clone, Debug)]
 struct Row {
     name: Word,
-    /// By GPU, with the place of the cell.
+    /// Link to each GPU, with the word it was parsed from.
     cells: Vec<(Link, Word)>,
     cpus: Option<String>,
     numa: Option<u16>,
@@ -211,13 +212,13 @@ fn assemble(rows: &[Row]) -> Result<SmiMatrix, BadMatrix> {
     })
 }
 
-/// `GPU7` is GPU 7.
+/// Returns 7 for `GPU7`.
 fn gpu_number(word: &str) -> Option<usize> {
     let digits = word.strip_prefix("GPU")?;
     digits.bytes().all(|byte| byte.is_ascii_digit()).then(|| digits.parse().ok())?
 }
 
-/// The words of a line, titles of several words joined.
+/// Splits a line into words and joins the words of a column title.
 fn words(line_number: usize, line: &str) -> Vec<Word> {
     let line = without_escapes(line);
     let mut words: Vec<Word> = Vec::new();
@@ -237,12 +238,12 @@ fn words(line_number: usize, line: &str) -> Vec<Word> {
     words
 }
 
-/// Whether `start` is the title or ends at one of its seams.
+/// Returns whether `start` is the whole title or its first words.
 fn begins(title: &str, start: &str) -> bool {
     title.strip_prefix(start).is_some_and(|rest| rest.is_empty() || rest.starts_with(' '))
 }
 
-/// Runs of blanks and of other characters, in turn.
+/// Splits a line into alternating runs of blanks and of other characters.
 fn runs(line: &str) -> impl Iterator<Item = (bool, &str)> {
     let mut rest = line;
     std::iter::from_fn(move || {
@@ -254,7 +255,7 @@ fn runs(line: &str) -> impl Iterator<Item = (bool, &str)> {
     })
 }
 
-/// Drivers underline the header: `ESC [ ... letter`.
+/// Removes terminal escapes (`ESC [ ... letter`), with which drivers underline the header.
 fn without_escapes(line: &str) -> String {
     let mut text = String::with_capacity(line.len());
     let mut rest = line.chars();

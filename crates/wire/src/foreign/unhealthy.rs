@@ -1,70 +1,71 @@
-//! gpushare's lists of broken GPUs: one ConfigMap for each node that has any.
+//! gpushare's lists of unhealthy GPUs: one ConfigMap per node that has unhealthy GPUs.
 
 use std::collections::BTreeMap;
 
 use tessera_core::gpu_set::GpuSet;
 use tessera_core::units::GpuIndex;
 
-/// Where they lie.
+/// Namespace of the ConfigMaps.
 pub const NAMESPACE: &str = "kube-system";
 
-/// What their names begin with; the node's name follows.
+/// Prefix of the ConfigMaps' names. The node's name follows.
 pub const PREFIX: &str = "unhealthy-gpu-";
 
-/// The key that holds the indexes, with commas between them.
+/// Key in the ConfigMap that holds the GPU indexes, separated by commas.
 pub const DATA_KEY: &str = "gpus";
 
-/// A list that cannot be read as a whole. gpushare itself takes what it cannot read for GPU 0.
+/// An entry that is not a GPU index. gpushare itself treats such an entry as GPU 0.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is no index of a GPU; write such as 0,3")]
+#[error("{0:?} is not a GPU index; write indexes such as 0,3")]
 pub struct BadIndex(String);
 
-/// What a ConfigMap says: the node, its broken GPUs, and what cannot be read; `None` where it is no such list.
+/// Parses a ConfigMap into its node, the unhealthy GPUs, and the invalid entries. Returns `None` if
+/// the ConfigMap is not such a list.
 #[must_use]
 pub fn of_config_map<'a>(
     name: &'a str,
     data: &BTreeMap<String, String>,
 ) -> Option<(&'a str, GpuSet, Vec<BadIndex>)> {
     let node = name.strip_prefix(PREFIX)?;
-    let (cards, bad) = parse(data.get(DATA_KEY).map_or("", String::as_str));
-    Some((node, cards, bad))
+    let (gpus, bad) = parse(data.get(DATA_KEY).map_or("", String::as_str));
+    Some((node, gpus, bad))
 }
 
-/// Reads a list. Those that can be read count, also where others cannot: a broken GPU must not be granted for a typing
-/// error beside it.
+/// Parses a list. Valid entries count even if others are invalid, because a typing error must not
+/// make an unhealthy GPU available.
 #[must_use]
 pub fn parse(text: &str) -> (GpuSet, Vec<BadIndex>) {
     let mut bad = Vec::new();
-    let mut cards = GpuSet::EMPTY;
+    let mut gpus = GpuSet::EMPTY;
     for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
         match part.parse::<u8>() {
-            Ok(index) if usize::from(index) < GpuSet::CAPACITY => cards = cards.with(GpuIndex(index)),
+            Ok(index) if usize::from(index) < GpuSet::CAPACITY => gpus = gpus.with(GpuIndex(index)),
             _ => bad.push(BadIndex(part.to_owned())),
         }
     }
-    (cards, bad)
+    (gpus, bad)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn check(text: &str, cards: &str, bad: &[&str]) {
+    fn check(text: &str, gpus: &str, bad: &[&str]) {
         let (found, errors) = parse(text);
-        assert_eq!(found.to_string(), cards, "{text:?}");
+        assert_eq!(found.to_string(), gpus, "{text:?}");
         assert_eq!(errors, bad.iter().map(|part| BadIndex((*part).to_owned())).collect::<Vec<_>>());
     }
 
     #[test]
-    fn a_list_is_known_by_its_name() {
+    fn recognizes_a_list_by_its_name() {
         let data = BTreeMap::from([(DATA_KEY.to_owned(), "2".to_owned())]);
-        let (node, cards, bad) = of_config_map("unhealthy-gpu-node-1", &data).unwrap();
-        assert_eq!((node, cards.to_string().as_str(), bad.len()), ("node-1", "2", 0));
+        let (node, gpus, bad) = of_config_map("unhealthy-gpu-node-1", &data).unwrap();
+        assert_eq!((node, gpus.to_string().as_str(), bad.len()), ("node-1", "2", 0));
         assert_eq!(of_config_map("gpuquota", &data), None);
     }
 
     #[test]
-    fn indexes_with_commas() {
+    fn parses_indexes_separated_by_commas() {
         check("", "", &[]);
         check("0", "0", &[]);
         check("3, 1,", "1,3", &[]);

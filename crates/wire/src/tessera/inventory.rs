@@ -117,7 +117,7 @@ pub fn parse(json: &str) -> Result<Inventory, BadInventory> {
             Some(_) => return Err(bad()),
         };
         let place = links.get_mut(usize::from(*a) * count + usize::from(*b));
-        match place.filter(|_| a < b && usize::from(*b) < count && *nvlinks <= link::MOST_NVLINKS) {
+        match place.filter(|_| a < b && usize::from(*b) < count && *nvlinks <= link::MAX_NVLINKS) {
             Some(place) => *place = Link { pcie, nvlinks: *nvlinks },
             None => return Err(bad()),
         }

@@ -16,7 +16,7 @@ use super::{
 const REFUSED: &[(&[(&str, &str)], &str)] = &[
     (
         &[("tencent.com/vcuda-core", "150"), ("tencent.com/vcuda-memory", "30")],
-        "tencent.com/vcuda-core: 150 is more than one GPU but no multiple of 100; write 100 or 200 for whole GPUs, or at most 99 for a share of one",
+        "tencent.com/vcuda-core: 150 is more than one GPU but not a multiple of 100; write 100 or 200 for whole GPUs, or at most 99 for a share of one",
     ),
     (
         &[("tencent.com/vcuda-core", "50")],
@@ -32,11 +32,11 @@ const REFUSED: &[(&[(&str, &str)], &str)] = &[
     ),
     (
         &[("aliyun.com/gpu-count", "1")],
-        "aliyun.com/gpu-count only tells how many GPUs a node has; ask for memory with aliyun.com/gpu-mem",
+        "aliyun.com/gpu-count only reports how many GPUs a node has; request memory with aliyun.com/gpu-mem",
     ),
     (
         &[("nvidia.com/gpu", "1"), ("aliyun.com/gpu-mem", "8")],
-        "asks in two vocabularies, nvidia.com/gpu and aliyun.com/gpu-mem; keep one of them",
+        "requests both nvidia.com/gpu and aliyun.com/gpu-mem; keep one of them",
     ),
     (&[("nvidia.com/gpu", "65")], "more GPUs than a node can have; write at most 64"),
 ];

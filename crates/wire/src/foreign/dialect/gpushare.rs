@@ -1,4 +1,4 @@
-//! gpushare's vocabulary: memory of one GPU, in the unit its node is set to.
+//! gpushare's dialect: memory of one GPU, in the unit configured on its node.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,44 +6,45 @@ use std::str::FromStr;
 use tessera_core::request::Request;
 use tessera_core::units::MiB;
 
-use super::{Asked, BadRequest};
+use super::{BadRequest, RequestedAmounts};
 
-/// Memory of one GPU, in the node's unit.
+/// Resource for memory of one GPU, in the node's unit.
 pub const MEMORY: &str = "aliyun.com/gpu-mem";
 
-/// How many GPUs a node has; informational, nobody can ask for it.
+/// Resource that reports how many GPUs a node has. Pods cannot request it.
 pub const COUNT: &str = "aliyun.com/gpu-count";
 
-/// What one unit of `aliyun.com/gpu-mem` is on a node.
+/// The size of one unit of `aliyun.com/gpu-mem` on a node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum MemoryUnit {
-    /// 1024 MiB, as shipped.
+    /// 1024 MiB, the default.
     #[default]
     GiB,
     /// 1 MiB.
     MiB,
-    /// So many MiB, at least 2: what a node counts in where 1 MiB would make more units than a kubelet takes.
+    /// A number of MiB, at least 2. A node uses it if units of 1 MiB would exceed the number of
+    /// devices that a kubelet accepts.
     Blocks(u32),
 }
 
-/// A text that is no unit.
+/// Text that is not a memory unit.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("unknown memory unit {0:?}; write GiB or MiB, or a number of MiB such as 256MiB")]
 pub struct UnknownUnit(String);
 
-/// So many units of memory; `None` for none.
+/// Returns a request for `units` of memory, or `None` for zero units.
 #[must_use]
 pub fn request(units: u64, unit: MemoryUnit) -> Option<Request> {
     (units > 0).then(|| Request::Memory(MiB(units.saturating_mul(unit.mib()))))
 }
 
-pub(super) fn read(asked: &Asked<'_>, unit: MemoryUnit) -> Result<Option<Request>, BadRequest> {
-    let units = asked.units(MEMORY, "8 for 8 units (GiB, unless the node counts in MiB)", unit.name())?;
+pub(super) fn parse(amounts: &RequestedAmounts<'_>, unit: MemoryUnit) -> Result<Option<Request>, BadRequest> {
+    let units = amounts.units(MEMORY, "8 for 8 units (GiB, unless the node counts in MiB)", unit.name())?;
     Ok(request(units, unit))
 }
 
 impl MemoryUnit {
-    /// How many MiB one unit is.
+    /// Returns the size of one unit in MiB.
     #[must_use]
     pub fn mib(self) -> u64 {
         match self {
@@ -92,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn units_read_as_they_are_written() {
+    fn parses_the_units_it_prints() {
         for (text, mib) in [("GiB", 1024), ("MiB", 1), ("256MiB", 256), ("1024MiB", 1024), ("1MiB", 1)] {
             let unit: MemoryUnit = text.parse().unwrap();
             assert_eq!(unit.mib(), mib);

@@ -20,7 +20,7 @@ fn check_error(pairs: &[(&str, &str)], expected: &str) {
 }
 
 #[test]
-fn every_dialect() {
+fn parses_every_dialect() {
     let share = |compute_percent, memory| Request::Share {
         compute_percent: Percent(compute_percent),
         memory: MiB(memory),
@@ -36,27 +36,27 @@ fn every_dialect() {
 }
 
 #[test]
-fn nothing_asked_for() {
+fn returns_none_without_a_gpu_request() {
     assert_eq!(limits(&[("cpu", "4"), ("memory", "8Gi")]), Ok(None));
     assert_eq!(limits(&[("nvidia.com/gpu", "0"), ("tencent.com/vcuda-core", "0")]), Ok(None));
 }
 
 #[test]
-fn the_unit_of_memory_is_the_nodes() {
+fn counts_memory_in_the_unit_of_the_node() {
     let asked = resources(&[("aliyun.com/gpu-mem", "8000")]);
     let read = request(&asked, &Amounts::new(), MemoryUnit::MiB).unwrap();
     assert_eq!(read, Some((Dialect::Gpushare, Request::Memory(MiB(8000)))));
 }
 
 #[test]
-fn numbers_as_the_api_server_writes_them() {
+fn accepts_suffixes_that_the_api_server_writes() {
     let asked = resources(&[("aliyun.com/gpu-mem", "8k")]);
     let read = request(&asked, &Amounts::new(), MemoryUnit::MiB).unwrap();
     assert_eq!(read, Some((Dialect::Gpushare, Request::Memory(MiB(8000)))));
 }
 
 #[test]
-fn requests_stand_in_for_limits_and_must_agree() {
+fn uses_requests_without_limits_and_rejects_different_amounts() {
     let one = resources(&[("nvidia.com/gpu", "1")]);
     let two = resources(&[("nvidia.com/gpu", "2")]);
     let read = request(&Amounts::new(), &one, MemoryUnit::GiB);
@@ -69,10 +69,10 @@ fn requests_stand_in_for_limits_and_must_agree() {
 }
 
 #[test]
-fn every_refusal_says_what_to_write() {
+fn every_error_says_what_to_write_instead() {
     check_error(
         &[("tencent.com/vcuda-core", "150"), ("tencent.com/vcuda-memory", "30")],
-        "tencent.com/vcuda-core: 150 is more than one GPU but no multiple of 100; \
+        "tencent.com/vcuda-core: 150 is more than one GPU but not a multiple of 100; \
          write 100 or 200 for whole GPUs, or at most 99 for a share of one",
     );
     check_error(
@@ -95,8 +95,8 @@ fn every_refusal_says_what_to_write() {
     );
     check_error(
         &[("nvidia.com/gpu", "0.5")],
-        "nvidia.com/gpu: 0.5 is not a whole number; write 1 for one GPU; for a part of one ask for \
-         tencent.com/vcuda-core and tencent.com/vcuda-memory, or for aliyun.com/gpu-mem",
+        "nvidia.com/gpu: 0.5 is not a whole number; write 1 for one GPU; for a share of one request \
+         tencent.com/vcuda-core and tencent.com/vcuda-memory, or aliyun.com/gpu-mem",
     );
     check_error(
         &[("tencent.com/vcuda-core", "-1")],
@@ -105,7 +105,7 @@ fn every_refusal_says_what_to_write() {
     );
     check_error(
         &[("aliyun.com/gpu-mem", "all")],
-        "aliyun.com/gpu-mem: all is no number; write 8 for 8 units (GiB, unless the node counts in MiB)",
+        "aliyun.com/gpu-mem: all is not a number; write 8 for 8 units (GiB, unless the node counts in MiB)",
     );
     check_error(
         &[("aliyun.com/gpu", "65")],
@@ -117,10 +117,10 @@ fn every_refusal_says_what_to_write() {
     );
     check_error(
         &[("aliyun.com/gpu-count", "1")],
-        "aliyun.com/gpu-count only tells how many GPUs a node has; ask for memory with aliyun.com/gpu-mem",
+        "aliyun.com/gpu-count only reports how many GPUs a node has; request memory with aliyun.com/gpu-mem",
     );
     check_error(
         &[("nvidia.com/gpu", "1"), ("aliyun.com/gpu-mem", "8")],
-        "asks in two vocabularies, nvidia.com/gpu and aliyun.com/gpu-mem; keep one of them",
+        "requests both nvidia.com/gpu and aliyun.com/gpu-mem; keep one of them",
     );
 }

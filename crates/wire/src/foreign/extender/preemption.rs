@@ -1,4 +1,4 @@
-//! The verb `preempt`: which pods of lower priority would have to go.
+//! The verb `preempt`: which pods of lower priority are to be evicted.
 
 use std::collections::BTreeMap;
 
@@ -6,66 +6,68 @@ use serde::{Deserialize, Serialize};
 
 use crate::foreign::objects::{Pod, null_as_default};
 
-/// The question: a pod that fits nowhere, and for each node the pods kube-scheduler would evict there. Which of the two
-/// maps is filled depends on `nodeCacheCapable`; either may be null, and so may every list.
+/// Body of a `preempt` call: a pod that fits nowhere, and the pods kube-scheduler would evict from
+/// each node.
+///
+/// `nodeCacheCapable` determines which of the two maps is set. Either map and every list may be null.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "PascalCase")]
 pub struct PreemptionArgs {
-    /// The pod to make room for.
+    /// The pod that needs room.
     #[serde(alias = "pod")]
     pub pod: Pod,
-    /// Whole pods, by node.
+    /// Complete pod objects, by node.
     #[serde(alias = "nodeNameToVictims", default, deserialize_with = "null_as_default")]
     pub node_name_to_victims: BTreeMap<String, Option<Victims>>,
-    /// Identities only, by node.
+    /// Pod UIDs, by node.
     #[serde(alias = "nodeNameToMetaVictims", default, deserialize_with = "null_as_default")]
     pub node_name_to_meta_victims: BTreeMap<String, Option<MetaVictims>>,
 }
 
-/// Pods to evict from a node.
+/// Pods to evict from a node, as complete objects.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, rename_all = "PascalCase")]
 pub struct Victims {
-    /// The pods.
+    /// The pods to evict.
     #[serde(alias = "pods", deserialize_with = "null_as_default")]
     pub pods: Vec<Pod>,
-    /// How many of them a disruption budget protects.
+    /// Number of these pods that a disruption budget protects.
     #[serde(rename = "NumPDBViolations", alias = "numPDBViolations", deserialize_with = "null_as_default")]
     pub budget_violations: i64,
 }
 
-/// Pods to evict from a node, by identity.
+/// Pods to evict from a node, by UID.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, rename_all = "PascalCase")]
 pub struct MetaVictims {
-    /// The pods.
+    /// The pods to evict.
     #[serde(alias = "pods", deserialize_with = "null_as_default")]
     pub pods: Vec<MetaPod>,
-    /// How many of them a disruption budget protects.
+    /// Number of these pods that a disruption budget protects.
     #[serde(rename = "NumPDBViolations", alias = "numPDBViolations", deserialize_with = "null_as_default")]
     pub budget_violations: i64,
 }
 
-/// A pod by its identity.
+/// A pod that is identified by its UID.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct MetaPod {
-    /// The identity.
+    /// The pod's UID.
     #[serde(rename = "UID", alias = "uid", deserialize_with = "null_as_default")]
     pub uid: String,
 }
 
-/// The answer: always by identity. Nodes left out are given up.
+/// Response of `preempt`, always by UID. kube-scheduler does not preempt on omitted nodes.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, rename_all = "PascalCase")]
 pub struct PreemptionResult {
-    /// By node.
+    /// Pods to evict, by node.
     #[serde(alias = "nodeNameToMetaVictims", deserialize_with = "null_as_default")]
     pub node_name_to_meta_victims: BTreeMap<String, MetaVictims>,
 }
 
 impl PreemptionArgs {
-    /// For each node the victims proposed, whichever way they were sent.
+    /// Returns the proposed victims of each node from whichever field is set.
     pub fn proposals(&self) -> impl Iterator<Item = (&str, MetaVictims)> {
         let by_identity = self.node_name_to_meta_victims.iter();
         let by_identity =
@@ -94,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn both_forms_nulls_and_empty_lists() {
+    fn reads_both_forms_nulls_and_empty_lists() {
         let meta = r#"{"Pod":{},"NodeNameToVictims":null,
             "NodeNameToMetaVictims":{"a":{"Pods":[{"UID":"u1"},{"UID":"u2"}],"NumPDBViolations":0},"b":{"Pods":null},"c":null}}"#;
         let none = Vec::new;
@@ -107,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn written_as_kube_scheduler_reads_it() {
+    fn writes_the_keys_that_kube_scheduler_reads() {
         let victims = MetaVictims { pods: vec![MetaPod { uid: "u".into() }], budget_violations: 1 };
         let result = PreemptionResult { node_name_to_meta_victims: BTreeMap::from([("n".into(), victims)]) };
         assert_eq!(

@@ -1,4 +1,4 @@
-//! Nodes.
+//! Node objects.
 
 use std::collections::BTreeMap;
 
@@ -7,56 +7,56 @@ use serde::{Deserialize, Serialize};
 use super::{Amounts, Condition, Metadata, null_as_default};
 use crate::foreign::taint::{SoftTaint, soft_taints};
 
-/// A node, as far as placing pods on it needs.
+/// The parts of a node that placement needs.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Node {
-    /// Who it is.
+    /// Identity, labels and annotations.
     pub metadata: Metadata,
-    /// What is wanted of it.
+    /// Desired state of the node.
     pub spec: NodeSpec,
-    /// What it offers.
+    /// Observed state of the node.
     pub status: NodeStatus,
 }
 
-/// What a node offers.
+/// Observed state of a node.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct NodeStatus {
-    /// All there is.
+    /// Total resources of the node.
     #[serde(deserialize_with = "null_as_default", skip_serializing_if = "BTreeMap::is_empty")]
     pub capacity: Amounts,
-    /// What pods may have of it.
+    /// Resources that are available to pods.
     #[serde(deserialize_with = "null_as_default", skip_serializing_if = "BTreeMap::is_empty")]
     pub allocatable: Amounts,
-    /// Where it is found.
+    /// Addresses of the node.
     #[serde(deserialize_with = "null_as_default", skip_serializing_if = "Vec::is_empty")]
     pub addresses: Vec<NodeAddress>,
-    /// How it is.
+    /// Conditions of the node, such as `Ready`.
     #[serde(deserialize_with = "null_as_default", skip_serializing_if = "Vec::is_empty")]
     pub conditions: Vec<Condition>,
 }
 
-/// One of a node's addresses.
+/// One address of a node.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct NodeAddress {
-    /// `InternalIP`, `Hostname` and others.
+    /// Type of the address, such as `InternalIP` or `Hostname`.
     #[serde(rename = "type", deserialize_with = "null_as_default")]
     pub kind: String,
-    /// The address.
+    /// IP address or host name.
     #[serde(deserialize_with = "null_as_default")]
     pub address: String,
 }
 
-/// What is wanted of a node.
+/// Desired state of a node.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct NodeSpec {
-    /// Whether new pods shall stay away, as `kubectl cordon` sets it.
+    /// True if the node accepts no new pods. `kubectl cordon` sets it.
     #[serde(deserialize_with = "null_as_default", skip_serializing_if = "std::ops::Not::not")]
     pub unschedulable: bool,
-    /// Its taints, of those that only ask.
+    /// Taints with the effect `PreferNoSchedule`. Other taints are not read.
     #[serde(rename = "taints", deserialize_with = "soft_taints", skip_serializing)]
     pub soft_taints: Vec<SoftTaint>,
 }

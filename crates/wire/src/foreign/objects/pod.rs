@@ -1,4 +1,4 @@
-//! Pods.
+//! Pod objects.
 
 use std::collections::BTreeMap;
 
@@ -8,53 +8,58 @@ use serde::{Deserialize, Deserializer, Serialize};
 use super::{Amounts, Metadata, null_as_default};
 use crate::foreign::taint::{SoftToleration, soft_tolerations};
 
-/// A pod, as far as placing it needs.
+/// The parts of a pod that placement needs.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Pod {
-    /// Who it is.
+    /// Identity, labels and annotations.
     pub metadata: Metadata,
-    /// What it asks for.
+    /// Desired state of the pod.
     pub spec: PodSpec,
-    /// What has become of it.
+    /// Observed state of the pod.
     pub status: PodStatus,
 }
 
-/// What a pod asks for.
+/// Desired state of a pod.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct PodSpec {
-    /// Where it is bound; empty while it waits.
+    /// Node the pod is bound to, or empty while it waits.
     #[serde(deserialize_with = "null_as_default", skip_serializing_if = "String::is_empty")]
     pub node_name: String,
-    /// Which scheduler shall place it.
+    /// Name of the scheduler that places the pod.
     #[serde(deserialize_with = "null_as_default", skip_serializing_if = "String::is_empty")]
     pub scheduler_name: String,
-    /// Higher goes first and may displace lower.
+    /// Priority. A pod may preempt pods of lower priority.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub priority: Option<i32>,
-    /// Run one after the other before the containers (or beside them, as sidecars).
+    /// Init containers, which run one after the other before the main containers. Sidecars keep
+    /// running beside them.
     #[serde(deserialize_with = "null_as_default", skip_serializing_if = "Vec::is_empty")]
     pub init_containers: Vec<Container>,
-    /// Run side by side.
+    /// Main containers, which run concurrently.
     #[serde(deserialize_with = "null_as_default")]
     pub containers: Vec<Container>,
-    /// Whether it would rather be on some nodes than on others, or near or far from other pods, without insisting on it.
-    #[serde(rename = "affinity", deserialize_with = "any_preferred", skip_serializing)]
+    /// True if an affinity has preferred terms, which kube-scheduler scores but does not enforce.
+    #[serde(rename = "affinity", deserialize_with = "has_preferred_affinity", skip_serializing)]
     pub prefers_nodes: bool,
-    /// The same of spreading.
-    #[serde(rename = "topologySpreadConstraints", deserialize_with = "any_wished", skip_serializing)]
+    /// True if a topology spread constraint is only preferred (`ScheduleAnyway`).
+    #[serde(
+        rename = "topologySpreadConstraints",
+        deserialize_with = "has_preferred_spreading",
+        skip_serializing
+    )]
     pub prefers_spreading: bool,
-    /// The taints it does not mind, of those that only ask.
+    /// Tolerations that can match taints with the effect `PreferNoSchedule`.
     #[serde(rename = "tolerations", deserialize_with = "soft_tolerations", skip_serializing)]
     pub soft_tolerations: Vec<SoftToleration>,
-    /// What the runtime itself needs for each pod.
+    /// Resources that the container runtime needs for each pod.
     #[serde(deserialize_with = "null_as_default", skip_serializing_if = "BTreeMap::is_empty")]
     pub overhead: Amounts,
 }
 
-/// Whether an affinity of any kind has terms that are only preferred.
-fn any_preferred<'de, D: Deserializer<'de>>(deserializer: D) -> Result<bool, D::Error> {
+/// Deserializes affinities into whether any of them has preferred terms.
+fn has_preferred_affinity<'de, D: Deserializer<'de>>(deserializer: D) -> Result<bool, D::Error> {
     #[derive(Default, Deserialize)]
     #[serde(default)]
     struct Terms {
@@ -68,8 +73,8 @@ fn any_preferred<'de, D: Deserializer<'de>>(deserializer: D) -> Result<bool, D::
     Ok(kinds.into_values().flatten().any(|terms| !terms.preferred.is_empty()))
 }
 
-/// Whether spreading over some domain is only wished for.
-fn any_wished<'de, D: Deserializer<'de>>(deserializer: D) -> Result<bool, D::Error> {
+/// Deserializes spread constraints into whether any of them is only preferred.
+fn has_preferred_spreading<'de, D: Deserializer<'de>>(deserializer: D) -> Result<bool, D::Error> {
     #[derive(Default, Deserialize)]
     #[serde(default, rename_all = "camelCase")]
     struct Constraint {
@@ -84,76 +89,77 @@ fn any_wished<'de, D: Deserializer<'de>>(deserializer: D) -> Result<bool, D::Err
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct Container {
-    /// Unique in its pod.
+    /// Name, unique within the pod.
     #[serde(deserialize_with = "null_as_default")]
     pub name: String,
-    /// `Always` makes a sidecar of an init container.
+    /// Restart policy. `Always` turns an init container into a sidecar.
     #[serde(deserialize_with = "null_as_default", skip_serializing_if = "String::is_empty")]
     pub restart_policy: String,
-    /// What it needs.
+    /// Requested resources and limits.
     #[serde(deserialize_with = "null_as_default")]
     pub resources: Resources,
 }
 
-/// What a container needs, by resource name.
+/// Requested resources and limits of a container, by resource name.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Resources {
-    /// May use no more than this. For extended resources the same as `requests`.
+    /// Upper limits. For extended resources they equal `requests`.
     #[serde(deserialize_with = "null_as_default", skip_serializing_if = "BTreeMap::is_empty")]
     pub limits: Amounts,
-    /// Is promised this.
+    /// Guaranteed amounts.
     #[serde(deserialize_with = "null_as_default", skip_serializing_if = "BTreeMap::is_empty")]
     pub requests: Amounts,
 }
 
 impl Resources {
-    /// The resources of device plugins and the like that it asks for: unlike Kubernetes's own, they have a domain in their names.
+    /// Returns the names of the requested extended resources, such as those of device plugins. Unlike
+    /// the built-in resources, their names contain a domain.
     pub fn extended(&self) -> impl Iterator<Item = &str> {
         let names = self.limits.keys().chain(self.requests.keys());
         names.map(String::as_str).filter(|name| name.contains('/'))
     }
 }
 
-/// What has become of a pod.
+/// Observed state of a pod.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct PodStatus {
-    /// `Pending`, `Running`, `Succeeded`, `Failed` or `Unknown`.
+    /// Phase: `Pending`, `Running`, `Succeeded`, `Failed` or `Unknown`.
     #[serde(deserialize_with = "null_as_default", skip_serializing_if = "String::is_empty")]
     pub phase: String,
-    /// When the kubelet took it; absent while it is being admitted.
+    /// Time when the kubelet accepted the pod, or `None` before it did.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub start_time: Option<String>,
-    /// Why it is in this phase, where there is more to say.
+    /// Human-readable reason for the phase, or empty.
     #[serde(deserialize_with = "null_as_default", skip_serializing_if = "String::is_empty")]
     pub message: String,
-    /// What has become of its containers.
+    /// Statuses of the main containers.
     #[serde(deserialize_with = "null_as_default", skip_serializing_if = "Vec::is_empty")]
     pub container_statuses: Vec<ContainerStatus>,
-    /// Of its init containers, sidecars among them.
+    /// Statuses of the init containers, including sidecars.
     #[serde(deserialize_with = "null_as_default", skip_serializing_if = "Vec::is_empty")]
     pub init_container_statuses: Vec<ContainerStatus>,
-    /// Of those that were put in for looking around.
+    /// Statuses of the ephemeral containers, which users add for debugging.
     #[serde(deserialize_with = "null_as_default", skip_serializing_if = "Vec::is_empty")]
     pub ephemeral_container_statuses: Vec<ContainerStatus>,
 }
 
-/// What has become of a container: under which IDs the runtime knows it and knew it before.
+/// Observed state of a container: its current and its previous ID in the container runtime.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ContainerStatus {
-    /// Its name in the pod.
+    /// Name of the container in the pod.
     #[serde(deserialize_with = "null_as_default")]
     pub name: String,
-    /// `containerd://13f1...`; empty before it was made.
+    /// ID with the runtime's name, such as `containerd://13f1...`, or empty before it exists.
     #[serde(
         rename = "containerID",
         deserialize_with = "null_as_default",
         skip_serializing_if = "String::is_empty"
     )]
     pub id: String,
-    /// How it ended before it was started again.
+    /// State of the container before its last restart.
     #[serde(
         rename = "lastState",
         deserialize_with = "null_as_default",
@@ -162,20 +168,20 @@ pub struct ContainerStatus {
     pub last_state: LastState,
 }
 
-/// How a container ended before.
+/// State of a container before its last restart.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct LastState {
-    /// Its end, if it had one.
+    /// Termination of the previous container, or `None` if it never restarted.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub terminated: Option<Terminated>,
 }
 
-/// A container's end.
+/// Termination of a container.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Terminated {
-    /// The ID it had.
+    /// ID of the terminated container.
     #[serde(rename = "containerID", deserialize_with = "null_as_default")]
     pub id: String,
 }
@@ -187,7 +193,8 @@ impl LastState {
 }
 
 impl PodStatus {
-    /// The IDs by which runtimes know the containers of the pod, each with the container's name; without the runtime's own name.
+    /// Returns all current and previous container IDs of the pod, each with the container's name.
+    /// The IDs do not include the runtime's name.
     pub fn container_ids(&self) -> impl Iterator<Item = (&str, &str)> {
         let all =
             [&self.container_statuses, &self.init_container_statuses, &self.ephemeral_container_statuses];

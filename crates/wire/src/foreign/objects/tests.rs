@@ -1,7 +1,7 @@
 use super::*;
 
 #[test]
-fn wishes_that_are_not_insisted_on() {
+fn reads_preferred_affinities_and_spreading() {
     let check = |spec: &str, expected: (bool, bool)| {
         let read: PodSpec = serde_json::from_str(spec).unwrap();
         assert_eq!((read.prefers_nodes, read.prefers_spreading), expected, "{spec}");
@@ -24,7 +24,7 @@ fn wishes_that_are_not_insisted_on() {
 }
 
 #[test]
-fn reads_nulls_and_unknown_fields_as_kubernetes_does() {
+fn reads_nulls_as_absent_and_skips_unknown_fields() {
     let pod: Pod = serde_json::from_str(
         r#"{"kind":"Pod","metadata":{"name":"p","annotations":null,"managedFields":[{}]},
             "spec":{"containers":[{"name":"c","resources":{"limits":{"a.b/c":3,"cpu":"100m"}}}],"initContainers":null}}"#,
@@ -37,7 +37,7 @@ fn reads_nulls_and_unknown_fields_as_kubernetes_does() {
 }
 
 #[test]
-fn containers_are_known_by_all_their_ids() {
+fn returns_current_and_previous_container_ids() {
     let status: PodStatus = serde_json::from_str(
         r#"{"containerStatuses":[{"name":"main","containerID":"containerd://abc","state":{"running":{}},
                 "lastState":{"terminated":{"containerID":"containerd://old","exitCode":1}}},{"name":"new","containerID":null}],
@@ -50,7 +50,7 @@ fn containers_are_known_by_all_their_ids() {
 }
 
 #[test]
-fn writes_only_what_is_set() {
+fn writes_only_fields_that_are_set() {
     let mut pod = Pod::default();
     pod.metadata.name = "p".into();
     let json = serde_json::to_string(&pod).unwrap();

@@ -3,7 +3,7 @@ use tessera_core::topology::PcieLevel;
 
 use super::*;
 
-/// Cells above the diagonal, row by row.
+/// Parses `text` and compares the cells above the diagonal, row by row.
 fn check(text: &str, expected: &[&str]) -> SmiMatrix {
     let matrix = parse(text).unwrap_or_else(|error| panic!("{error}"));
     let links = matrix.topology.gpus().pairs().map(|(a, b)| matrix.topology.link(a, b));
@@ -17,7 +17,7 @@ fn check_error(text: &str, expected: &str) {
 }
 
 #[test]
-fn with_tabs_escapes_nics_and_a_legend() {
+fn parses_tabs_escapes_nics_and_a_legend() {
     let text = "\u{1b}[4m\tGPU0\tGPU1\tNIC0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\u{1b}[0m\n\
         GPU0\t X \tNV18\tPIX\t0-55,112-167\t0\t\tN/A\n\
         GPU1\tNV18\t X \tNODE\t56-111\t1\t\tN/A\n\
@@ -30,7 +30,7 @@ fn with_tabs_escapes_nics_and_a_legend() {
 }
 
 #[test]
-fn with_blanks_and_nic_columns_in_between() {
+fn parses_blanks_and_nic_columns_between_gpus() {
     let text = "# a comment\n\
                         GPU0    GPU1    mlx5_0  GPU2    CPU Affinity\n\
                 GPU0     X      PIX     PHB     SOC     0-9,20-29\n\
@@ -43,7 +43,7 @@ fn with_blanks_and_nic_columns_in_between() {
 }
 
 #[test]
-fn one_gpu_and_sixteen() {
+fn parses_one_gpu_and_sixteen_gpus() {
     check("\tGPU0\tCPU Affinity\nGPU0\t X \t0-7\n", &[]);
     let names: Vec<String> = (0..16).map(|number| format!("GPU{number}")).collect();
     let rows = names.iter().map(|row| {
@@ -56,7 +56,7 @@ fn one_gpu_and_sixteen() {
 }
 
 #[test]
-fn every_error_names_its_place_and_what_was_expected() {
+fn every_error_names_the_position_and_the_expected_text() {
     check_error("", "line 1, column 1: found nothing, expected a header line naming GPU0, GPU1, ...");
     check_error(
         "GPU0\tX\tSYS\n",
@@ -103,7 +103,7 @@ fn arbitrary_link() -> impl Strategy<Value = Link> {
 
 proptest! {
     #[test]
-    fn what_is_printed_reads_the_same(
+    fn parses_its_own_output(
         count in 1usize..20,
         links in prop::collection::vec(arbitrary_link(), 400),
         numa in prop::collection::vec(prop::option::of(0u16..8), 20),
@@ -118,7 +118,7 @@ proptest! {
     }
 
     #[test]
-    fn no_text_makes_it_panic(text in ".{0,200}", lines in prop::collection::vec("(GPU[0-9]{1,3}|X|NV[0-9]{0,4}|SYS|\t| |\u{1b}\\[4m|CPU Affinity|\n){0,30}", 0..6)) {
+    fn never_panics(text in ".{0,200}", lines in prop::collection::vec("(GPU[0-9]{1,3}|X|NV[0-9]{0,4}|SYS|\t| |\u{1b}\\[4m|CPU Affinity|\n){0,30}", 0..6)) {
         let _ = parse(&text);
         let _ = parse(&lines.join("\n"));
     }
