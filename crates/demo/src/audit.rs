@@ -8,7 +8,7 @@ use serde_json::Value;
 use tessera_core::grant::{ContainerGrant, Hold, PodGrant};
 use tessera_core::ledger::Ledger;
 use tessera_core::units::{GpuIndex, MiB, MilliCpu, NodeName, PodUid};
-use tessera_sim::apiserver::{ApiServer, WatchEvent};
+use tessera_sim::apiserver::{ApiServer, ObjectChange};
 use tessera_sim::kubelet::HeldDevices;
 use tessera_wire::foreign::dialect::{MemoryUnit, vcuda};
 use tessera_wire::foreign::objects::{Node, Pod};
@@ -44,7 +44,7 @@ impl GrantAuditor {
             let (Ok(mut nodes), Ok(mut pods)) = watches else { return };
             loop {
                 tokio::select! {
-                    Some(WatchEvent::Applied(node)) = nodes.next() => lock(&shared).apply_node(node),
+                    Some(ObjectChange::Applied(node)) = nodes.next() => lock(&shared).apply_node(node),
                     Some(event) = pods.next() => lock(&shared).apply_pod(event),
                     else => return,
                 }
@@ -120,10 +120,10 @@ impl GrantAudit {
         }
     }
 
-    fn apply_pod(&mut self, event: WatchEvent) {
+    fn apply_pod(&mut self, event: ObjectChange) {
         let (pod, is_gone) = match event {
-            WatchEvent::Applied(pod) => (pod, false),
-            WatchEvent::Deleted(pod) => (pod, true),
+            ObjectChange::Applied(pod) => (pod, false),
+            ObjectChange::Deleted(pod) => (pod, true),
         };
         let Ok(pod) = serde_json::from_value::<Pod>(pod) else { return };
         let uid = PodUid(pod.metadata.uid.clone());

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use tessera_sim::apiserver::{ApiServer, WatchEvent, pod_path};
+use tessera_sim::apiserver::{ApiServer, ObjectChange, pod_path};
 use tessera_sim::kubelet::node::RUN_SECONDS_ANNOTATION;
 use tessera_sim::scatter::scatter;
 use tokio_util::sync::CancellationToken;
@@ -173,7 +173,7 @@ pub(crate) async fn tidy(api: Arc<ApiServer>, counts: Arc<JobCounts>, stop: Canc
             }
             event = pods.next() => match event {
                 // Pods of users are never deleted.
-                Some(WatchEvent::Applied(pod)) if pod["metadata"]["labels"][LABEL] == "job" => {
+                Some(ObjectChange::Applied(pod)) if pod["metadata"]["labels"][LABEL] == "job" => {
                     let count = if pod["status"]["phase"] == "Failed" { &counts.failed } else { &counts.succeeded };
                     count.fetch_add(1, Ordering::Relaxed);
                     ended.push_back((tokio::time::Instant::now() + ENDED_POD_RETENTION, pod_path(&pod)));

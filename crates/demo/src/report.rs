@@ -25,7 +25,7 @@ pub struct DemoReport {
     /// Usage reported by the agents.
     pub agents: AgentReport,
     /// Resources used by the demo process: all nodes, agents and servers together.
-    pub process: ProcessUsage,
+    pub process: ProcessResources,
 }
 
 /// Counts of pods.
@@ -93,7 +93,7 @@ pub struct AgentReport {
 /// Resources used by a process.
 #[derive(Debug, Clone, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct ProcessUsage {
+pub struct ProcessResources {
     /// Mean number of CPU cores used while pods ran.
     pub cores: f64,
     /// Resident memory at the end, in MiB.
@@ -130,13 +130,13 @@ pub(crate) fn processor_seconds() -> f64 {
 
 /// Returns the current memory and threads of the process, together with `cores` measured by the
 /// caller.
-pub(crate) fn process(cores: f64) -> ProcessUsage {
+pub(crate) fn process(cores: f64) -> ProcessResources {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let field = |name: &str| {
         let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
         line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok()).unwrap_or_default()
     };
-    ProcessUsage {
+    ProcessResources {
         cores,
         resident_mib: field("VmRSS") >> 10,
         peak_mib: field("VmHWM") >> 10,

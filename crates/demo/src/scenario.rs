@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use tessera_sim::apiserver::{ApiServer, WatchEvent};
+use tessera_sim::apiserver::{ApiServer, ObjectChange};
 use tessera_wire::tessera::grant;
 
 use crate::cluster::{Cluster, LIMITED_NAMESPACE, SPARE, URGENT};
@@ -112,13 +112,13 @@ impl StepContext<'_> {
         let mut watch = watch.map_err(StepError::rejected)?;
         while let Some(event) = watch.next().await {
             match event {
-                WatchEvent::Applied(pod) if is_so(&pod) => return Ok(pod),
-                WatchEvent::Applied(pod) if pod["status"]["phase"] == "Failed" => {
+                ObjectChange::Applied(pod) if is_so(&pod) => return Ok(pod),
+                ObjectChange::Applied(pod) if pod["status"]["phase"] == "Failed" => {
                     let message = pod["status"]["message"].clone();
                     return Err(StepError::PodFailed { pod: job.name.clone(), message });
                 }
-                WatchEvent::Applied(_) => {}
-                WatchEvent::Deleted(_) => {
+                ObjectChange::Applied(_) => {}
+                ObjectChange::Deleted(_) => {
                     return Err(StepError::PodDeleted { pod: job.name.clone(), what: what.to_owned() });
                 }
             }
@@ -139,7 +139,7 @@ impl StepContext<'_> {
             return Ok(());
         }
         while let Some(event) = watch.next().await {
-            if matches!(event, WatchEvent::Deleted(_)) {
+            if matches!(event, ObjectChange::Deleted(_)) {
                 return Ok(());
             }
         }
@@ -243,7 +243,7 @@ impl StepContext<'_> {
         let watch = self.api().watch(path, &format!("metadata.name={name}"));
         let mut watch = watch.map_err(StepError::rejected)?;
         while let Some(event) = watch.next().await {
-            if matches!(&event, WatchEvent::Applied(object) if is_so(object)) {
+            if matches!(&event, ObjectChange::Applied(object) if is_so(object)) {
                 return Ok(());
             }
         }

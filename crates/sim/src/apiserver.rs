@@ -215,7 +215,7 @@ pub struct ObjectWatch {
 
 /// A change that a watch delivers.
 #[derive(Debug, Clone, PartialEq)]
-pub enum WatchEvent {
+pub enum ObjectChange {
     /// The object was added or modified.
     Applied(Value),
     /// The object was deleted, or the selector no longer matches it.
@@ -224,22 +224,22 @@ pub enum WatchEvent {
 
 impl ObjectWatch {
     /// Waits for the next event. Returns `None` when the server closes the watch.
-    pub async fn next(&mut self) -> Option<WatchEvent> {
+    pub async fn next(&mut self) -> Option<ObjectChange> {
         let event = match self.backlog.next() {
             Some(event) => event,
             None => self.queue.recv().await?,
         };
-        Some(WatchEvent::of(&event))
+        Some(ObjectChange::of(&event))
     }
 
     /// Returns the next event if one is queued already.
-    pub fn try_next(&mut self) -> Option<WatchEvent> {
+    pub fn try_next(&mut self) -> Option<ObjectChange> {
         let event = self.backlog.next().or_else(|| self.queue.try_recv().ok())?;
-        Some(WatchEvent::of(&event))
+        Some(ObjectChange::of(&event))
     }
 }
 
-impl WatchEvent {
+impl ObjectChange {
     fn of(event: &store::StoreEvent) -> Self {
         let object = event.object.value();
         if event.kind == "DELETED" { Self::Deleted(object) } else { Self::Applied(object) }

@@ -11,7 +11,7 @@ use tessera_core::{
 };
 use tessera_limits::{UuidBytes, files};
 use tessera_sim::kubelet::situations::{
-    self, ContainerRole, ContainerView, ExpectedLimit, NodeUnderTest, PodOutcome, SituationPod,
+    self, ContainerObservation, ExpectedLimit, NodeUnderTest, PodOutcome, SituationPod, SituationRole,
 };
 use tessera_wire::{
     foreign::{dialect::MemoryUnit, objects::Pod},
@@ -30,14 +30,14 @@ struct Embedded {
 fn pod(asking: &SituationPod) -> Pod {
     let container = |asked: &situations::SituationContainer| {
         let mut container = json!({ "name": asked.name, "resources": { "limits": asked.resources } });
-        if asked.role == ContainerRole::Sidecar {
+        if asked.role == SituationRole::Sidecar {
             container["restartPolicy"] = "Always".into();
         }
         container
     };
     let of = |early: bool| -> Vec<Value> {
         let asked = asking.containers.iter();
-        asked.filter(|asked| (asked.role != ContainerRole::Main) == early).map(container).collect()
+        asked.filter(|asked| (asked.role != SituationRole::Main) == early).map(container).collect()
     };
     serde_json::from_value(json!({
         "metadata": { "name": asking.name, "namespace": "team", "uid": uid(asking) },
@@ -115,7 +115,7 @@ impl NodeUnderTest for Embedded {
         let said = grant::parse(&spec, &annotations(), &core_node(), MemoryUnit::GiB).unwrap().unwrap();
         let seen = |asked: &situations::SituationContainer| {
             let grant = said.iter().find(|grant| grant.container == asked.name);
-            ContainerView {
+            ContainerObservation {
                 env: given[&asked.name].envs.clone().into_iter().collect(),
                 limits: self.limits(asking, &asked.name),
                 annotated: grant.iter().flat_map(|grant| &grant.holds).map(|(card, _)| card.0).collect(),

@@ -14,7 +14,7 @@ use super::SchedulerCounters;
 use super::extender::{Extender, ExtenderError};
 use super::queue::Queue;
 use super::snapshot::{PodInfo, Snapshot};
-use crate::apiserver::{ApiServer, WatchEvent, now, pod_path};
+use crate::apiserver::{ApiServer, ObjectChange, now, pod_path};
 use crate::events::ObjectEvent;
 
 /// Name of the scheduler whose pods this loop takes.
@@ -101,18 +101,18 @@ impl Worker {
         }
     }
 
-    fn apply_node(&mut self, event: &WatchEvent) {
+    fn apply_node(&mut self, event: &ObjectChange) {
         match event {
-            WatchEvent::Applied(node) => self.snapshot.set_node(node),
-            WatchEvent::Deleted(node) => self.snapshot.remove_node(node),
+            ObjectChange::Applied(node) => self.snapshot.set_node(node),
+            ObjectChange::Deleted(node) => self.snapshot.remove_node(node),
         }
         self.queue.cluster_changed();
     }
 
-    fn apply_pod(&mut self, event: WatchEvent) {
+    fn apply_pod(&mut self, event: ObjectChange) {
         let (object, is_gone) = match event {
-            WatchEvent::Applied(object) => (object, false),
-            WatchEvent::Deleted(object) => (object, true),
+            ObjectChange::Applied(object) => (object, false),
+            ObjectChange::Deleted(object) => (object, true),
         };
         let Some(info) = PodInfo::read(object) else { return };
         let uid = info.pod.metadata.uid.clone();

@@ -19,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 use super::containers::Containers;
 use super::status::{self, container_id};
 use super::{Admitted, Checkpoint, Kubelet};
-use crate::apiserver::{ApiServer, WatchEvent, now, pod_path};
+use crate::apiserver::{ApiServer, ObjectChange, now, pod_path};
 use crate::events::ObjectEvent;
 
 /// Pod annotation with the run time of the containers in seconds. Without it they run until they
@@ -140,8 +140,8 @@ impl Worker {
                     Ok(()) = news.changed() => self.publish_devices(),
                     event = pods.next() => match event {
                         None => break,
-                        Some(WatchEvent::Applied(pod)) => self.clone().apply(pod, &mut running, &mut tasks),
-                        Some(WatchEvent::Deleted(pod)) => {
+                        Some(ObjectChange::Applied(pod)) => self.clone().apply(pod, &mut running, &mut tasks),
+                        Some(ObjectChange::Deleted(pod)) => {
                             let life = running.remove(text(&pod["metadata"]["uid"]));
                             life.iter().for_each(CancellationToken::cancel);
                         }

@@ -41,7 +41,7 @@ pub struct SituationContainer {
     pub name: String,
     /// Role of the container in its pod.
     #[serde(default)]
-    pub role: ContainerRole,
+    pub role: SituationRole,
     /// Requested amounts by resource.
     pub resources: BTreeMap<String, String>,
     /// GPUs granted by the scheduler. Empty for a pod that bypassed the scheduler.
@@ -57,7 +57,7 @@ pub struct SituationContainer {
 /// When a container runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum ContainerRole {
+pub enum SituationRole {
     /// An init container: runs to its end before the others start.
     Init,
     /// A sidecar: starts before the main containers and runs beside them.
@@ -80,14 +80,14 @@ pub struct ExpectedLimit {
 #[derive(Debug)]
 pub enum PodOutcome {
     /// The pod runs, with these containers by name.
-    Running(BTreeMap<String, ContainerView>),
+    Running(BTreeMap<String, ContainerObservation>),
     /// The kubelet rejected the pod with this message.
     Refused(String),
 }
 
 /// What a container finds of its GPUs.
 #[derive(Debug)]
-pub struct ContainerView {
+pub struct ContainerObservation {
     /// Environment variables. Empty for a container that no longer runs.
     pub env: BTreeMap<String, String>,
     /// Limits in force, by GPU.
@@ -240,14 +240,14 @@ impl SituationPod {
 }
 
 impl SituationContainer {
-    fn check(&self, view: &ContainerView, uuid: impl Fn(u8) -> String) -> Result<(), Mismatch> {
+    fn check(&self, view: &ContainerObservation, uuid: impl Fn(u8) -> String) -> Result<(), Mismatch> {
         let container = self.name.clone();
         if !self.granted.is_empty() && view.annotated != self.granted {
             let (annotated, granted) = (view.annotated.clone(), self.granted.clone());
             return Err(Mismatch::Gpus { container, annotated, granted });
         }
         // An init container has ended: its environment cannot be read, and it needs no limits.
-        if self.role == ContainerRole::Init {
+        if self.role == SituationRole::Init {
             return Ok(());
         }
         let visible = view.annotated.iter().map(|gpu| uuid(*gpu)).collect::<Vec<_>>().join(",");
@@ -277,7 +277,7 @@ mod tests {
     fn running(annotated: &[u8], visible: &str, limit: Option<ExpectedLimit>) -> PodOutcome {
         let env = BTreeMap::from([("NVIDIA_VISIBLE_DEVICES".to_owned(), visible.to_owned())]);
         let limits = limit.map(|limit| annotated.iter().map(|gpu| (*gpu, limit)).collect());
-        let view = ContainerView { env, limits, annotated: annotated.to_vec() };
+        let view = ContainerObservation { env, limits, annotated: annotated.to_vec() };
         PodOutcome::Running(BTreeMap::from([("main".to_owned(), view)]))
     }
 

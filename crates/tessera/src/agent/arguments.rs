@@ -27,7 +27,7 @@ const HEALTH: &str = "Health";
 #[command(after_help = "Examples:
   NODE_NAME=node-1 tessera agent                              # in a pod: deploy/agent
   tessera agent --node-name node-1 --kubeconfig admin.conf    # outside of one, as root
-  tessera agent --node-name node-1 --gpus simulated:node.txt  # without a GPU, with the topology of another host
+  tessera agent --node-name node-1 --gpus simulated:node.txt  # simulated GPUs of another host
   NODE_NAME=node-1 tessera agent --dialects gpushare          # aliyun.com/gpu-mem only
 
 Flags of gpu-manager and of gpushare's device plugin are accepted too: docs/agent.md.")]

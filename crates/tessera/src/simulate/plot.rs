@@ -1,4 +1,7 @@
 //! A line chart as SVG.
+//!
+//! The crate `plotters` would add three crates to replace about half of this file. The labels at the
+//! ends of the curves, which must not overlap, would still be our code.
 
 use std::fmt::Write as _;
 

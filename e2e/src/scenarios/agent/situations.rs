@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use anyhow::{Context, Result, anyhow, ensure};
 use tessera_sim::kubelet::situations::{
-    self, ContainerRole, ContainerView, ExpectedLimit, PodOutcome, SituationContainer, SituationPod,
+    self, ContainerObservation, ExpectedLimit, PodOutcome, SituationContainer, SituationPod, SituationRole,
 };
 use tessera_wire::{foreign::dialect::MemoryUnit, tessera::grant};
 
@@ -26,9 +26,9 @@ fn container(asked: &SituationContainer) -> Container {
     let resources: Vec<(&str, &str)> =
         asked.resources.iter().map(|(name, amount)| (name.as_str(), amount.as_str())).collect();
     match asked.role {
-        ContainerRole::Init => Container::init(&asked.name, &resources),
-        ContainerRole::Sidecar => Container::sidecar(&asked.name, &resources),
-        ContainerRole::Main => Container::main(&asked.name, &resources),
+        SituationRole::Init => Container::init(&asked.name, &resources),
+        SituationRole::Sidecar => Container::sidecar(&asked.name, &resources),
+        SituationRole::Main => Container::main(&asked.name, &resources),
     }
 }
 
@@ -48,7 +48,7 @@ impl Stage {
         for asked in &asking.containers {
             let limits = self.limits_by_gpu(&pod.metadata.uid, &asked.name);
             let mut env = BTreeMap::new();
-            if asked.role != ContainerRole::Init {
+            if asked.role != SituationRole::Init {
                 let log = self.log(&asking.name, &asked.name).await?;
                 let has_library = log.contains("control\n") && log.contains("/usr/lib/tessera/libtessera.so");
                 ensure!(
@@ -59,7 +59,7 @@ impl Stage {
                 env = pairs.map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
             }
             let grant = said.iter().find(|grant| grant.container == asked.name);
-            let seen = ContainerView {
+            let seen = ContainerObservation {
                 env,
                 limits,
                 annotated: grant.iter().flat_map(|grant| &grant.holds).map(|(gpu, _)| gpu.0).collect(),
