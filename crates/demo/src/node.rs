@@ -132,7 +132,7 @@ fn agent_settings(name: &str, kubelet: &Path, grants: &Path, url: &str) -> Agent
         dialects: Dialect::ALL.to_vec(),
         memory_unit: MemoryUnit::GiB,
         policy: Policy::Tessera(Arc::default()),
-        hand_over: InjectionSettings::default(),
+        injection: InjectionSettings::default(),
         registration: RegistrationMode::PluginsRegistry(kubelet.join("plugins_registry")),
         isolation: Isolation {
             // No container loads the library here, so it counts as installed.

@@ -60,7 +60,7 @@ async fn serve(arguments: Arguments) -> Result<()> {
         settings.instance_type = instance_type::fetch(url).await;
     }
     let gpus = arguments.gpus.open();
-    settings.hand_over.device_nodes = gpus.have_device_nodes();
+    settings.injection.device_nodes = gpus.have_device_nodes();
     let ports = Ports {
         gpus: Arc::from(gpus),
         watch_health: arguments.health_check && !arguments.disable_health_checks.all,
@@ -89,7 +89,7 @@ fn settings(arguments: &Arguments) -> Result<AgentSettings> {
         dialects: arguments.dialects.iter().map(|name| (*name).into()).collect(),
         memory_unit: arguments.memory_unit,
         policy: arguments.policy.clone(),
-        hand_over: InjectionSettings {
+        injection: InjectionSettings {
             visible: arguments.visible_devices.into(),
             cdi_kind: by_cdi.then(|| arguments.cdi_kind.clone()),
             // Set when the GPUs are known.

@@ -128,7 +128,8 @@ impl Allocator<'_> {
         })
     }
 
-    /// Verifies the devices that the kubelet chose, and returns environment, mounts and device nodes.
+    /// Verifies the devices that the kubelet chose, and returns environment, mounts and device
+    /// nodes.
     ///
     /// Also returns actions that report how the share is enforced.
     pub(super) fn response(
@@ -161,7 +162,7 @@ impl Allocator<'_> {
             memory_units: memory_units(pod, container),
         };
         let cgpu_disabled = self.node_labels.is_some_and(disables_cgpu);
-        let injection = InjectionSettings { cgpu_disabled, ..self.settings.hand_over.clone() };
+        let injection = InjectionSettings { cgpu_disabled, ..self.settings.injection.clone() };
         let mut given = injection.response(&recipient, &self.gpus.node, self.gpus.ids.unit());
         enforcement.add_to(&mut given, &format!("{}/{uid}/{container}", self.settings.grants));
         let allow_opt_out = self.settings.isolation.allow_opt_out;
@@ -271,7 +272,8 @@ fn enforcement_notices(
     ]
 }
 
-/// Returns the units of `aliyun.com/gpu-mem` of a container, and of all containers that run at once.
+/// Returns the units of `aliyun.com/gpu-mem` of a container, and of all containers that run at
+/// once.
 fn memory_units(pod: &Pod, container: &str) -> (u64, u64) {
     let units = |c: &Container| Resource::GpuMemory.asked_by(c) as u64;
     let all = || pod.spec.containers_with_roles();

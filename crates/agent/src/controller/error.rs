@@ -242,7 +242,8 @@ pub enum NotReady {
     /// The kubelet has not listed its podresources.
     #[error("the kubelet has not listed its pod resources yet")]
     ListPending,
-    /// The kubelet has not opened the device stream of a resource, so it rejects pods that request it.
+    /// The kubelet has not opened the device stream of a resource, so it rejects pods that request
+    /// the resource.
     #[error("the kubelet has not asked for the devices of {0} yet")]
     StreamPending(Resource),
 }

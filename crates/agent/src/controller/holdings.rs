@@ -176,7 +176,7 @@ impl<'a> Holdings<'a> {
     }
 
     /// Sums up the holdings of all pods.
-    fn ledger(&self) -> Ledger {
+    pub(super) fn ledger(&self) -> Ledger {
         let mut ledger = Ledger::default();
         let Some(gpus) = self.gpus else { return ledger };
         ledger.set_node(gpus.node.clone());
@@ -211,52 +211,6 @@ impl<'a> Holdings<'a> {
     fn pod_grant(&self, owner: &Owner<'_>, containers: Vec<ContainerGrant>) -> PodGrant {
         let (pod, node) = (owner.ledger_key(), self.node.clone());
         PodGrant { pod, node, cpu: MilliCpu::ZERO, memory: MiB::ZERO, containers }
-    }
-}
-
-/// Sum of all holdings, kept until something changes.
-#[derive(Debug, Default)]
-pub(super) struct LedgerCache {
-    ledger: Option<Ledger>,
-    /// The only pod whose latest answers the ledger lacks: the pod that is being admitted.
-    stale_pod: Option<PodUid>,
-}
-
-impl LedgerCache {
-    /// Drops the ledger because pods, GPUs or the kubelet's list have changed.
-    pub(super) fn invalidate(&mut self) {
-        self.ledger = None;
-    }
-
-    /// Notes that the answers for one pod have changed.
-    pub(super) fn pod_changed(&mut self, uid: &PodUid) {
-        match &self.stale_pod {
-            Some(other) if other != uid => (self.ledger, self.stale_pod) = (None, None),
-            _ => self.stale_pod = Some(uid.clone()),
-        }
-    }
-
-    /// Returns the sum of all holdings.
-    pub(super) fn current(&mut self, holdings: Holdings<'_>) -> Ledger {
-        if self.stale_pod.is_some() {
-            self.ledger = None;
-        }
-        self.computed(None, holdings).clone()
-    }
-
-    /// Returns the sum of all holdings, in which those of `uid` may be out of date.
-    pub(super) fn except(&mut self, uid: &PodUid, holdings: Holdings<'_>) -> Ledger {
-        self.computed(Some(uid), holdings).clone()
-    }
-
-    fn computed(&mut self, uid: Option<&PodUid>, holdings: Holdings<'_>) -> &Ledger {
-        let is_usable = self.stale_pod.is_none() || self.stale_pod.as_ref() == uid;
-        let known = self.ledger.take().filter(|_| is_usable);
-        let ledger = known.unwrap_or_else(|| {
-            self.stale_pod = None;
-            holdings.ledger()
-        });
-        self.ledger.insert(ledger)
     }
 }
 

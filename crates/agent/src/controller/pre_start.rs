@@ -17,8 +17,8 @@ pub(super) struct HolderFinder<'a> {
 impl HolderFinder<'_> {
     /// Returns the containers that hold exactly these devices.
     ///
-    /// The kubelet lists most of them. It does not list ordinary init containers, so those are taken
-    /// from our own records.
+    /// The kubelet lists most of them. It does not list ordinary init containers, so those come from
+    /// our own records.
     pub(super) fn holders(&self, resource: Resource, ids: &BTreeSet<String>) -> Vec<PodContainer> {
         let Holdings { pods, admissions, .. } = self.holdings;
         let mut holders: Vec<PodContainer> = Vec::new();

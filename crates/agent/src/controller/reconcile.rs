@@ -54,7 +54,7 @@ impl PodPatches {
         patch.is_in_flight = false;
         match outcome {
             Ok(()) => patch.retry = None,
-            // The pod is gone or was replaced by another one of that name, so it is never patched again.
+            // The pod is gone or was replaced by another one of that name. It is never patched again.
             Err(WriteError::Gone) => {
                 patch.retry = Some(Retry { not_before: Duration::MAX, delay: MAX_RETRY_DELAY });
             }

@@ -26,7 +26,7 @@ pub struct AgentSettings {
     /// Policy that chooses GPUs for pods without a grant.
     pub policy: Policy,
     /// Form of the answers to `Allocate`.
-    pub hand_over: InjectionSettings,
+    pub injection: InjectionSettings,
     /// Directory in which plugins and the kubelet find each other.
     pub registration: RegistrationMode,
     /// How containers are held to their shares.

@@ -335,7 +335,7 @@ pub(crate) fn settings(grants: &Path) -> AgentSettings {
         dialects: Dialect::ALL.to_vec(),
         memory_unit: MemoryUnit::GiB,
         policy: "tessera".parse().unwrap(),
-        hand_over: InjectionSettings::default(),
+        injection: InjectionSettings::default(),
         registration: RegistrationMode::PluginsRegistry("/var/lib/kubelet/plugins_registry".into()),
         isolation: Isolation {
             library: Ok(InstalledLibrary {

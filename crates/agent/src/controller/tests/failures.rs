@@ -219,7 +219,7 @@ fn a_refusal_names_the_failed_list() {
     assert_eq!(refused.unwrap(), format!("cannot tell which pod asks for tencent.com/vcuda-core: {silent}"));
 }
 
-/// Makes a call that matches no pod, so that the agent reads the pods. The read is not answered yet.
+/// Makes a call that matches no pod, so that the agent reads the pods. The read stays unanswered.
 fn begin_read(world: &mut World) {
     let wish = PreferenceRequest { count: 3, ..PreferenceRequest::default() };
     world.agent.handle(at(50), Event::Prefer(CallId(900), Resource::NvidiaGpu, wish));

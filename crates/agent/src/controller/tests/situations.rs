@@ -121,7 +121,7 @@ fn an_admission_needs_one_list_per_container() {
     assert_eq!(world.lists - before, 2, "only the first call for each of two containers needs a list");
 }
 
-/// The kubelet rejects the first pod halfway, because of another resource, and goes on with the next.
+/// The kubelet rejects the first pod halfway, for lack of another resource, and admits the next.
 #[test]
 fn an_aborted_admission_does_not_affect_the_next_pod() {
     let rdma = |mut limits: Vec<(&'static str, String)>| {

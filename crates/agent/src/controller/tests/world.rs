@@ -64,7 +64,7 @@ pub(super) fn settings() -> AgentSettings {
         dialects: Dialect::ALL.to_vec(),
         memory_unit: MemoryUnit::GiB,
         policy: "tessera".parse().unwrap(),
-        hand_over: InjectionSettings::default(),
+        injection: InjectionSettings::default(),
         registration: RegistrationMode::PluginsRegistry("/var/lib/kubelet/plugins_registry".into()),
         isolation: Isolation {
             library: Ok(InstalledLibrary { folder: "/grants/.library".into(), by_cdi: false }),
@@ -107,8 +107,8 @@ pub(super) fn share(compute_percent: u32, blocks: u64) -> Vec<(&'static str, Str
     ]
 }
 
-/// Returns a pod of these containers. Names that begin with `init` or `side` make init containers or
-/// sidecars.
+/// Returns a pod of these containers. Names that begin with `init` or `side` make init containers
+/// or sidecars.
 pub(super) fn pod(name: &str, uid: &str, containers: &[(&str, Vec<(&str, String)>)]) -> Pod {
     let of = |(container, limits): &(&str, Vec<(&str, String)>)| {
         let limits: BTreeMap<&str, String> = limits.iter().cloned().collect();
@@ -351,8 +351,8 @@ impl World {
         outcome
     }
 
-    /// Allocates one resource for the first container of a pod, and then rejects the pod as a kubelet
-    /// does that runs short of something else.
+    /// Allocates one resource for the first container of a pod, and then rejects the pod, as a
+    /// kubelet does that runs short of another resource.
     pub(super) fn admit_only(&mut self, pod: &Pod, resource: &str) {
         let resource = Resource::named(resource).unwrap();
         let (container, _) = pod.spec.containers_with_roles().next().unwrap();
