@@ -12,7 +12,7 @@ use tessera_core::request::{PodRequest, Request};
 use tessera_core::units::NodeName;
 use tessera_wire::foreign::dialect::{Dialect, MemoryUnit};
 use tessera_wire::foreign::objects::Pod;
-use tessera_wire::tessera::explanation::{Explanation, NodeView};
+use tessera_wire::tessera::explanation::{NodeExplanation, PodExplanation};
 use tessera_wire::tessera::parsed_pod::{BadPodObject, ParsedPod};
 
 use crate::show::request_words;
@@ -29,7 +29,7 @@ pub(crate) struct Answer {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) asks: Vec<String>,
     #[serde(flatten)]
-    pub(crate) explanation: Explanation,
+    pub(crate) explanation: PodExplanation,
     /// What it holds, if it has been placed and somebody told.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) holds: Vec<String>,
@@ -69,7 +69,7 @@ pub(crate) fn explain(survey: &Survey, pod: &Pod) -> Result<Answer, BadPodObject
         if let NodeVerdict::Rejected(obstacle) = &verdict {
             obstacles.insert(name, obstacle.reason.clone());
         }
-        views.push(NodeView::new(&name.0, &ask.request(facts.unit), verdict));
+        views.push(NodeExplanation::new(&name.0, &ask.request(facts.unit), verdict));
     }
     let placed_on = Some(pod.spec.node_name.clone()).filter(|node| !node.is_empty());
     let waits = placed_on.is_none() && views.iter().all(|view| !view.fits);
@@ -79,7 +79,7 @@ pub(crate) fn explain(survey: &Survey, pod: &Pod) -> Result<Answer, BadPodObject
     Ok(Answer {
         asks: asks(pod, survey.rules.unit),
         holds: holds(survey, pod),
-        explanation: Explanation::new(&metadata.namespace, &metadata.name, placed_on, policy, views),
+        explanation: PodExplanation::new(&metadata.namespace, &metadata.name, placed_on, policy, views),
         remedies,
         smaller,
         kube_scheduler: None,

@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, anyhow, bail};
 use tessera_cluster::list::unschedulable;
 use tessera_wire::foreign::inspect::{ShareView, TopologyView};
-use tessera_wire::tessera::explanation::Explanation;
+use tessera_wire::tessera::explanation::PodExplanation;
 
 use crate::args::{Arguments, Command, Explain, Form, Question, Top, Tree, View, WhatIf};
 use crate::document::{self, Document};
@@ -163,7 +163,7 @@ async fn explain_pod(reach: &Reach, asked: &Explain, context: Context) -> Result
     let answer = match &reach.endpoint {
         Some(endpoint) => {
             let namespace = namespace.unwrap_or_else(|| "default".to_owned());
-            let explanation: Explanation =
+            let explanation: PodExplanation =
                 load::from_scheduler(endpoint, "", &format!("/explain/{namespace}/{name}")).await?;
             Answer {
                 asks: Vec::new(),

@@ -14,17 +14,18 @@ mod recent_uids;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
+use tessera_core::disruption::DisruptionBudget;
 use tessera_core::forecast::{Forecast, Learner};
 use tessera_core::ledger::Ledger;
 use tessera_core::placement::static_table::StaticTable;
 use tessera_core::quota::{NamespaceUsage, Quota};
+use tessera_core::taint::SoftTaint;
 use tessera_core::units::{NodeName, PodUid};
 use tessera_core::workload::Workload;
 use tessera_wire::foreign::dialect::MemoryUnit;
 use tessera_wire::foreign::disruption::Budget;
 use tessera_wire::foreign::objects::Pod;
 use tessera_wire::foreign::quota;
-use tessera_wire::foreign::taint::SoftTaint;
 use tessera_wire::tessera::rules::Rules;
 
 pub use self::access::StateAccess;
@@ -75,7 +76,7 @@ pub struct State {
     /// GPUs that gpushare's lists call broken, and what the node says of itself.
     unhealthy: HashMap<NodeName, Overlay>,
     /// By namespace and name.
-    budgets: BTreeMap<(String, String), Budget>,
+    budgets: BTreeMap<(String, String), DisruptionBudget>,
     /// Pods that wait for GPUs, and all that are on a node.
     pods: HashMap<PodUid, PodEntry>,
     /// Pods with GPUs, by node; also of nodes not known (yet).
@@ -166,7 +167,7 @@ impl State {
         match change {
             // For a moment there are none: they are advice, and nothing rests on them.
             WatchEvent::Listing => self.budgets.clear(),
-            WatchEvent::Set(budget) => drop(self.budgets.insert(key(&budget), budget)),
+            WatchEvent::Set(budget) => drop(self.budgets.insert(key(&budget), budget.into())),
             WatchEvent::Gone(budget) => drop(self.budgets.remove(&key(&budget))),
             WatchEvent::Listed => {}
         }
@@ -230,7 +231,7 @@ impl State {
         self.bookings.len()
     }
 
-    pub(crate) fn budgets(&self) -> impl Iterator<Item = &Budget> {
+    pub(crate) fn budgets(&self) -> impl Iterator<Item = &DisruptionBudget> {
         self.budgets.values()
     }
 

@@ -14,5 +14,5 @@ pub mod pod_spec;
 pub mod quantity;
 pub mod quota;
 pub mod smi_matrix;
-pub mod taint;
+pub(crate) mod taint;
 pub mod unhealthy;

@@ -1,6 +1,8 @@
-//! The kubelet's gRPC interfaces: device plugins, their registration, and who holds which device.
+//! The kubelet's interfaces: device plugins, their registration, and podresources, which lists the
+//! devices of each container.
 //!
-//! The code under `gen` is made from `proto/` by the test `kubelet_codegen`.
+//! The gRPC interfaces need the feature `grpc`. The test `kubelet_codegen` generates the code under
+//! `gen` from `proto/`.
 
 #[cfg(feature = "grpc")]
 mod authority;
@@ -35,31 +37,31 @@ macro_rules! generated {
 
 #[cfg(feature = "grpc")]
 generated!(
-    /// `v1beta1`: what a device plugin serves, and the service where it may register.
+    /// `v1beta1`: the service of a device plugin, and the kubelet's service for registering it.
     device_plugin,
     "kubelet/gen/v1beta1.rs"
 );
 #[cfg(feature = "grpc")]
 generated!(
-    /// `pluginregistration`: how a plugin that waits in `plugins_registry` introduces itself.
+    /// `pluginregistration`: the service of a plugin that the kubelet finds in `plugins_registry`.
     plugin_registration,
     "kubelet/gen/pluginregistration.rs"
 );
 #[cfg(feature = "grpc")]
 generated!(
-    /// `v1`: which devices each container holds, by the kubelet's own books.
+    /// `v1`: the devices that the kubelet has assigned to each container.
     pod_resources,
     "kubelet/gen/v1.rs"
 );
 
-/// The only version of the device plugin interface there is.
+/// Version of the device plugin interface. Kubernetes defines only one.
 pub const DEVICE_PLUGIN_VERSION: &str = "v1beta1";
 
-/// The kind of plugin a device plugin says it is in `plugins_registry`.
+/// Plugin type that a device plugin reports in `plugins_registry`.
 pub const DEVICE_PLUGIN_TYPE: &str = "DevicePlugin";
 
-/// The health of a device that may be allocated.
+/// Health of a device that may be allocated.
 pub const HEALTHY: &str = "Healthy";
 
-/// The health of a device that must not be given to new containers.
+/// Health of a device that must not be allocated to new containers.
 pub const UNHEALTHY: &str = "Unhealthy";

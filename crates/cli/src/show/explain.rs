@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use tessera_wire::tessera::explanation::NodeView;
+use tessera_wire::tessera::explanation::NodeExplanation;
 
 use crate::explain::Answer;
 use crate::paint::Paint;
@@ -57,7 +57,7 @@ fn asks(text: &mut String, answer: &Answer) {
 
 fn judgement(answer: &Answer, all: bool, paint: Paint) -> String {
     let views = &answer.explanation.nodes;
-    let fitting: Vec<&NodeView> = views.iter().filter(|view| view.fits).collect();
+    let fitting: Vec<&NodeExplanation> = views.iter().filter(|view| view.fits).collect();
     let summary = format!("fits on {} of {}", fitting.len(), count(views.len(), "node"));
     let mut text = if fitting.is_empty() { paint.bad(&summary) } else { paint.good(&summary) };
     let _ = writeln!(text, " (policy {})", answer.explanation.policy);
@@ -95,7 +95,7 @@ fn judgement(answer: &Answer, all: bool, paint: Paint) -> String {
 }
 
 /// Those that would do, the best first.
-fn best<'a>(fitting: &[&'a NodeView]) -> Vec<&'a NodeView> {
+fn best<'a>(fitting: &[&'a NodeExplanation]) -> Vec<&'a NodeExplanation> {
     let mut sorted = fitting.to_vec();
     sorted.sort_by(|a, b| b.score.unwrap_or(0.0).total_cmp(&a.score.unwrap_or(0.0)));
     sorted
@@ -103,21 +103,21 @@ fn best<'a>(fitting: &[&'a NodeView]) -> Vec<&'a NodeView> {
 
 /// Those that would not: where the fewest pods would have to end first, the hopeless last. Of nodes that refuse as a whole there is no
 /// more to say than the count of their reason; they are shown only where all are asked for.
-fn nearest(answer: &Answer, all: bool) -> Vec<&NodeView> {
-    let ends = |view: &NodeView| {
+fn nearest(answer: &Answer, all: bool) -> Vec<&NodeExplanation> {
+    let ends = |view: &NodeExplanation| {
         answer
             .remedies
             .iter()
             .find(|remedy| remedy.node == view.node)
             .map_or(usize::MAX, |remedy| remedy.pods.len())
     };
-    let of_interest = |view: &&NodeView| all || !view.gpu_reasons.is_empty();
-    let mut sorted: Vec<&NodeView> = answer.explanation.nodes.iter().filter(of_interest).collect();
+    let of_interest = |view: &&NodeExplanation| all || !view.gpu_reasons.is_empty();
+    let mut sorted: Vec<&NodeExplanation> = answer.explanation.nodes.iter().filter(of_interest).collect();
     sorted.sort_by_key(|view| (view.may_resolve != Some(true), ends(view), view.node.clone()));
     sorted
 }
 
-fn node(text: &mut String, answer: &Answer, view: &NodeView, paint: Paint) {
+fn node(text: &mut String, answer: &Answer, view: &NodeExplanation, paint: Paint) {
     match &view.reason {
         None => {
             let gpus = view.gpus.iter().map(|container| {

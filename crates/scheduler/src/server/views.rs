@@ -15,7 +15,7 @@ use super::extender::{Body, read};
 use crate::dashboard::aside;
 use crate::metrics::CONTENT_TYPE;
 use crate::verb::ask::BadPodObject;
-use crate::verb::explain::{self, Explanation};
+use crate::verb::explain::{self, PodExplanation};
 
 type Parameters = Query<HashMap<String, String>>;
 
@@ -86,7 +86,7 @@ pub(super) async fn what_if(FromApp(app): FromApp<Arc<App>>, body: Body) -> Resp
     aside(&app, move |app| explain::what_if(app, &pod)).await.map_or_else(|answer| answer, explained_response)
 }
 
-fn explained_response(explained: Result<Explanation, BadPodObject>) -> Response {
+fn explained_response(explained: Result<PodExplanation, BadPodObject>) -> Response {
     match explained {
         Ok(explanation) => Json(explanation).into_response(),
         Err(bad) => Json(json!({ "error": bad.to_string(), "nodes": [] })).into_response(),

@@ -6,9 +6,9 @@ use tessera_core::gpu_set::GpuSet;
 use tessera_core::ledger::NodePosition;
 use tessera_core::node::{self, NodeState};
 use tessera_core::quota::QuotaLabels;
+use tessera_core::taint::untolerated;
 use tessera_core::units::NodeName;
 use tessera_wire::foreign::objects::{Node, PodSpec};
-use tessera_wire::foreign::taint::intolerable;
 use tessera_wire::tessera::parsed_node::ParsedNode;
 
 use super::{NodeEntry, State, UnhealthyGpus, WatchEvent};
@@ -165,7 +165,7 @@ impl State {
 
     /// How many taints of a node ask the pod to stay away.
     pub(crate) fn shunned_by(&self, pod: &PodSpec, node: &str) -> usize {
-        self.soft_taints.get(node).map_or(0, |taints| intolerable(taints, &pod.soft_tolerations))
+        self.soft_taints.get(node).map_or(0, |taints| untolerated(taints, &pod.soft_tolerations))
     }
 
     /// Whether any node has taints that only ask.

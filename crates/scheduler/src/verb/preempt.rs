@@ -3,10 +3,10 @@
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
 
+use tessera_core::disruption::{EvictedPod, violations};
 use tessera_core::preemption::{Preemptor, RunningPod, victims};
 use tessera_core::quota::GpuAmount;
 use tessera_core::units::{NodeName, PodUid};
-use tessera_wire::foreign::disruption::{Victim, violations};
 use tessera_wire::foreign::extender::{MetaPod, MetaVictims, PreemptionArgs, PreemptionResult};
 
 use super::ask::ParsedPod;
@@ -86,7 +86,7 @@ impl State {
     fn violations(&self, victims: &[PodUid]) -> i64 {
         let mut pods: Vec<&GpuPod> = victims.iter().filter_map(|uid| self.pod(uid)).collect();
         pods.sort_by_key(|pod| Reverse(pod.priority()));
-        let victims = pods.into_iter().map(|pod| Victim {
+        let victims = pods.into_iter().map(|pod| EvictedPod {
             namespace: &pod.namespace,
             name: &pod.name,
             labels: &pod.labels,

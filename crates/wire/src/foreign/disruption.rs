@@ -1,47 +1,48 @@
-//! PodDisruptionBudgets, as far as the choice of victims needs them.
+//! PodDisruptionBudget objects, which the core counts violations of.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
+use tessera_core::disruption::{DisruptionBudget, LabelExpression, LabelOperator, LabelSelector};
 
 use crate::foreign::objects::{Metadata, null_as_default};
 
-/// A budget.
+/// A PodDisruptionBudget object.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Budget {
-    /// Who it is.
+    /// Identity of the budget.
     pub metadata: Metadata,
-    /// Whom it protects.
+    /// Desired state of the budget.
     pub spec: BudgetSpec,
-    /// How many more may go.
+    /// Observed state of the budget.
     pub status: BudgetStatus,
 }
 
-/// Whom a budget protects.
+/// Desired state of a budget.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct BudgetSpec {
-    /// By their labels.
+    /// Selector of the pods that the budget protects.
     #[serde(deserialize_with = "null_as_default")]
-    pub selector: Selector,
+    pub selector: BudgetSelector,
 }
 
-/// How many more may go.
+/// Observed state of a budget.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct BudgetStatus {
-    /// So many.
+    /// Number of further evictions that the budget allows.
     pub disruptions_allowed: i64,
-    /// Those that are about to go already, by name.
+    /// Pods that the API server has already counted as evicted, by name.
     #[serde(deserialize_with = "null_as_default")]
     pub disrupted_pods: BTreeMap<String, String>,
 }
 
-/// A selection by labels. An empty one selects nobody here.
+/// Label selector of a budget.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
-pub struct Selector {
+pub struct BudgetSelector {
     #[serde(deserialize_with = "null_as_default")]
     match_labels: BTreeMap<String, String>,
     #[serde(deserialize_with = "null_as_default")]
@@ -57,92 +58,56 @@ struct Expression {
     values: Vec<String>,
 }
 
-/// A pod that is to go.
-#[derive(Debug, Clone, Copy)]
-pub struct Victim<'a> {
-    /// Its namespace.
-    pub namespace: &'a str,
-    /// Its name.
-    pub name: &'a str,
-    /// Its labels.
-    pub labels: &'a BTreeMap<String, String>,
-}
-
-/// How many of the victims go beyond what some budget allows, counted as kube-scheduler does: in the order given, the most
-/// important first.
-pub fn violations<'a>(
-    budgets: impl IntoIterator<Item = &'a Budget>,
-    victims: impl IntoIterator<Item = Victim<'a>>,
-) -> i64 {
-    let mut left: Vec<(&Budget, i64)> =
-        budgets.into_iter().map(|budget| (budget, budget.status.disruptions_allowed)).collect();
-    let mut violations = 0;
-    for victim in victims {
-        let mut is_violated = false;
-        for (_, allowed) in left.iter_mut().filter(|(budget, _)| budget.protects(&victim)) {
-            *allowed -= 1;
-            is_violated |= *allowed < 0;
+impl From<Budget> for DisruptionBudget {
+    fn from(budget: Budget) -> Self {
+        let BudgetSelector { match_labels, match_expressions } = budget.spec.selector;
+        Self {
+            namespace: budget.metadata.namespace,
+            selector: LabelSelector {
+                labels: match_labels,
+                expressions: match_expressions.into_iter().map(LabelExpression::from).collect(),
+            },
+            disruptions_allowed: budget.status.disruptions_allowed,
+            disrupted_pods: budget.status.disrupted_pods.into_keys().collect(),
         }
-        violations += i64::from(is_violated);
-    }
-    violations
-}
-
-impl Budget {
-    fn protects(&self, victim: &Victim<'_>) -> bool {
-        self.metadata.namespace == victim.namespace
-            && !self.status.disrupted_pods.contains_key(victim.name)
-            && self.spec.selector.selects(victim.labels)
     }
 }
 
-impl Selector {
-    /// Whether it selects somebody with these labels.
-    #[must_use]
-    pub fn selects(&self, labels: &BTreeMap<String, String>) -> bool {
-        let is_empty = self.match_labels.is_empty() && self.match_expressions.is_empty();
-        let has = |(key, value): (&String, &String)| labels.get(key) == Some(value);
-        !is_empty
-            && self.match_labels.iter().all(has)
-            && self.match_expressions.iter().all(|expression| expression.holds(labels))
-    }
-}
-
-impl Expression {
-    fn holds(&self, labels: &BTreeMap<String, String>) -> bool {
-        let value = labels.get(&self.key);
-        let is_listed = value.is_some_and(|value| self.values.contains(value));
-        match self.operator.as_str() {
-            "In" => is_listed,
-            "NotIn" => !is_listed,
-            "Exists" => value.is_some(),
-            "DoesNotExist" => value.is_none(),
-            // Nobody can write it; kube-scheduler passes such a budget over.
-            _ => false,
-        }
+impl From<Expression> for LabelExpression {
+    fn from(Expression { key, operator, values }: Expression) -> Self {
+        let operator = match operator.as_str() {
+            "In" => LabelOperator::In,
+            "NotIn" => LabelOperator::NotIn,
+            "Exists" => LabelOperator::Exists,
+            "DoesNotExist" => LabelOperator::DoesNotExist,
+            _ => LabelOperator::Undefined,
+        };
+        Self { key, operator, values }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use tessera_core::disruption::{EvictedPod, violations};
+
     use super::*;
 
-    fn budget(allowed: i64, selector: &str) -> Budget {
+    fn budget(allowed: i64, selector: &str) -> DisruptionBudget {
         let json = format!(
             r#"{{"metadata":{{"name":"b","namespace":"team"}},"spec":{{"minAvailable":1,"selector":{selector}}},
                 "status":{{"disruptionsAllowed":{allowed},"disruptedPods":{{"gone":"2026-01-01T00:00:00Z"}},"expectedPods":3}}}}"#
         );
-        serde_json::from_str(&json).unwrap()
+        serde_json::from_str::<Budget>(&json).unwrap().into()
     }
 
-    fn check(budgets: &[Budget], names: &[&str], expected: i64) {
+    fn check(budgets: &[DisruptionBudget], names: &[&str], expected: i64) {
         let labels = BTreeMap::from([("app".to_owned(), "web".to_owned())]);
-        let victims = names.iter().map(|name| Victim { namespace: "team", name, labels: &labels });
+        let victims = names.iter().map(|name| EvictedPod { namespace: "team", name, labels: &labels });
         assert_eq!(violations(budgets, victims), expected, "{budgets:?}");
     }
 
     #[test]
-    fn those_beyond_the_budget_are_counted() {
+    fn parsed_budgets_count_victims_beyond_the_limit() {
         let web = r#"{"matchLabels":{"app":"web"}}"#;
         check(&[], &["a", "b"], 0);
         check(&[budget(1, web)], &["a"], 0);
@@ -154,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn expressions() {
+    fn parses_every_operator() {
         let expression = |operator: &str, values: &str| {
             budget(
                 0,

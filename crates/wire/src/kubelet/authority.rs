@@ -1,26 +1,26 @@
-//! Making a kubelet's requests acceptable to a Rust server.
+//! Rewrites the `:authority` of a kubelet's requests, so that a Rust server accepts them.
 //!
-//! A kubelet that finds a plugin in `plugins_registry` names the path of the socket as the request's `:authority`
-//! (`%2Fvar%2Flib…`). The HTTP/2 library under tonic takes only what could be a host name, and answers with a protocol
-//! error. [`AuthorityFilter`] stands in between: it passes everything the client sends on as it is, but for the
-//! authority, which becomes `localhost`.
+//! A kubelet that finds a plugin in `plugins_registry` sends the path of the socket as the request's
+//! `:authority` (`%2Fvar%2Flib…`). The HTTP/2 library under tonic accepts only host names and answers
+//! with a protocol error. [`AuthorityFilter`] sits between both: it forwards the client's bytes
+//! unchanged, except for the authority, which it replaces with `localhost`.
 
 #[cfg(test)]
 mod tests;
 
 use loona_hpack::Decoder;
 
-/// What every HTTP/2 client sends first.
+/// Connection preface, which every HTTP/2 client sends first.
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
-/// Length, type, flags and stream of a frame.
-const FRAME_HEADER: usize = 9;
+/// Size in bytes of a frame's length, type, flags and stream.
+const FRAME_HEADER_BYTES: usize = 9;
 
-/// No frame may be larger unless the server allows it, and ours does not.
-const LARGEST_PAYLOAD: usize = 16_384;
+/// Largest payload of a frame: the default of HTTP/2, which our server does not raise.
+const MAX_PAYLOAD_BYTES: usize = 16_384;
 
-/// All header fields of one request together; gRPC ones take a few hundred bytes.
-const LARGEST_HEADERS: usize = 65_536;
+/// Largest size of all header fields of one request. Those of gRPC take a few hundred bytes.
+const MAX_HEADERS_BYTES: usize = 65_536;
 
 const HEADERS: u8 = 0x1;
 const CONTINUATION: u8 = 0x9;
@@ -29,34 +29,34 @@ const END_HEADERS: u8 = 0x4;
 const PADDED: u8 = 0x8;
 const PRIORITY: u8 = 0x20;
 
-/// Rewrites one connection's bytes on their way from the client to the server.
+/// Rewrites the bytes of one connection on their way from the client to the server.
 pub struct AuthorityFilter {
-    /// Bytes of a frame (or of the preface) that is not complete yet.
+    /// Bytes of an incomplete frame, or of the incomplete preface.
     partial: Vec<u8>,
     preface_seen: bool,
-    /// Header fields may refer to those of earlier requests, so every one has to be read.
+    /// HPACK decoder. Header fields may refer to earlier requests, so it decodes every request.
     decoder: Decoder<'static>,
-    /// A request's header fields that go on in the next frame.
+    /// Header fields of a request that continue in the next frame.
     open: Option<OpenHeaders>,
 }
 
-/// The connection does not speak HTTP/2 as it should, and has to be closed.
+/// A violation of HTTP/2. The caller must close the connection.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum AuthorityError {
-    /// It begins with something else.
+    /// The connection does not begin with the preface.
     #[error("the client does not speak HTTP/2")]
     Preface,
-    /// Larger than the server allows.
+    /// A frame is larger than the server allows.
     #[error("a frame of {0} bytes is too large")]
     FrameSize(usize),
-    /// Header fields that would not fit into one frame.
+    /// The header fields do not fit into one frame.
     #[error("header fields of {0} bytes are too large")]
     HeadersSize(usize),
-    /// A frame that does not belong there, or is cut short.
+    /// A frame is out of place or truncated.
     #[error("a frame of type {0} is malformed or out of place")]
     Frame(u8),
-    /// Header fields that cannot be read.
-    #[error("header fields cannot be read: {0}")]
+    /// The header fields cannot be decoded.
+    #[error("header fields cannot be decoded: {0}")]
     Compression(String),
 }
 
@@ -79,7 +79,8 @@ impl Default for AuthorityFilter {
 }
 
 impl AuthorityFilter {
-    /// Takes what the client sent next and gives what the server is to read; nothing while a frame is incomplete.
+    /// Takes the next bytes of the client and returns the bytes for the server. Returns no bytes while
+    /// a frame is incomplete.
     pub fn push(&mut self, received: &[u8]) -> Result<Vec<u8>, AuthorityError> {
         self.partial.extend_from_slice(received);
         let mut out = Vec::with_capacity(self.partial.len());
@@ -122,7 +123,7 @@ impl AuthorityFilter {
                 return Ok(());
             }
         };
-        if open.block.len() > LARGEST_HEADERS {
+        if open.block.len() > MAX_HEADERS_BYTES {
             return Err(AuthorityError::HeadersSize(open.block.len()));
         }
         if frame.flags & END_HEADERS == 0 {
@@ -139,7 +140,7 @@ impl AuthorityFilter {
         let mut rewritten = Vec::with_capacity(block.len() + 64);
         for (name, value) in fields {
             let value = if name == b":authority" { b"localhost".to_vec() } else { value };
-            // A literal that neither side remembers: no state to keep in step with the server.
+            // A literal without indexing adds no state that must match the server's decoder.
             rewritten.push(0);
             write_string(&name, &mut rewritten);
             write_string(&value, &mut rewritten);
@@ -153,27 +154,27 @@ struct Frame<'a> {
     flags: u8,
     stream: [u8; 4],
     payload: &'a [u8],
-    /// With its header.
+    /// Frame header and payload.
     whole: &'a [u8],
 }
 
-/// The first frame of `bytes` and what follows it, once it is complete.
+/// Splits the first frame off `bytes`. Returns `None` while it is incomplete.
 fn next_frame(bytes: &[u8]) -> Result<Option<(Frame<'_>, &[u8])>, AuthorityError> {
-    let Some(&[a, b, c, kind, flags, s1, s2, s3, s4]) = bytes.first_chunk::<FRAME_HEADER>() else {
+    let Some(&[a, b, c, kind, flags, s1, s2, s3, s4]) = bytes.first_chunk::<FRAME_HEADER_BYTES>() else {
         return Ok(None);
     };
     let length = usize::from(a) << 16 | usize::from(b) << 8 | usize::from(c);
-    if length > LARGEST_PAYLOAD {
+    if length > MAX_PAYLOAD_BYTES {
         return Err(AuthorityError::FrameSize(length));
     }
-    let Some((whole, after)) = bytes.split_at_checked(FRAME_HEADER + length) else {
+    let Some((whole, after)) = bytes.split_at_checked(FRAME_HEADER_BYTES + length) else {
         return Ok(None);
     };
-    let payload = &whole[FRAME_HEADER..];
+    let payload = &whole[FRAME_HEADER_BYTES..];
     Ok(Some((Frame { kind, flags, stream: [s1, s2, s3, s4], payload, whole }, after)))
 }
 
-/// The header fields in a HEADERS frame, without padding and priority.
+/// Returns the header block of a HEADERS frame, without padding and priority.
 fn fragment<'a>(frame: &Frame<'a>) -> Option<&'a [u8]> {
     let mut payload = frame.payload;
     if frame.flags & PADDED != 0 {
@@ -185,7 +186,7 @@ fn fragment<'a>(frame: &Frame<'a>) -> Option<&'a [u8]> {
 
 fn write_headers(headers: &OpenHeaders, out: &mut Vec<u8>) -> Result<(), AuthorityError> {
     let size = headers.block.len();
-    let length = u32::try_from(size).ok().filter(|_| size <= LARGEST_PAYLOAD);
+    let length = u32::try_from(size).ok().filter(|_| size <= MAX_PAYLOAD_BYTES);
     let [_, high, middle, low] = length.ok_or(AuthorityError::HeadersSize(size))?.to_be_bytes();
     out.extend_from_slice(&[high, middle, low, HEADERS, headers.flags | END_HEADERS]);
     out.extend_from_slice(&headers.stream);
@@ -193,7 +194,7 @@ fn write_headers(headers: &OpenHeaders, out: &mut Vec<u8>) -> Result<(), Authori
     Ok(())
 }
 
-/// Length, then the bytes as they are.
+/// Writes an HPACK string without Huffman coding: its length, then its bytes.
 fn write_string(string: &[u8], out: &mut Vec<u8>) {
     let mut length = string.len();
     if length < 127 {

@@ -1,14 +1,15 @@
-//! The description by which a container runtime brings our library into containers (Container Device Interface).
+//! The CDI specification (Container Device Interface) with which a container runtime mounts
+//! `libtessera.so` into containers.
 
 use serde_json::{Value, json};
 
-/// The name of the library among CDI devices.
+/// Qualified CDI device name of the library.
 pub const LIBRARY: &str = "tessera.dev/library=libtessera";
 
-/// The file's name in a directory of descriptions, such as `/var/run/cdi`.
+/// Name of the specification file in a CDI directory such as `/var/run/cdi`.
 pub const FILE: &str = "tessera.dev-library.json";
 
-/// The description: files that can be read, from node to container.
+/// Writes the specification with read-only mounts, each from a host path to a container path.
 #[must_use]
 pub fn print<'a>(mounts: impl IntoIterator<Item = (&'a str, &'a str)>) -> String {
     let mount = |(host, container): (&str, &str)| -> Value {
@@ -17,7 +18,7 @@ pub fn print<'a>(mounts: impl IntoIterator<Item = (&'a str, &'a str)>) -> String
     let mounts: Vec<Value> = mounts.into_iter().map(mount).collect();
     let (kind, name) = LIBRARY.split_once('=').unwrap_or((LIBRARY, ""));
     let device = json!({ "name": name, "containerEdits": { "mounts": mounts } });
-    // 0.5.0 is what containerd 1.7 reads; nothing newer is needed.
+    // containerd 1.7 reads version 0.5.0, and the specification uses no newer field.
     json!({ "cdiVersion": "0.5.0", "kind": kind, "devices": [device] }).to_string()
 }
 
@@ -26,7 +27,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_device_with_its_mounts() {
+    fn writes_one_device_with_its_mounts() {
         assert_eq!(
             print([("/grants/.library/libtessera.so", "/usr/lib/tessera/libtessera.so")]),
             concat!(

@@ -1,7 +1,8 @@
-//! The resources a kubelet counts, and the names of their devices.
+//! The resources that a kubelet counts, and the IDs of their devices.
 //!
-//! Every device names its GPU, so the kubelet's own books tell who holds which. Whole GPUs go by their UUID, units of
-//! shares by a short name of the GPU and a number: every byte of an ID is repeated in the status of the pod that holds it.
+//! Every device ID names its GPU, so the kubelet's list of assigned devices shows which container
+//! holds which GPU. The ID of a whole GPU is its UUID. The ID of a unit of a share is a short name of
+//! the GPU and a number, because every byte of an ID is repeated in the status of the pod.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,7 +14,7 @@ use crate::foreign::dialect::{Dialect, MemoryUnit, gpushare, vcuda, whole};
 use crate::foreign::objects::Container;
 use crate::foreign::quantity::Quantity;
 
-/// A resource whose devices a kubelet hands out.
+/// A resource whose devices the kubelet assigns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Resource {
     /// `nvidia.com/gpu`
@@ -28,35 +29,34 @@ pub enum Resource {
     VcudaMemory,
 }
 
-/// The names of all devices of a node.
+/// The IDs of all devices of a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceIds {
-    cards: Vec<Card>,
+    gpus: Vec<GpuName>,
     by_name: BTreeMap<String, GpuIndex>,
     unit: MemoryUnit,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Card {
+struct GpuName {
     uuid: GpuUuid,
     short: String,
     memory_mib: u64,
 }
 
-/// What the kubelet takes in one message, with room to spare for its own overhead: gRPC's limit is 4 MiB.
-const LARGEST_LIST: u64 = 7 << 19;
+/// Largest device list in bytes, 3.5 MiB. The limit of a gRPC message is 4 MiB; the rest is a margin
+/// for overhead.
+const MAX_LIST_BYTES: u64 = 7 << 19;
 
-/// Bytes of a device in that message beside its ID: field tags, lengths, the health, the NUMA node.
-const AROUND_AN_ID: u64 = 2 + 2 + 11 + 8;
-
-// === impl Resource ===
+/// Bytes of a device in the list besides its ID: field tags, lengths, the health, the NUMA node.
+const DEVICE_OVERHEAD_BYTES: u64 = 2 + 2 + 11 + 8;
 
 impl Resource {
-    /// All of them.
+    /// All resources.
     pub const ALL: [Self; 5] =
         [Self::NvidiaGpu, Self::AliyunGpu, Self::GpuMemory, Self::VcudaCore, Self::VcudaMemory];
 
-    /// As Kubernetes knows it.
+    /// Returns the name of the resource in Kubernetes.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -68,7 +68,7 @@ impl Resource {
         }
     }
 
-    /// The vocabulary it belongs to.
+    /// Returns the dialect of the resource.
     #[must_use]
     pub fn dialect(self) -> Dialect {
         match self {
@@ -79,23 +79,23 @@ impl Resource {
         }
     }
 
-    /// The resource of this name.
+    /// Returns the resource with this name.
     #[must_use]
     pub fn named(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|resource| resource.name() == name)
     }
 
-    /// The resources of a vocabulary.
+    /// Returns the resources of a dialect.
     pub fn of(dialect: Dialect) -> impl Iterator<Item = Self> {
         Self::ALL.into_iter().filter(move |resource| resource.dialect() == dialect)
     }
 
-    /// Whether one device is one GPU.
+    /// Returns whether one device is one whole GPU.
     fn is_whole(self) -> bool {
         matches!(self, Self::NvidiaGpu | Self::AliyunGpu)
     }
 
-    /// How many a container asks for; zero where it does not say, or not in a way that can be read.
+    /// Returns how many devices a container requests. An absent or invalid amount counts as zero.
     #[must_use]
     pub fn asked_by(self, container: &Container) -> usize {
         let resources = &container.resources;
@@ -111,50 +111,50 @@ impl fmt::Display for Resource {
     }
 }
 
-// === impl DeviceIds ===
-
 impl DeviceIds {
-    /// Names for the devices of these GPUs, memory being counted in `unit`.
+    /// Creates the device IDs of these GPUs. `unit` is the size of one memory device.
     #[must_use]
     pub fn new(gpus: &[Gpu], unit: MemoryUnit) -> Self {
-        let mut shorts: Vec<String> = gpus.iter().map(|gpu| short_name(&gpu.uuid)).collect();
-        let alike = |name: &String| shorts.iter().filter(|other| *other == name).count() > 1;
-        let unclear: Vec<bool> = shorts.iter().map(alike).collect();
-        for ((short, gpu), _) in shorts.iter_mut().zip(gpus).zip(unclear).filter(|(_, unclear)| *unclear) {
+        let mut short_names: Vec<String> = gpus.iter().map(|gpu| short_name(&gpu.uuid)).collect();
+        let is_ambiguous = |name: &String| short_names.iter().filter(|other| *other == name).count() > 1;
+        let ambiguous: Vec<bool> = short_names.iter().map(is_ambiguous).collect();
+        for ((short, gpu), _) in
+            short_names.iter_mut().zip(gpus).zip(ambiguous).filter(|(_, ambiguous)| *ambiguous)
+        {
             *short = hash(&gpu.uuid);
         }
         let by_name = gpus
             .iter()
-            .zip(&shorts)
+            .zip(&short_names)
             .flat_map(|(gpu, short)| [(short.clone(), gpu.index), (gpu.uuid.to_string(), gpu.index)])
             .collect();
-        let cards = gpus
+        let gpus = gpus
             .iter()
-            .zip(shorts)
-            .map(|(gpu, short)| Card { uuid: gpu.uuid.clone(), short, memory_mib: gpu.memory.0 })
+            .zip(short_names)
+            .map(|(gpu, short)| GpuName { uuid: gpu.uuid.clone(), short, memory_mib: gpu.memory.0 })
             .collect();
-        Self { cards, by_name, unit }
+        Self { gpus, by_name, unit }
     }
 
-    /// The unit asked for, or the next larger one that gives no more devices than a kubelet takes.
+    /// Returns `unit`, or the next larger unit whose device list a kubelet accepts.
     #[must_use]
     pub fn unit_that_fits(gpus: &[Gpu], unit: MemoryUnit) -> MemoryUnit {
-        let fits = |unit: MemoryUnit| Self::new(gpus, unit).list_size(Resource::GpuMemory) <= LARGEST_LIST;
+        let fits = |unit: MemoryUnit| Self::new(gpus, unit).list_size(Resource::GpuMemory) <= MAX_LIST_BYTES;
         let larger = (0..20).map(|doublings| unit.mib() << doublings);
         let mut units = larger.filter_map(|mib| format!("{mib}MiB").parse::<MemoryUnit>().ok());
         units.find(|unit| fits(*unit)).unwrap_or(unit)
     }
 
-    /// What one unit of `aliyun.com/gpu-mem` is.
+    /// Returns the size of one unit of `aliyun.com/gpu-mem`.
     #[must_use]
     pub fn unit(&self) -> MemoryUnit {
         self.unit
     }
 
-    /// How many devices of a resource a GPU makes.
+    /// Returns how many devices of a resource a GPU provides.
     #[must_use]
     pub fn per_gpu(&self, resource: Resource, gpu: GpuIndex) -> u64 {
-        let memory = self.cards.get(gpu.position()).map_or(0, |card| card.memory_mib);
+        let memory = self.gpus.get(gpu.position()).map_or(0, |name| name.memory_mib);
         match resource {
             Resource::NvidiaGpu | Resource::AliyunGpu => 1,
             Resource::GpuMemory => memory / self.unit.mib(),
@@ -163,22 +163,22 @@ impl DeviceIds {
         }
     }
 
-    /// All devices of a resource with their GPUs, GPU by GPU.
+    /// Returns all device IDs of a resource with their GPUs, sorted by GPU.
     pub fn all(&self, resource: Resource) -> impl Iterator<Item = (String, GpuIndex)> {
-        let cards = (0u8..).map(GpuIndex).zip(&self.cards);
-        cards.flat_map(move |(gpu, card)| {
+        let gpus = (0u8..).map(GpuIndex).zip(&self.gpus);
+        gpus.flat_map(move |(gpu, name)| {
             (0..self.per_gpu(resource, gpu)).map(move |number| {
                 let id = if resource.is_whole() {
-                    card.uuid.to_string()
+                    name.uuid.to_string()
                 } else {
-                    format!("{}-{number}", card.short)
+                    format!("{}-{number}", name.short)
                 };
                 (id, gpu)
             })
         })
     }
 
-    /// The GPU of a device and the device's number on it; `None` for a name that is no device's.
+    /// Parses a device ID into its GPU and its number on the GPU. Returns `None` for an unknown ID.
     #[must_use]
     pub fn read(&self, resource: Resource, id: &str) -> Option<(GpuIndex, u64)> {
         if resource.is_whole() {
@@ -190,20 +190,19 @@ impl DeviceIds {
         (number < self.per_gpu(resource, gpu)).then_some((gpu, number))
     }
 
-    /// How large the kubelet's list of a resource's devices is, at most.
+    /// Returns an upper bound for the size in bytes of a resource's device list.
     fn list_size(&self, resource: Resource) -> u64 {
-        let cards = (0u8..).map(GpuIndex).zip(&self.cards);
-        cards
-            .map(|(gpu, card)| {
-                let count = self.per_gpu(resource, gpu);
-                let id = card.short.len() as u64 + 1 + u64::from(count.max(1).ilog10()) + 1;
-                count * (id + AROUND_AN_ID)
-            })
-            .sum()
+        let gpus = (0u8..).map(GpuIndex).zip(&self.gpus);
+        gpus.map(|(gpu, name)| {
+            let count = self.per_gpu(resource, gpu);
+            let id = name.short.len() as u64 + 1 + u64::from(count.max(1).ilog10()) + 1;
+            count * (id + DEVICE_OVERHEAD_BYTES)
+        })
+        .sum()
     }
 }
 
-/// The first group of a UUID, which no two GPUs of a machine are likely to share.
+/// Returns the first group of a UUID, which is rarely the same for two GPUs of a host.
 fn short_name(uuid: &GpuUuid) -> String {
     let group = uuid.0.strip_prefix("GPU-").unwrap_or(&uuid.0).split('-').next().unwrap_or_default();
     if group.len() == 8 && group.bytes().all(|byte| byte.is_ascii_hexdigit()) {
@@ -212,7 +211,7 @@ fn short_name(uuid: &GpuUuid) -> String {
     hash(uuid)
 }
 
-/// FNV-1a over the UUID: the same on every day and machine.
+/// Returns the FNV-1a hash of the UUID, which is the same in every process and on every host.
 fn hash(uuid: &GpuUuid) -> String {
     let step = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
     format!("{:016x}", uuid.0.bytes().fold(0xcbf2_9ce4_8422_2325, step))
@@ -242,13 +241,13 @@ mod tests {
     const SECOND: &str = "GPU-11d3b1a2-0d31-4ecc-9fcd-0a6bd3a1c4a7";
 
     #[test]
-    fn every_device_names_its_gpu() {
+    fn parses_every_device_id_into_its_gpu() {
         let ids = DeviceIds::new(&gpus(&[FIRST, SECOND], 16_276), MemoryUnit::GiB);
         let count = |resource| ids.all(resource).count();
         assert_eq!(Resource::ALL.map(count), [2, 2, 30, 200, 126]);
         for resource in Resource::ALL {
             for (id, gpu) in ids.all(resource) {
-                assert_eq!(ids.read(resource, &id).map(|(card, _)| card), Some(gpu), "{id}");
+                assert_eq!(ids.read(resource, &id).map(|(gpu, _)| gpu), Some(gpu), "{id}");
                 assert!(id.len() <= 63);
             }
         }
@@ -260,35 +259,35 @@ mod tests {
     }
 
     #[test]
-    fn names_are_unique_whatever_the_uuids() {
-        let alike = [FIRST, "GPU-8f2a61c0-ffff-4ecc-9fcd-0a6bd3a1c4a7", "MIG-3", "lost-2"];
-        let ids = DeviceIds::new(&gpus(&alike, 1024), MemoryUnit::GiB);
+    fn ids_are_unique_for_similar_uuids() {
+        let similar = [FIRST, "GPU-8f2a61c0-ffff-4ecc-9fcd-0a6bd3a1c4a7", "MIG-3", "lost-2"];
+        let ids = DeviceIds::new(&gpus(&similar, 1024), MemoryUnit::GiB);
         let names: std::collections::BTreeSet<String> =
             ids.all(Resource::VcudaCore).map(|(id, _)| id).collect();
         assert_eq!(names.len(), 400);
     }
 
     #[test]
-    fn sixteen_large_gpus_fit_into_one_message_in_any_unit() {
+    fn device_lists_of_sixteen_large_gpus_fit_into_one_message() {
         let uuids: Vec<String> =
-            (0..16).map(|card| format!("GPU-8f2a61{card:02x}-0d31-4ecc-9fcd-0a6bd3a1c4a7")).collect();
+            (0..16).map(|index| format!("GPU-8f2a61{index:02x}-0d31-4ecc-9fcd-0a6bd3a1c4a7")).collect();
         let uuids: Vec<&str> = uuids.iter().map(String::as_str).collect();
-        let cards = gpus(&uuids, 275_040);
-        let fitting = |unit| DeviceIds::unit_that_fits(&cards, unit);
+        let large = gpus(&uuids, 275_040);
+        let fitting = |unit| DeviceIds::unit_that_fits(&large, unit);
         assert_eq!(fitting(MemoryUnit::GiB), MemoryUnit::GiB);
         assert_eq!(fitting(MemoryUnit::MiB), MemoryUnit::Blocks(64));
-        let ids = DeviceIds::new(&cards, fitting(MemoryUnit::MiB));
+        let ids = DeviceIds::new(&large, fitting(MemoryUnit::MiB));
         for resource in Resource::ALL {
-            assert!(ids.list_size(resource) <= LARGEST_LIST, "{resource}");
+            assert!(ids.list_size(resource) <= MAX_LIST_BYTES, "{resource}");
         }
-        // One GPU of this size alone is too much for units of 1 MiB, and a T4 is not.
-        assert_eq!(DeviceIds::unit_that_fits(&cards[..1], MemoryUnit::MiB), MemoryUnit::Blocks(4));
+        // The list of one such GPU is too large in units of 1 MiB. The list of a T4 is not.
+        assert_eq!(DeviceIds::unit_that_fits(&large[..1], MemoryUnit::MiB), MemoryUnit::Blocks(4));
         assert_eq!(DeviceIds::unit_that_fits(&gpus(&[FIRST], 16_276), MemoryUnit::MiB), MemoryUnit::MiB);
     }
 
     #[cfg(feature = "grpc")]
     #[test]
-    fn the_estimate_of_a_message_is_not_too_small() {
+    fn estimated_list_size_is_an_upper_bound() {
         use prost::Message as _;
 
         use crate::kubelet::device_plugin::{Device, ListAndWatchResponse, NumaNode, TopologyInfo};

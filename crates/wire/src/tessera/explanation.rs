@@ -1,84 +1,84 @@
-//! What stands in the way of a pod, node by node and GPU by GPU: the JSON the scheduler answers at `/explain` and `/what-if`, and the
-//! command line shows.
+//! Explains for each node and GPU why a pod fits or not. The scheduler serves this JSON at `/explain`
+//! and `/what-if`, and the kubectl plugin prints it.
 
 use serde::{Deserialize, Serialize};
 use tessera_core::admission::{NodeVerdict, Rejection};
 use tessera_core::request::PodRequest;
 
-/// What would become of a pod.
+/// Whether and where a pod fits.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Explanation {
-    /// The pod's namespace.
+pub struct PodExplanation {
+    /// Namespace of the pod.
     pub namespace: String,
-    /// The pod's name.
+    /// Name of the pod.
     pub pod: String,
-    /// Where it is, if it has been placed.
+    /// Node of the pod, or `None` if it waits.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub placed_on: Option<String>,
-    /// The policy it is placed by.
+    /// Placement policy of the pod.
     pub policy: String,
-    /// In short.
+    /// Summary in one sentence.
     pub summary: String,
-    /// Every node, by name.
-    pub nodes: Vec<NodeView>,
+    /// All nodes, sorted by name.
+    pub nodes: Vec<NodeExplanation>,
 }
 
-/// What one node says.
+/// Verdict of one node.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct NodeView {
-    /// The node.
+pub struct NodeExplanation {
+    /// Name of the node.
     pub node: String,
-    /// Whether the pod fits there now.
+    /// True if the pod fits on the node now.
     pub fits: bool,
-    /// How well, comparable between nodes.
+    /// Score of the node; a higher score is better.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub score: Option<f64>,
-    /// The GPUs it would get, by container.
+    /// GPUs that the pod would get, by container.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub gpus: Vec<ContainerView>,
-    /// Why it does not fit, as in the scheduler's event.
+    pub gpus: Vec<ContainerGpus>,
+    /// Reason why the pod does not fit, with the text of the scheduler's event.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// Whether evictions could help.
+    /// True if evictions could make the pod fit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub may_resolve: Option<bool>,
-    /// The container that found no GPUs.
+    /// Container that found no GPUs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub container: Option<String>,
     /// Every GPU of the node with the reason it cannot serve that container; `null` if it can.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub gpu_reasons: Vec<GpuView>,
+    pub gpu_reasons: Vec<GpuReason>,
 }
 
 /// The GPUs of one container.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ContainerView {
-    /// The container.
+pub struct ContainerGpus {
+    /// Name of the container.
     pub container: String,
-    /// The indexes of its GPUs.
+    /// Indexes of the GPUs.
     pub gpus: Vec<u8>,
 }
 
-/// What one GPU says.
+/// Rejection reason of one GPU.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct GpuView {
-    /// Its index.
+pub struct GpuReason {
+    /// Index of the GPU.
     pub gpu: u8,
-    /// What keeps it from serving.
+    /// Reason why the GPU cannot serve the container, or `None` if it can.
     pub reason: Option<String>,
 }
 
-impl Explanation {
-    /// The nodes' answers, summed up.
+impl PodExplanation {
+    /// Creates the explanation and its summary from the verdicts of all nodes.
     #[must_use]
     pub fn new(
         namespace: &str,
         pod: &str,
         placed_on: Option<String>,
         policy: String,
-        nodes: Vec<NodeView>,
+        nodes: Vec<NodeExplanation>,
     ) -> Self {
         let fitting = nodes.iter().filter(|view| view.fits).count();
         let summary = match &placed_on {
@@ -89,33 +89,33 @@ impl Explanation {
     }
 }
 
-impl NodeView {
-    /// What a node says to a pod that asks for `request`.
+impl NodeExplanation {
+    /// Converts a node's verdict on `request`.
     #[must_use]
     pub fn new(node: &str, request: &PodRequest, verdict: NodeVerdict) -> Self {
         match verdict {
             NodeVerdict::Fits(placement) => {
                 let grants = placement.grants(request).into_iter();
-                let gpus = grants.map(|grant| ContainerView {
+                let gpus = grants.map(|grant| ContainerGpus {
                     gpus: grant.holds.iter().map(|(gpu, _)| gpu.0).collect(),
                     container: grant.container,
                 });
                 Self { fits: true, score: Some(placement.score), gpus: gpus.collect(), ..Self::empty(node) }
             }
-            NodeVerdict::Rejected(obstacle) => Self::refused(node, &obstacle),
+            NodeVerdict::Rejected(rejection) => Self::rejected(node, &rejection),
         }
     }
 
-    /// What a node says where something stands in the way.
+    /// Converts the rejection of a node.
     #[must_use]
-    pub fn refused(node: &str, obstacle: &Rejection) -> Self {
-        let gpu_reasons = obstacle.gpus.iter();
+    pub fn rejected(node: &str, rejection: &Rejection) -> Self {
+        let gpu_reasons = rejection.gpus.iter();
         let gpu_reasons = gpu_reasons
-            .map(|(gpu, reason)| GpuView { gpu: gpu.0, reason: reason.map(|reason| reason.to_string()) });
+            .map(|(gpu, reason)| GpuReason { gpu: gpu.0, reason: reason.map(|reason| reason.to_string()) });
         Self {
-            reason: Some(obstacle.reason.to_string()),
-            may_resolve: Some(obstacle.reason.may_resolve()),
-            container: obstacle.container.clone(),
+            reason: Some(rejection.reason.to_string()),
+            may_resolve: Some(rejection.reason.may_resolve()),
+            container: rejection.container.clone(),
             gpu_reasons: gpu_reasons.collect(),
             ..Self::empty(node)
         }

@@ -1,7 +1,8 @@
-//! Grants as pod annotations: our own `tessera.dev/grant`, and the keys each dialect's old tools read.
+//! Grants as pod annotations: Tessera's own `tessera.dev/grant`, and the keys that the tools of each
+//! dialect read.
 //!
-//! Ours is complete and names GPUs by UUID. Where a pod lacks it, because another tool placed it, the dialect's keys are
-//! read instead, which name GPUs by index.
+//! Tessera's annotation is complete and names GPUs by UUID. If another tool placed the pod, the
+//! annotation is missing, and the dialect's keys are read instead. They name GPUs by index.
 
 mod dialects;
 
@@ -18,83 +19,85 @@ use crate::foreign::dialect::MemoryUnit;
 use crate::foreign::objects::PodSpec;
 use crate::foreign::pod_spec::{BadPod, Claim};
 
-/// The key of our own annotation.
+/// Key of Tessera's annotation.
 pub const KEY: &str = "tessera.dev/grant";
 
 /// Annotations by key.
 pub type Annotations = BTreeMap<String, String>;
 
-/// Annotations that grant nothing that can be.
+/// Annotations that describe an impossible grant.
 #[derive(Debug, thiserror::Error)]
 pub enum BadGrant {
-    /// Our annotation is not JSON of the expected form.
+    /// Tessera's annotation is not JSON of the expected form.
     #[error("{KEY}: {0}")]
     Json(#[from] serde_json::Error),
-    /// It names a GPU the node does not have.
+    /// Tessera's annotation names a GPU that the node does not have.
     #[error("{KEY}: node {node} has no GPU {uuid}")]
     UnknownGpu {
-        /// Which node.
+        /// Name of the node.
         node: String,
-        /// Which GPU.
+        /// UUID of the GPU.
         uuid: String,
     },
-    /// It names a container the pod does not have.
+    /// Tessera's annotation names a container that the pod does not have.
     #[error("{KEY}: the pod has no container {0:?}")]
     UnknownContainer(String),
-    /// A dialect's annotation that cannot be read.
+    /// An annotation of a dialect cannot be parsed.
     #[error("{key}: found {found:?}, expected {expected}")]
     Dialect {
-        /// The annotation's key.
+        /// Key of the annotation.
         key: String,
-        /// What stands there.
+        /// Value of the annotation.
         found: String,
-        /// What should.
+        /// Description of a valid value.
         expected: &'static str,
     },
-    /// A pod whose requests cannot be read has no grant either.
+    /// The pod's requests are invalid, so its grant cannot be read.
     #[error(transparent)]
     Pod(#[from] BadPod),
 }
 
-/// What our annotation holds for one GPU.
+/// One GPU in Tessera's annotation.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Card {
+struct GpuEntry {
     uuid: String,
     index: u8,
-    /// 100 and no memory mean the whole GPU.
+    /// Percent of compute time. 100 without memory means the whole GPU.
     #[serde(rename = "cores")]
     compute_percent: u32,
     #[serde(rename = "memoryMiB", default, skip_serializing_if = "Option::is_none")]
     memory_mib: Option<u64>,
 }
 
-/// Whether an annotation tells of a grant: ours, or one of a dialect's. Nobody but a scheduler or an agent may write it.
+/// Returns whether `key` belongs to a grant annotation of Tessera or of a dialect. Only schedulers and
+/// agents may write these keys.
 #[must_use]
 pub fn is_key(key: &str) -> bool {
     key == KEY || dialects::is_key(key)
 }
 
-/// Our annotation for these grants.
+/// Writes Tessera's annotation for these grants.
 #[must_use]
 pub fn print(grants: &[ContainerGrant], node: &Node) -> String {
-    let card = |(gpu, hold): &(GpuIndex, Hold)| {
+    let entry = |(gpu, hold): &(GpuIndex, Hold)| {
         let (compute_percent, memory_mib) = match hold {
             Hold::Whole => (Percent::WHOLE.0, None),
             Hold::Share { compute_percent, memory } => (compute_percent.0, Some(memory.0)),
         };
-        let uuid = node.gpu(*gpu).map(|card| card.uuid.to_string()).unwrap_or_default();
-        Card { uuid, index: gpu.0, compute_percent, memory_mib }
+        let uuid = node.gpu(*gpu).map(|gpu| gpu.uuid.to_string()).unwrap_or_default();
+        GpuEntry { uuid, index: gpu.0, compute_percent, memory_mib }
     };
-    let containers: BTreeMap<&str, Vec<Card>> = grants
+    let containers: BTreeMap<&str, Vec<GpuEntry>> = grants
         .iter()
-        .map(|grant| (grant.container.as_str(), grant.holds.iter().map(card).collect()))
+        .map(|grant| (grant.container.as_str(), grant.holds.iter().map(entry).collect()))
         .collect();
-    // Numbers and texts always have a JSON form.
+    // Serializing numbers and strings cannot fail.
     serde_json::to_string(&containers).unwrap_or_default()
 }
 
-/// All annotations for a pod placed now: ours, and those of the dialects it asks in, not yet handed over.
+/// Returns all annotations of a newly placed pod: Tessera's, and those of its dialects, which mark the
+/// GPUs as not yet assigned.
 pub fn annotations(
     spec: &PodSpec,
     grants: &[ContainerGrant],
@@ -107,12 +110,12 @@ pub fn annotations(
     Ok(written)
 }
 
-/// The annotations that tell old tools that a pod's GPUs were handed over.
+/// Returns the annotations that mark the pod's GPUs as assigned for the tools of its dialects.
 pub fn assigned(spec: &PodSpec, unit: MemoryUnit) -> Result<Annotations, BadGrant> {
     Ok(dialects::assigned(&spec.claims(unit)?))
 }
 
-/// What a pod's annotations grant on a node; `None` where they say nothing.
+/// Parses the grants in a pod's annotations on a node. Returns `None` if there are none.
 pub fn parse(
     spec: &PodSpec,
     annotations: &Annotations,
@@ -120,13 +123,15 @@ pub fn parse(
     unit: MemoryUnit,
 ) -> Result<Option<Vec<ContainerGrant>>, BadGrant> {
     match annotations.get(KEY) {
-        Some(json) => parse_ours(json, spec, node).map(Some),
+        Some(json) => parse_json(json, spec, node).map(Some),
         None => dialects::read(annotations, &spec.claims(unit)?, unit),
     }
 }
 
-/// What a pod's annotations grant, provided they cover every container that asks, with as many GPUs as it asks for, or with its
-/// memory spread over several. Others were not written by anybody who places pods.
+/// Parses the grants in a pod's annotations and returns them only if they are complete.
+///
+/// Complete grants give every container the number of GPUs it requests, or spread its memory over
+/// several GPUs. No scheduler writes other grants, so they are ignored.
 #[must_use]
 pub fn complete(
     spec: &PodSpec,
@@ -138,8 +143,8 @@ pub fn complete(
     let claims = spec.claims(unit).ok()?;
     let covers = |grant: &ContainerGrant, request: Request| match request {
         Request::Whole(count) => grant.holds.len() == usize::from(count),
-        Request::Memory(asked) if grant.holds.len() > 1 => {
-            grant.holds.iter().map(|(_, hold)| memory(*hold)).sum::<MiB>() == asked
+        Request::Memory(requested) if grant.holds.len() > 1 => {
+            grant.holds.iter().map(|(_, hold)| memory(*hold)).sum::<MiB>() == requested
         }
         Request::Share { .. } | Request::Memory(_) => grant.holds.len() == 1,
     };
@@ -156,21 +161,21 @@ fn memory(hold: Hold) -> MiB {
     }
 }
 
-fn parse_ours(json: &str, spec: &PodSpec, node: &Node) -> Result<Vec<ContainerGrant>, BadGrant> {
-    let mut containers: BTreeMap<String, Vec<Card>> = serde_json::from_str(json)?;
+fn parse_json(json: &str, spec: &PodSpec, node: &Node) -> Result<Vec<ContainerGrant>, BadGrant> {
+    let mut containers: BTreeMap<String, Vec<GpuEntry>> = serde_json::from_str(json)?;
     let mut grants = Vec::new();
     for (container, role) in spec.containers_with_roles() {
-        let Some(cards) = containers.remove(&container.name) else { continue };
+        let Some(entries) = containers.remove(&container.name) else { continue };
         let mut held = Vec::new();
-        for card in cards {
-            let uuid = GpuUuid::from(card.uuid.as_str());
+        for entry in entries {
+            let uuid = GpuUuid::from(entry.uuid.as_str());
             let gpu = node.gpus().iter().find(|gpu| gpu.uuid == uuid);
             let gpu =
-                gpu.ok_or_else(|| BadGrant::UnknownGpu { node: node.name.to_string(), uuid: card.uuid })?;
-            let hold = match card.memory_mib {
+                gpu.ok_or_else(|| BadGrant::UnknownGpu { node: node.name.to_string(), uuid: entry.uuid })?;
+            let hold = match entry.memory_mib {
                 None => Hold::Whole,
                 Some(memory) => {
-                    Hold::Share { compute_percent: Percent(card.compute_percent), memory: MiB(memory) }
+                    Hold::Share { compute_percent: Percent(entry.compute_percent), memory: MiB(memory) }
                 }
             };
             held.push((gpu.index, hold));

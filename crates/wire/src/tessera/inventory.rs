@@ -1,4 +1,4 @@
-//! The node annotation `tessera.dev/inventory`: what an agent found on its node.
+//! The node annotation `tessera.dev/inventory`, in which an agent publishes the GPUs of its node.
 
 use serde::{Deserialize, Serialize};
 use tessera_core::gpu::{Gpu, Health};
@@ -9,59 +9,59 @@ use tessera_core::units::{GpuIndex, MiB};
 use crate::foreign::dialect::MemoryUnit;
 use crate::foreign::link;
 
-/// The annotation's key.
+/// Key of the annotation.
 pub const KEY: &str = "tessera.dev/inventory";
 
-/// What an agent found on its node, and how it serves it.
+/// The GPUs of a node and the unit in which it counts memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Inventory {
-    /// The GPUs by index, without gaps.
+    /// GPUs by index, without gaps.
     pub gpus: Vec<Gpu>,
-    /// What joins them.
+    /// Links between the GPUs.
     pub topology: Topology,
-    /// What one unit of `aliyun.com/gpu-mem` is here.
+    /// Size of one unit of `aliyun.com/gpu-mem` on the node.
     pub memory_unit: MemoryUnit,
 }
 
-/// An annotation that cannot be read.
+/// An annotation that cannot be parsed.
 #[derive(Debug, thiserror::Error)]
 pub enum BadInventory {
-    /// Not JSON of the expected form.
+    /// The annotation is not JSON of the expected form.
     #[error("{KEY}: {0}")]
     Json(#[from] serde_json::Error),
-    /// A unit nobody knows.
+    /// The memory unit is unknown.
     #[error("{KEY}: {0}")]
     Unit(#[from] crate::foreign::dialect::gpushare::UnknownUnit),
-    /// A link that is none, or of GPUs that do not exist.
+    /// A link has the wrong form or names GPUs that do not exist.
     #[error(
         "{KEY}: found link {0}, expected [i, j, PCIe level or null, NVLinks] with i < j among the GPUs listed"
     )]
     Link(String),
-    /// More memory than any GPU will ever have.
-    #[error("{KEY}: GPU {uuid} has {memory_mib} MiB, expected at most {}", MOST_MEMORY.0)]
+    /// A GPU has implausibly much memory.
+    #[error("{KEY}: GPU {uuid} has {memory_mib} MiB, expected at most {}", MAX_GPU_MEMORY.0)]
     Memory {
-        /// Which GPU.
+        /// UUID of the GPU.
         uuid: String,
-        /// How much.
+        /// Memory in the annotation.
         memory_mib: u64,
     },
 }
 
-/// What a GPU may have at most: so much that nobody will miss more, and that the memory of all GPUs of a node is still a number.
-pub(crate) const MOST_MEMORY: MiB = MiB(1 << 30);
+/// Largest accepted memory of one GPU, 1 PiB. The sum over all GPUs of a node cannot overflow.
+pub(crate) const MAX_GPU_MEMORY: MiB = MiB(1 << 30);
 
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Document {
     memory_unit: String,
-    gpus: Vec<Card>,
+    gpus: Vec<GpuEntry>,
     #[serde(default)]
     links: Vec<Pair>,
 }
 
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Card {
+struct GpuEntry {
     uuid: String,
     minor: u32,
     model: String,
@@ -73,14 +73,14 @@ struct Card {
     unhealthy: bool,
 }
 
-/// Two GPUs, their PCIe level, their NVLinks.
+/// Two GPU indexes, their PCIe level, and their number of NVLinks.
 #[derive(Debug, Serialize, Deserialize)]
 struct Pair(u8, u8, Option<String>, u8);
 
-/// Writes the annotation. GPUs are listed by index.
+/// Writes the annotation, with the GPUs in the order of their indexes.
 #[must_use]
 pub fn print(inventory: &Inventory) -> String {
-    let card = |gpu: &Gpu| Card {
+    let entry = |gpu: &Gpu| GpuEntry {
         uuid: gpu.uuid.to_string(),
         minor: gpu.minor,
         model: gpu.model.to_string(),
@@ -96,14 +96,14 @@ pub fn print(inventory: &Inventory) -> String {
     let known = |(a, b): &(GpuIndex, GpuIndex)| !inventory.topology.link(*a, *b).is_unknown();
     let document = Document {
         memory_unit: inventory.memory_unit.to_string(),
-        gpus: inventory.gpus.iter().map(card).collect(),
+        gpus: inventory.gpus.iter().map(entry).collect(),
         links: inventory.topology.gpus().pairs().filter(known).map(pair).collect(),
     };
-    // Numbers and texts always have a JSON form.
+    // Serializing numbers and strings cannot fail.
     serde_json::to_string(&document).unwrap_or_default()
 }
 
-/// Reads the annotation.
+/// Parses the annotation.
 pub fn parse(json: &str) -> Result<Inventory, BadInventory> {
     let document: Document = serde_json::from_str(json)?;
     let count = document.gpus.len().min(GpuSet::CAPACITY);
@@ -122,21 +122,21 @@ pub fn parse(json: &str) -> Result<Inventory, BadInventory> {
             None => return Err(bad()),
         }
     }
-    if let Some(Card { uuid, memory_mib, .. }) =
-        document.gpus.iter().find(|card| card.memory_mib > MOST_MEMORY.0)
+    if let Some(GpuEntry { uuid, memory_mib, .. }) =
+        document.gpus.iter().find(|entry| entry.memory_mib > MAX_GPU_MEMORY.0)
     {
         return Err(BadInventory::Memory { uuid: uuid.clone(), memory_mib: *memory_mib });
     }
-    let cards = (0u8..).zip(document.gpus).take(count);
-    let gpus: Vec<Gpu> = cards
-        .map(|(index, card)| Gpu {
+    let entries = (0u8..).zip(document.gpus).take(count);
+    let gpus: Vec<Gpu> = entries
+        .map(|(index, entry)| Gpu {
             index: GpuIndex(index),
-            uuid: card.uuid.as_str().into(),
-            minor: card.minor,
-            model: card.model.as_str().into(),
-            memory: MiB(card.memory_mib),
-            numa: card.numa,
-            health: if card.unhealthy { Health::Unhealthy } else { Health::Healthy },
+            uuid: entry.uuid.as_str().into(),
+            minor: entry.minor,
+            model: entry.model.as_str().into(),
+            memory: MiB(entry.memory_mib),
+            numa: entry.numa,
+            health: if entry.unhealthy { Health::Unhealthy } else { Health::Healthy },
         })
         .collect();
     let numa: Vec<Option<u16>> = gpus.iter().map(|gpu| gpu.numa).collect();
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn keeps_both_layers_of_links_and_every_gpu() {
+    fn parses_its_own_output() {
         for count in [0, 1, 8, 16] {
             let written = inventory(count);
             assert_eq!(parse(&print(&written)).unwrap(), written);
@@ -181,13 +181,13 @@ mod tests {
     }
 
     #[test]
-    fn one_gpu_as_text() {
+    fn writes_the_documented_text() {
         let text = r#"{"memoryUnit":"MiB","gpus":[{"uuid":"GPU-0","minor":1,"model":"NVIDIA H200","memoryMiB":143771,"numa":0}],"links":[]}"#;
         assert_eq!(print(&inventory(1)), text);
     }
 
     #[test]
-    fn errors_say_what_was_expected() {
+    fn every_error_says_what_was_expected() {
         let gpus = r#""memoryUnit":"GiB","gpus":[{"uuid":"a","minor":0,"model":"x","memoryMiB":1}]"#;
         let error = |json: &str| parse(json).unwrap_err().to_string();
         assert!(error("{}").starts_with("tessera.dev/inventory: missing field"));

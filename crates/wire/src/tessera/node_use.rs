@@ -1,5 +1,5 @@
-//! What is used on a node right now, GPU by GPU and container by container: the JSON the agent answers at [`PATH`], read by the
-//! dashboard and by `kubectl inspect gpu top`.
+//! Current use of a node's GPUs, by GPU and by container. The agent serves this JSON at [`PATH`] for
+//! the dashboard and for `kubectl inspect gpu top`.
 //!
 //! A value that could not be measured is absent, never zero.
 
@@ -9,21 +9,21 @@ use serde::{Deserialize, Serialize};
 
 use crate::foreign::objects::Node;
 
-/// The path on the agent.
+/// Path of the JSON on the agent.
 pub const PATH: &str = "/v1/use";
 
-/// The node annotation with the agent's address, such as `http://10.0.0.5:5678`. Without it: the node's internal address and
-/// [`DEFAULT_PORT`].
+/// Node annotation with the agent's address, such as `http://10.0.0.5:5678`. If it is absent, clients
+/// use the node's internal address and [`DEFAULT_PORT`].
 pub const ADDRESS_KEY: &str = "tessera.dev/agent";
 
-/// Where an agent listens unless told otherwise.
+/// Default port of the agent.
 pub const DEFAULT_PORT: u16 = 5678;
 
-/// Where a node's agent answers, by the node's own word: the annotation, or its internal address.
+/// Returns the address of a node's agent from the node's annotation or its internal address.
 #[must_use]
 pub fn address(node: &Node) -> Option<String> {
-    if let Some(told) = node.metadata.annotations.get(ADDRESS_KEY) {
-        return Some(told.clone());
+    if let Some(published) = node.metadata.annotations.get(ADDRESS_KEY) {
+        return Some(published.clone());
     }
     let internal = node.status.addresses.iter().find(|address| address.kind == "InternalIP")?;
     Some(match internal.address.parse() {
@@ -32,67 +32,68 @@ pub fn address(node: &Node) -> Option<String> {
     })
 }
 
-/// One node.
+/// Use of one node.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct NodeUse {
-    /// Its GPUs by ascending index.
+    /// GPUs by ascending index.
     pub gpus: Vec<GpuUse>,
-    /// Containers with a grant or with a process on a GPU, by namespace, pod and container.
+    /// Containers with a grant or a process on a GPU, sorted by namespace, pod and container.
     pub containers: Vec<ContainerUse>,
 }
 
-/// One GPU as a whole, whoever uses it.
+/// Use of one GPU by all processes together.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct GpuUse {
-    /// Which GPU.
+    /// UUID of the GPU.
     pub uuid: String,
-    /// Its position on the node.
+    /// Index of the GPU on the node.
     pub index: u8,
-    /// Memory in use, the driver's own included.
+    /// Used memory, including the driver's own.
     #[serde(rename = "memoryUsedMiB", default, skip_serializing_if = "Option::is_none")]
     pub memory_used_mib: Option<u64>,
-    /// The part of the last interval in which any kernel ran.
+    /// Percent of the last interval in which any kernel ran.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub busy_percent: Option<f64>,
 }
 
-/// One container.
+/// Use of one container.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ContainerUse {
-    /// The pod's namespace.
+    /// Namespace of the pod.
     pub namespace: String,
-    /// The pod's name.
+    /// Name of the pod.
     pub pod: String,
-    /// The pod's UID.
+    /// UID of the pod.
     pub uid: String,
-    /// The container's name.
+    /// Name of the container.
     pub container: String,
-    /// The GPUs it holds or uses, by ascending index.
+    /// GPUs that the container holds or uses, by ascending index.
     pub gpus: Vec<ShareUse>,
 }
 
-/// What one container holds and uses of one GPU.
+/// Grant and use of one container on one GPU.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ShareUse {
-    /// Which GPU.
+    /// UUID of the GPU.
     pub uuid: String,
-    /// Its position on the node.
+    /// Index of the GPU on the node.
     pub index: u8,
-    /// Percent of the GPU's compute granted: 100 for a whole GPU, 0 for memory alone; absent without a grant.
+    /// Granted percent of the GPU's compute: 100 for a whole GPU, 0 for memory only, absent without a
+    /// grant.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub granted_percent: Option<u32>,
-    /// Memory granted; absent without a grant.
+    /// Granted memory, absent without a grant.
     #[serde(rename = "grantedMiB", default, skip_serializing_if = "Option::is_none")]
     pub granted_mib: Option<u64>,
-    /// Memory its processes hold.
+    /// Memory that the container's processes hold.
     #[serde(rename = "memoryUsedMiB", default, skip_serializing_if = "Option::is_none")]
     pub memory_used_mib: Option<u64>,
-    /// The part of the last interval in which its kernels ran.
+    /// Percent of the last interval in which the container's kernels ran.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub busy_percent: Option<f64>,
-    /// The part of the last interval in which it waited for its share.
+    /// Percent of the last interval in which the container waited for its share.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub throttled_percent: Option<f64>,
 }
@@ -119,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_measured_is_left_out() {
+    fn omits_values_that_were_not_measured() {
         let text = r#"{"gpus":[{"uuid":"GPU-a","index":0}],"containers":[{"namespace":"n","pod":"p","uid":"u","container":"c","gpus":[{"uuid":"GPU-a","index":0,"grantedPercent":30,"grantedMiB":1024,"memoryUsedMiB":512}]}]}"#;
         let read: NodeUse = serde_json::from_str(text).expect("the form above");
         assert_eq!(read.gpus[0].busy_percent, None);

@@ -1,5 +1,5 @@
-//! What a node offers, read from its object: from an agent's inventory where it has one, else from what the tools of
-//! old leave on it.
+//! Reads a node's GPUs from its Kubernetes object: from the agent's inventory annotation, or else from
+//! the capacities, labels and annotations of other projects.
 
 use std::sync::Arc;
 
@@ -15,42 +15,42 @@ use crate::foreign::objects::{self, Amount};
 use crate::foreign::quantity::Quantity;
 use crate::tessera::inventory::{self, BadInventory};
 
-/// The node annotation of gputopology that names the instance type.
+/// gputopology's node annotation that holds the instance type.
 pub const TYPE_KEY: &str = "NODE_TYPE";
 
-/// The same as a label, of Kubernetes itself.
+/// Kubernetes' node label that holds the instance type.
 const TYPE_LABEL: &str = "node.kubernetes.io/instance-type";
 
-/// What NVIDIA's feature discovery writes.
+/// Node labels of NVIDIA's GPU feature discovery.
 const PRODUCT_LABEL: &str = "nvidia.com/gpu.product";
 const MEMORY_LABEL: &str = "nvidia.com/gpu.memory";
 
-/// A node as the scheduler knows it.
+/// A node parsed from its Kubernetes object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ParsedNode {
-    /// Its GPUs, links and host: one copy for all who keep it.
+    /// GPUs, links and host resources. Reference-counted because several owners keep it.
     pub node: Arc<Node>,
-    /// What one unit of `aliyun.com/gpu-mem` is here.
+    /// Size of one unit of `aliyun.com/gpu-mem` on the node.
     pub unit: MemoryUnit,
-    /// Which vocabularies it serves.
+    /// Dialects that the node serves.
     pub dialects: DialectSet,
 }
 
-/// A node that says of itself what cannot be.
+/// A node object that cannot be parsed.
 #[derive(Debug, thiserror::Error)]
 pub enum BadNodeObject {
-    /// In its inventory.
+    /// The inventory annotation is invalid.
     #[error(transparent)]
     Inventory(#[from] BadInventory),
-    /// In its links.
+    /// The annotation with the links is invalid.
     #[error(transparent)]
     Topology(#[from] BadAnnotation),
-    /// As a whole.
+    /// The GPUs and links do not form a valid node.
     #[error(transparent)]
     Node(#[from] BadNode),
 }
 
-/// Reads a node. `unit` is what the node's memory is counted in where it does not say.
+/// Parses a node object. `unit` applies if the node does not publish its memory unit.
 pub fn parse(object: &objects::Node, unit: MemoryUnit) -> Result<ParsedNode, BadNodeObject> {
     let annotations = &object.metadata.annotations;
     let (gpus, topology, unit) = match annotations.get(inventory::KEY) {
@@ -59,7 +59,7 @@ pub fn parse(object: &objects::Node, unit: MemoryUnit) -> Result<ParsedNode, Bad
             (found.gpus, found.topology, found.memory_unit)
         }
         None => {
-            let gpus = gpus_of_old(object, unit);
+            let gpus = gpus_without_inventory(object, unit);
             let topology = match annotations.get(gpu_topology::KEY) {
                 Some(json) if !gpus.is_empty() => gpu_topology::parse(json, gpus.len())?,
                 _ => Topology::unknown(gpus.len()),
@@ -67,13 +67,13 @@ pub fn parse(object: &objects::Node, unit: MemoryUnit) -> Result<ParsedNode, Bad
             (gpus, topology, unit)
         }
     };
-    let offer = Offer(object);
-    let cpu = MilliCpu(offer.quantity("cpu").and_then(Quantity::milli).unwrap_or(0));
-    let memory = MiB(offer.quantity("memory").and_then(Quantity::mib).unwrap_or(0));
+    let resources = NodeResources(object);
+    let cpu = MilliCpu(resources.quantity("cpu").and_then(Quantity::milli).unwrap_or(0));
+    let memory = MiB(resources.quantity("memory").and_then(Quantity::mib).unwrap_or(0));
     let mut node = Node::new(NodeName(object.metadata.name.clone()), gpus, topology, cpu, memory)?;
     let labels = &object.metadata.labels;
     node.instance_type = annotations.get(TYPE_KEY).or_else(|| labels.get(TYPE_LABEL)).cloned();
-    let served = Dialect::ALL.into_iter().filter(|dialect| offer.count(dialect.resource()) > 0);
+    let served = Dialect::ALL.into_iter().filter(|dialect| resources.count(dialect.resource()) > 0);
     Ok(ParsedNode {
         node: Arc::new(node),
         unit,
@@ -81,9 +81,11 @@ pub fn parse(object: &objects::Node, unit: MemoryUnit) -> Result<ParsedNode, Bad
     })
 }
 
-/// What the node's status tells of its GPUs where no agent listed them. They get names of our own, as nobody told theirs. By its capacity:
-/// a broken GPU is not to be had, but it is there, and those after it keep their numbers.
-fn gpus_of_old(object: &objects::Node, unit: MemoryUnit) -> Vec<Gpu> {
+/// Derives the GPUs of a node without an inventory from its status. The GPUs get generated UUIDs.
+///
+/// The function uses `capacity` rather than `allocatable`: an unhealthy GPU is not allocatable, but it
+/// keeps its index, and so do the GPUs after it.
+fn gpus_without_inventory(object: &objects::Node, unit: MemoryUnit) -> Vec<Gpu> {
     let status = &object.status;
     let count = |resource: &str| {
         let amount = status.capacity.get(resource).or_else(|| status.allocatable.get(resource));
@@ -95,17 +97,17 @@ fn gpus_of_old(object: &objects::Node, unit: MemoryUnit) -> Vec<Gpu> {
         count(gpushare::COUNT),
         count(vcuda::CORE) / 100,
     ];
-    let cards = counts.into_iter().max().unwrap_or(0).min(GpuSet::CAPACITY as u64);
+    let gpu_count = counts.into_iter().max().unwrap_or(0).min(GpuSet::CAPACITY as u64);
     let labels = &object.metadata.labels;
     let memories = [
-        count(vcuda::MEMORY).saturating_mul(vcuda::BLOCK.0).checked_div(cards),
-        count(gpushare::MEMORY).saturating_mul(unit.mib()).checked_div(cards),
+        count(vcuda::MEMORY).saturating_mul(vcuda::BLOCK.0).checked_div(gpu_count),
+        count(gpushare::MEMORY).saturating_mul(unit.mib()).checked_div(gpu_count),
         labels.get(MEMORY_LABEL).and_then(|text| text.parse().ok()),
     ];
-    let memory = MiB(memories.into_iter().flatten().max().unwrap_or(0)).min(inventory::MOST_MEMORY);
+    let memory = MiB(memories.into_iter().flatten().max().unwrap_or(0)).min(inventory::MAX_GPU_MEMORY);
     let model = labels.get(PRODUCT_LABEL).map_or("GPU", String::as_str);
     (0u8..)
-        .take(usize::try_from(cards).unwrap_or(0))
+        .take(usize::try_from(gpu_count).unwrap_or(0))
         .map(|index| Gpu {
             index: GpuIndex(index),
             uuid: format!("{}/{index}", object.metadata.name).as_str().into(),
@@ -118,10 +120,10 @@ fn gpus_of_old(object: &objects::Node, unit: MemoryUnit) -> Vec<Gpu> {
         .collect()
 }
 
-struct Offer<'a>(&'a objects::Node);
+struct NodeResources<'a>(&'a objects::Node);
 
-impl Offer<'_> {
-    /// What pods may have, or else what there is.
+impl NodeResources<'_> {
+    /// Returns the allocatable quantity, or the capacity if it is absent.
     fn quantity(&self, resource: &str) -> Option<Quantity> {
         let status = &self.0.status;
         status.allocatable.get(resource).or_else(|| status.capacity.get(resource)).and_then(read)
@@ -140,10 +142,9 @@ fn whole_number(quantity: Option<Quantity>) -> u64 {
     quantity.and_then(Quantity::whole).unwrap_or(0)
 }
 
-// === impl ParsedNode ===
-
 impl ParsedNode {
-    /// Whether it serves these vocabularies. What has no GPUs is not told that it serves none.
+    /// Returns whether the node serves these dialects. A node without GPUs counts as serving all, so
+    /// that the reported reason is its lack of GPUs.
     #[must_use]
     pub fn serves(&self, dialects: DialectSet) -> bool {
         self.dialects.covers(dialects) || self.node.gpus().is_empty()
@@ -159,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_with_an_inventory() {
+    fn parses_a_node_with_an_inventory() {
         let inventory =
             r#"{"memoryUnit":"MiB","gpus":[{"uuid":"GPU-a","minor":3,"model":"T4","memoryMiB":15360}]}"#;
         let read = node(serde_json::json!({
@@ -174,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_without_one_is_read_from_its_capacities() {
+    fn derives_gpus_from_capacities_without_an_inventory() {
         let read = node(serde_json::json!({
             "metadata": {"name": "n", "annotations": {"GPU_TOPOLOGY": "{\"GPU_NV2_0_1\":\"Two NVLinks\"}"}},
             "status": {"capacity": {"tencent.com/vcuda-core": "200", "tencent.com/vcuda-memory": "120", "aliyun.com/gpu": "2"}}
@@ -187,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn a_broken_gpu_of_a_node_without_one_is_still_counted() {
+    fn counts_unhealthy_gpus_without_an_inventory() {
         let read = node(serde_json::json!({
             "metadata": {"name": "n", "annotations": {"GPU_TOPOLOGY": "{\"GPU_PIX_1_2\":\"Single PCI switch\"}"}},
             "status": {
@@ -197,11 +198,11 @@ mod tests {
         }));
         assert_eq!(read.node.gpus().len(), 3);
         assert_eq!(read.node.gpus()[2].memory, MiB(15 * 1024));
-        assert_eq!(read.node.cpu, MilliCpu(4000), "the host counts by what is left for pods");
+        assert_eq!(read.node.cpu, MilliCpu(4000), "host resources come from allocatable");
     }
 
     #[test]
-    fn a_node_without_gpus_is_a_node() {
+    fn parses_a_node_without_gpus() {
         let read =
             node(serde_json::json!({"metadata": {"name": "n", "annotations": {"GPU_TOPOLOGY": "{}"}}}));
         assert!(read.node.gpus().is_empty());

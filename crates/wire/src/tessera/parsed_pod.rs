@@ -1,4 +1,4 @@
-//! A pod's question, read once for all nodes.
+//! Parses a pod's request, policy and preferences once, so that all nodes can be judged with them.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -13,76 +13,80 @@ use crate::foreign::objects::{Pod, PodSpec};
 use crate::foreign::pod_spec::BadPod;
 use crate::tessera::preferences::{self, BadPreference};
 
-/// Whoever knows which policy places a pod.
+/// Determines the placement policy of a pod.
 pub trait PolicyResolver {
-    /// The policy of a pod that wishes this one, or none in particular.
-    fn policy(&self, wished: Option<Policy>) -> Policy;
+    /// Returns the policy of a pod that prefers `preferred`.
+    fn policy(&self, preferred: Option<Policy>) -> Policy;
 }
 
-/// What a pod asks of every node.
+/// A pod parsed from its Kubernetes object.
 #[derive(Debug)]
 pub struct ParsedPod<'a> {
-    /// Whose quota it counts against.
+    /// Namespace whose quota the pod counts against.
     pub namespace: &'a str,
-    /// How its GPUs are chosen.
+    /// Policy that chooses the pod's GPUs.
     pub policy: Policy,
-    /// What it asks for.
+    /// Requested resources.
     pub shape: RequestShape,
 }
 
-/// What a pod asks for, whoever it is: pods of like shape get the same answer from a node's GPUs.
+/// The requested resources of a pod, independent of its identity. Pods of the same shape get the same
+/// verdict from a node's GPUs.
 #[derive(Clone, Debug)]
 pub struct RequestShape {
-    /// The vocabularies it asks in.
+    /// Dialects that the pod uses.
     pub dialects: DialectSet,
+    /// The request on nodes that count memory in GiB.
     gib: PodRequest,
-    /// Where it is another request: on nodes that count memory in MiB. Those that count in blocks ask for a multiple of it.
+    /// The request on nodes that count memory in MiB, or `None` if it equals `gib`. Nodes that count
+    /// in blocks multiply it.
     mib: Option<PodRequest>,
 }
 
-/// A question nobody can answer.
+/// A pod whose request or preferences are invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadPodObject {
-    /// What it asks for.
+    /// The request is invalid.
     #[error(transparent)]
     Pod(#[from] BadPod),
-    /// How it wants it.
+    /// The preferences are invalid.
     #[error(transparent)]
-    Wish(#[from] BadPreference),
+    Preference(#[from] BadPreference),
 }
 
 impl<'a> ParsedPod<'a> {
-    /// Reads a pod.
+    /// Parses the parts of a pod.
     pub fn new(
         policies: &impl PolicyResolver,
         namespace: &'a str,
         spec: &PodSpec,
         annotations: &BTreeMap<String, String>,
     ) -> Result<Self, BadPodObject> {
-        let wishes = preferences::parse(annotations)?;
+        let preferences = preferences::parse(annotations)?;
         let request = |unit| {
-            spec.request(unit).map(|request| PodRequest { link_sensitivity: wishes.traffic, ..request })
+            spec.request(unit)
+                .map(|request| PodRequest { link_sensitivity: preferences.link_sensitivity, ..request })
         };
         let gib = request(MemoryUnit::GiB)?;
         let mib = request(MemoryUnit::MiB)?;
         let claims = spec.claims(MemoryUnit::GiB)?;
         let dialects = claims.iter().fold(DialectSet::default(), |set, claim| set.with(claim.dialect));
         let shape = RequestShape { dialects, mib: (gib != mib).then_some(mib), gib };
-        Ok(Self { namespace, policy: policies.policy(wishes.policy), shape })
+        Ok(Self { namespace, policy: policies.policy(preferences.policy), shape })
     }
 
-    /// Reads a pod as it was sent.
+    /// Parses a pod object.
     pub fn of(policies: &impl PolicyResolver, pod: &'a Pod) -> Result<Self, BadPodObject> {
         Self::new(policies, &pod.metadata.namespace, &pod.spec, &pod.metadata.annotations)
     }
 
-    /// What it asks of a node that counts memory in `unit`.
+    /// Returns the request on a node that counts memory in `unit`.
     #[must_use]
     pub fn request(&self, unit: MemoryUnit) -> Cow<'_, PodRequest> {
         self.shape.request(unit)
     }
 
-    /// Whether it asks for GPUs at all.
+    /// Returns whether the pod requests GPUs.
     #[must_use]
     pub fn wants_gpu(&self) -> bool {
         self.shape.gib.wants_gpu()
@@ -90,7 +94,7 @@ impl<'a> ParsedPod<'a> {
 }
 
 impl RequestShape {
-    /// Whether it is the same on every node.
+    /// Returns whether both shapes request the same on every node.
     #[must_use]
     pub fn is_like(&self, other: &Self) -> bool {
         let Self { dialects, gib, mib } = self;
@@ -103,7 +107,7 @@ impl RequestShape {
             }
     }
 
-    /// What it is on a node that counts memory in `unit`.
+    /// Returns the request on a node that counts memory in `unit`.
     #[must_use]
     pub fn request(&self, unit: MemoryUnit) -> Cow<'_, PodRequest> {
         match (unit, &self.mib) {
@@ -126,35 +130,35 @@ impl RequestShape {
 mod tests {
     use super::*;
 
-    struct Always;
+    struct AlwaysSimple;
 
-    impl PolicyResolver for Always {
+    impl PolicyResolver for AlwaysSimple {
         fn policy(&self, _: Option<Policy>) -> Policy {
             Policy::Simple
         }
     }
 
     #[test]
-    fn the_nodes_unit_gives_memory_its_meaning() {
+    fn scales_memory_by_the_unit_of_the_node() {
         let pod: Pod = serde_json::from_str(
             r#"{"spec":{"containers":[{"name":"c","resources":{"limits":{"aliyun.com/gpu-mem":"6"}}}]}}"#,
         )
         .unwrap();
-        let ask = ParsedPod::of(&Always, &pod).unwrap();
+        let pod = ParsedPod::of(&AlwaysSimple, &pod).unwrap();
         for (unit, mib) in [(MemoryUnit::GiB, 6144), (MemoryUnit::MiB, 6), (MemoryUnit::Blocks(256), 1536)] {
             let expected = PodRequest::of_mains([Request::Memory(MiB(mib))]);
-            assert_eq!(ask.request(unit).containers[0].request, expected.containers[0].request, "{unit}");
+            assert_eq!(pod.request(unit).containers[0].request, expected.containers[0].request, "{unit}");
         }
     }
 
     #[test]
-    fn shapes_are_alike_by_what_is_asked_for_not_by_name() {
+    fn shapes_compare_requests_not_names() {
         let shape = |container: &str, resource: &str, amount: &str| {
             let json = format!(
                 r#"{{"spec":{{"containers":[{{"name":"{container}","resources":{{"limits":{{"{resource}":"{amount}"}}}}}}]}}}}"#
             );
             let pod: Pod = serde_json::from_str(&json).unwrap();
-            ParsedPod::of(&Always, &pod).unwrap().shape
+            ParsedPod::of(&AlwaysSimple, &pod).unwrap().shape
         };
         let one = shape("c", "aliyun.com/gpu-mem", "6");
         assert!(one.is_like(&shape("d", "aliyun.com/gpu-mem", "6")));

@@ -1,45 +1,46 @@
-//! What a pod says by annotation about how it wants to be placed.
+//! Pod annotations with placement preferences.
 
 use std::collections::BTreeMap;
 
 use tessera_core::placement::{Policy, UnknownPolicy};
 use tessera_core::request::LinkSensitivity;
 
-/// The placement policy for this pod, by name; the cluster's where absent.
+/// Annotation with the name of the pod's placement policy. Without it, the cluster's policy applies.
 pub const POLICY: &str = "tessera.dev/policy";
 
-/// `insensitive` for jobs whose GPUs exchange little: they leave the good links to others.
+/// Annotation with the pod's link sensitivity. GPUs of `insensitive` jobs exchange little data, so
+/// these jobs leave the fast links to other pods.
 pub const TRAFFIC: &str = "tessera.dev/traffic";
 
-/// A wish nobody can read.
+/// An annotation that cannot be parsed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadPreference {
-    /// Of the policy.
+    /// The policy is unknown.
     #[error("{POLICY}: {0}")]
     Policy(#[from] UnknownPolicy),
-    /// Of the traffic.
+    /// The link sensitivity is unknown.
     #[error("{TRAFFIC}: found {0:?}; write sensitive or insensitive")]
-    Traffic(String),
+    LinkSensitivity(String),
 }
 
-/// What a pod wishes.
+/// The placement preferences of a pod.
 #[derive(Clone, Debug, Default)]
 pub struct Preferences {
-    /// Its policy, with nothing learned in it; only the name counts.
+    /// Policy by name, without learned parameters.
     pub policy: Option<Policy>,
-    /// How much it depends on links.
-    pub traffic: LinkSensitivity,
+    /// Dependence of the pod on fast links.
+    pub link_sensitivity: LinkSensitivity,
 }
 
-/// Reads a pod's annotations.
+/// Parses a pod's annotations.
 pub fn parse(annotations: &BTreeMap<String, String>) -> Result<Preferences, BadPreference> {
     let policy = annotations.get(POLICY).map(|name| name.parse()).transpose()?;
-    let traffic = match annotations.get(TRAFFIC).map(String::as_str) {
+    let link_sensitivity = match annotations.get(TRAFFIC).map(String::as_str) {
         None | Some("sensitive") => LinkSensitivity::Sensitive,
         Some("insensitive") => LinkSensitivity::Insensitive,
-        Some(other) => return Err(BadPreference::Traffic(other.to_owned())),
+        Some(other) => return Err(BadPreference::LinkSensitivity(other.to_owned())),
     };
-    Ok(Preferences { policy, traffic })
+    Ok(Preferences { policy, link_sensitivity })
 }
 
 #[cfg(test)]
@@ -51,16 +52,16 @@ mod tests {
     }
 
     #[test]
-    fn absent_wishes_are_the_clusters() {
-        let wishes = parse(&BTreeMap::new()).unwrap();
-        assert!(wishes.policy.is_none());
-        assert_eq!(wishes.traffic, LinkSensitivity::Sensitive);
+    fn uses_defaults_without_annotations() {
+        let preferences = parse(&BTreeMap::new()).unwrap();
+        assert!(preferences.policy.is_none());
+        assert_eq!(preferences.link_sensitivity, LinkSensitivity::Sensitive);
     }
 
     #[test]
-    fn both_keys() {
+    fn parses_both_annotations() {
         assert_eq!(read(POLICY, "best_effort").unwrap().policy.unwrap().name(), "best-effort");
-        assert_eq!(read(TRAFFIC, "insensitive").unwrap().traffic, LinkSensitivity::Insensitive);
+        assert_eq!(read(TRAFFIC, "insensitive").unwrap().link_sensitivity, LinkSensitivity::Insensitive);
         assert_eq!(
             read(TRAFFIC, "none").unwrap_err().to_string(),
             "tessera.dev/traffic: found \"none\"; write sensitive or insensitive"

@@ -1,4 +1,5 @@
-//! What a scheduler goes by, told in annotations of its lease, so that whoever explains its decisions goes by the same.
+//! The scheduler's policy, memory unit and quota settings, which it publishes as annotations of its
+//! lease. The kubectl plugins read them to explain its decisions with the same rules.
 
 use std::collections::BTreeMap;
 
@@ -9,23 +10,23 @@ use crate::foreign::quota;
 use crate::tessera::parsed_pod::PolicyResolver;
 use crate::tessera::preferences::POLICY;
 
-/// Where a scheduler keeps its lease unless told otherwise: namespace and name.
+/// Default namespace and name of the scheduler's lease.
 pub const LEASE: (&str, &str) = ("kube-system", "tessera-scheduler");
 
-/// What `aliyun.com/gpu-mem` counts on nodes that do not say.
+/// Annotation with the default memory unit.
 const UNIT: &str = "tessera.dev/memory-unit";
 
-/// The settings of its quota, as JSON; absent without one.
+/// Annotation with the quota settings as JSON. It is absent without a quota.
 const QUOTA: &str = "tessera.dev/quota";
 
-/// The settings of a scheduler, as far as they decide what it answers.
+/// The settings of a scheduler that determine its decisions.
 #[derive(Clone, Debug, Default)]
 pub struct Rules {
-    /// The policy of pods that name none, with nothing learned in it; `None` where nobody told.
+    /// Policy of pods that name none, without learned parameters. `None` if it was not published.
     pub policy: Option<Policy>,
-    /// What `aliyun.com/gpu-mem` counts on nodes that do not say.
+    /// Unit of `aliyun.com/gpu-mem` on nodes that do not publish theirs.
     pub unit: MemoryUnit,
-    /// Which ConfigMap and labels a quota goes by; `None` without one.
+    /// ConfigMap and labels of the quota, or `None` without a quota.
     pub quota: Option<quota::QuotaSettings>,
 }
 
@@ -33,25 +34,26 @@ pub struct Rules {
 #[must_use]
 pub fn print(rules: &Rules) -> BTreeMap<String, String> {
     let policy = rules.policy.as_ref().map(|policy| (POLICY, policy.to_string()));
-    // Texts always have a JSON form.
+    // Serializing strings cannot fail.
     let quota = rules.quota.as_ref().and_then(|quota| Some((QUOTA, serde_json::to_string(quota).ok()?)));
-    let notes = [policy, Some((UNIT, rules.unit.to_string())), quota];
-    notes.into_iter().flatten().map(|(key, value)| (key.to_owned(), value)).collect()
+    let annotations = [policy, Some((UNIT, rules.unit.to_string())), quota];
+    annotations.into_iter().flatten().map(|(key, value)| (key.to_owned(), value)).collect()
 }
 
-/// Reads the annotations. What is absent or cannot be read, as of another version, is as if nobody had told.
+/// Parses the annotations. An absent or unknown value, for example of another version, gets its
+/// default.
 #[must_use]
-pub fn parse(notes: &BTreeMap<String, String>) -> Rules {
+pub fn parse(annotations: &BTreeMap<String, String>) -> Rules {
     Rules {
-        policy: notes.get(POLICY).and_then(|name| name.parse().ok()),
-        unit: notes.get(UNIT).and_then(|unit| unit.parse().ok()).unwrap_or_default(),
-        quota: notes.get(QUOTA).and_then(|json| quota::parse_settings(json).ok()),
+        policy: annotations.get(POLICY).and_then(|name| name.parse().ok()),
+        unit: annotations.get(UNIT).and_then(|unit| unit.parse().ok()).unwrap_or_default(),
+        quota: annotations.get(QUOTA).and_then(|json| quota::parse_settings(json).ok()),
     }
 }
 
 impl PolicyResolver for Rules {
-    fn policy(&self, wished: Option<Policy>) -> Policy {
-        wished.or_else(|| self.policy.clone()).unwrap_or_else(|| Policy::Tessera(Default::default()))
+    fn policy(&self, preferred: Option<Policy>) -> Policy {
+        preferred.or_else(|| self.policy.clone()).unwrap_or_else(|| Policy::Tessera(Default::default()))
     }
 }
 
@@ -60,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_told_is_understood() {
+    fn parses_its_own_output() {
         let json = r#"{"GPUModelLabel":"model","GPUPoolLabel":"pool"}"#;
         let rules = Rules {
             policy: "binpack".parse().ok(),

@@ -1,4 +1,5 @@
-//! The file of policy `static`: `{"<instance type>": {"<size>": [[0, 1], [2, 3]]}}`.
+//! The configuration file of the policy `static`:
+//! `{"<instance type>": {"<size>": [[0, 1], [2, 3]]}}`.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,28 +7,28 @@ use tessera_core::gpu_set::GpuSet;
 use tessera_core::placement::static_table::StaticTable;
 use tessera_core::units::GpuIndex;
 
-/// A table that cannot be read.
+/// A table that cannot be parsed.
 #[derive(Debug, thiserror::Error)]
 pub enum BadTable {
-    /// Not JSON of that form.
+    /// The file is not JSON of the expected form.
     #[error("expected {{\"<instance type>\": {{\"<size>\": [[0, 1], ...]}}}}: {0}")]
     Json(#[from] serde_json::Error),
-    /// A set of another size than it is listed under, or with an index no node can have.
+    /// A set has the wrong size or contains an invalid GPU index.
     #[error(
         "{instance_type}: set {set:?} is listed under {size}; list {size} different indexes below {}",
         GpuSet::CAPACITY
     )]
     Set {
-        /// Where.
+        /// Instance type that lists the set.
         instance_type: String,
-        /// Under which size.
+        /// Size under which the set is listed.
         size: usize,
-        /// What stands there.
+        /// GPU indexes of the set.
         set: Vec<u8>,
     },
 }
 
-/// Reads a table.
+/// Parses a table.
 pub fn parse(json: &str) -> Result<StaticTable, BadTable> {
     let file: BTreeMap<String, BTreeMap<usize, Vec<Vec<u8>>>> = serde_json::from_str(json)?;
     let mut sets = BTreeMap::new();
@@ -54,14 +55,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reads_the_shipped_form() {
+    fn parses_the_shipped_file() {
         let table = parse(r#"{"ecs.sccgn6.24xlarge":{"1":[[0],[1]],"2":[[0,2],[1,3]]}}"#).unwrap();
         let pairs = &table.sets["ecs.sccgn6.24xlarge"][&2];
         assert_eq!(pairs.iter().map(ToString::to_string).collect::<Vec<_>>(), ["0,2", "1,3"]);
     }
 
     #[test]
-    fn errors_say_what_to_write() {
+    fn every_error_says_what_to_write() {
         let error = |json: &str| parse(json).unwrap_err().to_string();
         assert!(error("[]").starts_with(r#"expected {"<instance type>": {"<size>": [[0, 1], ...]}}: "#));
         assert_eq!(

@@ -9,7 +9,7 @@ use tessera_wire::foreign::objects::{Metadata, Pod};
 use super::super::lookup;
 use crate::state::{State, StateAccess};
 use crate::verb::ask::ParsedPod;
-use crate::verb::explain::NodeView;
+use crate::verb::explain::NodeExplanation;
 
 /// What would become of a pod.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
@@ -22,7 +22,7 @@ pub struct Explanation {
     /// Those it fits on now.
     pub fitting: usize,
     /// The best of them, best first.
-    pub best: Vec<NodeView>,
+    pub best: Vec<NodeExplanation>,
     /// Why the others will not do, most common first.
     pub refusals: Vec<Refusal>,
     /// What is wrong with the pod itself: it fits nowhere until that is changed.
@@ -41,7 +41,7 @@ pub struct Refusal {
     /// How many nodes.
     pub nodes: usize,
     /// Some of them, GPU by GPU.
-    pub examples: Vec<NodeView>,
+    pub examples: Vec<NodeExplanation>,
 }
 
 /// Nodes shown of those that fit, and of those that refuse for one reason.
@@ -77,16 +77,16 @@ struct Sum {
     nodes: usize,
     fitting: usize,
     /// By descending score, then by name.
-    best: Vec<NodeView>,
+    best: Vec<NodeExplanation>,
     refusals: BTreeMap<String, Refusal>,
 }
 
 impl Sum {
-    fn add(&mut self, view: NodeView) {
+    fn add(&mut self, view: NodeExplanation) {
         self.nodes += 1;
         if view.fits {
             self.fitting += 1;
-            let score = |view: &NodeView| view.score.unwrap_or(f64::NEG_INFINITY);
+            let score = |view: &NodeExplanation| view.score.unwrap_or(f64::NEG_INFINITY);
             let place = self.best.partition_point(|better| score(better) >= score(&view));
             if place < SHOWN {
                 self.best.insert(place, view);

@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
+use tessera_core::taint::SoftTaint;
 
 use super::{Amounts, Condition, Metadata, null_as_default};
-use crate::foreign::taint::{SoftTaint, soft_taints};
+use crate::foreign::taint::soft_taints;
 
 /// The parts of a node that placement needs.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]

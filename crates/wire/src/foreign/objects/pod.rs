@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Deserializer, Serialize};
+use tessera_core::taint::SoftToleration;
 
 use super::{Amounts, Metadata, null_as_default};
-use crate::foreign::taint::{SoftToleration, soft_tolerations};
+use crate::foreign::taint::soft_tolerations;
 
 /// The parts of a pod that placement needs.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]

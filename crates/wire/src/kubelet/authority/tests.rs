@@ -25,7 +25,8 @@ fn request(encoder: &mut Encoder<'_>, path: &str) -> Vec<u8> {
     encoder.encode(fields.iter().map(|(name, value)| (name.as_bytes(), value.as_bytes())))
 }
 
-/// Preface, settings, two requests (the second refers to fields of the first) and data.
+/// Returns a preface, settings, two requests and data. The second request refers to header fields of
+/// the first.
 fn conversation() -> Vec<u8> {
     let mut encoder = Encoder::new();
     let mut bytes = PREFACE.to_vec();
@@ -41,7 +42,7 @@ fn conversation() -> Vec<u8> {
     bytes
 }
 
-/// The header fields of each request, and the types of all frames.
+/// Returns the header fields of each request, and the types of all frames.
 fn read(mut bytes: &[u8]) -> (Vec<Vec<(String, String)>>, Vec<u8>) {
     let (mut requests, mut kinds, mut decoder) = (Vec::new(), Vec::new(), Decoder::new());
     bytes = bytes.strip_prefix(PREFACE).unwrap();
@@ -59,7 +60,7 @@ fn read(mut bytes: &[u8]) -> (Vec<Vec<(String, String)>>, Vec<u8>) {
 }
 
 #[test]
-fn only_the_authority_changes() {
+fn changes_only_the_authority() {
     let out = AuthorityFilter::default().push(&conversation()).unwrap();
     let (requests, kinds) = read(&out);
     assert_eq!(kinds, [0x4, HEADERS, 0x0, HEADERS]);
@@ -74,7 +75,7 @@ fn only_the_authority_changes() {
 }
 
 #[test]
-fn what_is_no_http2_is_refused() {
+fn rejects_bytes_that_are_not_http2() {
     let mut filter = AuthorityFilter::default();
     assert_eq!(filter.push(b"GET / HTTP/1.1\r\n"), Err(AuthorityError::Preface));
     let mut filter = AuthorityFilter::default();
@@ -90,7 +91,7 @@ fn what_is_no_http2_is_refused() {
 
 proptest! {
     #[test]
-    fn how_the_bytes_arrive_does_not_matter(cuts in prop::collection::vec(0..900_usize, 0..20)) {
+    fn output_does_not_depend_on_how_the_bytes_are_split(cuts in prop::collection::vec(0..900_usize, 0..20)) {
         let input = conversation();
         let whole = AuthorityFilter::default().push(&input).unwrap();
         let mut cuts: Vec<usize> = cuts.into_iter().map(|cut| cut.min(input.len())).collect();
@@ -105,11 +106,11 @@ proptest! {
     }
 
     #[test]
-    fn no_bytes_make_it_panic(garbage in prop::collection::vec(any::<u8>(), 0..200)) {
+    fn never_panics(garbage in prop::collection::vec(any::<u8>(), 0..200)) {
         let mut filter = AuthorityFilter::default();
         filter.push(PREFACE).unwrap();
         let mut headers = frame(HEADERS, END_HEADERS, 1, &garbage);
         headers.extend_from_slice(&garbage);
-        let _any_answer_will_do = filter.push(&headers);
+        let _result = filter.push(&headers);
     }
 }

@@ -7,7 +7,7 @@ use tessera_core::units::{GpuIndex, MilliCpu, Percent};
 
 use super::*;
 
-/// Minor numbers run against the indexes: nobody may confuse the two.
+/// A node whose minor numbers descend with the index, so that a test fails if code confuses them.
 fn node() -> Node {
     let gpu = |index: u8| Gpu {
         index: GpuIndex(index),
@@ -21,22 +21,27 @@ fn node() -> Node {
     Node::new("n".into(), (0..4).map(gpu).collect(), Topology::unknown(4), MilliCpu::ZERO, MiB::ZERO).unwrap()
 }
 
-fn give(hand_over: &InjectionSettings, dialect: Dialect, cards: &[(u8, Hold)]) -> ContainerAllocateResponse {
-    let cards = cards.iter().map(|(index, hold)| (GpuIndex(*index), *hold)).collect();
-    let grant = ContainerGrant { container: "main".into(), role: ContainerRole::Main, holds: cards };
-    let recipient = GrantedContainer { dialect, grant: &grant, memory_units: (2, 5) };
-    hand_over.response(&recipient, &node(), MemoryUnit::GiB)
+fn response(
+    settings: &InjectionSettings,
+    dialect: Dialect,
+    gpus: &[(u8, Hold)],
+) -> ContainerAllocateResponse {
+    let holds = gpus.iter().map(|(index, hold)| (GpuIndex(*index), *hold)).collect();
+    let grant = ContainerGrant { container: "main".into(), role: ContainerRole::Main, holds };
+    let container = GrantedContainer { dialect, grant: &grant, memory_units: (2, 5) };
+    settings.response(&container, &node(), MemoryUnit::GiB)
 }
 
-fn check(hand_over: &InjectionSettings, dialect: Dialect, cards: &[(u8, Hold)], expected: &[(&str, &str)]) {
-    let given = give(hand_over, dialect, cards);
-    let envs: BTreeMap<_, _> = given.envs.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();
+fn check(settings: &InjectionSettings, dialect: Dialect, gpus: &[(u8, Hold)], expected: &[(&str, &str)]) {
+    let response = response(settings, dialect, gpus);
+    let envs: BTreeMap<_, _> =
+        response.envs.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();
     assert_eq!(envs, expected.iter().copied().collect(), "{dialect}");
-    assert!(given.mounts.is_empty());
+    assert!(response.mounts.is_empty());
 }
 
 #[test]
-fn every_dialect_in_its_own_words() {
+fn sets_the_environment_of_each_dialect() {
     let plain = InjectionSettings::default();
     let two = [(1, Hold::Whole), (2, Hold::Whole)];
     check(&plain, Dialect::Nvidia, &two, &[("NVIDIA_VISIBLE_DEVICES", "GPU-1,GPU-2")]);
@@ -60,32 +65,32 @@ fn every_dialect_in_its_own_words() {
 }
 
 #[test]
-fn vcuda_has_device_nodes_by_minor_number_and_notes_for_its_display() {
+fn vcuda_gets_device_nodes_by_minor_number_and_annotations() {
     let share = Hold::Share { compute_percent: Percent(30), memory: MiB(7680) };
     let full = InjectionSettings {
         device_nodes: true,
         driver_directory: Some("/etc/gpu-manager/vdriver/nvidia".into()),
         ..InjectionSettings::default()
     };
-    let given = give(&full, Dialect::Vcuda, &[(0, share)]);
-    let paths: Vec<&str> = given.devices.iter().map(|device| device.host_path.as_str()).collect();
+    let response = response(&full, Dialect::Vcuda, &[(0, share)]);
+    let paths: Vec<&str> = response.devices.iter().map(|device| device.host_path.as_str()).collect();
     assert_eq!(paths, ["/dev/nvidia3", "/dev/nvidiactl", "/dev/nvidia-uvm"]);
-    assert_eq!(given.annotations["tencent.com/vcuda-core"], "30");
-    assert_eq!(given.annotations["tencent.com/vcuda-memory"], "8053063680");
-    assert_eq!(given.annotations["tencent.com/vcuda-device"], "/dev/nvidia3");
-    assert_eq!(given.envs["LD_LIBRARY_PATH"], "/usr/local/nvidia/lib64");
-    assert_eq!(given.mounts[0].container_path, "/usr/local/nvidia");
+    assert_eq!(response.annotations["tencent.com/vcuda-core"], "30");
+    assert_eq!(response.annotations["tencent.com/vcuda-memory"], "8053063680");
+    assert_eq!(response.annotations["tencent.com/vcuda-device"], "/dev/nvidia3");
+    assert_eq!(response.envs["LD_LIBRARY_PATH"], "/usr/local/nvidia/lib64");
+    assert_eq!(response.mounts[0].container_path, "/usr/local/nvidia");
 }
 
 #[test]
-fn with_cdi_the_gpus_come_by_name_only() {
+fn cdi_replaces_device_nodes_and_the_environment() {
     let cdi = InjectionSettings {
         cdi_kind: Some("nvidia.com/gpu".into()),
         device_nodes: true,
         ..InjectionSettings::default()
     };
-    let given = give(&cdi, Dialect::Vcuda, &[(2, Hold::Whole)]);
-    assert_eq!(given.cdi_devices[0].name, "nvidia.com/gpu=GPU-2");
-    assert_eq!(given.envs["NVIDIA_VISIBLE_DEVICES"], "void");
-    assert!(given.devices.is_empty());
+    let response = response(&cdi, Dialect::Vcuda, &[(2, Hold::Whole)]);
+    assert_eq!(response.cdi_devices[0].name, "nvidia.com/gpu=GPU-2");
+    assert_eq!(response.envs["NVIDIA_VISIBLE_DEVICES"], "void");
+    assert!(response.devices.is_empty());
 }

@@ -1,4 +1,4 @@
-//! The annotations of each dialect, as its own scheduler wrote them and its tools read them.
+//! The grant annotations of each dialect, in the form that its own tools write and read.
 
 use std::collections::BTreeMap;
 
@@ -11,21 +11,21 @@ use super::{Annotations, BadGrant};
 use crate::foreign::dialect::{Dialect, MemoryUnit};
 use crate::foreign::pod_spec::Claim;
 
-/// gputopology: the indexes of the whole pod, `0,1,2,3`.
+/// gputopology: the GPU indexes of the whole pod, `0,1,2,3`.
 const GROUP: &str = "ALIYUN_COM_GPU_GROUP";
 const GROUP_ASSIGNED: &str = "ALIYUN_COM_GPU_ASSIGNED";
 const GROUP_TIME: &str = "ALIYUN_COM_GPU_ASSUME_TIME";
 
-/// gpushare: the index of the pod's GPU, the GPU's units, the pod's units.
+/// gpushare: the index of the pod's GPU, the memory units of the GPU, and the units of the pod.
 const MEMORY_INDEX: &str = "ALIYUN_COM_GPU_MEM_IDX";
 const MEMORY_GPU: &str = "ALIYUN_COM_GPU_MEM_DEV";
 const MEMORY_POD: &str = "ALIYUN_COM_GPU_MEM_POD";
 const MEMORY_ASSIGNED: &str = "ALIYUN_COM_GPU_MEM_ASSIGNED";
 const MEMORY_TIME: &str = "ALIYUN_COM_GPU_MEM_ASSUME_TIME";
-/// gpushare's newer form: units by GPU by container, `{"0":{"3":4}}`.
+/// gpushare's newer form: memory units by container position and GPU index, `{"0":{"3":4}}`.
 const MEMORY_ALLOCATION: &str = "scheduler.framework.gpushare.allocation";
 
-/// gpu-manager: the indexes of the container at a position.
+/// gpu-manager: the GPU indexes of the container whose position follows the prefix.
 const CORE_INDEX: &str = "tencent.com/predicate-gpu-idx-";
 const CORE_NODE: &str = "tencent.com/predicate-node";
 const CORE_ASSIGNED: &str = "tencent.com/gpu-assigned";
@@ -38,7 +38,7 @@ pub(super) fn is_key(key: &str) -> bool {
         || key.starts_with("tencent.com/predicate-")
 }
 
-/// Adds the keys of every dialect the pod asks in.
+/// Adds the keys of every dialect that the pod uses.
 pub(super) fn write(
     written: &mut Annotations,
     claims: &[Claim],
@@ -49,21 +49,21 @@ pub(super) fn write(
 ) {
     let mut put = |key: &str, value: String| written.insert(key.to_owned(), value);
     let granted = |claim: &Claim| grants.iter().find(|grant| grant.container == claim.container);
-    let cards = |claim: &Claim| granted(claim).map(|grant| grant.gpus().to_string()).unwrap_or_default();
+    let indexes = |claim: &Claim| granted(claim).map(|grant| grant.gpus().to_string()).unwrap_or_default();
     let of =
         |dialect| claims.iter().filter(move |claim| claim.dialect == dialect && claim.position.is_some());
     for (key, value) in assigned_as(claims, "false") {
         put(&key, value);
     }
     if of(Dialect::Gputopology).next().is_some() {
-        put(GROUP, of(Dialect::Gputopology).map(cards).collect::<Vec<_>>().join(","));
+        put(GROUP, of(Dialect::Gputopology).map(indexes).collect::<Vec<_>>().join(","));
         put(GROUP_TIME, now_nanos.to_string());
     }
     if let Some(first) = of(Dialect::Gpushare).next() {
         let gpu = granted(first).and_then(|grant| grant.gpus().lowest());
-        let card = gpu.and_then(|gpu| node.gpu(gpu)).map_or(0, |card| card.memory.0 / unit.mib());
+        let gpu_units = gpu.and_then(|gpu| node.gpu(gpu)).map_or(0, |gpu| gpu.memory.0 / unit.mib());
         put(MEMORY_INDEX, gpu.map_or_else(|| "-1".to_owned(), |gpu| gpu.to_string()));
-        put(MEMORY_GPU, card.to_string());
+        put(MEMORY_GPU, gpu_units.to_string());
         put(MEMORY_POD, of(Dialect::Gpushare).map(|claim| units(claim, unit)).sum::<u64>().to_string());
         put(MEMORY_TIME, now_nanos.to_string());
         let by_container: BTreeMap<String, BTreeMap<String, u64>> = of(Dialect::Gpushare)
@@ -79,11 +79,11 @@ pub(super) fn write(
         put(CORE_TIME, now_nanos.to_string());
     }
     for claim in of(Dialect::Vcuda) {
-        put(&format!("{CORE_INDEX}{}", claim.position.unwrap_or_default()), cards(claim));
+        put(&format!("{CORE_INDEX}{}", claim.position.unwrap_or_default()), indexes(claim));
     }
 }
 
-/// The keys that say that the GPUs were handed over.
+/// Returns the keys that mark the GPUs as assigned.
 pub(super) fn assigned(claims: &[Claim]) -> Annotations {
     assigned_as(claims, "true")
 }
@@ -105,7 +105,7 @@ fn units(claim: &Claim, unit: MemoryUnit) -> u64 {
     }
 }
 
-/// Reads the keys of every dialect the pod asks in; `None` where there are none.
+/// Parses the keys of every dialect that the pod uses. Returns `None` if there are none.
 pub(super) fn read(
     annotations: &Annotations,
     claims: &[Claim],
@@ -119,20 +119,16 @@ pub(super) fn read(
             (claim.dialect, &allocation, claim.position)
         {
             let Some(units) = by_container.get(&position).filter(|units| !units.is_empty()) else { continue };
-            let part = |units: u64| Hold::Share {
+            let share = |units: u64| Hold::Share {
                 compute_percent: Percent::ZERO,
                 memory: MiB(units.saturating_mul(unit.mib())),
             };
-            let cards = units.iter().map(|(gpu, units)| (GpuIndex(*gpu), part(*units))).collect();
-            grants.push(ContainerGrant {
-                container: claim.container.clone(),
-                role: claim.role,
-                holds: cards,
-            });
+            let holds = units.iter().map(|(gpu, units)| (GpuIndex(*gpu), share(*units))).collect();
+            grants.push(ContainerGrant { container: claim.container.clone(), role: claim.role, holds });
             continue;
         }
         let gpus = match (claim.dialect, claim.request) {
-            // Init containers have no part in the group.
+            // gputopology lists no GPUs of init containers.
             (Dialect::Gputopology, Request::Whole(count)) if claim.position.is_some() => {
                 group.as_mut().map(|rest| rest.take(usize::from(count)).collect())
             }
@@ -145,15 +141,15 @@ pub(super) fn read(
         };
         let Some(gpus) = gpus.filter(|gpus: &Vec<GpuIndex>| !gpus.is_empty()) else { continue };
         let hold = Hold::of(claim.request);
-        let mut cards: Vec<(GpuIndex, Hold)> = gpus.into_iter().map(|gpu| (gpu, hold)).collect();
-        cards.sort_by_key(|(gpu, _)| *gpu);
-        cards.dedup();
-        grants.push(ContainerGrant { container: claim.container.clone(), role: claim.role, holds: cards });
+        let mut holds: Vec<(GpuIndex, Hold)> = gpus.into_iter().map(|gpu| (gpu, hold)).collect();
+        holds.sort_by_key(|(gpu, _)| *gpu);
+        holds.dedup();
+        grants.push(ContainerGrant { container: claim.container.clone(), role: claim.role, holds });
     }
     Ok((!grants.is_empty()).then_some(grants))
 }
 
-/// `0,1,2,3`; `-1` is gpushare's word for none.
+/// Parses a list such as `0,1,2,3`. gpushare writes `-1` for no GPU.
 fn indexes(annotations: &Annotations, key: &str) -> Result<Option<Vec<GpuIndex>>, BadGrant> {
     let Some(text) = annotations.get(key).filter(|text| text.as_str() != "-1") else { return Ok(None) };
     let parts = text.split(',').filter(|part| !part.trim().is_empty());
@@ -166,7 +162,7 @@ fn indexes(annotations: &Annotations, key: &str) -> Result<Option<Vec<GpuIndex>>
     parsed.map(Some).map_err(bad)
 }
 
-/// Units by GPU, by position of the container.
+/// Memory units by container position and GPU index.
 type Allocation = BTreeMap<usize, BTreeMap<u8, u64>>;
 
 fn allocation(annotations: &Annotations) -> Result<Option<Allocation>, BadGrant> {
@@ -174,6 +170,6 @@ fn allocation(annotations: &Annotations) -> Result<Option<Allocation>, BadGrant>
     serde_json::from_str(text).map(Some).map_err(|_| BadGrant::Dialect {
         key: MEMORY_ALLOCATION.to_owned(),
         found: text.clone(),
-        expected: "units by GPU by container, such as {\"0\":{\"3\":4}}",
+        expected: "units by container position and GPU index, such as {\"0\":{\"3\":4}}",
     })
 }

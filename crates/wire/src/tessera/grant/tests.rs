@@ -24,16 +24,16 @@ fn spec(containers: &[(&str, &[(&str, &str)])]) -> PodSpec {
     serde_json::from_value(serde_json::json!({ "containers": containers })).unwrap()
 }
 
-fn grant(container: &str, cards: &[(u8, Hold)]) -> ContainerGrant {
-    let cards = cards.iter().map(|(gpu, hold)| (GpuIndex(*gpu), *hold)).collect();
-    ContainerGrant { container: container.to_owned(), role: ContainerRole::Main, holds: cards }
+fn grant(container: &str, gpus: &[(u8, Hold)]) -> ContainerGrant {
+    let holds = gpus.iter().map(|(gpu, hold)| (GpuIndex(*gpu), *hold)).collect();
+    ContainerGrant { container: container.to_owned(), role: ContainerRole::Main, holds }
 }
 
-fn part(compute_percent: u32, memory: u64) -> Hold {
+fn share(compute_percent: u32, memory: u64) -> Hold {
     Hold::Share { compute_percent: Percent(compute_percent), memory: MiB(memory) }
 }
 
-/// Writes, compares with what old tools expect, and reads back both forms.
+/// Writes the annotations, compares them with `expected`, and parses both forms.
 fn check(spec: &PodSpec, grants: &[ContainerGrant], expected: &[(&str, &str)]) {
     let mut written = annotations(spec, grants, &node(), MemoryUnit::GiB, 17).unwrap();
     assert_eq!(parse(spec, &written, &node(), MemoryUnit::GiB).unwrap().as_deref(), Some(grants));
@@ -48,7 +48,7 @@ fn check(spec: &PodSpec, grants: &[ContainerGrant], expected: &[(&str, &str)]) {
 }
 
 #[test]
-fn gputopology_gives_init_containers_no_part_of_the_group() {
+fn gputopology_grants_no_gpus_to_init_containers() {
     let spec: PodSpec = serde_json::from_value(serde_json::json!({
         "initContainers": [{"name": "load", "resources": {"limits": {"aliyun.com/gpu": "1"}}}],
         "containers": [{"name": "train", "resources": {"limits": {"aliyun.com/gpu": "2"}}}],
@@ -60,7 +60,7 @@ fn gputopology_gives_init_containers_no_part_of_the_group() {
 }
 
 #[test]
-fn gputopology() {
+fn writes_and_parses_annotations_of_gputopology() {
     check(
         &spec(&[("a", &[("aliyun.com/gpu", "2")]), ("b", &[("aliyun.com/gpu", "1")])]),
         &[grant("a", &[(0, Hold::Whole), (3, Hold::Whole)]), grant("b", &[(1, Hold::Whole)])],
@@ -73,10 +73,10 @@ fn gputopology() {
 }
 
 #[test]
-fn gpushare() {
+fn writes_and_parses_annotations_of_gpushare() {
     check(
         &spec(&[("a", &[("aliyun.com/gpu-mem", "2")]), ("log", &[]), ("b", &[("aliyun.com/gpu-mem", "3")])]),
-        &[grant("a", &[(1, part(0, 2048))]), grant("b", &[(2, part(0, 3072))])],
+        &[grant("a", &[(1, share(0, 2048))]), grant("b", &[(2, share(0, 3072))])],
         &[
             ("ALIYUN_COM_GPU_MEM_ASSIGNED", "false"),
             ("ALIYUN_COM_GPU_MEM_ASSUME_TIME", "17"),
@@ -89,13 +89,13 @@ fn gpushare() {
 }
 
 #[test]
-fn vcuda() {
+fn writes_and_parses_annotations_of_vcuda() {
     check(
         &spec(&[
             ("a", &[("tencent.com/vcuda-core", "50"), ("tencent.com/vcuda-memory", "30")]),
             ("b", &[("tencent.com/vcuda-core", "200")]),
         ]),
-        &[grant("a", &[(2, part(50, 7680))]), grant("b", &[(0, Hold::Whole), (1, Hold::Whole)])],
+        &[grant("a", &[(2, share(50, 7680))]), grant("b", &[(0, Hold::Whole), (1, Hold::Whole)])],
         &[
             ("tencent.com/gpu-assigned", "false"),
             ("tencent.com/predicate-gpu-idx-0", "2"),
@@ -107,12 +107,12 @@ fn vcuda() {
 }
 
 #[test]
-fn nvidia_has_no_annotations_of_its_own() {
+fn nvidia_gets_only_the_annotation_of_tessera() {
     check(&spec(&[("a", &[("nvidia.com/gpu", "1")])]), &[grant("a", &[(3, Hold::Whole)])], &[]);
 }
 
 #[test]
-fn handed_over() {
+fn marks_gpus_as_assigned() {
     let asked = spec(&[("a", &[("tencent.com/vcuda-core", "100")]), ("b", &[("aliyun.com/gpu", "1")])]);
     let expected = [("ALIYUN_COM_GPU_ASSIGNED", "true"), ("tencent.com/gpu-assigned", "true")];
     let expected: Annotations = expected.into_iter().map(|(key, value)| (key.into(), value.into())).collect();
@@ -120,31 +120,31 @@ fn handed_over() {
 }
 
 #[test]
-fn an_index_of_gpushare_without_the_newer_form() {
+fn parses_the_older_annotation_of_gpushare() {
     let asked = spec(&[("a", &[("aliyun.com/gpu-mem", "2")])]);
     let read = |index: &str| {
         let annotations = Annotations::from([("ALIYUN_COM_GPU_MEM_IDX".to_owned(), index.to_owned())]);
         parse(&asked, &annotations, &node(), MemoryUnit::GiB)
     };
-    assert_eq!(read("3").unwrap(), Some(vec![grant("a", &[(3, part(0, 2048))])]));
+    assert_eq!(read("3").unwrap(), Some(vec![grant("a", &[(3, share(0, 2048))])]));
     assert_eq!(read("-1").unwrap(), None);
     let error = read("x").unwrap_err().to_string();
     assert_eq!(error, "ALIYUN_COM_GPU_MEM_IDX: found \"x\", expected GPU indexes such as 0,1");
 }
 
 #[test]
-fn what_cannot_be_is_refused_by_name() {
+fn rejects_unknown_gpus_and_containers() {
     let asked = spec(&[("a", &[("nvidia.com/gpu", "1")])]);
     let error = |json: &str| {
         let annotations = Annotations::from([(KEY.to_owned(), json.to_owned())]);
         parse(&asked, &annotations, &node(), MemoryUnit::GiB).unwrap_err().to_string()
     };
-    let card = |uuid: &str| format!(r#"[{{"uuid":"{uuid}","index":0,"cores":100}}]"#);
+    let gpu = |uuid: &str| format!(r#"[{{"uuid":"{uuid}","index":0,"cores":100}}]"#);
     assert_eq!(
-        error(&format!(r#"{{"a":{}}}"#, card("GPU-9"))),
+        error(&format!(r#"{{"a":{}}}"#, gpu("GPU-9"))),
         "tessera.dev/grant: node node-a has no GPU GPU-9"
     );
-    let foreign = error(&format!(r#"{{"x":{}}}"#, card("GPU-1")));
+    let foreign = error(&format!(r#"{{"x":{}}}"#, gpu("GPU-1")));
     assert_eq!(foreign, "tessera.dev/grant: the pod has no container \"x\"");
     assert!(error("[]").starts_with("tessera.dev/grant: "));
 }
