@@ -7,6 +7,7 @@
 
 pub mod admission;
 pub mod bandwidth;
+pub mod cluster_view;
 pub mod disruption;
 #[cfg(test)]
 mod fixtures;
