@@ -1,4 +1,4 @@
-//! Deterministic numbers that look random.
+//! Deterministic pseudo-random numbers.
 
 /// Hashes a number to 64 bits with SplitMix64.
 #[must_use]

@@ -161,9 +161,9 @@ fn advertised(arguments: &Arguments) -> Result<Option<String>> {
 fn reached_at(listening: SocketAddr) -> Option<String> {
     // On the host network both addresses are equal. Otherwise only the pod's own address leads
     // here.
-    let told =
+    let address =
         ["POD_IP", "HOST_IP"].into_iter().find_map(|name| std::env::var(name).ok()?.parse::<IpAddr>().ok());
-    told.map(|address| format!("http://{}", SocketAddr::new(address, listening.port())))
+    address.map(|address| format!("http://{}", SocketAddr::new(address, listening.port())))
 }
 
 fn labels(text: &str) -> Result<BTreeMap<String, String>> {

@@ -1,6 +1,6 @@
 //! The agent on a real kubelet with eight simulated GPUs.
 
-mod books;
+mod allocations;
 mod exporter;
 mod footprint;
 mod health;
@@ -27,10 +27,10 @@ pub(crate) async fn dialects(harness: Harness) -> Result<()> {
     let stage = Stage::start(&harness, "auto").await?;
     // The manifest only: no controller creates its pods here.
     stage.cluster.create_shipped("agent/agent.yaml").await?;
-    stage.node_tells_its_gpus().await?;
+    stage.node_publishes_its_gpus().await?;
     situations::play_all(&stage).await?;
     health::withdrawn_and_back(&stage).await?;
-    books::check(&stage).await?;
+    allocations::check(&stage).await?;
     harness.note("all allocations agree");
     rights::end_at_the_node(&stage).await
 }

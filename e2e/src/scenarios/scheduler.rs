@@ -136,17 +136,17 @@ impl Site {
     }
 
     /// Waits until the pod is rejected with this text.
-    async fn refused(&self, name: &str, words: &str) -> Result<()> {
+    async fn refused(&self, name: &str, text: &str) -> Result<()> {
         let pods = self.cluster.pods();
         let mut last = String::new();
         let outcome = self
             .harness
             .wait_for(&format!("{name} to be refused"), SOON, async || {
                 let status = pods.get(name).await?.status.unwrap_or_default();
-                let told =
+                let condition =
                     status.conditions.unwrap_or_default().into_iter().find(|c| c.type_ == "PodScheduled");
-                last = told.and_then(|told| told.message).unwrap_or_default();
-                Ok(last.contains(words).then_some(()))
+                last = condition.and_then(|condition| condition.message).unwrap_or_default();
+                Ok(last.contains(text).then_some(()))
             })
             .await;
         outcome.with_context(|| format!("the last message was {last:?}"))?;
@@ -155,11 +155,11 @@ impl Site {
     }
 
     /// Waits for an event about the pod, as `kubectl describe` shows it.
-    async fn told(&self, name: &str, reason: &str) -> Result<Event> {
+    async fn event_about(&self, name: &str, reason: &str) -> Result<Event> {
         let events: Api<Event> = Api::default_namespaced(self.cluster.client());
         let about = ListParams::default().fields(&format!("involvedObject.name={name},reason={reason}"));
         self.harness
-            .wait_for(&format!("{name} to be told {reason}"), SOON, async || {
+            .wait_for(&format!("an event {reason} about {name}"), SOON, async || {
                 Ok(events.list(&about).await?.items.into_iter().next())
             })
             .await

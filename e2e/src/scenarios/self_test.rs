@@ -87,7 +87,7 @@ async fn a_killed_runner_takes_everything_along(settings: &Settings) -> Result<(
     enclosure::sweep()?;
     ensure!(enclosure::remains_of(id)?.is_empty(), "left behind: {:?}", enclosure::remains_of(id)?);
     note(&format!(
-        "{} processes ended with their killed runner; the next runner swept up the rest",
+        "{} processes ended with their killed runner; the next runner removed the rest",
         started.len()
     ));
     Ok(())

@@ -192,7 +192,7 @@ impl Worker {
         };
         let ended = end.run_until_cancelled(self.run_containers(&object, &pod, &admitted)).await;
         if ended.is_none() {
-            // The pod was deleted, so its containers are asked to end and do so.
+            // The pod was deleted, so its containers end after the termination time.
             tokio::time::sleep(TERMINATION_TIME).await;
         }
         let _ = self.containers.end(&pod.metadata.uid);

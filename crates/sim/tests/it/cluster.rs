@@ -1,4 +1,4 @@
-//! The cluster experiment: every policy books correctly, and the published results are reproduced.
+//! The cluster experiment: every policy allocates only free GPUs, and the published results are reproduced.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -78,7 +78,7 @@ fn a_seed_repeats_and_seeds_differ() {
     assert_ne!(grants(1), grants(2));
 }
 
-/// Returns the openb trace if it lies beside the checkout.
+/// Returns the openb trace if it is beside the checkout.
 fn openb(workload: &str, target: WorkloadKnowledge) -> Option<Experiment> {
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../../shared/traces/openb");
     let read = |file: String| std::fs::read_to_string(folder.join(file)).ok();

@@ -122,7 +122,7 @@ fn allocation_table(results: &[PolicyResult], width: usize) -> String {
 
 /// Returns the table of idle GPUs that the expected pods cannot use.
 fn fragmentation_table(results: &[PolicyResult], width: usize) -> String {
-    let title = "Useless idle GPU, % of all / % of the idle, when so much had arrived:";
+    let title = "Idle GPUs that the expected pods cannot use, % of all / % of the idle, by arrived GPUs:";
     let mut text = format!("{title}\n{:width$}", "policy");
     for arrived in FRAGMENTATION_AT {
         let _ = write!(text, " {:>15}", format!("{arrived}%"));
@@ -150,8 +150,8 @@ pub(super) fn plot(results: &[PolicyResult], seeds: usize) -> String {
     let start = 70.0;
     Chart {
         title: "GPUs allocated as pods arrive".to_owned(),
-        subtitle: format!("mean of {seeds} seeds; what is missing to the diagonal was refused"),
-        x_label: "GPUs asked for by the pods arrived, % of the cluster".to_owned(),
+        subtitle: format!("mean of {seeds} seeds; the distance to the diagonal is the rejected part"),
+        x_label: "GPUs requested by arrived pods, % of the cluster".to_owned(),
         y_label: "GPUs allocated, % of the cluster".to_owned(),
         x_from: start,
         y_from: start,

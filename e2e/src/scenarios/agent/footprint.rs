@@ -7,7 +7,7 @@ use tessera_sim::threads::ThreadTimes;
 use tokio::time::sleep;
 
 use super::{
-    books,
+    allocations,
     pods::{Container, asking},
     stage::{SOON, Stage},
 };
@@ -36,7 +36,7 @@ pub(super) async fn run(stage: &Stage) -> Result<()> {
     for number in 0..PODS {
         stage.cluster.wait_for_phase(&format!("pod-{number}"), "Running", SOON * 4).await?;
     }
-    books::check(stage).await?;
+    allocations::check(stage).await?;
     let agent = stage.agent.id().context("the agent does not run")?;
     stage.harness.note(&format!("{PODS} pods run; the agent is idle for {} s", IDLE.as_secs()));
     let (before, threads_before) = (ticks(agent)?, ThreadTimes::of(agent)?);
@@ -72,7 +72,7 @@ pub(super) async fn run(stage: &Stage) -> Result<()> {
 /// Returns a field of the memory of a process, in KiB.
 fn kib(process: u32, field: &str) -> Result<u32> {
     let status = fs::read_to_string(format!("/proc/{process}/status"))?;
-    let line = status.lines().find_map(|line| line.strip_prefix(field)).context("not told")?;
+    let line = status.lines().find_map(|line| line.strip_prefix(field)).context("no such field")?;
     Ok(line.trim().trim_end_matches(" kB").parse()?)
 }
 

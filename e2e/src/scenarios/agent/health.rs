@@ -32,8 +32,8 @@ pub(super) async fn withdrawn_and_back(stage: &Stage) -> Result<()> {
         })
         .await?;
     let annotations = stage.node_object().await?.metadata.annotations.unwrap_or_default();
-    let told = inventory::parse(annotations.get(inventory::KEY).context("no inventory")?)?;
-    ensure!(told.gpus[2].health == Health::Unhealthy, "the inventory does not report it");
+    let published = inventory::parse(annotations.get(inventory::KEY).context("no inventory")?)?;
+    ensure!(published.gpus[2].health == Health::Unhealthy, "the inventory does not report it");
     stage.harness.note("a broken GPU is withdrawn in every dialect, in the inventory and for gpushare");
     happen(stage, "2 back")?;
     stage.wait_until_served().await?;

@@ -128,12 +128,12 @@ async fn escapes_are_reported(stage: &Stage, idle: Pod) -> Result<()> {
     let uid = stage.pod("idle").await?.metadata.uid;
     let control = files::open_control(&stage.grants.join(&uid).join("main"))?;
     let unledgered = async |mib: u64| {
-        let is_told = async || {
-            let told = control.uncharged(GpuSlot::FIRST) >> 20;
-            ensure!(told == mib, "it was told {told} MiB");
+        let is_reported = async || {
+            let reported = control.uncharged(GpuSlot::FIRST) >> 20;
+            ensure!(reported == mib, "the container reads {reported} MiB");
             Ok(Some(()))
         };
-        stage.harness.wait_for(&format!("the container to be told of {mib} MiB"), SOON, is_told).await
+        stage.harness.wait_for(&format!("the container to read {mib} MiB"), SOON, is_reported).await
     };
     let pid = process_in(&uid)?;
     let shown = show_on_gpu(stage, pid)?;
@@ -163,7 +163,7 @@ pub(super) fn show_on_gpu(stage: &Stage, pid: u32) -> Result<PathBuf> {
 /// Waits for the event about an escaped process of a pod.
 pub(super) async fn escape_of(stage: &Stage, pod: &str) -> Result<String> {
     let events: Api<Event> = Api::default_namespaced(stage.cluster.client());
-    let told = async || {
+    let reported = async || {
         let events = events.list(&ListParams::default()).await?;
         let of_it = |event: &Event| {
             event.reason.as_deref() == Some("GpuShareEscaped")
@@ -171,7 +171,7 @@ pub(super) async fn escape_of(stage: &Stage, pod: &str) -> Result<String> {
         };
         Ok(events.items.into_iter().find(of_it).and_then(|event| event.message))
     };
-    stage.harness.wait_for("an event about the escape", SOON, told).await
+    stage.harness.wait_for("an event about the escape", SOON, reported).await
 }
 
 /// Returns a PID of a process of a pod.
@@ -196,7 +196,7 @@ pub(super) async fn rounds(stage: &Stage, name: &str, expected: &str, at_least: 
             let lines: Vec<String> =
                 log.lines().filter(|line| line.contains('/')).map(without_free_memory).collect();
             let other = lines.iter().find(|line| *line != expected);
-            ensure!(other.is_none(), "{name} said {other:?}, not {expected:?}");
+            ensure!(other.is_none(), "{name} printed {other:?}, expected {expected:?}");
             Ok((lines.len() >= at_least).then_some(lines.len()))
         })
         .await

@@ -38,10 +38,10 @@ pub(super) async fn run(stage: &Stage) -> Result<()> {
     nodes.create(&PostParams::default(), &virtual_node(NAME)).await?;
     stage
         .harness
-        .wait_for("the node to tell its GPUs", SOON, async || {
+        .wait_for("the node to publish its GPUs", SOON, async || {
             let annotations = nodes.get(NAME).await?.metadata.annotations.unwrap_or_default();
-            let told = annotations.get(inventory::KEY).context("no inventory")?;
-            ensure!(inventory::parse(told)?.gpus == eight_gpus().gpus, "the node says {told}");
+            let published = annotations.get(inventory::KEY).context("no inventory")?;
+            ensure!(inventory::parse(published)?.gpus == eight_gpus().gpus, "the node publishes {published}");
             Ok(Some(()))
         })
         .await?;

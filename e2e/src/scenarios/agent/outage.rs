@@ -3,7 +3,7 @@
 use anyhow::Result;
 
 use super::{
-    books,
+    allocations,
     pods::{Container, asking},
     stage::{SOON, Stage},
 };
@@ -13,7 +13,7 @@ pub(super) async fn run(stage: &Stage) -> Result<()> {
     let pod = |name: &str| asking(name, &[Container::main("main", &share)]);
     stage.create_bound(pod("before"), &[("main", &[3])]).await?;
     stage.cluster.wait_for_phase("before", "Running", SOON).await?;
-    books::check(stage).await?;
+    allocations::check(stage).await?;
 
     stage.cluster.api_server.stop().await?;
     stage.agent.kill()?;
@@ -26,7 +26,7 @@ pub(super) async fn run(stage: &Stage) -> Result<()> {
         .await?;
     stage.harness.note("the agent starts and keeps running without the API server");
     stage.cluster.api_server.start_again()?;
-    books::check(stage).await?;
+    allocations::check(stage).await?;
     stage.harness.note("the API server is back: all allocations agree");
 
     // Pods that are bound while the kubelet is down are admitted after its restart, although the
@@ -36,7 +36,7 @@ pub(super) async fn run(stage: &Stage) -> Result<()> {
     stage.node.kubelet.start_again()?;
     stage.cluster.wait_for_phase("meanwhile", "Running", SOON).await?;
     stage.wait_for_annotations("meanwhile", "main", &[6]).await?;
-    books::check(stage).await?;
+    allocations::check(stage).await?;
     stage.harness.note("the kubelet restarted: a pod that was bound meanwhile runs on its granted GPU");
     Ok(())
 }

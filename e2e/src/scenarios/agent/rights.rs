@@ -34,12 +34,12 @@ pub(super) async fn end_at_the_node(stage: &Stage) -> Result<()> {
         (Method::PATCH, format!("/api/v1/nodes/{ELSEWHERE}/status"), capacity, &no_node),
         (Method::PATCH, "/api/v1/namespaces/default/pods/elsewhere".to_owned(), annotation, &no_pod),
     ];
-    for (method, path, body, words) in refused {
-        let told = refusal(&agent, &method, &path, &body).await?;
-        ensure!(told.contains(words.as_str()), "{method} {path} was answered with {told:?}");
+    for (method, path, body, text) in refused {
+        let reply = refusal(&agent, &method, &path, &body).await?;
+        ensure!(reply.contains(text.as_str()), "{method} {path} was answered with {reply:?}");
     }
-    let told = refusal(&agent, &Method::GET, maps, &json!({})).await?;
-    ensure!(told.contains("is forbidden"), "reading ConfigMaps was answered with {told:?}");
+    let reply = refusal(&agent, &Method::GET, maps, &json!({})).await?;
+    ensure!(reply.contains("is forbidden"), "reading ConfigMaps was answered with {reply:?}");
     stage.harness.note("the token gives no access to other nodes, their pods and other ConfigMaps");
     Ok(())
 }

@@ -7,7 +7,7 @@ use kube::api::DeleteParams;
 use tokio::time::sleep;
 
 use super::{
-    books,
+    allocations,
     pods::{Container, asking},
     stage::{SOON, Stage},
 };
@@ -64,7 +64,7 @@ pub(super) async fn run(stage: &Stage) -> Result<()> {
         );
         failed += lost;
         stage.harness.note(&format!("round {round}: {what}; {} pods hold what was granted", alive.len()));
-        books::check(stage).await?;
+        allocations::check(stage).await?;
         for _ in 0..=dice.roll(5) {
             if alive.is_empty() {
                 break;
@@ -74,7 +74,7 @@ pub(super) async fn run(stage: &Stage) -> Result<()> {
         }
     }
     stage.harness.note(&format!(
-        "{rounds} rounds, {made} pods, {failed} turned away in rounds where the agent was killed, none where only the kubelet was; all books agree"
+        "{rounds} rounds, {made} pods, {failed} rejected in rounds with a killed agent, none with only a killed kubelet; all allocations agree"
     ));
     Ok(())
 }
@@ -121,7 +121,7 @@ async fn settle(stage: &Stage, alive: &mut Vec<(String, u8)>) -> Result<usize> {
                 "connection is closing",
                 "the agent is ending",
             ];
-            ensure!(away.iter().any(|words| message.contains(words)), "{name} was rejected: {message}");
+            ensure!(away.iter().any(|text| message.contains(text)), "{name} was rejected: {message}");
             stage.delete(&name).await?;
         }
     }

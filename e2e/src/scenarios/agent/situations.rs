@@ -9,7 +9,7 @@ use tessera_sim::kubelet::situations::{
 use tessera_wire::{foreign::dialect::MemoryUnit, tessera::grant};
 
 use super::{
-    books,
+    allocations,
     pods::{Container, asking as manifest},
     stage::{SOON, Stage, core_node},
 };
@@ -39,11 +39,12 @@ impl Stage {
         if phase == "Failed" {
             return Ok(PodOutcome::Refused(pod.status.and_then(|status| status.message).unwrap_or_default()));
         }
-        self.wait_for_truth(&asking.name).await?;
-        self.wait_until_handed_over(&asking.name).await?;
+        self.wait_for_kubelet_agreement(&asking.name).await?;
+        self.wait_until_confirmed(&asking.name).await?;
         let pod = self.pod(&asking.name).await?;
-        let said = grant::parse(&pod.spec, &pod.metadata.annotations, &core_node()?, MemoryUnit::GiB)?;
-        let said = said.context("no grant")?;
+        let in_annotations =
+            grant::parse(&pod.spec, &pod.metadata.annotations, &core_node()?, MemoryUnit::GiB)?;
+        let in_annotations = in_annotations.context("no grant")?;
         let mut containers = BTreeMap::new();
         for asked in &asking.containers {
             let limits = self.limits_by_gpu(&pod.metadata.uid, &asked.name);
@@ -58,7 +59,7 @@ impl Stage {
                 let pairs = log.lines().filter_map(|line| line.split_once('='));
                 env = pairs.map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
             }
-            let grant = said.iter().find(|grant| grant.container == asked.name);
+            let grant = in_annotations.iter().find(|grant| grant.container == asked.name);
             let seen = ContainerObservation {
                 env,
                 limits,
@@ -112,7 +113,7 @@ impl situations::NodeUnderTest for Stage {
     }
 
     async fn check_and_clear(&self) -> Result<()> {
-        books::check(self).await?;
+        allocations::check(self).await?;
         self.delete_all().await
     }
 }

@@ -131,12 +131,12 @@ impl Stage {
         Ok(nodes.get(&self.node.name).await?)
     }
 
-    pub(super) async fn node_tells_its_gpus(&self) -> Result<()> {
+    pub(super) async fn node_publishes_its_gpus(&self) -> Result<()> {
         self.wait_for_allocatable("aliyun.com/gpu-count", "8").await?;
         let metadata = self.node_object().await?.metadata;
         let annotations = metadata.annotations.unwrap_or_default();
-        let told = annotations.get(inventory::KEY).context("no inventory")?;
-        ensure!(inventory::parse(told)? == eight_gpus(), "the node publishes {told}");
+        let published = annotations.get(inventory::KEY).context("no inventory")?;
+        ensure!(inventory::parse(published)? == eight_gpus(), "the node publishes {published}");
         let topology = annotations.get("GPU_TOPOLOGY").context("no GPU_TOPOLOGY")?;
         ensure!(topology.contains("\"GPU_PIX_0_1\":\"Single PCI switch\""), "the node publishes {topology}");
         let model = metadata.labels.unwrap_or_default().remove("gaia.tencent.com/gpu-model");
@@ -223,9 +223,9 @@ impl Stage {
     }
 
     /// Waits until the pod's annotations confirm its GPUs.
-    pub(super) async fn wait_until_handed_over(&self, name: &str) -> Result<()> {
+    pub(super) async fn wait_until_confirmed(&self, name: &str) -> Result<()> {
         self.harness
-            .wait_for(&format!("{name} to be told that it has its GPUs"), SOON, async || {
+            .wait_for(&format!("the annotations of {name} to confirm its GPUs"), SOON, async || {
                 let pod = self.pod(name).await?;
                 let handed = grant::assigned(&pod.spec, MemoryUnit::GiB)?;
                 let annotations = &pod.metadata.annotations;
@@ -238,21 +238,23 @@ impl Stage {
 
     /// Waits until the pod's annotations confirm these GPUs for a container.
     pub(super) async fn wait_for_annotations(&self, name: &str, container: &str, gpus: &[u8]) -> Result<()> {
-        self.wait_until_handed_over(name).await?;
+        self.wait_until_confirmed(name).await?;
         let pod = self.pod(name).await?;
-        let said = grant::parse(&pod.spec, &pod.metadata.annotations, &core_node()?, MemoryUnit::GiB)?;
-        let said = said.unwrap_or_default();
-        let said = said.iter().find(|grant| grant.container == container).context("no grant")?;
-        let said: Vec<u8> = said.holds.iter().map(|(gpu, _)| gpu.0).collect();
-        ensure!(said == gpus, "{name}: the annotations name {said:?}, expected {gpus:?}");
+        let in_annotations =
+            grant::parse(&pod.spec, &pod.metadata.annotations, &core_node()?, MemoryUnit::GiB)?;
+        let in_annotations = in_annotations.unwrap_or_default();
+        let in_annotations =
+            in_annotations.iter().find(|grant| grant.container == container).context("no grant")?;
+        let in_annotations: Vec<u8> = in_annotations.holds.iter().map(|(gpu, _)| gpu.0).collect();
+        ensure!(in_annotations == gpus, "{name}: the annotations name {in_annotations:?}, expected {gpus:?}");
         Ok(())
     }
 
     /// Waits until the pod's annotations agree with the kubelet.
-    pub(in crate::scenarios) async fn wait_for_truth(&self, name: &str) -> Result<()> {
+    pub(in crate::scenarios) async fn wait_for_kubelet_agreement(&self, name: &str) -> Result<()> {
         self.harness
             .wait_for(&format!("the annotations of {name} to agree with the kubelet"), SOON, async || {
-                super::books::pod_agrees(self, &self.pod(name).await?).await?;
+                super::allocations::pod_agrees(self, &self.pod(name).await?).await?;
                 Ok(Some(()))
             })
             .await

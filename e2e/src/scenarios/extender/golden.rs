@@ -27,7 +27,7 @@ pub(crate) fn compare_or_record(harness: &Harness, scheduler: &str, calls: Vec<R
         let known = fs::read_to_string(&file).with_context(|| format!("{} is missing", file.display()))?;
         ensure!(
             known == fresh,
-            "{verb} is not as in {}: if Kubernetes has changed, record it anew with --record. It is now:\n{fresh}",
+            "{verb} differs from {}; if kube-scheduler has changed, run e2e/run extender --record. The request is now:\n{fresh}",
             file.display()
         );
     }

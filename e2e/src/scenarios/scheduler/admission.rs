@@ -43,23 +43,23 @@ const REFUSED: &[(&[(&str, &str)], &str)] = &[
 
 pub(super) async fn check(site: &Site) -> Result<()> {
     site.apply("admission-policy.yaml").await?;
-    let (first, words) = REFUSED[0];
+    let (first, text) = REFUSED[0];
     // A policy takes effect a moment after its creation.
     site.harness
         .wait_for("the policy to take effect", Duration::from_secs(60), async || {
-            Ok(refusal(site, asking("bad", first)).await?.filter(|told| told.contains(words)))
+            Ok(refusal(site, asking("bad", first)).await?.filter(|reply| reply.contains(text)))
         })
         .await?;
-    for (asked, words) in REFUSED {
-        let told = refusal(site, asking("bad", asked)).await?.unwrap_or_default();
-        ensure!(told.contains(words), "{asked:?} was answered with {told:?}");
+    for (asked, text) in REFUSED {
+        let reply = refusal(site, asking("bad", asked)).await?.unwrap_or_default();
+        ensure!(reply.contains(text), "{asked:?} was answered with {reply:?}");
     }
     for key in ["tessera.dev/grant", "ALIYUN_COM_GPU_GROUP", "tencent.com/predicate-gpu-idx-0"] {
         let mut forged = whole("bad", 1);
         forged.metadata.annotations = Some([(key.to_owned(), "0".to_owned())].into());
-        let told = refusal(site, forged).await?.unwrap_or_default();
-        let words = format!("annotation {key} is written by the scheduler and the agent only; remove it");
-        ensure!(told.contains(&words), "{key} was answered with {told:?}");
+        let reply = refusal(site, forged).await?.unwrap_or_default();
+        let text = format!("annotation {key} is written by the scheduler and the agent only; remove it");
+        ensure!(reply.contains(&text), "{key} was answered with {reply:?}");
     }
     site.harness.note("invalid requests and forged annotations are rejected with the documented texts");
     Ok(())

@@ -43,7 +43,7 @@ impl Audit {
             *held = (held.0 + compute_percent, held.1 + memory);
             ensure!(
                 held.0 <= 100 && held.1 <= GPU_MEMORY_MIB,
-                "{uuid} carries {} % and {} MiB with {name}",
+                "{uuid} holds {} % and {} MiB including {name}",
                 held.0,
                 held.1
             );

@@ -66,7 +66,7 @@ async fn every_dialect(site: &Site) -> Result<()> {
         site.harness.note(&format!("{name} is on {node}"));
     }
     admission::check_bound(site, "nvidia").await?;
-    let chosen = site.told("nvidia", "GpusChosen").await?.message.unwrap_or_default();
+    let chosen = site.event_about("nvidia", "GpusChosen").await?.message.unwrap_or_default();
     ensure!(chosen.starts_with("GPU ") && chosen.contains(" of node "), "the event says {chosen:?}");
     site.harness.note(&format!("nvidia: {chosen}"));
     for name in ["nvidia", "gputopology", "gpushare", "vcuda", "vcuda-whole"] {
@@ -155,9 +155,12 @@ async fn quota_holds(site: &Site) -> Result<()> {
     site.bound("within").await?;
     site.make(&share("beyond", 20)).await?;
     site.refused("beyond", "ExceedsGPUQuota: GPUs of this model").await?;
-    let told = site.told("beyond", "QuotaExceeded").await?.message.unwrap_or_default();
-    ensure!(told.contains("namespace default holds 1.00 of 1 T4, only in pool public"), "told was {told:?}");
-    site.harness.note(&format!("beyond: {told}"));
+    let reply = site.event_about("beyond", "QuotaExceeded").await?.message.unwrap_or_default();
+    ensure!(
+        reply.contains("namespace default holds 1.00 of 1 T4, only in pool public"),
+        "the event says {reply:?}"
+    );
+    site.harness.note(&format!("beyond: {reply}"));
     maps.delete("gpuquota", &DeleteParams::default()).await?;
     site.end("within").await?;
     site.bound("beyond").await?;
@@ -165,10 +168,10 @@ async fn quota_holds(site: &Site) -> Result<()> {
 
     // A number in quotes is invalid, and the namespace is closed until the quota is corrected.
     write(r#"{ "default": { "quota": { "T4": "1" } } }"#).await?;
-    let words = "ExceedsGPUQuota: the limits of namespace default in key gpu_quota of ConfigMap kube-system/gpuquota \
+    let text = "ExceedsGPUQuota: the limits of namespace default in key gpu_quota of ConfigMap kube-system/gpuquota \
                  cannot be read: invalid type: string \"1\", expected u64; write {";
     site.make(&whole("unread", 1)).await?;
-    site.refused("unread", words).await?;
+    site.refused("unread", text).await?;
     write(r#"{ "default": { "quota": { "T4": 1 } } }"#).await?;
     a_pod_comes_and_ends(site, "passing-too").await?;
     site.bound("unread").await?;

@@ -109,10 +109,10 @@ async fn the_event_and_the_explanation_agree(site: &Site, kubectl: &Kubectl) -> 
         ("too-large", vec![("aliyun.com/gpu-mem", "20")], "no GPU has 20480 MiB"),
         ("no-room", vec![("tencent.com/vcuda-core", "60"), ("tencent.com/vcuda-memory", "70")], "no GPU"),
     ];
-    for (name, asked, words) in cases {
+    for (name, asked, text) in cases {
         site.make(&asking(name, &asked)).await?;
-        site.refused(name, words).await?;
-        let told = site
+        site.refused(name, text).await?;
+        let condition = site
             .cluster
             .pods()
             .get(name)
@@ -120,7 +120,7 @@ async fn the_event_and_the_explanation_agree(site: &Site, kubectl: &Kubectl) -> 
             .status
             .and_then(|status| status.conditions)
             .unwrap_or_default();
-        let event = told.into_iter().find(|condition| condition.type_ == "PodScheduled");
+        let event = condition.into_iter().find(|condition| condition.type_ == "PodScheduled");
         let event = event.and_then(|condition| condition.message).unwrap_or_default();
         let answer: Value =
             serde_json::from_str(&kubectl.text(&["inspect", "gpu", "explain", name, "-o", "json"])?)?;
@@ -141,20 +141,21 @@ async fn the_event_and_the_explanation_agree(site: &Site, kubectl: &Kubectl) -> 
 fn a_user_without_rights(site: &Site, kubectl: &Kubectl) -> Result<()> {
     let jane = site.cluster.kubeconfig("jane", "visitors")?;
     let refused = kubectl.run_as(&jane, &["inspect", "gpu"])?;
-    let said = String::from_utf8(refused.stderr)?;
-    ensure!(refused.status.code() == Some(1) && refused.stdout.is_empty(), "{said}");
+    let output = String::from_utf8(refused.stderr)?;
+    ensure!(refused.status.code() == Some(1) && refused.stdout.is_empty(), "{output}");
     let first = r#"Error from server (Forbidden): nodes is forbidden: User "jane" cannot list resource "nodes" in API group "" at the cluster scope"#;
-    ensure!(said.lines().next() == Some(first), "{said}");
+    ensure!(output.lines().next() == Some(first), "{output}");
     // The remedy in the message works.
-    let remedies: Vec<&str> = said.lines().filter_map(|line| line.trim().strip_prefix("kubectl ")).collect();
-    ensure!(remedies.len() == 2, "{said}");
+    let remedies: Vec<&str> =
+        output.lines().filter_map(|line| line.trim().strip_prefix("kubectl ")).collect();
+    ensure!(remedies.len() == 2, "{output}");
     for remedy in remedies {
         let remedy = remedy.replace("YOU", "jane");
         kubectl.text(&remedy.split_whitespace().collect::<Vec<_>>())?;
     }
     let allowed = kubectl.run_as(&jane, &["inspect", "gpushare"])?;
     ensure!(allowed.status.success(), "{}", String::from_utf8_lossy(&allowed.stderr));
-    site.harness.note(&format!("a user without rights gets:\n{said}"));
+    site.harness.note(&format!("a user without rights gets:\n{output}"));
     Ok(())
 }
 

@@ -176,9 +176,9 @@ async fn every_pod_has_an_answer(site: &Site) -> Result<()> {
         }
         waiting += 1;
         let conditions = pod.status.and_then(|status| status.conditions).unwrap_or_default();
-        let told = conditions.iter().find(|condition| condition.type_ == "PodScheduled");
-        let reason = told.and_then(|told| told.reason.clone()).unwrap_or_default();
-        ensure!(reason == "Unschedulable", "{:?} waits with reason {reason:?}: {told:?}", pod.metadata.name);
+        let reply = conditions.iter().find(|condition| condition.type_ == "PodScheduled");
+        let reason = reply.and_then(|reply| reply.reason.clone()).unwrap_or_default();
+        ensure!(reason == "Unschedulable", "{:?} waits with reason {reason:?}: {reply:?}", pod.metadata.name);
     }
     site.harness.note(&format!("{waiting} pods wait, each with a reason"));
     Ok(())

@@ -27,7 +27,7 @@ pub(super) async fn run(site: &Site, front: &Front) -> Result<()> {
     site.make(&plain).await?;
     for (name, scheduler) in [("by-second", "tessera"), ("by-first", "default-scheduler")] {
         site.bound(name).await?;
-        let event = site.told(name, "Scheduled").await?;
+        let event = site.event_about(name, "Scheduled").await?;
         let by = event.reporting_component.unwrap_or_default();
         ensure!(by == scheduler, "{name} was bound by {by:?}");
         site.end(name).await?;

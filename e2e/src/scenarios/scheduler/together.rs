@@ -89,10 +89,10 @@ impl Together {
             let found = self.stage.limits(uid, "main").ok().and_then(|found| found.gpus.first().copied());
             let found = found.map(|gpu| (gpu.memory_bytes >> 20, gpu.compute_percent));
             ensure!(found == limits, "{name}: the limits are {found:?}, expected {limits:?}");
-            self.stage.wait_for_truth(name).await?;
+            self.stage.wait_for_kubelet_agreement(name).await?;
             self.site.harness.note(&format!("{name} runs with {seen:?}"));
         }
-        let chosen = self.site.told("vcuda-whole", "GpusChosen").await?.message.unwrap_or_default();
+        let chosen = self.site.event_about("vcuda-whole", "GpusChosen").await?.message.unwrap_or_default();
         self.site.harness.note(&format!("vcuda-whole: {chosen}"));
         self.stage.delete_all().await
     }
@@ -153,7 +153,7 @@ impl Together {
         }
         self.site.make(&sneaked).await?;
         self.stage.cluster.wait_for_phase("sneaked", "Running", SOON).await?;
-        self.stage.wait_for_truth("sneaked").await?;
+        self.stage.wait_for_kubelet_agreement("sneaked").await?;
         self.site.make(&staying("rest", &[("aliyun.com/gpu", "8")])).await?;
         self.site.refused("rest", "fewer than 8 idle GPUs").await?;
         let (rest, log) = self.start("seven", &[("aliyun.com/gpu", "7")]).await?;

@@ -109,9 +109,13 @@ pub(super) async fn pod_agrees(stage: &Stage, pod: &Pod) -> Result<BTreeMap<Stri
                 gpus.insert(ids.read(resource, id).with_context(|| format!("{id} is not a device"))?.0);
             }
         }
-        let said = annotated.iter().find(|grant| grant.container == claim.container).context("no grant")?;
-        let said: BTreeSet<GpuIndex> = said.holds.iter().map(|(gpu, _)| *gpu).collect();
-        ensure!(said == gpus, "{name}: the annotations name {said:?}, the kubelet {gpus:?}");
+        let in_annotations =
+            annotated.iter().find(|grant| grant.container == claim.container).context("no grant")?;
+        let in_annotations: BTreeSet<GpuIndex> = in_annotations.holds.iter().map(|(gpu, _)| *gpu).collect();
+        ensure!(
+            in_annotations == gpus,
+            "{name}: the annotations name {in_annotations:?}, the kubelet {gpus:?}"
+        );
         let missing: Vec<_> =
             handed.iter().filter(|(key, value)| pod.metadata.annotations.get(*key) != Some(value)).collect();
         ensure!(missing.is_empty(), "{name}: {missing:?} are missing");
