@@ -31,6 +31,7 @@ mod settings;
 mod usage_check;
 mod usage_sample;
 mod view;
+mod warning;
 
 #[cfg(test)]
 mod tests;
@@ -50,6 +51,7 @@ pub use self::{
     settings::AgentSettings,
     usage_sample::{AccountSample, Escape, GpuProcess, PodContainer, UsageSample},
     view::{ContainerView, PodView, View},
+    warning::Warning,
 };
 use self::{
     admission::Admissions, calls::PendingCalls, diagnostics::Diagnostics, grants::GrantDirectories,

@@ -44,7 +44,7 @@ pub use self::{
 };
 use crate::controller::{
     Action, Agent, AgentSettings, CallAnswer, CallId, ContainerLimits, Event, EventTime, NotReady,
-    ShellError, View,
+    ShellError, View, Warning,
 };
 
 /// How often time is told when nothing else happens.
@@ -248,7 +248,7 @@ impl<C: Cluster> Shell<C> {
                     let _left = waiting.send(answer);
                 }
             }
-            Action::Warn(what) => tracing::warn!("{what}"),
+            Action::Warn(warning) => log(&warning),
             Action::RemoveGrants(uid) => {
                 for directory in self.grants.remove(&uid) {
                     self.arbiter.remove(directory.clone());
@@ -372,4 +372,19 @@ impl<C: Cluster> Shell<C> {
         });
         plugin
     }
+}
+
+/// Logs a warning of the controller with its fields.
+fn log(warning: &Warning) {
+    let Warning { message, node, pod, container, gpu, detail, error } = warning;
+    let field = |value: &Option<String>| value.clone().map(tracing::field::display);
+    tracing::warn!(
+        node = field(node),
+        pod = field(pod),
+        container = field(container),
+        gpu = field(gpu),
+        detail = field(detail),
+        error = field(error),
+        "{message}"
+    );
 }

@@ -6,7 +6,7 @@ use tessera_core::units::PodUid;
 use tessera_node::device_plugin::{Allocation, PluginDevice};
 use tessera_wire::kubelet::device_id::Resource;
 
-use super::{CallError, CallId, ContainerLimits, NodePatch};
+use super::{CallError, CallId, ContainerLimits, NodePatch, Warning};
 
 /// Work for the shell. The shell carries out the actions of one event in order.
 #[derive(Clone, Debug, PartialEq)]
@@ -61,7 +61,7 @@ pub enum Action {
     /// Publish the indexes of the unhealthy GPUs, in the ConfigMap that gpushare reads.
     SetUnhealthy(Vec<u8>),
     /// Log a warning.
-    Warn(String),
+    Warn(Warning),
     /// Record a Kubernetes event for a pod.
     RecordPodEvent {
         /// UID of the pod.

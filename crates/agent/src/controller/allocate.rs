@@ -25,7 +25,7 @@ use tessera_wire::{
 };
 
 use super::{
-    Action, AgentSettings, CallError, OPT_OUT,
+    Action, AgentSettings, CallError, OPT_OUT, Warning,
     admission::Admissions,
     devices::{OfferedDevices, check_devices},
     inventory::NodeGpus,
@@ -253,11 +253,14 @@ fn enforcement_notices(
     pod: &Pod,
     container: &str,
 ) -> Vec<Action> {
-    let (reason, message) = match enforcement {
-        Enforcement::None(NotEnforced::NoLibrary(why)) => {
-            ("ShareNotEnforced", format!("container {container} is not held to its share of the GPU: {why}"))
-        }
+    let (warning, reason, message) = match enforcement {
+        Enforcement::None(NotEnforced::NoLibrary(why)) => (
+            Warning::new("a container is not held to its share of the GPU").error(why),
+            "ShareNotEnforced",
+            format!("container {container} is not held to its share of the GPU: {why}"),
+        ),
         Enforcement::ByLibrary(_) if asks_to_opt_out(&pod.metadata.annotations) && !allow_opt_out => (
+            Warning::new("a pod asks to opt out of its share, which this node does not allow"),
             "OptOutNotAllowed",
             format!(
                 "container {container} is held to its share of the GPU: this node does not allow {OPT_OUT}"
@@ -267,7 +270,7 @@ fn enforcement_notices(
     };
     let (namespace, name) = (pod.metadata.namespace.clone(), pod.metadata.name.clone());
     vec![
-        Action::Warn(format!("{namespace}/{name}: {message}")),
+        Action::Warn(warning.pod(pod).container(container)),
         Action::RecordPodEvent { uid: uid.clone(), namespace, name, reason, message },
     ]
 }

@@ -5,16 +5,16 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fmt::Write as _,
     time::Duration,
 };
 
 use tessera_node::device_plugin::RegistrationMode;
 use tessera_wire::kubelet::device_id::Resource;
 
-use super::{Action, AgentSettings, EventTime, NotReady, ShellError, kubelet::KubeletView};
+use super::{Action, AgentSettings, EventTime, ShellError, Warning, kubelet::KubeletView};
 
-/// How long the kubelet may be missing before a warning. A restart takes it some seconds.
+/// How long the kubelet may be missing before a warning. A restart takes it some seconds. The texts of
+/// the warnings repeat the number.
 const KUBELET_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Missing peers, and which warnings have been logged.
@@ -57,11 +57,9 @@ impl Diagnostics {
     /// Notes that the API server has no node of the agent's name.
     pub(super) fn node_missing(&mut self, settings: &AgentSettings, actions: &mut Vec<Action>) {
         if !std::mem::replace(&mut self.is_node_missing, true) {
-            let missing = NotReady::NoNode(settings.node.clone());
-            actions.push(Action::Warn(format!(
-                "{missing}: its GPUs are not announced and no pod can be served. Give the name that kubectl get nodes \
-                 shows, by --node-name or NODE_NAME"
-            )));
+            let message = "the cluster has no node of this name: its GPUs are not announced and no pod can be served; \
+                           set --node-name or NODE_NAME to a name that kubectl get nodes shows";
+            actions.push(Action::Warn(Warning::new(message).node(&settings.node)));
         }
     }
 
@@ -73,7 +71,8 @@ impl Diagnostics {
     /// Notes that a plugin cannot create its socket.
     pub(super) fn socket_failed(&mut self, resource: Resource, reason: String, actions: &mut Vec<Action>) {
         if self.socket_errors.get(&resource) != Some(&reason) {
-            actions.push(Action::Warn(format!("{reason}; will try again")));
+            let warning = Warning::new("cannot create the socket of a device plugin, will try again");
+            actions.push(Action::Warn(warning.detail(resource.name().to_owned()).error(&reason)));
             self.socket_errors.insert(resource, reason);
         }
     }
@@ -98,7 +97,7 @@ impl Diagnostics {
             Some(missing) if missing.lack == lack => {
                 if !missing.is_logged && now.elapsed >= missing.since + KUBELET_TIMEOUT {
                     missing.is_logged = true;
-                    actions.push(Action::Warn(describe(&lack, settings, list_error)));
+                    actions.push(Action::Warn(warning(&lack, settings, list_error)));
                 }
             }
             _ => self.kubelet = Some(MissingKubelet { lack, since: now.elapsed, is_logged: false }),
@@ -122,43 +121,39 @@ fn lack_of(
     }
 }
 
-fn describe(lack: &KubeletLack, settings: &AgentSettings, list_error: Option<&ShellError>) -> String {
-    let seconds = KUBELET_TIMEOUT.as_secs();
+fn warning(lack: &KubeletLack, settings: &AgentSettings, list_error: Option<&ShellError>) -> Warning {
     match lack {
         KubeletLack::Everything => {
-            let place = match &settings.registration {
-                RegistrationMode::PluginsRegistry(directory) => {
-                    format!("has come to {}", directory.display())
-                }
-                RegistrationMode::KubeletSocket(directory) => {
-                    format!("has answered at {}", directory.join("kubelet.sock").display())
-                }
+            let socket = match &settings.registration {
+                RegistrationMode::PluginsRegistry(directory) => directory.clone(),
+                RegistrationMode::KubeletSocket(directory) => directory.join("kubelet.sock"),
             };
-            format!(
-                "no kubelet {place} for {seconds} s: no pod gets GPUs here. --kubelet-root names the kubelet's root \
-                 directory (its own --root-dir); in a pod that directory must be mounted under the same name"
-            )
+            let message = "no kubelet has connected for 30 s: no pod gets GPUs here; --kubelet-root names the \
+                           kubelet's root directory (its own --root-dir), which a pod must mount under the same path";
+            Warning::new(message).detail(socket.display().to_string())
         }
         KubeletLack::Streams(resources) => {
             let names: Vec<&str> = resources.iter().map(|resource| resource.name()).collect();
-            let other = match &settings.registration {
-                RegistrationMode::PluginsRegistry(_) => "kubelet-socket",
-                RegistrationMode::KubeletSocket(_) => "plugins-registry",
+            let message = match &settings.registration {
+                RegistrationMode::PluginsRegistry(_) => {
+                    "the kubelet has not asked for the devices of some resources for 30 s: it rejects pods that \
+                     request them; its log says why, and --registration kubelet-socket is the other way to reach it"
+                }
+                RegistrationMode::KubeletSocket(_) => {
+                    "the kubelet has not asked for the devices of some resources for 30 s: it rejects pods that \
+                     request them; its log says why, and --registration plugins-registry is the other way to reach it"
+                }
             };
-            format!(
-                "the kubelet has not asked for the devices of {} for {seconds} s: it rejects pods that request them. \
-                 Its log says why; --registration {other} is the other way to reach it",
-                names.join(", ")
-            )
+            Warning::new(message).detail(names.join(", "))
         }
         KubeletLack::List => {
-            let mut text = format!(
-                "the kubelet has not listed its pod resources for {seconds} s: pods that request GPUs are refused"
-            );
-            if let Some(reason) = list_error {
-                let _always_works = write!(text, ". {reason}");
+            let message =
+                "the kubelet has not listed its pod resources for 30 s: pods that request GPUs are refused";
+            let warning = Warning::new(message);
+            match list_error {
+                Some(error) => warning.error(error),
+                None => warning,
             }
-            text
         }
     }
 }

@@ -8,7 +8,7 @@ use std::{
 use tessera_core::units::PodUid;
 
 use super::{
-    Action, CallId, ContainerLimits, EventTime, PodContainer, ShellError,
+    Action, CallId, ContainerLimits, EventTime, PodContainer, ShellError, Warning,
     holdings::{Holdings, Source},
     limits::container_limits,
 };
@@ -64,9 +64,10 @@ impl GrantDirectories {
     ) {
         if let Err(reason) = outcome {
             let ContainerLimits { namespace, name, container, .. } = limits;
-            actions.push(Action::Warn(format!(
-                "the limits of {namespace}/{name}, container {container}, stay as they were: {reason}"
-            )));
+            let warning =
+                Warning::new("cannot write new limits of a container; the old ones stay, will try again");
+            let warning = warning.pod_name(format!("{namespace}/{name}")).container(container);
+            actions.push(Action::Warn(warning.error(&reason)));
             if let Some(known) = self.limits.get_mut(&limits.key()) {
                 known.gpus.clear();
             }

@@ -7,12 +7,8 @@ use tessera_node::{gpus::DiscoveredGpus, pod_resources::PodDevices};
 use tessera_wire::{foreign::objects::Pod, kubelet::device_id::Resource};
 
 use super::{
-    Action, Agent, CallAnswer, CallError, CallId, Dirty, Event, EventTime, ShellError, WriteError,
-    calls::KubeletCall,
-    holdings,
-    pods::{display_name, has_ended},
-    reconcile::missing_annotations,
-    usage_check::Granted,
+    Action, Agent, CallAnswer, CallError, CallId, Dirty, Event, EventTime, ShellError, Warning, WriteError,
+    calls::KubeletCall, holdings, pods::has_ended, reconcile::missing_annotations, usage_check::Granted,
 };
 
 impl Agent {
@@ -167,10 +163,8 @@ impl Agent {
         actions: &mut Vec<Action>,
     ) -> Dirty {
         if let (Some(reason), Some(pod)) = (self.patches.finished(now, &uid, outcome), self.pods.get(&uid)) {
-            actions.push(Action::Warn(format!(
-                "cannot annotate pod {} with its GPUs, will try again: {reason}",
-                display_name(pod)
-            )));
+            let warning = Warning::new("cannot annotate a pod with its GPUs, will try again");
+            actions.push(Action::Warn(warning.pod(pod).error(&reason)));
         }
         Dirty::Pod(uid)
     }

@@ -8,6 +8,8 @@ use std::{
 use tessera_core::gpu::GpuUuid;
 use tessera_node::gpus::IncidentKind;
 
+use super::Warning;
+
 /// Consequence of an incident for a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IncidentEffect {
@@ -91,23 +93,26 @@ impl GpuHealth {
         }
     }
 
-    /// Describes an incident and its consequence, for the log.
-    pub(super) fn describe(&self, kind: IncidentKind) -> String {
-        let what = match kind {
-            IncidentKind::Xid(number) => format!("reported XID {number}"),
-            IncidentKind::DoubleBitEcc => "reported a double-bit ECC error".to_owned(),
-            IncidentKind::Lost => "does not answer any more".to_owned(),
-            IncidentKind::Back => "answers again".to_owned(),
+    /// Returns a warning about an incident and its consequence.
+    pub(super) fn warning(&self, gpu: &GpuUuid, kind: IncidentKind) -> Warning {
+        let incident = match kind {
+            IncidentKind::Xid(number) => format!("XID {number}"),
+            IncidentKind::DoubleBitEcc => "double-bit ECC error".to_owned(),
+            IncidentKind::Lost => "the GPU does not answer any more".to_owned(),
+            IncidentKind::Back => "the GPU answers again".to_owned(),
         };
-        match incident_effect(kind) {
-            IncidentEffect::Ignored | IncidentEffect::Recovered => what,
+        let consequence = match incident_effect(kind) {
+            IncidentEffect::Ignored | IncidentEffect::Recovered => "a GPU is back in use",
             IncidentEffect::Transient => {
-                format!("{what}: out of use until it has been quiet for {} s", self.quiet_time.as_secs())
+                let detail = format!("{incident}; quiet time {} s", self.quiet_time.as_secs());
+                let message = "a GPU is out of use until it has been free of errors for the quiet time";
+                return Warning::new(message).gpu(gpu).detail(detail);
             }
             IncidentEffect::Fatal => {
-                format!("{what}: out of use until the driver finds it again or the agent restarts")
+                "a GPU is out of use until the driver finds it again or the agent restarts"
             }
-        }
+        };
+        Warning::new(consequence).gpu(gpu).detail(incident)
     }
 
     /// Puts GPUs back into use whose quiet time is over. Returns true if there were any.

@@ -17,7 +17,7 @@ use tessera_wire::{
     tessera::inventory::Inventory,
 };
 
-use super::{Action, AgentSettings, EventTime, ShellError, health::GpuHealth};
+use super::{Action, AgentSettings, EventTime, ShellError, Warning, health::GpuHealth};
 
 /// GPUs that have been discovered, and the IDs of their devices.
 #[derive(Clone, Debug, PartialEq)]
@@ -109,7 +109,7 @@ impl GpuInventory {
                 } else {
                     "no GPUs to offer yet"
                 };
-                actions.push(Action::Warn(format!("{consequence}: {reason}")));
+                actions.push(Action::Warn(Warning::new(consequence).error(&reason)));
                 self.discovery_error = Some(reason);
                 // GPUs that were there stay in the inventory, as unhealthy ones.
                 let Some(gpus) = &self.gpus else { return false };
@@ -140,7 +140,7 @@ impl GpuInventory {
         for gpu in uuids {
             if self.health.record(now.elapsed, &gpu, incident.kind) {
                 changed = true;
-                actions.push(Action::Warn(format!("GPU {gpu} {}", self.health.describe(incident.kind))));
+                actions.push(Action::Warn(self.health.warning(&gpu, incident.kind)));
             }
         }
         if changed {
@@ -214,10 +214,10 @@ impl GpuInventory {
         let requested = self.requested_unit;
         let unit = DeviceIds::unit_that_fits(&found.gpus, requested);
         if unit != requested && self.gpus.as_ref().is_none_or(|gpus| gpus.ids.unit() != unit) {
-            actions.push(Action::Warn(format!(
-                "units of {requested} would be more devices than a kubelet accepts: aliyun.com/gpu-mem counts in \
-                 {unit} on this node"
-            )));
+            let message = "the memory unit makes more devices than a kubelet accepts; aliyun.com/gpu-mem counts in a \
+                           larger unit on this node";
+            let detail = format!("{unit} instead of {requested}");
+            actions.push(Action::Warn(Warning::new(message).detail(detail)));
         }
         let mut gpus = found.gpus.clone();
         for gpu in &mut gpus {
@@ -232,7 +232,10 @@ impl GpuInventory {
                 let ids = DeviceIds::new(&found.gpus, unit);
                 self.gpus = Some(NodeGpus { found, ids, node });
             }
-            Err(error) => actions.push(Action::Warn(error.to_string())),
+            Err(error) => {
+                let message = "the discovered GPUs contradict their topology and are not offered";
+                actions.push(Action::Warn(Warning::new(message).error(&error)));
+            }
         }
     }
 }

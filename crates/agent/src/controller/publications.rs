@@ -13,7 +13,7 @@ use tessera_wire::{
     tessera::{inventory, node_use},
 };
 
-use super::{Action, AgentSettings, EventTime, ShellError, inventory::NodeGpus};
+use super::{Action, AgentSettings, EventTime, ShellError, Warning, inventory::NodeGpus};
 
 /// Label in which Kubernetes and clouds store the instance type of a node.
 const INSTANCE_TYPE: &str = "node.kubernetes.io/instance-type";
@@ -92,8 +92,9 @@ impl NodePublication {
     ) {
         self.is_in_flight = false;
         self.retry_at = outcome.err().map(|reason| {
-            actions
-                .push(Action::Warn(format!("cannot write the node's annotations, will try again: {reason}")));
+            let warning =
+                Warning::new("cannot write annotations, labels or status of the node, will try again");
+            actions.push(Action::Warn(warning.error(&reason)));
             self.written = None;
             now.elapsed + RETRY_DELAY
         });
@@ -109,9 +110,8 @@ impl NodePublication {
         match outcome {
             Ok(()) => (self.unhealthy, self.unhealthy_retry_at) = (published, None),
             Err(reason) => {
-                actions.push(Action::Warn(format!(
-                    "cannot publish which GPUs are unhealthy, will try again: {reason}"
-                )));
+                let warning = Warning::new("cannot publish which GPUs are unhealthy, will try again");
+                actions.push(Action::Warn(warning.error(&reason)));
                 self.unhealthy_retry_at = Some(now.elapsed + RETRY_DELAY);
             }
         }

@@ -14,7 +14,7 @@ use tessera_limits::UuidBytes;
 use tessera_wire::foreign::objects::Pod;
 
 use super::{
-    AccountSample, Action, AgentSettings, Escape, EventTime, GpuProcess, PodContainer, UsageSample,
+    AccountSample, Action, AgentSettings, Escape, EventTime, GpuProcess, PodContainer, UsageSample, Warning,
     grants::GrantDirectories,
     holdings::Holdings,
     isolation::{Enforcement, NotEnforced},
@@ -277,7 +277,9 @@ fn report(case: &Case, message: &str, is_killed: bool, pods: &Pods, actions: &mu
     let (namespace, name) = (pod.metadata.namespace.clone(), pod.metadata.name.clone());
     let killed = if is_killed { "; it is killed" } else { "" };
     let message = format!("{message}{killed}");
-    actions.push(Action::Warn(format!("{namespace}/{name}: {message}")));
+    let warning = Warning::new("a container uses more of a GPU than it was granted");
+    let warning = warning.pod(pod).container(&case.container.1).gpu(&case.gpu).detail(message.clone());
+    actions.push(Action::Warn(warning));
     let (uid, reason) = (case.container.0.clone(), "GpuShareEscaped");
     actions.push(Action::RecordPodEvent { uid, namespace, name, reason, message });
 }

@@ -8,11 +8,11 @@ use tessera_wire::kubelet::device_id::Resource;
 use super::world::{found, settings};
 use crate::controller::{Action, Agent, AgentSettings, Event, EventTime, ShellError};
 
-const NO_NODE: &str = "the cluster has no node named node-a: its GPUs are not announced and no pod can be served. \
-                       Give the name that kubectl get nodes shows, by --node-name or NODE_NAME";
-const NO_KUBELET: &str = "no kubelet has come to /var/lib/kubelet/plugins_registry for 30 s: no pod gets GPUs here. \
-                          --kubelet-root names the kubelet's root directory (its own --root-dir); in a pod that \
-                          directory must be mounted under the same name";
+const NO_NODE: &str = "the cluster has no node of this name: its GPUs are not announced and no pod can be served; \
+                       set --node-name or NODE_NAME to a name that kubectl get nodes shows node=node-a";
+const NO_KUBELET: &str = "no kubelet has connected for 30 s: no pod gets GPUs here; --kubelet-root names the \
+                          kubelet's root directory (its own --root-dir), which a pod must mount under the same path \
+                          detail=/var/lib/kubelet/plugins_registry";
 
 /// Returns the warnings that these events cause, each with its second.
 fn warnings(agent: &mut Agent, events: impl IntoIterator<Item = (u64, Event)>) -> Vec<(u64, String)> {
@@ -20,7 +20,7 @@ fn warnings(agent: &mut Agent, events: impl IntoIterator<Item = (u64, Event)>) -
     for (second, event) in events {
         let now = EventTime { elapsed: Duration::from_secs(second), unix_nanos: 17 };
         warnings.extend(agent.handle(now, event).into_iter().filter_map(|action| match action {
-            Action::Warn(text) => Some((second, text)),
+            Action::Warn(warning) => Some((second, warning.to_string())),
             _ => None,
         }));
     }
@@ -90,7 +90,7 @@ fn the_warning_names_the_configured_socket() {
     warnings(&mut agent, [(0, Event::Gpus(Ok(found())))]);
     let warnings = warnings(&mut agent, ticks(1..600));
     let [(31, text)] = warnings.as_slice() else { panic!("{warnings:?}") };
-    assert!(text.starts_with("no kubelet has answered at /k/device-plugins/kubelet.sock for 30 s"), "{text}");
+    assert!(text.ends_with("detail=/k/device-plugins/kubelet.sock"), "{text}");
 }
 
 #[test]
@@ -112,9 +112,9 @@ fn resources_without_a_device_stream_are_named() {
     let mut agent = agent_with_gpus(Ok(()));
     let some = [Resource::NvidiaGpu, Resource::AliyunGpu, Resource::GpuMemory];
     warnings(&mut agent, some.map(|resource| (1, Event::StreamOpened(resource))));
-    let expected = "the kubelet has not asked for the devices of tencent.com/vcuda-core, tencent.com/vcuda-memory for \
-                    30 s: it rejects pods that request them. Its log says why; --registration kubelet-socket is the \
-                    other way to reach it";
+    let expected = "the kubelet has not asked for the devices of some resources for 30 s: it rejects pods that request \
+                    them; its log says why, and --registration kubelet-socket is the other way to reach it \
+                    detail=tencent.com/vcuda-core, tencent.com/vcuda-memory";
     assert_eq!(warnings(&mut agent, ticks(2..600)), [(32, expected.to_owned())]);
 }
 
@@ -125,8 +125,8 @@ fn a_kubelet_that_stops_listing_is_logged_each_time() {
     let silent = |second| {
         (second, Event::PodResourcesListed(Err(ShellError::PodResources("it does not answer".to_owned()))))
     };
-    let expected = "the kubelet has not listed its pod resources for 30 s: pods that request GPUs are refused. it does \
-                    not answer";
+    let expected = "the kubelet has not listed its pod resources for 30 s: pods that request GPUs are refused \
+                    error=it does not answer";
     assert_eq!(warnings(&mut agent, [silent(10)]), []);
     assert_eq!(warnings(&mut agent, ticks(11..100)), [(41, expected.to_owned())]);
     assert_eq!(warnings(&mut agent, [(100, Event::PodResourcesListed(Ok(Vec::new())))]), []);
@@ -142,8 +142,12 @@ fn a_socket_error_is_logged_once_per_reason() {
         |second, reason: &str| (second, Event::PluginSocketFailed(Resource::NvidiaGpu, reason.to_owned()));
     let logged =
         warnings(&mut agent, [failed(1, "no directory"), failed(2, "no directory"), failed(3, "no rights")]);
-    let expected = [(1, "no directory; will try again"), (3, "no rights; will try again")];
-    assert_eq!(logged, expected.map(|(second, text)| (second, text.to_owned())));
+    let expected = [(1, "no directory"), (3, "no rights")];
+    let warning = |(second, error): (u64, &str)| {
+        let message = "cannot create the socket of a device plugin, will try again";
+        (second, format!("{message} detail=nvidia.com/gpu error={error}"))
+    };
+    assert_eq!(logged, expected.map(warning));
     warnings(&mut agent, [(4, Event::StreamOpened(Resource::NvidiaGpu))]);
     assert_eq!(warnings(&mut agent, [failed(5, "no rights")]).len(), 1, "the socket worked in between");
 }

@@ -28,9 +28,9 @@ fn published(actions: &[Action]) -> Vec<(usize, usize)> {
     lists.map(|devices| (devices.iter().filter(|device| device.healthy).count(), devices.len())).collect()
 }
 
-fn warnings(actions: &[Action]) -> Vec<&str> {
+fn warnings(actions: &[Action]) -> Vec<String> {
     let warned = actions.iter().filter_map(|action| match action {
-        Action::Warn(text) => Some(text.as_str()),
+        Action::Warn(warning) => Some(warning.to_string()),
         _ => None,
     });
     warned.collect()
@@ -73,7 +73,7 @@ fn without_a_driver_all_gpus_are_withdrawn_until_it_is_back() {
     );
     assert_eq!(
         warnings(&actions),
-        ["the GPUs are withdrawn until they are found again: no NVIDIA driver answers"]
+        ["the GPUs are withdrawn until they are found again error=no NVIDIA driver answers"]
     );
     assert_eq!(world.agent.handle(at(20), lost()), [], "the same error is logged once");
     let back = world.agent.handle(at(30), Event::Gpus(Ok(found())));
@@ -138,7 +138,10 @@ fn a_refused_patch_is_logged_once_and_retried_with_backoff() {
     assert_eq!(patches(&first), 1);
     let refused = || Event::PodPatched(PodUid::from("u"), Err(WriteError::Later("forbidden".into())));
     let actions = world.agent.handle(at(100), refused());
-    assert_eq!(warnings(&actions), ["cannot annotate pod team/p with its GPUs, will try again: forbidden"]);
+    assert_eq!(
+        warnings(&actions),
+        ["cannot annotate a pod with its GPUs, will try again pod=team/p error=forbidden"]
+    );
     assert_eq!(patches(&actions), 0, "not before the retry delay");
     let mut tried = 0;
     for second in 101..200 {
@@ -197,7 +200,12 @@ fn limits_that_could_not_be_written_are_written_later() {
     let failed = world
         .agent
         .handle(at(100), Event::GrantUpdated(limits.clone(), Err(ShellError::GrantFile("disk full".into()))));
-    assert_eq!(warnings(&failed), ["the limits of team/p, container main, stay as they were: disk full"]);
+    assert_eq!(
+        warnings(&failed),
+        [
+            "cannot write new limits of a container; the old ones stay, will try again pod=team/p container=main error=disk full"
+        ]
+    );
     assert_eq!(change(world.agent.handle(at(101), Event::Tick)), None);
     let again = (102..120).find_map(|second| change(world.agent.handle(at(second), Event::Tick)));
     assert_eq!(again, Some(limits));

@@ -334,7 +334,7 @@ fn a_broken_gpu_is_not_given_to_pods() {
     let refused = world.run(pod("q", "v", &[("main", share(10, 10))]), &[("main", &[0])]).unwrap_err();
     assert!(refused.contains("left"), "{refused}");
     let told = format!(
-        "GPU {uuid} reported XID 79: out of use until the driver finds it again or the agent restarts"
+        "a GPU is out of use until the driver finds it again or the agent restarts gpu={uuid} detail=XID 79"
     );
     assert!(world.warnings.contains(&told), "{:?}", world.warnings);
 }

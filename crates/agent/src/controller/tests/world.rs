@@ -264,8 +264,8 @@ impl World {
                     .collect();
                 None
             }
-            Action::Warn(what) => {
-                self.warnings.push(what);
+            Action::Warn(warning) => {
+                self.warnings.push(warning.to_string());
                 None
             }
         }
