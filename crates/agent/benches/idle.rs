@@ -39,7 +39,7 @@ async fn measure(agent: Handle) {
     world.pods_with_shares().await;
     // As users have it: the tests look far more often.
     world.stop_agent().await;
-    world.look_every = tessera_agent::shell::Sampling::default().every;
+    world.sample_interval = tessera_agent::shell::Sampling::default().interval;
     world.runtime = agent;
     world.start_agent();
     world.wait_until_served().await;

@@ -1,8 +1,9 @@
-//! Who holds and who really uses each GPU: samples, processes, pods and grants go in, pages come out. No IO.
+//! The exporter: which container holds and which one uses each GPU. It has no IO.
 //!
-//! A driver knows GPUs and processes, the kernel whose a process is, Kubernetes which containers there are, and the agent what
-//! they hold. [`Meter`] keeps the accounts as samples come, [`Snapshot`] puts everything together at the moment of a scrape, and
-//! [`families`] write it down in the words of each project whose metrics are wanted. Parts always add up to the GPU.
+//! The driver knows GPUs and processes, the kernel knows the cgroup of a process, Kubernetes knows
+//! the containers, and the agent knows their grants. [`Meter`] accumulates usage as samples arrive,
+//! [`Snapshot`] joins all sources at the time of a scrape, and [`families`] writes the snapshot in
+//! the metric names of each supported project. The parts always add up to the GPU.
 
 mod container_index;
 pub mod families;
@@ -19,5 +20,5 @@ pub use self::{
         Sources,
     },
     split::{Split, TimeSplit, split_memory, split_time},
-    usage::{GpuManagerUsage, node_use, usage},
+    usage::{GpuManagerUsage, gpu_manager_usage, node_use},
 };

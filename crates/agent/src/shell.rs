@@ -1,4 +1,5 @@
-//! Carries out what the [controller](crate::controller) says: tasks, sockets, files and the API server. Decides nothing.
+//! Carries out what the [controller](crate::controller) says: tasks, sockets, files and the API
+//! server. Decides nothing.
 
 mod account_reader;
 mod arbiter;
@@ -39,7 +40,7 @@ use self::{account_reader::AccountReader, arbiter::Arbiter, grants::Grants, plug
 pub use self::{
     cluster::{Cluster, ClusterEvent},
     library::install_library,
-    sampler::{Sampler, Sampling, look},
+    sampler::{Sampler, Sampling, sample_gpu},
     standalone::{Standalone, StandaloneError},
 };
 use crate::controller::{
@@ -105,10 +106,10 @@ pub async fn run<C: Cluster>(
     ports: Ports<C>,
     stop: CancellationToken,
 ) -> Result<(), RunError> {
-    open_files::allow_many();
+    open_files::raise_limit();
     let (messages, inbox) = mpsc::unbounded_channel();
     let mut tasks = JoinSet::new();
-    let processes = Processes::at(ports.sampling.processes.clone());
+    let processes = Processes::at(ports.sampling.proc_root.clone());
     let sampler = Arc::new(Sampler::new(ports.gpus.clone(), ports.sampling));
     if let Some(listener) = ports.listen {
         tasks.spawn(http::serve(listener, messages.clone(), sampler.clone(), stop.clone()));
@@ -212,8 +213,9 @@ impl<C: Cluster> Shell<C> {
             while self.tasks.try_join_next().is_some() {}
         }
         self.stop.cancel();
-        self.sampler.rest();
-        // Nobody will answer any more: a plugin waits for the questions it has passed on before it ends.
+        self.sampler.stop();
+        // Nobody will answer any more: a plugin waits for the questions it has passed on before it
+        // ends.
         drop(inbox);
         self.calls.clear();
         while self.tasks.join_next().await.is_some() {}
@@ -223,7 +225,7 @@ impl<C: Cluster> Shell<C> {
         let unix = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let now = EventTime { elapsed: self.started.elapsed(), unix_nanos: unix.as_nanos() };
         if let Event::Incident(incident) = &event {
-            self.sampler.count(incident);
+            self.sampler.record_incident(incident);
         }
         for action in self.agent.handle(now, event) {
             self.act(action);
@@ -235,7 +237,7 @@ impl<C: Cluster> Shell<C> {
         let revision = self.agent.revision();
         let is_due = |(known, at): (u64, Instant)| known != revision && at.elapsed() >= ROUTINE;
         if self.sampled.is_none_or(is_due) {
-            self.sampler.learn(&self.agent.view());
+            self.sampler.update(&self.agent.view());
             self.sampled = Some((revision, Instant::now()));
         }
     }
@@ -272,7 +274,7 @@ impl<C: Cluster> Shell<C> {
             }
             Action::CreateGrants(call, limits) => {
                 let outcome = limits.iter().try_for_each(|limits| {
-                    self.grants.begin(limits).map_err(|error| ShellError::GrantFile(error.to_string()))?;
+                    self.grants.create(limits).map_err(|error| ShellError::GrantFile(error.to_string()))?;
                     self.take_in(limits);
                     Ok(())
                 });
@@ -280,11 +282,11 @@ impl<C: Cluster> Shell<C> {
             }
             Action::UpdateGrant(limits) => {
                 let outcome =
-                    self.grants.change(&limits).map_err(|error| ShellError::GrantFile(error.to_string()));
+                    self.grants.update(&limits).map_err(|error| ShellError::GrantFile(error.to_string()));
                 self.report(async move { Event::GrantUpdated(limits, outcome) });
             }
             Action::SetUncharged { pod, container, gpu, bytes, at } => {
-                self.accounts.set_unledgered((pod, container), gpu, bytes, at);
+                self.accounts.set_uncharged((pod, container), gpu, bytes, at);
             }
             Action::Kill { pid, started } => {
                 if let Err(error) = self.processes.kill(pid, started) {

@@ -85,7 +85,7 @@ impl DemoNode {
             cluster: Arc::new(NodeClient::new(client, name.clone())),
             pod_resources: root.join("pod-resources/kubelet.sock"),
             listen: Some(listener),
-            sampling: Sampling { processes: proc_root, ..Sampling::default() },
+            sampling: Sampling { proc_root, ..Sampling::default() },
         };
         let stop = CancellationToken::new();
         let agent = tokio::spawn(shell::run(settings, ports, stop.clone()));

@@ -1,7 +1,7 @@
-//! Serving devices to the kubelet.
+//! Serves devices to the kubelet.
 //!
-//! Implement [`DevicePlugin`] and run it with [`serve`], which opens the socket, gets it registered, and does so again
-//! whenever the kubelet restarts.
+//! Implement [`DevicePlugin`] and run it with [`serve`], which opens the socket, registers the
+//! plugin, and does so again after each restart of the kubelet.
 
 mod connection;
 mod directory;
@@ -16,55 +16,58 @@ use tokio::sync::watch;
 
 pub use self::registration::{RegistrationMode, ServeError, ServedPlugin, serve};
 
-/// What a container is given besides its device IDs: environment, mounts, device nodes, CDI names.
+/// Answer to the kubelet's Allocate call for one container: environment, mounts, device nodes and
+/// CDI names.
 pub type Allocation = proto::ContainerAllocateResponse;
 
-/// The devices of one resource, and what happens when containers take them.
+/// The devices of one resource, and the answers to the kubelet's calls.
 ///
-/// The kubelet admits pods one at a time: `prefer` and `allocate` have no deadline, but while they run no other pod of the
-/// node is admitted. An error from either is final for the pod, and its text is shown to the user. `pre_start` delays only
-/// its own container, is given 30 seconds, and is tried again after an error.
+/// The kubelet admits pods one at a time. `prefer` and `allocate` have no deadline, but no other
+/// pod of the node is admitted while they run. An error from either is final for the pod, and its
+/// text is shown to the user. `pre_start` delays only its own container, has a deadline of 30
+/// seconds, and is retried after an error.
 pub trait DevicePlugin: Send + Sync + 'static {
-    /// All devices, now and after every change.
+    /// Returns all devices, with updates after every change.
     fn devices(&self) -> watch::Receiver<Vec<PluginDevice>>;
 
-    /// Which devices to take. An answer that is short or names unavailable devices is silently filled up by the kubelet
-    /// with any others.
+    /// Answers GetPreferredAllocation: returns the devices to choose. If the answer has too few
+    /// devices or unavailable ones, the kubelet silently adds arbitrary others.
     fn prefer(
         &self,
         wish: PreferenceRequest,
     ) -> impl Future<Output = Result<Vec<String>, PluginRefusal>> + Send;
 
-    /// A container is about to get these devices.
+    /// Answers Allocate: returns how these devices are made available to a container.
     fn allocate(&self, ids: Vec<String>) -> impl Future<Output = Result<Allocation, PluginRefusal>> + Send;
 
-    /// A container that holds these devices is about to start, for the first time or again.
+    /// Answers PreStartContainer, before each start of a container that holds these devices.
     fn pre_start(&self, ids: Vec<String>) -> impl Future<Output = Result<(), PluginRefusal>> + Send;
 }
 
-/// One device.
+/// One device of a plugin.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PluginDevice {
-    /// Unique in its resource, at most 63 characters; repeated in the status of the pod that holds it.
+    /// ID that is unique in its resource, with at most 63 characters. The status of the pod that
+    /// holds it repeats it.
     pub id: String,
-    /// Whether new containers may have it.
+    /// True if the device may be allocated.
     pub healthy: bool,
-    /// The NUMA node it hangs on, where it matters.
+    /// NUMA node of the device, if it matters.
     pub numa_node: Option<i64>,
 }
 
-/// What the kubelet asks a preference for.
+/// A request of the kubelet for preferred devices.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PreferenceRequest {
-    /// To choose from.
+    /// Devices that are available.
     pub available: Vec<String>,
-    /// Of these, already decided.
+    /// Devices of `available` that must be part of the answer.
     pub required: Vec<String>,
-    /// How many to name in all.
+    /// Total number of devices to return.
     pub count: usize,
 }
 
-/// Why a plugin said no, in words for the pod's owner.
+/// Reason why a plugin rejected a call, shown to the owner of the pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PluginRefusal(pub String);
 

@@ -1,7 +1,7 @@
-//! The GPUs of this machine: what they are, what joins them, what runs on them, and what breaks.
+//! The GPUs of this host: discovery, links, processes, samples and errors.
 //!
-//! One port, [`Gpus`], with two ways behind it: [`Nvml`], which asks NVIDIA's driver, and [`Simulated`], which reads a
-//! description from a file and so needs no GPU at all.
+//! The trait [`Gpus`] has two implementations: [`Nvml`] uses NVIDIA's driver, and [`Simulated`]
+//! reads a description from a file and needs no GPU.
 
 mod nvml;
 mod sample;
@@ -23,123 +23,126 @@ pub use self::{
     simulated::{Simulated, describe},
 };
 
-/// What can be learned about the GPUs of a machine. Calls block; run them on a thread of their own.
+/// Access to the GPUs of a host. All calls may block, so run them on a separate thread.
 pub trait Gpus: Send + Sync + 'static {
-    /// All GPUs, as they are now.
+    /// Returns all GPUs in their current state.
     fn discover(&self) -> Result<DiscoveredGpus, GpusError>;
 
-    /// One look at a GPU: what runs on it, and what it computed since the last look.
-    fn sample(&self, gpu: &GpuUuid, window: SampleInterval) -> Result<GpuSample, GpusError>;
+    /// Samples a GPU: its processes, its sensors, and its busy time in `interval`.
+    fn sample(&self, gpu: &GpuUuid, interval: SampleInterval) -> Result<GpuSample, GpusError>;
 
-    /// The processes on a GPU and no more: a quick look.
+    /// Returns only the processes on a GPU, which is faster than a full sample.
     fn processes(&self, gpu: &GpuUuid) -> Result<Vec<ProcessMemory>, GpusError>;
 
-    /// What a GPU draws, where the driver tells.
+    /// Returns the power draw of a GPU, if the driver reports it.
     fn power(&self, _gpu: &GpuUuid) -> Option<GpuPower> {
         None
     }
 
-    /// Reports what happens to the GPUs until told to stop. Every few seconds without news it reports `None`, so that
-    /// whoever listens can leave.
+    /// Calls `report` for each incident until it returns `Break`. Without incidents it calls
+    /// `report(None)` every few seconds, so that the caller can stop the watch.
     fn watch(
         &self,
         report: &mut dyn FnMut(Option<Incident>) -> ControlFlow<()>,
     ) -> Result<ControlFlow<()>, GpusError>;
 
-    /// Whether `/dev/nvidia*` stand for these GPUs.
+    /// Returns whether these GPUs have device nodes `/dev/nvidia*`.
     fn have_device_nodes(&self) -> bool;
 }
 
-/// The GPUs of a machine.
+/// The GPUs of a host, as discovered.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DiscoveredGpus {
-    /// By index, without gaps. A GPU that does not answer any more is unhealthy, and may have lost its name.
+    /// GPUs by index, without gaps. A GPU that no longer answers is unhealthy and may have a
+    /// placeholder UUID.
     pub gpus: Vec<Gpu>,
-    /// What joins them.
+    /// Links between the GPUs.
     pub topology: Topology,
-    /// The PCI address of each GPU; empty where unknown.
+    /// PCI address of each GPU, or empty if unknown.
     pub pci: Vec<String>,
-    /// The driver's version, where there is one.
+    /// Version of the driver, if there is one.
     pub driver: Option<String>,
 }
 
-/// What a GPU draws.
+/// Power draw of a GPU.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GpuPower {
-    /// Watts over the last second, on average.
+    /// Average of the last second in watts.
     pub average: f64,
-    /// Watts it may draw at most.
+    /// Enforced power limit in watts.
     pub limit: f64,
 }
 
-/// Something happened to a GPU.
+/// An error or state change of a GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Incident {
-    /// Which GPU; all of them where the driver does not tell.
+    /// UUID of the GPU, or `None` for all GPUs if the driver does not say.
     pub gpu: Option<GpuUuid>,
-    /// What.
+    /// Kind of the incident.
     pub kind: IncidentKind,
 }
 
-/// What happened to a GPU.
+/// Kind of an incident.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IncidentKind {
-    /// The driver reported an error of this number.
+    /// XID error of this number.
     Xid(u64),
-    /// Memory was damaged beyond correction.
+    /// Uncorrectable memory error.
     DoubleBitEcc,
-    /// The GPU does not answer any more.
+    /// The GPU stopped answering.
     Lost,
-    /// It answers again.
+    /// The GPU answers again.
     Back,
 }
 
-/// The GPUs could not be asked.
+/// Reason why a call to the GPUs failed.
 #[derive(Debug, thiserror::Error)]
 pub enum GpusError {
-    /// No driver, or one that does not work.
-    #[error("no NVIDIA driver answers ({0}); is it installed and are its libraries visible here?")]
+    /// The driver is missing or does not work.
+    #[error(
+        "no NVIDIA driver answers ({0}); install the driver, and make libnvidia-ml.so.1 visible to this process"
+    )]
     NoDriver(String),
-    /// There is no GPU of this name (any more).
-    #[error("there is no GPU {0}")]
+    /// No GPU has this UUID.
+    #[error("GPU {0} does not exist")]
     UnknownGpu(GpuUuid),
-    /// The driver has no GPU.
-    #[error("the NVIDIA driver knows no GPU")]
+    /// The driver lists no GPU.
+    #[error("the NVIDIA driver lists no GPU")]
     NoGpu,
-    /// The driver failed at something.
-    #[error("the NVIDIA driver cannot tell {what}: {reason}")]
+    /// A call to the driver failed.
+    #[error("the NVIDIA driver cannot read {what}: {reason}")]
     Driver {
-        /// What was asked.
+        /// Subject of the call.
         what: &'static str,
-        /// What it said.
+        /// Error of the driver.
         reason: String,
     },
-    /// A description that cannot be read.
+    /// The description of simulated GPUs cannot be read.
     #[error("cannot read the description of simulated GPUs {}: {reason}", path.display())]
     Description {
-        /// The file.
+        /// Path of the description.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Error of the file system or of the parser.
         reason: String,
     },
 }
 
-/// Where the GPUs come from, as users write it: `nvml` or `simulated:FILE`.
+/// Source of the GPUs, written as `nvml` or `simulated:FILE`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum GpuSource {
     /// NVIDIA's driver.
     Nvml,
-    /// A description.
+    /// Description in a file.
     Simulated(PathBuf),
 }
 
-/// A text that names no source.
+/// A text that is not a [`GpuSource`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("unknown source of GPUs {0:?}; write nvml or simulated:FILE")]
 pub struct UnknownGpuSource(String);
 
 impl GpuSource {
-    /// The port behind it.
+    /// Opens the source.
     #[must_use]
     pub fn open(&self) -> Box<dyn Gpus> {
         match self {

@@ -1,9 +1,10 @@
-//! Talks to the machine a node agent runs on: its GPUs, and the kubelet on its sockets.
+//! Interfaces of the host on which a node agent runs: its GPUs, its processes, and the kubelet's
+//! sockets.
 //!
-//! [`gpus`] tells which GPUs there are and how they fare, by NVML or by a description; [`device_plugin`] serves devices to
-//! the kubelet and keeps them registered with it; [`pod_resources`] asks the kubelet which container holds which device;
-//! [`processes`] tells whose a process is; [`open_files`] raises how many files may be open.
-//! Nothing here knows the Kubernetes API.
+//! [`gpus`] discovers and samples GPUs, through NVML or from a description. [`device_plugin`]
+//! serves devices to the kubelet and keeps the plugin registered. [`pod_resources`] asks the
+//! kubelet which container holds which device. [`processes`] finds the owner of a process.
+//! [`open_files`] raises the limit of open files. This crate does not use the Kubernetes API.
 
 #![warn(missing_docs)]
 

@@ -1,4 +1,4 @@
-//! Which container holds which device, by the kubelet's own books.
+//! Client of the kubelet's podresources API: which container holds which device.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -15,86 +15,92 @@ use tonic::{
     transport::{Channel, Endpoint},
 };
 
-/// The kubelet answers 100 questions a second, to all who ask together, and turns the rest away at once.
+/// Pause after a rejected request. The kubelet answers 100 requests per second from all clients
+/// together and rejects the others at once.
 const RATE_LIMIT_PAUSE: Duration = Duration::from_millis(50);
 
-/// How long to be turned away, or left without an answer, before giving up: callers hold up the admission of pods meanwhile.
-const PATIENCE: Duration = Duration::from_secs(3);
+/// Default timeout of a list, including retries. It is short, because pods are not admitted until
+/// the list arrives.
+const LIST_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// gRPC's usual 4 MiB hold some 900 pods with 70 devices each: enough, but not by far.
-const LARGEST_ANSWER: usize = 32 << 20;
+/// Maximum size of an answer in bytes. gRPC's default of 4 MiB holds about 900 pods with 70 devices
+/// each, which is not enough of a margin.
+const MAX_ANSWER_BYTES: usize = 32 << 20;
 
-/// Asks the kubelet.
+/// Client of the kubelet's podresources socket.
 #[derive(Debug, Clone)]
 pub struct PodResources {
     client: PodResourcesListerClient<Channel>,
     timeout: Duration,
 }
 
-/// The devices of one pod.
+/// Devices of one pod.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PodDevices {
-    /// The pod's namespace.
+    /// Namespace of the pod.
     pub namespace: String,
-    /// The pod's name. The kubelet tells no UID here.
+    /// Name of the pod. The kubelet does not report its UID.
     pub name: String,
-    /// Its containers, also those without devices; ordinary init containers are never among them.
+    /// Containers of the pod, including those without devices. Ordinary init containers are never
+    /// listed.
     pub containers: Vec<ContainerDevices>,
 }
 
-/// The devices of one container.
+/// Devices of one container.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ContainerDevices {
-    /// The container's name.
+    /// Name of the container.
     pub name: String,
-    /// Resource name → device IDs.
+    /// Device IDs by resource name.
     pub ids: BTreeMap<String, BTreeSet<String>>,
 }
 
-/// The kubelet could not be asked.
+/// Reason why the kubelet's list is not available.
 #[derive(Debug, thiserror::Error)]
 pub enum PodResourcesError {
-    /// The socket's path cannot be written as an address.
-    #[error("{0:?} cannot be the path of a socket")]
+    /// The path of the socket is not a valid address.
+    #[error("{0:?} is not the path of a socket; name the kubelet's pod-resources/kubelet.sock")]
     Path(std::path::PathBuf),
-    /// It did not answer, or with an error.
+    /// The kubelet answered with an error, or the connection failed.
     #[error("the kubelet does not list pod resources")]
     List(#[source] Box<Status>),
-    /// It took the question and said nothing.
-    #[error("the kubelet was asked to list pod resources and does not answer; is it alive?")]
+    /// The kubelet accepted the request and did not answer before the timeout.
+    #[error("the kubelet did not answer the request to list pod resources; check that it is running")]
     Silent,
 }
 
 impl PodResources {
-    /// For the socket at `path` (`pod-resources/kubelet.sock` in the kubelet's root directory). Connects with the first
-    /// question, and again when the kubelet has restarted.
+    /// Returns a client for the socket at `path` (`pod-resources/kubelet.sock` in the kubelet's
+    /// root directory). It connects with the first request, and again after a restart of the
+    /// kubelet.
     pub fn at(path: &Path) -> Result<Self, PodResourcesError> {
         let endpoint = Endpoint::from_shared(format!("unix://{}", path.display()))
             .map_err(|_invalid| PodResourcesError::Path(path.to_owned()))?;
-        let client =
-            PodResourcesListerClient::new(endpoint.connect_lazy()).max_decoding_message_size(LARGEST_ANSWER);
-        Ok(Self { client, timeout: PATIENCE })
+        let client = PodResourcesListerClient::new(endpoint.connect_lazy())
+            .max_decoding_message_size(MAX_ANSWER_BYTES);
+        Ok(Self { client, timeout: LIST_TIMEOUT })
     }
 
-    /// With another timeout for a kubelet that turns questions away or does not answer.
+    /// Returns the same client with another timeout.
     #[must_use]
     pub fn with_timeout(self, timeout: Duration) -> Self {
         Self { timeout, ..self }
     }
 
-    /// All pods that the kubelet counts as active.
+    /// Lists all pods that the kubelet counts as active.
     pub async fn list(&self) -> Result<Vec<PodDevices>, PodResourcesError> {
         let mut last = None;
-        match timeout(self.timeout, self.try_to_list(&mut last)).await {
+        match timeout(self.timeout, self.list_with_retries(&mut last)).await {
             Ok(answer) => answer,
             Err(_) => Err(last.map_or(PodResourcesError::Silent, PodResourcesError::List)),
         }
     }
 
-    /// Asks until it is not turned away; `refusal` is the last one.
-    async fn try_to_list(
+    /// Lists the pods, and retries while the kubelet rejects the request. Stores the last rejection
+    /// in `rejection`.
+    async fn list_with_retries(
         &self,
-        refusal: &mut Option<Box<Status>>,
+        rejection: &mut Option<Box<Status>>,
     ) -> Result<Vec<PodDevices>, PodResourcesError> {
         loop {
             match self.client.clone().list(ListPodResourcesRequest {}).await {
@@ -102,7 +108,7 @@ impl PodResources {
                     return Ok(answer.into_inner().pod_resources.into_iter().map(pod_devices).collect());
                 }
                 Err(status) if status.code() == Code::ResourceExhausted => {
-                    *refusal = Some(Box::new(status));
+                    *rejection = Some(Box::new(status));
                     sleep(RATE_LIMIT_PAUSE).await;
                 }
                 Err(status) => return Err(PodResourcesError::List(Box::new(status))),
@@ -119,7 +125,7 @@ fn pod_devices(pod: proto::PodResources) -> PodDevices {
     }
 }
 
-/// The kubelet sends one entry for each ID.
+/// Collects the device IDs of a container. The kubelet sends one entry for each ID.
 fn container_devices(container: proto::ContainerResources) -> ContainerDevices {
     let mut ids: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     for entry in container.devices {

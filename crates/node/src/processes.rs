@@ -1,4 +1,4 @@
-//! The processes of this machine, by `/proc`. Its simulated twin is another directory of the same form.
+//! Processes of this host, read from `/proc`. Tests use another directory of the same form.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -12,41 +12,41 @@ use rustix::{
 };
 use tessera_wire::foreign::cgroup::{self, CgroupOwner};
 
-/// The first process namespace of a kernel has this number, always.
-const FIRST_NAMESPACE: &str = "pid:[4026531836]";
+/// Name of the initial PID namespace, which is the same on every kernel.
+const INITIAL_NAMESPACE: &str = "pid:[4026531836]";
 
-/// `/proc`, or what stands for it.
+/// Reads processes from `/proc` or a directory of the same form.
 #[derive(Clone, Debug)]
 pub struct Processes {
     root: PathBuf,
 }
 
-/// Who a process is.
+/// Identity of a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProcessInfo {
-    /// When it started, in ticks since the machine did: with its number, this names it for all time.
+    /// Start time in ticks since the host booted. Together with the PID it identifies the process.
     pub started: u64,
-    /// Its name, as it chose itself: anything may stand there.
+    /// Command name, which the process can choose freely.
     pub command: String,
-    /// Whose it is.
+    /// Pod, container or host that owns the process.
     pub owner: CgroupOwner,
 }
 
 impl Processes {
-    /// Those below `root`.
+    /// Returns a reader for the directory `root`.
     #[must_use]
     pub fn at(root: PathBuf) -> Self {
         Self { root }
     }
 
-    /// When the process of this number started; `None` where there is none.
+    /// Returns the start time of a process, or `None` if it does not exist.
     #[must_use]
     pub fn started(&self, pid: u32) -> Option<u64> {
         let stat = fs::read(self.root.join(format!("{pid}/stat"))).ok()?;
         started(&String::from_utf8_lossy(&stat))
     }
 
-    /// Who the process of this number is; `None` where there is none.
+    /// Returns the identity of a process, or `None` if it does not exist.
     #[must_use]
     pub fn read(&self, pid: u32) -> Option<ProcessInfo> {
         let file = |name: &str| {
@@ -58,11 +58,11 @@ impl Processes {
             command: file("comm").unwrap_or_default().trim_end_matches('\n').to_owned(),
             owner: cgroup::owner(&file("cgroup")?),
         };
-        // What was read of two processes that had the number one after the other belongs to neither.
+        // If the PID was reused while its files were read, the values belong to two processes.
         (self.started(pid) == Some(process.started)).then_some(process)
     }
 
-    /// Ends the process of this number, if it is the one that started then. One that is gone is no error.
+    /// Kills the process with this PID and start time. Succeeds if the process no longer exists.
     pub fn kill(&self, pid: u32, started: u64) -> io::Result<()> {
         let number = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or(io::ErrorKind::InvalidInput)?;
         let process = match pidfd_open(number, PidfdFlags::empty()) {
@@ -70,7 +70,7 @@ impl Processes {
             Err(Errno::SRCH) => return Ok(()),
             Err(error) => return Err(error.into()),
         };
-        // The handle stands for one process, whatever becomes of its number.
+        // The file descriptor refers to one process, even if its PID is reused.
         if self.started(pid) != Some(started) {
             return Ok(());
         }
@@ -80,24 +80,25 @@ impl Processes {
         }
     }
 
-    /// The number a process has in its own container; `None` where there is none.
+    /// Returns the PID of a process in its own PID namespace, or `None` if the process does not
+    /// exist.
     #[must_use]
-    pub fn own_number(&self, pid: u32) -> Option<u32> {
+    pub fn pid_in_namespace(&self, pid: u32) -> Option<u32> {
         let status = fs::read_to_string(self.root.join(format!("{pid}/status"))).ok()?;
-        let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
-        numbers.split_whitespace().last()?.parse().ok()
+        let pids = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
+        pids.split_whitespace().last()?.parse().ok()
     }
 
-    /// Whether the machine itself is seen, and not only a process namespace of a container: only there do the driver's numbers mean
-    /// the same processes. `None` where nothing tells.
+    /// Returns whether this is the host's own PID namespace, in which the driver reports PIDs.
+    /// Returns `None` if that cannot be determined.
     #[must_use]
-    pub fn see_the_machine(&self) -> Option<bool> {
+    pub fn is_host_namespace(&self) -> Option<bool> {
         if let Ok(namespace) = fs::read_link(self.root.join("self/ns/pid"))
-            && namespace.as_os_str() == FIRST_NAMESPACE
+            && namespace.as_os_str() == INITIAL_NAMESPACE
         {
             return Some(true);
         }
-        // The kernel's own process has this number there and nowhere else.
+        // The kernel thread `kthreadd` has PID 2 only in the host's namespace.
         let second = fs::read_to_string(self.root.join("2/comm")).ok();
         if second.is_some_and(|name| name.trim_end() == "kthreadd") {
             return Some(true);
@@ -106,7 +107,8 @@ impl Processes {
     }
 }
 
-/// Remembers who processes are, for as long as they are asked for: little is read again, and whoever has just ended is still known.
+/// Caches the identities of processes while they are looked up repeatedly. A process that has just
+/// ended is still known.
 #[derive(Debug)]
 pub struct ProcessCache {
     processes: Processes,
@@ -114,15 +116,15 @@ pub struct ProcessCache {
 }
 
 impl ProcessCache {
-    /// Knows nobody yet.
+    /// Returns an empty cache.
     #[must_use]
-    pub fn of(processes: Processes) -> Self {
+    pub fn new(processes: Processes) -> Self {
         Self { processes, known: HashMap::new() }
     }
 
-    /// Who these are. A number that was given to another process since tells of the new one; one whose process cannot be read
-    /// any more, of the one it last was.
-    pub fn who(&mut self, pids: impl IntoIterator<Item = u32>) -> BTreeMap<u32, ProcessInfo> {
+    /// Returns the identities of these processes and forgets all others. A reused PID returns the
+    /// new process. A process that cannot be read any more returns its last identity.
+    pub fn lookup(&mut self, pids: impl IntoIterator<Item = u32>) -> BTreeMap<u32, ProcessInfo> {
         let mut before = std::mem::take(&mut self.known);
         for pid in pids {
             if self.known.contains_key(&pid) {
@@ -140,7 +142,8 @@ impl ProcessCache {
     }
 }
 
-/// The 22nd field, counted behind the name: that may hold blanks and parentheses.
+/// Returns field 22 of `/proc/PID/stat`. It counts from the end of the command name, which may
+/// contain blanks and parentheses.
 fn started(stat: &str) -> Option<u64> {
     let (_, fields) = stat.rsplit_once(')')?;
     fields.split_whitespace().nth(19)?.parse().ok()
@@ -157,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_is_read_whatever_its_name() {
+    fn reads_a_process_with_any_command_name() {
         let directory = tempfile::tempdir().unwrap();
         let own = directory.path().join("7");
         fs::create_dir(&own).unwrap();
@@ -176,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_given_again_is_another_process() {
+    fn a_reused_pid_is_another_process() {
         let directory = tempfile::tempdir().unwrap();
         let own = directory.path().join("7");
         let write = |command: &str, started| {
@@ -186,25 +189,25 @@ mod tests {
             fs::write(own.join("cgroup"), "0::/\n").unwrap();
         };
         write("first", 1);
-        let mut memory = ProcessCache::of(Processes::at(directory.path().into()));
+        let mut cache = ProcessCache::new(Processes::at(directory.path().into()));
         let mut command = |pids: &[u32]| {
-            let who = memory.who(pids.iter().copied());
-            who.get(&7).map(|process| process.command.clone())
+            let found = cache.lookup(pids.iter().copied());
+            found.get(&7).map(|process| process.command.clone())
         };
         assert_eq!(command(&[7, 7, 8]).as_deref(), Some("first"));
         write("renamed itself", 1);
         assert_eq!(command(&[7]).as_deref(), Some("first"), "the same process is not read again");
         fs::remove_dir_all(&own).unwrap();
-        assert_eq!(command(&[7]).as_deref(), Some("first"), "it has just ended");
+        assert_eq!(command(&[7]).as_deref(), Some("first"), "the process has just ended");
         write("second", 2);
         assert_eq!(command(&[7]).as_deref(), Some("second"));
         assert_eq!(command(&[]), None);
         fs::remove_dir_all(&own).unwrap();
-        assert_eq!(command(&[7]), None, "nobody asked for it meanwhile");
+        assert_eq!(command(&[7]), None, "the cache forgot the process");
     }
 
     #[test]
-    fn a_process_has_another_number_in_its_container() {
+    fn returns_the_pid_inside_the_container() {
         let directory = tempfile::tempdir().unwrap();
         fs::create_dir(directory.path().join("4711")).unwrap();
         let processes = Processes::at(directory.path().into());
@@ -214,33 +217,33 @@ mod tests {
             ("Name:\tx\n", None),
         ] {
             fs::write(directory.path().join("4711/status"), status).unwrap();
-            assert_eq!(processes.own_number(4711), number);
+            assert_eq!(processes.pid_in_namespace(4711), number);
         }
     }
 
     #[test]
-    fn what_is_not_there_is_none() {
+    fn returns_none_for_missing_files() {
         let processes = Processes::at("/nowhere".into());
         assert_eq!(
-            (processes.read(1), processes.started(1), processes.see_the_machine()),
+            (processes.read(1), processes.started(1), processes.is_host_namespace()),
             (None, None, None)
         );
     }
 
     #[test]
-    fn only_the_process_that_is_meant_is_killed() {
+    fn kills_only_the_process_with_the_given_start_time() {
         let processes = Processes::at("/proc".into());
         let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
         let started = processes.started(child.id()).unwrap();
         processes.kill(child.id(), started + 1).unwrap();
-        assert!(child.try_wait().unwrap().is_none(), "another process once had this number");
+        assert!(child.try_wait().unwrap().is_none(), "the start time does not match");
         processes.kill(child.id(), started).unwrap();
         assert!(!child.wait().unwrap().success());
         processes.kill(child.id(), started).unwrap();
     }
 
     #[test]
-    fn this_process_is_found() {
+    fn reads_this_process() {
         let own = Processes::at("/proc".into()).read(std::process::id()).unwrap();
         assert!(own.started > 0 && !own.command.is_empty());
     }

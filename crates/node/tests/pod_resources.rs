@@ -16,11 +16,11 @@ use tokio::net::UnixListener;
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::{Request, Response, Status, transport::Server};
 
-/// Turns away as many questions as it is told to.
-struct Busy(AtomicUsize);
+/// A podresources server that rejects the given number of requests.
+struct RateLimited(AtomicUsize);
 
 #[tonic::async_trait]
-impl PodResourcesLister for Busy {
+impl PodResourcesLister for RateLimited {
     async fn list(
         &self,
         _: Request<ListPodResourcesRequest>,
@@ -58,11 +58,12 @@ impl PodResourcesLister for Busy {
 }
 
 #[tokio::test]
-async fn gathers_the_ids_and_outlasts_the_rate_limit() {
+async fn collects_the_ids_and_retries_after_the_rate_limit() {
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("kubelet.sock");
     let listener = UnixListener::bind(&socket).unwrap();
-    let router = Server::builder().add_service(PodResourcesListerServer::new(Busy(AtomicUsize::new(3))));
+    let router =
+        Server::builder().add_service(PodResourcesListerServer::new(RateLimited(AtomicUsize::new(3))));
     tokio::spawn(router.serve_with_incoming(UnixListenerStream::new(listener)));
 
     let pods = PodResources::at(&socket).unwrap().list().await.unwrap();
@@ -73,17 +74,17 @@ async fn gathers_the_ids_and_outlasts_the_rate_limit() {
 }
 
 #[tokio::test]
-async fn a_missing_kubelet_is_an_error() {
+async fn returns_an_error_without_a_kubelet() {
     let directory = tempfile::tempdir().unwrap();
     let pod_resources = PodResources::at(&directory.path().join("kubelet.sock")).unwrap();
     assert!(matches!(pod_resources.list().await, Err(PodResourcesError::List(_))));
 }
 
 #[tokio::test]
-async fn a_kubelet_that_never_answers_is_given_up() {
+async fn times_out_when_the_kubelet_never_answers() {
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("kubelet.sock");
-    // Connections are taken by the kernel, and nobody reads them.
+    // The kernel accepts the connections, and no server reads them.
     let _listener = UnixListener::bind(&socket).unwrap();
     let pod_resources = PodResources::at(&socket).unwrap().with_timeout(Duration::from_millis(20));
     for _ in 0..2 {

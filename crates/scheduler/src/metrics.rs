@@ -1,245 +1,247 @@
-//! What the scheduler tells of itself.
+//! Metrics of the scheduler, written with `tessera_wire::metrics` like the agent's page.
 
-use std::collections::BTreeSet;
-use std::ops::Deref;
-use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ops::Deref,
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
-use prometheus_client::encoding::EncodeLabelSet;
-use prometheus_client::encoding::text::encode;
-use prometheus_client::metrics::counter::Counter;
-use prometheus_client::metrics::family::Family;
-use prometheus_client::metrics::gauge::Gauge;
-use prometheus_client::metrics::histogram::Histogram;
-use prometheus_client::registry::Registry;
+use tessera_wire::metrics::{
+    Format, Histogram, Labels,
+    MetricKind::{self, Counter, Gauge},
+    MetricsPage,
+};
 
 use crate::state::State;
 
-/// The type of the text, as Prometheus asks for it.
+/// Media type of the page.
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// All metrics.
-#[derive(Debug)]
+/// Upper bounds of the latency buckets in seconds, from half a millisecond to two seconds. The
+/// budgets are 1 ms for bind and 5 ms for filter.
+const LATENCY_BOUNDS: [f64; 12] = [0.0005, 0.001, 0.002, 0.003, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1.0, 2.0];
+
+/// Everything the scheduler counts.
+#[derive(Debug, Default)]
 pub struct Metrics {
-    registry: Registry,
-    calls: Family<Call, Counter>,
-    seconds: Family<Verb, Histogram>,
-    refusals: Family<Reason, Counter>,
-    binds: Family<Outcome, Counter>,
-    connected: Gauge,
-    /// The watches that do not run.
+    counters: Mutex<Counters>,
+    /// Watches that are not connected.
     interrupted: Mutex<BTreeSet<&'static str>>,
-    /// 1 for the leader.
-    pub leading: Gauge,
-    /// Filled from the state for each scrape; one at a time.
-    totals: Mutex<Totals>,
+    connected: AtomicBool,
+    leading: AtomicBool,
 }
 
 #[derive(Debug, Default)]
-struct Totals {
-    nodes: Gauge,
-    cards: Gauge,
-    cards_idle: Gauge,
-    cards_overbooked: Gauge,
-    pods_waiting: Gauge,
-    unconfirmed: Gauge,
-    rolled_back: Gauge,
-    quota_used: Family<QuotaLabels, Gauge>,
-    quota_limit: Family<QuotaLabels, Gauge>,
-    map: Family<PodGpu, Gauge>,
+struct Counters {
+    /// By verb and outcome.
+    calls: BTreeMap<(&'static str, &'static str), u64>,
+    /// By verb.
+    seconds: BTreeMap<&'static str, Histogram>,
+    /// By reason.
+    refusals: BTreeMap<&'static str, u64>,
+    /// By outcome.
+    binds: BTreeMap<&'static str, u64>,
 }
 
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct Verb {
-    verb: &'static str,
-}
-
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct Call {
-    verb: &'static str,
-    outcome: &'static str,
-}
-
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct Reason {
-    reason: &'static str,
-}
-
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct Outcome {
-    outcome: &'static str,
-}
-
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct QuotaLabels {
-    namespace: String,
-    model: String,
-    resource: &'static str,
-}
-
-/// As the exporter of old wrote them.
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct PodGpu {
-    gpu_id: String,
-    gpu_model: String,
-    namespace: String,
-    node: String,
-    pod_name: String,
-}
-
-/// From half a millisecond to two seconds: budgets are 1 ms for bind and 5 ms for filter.
-const BUCKETS: [f64; 12] = [0.0005, 0.001, 0.002, 0.003, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1.0, 2.0];
-
-impl Default for Metrics {
-    fn default() -> Self {
-        let mut registry = Registry::default();
-        let calls = Family::default();
-        let seconds = Family::new_with_constructor((|| Histogram::new(BUCKETS)) as fn() -> Histogram);
-        let (refusals, binds) = (Family::default(), Family::default());
-        let (connected, leading) = (Gauge::default(), Gauge::default());
-        let totals = Totals::default();
-        registry.register(
-            "pod_and_gpu_map_info",
-            "Provide a mapping relationship between pod and gpu",
-            totals.map.clone(),
-        );
-        let own = registry.sub_registry_with_prefix("tessera_scheduler");
-        own.register("calls", "Calls answered, by verb and outcome", calls.clone());
-        own.register("call_seconds", "How long calls took, by verb", seconds.clone());
-        own.register("refusals", "Nodes dropped by filter, by reason", refusals.clone());
-        own.register("binds", "Bindings sent, by what became of them", binds.clone());
-        own.register("api_connected", "1 while the watches of the API server run", connected.clone());
-        own.register("leading", "1 on the replica that leads", leading.clone());
-        own.register("nodes", "Nodes with GPUs", totals.nodes.clone());
-        own.register("gpus", "GPUs of all nodes", totals.cards.clone());
-        own.register("gpus_idle", "GPUs nobody holds anything of", totals.cards_idle.clone());
-        own.register(
-            "gpus_overbooked",
-            "GPUs that carry more than they have",
-            totals.cards_overbooked.clone(),
-        );
-        own.register("pods_waiting", "Pods that wait for GPUs", totals.pods_waiting.clone());
-        own.register("bookings_unconfirmed", "Bookings no watch has shown yet", totals.unconfirmed.clone());
-        own.register("bookings_rolled_back", "Bookings taken back", totals.rolled_back.clone());
-        own.register(
-            "quota_used",
-            "What namespaces hold: percent of a GPU, or MiB",
-            totals.quota_used.clone(),
-        );
-        own.register(
-            "quota_limit",
-            "What namespaces may hold: percent of a GPU, or MiB",
-            totals.quota_limit.clone(),
-        );
-        let (totals, interrupted) = (Mutex::new(totals), Mutex::default());
-        Self { registry, calls, seconds, refusals, binds, connected, interrupted, leading, totals }
-    }
+/// Values read from the state for one page.
+#[derive(Debug, Default)]
+struct StateTotals {
+    nodes: usize,
+    gpus: usize,
+    idle: usize,
+    overbooked: usize,
+    pods_waiting: usize,
+    unconfirmed: usize,
+    rolled_back: u64,
+    quota_used: BTreeMap<Labels, u64>,
+    quota_limit: BTreeMap<Labels, u64>,
+    pods_on_gpus: BTreeSet<Labels>,
 }
 
 impl Metrics {
-    /// A call was answered.
+    /// Counts an answered call.
     pub fn answered(&self, verb: &'static str, outcome: &'static str, took: Duration) {
-        self.calls.get_or_create(&Call { verb, outcome }).inc();
-        self.seconds.get_or_create(&Verb { verb }).observe(took.as_secs_f64());
+        let mut counters = lock(&self.counters);
+        *counters.calls.entry((verb, outcome)).or_default() += 1;
+        let seconds = counters.seconds.entry(verb).or_insert_with(|| Histogram::new(&LATENCY_BOUNDS));
+        seconds.observe(took.as_secs_f64());
     }
 
-    /// Nodes were dropped.
+    /// Counts nodes that filter rejected for a reason.
     pub fn refused(&self, reason: &'static str, nodes: u64) {
-        self.refusals.get_or_create(&Reason { reason }).inc_by(nodes);
+        *lock(&self.counters).refusals.entry(reason).or_default() += nodes;
     }
 
-    /// A watch runs, or does not.
+    /// Records whether the watch of a resource is connected.
     pub fn watching(&self, what: &'static str, runs: bool) {
-        let mut interrupted = self.interrupted.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut interrupted = lock(&self.interrupted);
         if runs {
             interrupted.remove(what);
         } else {
             interrupted.insert(what);
         }
-        self.connected.set(interrupted.is_empty().into());
+        self.connected.store(interrupted.is_empty(), Ordering::Relaxed);
     }
 
-    /// A Binding was sent.
+    /// Counts a Binding by its outcome.
     pub fn bound(&self, outcome: &'static str) {
-        self.binds.get_or_create(&Outcome { outcome }).inc();
+        *lock(&self.counters).binds.entry(outcome).or_default() += 1;
     }
 
-    /// The text for Prometheus. The state is given back before it is written: that takes longer than to count.
+    /// Records whether this replica leads.
+    pub fn set_leading(&self, leads: bool) {
+        self.leading.store(leads, Ordering::Relaxed);
+    }
+
+    /// Returns the page for Prometheus. The lock on the state is released before the page is
+    /// written, because writing takes longer than counting.
     #[must_use]
     pub fn text(&self, state: impl Deref<Target = State>) -> String {
-        let totals = self.totals.lock().unwrap_or_else(PoisonError::into_inner);
-        totals.fill(&state);
+        let totals = StateTotals::of(&state);
         drop(state);
-        let mut text = String::new();
-        // A String takes whatever is written to it.
-        let _ = encode(&mut text, &self.registry);
-        text
+        let mut page = MetricsPage::new(Format::OpenMetrics);
+        let mut pods =
+            page.family("pod_and_gpu_map_info", Gauge, "Provide a mapping relationship between pod and gpu.");
+        totals.pods_on_gpus.iter().for_each(|labels| pods.sample(labels, 1u64));
+        self.write_counters(&mut page);
+        let none = Labels::default();
+        let mut gauge = |name, help, value: u64| page.family(name, Gauge, help).sample(&none, value);
+        gauge(
+            "tessera_scheduler_api_connected",
+            "1 while all watches of the API server are connected.",
+            self.connected.load(Ordering::Relaxed).into(),
+        );
+        gauge(
+            "tessera_scheduler_leading",
+            "1 on the replica that leads.",
+            self.leading.load(Ordering::Relaxed).into(),
+        );
+        gauge("tessera_scheduler_nodes", "Nodes with GPUs.", totals.nodes as u64);
+        gauge("tessera_scheduler_gpus", "GPUs of all nodes.", totals.gpus as u64);
+        gauge("tessera_scheduler_gpus_idle", "GPUs without any grant.", totals.idle as u64);
+        gauge(
+            "tessera_scheduler_gpus_overbooked",
+            "GPUs with more grants than they have capacity.",
+            totals.overbooked as u64,
+        );
+        gauge("tessera_scheduler_pods_waiting", "Pods that wait for GPUs.", totals.pods_waiting as u64);
+        gauge(
+            "tessera_scheduler_bookings_unconfirmed",
+            "Bookings that no watch has confirmed yet.",
+            totals.unconfirmed as u64,
+        );
+        gauge("tessera_scheduler_bookings_rolled_back", "Bookings that were revoked.", totals.rolled_back);
+        let mut quota = |name, help, values: &BTreeMap<Labels, u64>| {
+            let mut family = page.family(name, Gauge, help);
+            values.iter().for_each(|(labels, value)| family.sample(labels, *value));
+        };
+        quota(
+            "tessera_scheduler_quota_used",
+            "Amount that a namespace holds: percent of a GPU, or MiB.",
+            &totals.quota_used,
+        );
+        quota(
+            "tessera_scheduler_quota_limit",
+            "Amount that a namespace may hold: percent of a GPU, or MiB.",
+            &totals.quota_limit,
+        );
+        page.finish()
+    }
+
+    fn write_counters(&self, page: &mut MetricsPage) {
+        let counters = lock(&self.counters);
+        let mut calls =
+            page.family("tessera_scheduler_calls_total", Counter, "Answered calls by verb and outcome.");
+        for ((verb, outcome), count) in &counters.calls {
+            calls.sample(&Labels::new(&[("verb", verb), ("outcome", outcome)]), *count);
+        }
+        let mut seconds = page.family(
+            "tessera_scheduler_call_seconds",
+            MetricKind::Histogram,
+            "Duration of calls by verb.",
+        );
+        for (verb, histogram) in &counters.seconds {
+            seconds.histogram(&Labels::new(&[("verb", verb)]), histogram);
+        }
+        let mut refusals = page.family(
+            "tessera_scheduler_refusals_total",
+            Counter,
+            "Nodes that filter rejected, by reason.",
+        );
+        for (reason, count) in &counters.refusals {
+            refusals.sample(&Labels::new(&[("reason", reason)]), *count);
+        }
+        let mut binds = page.family("tessera_scheduler_binds_total", Counter, "Bindings sent, by outcome.");
+        for (outcome, count) in &counters.binds {
+            binds.sample(&Labels::new(&[("outcome", outcome)]), *count);
+        }
     }
 }
 
-impl Totals {
-    fn fill(&self, state: &State) {
+impl StateTotals {
+    fn of(state: &State) -> Self {
         let nodes: Vec<_> = state.ledger().nodes().filter(|node| !node.node().gpus().is_empty()).collect();
-        set(&self.nodes, nodes.len());
-        set(&self.cards, nodes.iter().map(|node| node.node().gpus().len()).sum());
-        set(&self.cards_idle, nodes.iter().map(|node| node.idle().len()).sum());
-        set(&self.cards_overbooked, state.ledger().overbooked().values().map(Vec::len).sum());
-        set(&self.pods_waiting, state.gpu_pods().filter(|(_, pod)| pod.node.is_none()).count());
-        set(&self.unconfirmed, state.unconfirmed());
-        self.rolled_back.set(i64::try_from(state.rolled_back()).unwrap_or(i64::MAX));
-        self.fill_quota(state);
-        self.fill_map(state);
+        let mut totals = Self {
+            nodes: nodes.len(),
+            gpus: nodes.iter().map(|node| node.node().gpus().len()).sum(),
+            idle: nodes.iter().map(|node| node.idle().len()).sum(),
+            overbooked: state.ledger().overbooked().values().map(Vec::len).sum(),
+            pods_waiting: state.gpu_pods().filter(|(_, pod)| pod.node.is_none()).count(),
+            unconfirmed: state.unconfirmed(),
+            rolled_back: state.rolled_back(),
+            ..Self::default()
+        };
+        totals.count_quota(state);
+        totals.list_pods(state);
+        totals
     }
 
-    fn fill_quota(&self, state: &State) {
-        let (quota, accounts) = state.quota();
-        self.quota_used.clear();
-        self.quota_limit.clear();
-        let put =
-            |family: &Family<QuotaLabels, Gauge>, namespace: &str, model: &str, resource, amount: u64| {
-                let labels =
-                    QuotaLabels { namespace: namespace.to_owned(), model: model.to_owned(), resource };
-                family.get_or_create(&labels).set(i64::try_from(amount).unwrap_or(i64::MAX));
-            };
-        for (namespace, model, taken) in accounts.all() {
-            put(&self.quota_used, namespace, model, "percent", taken.compute_percent);
-            put(&self.quota_used, namespace, model, "mebibytes", taken.memory.0);
+    fn count_quota(&mut self, state: &State) {
+        let (quota, usage) = state.quota();
+        let labels = |namespace: &str, model: &str, resource: &str| {
+            Labels::new(&[("namespace", namespace), ("model", model), ("resource", resource)])
+        };
+        for (namespace, model, taken) in usage.all() {
+            self.quota_used.insert(labels(namespace, model, "percent"), taken.compute_percent);
+            self.quota_used.insert(labels(namespace, model, "mebibytes"), taken.memory.0);
         }
         for (namespace, limit) in &quota.namespaces {
-            for (model, cards) in limit.gpus_by_model.iter().flatten() {
-                put(&self.quota_limit, namespace, model, "percent", cards.saturating_mul(100));
+            for (model, gpus) in limit.gpus_by_model.iter().flatten() {
+                self.quota_limit.insert(labels(namespace, model, "percent"), gpus.saturating_mul(100));
             }
             if let Some(percent) = limit.compute_percent {
-                put(&self.quota_limit, namespace, "", "percent", percent);
+                self.quota_limit.insert(labels(namespace, "", "percent"), percent);
             }
             if let Some(memory) = limit.memory {
-                put(&self.quota_limit, namespace, "", "mebibytes", memory.0);
+                self.quota_limit.insert(labels(namespace, "", "mebibytes"), memory.0);
             }
         }
     }
 
-    fn fill_map(&self, state: &State) {
-        self.map.clear();
+    fn list_pods(&mut self, state: &State) {
         for (uid, pod) in state.gpu_pods() {
             let Some(grant) = state.ledger().grant(uid) else { continue };
             let Some(node) = state.ledger().node(&grant.node) else { continue };
-            for (gpu, _) in grant.containers.iter().flat_map(|container| &container.holds) {
-                let Some(card) = node.node().gpu(*gpu) else { continue };
-                let labels = PodGpu {
-                    gpu_id: gpu.to_string(),
-                    gpu_model: card.model.to_string(),
-                    namespace: pod.namespace.clone(),
-                    node: grant.node.to_string(),
-                    pod_name: pod.name.clone(),
-                };
-                self.map.get_or_create(&labels).set(1);
+            for (index, _) in grant.containers.iter().flat_map(|container| &container.holds) {
+                let Some(gpu) = node.node().gpu(*index) else { continue };
+                self.pods_on_gpus.insert(Labels::new(&[
+                    ("gpu_id", &index.to_string()),
+                    ("gpu_model", &gpu.model.to_string()),
+                    ("namespace", &pod.namespace),
+                    ("node", &grant.node.to_string()),
+                    ("pod_name", &pod.name),
+                ]));
             }
         }
     }
 }
 
-fn set(gauge: &Gauge, count: usize) {
-    gauge.set(i64::try_from(count).unwrap_or(i64::MAX));
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
@@ -247,15 +249,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_watch_that_runs_does_not_hide_another_that_does_not() {
+    fn is_connected_only_while_every_watch_is() {
         let metrics = Metrics::default();
-        let told = |what, runs| {
+        let connected = |what, runs| {
             metrics.watching(what, runs);
-            metrics.connected.get()
+            metrics.connected.load(Ordering::Relaxed)
         };
-        assert_eq!(told("nodes", true), 1);
-        assert_eq!(told("nodes", false), 0);
-        assert_eq!(told("pods", true), 0);
-        assert_eq!(told("nodes", true), 1);
+        assert!(connected("nodes", true));
+        assert!(!connected("nodes", false));
+        assert!(!connected("pods", true));
+        assert!(connected("nodes", true));
     }
 }

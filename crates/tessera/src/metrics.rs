@@ -87,18 +87,18 @@ enum LabelSet {
 
 impl SamplingArguments {
     pub(crate) fn settings(&self) -> Result<Sampling> {
-        let every = Duration::try_from_secs_f64(self.sample_every).ok();
-        let every = every.filter(|every| *every >= Duration::from_millis(100));
+        let interval = Duration::try_from_secs_f64(self.sample_every).ok();
+        let interval = interval.filter(|interval| *interval >= Duration::from_millis(100));
         Ok(Sampling {
-            every: every.context("--sample-every: write seconds, at least 0.1")?,
-            processes: self.proc_root.clone().unwrap_or_else(|| PathBuf::from("/proc")),
+            interval: interval.context("--sample-every: write seconds, at least 0.1")?,
+            proc_root: self.proc_root.clone().unwrap_or_else(|| PathBuf::from("/proc")),
             // A directory given by the user is trusted to show the whole host.
-            trust_processes: self.proc_root.is_some(),
+            trust_proc_root: self.proc_root.is_some(),
             host_ip: std::env::var("HOST_IP").or_else(|_| std::env::var("hostIP")).unwrap_or_default(),
-            wanted: MetricsOptions {
+            metrics: MetricsOptions {
                 vocabularies: self.metrics.iter().copied().collect(),
                 processes: self.process_series,
-                most_processes: self.most_processes,
+                max_processes: self.most_processes,
                 old_pod_memory_labels: self.pod_memory_labels == LabelSet::Old,
                 hostname_label: self.hostname_label.clone(),
                 ..MetricsOptions::default()
@@ -110,7 +110,7 @@ impl SamplingArguments {
 pub(crate) fn run(arguments: Arguments) -> Result<ExitCode> {
     log::start_quietly("warn")?;
     let sampling = arguments.sampling.settings()?;
-    let wanted = sampling.wanted.clone();
+    let options = sampling.metrics.clone();
     let node = NodeName(arguments.node_name.unwrap_or_else(host::name));
     let standalone = match Standalone::start(node, Arc::from(arguments.gpus.open()), sampling) {
         Ok(standalone) => standalone,
@@ -121,7 +121,7 @@ pub(crate) fn run(arguments: Arguments) -> Result<ExitCode> {
         Some(address) => serve(standalone, address)?,
         None => {
             std::thread::sleep(arguments.look_for);
-            crate::print(&families::metrics(&standalone.picture(), &wanted, Format::Plain));
+            crate::print(&families::metrics(&standalone.snapshot(), &options, Format::Plain));
         }
     }
     Ok(ExitCode::SUCCESS)

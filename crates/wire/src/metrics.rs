@@ -1,11 +1,17 @@
-//! Metrics as text, in the two forms Prometheus reads: its own of old (0.0.4) and OpenMetrics 1.0.
+//! Writes metrics in the two text formats that Prometheus reads: its own (0.0.4) and OpenMetrics
+//! 1.0.
 //!
-//! Families come one after the other, each written once with all its samples. What is written is always well-formed: values and
-//! labels are escaped, numbers that are none are left out, a family without samples is not mentioned.
+//! Agent and scheduler both write their pages with this module instead of a client library: a
+//! client library fixes metric names by type (`_total`), and the agent also writes families of
+//! other projects that break this rule.
+//!
+//! Each family is written once with all its samples. The text is always well-formed: label values
+//! are escaped, values that are not finite are left out, and a family without samples is not
+//! mentioned.
 
 use std::fmt::{self, Write as _};
 
-/// How the text is written.
+/// Text format of a page.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Format {
     /// `text/plain; version=0.0.4`.
@@ -15,40 +21,54 @@ pub enum Format {
     OpenMetrics,
 }
 
-/// What a family is.
+/// Type of a family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    /// Goes up and down.
+pub enum MetricKind {
+    /// Value that goes up and down.
     Gauge,
-    /// Only grows; its name ends in `_total` unless it is another project's.
+    /// Value that only grows. The name ends in `_total`, except in families of other projects.
     Counter,
-    /// Facts in labels, always 1; its name ends in `_info`.
+    /// Labels with the constant value 1. The name ends in `_info`.
     Info,
+    /// Observations counted in buckets, written with [`FamilyWriter::histogram`].
+    Histogram,
 }
 
-/// Labels as they stand between braces, ready to be written many times.
+/// Labels in the form in which they stand between braces, ready to be written many times.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Labels(String);
 
-/// A page of metrics in the making.
+/// A page of metrics that is being written.
 #[derive(Debug)]
-pub struct Page {
+pub struct MetricsPage {
     format: Format,
     text: String,
 }
 
-/// One family in the making.
+/// One family that is being written.
 #[derive(Debug)]
-pub struct Family<'a> {
-    page: &'a mut Page,
+pub struct FamilyWriter<'a> {
+    page: &'a mut MetricsPage,
     name: &'a str,
-    kind: Kind,
+    kind: MetricKind,
     help: &'a str,
     begun: bool,
 }
 
+/// Observations counted in buckets.
+#[derive(Clone, Debug)]
+pub struct Histogram {
+    /// Inclusive upper bounds in ascending order. Observations above the last bound are counted as
+    /// well.
+    bounds: &'static [f64],
+    /// Observations by bucket. The last bucket has no upper bound.
+    counts: Vec<u64>,
+    sum: f64,
+}
+
 impl Format {
-    /// The one a reader prefers, by its `Accept` header: OpenMetrics if it names it with no less weight than plain text.
+    /// Returns the format that a reader prefers by its `Accept` header: OpenMetrics if the header
+    /// gives it no less weight than plain text.
     #[must_use]
     pub fn accepted(header: &str) -> Self {
         let mut open = None;
@@ -69,7 +89,7 @@ impl Format {
         if open.is_some_and(|weight| weight >= plain) { Self::OpenMetrics } else { Self::Plain }
     }
 
-    /// The text's media type.
+    /// Returns the media type of the text.
     #[must_use]
     pub fn content_type(self) -> &'static str {
         match self {
@@ -80,7 +100,7 @@ impl Format {
 }
 
 impl Labels {
-    /// These names and values, in this order.
+    /// Returns these names and values in this order.
     #[must_use]
     pub fn new(pairs: &[(&str, &str)]) -> Self {
         let mut labels = Self::default();
@@ -88,7 +108,7 @@ impl Labels {
         labels
     }
 
-    /// One more.
+    /// Appends one label.
     pub fn push(&mut self, name: &str, value: &str) {
         if !self.0.is_empty() {
             self.0.push(',');
@@ -99,7 +119,7 @@ impl Labels {
         self.0.push('"');
     }
 
-    /// Also these.
+    /// Returns these labels followed by `pairs`.
     #[must_use]
     pub fn and(&self, pairs: &[(&str, &str)]) -> Self {
         let mut labels = self.clone();
@@ -114,19 +134,19 @@ impl fmt::Display for Labels {
     }
 }
 
-impl Page {
-    /// Nothing yet.
+impl MetricsPage {
+    /// Returns an empty page.
     #[must_use]
     pub fn new(format: Format) -> Self {
         Self { format, text: String::new() }
     }
 
-    /// Begins a family. Each may be begun once.
-    pub fn family<'a>(&'a mut self, name: &'a str, kind: Kind, help: &'a str) -> Family<'a> {
-        Family { page: self, name, kind, help, begun: false }
+    /// Starts a family. Each family may be started once.
+    pub fn family<'a>(&'a mut self, name: &'a str, kind: MetricKind, help: &'a str) -> FamilyWriter<'a> {
+        FamilyWriter { page: self, name, kind, help, begun: false }
     }
 
-    /// The text.
+    /// Returns the text of the page.
     #[must_use]
     pub fn finish(mut self) -> String {
         if self.format == Format::OpenMetrics {
@@ -136,45 +156,100 @@ impl Page {
     }
 }
 
-impl Family<'_> {
-    /// One sample. A value that is no number, or not there, is left out.
+impl FamilyWriter<'_> {
+    /// Writes one sample. A value that is absent or not finite is left out.
     pub fn sample(&mut self, labels: &Labels, value: impl Into<Value>) {
         let value = value.into();
-        let text = &mut self.page.text;
-        let begin = text.len();
+        let begin = self.page.text.len();
         if !self.begun {
-            header(text, self.page.format, self.name, self.kind, self.help);
+            header(&mut self.page.text, self.page.format, self.name, self.kind, self.help);
         }
+        if self.line("", labels, value) {
+            self.begun = true;
+        } else {
+            self.page.text.truncate(begin);
+        }
+    }
+
+    /// Writes the sum, the count and the cumulative buckets of a histogram. The label `le` comes
+    /// first.
+    pub fn histogram(&mut self, labels: &Labels, histogram: &Histogram) {
+        if !self.begun {
+            header(&mut self.page.text, self.page.format, self.name, self.kind, self.help);
+            self.begun = true;
+        }
+        let count: u64 = histogram.counts.iter().sum();
+        self.name_and_labels("_sum", labels);
+        // The sum always has a decimal point. Writing to a String cannot fail.
+        let _ = writeln!(self.page.text, "{:?}", histogram.sum);
+        self.line("_count", labels, Value::Whole(count));
+        let mut below = 0;
+        let bounds = histogram.bounds.iter().map(|bound| format!("{bound:?}"));
+        for (bound, count) in bounds.chain(["+Inf".to_owned()]).zip(&histogram.counts) {
+            below += count;
+            let mut with_bound = Labels::new(&[("le", &bound)]);
+            if !labels.0.is_empty() {
+                with_bound.0.push(',');
+                with_bound.0.push_str(&labels.0);
+            }
+            self.line("_bucket", &with_bound, Value::Whole(below));
+        }
+    }
+
+    /// Writes one line unless the value is absent or not finite. Returns whether it wrote the line.
+    fn line(&mut self, suffix: &str, labels: &Labels, value: Value) -> bool {
+        if matches!(value, Value::Absent) || matches!(value, Value::Real(number) if !number.is_finite()) {
+            return false;
+        }
+        self.name_and_labels(suffix, labels);
+        // Writing to a String cannot fail.
+        let _ = match value {
+            Value::Whole(number) => writeln!(self.page.text, "{number}"),
+            Value::Real(number) => writeln!(self.page.text, "{number}"),
+            Value::Absent => Ok(()),
+        };
+        true
+    }
+
+    fn name_and_labels(&mut self, suffix: &str, labels: &Labels) {
+        let text = &mut self.page.text;
         text.push_str(self.name);
+        text.push_str(suffix);
         if !labels.0.is_empty() {
             text.push('{');
             text.push_str(&labels.0);
             text.push('}');
         }
         text.push(' ');
-        let before = text.len();
-        // Writing to a String cannot fail.
-        let _ = match value {
-            Value::Whole(number) => writeln!(text, "{number}"),
-            Value::Real(number) if number.is_finite() => writeln!(text, "{number}"),
-            Value::Real(_) | Value::Absent => Ok(()),
-        };
-        if text.len() == before {
-            text.truncate(begin);
-        } else {
-            self.begun = true;
-        }
     }
 }
 
-/// A sample's value.
+impl Histogram {
+    /// Returns a histogram without observations. `bounds` are the upper bounds of the buckets in
+    /// ascending order.
+    #[must_use]
+    pub fn new(bounds: &'static [f64]) -> Self {
+        Self { bounds, counts: vec![0; bounds.len() + 1], sum: 0.0 }
+    }
+
+    /// Counts one observation.
+    pub fn observe(&mut self, value: f64) {
+        let bucket = self.bounds.partition_point(|bound| *bound < value);
+        if let Some(count) = self.counts.get_mut(bucket) {
+            *count += 1;
+        }
+        self.sum += value;
+    }
+}
+
+/// Value of a sample.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Value {
-    /// Counted.
+    /// Whole number.
     Whole(u64),
-    /// Measured.
+    /// Real number.
     Real(f64),
-    /// Unknown: no sample.
+    /// Unknown value, for which no sample is written.
     Absent,
 }
 
@@ -214,16 +289,17 @@ impl<T: Into<Self>> From<Option<T>> for Value {
     }
 }
 
-fn header(text: &mut String, format: Format, name: &str, kind: Kind, help: &str) {
-    // OpenMetrics names a family without the ending that its type adds to the samples.
+fn header(text: &mut String, format: Format, name: &str, kind: MetricKind, help: &str) {
+    // OpenMetrics names a family without the suffix that its type adds to the samples.
     let (family, kind) = match (format, kind) {
-        (Format::Plain, Kind::Counter) => (name, "counter"),
-        (Format::Plain, Kind::Gauge | Kind::Info) => (name, "gauge"),
-        (Format::OpenMetrics, Kind::Gauge) => (name, "gauge"),
-        (Format::OpenMetrics, Kind::Counter) => {
+        (Format::Plain, MetricKind::Counter) => (name, "counter"),
+        (Format::Plain, MetricKind::Gauge | MetricKind::Info) => (name, "gauge"),
+        (Format::OpenMetrics, MetricKind::Gauge) => (name, "gauge"),
+        (_, MetricKind::Histogram) => (name, "histogram"),
+        (Format::OpenMetrics, MetricKind::Counter) => {
             name.strip_suffix("_total").map_or((name, "unknown"), |family| (family, "counter"))
         }
-        (Format::OpenMetrics, Kind::Info) => {
+        (Format::OpenMetrics, MetricKind::Info) => {
             name.strip_suffix("_info").map_or((name, "gauge"), |family| (family, "info"))
         }
     };
@@ -250,7 +326,8 @@ fn escape(value: &str, quotes: bool, text: &mut String) {
     }
 }
 
-/// What may be the name of a metric; anything else becomes `_`, as the client library of Python does it.
+/// Returns `text` as a legal metric name. Any other character becomes `_`, as in the Python client
+/// library.
 #[must_use]
 pub fn legal_name(text: &str) -> String {
     let legal = |(place, c): (usize, char)| {
@@ -265,20 +342,20 @@ mod tests {
     use super::*;
 
     fn page(format: Format) -> String {
-        let mut page = Page::new(format);
+        let mut page = MetricsPage::new(format);
         let labels = Labels::new(&[("gpu", "0"), ("name", "a\"b\\c\nd")]);
-        let mut family = page.family("x_seconds_total", Kind::Counter, "Time \"x\",\nin all.");
+        let mut family = page.family("x_seconds_total", MetricKind::Counter, "Time \"x\",\nin all.");
         family.sample(&labels, 1.5);
         family.sample(&labels.and(&[("more", "")]), 2u64);
         family.sample(&labels, f64::NAN);
-        page.family("nothing", Kind::Gauge, "Never written.").sample(&labels, None::<u64>);
-        page.family("facts_info", Kind::Info, "Facts.").sample(&Labels::default(), 1u64);
-        page.family("FOREIGN_COUNT", Kind::Counter, "Not ours.").sample(&Labels::default(), 7u64);
+        page.family("nothing", MetricKind::Gauge, "Never written.").sample(&labels, None::<u64>);
+        page.family("facts_info", MetricKind::Info, "Facts.").sample(&Labels::default(), 1u64);
+        page.family("FOREIGN_COUNT", MetricKind::Counter, "Not ours.").sample(&Labels::default(), 7u64);
         page.finish()
     }
 
     #[test]
-    fn plain() {
+    fn writes_plain_text() {
         let expected = r#"# TYPE x_seconds_total counter
 # HELP x_seconds_total Time "x",\nin all.
 x_seconds_total{gpu="0",name="a\"b\\c\nd"} 1.5
@@ -294,7 +371,7 @@ FOREIGN_COUNT 7
     }
 
     #[test]
-    fn open_metrics() {
+    fn writes_open_metrics() {
         let expected = r#"# TYPE x_seconds counter
 # UNIT x_seconds seconds
 # HELP x_seconds Time \"x\",\nin all.
@@ -312,7 +389,31 @@ FOREIGN_COUNT 7
     }
 
     #[test]
-    fn readers_choose() {
+    fn writes_histograms_with_cumulative_buckets() {
+        let mut histogram = Histogram::new(&[0.5, 1.0]);
+        [0.25, 0.5, 1.0, 3.0].into_iter().for_each(|value| histogram.observe(value));
+        let mut page = MetricsPage::new(Format::OpenMetrics);
+        let mut family = page.family("call_seconds", MetricKind::Histogram, "Time.");
+        family.histogram(&Labels::new(&[("verb", "bind")]), &histogram);
+        family.histogram(&Labels::default(), &Histogram::new(&[]));
+        let expected = r#"# TYPE call_seconds histogram
+# UNIT call_seconds seconds
+# HELP call_seconds Time.
+call_seconds_sum{verb="bind"} 4.75
+call_seconds_count{verb="bind"} 4
+call_seconds_bucket{le="0.5",verb="bind"} 2
+call_seconds_bucket{le="1.0",verb="bind"} 3
+call_seconds_bucket{le="+Inf",verb="bind"} 4
+call_seconds_sum 0.0
+call_seconds_count 0
+call_seconds_bucket{le="+Inf"} 0
+# EOF
+"#;
+        assert_eq!(page.finish(), expected);
+    }
+
+    #[test]
+    fn chooses_the_format_by_the_accept_header() {
         for (header, format) in [
             ("", Format::Plain),
             ("*/*", Format::Plain),
@@ -331,7 +432,7 @@ FOREIGN_COUNT 7
     }
 
     #[test]
-    fn names() {
+    fn replaces_illegal_characters_in_names() {
         assert_eq!(legal_name("gpu-node-01"), "gpu_node_01");
         assert_eq!(legal_name("10.0.0.1"), "_0_0_0_1");
     }
@@ -339,8 +440,8 @@ FOREIGN_COUNT 7
     proptest::proptest! {
         #[test]
         fn a_label_never_breaks_its_line(value in ".{0,60}|(\\PC|\n|\"|\\\\){0,20}") {
-            let mut page = Page::new(Format::Plain);
-            page.family("m", Kind::Gauge, "h").sample(&Labels::new(&[("l", &value)]), 1u64);
+            let mut page = MetricsPage::new(Format::Plain);
+            page.family("m", MetricKind::Gauge, "h").sample(&Labels::new(&[("l", &value)]), 1u64);
             let text = page.finish();
             proptest::prop_assert_eq!(text.split('\n').count(), 4);
             let written = text.lines().nth(2).unwrap().strip_prefix("m{l=\"").unwrap().strip_suffix("\"} 1").unwrap();

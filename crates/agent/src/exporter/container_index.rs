@@ -1,4 +1,4 @@
-//! From what the kernel says of a process to the container it belongs to.
+//! Looks up the container of a process by what the kernel reports about the process.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,47 +7,48 @@ use tessera_wire::foreign::cgroup::CgroupOwner;
 
 use crate::controller::PodView;
 
-/// A container of a pod of this node. The name is empty where only the pod is known, as with a sandbox that opens the GPU itself.
+/// A container of a pod on this node. The container name is empty if only the pod is known, for example
+/// when a sandbox opens the GPU itself.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ContainerKey {
-    /// The pod.
+    /// UID of the pod.
     pub uid: PodUid,
-    /// The container's name.
+    /// Name of the container.
     pub container: String,
 }
 
-/// To whom something is counted.
+/// The consumer to which usage is counted.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Consumer {
     /// A container of a pod.
     Container(ContainerKey),
-    /// The machine itself, and containers that no pod has.
+    /// Processes of the host, including containers that belong to no pod.
     Host,
-    /// Nobody can tell: the process is gone, or its pod is not known.
+    /// A process that has ended or whose pod is not known.
     Unknown,
 }
 
-/// The pods of the node, by what the kernel knows of them.
+/// The pods and containers of the node, indexed by the identifiers that appear in cgroup paths.
 #[derive(Debug, Default)]
 pub struct ContainerIndex {
-    /// By the UID that the kubelet uses.
+    /// Pods by the UID that the kubelet uses.
     pods: BTreeMap<String, PodUid>,
-    /// By the container's ID; also of earlier runs that the API server has forgotten.
+    /// Containers by their ID, including earlier runs that are no longer in the pod's status.
     containers: BTreeMap<String, ContainerKey>,
     alive: BTreeSet<PodUid>,
 }
 
 impl ContainerIndex {
-    /// All pods of the node, as they are now.
-    pub fn learn(&mut self, pods: &[PodView]) {
+    /// Replaces the pods of the node. Earlier container IDs of a pod are kept until the pod is gone.
+    pub fn set_pods(&mut self, pods: &[PodView]) {
         self.pods.clear();
         for pod in pods {
             self.pods.insert(pod.uid.0.to_lowercase(), pod.uid.clone());
             let other = pod.kubelet_uid.as_ref();
             self.pods.extend(other.map(|uid| (uid.to_lowercase(), pod.uid.clone())));
         }
-        let there: BTreeSet<&PodUid> = pods.iter().map(|pod| &pod.uid).collect();
-        self.containers.retain(|_, key| there.contains(&key.uid));
+        let present: BTreeSet<&PodUid> = pods.iter().map(|pod| &pod.uid).collect();
+        self.containers.retain(|_, key| present.contains(&key.uid));
         for pod in pods {
             for (id, name) in &pod.containers {
                 let known =
@@ -61,14 +62,14 @@ impl ContainerIndex {
         self.alive = pods.iter().filter(|pod| !pod.ended).map(|pod| pod.uid.clone()).collect();
     }
 
-    /// To whom a process of this owner is counted.
+    /// Returns the consumer to which a process of this owner is counted.
     #[must_use]
-    pub fn holder(&self, owner: Option<&CgroupOwner>) -> Consumer {
+    pub fn consumer(&self, owner: Option<&CgroupOwner>) -> Consumer {
         let container = |id: &String| self.containers.get(id).cloned().map(Consumer::Container);
         match owner {
             None => Consumer::Unknown,
             Some(CgroupOwner::Host) => Consumer::Host,
-            // A private cgroup namespace hides the pod of our own neighbours.
+            // In a private cgroup namespace, the path of another container does not name its pod.
             Some(CgroupOwner::Container(id)) => container(id).unwrap_or(Consumer::Host),
             Some(CgroupOwner::Pod { uid, container: id }) => {
                 let of_pod = || {
@@ -80,7 +81,7 @@ impl ContainerIndex {
         }
     }
 
-    /// Whether a pod is there and not over.
+    /// Returns whether a pod exists and has not ended.
     #[must_use]
     pub fn is_alive(&self, uid: &PodUid) -> bool {
         self.alive.contains(uid)
@@ -111,30 +112,30 @@ mod tests {
     }
 
     #[test]
-    fn containers_are_found_by_id_and_pods_by_either_uid() {
-        let mut book = ContainerIndex::default();
+    fn finds_containers_by_id_and_pods_by_either_uid() {
+        let mut index = ContainerIndex::default();
         let mut mirrored = pod("mirror", &[]);
         mirrored.kubelet_uid = Some("hash".into());
-        book.learn(&[pod("a", &[("1", "main"), ("2", "side")]), mirrored]);
-        assert_eq!(book.holder(Some(&in_pod("a", "2"))), key("a", "side"));
-        assert_eq!(book.holder(Some(&in_pod("a", "sandbox"))), key("a", ""));
-        assert_eq!(book.holder(Some(&in_pod("hash", "9"))), key("mirror", ""));
-        assert_eq!(book.holder(Some(&CgroupOwner::Container("1".into()))), key("a", "main"));
-        assert_eq!(book.holder(Some(&CgroupOwner::Container("7".into()))), Consumer::Host);
-        assert_eq!(book.holder(Some(&CgroupOwner::Host)), Consumer::Host);
-        assert_eq!(book.holder(Some(&in_pod("other", "9"))), Consumer::Unknown);
-        assert_eq!(book.holder(None), Consumer::Unknown);
+        index.set_pods(&[pod("a", &[("1", "main"), ("2", "side")]), mirrored]);
+        assert_eq!(index.consumer(Some(&in_pod("a", "2"))), key("a", "side"));
+        assert_eq!(index.consumer(Some(&in_pod("a", "sandbox"))), key("a", ""));
+        assert_eq!(index.consumer(Some(&in_pod("hash", "9"))), key("mirror", ""));
+        assert_eq!(index.consumer(Some(&CgroupOwner::Container("1".into()))), key("a", "main"));
+        assert_eq!(index.consumer(Some(&CgroupOwner::Container("7".into()))), Consumer::Host);
+        assert_eq!(index.consumer(Some(&CgroupOwner::Host)), Consumer::Host);
+        assert_eq!(index.consumer(Some(&in_pod("other", "9"))), Consumer::Unknown);
+        assert_eq!(index.consumer(None), Consumer::Unknown);
     }
 
     #[test]
-    fn a_container_started_again_and_again_stays_itself_until_its_pod_goes() {
-        let mut book = ContainerIndex::default();
+    fn keeps_earlier_container_ids_until_the_pod_is_gone() {
+        let mut index = ContainerIndex::default();
         for id in ["1", "2", "3"] {
-            book.learn(&[pod("a", &[(id, "main")])]);
+            index.set_pods(&[pod("a", &[(id, "main")])]);
         }
-        assert_eq!(book.holder(Some(&in_pod("a", "1"))), key("a", "main"));
-        book.learn(&[]);
-        assert_eq!(book.holder(Some(&in_pod("a", "1"))), Consumer::Unknown);
-        assert!(!book.is_alive(&PodUid("a".into())));
+        assert_eq!(index.consumer(Some(&in_pod("a", "1"))), key("a", "main"));
+        index.set_pods(&[]);
+        assert_eq!(index.consumer(Some(&in_pod("a", "1"))), Consumer::Unknown);
+        assert!(!index.is_alive(&PodUid("a".into())));
     }
 }

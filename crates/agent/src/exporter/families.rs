@@ -1,4 +1,4 @@
-//! The same picture in the words of each project.
+//! Metric families: one snapshot in the names of each supported project.
 
 mod cadvisor;
 mod dcgm;
@@ -10,34 +10,34 @@ mod processes;
 
 use std::{collections::BTreeSet, str::FromStr};
 
-use tessera_wire::metrics::{Format, Labels, Page};
+use tessera_wire::metrics::{Format, Labels, MetricsPage};
 
 use super::{ContainerSnapshot, GpuSnapshot, Snapshot};
 
-/// A project whose families are written.
+/// A project whose metric names are supported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Vocabulary {
-    /// Ours, in base units.
+    /// Tessera's own families, in base units.
     Native,
-    /// Which pod has which GPU: `pod_and_gpu_map_info`.
+    /// Pods with their GPUs: `pod_and_gpu_map_info`.
     Map,
     /// Memory by process: `pod_used_gpu_mem_MB`.
     PodMemory,
     /// The four families of gpu-manager.
     GpuManager,
-    /// Names and labels of dcgm-exporter, by GPU.
+    /// Families of dcgm-exporter, by GPU.
     Dcgm,
-    /// The two of them that can be told by container, also by container.
+    /// Families of dcgm-exporter, and the two that can be measured by container also by container.
     DcgmPods,
-    /// `container_accelerator_*`.
+    /// Families `container_accelerator_*` of cAdvisor.
     Cadvisor,
-    /// `hami_*`.
+    /// Families `hami_*` of HAMi.
     Hami,
-    /// What these were called before.
+    /// Families of HAMi under their earlier names.
     HamiLegacy,
 }
 
-/// Every vocabulary by its name.
+/// All vocabularies by their name on the command line.
 pub const VOCABULARIES: [(&str, Vocabulary); 9] = [
     ("native", Vocabulary::Native),
     ("map", Vocabulary::Map),
@@ -50,10 +50,10 @@ pub const VOCABULARIES: [(&str, Vocabulary); 9] = [
     ("hami-legacy", Vocabulary::HamiLegacy),
 ];
 
-/// The name of no vocabulary.
+/// A name that is not in [`VOCABULARIES`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "unknown metrics {0:?}; there are native, map, pod-memory, gpu-manager, dcgm, dcgm-pods, cadvisor, hami and hami-legacy"
+    "unknown metrics {0:?}; choose from native, map, pod-memory, gpu-manager, dcgm, dcgm-pods, cadvisor, hami and hami-legacy"
 )]
 pub struct UnknownVocabulary(String);
 
@@ -66,20 +66,20 @@ impl FromStr for Vocabulary {
     }
 }
 
-/// Which families are written, and how.
+/// Selects the families of `/metrics` and their form.
 #[derive(Clone, Debug)]
 pub struct MetricsOptions {
-    /// Whose.
+    /// Projects whose families are written.
     pub vocabularies: BTreeSet<Vocabulary>,
-    /// Whether ours also tell of each process.
+    /// True to add native series for each process.
     pub processes: bool,
-    /// How many processes are told apart at most; the others are summed up.
-    pub most_processes: usize,
-    /// Whether `pod_used_gpu_mem_MB` has the labels of its first versions.
+    /// Largest number of processes with series of their own. The others are summed up.
+    pub max_processes: usize,
+    /// True to write `pod_used_gpu_mem_MB` with the labels of its first version.
     pub old_pod_memory_labels: bool,
-    /// The label with the node's name in DCGM's families: `Hostname`, or `hostname` as its newest versions write.
+    /// Label with the node's name in DCGM's families: `Hostname`, or `hostname` as in its latest versions.
     pub hostname_label: String,
-    /// The version to tell of ourselves.
+    /// Version reported in `tessera_agent_build_info`.
     pub version: &'static str,
 }
 
@@ -89,7 +89,7 @@ impl Default for MetricsOptions {
         Self {
             vocabularies: [Native, Map, PodMemory, GpuManager].into(),
             processes: false,
-            most_processes: 256,
+            max_processes: 256,
             old_pod_memory_labels: false,
             hostname_label: "Hostname".to_owned(),
             version: env!("CARGO_PKG_VERSION"),
@@ -97,60 +97,60 @@ impl Default for MetricsOptions {
     }
 }
 
-/// `/metrics`: all that is wanted.
+/// Returns the page `/metrics` with all selected families.
 #[must_use]
-pub fn metrics(picture: &Snapshot, wanted: &MetricsOptions, format: Format) -> String {
-    let mut page = Page::new(format);
-    let wants = |vocabulary| wanted.vocabularies.contains(&vocabulary);
+pub fn metrics(snapshot: &Snapshot, options: &MetricsOptions, format: Format) -> String {
+    let mut page = MetricsPage::new(format);
+    let wants = |vocabulary| options.vocabularies.contains(&vocabulary);
     if wants(Vocabulary::Native) {
-        native::write(picture, wanted, &mut page);
+        native::write(snapshot, options, &mut page);
     }
     if wants(Vocabulary::Map) {
-        exporters::map(picture, &mut page);
+        exporters::map(snapshot, &mut page);
     }
     if wants(Vocabulary::PodMemory) {
-        exporters::pod_memory(picture, wanted, &mut page);
+        exporters::pod_memory(snapshot, options, &mut page);
     }
     if wants(Vocabulary::GpuManager) {
-        gpu_manager::write(picture, &mut page);
+        gpu_manager::write(snapshot, &mut page);
     }
     if wants(Vocabulary::Dcgm) || wants(Vocabulary::DcgmPods) {
-        dcgm::write(picture, wanted, wants(Vocabulary::DcgmPods), &mut page);
+        dcgm::write(snapshot, options, wants(Vocabulary::DcgmPods), &mut page);
     }
     if wants(Vocabulary::Cadvisor) {
-        cadvisor::write(picture, &mut page);
+        cadvisor::write(snapshot, &mut page);
     }
     if wants(Vocabulary::Hami) {
-        hami::write(picture, &mut page);
+        hami::write(snapshot, &mut page);
     }
     if wants(Vocabulary::HamiLegacy) {
-        hami::write_before(picture, &mut page);
+        hami::write_legacy(snapshot, &mut page);
     }
     page.finish()
 }
 
-/// `/metrics/nodes`: which pod has which GPU, in a family named after the node.
+/// Returns the page `/metrics/nodes`: pods with their GPUs, in a family named after the node.
 #[must_use]
-pub fn metrics_of_nodes(picture: &Snapshot, format: Format) -> String {
-    let mut page = Page::new(format);
-    exporters::nodes(picture, &mut page);
+pub fn metrics_of_nodes(snapshot: &Snapshot, format: Format) -> String {
+    let mut page = MetricsPage::new(format);
+    exporters::nodes(snapshot, &mut page);
     page.finish()
 }
 
-/// `/metric`: what gpu-manager answers there.
+/// Returns the page `/metric` as gpu-manager serves it.
 #[must_use]
-pub fn metric(picture: &Snapshot, format: Format) -> String {
-    let mut page = Page::new(format);
-    gpu_manager::write(picture, &mut page);
+pub fn metric(snapshot: &Snapshot, format: Format) -> String {
+    let mut page = MetricsPage::new(format);
+    gpu_manager::write(snapshot, &mut page);
     page.finish()
 }
 
-/// Which GPU, in our labels.
-fn gpu_labels(card: &GpuSnapshot) -> Labels {
-    Labels::new(&[("gpu", &card.gpu.index.to_string()), ("uuid", &card.gpu.uuid.0)])
+/// Returns the native labels of a GPU.
+fn gpu_labels(gpu: &GpuSnapshot) -> Labels {
+    Labels::new(&[("gpu", &gpu.info.index.to_string()), ("uuid", &gpu.info.uuid.0)])
 }
 
-/// Which container, in our labels.
+/// Returns the native labels of a container.
 fn container_labels(container: &ContainerSnapshot) -> Labels {
     Labels::new(&[
         ("namespace", &container.namespace),

@@ -1,123 +1,126 @@
-//! The accounts of all GPUs, kept as samples come.
+//! Accumulated usage of all GPUs of a node, updated as samples arrive.
 
-mod card;
-mod library;
+mod gpu;
+mod share_reports;
 
 use std::collections::BTreeMap;
 
 use tessera_core::gpu::GpuUuid;
 use tessera_node::{gpus::GpuSample, processes::ProcessInfo};
 
-use self::library::Library;
+use self::share_reports::ShareHistory;
 pub use self::{
-    card::GpuMeter,
-    library::{ShareReport, ShareReports},
+    gpu::GpuMeter,
+    share_reports::{ShareReport, ShareReports},
 };
 use super::{Consumer, ContainerIndex, ContainerKey};
 use crate::controller::PodView;
 
-/// What was spent so far. Only ever grows.
+/// Usage accumulated so far. All values only grow.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Tally {
     /// Seconds in which kernels ran.
     pub busy: f64,
-    /// Joules.
+    /// Energy in joules.
     pub energy: f64,
-    /// When kernels last ran, in seconds since 1970, as finely as looks are taken.
+    /// End of the last sampling interval in which kernels ran, in seconds since 1970.
     pub last_busy: Option<f64>,
 }
 
-/// One look at a GPU and at the processes on it.
+/// One sample of a GPU together with the owners of its processes.
 #[derive(Clone, Debug)]
 pub struct Observation {
-    /// When, in seconds since 1970.
+    /// Time of the sample in seconds since 1970.
     pub at: f64,
-    /// How long it took, in seconds.
-    pub took: f64,
-    /// What the GPU said.
+    /// Duration of the sample in seconds.
+    pub duration_seconds: f64,
+    /// Values reported by the driver.
     pub sample: GpuSample,
-    /// Who its processes are; those that nobody could find are left out.
-    pub who: BTreeMap<u32, ProcessInfo>,
+    /// Processes on the GPU by PID. Processes that could not be read are missing.
+    pub processes: BTreeMap<u32, ProcessInfo>,
 }
 
-/// The accounts of a node.
+/// Accumulated usage of a node.
 #[derive(Debug, Default)]
 pub struct Meter {
-    book: ContainerIndex,
-    cards: BTreeMap<GpuUuid, GpuMeter>,
-    library: Library,
+    index: ContainerIndex,
+    gpus: BTreeMap<GpuUuid, GpuMeter>,
+    shares: ShareHistory,
 }
 
 impl Meter {
-    /// All pods of the node, as they are now. Accounts of those that are gone or over go with them.
-    pub fn learn(&mut self, pods: &[PodView]) {
-        let Self { book, cards, library } = self;
-        book.learn(pods);
-        for card in cards.values_mut() {
-            let present = card.present(book);
-            card.holders.retain(|holder, _| match holder {
-                Consumer::Container(key) => book.is_alive(&key.uid) || present.contains(holder),
+    /// Replaces the pods of the node. The usage of pods that ended or no longer exist is dropped.
+    pub fn set_pods(&mut self, pods: &[PodView]) {
+        let Self { index, gpus, shares } = self;
+        index.set_pods(pods);
+        for gpu in gpus.values_mut() {
+            let present = gpu.present(index);
+            gpu.consumers.retain(|consumer, _| match consumer {
+                Consumer::Container(key) => index.is_alive(&key.uid) || present.contains(consumer),
                 Consumer::Host | Consumer::Unknown => true,
             });
         }
-        library.keep(|key| book.is_alive(&key.uid));
+        shares.retain(|key| index.is_alive(&key.uid));
     }
 
-    /// Only these GPUs are there now. The counts of the others are kept: one that comes back goes on where it was.
-    pub fn keep(&mut self, cards: &[GpuUuid]) {
-        let gone = self.cards.iter_mut().filter(|(uuid, _)| !cards.contains(uuid));
-        gone.for_each(|(_, card)| card.hide());
+    /// Hides the last sample of every GPU that is not in `present`. The accumulated usage is kept, so
+    /// that a GPU that returns continues its counters.
+    pub fn hide_missing(&mut self, present: &[GpuUuid]) {
+        let missing = self.gpus.iter_mut().filter(|(uuid, _)| !present.contains(uuid));
+        missing.for_each(|(_, gpu)| gpu.hide());
     }
 
-    /// Takes a look at a GPU into the accounts. Where containers share it by windows, whose the time was is settled at the next look:
-    /// what they had is reported a little later than what the GPU did.
-    pub fn observe(&mut self, gpu: &GpuUuid, observation: Observation) {
-        let card = self.cards.entry(gpu.clone()).or_default();
-        let settle = |card: &mut GpuMeter| {
-            let Some(interval) = card.unsettled.take() else { return };
+    /// Adds a sample of a GPU. If containers share the GPU by windows, the interval is divided at the
+    /// next sample, because the arbiter reports windows slightly later than the driver reports work.
+    pub fn observe(&mut self, uuid: &GpuUuid, observation: Observation) {
+        let gpu = self.gpus.entry(uuid.clone()).or_default();
+        let settle = |gpu: &mut GpuMeter| {
+            let Some(interval) = gpu.unsettled.take() else { return };
             let (from, to) = interval.span();
-            card.settle(interval, &self.library.windows(gpu, from, to));
+            gpu.settle(interval, &self.shares.windows(uuid, from, to));
         };
-        settle(card);
-        card.observe(&self.book, observation);
-        if !self.library.has_windows(gpu) {
-            settle(card);
+        settle(gpu);
+        gpu.observe(&self.index, observation);
+        if !self.shares.has_windows(uuid) {
+            settle(gpu);
         }
     }
 
-    /// A look at a GPU failed: what it showed before is not shown any more.
-    pub fn missed(&mut self, gpu: &GpuUuid) {
-        self.cards.entry(gpu.clone()).or_default().miss();
+    /// Records a failed sample and hides the values of the last one.
+    pub fn record_failure(&mut self, uuid: &GpuUuid) {
+        self.gpus.entry(uuid.clone()).or_default().record_failure();
     }
 
-    /// The driver reported an error.
-    pub fn xid(&mut self, gpu: &GpuUuid, number: u64, at: f64) {
-        let (count, last) = self.cards.entry(gpu.clone()).or_default().xids.entry(number).or_default();
+    /// Counts an XID error that the driver reported at `at`, in seconds since 1970.
+    pub fn record_xid(&mut self, uuid: &GpuUuid, number: u64, at: f64) {
+        let (count, last) = self.gpus.entry(uuid.clone()).or_default().xids.entry(number).or_default();
         *count += 1;
         *last = at;
     }
 
-    /// What the libraries in containers report at a moment, and the arbiter of the windows until another, in seconds since 1970.
-    pub fn report(&mut self, throttles: ShareReports, at: f64, windows_at: f64) {
-        self.library.take(throttles, at, windows_at);
+    /// Adds the reports of all shares. `at` is the time of the libraries' values and `windows_at` that
+    /// of the arbiter's, in seconds since 1970.
+    pub fn report(&mut self, reports: ShareReports, at: f64, windows_at: f64) {
+        self.shares.add(reports, at, windows_at);
     }
 
-    /// What the library of a container reports of a GPU, and the part of the last interval in which it waited.
+    /// Returns the totals of a container's share of a GPU, and the fraction of the last interval in
+    /// which the container was throttled.
     #[must_use]
-    pub fn throttle(&self, key: &ContainerKey, gpu: &GpuUuid) -> (Option<ShareReport>, Option<f64>) {
-        self.library.share(key, gpu)
+    pub fn share(&self, key: &ContainerKey, uuid: &GpuUuid) -> (Option<ShareReport>, Option<f64>) {
+        self.shares.share(key, uuid)
     }
 
-    /// The accounts of a GPU.
+    /// Returns the usage of a GPU.
     #[must_use]
-    pub fn card(&self, gpu: &GpuUuid) -> Option<&GpuMeter> {
-        self.cards.get(gpu)
+    pub fn gpu(&self, uuid: &GpuUuid) -> Option<&GpuMeter> {
+        self.gpus.get(uuid)
     }
 
-    /// To whom a process is counted.
+    /// Returns the consumer to which a process is counted.
     #[must_use]
-    pub fn holder(&self, process: Option<&ProcessInfo>) -> Consumer {
-        self.book.holder(process.map(|process| &process.owner))
+    pub fn consumer(&self, process: Option<&ProcessInfo>) -> Consumer {
+        self.index.consumer(process.map(|process| &process.owner))
     }
 }
 

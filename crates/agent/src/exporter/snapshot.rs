@@ -1,4 +1,4 @@
-//! Everything there is to tell at one moment: what the pages are written from.
+//! State of the node at one moment, from which all pages are written.
 
 mod assemble;
 
@@ -15,193 +15,193 @@ use tessera_wire::foreign::dialect::Dialect;
 use super::{ContainerKey, ShareReport, Split, Tally};
 use crate::controller::Escape;
 
-/// A node at one moment.
+/// State of a node at one moment.
 #[derive(Clone, Debug, Default)]
 pub struct Snapshot {
-    /// Its name.
+    /// Name of the node.
     pub node: String,
-    /// Its address, where it is known.
+    /// Address of the node, or empty if unknown.
     pub host_ip: String,
-    /// The driver's version, where there is one.
+    /// Version of the NVIDIA driver, if there is one.
     pub driver: Option<String>,
-    /// Its GPUs by index.
-    pub cards: Vec<GpuSnapshot>,
-    /// Containers with a grant or a process on a GPU, by namespace, pod and name.
+    /// GPUs in the order of their index.
+    pub gpus: Vec<GpuSnapshot>,
+    /// Containers with a grant or a process on a GPU, sorted by namespace, pod and name.
     pub containers: Vec<ContainerSnapshot>,
-    /// Processes on GPUs, by GPU and number.
+    /// Processes on GPUs, sorted by GPU and PID.
     pub processes: Vec<ProcessSnapshot>,
-    /// What could be asked.
+    /// Availability of the data sources.
     pub sources: Sources,
 }
 
-/// Which sources answer.
+/// Data sources that have answered.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sources {
-    /// The GPUs were found.
+    /// The GPUs were discovered.
     pub gpus: bool,
-    /// The kubelet has told its books.
+    /// The kubelet has listed its pod resources.
     pub kubelet: bool,
-    /// The API server has told the pods.
+    /// The API server has listed the pods.
     pub pods: bool,
-    /// Processes of the whole machine can be seen.
+    /// All processes of the host are visible.
     pub processes: bool,
 }
 
-/// One GPU.
+/// State of one GPU.
 #[derive(Clone, Debug)]
 pub struct GpuSnapshot {
-    /// Which.
-    pub gpu: Gpu,
-    /// Its PCI address.
+    /// Identity, model and memory of the GPU.
+    pub info: Gpu,
+    /// PCI address.
     pub pci: String,
-    /// Compute that nobody holds.
-    pub free_cores: Percent,
-    /// Memory that nobody holds.
+    /// Compute without a grant.
+    pub free_compute: Percent,
+    /// Memory without a grant.
     pub free_memory: MiB,
-    /// Whether it carries more than it has.
+    /// True if grants exceed the capacity of the GPU.
     pub overbooked: bool,
-    /// The last look at it; `None` where it failed or is too long ago.
-    pub look: Option<GpuReading>,
-    /// What it spent so far.
+    /// Last sample, or `None` if it failed or is too old.
+    pub reading: Option<GpuReading>,
+    /// Usage so far.
     pub total: Tally,
-    /// Of that, the machine itself.
+    /// Usage of the host's own processes, contained in `total`.
     pub host: Tally,
-    /// Of that, nobody known.
+    /// Usage of unidentified processes, contained in `total`.
     pub unknown: Tally,
-    /// Energy while nobody computed.
+    /// Energy in joules of intervals without any kernel.
     pub idle_energy: f64,
-    /// Whether its busy time is measured at all.
+    /// True if busy time is measured.
     pub measured: bool,
-    /// Whether it tells its energy.
+    /// True if energy is measured.
     pub has_energy: bool,
-    /// Seconds in which each of its parts was busy, by name, if it is cut up.
+    /// Busy seconds of each MIG instance, by UUID.
     pub instances: BTreeMap<String, f64>,
-    /// Looks so far.
-    pub passes: u64,
-    /// Looks that failed.
+    /// Number of samples.
+    pub samples: u64,
+    /// Number of failed samples.
     pub failures: u64,
-    /// When a look last went well, in seconds since 1970.
+    /// Time of the last successful sample in seconds since 1970.
     pub last_success: Option<f64>,
-    /// Errors of the driver: how often, and when last.
+    /// XID errors by number: count, and time of the last one in seconds since 1970.
     pub xids: BTreeMap<u64, (u64, f64)>,
 }
 
-/// What a look at a GPU showed.
+/// Values of one sample of a GPU.
 #[derive(Clone, Debug, Default)]
 pub struct GpuReading {
-    /// How long it took, in seconds.
-    pub took: f64,
-    /// The GPU's memory.
+    /// Duration of the sample in seconds.
+    pub duration_seconds: f64,
+    /// Memory of the GPU.
     pub memory: Option<GpuMemory>,
-    /// Whose the used memory is; `None` where the processes are not known.
+    /// Division of the used memory, or `None` if the processes are not known.
     pub used: Option<Split<u64>>,
-    /// Whose the time of the last interval was.
+    /// Division of the busy time of the last interval.
     pub busy: Option<Split<f64>>,
-    /// Millijoules since the driver was loaded.
+    /// Energy in millijoules since the driver was loaded.
     pub energy: Option<u64>,
-    /// All else.
+    /// Other measurements.
     pub sensors: Sensors,
-    /// Its parts, if it is cut up.
+    /// MIG instances of the GPU.
     pub instances: Vec<MigInstance>,
-    /// The processes on it.
+    /// PIDs of the processes on the GPU.
     pub pids: BTreeSet<u32>,
 }
 
-/// One container.
+/// State of one container.
 #[derive(Clone, Debug)]
 pub struct ContainerSnapshot {
-    /// Which.
+    /// Pod and name of the container.
     pub key: ContainerKey,
-    /// The pod's namespace.
+    /// Namespace of the pod.
     pub namespace: String,
-    /// The pod's name.
+    /// Name of the pod.
     pub pod: String,
-    /// The annotation `clusterName`, which gpu-manager shows.
+    /// Value of the annotation `clusterName`, which gpu-manager reports.
     pub cluster: String,
-    /// The vocabulary it asked in.
+    /// Dialect of the container's request.
     pub dialect: Option<Dialect>,
-    /// Its GPUs by index.
+    /// GPUs of the container in the order of their index.
     pub shares: Vec<ShareSnapshot>,
-    /// How something in it used what it was not given, and how often.
+    /// Detected escapes from the grant, with their number.
     pub escapes: Vec<(Escape, u64)>,
 }
 
-/// What a container holds and uses of a GPU.
+/// Grant and usage of one container on one GPU.
 #[derive(Clone, Debug, Default)]
 pub struct ShareSnapshot {
-    /// The GPU's place in [`Snapshot::cards`].
-    pub card: usize,
-    /// What it holds; `None` for a GPU it was not given.
+    /// Position of the GPU in [`Snapshot::gpus`].
+    pub gpu: usize,
+    /// Grant, or `None` if the container was not granted this GPU.
     pub hold: Option<Hold>,
-    /// Bytes its processes use; `None` where that is not known.
+    /// Bytes used by the container's processes, if known.
     pub used: Option<u64>,
-    /// The part of the last interval in which its kernels ran; `None` where that is not known.
+    /// Fraction of the last interval in which the container's kernels ran, if known.
     pub busy: Option<f64>,
-    /// What it spent so far.
+    /// Usage so far.
     pub total: Tally,
-    /// Its processes.
+    /// PIDs of the container's processes.
     pub pids: Vec<u32>,
-    /// Whether these run on a GPU that the container was not given.
+    /// True if these processes run on a GPU that the container was not granted.
     pub escaped: bool,
-    /// What its library reports.
-    pub throttle: Option<ShareReport>,
-    /// The part of the last interval in which it waited for its share.
+    /// Totals that the library and the arbiter report.
+    pub report: Option<ShareReport>,
+    /// Fraction of the last interval in which the container was throttled.
     pub throttled: Option<f64>,
 }
 
-/// A process on a GPU.
+/// State of one process on a GPU.
 #[derive(Clone, Debug)]
 pub struct ProcessSnapshot {
-    /// The GPU's place in [`Snapshot::cards`].
-    pub card: usize,
-    /// Its number.
+    /// Position of the GPU in [`Snapshot::gpus`].
+    pub gpu: usize,
+    /// PID on the host.
     pub pid: u32,
-    /// Its name, as it chose itself.
+    /// Command name, which the process can choose freely.
     pub command: String,
-    /// Whose it is.
+    /// Owner of the process.
     pub owner: ProcessOwner,
-    /// Bytes it uses, where the driver tells.
+    /// Bytes used, if the driver reports them.
     pub bytes: Option<u64>,
-    /// The part of the last interval in which its kernels ran.
+    /// Fraction of the last interval in which the process's kernels ran.
     pub busy: Option<f64>,
-    /// The part of the GPU it runs on, if that is cut up.
+    /// GPU instance ID on a GPU in MIG mode.
     pub instance: Option<u32>,
 }
 
-/// Whose a process is.
+/// Owner of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProcessOwner {
-    /// The container at this place in [`Snapshot::containers`].
+    /// Container at this position in [`Snapshot::containers`].
     Container(usize),
-    /// A container that belongs to no pod.
+    /// Container that belongs to no pod.
     OutsideContainer,
-    /// The machine's own.
+    /// Process of the host.
     Host,
-    /// Nobody can tell.
+    /// Owner that could not be determined.
     Unknown,
 }
 
 impl Snapshot {
-    /// Which containers are on which parts of GPUs that are cut up.
+    /// Returns the containers that run on MIG instances, with the GPU and the instance.
     #[must_use]
     pub fn on_instances(&self) -> Vec<(&ContainerSnapshot, &GpuSnapshot, &MigInstance)> {
         let places = |process: &ProcessSnapshot| match (process.owner, process.instance) {
-            (ProcessOwner::Container(container), Some(part)) => Some((container, process.card, part)),
+            (ProcessOwner::Container(container), Some(instance)) => Some((container, process.gpu, instance)),
             _ => None,
         };
         let all: BTreeSet<(usize, usize, u32)> = self.processes.iter().filter_map(places).collect();
-        let found = |(container, card, number): (usize, usize, u32)| {
-            let card = self.cards.get(card)?;
-            let parts = &card.look.as_ref()?.instances;
-            let part = parts.iter().find(|part| part.gpu_instance == Some(number))?;
-            Some((self.containers.get(container)?, card, part))
+        let found = |(container, gpu, number): (usize, usize, u32)| {
+            let gpu = self.gpus.get(gpu)?;
+            let instances = &gpu.reading.as_ref()?.instances;
+            let instance = instances.iter().find(|instance| instance.gpu_instance == Some(number))?;
+            Some((self.containers.get(container)?, gpu, instance))
         };
         all.into_iter().filter_map(found).collect()
     }
 }
 
 impl GpuReading {
-    /// Bytes in use: what the parts add up to, where they are known.
+    /// Returns the bytes in use: the sum of the parts if they are known, else the GPU's own value.
     #[must_use]
     pub fn used_bytes(&self) -> Option<u64> {
         let parts = self.used.as_ref().map(|split| split.whole);
@@ -209,11 +209,11 @@ impl GpuReading {
     }
 }
 
-/// What a container may use of a GPU: percent of its compute, and bytes.
+/// Returns what a grant allows on a GPU: percent of its compute, and bytes.
 #[must_use]
-pub(super) fn granted(hold: Hold, card: &GpuSnapshot) -> (Percent, u64) {
+pub(super) fn granted(hold: Hold, gpu: &GpuSnapshot) -> (Percent, u64) {
     match hold {
-        Hold::Whole => (Percent::WHOLE, card.gpu.memory.0 << 20),
+        Hold::Whole => (Percent::WHOLE, gpu.info.memory.0 << 20),
         Hold::Share { compute_percent, memory } => (compute_percent, memory.0 << 20),
     }
 }

@@ -1,21 +1,21 @@
-//! What a GPU used, split among those who used it. The parts always add up to the whole.
+//! Divides the usage of a GPU among its consumers. The parts always add up to the whole.
 
 use std::collections::BTreeMap;
 
 use super::{Consumer, ContainerKey};
 
-/// A whole and its parts.
+/// An amount and its parts.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Split<T> {
-    /// `containers + host + unknown + rest`.
+    /// The sum `containers + host + unknown + rest`.
     pub whole: T,
-    /// Of each container that has a process on the GPU.
+    /// Parts of the containers with a process on the GPU.
     pub containers: BTreeMap<ContainerKey, T>,
-    /// Of the machine itself.
+    /// Part of the host's own processes.
     pub host: T,
-    /// Of processes that nobody knows.
+    /// Part of processes that cannot be identified.
     pub unknown: T,
-    /// Of no process: the driver's own memory.
+    /// Part that belongs to no process, such as the driver's own memory.
     pub rest: T,
 }
 
@@ -27,8 +27,8 @@ impl<T: Copy + Default> Default for Split<T> {
 }
 
 impl<T: Copy + Default + std::ops::AddAssign> Split<T> {
-    fn add(&mut self, holder: &Consumer, amount: T) {
-        match holder {
+    fn add(&mut self, consumer: &Consumer, amount: T) {
+        match consumer {
             Consumer::Container(key) => *self.containers.entry(key.clone()).or_default() += amount,
             Consumer::Host => self.host += amount,
             Consumer::Unknown => self.unknown += amount,
@@ -36,8 +36,9 @@ impl<T: Copy + Default + std::ops::AddAssign> Split<T> {
     }
 }
 
-/// Memory, in bytes. What no process explains is the driver's. GPU and processes are read one after the other: where the
-/// processes have more by then, so has the GPU.
+/// Divides the used memory of a GPU, in bytes. Memory that no process reports belongs to the driver.
+/// The driver reports the GPU and its processes one after the other. If the processes report more in
+/// total, that total counts as the GPU's usage.
 #[must_use]
 pub fn split_memory<'a>(
     used: u64,
@@ -45,69 +46,71 @@ pub fn split_memory<'a>(
 ) -> Split<u64> {
     let mut split = Split::default();
     let mut known: u64 = 0;
-    for (holder, bytes) in processes {
-        // A process that does not tell is on the GPU all the same.
+    for (consumer, bytes) in processes {
+        // A process without a reported size still counts as present on the GPU.
         let bytes = bytes.unwrap_or(0).min(u64::MAX - known);
         known += bytes;
-        split.add(holder, bytes);
+        split.add(consumer, bytes);
     }
     split.whole = used.max(known);
     split.rest = split.whole - known;
     split
 }
 
-/// Whose an interval was, as parts of it.
+/// Division of an interval among the consumers, as fractions of the interval.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct TimeSplit {
-    /// Everybody's part.
+    /// Fractions of all consumers.
     pub all: Split<f64>,
-    /// Of these, each process's own, where the driver told of it.
+    /// Fraction of each process that the driver reported. It is contained in `all`.
     pub processes: BTreeMap<u32, f64>,
 }
 
-/// Time, as parts of an interval: the GPU's, and that of each process of each holder. What no process explains is unknown.
+/// Divides the busy time of an interval, as fractions of the interval. Busy time that no process
+/// explains is counted as unknown.
 ///
-/// The driver's samples name one process each, so of processes that take turns within milliseconds they tell only roughly who had
-/// how much. Containers that share the GPU by windows are therefore taken at the word of whoever opened these. Claims of processes that
-/// ran side by side may sum up to more than the GPU was busy: each then counts for its part.
+/// Each of the driver's samples names one process, so samples are inaccurate for processes that
+/// alternate within milliseconds. For containers that share the GPU by windows, the arbiter's record of
+/// their windows is used instead. If the claims add up to more than the GPU was busy, they are scaled down.
 #[must_use]
 pub fn split_time(
-    card: Option<f64>,
+    gpu: Option<f64>,
     processes: Option<Vec<(u32, Consumer, f64)>>,
     windows: &BTreeMap<ContainerKey, f64>,
 ) -> Option<TimeSplit> {
-    let processes = match (card, processes) {
+    let processes = match (gpu, processes) {
         (None, None) => return None,
         (_, processes) => processes.unwrap_or_default(),
     };
     let mut sampled: BTreeMap<&Consumer, f64> = BTreeMap::new();
-    for (_, holder, part) in &processes {
-        *sampled.entry(holder).or_default() += part;
+    for (_, consumer, part) in &processes {
+        *sampled.entry(consumer).or_default() += part;
     }
-    let by_window = |holder: &Consumer| match holder {
+    let by_window = |consumer: &Consumer| match consumer {
         Consumer::Container(key) => windows.get(key).copied(),
         Consumer::Host | Consumer::Unknown => None,
     };
     let mut claims: BTreeMap<Consumer, f64> = sampled
         .iter()
-        .map(|(holder, part)| ((*holder).clone(), by_window(holder).unwrap_or(*part)))
+        .map(|(consumer, part)| ((*consumer).clone(), by_window(consumer).unwrap_or(*part)))
         .collect();
-    // Too little for the driver to have noticed.
+    // The driver's samples may have missed a container with little work.
     for (key, part) in windows {
         claims.entry(Consumer::Container(key.clone())).or_insert(*part);
     }
     let sum: f64 = claims.values().sum();
-    let whole = card.unwrap_or(sum).clamp(0.0, 1.0);
-    // Windows end a little before or after the last kernel: what the GPU did is theirs if nobody else did anything.
-    let is_theirs = claims.keys().all(|holder| by_window(holder).is_some());
-    let scale = if sum > whole || (sum > 0.0 && is_theirs) { whole / sum } else { 1.0 };
+    let whole = gpu.unwrap_or(sum).clamp(0.0, 1.0);
+    // Windows end slightly before or after the last kernel. If only containers with windows were busy,
+    // all busy time of the GPU is theirs.
+    let only_windows = claims.keys().all(|consumer| by_window(consumer).is_some());
+    let scale = if sum > whole || (sum > 0.0 && only_windows) { whole / sum } else { 1.0 };
     let mut split = TimeSplit { all: Split { whole, ..Split::default() }, ..TimeSplit::default() };
-    for (holder, claim) in &claims {
-        split.all.add(holder, claim * scale);
+    for (consumer, claim) in &claims {
+        split.all.add(consumer, claim * scale);
     }
     split.all.unknown += (whole - sum * scale).max(0.0);
-    for (pid, holder, part) in &processes {
-        let [claim, of_all] = [&claims[holder], &sampled[holder]].map(|part| *part);
+    for (pid, consumer, part) in &processes {
+        let [claim, of_all] = [&claims[consumer], &sampled[consumer]].map(|part| *part);
         let own = if of_all > 0.0 { part / of_all * claim * scale } else { 0.0 };
         split.processes.insert(*pid, own);
     }
@@ -115,7 +118,7 @@ pub fn split_time(
 }
 
 impl TimeSplit {
-    /// Whoever had more than nothing.
+    /// Returns the consumers with a fraction above zero.
     pub fn parts(&self) -> impl Iterator<Item = (Consumer, f64)> {
         let containers =
             self.all.containers.iter().map(|(key, part)| (Consumer::Container(key.clone()), *part));
@@ -138,7 +141,7 @@ mod tests {
         })
     }
 
-    fn holder() -> impl Strategy<Value = Consumer> {
+    fn consumer() -> impl Strategy<Value = Consumer> {
         prop_oneof![Just(Consumer::Host), Just(Consumer::Unknown), container().prop_map(Consumer::Container)]
     }
 
@@ -148,36 +151,36 @@ mod tests {
 
     proptest! {
         #[test]
-        fn memory_adds_up(
+        fn memory_parts_add_up(
             used in 0..200u64 << 30,
-            processes in prop::collection::vec((holder(), prop::option::of(prop_oneof![0..90u64 << 30, Just(u64::MAX)])), 0..12),
+            processes in prop::collection::vec((consumer(), prop::option::of(prop_oneof![0..90u64 << 30, Just(u64::MAX)])), 0..12),
         ) {
-            let split = split_memory(used, processes.iter().map(|(holder, bytes)| (holder, *bytes)));
+            let split = split_memory(used, processes.iter().map(|(consumer, bytes)| (consumer, *bytes)));
             let sum = split.containers.values().sum::<u64>() + split.host + split.unknown + split.rest;
             prop_assert_eq!(sum, split.whole);
             prop_assert!(split.whole >= used);
         }
 
         #[test]
-        fn time_adds_up_and_never_exceeds_the_interval(
-            card in prop::option::of(0.0..1.0f64),
-            processes in prop::option::of(prop::collection::vec((holder(), 0.0..1.0f64), 0..12)),
+        fn time_parts_add_up_and_never_exceed_the_interval(
+            gpu in prop::option::of(0.0..1.0f64),
+            processes in prop::option::of(prop::collection::vec((consumer(), 0.0..1.0f64), 0..12)),
             windows in prop::collection::btree_map(container(), 0.0..1.0f64, 0..4),
         ) {
-            let numbered = |all: Vec<(Consumer, f64)>| (0..).zip(all).map(|(pid, (holder, part))| (pid, holder, part)).collect();
-            let split = split_time(card, processes.clone().map(numbered), &windows);
-            prop_assert_eq!(split.is_none(), card.is_none() && processes.is_none());
+            let numbered = |all: Vec<(Consumer, f64)>| (0..).zip(all).map(|(pid, (consumer, part))| (pid, consumer, part)).collect();
+            let split = split_time(gpu, processes.clone().map(numbered), &windows);
+            prop_assert_eq!(split.is_none(), gpu.is_none() && processes.is_none());
             let Some(TimeSplit { all, processes }) = split else { return Ok(()) };
             let sum = all.containers.values().sum::<f64>() + all.host + all.unknown + all.rest;
             prop_assert!(close(sum, all.whole), "{} {}", sum, all.whole);
             prop_assert!(all.whole <= 1.0 + 1e-9);
-            prop_assert!(card.is_none_or(|card| close(card, all.whole)));
+            prop_assert!(gpu.is_none_or(|gpu| close(gpu, all.whole)));
             prop_assert!(processes.values().sum::<f64>() <= all.whole + 1e-9);
         }
     }
 
     #[test]
-    fn nothing_is_taken_from_one_for_the_other() {
+    fn divides_memory_and_time_by_consumer() {
         let (a, b) = (Consumer::Host, Consumer::Unknown);
         let split = split_memory(100, [(&a, Some(30)), (&b, Some(20)), (&b, None)]);
         assert_eq!((split.host, split.unknown, split.rest), (30, 20, 50));
@@ -188,14 +191,14 @@ mod tests {
     }
 
     #[test]
-    fn windows_are_believed_more_than_samples_and_the_others_keep_theirs() {
+    fn prefers_windows_to_samples_for_containers_that_have_them() {
         let of = |name: &str| ContainerKey { uid: PodUid(name.into()), container: String::new() };
         let [a, b] = ["a", "b"].map(|name| Consumer::Container(of(name)));
         let windows = BTreeMap::from([(of("a"), 0.2), (of("b"), 0.2)]);
-        // The driver saw only one of them.
+        // The driver's samples name only one of the two containers.
         let split = split_time(Some(0.5), Some(vec![(1, a.clone(), 0.5)]), &windows).unwrap();
         assert_eq!(split.all.containers, BTreeMap::from([(of("a"), 0.25), (of("b"), 0.25)]));
-        // Somebody without windows was there too; 3 of `b` did nothing.
+        // A host process without windows was busy too, and process 3 of container `b` was idle.
         let all = vec![(1, a, 0.1), (2, Consumer::Host, 0.6), (3, b, 0.0)];
         let split = split_time(Some(0.5), Some(all), &windows).unwrap();
         assert!(close(split.all.host, 0.3) && close(split.all.containers[&of("b")], 0.1), "{split:?}");

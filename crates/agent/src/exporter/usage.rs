@@ -1,4 +1,4 @@
-//! Pages in JSON: what is used right now, in our form and in gpu-manager's.
+//! JSON pages of current usage, in Tessera's form and in gpu-manager's.
 
 use std::collections::BTreeMap;
 
@@ -7,25 +7,29 @@ use tessera_wire::tessera::node_use::{ContainerUse, GpuUse, NodeUse, ShareUse};
 
 use super::{ContainerSnapshot, ShareSnapshot, Snapshot, snapshot::granted};
 
-/// What is used on the node, GPU by GPU and container by container.
+/// Returns the current usage of the node by GPU and by container.
 #[must_use]
-pub fn node_use(picture: &Snapshot) -> NodeUse {
-    let gpus = picture.cards.iter().map(|card| GpuUse {
-        uuid: card.gpu.uuid.to_string(),
-        index: card.gpu.index.0,
-        memory_used_mib: card.look.as_ref().and_then(|look| look.used_bytes()).map(|bytes| bytes >> 20),
-        busy_percent: card
-            .look
+pub fn node_use(snapshot: &Snapshot) -> NodeUse {
+    let gpus = snapshot.gpus.iter().map(|gpu| GpuUse {
+        uuid: gpu.info.uuid.to_string(),
+        index: gpu.info.index.0,
+        memory_used_mib: gpu
+            .reading
             .as_ref()
-            .and_then(|look| look.busy.as_ref())
+            .and_then(|reading| reading.used_bytes())
+            .map(|bytes| bytes >> 20),
+        busy_percent: gpu
+            .reading
+            .as_ref()
+            .and_then(|reading| reading.busy.as_ref())
             .map(|split| percent(split.whole)),
     });
     let share = |share: &ShareSnapshot| {
-        let card = picture.cards.get(share.card)?;
-        let granted = share.hold.map(|hold| granted(hold, card));
+        let gpu = snapshot.gpus.get(share.gpu)?;
+        let granted = share.hold.map(|hold| granted(hold, gpu));
         Some(ShareUse {
-            uuid: card.gpu.uuid.to_string(),
-            index: card.gpu.index.0,
+            uuid: gpu.info.uuid.to_string(),
+            index: gpu.info.index.0,
             granted_percent: granted.map(|(compute_percent, _)| compute_percent.0),
             granted_mib: granted.map(|(_, bytes)| bytes >> 20),
             memory_used_mib: share.used.map(|bytes| bytes >> 20),
@@ -40,15 +44,15 @@ pub fn node_use(picture: &Snapshot) -> NodeUse {
         container: container.key.container.clone(),
         gpus: container.shares.iter().filter_map(share).collect(),
     };
-    NodeUse { gpus: gpus.collect(), containers: picture.containers.iter().map(container).collect() }
+    NodeUse { gpus: gpus.collect(), containers: snapshot.containers.iter().map(container).collect() }
 }
 
-/// With one digit behind the point: nobody measures finer.
+/// Returns a ratio as a percentage with one decimal, which is as fine as the driver measures.
 fn percent(part: f64) -> f64 {
     (part * 1000.0).round() / 10.0
 }
 
-/// What gpu-manager answers to `/usage`, in its words. Zeros are left out, as there.
+/// The answer of gpu-manager to `/usage`, with its keys. As in the original, zeros are left out.
 #[derive(Debug, Default, PartialEq, Serialize)]
 pub struct GpuManagerUsage {
     usage: BTreeMap<String, PodUsage>,
@@ -97,7 +101,7 @@ fn is_zero(number: &f64) -> bool {
     *number == 0.0
 }
 
-/// `81920`, not `81920.0`.
+/// Writes whole numbers without a decimal point: `81920`, not `81920.0`.
 #[allow(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
 #[allow(clippy::cast_possible_truncation, reason = "it is whole, and a cast from float saturates")]
 fn shortest<S: Serializer>(number: &f64, serializer: S) -> Result<S::Ok, S::Error> {
@@ -108,46 +112,45 @@ fn shortest<S: Serializer>(number: &f64, serializer: S) -> Result<S::Ok, S::Erro
     }
 }
 
-/// Who holds and uses what: percent of the time, and MiB.
+/// Returns what each container holds and uses, in percent of the time and in MiB.
 #[must_use]
-pub fn usage(picture: &Snapshot) -> GpuManagerUsage {
+pub fn gpu_manager_usage(snapshot: &Snapshot) -> GpuManagerUsage {
     let mut usage = GpuManagerUsage::default();
-    for container in picture.containers.iter().filter(|c| c.shares.iter().any(|share| share.hold.is_some())) {
+    for container in snapshot.containers.iter().filter(|c| c.shares.iter().any(|share| share.hold.is_some()))
+    {
         let pod = usage.usage.entry(container.key.uid.to_string()).or_default();
         pod.project.clone_from(&container.namespace);
         pod.cluster.clone_from(&container.cluster);
         let device = |share: &ShareSnapshot| {
-            let card = picture.cards.get(share.card)?;
+            let gpu = snapshot.gpus.get(share.gpu)?;
             Some(DeviceUsage {
-                id: card.pci.clone(),
-                card_idx: card.gpu.index.to_string(),
+                id: gpu.pci.clone(),
+                card_idx: gpu.info.index.to_string(),
                 gpu: share.busy.map_or(0.0, percent),
                 mem: mebibytes(share.used.unwrap_or(0)),
                 pids: share.pids.clone(),
-                device_mem: mebibytes(card.gpu.memory.0 << 20),
+                device_mem: mebibytes(gpu.info.memory.0 << 20),
             })
         };
         let devices = Devices { dev: container.shares.iter().filter_map(device).collect() };
-        let (gpu, mem) = request(picture, container);
+        let (gpu, mem) = request(snapshot, container);
         pod.stat.insert(container.key.container.clone(), devices);
         pod.spec.insert(container.key.container.clone(), Spec { gpu, mem });
     }
     usage
 }
 
-/// What a container holds, as gpu-manager counts it: GPUs, and MiB.
+/// Returns what a container holds in gpu-manager's units: number of GPUs, and MiB.
 #[must_use]
-pub(super) fn request(picture: &Snapshot, container: &ContainerSnapshot) -> (f64, f64) {
-    let held = container
-        .shares
-        .iter()
-        .filter_map(|share| Some(granted(share.hold?, picture.cards.get(share.card)?)));
+pub(super) fn request(snapshot: &Snapshot, container: &ContainerSnapshot) -> (f64, f64) {
+    let held =
+        container.shares.iter().filter_map(|share| Some(granted(share.hold?, snapshot.gpus.get(share.gpu)?)));
     let (compute_percent, bytes) = held
         .fold((0, 0), |(compute_percent, bytes), (more, memory)| (compute_percent + more.0, bytes + memory));
     (f64::from(compute_percent) / 100.0, mebibytes(bytes))
 }
 
-/// No GPU has more MiB than fit into 32 bits.
+/// Returns bytes as MiB. The MiB of a GPU fit into 32 bits, so the conversion is exact.
 pub(super) fn mebibytes(bytes: u64) -> f64 {
     f64::from(u32::try_from(bytes >> 20).unwrap_or(u32::MAX))
 }

@@ -1,5 +1,5 @@
-//! The books that containers keep, read once a second on a thread of their own: what their processes hold, how long they waited,
-//! what they were refused.
+//! Reads the account files of containers once a second on a separate thread: memory held by their processes, time
+//! throttled, and allocations rejected.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -31,10 +31,10 @@ use crate::{
     exporter::{ContainerKey, ShareReport, ShareReports},
 };
 
-/// How often they are read.
-const EVERY: Duration = Duration::from_secs(1);
+/// Time between two reads of all accounts.
+const READ_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The thread, as the rest of the agent knows it.
+/// Handle of the reading thread.
 #[derive(Clone, Debug)]
 pub(super) struct AccountReader(mpsc::Sender<Command>);
 
@@ -42,32 +42,33 @@ pub(super) struct AccountReader(mpsc::Sender<Command>);
 enum Command {
     Add(PodContainer, PathBuf),
     Remove(PathBuf),
-    Unledgered {
-        whose: PodContainer,
-        card: usize,
+    SetUncharged {
+        container: PodContainer,
+        gpu: usize,
         bytes: u64,
         at: u64,
     },
-    /// A process near its limit waits until what it holds has been measured.
+    /// Measures now, because a process near its limit waits for the result.
     Measure,
 }
 
-/// The books of one container.
+/// Account file of one container.
 #[derive(Debug)]
 struct Account {
     directory: PathBuf,
     file: File,
-    /// Where the container is told what its books lack, while there is somebody to be told.
+    /// Mapping used to publish uncharged memory to the container. It is open only while the container has processes
+    /// or uncharged memory.
     control: Option<OwnedMapping<Control>>,
-    /// The GPUs of its grant; empty where that is damaged, and so will be written anew.
-    cards: Vec<GpuUuid>,
-    demands: AccountSnapshot,
-    tally: Tally,
+    /// GPUs of the grant. Empty if the control file is damaged, until it is written again.
+    gpus: Vec<GpuUuid>,
+    contents: AccountSnapshot,
+    totals: ProcessTotals,
 }
 
-/// What the processes of a container went through, so far. Only ever grows, though their slots are used again.
+/// Totals of a container's processes. They only grow, although the slots of ended processes are reused.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Tally {
+struct ProcessTotals {
     waited: u64,
     waits: u64,
     denied: u64,
@@ -82,19 +83,19 @@ impl AccountReader {
         stop: CancellationToken,
     ) -> io::Result<Self> {
         let (commands, inbox) = mpsc::channel();
-        let hurry = commands.clone();
-        arbiter.on_unsure(move || {
-            let _ended = hurry.send(Command::Measure);
+        let requests = commands.clone();
+        arbiter.on_measure_request(move || {
+            let _ended = requests.send(Command::Measure);
         });
         let read = move || {
             let mut accounts = BTreeMap::new();
-            let mut next = Instant::now() + EVERY;
+            let mut next = Instant::now() + READ_INTERVAL;
             while !stop.is_cancelled() {
                 match inbox.recv_timeout(next.saturating_duration_since(Instant::now())) {
                     Ok(Command::Measure) => measure(&mut accounts, &sampler, &arbiter, &messages),
-                    Ok(command) => obey(&mut accounts, command),
+                    Ok(command) => handle(&mut accounts, command),
                     Err(RecvTimeoutError::Timeout) => {
-                        next = Instant::now() + EVERY;
+                        next = Instant::now() + READ_INTERVAL;
                         measure(&mut accounts, &sampler, &arbiter, &messages);
                     }
                     Err(RecvTimeoutError::Disconnected) => break,
@@ -105,35 +106,36 @@ impl AccountReader {
         Ok(Self(commands))
     }
 
-    /// A container has its grant there. One that starts again has other books.
-    pub(super) fn add(&self, whose: PodContainer, directory: PathBuf) {
-        let _ended = self.0.send(Command::Add(whose, directory));
+    /// Starts to read the account of a container. A container that restarts has a new account.
+    pub(super) fn add(&self, container: PodContainer, directory: PathBuf) {
+        let _ended = self.0.send(Command::Add(container, directory));
     }
 
     pub(super) fn remove(&self, directory: PathBuf) {
         let _ended = self.0.send(Command::Remove(directory));
     }
 
-    pub(super) fn set_unledgered(&self, whose: PodContainer, card: usize, bytes: u64, at: u64) {
-        let _ended = self.0.send(Command::Unledgered { whose, card, bytes, at });
+    /// Publishes to a container how much memory its account lacks, measured at `at`.
+    pub(super) fn set_uncharged(&self, container: PodContainer, gpu: usize, bytes: u64, at: u64) {
+        let _ended = self.0.send(Command::SetUncharged { container, gpu, bytes, at });
     }
 }
 
-fn obey(accounts: &mut BTreeMap<PodContainer, Account>, command: Command) {
+fn handle(accounts: &mut BTreeMap<PodContainer, Account>, command: Command) {
     match command {
-        Command::Add(whose, directory) => match Account::open(&directory) {
+        Command::Add(container, directory) => match Account::open(&directory) {
             Ok(account) => {
-                accounts.insert(whose, account);
+                accounts.insert(container, account);
             }
             Err(error) => {
-                tracing::warn!(directory = %directory.display(), %error, "the books of this grant are not read");
+                tracing::warn!(directory = %directory.display(), %error, "cannot read the account file of this grant; its usage is not reported");
             }
         },
         Command::Remove(directory) => accounts.retain(|_, account| account.directory != directory),
-        Command::Unledgered { whose, card, bytes, at } => {
-            let control = accounts.get_mut(&whose).and_then(Account::control);
-            if let Some((control, card)) = control.zip(GpuSlot::new(card)) {
-                control.set_uncharged(card, bytes, at);
+        Command::SetUncharged { container, gpu, bytes, at } => {
+            let control = accounts.get_mut(&container).and_then(Account::control);
+            if let Some((control, gpu)) = control.zip(GpuSlot::new(gpu)) {
+                control.set_uncharged(gpu, bytes, at);
             }
         }
         Command::Measure => {}
@@ -147,44 +149,44 @@ fn measure(
     messages: &Messages,
 ) {
     let at = futex::now();
-    let mut wanted = BTreeSet::new();
+    let mut required = BTreeSet::new();
     for account in accounts.values_mut() {
         account.read();
         if account.is_in_use() {
-            wanted.extend(account.cards.iter().cloned());
+            required.extend(account.gpus.iter().cloned());
         }
     }
-    let (sampled_gpus, processes) = sampler.on_cards(&wanted);
-    let on_cards: BTreeSet<&PodContainer> = processes.iter().map(|process| &process.container).collect();
+    let (sampled_gpus, processes) = sampler.container_processes(&required);
+    let on_gpus: BTreeSet<&PodContainer> = processes.iter().map(|process| &process.container).collect();
     let used = arbiter.used();
-    let mut throttles = ShareReports::new();
+    let mut reports = ShareReports::new();
     let mut read = Vec::new();
     for (whose, account) in accounts {
-        if account.is_in_use() || on_cards.contains(whose) {
+        if account.is_in_use() || on_gpus.contains(whose) {
             read.push(account.compare(whose));
         }
-        for (place, gpu) in account.cards.iter().enumerate() {
+        for (place, gpu) in account.gpus.iter().enumerate() {
             let uuid = UuidBytes::parse(&gpu.0).unwrap_or_default();
             let WindowUsage { time_ns: time, windows } =
                 used.all.get(&(account.directory.clone(), uuid)).copied().unwrap_or_default();
             let (uid, container) = whose.clone();
-            let mut throttle = ShareReport { open: seconds(time), windows, ..ShareReport::default() };
-            // Processes do not tell which GPU they waited for; shares are of one GPU.
+            let mut report = ShareReport { window_seconds: seconds(time), windows, ..ShareReport::default() };
+            // Processes do not report for which GPU they waited. Shares are of one GPU, so the first is right.
             if place == 0 {
-                let Tally { waited, waits, denied, .. } = &account.tally;
-                throttle = ShareReport {
-                    seconds: seconds(*waited),
+                let ProcessTotals { waited, waits, denied, .. } = &account.totals;
+                report = ShareReport {
+                    throttled_seconds: seconds(*waited),
                     waits: *waits,
                     denied_bytes: *denied,
-                    ..throttle
+                    ..report
                 };
             }
-            throttles.insert((ContainerKey { uid, container }, gpu.clone()), throttle);
+            reports.insert((ContainerKey { uid, container }, gpu.clone()), report);
         }
     }
-    sampler.report(throttles, Duration::from_nanos(futex::now().saturating_sub(used.at)));
-    let measured = UsageSample { at, sampled_gpus, processes, accounts: read };
-    let _ended = messages.send(Message::Event(Event::UsageSampled(Box::new(measured))));
+    sampler.report(reports, Duration::from_nanos(futex::now().saturating_sub(used.at)));
+    let sample = UsageSample { at, sampled_gpus, processes, accounts: read };
+    let _ended = messages.send(Message::Event(Event::UsageSampled(Box::new(sample))));
 }
 
 fn seconds(nanoseconds: u64) -> f64 {
@@ -198,31 +200,32 @@ impl Account {
             directory: directory.to_owned(),
             file,
             control: None,
-            cards: Vec::new(),
-            demands: AccountSnapshot::default(),
-            tally: Tally::default(),
+            gpus: Vec::new(),
+            contents: AccountSnapshot::default(),
+            totals: ProcessTotals::default(),
         };
         account.read();
         Ok(account)
     }
 
-    /// Reads the books. What is kept open for telling the container something is closed when nobody is left to hear it.
+    /// Reads the account file. Closes the control mapping when the container has no processes and no uncharged
+    /// memory.
     fn read(&mut self) {
         let size = size_of::<MemoryAccount>() as u64;
-        // The container can write what it likes, but not as much as it likes: the file is on the node's disk.
+        // The container can write to this file, which is on the host's disk, so its size is limited here.
         if self.file.metadata().is_ok_and(|file| file.len() > size) {
-            let _shorter = self.file.set_len(size);
+            let _truncated = self.file.set_len(size);
         }
-        self.demands.read(|bytes, place| self.file.read_at(bytes, place));
-        self.tally.take(self.demands.process_usage());
-        if self.cards.is_empty()
+        self.contents.read(|bytes, place| self.file.read_at(bytes, place));
+        self.totals.add(self.contents.process_usage());
+        if self.gpus.is_empty()
             && let Some(Ok(limits)) = self.control().map(|control| control.read())
         {
-            self.cards = limits.gpus.iter().map(|card| card.uuid.to_string().as_str().into()).collect();
+            self.gpus = limits.gpus.iter().map(|gpu| gpu.uuid.to_string().as_str().into()).collect();
         }
-        let is_told =
-            |control: &OwnedMapping<Control>| GpuSlot::all().any(|card| control.uncharged(card) > 0);
-        if self.tally.processes().next().is_none() && !self.control.as_ref().is_some_and(is_told) {
+        let has_uncharged =
+            |control: &OwnedMapping<Control>| GpuSlot::all().any(|gpu| control.uncharged(gpu) > 0);
+        if self.totals.processes().next().is_none() && !self.control.as_ref().is_some_and(has_uncharged) {
             self.control = None;
         }
     }
@@ -234,50 +237,52 @@ impl Account {
         self.control.as_ref()
     }
 
-    /// Whether a process keeps these books, or was told of something that may be over by now.
+    /// Returns whether the container has processes, or has published uncharged memory that may be outdated.
     fn is_in_use(&self) -> bool {
-        self.control.is_some() || self.tally.processes().next().is_some()
+        self.control.is_some() || self.totals.processes().next().is_some()
     }
 
-    /// What is held by the books, of the GPUs where that did not change since they were last read.
-    fn compare(&mut self, whose: &PodContainer) -> AccountSample {
-        let before = self.tally.held();
+    /// Reads the account again and returns the memory held on each GPU, or `None` where it changed since the last
+    /// read.
+    fn compare(&mut self, container: &PodContainer) -> AccountSample {
+        let before = self.totals.held();
         self.read();
-        let after = self.tally.held();
+        let after = self.totals.held();
         let held = after.iter().zip(&before);
         AccountSample {
-            container: whose.clone(),
-            processes: self.tally.processes().collect(),
-            ended: self.tally.ended().collect(),
+            container: container.clone(),
+            processes: self.totals.processes().collect(),
+            ended: self.totals.ended().collect(),
             held: held
-                .take(self.cards.len())
+                .take(self.gpus.len())
                 .map(|(after, before)| (after == before).then_some(*after))
                 .collect(),
         }
     }
 }
 
-impl Tally {
+impl ProcessTotals {
     fn living(&self) -> impl Iterator<Item = &ProcessUsage> {
-        self.before.iter().flatten().filter(|said| said.is_alive)
+        self.before.iter().flatten().filter(|usage| usage.is_alive)
     }
 
-    /// The living processes, as the container numbers them.
+    /// Returns the PIDs of the living processes inside the container.
     fn processes(&self) -> impl Iterator<Item = u32> {
-        self.living().map(|said| said.process)
+        self.living().map(|usage| usage.process)
     }
 
-    /// Those that have ended, and whose memory may not be back with the GPU yet.
+    /// Returns the PIDs of ended processes whose memory may not be released yet.
     fn ended(&self) -> impl Iterator<Item = u32> {
-        self.before.iter().flatten().filter(|said| !said.is_alive).map(|said| said.process)
+        self.before.iter().flatten().filter(|usage| !usage.is_alive).map(|usage| usage.process)
     }
 
-    /// Bytes of each GPU that the living hold.
+    /// Returns the bytes that living processes hold on each GPU.
     fn held(&self) -> PerGpu<u64> {
-        PerGpu::from_fn(|card| self.living().fold(0, |sum: u64, said| sum.saturating_add(said.held[card])))
+        PerGpu::from_fn(|gpu| self.living().fold(0, |sum: u64, usage| sum.saturating_add(usage.held[gpu])))
     }
 
-    fn take(&mut self, slots: impl Iterator<Item = Option<ProcessUsage>>) {
+    /// Adds the growth of all slots since the last call.
+    fn add(&mut self, slots: impl Iterator<Item = Option<ProcessUsage>>) {
         let before = std::mem::take(&mut self.before);
         for (place, now) in slots.enumerate() {
             if let Some(now) = now {
@@ -297,7 +302,7 @@ impl Tally {
 mod tests {
     use super::*;
 
-    fn said(process: u32, waited: u64, denied: u64) -> Option<ProcessUsage> {
+    fn usage(process: u32, waited: u64, denied: u64) -> Option<ProcessUsage> {
         Some(ProcessUsage {
             process,
             is_alive: true,
@@ -309,31 +314,35 @@ mod tests {
     }
 
     #[test]
-    fn only_the_living_hold_something() {
-        let mut tally = Tally::default();
+    fn counts_only_memory_of_living_processes() {
+        let mut totals = ProcessTotals::default();
         let holds = |process, is_alive, bytes| {
             let mut held = PerGpu::default();
             held[GpuSlot::FIRST] = bytes;
             Some(ProcessUsage { process, is_alive, held, ..ProcessUsage::default() })
         };
-        tally.take([holds(1, false, 528), None, holds(2, true, 100), holds(3, true, 10)].into_iter());
-        assert_eq!(tally.held()[GpuSlot::FIRST], 110);
-        assert_eq!(tally.processes().collect::<Vec<_>>(), [2, 3]);
-        assert_eq!(tally.ended().collect::<Vec<_>>(), [1]);
+        totals.add([holds(1, false, 528), None, holds(2, true, 100), holds(3, true, 10)].into_iter());
+        assert_eq!(totals.held()[GpuSlot::FIRST], 110);
+        assert_eq!(totals.processes().collect::<Vec<_>>(), [2, 3]);
+        assert_eq!(totals.ended().collect::<Vec<_>>(), [1]);
     }
 
     #[test]
-    fn what_was_waited_is_never_forgotten_and_never_counted_twice() {
-        let mut tally = Tally::default();
-        let mut take = |slots: &[Option<ProcessUsage>]| {
-            tally.take(slots.iter().copied());
-            (tally.waited, tally.waits, tally.denied)
+    fn keeps_totals_and_never_counts_twice() {
+        let mut totals = ProcessTotals::default();
+        let mut add = |slots: &[Option<ProcessUsage>]| {
+            totals.add(slots.iter().copied());
+            (totals.waited, totals.waits, totals.denied)
         };
-        assert_eq!(take(&[said(1, 10, 5), said(2, 1, 0)]), (11, 11, 5));
-        assert_eq!(take(&[said(1, 15, 5), said(2, 1, 0)]), (16, 16, 5));
-        assert_eq!(take(&[None, said(2, 1, 0)]), (16, 16, 5), "gone");
-        assert_eq!(take(&[said(3, 20, 1), said(2, 1, 0)]), (36, 36, 6), "another process in the slot");
-        assert_eq!(take(&[said(3, 2, 1), said(2, 1, 0)]), (38, 38, 6), "another process of the same number");
-        assert_eq!(take(&[said(9, u64::MAX, 0)]), (u64::MAX, u64::MAX, 6), "nonsense does not wrap");
+        assert_eq!(add(&[usage(1, 10, 5), usage(2, 1, 0)]), (11, 11, 5));
+        assert_eq!(add(&[usage(1, 15, 5), usage(2, 1, 0)]), (16, 16, 5));
+        assert_eq!(add(&[None, usage(2, 1, 0)]), (16, 16, 5), "the process ended");
+        assert_eq!(add(&[usage(3, 20, 1), usage(2, 1, 0)]), (36, 36, 6), "another process in the slot");
+        assert_eq!(add(&[usage(3, 2, 1), usage(2, 1, 0)]), (38, 38, 6), "another process of the same number");
+        assert_eq!(
+            add(&[usage(9, u64::MAX, 0)]),
+            (u64::MAX, u64::MAX, 6),
+            "implausible values do not overflow"
+        );
     }
 }

@@ -1,7 +1,7 @@
-//! The arbiter, on a thread of its own: hands out time windows on shared GPUs to the containers of the grant directories.
+//! Runs the arbiter on its own thread. The arbiter assigns time windows on shared GPUs to containers.
 //!
-//! A new agent begins with nothing: the windows are in the grants' files, and the containers hold themselves to their shares
-//! until it is there.
+//! An agent that restarts needs no state: windows are in the files of the grants, and the libraries in the containers
+//! enforce their shares on their own until the arbiter runs again.
 
 use std::{
     collections::HashMap,
@@ -24,48 +24,49 @@ use tessera_limits::{MAX_GPUS, UuidBytes, futex};
 use tessera_node::gpus::{GpuPower, Gpus};
 use tokio_util::sync::CancellationToken;
 
-/// How often what the containers have had is told.
-const TELL: Duration = Duration::from_secs(1);
+/// Time between two publications of the containers' window usage.
+const PUBLISH_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The service asks to be called again no sooner than this, in nanoseconds, when nobody wants a GPU.
-const QUIET: u64 = 50_000_000;
+/// Smallest time in nanoseconds to the next step of the service if no container waits for a GPU.
+const IDLE_STEP_NS: u64 = 50_000_000;
 
-/// How long the arbiter then sleeps: well below the time after which it is taken for gone.
-const IDLE: u64 = 150_000_000;
+/// Sleep in nanoseconds while no container waits for a GPU. Libraries consider the arbiter dead only after a much
+/// longer time.
+const IDLE_SLEEP_NS: u64 = 150_000_000;
 
-/// How often a measurement is asked for at most: the driver takes some milliseconds for one.
-const HURRY: Duration = Duration::from_millis(20);
+/// Smallest time between two requested measurements. The driver takes some milliseconds for one.
+const MEASURE_INTERVAL: Duration = Duration::from_millis(20);
 
-/// The arbiter's thread, as the rest of the agent knows it.
+/// Handle of the arbiter's thread.
 #[derive(Clone, Debug)]
 pub(super) struct Arbiter {
     commands: mpsc::Sender<Command>,
     used: Arc<Mutex<UsedTime>>,
 }
 
-/// What containers have had of GPUs.
+/// Window usage of all containers.
 #[derive(Clone, Debug, Default)]
 pub(super) struct UsedTime {
-    /// Until when, by [`futex::now`].
+    /// Time of the values, by [`futex::now`].
     pub(super) at: u64,
-    /// By grant directory and GPU.
+    /// Usage by grant directory and GPU.
     pub(super) all: HashMap<(PathBuf, UuidBytes), WindowUsage>,
 }
 
 enum Command {
     Add(PathBuf),
     Remove(PathBuf),
-    /// Whom to tell of processes that wait until what they hold has been measured.
-    OnUnsure(Box<dyn Fn() + Send>),
-    /// What a GPU draws.
+    /// Callback for processes that wait until their memory is measured.
+    OnMeasureRequest(Box<dyn Fn() + Send>),
+    /// Power draw of a GPU.
     Power(UuidBytes, GpuPower),
 }
 
-/// What is known of a GPU where throughput is shared.
+/// State of a GPU whose throughput is shared.
 #[derive(Default)]
 struct Throughput {
-    /// When its power was asked for, and how long it had been busy by then.
-    asked: (u64, u64),
+    /// Time of the last power request, and busy time of the GPU at that time.
+    requested: (u64, u64),
     factor: Option<PowerFactor>,
 }
 
@@ -74,15 +75,19 @@ impl Arbiter {
         let (commands, inbox) = mpsc::channel();
         let used = Arc::default();
         let arbiter = Self { commands, used: Arc::clone(&used) };
-        let (ask, asked) = mpsc::sync_channel(MAX_GPUS);
-        thread::Builder::new().name("arbiter".into()).spawn(move || run(&inbox, &ask, &used, &stop))?;
-        // On another thread, as a driver that does not answer must not stop the windows.
+        let (power_requests, requests) = mpsc::sync_channel(MAX_GPUS);
+        thread::Builder::new()
+            .name("arbiter".into())
+            .spawn(move || run(&inbox, &power_requests, &used, &stop))?;
+        // A separate thread reads the power, because a driver that hangs must not stop the windows.
         let answers = arbiter.commands.clone();
-        thread::Builder::new().name("power".into()).spawn(move || tell_power(&*gpus, &asked, &answers))?;
+        thread::Builder::new()
+            .name("power".into())
+            .spawn(move || answer_power_requests(&*gpus, &requests, &answers))?;
         Ok(arbiter)
     }
 
-    /// A container has, or will have, its grant there. One that starts again is another tenant.
+    /// Adds the grant directory of a container. A container that restarts is a new tenant.
     pub(super) fn add(&self, directory: PathBuf) {
         let _ended = self.commands.send(Command::Add(directory));
     }
@@ -91,9 +96,9 @@ impl Arbiter {
         let _ended = self.commands.send(Command::Remove(directory));
     }
 
-    /// Whom to tell when a process near its limit waits until what it holds has been measured.
-    pub(super) fn on_unsure(&self, tell: impl Fn() + Send + 'static) {
-        let _ended = self.commands.send(Command::OnUnsure(Box::new(tell)));
+    /// Sets the callback for processes near their limit that wait until their memory is measured.
+    pub(super) fn on_measure_request(&self, callback: impl Fn() + Send + 'static) {
+        let _ended = self.commands.send(Command::OnMeasureRequest(Box::new(callback)));
     }
 
     pub(super) fn used(&self) -> UsedTime {
@@ -101,77 +106,81 @@ impl Arbiter {
     }
 }
 
-/// Tells what GPUs draw, for as long as somebody asks.
-fn tell_power(gpus: &dyn Gpus, asked: &mpsc::Receiver<UuidBytes>, answers: &mpsc::Sender<Command>) {
-    for card in asked {
-        if let Some(power) = gpus.power(&GpuUuid::from(card.to_string().as_str())) {
-            let _ended = answers.send(Command::Power(card, power));
+/// Answers requests for the power draw of GPUs until the arbiter ends.
+fn answer_power_requests(
+    gpus: &dyn Gpus,
+    requests: &mpsc::Receiver<UuidBytes>,
+    answers: &mpsc::Sender<Command>,
+) {
+    for gpu in requests {
+        if let Some(power) = gpus.power(&GpuUuid::from(gpu.to_string().as_str())) {
+            let _ended = answers.send(Command::Power(gpu, power));
         }
     }
 }
 
 fn run(
     inbox: &mpsc::Receiver<Command>,
-    ask_power: &mpsc::SyncSender<UuidBytes>,
+    power_requests: &mpsc::SyncSender<UuidBytes>,
     used: &Mutex<UsedTime>,
     stop: &CancellationToken,
 ) {
     let mut service = Service::default();
     let mut throughput: HashMap<UuidBytes, Throughput> = HashMap::new();
-    let mut tell: Box<dyn Fn() + Send> = Box::new(|| {});
-    let (mut told, mut hurried) = (Instant::now(), Instant::now());
+    let mut request_measurement: Box<dyn Fn() + Send> = Box::new(|| {});
+    let (mut published, mut measured) = (Instant::now(), Instant::now());
     while !stop.is_cancelled() {
         let now = futex::now();
         let next = service.step(now);
-        if hurried.elapsed() >= HURRY && service.awaiting_measurement().next().is_some() {
-            hurried = Instant::now();
-            tell();
+        if measured.elapsed() >= MEASURE_INTERVAL && service.awaiting_measurement().next().is_some() {
+            measured = Instant::now();
+            request_measurement();
         }
-        for (card, busy) in service.throughput_gpus() {
-            let asked = &mut throughput.entry(card).or_default().asked;
-            // An idle GPU draws nothing that matters, and nobody is woken for it.
-            if now - asked.0 >= power::SAMPLE_INTERVAL_NS && busy != asked.1 {
-                *asked = (now, busy);
-                // Full where the driver does not answer.
-                let _full = ask_power.try_send(card);
+        for (gpu, busy) in service.throughput_gpus() {
+            let requested = &mut throughput.entry(gpu).or_default().requested;
+            // The power of an idle GPU does not matter, so the other thread is not woken for it.
+            if now - requested.0 >= power::SAMPLE_INTERVAL_NS && busy != requested.1 {
+                *requested = (now, busy);
+                // The channel is full if the driver does not answer.
+                let _full = power_requests.try_send(gpu);
             }
         }
-        if told.elapsed() >= TELL {
-            told = Instant::now();
-            let all = service.all_usage().map(|(folder, card, used)| ((folder.to_owned(), card), used));
+        if published.elapsed() >= PUBLISH_INTERVAL {
+            published = Instant::now();
+            let all = service.all_usage().map(|(folder, gpu, used)| ((folder.to_owned(), gpu), used));
             let all = all.collect();
             *used.lock().unwrap_or_else(PoisonError::into_inner) = UsedTime { at: now, all };
         }
         loop {
             match inbox.try_recv() {
-                Ok(Command::OnUnsure(other)) => tell = other,
-                Ok(command) => obey(&mut service, &mut throughput, command),
+                Ok(Command::OnMeasureRequest(callback)) => request_measurement = callback,
+                Ok(command) => handle(&mut service, &mut throughput, command),
                 Err(TryRecvError::Empty) => break,
                 Err(TryRecvError::Disconnected) => return,
             }
         }
-        // Where nobody wants a GPU for now, whoever does will ring.
-        service.wait(if next >= now + QUIET { now + IDLE } else { next });
+        // While no container waits for a GPU, a library that needs one wakes the arbiter.
+        service.wait(if next >= now + IDLE_STEP_NS { now + IDLE_SLEEP_NS } else { next });
     }
 }
 
-fn obey(service: &mut Service, throughput: &mut HashMap<UuidBytes, Throughput>, command: Command) {
+fn handle(service: &mut Service, throughput: &mut HashMap<UuidBytes, Throughput>, command: Command) {
     match command {
         Command::Add(folder) => {
             service.remove(&folder);
             if let Err(error) = service.add(&folder) {
-                tracing::warn!(folder = %folder.display(), %error, "this grant gets no time windows");
+                tracing::warn!(folder = %folder.display(), %error, "cannot open the files of this grant; its container gets no time windows");
             }
         }
         Command::Remove(folder) => service.remove(&folder),
-        Command::Power(card, power) => {
-            let known = throughput.entry(card).or_default();
+        Command::Power(gpu, power) => {
+            let known = throughput.entry(gpu).or_default();
             let model = || PowerFactor::new(PowerModel::with_limit(power.limit));
-            if let Some(card) = service.gpu_mut(card) {
+            if let Some(gpu) = service.gpu_mut(gpu) {
                 let factor = known.factor.get_or_insert_with(model);
-                card.set_factor(factor.sample(futex::now(), power.average, card.busy()));
+                gpu.set_factor(factor.sample(futex::now(), power.average, gpu.busy()));
             }
         }
-        Command::OnUnsure(_) => {}
+        Command::OnMeasureRequest(_) => {}
     }
 }

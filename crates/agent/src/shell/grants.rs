@@ -1,11 +1,11 @@
-//! Grant directories: one for each container that holds a share of a GPU, with the two files by which the library in the
-//! container and the agent know of each other (see [`tessera_limits`]).
+//! Grant directories: one for each container that holds a share of a GPU. A directory has the two files that the
+//! agent shares with the library in the container (see [`tessera_limits`]).
 //!
 //! ```text
-//! <grants>/<pod UID>/.pod                     namespace/name, for the time when the API server cannot tell
-//! <grants>/<pod UID>/<container>/control      the limits: the container can only read it
-//! <grants>/<pod UID>/<container>/account      what its processes hold: theirs to write
-//! <grants>/.library/                          the library, as containers mount it
+//! <grants>/<pod UID>/.pod                     namespace/name of the pod, for when the API server is not available
+//! <grants>/<pod UID>/<container>/control      limits, read-only for the container
+//! <grants>/<pod UID>/<container>/account      memory held by its processes, written by the container
+//! <grants>/.library/                          library that containers mount
 //! ```
 
 use std::{
@@ -23,8 +23,8 @@ use tessera_limits::{
 
 use crate::controller::ContainerLimits;
 
-/// Whose directory it is. No container can have this name.
-const POD: &str = ".pod";
+/// File with the name of the pod. No container can have this name.
+const POD_FILE: &str = ".pod";
 
 #[derive(Clone, Debug)]
 pub(super) struct Grants {
@@ -32,7 +32,8 @@ pub(super) struct Grants {
 }
 
 impl Grants {
-    /// Accounts can be written by any user of their containers, so nobody else on the node may get to them.
+    /// Opens or creates the root directory. Only root may enter it, because any user of a container can write its
+    /// account.
     pub(super) fn at(root: PathBuf) -> io::Result<Self> {
         fs::create_dir_all(&root)?;
         fs::set_permissions(&root, fs::Permissions::from_mode(0o700))?;
@@ -43,14 +44,15 @@ impl Grants {
         self.root.join(&pod.0).join(container)
     }
 
-    /// What an earlier agent made. Limits that cannot be read are empty, and so will be written anew.
+    /// Reads the grants of an earlier agent. Limits that cannot be read are returned empty, so that they are written
+    /// again.
     pub(super) fn read(&self) -> (BTreeSet<PodUid>, Vec<ContainerLimits>) {
         let (mut pods, mut all) = (BTreeSet::new(), Vec::new());
-        for pod in below(&self.root) {
+        for pod in subdirectories(&self.root) {
             let uid = PodUid(pod.clone());
-            let owner = fs::read_to_string(self.root.join(&pod).join(POD)).unwrap_or_default();
+            let owner = fs::read_to_string(self.root.join(&pod).join(POD_FILE)).unwrap_or_default();
             let (namespace, name) = owner.trim_end().split_once('/').unwrap_or_default();
-            for container in below(&self.root.join(&pod)) {
+            for container in subdirectories(&self.root.join(&pod)) {
                 let GrantLimits { meaning, gpus, .. } =
                     in_force(&self.directory(&uid, &container)).unwrap_or_default();
                 all.push(ContainerLimits {
@@ -67,48 +69,48 @@ impl Grants {
         (pods, all)
     }
 
-    /// Makes the grant of a container that is about to start.
-    pub(super) fn begin(&self, limits: &ContainerLimits) -> io::Result<()> {
+    /// Creates the grant of a container that is about to start.
+    pub(super) fn create(&self, limits: &ContainerLimits) -> io::Result<()> {
         let directory = self.directory(&limits.pod, &limits.container);
         fs::create_dir_all(&directory)?;
         let pod = self.root.join(&limits.pod.0);
         let temporary = pod.join(".pod.new");
         fs::write(&temporary, format!("{}/{}\n", limits.namespace, limits.name))?;
-        fs::rename(&temporary, pod.join(POD))?;
+        fs::rename(&temporary, pod.join(POD_FILE))?;
         files::create_grant(&directory, &after(&directory, limits))?;
         Ok(())
     }
 
-    /// Puts other limits in force while the container runs.
-    pub(super) fn change(&self, limits: &ContainerLimits) -> io::Result<()> {
+    /// Changes the limits of a running container.
+    pub(super) fn update(&self, limits: &ContainerLimits) -> io::Result<()> {
         let directory = self.directory(&limits.pod, &limits.container);
         files::update_grant(&directory, &after(&directory, limits))?;
         Ok(())
     }
 
-    /// Removes what a pod had; comes back with the directories of its containers.
+    /// Removes the grants of a pod and returns the directories of its containers.
     pub(super) fn remove(&self, pod: &PodUid) -> Vec<PathBuf> {
-        // A UID is one path component, whoever made it.
+        // A UID must be a single path component.
         if pod.0.is_empty() || pod.0.contains(['/', '.']) {
             return Vec::new();
         }
         let directory = self.root.join(&pod.0);
-        let containers = below(&directory).into_iter().map(|name| directory.join(name)).collect();
+        let containers = subdirectories(&directory).into_iter().map(|name| directory.join(name)).collect();
         if let Err(error) = fs::remove_dir_all(&directory)
             && error.kind() != io::ErrorKind::NotFound
         {
-            tracing::warn!(%pod, %error, "cannot remove a grant directory");
+            tracing::warn!(%pod, %error, "cannot remove the grant directory of the pod; it stays until the agent restarts");
         }
         containers
     }
 }
 
-/// The limits in force in a directory.
+/// Returns the limits in a directory.
 fn in_force(directory: &Path) -> Option<GrantLimits> {
     open_control_writable(directory).ok()?.read().ok()
 }
 
-/// The limits as they are written after those that are there: a change is a new generation.
+/// Returns the limits to write. Their generation grows if they differ from the current ones.
 fn after(directory: &Path, limits: &ContainerLimits) -> GrantLimits {
     let before = in_force(directory);
     let generation = match &before {
@@ -119,8 +121,8 @@ fn after(directory: &Path, limits: &ContainerLimits) -> GrantLimits {
     GrantLimits { generation, meaning: limits.meaning, gpus: limits.gpus.clone() }
 }
 
-/// Names of the directories in a directory, but for hidden ones.
-fn below(directory: &Path) -> Vec<String> {
+/// Returns the names of the subdirectories, without hidden ones.
+fn subdirectories(directory: &Path) -> Vec<String> {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
     let folders = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
     let names = folders.filter_map(|entry| entry.file_name().into_string().ok());
@@ -151,11 +153,11 @@ mod tests {
     }
 
     #[test]
-    fn another_agent_finds_what_this_one_made() {
+    fn reads_the_grants_of_an_earlier_agent() {
         let folder = tempfile::tempdir().unwrap();
         let grants = Grants::at(folder.path().join("grants")).unwrap();
         for container in ["a", "b"] {
-            grants.begin(&limits(container, 5)).unwrap();
+            grants.create(&limits(container, 5)).unwrap();
         }
         fs::create_dir_all(folder.path().join("grants/.library")).unwrap();
         fs::create_dir_all(folder.path().join("grants/half-made")).unwrap();
@@ -169,33 +171,37 @@ mod tests {
     }
 
     #[test]
-    fn a_change_is_a_new_generation_and_leaves_the_account_alone() {
+    fn an_update_is_a_new_generation_and_keeps_the_account() {
         let folder = tempfile::tempdir().unwrap();
         let grants = Grants::at(folder.path().to_owned()).unwrap();
-        grants.begin(&limits("a", 5)).unwrap();
+        grants.create(&limits("a", 5)).unwrap();
         let directory = grants.directory(&"u".into(), "a");
         let account = files::open_account(&directory).unwrap();
         let me = account.claim(1, 1, |_| {}).unwrap();
         account.charge(me, GpuSlot::FIRST, 3, 5).unwrap();
-        grants.change(&limits("a", 5)).unwrap();
-        assert_eq!(in_force(&directory).unwrap().generation, 1, "nothing has changed");
-        grants.change(&limits("a", 9)).unwrap();
+        grants.update(&limits("a", 5)).unwrap();
+        assert_eq!(in_force(&directory).unwrap().generation, 1, "equal limits keep their generation");
+        grants.update(&limits("a", 9)).unwrap();
         let now = in_force(&directory).unwrap();
         assert_eq!((now.generation, now.gpus[0].memory_bytes), (2, 9));
         assert_eq!(files::open_account(&directory).unwrap().held(GpuSlot::FIRST), 3);
-        grants.begin(&limits("a", 9)).unwrap();
-        assert_eq!(files::open_account(&directory).unwrap().held(GpuSlot::FIRST), 0, "it has started again");
+        grants.create(&limits("a", 9)).unwrap();
+        assert_eq!(
+            files::open_account(&directory).unwrap().held(GpuSlot::FIRST),
+            0,
+            "a restarted container has a new account"
+        );
     }
 
     #[test]
-    fn damaged_limits_are_found_as_none() {
+    fn reads_damaged_limits_as_empty() {
         let folder = tempfile::tempdir().unwrap();
         let grants = Grants::at(folder.path().to_owned()).unwrap();
-        grants.begin(&limits("a", 5)).unwrap();
+        grants.create(&limits("a", 5)).unwrap();
         let directory = grants.directory(&"u".into(), "a");
         fs::write(directory.join("control"), "damaged").unwrap();
         assert!(grants.read().1[0].gpus.is_empty());
-        grants.change(&limits("a", 5)).unwrap();
+        grants.update(&limits("a", 5)).unwrap();
         assert_eq!(grants.read().1, [limits("a", 5)]);
     }
 }

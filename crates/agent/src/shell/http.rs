@@ -66,8 +66,8 @@ impl Pages {
         self.ask(Message::Inspect).await
     }
 
-    async fn picture(&self) -> Result<Snapshot, StatusCode> {
-        Ok(self.sampler.picture(&self.view().await?))
+    async fn snapshot(&self) -> Result<Snapshot, StatusCode> {
+        Ok(self.sampler.snapshot(&self.view().await?))
     }
 }
 
@@ -105,23 +105,23 @@ async fn version() -> Json<BTreeMap<&'static str, &'static str>> {
 
 async fn graph(State(pages): State<Pages>) -> Result<Json<BTreeMap<&'static str, String>>, StatusCode> {
     let view = pages.view().await?;
-    let activity = |card: &GpuSnapshot| {
-        let Some(look) = &card.look else { return gpu_tree::GpuActivity::default() };
+    let activity = |gpu: &GpuSnapshot| {
+        let Some(reading) = &gpu.reading else { return gpu_tree::GpuActivity::default() };
         gpu_tree::GpuActivity {
-            pids: look.pids.iter().copied().collect(),
-            used: MiB(look.used_bytes().unwrap_or(0) >> 20),
+            pids: reading.pids.iter().copied().collect(),
+            used: MiB(reading.used_bytes().unwrap_or(0) >> 20),
         }
     };
     let activity: Vec<gpu_tree::GpuActivity> =
-        pages.sampler.picture(&view).cards.iter().map(activity).collect();
+        pages.sampler.snapshot(&view).gpus.iter().map(activity).collect();
     let node = view.node.ok_or(StatusCode::SERVICE_UNAVAILABLE)?;
     Ok(Json(BTreeMap::from([("graph", gpu_tree::print(&node, &activity))])))
 }
 
 async fn usage(State(pages): State<Pages>) -> Result<Json<GpuManagerUsage>, StatusCode> {
-    Ok(Json(exporter::usage(&pages.picture().await?)))
+    Ok(Json(exporter::gpu_manager_usage(&pages.snapshot().await?)))
 }
 
 async fn in_use(State(pages): State<Pages>) -> Result<Json<NodeUse>, StatusCode> {
-    Ok(Json(exporter::node_use(&pages.picture().await?)))
+    Ok(Json(exporter::node_use(&pages.snapshot().await?)))
 }

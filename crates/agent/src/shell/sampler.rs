@@ -1,5 +1,5 @@
-//! Looks at the GPUs, each on a thread of its own: one that hangs holds up neither the others nor a page. However many ask, the
-//! driver is asked once an interval.
+//! Samples the GPUs, each on its own thread, so that a GPU that hangs blocks neither the others nor a page.
+//! The number of scrapes does not change how often the driver is called.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -14,6 +14,7 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
+use tessera_cluster::FailureLog;
 use tessera_core::gpu::GpuUuid;
 use tessera_node::{
     gpus::{Gpus, GpusError, Incident, IncidentKind, ProcessMemory, SampleInterval, SampleProgress},
@@ -25,246 +26,254 @@ use crate::{
     exporter::{Consumer, Meter, Observation, ShareReports, Snapshot, families::MetricsOptions},
 };
 
-/// How the GPUs are looked at.
+/// Configuration of the sampler and the exporter.
 #[derive(Clone, Debug)]
 pub struct Sampling {
-    /// How often.
-    pub every: Duration,
-    /// Where the driver's process numbers are explained.
-    pub processes: PathBuf,
-    /// Whether that is so even if `/proc` does not show the whole machine. Otherwise it is not asked then: other processes under the
-    /// same numbers would be worse than none.
-    pub trust_processes: bool,
-    /// The machine's address, for those who want it in a label.
+    /// Time between two samples of a GPU.
+    pub interval: Duration,
+    /// Directory in which the driver's PIDs are looked up, usually `/proc`.
+    pub proc_root: PathBuf,
+    /// True to use `/proc` even if it is not that of the host. By default it is not used then, because the same
+    /// PIDs would name other processes.
+    pub trust_proc_root: bool,
+    /// Address of the host, for families with such a label.
     pub host_ip: String,
-    /// Which metrics are written.
-    pub wanted: MetricsOptions,
+    /// Families of the metrics page.
+    pub metrics: MetricsOptions,
 }
 
 impl Default for Sampling {
     fn default() -> Self {
         Self {
-            every: Duration::from_secs(2),
-            processes: PathBuf::from(PROC),
-            trust_processes: false,
+            interval: Duration::from_secs(2),
+            proc_root: PathBuf::from(PROC),
+            trust_proc_root: false,
             host_ip: String::new(),
-            wanted: MetricsOptions::default(),
+            metrics: MetricsOptions::default(),
         }
     }
 }
 
 const PROC: &str = "/proc";
 
-/// No look may be older than this many intervals to be shown, and than [`PATIENCE`].
-const INTERVALS: u32 = 3;
-const PATIENCE: Duration = Duration::from_secs(10);
+/// Age in intervals up to which a sample is shown, if that is longer than [`MIN_MAX_AGE`].
+const MAX_AGE_INTERVALS: u32 = 3;
+/// Age up to which a sample is always shown.
+const MIN_MAX_AGE: Duration = Duration::from_secs(10);
 
-/// How long a GPU may take to tell who is on it.
-const GLANCE: Duration = Duration::from_millis(200);
+/// Timeout for the process lists of all GPUs.
+const PROCESS_LIST_TIMEOUT: Duration = Duration::from_millis(200);
 
-/// Looks at the GPUs and keeps their accounts.
+/// Samples the GPUs and accumulates their usage.
 #[allow(missing_debug_implementations, reason = "a port is whatever is plugged in")]
 pub struct Sampler {
     gpus: Arc<dyn Gpus>,
     sampling: Sampling,
     meter: Arc<Mutex<Meter>>,
-    /// GPUs that are looked at.
+    /// Threads of the GPUs that are sampled.
     pollers: Mutex<BTreeMap<GpuUuid, Poller>>,
-    /// Where processes are explained, if anywhere.
+    /// Reader of the host's processes, if they are visible.
     processes: Option<Processes>,
-    /// Who is known of those on the GPUs.
-    who: Mutex<Acquainted>,
+    /// Identities of the processes on the GPUs.
+    known: Mutex<KnownProcesses>,
 }
 
-/// The thread of a GPU, which ends when this is dropped.
+/// Handle of the thread of a GPU. The thread ends when the handle is dropped.
 struct Poller {
-    questions: mpsc::Sender<mpsc::Sender<OnOneGpu>>,
-    /// It has been asked who is on the GPU, and has not told yet.
-    asked: Arc<AtomicBool>,
+    requests: mpsc::Sender<mpsc::Sender<ProcessList>>,
+    /// True while the thread works on a request for the process list.
+    is_pending: Arc<AtomicBool>,
 }
 
-/// A GPU and who is on it; nobody, where it does not tell.
-type OnOneGpu = (GpuUuid, Option<Vec<ProcessMemory>>);
+/// A GPU and its processes, or `None` if the driver does not list them.
+type ProcessList = (GpuUuid, Option<Vec<ProcessMemory>>);
 
-/// Those who were on the GPUs when last asked.
+/// Processes that were on the GPUs at the last request.
 #[derive(Default)]
-struct Acquainted {
-    memory: Option<ProcessCache>,
-    /// The numbers they have in their containers, by their number here and when they started: these never change.
-    own_numbers: HashMap<(u32, u64), Option<u32>>,
+struct KnownProcesses {
+    cache: Option<ProcessCache>,
+    /// PIDs inside the containers by PID on the host and start time. They never change.
+    pids_in_namespace: HashMap<(u32, u64), Option<u32>>,
 }
 
 impl Sampler {
-    /// Looks at nothing yet.
+    /// Returns a sampler that samples no GPU yet.
     #[must_use]
     pub fn new(gpus: Arc<dyn Gpus>, sampling: Sampling) -> Self {
-        let processes = Processes::at(sampling.processes.clone());
-        let is_own = sampling.processes == Path::new(PROC) && !sampling.trust_processes;
-        let believed = !is_own || processes.see_the_machine() == Some(true);
-        if !believed {
+        let processes = Processes::at(sampling.proc_root.clone());
+        let must_be_host = sampling.proc_root == Path::new(PROC) && !sampling.trust_proc_root;
+        let is_usable = !must_be_host || processes.is_host_namespace() == Some(true);
+        if !is_usable {
             tracing::warn!(
-                "this is not the machine's own process namespace, so nobody knows whose processes are on the GPUs; \
+                proc_root = PROC,
+                "this is not the host's PID namespace, so all GPU usage counts as unknown; \
                  set hostPID: true, or name the right directory with --proc-root"
             );
         }
-        let processes = believed.then_some(processes);
-        let who = Acquainted { memory: processes.clone().map(ProcessCache::of), ..Acquainted::default() };
+        let processes = is_usable.then_some(processes);
+        let known =
+            KnownProcesses { cache: processes.clone().map(ProcessCache::new), ..KnownProcesses::default() };
         let (meter, pollers) = (Arc::default(), Mutex::default());
-        Self { gpus, sampling, meter, pollers, processes, who: Mutex::new(who) }
+        Self { gpus, sampling, meter, pollers, processes, known: Mutex::new(known) }
     }
 
-    /// Looks at nothing any more.
-    pub(super) fn rest(&self) {
+    /// Stops sampling.
+    pub(super) fn stop(&self) {
         lock(&self.pollers).clear();
     }
 
-    /// Takes note of the GPUs and pods there are.
-    pub(super) fn learn(&self, view: &View) {
+    /// Updates the GPUs to sample and the pods of the node.
+    pub(super) fn update(&self, view: &View) {
         let gpus = view.node.iter().flat_map(|node| node.node().gpus());
-        let cards: Vec<GpuUuid> = gpus.map(|gpu| gpu.uuid.clone()).collect();
+        let uuids: Vec<GpuUuid> = gpus.map(|gpu| gpu.uuid.clone()).collect();
         if view.node.is_some() {
             let mut pollers = lock(&self.pollers);
-            pollers.retain(|card, _| cards.contains(card));
-            for card in &cards {
-                if !pollers.contains_key(card) {
-                    match self.poll(card.clone()) {
-                        Ok(poller) => drop(pollers.insert(card.clone(), poller)),
+            pollers.retain(|gpu, _| uuids.contains(gpu));
+            for gpu in &uuids {
+                if !pollers.contains_key(gpu) {
+                    match self.start_poller(gpu.clone()) {
+                        Ok(poller) => drop(pollers.insert(gpu.clone(), poller)),
                         Err(error) => {
-                            tracing::warn!(%card, %error, "cannot start a thread to look at the GPU")
+                            tracing::warn!(%gpu, %error, "cannot start the sampling thread of this GPU; will retry")
                         }
                     }
                 }
             }
-            lock(&self.meter).keep(&cards);
+            lock(&self.meter).hide_missing(&uuids);
         }
         if view.pods_known {
-            lock(&self.meter).learn(&view.pods);
+            lock(&self.meter).set_pods(&view.pods);
         }
     }
 
-    /// The driver reported something.
-    pub(super) fn count(&self, incident: &Incident) {
+    /// Counts an incident that the driver reported.
+    pub(super) fn record_incident(&self, incident: &Incident) {
         if let (Some(gpu), IncidentKind::Xid(number)) = (&incident.gpu, incident.kind) {
-            lock(&self.meter).xid(gpu, number, unix().as_secs_f64());
+            lock(&self.meter).record_xid(gpu, number, unix_time().as_secs_f64());
         }
     }
 
-    /// What the libraries in containers report now, and the arbiter so long ago, of all there are.
-    pub fn report(&self, throttles: ShareReports, windows_age: Duration) {
-        let now = unix();
-        lock(&self.meter).report(throttles, now.as_secs_f64(), now.saturating_sub(windows_age).as_secs_f64());
+    /// Adds the current reports of all shares. `windows_age` is the age of the arbiter's values.
+    pub fn report(&self, reports: ShareReports, windows_age: Duration) {
+        let now = unix_time();
+        lock(&self.meter).report(reports, now.as_secs_f64(), now.saturating_sub(windows_age).as_secs_f64());
     }
 
-    /// The processes of containers that are on the GPUs now, and which GPUs told. Those on which the last look saw nobody are not
-    /// asked, unless they are among `wanted`.
-    pub(super) fn on_cards(&self, wanted: &BTreeSet<GpuUuid>) -> (BTreeSet<GpuUuid>, Vec<GpuProcess>) {
+    /// Returns the GPUs that answered and the containers' processes on them. A GPU without processes in its last
+    /// sample is asked only if it is in `required`.
+    pub(super) fn container_processes(
+        &self,
+        required: &BTreeSet<GpuUuid>,
+    ) -> (BTreeSet<GpuUuid>, Vec<GpuProcess>) {
         let Some(processes) = &self.processes else {
             return <(BTreeSet<GpuUuid>, Vec<GpuProcess>)>::default();
         };
-        let told = self.ask(|gpu| wanted.contains(gpu));
-        let pids = told.iter().flat_map(|(_, all)| all).map(|process| process.pid);
-        let Acquainted { memory, own_numbers } = &mut *lock(&self.who);
-        let who = memory.as_mut().map(|memory| memory.who(pids)).unwrap_or_default();
-        own_numbers.retain(|(pid, started), _| who.get(pid).is_some_and(|known| known.started == *started));
+        let lists = self.process_lists(|gpu| required.contains(gpu));
+        let pids = lists.iter().flat_map(|(_, all)| all).map(|process| process.pid);
+        let KnownProcesses { cache, pids_in_namespace } = &mut *lock(&self.known);
+        let known = cache.as_mut().map(|cache| cache.lookup(pids)).unwrap_or_default();
+        pids_in_namespace
+            .retain(|(pid, started), _| known.get(pid).is_some_and(|known| known.started == *started));
         let meter = lock(&self.meter);
-        let mut on_cards = Vec::new();
-        for (gpu, process) in told.iter().flat_map(|(gpu, all)| all.iter().map(move |process| (gpu, process)))
+        let mut found = Vec::new();
+        for (gpu, process) in
+            lists.iter().flat_map(|(gpu, all)| all.iter().map(move |process| (gpu, process)))
         {
-            let Some(known) = who.get(&process.pid) else { continue };
-            let Consumer::Container(key) = meter.holder(Some(known)) else { continue };
-            let own = own_numbers.entry((process.pid, known.started));
-            on_cards.push(GpuProcess {
+            let Some(known) = known.get(&process.pid) else { continue };
+            let Consumer::Container(key) = meter.consumer(Some(known)) else { continue };
+            let in_namespace = pids_in_namespace.entry((process.pid, known.started));
+            found.push(GpuProcess {
                 gpu: gpu.clone(),
                 pid: process.pid,
                 started: known.started,
-                own_pid: *own.or_insert_with(|| processes.own_number(process.pid)),
+                own_pid: *in_namespace.or_insert_with(|| processes.pid_in_namespace(process.pid)),
                 container: (key.uid, key.container),
                 bytes: process.bytes,
             });
         }
-        (told.into_iter().map(|(gpu, _)| gpu).collect(), on_cards)
+        (lists.into_iter().map(|(gpu, _)| gpu).collect(), found)
     }
 
-    /// Asks all GPUs at once who is on them, but for those where the last look saw nobody and nobody is `wanted`. One that hangs is
-    /// waited for no longer than [`GLANCE`], and not asked again until it has answered.
-    fn ask(&self, wanted: impl Fn(&GpuUuid) -> bool) -> Vec<(GpuUuid, Vec<ProcessMemory>)> {
-        let (tell, told) = mpsc::channel();
+    /// Returns the process lists of all GPUs that have processes or are required. A GPU that hangs is waited for no
+    /// longer than [`PROCESS_LIST_TIMEOUT`], and is not asked again until it has answered.
+    fn process_lists(&self, is_required: impl Fn(&GpuUuid) -> bool) -> Vec<(GpuUuid, Vec<ProcessMemory>)> {
+        let (answers, answered) = mpsc::channel();
         {
             let (pollers, meter) = (lock(&self.pollers), lock(&self.meter));
             let is_empty = |gpu: &GpuUuid| {
-                let latest = meter.card(gpu).and_then(|card| card.latest.as_ref());
-                latest.and_then(|look| look.sample.processes.as_ref()).is_some_and(Vec::is_empty)
+                let latest = meter.gpu(gpu).and_then(|gpu| gpu.latest.as_ref());
+                latest.and_then(|latest| latest.sample.processes.as_ref()).is_some_and(Vec::is_empty)
             };
-            for (_, poller) in pollers.iter().filter(|(gpu, _)| wanted(gpu) || !is_empty(gpu)) {
-                if !poller.asked.swap(true, Ordering::Relaxed) {
-                    let _ended = poller.questions.send(tell.clone());
+            for (_, poller) in pollers.iter().filter(|(gpu, _)| is_required(gpu) || !is_empty(gpu)) {
+                if !poller.is_pending.swap(true, Ordering::Relaxed) {
+                    let _ended = poller.requests.send(answers.clone());
                 }
             }
         }
-        drop(tell);
-        let until = Instant::now() + GLANCE;
-        let next = || told.recv_timeout(until.saturating_duration_since(Instant::now())).ok();
+        drop(answers);
+        let until = Instant::now() + PROCESS_LIST_TIMEOUT;
+        let next = || answered.recv_timeout(until.saturating_duration_since(Instant::now())).ok();
         std::iter::from_fn(next).filter_map(|(gpu, all)| Some((gpu, all?))).collect()
     }
 
-    /// Looks from before this moment, in seconds since 1970, say nothing about now.
+    /// Returns the time in seconds since 1970 before which samples are too old to be shown.
     fn fresh_since(&self) -> f64 {
-        let patience = (self.sampling.every * INTERVALS).max(PATIENCE);
-        unix().saturating_sub(patience).as_secs_f64()
+        let max_age = (self.sampling.interval * MAX_AGE_INTERVALS).max(MIN_MAX_AGE);
+        unix_time().saturating_sub(max_age).as_secs_f64()
     }
 
-    /// Everything there is to tell now.
+    /// Returns the current state of the node.
     #[must_use]
-    pub fn picture(&self, view: &View) -> Snapshot {
+    pub fn snapshot(&self, view: &View) -> Snapshot {
         let mut meter = lock(&self.meter);
         if view.pods_known {
-            meter.learn(&view.pods);
+            meter.set_pods(&view.pods);
         }
-        let picture = Snapshot::new(view, &meter, self.fresh_since(), self.processes.is_some());
-        Snapshot { host_ip: self.sampling.host_ip.clone(), ..picture }
+        let snapshot = Snapshot::new(view, &meter, self.fresh_since(), self.processes.is_some());
+        Snapshot { host_ip: self.sampling.host_ip.clone(), ..snapshot }
     }
 
-    /// Which metrics are written.
+    /// Returns the options of the metrics page.
     #[must_use]
-    pub fn wanted(&self) -> &MetricsOptions {
-        &self.sampling.wanted
+    pub fn metrics_options(&self) -> &MetricsOptions {
+        &self.sampling.metrics
     }
 
-    fn poll(&self, gpu: GpuUuid) -> io::Result<Poller> {
-        let (questions, inbox) = mpsc::channel::<mpsc::Sender<OnOneGpu>>();
-        let asked = Arc::new(AtomicBool::new(false));
-        let poller = Poller { questions, asked: asked.clone() };
-        let (gpus, meter, every) = (self.gpus.clone(), self.meter.clone(), self.sampling.every);
-        let mut memory = self.processes.clone().map(ProcessCache::of);
-        let mut known = SampleProgress::default();
-        let mut trouble = None;
+    fn start_poller(&self, gpu: GpuUuid) -> io::Result<Poller> {
+        let (requests, inbox) = mpsc::channel::<mpsc::Sender<ProcessList>>();
+        let is_pending = Arc::new(AtomicBool::new(false));
+        let poller = Poller { requests, is_pending: is_pending.clone() };
+        let (gpus, meter, interval) = (self.gpus.clone(), self.meter.clone(), self.sampling.interval);
+        let mut cache = self.processes.clone().map(ProcessCache::new);
+        let mut progress = SampleProgress::default();
+        let mut failures = FailureLog::default();
         let begin = Instant::now();
         let work = move || {
             loop {
                 let started = Instant::now();
                 let uptime = microseconds(started.duration_since(begin));
-                let window = known.window(microseconds(unix()), uptime);
-                match look(&*gpus, &gpu, memory.as_mut(), window) {
+                let next = progress.next_interval(microseconds(unix_time()), uptime);
+                match sample_gpu(&*gpus, &gpu, cache.as_mut(), next) {
                     Ok(observation) => {
-                        trouble = None;
-                        known.learn(window, uptime, &observation.sample.work);
-                        let took = started.elapsed().as_secs_f64();
-                        lock(&meter).observe(&gpu, Observation { took, ..observation });
+                        if failures.clear() {
+                            tracing::info!(%gpu, "sampling of the GPU works again");
+                        }
+                        progress.record(next, uptime, &observation.sample.work);
+                        let duration_seconds = started.elapsed().as_secs_f64();
+                        lock(&meter).observe(&gpu, Observation { duration_seconds, ..observation });
                     }
                     Err(error) => {
-                        lock(&meter).missed(&gpu);
-                        let reason = error.to_string();
-                        if trouble.as_ref() != Some(&reason) {
-                            tracing::warn!(%gpu, "cannot tell what the GPU does: {reason}");
+                        lock(&meter).record_failure(&gpu);
+                        if failures.record(&error.to_string()) {
+                            tracing::warn!(%gpu, %error, "cannot sample the GPU; its gauges are missing until it works");
                         }
-                        trouble = Some(reason);
                     }
                 }
                 loop {
-                    match inbox.recv_timeout(every.saturating_sub(started.elapsed())) {
+                    match inbox.recv_timeout(interval.saturating_sub(started.elapsed())) {
                         Ok(answer) => {
                             let processes = gpus.processes(&gpu).ok();
-                            asked.store(false, Ordering::Relaxed);
+                            is_pending.store(false, Ordering::Relaxed);
                             let _left = answer.send((gpu.clone(), processes));
                         }
                         Err(RecvTimeoutError::Timeout) => break,
@@ -273,28 +282,28 @@ impl Sampler {
                 }
             }
         };
-        thread::Builder::new().name("card".into()).spawn(work)?;
+        thread::Builder::new().name("gpu-sampler".into()).spawn(work)?;
         Ok(poller)
     }
 }
 
-/// One look at a GPU and at whoever is on it.
-pub fn look(
+/// Samples a GPU and looks up its processes.
+pub fn sample_gpu(
     gpus: &dyn Gpus,
     gpu: &GpuUuid,
-    memory: Option<&mut ProcessCache>,
-    window: SampleInterval,
+    cache: Option<&mut ProcessCache>,
+    interval: SampleInterval,
 ) -> Result<Observation, GpusError> {
-    let sample = gpus.sample(gpu, window)?;
+    let sample = gpus.sample(gpu, interval)?;
     let listed = sample.processes.iter().flatten().map(|process| process.pid);
-    // One that ended since may have computed before.
+    // A process that has ended may still have busy time.
     let worked = sample.work.processes.iter().flatten().map(|(pid, _)| *pid);
-    let who = memory.map(|memory| memory.who(listed.chain(worked))).unwrap_or_default();
-    let at = Duration::from_micros(window.now).as_secs_f64();
-    Ok(Observation { at, took: 0.0, sample, who })
+    let processes = cache.map(|cache| cache.lookup(listed.chain(worked))).unwrap_or_default();
+    let at = Duration::from_micros(interval.now).as_secs_f64();
+    Ok(Observation { at, duration_seconds: 0.0, sample, processes })
 }
 
-fn unix() -> Duration {
+fn unix_time() -> Duration {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()
 }
 
@@ -314,15 +323,15 @@ mod tests {
 
     use super::*;
 
-    /// GPUs without processes, of which one never answers and one tells all of itself.
-    struct Wedged;
+    /// GPUs without processes: one hangs, one fails, and one can be sampled.
+    struct PartlyBroken;
 
-    impl Gpus for Wedged {
+    impl Gpus for PartlyBroken {
         fn discover(&self) -> Result<DiscoveredGpus, GpusError> {
             Err(GpusError::NoGpu)
         }
 
-        fn sample(&self, gpu: &GpuUuid, _window: SampleInterval) -> Result<GpuSample, GpusError> {
+        fn sample(&self, gpu: &GpuUuid, _interval: SampleInterval) -> Result<GpuSample, GpusError> {
             let empty = GpuSample { processes: Some(Vec::new()), ..GpuSample::default() };
             if gpu.0.as_ref() == "empty" { Ok(empty) } else { Err(GpusError::NoGpu) }
         }
@@ -349,34 +358,34 @@ mod tests {
         }
     }
 
-    fn looking_at(cards: &[&str]) -> Sampler {
+    fn sampling(gpus: &[&str]) -> Sampler {
         let sampler =
-            Sampler::new(Arc::new(Wedged), Sampling { trust_processes: true, ..Sampling::default() });
-        for card in cards {
-            let poller = sampler.poll((*card).into()).unwrap();
-            lock(&sampler.pollers).insert((*card).into(), poller);
+            Sampler::new(Arc::new(PartlyBroken), Sampling { trust_proc_root: true, ..Sampling::default() });
+        for gpu in gpus {
+            let poller = sampler.start_poller((*gpu).into()).unwrap();
+            lock(&sampler.pollers).insert((*gpu).into(), poller);
         }
         sampler
     }
 
     #[test]
-    fn a_gpu_that_hangs_is_left_out_and_asked_once() {
-        let sampler = looking_at(&["fine", "hangs", "fails"]);
+    fn leaves_out_a_gpu_that_hangs_and_asks_it_once() {
+        let sampler = sampling(&["fine", "hangs", "fails"]);
         for _ in 0..2 {
-            assert_eq!(sampler.on_cards(&BTreeSet::new()).0, ["fine".into()].into());
-            let asked = |card: &str| lock(&sampler.pollers)[&card.into()].asked.load(Ordering::Relaxed);
-            assert_eq!((asked("fine"), asked("hangs"), asked("fails")), (false, true, false));
+            assert_eq!(sampler.container_processes(&BTreeSet::new()).0, ["fine".into()].into());
+            let pending = |gpu: &str| lock(&sampler.pollers)[&gpu.into()].is_pending.load(Ordering::Relaxed);
+            assert_eq!((pending("fine"), pending("hangs"), pending("fails")), (false, true, false));
         }
     }
 
     #[test]
-    fn a_gpu_without_processes_is_asked_only_if_somebody_wants_it() {
-        let sampler = looking_at(&["fine", "empty"]);
-        while lock(&sampler.meter).card(&"empty".into()).is_none() {
+    fn asks_a_gpu_without_processes_only_if_it_is_required() {
+        let sampler = sampling(&["fine", "empty"]);
+        while lock(&sampler.meter).gpu(&"empty".into()).is_none() {
             thread::yield_now();
         }
         let all: BTreeSet<GpuUuid> = ["fine".into(), "empty".into()].into();
-        assert_eq!(sampler.on_cards(&BTreeSet::new()).0, ["fine".into()].into());
-        assert_eq!(sampler.on_cards(&all).0, all);
+        assert_eq!(sampler.container_processes(&BTreeSet::new()).0, ["fine".into()].into());
+        assert_eq!(sampler.container_processes(&all).0, all);
     }
 }

@@ -1,4 +1,4 @@
-//! The exporter without Kubernetes: GPUs and processes are told as far as the machine itself knows them.
+//! The exporter without Kubernetes. It reports GPUs and processes as far as the host itself knows them.
 
 use std::sync::Arc;
 
@@ -13,26 +13,26 @@ use tokio_util::sync::CancellationToken;
 use super::{Message, Messages, Sampler, Sampling, http};
 use crate::{controller::View, exporter::Snapshot};
 
-/// The exporter alone.
+/// The exporter without an agent.
 #[allow(missing_debug_implementations, reason = "a port is whatever is plugged in")]
 pub struct Standalone {
     view: View,
     sampler: Arc<Sampler>,
 }
 
-/// There is nothing to tell.
+/// Reason why the exporter cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum StandaloneError {
-    /// No GPUs.
+    /// The GPUs could not be discovered.
     #[error(transparent)]
     Gpus(#[from] GpusError),
-    /// A description that cannot be.
+    /// The description of the GPUs is inconsistent.
     #[error(transparent)]
     Node(#[from] tessera_core::node::BadNode),
 }
 
 impl Standalone {
-    /// Begins to look at the GPUs of this machine.
+    /// Starts to sample the GPUs of this host.
     pub fn start(node: NodeName, gpus: Arc<dyn Gpus>, sampling: Sampling) -> Result<Self, StandaloneError> {
         let found = gpus.discover()?;
         let node = Node::new(node, found.gpus, found.topology, MilliCpu(u64::MAX), MiB(u64::MAX))?;
@@ -43,14 +43,14 @@ impl Standalone {
             ..View::default()
         };
         let sampler = Arc::new(Sampler::new(gpus, sampling));
-        sampler.learn(&view);
+        sampler.update(&view);
         Ok(Self { view, sampler })
     }
 
-    /// Everything there is to tell now.
+    /// Returns the current state of the host.
     #[must_use]
-    pub fn picture(&self) -> Snapshot {
-        self.sampler.picture(&self.view)
+    pub fn snapshot(&self) -> Snapshot {
+        self.sampler.snapshot(&self.view)
     }
 
     /// Serves the pages until `stop`.
@@ -61,12 +61,12 @@ impl Standalone {
         let answers = async move {
             while let Some(message) = inbox.recv().await {
                 match message {
-                    Message::Inspect(waiting) => {
-                        let _left = waiting.send(view.clone());
+                    Message::Inspect(reply) => {
+                        let _disconnected = reply.send(view.clone());
                     }
-                    // Nobody else is waited for.
-                    Message::IsReady(waiting) => {
-                        let _left = waiting.send(Ok(()));
+                    // The standalone exporter depends on no other component.
+                    Message::IsReady(reply) => {
+                        let _disconnected = reply.send(Ok(()));
                     }
                     Message::Event(_) | Message::Call(..) => {}
                 }

@@ -155,9 +155,9 @@ pub(crate) struct World {
     gpus: Arc<dyn Gpus>,
     way: Way,
     pub(crate) listen: Option<SocketAddr>,
-    pub(crate) wanted: MetricsOptions,
+    pub(crate) metrics: MetricsOptions,
     /// How often the agent looks at its GPUs.
-    pub(crate) look_every: Duration,
+    pub(crate) sample_interval: Duration,
     /// Where the agent runs.
     pub(crate) runtime: Handle,
     pub(crate) directory: tempfile::TempDir,
@@ -175,11 +175,11 @@ impl World {
     }
 
     /// With pages that have these metrics.
-    pub(crate) async fn telling(way: Way, listen: Option<SocketAddr>, wanted: MetricsOptions) -> Self {
+    pub(crate) async fn telling(way: Way, listen: Option<SocketAddr>, metrics: MetricsOptions) -> Self {
         let directory = tempfile::tempdir().unwrap();
         std::fs::write(directory.path().join("gpus"), eight_gpus()).unwrap();
         let gpus = Arc::new(Simulated::new(directory.path().join("gpus")));
-        let world = Self::started((gpus, Duration::from_millis(20)), directory, way, listen, wanted);
+        let world = Self::started((gpus, Duration::from_millis(20)), directory, way, listen, metrics);
         world.wait_until_served().await;
         world
     }
@@ -197,11 +197,11 @@ impl World {
     }
 
     fn started(
-        (gpus, look_every): (Arc<dyn Gpus>, Duration),
+        (gpus, sample_interval): (Arc<dyn Gpus>, Duration),
         directory: tempfile::TempDir,
         way: Way,
         listen: Option<SocketAddr>,
-        wanted: MetricsOptions,
+        metrics: MetricsOptions,
     ) -> Self {
         let mut world = Self {
             api: Arc::default(),
@@ -210,8 +210,8 @@ impl World {
             gpus,
             way,
             listen,
-            wanted,
-            look_every,
+            metrics,
+            sample_interval,
             runtime: Handle::current(),
             directory,
         };
@@ -254,9 +254,9 @@ impl World {
             pod_resources: self.root().join("pod-resources/kubelet.sock"),
             listen: None,
             sampling: Sampling {
-                every: self.look_every,
-                processes: self.directory.path().join("proc"),
-                wanted: self.wanted.clone(),
+                interval: self.sample_interval,
+                proc_root: self.directory.path().join("proc"),
+                metrics: self.metrics.clone(),
                 ..Sampling::default()
             },
         };

@@ -90,8 +90,8 @@ async fn without_kubernetes_the_machine_itself_is_shown() {
     let file = directory.path().join("gpus");
     std::fs::write(&file, super::common::eight_gpus()).unwrap();
     let sampling = Sampling {
-        every: Duration::from_millis(20),
-        processes: directory.path().join("proc"),
+        interval: Duration::from_millis(20),
+        proc_root: directory.path().join("proc"),
         ..Sampling::default()
     };
     let standalone = Standalone::start("machine".into(), Arc::new(Simulated::new(file)), sampling).unwrap();
@@ -155,8 +155,8 @@ async fn a_gpu_that_hangs_holds_up_nobody_and_scrapes_ask_no_gpu() {
     let gpus = Arc::new(Wedged { inner: Simulated::new(file), asked: 0.into() });
     // Only the first look happens within this test.
     let sampling = Sampling {
-        every: Duration::from_secs(3600),
-        processes: directory.path().join("proc"),
+        interval: Duration::from_secs(3600),
+        proc_root: directory.path().join("proc"),
         ..Sampling::default()
     };
     let standalone = Standalone::start("machine".into(), gpus.clone(), sampling).unwrap();

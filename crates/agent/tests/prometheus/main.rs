@@ -47,9 +47,8 @@ fn queries() -> Vec<String> {
     let targets = panels.iter().filter_map(|panel| panel["targets"].as_array()).flatten();
     let all: Vec<String> = targets.map(|target| target["expr"].as_str().unwrap().to_owned()).collect();
     assert!(all.len() > 20, "{}", all.len());
-    let fill = |query: String| {
-        query.replace("$__rate_interval", "10s").replace("$node", ".*").replace("$card", ".*")
-    };
+    let fill =
+        |query: String| query.replace("$__rate_interval", "10s").replace("$node", ".*").replace("$gpu", ".*");
     all.into_iter().map(fill).collect()
 }
 

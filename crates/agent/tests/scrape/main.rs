@@ -62,9 +62,15 @@ fn busy_node() -> Stage {
     stage.book();
     stage.look();
     stage.look();
-    stage.meter.xid(&uuid(1).as_str().into(), 79, 1_800_000_001.5);
+    stage.meter.record_xid(&uuid(1).as_str().into(), 79, 1_800_000_001.5);
     let key = ContainerKey { uid: PodUid(stage::pod_uid(1)), container: "main".into() };
-    let throttle = ShareReport { seconds: 1.25, waits: 7, denied_bytes: 4096, open: 2.5, windows: 125 };
+    let throttle = ShareReport {
+        throttled_seconds: 1.25,
+        waits: 7,
+        denied_bytes: 4096,
+        window_seconds: 2.5,
+        windows: 125,
+    };
     stage.view.escapes = vec![(key.uid.clone(), key.container.clone(), Escape::WithoutLibrary, 2)];
     stage.meter.report(ShareReports::from([((key, uuid(0).as_str().into()), throttle)]), 1.0, 1.0);
     stage
@@ -85,16 +91,16 @@ fn by_default() -> MetricsOptions {
 
 #[test]
 fn by_default_native_families_and_those_of_the_exporters_of_old() {
-    let picture = busy_node().picture();
-    golden("default.txt", &families::metrics(&picture, &by_default(), Format::Plain));
-    golden("default.openmetrics.txt", &families::metrics(&picture, &by_default(), Format::OpenMetrics));
-    golden("nodes.txt", &families::metrics_of_nodes(&picture, Format::Plain));
-    golden("metric.txt", &families::metric(&picture, Format::Plain));
+    let snapshot = busy_node().snapshot();
+    golden("default.txt", &families::metrics(&snapshot, &by_default(), Format::Plain));
+    golden("default.openmetrics.txt", &families::metrics(&snapshot, &by_default(), Format::OpenMetrics));
+    golden("nodes.txt", &families::metrics_of_nodes(&snapshot, Format::Plain));
+    golden("metric.txt", &families::metric(&snapshot, Format::Plain));
 }
 
 #[test]
 fn on_request_those_of_others_and_of_processes() {
-    let picture = busy_node().picture();
+    let snapshot = busy_node().snapshot();
     let wanted = MetricsOptions {
         vocabularies: ["pod-memory", "dcgm-pods", "cadvisor", "hami", "hami-legacy"]
             .map(|name| name.parse().unwrap())
@@ -103,13 +109,13 @@ fn on_request_those_of_others_and_of_processes() {
         hostname_label: "hostname".into(),
         ..everything()
     };
-    golden("others.txt", &families::metrics(&picture, &wanted, Format::Plain));
+    golden("others.txt", &families::metrics(&snapshot, &wanted, Format::Plain));
     let wanted = MetricsOptions {
         vocabularies: ["native", "pod-memory"].map(|name| name.parse().unwrap()).into(),
-        most_processes: 3,
+        max_processes: 3,
         ..everything()
     };
-    let text = families::metrics(&picture, &wanted, Format::Plain);
+    let text = families::metrics(&snapshot, &wanted, Format::Plain);
     let of_processes = |line: &&str| line.contains("process") || line.starts_with("pod_used");
     let lines: Vec<&str> = text.lines().filter(of_processes).collect();
     golden("processes.txt", &(lines.join("\n") + "\n"));
@@ -129,7 +135,7 @@ fn cut_up(place: usize, sample: &mut GpuSample) {
         counted: Some(ProfilingCounters { graphics: Some(busy), ..ProfilingCounters::default() }),
     };
     sample.instances = vec![part(7, 0.5), part(8, 0.0)];
-    (sample.work.card, sample.work.processes) = (None, None);
+    (sample.work.gpu, sample.work.processes) = (None, None);
     sample.sensors.utilization = None;
     // 100 is on both, the others on the second.
     let mut processes = sample.processes.take().unwrap();
@@ -145,12 +151,12 @@ fn a_gpu_that_is_cut_up_is_told_by_its_parts() {
     let mut busy = Vec::new();
     for _ in 0..2 {
         stage.look_at(cut_up);
-        let text = families::metrics(&stage.picture(), &everything(), Format::Plain);
+        let text = families::metrics(&stage.snapshot(), &everything(), Format::Plain);
         let text = Text::parse(&text, Format::Plain);
         busy.push(text.sums("tessera_gpu_instance_busy_seconds_total", "instance_uuid")["MIG-7"]);
     }
     assert_eq!(busy, [1.0, 2.0]);
-    let text = families::metrics(&stage.picture(), &everything(), Format::Plain);
+    let text = families::metrics(&stage.snapshot(), &everything(), Format::Plain);
     let of_parts = ["instance", "GPU_I_", "mig_uuid", "MigInfo", "pid=\"100\"", "gpu_busy_ratio"];
     let lines = text.lines().filter(|line| of_parts.iter().any(|word| line.contains(word)));
     golden("parts.txt", &(lines.collect::<Vec<_>>().join("\n") + "\n"));
@@ -159,25 +165,25 @@ fn a_gpu_that_is_cut_up_is_told_by_its_parts() {
 #[test]
 fn what_is_missing_is_left_out_and_said() {
     let mut stage = busy_node();
-    stage.meter.missed(&uuid(0).as_str().into());
+    stage.meter.record_failure(&uuid(0).as_str().into());
     stage.view.pods_known = false;
     stage.view.listed = false;
     stage.view.pods.clear();
     stage.view.containers.clear();
-    stage.meter.learn(&[]);
+    stage.meter.set_pods(&[]);
     stage.book();
-    golden("degraded.txt", &families::metrics(&stage.picture(), &by_default(), Format::Plain));
+    golden("degraded.txt", &families::metrics(&stage.snapshot(), &by_default(), Format::Plain));
 }
 
 #[test]
 fn every_page_is_well_formed() {
     for stage in [busy_node(), crowded(), Stage::new(1)] {
-        let picture = stage.picture();
+        let snapshot = stage.snapshot();
         for format in [Format::Plain, Format::OpenMetrics] {
             let pages = [
-                families::metrics(&picture, &everything(), format),
-                families::metrics_of_nodes(&picture, format),
-                families::metric(&picture, format),
+                families::metrics(&snapshot, &everything(), format),
+                families::metrics_of_nodes(&snapshot, format),
+                families::metric(&snapshot, format),
             ];
             pages.iter().for_each(|page| drop(Text::parse(page, format)));
         }
@@ -188,7 +194,7 @@ fn every_page_is_well_formed() {
 #[test]
 fn parts_add_up_to_the_gpu() {
     for stage in [busy_node(), crowded()] {
-        let text = families::metrics(&stage.picture(), &by_default(), Format::Plain);
+        let text = families::metrics(&stage.snapshot(), &by_default(), Format::Plain);
         let text = Text::parse(&text, Format::Plain);
         for (whole, parts, remainder) in [
             (
@@ -221,7 +227,7 @@ fn parts_add_up_to_the_gpu() {
 /// Dashboard and alerts name nothing that is not there. That they work under a real Prometheus, the test `prometheus` shows.
 #[test]
 fn dashboard_and_alerts_know_our_names() {
-    let text = families::metrics(&busy_node().picture(), &everything(), Format::Plain);
+    let text = families::metrics(&busy_node().snapshot(), &everything(), Format::Plain);
     let known: BTreeSet<&str> = text.lines().filter_map(|line| line.split(['{', ' ']).next()).collect();
     let monitoring = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/monitoring");
     let dashboard = std::fs::read_to_string(monitoring.join("dashboard.json")).unwrap();
@@ -242,7 +248,7 @@ fn series_go_with_their_pod_and_a_counter_outlives_processes() {
     let mut stage = busy_node();
     let busy = "tessera_container_busy_seconds_total";
     let of = |stage: &Stage, pod: &str| {
-        let text = families::metrics(&stage.picture(), &by_default(), Format::Plain);
+        let text = families::metrics(&stage.snapshot(), &by_default(), Format::Plain);
         Text::parse(&text, Format::Plain).sums(busy, "pod").get(pod).copied()
     };
     assert_eq!(of(&stage, "train-0"), Some(1.0));
@@ -259,8 +265,8 @@ fn series_go_with_their_pod_and_a_counter_outlives_processes() {
     let gone = stage::pod_uid(1);
     stage.view.pods.retain(|pod| pod.uid.0 != gone);
     stage.view.containers.retain(|container| container.uid.0 != gone);
-    stage.meter.learn(&stage.view.pods);
-    let text = families::metrics(&stage.picture(), &by_default(), Format::Plain);
+    stage.meter.set_pods(&stage.view.pods);
+    let text = families::metrics(&stage.snapshot(), &by_default(), Format::Plain);
     let named: BTreeSet<&str> = text.lines().filter(|line| line.contains("train-0")).collect();
     assert!(named.is_empty(), "{named:?}");
 }
@@ -269,7 +275,7 @@ fn series_go_with_their_pod_and_a_counter_outlives_processes() {
 fn only_what_is_surely_not_given_counts_as_escaped() {
     let mut stage = busy_node();
     let escaped = |stage: &Stage| {
-        let text = families::metrics(&stage.picture(), &by_default(), Format::Plain);
+        let text = families::metrics(&stage.snapshot(), &by_default(), Format::Plain);
         let all = Text::parse(&text, Format::Plain).sums("tessera_container_escaped_processes", "pod");
         all.into_keys().collect::<Vec<_>>()
     };
@@ -282,9 +288,9 @@ fn only_what_is_surely_not_given_counts_as_escaped() {
 
 #[test]
 fn processes_beyond_the_cap_are_summed_up() {
-    let picture = crowded().picture();
-    let wanted = MetricsOptions { most_processes: 20, ..everything() };
-    let text = families::metrics(&picture, &wanted, Format::Plain);
+    let snapshot = crowded().snapshot();
+    let wanted = MetricsOptions { max_processes: 20, ..everything() };
+    let text = families::metrics(&snapshot, &wanted, Format::Plain);
     let text = Text::parse(&text, Format::Plain);
     assert!(text.samples("tessera_process_memory_used_bytes").count() <= 20 + 8);
     let shown: f64 = text.sums("tessera_process_memory_used_bytes", "uuid").values().sum();

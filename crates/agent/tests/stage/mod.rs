@@ -8,7 +8,7 @@ use serde_json::json;
 use tessera_agent::{
     controller::{ContainerView, PodView, View},
     exporter::{Meter, Snapshot},
-    shell::look,
+    shell::sample_gpu,
 };
 use tessera_core::{
     grant::{ContainerGrant, Hold, PodGrant},
@@ -58,7 +58,7 @@ impl Stage {
         fs::write(directory.path().join("gpus"), text.to_string()).unwrap();
         let gpus = Simulated::new(directory.path().join("gpus"));
         let found = gpus.discover().unwrap();
-        let memory = |_| ProcessCache::of(Processes::at(directory.path().join("proc")));
+        let memory = |_| ProcessCache::new(Processes::at(directory.path().join("proc")));
         let view = View {
             pods_known: true,
             listed: true,
@@ -161,22 +161,22 @@ impl Stage {
     /// The same, with something else seen than a simulated GPU can show.
     pub(crate) fn look_at(&mut self, change: impl Fn(usize, &mut GpuSample)) {
         fs::write(self.directory.path().join("gpus.processes"), self.lines.join("\n")).unwrap();
-        self.meter.learn(&self.view.pods);
+        self.meter.set_pods(&self.view.pods);
         let found = Arc::new(self.gpus.discover().unwrap());
         for (place, gpu) in found.gpus.iter().enumerate() {
             let window = SampleInterval { since: self.since[place], now: self.now };
-            let mut seen = look(&self.gpus, &gpu.uuid, Some(&mut self.memory[place]), window).unwrap();
+            let mut seen = sample_gpu(&self.gpus, &gpu.uuid, Some(&mut self.memory[place]), window).unwrap();
             self.since[place] = seen.sample.work.to;
             change(place, &mut seen.sample);
-            seen.took = 0.25;
+            seen.duration_seconds = 0.25;
             self.meter.observe(&gpu.uuid, seen);
         }
         self.now += STEP;
     }
 
-    pub(crate) fn picture(&self) -> Snapshot {
-        let picture = Snapshot::new(&self.view, &self.meter, 0.0, true);
-        Snapshot { host_ip: "10.0.0.5".into(), ..picture }
+    pub(crate) fn snapshot(&self) -> Snapshot {
+        let snapshot = Snapshot::new(&self.view, &self.meter, 0.0, true);
+        Snapshot { host_ip: "10.0.0.5".into(), ..snapshot }
     }
 
     #[allow(dead_code, reason = "not every user of this module needs it")]

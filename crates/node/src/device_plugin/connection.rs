@@ -1,4 +1,4 @@
-//! A connection from the kubelet, made acceptable to our server.
+//! A connection from the kubelet whose requests the HTTP/2 server accepts.
 
 use std::{
     io,
@@ -13,15 +13,15 @@ use tokio::{
 };
 use tonic::transport::server::Connected;
 
-/// What is read from the socket at a time.
-const CHUNK: usize = 8192;
+/// Bytes read from the socket at a time.
+const CHUNK_BYTES: usize = 8192;
 
-/// A stream whose requests all name `localhost` as their authority.
+/// A stream that replaces the authority of all requests by `localhost`.
 #[derive(Debug)]
 pub(super) struct Connection {
     stream: UnixStream,
     filter: AuthorityFilter,
-    /// Filtered, but not read by the server yet.
+    /// Filtered bytes that the server has not read yet.
     filtered: io::Cursor<Vec<u8>>,
 }
 
@@ -50,7 +50,7 @@ impl AsyncRead for Connection {
             if buffer.filled().len() > before || buffer.remaining() == 0 {
                 return Poll::Ready(Ok(()));
             }
-            let mut chunk = [0; CHUNK];
+            let mut chunk = [0; CHUNK_BYTES];
             let mut chunk = ReadBuf::new(&mut chunk);
             ready!(Pin::new(&mut *stream).poll_read(context, &mut chunk))?;
             if chunk.filled().is_empty() {

@@ -1,4 +1,4 @@
-//! One unix socket with a gRPC server behind it.
+//! A gRPC server on a unix socket.
 
 use std::{
     fs, io,
@@ -16,8 +16,7 @@ use tonic::transport::{Server, server::Router};
 
 use super::{DevicePlugin, connection::Connection, service::Service};
 
-/// Tells whether a socket file is still the same one. Inode numbers are used again at once, so the time of creation
-/// belongs to it.
+/// Identity of a socket file. Inode numbers are reused at once, so the change time is part of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct FileIdentity {
     device: u64,
@@ -26,7 +25,7 @@ pub(super) struct FileIdentity {
 }
 
 impl FileIdentity {
-    /// `None` where there is no such file.
+    /// Returns the identity of a file, or `None` if it does not exist.
     pub(super) fn of(path: &Path) -> Option<Self> {
         let metadata = fs::metadata(path).ok()?;
         Some(Self {
@@ -37,7 +36,7 @@ impl FileIdentity {
     }
 }
 
-/// A served socket.
+/// A socket that is being served.
 #[derive(Debug)]
 pub(super) struct Endpoint {
     path: PathBuf,
@@ -47,7 +46,7 @@ pub(super) struct Endpoint {
 }
 
 impl Endpoint {
-    /// Serves at `path`, in place of what an earlier process may have left there.
+    /// Serves at `path` and replaces a socket that an earlier process left there.
     pub(super) fn open<P: DevicePlugin>(path: PathBuf, service: Service<P>) -> io::Result<Self> {
         match fs::remove_file(&path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -65,19 +64,21 @@ impl Endpoint {
         Ok(Self { path, identity, stop, server })
     }
 
-    /// Whether the socket can still be reached under its name. A starting kubelet deletes the sockets it finds.
+    /// Returns whether the socket can still be reached by its path. A starting kubelet deletes all
+    /// sockets.
     pub(super) fn is_intact(&self) -> bool {
         self.identity.is_some() && FileIdentity::of(&self.path) == self.identity && !self.server.is_finished()
     }
 
-    /// Ends the server, waits until it has ended, and removes the socket unless the name is somebody else's by now.
+    /// Stops the server, waits for its end, and removes the socket unless another process has
+    /// replaced it.
     pub(super) async fn close(self) {
         self.stop.cancel();
         if let Ok(Err(error)) = self.server.await {
-            tracing::warn!(socket = %self.path.display(), %error, "the server of this socket failed");
+            tracing::warn!(socket = %self.path.display(), %error, "the gRPC server of the socket failed; the socket is opened again");
         }
         if FileIdentity::of(&self.path) == self.identity {
-            let _gone_already = fs::remove_file(&self.path);
+            let _already_removed = fs::remove_file(&self.path);
         }
     }
 }

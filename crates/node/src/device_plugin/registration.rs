@@ -1,4 +1,4 @@
-//! Getting a plugin known to the kubelet, and keeping it known.
+//! Registers a plugin with the kubelet and keeps it registered.
 
 use std::{
     io,
@@ -22,46 +22,48 @@ use super::{
     service::{OPTIONS, Service},
 };
 
-/// How often a kubelet that is not there is looked for.
-const LOOK_EVERY: Duration = Duration::from_millis(100);
+/// Time between two polls for a kubelet that is not running.
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// The kubelet dials back while it registers a plugin, which it allows 10 s.
-const REGISTER_WITHIN: Duration = Duration::from_secs(12);
+/// Timeout of a registration. The kubelet connects to the plugin during the call and allows 10 s
+/// for that.
+const REGISTER_TIMEOUT: Duration = Duration::from_secs(12);
 
-/// The pause after a registration that failed, so that a kubelet that is down is not hammered.
-const RETRY_AFTER: Duration = Duration::from_millis(500);
+/// Pause after a failed registration, so that a kubelet that is down is not flooded with requests.
+const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 
-/// Where plugin and kubelet meet.
+/// The way in which a plugin is registered.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RegistrationMode {
-    /// The kubelet watches this directory (`plugins_registry` in its root directory) and comes to the plugin, also after
-    /// its own restart. The better way wherever it exists.
+    /// The kubelet watches this directory (`plugins_registry` in its root directory) and connects
+    /// to the plugin, also after its own restart. This mode is preferred where it exists.
     PluginsRegistry(PathBuf),
-    /// The plugin goes to `kubelet.sock` in this directory (`/var/lib/kubelet/device-plugins`), again after each restart.
+    /// The plugin connects to `kubelet.sock` in this directory (`/var/lib/kubelet/device-plugins`),
+    /// again after each restart of the kubelet.
     KubeletSocket(PathBuf),
 }
 
-/// What to serve, and where.
+/// A plugin with its resource and its mode of registration.
 #[derive(Debug, Clone)]
 pub struct ServedPlugin<P> {
-    /// Who answers.
+    /// Implementation of the plugin.
     pub plugin: Arc<P>,
-    /// The resource its devices are, such as `nvidia.com/gpu`.
+    /// Resource name of the devices, such as `nvidia.com/gpu`.
     pub resource: String,
-    /// Where the kubelet finds it.
+    /// Mode of registration.
     pub registration: RegistrationMode,
 }
 
-/// A socket could not be served.
+/// The socket of a plugin could not be opened.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot serve the device plugin of {resource} on {}", socket.display())]
+#[error("cannot open the socket {} of the device plugin for {resource}", socket.display())]
 pub struct ServeError {
     resource: String,
     socket: PathBuf,
     source: io::Error,
 }
 
-/// Serves a plugin until `stop`. Comes back earlier only when its socket cannot be made.
+/// Serves a plugin until `stop`. Returns earlier only if its socket cannot be opened.
 pub async fn serve<P: DevicePlugin>(
     served: ServedPlugin<P>,
     stop: CancellationToken,
@@ -81,9 +83,10 @@ pub async fn serve<P: DevicePlugin>(
             None => None,
             Some(path) => match Kubelet::at(path) {
                 Some(kubelet) => Some(kubelet),
-                // It clears the directory before it listens: a socket made earlier would be lost.
+                // The kubelet clears the directory before it listens, so a socket opened earlier
+                // would be lost.
                 None => {
-                    pause(LOOK_EVERY, &stop).await;
+                    pause(POLL_INTERVAL, &stop).await;
                     continue;
                 }
             },
@@ -95,23 +98,21 @@ pub async fn serve<P: DevicePlugin>(
             socket: socket.clone(),
             source,
         })?;
-        // Before anything is looked at, so that no change is missed.
+        // The watch starts before the first check, so that no change is missed.
         let changes = DirectoryWatch::on(&directory);
         if let Some(kubelet) = &kubelet {
             kubelet.register_until_done(&resource, &endpoint, &stop).await;
         }
-        while !stop.is_cancelled()
-            && endpoint.is_intact()
-            && kubelet.as_ref().is_none_or(Kubelet::is_the_same)
+        while !stop.is_cancelled() && endpoint.is_intact() && kubelet.as_ref().is_none_or(Kubelet::is_running)
         {
-            let _stopped = stop.run_until_cancelled(changes.may_have_changed()).await;
+            let _stopped = stop.run_until_cancelled(changes.changed()).await;
         }
         endpoint.close().await;
     }
     Ok(())
 }
 
-/// The kubelet that listened on a socket when we looked. After a restart it is another one.
+/// The kubelet that listened on a socket at a given time. A restarted kubelet is a different one.
 struct Kubelet<'a> {
     socket: &'a Path,
     identity: FileIdentity,
@@ -122,21 +123,22 @@ impl<'a> Kubelet<'a> {
         FileIdentity::of(socket).map(|identity| Self { socket, identity })
     }
 
-    fn is_the_same(&self) -> bool {
+    fn is_running(&self) -> bool {
         FileIdentity::of(self.socket) == Some(self.identity)
     }
 
-    /// Tries until it worked, or there is no point any more.
+    /// Registers the plugin. Retries until it succeeds, the kubelet restarts, or the socket is
+    /// lost.
     async fn register_until_done(&self, resource: &str, endpoint: &Endpoint, stop: &CancellationToken) {
-        while !stop.is_cancelled() && endpoint.is_intact() && self.is_the_same() {
+        while !stop.is_cancelled() && endpoint.is_intact() && self.is_running() {
             match register(self.socket, resource).await {
                 Ok(()) => {
-                    tracing::info!(%resource, "registered with the kubelet");
+                    tracing::info!(%resource, "registered the device plugin with the kubelet");
                     return;
                 }
                 Err(error) => {
-                    tracing::debug!(%resource, %error, "not registered yet");
-                    pause(RETRY_AFTER, stop).await;
+                    tracing::debug!(%resource, %error, "cannot register with the kubelet; will retry");
+                    pause(RETRY_INTERVAL, stop).await;
                 }
             }
         }
@@ -152,7 +154,7 @@ async fn register(
     resource: &str,
 ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     let remote =
-        Remote::from_shared(format!("unix://{}", kubelet_socket.display()))?.timeout(REGISTER_WITHIN);
+        Remote::from_shared(format!("unix://{}", kubelet_socket.display()))?.timeout(REGISTER_TIMEOUT);
     let mut client = RegistrationClient::new(remote.connect().await?);
     client
         .register(RegisterRequest {

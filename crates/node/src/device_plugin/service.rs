@@ -1,4 +1,4 @@
-//! The gRPC face of a [`DevicePlugin`].
+//! The gRPC services of a [`DevicePlugin`].
 
 use std::{pin::Pin, sync::Arc};
 
@@ -13,20 +13,21 @@ use tonic::{Request, Response, Status};
 
 use super::{DevicePlugin, PluginDevice, PluginRefusal, PreferenceRequest};
 
-/// What every plugin of ours wants from the kubelet: to be asked for a preference, and before each start of a container.
+/// Options of every plugin: the kubelet calls GetPreferredAllocation, and PreStartContainer before
+/// each start.
 pub(super) const OPTIONS: proto::DevicePluginOptions =
     proto::DevicePluginOptions { pre_start_required: true, get_preferred_allocation_available: true };
 
-/// Answers the kubelet, both about registration and about devices.
+/// Answers the kubelet's calls for registration and for devices.
 #[derive(Debug)]
 pub(super) struct Service<P> {
     pub(super) plugin: Arc<P>,
     pub(super) resource: Arc<str>,
-    /// Ends the device streams, which would otherwise keep the server from stopping.
+    /// Ends the device streams, which would otherwise prevent the server from stopping.
     pub(super) stop: CancellationToken,
 }
 
-// By hand: `P` itself need not be `Clone`.
+// Implemented by hand, because `P` need not be `Clone`.
 impl<P> Clone for Service<P> {
     fn clone(&self) -> Self {
         Self { plugin: self.plugin.clone(), resource: self.resource.clone(), stop: self.stop.clone() }
@@ -124,9 +125,9 @@ impl<P: DevicePlugin> plugin_registration::registration_server::Registration for
     ) -> Result<Response<plugin_registration::RegistrationStatusResponse>, Status> {
         let status = request.into_inner();
         if status.plugin_registered {
-            tracing::info!(resource = %self.resource, "registered with the kubelet");
+            tracing::info!(resource = %self.resource, "registered the device plugin with the kubelet");
         } else {
-            tracing::error!(resource = %self.resource, error = status.error, "the kubelet refused the registration");
+            tracing::error!(resource = %self.resource, error = status.error, "the kubelet rejected the registration; pods cannot use this resource");
         }
         Ok(Response::new(plugin_registration::RegistrationStatusResponse {}))
     }

@@ -1,5 +1,5 @@
-//! GPUs as NVIDIA's driver tells of them, through NVML. The library is loaded when first needed, and any of its functions
-//! may be missing: an old driver tells less, which is no error.
+//! GPUs accessed through NVML. The library is loaded on first use. Any of its functions may be
+//! missing in an old driver, which then reports less without an error.
 
 mod profile;
 mod raw;
@@ -29,16 +29,16 @@ use super::{
     SampleInterval,
 };
 
-/// How long one wait for events takes, as the original plugins waited.
+/// Timeout of one wait for events, as in the original device plugins.
 const WAIT_MILLISECONDS: u32 = 5000;
 
-/// No GPU has more NVLinks.
-const MOST_LINKS: u32 = 18;
+/// Largest number of NVLinks of a GPU.
+const MAX_LINKS: u32 = 18;
 
-/// What worries about a GPU.
+/// Events that make a GPU unhealthy.
 const EVENTS: EventTypes = EventTypes::CRITICAL_XID_ERROR.union(EventTypes::DOUBLE_BIT_ECC_ERROR);
 
-/// The driver's library, loaded once it is there.
+/// GPUs of the NVIDIA driver.
 #[derive(Debug, Default)]
 pub struct Nvml {
     library: Mutex<Option<&'static Library>>,
@@ -47,8 +47,9 @@ pub struct Nvml {
 }
 
 impl Nvml {
-    /// A driver may be installed while we wait, so a failure is not remembered. The library is never unloaded: threads of
-    /// ours wait in it.
+    /// Loads the library, or returns the loaded one. A failure is not cached, because a driver may
+    /// be installed later. The library is never unloaded, because threads of this process may wait
+    /// inside it.
     fn library(&self) -> Result<&'static Library, GpusError> {
         let mut library = self.library.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(loaded) = *library {
@@ -63,9 +64,9 @@ impl Nvml {
 
     fn devices(&self) -> Result<Vec<Result<Device<'static>, NvmlError>>, GpusError> {
         let library = self.library()?;
-        let count = library.device_count().map_err(failed("how many GPUs there are"))?;
-        let most = u32::try_from(GpuSet::CAPACITY).unwrap_or(u32::MAX);
-        Ok((0..count.min(most)).map(|index| library.device_by_index(index)).collect())
+        let count = library.device_count().map_err(failed("the number of GPUs"))?;
+        let limit = u32::try_from(GpuSet::CAPACITY).unwrap_or(u32::MAX);
+        Ok((0..count.min(limit)).map(|index| library.device_by_index(index)).collect())
     }
 }
 
@@ -76,15 +77,15 @@ impl Gpus for Nvml {
             return Err(GpusError::NoGpu);
         }
         let indexes = (0u8..).map(GpuIndex);
-        // One lost GPU must not hide the others.
+        // A lost GPU must not hide the others.
         let pci: Vec<String> =
             devices.iter().map(|device| device.as_ref().map(bus_id).unwrap_or_default()).collect();
         let gpus: Vec<Gpu> = indexes
             .zip(&devices)
             .zip(&pci)
             .map(|((index, device), pci)| {
-                let card = device.as_ref().ok().and_then(|device| card(index, device, pci).ok());
-                card.unwrap_or_else(|| lost(index))
+                let gpu = device.as_ref().ok().and_then(|device| gpu(index, device, pci).ok());
+                gpu.unwrap_or_else(|| lost(index))
             })
             .collect();
         let links = links(self.library()?, &devices, &pci);
@@ -95,9 +96,9 @@ impl Gpus for Nvml {
         Ok(DiscoveredGpus { gpus, topology: topology.with_numa(&numa), pci, driver })
     }
 
-    fn sample(&self, gpu: &GpuUuid, window: SampleInterval) -> Result<GpuSample, GpusError> {
+    fn sample(&self, gpu: &GpuUuid, interval: SampleInterval) -> Result<GpuSample, GpusError> {
         let library = self.library()?;
-        self.samples.take(library, self.raw.get_or_init(Raw::load).as_ref(), gpu, window)
+        self.samples.take(library, self.raw.get_or_init(Raw::load).as_ref(), gpu, interval)
     }
 
     fn processes(&self, gpu: &GpuUuid) -> Result<Vec<ProcessMemory>, GpusError> {
@@ -120,14 +121,14 @@ impl Gpus for Nvml {
             if wanted.is_empty() {
                 tracing::warn!(
                     gpu = device.uuid().unwrap_or_default(),
-                    "this GPU reports no errors: it is not watched"
+                    "the driver cannot report errors of this GPU; its health is not watched"
                 );
                 continue;
             }
             set = device.register_events(wanted, set).map_err(|error| failed("events")(error.error))?;
             watched += 1;
         }
-        tracing::info!(watched, "watching the GPUs for errors");
+        tracing::info!(gpus = watched, "watching GPUs for errors");
         loop {
             let incident = match set.wait(WAIT_MILLISECONDS) {
                 Ok(event) => {
@@ -140,7 +141,7 @@ impl Gpus for Nvml {
                     Some(Incident { gpu, kind })
                 }
                 Err(NvmlError::Timeout) => None,
-                // Which one it was shows when the GPUs are looked for again.
+                // The next discovery shows which GPU was lost.
                 Err(NvmlError::GpuLost) => return Ok(ControlFlow::Continue(())),
                 Err(error) => return Err(failed("events")(error)),
             };
@@ -159,7 +160,7 @@ fn failed(what: &'static str) -> impl Fn(NvmlError) -> GpusError {
     move |error| GpusError::Driver { what, reason: error.to_string() }
 }
 
-fn card(index: GpuIndex, device: &Device<'_>, pci: &str) -> Result<Gpu, NvmlError> {
+fn gpu(index: GpuIndex, device: &Device<'_>, pci: &str) -> Result<Gpu, NvmlError> {
     Ok(Gpu {
         index,
         uuid: device.uuid()?.as_str().into(),
@@ -171,7 +172,7 @@ fn card(index: GpuIndex, device: &Device<'_>, pci: &str) -> Result<Gpu, NvmlErro
     })
 }
 
-/// Stands for a GPU that does not answer, so that the others keep their places.
+/// Returns a placeholder for a GPU that does not answer, so that the others keep their index.
 fn lost(index: GpuIndex) -> Gpu {
     Gpu {
         index,
@@ -188,27 +189,29 @@ fn mib(bytes: u64) -> MiB {
     MiB(bytes >> 20)
 }
 
-/// As the driver writes it: `00000000:3B:00.0`.
+/// Returns the PCI address in the driver's form: `00000000:3B:00.0`.
 fn bus_id(device: &Device<'_>) -> String {
     device.pci_info().map(|info| info.bus_id).unwrap_or_default()
 }
 
-/// The memory node nearest to the GPU: as the kernel says, under the address with a domain of four digits, or as the driver
-/// does. (The driver's "NUMA node of the device" is another thing: that of the GPU's own memory, where it has one.)
+/// Returns the NUMA node nearest to the GPU, from the kernel or else from the driver. The kernel's
+/// path has a PCI domain of four digits. The driver's "NUMA node of the device" is not used: it is
+/// the node of the GPU's own memory on hosts where that is a NUMA node.
 fn numa(device: &Device<'_>, pci: &str) -> Option<u16> {
     let address = pci.to_lowercase();
     let short = address.strip_prefix("0000").filter(|short| short.len() >= 12).unwrap_or(&address);
-    let told = fs::read_to_string(format!("/sys/bus/pci/devices/{short}/numa_node")).unwrap_or_default();
-    nearest(&told, &device.memory_affinity(NODE_WORDS, WITHIN_NODE).unwrap_or_default())
+    let kernel = fs::read_to_string(format!("/sys/bus/pci/devices/{short}/numa_node")).unwrap_or_default();
+    nearest(&kernel, &device.memory_affinity(NODE_WORDS, WITHIN_NODE).unwrap_or_default())
 }
 
-/// Bits for this many times 64 memory nodes.
+/// Size of the driver's NUMA mask in words of 64 nodes.
 const NODE_WORDS: usize = 4;
 
-/// NVML's word for nearness by memory node, not by socket.
+/// NVML's scope for affinity by NUMA node, not by socket.
 const WITHIN_NODE: u32 = 0;
 
-/// The kernel writes -1 where it was not told, as in many virtual machines. The driver has a bit for each node.
+/// Returns the NUMA node from the kernel's file or from the driver's mask, which has a bit for each
+/// node. The kernel writes -1 if it does not know the node, as in many virtual machines.
 fn nearest(kernel: &str, driver: &[std::ffi::c_ulong]) -> Option<u16> {
     kernel.trim().parse().ok().or_else(|| {
         let (word, bits) = driver.iter().enumerate().find(|(_, bits)| **bits != 0)?;
@@ -216,7 +219,7 @@ fn nearest(kernel: &str, driver: &[std::ffi::c_ulong]) -> Option<u16> {
     })
 }
 
-/// Both layers of links between all GPUs that answer.
+/// Returns the PCIe and NVLink connections between all GPUs that answer.
 fn links(
     library: &Library,
     devices: &[Result<Device<'_>, NvmlError>],
@@ -250,19 +253,20 @@ fn pcie_level(level: TopologyLevel) -> PcieLevel {
     }
 }
 
-/// Where the NVLinks of a GPU lead.
+/// Remote ends of the NVLinks of a GPU.
 #[derive(Debug, Default)]
 struct LinkEnds {
-    /// Straight to other GPUs.
-    cards: BTreeMap<usize, u8>,
-    /// To something that is no GPU of this machine: a switch, which joins it with all others that lead there.
+    /// Number of direct links to other GPUs, by index.
+    gpus: BTreeMap<usize, u8>,
+    /// Number of links to a switch, which connects all GPUs with links to it. Any remote end that
+    /// is not a GPU of this host counts as a switch.
     switched: u8,
 }
 
 impl LinkEnds {
     fn of(device: &Device<'_>, pci: &[String]) -> Self {
         let mut ends = Self::default();
-        for number in 0..MOST_LINKS {
+        for number in 0..MAX_LINKS {
             let link = device.link_wrapper_for(number);
             if !link.is_active().unwrap_or(false) {
                 continue;
@@ -273,18 +277,18 @@ impl LinkEnds {
         ends
     }
 
-    /// One more, that leads to this address. A GPU that is lost has none, which is not where unknown links lead.
+    /// Adds a link to this PCI address. A lost GPU has an empty address, which matches no link.
     fn add(&mut self, remote: &str, pci: &[String]) {
-        let is_it = |own: &String| !own.is_empty() && own.eq_ignore_ascii_case(remote);
-        match pci.iter().position(is_it) {
-            Some(card) => *self.cards.entry(card).or_default() += 1,
+        let is_remote = |own: &String| !own.is_empty() && own.eq_ignore_ascii_case(remote);
+        match pci.iter().position(is_remote) {
+            Some(gpu) => *self.gpus.entry(gpu).or_default() += 1,
             None => self.switched += 1,
         }
     }
 
     fn to(&self, other: GpuIndex, others: &Self) -> u8 {
-        let straight = self.cards.get(&other.position()).copied().unwrap_or_default();
-        straight + self.switched.min(others.switched)
+        let direct = self.gpus.get(&other.position()).copied().unwrap_or_default();
+        direct + self.switched.min(others.switched)
     }
 }
 
@@ -293,10 +297,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn without_a_driver_it_says_so_and_can_be_asked_again() {
+    fn returns_an_error_without_a_driver_and_can_be_called_again() {
         let gpus = Nvml::default();
         if gpus.library().is_ok() {
-            return; // This machine has a driver.
+            return; // This host has a driver.
         }
         for _ in 0..2 {
             let error = gpus.discover().unwrap_err().to_string();
@@ -306,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn the_nearest_memory_node_by_whoever_knows() {
+    fn reads_the_numa_node_from_the_kernel_or_else_from_the_driver() {
         for (kernel, driver, node) in [
             ("1\n", vec![1], Some(1)),
             ("-1\n", vec![1, 0], Some(0)),
@@ -319,20 +323,20 @@ mod tests {
     }
 
     #[test]
-    fn gpus_on_a_switch_reach_each_other_and_straight_links_count_as_such() {
-        let switched = LinkEnds { cards: BTreeMap::new(), switched: 18 };
+    fn counts_switched_and_direct_links() {
+        let switched = LinkEnds { gpus: BTreeMap::new(), switched: 18 };
         assert_eq!(switched.to(GpuIndex(5), &switched), 18);
-        let wired = LinkEnds { cards: [(1, 2)].into(), switched: 0 };
+        let wired = LinkEnds { gpus: [(1, 2)].into(), switched: 0 };
         assert_eq!((wired.to(GpuIndex(1), &wired), wired.to(GpuIndex(2), &wired)), (2, 0));
     }
 
     #[test]
-    fn links_whose_end_is_not_told_lead_to_the_switch_and_not_to_a_lost_gpu() {
+    fn counts_links_with_an_unknown_end_as_switched() {
         let pci = ["00000000:3B:00.0", "", "00000000:D8:00.0"].map(str::to_owned);
         let mut ends = LinkEnds::default();
         for remote in ["00000000:d8:00.0", "", "00000000:5E:00.0"] {
             ends.add(remote, &pci);
         }
-        assert_eq!((ends.cards, ends.switched), ([(2, 1)].into(), 2));
+        assert_eq!((ends.gpus, ends.switched), ([(2, 1)].into(), 2));
     }
 }

@@ -1,254 +1,260 @@
-//! What a GPU is doing, as a look at it tells. What could not be learned is absent, never zero.
+//! Sample of a GPU. A value that could not be read is absent, never zero.
 
-/// The time of a look, in microseconds since 1970: the driver stamps its samples so.
+/// Interval of a sample in microseconds since 1970, the unit of the driver's timestamps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SampleInterval {
-    /// What was measured up to here is known already; 0 at the first look, which measures nothing yet.
+    /// End of the last interval, or 0 for the first sample, which measures no busy time.
     pub since: u64,
-    /// Now.
+    /// Current time.
     pub now: u64,
 }
 
-/// Up to when a GPU's work is known. Only time that really passed counts as worked: the machine's clock may be set, a GPU may not
-/// answer for long, and the driver remembers its samples for half a minute only.
+/// Time up to which the busy time of a GPU has been measured. Only time that really passed is
+/// counted: the host's clock may be set, a GPU may stop answering, and the driver keeps its samples
+/// for 30 s.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SampleProgress {
     to: u64,
-    /// The last look, by the machine's clock and by one that nobody sets.
-    looked: (u64, u64),
+    /// Time of the last sample, by the host's clock and by the monotonic clock.
+    sampled_at: (u64, u64),
 }
 
-/// In microseconds.
-const FORGETS: u64 = 30_000_000;
+/// Time in microseconds for which the driver keeps its samples.
+const DRIVER_MEMORY_US: u64 = 30_000_000;
 
-/// The machine's clock was set if it is this far from where it should be, in microseconds; less is a clock that is being trimmed.
-const SET: u64 = 1_000_000;
+/// Deviation in microseconds from which the host's clock counts as set. Smaller deviations come
+/// from clock synchronization.
+const CLOCK_SET_US: u64 = 1_000_000;
 
 impl SampleProgress {
-    /// What to ask for now. `uptime`: microseconds by a clock that nobody sets.
+    /// Returns the interval to sample now. `uptime` is in microseconds of the monotonic clock.
     #[must_use]
-    pub fn window(&self, now: u64, uptime: u64) -> SampleInterval {
+    pub fn next_interval(&self, now: u64, uptime: u64) -> SampleInterval {
         if self.to == 0 {
             return SampleInterval { since: 0, now };
         }
-        let (looked, uptime_then) = self.looked;
-        let expected = looked.saturating_add(uptime.saturating_sub(uptime_then));
-        let since = if now.abs_diff(expected) > SET {
+        let (sampled_at, uptime_then) = self.sampled_at;
+        let expected = sampled_at.saturating_add(uptime.saturating_sub(uptime_then));
+        let since = if now.abs_diff(expected) > CLOCK_SET_US {
             (self.to.saturating_add(now)).saturating_sub(expected)
         } else {
             self.to
         };
-        SampleInterval { since: since.max(now.saturating_sub(FORGETS)).max(1), now }
+        SampleInterval { since: since.max(now.saturating_sub(DRIVER_MEMORY_US)).max(1), now }
     }
 
-    /// Takes note of what a look told.
-    pub fn learn(&mut self, window: SampleInterval, uptime: u64, work: &BusyTime) {
-        *self = Self { to: work.to, looked: (window.now, uptime) };
+    /// Records a sample of `interval` that measured `work`.
+    pub fn record(&mut self, interval: SampleInterval, uptime: u64, work: &BusyTime) {
+        *self = Self { to: work.to, sampled_at: (interval.now, uptime) };
     }
 }
 
-/// One look at a GPU.
+/// One sample of a GPU.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct GpuSample {
-    /// Its memory.
+    /// Memory of the GPU.
     pub memory: Option<GpuMemory>,
-    /// The processes on it, each once, by ascending number.
+    /// Processes on the GPU, each once, by ascending PID.
     pub processes: Option<Vec<ProcessMemory>>,
-    /// What it computed since the last look.
+    /// Busy time since the last sample.
     pub work: BusyTime,
-    /// Millijoules since the driver was loaded.
+    /// Energy in millijoules since the driver was loaded.
     pub energy: Option<u64>,
-    /// All else that is measured.
+    /// Other measurements.
     pub sensors: Sensors,
-    /// The parts of a GPU that is cut up (MIG).
+    /// MIG instances of the GPU.
     pub instances: Vec<MigInstance>,
 }
 
-/// The memory of a GPU, in bytes. `used + free + reserved` is all of it.
+/// Memory of a GPU in bytes. `used + free + reserved` equals `total`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GpuMemory {
-    /// All of it.
+    /// Size of the memory.
     pub total: u64,
-    /// In use, by processes and by the driver for them.
+    /// Memory in use by processes, and by the driver on their behalf.
     pub used: u64,
-    /// Left.
+    /// Memory that is not in use.
     pub free: u64,
-    /// Kept by the driver for itself, whoever uses the GPU.
+    /// Memory that the driver always reserves for itself.
     pub reserved: u64,
 }
 
-/// A process on a GPU.
+/// Memory of a process on a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProcessMemory {
-    /// Its number, as the driver sees it.
+    /// PID in the driver's PID namespace.
     pub pid: u32,
-    /// The memory it holds, where the driver tells.
+    /// Bytes in use, if the driver reports them.
     pub bytes: Option<u64>,
-    /// The part of the GPU it runs on, if that is cut up.
+    /// GPU instance ID on a GPU in MIG mode.
     pub instance: Option<u32>,
 }
 
-/// What was computed between two moments.
+/// Busy time of a GPU in an interval.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct BusyTime {
-    /// Begin and end, in microseconds since 1970; equal where nothing is known.
+    /// Start in microseconds since 1970. It equals `to` if nothing was measured.
     pub from: u64,
-    /// The newest stamp seen: the `since` of the next look.
+    /// Time of the newest driver sample, which is the `since` of the next interval.
     pub to: u64,
-    /// The part of that time in which any kernel ran: 0 to 1.
-    pub card: Option<f64>,
-    /// The part in which each process's kernels ran; whoever is not listed was idle.
+    /// Fraction of the interval in which any kernel ran, from 0 to 1.
+    pub gpu: Option<f64>,
+    /// Fraction of the interval in which each process's kernels ran, by PID. Unlisted processes
+    /// were idle.
     pub processes: Option<Vec<(u32, f64)>>,
 }
 
-/// What else is measured.
+/// Sensors and error counters of a GPU.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Sensors {
-    /// Percent, over the driver's last period.
+    /// GPU utilization in percent, over the driver's last period.
     pub utilization: Option<u32>,
-    /// Percent of time in which memory was read or written.
+    /// Percentage of time in which memory was read or written.
     pub memory_utilization: Option<u32>,
-    /// Percent.
+    /// Encoder utilization in percent.
     pub encoder: Option<u32>,
-    /// Percent.
+    /// Decoder utilization in percent.
     pub decoder: Option<u32>,
-    /// Degrees Celsius.
+    /// Temperature of the chip in degrees Celsius.
     pub temperature: Option<u32>,
-    /// Degrees Celsius.
+    /// Temperature of the memory in degrees Celsius.
     pub memory_temperature: Option<u32>,
-    /// Milliwatts.
+    /// Power draw in milliwatts.
     pub power: Option<u32>,
-    /// MHz.
+    /// Clock of the multiprocessors in MHz.
     pub sm_clock: Option<u32>,
-    /// MHz.
+    /// Clock of the memory in MHz.
     pub memory_clock: Option<u32>,
-    /// Times a PCIe packet had to be sent again.
+    /// Number of PCIe retransmissions.
     pub pcie_replays: Option<u64>,
-    /// Memory errors beyond correction since the driver was loaded.
+    /// Uncorrectable memory errors since the driver was loaded.
     pub uncorrected_errors: Option<u64>,
-    /// And in the life of the GPU.
+    /// Uncorrectable memory errors in the lifetime of the GPU.
     pub uncorrected_errors_ever: Option<u64>,
-    /// Memory errors that were corrected since the driver was loaded.
+    /// Corrected memory errors since the driver was loaded.
     pub corrected_errors: Option<u64>,
-    /// And in the life of the GPU.
+    /// Corrected memory errors in the lifetime of the GPU.
     pub corrected_errors_ever: Option<u64>,
-    /// Rows of memory replaced.
+    /// Remapped memory rows.
     pub remapped_rows: Option<RemappedRows>,
-    /// Why the clocks are not higher, a bit for each reason.
+    /// Mask of the reasons that limit the clocks.
     pub clock_events: Option<u64>,
-    /// KiB over all NVLinks.
+    /// KiB transferred over all NVLinks.
     pub nvlink: Option<u64>,
-    /// Ratios and rates of the chip's own counters, from Hopper on.
+    /// Values of the chip's profiling counters, from Hopper on.
     pub profile: Option<ProfilingCounters>,
 }
 
-/// Rows of memory replaced.
+/// Memory rows that were remapped.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RemappedRows {
-    /// After errors that were corrected.
+    /// Rows remapped after correctable errors.
     pub correctable: u32,
-    /// After errors that were not.
+    /// Rows remapped after uncorrectable errors.
     pub uncorrectable: u32,
-    /// Some wait for a reset.
+    /// True if a remapping waits for a reset.
     pub pending: bool,
-    /// A row could not be replaced.
+    /// True if a row could not be remapped.
     pub failed: bool,
 }
 
-/// What the chip counts itself, since the last look. Parts of the time, unless something else is said.
+/// Values of the chip's profiling counters since the last sample, as fractions of the time unless
+/// stated otherwise.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ProfilingCounters {
-    /// The graphics engine was active.
+    /// Activity of the graphics engine.
     pub graphics: Option<f64>,
-    /// A multiprocessor had work, on average over all.
+    /// Activity of the multiprocessors, averaged over all.
     pub sm: Option<f64>,
-    /// Part of the warps that could be resident.
+    /// Resident warps as a fraction of the maximum.
     pub occupancy: Option<f64>,
-    /// Tensor cores were active.
+    /// Activity of the tensor cores.
     pub tensor: Option<f64>,
-    /// Units for numbers of 64 bits were active.
+    /// Activity of the 64-bit floating point units.
     pub fp64: Option<f64>,
-    /// Of 32 bits.
+    /// Activity of the 32-bit floating point units.
     pub fp32: Option<f64>,
-    /// Of 16 bits.
+    /// Activity of the 16-bit floating point units.
     pub fp16: Option<f64>,
-    /// Part of the memory bandwidth in use.
+    /// Memory bandwidth in use, as a fraction of the maximum.
     pub dram: Option<f64>,
-    /// Bytes a second to the host.
+    /// Bytes per second to the host.
     pub pcie_sent: Option<f64>,
-    /// Bytes a second from the host.
+    /// Bytes per second from the host.
     pub pcie_received: Option<f64>,
 }
 
-/// A part of a GPU that is cut up.
+/// An instance of a GPU in MIG mode.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct MigInstance {
-    /// Its name.
+    /// UUID of the instance.
     pub uuid: String,
-    /// How it is cut, as `1g.10gb`.
+    /// Profile of the instance, such as `1g.10gb`.
     pub profile: Option<String>,
-    /// Its memory is that of this part.
+    /// ID of the GPU instance, to which the memory belongs.
     pub gpu_instance: Option<u32>,
-    /// And its compute of that one.
+    /// ID of the compute instance.
     pub compute_instance: Option<u32>,
-    /// Its memory.
+    /// Memory of the GPU instance.
     pub memory: Option<GpuMemory>,
-    /// What the chip counted of it since the last look. All of it is that of the part with its memory.
+    /// Profiling counters of the GPU instance since the last sample.
     pub counted: Option<ProfilingCounters>,
 }
 
 impl BusyTime {
-    /// Puts together what the driver says of the time since the last look.
+    /// Combines what the driver reports about an interval.
     ///
-    /// `card`: moments and percent of samples; `measured`: where there are none, the part of all that time; `processes`: number, moment
-    /// of the newest sample, mean percent. Values over 100 mean nothing: processes that have ended may leave such.
+    /// `samples` are times and percentages. `measured` is the busy fraction of the interval, used
+    /// if there are no samples. `processes` are PIDs with the time of their newest sample and their
+    /// mean percentage. Percentages over 100 are ignored, because the driver may return them for
+    /// ended processes.
     #[must_use]
     pub fn of(
-        window: SampleInterval,
-        card: Option<&[(u64, f64)]>,
+        interval: SampleInterval,
+        samples: Option<&[(u64, f64)]>,
         measured: Option<f64>,
         processes: Option<&[(u32, u64, u32)]>,
     ) -> Self {
-        let SampleInterval { since, now } = window;
+        let SampleInterval { since, now } = interval;
         if since == 0 || since >= now {
-            return Self { from: now, to: now, card: None, processes: None };
+            return Self { from: now, to: now, gpu: None, processes: None };
         }
         let new = |moment: u64| moment > since && moment <= now;
-        let card: Option<Vec<(u64, f64)>> = card
+        let samples: Option<Vec<(u64, f64)>> = samples
             .map(|samples| samples.iter().copied().filter(|(at, used)| new(*at) && *used <= 100.0).collect());
         let processes: Option<Vec<(u32, u64, u32)>> = processes
             .map(|all| all.iter().copied().filter(|(_, at, used)| new(*at) && *used <= 100).collect());
-        let newest = card.iter().flatten().map(|(at, _)| *at);
+        let newest = samples.iter().flatten().map(|(at, _)| *at);
         let newest = newest.chain(processes.iter().flatten().map(|(_, at, _)| *at)).max();
         let ratio = |percent: f64| (percent / 100.0).clamp(0.0, 1.0);
-        let busy = match &card {
-            // No sample has come yet: this time is counted with the next.
+        let busy = match &samples {
+            // There is no new sample yet, so this time is counted with the next interval.
             Some(samples) if samples.is_empty() => {
-                return Self { from: since, to: since, card: None, processes: None };
+                return Self { from: since, to: since, gpu: None, processes: None };
             }
             Some(samples) => {
                 Some(samples.iter().map(|(_, percent)| ratio(*percent)).sum::<f64>() / count(samples))
             }
             None => measured.map(|part| part.clamp(0.0, 1.0)),
         };
-        let to = if card.is_some() { newest.unwrap_or(now) } else { now };
+        let to = if samples.is_some() { newest.unwrap_or(now) } else { now };
         let mut each: Vec<(u32, f64)> =
             processes.iter().flatten().map(|(pid, _, percent)| (*pid, ratio((*percent).into()))).collect();
         each.sort_by_key(|(pid, _)| *pid);
-        Self { from: since, to, card: busy, processes: processes.is_some().then_some(each) }
+        Self { from: since, to, gpu: busy, processes: processes.is_some().then_some(each) }
     }
 
-    /// Nobody did anything.
+    /// Returns an interval in which the GPU was idle.
     #[must_use]
-    pub fn none(window: SampleInterval) -> Self {
-        let SampleInterval { since, now } = window;
+    pub fn idle(interval: SampleInterval) -> Self {
+        let SampleInterval { since, now } = interval;
         if since == 0 || since >= now {
-            return Self { from: now, to: now, card: None, processes: None };
+            return Self { from: now, to: now, gpu: None, processes: None };
         }
-        Self { from: since, to: now, card: Some(0.0), processes: Some(Vec::new()) }
+        Self { from: since, to: now, gpu: Some(0.0), processes: Some(Vec::new()) }
     }
 
-    /// How long that was, in seconds.
+    /// Returns the length of the interval in seconds.
     #[must_use]
     pub fn seconds(&self) -> f64 {
         let microseconds = u32::try_from(self.to.saturating_sub(self.from)).unwrap_or(u32::MAX);
@@ -264,53 +270,57 @@ fn count<T>(all: &[T]) -> f64 {
 mod tests {
     use super::*;
 
-    const WINDOW: SampleInterval = SampleInterval { since: 1_000_000, now: 3_000_000 };
+    const INTERVAL: SampleInterval = SampleInterval { since: 1_000_000, now: 3_000_000 };
 
     #[test]
-    fn the_mean_of_the_new_samples_counts() {
-        let card =
+    fn averages_the_new_samples() {
+        let samples =
             [(900_000, 100.0), (1_500_000, 50.0), (2_000_000, 4711.0), (2_500_000, 100.0), (3_500_000, 0.0)];
         let processes = [(7, 2_400_000, 60), (5, 2_600_000, 10), (6, 800_000, 90), (8, 2_000_000, 4711)];
-        let work = BusyTime::of(WINDOW, Some(&card), Some(0.01), Some(&processes));
-        assert_eq!(work.card, Some(0.75));
+        let work = BusyTime::of(INTERVAL, Some(&samples), Some(0.01), Some(&processes));
+        assert_eq!(work.gpu, Some(0.75));
         assert_eq!((work.from, work.to), (1_000_000, 2_600_000));
         assert_eq!(work.processes, Some(vec![(5, 0.1), (7, 0.6)]));
         assert!((work.seconds() - 1.6).abs() < 1e-9);
     }
 
     #[test]
-    fn the_first_look_measures_nothing_and_a_look_too_early_waits() {
+    fn measures_nothing_in_the_first_interval_or_without_new_samples() {
         let first = BusyTime::of(SampleInterval { since: 0, now: 5 }, Some(&[(4, 50.0)]), None, None);
-        assert_eq!(first, BusyTime { from: 5, to: 5, card: None, processes: None });
-        let early = BusyTime::of(WINDOW, Some(&[]), None, Some(&[]));
-        assert_eq!((early.from, early.to, early.card), (1_000_000, 1_000_000, None));
+        assert_eq!(first, BusyTime { from: 5, to: 5, gpu: None, processes: None });
+        let early = BusyTime::of(INTERVAL, Some(&[]), None, Some(&[]));
+        assert_eq!((early.from, early.to, early.gpu), (1_000_000, 1_000_000, None));
     }
 
     #[test]
-    fn only_time_that_passed_is_counted_whatever_the_clock_says() {
+    fn counts_only_time_that_passed_when_the_clock_is_set() {
         const SECOND: u64 = 1_000_000;
         const HOUR: u64 = 3_600 * SECOND;
         let now = 500 * HOUR;
-        let mut known = SampleProgress::default();
-        assert_eq!(known.window(now, 7).since, 0, "the first look measures nothing yet");
+        let mut progress = SampleProgress::default();
+        assert_eq!(progress.next_interval(now, 7).since, 0, "the first sample measures nothing");
         let first = SampleInterval { since: 0, now };
-        known.learn(first, 7, &BusyTime { from: now, to: now, ..BusyTime::default() });
+        progress.record(first, 7, &BusyTime { from: now, to: now, ..BusyTime::default() });
         for (what, now_then, passed, since) in [
-            ("as it should be", now + 2 * SECOND, 2 * SECOND, now),
-            ("the clock is trimmed", now + 2 * SECOND + 300_000, 2 * SECOND, now),
-            ("set forward", now + HOUR, 2 * SECOND, now + HOUR - 2 * SECOND),
-            ("set back", now - HOUR, 2 * SECOND, now - HOUR - 2 * SECOND),
-            ("the GPU hung", now + HOUR, HOUR, now + HOUR - FORGETS),
-            ("the machine slept", now + HOUR, 3 * SECOND, now + HOUR - 3 * SECOND),
+            ("nothing special", now + 2 * SECOND, 2 * SECOND, now),
+            ("the clock is adjusted slightly", now + 2 * SECOND + 300_000, 2 * SECOND, now),
+            ("the clock is set forward", now + HOUR, 2 * SECOND, now + HOUR - 2 * SECOND),
+            ("the clock is set back", now - HOUR, 2 * SECOND, now - HOUR - 2 * SECOND),
+            ("the GPU hung", now + HOUR, HOUR, now + HOUR - DRIVER_MEMORY_US),
+            ("the host was suspended", now + HOUR, 3 * SECOND, now + HOUR - 3 * SECOND),
         ] {
-            assert_eq!(known.window(now_then, 7 + passed), SampleInterval { since, now: now_then }, "{what}");
+            assert_eq!(
+                progress.next_interval(now_then, 7 + passed),
+                SampleInterval { since, now: now_then },
+                "{what}"
+            );
         }
     }
 
     #[test]
-    fn what_was_measured_takes_the_place_of_samples_and_without_either_nothing_is_claimed() {
-        let work = BusyTime::of(WINDOW, None, Some(0.4), Some(&[]));
-        assert_eq!((work.card, work.to, work.processes), (Some(0.4), WINDOW.now, Some(vec![])));
-        assert_eq!(BusyTime::of(WINDOW, None, None, None).card, None);
+    fn uses_the_measured_fraction_without_samples_and_nothing_without_both() {
+        let work = BusyTime::of(INTERVAL, None, Some(0.4), Some(&[]));
+        assert_eq!((work.gpu, work.to, work.processes), (Some(0.4), INTERVAL.now, Some(vec![])));
+        assert_eq!(BusyTime::of(INTERVAL, None, None, None).gpu, None);
     }
 }

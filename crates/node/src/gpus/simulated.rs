@@ -1,4 +1,4 @@
-//! GPUs that exist only in a file.
+//! Simulated GPUs, described by a file.
 
 mod load;
 
@@ -22,41 +22,42 @@ use super::{
     DiscoveredGpus, GpuSample, Gpus, GpusError, Incident, IncidentKind, ProcessMemory, SampleInterval,
 };
 
-/// Memory and model of a GPU where the file is only a matrix of links.
+/// Memory of a GPU if the file is only a matrix of links.
 const MEMORY: MiB = MiB(81_920);
+/// Model of a GPU if the file is only a matrix of links.
 const MODEL: &str = "NVIDIA A100-SXM4-80GB";
 
-/// How often the file of events is looked at.
-const LOOK_EVERY: Duration = Duration::from_millis(100);
+/// Time between two polls of the file of events.
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Looks without news before `None` is reported.
-const LOOKS: u32 = 10;
+/// Polls without an event before `None` is reported.
+const POLLS_PER_REPORT: u32 = 10;
 
-/// GPUs described by a file: the JSON that `tessera inventory --json` prints (and the node annotation
-/// `tessera.dev/inventory` holds), or a matrix as `nvidia-smi topo -m` prints it.
+/// GPUs described by a file: the JSON that `tessera inventory --json` prints (and the node
+/// annotation `tessera.dev/inventory` holds), or a matrix as `nvidia-smi topo -m` prints it.
 ///
-/// Lines appended to the file of the same name with `.events` behind it happen to the GPUs: `3 xid 79`, `3 ecc`, `3 lost`,
-/// `3 back`. Lines of the file with `.processes` behind it run on the GPUs, for as long as they stand there:
+/// Lines appended to `FILE.events` are incidents of the GPUs: `3 xid 79`, `3 ecc`, `3 lost`, `3
+/// back`. Lines of `FILE.processes` are processes on the GPUs for as long as they are in the file:
 /// `{"pid":123,"gpu":0,"memoryMiB":1024,"busyPercent":40}`.
 #[derive(Clone, Debug)]
 pub struct Simulated {
     file: PathBuf,
-    seen: Arc<Mutex<Seen>>,
+    state: Arc<Mutex<SimulatedState>>,
 }
 
-/// What is remembered between looks at the GPUs.
+/// State kept between two samples.
 #[derive(Debug, Default)]
-struct Seen {
-    /// The description as it was when last read, so that it is not read again for each look.
-    cards: Option<(SystemTime, Vec<Gpu>)>,
+struct SimulatedState {
+    /// GPUs of the description and its modification time, so that it is not parsed for each sample.
+    gpus: Option<(SystemTime, Vec<Gpu>)>,
     meters: load::Meters,
 }
 
 impl Simulated {
-    /// The GPUs described by `file`, read anew at every question.
+    /// Returns the GPUs described by `file`, which is read when it has changed.
     #[must_use]
     pub fn new(file: PathBuf) -> Self {
-        Self { file, seen: Arc::default() }
+        Self { file, state: Arc::default() }
     }
 
     fn beside(&self, ending: &str) -> PathBuf {
@@ -69,17 +70,17 @@ impl Simulated {
         self.beside(".events")
     }
 
-    /// The GPU of this name; the description is read again only if it has changed.
-    fn card(&self, seen: &mut Seen, gpu: &GpuUuid) -> Result<Gpu, GpusError> {
+    /// Returns the GPU with this UUID. The description is read again only if it has changed.
+    fn gpu(&self, state: &mut SimulatedState, uuid: &GpuUuid) -> Result<Gpu, GpusError> {
         let changed = fs::metadata(&self.file).and_then(|file| file.modified()).ok();
-        if seen.cards.as_ref().map(|(at, _)| *at) != changed || changed.is_none() {
-            seen.cards = Some((changed.unwrap_or(SystemTime::UNIX_EPOCH), self.discover()?.gpus));
+        if state.gpus.as_ref().map(|(at, _)| *at) != changed || changed.is_none() {
+            state.gpus = Some((changed.unwrap_or(SystemTime::UNIX_EPOCH), self.discover()?.gpus));
         }
-        let card = seen.cards.iter().flat_map(|(_, cards)| cards).find(|card| card.uuid == *gpu);
-        card.cloned().ok_or_else(|| GpusError::UnknownGpu(gpu.clone()))
+        let gpu = state.gpus.iter().flat_map(|(_, gpus)| gpus).find(|gpu| gpu.uuid == *uuid);
+        gpu.cloned().ok_or_else(|| GpusError::UnknownGpu(uuid.clone()))
     }
 
-    /// Who runs on the GPUs.
+    /// Returns the processes on all GPUs.
     fn running(&self) -> Vec<load::Process> {
         load::parse(&fs::read_to_string(self.beside(".processes")).unwrap_or_default())
     }
@@ -94,7 +95,7 @@ impl Gpus for Simulated {
             (read.gpus, read.topology)
         } else {
             let matrix = smi_matrix::parse(&text).map_err(|error| bad(error.to_string()))?;
-            (cards(&matrix.topology), matrix.topology)
+            (default_gpus(&matrix.topology), matrix.topology)
         };
         if gpus.is_empty() {
             return Err(GpusError::NoGpu);
@@ -104,18 +105,18 @@ impl Gpus for Simulated {
         Ok(DiscoveredGpus { gpus, topology, pci, driver: None })
     }
 
-    fn sample(&self, gpu: &GpuUuid, window: SampleInterval) -> Result<GpuSample, GpusError> {
-        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
-        let card = self.card(&mut seen, gpu)?;
-        Ok(load::sample(&card, &self.running(), window, &mut seen.meters))
+    fn sample(&self, gpu: &GpuUuid, interval: SampleInterval) -> Result<GpuSample, GpusError> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let gpu = self.gpu(&mut state, gpu)?;
+        Ok(load::sample(&gpu, &self.running(), interval, &mut state.meters))
     }
 
     fn processes(&self, gpu: &GpuUuid) -> Result<Vec<ProcessMemory>, GpusError> {
-        let card = self.card(&mut self.seen.lock().unwrap_or_else(PoisonError::into_inner), gpu)?;
-        // With meters of its own: this look measures nothing.
-        let look =
-            load::sample(&card, &self.running(), SampleInterval::default(), &mut load::Meters::default());
-        Ok(look.processes.unwrap_or_default())
+        let gpu = self.gpu(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner), gpu)?;
+        // This sample uses its own meters, so that it does not change the measured energy.
+        let sample =
+            load::sample(&gpu, &self.running(), SampleInterval::default(), &mut load::Meters::default());
+        Ok(sample.processes.unwrap_or_default())
     }
 
     fn watch(
@@ -123,20 +124,20 @@ impl Gpus for Simulated {
         report: &mut dyn FnMut(Option<Incident>) -> ControlFlow<()>,
     ) -> Result<ControlFlow<()>, GpusError> {
         let found = self.discover()?;
-        let mut seen = 0;
+        let mut handled = 0;
         loop {
-            for _ in 0..LOOKS {
+            for _ in 0..POLLS_PER_REPORT {
                 let text = fs::read_to_string(self.events()).unwrap_or_default();
                 let lines: Vec<&str> = text.lines().collect();
-                for line in lines.iter().skip(seen) {
+                for line in lines.iter().skip(handled) {
                     if let Some(incident) = incident(line, &found.gpus)
                         && report(Some(incident)).is_break()
                     {
                         return Ok(ControlFlow::Break(()));
                     }
                 }
-                seen = lines.len();
-                thread::sleep(LOOK_EVERY);
+                handled = lines.len();
+                thread::sleep(POLL_INTERVAL);
             }
             if report(None).is_break() {
                 return Ok(ControlFlow::Break(()));
@@ -149,8 +150,8 @@ impl Gpus for Simulated {
     }
 }
 
-/// GPUs of one model for a matrix of links, with names that look like real ones and stay the same.
-fn cards(topology: &Topology) -> Vec<Gpu> {
+/// Returns GPUs of one model for a matrix of links, with fixed UUIDs that look like real ones.
+fn default_gpus(topology: &Topology) -> Vec<Gpu> {
     let gpu = |index: GpuIndex| Gpu {
         index,
         uuid: format!("GPU-5e55e4a{:x}-0000-4000-8000-{:012x}", index.0 % 16, index.0).as_str().into(),
@@ -163,21 +164,21 @@ fn cards(topology: &Topology) -> Vec<Gpu> {
     topology.gpus().iter().map(gpu).collect()
 }
 
-/// `3 xid 79`; a line that is none happens to nobody.
+/// Parses a line such as `3 xid 79`. Returns `None` for any other line.
 fn incident(line: &str, gpus: &[Gpu]) -> Option<Incident> {
     let words: Vec<&str> = line.split_whitespace().collect();
-    let (card, kind) = match words.as_slice() {
-        [card, "xid", number] => (card, IncidentKind::Xid(number.parse().ok()?)),
-        [card, "ecc"] => (card, IncidentKind::DoubleBitEcc),
-        [card, "lost"] => (card, IncidentKind::Lost),
-        [card, "back"] => (card, IncidentKind::Back),
+    let (index, kind) = match words.as_slice() {
+        [index, "xid", number] => (index, IncidentKind::Xid(number.parse().ok()?)),
+        [index, "ecc"] => (index, IncidentKind::DoubleBitEcc),
+        [index, "lost"] => (index, IncidentKind::Lost),
+        [index, "back"] => (index, IncidentKind::Back),
         _ => return None,
     };
-    let gpu = gpus.get(card.parse::<usize>().ok()?)?;
+    let gpu = gpus.get(index.parse::<usize>().ok()?)?;
     Some(Incident { gpu: Some(gpu.uuid.clone()), kind })
 }
 
-/// Writes a description of `gpus` GPUs that `file` can be opened with: for tests.
+/// Writes a description of GPUs to `file`, for tests and demos.
 pub fn describe(file: &Path, gpus: Vec<Gpu>, topology: Topology) -> std::io::Result<()> {
     let memory_unit = tessera_wire::foreign::dialect::MemoryUnit::default();
     fs::write(file, inventory::print(&inventory::Inventory { gpus, topology, memory_unit }))
@@ -201,7 +202,7 @@ GPU1\tNV12\t X \t8-15\t1
     }
 
     #[test]
-    fn a_matrix_is_enough() {
+    fn discovers_gpus_from_a_matrix() {
         let (_directory, gpus) = simulated(MATRIX);
         let found = gpus.discover().unwrap();
         assert_eq!(found.gpus.len(), 2);
@@ -211,7 +212,7 @@ GPU1\tNV12\t X \t8-15\t1
     }
 
     #[test]
-    fn what_is_found_can_be_written_and_found_again() {
+    fn describes_gpus_so_that_they_are_discovered_again() {
         let (_directory, gpus) = simulated(MATRIX);
         let mut found = gpus.discover().unwrap();
         found.gpus[0].memory = MiB(40_960);
@@ -220,7 +221,7 @@ GPU1\tNV12\t X \t8-15\t1
     }
 
     #[test]
-    fn a_file_that_describes_nothing_says_so() {
+    fn returns_an_error_for_a_file_without_a_description() {
         let (_directory, gpus) = simulated("hello");
         assert!(gpus.discover().unwrap_err().to_string().starts_with("cannot read the description"));
         let missing = Simulated::new("/nowhere/gpus".into());
@@ -228,15 +229,15 @@ GPU1\tNV12\t X \t8-15\t1
     }
 
     #[test]
-    fn lines_of_events_happen() {
+    fn reports_lines_of_the_events_file() {
         let (_directory, gpus) = simulated(MATRIX);
         fs::write(gpus.events(), "1 xid 79\nnonsense\n0 lost\n7 lost\n0 back\n").unwrap();
-        let mut seen = Vec::new();
+        let mut incidents = Vec::new();
         let ended = gpus.watch(&mut |incident| {
-            seen.extend(incident.map(|incident| incident.kind));
-            if seen.len() == 3 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+            incidents.extend(incident.map(|incident| incident.kind));
+            if incidents.len() == 3 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         });
         assert!(ended.unwrap().is_break());
-        assert_eq!(seen, [IncidentKind::Xid(79), IncidentKind::Lost, IncidentKind::Back]);
+        assert_eq!(incidents, [IncidentKind::Xid(79), IncidentKind::Lost, IncidentKind::Back]);
     }
 }

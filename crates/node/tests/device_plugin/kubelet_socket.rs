@@ -1,4 +1,4 @@
-//! A plugin that goes to the kubelet, again after each restart of it.
+//! A plugin that connects to the kubelet, again after each restart of the kubelet.
 
 use std::{
     fs,
@@ -15,9 +15,9 @@ use tokio::{net::UnixListener, sync::mpsc, task::JoinHandle};
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::{Request, Response, Status, transport::Server};
 
-use crate::plugin::{RESOURCE, Running, SOCKET, dial, within_reason};
+use crate::plugin::{RESOURCE, Running, SOCKET, dial, with_timeout};
 
-/// Does to plugins what a kubelet does when it starts: deletes their sockets, then listens.
+/// A simulated kubelet. As a real one does when it starts, it deletes all sockets and then listens.
 struct Kubelet {
     directory: PathBuf,
     registrations: mpsc::UnboundedReceiver<RegisterRequest>,
@@ -48,9 +48,9 @@ impl Kubelet {
         Self { directory: directory.into(), registrations, server }
     }
 
-    /// Waits for a registration, calls back, and returns the devices.
+    /// Waits for a registration, connects to the plugin, and returns its devices.
     async fn registered(&mut self) -> Vec<proto::Device> {
-        let request = within_reason("a registration", self.registrations.recv()).await.unwrap();
+        let request = with_timeout("a registration", self.registrations.recv()).await.unwrap();
         assert_eq!((request.version.as_str(), request.resource_name.as_str()), ("v1beta1", RESOURCE));
         assert_eq!(request.endpoint, SOCKET);
         let options = request.options.unwrap();
@@ -68,7 +68,7 @@ impl Drop for Kubelet {
 }
 
 #[tokio::test]
-async fn registers_again_after_a_restart() {
+async fn registers_again_after_a_restart_of_the_kubelet() {
     let directory = tempfile::tempdir().unwrap();
     let mut kubelet = Kubelet::start(directory.path());
     let running = Running::start(RegistrationMode::KubeletSocket(directory.path().into()));
@@ -82,7 +82,7 @@ async fn registers_again_after_a_restart() {
 }
 
 #[tokio::test]
-async fn waits_for_a_kubelet_that_is_not_there_yet() {
+async fn waits_for_a_kubelet_that_is_not_running_yet() {
     let directory = tempfile::tempdir().unwrap();
     let running = Running::start(RegistrationMode::KubeletSocket(directory.path().into()));
     tokio::task::yield_now().await;

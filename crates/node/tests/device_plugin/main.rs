@@ -1,4 +1,4 @@
-//! Device plugins against make-believe kubelets. Against real ones: the end-to-end scenario `device-plugin`.
+//! Device plugins with simulated kubelets. The end-to-end scenario `device-plugin` uses real ones.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

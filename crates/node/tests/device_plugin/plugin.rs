@@ -1,4 +1,4 @@
-//! A plugin with two devices, and waiting.
+//! A plugin with two devices, and helpers to wait.
 
 use std::{future::Future, path::Path, sync::Arc, time::Duration};
 
@@ -12,7 +12,7 @@ use tonic::transport::{Channel, Endpoint};
 
 pub(crate) const RESOURCE: &str = "tessera.dev/test";
 
-/// The file that [`RESOURCE`] is served on.
+/// File name of the socket of [`RESOURCE`].
 pub(crate) const SOCKET: &str = "tessera.dev-test.sock";
 
 pub(crate) struct Plugin {
@@ -61,20 +61,20 @@ impl Running {
 
     pub(crate) async fn stop(self) {
         self.stop.cancel();
-        within_reason("the plugin to stop", self.task).await.unwrap();
+        with_timeout("the plugin to stop", self.task).await.unwrap();
     }
 }
 
-/// Fails instead of waiting for ever.
-pub(crate) async fn within_reason<F: Future>(what: &str, future: F) -> F::Output {
+/// Waits for a future and panics after 20 seconds.
+pub(crate) async fn with_timeout<F: Future>(what: &str, future: F) -> F::Output {
     let waited = tokio::time::timeout(Duration::from_secs(20), future).await;
-    waited.unwrap_or_else(|_| panic!("waited too long for {what}"))
+    waited.unwrap_or_else(|_| panic!("timed out waiting for {what}"))
 }
 
-/// A connection to a socket, as soon as somebody listens there.
+/// Connects to a socket as soon as a server listens on it.
 pub(crate) async fn dial(socket: &Path) -> Channel {
     let endpoint = Endpoint::from_shared(format!("unix://{}", socket.display())).unwrap();
-    within_reason("the socket", async {
+    with_timeout("the socket", async {
         loop {
             match endpoint.connect().await {
                 Ok(channel) => return channel,

@@ -1,4 +1,4 @@
-//! A plugin that waits for the kubelet in `plugins_registry`.
+//! A plugin to which the kubelet connects through `plugins_registry`.
 
 use std::fs;
 
@@ -11,21 +11,21 @@ use tessera_wire::kubelet::{
     plugin_registration::{InfoRequest, registration_client::RegistrationClient},
 };
 
-use crate::plugin::{RESOURCE, Running, SOCKET, dial, within_reason};
+use crate::plugin::{RESOURCE, Running, SOCKET, dial, with_timeout};
 
 fn ids_and_health(message: ListAndWatchResponse) -> Vec<(String, String)> {
     message.devices.into_iter().map(|device| (device.id, device.health)).collect()
 }
 
 #[tokio::test]
-async fn introduces_itself_and_tells_changes() {
+async fn returns_its_info_and_reports_device_changes() {
     let directory = tempfile::tempdir().unwrap();
     let running = Running::start(RegistrationMode::PluginsRegistry(directory.path().into()));
     let channel = dial(&directory.path().join(SOCKET)).await;
 
     let info = RegistrationClient::new(channel.clone()).get_info(InfoRequest {}).await.unwrap().into_inner();
     assert_eq!((info.r#type.as_str(), info.name.as_str()), ("DevicePlugin", RESOURCE));
-    assert_eq!(info.endpoint, "", "this very socket serves the devices too");
+    assert_eq!(info.endpoint, "", "the same socket serves the devices");
     assert_eq!(info.supported_versions, ["v1beta1"]);
 
     let mut client = DevicePluginClient::new(channel);
@@ -38,17 +38,17 @@ async fn introduces_itself_and_tells_changes() {
         all.clear();
         all.push(PluginDevice { id: "new".into(), healthy: true, numa_node: None });
     });
-    let second = within_reason("the change", devices.message()).await.unwrap().unwrap();
+    let second = with_timeout("the change", devices.message()).await.unwrap().unwrap();
     assert_eq!(ids_and_health(second), [pair("new", "Healthy")]);
 
     running.stop().await;
-    let ended = within_reason("the end of the stream", devices.message()).await;
+    let ended = with_timeout("the end of the stream", devices.message()).await;
     assert!(matches!(ended, Ok(None) | Err(_)), "{ended:?}");
     assert!(!directory.path().join(SOCKET).exists());
 }
 
 #[tokio::test]
-async fn answers_and_refuses() {
+async fn answers_and_rejects_calls() {
     let directory = tempfile::tempdir().unwrap();
     let running = Running::start(RegistrationMode::PluginsRegistry(directory.path().into()));
     let mut client = DevicePluginClient::new(dial(&directory.path().join(SOCKET)).await);
@@ -73,7 +73,7 @@ async fn answers_and_refuses() {
 }
 
 #[tokio::test]
-async fn comes_back_when_its_socket_is_deleted() {
+async fn opens_its_socket_again_after_it_is_deleted() {
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join(SOCKET);
     let running = Running::start(RegistrationMode::PluginsRegistry(directory.path().into()));
@@ -85,7 +85,7 @@ async fn comes_back_when_its_socket_is_deleted() {
 }
 
 #[tokio::test]
-async fn replaces_what_an_earlier_process_left() {
+async fn replaces_the_socket_of_an_earlier_process() {
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join(SOCKET);
     drop(std::os::unix::net::UnixListener::bind(&socket).unwrap());

@@ -140,7 +140,7 @@ impl App {
     pub fn lead_until(&self, begun: Duration, within: Duration) {
         let until = u64::try_from((begun + within).as_millis()).unwrap_or(u64::MAX);
         self.leadership.until.store(until, Ordering::Release);
-        self.metrics.leading.set(1);
+        self.metrics.set_leading(true);
     }
 
     /// All is known that has to be.
@@ -152,7 +152,7 @@ impl App {
     pub fn follow(&self) {
         self.set_ready(false);
         self.leadership.until.store(0, Ordering::Release);
-        self.metrics.leading.set(0);
+        self.metrics.set_leading(false);
     }
 }
 

@@ -21,9 +21,9 @@ pub(super) async fn end_at_the_node(stage: &Stage) -> Result<()> {
 
     let node = &stage.node.name;
     let maps = "/api/v1/namespaces/kube-system/configmaps";
-    let no_map = format!("the agent of node {node} may write no ConfigMap but its own, unhealthy-gpu-{node}");
-    let no_node = format!("the agent of node {node} may write of no other node");
-    let no_pod = format!("the agent of node {node} may write of no pod on another node");
+    let no_map = format!("the agent of node {node} may write only the ConfigMap unhealthy-gpu-{node}");
+    let no_node = format!("the agent of node {node} may not write to another node");
+    let no_pod = format!("the agent of node {node} may not write to pods on another node");
     let map = |name: &str| json!({ "metadata": { "name": name } });
     let annotation = json!({ "metadata": { "annotations": { "tessera.dev/inventory": "{}" } } });
     let capacity = json!({ "status": { "capacity": { "aliyun.com/gpu-count": "8" } } });

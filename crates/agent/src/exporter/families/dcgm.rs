@@ -1,24 +1,26 @@
-//! Names and labels of dcgm-exporter, so that what was built on them goes on working. A GPU's value never carries a pod's name:
-//! what can be told by container is, on request, told by container.
+//! Names and labels of dcgm-exporter, so that dashboards built on them keep working. A value of a
+//! GPU never has the labels of a pod. Values that can be measured by container are added by
+//! container on request.
 
 use std::collections::BTreeSet;
 
 use tessera_node::gpus::{GpuMemory, ProfilingCounters, Sensors};
 use tessera_wire::metrics::{
-    Kind::{self, Counter, Gauge},
-    Labels, Page, Value,
+    Labels,
+    MetricKind::{self, Counter, Gauge},
+    MetricsPage, Value,
 };
 
 use super::MetricsOptions;
 use crate::exporter::{GpuReading, GpuSnapshot, ShareSnapshot, Snapshot};
 
-/// A family: its name, what it is, what it tells, and where that stands.
-type Row = (&'static str, Kind, &'static str, fn(&GpuReading) -> Value);
+/// Name, kind, help text and value of a family.
+type Row = (&'static str, MetricKind, &'static str, fn(&GpuReading) -> Value);
 
 const UTILIZATION: &str = "DCGM_FI_DEV_GPU_UTIL";
 const MEMORY_USED: &str = "DCGM_FI_DEV_FB_USED";
 
-/// What is told of the parts of a GPU that is cut up, too.
+/// Prefixes of the families that are also written for MIG instances.
 const MEMORY: &str = "DCGM_FI_DEV_FB_";
 const PROFILE: &str = "DCGM_FI_PROF_";
 
@@ -116,30 +118,37 @@ const ROWS: [Row; 33] = [
     }),
 ];
 
-pub(super) fn write(picture: &Snapshot, wanted: &MetricsOptions, by_container: bool, page: &mut Page) {
-    let labels: Vec<Labels> = picture.cards.iter().map(|card| labels(picture, card, wanted, None)).collect();
-    let parts = parts(picture, wanted);
+pub(super) fn write(
+    snapshot: &Snapshot,
+    options: &MetricsOptions,
+    by_container: bool,
+    page: &mut MetricsPage,
+) {
+    let labels: Vec<Labels> = snapshot.gpus.iter().map(|gpu| labels(snapshot, gpu, options, None)).collect();
+    let instances = mig_instances(snapshot, options);
     for (name, kind, help, value) in ROWS {
         let mut family = page.family(name, kind, help);
-        let of_parts = name.starts_with(MEMORY) || name.starts_with(PROFILE);
-        for (labels, card) in labels.iter().zip(&picture.cards) {
-            // What is told of the parts is not told of the whole once more.
-            let Some(look) = card.look.as_ref().filter(|look| !of_parts || look.instances.is_empty()) else {
+        let by_instance = name.starts_with(MEMORY) || name.starts_with(PROFILE);
+        for (labels, gpu) in labels.iter().zip(&snapshot.gpus) {
+            // A family with values of MIG instances has no value of the whole GPU.
+            let Some(reading) =
+                gpu.reading.as_ref().filter(|reading| !by_instance || reading.instances.is_empty())
+            else {
                 continue;
             };
-            family.sample(labels, value(look));
+            family.sample(labels, value(reading));
         }
-        for (labels, part) in parts.iter().filter(|_| of_parts) {
-            family.sample(labels, value(part));
+        for (labels, instance) in instances.iter().filter(|_| by_instance) {
+            family.sample(labels, value(instance));
         }
         let own: fn(&ShareSnapshot) -> Value = match name {
             UTILIZATION => |share| share.busy.map(|busy| (busy * 1e4).round() / 100.0).into(),
             MEMORY_USED => |share| share.used.map(|bytes| bytes >> 20).into(),
             _ => continue,
         };
-        for container in picture.containers.iter().filter(|_| by_container) {
+        for container in snapshot.containers.iter().filter(|_| by_container) {
             for share in &container.shares {
-                let Some(labels) = labels.get(share.card) else { continue };
+                let Some(labels) = labels.get(share.gpu) else { continue };
                 let labels = labels.and(&[
                     ("container", &container.key.container),
                     ("namespace", &container.namespace),
@@ -151,8 +160,8 @@ pub(super) fn write(picture: &Snapshot, wanted: &MetricsOptions, by_container: b
         }
     }
     let mut xid = page.family("DCGM_FI_DEV_XID_ERRORS", Gauge, "Value of the last XID error encountered.");
-    for (labels, card) in labels.iter().zip(&picture.cards) {
-        let last = card
+    for (labels, gpu) in labels.iter().zip(&snapshot.gpus) {
+        let last = gpu
             .xids
             .iter()
             .max_by(|(_, (_, a)), (_, (_, b))| a.total_cmp(b))
@@ -162,49 +171,49 @@ pub(super) fn write(picture: &Snapshot, wanted: &MetricsOptions, by_container: b
     }
 }
 
-/// The parts of GPUs that are cut up, each as if it were a GPU: its memory and its counters are its own. Several may compute on one
-/// part of the memory, which is told once.
-fn parts(picture: &Snapshot, wanted: &MetricsOptions) -> Vec<(Labels, GpuReading)> {
-    let mut parts = Vec::new();
-    for card in &picture.cards {
-        let mut told = BTreeSet::new();
-        for part in card.look.iter().flat_map(|look| &look.instances) {
-            let Some(number) = part.gpu_instance.filter(|number| told.insert(*number)) else { continue };
+/// Returns the GPU instances of all GPUs in MIG mode, each with its own memory and counters.
+/// Several compute instances may share one GPU instance, which is returned once.
+fn mig_instances(snapshot: &Snapshot, options: &MetricsOptions) -> Vec<(Labels, GpuReading)> {
+    let mut instances = Vec::new();
+    for gpu in &snapshot.gpus {
+        let mut written = BTreeSet::new();
+        for part in gpu.reading.iter().flat_map(|reading| &reading.instances) {
+            let Some(number) = part.gpu_instance.filter(|number| written.insert(*number)) else { continue };
             let sensors = Sensors { profile: part.counted, ..Sensors::default() };
             let cut = (part.profile.as_deref().unwrap_or_default(), number);
-            let look = GpuReading { memory: part.memory, sensors, ..GpuReading::default() };
-            parts.push((labels(picture, card, wanted, Some(cut)), look));
+            let reading = GpuReading { memory: part.memory, sensors, ..GpuReading::default() };
+            instances.push((labels(snapshot, gpu, options, Some(cut)), reading));
         }
     }
-    parts
+    instances
 }
 
 fn labels(
-    picture: &Snapshot,
-    card: &GpuSnapshot,
-    wanted: &MetricsOptions,
+    snapshot: &Snapshot,
+    gpu: &GpuSnapshot,
+    options: &MetricsOptions,
     part: Option<(&str, u32)>,
 ) -> Labels {
     let mut labels = Labels::new(&[
-        ("gpu", &card.gpu.index.to_string()),
-        ("UUID", &card.gpu.uuid.0),
-        ("pci_bus_id", &card.pci),
-        ("device", &format!("nvidia{}", card.gpu.minor)),
-        ("modelName", &card.gpu.model.0),
+        ("gpu", &gpu.info.index.to_string()),
+        ("UUID", &gpu.info.uuid.0),
+        ("pci_bus_id", &gpu.pci),
+        ("device", &format!("nvidia{}", gpu.info.minor)),
+        ("modelName", &gpu.info.model.0),
     ]);
     if let Some((profile, number)) = part {
         labels.push("GPU_I_PROFILE", profile);
         labels.push("GPU_I_ID", &number.to_string());
     }
-    labels.push(&wanted.hostname_label, &picture.node);
-    if let Some(driver) = &picture.driver {
+    labels.push(&options.hostname_label, &snapshot.node);
+    if let Some(driver) = &snapshot.driver {
         labels.push("DCGM_FI_DRIVER_VERSION", driver);
     }
     labels
 }
 
-fn memory(look: &GpuReading, part: impl Fn(&GpuMemory) -> u64) -> Value {
-    look.memory.as_ref().map(|memory| part(memory) >> 20).into()
+fn memory(reading: &GpuReading, part: impl Fn(&GpuMemory) -> u64) -> Value {
+    reading.memory.as_ref().map(|memory| part(memory) >> 20).into()
 }
 
 fn profile(sensors: &Sensors, value: impl Fn(&ProfilingCounters) -> Option<f64>) -> Value {

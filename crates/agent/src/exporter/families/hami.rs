@@ -1,40 +1,42 @@
-//! Names of HAMi's monitor, those of today and those it had before, as far as they can be told without its library.
+//! Families of HAMi's monitor under their current and their earlier names. Values that only HAMi's
+//! own library knows are left out.
 
 use tessera_wire::metrics::{
-    Kind::{Gauge, Info},
-    Labels, Page, Value,
+    Labels,
+    MetricKind::{Gauge, Info},
+    MetricsPage, Value,
 };
 
 use crate::exporter::{
     ContainerSnapshot, GpuReading, GpuSnapshot, ShareSnapshot, Snapshot, snapshot::granted,
 };
 
-/// Name, the one it had before, what it tells, and where it stands.
+/// Name, earlier name, help text and value of a family.
 type GpuRow = (&'static str, Option<&'static str>, &'static str, fn(&GpuReading) -> Value);
 type ShareRow = (&'static str, Option<&'static str>, &'static str, fn(&ShareSnapshot, &GpuSnapshot) -> Value);
 
-const CARDS: [GpuRow; 3] = [
+const GPU_ROWS: [GpuRow; 3] = [
     (
         "hami_host_gpu_memory_used_bytes",
         Some("HostGPUMemoryUsage"),
         "GPU device memory usage in bytes",
-        |look| look.used_bytes().into(),
+        |reading| reading.used_bytes().into(),
     ),
     (
         "hami_host_gpu_utilization_ratio",
         Some("HostCoreUtilization"),
         "GPU core utilization ratio (0-100)",
-        |look| look.sensors.utilization.into(),
+        |reading| reading.sensors.utilization.into(),
     ),
-    (WITHOUT_NODE, None, "GPU memory controller utilization ratio (0-100)", |look| {
-        look.sensors.memory_utilization.into()
+    (WITHOUT_NODE, None, "GPU memory controller utilization ratio (0-100)", |reading| {
+        reading.sensors.memory_utilization.into()
     }),
 ];
 
-/// The only one of a GPU that does not name its node.
+/// The only family of a GPU without a node label.
 const WITHOUT_NODE: &str = "hami_host_gpu_memory_controller_utilization_ratio";
 
-const SHARES: [ShareRow; 5] = [
+const SHARE_ROWS: [ShareRow; 5] = [
     (
         "hami_vgpu_memory_used_bytes",
         Some("vGPU_device_memory_usage_in_bytes"),
@@ -45,7 +47,7 @@ const SHARES: [ShareRow; 5] = [
         "hami_vgpu_memory_limit_bytes",
         Some("vGPU_device_memory_limit_in_bytes"),
         "vGPU device memory limit in bytes",
-        |share, card| share.hold.map(|hold| granted(hold, card).1).into(),
+        |share, gpu| share.hold.map(|hold| granted(hold, gpu).1).into(),
     ),
     ("hami_container_device_memory_bytes", None, "Container device memory usage in bytes", |share, _| {
         share.used.into()
@@ -60,43 +62,45 @@ const SHARES: [ShareRow; 5] = [
         "hami_container_last_kernel_elapsed_seconds",
         Some("Device_last_kernel_of_container"),
         "Seconds since last kernel execution in container",
-        |share, card| {
-            let since = share.total.last_busy.zip(card.last_success);
+        |share, gpu| {
+            let since = share.total.last_busy.zip(gpu.last_success);
             since.map(|(last, now)| (now - last).max(0.0).round()).into()
         },
     ),
 ];
 
 const INSTANCE: (&str, &str) = ("hami_mig_device_info", "MIG runtime identity for a container allocation");
-const INSTANCE_BEFORE: &str = "MigInfo";
+const LEGACY_INSTANCE: &str = "MigInfo";
 
-/// What labels are called, in the same order: node, GPU's place, GPU's name, GPU's kind; namespace, pod, container, place, GPU's name.
-struct Words {
-    card: [&'static str; 4],
+/// Names of the labels.
+struct LabelNames {
+    /// Node, index, UUID and type of the GPU.
+    gpu: [&'static str; 4],
+    /// Namespace, pod and container, position among the container's GPUs, and UUID of the GPU.
     share: [&'static str; 5],
 }
 
-const TODAY: Words = Words {
-    card: ["node", "device_index", "device_uuid", "device_type"],
+const CURRENT: LabelNames = LabelNames {
+    gpu: ["node", "device_index", "device_uuid", "device_type"],
     share: ["namespace", "pod", "container", "vdevice_index", "device_uuid"],
 };
 
-const BEFORE: Words = Words {
-    card: ["nodeid", "deviceidx", "deviceuuid", "devicetype"],
+const LEGACY: LabelNames = LabelNames {
+    gpu: ["nodeid", "deviceidx", "deviceuuid", "devicetype"],
     share: ["podnamespace", "podname", "ctrname", "vdeviceid", "deviceuuid"],
 };
 
-/// Under the names of today.
-pub(super) fn write(picture: &Snapshot, page: &mut Page) {
-    for (name, _, help, value) in CARDS {
-        cards(picture, page, &TODAY, (name, help), value);
+/// Writes the families under their current names.
+pub(super) fn write(snapshot: &Snapshot, page: &mut MetricsPage) {
+    for (name, _, help, value) in GPU_ROWS {
+        write_gpus(snapshot, page, &CURRENT, (name, help), value);
     }
-    for (name, _, help, value) in SHARES {
-        shares(picture, page, &TODAY, (name, help), value);
+    for (name, _, help, value) in SHARE_ROWS {
+        write_shares(snapshot, page, &CURRENT, (name, help), value);
     }
     let mut family = page.family(INSTANCE.0, Info, INSTANCE.1);
-    for (container, card, part) in picture.on_instances() {
-        let labels = of_part(&TODAY, container, card).and(&[
+    for (container, gpu, part) in snapshot.on_instances() {
+        let labels = instance_labels(&CURRENT, container, gpu).and(&[
             ("mig_uuid", &part.uuid),
             ("profile", part.profile.as_deref().unwrap_or_default()),
             ("gpu_instance_id", &number(part.gpu_instance)),
@@ -107,77 +111,82 @@ pub(super) fn write(picture: &Snapshot, page: &mut Page) {
     }
 }
 
-/// Under those of before.
-pub(super) fn write_before(picture: &Snapshot, page: &mut Page) {
-    for (_, name, help, value) in CARDS {
-        name.into_iter().for_each(|name| cards(picture, page, &BEFORE, (name, help), value));
+/// Writes the families under their earlier names.
+pub(super) fn write_legacy(snapshot: &Snapshot, page: &mut MetricsPage) {
+    for (_, name, help, value) in GPU_ROWS {
+        name.into_iter().for_each(|name| write_gpus(snapshot, page, &LEGACY, (name, help), value));
     }
-    for (_, name, help, value) in SHARES {
-        name.into_iter().for_each(|name| shares(picture, page, &BEFORE, (name, help), value));
+    for (_, name, help, value) in SHARE_ROWS {
+        name.into_iter().for_each(|name| write_shares(snapshot, page, &LEGACY, (name, help), value));
     }
-    let mut family = page.family(INSTANCE_BEFORE, Gauge, INSTANCE.1);
-    for (container, card, part) in picture.on_instances() {
+    let mut family = page.family(LEGACY_INSTANCE, Gauge, INSTANCE.1);
+    for (container, gpu, part) in snapshot.on_instances() {
         let id = number(part.gpu_instance);
-        family.sample(&of_part(&BEFORE, container, card).and(&[("instanceid", &id), ZONE]), 1u64);
+        family.sample(&instance_labels(&LEGACY, container, gpu).and(&[("instanceid", &id), ZONE]), 1u64);
     }
 }
 
-/// On every sample.
+/// Label on every sample.
 const ZONE: (&str, &str) = ("zone", "vGPU");
 
-fn cards(
-    picture: &Snapshot,
-    page: &mut Page,
-    words: &Words,
+fn write_gpus(
+    snapshot: &Snapshot,
+    page: &mut MetricsPage,
+    names: &LabelNames,
     (name, help): (&str, &str),
     value: fn(&GpuReading) -> Value,
 ) {
     let mut family = page.family(name, Gauge, help);
-    for card in &picture.cards {
-        let Some(look) = &card.look else { continue };
-        let [node, index, uuid, kind] = words.card;
-        let node = [(node, picture.node.as_str())];
+    for gpu in &snapshot.gpus {
+        let Some(reading) = &gpu.reading else { continue };
+        let [node, index, uuid, kind] = names.gpu;
+        let node = [(node, snapshot.node.as_str())];
         let labels = Labels::new(if name == WITHOUT_NODE { &[] } else { &node }).and(&[
-            (index, &card.gpu.index.to_string()),
-            (uuid, &card.gpu.uuid.0),
-            (kind, &format!("NVIDIA-{}", card.gpu.model)),
+            (index, &gpu.info.index.to_string()),
+            (uuid, &gpu.info.uuid.0),
+            (kind, &format!("NVIDIA-{}", gpu.info.model)),
             ZONE,
         ]);
-        family.sample(&labels, value(look));
+        family.sample(&labels, value(reading));
     }
 }
 
-fn shares(
-    picture: &Snapshot,
-    page: &mut Page,
-    words: &Words,
+fn write_shares(
+    snapshot: &Snapshot,
+    page: &mut MetricsPage,
+    names: &LabelNames,
     (name, help): (&str, &str),
     value: fn(&ShareSnapshot, &GpuSnapshot) -> Value,
 ) {
     let mut family = page.family(name, Gauge, help);
-    for container in &picture.containers {
+    for container in &snapshot.containers {
         for (place, share) in container.shares.iter().enumerate() {
-            let Some(card) = picture.cards.get(share.card) else { continue };
-            family.sample(&of_share(words, container, place, card).and(&[ZONE]), value(share, card));
+            let Some(gpu) = snapshot.gpus.get(share.gpu) else { continue };
+            family.sample(&share_labels(names, container, place, gpu).and(&[ZONE]), value(share, gpu));
         }
     }
 }
 
-fn of_share(words: &Words, container: &ContainerSnapshot, place: usize, card: &GpuSnapshot) -> Labels {
-    let [namespace, pod, own, index, uuid] = words.share;
+fn share_labels(
+    names: &LabelNames,
+    container: &ContainerSnapshot,
+    place: usize,
+    gpu: &GpuSnapshot,
+) -> Labels {
+    let [namespace, pod, own, index, uuid] = names.share;
     Labels::new(&[
         (namespace, &container.namespace),
         (pod, &container.pod),
         (own, &container.key.container),
         (index, &place.to_string()),
-        (uuid, &card.gpu.uuid.0),
+        (uuid, &gpu.info.uuid.0),
     ])
 }
 
-fn of_part(words: &Words, container: &ContainerSnapshot, card: &GpuSnapshot) -> Labels {
-    let index = usize::from(card.gpu.index.0);
-    let place = container.shares.iter().position(|share| share.card == index);
-    of_share(words, container, place.unwrap_or_default(), card)
+fn instance_labels(names: &LabelNames, container: &ContainerSnapshot, gpu: &GpuSnapshot) -> Labels {
+    let index = usize::from(gpu.info.index.0);
+    let place = container.shares.iter().position(|share| share.gpu == index);
+    share_labels(names, container, place.unwrap_or_default(), gpu)
 }
 
 fn number(number: Option<u32>) -> String {

@@ -1,40 +1,41 @@
-//! Our own families: base units, one family per fact, sums that mean something.
+//! Tessera's own families: base units, one family per fact, and values that can be summed.
 //!
-//! What containers use of a GPU, and the remainder, add up to what the GPU uses:
-//! `sum by (uuid) (tessera_container_memory_used_bytes) + sum by (uuid) (tessera_gpu_memory_remainder_bytes) = tessera_gpu_memory_used_bytes`,
-//! and likewise for the rates of busy seconds and joules.
+//! The usage of containers plus the remainder is the usage of the GPU: `sum by (uuid)
+//! (tessera_container_memory_used_bytes) + sum by (uuid) (tessera_gpu_memory_remainder_bytes) =
+//! tessera_gpu_memory_used_bytes`, and the same for the rates of busy seconds and joules.
 
-mod cards;
 mod containers;
+mod gpus;
 mod sensors;
 
 use tessera_wire::metrics::{
-    Kind::{Counter, Gauge, Info},
-    Labels, Page,
+    Labels,
+    MetricKind::{Counter, Gauge, Info},
+    MetricsPage,
 };
 
 use super::{MetricsOptions, processes};
 use crate::exporter::Snapshot;
 
-pub(super) fn write(picture: &Snapshot, wanted: &MetricsOptions, page: &mut Page) {
-    about(picture, wanted, page);
-    cards::write(picture, page);
-    sensors::write(picture, page);
-    containers::write(picture, page);
-    if wanted.processes {
-        processes::write(picture, wanted.most_processes, page);
+pub(super) fn write(snapshot: &Snapshot, options: &MetricsOptions, page: &mut MetricsPage) {
+    about(snapshot, options, page);
+    gpus::write(snapshot, page);
+    sensors::write(snapshot, page);
+    containers::write(snapshot, page);
+    if options.processes {
+        processes::write(snapshot, options.max_processes, page);
     }
 }
 
-/// The exporter itself: what it is, what it can see.
-fn about(picture: &Snapshot, wanted: &MetricsOptions, page: &mut Page) {
-    page.family("tessera_agent_build_info", Info, "The agent that writes this.")
-        .sample(&Labels::new(&[("version", wanted.version), ("node", &picture.node)]), 1u64);
-    let sources = &picture.sources;
+/// Writes the families about the exporter itself and its data sources.
+fn about(snapshot: &Snapshot, options: &MetricsOptions, page: &mut MetricsPage) {
+    page.family("tessera_agent_build_info", Info, "Version and node of the agent.")
+        .sample(&Labels::new(&[("version", options.version), ("node", &snapshot.node)]), 1u64);
+    let sources = &snapshot.sources;
     let mut up = page.family(
         "tessera_exporter_source_up",
         Gauge,
-        "Whether a source answers: without it, what only it knows is missing.",
+        "1 if the data source answers; metrics that need it are missing otherwise.",
     );
     for (source, answers) in [
         ("gpus", sources.gpus),
@@ -44,24 +45,28 @@ fn about(picture: &Snapshot, wanted: &MetricsOptions, page: &mut Page) {
     ] {
         up.sample(&Labels::new(&[("source", source)]), answers);
     }
-    let labels: Vec<Labels> = picture.cards.iter().map(super::gpu_labels).collect();
-    let cards = || labels.iter().zip(&picture.cards);
+    let labels: Vec<Labels> = snapshot.gpus.iter().map(super::gpu_labels).collect();
+    let gpus = || labels.iter().zip(&snapshot.gpus);
     let mut success = page.family(
         "tessera_gpu_sample_success",
         Gauge,
-        "Whether the GPU answered at the last look; its other gauges are missing where it did not.",
+        "1 if the last sample of the GPU succeeded; its other gauges are missing otherwise.",
     );
-    cards().for_each(|(labels, card)| success.sample(labels, card.look.is_some()));
+    gpus().for_each(|(labels, gpu)| success.sample(labels, gpu.reading.is_some()));
     let mut at = page.family(
         "tessera_gpu_sample_timestamp_seconds",
         Gauge,
-        "When the GPU last answered, in seconds since 1970.",
+        "Time of the last successful sample of the GPU, in seconds since 1970.",
     );
-    cards().for_each(|(labels, card)| at.sample(labels, card.last_success));
-    let mut took = page.family("tessera_gpu_sample_duration_seconds", Gauge, "How long the last look took.");
-    cards().for_each(|(labels, card)| took.sample(labels, card.look.as_ref().map(|look| look.took)));
-    let mut passes = page.family("tessera_gpu_samples_total", Counter, "Looks at the GPU.");
-    cards().for_each(|(labels, card)| passes.sample(labels, card.passes));
-    let mut failures = page.family("tessera_gpu_sample_failures_total", Counter, "Looks that failed.");
-    cards().for_each(|(labels, card)| failures.sample(labels, card.failures));
+    gpus().for_each(|(labels, gpu)| at.sample(labels, gpu.last_success));
+    let mut duration =
+        page.family("tessera_gpu_sample_duration_seconds", Gauge, "Duration of the last sample.");
+    gpus().for_each(|(labels, gpu)| {
+        duration.sample(labels, gpu.reading.as_ref().map(|reading| reading.duration_seconds))
+    });
+    let mut samples = page.family("tessera_gpu_samples_total", Counter, "Samples of the GPU.");
+    gpus().for_each(|(labels, gpu)| samples.sample(labels, gpu.samples));
+    let mut failures =
+        page.family("tessera_gpu_sample_failures_total", Counter, "Failed samples of the GPU.");
+    gpus().for_each(|(labels, gpu)| failures.sample(labels, gpu.failures));
 }

@@ -1,41 +1,42 @@
-//! Series of single processes: only where they are wanted, and never more than so many.
+//! Series of single processes, written on request and limited in number.
 
-use tessera_wire::metrics::{Kind::Gauge, Labels, Page};
+use tessera_wire::metrics::{Labels, MetricKind::Gauge, MetricsPage};
 
 use crate::exporter::{ProcessOwner, ProcessSnapshot, Snapshot};
 
-/// Those with the most memory, and what is left over on each GPU: how many, and how many bytes.
-pub(super) fn largest(picture: &Snapshot, most: usize) -> (Vec<&ProcessSnapshot>, Vec<(usize, u64)>) {
-    let mut all: Vec<&ProcessSnapshot> = picture.processes.iter().collect();
-    let mut others = vec![(0, 0); picture.cards.len()];
-    if all.len() > most {
-        all.sort_by_key(|process| (std::cmp::Reverse(process.bytes), process.card, process.pid));
-        for process in all.split_off(most) {
-            if let Some((count, bytes)) = others.get_mut(process.card) {
+/// Returns the `limit` processes with the most memory, and the number and bytes of the others on
+/// each GPU.
+pub(super) fn largest(snapshot: &Snapshot, limit: usize) -> (Vec<&ProcessSnapshot>, Vec<(usize, u64)>) {
+    let mut all: Vec<&ProcessSnapshot> = snapshot.processes.iter().collect();
+    let mut others = vec![(0, 0); snapshot.gpus.len()];
+    if all.len() > limit {
+        all.sort_by_key(|process| (std::cmp::Reverse(process.bytes), process.gpu, process.pid));
+        for process in all.split_off(limit) {
+            if let Some((count, bytes)) = others.get_mut(process.gpu) {
                 *count += 1;
                 *bytes += process.bytes.unwrap_or(0);
             }
         }
-        all.sort_by_key(|process| (process.card, process.pid));
+        all.sort_by_key(|process| (process.gpu, process.pid));
     }
     (all, others)
 }
 
-pub(super) fn write(picture: &Snapshot, most: usize, page: &mut Page) {
-    let (shown, others) = largest(picture, most);
-    let on_gpu = |card: usize| picture.cards.get(card).map(super::gpu_labels).unwrap_or_default();
+pub(super) fn write(snapshot: &Snapshot, limit: usize, page: &mut MetricsPage) {
+    let (shown, others) = largest(snapshot, limit);
+    let on_gpu = |gpu: usize| snapshot.gpus.get(gpu).map(super::gpu_labels).unwrap_or_default();
     let labels: Vec<(Labels, &ProcessSnapshot)> = shown
         .into_iter()
         .map(|process| {
             let container = match process.owner {
-                ProcessOwner::Container(place) => picture.containers.get(place),
+                ProcessOwner::Container(place) => snapshot.containers.get(place),
                 ProcessOwner::OutsideContainer | ProcessOwner::Host | ProcessOwner::Unknown => None,
             };
             let owner = container.map(|container| {
                 [container.namespace.as_str(), container.pod.as_str(), container.key.container.as_str()]
             });
             let [namespace, pod, container] = owner.unwrap_or_default();
-            let labels = on_gpu(process.card).and(&[
+            let labels = on_gpu(process.gpu).and(&[
                 ("namespace", namespace),
                 ("pod", pod),
                 ("container", container),
@@ -45,25 +46,22 @@ pub(super) fn write(picture: &Snapshot, most: usize, page: &mut Page) {
             (labels, process)
         })
         .collect();
-    let nobody = [("namespace", ""), ("pod", ""), ("container", ""), ("pid", "other"), ("command", "")];
+    let no_owner = [("namespace", ""), ("pod", ""), ("container", ""), ("pid", "other"), ("command", "")];
     let mut memory =
         page.family("tessera_process_memory_used_bytes", Gauge, "Memory of the GPU that a process uses.");
     labels.iter().for_each(|(labels, process)| memory.sample(labels, process.bytes));
-    for (card, (_, bytes)) in others.iter().enumerate().filter(|(_, (count, _))| *count > 0) {
-        memory.sample(&on_gpu(card).and(&nobody), *bytes);
+    for (gpu, (_, bytes)) in others.iter().enumerate().filter(|(_, (count, _))| *count > 0) {
+        memory.sample(&on_gpu(gpu).and(&no_owner), *bytes);
     }
     let mut busy = page.family(
         "tessera_process_busy_ratio",
         Gauge,
-        "Part of the last interval in which a process's kernels ran.",
+        "Fraction of the last interval in which a process's kernels ran.",
     );
     labels.iter().for_each(|(labels, process)| busy.sample(labels, process.busy));
-    let mut dropped = page.family(
-        "tessera_exporter_processes_summed_up",
-        Gauge,
-        "Processes that have no series of their own.",
-    );
-    for (card, (count, _)) in others.iter().enumerate() {
-        dropped.sample(&on_gpu(card), *count);
+    let mut summed_up =
+        page.family("tessera_exporter_processes_summed_up", Gauge, "Processes without series of their own.");
+    for (gpu, (count, _)) in others.iter().enumerate() {
+        summed_up.sample(&on_gpu(gpu), *count);
     }
 }

@@ -1,4 +1,4 @@
-//! Puts a picture together from what the agent knows and what was measured.
+//! Builds a snapshot from the agent's view and the measurements.
 
 use std::collections::BTreeMap;
 
@@ -18,11 +18,11 @@ use super::{
 use crate::controller::{ContainerView, View};
 
 impl Snapshot {
-    /// Puts together what the agent knows with what was measured. Looks that went well before `fresh_since` (seconds since 1970) say
-    /// nothing about now.
+    /// Joins the agent's view with the measurements. Samples older than `fresh_since`, in seconds
+    /// since 1970, are ignored. `processes` tells whether all processes of the host are visible.
     #[must_use]
     pub fn new(view: &View, meter: &Meter, fresh_since: f64, processes: bool) -> Self {
-        let mut picture = Self {
+        let mut snapshot = Self {
             driver: view.driver.clone(),
             sources: Sources {
                 gpus: view.node.is_some(),
@@ -32,47 +32,47 @@ impl Snapshot {
             },
             ..Self::default()
         };
-        let Some(state) = &view.node else { return picture };
-        picture.node = state.node().name.to_string();
+        let Some(state) = &view.node else { return snapshot };
+        snapshot.node = state.node().name.to_string();
         let mut containers: BTreeMap<ContainerKey, ContainerSnapshot> =
-            view.containers.iter().map(held).collect();
+            view.containers.iter().map(granted_container).collect();
         let mut found = Vec::new();
-        for (place, gpu) in state.node().gpus().iter().enumerate() {
-            let nothing = GpuMeter::default();
-            let account = meter.card(&gpu.uuid).unwrap_or(&nothing);
-            let fresh = account.last_success.is_some_and(|at| at >= fresh_since);
-            let look = fresh.then(|| GpuReading::of(account, meter)).flatten();
-            let room = state.room(gpu.index);
-            let card = GpuSnapshot {
+        for (place, info) in state.node().gpus().iter().enumerate() {
+            let unmeasured = GpuMeter::default();
+            let gpu_meter = meter.gpu(&info.uuid).unwrap_or(&unmeasured);
+            let is_fresh = gpu_meter.last_success.is_some_and(|at| at >= fresh_since);
+            let reading = is_fresh.then(|| GpuReading::of(gpu_meter, meter)).flatten();
+            let room = state.room(info.index);
+            let gpu = GpuSnapshot {
                 pci: view.pci.get(place).cloned().unwrap_or_default(),
-                free_cores: room.compute_percent,
+                free_compute: room.compute_percent,
                 free_memory: room.memory,
-                overbooked: view.overbooked.contains(&gpu.index.0),
-                ..GpuSnapshot::of(gpu, account, look)
+                overbooked: view.overbooked.contains(&info.index.0),
+                ..GpuSnapshot::of(info, gpu_meter, reading)
             };
-            let processes = processes_on(place, &card, account, meter);
-            join(&mut containers, place, &card, account, view, &processes);
+            let processes = processes_on(place, &gpu, gpu_meter, meter);
+            add_usage(&mut containers, place, &gpu, gpu_meter, view, &processes);
             found.extend(processes);
-            picture.cards.push(card);
+            snapshot.gpus.push(gpu);
         }
-        picture.containers =
+        snapshot.containers =
             containers.into_values().filter(|container| !container.shares.is_empty()).collect();
-        picture
+        snapshot
             .containers
             .sort_by(|a, b| (&a.namespace, &a.pod, &a.key).cmp(&(&b.namespace, &b.pod, &b.key)));
-        for container in &mut picture.containers {
-            container.judge(view, meter, &picture.cards);
+        for container in &mut snapshot.containers {
+            container.add_reports(view, meter, &snapshot.gpus);
         }
-        picture.processes = owned(found, &picture.containers);
-        picture
+        snapshot.processes = with_owners(found, &snapshot.containers);
+        snapshot
     }
 }
 
-/// What the agent's books say of a container.
-fn held(held: &ContainerView) -> (ContainerKey, ContainerSnapshot) {
+/// Returns a container with its grants.
+fn granted_container(held: &ContainerView) -> (ContainerKey, ContainerSnapshot) {
     let key = ContainerKey { uid: held.uid.clone(), container: held.container.clone() };
-    let share = |(card, hold): &(u8, Hold)| ShareSnapshot {
-        card: usize::from(*card),
+    let share = |(gpu, hold): &(u8, Hold)| ShareSnapshot {
+        gpu: usize::from(*gpu),
         hold: Some(*hold),
         ..ShareSnapshot::default()
     };
@@ -88,98 +88,103 @@ fn held(held: &ContainerView) -> (ContainerKey, ContainerSnapshot) {
     (key, container)
 }
 
-/// The processes, each with its container.
-fn owned(found: Vec<(Consumer, ProcessSnapshot)>, containers: &[ContainerSnapshot]) -> Vec<ProcessSnapshot> {
+/// Returns the processes with their owners.
+fn with_owners(
+    found: Vec<(Consumer, ProcessSnapshot)>,
+    containers: &[ContainerSnapshot],
+) -> Vec<ProcessSnapshot> {
     let places: BTreeMap<&ContainerKey, usize> =
         containers.iter().enumerate().map(|(place, container)| (&container.key, place)).collect();
-    let owner = |holder: Consumer, owner: ProcessOwner| match holder {
+    let owner = |consumer: Consumer, owner: ProcessOwner| match consumer {
         Consumer::Container(key) => {
             places.get(&key).copied().map_or(ProcessOwner::Unknown, ProcessOwner::Container)
         }
         Consumer::Host | Consumer::Unknown => owner,
     };
-    let process = |(holder, process): (Consumer, ProcessSnapshot)| ProcessSnapshot {
-        owner: owner(holder, process.owner),
+    let process = |(consumer, process): (Consumer, ProcessSnapshot)| ProcessSnapshot {
+        owner: owner(consumer, process.owner),
         ..process
     };
     found.into_iter().map(process).collect()
 }
 
 impl GpuSnapshot {
-    /// A GPU, as far as it was measured.
-    fn of(gpu: &Gpu, account: &GpuMeter, look: Option<GpuReading>) -> Self {
-        let of = |holder| account.holders.get(&holder).copied().unwrap_or_default();
+    /// Returns the state of a GPU as far as it was measured.
+    fn of(info: &Gpu, gpu_meter: &GpuMeter, reading: Option<GpuReading>) -> Self {
+        let of = |consumer| gpu_meter.consumers.get(&consumer).copied().unwrap_or_default();
         Self {
-            gpu: gpu.clone(),
+            info: info.clone(),
             pci: String::new(),
-            free_cores: Percent::ZERO,
+            free_compute: Percent::ZERO,
             free_memory: MiB::ZERO,
             overbooked: false,
-            look,
-            total: account.total,
+            reading,
+            total: gpu_meter.total,
             host: of(Consumer::Host),
             unknown: of(Consumer::Unknown),
-            idle_energy: account.idle_energy,
-            measured: account.measured,
-            has_energy: account.has_energy(),
-            instances: account.instances.clone(),
-            passes: account.passes,
-            failures: account.failures,
-            last_success: account.last_success,
-            xids: account.xids.clone(),
+            idle_energy: gpu_meter.idle_energy,
+            measured: gpu_meter.measured,
+            has_energy: gpu_meter.has_energy(),
+            instances: gpu_meter.instances.clone(),
+            samples: gpu_meter.samples,
+            failures: gpu_meter.failures,
+            last_success: gpu_meter.last_success,
+            xids: gpu_meter.xids.clone(),
         }
     }
 }
 
 impl ContainerSnapshot {
-    /// Adds what its library reports, and whether it is where it was not given anything.
-    fn judge(&mut self, view: &View, meter: &Meter, cards: &[GpuSnapshot]) {
+    /// Adds the reports of the library and the arbiter, and marks processes outside the grant.
+    fn add_reports(&mut self, view: &View, meter: &Meter, gpus: &[GpuSnapshot]) {
         let ContainerKey { uid, container: own } = &self.key;
         let escapes = view.escapes.iter().filter(|(pod, container, ..)| pod == uid && container == own);
         self.escapes = escapes.map(|(.., escape, count)| (*escape, *count)).collect();
         let name = (self.namespace.clone(), self.pod.clone(), own.clone());
-        // Without the kubelet's books nobody knows what was given.
-        let is_ours = view.listed && !view.served_by_others.contains(&name);
+        // Without the kubelet's list the grants are unknown, so no process can be called escaped.
+        let is_known = view.listed && !view.served_by_others.contains(&name);
         for share in &mut self.shares {
-            share.escaped = is_ours && share.hold.is_none() && !share.pids.is_empty();
-            let Some(card) = cards.get(share.card) else { continue };
-            (share.throttle, share.throttled) = meter.throttle(&self.key, &card.gpu.uuid);
+            share.escaped = is_known && share.hold.is_none() && !share.pids.is_empty();
+            let Some(gpu) = gpus.get(share.gpu) else { continue };
+            (share.report, share.throttled) = meter.share(&self.key, &gpu.info.uuid);
         }
     }
 }
 
-/// The processes on a GPU, with their holders.
+/// Returns the processes on a GPU with their consumers.
 fn processes_on(
     place: usize,
-    card: &GpuSnapshot,
-    account: &GpuMeter,
+    gpu: &GpuSnapshot,
+    gpu_meter: &GpuMeter,
     meter: &Meter,
 ) -> Vec<(Consumer, ProcessSnapshot)> {
-    let (Some(_), Some(latest)) = (&card.look, &account.latest) else { return Vec::new() };
+    let (Some(_), Some(latest)) = (&gpu.reading, &gpu_meter.latest) else { return Vec::new() };
     let process = |process: &ProcessMemory| {
-        let who = latest.who.get(&process.pid);
-        let holder = meter.holder(who);
-        let owner = match (&holder, who.map(|who| &who.owner)) {
+        let info = latest.processes.get(&process.pid);
+        let consumer = meter.consumer(info);
+        let owner = match (&consumer, info.map(|info| &info.owner)) {
             (Consumer::Host, Some(CgroupOwner::Container(_))) => ProcessOwner::OutsideContainer,
             (Consumer::Host, _) => ProcessOwner::Host,
             _ => ProcessOwner::Unknown,
         };
-        let busy =
-            account.now.as_ref().map(|split| split.processes.get(&process.pid).copied().unwrap_or(0.0));
-        let picture = ProcessSnapshot {
-            card: place,
+        let busy = gpu_meter
+            .latest_split
+            .as_ref()
+            .map(|split| split.processes.get(&process.pid).copied().unwrap_or(0.0));
+        let snapshot = ProcessSnapshot {
+            gpu: place,
             pid: process.pid,
-            command: who.map(|who| who.command.clone()).unwrap_or_default(),
+            command: info.map(|info| info.command.clone()).unwrap_or_default(),
             owner,
             bytes: process.bytes,
             busy,
             instance: process.instance,
         };
-        (holder, picture)
+        (consumer, snapshot)
     };
     let mut all: Vec<(Consumer, ProcessSnapshot)> =
         latest.sample.processes.iter().flatten().map(process).collect();
-    // On several parts of a GPU it is still one process.
+    // A process on several MIG instances of a GPU is still one process.
     all.dedup_by(|(_, later), (_, earlier)| {
         let same = later.pid == earlier.pid;
         if same {
@@ -190,18 +195,19 @@ fn processes_on(
     all
 }
 
-/// Adds to the containers what they use of a GPU. Those that nobody granted anything come in by their processes.
-fn join(
+/// Adds the usage of a GPU to its containers. Containers without a grant are added by their
+/// processes.
+fn add_usage(
     containers: &mut BTreeMap<ContainerKey, ContainerSnapshot>,
     place: usize,
-    card: &GpuSnapshot,
-    account: &GpuMeter,
+    gpu: &GpuSnapshot,
+    gpu_meter: &GpuMeter,
     view: &View,
     processes: &[(Consumer, ProcessSnapshot)],
 ) {
     let mut pids: BTreeMap<&ContainerKey, Vec<u32>> = BTreeMap::new();
-    for (holder, process) in processes {
-        if let Consumer::Container(key) = holder {
+    for (consumer, process) in processes {
+        if let Consumer::Container(key) = consumer {
             pids.entry(key).or_default().push(process.pid);
         }
     }
@@ -216,39 +222,41 @@ fn join(
             shares: Vec::new(),
             escapes: Vec::new(),
         });
-        if !container.shares.iter().any(|share| share.card == place) {
-            container.shares.push(ShareSnapshot { card: place, ..ShareSnapshot::default() });
-            container.shares.sort_by_key(|share| share.card);
+        if !container.shares.iter().any(|share| share.gpu == place) {
+            container.shares.push(ShareSnapshot { gpu: place, ..ShareSnapshot::default() });
+            container.shares.sort_by_key(|share| share.gpu);
         }
     }
-    let used = card.look.as_ref().and_then(|look| look.used.as_ref());
-    let busy = card.look.as_ref().and_then(|look| look.busy.as_ref());
+    let used = gpu.reading.as_ref().and_then(|reading| reading.used.as_ref());
+    let busy = gpu.reading.as_ref().and_then(|reading| reading.busy.as_ref());
     for (key, container) in containers {
-        for share in container.shares.iter_mut().filter(|share| share.card == place) {
-            // A container without a process uses nothing, and that is known.
+        for share in container.shares.iter_mut().filter(|share| share.gpu == place) {
+            // A container without a process is known to use nothing.
             share.used = used.map(|split| split.containers.get(key).copied().unwrap_or(0));
             share.busy = busy.map(|split| split.containers.get(key).copied().unwrap_or(0.0));
-            share.total = account.holders.get(&Consumer::Container(key.clone())).copied().unwrap_or_default();
+            share.total =
+                gpu_meter.consumers.get(&Consumer::Container(key.clone())).copied().unwrap_or_default();
             share.pids = pids.get(key).cloned().unwrap_or_default();
         }
     }
 }
 
 impl GpuReading {
-    fn of(account: &GpuMeter, meter: &Meter) -> Option<Self> {
-        let latest = account.latest.as_ref()?;
+    fn of(gpu_meter: &GpuMeter, meter: &Meter) -> Option<Self> {
+        let latest = gpu_meter.latest.as_ref()?;
         let sample = &latest.sample;
-        let holders: Option<Vec<(Consumer, Option<u64>)>> = sample.processes.as_ref().map(|all| {
-            all.iter().map(|process| (meter.holder(latest.who.get(&process.pid)), process.bytes)).collect()
+        let consumers: Option<Vec<(Consumer, Option<u64>)>> = sample.processes.as_ref().map(|all| {
+            let consumer = |pid| meter.consumer(latest.processes.get(pid));
+            all.iter().map(|process| (consumer(&process.pid), process.bytes)).collect()
         });
-        let used = sample.memory.zip(holders).map(|(memory, holders)| {
-            split_memory(memory.used, holders.iter().map(|(holder, bytes)| (holder, *bytes)))
+        let used = sample.memory.zip(consumers).map(|(memory, consumers)| {
+            split_memory(memory.used, consumers.iter().map(|(consumer, bytes)| (consumer, *bytes)))
         });
         Some(Self {
-            took: latest.took,
+            duration_seconds: latest.duration_seconds,
             memory: sample.memory,
             used,
-            busy: account.now.as_ref().map(|split| split.all.clone()),
+            busy: gpu_meter.latest_split.as_ref().map(|split| split.all.clone()),
             energy: sample.energy,
             sensors: sample.sensors.clone(),
             instances: sample.instances.clone(),

@@ -1,4 +1,4 @@
-//! Pages for Prometheus: in the form and encoding the reader asks for.
+//! Pages for Prometheus, in the format and encoding that the reader accepts.
 
 use std::io::Write as _;
 
@@ -23,39 +23,39 @@ pub(super) fn routes() -> Router<Pages> {
 }
 
 async fn all(State(pages): State<Pages>, headers: HeaderMap) -> Result<Response, StatusCode> {
-    let picture = pages.picture().await?;
-    Ok(answer(&headers, |format| families::metrics(&picture, pages.sampler.wanted(), format)))
+    let snapshot = pages.snapshot().await?;
+    Ok(answer(&headers, |format| families::metrics(&snapshot, pages.sampler.metrics_options(), format)))
 }
 
 async fn nodes(State(pages): State<Pages>, headers: HeaderMap) -> Result<Response, StatusCode> {
-    let picture = pages.picture().await?;
-    Ok(answer(&headers, |format| families::metrics_of_nodes(&picture, format)))
+    let snapshot = pages.snapshot().await?;
+    Ok(answer(&headers, |format| families::metrics_of_nodes(&snapshot, format)))
 }
 
 async fn gpu_manager(State(pages): State<Pages>, headers: HeaderMap) -> Result<Response, StatusCode> {
-    let picture = pages.picture().await?;
-    Ok(answer(&headers, |format| families::metric(&picture, format)))
+    let snapshot = pages.snapshot().await?;
+    Ok(answer(&headers, |format| families::metric(&snapshot, format)))
 }
 
 fn answer(headers: &HeaderMap, page: impl Fn(Format) -> String) -> Response {
-    // A header may come several times, and what it names is the same in capitals.
-    let said = |name| {
+    // A header may occur several times, and its values are case-insensitive.
+    let header_text = |name| {
         let all: Vec<&str> = headers.get_all(name).iter().filter_map(|value| value.to_str().ok()).collect();
         all.join(",").to_ascii_lowercase()
     };
-    let format = Format::accepted(&said(header::ACCEPT));
+    let format = Format::accepted(&header_text(header::ACCEPT));
     let text = page(format);
-    let kind = (header::CONTENT_TYPE, format.content_type());
-    if takes_gzip(&said(header::ACCEPT_ENCODING))
+    let content_type = (header::CONTENT_TYPE, format.content_type());
+    if accepts_gzip(&header_text(header::ACCEPT_ENCODING))
         && let Ok(packed) = gzip(&text)
     {
-        return ([kind, (header::CONTENT_ENCODING, "gzip")], packed).into_response();
+        return ([content_type, (header::CONTENT_ENCODING, "gzip")], packed).into_response();
     }
-    ([kind], text).into_response()
+    ([content_type], text).into_response()
 }
 
-/// `gzip`, unless with a weight of nothing.
-fn takes_gzip(header: &str) -> bool {
+/// Returns whether the header names `gzip` with a weight above zero.
+fn accepts_gzip(header: &str) -> bool {
     header.split(',').any(|choice| {
         let mut words = choice.split(';').map(str::trim);
         let refused = |word: &str| word.strip_prefix("q=").is_some_and(|q| q.parse() == Ok(0.0f32));
@@ -74,26 +74,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn headers_count_however_they_are_written() {
+    fn reads_headers_regardless_of_case_and_repetition() {
         let mut headers = HeaderMap::new();
         headers.append(header::ACCEPT, "text/html".parse().unwrap());
         headers.append(header::ACCEPT, "Application/OpenMetrics-Text; version=1.0.0".parse().unwrap());
         headers.insert(header::ACCEPT_ENCODING, "br, GZip".parse().unwrap());
-        let told = answer(&headers, |format| format!("{format:?}"));
-        assert_eq!(told.headers()[header::CONTENT_TYPE], Format::OpenMetrics.content_type());
-        assert_eq!(told.headers()[header::CONTENT_ENCODING], "gzip");
+        let response = answer(&headers, |format| format!("{format:?}"));
+        assert_eq!(response.headers()[header::CONTENT_TYPE], Format::OpenMetrics.content_type());
+        assert_eq!(response.headers()[header::CONTENT_ENCODING], "gzip");
     }
 
     #[test]
-    fn gzip_is_sent_to_those_who_take_it() {
-        for (header, takes) in [
+    fn compresses_only_for_readers_that_accept_gzip() {
+        for (header, accepts) in [
             ("", false),
             ("gzip", true),
             ("deflate, gzip;q=0.5", true),
             ("gzip;q=0", false),
             ("identity", false),
         ] {
-            assert_eq!(takes_gzip(header), takes, "{header}");
+            assert_eq!(accepts_gzip(header), accepts, "{header}");
         }
     }
 }

@@ -1,4 +1,5 @@
-//! What the chip counts itself, from Hopper on: two readings of its counters, and what happened between them.
+//! The chip's profiling counters, available from Hopper on. Values are differences between two
+//! readings.
 
 use std::collections::HashMap;
 
@@ -6,7 +7,7 @@ use nvml_wrapper::{Device, GpmSample, Nvml as Library, enums::gpm::GpmMetricId, 
 
 use crate::gpus::ProfilingCounters;
 
-/// In this order in the answer.
+/// Requested metrics. The answer has the same order.
 const METRICS: [GpmMetricId; 10] = [
     GpmMetricId::GraphicsUtil,
     GpmMetricId::SmUtil,
@@ -20,16 +21,16 @@ const METRICS: [GpmMetricId; 10] = [
     GpmMetricId::PcieRxPerSec,
 ];
 
-/// The last readings of a GPU's counters, and of those of its parts.
+/// Last readings of the counters of a GPU and of its GPU instances.
 #[derive(Debug, Default)]
 pub(super) struct Readings {
-    card: Option<GpmSample<'static>>,
-    parts: HashMap<u32, GpmSample<'static>>,
+    gpu: Option<GpmSample<'static>>,
+    instances: HashMap<u32, GpmSample<'static>>,
 }
 
 impl Readings {
-    /// What the GPU counted since the last look.
-    pub(super) fn of_card(
+    /// Returns the counters of the GPU since the last reading.
+    pub(super) fn of_gpu(
         &mut self,
         library: &'static Library,
         device: &Device<'static>,
@@ -38,21 +39,21 @@ impl Readings {
             return None;
         }
         let now = device.gpm_sample().ok()?;
-        let profile = self.card.take().and_then(|before| between(library, &before, &now));
-        self.card = Some(now);
+        let profile = self.gpu.take().and_then(|before| between(library, &before, &now));
+        self.gpu = Some(now);
         profile
     }
 
-    /// What a part of a GPU that is cut up counted since the last look.
-    pub(super) fn of_part(
+    /// Returns the counters of a GPU instance since the last reading.
+    pub(super) fn of_instance(
         &mut self,
         library: &'static Library,
         device: &Device<'static>,
         gpu_instance: u32,
     ) -> Option<ProfilingCounters> {
         let now = device.gpm_mig_sample(gpu_instance).ok()?;
-        let profile = self.parts.remove(&gpu_instance).and_then(|before| between(library, &before, &now));
-        self.parts.insert(gpu_instance, now);
+        let profile = self.instances.remove(&gpu_instance).and_then(|before| between(library, &before, &now));
+        self.instances.insert(gpu_instance, now);
         profile
     }
 }

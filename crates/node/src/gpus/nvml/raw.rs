@@ -1,34 +1,38 @@
-//! What the wrapper does not offer: process lists whose entries may be longer than documented, samples with one call instead of two
-//! (each takes milliseconds), and the numbers of a cut-up GPU's parts.
+//! NVML calls that the wrapper does not offer: process lists whose entries may be longer than
+//! documented, samples with one call instead of two (each takes milliseconds), and the IDs of MIG
+//! instances.
 
 #![allow(unsafe_code, reason = "calls a C library found at run time")]
 
 use nvml_wrapper::Device;
 use nvml_wrapper_sys::bindings::{NvmlLib, nvmlDevice_t, nvmlProcessInfo_t, nvmlReturn_t};
 
-/// Stands in the buffer where the driver has not written.
+/// Fill pattern of the buffer, to detect where the driver has not written.
 const FILL: u64 = 0xa5a5_a5a5_a5a5_a5a5;
 
-/// Words of eight bytes in an entry: number and padding, memory, two instances; some drivers add one more.
-const SHORT: usize = 3;
-const LONG: usize = 4;
+/// Size of a process entry in words of eight bytes: PID with padding, memory, two instance IDs.
+/// Some drivers add a fourth word.
+const SHORT_ENTRY_WORDS: usize = 3;
+const LONG_ENTRY_WORDS: usize = 4;
 
-/// Words in a sample of a GPU: moment, value; and in one of a process: number, moment, four percentages of 32 bits.
-const SAMPLE: usize = 2;
-const PROCESS_SAMPLE: usize = 4;
+/// Size of a GPU sample in words: time and value.
+const SAMPLE_WORDS: usize = 2;
+/// Size of a process sample in words: PID, time, and four percentages of 32 bits.
+const PROCESS_SAMPLE_WORDS: usize = 4;
 
-/// The driver says that the buffer is too small,
+/// Return code for a buffer that is too small.
 const INSUFFICIENT_SIZE: nvmlReturn_t = 7;
-/// or that there is nothing new.
+/// Return code for no new samples.
 const NOT_FOUND: nvmlReturn_t = 6;
 
-/// The samples that tell how long kernels ran.
+/// Type of the samples of GPU utilization.
 const GPU_UTILIZATION: u32 = 1;
 
-/// No machine runs more processes on one GPU.
-const MOST: usize = 1 << 16;
+/// Largest supported number of entries. No host runs more processes on one GPU.
+const MAX_ENTRIES: usize = 1 << 16;
 
-/// The driver's library once more: the wrapper keeps its own to itself. Loading it again costs nothing.
+/// A second handle of NVML, because the wrapper keeps its own private. Loading a loaded library is
+/// free.
 pub(super) struct Raw {
     library: NvmlLib,
 }
@@ -39,7 +43,7 @@ impl std::fmt::Debug for Raw {
     }
 }
 
-/// An entry of a process list.
+/// One entry of a process list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Entry {
     pub(super) pid: u32,
@@ -52,21 +56,23 @@ type Number = unsafe extern "C" fn(nvmlDevice_t, *mut u32) -> nvmlReturn_t;
 
 impl Raw {
     pub(super) fn load() -> Option<Self> {
-        // SAFETY: the library is NVIDIA's and already loaded and initialised by the wrapper; loading it runs nothing more.
+        // SAFETY: the wrapper has already loaded and initialized this library, so loading it again
+        // runs no initializers.
         let library = unsafe { NvmlLib::new("libnvidia-ml.so.1") }.ok()?;
         Some(Self { library })
     }
 
-    /// All processes on a GPU that compute, draw, or compute through MPS. `None` where the driver cannot tell.
+    /// Returns all compute, graphics and MPS processes on a GPU, or `None` if the driver cannot
+    /// list them.
     pub(super) fn processes(&self, device: &Device<'_>) -> Option<Vec<Entry>> {
         let library = &self.library;
         let compute = library.nvmlDeviceGetComputeRunningProcesses_v3.as_ref().map(|list| *list as List);
-        // Drivers before R510 have the second version only, with the same entries.
+        // Drivers before R510 only have the second version, which has the same entries.
         let compute = compute
             .or_else(|_| library.nvmlDeviceGetComputeRunningProcesses_v2.as_ref().map(|list| *list as List));
         let graphics = library.nvmlDeviceGetGraphicsRunningProcesses_v3.as_ref().map(|list| *list as List);
         let mps = library.nvmlDeviceGetMPSComputeRunningProcesses_v3.as_ref().map(|list| *list as List);
-        // The first matters; a GPU for computing may refuse the others.
+        // Only the compute list is required. A GPU without graphics or MPS may reject the others.
         let [compute, graphics, mps] =
             [compute, graphics, mps].map(|list| list.ok().and_then(|list| self::list(list, device)));
         let mut all = compute?;
@@ -75,83 +81,87 @@ impl Raw {
         Some(all)
     }
 
-    /// The part of the time in which kernels ran, in samples since a moment: when each was taken, and percent. `None` where the driver
-    /// keeps none.
+    /// Returns the samples of GPU utilization since a time: their time and percentage. Returns
+    /// `None` if the driver keeps no samples.
     pub(super) fn utilization(&self, device: &Device<'_>, since: u64) -> Option<Vec<(u64, f64)>> {
-        let ask = self.library.nvmlDeviceGetSamples.as_ref().ok()?;
-        // SAFETY: the handle is not used beyond the device's life.
+        let call = self.library.nvmlDeviceGetSamples.as_ref().ok()?;
+        // SAFETY: the handle is used only while `device` is borrowed.
         let device = unsafe { device.handle() };
         let mut kind = 0;
-        let (words, count) = answer(SAMPLE, |count, buffer| {
-            // SAFETY: a live device; the buffer holds `count` samples of two words, as the driver defines them.
-            unsafe { ask(device, GPU_UTILIZATION, since, &raw mut kind, count, buffer.cast()) }
+        let (words, count) = read_list(SAMPLE_WORDS, |count, buffer| {
+            // SAFETY: the device is alive, and the buffer has room for `count` samples of two
+            // words, the size that the driver defines.
+            unsafe { call(device, GPU_UTILIZATION, since, &raw mut kind, count, buffer.cast()) }
         })?;
         let sample = |words: &[u64]| Some((*words.first()?, number(kind, *words.get(1)?)?));
-        Some(words.chunks(SAMPLE).take(count).filter_map(sample).collect())
+        Some(words.chunks(SAMPLE_WORDS).take(count).filter_map(sample).collect())
     }
 
-    /// For how much of the time since a moment each process's kernels ran: its number, when its last sample was taken, percent. `None`
-    /// where the driver does not tell.
+    /// Returns the utilization of each process since a time: PID, time of its last sample, and
+    /// percentage. Returns `None` if the driver does not report it.
     pub(super) fn process_utilization(
         &self,
         device: &Device<'_>,
         since: u64,
     ) -> Option<Vec<(u32, u64, u32)>> {
-        let ask = self.library.nvmlDeviceGetProcessUtilization.as_ref().ok()?;
-        // SAFETY: the handle is not used beyond the device's life.
+        let call = self.library.nvmlDeviceGetProcessUtilization.as_ref().ok()?;
+        // SAFETY: the handle is used only while `device` is borrowed.
         let device = unsafe { device.handle() };
-        let (words, count) = answer(PROCESS_SAMPLE, |count, buffer| {
-            // SAFETY: a live device; the buffer holds `count` samples of four words, as the driver defines them.
-            unsafe { ask(device, buffer.cast(), count, since) }
+        let (words, count) = read_list(PROCESS_SAMPLE_WORDS, |count, buffer| {
+            // SAFETY: the device is alive, and the buffer has room for `count` samples of four
+            // words, the size that the driver defines.
+            unsafe { call(device, buffer.cast(), count, since) }
         })?;
         let sample = |words: &[u64]| match *words {
             [pid, moment, used, _] => Some((low(pid), moment, low(used))),
             _ => None,
         };
-        Some(words.chunks(PROCESS_SAMPLE).take(count).filter_map(sample).collect())
+        Some(words.chunks(PROCESS_SAMPLE_WORDS).take(count).filter_map(sample).collect())
     }
 
-    /// The numbers of a part of a GPU.
+    /// Returns the GPU instance ID and the compute instance ID of a MIG device.
     pub(super) fn instances(&self, part: &Device<'_>) -> (Option<u32>, Option<u32>) {
         let gpu = self.library.nvmlDeviceGetGpuInstanceId.as_ref().ok();
         let compute = self.library.nvmlDeviceGetComputeInstanceId.as_ref().ok();
-        (gpu.and_then(|ask| place(*ask, part)), compute.and_then(|ask| place(*ask, part)))
+        (gpu.and_then(|call| instance_id(*call, part)), compute.and_then(|call| instance_id(*call, part)))
     }
 }
 
-fn place(ask: Number, part: &Device<'_>) -> Option<u32> {
+fn instance_id(call: Number, part: &Device<'_>) -> Option<u32> {
     let mut number = 0;
-    // SAFETY: the handle is not used beyond the device's life.
+    // SAFETY: the handle is used only while `part` is borrowed.
     let part = unsafe { part.handle() };
-    // SAFETY: a live device; the number is ours.
-    let code = unsafe { ask(part, &raw mut number) };
+    // SAFETY: the device is alive, and `number` is a local variable that outlives the call.
+    let code = unsafe { call(part, &raw mut number) };
     (code == 0).then_some(number)
 }
 
-fn list(ask: List, device: &Device<'_>) -> Option<Vec<Entry>> {
-    // SAFETY: the handle is not used beyond the device's life.
+fn list(call: List, device: &Device<'_>) -> Option<Vec<Entry>> {
+    // SAFETY: the handle is used only while `device` is borrowed.
     let device = unsafe { device.handle() };
-    let (words, count) = answer(LONG, |count, buffer| {
-        // SAFETY: a live device; the buffer holds `count` entries of the longest form known.
-        unsafe { ask(device, count, buffer.cast()) }
+    let (words, count) = read_list(LONG_ENTRY_WORDS, |count, buffer| {
+        // SAFETY: the device is alive, and the buffer has room for `count` entries of the longest
+        // known form.
+        unsafe { call(device, count, buffer.cast()) }
     })?;
     Some(entries(&words, count))
 }
 
-/// Asks with a buffer for entries of `length` words, and with a larger one for as long as it is too small. Returns it, and how many
-/// entries are in it. The call gets the place of their number, which says how many there may be, and the buffer.
-fn answer(
+/// Calls the driver with a buffer for entries of `length` words, and with a larger buffer while it
+/// is too small. Returns the buffer and the number of entries. The call receives a pointer to the
+/// capacity, which it replaces by the number of entries, and a pointer to the buffer.
+fn read_list(
     length: usize,
-    mut ask: impl FnMut(*mut u32, *mut u64) -> nvmlReturn_t,
+    mut call: impl FnMut(*mut u32, *mut u64) -> nvmlReturn_t,
 ) -> Option<(Vec<u64>, usize)> {
     let mut room = 128;
-    while room <= MOST {
+    while room <= MAX_ENTRIES {
         let mut words = vec![FILL; room * length];
         let mut count = u32::try_from(room).ok()?;
-        match ask(&raw mut count, words.as_mut_ptr()) {
+        match call(&raw mut count, words.as_mut_ptr()) {
             0 => return Some((words, (count as usize).min(room))),
             NOT_FOUND => return Some((Vec::new(), 0)),
-            // More may come until we ask again.
+            // More processes may start before the next call.
             INSUFFICIENT_SIZE => room = (count as usize).max(room) * 2,
             _ => return None,
         }
@@ -163,7 +173,7 @@ fn low(word: u64) -> u32 {
     u32::try_from(word & u64::from(u32::MAX)).unwrap_or(u32::MAX)
 }
 
-/// A value of a sample, by the type the driver says it has.
+/// Returns the value of a sample according to the type that the driver reports.
 fn number(kind: u32, word: u64) -> Option<f64> {
     match kind {
         0 => Some(f64::from_bits(word)),
@@ -173,15 +183,16 @@ fn number(kind: u32, word: u64) -> Option<f64> {
     }
 }
 
-/// Reads `count` entries from a buffer that was filled with [`FILL`] before. How long they are shows in how far the driver wrote.
+/// Reads `count` entries from a buffer that was initialized with [`FILL`]. The entry size follows
+/// from how far the driver wrote.
 fn entries(words: &[u64], count: usize) -> Vec<Entry> {
-    let beyond = words.get(SHORT * count..LONG * count).unwrap_or_default();
-    let length = if beyond.iter().all(|word| *word == FILL) { SHORT } else { LONG };
+    let beyond = words.get(SHORT_ENTRY_WORDS * count..LONG_ENTRY_WORDS * count).unwrap_or_default();
+    let length = if beyond.iter().all(|word| *word == FILL) { SHORT_ENTRY_WORDS } else { LONG_ENTRY_WORDS };
     let entry = |words: &[u64]| {
         let [first, bytes, instances, ..] = *words else { return None };
         Some(Entry {
             pid: low(first),
-            // All ones: the driver may not or cannot tell.
+            // All bits are set if the driver does not report the size.
             bytes: Some(bytes).filter(|bytes| *bytes != u64::MAX),
             instance: Some(low(instances)).filter(|number| *number != u32::MAX),
         })
@@ -193,18 +204,20 @@ fn entries(words: &[u64], count: usize) -> Vec<Entry> {
 mod tests {
     use super::*;
 
-    /// As a driver writes them that leaves the padding as it was, or clears it.
+    /// Returns a buffer as a driver fills it. Some drivers clear the padding, others leave it
+    /// unchanged.
     fn buffer(all: &[&[u64]]) -> Vec<u64> {
         let mut words: Vec<u64> = all.iter().flat_map(|entry| entry.iter().copied()).collect();
-        words.resize(128 * LONG, FILL);
+        words.resize(128 * LONG_ENTRY_WORDS, FILL);
         words
     }
 
     #[test]
-    fn a_buffer_grows_until_all_fit_and_nothing_new_is_no_error() {
+    fn grows_the_buffer_until_all_entries_fit() {
         let mut rooms = Vec::new();
-        let found = answer(1, |count, buffer| {
-            // SAFETY: `answer` lends its number for this call.
+        let found = read_list(1, |count, buffer| {
+            // SAFETY: `read_list` passes a pointer to a live local variable, which only this call
+            // uses.
             let count = unsafe { &mut *count };
             rooms.push(*count);
             if *count < 300 {
@@ -212,26 +225,26 @@ mod tests {
                 return INSUFFICIENT_SIZE;
             }
             *count = 1;
-            // SAFETY: there is room for more than one word.
+            // SAFETY: the buffer has room for at least 300 words.
             unsafe { buffer.write(7) };
             0
         });
         assert_eq!(found.map(|(words, count)| (words[0], words[1], count)), Some((7, FILL, 1)));
         assert_eq!(rooms, [128, 600]);
-        assert_eq!(answer(2, |_, _| NOT_FOUND), Some((Vec::new(), 0)));
-        assert_eq!(answer(2, |_, _| 3), None);
-        assert_eq!(answer(2, |_, _| INSUFFICIENT_SIZE), None, "never enough");
+        assert_eq!(read_list(2, |_, _| NOT_FOUND), Some((Vec::new(), 0)));
+        assert_eq!(read_list(2, |_, _| 3), None);
+        assert_eq!(read_list(2, |_, _| INSUFFICIENT_SIZE), None, "the buffer has a maximum size");
     }
 
     #[test]
-    fn values_of_samples_by_their_type() {
+    fn reads_sample_values_by_type() {
         assert_eq!(number(0, 12.5f64.to_bits()), Some(12.5));
-        assert_eq!(number(1, (FILL << 32) | 99), Some(99.0), "the upper half is not written");
+        assert_eq!(number(1, (FILL << 32) | 99), Some(99.0), "the driver does not write the upper half");
         assert_eq!((number(3, 7), number(3, u64::MAX), number(9, 1)), (Some(7.0), None, None));
     }
 
     #[test]
-    fn entries_of_either_length_are_read() {
+    fn reads_entries_of_either_size() {
         let none = u64::MAX;
         let expected = [
             Entry { pid: 401, bytes: Some(1 << 30), instance: None },

@@ -1,4 +1,4 @@
-//! One look at a GPU through NVML. Any call may fail by itself: what it would have told is then absent.
+//! Samples a GPU through NVML. Each call may fail on its own, and its values are then absent.
 
 use std::{collections::HashMap, sync::Mutex, sync::PoisonError};
 
@@ -21,7 +21,7 @@ use crate::gpus::{
     SampleInterval, Sensors,
 };
 
-/// Fields without a function of their own.
+/// IDs of NVML fields that have no function of their own.
 const MEMORY_TEMPERATURE: u32 = 82;
 const PCIE_REPLAYS: u32 = 94;
 const AVERAGE_POWER: u32 = 185;
@@ -30,24 +30,26 @@ const NVLINK_RECEIVED: u32 = 139;
 const REMAPPED: [u32; 4] = [142, 143, 144, 145];
 const FIELDS: [u32; 8] = [MEMORY_TEMPERATURE, PCIE_REPLAYS, NVLINK_SENT, NVLINK_RECEIVED, 142, 143, 144, 145];
 
-/// How often the energy counter is read, in microseconds: a reading takes the processor four milliseconds.
-const ENERGY_EVERY: u64 = 10_000_000;
+/// Time between two readings of the energy counter in microseconds. A reading costs four
+/// milliseconds of CPU time.
+const ENERGY_INTERVAL_US: u64 = 10_000_000;
 
-/// How often the driver takes its samples, in microseconds. A shorter look waits for the next of them: none would name a process.
-const SAMPLES_EVERY: u64 = 200_000;
+/// Time between two driver samples in microseconds. In a shorter interval, no sample names a
+/// process.
+const DRIVER_SAMPLE_INTERVAL_US: u64 = 200_000;
 
-/// What is kept between looks at a GPU.
+/// State kept between two samples of a GPU.
 #[derive(Debug, Default)]
 struct Kept {
-    /// The chip's counters.
+    /// Last readings of the profiling counters.
     readings: Readings,
-    /// Millijoules, and when they were read.
+    /// Energy in millijoules, and the time of the reading.
     energy: Option<(u64, u64)>,
-    /// Whether there were processes.
+    /// True if the last sample had processes.
     was_used: bool,
 }
 
-/// What is kept between looks at all GPUs.
+/// State kept between two samples, for all GPUs.
 #[derive(Debug, Default)]
 pub(super) struct Samples(Mutex<HashMap<GpuUuid, Kept>>);
 
@@ -57,44 +59,47 @@ impl Samples {
         library: &'static Library,
         raw: Option<&Raw>,
         gpu: &GpuUuid,
-        window: SampleInterval,
+        interval: SampleInterval,
     ) -> Result<GpuSample, GpusError> {
-        let lost = |error: NvmlError| GpusError::Driver { what: "about a GPU", reason: error.to_string() };
+        let lost = |error: NvmlError| GpusError::Driver { what: "a GPU", reason: error.to_string() };
         let device = library.device_by_uuid(gpu.0.as_ref()).map_err(lost)?;
-        // Every GPU can tell this, but for a few that share the machine's memory. If it fails otherwise, so would all.
+        // Only GPUs that share the host's memory do not support this call. If it fails for another
+        // reason, the following calls would fail too.
         let memory = match device.memory_info() {
             Ok(info) => Some(memory(&info)),
             Err(NvmlError::NotSupported | NvmlError::NoPermission) => None,
             Err(error) => return Err(lost(error)),
         };
-        // Not under the lock: a GPU that hangs must not hold up the others.
+        // The state is taken out of the map, so that a GPU that hangs does not block the others on
+        // the lock.
         let lock = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let mut kept = lock().remove(gpu).unwrap_or_default();
         let processes = processes(&device, raw);
         let mut sensors = sensors(&device);
-        sensors.profile = kept.readings.of_card(library, &device);
+        sensors.profile = kept.readings.of_gpu(library, &device);
         let instances = instances(library, &device, raw, &mut kept.readings);
         let is_used = processes.as_ref().is_none_or(|all| !all.is_empty());
-        let counts = instances.is_empty() && window.now.saturating_sub(window.since) >= SAMPLES_EVERY * 2;
+        let counts = instances.is_empty()
+            && interval.now.saturating_sub(interval.since) >= DRIVER_SAMPLE_INTERVAL_US * 2;
         let counted = sensors.profile.and_then(|profile| profile.graphics).filter(|_| counts);
-        // Whoever came and went between two looks shows here.
-        let rests = sensors.utilization == Some(0) && counted.is_none_or(|busy| busy < 0.01);
-        let work = if rests && !is_used && !kept.was_used {
-            BusyTime::none(window)
+        // A process that started and ended between two samples shows in the utilization.
+        let is_idle = sensors.utilization == Some(0) && counted.is_none_or(|busy| busy < 0.01);
+        let work = if is_idle && !is_used && !kept.was_used {
+            BusyTime::idle(interval)
         } else {
-            work(&device, raw, window, counted, sensors.utilization)
+            work(&device, raw, interval, counted, sensors.utilization)
         };
         kept.was_used = is_used;
-        let energy = kept.energy(window.now, &device);
+        let energy = kept.energy(interval.now, &device);
         lock().insert(gpu.clone(), kept);
         Ok(GpuSample { memory, processes, work, energy, sensors, instances })
     }
 }
 
 impl Kept {
-    /// The last reading of the energy counter: a new one if it is time.
+    /// Returns the energy counter, read again if the last reading is old enough.
     fn energy(&mut self, now: u64, device: &Device<'_>) -> Option<u64> {
-        if self.energy.is_none_or(|(_, at)| now.abs_diff(at) >= ENERGY_EVERY) {
+        if self.energy.is_none_or(|(_, at)| now.abs_diff(at) >= ENERGY_INTERVAL_US) {
             let read = device.total_energy_consumption().ok().and_then(sane);
             self.energy = read.map(|millijoules| (millijoules, now));
         }
@@ -106,30 +111,32 @@ fn memory(info: &MemoryInfo) -> GpuMemory {
     GpuMemory { total: info.total, used: info.used, free: info.free, reserved: info.reserved }
 }
 
-/// Who is on a GPU.
+/// Returns the processes on a GPU.
 pub(super) fn processes_on(
     library: &'static Library,
     raw: Option<&Raw>,
     gpu: &GpuUuid,
 ) -> Result<Vec<ProcessMemory>, GpusError> {
-    let what = "who is on a GPU";
+    let what = "the processes on a GPU";
     let failed = |error: NvmlError| GpusError::Driver { what, reason: error.to_string() };
     let device = library.device_by_uuid(gpu.0.as_ref()).map_err(failed)?;
-    processes(&device, raw).ok_or_else(|| GpusError::Driver { what, reason: "it does not say".to_owned() })
+    processes(&device, raw)
+        .ok_or_else(|| GpusError::Driver { what, reason: "the process list is not available".to_owned() })
 }
 
-/// What a GPU draws: asked often, so by the cheapest way there is. The driver's own average takes microseconds (the energy
-/// counter takes milliseconds). GPUs that have none keep readings of every 20 ms.
+/// Returns the power draw of a GPU by the cheapest call, because it is read often. The driver's own
+/// average takes microseconds, the energy counter takes milliseconds. GPUs without this average
+/// keep samples of every 20 ms.
 pub(super) fn power_of(library: &'static Library, gpu: &GpuUuid) -> Option<GpuPower> {
     let device = library.device_by_uuid(gpu.0.as_ref()).ok()?;
     let limit = f64::from(device.enforced_power_limit().ok()?) / 1e3;
-    let told = device.field_values_for(&[FieldId(AVERAGE_POWER)]).unwrap_or_default().pop();
-    let told = told.and_then(Result::ok).and_then(|field| number(field.value.ok()?));
-    let average = told.or_else(|| mean(&device.samples(Sampling::Power, None).ok()?))? / 1e3;
+    let field = device.field_values_for(&[FieldId(AVERAGE_POWER)]).unwrap_or_default().pop();
+    let field = field.and_then(Result::ok).and_then(|field| number(field.value.ok()?));
+    let average = field.or_else(|| mean(&device.samples(Sampling::Power, None).ok()?))? / 1e3;
     Some(GpuPower { average, limit })
 }
 
-/// The mean of the last second.
+/// Returns the mean of the last second.
 fn mean(samples: &[Sample]) -> Option<f64> {
     let last = samples.last()?.timestamp;
     let recent = samples.iter().rev().take_while(|sample| last.saturating_sub(sample.timestamp) < 1_000_000);
@@ -141,11 +148,11 @@ fn mean(samples: &[Sample]) -> Option<f64> {
 fn processes(device: &Device<'_>, raw: Option<&Raw>) -> Option<Vec<ProcessMemory>> {
     let process =
         |entry: Entry| ProcessMemory { pid: entry.pid, bytes: entry.bytes, instance: entry.instance };
-    Some(one_each(raw?.processes(device)?.into_iter().map(process).collect()))
+    Some(merge_lists(raw?.processes(device)?.into_iter().map(process).collect()))
 }
 
-/// Whoever is in several lists counts once, with the most that any says.
-fn one_each(mut all: Vec<ProcessMemory>) -> Vec<ProcessMemory> {
+/// Merges entries of the same process from several lists and keeps the largest size.
+fn merge_lists(mut all: Vec<ProcessMemory>) -> Vec<ProcessMemory> {
     all.sort_by_key(|process| (process.pid, process.instance));
     all.dedup_by(|later, earlier| {
         let same = (later.pid, later.instance) == (earlier.pid, earlier.instance);
@@ -157,19 +164,20 @@ fn one_each(mut all: Vec<ProcessMemory>) -> Vec<ProcessMemory> {
     all
 }
 
-/// What was computed. The chip's own counter, where there is one, is exact and costs little; the driver's samples take milliseconds.
+/// Returns the busy time of the interval. The chip's own counter is exact and cheap, if there is
+/// one. The driver's samples take milliseconds.
 fn work(
     device: &Device<'_>,
     raw: Option<&Raw>,
-    window: SampleInterval,
+    interval: SampleInterval,
     counted: Option<f64>,
     current: Option<u32>,
 ) -> BusyTime {
-    let samples = || raw.and_then(|raw| raw.utilization(device, window.since));
-    let card = if counted.is_some() { None } else { samples() };
+    let samples = || raw.and_then(|raw| raw.utilization(device, interval.since));
+    let samples = if counted.is_some() { None } else { samples() };
     let measured = counted.or_else(|| current.map(|percent| f64::from(percent) / 100.0));
-    let processes = raw.and_then(|raw| raw.process_utilization(device, window.since));
-    BusyTime::of(window, card.as_deref(), measured, processes.as_deref())
+    let processes = raw.and_then(|raw| raw.process_utilization(device, interval.since));
+    BusyTime::of(interval, samples.as_deref(), measured, processes.as_deref())
 }
 
 fn sensors(device: &Device<'_>) -> Sensors {
@@ -218,7 +226,8 @@ fn is_percent(value: &u32) -> bool {
     *value <= 100
 }
 
-/// Numbers close to the largest stand for "not there", "not supported" and the like.
+/// Returns whether a value is real. NVML uses values close to the maximum for "not available" and
+/// "not supported".
 fn is_small(value: &u32) -> bool {
     *value < 0x7fff_ff00
 }
@@ -246,7 +255,7 @@ fn whole(value: SampleValue) -> Option<u64> {
     value.and_then(sane)
 }
 
-/// The parts of a GPU that is cut up.
+/// Returns the MIG instances of a GPU.
 fn instances(
     library: &'static Library,
     device: &Device<'static>,
@@ -257,28 +266,28 @@ fn instances(
         return Vec::new();
     }
     let mut counted = HashMap::new();
-    // Parts may be missing in between.
+    // The indexes of instances may have gaps.
     let parts = (0..device.mig_device_count().unwrap_or_default())
         .filter_map(|place| device.mig_device_by_index(place).ok());
     let mut instance = |part: Device<'_>| {
         let (gpu_instance, compute_instance) = raw.map(|raw| raw.instances(&part)).unwrap_or_default();
         Some(MigInstance {
             uuid: part.uuid().ok()?,
-            profile: part.name().ok().as_deref().and_then(cut),
+            profile: part.name().ok().as_deref().and_then(mig_profile),
             gpu_instance,
             compute_instance,
             memory: part.memory_info().ok().as_ref().map(memory),
-            // Several may compute on one with the same memory.
+            // Several compute instances may share one GPU instance, which is read once.
             counted: gpu_instance.and_then(|number| {
-                *counted.entry(number).or_insert_with(|| readings.of_part(library, device, number))
+                *counted.entry(number).or_insert_with(|| readings.of_instance(library, device, number))
             }),
         })
     };
     parts.filter_map(&mut instance).collect()
 }
 
-/// How a part is cut, by its name: `NVIDIA H100 80GB HBM3 MIG 1g.10gb`.
-fn cut(name: &str) -> Option<String> {
+/// Returns the MIG profile in a device name such as `NVIDIA H100 80GB HBM3 MIG 1g.10gb`.
+fn mig_profile(name: &str) -> Option<String> {
     name.rsplit_once(" MIG ").map(|(_, profile)| profile.to_owned())
 }
 
@@ -287,20 +296,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_in_several_lists_counts_once_with_the_most() {
+    fn merges_a_process_of_several_lists_with_its_largest_size() {
         let process = |pid, bytes| ProcessMemory { pid, bytes, instance: None };
         let all = vec![process(2, None), process(1, Some(5)), process(2, Some(7)), process(1, Some(4))];
-        assert_eq!(one_each(all), [process(1, Some(5)), process(2, Some(7))]);
+        assert_eq!(merge_lists(all), [process(1, Some(5)), process(2, Some(7))]);
     }
 
     #[test]
-    fn the_name_of_a_part_tells_how_it_is_cut() {
-        assert_eq!(cut("NVIDIA A100-SXM4-40GB MIG 1g.5gb").as_deref(), Some("1g.5gb"));
-        assert_eq!(cut("NVIDIA A100-SXM4-40GB"), None);
+    fn reads_the_mig_profile_from_the_device_name() {
+        assert_eq!(mig_profile("NVIDIA A100-SXM4-40GB MIG 1g.5gb").as_deref(), Some("1g.5gb"));
+        assert_eq!(mig_profile("NVIDIA A100-SXM4-40GB"), None);
     }
 
     #[test]
-    fn the_mean_is_that_of_the_last_second() {
+    fn averages_the_last_second() {
         let sample = |timestamp, milliwatts| Sample { timestamp, value: SampleValue::U32(milliwatts) };
         assert_eq!(mean(&[]), None);
         let samples = [sample(0, 9), sample(1_000_000, 9), sample(1_500_000, 100), sample(2_000_000, 200)];
@@ -308,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_that_stand_for_something_else_are_none() {
+    fn ignores_sentinel_values() {
         for sentinel in [9_223_372_036_854_775_792, 9_223_372_036_854_775_795, u64::MAX] {
             assert_eq!(sane(sentinel), None);
         }

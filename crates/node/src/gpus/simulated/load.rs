@@ -1,4 +1,4 @@
-//! What simulated GPUs do: the processes of a file, turned into what a driver would tell.
+//! Turns the processes in a file into the values that a driver would report.
 
 use std::collections::BTreeMap;
 
@@ -9,62 +9,63 @@ use crate::gpus::{
     BusyTime, GpuMemory, GpuSample, ProcessMemory, ProfilingCounters, RemappedRows, SampleInterval, Sensors,
 };
 
-/// Memory the driver needs for a GPU that is in use, and for itself in any case.
-const CONTEXTS: u64 = 64 << 20;
-const RESERVED: u64 = 512 << 20;
+/// Memory in bytes that the driver needs for the contexts of a GPU in use.
+const CONTEXT_BYTES: u64 = 64 << 20;
+/// Memory in bytes that the driver always reserves.
+const RESERVED_BYTES: u64 = 512 << 20;
 
-/// What a GPU draws when idle, and at its limit.
+/// Power draw of an idle GPU.
 const IDLE_WATTS: f64 = 60.0;
+/// Power draw of a fully busy GPU.
 const FULL_WATTS: f64 = 400.0;
 
-/// A line of the file.
+/// One line of the file.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(super) struct Process {
-    /// Its number.
     pid: u32,
-    /// The GPU it is on.
+    /// Index of the GPU.
     gpu: u8,
-    /// What it holds; without it the driver does not tell.
+    /// Memory in use. Without it, the driver reports no size.
     #[serde(rename = "memoryMiB")]
     memory_mib: Option<u64>,
-    /// How much of the time its kernels run.
+    /// Percentage of the time in which the process's kernels run.
     #[serde(default)]
     busy_percent: u32,
 }
 
-/// When a GPU was last looked at, and the millijoules it had used by then.
+/// Time of the last sample of each GPU, and the energy in millijoules up to then.
 pub(super) type Meters = BTreeMap<u8, (u64, f64)>;
 
-/// The lines that can be read; half a line, as somebody is just writing it, is nothing yet.
+/// Parses the lines. A line that is incomplete, because it is being written, is ignored.
 pub(super) fn parse(text: &str) -> Vec<Process> {
     text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
 }
 
-/// What a look at `gpu` tells.
-pub(super) fn sample(gpu: &Gpu, all: &[Process], window: SampleInterval, meters: &mut Meters) -> GpuSample {
+/// Returns a sample of `gpu`.
+pub(super) fn sample(gpu: &Gpu, all: &[Process], interval: SampleInterval, meters: &mut Meters) -> GpuSample {
     let on_gpu: Vec<&Process> = all.iter().filter(|process| process.gpu == gpu.index.0).collect();
     let total = gpu.memory.0 << 20;
     let held: u64 = on_gpu.iter().filter_map(|process| process.memory_mib).map(|mib| mib << 20).sum();
-    let used = if on_gpu.is_empty() { 0 } else { held + CONTEXTS };
+    let used = if on_gpu.is_empty() { 0 } else { held + CONTEXT_BYTES };
     let memory = GpuMemory {
         total,
         used,
-        free: total.saturating_sub(used + RESERVED),
-        reserved: RESERVED.min(total.saturating_sub(used)),
+        free: total.saturating_sub(used + RESERVED_BYTES),
+        reserved: RESERVED_BYTES.min(total.saturating_sub(used)),
     };
     let busy = on_gpu.iter().map(|process| process.busy_percent).sum::<u32>().min(100);
-    let samples = [(window.now, f64::from(busy))];
+    let samples = [(interval.now, f64::from(busy))];
     let each: Vec<(u32, u64, u32)> = on_gpu
         .iter()
         .filter(|process| process.busy_percent > 0)
-        .map(|process| (process.pid, window.now, process.busy_percent))
+        .map(|process| (process.pid, interval.now, process.busy_percent))
         .collect();
     let watts = IDLE_WATTS + (FULL_WATTS - IDLE_WATTS) * f64::from(busy) / 100.0;
-    let (last, spent) = meters.entry(gpu.index.0).or_insert((window.now, 0.0));
-    let passed = u32::try_from(window.now.saturating_sub(*last)).unwrap_or(u32::MAX);
+    let (last, spent) = meters.entry(gpu.index.0).or_insert((interval.now, 0.0));
+    let passed = u32::try_from(interval.now.saturating_sub(*last)).unwrap_or(u32::MAX);
     *spent += watts * f64::from(passed) / 1e3;
-    *last = window.now;
+    *last = interval.now;
     let mut processes: Vec<ProcessMemory> = on_gpu
         .iter()
         .map(|process| ProcessMemory {
@@ -77,7 +78,7 @@ pub(super) fn sample(gpu: &Gpu, all: &[Process], window: SampleInterval, meters:
     GpuSample {
         memory: Some(memory),
         processes: Some(processes),
-        work: BusyTime::of(window, Some(&samples), None, Some(&each)),
+        work: BusyTime::of(interval, Some(&samples), None, Some(&each)),
         energy: Some(rounded(*spent)),
         sensors: Sensors {
             utilization: Some(busy),
@@ -103,7 +104,7 @@ pub(super) fn sample(gpu: &Gpu, all: &[Process], window: SampleInterval, meters:
     }
 }
 
-/// Half of the work goes to tensor cores, and a quarter of the bandwidth.
+/// Returns profiling counters for a busy fraction. Half of the work uses tensor cores.
 fn profile(busy: f64) -> ProfilingCounters {
     ProfilingCounters {
         graphics: Some(busy),
@@ -133,7 +134,7 @@ mod tests {
     use super::*;
     use tessera_core::{gpu::Health, units::GpuIndex, units::MiB};
 
-    fn card(index: u8) -> Gpu {
+    fn gpu(index: u8) -> Gpu {
         Gpu {
             index: GpuIndex(index),
             uuid: "GPU-a".into(),
@@ -146,33 +147,33 @@ mod tests {
     }
 
     #[test]
-    fn lines_become_processes_and_broken_ones_nothing() {
+    fn parses_complete_lines_and_ignores_broken_ones() {
         let text = r#"{"pid":123,"gpu":0,"memoryMiB":1024,"busyPercent":40}
 {"pid":124,"gpu":1}
 {"pid":125,"gpu":0,"memo"#;
         let all = parse(text);
         assert_eq!(all.len(), 2);
         let mut meters = Meters::new();
-        let look =
-            |since, now, meters: &mut Meters| sample(&card(0), &all, SampleInterval { since, now }, meters);
-        look(0, 1_000_000, &mut meters);
-        let seen = look(1_000_000, 3_000_000, &mut meters);
+        let sample_at =
+            |since, now, meters: &mut Meters| sample(&gpu(0), &all, SampleInterval { since, now }, meters);
+        sample_at(0, 1_000_000, &mut meters);
+        let sampled = sample_at(1_000_000, 3_000_000, &mut meters);
         assert_eq!(
-            seen.processes,
+            sampled.processes,
             Some(vec![ProcessMemory { pid: 123, bytes: Some(1 << 30), instance: None }])
         );
-        assert_eq!(seen.memory.map(|memory| memory.used), Some((1 << 30) + CONTEXTS));
-        assert_eq!((seen.work.card, seen.work.seconds()), (Some(0.4), 2.0));
-        assert_eq!(seen.energy, Some(2 * (60_000 + 136_000)));
+        assert_eq!(sampled.memory.map(|memory| memory.used), Some((1 << 30) + CONTEXT_BYTES));
+        assert_eq!((sampled.work.gpu, sampled.work.seconds()), (Some(0.4), 2.0));
+        assert_eq!(sampled.energy, Some(2 * (60_000 + 136_000)));
     }
 
     #[test]
-    fn an_idle_gpu_uses_nothing_and_a_process_may_hide_what_it_holds() {
+    fn an_idle_gpu_uses_no_memory_and_a_process_may_have_no_size() {
         let mut meters = Meters::new();
-        let idle = sample(&card(3), &[], SampleInterval::default(), &mut meters);
+        let idle = sample(&gpu(3), &[], SampleInterval::default(), &mut meters);
         assert_eq!(idle.memory.map(|memory| memory.used), Some(0));
-        let hiding =
-            sample(&card(1), &parse(r#"{"pid":124,"gpu":1}"#), SampleInterval::default(), &mut meters);
-        assert_eq!(hiding.processes.unwrap()[0].bytes, None);
+        let without_size =
+            sample(&gpu(1), &parse(r#"{"pid":124,"gpu":1}"#), SampleInterval::default(), &mut meters);
+        assert_eq!(without_size.processes.unwrap()[0].bytes, None);
     }
 }

@@ -1,14 +1,15 @@
-//! Containers: what each holds and uses of each GPU.
+//! Families of containers: what each container holds and uses on each GPU.
 
 use tessera_wire::metrics::{
-    Kind::{self, Counter, Gauge, Info},
-    Labels, Page, Value,
+    Labels,
+    MetricKind::{self, Counter, Gauge, Info},
+    MetricsPage, Value,
 };
 
 use crate::exporter::{GpuSnapshot, ShareSnapshot, Snapshot, snapshot::granted};
 
-/// A family: its name, what it is, what it tells, and where that stands.
-type Row = (&'static str, Kind, &'static str, fn(&ShareSnapshot, &GpuSnapshot) -> Value);
+/// Name, kind, help text and value of a family.
+type Row = (&'static str, MetricKind, &'static str, fn(&ShareSnapshot, &GpuSnapshot) -> Value);
 
 const ROWS: [Row; 14] = [
     (
@@ -21,40 +22,40 @@ const ROWS: [Row; 14] = [
         "tessera_container_memory_granted_bytes",
         Gauge,
         "Memory of the GPU granted to the container.",
-        |share, card| share.hold.map(|hold| granted(hold, card).1).into(),
+        |share, gpu| share.hold.map(|hold| granted(hold, gpu).1).into(),
     ),
     (
         "tessera_container_compute_granted_ratio",
         Gauge,
-        "Part of the GPU's compute granted to the container.",
-        |share, card| share.hold.map(|hold| f64::from(granted(hold, card).0.0) / 100.0).into(),
+        "Fraction of the GPU's compute granted to the container.",
+        |share, gpu| share.hold.map(|hold| f64::from(granted(hold, gpu).0.0) / 100.0).into(),
     ),
     (
         "tessera_container_busy_ratio",
         Gauge,
-        "Part of the last interval in which the container's kernels ran.",
+        "Fraction of the last interval in which the container's kernels ran.",
         |share, _| share.busy.into(),
     ),
     (
         "tessera_container_busy_seconds_total",
         Counter,
         "Time in which the container's kernels ran.",
-        |share, card| card.measured.then_some(share.total.busy).into(),
+        |share, gpu| gpu.measured.then_some(share.total.busy).into(),
     ),
     (
         "tessera_container_last_busy_timestamp_seconds",
         Gauge,
-        "When the container's kernels last ran, in seconds since 1970; not there before they ever did.",
+        "Time at which the container's kernels last ran, in seconds since 1970; absent before the first kernel.",
         |share, _| share.total.last_busy.into(),
     ),
     (
         "tessera_container_energy_joules_total",
         Counter,
-        "Energy of the GPU by the container's part of its busy time.",
-        |share, card| (card.measured && card.has_energy).then_some(share.total.energy).into(),
+        "Energy of the GPU in proportion to the container's busy time.",
+        |share, gpu| (gpu.measured && gpu.has_energy).then_some(share.total.energy).into(),
     ),
-    ("tessera_container_processes", Gauge, "The container's processes on the GPU.", |share, card| {
-        card.look.is_some().then_some(share.pids.len()).into()
+    ("tessera_container_processes", Gauge, "The container's processes on the GPU.", |share, gpu| {
+        gpu.reading.is_some().then_some(share.pids.len()).into()
     }),
     (
         "tessera_container_escaped_processes",
@@ -65,59 +66,59 @@ const ROWS: [Row; 14] = [
     (
         "tessera_container_throttled_seconds_total",
         Counter,
-        "Time the container waited for its share of the GPU.",
-        |share, _| share.throttle.map(|throttle| throttle.seconds).into(),
+        "Time in which the container was throttled to its share of the GPU.",
+        |share, _| share.report.map(|report| report.throttled_seconds).into(),
     ),
     (
         "tessera_container_throttle_waits_total",
         Counter,
-        "How often the container had to wait for its share.",
-        |share, _| share.throttle.map(|throttle| throttle.waits).into(),
+        "Number of times the container was throttled to its share.",
+        |share, _| share.report.map(|report| report.waits).into(),
     ),
     (
         "tessera_container_memory_denied_bytes_total",
         Counter,
-        "Memory the container asked for beyond its share, and was refused.",
-        |share, _| share.throttle.map(|throttle| throttle.denied_bytes).into(),
+        "Memory requested beyond the container's share and rejected.",
+        |share, _| share.report.map(|report| report.denied_bytes).into(),
     ),
     (
         "tessera_container_window_seconds_total",
         Counter,
-        "Time for which the container was given the GPU.",
-        |share, _| share.throttle.map(|throttle| throttle.open).into(),
+        "Time in which a window of the container was open.",
+        |share, _| share.report.map(|report| report.window_seconds).into(),
     ),
-    ("tessera_container_windows_total", Counter, "How often the container was given the GPU.", |share, _| {
-        share.throttle.map(|throttle| throttle.windows).into()
+    ("tessera_container_windows_total", Counter, "Number of windows of the container.", |share, _| {
+        share.report.map(|report| report.windows).into()
     }),
 ];
 
-pub(super) fn write(picture: &Snapshot, page: &mut Page) {
+pub(super) fn write(snapshot: &Snapshot, page: &mut MetricsPage) {
     let mut shares: Vec<(Labels, &ShareSnapshot, &GpuSnapshot)> = Vec::new();
-    for container in &picture.containers {
+    for container in &snapshot.containers {
         let labels = super::super::container_labels(container);
         for share in &container.shares {
-            let Some(card) = picture.cards.get(share.card) else { continue };
-            let on_gpu = labels.and(&[("gpu", &card.gpu.index.to_string()), ("uuid", &card.gpu.uuid.0)]);
-            shares.push((on_gpu, share, card));
+            let Some(gpu) = snapshot.gpus.get(share.gpu) else { continue };
+            let on_gpu = labels.and(&[("gpu", &gpu.info.index.to_string()), ("uuid", &gpu.info.uuid.0)]);
+            shares.push((on_gpu, share, gpu));
         }
     }
     for (name, kind, help, value) in ROWS {
         let mut family = page.family(name, kind, help);
-        shares.iter().for_each(|(labels, share, card)| family.sample(labels, value(share, card)));
+        shares.iter().for_each(|(labels, share, gpu)| family.sample(labels, value(share, gpu)));
     }
-    let help = "Which part of a GPU that is cut up (MIG) the container's processes are on.";
+    let help = "MIG instance on which the container's processes run.";
     let mut family = page.family("tessera_container_gpu_instance_info", Info, help);
-    for (container, card, part) in picture.on_instances() {
+    for (container, gpu, part) in snapshot.on_instances() {
         let labels = super::super::container_labels(container).and(&[
-            ("gpu", &card.gpu.index.to_string()),
-            ("uuid", &card.gpu.uuid.0),
+            ("gpu", &gpu.info.index.to_string()),
+            ("uuid", &gpu.info.uuid.0),
             ("instance_uuid", &part.uuid),
         ]);
         family.sample(&labels, 1u64);
     }
-    let help = "How often something in the container was seen to use what it was not given.";
+    let help = "Detected uses of a GPU beyond the container's grant.";
     let mut family = page.family("tessera_container_escapes_total", Counter, help);
-    for container in &picture.containers {
+    for container in &snapshot.containers {
         let labels = super::super::container_labels(container);
         for (escape, count) in &container.escapes {
             family.sample(&labels.and(&[("kind", escape.name())]), *count);

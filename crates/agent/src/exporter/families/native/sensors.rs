@@ -1,14 +1,15 @@
-//! What is measured on GPUs.
+//! Families of the sensors and error counters of GPUs.
 
 use tessera_node::gpus::{ProfilingCounters, Sensors};
 use tessera_wire::metrics::{
-    Kind::{self, Counter, Gauge},
-    Labels, Page, Value,
+    Labels,
+    MetricKind::{self, Counter, Gauge},
+    MetricsPage, Value,
 };
 
 use crate::exporter::Snapshot;
 
-/// Why clocks are not higher, by bit.
+/// Reasons for reduced clocks, by bit of NVML's mask.
 const CLOCK_REASONS: [(u64, &str); 9] = [
     (0x1, "idle"),
     (0x2, "application_clocks"),
@@ -21,8 +22,8 @@ const CLOCK_REASONS: [(u64, &str); 9] = [
     (0x100, "display_clocks"),
 ];
 
-/// A family: its name, what it is, what it tells, and where that stands.
-type Row = (&'static str, Kind, &'static str, fn(&Sensors) -> Value);
+/// Name, kind, help text and value of a family.
+type Row = (&'static str, MetricKind, &'static str, fn(&Sensors) -> Value);
 
 const ROWS: [Row; 18] = [
     ("tessera_gpu_power_watts", Gauge, "Power drawn.", |s| s.power.map(thousandth).into()),
@@ -39,44 +40,49 @@ const ROWS: [Row; 18] = [
     (
         "tessera_gpu_memory_active_ratio",
         Gauge,
-        "Part of the time in which memory was read or written.",
+        "Fraction of the time in which memory was read or written.",
         |s| s.memory_utilization.map(ratio).into(),
     ),
-    ("tessera_gpu_encoder_busy_ratio", Gauge, "Part of the time in which video was encoded.", |s| {
+    ("tessera_gpu_encoder_busy_ratio", Gauge, "Fraction of the time in which video was encoded.", |s| {
         s.encoder.map(ratio).into()
     }),
-    ("tessera_gpu_decoder_busy_ratio", Gauge, "Part of the time in which video was decoded.", |s| {
+    ("tessera_gpu_decoder_busy_ratio", Gauge, "Fraction of the time in which video was decoded.", |s| {
         s.decoder.map(ratio).into()
     }),
-    ("tessera_gpu_pcie_replays_total", Counter, "PCIe packets sent again.", |s| s.pcie_replays.into()),
+    ("tessera_gpu_pcie_replays_total", Counter, "PCIe packets that were retransmitted.", |s| {
+        s.pcie_replays.into()
+    }),
     (
         "tessera_gpu_memory_uncorrected_errors_total",
         Counter,
-        "Memory errors beyond correction since the driver was loaded.",
+        "Uncorrectable memory errors since the driver was loaded.",
         |s| s.uncorrected_errors.into(),
     ),
     (
         "tessera_gpu_row_remap_pending",
         Gauge,
-        "Whether rows of memory wait for a reset to be replaced.",
+        "1 if the remapping of memory rows waits for a reset of the GPU.",
         |s| s.remapped_rows.map(|rows| rows.pending).into(),
     ),
-    ("tessera_gpu_row_remap_failed", Gauge, "Whether a row of memory could not be replaced.", |s| {
+    ("tessera_gpu_row_remap_failed", Gauge, "1 if a memory row could not be remapped.", |s| {
         s.remapped_rows.map(|rows| rows.failed).into()
     }),
-    ("tessera_gpu_nvlink_bytes_total", Counter, "Bytes over all NVLinks, both ways.", |s| {
+    ("tessera_gpu_nvlink_bytes_total", Counter, "Bytes over all NVLinks in both directions.", |s| {
         s.nvlink.map(|kib| kib << 10).into()
     }),
     (
         "tessera_gpu_graphics_active_ratio",
         Gauge,
-        "Part of the time in which the graphics engine was active.",
+        "Fraction of the time in which the graphics engine was active.",
         |s| profile(s, |p| p.graphics),
     ),
-    ("tessera_gpu_tensor_active_ratio", Gauge, "Part of the time in which tensor cores were active.", |s| {
-        profile(s, |p| p.tensor)
-    }),
-    ("tessera_gpu_dram_active_ratio", Gauge, "Part of the memory bandwidth in use.", |s| {
+    (
+        "tessera_gpu_tensor_active_ratio",
+        Gauge,
+        "Fraction of the time in which tensor cores were active.",
+        |s| profile(s, |p| p.tensor),
+    ),
+    ("tessera_gpu_dram_active_ratio", Gauge, "Fraction of the memory bandwidth in use.", |s| {
         profile(s, |p| p.dram)
     }),
     ("tessera_gpu_pcie_sent_bytes_per_second", Gauge, "Rate at which the GPU sends over PCIe.", |s| {
@@ -87,22 +93,22 @@ const ROWS: [Row; 18] = [
     }),
 ];
 
-pub(super) fn write(picture: &Snapshot, page: &mut Page) {
-    let cards: Vec<(Labels, &Sensors)> = picture
-        .cards
+pub(super) fn write(snapshot: &Snapshot, page: &mut MetricsPage) {
+    let gpus: Vec<(Labels, &Sensors)> = snapshot
+        .gpus
         .iter()
-        .filter_map(|card| Some((super::super::gpu_labels(card), &card.look.as_ref()?.sensors)))
+        .filter_map(|gpu| Some((super::super::gpu_labels(gpu), &gpu.reading.as_ref()?.sensors)))
         .collect();
     for (name, kind, help, value) in ROWS {
         let mut family = page.family(name, kind, help);
-        cards.iter().for_each(|(labels, sensors)| family.sample(labels, value(sensors)));
+        gpus.iter().for_each(|(labels, sensors)| family.sample(labels, value(sensors)));
     }
     let mut rows = page.family(
         "tessera_gpu_remapped_rows_total",
         Counter,
-        "Rows of memory replaced, by the errors they had.",
+        "Remapped memory rows, by the kind of their errors.",
     );
-    for (labels, sensors) in &cards {
+    for (labels, sensors) in &gpus {
         let Some(remapped) = sensors.remapped_rows else { continue };
         rows.sample(&labels.and(&[("errors", "correctable")]), remapped.correctable);
         rows.sample(&labels.and(&[("errors", "uncorrectable")]), remapped.uncorrectable);
@@ -110,9 +116,9 @@ pub(super) fn write(picture: &Snapshot, page: &mut Page) {
     let mut limited = page.family(
         "tessera_gpu_clock_limited",
         Gauge,
-        "Why the clocks are not higher: 1 for each reason that holds.",
+        "1 for each reason that currently limits the clocks.",
     );
-    for (labels, sensors) in &cards {
+    for (labels, sensors) in &gpus {
         let Some(bits) = sensors.clock_events else { continue };
         for (bit, reason) in CLOCK_REASONS {
             limited.sample(&labels.and(&[("reason", reason)]), bits & bit != 0);

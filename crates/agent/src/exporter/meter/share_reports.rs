@@ -1,0 +1,136 @@
+//! Reports of the libraries in containers and of the arbiter, accumulated over container restarts.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use tessera_core::gpu::GpuUuid;
+
+use super::super::ContainerKey;
+
+/// Totals reported for a container's share of a GPU.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct ShareReport {
+    /// Seconds in which the container was throttled.
+    pub throttled_seconds: f64,
+    /// Number of times the container was throttled.
+    pub waits: u64,
+    /// Bytes of allocations that were rejected.
+    pub denied_bytes: u64,
+    /// Seconds in which a window of the container was open while it had work.
+    pub window_seconds: f64,
+    /// Number of windows.
+    pub windows: u64,
+}
+
+/// Reports by container and GPU.
+pub type ShareReports = BTreeMap<(ContainerKey, GpuUuid), ShareReport>;
+
+/// Reports of all containers that still exist.
+#[derive(Debug, Default)]
+pub(super) struct ShareHistory {
+    shares: BTreeMap<(ContainerKey, GpuUuid), Share>,
+    /// Time of the last report in seconds since 1970.
+    at: f64,
+}
+
+#[derive(Debug, Default)]
+struct Share {
+    /// Last report. A container that restarts counts from zero.
+    latest: ShareReport,
+    /// Totals over all restarts.
+    total: ShareReport,
+    /// Fraction of the time between the last two reports in which the container was throttled.
+    throttled: Option<f64>,
+    /// Times in seconds since 1970 with the window seconds until then, oldest first.
+    history: VecDeque<(f64, f64)>,
+}
+
+/// Length of a share's history. It holds more reports than arrive between two samples of a GPU.
+const HISTORY_LENGTH: usize = 32;
+
+/// Reports closer together than this are the same report, received twice.
+const SAME_REPORT_SECONDS: f64 = 0.01;
+
+impl ShareHistory {
+    /// Adds a report of all shares. `at` is the time of the report and `windows_at` the time up to
+    /// which windows are counted, in seconds since 1970.
+    pub(super) fn add(&mut self, report: ShareReports, at: f64, windows_at: f64) {
+        let passed = at - self.at;
+        self.at = at;
+        for (key, now) in report {
+            let is_new = !self.shares.contains_key(&key);
+            let share = self.shares.entry(key).or_default();
+            let throttled = share.add(now);
+            share.throttled = (passed > 0.0 && !is_new).then(|| (throttled / passed).clamp(0.0, 1.0));
+            share.remember(windows_at);
+        }
+    }
+
+    pub(super) fn retain(&mut self, stays: impl Fn(&ContainerKey) -> bool) {
+        self.shares.retain(|(key, _), _| stays(key));
+    }
+
+    pub(super) fn share(&self, key: &ContainerKey, gpu: &GpuUuid) -> (Option<ShareReport>, Option<f64>) {
+        let share = self.shares.get(&(key.clone(), gpu.clone()));
+        (share.map(|share| share.total), share.and_then(|share| share.throttled))
+    }
+
+    /// Returns whether any container has had a window on the GPU.
+    pub(super) fn has_windows(&self, gpu: &GpuUuid) -> bool {
+        self.shares.iter().any(|((_, on), share)| on == gpu && share.total.windows > 0)
+    }
+
+    /// Returns the fraction of an interval, given in seconds since 1970, in which each container
+    /// had an open window and work. Containers without such time are left out.
+    pub(super) fn windows(&self, gpu: &GpuUuid, from: f64, to: f64) -> BTreeMap<ContainerKey, f64> {
+        let on_gpu = self.shares.iter().filter(|((_, on), _)| on == gpu);
+        let fraction = |((key, _), share): (&(ContainerKey, GpuUuid), &Share)| {
+            let fraction = (share.window_seconds_at(to) - share.window_seconds_at(from)) / (to - from);
+            (fraction > 0.0).then(|| (key.clone(), fraction.min(1.0)))
+        };
+        on_gpu.filter_map(fraction).collect()
+    }
+}
+
+impl Share {
+    /// Adds the growth since the last report and returns the throttled seconds in it.
+    fn add(&mut self, now: ShareReport) -> f64 {
+        let before = std::mem::replace(&mut self.latest, now);
+        let seconds = |now: f64, before: f64| if now >= before { now - before } else { now };
+        let count = |now: u64, before: u64| now.checked_sub(before).unwrap_or(now);
+        let throttled = seconds(now.throttled_seconds, before.throttled_seconds);
+        let ShareReport { throttled_seconds, waits, denied_bytes, window_seconds, windows } = &mut self.total;
+        *throttled_seconds += throttled;
+        *waits = waits.saturating_add(count(now.waits, before.waits));
+        *denied_bytes = denied_bytes.saturating_add(count(now.denied_bytes, before.denied_bytes));
+        *window_seconds += seconds(now.window_seconds, before.window_seconds);
+        *windows = windows.saturating_add(count(now.windows, before.windows));
+        throttled
+    }
+
+    fn remember(&mut self, at: f64) {
+        let last = self.history.back().map_or(f64::NEG_INFINITY, |(last, _)| *last);
+        if (at - last).abs() < SAME_REPORT_SECONDS {
+            return;
+        }
+        // The clock of the host was set back.
+        if at < last {
+            self.history.clear();
+        }
+        if self.history.len() == HISTORY_LENGTH {
+            self.history.pop_front();
+        }
+        self.history.push_back((at, self.total.window_seconds));
+    }
+
+    /// Returns the window seconds up to `moment`, interpolated linearly between two reports.
+    fn window_seconds_at(&self, moment: f64) -> f64 {
+        let later = self.history.partition_point(|(at, _)| *at <= moment);
+        match (later.checked_sub(1).and_then(|earlier| self.history.get(earlier)), self.history.get(later)) {
+            (Some((begin, before)), Some((end, after))) => {
+                before + (after - before) * (moment - begin) / (end - begin)
+            }
+            (Some((_, known)), None) | (None, Some((_, known))) => *known,
+            (None, None) => 0.0,
+        }
+    }
+}
