@@ -8,7 +8,7 @@ use tessera_wire::kubelet::device_id::{DeviceIds, Resource};
 fuzz_target!(|input: (&str, &str)| {
     let (resource, id) = input;
     let parsed = node();
-    let ids = DeviceIds::new(&parsed.node.gpus, parsed.unit);
+    let ids = DeviceIds::new(parsed.node.gpus(), parsed.unit);
     for resource in Resource::named(resource).into_iter().chain(Resource::ALL) {
         let _ = ids.read(resource, id);
     }
