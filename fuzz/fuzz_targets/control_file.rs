@@ -1,9 +1,9 @@
-//! The limits in a control file: a library must not trust a file that an older or broken agent wrote.
+//! The limits in a control file: the library must survive a file that an older or broken agent wrote.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use tessera_limits::GrantLimits;
+use tessera_limits::control;
 
-fuzz_target!(|bytes: &[u8]| {
-    let _ = GrantLimits::from_bytes(bytes);
+fuzz_target!(|file: &[u8]| {
+    let _ = control::parse_limits(file);
 });
