@@ -1,5 +1,5 @@
-//! One table of exported names is enough: every glibc that the library runs on reads the newer one. The older would be 2 kB more in
-//! each container.
+//! Links the library with the GNU hash table of exported names only. Every supported glibc reads that
+//! table, and the older one would add 2 kB to the library.
 
 fn main() {
     println!("cargo::rustc-link-arg-cdylib=-Wl,--hash-style=gnu");

@@ -1,15 +1,15 @@
-//! The driver's types, as far as they are looked into.
+//! The driver's types, as far as the library reads them.
 
 use std::ffi::c_void;
 
-/// What every function of the driver returns.
+/// The result of every driver function.
 pub type Status = i32;
 pub type Device = i32;
 pub type DevicePointer = u64;
-/// Contexts, streams, pools, arrays, graphs: opaque to us.
+/// A context, stream, pool, array or graph, which is opaque to the library.
 pub type Handle = *mut c_void;
 
-/// The stream of work that names none.
+/// The stream of work that does not name a stream.
 pub const DEFAULT_STREAM: Handle = std::ptr::null_mut();
 
 pub const SUCCESS: Status = 0;
@@ -18,7 +18,7 @@ pub const OUT_OF_MEMORY: Status = 2;
 pub const NOT_PERMITTED: Status = 800;
 pub const NOT_SUPPORTED: Status = 801;
 
-/// A kind of memory: it moves between host and GPUs, and need not say where it lies.
+/// Allocation type of managed memory, which moves between host and GPUs and may have no location.
 pub const MANAGED: i32 = 2;
 pub const POOL_RESERVED: i32 = 5;
 pub const POOL_USED: i32 = 7;
@@ -33,10 +33,11 @@ pub struct Location {
 
 impl Location {
     const DEVICE: i32 = 1;
-    /// A part of a device's memory: which, is in the second byte of the number.
+    /// A part of a device's memory. The first byte of the id is the device, the second byte is the
+    /// part.
     const PART_OF_DEVICE: i32 = 6;
 
-    /// The device; none for the host's memory.
+    /// Returns the device, or `None` for host memory.
     pub fn device(self) -> Option<Device> {
         match self.kind {
             Self::DEVICE => Some(self.id),
@@ -46,7 +47,7 @@ impl Location {
     }
 }
 
-/// The beginning of `CUmemAllocationProp` and of `CUmemPoolProps`; padded to more than either has.
+/// The first fields of `CUmemAllocationProp` and `CUmemPoolProps`, padded beyond the size of both.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Placement {
@@ -56,7 +57,8 @@ pub struct Placement {
     pub rest: [u64; 16],
 }
 
-/// The beginning of `CUDA_MEM_ALLOC_NODE_PARAMS`. `CUmemPoolProps` takes 88 bytes in all versions.
+/// The first fields of `CUDA_MEM_ALLOC_NODE_PARAMS`. `CUmemPoolProps` takes 88 bytes in all
+/// versions.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct AllocationNode {
@@ -69,7 +71,7 @@ pub struct AllocationNode {
     pub bytes: usize,
 }
 
-/// `CUgraphNodeParams`, as far as it describes such a node.
+/// `CUgraphNodeParams` of a node that allocates memory.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Node {
@@ -149,12 +151,12 @@ impl ShortArrayDescriptor {
             channels: self.channels,
             flags: 0,
         }
-        .lengthened()
+        .widened()
     }
 }
 
 impl ShortArray3dDescriptor {
-    pub fn lengthened(self) -> Array3dDescriptor {
+    pub fn widened(self) -> Array3dDescriptor {
         let [width, height, depth] = self.extents.map(|extent| extent as usize);
         Array3dDescriptor {
             width,
@@ -168,14 +170,15 @@ impl ShortArray3dDescriptor {
 }
 
 impl Array3dDescriptor {
-    /// The depth counts layers.
+    /// Flag of an array whose depth is the number of layers.
     const LAYERED: u32 = 0x01;
     const CUBE: u32 = 0x04;
-    /// An array whose memory is mapped later, by itself nothing.
+    /// Flag of an array that has no memory until the program maps some.
     const SPARSE: u32 = 0x40;
     const DEFERRED: u32 = 0x80;
 
-    /// The array at a level of a mipmap: each halves every extent, but not a number of layers.
+    /// Returns the array at a level of a mipmap. Each level halves every extent except the number
+    /// of layers.
     pub fn at_level(mut self, level: u32) -> Self {
         let halved = |extent: usize| (extent >> level).max(extent.min(1));
         (self.width, self.height) = (halved(self.width), halved(self.height));
@@ -185,7 +188,8 @@ impl Array3dDescriptor {
         self
     }
 
-    /// Bytes of the array, roughly: the driver tiles it. Unknown formats count as the widest.
+    /// Returns the approximate size of the array, because the driver tiles it. Unknown formats
+    /// count as the widest.
     pub fn bytes(&self) -> u64 {
         if self.flags & (Self::SPARSE | Self::DEFERRED) != 0 {
             return 0;
@@ -201,7 +205,7 @@ impl Array3dDescriptor {
     }
 }
 
-/// What `cuLaunchKernelEx` is told, up to what we read of it.
+/// The first fields of `CUlaunchConfig`, as far as the library reads them.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct LaunchConfig {

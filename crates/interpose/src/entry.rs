@@ -1,9 +1,10 @@
-//! The ways from a program into the driver, and from us into it.
+//! The entry points from a program into the library, and from the library into the driver.
 //!
-//! A program reaches the driver by symbols bound when it was linked, by `dlsym`, or by asking
-//! `cuGetProcAddress`. The first finds our exported functions, the other two are answered by the driver itself,
-//! and we put our function in place only where the answer is exactly the function we wrap. So which
-//! version or per-thread-stream form a program gets is the driver's decision, and unknown ones pass.
+//! A program reaches the driver by linked symbols, by `dlsym`, or by `cuGetProcAddress`. Linked
+//! symbols resolve to the functions that this library exports. The other two look-ups are answered
+//! by the driver, and the library replaces the answer only if it is exactly a function that the
+//! library wraps. The driver therefore decides which version or per-thread-stream variant a program
+//! gets, and unknown functions pass unchanged.
 
 pub mod dlsym;
 pub mod library;

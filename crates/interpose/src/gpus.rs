@@ -1,5 +1,5 @@
-//! Which device of this process is which GPU of the grant. A process numbers its devices as it likes
-//! (`CUDA_VISIBLE_DEVICES`), so GPUs are known by UUID.
+//! Maps the devices of this process to the GPUs of the grant. `CUDA_VISIBLE_DEVICES` changes the
+//! numbers of devices, so GPUs are identified by UUID.
 
 use std::sync::atomic::{AtomicBool, AtomicI8, Ordering};
 
@@ -7,19 +7,19 @@ use tessera_limits::{GpuSlot, GrantLimits, UuidBytes};
 
 use crate::cuda::{Device, OUT_OF_MEMORY, SUCCESS, Status};
 use crate::entry::library::driver_functions;
-use crate::grant::say;
+use crate::grant::log;
 
-/// The GPUs of the grant, in its order.
+/// The GPUs of the grant, in the order of their slots.
 pub struct GrantedGpus {
     uuids: Vec<UuidBytes>,
-    /// GPU of each device, once asked for.
-    of_device: [AtomicI8; DEVICES],
-    has_complained: AtomicBool,
+    /// Slot of each device, or [`UNKNOWN`] until it is looked up.
+    of_device: [AtomicI8; MAX_DEVICES],
+    has_warned: AtomicBool,
 }
 
-/// More than any machine has.
-const DEVICES: usize = 128;
-const NOT_ASKED: i8 = -1;
+/// Number of devices whose slots are cached, more than any host has.
+const MAX_DEVICES: usize = 128;
+const UNKNOWN: i8 = -1;
 
 driver_functions! { Cuda:
     current_device = c"cuCtxGetDevice" (device: *mut Device);
@@ -31,15 +31,15 @@ impl GrantedGpus {
     pub fn of(limits: &GrantLimits) -> Self {
         Self {
             uuids: limits.gpus.iter().map(|gpu| gpu.uuid).collect(),
-            of_device: [const { AtomicI8::new(NOT_ASKED) }; DEVICES],
-            has_complained: AtomicBool::new(false),
+            of_device: [const { AtomicI8::new(UNKNOWN) }; MAX_DEVICES],
+            has_warned: AtomicBool::new(false),
         }
     }
 
-    /// The GPU of a device.
+    /// Returns the slot of a device.
     ///
     /// # Errors
-    /// "Out of memory" for a device that is not in the grant: nothing of it is ours.
+    /// "Out of memory" for a device that is not in the grant, or the driver's error.
     pub fn of_device(&self, device: Device) -> Result<GpuSlot, Status> {
         let known = usize::try_from(device).ok().and_then(|device| self.of_device.get(device));
         if let Some(gpu) =
@@ -48,7 +48,8 @@ impl GrantedGpus {
             return Ok(gpu);
         }
         let mut bytes = [0; 16];
-        // SAFETY: `bytes` is the place for the answer. The second form tells instances of a split GPU apart.
+        // SAFETY: `bytes` is writable and has the size of a UUID. The second version also
+        // identifies MIG instances.
         let status = unsafe {
             match uuid_v2(&raw mut bytes, device) {
                 SUCCESS => SUCCESS,
@@ -65,25 +66,25 @@ impl GrantedGpus {
         Ok(gpu)
     }
 
-    /// The GPU with a UUID.
+    /// Returns the slot of the GPU with this UUID. Logs the first UUID that is not in the grant.
     pub fn of_uuid(&self, uuid: UuidBytes) -> Option<GpuSlot> {
         let gpu = self.uuids.iter().position(|known| *known == uuid).and_then(GpuSlot::new);
-        if gpu.is_none() && !self.has_complained.swap(true, Ordering::Relaxed) {
+        if gpu.is_none() && !self.has_warned.swap(true, Ordering::Relaxed) {
             let hex: String = uuid.0.iter().map(|byte| format!("{byte:02x}")).collect();
-            say(&format!("the GPU {hex} is not granted to this container and cannot be used"));
+            log(&format!("GPU {hex} is not part of this container's grant; the program cannot use it"));
         }
         gpu
     }
 
-    /// The GPU, where there is only one.
+    /// Returns the slot of the GPU if the grant has only one.
     pub fn only(&self) -> Option<GpuSlot> {
         (self.uuids.len() == 1).then_some(GpuSlot::FIRST)
     }
 
-    /// The GPU of the calling thread's context; none where it has no context.
+    /// Returns the slot of the calling thread's context, or `None` if the thread has no context.
     pub fn current(&self) -> Option<Result<GpuSlot, Status>> {
         let mut device = 0;
-        // SAFETY: `device` is the place for the answer.
+        // SAFETY: `device` is writable.
         let status = unsafe { current_device(&raw mut device) };
         (status == SUCCESS).then(|| self.of_device(device))
     }

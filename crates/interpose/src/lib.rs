@@ -1,23 +1,28 @@
-//! `libtessera.so`: holds a container to its share of the GPUs, from inside its processes.
+//! `libtessera.so`: enforces a container's limits on its GPUs, from inside its processes.
 //!
 //! ```text
-//! program ── cu*, nvml* ──> door (three ways in) ──> memory, compute ──> the driver
-//!                                                        │
-//!                                     grant: control (read-only), account (this container's)
+//! program ── cu*, nvml* ──> entry points ──> memory, compute ──> the driver
+//!                                                  │
+//!                               grant: control (read-only), account (this container's)
 //! ```
 //!
-//! - `door`: exported symbols, `dlsym`, `cuGetProcAddress`. What we do not wrap never comes here.
-//! - `grant`: what this container may use; loaded when a program first uses a GPU, and only then.
-//! - `memory`: charges every way to take device memory before the driver is asked.
-//! - `compute`: lets launches pass while the container's share of time lasts.
-//! - `keeper`: the one thread of ours.
+//! - `entry`: the entry points: exported symbols, `dlsym`, `cuGetProcAddress`. Functions without a
+//!   hook bypass the library.
+//! - `grant`: the container's limits, loaded when the program first uses a GPU.
+//! - `memory`: charges every allocation of device memory before it reaches the driver.
+//! - `compute`: admits launches within the container's share of time.
+//! - `monitor`: the library's only background thread.
 //!
-//! No panic leaves a hook (the profile aborts on panic, so code here has no way to panic), no signal handler is
-//! set, the program is never ended. Without valid limits nothing is allowed.
+//! The build profile aborts on panic, so the code has no way to panic. The library installs no
+//! signal handler and never ends the program. Without valid limits the library rejects every use of
+//! a GPU.
 
-#![allow(unsafe_code, reason = "stands between a C program and a C library")]
-#![allow(non_snake_case, reason = "names of functions are the driver's")]
-#![allow(clippy::multiple_unsafe_ops_per_block, reason = "calling through a pointer read from C is one act")]
+#![allow(unsafe_code, reason = "intercepts calls from a C program to a C library")]
+#![allow(non_snake_case, reason = "hooks have the names of the driver's functions")]
+#![allow(
+    clippy::multiple_unsafe_ops_per_block,
+    reason = "reading a pointer from C and using it is one operation"
+)]
 #![allow(unreachable_pub, reason = "hooks are exported by name")]
 #![allow(
     clippy::missing_safety_doc,

@@ -1,17 +1,18 @@
-//! Device memory: every way to take it is charged before the driver is asked.
+//! Device memory: every allocation is charged before the driver is called.
 //!
-//! | file | ways |
+//! | file | contents |
 //! | --- | --- |
-//! | `plain` | linear, pitched, managed, imported from other processes |
+//! | `allocation_table` | what the process has allocated, and the processes that have exited |
+//! | `plain` | linear, pitched, managed and imported memory |
 //! | `arrays` | arrays and mipmapped arrays |
 //! | `vmm` | handles of physical memory and their mappings |
-//! | `stream_ordered`, `pools` | allocation in the order of a stream, charged by what the pool has taken from the GPU |
-//! | `graphs` | memory that graphs take when they run |
-//! | `code` | modules: noted when, measured by the agent |
-//! | `contexts`, `context_limits` | contexts, what dies with them, and what their kernels have by themselves |
-//! | `report` | what the program is told: its share |
+//! | `stream_ordered`, `pools` | stream-ordered allocations, charged by what their pool has reserved |
+//! | `graphs` | memory that graphs allocate when they run |
+//! | `code` | times at which modules were loaded; the agent measures their size |
+//! | `contexts`, `context_limits` | contexts, the memory that is freed with them, and the memory of their kernels |
+//! | `report` | free and total memory, as the program sees them |
 //!
-//! Host memory costs nothing and is not wrapped.
+//! Host memory is not limited, so its functions have no hooks.
 
 pub mod allocation_table;
 pub mod arrays;
@@ -56,7 +57,7 @@ pub static TABLES: &[&[Hook]] = &[
     report::HOOKS,
 ];
 
-/// What this process has taken.
+/// The device memory of this process.
 #[derive(Default)]
 pub struct Memory {
     pub allocations: AllocationTable,
@@ -65,106 +66,110 @@ pub struct Memory {
     pub vmm: Mutex<vmm::Handles>,
     pub graphs: Mutex<graphs::Graphs>,
     pub contexts: Mutex<contexts::Contexts>,
-    /// GPUs on which managed memory was taken.
+    /// True for each GPU on which the process has allocated managed memory.
     pub has_managed: PerGpu<AtomicBool>,
 }
 
-/// How long a request waits for the driver to take back the memory of a process that has just died.
-const PATIENCE: Duration = Duration::from_millis(1_000);
-const LOOK_AGAIN: Duration = Duration::from_millis(2);
+/// Longest time for which a request waits until the driver has reclaimed the memory of an exited
+/// process.
+const MAX_RECLAIM_WAIT: Duration = Duration::from_millis(1_000);
+const RECLAIM_POLL_INTERVAL: Duration = Duration::from_millis(2);
 
 impl Process {
-    /// Charges `bytes` of a GPU.
+    /// Charges `bytes` of a GPU. Waits for memory that is being reclaimed before it rejects the
+    /// charge.
     ///
     /// # Errors
     /// "Out of memory" at the limit.
     pub fn charge(&self, gpu: GpuSlot, bytes: u64) -> Result<(), Status> {
-        if self.charge_now(gpu, bytes) {
+        if self.try_charge(gpu, bytes) {
             return Ok(());
         }
-        // Freed pool memory and the memory of the dead come back late: look before refusing.
+        // Freed pool memory and the memory of exited processes are released late, so both are
+        // checked before a rejection.
         self.memory.pools.shrink_all(self);
         let mut waited = Duration::ZERO;
         loop {
             self.sweep();
-            if self.charge_now(gpu, bytes) {
+            if self.try_charge(gpu, bytes) {
                 return Ok(());
             }
-            let is_ending = |owner| matches!(owner, SlotOwner::Exiting { .. });
-            let ending =
-                self.account.slots().iter().any(|slot| is_ending(slot.owner()) && slot.held(gpu) > 0);
-            if !ending || waited >= PATIENCE || bytes > self.memory_limit(gpu) {
+            let is_exiting = |owner| matches!(owner, SlotOwner::Exiting { .. });
+            let any_exiting =
+                self.account.slots().iter().any(|slot| is_exiting(slot.owner()) && slot.held(gpu) > 0);
+            if !any_exiting || waited >= MAX_RECLAIM_WAIT || bytes > self.memory_limit(gpu) {
                 break;
             }
-            std::thread::sleep(LOOK_AGAIN);
-            waited += LOOK_AGAIN;
+            std::thread::sleep(RECLAIM_POLL_INTERVAL);
+            waited += RECLAIM_POLL_INTERVAL;
         }
         self.slot().denied.fetch_add(bytes, Ordering::Relaxed);
         Err(OUT_OF_MEMORY)
     }
 
-    /// Charges what the process already has, limit or not.
+    /// Charges memory that the process already holds, even above the limit.
     pub fn charge_anyway(&self, gpu: GpuSlot, bytes: u64) {
-        self.own[gpu].fetch_add(bytes, Ordering::SeqCst);
+        self.own_charge[gpu].fetch_add(bytes, Ordering::SeqCst);
         self.account.charge_anyway(self.slot, gpu, bytes);
     }
 
-    /// Gives `bytes` of a GPU back.
+    /// Releases a charge of `bytes`.
     pub fn refund(&self, gpu: GpuSlot, bytes: u64) {
-        self.own[gpu].fetch_sub(bytes, Ordering::SeqCst);
+        self.own_charge[gpu].fetch_sub(bytes, Ordering::SeqCst);
         self.account.refund(self.slot, gpu, bytes);
     }
 
-    /// Charges if there is room at this moment.
-    fn charge_now(&self, gpu: GpuSlot, bytes: u64) -> bool {
+    /// Charges `bytes` if they fit right now. May wait for a measurement near the limit.
+    fn try_charge(&self, gpu: GpuSlot, bytes: u64) -> bool {
         let limit = self.memory_limit(gpu);
-        let unmeasured = self.memory.code.set_aside(self, gpu, bytes, self.account.held(gpu), limit);
+        let unmeasured = self.memory.code.reserve_for_code(self, gpu, bytes, self.account.held(gpu), limit);
         let limit = self.memory_limit(gpu).saturating_sub(unmeasured);
-        let _announcing = self.announcing();
-        // Whatever is written in the account, a process alone never passes the limit.
-        let own = self.own[gpu].load(Ordering::SeqCst).saturating_add(bytes);
+        let _guard = self.lock_small_allocations();
+        // Even if the container has changed the account, a single process never exceeds the limit.
+        let own = self.own_charge[gpu].load(Ordering::SeqCst).saturating_add(bytes);
         if own > limit || self.account.charge(self.slot, gpu, bytes, limit).is_err() {
             return false;
         }
-        self.own[gpu].fetch_add(bytes, Ordering::SeqCst);
+        self.own_charge[gpu].fetch_add(bytes, Ordering::SeqCst);
         true
     }
 
-    /// Charges what the driver will take for `bytes`.
-    fn charge_piece(&self, gpu: GpuSlot, bytes: u64) -> Result<AllocationSize, Status> {
-        let piece = AllocationSize::of(bytes);
-        let AllocationSize::Small(small) = piece else {
-            let AllocationSize::Blocks(blocks) = piece else { return Ok(piece) };
-            return self.charge(gpu, blocks).map(|()| piece);
+    /// Charges the memory that the driver will take for `bytes`.
+    fn charge_size(&self, gpu: GpuSlot, bytes: u64) -> Result<AllocationSize, Status> {
+        let size = AllocationSize::of(bytes);
+        let AllocationSize::Small(small) = size else {
+            let AllocationSize::Blocks(blocks) = size else { return Ok(size) };
+            return self.charge(gpu, blocks).map(|()| size);
         };
-        let missing = self.announcing()[gpu].additional_charge(small);
+        let missing = self.lock_small_allocations()[gpu].additional_charge(small);
         if missing > 0 {
             self.charge(gpu, missing)?;
         }
-        self.announcing()[gpu].add(small, missing);
-        Ok(piece)
+        self.lock_small_allocations()[gpu].add(small, missing);
+        Ok(size)
     }
 
-    fn write_down(&self, kind: AllocationKind, key: u64, record: AllocationRecord) {
+    fn record(&self, kind: AllocationKind, key: u64, record: AllocationRecord) {
         if let Some(before) = self.memory.allocations.insert(kind, key, record) {
-            self.refund_piece(before.gpu, before.piece);
+            self.refund_size(before.gpu, before.size);
         }
     }
 
-    fn refund_piece(&self, gpu: GpuSlot, piece: AllocationSize) {
-        let bytes = match piece {
+    fn refund_size(&self, gpu: GpuSlot, size: AllocationSize) {
+        let bytes = match size {
             AllocationSize::Blocks(bytes) => bytes,
-            AllocationSize::Small(small) => self.announcing()[gpu].remove(small),
+            AllocationSize::Small(small) => self.lock_small_allocations()[gpu].remove(small),
         };
         self.refund(gpu, bytes);
     }
 }
 
-/// Takes memory of the current GPU: charges `bytes`, asks the driver, and writes down under the key it answers with.
-unsafe fn take(
+/// Allocates memory of the current GPU: charges `bytes`, calls the driver, and records the
+/// allocation under `key`.
+unsafe fn allocate(
     kind: AllocationKind,
     bytes: u64,
-    ask: impl FnOnce() -> Status,
+    call_driver: impl FnOnce() -> Status,
     key: impl FnOnce() -> u64,
 ) -> Status {
     let process = match Process::get() {
@@ -174,72 +179,75 @@ unsafe fn take(
     let gpu = match process.gpus.current() {
         Some(Ok(gpu)) => gpu,
         Some(Err(status)) => return status,
-        // Without a context the driver refuses by itself, in its own words.
-        None => return ask(),
+        // Without a context the driver rejects the call itself.
+        None => return call_driver(),
     };
-    let piece = match process.charge_piece(gpu, bytes) {
-        Ok(piece) => piece,
+    let size = match process.charge_size(gpu, bytes) {
+        Ok(size) => size,
         Err(status) => return status,
     };
-    let status = ask();
+    let status = call_driver();
     if status == SUCCESS {
-        process.write_down(
+        process.record(
             kind,
             key(),
-            AllocationRecord { gpu, piece, context: contexts::current(), again: 0 },
+            AllocationRecord { gpu, size, context: contexts::current(), reopened: 0 },
         );
     } else {
-        process.refund_piece(gpu, piece);
+        process.refund_size(gpu, size);
     }
     status
 }
 
-/// Memory of another process. Its size is only known once it is here, so it is given back when it does not fit.
-unsafe fn imported(
+/// Imports memory of another process. Its size is known only after the import, so the import is
+/// undone if the memory does not fit.
+unsafe fn import(
     kind: AllocationKind,
     pointer: *const DevicePointer,
-    ask: impl FnOnce() -> Status,
+    call_driver: impl FnOnce() -> Status,
     undo: impl FnOnce(DevicePointer) -> Status,
 ) -> Status {
     let process = match Process::get() {
         Ok(process) => process,
         Err(status) => return status,
     };
-    let status = ask();
+    let status = call_driver();
     if status != SUCCESS {
         return status;
     }
-    // SAFETY: written by the driver.
+    // SAFETY: the driver reported success, so it has written the pointer.
     let opened = unsafe { *pointer };
-    if process.memory.allocations.open_again(kind, opened) {
+    if process.memory.allocations.reopen(kind, opened) {
         return status;
     }
     let (mut base, mut bytes) = (0, 0);
-    // SAFETY: an address of the driver's; `base` and `bytes` are places for the answer.
+    // SAFETY: the driver returned this address, and `base` and `bytes` are writable.
     if unsafe { address_range(&raw mut base, &raw mut bytes, opened) } != SUCCESS {
         return status;
     }
-    // SAFETY: the driver is not asked again.
-    let charged = unsafe { take(kind, bytes as u64, || SUCCESS, || opened) };
+    // SAFETY: the closures call no driver function, because the memory is already imported.
+    let charged = unsafe { allocate(kind, bytes as u64, || SUCCESS, || opened) };
     if charged != SUCCESS {
         let _ = undo(opened);
     }
     charged
 }
 
-/// Gives memory back: first to the driver, then to the budget, so that nobody else gets it before it is free.
-unsafe fn give(kind: AllocationKind, key: u64, ask: impl FnOnce() -> Status) -> Status {
-    // Off the books first: the address may be somebody else's as soon as the driver has it.
+/// Frees memory. The driver frees it before the charge is released, so that no other process is
+/// promised memory that is still in use.
+unsafe fn free(kind: AllocationKind, key: u64, call_driver: impl FnOnce() -> Status) -> Status {
+    // The record is removed first: another thread may get the same address as soon as the driver
+    // has freed it.
     let record = Process::if_loaded()
         .and_then(|process| Some((process, process.memory.allocations.remove(kind, key)?)));
-    let status = ask();
+    let status = call_driver();
     match record {
-        Some((process, record)) if status == SUCCESS && record.again == 0 => {
-            process.refund_piece(record.gpu, record.piece);
+        Some((process, record)) if status == SUCCESS && record.reopened == 0 => {
+            process.refund_size(record.gpu, record.size);
         }
         Some((process, mut record)) => {
-            record.again -= u32::from(status == SUCCESS);
-            process.write_down(kind, key, record);
+            record.reopened -= u32::from(status == SUCCESS);
+            process.record(kind, key, record);
         }
         None => {}
     }

@@ -1,4 +1,5 @@
-//! The one thread of ours in a process. Its life is the process's life, and the kernel marks our slot when it ends.
+//! The monitor thread, the library's only thread in a process. It lives as long as the process, and
+//! the kernel marks the process's slot when the thread ends.
 
 use std::ffi::c_long;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -11,14 +12,15 @@ use tessera_limits::memory_account::{MemoryAccount, SlotIndex};
 use crate::compute::{Controller, Rest};
 use crate::grant::Process;
 
-/// How long freed pool memory may stay in the ledger of a process that does nothing more.
-const SETTLE_EVERY: u64 = 100_000_000;
+/// Interval in nanoseconds at which the charges of pools are settled. Freed pool memory stays
+/// charged for at most this time.
+const SETTLE_INTERVAL_NS: u64 = 100_000_000;
 
-/// How long nothing at all is looked at in a process that does nothing.
-const AT_EASE: u64 = 1_000_000_000;
+/// Longest sleep in nanoseconds of the monitor thread in an idle process.
+const IDLE_INTERVAL_NS: u64 = 1_000_000_000;
 
-/// Woken when there is something to look after.
-static WORK: AtomicU32 = AtomicU32::new(0);
+/// Wake-up futex of the monitor thread.
+static WAKEUP: AtomicU32 = AtomicU32::new(0);
 
 /// An entry of the kernel's robust list, see `set_robust_list(2)`.
 #[repr(C)]
@@ -26,62 +28,68 @@ struct Link {
     next: *const Self,
 }
 
-/// The head of a thread's robust list. The kernel finds the word of an entry at a fixed distance from it, so the word may
-/// lie in the shared file while the list itself lies here, where no other process can change it.
+/// The head of a thread's robust list.
+///
+/// The kernel finds the word of an entry at a fixed distance from the entry. The word may therefore
+/// be in the shared file, while the list is in private memory, where no other process can change
+/// it.
 #[repr(C)]
 struct RobustList {
     list: Link,
     distance: c_long,
     pending: *const Link,
-    /// Our only entry.
+    /// The only entry of the list.
     entry: Link,
 }
 
-/// Starts the thread; the slot it holds, or none when there is no free one or no thread can be had.
+/// Starts the monitor thread and returns its slot, or `None` if there is no free slot or no thread
+/// can be created.
 pub fn start(account: StaticMapping<MemoryAccount>) -> Option<SlotIndex> {
-    let told = Arc::new(OnceLock::new());
-    let tell = Arc::clone(&told);
+    let slot_of_thread = Arc::new(OnceLock::new());
+    let result = Arc::clone(&slot_of_thread);
     without_signals(|| {
         std::thread::Builder::new().name("tessera".into()).stack_size(256 << 10).spawn(move || {
             let slot = hold_slot(&account);
-            let _ = tell.set(slot);
+            let _ = result.set(slot);
             if slot.is_some() {
-                keep();
+                run();
             }
         })
     })
     .ok()?;
-    *told.wait()
+    *slot_of_thread.wait()
 }
 
-/// There is something to look after.
+/// Wakes the monitor thread.
 pub fn notify() {
-    if WORK.swap(1, Ordering::AcqRel) == 0 {
-        futex::wake(&WORK);
+    if WAKEUP.swap(1, Ordering::AcqRel) == 0 {
+        futex::wake(&WAKEUP);
     }
 }
 
-fn keep() -> ! {
-    // Sleeps end when they should, not up to 50 microseconds later.
-    // SAFETY: for this thread only.
+fn run() -> ! {
+    // By default the kernel may end a sleep up to 50 microseconds late.
+    // SAFETY: the call changes the timer slack of the calling thread only.
     unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1_000) };
     let mut controller = Controller::default();
     let mut settled = futex::now();
     loop {
-        let has_work = WORK.swap(0, Ordering::AcqRel) == 1;
+        let has_work = WAKEUP.swap(0, Ordering::AcqRel) == 1;
         let Some(process) = Process::if_loaded() else {
-            futex::wait(&WORK, 0, 1_000_000);
+            futex::wait(&WAKEUP, 0, 1_000_000);
             continue;
         };
         let now = futex::now();
-        if now - settled > SETTLE_EVERY {
+        if now - settled > SETTLE_INTERVAL_NS {
             settled = now;
             process.refresh();
             process.memory.pools.settle_all(process);
         }
         match controller.look(process) {
-            Rest::For(nanoseconds) => futex::wait(&WORK, 0, nanoseconds),
-            Rest::Idle => futex::wait(&WORK, 0, if has_work { SETTLE_EVERY } else { AT_EASE }),
+            Rest::For(nanoseconds) => futex::wait(&WAKEUP, 0, nanoseconds),
+            Rest::Idle => {
+                futex::wait(&WAKEUP, 0, if has_work { SETTLE_INTERVAL_NS } else { IDLE_INTERVAL_NS })
+            }
             Rest::Window(gpu, change, nanoseconds) => {
                 futex::wait(&process.control.window(gpu).change, change, nanoseconds)
             }
@@ -89,12 +97,12 @@ fn keep() -> ! {
     }
 }
 
-/// Takes a slot and has the kernel mark it when this thread ends, however it ends.
+/// Claims a slot that the kernel marks when this thread ends for any reason.
 fn hold_slot(account: &MemoryAccount) -> Option<SlotIndex> {
-    // SAFETY: no arguments, no failure.
+    // SAFETY: both calls have no arguments and cannot fail.
     let (process, thread) = unsafe { (libc::getpid(), libc::syscall(libc::SYS_gettid)) };
     let (process, thread) = (u32::try_from(process).ok()?, u32::try_from(thread).ok()?);
-    // Never freed: the kernel reads it when the thread ends.
+    // The list is never freed, because the kernel reads it when the thread ends.
     let robust = Box::leak(Box::new(RobustList {
         list: Link { next: std::ptr::null() },
         distance: 0,
@@ -102,22 +110,24 @@ fn hold_slot(account: &MemoryAccount) -> Option<SlotIndex> {
         entry: Link { next: std::ptr::null() },
     }));
     let robust: *mut RobustList = robust;
-    // SAFETY: `robust` is leaked; only this thread and, at its end, the kernel use it.
+    // SAFETY: `robust` is leaked, and only this thread and, at its end, the kernel access it.
     unsafe {
         (*robust).list.next = &raw const (*robust).list;
         (*robust).entry.next = &raw const (*robust).list;
-        // In place of libc's list for this thread, which takes no robust mutex.
+        // This replaces libc's list. The thread takes no robust mutex, so it does not need libc's
+        // list.
         libc::syscall(libc::SYS_set_robust_list, robust, std::mem::offset_of!(RobustList, entry));
     }
     let slot = account.claim(process, thread, |word| {
-        // SAFETY: as above. "Pending" covers a death between taking the word and entering it in the list.
+        // SAFETY: `robust` is leaked and accessed by this thread only. The pending entry covers a
+        // death between taking the word and adding it to the list.
         unsafe {
             let entry = &raw const (*robust).entry;
             std::ptr::write_volatile(&raw mut (*robust).distance, word.as_ptr() as c_long - entry as c_long);
             std::ptr::write_volatile(&raw mut (*robust).pending, entry);
         }
     });
-    // SAFETY: as above.
+    // SAFETY: `robust` is leaked, and only this thread and, at its end, the kernel access it.
     unsafe {
         if slot.is_some() {
             std::ptr::write_volatile(&raw mut (*robust).list.next, &raw const (*robust).entry);
@@ -127,9 +137,11 @@ fn hold_slot(account: &MemoryAccount) -> Option<SlotIndex> {
     slot
 }
 
-/// Runs `action` with all signals blocked, for threads inherit that: the program's handlers never run on ours.
+/// Runs `action` with all signals blocked. A thread started by `action` inherits the blocked
+/// signals, so the program's signal handlers never run on it.
 fn without_signals<T>(action: impl FnOnce() -> T) -> T {
-    // SAFETY: plain sets of signals, for the calling thread only.
+    // SAFETY: both signal sets are initialised before they are read, and the mask is the calling
+    // thread's own.
     unsafe {
         let (mut all, mut before): (libc::sigset_t, libc::sigset_t) =
             (std::mem::zeroed(), std::mem::zeroed());

@@ -1,4 +1,4 @@
-//! What NVML, and so `nvidia-smi`, tells about memory: the share.
+//! NVML's memory information, which `nvidia-smi` shows: the container sees its own limit and usage.
 
 use std::ffi::{CStr, c_char};
 
@@ -42,10 +42,10 @@ unsafe fn memory_info(
     device: Handle,
     info: *mut Info,
 ) -> Status {
-    // SAFETY: passed on as they came.
+    // SAFETY: the arguments are those that the program passed to this NVML function.
     let status = unsafe { driver(device, info) };
     if status == SUCCESS
-        // SAFETY: written by NVML on success.
+        // SAFETY: NVML reported success, so `info` is null or has been written.
         && let Some(info) = unsafe { info.as_mut() }
         && let Some((limit, held)) = share(device)
     {
@@ -60,10 +60,10 @@ unsafe fn memory_info_v2(
     device: Handle,
     info: *mut InfoV2,
 ) -> Status {
-    // SAFETY: passed on as they came.
+    // SAFETY: the arguments are those that the program passed to this NVML function.
     let status = unsafe { driver(device, info) };
     if status == SUCCESS
-        // SAFETY: written by NVML on success.
+        // SAFETY: NVML reported success, so `info` is null or has been written.
         && let Some(info) = unsafe { info.as_mut() }
         && let Some((limit, held)) = share(device)
     {
@@ -73,17 +73,19 @@ unsafe fn memory_info_v2(
     status
 }
 
-/// What of a GPU was granted and what is held.
+/// Returns the container's memory limit on a GPU and its usage, or `None` if the memory is not
+/// limited.
 fn share(device: Handle) -> Option<(u64, u64)> {
     let process = Process::get().ok()?;
     let mut text = [0; 96];
-    // SAFETY: NVML writes at most as many characters as it is told.
+    // SAFETY: NVML writes at most as many characters as the length says, which is the size of
+    // `text`.
     if unsafe { device_uuid(device, text.as_mut_ptr(), 96) } != SUCCESS {
         return None;
     }
-    // SAFETY: NVML ended the text with a zero.
+    // SAFETY: NVML reported success, so it has terminated the text with NUL.
     let text = unsafe { CStr::from_ptr(text.as_ptr()) }.to_str().ok()?;
-    // Of a GPU or of a part of one: "GPU-" or "MIG-" in front.
+    // The UUID of a GPU begins with "GPU-", the UUID of a MIG instance with "MIG-".
     let (_, digits) = text.split_once('-')?;
     let gpu = process.gpus.of_uuid(UuidBytes::parse(digits)?)?;
     process.sweep();

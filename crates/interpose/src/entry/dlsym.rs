@@ -1,17 +1,18 @@
-//! Our `dlsym`, in front of libc's.
+//! The library's `dlsym`, which wraps libc's.
 //!
-//! What `RTLD_DEFAULT` and `RTLD_NEXT` find depends on who asks, which libc reads from the return address. So such a
-//! look-up is jumped to, not called: libc sees the program's own return address. Both find our exported functions by
-//! themselves, as this library is preloaded.
+//! The result of `RTLD_DEFAULT` and `RTLD_NEXT` depends on the caller, which libc finds by the
+//! return address. The library therefore jumps to libc's function instead of calling it, so that
+//! libc sees the program's own return address. Both look-ups find the exported hooks without help,
+//! because the library is preloaded.
 
 use std::ffi::{CStr, c_char, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-use super::table::in_place_of_named;
+use super::table::hook_for_name;
 
 type Dlsym = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;
 
-/// libc's `dlsym`.
+/// Address of libc's `dlsym`, or null until it is found.
 static REAL: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 
 #[cfg(target_arch = "x86_64")]
@@ -30,7 +31,7 @@ pub unsafe extern "C" fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut
         "pop rsi",
         "pop rdi",
         "2:",
-        // RTLD_NEXT is -1, RTLD_DEFAULT 0: below 2 after adding 1.
+        // RTLD_NEXT is -1 and RTLD_DEFAULT is 0, so adding 1 gives a value below 2.
         "lea rcx, [rdi + 1]",
         "cmp rcx, 2",
         "jb 3f",
@@ -70,31 +71,33 @@ pub unsafe extern "C" fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut
     )
 }
 
-/// libc's `dlsym`, for our own look-ups by handle.
+/// Calls libc's `dlsym`, for the library's own look-ups by handle.
 pub unsafe fn real_dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void {
     let known = REAL.load(Ordering::Acquire);
     let real = if known.is_null() { find() } else { known };
     if real.is_null() {
         return std::ptr::null_mut();
     }
-    // SAFETY: `find` stores libc's dlsym or nothing.
+    // SAFETY: `find` returns libc's `dlsym` or `not_found`, which have this signature.
     let real: Dlsym = unsafe { std::mem::transmute(real) };
-    // SAFETY: the caller passes a live handle and a name.
+    // SAFETY: the caller passes a valid handle and a NUL-terminated name.
     unsafe { real(handle, name) }
 }
 
-/// Finds libc's `dlsym`: by its version, for a plain look-up would find ours.
+/// Finds libc's `dlsym` by its symbol version, because a look-up without version would find this
+/// library's.
 extern "C" fn find() -> *mut c_void {
-    // Newest first: since glibc 2.34 it is in libc itself, before in libdl under the version of the architecture's first glibc.
+    // Since glibc 2.34 the function is in libc. Before, it was in libdl, with the version of the
+    // architecture's first glibc.
     for version in [c"GLIBC_2.34", c"GLIBC_2.2.5", c"GLIBC_2.17"] {
-        // SAFETY: constant strings.
+        // SAFETY: both strings are NUL-terminated constants.
         let found = unsafe { libc::dlvsym(libc::RTLD_NEXT, c"dlsym".as_ptr(), version.as_ptr()) };
         if !found.is_null() {
             REAL.store(found, Ordering::Release);
             return found;
         }
     }
-    // Jumping there answers "not found", as libc would for an unknown name.
+    // `not_found` answers every look-up as libc does for an unknown name.
     let none = not_found as *const c_void;
     REAL.store(none.cast_mut(), Ordering::Release);
     none.cast_mut()
@@ -104,18 +107,18 @@ extern "C" fn not_found(_: *mut c_void, _: *const c_char) -> *mut c_void {
     std::ptr::null_mut()
 }
 
-/// A look-up in a library the program has a handle of.
+/// Looks a name up in a library by its handle, and replaces a wrapped function by its hook.
 unsafe extern "C" fn look_up(handle: *mut c_void, name: *const c_char) -> *mut c_void {
-    // SAFETY: passed on as they came.
+    // SAFETY: the arguments are those that the program passed to `dlsym`.
     let found = unsafe { real_dlsym(handle, name) };
     if found.is_null() || name.is_null() {
         return found;
     }
-    // SAFETY: libc has just read this name.
+    // SAFETY: libc found a symbol by this name, so the name is a valid NUL-terminated string.
     let name = unsafe { CStr::from_ptr(name) };
     let bytes = name.to_bytes();
     if !(bytes.starts_with(b"cu") || bytes.starts_with(b"nvml")) {
         return found;
     }
-    in_place_of_named(name, found).unwrap_or(found)
+    hook_for_name(name, found).unwrap_or(found)
 }

@@ -1,8 +1,8 @@
-//! The driver's own look-up, which the CUDA runtime uses for everything.
+//! The driver's own look-up function, which the CUDA runtime uses for all driver functions.
 
 use std::ffi::{CStr, c_char, c_void};
 
-use super::table::{hooks, in_place_of};
+use super::table::{hook_for_address, hooks};
 use crate::cuda::{SUCCESS, Status};
 
 type Lookup = unsafe extern "C" fn(*const c_char, *mut *mut c_void, i32, u64) -> Status;
@@ -24,10 +24,10 @@ unsafe fn look_up(
     version: i32,
     flags: u64,
 ) -> Status {
-    // SAFETY: passed on as they came.
+    // SAFETY: the arguments are those that the program passed to this driver function.
     let status = unsafe { driver(name, function, version, flags) };
-    // SAFETY: the driver has just written there.
-    unsafe { swap(status, name, function) };
+    // SAFETY: `status` is the driver's result for these arguments.
+    unsafe { replace_by_hook(status, name, function) };
     status
 }
 
@@ -39,23 +39,25 @@ unsafe fn look_up_v2(
     flags: u64,
     found: *mut i32,
 ) -> Status {
-    // SAFETY: passed on as they came.
+    // SAFETY: the arguments are those that the program passed to this driver function.
     let status = unsafe { driver(name, function, version, flags, found) };
-    // SAFETY: the driver has just written there.
-    unsafe { swap(status, name, function) };
+    // SAFETY: `status` is the driver's result for these arguments.
+    unsafe { replace_by_hook(status, name, function) };
     status
 }
 
-unsafe fn swap(status: Status, name: *const c_char, function: *mut *mut c_void) {
+/// Replaces the address that the driver found by the address of its hook, if the library wraps the
+/// function.
+unsafe fn replace_by_hook(status: Status, name: *const c_char, function: *mut *mut c_void) {
     if status != SUCCESS || function.is_null() || name.is_null() {
         return;
     }
-    // SAFETY: the driver succeeded, so it wrote an address here and has read the name.
+    // SAFETY: the driver reported success, so it has read the name and written an address.
     let (found, name) = unsafe { (*function, CStr::from_ptr(name)) };
     if !found.is_null()
-        && let Some(ours) = in_place_of(name, found)
+        && let Some(hook) = hook_for_address(name, found)
     {
-        // SAFETY: as above.
-        unsafe { *function = ours };
+        // SAFETY: the driver has written to `function`, so it is writable.
+        unsafe { *function = hook };
     }
 }

@@ -1,4 +1,5 @@
-//! What this process has taken, by address or handle, so that what is freed is given back in one step.
+//! The allocation table: what this process has allocated, by address or handle, so that a free
+//! releases the right charge.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -11,7 +12,7 @@ use tessera_limits::allocation_size::AllocationSize;
 
 use crate::grant::Process;
 
-/// What a key stands for; keys of different kinds may be equal.
+/// The kind of object that a key identifies. Keys of different kinds may be equal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum AllocationKind {
     Pointer,
@@ -19,53 +20,55 @@ pub enum AllocationKind {
     Array,
     Mipmap,
     ExternalMemory,
-    /// For what kernels print, and for what they allocate themselves: by context.
+    /// The buffer for the output of kernels, with its context as key.
     PrintBuffer,
+    /// The heap from which kernels allocate, with its context as key.
     Heap,
 }
 
 #[derive(Clone, Copy, Debug)]
 pub struct AllocationRecord {
     pub gpu: GpuSlot,
-    pub piece: AllocationSize,
-    /// What it dies with.
+    pub size: AllocationSize,
+    /// The context whose destruction frees the memory.
     pub context: usize,
-    /// How often it was opened again: memory of another process may be.
-    pub again: u32,
+    /// Number of times that memory of another process was imported again.
+    pub reopened: u32,
 }
 
-/// In shards, so that threads seldom meet.
+/// The table, divided into shards so that threads seldom contend for a lock.
 pub struct AllocationTable {
     shards: [Mutex<Shard>; SHARDS],
-    /// A bit for each key that was ever written down, by its hash: most of what is freed in the order of a stream never was, and is
-    /// told so without a lock.
-    ever: Box<[AtomicU64]>,
-    /// Processes that seemed to end.
-    endings: Mutex<Vec<Ending>>,
+    /// One bit for each hash of a key that was ever recorded. Most stream-ordered frees concern
+    /// memory that was never recorded, and this filter detects them without a lock.
+    ever_recorded: Box<[AtomicU64]>,
+    /// Processes that seem to have exited.
+    exiting: Mutex<Vec<ExitingProcess>>,
 }
 
 type Shard = HashMap<(AllocationKind, u64), AllocationRecord, BuildHasherDefault<KeyHasher>>;
 
-/// Addresses and handles are no attack: one multiplication is enough.
+/// Hashes addresses and handles with one multiplication. They are not chosen by an attacker.
 #[derive(Default)]
 pub struct KeyHasher(u64);
 
 const SHARDS: usize = 16;
-/// Words of [`AllocationTable::ever`].
-const WORDS: usize = 1_024;
+/// Number of words in [`AllocationTable::ever_recorded`].
+const FILTER_WORDS: usize = 1_024;
 
 impl Default for AllocationTable {
     fn default() -> Self {
         Self {
             shards: Default::default(),
-            ever: std::iter::repeat_with(AtomicU64::default).take(WORDS).collect(),
-            endings: Mutex::default(),
+            ever_recorded: std::iter::repeat_with(AtomicU64::default).take(FILTER_WORDS).collect(),
+            exiting: Mutex::default(),
         }
     }
 }
 
 impl AllocationTable {
-    /// Writes down; what was there before is gone from the GPU by a way that was not seen.
+    /// Records an allocation. Returns a previous record of the same key, whose memory was freed in
+    /// a way that the library did not see.
     #[must_use]
     pub fn insert(
         &self,
@@ -78,9 +81,9 @@ impl AllocationTable {
         self.shard(key).insert((kind, key), record)
     }
 
-    /// Notes that something is opened once more; false where it is not on the books.
-    pub fn open_again(&self, kind: AllocationKind, key: u64) -> bool {
-        self.shard(key).get_mut(&(kind, key)).map(|record| record.again += 1).is_some()
+    /// Counts another import of the same memory. Returns false if the key is not recorded.
+    pub fn reopen(&self, kind: AllocationKind, key: u64) -> bool {
+        self.shard(key).get_mut(&(kind, key)).map(|record| record.reopened += 1).is_some()
     }
 
     pub fn remove(&self, kind: AllocationKind, key: u64) -> Option<AllocationRecord> {
@@ -95,10 +98,10 @@ impl AllocationTable {
         let mut mixer = KeyHasher::default();
         mixer.write_u64(key);
         let hash = mixer.finish() >> 32;
-        (&self.ever[(hash / 64) as usize % WORDS], 1 << (hash % 64))
+        (&self.ever_recorded[(hash / 64) as usize % FILTER_WORDS], 1 << (hash % 64))
     }
 
-    /// Takes everything that belongs to a context off the books.
+    /// Removes and returns all records of a context.
     pub fn remove_context(&self, context: usize) -> Vec<AllocationRecord> {
         let mut removed = Vec::new();
         for shard in &self.shards {
@@ -109,7 +112,8 @@ impl AllocationTable {
     }
 
     fn shard(&self, key: u64) -> MutexGuard<'_, Shard> {
-        // Addresses differ above the 512 bytes of the smallest piece, handles above the 8 of an object.
+        // Addresses differ in the bits above 512, the smallest allocation. Handles differ in the
+        // bits above 8.
         let mixed = (key >> 3) ^ (key >> 9) ^ (key >> 21);
         let shard = &self.shards[usize::try_from(mixed % SHARDS as u64).unwrap_or(0)];
         shard.lock().unwrap_or_else(PoisonError::into_inner)
@@ -134,48 +138,51 @@ impl Hasher for KeyHasher {
     }
 }
 
-/// A number used again by another process must not hold memory for ever.
-const LONGEST_END: Duration = Duration::from_secs(3);
+/// Time after which an exiting process counts as gone, so that a reused process id cannot keep
+/// memory charged.
+const MAX_EXIT_TIME: Duration = Duration::from_secs(3);
 
-/// The driver takes memory back a little after the process's files are closed: seen by NVML up to some tens of
-/// milliseconds later on an H200 with driver 580.
-const AFTERMATH: Duration = Duration::from_millis(250);
+/// Time that the driver gets to reclaim memory after the process's files are closed. NVML shows the
+/// memory for up to some tens of milliseconds longer on an H200 with driver 580.
+const RECLAIM_TIME: Duration = Duration::from_millis(250);
 
-/// A process that seemed to end: when it was first seen so, and whether it really had.
+/// A process that seems to have exited, the time of the first check, and whether its exit was
+/// confirmed.
 #[derive(Debug)]
-struct Ending {
+struct ExitingProcess {
     process: u32,
     since: Instant,
     has_ended: bool,
 }
 
 impl Process {
-    /// Looks after the slots of dead processes.
+    /// Releases the charges of processes that are gone.
     pub fn sweep(&self) {
         self.account.sweep(|process| self.memory.allocations.is_gone(process));
     }
 }
 
 impl AllocationTable {
-    /// Whether nothing of a process is left: for a while no entry, or a zombie, whose files are closed.
+    /// Returns whether the driver has reclaimed all memory of a process: its entry in `/proc` has
+    /// been absent or a zombie, whose files are closed, for [`RECLAIM_TIME`].
     fn is_gone(&self, process: u32) -> bool {
         let has_ended = std::fs::read(format!("/proc/{process}/stat")).map_or(true, |stat| {
-            // The state follows the name, which may have brackets of its own.
+            // The state follows the name in parentheses, which may itself contain parentheses.
             let name_end = stat.iter().rposition(|&byte| byte == b')');
             name_end.and_then(|end| stat.get(end + 2)).is_some_and(|state| b"ZXx".contains(state))
         });
-        let Ok(mut endings) = self.endings.try_lock() else { return false };
-        let Some(place) = endings.iter().position(|known| known.process == process) else {
-            endings.push(Ending { process, since: Instant::now(), has_ended });
+        let Ok(mut exiting) = self.exiting.try_lock() else { return false };
+        let Some(place) = exiting.iter().position(|known| known.process == process) else {
+            exiting.push(ExitingProcess { process, since: Instant::now(), has_ended });
             return false;
         };
-        let ending = &mut endings[place];
-        if has_ended && !ending.has_ended {
-            (ending.since, ending.has_ended) = (Instant::now(), true);
+        let process_exit = &mut exiting[place];
+        if has_ended && !process_exit.has_ended {
+            (process_exit.since, process_exit.has_ended) = (Instant::now(), true);
         }
-        let is_gone = ending.since.elapsed() > if has_ended { AFTERMATH } else { LONGEST_END };
+        let is_gone = process_exit.since.elapsed() > if has_ended { RECLAIM_TIME } else { MAX_EXIT_TIME };
         if is_gone {
-            endings.swap_remove(place);
+            exiting.swap_remove(place);
         }
         is_gone
     }

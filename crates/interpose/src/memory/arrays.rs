@@ -1,7 +1,7 @@
-//! Arrays and mipmapped arrays: memory laid out by the driver.
+//! Arrays and mipmapped arrays, whose memory layout the driver chooses.
 
 use super::allocation_table::AllocationKind;
-use super::{give, take};
+use super::{allocate, free};
 use crate::cuda::{
     Array3dDescriptor, ArrayDescriptor, Handle, INVALID_VALUE, ShortArray3dDescriptor, ShortArrayDescriptor,
     Status,
@@ -28,8 +28,8 @@ unsafe fn create(
     array: *mut Handle,
     description: *const ArrayDescriptor,
 ) -> Status {
-    // SAFETY: what the program passed.
-    unsafe { described(driver, array, description, |described| described.in_3d()) }
+    // SAFETY: the arguments are those that the program passed to this driver function.
+    unsafe { create_described(driver, array, description, |described| described.in_3d()) }
 }
 
 unsafe fn create_3d(
@@ -37,8 +37,8 @@ unsafe fn create_3d(
     array: *mut Handle,
     description: *const Array3dDescriptor,
 ) -> Status {
-    // SAFETY: what the program passed.
-    unsafe { described(driver, array, description, |described| described) }
+    // SAFETY: the arguments are those that the program passed to this driver function.
+    unsafe { create_described(driver, array, description, |described| described) }
 }
 
 unsafe fn create_short(
@@ -46,8 +46,8 @@ unsafe fn create_short(
     array: *mut Handle,
     description: *const ShortArrayDescriptor,
 ) -> Status {
-    // SAFETY: what the program passed.
-    unsafe { described(driver, array, description, |described| described.in_3d()) }
+    // SAFETY: the arguments are those that the program passed to this driver function.
+    unsafe { create_described(driver, array, description, |described| described.in_3d()) }
 }
 
 unsafe fn create_3d_short(
@@ -55,21 +55,27 @@ unsafe fn create_3d_short(
     array: *mut Handle,
     description: *const ShortArray3dDescriptor,
 ) -> Status {
-    // SAFETY: what the program passed.
-    unsafe { described(driver, array, description, |described| described.lengthened()) }
+    // SAFETY: the arguments are those that the program passed to this driver function.
+    unsafe { create_described(driver, array, description, |described| described.widened()) }
 }
 
-unsafe fn described<T: Copy>(
+unsafe fn create_described<T: Copy>(
     driver: Create<T>,
     array: *mut Handle,
     description: *const T,
     in_3d: impl FnOnce(T) -> Array3dDescriptor,
 ) -> Status {
-    // SAFETY: the program passes a description or null.
-    let Some(told) = (unsafe { description.as_ref() }) else { return INVALID_VALUE };
-    // SAFETY: what the program passed goes to the driver; on success it has written the handle.
+    // SAFETY: the program passes a valid description or null.
+    let Some(descriptor) = (unsafe { description.as_ref() }) else { return INVALID_VALUE };
+    // SAFETY: the program's arguments go to the driver unchanged, and on success the driver has
+    // written the handle.
     unsafe {
-        take(AllocationKind::Array, in_3d(*told).bytes(), || driver(array, description), || key(*array))
+        allocate(
+            AllocationKind::Array,
+            in_3d(*descriptor).bytes(),
+            || driver(array, description),
+            || key(*array),
+        )
     }
 }
 
@@ -79,22 +85,25 @@ unsafe fn create_mipmapped(
     description: *const Array3dDescriptor,
     levels: u32,
 ) -> Status {
-    // SAFETY: the program passes a description or null.
+    // SAFETY: the program passes a valid description or null.
     let Some(described) = (unsafe { description.as_ref() }) else { return INVALID_VALUE };
     let all_levels = (0..levels.clamp(1, 32)).map(|level| described.at_level(level).bytes());
     let all_levels = all_levels.fold(0, u64::saturating_add);
-    // SAFETY: as in `described`.
-    unsafe { take(AllocationKind::Mipmap, all_levels, || driver(array, description, levels), || key(*array)) }
+    // SAFETY: the program's arguments go to the driver unchanged, and on success the driver has
+    // written the handle.
+    unsafe {
+        allocate(AllocationKind::Mipmap, all_levels, || driver(array, description, levels), || key(*array))
+    }
 }
 
 unsafe fn destroy(driver: Destroy, array: Handle) -> Status {
-    // SAFETY: passed on as it came.
-    unsafe { give(AllocationKind::Array, key(array), || driver(array)) }
+    // SAFETY: the program's argument goes to the driver unchanged.
+    unsafe { free(AllocationKind::Array, key(array), || driver(array)) }
 }
 
 unsafe fn destroy_mipmapped(driver: Destroy, array: Handle) -> Status {
-    // SAFETY: passed on as it came.
-    unsafe { give(AllocationKind::Mipmap, key(array), || driver(array)) }
+    // SAFETY: the program's argument goes to the driver unchanged.
+    unsafe { free(AllocationKind::Mipmap, key(array), || driver(array)) }
 }
 
 fn key(handle: Handle) -> u64 {

@@ -1,7 +1,11 @@
-//! Code on the GPU. The driver takes memory for modules, and for what their kernels need, when it likes: with the module, with
-//! the function, or at the first launch. How much, only the agent sees, by NVML. So it is noted *when* code may have been loaded;
-//! near the limit nothing more is given until the agent has measured while the request waits: at any other moment memory may be
-//! booked and not taken yet, and the agent finds too little.
+//! Device memory for code.
+//!
+//! The driver takes memory for a module and its kernels when the module is loaded, when a function
+//! is looked up, or at the first launch. Only the agent can measure how much, with NVML. The
+//! library therefore records *when* code may have been loaded. Near the limit, a request waits
+//! until the agent has measured. The measurement must happen while the request waits: at other
+//! times memory may be charged and not taken yet, so that the agent finds too little uncharged
+//! memory.
 
 use std::ffi::{c_char, c_void};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,36 +17,44 @@ use crate::cuda::{Handle, Status};
 use crate::entry::table::hooks;
 use crate::grant::Process;
 
-/// Since when the agent's figure may be too low.
+/// Times at which code was loaded, and up to which the agent's measurement includes it.
 #[derive(Debug, Default)]
 pub struct Code {
     loaded: AtomicU64,
-    /// Until when it is known, on each GPU.
+    /// Time up to which code is measured, for each GPU.
     known: PerGpu<AtomicU64>,
 }
 
-/// The driver took at most some 160 MiB for PyTorch's kernels on an H200: closer to the limit than this, it matters.
-const MARGIN: u64 = 256 << 20;
+/// Distance from the limit within which unmeasured code matters. The driver took at most about 160
+/// MiB for PyTorch's kernels on an H200.
+const MARGIN_BYTES: u64 = 256 << 20;
 
-/// What is set aside for code while no agent is there to measure it.
-const UNMEASURED: u64 = 128 << 20;
+/// Bytes that stay reserved for code while no agent measures it.
+const UNMEASURED_BYTES: u64 = 128 << 20;
 
-/// How long a request near the limit waits for a measurement.
-const PATIENCE: Duration = Duration::from_millis(400);
-const LOOK_AGAIN: Duration = Duration::from_millis(1);
+/// Longest time for which a request near the limit waits for a measurement.
+const MAX_MEASUREMENT_WAIT: Duration = Duration::from_millis(400);
+const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 impl Code {
-    /// Code may have been loaded, up to now.
+    /// Records that code may have been loaded until now.
     pub fn note_loaded(&self) {
         self.loaded.store(futex::now(), Ordering::Relaxed);
     }
 
-    /// What must stay free on the GPU for code not yet measured, when `bytes` more are asked for and `held` are held of
-    /// `limit`. Waits for the agent where that makes a difference.
-    pub fn set_aside(&self, process: &Process, gpu: GpuSlot, bytes: u64, held: u64, limit: u64) -> u64 {
+    /// Returns the bytes that must stay free for unmeasured code if `bytes` are requested while
+    /// `held` of `limit` are in use. Waits for a measurement if the request is near the limit.
+    pub fn reserve_for_code(
+        &self,
+        process: &Process,
+        gpu: GpuSlot,
+        bytes: u64,
+        held: u64,
+        limit: u64,
+    ) -> u64 {
         let known = &self.known[gpu];
         let is_known = self.loaded.load(Ordering::Relaxed) <= known.load(Ordering::Relaxed);
-        if is_known || limit == u64::MAX || held.saturating_add(bytes + MARGIN) <= limit {
+        if is_known || limit == u64::MAX || held.saturating_add(bytes + MARGIN_BYTES) <= limit {
             return 0;
         }
         let begin = futex::now();
@@ -51,13 +63,13 @@ impl Code {
         awaiting_measurement.fetch_add(1, Ordering::SeqCst);
         process.wake_arbiter();
         let mut waited = Duration::ZERO;
-        while !is_measured() && process.control.has_arbiter(futex::now()) && waited < PATIENCE {
-            std::thread::sleep(LOOK_AGAIN);
-            waited += LOOK_AGAIN;
+        while !is_measured() && process.control.has_arbiter(futex::now()) && waited < MAX_MEASUREMENT_WAIT {
+            std::thread::sleep(POLL_INTERVAL);
+            waited += POLL_INTERVAL;
         }
         awaiting_measurement.fetch_sub(1, Ordering::SeqCst);
         if !is_measured() {
-            return UNMEASURED;
+            return UNMEASURED_BYTES;
         }
         known.store(begin, Ordering::Relaxed);
         0
@@ -101,10 +113,10 @@ hooks! { Cuda:
     cuKernelGetFunction(function: *mut Handle, kernel: Handle) => function_of;
 }
 
-// In all of the following: `driver` is the driver's function of the same form, called with what the program passed.
+// In each hook, `driver` is the driver's function of the same name.
 
-fn noting(ask: impl FnOnce() -> Status) -> Status {
-    let status = ask();
+fn call_and_note_load(call_driver: impl FnOnce() -> Status) -> Status {
+    let status = call_driver();
     if let Some(process) = Process::if_loaded() {
         process.memory.code.note_loaded();
     }
@@ -112,8 +124,8 @@ fn noting(ask: impl FnOnce() -> Status) -> Status {
 }
 
 unsafe fn load(driver: Load, module: *mut Handle, image: *const c_void) -> Status {
-    // SAFETY: see above.
-    noting(|| unsafe { driver(module, image) })
+    // SAFETY: the program's arguments go to the driver unchanged.
+    call_and_note_load(|| unsafe { driver(module, image) })
 }
 
 unsafe fn load_ex(
@@ -124,11 +136,11 @@ unsafe fn load_ex(
     options: *mut c_void,
     values: *mut c_void,
 ) -> Status {
-    // SAFETY: see above.
-    noting(|| unsafe { driver(module, image, count, options, values) })
+    // SAFETY: the program's arguments go to the driver unchanged.
+    call_and_note_load(|| unsafe { driver(module, image, count, options, values) })
 }
 
-#[allow(clippy::too_many_arguments, reason = "the driver's form")]
+#[allow(clippy::too_many_arguments, reason = "the driver's function has these arguments")]
 unsafe fn load_library(
     driver: LoadLibrary,
     library: *mut Handle,
@@ -140,8 +152,8 @@ unsafe fn load_library(
     library_values: *mut c_void,
     library_count: u32,
 ) -> Status {
-    noting(|| {
-        // SAFETY: see above.
+    call_and_note_load(|| {
+        // SAFETY: the program's arguments go to the driver unchanged.
         unsafe {
             driver(library, code, options, values, count, library_options, library_values, library_count)
         }
@@ -149,16 +161,16 @@ unsafe fn load_library(
 }
 
 unsafe fn find(driver: Find, found: *mut Handle, within: Handle, name: *const c_char) -> Status {
-    // SAFETY: see above.
-    noting(|| unsafe { driver(found, within, name) })
+    // SAFETY: the program's arguments go to the driver unchanged.
+    call_and_note_load(|| unsafe { driver(found, within, name) })
 }
 
 unsafe fn load_function(driver: unsafe extern "C" fn(Handle) -> Status, function: Handle) -> Status {
-    // SAFETY: see above.
-    noting(|| unsafe { driver(function) })
+    // SAFETY: the program's arguments go to the driver unchanged.
+    call_and_note_load(|| unsafe { driver(function) })
 }
 
 unsafe fn function_of(driver: Function, function: *mut Handle, kernel: Handle) -> Status {
-    // SAFETY: see above.
-    noting(|| unsafe { driver(function, kernel) })
+    // SAFETY: the program's arguments go to the driver unchanged.
+    call_and_note_load(|| unsafe { driver(function, kernel) })
 }

@@ -1,8 +1,8 @@
-//! Memory that kernels have by themselves, as much as a limit of their context says.
+//! Memory for the kernels of a context, whose size a limit of the context sets.
 
+use super::allocate;
 use super::allocation_table::AllocationKind;
 use super::contexts::current;
-use super::take;
 use crate::cuda::{SUCCESS, Status};
 use crate::entry::table::hooks;
 use crate::grant::Process;
@@ -11,16 +11,17 @@ hooks! { Cuda:
     cuCtxSetLimit(limit: i32, value: usize) => set_limit;
 }
 
-/// GrantLimits that are memory of the GPU. Others cost nothing, or as the stack of a thread nobody can tell before.
+/// GrantLimits that are memory of the GPU. Others cost nothing, or as the stack of a thread nobody
+/// can tell before.
 const PRINT_BUFFER: i32 = 1;
 const HEAP: i32 = 2;
 
-/// What a context has of them from the start, which its own charge covers.
-const USUAL: u64 = 8 << 20;
+/// Size of both buffers in a new context, which the charge for the context covers.
+const DEFAULT_BYTES: u64 = 8 << 20;
 
 unsafe fn set_limit(driver: unsafe extern "C" fn(i32, usize) -> Status, limit: i32, value: usize) -> Status {
-    // SAFETY: passed on as they came.
-    let ask = || unsafe { driver(limit, value) };
+    // SAFETY: the program's arguments go to the driver unchanged.
+    let call_driver = || unsafe { driver(limit, value) };
     let kind = match limit {
         PRINT_BUFFER => AllocationKind::PrintBuffer,
         HEAP => AllocationKind::Heap,
@@ -28,17 +29,18 @@ unsafe fn set_limit(driver: unsafe extern "C" fn(i32, usize) -> Status, limit: i
             if let Some(process) = Process::if_loaded() {
                 process.memory.code.note_loaded();
             }
-            return ask();
+            return call_driver();
         }
     };
-    let Some(process) = Process::if_loaded() else { return ask() };
-    let (context, bytes) = (current() as u64, (value as u64).saturating_sub(USUAL));
+    let Some(process) = Process::if_loaded() else { return call_driver() };
+    let (context, bytes) = (current() as u64, (value as u64).saturating_sub(DEFAULT_BYTES));
     let before = process.memory.allocations.remove(kind, context);
-    // SAFETY: as above.
-    let status = unsafe { take(kind, bytes, ask, || context) };
+    // SAFETY: the closure calls the driver with the program's arguments, and the key does not
+    // depend on its result.
+    let status = unsafe { allocate(kind, bytes, call_driver, || context) };
     match before {
-        Some(before) if status == SUCCESS => process.refund_piece(before.gpu, before.piece),
-        Some(before) => process.write_down(kind, context, before),
+        Some(before) if status == SUCCESS => process.refund_size(before.gpu, before.size),
+        Some(before) => process.record(kind, context, before),
         None => {}
     }
     status

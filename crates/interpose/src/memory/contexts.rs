@@ -1,4 +1,5 @@
-//! Contexts: each takes memory of its own, and what was allocated in one dies with it.
+//! Contexts. Each context takes memory of its own, and its destruction frees what was allocated in
+//! it.
 
 use std::ffi::c_void;
 use std::sync::{MutexGuard, PoisonError};
@@ -40,16 +41,17 @@ driver_functions! { Cuda:
     of_green = c"cuCtxFromGreenCtx" (context: *mut Handle, green: Handle);
 }
 
-/// The contexts of this process. They are few.
+/// The contexts of this process. A process has few of them.
 #[derive(Debug, Default)]
 pub struct Contexts {
     primary: Vec<Primary>,
     created: Vec<Created>,
-    /// Green contexts: a part of the processors each, in the primary context of a device.
+    /// Green contexts, each with its device. A green context has a part of the multiprocessors, in
+    /// a primary context.
     green: Vec<(usize, Device)>,
 }
 
-/// The shared context of a device. It takes memory from the first retain to the last release.
+/// The primary context of a device. It takes memory from the first retain to the last release.
 #[derive(Debug)]
 struct Primary {
     device: Device,
@@ -62,11 +64,11 @@ struct Primary {
 struct Created {
     handle: usize,
     charged: Charged,
-    /// How often it was attached to.
+    /// Number of attachments; the last detach destroys the context.
     attached: u32,
 }
 
-/// A GPU and what was charged of it.
+/// A GPU and the bytes that were charged on it.
 type Charged = (GpuSlot, u64);
 
 impl Contexts {
@@ -83,18 +85,18 @@ fn contexts(process: &Process) -> MutexGuard<'_, Contexts> {
     process.memory.contexts.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The calling thread's context, as a key.
+/// Returns the address of the calling thread's context, or 0 if it has none.
 pub fn current() -> usize {
     let mut context: Handle = std::ptr::null_mut();
-    // SAFETY: `context` is the place for the answer.
+    // SAFETY: `context` is writable.
     let status = unsafe { get_current(&raw mut context) };
     if status == SUCCESS { context.expose_provenance() } else { 0 }
 }
 
-/// Without valid limits a program does not get as far as using a GPU.
+/// Rejects `cuInit` if there are no valid limits, so that the program cannot use a GPU.
 unsafe fn init(driver: unsafe extern "C" fn(u32) -> Status, flags: u32) -> Status {
     match Process::get() {
-        // SAFETY: passed on as it came.
+        // SAFETY: the program's argument goes to the driver unchanged.
         Ok(_) => unsafe { driver(flags) },
         Err(status) => status,
     }
@@ -105,12 +107,18 @@ unsafe fn retain(
     context: *mut Handle,
     device: Device,
 ) -> Status {
-    // SAFETY: passed on as they came; written by the driver.
-    unsafe { retaining(device, || driver(context, device), || (*context).addr()) }
+    // SAFETY: the program's arguments go to the driver unchanged, and on success the driver has
+    // written the context.
+    unsafe { retain_primary(device, || driver(context, device), || (*context).addr()) }
 }
 
-/// Charges the primary context if this is its first use; `handle` tells which one it is, where that is known.
-unsafe fn retaining(device: Device, ask: impl FnOnce() -> Status, handle: impl FnOnce() -> usize) -> Status {
+/// Charges the primary context if this is its first use. `handle` returns its address, or 0 if the
+/// call does not return it.
+unsafe fn retain_primary(
+    device: Device,
+    call_driver: impl FnOnce() -> Status,
+    handle: impl FnOnce() -> usize,
+) -> Status {
     let process = match Process::get() {
         Ok(process) => process,
         Err(status) => return status,
@@ -120,10 +128,10 @@ unsafe fn retaining(device: Device, ask: impl FnOnce() -> Status, handle: impl F
         Ok(charged) => charged,
         Err(status) => return status,
     };
-    let status = ask();
+    let status = call_driver();
     let mut all = contexts(process);
     let primary = all.primary(device);
-    // Two threads may have been first at once: one charge is enough.
+    // Two threads may both have charged the first use. One of the charges is refunded.
     let spare = if status == SUCCESS {
         primary.retained += 1;
         match handle() {
@@ -141,22 +149,23 @@ unsafe fn retaining(device: Device, ask: impl FnOnce() -> Status, handle: impl F
     status
 }
 
-/// Our own thread must be out of a context before it goes; the primary one goes with its last retain.
-fn forget_primary(device: Device, last: u64) {
+/// Makes the monitor thread stop using the primary context if it has at most `last` retains left,
+/// because the following call destroys it.
+fn forget_primary_context(device: Device, last: u64) {
     if let Some(process) = Process::if_loaded() {
         let mut all = contexts(process);
         let primary = all.primary(device);
-        let (handle, goes) = (primary.handle, primary.retained <= last);
+        let (handle, is_destroyed) = (primary.handle, primary.retained <= last);
         drop(all);
-        if goes {
+        if is_destroyed {
             process.compute.forget_context(handle);
         }
     }
 }
 
 unsafe fn release(driver: unsafe extern "C" fn(Device) -> Status, device: Device) -> Status {
-    forget_primary(device, 1);
-    // SAFETY: passed on as it came.
+    forget_primary_context(device, 1);
+    // SAFETY: the program's argument goes to the driver unchanged.
     let status = unsafe { driver(device) };
     if status == SUCCESS {
         released(device, 1);
@@ -165,8 +174,8 @@ unsafe fn release(driver: unsafe extern "C" fn(Device) -> Status, device: Device
 }
 
 unsafe fn reset(driver: unsafe extern "C" fn(Device) -> Status, device: Device) -> Status {
-    forget_primary(device, u64::MAX);
-    // SAFETY: passed on as it came.
+    forget_primary_context(device, u64::MAX);
+    // SAFETY: the program's argument goes to the driver unchanged.
     let status = unsafe { driver(device) };
     if status == SUCCESS {
         released(device, u64::MAX);
@@ -174,7 +183,7 @@ unsafe fn reset(driver: unsafe extern "C" fn(Device) -> Status, device: Device) 
     status
 }
 
-/// So many uses of the primary context have ended.
+/// Subtracts `times` retains of the primary context, and refunds it after the last one.
 fn released(device: Device, times: u64) {
     let Some(process) = Process::if_loaded() else { return };
     let mut all = contexts(process);
@@ -187,7 +196,7 @@ fn released(device: Device, times: u64) {
     }
 }
 
-/// A green context keeps the primary one alive, and lives in it.
+/// Creates a green context, which retains the primary context of its device.
 unsafe fn create_green(
     driver: unsafe extern "C" fn(*mut Handle, *mut c_void, Device, u32) -> Status,
     green: *mut Handle,
@@ -195,14 +204,14 @@ unsafe fn create_green(
     device: Device,
     flags: u32,
 ) -> Status {
-    // SAFETY: passed on as they came.
-    let status = unsafe { retaining(device, || driver(green, description, device, flags), || 0) };
+    // SAFETY: the program's arguments go to the driver unchanged.
+    let status = unsafe { retain_primary(device, || driver(green, description, device, flags), || 0) };
     if status == SUCCESS
         && let Some(process) = Process::if_loaded()
     {
-        // SAFETY: written by the driver.
+        // SAFETY: the driver reported success, so it has written the handle.
         contexts(process).green.push((unsafe { *green }.addr(), device));
-        // It takes some memory too, how much only the agent sees.
+        // A green context takes memory as well, which only the agent can measure.
         process.memory.code.note_loaded();
     }
     status
@@ -212,12 +221,12 @@ unsafe fn destroy_green(driver: unsafe extern "C" fn(Handle) -> Status, green: H
     let process = Process::if_loaded();
     let mut context: Handle = std::ptr::null_mut();
     if let Some(process) = process
-        // SAFETY: the program's; `context` is the place for the answer.
+        // SAFETY: `green` is the program's green context, and `context` is writable.
         && unsafe { of_green(&raw mut context, green) } == SUCCESS
     {
         process.compute.forget_context(context.addr());
     }
-    // SAFETY: passed on as it came.
+    // SAFETY: the program's argument goes to the driver unchanged.
     let status = unsafe { driver(green) };
     if status == SUCCESS
         && let Some(process) = process
@@ -239,8 +248,8 @@ unsafe fn create(
     flags: u32,
     device: Device,
 ) -> Status {
-    // SAFETY: passed on as they came.
-    unsafe { created(context, device, || driver(context, flags, device)) }
+    // SAFETY: the program's arguments go to the driver unchanged.
+    unsafe { create_charged(context, device, || driver(context, flags, device)) }
 }
 
 unsafe fn create_v3(
@@ -251,8 +260,8 @@ unsafe fn create_v3(
     flags: u32,
     device: Device,
 ) -> Status {
-    // SAFETY: passed on as they came.
-    unsafe { created(context, device, || driver(context, affinity, count, flags, device)) }
+    // SAFETY: the program's arguments go to the driver unchanged.
+    unsafe { create_charged(context, device, || driver(context, affinity, count, flags, device)) }
 }
 
 unsafe fn create_v4(
@@ -262,11 +271,15 @@ unsafe fn create_v4(
     flags: u32,
     device: Device,
 ) -> Status {
-    // SAFETY: passed on as they came.
-    unsafe { created(context, device, || driver(context, parameters, flags, device)) }
+    // SAFETY: the program's arguments go to the driver unchanged.
+    unsafe { create_charged(context, device, || driver(context, parameters, flags, device)) }
 }
 
-unsafe fn created(context: *mut Handle, device: Device, ask: impl FnOnce() -> Status) -> Status {
+unsafe fn create_charged(
+    context: *mut Handle,
+    device: Device,
+    call_driver: impl FnOnce() -> Status,
+) -> Status {
     let process = match Process::get() {
         Ok(process) => process,
         Err(status) => return status,
@@ -275,9 +288,9 @@ unsafe fn created(context: *mut Handle, device: Device, ask: impl FnOnce() -> St
         Ok(charged) => charged,
         Err(status) => return status,
     };
-    let status = ask();
+    let status = call_driver();
     if status == SUCCESS {
-        // SAFETY: written by the driver.
+        // SAFETY: the driver reported success, so it has written the handle.
         let handle = unsafe { *context }.addr();
         contexts(process).created.push(Created { handle, charged: (gpu, bytes), attached: 1 });
     } else {
@@ -290,7 +303,7 @@ unsafe fn destroy(driver: unsafe extern "C" fn(Handle) -> Status, context: Handl
     if let Some(process) = Process::if_loaded() {
         process.compute.forget_context(context.addr());
     }
-    // SAFETY: passed on as it came.
+    // SAFETY: the program's argument goes to the driver unchanged.
     let status = unsafe { driver(context) };
     if status == SUCCESS {
         destroyed(context.addr());
@@ -312,22 +325,22 @@ unsafe fn attach(
     context: *mut Handle,
     flags: u32,
 ) -> Status {
-    // SAFETY: passed on as they came.
+    // SAFETY: the program's arguments go to the driver unchanged.
     let status = unsafe { driver(context, flags) };
     if status == SUCCESS && !context.is_null() {
-        // SAFETY: written by the driver.
+        // SAFETY: the driver reported success, so it has written the handle.
         count_attached(unsafe { *context }.addr(), 1);
     }
     status
 }
 
-/// The last one destroys the context.
+/// Detaches from a context. The last detach destroys it.
 unsafe fn detach(driver: unsafe extern "C" fn(Handle) -> Status, context: Handle) -> Status {
     let is_last = count_attached(context.addr(), -1) == Some(0);
     if is_last && let Some(process) = Process::if_loaded() {
         process.compute.forget_context(context.addr());
     }
-    // SAFETY: passed on as it came.
+    // SAFETY: the program's argument goes to the driver unchanged.
     let status = unsafe { driver(context) };
     if status != SUCCESS {
         count_attached(context.addr(), 1);
@@ -337,7 +350,7 @@ unsafe fn detach(driver: unsafe extern "C" fn(Handle) -> Status, context: Handle
     status
 }
 
-/// How often a created context is attached to after a change.
+/// Changes the number of attachments of a created context and returns the new number.
 fn count_attached(context: usize, change: i32) -> Option<u32> {
     let mut all = contexts(Process::if_loaded()?);
     let created = all.created.iter_mut().find(|created| created.handle == context)?;
@@ -352,10 +365,10 @@ fn charge(process: &Process, device: Device) -> Result<Charged, Status> {
     Ok((gpu, bytes))
 }
 
-/// Gives back a context and what was allocated in it.
+/// Refunds a context and everything that was allocated in it.
 fn end(process: &Process, charged: Option<Charged>, context: usize) {
     for record in process.memory.allocations.remove_context(context) {
-        process.refund_piece(record.gpu, record.piece);
+        process.refund_size(record.gpu, record.size);
     }
     if let Some((gpu, bytes)) = charged {
         process.refund(gpu, bytes);

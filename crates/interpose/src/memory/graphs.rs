@@ -1,5 +1,8 @@
-//! Memory of graphs. Their nodes take it when a graph runs, and do not ask again. So it is charged when the node is made, until neither
-//! the graph nor anything made of it to run is left; what the driver keeps after that is charged as the graphs' pool.
+//! Memory of graphs.
+//!
+//! Allocation nodes take memory when their graph runs, without another call. The memory is
+//! therefore charged when the node is created, until the graph and all its executable graphs are
+//! destroyed. Memory that the driver keeps afterwards is charged as the pool for graphs.
 
 use std::ffi::{c_char, c_void};
 use std::sync::{MutexGuard, PoisonError};
@@ -27,16 +30,16 @@ hooks! { Cuda:
         node: *mut Handle, graph: Handle, dependencies: *const Handle, data: *const c_void, count: usize, parameters: *mut Node
     ) => add_v2;
     cuGraphInstantiate(
-        made: *mut Handle, graph: Handle, node: *mut Handle, log: *mut c_char, length: usize
+        executable: *mut Handle, graph: Handle, node: *mut Handle, log: *mut c_char, length: usize
     ) => instantiate;
     cuGraphInstantiate_v2(
-        made: *mut Handle, graph: Handle, node: *mut Handle, log: *mut c_char, length: usize
+        executable: *mut Handle, graph: Handle, node: *mut Handle, log: *mut c_char, length: usize
     ) => instantiate;
-    cuGraphInstantiateWithFlags(made: *mut Handle, graph: Handle, flags: u64) => instantiate_with_flags;
-    cuGraphInstantiateWithParams(made: *mut Handle, graph: Handle, parameters: *mut c_void) => instantiate_with;
-    cuGraphInstantiateWithParams_ptsz(made: *mut Handle, graph: Handle, parameters: *mut c_void) => instantiate_with;
+    cuGraphInstantiateWithFlags(executable: *mut Handle, graph: Handle, flags: u64) => instantiate_with_flags;
+    cuGraphInstantiateWithParams(executable: *mut Handle, graph: Handle, parameters: *mut c_void) => instantiate_with;
+    cuGraphInstantiateWithParams_ptsz(executable: *mut Handle, graph: Handle, parameters: *mut c_void) => instantiate_with;
     cuGraphDestroy(graph: Handle) => destroy;
-    cuGraphExecDestroy(made: Handle) => destroy;
+    cuGraphExecDestroy(executable: Handle) => destroy;
 }
 
 driver_functions! { Cuda:
@@ -49,18 +52,18 @@ driver_functions! { Cuda:
     );
 }
 
-/// What graphs may take, and by whom it is still needed. Few programs have any.
+/// The memory that graphs may take. Few programs have such graphs.
 #[derive(Default)]
 pub struct Graphs {
     promises: Vec<Promise>,
-    /// The streams in which captures run, and the graph of each.
+    /// The streams that are being captured, each with its graph.
     captures: Vec<(usize, usize)>,
 }
 
 struct Promise {
     device: Device,
     bytes: u64,
-    /// The graph, and what was made of it.
+    /// The graph and its executable graphs.
     holders: Vec<usize>,
 }
 
@@ -74,47 +77,55 @@ fn graphs(process: &Process) -> MutexGuard<'_, Graphs> {
     process.memory.graphs.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The graph that work in a stream goes into, where it is captured.
+/// Returns the graph into which a stream is being captured, if any.
 pub fn captured_by(stream: Stream) -> Option<Handle> {
     if !Process::if_loaded()?.compute.has_captured() || !stream.is_capturing() {
         return None;
     }
     let (mut status, mut id, mut graph) = (0, 0, std::ptr::null_mut());
     let none = std::ptr::null_mut();
-    let ask = if stream.per_thread { capture_info_per_thread } else { capture_info };
-    // SAFETY: places for the answers; the last two are not asked for.
-    let asked = unsafe { ask(stream.handle, &raw mut status, &raw mut id, &raw mut graph, none, none) };
+    let call_driver = if stream.per_thread { capture_info_per_thread } else { capture_info };
+    // SAFETY: `status`, `id` and `graph` are writable, and the driver accepts null for the last two
+    // results.
+    let asked =
+        unsafe { call_driver(stream.handle, &raw mut status, &raw mut id, &raw mut graph, none, none) };
     (asked == SUCCESS && !graph.is_null()).then_some(graph)
 }
 
-/// A capture has begun, into a graph of its own.
+/// Records the graph of a capture that has begun.
 pub fn capture_began(process: &Process, stream: Stream) {
     if let Some(graph) = captured_by(stream) {
         graphs(process).captures.push((stream.handle.addr(), graph.addr()));
     }
 }
 
-/// A capture has ended. Unless the program has the graph now, nothing is left of it.
+/// Forgets a capture that has ended. If the program did not get its graph, the memory of the graph
+/// is released.
 pub fn capture_ended(process: &Process, stream: Handle, is_kept: bool) {
     let mut all = graphs(process);
     let place = all.captures.iter().position(|(of, _)| *of == stream.addr());
     let graph = place.map(|place| all.captures.swap_remove(place).1);
     drop(all);
     if let Some(graph) = graph.filter(|_| !is_kept) {
-        gone(process, graph);
+        release_holder(process, graph);
     }
 }
 
-/// Adds a node that takes `bytes` of a device, or of the current one.
-pub fn taking(graph: Handle, device: Option<Device>, bytes: usize, ask: impl FnOnce() -> Status) -> Status {
+/// Adds a node that allocates `bytes` on `device`, or on the current device.
+pub fn add_allocation_node(
+    graph: Handle,
+    device: Option<Device>,
+    bytes: usize,
+    call_driver: impl FnOnce() -> Status,
+) -> Status {
     let process = match Process::get() {
         Ok(process) => process,
         Err(status) => return status,
     };
     let mut device = device.unwrap_or(-1);
-    // SAFETY: `device` is the place for the answer.
+    // SAFETY: `device` is writable.
     if device < 0 && unsafe { current_device(&raw mut device) } != SUCCESS {
-        return ask();
+        return call_driver();
     }
     let gpu = match process.gpus.of_device(device) {
         Ok(gpu) => gpu,
@@ -125,16 +136,16 @@ pub fn taking(graph: Handle, device: Option<Device>, bytes: usize, ask: impl FnO
     if let Err(status) = pool.promise(process, bytes) {
         return status;
     }
-    let status = ask();
+    let status = call_driver();
     if status == SUCCESS {
         graphs(process).promises.push(Promise { device, bytes, holders: vec![graph.addr()] });
     } else {
-        pool.take_back(process, bytes);
+        pool.revoke_promise(process, bytes);
     }
     status
 }
 
-// In all of the following: `driver` is the driver's function of the same form, called with what the program passed.
+// In each hook, `driver` is the driver's function of the same name.
 
 unsafe fn add_allocation(
     driver: AddAllocation,
@@ -144,10 +155,10 @@ unsafe fn add_allocation(
     count: usize,
     parameters: *mut AllocationNode,
 ) -> Status {
-    // SAFETY: see above.
-    let ask = || unsafe { driver(node, graph, dependencies, count, parameters) };
-    // SAFETY: the program passes parameters or null.
-    described(graph, unsafe { parameters.as_ref() }, ask)
+    // SAFETY: the program's arguments go to the driver unchanged.
+    let call_driver = || unsafe { driver(node, graph, dependencies, count, parameters) };
+    // SAFETY: the program passes valid parameters or null.
+    add_described_node(graph, unsafe { parameters.as_ref() }, call_driver)
 }
 
 unsafe fn add(
@@ -158,10 +169,10 @@ unsafe fn add(
     count: usize,
     parameters: *mut Node,
 ) -> Status {
-    // SAFETY: see above.
-    let ask = || unsafe { driver(node, graph, dependencies, count, parameters) };
-    // SAFETY: as `allocation` wants it.
-    described(graph, unsafe { allocation(parameters) }, ask)
+    // SAFETY: the program's arguments go to the driver unchanged.
+    let call_driver = || unsafe { driver(node, graph, dependencies, count, parameters) };
+    // SAFETY: the program passes valid parameters or null, as `allocation` requires.
+    add_described_node(graph, unsafe { allocation(parameters) }, call_driver)
 }
 
 unsafe fn add_v2(
@@ -173,68 +184,78 @@ unsafe fn add_v2(
     count: usize,
     parameters: *mut Node,
 ) -> Status {
-    // SAFETY: see above.
-    let ask = || unsafe { driver(node, graph, dependencies, data, count, parameters) };
-    // SAFETY: as `allocation` wants it.
-    described(graph, unsafe { allocation(parameters) }, ask)
+    // SAFETY: the program's arguments go to the driver unchanged.
+    let call_driver = || unsafe { driver(node, graph, dependencies, data, count, parameters) };
+    // SAFETY: the program passes valid parameters or null, as `allocation` requires.
+    add_described_node(graph, unsafe { allocation(parameters) }, call_driver)
 }
 
-/// What a node allocates, if it does: the program passes parameters or null.
+/// Returns the allocation of a node, if it is an allocation node. The parameters must be valid or
+/// null.
 unsafe fn allocation<'a>(parameters: *const Node) -> Option<&'a AllocationNode> {
-    // SAFETY: all kinds of nodes have this length at least.
+    // SAFETY: the parameters are valid or null, and the parameters of all kinds of nodes have at
+    // least this size.
     unsafe { parameters.as_ref() }.filter(|node| node.kind == Node::ALLOCATES).map(|node| &node.allocation)
 }
 
-fn described(graph: Handle, allocation: Option<&AllocationNode>, ask: impl FnOnce() -> Status) -> Status {
-    let Some(allocation) = allocation else { return ask() };
+fn add_described_node(
+    graph: Handle,
+    allocation: Option<&AllocationNode>,
+    call_driver: impl FnOnce() -> Status,
+) -> Status {
+    let Some(allocation) = allocation else { return call_driver() };
     match allocation.location.device() {
-        Some(device) => taking(graph, Some(device), allocation.bytes, ask),
-        None => ask(),
+        Some(device) => add_allocation_node(graph, Some(device), allocation.bytes, call_driver),
+        None => call_driver(),
     }
 }
 
 unsafe fn instantiate(
     driver: unsafe extern "C" fn(*mut Handle, Handle, *mut Handle, *mut c_char, usize) -> Status,
-    made: *mut Handle,
+    executable: *mut Handle,
     graph: Handle,
     node: *mut Handle,
     log: *mut c_char,
     length: usize,
 ) -> Status {
-    // SAFETY: see above.
-    unsafe { held(made, graph, || driver(made, graph, node, log, length)) }
+    // SAFETY: the program's arguments go to the driver unchanged.
+    unsafe { instantiate_charged(executable, graph, || driver(executable, graph, node, log, length)) }
 }
 
 unsafe fn instantiate_with_flags(
     driver: unsafe extern "C" fn(*mut Handle, Handle, u64) -> Status,
-    made: *mut Handle,
+    executable: *mut Handle,
     graph: Handle,
     flags: u64,
 ) -> Status {
-    // SAFETY: see above.
-    unsafe { held(made, graph, || driver(made, graph, flags)) }
+    // SAFETY: the program's arguments go to the driver unchanged.
+    unsafe { instantiate_charged(executable, graph, || driver(executable, graph, flags)) }
 }
 
 unsafe fn instantiate_with(
     driver: unsafe extern "C" fn(*mut Handle, Handle, *mut c_void) -> Status,
-    made: *mut Handle,
+    executable: *mut Handle,
     graph: Handle,
     parameters: *mut c_void,
 ) -> Status {
-    // SAFETY: see above.
-    unsafe { held(made, graph, || driver(made, graph, parameters)) }
+    // SAFETY: the program's arguments go to the driver unchanged.
+    unsafe { instantiate_charged(executable, graph, || driver(executable, graph, parameters)) }
 }
 
-/// What is made of a graph needs its memory too.
-unsafe fn held(made: *const Handle, graph: Handle, ask: impl FnOnce() -> Status) -> Status {
-    let status = ask();
+/// Instantiates a graph. The executable graph keeps the memory of the graph charged.
+unsafe fn instantiate_charged(
+    executable: *const Handle,
+    graph: Handle,
+    call_driver: impl FnOnce() -> Status,
+) -> Status {
+    let status = call_driver();
     if status == SUCCESS
         && let Some(process) = Process::if_loaded()
     {
         for promise in &mut graphs(process).promises {
             if promise.holders.contains(&graph.addr()) {
-                // SAFETY: written by the driver.
-                promise.holders.push(unsafe { *made }.addr());
+                // SAFETY: the driver reported success, so it has written the handle.
+                promise.holders.push(unsafe { *executable }.addr());
             }
         }
     }
@@ -246,25 +267,25 @@ unsafe fn destroy(driver: unsafe extern "C" fn(Handle) -> Status, holder: Handle
     if let Some(process) = process {
         process.compute.forget_graph(holder);
     }
-    // SAFETY: see above.
+    // SAFETY: the program's arguments go to the driver unchanged.
     let status = unsafe { driver(holder) };
     if status == SUCCESS
         && let Some(process) = process
     {
-        gone(process, holder.addr());
+        release_holder(process, holder.addr());
     }
     status
 }
 
-/// A graph, or what was made of one, needs no memory any more.
-fn gone(process: &Process, holder: usize) {
+/// Removes a graph or an executable graph as a holder, and releases memory without holders.
+fn release_holder(process: &Process, holder: usize) {
     let mut kept = Vec::new();
     let mut all = graphs(process);
     for mut promise in std::mem::take(&mut all.promises) {
         promise.holders.retain(|&known| known != holder);
         if promise.holders.is_empty() {
             if let Some(pool) = process.memory.pools.known(PoolSource::Graphs(promise.device)) {
-                pool.take_back(process, promise.bytes);
+                pool.revoke_promise(process, promise.bytes);
             }
         } else {
             kept.push(promise);

@@ -4,7 +4,7 @@ use std::ffi::c_int;
 use std::sync::atomic::Ordering;
 
 use super::allocation_table::AllocationKind;
-use super::{give, imported, take};
+use super::{allocate, free as release, import as import_memory};
 use crate::cuda::{DevicePointer, Handle, INVALID_VALUE, IpcHandle, Status};
 use crate::entry::table::hooks;
 use crate::grant::Process;
@@ -30,7 +30,7 @@ hooks! { Cuda:
     cuDestroyExternalMemory(memory: Handle) => destroy_external;
 }
 
-/// `CUDA_EXTERNAL_MEMORY_HANDLE_DESC`, up to what we read of it.
+/// The first fields of `CUDA_EXTERNAL_MEMORY_HANDLE_DESC`, as far as the library reads them.
 #[repr(C)]
 pub struct ExternalMemory {
     kind: c_int,
@@ -38,20 +38,21 @@ pub struct ExternalMemory {
     bytes: u64,
 }
 
-/// Rows of pitched memory begin at multiples of this, on all GPUs so far.
-const PITCH: u64 = 512;
+/// Alignment of the rows of pitched memory, the same on all GPUs so far.
+const PITCH_BYTES: u64 = 512;
 
 type Import = unsafe extern "C" fn(*mut DevicePointer, IpcHandle, u32) -> Status;
 
-// In all of the following: `driver` is the driver's function of the same form, called with what the program passed.
+// In each hook, `driver` is the driver's function of the same name.
 
 unsafe fn alloc(
     driver: unsafe extern "C" fn(*mut DevicePointer, usize) -> Status,
     pointer: *mut DevicePointer,
     bytes: usize,
 ) -> Status {
-    // SAFETY: see above; on success the driver has written the pointer.
-    unsafe { take(AllocationKind::Pointer, bytes as u64, || driver(pointer, bytes), || *pointer) }
+    // SAFETY: the program's arguments go to the driver unchanged, and on success the driver has
+    // written the pointer.
+    unsafe { allocate(AllocationKind::Pointer, bytes as u64, || driver(pointer, bytes), || *pointer) }
 }
 
 unsafe fn alloc_v1(
@@ -59,8 +60,11 @@ unsafe fn alloc_v1(
     pointer: *mut u32,
     bytes: u32,
 ) -> Status {
-    // SAFETY: as in `alloc`.
-    unsafe { take(AllocationKind::Pointer, bytes.into(), || driver(pointer, bytes), || (*pointer).into()) }
+    // SAFETY: the program's arguments go to the driver unchanged, and on success the driver has
+    // written the result.
+    unsafe {
+        allocate(AllocationKind::Pointer, bytes.into(), || driver(pointer, bytes), || (*pointer).into())
+    }
 }
 
 unsafe fn managed(
@@ -72,22 +76,25 @@ unsafe fn managed(
     if let Err(status) = charge_managed_base() {
         return status;
     }
-    // It takes nothing until touched, but then without asking again: so all of it counts from the start.
-    // SAFETY: as in `alloc`.
-    unsafe { take(AllocationKind::Pointer, bytes as u64, || driver(pointer, bytes, flags), || *pointer) }
+    // Managed memory takes device memory when it is touched, without another call. All of it is
+    // charged from the start.
+    // SAFETY: the program's arguments go to the driver unchanged, and on success the driver has
+    // written the result.
+    unsafe { allocate(AllocationKind::Pointer, bytes as u64, || driver(pointer, bytes, flags), || *pointer) }
 }
 
-/// What the driver takes beside the first managed memory of a process: measured on an H200 with driver 580.
-const MANAGED_BASE: u64 = 64 << 20;
+/// Memory that the driver takes in addition to the first managed allocation of a process. Measured
+/// on an H200 with driver 580.
+const MANAGED_BASE_BYTES: u64 = 64 << 20;
 
-/// Charges that, once per GPU.
+/// Charges [`MANAGED_BASE_BYTES`] once for each GPU.
 fn charge_managed_base() -> Result<(), Status> {
     let process = Process::get()?;
     let Some(gpu) = process.gpus.current().transpose()? else { return Ok(()) };
     if process.memory.has_managed[gpu].swap(true, Ordering::SeqCst) {
         return Ok(());
     }
-    process.charge(gpu, MANAGED_BASE).inspect_err(|_| {
+    process.charge(gpu, MANAGED_BASE_BYTES).inspect_err(|_| {
         process.memory.has_managed[gpu].store(false, Ordering::SeqCst);
     })
 }
@@ -101,9 +108,15 @@ unsafe fn pitched(
     element: u32,
 ) -> Status {
     let bytes = pitched_bytes(width as u64, height as u64);
-    // SAFETY: as in `alloc`.
+    // SAFETY: the program's arguments go to the driver unchanged, and on success the driver has
+    // written the result.
     unsafe {
-        take(AllocationKind::Pointer, bytes, || driver(pointer, pitch, width, height, element), || *pointer)
+        allocate(
+            AllocationKind::Pointer,
+            bytes,
+            || driver(pointer, pitch, width, height, element),
+            || *pointer,
+        )
     }
 }
 
@@ -116,9 +129,10 @@ unsafe fn pitched_v1(
     element: u32,
 ) -> Status {
     let bytes = pitched_bytes(width.into(), height.into());
-    // SAFETY: as in `alloc`.
+    // SAFETY: the program's arguments go to the driver unchanged, and on success the driver has
+    // written the result.
     unsafe {
-        take(
+        allocate(
             AllocationKind::Pointer,
             bytes,
             || driver(pointer, pitch, width, height, element),
@@ -128,19 +142,20 @@ unsafe fn pitched_v1(
 }
 
 unsafe fn free(driver: unsafe extern "C" fn(DevicePointer) -> Status, pointer: DevicePointer) -> Status {
-    // SAFETY: see above.
-    unsafe { give(AllocationKind::Pointer, pointer, || driver(pointer)) }
+    // SAFETY: the program's argument goes to the driver unchanged.
+    unsafe { release(AllocationKind::Pointer, pointer, || driver(pointer)) }
 }
 
 unsafe fn free_v1(driver: unsafe extern "C" fn(u32) -> Status, pointer: u32) -> Status {
-    // SAFETY: see above.
-    unsafe { give(AllocationKind::Pointer, pointer.into(), || driver(pointer)) }
+    // SAFETY: the program's argument goes to the driver unchanged.
+    unsafe { release(AllocationKind::Pointer, pointer.into(), || driver(pointer)) }
 }
 
 unsafe fn import(driver: Import, pointer: *mut DevicePointer, handle: IpcHandle, flags: u32) -> Status {
-    // SAFETY: see above; the address is not yet known to the program when it is closed again.
+    // SAFETY: the program's arguments go to the driver unchanged. The program does not know the
+    // address yet when a failed import is closed again.
     unsafe {
-        imported(
+        import_memory(
             AllocationKind::Imported,
             pointer,
             || driver(pointer, handle, flags),
@@ -150,8 +165,8 @@ unsafe fn import(driver: Import, pointer: *mut DevicePointer, handle: IpcHandle,
 }
 
 unsafe fn close(driver: unsafe extern "C" fn(DevicePointer) -> Status, pointer: DevicePointer) -> Status {
-    // SAFETY: see above.
-    unsafe { give(AllocationKind::Imported, pointer, || driver(pointer)) }
+    // SAFETY: the program's argument goes to the driver unchanged.
+    unsafe { release(AllocationKind::Imported, pointer, || driver(pointer)) }
 }
 
 unsafe fn import_external(
@@ -159,11 +174,12 @@ unsafe fn import_external(
     memory: *mut Handle,
     description: *const ExternalMemory,
 ) -> Status {
-    // SAFETY: the program passes a description or null.
+    // SAFETY: the program passes a valid description or null.
     let Some(described) = (unsafe { description.as_ref() }) else { return INVALID_VALUE };
-    // SAFETY: as in `alloc`.
+    // SAFETY: the program's arguments go to the driver unchanged, and on success the driver has
+    // written the result.
     unsafe {
-        take(
+        allocate(
             AllocationKind::ExternalMemory,
             described.bytes,
             || driver(memory, description),
@@ -173,10 +189,10 @@ unsafe fn import_external(
 }
 
 unsafe fn destroy_external(driver: unsafe extern "C" fn(Handle) -> Status, memory: Handle) -> Status {
-    // SAFETY: see above.
-    unsafe { give(AllocationKind::ExternalMemory, memory.addr() as u64, || driver(memory)) }
+    // SAFETY: the program's argument goes to the driver unchanged.
+    unsafe { release(AllocationKind::ExternalMemory, memory.addr() as u64, || driver(memory)) }
 }
 
 fn pitched_bytes(width: u64, height: u64) -> u64 {
-    width.checked_next_multiple_of(PITCH).unwrap_or(u64::MAX).saturating_mul(height)
+    width.checked_next_multiple_of(PITCH_BYTES).unwrap_or(u64::MAX).saturating_mul(height)
 }

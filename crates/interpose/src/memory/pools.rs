@@ -1,5 +1,6 @@
-//! Pools of the driver, which take memory from the GPU in their own pieces and keep what is freed. So a pool is charged by what it
-//! has reserved: more than that is never on the GPU, and what it keeps is not promised twice.
+//! The driver's memory pools. A pool reserves memory from the GPU in its own units and keeps freed
+//! memory. It is therefore charged by what it has reserved: it never has more memory on the GPU,
+//! and memory that it keeps is not promised twice.
 
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
@@ -24,17 +25,18 @@ driver_functions! { Cuda:
     trim_graph_memory = c"cuDeviceGraphMemTrim" (device: Device);
 }
 
-/// Pools in use, by handle or, for the memory of graphs, by device. They are few, and never freed here.
+/// All known pools. A process has few of them, and their records are never freed.
 #[derive(Default)]
 pub struct Pools {
     known: RwLock<Vec<&'static Pool>>,
-    /// The pool used last: most programs have one.
+    /// The pool of the last allocation. Most programs use one pool only.
     last: AtomicPtr<Pool>,
-    /// Where there is one device only: the pool that allocations without a pool come from.
-    pub usual: AtomicUsize,
+    /// Handle of the pool for allocations that name no pool, or 0. Cached only if there is one
+    /// device.
+    pub default_pool: AtomicUsize,
 }
 
-/// Where memory comes from.
+/// The origin of stream-ordered memory: a pool by its handle, or the memory for graphs of a device.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum PoolSource {
     Pool(usize),
@@ -45,34 +47,36 @@ pub struct Pool {
     source: PoolSource,
     /// The GPU whose memory the pool hands out, or `None` for host memory, which is not charged.
     gpu: Option<GpuSlot>,
-    /// What this pool is charged with.
+    /// Bytes that are charged for this pool.
     charged: AtomicU64,
-    /// Part of it: for calls on their way to the driver.
-    on_the_way: AtomicU64,
-    /// Part of it: for calls to come, so that not each of them goes to the ledger.
-    ahead: AtomicU64,
-    /// What it may reserve without asking again: it is charged with that at least.
+    /// Part of the charge that belongs to driver calls in flight.
+    in_flight: AtomicU64,
+    /// Part of the charge that is prepaid for later allocations, so that not each of them updates
+    /// the account.
+    prepaid: AtomicU64,
+    /// Bytes that the pool may reserve at any time. The charge is never below this value.
     promised: AtomicU64,
-    /// Our thread knows that there is something to settle.
-    is_noted: AtomicBool,
-    /// The program made it, and may destroy it.
-    pub is_made: AtomicBool,
-    /// The program has destroyed it while memory of it was in use. That is so until the last of it is freed.
-    is_left: AtomicBool,
+    /// True if the monitor thread has been notified that this pool must be settled.
+    is_monitor_notified: AtomicBool,
+    /// True if the program created the pool and may destroy it.
+    pub is_created_by_program: AtomicBool,
+    /// True if the program has destroyed the pool while some of its memory was in use. The pool is
+    /// destroyed once all of it is freed.
+    is_destroy_pending: AtomicBool,
 }
 
-/// As long as the container is further than this from its limit, a pool is charged ahead
-const COMFORT: u64 = 2 << 30;
-/// with so much.
-const AHEAD: u64 = 512 << 20;
+/// Distance of the container from its limit above which a pool prepays.
+const PREPAY_DISTANCE_BYTES: u64 = 2 << 30;
+/// Number of bytes that a pool prepays.
+const PREPAID_BYTES: u64 = 512 << 20;
 
 impl Pools {
-    /// Charges each pool with what it really has.
+    /// Adjusts the charge of each pool to its reserved memory.
     pub fn settle_all(&self, process: &Process) {
         self.each(process, &|pool| pool.settle(process));
     }
 
-    /// Has each pool give up what it keeps for later, as the driver does when the GPU is full.
+    /// Makes each pool release unused memory, as the driver does when the GPU is full.
     pub fn shrink_all(&self, process: &Process) {
         self.each(process, &|pool| {
             pool.trim();
@@ -80,19 +84,21 @@ impl Pools {
         });
     }
 
-    /// Asks each pool of a GPU. None goes meanwhile; those that the program has left go then.
-    fn each(&self, process: &Process, ask: &dyn Fn(&Pool)) {
+    /// Visits each pool of device memory. No pool is destroyed meanwhile; pools with a pending
+    /// destruction are destroyed afterwards.
+    fn each(&self, process: &Process, visit: &dyn Fn(&Pool)) {
         let pools = self.known.read().unwrap_or_else(PoisonError::into_inner);
-        pools.iter().filter(|pool| pool.gpu.is_some()).for_each(|pool| ask(pool));
-        let is_left = |pool: &&&Pool| pool.is_left.load(Ordering::SeqCst);
-        let left: Vec<PoolSource> = pools.iter().filter(is_left).map(|pool| pool.source).collect();
+        pools.iter().filter(|pool| pool.gpu.is_some()).for_each(|pool| visit(pool));
+        let is_destroy_pending = |pool: &&&Pool| pool.is_destroy_pending.load(Ordering::SeqCst);
+        let pending: Vec<PoolSource> =
+            pools.iter().filter(is_destroy_pending).map(|pool| pool.source).collect();
         drop(pools);
-        for source in left {
+        for source in pending {
             self.destroy(process, source);
         }
     }
 
-    /// The pool of a source, which lies on a GPU.
+    /// Returns the pool of a source, and adds it if it is not known.
     pub fn get(&self, source: PoolSource, gpu: Option<GpuSlot>) -> &'static Pool {
         if let Some(pool) = self.known(source) {
             return pool;
@@ -105,20 +111,20 @@ impl Pools {
             source,
             gpu,
             charged: AtomicU64::new(0),
-            on_the_way: AtomicU64::new(0),
-            ahead: AtomicU64::new(0),
+            in_flight: AtomicU64::new(0),
+            prepaid: AtomicU64::new(0),
             promised: AtomicU64::new(0),
-            is_noted: AtomicBool::new(false),
-            is_made: AtomicBool::new(false),
-            is_left: AtomicBool::new(false),
+            is_monitor_notified: AtomicBool::new(false),
+            is_created_by_program: AtomicBool::new(false),
+            is_destroy_pending: AtomicBool::new(false),
         }));
         pools.push(new);
         new
     }
 
-    /// The pool of a source, if there was one before.
+    /// Returns the pool of a source if it is known.
     pub fn known(&self, source: PoolSource) -> Option<&'static Pool> {
-        // SAFETY: null or a leaked pool.
+        // SAFETY: the pointer is null or refers to a pool that was leaked.
         let last = unsafe { self.last.load(Ordering::Acquire).as_ref() };
         if let Some(last) = last.filter(|last| last.source == source) {
             return Some(last);
@@ -129,23 +135,26 @@ impl Pools {
         Some(pool)
     }
 
-    /// A pool goes, with its memory. Where some of that is in use the driver would let it live, but nobody could ask it any more: then it
-    /// goes later.
+    /// Destroys a pool. If some of its memory is in use, the driver would keep that memory, but the
+    /// pool could no longer be queried. The destruction is then deferred until the memory is freed.
     pub fn destroy(&self, process: &Process, source: PoolSource) -> Status {
         let PoolSource::Pool(handle) = source else { return INVALID_VALUE };
-        // Locked until it is gone: others may be asking it, and the next one may have its handle.
+        // The list stays locked until the pool is destroyed: other threads may query the pool, and
+        // a new pool may get the same handle.
         let mut pools = self.known.write().unwrap_or_else(PoisonError::into_inner);
         let place = pools.iter().position(|pool| pool.source == source);
-        let is_in_use = |pool: &Pool| pool.is_made.load(Ordering::Relaxed) && pool.ask(POOL_USED) > Some(0);
+        let is_in_use = |pool: &Pool| {
+            pool.is_created_by_program.load(Ordering::Relaxed) && pool.attribute(POOL_USED) > Some(0)
+        };
         if let Some(pool) = place.map(|place| pools[place]).filter(|pool| is_in_use(pool)) {
-            pool.is_left.store(true, Ordering::SeqCst);
+            pool.is_destroy_pending.store(true, Ordering::SeqCst);
             return SUCCESS;
         }
-        // SAFETY: destroyed by the program.
+        // SAFETY: the program has requested the destruction of this pool.
         let status = unsafe { destroy_pool(std::ptr::with_exposed_provenance_mut(handle)) };
         if let Some(place) = place.filter(|_| status == SUCCESS) {
             let pool = pools.swap_remove(place);
-            self.usual.store(0, Ordering::Release);
+            self.default_pool.store(0, Ordering::Release);
             self.last.store(std::ptr::null_mut(), Ordering::Release);
             if let Some(gpu) = pool.gpu {
                 process.refund(gpu, pool.charged.swap(0, Ordering::SeqCst));
@@ -156,32 +165,34 @@ impl Pools {
 }
 
 impl Pool {
-    /// An attribute of the pool, where it can be asked.
-    fn ask(&self, pool_attribute_number: i32) -> Option<u64> {
+    /// Returns an attribute of the pool, or `None` if the driver does not report it.
+    fn attribute(&self, pool_attribute_number: i32) -> Option<u64> {
         let mut value = 0_u64;
-        let place = (&raw mut value).cast();
-        // SAFETY: all attributes asked for are 64 bits wide.
+        let target = (&raw mut value).cast();
+        // SAFETY: the pool or device is valid, and all attributes used here are 64 bits wide, like
+        // `value`.
         let status = unsafe {
             match self.source {
                 PoolSource::Pool(pool) => {
-                    pool_attribute(std::ptr::with_exposed_provenance_mut(pool), pool_attribute_number, place)
+                    pool_attribute(std::ptr::with_exposed_provenance_mut(pool), pool_attribute_number, target)
                 }
-                PoolSource::Graphs(device) => graph_memory(device, GRAPH_MEMORY_RESERVED, place),
+                PoolSource::Graphs(device) => graph_memory(device, GRAPH_MEMORY_RESERVED, target),
             }
         };
         (status == SUCCESS).then_some(value)
     }
 
-    /// Charges the pool with what it has reserved and what is on its way.
+    /// Adjusts the charge to the reserved memory and the calls in flight.
     fn settle(&self, process: &Process) {
-        self.is_noted.store(false, Ordering::SeqCst);
-        if self.ahead.swap(0, Ordering::SeqCst) > 0 {
-            // What was charged ahead may have covered what the agent would have seen beyond the ledger.
+        self.is_monitor_notified.store(false, Ordering::SeqCst);
+        if self.prepaid.swap(0, Ordering::SeqCst) > 0 {
+            // The prepaid charge may have hidden memory that the agent would have measured as
+            // uncharged.
             process.memory.code.note_loaded();
         }
         // A pool that cannot report its size keeps its last charge.
-        let (Some(gpu), Some(reserved)) = (self.gpu, self.ask(POOL_RESERVED)) else { return };
-        let reserved = reserved + self.on_the_way.load(Ordering::SeqCst);
+        let (Some(gpu), Some(reserved)) = (self.gpu, self.attribute(POOL_RESERVED)) else { return };
+        let reserved = reserved + self.in_flight.load(Ordering::SeqCst);
         let target = reserved.max(self.promised.load(Ordering::SeqCst));
         let before = self.charged.swap(target, Ordering::SeqCst);
         if target > before {
@@ -191,7 +202,7 @@ impl Pool {
         }
     }
 
-    /// Lets the pool reserve `bytes` more whenever it likes.
+    /// Allows the pool to reserve `bytes` more at any time.
     ///
     /// # Errors
     /// "Out of memory" at the limit.
@@ -209,91 +220,93 @@ impl Pool {
         Ok(())
     }
 
-    /// It will not reserve that any more. What it has of it must go back to the GPU, or the next could come on top of it.
-    pub fn take_back(&self, process: &Process, bytes: u64) {
+    /// Revokes a promise. The pool is trimmed, so that a later promise does not come on top of
+    /// memory that the pool keeps.
+    pub fn revoke_promise(&self, process: &Process, bytes: u64) {
         self.promised.fetch_sub(bytes, Ordering::SeqCst);
         self.trim();
         self.settle(process);
     }
 
     fn spare(&self) -> u64 {
-        let asked = self.ask(POOL_RESERVED).zip(self.ask(POOL_USED));
-        asked.map_or(0, |(reserved, used)| reserved.saturating_sub(used))
+        let sizes = self.attribute(POOL_RESERVED).zip(self.attribute(POOL_USED));
+        sizes.map_or(0, |(reserved, used)| reserved.saturating_sub(used))
     }
 
-    /// Asks the driver for `bytes` of this pool.
-    pub fn take(
+    /// Allocates `bytes` from this pool.
+    pub fn allocate(
         &self,
         process: &Process,
         bytes: u64,
-        ask: &dyn Fn() -> Status,
+        call_driver: &dyn Fn() -> Status,
         undo: impl FnOnce(),
     ) -> Status {
-        let Some(gpu) = self.gpu else { return ask() };
+        let Some(gpu) = self.gpu else { return call_driver() };
         let blocks = round_up_to_blocks(bytes);
-        if self.pays(blocks) || (self.tops_up(process, gpu) && self.pays(blocks)) {
-            let status = ask();
+        if self.use_prepaid(blocks) || (self.prepay(process, gpu) && self.use_prepaid(blocks)) {
+            let status = call_driver();
             if status != SUCCESS {
                 self.settle(process);
             }
             return status;
         }
-        let status = self.take_at_the_limit(process, gpu, bytes, ask, undo);
+        let status = self.allocate_near_limit(process, gpu, bytes, call_driver, undo);
         monitor::notify();
         status
     }
 
-    /// Takes from what was charged ahead.
-    fn pays(&self, blocks: u64) -> bool {
-        let paid = |ahead: u64| ahead.checked_sub(blocks);
-        self.ahead.fetch_update(Ordering::SeqCst, Ordering::SeqCst, paid).is_ok()
+    /// Uses `blocks` of the prepaid charge. Returns false if it does not suffice.
+    fn use_prepaid(&self, blocks: u64) -> bool {
+        let paid = |prepaid: u64| prepaid.checked_sub(blocks);
+        self.prepaid.fetch_update(Ordering::SeqCst, Ordering::SeqCst, paid).is_ok()
     }
 
-    /// Charges ahead, beyond what the pool really has, if the container is far from its limit.
-    fn tops_up(&self, process: &Process, gpu: GpuSlot) -> bool {
-        if process.account.held(gpu).saturating_add(COMFORT) > process.memory_limit(gpu) {
+    /// Charges more than the pool has reserved, if the container is far from its limit. Returns
+    /// whether it did.
+    fn prepay(&self, process: &Process, gpu: GpuSlot) -> bool {
+        if process.account.held(gpu).saturating_add(PREPAY_DISTANCE_BYTES) > process.memory_limit(gpu) {
             return false;
         }
-        let Some(reserved) = self.ask(POOL_RESERVED) else { return false };
-        let target = reserved + self.on_the_way.load(Ordering::SeqCst) + AHEAD;
+        let Some(reserved) = self.attribute(POOL_RESERVED) else { return false };
+        let target = reserved + self.in_flight.load(Ordering::SeqCst) + PREPAID_BYTES;
         let before = self.charged.swap(target, Ordering::SeqCst);
         if target < before {
             process.refund(gpu, before - target);
-        } else if target > before && !process.charge_now(gpu, target - before) {
+        } else if target > before && !process.try_charge(gpu, target - before) {
             self.charged.fetch_sub(target - before, Ordering::SeqCst);
             return false;
         }
-        self.ahead.store(AHEAD, Ordering::SeqCst);
-        if !self.is_noted.swap(true, Ordering::SeqCst) {
+        self.prepaid.store(PREPAID_BYTES, Ordering::SeqCst);
+        if !self.is_monitor_notified.swap(true, Ordering::SeqCst) {
             monitor::notify();
         }
         true
     }
 
-    /// Asks the driver, looking at the ledger and the pool.
-    fn take_at_the_limit(
+    /// Allocates with an exact charge, because the container is near its limit.
+    fn allocate_near_limit(
         &self,
         process: &Process,
         gpu: GpuSlot,
         bytes: u64,
-        ask: &dyn Fn() -> Status,
+        call_driver: &dyn Fn() -> Status,
         undo: impl FnOnce(),
     ) -> Status {
         let mut charged = round_up_to_blocks(bytes);
         if process.charge(gpu, charged).is_err() {
-            // Not from the GPU, then; perhaps from what the pool already has.
+            // No more memory of the GPU is available. The pool may still have enough unused memory.
             if self.spare() < bytes {
                 return OUT_OF_MEMORY;
             }
             charged = 0;
         }
-        self.on_the_way.fetch_add(charged, Ordering::SeqCst);
+        self.in_flight.fetch_add(charged, Ordering::SeqCst);
         self.charged.fetch_add(charged, Ordering::SeqCst);
-        let status = ask();
-        self.on_the_way.fetch_sub(charged, Ordering::SeqCst);
+        let status = call_driver();
+        self.in_flight.fetch_sub(charged, Ordering::SeqCst);
         self.settle(process);
         let (held, limit) = (process.account.held(gpu), process.memory_limit(gpu));
-        // The pool could not use its spare memory after all and took more than there is.
+        // The pool could not use its spare memory and has reserved more than the limit allows.
         if charged == 0 && status == SUCCESS && held > limit {
             undo();
             self.trim();
@@ -303,9 +316,9 @@ impl Pool {
         status
     }
 
-    /// Has it give up what it keeps for later.
+    /// Makes the pool release its unused memory.
     fn trim(&self) {
-        // SAFETY: a live pool, or a device; what is in use is kept.
+        // SAFETY: the pool or device is valid, and the driver keeps memory that is in use.
         unsafe {
             match self.source {
                 PoolSource::Pool(pool) => trim(std::ptr::with_exposed_provenance_mut(pool), 0),

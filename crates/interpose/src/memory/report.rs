@@ -1,4 +1,4 @@
-//! What a program is told about memory: its share, not the GPU.
+//! Free and total memory, as the program sees them: the container's, not the GPU's.
 
 use tessera_limits::GpuSlot;
 use tessera_limits::allocation_size::visible_memory;
@@ -14,10 +14,10 @@ hooks! { Cuda:
     cuDeviceTotalMem(bytes: *mut u32, device: Device) => total;
 }
 
-/// How a form of the interface counts bytes.
+/// The integer type in which a version of the interface counts bytes.
 trait Bytes: Copy + Ord {
     fn wide(self) -> u64;
-    /// The most it can say, where it is more.
+    /// Converts `bytes`, or returns the largest value if `bytes` is larger.
     fn narrow(bytes: u64) -> Self;
 }
 
@@ -46,13 +46,13 @@ unsafe fn info<T: Bytes>(
     free: *mut T,
     total: *mut T,
 ) -> Status {
-    // SAFETY: passed on as they came.
+    // SAFETY: the program's arguments go to the driver unchanged.
     let status = unsafe { driver(free, total) };
     if status == SUCCESS && !free.is_null() && !total.is_null() {
-        // SAFETY: written by the driver.
+        // SAFETY: the driver reported success, so it has written both values.
         let (gpu_free, gpu_total) = unsafe { ((*free).wide(), (*total).wide()) };
         if let Some((shown_free, shown_total)) = share(gpu_free, gpu_total) {
-            // SAFETY: as above.
+            // SAFETY: the driver has written both values, so both are writable.
             unsafe { (*free, *total) = (T::narrow(shown_free), T::narrow(shown_total)) };
         }
     }
@@ -64,13 +64,13 @@ unsafe fn total<T: Bytes>(
     bytes: *mut T,
     device: Device,
 ) -> Status {
-    // SAFETY: passed on as they came.
+    // SAFETY: the program's arguments go to the driver unchanged.
     let status = unsafe { driver(bytes, device) };
     if status == SUCCESS
         && !bytes.is_null()
         && let Some(granted) = granted(device)
     {
-        // SAFETY: written by the driver.
+        // SAFETY: the driver reported success, so it has written `bytes`.
         unsafe { *bytes = (*bytes).min(T::narrow(granted)) };
     }
     status
@@ -81,7 +81,7 @@ fn granted(device: Device) -> Option<u64> {
     Some(process.granted(process.gpus.of_device(device).ok()?))
 }
 
-/// Free and total of the current GPU, as this container has them.
+/// Returns the free and total bytes of this container on the current GPU.
 fn share(gpu_free: u64, gpu_total: u64) -> Option<(u64, u64)> {
     let process = Process::get().ok()?;
     let gpu = process.gpus.current()?.ok()?;
@@ -91,7 +91,7 @@ fn share(gpu_free: u64, gpu_total: u64) -> Option<(u64, u64)> {
 }
 
 impl Process {
-    /// What the container holds of a GPU, in ledgers or not.
+    /// Returns the bytes of a GPU that the container holds, charged or uncharged.
     pub fn held(&self, gpu: GpuSlot) -> u64 {
         self.account.held(gpu).saturating_add(self.control.uncharged(gpu))
     }

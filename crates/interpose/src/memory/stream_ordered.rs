@@ -1,4 +1,4 @@
-//! Allocation in the order of a stream, from pools.
+//! Stream-ordered allocation from pools.
 
 use std::ffi::c_void;
 use std::sync::atomic::Ordering;
@@ -7,7 +7,7 @@ use super::allocation_table::AllocationKind;
 use tessera_limits::GpuSlot;
 
 use super::pools::PoolSource;
-use super::{give, graphs, imported};
+use super::{free as release, graphs, import as import_memory};
 use crate::compute::Stream;
 use crate::cuda::{
     DEFAULT_STREAM, Device, DevicePointer, Handle, Location, MANAGED, Placement, SUCCESS, Status,
@@ -52,27 +52,30 @@ unsafe fn alloc<const PER_THREAD: bool>(
     bytes: usize,
     stream: Handle,
 ) -> Status {
-    // SAFETY: passed on as they came.
-    let ask = || unsafe { driver(pointer, bytes, stream) };
-    // SAFETY: as above; the stream is the program's.
-    unsafe { take(None, bytes, &ask, pointer, Stream { handle: stream, per_thread: PER_THREAD }) }
+    // SAFETY: the program's arguments go to the driver unchanged.
+    let call_driver = || unsafe { driver(pointer, bytes, stream) };
+    // SAFETY: `pointer` and `stream` are the program's arguments, and the closure calls the driver
+    // with them.
+    unsafe {
+        allocate_from(None, bytes, &call_driver, pointer, Stream { handle: stream, per_thread: PER_THREAD })
+    }
 }
 
-/// The pool of the current device.
-fn usual_pool() -> Option<Handle> {
-    let known = Process::if_loaded().map(|process| &process.memory.pools.usual);
-    if let Some(usual) = known.map(|usual| usual.load(Ordering::Acquire)).filter(|usual| *usual != 0) {
-        return Some(std::ptr::with_exposed_provenance_mut(usual));
+/// Returns the pool for allocations on the current device that name no pool.
+fn current_default_pool() -> Option<Handle> {
+    let known = Process::if_loaded().map(|process| &process.memory.pools.default_pool);
+    if let Some(cached) = known.map(|cached| cached.load(Ordering::Acquire)).filter(|cached| *cached != 0) {
+        return Some(std::ptr::with_exposed_provenance_mut(cached));
     }
     let (mut device, mut pool, mut count) = (0, std::ptr::null_mut(), 0);
-    // SAFETY: places for the answers.
+    // SAFETY: `device` and `pool` are writable.
     let found = unsafe {
         current_device(&raw mut device) == SUCCESS && pool_of_device(&raw mut pool, device) == SUCCESS
     };
-    // SAFETY: as above.
+    // SAFETY: `count` is writable.
     let is_only = unsafe { device_count(&raw mut count) } == SUCCESS && count == 1;
-    if let Some(usual) = known.filter(|_| found && is_only) {
-        usual.store(pool.expose_provenance(), Ordering::Release);
+    if let Some(cached) = known.filter(|_| found && is_only) {
+        cached.store(pool.expose_provenance(), Ordering::Release);
     }
     found.then_some(pool)
 }
@@ -82,8 +85,8 @@ unsafe fn set_pool(
     device: Device,
     pool: Handle,
 ) -> Status {
-    // SAFETY: passed on as they came.
-    from_another_pool(|| unsafe { driver(device, pool) })
+    // SAFETY: the program's arguments go to the driver unchanged.
+    forget_default_pool(|| unsafe { driver(device, pool) })
 }
 
 unsafe fn set_pool_at(
@@ -92,15 +95,15 @@ unsafe fn set_pool_at(
     kind: i32,
     pool: Handle,
 ) -> Status {
-    // SAFETY: passed on as they came.
-    from_another_pool(|| unsafe { driver(location, kind, pool) })
+    // SAFETY: the program's arguments go to the driver unchanged.
+    forget_default_pool(|| unsafe { driver(location, kind, pool) })
 }
 
-/// From now on allocations come from another pool.
-fn from_another_pool(ask: impl FnOnce() -> Status) -> Status {
-    let status = ask();
+/// Calls the driver to change the default pool of a device, and forgets the cached one.
+fn forget_default_pool(call_driver: impl FnOnce() -> Status) -> Status {
+    let status = call_driver();
     if let Some(process) = Process::if_loaded() {
-        process.memory.pools.usual.store(0, Ordering::Release);
+        process.memory.pools.default_pool.store(0, Ordering::Release);
     }
     status
 }
@@ -112,26 +115,35 @@ unsafe fn alloc_from<const PER_THREAD: bool>(
     pool: Handle,
     stream: Handle,
 ) -> Status {
-    // SAFETY: passed on as they came.
-    let ask = || unsafe { driver(pointer, bytes, pool, stream) };
-    // SAFETY: as above.
-    unsafe { take(Some(pool), bytes, &ask, pointer, Stream { handle: stream, per_thread: PER_THREAD }) }
+    // SAFETY: the program's arguments go to the driver unchanged.
+    let call_driver = || unsafe { driver(pointer, bytes, pool, stream) };
+    // SAFETY: `pointer` and `stream` are the program's arguments, and the closure calls the driver
+    // with them.
+    unsafe {
+        allocate_from(
+            Some(pool),
+            bytes,
+            &call_driver,
+            pointer,
+            Stream { handle: stream, per_thread: PER_THREAD },
+        )
+    }
 }
 
-/// Takes from a pool, or the one of the current device. One function for all forms.
+/// Allocates from `pool`, or from the default pool of the current device.
 #[inline(never)]
-unsafe fn take(
+unsafe fn allocate_from(
     pool: Option<Handle>,
     bytes: usize,
-    ask: &dyn Fn() -> Status,
+    call_driver: &dyn Fn() -> Status,
     pointer: *mut DevicePointer,
     stream: Stream,
 ) -> Status {
     if let Some(graph) = graphs::captured_by(stream) {
-        return graphs::taking(graph, None, bytes, ask);
+        return graphs::add_allocation_node(graph, None, bytes, call_driver);
     }
-    // Without a context the driver refuses by itself.
-    let Some(pool) = pool.or_else(usual_pool) else { return ask() };
+    // Without a context the driver rejects the call itself.
+    let Some(pool) = pool.or_else(current_default_pool) else { return call_driver() };
     let process = match Process::get() {
         Ok(process) => process,
         Err(status) => return status,
@@ -139,14 +151,15 @@ unsafe fn take(
     let source = PoolSource::Pool(pool.expose_provenance());
     let pool = match process.memory.pools.known(source) {
         Some(pool) => pool,
-        None => match home(process, pool) {
+        None => match gpu_of_pool(process, pool) {
             Some(Ok(gpu)) => process.memory.pools.get(source, Some(gpu)),
             Some(Err(status)) => return status,
-            None => return ask(),
+            None => return call_driver(),
         },
     };
     let undo = || {
-        // SAFETY: allocated just before, on this stream, and not yet known to the program.
+        // SAFETY: the driver has just allocated this memory on this stream, and the program does
+        // not know its address.
         unsafe {
             if stream.per_thread {
                 free_own(*pointer, stream.handle)
@@ -155,16 +168,17 @@ unsafe fn take(
             }
         };
     };
-    pool.take(process, bytes as u64, ask, undo)
+    pool.allocate(process, bytes as u64, call_driver, undo)
 }
 
-/// The GPU of a pool that was there before the program made any: each device has one. Of others nothing is known but who uses them.
-fn home(process: &Process, pool: Handle) -> Option<Result<GpuSlot, Status>> {
+/// Returns the GPU of a pool that the program did not create: the device with this default pool, or
+/// else the current device.
+fn gpu_of_pool(process: &Process, pool: Handle) -> Option<Result<GpuSlot, Status>> {
     let (mut count, mut of_device) = (0, std::ptr::null_mut());
-    // SAFETY: `count` is the place for the answer.
+    // SAFETY: `count` is writable.
     if unsafe { device_count(&raw mut count) } == SUCCESS {
         for device in 0..count {
-            // SAFETY: `of_device` is the place for the answer.
+            // SAFETY: `of_device` is writable.
             if unsafe { default_pool(&raw mut of_device, device) } == SUCCESS && of_device == pool {
                 return Some(process.gpus.of_device(device));
             }
@@ -178,9 +192,9 @@ unsafe fn free(
     pointer: DevicePointer,
     stream: Handle,
 ) -> Status {
-    // Plain memory may be freed in stream order too.
-    // SAFETY: passed on as they came.
-    unsafe { give(AllocationKind::Pointer, pointer, || driver(pointer, stream)) }
+    // Linear memory may be freed in stream order too.
+    // SAFETY: the program's arguments go to the driver unchanged.
+    unsafe { release(AllocationKind::Pointer, pointer, || driver(pointer, stream)) }
 }
 
 unsafe fn create(
@@ -192,22 +206,22 @@ unsafe fn create(
         Ok(process) => process,
         Err(status) => return status,
     };
-    // SAFETY: passed on as they came.
+    // SAFETY: the program's arguments go to the driver unchanged.
     let status = unsafe { driver(pool, placement) };
     if status == SUCCESS && !placement.is_null() {
-        // Only the first fields are read, which every version has.
-        // SAFETY: the driver has read the one and written the other.
+        // SAFETY: the driver has read `placement` and written `pool`. Only the first fields of
+        // `placement` are read, which every version has.
         let (location, is_managed, pool) =
             unsafe { ((*placement).location, (*placement).kind == MANAGED, *pool) };
         let gpu = match location.device() {
             Some(device) => process.gpus.of_device(device).ok().map(Some),
-            // It will move to the GPUs that use it: most likely this one.
+            // Managed memory moves to the GPU that uses it, which is most likely the current one.
             None if is_managed => process.gpus.current().and_then(Result::ok).map(Some),
             None => Some(None),
         };
         if let Some(gpu) = gpu {
             let pool = process.memory.pools.get(PoolSource::Pool(pool.expose_provenance()), gpu);
-            pool.is_made.store(true, Ordering::Relaxed);
+            pool.is_created_by_program.store(true, Ordering::Relaxed);
         }
     }
     status
@@ -216,22 +230,25 @@ unsafe fn create(
 unsafe fn destroy(driver: unsafe extern "C" fn(Handle) -> Status, pool: Handle) -> Status {
     match Process::if_loaded() {
         Some(process) => process.memory.pools.destroy(process, PoolSource::Pool(pool.expose_provenance())),
-        // SAFETY: passed on as it came.
+        // SAFETY: the program's argument goes to the driver unchanged.
         None => unsafe { driver(pool) },
     }
 }
 
-/// One piece of another process's pool.
+/// Imports one allocation of another process's pool.
 unsafe fn import(
     driver: unsafe extern "C" fn(*mut DevicePointer, Handle, *mut c_void) -> Status,
     pointer: *mut DevicePointer,
     pool: Handle,
     shared: *mut c_void,
 ) -> Status {
-    // SAFETY: passed on as they came.
-    let ask = || unsafe { driver(pointer, pool, shared) };
-    // SAFETY: on success the driver has written the pointer. It is freed like other memory, also in stream order.
+    // SAFETY: the program's arguments go to the driver unchanged.
+    let call_driver = || unsafe { driver(pointer, pool, shared) };
+    // SAFETY: on success the driver has written the pointer. Imported memory may be freed in stream
+    // order.
     unsafe {
-        imported(AllocationKind::Pointer, pointer, ask, |pointer| cuMemFreeAsync(pointer, DEFAULT_STREAM))
+        import_memory(AllocationKind::Pointer, pointer, call_driver, |pointer| {
+            cuMemFreeAsync(pointer, DEFAULT_STREAM)
+        })
     }
 }

@@ -1,5 +1,5 @@
-//! Physical memory by handles, and its mappings. A handle's memory lives until the handle is released as often as it was
-//! taken and no mapping of it is left.
+//! Handles of physical memory and their mappings. The memory is freed when every reference to the
+//! handle is released and no mapping is left.
 
 use std::collections::HashMap;
 use std::hash::BuildHasherDefault;
@@ -31,7 +31,7 @@ driver_functions! { Cuda:
     properties = c"cuMemGetAllocationPropertiesFromHandle" (placement: *mut Placement, handle: u64);
 }
 
-/// The handles of this process, and the handle of each address where something is mapped.
+/// The handles of this process, and its mappings by address.
 #[derive(Default)]
 pub struct Handles {
     handles: HashMap<u64, Physical, BuildHasherDefault<KeyHasher>>,
@@ -47,14 +47,14 @@ struct Mapping {
 struct Physical {
     gpu: GpuSlot,
     charged: u64,
-    /// Times taken and not released, and mappings.
+    /// Number of references that are not released, plus the number of mappings.
     references: u64,
 }
 
 type Map = unsafe extern "C" fn(DevicePointer, usize, usize, u64, u64) -> Status;
 
 impl Handles {
-    /// One reference less; what to refund when it was the last.
+    /// Removes one reference. Returns the charge to refund if it was the last one.
     fn drop_reference(&mut self, handle: u64) -> Option<(GpuSlot, u64)> {
         let physical = self.handles.get_mut(&handle)?;
         physical.references = physical.references.saturating_sub(1);
@@ -76,12 +76,12 @@ unsafe fn create(
     placement: *const Placement,
     flags: u64,
 ) -> Status {
-    // SAFETY: passed on as they came.
-    let ask = || unsafe { driver(handle, bytes, placement, flags) };
-    // Only the first fields are read, which every version has.
-    // SAFETY: the program passes a placement or null.
+    // SAFETY: the program's arguments go to the driver unchanged.
+    let call_driver = || unsafe { driver(handle, bytes, placement, flags) };
+    // SAFETY: the program passes a valid placement or null. Only the first fields are read, which
+    // every version has.
     let location = (!placement.is_null()).then(|| unsafe { (*placement).location });
-    let Some(device) = location.and_then(Location::device) else { return ask() };
+    let Some(device) = location.and_then(Location::device) else { return call_driver() };
     let process = match Process::get() {
         Ok(process) => process,
         Err(status) => return status,
@@ -94,9 +94,9 @@ unsafe fn create(
     if let Err(status) = process.charge(gpu, charged) {
         return status;
     }
-    let status = ask();
+    let status = call_driver();
     if status == SUCCESS {
-        // SAFETY: written by the driver.
+        // SAFETY: the driver reported success, so it has written the handle.
         let handle = unsafe { *handle };
         handles(process).handles.insert(handle, Physical { gpu, charged, references: 1 });
     } else {
@@ -106,7 +106,7 @@ unsafe fn create(
 }
 
 unsafe fn release(driver: unsafe extern "C" fn(u64) -> Status, handle: u64) -> Status {
-    // SAFETY: passed on as it came.
+    // SAFETY: the program's argument goes to the driver unchanged.
     let status = unsafe { driver(handle) };
     if status == SUCCESS
         && let Some(process) = Process::if_loaded()
@@ -122,11 +122,11 @@ unsafe fn retain(
     handle: *mut u64,
     address: DevicePointer,
 ) -> Status {
-    // SAFETY: passed on as they came.
+    // SAFETY: the program's arguments go to the driver unchanged.
     let status = unsafe { driver(handle, address) };
     if status == SUCCESS
         && let Some(process) = Process::if_loaded()
-        // SAFETY: written by the driver.
+        // SAFETY: the driver reported success, so it has written the handle.
         && let Some(physical) = handles(process).handles.get_mut(&unsafe { *handle })
     {
         physical.references += 1;
@@ -134,7 +134,8 @@ unsafe fn retain(
     status
 }
 
-/// Memory of another process: its size is told by the mappings, with which it is charged. Until then it costs nothing here.
+/// Imports memory of another process. Its size is known only when it is mapped, so it is charged by
+/// its mappings.
 unsafe fn import(
     driver: unsafe extern "C" fn(*mut u64, DevicePointer, i32) -> Status,
     handle: *mut u64,
@@ -144,20 +145,21 @@ unsafe fn import(
     if let Err(status) = Process::get() {
         return status;
     }
-    // SAFETY: passed on as they came.
+    // SAFETY: the program's arguments go to the driver unchanged.
     let status = unsafe { driver(handle, os_handle, kind) };
     if status == SUCCESS
         && let Some(process) = Process::if_loaded()
     {
         let mut placement =
             Placement { kind: 0, handle_kinds: 0, location: Location { kind: 0, id: 0 }, rest: [0; 16] };
-        // SAFETY: the handle was written by the driver; `placement` is longer than any version's answer.
+        // SAFETY: the driver has written the handle, and `placement` is larger than the structure
+        // of any version.
         let asked = unsafe { properties(&raw mut placement, *handle) };
         if asked == SUCCESS
             && let Some(device) = placement.location.device()
             && let Ok(gpu) = process.gpus.of_device(device)
         {
-            // SAFETY: written by the driver.
+            // SAFETY: the driver reported success, so it has written the handle.
             let handle = unsafe { *handle };
             let known = &mut handles(process).handles;
             known.entry(handle).or_insert(Physical { gpu, charged: 0, references: 0 }).references += 1;
@@ -175,29 +177,30 @@ unsafe fn map(
     flags: u64,
 ) -> Status {
     let Some(process) = Process::if_loaded() else {
-        // SAFETY: passed on as they came.
+        // SAFETY: the program's arguments go to the driver unchanged.
         return unsafe { driver(address, bytes, offset, handle, flags) };
     };
-    // Imported memory becomes ours as far as it is mapped; what was made here is paid for.
+    // Imported memory is charged as far as it is mapped. Memory that this process created is
+    // already charged.
     let needed = round_up_to_blocks((bytes as u64).saturating_add(offset as u64));
     let known = handles(process).handles.get(&handle).map(|it| (it.gpu, needed.saturating_sub(it.charged)));
-    let unpaid = known.filter(|(_, missing)| *missing > 0);
-    if let Some((gpu, missing)) = unpaid
+    let uncovered = known.filter(|(_, missing)| *missing > 0);
+    if let Some((gpu, missing)) = uncovered
         && let Err(status) = process.charge(gpu, missing)
     {
         return status;
     }
-    // SAFETY: passed on as they came.
+    // SAFETY: the program's arguments go to the driver unchanged.
     let status = unsafe { driver(address, bytes, offset, handle, flags) };
     let mut all = handles(process);
     match all.handles.get_mut(&handle) {
         Some(physical) if status == SUCCESS => {
             physical.references += 1;
-            physical.charged += unpaid.map_or(0, |(_, missing)| missing);
+            physical.charged += uncovered.map_or(0, |(_, missing)| missing);
             all.mappings.insert(address, Mapping { handle, bytes: bytes as u64 });
         }
         _ => {
-            if let Some((gpu, missing)) = unpaid {
+            if let Some((gpu, missing)) = uncovered {
                 process.refund(gpu, missing);
             }
         }
@@ -210,13 +213,13 @@ unsafe fn unmap(
     address: DevicePointer,
     bytes: usize,
 ) -> Status {
-    // SAFETY: passed on as they came.
+    // SAFETY: the program's arguments go to the driver unchanged.
     let status = unsafe { driver(address, bytes) };
     let Some(process) = Process::if_loaded().filter(|_| status == SUCCESS) else { return status };
     let mut all = handles(process);
     let mut refunds = Vec::new();
     match all.mappings.remove(&address) {
-        // One call for one mapping, as nearly always.
+        // Nearly every call unmaps exactly one mapping.
         Some(gone) if gone.bytes == bytes as u64 => refunds.extend(all.drop_reference(gone.handle)),
         first => {
             let range = address..address.saturating_add(bytes as u64);
