@@ -25,7 +25,7 @@ use super::{
     admission::Admissions,
     inventory::NodeGpus,
     kubelet::KubeletView,
-    pods::{ParsedPod, Pods, has_ended, name_of},
+    pods::{PodGpus, Pods, has_ended, name_of},
 };
 
 /// GPUs of one container, and the source of that information.
@@ -81,8 +81,7 @@ impl<'a> Holdings<'a> {
     /// Returns what each container of a pod holds. Containers without GPU requests are left out.
     pub(super) fn of_pod(&self, uid: &PodUid, pod: &Pod) -> Vec<Holding> {
         let Some(gpus) = self.gpus else { return Vec::new() };
-        let Some(ParsedPod { claims, annotated }) =
-            self.pods.parsed(uid).filter(|pod| !pod.claims.is_empty())
+        let Some(PodGpus { claims, annotated }) = self.pods.parsed(uid).filter(|pod| !pod.claims.is_empty())
         else {
             return Vec::new();
         };

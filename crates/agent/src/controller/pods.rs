@@ -18,14 +18,14 @@ use super::{ShellError, inventory::NodeGpus};
 #[derive(Debug, Default)]
 pub(super) struct Pods {
     pods: BTreeMap<PodUid, Pod>,
-    parsed: BTreeMap<PodUid, ParsedPod>,
+    parsed: BTreeMap<PodUid, PodGpus>,
     is_complete: bool,
     read: Option<PendingRead>,
 }
 
 /// GPU requests and granted GPUs of a pod.
 #[derive(Clone, Debug, Default)]
-pub(super) struct ParsedPod {
+pub(super) struct PodGpus {
     /// Requests of the pod's containers.
     pub(super) claims: Vec<Claim>,
     /// GPUs that the pod's annotations grant to its containers.
@@ -63,7 +63,7 @@ impl Pods {
     }
 
     /// Returns the requests and grants of a pod. They are known once the GPUs are.
-    pub(super) fn parsed(&self, uid: &PodUid) -> Option<&ParsedPod> {
+    pub(super) fn parsed(&self, uid: &PodUid) -> Option<&PodGpus> {
         self.parsed.get(uid)
     }
 
@@ -137,7 +137,7 @@ impl Pods {
         let (Some(gpus), Some(pod)) = (gpus, self.pods.get(uid)) else { return };
         let unit = gpus.ids.unit();
         let annotated = grant::parse(&pod.spec, &pod.metadata.annotations, &gpus.node, unit);
-        let parsed = ParsedPod {
+        let parsed = PodGpus {
             claims: pod.spec.claims(unit).unwrap_or_default(),
             annotated: annotated.ok().flatten().unwrap_or_default(),
         };
