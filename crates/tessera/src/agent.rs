@@ -70,7 +70,7 @@ async fn serve(arguments: Arguments) -> Result<()> {
         sampling,
     };
     let stop = CancellationToken::new();
-    let (stopped, asked) = (stop.clone(), host::asked_to_end()?);
+    let (stopped, asked) = (stop.clone(), host::termination_signal()?);
     tokio::spawn(async move {
         asked.await;
         stopped.cancel();

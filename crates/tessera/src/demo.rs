@@ -105,7 +105,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
     // All tasks mostly wait, so two threads suffice for fifty nodes.
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     let report = runtime.block_on(async {
-        let interrupted = host::asked_to_end()?;
+        let interrupted = host::termination_signal()?;
         anyhow::Ok(tessera_demo::run(options, say, interrupted).await?)
     })?;
     // Threads that watch GPUs check for the end ten times a second. The process does not wait for

@@ -11,7 +11,7 @@ pub(crate) fn name() -> String {
     std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default().trim().to_owned()
 }
 
-/// Listens on an address. Returns the actual address, which has a port if 0 was given.
+/// Listens on an address. Returns the actual address, with the chosen port if port 0 was given.
 pub(crate) async fn listen(address: SocketAddr) -> Result<(TcpListener, SocketAddr)> {
     let said = || format!("cannot listen on {address} (--listen names another address)");
     let listener = TcpListener::bind(address).await.with_context(said)?;
@@ -20,7 +20,7 @@ pub(crate) async fn listen(address: SocketAddr) -> Result<(TcpListener, SocketAd
 }
 
 /// Returns a future that resolves when the process receives SIGTERM or SIGINT.
-pub(crate) fn asked_to_end() -> std::io::Result<impl Future<Output = ()>> {
+pub(crate) fn termination_signal() -> std::io::Result<impl Future<Output = ()>> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     Ok(async move {

@@ -30,10 +30,10 @@ impl LogArguments {
     }
 }
 
-/// Starts logging for commands with their own output, at level `unless_told` unless the environment
-/// sets one.
-pub(crate) fn start_quietly(unless_told: &str) -> Result<()> {
-    start(&std::env::var("TESSERA_LOG").unwrap_or_else(|_| unless_told.to_owned()), false)
+/// Starts logging for commands with their own output. `default_filter` applies unless the
+/// environment sets a filter.
+pub(crate) fn start_quietly(default_filter: &str) -> Result<()> {
+    start(&std::env::var("TESSERA_LOG").unwrap_or_else(|_| default_filter.to_owned()), false)
 }
 
 fn start(filter: &str, json: bool) -> Result<()> {

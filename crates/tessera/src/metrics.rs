@@ -35,7 +35,7 @@ pub(crate) struct Arguments {
 
     /// Sampling time before printing, such as 30s
     #[arg(long = "for", default_value = "5s", value_name = "TIME", value_parser = values::time)]
-    look_for: Duration,
+    sampling_time: Duration,
 
     /// Serve pages on this address instead of printing, such as :5678
     #[arg(long, value_name = "ADDRESS", value_parser = values::address)]
@@ -120,7 +120,7 @@ pub(crate) fn run(arguments: Arguments) -> Result<ExitCode> {
     match arguments.listen {
         Some(address) => serve(standalone, address)?,
         None => {
-            std::thread::sleep(arguments.look_for);
+            std::thread::sleep(arguments.sampling_time);
             crate::print(&families::metrics(&standalone.snapshot(), &options, Format::Plain));
         }
     }
@@ -131,7 +131,7 @@ fn serve(standalone: Standalone, address: SocketAddr) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
     runtime.block_on(async {
         let stop = CancellationToken::new();
-        let (stopped, asked) = (stop.clone(), host::asked_to_end()?);
+        let (stopped, asked) = (stop.clone(), host::termination_signal()?);
         tokio::spawn(async move {
             asked.await;
             stopped.cancel();

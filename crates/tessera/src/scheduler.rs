@@ -156,7 +156,7 @@ async fn serve_all(arguments: Arguments) -> Result<()> {
         tracing::info!(url = %format_args!("{scheme}://{address}/"), "listening");
         servers.spawn(serve(listener, routes.clone(), tls.clone()));
     }
-    let stop = host::asked_to_end()?;
+    let stop = host::termination_signal()?;
     let membership = Membership {
         identity: identity(),
         namespace: lease_namespace,

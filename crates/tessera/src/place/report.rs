@@ -1,4 +1,4 @@
-//! What `place` prints.
+//! The output of `place`.
 
 use std::fmt::Write as _;
 
@@ -10,7 +10,7 @@ use tessera_core::placement::{GpuRejectReason, Placement, PlacementError, Policy
 use tessera_core::request::PodRequest;
 use tessera_core::units::GpuIndex;
 
-/// The outcome of one decision. Its JSON form is a promise to scripts.
+/// The result of one decision. Its JSON keys are stable.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Report {

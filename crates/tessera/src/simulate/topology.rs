@@ -14,8 +14,8 @@ use tessera_sim::topology::{StreamPolicy, bandwidth_share};
 use super::progress::Progress;
 use crate::topology::read_one;
 
-/// Runs a stream of jobs of 2 to 5 GPUs on each host, with each policy, and prints which share of
-/// the possible all-reduce bandwidth the link-sensitive jobs get
+/// Runs a stream of jobs of 2 to 5 GPUs on each host with each policy. Prints the share of the
+/// possible all-reduce bandwidth that link-sensitive jobs get
 ///
 /// 1 means that every such job was as fast as that many GPUs can be on the empty host.
 #[derive(Debug, Args)]

@@ -38,7 +38,7 @@ pub(super) async fn run(stage: &Stage) -> Result<()> {
         stage.cluster.wait_for_phase(name, "Running", SOON).await?;
     }
 
-    // All containers but one are on GPU 2, one is on GPU 6, the one without a grant on GPU 5, and
+    // All containers but two are on GPU 2. One is on GPU 6, the one without a grant on GPU 5, and
     // this process on GPU 0.
     let placed = [
         ("first/proxy", 2, 1000, 10),
