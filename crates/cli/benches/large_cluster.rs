@@ -1,8 +1,8 @@
-//! `kubectl inspect gpu` beside `kubectl get` of the same objects: 5,000 nodes with 8 GPUs each and 50,000 pods, from the API server in
-//! memory, over real connections.
+//! Compares `kubectl inspect gpu` with `kubectl get` of the same objects: 5,000 nodes with 8 GPUs each
+//! and 50,000 pods, served by the in-memory API server over real connections.
 //!
-//! `cargo bench -p tessera-cli` prints wall time and peak memory of each program. `TESSERA_INSPECT_GPU` names another build of the plugin,
-//! such as the one that is shipped.
+//! `cargo bench -p tessera-cli` prints wall time and peak memory of each program.
+//! `TESSERA_INSPECT_GPU` selects another build of the plugin, such as the shipped one.
 
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a program for developers")]
 
@@ -15,16 +15,16 @@ use tessera_sim::apiserver::ApiServer;
 
 const NODES: usize = 5_000;
 const PODS: usize = 50_000;
-/// Of the plugin; kubectl takes long enough to be run once.
+/// Number of runs of the plugin. kubectl runs once, because it takes long.
 const ROUNDS: usize = 3;
 
-/// What one run took.
+/// Resources that one run used.
 #[derive(Clone, Copy)]
 struct Run {
     wall: Duration,
-    /// KiB.
+    /// Peak memory in KiB.
     peak: u64,
-    /// Bytes printed.
+    /// Number of printed bytes.
     printed: u64,
 }
 
@@ -77,7 +77,7 @@ fn main() {
     }
 }
 
-/// Runs a program and watches its memory: the kernel keeps the peak as long as it lives.
+/// Runs a program and polls its peak memory, which the kernel reports while the process exists.
 fn run(program: &Path, arguments: &[&str], kubeconfig: &Path) -> Option<Run> {
     let begun = Instant::now();
     let mut child = Command::new(program)
@@ -127,7 +127,7 @@ fn fill(server: &ApiServer) -> usize {
     bytes
 }
 
-/// A node as a cloud has them: images, labels, who manages which field.
+/// Returns a node of realistic size, with images, labels and managed fields.
 fn node(index: usize) -> Value {
     let name = format!("node-{index:05}");
     let gpus: Vec<Value> = (0..8)
@@ -147,7 +147,7 @@ fn node(index: usize) -> Value {
     })
 }
 
-/// Two of five pods share a GPU; the others have none.
+/// Returns a pod. Two of five pods share a GPU; the others have none.
 fn pod(index: usize) -> Value {
     let node = format!("node-{:05}", index % NODES);
     let (limits, annotations) = if index / NODES % 5 < 2 {

@@ -1,12 +1,12 @@
-//! What users type.
+//! The command lines of both plugins.
 
 use clap::{Args, CommandFactory as _, Parser, Subcommand, ValueEnum};
 
-use crate::options::{Reach, Selecting};
+use crate::options::{NodeSelection, SourceOptions};
 
-/// Shows the GPUs of the cluster: how many each node has, how many are used, what joins them; and why a pod waits.
+/// Shows the GPUs of the cluster: how many each node has, how many are used, their links, and why a pod waits.
 ///
-/// Reads nodes and pods with your own kubeconfig. No scheduler and no agent need run, but `top` asks the agents.
+/// Reads nodes and pods with your kubeconfig. It needs no scheduler and no agents, except for `top`.
 #[derive(Debug, Parser)]
 #[command(
     name = "kubectl-inspect-gpu",
@@ -22,7 +22,7 @@ pub(crate) struct Gpu {
     #[command(subcommand)]
     command: Option<Command>,
     #[command(flatten)]
-    reach: Reach,
+    source: SourceOptions,
 }
 
 const GPU_EXAMPLES: &str = "\
@@ -30,7 +30,7 @@ Examples:
   # GPUs of every node, and how many of them are used
   kubectl inspect gpu
 
-  # One node, with its links
+  # One node with the links between its GPUs
   kubectl inspect gpu -d node-1
 
   # Why a pod waits, and what would help
@@ -39,15 +39,15 @@ Examples:
   # Where a pod with a third of a GPU would go
   kubectl inspect gpu what-if tencent.com/vcuda-core=33,tencent.com/vcuda-memory=20
 
-  # What is really used of what was granted
+  # Measured use of each grant
   kubectl inspect gpu top
 
   # For scripts
   kubectl inspect gpu -o json -l pool=training";
 
-/// Shows the GPU memory of the cluster: how much of each GPU is promised to pods that share it.
+/// Shows the GPU memory of the cluster: how much of each shared GPU is allocated to pods.
 ///
-/// Reads nodes and pods with your own kubeconfig. `kubectl inspect gpu` tells more: links, why a pod waits, what is really used.
+/// Reads nodes and pods with your kubeconfig. `kubectl inspect gpu` shows more: links, why a pod waits, measured use.
 #[derive(Debug, Parser)]
 #[command(
     name = "kubectl-inspect-gpushare",
@@ -60,86 +60,86 @@ pub(crate) struct Share {
     #[command(flatten)]
     view: View,
     #[command(flatten)]
-    reach: Reach,
+    source: SourceOptions,
 }
 
 const SHARE_EXAMPLES: &str = "\
 Examples:
-  # Memory of every GPU that is shared
+  # Memory of every shared GPU
   kubectl inspect gpushare
 
-  # With the pods that hold it
+  # The same with the pods that hold the memory
   kubectl inspect gpushare -d
 
-  # One node, refreshed when something changes
+  # One node, printed again after every change
   kubectl inspect gpushare -w node-1";
 
-/// How nodes are shown.
+/// Options of the list of nodes.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct View {
     #[command(flatten)]
-    pub(crate) selecting: Selecting,
+    pub(crate) selection: NodeSelection,
 
-    /// Show details: links and instance type of each node, or the pods on its GPUs.
+    /// Show details: the links and instance type of each node, or the pods on its GPUs.
     #[arg(short = 'd', long)]
     pub(crate) details: bool,
 
-    /// Show it in another form; --json is short for -o json.
-    #[arg(short, long, value_name = "FORM", conflicts_with = "details")]
-    pub(crate) output: Option<Form>,
+    /// Output format. --json is short for -o json.
+    #[arg(short, long, value_name = "FORMAT", conflicts_with = "details")]
+    pub(crate) output: Option<OutputFormat>,
 
-    /// Keep showing it, anew after every change.
+    /// Watch the cluster and print again after every change.
     #[arg(short, long)]
     pub(crate) watch: bool,
 
-    /// Leave the line with the names of the columns out.
+    /// Omit the line with the column names.
     #[arg(long)]
     pub(crate) no_headers: bool,
 }
 
-/// Forms of output.
+/// Output formats.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Form {
+pub(crate) enum OutputFormat {
     /// Everything, as JSON.
     Json,
     /// Everything, as YAML.
     Yaml,
     /// A table with more columns.
     Wide,
-    /// Names of nodes only, as node/NAME.
+    /// Node names only, as node/NAME.
     Name,
 }
 
-/// More questions.
+/// Subcommands of `kubectl inspect gpu`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Show the GPUs of each node as a tree, by what joins them, with what is left of each.
+    /// Show the GPUs of each node as a tree of their links, with the free capacity of each GPU.
     Tree(Tree),
-    /// Tell why a pod waits: what stands in the way on every node, and what would help.
+    /// Explain why a pod waits: the reason on every node, and what would help.
     Explain(Explain),
-    /// Tell where a pod with this request would go, and how many of them fit. Exit code 1 where none does.
+    /// Show where a pod with this request would fit, and how many of them. Exits with code 1 if it fits nowhere.
     WhatIf(WhatIf),
-    /// Show what is used of what was granted, as the agents of the nodes measure it now.
+    /// Show the measured use of each grant, as reported by the agents.
     Top(Top),
 }
 
 /// Arguments of `tree`.
 #[derive(Clone, Debug, Args)]
 #[command(after_help = "Examples:
-  # The GPUs of one node, and who is on each
+  # The GPUs of one node, with the pods on each GPU
   kubectl inspect gpu tree node-1 -o wide
 
-  # All nodes of a pool, without asking their agents
+  # All nodes of a pool, without queries to their agents
   kubectl inspect gpu tree -l pool=training --no-agents")]
 pub(crate) struct Tree {
     #[command(flatten)]
-    pub(crate) selecting: Selecting,
+    pub(crate) selection: NodeSelection,
 
     /// Name the pods on each GPU.
-    #[arg(short, long, value_name = "FORM", value_parser = ["wide"])]
+    #[arg(short, long, value_name = "FORMAT", value_parser = ["wide"])]
     pub(crate) output: Option<String>,
 
-    /// Do not ask the agents how much memory is really used.
+    /// Do not query the agents for the used memory.
     #[arg(long)]
     pub(crate) no_agents: bool,
 }
@@ -150,31 +150,31 @@ pub(crate) struct Tree {
   # Why a pod waits, and what would help
   kubectl inspect gpu explain -n team train-0
 
-  # Every node, also those of which many have the same obstacle
+  # Every node, including nodes that reject the pod as a whole
   kubectl inspect gpu explain team/train-0 -o wide
 
-  # For scripts: the nodes that would do
+  # For scripts: the nodes where the pod fits
   kubectl inspect gpu explain team/train-0 -o name")]
 pub(crate) struct Explain {
-    /// The pod's name, or NAMESPACE/NAME.
+    /// Name of the pod, or NAMESPACE/NAME.
     pub(crate) pod: String,
 
-    /// The pod's namespace; that of the kubeconfig's context where absent.
+    /// Namespace of the pod. The default is the namespace of the kubeconfig's context.
     #[arg(short, long, value_name = "NAME")]
     pub(crate) namespace: Option<String>,
 
-    /// Show it in another form; `wide` shows every node, `name` those that would do.
-    #[arg(short, long, value_name = "FORM")]
-    pub(crate) output: Option<Form>,
+    /// Output format. `wide` shows every node, `name` the nodes where the pod fits.
+    #[arg(short, long, value_name = "FORMAT")]
+    pub(crate) output: Option<OutputFormat>,
 }
 
 /// Arguments of `what-if`.
 #[derive(Clone, Debug, Args)]
 #[command(after_help = "Examples:
-  # Two GPUs and sixteen processors
+  # Two GPUs and sixteen CPUs
   kubectl inspect gpu what-if nvidia.com/gpu=2,cpu=16
 
-  # A third of a GPU and 5 GiB of its memory, against the quota of a team
+  # A third of a GPU and 5 GiB of its memory, checked against the quota of a team
   kubectl inspect gpu what-if -n team tencent.com/vcuda-core=33 tencent.com/vcuda-memory=20
 
   # For scripts: whether it fits, by the exit code
@@ -184,66 +184,66 @@ pub(crate) struct WhatIf {
     #[arg(required = true, value_name = "RESOURCE=AMOUNT", value_delimiter = ',')]
     pub(crate) request: Vec<String>,
 
-    /// Whose quota it would count against; that of the kubeconfig's context where absent.
+    /// Namespace whose quota applies. The default is the namespace of the kubeconfig's context.
     #[arg(short, long, value_name = "NAME")]
     pub(crate) namespace: Option<String>,
 
-    /// Show it in another form; `wide` shows every node, `name` those that would do.
-    #[arg(short, long, value_name = "FORM")]
-    pub(crate) output: Option<Form>,
+    /// Output format. `wide` shows every node, `name` the nodes where the pod fits.
+    #[arg(short, long, value_name = "FORMAT")]
+    pub(crate) output: Option<OutputFormat>,
 }
 
 /// Arguments of `top`.
 #[derive(Clone, Debug, Args)]
 #[command(after_help = "Examples:
-  # What is used of what was granted, shown anew every two seconds
+  # Measured use of each grant, refreshed every two seconds
   kubectl inspect gpu top
 
   # One node, once, for scripts
   kubectl inspect gpu top node-1 -o json")]
 pub(crate) struct Top {
     #[command(flatten)]
-    pub(crate) selecting: Selecting,
+    pub(crate) selection: NodeSelection,
 
-    /// Show it once, also on a terminal.
+    /// Print once, even on a terminal.
     #[arg(long)]
     pub(crate) once: bool,
 
-    /// Seconds between two looks.
+    /// Seconds between two measurements.
     #[arg(long, value_name = "SECONDS", default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) interval: u64,
 
-    /// Show it in another form.
-    #[arg(short, long, value_name = "FORM", value_parser = ["json", "yaml"])]
+    /// Output format.
+    #[arg(short, long, value_name = "FORMAT", value_parser = ["json", "yaml"])]
     pub(crate) output: Option<String>,
 
-    /// Leave the line with the names of the columns out.
+    /// Omit the line with the column names.
     #[arg(long)]
     pub(crate) no_headers: bool,
 }
 
-/// What either plugin was asked.
+/// Parsed command line of either plugin.
 #[derive(Debug)]
 pub(crate) struct Arguments {
-    pub(crate) reach: Reach,
-    pub(crate) question: Question,
+    pub(crate) source: SourceOptions,
+    pub(crate) action: CliAction,
 }
 
-/// The question.
+/// What the plugin is to do.
 #[derive(Debug)]
-pub(crate) enum Question {
-    View(View),
-    More(Command),
+pub(crate) enum CliAction {
+    List(View),
+    Run(Command),
 }
 
 impl Gpu {
-    /// What stands before a command belongs to none.
+    /// Rejects options and node names before a subcommand, because no subcommand would use them.
     pub(crate) fn checked(self) -> Result<Self, clap::Error> {
-        let View { selecting, details, output, watch, no_headers } = &self.view;
+        let View { selection, details, output, watch, no_headers } = &self.view;
         let plain =
-            !details && output.is_none() && !watch && !no_headers && *selecting == Selecting::default();
+            !details && output.is_none() && !watch && !no_headers && *selection == NodeSelection::default();
         if self.command.is_some() && !plain {
-            let message = "options and names of nodes come after the command";
+            let message = "write options and node names after the subcommand";
             return Err(Self::command().error(clap::error::ErrorKind::ArgumentConflict, message));
         }
         Ok(self)
@@ -251,15 +251,15 @@ impl Gpu {
 }
 
 impl From<Gpu> for Arguments {
-    fn from(Gpu { view, command, reach }: Gpu) -> Self {
-        let question = command.map_or(Question::View(view), Question::More);
-        Self { reach, question }
+    fn from(Gpu { view, command, source }: Gpu) -> Self {
+        let action = command.map_or(CliAction::List(view), CliAction::Run);
+        Self { source, action }
     }
 }
 
 impl From<Share> for Arguments {
-    fn from(Share { view, reach }: Share) -> Self {
-        Self { reach, question: Question::View(view) }
+    fn from(Share { view, source }: Share) -> Self {
+        Self { source, action: CliAction::List(view) }
     }
 }
 
@@ -268,7 +268,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn arguments_make_sense() {
+    fn both_command_lines_are_valid() {
         Gpu::command().debug_assert();
         Share::command().debug_assert();
     }

@@ -1,5 +1,6 @@
-//! Completing a command line: kubectl calls `kubectl_complete-inspect-gpu` with the words after the plugin's name, the last one as far
-//! as it is typed, and reads candidates line by line and then what the shell shall do with them.
+//! Shell completion. kubectl calls `kubectl_complete-inspect-gpu` with the words after the plugin's
+//! name, where the last word may be incomplete. It reads one candidate per line, and a last line that
+//! tells the shell what to do with them.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -9,53 +10,54 @@ use tessera_cluster::Selection;
 use tessera_cluster::list::{self, ListKind};
 use tessera_wire::foreign::objects::{Node, Pod};
 
-use crate::options::Reach;
+use crate::options::SourceOptions;
 use crate::plugin::Plugin;
 use crate::{args, load, what_if};
 
-/// The word that asks for completions, for shells that call the plugin itself.
+/// Subcommand that prints completions, for shells that call the plugin directly.
 pub(crate) const COMMAND: &str = "__complete";
 
-/// Who types does not wait longer.
-const WITHIN: Duration = Duration::from_secs(3);
+/// Longest time that a completion may take, because the user is waiting at the prompt.
+const TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Complete by these only, never by files.
+/// Directive of kubectl: do not complete file names.
 const NO_FILES: u8 = 4;
-/// And put no space behind.
+/// Directive of kubectl: add no space after the completion.
 const NO_SPACE: u8 = 2;
 
-/// What could come next.
+/// Kinds of words that may come next.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Wanted {
+enum Completion {
     Words(Vec<String>),
-    /// Of nodes, beside these words.
+    /// Names of nodes and these words.
     Nodes(Vec<String>),
-    /// Of pods in a namespace.
     Pods,
     Namespaces,
     Requests,
     Files,
 }
 
-/// Candidates and what to do with them.
-pub(crate) async fn answer(plugin: Plugin, words: &[String]) -> String {
+/// Returns the candidates and the directive for kubectl.
+pub(crate) async fn print_candidates(plugin: Plugin, words: &[String]) -> String {
     let (typed, last) = match words.split_last() {
         Some((last, typed)) => (typed, last.as_str()),
         None => (words, ""),
     };
-    let reach = reach_of(typed);
-    let (candidates, directive) = match wanted(plugin, typed, last) {
-        Wanted::Words(words) => (words, NO_FILES),
-        Wanted::Requests => {
+    let source = source_of(typed);
+    let (candidates, directive) = match completion(plugin, typed, last) {
+        Completion::Words(words) => (words, NO_FILES),
+        Completion::Requests => {
             (what_if::RESOURCES.map(|resource| format!("{resource}=")).to_vec(), NO_FILES | NO_SPACE)
         }
-        Wanted::Files => (Vec::new(), 0),
-        Wanted::Nodes(mut words) => {
-            words.extend(timely(nodes(&reach)).await);
+        Completion::Files => (Vec::new(), 0),
+        Completion::Nodes(mut words) => {
+            words.extend(with_timeout(nodes(&source)).await);
             (words, NO_FILES)
         }
-        Wanted::Pods => (timely(pods(&reach, value_of(typed, &["-n", "--namespace"]))).await, NO_FILES),
-        Wanted::Namespaces => (timely(namespaces(&reach)).await, NO_FILES),
+        Completion::Pods => {
+            (with_timeout(pods(&source, value_of(typed, &["-n", "--namespace"]))).await, NO_FILES)
+        }
+        Completion::Namespaces => (with_timeout(namespaces(&source)).await, NO_FILES),
     };
     let mut text = String::new();
     for candidate in candidates.iter().filter(|candidate| candidate.starts_with(last)) {
@@ -65,7 +67,7 @@ pub(crate) async fn answer(plugin: Plugin, words: &[String]) -> String {
     format!("{text}:{directive}\n")
 }
 
-fn wanted(plugin: Plugin, typed: &[String], last: &str) -> Wanted {
+fn completion(plugin: Plugin, typed: &[String], last: &str) -> Completion {
     let root = match plugin {
         Plugin::Gpu => args::Gpu::command(),
         Plugin::Share => args::Share::command(),
@@ -84,12 +86,12 @@ fn wanted(plugin: Plugin, typed: &[String], last: &str) -> Wanted {
         let values = option.get_possible_values();
         return match option.get_id().as_str() {
             _ if !values.is_empty() => {
-                Wanted::Words(values.iter().map(|value| value.get_name().to_owned()).collect())
+                Completion::Words(values.iter().map(|value| value.get_name().to_owned()).collect())
             }
-            "namespace" => Wanted::Namespaces,
-            "kubeconfig" => Wanted::Files,
-            "memory_unit" => Wanted::Words(["GiB", "MiB", "256MiB"].map(str::to_owned).to_vec()),
-            _ => Wanted::Words(Vec::new()),
+            "namespace" => Completion::Namespaces,
+            "kubeconfig" => Completion::Files,
+            "memory_unit" => Completion::Words(["GiB", "MiB", "256MiB"].map(str::to_owned).to_vec()),
+            _ => Completion::Words(Vec::new()),
         };
     }
     if last.starts_with('-') {
@@ -98,7 +100,7 @@ fn wanted(plugin: Plugin, typed: &[String], last: &str) -> Wanted {
         flags.extend(["--help".to_owned(), "--version".to_owned()]);
         flags.sort();
         flags.dedup();
-        return Wanted::Words(flags);
+        return Completion::Words(flags);
     }
     let words = typed.iter().enumerate().filter(|(place, word)| {
         let is_value = place.checked_sub(1).and_then(|before| takes_value(&typed[before])).is_some();
@@ -106,12 +108,12 @@ fn wanted(plugin: Plugin, typed: &[String], last: &str) -> Wanted {
     });
     let positions = words.count() - usize::from(subcommand.is_some());
     match (subcommand.map(clap::Command::get_name), positions) {
-        (Some("what-if"), _) => Wanted::Requests,
-        (_, 1..) => Wanted::Words(Vec::new()),
-        (Some("explain"), 0) => Wanted::Pods,
-        (Some(_), 0) => Wanted::Nodes(Vec::new()),
+        (Some("what-if"), _) => Completion::Requests,
+        (_, 1..) => Completion::Words(Vec::new()),
+        (Some("explain"), 0) => Completion::Pods,
+        (Some(_), 0) => Completion::Nodes(Vec::new()),
         (None, 0) => {
-            Wanted::Nodes(root.get_subcommands().map(|command| command.get_name().to_owned()).collect())
+            Completion::Nodes(root.get_subcommands().map(|command| command.get_name().to_owned()).collect())
         }
     }
 }
@@ -129,28 +131,28 @@ fn value_of(typed: &[String], names: &[&str]) -> Option<String> {
     None
 }
 
-fn reach_of(typed: &[String]) -> Reach {
-    Reach {
+fn source_of(typed: &[String]) -> SourceOptions {
+    SourceOptions {
         kubeconfig: value_of(typed, &["--kubeconfig"]).map(PathBuf::from),
         context: value_of(typed, &["--context"]),
-        ..Reach::default()
+        ..SourceOptions::default()
     }
 }
 
-/// Nothing where it takes too long or may not be known: a shell is no place for errors.
-async fn timely(names: impl Future<Output = Option<Vec<String>>>) -> Vec<String> {
-    tokio::time::timeout(WITHIN, names).await.ok().flatten().unwrap_or_default()
+/// Returns the names, or none after a timeout or an error. A shell prompt cannot show errors.
+async fn with_timeout(names: impl Future<Output = Option<Vec<String>>>) -> Vec<String> {
+    tokio::time::timeout(TIMEOUT, names).await.ok().flatten().unwrap_or_default()
 }
 
-async fn nodes(reach: &Reach) -> Option<Vec<String>> {
-    let client = load::client(reach).await.ok()?;
+async fn nodes(source: &SourceOptions) -> Option<Vec<String>> {
+    let client = load::client(source).await.ok()?;
     list::list(&client, ListKind::Nodes, &Selection::default(), |node: Node| Some(node.metadata.name))
         .await
         .ok()
 }
 
-async fn pods(reach: &Reach, namespace: Option<String>) -> Option<Vec<String>> {
-    let client = load::client(reach).await.ok()?;
+async fn pods(source: &SourceOptions, namespace: Option<String>) -> Option<Vec<String>> {
+    let client = load::client(source).await.ok()?;
     let namespace = namespace.unwrap_or_else(|| client.default_namespace().to_owned());
     let selection = Selection { labels: None, fields: Some(format!("metadata.namespace={namespace}")) };
     let keep = |pod: Pod| {
@@ -159,8 +161,8 @@ async fn pods(reach: &Reach, namespace: Option<String>) -> Option<Vec<String>> {
     list::list(&client, ListKind::Pods, &selection, keep).await.ok()
 }
 
-async fn namespaces(reach: &Reach) -> Option<Vec<String>> {
-    let client = load::client(reach).await.ok()?;
+async fn namespaces(source: &SourceOptions) -> Option<Vec<String>> {
+    let client = load::client(source).await.ok()?;
     list::namespaces(&client).await.ok()
 }
 
@@ -168,25 +170,25 @@ async fn namespaces(reach: &Reach) -> Option<Vec<String>> {
 mod tests {
     use super::*;
 
-    fn asked(plugin: Plugin, words: &str, last: &str) -> Wanted {
-        wanted(plugin, &words.split_whitespace().map(str::to_owned).collect::<Vec<_>>(), last)
+    fn complete(plugin: Plugin, words: &str, last: &str) -> Completion {
+        completion(plugin, &words.split_whitespace().map(str::to_owned).collect::<Vec<_>>(), last)
     }
 
     #[test]
-    fn what_comes_next() {
+    fn completes_commands_options_and_names() {
         let commands = ["tree", "explain", "what-if", "top"].map(str::to_owned).to_vec();
-        assert_eq!(asked(Plugin::Gpu, "", ""), Wanted::Nodes(commands));
-        assert_eq!(asked(Plugin::Share, "", "n"), Wanted::Nodes(Vec::new()));
-        assert_eq!(asked(Plugin::Gpu, "explain", ""), Wanted::Pods);
-        assert_eq!(asked(Plugin::Gpu, "explain -n", ""), Wanted::Namespaces);
-        assert_eq!(asked(Plugin::Gpu, "explain -n team", ""), Wanted::Pods);
-        assert_eq!(asked(Plugin::Gpu, "explain train", ""), Wanted::Words(Vec::new()));
-        assert_eq!(asked(Plugin::Gpu, "what-if cpu=1", ""), Wanted::Requests);
-        assert_eq!(asked(Plugin::Gpu, "--context a tree", ""), Wanted::Nodes(Vec::new()));
-        assert_eq!(asked(Plugin::Gpu, "--kubeconfig", ""), Wanted::Files);
+        assert_eq!(complete(Plugin::Gpu, "", ""), Completion::Nodes(commands));
+        assert_eq!(complete(Plugin::Share, "", "n"), Completion::Nodes(Vec::new()));
+        assert_eq!(complete(Plugin::Gpu, "explain", ""), Completion::Pods);
+        assert_eq!(complete(Plugin::Gpu, "explain -n", ""), Completion::Namespaces);
+        assert_eq!(complete(Plugin::Gpu, "explain -n team", ""), Completion::Pods);
+        assert_eq!(complete(Plugin::Gpu, "explain train", ""), Completion::Words(Vec::new()));
+        assert_eq!(complete(Plugin::Gpu, "what-if cpu=1", ""), Completion::Requests);
+        assert_eq!(complete(Plugin::Gpu, "--context a tree", ""), Completion::Nodes(Vec::new()));
+        assert_eq!(complete(Plugin::Gpu, "--kubeconfig", ""), Completion::Files);
         let forms = ["json", "yaml", "wide", "name"].map(str::to_owned).to_vec();
-        assert_eq!(asked(Plugin::Gpu, "-o", ""), Wanted::Words(forms));
-        let Wanted::Words(flags) = asked(Plugin::Gpu, "top", "--") else { panic!("flags were asked for") };
+        assert_eq!(complete(Plugin::Gpu, "-o", ""), Completion::Words(forms));
+        let Completion::Words(flags) = complete(Plugin::Gpu, "top", "--") else { panic!("expected flags") };
         assert!(
             flags.contains(&"--interval".to_owned()) && flags.contains(&"--context".to_owned()),
             "{flags:?}"

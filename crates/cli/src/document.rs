@@ -1,4 +1,4 @@
-//! Everything, for scripts.
+//! The JSON and YAML output of the list of nodes.
 
 use std::io::{BufWriter, Write as _};
 
@@ -9,22 +9,22 @@ use tessera_core::node::NodeState;
 use tessera_wire::foreign::dialect::Dialect;
 use tessera_wire::foreign::dialect::DialectSet;
 
-use crate::args::Form;
+use crate::args::OutputFormat;
 use crate::survey::{NodeFacts, Survey};
 
-/// The cluster.
+/// The whole output.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Document<'a> {
-    /// The scheduler's policy, where it tells.
+    /// Policy of the scheduler, if it publishes it.
     #[serde(skip_serializing_if = "Option::is_none")]
     policy: Option<String>,
     nodes: Nodes<'a>,
-    /// Pods without a node that ask for GPUs, as NAMESPACE/NAME.
+    /// Waiting pods that request GPUs, as NAMESPACE/NAME.
     waiting: Vec<String>,
 }
 
-/// The nodes, each made when it is written: of thousands only one is in memory.
+/// The nodes. Each is created while it is written, so that only one of thousands is in memory.
 #[derive(Debug)]
 struct Nodes<'a> {
     survey: &'a Survey,
@@ -43,7 +43,7 @@ struct NodeDocument {
     memory_unit: String,
     serves: Vec<String>,
     gpus: Vec<GpuDocument>,
-    /// Pods of whom nobody told the GPUs.
+    /// Pods whose GPUs are unknown.
     pending: Vec<PendingDocument>,
 }
 
@@ -56,7 +56,7 @@ struct GpuDocument {
     #[serde(rename = "memoryMiB")]
     memory_mib: u64,
     healthy: bool,
-    /// Held as a whole, so that nobody else gets any of it.
+    /// True if one container holds the whole GPU.
     whole: bool,
     used_percent: u32,
     #[serde(rename = "usedMiB")]
@@ -87,7 +87,7 @@ struct PendingDocument {
 }
 
 impl<'a> Document<'a> {
-    /// Of the nodes with GPUs, or of those that share memory only.
+    /// Creates the output of all nodes with GPUs, or only of nodes that share GPU memory.
     pub(crate) fn new(survey: &'a Survey, only_sharing: bool) -> Self {
         let waiting =
             survey.waiting.iter().map(|pod| format!("{}/{}", pod.metadata.namespace, pod.metadata.name));
@@ -112,7 +112,7 @@ impl Serialize for Nodes<'_> {
 fn node(survey: &Survey, facts: &NodeFacts, state: &NodeState) -> NodeDocument {
     let node = state.node();
     let holders = survey.holders(&node.name);
-    let card = |gpu: &tessera_core::gpu::Gpu| {
+    let gpu_document = |gpu: &tessera_core::gpu::Gpu| {
         let used = state.used(gpu.index);
         let held = holders.iter().filter_map(|(pod, grant)| {
             let (_, usage) = grant.footprint().find(|(index, _)| *index == gpu.index)?;
@@ -137,7 +137,7 @@ fn node(survey: &Survey, facts: &NodeFacts, state: &NodeState) -> NodeDocument {
             pods: held.collect(),
         }
     };
-    let serves = |dialect: &Dialect| facts.serves.covers(DialectSet::default().with(*dialect));
+    let serves = |dialect: &Dialect| facts.dialects.covers(DialectSet::default().with(*dialect));
     NodeDocument {
         name: node.name.to_string(),
         address: facts.address.clone(),
@@ -145,28 +145,31 @@ fn node(survey: &Survey, facts: &NodeFacts, state: &NodeState) -> NodeDocument {
         kind: node.instance_type.clone(),
         memory_unit: facts.unit.to_string(),
         serves: Dialect::ALL.iter().filter(|dialect| serves(dialect)).map(ToString::to_string).collect(),
-        gpus: node.gpus().iter().map(card).collect(),
+        gpus: node.gpus().iter().map(gpu_document).collect(),
         pending: survey
-            .unsure(&node.name)
+            .unknown_gpus(&node.name)
             .iter()
-            .map(|unsure| PendingDocument {
-                namespace: unsure.pod.namespace.clone(),
-                name: unsure.pod.name.clone(),
-                memory_mib: unsure.memory.0,
+            .map(|pod| PendingDocument {
+                namespace: pod.facts.namespace.clone(),
+                name: pod.facts.name.clone(),
+                memory_mib: pod.memory.0,
             })
             .collect(),
     }
 }
 
-/// A value as JSON or YAML.
-pub(crate) fn print(value: &impl Serialize, form: Form) -> Result<String> {
-    Ok(match form {
-        Form::Yaml => serde_saphyr::to_string(value).context("cannot write YAML")?,
-        Form::Json | Form::Wide | Form::Name => format!("{}\n", serde_json::to_string_pretty(value)?),
+/// Formats a value as JSON or YAML.
+pub(crate) fn print(value: &impl Serialize, format: OutputFormat) -> Result<String> {
+    Ok(match format {
+        OutputFormat::Yaml => serde_saphyr::to_string(value).context("cannot write YAML")?,
+        OutputFormat::Json | OutputFormat::Wide | OutputFormat::Name => {
+            format!("{}\n", serde_json::to_string_pretty(value)?)
+        }
     })
 }
 
-/// Writes a value to standard output as JSON, without making a text of it first. A reader that went away is no error.
+/// Writes a value to standard output as JSON without building the whole text first. A closed standard
+/// output is not an error.
 pub(crate) fn write_json(value: &impl Serialize) -> Result<()> {
     let mut out = BufWriter::new(std::io::stdout().lock());
     match serde_json::to_writer_pretty(&mut out, value) {

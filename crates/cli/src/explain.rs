@@ -1,4 +1,4 @@
-//! Why a pod waits, and what would help: by the same judgement as the scheduler's.
+//! Explains why a pod waits and what would help, with the same code as the scheduler.
 
 use std::collections::BTreeMap;
 
@@ -15,69 +15,71 @@ use tessera_wire::foreign::objects::Pod;
 use tessera_wire::tessera::explanation::{NodeExplanation, PodExplanation};
 use tessera_wire::tessera::parsed_pod::{BadPodObject, ParsedPod};
 
-use crate::show::request_words;
+use crate::show::request_text;
 use crate::survey::{NodeFacts, Survey};
 
-/// Nodes for which it is worked out who would have to end: trying all sets of pods on thousands would take minutes.
-const RELIEF_LOOKED_AT: usize = 64;
+/// Largest number of nodes on which the plugin searches for pods whose end would help. Trying all sets
+/// of pods on thousands of nodes would take minutes.
+const MAX_SEARCHED_NODES: usize = 64;
 
-/// The answer.
+/// Explanation of a pod, and what would help it.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct Answer {
-    /// What it asks for, as a manifest writes it.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub(crate) asks: Vec<String>,
+pub(crate) struct PodReport {
+    /// Requests of the pod, as in a manifest.
+    #[serde(rename = "asks", skip_serializing_if = "Vec::is_empty")]
+    pub(crate) requests: Vec<String>,
     #[serde(flatten)]
     pub(crate) explanation: PodExplanation,
-    /// What it holds, if it has been placed and somebody told.
+    /// GPUs that the pod holds, if it is placed and they are known.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) holds: Vec<String>,
-    /// Whose end would let it in, by node, the fewest first.
+    /// Pods whose end would make room, by node, fewest pods first.
     #[serde(rename = "relief", skip_serializing_if = "Vec::is_empty")]
     pub(crate) remedies: Vec<Remedy>,
     /// Smaller requests that fit now, each with a node.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub(crate) smaller: Vec<Smaller>,
-    /// What kube-scheduler last said.
+    pub(crate) smaller: Vec<SmallerRequest>,
+    /// Last message of kube-scheduler.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) kube_scheduler: Option<String>,
 }
 
-/// Pods whose end would let the pod in.
+/// Pods of one node whose end would make room for the pod.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(crate) struct Remedy {
     pub(crate) node: String,
-    /// As NAMESPACE/NAME.
+    /// Pods as NAMESPACE/NAME.
     pub(crate) pods: Vec<String>,
 }
 
-/// A request that would fit.
+/// A smaller request that fits on a node.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub(crate) struct Smaller {
+pub(crate) struct SmallerRequest {
     pub(crate) request: String,
     pub(crate) node: String,
 }
 
-/// Explains a pod, whether it exists or not.
-pub(crate) fn explain(survey: &Survey, pod: &Pod) -> Result<Answer, BadPodObject> {
-    let ask = ParsedPod::of(&survey.rules, pod)?;
+/// Explains a pod, which need not exist in the cluster.
+pub(crate) fn explain(survey: &Survey, pod: &Pod) -> Result<PodReport, BadPodObject> {
+    let query = ParsedPod::of(&survey.rules, pod)?;
     let mut obstacles = BTreeMap::new();
     let mut views = Vec::new();
     for (name, facts) in &survey.nodes {
-        let verdict = judge(survey, name, facts, &ask);
+        let verdict = judge(survey, name, facts, &query);
         if let NodeVerdict::Rejected(obstacle) = &verdict {
             obstacles.insert(name, obstacle.reason.clone());
         }
-        views.push(NodeExplanation::new(&name.0, &ask.request(facts.unit), verdict));
+        views.push(NodeExplanation::new(&name.0, &query.request(facts.unit), verdict));
     }
     let placed_on = Some(pod.spec.node_name.clone()).filter(|node| !node.is_empty());
-    let waits = placed_on.is_none() && views.iter().all(|view| !view.fits);
-    let (remedies, smaller) = if waits { helps(survey, pod, &ask, &obstacles) } else { Default::default() };
+    let is_waiting = placed_on.is_none() && views.iter().all(|view| !view.fits);
+    let (remedies, smaller) =
+        if is_waiting { find_remedies(survey, pod, &query, &obstacles) } else { Default::default() };
     let Pod { metadata, .. } = pod;
-    let policy = ask.policy.to_string();
-    Ok(Answer {
-        asks: asks(pod, survey.rules.unit),
+    let policy = query.policy.to_string();
+    Ok(PodReport {
+        requests: request_texts(pod, survey.rules.unit),
         holds: holds(survey, pod),
         explanation: PodExplanation::new(&metadata.namespace, &metadata.name, placed_on, policy, views),
         remedies,
@@ -86,20 +88,28 @@ pub(crate) fn explain(survey: &Survey, pod: &Pod) -> Result<Answer, BadPodObject
     })
 }
 
-/// The judgement of one node.
-pub(crate) fn judge(survey: &Survey, name: &NodeName, facts: &NodeFacts, ask: &ParsedPod<'_>) -> NodeVerdict {
+/// Returns the verdict of one node.
+pub(crate) fn judge(
+    survey: &Survey,
+    name: &NodeName,
+    facts: &NodeFacts,
+    query: &ParsedPod<'_>,
+) -> NodeVerdict {
     if let Some(problem) = &facts.problem {
         return NodeVerdict::Rejected(RejectReason::BadNode(problem.clone()).into());
     }
     let Some(state) = survey.state(name) else {
         return NodeVerdict::Rejected(RejectReason::UnknownNode.into());
     };
-    let offer =
-        NodeOffer { state, serves: facts.serves.covers(ask.shape.dialects), quota_labels: &facts.place };
-    let request = ask.request(facts.unit);
-    let question = PodQuery { namespace: ask.namespace, request: &request, policy: &ask.policy };
+    let offer = NodeOffer {
+        state,
+        serves: facts.dialects.covers(query.shape.dialects),
+        quota_labels: &facts.quota_labels,
+    };
+    let request = query.request(facts.unit);
+    let question = PodQuery { namespace: query.namespace, request: &request, policy: &query.policy };
     match admission::judge(offer, question, survey.limits()) {
-        // kube-scheduler says so of such a node, before it asks about GPUs.
+        // kube-scheduler rejects such a node before it calls the extender.
         NodeVerdict::Fits(_) if request.cpu > state.cpu_left() => refused(PlacementError::Cpu),
         NodeVerdict::Fits(_) if request.memory > state.memory_left() => refused(PlacementError::Memory),
         verdict => verdict,
@@ -110,36 +120,36 @@ fn refused(refusal: PlacementError) -> NodeVerdict {
     NodeVerdict::Rejected(RejectReason::Placement(refusal).into())
 }
 
-/// What would help where GPUs are short. A quota or the host's CPU is no matter of GPUs: neither another pod's end nor another
-/// size helps.
-fn helps(
+/// Finds remedies on nodes without enough free GPUs. If a quota or the host's CPU is exhausted, neither
+/// the end of a pod nor a smaller GPU request helps.
+fn find_remedies(
     survey: &Survey,
     pod: &Pod,
-    ask: &ParsedPod<'_>,
+    query: &ParsedPod<'_>,
     obstacles: &BTreeMap<&NodeName, RejectReason>,
-) -> (Vec<Remedy>, Vec<Smaller>) {
+) -> (Vec<Remedy>, Vec<SmallerRequest>) {
     let mut remedies = Vec::new();
-    let mut smaller = Best::default();
-    let mut looked_at = 0;
+    let mut smaller = LargestRequests::default();
+    let mut searched = 0;
     for (name, reason) in obstacles {
         let (Some(facts), Some(state)) = (survey.nodes.get(*name), survey.state(name)) else { continue };
         let of_cards = matches!(reason, RejectReason::Placement(refusal) if !matches!(refusal, PlacementError::Cpu | PlacementError::Memory));
         if !of_cards || facts.cordoned {
             continue;
         }
-        let request = gpus_only(&ask.request(facts.unit));
+        let request = gpus_only(&query.request(facts.unit));
         let dialect = dialect_of(pod, facts.unit);
-        for less in remedy::smaller_requests(state, &request, &ask.policy) {
-            if let Some(words) = dialect.and_then(|dialect| request_words(dialect, less, facts.unit)) {
-                smaller.offer(less, words, &name.0);
+        for less in remedy::smaller_requests(state, &request, &query.policy) {
+            if let Some(text) = dialect.and_then(|dialect| request_text(dialect, less, facts.unit)) {
+                smaller.offer(less, text, &name.0);
             }
         }
-        if reason.may_resolve() && looked_at < RELIEF_LOOKED_AT {
-            looked_at += 1;
+        if reason.may_resolve() && searched < MAX_SEARCHED_NODES {
+            searched += 1;
             let grants = survey.grants(name);
             let holder = |grant| RunningPod { grant, priority: 0, quota_released: GpuAmount::default() };
             let holders: Vec<RunningPod<'_>> = grants.iter().copied().map(holder).collect();
-            let ends = remedy::pods_to_end(state, &holders, &request, &ask.policy);
+            let ends = remedy::pods_to_end(state, &holders, &request, &query.policy);
             let full = |uid| survey.pod(uid).map(|pod| format!("{}/{}", pod.namespace, pod.name));
             let pods: Vec<String> = ends.iter().flatten().filter_map(full).collect();
             if !pods.is_empty() {
@@ -151,18 +161,18 @@ fn helps(
     (remedies, smaller.into_list())
 }
 
-/// CPU and memory are kube-scheduler's affair, and no GPU pod's end is asked for their sake.
+/// Drops CPU and memory from a request. kube-scheduler checks them, and remedies concern only GPUs.
 fn gpus_only(request: &PodRequest) -> PodRequest {
     PodRequest { cpu: Default::default(), memory: Default::default(), ..request.clone() }
 }
 
-/// The largest request of each kind, with the first node that has room for it.
+/// The largest smaller request of each kind, with the first node where it fits.
 #[derive(Default)]
-struct Best(BTreeMap<u8, (u64, Smaller)>);
+struct LargestRequests(BTreeMap<u8, (u64, SmallerRequest)>);
 
-impl Best {
+impl LargestRequests {
     fn offer(&mut self, request: Request, words: String, node: &str) {
-        // Shares come in two kinds: as much compute with less memory, or the other way round.
+        // Shares can shrink in compute or in memory, so the product compares them.
         let (kind, size) = match request {
             Request::Whole(count) => (0, u64::from(count)),
             Request::Memory(memory) => (1, memory.0),
@@ -172,11 +182,11 @@ impl Best {
         };
         let better = self.0.get(&kind).is_none_or(|(known, _)| size > *known);
         if better {
-            self.0.insert(kind, (size, Smaller { request: words, node: node.to_owned() }));
+            self.0.insert(kind, (size, SmallerRequest { request: words, node: node.to_owned() }));
         }
     }
 
-    fn into_list(self) -> Vec<Smaller> {
+    fn into_list(self) -> Vec<SmallerRequest> {
         self.0.into_values().map(|(_, smaller)| smaller).collect()
     }
 }
@@ -185,11 +195,11 @@ fn dialect_of(pod: &Pod, unit: MemoryUnit) -> Option<Dialect> {
     pod.spec.claims(unit).ok()?.first().map(|claim| claim.dialect)
 }
 
-fn asks(pod: &Pod, unit: MemoryUnit) -> Vec<String> {
+fn request_texts(pod: &Pod, unit: MemoryUnit) -> Vec<String> {
     let claims = pod.spec.claims(unit).unwrap_or_default();
     let several = claims.len() > 1;
     let words = claims.iter().filter_map(|claim| {
-        let words = request_words(claim.dialect, claim.request, unit)?;
+        let words = request_text(claim.dialect, claim.request, unit)?;
         Some(if several { format!("{}: {words}", claim.container) } else { words })
     });
     words.collect()
@@ -202,7 +212,7 @@ fn holds(survey: &Survey, pod: &Pod) -> Vec<String> {
     let footprint = known.into_iter().flat_map(|(_, grant)| grant.footprint());
     footprint
         .map(|(gpu, usage)| match (usage.whole, usage.compute_percent.0) {
-            (true, _) => format!("GPU{gpu}: all of it"),
+            (true, _) => format!("GPU{gpu}: whole GPU"),
             (false, 0) => format!("GPU{gpu}: {}", usage.memory),
             (false, _) => format!("GPU{gpu}: {} and {}", usage.compute_percent, usage.memory),
         })

@@ -1,4 +1,4 @@
-//! Showing it anew after every change.
+//! Watches the cluster and prints the output again after every change.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -11,35 +11,35 @@ use tessera_wire::foreign::unhealthy;
 
 use crate::args::View;
 use crate::mirror::Mirror;
-use crate::options::Reach;
+use crate::options::SourceOptions;
 use crate::run::{Context, render};
 use crate::survey::Survey;
 use crate::{load, print};
 
-/// After a change, so long is waited for more of them before all is shown anew.
-const SETTLE: Duration = Duration::from_millis(250);
+/// Time to wait for further changes before the output is printed again.
+const SETTLE_TIME: Duration = Duration::from_millis(250);
 
-/// Shows it anew after every change, until the user ends it.
+/// Prints the output after every change until the user stops the program.
 pub(crate) async fn follow(
     client: Client,
-    reach: &Reach,
+    source: &SourceOptions,
     view: &View,
     context: Context,
     first: String,
 ) -> Result<ExitCode> {
-    let rules = load::rules(&client, reach).await;
-    // Who may not read the lists of broken GPUs does without, and is not told again and again.
-    let may_read_lists = load::broken_lists(&client, &view.selecting).await?.is_some();
+    let rules = load::rules(&client, source).await;
+    // A user without permission to read the lists of unhealthy GPUs gets no watch and no warnings.
+    let may_read_lists = load::unhealthy_lists(&client, &view.selection).await?.is_some();
     let mut lists = match may_read_lists {
         true => watch::config_maps(client.clone(), unhealthy::NAMESPACE).boxed(),
         false => stream::pending().boxed(),
     };
-    let mut nodes = std::pin::pin!(watch::selected_nodes(client.clone(), &view.selecting.nodes()));
-    let mut pods = std::pin::pin!(watch::selected_pods(client, &view.selecting.pods()));
+    let mut nodes = std::pin::pin!(watch::selected_nodes(client.clone(), &view.selection.nodes()));
+    let mut pods = std::pin::pin!(watch::selected_pods(client, &view.selection.pods()));
     let (mut known_nodes, mut known_pods) = (Mirror::<Node>::default(), Mirror::<Pod>::default());
     let mut known_lists = Mirror::default();
-    let mut shown = first;
-    redraw(&shown, context);
+    let mut printed = first;
+    redraw(&printed, context);
     let mut due = None;
     loop {
         let settled = async {
@@ -48,7 +48,7 @@ pub(crate) async fn follow(
                 None => std::future::pending().await,
             }
         };
-        let trouble = tokio::select! {
+        let failure = tokio::select! {
             Some(change) = nodes.next() => known_nodes.take(change, |node| node.metadata.name.clone(), |_| true),
             Some(change) = pods.next() => {
                 known_pods.take(change, |pod| pod.metadata.uid.clone(), |pod| pod.spec.asks_for_gpus())
@@ -58,29 +58,29 @@ pub(crate) async fn follow(
             }
             () = settled => {
                 due = None;
-                let broken = load::broken_gpus(known_lists.objects.values().cloned());
+                let unhealthy_gpus = load::unhealthy_gpus(known_lists.objects.values().cloned());
                 let nodes = known_nodes.objects.values().cloned();
-                let mut survey = Survey::of_nodes(rules.clone(), nodes, &broken);
+                let mut survey = Survey::of_nodes(rules.clone(), nodes, &unhealthy_gpus);
                 known_pods.objects.values().cloned().for_each(|pod| survey.add(pod));
                 let text = render(&survey.finish(), view, context)?;
-                if text != shown {
+                if text != printed {
                     redraw(&text, context);
-                    shown = text;
+                    printed = text;
                 }
                 continue;
             }
         };
-        match trouble {
-            Some(why) => eprintln!("warning: the watch was lost and is tried again: {why}"),
+        match failure {
+            Some(reason) => eprintln!("warning: the watch was interrupted and is retried: {reason}"),
             None if known_nodes.listed && known_pods.listed && (known_lists.listed || !may_read_lists) => {
-                due = due.or_else(|| Some(tokio::time::Instant::now() + SETTLE));
+                due = due.or_else(|| Some(tokio::time::Instant::now() + SETTLE_TIME));
             }
             None => {}
         }
     }
 }
 
-/// In place of what was shown on a terminal; else below it.
+/// Prints the text over the previous output on a terminal, or below it otherwise.
 pub(crate) fn redraw(text: &str, context: Context) {
     if context.terminal {
         print(&format!("\u{1b}[H\u{1b}[2J{text}"));

@@ -1,6 +1,8 @@
-//! The kubectl plugins: what is free, who holds what, and why a pod waits, read with the user's own rights.
+//! The kubectl plugins. They show free GPUs, the pods that hold GPUs, and why a pod waits, with the
+//! user's own permissions.
 //!
-//! [`survey`] is what the cluster holds, a pure value; `show` turns it into text; the rest fetches and prints.
+//! [`survey`] is the state of the cluster as a pure value, `show` formats it, and the other modules
+//! fetch and print.
 
 mod args;
 mod complete;
@@ -31,7 +33,7 @@ use tessera_cluster::ApiError;
 pub use self::plugin::Plugin;
 use self::{args::Arguments, paint::Paint, run::Context};
 
-/// Runs the plugin this program was called as, or else `default`.
+/// Runs the plugin that the program's file name selects, or `default` for any other name.
 #[must_use]
 pub fn main(default: Plugin) -> ExitCode {
     let mut words: Vec<OsString> = std::env::args_os().collect();
@@ -45,7 +47,7 @@ pub fn main(default: Plugin) -> ExitCode {
     if completes {
         let words = words.split_off(1).into_iter().map(|word| word.to_string_lossy().into_owned());
         let words: Vec<String> = words.skip_while(|word| word == complete::COMMAND).collect();
-        print(&runtime.block_on(complete::answer(plugin, &words)));
+        print(&runtime.block_on(complete::print_candidates(plugin, &words)));
         return ExitCode::SUCCESS;
     }
     words.iter_mut().skip(1).filter(|word| *word == "--json").for_each(|word| *word = "--output=json".into());
@@ -61,12 +63,13 @@ pub fn main(default: Plugin) -> ExitCode {
     let no_color = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
     let context = Context { plugin, paint: Paint { on: terminal && !no_color }, terminal };
     let outcome = runtime.block_on(run::run(arguments, context));
-    // A watch may still hold a connection; nobody waits for it.
+    // A watch may still hold a connection. Exit without waiting for it.
     runtime.shutdown_background();
     outcome.unwrap_or_else(|error| fail(&error))
 }
 
-/// As kubectl: help is an answer; anything else is an error that says where help is, with exit code 1.
+/// Prints help and the version to standard output. Prints any other message as an error that points to
+/// the help, and exits with code 1, like kubectl.
 fn bad_usage(plugin: Plugin, error: &clap::Error) -> ExitCode {
     if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) {
         print(&error.to_string());
@@ -74,7 +77,7 @@ fn bad_usage(plugin: Plugin, error: &clap::Error) -> ExitCode {
     }
     let text = error.render().to_string();
     let first = text.lines().take_while(|line| !line.is_empty()).collect::<Vec<_>>().join("\n");
-    // A word that looks like an option is one that does not exist, not the name of a node.
+    // clap suggests passing an unknown option as a node name, which is never intended.
     let is_useful = |line: &&str| line.starts_with("tip:") && !line.starts_with("tip: to pass");
     let tip = text.lines().find(|line| is_useful(&line.trim_start()));
     eprintln!("{first}{}", tip.map(|tip| format!("\n{tip}")).unwrap_or_default());
@@ -84,7 +87,7 @@ fn bad_usage(plugin: Plugin, error: &clap::Error) -> ExitCode {
 
 fn fail(error: &anyhow::Error) -> ExitCode {
     match error.downcast_ref::<ApiError>() {
-        // In the API server's own words, as kubectl prints them.
+        // kubectl prints the API server's own message.
         Some(api) => eprintln!("{api}"),
         None => eprintln!("error: {}", in_full(error)),
     }
@@ -94,7 +97,7 @@ fn fail(error: &anyhow::Error) -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// The error and its causes, but for those that the words before them tell already.
+/// Formats an error with its causes, and omits causes whose text is already included.
 fn in_full(error: &anyhow::Error) -> String {
     let mut text = error.to_string();
     for cause in error.chain().skip(1).map(ToString::to_string) {
@@ -106,13 +109,13 @@ fn in_full(error: &anyhow::Error) -> String {
 }
 
 const FORBIDDEN: &str = "
-GPUs are read from nodes and pods: you need get, list and watch on nodes, and on pods of all namespaces.
-An administrator can allow it:
+The plugin reads nodes and pods. You need get, list and watch on nodes and on pods of all namespaces.
+An administrator can grant it:
   kubectl create clusterrole gpu-inspector --verb=get,list,watch --resource=nodes,pods
   kubectl create clusterrolebinding gpu-inspector --clusterrole=gpu-inspector --user=YOU
-Or ask a scheduler that may read them: --endpoint http://HOST:PORT";
+Or query a scheduler that may read them: --endpoint http://HOST:PORT";
 
-/// Writes to standard output. A reader that went away, as `head` does, is no error.
+/// Writes to standard output. A closed standard output, for example by `head`, is not an error.
 fn print(text: &str) {
     let mut out = std::io::stdout().lock();
     let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());

@@ -1,4 +1,4 @@
-//! Asking the API server, or a scheduler, or agents.
+//! Loads data from the API server, a scheduler, or agents.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -16,43 +16,48 @@ use tessera_wire::foreign::{quota, unhealthy};
 use tessera_wire::tessera::node_use::{self, NodeUse};
 use tessera_wire::tessera::rules::{self, Rules};
 
-use crate::options::{Reach, Selecting};
-use crate::survey::{BrokenGpus, Survey};
+use crate::options::{NodeSelection, SourceOptions};
+use crate::survey::{Survey, UnhealthyGpus};
 
-/// A scheduler answers from memory; one that does not answer by then will not.
-const SCHEDULER_WITHIN: Duration = Duration::from_secs(10);
+/// Timeout of a query to a scheduler, which answers from memory.
+const SCHEDULER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Agents asked at a time.
-const AGENTS_AT_ONCE: usize = 64;
+/// Number of agents that are queried concurrently.
+const MAX_CONCURRENT_AGENTS: usize = 64;
 
-/// A connection to the cluster.
-pub(crate) async fn client(reach: &Reach) -> Result<Client> {
-    Ok(connect_in(reach.kubeconfig.as_deref(), reach.context.as_deref()).await?)
+/// Connects to the API server.
+pub(crate) async fn client(source: &SourceOptions) -> Result<Client> {
+    Ok(connect_in(source.kubeconfig.as_deref(), source.context.as_deref()).await?)
 }
 
-/// What the scheduler goes by, as far as it tells and the user may read it; options of the user win.
-pub(crate) async fn rules(client: &Client, reach: &Reach) -> Rules {
+/// Reads the rules that the scheduler publishes, if the user may read them. Options of the user win.
+pub(crate) async fn rules(client: &Client, source: &SourceOptions) -> Rules {
     let (namespace, lease) = rules::LEASE;
     let mut rules = rules::parse(&list::lease_annotations(client, namespace, lease).await);
-    if let Some(unit) = reach.memory_unit {
+    if let Some(unit) = source.memory_unit {
         rules.unit = unit;
     }
     rules
 }
 
-/// The nodes selected and what their pods hold.
-pub(crate) async fn survey(client: &Client, reach: &Reach, selecting: &Selecting) -> Result<Survey> {
+/// Reads the selected nodes and their pods.
+pub(crate) async fn survey(
+    client: &Client,
+    source: &SourceOptions,
+    selection: &NodeSelection,
+) -> Result<Survey> {
     let nodes = async {
-        match &selecting.node {
+        match &selection.node {
             Some(name) => list::node(client, name).await.map(|node| vec![node]),
-            None => list::list(client, ListKind::Nodes, &selecting.nodes(), |node: Node| Some(node)).await,
+            None => list::list(client, ListKind::Nodes, &selection.nodes(), |node: Node| Some(node)).await,
         }
     };
-    let (rules, nodes, lists) = futures::join!(rules(client, reach), nodes, broken_lists(client, selecting));
-    let broken = broken_gpus(lists?.unwrap_or_default());
-    let mut survey = Survey::of_nodes(rules, nodes?, &broken);
+    let (rules, nodes, lists) =
+        futures::join!(rules(client, source), nodes, unhealthy_lists(client, selection));
+    let unhealthy_gpus = unhealthy_gpus(lists?.unwrap_or_default());
+    let mut survey = Survey::of_nodes(rules, nodes?, &unhealthy_gpus);
     survey.quota = read_quota(client, &survey.rules).await?;
-    let none: Vec<()> = list::list(client, ListKind::Pods, &selecting.pods(), |pod: Pod| {
+    let none: Vec<()> = list::list(client, ListKind::Pods, &selection.pods(), |pod: Pod| {
         survey.add(pod);
         None
     })
@@ -61,9 +66,13 @@ pub(crate) async fn survey(client: &Client, reach: &Reach, selecting: &Selecting
     Ok(survey.finish())
 }
 
-/// gpushare's lists of broken GPUs, by name; `None` where the user may not read them. What nodes say of themselves must do then.
-pub(crate) async fn broken_lists(client: &Client, selecting: &Selecting) -> Result<Option<ConfigMaps>> {
-    let lists = match &selecting.node {
+/// Reads gpushare's lists of unhealthy GPUs. Returns `None` if the user may not read them; then only
+/// the nodes' own inventories count.
+pub(crate) async fn unhealthy_lists(
+    client: &Client,
+    selection: &NodeSelection,
+) -> Result<Option<ConfigMaps>> {
+    let lists = match &selection.node {
         Some(node) => {
             let name = format!("{}{node}", unhealthy::PREFIX);
             let found = list::config_map(client, unhealthy::NAMESPACE, &name).await;
@@ -77,38 +86,42 @@ pub(crate) async fn broken_lists(client: &Client, selecting: &Selecting) -> Resu
     }
 }
 
-/// Names of ConfigMaps and what is in them.
+/// Names and data of ConfigMaps.
 type ConfigMaps = Vec<(String, BTreeMap<String, String>)>;
 
-/// The broken GPUs that lists among these ConfigMaps name. What cannot be read in them the scheduler reports.
-pub(crate) fn broken_gpus(maps: impl IntoIterator<Item = (String, BTreeMap<String, String>)>) -> BrokenGpus {
+/// Returns the unhealthy GPUs that these ConfigMaps list. Invalid entries are skipped; the scheduler
+/// reports them.
+pub(crate) fn unhealthy_gpus(
+    maps: impl IntoIterator<Item = (String, BTreeMap<String, String>)>,
+) -> UnhealthyGpus {
     let read = |(name, data): (String, _)| {
-        let (node, cards, _) = unhealthy::of_config_map(&name, &data)?;
-        Some((node.into(), cards))
+        let (node, gpus, _) = unhealthy::of_config_map(&name, &data)?;
+        Some((node.into(), gpus))
     };
     maps.into_iter().filter_map(read).collect()
 }
 
-/// The limits of the namespaces, where the scheduler goes by any.
+/// Reads the quotas of the namespaces, if the scheduler has any.
 pub(crate) async fn read_quota(client: &Client, rules: &Rules) -> Result<Quota> {
     let Some(settings) = &rules.quota else { return Ok(Quota::default()) };
     let data = match list::config_map(client, &settings.namespace, &settings.name).await {
-        // Not everybody may read it; then the scheduler alone knows, and says so in the pod's event.
+        // Without permission to read the ConfigMap, only the pod's event reports an exceeded quota.
         Err(error) if error.is_forbidden() => return Ok(Quota::default()),
         found => found?.unwrap_or_default(),
     };
     let Some(text) = data.get(quota::DATA_KEY) else { return Ok(Quota::default()) };
-    // What can be told without them is told; what depends on them says why it cannot be.
+    // Unreadable limits become the rejection reason of the pods that they concern.
     let limits = quota::parse(text, &settings.origin());
     Ok(limits.unwrap_or_else(|error| Quota::all_unreadable(error.to_string())))
 }
 
-/// A pod, as kubectl would get it.
+/// Reads one pod.
 pub(crate) async fn pod(client: &Client, namespace: &str, name: &str) -> Result<Pod, ApiError> {
     list::pod(client, namespace, name).await
 }
 
-/// A document of a scheduler: `path` below the endpoint, or below `prefix` where the endpoint names no path.
+/// Reads JSON from a scheduler at `path` below the endpoint. `prefix` comes first if the endpoint has no
+/// path.
 pub(crate) async fn from_scheduler<T: DeserializeOwned>(
     endpoint: &str,
     prefix: &str,
@@ -118,9 +131,9 @@ pub(crate) async fn from_scheduler<T: DeserializeOwned>(
     let host = endpoint.split_once("://").map_or(endpoint, |(_, host)| host);
     let base = if host.contains('/') { endpoint.to_owned() } else { format!("{endpoint}{prefix}") };
     let url = format!("{base}{path}");
-    let text = match Fetcher::new(SCHEDULER_WITHIN).get(&url).await {
+    let text = match Fetcher::new(SCHEDULER_TIMEOUT).get(&url).await {
         Ok(text) => text,
-        // Our scheduler and the originals say in JSON what is wrong.
+        // Tessera's scheduler and the other extenders report errors as JSON.
         Err(FetchError::Status { code, text }) => match error_of(&text) {
             Some(error) => bail!("{error}"),
             None => bail!("{url}: unexpected status code {code}"),
@@ -130,7 +143,7 @@ pub(crate) async fn from_scheduler<T: DeserializeOwned>(
     if let Some(error) = error_of(&text) {
         bail!("{error}");
     }
-    serde_json::from_str(&text).with_context(|| format!("{url}: not the answer of a GPU scheduler"))
+    serde_json::from_str(&text).with_context(|| format!("{url}: the response is not that of a GPU scheduler"))
 }
 
 fn error_of(text: &str) -> Option<String> {
@@ -138,30 +151,46 @@ fn error_of(text: &str) -> Option<String> {
     value["error"].as_str().filter(|error| !error.is_empty()).map(str::to_owned)
 }
 
-/// What the agents of these nodes measure, or why they do not tell.
-pub(crate) async fn agents(survey: &Survey, within: Duration) -> BTreeMap<String, Result<NodeUse, String>> {
-    let fetcher = Fetcher::new(within);
-    let asked = survey.with_gpus().map(|(facts, state)| {
+/// Queries the agents of all nodes for their measurements.
+pub(crate) async fn agents(
+    survey: &Survey,
+    timeout: Duration,
+) -> BTreeMap<String, Result<NodeUse, AgentError>> {
+    let fetcher = Fetcher::new(timeout);
+    let queries = survey.with_gpus().map(|(facts, state)| {
         let (name, agent, fetcher) = (state.node().name.to_string(), facts.agent.clone(), fetcher.clone());
         async move {
             let answer = match agent {
-                None => Err("the node tells no address".to_owned()),
-                Some(agent) => ask_agent(&fetcher, &agent).await,
+                None => Err(AgentError::NoAddress),
+                Some(agent) => query_agent(&fetcher, &agent).await,
             };
             (name, answer)
         }
     });
-    let asked: Vec<_> = asked.collect();
-    stream::iter(asked).buffer_unordered(AGENTS_AT_ONCE).collect().await
+    let queries: Vec<_> = queries.collect();
+    stream::iter(queries).buffer_unordered(MAX_CONCURRENT_AGENTS).collect().await
 }
 
-async fn ask_agent(fetcher: &Fetcher, agent: &str) -> Result<NodeUse, String> {
+/// An agent whose measurements are not available.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum AgentError {
+    #[error("the node publishes no address")]
+    NoAddress,
+    #[error("no answer from {url}: {source}")]
+    Fetch { url: String, source: FetchError },
+    #[error("{url}: {source}")]
+    Json { url: String, source: serde_json::Error },
+}
+
+async fn query_agent(fetcher: &Fetcher, agent: &str) -> Result<NodeUse, AgentError> {
     let url = format!("{}{}", agent.trim_end_matches('/'), node_use::PATH);
-    let text = fetcher.get(&url).await.map_err(|error| format!("no answer from {url}: {error}"))?;
-    serde_json::from_str(&text).map_err(|error| format!("{url}: {error}"))
+    match fetcher.get(&url).await {
+        Ok(text) => serde_json::from_str(&text).map_err(|source| AgentError::Json { url, source }),
+        Err(source) => Err(AgentError::Fetch { url, source }),
+    }
 }
 
-/// The unit of an extender that does not tell.
-pub(crate) fn unit(reach: &Reach) -> MemoryUnit {
-    reach.memory_unit.unwrap_or_default()
+/// Returns the memory unit for an extender that does not report one.
+pub(crate) fn unit(source: &SourceOptions) -> MemoryUnit {
+    source.memory_unit.unwrap_or_default()
 }

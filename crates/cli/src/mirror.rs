@@ -1,4 +1,4 @@
-//! A copy of what a watch shows.
+//! A local copy of the objects of a watch.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,9 +8,9 @@ use tessera_cluster::watch::WatchChange;
 #[derive(Debug)]
 pub(crate) struct Mirror<T> {
     pub(crate) objects: BTreeMap<String, T>,
-    /// What a list in progress has not shown yet.
+    /// Keys that the list in progress has not contained yet.
     unlisted: BTreeSet<String>,
-    /// Whether a list was complete.
+    /// True after the first complete list.
     pub(crate) listed: bool,
 }
 
@@ -21,7 +21,8 @@ impl<T> Default for Mirror<T> {
 }
 
 impl<T> Mirror<T> {
-    /// Takes note. `keep` tells the key, and whether the object is worth keeping. Answers with the trouble, if that is the news.
+    /// Applies a change. `key` returns an object's key, and `keep` whether to store the object. Returns
+    /// the error if the watch was interrupted.
     pub(crate) fn take(
         &mut self,
         change: WatchChange<T>,
@@ -59,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_new_list_forgets_what_it_does_not_show() {
+    fn a_new_list_removes_missing_objects() {
         let mut mirror = Mirror::default();
         let mut take = |change: WatchChange<i32>| mirror.take(change, i32::to_string, |object| *object > 0);
         take(WatchChange::Listing);

@@ -1,4 +1,4 @@
-//! Options that several questions share.
+//! Options that several subcommands share.
 
 use std::path::PathBuf;
 
@@ -6,50 +6,50 @@ use clap::Args;
 use tessera_cluster::Selection;
 use tessera_wire::foreign::dialect::MemoryUnit;
 
-/// Whom to ask.
+/// Options that select the source of the data.
 #[derive(Clone, Debug, Default, Args)]
-#[command(next_help_heading = "Whom to ask")]
-pub(crate) struct Reach {
-    /// The kubeconfig; $KUBECONFIG, ~/.kube/config or the pod's own account where absent.
+#[command(next_help_heading = "Data source")]
+pub(crate) struct SourceOptions {
+    /// Kubeconfig file. The default is $KUBECONFIG, ~/.kube/config or, in a pod, its service account.
     #[arg(long, value_name = "FILE", global = true)]
     pub(crate) kubeconfig: Option<PathBuf>,
 
-    /// The context of the kubeconfig; its current one where absent.
+    /// Context of the kubeconfig. The default is its current context.
     #[arg(long, value_name = "NAME", global = true)]
     pub(crate) context: Option<String>,
 
-    /// Ask a scheduler instead of the API server, by its `inspect`: http://HOST:PORT, or with the path of an original extender.
+    /// Query the `inspect` endpoint of a scheduler instead of the API server: http://HOST:PORT, optionally with a path.
     #[arg(long, value_name = "URL", global = true)]
     pub(crate) endpoint: Option<String>,
 
-    /// What one aliyun.com/gpu-mem is on nodes that do not say: GiB, MiB or, say, 256MiB.
+    /// Unit of aliyun.com/gpu-mem on nodes that do not publish theirs: GiB, MiB or a number such as 256MiB.
     #[arg(long, value_name = "UNIT", global = true)]
     pub(crate) memory_unit: Option<MemoryUnit>,
 }
 
-/// Which nodes to show.
+/// Options that select nodes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Args)]
-pub(crate) struct Selecting {
-    /// Only this node; `node/NAME`, as -o name prints it, will do too.
+pub(crate) struct NodeSelection {
+    /// Show only this node: NAME or node/NAME, which -o name prints.
     #[arg(value_parser = node_name)]
     pub(crate) node: Option<String>,
 
-    /// Only nodes with these labels.
+    /// Show only nodes with these labels.
     #[arg(short = 'l', long, value_name = "KEY=VALUE,...", conflicts_with = "node")]
     pub(crate) selector: Option<String>,
 
-    /// Only nodes with these fields, such as spec.unschedulable=false.
+    /// Show only nodes with these fields, such as spec.unschedulable=false.
     #[arg(long, value_name = "FIELD=VALUE,...", conflicts_with = "node")]
     pub(crate) field_selector: Option<String>,
 }
 
-#[expect(clippy::unnecessary_wraps, reason = "what a parser of arguments answers with")]
+#[expect(clippy::unnecessary_wraps, reason = "clap requires a Result")]
 fn node_name(typed: &str) -> Result<String, std::convert::Infallible> {
     Ok(typed.strip_prefix("node/").or_else(|| typed.strip_prefix("nodes/")).unwrap_or(typed).to_owned())
 }
 
-impl Selecting {
-    /// The nodes meant.
+impl NodeSelection {
+    /// Returns the selection of nodes for the API server.
     pub(crate) fn nodes(&self) -> Selection {
         let fields = match &self.node {
             Some(node) => Some(format!("metadata.name={node}")),
@@ -58,7 +58,8 @@ impl Selecting {
         Selection { labels: self.selector.clone(), fields }
     }
 
-    /// The pods on them that may hold something; those of other nodes are passed over later.
+    /// Returns the selection of running and waiting pods. Label selectors cannot select pods by node,
+    /// so pods of other nodes are skipped later.
     pub(crate) fn pods(&self) -> Selection {
         let living = "status.phase!=Succeeded,status.phase!=Failed";
         let fields = match &self.node {

@@ -1,29 +1,28 @@
-//! Colour, for people at a terminal.
+//! Colours for terminals.
 
-/// Paints or leaves plain.
+/// Adds colour to text if it is enabled.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Paint {
-    /// Whether to.
     pub(crate) on: bool,
 }
 
 impl Paint {
-    /// Something stands in the way, or is broken.
+    /// Marks an error or a rejection in red.
     pub(crate) fn bad(self, text: &str) -> String {
         self.with("31", text)
     }
 
-    /// All is well.
+    /// Marks a success in green.
     pub(crate) fn good(self, text: &str) -> String {
         self.with("32", text)
     }
 
-    /// Worth a look.
+    /// Marks something notable in yellow.
     pub(crate) fn notable(self, text: &str) -> String {
         self.with("33", text)
     }
 
-    /// Less important.
+    /// Dims less important text.
     pub(crate) fn faint(self, text: &str) -> String {
         self.with("2", text)
     }

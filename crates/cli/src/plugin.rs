@@ -1,9 +1,9 @@
-//! Which plugin this program is: kubectl finds plugins by the names of their files.
+//! Selects the plugin by the program's file name, by which kubectl finds plugins.
 
 use std::ffi::OsStr;
 use std::path::Path;
 
-/// A plugin.
+/// One of the two kubectl plugins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Plugin {
     /// `kubectl inspect gpu`, also installed as `kubectl inspect gputopology`.
@@ -13,8 +13,8 @@ pub enum Plugin {
 }
 
 impl Plugin {
-    /// What a program of this name is, and whether it is to complete a command line instead of running one: kubectl asks
-    /// `kubectl_complete-inspect-gpu` for `kubectl inspect gpu`.
+    /// Returns the plugin of a program file, and whether the program completes a command line instead of
+    /// running it. kubectl calls `kubectl_complete-inspect-gpu` to complete `kubectl inspect gpu`.
     #[must_use]
     pub fn called(program: &OsStr) -> Option<(Self, bool)> {
         let file = Path::new(program).file_stem()?.to_str()?;
@@ -31,7 +31,7 @@ impl Plugin {
         }
     }
 
-    /// What users type.
+    /// Returns the command that users type.
     #[must_use]
     pub fn command(self) -> &'static str {
         match self {
@@ -46,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_of_files() {
+    fn selects_the_plugin_by_file_name() {
         let called = |name: &str| Plugin::called(OsStr::new(name));
         assert_eq!(called("/usr/bin/kubectl-inspect-gpu"), Some((Plugin::Gpu, false)));
         assert_eq!(called("kubectl-inspect-gputopology.exe"), Some((Plugin::Gpu, false)));

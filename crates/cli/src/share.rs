@@ -1,4 +1,4 @@
-//! gpushare's view: memory of each GPU in the node's unit.
+//! The data of gpushare's tables: memory of each GPU in the node's unit.
 
 use tessera_core::grant::PodGrant;
 use tessera_core::units::{GpuIndex, MiB};
@@ -7,42 +7,42 @@ use tessera_wire::foreign::inspect::ShareView;
 
 use crate::survey::Survey;
 
-/// All nodes that share memory, by name.
+/// All nodes that share GPU memory, sorted by name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ShareTable {
-    pub(crate) nodes: Vec<ShareNode>,
+    pub(crate) nodes: Vec<NodeRow>,
 }
 
-/// One of them. Amounts are MiB: nodes count in different units.
+/// One row of the table. Amounts are in MiB, because nodes may use different units.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct ShareNode {
+pub(crate) struct NodeRow {
     pub(crate) name: String,
     pub(crate) address: Option<String>,
     pub(crate) unit: MemoryUnit,
-    pub(crate) cards: Vec<ShareGpu>,
-    /// By the lowest of their GPUs, then by name; those of whom nobody told the GPU last.
-    pub(crate) pods: Vec<SharePod>,
-    /// As kubectl words it, and the GPUs' models; for the wide table.
+    pub(crate) gpus: Vec<GpuCell>,
+    /// Pods sorted by their lowest GPU and by name. Pods whose GPU is unknown come last.
+    pub(crate) pods: Vec<PodRow>,
+    /// Node status in kubectl's form, for the wide table.
     pub(crate) status: String,
     pub(crate) models: String,
 }
 
-/// One GPU.
+/// One GPU of a node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct ShareGpu {
+pub(crate) struct GpuCell {
     pub(crate) used: MiB,
     pub(crate) total: MiB,
     pub(crate) unhealthy: bool,
 }
 
-/// One pod.
+/// One pod on a node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct SharePod {
+pub(crate) struct PodRow {
     pub(crate) namespace: String,
     pub(crate) name: String,
-    /// By GPU.
+    /// Held memory, by GPU index.
     pub(crate) held: Vec<MiB>,
-    /// Of a GPU nobody told.
+    /// Requested memory of a pod whose GPU is unknown.
     pub(crate) pending: MiB,
 }
 
@@ -51,9 +51,9 @@ impl ShareTable {
         let nodes = survey.sharing().map(|(facts, state)| {
             let name = &state.node().name;
             let gpus = state.node().gpus();
-            let mut cards: Vec<ShareGpu> = gpus
+            let mut cells: Vec<GpuCell> = gpus
                 .iter()
-                .map(|gpu| ShareGpu {
+                .map(|gpu| GpuCell {
                     used: MiB::ZERO,
                     total: gpu.memory,
                     unhealthy: gpu.health == tessera_core::gpu::Health::Unhealthy,
@@ -61,19 +61,19 @@ impl ShareTable {
                 .collect();
             let held = |grant: &PodGrant| {
                 let mut held = vec![MiB::ZERO; gpus.len()];
-                for (GpuIndex(gpu), usage) in grant.footprint() {
-                    if let (Some(amount), Some(card)) =
-                        (held.get_mut(usize::from(gpu)), gpus.get(usize::from(gpu)))
+                for (GpuIndex(index), usage) in grant.footprint() {
+                    if let (Some(amount), Some(gpu)) =
+                        (held.get_mut(usize::from(index)), gpus.get(usize::from(index)))
                     {
-                        *amount += if usage.whole { card.memory } else { usage.memory };
+                        *amount += if usage.whole { gpu.memory } else { usage.memory };
                     }
                 }
                 held
             };
-            let mut pods: Vec<SharePod> = survey
+            let mut pods: Vec<PodRow> = survey
                 .holders(name)
                 .into_iter()
-                .map(|(pod, grant)| SharePod {
+                .map(|(pod, grant)| PodRow {
                     namespace: pod.namespace.clone(),
                     name: pod.name.clone(),
                     held: held(grant),
@@ -82,19 +82,19 @@ impl ShareTable {
                 .collect();
             pods.sort_by_key(|pod| pod.held.iter().position(|held| *held > MiB::ZERO));
             for pod in &pods {
-                cards.iter_mut().zip(&pod.held).for_each(|(card, held)| card.used += *held);
+                cells.iter_mut().zip(&pod.held).for_each(|(cell, held)| cell.used += *held);
             }
-            pods.extend(survey.unsure(name).into_iter().map(|unsure| SharePod {
-                namespace: unsure.pod.namespace.clone(),
-                name: unsure.pod.name.clone(),
+            pods.extend(survey.unknown_gpus(name).into_iter().map(|pod| PodRow {
+                namespace: pod.facts.namespace.clone(),
+                name: pod.facts.name.clone(),
                 held: vec![MiB::ZERO; gpus.len()],
-                pending: unsure.memory,
+                pending: pod.memory,
             }));
-            ShareNode {
+            NodeRow {
                 name: name.to_string(),
                 address: facts.address.clone(),
                 unit: facts.unit,
-                cards,
+                gpus: cells,
                 pods,
                 status: facts.status(),
                 models: crate::show::models(state.node()),
@@ -103,19 +103,20 @@ impl ShareTable {
         Self { nodes: nodes.collect() }
     }
 
-    /// From what an extender answers, which tells neither addresses nor, if it is an original, units.
+    /// Creates the table from an extender's response, which contains no addresses. Only Tessera's
+    /// scheduler reports units.
     pub(crate) fn of_view(view: &ShareView, unit: MemoryUnit) -> Self {
-        let mut nodes: Vec<ShareNode> = view
+        let mut nodes: Vec<NodeRow> = view
             .nodes
             .iter()
             .map(|node| {
                 let unit = node.unit.parse().unwrap_or(unit);
                 let mib = |units: u64| MiB(units.saturating_mul(unit.mib()));
-                let mut pods: Vec<SharePod> = Vec::new();
-                for (position, card) in node.devs.iter().enumerate() {
-                    for held in &card.pods {
+                let mut pods: Vec<PodRow> = Vec::new();
+                for (position, gpu) in node.devs.iter().enumerate() {
+                    for held in &gpu.pods {
                         let is_it =
-                            |pod: &&mut SharePod| pod.namespace == held.namespace && pod.name == held.name;
+                            |pod: &&mut PodRow| pod.namespace == held.namespace && pod.name == held.name;
                         if let Some(known) = pods.iter_mut().find(is_it) {
                             known.held[position] = mib(held.used);
                             continue;
@@ -123,21 +124,21 @@ impl ShareTable {
                         let mut by_gpu = vec![MiB::ZERO; node.devs.len()];
                         by_gpu[position] = mib(held.used);
                         let (namespace, name) = (held.namespace.clone(), held.name.clone());
-                        pods.push(SharePod { namespace, name, held: by_gpu, pending: MiB::ZERO });
+                        pods.push(PodRow { namespace, name, held: by_gpu, pending: MiB::ZERO });
                     }
                 }
-                let card = |card: &tessera_wire::foreign::inspect::ShareGpu| ShareGpu {
-                    used: mib(card.used),
-                    total: mib(card.total),
+                let cell = |gpu: &tessera_wire::foreign::inspect::ShareGpu| GpuCell {
+                    used: mib(gpu.used),
+                    total: mib(gpu.total),
                     unhealthy: false,
                 };
-                ShareNode {
+                NodeRow {
                     name: node.name.clone(),
                     unit,
-                    cards: node.devs.iter().map(card).collect(),
+                    gpus: node.devs.iter().map(cell).collect(),
                     pods,
                     status: "Unknown".to_owned(),
-                    ..ShareNode::default()
+                    ..NodeRow::default()
                 }
             })
             .collect();
@@ -145,14 +146,14 @@ impl ShareTable {
         Self { nodes }
     }
 
-    /// The unit all numbers are shown in: that of the nodes, or MiB where they differ.
+    /// Returns the unit of the table: the nodes' common unit, or MiB if they differ.
     pub(crate) fn unit(&self) -> MemoryUnit {
         let first = self.nodes.first().map(|node| node.unit).unwrap_or_default();
         if self.nodes.iter().all(|node| node.unit == first) { first } else { MemoryUnit::MiB }
     }
 }
 
-impl ShareNode {
+impl NodeRow {
     pub(crate) fn pending(&self) -> MiB {
         self.pods.iter().map(|pod| pod.pending).sum()
     }

@@ -1,4 +1,4 @@
-//! Text.
+//! Formats the output as text.
 
 pub(crate) mod explain;
 pub(crate) mod share;
@@ -11,7 +11,7 @@ use tessera_core::node::Node;
 use tessera_core::request::Request;
 use tessera_wire::foreign::dialect::{Dialect, MemoryUnit, gpushare, vcuda};
 
-/// `8 x NVIDIA H200`, or each kind where they differ.
+/// Lists the GPU models of a node, such as `8 x NVIDIA H200`.
 pub(crate) fn models(node: &Node) -> String {
     let mut counts: Vec<(&Model, usize)> = Vec::new();
     for gpu in node.gpus() {
@@ -23,8 +23,8 @@ pub(crate) fn models(node: &Node) -> String {
     counts.iter().map(|(model, count)| format!("{count} x {model}")).collect::<Vec<_>>().join(", ")
 }
 
-/// A request as a manifest writes it; `None` where the vocabulary has no number for it.
-pub(crate) fn request_words(dialect: Dialect, request: Request, unit: MemoryUnit) -> Option<String> {
+/// Formats a request as in a manifest. Returns `None` if the dialect cannot express it.
+pub(crate) fn request_text(dialect: Dialect, request: Request, unit: MemoryUnit) -> Option<String> {
     let (memory, some) = match request {
         Request::Whole(count) => {
             let amount = if dialect == Dialect::Vcuda { u64::from(count) * 100 } else { u64::from(count) };
@@ -39,7 +39,7 @@ pub(crate) fn request_words(dialect: Dialect, request: Request, unit: MemoryUnit
     (memory > 0).then(|| format!("{some}{resource}={memory}"))
 }
 
-/// `1 node`, `2 nodes`.
+/// Formats a count, such as `1 node` or `2 nodes`.
 pub(crate) fn count(number: usize, one: &str) -> String {
     if number == 1 { format!("1 {one}") } else { format!("{number} {one}s") }
 }

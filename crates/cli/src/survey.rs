@@ -1,6 +1,7 @@
-//! What the cluster holds: nodes with their GPUs, and pods with what they hold of them, in the core's own book.
+//! The state of the cluster: nodes with their GPUs, and the grants of pods in the core's ledger.
 //!
-//! A pure value, made from objects of the API server: first all nodes, then the pods one by one, so that no pod need be kept.
+//! A survey is a pure value, built from objects of the API server: first from all nodes, then from one
+//! pod after the other, so that it need not keep the pods.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -20,83 +21,84 @@ use tessera_wire::tessera::rules::Rules;
 use tessera_wire::tessera::{grant, node_use};
 use tessera_wire::{foreign::dialect::DialectSet, tessera::parsed_node};
 
-/// All of it.
+/// The state of the cluster.
 #[derive(Debug, Default)]
 pub struct Survey {
-    /// What the scheduler goes by.
+    /// Rules that the scheduler publishes.
     pub rules: Rules,
-    /// What each namespace may take.
+    /// Quota of each namespace.
     pub quota: Quota,
-    /// Every node by name, also those without GPUs.
+    /// All nodes by name, including nodes without GPUs.
     pub nodes: BTreeMap<NodeName, NodeFacts>,
-    /// Pods without a node that ask for GPUs, by namespace and name.
+    /// Waiting pods that request GPUs, sorted by namespace and name.
     pub waiting: Vec<Pod>,
     ledger: Ledger,
     pods: HashMap<PodUid, PodFacts>,
-    /// Pods on a node of whom nobody told the GPUs, with what they ask for.
-    unsure: BTreeMap<NodeName, BTreeMap<PodUid, PodRequest>>,
-    /// CPU and memory of pods without GPUs.
-    plain: BTreeMap<NodeName, (MilliCpu, MiB)>,
+    /// Requests of the pods whose GPUs are unknown.
+    unknown: BTreeMap<NodeName, BTreeMap<PodUid, PodRequest>>,
+    /// CPU and memory of pods without GPUs, by node.
+    without_gpus: BTreeMap<NodeName, (MilliCpu, MiB)>,
     accounts: NamespaceUsage,
 }
 
-/// What gpushare's lists say: the broken GPUs of nodes, as far as lists were shown to us.
-pub type BrokenGpus = BTreeMap<NodeName, GpuSet>;
+/// Unhealthy GPUs of nodes, from gpushare's lists.
+pub type UnhealthyGpus = BTreeMap<NodeName, GpuSet>;
 
-/// What is known of a node beside its GPUs.
+/// Facts about a node besides its GPUs.
 #[derive(Clone, Debug, Default)]
 pub struct NodeFacts {
-    /// Why it cannot be read, if so.
+    /// Error if the node object cannot be parsed.
     pub problem: Option<String>,
-    /// What one unit of `aliyun.com/gpu-mem` is here.
+    /// Size of one unit of `aliyun.com/gpu-mem` on the node.
     pub unit: MemoryUnit,
-    /// Which vocabularies it serves.
-    pub serves: DialectSet,
-    /// Its internal address.
+    /// Dialects that the node serves.
+    pub dialects: DialectSet,
+    /// Internal address of the node.
     pub address: Option<String>,
-    /// Where its agent answers, if it has an address at all.
+    /// URL of the node's agent, if the node has an address.
     pub agent: Option<String>,
-    /// What it is to a quota.
-    pub place: QuotaLabels,
-    /// Whether its kubelet says that it is well; `None` where nobody says.
+    /// Labels that quotas refer to.
+    pub quota_labels: QuotaLabels,
+    /// Value of the condition `Ready`, or `None` without it.
     pub ready: Option<bool>,
-    /// Whether new pods shall stay away.
+    /// True if the node accepts no new pods.
     pub cordoned: bool,
 }
 
-/// What is known of a pod beside its grant.
+/// Facts about a pod besides its grant.
 #[derive(Clone, Debug)]
 pub struct PodFacts {
-    /// Its namespace.
+    /// Namespace of the pod.
     pub namespace: String,
-    /// Its name.
+    /// Name of the pod.
     pub name: String,
-    /// Whether its deletion has begun: it holds its GPUs until its containers have ended.
+    /// True if the deletion of the pod has begun. It holds its GPUs until its containers have ended.
     pub terminating: bool,
 }
 
-/// A pod on a node, of whom nobody told the GPUs.
+/// A pod on a node whose GPUs are unknown.
 #[derive(Clone, Copy, Debug)]
-pub struct Unsure<'a> {
-    /// Which pod.
-    pub pod: &'a PodFacts,
-    /// Memory it asks for; whole GPUs count in full.
+pub struct UnknownGpus<'a> {
+    /// The pod.
+    pub facts: &'a PodFacts,
+    /// Requested memory. A whole GPU counts with its full memory.
     pub memory: MiB,
 }
 
 impl Survey {
-    /// Begins with all nodes. Those of their GPUs that are listed as broken are, whatever the node says.
+    /// Creates a survey of these nodes. GPUs in `unhealthy` count as unhealthy even if the node reports
+    /// them as healthy.
     #[must_use]
-    pub fn of_nodes(rules: Rules, nodes: impl IntoIterator<Item = Node>, broken: &BrokenGpus) -> Self {
+    pub fn of_nodes(rules: Rules, nodes: impl IntoIterator<Item = Node>, unhealthy: &UnhealthyGpus) -> Self {
         let mut survey = Self { rules, ..Self::default() };
         for node in nodes {
             let name = NodeName(node.metadata.name.clone());
             let mut facts = NodeFacts::new(&node, &survey.rules);
             match parsed_node::parse(&node, survey.rules.unit) {
                 Ok(spec) => {
-                    (facts.unit, facts.serves) = (spec.unit, spec.dialects);
-                    let node = match broken.get(&name) {
-                        Some(cards) => spec.node.with_unhealthy(*cards),
+                    (facts.unit, facts.dialects) = (spec.unit, spec.dialects);
+                    let node = match unhealthy.get(&name) {
+                        Some(gpus) => spec.node.with_unhealthy(*gpus),
                         None => Arc::unwrap_or_clone(spec.node),
                     };
                     survey.ledger.set_node(node);
@@ -108,14 +110,14 @@ impl Survey {
         survey
     }
 
-    /// Takes a pod in. Ended ones, and those of nodes not shown, hold nothing.
+    /// Adds a pod. Ended pods and pods of nodes outside the survey are skipped.
     pub fn add(&mut self, pod: Pod) {
         if matches!(pod.status.phase.as_str(), "Succeeded" | "Failed") {
             return;
         }
-        let asks = pod.spec.asks_for_gpus();
+        let requests_gpus = pod.spec.asks_for_gpus();
         if pod.spec.node_name.is_empty() {
-            if asks {
+            if requests_gpus {
                 self.waiting.push(pod);
             }
             return;
@@ -123,8 +125,8 @@ impl Survey {
         let node = NodeName(pod.spec.node_name.clone());
         let Some(facts) = self.nodes.get(&node) else { return };
         let (cpu, memory) = pod.spec.host_needs();
-        if !asks {
-            let sum = self.plain.entry(node).or_default();
+        if !requests_gpus {
+            let sum = self.without_gpus.entry(node).or_default();
             *sum = (sum.0 + cpu, sum.1 + memory);
             return;
         }
@@ -134,14 +136,14 @@ impl Survey {
         });
         match known {
             Some(containers) => {
-                self.enter(
+                self.observe(
                     PodGrant { pod: uid.clone(), node, cpu, memory, containers },
                     &pod.metadata.namespace,
                 );
             }
             None => {
                 let request = pod.spec.request(facts.unit).unwrap_or_default();
-                self.unsure.entry(node).or_default().insert(uid.clone(), request);
+                self.unknown.entry(node).or_default().insert(uid.clone(), request);
             }
         }
         let terminating = pod.metadata.deletion_timestamp.is_some();
@@ -149,19 +151,20 @@ impl Survey {
         self.pods.insert(uid, PodFacts { namespace, name, terminating });
     }
 
-    /// All pods are in: GPUs are set aside for those of whom nobody told theirs, as the scheduler does.
+    /// Completes the survey after the last pod. Sets GPUs aside for pods whose GPUs are unknown, like the
+    /// scheduler.
     #[must_use]
     pub fn finish(mut self) -> Self {
-        for (node, pods) in self.unsure.clone() {
+        for (node, pods) in self.unknown.clone() {
             for (uid, request) in pods {
                 let guess = self.ledger.node(&node).map(|state| set_aside(state, &request));
                 let namespace = self.pods.get(&uid).map(|pod| pod.namespace.clone()).unwrap_or_default();
                 let PodRequest { cpu, memory, .. } = request;
                 let containers = guess.unwrap_or_default();
-                self.enter(PodGrant { pod: uid, node: node.clone(), cpu, memory, containers }, &namespace);
+                self.observe(PodGrant { pod: uid, node: node.clone(), cpu, memory, containers }, &namespace);
             }
         }
-        for (node, (cpu, memory)) in std::mem::take(&mut self.plain) {
+        for (node, (cpu, memory)) in std::mem::take(&mut self.without_gpus) {
             let pod = PodUid(format!("pods without GPUs on {node}"));
             self.ledger.observe(PodGrant { pod, node, cpu, memory, containers: Vec::new() });
         }
@@ -172,17 +175,17 @@ impl Survey {
         self
     }
 
-    fn enter(&mut self, grant: PodGrant, namespace: &str) {
+    fn observe(&mut self, grant: PodGrant, namespace: &str) {
         if let (Some(state), Some(facts)) = (self.ledger.node(&grant.node), self.nodes.get(&grant.node))
             && !self.quota.namespaces.is_empty()
         {
             let taken = GpuAmount::of_grants(&grant.containers, state.node());
-            self.accounts.add(namespace, facts.place.model.as_deref().unwrap_or_default(), taken);
+            self.accounts.add(namespace, facts.quota_labels.model.as_deref().unwrap_or_default(), taken);
         }
         self.ledger.observe(grant);
     }
 
-    /// Nodes with GPUs, by name.
+    /// Returns the nodes with GPUs, sorted by name.
     pub fn with_gpus(&self) -> impl Iterator<Item = (&NodeFacts, &NodeState)> {
         self.nodes.iter().filter_map(|(name, facts)| {
             let state = self.ledger.node(name)?;
@@ -190,85 +193,83 @@ impl Survey {
         })
     }
 
-    /// Nodes that share the memory of their GPUs, by name.
+    /// Returns the nodes that share GPU memory, sorted by name.
     pub fn sharing(&self) -> impl Iterator<Item = (&NodeFacts, &NodeState)> {
         let shares = DialectSet::default().with(Dialect::Gpushare);
-        self.with_gpus().filter(move |(facts, _)| facts.serves.covers(shares))
+        self.with_gpus().filter(move |(facts, _)| facts.dialects.covers(shares))
     }
 
-    /// What is left of a node.
+    /// Returns the state of a node.
     #[must_use]
     pub fn state(&self, node: &NodeName) -> Option<&NodeState> {
         self.ledger.node(node)
     }
 
-    /// Pods that hold GPUs of a node, by namespace and name; only those whose GPUs are known.
+    /// Returns the pods on a node whose GPUs are known, with their grants, sorted by namespace and name.
     #[must_use]
     pub fn holders(&self, node: &NodeName) -> Vec<(&PodFacts, &PodGrant)> {
-        let unsure = self.unsure.get(node);
+        let unknown = self.unknown.get(node);
         let known = self
             .ledger
             .grants_on(node)
-            .filter(|grant| unsure.is_none_or(|pods| !pods.contains_key(&grant.pod)));
+            .filter(|grant| unknown.is_none_or(|pods| !pods.contains_key(&grant.pod)));
         let mut holders: Vec<_> =
             known.filter_map(|grant| Some((self.pods.get(&grant.pod)?, grant))).collect();
         holders.sort_by(|(a, _), (b, _)| (&a.namespace, &a.name).cmp(&(&b.namespace, &b.name)));
         holders
     }
 
-    /// Everything that is held of a node, whether anybody told where or not.
+    /// Returns all grants on a node, including guesses for pods whose GPUs are unknown.
     #[must_use]
     pub fn grants(&self, node: &NodeName) -> Vec<&PodGrant> {
         self.ledger.grants_on(node).filter(|grant| self.pods.contains_key(&grant.pod)).collect()
     }
 
-    /// Who a pod is.
+    /// Returns the facts of a pod.
     #[must_use]
     pub fn pod(&self, uid: &PodUid) -> Option<&PodFacts> {
         self.pods.get(uid)
     }
 
-    /// What a pod holds.
+    /// Returns the grant of a pod.
     #[must_use]
     pub fn grant(&self, uid: &PodUid) -> Option<&PodGrant> {
         self.ledger.grant(uid)
     }
 
-    /// Pods on a node of whom nobody told the GPUs, by namespace and name.
+    /// Returns the pods on a node whose GPUs are unknown, sorted by namespace and name.
     #[must_use]
-    pub fn unsure(&self, node: &NodeName) -> Vec<Unsure<'_>> {
-        let card = self
+    pub fn unknown_gpus(&self, node: &NodeName) -> Vec<UnknownGpus<'_>> {
+        let gpu_memory = self
             .ledger
             .node(node)
             .and_then(|state| state.node().gpus().first())
             .map_or(MiB::ZERO, |gpu| gpu.memory);
-        let asked = self.unsure.get(node).into_iter().flatten();
-        let mut unsure: Vec<Unsure<'_>> = asked
+        let requests = self.unknown.get(node).into_iter().flatten();
+        let mut pods: Vec<UnknownGpus<'_>> = requests
             .filter_map(|(uid, request)| {
-                Some(Unsure { pod: self.pods.get(uid)?, memory: memory_of(request, card) })
+                Some(UnknownGpus { facts: self.pods.get(uid)?, memory: memory_of(request, gpu_memory) })
             })
             .collect();
-        unsure.sort_by(|a, b| (&a.pod.namespace, &a.pod.name).cmp(&(&b.pod.namespace, &b.pod.name)));
-        unsure
+        pods.sort_by(|a, b| (&a.facts.namespace, &a.facts.name).cmp(&(&b.facts.namespace, &b.facts.name)));
+        pods
     }
 
-    /// Who may take how much.
+    /// Returns the quotas and their current use.
     #[must_use]
     pub fn limits(&self) -> QuotaState<'_> {
         QuotaState { quota: &self.quota, usage: &self.accounts }
     }
 }
 
-/// Memory of all containers together.
-fn memory_of(request: &PodRequest, card: MiB) -> MiB {
+/// Returns the requested memory of all containers together.
+fn memory_of(request: &PodRequest, gpu_memory: MiB) -> MiB {
     let of_one = |request: Request| match request {
-        Request::Whole(count) => MiB(card.0.saturating_mul(u64::from(count))),
+        Request::Whole(count) => MiB(gpu_memory.0.saturating_mul(u64::from(count))),
         Request::Share { memory, .. } | Request::Memory(memory) => memory,
     };
     request.containers.iter().filter_map(|container| container.request).map(of_one).sum()
 }
-
-// === impl NodeFacts ===
 
 impl NodeFacts {
     fn new(node: &Node, rules: &Rules) -> Self {
@@ -282,10 +283,10 @@ impl NodeFacts {
         Self {
             problem: None,
             unit: rules.unit,
-            serves: DialectSet::default(),
+            dialects: DialectSet::default(),
             agent,
             address,
-            place: QuotaLabels {
+            quota_labels: QuotaLabels {
                 model: quota.and_then(|quota| label(&quota.model_label)),
                 pool: quota.and_then(|quota| label(&quota.pool_label)),
             },
@@ -294,7 +295,7 @@ impl NodeFacts {
         }
     }
 
-    /// As kubectl words it: `Ready`, `NotReady,SchedulingDisabled`.
+    /// Returns the status in kubectl's form: `Ready`, `NotReady,SchedulingDisabled`.
     #[must_use]
     pub fn status(&self) -> String {
         let ready = match self.ready {
@@ -306,7 +307,7 @@ impl NodeFacts {
     }
 }
 
-/// Where an agent listens that tells nothing else; IPv6 addresses stand in brackets.
+/// Returns the default URL of an agent. An IPv6 address is put in brackets.
 fn agent_at(address: &str) -> String {
     let port = node_use::DEFAULT_PORT;
     if address.contains(':') {

@@ -1,10 +1,12 @@
-//! Columns.
+//! Aligns text in columns.
 
 use unicode_width::UnicodeWidthStr as _;
 
-/// Text in columns, as Go's `tabwriter` lays it out: cells end in a tab; a cell is as wide as the widest one of its column in the
-/// lines around it that have such a cell, and two spaces more; what follows the last tab is no cell. Width is what a terminal
-/// shows: a Chinese character takes two places, a colour none.
+/// Aligns text in columns like Go's `tabwriter`.
+///
+/// A cell ends in a tab, and the text after the last tab is not a cell. A cell is two spaces wider than
+/// the widest cell of its column in the adjacent lines that have this column. Width is measured as on a
+/// terminal: a Chinese character takes two places, a colour code none.
 pub(crate) fn align(text: &str) -> String {
     let lines: Vec<Vec<&str>> = text.split('\n').map(|line| line.split('\t').collect()).collect();
     let cells = |line: &Vec<&str>| line.len() - 1;
@@ -35,7 +37,7 @@ pub(crate) fn align(text: &str) -> String {
 
 const PADDING: usize = 2;
 
-/// Places on a terminal.
+/// Returns the number of places that text takes on a terminal.
 pub(crate) fn width(text: &str) -> usize {
     if !text.contains(ESCAPE) {
         return text.width();
@@ -52,13 +54,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_column_ends_where_a_line_has_no_such_cell() {
+    fn a_line_without_a_cell_ends_the_column() {
         assert_eq!(align("a\tb\nlonger\tc\n\nx\ty\t\n"), "a       b\nlonger  c\n\nx  y  \n");
         assert_eq!(align("k:\tv\n\nNAME\tB\t\nn\t\t\n"), "k:  v\n\nNAME  B  \nn        \n");
     }
 
     #[test]
-    fn width_is_what_a_terminal_shows() {
+    fn measures_width_as_on_a_terminal() {
         assert_eq!(align("显卡\tb\nabcde\tc\n"), "显卡   b\nabcde  c\n");
         assert_eq!(align("\u{1b}[31mno\u{1b}[0m\tb\nfine\tc"), "\u{1b}[31mno\u{1b}[0m    b\nfine  c");
     }

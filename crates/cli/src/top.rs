@@ -1,19 +1,21 @@
-//! What is used of what was granted.
+//! The data of `top`: measured use of each grant.
 
 use std::collections::BTreeMap;
 
 use serde::Serialize;
 use tessera_wire::tessera::node_use::NodeUse;
 
-/// The nodes, by name.
+use crate::load::AgentError;
+
+/// Measured use of all nodes, sorted by name.
 #[derive(Debug, Default, Serialize)]
-pub(crate) struct Usage {
-    pub(crate) nodes: Vec<NodeUsage>,
+pub(crate) struct ClusterUse {
+    pub(crate) nodes: Vec<NodeUseRow>,
 }
 
-/// One node: what its agent measures, or why it does not tell.
+/// Measured use of one node, or the error of its agent.
 #[derive(Debug, Serialize)]
-pub(crate) struct NodeUsage {
+pub(crate) struct NodeUseRow {
     pub(crate) node: String,
     #[serde(flatten, skip_serializing_if = "Option::is_none")]
     pub(crate) used: Option<NodeUse>,
@@ -21,11 +23,11 @@ pub(crate) struct NodeUsage {
     pub(crate) error: Option<String>,
 }
 
-impl Usage {
-    pub(crate) fn new(answers: BTreeMap<String, Result<NodeUse, String>>) -> Self {
-        let node = |(node, answer): (String, Result<NodeUse, String>)| match answer {
-            Ok(used) => NodeUsage { node, used: Some(used), error: None },
-            Err(error) => NodeUsage { node, used: None, error: Some(error) },
+impl ClusterUse {
+    pub(crate) fn new(answers: BTreeMap<String, Result<NodeUse, AgentError>>) -> Self {
+        let node = |(node, answer): (String, Result<NodeUse, AgentError>)| match answer {
+            Ok(used) => NodeUseRow { node, used: Some(used), error: None },
+            Err(error) => NodeUseRow { node, used: None, error: Some(error.to_string()) },
         };
         Self { nodes: answers.into_iter().map(node).collect() }
     }

@@ -1,4 +1,4 @@
-//! A pod that need not exist.
+//! `what-if`: a hypothetical pod, built from a request on the command line.
 
 use anyhow::{Result, bail, ensure};
 use serde::Serialize;
@@ -13,7 +13,7 @@ use tessera_wire::tessera::parsed_pod::ParsedPod;
 use crate::explain::judge;
 use crate::survey::Survey;
 
-/// What a container may ask for.
+/// Resources that a container may request.
 pub(crate) const RESOURCES: [&str; 7] = [
     gpushare::MEMORY,
     whole::GPUTOPOLOGY.resource,
@@ -24,19 +24,19 @@ pub(crate) const RESOURCES: [&str; 7] = [
     "memory",
 ];
 
-/// How many such pods a node has room for, by name.
+/// Number of such pods that fit on a node.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(crate) struct Room {
     pub(crate) node: String,
     pub(crate) pods: usize,
 }
 
-/// A pod with one container that asks for this: `aliyun.com/gpu-mem=8`, `cpu=4`.
+/// Creates a pod with one container and these requests, such as `aliyun.com/gpu-mem=8` and `cpu=4`.
 pub(crate) fn pod(namespace: &str, request: &[String]) -> Result<Pod> {
     let mut amounts = Amounts::new();
     for part in request.iter().filter(|part| !part.trim().is_empty()) {
         let Some((resource, amount)) = part.split_once(['=', ':']) else {
-            bail!("{part:?} is no request; write RESOURCE=AMOUNT, such as {}=8", gpushare::MEMORY);
+            bail!("{part:?} is not a request; write RESOURCE=AMOUNT, such as {}=8", gpushare::MEMORY);
         };
         let (resource, amount) = (resource.trim(), amount.trim());
         ensure!(
@@ -50,31 +50,31 @@ pub(crate) fn pod(namespace: &str, request: &[String]) -> Result<Pod> {
         );
     }
     let resources = Resources { limits: amounts.clone(), requests: amounts };
-    // Without a name: nobody gave it one, so no complaint shall begin with it.
+    // The container has no name, so that error messages do not start with one.
     let container = Container { resources, ..Container::default() };
     let metadata =
         Metadata { name: "what-if".to_owned(), namespace: namespace.to_owned(), ..Metadata::default() };
     let spec = PodSpec { containers: vec![container], ..PodSpec::default() };
-    ensure!(spec.asks_for_gpus(), "asks for no GPU; name one of {}", RESOURCES[..5].join(", "));
+    ensure!(spec.asks_for_gpus(), "requests no GPU; add one of {}", RESOURCES[..5].join(", "));
     for unit in [MemoryUnit::GiB, MemoryUnit::MiB] {
         spec.request(unit)?;
     }
     Ok(Pod { metadata, spec, ..Pod::default() })
 }
 
-/// How many pods like this one fit on each node, one after the other, quotas aside.
+/// Counts how many pods like this one fit on each node, one after the other, without quotas.
 pub(crate) fn room(survey: &Survey, pod: &Pod) -> Result<Vec<Room>> {
-    let ask = ParsedPod::of(&survey.rules, pod)?;
+    let query = ParsedPod::of(&survey.rules, pod)?;
     let mut rooms = Vec::new();
     for (name, facts) in &survey.nodes {
-        let (Some(state), NodeVerdict::Fits(_)) = (survey.state(name), judge(survey, name, facts, &ask))
+        let (Some(state), NodeVerdict::Fits(_)) = (survey.state(name), judge(survey, name, facts, &query))
         else {
             continue;
         };
-        let request = ask.request(facts.unit);
+        let request = query.request(facts.unit);
         let mut state = state.clone();
         let mut pods = 0;
-        while let Ok(placement) = place(&state, &request, &ask.policy, GpuSet::EMPTY) {
+        while let Ok(placement) = place(&state, &request, &query.policy, GpuSet::EMPTY) {
             let containers = placement.grants(&request);
             let (cpu, memory) = (request.cpu, request.memory);
             state.add(&PodGrant { pod: "one more".into(), node: name.clone(), cpu, memory, containers });
@@ -90,16 +90,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn requests_as_they_are_typed() {
+    fn parses_requests_and_explains_errors() {
         let typed =
             |parts: &[&str]| pod("team", &parts.iter().map(|part| (*part).to_owned()).collect::<Vec<_>>());
         let read = typed(&["tencent.com/vcuda-core=30", " tencent.com/vcuda-memory=16", "cpu=4"]).unwrap();
         assert_eq!(read.spec.containers[0].resources.limits["cpu"], Amount("4".into()));
         let error = |parts: &[&str]| typed(parts).unwrap_err().to_string();
-        assert!(error(&["2"]).starts_with("\"2\" is no request; write RESOURCE=AMOUNT"));
+        assert!(error(&["2"]).starts_with("\"2\" is not a request; write RESOURCE=AMOUNT"));
         assert!(error(&["gpu=2"]).starts_with("unknown resource \"gpu\"; choose one of aliyun.com/gpu-mem"));
         assert_eq!(error(&["cpu=1", "cpu=2"]), "cpu is given twice");
-        assert!(error(&["cpu=1"]).starts_with("asks for no GPU"));
+        assert!(error(&["cpu=1"]).starts_with("requests no GPU"));
         assert!(error(&["nvidia.com/gpu=half"]).starts_with("nvidia.com/gpu: half is not a number"));
         assert!(error(&["nvidia.com/gpu=1", "cpu=much"]).starts_with("cpu: `much` is not a quantity"));
     }

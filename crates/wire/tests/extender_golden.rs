@@ -1,4 +1,4 @@
-//! What a real kube-scheduler sends to an extender, recorded by `e2e/run extender --record`, is read.
+//! Parses requests of a real kube-scheduler, recorded by `e2e/run extender --record`.
 
 use std::{fs, path::Path};
 
@@ -18,7 +18,7 @@ fn parse<T: DeserializeOwned>(name: &str) -> T {
 }
 
 #[test]
-fn filter_with_names() {
+fn parses_filter_with_node_names() {
     let args: ExtenderArgs = parse("filter-by-name.json");
     assert!(args.nodes.is_none());
     assert_eq!(args.names().collect::<Vec<_>>(), ["fair", "fine", "full"]);
@@ -34,7 +34,7 @@ fn filter_with_names() {
 }
 
 #[test]
-fn filter_with_whole_nodes() {
+fn parses_filter_with_node_objects() {
     let args: ExtenderArgs = parse("filter-by-node.json");
     assert!(args.node_names.is_none());
     assert_eq!(args.names().collect::<Vec<_>>(), ["fair", "fine", "full"]);
@@ -44,7 +44,7 @@ fn filter_with_whole_nodes() {
 }
 
 #[test]
-fn prioritize_is_asked_about_what_filter_left() {
+fn prioritize_contains_only_the_nodes_that_passed_filter() {
     for name in ["prioritize-by-name.json", "prioritize-by-node.json"] {
         let args: ExtenderArgs = parse(name);
         assert_eq!(args.names().collect::<Vec<_>>(), ["fair", "fine"], "{name}");
@@ -52,7 +52,7 @@ fn prioritize_is_asked_about_what_filter_left() {
 }
 
 #[test]
-fn bind_is_read_and_written_alike() {
+fn bind_is_written_as_it_was_parsed() {
     for name in ["bind-by-name.json", "bind-by-node.json"] {
         let args: BindingArgs = parse(name);
         assert_eq!(args.node, "fine");

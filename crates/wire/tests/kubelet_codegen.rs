@@ -1,6 +1,8 @@
-//! The committed gRPC code is what the `.proto` files in this crate say, so no build of Tessera needs a protobuf compiler.
+//! Checks that the committed gRPC code matches the `.proto` files, so that no build of Tessera needs a
+//! protobuf compiler.
 //!
-//! After a change of a `.proto` file: `BLESS=1 cargo test -p tessera-wire --test kubelet_codegen`.
+//! After a change to a `.proto` file, run
+//! `BLESS=1 cargo test -p tessera-wire --test kubelet_codegen`.
 
 use std::{fs, path::Path};
 

@@ -1,29 +1,29 @@
-//! gpushare's tables.
+//! Formats gpushare's tables.
 
 use std::fmt::Write as _;
 
 use tessera_core::units::MiB;
 
-use crate::share::{ShareNode, ShareTable};
+use crate::share::{NodeRow, ShareTable};
 use crate::table::align;
 
-/// How the summary is shown.
+/// Columns of the summary.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Columns {
     pub(crate) headers: bool,
     pub(crate) wide: bool,
 }
 
-/// One line per node, and the cluster's total.
+/// Formats one line per node and the total of the cluster.
 pub(crate) fn summary(table: &ShareTable, columns: Columns) -> String {
     let unit = table.unit();
     let units = |amount: MiB| amount.0 / unit.mib();
-    let most = table.nodes.iter().map(|node| node.cards.len()).max().unwrap_or(0);
+    let max_gpus = table.nodes.iter().map(|node| node.gpus.len()).max().unwrap_or(0);
     let any_pending = table.nodes.iter().any(|node| node.pending() > MiB::ZERO);
     let mut text = String::new();
     if columns.headers {
         text.push_str("NAME\tIPADDRESS\t");
-        (0..most).for_each(|gpu| text.push_str(&format!("GPU{gpu}(Allocated/Total)\t")));
+        (0..max_gpus).for_each(|gpu| text.push_str(&format!("GPU{gpu}(Allocated/Total)\t")));
         text.push_str(if any_pending { "PENDING(Allocated)\t" } else { "" });
         let _ = write!(text, "GPU Memory({unit})");
         text.push_str(if columns.wide { "\tSTATUS\tMODEL\n" } else { "\n" });
@@ -31,10 +31,10 @@ pub(crate) fn summary(table: &ShareTable, columns: Columns) -> String {
     let mut rule = 0;
     for node in &table.nodes {
         let mut row = format!("{}\t{}\t", node.name, node.address.as_deref().unwrap_or("unknown"));
-        for gpu in 0..most {
-            let card = node.cards.get(gpu).cloned().unwrap_or_default();
-            let broken = if columns.wide && card.unhealthy { "!" } else { "" };
-            let _ = write!(row, "{}/{}{broken}\t", units(card.used), units(card.total));
+        for index in 0..max_gpus {
+            let gpu = node.gpus.get(index).cloned().unwrap_or_default();
+            let broken = if columns.wide && gpu.unhealthy { "!" } else { "" };
+            let _ = write!(row, "{}/{}{broken}\t", units(gpu.used), units(gpu.total));
         }
         if any_pending {
             let pending = units(node.pending());
@@ -63,10 +63,11 @@ pub(crate) fn summary(table: &ShareTable, columns: Columns) -> String {
     align(&text)
 }
 
-/// The original draws its rule as long as all rows of the first node together, over many lines of a terminal where those are many.
-const WIDEST_RULE: usize = 160;
+/// Longest line between two nodes. gpushare draws it as long as all rows of the first node together,
+/// which would fill many lines of a terminal.
+const MAX_RULE_WIDTH: usize = 160;
 
-/// Every node with its pods.
+/// Formats every node with its pods.
 pub(crate) fn details(table: &ShareTable) -> String {
     let unit = table.unit();
     let units = |amount: MiB| amount.0 / unit.mib();
@@ -76,7 +77,7 @@ pub(crate) fn details(table: &ShareTable) -> String {
         let pending = node.pending() > MiB::ZERO;
         let address = node.address.as_deref().unwrap_or("unknown");
         let _ = write!(text, "\nNAME:\t{}\nIPADDRESS:\t{address}\n\nNAME\tNAMESPACE\t", node.name);
-        (0..node.cards.len()).for_each(|gpu| text.push_str(&format!("GPU{gpu}(Allocated)\t")));
+        (0..node.gpus.len()).for_each(|gpu| text.push_str(&format!("GPU{gpu}(Allocated)\t")));
         text.push_str(if pending { "Pending(Allocated)\t\n" } else { "\n" });
         let mut rows = String::new();
         for pod in &node.pods {
@@ -88,7 +89,7 @@ pub(crate) fn details(table: &ShareTable) -> String {
             rows.push('\n');
         }
         if rule == 0 {
-            rule = (rows.len() + 10).min(WIDEST_RULE);
+            rule = (rows.len() + 10).min(MAX_RULE_WIDTH);
         }
         text.push_str(&rows);
         let (used, total) = sums(node, units);
@@ -99,10 +100,10 @@ pub(crate) fn details(table: &ShareTable) -> String {
     align(&text)
 }
 
-/// Used and total units of a node, those of pending pods included.
-fn sums(node: &ShareNode, units: impl Fn(MiB) -> u64) -> (u64, u64) {
-    let used: u64 = node.cards.iter().map(|card| units(card.used)).sum();
-    (used + units(node.pending()), node.cards.iter().map(|card| units(card.total)).sum())
+/// Returns the used and total units of a node, including pods whose GPU is unknown.
+fn sums(node: &NodeRow, units: impl Fn(MiB) -> u64) -> (u64, u64) {
+    let used: u64 = node.gpus.iter().map(|gpu| units(gpu.used)).sum();
+    (used + units(node.pending()), node.gpus.iter().map(|gpu| units(gpu.total)).sum())
 }
 
 fn total(table: &ShareTable, units: impl Fn(MiB) -> u64 + Copy) -> String {

@@ -1,4 +1,4 @@
-//! Usage as a table: a line per GPU, and below it one per container.
+//! Formats measured use as a table with a line per GPU, and below it a line per container.
 
 use std::fmt::Write as _;
 
@@ -6,34 +6,34 @@ use tessera_wire::tessera::node_use::{ContainerUse, GpuUse, NodeUse, ShareUse};
 
 use crate::paint::Paint;
 use crate::table::align;
-use crate::top::Usage;
+use crate::top::ClusterUse;
 
-/// What was not measured.
+/// Cell of a value that was not measured.
 const UNKNOWN: &str = "-";
 
-/// Compute of a container that was granted memory alone: what the shares of others leave.
+/// Compute share of a container that was granted only memory: the time that others leave.
 const REST: &str = "rest";
 
-pub(crate) fn table(usage: &Usage, headers: bool, paint: Paint) -> String {
+pub(crate) fn table(usage: &ClusterUse, headers: bool, paint: Paint) -> String {
     let mut text = String::new();
     if headers {
         text.push_str("NODE\tGPU\tPOD\tCONTAINER\tBUSY\tGRANTED\tMEMORY(MiB)\tGRANTED(MiB)\tWAITED\n");
     }
     for node in &usage.nodes {
         match (&node.used, &node.error) {
-            (Some(used), _) => cards(&mut text, &node.node, used, paint),
-            (None, why) => {
-                let why = why.as_deref().unwrap_or("no answer");
-                let _ = writeln!(text, "{}\t{UNKNOWN}\t{}", node.node, paint.bad(why));
+            (Some(used), _) => gpus(&mut text, &node.node, used, paint),
+            (None, error) => {
+                let error = error.as_deref().unwrap_or("no answer");
+                let _ = writeln!(text, "{}\t{UNKNOWN}\t{}", node.node, paint.bad(error));
             }
         }
     }
     align(&text)
 }
 
-fn cards(text: &mut String, node: &str, used: &NodeUse, paint: Paint) {
-    for card in &used.gpus {
-        let GpuUse { index, memory_used_mib, busy_percent, .. } = card;
+fn gpus(text: &mut String, node: &str, used: &NodeUse, paint: Paint) {
+    for gpu in &used.gpus {
+        let GpuUse { index, memory_used_mib, busy_percent, .. } = gpu;
         let (busy, memory) = (percent(*busy_percent), number(*memory_used_mib));
         let _ = writeln!(text, "{node}\t{index}\t{}\t\t{busy}\t\t{memory}\t\t", paint.faint("(all)"));
         for container in &used.containers {
@@ -80,9 +80,10 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
+    use crate::load::AgentError;
 
     #[test]
-    fn what_was_not_measured_and_who_does_not_answer_is_no_zero() {
+    fn shows_missing_measurements_and_silent_agents_as_unknown() {
         let read: NodeUse = serde_json::from_str(
             r#"{"gpus":[{"uuid":"a","index":0,"memoryUsedMiB":5000,"busyPercent":61.4},{"uuid":"b","index":1}],
                 "containers":[{"namespace":"team","pod":"train","uid":"u","container":"main","gpus":[
@@ -91,10 +92,10 @@ mod tests {
                  {"namespace":"team","pod":"stray","uid":"v","container":"main","gpus":[{"uuid":"a","index":0,"memoryUsedMiB":700}]}]}"#,
         )
         .unwrap();
-        let refused = Err("no answer from http://10.0.0.2:5678/v1/use: connection refused".to_owned());
+        let refused = Err(AgentError::NoAddress);
         let answers = BTreeMap::from([("n1".to_owned(), Ok(read)), ("n2".to_owned(), refused)]);
         assert_eq!(
-            table(&Usage::new(answers), true, Paint::default()),
+            table(&ClusterUse::new(answers), true, Paint::default()),
             "\
 NODE  GPU  POD         CONTAINER  BUSY  GRANTED  MEMORY(MiB)  GRANTED(MiB)  WAITED
 n1    0    (all)                  61%            5000                       
@@ -102,7 +103,7 @@ n1    0    team/train  main       30%   30%      3950         4096          12%
 n1    0    team/notes  main       -     rest     350          512           -
 n1    0    team/stray  main       -     -        700          -             -
 n1    1    (all)                  -              -                          
-n2    -    no answer from http://10.0.0.2:5678/v1/use: connection refused
+n2    -    the node publishes no address
 "
         );
     }

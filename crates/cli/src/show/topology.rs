@@ -1,4 +1,4 @@
-//! gputopology's tables.
+//! Formats gputopology's tables.
 
 use std::fmt::Write as _;
 
@@ -23,14 +23,14 @@ Legend:
  NV#  = Connection traversing a bonded set of # NVLinks
 ";
 
-/// What an extender would answer.
+/// Creates the same response as an extender's `inspect`.
 pub(crate) fn view(survey: &Survey, detail: bool) -> TopologyView {
     let nodes = survey.with_gpus().map(|(_, state)| TopologyNode::new(state, detail)).collect();
     let policy = survey.rules.policy.as_ref().map_or_else(|| "unknown".to_owned(), ToString::to_string);
     TopologyView { nodes, error: String::new(), policy: if detail { policy } else { String::new() } }
 }
 
-/// One line per node.
+/// Formats one line per node.
 pub(crate) fn summary(view: &TopologyView, headers: bool) -> String {
     let mut text = String::new();
     if headers {
@@ -42,7 +42,7 @@ pub(crate) fn summary(view: &TopologyView, headers: bool) -> String {
     align(&text)
 }
 
-/// One line per node, with more columns.
+/// Formats one line per node with more columns.
 pub(crate) fn wide(survey: &Survey, headers: bool) -> String {
     let mut text = String::new();
     if headers {
@@ -64,7 +64,7 @@ pub(crate) fn wide(survey: &Survey, headers: bool) -> String {
     align(&text)
 }
 
-/// Every node with its links.
+/// Formats every node with its links.
 pub(crate) fn details(view: &TopologyView) -> String {
     let mut text = format!("gpu policy: {}\n", view.policy);
     for node in &view.nodes {
@@ -85,7 +85,8 @@ pub(crate) fn details(view: &TopologyView) -> String {
     text
 }
 
-/// Cells are as wide as the names of the GPUs over them: from ten GPUs on, wider than the original's.
+/// Formats the matrix of links. Cells are as wide as the GPU names above them. From ten GPUs on they are
+/// wider than gputopology's.
 fn matrix(rows: &[Vec<u8>]) -> String {
     let label = format!("GPU{}", rows.len().saturating_sub(1)).len() + 1;
     let mut text = " ".repeat(label);

@@ -1,4 +1,4 @@
-//! Trees of GPUs, in gpu-manager's form.
+//! Formats trees of GPUs in gpu-manager's form.
 
 use std::fmt::Write as _;
 
@@ -9,7 +9,7 @@ use tessera_wire::tessera::node_use::NodeUse;
 
 use crate::survey::Survey;
 
-/// One node; `used` as its agent measures it, where it told.
+/// Formats one node. `used` holds the measurements of its agent, if it answered.
 pub(crate) fn node(survey: &Survey, state: &NodeState, used: Option<&NodeUse>, pods: bool) -> String {
     let activity: Vec<GpuActivity> = used.map(activity).unwrap_or_default();
     let text = gpu_tree::print(state, &activity);
@@ -17,12 +17,12 @@ pub(crate) fn node(survey: &Survey, state: &NodeState, used: Option<&NodeUse>, p
 }
 
 fn activity(used: &NodeUse) -> Vec<GpuActivity> {
-    let most = used.gpus.iter().map(|card| usize::from(card.index) + 1).max().unwrap_or(0);
-    let mut cards = vec![GpuActivity::default(); most];
-    for card in &used.gpus {
-        cards[usize::from(card.index)].used = MiB(card.memory_used_mib.unwrap_or(0));
+    let count = used.gpus.iter().map(|gpu| usize::from(gpu.index) + 1).max().unwrap_or(0);
+    let mut activity = vec![GpuActivity::default(); count];
+    for gpu in &used.gpus {
+        activity[usize::from(gpu.index)].used = MiB(gpu.memory_used_mib.unwrap_or(0));
     }
-    cards
+    activity
 }
 
 /// Adds the pods on each GPU to its line.

@@ -1,4 +1,4 @@
-//! What agents measure, and agents that do not answer.
+//! Measurements of agents, and agents that do not answer.
 
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
@@ -19,7 +19,7 @@ fn agent(stage: &Stage, document: Value) -> String {
 }
 
 #[test]
-fn used_beside_granted_and_a_missing_agent_is_no_zero() {
+fn top_shows_measured_use_and_names_silent_agents() {
     let stage = Stage::new();
     let url = agent(
         &stage,
@@ -52,7 +52,7 @@ fn used_beside_granted_and_a_missing_agent_is_no_zero() {
     let (shown, warned) = (String::from_utf8(tree.stdout).unwrap(), String::from_utf8(tree.stderr).unwrap());
     assert!(shown.contains("|---GPU0 (pids: [], usedMemory: 5242880000, totalMemory: 16106127360, allocatableCores: 67, allocatableMemory: 10737418240)"), "{shown}");
     assert!(
-        warned.starts_with("warning: node n2: usedMemory is not known and shown as 0: no answer from"),
+        warned.starts_with("warning: node n2: usedMemory is unknown and shown as 0: no answer from"),
         "{warned}"
     );
 }

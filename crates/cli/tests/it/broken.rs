@@ -1,4 +1,4 @@
-//! gpushare's lists of broken GPUs count, as they do for the scheduler.
+//! The plugins read gpushare's lists of unhealthy GPUs, like the scheduler.
 
 use axum::http::StatusCode;
 use serde_json::{Value, json};
@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use crate::stage::{GPU, SHARE, Stage};
 use crate::states::{T4, node};
 
-/// Two nodes with two GPUs each; the second GPU of the first is listed as broken.
+/// Returns two nodes with two GPUs each. A list names the second GPU of the first node as unhealthy.
 fn stage() -> Stage {
     let stage = Stage::of(&["a", "b"].map(|name| node(name, "10.0.0.1", "GiB", &[T4, T4])), &[]);
     let list = json!({ "metadata": { "name": "unhealthy-gpu-a" }, "data": { "gpus": "1,x" } });
@@ -14,20 +14,20 @@ fn stage() -> Stage {
     stage
 }
 
-/// Which GPUs of which nodes are shown as healthy.
+/// Returns for each node which GPUs are shown as healthy.
 fn healthy(stage: &Stage, program: &str, arguments: &[&str]) -> Value {
     let text = stage.text(program, &[arguments, &["-o", "json"]].concat());
     let shown: Value = serde_json::from_str(&text).unwrap();
     let nodes = shown["nodes"].as_array().unwrap().iter();
     nodes
         .map(|node| {
-            node["gpus"].as_array().unwrap().iter().map(|card| card["healthy"].clone()).collect::<Value>()
+            node["gpus"].as_array().unwrap().iter().map(|gpu| gpu["healthy"].clone()).collect::<Value>()
         })
         .collect()
 }
 
 #[test]
-fn a_gpu_on_a_list_is_broken_for_every_question() {
+fn every_command_treats_listed_gpus_as_unhealthy() {
     let stage = stage();
     assert_eq!(healthy(&stage, GPU, &[]), json!([[true, false], [true, true]]));
     assert_eq!(healthy(&stage, SHARE, &[]), json!([[true, false], [true, true]]));
@@ -36,9 +36,9 @@ fn a_gpu_on_a_list_is_broken_for_every_question() {
     assert_eq!(answer, "node/b\n");
 }
 
-/// Most users may read nodes and pods, and nothing of kube-system.
+/// Most users may read nodes and pods, but nothing in kube-system.
 #[test]
-fn who_may_not_read_the_lists_does_without() {
+fn works_without_permission_to_read_the_lists() {
     let stage = stage();
     let real = stage.server.url();
     let url = stage.runtime.block_on(async {

@@ -1,4 +1,4 @@
-//! Colour is for people at a terminal.
+//! Output has colours only on a terminal.
 
 use std::fs::{File, OpenOptions};
 use std::io::Read as _;
@@ -10,7 +10,7 @@ use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use crate::stage::{GPU, Stage};
 use crate::states::{T4, node};
 
-/// What a run prints to a terminal of its own.
+/// Runs the plugin on a pseudo-terminal and returns its output.
 fn on_a_terminal(stage: &Stage, arguments: &[&str], no_color: bool) -> String {
     let ours = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
     grantpt(&ours).unwrap();
@@ -23,7 +23,7 @@ fn on_a_terminal(stage: &Stage, arguments: &[&str], no_color: bool) -> String {
         command.env("NO_COLOR", "1");
     }
     let mut child = command.spawn().unwrap();
-    // The terminal ends when nobody holds the other side any more.
+    // Reading ends when no process holds the other side of the terminal.
     drop(command);
     let (mut ours, mut seen, mut part) = (File::from(ours), Vec::new(), [0; 4096]);
     while let Ok(count @ 1..) = ours.read(&mut part) {
@@ -33,7 +33,7 @@ fn on_a_terminal(stage: &Stage, arguments: &[&str], no_color: bool) -> String {
     String::from_utf8(seen).unwrap().replace("\r\n", "\n")
 }
 
-/// Leaves the codes out.
+/// Removes the colour codes.
 fn plain(text: &str) -> String {
     let mut parts = text.split('\u{1b}');
     let first = parts.next().unwrap_or_default().to_owned();
@@ -41,7 +41,7 @@ fn plain(text: &str) -> String {
 }
 
 #[test]
-fn obstacles_are_painted_on_a_terminal_only() {
+fn prints_colours_only_on_a_terminal() {
     let stage = Stage::of(&[node("n", "10.0.0.1", "GiB", &[T4])], &[]);
     let arguments = ["what-if", "nvidia.com/gpu=2"];
     let output = stage.run(GPU, &arguments);
@@ -49,6 +49,6 @@ fn obstacles_are_painted_on_a_terminal_only() {
     assert!(written.contains("fewer than 2 GPUs") && !written.contains('\u{1b}'), "{written:?}");
     let painted = on_a_terminal(&stage, &arguments, false);
     assert!(painted.contains("\u{1b}[31m"), "{painted:?}");
-    assert_eq!(plain(&painted), written, "colour changes no word");
+    assert_eq!(plain(&painted), written, "colours change no text");
     assert_eq!(on_a_terminal(&stage, &arguments, true), written, "NO_COLOR");
 }

@@ -1,4 +1,4 @@
-//! What goes wrong, as a kubectl user expects it: words on standard error, nothing on standard output, exit code 1.
+//! Errors follow kubectl: a message on standard error, nothing on standard output, exit code 1.
 
 use axum::http::StatusCode;
 use serde_json::json;
@@ -7,7 +7,7 @@ use tokio::net::TcpListener;
 use crate::stage::{GPU, SHARE, Stage, kubeconfig};
 use crate::states::{T4, node};
 
-/// What a failing run says.
+/// Runs a failing command and returns its message.
 fn said(stage: &Stage, program: &str, arguments: &[&str]) -> String {
     let output = stage.run(program, arguments);
     assert_eq!(output.status.code(), Some(1), "{arguments:?}");
@@ -16,7 +16,7 @@ fn said(stage: &Stage, program: &str, arguments: &[&str]) -> String {
 }
 
 #[test]
-fn nodes_that_are_not_there_or_have_no_gpu() {
+fn reports_missing_nodes_and_nodes_without_gpus() {
     let stage = Stage::of(&[node("n", "10.0.0.1", "GiB", &[T4])], &[]);
     stage.node(&json!({ "metadata": { "name": "cpu" }, "status": {} }));
     assert_eq!(said(&stage, GPU, &["nobody"]), "Error from server (NotFound): nodes \"nobody\" not found\n");
@@ -32,7 +32,7 @@ fn nodes_that_are_not_there_or_have_no_gpu() {
 }
 
 #[test]
-fn nobody_to_ask() {
+fn reports_unreachable_servers_and_bad_kubeconfigs() {
     let stage = Stage::new();
     let broken = stage.folder.path().join("broken");
     std::fs::write(&broken, kubeconfig("http://127.0.0.1:1")).unwrap();
@@ -55,7 +55,7 @@ fn nobody_to_ask() {
 }
 
 #[test]
-fn nobody_may_look() {
+fn explains_missing_permissions() {
     let stage = Stage::new();
     let url = stage.runtime.block_on(async {
         let forbidden = || async {
@@ -69,8 +69,8 @@ fn nobody_may_look() {
         url
     });
     std::fs::write(stage.kubeconfig(), kubeconfig(&url)).unwrap();
-    let told = said(&stage, GPU, &[]);
-    let (first, rest) = told.split_once('\n').unwrap();
+    let message = said(&stage, GPU, &[]);
+    let (first, rest) = message.split_once('\n').unwrap();
     assert_eq!(
         first,
         "Error from server (Forbidden): nodes is forbidden: User \"jane\" cannot list resource \"nodes\" in API group \"\" at the cluster scope"
@@ -82,7 +82,7 @@ fn nobody_may_look() {
 }
 
 #[test]
-fn what_was_typed_wrong() {
+fn explains_invalid_command_lines() {
     let stage = Stage::new();
     let flag = said(&stage, GPU, &["--detial"]);
     assert_eq!(
@@ -122,7 +122,7 @@ fn what_was_typed_wrong() {
 }
 
 #[test]
-fn flags_that_are_documented_exist() {
+fn documented_flags_exist() {
     let stage = Stage::new();
     let mut help = stage.text(SHARE, &["--help"]) + &stage.text(GPU, &["--help"]);
     for command in ["tree", "explain", "what-if", "top"] {
@@ -132,7 +132,7 @@ fn flags_that_are_documented_exist() {
     let flags = page.split(|c: char| !(c.is_ascii_lowercase() || c == '-')).filter(|word| {
         word.strip_prefix("--").is_some_and(|name| name.starts_with(|c: char| c.is_ascii_lowercase()))
     });
-    // Cargo's.
+    // This flag belongs to Cargo.
     let flags: Vec<&str> = flags.filter(|flag| *flag != "--release").collect();
     assert!(flags.len() > 4, "{flags:?}");
     for flag in flags {

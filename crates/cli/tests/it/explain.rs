@@ -1,4 +1,4 @@
-//! Explanations: the same obstacles as the scheduler names, and what would help.
+//! Explanations give the same reasons as the scheduler, and what would help.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use tessera_wire::{foreign::quota, tessera::rules};
 use tokio::net::TcpListener;
 
 use crate::stage::{GPU, SHARE, Stage};
-use crate::states::{A10, Card, T4, grouped, node, pod, share, shared};
+use crate::states::{A10, T4, TestGpu, grouped, node, pod, share, shared};
 
 const QUOTA: &str = r#"{"closed":{"quota":{"T4":1}},"team":{"memoryMiB":204800}}"#;
 
@@ -25,7 +25,7 @@ fn nodes() -> Vec<Value> {
     let mut all = vec![
         node("a10", "10.0.0.1", "GiB", &[A10, A10]),
         node("blocks", "10.0.0.2", "256MiB", &[T4, T4]),
-        node("t4", "10.0.0.3", "GiB", &[T4, T4, Card { unhealthy: true, ..T4 }, T4]),
+        node("t4", "10.0.0.3", "GiB", &[T4, T4, TestGpu { unhealthy: true, ..T4 }, T4]),
         not_served,
         broken,
         json!({ "metadata": { "name": "cpu" }, "status": { "allocatable": { "cpu": "4", "memory": "8Gi" } } }),
@@ -46,18 +46,18 @@ fn placed() -> Vec<Value> {
 }
 
 fn waiting() -> Vec<Value> {
-    let ask = |name: &str, limits: &[(&str, u64)]| pod("team", name, "", limits, json!({}));
+    let request = |name: &str, limits: &[(&str, u64)]| pod("team", name, "", limits, json!({}));
     let vcuda = |name: &str, core, memory| {
-        ask(name, &[("tencent.com/vcuda-core", core), ("tencent.com/vcuda-memory", memory)])
+        request(name, &[("tencent.com/vcuda-core", core), ("tencent.com/vcuda-memory", memory)])
     };
     vec![
-        ask("whole-two", &[("nvidia.com/gpu", 2)]),
-        ask("whole-nine", &[("aliyun.com/gpu", 9)]),
-        ask("memory-eleven", &[("aliyun.com/gpu-mem", 11)]),
-        ask("memory-huge", &[("aliyun.com/gpu-mem", 900)]),
+        request("whole-two", &[("nvidia.com/gpu", 2)]),
+        request("whole-nine", &[("aliyun.com/gpu", 9)]),
+        request("memory-eleven", &[("aliyun.com/gpu-mem", 11)]),
+        request("memory-huge", &[("aliyun.com/gpu-mem", 900)]),
         vcuda("share-sixty", 60, 40),
         vcuda("share-large", 30, 85),
-        ask("bad", &[("tencent.com/vcuda-core", 150)]),
+        request("bad", &[("tencent.com/vcuda-core", 150)]),
         pod("closed", "over-quota", "", &[("nvidia.com/gpu", 2)], json!({})),
         pod("team", "by-policy", "", &[("aliyun.com/gpu", 3)], json!({ "tessera.dev/policy": "link" })),
     ]
@@ -68,7 +68,7 @@ fn settings() -> SchedulerSettings {
     SchedulerSettings { quota: Some(quota), ..SchedulerSettings::default() }
 }
 
-/// The cluster, with a scheduler's notes and its quota.
+/// Returns the cluster with the rules of a scheduler and its quota.
 fn stage() -> Stage {
     let stage = Stage::of(&nodes(), &placed());
     waiting().iter().for_each(|pod| stage.pod(pod));
@@ -78,7 +78,7 @@ fn stage() -> Stage {
     stage
 }
 
-/// A scheduler that has seen the same cluster.
+/// Returns the state of a scheduler that watches the same cluster.
 fn scheduler(stage: &Stage) -> State {
     let mut state = State::new(settings());
     state.handle(ClusterEvent::Quota(quota::parse(QUOTA, "the ConfigMap").unwrap()));
@@ -91,7 +91,7 @@ fn scheduler(stage: &Stage) -> State {
     state
 }
 
-/// What kube-scheduler would put into the pod's event, by node.
+/// Returns the reasons that kube-scheduler would put into the pod's event, by node.
 fn event(state: &State, pod: &Value, nodes: &[String]) -> BTreeMap<String, String> {
     let pod: Pod = serde_json::from_value(pod.clone()).unwrap();
     let args = ExtenderArgs { pod, nodes: None, node_names: Some(nodes.to_vec()) };
@@ -101,7 +101,7 @@ fn event(state: &State, pod: &Value, nodes: &[String]) -> BTreeMap<String, Strin
 }
 
 #[test]
-fn the_same_obstacle_as_in_the_schedulers_event() {
+fn explain_gives_the_reasons_of_the_scheduler() {
     let stage = stage();
     let state = scheduler(&stage);
     let names: Vec<String> =
@@ -114,8 +114,8 @@ fn the_same_obstacle_as_in_the_schedulers_event() {
         let output = stage.run(GPU, &["explain", "-n", namespace, name, "-o", "json"]);
         if name == "bad" {
             let said = String::from_utf8(output.stderr).unwrap();
-            let begin = format!("error: pod {namespace}/{name} cannot be served as it is written: ");
-            assert_eq!(said, format!("{begin}{}\n", event["t4"]), "one that cannot be read is told so");
+            let begin = format!("error: the GPU request of pod {namespace}/{name} is invalid: ");
+            assert_eq!(said, format!("{begin}{}\n", event["t4"]), "an invalid request is an error");
             continue;
         }
         let answer: Value = serde_json::from_slice(&output.stdout).unwrap();
@@ -128,11 +128,11 @@ fn the_same_obstacle_as_in_the_schedulers_event() {
         assert_eq!(explained, event, "{name}");
         compared += explained.len();
     }
-    assert!(compared > 20, "only {compared} obstacles were compared");
+    assert!(compared > 20, "only {compared} reasons were compared");
 }
 
 #[test]
-fn what_stands_in_the_way_and_what_would_help() {
+fn explain_and_what_if_match_their_golden_files() {
     let stage = stage();
     stage.server.patch("/api/v1/namespaces/team/pods/whole-two/status", &json!({ "status": { "phase": "Pending", "conditions": [
         { "type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/6 nodes are available: 2 fewer than 2 idle GPUs." }] } })).unwrap();
@@ -149,12 +149,12 @@ fn what_stands_in_the_way_and_what_would_help() {
     crate::stage::golden("what-if-share.txt", &String::from_utf8(output.stdout).unwrap());
     let plain = stage.run(GPU, &["explain", "plain"]);
     let said = String::from_utf8(plain.stderr).unwrap();
-    assert_eq!(said, "error: pod default/plain asks for no GPU; `kubectl describe pod` tells the rest\n");
+    assert_eq!(said, "error: pod default/plain requests no GPU; `kubectl describe pod` shows why it waits\n");
 }
 
-/// A quota that nobody can read hides nothing but what depends on it.
+/// Invalid limits affect only the pods that they concern.
 #[test]
-fn limits_that_cannot_be_read_are_told_where_they_matter() {
+fn invalid_limits_are_reported_for_affected_pods() {
     let stage = stage();
     let write = |text: &str| {
         let data = json!({ "data": { "gpu_quota": text } });
@@ -175,9 +175,9 @@ fn limits_that_cannot_be_read_are_told_where_they_matter() {
     assert!(told.contains("key gpu_quota of ConfigMap kube-system/gpuquota cannot be read: EOF"), "{told}");
 }
 
-/// The outputs in docs/inspect.md are real.
+/// Compares the outputs in docs/inspect.md with real ones.
 #[test]
-fn the_documentation_shows_what_is_printed() {
+fn documentation_shows_real_output() {
     let mut nodes: Vec<Value> =
         nodes().into_iter().filter(|node| node["metadata"]["name"] != "broken").collect();
     nodes[3]["metadata"]["name"] = "more-t4".into();
@@ -194,7 +194,7 @@ fn the_documentation_shows_what_is_printed() {
 }
 
 #[test]
-fn a_scheduler_can_be_asked_instead() {
+fn endpoint_queries_a_scheduler() {
     let stage = stage();
     let state = scheduler(&stage);
     let client = stage.runtime.block_on(async { tessera_cluster::connect_to(&stage.server.url()).unwrap() });

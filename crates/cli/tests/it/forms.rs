@@ -1,4 +1,4 @@
-//! Other forms of output, selections, and following changes.
+//! Output formats, selections, and watching.
 
 use std::io::{BufRead as _, BufReader};
 use std::process::Stdio;
@@ -16,7 +16,7 @@ fn stage() -> Stage {
 }
 
 #[test]
-fn json_and_yaml_say_the_same() {
+fn json_and_yaml_contain_the_same() {
     let stage = stage();
     let json: Value = serde_json::from_str(&stage.text(GPU, &["-o", "json"])).unwrap();
     assert_eq!(stage.text(GPU, &["--json"]), stage.text(GPU, &["-o", "json"]));
@@ -30,7 +30,7 @@ fn json_and_yaml_say_the_same() {
 }
 
 #[test]
-fn names_headers_and_selections() {
+fn prints_names_omits_headers_and_selects_nodes() {
     let stage = stage();
     assert_eq!(stage.text(GPU, &["-o", "name"]), "node/a\nnode/b\n");
     assert_eq!(stage.text(GPU, &["-o", "name", "-l", "pool=training"]), "node/b\n");
@@ -42,7 +42,7 @@ fn names_headers_and_selections() {
 }
 
 #[test]
-fn a_node_that_cannot_be_read_is_named() {
+fn warns_about_nodes_that_cannot_be_read() {
     let stage = stage();
     let mut broken = node("broken", "10.0.0.9", "GiB", &[T4]);
     broken["metadata"]["annotations"]["tessera.dev/inventory"] = "{".into();
@@ -51,13 +51,13 @@ fn a_node_that_cannot_be_read_is_named() {
     assert_eq!(String::from_utf8(output.stdout).unwrap(), "node/a\nnode/b\n");
     let said = String::from_utf8(output.stderr).unwrap();
     assert!(
-        said.starts_with("warning: node broken cannot be read and is left out: tessera.dev/inventory: "),
+        said.starts_with("warning: node broken cannot be read and is omitted: tessera.dev/inventory: "),
         "{said}"
     );
 }
 
 #[test]
-fn no_colour_but_on_a_terminal() {
+fn prints_no_colour_to_a_pipe() {
     let stage = stage();
     let output = stage.run(GPU, &["what-if", "nvidia.com/gpu=4"]);
     assert_eq!(output.status.code(), Some(1));
@@ -65,7 +65,7 @@ fn no_colour_but_on_a_terminal() {
 }
 
 #[test]
-fn a_watch_shows_changes() {
+fn watch_prints_changes() {
     let stage = stage();
     let mut child = stage.command(GPU).args(["-w", "--no-headers"]).stdout(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);

@@ -1,4 +1,4 @@
-//! As users call it: the real kubectl finds the plugins and their completions.
+//! The real kubectl finds the plugins and their completions.
 
 use std::path::Path;
 use std::process::Output;
@@ -28,10 +28,7 @@ fn stage() -> Stage {
 fn kubectl(stage: &Stage, arguments: &[&str]) -> Output {
     let found = std::env::split_paths(&std::env::var_os("PATH").unwrap_or_default())
         .any(|folder| folder.join("kubectl").exists());
-    assert!(
-        found,
-        "this test runs the real kubectl, and there is none in PATH; install it (on Debian, kubernetes-client) or put one there"
-    );
+    assert!(found, "this test needs kubectl in PATH; install it (on Debian: kubernetes-client)");
     let path = std::env::join_paths(
         std::iter::once(stage.folder.path().to_owned())
             .chain(std::env::split_paths(&std::env::var_os("PATH").unwrap())),

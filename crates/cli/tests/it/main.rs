@@ -1,6 +1,6 @@
-//! The real programs against an API server in memory.
+//! Runs the real programs against an in-memory API server.
 
-#![allow(clippy::unwrap_used, reason = "helpers of tests may fail like tests")]
+#![allow(clippy::unwrap_used, reason = "test helpers may panic")]
 
 mod agents;
 mod broken;

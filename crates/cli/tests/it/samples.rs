@@ -1,11 +1,11 @@
-//! Every documented sample, byte for byte, and the states the originals got wrong.
+//! Compares the output with every documented sample byte for byte, and with further golden files.
 
 use serde_json::json;
 
 use crate::stage::{GPU, SHARE, Stage};
-use crate::states::{A10, Card, H200, T4, grouped, node, old_share_node, pairs, pod, share, shared};
+use crate::states::{A10, H200, T4, TestGpu, grouped, node, old_share_node, pairs, pod, share, shared};
 
-/// gputopology's documented machine, with the links its plugin wrote.
+/// Returns gputopology's documented node, with the links that its plugin wrote.
 fn documented_topology() -> Stage {
     let stage = Stage::new();
     let links: serde_json::Map<String, serde_json::Value> =
@@ -20,7 +20,7 @@ fn documented_topology() -> Stage {
 }
 
 #[test]
-fn the_documented_topology() {
+fn matches_the_documented_topology() {
     let stage = documented_topology();
     stage.golden("documented-gpu.txt", GPU, &[]);
     stage.golden("documented-gpu-details.txt", GPU, &["-d"]);
@@ -28,7 +28,7 @@ fn the_documented_topology() {
 }
 
 #[test]
-fn the_documented_shares_of_two_machines() {
+fn matches_the_documented_shares_of_two_nodes() {
     let nodes = [
         old_share_node("192.168.68.4", "192.168.68.4", 8, 80),
         old_share_node("192.168.3.4", "192.168.3.4", 8, 88),
@@ -49,7 +49,7 @@ fn the_documented_shares_of_two_machines() {
 }
 
 #[test]
-fn the_published_summary_and_details() {
+fn matches_the_published_summary_and_details() {
     let (first, second) = ("cn-shanghai.i-uf61h64dz1tmlob9hmtb", "cn-shanghai.i-uf61h64dz1tmlob9hmtc");
     let nodes = [old_share_node(first, "192.168.0.71", 1, 15), old_share_node(second, "192.168.0.70", 1, 15)];
     let pods = [
@@ -76,7 +76,7 @@ fn the_published_summary_and_details() {
 }
 
 #[test]
-fn no_gpu_at_all() {
+fn reports_a_cluster_without_gpus() {
     let stage = Stage::of(
         &[json!({ "metadata": { "name": "cpu-only" }, "status": { "capacity": { "cpu": "4" } } })],
         &[],
@@ -86,14 +86,15 @@ fn no_gpu_at_all() {
     let output = stage.run(GPU, &[]);
     assert!(output.status.success() && output.stdout.is_empty());
     let said = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(said, "No node offers GPU. Nodes do once a device plugin or agent runs on them.\n");
+    assert_eq!(said, "No node offers GPU. A node offers it when a device plugin or an agent runs on it.\n");
     assert_eq!(stage.text(GPU, &["-o", "name"]), "");
 }
 
-/// One GPU, sixteen, mixed ones, broken ones; pods on their way in and out; long names and Chinese ones.
+/// Returns a cluster with one, sixteen, mixed and unhealthy GPUs, with starting and ending pods, and with
+/// long and Chinese names.
 fn varied() -> Stage {
-    let broken = Card { unhealthy: true, ..T4 };
-    let mut chinese = node("zh", "10.0.0.5", "GiB", &[Card { model: "英伟达显卡", ..T4 }]);
+    let broken = TestGpu { unhealthy: true, ..T4 };
+    let mut chinese = node("zh", "10.0.0.5", "GiB", &[TestGpu { model: "英伟达显卡", ..T4 }]);
     chinese["metadata"]["annotations"]["NODE_TYPE"] = "训练机型".into();
     let mut cordoned = node("mixed", "10.0.0.3", "GiB", &[T4, A10, broken]);
     cordoned["spec"] = json!({ "unschedulable": true });
@@ -130,7 +131,7 @@ fn varied() -> Stage {
     let stage = Stage::new();
     nodes.iter().for_each(|node| stage.node(node));
     for pod in &pods {
-        // A server makes its own deletionTimestamp.
+        // The API server sets the deletionTimestamp itself.
         let mut fresh = pod.clone();
         let ends = fresh["metadata"].as_object_mut().unwrap().remove("deletionTimestamp").is_some();
         stage.pod(&fresh);
@@ -145,7 +146,7 @@ fn varied() -> Stage {
 }
 
 #[test]
-fn varied_states() {
+fn matches_the_golden_files_of_a_varied_cluster() {
     let stage = varied();
     stage.golden("varied-gpu.txt", GPU, &[]);
     stage.golden("varied-gpu-details.txt", GPU, &["-d"]);
@@ -159,7 +160,7 @@ fn varied_states() {
 }
 
 #[test]
-fn the_node_tells_its_unit() {
+fn uses_the_memory_unit_of_the_node() {
     let stage = Stage::of(
         &[node("h200", "10.0.0.1", "GiB", &[H200, H200])],
         &[shared("default", "p", "h200", 70, 1)],
@@ -174,12 +175,12 @@ fn the_node_tells_its_unit() {
     stage.golden("unit-old-mib.txt", SHARE, &["--memory-unit", "MiB"]);
 }
 
-/// The golden files of the documented samples against the documents themselves, where those lie beside the checkout.
+/// Compares the golden files with the original documents, if those lie beside the checkout.
 #[test]
-fn the_golden_files_are_the_documents() {
+fn golden_files_match_the_original_documents() {
     let beside = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/sources");
     let Ok(files) = std::fs::read_dir(&beside) else {
-        println!("{} is not here: the golden files stand alone", beside.display());
+        println!("{} is missing: the golden files are not compared with the documents", beside.display());
         return;
     };
     let documents: Vec<String> =

@@ -1,4 +1,4 @@
-//! A cluster, and the programs looking at it.
+//! A test cluster, and helpers that run the plugins against it.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -11,7 +11,7 @@ use tokio::runtime::Runtime;
 pub(crate) const GPU: &str = env!("CARGO_BIN_EXE_kubectl-inspect-gpu");
 pub(crate) const SHARE: &str = env!("CARGO_BIN_EXE_kubectl-inspect-gpushare");
 
-/// An API server, and a kubeconfig that leads to it.
+/// An API server with a kubeconfig for it.
 pub(crate) struct Stage {
     pub(crate) server: ApiServer,
     pub(crate) runtime: Runtime,
@@ -28,7 +28,7 @@ impl Stage {
         stage
     }
 
-    /// One with these nodes and pods.
+    /// Creates a stage with these nodes and pods.
     pub(crate) fn of(nodes: &[Value], pods: &[Value]) -> Self {
         let stage = Self::new();
         nodes.iter().for_each(|node| stage.node(node));
@@ -56,10 +56,10 @@ impl Stage {
         self.server.patch(&format!("{pods}/{name}/status"), &status).unwrap();
     }
 
-    /// The lease of a scheduler that tells its policy.
-    pub(crate) fn scheduler(&self, notes: &Value) {
+    /// Creates the lease of a scheduler with its published rules.
+    pub(crate) fn scheduler(&self, annotations: &Value) {
         let lease = json!({
-            "metadata": { "name": "tessera-scheduler", "annotations": notes },
+            "metadata": { "name": "tessera-scheduler", "annotations": annotations },
             "spec": { "holderIdentity": "somebody" },
         });
         self.server.create("/apis/coordination.k8s.io/v1/namespaces/kube-system/leases", lease).unwrap();
@@ -75,7 +75,7 @@ impl Stage {
         command
     }
 
-    /// Standard output of a run that succeeds.
+    /// Runs a command that must succeed and returns its standard output.
     pub(crate) fn text(&self, program: &str, arguments: &[&str]) -> String {
         let output = self.run(program, arguments);
         let errors = String::from_utf8_lossy(&output.stderr);
@@ -83,7 +83,7 @@ impl Stage {
         String::from_utf8(output.stdout).unwrap()
     }
 
-    /// Compares what a run prints with a file, byte for byte. `BLESS=1` writes the file.
+    /// Compares the output of a command with a golden file. `BLESS=1` writes the file.
     pub(crate) fn golden(&self, name: &str, program: &str, arguments: &[&str]) {
         golden(name, &self.text(program, arguments));
     }
@@ -97,7 +97,7 @@ pub(crate) fn golden(name: &str, text: &str) {
     let expected = std::fs::read_to_string(&file).unwrap_or_default();
     assert!(
         text == expected,
-        "{name} differs (BLESS=1 writes it anew)\n--- expected\n{expected}\n--- found\n{text}"
+        "{name} differs (BLESS=1 rewrites it)\n--- expected\n{expected}\n--- found\n{text}"
     );
 }
 
@@ -115,7 +115,7 @@ pub(crate) fn kubeconfig(url: &str) -> String {
 }
 
 impl Stage {
-    /// Begins a pod's deletion, as `kubectl delete` does: its kubelet has not ended it yet.
+    /// Begins the deletion of a pod like `kubectl delete`. The kubelet has not ended the pod yet.
     pub(crate) fn end_gently(&self, namespace: &str, name: &str) {
         let url = self.server.url();
         let address = url.strip_prefix("http://").unwrap();
