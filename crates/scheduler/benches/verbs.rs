@@ -69,7 +69,7 @@ fn cpu_time() -> Duration {
 struct Site {
     nodes: usize,
     state: State,
-    memory: VerdictCache,
+    cache: VerdictCache,
     names: Vec<String>,
     /// Pods made so far.
     made: usize,
@@ -93,12 +93,12 @@ type Measure = fn(&mut State, &VerdictCache, &Call<'_>);
 
 /// What is measured.
 const MEASURES: [(&str, Measure); 4] = [
-    ("filter + prioritize", |state, memory, call| both(state, memory, &call.args)),
-    ("the same, from and to JSON", |state, memory, call| {
+    ("filter + prioritize", |state, cache, call| both(state, cache, &call.args)),
+    ("the same, from and to JSON", |state, cache, call| {
         let args: ExtenderArgs<BorrowedName<'_>> = serde_json::from_slice(&call.body).unwrap();
-        black_box(serde_json::to_vec(&state.filter(&args, memory)).unwrap());
+        black_box(serde_json::to_vec(&state.filter(&args, cache)).unwrap());
         let args: ExtenderArgs<BorrowedName<'_>> = serde_json::from_slice(&call.body).unwrap();
-        black_box(serde_json::to_vec(&state.prioritize(&args, memory)).unwrap());
+        black_box(serde_json::to_vec(&state.prioritize(&args, cache)).unwrap());
     }),
     ("a kind of pod never seen before", |state, _, call| both(state, &VerdictCache::default(), &call.args)),
     ("bind: choose, book, take back", |state, _, call| {
@@ -108,16 +108,16 @@ const MEASURES: [(&str, Measure); 4] = [
     }),
 ];
 
-/// A pod of one of the kinds that are asked about, and the names of all nodes.
+/// A pod of one of the shapes that are asked about, and the names of all nodes.
 fn args(names: &[String], number: usize) -> ExtenderArgs<&str> {
     let pod = serde_json::from_value(asked_about(number)).unwrap();
     ExtenderArgs { pod, nodes: None, node_names: Some(names.iter().map(String::as_str).collect()) }
 }
 
-fn both(state: &State, memory: &VerdictCache, args: &ExtenderArgs<&str>) {
-    let fitting = state.filter(args, memory).fitting;
+fn both(state: &State, cache: &VerdictCache, args: &ExtenderArgs<&str>) {
+    let fitting = state.filter(args, cache).fitting;
     let fitting = ExtenderArgs { pod: args.pod.clone(), nodes: None, node_names: Some(fitting) };
-    drop(black_box(state.prioritize(&fitting, memory)));
+    drop(black_box(state.prioritize(&fitting, cache)));
 }
 
 fn main() {
@@ -157,11 +157,11 @@ impl Site {
         let before = resident_mib();
         let state = cluster(nodes);
         let names: Vec<String> = (0..nodes).map(|number| format!("node-{number:05}")).collect();
-        let site = Self { nodes, state, memory: VerdictCache::default(), names, made: 1_000_000 };
-        let fit = (0..6).map(|number| site.state.filter(&args(&site.names, number), &site.memory).fit);
+        let site = Self { nodes, state, cache: VerdictCache::default(), names, made: 1_000_000 };
+        let fit = (0..6).map(|number| site.state.filter(&args(&site.names, number), &site.cache).fit);
         let fit: Vec<usize> = fit.collect();
         println!(
-            "  {} MiB resident; the kinds of pods asked about fit on {fit:?} nodes",
+            "  {} MiB resident; the shapes of pods asked about fit on {fit:?} nodes",
             resident_mib() - before
         );
         site
@@ -179,7 +179,7 @@ impl Site {
         let call = Call { args, body, bind };
         let allocated = ALLOCATIONS.load(Ordering::Relaxed);
         let begun = cpu_time();
-        measure(&mut self.state, &self.memory, &call);
+        measure(&mut self.state, &self.cache, &call);
         measured.took.push(cpu_time() - begun);
         measured.allocations += ALLOCATIONS.load(Ordering::Relaxed) - allocated;
         let Call { bind, .. } = call;
@@ -195,10 +195,10 @@ impl Site {
             && let Some(remains) = self.state.free_capacity_if_due()
         {
             let forecast = Arc::new(Forecast::new(&self.state.begin_forecast(&remains), &remains));
-            let mut kinds = self.memory.under(&forecast);
-            kinds.iter_mut().for_each(|kind| kind.judge(&self.state, 0..self.nodes));
+            let mut shapes = self.cache.shapes_for(&forecast);
+            shapes.iter_mut().for_each(|shape| shape.refresh(&self.state, 0..self.nodes));
             self.state.adopt_forecast(forecast);
-            self.memory.put(kinds);
+            self.cache.insert(shapes);
         }
     }
 }

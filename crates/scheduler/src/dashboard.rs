@@ -1,7 +1,7 @@
-//! What people look at: pages, and the JSON API behind them, made from the same state that answers kube-scheduler.
+//! The web pages and their JSON API, made from the state that answers kube-scheduler. Everything is read-only.
 //!
-//! [`view`] is pure: from the state to values. [`decisions`] remembers what was answered. The rest speaks HTTP. Nothing here
-//! changes anything.
+//! [`view`] is pure: it converts the state to values. [`decisions`] stores recent answers. The other modules
+//! speak HTTP.
 
 mod agent;
 mod assets;
@@ -16,20 +16,20 @@ use std::sync::{PoisonError, RwLock};
 
 use tokio::sync::Semaphore;
 
-pub(crate) use self::http::aside;
 pub use self::http::routes;
+pub(crate) use self::http::run_view;
 use self::{decisions::Decisions, stream::ChangeFeed};
 
-/// Views made at a time: people must not keep kube-scheduler waiting.
-const TURNS: usize = 4;
+/// Views made concurrently, so that users do not slow down kube-scheduler.
+const MAX_CONCURRENT_VIEWS: usize = 4;
 
-/// What the dashboard remembers beside the state.
+/// The data of the dashboard besides the state.
 #[derive(Debug)]
 pub struct Dashboard {
-    /// The last answers to kube-scheduler.
+    /// The most recent answers to kube-scheduler.
     pub decisions: Decisions,
     feed: ChangeFeed,
-    turns: Semaphore,
+    view_permits: Semaphore,
     leader: RwLock<Option<String>>,
 }
 
@@ -38,14 +38,14 @@ impl Default for Dashboard {
         Self {
             decisions: Decisions::default(),
             feed: ChangeFeed::default(),
-            turns: Semaphore::new(TURNS),
+            view_permits: Semaphore::new(MAX_CONCURRENT_VIEWS),
             leader: RwLock::default(),
         }
     }
 }
 
 impl Dashboard {
-    /// Who else leads, by the name in the lease.
+    /// Sets the identity of another leader, as the lease names it.
     pub fn set_leader(&self, name: Option<&str>) {
         *self.leader.write().unwrap_or_else(PoisonError::into_inner) = name.map(str::to_owned);
     }

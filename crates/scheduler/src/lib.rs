@@ -1,7 +1,7 @@
-//! The extender kube-scheduler calls: which node, which GPUs, and why not.
+//! The extender that kube-scheduler calls: filters and scores nodes, chooses GPUs and explains rejections.
 //!
-//! [`state`] knows, [`verb`] answers, both without any IO; [`server`] speaks HTTP and [`run`] keeps the state fed and the
-//! lease held. [`dashboard`] shows it to people.
+//! [`state`] and [`verb`] are free of IO. [`server`] speaks HTTP, and [`run`] holds the lease and applies watch
+//! events. [`dashboard`] serves the web pages.
 
 pub mod dashboard;
 pub mod files;

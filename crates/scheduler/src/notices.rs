@@ -1,8 +1,7 @@
-//! What users are told by Kubernetes Events, where kube-scheduler's own do not say it: which GPUs a pod got and why, what
-//! its quota leaves, and that a binding came to nothing.
+//! Kubernetes Events for users: which GPUs a pod got and why, the usage of its quota, and failed bindings.
 //!
-//! Telling must never hold up a bind: notices go through a queue that drops what does not fit, and [`Series`] decides
-//! without a clock or a network what is worth a write.
+//! A bind never waits for an event. Notices go through a bounded queue that drops what does not fit, and
+//! [`Series`] decides without a clock or a network what is worth a write.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -13,37 +12,37 @@ use tokio::sync::mpsc;
 
 use crate::state::Timestamp;
 
-/// Notices that wait to be written, at most.
-const QUEUE: usize = 256;
+/// Notices that may wait to be written.
+const QUEUE_CAPACITY: usize = 256;
 
-/// How long a write may take.
-const WRITE_WITHIN: Duration = Duration::from_secs(3);
+/// Timeout of a write.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Who tells.
+/// The component that reports the events.
 const REPORTER: &str = "tessera-scheduler";
 
-/// Writes at once after a quiet time, and per second after that. A burst of binds tells of the first ones only.
+/// Token bucket for writes: 25 at once and 5 per second. A burst of binds reports only the first ones.
 const BURST: f64 = 25.0;
 const PER_SECOND: f64 = 5.0;
 
-/// Writes kept for warnings.
+/// Tokens reserved for warnings.
 const RESERVED: f64 = 5.0;
 
-/// The same again is counted, and told no more often than this.
-const REPEAT_AFTER: Duration = Duration::from_secs(60);
+/// Minimum interval between two writes of the same event.
+const REPEAT_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Series remembered at most, and for how long after they were last heard of.
-const MOST_SERIES: usize = 4096;
-const REMEMBERED: Duration = Duration::from_secs(3600);
+/// Number of series kept; a series is dropped first when it was not repeated for [`SERIES_LIFETIME`].
+const MAX_SERIES: usize = 4096;
+const SERIES_LIFETIME: Duration = Duration::from_secs(3600);
 
-/// What a notice is about: the event's reason.
+/// The reason of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NoticeReason {
-    /// The GPUs of a pod, and why these.
+    /// The pod was bound; the message names its GPUs and the reason for the choice.
     GpusChosen,
-    /// The namespace has had its share.
+    /// The quota of the namespace forbids the pod on every suitable node.
     QuotaExceeded,
-    /// A binding was not taken: the GPUs are free again, or kept until it is known.
+    /// The API server refused a binding or did not answer.
     BindingFailed,
 }
 
@@ -53,15 +52,15 @@ impl fmt::Display for NoticeReason {
     }
 }
 
-/// Where notices are handed in.
+/// The queue of notices; the default value drops all of them.
 #[derive(Clone, Debug, Default)]
 pub struct Notices(Option<mpsc::Sender<(Timestamp, PodNotice)>>);
 
 impl Notices {
-    /// Writes notices to the API server in a task of its own, which ends with the last copy of this.
+    /// Starts a task that writes notices to the API server. It ends when the last clone is dropped.
     #[must_use]
     pub fn start(client: Client) -> Self {
-        let (sender, mut receiver) = mpsc::channel::<(Timestamp, PodNotice)>(QUEUE);
+        let (sender, mut receiver) = mpsc::channel::<(Timestamp, PodNotice)>(QUEUE_CAPACITY);
         tokio::spawn(async move {
             let mut series = Series::default();
             while let Some((now, event)) = receiver.recv().await {
@@ -73,70 +72,70 @@ impl Notices {
         Self(Some(sender))
     }
 
-    /// Whether anybody listens.
+    /// Returns whether notices are written.
     #[must_use]
     pub fn are_on(&self) -> bool {
         self.0.is_some()
     }
 
-    /// Tells something, unless too much waits already.
-    pub fn tell(&self, now: Timestamp, event: PodNotice) {
+    /// Queues a notice, or drops it if the queue is full.
+    pub fn send(&self, now: Timestamp, event: PodNotice) {
         if let Some(sender) = &self.0 {
             let _dropped = sender.try_send((now, event));
         }
     }
 }
 
-async fn carry_out(client: &Client, event: &PodNotice, write: Write) {
+async fn carry_out(client: &Client, event: &PodNotice, write: EventWrite) {
     let outcome = match &write {
-        Write::Create { name } => {
-            tokio::time::timeout(WRITE_WITHIN, event.create(client, name, REPORTER)).await
+        EventWrite::Create { name } => {
+            tokio::time::timeout(WRITE_TIMEOUT, event.create(client, name, REPORTER)).await
         }
-        Write::Repeat { name, count } => {
-            tokio::time::timeout(WRITE_WITHIN, event.repeat(client, name, *count)).await
+        EventWrite::Repeat { name, count } => {
+            tokio::time::timeout(WRITE_TIMEOUT, event.repeat(client, name, *count)).await
         }
     };
     match outcome {
         Ok(Ok(())) => {}
-        Ok(Err(error)) => tracing::debug!(%error, pod = event.pod, "an event was not written"),
-        Err(_) => tracing::debug!(pod = event.pod, "an event was not written in time"),
+        Ok(Err(error)) => tracing::debug!(%error, pod = event.pod, "cannot write an event; it is dropped"),
+        Err(_) => tracing::debug!(pod = event.pod, "writing an event timed out; it is dropped"),
     }
 }
 
-/// What is to be written for a notice.
+/// The write that a notice causes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Write {
-    /// An event of this name.
+pub enum EventWrite {
+    /// Creates an event.
     Create {
-        /// Unique in its namespace.
+        /// Name of the event, unique in its namespace.
         name: String,
     },
-    /// The event of this name has happened so often.
+    /// Updates the count of an event.
     Repeat {
-        /// As it was created.
+        /// Name of the event.
         name: String,
-        /// In all.
+        /// Number of occurrences.
         count: u32,
     },
 }
 
-/// Equal notices about one pod are one event with a count.
+/// Merges equal notices about one pod into one event with a count, and limits the rate of writes.
 #[derive(Debug)]
 pub struct Series {
-    known: HashMap<(String, String, String), Told>,
-    /// Writes that may be made now.
+    known: HashMap<(String, String, String), SeriesEntry>,
+    /// Writes available now.
     tokens: f64,
-    /// When they were counted.
+    /// Time of the last refill.
     counted: Duration,
 }
 
 #[derive(Debug)]
-struct Told {
+struct SeriesEntry {
     name: String,
     count: u32,
-    /// When it was last written.
+    /// Time of the last write.
     written: Duration,
-    /// When it was last heard of.
+    /// Time of the last notice.
     heard: Duration,
 }
 
@@ -147,40 +146,40 @@ impl Default for Series {
 }
 
 impl Series {
-    /// Takes a notice in; what is to be written, if anything.
-    pub fn take(&mut self, now: Timestamp, event: &PodNotice) -> Option<Write> {
+    /// Adds a notice. Returns the write that it causes, if any.
+    pub fn take(&mut self, now: Timestamp, event: &PodNotice) -> Option<EventWrite> {
         self.forget(now.steady);
         let passed = now.steady.saturating_sub(self.counted).as_secs_f64();
         self.tokens = (self.tokens + passed * PER_SECOND).min(BURST);
         self.counted = self.counted.max(now.steady);
         let key = (event.uid.clone(), event.reason.clone(), event.message.clone());
-        if let Some(told) = self.known.get_mut(&key) {
-            told.count = told.count.saturating_add(1);
-            told.heard = now.steady;
-            if now.steady.saturating_sub(told.written) < REPEAT_AFTER || self.tokens < 1.0 {
+        if let Some(entry) = self.known.get_mut(&key) {
+            entry.count = entry.count.saturating_add(1);
+            entry.heard = now.steady;
+            if now.steady.saturating_sub(entry.written) < REPEAT_INTERVAL || self.tokens < 1.0 {
                 return None;
             }
             self.tokens -= 1.0;
-            told.written = now.steady;
-            return Some(Write::Repeat { name: told.name.clone(), count: told.count });
+            entry.written = now.steady;
+            return Some(EventWrite::Repeat { name: entry.name.clone(), count: entry.count });
         }
         let kept = if event.is_warning { 0.0 } else { RESERVED };
         if self.tokens < 1.0 + kept {
             return None;
         }
         self.tokens -= 1.0;
-        // As client-go names them: the time keeps them apart.
+        // client-go names events in the same way; the time makes the name unique.
         let name = format!("{}.{:x}", event.pod, now.unix_nanos);
-        let told = Told { name: name.clone(), count: 1, written: now.steady, heard: now.steady };
-        self.known.insert(key, told);
-        Some(Write::Create { name })
+        let entry = SeriesEntry { name: name.clone(), count: 1, written: now.steady, heard: now.steady };
+        self.known.insert(key, entry);
+        Some(EventWrite::Create { name })
     }
 
     fn forget(&mut self, now: Duration) {
-        if self.known.len() >= MOST_SERIES {
-            self.known.retain(|_, told| now.saturating_sub(told.heard) < REMEMBERED);
+        if self.known.len() >= MAX_SERIES {
+            self.known.retain(|_, entry| now.saturating_sub(entry.heard) < SERIES_LIFETIME);
         }
-        if self.known.len() >= MOST_SERIES {
+        if self.known.len() >= MAX_SERIES {
             self.known.clear();
         }
     }
@@ -206,19 +205,19 @@ mod tests {
     }
 
     #[test]
-    fn the_same_again_is_counted_and_told_once_a_minute() {
+    fn repeated_notices_are_counted_and_written_once_a_minute() {
         let mut series = Series::default();
-        assert_eq!(series.take(at(1), &event("a")), Some(Write::Create { name: "a.10".into() }));
+        assert_eq!(series.take(at(1), &event("a")), Some(EventWrite::Create { name: "a.10".into() }));
         for second in 2..61 {
             assert_eq!(series.take(at(second), &event("a")), None);
         }
-        let repeated = Write::Repeat { name: "a.10".into(), count: 61 };
+        let repeated = EventWrite::Repeat { name: "a.10".into(), count: 61 };
         assert_eq!(series.take(at(61), &event("a")), Some(repeated));
-        assert_eq!(series.take(at(62), &event("b")), Some(Write::Create { name: "b.3e0".into() }));
+        assert_eq!(series.take(at(62), &event("b")), Some(EventWrite::Create { name: "b.3e0".into() }));
     }
 
     #[test]
-    fn a_flood_is_cut_off_and_goes_on_at_its_pace() {
+    fn a_flood_is_limited_to_the_rate() {
         let mut series = Series::default();
         let mut written = |second| {
             let events = (0..100).map(|number| event(&format!("{second}-{number}")));
@@ -229,15 +228,15 @@ mod tests {
         assert_eq!(written(3), 10);
         assert_eq!(written(1000), 20);
         let warning = PodNotice { is_warning: true, ..event("warned") };
-        assert!(series.take(at(1000), &warning).is_some(), "a warning still gets through");
+        assert!(series.take(at(1000), &warning).is_some(), "a warning uses the reserved tokens");
     }
 
     #[test]
-    fn what_is_remembered_is_bounded() {
+    fn the_number_of_series_is_bounded() {
         let mut series = Series::default();
         for number in 0..20_000 {
             series.take(at(number), &event(&number.to_string()));
-            assert!(series.known.len() <= MOST_SERIES);
+            assert!(series.known.len() <= MAX_SERIES);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Keeping the lease, and the state fed while we hold it.
+//! Leader election, and the tasks that keep the state current while this replica leads.
 
 mod watches;
 
@@ -20,29 +20,29 @@ use self::watches::{watch_budgets, watch_objects, watch_quota, watch_static_tabl
 use crate::server::App;
 use crate::state::{ClusterEvent, SchedulerSettings, State};
 
-/// How the replica takes part.
+/// The replica's part in the leader election.
 #[derive(Clone, Debug)]
 pub struct Membership {
-    /// Who it is: another one for every process.
+    /// Identity of this process, different after every restart.
     pub identity: String,
-    /// Where the lease lies.
+    /// Namespace of the lease.
     pub namespace: String,
-    /// Its name.
+    /// Name of the lease.
     pub lease: String,
-    /// How long things take.
+    /// Intervals of the election.
     pub timing: LeaseTiming,
 }
 
-/// How often bookings in doubt and the forecast are looked at.
-const TICK: Duration = Duration::from_secs(1);
+/// Interval between checks of uncertain bindings and of the forecast.
+const MAINTENANCE_INTERVAL: Duration = Duration::from_secs(1);
 
-/// How long the API server may take to tell of a pod in doubt.
-const ASK_WITHIN: Duration = Duration::from_secs(3);
+/// Timeout for reading a pod from the API server.
+const READ_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Nodes judged by a new forecast before others may have the state.
-const JUDGED_AT_ONCE: usize = 512;
+/// Nodes judged by a new forecast per lock of the state.
+const NODES_PER_STEP: usize = 512;
 
-/// Takes part in the election and serves while it leads, until `stop` fires. The lease is given back then.
+/// Takes part in the leader election until `stop` completes, then releases the lease.
 pub async fn lead(
     app: Arc<App>,
     settings: SchedulerSettings,
@@ -76,16 +76,16 @@ pub async fn lead(
             Ok(false) => {
                 app.follow();
                 if tasks_of_term.is_some() {
-                    tracing::warn!(leader = candidate.other_leader(), "somebody else leads");
+                    tracing::warn!(leader = candidate.other_leader(), "another replica leads now");
                     end(tasks_of_term.take()).await;
                 }
                 app.dashboard.set_leader(candidate.other_leader());
             }
-            // Answers go on from memory; binds stop when the lease has run out.
+            // Filter and prioritize still answer from memory. Binds stop when the lease expires.
             Err(error) => {
                 if trouble.record(&error.to_string()) {
                     tracing::warn!(
-                        "cannot take or renew the lease {namespace}/{lease}, will try again: {error}"
+                        %error, lease = %format_args!("{namespace}/{lease}"), "cannot take or renew the lease; retrying"
                     );
                 }
             }
@@ -98,18 +98,17 @@ pub async fn lead(
     app.follow();
     end(tasks_of_term).await;
     if let Err(error) = candidate.resign().await {
-        tracing::warn!(%error, "cannot give the lease {namespace}/{lease} back; others lead once it has run out");
+        tracing::warn!(%error, lease = %format_args!("{namespace}/{lease}"), "cannot release the lease; another replica leads after it expires");
     }
 }
 
-/// The tasks of a leader.
+/// The tasks of the leader during one term.
 struct LeaderTasks {
-    /// Of the election, for which they were begun.
     term: u64,
     tasks: JoinSet<()>,
 }
 
-/// Ends the tasks of a leader. After that none of them touches the state.
+/// Stops the tasks of a leader. Afterwards no task changes the state.
 async fn end(tasks_of_term: Option<LeaderTasks>) {
     if let Some(mut tasks_of_term) = tasks_of_term {
         tasks_of_term.tasks.shutdown().await;
@@ -117,7 +116,7 @@ async fn end(tasks_of_term: Option<LeaderTasks>) {
 }
 
 impl LeaderTasks {
-    /// Starts from nothing: lists made after the lease was taken show everything earlier leaders did.
+    /// Starts with an empty state. Lists that begin after the lease was acquired show everything earlier leaders did.
     fn begin(app: &Arc<App>, settings: &SchedulerSettings, table: Option<PathBuf>, term: u64) -> Self {
         *app.write() = State::new(settings.clone());
         let (listed, all_listed) = signal::channel(Lists::default());
@@ -161,7 +160,7 @@ impl LeaderTasks {
     }
 }
 
-/// Which lists are complete.
+/// The initial lists that are complete.
 #[derive(Debug, Default, Clone, Copy)]
 struct Lists {
     nodes: bool,
@@ -175,7 +174,7 @@ fn mark(listed: &Arc<signal::Sender<Lists>>, which: fn(&mut Lists) -> &mut bool)
     move || listed.send_modify(|lists| *which(lists) = true)
 }
 
-/// Becomes ready when everything is known, then looks ahead and settles doubts.
+/// Sets the replica ready after the initial lists, then maintains the forecast and uncertain bindings.
 async fn maintain(app: Arc<App>, mut lists: signal::Receiver<Lists>) {
     let complete = |lists: &Lists| lists.nodes && lists.pods && lists.quota && lists.unhealthy;
     if lists.wait_for(complete).await.is_err() {
@@ -185,51 +184,49 @@ async fn maintain(app: Arc<App>, mut lists: signal::Receiver<Lists>) {
     app.set_ready(true);
     tracing::info!("ready");
     loop {
-        tokio::time::sleep(TICK).await;
+        tokio::time::sleep(MAINTENANCE_INTERVAL).await;
         resolve_uncertain_bindings(&app).await;
         refresh_forecast(&app).await;
     }
 }
 
-/// Asks the API server about pods whose bindings it left unanswered.
+/// Reads the pods from the API server whose bindings had no answer.
 async fn resolve_uncertain_bindings(app: &App) {
-    let doubts = app.read().uncertain_bindings(app.now());
-    for doubt in doubts {
-        let asked = get_pod(&app.client, &doubt.namespace, &doubt.name);
-        let error = match tokio::time::timeout(ASK_WITHIN, asked).await {
+    let bindings = app.read().uncertain_bindings(app.now());
+    for uncertain in bindings {
+        let asked = get_pod(&app.client, &uncertain.namespace, &uncertain.name);
+        let error = match tokio::time::timeout(READ_TIMEOUT, asked).await {
             Ok(Ok(found)) => {
-                app.write().resolve_uncertain(&doubt, found, app.now());
+                app.write().resolve_uncertain(&uncertain, found, app.now());
                 continue;
             }
             Ok(Err(error)) => error.to_string(),
-            Err(_) => format!("no answer within {ASK_WITHIN:?}"),
+            Err(_) => format!("no answer within {READ_TIMEOUT:?}"),
         };
         tracing::warn!(
             error,
-            "cannot learn whether pod {}/{} was bound; its GPUs stay booked, and the API server is asked again",
-            doubt.namespace,
-            doubt.name
+            pod = %format_args!("{}/{}", uncertain.namespace, uncertain.name), "cannot read whether the pod was bound; its GPUs stay booked, retrying"
         );
     }
 }
 
-/// Makes a forecast where one is due, and judges the nodes by it for the kinds of pods that come before anybody has to wait for
-/// that. Has the state only to take what the forecast is made from, and then for a few nodes at a time.
+/// Computes a forecast if one is due and judges the nodes by it for recent request shapes. The state is locked
+/// only to copy the free capacity, and then for a few nodes at a time.
 async fn refresh_forecast(app: &App) {
     let due = app.read().free_capacity_if_due();
     let Some(remains) = due else { return };
     let workload = app.write().begin_forecast(&remains);
     let making = tokio::task::spawn_blocking(move || Arc::new(Forecast::new(&workload, &remains)));
     let Ok(forecast) = making.await else { return };
-    let mut kinds = app.verdicts.under(&forecast);
-    for kind in &mut kinds {
+    let mut shapes = app.verdicts.shapes_for(&forecast);
+    for shape in &mut shapes {
         let mut begin = 0;
         while begin < app.read().ledger().positions() {
-            kind.judge(&app.read(), begin..begin + JUDGED_AT_ONCE);
-            begin += JUDGED_AT_ONCE;
+            shape.refresh(&app.read(), begin..begin + NODES_PER_STEP);
+            begin += NODES_PER_STEP;
             tokio::task::yield_now().await;
         }
     }
     app.write().adopt_forecast(forecast);
-    app.verdicts.put(kinds);
+    app.verdicts.insert(shapes);
 }

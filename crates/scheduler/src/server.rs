@@ -1,4 +1,4 @@
-//! HTTP: every route of the extenders this one replaces, and a few of its own.
+//! The HTTP server: the routes of the extenders that this one replaces, and its own.
 
 mod app;
 mod bind;
@@ -25,20 +25,20 @@ pub use self::retry_wait::RetryWait;
 pub use self::tls::{Tls, TlsError};
 use crate::dashboard;
 
-/// How much of a body is read: whole nodes of a cluster of 2,500, or the names of one of a million.
+/// Default limit of a request body in bytes: enough for whole nodes of a cluster of 2,500 nodes.
 pub const BODY_LIMIT: usize = 32 << 20;
 
-/// Calls worked on at a time; others wait their turn. More would only compete for the same cores.
-const CALLS: usize = 64;
+/// Calls handled concurrently; more would compete for the same cores.
+pub(crate) const MAX_CONCURRENT_CALLS: usize = 64;
 
-/// Past this kube-scheduler has given up: its own limit is 5 s unless set otherwise.
-const ANSWER_WITHIN: Duration = Duration::from_secs(10);
+/// Timeout of a call. kube-scheduler's own default timeout is 5 s.
+const CALL_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The prefixes under which the originals, and we, offer the verbs.
+/// The path prefixes of the verbs: our own and those of the original extenders.
 const PREFIXES: [&str; 4] =
     ["/scheduler", "/gpushare-scheduler", "/gputopology-scheduler", "/gpu-scheduler-extender"];
 
-/// All routes.
+/// Creates the router with all routes.
 pub fn router(app: Arc<App>, body_limit: usize) -> Router {
     let mut router = Router::new();
     for prefix in PREFIXES {
@@ -60,12 +60,12 @@ pub fn router(app: Arc<App>, body_limit: usize) -> Router {
         };
     }
     let worked_on = router
-        // As the original's manifest misspells it.
+        // The manifest of the original extender has this misspelt path.
         .route("/gputopology-schedulersort", post(extender::prioritize))
         .route("/explain/{namespace}/{pod}", get(views::explain_pod))
         .route("/what-if", post(views::what_if))
         .layer(DefaultBodyLimit::max(body_limit))
-        .layer(middleware::from_fn_with_state(Arc::clone(&app), in_turn));
+        .layer(middleware::from_fn_with_state(Arc::clone(&app), limit_calls));
     Router::new()
         .route("/version", get(views::version))
         .route("/healthz", get(|| async { "ok" }))
@@ -76,23 +76,28 @@ pub fn router(app: Arc<App>, body_limit: usize) -> Router {
         .with_state(app)
 }
 
-/// Serves on a listener until it fails.
+/// Serves connections of the listener until it fails.
 pub async fn serve(listener: TcpListener, router: Router, tls: Option<Tls>) -> io::Result<()> {
     listen::serve(listener, router, tls).await
 }
 
-/// So many at a time, and none for ever.
-async fn in_turn(FromApp(app): FromApp<Arc<App>>, request: Request, next: Next) -> Response {
+/// Limits the number of concurrent calls and the duration of each call.
+async fn limit_calls(FromApp(app): FromApp<Arc<App>>, request: Request, next: Next) -> Response {
     let answer = async {
-        let _turn = app.turns.acquire().await;
+        let _permit = app.call_permits.acquire().await;
         next.run(request).await
     };
     let is_ready = app.is_ready();
-    let too_late = || (StatusCode::SERVICE_UNAVAILABLE, "too busy, or the request came too slowly");
-    let answer = tokio::time::timeout(ANSWER_WITHIN, answer).await;
+    let too_late = || {
+        (
+            StatusCode::SERVICE_UNAVAILABLE,
+            "the scheduler is overloaded, or the request arrived too slowly; retry later",
+        )
+    };
+    let answer = tokio::time::timeout(CALL_TIMEOUT, answer).await;
     let mut answer = answer.unwrap_or_else(|_| too_late().into_response());
     if !is_ready {
-        // Whoever has a connection to us shall look for the leader.
+        // The client reconnects through the Service and then reaches the leader.
         answer.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
     }
     answer

@@ -1,6 +1,7 @@
-//! What the scheduler knows: nodes, pods, what each holds, and what is promised but not yet confirmed.
+//! The scheduler's state: nodes, pods, what each pod holds, and bookings that are not confirmed yet.
 //!
-//! A pure value. Watch events and binds change it, every verb reads it, and the shell around it does the talking.
+//! The state is a pure value. Watch events and binds change it, the verbs read it, and the server and the run loop
+//! around it do all IO.
 
 mod access;
 mod booking;
@@ -14,6 +15,7 @@ mod recent_uids;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
+use tessera_core::admission::QuotaState;
 use tessera_core::disruption::DisruptionBudget;
 use tessera_core::forecast::{Forecast, Learner};
 use tessera_core::ledger::Ledger;
@@ -40,71 +42,72 @@ use self::recent_uids::RecentUids;
 use self::{booking::Booking, entries::PodEntry};
 use crate::verb::filter::PassOn;
 
-/// What holds for as long as the scheduler runs.
+/// Settings that stay fixed while the scheduler runs.
 #[derive(Clone, Debug, Default)]
 pub struct SchedulerSettings {
-    /// The policy of pods that name none.
+    /// The policy of pods without the annotation `tessera.dev/policy`.
     pub policy: DefaultPolicy,
-    /// What `aliyun.com/gpu-mem` counts on nodes that do not say.
+    /// The unit of `aliyun.com/gpu-mem` on nodes that publish none.
     pub memory_unit: MemoryUnit,
-    /// Which of the nodes that fit kube-scheduler gets to choose among.
+    /// The fitting nodes that kube-scheduler may choose from.
     pub pass_on: PassOn,
-    /// Which node labels a quota goes by; `None` without one.
+    /// The location of the quotas and the node labels they use; `None` turns quotas off.
     pub quota: Option<quota::QuotaSettings>,
 }
 
 impl SchedulerSettings {
-    /// The settings as others are told them.
+    /// Returns the settings that the leader publishes on its lease.
     #[must_use]
     pub fn rules(&self) -> Rules {
         Rules { policy: Some(self.policy.0.clone()), unit: self.memory_unit, quota: self.quota.clone() }
     }
 }
 
-/// All of it. Not to be copied: [`Memory`](crate::verb::memory::Memory) knows its nodes by when they changed.
+/// The whole state. It is not `Clone`, because [`VerdictCache`](crate::verb::verdict_cache::VerdictCache)
+/// identifies nodes by the revisions of one ledger.
 #[derive(Debug)]
 pub struct State {
-    identity: StateId,
+    id: StateId,
     settings: SchedulerSettings,
     ledger: Ledger,
-    /// Nodes that can be read, each where the ledger has it: to ask all of them is to go through memory in order.
+    /// Readable nodes at their position in the ledger, so that a scan of all nodes reads memory in order.
     readable: Vec<Option<NodeEntry>>,
-    /// Nodes that cannot.
+    /// Nodes whose object cannot be parsed.
     unreadable: HashMap<NodeName, NodeEntry>,
-    /// By node, taints that only ask pods to stay away; most clusters have none.
+    /// PreferNoSchedule taints by node; most clusters have none.
     soft_taints: HashMap<NodeName, Vec<SoftTaint>>,
-    /// GPUs that gpushare's lists call broken, and what the node says of itself.
+    /// Unhealthy GPUs according to gpushare's ConfigMaps.
     unhealthy: HashMap<NodeName, Overlay>,
-    /// By namespace and name.
+    /// PodDisruptionBudgets by namespace and name.
     budgets: BTreeMap<(String, String), DisruptionBudget>,
-    /// Pods that wait for GPUs, and all that are on a node.
+    /// Pods that wait for GPUs, and all pods that are on a node.
     pods: HashMap<PodUid, PodEntry>,
-    /// Pods with GPUs, by node; also of nodes not known (yet).
+    /// GPU pods by node, including nodes that are not known yet.
     on_node: HashMap<NodeName, BTreeSet<PodUid>>,
-    /// Those of them whose GPUs nobody told: they bypassed us. Where they sit is a guess.
-    unsure: HashMap<NodeName, BTreeSet<PodUid>>,
+    /// GPU pods without a grant, by node. They bypassed this scheduler, and GPUs are set aside for them.
+    unknown_holders: HashMap<NodeName, BTreeSet<PodUid>>,
     bookings: HashMap<PodUid, Booking>,
     ended: RecentUids,
-    /// Pods a list did not show: only the watch is believed about them.
+    /// Pods that a list did not contain. Only the watch can bring them back.
     missing: RecentUids,
     quota: Quota,
-    accounts: NamespaceUsage,
+    usage: NamespaceUsage,
     charges: HashMap<PodUid, entries::Charge>,
     learner: Learner,
     forecast: Arc<Forecast>,
     table: Arc<StaticTable>,
-    /// Lists of pods begun so far.
+    /// Number of pod lists begun so far.
     listings: u64,
     is_listing_pods: bool,
-    /// What a list in progress has not shown yet.
+    /// Known pods that the current list has not contained yet.
     unlisted_pods: HashSet<PodUid>,
     unlisted_nodes: HashSet<NodeName>,
     unlisted_unhealthy: HashSet<NodeName>,
-    /// Bookings taken back.
+    /// Number of bookings rolled back.
     rolled_back: u64,
 }
 
-/// Tells a state from every other one, also from those before it.
+/// Identifies one state value; a new leader starts with a new state.
 #[derive(Clone, Debug, Default)]
 pub struct StateId(Arc<()>);
 
@@ -117,11 +120,11 @@ impl PartialEq for StateId {
 impl Eq for StateId {}
 
 impl State {
-    /// Knows nothing yet.
+    /// Creates an empty state.
     #[must_use]
     pub fn new(settings: SchedulerSettings) -> Self {
         Self {
-            identity: StateId::default(),
+            id: StateId::default(),
             settings,
             ledger: Ledger::default(),
             readable: Vec::new(),
@@ -131,12 +134,12 @@ impl State {
             budgets: BTreeMap::new(),
             pods: HashMap::new(),
             on_node: HashMap::new(),
-            unsure: HashMap::new(),
+            unknown_holders: HashMap::new(),
             bookings: HashMap::new(),
             ended: RecentUids::default(),
             missing: RecentUids::default(),
             quota: Quota::default(),
-            accounts: NamespaceUsage::default(),
+            usage: NamespaceUsage::default(),
             charges: HashMap::new(),
             learner: Learner::new(Workload::default()),
             forecast: Arc::default(),
@@ -150,7 +153,7 @@ impl State {
         }
     }
 
-    /// Takes note of something that happened.
+    /// Applies an event.
     pub fn handle(&mut self, event: ClusterEvent) {
         match event {
             ClusterEvent::Node(change) => self.handle_node(change),
@@ -165,7 +168,7 @@ impl State {
     fn handle_budget(&mut self, change: WatchEvent<Budget>) {
         let key = |budget: &Budget| (budget.metadata.namespace.clone(), budget.metadata.name.clone());
         match change {
-            // For a moment there are none: they are advice, and nothing rests on them.
+            // The budgets are missing for a moment. They are advisory, so this is harmless.
             WatchEvent::Listing => self.budgets.clear(),
             WatchEvent::Set(budget) => drop(self.budgets.insert(key(&budget), budget.into())),
             WatchEvent::Gone(budget) => drop(self.budgets.remove(&key(&budget))),
@@ -182,7 +185,7 @@ impl State {
             }
             WatchEvent::Set(pod) => {
                 let uid = PodUid(pod.metadata.uid.clone());
-                // What has ended never begins again: old news.
+                // The event is outdated, because an ended pod never starts again.
                 if !self.ended.contains(&uid) {
                     self.mark_shown(&uid);
                     self.set_pod(pod);
@@ -198,12 +201,11 @@ impl State {
         }
     }
 
-    /// Which state this is.
-    pub(crate) fn identity(&self) -> &StateId {
-        &self.identity
+    pub(crate) fn id(&self) -> &StateId {
+        &self.id
     }
 
-    /// The book of grants.
+    /// Returns the ledger of all grants.
     #[must_use]
     pub fn ledger(&self) -> &Ledger {
         &self.ledger
@@ -213,19 +215,23 @@ impl State {
         self.settings.pass_on
     }
 
-    /// What each namespace has taken, and what it may take.
+    /// Returns the limits of the namespaces and their usage.
     #[must_use]
     pub fn quota(&self) -> (&Quota, &NamespaceUsage) {
-        (&self.quota, &self.accounts)
+        (&self.quota, &self.usage)
     }
 
-    /// Bookings taken back since the start.
+    pub(crate) fn quota_state(&self) -> QuotaState<'_> {
+        QuotaState { quota: &self.quota, usage: &self.usage }
+    }
+
+    /// Returns the number of bookings rolled back since the start.
     #[must_use]
     pub fn rolled_back(&self) -> u64 {
         self.rolled_back
     }
 
-    /// Bookings that no watch has confirmed yet.
+    /// Returns the number of bookings that the watch has not confirmed yet.
     #[must_use]
     pub fn unconfirmed(&self) -> usize {
         self.bookings.len()
@@ -235,7 +241,7 @@ impl State {
         self.budgets.values()
     }
 
-    /// A pod with GPUs, waiting or placed.
+    /// Returns a GPU pod, waiting or placed.
     pub(crate) fn pod(&self, uid: &PodUid) -> Option<&GpuPod> {
         match self.pods.get(uid)? {
             PodEntry::Gpu(pod) => Some(pod),
@@ -243,7 +249,7 @@ impl State {
         }
     }
 
-    /// All pods with GPUs, in no particular order.
+    /// Returns all GPU pods in no particular order.
     pub(crate) fn gpu_pods(&self) -> impl Iterator<Item = (&PodUid, &GpuPod)> {
         self.pods.iter().filter_map(|(uid, record)| match record {
             PodEntry::Gpu(pod) => Some((uid, pod.as_ref())),

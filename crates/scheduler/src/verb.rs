@@ -1,12 +1,10 @@
-//! The questions the scheduler answers, each a pure function of the state.
+//! The extender verbs and the explanation, each a pure function of the state.
 
-pub mod ask;
+mod admission;
 pub mod explain;
 pub mod filter;
 pub mod inspect;
-pub mod judge;
 mod node_hint;
 pub mod preempt;
 pub mod prioritize;
-pub mod reason;
 pub mod verdict_cache;

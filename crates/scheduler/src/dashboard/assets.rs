@@ -1,4 +1,4 @@
-//! The files of the pages, part of the program.
+//! The files of the pages, embedded in the binary.
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
@@ -6,7 +6,7 @@ use axum::extract::Path;
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 
-/// The page that loads the others.
+/// The page that loads all other files.
 const INDEX: &str = "index.html";
 
 macro_rules! files {
@@ -60,7 +60,7 @@ fn file(name: &str, asked: &HeaderMap) -> Response {
     let mut hasher = DefaultHasher::new();
     bytes.hash(&mut hasher);
     let tag = format!("\"{:016x}\"", hasher.finish());
-    // Kept by the browser, and asked about each time: a new release shows at once.
+    // The browser revalidates its copy each time, so a new release shows at once.
     let caching = [(header::ETAG, tag.clone()), (header::CACHE_CONTROL, "no-cache".to_owned())];
     if asked.get(header::IF_NONE_MATCH).is_some_and(|known| known.as_bytes() == tag.as_bytes()) {
         return (StatusCode::NOT_MODIFIED, caching).into_response();

@@ -1,4 +1,4 @@
-//! What has changed between two looks at the state, found without a hook in it: by a hash of what each page shows.
+//! Detects changes between two points in time by hashes of what each page shows.
 
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -9,7 +9,7 @@ use tessera_core::units::NodeName;
 use super::lookup::{self, GpuNode, NodeLookup};
 use crate::state::{State, StateAccess};
 
-/// The state in hashes.
+/// Hashes of the state.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub(super) struct Fingerprints {
     nodes: HashMap<NodeName, u64>,
@@ -17,12 +17,12 @@ pub(super) struct Fingerprints {
     quota: u64,
 }
 
-/// What is different.
+/// The differences between two sets of hashes.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub(super) struct Changes {
-    /// By name.
+    /// Names of changed nodes.
     pub(super) nodes: Vec<String>,
-    /// Whether the pods that wait are others, or ask for something else.
+    /// True if the set of waiting pods or their annotations changed.
     pub(super) waiting: bool,
     pub(super) quota: bool,
 }
@@ -36,7 +36,7 @@ impl Fingerprints {
             }
         });
         let (waiting, quota) = access.with_state(|state| {
-            // In no order, so summed up in none.
+            // The pods have no order, so the hashes are added up.
             let waiting = state.gpu_pods().filter(|(_, pod)| pod.node.is_none());
             let prints = waiting.map(|(uid, pod)| print(&(uid, &pod.annotations, &pod.namespace, &pod.name)));
             (prints.fold(0, u64::wrapping_add), print(&format!("{:?}", state.quota().0)))
@@ -44,7 +44,7 @@ impl Fingerprints {
         Self { nodes, waiting, quota }
     }
 
-    /// What has changed since `earlier`.
+    /// Returns the changes since `earlier`.
     pub(super) fn since(&self, earlier: &Self) -> Changes {
         let changed = |(name, print): &(&NodeName, &u64)| earlier.nodes.get(*name) != Some(*print);
         let gone = earlier.nodes.keys().filter(|name| !self.nodes.contains_key(*name));
@@ -69,7 +69,7 @@ fn node(state: &State, name: &NodeName, known: NodeLookup<'_>) -> u64 {
             for gpu in spec.node.gpus() {
                 (gpu.minor, gpu.memory, &gpu.model, gpu.health == Health::Healthy).hash(&mut hasher);
             }
-            // What a node's GPUs carry is the sum of its grants.
+            // The usage of a node's GPUs is the sum of its grants.
             state.ledger().grants_on(name).for_each(|grant| grant.hash(&mut hasher));
         }
         NodeLookup::Unreadable(problem) => problem.hash(&mut hasher),

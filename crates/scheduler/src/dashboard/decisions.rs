@@ -9,7 +9,7 @@ use tessera_wire::foreign::extender::{BindingArgs, PreemptionResult};
 use tessera_wire::foreign::objects::Pod;
 
 use crate::state::{State, Timestamp};
-use crate::verb::filter::Verdicts;
+use crate::verb::filter::FilterVerdicts;
 
 /// So many are kept.
 pub const KEPT: usize = 500;
@@ -108,7 +108,7 @@ impl DecisionOutcome {
 
 impl Decisions {
     /// Filter has answered.
-    pub fn filtered(&self, now: Timestamp, pod: &Pod, verdicts: &Verdicts<'_>) {
+    pub fn filtered(&self, now: Timestamp, pod: &Pod, verdicts: &FilterVerdicts<'_>) {
         if !pod.spec.asks_for_gpus() {
             return;
         }

@@ -1,4 +1,4 @@
-//! The routes: pages, and the API behind them. Nothing here changes anything.
+//! The routes of the pages and of the API.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,14 +25,14 @@ use super::{agent, assets, stream};
 use crate::server::App;
 use crate::state::{State, StateAccess as _};
 
-/// How long a view may wait for its turn.
-const TURN_WITHIN: Duration = Duration::from_secs(5);
+/// Longest time a view waits for a permit.
+const PERMIT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What a manifest may weigh; those that Kubernetes takes are smaller.
-const MOST_MANIFEST: usize = 2 << 20;
+/// Size limit of a manifest in bytes, above what Kubernetes accepts.
+const MAX_MANIFEST_BYTES: usize = 2 << 20;
 
-/// What the browser is told about every answer. Only files of ours are run or shown, nobody may frame the page, and no other
-/// site learns from where it was reached.
+/// Headers of every answer: only our own files may run, no page may frame the dashboard, and no other site
+/// learns its address.
 const HEADERS: [(HeaderName, &str); 6] = [
     (
         header::CONTENT_SECURITY_POLICY,
@@ -46,7 +46,7 @@ const HEADERS: [(HeaderName, &str); 6] = [
     (HeaderName::from_static("cross-origin-resource-policy"), "same-origin"),
 ];
 
-/// All routes of the dashboard.
+/// Returns all routes of the dashboard.
 pub fn routes(body_limit: usize) -> Router<Arc<App>> {
     let api = Router::new()
         .route("/status", get(status))
@@ -63,8 +63,10 @@ pub fn routes(body_limit: usize) -> Router<Arc<App>> {
         .route("/quota", get(|app: Shared| view(app, |app| app.with_state(quota::quota))))
         .route("/what-if", post(what_if))
         .route("/decisions", get(decisions))
-        .fallback(|| async { problem(StatusCode::NOT_FOUND, "no such path; docs/dashboard.md lists them") })
-        .layer(DefaultBodyLimit::max(body_limit.min(MOST_MANIFEST)))
+        .fallback(|| async {
+            problem(StatusCode::NOT_FOUND, "no such path; docs/dashboard.md lists all paths")
+        })
+        .layer(DefaultBodyLimit::max(body_limit.min(MAX_MANIFEST_BYTES)))
         .layer(middleware::from_fn(never_kept));
     Router::new()
         .route("/", get(assets::index))
@@ -89,51 +91,54 @@ async fn never_kept(request: Request, next: Next) -> Response {
     answer
 }
 
-/// Something that cannot be answered, in words.
+/// Returns an answer with an error message.
 pub(super) fn problem(code: StatusCode, text: impl Into<String>) -> Response {
     (code, Json(json!({ "error": text.into() }))).into_response()
 }
 
-/// What the address asks for; what cannot be read is answered like any other problem.
-struct Asked<T>(T);
+/// The query parameters. Bad parameters get the same JSON error as other problems.
+struct QueryParams<T>(T);
 
-impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Asked<T> {
+impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for QueryParams<T> {
     type Rejection = Response;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Response> {
         let read = Query::from_request_parts(parts, state).await;
-        read.map(|Query(asked)| Self(asked)).map_err(|bad| problem(bad.status(), bad.body_text()))
+        read.map(|Query(parameters)| Self(parameters)).map_err(|bad| problem(bad.status(), bad.body_text()))
     }
 }
 
-/// Makes a view where it holds nobody up: some at a time, off the threads that answer kube-scheduler.
-pub(crate) async fn aside<T: Send + 'static>(
+/// Makes a view on a blocking thread, so that it does not delay answers to kube-scheduler.
+pub(crate) async fn run_view<T: Send + 'static>(
     app: &Arc<App>,
     make: impl FnOnce(&App) -> T + Send + 'static,
 ) -> Result<T, Response> {
     if !app.is_ready() {
         return Err(not_leading(app));
     }
-    let turn = tokio::time::timeout(TURN_WITHIN, app.dashboard.turns.acquire()).await;
-    let Ok(Ok(_turn)) = turn else {
-        return Err(problem(StatusCode::SERVICE_UNAVAILABLE, "too many pages ask at once; try again"));
+    let permit = tokio::time::timeout(PERMIT_TIMEOUT, app.dashboard.view_permits.acquire()).await;
+    let Ok(Ok(_permit)) = permit else {
+        return Err(problem(StatusCode::SERVICE_UNAVAILABLE, "too many requests at once; retry later"));
     };
     let worker = Arc::clone(app);
     let made = tokio::task::spawn_blocking(move || make(&worker)).await;
     made.map_err(|_| {
-        problem(StatusCode::INTERNAL_SERVER_ERROR, "the view could not be made; the log tells why")
+        problem(
+            StatusCode::INTERNAL_SERVER_ERROR,
+            "the view failed with an internal error; the log has the cause",
+        )
     })
 }
 
 fn not_leading(app: &App) -> Response {
     let status = StatusCode::SERVICE_UNAVAILABLE;
-    (status, Json(Standing::of(app))).into_response()
+    (status, Json(ReplicaStatus::of(app))).into_response()
 }
 
-/// Whether this replica can answer.
+/// Whether this replica leads and knows the cluster.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Standing {
+struct ReplicaStatus {
     version: &'static str,
     ready: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -142,26 +147,26 @@ struct Standing {
     error: Option<String>,
 }
 
-impl Standing {
+impl ReplicaStatus {
     fn of(app: &App) -> Self {
         let (ready, leader) = (app.is_ready(), app.dashboard.leader());
         let error = (!ready).then(|| match &leader {
-            Some(leader) => format!("this replica does not lead; {leader} does"),
-            None => "this replica does not lead, or has not read the cluster yet".to_owned(),
+            Some(leader) => format!("this replica is not the leader; the leader is {leader}"),
+            None => "this replica is not the leader, or has not read the cluster yet".to_owned(),
         });
         Self { version: env!("CARGO_PKG_VERSION"), ready, leader: leader.filter(|_| !ready), error }
     }
 }
 
-async fn status(FromApp(app): Shared) -> Json<Standing> {
-    Json(Standing::of(&app))
+async fn status(FromApp(app): Shared) -> Json<ReplicaStatus> {
+    Json(ReplicaStatus::of(&app))
 }
 
 async fn view<T: Serialize + Send + 'static>(
     FromApp(app): Shared,
     make: impl FnOnce(&App) -> T + Send + 'static,
 ) -> Response {
-    match aside(&app, make).await {
+    match run_view(&app, make).await {
         Ok(made) => Json(made).into_response(),
         Err(answer) => answer,
     }
@@ -172,14 +177,14 @@ async fn found<T: Serialize + Send + 'static>(
     what: String,
     make: impl FnOnce(&State) -> Option<T> + Send + 'static,
 ) -> Response {
-    match aside(&app, |app| app.with_state(make)).await {
+    match run_view(&app, |app| app.with_state(make)).await {
         Ok(Some(made)) => Json(made).into_response(),
-        Ok(None) => problem(StatusCode::NOT_FOUND, format!("{what} is not known, or has ended")),
+        Ok(None) => problem(StatusCode::NOT_FOUND, format!("{what} does not exist or has ended")),
         Err(answer) => answer,
     }
 }
 
-async fn list_nodes(app: Shared, Asked(filter): Asked<Filter>) -> Response {
+async fn list_nodes(app: Shared, QueryParams(filter): QueryParams<Filter>) -> Response {
     view(app, move |app| nodes::nodes(app, &filter)).await
 }
 
@@ -187,7 +192,7 @@ async fn one_node(app: Shared, Path(name): Path<String>) -> Response {
     found(app, format!("node {name}"), move |state| node::node(state, &name)).await
 }
 
-async fn list_pods(app: Shared, Asked(filter): Asked<Filter>) -> Response {
+async fn list_pods(app: Shared, QueryParams(filter): QueryParams<Filter>) -> Response {
     let page = move |app: &App| {
         let mut page = pods::pods(app, &filter);
         let decisions = &app.dashboard.decisions;
@@ -202,7 +207,7 @@ async fn one_pod(app: Shared, Path((namespace, name)): Path<(String, String)>) -
     found(app, format!("pod {namespace}/{name}"), move |state| pods::pod(state, &namespace, &name)).await
 }
 
-/// What was measured, or why nothing was.
+/// The measured usage, or why there is none.
 #[derive(Serialize)]
 struct Measured {
     #[serde(rename = "use", skip_serializing_if = "Option::is_none")]
@@ -227,13 +232,14 @@ async fn measured(address: Result<Option<String>, Response>, keep: impl FnOnce(&
 }
 
 async fn node_use(FromApp(app): Shared, Path(name): Path<String>) -> Response {
-    let address = aside(&app, move |app| app.with_state(|state| node::agent(state, &name))).await;
+    let address = run_view(&app, move |app| app.with_state(|state| node::agent(state, &name))).await;
     measured(address, |_| {}).await
 }
 
 async fn pod_use(FromApp(app): Shared, Path((namespace, name)): Path<(String, String)>) -> Response {
     let wanted = (namespace.clone(), name.clone());
-    let address = aside(&app, move |app| app.with_state(|state| pods::agent(state, &namespace, &name))).await;
+    let address =
+        run_view(&app, move |app| app.with_state(|state| pods::agent(state, &namespace, &name))).await;
     measured(address, |used| {
         used.containers.retain(|container| container.namespace == wanted.0 && container.pod == wanted.1);
     })
@@ -242,14 +248,14 @@ async fn pod_use(FromApp(app): Shared, Path((namespace, name)): Path<(String, St
 
 async fn explanation(FromApp(app): Shared, Path((namespace, name)): Path<(String, String)>) -> Response {
     let what = format!("pod {namespace}/{name}");
-    let made = aside(&app, move |app| {
+    let made = run_view(&app, move |app| {
         let pod = app.with_state(|state| question(state, &namespace, &name))?;
         Some(explain(app, &pod))
     });
     match made.await {
         Ok(Some(explanation)) => Json(explanation).into_response(),
         Ok(None) => {
-            problem(StatusCode::NOT_FOUND, format!("{what} is not known, has ended, or asks for no GPU"))
+            problem(StatusCode::NOT_FOUND, format!("{what} does not exist, has ended, or requests no GPU"))
         }
         Err(answer) => answer,
     }
@@ -264,20 +270,20 @@ async fn what_if(FromApp(app): Shared, body: Result<Bytes, BytesRejection>) -> R
     let pod: Pod = match serde_json::from_slice(&bytes) {
         Ok(pod) => pod,
         Err(error) => {
-            let text = format!("the body is no pod manifest in JSON: {error}");
+            let text = format!("the body is not a pod manifest in JSON: {error}");
             return problem(StatusCode::BAD_REQUEST, text);
         }
     };
-    match aside(&app, move |app| explain(app, &pod)).await {
+    match run_view(&app, move |app| explain(app, &pod)).await {
         Ok(explanation) => Json(explanation).into_response(),
         Err(answer) => answer,
     }
 }
 
-/// Which decisions are wanted.
+/// The filter of decisions.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-struct Wanted {
+struct DecisionQuery {
     namespace: String,
     pod: String,
     uid: String,
@@ -285,7 +291,7 @@ struct Wanted {
     limit: Option<usize>,
 }
 
-async fn decisions(FromApp(app): Shared, Asked(wanted): Asked<Wanted>) -> Response {
+async fn decisions(FromApp(app): Shared, QueryParams(wanted): QueryParams<DecisionQuery>) -> Response {
     if !app.is_ready() {
         return not_leading(&app);
     }

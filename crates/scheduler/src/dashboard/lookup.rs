@@ -1,4 +1,4 @@
-//! What the views read of the state. The one file here that knows how the state keeps it.
+//! Read access of the views to the state. Only this file depends on how the state stores nodes and pods.
 
 use tessera_core::grant::PodGrant;
 use tessera_core::node::NodeState;
@@ -16,26 +16,26 @@ pub(super) struct GpuNode<'a> {
     pub(super) spec: &'a ParsedNode,
     pub(super) state: &'a NodeState,
     pub(super) place: &'a QuotaLabels,
-    /// Where its agent answers.
+    /// The address of the node's agent.
     pub(super) agent: Option<&'a str>,
 }
 
-/// A pod that holds something of a node, and what.
+/// A pod with a grant on a node.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Holder<'a> {
     pub(super) uid: &'a PodUid,
     pub(super) grant: &'a PodGrant,
-    /// Who it is; absent for a booking whose pod is gone.
+    /// The pod; `None` for a booking whose pod is gone.
     pub(super) pod: Option<&'a GpuPod>,
 }
 
-/// A node as the state names it.
+/// The result of looking up a node.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum NodeLookup<'a> {
     Gpus(GpuNode<'a>),
-    /// What it says of itself cannot be read.
+    /// The node object cannot be parsed.
     Unreadable(&'a str),
-    /// Without GPUs, or known to the watch alone.
+    /// The node has no GPUs.
     NoGpus,
 }
 
@@ -46,36 +46,40 @@ pub(super) const DIALECTS: [(Dialect, &str); 4] = [
     (Dialect::Vcuda, "vcuda"),
 ];
 
-/// One node.
+/// Looks up a node.
 pub(super) fn node<'a>(state: &'a State, name: &NodeName) -> Option<NodeLookup<'a>> {
     let (record, ledger) = state.node(name)?;
     Some(match (&record.spec, ledger) {
         (Err(error), _) => NodeLookup::Unreadable(error),
-        (Ok(spec), Some(state)) if !spec.node.gpus().is_empty() => {
-            NodeLookup::Gpus(GpuNode { spec, state, place: &record.place, agent: record.agent.as_deref() })
-        }
+        (Ok(spec), Some(state)) if !spec.node.gpus().is_empty() => NodeLookup::Gpus(GpuNode {
+            spec,
+            state,
+            place: &record.quota_labels,
+            agent: record.agent.as_deref(),
+        }),
         _ => NodeLookup::NoGpus,
     })
 }
 
-/// Who holds something of a node's GPUs, by UID.
+/// Returns the pods with GPUs of a node, sorted by UID.
 pub(super) fn holders<'a>(state: &'a State, node: &NodeName) -> impl Iterator<Item = Holder<'a>> {
     let with_gpus = state.ledger().grants_on(node).filter(|grant| !grant.containers.is_empty());
     with_gpus.map(|grant| Holder { uid: &grant.pod, grant, pod: state.pod(&grant.pod) })
 }
 
-/// A pod by name.
+/// Finds a GPU pod by name.
 pub(super) fn pod<'a>(state: &'a State, namespace: &str, name: &str) -> Option<(&'a PodUid, &'a GpuPod)> {
     state.gpu_pods().find(|(_, pod)| pod.namespace == namespace && pod.name == name)
 }
 
-/// The words for the members of a set of dialects.
-pub(super) fn words(serves: DialectSet) -> Vec<&'static str> {
+/// Returns the names of the dialects in a set.
+pub(super) fn dialect_names(serves: DialectSet) -> Vec<&'static str> {
     let member = |dialect: Dialect| serves.covers(DialectSet::default().with(dialect));
     DIALECTS.iter().filter(|(dialect, _)| member(*dialect)).map(|(_, word)| *word).collect()
 }
 
-/// Whether any container asks in the dialect of this word, by the names of its resources: thousands of pods are looked at.
+/// Returns whether any container requests resources of this dialect. It compares resource names only, because
+/// it runs for thousands of pods.
 pub(super) fn asks_in(pod: &GpuPod, word: &str) -> bool {
     let resource = match word {
         "nvidia" => whole::NVIDIA.resource,
@@ -90,12 +94,12 @@ pub(super) fn asks_in(pod: &GpuPod, word: &str) -> bool {
     pod.spec.containers_with_roles().any(|(container, _)| named(&container.resources))
 }
 
-/// The word for a dialect.
-pub(super) fn word(dialect: Dialect) -> &'static str {
+/// Returns the name of a dialect.
+pub(super) fn dialect_name(dialect: Dialect) -> &'static str {
     DIALECTS.iter().find(|(known, _)| *known == dialect).map_or("", |(_, word)| *word)
 }
 
-/// What a pod's memory is counted in: by its node, where it has one that says.
+/// Returns the memory unit of the pod's node, or the default unit.
 pub(super) fn unit_of(state: &State, node: Option<&NodeName>) -> MemoryUnit {
     match node.and_then(|name| self::node(state, name)) {
         Some(NodeLookup::Gpus(node)) => node.spec.unit,

@@ -1,4 +1,4 @@
-//! Live updates as server-sent events: what has changed, a few times a second at most, however much does.
+//! Live updates as server-sent events, at a limited rate.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -17,42 +17,42 @@ use super::changes::Fingerprints;
 use super::http::problem;
 use crate::server::App;
 
-/// How often changes are told.
-const EVERY: Duration = Duration::from_millis(250);
+/// Interval between two checks for changes.
+const CHECK_INTERVAL: Duration = Duration::from_millis(250);
 
-/// Pages that are followed at a time; a connection each, of the 512 that kube-scheduler needs too.
-const MOST_FOLLOWERS: usize = 64;
+/// Concurrent streams. Each holds one of the 512 connections that kube-scheduler needs too.
+const MAX_STREAMS: usize = 64;
 
-/// More nodes than this are not named: whoever shows any of them looks again.
-const MOST_NAMED: usize = 200;
+/// Nodes named in one event. With more changed nodes, clients load all their data again.
+const MAX_NAMED_NODES: usize = 200;
 
-/// So that proxies do not take a quiet stream for a dead one.
+/// Interval of keep-alive comments, so that proxies do not close an idle stream.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
-/// The newest news, and whether somebody gathers it.
+/// The newest event, and whether a task produces events.
 #[derive(Debug)]
 pub(super) struct ChangeFeed {
     notice: watch::Sender<Arc<ChangeNotice>>,
     gathering: AtomicBool,
 }
 
-/// What has changed since the version before. Whoever has missed a version looks at everything again.
+/// The changes since the previous version. A client that missed a version loads its data again.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct ChangeNotice {
-    /// Grows by one with every change told; starts anew with every process.
+    /// Version that grows by one with every event; it restarts with the process.
     version: u64,
     /// Whether this replica leads and knows the cluster.
     ready: bool,
-    /// The nodes, by name, unless there are too many.
+    /// Names of changed nodes, unless there are too many.
     nodes: Vec<String>,
-    /// Whether there are too many to name.
+    /// True if too many nodes changed to name them.
     many_nodes: bool,
-    /// Whether other pods wait than before.
+    /// True if the waiting pods changed.
     waiting: bool,
-    /// Whether the limits are others.
+    /// True if the quotas changed.
     quota: bool,
-    /// The number of the newest decision.
+    /// Sequence number of the newest decision.
     decisions: u64,
 }
 
@@ -64,11 +64,8 @@ impl Default for ChangeFeed {
 
 pub(super) async fn follow(FromApp(app): FromApp<Arc<App>>) -> Response {
     let feed = &app.dashboard.feed;
-    if feed.notice.receiver_count() >= MOST_FOLLOWERS {
-        return problem(
-            StatusCode::SERVICE_UNAVAILABLE,
-            "too many pages are open; this one asks now and then instead",
-        );
+    if feed.notice.receiver_count() >= MAX_STREAMS {
+        return problem(StatusCode::SERVICE_UNAVAILABLE, "too many live streams are open; poll instead");
     }
     let notice = feed.notice.subscribe();
     if !feed.gathering.swap(true, Ordering::AcqRel) {
@@ -78,7 +75,7 @@ pub(super) async fn follow(FromApp(app): FromApp<Arc<App>>) -> Response {
     Sse::new(events(notice)).keep_alive(keep_alive).into_response()
 }
 
-/// The news as it stands, then every newer one. A reader that is slow gets the newest and sees from the version what it missed.
+/// Streams the current event and every newer one. A slow client gets only the newest event.
 fn events(notice: watch::Receiver<Arc<ChangeNotice>>) -> impl Stream<Item = Result<Event, Infallible>> {
     stream::unfold((notice, true), |(mut notice, first)| async move {
         if !first && notice.changed().await.is_err() {
@@ -91,7 +88,7 @@ fn events(notice: watch::Receiver<Arc<ChangeNotice>>) -> impl Stream<Item = Resu
     })
 }
 
-/// Looks for changes for as long as somebody listens.
+/// Produces events while any stream is open.
 async fn gather(app: Arc<App>) {
     let feed = &app.dashboard.feed;
     let mut gathering = Gathering { feed, ended: false };
@@ -117,7 +114,7 @@ async fn gather(app: Arc<App>) {
             {
                 return false;
             }
-            let many_nodes = changes.nodes.len() > MOST_NAMED;
+            let many_nodes = changes.nodes.len() > MAX_NAMED_NODES;
             *notice = Arc::new(ChangeNotice {
                 version: notice.version + 1,
                 ready,
@@ -129,10 +126,10 @@ async fn gather(app: Arc<App>) {
             });
             true
         });
-        tokio::time::sleep(EVERY).await;
+        tokio::time::sleep(CHECK_INTERVAL).await;
         if feed.notice.receiver_count() == 0 {
             feed.gathering.store(false, Ordering::Release);
-            // Somebody may have come just before that, and gone by.
+            // A stream may have been opened between the check and the store.
             if feed.notice.receiver_count() == 0 || feed.gathering.swap(true, Ordering::AcqRel) {
                 gathering.ended = true;
                 return;
@@ -141,7 +138,7 @@ async fn gather(app: Arc<App>) {
     }
 }
 
-/// Somebody gathers. If he is broken off, another one may begin.
+/// Clears the flag if the task is cancelled, so that another task can start.
 struct Gathering<'a> {
     feed: &'a ChangeFeed,
     ended: bool,

@@ -1,4 +1,4 @@
-//! What the watches and files tell, taken into the state.
+//! Applies the events of watches and changed files to the state.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -15,10 +15,10 @@ use crate::files::Files;
 use crate::server::App;
 use crate::state::{ClusterEvent, UnhealthyGpus, WatchEvent};
 
-/// Watch events taken in at once, so that an initial list does not lock the state for each of its objects.
-const BATCH: usize = 512;
+/// Watch events applied per lock, so that an initial list does not lock the state for each object.
+const EVENTS_PER_LOCK: usize = 512;
 
-/// Nodes, or pods, as a watch tells them.
+/// Applies the watch events of nodes or pods. Calls `complete` after each complete list.
 pub(super) async fn watch_objects<T: Send + 'static>(
     app: Arc<App>,
     what: &'static str,
@@ -26,7 +26,7 @@ pub(super) async fn watch_objects<T: Send + 'static>(
     event: fn(WatchEvent<T>) -> ClusterEvent,
     complete: impl Fn() + Send,
 ) {
-    let mut batches = std::pin::pin!(changes.ready_chunks(BATCH));
+    let mut batches = std::pin::pin!(changes.ready_chunks(EVENTS_PER_LOCK));
     let mut trouble = FailureLog::default();
     while let Some(batch) = batches.next().await {
         let (mut listed, mut runs) = (false, None);
@@ -45,7 +45,7 @@ pub(super) async fn watch_objects<T: Send + 'static>(
                     }
                     Err(error) => {
                         if trouble.record(&error) {
-                            tracing::warn!(error, "the watch of {what} is interrupted and tried again");
+                            tracing::warn!(error, objects = what, "the watch was interrupted; reconnecting");
                         }
                         runs = Some(false);
                     }
@@ -56,7 +56,7 @@ pub(super) async fn watch_objects<T: Send + 'static>(
         if let Some(runs) = runs {
             app.metrics.watching(what, runs);
         }
-        // What kube-scheduler itself writes on a pod that it could not place is no news.
+        // A pod event that changes no node is no change: kube-scheduler itself updates the status of waiting pods.
         if has_news {
             app.retry_wait.record_change();
         }
@@ -76,7 +76,7 @@ fn watched<T>(change: WatchChange<T>) -> Result<WatchEvent<T>, String> {
     })
 }
 
-/// The limits of the namespaces; a ConfigMap that is not there means none.
+/// Applies the quota ConfigMap. A missing ConfigMap means no limits.
 pub(super) async fn watch_quota(
     app: Arc<App>,
     home: String,
@@ -114,37 +114,45 @@ pub(super) async fn watch_quota(
                 complete();
             }
             WatchChange::Lost(error) if trouble.record(&error) => {
-                tracing::warn!(error, "cannot watch {home}; nothing is answered before it was read");
+                tracing::warn!(
+                    error,
+                    config = home,
+                    "cannot watch the quota ConfigMap; the scheduler is not ready until it was read"
+                );
             }
             WatchChange::Lost(_) => {}
         }
     }
 }
 
-/// The limits a ConfigMap holds. Where nothing of it can be read the last ones stay in force, and where there are none yet,
-/// everything is closed: a leader that has just started must not hand out what a quota keeps back.
+/// Parses the limits. If the text cannot be parsed, the last limits stay in force. Without last limits all
+/// namespaces are closed, because a new leader must not grant what a quota forbids.
 fn limits(data: &BTreeMap<String, String>, home: &str, is_any_known: bool) -> Option<Quota> {
     match quota::parse(data.get(quota::DATA_KEY).map_or("{}", String::as_str), home) {
         Ok(limits) => {
             if let UnreadableLimits::Of(namespaces) = &limits.unreadable {
                 for why in namespaces.values() {
-                    tracing::warn!("pods of this namespace get no GPUs meanwhile: {why}");
+                    tracing::warn!(
+                        why,
+                        "cannot parse the limits of a namespace; its pods get no GPUs until they are fixed"
+                    );
                 }
             }
             Some(limits)
         }
         Err(error) if is_any_known => {
-            tracing::warn!("the last limits stay in force: {error}");
+            tracing::warn!(%error, "cannot parse the quota; the last limits stay in force");
             None
         }
         Err(error) => {
-            tracing::error!("no pod gets GPUs meanwhile: {error}");
+            tracing::error!(%error, "cannot parse the quota; no pod gets GPUs until it is fixed");
             Some(Quota::all_unreadable(error.to_string()))
         }
     }
 }
 
-/// gpushare's lists of broken GPUs. Where they may not be read, what nodes say of themselves must do.
+/// Applies gpushare's ConfigMaps of unhealthy GPUs. Without permission to read them, only the nodes' own reports
+/// count.
 pub(super) async fn watch_unhealthy(
     app: Arc<App>,
     changes: impl Stream<Item = WatchChange<(String, BTreeMap<String, String>)>> + Send,
@@ -159,14 +167,17 @@ pub(super) async fn watch_unhealthy(
                 if change.proves_connection() {
                     trouble.clear();
                 }
-                if let Some(change) = change.and_then(|(name, data)| broken_gpus(&name, &data)) {
+                if let Some(change) = change.and_then(|(name, data)| unhealthy_gpus(&name, &data)) {
                     app.write().handle(ClusterEvent::Unhealthy(change));
                     app.retry_wait.record_change();
                 }
             }
             Err(error) => {
                 if trouble.record(&error) {
-                    tracing::warn!(error, "cannot watch the ConfigMaps unhealthy-gpu-NODE in kube-system");
+                    tracing::warn!(
+                        error,
+                        "cannot watch the ConfigMaps unhealthy-gpu-NODE in kube-system; their GPUs are treated as healthy"
+                    );
                 }
                 complete();
             }
@@ -177,16 +188,16 @@ pub(super) async fn watch_unhealthy(
     }
 }
 
-/// What a ConfigMap says of a node's GPUs, if it is such a list.
-fn broken_gpus(name: &str, data: &BTreeMap<String, String>) -> Option<UnhealthyGpus> {
+/// Parses a ConfigMap of unhealthy GPUs. Returns `None` for other ConfigMaps.
+fn unhealthy_gpus(name: &str, data: &BTreeMap<String, String>) -> Option<UnhealthyGpus> {
     let (node, gpus, bad) = unhealthy::of_config_map(name, data)?;
     for error in bad {
-        tracing::warn!(%error, name, "a list of broken GPUs cannot be read as a whole");
+        tracing::warn!(%error, name, "cannot parse an entry of the list of unhealthy GPUs; the entry is ignored");
     }
     Some(UnhealthyGpus { node: node.into(), gpus })
 }
 
-/// Disruption budgets: advice for choosing victims, so nobody waits for them.
+/// Applies PodDisruptionBudgets. They are advisory, so readiness does not wait for them.
 pub(super) async fn watch_budgets(app: Arc<App>, changes: impl Stream<Item = WatchChange<Budget>> + Send) {
     let mut changes = std::pin::pin!(changes);
     let mut trouble = FailureLog::default();
@@ -199,28 +210,30 @@ pub(super) async fn watch_budgets(app: Arc<App>, changes: impl Stream<Item = Wat
                 app.write().handle(ClusterEvent::Budget(change));
             }
             Err(error) if trouble.record(&error) => {
-                tracing::warn!(error, "cannot watch disruption budgets; victims are chosen without them");
+                tracing::warn!(error, "cannot watch PodDisruptionBudgets; victims are chosen without them");
             }
             Err(_) => {}
         }
     }
 }
 
-/// Reads the table of policy `static` now and whenever it changes.
+/// Reads the table of policy `static` now and after each change.
 pub(super) async fn watch_static_table(app: Arc<App>, path: PathBuf) {
     let take = |contents: &[Vec<u8>]| {
         let text = contents.first().map(|bytes| String::from_utf8_lossy(bytes)).unwrap_or_default();
         match tessera_wire::tessera::static_table::parse(&text) {
             Ok(table) => app.write().handle(ClusterEvent::Table(table)),
             Err(error) => {
-                tracing::warn!(%error, path = %path.display(), "the static table is not used; the last one stays");
+                tracing::warn!(%error, path = %path.display(), "cannot parse the static table; the previous one stays in use");
             }
         }
     };
     let mut files = Files::new(&[&path]);
     match files.read_if_changed() {
         Ok(contents) => contents.iter().for_each(|contents| take(contents)),
-        Err(error) => tracing::warn!(%error, path = %path.display(), "cannot read the static table"),
+        Err(error) => {
+            tracing::warn!(%error, path = %path.display(), "cannot read the static table; policy static has no sets until it can be read")
+        }
     }
     files.follow(take).await;
 }
@@ -230,13 +243,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_quota_that_cannot_be_read_never_opens_what_it_closes() {
+    fn an_unreadable_quota_never_lifts_limits() {
         let data = |json: &str| BTreeMap::from([(quota::DATA_KEY.to_owned(), json.to_owned())]);
         let limits = |data: &BTreeMap<String, String>, is_known| limits(data, "the ConfigMap", is_known);
         let good = data(r#"{"team":{"percent":100}}"#);
         assert!(limits(&good, false).unwrap().limits("team"));
         assert!(limits(&BTreeMap::new(), true).unwrap().namespaces.is_empty());
-        assert_eq!(limits(&data("{"), true), None, "the last one stays");
+        assert_eq!(limits(&data("{"), true), None, "the last limits stay");
         let nothing = limits(&data("{"), false).unwrap();
         let why = nothing.why_unreadable("anybody").unwrap();
         assert!(why.starts_with("the ConfigMap cannot be read: EOF while parsing"), "{why}");

@@ -1,4 +1,4 @@
-//! What all handlers share.
+//! The state and the resources that all handlers share.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant, SystemTime};
 use tessera_cluster::{Client, PodNotice};
 use tokio::sync::Semaphore;
 
-use super::CALLS;
+use super::MAX_CONCURRENT_CALLS;
 use super::retry_wait::RetryWait;
 use crate::dashboard::Dashboard;
 use crate::metrics::Metrics;
@@ -15,35 +15,35 @@ use crate::notices::{NoticeReason, Notices};
 use crate::state::{State, StateAccess, Timestamp};
 use crate::verb::verdict_cache::VerdictCache;
 
-/// The state and the world around it.
+/// The state, the API client and everything else that handlers use.
 pub struct App {
     state: RwLock<State>,
-    /// Where bindings are sent.
+    /// The client of the API server.
     pub client: Client,
-    /// What we tell of ourselves.
+    /// The metrics of this replica.
     pub metrics: Metrics,
-    /// What we tell users of their pods.
+    /// Events for users about their pods.
     pub notices: Notices,
-    /// Whether we lead.
+    /// Whether this replica leads.
     pub leadership: Leadership,
-    /// What the dashboard remembers beside the state.
+    /// Recent decisions and live updates of the dashboard.
     pub dashboard: Dashboard,
-    /// How often the state was opened for writing.
+    /// Number of times the state was locked for writing.
     writes: AtomicU64,
-    /// What nodes said to kinds of pods.
+    /// Cached verdicts of filter and prioritize.
     pub(crate) verdicts: VerdictCache,
-    /// For pods that fit nowhere.
+    /// Short waits for pods that fit nowhere.
     pub retry_wait: RetryWait,
-    pub(super) turns: Semaphore,
+    pub(super) call_permits: Semaphore,
     started: Instant,
 }
 
-/// Whether we lead, and whether we know enough to.
+/// Whether this replica leads and until when.
 #[derive(Debug, Default)]
 pub struct Leadership {
-    /// Leading, and all lists complete.
+    /// True if this replica leads and all initial lists are complete.
     ready: AtomicBool,
-    /// Until when the lease lets us write, milliseconds since the start.
+    /// End of the permission to bind, in milliseconds since the start of the process.
     until: AtomicU64,
 }
 
@@ -54,7 +54,7 @@ impl std::fmt::Debug for App {
 }
 
 impl App {
-    /// Nothing known yet, and not leading.
+    /// Creates an app that does not lead.
     #[must_use]
     pub fn new(state: State, client: Client) -> Self {
         Self {
@@ -67,25 +67,25 @@ impl App {
             writes: AtomicU64::new(0),
             verdicts: VerdictCache::default(),
             retry_wait: RetryWait::default(),
-            turns: Semaphore::new(CALLS),
+            call_permits: Semaphore::new(MAX_CONCURRENT_CALLS),
             started: Instant::now(),
         }
     }
 
-    /// The same, telling users of their pods.
+    /// Adds events about pods.
     #[must_use]
     pub fn with_notices(self, notices: Notices) -> Self {
         Self { notices, ..self }
     }
 
-    /// Tells users something about their pod.
-    pub(super) fn tell(
+    /// Writes an event about a pod.
+    pub(super) fn notify(
         &self,
         (namespace, pod, uid): (&str, &str, &str),
         reason: NoticeReason,
         message: String,
     ) {
-        self.notices.tell(
+        self.notices.send(
             self.now(),
             PodNotice {
                 namespace: namespace.to_owned(),
@@ -98,57 +98,57 @@ impl App {
         );
     }
 
-    /// The state, to look at. A panic while it was written to would have left it half changed; but its methods only fail
-    /// before they change anything.
+    /// Locks the state for reading. A poisoned lock is used, because the methods of the state fail only before
+    /// they change anything.
     pub fn read(&self) -> RwLockReadGuard<'_, State> {
         self.state.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The state, to change.
+    /// Locks the state for writing.
     pub fn write(&self) -> RwLockWriteGuard<'_, State> {
         self.writes.fetch_add(1, Ordering::Release);
         self.state.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Grows whenever the state may have changed.
+    /// Returns a counter that grows whenever the state may have changed.
     #[must_use]
     pub fn writes(&self) -> u64 {
         self.writes.load(Ordering::Acquire)
     }
 
-    /// The time.
+    /// Returns the current time.
     #[must_use]
     pub fn now(&self) -> Timestamp {
         let unix = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         Timestamp { steady: self.started.elapsed(), unix_nanos: unix.as_nanos() }
     }
 
-    /// Whether this replica answers.
+    /// Returns whether this replica leads and knows the whole cluster.
     #[must_use]
     pub fn is_ready(&self) -> bool {
         self.leadership.ready.load(Ordering::Acquire)
     }
 
-    /// Whether this replica may bind.
+    /// Returns whether this replica may bind: it is ready and its lease is valid.
     #[must_use]
     pub fn may_write(&self) -> bool {
         let now = u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX);
         self.is_ready() && now < self.leadership.until.load(Ordering::Acquire)
     }
 
-    /// The lease lets us write for so long from a moment on.
+    /// Permits binds for `within` from `begun` on, because the lease was renewed.
     pub fn lead_until(&self, begun: Duration, within: Duration) {
         let until = u64::try_from((begun + within).as_millis()).unwrap_or(u64::MAX);
         self.leadership.until.store(until, Ordering::Release);
         self.metrics.set_leading(true);
     }
 
-    /// All is known that has to be.
+    /// Sets whether all initial lists are complete.
     pub fn set_ready(&self, ready: bool) {
         self.leadership.ready.store(ready, Ordering::Release);
     }
 
-    /// Somebody else leads.
+    /// Ends the leadership of this replica.
     pub fn follow(&self) {
         self.set_ready(false);
         self.leadership.until.store(0, Ordering::Release);

@@ -1,4 +1,4 @@
-//! The verb `bind`: book, send the Binding, confirm or take back.
+//! The verb `bind`: books the GPUs, sends the Binding, and confirms or rolls back the booking.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,16 +17,16 @@ use super::extender::{Body, read};
 use crate::notices::NoticeReason;
 use crate::state::{BindOrder, BindOutcome, BindStep};
 
-/// How long the API server may take. With the lease still good when it is sent, it has arrived before another leader
-/// begins: 5 s of the lease and these are the 8 s after which others take over.
-const SEND_WITHIN: Duration = Duration::from_secs(3);
+/// Timeout of a call to the API server. The leader may bind for 5 s after a renewal, so a Binding ends within
+/// the 8 s after which another replica may take over.
+const API_TIMEOUT: Duration = Duration::from_secs(3);
 
-const NOT_LEADING: &str = "this replica may not bind now: it does not lead, or cannot reach the API server";
+const NOT_LEADING: &str = "this replica may not bind now: it is not the leader, or cannot renew its lease";
 
 pub(super) async fn bind(FromApp(app): FromApp<Arc<App>>, body: Body) -> Json<BindingResult> {
     let begun = Instant::now();
     let outcome = match read::<BindingArgs>(&app, &body) {
-        // A task of its own: it must come to its end even if kube-scheduler hangs up.
+        // A separate task, so that the bind finishes even if kube-scheduler closes the connection.
         Ok(args) => {
             let worker = Arc::clone(&app);
             let bound = tokio::spawn(async move {
@@ -35,19 +35,21 @@ pub(super) async fn bind(FromApp(app): FromApp<Arc<App>>, body: Body) -> Json<Bi
                 outcome
             })
             .await;
-            bound.unwrap_or_else(|_| Err("the bind was broken off".to_owned()))
+            bound.unwrap_or_else(|_| {
+                Err("the bind was interrupted by an internal error; the log has the cause".to_owned())
+            })
         }
         Err(error) => Err(error),
     };
     app.metrics.answered("bind", if outcome.is_ok() { "ok" } else { "error" }, begun.elapsed());
     if let Err(error) = &outcome {
-        tracing::info!(error, "not bound");
+        tracing::info!(error, "the pod was not bound; kube-scheduler will retry");
     }
     Json(BindingResult { error: outcome.err().unwrap_or_default() })
 }
 
 impl App {
-    /// Returns why the GPUs were chosen; nothing where that was not now.
+    /// Binds the pod. Returns the reason for the choice of GPUs, or an empty text if the pod was bound before.
     async fn bind(&self, args: &BindingArgs) -> Result<String, String> {
         if !self.may_write() {
             return Err(NOT_LEADING.to_owned());
@@ -55,7 +57,7 @@ impl App {
         let Some(BindOrder { annotations, chosen, why }) = self.book(args).await? else {
             return Ok(String::new());
         };
-        // Asking for the pod took time: the lease must still be good when the Binding is sent.
+        // Reading the pod took time. The lease must still be valid when the Binding is sent.
         if !self.may_write() {
             self.write().end_bind(&PodUid(args.pod_uid.clone()), BindOutcome::Refused, self.now());
             return Err(NOT_LEADING.to_owned());
@@ -68,7 +70,7 @@ impl App {
         });
         self.write().end_bind(&PodUid(args.pod_uid.clone()), outcome, self.now());
         if !chosen.is_empty() {
-            self.tell_outcome(
+            self.notify_outcome(
                 args,
                 outcome,
                 format!("{chosen}: {why}"),
@@ -78,50 +80,52 @@ impl App {
         error.map_or(Ok(why), Err)
     }
 
-    fn tell_outcome(&self, args: &BindingArgs, outcome: BindOutcome, chosen: String, error: &str) {
+    fn notify_outcome(&self, args: &BindingArgs, outcome: BindOutcome, chosen: String, error: &str) {
         let pod = (args.pod_namespace.as_str(), args.pod_name.as_str(), args.pod_uid.as_str());
         match outcome {
-            BindOutcome::Bound => self.tell(pod, NoticeReason::GpusChosen, chosen),
+            BindOutcome::Bound => self.notify(pod, NoticeReason::GpusChosen, chosen),
             BindOutcome::Refused => {
-                let message = format!("{error}; the GPUs are free again. Had been chosen: {chosen}");
-                self.tell(pod, NoticeReason::BindingFailed, message);
+                let message = format!("{error}; the GPUs are free again. The choice was: {chosen}");
+                self.notify(pod, NoticeReason::BindingFailed, message);
             }
             BindOutcome::Unknown => {
-                let message = format!("{error}; the GPUs stay reserved until it is known. Chosen: {chosen}");
-                self.tell(pod, NoticeReason::BindingFailed, message);
+                let message = format!(
+                    "{error}; the outcome is unknown, so the GPUs stay reserved until the API server reports it. The choice was: {chosen}"
+                );
+                self.notify(pod, NoticeReason::BindingFailed, message);
             }
         }
     }
 
-    /// Books the pod's GPUs. What is to be sent, if anything is.
+    /// Books the pod's GPUs. Returns the Binding to send, or `None` if the pod is bound already.
     async fn book(&self, args: &BindingArgs) -> Result<Option<BindOrder>, String> {
         let step = self.write().begin_bind(args, self.now()).map_err(|refusal| refusal.to_string())?;
         match step {
             BindStep::Done => Ok(None),
             BindStep::Send(order) => Ok(Some(order)),
             BindStep::Fetch => {
-                let asked = self.read().list_generation();
+                let read_at = self.read().list_generation();
                 let pod = self.fetch(args).await?;
                 self.write()
-                    .begin_bind_with(pod, asked, args, self.now())
+                    .begin_bind_with(pod, read_at, args, self.now())
                     .map_err(|refusal| refusal.to_string())
             }
         }
     }
 
-    /// Asks the API server for a pod the watch has not shown yet.
+    /// Reads a pod from the API server that the watch has not shown yet.
     async fn fetch(&self, args: &BindingArgs) -> Result<Pod, String> {
         let found = self.get(args).await?.filter(|pod| pod.metadata.uid == args.pod_uid);
         found.ok_or_else(|| {
-            format!("pod {}/{} of UID {} is gone", args.pod_namespace, args.pod_name, args.pod_uid)
+            format!("pod {}/{} with UID {} no longer exists", args.pod_namespace, args.pod_name, args.pod_uid)
         })
     }
 
     async fn get(&self, args: &BindingArgs) -> Result<Option<Pod>, String> {
         let asked = get_pod(&self.client, &args.pod_namespace, &args.pod_name);
-        match tokio::time::timeout(SEND_WITHIN, asked).await {
+        match tokio::time::timeout(API_TIMEOUT, asked).await {
             Ok(found) => found.map_err(|error| error.to_string()),
-            Err(_) => Err("the API server does not answer".to_owned()),
+            Err(_) => Err("the API server did not answer in time".to_owned()),
         }
     }
 
@@ -138,7 +142,7 @@ impl App {
             node: args.node.clone(),
             annotations,
         };
-        match tokio::time::timeout(SEND_WITHIN, binding.send(&self.client)).await {
+        match tokio::time::timeout(API_TIMEOUT, binding.send(&self.client)).await {
             Ok(Ok(())) => (BindOutcome::Bound, None),
             Ok(Err(error @ BindError::Conflict(_))) => self.after_conflict(args, granted, &error).await,
             Ok(Err(error)) => {
@@ -147,26 +151,26 @@ impl App {
                 (outcome, Some(with_causes(&error)))
             }
             Err(_) => {
-                (BindOutcome::Unknown, Some("the API server did not take the binding in time".to_owned()))
+                (BindOutcome::Unknown, Some("the API server did not accept the binding in time".to_owned()))
             }
         }
     }
 
-    /// Bound already, perhaps by an earlier try of ours whose answer was lost: then all is well.
+    /// Handles a conflict. The pod may be bound by an earlier attempt whose answer was lost, which is a success.
     async fn after_conflict(
         &self,
         args: &BindingArgs,
         granted: Option<String>,
         error: &BindError,
     ) -> (BindOutcome, Option<String>) {
-        let asked = self.read().list_generation();
+        let read_at = self.read().list_generation();
         match self.get(args).await {
             Ok(Some(pod)) => {
                 let is_it = pod.metadata.uid == args.pod_uid && pod.spec.node_name == args.node;
                 let as_granted = pod.metadata.annotations.get(grant::KEY) == granted.as_ref();
                 let known = pod.metadata.uid == args.pod_uid;
                 if known {
-                    self.write().apply_read(pod, asked);
+                    self.write().apply_read(pod, read_at);
                 }
                 if is_it && as_granted {
                     return (BindOutcome::Bound, None);

@@ -1,4 +1,4 @@
-//! The verbs kube-scheduler calls. Whatever comes in, the answer has the form of the contract.
+//! The verbs that kube-scheduler calls. Every answer has the form of the extender API, even after bad input.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -11,6 +11,7 @@ use axum::extract::rejection::BytesRejection;
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize, Serializer};
 use serde_json::value::RawValue;
+use tessera_core::admission::QUOTA;
 use tessera_wire::foreign::extender::{
     BorrowedName, ExtenderArgs, FilterResult, PreemptionArgs, PreemptionResult,
 };
@@ -18,22 +19,21 @@ use tessera_wire::foreign::objects::Pod;
 
 use super::App;
 use crate::notices::NoticeReason;
-use crate::verb::ask::ParsedPod;
-use crate::verb::filter::Verdicts;
-use crate::verb::reason::QUOTA;
+use crate::verb::filter::FilterVerdicts;
+use crate::verb::preempt;
 
-/// A body, or why there is none.
+/// The request body, or why it could not be received.
 pub(super) type Body = Result<Bytes, BytesRejection>;
 
-const NOT_READY: &str = "this replica of the scheduler does not lead, or has not read the cluster yet";
+const NOT_READY: &str = "this replica of the scheduler is not the leader, or has not read the cluster yet";
 
-/// Reads a body, if this replica is in a position to answer.
+/// Parses a request body. Fails if this replica is not ready.
 pub(super) fn read<'b, T: Deserialize<'b>>(app: &App, body: &'b Body) -> Result<T, String> {
     if !app.is_ready() {
         return Err(NOT_READY.to_owned());
     }
     let bytes = body.as_ref().map_err(|rejection| rejection.body_text())?;
-    serde_json::from_slice(bytes).map_err(|error| format!("cannot read the request: {error}"))
+    serde_json::from_slice(bytes).map_err(|error| format!("cannot parse the request: {error}"))
 }
 
 pub(super) async fn filter(FromApp(app): FromApp<Arc<App>>, body: Body) -> Response {
@@ -54,7 +54,7 @@ pub(super) async fn filter(FromApp(app): FromApp<Arc<App>>, body: Body) -> Respo
     }
     app.dashboard.decisions.filtered(app.now(), &args.pod, &verdicts);
     if verdicts.fitting.is_empty() && verdicts.reasons.contains_key(QUOTA) {
-        app.tell_quota(&args.pod, "");
+        app.notify_quota(&args.pod, "");
     }
     let outcome = if verdicts.fitting.is_empty() { "none" } else { "some" };
     let answer = match &body {
@@ -71,7 +71,7 @@ pub(super) async fn prioritize(FromApp(app): FromApp<Arc<App>>, body: Body) -> R
     let begun = Instant::now();
     let (outcome, answer) = match read::<ExtenderArgs<BorrowedName<'_>>>(&app, &body) {
         Ok(args) => ("ok", Json(app.read().prioritize(&args, &app.verdicts)).into_response()),
-        // There is no place for an error, and kube-scheduler would not show it.
+        // The answer has no field for an error.
         Err(_) => ("error", Json([(); 0]).into_response()),
     };
     app.metrics.answered("prioritize", outcome, begun.elapsed());
@@ -82,13 +82,13 @@ pub(super) async fn preempt(FromApp(app): FromApp<Arc<App>>, body: Body) -> Json
     let begun = Instant::now();
     let (outcome, result) = match read::<PreemptionArgs>(&app, &body) {
         Ok(args) => {
-            let result = app.preempt(&args).await;
+            let (args, result) = choose_victims(&app, args).await;
             let state = app.read();
             let is_over_quota = result.node_name_to_meta_victims.is_empty() && state.is_over_quota(&args);
             app.dashboard.decisions.preempted(app.now(), &args.pod, &result, &state);
             drop(state);
             if is_over_quota {
-                app.tell_quota(&args.pod, "; no pod of lower priority of this namespace makes room for it");
+                app.notify_quota(&args.pod, "; no pod of lower priority of this namespace makes room for it");
             }
             ("ok", result)
         }
@@ -98,35 +98,32 @@ pub(super) async fn preempt(FromApp(app): FromApp<Arc<App>>, body: Body) -> Json
     Json(result)
 }
 
-impl App {
-    /// Whom to evict, with the state lent for one node at a time: a crowded one takes milliseconds, and hundreds may be asked about.
-    async fn preempt(&self, args: &PreemptionArgs) -> PreemptionResult {
-        let mut result = PreemptionResult::default();
-        let Ok(ask) = ParsedPod::of(&*self.read(), &args.pod) else { return result };
-        for (node, proposed) in args.proposals() {
-            let chosen = self.read().preempt_on(node, &ask, args.pod.spec.priority, proposed);
-            result.node_name_to_meta_victims.extend(chosen.map(|chosen| (node.to_owned(), chosen)));
-            tokio::task::yield_now().await;
-        }
-        result
-    }
+/// Runs the preemption on a blocking thread, because a crowded node takes milliseconds.
+async fn choose_victims(app: &Arc<App>, args: PreemptionArgs) -> (Arc<PreemptionArgs>, PreemptionResult) {
+    let (worker, args) = (Arc::clone(app), Arc::new(args));
+    let shared = Arc::clone(&args);
+    let chosen = tokio::task::spawn_blocking(move || preempt::preempt(&*worker, &shared)).await;
+    (args, chosen.unwrap_or_default())
+}
 
-    /// Tells what the quota leaves, which no answer to kube-scheduler has room for.
-    fn tell_quota(&self, pod: &Pod, more: &str) {
+impl App {
+    /// Writes an event with the usage of the quota, because the answer to kube-scheduler has no room for it.
+    fn notify_quota(&self, pod: &Pod, more: &str) {
         if !self.notices.are_on() {
             return;
         }
         let Some(held) = self.read().describe_quota(&pod.metadata.namespace) else { return };
         let meta = &pod.metadata;
         let message = format!("the quota does not allow it on any node: {held}{more}");
-        self.tell((&meta.namespace, &meta.name, &meta.uid), NoticeReason::QuotaExceeded, message);
+        self.notify((&meta.namespace, &meta.name, &meta.uid), NoticeReason::QuotaExceeded, message);
     }
 }
 
-/// The answer to a question with whole nodes gives them back untouched: kube-scheduler goes on with what it gets.
+/// The answer to a call with whole node objects. It returns them unchanged, because kube-scheduler continues
+/// with the objects that it gets.
 struct WithWholeNodes<'a> {
     nodes: RawList<'a>,
-    verdicts: &'a Verdicts<'a>,
+    verdicts: &'a FilterVerdicts<'a>,
 }
 
 #[derive(Default, Serialize, Deserialize)]
@@ -153,8 +150,8 @@ struct NamedMeta {
 }
 
 impl<'a> WithWholeNodes<'a> {
-    fn new(verdicts: &'a Verdicts<'a>, bytes: &'a [u8]) -> Self {
-        // It was read before, so it can be read again.
+    fn new(verdicts: &'a FilterVerdicts<'a>, bytes: &'a [u8]) -> Self {
+        // The handler has parsed these bytes before, so this cannot fail.
         let mut nodes =
             serde_json::from_slice::<RawArgs<'_>>(bytes).map(|args| args.nodes).unwrap_or_default();
         let fitting: HashSet<&str> = verdicts.fitting.iter().copied().collect();

@@ -1,4 +1,4 @@
-//! Taking connections: so many at a time, none that only occupies a place.
+//! Accepts connections, with limits on their number and on idle time.
 
 use std::io;
 use std::sync::Arc;
@@ -14,22 +14,22 @@ use tokio::sync::Semaphore;
 
 use super::tls::Tls;
 
-/// Connections at a time on one listener. kube-scheduler keeps a few dozen; the rest is for people and Prometheus.
-const CONNECTIONS: usize = 512;
+/// Concurrent connections of one listener. kube-scheduler keeps a few dozen; the rest is for users and Prometheus.
+const MAX_CONNECTIONS: usize = 512;
 
-/// How long a client may take to shake hands, and to send the head of a request.
-const HEAD_WITHIN: Duration = Duration::from_secs(120);
+/// Timeout of the TLS handshake and of the request head.
+const HEADER_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Serves connections until the listener fails for good.
 pub(super) async fn serve(listener: TcpListener, router: Router, tls: Option<Tls>) -> io::Result<()> {
-    let places = Arc::new(Semaphore::new(CONNECTIONS));
+    let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     loop {
         let place = Arc::clone(&places).acquire_owned().await.map_err(io::Error::other)?;
         let (stream, _) = match listener.accept().await {
             Ok(accepted) => accepted,
-            // Of one connection, or of the whole process for a moment.
+            // The error concerns one connection, or the process has no free descriptor for a moment.
             Err(error) => {
-                tracing::warn!(%error, "cannot take a connection");
+                tracing::warn!(%error, "cannot accept a connection; continuing with the next one");
                 tokio::time::sleep(Duration::from_millis(50)).await;
                 continue;
             }
@@ -40,7 +40,7 @@ pub(super) async fn serve(listener: TcpListener, router: Router, tls: Option<Tls
             match tls {
                 None => converse(stream, router).await,
                 Some(tls) => {
-                    let shaken = tokio::time::timeout(HEAD_WITHIN, tls.acceptor().accept(stream)).await;
+                    let shaken = tokio::time::timeout(HEADER_TIMEOUT, tls.acceptor().accept(stream)).await;
                     if let Ok(Ok(stream)) = shaken {
                         converse(stream, router).await;
                     }
@@ -54,7 +54,7 @@ pub(super) async fn serve(listener: TcpListener, router: Router, tls: Option<Tls
 async fn converse(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, router: Router) {
     let outcome = http1::Builder::new()
         .timer(TokioTimer::new())
-        .header_read_timeout(HEAD_WITHIN)
+        .header_read_timeout(HEADER_TIMEOUT)
         .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router))
         .await;
     if let Err(error) = outcome {

@@ -1,4 +1,4 @@
-//! The certificate, which may be replaced while we run.
+//! TLS with a certificate that may be replaced at run time.
 
 use std::path::Path;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -10,21 +10,21 @@ use tokio_rustls::TlsAcceptor;
 
 use crate::files::Files;
 
-/// A certificate that cannot be used.
+/// The reason why a certificate cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
     /// The files cannot be read.
     #[error("cannot read the certificate or its key")]
     Files(#[from] std::io::Error),
-    /// They are no PEM.
-    #[error("the certificate or its key is no PEM")]
+    /// The files are not PEM.
+    #[error("the certificate or its key is not PEM")]
     Pem(#[from] rustls::pki_types::pem::Error),
-    /// They do not go together, or are of a kind nobody serves.
-    #[error("the certificate and its key cannot be used")]
+    /// The certificate and the key do not match, or their type is not supported.
+    #[error("the certificate and its key do not match or are not supported")]
     Certificate(#[from] rustls::Error),
 }
 
-/// Accepts TLS with whatever certificate is current.
+/// A TLS acceptor that uses the current certificate.
 #[derive(Clone)]
 pub struct Tls(Arc<RwLock<Arc<ServerConfig>>>);
 
@@ -35,7 +35,7 @@ impl std::fmt::Debug for Tls {
 }
 
 impl Tls {
-    /// Reads the certificate, and goes on reading it.
+    /// Reads the certificate and polls it for changes.
     pub fn follow(certificate: &Path, key: &Path) -> Result<Self, TlsError> {
         let mut files = Files::new(&[certificate, key]);
         let contents = files.read_if_changed()?.unwrap_or_default().to_vec();
@@ -46,7 +46,9 @@ impl Tls {
                 current.replace(configuration);
                 tracing::info!("the certificate was replaced");
             }
-            Err(error) => tracing::warn!(%error, "the new certificate is not used"),
+            Err(error) => {
+                tracing::warn!(%error, "cannot use the new certificate; the previous one stays in use")
+            }
         }));
         Ok(tls)
     }
@@ -60,7 +62,7 @@ impl Tls {
     }
 }
 
-/// From the certificate chain and the key, in this order.
+/// Creates the TLS configuration from the certificate chain and the key, in this order.
 fn configuration(contents: &[Vec<u8>]) -> Result<Arc<ServerConfig>, TlsError> {
     let file = |number: usize| contents.get(number).map(Vec::as_slice).unwrap_or_default();
     let chain = CertificateDer::pem_slice_iter(file(0)).collect::<Result<Vec<_>, _>>()?;
@@ -84,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn takes_a_certificate_and_refuses_what_is_none_or_has_another_key() {
+    fn rejects_files_that_are_not_pem_or_do_not_match() {
         let (first, second) = (pem("a"), pem("b"));
         configuration(&first).unwrap();
         assert!(matches!(configuration(&[b"no".to_vec(), b"no".to_vec()]), Err(TlsError::Pem(_))));

@@ -1,4 +1,4 @@
-//! What people and monitoring look at.
+//! Routes for users and monitoring.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -9,12 +9,12 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::json;
 use tessera_wire::foreign::objects::Pod;
+use tessera_wire::tessera::parsed_pod::BadPodObject;
 
 use super::App;
 use super::extender::{Body, read};
-use crate::dashboard::aside;
+use crate::dashboard::run_view;
 use crate::metrics::CONTENT_TYPE;
-use crate::verb::ask::BadPodObject;
 use crate::verb::explain::{self, PodExplanation};
 
 type Parameters = Query<HashMap<String, String>>;
@@ -27,7 +27,8 @@ pub(super) async fn ready(FromApp(app): FromApp<Arc<App>>) -> Response {
     if app.is_ready() {
         "ok".into_response()
     } else {
-        (StatusCode::SERVICE_UNAVAILABLE, "not leading, or still reading the cluster").into_response()
+        (StatusCode::SERVICE_UNAVAILABLE, "this replica is not the leader, or is still reading the cluster")
+            .into_response()
     }
 }
 
@@ -64,13 +65,13 @@ pub(super) async fn inspect_share_node(
     (found(&view.error), Json(view)).into_response()
 }
 
-/// Every node is asked, GPU by GPU.
+/// Explains a pod on every node and GPU.
 pub(super) async fn explain_pod(
     FromApp(app): FromApp<Arc<App>>,
     Path((namespace, pod)): Path<(String, String)>,
 ) -> Response {
     let error = format!("pod {namespace}/{pod} is not known, has ended, or asks for no GPU");
-    match aside(&app, move |app| explain::explain(app, &namespace, &pod)).await {
+    match run_view(&app, move |app| explain::explain(app, &namespace, &pod)).await {
         Ok(Some(explained)) => explained_response(explained),
         Ok(None) => (StatusCode::NOT_FOUND, Json(json!({ "error": error }))).into_response(),
         Err(answer) => answer,
@@ -83,7 +84,9 @@ pub(super) async fn what_if(FromApp(app): FromApp<Arc<App>>, body: Body) -> Resp
         Ok(pod) => pod,
         Err(error) => return (StatusCode::BAD_REQUEST, Json(json!({ "error": error }))).into_response(),
     };
-    aside(&app, move |app| explain::what_if(app, &pod)).await.map_or_else(|answer| answer, explained_response)
+    run_view(&app, move |app| explain::what_if(app, &pod))
+        .await
+        .map_or_else(|answer| answer, explained_response)
 }
 
 fn explained_response(explained: Result<PodExplanation, BadPodObject>) -> Response {

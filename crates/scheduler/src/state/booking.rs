@@ -1,140 +1,141 @@
-//! Binding a pod: choose and book in one step, then confirm or take back.
+//! Binding a pod: the GPUs are chosen and booked in one step, then the booking is confirmed or rolled back.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use tessera_core::admission::weigh;
+use tessera_core::admission::RejectReason;
 use tessera_core::gpu_set::GpuSet;
 use tessera_core::grant::PodGrant;
 use tessera_core::ledger::Conflict;
-use tessera_core::placement::{describe, place};
+use tessera_core::placement::describe;
 use tessera_core::units::{NodeName, PodUid};
 use tessera_wire::foreign::extender::BindingArgs;
 use tessera_wire::foreign::objects::Pod;
 use tessera_wire::tessera::grant::{self, BadGrant};
+use tessera_wire::tessera::parsed_pod::{BadPodObject, ParsedPod};
 
 use super::entries::PodEntry;
 use super::pods::ListGeneration;
 use super::{GpuPod, State};
-use crate::verb::ask::{BadPodObject, ParsedPod};
-use crate::verb::reason::RejectReason;
 
-/// A promise of ours that no watch has shown yet.
+/// A booking that the watch has not confirmed yet.
 #[derive(Clone, Debug)]
 pub(super) struct Booking {
     node: NodeName,
     order: BindOrder,
-    /// Calls that are on their way to the API server.
+    /// Bindings under way to the API server.
     in_flight: u32,
-    /// Whether one of them succeeded.
+    /// True if the API server has accepted a Binding.
     bound: bool,
-    /// Since when nobody knows whether the API server took it.
-    doubt: Option<Duration>,
-    /// When it was made.
-    made: Duration,
-    /// Whether a list did not show the pod: it was made after the list, or is gone.
+    /// Time of the first Binding whose outcome is unknown.
+    uncertain_since: Option<Duration>,
+    /// Time of the booking.
+    booked_at: Duration,
+    /// True if a list did not contain the pod: the pod is newer than the list, or is gone.
     unlisted: bool,
 }
 
-/// The time, from whoever has a clock.
+/// The current time, passed in by the caller because the state has no clock.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Timestamp {
-    /// Since some moment in the past; never goes back.
+    /// Monotonic time since the start of the process.
     pub steady: Duration,
-    /// Since 1970, nanoseconds: what old tools order pods by.
+    /// Nanoseconds since 1970, by which older tools order pods.
     pub unix_nanos: u128,
 }
 
-/// What is to be done for a bind.
+/// The next step of a bind.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BindStep {
-    /// Nothing: the pod is there already, by an earlier call.
+    /// No step is left: an earlier call has bound the pod to this node.
     Done,
-    /// The watch has not shown the pod yet: ask the API server for it, then try again.
+    /// The watch has not shown the pod yet. The caller reads it from the API server and calls
+    /// [`State::begin_bind_with`].
     Fetch,
-    /// Send a Binding, then tell how it went.
+    /// The caller sends a Binding and reports the outcome to [`State::end_bind`].
     Send(BindOrder),
 }
 
-/// What is to be sent.
+/// The contents of a Binding.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BindOrder {
-    /// The Binding's annotations: the grant.
+    /// The annotations with the grant.
     pub annotations: BTreeMap<String, String>,
-    /// Which GPUs, for people.
+    /// The chosen GPUs as text.
     pub chosen: String,
-    /// Why these.
+    /// The reason for the choice as text.
     pub why: String,
 }
 
-/// How a Binding went.
+/// The outcome of a Binding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BindOutcome {
-    /// The API server took it.
+    /// The API server accepted the Binding.
     Bound,
-    /// It did not, and will not.
+    /// The API server refused the Binding.
     Refused,
-    /// Nobody knows: the connection broke, or time ran out.
+    /// The outcome is unknown: the connection broke, or the call timed out.
     Unknown,
 }
 
-/// A pod of which nobody knows whether it was bound.
+/// A pod whose Binding has an unknown outcome.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UncertainBinding {
     uid: PodUid,
-    /// Its namespace.
+    /// Namespace of the pod.
     pub namespace: String,
-    /// Its name.
+    /// Name of the pod.
     pub name: String,
 }
 
-/// Why a pod is not bound. Nothing has changed then.
+/// The reason why a pod is not bound. The state is unchanged.
 #[derive(Debug, thiserror::Error)]
 pub enum BindRefusal {
-    /// What the pod asks for cannot be read.
+    /// The pod's request cannot be parsed.
     #[error(transparent)]
-    Ask(#[from] BadPodObject),
-    /// The node will not do, though it did a moment ago.
+    Pod(#[from] BadPodObject),
+    /// The node cannot take the pod any more.
     #[error("node {node}: {reason}")]
     Node {
-        /// Which node.
+        /// The chosen node.
         node: NodeName,
-        /// Why not.
+        /// The reason.
         reason: RejectReason,
     },
-    /// The pod is on another node.
+    /// The pod is bound to another node.
     #[error("pod {pod} is already on node {node}")]
     Elsewhere {
-        /// Which pod.
+        /// The pod.
         pod: PodUid,
-        /// Where.
+        /// The other node.
         node: NodeName,
     },
-    /// Another call for another node is on its way.
-    #[error("pod {pod} is just being bound to node {node}")]
+    /// A Binding to another node is under way.
+    #[error("pod {pod} is being bound to node {node} by another call")]
     Busy {
-        /// Which pod.
+        /// The pod.
         pod: PodUid,
-        /// Where.
+        /// The other node.
         node: NodeName,
     },
-    /// The API server has it, and the last list of pods had not. Its GPU could not be booked for good.
-    #[error("pod {0} is not in the list of pods yet; it is bound when the watch shows it")]
+    /// The API server has the pod, but the last list of pods did not contain it, so its booking could not be
+    /// confirmed.
+    #[error("pod {0} is not in the list of pods yet; kube-scheduler retries after the watch has shown it")]
     Unseen(PodUid),
-    /// The book has no room for it, though a verdict said so.
+    /// The ledger has no room for the grant.
     #[error(transparent)]
     Conflict(#[from] Conflict),
-    /// The grant cannot be written.
+    /// The grant cannot be written as annotations.
     #[error(transparent)]
     Grant(#[from] BadGrant),
 }
 
-/// An API server gives up on a request after a minute: past that, one whose answer was lost has either happened, and can be asked
-/// about, or never will.
-const DOUBT: Duration = Duration::from_secs(75);
+/// Time after which the outcome of a Binding can be read from the API server. The API server gives up on a
+/// request after one minute, so a Binding without an answer has either been applied by then or never will be.
+const UNCERTAIN_PERIOD: Duration = Duration::from_secs(75);
 
 impl State {
-    /// Chooses the GPUs and books them. Whoever comes next sees them taken, whatever becomes of the Binding.
+    /// Chooses the GPUs and books them. Later calls see them as taken, whatever the outcome of the Binding.
     pub fn begin_bind(&mut self, args: &BindingArgs, now: Timestamp) -> Result<BindStep, BindRefusal> {
         let uid = PodUid(args.pod_uid.clone());
         let name = NodeName(args.node.clone());
@@ -148,11 +149,11 @@ impl State {
             }
             let is_busy = booking.bound || booking.in_flight > 0;
             let node = booking.node.clone();
-            // One doubt can be set aside; a second node in doubt is waited for.
+            // One uncertain booking can be set aside. A second one must be resolved first.
             if is_busy || self.bookings.contains_key(&aside(&uid)) {
                 return Err(BindRefusal::Busy { pod: uid, node });
             }
-            self.set_doubt_aside(&uid);
+            self.set_uncertain_aside(&uid);
         }
         let Some(pod) = self.pod(&uid) else { return Ok(BindStep::Fetch) };
         match &pod.node {
@@ -168,25 +169,25 @@ impl State {
             order: order.clone(),
             in_flight: 1,
             bound: false,
-            doubt: None,
-            made: now.steady,
+            uncertain_since: None,
+            booked_at: now.steady,
             unlisted: false,
         };
         self.bookings.insert(uid, booking);
         Ok(BindStep::Send(order))
     }
 
-    /// The same for a pod the API server had to be asked for. What is to be sent, unless the pod is there already; for one that asks for no GPU
-    /// that is an order without a grant.
+    /// Continues a bind with the pod as read from the API server. Returns the Binding to send, or `None` if the
+    /// pod is bound already. A pod that requests no GPUs gets a Binding without a grant.
     pub fn begin_bind_with(
         &mut self,
         pod: Pod,
-        asked: ListGeneration,
+        read_at: ListGeneration,
         args: &BindingArgs,
         now: Timestamp,
     ) -> Result<Option<BindOrder>, BindRefusal> {
         let wants_gpu = pod.spec.asks_for_gpus();
-        self.apply_read(pod, asked);
+        self.apply_read(pod, read_at);
         match self.begin_bind(args, now)? {
             BindStep::Done => Ok(None),
             BindStep::Send(order) => Ok(Some(order)),
@@ -203,43 +204,43 @@ impl State {
         now: Timestamp,
     ) -> Result<(PodGrant, BindOrder), BindRefusal> {
         let refused = |reason| BindRefusal::Node { node: name.clone(), reason };
-        let ask = ParsedPod::new(self, &pod.namespace, &pod.spec, &pod.annotations)?;
-        let judged = self.judge(name, &ask).map_err(refused)?;
-        let request = ask.request(judged.spec.unit);
-        let weighed = weigh(judged.state, &request);
-        let placement = place(judged.state, &weighed, &ask.policy, GpuSet::EMPTY)
-            .map_err(|refusal| refused(RejectReason::Placement(refusal)))?;
+        let parsed = ParsedPod::new(self, &pod.namespace, &pod.spec, &pod.annotations)?;
+        let node = self.readable_node(&name.0).map_err(refused)?;
+        let request = parsed.request(node.spec.unit);
+        let admission = self.admission(&node, &parsed, &request);
+        let placement = admission.place().map_err(refused)?;
         let containers = placement.grants(&request);
         let annotations =
-            grant::annotations(&pod.spec, &containers, &judged.spec.node, judged.spec.unit, now.unix_nanos)?;
+            grant::annotations(&pod.spec, &containers, &node.spec.node, node.spec.unit, now.unix_nanos)?;
         let gpus = placement.gpus.iter().copied().fold(GpuSet::EMPTY, GpuSet::union);
-        let why = describe(judged.state, &weighed, &ask.policy, &placement);
+        let why = describe(node.state, &admission.request(), &parsed.policy, &placement);
         let order = BindOrder { annotations, chosen: format!("GPU {gpus} of node {name}"), why };
         let (cpu, memory) = (request.cpu, request.memory);
         Ok((PodGrant { pod: uid.clone(), node: name.clone(), cpu, memory, containers }, order))
     }
 
-    /// How a Binding went. A booking whose fate is unknown is kept: the GPU may be taken.
+    /// Records the outcome of a Binding. A booking with an unknown outcome is kept, because the pod may be bound.
     pub fn end_bind(&mut self, uid: &PodUid, outcome: BindOutcome, now: Timestamp) {
         let Some(booking) = self.bookings.get_mut(uid) else { return };
         booking.in_flight = booking.in_flight.saturating_sub(1);
         match outcome {
             BindOutcome::Bound => booking.bound = true,
-            BindOutcome::Unknown => booking.doubt = booking.doubt.or(Some(now.steady)),
-            BindOutcome::Refused if booking.bound || booking.in_flight > 0 || booking.doubt.is_some() => {}
-            BindOutcome::Refused => self.take_back(uid),
+            BindOutcome::Unknown => booking.uncertain_since = booking.uncertain_since.or(Some(now.steady)),
+            BindOutcome::Refused
+                if booking.bound || booking.in_flight > 0 || booking.uncertain_since.is_some() => {}
+            BindOutcome::Refused => self.roll_back(uid),
         }
     }
 
-    /// Pods whose bookings have been in doubt for so long that the API server must know by now. Ask it, then
-    /// [`State::settle`].
+    /// Returns the pods whose uncertain outcome can now be read from the API server. The caller reads each pod
+    /// and calls [`State::resolve_uncertain`].
     #[must_use]
     pub fn uncertain_bindings(&self, now: Timestamp) -> Vec<UncertainBinding> {
-        let past = |since: Duration| now.steady.saturating_sub(since) > DOUBT;
+        let past = |since: Duration| now.steady.saturating_sub(since) > UNCERTAIN_PERIOD;
         let is_due = |booking: &Booking| {
-            let lost = booking.in_flight == 0 && !booking.bound && booking.doubt.is_some_and(past);
-            // Bound, and perhaps deleted before any watch showed it.
-            lost || (booking.bound && booking.unlisted && past(booking.made))
+            let lost = booking.in_flight == 0 && !booking.bound && booking.uncertain_since.is_some_and(past);
+            // The pod is bound, but may have been deleted before the watch showed it.
+            lost || (booking.bound && booking.unlisted && past(booking.booked_at))
         };
         let due = self.bookings.iter().filter(|(_, booking)| is_due(booking));
         due.filter_map(|(booked, _)| {
@@ -250,39 +251,40 @@ impl State {
         .collect()
     }
 
-    /// The API server's word on a pod in doubt, asked after the doubt was due: nothing of it is on its way any more.
-    pub fn resolve_uncertain(&mut self, doubt: &UncertainBinding, found: Option<Pod>, now: Timestamp) {
-        let uid = &doubt.uid;
+    /// Resolves an uncertain booking with the pod as read after [`UNCERTAIN_PERIOD`], when no Binding can be
+    /// under way any more.
+    pub fn resolve_uncertain(&mut self, uncertain: &UncertainBinding, found: Option<Pod>, now: Timestamp) {
+        let uid = &uncertain.uid;
         match found.filter(|pod| pod.metadata.uid == uid.0) {
             None => self.end_pod(uid.clone()),
             Some(pod) if !pod.spec.node_name.is_empty() => self.apply_newest_read(pod),
             Some(_) => {
                 let past = |booking: &Booking| {
-                    let since = booking.doubt.unwrap_or(now.steady);
-                    booking.in_flight == 0 && now.steady.saturating_sub(since) > DOUBT
+                    let since = booking.uncertain_since.unwrap_or(now.steady);
+                    booking.in_flight == 0 && now.steady.saturating_sub(since) > UNCERTAIN_PERIOD
                 };
                 for booked in [uid.clone(), aside(uid)] {
                     if self.bookings.get(&booked).is_some_and(past) {
-                        self.take_back(&booked);
+                        self.roll_back(&booked);
                     }
                 }
             }
         }
     }
 
-    /// Nothing came of a booking.
-    fn take_back(&mut self, booked: &PodUid) {
+    /// Removes a booking whose Binding failed.
+    fn roll_back(&mut self, booked: &PodUid) {
         let booking = self.bookings.remove(booked);
         self.rolled_back += 1;
-        self.make_room(booked);
-        // Nothing else kept a pod that no list has shown. If it is there, the watch will tell.
+        self.release_and_reassign(booked);
+        // Only the booking kept a pod that a list did not contain. If the pod exists, the watch will show it.
         if booking.is_some_and(|booking| booking.unlisted) {
             self.drop_missing_pod(from_aside(booked));
         }
     }
 
-    /// A list did not show this pod. One that is booked may have been made after the list, and asked for by name: it stays
-    /// until the watch or time tells.
+    /// Handles a pod that a list did not contain. A booked pod may be newer than the list, so it stays until the
+    /// watch shows it or the booking is resolved.
     pub(super) fn pod_missing_from_list(&mut self, uid: &PodUid) {
         match self.bookings.get_mut(uid) {
             Some(booking) => booking.unlisted = true,
@@ -290,12 +292,12 @@ impl State {
         }
     }
 
-    /// Whether a list did not show this pod, and no watch has since.
+    /// Returns whether a list did not contain this pod and the watch has not shown it since.
     pub(super) fn is_missed(&self, uid: &PodUid) -> bool {
         self.missing.contains(uid) || self.bookings.get(uid).is_some_and(|booking| booking.unlisted)
     }
 
-    /// The watch shows a pod: it is there, whatever lists have missed.
+    /// Records that the watch has shown a pod, whatever earlier lists contained.
     pub(super) fn mark_shown(&mut self, uid: &PodUid) {
         self.unlisted_pods.remove(uid);
         self.missing.remove(uid);
@@ -304,17 +306,17 @@ impl State {
         }
     }
 
-    /// The watch has told what became of the pod: from now on only that counts.
+    /// Ends the booking of a pod, because the watch has shown its node or its end.
     pub(super) fn confirm(&mut self, uid: &PodUid) {
         self.bookings.remove(uid);
         let aside = aside(uid);
         if self.bookings.remove(&aside).is_some() {
-            self.make_room(&aside);
+            self.release_and_reassign(&aside);
         }
     }
 
-    /// A booking in doubt, while its pod goes to another node: it keeps its GPUs under another name until the doubt is over.
-    fn set_doubt_aside(&mut self, uid: &PodUid) {
+    /// Keeps the GPUs of an uncertain booking under another UID while its pod is bound to another node.
+    fn set_uncertain_aside(&mut self, uid: &PodUid) {
         let Some(booking) = self.bookings.remove(uid) else { return };
         let Some(grant) = self.ledger.grant(uid).cloned() else { return };
         self.leave(uid);
@@ -323,7 +325,7 @@ impl State {
         self.bookings.insert(aside, booking);
     }
 
-    /// Whether the pod waits.
+    /// Returns whether the pod is known and has no node.
     #[must_use]
     pub fn is_waiting(&self, uid: &PodUid) -> bool {
         matches!(self.pods.get(uid), Some(PodEntry::Gpu(pod)) if pod.node.is_none())

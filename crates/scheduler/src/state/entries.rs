@@ -1,4 +1,4 @@
-//! What is kept of nodes and pods.
+//! Nodes and pods as the state stores them.
 
 use std::collections::BTreeMap;
 
@@ -11,41 +11,41 @@ use tessera_wire::tessera::{grant, node_use, preferences};
 
 use super::SchedulerSettings;
 
-/// A node.
+/// A node, readable or not.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct NodeEntry {
-    /// What it offers, or why that cannot be read.
+    /// The parsed node object, or why it cannot be parsed.
     pub(crate) spec: Result<ParsedNode, String>,
-    /// What it is to a quota.
-    pub(crate) place: QuotaLabels,
-    /// Where its agent answers.
+    /// The labels by which quotas limit the node.
+    pub(crate) quota_labels: QuotaLabels,
+    /// The address at which the node's agent serves HTTP.
     pub(crate) agent: Option<String>,
 }
 
-/// A pod.
+/// A pod that has not ended.
 #[derive(Clone, Debug)]
 pub(super) enum PodEntry {
-    /// On a node, without GPUs: only its CPU and memory count, in the ledger.
+    /// A pod without GPUs on a node. Only its CPU and memory count, in the ledger.
     Plain,
-    /// With GPUs, waiting or on a node.
+    /// A pod that requests GPUs, waiting or on a node.
     Gpu(Box<GpuPod>),
 }
 
-/// A pod with GPUs.
+/// A pod that requests GPUs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct GpuPod {
     pub(crate) namespace: String,
     pub(crate) name: String,
-    /// Where it is bound.
+    /// The node that the pod is bound to.
     pub(crate) node: Option<NodeName>,
     pub(crate) spec: PodSpec,
-    /// By which budgets protect it.
+    /// The labels that PodDisruptionBudgets select.
     pub(crate) labels: BTreeMap<String, String>,
-    /// Only those about placement and grants.
+    /// The annotations about placement and grants; others are dropped.
     pub(crate) annotations: BTreeMap<String, String>,
 }
 
-/// What a namespace was charged for a pod.
+/// The amount charged to a namespace for one pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Charge {
     pub(super) namespace: String,
@@ -61,7 +61,7 @@ impl NodeEntry {
         let quota = settings.quota.as_ref();
         Self {
             spec: parsed_node::parse(object, settings.memory_unit).map_err(|error| error.to_string()),
-            place: QuotaLabels {
+            quota_labels: QuotaLabels {
                 model: quota.and_then(|quota| label(&quota.model_label)),
                 pool: quota.and_then(|quota| label(&quota.pool_label)),
             },
@@ -69,7 +69,7 @@ impl NodeEntry {
         }
     }
 
-    /// The same record, its GPUs and links where the ledger has them.
+    /// Replaces the GPUs and links by the ledger's copy, so that they are stored once.
     pub(super) fn sharing(mut self, ledger: &Ledger) -> Self {
         if let Ok(spec) = &mut self.spec
             && let Some(known) = ledger.node(&spec.node.name)
@@ -88,7 +88,7 @@ impl GpuPod {
         let node = (!spec.node_name.is_empty()).then(|| NodeName(std::mem::take(&mut spec.node_name)));
         spec.scheduler_name = String::new();
         let mut annotations = std::mem::take(&mut metadata.annotations);
-        annotations.retain(|key, _| matters(key));
+        annotations.retain(|key, _| is_relevant(key));
         let Metadata { namespace, name, labels, .. } = metadata;
         Self { namespace, name, node, spec, labels, annotations }
     }
@@ -98,7 +98,7 @@ impl GpuPod {
     }
 }
 
-/// Annotations worth their memory.
-fn matters(key: &str) -> bool {
+/// Returns whether the scheduler reads an annotation.
+fn is_relevant(key: &str) -> bool {
     key == preferences::POLICY || key == preferences::TRAFFIC || grant::is_key(key)
 }

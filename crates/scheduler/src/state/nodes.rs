@@ -1,4 +1,4 @@
-//! Nodes as the watch tells them.
+//! Node events: updates the ledger and the entries of nodes.
 
 use std::sync::Arc;
 
@@ -13,23 +13,22 @@ use tessera_wire::tessera::parsed_node::ParsedNode;
 
 use super::{NodeEntry, State, UnhealthyGpus, WatchEvent};
 
-/// What gpushare's lists say of a node's GPUs.
+/// The unhealthy GPUs of a node according to gpushare's ConfigMap.
 #[derive(Debug, Default)]
 pub(super) struct Overlay {
-    /// Those that are broken.
-    broken: GpuSet,
-    /// What the node says of itself, where it is known and can be read.
-    told: Option<Arc<node::Node>>,
+    unhealthy: GpuSet,
+    /// The node without the overlay, if it is known and readable.
+    reported: Option<Arc<node::Node>>,
 }
 
-/// A node that can be read.
+/// A node whose object could be parsed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ReadableNode<'a> {
     pub(crate) spec: &'a ParsedNode,
-    /// What is left of it.
+    /// The node with the usage of its pods.
     pub(crate) state: &'a NodeState,
-    /// What it is to a quota.
-    pub(crate) place: &'a QuotaLabels,
+    /// The labels by which quotas limit the node.
+    pub(crate) quota_labels: &'a QuotaLabels,
 }
 
 impl State {
@@ -56,20 +55,20 @@ impl State {
         } else {
             self.soft_taints.insert(name.clone(), object.spec.soft_taints.clone());
         }
-        let record = self.overlaid(NodeEntry::read(object, &self.settings));
-        self.put_node(name, record);
+        let entry = self.overlaid(NodeEntry::read(object, &self.settings));
+        self.put_node(name, entry);
     }
 
-    fn put_node(&mut self, name: NodeName, record: NodeEntry) {
-        // Most events of a node are its heartbeat.
-        if self.record(&name) == Some(&record) {
+    fn put_node(&mut self, name: NodeName, entry: NodeEntry) {
+        // Most node events are heartbeats that change nothing here.
+        if self.entry(&name) == Some(&entry) {
             return;
         }
-        self.forget_record(&name);
-        match &record.spec {
+        self.remove_entry(&name);
+        match &entry.spec {
             Ok(spec) => {
                 self.ledger.set_node(node::Node::clone(&spec.node));
-                // Also where its GPUs are the same and only its unit or its vocabularies are not.
+                // The memory unit or the dialects may have changed while the GPUs are the same.
                 self.ledger.mark_changed(&name);
                 self.readable.resize(self.ledger.positions(), None);
             }
@@ -78,35 +77,35 @@ impl State {
             }
         }
         match self.ledger.position(&name.0).and_then(|position| self.readable.get_mut(position.index())) {
-            Some(place) => *place = Some(record.sharing(&self.ledger)),
+            Some(place) => *place = Some(entry.sharing(&self.ledger)),
             None => {
-                self.unreadable.insert(name.clone(), record);
+                self.unreadable.insert(name.clone(), entry);
             }
         }
         self.reread_pods(&name);
     }
 
     fn remove_node(&mut self, name: &NodeName) {
-        self.forget_record(name);
+        self.remove_entry(name);
         if let Some(overlay) = self.unhealthy.get_mut(name) {
-            overlay.told = None;
+            overlay.reported = None;
         }
         self.ledger.remove_node(name);
         self.soft_taints.remove(name);
         self.unlisted_nodes.remove(name);
-        // They may be deleted later, or their node may come back.
+        // The pods stay known: they may be deleted later, or the node may come back.
         self.reread_pods(name);
     }
 
-    /// The record as the node tells it, with the GPUs that somebody else calls broken.
-    fn overlaid(&mut self, mut record: NodeEntry) -> NodeEntry {
-        if let Ok(spec) = &mut record.spec
+    /// Marks the GPUs that the gpushare ConfigMap lists as unhealthy.
+    fn overlaid(&mut self, mut entry: NodeEntry) -> NodeEntry {
+        if let Ok(spec) = &mut entry.spec
             && let Some(overlay) = self.unhealthy.get_mut(&spec.node.name)
         {
-            let told = overlay.told.insert(Arc::clone(&spec.node));
-            spec.node = Arc::new(told.with_unhealthy(overlay.broken));
+            let reported = overlay.reported.insert(Arc::clone(&spec.node));
+            spec.node = Arc::new(reported.with_unhealthy(overlay.unhealthy));
         }
-        record
+        entry
     }
 
     pub(super) fn handle_unhealthy(&mut self, change: WatchEvent<UnhealthyGpus>) {
@@ -125,21 +124,21 @@ impl State {
         }
     }
 
-    fn set_unhealthy(&mut self, name: NodeName, broken: GpuSet) {
-        let earlier = self.unhealthy.remove(&name).and_then(|overlay| overlay.told);
-        if !broken.is_empty() {
-            self.unhealthy.insert(name.clone(), Overlay { broken, told: None });
+    fn set_unhealthy(&mut self, name: NodeName, unhealthy: GpuSet) {
+        let earlier = self.unhealthy.remove(&name).and_then(|overlay| overlay.reported);
+        if !unhealthy.is_empty() {
+            self.unhealthy.insert(name.clone(), Overlay { unhealthy, reported: None });
         }
-        let Some(mut record) = self.record(&name).cloned() else { return };
-        if let (Ok(spec), Some(told)) = (&mut record.spec, earlier) {
-            spec.node = told;
+        let Some(mut entry) = self.entry(&name).cloned() else { return };
+        if let (Ok(spec), Some(reported)) = (&mut entry.spec, earlier) {
+            spec.node = reported;
         }
-        let record = self.overlaid(record);
-        self.put_node(name, record);
+        let entry = self.overlaid(entry);
+        self.put_node(name, entry);
     }
 
-    /// As long as the ledger still has the node where it was.
-    fn forget_record(&mut self, name: &NodeName) {
+    /// Removes the entry. The ledger must still hold the node at its position.
+    fn remove_entry(&mut self, name: &NodeName) {
         self.unreadable.remove(name);
         let position = self.ledger.position(&name.0);
         if let Some(place) = position.and_then(|position| self.readable.get_mut(position.index())) {
@@ -147,44 +146,44 @@ impl State {
         }
     }
 
-    /// A node, and what is left of it where it can be read.
+    /// Returns the entry of a node, and its usage if the node is readable.
     pub(crate) fn node(&self, name: &NodeName) -> Option<(&NodeEntry, Option<&NodeState>)> {
-        Some((self.record(name)?, self.ledger.node(name)))
+        Some((self.entry(name)?, self.ledger.node(name)))
     }
 
-    /// The node that stands there in the book.
+    /// Returns the node at this position of the ledger.
     pub(crate) fn readable_at(&self, position: NodePosition) -> Option<ReadableNode<'_>> {
-        let NodeEntry { spec, place, .. } = self.readable.get(position.index())?.as_ref()?;
-        Some(ReadableNode { spec: spec.as_ref().ok()?, state: self.ledger.at(position)?, place })
+        let NodeEntry { spec, quota_labels, .. } = self.readable.get(position.index())?.as_ref()?;
+        Some(ReadableNode { spec: spec.as_ref().ok()?, state: self.ledger.at(position)?, quota_labels })
     }
 
-    /// Why a node cannot be read, if it is one of those.
+    /// Returns why the node's object cannot be parsed, or `None` if it can or the node is unknown.
     pub(crate) fn unreadable(&self, name: &str) -> Option<&str> {
         self.unreadable.get(name)?.spec.as_ref().err().map(String::as_str)
     }
 
-    /// How many taints of a node ask the pod to stay away.
-    pub(crate) fn shunned_by(&self, pod: &PodSpec, node: &str) -> usize {
+    /// Returns the number of the node's PreferNoSchedule taints that the pod does not tolerate.
+    pub(crate) fn untolerated_taints(&self, pod: &PodSpec, node: &str) -> usize {
         self.soft_taints.get(node).map_or(0, |taints| untolerated(taints, &pod.soft_tolerations))
     }
 
-    /// Whether any node has taints that only ask.
+    /// Returns whether any node has PreferNoSchedule taints.
     pub(crate) fn has_soft_taints(&self) -> bool {
         !self.soft_taints.is_empty()
     }
 
-    pub(super) fn record(&self, name: &NodeName) -> Option<&NodeEntry> {
+    pub(super) fn entry(&self, name: &NodeName) -> Option<&NodeEntry> {
         match self.ledger.position(&name.0) {
             Some(position) => self.readable.get(position.index())?.as_ref(),
             None => self.unreadable.get(name),
         }
     }
 
-    /// All nodes by name.
+    /// Returns all nodes, sorted by name.
     pub(crate) fn nodes(&self) -> Vec<(&NodeName, &NodeEntry)> {
         let readable = self.ledger.nodes().filter_map(|state| {
             let name = &state.node().name;
-            Some((name, self.record(name)?))
+            Some((name, self.entry(name)?))
         });
         let mut all: Vec<_> = readable.chain(&self.unreadable).collect();
         all.sort_by_key(|(name, _)| *name);

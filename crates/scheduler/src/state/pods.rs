@@ -1,4 +1,4 @@
-//! Pods as the watch tells them: what they hold goes into the book.
+//! Pod events: enters what each pod holds into the ledger.
 
 use tessera_core::grant::PodGrant;
 use tessera_core::placement::set_aside;
@@ -10,14 +10,14 @@ use tessera_wire::tessera::grant;
 use super::entries::{Charge, GpuPod, PodEntry};
 use super::{NodeEntry, State};
 
-/// When the API server was asked: before which list of pods.
+/// The number of pod lists begun before a pod was read from the API server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ListGeneration(u64);
 
 impl State {
     pub(super) fn set_pod(&mut self, pod: Pod) {
         let uid = PodUid(pod.metadata.uid.clone());
-        // Containers that have ended hold nothing, though the object may stay for days.
+        // An ended pod holds nothing, though its object may stay for days.
         if matches!(pod.status.phase.as_str(), "Succeeded" | "Failed") {
             return self.end_pod(uid);
         }
@@ -29,19 +29,19 @@ impl State {
         }
     }
 
-    /// To be kept while the API server is asked about a pod.
+    /// Returns the current list generation, to be passed to [`State::apply_read`] after a read of a pod.
     #[must_use]
     pub fn list_generation(&self) -> ListGeneration {
         ListGeneration(self.listings)
     }
 
-    /// Takes in what the API server answered about a pod. The watch may have told more by now: that the pod is on its node, or has
-    /// ended. Of one that a list has missed, or that nobody has shown though a list was begun since the question, the answer may be older
-    /// than that list. Nobody might ever tell of its end.
-    pub fn apply_read(&mut self, pod: Pod, asked: ListGeneration) {
+    /// Applies a pod that was read from the API server. The watch may be ahead of the read and know the pod's
+    /// node or end. The read is ignored if a list did not contain the pod, or if a list has begun since the read
+    /// and the pod is unknown. Otherwise no event might ever report the pod's end.
+    pub fn apply_read(&mut self, pod: Pod, read_at: ListGeneration) {
         let uid = PodUid(pod.metadata.uid.clone());
         let is_new = !self.pods.contains_key(&uid);
-        if self.is_missed(&uid) || (is_new && asked != self.list_generation()) {
+        if self.is_missed(&uid) || (is_new && read_at != self.list_generation()) {
             return;
         }
         self.apply_newest_read(pod);
@@ -50,7 +50,7 @@ impl State {
         }
     }
 
-    /// Takes in an answer that is newer than every list so far.
+    /// Applies a read that is newer than every list so far.
     pub(super) fn apply_newest_read(&mut self, pod: Pod) {
         let uid = PodUid(pod.metadata.uid.clone());
         let is_placed = self.pod(&uid).is_some_and(|known| known.node.is_some());
@@ -59,10 +59,10 @@ impl State {
         }
     }
 
-    /// A pod without a node. One that is being bound right now stays booked: the watch lags behind.
+    /// Stores a pod without a node. A pod that is being bound stays booked, because the watch lags behind.
     fn set_waiting(&mut self, uid: PodUid, pod: Pod) {
         match self.pods.get_mut(&uid) {
-            // Old news: no pod ever loses its node.
+            // The event is outdated, because a pod never loses its node.
             Some(PodEntry::Gpu(known)) if known.node.is_some() => {}
             Some(record) => *record = PodEntry::Gpu(Box::new(GpuPod::new(pod))),
             None => {
@@ -86,7 +86,7 @@ impl State {
         self.on_node.entry(node.clone()).or_default().insert(uid.clone());
         self.read_grant(&uid, &node);
         self.reassign_unknown_holders(&node);
-        // Somebody else has placed it.
+        // Another scheduler has bound the pod to a different node.
         booked.iter().for_each(|booked| self.reassign_unknown_holders(booked));
     }
 
@@ -97,13 +97,13 @@ impl State {
         self.ledger.observe(PodGrant { pod: uid, node, cpu, memory, containers: Vec::new() });
     }
 
-    /// A pod holds nothing any more, and never will again.
+    /// Removes a pod that has ended for good.
     pub(super) fn end_pod(&mut self, uid: PodUid) {
         self.forget_pod(&uid);
         self.ended.add(uid);
     }
 
-    /// A pod is not there, as far as a list tells. If it is, the watch will show it.
+    /// Removes a pod that a list did not contain. If the pod exists, the watch will show it.
     pub(super) fn drop_missing_pod(&mut self, uid: PodUid) {
         self.forget_pod(&uid);
         self.missing.add(uid);
@@ -115,7 +115,7 @@ impl State {
         if let Some(PodEntry::Gpu(pod)) = self.pods.remove(uid)
             && let Some(node) = pod.node
         {
-            for index in [&mut self.on_node, &mut self.unsure] {
+            for index in [&mut self.on_node, &mut self.unknown_holders] {
                 if let Some(pods) = index.get_mut(&node) {
                     pods.remove(uid);
                     if pods.is_empty() {
@@ -124,28 +124,28 @@ impl State {
                 }
             }
         }
-        self.make_room(uid);
+        self.release_and_reassign(uid);
     }
 
-    /// The node is another one than before: grants name its GPUs, and its unit gives requests their meaning.
+    /// Reads the grants of a node's pods again after the node has changed its GPUs or its memory unit.
     pub(super) fn reread_pods(&mut self, node: &NodeName) {
         for uid in self.on_node.get(node).cloned().unwrap_or_default() {
             self.read_grant(&uid, node);
         }
         self.reassign_unknown_holders(node);
-        // Bookings too: they carry on, and their namespaces are charged for the new node.
+        // Bookings stay, and their namespaces are charged by the labels of the changed node.
         let booked: Vec<PodUid> = self.ledger.grants_on(node).map(|grant| grant.pod.clone()).collect();
         booked.iter().for_each(|uid| self.charge(uid));
     }
 
-    /// Enters what a pod's annotations say it holds, or marks it as one of whom nobody knows.
+    /// Enters the grant from a pod's annotations, or marks the pod as one whose GPUs are unknown.
     fn read_grant(&mut self, uid: &PodUid, node: &NodeName) {
         let Some(pod) = self.pod(uid) else { return };
-        let containers = match self.record(node) {
+        let containers = match self.entry(node) {
             Some(NodeEntry { spec: Ok(spec), .. }) => {
                 grant::complete(&pod.spec, &pod.annotations, &spec.node, spec.unit)
             }
-            // Nobody can be placed there; what its pods hold is read when it comes back.
+            // No pod can be placed on an unknown node. The grants are read when the node comes back.
             _ => None,
         };
         let known = containers.is_some();
@@ -157,26 +157,26 @@ impl State {
             memory,
             containers: containers.unwrap_or_default(),
         };
-        let unsure = self.unsure.entry(node.clone()).or_default();
+        let unknown_holders = self.unknown_holders.entry(node.clone()).or_default();
         if known {
-            unsure.remove(uid);
+            unknown_holders.remove(uid);
         } else {
-            unsure.insert(uid.clone());
+            unknown_holders.insert(uid.clone());
         }
-        if unsure.is_empty() {
-            self.unsure.remove(node);
+        if unknown_holders.is_empty() {
+            self.unknown_holders.remove(node);
         }
         self.enter(grant);
     }
 
-    /// Finds GPUs for the pods that bypassed us: after all others, by UID, so that any history leads to the same guess.
-    /// Until their agent tells, nobody else gets those GPUs.
+    /// Sets GPUs aside for pods that bypassed this scheduler, after all other pods and in the order of UIDs, so
+    /// that any history leads to the same result. No other pod gets these GPUs until the agent reports the grant.
     pub(super) fn reassign_unknown_holders(&mut self, node: &NodeName) {
-        let Some(unsure) = self.unsure.get(node).cloned() else { return };
-        let Some(NodeEntry { spec: Ok(spec), .. }) = self.record(node) else { return };
+        let Some(unknown_holders) = self.unknown_holders.get(node).cloned() else { return };
+        let Some(NodeEntry { spec: Ok(spec), .. }) = self.entry(node) else { return };
         let unit = spec.unit;
-        unsure.iter().for_each(|uid| self.leave(uid));
-        for uid in unsure {
+        unknown_holders.iter().for_each(|uid| self.leave(uid));
+        for uid in unknown_holders {
             let Some(pod) = self.pod(&uid) else { continue };
             let (cpu, memory) = pod.spec.host_needs();
             let request = pod.spec.request(unit).ok();
@@ -187,41 +187,41 @@ impl State {
         }
     }
 
-    /// Enters a fact, and charges for it.
+    /// Enters a grant that exists on the node and charges its namespace.
     pub(super) fn enter(&mut self, grant: PodGrant) {
         let uid = grant.pod.clone();
         self.ledger.observe(grant);
         self.charge(&uid);
     }
 
-    /// Takes a pod out of the book for good. What it leaves may be where those sit who bypassed us.
-    pub(super) fn make_room(&mut self, uid: &PodUid) {
+    /// Releases the grant of a pod. Pods with unknown GPUs may then be assigned to the released GPUs.
+    pub(super) fn release_and_reassign(&mut self, uid: &PodUid) {
         let node = self.ledger.grant(uid).map(|grant| grant.node.clone());
         self.leave(uid);
         node.iter().for_each(|node| self.reassign_unknown_holders(node));
     }
 
-    /// Takes a pod out of the book, and its charge back.
+    /// Releases the grant of a pod and its charge.
     pub(super) fn leave(&mut self, uid: &PodUid) {
         self.ledger.release(uid);
         self.charge(uid);
     }
 
-    /// Charges the pod's namespace for what the book says now.
+    /// Charges the pod's namespace for the pod's current grant.
     pub(super) fn charge(&mut self, uid: &PodUid) {
         if let Some(old) = self.charges.remove(uid) {
-            self.accounts.remove(&old.namespace, &old.model, old.taken);
+            self.usage.remove(&old.namespace, &old.model, old.taken);
         }
         let charge = || {
             let grant = self.ledger.grant(uid)?;
-            let record = self.record(&grant.node)?;
-            let taken = GpuAmount::of_grants(&grant.containers, &record.spec.as_ref().ok()?.node);
-            let model = record.place.model.clone().unwrap_or_default();
+            let entry = self.entry(&grant.node)?;
+            let taken = GpuAmount::of_grants(&grant.containers, &entry.spec.as_ref().ok()?.node);
+            let model = entry.quota_labels.model.clone().unwrap_or_default();
             let namespace = self.pod(uid)?.namespace.clone();
             (taken != GpuAmount::default()).then_some(Charge { namespace, model, taken })
         };
         if let Some(charge) = charge() {
-            self.accounts.add(&charge.namespace, &charge.model, charge.taken);
+            self.usage.add(&charge.namespace, &charge.model, charge.taken);
             self.charges.insert(uid.clone(), charge);
         }
     }

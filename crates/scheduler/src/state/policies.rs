@@ -1,4 +1,4 @@
-//! Which policy a pod is placed by, and what that policy has learned.
+//! The placement policy of a pod and the forecast that policy `tessera` uses.
 
 use std::sync::Arc;
 
@@ -6,10 +6,11 @@ use tessera_core::forecast::{Forecast, FreeCapacity, Learner};
 use tessera_core::node::NodeState;
 use tessera_core::placement::Policy;
 use tessera_core::workload::Workload;
+use tessera_wire::tessera::parsed_pod::PolicyResolver;
 
 use super::State;
 
-/// The policy of pods that name none.
+/// The policy of pods without the annotation `tessera.dev/policy`.
 #[derive(Clone, Debug)]
 pub struct DefaultPolicy(pub Policy);
 
@@ -19,8 +20,14 @@ impl Default for DefaultPolicy {
     }
 }
 
+impl PolicyResolver for State {
+    fn policy(&self, wished: Option<Policy>) -> Policy {
+        Self::policy(self, wished)
+    }
+}
+
 impl State {
-    /// The policy of this name, with what the cluster has taught it.
+    /// Returns the requested policy, or the default one, with the current forecast or table.
     pub(crate) fn policy(&self, wished: Option<Policy>) -> Policy {
         match wished.unwrap_or_else(|| self.settings.policy.0.clone()) {
             Policy::Tessera(_) => Policy::Tessera(Arc::clone(&self.forecast)),
@@ -29,30 +36,30 @@ impl State {
         }
     }
 
-    /// The pods that are expected, by those seen.
+    /// Returns the expected workload, learned from the pods seen so far.
     pub(crate) fn workload(&self) -> &Workload {
         self.learner.workload()
     }
 
-    /// What a new forecast is to be made from, where one is due. [`State::begin_forecast`] and [`State::adopt`] are the next steps; the
-    /// long one, making it, needs nothing of the state and so keeps nobody waiting.
+    /// Returns the free capacity if a new forecast is due. The next steps are [`State::begin_forecast`] and
+    /// [`State::adopt_forecast`]. The long computation in between does not need the state.
     #[must_use]
     pub fn free_capacity_if_due(&self) -> Option<FreeCapacity> {
-        let remains: FreeCapacity = self.ledger.nodes().collect();
-        let due = !remains.is_empty() && self.learner.is_due(remains.gpus_left(), remains.all_gpus());
-        due.then_some(remains)
+        let capacity: FreeCapacity = self.ledger.nodes().collect();
+        let due = !capacity.is_empty() && self.learner.is_due(capacity.gpus_left(), capacity.all_gpus());
+        due.then_some(capacity)
     }
 
-    /// The pods to expect, for a forecast from what is left. Pods that arrive while it is made are news to it.
-    pub fn begin_forecast(&mut self, remains: &FreeCapacity) -> Workload {
+    /// Returns the workload for a new forecast. Pods that arrive from now on count for the next one.
+    pub fn begin_forecast(&mut self, capacity: &FreeCapacity) -> Workload {
         if !self.learner.has_seen_any() {
             let with_gpus = self.ledger.nodes().map(NodeState::node).filter(|node| !node.gpus().is_empty());
             self.learner = Learner::new(Workload::guess(with_gpus));
         }
-        self.learner.begin_forecast(remains).clone()
+        self.learner.begin_forecast(capacity).clone()
     }
 
-    /// Goes by this forecast from now on.
+    /// Replaces the forecast.
     pub fn adopt_forecast(&mut self, forecast: Arc<Forecast>) {
         self.forecast = forecast;
     }

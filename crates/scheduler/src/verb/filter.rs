@@ -1,149 +1,153 @@
-//! Which nodes will do, and why the others will not.
+//! Filters the nodes that can take a pod and gives the reason for each other node.
 
 use std::collections::BTreeMap;
 
 use serde::ser::{Serialize, SerializeStruct as _, Serializer};
+use tessera_core::admission::RejectReason;
 use tessera_wire::foreign::extender::ExtenderArgs;
 use tessera_wire::foreign::objects::PodSpec;
+use tessera_wire::tessera::parsed_pod::ParsedPod;
 
-use super::ask::ParsedPod;
-use super::reason::RejectReason;
 use super::verdict_cache::VerdictCache;
 use crate::state::State;
 
-/// The verdict on every node that was asked about. Written as kube-scheduler reads the answer to a question by names.
+/// The verdicts on all nodes of a call. The serialized form is the extender's answer to a call by node names.
 #[derive(Clone, Debug, Default)]
-pub struct Verdicts<'a> {
-    /// Those that fit and are passed on, in the order asked.
+pub struct FilterVerdicts<'a> {
+    /// The fitting nodes that are passed on to kube-scheduler, in the order of the call.
     pub fitting: Vec<&'a str>,
-    /// How many fit in all.
+    /// Number of fitting nodes, including those that are not passed on.
     pub fit: usize,
-    /// The others, and where in `told` their reason stands.
-    refused: Vec<(&'a str, usize)>,
-    told: Vec<Told>,
-    /// How often each kind of reason came up.
+    /// The rejected nodes, each with the index of its reason in `reason_texts`.
+    rejected: Vec<(&'a str, usize)>,
+    reason_texts: Vec<ReasonText>,
+    /// Number of rejected nodes by kind of reason.
     pub reasons: BTreeMap<&'static str, u64>,
 }
 
-/// A reason that may hold for many nodes, put into words once.
+/// The text of a reason, formatted once for all nodes that share it.
 #[derive(Clone, Debug)]
-struct Told {
-    /// `None` where the question itself is at fault.
+struct ReasonText {
+    /// `None` if the pod itself cannot be parsed.
     reason: Option<RejectReason>,
-    words: String,
+    text: String,
     may_resolve: bool,
 }
 
-/// Which of the nodes that fit are passed on to kube-scheduler, to choose among.
+/// The fitting nodes that kube-scheduler may choose from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PassOn {
-    /// Those on which the GPUs suit best, so that kube-scheduler need not score the others. All of them where there is more to weigh:
-    /// the pod has preferences of its own, or taints ask it to stay away from the best.
+    /// The nodes with the highest score, so that kube-scheduler need not score the others. All fitting nodes
+    /// if the pod has node or spreading preferences, or if soft taints keep it away from the best nodes.
     #[default]
     Best,
-    /// All.
+    /// All fitting nodes.
     All,
 }
 
-/// Equally good ones passed on at most: what kube-scheduler itself takes for enough in a large cluster.
-const PASSED_ON: usize = 100;
+/// Nodes of equal score passed on. kube-scheduler itself considers 100 nodes enough in a large cluster.
+const MAX_PASSED_ON: usize = 100;
 
-/// Nodes mostly fail alike. Past so many reasons a new one is no longer compared with all of them.
-const COMPARED: usize = 16;
+/// Reasons compared with a new one. Most nodes share a few reasons, so the search stays short.
+const MAX_COMPARED: usize = 16;
 
 impl State {
-    /// Judges every node.
+    /// Returns the verdict on every node of the call.
     #[must_use]
     pub fn filter<'a, N: AsRef<str>>(
         &self,
         args: &'a ExtenderArgs<N>,
-        memory: &VerdictCache,
-    ) -> Verdicts<'a> {
-        let mut verdicts = Verdicts::default();
-        let ask = match ParsedPod::of(self, &args.pod) {
-            Ok(ask) => ask,
+        cache: &VerdictCache,
+    ) -> FilterVerdicts<'a> {
+        let mut verdicts = FilterVerdicts::default();
+        let pod = match ParsedPod::of(self, &args.pod) {
+            Ok(pod) => pod,
             Err(bad) => {
-                verdicts.told.push(Told { reason: None, words: bad.to_string(), may_resolve: false });
-                verdicts.refused.extend(args.names().map(|name| (name, 0)));
-                verdicts.reasons.insert("bad-request", verdicts.refused.len() as u64);
+                verdicts.reason_texts.push(ReasonText {
+                    reason: None,
+                    text: bad.to_string(),
+                    may_resolve: false,
+                });
+                verdicts.rejected.extend(args.names().map(|name| (name, 0)));
+                verdicts.reasons.insert("bad-request", verdicts.rejected.len() as u64);
                 return verdicts;
             }
         };
-        if !ask.wants_gpu() {
+        if !pod.wants_gpu() {
             verdicts.fitting.extend(args.names());
             verdicts.fit = verdicts.fitting.len();
             return verdicts;
         }
         let asked = args.node_names.as_ref().map_or(0, Vec::len);
         let (mut fitting, mut scores) = (Vec::with_capacity(asked), Vec::with_capacity(asked));
-        let mut survey = self.survey(&ask, memory);
+        let mut scorer = self.node_scorer(&pod, cache);
         for name in args.names() {
-            match survey.verdict(name) {
+            match scorer.score(name) {
                 Ok(score) => {
                     fitting.push(name);
                     scores.push(score);
                 }
-                Err(reason) => verdicts.refuse(name, reason),
+                Err(reason) => verdicts.reject(name, reason),
             }
         }
-        survey.end(memory);
+        scorer.finish(cache);
         verdicts.fit = fitting.len();
         verdicts.fitting = self.passed_on(&args.pod.spec, fitting, &scores);
         verdicts
     }
 
-    /// Those of the nodes that fit among which kube-scheduler shall choose, in the order asked.
+    /// Returns the fitting nodes that kube-scheduler may choose from, in the order of the call.
     fn passed_on<'a>(&self, pod: &PodSpec, fitting: Vec<&'a str>, scores: &[f64]) -> Vec<&'a str> {
         if self.pass_on() == PassOn::All || pod.prefers_nodes || pod.prefers_spreading {
             return fitting;
         }
         let best = best(&fitting, scores);
-        if self.has_soft_taints() && self.are_shunned(pod, &best, &fitting) { fitting } else { best }
+        if self.has_soft_taints() && self.are_tainted(pod, &best, &fitting) { fitting } else { best }
     }
 
-    /// Whether taints ask the pod to stay away from all the best nodes, and less so from others.
-    fn are_shunned(&self, pod: &PodSpec, best: &[&str], fitting: &[&str]) -> bool {
-        let least = best.iter().map(|name| self.shunned_by(pod, name)).min().unwrap_or(0);
-        fitting.iter().any(|name| self.shunned_by(pod, name) < least)
+    /// Returns whether another node has fewer untolerated soft taints than all of the best nodes.
+    fn are_tainted(&self, pod: &PodSpec, best: &[&str], fitting: &[&str]) -> bool {
+        let least = best.iter().map(|name| self.untolerated_taints(pod, name)).min().unwrap_or(0);
+        fitting.iter().any(|name| self.untolerated_taints(pod, name) < least)
     }
 }
 
-/// The nodes with the highest score, the first of them where there are too many.
+/// Returns the nodes with the highest score, at most [`MAX_PASSED_ON`].
 fn best<'a>(fitting: &[&'a str], scores: &[f64]) -> Vec<&'a str> {
     let highest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     let best = fitting.iter().zip(scores).filter(|(_, score)| **score >= highest);
-    best.map(|(name, _)| *name).take(PASSED_ON).collect()
+    best.map(|(name, _)| *name).take(MAX_PASSED_ON).collect()
 }
 
-impl<'a> Verdicts<'a> {
-    fn refuse(&mut self, name: &'a str, reason: RejectReason) {
+impl<'a> FilterVerdicts<'a> {
+    fn reject(&mut self, name: &'a str, reason: RejectReason) {
         *self.reasons.entry(reason.kind()).or_default() += 1;
-        let compared = self.told.iter().take(COMPARED);
+        let compared = self.reason_texts.iter().take(MAX_COMPARED);
         let known = compared.enumerate().find(|(_, told)| told.reason.as_ref() == Some(&reason));
         let place = known.map(|(place, _)| place).unwrap_or_else(|| {
-            let (words, may_resolve) = (reason.to_string(), reason.may_resolve());
-            self.told.push(Told { reason: Some(reason), words, may_resolve });
-            self.told.len() - 1
+            let (text, may_resolve) = (reason.to_string(), reason.may_resolve());
+            self.reason_texts.push(ReasonText { reason: Some(reason), text, may_resolve });
+            self.reason_texts.len() - 1
         });
-        self.refused.push((name, place));
+        self.rejected.push((name, place));
     }
 
-    /// Why others do not; evictions might help.
+    /// Returns the rejected nodes with their reasons, where evictions might help.
     pub fn failed(&self) -> impl Iterator<Item = (&'a str, &str)> {
-        self.refused_where(true)
+        self.rejected_where(true)
     }
 
-    /// Why others do not, whoever goes.
+    /// Returns the rejected nodes with their reasons, where evictions cannot help.
     pub fn unresolvable(&self) -> impl Iterator<Item = (&'a str, &str)> {
-        self.refused_where(false)
+        self.rejected_where(false)
     }
 
-    fn refused_where(&self, may_resolve: bool) -> impl Iterator<Item = (&'a str, &str)> {
-        let told = self.refused.iter().map(|(name, place)| (*name, &self.told[*place]));
-        told.filter(move |(_, told)| told.may_resolve == may_resolve).map(|(name, told)| (name, &*told.words))
+    fn rejected_where(&self, may_resolve: bool) -> impl Iterator<Item = (&'a str, &str)> {
+        let told = self.rejected.iter().map(|(name, place)| (*name, &self.reason_texts[*place]));
+        told.filter(move |(_, told)| told.may_resolve == may_resolve).map(|(name, told)| (name, &*told.text))
     }
 
-    /// Writes the answer with these whole nodes in it.
+    /// Serializes the answer together with whole node objects.
     pub(crate) fn serialize_with<S: Serializer>(
         &self,
         nodes: Option<&impl Serialize>,
@@ -161,22 +165,22 @@ impl<'a> Verdicts<'a> {
     }
 }
 
-impl Serialize for Verdicts<'_> {
+impl Serialize for FilterVerdicts<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         self.serialize_with(None::<&()>, serializer)
     }
 }
 
-/// A map of refused nodes to words.
+/// The map from rejected nodes to reasons in the answer.
 struct Reasons<'a> {
-    of: &'a Verdicts<'a>,
-    /// Of those that evictions might help, or of those they cannot.
+    of: &'a FilterVerdicts<'a>,
+    /// Selects the nodes where evictions might help, or the others.
     may_resolve: bool,
 }
 
 impl Serialize for Reasons<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_map(self.of.refused_where(self.may_resolve))
+        serializer.collect_map(self.of.rejected_where(self.may_resolve))
     }
 }
 
@@ -190,11 +194,11 @@ mod tests {
     }
 
     #[test]
-    fn the_best_are_passed_on_in_the_order_asked() {
+    fn passes_on_the_best_nodes_in_the_order_of_the_call() {
         check(&[], &[]);
         check(&[0.5], &["a"]);
         check(&[0.1, 0.3, 0.2, 0.3], &["b", "d"]);
         check(&[-1.0, -2.0], &["a"]);
-        assert_eq!(best(&["n"; PASSED_ON + 1], &[0.0; PASSED_ON + 1]).len(), PASSED_ON);
+        assert_eq!(best(&["n"; MAX_PASSED_ON + 1], &[0.0; MAX_PASSED_ON + 1]).len(), MAX_PASSED_ON);
     }
 }

@@ -1,4 +1,4 @@
-//! What the original extenders showed of their nodes, in their own JSON.
+//! The inspect endpoints of the original extenders, in their JSON formats.
 
 use tessera_core::grant::PodGrant;
 use tessera_core::node::NodeState;
@@ -12,7 +12,7 @@ pub use tessera_wire::foreign::inspect::{
 };
 
 impl State {
-    /// gputopology's view of all nodes with GPUs, or of one.
+    /// Returns gputopology's view of all nodes with GPUs, or of one node.
     #[must_use]
     pub fn inspect_topology(&self, node: Option<&str>, detail: bool) -> TopologyView {
         let shown = self.shown(node);
@@ -23,7 +23,7 @@ impl State {
         }
     }
 
-    /// gpushare's view of all nodes that share memory, or of one.
+    /// Returns gpushare's view of all nodes that share GPU memory, or of one node.
     #[must_use]
     pub fn inspect_share(&self, node: Option<&str>) -> ShareView {
         let shares = DialectSet::default().with(Dialect::Gpushare);

@@ -1,78 +1,80 @@
-//! Whom to evict.
+//! Chooses the pods to evict so that a pod of higher priority gets its GPUs.
 
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
 
+use tessera_core::admission::{QuotaState, RejectReason};
 use tessera_core::disruption::{EvictedPod, violations};
 use tessera_core::preemption::{Preemptor, RunningPod, victims};
 use tessera_core::quota::GpuAmount;
 use tessera_core::units::{NodeName, PodUid};
 use tessera_wire::foreign::extender::{MetaPod, MetaVictims, PreemptionArgs, PreemptionResult};
+use tessera_wire::tessera::parsed_pod::ParsedPod;
 
-use super::ask::ParsedPod;
-use super::reason::RejectReason;
-use crate::state::{GpuPod, ReadableNode, State};
+use crate::state::{GpuPod, State, StateAccess};
+
+/// Returns for each node the pods that must go so that the right GPUs become free. Nodes on which evictions
+/// do not help are left out. The state is locked for one node at a time, because a crowded node takes
+/// milliseconds and kube-scheduler may name hundreds.
+#[must_use]
+pub fn preempt(access: &impl StateAccess, args: &PreemptionArgs) -> PreemptionResult {
+    let mut result = PreemptionResult::default();
+    let Ok(pod) = access.with_state(|state| ParsedPod::of(state, &args.pod)) else { return result };
+    let priority = args.pod.spec.priority.unwrap_or(0);
+    for (node, proposed) in args.proposals() {
+        let victims = access.with_state(|state| state.preempt_on(node, &pod, priority, proposed));
+        result.node_name_to_meta_victims.extend(victims.map(|victims| (node.to_owned(), victims)));
+    }
+    result
+}
 
 impl State {
-    /// For each node the pods that must go so that the right GPUs come free; nodes where nothing helps are left out.
-    #[must_use]
-    pub fn preempt(&self, args: &PreemptionArgs) -> PreemptionResult {
-        let Ok(ask) = ParsedPod::of(self, &args.pod) else { return PreemptionResult::default() };
-        let victims = args.proposals().filter_map(|(node, proposed)| {
-            Some((node.to_owned(), self.preempt_on(node, &ask, args.pod.spec.priority, proposed)?))
-        });
-        PreemptionResult { node_name_to_meta_victims: victims.collect() }
-    }
-
-    /// The same on one node.
-    pub(crate) fn preempt_on(
+    fn preempt_on(
         &self,
         node: &str,
-        ask: &ParsedPod<'_>,
-        priority: Option<i32>,
+        pod: &ParsedPod<'_>,
+        priority: i32,
         proposed: MetaVictims,
     ) -> Option<MetaVictims> {
-        // A pod without GPUs is kube-scheduler's own affair.
-        let chosen = if ask.wants_gpu() {
-            self.victims(&NodeName(node.to_owned()), ask, priority.unwrap_or(0), &proposed)?
+        // kube-scheduler alone decides for a pod without GPUs.
+        let chosen = if pod.wants_gpu() {
+            self.victims(&NodeName(node.to_owned()), pod, priority, &proposed)?
         } else {
             proposed
         };
-        // An empty list would fail the whole call; and where nobody need go, the pod fits by itself next time.
+        // An empty list would fail the whole call. A pod that needs no victims fits at the next attempt.
         Some(chosen).filter(|chosen| !chosen.pods.is_empty())
     }
 
     fn victims(
         &self,
         name: &NodeName,
-        ask: &ParsedPod<'_>,
+        pod: &ParsedPod<'_>,
         priority: i32,
         proposed: &MetaVictims,
     ) -> Option<MetaVictims> {
-        let ReadableNode { spec, state, place } = self.serving(&name.0, ask).ok()?;
-        let request = ask.request(spec.unit);
-        let (quota, accounts) = self.quota();
-        let more = GpuAmount::upper_bound(&request, &spec.node);
-        let quota_excess = quota.excess(ask.namespace, accounts, place, more)?;
-        let holders: Vec<RunningPod<'_>> = self
+        let node = self.readable_node(&name.0).ok()?;
+        let request = pod.request(node.spec.unit);
+        let quota_excess = self.admission(&node, pod, &request).quota_excess()?;
+        let running: Vec<RunningPod<'_>> = self
             .ledger()
             .grants_on(name)
             .map(|grant| {
-                let pod = self.pod(&grant.pod);
-                // Pods without GPUs are not ours to evict: as if they mattered more than anybody.
-                let priority = pod.map_or(i32::MAX, GpuPod::priority);
-                let is_own = pod.is_some_and(|pod| pod.namespace == ask.namespace);
-                let quota_released = if is_own {
-                    GpuAmount::of_grants(&grant.containers, &spec.node)
+                let holder = self.pod(&grant.pod);
+                // Pods without GPUs are never victims, so they get the highest priority.
+                let priority = holder.map_or(i32::MAX, GpuPod::priority);
+                let is_same_namespace = holder.is_some_and(|holder| holder.namespace == pod.namespace);
+                let quota_released = if is_same_namespace {
+                    GpuAmount::of_grants(&grant.containers, &node.spec.node)
                 } else {
                     GpuAmount::default()
                 };
                 RunningPod { grant, priority, quota_released }
             })
             .collect();
-        let newcomer = Preemptor { request: &request, priority, policy: &ask.policy, quota_excess };
+        let preemptor = Preemptor { request: &request, priority, policy: &pod.policy, quota_excess };
         let wanted: BTreeSet<PodUid> = proposed.pods.iter().map(|pod| PodUid(pod.uid.clone())).collect();
-        let chosen = victims(state, &holders, newcomer, &wanted)?;
+        let chosen = victims(node.state, &running, preemptor, &wanted)?;
         let is_as_proposed = chosen.iter().collect::<BTreeSet<_>>() == wanted.iter().collect();
         let budget_violations =
             if is_as_proposed { proposed.budget_violations } else { self.violations(&chosen) };
@@ -82,7 +84,7 @@ impl State {
         })
     }
 
-    /// How many of these a disruption budget protects.
+    /// Returns how many evictions violate a PodDisruptionBudget.
     fn violations(&self, victims: &[PodUid]) -> i64 {
         let mut pods: Vec<&GpuPod> = victims.iter().filter_map(|uid| self.pod(uid)).collect();
         pods.sort_by_key(|pod| Reverse(pod.priority()));
@@ -94,23 +96,28 @@ impl State {
         violations(self.budgets(), victims)
     }
 
-    /// Whether nothing but its namespace's quota keeps a pod from all these nodes.
+    /// Returns whether the quota is the reason on every proposed node.
     #[must_use]
     pub fn is_over_quota(&self, args: &PreemptionArgs) -> bool {
-        let Ok(ask) = ParsedPod::of(self, &args.pod) else { return false };
-        let mut judged =
-            args.proposals().map(|(node, _)| self.judge(&NodeName(node.to_owned()), &ask)).peekable();
-        judged.peek().is_some() && judged.all(|judged| matches!(judged, Err(RejectReason::Quota(_))))
+        let Ok(pod) = ParsedPod::of(self, &args.pod) else { return false };
+        let is_quota = |node: &str| {
+            let Ok(node) = self.readable_node(node) else { return false };
+            let request = pod.request(node.spec.unit);
+            matches!(self.admission(&node, &pod, &request).check(), Err(RejectReason::Quota(_)))
+        };
+        let mut nodes = args.proposals().map(|(node, _)| node).peekable();
+        nodes.peek().is_some() && nodes.all(is_quota)
     }
 
-    /// What a namespace holds of its quota, or why nobody can tell, for its people; `None` without one.
+    /// Describes what a namespace uses of its quota, or why its limits cannot be read. Returns `None` for a
+    /// namespace without limits.
     #[must_use]
     pub fn describe_quota(&self, namespace: &str) -> Option<String> {
-        let (quota, accounts) = self.quota();
+        let QuotaState { quota, usage } = self.quota_state();
         if let Some(why) = quota.why_unreadable(namespace) {
             return Some(why.to_owned());
         }
-        let held = quota.describe(namespace, accounts)?;
+        let held = quota.describe(namespace, usage)?;
         Some(format!("namespace {namespace} holds {held}"))
     }
 }

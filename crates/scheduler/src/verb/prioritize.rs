@@ -1,34 +1,34 @@
-//! How well each node suits, in kube-scheduler's eleven grades.
+//! Scores each node in kube-scheduler's range from 0 to 10.
 
 use tessera_wire::foreign::extender::{ExtenderArgs, HostPriority, MAX_SCORE};
+use tessera_wire::tessera::parsed_pod::ParsedPod;
 
-use super::ask::ParsedPod;
 use super::verdict_cache::VerdictCache;
 use crate::state::State;
 
 impl State {
-    /// Grades the nodes by rank: a node is worth one grade more than those of the next rank, up to ten grades. Ranks keep
-    /// apart what differs little, where it matters. Those of the lowest grade have 0 and are left out, which to
-    /// kube-scheduler is the same, and spares it most of a list that it would read for every pod.
+    /// Scores the nodes by rank: each rank is one point below the better one, down to zero. Ranks separate
+    /// scores that differ little. Nodes with zero points are left out, which means the same to kube-scheduler
+    /// and spares it most of a list that it would parse for every pod.
     #[must_use]
     pub fn prioritize<'a, N: AsRef<str>>(
         &self,
         args: &'a ExtenderArgs<N>,
-        memory: &VerdictCache,
+        cache: &VerdictCache,
     ) -> Vec<HostPriority<&'a str>> {
-        let Ok(ask) = ParsedPod::of(self, &args.pod) else { return Vec::new() };
-        if !ask.wants_gpu() {
+        let Ok(pod) = ParsedPod::of(self, &args.pod) else { return Vec::new() };
+        if !pod.wants_gpu() {
             return Vec::new();
         }
         let mut scores = Vec::with_capacity(args.node_names.as_ref().map_or(0, Vec::len));
-        let mut survey = self.survey(&ask, memory);
-        scores.extend(args.names().map(|name| survey.verdict(name).unwrap_or(UNFIT)));
-        survey.end(memory);
+        let mut scorer = self.node_scorer(&pod, cache);
+        scores.extend(args.names().map(|name| scorer.score(name).unwrap_or(UNFIT)));
+        scorer.finish(cache);
         grade(args.names(), &scores)
     }
 }
 
-/// The score of nodes that will not do: below all others.
+/// The score of nodes that cannot take the pod, below all others.
 const UNFIT: f64 = f64::NEG_INFINITY;
 
 fn grade<'a>(names: impl Iterator<Item = &'a str>, scores: &[f64]) -> Vec<HostPriority<&'a str>> {
@@ -42,12 +42,12 @@ fn grade<'a>(names: impl Iterator<Item = &'a str>, scores: &[f64]) -> Vec<HostPr
     graded.filter(|host| host.score > 0).collect()
 }
 
-/// The highest different scores, highest first, as many as there are grades above zero.
+/// Returns the highest distinct scores in descending order, one for each point above zero.
 fn best_scores(scores: &[f64]) -> Vec<f64> {
     let most = usize::try_from(MAX_SCORE).unwrap_or(0);
     let mut best: Vec<f64> = Vec::with_capacity(most + 1);
     for score in scores.iter().copied().filter(|score| *score > UNFIT) {
-        // Most are not among the best.
+        // Most scores are not among the best, so this check comes first.
         if best.len() == most && best.last().is_some_and(|worst| score <= *worst) {
             continue;
         }
@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn by_rank_among_the_nodes_of_this_call() {
+    fn scores_by_rank_among_the_nodes_of_one_call() {
         check(&[], &[]);
         check(&[3.0, 3.0], &[]);
         check(&[UNFIT, UNFIT], &[]);

@@ -1,155 +1,149 @@
-//! Verdicts remembered: a node is judged anew for a kind of pod only after the node has changed.
+//! Cached verdicts: a node is judged again for a request shape only after the node has changed.
 //!
-//! Pods of one kind come in numbers, and between two of them one node changes, the one the first was bound to. Filter's
-//! verdicts also serve the prioritize that follows it. A new forecast changes all of them at once: nodes are judged by it for
-//! the kinds that come, before it is adopted, so that nobody waits for that.
+//! Pods of one shape come in numbers, and between two of them only the node changes that the first one was
+//! bound to. The verdicts of filter also serve the prioritize call that follows. A new forecast invalidates
+//! all verdicts at once. The nodes are therefore judged by it for recent shapes before it is adopted, so that
+//! no call waits for that.
 
 use std::ops::Range;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use tessera_core::admission::{RejectReason, weigh};
+use tessera_core::admission::{Admission, NodeMismatch, NodeOffer, PodQuery};
 use tessera_core::forecast::Forecast;
 use tessera_core::ledger::{NodePosition, Revision};
-use tessera_core::placement::{PlacementError, Policy, score};
-use tessera_wire::tessera::parsed_pod::RequestShape;
+use tessera_core::placement::Policy;
+use tessera_wire::tessera::parsed_pod::{ParsedPod, RequestShape};
 
-use super::ask::ParsedPod;
 use super::node_hint::NodeHint;
-use crate::state::{ReadableNode, State, StateId};
+use crate::state::{State, StateId};
 
-/// Kinds remembered at most; the one not asked for the longest is forgotten first. A verdict takes 32 bytes: of 10,000
-/// nodes these are 20 MiB.
-const MOST_KINDS: usize = 64;
+/// Shapes kept; the least recently used one is dropped first. A verdict takes 32 bytes, so 64 shapes of
+/// 10,000 nodes take 20 MiB.
+const MAX_SHAPES: usize = 64;
 
-/// Kinds judged by a new forecast before anybody asks.
-const JUDGED_AHEAD: usize = 16;
+/// Shapes judged by a new forecast before it is adopted.
+const MAX_PREPARED_SHAPES: usize = 16;
 
-/// What nodes said to kinds of pods, and in which order they were asked. Starts empty.
+/// The verdicts by request shape, and the order in which kube-scheduler names the nodes.
 #[derive(Debug, Default)]
 pub struct VerdictCache {
-    kinds: Mutex<Vec<ShapeVerdicts>>,
+    /// The most recently used shape is last.
+    shapes: Mutex<Vec<ShapeVerdicts>>,
     hint: Mutex<NodeHint>,
 }
 
-/// A kind of pod, and what nodes say to it.
+/// The verdicts of all nodes on pods of one shape.
 #[derive(Debug)]
 pub struct ShapeVerdicts {
     shape: RequestShape,
-    /// With what it rests on; kept, so that nothing else is ever found at the same address.
+    /// The policy with its forecast or table. It is compared by address, and holding it keeps the address unique.
     policy: Policy,
-    /// Whose nodes.
-    of: StateId,
-    /// By the node's position in the ledger.
+    state: StateId,
+    /// The verdicts by position of the node in the ledger.
     verdicts: Vec<CachedVerdict>,
-}
-
-/// Why a node will not do, as far as that is remembered.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Unfit {
-    NotServed,
-    Cards(PlacementError),
 }
 
 #[derive(Clone, Copy, Debug)]
 struct CachedVerdict {
-    /// The node's last change before the verdict; of no node where there is none.
-    at: Revision,
-    verdict: Result<f64, Unfit>,
+    /// The node's revision at the time of the verdict; the default revision belongs to no node.
+    revision: Revision,
+    verdict: Result<f64, NodeMismatch>,
 }
 
 impl VerdictCache {
-    /// What is remembered of a pod's kind, and the way to its nodes: taken out, so that two calls at a time do not wait for each
-    /// other.
-    pub(super) fn take(&self, state: &State, ask: &ParsedPod<'_>) -> (ShapeVerdicts, NodeHint) {
-        let mut known = self.kinds.lock().unwrap_or_else(PoisonError::into_inner);
-        // The latest, where two calls at a time left two.
-        let kind = match known.iter().rposition(|kind| kind.is_for(state, ask)) {
-            Some(place) => known.remove(place),
+    /// Removes the verdicts for the pod's shape and the node hint from the cache, so that concurrent calls do
+    /// not wait for each other.
+    pub(super) fn check_out(&self, state: &State, pod: &ParsedPod<'_>) -> (ShapeVerdicts, NodeHint) {
+        let mut shapes = self.shapes();
+        // Two concurrent calls may have left two entries. The later one is preferred.
+        let verdicts = match shapes.iter().rposition(|shape| shape.applies_to(state, pod)) {
+            Some(index) => shapes.remove(index),
             None => ShapeVerdicts {
-                shape: ask.shape.clone(),
-                policy: ask.policy.clone(),
-                of: state.identity().clone(),
+                shape: pod.shape.clone(),
+                policy: pod.policy.clone(),
+                state: state.id().clone(),
                 verdicts: Vec::new(),
             },
         };
-        drop(known);
-        (kind, std::mem::take(&mut *self.hint.lock().unwrap_or_else(PoisonError::into_inner)))
+        drop(shapes);
+        (verdicts, std::mem::take(&mut *self.hint.lock().unwrap_or_else(PoisonError::into_inner)))
     }
 
-    /// To remember.
-    pub(super) fn put_back(&self, kind: ShapeVerdicts, hint: NodeHint) {
-        self.put([kind]);
+    /// Returns checked-out verdicts to the cache.
+    pub(super) fn check_in(&self, verdicts: ShapeVerdicts, hint: NodeHint) {
+        self.insert([verdicts]);
         *self.hint.lock().unwrap_or_else(PoisonError::into_inner) = hint;
     }
 
-    /// Remembers these kinds too.
-    pub fn put(&self, kinds: impl IntoIterator<Item = ShapeVerdicts>) {
-        let mut known = self.kinds.lock().unwrap_or_else(PoisonError::into_inner);
-        known.extend(kinds);
-        let too_many = known.len().saturating_sub(MOST_KINDS);
-        known.drain(..too_many);
+    /// Adds the verdicts of several shapes.
+    pub fn insert(&self, added: impl IntoIterator<Item = ShapeVerdicts>) {
+        let mut shapes = self.shapes();
+        shapes.extend(added);
+        let excess = shapes.len().saturating_sub(MAX_SHAPES);
+        shapes.drain(..excess);
     }
 
-    /// The kinds asked for last, to be judged by this forecast instead of the one they were judged by.
+    /// Returns the most recently used shapes without verdicts, to be judged by `forecast` before it is adopted.
     #[must_use]
-    pub fn under(&self, forecast: &Arc<Forecast>) -> Vec<ShapeVerdicts> {
-        let known = self.kinds.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut kinds: Vec<ShapeVerdicts> = Vec::new();
-        for kind in known.iter().rev().filter(|kind| matches!(kind.policy, Policy::Tessera(_))) {
-            if kinds.len() < JUDGED_AHEAD && !kinds.iter().any(|other| other.shape.is_like(&kind.shape)) {
-                let policy = Policy::Tessera(Arc::clone(forecast));
-                let (shape, of) = (kind.shape.clone(), kind.of.clone());
-                kinds.push(ShapeVerdicts { shape, policy, of, verdicts: Vec::new() });
+    pub fn shapes_for(&self, forecast: &Arc<Forecast>) -> Vec<ShapeVerdicts> {
+        let mut prepared: Vec<ShapeVerdicts> = Vec::new();
+        for known in self.shapes().iter().rev().filter(|known| matches!(known.policy, Policy::Tessera(_))) {
+            let is_prepared = prepared.iter().any(|other| other.shape.is_like(&known.shape));
+            if prepared.len() < MAX_PREPARED_SHAPES && !is_prepared {
+                prepared.push(ShapeVerdicts {
+                    shape: known.shape.clone(),
+                    policy: Policy::Tessera(Arc::clone(forecast)),
+                    state: known.state.clone(),
+                    verdicts: Vec::new(),
+                });
             }
         }
-        kinds.reverse();
-        kinds
+        prepared.reverse();
+        prepared
+    }
+
+    fn shapes(&self) -> MutexGuard<'_, Vec<ShapeVerdicts>> {
+        self.shapes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl ShapeVerdicts {
-    fn is_for(&self, state: &State, ask: &ParsedPod<'_>) -> bool {
-        let same_policy = match (&self.policy, &ask.policy) {
-            (Policy::Tessera(known), Policy::Tessera(asked)) => Arc::ptr_eq(known, asked),
-            (Policy::Static(known), Policy::Static(asked)) => Arc::ptr_eq(known, asked),
-            (known, asked) => known.name() == asked.name(),
+    fn applies_to(&self, state: &State, pod: &ParsedPod<'_>) -> bool {
+        let same_policy = match (&self.policy, &pod.policy) {
+            (Policy::Tessera(cached), Policy::Tessera(current)) => Arc::ptr_eq(cached, current),
+            (Policy::Static(cached), Policy::Static(current)) => Arc::ptr_eq(cached, current),
+            (cached, current) => cached.name() == current.name(),
         };
-        same_policy && self.of == *state.identity() && self.shape.is_like(&ask.shape)
+        same_policy && self.state == *state.id() && self.shape.is_like(&pod.shape)
     }
 
-    /// Judges those of these nodes that have changed since they were.
-    pub fn judge(&mut self, state: &State, indices: Range<usize>) {
-        for position in state.ledger().positions_in(indices) {
+    /// Judges the nodes in this range of positions that have changed since their verdict.
+    pub fn refresh(&mut self, state: &State, positions: Range<usize>) {
+        for position in state.ledger().positions_in(positions) {
             let _cached = self.verdict(state, position);
         }
     }
 
-    /// How well the node suits, or why it does not; quotas are not looked at.
-    pub(super) fn verdict(&mut self, state: &State, position: NodePosition) -> Result<f64, Unfit> {
-        let (index, now) = (position.index(), state.ledger().changed(position));
+    /// Returns the score of the node or the mismatch, without regard to quotas.
+    pub(super) fn verdict(&mut self, state: &State, position: NodePosition) -> Result<f64, NodeMismatch> {
+        let (index, revision) = (position.index(), state.ledger().changed(position));
         if index >= self.verdicts.len() {
-            let nothing = CachedVerdict { at: Revision::default(), verdict: Err(Unfit::NotServed) };
-            self.verdicts.resize(state.ledger().positions().max(index + 1), nothing);
+            let none = CachedVerdict { revision: Revision::default(), verdict: Err(NodeMismatch::NotServed) };
+            self.verdicts.resize(state.ledger().positions().max(index + 1), none);
         }
-        if self.verdicts[index].at != now {
-            self.verdicts[index] = CachedVerdict { at: now, verdict: self.afresh(state, position) };
+        if self.verdicts[index].revision != revision {
+            self.verdicts[index] = CachedVerdict { revision, verdict: self.judge(state, position) };
         }
         self.verdicts[index].verdict
     }
 
-    fn afresh(&self, state: &State, position: NodePosition) -> Result<f64, Unfit> {
-        let node = state.readable_at(position).filter(|node| node.spec.serves(self.shape.dialects));
-        let ReadableNode { spec, state, .. } = node.ok_or(Unfit::NotServed)?;
-        let request = self.shape.request(spec.unit);
-        score(state, &weigh(state, &request), &self.policy).map_err(Unfit::Cards)
-    }
-}
-
-impl From<Unfit> for RejectReason {
-    fn from(unfit: Unfit) -> Self {
-        match unfit {
-            Unfit::NotServed => Self::NotServed,
-            Unfit::Cards(refusal) => Self::Placement(refusal),
-        }
+    fn judge(&self, state: &State, position: NodePosition) -> Result<f64, NodeMismatch> {
+        let node = state.readable_at(position).ok_or(NodeMismatch::NotServed)?;
+        let request = self.shape.request(node.spec.unit);
+        let serves = node.spec.dialects.covers(self.shape.dialects);
+        let offer = NodeOffer { state: node.state, serves, quota_labels: node.quota_labels };
+        // No quota applies here, so the namespace is not read.
+        let query = PodQuery { namespace: "", request: &request, policy: &self.policy };
+        Admission { offer, query, quota: None }.cacheable_score()
     }
 }

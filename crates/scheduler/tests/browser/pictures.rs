@@ -78,7 +78,7 @@ pub(crate) async fn take(browser: &Browser, folder: &Path) -> Result<()> {
         ("overview-light", "#/overview", "light", "en", 1280, 1000, "Latest decisions"),
         ("nodes-light", "#/nodes", "light", "en", 1280, 800, "16 nodes"),
         ("node-dark", "#/node/v100-02", "dark", "en", 1280, 1400, "busy"),
-        ("pending-chinese-narrow", "#/pod/team-lab/sweep-7", "light", "zh", 375, 812, "为何等待"),
+        ("pending-chinese-narrow", "#/pod/team-lab/sweep-7", "light", "zh", 375, 812, "等待原因"),
     ];
     for (name, page, scheme, language, width, height, text) in shots {
         browser.size(width, height).await?;

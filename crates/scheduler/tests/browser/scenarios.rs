@@ -192,7 +192,7 @@ async fn what_if_asks_and_changes_nothing(browser: &Browser) -> Result<()> {
     browser.eval(&choose("manifest")).await?;
     browser.eval("document.querySelector('textarea').value = '{ not json'").await?;
     browser.click("button[type=submit]").await?;
-    browser.until_text("the body is no pod manifest in JSON").await?;
+    browser.until_text("the body is not a pod manifest in JSON").await?;
     ensure!(cluster.api.list("/api/v1/pods").is_empty());
     // The browser tells of the refused request; that is no fault of the page.
     let complaints = browser.complaints().await?;
@@ -249,7 +249,7 @@ async fn both_languages(browser: &Browser) -> Result<()> {
         .until("document.documentElement.lang === 'zh' && document.querySelector('h1')?.innerText === '总览'")
         .await?;
     visit(browser, &cluster, "#/what-if").await?;
-    browser.until_text("询问所有节点").await?;
+    browser.until_text("检查所有节点").await?;
     browser.eval("localStorage.clear()").await?;
     // A reader whose browser asks for Chinese gets it.
     let agent = browser.eval("navigator.userAgent").await?;
@@ -369,7 +369,7 @@ async fn markup_stays_text(browser: &Browser) -> Result<()> {
         ("#/pod/team/odd", EVIL),
         ("#/pod/team/container", EVIL),
         ("#/decisions", EVIL),
-        ("#/pods?q=%3Cimg%20src%3Dx%3E", "No pod passes"),
+        ("#/pods?q=%3Cimg%20src%3Dx%3E", "No pod matches"),
     ];
     for (page, text) in pages {
         visit(browser, &cluster, page).await?;

@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 use tessera_scheduler::metrics::Metrics;
 use tessera_scheduler::state::{BindOutcome, ClusterEvent, State, WatchEvent};
 use tessera_scheduler::verb::explain::{explain, what_if};
+use tessera_scheduler::verb::preempt::preempt;
 use tessera_scheduler::verb::verdict_cache::VerdictCache;
 use tessera_wire::foreign::extender::PreemptionArgs;
 
@@ -186,7 +187,7 @@ proptest! {
                 prop_assert!(grades(&state, pod, &names, &memory).iter().all(|grade| (0..=10).contains(grade)));
                 let victims = json!({"Pods": [{"UID": "uid-good"}], "NumPDBViolations": 0});
                 let args = json!({ "Pod": pod, "NodeNameToMetaVictims": { "n0": victims, "good": victims } });
-                let _victims = state.preempt(&serde_json::from_value::<PreemptionArgs>(args).unwrap());
+                let _victims = preempt(&state, &serde_json::from_value::<PreemptionArgs>(args).unwrap());
                 let _explained = what_if(&state, &parse(pod));
                 let name = pod["metadata"]["name"].as_str().unwrap();
                 let _explained = explain(&state, "team", name);

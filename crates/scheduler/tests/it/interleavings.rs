@@ -232,12 +232,12 @@ impl World {
             }
             Step::Forecast => {
                 if let Some(forecast) = due_forecast(&mut self.state) {
-                    let mut kinds = self.memory.under(&forecast);
-                    kinds
+                    let mut shapes = self.memory.shapes_for(&forecast);
+                    shapes
                         .iter_mut()
-                        .for_each(|kind| kind.judge(&self.state, 0..self.state.ledger().positions()));
+                        .for_each(|shape| shape.refresh(&self.state, 0..self.state.ledger().positions()));
                     self.state.adopt_forecast(forecast);
-                    self.memory.put(kinds);
+                    self.memory.insert(shapes);
                 }
             }
             Step::Restart => {

@@ -260,7 +260,7 @@ async fn use_is_what_the_agent_says_or_not_measured() {
     let of_pod = json_at(&replica, "/api/v1/pods/team/p/use").await;
     assert_eq!(of_pod["use"]["containers"], json!([container("p")]), "nothing of other pods");
     for (address, words) in [
-        (odd.as_str(), "answered what cannot be read"),
+        (odd.as_str(), "sent an answer that cannot be parsed"),
         ("http://127.0.0.1:9", "cannot be reached"),
         ("file:///etc/passwd", "it should read http://HOST:PORT"),
         ("nonsense", "it should read http://HOST:PORT"),

@@ -129,7 +129,7 @@ async fn users_are_told_which_gpus_and_what_went_wrong() {
     assert_ne!(replica.bind(&pod, "b").await, "");
     eventually(|| !told(&api, "refused", "BindingFailed").is_empty()).await;
     let message = told(&api, "refused", "BindingFailed").remove(0);
-    assert!(message.contains("the GPUs are free again. Had been chosen: GPU 1 of node b"), "{message}");
+    assert!(message.contains("the GPUs are free again. The choice was: GPU 1 of node b"), "{message}");
 }
 
 #[tokio::test]
@@ -193,7 +193,7 @@ async fn every_route_of_the_originals_is_served() {
         assert!(answer["NodeNameToMetaVictims"].is_object(), "{prefix}: {answer}");
         let bind = json!({"podName": "p", "podNamespace": "team", "podUID": "other", "node": "a"});
         let answer = replica.post(&format!("{prefix}/bind"), &bind).await;
-        assert!(answer["Error"].as_str().unwrap().contains("is gone"), "{prefix}: {answer}");
+        assert!(answer["Error"].as_str().unwrap().contains("no longer exists"), "{prefix}: {answer}");
         for path in ["inspect", "inspect/a", "inspect/a?detail=true"] {
             let (code, text) = replica.get(&format!("{prefix}/{path}")).await;
             assert!(code == 200 && text.contains(r#""name":"a""#), "{prefix}/{path}: {code} {text}");
@@ -237,7 +237,7 @@ async fn failed_bindings_are_taken_back_and_lost_answers_do_no_harm() {
     assert_eq!(api.get(&format!("{PODS}/p2")).unwrap()["spec"]["nodeName"], "b");
     let mut another = pods[2].clone();
     another["metadata"]["uid"] = "another".into();
-    assert!(replica.bind(&another, "a").await.contains("is gone"));
+    assert!(replica.bind(&another, "a").await.contains("no longer exists"));
 }
 
 #[tokio::test]
@@ -260,7 +260,7 @@ async fn one_leads_and_another_takes_over() {
     let pod = make(&api, &whole("p1", 2));
     assert_eq!(first.bind(&pod, "a").await, "");
     assert_eq!(second.get("/readyz").await.0, 503);
-    assert!(second.bind(&pod, "a").await.contains("does not lead"));
+    assert!(second.bind(&pod, "a").await.contains("is not the leader"));
     // As if it had been killed: nothing is given back.
     first.task.abort();
     eventually(|| second.app.is_ready()).await;

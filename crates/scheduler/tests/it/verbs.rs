@@ -6,6 +6,7 @@ use tessera_scheduler::state::{
     BindOrder, BindOutcome, BindStep, ClusterEvent, SchedulerSettings, State, UnhealthyGpus, WatchEvent,
 };
 use tessera_scheduler::verb::explain::{explain, what_if};
+use tessera_scheduler::verb::preempt::preempt;
 use tessera_scheduler::verb::verdict_cache::VerdictCache;
 use tessera_wire::foreign::extender::PreemptionArgs;
 
@@ -87,7 +88,7 @@ fn a_bind_is_idempotent_and_no_gpu_is_given_twice() {
     let step = state.begin_bind(&bind_args(&first, "n"), at(0)).unwrap();
     assert_eq!(state.begin_bind(&bind_args(&first, "n"), at(1)).unwrap(), step, "the same again");
     let busy = state.begin_bind(&bind_args(&first, "m"), at(1)).unwrap_err().to_string();
-    assert_eq!(busy, "pod uid-first is just being bound to node n");
+    assert_eq!(busy, "pod uid-first is being bound to node n by another call");
     let taken = state.begin_bind(&bind_args(&second, "n"), at(1)).unwrap_err().to_string();
     assert_eq!(taken, "node n: fewer than 1 idle GPUs");
     // One of the two tries is refused because the other succeeded.
@@ -351,7 +352,7 @@ fn a_pod_with_gpus_is_never_bound_without_a_booking() {
     let refused = state.begin_bind_with(parse(&pod), state.list_generation(), &args, at(0)).unwrap_err();
     assert_eq!(
         refused.to_string(),
-        "pod uid-p is not in the list of pods yet; it is bound when the watch shows it"
+        "pod uid-p is not in the list of pods yet; kube-scheduler retries after the watch has shown it"
     );
     set_pod(&mut state, &pod);
     assert!(matches!(state.begin_bind(&args, at(1)), Ok(BindStep::Send(_))));
@@ -457,7 +458,7 @@ fn preempt_frees_the_right_gpu() {
         let args = json!({"Pod": newcomer, "NodeNameToVictims": null,
                           "NodeNameToMetaVictims": {"n": victims, "nobody": {"Pods": []}}});
         let args: PreemptionArgs = serde_json::from_value(args).unwrap();
-        serde_json::to_value(state.preempt(&args)).unwrap()
+        serde_json::to_value(preempt(&state, &args)).unwrap()
     };
     let lower =
         json!({"NodeNameToMetaVictims": {"n": {"Pods": [{"UID": "uid-lower"}], "NumPDBViolations": 0}}});
@@ -488,7 +489,7 @@ fn a_pod_over_its_quota_displaces_its_own_namespace_alone() {
     let ask = |newcomer: Value, victims: Value| {
         let args = json!({"Pod": newcomer, "NodeNameToMetaVictims": {"n": {"Pods": victims}}});
         let args: PreemptionArgs = serde_json::from_value(args).unwrap();
-        let answer = serde_json::to_value(state.preempt(&args)).unwrap();
+        let answer = serde_json::to_value(preempt(&state, &args)).unwrap();
         (answer["NodeNameToMetaVictims"]["n"]["Pods"].clone(), state.is_over_quota(&args))
     };
     let urgent = prioritised("urgent", "team", 50, 9);
@@ -514,7 +515,7 @@ fn disruption_budgets_are_counted_for_victims_of_our_own_choice() {
         let mut newcomer = share("newcomer", 50);
         newcomer["spec"]["priority"] = 9.into();
         let args = json!({"Pod": newcomer, "NodeNameToMetaVictims": {"n": proposed}});
-        let answer = state.preempt(&serde_json::from_value(args).unwrap());
+        let answer = preempt(state, &serde_json::from_value(args).unwrap());
         answer.node_name_to_meta_victims["n"].budget_violations
     };
     assert_eq!(ask(&state, json!({"Pods": []})), 1);

@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 use tessera_wire::foreign::objects::{Metadata, Pod};
+use tessera_wire::tessera::parsed_pod::ParsedPod;
 
 use super::super::lookup;
 use crate::state::{State, StateAccess};
-use crate::verb::ask::ParsedPod;
 use crate::verb::explain::NodeExplanation;
 
 /// What would become of a pod.
@@ -68,7 +68,7 @@ pub fn explain(access: &impl StateAccess, pod: &Pod) -> Explanation {
         Err(bad) => return Explanation { problem: Some(bad.to_string()), ..Explanation::default() },
     };
     let mut sum = Sum::default();
-    access.for_each_node(|state, name| sum.add(state.view(name, &ask)));
+    access.for_each_node(|state, name| sum.add(state.explain_on(name, &ask)));
     sum.explanation(ask.policy.to_string())
 }
 

@@ -62,7 +62,7 @@ pub(super) fn summary(state: &State, name: &str, known: NodeLookup<'_>) -> NodeS
     match known {
         NodeLookup::Gpus(node) => NodeSummary {
             instance_type: node.spec.node.instance_type.clone(),
-            dialects: lookup::words(node.spec.dialects),
+            dialects: lookup::dialect_names(node.spec.dialects),
             gpu_totals: GpuTotals::of(node.state),
             gpus: tiles(state, node),
             ..empty
@@ -88,7 +88,8 @@ fn passes(state: &State, node: GpuNode<'_>, filter: &Filter) -> bool {
     if gpus().next().is_none() || filter.fullness.is_some_and(|grade| bucket(node_state, gpus()) != grade) {
         return false;
     }
-    if !filter.dialect.is_empty() && !lookup::words(spec.dialects).contains(&filter.dialect.as_str()) {
+    if !filter.dialect.is_empty() && !lookup::dialect_names(spec.dialects).contains(&filter.dialect.as_str())
+    {
         return false;
     }
     if filter.state == "trouble" {

@@ -208,7 +208,7 @@ fn asks(state: &State, pod: &GpuPod) -> Result<Vec<Ask>, String> {
             ContainerRole::Init => "init",
             ContainerRole::Sidecar => "sidecar",
         };
-        let (container, dialect) = (claim.container, lookup::word(claim.dialect));
+        let (container, dialect) = (claim.container, lookup::dialect_name(claim.dialect));
         Ask { container, role, dialect, gpus, compute, memory_mib: memory }
     };
     Ok(claims.into_iter().map(ask).collect())
