@@ -152,7 +152,7 @@ fn pods_that_bypass_the_scheduler_are_booked_somewhere() {
     assert_eq!(filter(&state, &whole("p", 2), &["n"]).failed_nodes["n"], "fewer than 2 idle GPUs");
     // Its agent tells where it really is.
     sneaked["metadata"]["annotations"] =
-        json!({"tessera.dev/grant": r#"{"main":[{"uuid":"GPU-n-1","index":1,"compute_percent":100}]}"#});
+        json!({"tessera.dev/grant": r#"{"main":[{"uuid":"GPU-n-1","index":1,"cores":100}]}"#});
     set_pod(&mut state, &sneaked);
     let used = state.ledger().node(&"n".into()).unwrap().idle().to_string();
     assert_eq!(used, "0");
