@@ -7,6 +7,7 @@ use anyhow::{Context as _, Result, anyhow, bail};
 use tessera_cluster::list::unschedulable;
 use tessera_wire::foreign::inspect::{ShareView, TopologyView};
 use tessera_wire::tessera::explanation::PodExplanation;
+use tessera_wire::tessera::placed_pod;
 
 use crate::args::{Arguments, CliAction, Command, Explain, OutputFormat, Top, Tree, View, WhatIf};
 use crate::document::{self, Document};
@@ -184,7 +185,7 @@ async fn explain_pod(source: &SourceOptions, options: &Explain, context: Context
             let client = load::client(source).await?;
             let namespace = namespace.unwrap_or_else(|| client.default_namespace().to_owned());
             let pod = load::pod(&client, &namespace, name).await?;
-            if matches!(pod.status.phase.as_str(), "Succeeded" | "Failed") {
+            if placed_pod::has_ended(&pod) {
                 bail!("pod {namespace}/{name} has ended ({}) and holds nothing", pod.status.phase);
             }
             if !pod.spec.asks_for_gpus() {

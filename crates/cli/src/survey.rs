@@ -7,18 +7,18 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use tessera_core::admission::QuotaState;
+use tessera_core::cluster_view::{ClusterView, PodGpus};
 use tessera_core::gpu_set::GpuSet;
 use tessera_core::grant::PodGrant;
-use tessera_core::ledger::Ledger;
 use tessera_core::node::NodeState;
-use tessera_core::placement::set_aside;
-use tessera_core::quota::{GpuAmount, NamespaceUsage, Quota, QuotaLabels};
+use tessera_core::quota::{Quota, QuotaLabels};
 use tessera_core::request::{PodRequest, Request};
-use tessera_core::units::{MiB, MilliCpu, NodeName, PodUid};
+use tessera_core::units::{MiB, NodeName, PodUid};
 use tessera_wire::foreign::dialect::{Dialect, MemoryUnit};
 use tessera_wire::foreign::objects::{Node, Pod};
+use tessera_wire::tessera::node_use;
+use tessera_wire::tessera::placed_pod::{has_ended, placed_pod};
 use tessera_wire::tessera::rules::Rules;
-use tessera_wire::tessera::{grant, node_use};
 use tessera_wire::{foreign::dialect::DialectSet, tessera::parsed_node};
 
 /// The state of the cluster.
@@ -32,13 +32,9 @@ pub struct Survey {
     pub nodes: BTreeMap<NodeName, NodeFacts>,
     /// Waiting pods that request GPUs, sorted by namespace and name.
     pub waiting: Vec<Pod>,
-    ledger: Ledger,
+    view: ClusterView,
+    /// Facts about the pods on a node that request GPUs.
     pods: HashMap<PodUid, PodFacts>,
-    /// Requests of the pods whose GPUs are unknown.
-    unknown: BTreeMap<NodeName, BTreeMap<PodUid, PodRequest>>,
-    /// CPU and memory of pods without GPUs, by node.
-    without_gpus: BTreeMap<NodeName, (MilliCpu, MiB)>,
-    accounts: NamespaceUsage,
 }
 
 /// Unhealthy GPUs of nodes, from gpushare's lists.
@@ -101,7 +97,7 @@ impl Survey {
                         Some(gpus) => spec.node.with_unhealthy(*gpus),
                         None => Arc::unwrap_or_clone(spec.node),
                     };
-                    survey.ledger.set_node(node);
+                    survey.view.set_node(node, facts.quota_labels.clone());
                 }
                 Err(error) => facts.problem = Some(error.to_string()),
             }
@@ -112,62 +108,31 @@ impl Survey {
 
     /// Adds a pod. Ended pods and pods of nodes outside the survey are skipped.
     pub fn add(&mut self, pod: Pod) {
-        if matches!(pod.status.phase.as_str(), "Succeeded" | "Failed") {
+        if has_ended(&pod) {
             return;
         }
-        let requests_gpus = pod.spec.asks_for_gpus();
         if pod.spec.node_name.is_empty() {
-            if requests_gpus {
+            if pod.spec.asks_for_gpus() {
                 self.waiting.push(pod);
             }
             return;
         }
         let node = NodeName(pod.spec.node_name.clone());
         let Some(facts) = self.nodes.get(&node) else { return };
-        let (cpu, memory) = pod.spec.host_needs();
-        if !requests_gpus {
-            let sum = self.without_gpus.entry(node).or_default();
-            *sum = (sum.0 + cpu, sum.1 + memory);
-            return;
+        let state = self.view.ledger().node(&node);
+        let Some(placed) = placed_pod(&pod, state.map(NodeState::node), facts.unit) else { return };
+        if placed.gpus != PodGpus::NotRequested {
+            let terminating = pod.metadata.deletion_timestamp.is_some();
+            let (namespace, name) = (pod.metadata.namespace, pod.metadata.name);
+            self.pods.insert(placed.uid.clone(), PodFacts { namespace, name, terminating });
         }
-        let uid = PodUid(pod.metadata.uid);
-        let known = self.ledger.node(&node).and_then(|state| {
-            grant::complete(&pod.spec, &pod.metadata.annotations, state.node(), facts.unit)
-        });
-        match known {
-            Some(containers) => {
-                self.observe(
-                    PodGrant { pod: uid.clone(), node, cpu, memory, containers },
-                    &pod.metadata.namespace,
-                );
-            }
-            None => {
-                let request = pod.spec.request(facts.unit).unwrap_or_default();
-                self.unknown.entry(node).or_default().insert(uid.clone(), request);
-            }
-        }
-        let terminating = pod.metadata.deletion_timestamp.is_some();
-        let (namespace, name) = (pod.metadata.namespace, pod.metadata.name);
-        self.pods.insert(uid, PodFacts { namespace, name, terminating });
+        self.view.note_pod(placed);
     }
 
-    /// Completes the survey after the last pod. Sets GPUs aside for pods whose GPUs are unknown, like the
-    /// scheduler.
+    /// Completes the survey after the last pod: sets GPUs aside for pods whose GPUs are unknown, as the scheduler does.
     #[must_use]
     pub fn finish(mut self) -> Self {
-        for (node, pods) in self.unknown.clone() {
-            for (uid, request) in pods {
-                let guess = self.ledger.node(&node).map(|state| set_aside(state, &request));
-                let namespace = self.pods.get(&uid).map(|pod| pod.namespace.clone()).unwrap_or_default();
-                let PodRequest { cpu, memory, .. } = request;
-                let containers = guess.unwrap_or_default();
-                self.observe(PodGrant { pod: uid, node: node.clone(), cpu, memory, containers }, &namespace);
-            }
-        }
-        for (node, (cpu, memory)) in std::mem::take(&mut self.without_gpus) {
-            let pod = PodUid(format!("pods without GPUs on {node}"));
-            self.ledger.observe(PodGrant { pod, node, cpu, memory, containers: Vec::new() });
-        }
+        self.view.settle_all();
         self.waiting.sort_by(|a, b| {
             let key = |pod: &Pod| (pod.metadata.namespace.clone(), pod.metadata.name.clone());
             key(a).cmp(&key(b))
@@ -175,20 +140,10 @@ impl Survey {
         self
     }
 
-    fn observe(&mut self, grant: PodGrant, namespace: &str) {
-        if let (Some(state), Some(facts)) = (self.ledger.node(&grant.node), self.nodes.get(&grant.node))
-            && !self.quota.namespaces.is_empty()
-        {
-            let taken = GpuAmount::of_grants(&grant.containers, state.node());
-            self.accounts.add(namespace, facts.quota_labels.model.as_deref().unwrap_or_default(), taken);
-        }
-        self.ledger.observe(grant);
-    }
-
     /// Returns the nodes with GPUs, sorted by name.
     pub fn with_gpus(&self) -> impl Iterator<Item = (&NodeFacts, &NodeState)> {
         self.nodes.iter().filter_map(|(name, facts)| {
-            let state = self.ledger.node(name)?;
+            let state = self.view.ledger().node(name)?;
             (!state.node().gpus().is_empty()).then_some((facts, state))
         })
     }
@@ -202,17 +157,13 @@ impl Survey {
     /// Returns the state of a node.
     #[must_use]
     pub fn state(&self, node: &NodeName) -> Option<&NodeState> {
-        self.ledger.node(node)
+        self.view.ledger().node(node)
     }
 
     /// Returns the pods on a node whose GPUs are known, with their grants, sorted by namespace and name.
     #[must_use]
     pub fn holders(&self, node: &NodeName) -> Vec<(&PodFacts, &PodGrant)> {
-        let unknown = self.unknown.get(node);
-        let known = self
-            .ledger
-            .grants_on(node)
-            .filter(|grant| unknown.is_none_or(|pods| !pods.contains_key(&grant.pod)));
+        let known = self.view.ledger().grants_on(node).filter(|grant| !self.view.is_set_aside(grant));
         let mut holders: Vec<_> =
             known.filter_map(|grant| Some((self.pods.get(&grant.pod)?, grant))).collect();
         holders.sort_by(|(a, _), (b, _)| (&a.namespace, &a.name).cmp(&(&b.namespace, &b.name)));
@@ -222,7 +173,7 @@ impl Survey {
     /// Returns all grants on a node, including guesses for pods whose GPUs are unknown.
     #[must_use]
     pub fn grants(&self, node: &NodeName) -> Vec<&PodGrant> {
-        self.ledger.grants_on(node).filter(|grant| self.pods.contains_key(&grant.pod)).collect()
+        self.view.ledger().grants_on(node).filter(|grant| self.pods.contains_key(&grant.pod)).collect()
     }
 
     /// Returns the facts of a pod.
@@ -234,18 +185,19 @@ impl Survey {
     /// Returns the grant of a pod.
     #[must_use]
     pub fn grant(&self, uid: &PodUid) -> Option<&PodGrant> {
-        self.ledger.grant(uid)
+        self.view.ledger().grant(uid)
     }
 
     /// Returns the pods on a node whose GPUs are unknown, sorted by namespace and name.
     #[must_use]
     pub fn unknown_gpus(&self, node: &NodeName) -> Vec<UnknownGpus<'_>> {
         let gpu_memory = self
-            .ledger
+            .view
+            .ledger()
             .node(node)
             .and_then(|state| state.node().gpus().first())
             .map_or(MiB::ZERO, |gpu| gpu.memory);
-        let requests = self.unknown.get(node).into_iter().flatten();
+        let requests = self.view.unknown_pods(node);
         let mut pods: Vec<UnknownGpus<'_>> = requests
             .filter_map(|(uid, request)| {
                 Some(UnknownGpus { facts: self.pods.get(uid)?, memory: memory_of(request, gpu_memory) })
@@ -258,7 +210,7 @@ impl Survey {
     /// Returns the quotas and their current use.
     #[must_use]
     pub fn limits(&self) -> QuotaState<'_> {
-        QuotaState { quota: &self.quota, usage: &self.accounts }
+        QuotaState { quota: &self.quota, usage: self.view.usage() }
     }
 }
 

@@ -1,4 +1,4 @@
-//! Choosing the GPUs of one machine: what the scheduler does when it binds a pod.
+//! Chooses the GPUs of one host, as the scheduler does when it binds a pod.
 //!
 //! `cargo bench -p tessera-core --bench placement`
 
@@ -56,7 +56,7 @@ fn machines() -> Vec<(&'static str, Topology)> {
     ]
 }
 
-/// The machine with every GPU free, or with each fourth one held by a pod.
+/// Returns the host with every GPU free, or with a pod on each fourth GPU.
 fn node(topology: &Topology, busy: bool) -> NodeState {
     let gpu = |index: GpuIndex| Gpu::new(index, "GPU-x".into(), "GPU".into(), MiB(16_384));
     let gpus = topology.gpus().iter().map(gpu).collect();
@@ -77,7 +77,7 @@ fn node(topology: &Topology, busy: bool) -> NodeState {
     ledger.node(&name).unwrap().clone()
 }
 
-/// What one call takes, the median of several rounds.
+/// Measures one call: the median of several rounds.
 fn measure(mut call: impl FnMut()) -> Duration {
     let calls = 50;
     let mut rounds: Vec<Duration> = (0..21)
@@ -128,7 +128,7 @@ fn main() {
     }
 }
 
-/// The fastest of three.
+/// Measures the fastest of three runs.
 fn measure_once(call: impl Fn() -> bool) -> Duration {
     let round = |_| {
         let start = Instant::now();

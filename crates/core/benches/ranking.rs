@@ -1,4 +1,4 @@
-//! Ranking all nodes of a cluster for one pod: what the scheduler does for every pod that waits.
+//! Ranks all nodes of a cluster for one pod, as the scheduler does for every waiting pod.
 //!
 //! `cargo bench -p tessera-core --bench ranking`
 
@@ -25,7 +25,7 @@ const GPUS_PER_NODE: u8 = 8;
 const MEMORY: MiB = MiB(81_920);
 const PODS_PER_NODE: usize = 4;
 
-/// The trace of a large cluster has about so many.
+/// The number of classes in the trace of a large cluster, rounded.
 const KINDS_EXPECTED: u64 = 100;
 
 fn share(compute_percent: u32) -> PodRequest {
@@ -41,12 +41,12 @@ fn whole(gpus: u8) -> PodRequest {
     PodRequest { cpu, memory: MiB(65_536), ..PodRequest::of_mains([Request::Whole(gpus)]) }
 }
 
-/// The pods of the cluster, in turn.
+/// Returns the pods of the cluster in turn.
 fn pod(number: usize) -> PodRequest {
     [share(30), share(50), whole(1), share(20), whole(2), share(80)][number % 6].clone()
 }
 
-/// The pods a forecast expects, each of its own kind.
+/// Returns the pods that a forecast expects, each of its own class.
 fn expected(number: u64) -> PodRequest {
     let pod = pod(usize::try_from(number).unwrap());
     PodRequest { cpu: MilliCpu(pod.cpu.0 + 10 * number), ..pod }
@@ -83,7 +83,7 @@ fn cluster(nodes: usize) -> Vec<NodeState> {
     names.iter().map(|name| ledger.node(name).unwrap().clone()).collect()
 }
 
-/// Median and 99th percentile of a call.
+/// Measures the median and the 99th percentile of a call.
 fn measure(mut call: impl FnMut(usize)) -> (Duration, Duration) {
     let calls = 200;
     let mut took: Vec<Duration> = (0..calls)

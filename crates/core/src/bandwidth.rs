@@ -1,4 +1,4 @@
-//! How fast a set of GPUs works together: the bus bandwidth of an all-reduce over it, predicted from the links.
+//! The predicted bandwidth of a set of GPUs: the bus bandwidth of an all-reduce over the set, from its links.
 //!
 //! The prediction follows NCCL, which sends data around rings through all GPUs of a set:
 //!
@@ -27,22 +27,22 @@ pub(crate) use outlook::Outlook;
 pub use rates::Bandwidth;
 pub(crate) use search::{Aim, LargeHost, Wanted};
 
-/// A kind of machine, prepared for decisions: nodes whose GPUs are joined alike share one.
+/// The predicted bandwidths of one topology. Nodes with equal links share one model.
 pub struct BandwidthModel {
     gpus: GpuSet,
-    /// The GPUs of each NUMA node; those of which none is known together.
+    /// The GPUs of each NUMA node; GPUs of unknown NUMA nodes form one set.
     numa_nodes: Vec<GpuSet>,
     sets: Sets,
 }
 
-/// What is known of the sets of a machine.
+/// What is precomputed about the sets of a host.
 pub(crate) enum Sets {
-    /// Every pair is joined alike (NVLink switches, guests that see no switch, one or two GPUs), so sets differ by
-    /// their size only; the bandwidth by size.
+    /// All pairs have equal links (NVLink switches, guests that see no switch, one or two GPUs), so sets differ by
+    /// their size only. The value holds the bandwidth by size.
     Alike(Vec<Bandwidth>),
-    /// Everything, and the best bandwidth by size.
+    /// The outlook of every set, and the best bandwidth by size.
     Known(Box<Outlook>, Vec<Bandwidth>),
-    /// Too many sets: what is asked for is worked out.
+    /// The host has too many sets, so each bandwidth is computed on demand.
     Searched(Box<LargeHost>),
 }
 
@@ -69,8 +69,9 @@ impl BandwidthModel {
         Self { gpus, numa_nodes: numa_nodes(topology), sets }
     }
 
-    /// Bus bandwidth of an all-reduce over a set; none for fewer than two GPUs. On machines of more than eight
-    /// GPUs the rings are searched for a limited time, and the answer may be too low.
+    /// Returns the bus bandwidth of an all-reduce over a set; none for fewer than two GPUs.
+    ///
+    /// On hosts with more than eight GPUs the search for rings is limited, and the result may be too low.
     #[must_use]
     pub fn bandwidth(&self, gpus: GpuSet) -> Bandwidth {
         let gpus = gpus.intersection(self.gpus);
@@ -81,7 +82,7 @@ impl BandwidthModel {
         }
     }
 
-    /// The best bandwidth of any `size` GPUs; none where there are not that many.
+    /// Returns the best bandwidth of any `size` GPUs; none where the host has fewer.
     #[must_use]
     pub fn best(&self, size: usize) -> Bandwidth {
         match &self.sets {
@@ -92,14 +93,15 @@ impl BandwidthModel {
         }
     }
 
-    /// The bandwidth of a set as a part of the best of its size: 1 for a set that could not be better.
+    /// Returns the bandwidth of a set relative to the best of its size: 1 for the best.
     #[must_use]
     pub fn share(&self, gpus: GpuSet) -> f64 {
         self.bandwidth(gpus).share_of(self.best(gpus.len()))
     }
 
-    /// The share of the best set of `size` GPUs within `gpus`. Machines too large to know all their sets count as
-    /// having a best one free: finding out would cost more than the answer is worth.
+    /// Returns the relative bandwidth of the best set of `size` GPUs within `gpus`.
+    ///
+    /// Hosts without precomputed sets return 1, because a search would cost more than the result is worth.
     pub(crate) fn best_share_within(&self, gpus: GpuSet, size: usize) -> f64 {
         match &self.sets {
             Sets::Known(outlook, _) => outlook.best_share_within(gpus.intersection(self.gpus), size),
@@ -107,17 +109,17 @@ impl BandwidthModel {
         }
     }
 
-    /// What is known of its sets.
+    /// Returns what is precomputed about the sets.
     pub(crate) fn sets(&self) -> &Sets {
         &self.sets
     }
 
-    /// The GPUs of each NUMA node.
+    /// Returns the GPUs of each NUMA node.
     pub(crate) fn numa_nodes(&self) -> &[GpuSet] {
         &self.numa_nodes
     }
 
-    /// How many NUMA nodes a set spans, and how many other `free` GPUs these have: less of both is better.
+    /// Returns how many NUMA nodes a set spans and how many other `free` GPUs these have. Less of both is better.
     pub(crate) fn numa_spread(&self, free: GpuSet, gpus: GpuSet) -> (usize, usize) {
         let touched = self.numa_nodes.iter().filter(|node| !node.intersection(gpus).is_empty());
         touched.fold((0, 0), |(span, beside), node| {
@@ -127,7 +129,7 @@ impl BandwidthModel {
 }
 
 fn is_alike(topology: &Topology) -> bool {
-    // Rings do not care what lies under an NVLink.
+    // The PCIe level under an NVLink does not matter for rings.
     let seen = |(a, b)| {
         let link = topology.link(a, b);
         (link.nvlinks, link.pcie.filter(|_| link.nvlinks == 0))
@@ -149,7 +151,7 @@ fn numa_nodes(topology: &Topology) -> Vec<GpuSet> {
     nodes.into_iter().map(|(_, gpus)| gpus).collect()
 }
 
-/// Tables of thousands of sets are of no use in a message.
+/// The tables of thousands of sets are left out.
 impl fmt::Debug for BandwidthModel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("BandwidthModel").field("gpus", &self.gpus).finish_non_exhaustive()

@@ -1,4 +1,4 @@
-//! Machines the tests know: facts about real ones, written as small tables.
+//! Hosts for tests: the links of real models, written as small tables.
 
 use crate::gpu::{Gpu, Health};
 use crate::node::{Node, NodeState};
@@ -7,10 +7,10 @@ use crate::units::{GpuIndex, MiB, MilliCpu};
 
 const SYS: Link = Link { pcie: Some(PcieLevel::System), nvlinks: 0 };
 
-/// In a file, as the benchmarks read it too.
+/// The NVLinks of a DGX-1 with V100, in a file that the benchmarks include too.
 const DGX1_V100: [[u8; 8]; 8] = include!("fixtures/dgx1-v100.in");
 
-/// As `nvidia-smi topo -m` shows a DGX-1 with V100: what lies under the NVLinks is hidden.
+/// Returns a DGX-1 with V100 as `nvidia-smi topo -m` shows it, without the PCIe levels under the NVLinks.
 pub(crate) fn dgx1_v100() -> Topology {
     let link = |a: GpuIndex, b: GpuIndex| match DGX1_V100[a.position()][b.position()] {
         0 => SYS,
@@ -19,7 +19,7 @@ pub(crate) fn dgx1_v100() -> Topology {
     on_two_sockets(&Topology::from_pairs(8, link))
 }
 
-/// Eight GPUs on two sockets, in pairs behind a switch: also the PCIe layer of a DGX-1.
+/// Returns eight GPUs on two sockets, in pairs behind a switch: also the PCIe layer of a DGX-1.
 pub(crate) fn pcie_pairs() -> Topology {
     let topology = Topology::from_pairs(8, |a, b| {
         Link::pcie(match (a.0 / 2 == b.0 / 2, a.0 / 4 == b.0 / 4) {
@@ -31,7 +31,7 @@ pub(crate) fn pcie_pairs() -> Topology {
     on_two_sockets(&topology)
 }
 
-/// Eight A100 on PCIe, two sockets, neighbours bridged by twelve NVLinks.
+/// Returns eight A100 on PCIe with two sockets; twelve NVLinks join neighbours.
 pub(crate) fn bridged_pairs() -> Topology {
     let topology = Topology::from_pairs(8, |a, b| match (a.0 / 2 == b.0 / 2, a.0 / 4 == b.0 / 4) {
         (true, _) => Link::nvlink(12),
@@ -41,7 +41,7 @@ pub(crate) fn bridged_pairs() -> Topology {
     on_two_sockets(&topology)
 }
 
-/// Every GPU reaches every other over `nvlinks` through switches, as on a DGX H100 with 18; two sockets.
+/// Returns GPUs that reach each other over `nvlinks` through switches, as on a DGX H100 with 18; two sockets.
 pub(crate) fn switched(count: usize, nvlinks: u8) -> Topology {
     on_two_sockets(&Topology::from_pairs(count, |_, _| Link::nvlink(nvlinks)))
 }
@@ -52,7 +52,7 @@ fn on_two_sockets(topology: &Topology) -> Topology {
     topology.with_numa(&numa)
 }
 
-/// A node of GPUs joined like this, nobody using it.
+/// Returns an unused node with these links, on which some GPUs are unhealthy.
 pub(crate) fn node(topology: &Topology, broken: &[u8]) -> NodeState {
     let gpu = |index: GpuIndex| Gpu {
         numa: topology.numa(index),
@@ -64,7 +64,7 @@ pub(crate) fn node(topology: &Topology, broken: &[u8]) -> NodeState {
     NodeState::empty(node.into())
 }
 
-/// A node with GPUs of these memories and nothing known of its links.
+/// Returns a node with GPUs of these memories and without known links.
 pub(crate) fn node_of_memories(memories: &[u64]) -> Node {
     let gpu = |(index, memory): (u8, &u64)| {
         Gpu::new(GpuIndex(index), format!("GPU-{index}").as_str().into(), "T4".into(), MiB(*memory))

@@ -1,4 +1,4 @@
-//! What will become of the GPUs that are left: how much of them the pods to come will not be able to use.
+//! The forecast: how much of the free GPUs the expected pods will not be able to use.
 
 mod free_capacity;
 
@@ -9,77 +9,81 @@ use crate::node::Node;
 use crate::units::{MiB, MilliCpu};
 use crate::workload::{Demand, ExpectedClass, PodClass, Workload};
 
-/// What a workload makes of leftovers, on the cluster as it stands. Valid until either has changed much.
+/// The expected waste by kind of GPU, for one workload and one state of the cluster.
+///
+/// A forecast stays useful until the workload or the cluster has changed much; a [`Learner`] tells when.
 #[derive(Clone, Debug, Default)]
 pub struct Forecast {
     kinds: Vec<(GpuKind, KindForecast)>,
-    /// For kinds nobody has: a GPU added since.
+    /// The forecast for kinds of GPUs that were added after the forecast was made.
     unknown: KindForecast,
-    /// CPU a pod is expected to need for each GPU it takes, milli; never zero.
+    /// The expected CPU request per GPU, in thousandths of a CPU; never zero.
     cpu_per_gpu: f64,
-    /// Likewise main memory, MiB.
+    /// The expected main memory request per GPU, in MiB.
     memory_per_gpu: f64,
 }
 
 #[derive(Clone, Debug)]
 struct KindForecast {
-    /// By percent left of a GPU.
+    /// The outlook of a GPU, by its free percentage.
     leftovers: [Leftover; 101],
-    /// Against the kinds of pods weighted by how scarce their nodes are.
+    /// The fragmentation measure, in which classes of pods weigh more where fewer GPUs can serve them.
     scarcity: Fragmentation,
 }
 
-/// What becomes of a GPU with so much left, if pods of one GPU come as expected until none fits.
+/// The outlook of a GPU with some percentage free, if single-GPU pods arrive as expected until none fits.
 #[derive(Clone, Copy, Debug, Default)]
 struct Leftover {
-    /// Stays unused, in GPUs.
+    /// The part that stays unused, in GPUs.
     waste: f64,
-    /// CPU that those who use the rest will need, milli.
+    /// The CPU that the arriving pods need, in thousandths of a CPU.
     cpu: f64,
-    /// Likewise main memory, MiB.
+    /// The main memory that the arriving pods need, in MiB.
     memory: f64,
 }
 
-/// When a forecast is due, and from what. Fed with the pods that arrive.
+/// Learns the workload from arriving pods and tells when a new forecast is due.
 #[derive(Clone, Debug)]
 pub struct Learner {
     workload: Workload,
-    /// Arrivals since the last forecast.
+    /// The number of arrivals since the last forecast.
     arrivals: f64,
-    /// Idle GPUs at the last forecast.
+    /// The free capacity at the last forecast, in GPUs.
     idle: f64,
 }
 
-/// The chance that no further pod comes for a leftover, beside the next pod's kinds (which add up to 1). Small: a
-/// leftover waits long, but a remnant that only a rare kind could use is not counted as used.
-const NOBODY_COMES: f64 = 0.04;
+/// Weight of the case that no further pod arrives for a free part of a GPU, relative to 1 for all classes of pods.
+///
+/// It is small because free parts wait long. It keeps a part that only a rare class can use from counting as used.
+const NO_ARRIVAL_WEIGHT: f64 = 0.04;
 
-/// Part of the mean CPU and memory per GPU that leftovers are held against: needing less than the mean is common.
-const HOST_NEED: f64 = 0.9;
+/// Factor on the mean CPU and memory request per GPU. It is below 1 because most pods request less than the mean.
+const HOST_NEED_FACTOR: f64 = 0.9;
 
-/// Weight of the nodes of scarce kinds. It keeps whole nodes for those who need them; most is told by the waste.
-const SCARCITY: f64 = 0.1;
+/// Weight of the scarcity measure. It keeps whole nodes for the pods that need them; the expected waste decides most cases.
+const SCARCITY_WEIGHT: f64 = 0.1;
 
-/// A kind is as scarce as if at least so many GPUs could serve it; the last ones would else outweigh all.
-const FEWEST_PLACES: f64 = 8.0;
+/// Lower bound for the GPUs that can serve a class when its scarcity is computed. Without it the last few GPUs would
+/// outweigh everything else.
+const MIN_SERVING_GPUS: f64 = 8.0;
 
-/// A forecast is due when arrivals reach this part of what the workload weighs, ...
-const NEWS: f64 = 0.25;
+/// A forecast is due when the arrivals since the last one reach this part of the workload's weight.
+const DUE_ARRIVALS: f64 = 0.25;
 
-/// ... or when this part of all GPUs was taken or given back.
-const SHIFT: f64 = 0.1;
+/// A forecast is due when the free capacity has changed by this part of all GPUs.
+const DUE_CAPACITY_CHANGE: f64 = 0.1;
 
 // === impl Forecast ===
 
 impl Forecast {
-    /// Looks ahead from what is left. Takes many milliseconds on a large cluster.
+    /// Makes a forecast from the free capacity. On a large cluster this takes many milliseconds.
     #[must_use]
     pub fn new(workload: &Workload, remains: &FreeCapacity) -> Self {
         let classes: Vec<ExpectedClass<'_>> = workload.classes().collect();
         let gpus: f64 = classes.iter().map(|expected| expected.share * gpus_taken(expected.class)).sum();
         let per_gpu = |need: fn(&ExpectedClass<'_>) -> f64| {
             let mean: f64 = classes.iter().map(|expected| expected.share * need(expected)).sum();
-            if gpus > 0.0 { (HOST_NEED * mean / gpus).max(1.0) } else { 1.0 }
+            if gpus > 0.0 { (HOST_NEED_FACTOR * mean / gpus).max(1.0) } else { 1.0 }
         };
         let scarcity = scarcity(&classes, remains);
         let forecast = |kind: &GpuKind| KindForecast {
@@ -100,8 +104,10 @@ impl Forecast {
         }
     }
 
-    /// GPUs of a node that are expected to stay unused, where `left` tells the percent left of each: remnants that fit
-    /// nobody, GPUs that CPU or memory is missing for, and nodes of scarce kinds that are spoilt.
+    /// Returns the GPUs of a node that are expected to stay unused; `left` returns the free percentage of each.
+    ///
+    /// The sum has three parts: free parts that suit no expected pod, GPUs for which CPU or memory is missing, and lost
+    /// capacity for scarce classes of pods.
     pub(crate) fn lost(&self, node: &Node, cpu: MilliCpu, memory: MiB, left: impl Fn(usize) -> u8) -> f64 {
         let (mut lost, mut cpu_need, mut memory_need) = (0.0, 0.0, 0.0);
         for (kind, gpus) in node.kinds() {
@@ -113,14 +119,14 @@ impl Forecast {
                 cpu_need += leftover.cpu;
                 memory_need += leftover.memory;
             }
-            lost += SCARCITY * forecast.scarcity.of(cpu, left);
+            lost += SCARCITY_WEIGHT * forecast.scarcity.of(cpu, left);
         }
         let cpu_short = (cpu_need - milli(cpu)) / self.cpu_per_gpu();
         let memory_short = (memory_need - mebibytes(memory)) / self.memory_per_gpu.max(1.0);
         lost + cpu_short.max(memory_short).max(0.0)
     }
 
-    /// CPU a pod is expected to need for each GPU it takes, milli.
+    /// Returns the expected CPU request per GPU, in thousandths of a CPU.
     pub(crate) fn cpu_per_gpu(&self) -> f64 {
         self.cpu_per_gpu.max(1.0)
     }
@@ -136,10 +142,12 @@ impl Default for KindForecast {
     }
 }
 
-/// For each percent left of a GPU: pods of one GPU come one after the other, as likely as expected, each taking its
-/// part if it fits, until nobody comes.
+/// Computes the outlook for each free percentage of a GPU.
+///
+/// Single-GPU pods arrive one after the other with the expected probabilities. Each takes its part if it fits, until no
+/// further pod arrives.
 fn leftovers(classes: &[ExpectedClass<'_>], kind: &GpuKind) -> [Leftover; 101] {
-    // Probability, CPU and memory by percent taken.
+    // Probability, CPU and memory of the arriving pods, by the percentage they take.
     let mut takers = [(0.0, 0.0, 0.0); 101];
     for ExpectedClass { class, share, memory } in classes {
         let percent = class.percent_of(kind);
@@ -150,14 +158,14 @@ fn leftovers(classes: &[ExpectedClass<'_>], kind: &GpuKind) -> [Leftover; 101] {
     }
     let mut leftovers = [Leftover::default(); 101];
     for left in 1..=100 {
-        let mut chances = NOBODY_COMES;
-        let mut sum = Leftover { waste: NOBODY_COMES * percent_of_gpu(left), ..Leftover::default() };
+        let mut chances = NO_ARRIVAL_WEIGHT;
+        let mut sum = Leftover { waste: NO_ARRIVAL_WEIGHT * percent_of_gpu(left), ..Leftover::default() };
         for (taken, (chance, cpu, memory)) in takers.iter().enumerate().take(left + 1).skip(1) {
             let rest = &leftovers[left - taken];
             chances += chance;
             sum.waste += chance * rest.waste;
-            sum.cpu += HOST_NEED * cpu + chance * rest.cpu;
-            sum.memory += HOST_NEED * memory + chance * rest.memory;
+            sum.cpu += HOST_NEED_FACTOR * cpu + chance * rest.cpu;
+            sum.memory += HOST_NEED_FACTOR * memory + chance * rest.memory;
         }
         leftovers[left] =
             Leftover { waste: sum.waste / chances, cpu: sum.cpu / chances, memory: sum.memory / chances };
@@ -165,12 +173,12 @@ fn leftovers(classes: &[ExpectedClass<'_>], kind: &GpuKind) -> [Leftover; 101] {
     leftovers
 }
 
-/// The kinds of pods, each weighing the more GPUs it takes and the fewer of the idle ones could serve it now.
+/// Weighs each class of pods by the GPUs it takes and by how few of the free GPUs can serve it now.
 fn scarcity<'a>(classes: &[ExpectedClass<'a>], remains: &FreeCapacity) -> Vec<(&'a PodClass, f64)> {
     let idle = remains.gpus_left();
     let weigh = |expected: &ExpectedClass<'a>| {
         let class = expected.class;
-        let scarcity = idle / remains.gpus_serving(class).max(FEWEST_PLACES);
+        let scarcity = idle / remains.gpus_serving(class).max(MIN_SERVING_GPUS);
         #[expect(clippy::cast_precision_loss, reason = "at most 64 GPUs")]
         let gpus = class.gpu_count() as f64;
         (class, expected.share * scarcity * scarcity * gpus)
@@ -178,7 +186,7 @@ fn scarcity<'a>(classes: &[ExpectedClass<'a>], remains: &FreeCapacity) -> Vec<(&
     classes.iter().map(weigh).collect()
 }
 
-/// How many GPUs, or parts of one, a pod takes.
+/// Returns the number of GPUs that a pod takes; a share counts as a fraction.
 fn gpus_taken(class: &PodClass) -> f64 {
     match class.demand {
         Demand::Whole(gpus) => f64::from(gpus),
@@ -205,13 +213,13 @@ fn milli(cpu: MilliCpu) -> f64 {
 // === impl Learner ===
 
 impl Learner {
-    /// Starts from a guess about a cluster, or from what is known of its pods.
+    /// Creates a learner that starts from a known or assumed workload.
     #[must_use]
     pub fn new(workload: Workload) -> Self {
         Self { workload, arrivals: f64::INFINITY, idle: 0.0 }
     }
 
-    /// Counts one arrival.
+    /// Counts the arrival of a pod.
     pub fn see(&mut self, pod: &crate::request::PodRequest) {
         if pod.wants_gpu() {
             self.workload.see(pod);
@@ -219,33 +227,33 @@ impl Learner {
         }
     }
 
-    /// The pods seen so far.
+    /// Returns the workload that was learned so far.
     #[must_use]
     pub fn workload(&self) -> &Workload {
         &self.workload
     }
 
-    /// Whether it knows anything yet, be it a guess.
+    /// Returns whether the workload contains any pod, counted or assumed.
     #[must_use]
     pub fn has_seen_any(&self) -> bool {
         self.workload.pods() > 0.0
     }
 
-    /// Whether the last forecast is out of date, with `idle` of `all` GPUs left.
+    /// Returns whether a new forecast is due, with `idle` of `all` GPUs free.
     #[must_use]
     pub fn is_due(&self, idle: f64, all: f64) -> bool {
-        self.arrivals >= NEWS * self.workload.pods() && self.arrivals > 0.0
-            || (idle - self.idle).abs() >= SHIFT * all
+        self.arrivals >= DUE_ARRIVALS * self.workload.pods() && self.arrivals > 0.0
+            || (idle - self.idle).abs() >= DUE_CAPACITY_CHANGE * all
     }
 
-    /// The pods to expect, for a forecast from what is left. It counts as made: what arrives from now on is news to it.
+    /// Returns the workload for a forecast from this free capacity, and counts arrivals from zero again.
     pub fn begin_forecast(&mut self, remains: &FreeCapacity) -> &Workload {
         self.arrivals = 0.0;
         self.idle = remains.gpus_left();
         &self.workload
     }
 
-    /// Looks ahead from what is left.
+    /// Makes a forecast from this free capacity.
     pub fn forecast(&mut self, remains: &FreeCapacity) -> Forecast {
         Forecast::new(self.begin_forecast(remains), remains)
     }

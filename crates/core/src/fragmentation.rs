@@ -1,35 +1,34 @@
-//! How much of what is idle on a node is of no use to the pods that come.
+//! Fragmentation: how much of a node's free GPU capacity the expected pods cannot use.
 //!
-//! The measure of Weng et al., "Beware of Fragmentation" (USENIX ATC 2023): for each kind of pod, the idle parts of
-//! GPUs that cannot serve it; all idle parts where the node cannot serve it at all; weighted by how often the kind
-//! comes. Tables by CPU make one node cost one step per GPU, whatever the number of kinds.
+//! The measure is that of Weng et al., "Beware of Fragmentation" (USENIX ATC 2023). For each class of pods it counts the
+//! free parts of GPUs that cannot serve the class, or all free parts where the node cannot serve it at all. Each class is
+//! weighted by its frequency. Tables by CPU make the cost one step per GPU, whatever the number of classes.
 
 use crate::gpu::GpuKind;
 use crate::gpu_set::GpuSet;
 use crate::units::MilliCpu;
 use crate::workload::PodClass;
 
-/// The measure for nodes with GPUs of one kind.
+/// The fragmentation measure for nodes with GPUs of one kind.
 #[derive(Clone, Debug, Default)]
 pub struct Fragmentation {
-    /// Distinct CPU demands, ascending.
+    /// The distinct CPU requests, ascending.
     levels: Vec<MilliCpu>,
-    /// For CPU below the first level, from the first on, from the second on, ...
+    /// One row for free CPU below the first level, and one from each level on.
     rows: Vec<Row>,
 }
 
-/// Weights of the kinds of pods that a node with enough CPU for them could serve.
+/// The weights of the classes that a node with this much free CPU can serve.
 #[derive(Clone, Debug)]
 struct Row {
-    /// Of one GPU, by percent left on the best: those that fit.
+    /// The weight of the single-GPU classes that fit, by the free percentage of the emptiest GPU.
     single: [f64; 101],
-    /// Of several GPUs, by number of whole GPUs left: those that fit.
+    /// The weight of the multi-GPU classes that fit, by the number of idle GPUs.
     several: [f64; GpuSet::CAPACITY + 1],
 }
 
 impl Fragmentation {
-    /// The measure against these kinds with their weights. Weights that add up to less than 1 leave the rest to pods
-    /// that no node can serve, such as those without GPUs.
+    /// Prepares the measure for classes with weights. Where the weights add up to less than 1, no node can serve the rest.
     pub fn new<'a>(classes: impl Iterator<Item = (&'a PodClass, f64)>, kind: &GpuKind) -> Self {
         let fitting =
             classes.filter(|(class, _)| class.accepts(&kind.model) && class.percent_of(kind) <= 100);
@@ -49,7 +48,7 @@ impl Fragmentation {
         Self { levels, rows }
     }
 
-    /// The expected useless part of a node's GPUs, in GPUs; `left` tells the percent left of each.
+    /// Returns the expected unusable capacity of a node in GPUs; `left` yields the free percentage of each GPU.
     pub fn of(&self, cpu_left: MilliCpu, left: impl Iterator<Item = u8> + Clone) -> f64 {
         let Some(row) = self.rows.get(self.levels.partition_point(|level| *level <= cpu_left)) else {
             return 0.0;
@@ -66,8 +65,8 @@ impl Fragmentation {
         }
         let single = row.single[usize::from(best.min(100))];
         let several = row.several[whole.min(GpuSet::CAPACITY)];
-        // Nobody who fits nowhere can use anything; who takes whole GPUs cannot use parts; who takes a part cannot use
-        // a smaller one.
+        // Classes that do not fit can use nothing. Classes of whole GPUs cannot use parts. Classes of a part cannot use
+        // a smaller part.
         let mut useless = f64::from(total) * (1.0 - single - several) + f64::from(parts) * several;
         for percent in left.filter(|percent| *percent < best) {
             useless += f64::from(percent) * (single - row.single[usize::from(percent)]);
@@ -96,7 +95,7 @@ mod tests {
     use crate::units::{MiB, Percent};
     use crate::workload::Demand;
 
-    /// The definition, kind by kind.
+    /// Computes the measure by its definition, class by class.
     fn by_definition(classes: &[(PodClass, f64)], cpu_left: MilliCpu, left: &[u8]) -> f64 {
         let mut sum = 0.0;
         for (class, weight) in classes {

@@ -1,4 +1,4 @@
-//! One physical GPU.
+//! A physical GPU.
 
 use std::fmt;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
@@ -6,20 +6,20 @@ use std::sync::Arc;
 
 use crate::units::{GpuIndex, MiB};
 
-/// One physical GPU of a node, as its driver describes it.
+/// One physical GPU of a node, as its driver reports it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Gpu {
-    /// NodePosition on the node.
+    /// The position on the node.
     pub index: GpuIndex,
-    /// The driver's identity of the GPU; survives reboots and re-numbering.
+    /// The driver's identifier of the GPU. It survives reboots and renumbering.
     pub uuid: GpuUuid,
-    /// The number in `/dev/nvidiaN`; not always the index.
+    /// The number N of `/dev/nvidiaN`, which may differ from the index.
     pub minor: u32,
     /// The product.
     pub model: Model,
-    /// Memory the driver reports.
+    /// The memory that the driver reports.
     pub memory: MiB,
-    /// The NUMA node the GPU hangs on, where known.
+    /// The NUMA node of the GPU, where known.
     pub numa: Option<u16>,
     /// Whether new grants may use the GPU.
     pub health: Health,
@@ -33,36 +33,36 @@ pub struct GpuUuid(pub Arc<str>);
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Model(pub Arc<str>);
 
-/// GPUs that are alike to whoever asks for one.
+/// A kind of GPUs that are interchangeable for a request.
 #[derive(Clone, Debug)]
 pub struct GpuKind {
     /// The product.
     pub model: Model,
-    /// Its memory.
+    /// The memory.
     pub memory: MiB,
-    /// Tells most kinds apart without a look at their names.
+    /// A hash that tells most kinds apart without a comparison of names.
     hash: u64,
 }
 
-/// Whether a GPU may be granted. Grants it already carries stay booked either way.
+/// Whether new grants may use a GPU. Existing grants stay booked either way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Health {
-    /// Works.
+    /// The GPU works.
     Healthy,
-    /// Reported broken: receives no new grant.
+    /// The GPU was reported broken and gets no new grant.
     Unhealthy,
 }
 
 // === impl Gpu ===
 
 impl Gpu {
-    /// A healthy GPU whose minor number is its index, as is usual, on a NUMA node nobody told.
+    /// Creates a healthy GPU whose minor number is its index and whose NUMA node is unknown.
     #[must_use]
     pub fn new(index: GpuIndex, uuid: GpuUuid, model: Model, memory: MiB) -> Self {
         Self { index, uuid, minor: u32::from(index.0), model, memory, numa: None, health: Health::Healthy }
     }
 
-    /// Its kind.
+    /// Returns the kind of the GPU.
     #[must_use]
     pub fn kind(&self) -> GpuKind {
         GpuKind::new(self.model.clone(), self.memory)
@@ -72,7 +72,7 @@ impl Gpu {
 // === impl GpuKind ===
 
 impl GpuKind {
-    /// GPUs of this product and size.
+    /// Returns the kind of this product and memory size.
     #[must_use]
     pub fn new(model: Model, memory: MiB) -> Self {
         let mut hasher = DefaultHasher::new();

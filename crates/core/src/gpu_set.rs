@@ -1,4 +1,4 @@
-//! A set of GPUs of one node, as bits.
+//! A set of GPUs of one node, stored as bits.
 
 use std::fmt;
 
@@ -12,10 +12,10 @@ impl GpuSet {
     /// The empty set.
     pub const EMPTY: Self = Self(0);
 
-    /// How many GPUs a node may have.
+    /// The largest number of GPUs per node.
     pub const CAPACITY: usize = 64;
 
-    /// GPUs 0 to `count` - 1.
+    /// Returns the GPUs 0 to `count` - 1.
     #[must_use]
     pub fn first(count: usize) -> Self {
         match count {
@@ -25,80 +25,81 @@ impl GpuSet {
         }
     }
 
-    /// The set whose members are the one-bits of `mask`.
+    /// Returns the set whose members are the one-bits of `mask`.
     #[must_use]
     pub fn from_mask(mask: u64) -> Self {
         Self(mask)
     }
 
-    /// The members as one-bits.
+    /// Returns the members as one-bits.
     #[must_use]
     pub fn mask(self) -> u64 {
         self.0
     }
 
-    /// How many members.
+    /// Returns the number of members.
     #[must_use]
     pub fn len(self) -> usize {
         self.0.count_ones() as usize
     }
 
-    /// Whether there is no member.
+    /// Returns whether the set is empty.
     #[must_use]
     pub fn is_empty(self) -> bool {
         self.0 == 0
     }
 
-    /// Whether `gpu` is a member.
+    /// Returns whether `gpu` is a member.
     #[must_use]
     pub fn contains(self, gpu: GpuIndex) -> bool {
         self.0 & bit(gpu) != 0
     }
 
-    /// Whether every member of `other` is a member.
+    /// Returns whether every member of `other` is a member.
     #[must_use]
     pub fn is_superset(self, other: Self) -> bool {
         self.0 & other.0 == other.0
     }
 
-    /// The set with `gpu`.
+    /// Returns the set with `gpu` added.
     #[must_use]
     pub fn with(self, gpu: GpuIndex) -> Self {
         Self(self.0 | bit(gpu))
     }
 
-    /// Members of either.
+    /// Returns the members of either set.
     #[must_use]
     pub fn union(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
 
-    /// Members of both.
+    /// Returns the members of both sets.
     #[must_use]
     pub fn intersection(self, other: Self) -> Self {
         Self(self.0 & other.0)
     }
 
-    /// Members of this set only.
+    /// Returns the members that `other` does not have.
     #[must_use]
     pub fn difference(self, other: Self) -> Self {
         Self(self.0 & !other.0)
     }
 
-    /// The member with the lowest index.
+    /// Returns the member with the lowest index.
     #[must_use]
     pub fn lowest(self) -> Option<GpuIndex> {
         self.iter().next()
     }
 
-    /// The `count` members with the lowest indexes; fewer if there are fewer.
+    /// Returns the `count` members with the lowest indexes, or all where there are fewer.
     #[must_use]
     pub fn lowest_n(self, count: usize) -> Self {
         self.iter().take(count).collect()
     }
 
-    /// `required` and the lowest other members, `count` in all. `None` where there are not that many, or where
-    /// `required` does not belong or is already more.
+    /// Returns `required` and the lowest other members, `count` in all.
+    ///
+    /// The result is `None` where the set has too few members, lacks a required one, or `required` is larger than `count`.
     #[must_use]
     pub fn lowest_with(self, required: Self, count: usize) -> Option<Self> {
         let others = count.checked_sub(required.len())?;
@@ -106,7 +107,7 @@ impl GpuSet {
         (set.len() == count && self.is_superset(required)).then_some(set)
     }
 
-    /// The members by ascending index.
+    /// Returns the members by ascending index.
     pub fn iter(self) -> impl Iterator<Item = GpuIndex> + Clone {
         let mut rest = self.0;
         std::iter::from_fn(move || {
@@ -119,12 +120,12 @@ impl GpuSet {
         })
     }
 
-    /// All unordered pairs of members, lower index first.
+    /// Returns all unordered pairs of members, the lower index first.
     pub fn pairs(self) -> impl Iterator<Item = (GpuIndex, GpuIndex)> {
         self.iter().flat_map(move |a| Self(self.0 & !(bit(a) | (bit(a) - 1))).iter().map(move |b| (a, b)))
     }
 
-    /// All subsets of `size` members, in lexicographic order of their sorted indexes.
+    /// Returns all subsets of `size` members, in lexicographic order of their sorted indexes.
     pub fn subsets(self, size: usize) -> impl Iterator<Item = Self> {
         let members: Vec<u64> = self.iter().map(bit).collect();
         let mut positions: Vec<usize> = (0..size).collect();
@@ -146,7 +147,7 @@ impl GpuSet {
     }
 }
 
-/// Bit of a GPU; an index past the capacity belongs to no set.
+/// Returns the bit of a GPU; 0 for an index beyond the capacity.
 fn bit(gpu: GpuIndex) -> u64 {
     1u64.checked_shl(u32::from(gpu.0)).unwrap_or(0)
 }
@@ -183,20 +184,20 @@ mod tests {
     }
 
     #[test]
-    fn subsets_of_nothing_and_of_too_many() {
+    fn counts_subsets_of_every_size() {
         assert_eq!(set(&[1, 2]).subsets(0).count(), 1);
         assert_eq!(set(&[1, 2]).subsets(3).count(), 0);
         assert_eq!(GpuSet::first(16).subsets(8).count(), 12_870);
     }
 
     #[test]
-    fn pairs_of_the_last_bits() {
+    fn pairs_include_the_highest_bits() {
         let pairs: Vec<_> = set(&[3, 62, 63]).pairs().map(|(a, b)| (a.0, b.0)).collect();
         assert_eq!(pairs, [(3, 62), (3, 63), (62, 63)]);
     }
 
     #[test]
-    fn lowest_with_the_required_ones() {
+    fn lowest_with_contains_the_required_gpus() {
         let free = set(&[1, 2, 5, 7]);
         assert_eq!(free.lowest_with(GpuSet::EMPTY, 2), Some(set(&[1, 2])));
         assert_eq!(free.lowest_with(set(&[7]), 2), Some(set(&[1, 7])));

@@ -1,19 +1,19 @@
-//! The answer to a request: which GPUs, and how much of each.
+//! Grants: which GPUs a pod holds, and how much of each.
 
 use crate::gpu_set::GpuSet;
 use crate::request::{ContainerRole, Request, peak};
 use crate::units::{GpuIndex, MiB, MilliCpu, NodeName, Percent, PodUid};
 
-/// What one container holds on one GPU.
+/// The amount of one GPU that a container holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Hold {
-    /// All of it, whatever its size.
+    /// The whole GPU, whatever its size.
     Whole,
-    /// A part of it.
+    /// A share of the GPU.
     Share {
-        /// Compute guaranteed; zero for a memory-only grant.
+        /// The guaranteed compute; zero for a grant of memory alone.
         compute_percent: Percent,
-        /// Memory guaranteed.
+        /// The guaranteed memory.
         memory: MiB,
     },
 }
@@ -21,46 +21,46 @@ pub enum Hold {
 /// The GPUs of one container.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ContainerGrant {
-    /// The container's name.
+    /// The name of the container.
     pub container: String,
-    /// When it runs.
+    /// The role of the container.
     pub role: ContainerRole,
-    /// What it holds, by ascending index; each GPU once.
+    /// The GPUs and the amounts held, by ascending index; each GPU once.
     pub holds: Vec<(GpuIndex, Hold)>,
 }
 
-/// Everything one pod holds on its node.
+/// Everything that one pod holds on its node.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct PodGrant {
-    /// Whose.
+    /// The UID of the pod.
     pub pod: PodUid,
-    /// Where.
+    /// The node of the pod.
     pub node: NodeName,
-    /// CPU of the whole pod.
+    /// The CPU of the whole pod.
     pub cpu: MilliCpu,
-    /// Main memory of the whole pod.
+    /// The main memory of the whole pod.
     pub memory: MiB,
-    /// In the pod's order; containers without a GPU may be left out.
+    /// The grants of the containers in the pod's order; containers without a GPU may be left out.
     pub containers: Vec<ContainerGrant>,
 }
 
-/// How much of a GPU is taken: by one pod at its peak, or by all pods together.
+/// The used part of a GPU: of one pod at its peak, or of all pods together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct GpuUsage {
-    /// Whether somebody holds the whole GPU.
+    /// True if a pod holds the whole GPU.
     pub whole: bool,
-    /// Compute promised to shares.
+    /// The compute that shares hold.
     pub compute_percent: Percent,
-    /// Memory promised to shares.
+    /// The memory that shares hold.
     pub memory: MiB,
-    /// Whether somebody holds the whole GPU while another holds it too: never by a decision of ours.
+    /// True if one pod holds the whole GPU while another holds it too. No placement leads to this.
     pub contended: bool,
 }
 
 // === impl Hold ===
 
 impl Hold {
-    /// What a request holds on each of its GPUs.
+    /// Returns what a request holds on each of its GPUs.
     #[must_use]
     pub fn of(request: Request) -> Self {
         match request {
@@ -74,7 +74,7 @@ impl Hold {
 // === impl ContainerGrant ===
 
 impl ContainerGrant {
-    /// The GPUs held, without the amounts.
+    /// Returns the GPUs without the amounts.
     #[must_use]
     pub fn gpus(&self) -> GpuSet {
         self.holds.iter().map(|(gpu, _)| *gpu).collect()
@@ -89,14 +89,14 @@ impl ContainerGrant {
 // === impl PodGrant ===
 
 impl PodGrant {
-    /// What the pod takes of each of its GPUs at its peak: an init container's share is free again for the
-    /// main containers of the same pod.
+    /// Returns what the pod takes of each of its GPUs at its peak. Main containers reuse the GPUs of init containers
+    /// of the same pod.
     pub fn footprint(&self) -> impl Iterator<Item = (GpuIndex, GpuUsage)> {
         footprint(&self.containers)
     }
 }
 
-/// What these containers of one pod take of each GPU at their peak.
+/// Returns what these containers of one pod take of each GPU at their peak.
 pub(crate) fn footprint(containers: &[ContainerGrant]) -> impl Iterator<Item = (GpuIndex, GpuUsage)> {
     let gpus = containers.iter().map(ContainerGrant::gpus).fold(GpuSet::EMPTY, GpuSet::union);
     gpus.iter().map(|gpu| {
@@ -108,7 +108,7 @@ pub(crate) fn footprint(containers: &[ContainerGrant]) -> impl Iterator<Item = (
 // === impl GpuUsage ===
 
 impl GpuUsage {
-    /// What one hold takes.
+    /// Returns the usage of one hold.
     #[must_use]
     pub fn of(hold: Hold) -> Self {
         match hold {
@@ -117,19 +117,19 @@ impl GpuUsage {
         }
     }
 
-    /// Whether nobody takes anything.
+    /// Returns whether nothing is used.
     #[must_use]
     pub fn is_none(self) -> bool {
         self == Self::default()
     }
 
-    /// Whether a GPU of `memory` cannot carry this.
+    /// Returns whether the usage exceeds a GPU with this much memory.
     #[must_use]
     pub fn exceeds(self, memory: MiB) -> bool {
         self.contended || self.compute_percent > Percent::WHOLE || self.memory > memory
     }
 
-    /// Both side by side.
+    /// Returns the usage of both at the same time.
     #[must_use]
     pub fn plus(self, other: Self) -> Self {
         let meet = (self.whole && !other.is_none()) || (other.whole && !self.is_none());
@@ -141,7 +141,7 @@ impl GpuUsage {
         }
     }
 
-    /// The peak of two that never stand side by side.
+    /// Returns the peak of two usages that never occur at the same time.
     fn larger(self, other: Self) -> Self {
         Self {
             whole: self.whole || other.whole,

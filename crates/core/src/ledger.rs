@@ -1,7 +1,7 @@
-//! The book of all grants. Every dialect books here, so no GPU is promised twice.
+//! The ledger of all grants. Every dialect books here, so no GPU is granted twice.
 //!
-//! A node's state is always the sum of the grants of the pods on it, so any history that leads to the same
-//! pods leads to the same book; nothing is ever subtracted.
+//! A node's state is always the sum of the grants on it and is never reduced by subtraction. Any history that leads to
+//! the same pods therefore leads to the same ledger.
 
 mod names;
 
@@ -15,81 +15,112 @@ use crate::topology::Topology;
 use crate::units::{GpuIndex, NodeName, PodUid};
 
 /// All nodes, all grants, and what is left.
+///
+/// ```
+/// use tessera_core::gpu::Gpu;
+/// use tessera_core::grant::{ContainerGrant, Hold, PodGrant};
+/// use tessera_core::ledger::{Conflict, Ledger};
+/// use tessera_core::node::Node;
+/// use tessera_core::request::ContainerRole;
+/// use tessera_core::topology::Topology;
+/// use tessera_core::units::{GpuIndex, MiB, MilliCpu};
+///
+/// let gpu = Gpu::new(GpuIndex(0), "GPU-0".into(), "T4".into(), MiB(15_360));
+/// let mut ledger = Ledger::default();
+/// ledger.set_node(Node::new("n".into(), vec![gpu], Topology::unknown(1), MilliCpu(8000), MiB(32_768))?);
+/// let grant = |pod: &str| PodGrant {
+///     pod: pod.into(),
+///     node: "n".into(),
+///     cpu: MilliCpu(1000),
+///     memory: MiB(1024),
+///     containers: vec![ContainerGrant {
+///         container: "main".to_owned(),
+///         role: ContainerRole::Main,
+///         holds: vec![(GpuIndex(0), Hold::Whole)],
+///     }],
+/// };
+/// assert!(ledger.book(grant("first")).is_ok());
+/// let conflict = ledger.book(grant("second")).unwrap_err();
+/// assert_eq!(conflict, Conflict::Insufficient { node: "n".into(), gpu: GpuIndex(0) });
+/// ledger.release(&"first".into());
+/// assert!(ledger.book(grant("second")).is_ok());
+/// # Ok::<(), tessera_core::node::BadNode>(())
+/// ```
 #[derive(Clone, Debug, Default)]
 pub struct Ledger {
-    /// Where each node stands in `names`, `nodes` and `changed`.
+    /// The position of each node in `names`, `nodes` and `changed`.
     positions: HashMap<NodeName, NodePosition>,
     names: Names,
-    /// Side by side, for those who look at all of them; `None` where one was removed.
+    /// The nodes side by side, so that a scan reads memory in order; `None` where a node was removed.
     nodes: Vec<Option<NodeState>>,
-    /// When each last changed.
+    /// The revision of the last change of each node.
     changed: Vec<Revision>,
-    /// The last change of any.
+    /// The revision of the last change of any node.
     now: Revision,
-    /// Where nodes were removed.
+    /// The positions of removed nodes.
     vacant: Vec<NodePosition>,
     pods: HashMap<PodUid, Arc<PodGrant>>,
-    /// Also for nodes not known yet: a pod may be seen before its node is.
+    /// The pods of each node; also of unknown nodes, because a pod may be seen before its node.
     pods_of: HashMap<NodeName, BTreeSet<PodUid>>,
-    /// One of each kind of machine, so that what is derived from its links is derived once.
+    /// One copy of each topology, so that the values derived from its links are computed once.
     topologies: HashSet<Topology>,
-    /// One of each list of kinds of GPUs: nodes mostly have the same.
+    /// One copy of each list of GPU kinds, which most nodes have in common.
     kinds: Vec<Kinds>,
 }
 
-/// Where a node stands in the book: its own for as long as it is known, another's after that.
+/// The position of a node in the ledger. It belongs to the node until the node is removed and is reused afterwards.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NodePosition(usize);
 
-/// Counts the changes of a book: the same position at the same moment is the same node in the same state.
+/// The number of a change of the ledger. A position with an unchanged revision holds the same node in the same state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Revision(u64);
 
-/// Why a grant was not booked. Nothing has changed then.
+/// The reason why a grant was not booked. The ledger is unchanged then.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Conflict {
-    /// The node is not in the book.
+    /// The ledger does not know the node.
     #[error("node {0} is unknown")]
     UnknownNode(NodeName),
     /// The node has no such GPU.
     #[error("node {node} has no GPU {gpu}")]
     UnknownGpu {
-        /// Which node.
+        /// The node.
         node: NodeName,
-        /// Which GPU.
+        /// The GPU.
         gpu: GpuIndex,
     },
-    /// Others hold too much of the GPU.
+    /// The GPU has too little left.
     #[error("GPU {gpu} of node {node} has not enough left")]
     Insufficient {
-        /// Which node.
+        /// The node.
         node: NodeName,
-        /// Which GPU.
+        /// The GPU.
         gpu: GpuIndex,
     },
-    /// The pod already holds something else.
+    /// The pod already holds another grant.
     #[error("pod {pod} already holds another grant on node {node}; release it first")]
     AlreadyBooked {
-        /// Which pod.
+        /// The pod.
         pod: PodUid,
-        /// Where.
+        /// The node of the other grant.
         node: NodeName,
     },
 }
 
-/// Whether a call changed the book.
+/// Whether a call changed the ledger.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LedgerChange {
-    /// It did.
+    /// The ledger changed.
     Changed,
-    /// The book said so already.
+    /// The ledger had this content already.
     Unchanged,
 }
 
 // === impl NodePosition ===
 
 impl NodePosition {
-    /// Counted from zero, without large gaps: for lists by node.
+    /// Returns the position as an index, counted from zero without large gaps.
     #[must_use]
     pub fn index(self) -> usize {
         self.0
@@ -99,7 +130,7 @@ impl NodePosition {
 // === impl Ledger ===
 
 impl Ledger {
-    /// Enters a decision of ours: refused unless every GPU has the room, and unless the pod holds nothing else.
+    /// Books a decision of the scheduler. It fails where a GPU lacks room or the pod holds another grant.
     pub fn book(&mut self, grant: PodGrant) -> Result<LedgerChange, Conflict> {
         if let Some(booked) = self.pods.get(&grant.pod) {
             return if **booked == grant {
@@ -120,8 +151,9 @@ impl Ledger {
         Ok(LedgerChange::Changed)
     }
 
-    /// Enters a fact: what a pod holds, whoever granted it. It replaces what the book said of that pod and is
-    /// never refused, since the pod is there; [`Ledger::overbooked`] tells the GPUs that carry too much.
+    /// Enters what a pod holds in fact, and replaces what the ledger had for the pod.
+    ///
+    /// This never fails, because the pod is there. [`Ledger::overbooked`] returns the GPUs that carry too much.
     pub fn observe(&mut self, grant: PodGrant) -> LedgerChange {
         if self.pods.get(&grant.pod).is_some_and(|booked| **booked == grant) {
             return LedgerChange::Unchanged;
@@ -131,7 +163,7 @@ impl Ledger {
         LedgerChange::Changed
     }
 
-    /// Ends a pod's grant. A pod the book does not know changes nothing.
+    /// Releases a pod's grant. An unknown pod changes nothing.
     pub fn release(&mut self, pod: &PodUid) -> LedgerChange {
         let Some(grant) = self.pods.remove(pod) else {
             return LedgerChange::Unchanged;
@@ -148,7 +180,7 @@ impl Ledger {
         LedgerChange::Changed
     }
 
-    /// Enters a node, or what has become of it; the grants on it stay.
+    /// Adds a node or replaces its description. The grants on it stay.
     pub fn set_node(&mut self, node: Node) -> LedgerChange {
         if self.node(&node.name).is_some_and(|known| *known.node() == node) {
             return LedgerChange::Unchanged;
@@ -157,7 +189,7 @@ impl Ledger {
             Some(known) => known.clone(),
             None => node.topology().clone(),
         };
-        // Now, so that no decision has to wait for it.
+        // The model is built here, so that no decision has to wait for it.
         let _ = topology.bandwidth_model();
         let kinds = self.kinds.iter().find(|known| **known == *node.shared_kinds()).cloned();
         let kinds = kinds.unwrap_or_else(|| Arc::clone(node.shared_kinds()));
@@ -166,7 +198,7 @@ impl Ledger {
         LedgerChange::Changed
     }
 
-    /// Forgets a node. Its pods stay in the book until they are released: the node may come back.
+    /// Removes a node. Its pods stay until they are released, because the node may come back.
     pub fn remove_node(&mut self, name: &NodeName) -> LedgerChange {
         let Some(position) = self.positions.remove(name) else { return LedgerChange::Unchanged };
         self.names.set(position.0, "");
@@ -175,78 +207,78 @@ impl Ledger {
         LedgerChange::Changed
     }
 
-    /// One node and what is left of it.
+    /// Returns a node and what is left of it.
     #[must_use]
     pub fn node(&self, name: &NodeName) -> Option<&NodeState> {
         self.at(self.position(&name.0)?)
     }
 
-    /// Where a node stands.
+    /// Returns the position of a node.
     #[must_use]
     pub fn position(&self, name: &str) -> Option<NodePosition> {
         self.positions.get(name).copied()
     }
 
-    /// Whether the node of this name stands there: cheaper than [`Ledger::position`] for those who have a guess.
+    /// Returns whether the node of this name has this position. Checking a guess is cheaper than [`Ledger::position`].
     #[must_use]
     pub fn is_at(&self, position: NodePosition, name: &str) -> bool {
         self.names.is_at(position.0, name)
     }
 
-    /// The node that stands there.
+    /// Returns the node at a position.
     #[must_use]
     pub fn at(&self, position: NodePosition) -> Option<&NodeState> {
         self.nodes.get(position.0)?.as_ref()
     }
 
-    /// When the node that stands there last changed.
+    /// Returns the revision of the last change of the node at a position.
     #[must_use]
     pub fn changed(&self, position: NodePosition) -> Revision {
         self.changed.get(position.0).copied().unwrap_or_default()
     }
 
-    /// When any node last changed.
+    /// Returns the revision of the last change of any node.
     #[must_use]
     pub fn last_change(&self) -> Revision {
         self.now
     }
 
-    /// How many positions there are: every one is below.
+    /// Returns the number of positions; all indexes are below it.
     #[must_use]
     pub fn positions(&self) -> usize {
         self.nodes.len()
     }
 
-    /// The positions where nodes stand, among these.
+    /// Returns the positions in this range that hold a node.
     pub fn positions_in(&self, indices: std::ops::Range<usize>) -> impl Iterator<Item = NodePosition> {
         let is_taken = |index: &usize| self.nodes.get(*index).is_some_and(Option::is_some);
         indices.filter(is_taken).map(NodePosition)
     }
 
-    /// Counts a change of something that belongs to the node and stands elsewhere.
+    /// Marks a node as changed because of data that the caller keeps for it.
     pub fn mark_changed(&mut self, name: &NodeName) {
         if let Some(position) = self.position(&name.0) {
             self.touch(position);
         }
     }
 
-    /// All nodes, in no particular order.
+    /// Returns all nodes, in no particular order.
     pub fn nodes(&self) -> impl Iterator<Item = &NodeState> {
         self.nodes.iter().flatten()
     }
 
-    /// What a pod holds.
+    /// Returns what a pod holds.
     #[must_use]
     pub fn grant(&self, pod: &PodUid) -> Option<&PodGrant> {
         self.pods.get(pod).map(AsRef::as_ref)
     }
 
-    /// The grants on one node, by pod UID.
+    /// Returns the grants on one node, by pod UID.
     pub fn grants_on(&self, node: &NodeName) -> impl Iterator<Item = &PodGrant> {
         self.pods_of.get(node).into_iter().flatten().filter_map(|pod| self.grant(pod))
     }
 
-    /// GPUs that carry more than they have, because pods bypassed us or a GPU shrank.
+    /// Returns the GPUs that carry more than they have, because pods bypassed the scheduler or a GPU was replaced.
     #[must_use]
     pub fn overbooked(&self) -> BTreeMap<NodeName, Vec<GpuIndex>> {
         let mut found = BTreeMap::new();
@@ -271,7 +303,7 @@ impl Ledger {
         self.pods.insert(grant.pod.clone(), Arc::new(grant));
     }
 
-    /// Keeps these for nodes to come. What is new takes the place of what no node has any more: GPUs break and links fail.
+    /// Keeps these values for further nodes, and drops those that no node uses any more.
     fn share(&mut self, topology: &Topology, kinds: &Kinds) {
         if !self.topologies.contains(topology) {
             self.topologies.retain(Topology::is_shared);
@@ -283,7 +315,7 @@ impl Ledger {
         }
     }
 
-    /// Sums up the grants on a node anew.
+    /// Computes the state of a node from the grants on it.
     fn recount(&mut self, node: Arc<Node>) {
         let mut state = NodeState::empty(Arc::clone(&node));
         self.grants_on(&node.name).for_each(|grant| state.add(grant));
@@ -291,7 +323,7 @@ impl Ledger {
         self.put(position, Some(state));
     }
 
-    /// Finds a place for a node that is new.
+    /// Assigns a position to a new node.
     fn settle(&mut self, name: NodeName) -> NodePosition {
         let position = self.vacant.pop().unwrap_or_else(|| {
             self.nodes.push(None);
@@ -324,7 +356,7 @@ mod tests {
     use crate::fixtures::node_of_memories;
 
     #[test]
-    fn what_no_node_has_any_more_is_not_kept() {
+    fn drops_shared_values_that_no_node_uses() {
         let mut ledger = Ledger::default();
         for memory in 1..100 {
             let count = usize::try_from(memory % 7 + 1).unwrap();

@@ -1,7 +1,7 @@
-//! The core that decides: which GPUs a pod gets, and what is left.
+//! Decisions of Tessera: which GPUs a pod gets, and what is left.
 //!
-//! Everything here is a function of values. No IO, no clock, no global, no async: the scheduler, the agent, the
-//! command line and the simulators all call the same code and execute what it answers.
+//! Every function depends only on its arguments: no IO, no clock, no globals, no async. The scheduler, the agent, the
+//! command line and the simulators call the same code and carry out its decisions.
 
 #![warn(missing_docs)]
 

@@ -1,4 +1,4 @@
-//! One node: what it has, and what is left of it.
+//! A node: its GPUs and host resources, and what is left of them.
 
 use std::sync::Arc;
 
@@ -8,88 +8,88 @@ use crate::grant::{GpuUsage, Hold, PodGrant};
 use crate::topology::Topology;
 use crate::units::{GpuIndex, MiB, MilliCpu, NodeName, Percent};
 
-/// What a node has, as its agent and Kubernetes describe it.
+/// The GPUs and host resources of a node, as its agent and Kubernetes report them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Node {
-    /// Its name.
+    /// The name of the node.
     pub name: NodeName,
-    /// Its GPUs; each GPU's index is its position.
+    /// The GPUs; the index of each GPU is its position.
     gpus: Vec<Gpu>,
     kinds: Kinds,
-    /// Those of its GPUs that new grants may use.
+    /// The GPUs that new grants may use.
     healthy: GpuSet,
-    /// What joins them.
+    /// The links between the GPUs.
     topology: Topology,
-    /// CPU that pods may use.
+    /// The CPU that pods may use.
     pub cpu: MilliCpu,
-    /// Main memory that pods may use.
+    /// The main memory that pods may use.
     pub memory: MiB,
-    /// The instance type, by which static tables list their sets.
+    /// The instance type, which static tables refer to.
     pub instance_type: Option<String>,
 }
 
-/// The kinds of GPUs of a node, with the GPUs of each. Decisions read the GPUs' memory here: nodes that are alike share it.
+/// The kinds of GPUs of a node, with the GPUs of each kind. Equal nodes share one list.
 pub(crate) type Kinds = Arc<[(GpuKind, GpuSet)]>;
 
-/// A description of a node that cannot be.
+/// The error for an impossible description of a node.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadNode {
-    /// The GPUs are not numbered 0, 1, 2, ...
+    /// The GPUs are not numbered 0, 1, 2 and so on.
     #[error(
         "node {node}: GPU at position {position} has index {index}; list the GPUs by index, without gaps"
     )]
     Order {
-        /// Which node.
+        /// The node.
         node: NodeName,
-        /// Where in the list.
+        /// The position in the list.
         position: usize,
-        /// What stands there.
+        /// The index at that position.
         index: GpuIndex,
     },
-    /// More GPUs than a node may have.
+    /// The node has more GPUs than supported.
     #[error("node {node} has {count} GPUs; at most {} are supported", GpuSet::CAPACITY)]
     TooMany {
-        /// Which node.
+        /// The node.
         node: NodeName,
-        /// How many GPUs.
+        /// The number of GPUs.
         count: usize,
     },
-    /// Links of another number of GPUs.
+    /// The topology describes another number of GPUs.
     #[error("node {node} has {gpus} GPUs, but its topology describes {linked}")]
     Topology {
-        /// Which node.
+        /// The node.
         node: NodeName,
-        /// How many GPUs.
+        /// The number of GPUs.
         gpus: usize,
-        /// How many the topology has.
+        /// The number of GPUs in the topology.
         linked: usize,
     },
 }
 
-/// A node and what all its pods together take of it.
+/// A node and what all its pods together use of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeState {
     node: Arc<Node>,
     used: Vec<GpuUsage>,
-    /// The GPUs of each pod that holds any, in ascending order of their masks: they come back together.
+    /// The GPUs of each pod that holds any, ascending by mask. They become free together.
     held: Vec<GpuSet>,
     cpu_used: MilliCpu,
     memory_used: MiB,
 }
 
-/// What is left of a GPU for shares.
+/// The free part of a GPU that shares can use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GpuRoom {
-    /// Compute not promised.
+    /// The free compute.
     pub compute_percent: Percent,
-    /// Memory not promised.
+    /// The free memory.
     pub memory: MiB,
 }
 
 // === impl Node ===
 
 impl Node {
-    /// A node of these GPUs and links.
+    /// Creates a node with these GPUs and links.
     pub fn new(
         name: NodeName,
         gpus: Vec<Gpu>,
@@ -119,31 +119,31 @@ impl Node {
         Ok(Self { name, gpus, kinds: kinds.into(), healthy, topology, cpu, memory, instance_type: None })
     }
 
-    /// Its GPUs by index.
+    /// Returns the GPUs by index.
     #[must_use]
     pub fn gpus(&self) -> &[Gpu] {
         &self.gpus
     }
 
-    /// One GPU.
+    /// Returns one GPU.
     #[must_use]
     pub fn gpu(&self, index: GpuIndex) -> Option<&Gpu> {
         self.gpus.get(index.position())
     }
 
-    /// The kinds of GPUs it has, with the GPUs of each.
+    /// Returns the kinds of GPUs with the GPUs of each kind.
     #[must_use]
     pub fn kinds(&self) -> &[(GpuKind, GpuSet)] {
         &self.kinds
     }
 
-    /// What joins the GPUs.
+    /// Returns the links between the GPUs.
     #[must_use]
     pub fn topology(&self) -> &Topology {
         &self.topology
     }
 
-    /// The same node, of whose GPUs these are broken too.
+    /// Returns the same node with these GPUs marked unhealthy as well.
     #[must_use]
     pub fn with_unhealthy(&self, gpus: GpuSet) -> Self {
         let mut node = self.clone();
@@ -154,7 +154,7 @@ impl Node {
         node
     }
 
-    /// The same node, its links and kinds read from equal ones that others use too.
+    /// Returns the same node with equal links and kinds that other nodes share.
     pub(crate) fn sharing(self, topology: Topology, kinds: Kinds) -> Self {
         debug_assert_eq!((&self.topology, &self.kinds), (&topology, &kinds));
         Self { topology, kinds, ..self }
@@ -164,7 +164,7 @@ impl Node {
         &self.kinds
     }
 
-    /// The kind of a GPU: the same for GPUs that are alike but for their health.
+    /// Returns the kind of a GPU, which does not depend on its health.
     pub(crate) fn kind(&self, gpu: GpuIndex) -> Option<&GpuKind> {
         self.kinds.iter().find(|(_, gpus)| gpus.contains(gpu)).map(|(kind, _)| kind)
     }
@@ -177,44 +177,44 @@ fn healthy(gpus: &[Gpu]) -> GpuSet {
 // === impl NodeState ===
 
 impl NodeState {
-    /// A node nobody uses.
+    /// Creates the state of an unused node.
     #[must_use]
     pub fn empty(node: Arc<Node>) -> Self {
         let used = vec![GpuUsage::default(); node.gpus.len()];
         Self { node, used, held: Vec::new(), cpu_used: MilliCpu::ZERO, memory_used: MiB::ZERO }
     }
 
-    /// What the node has.
+    /// Returns the node.
     #[must_use]
     pub fn node(&self) -> &Node {
         &self.node
     }
 
-    /// The same, to keep.
+    /// Returns a shared reference to the node.
     #[must_use]
     pub fn shared_node(&self) -> Arc<Node> {
         Arc::clone(&self.node)
     }
 
-    /// What all pods together take of a GPU.
+    /// Returns what all pods together use of a GPU.
     #[must_use]
     pub fn used(&self, gpu: GpuIndex) -> GpuUsage {
         self.used.get(gpu.position()).copied().unwrap_or_default()
     }
 
-    /// What is left of a GPU for shares. Never negative, even where pods that bypassed us hold too much.
+    /// Returns what is left of a GPU for shares; zero where pods that bypassed the scheduler hold too much.
     #[must_use]
     pub fn room(&self, gpu: GpuIndex) -> GpuRoom {
         self.node.kind(gpu).map_or_else(GpuRoom::default, |kind| GpuRoom::of(kind.memory, self.used(gpu)))
     }
 
-    /// What is left of a GPU in percent of what is scarcer there; nothing of an unhealthy one.
+    /// Returns the free percentage of a GPU, counted by the scarcer of compute and memory; 0 for an unhealthy GPU.
     #[must_use]
     pub fn percent_left(&self, gpu: GpuIndex) -> u8 {
         self.percent_left_with(gpu, GpuUsage::default())
     }
 
-    /// Likewise, once `more` of it is taken.
+    /// Returns the free percentage of a GPU once `more` of it is used.
     pub(crate) fn percent_left_with(&self, gpu: GpuIndex, more: GpuUsage) -> u8 {
         let Some(kind) = self.node.kind(gpu).filter(|_| self.node.healthy.contains(gpu)) else { return 0 };
         let used = self.used(gpu).plus(more);
@@ -227,26 +227,26 @@ impl NodeState {
         u8::try_from(compute_percent.min(memory)).unwrap_or(100)
     }
 
-    /// What is left of all GPUs together, in GPUs.
+    /// Returns the free capacity of all GPUs, in GPUs.
     #[must_use]
     pub fn gpus_left(&self) -> f64 {
         let percents = self.node.healthy.iter().map(|gpu| u32::from(self.percent_left(gpu)));
         f64::from(percents.sum::<u32>()) / 100.0
     }
 
-    /// Healthy GPUs nobody holds anything of.
+    /// Returns the healthy GPUs that no pod uses.
     #[must_use]
     pub fn idle(&self) -> GpuSet {
         self.node.healthy.iter().filter(|gpu| self.used(*gpu).is_none()).collect()
     }
 
-    /// Whether `hold` can be added on a GPU: it is healthy and has the room, all of it for a whole GPU.
+    /// Returns whether a GPU is healthy and has room for `hold`. A whole GPU must be unused.
     #[must_use]
     pub fn fits(&self, gpu: GpuIndex, hold: Hold) -> bool {
         self.node.healthy.contains(gpu) && self.has_room(gpu, hold)
     }
 
-    /// Whether a GPU, in whatever health, has the room for `hold`.
+    /// Returns whether a GPU has room for `hold`, whatever its health.
     #[must_use]
     pub(crate) fn has_room(&self, gpu: GpuIndex, hold: Hold) -> bool {
         match hold {
@@ -258,25 +258,25 @@ impl NodeState {
         }
     }
 
-    /// The GPUs of each pod that holds any.
+    /// Returns the GPUs of each pod that holds any.
     #[must_use]
     pub fn held(&self) -> &[GpuSet] {
         &self.held
     }
 
-    /// CPU not promised.
+    /// Returns the free CPU.
     #[must_use]
     pub fn cpu_left(&self) -> MilliCpu {
         self.node.cpu.saturating_sub(self.cpu_used)
     }
 
-    /// Main memory not promised.
+    /// Returns the free main memory.
     #[must_use]
     pub fn memory_left(&self) -> MiB {
         self.node.memory.saturating_sub(self.memory_used)
     }
 
-    /// Takes what a pod holds. GPUs the node does not have are passed over.
+    /// Adds what a pod holds. GPUs that the node does not have are ignored.
     pub fn add(&mut self, grant: &PodGrant) {
         self.take(grant.cpu, grant.memory, grant.footprint());
     }
@@ -301,7 +301,7 @@ impl NodeState {
         }
     }
 
-    /// Takes some more of one GPU.
+    /// Adds usage to one GPU.
     pub(crate) fn add_usage(&mut self, gpu: GpuIndex, usage: GpuUsage) {
         if let Some(known) = self.used.get_mut(gpu.position()) {
             *known = known.plus(usage);

@@ -1,7 +1,7 @@
-//! Which GPUs of a node a pod gets, and how well the node suits it.
+//! Placement: which GPUs of a node a pod gets, and how well the node suits it.
 //!
-//! One function, [`place`], serves every dialect and every policy. It looks at values and answers with a value;
-//! booking the answer is the [ledger](crate::ledger)'s affair.
+//! One function, [`place`], serves every dialect and every policy. It changes nothing; the
+//! [ledger](crate::ledger) books the result.
 
 pub mod best_effort;
 mod containers;
@@ -26,18 +26,42 @@ pub use describe::describe;
 pub use policy::{Policy, UnknownPolicy};
 pub use rejection::{GpuRejectReason, PlacementError, PlacementExplanation};
 
-/// The GPUs a node would give a pod.
+/// The GPUs that a pod gets on a node.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Placement {
-    /// For each container of the pod, in its order; empty for one that asks for no GPU.
+    /// The GPUs of each container, in the pod's order; empty for a container that requests no GPU.
     pub gpus: Vec<GpuSet>,
-    /// How well the node suits the pod; comparable between nodes under the same policy only. Higher is better.
+    /// How well the node suits the pod. Higher is better; only scores of one policy are comparable.
     pub score: f64,
 }
 
-/// Chooses GPUs for every container, or says what stands in the way.
+/// Chooses GPUs for every container, or returns the reason why the pod does not fit.
 ///
-/// `required` names GPUs that must be among those of the first container that asks for whole ones.
+/// The first container that requests whole GPUs gets the `required` ones among them.
+///
+/// ```
+/// use std::sync::Arc;
+/// use tessera_core::gpu::Gpu;
+/// use tessera_core::gpu_set::GpuSet;
+/// use tessera_core::node::{Node, NodeState};
+/// use tessera_core::placement::{Policy, place};
+/// use tessera_core::request::{PodRequest, Request};
+/// use tessera_core::topology::{Link, Topology};
+/// use tessera_core::units::{GpuIndex, MiB, MilliCpu};
+///
+/// // Four GPUs; NVLinks join 0 with 3 and 1 with 2.
+/// let links = |a: GpuIndex, b: GpuIndex| if a.0 + b.0 == 3 { Link::nvlink(2) } else { Link::default() };
+/// let gpu = |i: u8| Gpu::new(GpuIndex(i), format!("GPU-{i}").as_str().into(), "V100".into(), MiB(16_384));
+/// let gpus = (0..4).map(gpu).collect();
+/// let node = Node::new("n".into(), gpus, Topology::from_pairs(4, links), MilliCpu(8000), MiB(65_536))?;
+/// let state = NodeState::empty(Arc::new(node));
+///
+/// let pod = PodRequest::of_mains([Request::Whole(2)]);
+/// let policy: Policy = "tessera".parse().unwrap();
+/// let placement = place(&state, &pod, &policy, GpuSet::EMPTY).unwrap();
+/// assert_eq!(placement.gpus[0].to_string(), "0,3");
+/// # Ok::<(), tessera_core::node::BadNode>(())
+/// ```
 pub fn place(
     node: &NodeState,
     pod: &PodRequest,
@@ -47,7 +71,28 @@ pub fn place(
     try_place(node, pod, policy, required).map_err(|blocked| blocked.error)
 }
 
-/// Whether [`place`] would find GPUs, and if not, why not.
+/// Checks whether [`place`] finds GPUs, without choosing them.
+///
+/// ```
+/// # use std::sync::Arc;
+/// # use tessera_core::gpu::Gpu;
+/// # use tessera_core::node::{Node, NodeState};
+/// use tessera_core::placement::{Policy, filter, score};
+/// use tessera_core::request::{PodRequest, Request};
+/// # use tessera_core::topology::Topology;
+/// # use tessera_core::units::{GpuIndex, MiB, MilliCpu};
+///
+/// # let gpu = Gpu::new(GpuIndex(0), "GPU-0".into(), "T4".into(), MiB(15_360));
+/// # let node = Node::new("n".into(), vec![gpu], Topology::unknown(1), MilliCpu(8000), MiB(32_768))?;
+/// # let state = NodeState::empty(Arc::new(node));
+/// // `state` is a node with one idle GPU of 15,360 MiB.
+/// let small = PodRequest::of_mains([Request::Memory(MiB(1024))]);
+/// let large = PodRequest::of_mains([Request::Memory(MiB(20_480))]);
+/// assert!(filter(&state, &small, &Policy::Binpack).is_ok());
+/// assert!(score(&state, &small, &Policy::Binpack).is_ok());
+/// assert_eq!(filter(&state, &large, &Policy::Binpack).unwrap_err().to_string(), "no GPU has 20480 MiB");
+/// # Ok::<(), tessera_core::node::BadNode>(())
+/// ```
 pub fn filter(node: &NodeState, pod: &PodRequest, policy: &Policy) -> Result<(), PlacementError> {
     match only_request(pod) {
         Some(request) => simple_query(node, pod, request).map(|_| ()),
@@ -55,18 +100,18 @@ pub fn filter(node: &NodeState, pod: &PodRequest, policy: &Policy) -> Result<(),
     }
 }
 
-/// GPUs for a pod that is on the node already, of which nobody told the GPUs: until somebody does, these are set aside for
-/// it. None where nothing is left for it.
+/// Returns GPUs to set aside for a pod that is on the node already but whose GPUs are unknown.
+///
+/// The result is empty where no GPU has room for the pod.
 #[must_use]
 pub fn set_aside(node: &NodeState, pod: &PodRequest) -> Vec<ContainerGrant> {
-    // Its CPU is the kubelet's affair: it is there already.
+    // The kubelet has admitted the pod, so CPU and memory suffice.
     let gpus_only = PodRequest { cpu: MilliCpu::ZERO, memory: MiB::ZERO, ..pod.clone() };
     let placement = place(node, &gpus_only, &Policy::Simple, GpuSet::EMPTY);
     placement.map(|placement| placement.grants(&gpus_only)).unwrap_or_default()
 }
 
-/// The score [`place`] would give, where the GPUs themselves do not matter yet: ranking thousands of nodes takes this
-/// road.
+/// Returns the score of [`place`] without choosing the GPUs, which is cheaper when thousands of nodes are ranked.
 pub fn score(node: &NodeState, pod: &PodRequest, policy: &Policy) -> Result<f64, PlacementError> {
     if let (Policy::Tessera(forecast), Some(request)) = (policy, only_request(pod)) {
         let query = simple_query(node, pod, request)?;
@@ -77,7 +122,9 @@ pub fn score(node: &NodeState, pod: &PodRequest, policy: &Policy) -> Result<f64,
     place(node, pod, policy, GpuSet::EMPTY).map(|placement| placement.score)
 }
 
-/// What a pod asks of the GPUs where it is no more than one lasting container's request; most pods are so.
+/// Returns the GPU request of a pod in which at most one container requests GPUs and that one is no init container.
+///
+/// Most pods are of this form. `Some(None)` is a pod without GPU requests, `None` a pod of any other form.
 pub(crate) fn only_request(pod: &PodRequest) -> Option<Option<Request>> {
     let mut asking = pod.containers.iter().filter(|container| container.request.is_some());
     match (asking.next(), asking.next()) {
@@ -87,7 +134,7 @@ pub(crate) fn only_request(pod: &PodRequest) -> Option<Option<Request>> {
     }
 }
 
-/// The candidates of a pod with one request or none.
+/// Returns the query of a pod with at most one GPU request.
 fn simple_query(
     node: &NodeState,
     pod: &PodRequest,
@@ -137,39 +184,39 @@ fn grants(pod: &PodRequest, gpus: &[GpuSet]) -> Vec<ContainerGrant> {
 }
 
 impl Placement {
-    /// The placement as grants, for the ledger and for the pod's annotations.
+    /// Returns the placement as grants for the ledger and for the pod's annotations.
     #[must_use]
     pub fn grants(&self, pod: &PodRequest) -> Vec<ContainerGrant> {
         grants(pod, &self.gpus)
     }
 }
 
-/// What one container asks of one node, as the policies see it.
+/// The request of one container on one node, as the policies read it.
 #[derive(Clone, Copy, Debug)]
 struct ContainerQuery {
     hold: Hold,
     count: usize,
-    /// GPUs that could serve; at least `count`.
+    /// The GPUs that could serve the container; at least `count`.
     candidates: GpuSet,
-    /// Candidates that must be chosen.
+    /// The candidates that must be chosen.
     required: GpuSet,
     link_sensitivity: LinkSensitivity,
-    /// CPU of the whole pod.
+    /// The CPU of the whole pod.
     cpu: MilliCpu,
-    /// Main memory of the whole pod.
+    /// The main memory of the whole pod.
     memory: MiB,
 }
 
-/// What a policy chose.
+/// The choice of a policy for one container.
 #[derive(Clone, Copy, Debug)]
 struct Chosen {
     gpus: GpuSet,
-    /// The policy's own points for this set, if it gives any.
+    /// The points of the policy for this set; 0 for policies without points.
     merit: f64,
 }
 
 impl ContainerQuery {
-    /// Finds the candidates. Those in `preferred` are the only ones where they are enough.
+    /// Collects the candidates. Where enough of them are `preferred`, only those stay.
     fn new(
         node: &NodeState,
         pod: &PodRequest,

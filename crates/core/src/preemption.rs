@@ -1,4 +1,4 @@
-//! Whom to evict, so that a pod fits on a node.
+//! Preemption: which pods to evict so that a pod with a higher priority fits on a node.
 
 use std::collections::BTreeSet;
 
@@ -10,44 +10,82 @@ use crate::quota::GpuAmount;
 use crate::request::{PodRequest, Request};
 use crate::units::{GpuIndex, PodUid};
 
-/// A pod that holds something of the node.
+/// A pod on the node that holds CPU, memory or GPUs.
 #[derive(Clone, Copy, Debug)]
 pub struct RunningPod<'a> {
-    /// What it holds.
+    /// The grant of the pod.
     pub grant: &'a PodGrant,
-    /// How much it matters.
+    /// The priority of the pod.
     pub priority: i32,
-    /// What the preemptor's quota gets back when it goes.
+    /// The amount that the eviction returns to the preemptor's quota; zero for pods of other namespaces.
     pub quota_released: GpuAmount,
 }
 
-/// Who wants in.
+/// The pod for which others are evicted.
 #[derive(Clone, Copy, Debug)]
 pub struct Preemptor<'a> {
-    /// What it asks for.
+    /// The request of the pod.
     pub request: &'a PodRequest,
-    /// How much it matters: only pods that matter less may go.
+    /// The priority of the pod. Only pods of lower priority may be evicted.
     pub priority: i32,
-    /// How its GPUs are chosen.
+    /// The policy that chooses the GPUs.
     pub policy: &'a Policy,
-    /// What its quota must get back before it may come. Then only those who repay something may go: nobody else makes room
-    /// for a namespace that has had its share.
+    /// The amount by which the pod exceeds its quota. Where it is not zero, only pods of the same quota may be evicted:
+    /// other namespaces do not make room for one that is over its quota.
     pub quota_excess: GpuAmount,
 }
 
-/// Sets up to this size are all looked at before a short cut is taken.
-const LARGEST_SET: usize = 3;
+/// Upper bound for the size of sets that are searched exhaustively, before the greedy search starts.
+const MAX_SEARCHED_SET: usize = 3;
 
-/// Sets looked at, at most: all those of three out of a hundred pods.
-const LOOKS: usize = 200_000;
+/// Upper bound for the examined sets: about the number of sets of three out of a hundred pods.
+const MAX_EXAMINED_SETS: usize = 200_000;
 
-/// Pods counted up, at most, to try those sets that look as if they could do: some milliseconds. kube-scheduler asks about hundreds of nodes at
-/// a time, and waits for seconds.
-const COUNTED: usize = 100_000;
+/// Upper bound for the pods summed up while sets are tried, which takes some milliseconds. kube-scheduler asks about
+/// hundreds of nodes in one call and waits for seconds.
+const MAX_SUMMED_PODS: usize = 100_000;
 
-/// The pods to evict so that the preemptor fits: those `proposed` where they suffice, for others count on them too; else
-/// those whose most important one matters least, and the fewest of those. None
-/// where nobody need go; `None` where nothing helps.
+/// Returns the pods to evict so that the preemptor fits, or `None` where no eviction helps.
+///
+/// The `proposed` pods are returned where they suffice, because kube-scheduler has checked them already. Otherwise the
+/// highest priority among the victims is as low as possible, and then their number. The result is empty where the pod
+/// fits without an eviction.
+///
+/// ```
+/// # use std::collections::BTreeSet;
+/// # use std::sync::Arc;
+/// # use tessera_core::gpu::Gpu;
+/// # use tessera_core::grant::{ContainerGrant, Hold, PodGrant};
+/// # use tessera_core::node::{Node, NodeState};
+/// # use tessera_core::placement::Policy;
+/// use tessera_core::preemption::{Preemptor, RunningPod, victims};
+/// # use tessera_core::quota::GpuAmount;
+/// # use tessera_core::request::{ContainerRole, PodRequest, Request};
+/// # use tessera_core::topology::Topology;
+/// # use tessera_core::units::{GpuIndex, MiB, MilliCpu};
+/// # let gpu = Gpu::new(GpuIndex(0), "GPU-0".into(), "T4".into(), MiB(15_360));
+/// # let node = Node::new("n".into(), vec![gpu], Topology::unknown(1), MilliCpu(8000), MiB(32_768))?;
+/// # let mut state = NodeState::empty(Arc::new(node));
+/// # let grant = PodGrant {
+/// #     pod: "batch".into(),
+/// #     node: "n".into(),
+/// #     cpu: MilliCpu::ZERO,
+/// #     memory: MiB::ZERO,
+/// #     containers: vec![ContainerGrant {
+/// #         container: "main".to_owned(),
+/// #         role: ContainerRole::Main,
+/// #         holds: vec![(GpuIndex(0), Hold::Whole)],
+/// #     }],
+/// # };
+/// # state.add(&grant);
+/// // The pod `batch` of priority 0 holds the only GPU of the node.
+/// let running = RunningPod { grant: &grant, priority: 0, quota_released: GpuAmount::default() };
+/// let request = PodRequest::of_mains([Request::Whole(1)]);
+/// let quota_excess = GpuAmount::default();
+/// let preemptor = Preemptor { request: &request, priority: 10, policy: &Policy::Simple, quota_excess };
+/// assert_eq!(victims(&state, &[running], preemptor, &BTreeSet::new()), Some(vec!["batch".into()]));
+/// # Ok::<(), tessera_core::node::BadNode>(())
+/// ```
 #[must_use]
 pub fn victims(
     node: &NodeState,
@@ -55,48 +93,52 @@ pub fn victims(
     preemptor: Preemptor<'_>,
     proposed: &BTreeSet<PodUid>,
 ) -> Option<Vec<PodUid>> {
-    let bench = Bench { node, holders, preemptor };
-    let is_in_debt = preemptor.quota_excess != GpuAmount::default();
-    let may_go = |holder: &RunningPod<'_>| {
-        holder.priority < preemptor.priority && (!is_in_debt || holder.quota_released != GpuAmount::default())
+    let scenario = Scenario { node, holders, preemptor };
+    let is_over_quota = preemptor.quota_excess != GpuAmount::default();
+    let is_movable = |holder: &RunningPod<'_>| {
+        holder.priority < preemptor.priority
+            && (!is_over_quota || holder.quota_released != GpuAmount::default())
     };
-    let harms_nobody = || holders.iter().filter(|holder| proposed.contains(&holder.grant.pod)).all(may_go);
+    let are_all_movable =
+        || holders.iter().filter(|holder| proposed.contains(&holder.grant.pod)).all(is_movable);
     if !proposed.is_empty()
-        && (!is_in_debt || harms_nobody())
-        && bench.fits_without(|holder| proposed.contains(&holder.grant.pod))
+        && (!is_over_quota || are_all_movable())
+        && scenario.fits_without(|holder| proposed.contains(&holder.grant.pod))
     {
         return Some(proposed.iter().cloned().collect());
     }
-    if bench.fits_without(|_| false) {
+    if scenario.fits_without(|_| false) {
         return Some(Vec::new());
     }
-    let mut movable: Vec<RunningPod<'_>> = holders.iter().filter(|holder| may_go(holder)).copied().collect();
+    let mut movable: Vec<RunningPod<'_>> =
+        holders.iter().filter(|holder| is_movable(holder)).copied().collect();
     movable.sort_by(|a, b| (a.priority, &a.grant.pod).cmp(&(b.priority, &b.grant.pod)));
     let levels: BTreeSet<i32> = movable.iter().map(|holder| holder.priority).collect();
-    let enough = |level: &&i32| bench.fits_without(|holder| holder.priority <= **level && may_go(holder));
+    let enough =
+        |level: &&i32| scenario.fits_without(|holder| holder.priority <= **level && is_movable(holder));
     let level = *levels.iter().find(enough)?;
     movable.retain(|holder| holder.priority <= level);
-    let chosen = bench.smallest(&movable).unwrap_or_else(|| bench.spare(&movable));
+    let chosen = scenario.smallest(&movable).unwrap_or_else(|| scenario.spare(&movable));
     Some(chosen.into_iter().cloned().collect())
 }
 
-struct Bench<'a> {
+struct Scenario<'a> {
     node: &'a NodeState,
     holders: &'a [RunningPod<'a>],
     preemptor: Preemptor<'a>,
 }
 
-/// What a set of victims comes to if it suffices and no smaller one does.
+/// A necessary condition that a minimal set of victims meets. Checking it is cheaper than placing the pod.
 enum Need {
-    /// All of them are on the GPU that the preemptor then gets a share of.
+    /// All victims are on one GPU, of which the preemptor then gets a share.
     OneGpu,
-    /// So many GPUs are idle then, together with those that are so already, and each of the victims was on one of them.
+    /// With the GPUs that are idle already, this number becomes idle, and each victim was on one of them.
     IdleGpus(usize, GpuSet),
-    /// Nobody can tell without trying.
+    /// Only a placement can tell.
     Unknown,
 }
 
-impl<'a> Bench<'a> {
+impl<'a> Scenario<'a> {
     fn fits_without(&self, gone: impl Fn(&RunningPod<'_>) -> bool) -> bool {
         let mut left = NodeState::empty(self.node.shared_node());
         let mut repaid = GpuAmount::default();
@@ -111,17 +153,17 @@ impl<'a> Bench<'a> {
             && filter(&left, self.preemptor.request, self.preemptor.policy).is_ok()
     }
 
-    /// The first of the smallest sets that suffice, where it is small.
+    /// Returns the first of the smallest sufficient sets, if the search finds one within its limits.
     fn smallest(&self, movable: &[RunningPod<'a>]) -> Option<Vec<&'a PodUid>> {
         let need = self.need();
         let gpus: Vec<GpuSet> = movable.iter().map(held_gpus).collect();
-        let everybody: Vec<GpuSet> = self.holders.iter().map(held_gpus).collect();
-        let (mut looks, mut tries) = (LOOKS, COUNTED / self.holders.len().max(1));
-        for size in 1..=LARGEST_SET.min(movable.len()) {
+        let all_pods: Vec<GpuSet> = self.holders.iter().map(held_gpus).collect();
+        let (mut examined, mut tries) = (MAX_EXAMINED_SETS, MAX_SUMMED_PODS / self.holders.len().max(1));
+        for size in 1..=MAX_SEARCHED_SET.min(movable.len()) {
             let mut picked: Vec<usize> = (0..size).collect();
             loop {
-                looks = looks.checked_sub(1)?;
-                if need.may_be_met_by(picked.iter().map(|index| gpus[*index]), &everybody) {
+                examined = examined.checked_sub(1)?;
+                if need.may_be_met_by(picked.iter().map(|index| gpus[*index]), &all_pods) {
                     tries = tries.checked_sub(1)?;
                     let set: Vec<&PodUid> = picked.iter().map(|index| &movable[*index].grant.pod).collect();
                     if self.fits_without(|holder| set.contains(&&holder.grant.pod)) {
@@ -136,7 +178,7 @@ impl<'a> Bench<'a> {
         None
     }
 
-    /// Only GPUs count where a single container asks, the host has room as it is, and no quota has to be paid back.
+    /// Returns the condition. It is about GPUs only where one container requests them, the host has room, and no quota is exceeded.
     fn need(&self) -> Need {
         let Preemptor { request, quota_excess, .. } = self.preemptor;
         let host_has_room = request.cpu <= self.node.cpu_left() && request.memory <= self.node.memory_left();
@@ -149,7 +191,7 @@ impl<'a> Bench<'a> {
         }
     }
 
-    /// All, but for those that can stay, the most important first.
+    /// Starts with all movable pods and spares as many as possible, those with the highest priority first.
     fn spare(&self, movable: &[RunningPod<'a>]) -> Vec<&'a PodUid> {
         let mut gone: Vec<&PodUid> = movable.iter().map(|holder| &holder.grant.pod).collect();
         for position in (0..gone.len()).rev() {
@@ -163,8 +205,8 @@ impl<'a> Bench<'a> {
 }
 
 impl Need {
-    /// Whether it may be, by the GPUs of each victim and of everybody.
-    fn may_be_met_by(&self, victims: impl Iterator<Item = GpuSet> + Clone, everybody: &[GpuSet]) -> bool {
+    /// Returns whether victims with these GPUs can meet the condition; `all_pods` lists the GPUs of all pods.
+    fn may_be_met_by(&self, victims: impl Iterator<Item = GpuSet> + Clone, all_pods: &[GpuSet]) -> bool {
         let mut all = victims.clone();
         match self {
             Self::Unknown => true,
@@ -176,7 +218,7 @@ impl Need {
                 }
                 let is_freed = |gpu: &GpuIndex| {
                     let going = victims.clone().filter(|held| held.contains(*gpu)).count();
-                    going == everybody.iter().filter(|held| held.contains(*gpu)).count()
+                    going == all_pods.iter().filter(|held| held.contains(*gpu)).count()
                 };
                 let freed: GpuSet = touched.iter().filter(is_freed).collect();
                 freed.union(*idle).len() >= *count && all.all(|held| !held.intersection(freed).is_empty())
@@ -189,7 +231,7 @@ fn held_gpus(holder: &RunningPod<'_>) -> GpuSet {
     holder.grant.containers.iter().map(ContainerGrant::gpus).fold(GpuSet::EMPTY, GpuSet::union)
 }
 
-/// Steps through the sets of positions below `count` in lexicographic order.
+/// Advances to the next set of positions below `count` in lexicographic order; returns false after the last one.
 fn next_combination(picked: &mut [usize], count: usize) -> bool {
     let size = picked.len();
     let Some(place) = (0..size).rev().find(|place| picked[*place] < count - size + place) else {

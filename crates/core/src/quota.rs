@@ -1,4 +1,4 @@
-//! Who may take how much: limits by namespace, and what each namespace has taken.
+//! Quotas: the GPU limits of each namespace, and what each namespace uses.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -7,21 +7,21 @@ use crate::node::Node;
 use crate::request::{PodRequest, Request, peak};
 use crate::units::MiB;
 
-/// QuotaState by namespace. A namespace that is not listed has none.
+/// The limits of all namespaces. A namespace that is not listed has no limits.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Quota {
-    /// By name.
+    /// The limits by namespace.
     pub namespaces: BTreeMap<String, NamespaceLimit>,
-    /// QuotaState that are there and that nobody could read.
+    /// The limits that exist but could not be parsed.
     pub unreadable: UnreadableLimits,
 }
 
-/// Whose limits could not be read, and why, in words for who can mend them: whoever they are for may take nothing.
+/// Limits that could not be parsed, with the reason for the administrator. The namespaces concerned may take nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum UnreadableLimits {
-    /// Of these namespaces.
+    /// The limits of these namespaces, with the reason for each.
     Of(BTreeMap<String, String>),
-    /// Of nobody knows whom, so of all.
+    /// The limits of all namespaces, because not even their names could be parsed.
     All(String),
 }
 
@@ -31,41 +31,41 @@ impl Default for UnreadableLimits {
     }
 }
 
-/// What one namespace may take.
+/// The limits of one namespace.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NamespaceLimit {
-    /// Whole GPUs by model; models not listed are closed to it. `None` for as many as it likes of any.
+    /// The number of GPUs by model; a model that is not listed is forbidden. `None` allows any number of any model.
     pub gpus_by_model: Option<BTreeMap<String, u64>>,
-    /// Pools of nodes it may use; empty for all.
+    /// The node pools that the namespace may use; empty for all.
     pub pools: Vec<String>,
-    /// Memory of all its GPUs together.
+    /// The limit for the sum of GPU memory.
     pub memory: Option<MiB>,
-    /// Compute of all its GPUs together; 100 is one GPU.
+    /// The limit for the sum of compute; 100 is one GPU.
     pub compute_percent: Option<u64>,
 }
 
-/// What is taken, or would be.
+/// An amount of GPU compute and GPU memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GpuAmount {
-    /// Compute: 100 for each whole GPU. Memory without compute counts as its part of the GPU.
+    /// The compute; 100 for each whole GPU. A request for memory alone counts as its part of the GPU.
     pub compute_percent: u64,
-    /// Memory.
+    /// The memory.
     pub memory: MiB,
 }
 
-/// What a node is to a quota.
+/// The labels of a node to which quotas refer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct QuotaLabels {
-    /// Its model, by which GPUs are limited.
+    /// The GPU model of the node.
     pub model: Option<String>,
-    /// Its pool.
+    /// The pool of the node.
     pub pool: Option<String>,
 }
 
-/// Why a quota forbids a node. All begin with the word gpu-admission uses.
+/// The reason why a quota forbids a node. All texts begin with the word that gpu-admission uses.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum OverQuota {
-    /// Nobody knows the limits: why, and what to do.
+    /// The limits could not be parsed; the text gives the reason and the remedy.
     #[error("ExceedsGPUQuota: {0}")]
     Unreadable(String),
     /// The namespace may not use this pool.
@@ -74,18 +74,18 @@ pub enum OverQuota {
     /// The namespace may not use this model.
     #[error("ExceedsGPUQuota: not a model of this namespace")]
     Model,
-    /// Too many GPUs of this model.
+    /// The limit for GPUs of this model is exceeded.
     #[error("ExceedsGPUQuota: GPUs of this model")]
     GpuCount,
-    /// Too much memory.
+    /// The limit for GPU memory is exceeded.
     #[error("ExceedsGPUQuota: GPU memory")]
     Memory,
-    /// Too much compute.
+    /// The limit for GPU compute is exceeded.
     #[error("ExceedsGPUQuota: GPU compute")]
     Compute,
 }
 
-/// What each namespace has taken, by model.
+/// What each namespace uses, by GPU model.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NamespaceUsage {
     namespaces: HashMap<String, BTreeMap<String, GpuAmount>>,
@@ -94,13 +94,13 @@ pub struct NamespaceUsage {
 // === impl Quota ===
 
 impl Quota {
-    /// QuotaState that are there and of which nothing can be read.
+    /// Returns a quota of which nothing could be parsed.
     #[must_use]
     pub fn all_unreadable(why: String) -> Self {
         Self { unreadable: UnreadableLimits::All(why), ..Self::default() }
     }
 
-    /// Why the limits of a namespace cannot be read; `None` where they can, or there are none.
+    /// Returns the reason why the limits of a namespace could not be parsed, if so.
     #[must_use]
     pub fn why_unreadable(&self, namespace: &str) -> Option<&str> {
         match &self.unreadable {
@@ -109,13 +109,13 @@ impl Quota {
         }
     }
 
-    /// Whether anything may stand in the way of pods of this namespace.
+    /// Returns whether the quota limits pods of this namespace.
     #[must_use]
     pub fn limits(&self, namespace: &str) -> bool {
         self.why_unreadable(namespace).is_some() || self.namespaces.contains_key(namespace)
     }
 
-    /// Whether a pod of `namespace` that takes `more` may go to `labels`, given what was taken so far.
+    /// Checks whether a pod of `namespace` that takes `more` is allowed on a node with these `labels`.
     pub fn allows(
         &self,
         namespace: &str,
@@ -150,7 +150,8 @@ impl Quota {
 }
 
 impl Quota {
-    /// What the namespace would first have to give back on nodes of this labels; `None` where nothing helps.
+    /// Returns the amount that the namespace must release on nodes with these `labels` first, or `None` where that cannot
+    /// help.
     #[must_use]
     pub fn excess(
         &self,
@@ -177,7 +178,7 @@ impl Quota {
         Some(GpuAmount { compute_percent: compute_percent.max(of_model), memory })
     }
 
-    /// What a namespace holds of what it may hold, in words; `None` without limits.
+    /// Describes the usage and the limits of a namespace as text; `None` for a namespace without limits.
     #[must_use]
     pub fn describe(&self, namespace: &str, usage: &NamespaceUsage) -> Option<String> {
         let limit = self.namespaces.get(namespace)?;
@@ -200,7 +201,7 @@ impl Quota {
 }
 
 impl OverQuota {
-    /// Whether it could change once others of the namespace have gone.
+    /// Returns whether the quota could allow the pod once other pods of the namespace have ended.
     #[must_use]
     pub fn may_resolve(&self) -> bool {
         !matches!(self, Self::Unreadable(_) | Self::Pool | Self::Model)
@@ -220,7 +221,7 @@ impl NamespaceUsage {
         *account = account.plus(taken);
     }
 
-    /// Takes a charge back.
+    /// Reverses a charge.
     pub fn remove(&mut self, namespace: &str, model: &str, taken: GpuAmount) {
         let Some(models) = self.namespaces.get_mut(namespace) else { return };
         if let Some(account) = models.get_mut(model) {
@@ -234,20 +235,20 @@ impl NamespaceUsage {
         }
     }
 
-    /// What a namespace has taken in all.
+    /// Returns the total usage of a namespace.
     #[must_use]
     pub fn of(&self, namespace: &str) -> GpuAmount {
         let models = self.namespaces.get(namespace).into_iter().flat_map(BTreeMap::values);
         models.fold(GpuAmount::default(), |sum, taken| sum.plus(*taken))
     }
 
-    /// What a namespace has taken of one model.
+    /// Returns the usage of a namespace on nodes of one GPU model.
     #[must_use]
     pub fn of_model(&self, namespace: &str, model: &str) -> GpuAmount {
         self.namespaces.get(namespace).and_then(|models| models.get(model)).copied().unwrap_or_default()
     }
 
-    /// Everything, by namespace and model, in no particular order.
+    /// Returns the usage of every namespace and model, in no particular order.
     pub fn all(&self) -> impl Iterator<Item = (&str, &str, GpuAmount)> {
         self.namespaces.iter().flat_map(|(namespace, models)| {
             models.iter().map(move |(model, taken)| (namespace.as_str(), model.as_str(), *taken))
@@ -258,7 +259,7 @@ impl NamespaceUsage {
 // === impl GpuAmount ===
 
 impl GpuAmount {
-    /// What these grants take of a node's GPUs.
+    /// Returns what these grants take of a node's GPUs.
     #[must_use]
     pub fn of_grants(grants: &[ContainerGrant], node: &Node) -> Self {
         let amounts = footprint(grants).filter_map(|(gpu, usage)| {
@@ -268,7 +269,7 @@ impl GpuAmount {
         amounts.fold(Self::default(), Self::plus)
     }
 
-    /// What a pod would take of a node, whichever GPUs it gets: on a node of several kinds the most it could be.
+    /// Returns the most that a pod can take of a node, whichever GPUs it gets.
     #[must_use]
     pub fn upper_bound(pod: &PodRequest, node: &Node) -> Self {
         let memories = || node.gpus().iter().map(|gpu| gpu.memory);
@@ -310,13 +311,13 @@ impl GpuAmount {
         Self { compute_percent, memory: usage.memory }
     }
 
-    /// Whether it is at least as much of both.
+    /// Returns whether both parts are at least those of `other`.
     #[must_use]
     pub fn covers(self, other: Self) -> bool {
         self.compute_percent >= other.compute_percent && self.memory >= other.memory
     }
 
-    /// Both together.
+    /// Returns the sum.
     #[must_use]
     pub fn plus(self, other: Self) -> Self {
         Self {

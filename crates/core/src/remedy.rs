@@ -1,4 +1,4 @@
-//! What would let a pod that waits go ahead: who would have to end, or how much less it could ask for.
+//! Remedies for a waiting pod: the pods that would have to end, or a smaller request that fits.
 
 use std::collections::BTreeSet;
 
@@ -9,7 +9,7 @@ use crate::quota::GpuAmount;
 use crate::request::{ContainerRole, PodRequest, Request};
 use crate::units::{MiB, Percent, PodUid};
 
-/// The fewest pods whose end would let the pod fit on the node, however much they matter. `None` where no end helps.
+/// Returns the fewest pods that must end so that the pod fits, whatever their priority; `None` where that cannot help.
 #[must_use]
 pub fn pods_to_end(
     node: &NodeState,
@@ -17,15 +17,15 @@ pub fn pods_to_end(
     request: &PodRequest,
     policy: &Policy,
 ) -> Option<Vec<PodUid>> {
-    // All alike and below the preemptor, so that only their number counts.
+    // All pods get the same lower priority, so that only their number counts.
     let alike: Vec<RunningPod<'_>> =
         holders.iter().map(|holder| RunningPod { priority: 0, ..*holder }).collect();
     let preemptor = Preemptor { request, priority: 1, policy, quota_excess: GpuAmount::default() };
     victims(node, &alike, preemptor, &BTreeSet::new())
 }
 
-/// The largest requests below the pod's own that fit on a node now: fewer GPUs; or less memory, or less compute, of one GPU.
-/// Only for pods of which a single container asks.
+/// Returns the largest smaller requests that fit on the node now: fewer GPUs, or less memory or compute of one GPU.
+/// The result is empty for pods in which several containers request GPUs.
 #[must_use]
 pub fn smaller_requests(node: &NodeState, pod: &PodRequest, policy: &Policy) -> Vec<Request> {
     let mut asking = pod.containers.iter().enumerate().filter(|(_, container)| container.request.is_some());
@@ -41,7 +41,7 @@ pub fn smaller_requests(node: &NodeState, pod: &PodRequest, policy: &Policy) -> 
     let rooms = || node.node().gpus().iter().map(|gpu| node.room(gpu.index));
     let most_memory =
         |least: Percent| rooms().filter(|room| room.compute_percent >= least).map(|room| room.memory).max();
-    let most_cores =
+    let most_compute =
         |least: MiB| rooms().filter(|room| room.memory >= least).map(|room| room.compute_percent).max();
     let smaller: Vec<Request> = match request {
         Request::Whole(count) => (1..count).rev().map(Request::Whole).find(fits).into_iter().collect(),
@@ -49,15 +49,15 @@ pub fn smaller_requests(node: &NodeState, pod: &PodRequest, policy: &Policy) -> 
         Request::Share { compute_percent, memory } => {
             let less_memory =
                 most_memory(compute_percent).map(|memory| Request::Share { compute_percent, memory });
-            let less_cores =
-                most_cores(memory).map(|compute_percent| Request::Share { compute_percent, memory });
-            less_memory.into_iter().chain(less_cores).collect()
+            let less_compute =
+                most_compute(memory).map(|compute_percent| Request::Share { compute_percent, memory });
+            less_memory.into_iter().chain(less_compute).collect()
         }
     };
-    smaller.into_iter().filter(|smaller| is_something(*smaller) && fits(smaller)).collect()
+    smaller.into_iter().filter(|smaller| is_nonzero(*smaller) && fits(smaller)).collect()
 }
 
-fn is_something(request: Request) -> bool {
+fn is_nonzero(request: Request) -> bool {
     match request {
         Request::Whole(count) => count > 0,
         Request::Memory(memory) => memory > MiB::ZERO,
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn the_fewest_are_named_and_the_largest_that_fits() {
+    fn names_the_fewest_pods_and_the_largest_request_that_fits() {
         let mut state = node(&pcie_pairs(), &[]);
         let part = |compute_percent, memory| Hold::Share {
             compute_percent: Percent(compute_percent),

@@ -1,75 +1,75 @@
-//! What a pod asks for, whatever vocabulary it used.
+//! Requests: what a pod requests, in whatever dialect.
 
 use crate::gpu::Model;
 use crate::units::{MiB, MilliCpu, Percent};
 
-/// What one container asks for.
+/// The GPU request of one container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Request {
-    /// So many GPUs that nobody else holds.
+    /// This number of GPUs for the container alone.
     Whole(u8),
-    /// A guaranteed part of one GPU's compute and memory.
+    /// A guaranteed share of the compute and memory of one GPU.
     Share {
-        /// Below 100.
+        /// The share of the compute; below 100.
         compute_percent: Percent,
-        /// On the same GPU.
+        /// The memory on the same GPU.
         memory: MiB,
     },
-    /// Memory of one GPU; compute as the others leave it.
+    /// Memory of one GPU, with whatever compute the other pods leave.
     Memory(MiB),
 }
 
-/// When a container runs, which decides whether it needs its share beside the others or before them.
+/// The phase in which a container runs, which decides whose GPUs it can reuse.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ContainerRole {
-    /// Runs to its end before the next one starts.
+    /// An init container: it ends before the next container starts.
     Init,
     /// An init container that keeps running (`restartPolicy: Always`).
     Sidecar,
-    /// Runs beside the other main containers and the sidecars.
+    /// A main container: it runs beside the other main containers and the sidecars.
     Main,
 }
 
-/// One container of a pod.
+/// One container of a pod and its request.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ContainerRequest {
-    /// Its name, unique in the pod.
+    /// The name, unique in the pod.
     pub name: String,
-    /// When it runs.
+    /// The role of the container.
     pub role: ContainerRole,
-    /// What it asks of the GPUs, if anything.
+    /// The GPU request, if any.
     pub request: Option<Request>,
 }
 
-/// What a pod asks for as a whole.
+/// The requests of a whole pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct PodRequest {
-    /// In the pod's order: init containers and sidecars first, as Kubernetes lists them.
+    /// The containers in the pod's order: init containers and sidecars first.
     pub containers: Vec<ContainerRequest>,
-    /// CPU of the whole pod.
+    /// The CPU of the whole pod.
     pub cpu: MilliCpu,
-    /// Main memory of the whole pod.
+    /// The main memory of the whole pod.
     pub memory: MiB,
-    /// GPU models the pod accepts; empty for any.
+    /// The accepted GPU models; empty for any.
     pub models: Vec<Model>,
-    /// Whether its GPUs exchange much data. Unknown counts as sensitive.
+    /// How much the job depends on the links between its GPUs.
     pub link_sensitivity: LinkSensitivity,
 }
 
 /// How much a job with several GPUs depends on the links between them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum LinkSensitivity {
-    /// Wants the best links that are left.
+    /// The job gets the best links that are free.
     #[default]
     Sensitive,
-    /// Leaves the good links to others.
+    /// The job leaves the good links to other jobs.
     Insensitive,
 }
 
 // === impl PodRequest ===
 
 impl PodRequest {
-    /// A pod of main containers only, one per request.
+    /// Returns a pod of main containers only, one per request.
     #[must_use]
     pub fn of_mains(requests: impl IntoIterator<Item = Request>) -> Self {
         let containers = requests.into_iter().enumerate().map(|(position, request)| ContainerRequest {
@@ -80,13 +80,13 @@ impl PodRequest {
         Self { containers: containers.collect(), ..Self::default() }
     }
 
-    /// Whether any container asks for a GPU.
+    /// Returns whether any container requests a GPU.
     #[must_use]
     pub fn wants_gpu(&self) -> bool {
         self.containers.iter().any(|container| container.request.is_some())
     }
 
-    /// Whether it asks for the same, by whatever names its containers go.
+    /// Returns whether both pods request the same, whatever their containers are called.
     #[must_use]
     pub fn is_like(&self, other: &Self) -> bool {
         let Self { containers, cpu, memory, models, link_sensitivity } = self;
@@ -96,16 +96,18 @@ impl PodRequest {
             && containers.iter().map(part).eq(other.containers.iter().map(part))
     }
 
-    /// Whether GPUs of `model` will do.
+    /// Returns whether the pod accepts GPUs of `model`.
     #[must_use]
     pub fn accepts(&self, model: &Model) -> bool {
         self.models.is_empty() || self.models.contains(model)
     }
 }
 
-/// What a pod needs at its peak, when each container needs `need` of something: the sum of mains and
-/// sidecars, or an init container with the sidecars started before it, whichever is more. `combine` adds two
-/// needs that stand side by side, `larger` keeps the greater of two that do not.
+/// Returns the peak need of a pod, where `need` returns the need of one container.
+///
+/// The peak is the sum over main containers and sidecars, or the need of an init container together with the earlier
+/// sidecars, whichever is more. `combine` adds two needs at the same time, `larger` returns the greater of two needs at
+/// different times.
 pub fn peak<C, N: Copy + Default>(
     containers: &[C],
     role: impl Fn(&C) -> ContainerRole,
@@ -136,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn init_containers_count_as_kubernetes_counts_them() {
+    fn counts_init_containers_as_kubernetes_does() {
         use ContainerRole::{Init, Main, Sidecar};
         check(&[], 0);
         check(&[(Main, 2), (Main, 3)], 5);

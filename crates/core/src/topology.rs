@@ -1,4 +1,4 @@
-//! What joins the GPUs of a node.
+//! The topology: which links join the GPUs of a node.
 
 use std::hash::{Hash, Hasher};
 use std::sync::{Arc, OnceLock};
@@ -25,18 +25,35 @@ pub enum PcieLevel {
     SameBoard,
 }
 
-/// What joins two GPUs: their PCIe level, where known, and how many NVLinks.
+/// The connection of two GPUs: their PCIe level, where known, and the number of NVLinks.
 ///
-/// `nvidia-smi topo -m` shows only one of the two; NVML tells both.
+/// `nvidia-smi topo -m` shows only one of the two; NVML reports both.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Link {
-    /// Nearness on PCIe; `None` where the source did not tell.
+    /// The PCIe level; `None` where it is unknown.
     pub pcie: Option<PcieLevel>,
-    /// Number of NVLinks between the two; 0 without.
+    /// The number of NVLinks between the two GPUs.
     pub nvlinks: u8,
 }
 
-/// All links of a node and where its GPUs hang. Cheap to clone; clones share what is derived from the links.
+/// All links of a node and the NUMA nodes of its GPUs.
+///
+/// Clones are cheap and share the values derived from the links.
+///
+/// ```
+/// use tessera_core::gpu_set::GpuSet;
+/// use tessera_core::topology::{Link, Topology};
+/// use tessera_core::units::GpuIndex;
+///
+/// // Four GPUs; two NVLinks join 0 with 1 and 2 with 3.
+/// let topology = Topology::from_pairs(4, |a, b| {
+///     if a.0 / 2 == b.0 / 2 { Link::nvlink(2) } else { Link::default() }
+/// });
+/// let pair: GpuSet = [GpuIndex(0), GpuIndex(1)].into_iter().collect();
+/// let across: GpuSet = [GpuIndex(0), GpuIndex(2)].into_iter().collect();
+/// let model = topology.bandwidth_model();
+/// assert!(model.bandwidth(pair) > model.bandwidth(across));
+/// ```
 #[derive(Clone, Debug)]
 pub struct Topology(Arc<Shared>);
 
@@ -44,20 +61,20 @@ pub struct Topology(Arc<Shared>);
 struct Shared {
     matrix: Matrix,
     tree: OnceLock<Group>,
-    machine: OnceLock<BandwidthModel>,
+    bandwidth_model: OnceLock<BandwidthModel>,
 }
 
 #[derive(Debug, PartialEq, Eq, Hash)]
 struct Matrix {
     count: usize,
-    /// Row-major, symmetric; the diagonal is the default link.
+    /// The links, row-major and symmetric; the diagonal holds the default link.
     links: Vec<Link>,
     numa: Vec<Option<u16>>,
 }
 
-/// NVLinks of the best-connected GPU made so far (Hopper and Blackwell). A GPU whose pairs add up to
+/// The NVLinks of the best-connected GPU made so far (Hopper and Blackwell). A GPU whose pairs add up to
 /// more than this cannot be wired point to point: its links go to a switch.
-pub(crate) const MOST_NVLINKS_PER_GPU: u32 = 18;
+pub(crate) const MAX_NVLINKS_PER_GPU: u32 = 18;
 
 // === impl PcieLevel ===
 
@@ -70,19 +87,19 @@ impl PcieLevel {
 // === impl Link ===
 
 impl Link {
-    /// A link over PCIe alone.
+    /// Returns a link over PCIe alone.
     #[must_use]
     pub fn pcie(level: PcieLevel) -> Self {
         Self { pcie: Some(level), nvlinks: 0 }
     }
 
-    /// NVLinks between GPUs whose PCIe level is not known.
+    /// Returns NVLinks between GPUs whose PCIe level is unknown.
     #[must_use]
     pub fn nvlink(count: u8) -> Self {
         Self { pcie: None, nvlinks: count }
     }
 
-    /// Whether nothing is known to join the two.
+    /// Returns whether no connection is known.
     #[must_use]
     pub fn is_unknown(self) -> bool {
         self == Self::default()
@@ -92,7 +109,7 @@ impl Link {
 // === impl Topology ===
 
 impl Topology {
-    /// A topology of `count` GPUs, of which nothing is known but what `link` tells for each pair (lower index
+    /// Returns a topology of `count` GPUs; `link` returns the link of each pair (lower index
     /// first). GPUs past [`GpuSet::CAPACITY`] are left out.
     #[must_use]
     pub fn from_pairs(count: usize, link: impl Fn(GpuIndex, GpuIndex) -> Link) -> Self {
@@ -106,20 +123,20 @@ impl Topology {
         Self::of(Matrix { count, links, numa: vec![None; count] })
     }
 
-    /// `count` GPUs of which no link is known.
+    /// Returns a topology of `count` GPUs without known links.
     #[must_use]
     pub fn unknown(count: usize) -> Self {
         Self::from_pairs(count, |_, _| Link::default())
     }
 
-    /// The same links with the NUMA node of each GPU; GPUs without an entry have none.
+    /// Returns the same links with the NUMA node of each GPU; GPUs without an entry have none.
     #[must_use]
     pub fn with_numa(&self, numa: &[Option<u16>]) -> Self {
         let numa = (0..self.count()).map(|gpu| numa.get(gpu).copied().flatten()).collect();
         Self::of(Matrix { count: self.count(), links: self.0.matrix.links.clone(), numa })
     }
 
-    /// The same GPUs, with whatever this one does not know (PCIe levels under NVLinks, NUMA nodes) taken from
+    /// Returns the same GPUs with unknown PCIe levels and NUMA nodes filled in from
     /// `other`. `None` where the two have different numbers of GPUs.
     #[must_use]
     pub fn completed_by(&self, other: &Self) -> Option<Self> {
@@ -136,27 +153,27 @@ impl Topology {
     }
 
     fn of(matrix: Matrix) -> Self {
-        Self(Arc::new(Shared { matrix, tree: OnceLock::new(), machine: OnceLock::new() }))
+        Self(Arc::new(Shared { matrix, tree: OnceLock::new(), bandwidth_model: OnceLock::new() }))
     }
 
-    /// Whether anybody else has it too.
+    /// Returns whether another clone exists.
     pub(crate) fn is_shared(&self) -> bool {
         Arc::strong_count(&self.0) > 1
     }
 
-    /// How many GPUs.
+    /// Returns the number of GPUs.
     #[must_use]
     pub fn count(&self) -> usize {
         self.0.matrix.count
     }
 
-    /// All GPUs.
+    /// Returns all GPUs.
     #[must_use]
     pub fn gpus(&self) -> GpuSet {
         GpuSet::first(self.count())
     }
 
-    /// What joins two GPUs; unknown for a GPU with itself or one that does not exist.
+    /// Returns the link of two GPUs; unknown for a GPU with itself and for GPUs that do not exist.
     #[must_use]
     pub fn link(&self, a: GpuIndex, b: GpuIndex) -> Link {
         let Matrix { count, links, .. } = &self.0.matrix;
@@ -166,37 +183,37 @@ impl Topology {
         links[a.position() * count + b.position()]
     }
 
-    /// The NUMA node of a GPU, where known.
+    /// Returns the NUMA node of a GPU, where known.
     #[must_use]
     pub fn numa(&self, gpu: GpuIndex) -> Option<u16> {
         self.0.matrix.numa.get(gpu.position()).copied().flatten()
     }
 
-    /// The GPUs grouped by nearness.
+    /// Returns the GPUs grouped by nearness.
     #[must_use]
     pub fn tree(&self) -> &Group {
         self.0.tree.get_or_init(|| TopologyTree::of(self))
     }
 
-    /// How fast its sets work together. The first call takes up to some tenths of a second for 16 GPUs, and
-    /// microseconds for eight; the [ledger](crate::ledger) makes it when it first sees a kind of machine.
+    /// Returns the predicted bandwidth of sets of GPUs. The first call takes up to some tenths of a second for 16 GPUs, and
+    /// microseconds for eight; the [ledger](crate::ledger) makes it when it first sees such a host.
     #[must_use]
     pub fn bandwidth_model(&self) -> &BandwidthModel {
-        self.0.machine.get_or_init(|| BandwidthModel::of(self))
+        self.0.bandwidth_model.get_or_init(|| BandwidthModel::of(self))
     }
 
-    /// Where every GPU reaches every other through NVLink switches: how many NVLinks each GPU has into them.
+    /// Returns the NVLinks of each GPU into the NVLink switches, where every GPU reaches every other through switches.
     #[must_use]
     pub fn nvswitch_links(&self) -> Option<u8> {
         let mut pairs = self.gpus().pairs().map(|(a, b)| self.link(a, b).nvlinks);
         let links = pairs.next()?;
         let others = u32::try_from(self.count()).ok()?.checked_sub(1)?;
-        let too_many_for_wires = u32::from(links) * others > MOST_NVLINKS_PER_GPU;
+        let too_many_for_wires = u32::from(links) * others > MAX_NVLINKS_PER_GPU;
         (too_many_for_wires && pairs.all(|other| other == links)).then_some(links)
     }
 }
 
-// What is derived follows from the matrix, so the matrix alone tells two apart.
+// The derived values follow from the matrix, so equality compares the matrix alone.
 
 impl PartialEq for Topology {
     fn eq(&self, other: &Self) -> bool {

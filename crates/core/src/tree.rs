@@ -1,10 +1,10 @@
-//! The GPUs of a node as a tree of ever looser groups.
+//! The GPUs of a node as a tree of groups, from near to far.
 
 use crate::gpu_set::GpuSet;
 use crate::topology::{Link, PcieLevel, Topology};
 use crate::units::GpuIndex;
 
-/// What holds a group of GPUs together; a lesser level is nearer.
+/// The kind of link that joins a group; a lesser level is nearer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum GroupLevel {
     /// An island of GPUs that reach each other over NVLink.
@@ -21,7 +21,7 @@ pub enum GroupLevel {
     Node,
     /// `SYS`
     System,
-    /// The whole node, whatever joins its GPUs.
+    /// The whole node, whatever links its GPUs.
     Root,
 }
 
@@ -30,25 +30,25 @@ pub enum GroupLevel {
 pub enum TopologyTree {
     /// One GPU.
     Leaf(GpuIndex),
-    /// GPUs that some link joins.
+    /// A group of GPUs joined by links.
     Group(Group),
 }
 
-/// GPUs that links of one level, or nearer ones, join.
+/// GPUs joined by links of one level or nearer ones.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Group {
-    /// The loosest link needed to reach every member.
+    /// The farthest level needed to reach every member.
     pub level: GroupLevel,
-    /// All GPUs below.
+    /// All GPUs of the group.
     pub gpus: GpuSet,
-    /// The nearer groups and the single GPUs it is made of, by lowest index.
+    /// The nearer groups and single GPUs, by lowest index.
     pub children: Vec<TopologyTree>,
 }
 
 // === impl GroupLevel ===
 
 impl GroupLevel {
-    /// Nearest first, without the root.
+    /// The levels that come from links, nearest first.
     const LINKED: [Self; 7] = [
         Self::NvLink,
         Self::SameBoard,
@@ -77,8 +77,8 @@ impl GroupLevel {
 // === impl TopologyTree ===
 
 impl TopologyTree {
-    /// Groups the GPUs level by level, nearest first. Whatever a pair joins belongs together, even where the
-    /// matrix is not transitive; GPUs that nothing joins hang under the root by themselves.
+    /// Groups the GPUs level by level, nearest first. The GPUs of a linked pair share a group, even where the
+    /// matrix is not transitive. GPUs without links are direct children of the root.
     #[must_use]
     pub fn of(topology: &Topology) -> Group {
         let mut parts: Vec<Self> = topology.gpus().iter().map(Self::Leaf).collect();
@@ -92,7 +92,7 @@ impl TopologyTree {
         Group { level: GroupLevel::Root, gpus: topology.gpus(), children: parts }
     }
 
-    /// All GPUs of this part.
+    /// Returns all GPUs of this part.
     #[must_use]
     pub fn gpus(&self) -> GpuSet {
         match self {
@@ -102,7 +102,7 @@ impl TopologyTree {
     }
 }
 
-/// Makes the parts holding `a` and `b` one group of `level`. Parts are ordered by lowest index, and stay so.
+/// Joins the parts that contain `a` and `b` to one group of `level`. The parts stay ordered by lowest index.
 fn join(parts: &mut Vec<TopologyTree>, level: GroupLevel, a: GpuIndex, b: GpuIndex) {
     let part_of = |gpu| parts.iter().position(|part| part.gpus().contains(gpu));
     let (Some(one), Some(other)) = (part_of(a), part_of(b)) else {
@@ -128,7 +128,7 @@ fn join(parts: &mut Vec<TopologyTree>, level: GroupLevel, a: GpuIndex, b: GpuInd
 // === impl Group ===
 
 impl Group {
-    /// This group and every group below, outermost first.
+    /// Returns this group and every group below it, outermost first.
     pub fn groups(&self) -> Vec<&Self> {
         let mut found = vec![self];
         for child in &self.children {

@@ -1,11 +1,11 @@
-//! Newtypes for everything that is counted, so that MiB never meets percent by accident.
+//! Newtypes for quantities and names, so that the compiler rejects mixed units.
 
 use std::borrow::Borrow;
 use std::fmt;
 use std::iter::Sum;
 use std::ops::{Add, AddAssign};
 
-/// Mebibytes: of a GPU's memory, or of a node's main memory.
+/// Mebibytes of GPU memory or of main memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MiB(pub u64);
 
@@ -17,7 +17,7 @@ pub struct Percent(pub u32);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MilliCpu(pub u64);
 
-/// A GPU's position on its node, as NVML and `nvidia-smi` number it.
+/// The index of a GPU on its node, as NVML and `nvidia-smi` number it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GpuIndex(pub u8);
 
@@ -25,7 +25,7 @@ pub struct GpuIndex(pub u8);
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NodeName(pub String);
 
-/// The UID of a pod: unlike its name, never used twice.
+/// The UID of a pod, which is never reused, unlike its name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PodUid(pub String);
 
@@ -39,10 +39,10 @@ impl Percent {
 macro_rules! quantity {
     ($name:ident, $suffix:literal) => {
         impl $name {
-            /// Nothing.
+            /// Zero.
             pub const ZERO: Self = Self(0);
 
-            /// The difference, or zero where it would be negative.
+            /// Returns the difference, or zero where it would be negative.
             #[must_use]
             pub fn saturating_sub(self, other: Self) -> Self {
                 Self(self.0.saturating_sub(other.0))
@@ -83,7 +83,7 @@ quantity!(MilliCpu, "m CPU");
 // === impl GpuIndex ===
 
 impl GpuIndex {
-    /// The index as a position in a node's list of GPUs.
+    /// Returns the index as a position in the node's list of GPUs.
     #[must_use]
     pub fn position(self) -> usize {
         usize::from(self.0)
@@ -112,7 +112,7 @@ macro_rules! name {
             }
         }
 
-        /// Maps by name are asked by whatever text stands for one.
+        /// Maps keyed by name can be searched with any text.
         impl Borrow<str> for $name {
             fn borrow(&self) -> &str {
                 &self.0

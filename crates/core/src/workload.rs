@@ -1,4 +1,4 @@
-//! What kinds of pods come, as far as those seen tell.
+//! The workload: which classes of pods arrive, and how often.
 
 use std::collections::BTreeMap;
 
@@ -8,71 +8,73 @@ use crate::node::Node;
 use crate::request::{ContainerRole, PodRequest, Request};
 use crate::units::{MiB, MilliCpu, Percent};
 
-/// Kinds of pods and how often each comes. Older sightings weigh less.
+/// The classes of pods and their frequencies. Older arrivals weigh less.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Workload {
     classes: BTreeMap<PodClass, Seen>,
-    /// All weights together.
+    /// The sum of all weights.
     total: f64,
-    /// What the newest sighting weighs: it grows, instead of all others shrinking.
+    /// The weight of the newest arrival. It grows, so that the older weights need not shrink.
     newest: f64,
 }
 
-/// What tells one kind of pod from another where GPUs are placed.
+/// The properties of a pod that matter for the placement of GPUs.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PodClass {
-    /// CPU of the whole pod.
+    /// The CPU request of the whole pod.
     pub cpu: MilliCpu,
-    /// Its GPUs.
+    /// The GPU request.
     pub demand: Demand,
-    /// GPU models it accepts; empty for any.
+    /// The accepted GPU models; empty for any.
     pub models: Vec<Model>,
 }
 
-/// What a kind of pod asks of the GPUs.
+/// The GPU request of a class of pods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Demand {
-    /// A part of one GPU.
+    /// A share of one GPU.
     Share {
-        /// Of its compute.
+        /// The share of the compute.
         compute_percent: Percent,
-        /// Of its memory.
+        /// The share of the memory.
         memory: MiB,
     },
     /// Whole GPUs.
     Whole(u8),
 }
 
-/// A kind of pod and how likely the next one is of it.
+/// A class of pods and the probability that the next pod belongs to it.
 #[derive(Clone, Debug)]
 pub struct ExpectedClass<'a> {
-    /// The kind.
+    /// The class.
     pub class: &'a PodClass,
-    /// Probability among pods that ask for GPUs.
+    /// The probability among pods that request GPUs.
     pub share: f64,
-    /// Mean main memory, MiB.
+    /// The mean main memory request, in MiB.
     pub memory: f64,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct Seen {
     weight: f64,
-    /// Main memory, weighted.
+    /// The weighted sum of main memory, in MiB.
     memory: f64,
 }
 
-/// After so many pods with GPUs a sighting counts half. A cluster of a thousand nodes starts that many in hours to
-/// days: long enough to know the rare large pods, short enough to follow a change of users.
-const HALF_LIFE: f64 = 5_000.0;
+/// The number of GPU pods after which an arrival counts half.
+///
+/// A cluster of a thousand nodes starts that many in hours to days: long enough to learn the rare large pods, short enough
+/// to follow a change of users.
+const HALF_LIFE_PODS: f64 = 5_000.0;
 
-/// What the guess of the start weighs, in pods: gone after a few dozen arrivals.
-const START_WEIGHT: f64 = 16.0;
+/// Weight of the assumed workload of a new cluster. A few dozen arrivals outweigh it.
+const START_WEIGHT_PODS: f64 = 16.0;
 
-/// More kinds than this are not told apart: the rarest go first. The trace of a large cluster has about a hundred.
-const MOST_CLASSES: usize = 512;
+/// Upper bound for the classes; the rarest are dropped first. The trace of a large cluster has about a hundred.
+const MAX_CLASSES: usize = 512;
 
-/// Weights are scaled back long before they could overflow.
-const MOST_WEIGHT: f64 = 1e12;
+/// Upper bound for a weight, at which all weights are scaled down. It is far below the range of `f64`.
+const MAX_WEIGHT: f64 = 1e12;
 
 // === impl Workload ===
 
@@ -83,7 +85,7 @@ impl Default for Workload {
 }
 
 impl Workload {
-    /// Exactly these pods, none older than another.
+    /// Counts exactly these pods, all with the same weight.
     #[must_use]
     pub fn of<'a>(pods: impl IntoIterator<Item = &'a PodRequest>) -> Self {
         let mut workload = Self::default();
@@ -91,8 +93,9 @@ impl Workload {
         workload
     }
 
-    /// A guess for a cluster nobody has used yet: mostly single GPUs and shares of them, few sets, each with its part
-    /// of the host. What is seen soon outweighs it.
+    /// Returns an assumed workload for an unused cluster: mostly single GPUs and shares, few sets of GPUs.
+    ///
+    /// Each pod requests its part of a typical host. Real arrivals soon outweigh the assumption.
     #[must_use]
     pub fn guess<'a>(nodes: impl IntoIterator<Item = &'a Node>) -> Self {
         const PARTS: [(u32, f64); 3] = [(25, 0.15), (50, 0.2), (75, 0.1)];
@@ -105,7 +108,7 @@ impl Workload {
                 memory: MiB(whole_number(host.memory * gpus)),
                 ..PodRequest::of_mains([request])
             };
-            workload.count(&pod, START_WEIGHT * part);
+            workload.count(&pod, START_WEIGHT_PODS * part);
         };
         for (compute_percent, part) in PARTS {
             let request = Request::Share { compute_percent: Percent(compute_percent), memory: MiB::ZERO };
@@ -117,27 +120,27 @@ impl Workload {
         workload
     }
 
-    /// Counts one arrival.
+    /// Counts the arrival of a pod.
     pub fn see(&mut self, pod: &PodRequest) {
         if pod.wants_gpu() {
-            self.newest *= (1.0 / HALF_LIFE).exp2();
+            self.newest *= (1.0 / HALF_LIFE_PODS).exp2();
             self.count(pod, 1.0);
         }
-        if self.newest > MOST_WEIGHT {
+        if self.newest > MAX_WEIGHT {
             self.rescale();
         }
-        if self.classes.len() > 2 * MOST_CLASSES {
+        if self.classes.len() > 2 * MAX_CLASSES {
             self.forget_rarest();
         }
     }
 
-    /// How many pods the sightings amount to.
+    /// Returns the total weight, in pods of the newest weight.
     #[must_use]
     pub fn pods(&self) -> f64 {
         self.total / self.newest
     }
 
-    /// All kinds with their probabilities, which add up to 1; none where nothing was seen.
+    /// Returns all classes with their probabilities, which add up to 1.
     pub fn classes(&self) -> impl Iterator<Item = ExpectedClass<'_>> {
         self.classes.iter().map(|(class, seen)| ExpectedClass {
             class,
@@ -169,7 +172,7 @@ impl Workload {
     fn forget_rarest(&mut self) {
         let mut weights: Vec<f64> = self.classes.values().map(|seen| seen.weight).collect();
         weights.sort_by(|a, b| b.total_cmp(a));
-        let least = weights.get(MOST_CLASSES).copied().unwrap_or_default();
+        let least = weights.get(MAX_CLASSES).copied().unwrap_or_default();
         self.classes.retain(|_, seen| seen.weight > least);
         self.total = self.classes.values().map(|seen| seen.weight).sum();
     }
@@ -178,7 +181,9 @@ impl Workload {
 // === impl PodClass ===
 
 impl PodClass {
-    /// The kind of a pod: of its whole GPUs where it asks for any, else of its largest part; `None` without either.
+    /// Returns the class of a pod, or `None` for a pod without GPUs.
+    ///
+    /// The sum of its whole GPUs counts where it requests any, else its largest share.
     #[must_use]
     pub fn of(pod: &PodRequest) -> Option<Self> {
         let lasting = pod.containers.iter().filter(|container| container.role != ContainerRole::Init);
@@ -193,13 +198,13 @@ impl PodClass {
         Some(Self { cpu: pod.cpu, demand, models })
     }
 
-    /// Whether GPUs of `model` will do.
+    /// Returns whether the class accepts GPUs of `model`.
     #[must_use]
     pub fn accepts(&self, model: &Model) -> bool {
         self.models.is_empty() || self.models.contains(model)
     }
 
-    /// How many GPUs it takes.
+    /// Returns the number of GPUs that a pod of the class occupies.
     #[must_use]
     pub fn gpu_count(&self) -> usize {
         match self.demand {
@@ -208,8 +213,9 @@ impl PodClass {
         }
     }
 
-    /// What it takes of each of its GPUs where they are of this kind, in percent of what is scarcer there; above 100
-    /// where such a GPU is too small.
+    /// Returns the percentage of a GPU of this kind that a pod takes, counted by the scarcer of compute and memory.
+    ///
+    /// The result is above 100 where such a GPU is too small.
     #[must_use]
     pub fn percent_of(&self, kind: &GpuKind) -> usize {
         match self.demand {
@@ -234,7 +240,7 @@ impl Demand {
     }
 }
 
-/// What a pod gets of the host for each of its GPUs, on a typical node.
+/// The host resources per GPU on a typical node.
 struct Host {
     cpu: f64,
     memory: f64,
@@ -242,9 +248,9 @@ struct Host {
 }
 
 impl Host {
-    /// Of the nodes with GPUs, the one at the first quarter in CPU, and in memory, per GPU; pods ask for somewhat less.
+    /// Returns the first quartile of CPU and of memory per GPU over all nodes, reduced because pods request less.
     fn typical<'a>(nodes: impl IntoIterator<Item = &'a Node>) -> Self {
-        const ASKED: f64 = 0.75;
+        const REQUESTED_PART: f64 = 0.75;
         let (mut cpus, mut memories, mut most_gpus) = (Vec::new(), Vec::new(), 0);
         for node in nodes {
             let gpus = node.gpus().len() as u64;
@@ -255,7 +261,7 @@ impl Host {
         let quartile = |mut amounts: Vec<u64>| {
             amounts.sort_unstable();
             #[expect(clippy::cast_precision_loss, reason = "no host has 2^52 MiB")]
-            amounts.get(amounts.len() / 4).map_or(0.0, |amount| ASKED * *amount as f64)
+            amounts.get(amounts.len() / 4).map_or(0.0, |amount| REQUESTED_PART * *amount as f64)
         };
         Self { cpu: quartile(cpus), memory: quartile(memories), most_gpus: most_gpus.max(1) }
     }
@@ -280,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn probabilities_add_up_and_the_newest_weighs_most() {
+    fn probabilities_add_up_and_the_newest_pod_weighs_most() {
         let mut workload = Workload::of([&share(10), &share(10), &share(20)]);
         let shares: Vec<f64> = workload.classes().map(|expected| expected.share).collect();
         assert_eq!(shares, [2.0 / 3.0, 1.0 / 3.0]);
@@ -290,28 +296,28 @@ mod tests {
         let last = workload.classes().last().unwrap();
         assert_eq!(last.class.demand, Demand::Share { compute_percent: Percent(30), memory: MiB(10) });
         assert!(last.share > 0.9999);
-        let half_life_in_pods = HALF_LIFE / std::f64::consts::LN_2;
+        let half_life_in_pods = HALF_LIFE_PODS / std::f64::consts::LN_2;
         assert!((workload.pods() / half_life_in_pods - 1.0).abs() < 0.1, "{}", workload.pods());
     }
 
     #[test]
-    fn a_long_life_overflows_nothing_and_keeps_to_the_commonest_kinds() {
+    fn many_arrivals_overflow_nothing_and_keep_the_commonest_classes() {
         let mut workload = Workload::default();
         for number in 0..400_000u64 {
             let mut pod = share(50);
-            // Every other pod is of a kind never seen before.
+            // Every other pod belongs to a new class.
             pod.cpu = MilliCpu(if number % 2 == 0 { number } else { 1 });
             workload.see(&pod);
         }
-        assert!(workload.classes.len() <= 2 * MOST_CLASSES + 1);
-        assert!(workload.total.is_finite() && workload.newest <= MOST_WEIGHT * 2.0);
+        assert!(workload.classes.len() <= 2 * MAX_CLASSES + 1);
+        assert!(workload.total.is_finite() && workload.newest <= MAX_WEIGHT * 2.0);
         let common = workload.classes().find(|expected| expected.class.cpu == MilliCpu(1)).unwrap();
         assert!(common.share > 0.4, "{}", common.share);
         assert!((workload.classes().map(|expected| expected.share).sum::<f64>() - 1.0).abs() < 1e-9);
     }
 
     #[test]
-    fn the_kind_of_a_pod() {
+    fn classifies_a_pod_by_whole_gpus_or_its_largest_share() {
         let class = |requests: &[Request]| PodClass::of(&PodRequest::of_mains(requests.iter().copied()));
         let part = |compute_percent, memory| Demand::Share {
             compute_percent: Percent(compute_percent),

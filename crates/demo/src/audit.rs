@@ -5,15 +5,18 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use serde_json::Value;
+use tessera_core::cluster_view::ClusterView;
 use tessera_core::grant::{ContainerGrant, Hold, PodGrant};
 use tessera_core::ledger::Ledger;
-use tessera_core::units::{GpuIndex, MiB, MilliCpu, NodeName, PodUid};
+use tessera_core::quota::QuotaLabels;
+use tessera_core::units::{GpuIndex, NodeName, PodUid};
 use tessera_sim::apiserver::{ApiServer, ObjectChange};
 use tessera_sim::kubelet::HeldDevices;
 use tessera_wire::foreign::dialect::{MemoryUnit, vcuda};
 use tessera_wire::foreign::objects::{Node, Pod};
 use tessera_wire::kubelet::device_id::{DeviceIds, Resource};
-use tessera_wire::tessera::{grant, parsed_node};
+use tessera_wire::tessera::parsed_node;
+use tessera_wire::tessera::placed_pod::{has_ended, placed_pod};
 use tokio::task::JoinHandle;
 
 use crate::node::DemoNode;
@@ -27,7 +30,7 @@ pub(crate) struct GrantAuditor {
 /// The sum of all grants in pod annotations, checked after every change.
 #[derive(Debug, Default)]
 pub(crate) struct GrantAudit {
-    ledger: Ledger,
+    view: ClusterView,
     pub(crate) checks: u64,
     pub(crate) violations: Vec<String>,
 }
@@ -63,7 +66,8 @@ impl GrantAuditor {
         let ids = DeviceIds::new(&node.gpus, MemoryUnit::GiB);
         let name = NodeName(node.name.clone());
         let mut granted: BTreeMap<(String, String), ContainerGrant> = BTreeMap::new();
-        for grant in audit.ledger.grants_on(&name) {
+        let is_annotated = |grant: &&PodGrant| !audit.view.is_set_aside(grant);
+        for grant in audit.view.ledger().grants_on(&name).filter(is_annotated) {
             for container in &grant.containers {
                 granted.insert((grant.pod.0.clone(), container.container.clone()), container.clone());
             }
@@ -97,7 +101,7 @@ impl GrantAuditor {
             };
             ledger.grants_on(&name).map(sorted).collect()
         };
-        let (annotated, booked) = (gpus(&audit.ledger), gpus(ledger));
+        let (annotated, booked) = (gpus(audit.view.ledger()), gpus(ledger));
         if annotated == booked {
             return Vec::new();
         }
@@ -115,7 +119,7 @@ impl GrantAudit {
     fn apply_node(&mut self, node: Value) {
         let Ok(node) = serde_json::from_value::<Node>(node) else { return };
         if let Ok(spec) = parsed_node::parse(&node, MemoryUnit::GiB) {
-            self.ledger.set_node(Arc::unwrap_or_clone(spec.node));
+            self.view.set_node(Arc::unwrap_or_clone(spec.node), QuotaLabels::default());
             self.check();
         }
     }
@@ -126,30 +130,19 @@ impl GrantAudit {
             ObjectChange::Deleted(pod) => (pod, true),
         };
         let Ok(pod) = serde_json::from_value::<Pod>(pod) else { return };
-        let uid = PodUid(pod.metadata.uid.clone());
-        if is_gone || matches!(pod.status.phase.as_str(), "Succeeded" | "Failed") {
-            self.ledger.release(&uid);
-        } else if let Some(containers) = self.granted(&pod) {
-            let node = NodeName(pod.spec.node_name.clone());
-            self.ledger.observe(PodGrant {
-                pod: uid,
-                node,
-                containers,
-                cpu: MilliCpu::ZERO,
-                memory: MiB::ZERO,
-            });
+        if is_gone || has_ended(&pod) {
+            self.view.remove_pod(&PodUid(pod.metadata.uid));
+        } else if let Some(state) = self.view.ledger().node(&NodeName(pod.spec.node_name.clone()))
+            && let Some(placed) = placed_pod(&pod, Some(state.node()), MemoryUnit::GiB)
+        {
+            self.view.set_pod(placed);
         }
         self.check();
     }
 
-    fn granted(&self, pod: &Pod) -> Option<Vec<ContainerGrant>> {
-        let state = self.ledger.node(&NodeName(pod.spec.node_name.clone()))?;
-        grant::parse(&pod.spec, &pod.metadata.annotations, state.node(), MemoryUnit::GiB).ok().flatten()
-    }
-
     fn check(&mut self) {
         self.checks += 1;
-        for (node, gpus) in self.ledger.overbooked() {
+        for (node, gpus) in self.view.ledger().overbooked() {
             if self.violations.len() < MAX_VIOLATIONS {
                 self.violations.push(format!("{node}: GPUs {gpus:?} are overbooked"));
             }

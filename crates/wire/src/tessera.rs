@@ -6,6 +6,7 @@ pub mod inventory;
 pub mod node_use;
 pub mod parsed_node;
 pub mod parsed_pod;
+pub mod placed_pod;
 pub mod preferences;
 pub mod rules;
 pub mod static_table;

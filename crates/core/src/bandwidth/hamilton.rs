@@ -1,12 +1,12 @@
-//! Whether a ring runs through all GPUs of a set.
+//! The search for a ring through all GPUs of a set.
 
 use super::mask::{bits, index};
 
-/// For every set of the at most 16 GPUs, by mask: whether a ring along `neighbours` runs through all of it, which
-/// takes three GPUs at least.
+/// Returns for every set of at most 16 GPUs, by mask, whether a ring along `neighbours` runs through all of it. A ring
+/// needs at least three GPUs.
 ///
-/// All sets at once, by the last GPUs of the paths that start at a set's lowest GPU: a set's paths are those of
-/// its subsets, one step longer.
+/// The function handles all sets at once. It keeps the last GPUs of all paths that start at a set's lowest GPU. The
+/// paths of a set are those of its subsets, one step longer.
 pub(super) fn ringed_sets(neighbours: &[u64]) -> Vec<bool> {
     let sets = 1usize << neighbours.len();
     let mut path_ends = vec![0u64; sets];
@@ -26,12 +26,12 @@ pub(super) fn ringed_sets(neighbours: &[u64]) -> Vec<bool> {
     ringed
 }
 
-/// Whether a ring along `neighbours` runs through all of `set`. Gives up with `false` after so many steps: larger
-/// machines are judged too low rather than too late.
+/// Returns whether a ring along `neighbours` runs through all of `set`. The search returns `false` after `steps` steps,
+/// so the bandwidth of large hosts may be underestimated.
 pub(super) fn has_ring(neighbours: &[u64], set: u64, steps: u32) -> bool {
     let size = set.count_ones();
     let fewest = bits(set).map(|gpu| (neighbours[gpu] & set).count_ones()).min().unwrap_or(0);
-    // Dirac: where everybody knows half of the others, a ring exists.
+    // Dirac's theorem: a ring exists where each GPU neighbours at least half of the set.
     if size < 3 || fewest * 2 >= size {
         return size >= 3;
     }
@@ -54,7 +54,7 @@ fn is_connected(neighbours: &[u64], set: u64) -> bool {
     }
 }
 
-/// A path that is to become a ring.
+/// A path that the search extends to a ring.
 struct Walk<'a> {
     neighbours: &'a [u64],
     start: usize,
@@ -62,7 +62,7 @@ struct Walk<'a> {
 }
 
 impl Walk<'_> {
-    /// Whether the path that ends at `end` can go on through all of `left` and back.
+    /// Returns whether the path that ends at `end` can continue through all of `left` and back to the start.
     fn closes(&mut self, end: usize, left: u64) -> bool {
         let home = self.neighbours[self.start];
         if left == 0 {
@@ -72,7 +72,7 @@ impl Walk<'_> {
             return false;
         }
         self.steps_left -= 1;
-        // First where the fewest ways lead on: left for later, such a GPU becomes a dead end.
+        // GPUs with the fewest onward links come first, because they become dead ends later.
         let mut next: Vec<usize> = bits(self.neighbours[end] & left).collect();
         next.sort_by_key(|gpu| (self.neighbours[*gpu] & left).count_ones());
         next.into_iter().any(|gpu| self.closes(gpu, left & !(1 << gpu)))
@@ -83,9 +83,9 @@ impl Walk<'_> {
 mod tests {
     use super::*;
 
-    const PATIENT: u32 = u32::MAX;
+    const UNLIMITED: u32 = u32::MAX;
 
-    /// Neighbours from pairs.
+    /// Returns the neighbours that the pairs define.
     fn graph(count: usize, pairs: &[(usize, usize)]) -> Vec<u64> {
         let mut neighbours = vec![0; count];
         for (a, b) in pairs {
@@ -97,12 +97,12 @@ mod tests {
 
     fn check(count: usize, pairs: &[(usize, usize)], set: u64, expected: bool) {
         let graph = graph(count, pairs);
-        assert_eq!(has_ring(&graph, set, PATIENT), expected, "{pairs:?}");
+        assert_eq!(has_ring(&graph, set, UNLIMITED), expected, "{pairs:?}");
         assert_eq!(ringed_sets(&graph)[index(set)], expected, "{pairs:?}");
     }
 
     #[test]
-    fn rings_and_what_lacks_one() {
+    fn finds_rings_and_their_absence() {
         let square = [(0, 1), (1, 2), (2, 3), (3, 0)];
         check(4, &square, 0b1111, true);
         check(4, &square, 0b0111, false);
@@ -115,20 +115,20 @@ mod tests {
     }
 
     #[test]
-    fn gives_up_rather_than_walk_on() {
+    fn stops_after_the_step_limit() {
         let neighbours = graph(8, &[(0, 1), (1, 2), (2, 3), (3, 4), (4, 5), (5, 6), (6, 7), (7, 0)]);
-        assert!(has_ring(&neighbours, 0xff, PATIENT));
+        assert!(has_ring(&neighbours, 0xff, UNLIMITED));
         assert!(!has_ring(&neighbours, 0xff, 3));
     }
 
     proptest::proptest! {
         #[test]
-        fn the_walk_and_the_table_agree(pairs in proptest::collection::vec((0usize..8, 0usize..8), 0..20)) {
+        fn the_search_and_the_table_agree(pairs in proptest::collection::vec((0usize..8, 0usize..8), 0..20)) {
             let pairs: Vec<_> = pairs.into_iter().filter(|(a, b)| a != b).collect();
             let graph = graph(8, &pairs);
             let ringed = ringed_sets(&graph);
             for set in 0..256 {
-                proptest::prop_assert_eq!(has_ring(&graph, set, PATIENT), ringed[index(set)], "{:b}", set);
+                proptest::prop_assert_eq!(has_ring(&graph, set, UNLIMITED), ringed[index(set)], "{:b}", set);
             }
         }
     }

@@ -1,6 +1,6 @@
-//! Sets as plain masks, for loops that run over all of them.
+//! Sets of GPUs as plain masks, for loops over all sets.
 
-/// The one-bits of a mask, lowest first.
+/// Returns the positions of the one-bits of a mask, lowest first.
 pub(super) fn bits(mut mask: u64) -> impl Iterator<Item = usize> + Clone {
     std::iter::from_fn(move || {
         (mask != 0).then(|| {
@@ -11,7 +11,7 @@ pub(super) fn bits(mut mask: u64) -> impl Iterator<Item = usize> + Clone {
     })
 }
 
-/// Where a table over all sets keeps this one.
+/// Returns the index of a set in a table over all sets.
 pub(super) fn index(mask: u64) -> usize {
     #[expect(clippy::cast_possible_truncation, reason = "tables are kept for at most 16 GPUs")]
     let index = mask as usize;

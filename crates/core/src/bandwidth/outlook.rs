@@ -1,17 +1,17 @@
-//! What a set of GPUs is good for: how well the jobs to come could be served from it.
+//! The outlook of a set of GPUs: how well later jobs can be served from it.
 
 use super::mask::{bits, index};
 use super::rates::Bandwidth;
 use crate::gpu_set::GpuSet;
 
-/// Every set of a machine of at most [`Outlook::MAX_GPUS`] GPUs, by mask.
+/// The outlook of every set on a host of at most [`Outlook::MAX_GPUS`] GPUs, by mask.
 ///
-/// The size of the next job is not known, so every size from two GPUs to the whole machine counts alike; a job is
-/// served as well as its bandwidth compares with the best of its size on the empty machine.
+/// The size of the next job is unknown, so every size from two GPUs to the whole host has the same weight. A job is
+/// rated by its bandwidth relative to the best of its size on the idle host.
 #[derive(Debug)]
 pub(crate) struct Outlook {
     bandwidth: Vec<Bandwidth>,
-    /// The best share inside each set by size, `sizes` in a row.
+    /// The best relative bandwidth inside each set by size, `sizes` values per set.
     best_inside: Vec<f32>,
     sizes: usize,
     next_job: Vec<f32>,
@@ -19,7 +19,7 @@ pub(crate) struct Outlook {
 }
 
 impl Outlook {
-    /// 65,536 sets: 5 MB and a tenth of a second, once per kind of machine.
+    /// Upper bound for precomputed hosts: 65,536 sets take 5 MB and a tenth of a second, once per topology.
     pub(super) const MAX_GPUS: usize = 16;
 
     pub(super) fn of(count: usize, bandwidth: Vec<Bandwidth>, best: &[Bandwidth]) -> Self {
@@ -44,34 +44,34 @@ impl Outlook {
         }
     }
 
-    /// Of a set of the machine's GPUs.
+    /// Returns the bandwidth of a set.
     pub(crate) fn bandwidth(&self, gpus: GpuSet) -> Bandwidth {
         self.bandwidth[index(gpus.mask())]
     }
 
-    /// The share of the best set of `size` GPUs within these; nothing where there are not that many.
+    /// Returns the relative bandwidth of the best set of `size` GPUs within these; 0 where there are fewer GPUs.
     pub(crate) fn best_share_within(&self, gpus: GpuSet, size: usize) -> f64 {
         let inside = &self.best_inside[index(gpus.mask()) * self.sizes..][..self.sizes];
         inside.get(size).copied().map_or(0.0, f64::from)
     }
 
-    /// How well the next job is served from these GPUs: the mean over all sizes of the best set among them, 0 for
+    /// Rates how well the next job is served from these GPUs: the mean over all sizes of the best set among them, 0 for
     /// a size that does not fit.
     pub(crate) fn next_job(&self, gpus: GpuSet) -> f32 {
         self.next_job[index(gpus.mask())]
     }
 
-    /// How well a queue of jobs is served from these GPUs, each with the set that is best for it and for those
+    /// Rates how well a queue of jobs is served from these GPUs. Each job gets the set that is best for it and for the jobs
     /// after it, until one does not fit.
     pub(crate) fn queue(&self, gpus: GpuSet) -> f32 {
         self.queue[index(gpus.mask())]
     }
 }
 
-/// One entry per size a set can have.
+/// One entry per size of a set.
 type BySize = [f32; Outlook::MAX_GPUS + 1];
 
-/// The best share of every size inside each set.
+/// Computes the best relative bandwidth of every size inside each set.
 fn best_inside(shares: &[f32]) -> Vec<BySize> {
     let mut best: Vec<BySize> = vec![BySize::default(); shares.len()];
     for set in 1..shares.len() {
@@ -86,14 +86,14 @@ fn best_inside(shares: &[f32]) -> Vec<BySize> {
     best
 }
 
-/// For each set the mean over all sizes of what the first job of that size and the queue after it get.
+/// Computes for each set the mean, over all sizes, of what the first job of that size and the later jobs get.
 fn queue(shares: &[f32], sizes: f32) -> Vec<f32> {
     #[expect(clippy::cast_possible_truncation, reason = "at most 16")]
     let size_of: Vec<u8> = (0..shares.len()).map(|set| set.count_ones() as u8).collect();
     let mut queue = vec![0.0; shares.len()];
     for all in 1..shares.len() {
         let mut best = BySize::default();
-        // Down through all subsets.
+        // This loop visits all subsets.
         let mut first = all;
         while first != 0 {
             let served = shares[first] + queue[all ^ first];

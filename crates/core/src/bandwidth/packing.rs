@@ -1,6 +1,6 @@
-//! How many rings through the same GPUs share no NVLink.
+//! The number of rings through the same GPUs that share no NVLink.
 
-/// NVLinks between the GPUs of one set, numbered from 0.
+/// The NVLinks between the GPUs of one set, which are numbered from 0.
 #[derive(Clone, Debug)]
 pub(super) struct Wiring {
     size: usize,
@@ -8,21 +8,21 @@ pub(super) struct Wiring {
     links: Vec<u8>,
 }
 
-/// Up to here every cut of a set is looked at for the upper bound: 127 of them.
-const MOST_CUT: usize = 8;
+/// Largest set for which the upper bound examines every cut; eight GPUs have 127 cuts.
+const MAX_CUT_GPUS: usize = 8;
 
 // === impl Wiring ===
 
 impl Wiring {
-    /// `size` GPUs, at least three.
+    /// Creates the wiring of `size` GPUs, at least three.
     pub(super) fn of(size: usize, link: impl Fn(usize, usize) -> u8) -> Self {
         let pairs = (0..size * size).map(|pair| (pair / size, pair % size));
         let links = pairs.map(|(a, b)| if a == b { 0 } else { link(a, b) });
         Self { size, links: links.collect() }
     }
 
-    /// The most rings through all GPUs that share no NVLink. The search takes at most so many steps and answers
-    /// with the most it has found by then.
+    /// Returns the largest number of rings through all GPUs that share no NVLink. The search ends after `steps` steps and
+    /// returns the best number found.
     pub(super) fn most_rings(self, steps: u32) -> u32 {
         let bound = self.upper_bound();
         if bound == 0 {
@@ -42,7 +42,7 @@ impl Wiring {
         self.row(gpu).iter().map(|links| u32::from(*links)).sum()
     }
 
-    /// No packing has more rings than this.
+    /// Returns an upper bound for the number of rings.
     fn upper_bound(&self) -> u32 {
         let gpus = 0..self.size;
         let at_a_gpu = gpus.clone().map(|gpu| {
@@ -55,7 +55,7 @@ impl Wiring {
         #[expect(clippy::cast_possible_truncation, reason = "at most 64 GPUs")]
         let by_length = all / 2 / self.size as u32;
         let bound = at_a_gpu.min().unwrap_or(0).min(by_length);
-        if self.size > MOST_CUT || bound <= 1 {
+        if self.size > MAX_CUT_GPUS || bound <= 1 {
             return bound;
         }
         // A ring that enters one side of a cut leaves it again.
@@ -77,7 +77,7 @@ impl Wiring {
         self.links[a * self.size + b] > 0
     }
 
-    /// Takes one link of every hop of a ring, or gives it back.
+    /// Changes the number of links of every hop of a ring.
     fn change(&mut self, ring: &[usize], change: impl Fn(u8) -> u8) {
         for (position, a) in ring.iter().enumerate() {
             let b = ring[(position + 1) % ring.len()];
@@ -88,19 +88,19 @@ impl Wiring {
     }
 }
 
-/// The search for rings, one after the other in rising order: a packing is then met in one order only.
+/// The search for rings. It adds them in ascending order, so that it meets every packing once.
 struct Packing {
-    /// Without the links of the rings found so far.
+    /// The wiring without the links of the rings found so far.
     wiring: Wiring,
     most: u32,
     bound: u32,
     steps_left: u32,
-    /// The ring under way; it starts at GPU 0.
+    /// The ring under construction; it starts at GPU 0.
     path: Vec<usize>,
 }
 
 impl Packing {
-    /// Begins the next ring after `found` others, none lower than `floor`, the last of them.
+    /// Starts the next ring after `found` others. The new ring is not below `floor`, the last of them.
     fn start_ring(&mut self, found: u32, floor: Option<&[usize]>) {
         let before = std::mem::replace(&mut self.path, vec![0]);
         self.extend(1, found, floor);
@@ -123,14 +123,14 @@ impl Packing {
                 continue;
             }
             self.path.push(gpu);
-            // Past the first hop above the floor, whatever follows is above it too.
+            // After the first hop above the floor, every continuation is above it.
             self.extend(seen | 1 << gpu, found, floor.filter(|_| gpu == lowest));
             self.path.pop();
         }
     }
 
     fn close(&mut self, end: usize, found: u32) {
-        // Of a ring's two directions the one that starts with its lower neighbour is enough.
+        // One of a ring's two directions is enough: the one that starts with the lower neighbour.
         if !self.wiring.has(end, 0) || self.path[1] > end {
             return;
         }
@@ -149,15 +149,15 @@ impl Packing {
 mod tests {
     use super::*;
 
-    const PATIENT: u32 = u32::MAX;
+    const UNLIMITED: u32 = u32::MAX;
 
     fn check(rows: &[&[u8]], expected: u32) {
         let wiring = Wiring::of(rows.len(), |a, b| rows[a][b]);
-        assert_eq!(wiring.most_rings(PATIENT), expected, "{rows:?}");
+        assert_eq!(wiring.most_rings(UNLIMITED), expected, "{rows:?}");
     }
 
     #[test]
-    fn rings_of_known_wirings() {
+    fn counts_the_rings_of_known_wirings() {
         check(&[&[0, 1, 1], &[1, 0, 1], &[1, 1, 0]], 1);
         check(&[&[0, 2, 2], &[2, 0, 1], &[2, 1, 0]], 1);
         check(&[&[0, 1, 0], &[1, 0, 1], &[0, 1, 0]], 0);
@@ -165,7 +165,7 @@ mod tests {
         check(&[&[0, 4, 4, 4], &[4, 0, 4, 4], &[4, 4, 0, 4], &[4, 4, 4, 0]], 6);
     }
 
-    /// Every ring of the wiring, each taken as often as it can be or not at all.
+    /// Tries every ring of the wiring, each any number of times.
     fn exhaustive(wiring: &Wiring) -> u32 {
         fn rings(wiring: &Wiring, path: &mut Vec<usize>, found: &mut Vec<Vec<usize>>) {
             if path.len() == wiring.size {
@@ -206,7 +206,7 @@ mod tests {
             links in proptest::collection::vec(0u8..4, 25),
         ) {
             let wiring = Wiring::of(size, |a, b| links[a.min(b) * 5 + a.max(b)]);
-            proptest::prop_assert_eq!(wiring.clone().most_rings(PATIENT), exhaustive(&wiring));
+            proptest::prop_assert_eq!(wiring.clone().most_rings(UNLIMITED), exhaustive(&wiring));
         }
     }
 }

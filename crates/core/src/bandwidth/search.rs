@@ -1,4 +1,4 @@
-//! A good set on a machine with too many GPUs to look at every set.
+//! The search for a good set on a host with too many GPUs to examine every set.
 
 use std::cmp::Reverse;
 use std::sync::OnceLock;
@@ -9,60 +9,60 @@ use super::rings::RingModel;
 use crate::gpu_set::GpuSet;
 use crate::units::GpuIndex;
 
-/// A machine whose sets are worked out when asked for.
+/// A host whose sets are computed on demand.
 #[derive(Debug)]
 pub(crate) struct LargeHost {
     model: RingModel,
     count: usize,
-    /// Bandwidth of each pair in tenths of a GB/s, row-major.
+    /// The bandwidth of each pair in tenths of a GB/s, row-major.
     ties: Vec<i64>,
-    /// The best bandwidth by size, once somebody asked.
+    /// The best bandwidth by size, computed on first use.
     best: Vec<OnceLock<Bandwidth>>,
 }
 
-/// Which set is looked for.
+/// The set that is searched for.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wanted {
-    /// GPUs nobody holds.
+    /// The idle GPUs.
     pub(crate) free: GpuSet,
-    /// Those of them to choose from.
+    /// The idle GPUs that suit the request.
     pub(crate) candidates: GpuSet,
-    /// Candidates that must be chosen.
+    /// The candidates that must be chosen.
     pub(crate) required: GpuSet,
-    /// How many.
+    /// The number of GPUs to choose.
     pub(crate) size: usize,
 }
 
-/// What makes a set good.
+/// The goal of the search.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Aim {
-    /// Its bandwidth, then what it leaves behind.
+    /// The highest bandwidth, then the best remaining GPUs.
     Bandwidth,
-    /// What it leaves behind.
+    /// The best remaining GPUs.
     Rest,
 }
 
-/// How many sets may be compared while single GPUs are exchanged: what bounds a decision's time.
-const EXCHANGES: u32 = 100;
+/// Upper bound for the sets compared while GPUs are exchanged. It bounds the time of a decision.
+const MAX_EXCHANGES: u32 = 100;
 
-/// How good a set is, the most important first: bandwidth, ties kept over ties cut, few NUMA nodes, and among equals
-/// the lowest indexes, which are the greatest when the bits are read from the other end.
+/// The rank of a set, the most important part first: bandwidth, compactness, few NUMA nodes, and among equals
+/// the lowest indexes, which are greatest when the bits are reversed.
 type Rank = (Bandwidth, i64, Reverse<(usize, usize)>, u64);
 
-/// A set under way, with what is needed to judge one more GPU.
+/// A set under construction, with the sums needed to rate one more GPU.
 #[derive(Clone, Debug)]
 struct Draft {
     set: GpuSet,
-    /// By GPU: its ties to the set.
+    /// The bandwidth of each GPU to the set.
     to_set: Vec<i64>,
 }
 
 struct Search<'a> {
-    machine: &'a BandwidthModel,
+    model: &'a BandwidthModel,
     large: &'a LargeHost,
     wanted: Wanted,
     aim: Aim,
-    /// By GPU: its ties to all free GPUs.
+    /// The bandwidth of each GPU to all idle GPUs.
     to_free: Vec<i64>,
 }
 
@@ -85,7 +85,7 @@ impl LargeHost {
         self.model.bandwidth(gpus.mask())
     }
 
-    /// The best bandwidth of a size that the search finds on the empty machine.
+    /// Returns the best bandwidth of a size that the search finds on the idle host.
     pub(super) fn best(&self, machine: &BandwidthModel, size: usize) -> Bandwidth {
         let search = || {
             let gpus = machine.gpus;
@@ -95,7 +95,7 @@ impl LargeHost {
         self.best.get(size).map_or(Bandwidth::NONE, |best| *best.get_or_init(search))
     }
 
-    /// Grows a set from every candidate, always by the GPU that keeps most and cuts least, and exchanges GPUs of
+    /// Grows a set from every candidate, always by the GPU with the best gain, and exchanges GPUs of
     /// the best one while that helps. `None` where there are not enough candidates.
     pub(crate) fn search(&self, machine: &BandwidthModel, wanted: Wanted, aim: Aim) -> Option<GpuSet> {
         let lowest = wanted.candidates.lowest_with(wanted.required, wanted.size)?;
@@ -103,10 +103,10 @@ impl LargeHost {
             return Some(lowest);
         }
         let to_free = (0..self.count).map(|position| self.ties_between(position, wanted.free)).collect();
-        let search = Search { machine, large: self, wanted, aim, to_free };
+        let search = Search { model: machine, large: self, wanted, aim, to_free };
         let starts = wanted.candidates.iter().map(|gpu| wanted.required.with(gpu));
         let mut grown: Vec<Draft> = starts.filter_map(|start| search.grow(start)).collect();
-        // Neighbours grow into the same set, and judging it costs more than growing it.
+        // Neighbours grow into the same set, and ranking a set costs more than growing it.
         grown.sort_by_key(|draft| draft.set.mask());
         grown.dedup_by_key(|draft| draft.set);
         let best = grown.into_iter().max_by_key(|draft| search.rank(draft))?;
@@ -129,7 +129,7 @@ impl LargeHost {
 // === impl Search ===
 
 impl Search<'_> {
-    /// A tie kept counts this often against one cut.
+    /// Returns the weight of bandwidth inside the set relative to bandwidth that the choice cuts.
     fn weight_of_kept(&self) -> i64 {
         match self.aim {
             Aim::Bandwidth => 2,
@@ -141,7 +141,7 @@ impl Search<'_> {
         let mut draft = self.large.draft(start);
         while draft.set.len() < self.wanted.size {
             let open = self.wanted.candidates.difference(draft.set);
-            // What was cut is kept now: a tie gained counts on both sides.
+            // A link that moves into the set is no longer cut, so it counts on both sides.
             let gain = |gpu: &GpuIndex| {
                 let position = gpu.position();
                 2 * (self.weight_of_kept() + 1) * draft.to_set[position] - self.to_free[position]
@@ -155,7 +155,7 @@ impl Search<'_> {
         Some(draft)
     }
 
-    /// Ties the set keeps, weighed, less those it cuts.
+    /// Returns the weighted bandwidth inside the set minus the bandwidth that it cuts.
     fn compactness(&self, draft: &Draft) -> i64 {
         let positions = || draft.set.iter().map(GpuIndex::position);
         let kept: i64 = positions().map(|position| draft.to_set[position]).sum();
@@ -168,14 +168,14 @@ impl Search<'_> {
             Aim::Bandwidth => self.large.bandwidth(draft.set),
             Aim::Rest => Bandwidth::NONE,
         };
-        let spread = self.machine.numa_spread(self.wanted.free, draft.set);
+        let spread = self.model.numa_spread(self.wanted.free, draft.set);
         (bandwidth, self.compactness(draft), Reverse(spread), draft.set.mask().reverse_bits())
     }
 
-    /// The first better set that differs in one GPU, again and again.
+    /// Replaces the set by the first better one that differs in one GPU, until none is better or the limit is reached.
     fn exchange(&self, start: Draft) -> GpuSet {
         let mut best = (self.rank(&start), start.set);
-        let mut exchanges = EXCHANGES;
+        let mut exchanges = MAX_EXCHANGES;
         'better: loop {
             let set = best.1;
             let outside = self.wanted.candidates.difference(set);

@@ -14,7 +14,7 @@ fn check(topology: &Topology, indexes: &[u8], expected: f64) {
     assert!((bandwidth - expected).abs() < 1e-9, "{indexes:?}: {bandwidth}, expected {expected}");
 }
 
-/// Best, mean and worst bandwidth of all sets of a size.
+/// Returns the best, mean and worst bandwidth of all sets of a size.
 fn spread(topology: &Topology, size: usize) -> [String; 3] {
     let rates: Vec<f64> = topology
         .gpus()
@@ -41,7 +41,7 @@ fn what_is_known_of_a_dgx1_with_v100() {
 }
 
 #[test]
-fn what_lies_under_nvlinks_changes_nothing() {
+fn the_pcie_level_under_nvlinks_changes_nothing() {
     let both = dgx1_v100().completed_by(&pcie_pairs()).unwrap();
     for gpus in (0..256).map(GpuSet::from_mask) {
         assert_eq!(both.bandwidth_model().bandwidth(gpus), dgx1_v100().bandwidth_model().bandwidth(gpus));
@@ -113,7 +113,7 @@ fn large_machines_are_searched() {
     assert_eq!(search(&[0, 1, 5], &[], 4), None);
 }
 
-/// Every order of the GPUs after the first.
+/// Returns every order of the GPUs after the first.
 fn rings(gpus: &[GpuIndex]) -> Vec<Vec<GpuIndex>> {
     let Some((last, others)) = gpus.split_last() else { return vec![Vec::new()] };
     let shorter = rings(others);
@@ -125,7 +125,7 @@ fn rings(gpus: &[GpuIndex]) -> Vec<Vec<GpuIndex>> {
     shorter.iter().flat_map(with_last).collect()
 }
 
-/// The slowest hop of the best ring in tenths of a GB/s, all NVLinks counting as infinitely fast.
+/// Returns the slowest hop of the best ring in tenths of a GB/s, where NVLinks count as infinitely fast.
 fn best_ring(topology: &Topology, gpus: GpuSet) -> u32 {
     let hop = |a, b| {
         let link = topology.link(a, b);

@@ -1,27 +1,28 @@
-//! What is left of a cluster at one moment, made ready to be asked by many kinds of pods.
+//! The free capacity of a cluster at one moment, prepared for many classes of pods.
 
 use crate::node::{Kinds, NodeState};
 use crate::units::MilliCpu;
 use crate::workload::PodClass;
 
-/// All that a forecast reads of the nodes with GPUs. GpuAmount from a book in one go, which is the smaller part of the work: the book
-/// may change while the forecast is made.
+/// A copy of all that a forecast reads of the nodes with GPUs.
+///
+/// The copy is the smaller part of the work, so the ledger may change while the forecast is made.
 #[derive(Clone, Debug, Default)]
 pub struct FreeCapacity {
     pub(super) nodes: Vec<FreeNode>,
-    /// Percent left of each GPU: a node's side by side, kind by kind, each kind's ascending.
+    /// The free percentage of each GPU: grouped by node and by kind of GPU, ascending within a kind.
     percents: Vec<u8>,
 }
 
-/// What is left of one node.
+/// The free capacity of one node.
 #[derive(Clone, Debug)]
 pub(super) struct FreeNode {
-    /// Its kinds of GPUs.
+    /// The kinds of GPUs of the node.
     pub(super) kinds: Kinds,
     cpu: MilliCpu,
-    /// Its GPUs, as far as they are left.
+    /// The free capacity of all GPUs of the node, in GPUs.
     gpus_left: f64,
-    /// Where its GPUs begin among the percents.
+    /// The position of the node's first GPU in `percents`.
     begin: usize,
 }
 
@@ -37,13 +38,13 @@ impl<'a> FromIterator<&'a NodeState> for FreeCapacity {
 }
 
 impl FreeCapacity {
-    /// Whether no node has a GPU.
+    /// Returns whether no node has a GPU.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.nodes.is_empty()
     }
 
-    /// All GPUs, used or not.
+    /// Returns the number of all GPUs, used or not.
     #[must_use]
     pub fn all_gpus(&self) -> f64 {
         #[expect(clippy::cast_precision_loss, reason = "no cluster has 2^52 GPUs")]
@@ -51,13 +52,13 @@ impl FreeCapacity {
         all
     }
 
-    /// What is left of all of them together, in GPUs.
+    /// Returns the free capacity of all nodes, in GPUs.
     #[must_use]
     pub fn gpus_left(&self) -> f64 {
         self.nodes.iter().map(|node| node.gpus_left).sum()
     }
 
-    /// What is left, in GPUs, of the nodes that could take a pod of this kind.
+    /// Returns the free capacity, in GPUs, of the nodes that can take a pod of this class.
     pub(super) fn gpus_serving(&self, class: &PodClass) -> f64 {
         self.nodes.iter().filter(|node| self.could_serve(node, class)).map(|node| node.gpus_left).sum()
     }

@@ -1,20 +1,20 @@
-//! The names of nodes by position, in one piece of memory: to compare thousands of them in a row is to read it from front to back.
+//! The names of nodes by position, in one block of memory, so that comparing thousands of names reads it sequentially.
 
-/// Names by position.
+/// The names by position.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Names {
     text: String,
-    /// Where in `text` each stands; an empty place for none.
+    /// The range of each name in `text`; empty for no name.
     places: Vec<(usize, usize)>,
-    /// Bytes of `text` that are no name's any more.
+    /// The bytes of `text` that belong to no name any more.
     waste: usize,
 }
 
-/// So many bytes may be wasted however small the rest is.
-const WASTE: usize = 4096;
+/// Bytes that may be wasted before the names are compacted: one page, so that small clusters never compact.
+const ALLOWED_WASTE_BYTES: usize = 4096;
 
 impl Names {
-    /// Whether this name stands there.
+    /// Returns whether the name at `index` is `name`.
     pub(super) fn is_at(&self, index: usize, name: &str) -> bool {
         self.at(index).is_some_and(|known| known == name)
     }
@@ -24,7 +24,7 @@ impl Names {
         self.text.get(begin..end).filter(|name| !name.is_empty())
     }
 
-    /// Puts a name there, or nothing.
+    /// Sets the name at `index`; an empty name clears it.
     pub(super) fn set(&mut self, index: usize, name: &str) {
         if index >= self.places.len() {
             self.places.resize(index + 1, (0, 0));
@@ -33,17 +33,17 @@ impl Names {
         let begin = self.text.len();
         self.text.push_str(name);
         self.places[index] = (begin, self.text.len());
-        if self.waste > WASTE.max(self.text.len() / 2) {
-            self.tidy();
+        if self.waste > ALLOWED_WASTE_BYTES.max(self.text.len() / 2) {
+            self.compact();
         }
     }
 
-    fn tidy(&mut self) {
-        let mut tidied = Self::default();
+    fn compact(&mut self) {
+        let mut compacted = Self::default();
         for index in 0..self.places.len() {
-            tidied.set(index, self.at(index).unwrap_or_default());
+            compacted.set(index, self.at(index).unwrap_or_default());
         }
-        *self = tidied;
+        *self = compacted;
     }
 }
 
@@ -55,7 +55,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn holds_what_was_last_put_there(steps in prop::collection::vec((0..20usize, "[a-z]{0,300}"), 1..400)) {
+        fn returns_the_name_that_was_set_last(steps in prop::collection::vec((0..20usize, "[a-z]{0,300}"), 1..400)) {
             let mut names = Names::default();
             let mut expected = vec![String::new(); 20];
             for (index, name) in steps {
@@ -65,7 +65,7 @@ mod tests {
                     prop_assert_eq!(names.at(index).unwrap_or_default(), name);
                 }
                 let used: usize = expected.iter().map(String::len).sum();
-                prop_assert!(names.text.len() <= 2 * used + 2 * WASTE);
+                prop_assert!(names.text.len() <= 2 * used + 2 * ALLOWED_WASTE_BYTES);
             }
         }
     }

@@ -1,8 +1,8 @@
-//! Policy `best-effort`: the set a best division of all free GPUs would give.
+//! Policy `best-effort`: the best group of the best division of all free GPUs.
 //!
 //! Pairs score 100 per NVLink plus points for their PCIe level. The free GPUs are divided into groups of the
-//! asked size so that the total is highest, and the best group of that division is granted: a pair that
-//! suits this job is not taken where it would tear two good pairs apart.
+//! requested size so that the total is highest, and the best group of that division is granted. A pair that
+//! suits this job is therefore not taken where that would split two good pairs.
 
 mod division;
 mod guess;
@@ -15,7 +15,7 @@ use crate::topology::{Link, PcieLevel, Topology};
 use crate::units::GpuIndex;
 use division::Division;
 
-/// Points of a pair.
+/// Returns the points of a link.
 fn pair_score(link: Link) -> u32 {
     let pcie = match link.pcie {
         None => 0,
@@ -29,23 +29,25 @@ fn pair_score(link: Link) -> u32 {
     100 * u32::from(link.nvlinks) + pcie
 }
 
-/// Points of all pairs of a set.
+/// Returns the points of all pairs of a set.
 #[must_use]
 pub fn set_score(topology: &Topology, gpus: GpuSet) -> u32 {
     gpus.pairs().map(|(a, b)| points(topology, a, b)).sum()
 }
 
-/// Points of two GPUs of a machine.
+/// Returns the points of two GPUs.
 fn points(topology: &Topology, a: GpuIndex, b: GpuIndex) -> u32 {
     let link = topology.link(a, b);
-    let pcie = link.pcie.or_else(|| presumed_pcie(topology, a, b));
+    let pcie = link.pcie.or_else(|| assumed_pcie(topology, a, b));
     pair_score(Link { pcie, ..link })
 }
 
-/// What lies under the NVLinks of two GPUs where the matrix shows only these. `nvidia-smi topo -m` hides it, yet the
-/// points need it, or two pairs whose NVLinks are equal would be alike. Boards with NVLinks are mostly built like the
-/// first one, the DGX-1: neighbours share a switch, a socket's other GPUs its host bridge.
-fn presumed_pcie(topology: &Topology, a: GpuIndex, b: GpuIndex) -> Option<PcieLevel> {
+/// Returns the assumed PCIe level of two GPUs for which the matrix shows only NVLinks.
+///
+/// `nvidia-smi topo -m` hides the level, but the points need it: otherwise pairs with equal NVLinks could not be told
+/// apart. Most boards with NVLinks follow the DGX-1: neighbours share a switch, the other GPUs of a socket share its
+/// host bridge.
+fn assumed_pcie(topology: &Topology, a: GpuIndex, b: GpuIndex) -> Option<PcieLevel> {
     let level = if topology.numa(a) != topology.numa(b) {
         PcieLevel::System
     } else if a.0 / 2 == b.0 / 2 {
@@ -56,7 +58,7 @@ fn presumed_pcie(topology: &Topology, a: GpuIndex, b: GpuIndex) -> Option<PcieLe
     (topology.link(a, b).nvlinks > 0).then_some(level)
 }
 
-/// The `count` GPUs of `free`, `required` among them; `None` where there are not that many.
+/// Chooses `count` of the `free` GPUs, including `required`; `None` where there are too few.
 pub(super) fn choose(topology: &Topology, free: GpuSet, required: GpuSet, count: usize) -> Option<GpuSet> {
     let lowest = free.lowest_with(required, count)?;
     let mut pairs = free.pairs().map(|(a, b)| points(topology, a, b));
@@ -72,7 +74,7 @@ pub(super) fn choose(topology: &Topology, free: GpuSet, required: GpuSet, count:
     }
 }
 
-/// For machines too large to divide: from every start, the GPU that adds most, and the best of those sets.
+/// Chooses a set on a large host: grows one set from every start by the GPU that adds most, and returns the best set.
 fn grow(topology: &Topology, free: GpuSet, required: GpuSet, count: usize) -> Option<GpuSet> {
     let starts: Vec<GpuSet> = if required.is_empty() {
         free.iter().map(|gpu| GpuSet::EMPTY.with(gpu)).collect()
@@ -82,7 +84,7 @@ fn grow(topology: &Topology, free: GpuSet, required: GpuSet, count: usize) -> Op
     let mut best: Option<(u32, GpuSet)> = None;
     for mut set in starts {
         let mut score = set_score(topology, set);
-        // By GPU: its points with the set so far.
+        // The points of each GPU with the set so far.
         let with_set = |gpu| set.iter().map(|member| points(topology, member, gpu)).sum();
         let mut gains: Vec<(GpuIndex, u32)> = free.iter().map(|gpu| (gpu, with_set(gpu))).collect();
         while set.len() < count {

@@ -1,4 +1,4 @@
-//! GPUs for the containers of a pod, one after the other.
+//! Placement of the containers of a pod, one after the other.
 
 use std::borrow::Cow;
 use std::cmp::Reverse;
@@ -10,12 +10,12 @@ use crate::node::NodeState;
 use crate::request::{ContainerRequest, ContainerRole, PodRequest, Request};
 use crate::units::{MiB, Percent};
 
-/// Where and why placing a pod came to its end.
+/// The point at which a placement failed, and the reason.
 pub(super) struct Blocked<'a> {
     pub(super) error: PlacementError,
-    /// The container that found no GPUs; none where the node as a whole will not do.
+    /// The container that found no GPUs; `None` where the node as a whole was rejected.
     pub(super) container: Option<usize>,
-    /// What that container saw: the node with the pod's earlier containers on it.
+    /// The node with the pod's earlier containers on it.
     pub(super) node: Cow<'a, NodeState>,
 }
 
@@ -33,7 +33,7 @@ pub(super) fn try_place<'a>(
     };
     let mut asking: Vec<(usize, Request)> = pod.containers.iter().enumerate().filter_map(lasting).collect();
     let (mut gpus, merit) = place_lasting(node, pod, policy, &asking, required).or_else(|blocked| {
-        // A small one may have taken the only place of a large one.
+        // A small container may have taken the only GPU that suits a large one: try the largest first.
         asking.sort_by_key(|(_, request)| Reverse(size(*request)));
         let again = (asking.len() > 1 && required.is_empty()).then_some(&asking);
         again.and_then(|order| place_lasting(node, pod, policy, order, required).ok()).ok_or(blocked)
@@ -43,7 +43,7 @@ pub(super) fn try_place<'a>(
     Ok(Placement { gpus, score })
 }
 
-/// How hard it is to find a place for.
+/// Orders requests by how hard they are to place.
 fn size(request: Request) -> (u8, Percent, MiB) {
     match request {
         Request::Whole(count) => (count, Percent::WHOLE, MiB::ZERO),
@@ -52,7 +52,7 @@ fn size(request: Request) -> (u8, Percent, MiB) {
     }
 }
 
-/// GPUs for the containers that stand side by side, one after the other: each sees what the ones before it took. With the policy's points.
+/// Chooses GPUs for the main containers and sidecars, which run at the same time. Returns the sum of the policy's points with them.
 fn place_lasting<'a>(
     node: &'a NodeState,
     pod: &PodRequest,
@@ -78,8 +78,9 @@ fn place_lasting<'a>(
     Ok((gpus, merit))
 }
 
-/// Init containers run alone but for the sidecars before them. They reuse the GPUs of the main containers
-/// where those suffice, as kubelet does, so that the pod takes no more than it must.
+/// Chooses GPUs for the init containers, which run beside the earlier sidecars only.
+///
+/// Init containers reuse the GPUs of the main containers where those suffice, as the kubelet does.
 fn place_inits<'a>(
     node: &'a NodeState,
     pod: &PodRequest,
@@ -106,7 +107,7 @@ fn place_inits<'a>(
     Ok(())
 }
 
-/// GPUs for one container; those in `preferred` where they are enough.
+/// Chooses GPUs for one container, among the `preferred` ones where those suffice.
 fn choose(
     node: &NodeState,
     pod: &PodRequest,
@@ -125,7 +126,7 @@ pub(super) fn take(state: &mut Cow<'_, NodeState>, gpus: GpuSet, hold: Hold) {
     }
 }
 
-/// The node with the pod on it.
+/// Returns the node's state with the pod on it.
 fn after(node: &NodeState, pod: &PodRequest, gpus: &[GpuSet]) -> NodeState {
     let mut state = node.clone();
     state.take(pod.cpu, pod.memory, footprint(&grants(pod, gpus)));

@@ -1,4 +1,4 @@
-//! Why these GPUs: what decided for a placement, in words.
+//! The reason for a placement, as a sentence for people.
 
 use std::borrow::Cow;
 
@@ -13,7 +13,7 @@ use crate::request::{ContainerRole, PodRequest, Request};
 use crate::tree::{Group, GroupLevel};
 use crate::units::Percent;
 
-/// What decided for the GPUs of each container that keeps its GPUs, in the order they were chosen.
+/// Describes why each container got its GPUs, in the order of the choice. Init containers are left out.
 #[must_use]
 pub fn describe(node: &NodeState, pod: &PodRequest, policy: &Policy, placement: &Placement) -> String {
     let mut beside = Cow::Borrowed(node);
@@ -49,7 +49,7 @@ impl Policy {
     fn reason_for_set(&self, node: &NodeState, gpus: GpuSet) -> String {
         let (topology, free, count) = (node.node().topology(), node.idle(), gpus.len());
         let tree = topology.tree();
-        // The chosen GPUs stand for whatever was required: they lead to the same group and the same listed set.
+        // The chosen GPUs take the place of the required ones: they lead to the same group and the same listed set.
         let nearest = || words("nearest group", whole::link_group(tree, free, gpus, count));
         let fullest = || words("fullest branch", whole::fragment_group(tree, free, gpus, count));
         match self {
@@ -93,7 +93,7 @@ impl Policy {
     }
 }
 
-/// What the set reaches, and what is left behind.
+/// Describes the bandwidth of the set and of the GPUs that stay idle.
 fn by_links(node: &NodeState, gpus: GpuSet) -> String {
     let machine = node.node().topology().bandwidth_model();
     let left = node.idle().difference(gpus);
@@ -163,7 +163,7 @@ mod tests {
     const SHARE: Request = Request::Share { compute_percent: Percent(30), memory: MiB(4096) };
 
     #[test]
-    fn sets_by_their_links() {
+    fn describes_sets_by_their_links() {
         let leaves = "40.0 GB/s of at most 40.0 for 2 GPUs; leaves 1,2,4,5,6,7 with 40.0 GB/s";
         check(&dgx1_v100(), &tessera(), &[Request::Whole(2)], leaves);
         let one = "the GPU that later sets miss least; leaves 1,2,3,4,5,6,7 with 6.0 GB/s";
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn sets_by_what_the_originals_look_at() {
+    fn describes_sets_by_the_rules_of_other_projects() {
         let sets =
             |policy, count, expected| check(&pcie_pairs(), &policy, &[Request::Whole(count)], expected);
         sets(Policy::Link, 2, "nearest group with enough idle GPUs: PIX 0,1");
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn sets_by_a_table() {
+    fn describes_sets_by_a_static_table() {
         let gpus = |indexes: [u8; 4]| indexes.map(GpuIndex).into_iter().collect::<GpuSet>();
         let sizes = BTreeMap::from([(4, vec![gpus([4, 5, 6, 7])])]);
         let table = StaticTable { sets: BTreeMap::from([("big".to_owned(), sizes)]) };
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_and_several_containers() {
+    fn describes_shares_and_several_containers() {
         let part = |policy, expected| check(&pcie_pairs(), &policy, &[SHARE], expected);
         part(tessera(), "least lost for the pods expected; 70% and 12288 MiB stay free on it");
         part(Policy::Share, "least compute left that suffices: 100% and 16384 MiB");

@@ -1,8 +1,8 @@
-//! Policy `tessera` for whole GPUs: the best links now, then the best links for the jobs to come.
+//! Policy `tessera` for whole GPUs: the best links now, then the best links for later jobs.
 //!
-//! A job that depends on its links gets a set of the highest predicted bandwidth. Among equally fast sets, and for a
-//! job that does not care, the choice is about what stays possible: for the GPUs left over, for those GPUs together
-//! with what each running job will give back, and for the chosen block itself once it comes back.
+//! A job that is sensitive to links gets a set of the highest predicted bandwidth. Among equally fast sets, and for an
+//! insensitive job, the policy rates what later jobs can get. It rates the idle GPUs alone, the idle GPUs together with
+//! those of each running job, and the chosen set itself once its job has ended.
 
 use std::cmp::Reverse;
 
@@ -14,46 +14,49 @@ use crate::grant::Hold;
 use crate::node::NodeState;
 use crate::request::LinkSensitivity;
 
-/// Weight of the GPUs left over together with what one running job gives back, against the GPUs left over alone.
-/// On a busy machine the next job rarely finds its GPUs at once: it mostly starts when another one ends. Without
-/// this, meshes lose 0.015 of their bandwidth and PCIe machines 0.010; from 1.5 to 3 little changes.
-const COMING_BACK: f32 = 2.0;
+/// Weight of the idle GPUs together with those of one running job, relative to the idle GPUs alone.
+///
+/// On a busy host the next job mostly starts when another one ends. Without this weight, meshes lose 0.015 of their
+/// bandwidth and PCIe hosts 0.010; values from 1.5 to 3 differ little.
+const RELEASED_WEIGHT: f32 = 2.0;
 
-/// Weight of the chosen block itself: it comes back as a whole, and later jobs are better served from a block with
-/// good links inside. This is what makes a job that does not care take neighbours rather than strays. With more than
-/// about 0.5 it spoils machines on which only some pairs have NVLinks.
-const BLOCK: f32 = 0.3;
+/// Weight of the chosen set itself, which becomes free as a whole.
+///
+/// It makes an insensitive job take neighbouring GPUs rather than scattered ones. Above about 0.5 it harms hosts on which
+/// only some pairs have NVLinks.
+const CHOSEN_SET_WEIGHT: f32 = 0.3;
 
-/// Weight of all other GPUs, once everybody has gone. Small, for it decides only where the near future does not:
-/// for jobs of two to four GPUs that all depend on their links.
-const EVERYONE_ELSE: f32 = 0.05;
+/// Weight of all other GPUs once every job has ended.
+///
+/// It is small because it decides only where the near future does not: for jobs of two to four GPUs that are all sensitive.
+const OTHER_GPUS_WEIGHT: f32 = 0.05;
 
-/// Sums of shares that differ by less are equal: the rest is rounding.
+/// Resolution of ratings. Smaller differences are rounding errors.
 const STEPS_PER_UNIT: f32 = 1e5;
 
-/// What the choice depends on besides the machine.
+/// The inputs of the choice besides the bandwidth model.
 #[derive(Debug)]
 struct Situation {
     wanted: Wanted,
-    /// GPUs that come back together, each GPU once.
+    /// The sets of GPUs that become free together; each GPU is in one set.
     held: Vec<GpuSet>,
     link_sensitivity: LinkSensitivity,
 }
 
-/// How good a set is where everything is known, the most important first. Sets are met lowest indexes first, so equals
-/// need no further order.
+/// The rating of a set, the most important part first. The search meets lower indexes first, so ties need no further order.
 type Rank = (Bandwidth, i32, Reverse<(usize, usize)>);
 
-/// The GPUs for a request of whole ones; `None` only where the required ones cannot be had. The points are the share
-/// of the best bandwidth such a set has on the empty machine, where the job depends on it.
+/// Chooses whole GPUs. The result is `None` only where the required GPUs cannot be combined.
+///
+/// The points of a sensitive job are the bandwidth relative to the best set of this size on the idle host.
 pub(super) fn choose(node: &NodeState, query: &ContainerQuery) -> Option<Chosen> {
-    let machine = node.node().topology().bandwidth_model();
-    let gpus = choose_in(machine, &Situation::of(node, query))?;
-    let merit = if depends_on_links(query) { machine.share(gpus) } else { 0.0 };
+    let model = node.node().topology().bandwidth_model();
+    let gpus = choose_in(model, &Situation::of(node, query))?;
+    let merit = if depends_on_links(query) { model.share(gpus) } else { 0.0 };
     Some(Chosen { gpus, merit })
 }
 
-/// The points [`choose`] would give where no GPU is required, without choosing.
+/// Returns the points of [`choose`] without choosing, for a request without required GPUs.
 pub(super) fn merit(node: &NodeState, query: &ContainerQuery) -> f64 {
     if depends_on_links(query) {
         node.node().topology().bandwidth_model().best_share_within(query.candidates, query.count)
@@ -66,15 +69,15 @@ fn depends_on_links(query: &ContainerQuery) -> bool {
     query.link_sensitivity == LinkSensitivity::Sensitive && query.hold == Hold::Whole && query.count > 1
 }
 
-fn choose_in(machine: &BandwidthModel, situation: &Situation) -> Option<GpuSet> {
+fn choose_in(model: &BandwidthModel, situation: &Situation) -> Option<GpuSet> {
     let Situation { wanted, link_sensitivity, .. } = situation;
     let lowest = wanted.candidates.lowest_with(wanted.required, wanted.size)?;
-    match machine.sets() {
+    match model.sets() {
         _ if wanted.candidates.len() == wanted.size => Some(lowest),
-        Sets::Alike(_) => Some(on_few_numa_nodes(machine, wanted)),
-        Sets::Known(outlook, _) => situation.best_set(machine, outlook),
+        Sets::Alike(_) => Some(on_few_numa_nodes(model, wanted)),
+        Sets::Known(outlook, _) => situation.best_set(model, outlook),
         Sets::Searched(large) => large.search(
-            machine,
+            model,
             *wanted,
             match link_sensitivity {
                 LinkSensitivity::Sensitive => Aim::Bandwidth,
@@ -90,10 +93,10 @@ impl Situation {
     fn of(node: &NodeState, query: &ContainerQuery) -> Self {
         let ContainerQuery { candidates, required, count, link_sensitivity, .. } = *query;
         let wanted = Wanted { free: node.idle(), candidates, required, size: count };
-        Self { wanted, held: coming_back(node), link_sensitivity }
+        Self { wanted, held: released_together(node), link_sensitivity }
     }
 
-    fn best_set(&self, machine: &BandwidthModel, outlook: &Outlook) -> Option<GpuSet> {
+    fn best_set(&self, model: &BandwidthModel, outlook: &Outlook) -> Option<GpuSet> {
         let Wanted { free, candidates, required, size } = self.wanted;
         let others = candidates.difference(required).subsets(size.checked_sub(required.len())?);
         let everyone = self.held.iter().copied().fold(free, GpuSet::union);
@@ -104,7 +107,7 @@ impl Situation {
                 LinkSensitivity::Insensitive => Bandwidth::NONE,
             };
             let least = best.map(|(rank, _)| rank);
-            // Most sets fall behind already here; what follows costs more.
+            // This cheap test rules out most sets; the following one costs more.
             if least.is_some_and(|(fastest, ..)| bandwidth < fastest) {
                 continue;
             }
@@ -112,7 +115,7 @@ impl Situation {
             if least.is_some_and(|(fastest, brightest, _)| (bandwidth, future) < (fastest, brightest)) {
                 continue;
             }
-            let rank = (bandwidth, future, Reverse(machine.numa_spread(free, set)));
+            let rank = (bandwidth, future, Reverse(model.numa_spread(free, set)));
             if least.is_none_or(|least| rank > least) {
                 best = Some((rank, set));
             }
@@ -120,25 +123,27 @@ impl Situation {
         best.map(|(_, set)| set)
     }
 
-    /// How well the jobs to come will be served once `set` is taken.
+    /// Rates how well later jobs can be served once `set` is taken.
     fn future(&self, outlook: &Outlook, everyone: GpuSet, set: GpuSet) -> i32 {
         let left = self.wanted.free.difference(set);
         let with_one_back: f32 = self.held.iter().map(|held| outlook.next_job(left.union(*held))).sum();
         #[expect(clippy::cast_precision_loss, reason = "at most 64 sets")]
         let jobs = (self.held.len() + 1) as f32;
         let future = outlook.next_job(left)
-            + COMING_BACK / jobs * with_one_back
-            + BLOCK * outlook.queue(set)
-            + EVERYONE_ELSE * outlook.queue(everyone.difference(set));
+            + RELEASED_WEIGHT / jobs * with_one_back
+            + CHOSEN_SET_WEIGHT * outlook.queue(set)
+            + OTHER_GPUS_WEIGHT * outlook.queue(everyone.difference(set));
         #[expect(clippy::cast_possible_truncation, reason = "a sum of a few shares")]
         let steps = (future * STEPS_PER_UNIT).round() as i32;
         steps
     }
 }
 
-/// The GPUs of each pod that ends as a whole. A GPU that several pods share is free only when the last of them has
-/// gone, so it stands alone; a broken one does not come back.
-fn coming_back(node: &NodeState) -> Vec<GpuSet> {
+/// Returns the sets of GPUs that become free together: one per pod.
+///
+/// A GPU that several pods share becomes free after the last of them, so it is a set of its own. Unhealthy GPUs are left
+/// out.
+fn released_together(node: &NodeState) -> Vec<GpuSet> {
     let (mut once, mut shared) = (GpuSet::EMPTY, GpuSet::EMPTY);
     for held in node.held() {
         shared = shared.union(held.intersection(once));
@@ -151,16 +156,16 @@ fn coming_back(node: &NodeState) -> Vec<GpuSet> {
     own.filter(|held| !held.is_empty()).chain(alone).collect()
 }
 
-/// Where links do not tell sets apart: the fullest NUMA node that has enough, else as few nodes as can be.
-fn on_few_numa_nodes(machine: &BandwidthModel, wanted: &Wanted) -> GpuSet {
+/// Chooses GPUs where all sets have equal links: from the fullest NUMA node with enough, else from as few as possible.
+fn on_few_numa_nodes(model: &BandwidthModel, wanted: &Wanted) -> GpuSet {
     let mut chosen = wanted.required;
     while chosen.len() < wanted.size {
         let missing = wanted.size - chosen.len();
         let left = |node: &GpuSet| node.intersection(wanted.candidates).difference(chosen);
-        let open = machine.numa_nodes().iter().filter(|node| !left(node).is_empty());
+        let open = model.numa_nodes().iter().filter(|node| !left(node).is_empty());
         let order = |node: &&GpuSet| {
             let (count, is_new) = (left(node).len(), node.intersection(chosen).is_empty());
-            // A node that has enough by itself, the fullest of those; else the emptiest, for the fewest pieces.
+            // The fullest NUMA node that suffices comes first; without one, the emptiest, for the fewest pieces.
             let (too_small, rest) =
                 if count >= missing { (false, count) } else { (true, usize::MAX - count) };
             (too_small, is_new, rest, node.lowest())

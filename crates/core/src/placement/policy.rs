@@ -1,4 +1,4 @@
-//! The policies by name.
+//! The placement policies.
 
 use std::fmt;
 use std::str::FromStr;
@@ -11,40 +11,40 @@ use crate::gpu_set::GpuSet;
 use crate::grant::Hold;
 use crate::node::NodeState;
 
-/// How to choose among GPUs, and among nodes, that would all do. Ties always go to the lowest index.
+/// The rule that chooses among suitable GPUs and nodes. Ties always go to the lowest index.
 #[derive(Clone, Debug)]
 pub enum Policy {
-    /// Ours: least loss of what is left for shares, best links for sets.
+    /// Tessera's default: shares waste the least free capacity, sets get the best links.
     Tessera(Arc<Forecast>),
-    /// gpu-manager's rule for several GPUs: the tightest group that has enough, the fullest of those.
+    /// gpu-manager's rule for several GPUs: the tightest group with enough free GPUs, the fullest among equals.
     Link,
-    /// gpu-manager's rule for one GPU: fill up the subtree with the fewest free GPUs.
+    /// gpu-manager's rule for one GPU: the subtree with the fewest free GPUs.
     Fragment,
-    /// gpu-manager's rule for shares: the fullest GPU that fits. Sets go by `fragment` and `link`.
+    /// gpu-manager's rule for shares: the fullest GPU that fits. Whole GPUs follow `fragment` and `link`.
     Share,
-    /// gputopology's: the lowest free indexes.
+    /// gputopology's rule: the lowest free indexes.
     Simple,
-    /// gputopology's: sets an administrator listed.
+    /// gputopology's rule: sets that an administrator listed.
     Static(Arc<StaticTable>),
-    /// gputopology's and go-gpuallocator's: the best set of the best division of the free GPUs.
+    /// The rule of gputopology and go-gpuallocator: the best group of the best division of the free GPUs.
     BestEffort,
-    /// gpushare's: the GPU with the least memory left that suffices.
+    /// gpushare's rule: the GPU with the least memory left that suffices.
     Binpack,
     /// The emptiest GPU and the emptiest node.
     Spread,
 }
 
-/// A name that is no policy.
+/// The error for a name that is no policy.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("unknown policy {0:?}; choose one of {names}", names = Policy::NAMES.join(", "))]
 pub struct UnknownPolicy(String);
 
 impl Policy {
-    /// Every name, the default first.
+    /// The names of all policies, the default first.
     pub const NAMES: [&'static str; 9] =
         ["tessera", "link", "fragment", "share", "simple", "static", "best-effort", "binpack", "spread"];
 
-    /// The name users write.
+    /// Returns the name that users write.
     #[must_use]
     pub fn name(&self) -> &'static str {
         match self {
@@ -60,7 +60,7 @@ impl Policy {
         }
     }
 
-    /// The GPUs for one container; `None` only where the required ones cannot be had together.
+    /// Chooses the GPUs of one container. The result is `None` only where the required GPUs cannot be combined.
     pub(super) fn choose(&self, node: &NodeState, query: &ContainerQuery) -> Option<Chosen> {
         match query.hold {
             Hold::Whole => self.choose_whole(node, query),
@@ -106,7 +106,7 @@ impl Policy {
         share::choose(node, query, order)
     }
 
-    /// How well a node suits, given what it was, what it would become, and the points for its sets.
+    /// Returns the score of a node from its state before and after the pod, and from the points of its sets.
     pub(super) fn score(&self, before: &NodeState, after: &NodeState, merit: f64) -> f64 {
         match self {
             Self::Tessera(forecast) => tessera::score(forecast, before, after, merit),
@@ -117,7 +117,7 @@ impl Policy {
     }
 }
 
-/// gputopology's points for how a set was found.
+/// Returns gputopology's points for the origin of a set.
 fn static_merit(source: TableSource) -> f64 {
     match source {
         TableSource::Listed => 20.0,
@@ -126,7 +126,7 @@ fn static_merit(source: TableSource) -> f64 {
     }
 }
 
-/// Percent of the node's GPUs that is taken, counting of each GPU what is scarcer.
+/// Returns the used percentage of the node's GPUs, where each GPU counts by its scarcer resource.
 fn fullness(node: &NodeState) -> f64 {
     let gpus = node.node().gpus();
     if gpus.is_empty() {
@@ -148,7 +148,7 @@ fn fullness(node: &NodeState) -> f64 {
 impl FromStr for Policy {
     type Err = UnknownPolicy;
 
-    /// By name; `static` starts with an empty table, `tessera` expecting nothing in particular.
+    /// Parses a name. `static` starts with an empty table, `tessera` with an empty forecast.
     fn from_str(name: &str) -> Result<Self, UnknownPolicy> {
         Ok(match name {
             "tessera" => Self::Tessera(Arc::default()),

@@ -1,4 +1,4 @@
-//! Why a node, or a GPU, will not do: in words short enough for a scheduler event.
+//! Reasons why a node or a GPU cannot take a pod, short enough for a scheduler event.
 
 use crate::gpu::Health;
 use crate::gpu_set::GpuSet;
@@ -7,98 +7,99 @@ use crate::node::NodeState;
 use crate::request::{PodRequest, Request};
 use crate::units::{GpuIndex, MiB, Percent};
 
-/// What stands in the way on a node. The words name the request, never the node's own numbers: the scheduler
-/// counts nodes by equal messages.
+/// The reason why a pod does not fit on a node.
+///
+/// The text names the request and never the node's own numbers, because kube-scheduler counts nodes by equal messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PlacementError {
-    /// CPU is short.
+    /// The node has too little CPU left.
     #[error("not enough CPU")]
     Cpu,
-    /// Main memory is short.
+    /// The node has too little main memory left.
     #[error("not enough memory")]
     Memory,
-    /// A node without GPUs.
+    /// The node has no GPU.
     #[error("no GPU")]
     NoGpu,
-    /// No GPU of a model the pod accepts.
+    /// The node has no GPU of a model that the pod accepts.
     #[error("no GPU of an accepted model")]
     Model,
-    /// Not that many GPUs in all.
+    /// The node has fewer GPUs than requested.
     #[error("fewer than {0} GPUs")]
     FewerGpus(u8),
-    /// Not that many GPUs that nobody holds.
+    /// Fewer GPUs are idle than requested.
     #[error("fewer than {0} idle GPUs")]
     FewerIdle(u8),
-    /// No GPU is that large, were it empty.
+    /// No GPU has that much memory, even when it is idle.
     #[error("no GPU has {0}")]
     TooLarge(MiB),
-    /// No GPU has both left.
+    /// No GPU has both the compute and the memory left.
     #[error("no GPU with {compute_percent} and {memory} left")]
     NoShare {
-        /// Asked for.
+        /// The requested compute.
         compute_percent: Percent,
-        /// Asked for.
+        /// The requested memory.
         memory: MiB,
     },
     /// No GPU has that much memory left.
     #[error("no GPU with {0} left")]
     NoMemory(MiB),
-    /// A required GPU is not to be had.
+    /// A GPU that the caller requires is not free.
     #[error("a required GPU is not free")]
     Required,
 }
 
-/// What stands in the way on one GPU.
+/// The reason why one GPU cannot serve a container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GpuRejectReason {
-    /// Broken.
+    /// The GPU is unhealthy.
     #[error("unhealthy")]
     Unhealthy,
-    /// Not a model the pod accepts.
+    /// The pod does not accept the GPU's model.
     #[error("another model")]
     Model,
-    /// A pod holds all of it.
+    /// A pod holds the whole GPU.
     #[error("held whole")]
     HeldWhole,
-    /// Shared, and asked for as a whole.
+    /// The container requests a whole GPU, and pods hold shares of this one.
     #[error("shared: {compute_percent} and {memory} are held")]
     Shared {
-        /// Compute held.
+        /// The compute that the shares hold.
         compute_percent: Percent,
-        /// Memory held.
+        /// The memory that the shares hold.
         memory: MiB,
     },
-    /// Compute is short.
+    /// The GPU has too little compute left.
     #[error("{left} of {asked} compute left")]
     Compute {
-        /// What is left.
+        /// The compute that is left.
         left: Percent,
-        /// What was asked for.
+        /// The requested compute.
         asked: Percent,
     },
-    /// Memory is short.
+    /// The GPU has too little memory left.
     #[error("{left} of {asked} left")]
     Memory {
-        /// What is left.
+        /// The memory that is left.
         left: MiB,
-        /// What was asked for.
+        /// The requested memory.
         asked: MiB,
     },
 }
 
-/// What keeps a pod from a node, GPU by GPU.
+/// The reason why a pod does not fit on a node, GPU by GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlacementExplanation {
-    /// The short form.
+    /// The reason for the node.
     pub error: PlacementError,
-    /// The container that found no GPUs; none where the node as a whole will not do.
+    /// The container that found no GPUs; `None` where the node as a whole was rejected.
     pub container: Option<String>,
-    /// For each GPU what keeps it from serving that container, or `None` where it would.
+    /// For each GPU the reason why it cannot serve that container, or `None` where it can.
     pub gpus: Vec<(GpuIndex, Option<GpuRejectReason>)>,
 }
 
 impl PlacementError {
-    /// Whether the pod could fit once others have gone; if not, evicting them is no help.
+    /// Returns whether the pod could fit once other pods have ended. Otherwise eviction cannot help.
     #[must_use]
     pub fn may_resolve(&self) -> bool {
         match self {
@@ -113,7 +114,7 @@ impl PlacementError {
     }
 }
 
-/// CPU, main memory and the mere presence of GPUs.
+/// Checks CPU, main memory and the presence of GPUs.
 pub(super) fn check_node(node: &NodeState, pod: &PodRequest) -> Result<(), PlacementError> {
     if pod.wants_gpu() && node.node().gpus().is_empty() {
         return Err(PlacementError::NoGpu);
@@ -127,7 +128,7 @@ pub(super) fn check_node(node: &NodeState, pod: &PodRequest) -> Result<(), Place
     Ok(())
 }
 
-/// The reason that too few GPUs of a node can serve `request`.
+/// Returns the reason why too few GPUs of a node can serve `request`.
 pub(super) fn of_gpus(
     node: &NodeState,
     pod: &PodRequest,
@@ -151,7 +152,7 @@ pub(super) fn of_gpus(
     }
 }
 
-/// For each GPU of a node: what keeps it from serving `request`, or `None` where it would.
+/// Returns for each GPU the reason why it cannot serve `request`, or `None` where it can.
 pub(super) fn of_each_gpu(
     node: &NodeState,
     pod: &PodRequest,

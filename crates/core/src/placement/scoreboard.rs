@@ -1,41 +1,42 @@
-//! Scores remembered: a node is scored anew for a kind of pod only after the node has changed.
+//! A cache of scores: a node is scored again for a class of pod only after the node has changed.
 
 use std::collections::HashMap;
 
 use crate::request::PodRequest;
 
-/// The scores of nodes, known by their position, for each kind of pod.
+/// The scores of all nodes for each class of pod. A node is identified by its position.
 #[derive(Clone, Debug, Default)]
 pub struct Scoreboard {
     boards: HashMap<PodRequest, Board>,
-    /// By node: when it last changed.
+    /// The change at which each node last changed.
     changed: Vec<u64>,
-    /// Counts changes.
+    /// The number of changes so far.
     now: u64,
 }
 
 #[derive(Clone, Debug)]
 struct Board {
-    /// By node; `None` where it refuses the pod.
+    /// The score of each node; `None` where the pod does not fit.
     scores: Vec<Option<f64>>,
-    /// Up to which change the scores are right.
+    /// The last change that the scores include.
     seen: u64,
 }
 
-/// Kinds remembered at most; past that all are forgotten, which costs one scoring of every node per kind.
-const MOST_KINDS: usize = 1024;
+/// Upper bound for the cached classes of pods. Beyond it the cache is cleared, which costs one scoring of every node per
+/// class.
+const MAX_CLASSES: usize = 1024;
 
 impl Scoreboard {
-    /// A board for so many nodes.
+    /// Creates an empty cache for this number of nodes.
     #[must_use]
     pub fn new(nodes: usize) -> Self {
         Self { boards: HashMap::new(), changed: vec![1; nodes], now: 1 }
     }
 
-    /// The node with the highest score, the first of equals; `score` tells what a node that has changed scores now.
+    /// Returns the node with the highest score, the first among equals. `score` computes the score of a changed node.
     pub fn best(&mut self, pod: &PodRequest, score: impl Fn(usize) -> Option<f64>) -> Option<usize> {
         if !self.boards.contains_key(pod) {
-            if self.boards.len() >= MOST_KINDS {
+            if self.boards.len() >= MAX_CLASSES {
                 self.boards.clear();
             }
             let fresh = Board { scores: vec![None; self.changed.len()], seen: 0 };
@@ -57,7 +58,7 @@ impl Scoreboard {
         best.map(|(node, _)| node)
     }
 
-    /// A node has changed.
+    /// Marks a node as changed.
     pub fn touch(&mut self, node: usize) {
         self.now += 1;
         if let Some(changed) = self.changed.get_mut(node) {
@@ -65,7 +66,7 @@ impl Scoreboard {
         }
     }
 
-    /// The way to score has changed.
+    /// Drops all scores, because the policy has changed.
     pub fn clear(&mut self) {
         self.boards.clear();
     }
@@ -79,7 +80,7 @@ mod tests {
     use crate::request::Request;
 
     #[test]
-    fn only_what_changed_is_scored_anew_and_the_first_of_equals_wins() {
+    fn scores_only_changed_nodes_and_prefers_the_first_of_equals() {
         let scored = RefCell::new(Vec::new());
         let mut board = Scoreboard::new(4);
         let pod = PodRequest::of_mains([Request::Whole(1)]);

@@ -1,4 +1,4 @@
-//! Which GPU serves a share of one.
+//! The choice of the GPU that serves a share, for every policy except `tessera`.
 
 use super::ContainerQuery;
 use crate::gpu_set::GpuSet;
@@ -6,7 +6,7 @@ use crate::grant::Hold;
 use crate::node::NodeState;
 use crate::units::Percent;
 
-/// Which of the GPUs that fit comes first. Ties go to the lowest index.
+/// The order in which GPUs with enough room are preferred. Ties go to the lowest index.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Order {
     /// The lowest index.
@@ -15,24 +15,24 @@ pub(super) enum Order {
     LeastCompute,
     /// The least memory left.
     LeastMemory,
-    /// The most left of what is asked for.
+    /// The most compute left where the request names compute, else the most memory.
     MostRoom,
 }
 
-/// gpu-manager compares memory in these units, MiB.
-const MEMORY_BLOCK: u64 = 256;
+/// The unit in which gpu-manager compares memory.
+const MEMORY_BLOCK_MIB: u64 = 256;
 
 pub(super) fn choose(node: &NodeState, query: &ContainerQuery, order: Order) -> Option<GpuSet> {
-    let asks_cores =
+    let wants_compute =
         matches!(query.hold, Hold::Share { compute_percent, .. } if compute_percent > Percent::ZERO);
     let key = |gpu: &crate::units::GpuIndex| {
         let room = node.room(*gpu);
         let (compute_percent, memory) = (u64::from(room.compute_percent.0), room.memory.0);
         match order {
             Order::LowestIndex => (0, 0),
-            Order::LeastCompute => (compute_percent, memory / MEMORY_BLOCK),
+            Order::LeastCompute => (compute_percent, memory / MEMORY_BLOCK_MIB),
             Order::LeastMemory => (memory, 0),
-            Order::MostRoom if asks_cores => (u64::MAX - compute_percent, u64::MAX - memory),
+            Order::MostRoom if wants_compute => (u64::MAX - compute_percent, u64::MAX - memory),
             Order::MostRoom => (u64::MAX - memory, u64::MAX - compute_percent),
         }
     };

@@ -1,30 +1,32 @@
-//! Policy `static`: sets an administrator listed, by instance type.
+//! Policy `static`: sets of GPUs that an administrator listed for each instance type.
 
 use std::collections::BTreeMap;
 
 use crate::gpu_set::GpuSet;
 
-/// Which sets to grant, by instance type and number of GPUs; earlier sets first.
+/// The listed sets by instance type and number of GPUs. Earlier sets are preferred.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StaticTable {
-    /// By instance type, by size.
+    /// The sets by instance type and size.
     pub sets: BTreeMap<String, BTreeMap<usize, Vec<GpuSet>>>,
 }
 
-/// Where a set came from; a later one is the better find.
+/// The origin of a chosen set; a greater value is better.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum TableSource {
-    /// The table knows no set that is free: the lowest free indexes.
+    /// No listed set is free, so the set has the lowest free indexes.
     Unlisted,
-    /// Part of a larger listed set that is free as a whole.
+    /// The set is part of a larger listed set that is free as a whole.
     PartOfListed,
-    /// Listed, and free.
+    /// The set is listed and free.
     Listed,
 }
 
 impl StaticTable {
-    /// The first listed set that is free and holds `required`; else the lowest part of a larger free one; else the
-    /// lowest free GPUs, so that a table with gaps never keeps a pod waiting.
+    /// Chooses the first listed set that is free and contains `required`.
+    ///
+    /// Without one it takes the lowest part of a larger free set, else the lowest free GPUs. A table with gaps therefore
+    /// never makes a pod wait.
     pub(super) fn choose(
         &self,
         instance_type: Option<&str>,
@@ -67,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn listed_then_part_of_a_larger_set_then_any() {
+    fn prefers_a_listed_set_then_part_of_a_larger_one_then_any() {
         let all = [0, 1, 2, 3, 4, 5, 6, 7];
         check(&all, 2, Some((&[0, 2], TableSource::Listed)));
         check(&[1, 3, 4], 2, Some((&[1, 3], TableSource::Listed)));

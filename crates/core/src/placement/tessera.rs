@@ -1,6 +1,7 @@
-//! Policy `tessera`, for parts of GPUs and for nodes: lose as little as possible of what is left.
+//! Policy `tessera` for shares of GPUs and for nodes: a pod goes where the least free capacity becomes useless.
 //!
-//! A pod goes where the GPUs expected to stay unused grow least, and among places alike where least is left over.
+//! The [forecast](crate::forecast) predicts how much of the GPUs will stay unused. The policy minimises the growth of
+//! that amount. Among equal nodes it takes the one with the least capacity left.
 
 use super::{ContainerQuery, links};
 use crate::forecast::Forecast;
@@ -10,32 +11,33 @@ use crate::node::NodeState;
 use crate::request::PodRequest;
 use crate::units::{GpuIndex, MiB, MilliCpu};
 
-/// GPUs a place loses for each GPU, or CPU for one, that it leaves over: just enough to fill up what is begun.
-const LEFT_OVER: f64 = 0.002;
+/// Penalty in GPUs for each free GPU, or free CPU for one GPU, that a node keeps. It is just large enough to prefer nodes
+/// in use over idle ones.
+const LEFT_OVER_PENALTY_GPUS: f64 = 0.002;
 
-/// GPUs that are worth losing for a set with the best links instead of one with none.
-const LINKS: f64 = 0.2;
+/// Bonus in GPUs for a set with the best links over a set with the worst.
+const LINK_BONUS_GPUS: f64 = 0.2;
 
-/// Scores are multiples of a part of a GPU this small. Differences below it are rounding errors: places that close are
-/// alike, and the order of nodes decides.
+/// Resolution of scores. Smaller differences are rounding errors: such nodes count as equal, and their order decides.
 const STEPS_PER_GPU: f64 = 1e9;
 
-/// The GPU on which a part is the least loss.
+/// Chooses the GPU on which the share wastes the least capacity.
 pub(super) fn choose_share(forecast: &Forecast, node: &NodeState, query: &ContainerQuery) -> Option<GpuSet> {
     let then = Host::left(node).without(query.cpu, query.memory);
     let (gpu, _) = best_gpu(forecast, node, query, &Left::of(node), then)?;
     Some(GpuSet::EMPTY.with(gpu))
 }
 
-/// How well a node suits, given what it was, what it would become, and the share of the best links its sets get.
+/// Returns the score of a node from its state before and after the pod, and from the link quality of the chosen sets.
 pub(super) fn score(forecast: &Forecast, before: &NodeState, after: &NodeState, links: f64) -> f64 {
     let lost = |node: &NodeState| Left::of(node).lost(forecast, node, Host::left(node));
     let left_over = left_over(forecast, after.gpus_left(), after.cpu_left());
-    rounded(lost(before) - lost(after) - left_over + LINKS * links)
+    rounded(lost(before) - lost(after) - left_over + LINK_BONUS_GPUS * links)
 }
 
-/// The score of a pod that asks for GPUs in one container or in none, without working out which ones. `None` where
-/// that must be known: whole GPUs of a node with several kinds.
+/// Returns the score for a pod with at most one GPU request, without choosing the GPUs.
+///
+/// The result is `None` where the score depends on the choice: whole GPUs of a node with several kinds of GPUs.
 pub(super) fn quick_score(
     forecast: &Forecast,
     node: &NodeState,
@@ -59,10 +61,10 @@ pub(super) fn quick_score(
     };
     let gain = before.lost(forecast, node, now) - lost;
     let links = query.map_or(0.0, |query| links::merit(node, query));
-    Some(rounded(gain - left_over(forecast, after.gpus(node), then.cpu) + LINKS * links))
+    Some(rounded(gain - left_over(forecast, after.gpus(node), then.cpu) + LINK_BONUS_GPUS * links))
 }
 
-/// The least loss, and the first GPU that has it.
+/// Returns the first GPU with the least loss, and that loss.
 fn best_gpu(
     forecast: &Forecast,
     node: &NodeState,
@@ -73,7 +75,7 @@ fn best_gpu(
     let mut best: Option<(GpuIndex, f64)> = None;
     let mut tried = GpuSet::EMPTY;
     for gpu in query.candidates.iter() {
-        // A GPU like one before it cannot be better.
+        // A GPU equal to an earlier one cannot be better.
         let alike = |other: GpuIndex| {
             before.0[other.position()] == before.0[gpu.position()]
                 && node.used(other) == node.used(gpu)
@@ -98,14 +100,14 @@ fn left_after(node: &NodeState, gpu: GpuIndex, hold: Hold) -> u8 {
 fn left_over(forecast: &Forecast, gpus: f64, cpu: MilliCpu) -> f64 {
     #[expect(clippy::cast_precision_loss, reason = "no host has 2^52 thousandths of a CPU")]
     let cpu = cpu.0 as f64;
-    LEFT_OVER * (gpus + cpu / forecast.cpu_per_gpu())
+    LEFT_OVER_PENALTY_GPUS * (gpus + cpu / forecast.cpu_per_gpu())
 }
 
 fn rounded(score: f64) -> f64 {
     (score * STEPS_PER_GPU).round() / STEPS_PER_GPU
 }
 
-/// What is left of a node's host.
+/// The free CPU and main memory of a node.
 #[derive(Clone, Copy)]
 struct Host {
     cpu: MilliCpu,
@@ -122,7 +124,7 @@ impl Host {
     }
 }
 
-/// Percent left of each GPU, by position.
+/// The free percentage of each GPU, by position.
 #[derive(Clone, Copy)]
 struct Left([u8; GpuSet::CAPACITY]);
 

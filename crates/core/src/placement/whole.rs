@@ -1,4 +1,4 @@
-//! Which GPUs serve a request for whole ones: gpu-manager's rules over the tree, and `spread`.
+//! The choice of whole GPUs by gpu-manager's rules over the topology tree, and by `spread`.
 
 use std::cmp::Reverse;
 
@@ -6,13 +6,13 @@ use crate::gpu_set::GpuSet;
 use crate::tree::{Group, GroupLevel, TopologyTree};
 use crate::units::GpuIndex;
 
-/// The lowest GPUs of [`link_group`].
+/// Chooses the GPUs with the lowest indexes in [`link_group`].
 pub(super) fn link(tree: &Group, free: GpuSet, required: GpuSet, count: usize) -> Option<GpuSet> {
     let group = link_group(tree, free, required, count);
     free.intersection(group.gpus).lowest_with(required, count)
 }
 
-/// The tightest group that has enough free GPUs; among equals the fullest, then the one with the lowest index.
+/// Returns the tightest group with enough free GPUs; among equals the fullest, then the one with the lowest index.
 pub(super) fn link_group(tree: &Group, free: GpuSet, required: GpuSet, count: usize) -> &Group {
     let enough = |group: &&Group| available(group, free, required) >= count;
     let tightest = tree.groups().into_iter().filter(|group| group.level != GroupLevel::Root).filter(enough);
@@ -20,13 +20,13 @@ pub(super) fn link_group(tree: &Group, free: GpuSet, required: GpuSet, count: us
     tightest.min_by_key(order).unwrap_or(tree)
 }
 
-/// The lowest GPUs of [`fragment_group`].
+/// Chooses the GPUs with the lowest indexes in [`fragment_group`].
 pub(super) fn fragment(tree: &Group, free: GpuSet, required: GpuSet, count: usize) -> Option<GpuSet> {
     let group = fragment_group(tree, free, required, count);
     free.intersection(group.gpus).lowest_with(required, count)
 }
 
-/// From the root down into the child with the fewest free GPUs that are still enough.
+/// Descends from the root into the child with the fewest free GPUs that still suffice, and returns the last group.
 pub(super) fn fragment_group(tree: &Group, free: GpuSet, required: GpuSet, count: usize) -> &Group {
     let mut group = tree;
     loop {
@@ -42,26 +42,26 @@ pub(super) fn fragment_group(tree: &Group, free: GpuSet, required: GpuSet, count
     }
 }
 
-/// One GPU after the other, at every level from the branch that gave the fewest so far, then has the most free.
+/// Chooses one GPU after the other. At every level it takes the branch with the fewest chosen GPUs, then the most free ones.
 pub(super) fn spread(tree: &Group, free: GpuSet, required: GpuSet, count: usize) -> Option<GpuSet> {
     free.lowest_with(required, count)?;
     let mut chosen = required;
     while chosen.len() < count {
-        chosen = chosen.with(loneliest(tree, free, chosen)?);
+        chosen = chosen.with(most_remote(tree, free, chosen)?);
     }
     Some(chosen)
 }
 
-fn loneliest(group: &Group, free: GpuSet, chosen: GpuSet) -> Option<GpuIndex> {
+fn most_remote(group: &Group, free: GpuSet, chosen: GpuSet) -> Option<GpuIndex> {
     let left = |child: &TopologyTree| child.gpus().intersection(free).difference(chosen).len();
     let order = |child: &&TopologyTree| (child.gpus().intersection(chosen).len(), Reverse(left(child)));
     match group.children.iter().filter(|child| left(child) > 0).min_by_key(order)? {
         TopologyTree::Leaf(gpu) => Some(*gpu),
-        TopologyTree::Group(child) => loneliest(child, free, chosen),
+        TopologyTree::Group(child) => most_remote(child, free, chosen),
     }
 }
 
-/// Free GPUs of a group; none where it lacks a required one.
+/// Counts the free GPUs of a group; 0 where the group lacks a required GPU.
 fn available(group: &Group, free: GpuSet, required: GpuSet) -> usize {
     if group.gpus.is_superset(required) { free.intersection(group.gpus).len() } else { 0 }
 }
@@ -71,7 +71,7 @@ mod tests {
     use super::*;
     use crate::topology::{Link, PcieLevel, Topology};
 
-    /// Two sockets of four GPUs, in pairs behind a switch.
+    /// Returns two sockets of four GPUs each, in pairs behind a switch.
     fn two_sockets() -> Group {
         TopologyTree::of(&Topology::from_pairs(8, |a, b| {
             Link::pcie(match (a.0 / 2 == b.0 / 2, a.0 / 4 == b.0 / 4) {

@@ -7,7 +7,7 @@ use crate::grant::{ContainerGrant, Hold};
 use crate::request::{ContainerRole, Request};
 use crate::units::{GpuIndex, MiB, MilliCpu, Percent};
 
-/// A pod by name, priority, and percent of each of its GPUs; 100 is a whole one.
+/// Returns a pod by name and the percentage of each of its GPUs; 100 is a whole GPU.
 type Held = (&'static str, i32, &'static [(u8, u32)]);
 
 fn grant(name: &str, shares: &[(u8, u32)]) -> PodGrant {
@@ -71,14 +71,14 @@ const FULL: [Held; 5] = [
 ];
 
 #[test]
-fn one_fraction_makes_room_for_another() {
+fn evicts_one_share_for_another() {
     check(&FULL, share(50), &[], Some(&["a"]));
     check(&FULL, share(40), &[], Some(&["a"]));
     check(&FULL, share(70), &[], Some(&["a", "b"]));
 }
 
 #[test]
-fn the_least_important_go_even_if_they_are_more() {
+fn evicts_lower_priorities_even_if_that_takes_more_pods() {
     check(&FULL, Request::Whole(1), &[], Some(&["a", "b"]));
     check(&FULL, Request::Whole(2), &[], Some(&["a", "b", "c"]));
     check(&FULL, Request::Whole(3), &[], Some(&["a", "b", "c", "d"]));
@@ -86,13 +86,13 @@ fn the_least_important_go_even_if_they_are_more() {
 }
 
 #[test]
-fn a_proposal_that_suffices_is_kept_and_another_is_replaced() {
+fn keeps_a_sufficient_proposal_and_replaces_any_other() {
     check(&FULL, share(30), &["c"], Some(&["c"]));
     check(&FULL, share(50), &["b"], Some(&["a"]));
     check(&FULL, share(50), &["nobody"], Some(&["a"]));
 }
 
-/// Small sets are tried one after the other, whatever they look like: the yardstick of the looks before trying.
+/// Tries all small sets one after the other: the reference for the search with conditions.
 fn smallest_by_trying(held: &[(i32, PodGrant)], request: Request) -> Option<usize> {
     let fits = |gone: &[usize]| {
         let mut state = NodeState::empty(Arc::new(crate::fixtures::node_of_memories(&[100; 4])));
@@ -100,7 +100,7 @@ fn smallest_by_trying(held: &[(i32, PodGrant)], request: Request) -> Option<usiz
         stays.for_each(|(_, (_, grant))| state.add(grant));
         filter(&state, &PodRequest::of_mains([request]), &Policy::Share).is_ok()
     };
-    (0..=LARGEST_SET.min(held.len())).find(|size| {
+    (0..=MAX_SEARCHED_SET.min(held.len())).find(|size| {
         let mut picked: Vec<usize> = (0..*size).collect();
         fits(&picked)
             || std::iter::from_fn(|| next_combination(&mut picked, held.len()).then(|| fits(&picked)))
@@ -110,7 +110,7 @@ fn smallest_by_trying(held: &[(i32, PodGrant)], request: Request) -> Option<usiz
 
 proptest! {
     #[test]
-    fn no_smaller_set_would_do(
+    fn returns_a_smallest_set(
         held in prop::collection::vec(prop::collection::btree_map(0..4u8, 1..=5u32, 1..3), 0..9),
         request in prop_oneof![(1..=4u8).prop_map(Request::Whole), (1..10u32).prop_map(|tenths| share(tenths * 10))],
     ) {
@@ -122,12 +122,12 @@ proptest! {
         let chosen = choose(&held, request, 10, &[]).map(|chosen| chosen.len());
         match smallest_by_trying(&held, request) {
             Some(size) => prop_assert_eq!(chosen, Some(size)),
-            None => prop_assert!(chosen.is_none_or(|size| size > LARGEST_SET)),
+            None => prop_assert!(chosen.is_none_or(|size| size > MAX_SEARCHED_SET)),
         }
     }
 
     #[test]
-    fn victims_matter_less_suffice_and_none_is_idle_sacrifice(
+    fn victims_have_lower_priority_suffice_and_are_all_needed(
         held in prop::collection::vec((0..15i32, 0..4u8, 1..=10u32), 0..12),
         compute_percent in 1..=10u32,
     ) {
@@ -157,7 +157,7 @@ proptest! {
 }
 
 #[test]
-fn a_debt_is_paid_by_its_own_namespace_alone() {
+fn only_pods_of_the_same_quota_are_evicted_for_it() {
     let node = Arc::new(crate::fixtures::node_of_memories(&[100; 2]));
     let mut state = NodeState::empty(node);
     let grants = [grant("ours", &[(0, 60)]), grant("theirs", &[(1, 60)]), grant("dear", &[(0, 20)])];
@@ -181,7 +181,7 @@ fn a_debt_is_paid_by_its_own_namespace_alone() {
 }
 
 #[test]
-fn many_who_must_all_go_are_not_tried_in_every_combination() {
+fn does_not_try_every_combination_of_many_necessary_victims() {
     let node = Arc::new(crate::fixtures::node_of_memories(&[100; 8]));
     let held: Vec<PodGrant> = (0..96u8).map(|pod| grant(&format!("p{pod}"), &[(pod % 8, 8)])).collect();
     let mut state = NodeState::empty(node);

@@ -16,7 +16,7 @@ fn place(model: &str, pool: &str) -> QuotaLabels {
 }
 
 #[test]
-fn as_gpu_admission_counts() {
+fn counts_as_gpu_admission_does() {
     let gpus_by_model = Some(BTreeMap::from([("M40".to_owned(), 1), ("P100".to_owned(), 0)]));
     let quota = quota(NamespaceLimit {
         gpus_by_model,
@@ -38,7 +38,7 @@ fn as_gpu_admission_counts() {
 }
 
 #[test]
-fn limits_of_memory_and_compute_count_all_models() {
+fn limits_of_memory_and_compute_cover_all_models() {
     let limit =
         NamespaceLimit { memory: Some(MiB(100)), compute_percent: Some(150), ..NamespaceLimit::default() };
     let quota = quota(limit);
@@ -52,7 +52,7 @@ fn limits_of_memory_and_compute_count_all_models() {
 }
 
 #[test]
-fn what_has_to_be_given_back_first() {
+fn returns_the_amount_to_release_first() {
     let gpus_by_model = Some(BTreeMap::from([("M40".to_owned(), 1)]));
     let limits = NamespaceLimit {
         gpus_by_model,
@@ -75,19 +75,19 @@ fn what_has_to_be_given_back_first() {
 }
 
 #[test]
-fn what_a_request_takes() {
+fn bounds_what_a_request_takes() {
     let node = crate::fixtures::node_of_memories(&[100, 200]);
     let most = |request| GpuAmount::upper_bound(&PodRequest::of_mains([request]), &node);
     assert_eq!(most(Request::Whole(2)), taken(200, 400));
     assert_eq!(most(Request::Share { compute_percent: Percent(30), memory: MiB(10) }), taken(30, 10));
-    // On the small GPU where it fits there, for that is the larger part.
+    // The smaller GPU counts where the request fits on it, because the percentage is higher there.
     assert_eq!(most(Request::Memory(MiB(51))), taken(51, 51));
     assert_eq!(most(Request::Memory(MiB(150))), taken(75, 150));
 }
 
 proptest! {
     #[test]
-    fn what_is_taken_back_was_never_there(
+    fn a_reversed_charge_leaves_no_trace(
         charges in prop::collection::vec((0..3usize, 0..3usize, 0u64..200, 0u64..200), 0..20),
     ) {
         let name = |number: usize| ["a", "b", "c"][number];
@@ -108,7 +108,7 @@ proptest! {
 }
 
 #[test]
-fn limits_that_cannot_be_read_close_whom_they_are_for_and_nobody_else() {
+fn unreadable_limits_block_only_their_namespaces() {
     let unreadable = UnreadableLimits::Of(BTreeMap::from([("broken".to_owned(), "mend it".to_owned())]));
     let limits = quota(NamespaceLimit { compute_percent: Some(100), ..NamespaceLimit::default() });
     let some = Quota { unreadable, ..limits.clone() };

@@ -110,7 +110,7 @@ pub(crate) fn pod_grant() -> impl Strategy<Value = PodGrant> {
             compute_percent: Percent(compute_percent),
             memory: MiB(memory)
         }),
-        // What a hostile annotation might say.
+        // A hostile annotation could name such a GPU.
         Just(Hold::Share { compute_percent: Percent(u32::MAX), memory: MiB(u64::MAX) }),
     ];
     let holds = prop::collection::btree_map(0..10u8, hold, 0..3);

@@ -1,4 +1,4 @@
-//! The book stays true through any history.
+//! The ledger stays consistent through any history.
 
 use std::collections::HashMap;
 
@@ -31,7 +31,7 @@ fn event() -> impl Strategy<Value = Event> {
     ]
 }
 
-/// What the world looks like, kept by the test itself.
+/// The expected nodes and pods, kept by the test itself.
 #[derive(Default)]
 struct World {
     nodes: HashMap<NodeName, Node>,
@@ -65,7 +65,7 @@ impl World {
         }
     }
 
-    /// A book written from nothing but the pods and nodes that are there.
+    /// Returns a ledger made from the current pods and nodes alone.
     fn rebuilt(&self, pods_first: bool) -> Ledger {
         let mut ledger = Ledger::default();
         if pods_first {
@@ -81,7 +81,7 @@ impl World {
     }
 }
 
-/// What a pod takes of a GPU in each of its phases, written out: one per init container, one for the rest.
+/// Returns what a pod takes of a GPU in each of its phases: one per init container, one for the rest.
 fn phases(grant: &PodGrant, gpu: GpuIndex) -> Vec<Vec<Hold>> {
     let holds = |position: usize| {
         grant.containers[position].holds.iter().filter(move |(held, _)| *held == gpu).map(|(_, hold)| *hold)
@@ -102,7 +102,7 @@ fn phases(grant: &PodGrant, gpu: GpuIndex) -> Vec<Vec<Hold>> {
     phases
 }
 
-/// Whether some phase of every pod on a GPU, all at once, is more than the GPU has.
+/// Returns whether some combination of phases of all pods on a GPU exceeds the GPU.
 fn exceeds(grants: &[&PodGrant], gpu: GpuIndex, memory: MiB) -> bool {
     let holders =
         grants.iter().filter(|grant| phases(grant, gpu).iter().any(|phase| !phase.is_empty())).count();

@@ -1,4 +1,4 @@
-//! Policy `tessera` for whole GPUs: no faster set is passed over, and the same question has one answer.
+//! Policy `tessera` for whole GPUs: it misses no faster set and is deterministic.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -16,7 +16,7 @@ fn tessera() -> Policy {
     "tessera".parse().unwrap()
 }
 
-/// A node on which some pods hold GPUs already.
+/// Generates a node on which some pods hold GPUs already.
 fn busy_node() -> impl Strategy<Value = NodeState> {
     (arbitrary::node(), vec(arbitrary::pod_grant(), 0..4)).prop_map(|(node, grants)| {
         let name = node.name.clone();
@@ -80,7 +80,7 @@ proptest! {
     }
 
     #[test]
-    fn large_machines_give_what_was_asked_for(
+    fn large_hosts_return_the_requested_number(
         links in vec(arbitrary::link(), 20 * 20),
         free in 0u64..1 << 20,
         required in 0u64..1 << 20,
@@ -111,7 +111,7 @@ proptest! {
     }
 }
 
-/// A node of these links; GPUs that are not free are broken.
+/// Returns a node with these links, on which the GPUs that are not free are unhealthy.
 fn node_of(topology: &Topology, free: GpuSet) -> NodeState {
     use tessera_core::gpu::{Gpu, Health};
     let gpu = |index: GpuIndex| Gpu {

@@ -1,4 +1,4 @@
-//! Whatever the policy: exact counts, nothing over a GPU, refusals only with reason, the same answer twice.
+//! Invariants of every policy: exact counts, no overbooked GPU, rejections only with a reason, determinism.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -16,7 +16,7 @@ use tessera_core::workload::Workload;
 
 use crate::arbitrary;
 
-/// Any policy; `tessera` with some expectation of what comes.
+/// Generates any policy; `tessera` gets some forecast.
 fn policy() -> impl Strategy<Value = Policy> {
     let named = prop::sample::select(Policy::NAMES.to_vec()).prop_map(|name| name.parse().unwrap());
     let expecting =
@@ -74,7 +74,7 @@ proptest! {
     }
 
     #[test]
-    fn refused_exactly_where_no_gpu_would_do(
+    fn rejects_exactly_where_no_gpu_suits(
         node in arbitrary::node(),
         held in vec(arbitrary::pod_grant(), 0..4),
         pod in arbitrary::pod_request(),
@@ -88,7 +88,7 @@ proptest! {
             ledger.observe(grant);
         });
         let state = ledger.node(&name).unwrap();
-        // Alone, so that only the GPUs decide.
+        // The CPU and memory are zero, so that only the GPUs decide.
         let Some(container) = pod.containers.iter().find(|container| container.request.is_some()) else {
             return Ok(());
         };
@@ -114,7 +114,7 @@ proptest! {
         }
         if let Err(refusal) = placement {
             prop_assert!(refusal.to_string().len() <= 60, "{}", refusal);
-            // What can never fit here must not fit on the empty node either.
+            // A pod that can never fit must not fit on the idle node either.
             let empty = empty(state);
             if !refusal.may_resolve() {
                 prop_assert!(place(&empty, &alone, &policy, GpuSet::EMPTY).is_err());

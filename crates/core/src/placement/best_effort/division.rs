@@ -12,58 +12,58 @@ pub(super) struct Division {
     pairs: Pairs,
     required: u32,
     size: usize,
-    /// By mask of the GPUs still to be divided.
+    /// The results by mask of the GPUs still to be divided.
     known: Vec<Known>,
     steps_left: u32,
 }
 
-/// What is known of dividing some GPUs.
+/// The result for a set of GPUs to be divided.
 #[derive(Clone, Copy, Debug)]
 enum Known {
     Nothing,
-    /// No division has so many points.
+    /// No division reaches this number of points.
     Below(u32),
-    /// The most points, and the group that holds the lowest GPU then.
+    /// The highest number of points, and the group of the lowest GPU in that division.
     Best {
         total: u32,
         group: u32,
     },
 }
 
-/// The search for the group that holds the lowest of the GPUs still to be divided.
+/// The search for the group of the lowest GPU that is still to be divided.
 struct Head {
     rest: u32,
-    /// What a division must reach to be of interest.
+    /// The number of points that a division must reach.
     needed: u32,
     best: Option<(u32, u32)>,
-    /// By GPU: no group gives it more points, these being with its best partners. Counted at both ends of a pair.
+    /// For each GPU an upper bound of its points, with its best partners. Each pair counts at both ends.
     most: [u32; Pairs::MAX_GPUS],
     most_of_all: u32,
-    /// How many GPUs will stand in a smaller group, and what that costs them at least.
+    /// The number of GPUs in the last, smaller group, and the least cost of that.
     leftover: usize,
     leftover_cost: u32,
 }
 
-/// A group under way.
+/// A group under construction.
 #[derive(Clone, Copy)]
 struct Draft {
     gpus: u32,
     count: usize,
     points: u32,
-    /// The GPUs that may still join: those after its last one.
+    /// The GPUs that may still join: those after the last member.
     open: u32,
 }
 
 impl Division {
-    /// More GPUs are not divided.
+    /// Upper bound for the GPUs that are divided; larger hosts use a greedy search.
     pub(super) const MAX_GPUS: usize = Pairs::MAX_GPUS;
 
-    /// Up to here every search is carried to its end.
-    const MOST_EXACT: usize = 12;
+    /// Upper bound for the GPUs for which the search is exhaustive.
+    const MAX_EXACT_GPUS: usize = 12;
 
-    /// Beyond, it ends after looking so many times at what a GPU could still get, well within a millisecond, and a
-    /// good division counts for the best one. Real machines are regular, and their searches end by themselves.
-    const STEPS: u32 = 10_000;
+    /// Step limit for more GPUs, which takes well under a millisecond. A good division then counts as the
+    /// best one. Real hosts are regular, and their searches end before the limit.
+    const MAX_STEPS: u32 = 10_000;
 
     pub(super) fn new(topology: &Topology, free: GpuSet, required: GpuSet, size: usize) -> Self {
         let pairs = Pairs::of(topology, free);
@@ -71,12 +71,12 @@ impl Division {
             required: pairs.mask(required),
             size,
             known: vec![Known::Nothing; 1 << free.len()],
-            steps_left: if free.len() <= Self::MOST_EXACT { u32::MAX } else { Self::STEPS },
+            steps_left: if free.len() <= Self::MAX_EXACT_GPUS { u32::MAX } else { Self::MAX_STEPS },
             pairs,
         }
     }
 
-    /// The best full group of the best division, of several such divisions the first: groups compare by their indexes.
+    /// Returns the best full group of the best division; among equal divisions the first by indexes.
     pub(super) fn best_group(mut self) -> Option<GpuSet> {
         let guess = guess(&self.pairs, self.required, self.size);
         let guessed = guess.iter().map(|group| self.pairs.inside(*group)).sum();
@@ -89,7 +89,7 @@ impl Division {
         Some(self.pairs.gpus(best))
     }
 
-    /// The groups of the best division, once it is known.
+    /// Returns the groups of the best division, once it is known.
     fn groups(&self) -> Vec<u32> {
         let mut rest = self.pairs.all();
         let mut groups = Vec::new();
@@ -100,7 +100,7 @@ impl Division {
         groups
     }
 
-    /// The most points of dividing `rest`, where these are as many as `needed`.
+    /// Returns the highest number of points for dividing `rest`, if it reaches `needed`.
     fn divide(&mut self, rest: u32, needed: u32) -> Option<u32> {
         if rest == 0 {
             return (needed == 0).then_some(0);
@@ -118,7 +118,7 @@ impl Division {
         }
         let lowest = rest & rest.wrapping_neg();
         self.extend(&mut head, Draft { gpus: lowest, count: 1, points: 0, open: rest & !lowest });
-        // A search cut short knows nothing for certain.
+        // A search that reached the step limit proves nothing.
         if self.steps_left > 0 {
             self.known[rest as usize] = match head.best {
                 Some((total, group)) => Known::Best { total, group },
@@ -128,8 +128,8 @@ impl Division {
         head.best.map(|(total, _)| total)
     }
 
-    /// Tries every group that starts like the draft, in the order of their indexes, the smaller group last among those
-    /// that start alike.
+    /// Tries every group that starts with the draft, in the order of indexes. Among groups with the same start the smaller
+    /// one comes last.
     fn extend(&mut self, head: &mut Head, draft: Draft) {
         if draft.count == self.size {
             self.close(head, draft);
@@ -172,7 +172,7 @@ impl Division {
         if let Some(others) = self.divide(head.rest & !draft.gpus, needed) {
             let total = draft.points + others;
             head.best = Some((total, draft.gpus));
-            // Only a better one replaces the first.
+            // Only a better division replaces the first one.
             head.needed = total + 1;
         }
     }
@@ -193,17 +193,17 @@ impl Head {
         Self { rest, needed, best: None, most_of_all: most.iter().sum(), most, leftover, leftover_cost }
     }
 
-    /// No division has more points.
+    /// Returns an upper bound for the points of any division.
     fn bound(&self) -> u32 {
         (self.most_of_all - self.leftover_cost) / 2
     }
 
-    /// No division that contains a group which starts like the draft has more points.
+    /// Returns an upper bound for the points of divisions with a group that starts with the draft.
     fn bound_with(&self, division: &Division, draft: Draft) -> u32 {
         let missing = division.size - draft.count;
         let member = |gpu| self.most[gpu] - division.pairs.with_best(draft.open, gpu, missing);
         let lost_by_members: u32 = bits(draft.gpus).map(member).sum();
-        // Until it is larger than the smaller group, it may become that one.
+        // A draft that is not larger than the smaller group may still become that group.
         let leftover_cost = if draft.count > self.leftover { self.leftover_cost } else { 0 };
         let twice = (self.most_of_all + 2 * draft.points).saturating_sub(lost_by_members + leftover_cost);
         twice / 2

@@ -1,4 +1,4 @@
-//! A good division, quickly: what the search for the best one starts from.
+//! A good division found quickly, from which the search for the best one starts.
 
 use std::cmp::Reverse;
 

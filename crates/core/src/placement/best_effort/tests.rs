@@ -11,7 +11,7 @@ fn set(indexes: &[u8]) -> GpuSet {
 fn known_answers_for_a_dgx1() {
     const ALL: [u8; 8] = [0, 1, 2, 3, 4, 5, 6, 7];
     let both_layers = dgx1_v100().completed_by(&pcie_pairs()).unwrap();
-    // What is presumed under the NVLinks leads to the same answers as what is there.
+    // The assumed PCIe levels lead to the same choices as the real ones.
     for topology in [both_layers, dgx1_v100()] {
         let check = |free: &[u8], required: &[u8], count, expected: &[u8]| {
             let chosen = choose(&topology, set(free), set(required), count);
@@ -30,21 +30,21 @@ fn known_answers_for_a_dgx1() {
 }
 
 #[test]
-fn what_is_presumed_under_nvlinks() {
+fn assumes_a_pcie_level_under_nvlinks() {
     let check = |a, b, expected| {
-        assert_eq!(presumed_pcie(&dgx1_v100(), GpuIndex(a), GpuIndex(b)), expected, "{a} and {b}");
+        assert_eq!(assumed_pcie(&dgx1_v100(), GpuIndex(a), GpuIndex(b)), expected, "{a} and {b}");
     };
     check(0, 1, Some(PcieLevel::SingleSwitch));
     check(1, 2, Some(PcieLevel::HostBridge));
     check(0, 4, Some(PcieLevel::System));
-    // Without NVLinks nothing is hidden.
+    // Without NVLinks the matrix shows every PCIe level.
     check(0, 5, None);
-    // What is known counts, whatever is usual.
+    // A known level takes precedence over the assumption.
     let known = Topology::from_pairs(2, |_, _| Link { pcie: Some(PcieLevel::Node), nvlinks: 1 });
     assert_eq!(points(&known, GpuIndex(0), GpuIndex(1)), 120);
 }
 
-/// Every division, walked through as the definition says: the yardstick of the search.
+/// Tries every division by the definition: the reference for the search.
 fn exhaustive(topology: &Topology, free: GpuSet, required: GpuSet, count: usize) -> Option<GpuSet> {
     fn walk(
         topology: &Topology,

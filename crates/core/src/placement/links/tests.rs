@@ -24,7 +24,7 @@ fn hold(node: &mut NodeState, gpus: &[u8], hold: Hold) {
     });
 }
 
-/// The set for `count` GPUs when only `free` ones are, each other GPU held by a pod of its own.
+/// Chooses `count` of the `free` GPUs; a pod of its own holds each other GPU.
 fn choice(
     topology: &Topology,
     free: &[u8],
@@ -38,7 +38,7 @@ fn choice(
     }
     let situation = Situation {
         wanted: Wanted { free: set(free), candidates: set(free), required: set(required), size: count },
-        held: coming_back(&node),
+        held: released_together(&node),
         link_sensitivity,
     };
     choose_in(topology.bandwidth_model(), &situation)
@@ -65,7 +65,7 @@ fn the_fastest_set_of_a_dgx1() {
 }
 
 #[test]
-fn one_gpu_is_the_one_others_miss_least() {
+fn a_single_gpu_is_the_one_that_later_sets_need_least() {
     check(&bridged_pairs(), &[0, 1, 2], &[], 1, &[2]);
     check(&bridged_pairs(), &[1, 2, 3, 4, 5, 6, 7], &[], 1, &[1]);
     check(&bridged_pairs(), &ALL, &[6], 1, &[6]);
@@ -78,7 +78,7 @@ fn one_gpu_is_the_one_others_miss_least() {
 }
 
 #[test]
-fn a_job_that_does_not_care_leaves_the_good_links() {
+fn an_insensitive_job_leaves_the_good_links() {
     let chosen = |free, count| choice(&dgx1_v100(), free, &[], count, LinkSensitivity::Insensitive);
     // {0,3} has two NVLinks, {0,1} one: of three GPUs the pair left over matters, not the pair taken.
     assert_eq!(chosen(&[0, 1, 3], 1), Some(set(&[1])));
@@ -102,7 +102,7 @@ fn behind_a_switch_numa_nodes_are_kept_together() {
 }
 
 #[test]
-fn too_few_gpus_are_no_set() {
+fn returns_none_for_too_few_gpus() {
     let chosen = |required, count| choice(&dgx1_v100(), &[0, 1], required, count, LinkSensitivity::Sensitive);
     assert_eq!(chosen(&[], 3), None);
     assert_eq!(chosen(&[0, 1], 1), None);
@@ -110,7 +110,7 @@ fn too_few_gpus_are_no_set() {
 }
 
 #[test]
-fn what_comes_back_together() {
+fn groups_the_gpus_that_become_free_together() {
     let mut node = node(&pcie_pairs(), &[5]);
     hold(&mut node, &[0, 1], Hold::Whole);
     hold(&mut node, &[4, 5], Hold::Whole);
@@ -118,14 +118,14 @@ fn what_comes_back_together() {
     for gpus in [[2, 3], [3, 6]] {
         hold(&mut node, &gpus, part);
     }
-    let mut sets = coming_back(&node);
+    let mut sets = released_together(&node);
     sets.sort_by_key(|set| set.mask());
     assert_eq!(sets, [set(&[0, 1]), set(&[2]), set(&[3]), set(&[4]), set(&[6])]);
 }
 
 #[test]
-fn what_running_jobs_give_back_decides_between_strays() {
-    // One GPU of each of two switches is free; whose neighbour comes back by itself is the better half of a pair.
+fn gpus_of_running_jobs_decide_between_scattered_gpus() {
+    // One GPU behind each of two switches is free. The one whose neighbour becomes free alone is better for a pair.
     let topology = pcie_pairs();
     let chosen = |held: [&[u8]; 2]| {
         let free = set(&[1, 3]);
