@@ -1,7 +1,7 @@
 //! Admission: whether one node can take one pod, and if not, why not.
 //!
-//! The scheduler's filter, prioritize, bind, preempt and explanation, and the command line, all go through
-//! [`Admission`], so they reach the same verdict and give the same reason.
+//! The scheduler's filter, prioritize, bind, preempt and explanation, and the command line, all go
+//! through [`Admission`], so they reach the same verdict and give the same reason.
 //!
 //! The checks have one order. The first one that fails gives the reason:
 //!
@@ -10,8 +10,8 @@
 //! 3. The quota of the pod's namespace allows the pod on this node.
 //! 4. The node's GPUs have room for the pod.
 //!
-//! Steps 2 and 4 depend only on the node's state and on the request. A caller may therefore cache them
-//! ([`Admission::cacheable_score`]) and apply the quota later ([`Admission::score_from`]).
+//! Steps 2 and 4 depend only on the node's state and on the request. A caller may therefore cache
+//! them ([`Admission::cacheable_score`]) and apply the quota later ([`Admission::score_from`]).
 
 use std::borrow::Cow;
 
@@ -45,7 +45,8 @@ pub enum RejectReason {
     Quota(#[from] OverQuota),
 }
 
-/// A reason that follows from the node's state and the pod's request alone. It stays valid until the node changes.
+/// A reason that follows from the node's state and the pod's request alone. It stays valid until
+/// the node changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NodeMismatch {
     /// The node does not offer the resource that the pod requests.
@@ -116,7 +117,8 @@ pub struct Admission<'a> {
     pub offer: NodeOffer<'a>,
     /// The pod.
     pub query: PodQuery<'a>,
-    /// The quotas, or `None` where no quota limits the pod. [`QuotaState::limiting`] answers this once for all nodes.
+    /// The quotas, or `None` where no quota limits the pod. [`QuotaState::limiting`] answers this
+    /// once for all nodes.
     pub quota: Option<QuotaState<'a>>,
 }
 
@@ -153,7 +155,8 @@ impl<'a> QuotaState<'a> {
 // === impl Admission ===
 
 impl<'a> Admission<'a> {
-    /// Checks everything but the GPUs: whether the node serves the pod's resources, and whether the quota allows it.
+    /// Checks everything but the GPUs: whether the node serves the pod's resources, and whether the
+    /// quota allows it.
     pub fn check(&self) -> Result<(), RejectReason> {
         self.check_served()?;
         self.check_quota()?;
@@ -187,7 +190,8 @@ impl<'a> Admission<'a> {
         Ok(cached?)
     }
 
-    /// Returns the verdict with the reason for each GPU. It leaves CPU and memory to kube-scheduler.
+    /// Returns the verdict with the reason for each GPU. It leaves CPU and memory to
+    /// kube-scheduler.
     #[must_use]
     pub fn verdict(&self) -> NodeVerdict {
         if let Err(reason) = self.check() {
@@ -201,7 +205,8 @@ impl<'a> Admission<'a> {
         }
     }
 
-    /// Returns the verdict that a user sees, which includes the CPU and memory that kube-scheduler checks first.
+    /// Returns the verdict that a user sees, which includes the CPU and memory that kube-scheduler
+    /// checks first.
     #[must_use]
     pub fn verdict_with_host(&self) -> NodeVerdict {
         let (state, request) = (self.offer.state, self.query.request);
@@ -213,10 +218,11 @@ impl<'a> Admission<'a> {
         }
     }
 
-    /// Returns the amount that the namespace must release before its quota allows the pod on this node.
+    /// Returns the amount that the namespace must release before its quota allows the pod on this
+    /// node.
     ///
-    /// The amount is zero where the quota allows the pod already. The result is `None` where eviction cannot help:
-    /// the node does not serve the pod, or the quota excludes the node.
+    /// The amount is zero where the quota allows the pod already. The result is `None` where
+    /// eviction cannot help: the node does not serve the pod, or the quota excludes the node.
     #[must_use]
     pub fn quota_excess(&self) -> Option<GpuAmount> {
         self.check_served().ok()?;
@@ -227,8 +233,8 @@ impl<'a> Admission<'a> {
 
     /// Returns the request with CPU and memory capped at what the node has left by our ledger.
     ///
-    /// kube-scheduler decides whether CPU and memory suffice, because it knows pods without GPUs earlier than we do.
-    /// The policy only weighs them.
+    /// kube-scheduler decides whether CPU and memory suffice, because it knows pods without GPUs
+    /// earlier than we do. The policy only weighs them.
     #[must_use]
     pub fn request(&self) -> Cow<'a, PodRequest> {
         weigh(self.offer.state, self.query.request)
@@ -284,7 +290,8 @@ impl From<NodeMismatch> for RejectReason {
 }
 
 impl RejectReason {
-    /// Returns the reason for a node that the caller does not know, or cannot read because of `problem`.
+    /// Returns the reason for a node that the caller does not know, or cannot read because of
+    /// `problem`.
     #[must_use]
     pub fn of_missing_node(problem: Option<&str>) -> Self {
         problem.map_or(Self::UnknownNode, |problem| Self::BadNode(problem.to_owned()))

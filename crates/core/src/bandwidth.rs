@@ -1,4 +1,5 @@
-//! The predicted bandwidth of a set of GPUs: the bus bandwidth of an all-reduce over the set, from its links.
+//! The predicted bandwidth of a set of GPUs: the bus bandwidth of an all-reduce over the set, from
+//! its links.
 //!
 //! The prediction follows NCCL, which sends data around rings through all GPUs of a set:
 //!
@@ -37,8 +38,8 @@ pub struct BandwidthModel {
 
 /// What is precomputed about the sets of a host.
 pub(crate) enum Sets {
-    /// All pairs have equal links (NVLink switches, guests that see no switch, one or two GPUs), so sets differ by
-    /// their size only. The value holds the bandwidth by size.
+    /// All pairs have equal links (NVLink switches, guests that see no switch, one or two GPUs), so
+    /// sets differ by their size only. The value holds the bandwidth by size.
     Alike(Vec<Bandwidth>),
     /// The outlook of every set, and the best bandwidth by size.
     Known(Box<Outlook>, Vec<Bandwidth>),
@@ -71,7 +72,8 @@ impl BandwidthModel {
 
     /// Returns the bus bandwidth of an all-reduce over a set; none for fewer than two GPUs.
     ///
-    /// On hosts with more than eight GPUs the search for rings is limited, and the result may be too low.
+    /// On hosts with more than eight GPUs the search for rings is limited, and the result may be
+    /// too low.
     #[must_use]
     pub fn bandwidth(&self, gpus: GpuSet) -> Bandwidth {
         let gpus = gpus.intersection(self.gpus);
@@ -101,7 +103,8 @@ impl BandwidthModel {
 
     /// Returns the relative bandwidth of the best set of `size` GPUs within `gpus`.
     ///
-    /// Hosts without precomputed sets return 1, because a search would cost more than the result is worth.
+    /// Hosts without precomputed sets return 1, because a search would cost more than the result is
+    /// worth.
     pub(crate) fn best_share_within(&self, gpus: GpuSet, size: usize) -> f64 {
         match &self.sets {
             Sets::Known(outlook, _) => outlook.best_share_within(gpus.intersection(self.gpus), size),
@@ -119,7 +122,8 @@ impl BandwidthModel {
         &self.numa_nodes
     }
 
-    /// Returns how many NUMA nodes a set spans and how many other `free` GPUs these have. Less of both is better.
+    /// Returns how many NUMA nodes a set spans and how many other `free` GPUs these have. Less of
+    /// both is better.
     pub(crate) fn numa_spread(&self, free: GpuSet, gpus: GpuSet) -> (usize, usize) {
         let touched = self.numa_nodes.iter().filter(|node| !node.intersection(gpus).is_empty());
         touched.fold((0, 0), |(span, beside), node| {

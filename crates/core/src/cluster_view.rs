@@ -1,11 +1,13 @@
-//! One view of the cluster: what the pods on each node hold, and what each namespace uses of its quota.
+//! One view of the cluster: what the pods on each node hold, and what each namespace uses of its
+//! quota.
 //!
-//! The scheduler's state, the kubectl plugins and the demo's audit build this view from the same values, so they agree
-//! on what is free. The `wire` crate turns Kubernetes objects into [`Node`] and [`PlacedPod`].
+//! The scheduler's state, the kubectl plugins and the demo's audit build this view from the same
+//! values, so they agree on what is free. The `wire` crate turns Kubernetes objects into [`Node`]
+//! and [`PlacedPod`].
 //!
-//! Some pods bypass the scheduler, so no annotation names their GPUs. The view sets GPUs aside for them until an agent
-//! reports the real ones. It guesses after all other pods of the node and by pod UID, so the guess does not depend on
-//! the order of events.
+//! Some pods bypass the scheduler, so no annotation names their GPUs. The view sets GPUs aside for
+//! them until an agent reports the real ones. It guesses after all other pods of the node and by
+//! pod UID, so the guess does not depend on the order of events.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -117,7 +119,8 @@ impl ClusterView {
         self.unknown.get(node).into_iter().flatten()
     }
 
-    /// Returns whether the GPUs of this grant are only set aside, because no annotation names the real ones.
+    /// Returns whether the GPUs of this grant are only set aside, because no annotation names the
+    /// real ones.
     #[must_use]
     pub fn is_set_aside(&self, grant: &PodGrant) -> bool {
         self.unknown.get(&grant.node).is_some_and(|pods| pods.contains_key(&grant.pod))
@@ -125,8 +128,8 @@ impl ClusterView {
 
     /// Adds a node or replaces its description. The pods on it stay.
     ///
-    /// The GPUs and the memory unit of the node give annotations their meaning, so the caller must pass the pods of a
-    /// changed node again.
+    /// The GPUs and the memory unit of the node give annotations their meaning, so the caller must
+    /// pass the pods of a changed node again.
     pub fn set_node(&mut self, node: Node, labels: QuotaLabels) -> LedgerChange {
         let name = node.name.clone();
         let change = self.ledger.set_node(node);
@@ -136,7 +139,8 @@ impl ClusterView {
         change
     }
 
-    /// Marks a node as changed though its GPUs are the same, so that cached verdicts about it expire.
+    /// Marks a node as changed though its GPUs are the same, so that cached verdicts about it
+    /// expire.
     pub fn mark_changed(&mut self, node: &NodeName) {
         self.ledger.mark_changed(node);
     }
@@ -149,7 +153,8 @@ impl ClusterView {
         change
     }
 
-    /// Adds a pod or replaces what the view knows of it, and sets GPUs aside again where that is necessary.
+    /// Adds a pod or replaces what the view knows of it, and sets GPUs aside again where that is
+    /// necessary.
     pub fn set_pod(&mut self, pod: PlacedPod) {
         let node = pod.node.clone();
         let earlier = self.ledger.grant(&pod.uid).map(|grant| grant.node.clone());
@@ -158,8 +163,9 @@ impl ClusterView {
         earlier.iter().filter(|earlier| **earlier != node).for_each(|earlier| self.settle(earlier));
     }
 
-    /// Adds a pod as [`ClusterView::set_pod`] does, but leaves it to the caller to [settle](ClusterView::settle) the
-    /// node: callers that add many pods of one node settle it once.
+    /// Adds a pod as [`ClusterView::set_pod`] does, but leaves it to the caller to
+    /// [settle](ClusterView::settle) the node: callers that add many pods of one node settle it
+    /// once.
     pub fn note_pod(&mut self, pod: PlacedPod) {
         let PlacedPod { uid, namespace, node, cpu, memory, gpus } = pod;
         self.forget_unknown(&uid);
@@ -177,7 +183,8 @@ impl ClusterView {
         self.enter(PodGrant { pod: uid, node, cpu, memory, containers });
     }
 
-    /// Removes a pod. Its GPUs may be the ones that were set aside for others, so the node is settled again.
+    /// Removes a pod. Its GPUs may be the ones that were set aside for others, so the node is
+    /// settled again.
     pub fn remove_pod(&mut self, uid: &PodUid) {
         let node = self.ledger.grant(uid).map(|grant| grant.node.clone());
         self.forget_unknown(uid);

@@ -63,8 +63,8 @@ pub struct EvictedPod<'a> {
 
 /// Returns how many of the `victims` exceed what a budget allows.
 ///
-/// The function counts as kube-scheduler does: in the given order, which starts with the highest priority. A victim
-/// that exceeds several budgets counts once.
+/// The function counts as kube-scheduler does: in the given order, which starts with the highest
+/// priority. A victim that exceeds several budgets counts once.
 ///
 /// ```
 /// use std::collections::BTreeMap;

@@ -10,7 +10,8 @@ const SYS: Link = Link { pcie: Some(PcieLevel::System), nvlinks: 0 };
 /// The NVLinks of a DGX-1 with V100, in a file that the benchmarks include too.
 const DGX1_V100: [[u8; 8]; 8] = include!("fixtures/dgx1-v100.in");
 
-/// Returns a DGX-1 with V100 as `nvidia-smi topo -m` shows it, without the PCIe levels under the NVLinks.
+/// Returns a DGX-1 with V100 as `nvidia-smi topo -m` shows it, without the PCIe levels under the
+/// NVLinks.
 pub(crate) fn dgx1_v100() -> Topology {
     let link = |a: GpuIndex, b: GpuIndex| match DGX1_V100[a.position()][b.position()] {
         0 => SYS,
@@ -41,7 +42,8 @@ pub(crate) fn bridged_pairs() -> Topology {
     on_two_sockets(&topology)
 }
 
-/// Returns GPUs that reach each other over `nvlinks` through switches, as on a DGX H100 with 18; two sockets.
+/// Returns GPUs that reach each other over `nvlinks` through switches, as on a DGX H100 with 18;
+/// two sockets.
 pub(crate) fn switched(count: usize, nvlinks: u8) -> Topology {
     on_two_sockets(&Topology::from_pairs(count, |_, _| Link::nvlink(nvlinks)))
 }

@@ -11,7 +11,8 @@ use crate::workload::{Demand, ExpectedClass, PodClass, Workload};
 
 /// The expected waste by kind of GPU, for one workload and one state of the cluster.
 ///
-/// A forecast stays useful until the workload or the cluster has changed much; a [`Learner`] tells when.
+/// A forecast stays useful until the workload or the cluster has changed much; a [`Learner`] tells
+/// when.
 #[derive(Clone, Debug, Default)]
 pub struct Forecast {
     kinds: Vec<(GpuKind, KindForecast)>,
@@ -27,11 +28,13 @@ pub struct Forecast {
 struct KindForecast {
     /// The outlook of a GPU, by its free percentage.
     leftovers: [Leftover; 101],
-    /// The fragmentation measure, in which classes of pods weigh more where fewer GPUs can serve them.
+    /// The fragmentation measure, in which classes of pods weigh more where fewer GPUs can serve
+    /// them.
     scarcity: Fragmentation,
 }
 
-/// The outlook of a GPU with some percentage free, if single-GPU pods arrive as expected until none fits.
+/// The outlook of a GPU with some percentage free, if single-GPU pods arrive as expected until none
+/// fits.
 #[derive(Clone, Copy, Debug, Default)]
 struct Leftover {
     /// The part that stays unused, in GPUs.
@@ -52,19 +55,23 @@ pub struct Learner {
     idle: f64,
 }
 
-/// Weight of the case that no further pod arrives for a free part of a GPU, relative to 1 for all classes of pods.
+/// Weight of the case that no further pod arrives for a free part of a GPU, relative to 1 for all
+/// classes of pods.
 ///
-/// It is small because free parts wait long. It keeps a part that only a rare class can use from counting as used.
+/// It is small because free parts wait long. It keeps a part that only a rare class can use from
+/// counting as used.
 const NO_ARRIVAL_WEIGHT: f64 = 0.04;
 
-/// Factor on the mean CPU and memory request per GPU. It is below 1 because most pods request less than the mean.
+/// Factor on the mean CPU and memory request per GPU. It is below 1 because most pods request less
+/// than the mean.
 const HOST_NEED_FACTOR: f64 = 0.9;
 
-/// Weight of the scarcity measure. It keeps whole nodes for the pods that need them; the expected waste decides most cases.
+/// Weight of the scarcity measure. It keeps whole nodes for the pods that need them; the expected
+/// waste decides most cases.
 const SCARCITY_WEIGHT: f64 = 0.1;
 
-/// Lower bound for the GPUs that can serve a class when its scarcity is computed. Without it the last few GPUs would
-/// outweigh everything else.
+/// Lower bound for the GPUs that can serve a class when its scarcity is computed. Without it the
+/// last few GPUs would outweigh everything else.
 const MIN_SERVING_GPUS: f64 = 8.0;
 
 /// A forecast is due when the arrivals since the last one reach this part of the workload's weight.
@@ -104,10 +111,11 @@ impl Forecast {
         }
     }
 
-    /// Returns the GPUs of a node that are expected to stay unused; `left` returns the free percentage of each.
+    /// Returns the GPUs of a node that are expected to stay unused; `left` returns the free
+    /// percentage of each.
     ///
-    /// The sum has three parts: free parts that suit no expected pod, GPUs for which CPU or memory is missing, and lost
-    /// capacity for scarce classes of pods.
+    /// The sum has three parts: free parts that suit no expected pod, GPUs for which CPU or memory
+    /// is missing, and lost capacity for scarce classes of pods.
     pub(crate) fn lost(&self, node: &Node, cpu: MilliCpu, memory: MiB, left: impl Fn(usize) -> u8) -> f64 {
         let (mut lost, mut cpu_need, mut memory_need) = (0.0, 0.0, 0.0);
         for (kind, gpus) in node.kinds() {
@@ -144,8 +152,8 @@ impl Default for KindForecast {
 
 /// Computes the outlook for each free percentage of a GPU.
 ///
-/// Single-GPU pods arrive one after the other with the expected probabilities. Each takes its part if it fits, until no
-/// further pod arrives.
+/// Single-GPU pods arrive one after the other with the expected probabilities. Each takes its part
+/// if it fits, until no further pod arrives.
 fn leftovers(classes: &[ExpectedClass<'_>], kind: &GpuKind) -> [Leftover; 101] {
     // Probability, CPU and memory of the arriving pods, by the percentage they take.
     let mut takers = [(0.0, 0.0, 0.0); 101];
@@ -246,7 +254,8 @@ impl Learner {
             || (idle - self.idle).abs() >= DUE_CAPACITY_CHANGE * all
     }
 
-    /// Returns the workload for a forecast from this free capacity, and counts arrivals from zero again.
+    /// Returns the workload for a forecast from this free capacity, and counts arrivals from zero
+    /// again.
     pub fn begin_forecast(&mut self, remains: &FreeCapacity) -> &Workload {
         self.arrivals = 0.0;
         self.idle = remains.gpus_left();

@@ -1,8 +1,9 @@
 //! Fragmentation: how much of a node's free GPU capacity the expected pods cannot use.
 //!
-//! The measure is that of Weng et al., "Beware of Fragmentation" (USENIX ATC 2023). For each class of pods it counts the
-//! free parts of GPUs that cannot serve the class, or all free parts where the node cannot serve it at all. Each class is
-//! weighted by its frequency. Tables by CPU make the cost one step per GPU, whatever the number of classes.
+//! The measure is that of Weng et al., "Beware of Fragmentation" (USENIX ATC 2023). For each class
+//! of pods it counts the free parts of GPUs that cannot serve the class, or all free parts where
+//! the node cannot serve it at all. Each class is weighted by its frequency. Tables by CPU make the
+//! cost one step per GPU, whatever the number of classes.
 
 use crate::gpu::GpuKind;
 use crate::gpu_set::GpuSet;
@@ -28,7 +29,8 @@ struct Row {
 }
 
 impl Fragmentation {
-    /// Prepares the measure for classes with weights. Where the weights add up to less than 1, no node can serve the rest.
+    /// Prepares the measure for classes with weights. Where the weights add up to less than 1, no
+    /// node can serve the rest.
     pub fn new<'a>(classes: impl Iterator<Item = (&'a PodClass, f64)>, kind: &GpuKind) -> Self {
         let fitting =
             classes.filter(|(class, _)| class.accepts(&kind.model) && class.percent_of(kind) <= 100);
@@ -48,7 +50,8 @@ impl Fragmentation {
         Self { levels, rows }
     }
 
-    /// Returns the expected unusable capacity of a node in GPUs; `left` yields the free percentage of each GPU.
+    /// Returns the expected unusable capacity of a node in GPUs; `left` yields the free percentage
+    /// of each GPU.
     pub fn of(&self, cpu_left: MilliCpu, left: impl Iterator<Item = u8> + Clone) -> f64 {
         let Some(row) = self.rows.get(self.levels.partition_point(|level| *level <= cpu_left)) else {
             return 0.0;
@@ -65,8 +68,8 @@ impl Fragmentation {
         }
         let single = row.single[usize::from(best.min(100))];
         let several = row.several[whole.min(GpuSet::CAPACITY)];
-        // Classes that do not fit can use nothing. Classes of whole GPUs cannot use parts. Classes of a part cannot use
-        // a smaller part.
+        // Classes that do not fit can use nothing. Classes of whole GPUs cannot use parts. Classes
+        // of a part cannot use a smaller part.
         let mut useless = f64::from(total) * (1.0 - single - several) + f64::from(parts) * several;
         for percent in left.filter(|percent| *percent < best) {
             useless += f64::from(percent) * (single - row.single[usize::from(percent)]);

@@ -99,7 +99,8 @@ impl GpuSet {
 
     /// Returns `required` and the lowest other members, `count` in all.
     ///
-    /// The result is `None` where the set has too few members, lacks a required one, or `required` is larger than `count`.
+    /// The result is `None` where the set has too few members, lacks a required one, or `required`
+    /// is larger than `count`.
     #[must_use]
     pub fn lowest_with(self, required: Self, count: usize) -> Option<Self> {
         let others = count.checked_sub(required.len())?;
@@ -132,7 +133,8 @@ impl GpuSet {
         let mut next = (size <= members.len()).then(|| self.lowest_n(size).0);
         std::iter::from_fn(move || {
             let subset = next?;
-            // Advance the rightmost position that still can, and reset those after it; the others keep their bits.
+            // Advance the rightmost position that still can, and reset those after it; the others
+            // keep their bits.
             let last = members.len() - size;
             next = (0..size).rev().find(|&at| positions[at] < last + at).map(|at| {
                 let kept = subset & (members[positions[at]] - 1);

@@ -89,8 +89,8 @@ impl ContainerGrant {
 // === impl PodGrant ===
 
 impl PodGrant {
-    /// Returns what the pod takes of each of its GPUs at its peak. Main containers reuse the GPUs of init containers
-    /// of the same pod.
+    /// Returns what the pod takes of each of its GPUs at its peak. Main containers reuse the GPUs
+    /// of init containers of the same pod.
     pub fn footprint(&self) -> impl Iterator<Item = (GpuIndex, GpuUsage)> {
         footprint(&self.containers)
     }

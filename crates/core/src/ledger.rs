@@ -1,7 +1,7 @@
 //! The ledger of all grants. Every dialect books here, so no GPU is granted twice.
 //!
-//! A node's state is always the sum of the grants on it and is never reduced by subtraction. Any history that leads to
-//! the same pods therefore leads to the same ledger.
+//! A node's state is always the sum of the grants on it and is never reduced by subtraction. Any
+//! history that leads to the same pods therefore leads to the same ledger.
 
 mod names;
 
@@ -51,7 +51,8 @@ pub struct Ledger {
     /// The position of each node in `names`, `nodes` and `changed`.
     positions: HashMap<NodeName, NodePosition>,
     names: Names,
-    /// The nodes side by side, so that a scan reads memory in order; `None` where a node was removed.
+    /// The nodes side by side, so that a scan reads memory in order; `None` where a node was
+    /// removed.
     nodes: Vec<Option<NodeState>>,
     /// The revision of the last change of each node.
     changed: Vec<Revision>,
@@ -68,11 +69,13 @@ pub struct Ledger {
     kinds: Vec<Kinds>,
 }
 
-/// The position of a node in the ledger. It belongs to the node until the node is removed and is reused afterwards.
+/// The position of a node in the ledger. It belongs to the node until the node is removed and is
+/// reused afterwards.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NodePosition(usize);
 
-/// The number of a change of the ledger. A position with an unchanged revision holds the same node in the same state.
+/// The number of a change of the ledger. A position with an unchanged revision holds the same node
+/// in the same state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Revision(u64);
 
@@ -130,7 +133,8 @@ impl NodePosition {
 // === impl Ledger ===
 
 impl Ledger {
-    /// Books a decision of the scheduler. It fails where a GPU lacks room or the pod holds another grant.
+    /// Books a decision of the scheduler. It fails where a GPU lacks room or the pod holds another
+    /// grant.
     pub fn book(&mut self, grant: PodGrant) -> Result<LedgerChange, Conflict> {
         if let Some(booked) = self.pods.get(&grant.pod) {
             return if **booked == grant {
@@ -153,7 +157,8 @@ impl Ledger {
 
     /// Enters what a pod holds in fact, and replaces what the ledger had for the pod.
     ///
-    /// This never fails, because the pod is there. [`Ledger::overbooked`] returns the GPUs that carry too much.
+    /// This never fails, because the pod is there. [`Ledger::overbooked`] returns the GPUs that
+    /// carry too much.
     pub fn observe(&mut self, grant: PodGrant) -> LedgerChange {
         if self.pods.get(&grant.pod).is_some_and(|booked| **booked == grant) {
             return LedgerChange::Unchanged;
@@ -219,7 +224,8 @@ impl Ledger {
         self.positions.get(name).copied()
     }
 
-    /// Returns whether the node of this name has this position. Checking a guess is cheaper than [`Ledger::position`].
+    /// Returns whether the node of this name has this position. Checking a guess is cheaper than
+    /// [`Ledger::position`].
     #[must_use]
     pub fn is_at(&self, position: NodePosition, name: &str) -> bool {
         self.names.is_at(position.0, name)
@@ -278,7 +284,8 @@ impl Ledger {
         self.pods_of.get(node).into_iter().flatten().filter_map(|pod| self.grant(pod))
     }
 
-    /// Returns the GPUs that carry more than they have, because pods bypassed the scheduler or a GPU was replaced.
+    /// Returns the GPUs that carry more than they have, because pods bypassed the scheduler or a
+    /// GPU was replaced.
     #[must_use]
     pub fn overbooked(&self) -> BTreeMap<NodeName, Vec<GpuIndex>> {
         let mut found = BTreeMap::new();

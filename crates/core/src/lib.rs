@@ -1,7 +1,8 @@
 //! Decisions of Tessera: which GPUs a pod gets, and what is left.
 //!
-//! Every function depends only on its arguments: no IO, no clock, no globals, no async. The scheduler, the agent, the
-//! command line and the simulators call the same code and carry out its decisions.
+//! Every function depends only on its arguments: no IO, no clock, no globals, no async. The
+//! scheduler, the agent, the command line and the simulators call the same code and carry out its
+//! decisions.
 
 #![warn(missing_docs)]
 

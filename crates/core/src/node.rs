@@ -202,13 +202,15 @@ impl NodeState {
         self.used.get(gpu.position()).copied().unwrap_or_default()
     }
 
-    /// Returns what is left of a GPU for shares; zero where pods that bypassed the scheduler hold too much.
+    /// Returns what is left of a GPU for shares; zero where pods that bypassed the scheduler hold
+    /// too much.
     #[must_use]
     pub fn room(&self, gpu: GpuIndex) -> GpuRoom {
         self.node.kind(gpu).map_or_else(GpuRoom::default, |kind| GpuRoom::of(kind.memory, self.used(gpu)))
     }
 
-    /// Returns the free percentage of a GPU, counted by the scarcer of compute and memory; 0 for an unhealthy GPU.
+    /// Returns the free percentage of a GPU, counted by the scarcer of compute and memory; 0 for an
+    /// unhealthy GPU.
     #[must_use]
     pub fn percent_left(&self, gpu: GpuIndex) -> u8 {
         self.percent_left_with(gpu, GpuUsage::default())

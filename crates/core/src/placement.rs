@@ -111,7 +111,8 @@ pub fn set_aside(node: &NodeState, pod: &PodRequest) -> Vec<ContainerGrant> {
     placement.map(|placement| placement.grants(&gpus_only)).unwrap_or_default()
 }
 
-/// Returns the score of [`place`] without choosing the GPUs, which is cheaper when thousands of nodes are ranked.
+/// Returns the score of [`place`] without choosing the GPUs, which is cheaper when thousands of
+/// nodes are ranked.
 pub fn score(node: &NodeState, pod: &PodRequest, policy: &Policy) -> Result<f64, PlacementError> {
     if let (Policy::Tessera(forecast), Some(request)) = (policy, only_request(pod)) {
         let query = simple_query(node, pod, request)?;
@@ -122,9 +123,11 @@ pub fn score(node: &NodeState, pod: &PodRequest, policy: &Policy) -> Result<f64,
     place(node, pod, policy, GpuSet::EMPTY).map(|placement| placement.score)
 }
 
-/// Returns the GPU request of a pod in which at most one container requests GPUs and that one is no init container.
+/// Returns the GPU request of a pod in which at most one container requests GPUs and that one is no
+/// init container.
 ///
-/// Most pods are of this form. `Some(None)` is a pod without GPU requests, `None` a pod of any other form.
+/// Most pods are of this form. `Some(None)` is a pod without GPU requests, `None` a pod of any
+/// other form.
 pub(crate) fn only_request(pod: &PodRequest) -> Option<Option<Request>> {
     let mut asking = pod.containers.iter().filter(|container| container.request.is_some());
     match (asking.next(), asking.next()) {
@@ -146,7 +149,8 @@ fn simple_query(
 
 /// Returns the placement of a pod, or an explanation that names the reason for each GPU.
 ///
-/// The function decides as [`place`] does, and pays for the explanation only where the pod does not fit.
+/// The function decides as [`place`] does, and pays for the explanation only where the pod does not
+/// fit.
 pub fn place_or_explain(
     node: &NodeState,
     pod: &PodRequest,

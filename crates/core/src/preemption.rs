@@ -17,7 +17,8 @@ pub struct RunningPod<'a> {
     pub grant: &'a PodGrant,
     /// The priority of the pod.
     pub priority: i32,
-    /// The amount that the eviction returns to the preemptor's quota; zero for pods of other namespaces.
+    /// The amount that the eviction returns to the preemptor's quota; zero for pods of other
+    /// namespaces.
     pub quota_released: GpuAmount,
 }
 
@@ -30,26 +31,27 @@ pub struct Preemptor<'a> {
     pub priority: i32,
     /// The policy that chooses the GPUs.
     pub policy: &'a Policy,
-    /// The amount by which the pod exceeds its quota. Where it is not zero, only pods of the same quota may be evicted:
-    /// other namespaces do not make room for one that is over its quota.
+    /// The amount by which the pod exceeds its quota. Where it is not zero, only pods of the same
+    /// quota may be evicted: other namespaces do not make room for one that is over its quota.
     pub quota_excess: GpuAmount,
 }
 
-/// Upper bound for the size of sets that are searched exhaustively, before the greedy search starts.
+/// Upper bound for the size of sets that are searched exhaustively, before the greedy search
+/// starts.
 const MAX_SEARCHED_SET: usize = 3;
 
 /// Upper bound for the examined sets: about the number of sets of three out of a hundred pods.
 const MAX_EXAMINED_SETS: usize = 200_000;
 
-/// Upper bound for the pods summed up while sets are tried, which takes some milliseconds. kube-scheduler asks about
-/// hundreds of nodes in one call and waits for seconds.
+/// Upper bound for the pods summed up while sets are tried, which takes some milliseconds.
+/// kube-scheduler asks about hundreds of nodes in one call and waits for seconds.
 const MAX_SUMMED_PODS: usize = 100_000;
 
 /// Returns the pods to evict so that the preemptor fits, or `None` where no eviction helps.
 ///
-/// The `proposed` pods are returned where they suffice, because kube-scheduler has checked them already. Otherwise the
-/// highest priority among the victims is as low as possible, and then their number. The result is empty where the pod
-/// fits without an eviction.
+/// The `proposed` pods are returned where they suffice, because kube-scheduler has checked them
+/// already. Otherwise the highest priority among the victims is as low as possible, and then their
+/// number. The result is empty where the pod fits without an eviction.
 ///
 /// ```
 /// # use std::collections::BTreeSet;
@@ -128,11 +130,13 @@ struct Scenario<'a> {
     preemptor: Preemptor<'a>,
 }
 
-/// A necessary condition that a minimal set of victims meets. Checking it is cheaper than placing the pod.
+/// A necessary condition that a minimal set of victims meets. Checking it is cheaper than placing
+/// the pod.
 enum Need {
     /// All victims are on one GPU, of which the preemptor then gets a share.
     OneGpu,
-    /// With the GPUs that are idle already, this number becomes idle, and each victim was on one of them.
+    /// With the GPUs that are idle already, this number becomes idle, and each victim was on one of
+    /// them.
     IdleGpus(usize, GpuSet),
     /// Only a placement can tell.
     Unknown,
@@ -153,7 +157,8 @@ impl<'a> Scenario<'a> {
             && filter(&left, self.preemptor.request, self.preemptor.policy).is_ok()
     }
 
-    /// Returns the first of the smallest sufficient sets, if the search finds one within its limits.
+    /// Returns the first of the smallest sufficient sets, if the search finds one within its
+    /// limits.
     fn smallest(&self, movable: &[RunningPod<'a>]) -> Option<Vec<&'a PodUid>> {
         let need = self.need();
         let gpus: Vec<GpuSet> = movable.iter().map(held_gpus).collect();
@@ -178,7 +183,8 @@ impl<'a> Scenario<'a> {
         None
     }
 
-    /// Returns the condition. It is about GPUs only where one container requests them, the host has room, and no quota is exceeded.
+    /// Returns the condition. It is about GPUs only where one container requests them, the host has
+    /// room, and no quota is exceeded.
     fn need(&self) -> Need {
         let Preemptor { request, quota_excess, .. } = self.preemptor;
         let host_has_room = request.cpu <= self.node.cpu_left() && request.memory <= self.node.memory_left();
@@ -191,7 +197,8 @@ impl<'a> Scenario<'a> {
         }
     }
 
-    /// Starts with all movable pods and spares as many as possible, those with the highest priority first.
+    /// Starts with all movable pods and spares as many as possible, those with the highest priority
+    /// first.
     fn spare(&self, movable: &[RunningPod<'a>]) -> Vec<&'a PodUid> {
         let mut gone: Vec<&PodUid> = movable.iter().map(|holder| &holder.grant.pod).collect();
         for position in (0..gone.len()).rev() {
@@ -205,7 +212,8 @@ impl<'a> Scenario<'a> {
 }
 
 impl Need {
-    /// Returns whether victims with these GPUs can meet the condition; `all_pods` lists the GPUs of all pods.
+    /// Returns whether victims with these GPUs can meet the condition; `all_pods` lists the GPUs of
+    /// all pods.
     fn may_be_met_by(&self, victims: impl Iterator<Item = GpuSet> + Clone, all_pods: &[GpuSet]) -> bool {
         let mut all = victims.clone();
         match self {
@@ -231,7 +239,8 @@ fn held_gpus(holder: &RunningPod<'_>) -> GpuSet {
     holder.grant.containers.iter().map(ContainerGrant::gpus).fold(GpuSet::EMPTY, GpuSet::union)
 }
 
-/// Advances to the next set of positions below `count` in lexicographic order; returns false after the last one.
+/// Advances to the next set of positions below `count` in lexicographic order; returns false after
+/// the last one.
 fn next_combination(picked: &mut [usize], count: usize) -> bool {
     let size = picked.len();
     let Some(place) = (0..size).rev().find(|place| picked[*place] < count - size + place) else {

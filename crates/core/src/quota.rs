@@ -16,7 +16,8 @@ pub struct Quota {
     pub unreadable: UnreadableLimits,
 }
 
-/// Limits that could not be parsed, with the reason for the administrator. The namespaces concerned may take nothing.
+/// Limits that could not be parsed, with the reason for the administrator. The namespaces concerned
+/// may take nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum UnreadableLimits {
     /// The limits of these namespaces, with the reason for each.
@@ -34,7 +35,8 @@ impl Default for UnreadableLimits {
 /// The limits of one namespace.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NamespaceLimit {
-    /// The number of GPUs by model; a model that is not listed is forbidden. `None` allows any number of any model.
+    /// The number of GPUs by model; a model that is not listed is forbidden. `None` allows any
+    /// number of any model.
     pub gpus_by_model: Option<BTreeMap<String, u64>>,
     /// The node pools that the namespace may use; empty for all.
     pub pools: Vec<String>,
@@ -47,7 +49,8 @@ pub struct NamespaceLimit {
 /// An amount of GPU compute and GPU memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GpuAmount {
-    /// The compute; 100 for each whole GPU. A request for memory alone counts as its part of the GPU.
+    /// The compute; 100 for each whole GPU. A request for memory alone counts as its part of the
+    /// GPU.
     pub compute_percent: u64,
     /// The memory.
     pub memory: MiB,
@@ -115,7 +118,8 @@ impl Quota {
         self.why_unreadable(namespace).is_some() || self.namespaces.contains_key(namespace)
     }
 
-    /// Checks whether a pod of `namespace` that takes `more` is allowed on a node with these `labels`.
+    /// Checks whether a pod of `namespace` that takes `more` is allowed on a node with these
+    /// `labels`.
     pub fn allows(
         &self,
         namespace: &str,
@@ -150,8 +154,8 @@ impl Quota {
 }
 
 impl Quota {
-    /// Returns the amount that the namespace must release on nodes with these `labels` first, or `None` where that cannot
-    /// help.
+    /// Returns the amount that the namespace must release on nodes with these `labels` first, or
+    /// `None` where that cannot help.
     #[must_use]
     pub fn excess(
         &self,
@@ -178,7 +182,8 @@ impl Quota {
         Some(GpuAmount { compute_percent: compute_percent.max(of_model), memory })
     }
 
-    /// Describes the usage and the limits of a namespace as text; `None` for a namespace without limits.
+    /// Describes the usage and the limits of a namespace as text; `None` for a namespace without
+    /// limits.
     #[must_use]
     pub fn describe(&self, namespace: &str, usage: &NamespaceUsage) -> Option<String> {
         let limit = self.namespaces.get(namespace)?;

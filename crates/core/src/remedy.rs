@@ -9,7 +9,8 @@ use crate::quota::GpuAmount;
 use crate::request::{ContainerRole, PodRequest, Request};
 use crate::units::{MiB, Percent, PodUid};
 
-/// Returns the fewest pods that must end so that the pod fits, whatever their priority; `None` where that cannot help.
+/// Returns the fewest pods that must end so that the pod fits, whatever their priority; `None`
+/// where that cannot help.
 #[must_use]
 pub fn pods_to_end(
     node: &NodeState,
@@ -24,8 +25,8 @@ pub fn pods_to_end(
     victims(node, &alike, preemptor, &BTreeSet::new())
 }
 
-/// Returns the largest smaller requests that fit on the node now: fewer GPUs, or less memory or compute of one GPU.
-/// The result is empty for pods in which several containers request GPUs.
+/// Returns the largest smaller requests that fit on the node now: fewer GPUs, or less memory or
+/// compute of one GPU. The result is empty for pods in which several containers request GPUs.
 #[must_use]
 pub fn smaller_requests(node: &NodeState, pod: &PodRequest, policy: &Policy) -> Vec<Request> {
     let mut asking = pod.containers.iter().enumerate().filter(|(_, container)| container.request.is_some());

@@ -105,9 +105,9 @@ impl PodRequest {
 
 /// Returns the peak need of a pod, where `need` returns the need of one container.
 ///
-/// The peak is the sum over main containers and sidecars, or the need of an init container together with the earlier
-/// sidecars, whichever is more. `combine` adds two needs at the same time, `larger` returns the greater of two needs at
-/// different times.
+/// The peak is the sum over main containers and sidecars, or the need of an init container together
+/// with the earlier sidecars, whichever is more. `combine` adds two needs at the same time,
+/// `larger` returns the greater of two needs at different times.
 pub fn peak<C, N: Copy + Default>(
     containers: &[C],
     role: impl Fn(&C) -> ContainerRole,

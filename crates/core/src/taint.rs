@@ -1,6 +1,8 @@
-//! Soft taints: taints of effect `PreferNoSchedule`, which ask pods to stay away from a node without forbidding it.
+//! Soft taints: taints of effect `PreferNoSchedule`, which ask pods to stay away from a node
+//! without forbidding it.
 //!
-//! kube-scheduler evaluates the taints that forbid a node before it calls the extender, so the core does not read those.
+//! kube-scheduler evaluates the taints that forbid a node before it calls the extender, so the core
+//! does not read those.
 
 /// A taint of effect `PreferNoSchedule`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -16,7 +18,8 @@ pub struct SoftTaint {
 pub struct SoftToleration {
     /// The key of the covered taints; empty for taints of any key.
     pub key: String,
-    /// The value of the covered taints (operator `Equal`); `None` for any value (operator `Exists`).
+    /// The value of the covered taints (operator `Equal`); `None` for any value (operator
+    /// `Exists`).
     pub value: Option<String>,
 }
 

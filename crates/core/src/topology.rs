@@ -72,8 +72,8 @@ struct Matrix {
     numa: Vec<Option<u16>>,
 }
 
-/// The NVLinks of the best-connected GPU made so far (Hopper and Blackwell). A GPU whose pairs add up to
-/// more than this cannot be wired point to point: its links go to a switch.
+/// The NVLinks of the best-connected GPU made so far (Hopper and Blackwell). A GPU whose pairs add
+/// up to more than this cannot be wired point to point: its links go to a switch.
 pub(crate) const MAX_NVLINKS_PER_GPU: u32 = 18;
 
 // === impl PcieLevel ===
@@ -195,14 +195,16 @@ impl Topology {
         self.0.tree.get_or_init(|| TopologyTree::of(self))
     }
 
-    /// Returns the predicted bandwidth of sets of GPUs. The first call takes up to some tenths of a second for 16 GPUs, and
-    /// microseconds for eight; the [ledger](crate::ledger) makes it when it first sees such a host.
+    /// Returns the predicted bandwidth of sets of GPUs. The first call takes up to some tenths of a
+    /// second for 16 GPUs, and microseconds for eight; the [ledger](crate::ledger) makes it when it
+    /// first sees such a host.
     #[must_use]
     pub fn bandwidth_model(&self) -> &BandwidthModel {
         self.0.bandwidth_model.get_or_init(|| BandwidthModel::of(self))
     }
 
-    /// Returns the NVLinks of each GPU into the NVLink switches, where every GPU reaches every other through switches.
+    /// Returns the NVLinks of each GPU into the NVLink switches, where every GPU reaches every
+    /// other through switches.
     #[must_use]
     pub fn nvswitch_links(&self) -> Option<u8> {
         let mut pairs = self.gpus().pairs().map(|(a, b)| self.link(a, b).nvlinks);

@@ -77,8 +77,8 @@ impl GroupLevel {
 // === impl TopologyTree ===
 
 impl TopologyTree {
-    /// Groups the GPUs level by level, nearest first. The GPUs of a linked pair share a group, even where the
-    /// matrix is not transitive. GPUs without links are direct children of the root.
+    /// Groups the GPUs level by level, nearest first. The GPUs of a linked pair share a group, even
+    /// where the matrix is not transitive. GPUs without links are direct children of the root.
     #[must_use]
     pub fn of(topology: &Topology) -> Group {
         let mut parts: Vec<Self> = topology.gpus().iter().map(Self::Leaf).collect();
@@ -102,7 +102,8 @@ impl TopologyTree {
     }
 }
 
-/// Joins the parts that contain `a` and `b` to one group of `level`. The parts stay ordered by lowest index.
+/// Joins the parts that contain `a` and `b` to one group of `level`. The parts stay ordered by
+/// lowest index.
 fn join(parts: &mut Vec<TopologyTree>, level: GroupLevel, a: GpuIndex, b: GpuIndex) {
     let part_of = |gpu| parts.iter().position(|part| part.gpus().contains(gpu));
     let (Some(one), Some(other)) = (part_of(a), part_of(b)) else {

@@ -63,17 +63,19 @@ struct Seen {
 
 /// The number of GPU pods after which an arrival counts half.
 ///
-/// A cluster of a thousand nodes starts that many in hours to days: long enough to learn the rare large pods, short enough
-/// to follow a change of users.
+/// A cluster of a thousand nodes starts that many in hours to days: long enough to learn the rare
+/// large pods, short enough to follow a change of users.
 const HALF_LIFE_PODS: f64 = 5_000.0;
 
 /// Weight of the assumed workload of a new cluster. A few dozen arrivals outweigh it.
 const START_WEIGHT_PODS: f64 = 16.0;
 
-/// Upper bound for the classes; the rarest are dropped first. The trace of a large cluster has about a hundred.
+/// Upper bound for the classes; the rarest are dropped first. The trace of a large cluster has
+/// about a hundred.
 const MAX_CLASSES: usize = 512;
 
-/// Upper bound for a weight, at which all weights are scaled down. It is far below the range of `f64`.
+/// Upper bound for a weight, at which all weights are scaled down. It is far below the range of
+/// `f64`.
 const MAX_WEIGHT: f64 = 1e12;
 
 // === impl Workload ===
@@ -93,7 +95,8 @@ impl Workload {
         workload
     }
 
-    /// Returns an assumed workload for an unused cluster: mostly single GPUs and shares, few sets of GPUs.
+    /// Returns an assumed workload for an unused cluster: mostly single GPUs and shares, few sets
+    /// of GPUs.
     ///
     /// Each pod requests its part of a typical host. Real arrivals soon outweigh the assumption.
     #[must_use]
@@ -213,7 +216,8 @@ impl PodClass {
         }
     }
 
-    /// Returns the percentage of a GPU of this kind that a pod takes, counted by the scarcer of compute and memory.
+    /// Returns the percentage of a GPU of this kind that a pod takes, counted by the scarcer of
+    /// compute and memory.
     ///
     /// The result is above 100 where such a GPU is too small.
     #[must_use]
@@ -248,7 +252,8 @@ struct Host {
 }
 
 impl Host {
-    /// Returns the first quartile of CPU and of memory per GPU over all nodes, reduced because pods request less.
+    /// Returns the first quartile of CPU and of memory per GPU over all nodes, reduced because pods
+    /// request less.
     fn typical<'a>(nodes: impl IntoIterator<Item = &'a Node>) -> Self {
         const REQUESTED_PART: f64 = 0.75;
         let (mut cpus, mut memories, mut most_gpus) = (Vec::new(), Vec::new(), 0);

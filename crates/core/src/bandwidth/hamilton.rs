@@ -2,11 +2,11 @@
 
 use super::mask::{bits, index};
 
-/// Returns for every set of at most 16 GPUs, by mask, whether a ring along `neighbours` runs through all of it. A ring
-/// needs at least three GPUs.
+/// Returns for every set of at most 16 GPUs, by mask, whether a ring along `neighbours` runs
+/// through all of it. A ring needs at least three GPUs.
 ///
-/// The function handles all sets at once. It keeps the last GPUs of all paths that start at a set's lowest GPU. The
-/// paths of a set are those of its subsets, one step longer.
+/// The function handles all sets at once. It keeps the last GPUs of all paths that start at a set's
+/// lowest GPU. The paths of a set are those of its subsets, one step longer.
 pub(super) fn ringed_sets(neighbours: &[u64]) -> Vec<bool> {
     let sets = 1usize << neighbours.len();
     let mut path_ends = vec![0u64; sets];
@@ -26,8 +26,8 @@ pub(super) fn ringed_sets(neighbours: &[u64]) -> Vec<bool> {
     ringed
 }
 
-/// Returns whether a ring along `neighbours` runs through all of `set`. The search returns `false` after `steps` steps,
-/// so the bandwidth of large hosts may be underestimated.
+/// Returns whether a ring along `neighbours` runs through all of `set`. The search returns `false`
+/// after `steps` steps, so the bandwidth of large hosts may be underestimated.
 pub(super) fn has_ring(neighbours: &[u64], set: u64, steps: u32) -> bool {
     let size = set.count_ones();
     let fewest = bits(set).map(|gpu| (neighbours[gpu] & set).count_ones()).min().unwrap_or(0);
@@ -62,7 +62,8 @@ struct Walk<'a> {
 }
 
 impl Walk<'_> {
-    /// Returns whether the path that ends at `end` can continue through all of `left` and back to the start.
+    /// Returns whether the path that ends at `end` can continue through all of `left` and back to
+    /// the start.
     fn closes(&mut self, end: usize, left: u64) -> bool {
         let home = self.neighbours[self.start];
         if left == 0 {

@@ -6,8 +6,8 @@ use crate::gpu_set::GpuSet;
 
 /// The outlook of every set on a host of at most [`Outlook::MAX_GPUS`] GPUs, by mask.
 ///
-/// The size of the next job is unknown, so every size from two GPUs to the whole host has the same weight. A job is
-/// rated by its bandwidth relative to the best of its size on the idle host.
+/// The size of the next job is unknown, so every size from two GPUs to the whole host has the same
+/// weight. A job is rated by its bandwidth relative to the best of its size on the idle host.
 #[derive(Debug)]
 pub(crate) struct Outlook {
     bandwidth: Vec<Bandwidth>,
@@ -19,7 +19,8 @@ pub(crate) struct Outlook {
 }
 
 impl Outlook {
-    /// Upper bound for precomputed hosts: 65,536 sets take 5 MB and a tenth of a second, once per topology.
+    /// Upper bound for precomputed hosts: 65,536 sets take 5 MB and a tenth of a second, once per
+    /// topology.
     pub(super) const MAX_GPUS: usize = 16;
 
     pub(super) fn of(count: usize, bandwidth: Vec<Bandwidth>, best: &[Bandwidth]) -> Self {
@@ -49,20 +50,21 @@ impl Outlook {
         self.bandwidth[index(gpus.mask())]
     }
 
-    /// Returns the relative bandwidth of the best set of `size` GPUs within these; 0 where there are fewer GPUs.
+    /// Returns the relative bandwidth of the best set of `size` GPUs within these; 0 where there
+    /// are fewer GPUs.
     pub(crate) fn best_share_within(&self, gpus: GpuSet, size: usize) -> f64 {
         let inside = &self.best_inside[index(gpus.mask()) * self.sizes..][..self.sizes];
         inside.get(size).copied().map_or(0.0, f64::from)
     }
 
-    /// Rates how well the next job is served from these GPUs: the mean over all sizes of the best set among them, 0 for
-    /// a size that does not fit.
+    /// Rates how well the next job is served from these GPUs: the mean over all sizes of the best
+    /// set among them, 0 for a size that does not fit.
     pub(crate) fn next_job(&self, gpus: GpuSet) -> f32 {
         self.next_job[index(gpus.mask())]
     }
 
-    /// Rates how well a queue of jobs is served from these GPUs. Each job gets the set that is best for it and for the jobs
-    /// after it, until one does not fit.
+    /// Rates how well a queue of jobs is served from these GPUs. Each job gets the set that is best
+    /// for it and for the jobs after it, until one does not fit.
     pub(crate) fn queue(&self, gpus: GpuSet) -> f32 {
         self.queue[index(gpus.mask())]
     }
@@ -86,7 +88,8 @@ fn best_inside(shares: &[f32]) -> Vec<BySize> {
     best
 }
 
-/// Computes for each set the mean, over all sizes, of what the first job of that size and the later jobs get.
+/// Computes for each set the mean, over all sizes, of what the first job of that size and the later
+/// jobs get.
 fn queue(shares: &[f32], sizes: f32) -> Vec<f32> {
     #[expect(clippy::cast_possible_truncation, reason = "at most 16")]
     let size_of: Vec<u8> = (0..shares.len()).map(|set| set.count_ones() as u8).collect();

@@ -21,8 +21,8 @@ impl Wiring {
         Self { size, links: links.collect() }
     }
 
-    /// Returns the largest number of rings through all GPUs that share no NVLink. The search ends after `steps` steps and
-    /// returns the best number found.
+    /// Returns the largest number of rings through all GPUs that share no NVLink. The search ends
+    /// after `steps` steps and returns the best number found.
     pub(super) fn most_rings(self, steps: u32) -> u32 {
         let bound = self.upper_bound();
         if bound == 0 {
@@ -100,7 +100,8 @@ struct Packing {
 }
 
 impl Packing {
-    /// Starts the next ring after `found` others. The new ring is not below `floor`, the last of them.
+    /// Starts the next ring after `found` others. The new ring is not below `floor`, the last of
+    /// them.
     fn start_ring(&mut self, found: u32, floor: Option<&[usize]>) {
         let before = std::mem::replace(&mut self.path, vec![0]);
         self.extend(1, found, floor);

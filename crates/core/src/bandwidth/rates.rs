@@ -4,8 +4,8 @@ use std::fmt;
 
 use crate::topology::PcieLevel;
 
-/// A predicted bandwidth in tenths of a GB/s. Rates are not known more precisely, and integers compare exactly, so that
-/// equally good sets are equal.
+/// A predicted bandwidth in tenths of a GB/s. Rates are not known more precisely, and integers
+/// compare exactly, so that equally good sets are equal.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Bandwidth(u32);
 
@@ -66,8 +66,9 @@ impl fmt::Display for Bandwidth {
 // === impl Rates ===
 
 impl Rates {
-    /// Infers the NVLink generation from the number of links, because a matrix does not name the GPUs. `per_gpu` is
-    /// the number of the best-connected GPU, `doubled` whether any pair has several.
+    /// Infers the NVLink generation from the number of links, because a matrix does not name the
+    /// GPUs. `per_gpu` is the number of the best-connected GPU, `doubled` whether any pair has
+    /// several.
     pub(super) fn guess(per_gpu: u32, doubled: bool) -> Self {
         let pascal = !doubled && (2..=MAX_NVLINKS_OF_PASCAL).contains(&per_gpu);
         let nvlink = if per_gpu > MAX_NVLINKS_BEFORE_HOPPER {
@@ -85,7 +86,8 @@ impl Rates {
         self.nvlink.times(count)
     }
 
-    /// Returns the bandwidth of PCIe 3. Later generations are faster on every level alike, which changes no choice.
+    /// Returns the bandwidth of PCIe 3. Later generations are faster on every level alike, which
+    /// changes no choice.
     pub(super) fn pcie(self, level: PcieLevel) -> Bandwidth {
         Bandwidth(match level {
             PcieLevel::System => 60,

@@ -82,7 +82,8 @@ impl RingModel {
         }
     }
 
-    /// Returns the bandwidth of a set; `has_ring` returns whether a ring of the hops at a position runs through all of it.
+    /// Returns the bandwidth of a set; `has_ring` returns whether a ring of the hops at a position
+    /// runs through all of it.
     fn rate(&self, set: u64, has_ring: impl Fn(usize) -> bool) -> Bandwidth {
         let mut members = bits(set);
         let (first, second, third) = (members.next(), members.next(), members.next());
@@ -96,7 +97,8 @@ impl RingModel {
             return rate;
         }
         let ringed = self.hops.iter().enumerate().find(|(position, _)| has_ring(*position));
-        // The last kind of hop joins every pair, so a ring exists even if the limited search found none.
+        // The last kind of hop joins every pair, so a ring exists even if the limited search found
+        // none.
         match ringed.map(|(_, hops)| hops).or_else(|| self.hops.last()).map(|hops| hops.slowest) {
             Some(Hop::NvLink) => self.rates.nvlinks(2 * self.nvlink_rings(set)),
             Some(Hop::Pcie(rate)) => rate,
@@ -114,7 +116,8 @@ impl RingModel {
         (narrowest > 0).then(|| self.rates.nvlinks(narrowest.into()))
     }
 
-    /// Returns the number of rings that share the NVLinks of a set that has one; each ring runs both ways.
+    /// Returns the number of rings that share the NVLinks of a set that has one; each ring runs
+    /// both ways.
     fn nvlink_rings(&self, set: u64) -> u32 {
         let members: Vec<usize> = bits(set).collect();
         let wiring = Wiring::of(members.len(), |a, b| self.nvlinks(members[a], members[b]));

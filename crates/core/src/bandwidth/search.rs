@@ -45,8 +45,8 @@ pub(crate) enum Aim {
 /// Upper bound for the sets compared while GPUs are exchanged. It bounds the time of a decision.
 const MAX_EXCHANGES: u32 = 100;
 
-/// The rank of a set, the most important part first: bandwidth, compactness, few NUMA nodes, and among equals
-/// the lowest indexes, which are greatest when the bits are reversed.
+/// The rank of a set, the most important part first: bandwidth, compactness, few NUMA nodes, and
+/// among equals the lowest indexes, which are greatest when the bits are reversed.
 type Rank = (Bandwidth, i64, Reverse<(usize, usize)>, u64);
 
 /// A set under construction, with the sums needed to rate one more GPU.
@@ -95,8 +95,8 @@ impl LargeHost {
         self.best.get(size).map_or(Bandwidth::NONE, |best| *best.get_or_init(search))
     }
 
-    /// Grows a set from every candidate, always by the GPU with the best gain, and exchanges GPUs of
-    /// the best one while that helps. `None` where there are not enough candidates.
+    /// Grows a set from every candidate, always by the GPU with the best gain, and exchanges GPUs
+    /// of the best one while that helps. `None` where there are not enough candidates.
     pub(crate) fn search(&self, machine: &BandwidthModel, wanted: Wanted, aim: Aim) -> Option<GpuSet> {
         let lowest = wanted.candidates.lowest_with(wanted.required, wanted.size)?;
         if wanted.size == wanted.candidates.len() || wanted.size == wanted.required.len() {
@@ -172,7 +172,8 @@ impl Search<'_> {
         (bandwidth, self.compactness(draft), Reverse(spread), draft.set.mask().reverse_bits())
     }
 
-    /// Replaces the set by the first better one that differs in one GPU, until none is better or the limit is reached.
+    /// Replaces the set by the first better one that differs in one GPU, until none is better or
+    /// the limit is reached.
     fn exchange(&self, start: Draft) -> GpuSet {
         let mut best = (self.rank(&start), start.set);
         let mut exchanges = MAX_EXCHANGES;

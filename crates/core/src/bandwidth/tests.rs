@@ -125,7 +125,8 @@ fn rings(gpus: &[GpuIndex]) -> Vec<Vec<GpuIndex>> {
     shorter.iter().flat_map(with_last).collect()
 }
 
-/// Returns the slowest hop of the best ring in tenths of a GB/s, where NVLinks count as infinitely fast.
+/// Returns the slowest hop of the best ring in tenths of a GB/s, where NVLinks count as infinitely
+/// fast.
 fn best_ring(topology: &Topology, gpus: GpuSet) -> u32 {
     let hop = |a, b| {
         let link = topology.link(a, b);

@@ -10,7 +10,8 @@ use crate::workload::PodClass;
 #[derive(Clone, Debug, Default)]
 pub struct FreeCapacity {
     pub(super) nodes: Vec<FreeNode>,
-    /// The free percentage of each GPU: grouped by node and by kind of GPU, ascending within a kind.
+    /// The free percentage of each GPU: grouped by node and by kind of GPU, ascending within a
+    /// kind.
     percents: Vec<u8>,
 }
 

@@ -1,4 +1,5 @@
-//! The names of nodes by position, in one block of memory, so that comparing thousands of names reads it sequentially.
+//! The names of nodes by position, in one block of memory, so that comparing thousands of names
+//! reads it sequentially.
 
 /// The names by position.
 #[derive(Clone, Debug, Default)]
@@ -10,7 +11,8 @@ pub(super) struct Names {
     waste: usize,
 }
 
-/// Bytes that may be wasted before the names are compacted: one page, so that small clusters never compact.
+/// Bytes that may be wasted before the names are compacted: one page, so that small clusters never
+/// compact.
 const ALLOWED_WASTE_BYTES: usize = 4096;
 
 impl Names {

@@ -1,8 +1,9 @@
 //! Policy `best-effort`: the best group of the best division of all free GPUs.
 //!
-//! Pairs score 100 per NVLink plus points for their PCIe level. The free GPUs are divided into groups of the
-//! requested size so that the total is highest, and the best group of that division is granted. A pair that
-//! suits this job is therefore not taken where that would split two good pairs.
+//! Pairs score 100 per NVLink plus points for their PCIe level. The free GPUs are divided into
+//! groups of the requested size so that the total is highest, and the best group of that division
+//! is granted. A pair that suits this job is therefore not taken where that would split two good
+//! pairs.
 
 mod division;
 mod guess;
@@ -44,9 +45,9 @@ fn points(topology: &Topology, a: GpuIndex, b: GpuIndex) -> u32 {
 
 /// Returns the assumed PCIe level of two GPUs for which the matrix shows only NVLinks.
 ///
-/// `nvidia-smi topo -m` hides the level, but the points need it: otherwise pairs with equal NVLinks could not be told
-/// apart. Most boards with NVLinks follow the DGX-1: neighbours share a switch, the other GPUs of a socket share its
-/// host bridge.
+/// `nvidia-smi topo -m` hides the level, but the points need it: otherwise pairs with equal NVLinks
+/// could not be told apart. Most boards with NVLinks follow the DGX-1: neighbours share a switch,
+/// the other GPUs of a socket share its host bridge.
 fn assumed_pcie(topology: &Topology, a: GpuIndex, b: GpuIndex) -> Option<PcieLevel> {
     let level = if topology.numa(a) != topology.numa(b) {
         PcieLevel::System
@@ -74,7 +75,8 @@ pub(super) fn choose(topology: &Topology, free: GpuSet, required: GpuSet, count:
     }
 }
 
-/// Chooses a set on a large host: grows one set from every start by the GPU that adds most, and returns the best set.
+/// Chooses a set on a large host: grows one set from every start by the GPU that adds most, and
+/// returns the best set.
 fn grow(topology: &Topology, free: GpuSet, required: GpuSet, count: usize) -> Option<GpuSet> {
     let starts: Vec<GpuSet> = if required.is_empty() {
         free.iter().map(|gpu| GpuSet::EMPTY.with(gpu)).collect()

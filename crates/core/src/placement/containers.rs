@@ -33,7 +33,8 @@ pub(super) fn try_place<'a>(
     };
     let mut asking: Vec<(usize, Request)> = pod.containers.iter().enumerate().filter_map(lasting).collect();
     let (mut gpus, merit) = place_lasting(node, pod, policy, &asking, required).or_else(|blocked| {
-        // A small container may have taken the only GPU that suits a large one: try the largest first.
+        // A small container may have taken the only GPU that suits a large one: try the largest
+        // first.
         asking.sort_by_key(|(_, request)| Reverse(size(*request)));
         let again = (asking.len() > 1 && required.is_empty()).then_some(&asking);
         again.and_then(|order| place_lasting(node, pod, policy, order, required).ok()).ok_or(blocked)
@@ -52,7 +53,8 @@ fn size(request: Request) -> (u8, Percent, MiB) {
     }
 }
 
-/// Chooses GPUs for the main containers and sidecars, which run at the same time. Returns the sum of the policy's points with them.
+/// Chooses GPUs for the main containers and sidecars, which run at the same time. Returns the sum
+/// of the policy's points with them.
 fn place_lasting<'a>(
     node: &'a NodeState,
     pod: &PodRequest,

@@ -13,7 +13,8 @@ use crate::request::{ContainerRole, PodRequest, Request};
 use crate::tree::{Group, GroupLevel};
 use crate::units::Percent;
 
-/// Describes why each container got its GPUs, in the order of the choice. Init containers are left out.
+/// Describes why each container got its GPUs, in the order of the choice. Init containers are left
+/// out.
 #[must_use]
 pub fn describe(node: &NodeState, pod: &PodRequest, policy: &Policy, placement: &Placement) -> String {
     let mut beside = Cow::Borrowed(node);
@@ -49,7 +50,8 @@ impl Policy {
     fn reason_for_set(&self, node: &NodeState, gpus: GpuSet) -> String {
         let (topology, free, count) = (node.node().topology(), node.idle(), gpus.len());
         let tree = topology.tree();
-        // The chosen GPUs take the place of the required ones: they lead to the same group and the same listed set.
+        // The chosen GPUs take the place of the required ones: they lead to the same group and the
+        // same listed set.
         let nearest = || words("nearest group", whole::link_group(tree, free, gpus, count));
         let fullest = || words("fullest branch", whole::fragment_group(tree, free, gpus, count));
         match self {

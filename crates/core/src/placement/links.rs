@@ -1,8 +1,9 @@
 //! Policy `tessera` for whole GPUs: the best links now, then the best links for later jobs.
 //!
-//! A job that is sensitive to links gets a set of the highest predicted bandwidth. Among equally fast sets, and for an
-//! insensitive job, the policy rates what later jobs can get. It rates the idle GPUs alone, the idle GPUs together with
-//! those of each running job, and the chosen set itself once its job has ended.
+//! A job that is sensitive to links gets a set of the highest predicted bandwidth. Among equally
+//! fast sets, and for an insensitive job, the policy rates what later jobs can get. It rates the
+//! idle GPUs alone, the idle GPUs together with those of each running job, and the chosen set
+//! itself once its job has ended.
 
 use std::cmp::Reverse;
 
@@ -16,19 +17,20 @@ use crate::request::LinkSensitivity;
 
 /// Weight of the idle GPUs together with those of one running job, relative to the idle GPUs alone.
 ///
-/// On a busy host the next job mostly starts when another one ends. Without this weight, meshes lose 0.015 of their
-/// bandwidth and PCIe hosts 0.010; values from 1.5 to 3 differ little.
+/// On a busy host the next job mostly starts when another one ends. Without this weight, meshes
+/// lose 0.015 of their bandwidth and PCIe hosts 0.010; values from 1.5 to 3 differ little.
 const RELEASED_WEIGHT: f32 = 2.0;
 
 /// Weight of the chosen set itself, which becomes free as a whole.
 ///
-/// It makes an insensitive job take neighbouring GPUs rather than scattered ones. Above about 0.5 it harms hosts on which
-/// only some pairs have NVLinks.
+/// It makes an insensitive job take neighbouring GPUs rather than scattered ones. Above about 0.5
+/// it harms hosts on which only some pairs have NVLinks.
 const CHOSEN_SET_WEIGHT: f32 = 0.3;
 
 /// Weight of all other GPUs once every job has ended.
 ///
-/// It is small because it decides only where the near future does not: for jobs of two to four GPUs that are all sensitive.
+/// It is small because it decides only where the near future does not: for jobs of two to four GPUs
+/// that are all sensitive.
 const OTHER_GPUS_WEIGHT: f32 = 0.05;
 
 /// Resolution of ratings. Smaller differences are rounding errors.
@@ -43,12 +45,14 @@ struct Situation {
     link_sensitivity: LinkSensitivity,
 }
 
-/// The rating of a set, the most important part first. The search meets lower indexes first, so ties need no further order.
+/// The rating of a set, the most important part first. The search meets lower indexes first, so
+/// ties need no further order.
 type Rank = (Bandwidth, i32, Reverse<(usize, usize)>);
 
 /// Chooses whole GPUs. The result is `None` only where the required GPUs cannot be combined.
 ///
-/// The points of a sensitive job are the bandwidth relative to the best set of this size on the idle host.
+/// The points of a sensitive job are the bandwidth relative to the best set of this size on the
+/// idle host.
 pub(super) fn choose(node: &NodeState, query: &ContainerQuery) -> Option<Chosen> {
     let model = node.node().topology().bandwidth_model();
     let gpus = choose_in(model, &Situation::of(node, query))?;
@@ -141,8 +145,8 @@ impl Situation {
 
 /// Returns the sets of GPUs that become free together: one per pod.
 ///
-/// A GPU that several pods share becomes free after the last of them, so it is a set of its own. Unhealthy GPUs are left
-/// out.
+/// A GPU that several pods share becomes free after the last of them, so it is a set of its own.
+/// Unhealthy GPUs are left out.
 fn released_together(node: &NodeState) -> Vec<GpuSet> {
     let (mut once, mut shared) = (GpuSet::EMPTY, GpuSet::EMPTY);
     for held in node.held() {
@@ -156,7 +160,8 @@ fn released_together(node: &NodeState) -> Vec<GpuSet> {
     own.filter(|held| !held.is_empty()).chain(alone).collect()
 }
 
-/// Chooses GPUs where all sets have equal links: from the fullest NUMA node with enough, else from as few as possible.
+/// Chooses GPUs where all sets have equal links: from the fullest NUMA node with enough, else from
+/// as few as possible.
 fn on_few_numa_nodes(model: &BandwidthModel, wanted: &Wanted) -> GpuSet {
     let mut chosen = wanted.required;
     while chosen.len() < wanted.size {
@@ -165,7 +170,8 @@ fn on_few_numa_nodes(model: &BandwidthModel, wanted: &Wanted) -> GpuSet {
         let open = model.numa_nodes().iter().filter(|node| !left(node).is_empty());
         let order = |node: &&GpuSet| {
             let (count, is_new) = (left(node).len(), node.intersection(chosen).is_empty());
-            // The fullest NUMA node that suffices comes first; without one, the emptiest, for the fewest pieces.
+            // The fullest NUMA node that suffices comes first; without one, the emptiest, for the
+            // fewest pieces.
             let (too_small, rest) =
                 if count >= missing { (false, count) } else { (true, usize::MAX - count) };
             (too_small, is_new, rest, node.lowest())

@@ -16,17 +16,20 @@ use crate::node::NodeState;
 pub enum Policy {
     /// Tessera's default: shares waste the least free capacity, sets get the best links.
     Tessera(Arc<Forecast>),
-    /// gpu-manager's rule for several GPUs: the tightest group with enough free GPUs, the fullest among equals.
+    /// gpu-manager's rule for several GPUs: the tightest group with enough free GPUs, the fullest
+    /// among equals.
     Link,
     /// gpu-manager's rule for one GPU: the subtree with the fewest free GPUs.
     Fragment,
-    /// gpu-manager's rule for shares: the fullest GPU that fits. Whole GPUs follow `fragment` and `link`.
+    /// gpu-manager's rule for shares: the fullest GPU that fits. Whole GPUs follow `fragment` and
+    /// `link`.
     Share,
     /// gputopology's rule: the lowest free indexes.
     Simple,
     /// gputopology's rule: sets that an administrator listed.
     Static(Arc<StaticTable>),
-    /// The rule of gputopology and go-gpuallocator: the best group of the best division of the free GPUs.
+    /// The rule of gputopology and go-gpuallocator: the best group of the best division of the free
+    /// GPUs.
     BestEffort,
     /// gpushare's rule: the GPU with the least memory left that suffices.
     Binpack,
@@ -60,7 +63,8 @@ impl Policy {
         }
     }
 
-    /// Chooses the GPUs of one container. The result is `None` only where the required GPUs cannot be combined.
+    /// Chooses the GPUs of one container. The result is `None` only where the required GPUs cannot
+    /// be combined.
     pub(super) fn choose(&self, node: &NodeState, query: &ContainerQuery) -> Option<Chosen> {
         match query.hold {
             Hold::Whole => self.choose_whole(node, query),
@@ -106,7 +110,8 @@ impl Policy {
         share::choose(node, query, order)
     }
 
-    /// Returns the score of a node from its state before and after the pod, and from the points of its sets.
+    /// Returns the score of a node from its state before and after the pod, and from the points of
+    /// its sets.
     pub(super) fn score(&self, before: &NodeState, after: &NodeState, merit: f64) -> f64 {
         match self {
             Self::Tessera(forecast) => tessera::score(forecast, before, after, merit),

@@ -9,7 +9,8 @@ use crate::units::{GpuIndex, MiB, Percent};
 
 /// The reason why a pod does not fit on a node.
 ///
-/// The text names the request and never the node's own numbers, because kube-scheduler counts nodes by equal messages.
+/// The text names the request and never the node's own numbers, because kube-scheduler counts nodes
+/// by equal messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PlacementError {
     /// The node has too little CPU left.
@@ -99,7 +100,8 @@ pub struct PlacementExplanation {
 }
 
 impl PlacementError {
-    /// Returns whether the pod could fit once other pods have ended. Otherwise eviction cannot help.
+    /// Returns whether the pod could fit once other pods have ended. Otherwise eviction cannot
+    /// help.
     #[must_use]
     pub fn may_resolve(&self) -> bool {
         match self {

@@ -22,8 +22,8 @@ struct Board {
     seen: u64,
 }
 
-/// Upper bound for the cached classes of pods. Beyond it the cache is cleared, which costs one scoring of every node per
-/// class.
+/// Upper bound for the cached classes of pods. Beyond it the cache is cleared, which costs one
+/// scoring of every node per class.
 const MAX_CLASSES: usize = 1024;
 
 impl Scoreboard {
@@ -33,7 +33,8 @@ impl Scoreboard {
         Self { boards: HashMap::new(), changed: vec![1; nodes], now: 1 }
     }
 
-    /// Returns the node with the highest score, the first among equals. `score` computes the score of a changed node.
+    /// Returns the node with the highest score, the first among equals. `score` computes the score
+    /// of a changed node.
     pub fn best(&mut self, pod: &PodRequest, score: impl Fn(usize) -> Option<f64>) -> Option<usize> {
         if !self.boards.contains_key(pod) {
             if self.boards.len() >= MAX_CLASSES {

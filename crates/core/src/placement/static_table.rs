@@ -25,8 +25,8 @@ pub enum TableSource {
 impl StaticTable {
     /// Chooses the first listed set that is free and contains `required`.
     ///
-    /// Without one it takes the lowest part of a larger free set, else the lowest free GPUs. A table with gaps therefore
-    /// never makes a pod wait.
+    /// Without one it takes the lowest part of a larger free set, else the lowest free GPUs. A
+    /// table with gaps therefore never makes a pod wait.
     pub(super) fn choose(
         &self,
         instance_type: Option<&str>,

@@ -1,7 +1,9 @@
-//! Policy `tessera` for shares of GPUs and for nodes: a pod goes where the least free capacity becomes useless.
+//! Policy `tessera` for shares of GPUs and for nodes: a pod goes where the least free capacity
+//! becomes useless.
 //!
-//! The [forecast](crate::forecast) predicts how much of the GPUs will stay unused. The policy minimises the growth of
-//! that amount. Among equal nodes it takes the one with the least capacity left.
+//! The [forecast](crate::forecast) predicts how much of the GPUs will stay unused. The policy
+//! minimises the growth of that amount. Among equal nodes it takes the one with the least capacity
+//! left.
 
 use super::{ContainerQuery, links};
 use crate::forecast::Forecast;
@@ -11,14 +13,15 @@ use crate::node::NodeState;
 use crate::request::PodRequest;
 use crate::units::{GpuIndex, MiB, MilliCpu};
 
-/// Penalty in GPUs for each free GPU, or free CPU for one GPU, that a node keeps. It is just large enough to prefer nodes
-/// in use over idle ones.
+/// Penalty in GPUs for each free GPU, or free CPU for one GPU, that a node keeps. It is just large
+/// enough to prefer nodes in use over idle ones.
 const LEFT_OVER_PENALTY_GPUS: f64 = 0.002;
 
 /// Bonus in GPUs for a set with the best links over a set with the worst.
 const LINK_BONUS_GPUS: f64 = 0.2;
 
-/// Resolution of scores. Smaller differences are rounding errors: such nodes count as equal, and their order decides.
+/// Resolution of scores. Smaller differences are rounding errors: such nodes count as equal, and
+/// their order decides.
 const STEPS_PER_GPU: f64 = 1e9;
 
 /// Chooses the GPU on which the share wastes the least capacity.
@@ -28,7 +31,8 @@ pub(super) fn choose_share(forecast: &Forecast, node: &NodeState, query: &Contai
     Some(GpuSet::EMPTY.with(gpu))
 }
 
-/// Returns the score of a node from its state before and after the pod, and from the link quality of the chosen sets.
+/// Returns the score of a node from its state before and after the pod, and from the link quality
+/// of the chosen sets.
 pub(super) fn score(forecast: &Forecast, before: &NodeState, after: &NodeState, links: f64) -> f64 {
     let lost = |node: &NodeState| Left::of(node).lost(forecast, node, Host::left(node));
     let left_over = left_over(forecast, after.gpus_left(), after.cpu_left());
@@ -37,7 +41,8 @@ pub(super) fn score(forecast: &Forecast, before: &NodeState, after: &NodeState, 
 
 /// Returns the score for a pod with at most one GPU request, without choosing the GPUs.
 ///
-/// The result is `None` where the score depends on the choice: whole GPUs of a node with several kinds of GPUs.
+/// The result is `None` where the score depends on the choice: whole GPUs of a node with several
+/// kinds of GPUs.
 pub(super) fn quick_score(
     forecast: &Forecast,
     node: &NodeState,

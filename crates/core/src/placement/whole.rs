@@ -12,7 +12,8 @@ pub(super) fn link(tree: &Group, free: GpuSet, required: GpuSet, count: usize) -
     free.intersection(group.gpus).lowest_with(required, count)
 }
 
-/// Returns the tightest group with enough free GPUs; among equals the fullest, then the one with the lowest index.
+/// Returns the tightest group with enough free GPUs; among equals the fullest, then the one with
+/// the lowest index.
 pub(super) fn link_group(tree: &Group, free: GpuSet, required: GpuSet, count: usize) -> &Group {
     let enough = |group: &&Group| available(group, free, required) >= count;
     let tightest = tree.groups().into_iter().filter(|group| group.level != GroupLevel::Root).filter(enough);
@@ -26,7 +27,8 @@ pub(super) fn fragment(tree: &Group, free: GpuSet, required: GpuSet, count: usiz
     free.intersection(group.gpus).lowest_with(required, count)
 }
 
-/// Descends from the root into the child with the fewest free GPUs that still suffice, and returns the last group.
+/// Descends from the root into the child with the fewest free GPUs that still suffice, and returns
+/// the last group.
 pub(super) fn fragment_group(tree: &Group, free: GpuSet, required: GpuSet, count: usize) -> &Group {
     let mut group = tree;
     loop {
@@ -42,7 +44,8 @@ pub(super) fn fragment_group(tree: &Group, free: GpuSet, required: GpuSet, count
     }
 }
 
-/// Chooses one GPU after the other. At every level it takes the branch with the fewest chosen GPUs, then the most free ones.
+/// Chooses one GPU after the other. At every level it takes the branch with the fewest chosen GPUs,
+/// then the most free ones.
 pub(super) fn spread(tree: &Group, free: GpuSet, required: GpuSet, count: usize) -> Option<GpuSet> {
     free.lowest_with(required, count)?;
     let mut chosen = required;

@@ -81,7 +81,8 @@ impl World {
     }
 }
 
-/// Returns what a pod takes of a GPU in each of its phases: one per init container, one for the rest.
+/// Returns what a pod takes of a GPU in each of its phases: one per init container, one for the
+/// rest.
 fn phases(grant: &PodGrant, gpu: GpuIndex) -> Vec<Vec<Hold>> {
     let holds = |position: usize| {
         grant.containers[position].holds.iter().filter(move |(held, _)| *held == gpu).map(|(_, hold)| *hold)

@@ -1,4 +1,5 @@
-//! Invariants of every policy: exact counts, no overbooked GPU, rejections only with a reason, determinism.
+//! Invariants of every policy: exact counts, no overbooked GPU, rejections only with a reason,
+//! determinism.
 
 use proptest::collection::vec;
 use proptest::prelude::*;

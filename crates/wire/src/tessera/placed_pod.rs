@@ -8,7 +8,8 @@ use super::grant;
 use crate::foreign::dialect::MemoryUnit;
 use crate::foreign::objects::Pod;
 
-/// Returns whether all containers of a pod have ended. Such a pod holds nothing, though its object may stay for days.
+/// Returns whether all containers of a pod have ended. Such a pod holds nothing, though its object
+/// may stay for days.
 #[must_use]
 pub fn has_ended(pod: &Pod) -> bool {
     matches!(pod.status.phase.as_str(), "Succeeded" | "Failed")

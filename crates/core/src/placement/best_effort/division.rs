@@ -36,7 +36,8 @@ struct Head {
     /// The number of points that a division must reach.
     needed: u32,
     best: Option<(u32, u32)>,
-    /// For each GPU an upper bound of its points, with its best partners. Each pair counts at both ends.
+    /// For each GPU an upper bound of its points, with its best partners. Each pair counts at both
+    /// ends.
     most: [u32; Pairs::MAX_GPUS],
     most_of_all: u32,
     /// The number of GPUs in the last, smaller group, and the least cost of that.
@@ -61,8 +62,8 @@ impl Division {
     /// Upper bound for the GPUs for which the search is exhaustive.
     const MAX_EXACT_GPUS: usize = 12;
 
-    /// Step limit for more GPUs, which takes well under a millisecond. A good division then counts as the
-    /// best one. Real hosts are regular, and their searches end before the limit.
+    /// Step limit for more GPUs, which takes well under a millisecond. A good division then counts
+    /// as the best one. Real hosts are regular, and their searches end before the limit.
     const MAX_STEPS: u32 = 10_000;
 
     pub(super) fn new(topology: &Topology, free: GpuSet, required: GpuSet, size: usize) -> Self {
@@ -76,7 +77,8 @@ impl Division {
         }
     }
 
-    /// Returns the best full group of the best division; among equal divisions the first by indexes.
+    /// Returns the best full group of the best division; among equal divisions the first by
+    /// indexes.
     pub(super) fn best_group(mut self) -> Option<GpuSet> {
         let guess = guess(&self.pairs, self.required, self.size);
         let guessed = guess.iter().map(|group| self.pairs.inside(*group)).sum();
@@ -128,8 +130,8 @@ impl Division {
         head.best.map(|(total, _)| total)
     }
 
-    /// Tries every group that starts with the draft, in the order of indexes. Among groups with the same start the smaller
-    /// one comes last.
+    /// Tries every group that starts with the draft, in the order of indexes. Among groups with the
+    /// same start the smaller one comes last.
     fn extend(&mut self, head: &mut Head, draft: Draft) {
         if draft.count == self.size {
             self.close(head, draft);

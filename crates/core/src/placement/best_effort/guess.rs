@@ -4,8 +4,9 @@ use std::cmp::Reverse;
 
 use super::pairs::{Pairs, bits};
 
-/// Divides all GPUs: one group after the other from those left, then GPUs exchanged between groups while that brings
-/// points. The `required` GPUs, at most `size`, stay in one full group. By lowest GPU; the last one may be smaller.
+/// Divides all GPUs: one group after the other from those left, then GPUs exchanged between groups
+/// while that brings points. The `required` GPUs, at most `size`, stay in one full group. By lowest
+/// GPU; the last one may be smaller.
 pub(super) fn guess(pairs: &Pairs, required: u32, size: usize) -> Vec<u32> {
     let mut rest = pairs.all();
     let mut groups = Vec::new();

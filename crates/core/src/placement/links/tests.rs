@@ -80,7 +80,8 @@ fn a_single_gpu_is_the_one_that_later_sets_need_least() {
 #[test]
 fn an_insensitive_job_leaves_the_good_links() {
     let chosen = |free, count| choice(&dgx1_v100(), free, &[], count, LinkSensitivity::Insensitive);
-    // {0,3} has two NVLinks, {0,1} one: of three GPUs the pair left over matters, not the pair taken.
+    // {0,3} has two NVLinks, {0,1} one: of three GPUs the pair left over matters, not the pair
+    // taken.
     assert_eq!(chosen(&[0, 1, 3], 1), Some(set(&[1])));
     assert_eq!(chosen(&[0, 1, 2, 3, 5], 1), Some(set(&[5])));
     let chosen = choice(&bridged_pairs(), &[0, 1, 2, 4], &[], 2, LinkSensitivity::Insensitive);
@@ -125,7 +126,8 @@ fn groups_the_gpus_that_become_free_together() {
 
 #[test]
 fn gpus_of_running_jobs_decide_between_scattered_gpus() {
-    // One GPU behind each of two switches is free. The one whose neighbour becomes free alone is better for a pair.
+    // One GPU behind each of two switches is free. The one whose neighbour becomes free alone is
+    // better for a pair.
     let topology = pcie_pairs();
     let chosen = |held: [&[u8]; 2]| {
         let free = set(&[1, 3]);
