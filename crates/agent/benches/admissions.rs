@@ -1,4 +1,5 @@
-//! How many pods a second the agent lets in, on the embedded kubelet with its real rate limit.
+//! Measures how many pods per second the agent admits, with the embedded kubelet and its real rate
+//! limit. `cargo bench -p tessera-agent --bench admissions`
 
 #![allow(clippy::print_stdout, clippy::unwrap_used, reason = "a benchmark")]
 
@@ -8,10 +9,11 @@ mod common;
 
 use std::time::Instant;
 
-use common::{Way, World};
+use common::{RegistrationWay, World};
 
-/// Pods on the node at a time, and in all.
-const AT_A_TIME: usize = 100;
+/// Pods on the node at a time.
+const PODS_PER_ROUND: usize = 100;
+/// Number of rounds.
 const ROUNDS: usize = 5;
 
 #[tokio::main]
@@ -21,11 +23,11 @@ async fn main() {
         ("tencent.com/vcuda-*", &[("tencent.com/vcuda-core", "5"), ("tencent.com/vcuda-memory", "10")]),
     ];
     for (kind, limits) in kinds {
-        let world = World::new(Way::Registry).await;
+        let world = World::new(RegistrationWay::Registry).await;
         let (mut admitting, mut pods, lists) = (0.0, 0, world.kubelet().lists());
         for round in 0..ROUNDS {
             let name = |number: usize| format!("p{round}-{number}");
-            let bound: Vec<_> = (0..AT_A_TIME)
+            let bound: Vec<_> = (0..PODS_PER_ROUND)
                 .map(|number| world.bind(&name(number), limits, Some(u8::try_from(number % 8).unwrap())))
                 .collect();
             let start = Instant::now();
@@ -41,7 +43,7 @@ async fn main() {
         }
         let lists = world.kubelet().lists() - lists;
         println!(
-            "{kind}: {pods} pods admitted in {admitting:.2} s, {:.0} a second, {lists} lists",
+            "{kind}: {pods} pods admitted in {admitting:.2} s, {:.0} per second, {lists} lists",
             pods as f64 / admitting
         );
     }

@@ -1,6 +1,6 @@
-//! What an agent takes of a processor while nothing happens: 8 simulated GPUs, 100 pods that hold shares of them, first without a
-//! process on a GPU, then with two of each pod. The embedded kubelet lives in the same process, on threads that are not counted.
-//! `cargo bench -p tessera-agent --bench idle`
+//! Measures the CPU usage of an idle agent with 8 simulated GPUs and 100 pods with shares, first
+//! without processes, then with two processes per pod. The embedded kubelet runs in the same
+//! process, on threads that are not counted. `cargo bench -p tessera-agent --bench idle`
 
 #![allow(clippy::print_stdout, clippy::unwrap_used, reason = "a benchmark")]
 
@@ -10,18 +10,19 @@ mod common;
 
 use std::time::Duration;
 
-use common::{Way, World};
+use common::{RegistrationWay, World};
 use tessera_sim::threads::ThreadTimes;
 use tokio::runtime::{Builder, Handle, Runtime};
 
-const OVER: Duration = Duration::from_secs(20);
+/// Duration of a measurement.
+const MEASURED: Duration = Duration::from_secs(20);
 
 async fn watch(what: &str) {
-    // Whatever came before is over.
+    // Let earlier work settle.
     tokio::time::sleep(Duration::from_secs(3)).await;
     let before = ThreadTimes::of(std::process::id()).unwrap();
-    tokio::time::sleep(OVER).await;
-    let spent = ThreadTimes::of(std::process::id()).unwrap().since(&before, OVER).without("kubelet");
+    tokio::time::sleep(MEASURED).await;
+    let spent = ThreadTimes::of(std::process::id()).unwrap().since(&before, MEASURED).without("kubelet");
     println!("{what}: {:.2} % of a core: {spent}", spent.percent());
 }
 
@@ -35,15 +36,15 @@ fn main() {
 }
 
 async fn measure(agent: Handle) {
-    let mut world = World::new(Way::Registry).await;
+    let mut world = World::new(RegistrationWay::Registry).await;
     world.pods_with_shares().await;
-    // As users have it: the tests look far more often.
+    // Use the default interval, because tests sample far more often.
     world.stop_agent().await;
     world.sample_interval = tessera_agent::shell::Sampling::default().interval;
     world.runtime = agent;
     world.start_agent();
     world.wait_until_served().await;
-    watch("nobody computes").await;
+    watch("no processes").await;
     world.processes_of_all();
-    watch("200 processes compute").await;
+    watch("200 busy processes").await;
 }

@@ -1,5 +1,6 @@
-//! How long a scrape takes on a full node: the real agent with 8 simulated GPUs, 200 processes and 100 pods, beside a server that
-//! sends as many bytes from memory. `cargo bench -p tessera-agent --bench scrape`
+//! Measures the duration of a scrape on a full node: the real agent with 8 simulated GPUs, 200
+//! processes and 100 pods, compared with a server that sends the same bytes from memory. `cargo
+//! bench -p tessera-agent --bench scrape`
 
 #![allow(clippy::print_stdout, clippy::unwrap_used, reason = "a benchmark")]
 
@@ -13,7 +14,7 @@ use std::{
 };
 
 use common::{
-    Way, World,
+    RegistrationWay, World,
     load::{fetch, free_address},
 };
 use tokio::{
@@ -23,10 +24,10 @@ use tokio::{
 
 const SCRAPES: usize = 2000;
 
-/// The budget.
-const MOST: Duration = Duration::from_millis(20);
+/// Budget of a scrape at the 99th percentile.
+const BUDGET: Duration = Duration::from_millis(20);
 
-/// Sends one page to everybody who connects.
+/// Serves one page from memory.
 async fn copy_of(body: Vec<u8>) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -41,7 +42,7 @@ async fn copy_of(body: Vec<u8>) -> SocketAddr {
     address
 }
 
-/// The time that all but one in a hundred stay below, and the last page.
+/// Prints the durations of scrapes. Returns the 99th percentile and the last page.
 async fn measure(what: &str, address: SocketAddr, headers: &str) -> (Duration, Vec<u8>) {
     let mut times = Vec::with_capacity(SCRAPES);
     let mut page = Vec::new();
@@ -60,14 +61,14 @@ async fn measure(what: &str, address: SocketAddr, headers: &str) -> (Duration, V
 #[tokio::main(flavor = "multi_thread", worker_threads = 2)]
 async fn main() {
     let address = free_address();
-    let world = World::listening(Way::Registry, Some(address)).await;
+    let world = World::listening(RegistrationWay::Registry, Some(address)).await;
     world.crowd().await;
     world
         .until_shown("/metrics", "tessera_container_busy_seconds_total{namespace=\"team\",pod=\"job-99\"")
         .await;
-    println!("{SCRAPES} scrapes each; 8 GPUs, 200 processes, 100 pods, looked at every 20 ms:");
+    println!("{SCRAPES} scrapes each; 8 GPUs, 200 processes, 100 pods, sampled every 20 ms:");
     let (p99, page) = measure("the agent", address, "").await;
     measure("a copy of that text", copy_of(page).await, "").await;
-    measure("the agent, packed", address, "Accept-Encoding: gzip\r\n").await;
-    println!("p99 is {} the {MOST:?} of the budget", if p99 <= MOST { "within" } else { "OVER" });
+    measure("the agent, compressed", address, "Accept-Encoding: gzip\r\n").await;
+    println!("p99 is {} the budget of {BUDGET:?}", if p99 <= BUDGET { "within" } else { "OVER" });
 }

@@ -20,7 +20,7 @@ use std::{
 };
 
 use futures::StreamExt as _;
-use tessera_cluster::{PodNotice, with_causes};
+use tessera_cluster::{PodNotice, node_agent::WriteFailure, with_causes};
 use tessera_node::{
     device_plugin::{RegistrationMode, ServedPlugin, serve},
     gpus::Gpus,
@@ -48,53 +48,53 @@ use crate::controller::{
     ShellError, View, Warning,
 };
 
-/// How often time is told when nothing else happens.
-const ROUTINE: Duration = Duration::from_secs(1);
+/// Time between two ticks of the controller without other events.
+const TICK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The outside of an agent.
-#[allow(missing_debug_implementations, reason = "a port is whatever is plugged in")]
+/// External interfaces of an agent.
+#[allow(missing_debug_implementations, reason = "implementations of a port need not be Debug")]
 pub struct Ports<C> {
-    /// The GPUs.
+    /// GPUs of the host.
     pub gpus: Arc<dyn Gpus>,
-    /// Whether GPUs are watched for errors.
+    /// True to watch the GPUs for errors.
     pub watch_health: bool,
-    /// The API server.
+    /// Client of the API server.
     pub cluster: Arc<C>,
-    /// The kubelet's podresources socket.
+    /// Path of the kubelet's podresources socket.
     pub pod_resources: PathBuf,
-    /// Where pages are served, if anywhere.
+    /// Listener of the agent's HTTP pages, if they are served.
     pub listen: Option<TcpListener>,
-    /// How the GPUs are looked at.
+    /// Configuration of the sampler.
     pub sampling: Sampling,
 }
 
-/// The agent cannot run.
+/// Reason why the agent cannot run.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
-    /// Grants cannot be written.
-    #[error("cannot use {} for grants", path.display())]
+    /// The directory of the grants cannot be created.
+    #[error("cannot create the directory {} for grants", path.display())]
     Grants {
-        /// The directory.
+        /// Path of the directory.
         path: PathBuf,
-        /// Why.
+        /// Error of the file system.
         source: std::io::Error,
     },
     /// A thread cannot be started.
-    #[error("cannot start a thread")]
+    #[error("cannot start a thread of the agent")]
     Thread(#[source] std::io::Error),
-    /// The path of the podresources socket is none.
+    /// The path of the podresources socket is invalid.
     #[error(transparent)]
     PodResources(#[from] PodResourcesError),
 }
 
-/// What the main loop hears.
+/// Message to the main loop.
 enum Message {
     Event(Event),
-    /// A question of the kubelet, with the one who waits for the answer.
+    /// Call of the kubelet, with the channel for the answer.
     Call(Event, CallId, oneshot::Sender<CallAnswer>),
-    /// Somebody wants to look.
+    /// Request for the state of the agent.
     Inspect(oneshot::Sender<View>),
-    /// Somebody wants to know whether pods can be served, or else what is waited for.
+    /// Request for the readiness of the agent.
     IsReady(oneshot::Sender<Result<(), NotReady>>),
 }
 
@@ -152,6 +152,10 @@ pub async fn run<C: Cluster>(
     Ok(())
 }
 
+fn api_server(error: &WriteFailure) -> ShellError {
+    ShellError::ApiServer(with_causes(error))
+}
+
 struct Shell<C> {
     agent: Agent,
     cluster: Arc<C>,
@@ -164,9 +168,9 @@ struct Shell<C> {
     messages: Messages,
     sampler: Arc<Sampler>,
     plugins: BTreeMap<Resource, Arc<Plugin>>,
-    /// Who waits for an answer.
+    /// Channels for the answers to open calls of the kubelet.
     calls: BTreeMap<CallId, oneshot::Sender<CallAnswer>>,
-    /// Which pods and GPUs the sampler knows, and since when.
+    /// Revision of the pods and GPUs that the sampler has, and when it got them.
     sampled: Option<(u64, Instant)>,
     started: Instant,
     tasks: JoinSet<()>,
@@ -177,10 +181,10 @@ impl<C: Cluster> Shell<C> {
     async fn run(mut self, mut inbox: mpsc::UnboundedReceiver<Message>) {
         let (pods, limits) = self.grants.read();
         for one in &limits {
-            self.take_in(one);
+            self.add_grant(one);
         }
         self.handle(Event::GrantsOnDisk(pods, limits));
-        let mut tick = tokio::time::Instant::now() + ROUTINE;
+        let mut tick = tokio::time::Instant::now() + TICK_INTERVAL;
         loop {
             let wake = match self.agent.next_wake() {
                 Some(soon) => tick.min(tokio::time::Instant::now() + soon),
@@ -191,31 +195,30 @@ impl<C: Cluster> Shell<C> {
                 () = self.stop.cancelled() => break,
                 message = inbox.recv() => message,
                 () = tokio::time::sleep_until(wake) => {
-                    tick = tokio::time::Instant::now() + ROUTINE;
+                    tick = tokio::time::Instant::now() + TICK_INTERVAL;
                     Some(Message::Event(Event::Tick))
                 }
             };
             match message {
                 Some(Message::Event(event)) => self.handle(event),
-                Some(Message::Call(event, id, waiting)) => {
-                    self.calls.insert(id, waiting);
+                Some(Message::Call(event, id, reply)) => {
+                    self.calls.insert(id, reply);
                     self.handle(event);
                 }
-                Some(Message::Inspect(waiting)) => {
-                    let _left = waiting.send(self.agent.view());
+                Some(Message::Inspect(reply)) => {
+                    let _disconnected = reply.send(self.agent.view());
                 }
-                Some(Message::IsReady(waiting)) => {
-                    let _left = waiting.send(self.agent.readiness());
+                Some(Message::IsReady(reply)) => {
+                    let _disconnected = reply.send(self.agent.readiness());
                 }
                 None => break,
             }
-            self.tell_sampler();
+            self.update_sampler();
             while self.tasks.try_join_next().is_some() {}
         }
         self.stop.cancel();
         self.sampler.stop();
-        // Nobody will answer any more: a plugin waits for the questions it has passed on before it
-        // ends.
+        // The calls are dropped, because a plugin waits for their answers before it stops.
         drop(inbox);
         self.calls.clear();
         while self.tasks.join_next().await.is_some() {}
@@ -232,10 +235,10 @@ impl<C: Cluster> Shell<C> {
         }
     }
 
-    /// Tells the sampler of new GPUs and pods, not more often than it would notice.
-    fn tell_sampler(&mut self) {
+    /// Updates the GPUs and pods of the sampler, at most once per tick.
+    fn update_sampler(&mut self) {
         let revision = self.agent.revision();
-        let is_due = |(known, at): (u64, Instant)| known != revision && at.elapsed() >= ROUTINE;
+        let is_due = |(known, at): (u64, Instant)| known != revision && at.elapsed() >= TICK_INTERVAL;
         if self.sampled.is_none_or(is_due) {
             self.sampler.update(&self.agent.view());
             self.sampled = Some((revision, Instant::now()));
@@ -246,8 +249,8 @@ impl<C: Cluster> Shell<C> {
         match action {
             Action::PublishDevices(resource, devices) => self.plugin(resource).publish(devices),
             Action::Answer(call, answer) => {
-                if let Some(waiting) = self.calls.remove(&call) {
-                    let _left = waiting.send(answer);
+                if let Some(reply) = self.calls.remove(&call) {
+                    let _disconnected = reply.send(answer);
                 }
             }
             Action::Warn(warning) => log(&warning),
@@ -261,7 +264,7 @@ impl<C: Cluster> Shell<C> {
                 let pod_resources = self.pod_resources.clone();
                 let stop = self.stop.clone();
                 self.report(async move {
-                    // A kubelet that does not answer must not keep the agent from ending.
+                    // A kubelet that does not answer must not prevent the agent from stopping.
                     let listed = stop.run_until_cancelled(pod_resources.list()).await;
                     let listed = listed
                         .map(|listed| listed.map_err(|error| ShellError::PodResources(with_causes(&error))));
@@ -275,7 +278,7 @@ impl<C: Cluster> Shell<C> {
             Action::CreateGrants(call, limits) => {
                 let outcome = limits.iter().try_for_each(|limits| {
                     self.grants.create(limits).map_err(|error| ShellError::GrantFile(error.to_string()))?;
-                    self.take_in(limits);
+                    self.add_grant(limits);
                     Ok(())
                 });
                 self.report(async move { Event::GrantsCreated(call, outcome) });
@@ -290,7 +293,7 @@ impl<C: Cluster> Shell<C> {
             }
             Action::Kill { pid, started } => {
                 if let Err(error) = self.processes.kill(pid, started) {
-                    tracing::warn!(pid, %error, "cannot kill a process that uses what it was not given");
+                    tracing::warn!(pid, %error, "cannot kill a process outside its grant; will retry at the next check");
                 }
             }
             Action::RecordPodEvent { uid, namespace, name, reason, message } => {
@@ -299,15 +302,19 @@ impl<C: Cluster> Shell<C> {
                     let (pod, uid, reason) = (name, uid.0, reason.to_owned());
                     let notice = PodNotice { namespace, pod, uid, is_warning: true, reason, message };
                     if let Err(error) = cluster.write_pod_event(&notice).await {
+                        let error = with_causes(&error);
                         let PodNotice { namespace, pod, message, .. } = notice;
-                        tracing::warn!("no event could be written for {namespace}/{pod}, {message}: {error}");
+                        tracing::warn!(
+                            pod = %format!("{namespace}/{pod}"), event = message, %error,
+                            "cannot write a Kubernetes Event for the pod; its owner is not notified"
+                        );
                     }
                 });
             }
             Action::ReadPods => {
                 let cluster = self.cluster.clone();
                 self.report(async move {
-                    Event::PodsRead(cluster.read_pods().await.map_err(ShellError::ApiServer))
+                    Event::PodsRead(cluster.read_pods().await.map_err(|error| api_server(&error)))
                 });
             }
             Action::PatchPod { uid, namespace, name, annotations } => {
@@ -320,26 +327,28 @@ impl<C: Cluster> Shell<C> {
             Action::PatchNode(patch) => {
                 let cluster = self.cluster.clone();
                 self.report(async move {
-                    Event::NodePatched(cluster.patch_node(&patch).await.map_err(ShellError::ApiServer))
+                    Event::NodePatched(cluster.patch_node(&patch).await.map_err(|error| api_server(&error)))
                 });
             }
-            Action::SetUnhealthy(cards) => {
+            Action::SetUnhealthy(gpus) => {
                 let cluster = self.cluster.clone();
                 self.report(async move {
-                    Event::UnhealthySet(cluster.set_unhealthy(&cards).await.map_err(ShellError::ApiServer))
+                    Event::UnhealthySet(
+                        cluster.set_unhealthy(&gpus).await.map_err(|error| api_server(&error)),
+                    )
                 });
             }
         }
     }
 
-    /// A grant is there: its container gets windows, and its books are read.
-    fn take_in(&self, limits: &ContainerLimits) {
+    /// Starts to assign windows to the container of a grant and to read its account.
+    fn add_grant(&self, limits: &ContainerLimits) {
         let directory = self.grants.directory(&limits.pod, &limits.container);
         self.arbiter.add(directory.clone());
         self.accounts.add((limits.pod.clone(), limits.container.clone()), directory);
     }
 
-    /// Does something and tells the machine how it went.
+    /// Runs `work` in a task and sends its result to the controller.
     fn report(&mut self, work: impl Future<Output = Event> + Send + 'static) {
         let messages = self.messages.clone();
         self.tasks.spawn(async move {
@@ -348,7 +357,7 @@ impl<C: Cluster> Shell<C> {
         });
     }
 
-    /// The plugin of a resource, served from the first time it has devices.
+    /// Returns the plugin of a resource. It is served from its first call on.
     fn plugin(&mut self, resource: Resource) -> Arc<Plugin> {
         if let Some(plugin) = self.plugins.get(&resource) {
             return plugin.clone();
@@ -365,10 +374,10 @@ impl<C: Cluster> Shell<C> {
                     registration: registration.clone(),
                 };
                 if let Err(error) = serve(served, stop.clone()).await {
-                    // The directory may come with the kubelet.
+                    // The kubelet may create the directory later.
                     let event = Event::PluginSocketFailed(resource, with_causes(&error));
                     let _ended = messages.send(Message::Event(event));
-                    let _stopped = stop.run_until_cancelled(tokio::time::sleep(ROUTINE)).await;
+                    let _stopped = stop.run_until_cancelled(tokio::time::sleep(TICK_INTERVAL)).await;
                 }
             }
         });

@@ -1,4 +1,4 @@
-//! The API server, as the agent uses it: behind a trait, so that tests need none.
+//! The agent's interface to the API server. It is a trait, so that tests need no API server.
 
 use std::{collections::BTreeMap, future::Future};
 
@@ -13,13 +13,13 @@ use tessera_wire::foreign::objects::{Node, Pod};
 
 use crate::controller::{Event, NodePatch, WriteError};
 
-/// The API server.
+/// Client of the API server.
 pub trait Cluster: Send + Sync + 'static {
-    /// The node and its pods, for ever.
+    /// Watches the node and its pods. The stream never ends.
     fn watch(&self) -> BoxStream<'static, ClusterEvent>;
 
-    /// The pods of the node, read afresh.
-    fn read_pods(&self) -> impl Future<Output = Result<Vec<Pod>, String>> + Send;
+    /// Reads the current pods of the node.
+    fn read_pods(&self) -> impl Future<Output = Result<Vec<Pod>, WriteFailure>> + Send;
 
     /// Sets annotations of the pod with this UID.
     fn patch_pod(
@@ -30,22 +30,22 @@ pub trait Cluster: Send + Sync + 'static {
         annotations: &BTreeMap<String, String>,
     ) -> impl Future<Output = Result<(), WriteError>> + Send;
 
-    /// Changes the node.
-    fn patch_node(&self, patch: &NodePatch) -> impl Future<Output = Result<(), String>> + Send;
+    /// Changes annotations, labels and status of the node.
+    fn patch_node(&self, patch: &NodePatch) -> impl Future<Output = Result<(), WriteFailure>> + Send;
 
-    /// Writes an event about a pod.
-    fn write_pod_event(&self, notice: &PodNotice) -> impl Future<Output = Result<(), String>> + Send;
+    /// Writes a Kubernetes Event about a pod.
+    fn write_pod_event(&self, notice: &PodNotice) -> impl Future<Output = Result<(), WriteFailure>> + Send;
 
-    /// Lists the broken GPUs.
-    fn set_unhealthy(&self, cards: &[u8]) -> impl Future<Output = Result<(), String>> + Send;
+    /// Publishes the unhealthy GPUs by index.
+    fn set_unhealthy(&self, gpus: &[u8]) -> impl Future<Output = Result<(), WriteFailure>> + Send;
 }
 
-/// What became known.
+/// One change seen by a watch of the API server.
 #[derive(Clone, Debug)]
 pub enum ClusterEvent {
-    /// Of the pods.
+    /// Change of the pods.
     Pod(PodEvent),
-    /// Of the node: `None` where there is none of this name.
+    /// Current node, or `None` if it does not exist.
     Node(Option<Box<Node>>),
 }
 
@@ -68,8 +68,8 @@ impl Cluster for NodeClient {
         futures::stream::select(pods, node).boxed()
     }
 
-    async fn read_pods(&self) -> Result<Vec<Pod>, String> {
-        Self::read_pods(self).await.map_err(|error| with_causes(&error))
+    async fn read_pods(&self) -> Result<Vec<Pod>, WriteFailure> {
+        Self::read_pods(self).await
     }
 
     async fn patch_pod(
@@ -85,16 +85,16 @@ impl Cluster for NodeClient {
         })
     }
 
-    async fn patch_node(&self, patch: &NodePatch) -> Result<(), String> {
+    async fn patch_node(&self, patch: &NodePatch) -> Result<(), WriteFailure> {
         let NodePatch { annotations, labels, status } = patch;
-        Self::patch_node(self, annotations, labels, status).await.map_err(|error| with_causes(&error))
+        Self::patch_node(self, annotations, labels, status).await
     }
 
-    async fn write_pod_event(&self, notice: &PodNotice) -> Result<(), String> {
-        Self::write_pod_event(self, notice).await.map_err(|error| with_causes(&error))
+    async fn write_pod_event(&self, notice: &PodNotice) -> Result<(), WriteFailure> {
+        Self::write_pod_event(self, notice).await
     }
 
-    async fn set_unhealthy(&self, cards: &[u8]) -> Result<(), String> {
-        Self::set_unhealthy(self, cards).await.map_err(|error| with_causes(&error))
+    async fn set_unhealthy(&self, gpus: &[u8]) -> Result<(), WriteFailure> {
+        Self::set_unhealthy(self, gpus).await
     }
 }

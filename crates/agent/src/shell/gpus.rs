@@ -1,4 +1,4 @@
-//! Looking for the GPUs, and watching them, on a thread of their own: the driver blocks.
+//! Discovers and watches the GPUs on a separate thread, because calls to the driver block.
 
 use std::{
     io,
@@ -17,11 +17,11 @@ use tokio_util::sync::CancellationToken;
 use super::{Message, Messages};
 use crate::controller::{Event, ShellError};
 
-/// How soon GPUs that were not there, or cannot be watched, are looked for again.
-const LOOK_AGAIN: Duration = Duration::from_secs(10);
+/// Time until the next discovery if no GPU was found or the watch failed.
+const RETRY_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Quiet rounds of watching before the GPUs are looked at again.
-const ROUNDS: u32 = 6;
+/// Rounds of the watch without an incident between two discoveries.
+const ROUNDS_PER_DISCOVERY: u32 = 6;
 
 pub(super) fn watch(
     gpus: Arc<dyn Gpus>,
@@ -37,23 +37,23 @@ pub(super) fn watch(
     });
     let work = move || {
         while !stop.is_cancelled() {
-            if look(&*gpus, &messages)
+            if discover(&*gpus, &messages)
                 && health
                 && let Err(error) = watch_until_stop(&*gpus, &messages, &stop)
             {
-                tracing::warn!("GPUs are not watched for errors: {error}");
+                tracing::warn!(%error, "cannot watch the GPUs for errors; will retry");
             }
-            if ended.recv_timeout(LOOK_AGAIN) != Err(RecvTimeoutError::Timeout) {
+            if ended.recv_timeout(RETRY_INTERVAL) != Err(RecvTimeoutError::Timeout) {
                 return;
             }
         }
     };
-    thread::Builder::new().name("cards".into()).spawn(work)?;
+    thread::Builder::new().name("gpu-watch".into()).spawn(work)?;
     Ok(())
 }
 
-/// Looks for the GPUs; whether there are any.
-fn look(gpus: &dyn Gpus, messages: &Messages) -> bool {
+/// Discovers the GPUs and reports them to the controller. Returns whether the discovery succeeded.
+fn discover(gpus: &dyn Gpus, messages: &Messages) -> bool {
     let found = gpus.discover().map_err(|error| ShellError::GpuDiscovery(error.to_string()));
     let any = found.is_ok();
     let _ended = messages.send(Message::Event(Event::Gpus(found)));
@@ -62,7 +62,7 @@ fn look(gpus: &dyn Gpus, messages: &Messages) -> bool {
 
 fn watch_until_stop(gpus: &dyn Gpus, messages: &Messages, stop: &CancellationToken) -> Result<(), GpusError> {
     let mut rounds = 0;
-    // However it ended, the GPUs are looked for again, unless all is to end.
+    // The result does not matter: unless the agent stops, the caller discovers the GPUs again.
     let _ended = gpus.watch(&mut |incident| {
         if stop.is_cancelled() {
             return ControlFlow::Break(());
@@ -73,8 +73,8 @@ fn watch_until_stop(gpus: &dyn Gpus, messages: &Messages, stop: &CancellationTok
             }
             None => {
                 rounds += 1;
-                if rounds % ROUNDS == 0 {
-                    look(gpus, messages);
+                if rounds % ROUNDS_PER_DISCOVERY == 0 {
+                    discover(gpus, messages);
                 }
             }
         }

@@ -1,4 +1,4 @@
-//! The agent's pages.
+//! HTTP pages of the agent.
 
 mod metrics;
 
@@ -25,7 +25,7 @@ struct Pages {
     sampler: Arc<Sampler>,
 }
 
-/// The work of serving.
+/// Serves the pages until `stop`.
 pub(super) fn serve(
     listener: TcpListener,
     messages: Messages,
@@ -46,16 +46,16 @@ pub(super) fn serve(
     async move {
         let served = axum::serve(listener, router).with_graceful_shutdown(stop.cancelled_owned());
         if let Err(error) = served.await {
-            tracing::error!(%error, "pages are no longer served");
+            tracing::error!(%error, "the HTTP server failed; the agent's pages are not served until it restarts");
         }
     }
 }
 
 impl Pages {
-    async fn ask<T>(&self, question: impl FnOnce(oneshot::Sender<T>) -> Message) -> Result<T, StatusCode> {
-        let (answer, waiting) = oneshot::channel();
-        self.messages.send(question(answer)).map_err(|_| StatusCode::SERVICE_UNAVAILABLE)?;
-        waiting.await.map_err(|_| StatusCode::SERVICE_UNAVAILABLE)
+    async fn ask<T>(&self, request: impl FnOnce(oneshot::Sender<T>) -> Message) -> Result<T, StatusCode> {
+        let (reply, answer) = oneshot::channel();
+        self.messages.send(request(reply)).map_err(|_| StatusCode::SERVICE_UNAVAILABLE)?;
+        answer.await.map_err(|_| StatusCode::SERVICE_UNAVAILABLE)
     }
 
     async fn readiness(&self) -> Result<Result<(), NotReady>, StatusCode> {
@@ -71,23 +71,23 @@ impl Pages {
     }
 }
 
-/// What there is, for whoever comes without knowing.
+/// Lists the pages.
 async fn index() -> &'static str {
     "\
-Tessera's agent of this node. Its pages:
-/metrics        for Prometheus
-/metrics/nodes  which pod has which GPU
-/v1/use         what is held and used, by GPU and container, as JSON
-/metric         for Prometheus, as gpu-manager has it
+Tessera agent of this node. Pages:
+/metrics        metrics for Prometheus
+/metrics/nodes  pods with their GPUs
+/v1/use         grants and usage by GPU and container, as JSON
+/metric         metrics in the form of gpu-manager
 /usage          the same as JSON
-/graph          the GPUs as a tree, as gpu-manager has it
-/readyz         whether the node is served, and what is missing
+/graph          GPUs as a tree, in the form of gpu-manager
+/readyz         whether the agent can serve pods, and what is missing
 /healthz        whether the agent answers
-/version
+/version        version of the agent
 "
 }
 
-/// Whether the agent answers at all.
+/// Returns `ok` if the main loop of the agent answers.
 async fn healthz(State(pages): State<Pages>) -> Result<&'static str, StatusCode> {
     pages.readiness().await.map(|_| "ok\n")
 }

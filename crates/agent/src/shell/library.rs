@@ -1,4 +1,4 @@
-//! Puts the library where containers can mount it: on the node, not in the image the agent runs from.
+//! Installs the library on the host, where containers can mount it. The agent's own image is not visible to them.
 
 use std::{
     fs, io,
@@ -10,13 +10,10 @@ use tessera_wire::kubelet::cdi;
 
 use crate::controller::{InstalledLibrary, LibraryError};
 
-/// Copies the library into a folder among the grants, beside the file that has it loaded; with a directory for CDI, describes
-/// both there.
+/// Copies the library into a directory below `grants`, together with the preload file that loads it. With a
+/// directory for CDI, also writes a CDI description of both.
 ///
-/// What is there already is replaced as a whole, so that containers that run keep the library they started with.
-///
-/// # Errors
-/// Why there is no library, in words for the one who reads the log or the pod's events.
+/// Existing files are replaced atomically, so that running containers keep the library they started with.
 pub fn install_library(
     library: &Path,
     grants: &Path,
@@ -51,7 +48,7 @@ pub fn install_library(
     Ok(installed)
 }
 
-/// Writes a file whole or not at all, and not if it is the same.
+/// Writes a file atomically, unless it already has this content.
 fn replace(path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
     if fs::read(path).is_ok_and(|there| there == content) {
         return Ok(());
@@ -71,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_new_library_is_another_file_and_the_same_one_is_left_alone() {
+    fn replaces_the_file_only_if_the_library_has_changed() {
         let folder = tempfile::tempdir().unwrap();
         let (source, cdi_directory) = (folder.path().join("lib.so"), folder.path().join("cdi"));
         fs::write(&source, b"\x7fELF one").unwrap();
@@ -85,14 +82,14 @@ mod tests {
         fs::write(&source, b"\x7fELF two").unwrap();
         install_library(&source, folder.path(), None).unwrap();
         assert_ne!(inode(), before);
-        assert_eq!(mapped.metadata().unwrap().ino(), before, "those who have it open keep it");
+        assert_eq!(mapped.metadata().unwrap().ino(), before, "running containers keep their file");
         let preload = fs::read_to_string(Path::new(&library.folder).join(InstalledLibrary::PRELOAD)).unwrap();
         assert_eq!(preload, "/usr/lib/tessera/libtessera.so\n");
         assert!(fs::read_to_string(cdi_directory.join(cdi::FILE)).unwrap().contains(&library.folder));
     }
 
     #[test]
-    fn what_is_no_library_is_told() {
+    fn returns_an_error_for_a_file_that_is_not_a_library() {
         let folder = tempfile::tempdir().unwrap();
         let missing = install_library(Path::new("/nowhere/libtessera.so"), folder.path(), None).unwrap_err();
         assert!(

@@ -1,4 +1,4 @@
-//! One device plugin: passes the kubelet's questions on and the answers back.
+//! A device plugin that forwards the kubelet's calls to the controller and returns its answers.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -9,7 +9,7 @@ use tokio::sync::{oneshot, watch};
 use super::{Message, Messages};
 use crate::controller::{CallAnswer, CallError, CallId, Event};
 
-/// Numbers of questions, for all plugins together.
+/// Next call ID of all plugins.
 static CALLS: AtomicU64 = AtomicU64::new(0);
 
 pub(super) struct Plugin {
@@ -23,21 +23,22 @@ impl Plugin {
         Self { resource, devices: watch::Sender::new(Vec::new()), messages }
     }
 
-    /// The kubelet writes its books anew with every list it gets: only news is sent.
+    /// Publishes the devices if they have changed. The kubelet rewrites its checkpoint with every list.
     pub(super) fn publish(&self, devices: Vec<PluginDevice>) {
         self.devices.send_if_modified(|known| {
-            let news = *known != devices;
+            let has_changed = *known != devices;
             *known = devices;
-            news
+            has_changed
         });
     }
 
     async fn ask(&self, event: impl FnOnce(CallId) -> Event) -> Result<CallAnswer, PluginRefusal> {
-        let (answer, waiting) = oneshot::channel();
+        let (reply, answer) = oneshot::channel();
         let call = CallId(CALLS.fetch_add(1, Ordering::Relaxed));
-        let ended = || PluginRefusal("the agent is ending".to_owned());
-        self.messages.send(Message::Call(event(call), call, answer)).map_err(|_| ended())?;
-        waiting.await.map_err(|_| ended())
+        let ended =
+            || PluginRefusal("the agent is stopping; the pod is admitted after its restart".to_owned());
+        self.messages.send(Message::Call(event(call), call, reply)).map_err(|_| ended())?;
+        answer.await.map_err(|_| ended())
     }
 }
 
@@ -45,8 +46,8 @@ fn refusal(error: CallError) -> PluginRefusal {
     PluginRefusal(error.to_string())
 }
 
-fn confused() -> PluginRefusal {
-    PluginRefusal("the agent answered another question".to_owned())
+fn wrong_answer() -> PluginRefusal {
+    PluginRefusal("internal error: the controller answered another call".to_owned())
 }
 
 impl DevicePlugin for Plugin {
@@ -55,10 +56,10 @@ impl DevicePlugin for Plugin {
         self.devices.subscribe()
     }
 
-    async fn prefer(&self, wish: PreferenceRequest) -> Result<Vec<String>, PluginRefusal> {
-        match self.ask(|call| Event::Prefer(call, self.resource, wish)).await? {
+    async fn prefer(&self, request: PreferenceRequest) -> Result<Vec<String>, PluginRefusal> {
+        match self.ask(|call| Event::Prefer(call, self.resource, request)).await? {
             CallAnswer::Preferred(answer) => answer.map_err(refusal),
-            _ => Err(confused()),
+            _ => Err(wrong_answer()),
         }
     }
 
@@ -66,7 +67,7 @@ impl DevicePlugin for Plugin {
         let ids = ids.into_iter().collect();
         match self.ask(|call| Event::Allocate(call, self.resource, ids)).await? {
             CallAnswer::Allocated(answer) => answer.map(|allocation| *allocation).map_err(refusal),
-            _ => Err(confused()),
+            _ => Err(wrong_answer()),
         }
     }
 
@@ -74,7 +75,7 @@ impl DevicePlugin for Plugin {
         let ids = ids.into_iter().collect();
         match self.ask(|call| Event::PreStart(call, self.resource, ids)).await? {
             CallAnswer::Started(answer) => answer.map_err(refusal),
-            _ => Err(confused()),
+            _ => Err(wrong_answer()),
         }
     }
 }

@@ -1,6 +1,6 @@
-//! Processes on the GPUs of the node, and its pages.
+//! Processes on the GPUs of the node, and access to its pages.
 
-#![allow(dead_code, reason = "not every user of this module looks at pages")]
+#![allow(dead_code, reason = "not every user of this module needs all helpers")]
 
 use std::{
     fs,
@@ -16,24 +16,24 @@ use tokio::{
 
 use super::World;
 
-/// Pods of a full node.
+/// Number of pods of a full node.
 const PODS: u32 = 100;
 
 fn gpu_of(pod: u32) -> u8 {
     u8::try_from(pod % 8).unwrap()
 }
 
-/// A port nobody listens on.
+/// Returns an address with a free port.
 pub(crate) fn free_address() -> SocketAddr {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
 }
 
-/// The ID of a container, made from a number.
+/// Returns a container ID made from a number.
 pub(crate) fn container_id(number: u32) -> String {
     format!("{number:064x}")
 }
 
-/// A page, with its head.
+/// Fetches a page and returns its head and body.
 pub(crate) async fn fetch(address: SocketAddr, path: &str, headers: &str) -> Option<(String, Vec<u8>)> {
     let mut stream = TcpStream::connect(address).await.ok()?;
     stream.write_all(format!("GET {path} HTTP/1.0\r\n{headers}\r\n").as_bytes()).await.ok()?;
@@ -44,14 +44,15 @@ pub(crate) async fn fetch(address: SocketAddr, path: &str, headers: &str) -> Opt
     head.starts_with("http/1.0 200").then(|| (head, answer[end + 4..].to_vec()))
 }
 
-/// A page of text.
+/// Fetches a page as text.
 pub(crate) async fn page(address: SocketAddr, path: &str) -> Option<String> {
     String::from_utf8(fetch(address, path, "").await?.1).ok()
 }
 
 impl World {
-    /// A process of a container on a GPU: `memory` in MiB, `busy` in percent. It is there at the next look.
-    pub(crate) fn process(&self, pid: u32, card: u8, memory: u64, busy: u32, container: &str) {
+    /// Adds a process of a container on a GPU: `memory` in MiB, `busy` in percent. The next sample
+    /// contains it.
+    pub(crate) fn process(&self, pid: u32, gpu: u8, memory: u64, busy: u32, container: &str) {
         let own = self.directory.path().join(format!("proc/{pid}"));
         fs::create_dir_all(&own).unwrap();
         let numbers = "S 1 7 7 0 -1 4194560 1 0 0 0 3 4 0 0 20 0 1 0 4711 1000 50";
@@ -60,21 +61,21 @@ impl World {
         fs::write(own.join("cgroup"), format!("0::/../cri-containerd-{container}.scope\n")).unwrap();
         let file = self.directory.path().join("gpus.processes");
         let before = fs::read_to_string(&file).unwrap_or_default();
-        let line = json!({ "pid": pid, "gpu": card, "memoryMiB": memory, "busyPercent": busy });
+        let line = json!({ "pid": pid, "gpu": gpu, "memoryMiB": memory, "busyPercent": busy });
         let new = self.directory.path().join("gpus.processes.new");
         fs::write(&new, format!("{before}{line}\n")).unwrap();
         fs::rename(new, file).unwrap();
     }
 
-    /// A pod that runs, with the container ID made from `number`.
-    pub(crate) async fn running(&self, number: u32, name: &str, limits: &[(&str, &str)], card: u8) -> Pod {
-        let pod = self.bind(name, limits, Some(card));
+    /// Runs a pod with the container ID made from `number`.
+    pub(crate) async fn running(&self, number: u32, name: &str, limits: &[(&str, &str)], gpu: u8) -> Pod {
+        let pod = self.bind(name, limits, Some(gpu));
         self.run(&pod).await.unwrap();
         self.api.set_containers(&pod.metadata.uid, &[("main", &container_id(number))]);
         pod
     }
 
-    /// A hundred pods that run, with shares of the GPUs.
+    /// Runs 100 pods with shares of the GPUs.
     pub(crate) async fn pods_with_shares(&self) {
         let share = [("tencent.com/vcuda-core", "7"), ("tencent.com/vcuda-memory", "20")];
         for number in 0..PODS {
@@ -82,7 +83,7 @@ impl World {
         }
     }
 
-    /// Two processes of each of them.
+    /// Adds two processes for each of the 100 pods.
     pub(crate) fn processes_of_all(&self) {
         for number in 0..PODS {
             for pid in [1000 + number, 2000 + number] {
@@ -92,16 +93,16 @@ impl World {
         }
     }
 
-    /// A hundred pods with two processes each.
+    /// Runs 100 pods with two processes each.
     pub(crate) async fn crowd(&self) {
         self.pods_with_shares().await;
         self.processes_of_all();
     }
 
-    /// Waits until a page has a line that begins so.
+    /// Waits until a page has a line that starts with `begin`.
     pub(crate) async fn until_shown(&self, path: &str, begin: &str) -> String {
         let address = self.listen.unwrap();
-        super::within_reason(&format!("{begin} at {path}"), async {
+        super::with_timeout(&format!("{begin} at {path}"), async {
             loop {
                 let text = page(address, path).await.unwrap_or_default();
                 if text.lines().any(|line| line.starts_with(begin)) {

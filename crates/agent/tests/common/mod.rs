@@ -1,6 +1,6 @@
-//! A node made of the real agent, the embedded kubelet, simulated GPUs and an API server that is a map.
+//! A node made of the real agent, the embedded kubelet, simulated GPUs and an in-memory API server.
 
-#![allow(clippy::unwrap_used, reason = "helpers of tests may fail like tests")]
+#![allow(clippy::unwrap_used, reason = "test helpers may panic like tests")]
 
 pub(crate) mod load;
 
@@ -19,7 +19,10 @@ use tessera_agent::{
     exporter::families::MetricsOptions,
     shell::{Cluster, ClusterEvent, Ports, Sampling, run},
 };
-use tessera_cluster::{PodNotice, node_agent::PodEvent};
+use tessera_cluster::{
+    PodNotice,
+    node_agent::{PodEvent, WriteFailure},
+};
 use tessera_core::{
     grant::{ContainerGrant, Hold},
     units::{GpuIndex, PodUid},
@@ -40,7 +43,7 @@ use tessera_wire::{
 use tokio::{net::TcpListener, runtime::Handle, sync::mpsc, task::JoinHandle};
 use tokio_util::sync::CancellationToken;
 
-/// An API server that is a map.
+/// An API server in memory.
 #[derive(Default)]
 pub(crate) struct Api {
     pods: Mutex<BTreeMap<String, Pod>>,
@@ -53,12 +56,12 @@ pub(crate) struct Api {
 impl Api {
     pub(crate) fn apply(&self, pod: Pod) {
         self.pods.lock().unwrap().insert(pod.metadata.uid.clone(), pod.clone());
-        self.tell(ClusterEvent::Pod(PodEvent::Applied(Box::new(pod))));
+        self.notify(ClusterEvent::Pod(PodEvent::Applied(Box::new(pod))));
     }
 
     pub(crate) fn delete(&self, uid: &str) {
         self.pods.lock().unwrap().remove(uid);
-        self.tell(ClusterEvent::Pod(PodEvent::Deleted(uid.to_owned())));
+        self.notify(ClusterEvent::Pod(PodEvent::Deleted(uid.to_owned())));
     }
 
     pub(crate) fn pod(&self, uid: &str) -> Pod {
@@ -77,7 +80,7 @@ impl Api {
         self.apply(pod);
     }
 
-    /// Tells the IDs of a pod's containers, as the kubelet does once they run.
+    /// Sets the container IDs in the pod's status, as the kubelet does for running containers.
     #[allow(dead_code, reason = "not every user of this module shows processes")]
     pub(crate) fn set_containers(&self, uid: &str, containers: &[(&str, &str)]) {
         let mut pod = self.pod(uid);
@@ -94,7 +97,7 @@ impl Api {
         self.pods.lock().unwrap().values().cloned().collect()
     }
 
-    fn tell(&self, event: ClusterEvent) {
+    fn notify(&self, event: ClusterEvent) {
         self.watchers.lock().unwrap().retain(|watcher| watcher.send(event.clone()).is_ok());
     }
 }
@@ -108,7 +111,7 @@ impl Cluster for Api {
         futures::stream::poll_fn(move |context| receiver.poll_recv(context)).boxed()
     }
 
-    async fn read_pods(&self) -> Result<Vec<Pod>, String> {
+    async fn read_pods(&self) -> Result<Vec<Pod>, WriteFailure> {
         Ok(self.all())
     }
 
@@ -125,25 +128,25 @@ impl Cluster for Api {
         Ok(())
     }
 
-    async fn patch_node(&self, patch: &NodePatch) -> Result<(), String> {
+    async fn patch_node(&self, patch: &NodePatch) -> Result<(), WriteFailure> {
         *self.node.lock().unwrap() = patch.clone();
         Ok(())
     }
 
-    async fn write_pod_event(&self, notice: &PodNotice) -> Result<(), String> {
+    async fn write_pod_event(&self, notice: &PodNotice) -> Result<(), WriteFailure> {
         self.notices.lock().unwrap().push(notice.clone());
         Ok(())
     }
 
-    async fn set_unhealthy(&self, cards: &[u8]) -> Result<(), String> {
-        *self.unhealthy.lock().unwrap() = Some(cards.to_vec());
+    async fn set_unhealthy(&self, gpus: &[u8]) -> Result<(), WriteFailure> {
+        *self.unhealthy.lock().unwrap() = Some(gpus.to_vec());
         Ok(())
     }
 }
 
-/// Where plugins and kubelet meet.
+/// The way in which plugins are registered.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Way {
+pub(crate) enum RegistrationWay {
     Registry,
     Socket,
 }
@@ -153,29 +156,33 @@ pub(crate) struct World {
     pub(crate) kubelet: Option<Kubelet>,
     agent: Option<(CancellationToken, JoinHandle<()>)>,
     gpus: Arc<dyn Gpus>,
-    way: Way,
+    way: RegistrationWay,
     pub(crate) listen: Option<SocketAddr>,
     pub(crate) metrics: MetricsOptions,
-    /// How often the agent looks at its GPUs.
+    /// Time between two samples of a GPU.
     pub(crate) sample_interval: Duration,
-    /// Where the agent runs.
+    /// Runtime of the agent.
     pub(crate) runtime: Handle,
     pub(crate) directory: tempfile::TempDir,
 }
 
 impl World {
-    pub(crate) async fn new(way: Way) -> Self {
-        Self::telling(way, None, MetricsOptions::default()).await
+    pub(crate) async fn new(way: RegistrationWay) -> Self {
+        Self::with_metrics(way, None, MetricsOptions::default()).await
     }
 
-    /// Also with pages.
-    #[allow(dead_code, reason = "not every user of this module looks at pages")]
-    pub(crate) async fn listening(way: Way, listen: Option<SocketAddr>) -> Self {
-        Self::telling(way, listen, MetricsOptions::default()).await
+    /// Returns a world whose agent serves pages.
+    #[allow(dead_code, reason = "not every user of this module needs pages")]
+    pub(crate) async fn listening(way: RegistrationWay, listen: Option<SocketAddr>) -> Self {
+        Self::with_metrics(way, listen, MetricsOptions::default()).await
     }
 
-    /// With pages that have these metrics.
-    pub(crate) async fn telling(way: Way, listen: Option<SocketAddr>, metrics: MetricsOptions) -> Self {
+    /// Returns a world whose agent serves pages with these metrics.
+    pub(crate) async fn with_metrics(
+        way: RegistrationWay,
+        listen: Option<SocketAddr>,
+        metrics: MetricsOptions,
+    ) -> Self {
         let directory = tempfile::tempdir().unwrap();
         std::fs::write(directory.path().join("gpus"), eight_gpus()).unwrap();
         let gpus = Arc::new(Simulated::new(directory.path().join("gpus")));
@@ -184,9 +191,9 @@ impl World {
         world
     }
 
-    /// On other GPUs than eight simulated ones.
+    /// Returns a world with the given GPUs instead of eight simulated ones.
     #[allow(dead_code, reason = "not every user of this module has a GPU")]
-    pub(crate) fn on(gpus: Arc<dyn Gpus>, way: Way, listen: Option<SocketAddr>) -> Self {
+    pub(crate) fn on(gpus: Arc<dyn Gpus>, way: RegistrationWay, listen: Option<SocketAddr>) -> Self {
         Self::started(
             (gpus, Duration::from_secs(1)),
             tempfile::tempdir().unwrap(),
@@ -199,7 +206,7 @@ impl World {
     fn started(
         (gpus, sample_interval): (Arc<dyn Gpus>, Duration),
         directory: tempfile::TempDir,
-        way: Way,
+        way: RegistrationWay,
         listen: Option<SocketAddr>,
         metrics: MetricsOptions,
     ) -> Self {
@@ -243,8 +250,10 @@ impl World {
     pub(crate) fn start_agent(&mut self) {
         let mut settings = settings(&self.grants());
         settings.registration = match self.way {
-            Way::Registry => RegistrationMode::PluginsRegistry(self.root().join("plugins_registry")),
-            Way::Socket => RegistrationMode::KubeletSocket(self.root().join("device-plugins")),
+            RegistrationWay::Registry => {
+                RegistrationMode::PluginsRegistry(self.root().join("plugins_registry"))
+            }
+            RegistrationWay::Socket => RegistrationMode::KubeletSocket(self.root().join("device-plugins")),
         };
         let address = self.listen;
         let mut ports = Ports {
@@ -271,11 +280,11 @@ impl World {
         self.agent = Some((stop, task));
     }
 
-    /// Ends the agent as a signal would.
+    /// Stops the agent as a signal would.
     pub(crate) async fn stop_agent(&mut self) {
         let (stop, task) = self.agent.take().unwrap();
         stop.cancel();
-        within_reason("the agent to end", task).await.unwrap();
+        with_timeout("the agent to end", task).await.unwrap();
     }
 
     pub(crate) async fn wait_until_served(&self) {
@@ -290,18 +299,18 @@ impl World {
         }
     }
 
-    /// Waits until something is so.
-    pub(crate) async fn until(&self, what: &str, mut so: impl FnMut() -> bool) {
-        within_reason(what, async {
-            while !so() {
+    /// Waits until a condition holds.
+    pub(crate) async fn until(&self, what: &str, mut condition: impl FnMut() -> bool) {
+        with_timeout(what, async {
+            while !condition() {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         })
         .await;
     }
 
-    /// Binds a pod to the node, granted a GPU if one is named.
-    pub(crate) fn bind(&self, name: &str, limits: &[(&str, &str)], card: Option<u8>) -> Pod {
+    /// Binds a pod to the node, with a grant for a GPU if one is given.
+    pub(crate) fn bind(&self, name: &str, limits: &[(&str, &str)], gpu: Option<u8>) -> Pod {
         let limits: BTreeMap<&str, &str> = limits.iter().copied().collect();
         let mut pod: Pod = serde_json::from_value(json!({
             "metadata": { "name": name, "namespace": "team", "uid": format!("uid-{name}") },
@@ -309,10 +318,10 @@ impl World {
             "status": { "phase": "Pending" },
         }))
         .unwrap();
-        if let Some(card) = card {
+        if let Some(gpu) = gpu {
             let claim = pod.spec.claims(MemoryUnit::GiB).unwrap().remove(0);
-            let cards = vec![(GpuIndex(card), Hold::of(claim.request))];
-            let granted = [ContainerGrant { container: "main".into(), role: claim.role, holds: cards }];
+            let gpus = vec![(GpuIndex(gpu), Hold::of(claim.request))];
+            let granted = [ContainerGrant { container: "main".into(), role: claim.role, holds: gpus }];
             pod.metadata.annotations =
                 grant::annotations(&pod.spec, &granted, &core_node(), MemoryUnit::GiB, 1).unwrap();
         }
@@ -365,8 +374,8 @@ pub(crate) fn eight_gpus() -> String {
     json!({ "memoryUnit": "GiB", "gpus": (0..8).map(gpu).collect::<Vec<_>>(), "links": [] }).to_string()
 }
 
-pub(crate) fn uuid(card: u8) -> String {
-    format!("GPU-{card:08x}-0000-4000-8000-000000000000")
+pub(crate) fn uuid(gpu: u8) -> String {
+    format!("GPU-{gpu:08x}-0000-4000-8000-000000000000")
 }
 
 pub(crate) fn core_node() -> tessera_core::node::Node {
@@ -375,8 +384,8 @@ pub(crate) fn core_node() -> tessera_core::node::Node {
     tessera_core::node::Node::new("node-1".into(), inventory.gpus, inventory.topology, cpu, memory).unwrap()
 }
 
-/// Fails instead of waiting for ever.
-pub(crate) async fn within_reason<F: Future>(what: &str, future: F) -> F::Output {
+/// Waits for a future and panics after 30 seconds.
+pub(crate) async fn with_timeout<F: Future>(what: &str, future: F) -> F::Output {
     let waited = tokio::time::timeout(Duration::from_secs(30), future).await;
     waited.unwrap_or_else(|_| panic!("waited too long for {what}"))
 }

@@ -1,4 +1,4 @@
-//! What the agent's pages say of processes on its GPUs.
+//! Pages of the agent about processes on its GPUs.
 
 use std::{io::Read as _, sync::Arc, time::Duration};
 
@@ -13,16 +13,16 @@ use tessera_node::gpus::{
 use super::{
     SHARE,
     common::load::{container_id, fetch, free_address, page},
-    common::{Way, World, uuid, within_reason},
+    common::{RegistrationWay, World, uuid, with_timeout},
 };
 
 async fn world() -> (World, std::net::SocketAddr) {
     let address = free_address();
-    (World::listening(Way::Registry, Some(address)).await, address)
+    (World::listening(RegistrationWay::Registry, Some(address)).await, address)
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn processes_are_shown_with_the_container_they_belong_to() {
+async fn shows_processes_with_their_container() {
     let (world, address) = world().await;
     world.running(1, "train", &SHARE, 3).await;
     world.process(41, 3, 2048, 40, &container_id(1));
@@ -31,11 +31,11 @@ async fn processes_are_shown_with_the_container_they_belong_to() {
     assert!(text.contains(&format!("tessera_container_memory_used_bytes{labels} 2147483648\n")), "{text}");
     let json_page = async |path| serde_json::from_str::<Value>(&page(address, path).await.unwrap()).unwrap();
     let shown = json_page("/v1/use").await;
-    let card = json!({
+    let gpu = json!({
         "uuid": uuid(3), "index": 3, "grantedPercent": 30, "grantedMiB": 10240, "memoryUsedMiB": 2048,
         "busyPercent": 40.0,
     });
-    assert_eq!(shown["containers"][0]["gpus"], json!([card]));
+    assert_eq!(shown["containers"][0]["gpus"], json!([gpu]));
     assert_eq!(shown["containers"][0]["uid"], json!("uid-train"));
     assert_eq!(shown["gpus"][3]["memoryUsedMiB"], 2048 + 64);
     assert_eq!(shown["gpus"][0]["memoryUsedMiB"], 0);
@@ -49,7 +49,7 @@ async fn processes_are_shown_with_the_container_they_belong_to() {
     assert!(graph["graph"].as_str().unwrap().contains("41"), "{graph}");
     world.api.delete("uid-train");
     world.kubelet().remove("uid-train");
-    within_reason("its series to go", async {
+    with_timeout("the series of the pod to end", async {
         while page(address, "/metrics").await.unwrap().contains("\"train\"") {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
@@ -58,7 +58,7 @@ async fn processes_are_shown_with_the_container_they_belong_to() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn pages_come_in_the_form_the_reader_asks_for() {
+async fn serves_pages_in_the_accepted_format() {
     let (world, address) = world().await;
     world.running(1, "train", &SHARE, 3).await;
     world.until_shown("/metrics", "tessera_container_memory_used_bytes").await;
@@ -85,7 +85,7 @@ async fn pages_come_in_the_form_the_reader_asks_for() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn without_kubernetes_the_machine_itself_is_shown() {
+async fn exports_the_host_without_kubernetes() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("gpus");
     std::fs::write(&file, super::common::eight_gpus()).unwrap();
@@ -99,7 +99,7 @@ async fn without_kubernetes_the_machine_itself_is_shown() {
     let address = listener.local_addr().unwrap();
     let stop = tokio_util::sync::CancellationToken::new();
     let served = tokio::spawn(standalone.serve(listener, stop.clone()));
-    within_reason("the first look", async {
+    with_timeout("the first look", async {
         while !page(address, "/metrics").await.unwrap_or_default().contains("tessera_gpu_memory_used_bytes") {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
@@ -112,23 +112,23 @@ async fn without_kubernetes_the_machine_itself_is_shown() {
     served.await.unwrap();
 }
 
-/// GPUs of which one never answers, and which count how often they are asked.
-struct Wedged {
+/// Simulated GPUs of which one hangs. They count their samples.
+struct OneHangs {
     inner: Simulated,
-    asked: std::sync::atomic::AtomicU64,
+    samples: std::sync::atomic::AtomicU64,
 }
 
-impl Gpus for Wedged {
+impl Gpus for OneHangs {
     fn discover(&self) -> Result<DiscoveredGpus, GpusError> {
         self.inner.discover()
     }
 
-    fn sample(&self, gpu: &GpuUuid, window: SampleInterval) -> Result<GpuSample, GpusError> {
-        self.asked.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+    fn sample(&self, gpu: &GpuUuid, interval: SampleInterval) -> Result<GpuSample, GpusError> {
+        self.samples.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         while gpu.0.as_ref() == uuid(2) {
             std::thread::park();
         }
-        self.inner.sample(gpu, window)
+        self.inner.sample(gpu, interval)
     }
 
     fn processes(&self, gpu: &GpuUuid) -> Result<Vec<ProcessMemory>, GpusError> {
@@ -148,12 +148,12 @@ impl Gpus for Wedged {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_gpu_that_hangs_holds_up_nobody_and_scrapes_ask_no_gpu() {
+async fn a_gpu_that_hangs_blocks_no_other_and_scrapes_do_not_sample() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("gpus");
     std::fs::write(&file, super::common::eight_gpus()).unwrap();
-    let gpus = Arc::new(Wedged { inner: Simulated::new(file), asked: 0.into() });
-    // Only the first look happens within this test.
+    let gpus = Arc::new(OneHangs { inner: Simulated::new(file), samples: 0.into() });
+    // Each GPU is sampled once during this test.
     let sampling = Sampling {
         interval: Duration::from_secs(3600),
         proc_root: directory.path().join("proc"),
@@ -164,13 +164,13 @@ async fn a_gpu_that_hangs_holds_up_nobody_and_scrapes_ask_no_gpu() {
     let address = listener.local_addr().unwrap();
     let stop = tokio_util::sync::CancellationToken::new();
     let served = tokio::spawn(standalone.serve(listener, stop.clone()));
-    let fine = |card: u8, is: u8| {
-        format!("tessera_gpu_sample_success{{gpu=\"{card}\",uuid=\"{}\"}} {is}\n", uuid(card))
+    let fine = |gpu: u8, is: u8| {
+        format!("tessera_gpu_sample_success{{gpu=\"{gpu}\",uuid=\"{}\"}} {is}\n", uuid(gpu))
     };
-    within_reason("all GPUs but one", async {
+    with_timeout("all GPUs but one", async {
         loop {
             let text = page(address, "/metrics").await.unwrap_or_default();
-            if (0..8).all(|card| text.contains(&fine(card, u8::from(card != 2)))) {
+            if (0..8).all(|gpu| text.contains(&fine(gpu, u8::from(gpu != 2)))) {
                 break;
             }
             tokio::time::sleep(Duration::from_millis(5)).await;
@@ -180,7 +180,7 @@ async fn a_gpu_that_hangs_holds_up_nobody_and_scrapes_ask_no_gpu() {
     for _ in 0..50 {
         page(address, "/metrics").await.unwrap();
     }
-    assert_eq!(gpus.asked.load(std::sync::atomic::Ordering::Relaxed), 8, "once a GPU, however many scrapes");
+    assert_eq!(gpus.samples.load(std::sync::atomic::Ordering::Relaxed), 8, "scrapes do not sample the GPUs");
     stop.cancel();
     served.await.unwrap();
 }

@@ -1,4 +1,4 @@
-//! The whole agent against the embedded kubelet, over real sockets.
+//! The whole agent with the embedded kubelet, over real sockets.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests may fail like tests")]
 
@@ -9,31 +9,31 @@ mod exporter;
 mod node_watch;
 mod situations;
 
-use common::{Way, World, uuid};
+use common::{RegistrationWay, World, uuid};
 use tessera_limits::{files, futex};
 use tessera_wire::tessera::inventory;
 
 const SHARE: [(&str, &str); 2] = [("tencent.com/vcuda-core", "30"), ("tencent.com/vcuda-memory", "40")];
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_node_tells_its_gpus_and_shares_have_an_arbiter() {
-    let world = World::new(Way::Registry).await;
+async fn publishes_the_gpus_of_the_node_and_arbitrates_shares() {
+    let world = World::new(RegistrationWay::Registry).await;
     let pod = world.bind("share", &SHARE, Some(2));
     world.run(&pod).await.unwrap();
     let control = files::open_control(&world.grants().join("uid-share/main")).unwrap();
     world.until("the arbiter to be there", || control.has_arbiter(futex::now())).await;
-    let told = world.api.node.lock().unwrap().annotations.clone();
-    assert_eq!(inventory::parse(&told[inventory::KEY]).unwrap().gpus.len(), 8);
-    assert_eq!(told["NODE_TYPE"], "test.8xlarge");
+    let annotations = world.api.node.lock().unwrap().annotations.clone();
+    assert_eq!(inventory::parse(&annotations[inventory::KEY]).unwrap().gpus.len(), 8);
+    assert_eq!(annotations["NODE_TYPE"], "test.8xlarge");
 }
 
-async fn survives_restarts(way: Way) {
+async fn survives_restarts(way: RegistrationWay) {
     let mut world = World::new(way).await;
     let first = world.bind("first", &SHARE, Some(6));
     world.run(&first).await.unwrap();
     let held = world.kubelet().holds("uid-first", "main");
 
-    // The kubelet restarts; pods were bound meanwhile.
+    // The kubelet restarts, and a pod is bound while it is down.
     let checkpoint = world.kubelet.take().unwrap().stop().await;
     let meanwhile = world.bind("meanwhile", &SHARE, Some(1));
     world.start_kubelet(checkpoint);
@@ -41,7 +41,7 @@ async fn survives_restarts(way: Way) {
     let given = world.run(&meanwhile).await.unwrap();
     assert_eq!(given["main"].envs["NVIDIA_VISIBLE_DEVICES"], uuid(1));
 
-    // The agent restarts; a container starts again, and the next pod finds its GPU.
+    // The agent restarts, a container restarts, and the next pod gets its GPUs.
     world.stop_agent().await;
     world.until("the devices to be gone", || world.kubelet().allocatable("nvidia.com/gpu") == 0).await;
     world.start_agent();
@@ -50,40 +50,40 @@ async fn survives_restarts(way: Way) {
     assert_eq!(world.kubelet().holds("uid-first", "main"), held);
     let whole = world.bind("whole", &[("nvidia.com/gpu", "6")], None);
     let given = world.run(&whole).await.unwrap();
-    let cards: Vec<String> = [0, 2, 3, 4, 5, 7].map(uuid).to_vec();
-    assert_eq!(given["main"].envs["NVIDIA_VISIBLE_DEVICES"], cards.join(","));
+    let gpus: Vec<String> = [0, 2, 3, 4, 5, 7].map(uuid).to_vec();
+    assert_eq!(given["main"].envs["NVIDIA_VISIBLE_DEVICES"], gpus.join(","));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn restarts_by_the_registry() {
-    survives_restarts(Way::Registry).await;
+async fn survives_restarts_with_the_plugins_registry() {
+    survives_restarts(RegistrationWay::Registry).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn restarts_by_kubelet_sock() {
-    survives_restarts(Way::Socket).await;
+async fn survives_restarts_with_kubelet_sock() {
+    survives_restarts(RegistrationWay::Socket).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn equal_pods_in_any_order_and_one_list_for_each() {
-    let world = World::new(Way::Registry).await;
-    let pods: Vec<_> = (0..8u8).map(|card| world.bind(&format!("p{card}"), &SHARE, Some(card))).collect();
+async fn admits_equal_pods_in_any_order_with_one_list_each() {
+    let world = World::new(RegistrationWay::Registry).await;
+    let pods: Vec<_> = (0..8u8).map(|gpu| world.bind(&format!("p{gpu}"), &SHARE, Some(gpu))).collect();
     let before = world.kubelet().lists();
     for pod in pods.iter().rev() {
         world.kubelet().admit(pod).await.unwrap();
         world.api.set_phase(&pod.metadata.uid, "Pending");
     }
     assert!(world.kubelet().lists() - before <= 9, "{} lists", world.kubelet().lists() - before);
-    for (card, pod) in (0u8..).zip(&pods) {
+    for (gpu, pod) in (0u8..).zip(&pods) {
         world.kubelet().start_containers(pod).await.unwrap();
         let ids = &world.kubelet().holds(&pod.metadata.uid, "main")["tencent.com/vcuda-core"];
-        assert!(ids.iter().all(|id| id.starts_with(&format!("{card:08x}-"))), "{ids:?}");
+        assert!(ids.iter().all(|id| id.starts_with(&format!("{gpu:08x}-"))), "{ids:?}");
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_refusal_reaches_the_pods_owner_and_a_broken_gpu_is_withdrawn() {
-    let world = World::new(Way::Registry).await;
+async fn returns_a_rejection_to_the_kubelet_and_withdraws_an_unhealthy_gpu() {
+    let world = World::new(RegistrationWay::Registry).await;
     let all = world.bind("all", &[("nvidia.com/gpu", "8")], None);
     world.run(&all).await.unwrap();
     let late = world.bind("late", &[("aliyun.com/gpu-mem", "8")], None);
@@ -99,21 +99,24 @@ async fn a_refusal_reaches_the_pods_owner_and_a_broken_gpu_is_withdrawn() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn ends_while_the_kubelet_waits_for_an_answer() {
-    let mut world = World::new(Way::Registry).await;
+async fn stops_while_the_kubelet_waits_for_an_answer() {
+    let mut world = World::new(RegistrationWay::Registry).await;
     world.stop_agent().await;
-    // A kubelet that takes the question who holds what, and never answers it.
+    // This podresources server accepts connections and never answers.
     let socket = world.directory.path().join("kubelet/pod-resources/kubelet.sock");
     std::fs::remove_file(&socket).unwrap();
-    let _deaf = tokio::net::UnixListener::bind(&socket).unwrap();
+    let _silent = tokio::net::UnixListener::bind(&socket).unwrap();
     world.start_agent();
     world.wait_until_served().await;
     let pod = world.bind("waits", &SHARE, Some(3));
     let kubelet = world.kubelet.take().unwrap();
     let mut admission = std::pin::pin!(kubelet.admit(&pod));
-    let patience = std::time::Duration::from_millis(300);
-    assert!(tokio::time::timeout(patience, &mut admission).await.is_err(), "answered without knowing");
+    let wait = std::time::Duration::from_millis(300);
+    assert!(
+        tokio::time::timeout(wait, &mut admission).await.is_err(),
+        "the agent must not answer without the kubelet's list"
+    );
     world.stop_agent().await;
     let refused = admission.await.unwrap_err().to_string();
-    assert!(refused.contains("the agent is ending"), "{refused}");
+    assert!(refused.contains("the agent is stopping"), "{refused}");
 }

@@ -1,4 +1,4 @@
-//! The situations every kubelet must bring the agent through, on the embedded one.
+//! Runs the shared situations of agent and kubelet on the embedded kubelet.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -18,11 +18,11 @@ use tessera_wire::{
     tessera::grant,
 };
 
-use crate::common::{Way, World, core_node, uuid};
+use crate::common::{RegistrationWay, World, core_node, uuid};
 
 struct Embedded {
     world: World,
-    /// Bound and not yet admitted, in the order bound.
+    /// Pods that are bound and not yet admitted, in order.
     bound: Mutex<Vec<Pod>>,
     admitted: Mutex<BTreeMap<String, Result<tessera_sim::kubelet::Admitted, String>>>,
 }
@@ -54,21 +54,21 @@ fn uid(asking: &SituationPod) -> String {
 impl Embedded {
     fn limits(&self, asking: &SituationPod, container: &str) -> Option<BTreeMap<u8, ExpectedLimit>> {
         let folder = self.world.grants().join(uid(asking)).join(container);
-        let cards = files::open_control(&folder).ok()?.read().unwrap().gpus;
-        let card = |bytes| (0..8).find(|card| UuidBytes::parse(&uuid(*card)) == Some(bytes)).unwrap();
-        let limit = |card: &tessera_limits::GpuLimit| ExpectedLimit {
-            mib: card.memory_bytes >> 20,
-            percent: card.compute_percent,
+        let gpus = files::open_control(&folder).ok()?.read().unwrap().gpus;
+        let gpu = |bytes| (0..8).find(|gpu| UuidBytes::parse(&uuid(*gpu)) == Some(bytes)).unwrap();
+        let limit = |gpu: &tessera_limits::GpuLimit| ExpectedLimit {
+            mib: gpu.memory_bytes >> 20,
+            percent: gpu.compute_percent,
         };
-        Some(cards.iter().map(|limited| (card(limited.uuid), limit(limited))).collect())
+        Some(gpus.iter().map(|limited| (gpu(limited.uuid), limit(limited))).collect())
     }
 }
 
 impl NodeUnderTest for Embedded {
     type Error = Infallible;
 
-    fn uuid(&self, card: u8) -> String {
-        uuid(card)
+    fn uuid(&self, gpu: u8) -> String {
+        uuid(gpu)
     }
 
     async fn create_pod(&self, _: &SituationPod) -> Result<(), Infallible> {
@@ -85,8 +85,8 @@ impl NodeUnderTest for Embedded {
                 .map(|claim| {
                     let asked = asking.containers.iter().find(|asked| asked.name == claim.container).unwrap();
                     let hold = Hold::of(claim.request);
-                    let cards = asked.granted.iter().map(|card| (GpuIndex(*card), hold)).collect();
-                    ContainerGrant { container: claim.container.clone(), role: claim.role, holds: cards }
+                    let gpus = asked.granted.iter().map(|gpu| (GpuIndex(*gpu), hold)).collect();
+                    ContainerGrant { container: claim.container.clone(), role: claim.role, holds: gpus }
                 })
                 .collect();
             pod.metadata.annotations =
@@ -110,15 +110,15 @@ impl NodeUnderTest for Embedded {
         let spec = pod(asking).spec;
         let assigned = grant::assigned(&spec, MemoryUnit::GiB).unwrap();
         let annotations = || self.world.api.pod(&uid(asking)).metadata.annotations;
-        let is_told = || assigned.iter().all(|(key, value)| annotations().get(key) == Some(value));
-        self.world.until("the pod to be told that it has its GPUs", is_told).await;
-        let said = grant::parse(&spec, &annotations(), &core_node(), MemoryUnit::GiB).unwrap().unwrap();
+        let is_annotated = || assigned.iter().all(|(key, value)| annotations().get(key) == Some(value));
+        self.world.until("the annotations of the pod", is_annotated).await;
+        let grants = grant::parse(&spec, &annotations(), &core_node(), MemoryUnit::GiB).unwrap().unwrap();
         let seen = |asked: &situations::SituationContainer| {
-            let grant = said.iter().find(|grant| grant.container == asked.name);
+            let grant = grants.iter().find(|grant| grant.container == asked.name);
             ContainerObservation {
                 env: given[&asked.name].envs.clone().into_iter().collect(),
                 limits: self.limits(asking, &asked.name),
-                annotated: grant.iter().flat_map(|grant| &grant.holds).map(|(card, _)| card.0).collect(),
+                annotated: grant.iter().flat_map(|grant| &grant.holds).map(|(gpu, _)| gpu.0).collect(),
             }
         };
         Ok(PodOutcome::Running(
@@ -138,13 +138,13 @@ impl NodeUnderTest for Embedded {
         let grants = self.world.grants();
         let pods = || std::fs::read_dir(&grants).unwrap().flatten().map(|entry| entry.file_name());
         self.world
-            .until("the grants to go", || pods().all(|name| name.to_string_lossy().starts_with('.')))
+            .until("the grants to be removed", || pods().all(|name| name.to_string_lossy().starts_with('.')))
             .await;
         Ok(())
     }
 }
 
-async fn play_all(way: Way) {
+async fn play_all(way: RegistrationWay) {
     let stage =
         Embedded { world: World::new(way).await, bound: Mutex::default(), admitted: Mutex::default() };
     for situation in situations::all().unwrap() {
@@ -153,11 +153,11 @@ async fn play_all(way: Way) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn by_the_registry() {
-    play_all(Way::Registry).await;
+async fn passes_all_situations_with_the_plugins_registry() {
+    play_all(RegistrationWay::Registry).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn by_kubelet_sock() {
-    play_all(Way::Socket).await;
+async fn passes_all_situations_with_kubelet_sock() {
+    play_all(RegistrationWay::Socket).await;
 }

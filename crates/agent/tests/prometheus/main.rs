@@ -1,8 +1,9 @@
-//! A real Prometheus scrapes a real agent, evaluates the alerts of `deploy/monitoring` and every query of its dashboard.
+//! A real Prometheus scrapes a real agent, evaluates the alerts of `deploy/monitoring` and every
+//! query of its dashboard.
 //!
 //! `cargo test -p tessera-agent --test prometheus`; needs Debian's package `prometheus`.
 
-#![allow(clippy::unwrap_used, reason = "helpers of tests may fail like tests")]
+#![allow(clippy::unwrap_used, reason = "test helpers may panic like tests")]
 
 #[path = "../common/mod.rs"]
 #[allow(dead_code, reason = "shared with other tests")]
@@ -17,9 +18,9 @@ use std::{
 };
 
 use common::{
-    Way, World,
+    RegistrationWay, World,
     load::{container_id, free_address, page},
-    within_reason,
+    with_timeout,
 };
 use serde_json::Value;
 use server::{Prometheus, promtool};
@@ -29,7 +30,7 @@ fn deploy(file: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/monitoring").join(file)
 }
 
-/// The rules as Prometheus reads them: what the operator's object has below `spec`.
+/// Returns the rules in the form of Prometheus: the part of the operator's object below `spec`.
 fn rules() -> String {
     let text = std::fs::read_to_string(deploy("alerts.yaml")).unwrap();
     let (_, spec) = text.split_once("\nspec:\n").unwrap();
@@ -39,7 +40,7 @@ fn rules() -> String {
     })
 }
 
-/// Every query of the dashboard, with its variables filled in.
+/// Returns every query of the dashboard with its variables replaced.
 fn queries() -> Vec<String> {
     let dashboard: Value =
         serde_json::from_str(&std::fs::read_to_string(deploy("dashboard.json")).unwrap()).unwrap();
@@ -52,19 +53,19 @@ fn queries() -> Vec<String> {
     all.into_iter().map(fill).collect()
 }
 
-/// Names of ours in a query.
+/// Returns Tessera's metrics in a query.
 fn names(query: &str) -> BTreeSet<String> {
     let words = query.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
     words.filter(|word| word.starts_with("tessera_")).map(str::to_owned).collect()
 }
 
 async fn busy_world() -> World {
-    let wanted = MetricsOptions {
+    let options = MetricsOptions {
         vocabularies: VOCABULARIES.iter().map(|(_, vocabulary)| *vocabulary).collect(),
         processes: true,
         ..MetricsOptions::default()
     };
-    let world = World::telling(Way::Registry, Some(free_address()), wanted).await;
+    let world = World::with_metrics(RegistrationWay::Registry, Some(free_address()), options).await;
     let share = [("tencent.com/vcuda-core", "20"), ("tencent.com/vcuda-memory", "4")];
     world.running(1, "train", &share, 3).await;
     world.running(2, "idle", &share, 3).await;
@@ -77,7 +78,7 @@ async fn busy_world() -> World {
 }
 
 #[test]
-fn rules_are_rules_and_fire_when_they_should() {
+fn rules_are_valid_and_fire_on_the_right_series() {
     let directory = tempfile::tempdir().unwrap();
     std::fs::write(directory.path().join("rules.yaml"), rules()).unwrap();
     std::fs::write(directory.path().join("tests.yaml"), include_str!("alerts.yaml")).unwrap();
@@ -86,7 +87,7 @@ fn rules_are_rules_and_fire_when_they_should() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn our_families_pass_the_linter() {
+async fn native_families_pass_the_linter() {
     let world = busy_world().await;
     let text = page(world.listen.unwrap(), "/metrics").await.unwrap();
     let ours = |line: &&str| {
@@ -110,19 +111,19 @@ async fn prometheus_scrapes_the_agent_and_evaluates_alerts_and_dashboard() {
     }
     prometheus.until_some("rate(tessera_container_busy_seconds_total{pod=\"train\"}[10s]) > 0.35").await;
 
-    // After an interval of each GPU was measured. What only the library in a container reports is not there; nobody holds more memory than granted but the one that does.
+    // Each GPU has been sampled twice by now. Values of the library in a container are absent here.
     let text = page(world.listen.unwrap(), "/metrics").await.unwrap();
     let known: BTreeSet<String> =
         text.lines().filter_map(|line| line.split(['{', ' ']).next()).map(str::to_owned).collect();
     for query in queries() {
         let found = prometheus.query(&query).await;
-        let of_library = query.contains("throttled");
-        let slowed = query.contains("clock_limited");
-        assert!(!found.is_empty() || of_library || slowed, "nothing for {query}");
+        let needs_library = query.contains("throttled");
+        let needs_reduced_clocks = query.contains("clock_limited");
+        assert!(!found.is_empty() || needs_library || needs_reduced_clocks, "nothing for {query}");
         for name in names(&query) {
             assert!(
                 known.contains(&name) || name.contains("throttled"),
-                "{name} in {query} is no metric of ours"
+                "{name} in {query} is not a metric of the agent"
             );
         }
     }
@@ -130,12 +131,12 @@ async fn prometheus_scrapes_the_agent_and_evaluates_alerts_and_dashboard() {
         for name in names(query) {
             assert!(
                 known.contains(&name) || !query.contains("expr"),
-                "{name} in {query} is no metric of ours"
+                "{name} in {query} is not a metric of the agent"
             );
         }
     }
 
-    // The board many have already, by its queries.
+    // These are the queries of Grafana's dashboard 12239.
     for name in [
         "DCGM_FI_DEV_GPU_TEMP",
         "DCGM_FI_DEV_POWER_USAGE",
@@ -148,7 +149,7 @@ async fn prometheus_scrapes_the_agent_and_evaluates_alerts_and_dashboard() {
         assert!(!found.is_empty(), "{name}");
     }
 
-    let rules = within_reason("all rules to be evaluated", async {
+    let rules = with_timeout("all rules to be evaluated", async {
         loop {
             let rules = prometheus.rules().await;
             if rules.iter().all(|rule| rule["health"] != "unknown") {
@@ -170,7 +171,7 @@ async fn prometheus_scrapes_the_agent_and_evaluates_alerts_and_dashboard() {
 }
 
 #[test]
-fn the_manifests_are_what_kustomize_takes() {
+fn kustomize_accepts_the_manifests() {
     let Ok(rendered) = Command::new("kubectl").args(["kustomize", "."]).current_dir(deploy("")).output()
     else {
         panic!("kubectl is missing");

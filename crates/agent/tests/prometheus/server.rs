@@ -1,4 +1,4 @@
-//! Prometheus and its tool, as Debian packs them.
+//! Runs Prometheus and promtool of Debian's package `prometheus`.
 
 use std::{
     io::Write as _,
@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use super::common::{
     load::{fetch, free_address},
-    within_reason,
+    with_timeout,
 };
 
 const INSTALL: &str = "cannot be started; install Debian's package prometheus (apt-get install prometheus)";
@@ -59,18 +59,19 @@ impl Prometheus {
         Self { process, address, _directory: directory }
     }
 
-    /// What a query finds now. A query that Prometheus does not take fails the test.
+    /// Returns the current result of a query. Panics if Prometheus rejects the query.
     pub(crate) async fn query(&self, query: &str) -> Vec<Value> {
         let path = format!("/api/v1/query?query={}", encoded(query));
-        let (_, body) = fetch(self.address, &path, "").await.unwrap_or_else(|| panic!("not taken: {query}"));
+        let (_, body) =
+            fetch(self.address, &path, "").await.unwrap_or_else(|| panic!("Prometheus rejected {query}"));
         let answer: Value = serde_json::from_slice(&body).unwrap();
         assert_eq!(answer["status"], "success", "{query}: {answer}");
         answer["data"]["result"].as_array().unwrap().clone()
     }
 
-    /// Waits until a query finds something.
+    /// Waits until a query has a result.
     pub(crate) async fn until_some(&self, query: &str) {
-        within_reason(query, async {
+        with_timeout(query, async {
             loop {
                 let path = format!("/api/v1/query?query={}", encoded(query));
                 if let Some((_, body)) = fetch(self.address, &path, "").await
@@ -85,7 +86,7 @@ impl Prometheus {
         .await;
     }
 
-    /// All alerting rules and how they are.
+    /// Returns all alerting rules with their state.
     pub(crate) async fn rules(&self) -> Vec<Value> {
         let (_, body) = fetch(self.address, "/api/v1/rules", "").await.unwrap();
         let answer: Value = serde_json::from_slice(&body).unwrap();
@@ -94,7 +95,7 @@ impl Prometheus {
     }
 }
 
-/// Runs promtool, which must be content.
+/// Runs promtool and panics if it fails.
 pub(crate) fn promtool(directory: &Path, arguments: &[&str], input: Option<&str>) {
     let mut process = Command::new("promtool")
         .args(arguments)

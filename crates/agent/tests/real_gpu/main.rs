@@ -1,10 +1,11 @@
-//! The whole agent on a real GPU: shares that hold under its arbiter, memory within the limit by the driver's own count, values
-//! of the exporter, and a process beside the library that is found out.
+//! The whole agent on a real GPU. The test checks shares of compute time, memory limits by the
+//! driver's own count, values of the exporter, and the detection of a process without the library.
 //!
-//! Needs a GPU that nobody else uses. The environment names the parts: LIBRARY (libtessera.so), WORK (gpu/work.c, built), TAKE
-//! and PART (gpu/take.py and gpu/part.py, which need PyTorch).
+//! It needs a GPU without other users. Environment variables name the programs: LIBRARY
+//! (libtessera.so), WORK (gpu/work.c, compiled), TAKE and PART (gpu/take.py and gpu/part.py, which
+//! need PyTorch).
 
-#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test that tells what it measured")]
+#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "the test prints what it measured")]
 
 #[path = "../common/mod.rs"]
 #[allow(dead_code, reason = "shared with the tests on simulated GPUs")]
@@ -21,25 +22,29 @@ use std::{
 };
 
 use common::{
-    Way, World,
+    RegistrationWay, World,
     load::{container_id, free_address, page},
-    within_reason,
+    with_timeout,
 };
 use tessera_core::gpu::GpuUuid;
 use tessera_node::gpus::{Gpus, Nvml};
 
-/// What the two pods ask for: percent of the GPU, and units of 256 MiB.
+/// Requests of the two pods: percent of the GPU, and units of 256 MiB.
 const ASKED: [(&str, u32, u64); 2] = [("left", 30, 32), ("right", 60, 32)];
 
+/// Duration of the work of a pod.
 const SECONDS: u64 = 8;
 
 fn part(name: &str) -> PathBuf {
-    std::env::var_os(name).unwrap_or_else(|| panic!("{name} is not set: see the head of this file")).into()
+    std::env::var_os(name)
+        .unwrap_or_else(|| panic!("{name} is not set: see the comment at the top of this file"))
+        .into()
 }
 
-/// A program in a container: in its grant, unless it goes round the library, and in the container's cgroup.
-fn start(world: &World, pod: usize, held: bool, program: &mut Command) -> Child {
-    if held {
+/// Starts a program in the cgroup of a pod's container. With `limited`, it runs with the library
+/// and the grant.
+fn start(world: &World, pod: usize, limited: bool, program: &mut Command) -> Child {
+    if limited {
         let grant = world.grants().join(format!("uid-{}/main", ASKED[pod].0));
         program.env("LD_PRELOAD", part("LIBRARY")).env("TESSERA_GRANT", grant);
     }
@@ -60,11 +65,11 @@ fn words(child: Child) -> Vec<String> {
     String::from_utf8(output.stdout).unwrap().split_whitespace().map(str::to_owned).collect()
 }
 
-fn work(world: &World, pod: usize, held: bool) -> Child {
-    start(world, pod, held, Command::new(part("WORK")).args(["big", &SECONDS.to_string()]))
+fn work(world: &World, pod: usize, limited: bool) -> Child {
+    start(world, pod, limited, Command::new(part("WORK")).args(["big", &SECONDS.to_string()]))
 }
 
-/// Seconds of CPU by the names of our threads.
+/// Returns the CPU seconds of this process by thread name.
 fn threads() -> BTreeMap<String, f64> {
     let mut used = BTreeMap::new();
     for task in fs::read_dir("/proc/self/task").unwrap().flatten() {
@@ -75,14 +80,14 @@ fn threads() -> BTreeMap<String, f64> {
     used
 }
 
-/// A value of a container's family.
+/// Returns the value of a container's family.
 fn value(page: &str, family: &str, pod: &str) -> f64 {
     let begin = format!("{family}{{namespace=\"team\",pod=\"{pod}\"");
     let line = page.lines().find(|line| line.starts_with(&begin));
     line.and_then(|line| line.rsplit(' ').next()?.parse().ok()).unwrap_or(f64::NAN)
 }
 
-/// Two containers that compute for less than they may: what the exporter counts to each is the work it did.
+/// Runs two containers below their shares and checks that the exporter counts the work of each.
 async fn busy_time_is_that_of_the_work_done(world: &World, address: SocketAddr) {
     let part = |parts: &[&str]| {
         let mut program = Command::new("python3");
@@ -91,7 +96,7 @@ async fn busy_time_is_that_of_the_work_done(world: &World, address: SocketAddr) 
     };
     let alone = words(part(&["3", "0.5"]).stdout(Stdio::piped()).spawn().unwrap())[0].clone();
     let counted = async || {
-        // Until what came before is settled.
+        // The busy time of earlier work is divided by then.
         tokio::time::sleep(Duration::from_secs(5)).await;
         let text = page(address, "/metrics").await.unwrap();
         ASKED.map(|(name, ..)| value(&text, "tessera_container_busy_seconds_total", name))
@@ -111,11 +116,11 @@ async fn busy_time_is_that_of_the_work_done(world: &World, address: SocketAddr) 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_granted_is_what_is_got() {
+async fn containers_get_what_they_are_granted() {
     let address = free_address();
     let gpus = Arc::new(Nvml::default());
-    let card: GpuUuid = gpus.discover().unwrap().gpus[0].uuid.clone();
-    let world = World::on(gpus.clone(), Way::Registry, Some(address));
+    let gpu: GpuUuid = gpus.discover().unwrap().gpus[0].uuid.clone();
+    let world = World::on(gpus.clone(), RegistrationWay::Registry, Some(address));
     world
         .until("the GPU to be offered", || world.kubelet().allocatable("tencent.com/vcuda-core") == 100)
         .await;
@@ -132,7 +137,7 @@ async fn what_is_granted_is_what_is_got() {
 
     busy_time_is_that_of_the_work_done(&world, address).await;
 
-    // Both at once, each held to its share.
+    // Both containers run at once, each limited to its share.
     let running = [0, 1].map(|pod| work(&world, pod, true));
     tokio::time::sleep(Duration::from_secs(4)).await;
     let (since, before) = (Instant::now(), threads());
@@ -153,7 +158,7 @@ async fn what_is_granted_is_what_is_got() {
         println!("thread {name}: {percent:.2} % of a core");
     }
 
-    // Memory, taken until refused, by a program that loads code the library does not see.
+    // A PyTorch program allocates memory until it is rejected.
     let mut taker = Command::new("python3");
     let taker = start(&world, 0, true, taker.arg(part("TAKE")).args(["torch", "64", "12000"]));
     let (process, ended) = (taker.id(), Arc::new(std::sync::atomic::AtomicBool::new(false)));
@@ -161,7 +166,7 @@ async fn what_is_granted_is_what_is_got() {
     let watcher = tokio::task::spawn_blocking(move || {
         let mut most = 0;
         while !done.load(std::sync::atomic::Ordering::Relaxed) {
-            let all = gpus.processes(&card).unwrap_or_default();
+            let all = gpus.processes(&gpu).unwrap_or_default();
             let ours = all.iter().filter(|one| one.pid == process).filter_map(|one| one.bytes);
             most = most.max(ours.sum::<u64>() >> 20);
             std::thread::sleep(Duration::from_millis(5));
@@ -174,9 +179,9 @@ async fn what_is_granted_is_what_is_got() {
     println!("memory: limit {limit} MiB, PyTorch got {} MiB, most by the driver's count {most} MiB", said[0]);
     assert!(most <= limit && most > limit - 256, "{most} of {limit}");
 
-    // A process that goes round the library.
+    // A process runs without the library.
     let mut escaped = work(&world, 1, false);
-    within_reason("the escaped process to be told of", async {
+    with_timeout("the event about the escaped process", async {
         while !world.api.notices.lock().unwrap().iter().any(|notice| notice.reason == "GpuShareEscaped") {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }

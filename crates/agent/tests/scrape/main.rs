@@ -1,6 +1,6 @@
-//! From a description of GPUs, made-up processes and pods to the text that Prometheus reads.
+//! The metrics page for described GPUs with given processes and pods, compared with golden files.
 
-#![allow(clippy::unwrap_used, reason = "helpers of tests may fail like tests")]
+#![allow(clippy::unwrap_used, reason = "test helpers may panic like tests")]
 
 #[path = "../stage/mod.rs"]
 mod stage;
@@ -19,7 +19,7 @@ use tessera_node::gpus::{GpuMemory, GpuSample, MigInstance, ProcessMemory, Profi
 use tessera_wire::metrics::Format;
 use text::Text;
 
-/// Compares with the file of this name, or writes it anew with `BLESS=1`.
+/// Compares the text with the golden file of this name. `BLESS=1` writes the file.
 fn golden(name: &str, text: &str) {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/scrape/golden").join(name);
     if std::env::var_os("BLESS").is_some() {
@@ -27,19 +27,24 @@ fn golden(name: &str, text: &str) {
     }
     let expected = std::fs::read_to_string(&file).unwrap_or_default();
     for (number, (found, expected)) in text.lines().zip(expected.lines()).enumerate() {
-        assert_eq!(found, expected, "{} line {}; BLESS=1 writes it anew", file.display(), number + 1);
+        assert_eq!(found, expected, "{} line {}; BLESS=1 updates the file", file.display(), number + 1);
     }
-    assert_eq!(text.lines().count(), expected.lines().count(), "{}; BLESS=1 writes it anew", file.display());
+    assert_eq!(
+        text.lines().count(),
+        expected.lines().count(),
+        "{}; BLESS=1 updates the file",
+        file.display()
+    );
 }
 
-/// Two GPUs and every kind of process.
+/// Returns a node with two GPUs and every kind of process.
 fn busy_node() -> Stage {
     let mut stage = Stage::new(2);
     stage.pod(1, "team-a", "train-0", &[share(0, 50, 20_480)]);
     stage.pod(2, "team-a", "idle-0", &[share(1, 30, 8192)]);
     stage.pod(3, "team-b", "escape-0", &[share(1, 20, 4096)]);
     stage.pod(4, "team-b", "no-grant-0", &[]);
-    for (pid, card, memory, busy) in [
+    for (pid, gpu, memory, busy) in [
         (100, 0, Some(8192), 40),
         (101, 0, Some(512), 10),
         (102, 0, Some(1024), 20),
@@ -49,22 +54,22 @@ fn busy_node() -> Stage {
         (106, 0, Some(50), 5),
         (107, 1, None, 0),
     ] {
-        stage.process(pid, card, memory, busy);
+        stage.process(pid, gpu, memory, busy);
     }
     stage.in_pod(100, "python3", 1);
     stage.in_pod(101, "a\"b\\c) {x} ,=\u{1F980}", 1);
     stage.in_pod(102, "miner", 3);
     stage.in_pod(103, "notebook", 4);
-    stage.who(104, "Xorg", "0::/system.slice/display.service\n");
-    stage.who(105, "tool", &format!("0::/system.slice/docker-{}.scope\n", "ab".repeat(32)));
-    // 106 has ended: nothing of it is left but what the driver says.
-    stage.who(107, "quiet", "0::/\n");
-    stage.book();
-    stage.look();
-    stage.look();
+    stage.proc_entry(104, "Xorg", "0::/system.slice/display.service\n");
+    stage.proc_entry(105, "tool", &format!("0::/system.slice/docker-{}.scope\n", "ab".repeat(32)));
+    // Process 106 has ended and has no `/proc` entry, but the driver still reports it.
+    stage.proc_entry(107, "quiet", "0::/\n");
+    stage.fill_ledger();
+    stage.sample();
+    stage.sample();
     stage.meter.record_xid(&uuid(1).as_str().into(), 79, 1_800_000_001.5);
     let key = ContainerKey { uid: PodUid(stage::pod_uid(1)), container: "main".into() };
-    let throttle = ShareReport {
+    let report = ShareReport {
         throttled_seconds: 1.25,
         waits: 7,
         denied_bytes: 4096,
@@ -72,7 +77,7 @@ fn busy_node() -> Stage {
         windows: 125,
     };
     stage.view.escapes = vec![(key.uid.clone(), key.container.clone(), Escape::WithoutLibrary, 2)];
-    stage.meter.report(ShareReports::from([((key, uuid(0).as_str().into()), throttle)]), 1.0, 1.0);
+    stage.meter.report(ShareReports::from([((key, uuid(0).as_str().into()), report)]), 1.0, 1.0);
     stage
 }
 
@@ -90,7 +95,7 @@ fn by_default() -> MetricsOptions {
 }
 
 #[test]
-fn by_default_native_families_and_those_of_the_exporters_of_old() {
+fn writes_native_and_earlier_exporters_families_by_default() {
     let snapshot = busy_node().snapshot();
     golden("default.txt", &families::metrics(&snapshot, &by_default(), Format::Plain));
     golden("default.openmetrics.txt", &families::metrics(&snapshot, &by_default(), Format::OpenMetrics));
@@ -99,9 +104,9 @@ fn by_default_native_families_and_those_of_the_exporters_of_old() {
 }
 
 #[test]
-fn on_request_those_of_others_and_of_processes() {
+fn writes_other_projects_families_and_processes_on_request() {
     let snapshot = busy_node().snapshot();
-    let wanted = MetricsOptions {
+    let options = MetricsOptions {
         vocabularies: ["pod-memory", "dcgm-pods", "cadvisor", "hami", "hami-legacy"]
             .map(|name| name.parse().unwrap())
             .into(),
@@ -109,20 +114,21 @@ fn on_request_those_of_others_and_of_processes() {
         hostname_label: "hostname".into(),
         ..everything()
     };
-    golden("others.txt", &families::metrics(&snapshot, &wanted, Format::Plain));
-    let wanted = MetricsOptions {
+    golden("others.txt", &families::metrics(&snapshot, &options, Format::Plain));
+    let options = MetricsOptions {
         vocabularies: ["native", "pod-memory"].map(|name| name.parse().unwrap()).into(),
         max_processes: 3,
         ..everything()
     };
-    let text = families::metrics(&snapshot, &wanted, Format::Plain);
+    let text = families::metrics(&snapshot, &options, Format::Plain);
     let of_processes = |line: &&str| line.contains("process") || line.starts_with("pod_used");
     let lines: Vec<&str> = text.lines().filter(of_processes).collect();
     golden("processes.txt", &(lines.join("\n") + "\n"));
 }
 
-/// A GPU in two parts; the driver tells neither its busy time nor that of processes.
-fn cut_up(place: usize, sample: &mut GpuSample) {
+/// Puts GPU 0 into MIG mode with two instances. The driver then reports no busy time of the GPU or
+/// of processes.
+fn enable_mig(place: usize, sample: &mut GpuSample) {
     if place != 0 {
         return;
     }
@@ -137,7 +143,7 @@ fn cut_up(place: usize, sample: &mut GpuSample) {
     sample.instances = vec![part(7, 0.5), part(8, 0.0)];
     (sample.work.gpu, sample.work.processes) = (None, None);
     sample.sensors.utilization = None;
-    // 100 is on both, the others on the second.
+    // Process 100 is on both instances, the others are on the second.
     let mut processes = sample.processes.take().unwrap();
     let again = ProcessMemory { instance: Some(7), ..processes[0] };
     processes.iter_mut().for_each(|process| process.instance = Some(8));
@@ -146,11 +152,11 @@ fn cut_up(place: usize, sample: &mut GpuSample) {
 }
 
 #[test]
-fn a_gpu_that_is_cut_up_is_told_by_its_parts() {
+fn writes_mig_instances() {
     let mut stage = busy_node();
     let mut busy = Vec::new();
     for _ in 0..2 {
-        stage.look_at(cut_up);
+        stage.sample_with(enable_mig);
         let text = families::metrics(&stage.snapshot(), &everything(), Format::Plain);
         let text = Text::parse(&text, Format::Plain);
         busy.push(text.sums("tessera_gpu_instance_busy_seconds_total", "instance_uuid")["MIG-7"]);
@@ -163,7 +169,7 @@ fn a_gpu_that_is_cut_up_is_told_by_its_parts() {
 }
 
 #[test]
-fn what_is_missing_is_left_out_and_said() {
+fn leaves_out_values_of_missing_sources() {
     let mut stage = busy_node();
     stage.meter.record_failure(&uuid(0).as_str().into());
     stage.view.pods_known = false;
@@ -171,7 +177,7 @@ fn what_is_missing_is_left_out_and_said() {
     stage.view.pods.clear();
     stage.view.containers.clear();
     stage.meter.set_pods(&[]);
-    stage.book();
+    stage.fill_ledger();
     golden("degraded.txt", &families::metrics(&stage.snapshot(), &by_default(), Format::Plain));
 }
 
@@ -190,7 +196,7 @@ fn every_page_is_well_formed() {
     }
 }
 
-/// Nothing of a GPU is copied to a pod, and nothing is lost between them.
+/// No value of a GPU is copied to a pod, and no usage is lost.
 #[test]
 fn parts_add_up_to_the_gpu() {
     for stage in [busy_node(), crowded()] {
@@ -224,9 +230,10 @@ fn parts_add_up_to_the_gpu() {
     }
 }
 
-/// Dashboard and alerts name nothing that is not there. That they work under a real Prometheus, the test `prometheus` shows.
+/// The dashboard and the alerts use only metrics that exist. The test `prometheus` runs them in a
+/// real Prometheus.
 #[test]
-fn dashboard_and_alerts_know_our_names() {
+fn dashboard_and_alerts_use_existing_metrics() {
     let text = families::metrics(&busy_node().snapshot(), &everything(), Format::Plain);
     let known: BTreeSet<&str> = text.lines().filter_map(|line| line.split(['{', ' ']).next()).collect();
     let monitoring = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/monitoring");
@@ -244,7 +251,7 @@ fn dashboard_and_alerts_know_our_names() {
 }
 
 #[test]
-fn series_go_with_their_pod_and_a_counter_outlives_processes() {
+fn series_end_with_their_pod_and_counters_survive_processes() {
     let mut stage = busy_node();
     let busy = "tessera_container_busy_seconds_total";
     let of = |stage: &Stage, pod: &str| {
@@ -254,13 +261,13 @@ fn series_go_with_their_pod_and_a_counter_outlives_processes() {
     assert_eq!(of(&stage, "train-0"), Some(1.0));
     stage.forget_process(100);
     stage.forget_process(101);
-    stage.look();
-    assert_eq!(of(&stage, "train-0"), Some(1.0), "its processes ended, the container is there");
+    stage.sample();
+    assert_eq!(of(&stage, "train-0"), Some(1.0), "the processes ended, the container did not");
     stage.process(200, 0, Some(10), 50);
     stage.in_pod(200, "again", 1);
-    stage.look();
-    // It shares by windows: whose the time was is settled a look later.
-    stage.look();
+    stage.sample();
+    // The container has windows, so its busy time is divided with the next sample.
+    stage.sample();
     assert_eq!(of(&stage, "train-0"), Some(2.0));
     let gone = stage::pod_uid(1);
     stage.view.pods.retain(|pod| pod.uid.0 != gone);
@@ -272,7 +279,7 @@ fn series_go_with_their_pod_and_a_counter_outlives_processes() {
 }
 
 #[test]
-fn only_what_is_surely_not_given_counts_as_escaped() {
+fn flags_only_processes_that_are_certainly_outside_a_grant() {
     let mut stage = busy_node();
     let escaped = |stage: &Stage| {
         let text = families::metrics(&stage.snapshot(), &by_default(), Format::Plain);
@@ -281,16 +288,16 @@ fn only_what_is_surely_not_given_counts_as_escaped() {
     };
     assert_eq!(escaped(&stage), ["escape-0", "no-grant-0"]);
     stage.view.served_by_others.insert(("team-b".into(), "no-grant-0".into(), "main".into()));
-    assert_eq!(escaped(&stage), ["escape-0"], "another device plugin gave it something");
+    assert_eq!(escaped(&stage), ["escape-0"], "another device plugin served the container");
     stage.view.listed = false;
-    assert_eq!(escaped(&stage), [""; 0], "the kubelet has not told");
+    assert_eq!(escaped(&stage), [""; 0], "the kubelet has not listed its resources");
 }
 
 #[test]
-fn processes_beyond_the_cap_are_summed_up() {
+fn sums_up_processes_beyond_the_limit() {
     let snapshot = crowded().snapshot();
-    let wanted = MetricsOptions { max_processes: 20, ..everything() };
-    let text = families::metrics(&snapshot, &wanted, Format::Plain);
+    let options = MetricsOptions { max_processes: 20, ..everything() };
+    let text = families::metrics(&snapshot, &options, Format::Plain);
     let text = Text::parse(&text, Format::Plain);
     assert!(text.samples("tessera_process_memory_used_bytes").count() <= 20 + 8);
     let shown: f64 = text.sums("tessera_process_memory_used_bytes", "uuid").values().sum();

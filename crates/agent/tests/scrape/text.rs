@@ -1,10 +1,11 @@
-//! A reader of metrics that is strict where Prometheus is, and stricter: nothing twice, nothing apart.
+//! A parser of metrics that is at least as strict as Prometheus. It also rejects duplicate series
+//! and families whose samples are not adjacent.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use tessera_wire::metrics::Format;
 
-/// What a page says: name, labels and value of each sample.
+/// The samples of a page: name, labels and value.
 pub(crate) struct Text(Vec<(String, BTreeMap<String, String>, f64)>);
 
 impl Text {
@@ -14,11 +15,11 @@ impl Text {
         let mut families = BTreeSet::new();
         let mut family = String::new();
         let ends = text.lines().last() == Some("# EOF");
-        assert_eq!(ends, format == Format::OpenMetrics, "the end");
+        assert_eq!(ends, format == Format::OpenMetrics, "the end of the page");
         for line in text.lines().filter(|line| *line != "# EOF") {
             if let Some(rest) = line.strip_prefix("# TYPE ") {
                 family = rest.split_once(' ').unwrap().0.to_owned();
-                assert!(families.insert(family.clone()), "{family} comes twice");
+                assert!(families.insert(family.clone()), "family {family} occurs twice");
                 continue;
             }
             if line.starts_with("# ") {
@@ -28,7 +29,7 @@ impl Text {
             let (name, labels, value) = sample(line);
             assert!(name.starts_with(&family), "{name} is not of {family}");
             let key = format!("{name}{labels:?}");
-            assert!(seen.insert(key), "twice: {line}");
+            assert!(seen.insert(key), "duplicate: {line}");
             samples.push((name, labels, value));
         }
         Self(samples)
@@ -38,7 +39,7 @@ impl Text {
         self.0.iter().filter(move |(found, ..)| found == name).map(|(_, labels, value)| (labels, *value))
     }
 
-    /// `sum by (label) (name)`.
+    /// Returns the result of `sum by (label) (name)`.
     pub(crate) fn sums(&self, name: &str, label: &str) -> BTreeMap<String, f64> {
         let mut sums = BTreeMap::new();
         for (labels, value) in self.samples(name) {

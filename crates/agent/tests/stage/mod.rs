@@ -1,6 +1,6 @@
-//! A node made of files: GPUs, processes and a `/proc` of our own, and pods that are only values.
+//! A node made of files: GPUs, processes and a `/proc` directory. Its pods are plain values.
 
-#![allow(clippy::unwrap_used, reason = "helpers of tests may fail like tests")]
+#![allow(clippy::unwrap_used, reason = "test helpers may panic like tests")]
 
 use std::{collections::BTreeMap, fs, path::Path, sync::Arc};
 
@@ -23,21 +23,21 @@ use tessera_node::{
 };
 use tessera_wire::foreign::dialect::Dialect;
 
-/// When the first look is taken, in microseconds since 1970.
+/// Time of the first sample in microseconds since 1970.
 pub(crate) const START: u64 = 1_800_000_000_000_000;
 
-/// How long after it the next.
+/// Time between two samples in microseconds.
 pub(crate) const STEP: u64 = 2_000_000;
 
-/// What a container holds of a GPU.
-pub(crate) fn share(card: u8, compute_percent: u32, mib: u64) -> (u8, Hold) {
-    (card, Hold::Share { compute_percent: Percent(compute_percent), memory: MiB(mib) })
+/// Returns the hold of a share of a GPU.
+pub(crate) fn share(gpu: u8, compute_percent: u32, mib: u64) -> (u8, Hold) {
+    (gpu, Hold::Share { compute_percent: Percent(compute_percent), memory: MiB(mib) })
 }
 
 pub(crate) struct Stage {
     directory: tempfile::TempDir,
     gpus: Simulated,
-    memory: Vec<ProcessCache>,
+    caches: Vec<ProcessCache>,
     lines: Vec<String>,
     pub(crate) view: View,
     pub(crate) meter: Meter,
@@ -46,7 +46,7 @@ pub(crate) struct Stage {
 }
 
 impl Stage {
-    pub(crate) fn new(cards: u8) -> Self {
+    pub(crate) fn new(count: u8) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let gpu = |index: u8| {
             json!({
@@ -54,11 +54,11 @@ impl Stage {
             })
         };
         let text =
-            json!({ "memoryUnit": "GiB", "gpus": (0..cards).map(gpu).collect::<Vec<_>>(), "links": [] });
+            json!({ "memoryUnit": "GiB", "gpus": (0..count).map(gpu).collect::<Vec<_>>(), "links": [] });
         fs::write(directory.path().join("gpus"), text.to_string()).unwrap();
         let gpus = Simulated::new(directory.path().join("gpus"));
         let found = gpus.discover().unwrap();
-        let memory = |_| ProcessCache::new(Processes::at(directory.path().join("proc")));
+        let cache = |_| ProcessCache::new(Processes::at(directory.path().join("proc")));
         let view = View {
             pods_known: true,
             listed: true,
@@ -67,19 +67,20 @@ impl Stage {
             ..View::default()
         };
         Self {
-            memory: (0..cards).map(memory).collect(),
+            caches: (0..count).map(cache).collect(),
             directory,
             gpus,
             lines: Vec::new(),
             view,
             meter: Meter::default(),
             now: START,
-            since: vec![0; usize::from(cards)],
+            since: vec![0; usize::from(count)],
         }
     }
 
-    /// A pod of one container, with its grants. Its UID and container ID follow from `number`.
-    pub(crate) fn pod(&mut self, number: u32, namespace: &str, name: &str, cards: &[(u8, Hold)]) {
+    /// Adds a pod with one container and its grants. The UID and the container ID follow from
+    /// `number`.
+    pub(crate) fn pod(&mut self, number: u32, namespace: &str, name: &str, gpus: &[(u8, Hold)]) {
         let uid = PodUid(pod_uid(number));
         self.view.pods.push(PodView {
             uid: uid.clone(),
@@ -89,7 +90,7 @@ impl Stage {
             containers: vec![(container_id(number), "main".into())],
             ended: false,
         });
-        if !cards.is_empty() {
+        if !gpus.is_empty() {
             self.view.containers.push(ContainerView {
                 uid,
                 namespace: namespace.into(),
@@ -97,23 +98,23 @@ impl Stage {
                 cluster: String::new(),
                 container: "main".into(),
                 dialect: Some(Dialect::Vcuda),
-                gpus: cards.to_vec(),
+                gpus: gpus.to_vec(),
                 listed: true,
             });
         }
     }
 
-    /// A process on a GPU: `memory` in MiB, `busy` in percent.
-    pub(crate) fn process(&mut self, pid: u32, card: u8, memory: Option<u64>, busy: u32) {
-        let mut line = json!({ "pid": pid, "gpu": card, "busyPercent": busy });
+    /// Adds a process on a GPU: `memory` in MiB, `busy` in percent.
+    pub(crate) fn process(&mut self, pid: u32, gpu: u8, memory: Option<u64>, busy: u32) {
+        let mut line = json!({ "pid": pid, "gpu": gpu, "busyPercent": busy });
         if let Some(memory) = memory {
             line["memoryMiB"] = memory.into();
         }
         self.lines.push(line.to_string());
     }
 
-    /// Who a process is, as the kernel shows it.
-    pub(crate) fn who(&self, pid: u32, command: &str, cgroup: &str) {
+    /// Writes the `/proc` entry of a process.
+    pub(crate) fn proc_entry(&self, pid: u32, command: &str, cgroup: &str) {
         let own = self.directory.path().join(format!("proc/{pid}"));
         fs::create_dir_all(&own).unwrap();
         let numbers = "S 1 7 7 0 -1 4194560 1 0 0 0 3 4 0 0 20 0 1 0";
@@ -122,16 +123,16 @@ impl Stage {
         fs::write(own.join("cgroup"), cgroup).unwrap();
     }
 
-    /// A process of a pod's container.
+    /// Writes the `/proc` entry of a process in a pod's container.
     pub(crate) fn in_pod(&self, pid: u32, command: &str, number: u32) {
         let uid = pod_uid(number).replace('-', "_");
         let slice =
             format!("/kubepods.slice/kubepods-pod{uid}.slice/cri-containerd-{}.scope", container_id(number));
-        self.who(pid, command, &format!("0::{slice}\n"));
+        self.proc_entry(pid, command, &format!("0::{slice}\n"));
     }
 
-    /// All grants go into the books.
-    pub(crate) fn book(&mut self) {
+    /// Adds all grants to the ledger of the view.
+    pub(crate) fn fill_ledger(&mut self) {
         let found = self.gpus.discover().unwrap();
         let name = "gpu-node-01".into();
         let node = Node::new(name, found.gpus, found.topology, MilliCpu(u64::MAX), MiB(u64::MAX)).unwrap();
@@ -142,7 +143,7 @@ impl Stage {
             pods.entry(held.uid.clone()).or_default().push(ContainerGrant {
                 container: held.container.clone(),
                 role: ContainerRole::Main,
-                holds: held.gpus.iter().map(|(card, hold)| (GpuIndex(*card), *hold)).collect(),
+                holds: held.gpus.iter().map(|(gpu, hold)| (GpuIndex(*gpu), *hold)).collect(),
             });
         }
         for (pod, containers) in pods {
@@ -153,23 +154,24 @@ impl Stage {
         self.view.node = ledger.node(&node.name).cloned();
     }
 
-    /// Looks at all GPUs once more, a step later.
-    pub(crate) fn look(&mut self) {
-        self.look_at(|_, _| {});
+    /// Samples all GPUs and advances the time by a step.
+    pub(crate) fn sample(&mut self) {
+        self.sample_with(|_, _| {});
     }
 
-    /// The same, with something else seen than a simulated GPU can show.
-    pub(crate) fn look_at(&mut self, change: impl Fn(usize, &mut GpuSample)) {
+    /// Samples all GPUs with values that a simulated GPU cannot have.
+    pub(crate) fn sample_with(&mut self, change: impl Fn(usize, &mut GpuSample)) {
         fs::write(self.directory.path().join("gpus.processes"), self.lines.join("\n")).unwrap();
         self.meter.set_pods(&self.view.pods);
         let found = Arc::new(self.gpus.discover().unwrap());
         for (place, gpu) in found.gpus.iter().enumerate() {
-            let window = SampleInterval { since: self.since[place], now: self.now };
-            let mut seen = sample_gpu(&self.gpus, &gpu.uuid, Some(&mut self.memory[place]), window).unwrap();
-            self.since[place] = seen.sample.work.to;
-            change(place, &mut seen.sample);
-            seen.duration_seconds = 0.25;
-            self.meter.observe(&gpu.uuid, seen);
+            let interval = SampleInterval { since: self.since[place], now: self.now };
+            let mut observation =
+                sample_gpu(&self.gpus, &gpu.uuid, Some(&mut self.caches[place]), interval).unwrap();
+            self.since[place] = observation.sample.work.to;
+            change(place, &mut observation.sample);
+            observation.duration_seconds = 0.25;
+            self.meter.observe(&gpu.uuid, observation);
         }
         self.now += STEP;
     }
@@ -193,8 +195,8 @@ impl Stage {
     }
 }
 
-pub(crate) fn uuid(card: u8) -> String {
-    format!("GPU-{card:08x}-0000-4000-8000-000000000000")
+pub(crate) fn uuid(gpu: u8) -> String {
+    format!("GPU-{gpu:08x}-0000-4000-8000-000000000000")
 }
 
 pub(crate) fn pod_uid(number: u32) -> String {
@@ -205,20 +207,20 @@ pub(crate) fn container_id(number: u32) -> String {
     format!("{number:064x}")
 }
 
-/// Eight GPUs, a hundred pods, two hundred processes.
+/// Returns a node with eight GPUs, 100 pods and 200 processes.
 #[allow(dead_code, reason = "not every user of this module needs it")]
 pub(crate) fn crowded() -> Stage {
     let mut stage = Stage::new(8);
     for number in 0..100 {
-        let card = u8::try_from(number % 8).unwrap();
-        stage.pod(number, &format!("team-{}", number % 7), &format!("job-{number}"), &[share(card, 7, 4096)]);
+        let gpu = u8::try_from(number % 8).unwrap();
+        stage.pod(number, &format!("team-{}", number % 7), &format!("job-{number}"), &[share(gpu, 7, 4096)]);
         for pid in [1000 + number, 2000 + number] {
-            stage.process(pid, card, Some(1000 + u64::from(number)), number % 5);
+            stage.process(pid, gpu, Some(1000 + u64::from(number)), number % 5);
             stage.in_pod(pid, "python3", number);
         }
     }
-    stage.book();
-    stage.look();
-    stage.look();
+    stage.fill_ledger();
+    stage.sample();
+    stage.sample();
     stage
 }
