@@ -1,5 +1,5 @@
-//! Compares `kubectl inspect gpu` with `kubectl get` of the same objects: 5,000 nodes with 8 GPUs each
-//! and 50,000 pods, served by the in-memory API server over real connections.
+//! Compares `kubectl inspect gpu` with `kubectl get` of the same objects: 5,000 nodes with 8 GPUs
+//! each and 50,000 pods, served by the in-memory API server over real connections.
 //!
 //! `cargo bench -p tessera-cli` prints wall time and peak memory of each program.
 //! `TESSERA_INSPECT_GPU` selects another build of the plugin, such as the shipped one.

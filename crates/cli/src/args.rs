@@ -4,9 +4,11 @@ use clap::{Args, CommandFactory as _, Parser, Subcommand, ValueEnum};
 
 use crate::options::{NodeSelection, SourceOptions};
 
-/// Shows the GPUs of the cluster: how many each node has, how many are used, their links, and why a pod waits.
+/// Shows the GPUs of the cluster: how many each node has, how many are used, their links, and why a
+/// pod waits.
 ///
-/// Reads nodes and pods with your kubeconfig. It needs no scheduler and no agents, except for `top`.
+/// Reads nodes and pods with your kubeconfig. It needs no scheduler and no agents, except for
+/// `top`.
 #[derive(Debug, Parser)]
 #[command(
     name = "kubectl-inspect-gpu",
@@ -47,7 +49,8 @@ Examples:
 
 /// Shows the GPU memory of the cluster: how much of each shared GPU is allocated to pods.
 ///
-/// Reads nodes and pods with your kubeconfig. `kubectl inspect gpu` shows more: links, why a pod waits, measured use.
+/// Reads nodes and pods with your kubeconfig. `kubectl inspect gpu` shows more: links, why a pod
+/// waits, measured use.
 #[derive(Debug, Parser)]
 #[command(
     name = "kubectl-inspect-gpushare",
@@ -117,7 +120,8 @@ pub(crate) enum Command {
     Tree(Tree),
     /// Explain why a pod waits: the reason on every node, and what would help.
     Explain(Explain),
-    /// Show where a pod with this request would fit, and how many of them. Exits with code 1 if it fits nowhere.
+    /// Show where a pod with this request would fit, and how many of them. Exits with code 1 if it
+    /// fits nowhere.
     WhatIf(WhatIf),
     /// Show the measured use of each grant, as reported by the agents.
     Top(Top),

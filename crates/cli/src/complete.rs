@@ -1,6 +1,6 @@
 //! Shell completion. kubectl calls `kubectl_complete-inspect-gpu` with the words after the plugin's
-//! name, where the last word may be incomplete. It reads one candidate per line, and a last line that
-//! tells the shell what to do with them.
+//! name, where the last word may be incomplete. It reads one candidate per line, and a last line
+//! that tells the shell what to do with them.
 
 use std::path::PathBuf;
 use std::time::Duration;

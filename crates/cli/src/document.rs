@@ -168,8 +168,8 @@ pub(crate) fn print(value: &impl Serialize, format: OutputFormat) -> Result<Stri
     })
 }
 
-/// Writes a value to standard output as JSON without building the whole text first. A closed standard
-/// output is not an error.
+/// Writes a value to standard output as JSON without building the whole text first. A closed
+/// standard output is not an error.
 pub(crate) fn write_json(value: &impl Serialize) -> Result<()> {
     let mut out = BufWriter::new(std::io::stdout().lock());
     match serde_json::to_writer_pretty(&mut out, value) {

@@ -18,8 +18,8 @@ use tessera_wire::tessera::parsed_pod::{BadPodObject, ParsedPod};
 use crate::show::request_text;
 use crate::survey::{NodeFacts, Survey};
 
-/// Largest number of nodes on which the plugin searches for pods whose end would help. Trying all sets
-/// of pods on thousands of nodes would take minutes.
+/// Largest number of nodes on which the plugin searches for pods whose end would help. Trying all
+/// sets of pods on thousands of nodes would take minutes.
 const MAX_SEARCHED_NODES: usize = 64;
 
 /// Explanation of a pod, and what would help it.
@@ -120,8 +120,8 @@ fn refused(refusal: PlacementError) -> NodeVerdict {
     NodeVerdict::Rejected(RejectReason::Placement(refusal).into())
 }
 
-/// Finds remedies on nodes without enough free GPUs. If a quota or the host's CPU is exhausted, neither
-/// the end of a pod nor a smaller GPU request helps.
+/// Finds remedies on nodes without enough free GPUs. If a quota or the host's CPU is exhausted,
+/// neither the end of a pod nor a smaller GPU request helps.
 fn find_remedies(
     survey: &Survey,
     pod: &Pod,

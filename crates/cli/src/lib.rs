@@ -68,8 +68,8 @@ pub fn main(default: Plugin) -> ExitCode {
     outcome.unwrap_or_else(|error| fail(&error))
 }
 
-/// Prints help and the version to standard output. Prints any other message as an error that points to
-/// the help, and exits with code 1, like kubectl.
+/// Prints help and the version to standard output. Prints any other message as an error that points
+/// to the help, and exits with code 1, like kubectl.
 fn bad_usage(plugin: Plugin, error: &clap::Error) -> ExitCode {
     if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) {
         print(&error.to_string());

@@ -30,7 +30,8 @@ pub(crate) async fn client(source: &SourceOptions) -> Result<Client> {
     Ok(connect_in(source.kubeconfig.as_deref(), source.context.as_deref()).await?)
 }
 
-/// Reads the rules that the scheduler publishes, if the user may read them. Options of the user win.
+/// Reads the rules that the scheduler publishes, if the user may read them. Options of the user
+/// win.
 pub(crate) async fn rules(client: &Client, source: &SourceOptions) -> Rules {
     let (namespace, lease) = rules::LEASE;
     let mut rules = rules::parse(&list::lease_annotations(client, namespace, lease).await);
@@ -66,8 +67,8 @@ pub(crate) async fn survey(
     Ok(survey.finish())
 }
 
-/// Reads gpushare's lists of unhealthy GPUs. Returns `None` if the user may not read them; then only
-/// the nodes' own inventories count.
+/// Reads gpushare's lists of unhealthy GPUs. Returns `None` if the user may not read them; then
+/// only the nodes' own inventories count.
 pub(crate) async fn unhealthy_lists(
     client: &Client,
     selection: &NodeSelection,
@@ -89,8 +90,8 @@ pub(crate) async fn unhealthy_lists(
 /// Names and data of ConfigMaps.
 type ConfigMaps = Vec<(String, BTreeMap<String, String>)>;
 
-/// Returns the unhealthy GPUs that these ConfigMaps list. Invalid entries are skipped; the scheduler
-/// reports them.
+/// Returns the unhealthy GPUs that these ConfigMaps list. Invalid entries are skipped; the
+/// scheduler reports them.
 pub(crate) fn unhealthy_gpus(
     maps: impl IntoIterator<Item = (String, BTreeMap<String, String>)>,
 ) -> UnhealthyGpus {
@@ -120,8 +121,8 @@ pub(crate) async fn pod(client: &Client, namespace: &str, name: &str) -> Result<
     list::pod(client, namespace, name).await
 }
 
-/// Reads JSON from a scheduler at `path` below the endpoint. `prefix` comes first if the endpoint has no
-/// path.
+/// Reads JSON from a scheduler at `path` below the endpoint. `prefix` comes first if the endpoint
+/// has no path.
 pub(crate) async fn from_scheduler<T: DeserializeOwned>(
     endpoint: &str,
     prefix: &str,

@@ -21,8 +21,8 @@ impl<T> Default for Mirror<T> {
 }
 
 impl<T> Mirror<T> {
-    /// Applies a change. `key` returns an object's key, and `keep` whether to store the object. Returns
-    /// the error if the watch was interrupted.
+    /// Applies a change. `key` returns an object's key, and `keep` whether to store the object.
+    /// Returns the error if the watch was interrupted.
     pub(crate) fn take(
         &mut self,
         change: WatchChange<T>,

@@ -10,7 +10,8 @@ use tessera_wire::foreign::dialect::MemoryUnit;
 #[derive(Clone, Debug, Default, Args)]
 #[command(next_help_heading = "Data source")]
 pub(crate) struct SourceOptions {
-    /// Kubeconfig file. The default is $KUBECONFIG, ~/.kube/config or, in a pod, its service account.
+    /// Kubeconfig file. The default is $KUBECONFIG, ~/.kube/config or, in a pod, its service
+    /// account.
     #[arg(long, value_name = "FILE", global = true)]
     pub(crate) kubeconfig: Option<PathBuf>,
 
@@ -18,11 +19,13 @@ pub(crate) struct SourceOptions {
     #[arg(long, value_name = "NAME", global = true)]
     pub(crate) context: Option<String>,
 
-    /// Query the `inspect` endpoint of a scheduler instead of the API server: http://HOST:PORT, optionally with a path.
+    /// Query the `inspect` endpoint of a scheduler instead of the API server: http://HOST:PORT,
+    /// optionally with a path.
     #[arg(long, value_name = "URL", global = true)]
     pub(crate) endpoint: Option<String>,
 
-    /// Unit of aliyun.com/gpu-mem on nodes that do not publish theirs: GiB, MiB or a number such as 256MiB.
+    /// Unit of aliyun.com/gpu-mem on nodes that do not publish theirs: GiB, MiB or a number such as
+    /// 256MiB.
     #[arg(long, value_name = "UNIT", global = true)]
     pub(crate) memory_unit: Option<MemoryUnit>,
 }
@@ -58,8 +61,8 @@ impl NodeSelection {
         Selection { labels: self.selector.clone(), fields }
     }
 
-    /// Returns the selection of running and waiting pods. Label selectors cannot select pods by node,
-    /// so pods of other nodes are skipped later.
+    /// Returns the selection of running and waiting pods. Label selectors cannot select pods by
+    /// node, so pods of other nodes are skipped later.
     pub(crate) fn pods(&self) -> Selection {
         let living = "status.phase!=Succeeded,status.phase!=Failed";
         let fields = match &self.node {

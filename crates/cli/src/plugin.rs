@@ -13,8 +13,9 @@ pub enum Plugin {
 }
 
 impl Plugin {
-    /// Returns the plugin of a program file, and whether the program completes a command line instead of
-    /// running it. kubectl calls `kubectl_complete-inspect-gpu` to complete `kubectl inspect gpu`.
+    /// Returns the plugin of a program file, and whether the program completes a command line
+    /// instead of running it. kubectl calls `kubectl_complete-inspect-gpu` to complete `kubectl
+    /// inspect gpu`.
     #[must_use]
     pub fn called(program: &OsStr) -> Option<(Self, bool)> {
         let file = Path::new(program).file_stem()?.to_str()?;

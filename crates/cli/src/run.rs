@@ -69,8 +69,8 @@ async fn view_by_api(source: &SourceOptions, view: &View, context: Context) -> R
     Ok(ExitCode::SUCCESS)
 }
 
-/// Reports that there is nothing to show. For a named node this is an error, for the whole cluster a
-/// message. Returns `None` if there is something to show.
+/// Reports that there is nothing to show. For a named node this is an error, for the whole cluster
+/// a message. Returns `None` if there is something to show.
 fn report_empty(survey: &Survey, selection: &NodeSelection, plugin: Plugin) -> Option<Result<()>> {
     let shown = match plugin {
         Plugin::Gpu => survey.with_gpus().count(),

@@ -1,7 +1,7 @@
 //! The state of the cluster: nodes with their GPUs, and the grants of pods in the core's ledger.
 //!
-//! A survey is a pure value, built from objects of the API server: first from all nodes, then from one
-//! pod after the other, so that it need not keep the pods.
+//! A survey is a pure value, built from objects of the API server: first from all nodes, then from
+//! one pod after the other, so that it need not keep the pods.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -68,7 +68,8 @@ pub struct PodFacts {
     pub namespace: String,
     /// Name of the pod.
     pub name: String,
-    /// True if the deletion of the pod has begun. It holds its GPUs until its containers have ended.
+    /// True if the deletion of the pod has begun. It holds its GPUs until its containers have
+    /// ended.
     pub terminating: bool,
 }
 
@@ -82,8 +83,8 @@ pub struct UnknownGpus<'a> {
 }
 
 impl Survey {
-    /// Creates a survey of these nodes. GPUs in `unhealthy` count as unhealthy even if the node reports
-    /// them as healthy.
+    /// Creates a survey of these nodes. GPUs in `unhealthy` count as unhealthy even if the node
+    /// reports them as healthy.
     #[must_use]
     pub fn of_nodes(rules: Rules, nodes: impl IntoIterator<Item = Node>, unhealthy: &UnhealthyGpus) -> Self {
         let mut survey = Self { rules, ..Self::default() };
@@ -129,7 +130,8 @@ impl Survey {
         self.view.note_pod(placed);
     }
 
-    /// Completes the survey after the last pod: sets GPUs aside for pods whose GPUs are unknown, as the scheduler does.
+    /// Completes the survey after the last pod. Sets GPUs aside for pods whose GPUs are unknown,
+    /// like the scheduler.
     #[must_use]
     pub fn finish(mut self) -> Self {
         self.view.settle_all();
@@ -160,7 +162,8 @@ impl Survey {
         self.view.ledger().node(node)
     }
 
-    /// Returns the pods on a node whose GPUs are known, with their grants, sorted by namespace and name.
+    /// Returns the pods on a node whose GPUs are known, with their grants, sorted by namespace and
+    /// name.
     #[must_use]
     pub fn holders(&self, node: &NodeName) -> Vec<(&PodFacts, &PodGrant)> {
         let known = self.view.ledger().grants_on(node).filter(|grant| !self.view.is_set_aside(grant));

@@ -4,9 +4,9 @@ use unicode_width::UnicodeWidthStr as _;
 
 /// Aligns text in columns like Go's `tabwriter`.
 ///
-/// A cell ends in a tab, and the text after the last tab is not a cell. A cell is two spaces wider than
-/// the widest cell of its column in the adjacent lines that have this column. Width is measured as on a
-/// terminal: a Chinese character takes two places, a colour code none.
+/// A cell ends in a tab, and the text after the last tab is not a cell. A cell is two spaces wider
+/// than the widest cell of its column in the adjacent lines that have this column. Width is
+/// measured as on a terminal: a Chinese character takes two places, a colour code none.
 pub(crate) fn align(text: &str) -> String {
     let lines: Vec<Vec<&str>> = text.split('\n').map(|line| line.split('\t').collect()).collect();
     let cells = |line: &Vec<&str>| line.len() - 1;

@@ -1,5 +1,5 @@
-//! Checks that the committed gRPC code matches the `.proto` files, so that no build of Tessera needs a
-//! protobuf compiler.
+//! Checks that the committed gRPC code matches the `.proto` files, so that no build of Tessera
+//! needs a protobuf compiler.
 //!
 //! After a change to a `.proto` file, run
 //! `BLESS=1 cargo test -p tessera-wire --test kubelet_codegen`.

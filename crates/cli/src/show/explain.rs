@@ -17,17 +17,17 @@ const SHOWN_NODES: usize = 5;
 /// Formats the explanation of an existing pod.
 pub(crate) fn pod(report: &PodReport, all: bool, paint: Paint) -> String {
     let explanation = &report.explanation;
-    let who = format!("pod {}/{}", explanation.namespace, explanation.pod);
+    let pod = format!("pod {}/{}", explanation.namespace, explanation.pod);
     let mut text = match &explanation.placed_on {
         Some(node) => {
-            let mut text = format!("{who} is {} on node {node}\n", paint.good("placed"));
+            let mut text = format!("{pod} is {} on node {node}\n", paint.good("placed"));
             report.holds.iter().for_each(|hold| text.push_str(&format!("  {hold}\n")));
             if report.holds.is_empty() {
                 text.push_str("  its GPUs are unknown: it bypassed the scheduler, or its agent has not reported them yet\n");
             }
             return text;
         }
-        None => format!("{who} waits\n"),
+        None => format!("{pod} waits\n"),
     };
     requests(&mut text, report);
     text.push_str(&verdicts(report, all, paint));
@@ -101,8 +101,8 @@ fn best<'a>(fitting: &[&'a NodeExplanation]) -> Vec<&'a NodeExplanation> {
     sorted
 }
 
-/// Sorts the rejecting nodes: nodes where the fewest pods would have to end come first, nodes where no
-/// eviction helps come last.
+/// Sorts the rejecting nodes: nodes where the fewest pods would have to end come first, nodes where
+/// no eviction helps come last.
 ///
 /// Nodes that reject the pod as a whole appear only with `all`, because the table of reasons counts
 /// them already.

@@ -63,8 +63,8 @@ pub(crate) fn summary(table: &ShareTable, columns: Columns) -> String {
     align(&text)
 }
 
-/// Longest line between two nodes. gpushare draws it as long as all rows of the first node together,
-/// which would fill many lines of a terminal.
+/// Longest line between two nodes. gpushare draws it as long as all rows of the first node
+/// together, which would fill many lines of a terminal.
 const MAX_RULE_WIDTH: usize = 160;
 
 /// Formats every node with its pods.

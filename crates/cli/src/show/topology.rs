@@ -85,8 +85,8 @@ pub(crate) fn details(view: &TopologyView) -> String {
     text
 }
 
-/// Formats the matrix of links. Cells are as wide as the GPU names above them. From ten GPUs on they are
-/// wider than gputopology's.
+/// Formats the matrix of links. Cells are as wide as the GPU names above them. From ten GPUs on
+/// they are wider than gputopology's.
 fn matrix(rows: &[Vec<u8>]) -> String {
     let label = format!("GPU{}", rows.len().saturating_sub(1)).len() + 1;
     let mut text = " ".repeat(label);

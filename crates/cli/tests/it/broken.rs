@@ -6,7 +6,8 @@ use serde_json::{Value, json};
 use crate::stage::{GPU, SHARE, Stage};
 use crate::states::{T4, node};
 
-/// Returns two nodes with two GPUs each. A list names the second GPU of the first node as unhealthy.
+/// Returns two nodes with two GPUs each. A list names the second GPU of the first node as
+/// unhealthy.
 fn stage() -> Stage {
     let stage = Stage::of(&["a", "b"].map(|name| node(name, "10.0.0.1", "GiB", &[T4, T4])), &[]);
     let list = json!({ "metadata": { "name": "unhealthy-gpu-a" }, "data": { "gpus": "1,x" } });

@@ -162,17 +162,20 @@ fn invalid_limits_are_reported_for_affected_pods() {
     };
     let before = stage.text(GPU, &[]);
     write(r#"{"closed":{"quota":{"T4":"1"}}}"#);
-    let told = stage.text(GPU, &["explain", "closed/over-quota"]);
+    let output_text = stage.text(GPU, &["explain", "closed/over-quota"]);
     let why =
         "the limits of namespace closed in key gpu_quota of ConfigMap kube-system/gpuquota cannot be read: ";
-    assert!(told.contains(why), "{told}");
+    assert!(output_text.contains(why), "{output_text}");
     let open = stage.text(GPU, &["what-if", "-n", "open", "aliyun.com/gpu-mem=8"]);
     assert!(open.contains("fits on 3 of 6 nodes"), "{open}");
     write("{");
     assert_eq!(stage.text(GPU, &[]), before);
     let output = stage.run(GPU, &["what-if", "-n", "open", "aliyun.com/gpu-mem=8"]);
-    let told = String::from_utf8(output.stdout).unwrap();
-    assert!(told.contains("key gpu_quota of ConfigMap kube-system/gpuquota cannot be read: EOF"), "{told}");
+    let output_text = String::from_utf8(output.stdout).unwrap();
+    assert!(
+        output_text.contains("key gpu_quota of ConfigMap kube-system/gpuquota cannot be read: EOF"),
+        "{output_text}"
+    );
 }
 
 /// Compares the outputs in docs/inspect.md with real ones.

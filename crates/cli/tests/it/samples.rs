@@ -90,8 +90,8 @@ fn reports_a_cluster_without_gpus() {
     assert_eq!(stage.text(GPU, &["-o", "name"]), "");
 }
 
-/// Returns a cluster with one, sixteen, mixed and unhealthy GPUs, with starting and ending pods, and with
-/// long and Chinese names.
+/// Returns a cluster with one, sixteen, mixed and unhealthy GPUs, with starting and ending pods,
+/// and with long and Chinese names.
 fn varied() -> Stage {
     let broken = TestGpu { unhealthy: true, ..T4 };
     let mut chinese = node("zh", "10.0.0.5", "GiB", &[TestGpu { model: "英伟达显卡", ..T4 }]);

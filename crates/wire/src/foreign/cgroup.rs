@@ -55,7 +55,8 @@ fn owner_of_path(path: &str) -> CgroupOwner {
     // If kubelet and runtime use different cgroup drivers, colons separate pod and container
     // within one component.
     let components: Vec<&str> = path.split(['/', ':']).filter(|part| !part.is_empty()).collect();
-    // The first pod wins: in a cluster that runs inside a pod, the node's kubelet knows the outer pod.
+    // The first pod wins: in a cluster that runs inside a pod, the node's kubelet knows the outer
+    // pod.
     let pod = components.iter().enumerate().find_map(|(place, component)| Some((place, pod_uid(component)?)));
     match pod {
         Some((place, uid)) => {

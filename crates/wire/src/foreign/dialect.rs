@@ -173,8 +173,8 @@ impl<'a> RequestedAmounts<'a> {
         quantity.whole().ok_or_else(|| BadRequest::NotWhole { resource, value: value(), example })
     }
 
-    /// Returns a number of units and rejects implausible suffixes: `10G` would be ten billion units.
-    /// Smaller amounts with a suffix are valid, because the API server writes 8000 as `8k`.
+    /// Returns a number of units and rejects implausible suffixes: `10G` would be ten billion
+    /// units. Smaller amounts with a suffix are valid, because the API server writes 8000 as `8k`.
     fn units(
         &self,
         resource: &'static str,

@@ -60,8 +60,8 @@ pub struct NodeList {
     pub items: Vec<Node>,
 }
 
-/// Response of `filter`. kube-scheduler drops a node that appears in none of the four fields, and the
-/// user sees no reason.
+/// Response of `filter`. kube-scheduler drops a node that appears in none of the four fields, and
+/// the user sees no reason.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, rename_all = "PascalCase")]
 pub struct FilterResult {
@@ -77,7 +77,8 @@ pub struct FilterResult {
     /// Reasons of the nodes that do not fit and that evictions cannot make fit.
     #[serde(alias = "failedAndUnresolvableNodes", deserialize_with = "null_as_default")]
     pub failed_and_unresolvable_nodes: BTreeMap<String, String>,
-    /// Error of the call itself. A pod that fits nowhere is not an error: it gets a reason per node.
+    /// Error of the call itself. A pod that fits nowhere is not an error: it gets a reason per
+    /// node.
     #[serde(alias = "error", deserialize_with = "null_as_default")]
     pub error: String,
 }

@@ -17,8 +17,8 @@ pub struct GpuActivity {
     pub used: MiB,
 }
 
-/// Prints the tree of a node's GPUs with the free capacity of each. `activity` is indexed by GPU and
-/// may be shorter than the list of GPUs if it is unknown.
+/// Prints the tree of a node's GPUs with the free capacity of each. `activity` is indexed by GPU
+/// and may be shorter than the list of GPUs if it is unknown.
 #[must_use]
 pub fn print(node: &NodeState, activity: &[GpuActivity]) -> String {
     let printer = Printer { node, activity };
@@ -93,8 +93,8 @@ fn bytes(memory: MiB) -> u128 {
     u128::from(memory.0) << 20
 }
 
-/// Returns gpu-manager's name of a level. `nvidia-smi` calls `CPU` `NODE`. gpu-manager has no NVLink
-/// level; `NVL` is ours.
+/// Returns gpu-manager's name of a level. `nvidia-smi` calls `CPU` `NODE`. gpu-manager has no
+/// NVLink level; Tessera adds `NVL`.
 fn level_name(level: GroupLevel) -> &'static str {
     match level {
         GroupLevel::NvLink => "NVL",

@@ -126,8 +126,8 @@ impl TopologyNode {
 }
 
 impl ShareNode {
-    /// Creates the entry of a node with the pods of `grants`. `name_of` returns a pod's namespace and
-    /// name.
+    /// Creates the entry of a node with the pods of `grants`. `name_of` returns a pod's namespace
+    /// and name.
     pub fn new<'a>(
         state: &NodeState,
         unit: MemoryUnit,
@@ -167,8 +167,8 @@ fn held(grant: &PodGrant, gpu: &Gpu) -> u64 {
     on_gpu.map(|(_, usage)| if usage.whole { gpu.memory.0 } else { usage.memory.0 }).sum()
 }
 
-/// Returns the abbreviation of gputopology's link number, such as `PHB` or `NV2`. Returns `None` for
-/// 0, which means no link or a GPU in use.
+/// Returns the abbreviation of gputopology's link number, such as `PHB` or `NV2`. Returns `None`
+/// for 0, which means no link or a GPU in use.
 #[must_use]
 pub fn link_word(number: u8) -> Option<String> {
     let pcie = |level| link::abbreviation(Link::pcie(level));

@@ -2,7 +2,8 @@
 
 use tessera_core::topology::{Link, PcieLevel};
 
-/// Largest accepted number of NVLinks between two GPUs. A larger number is treated as a typing error.
+/// Largest accepted number of NVLinks between two GPUs. A larger number is treated as a typing
+/// error.
 pub(crate) const MAX_NVLINKS: u8 = 64;
 
 /// Valid cells of a matrix, for error messages.

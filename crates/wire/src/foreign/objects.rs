@@ -1,7 +1,8 @@
 //! The parts of Kubernetes objects that Tessera reads, in their JSON form.
 //!
-//! These types are much smaller than the full types: a node may list fifty images that Tessera never
-//! uses. Unknown fields are skipped. `null` means the same as an absent field, as in Kubernetes.
+//! These types are much smaller than the full types: a node may list fifty images that Tessera
+//! never uses. Unknown fields are skipped. `null` means the same as an absent field, as in
+//! Kubernetes.
 
 mod node;
 mod pod;

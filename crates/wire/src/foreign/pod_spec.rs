@@ -103,15 +103,15 @@ impl PodSpec {
         Ok(claims)
     }
 
-    /// Returns whether any container requests GPUs. An invalid request counts, so that the scheduler
-    /// reports its error.
+    /// Returns whether any container requests GPUs. An invalid request counts, so that the
+    /// scheduler reports its error.
     #[must_use]
     pub fn asks_for_gpus(&self) -> bool {
         self.claims(MemoryUnit::GiB).map_or(true, |claims| !claims.is_empty())
     }
 
-    /// Returns CPU and memory of the whole pod. Invalid amounts count as zero; the API server rejects
-    /// them before.
+    /// Returns CPU and memory of the whole pod. Invalid amounts count as zero; the API server
+    /// rejects them before.
     #[must_use]
     pub fn host_needs(&self) -> (MilliCpu, MiB) {
         self.request(MemoryUnit::GiB).map(|request| (request.cpu, request.memory)).unwrap_or_default()

@@ -100,7 +100,7 @@ impl From<Namespace> for NamespaceLimit {
             // A namespace with only Tessera's own limits may use any model.
             gpus_by_model: match (limits.quota, limits.memory_mib, limits.percent) {
                 (None, None, None) => Some(BTreeMap::new()),
-                (cards, _, _) => cards,
+                (gpus, _, _) => gpus,
             },
             pools: limits.pool.unwrap_or_default(),
             memory: limits.memory_mib.map(MiB),

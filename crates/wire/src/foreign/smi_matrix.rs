@@ -73,8 +73,8 @@ pub fn parse(text: &str) -> Result<SmiMatrix, BadMatrix> {
     assemble(&rows)
 }
 
-/// Writes a matrix with tabs, like the drivers. A cell holds the NVLinks of a pair, or else its PCIe
-/// level.
+/// Writes a matrix with tabs, like the drivers. A cell holds the NVLinks of a pair, or else its
+/// PCIe level.
 #[must_use]
 pub fn print(matrix: &SmiMatrix) -> String {
     let topology = &matrix.topology;

@@ -1,9 +1,9 @@
 //! Rewrites the `:authority` of a kubelet's requests, so that a Rust server accepts them.
 //!
-//! A kubelet that finds a plugin in `plugins_registry` sends the path of the socket as the request's
-//! `:authority` (`%2Fvar%2Flib…`). The HTTP/2 library under tonic accepts only host names and answers
-//! with a protocol error. [`AuthorityFilter`] sits between both: it forwards the client's bytes
-//! unchanged, except for the authority, which it replaces with `localhost`.
+//! A kubelet that finds a plugin in `plugins_registry` sends the path of the socket as the
+//! request's `:authority` (`%2Fvar%2Flib…`). The HTTP/2 library under tonic accepts only host names
+//! and answers with a protocol error. [`AuthorityFilter`] sits between both: it forwards the
+//! client's bytes unchanged, except for the authority, which it replaces with `localhost`.
 
 #[cfg(test)]
 mod tests;
@@ -79,8 +79,8 @@ impl Default for AuthorityFilter {
 }
 
 impl AuthorityFilter {
-    /// Takes the next bytes of the client and returns the bytes for the server. Returns no bytes while
-    /// a frame is incomplete.
+    /// Takes the next bytes of the client and returns the bytes for the server. Returns no bytes
+    /// while a frame is incomplete.
     pub fn push(&mut self, received: &[u8]) -> Result<Vec<u8>, AuthorityError> {
         self.partial.extend_from_slice(received);
         let mut out = Vec::with_capacity(self.partial.len());

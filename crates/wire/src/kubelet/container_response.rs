@@ -1,5 +1,5 @@
-//! The Allocate response of a container: environment variables, device nodes, mounts and annotations
-//! in the form of its dialect.
+//! The Allocate response of a container: environment variables, device nodes, mounts and
+//! annotations in the form of its dialect.
 
 use std::collections::HashMap;
 
@@ -15,7 +15,8 @@ use crate::kubelet::device_plugin::{CdiDevice, ContainerAllocateResponse, Device
 pub struct InjectionSettings {
     /// Form of the GPU names in `NVIDIA_VISIBLE_DEVICES`.
     pub visible: VisibleDevices,
-    /// CDI kind of the GPUs, such as `nvidia.com/gpu`. `Some` makes the runtime inject the GPUs by CDI.
+    /// CDI kind of the GPUs, such as `nvidia.com/gpu`. `Some` makes the runtime inject the GPUs by
+    /// CDI.
     pub cdi_kind: Option<String>,
     /// True if the kubelet passes `/dev/nvidia*` to containers of the vcuda dialect.
     pub device_nodes: bool,

@@ -1,8 +1,8 @@
 //! The resources that a kubelet counts, and the IDs of their devices.
 //!
 //! Every device ID names its GPU, so the kubelet's list of assigned devices shows which container
-//! holds which GPU. The ID of a whole GPU is its UUID. The ID of a unit of a share is a short name of
-//! the GPU and a number, because every byte of an ID is repeated in the status of the pod.
+//! holds which GPU. The ID of a whole GPU is its UUID. The ID of a unit of a share is a short name
+//! of the GPU and a number, because every byte of an ID is repeated in the status of the pod.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -44,8 +44,8 @@ struct GpuName {
     memory_mib: u64,
 }
 
-/// Largest device list in bytes, 3.5 MiB. The limit of a gRPC message is 4 MiB; the rest is a margin
-/// for overhead.
+/// Largest device list in bytes, 3.5 MiB. The limit of a gRPC message is 4 MiB; the rest is a
+/// margin for overhead.
 const MAX_LIST_BYTES: u64 = 7 << 19;
 
 /// Bytes of a device in the list besides its ID: field tags, lengths, the health, the NUMA node.

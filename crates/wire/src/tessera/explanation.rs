@@ -1,5 +1,5 @@
-//! Explains for each node and GPU why a pod fits or not. The scheduler serves this JSON at `/explain`
-//! and `/what-if`, and the kubectl plugin prints it.
+//! Explains for each node and GPU why a pod fits or not. The scheduler serves this JSON at
+//! `/explain` and `/what-if`, and the kubectl plugin prints it.
 
 use serde::{Deserialize, Serialize};
 use tessera_core::admission::{NodeVerdict, Rejection};

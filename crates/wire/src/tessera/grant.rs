@@ -1,5 +1,5 @@
-//! Grants as pod annotations: Tessera's own `tessera.dev/grant`, and the keys that the tools of each
-//! dialect read.
+//! Grants as pod annotations: Tessera's own `tessera.dev/grant`, and the keys that the tools of
+//! each dialect read.
 //!
 //! Tessera's annotation is complete and names GPUs by UUID. If another tool placed the pod, the
 //! annotation is missing, and the dialect's keys are read instead. They name GPUs by index.
@@ -70,8 +70,8 @@ struct GpuEntry {
     memory_mib: Option<u64>,
 }
 
-/// Returns whether `key` belongs to a grant annotation of Tessera or of a dialect. Only schedulers and
-/// agents may write these keys.
+/// Returns whether `key` belongs to a grant annotation of Tessera or of a dialect. Only schedulers
+/// and agents may write these keys.
 #[must_use]
 pub fn is_key(key: &str) -> bool {
     key == KEY || dialects::is_key(key)
@@ -96,8 +96,8 @@ pub fn print(grants: &[ContainerGrant], node: &Node) -> String {
     serde_json::to_string(&containers).unwrap_or_default()
 }
 
-/// Returns all annotations of a newly placed pod: Tessera's, and those of its dialects, which mark the
-/// GPUs as not yet assigned.
+/// Returns all annotations of a newly placed pod: Tessera's, and those of its dialects, which mark
+/// the GPUs as not yet assigned.
 pub fn annotations(
     spec: &PodSpec,
     grants: &[ContainerGrant],

@@ -1,5 +1,5 @@
-//! Current use of a node's GPUs, by GPU and by container. The agent serves this JSON at [`PATH`] for
-//! the dashboard and for `kubectl inspect gpu top`.
+//! Current use of a node's GPUs, by GPU and by container. The agent serves this JSON at [`PATH`]
+//! for the dashboard and for `kubectl inspect gpu top`.
 //!
 //! A value that could not be measured is absent, never zero.
 
@@ -12,8 +12,8 @@ use crate::foreign::objects::Node;
 /// Path of the JSON on the agent.
 pub const PATH: &str = "/v1/use";
 
-/// Node annotation with the agent's address, such as `http://10.0.0.5:5678`. If it is absent, clients
-/// use the node's internal address and [`DEFAULT_PORT`].
+/// Node annotation with the agent's address, such as `http://10.0.0.5:5678`. If it is absent,
+/// clients use the node's internal address and [`DEFAULT_PORT`].
 pub const ADDRESS_KEY: &str = "tessera.dev/agent";
 
 /// Default port of the agent.
@@ -80,8 +80,8 @@ pub struct ShareUse {
     pub uuid: String,
     /// Index of the GPU on the node.
     pub index: u8,
-    /// Granted percent of the GPU's compute: 100 for a whole GPU, 0 for memory only, absent without a
-    /// grant.
+    /// Granted percent of the GPU's compute: 100 for a whole GPU, 0 for memory only, absent without
+    /// a grant.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub granted_percent: Option<u32>,
     /// Granted memory, absent without a grant.

@@ -1,5 +1,5 @@
-//! Reads a node's GPUs from its Kubernetes object: from the agent's inventory annotation, or else from
-//! the capacities, labels and annotations of other projects.
+//! Reads a node's GPUs from its Kubernetes object: from the agent's inventory annotation, or else
+//! from the capacities, labels and annotations of other projects.
 
 use std::sync::Arc;
 
@@ -83,8 +83,8 @@ pub fn parse(object: &objects::Node, unit: MemoryUnit) -> Result<ParsedNode, Bad
 
 /// Derives the GPUs of a node without an inventory from its status. The GPUs get generated UUIDs.
 ///
-/// The function uses `capacity` rather than `allocatable`: an unhealthy GPU is not allocatable, but it
-/// keeps its index, and so do the GPUs after it.
+/// The function uses `capacity` rather than `allocatable`: an unhealthy GPU is not allocatable, but
+/// it keeps its index, and so do the GPUs after it.
 fn gpus_without_inventory(object: &objects::Node, unit: MemoryUnit) -> Vec<Gpu> {
     let status = &object.status;
     let count = |resource: &str| {
@@ -143,8 +143,8 @@ fn whole_number(quantity: Option<Quantity>) -> u64 {
 }
 
 impl ParsedNode {
-    /// Returns whether the node serves these dialects. A node without GPUs counts as serving all, so
-    /// that the reported reason is its lack of GPUs.
+    /// Returns whether the node serves these dialects. A node without GPUs counts as serving all,
+    /// so that the reported reason is its lack of GPUs.
     #[must_use]
     pub fn serves(&self, dialects: DialectSet) -> bool {
         self.dialects.covers(dialects) || self.node.gpus().is_empty()

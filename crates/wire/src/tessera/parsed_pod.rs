@@ -30,16 +30,16 @@ pub struct ParsedPod<'a> {
     pub shape: RequestShape,
 }
 
-/// The requested resources of a pod, independent of its identity. Pods of the same shape get the same
-/// verdict from a node's GPUs.
+/// The requested resources of a pod, independent of its identity. Pods of the same shape get the
+/// same verdict from a node's GPUs.
 #[derive(Clone, Debug)]
 pub struct RequestShape {
     /// Dialects that the pod uses.
     pub dialects: DialectSet,
     /// The request on nodes that count memory in GiB.
     gib: PodRequest,
-    /// The request on nodes that count memory in MiB, or `None` if it equals `gib`. Nodes that count
-    /// in blocks multiply it.
+    /// The request on nodes that count memory in MiB, or `None` if it equals `gib`. Nodes that
+    /// count in blocks multiply it.
     mib: Option<PodRequest>,
 }
 

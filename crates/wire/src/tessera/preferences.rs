@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use tessera_core::placement::{Policy, UnknownPolicy};
 use tessera_core::request::LinkSensitivity;
 
-/// Annotation with the name of the pod's placement policy. Without it, the cluster's policy applies.
+/// Annotation with the name of the pod's placement policy. Without it, the cluster's policy
+/// applies.
 pub const POLICY: &str = "tessera.dev/policy";
 
 /// Annotation with the pod's link sensitivity. GPUs of `insensitive` jobs exchange little data, so

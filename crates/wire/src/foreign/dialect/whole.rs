@@ -32,7 +32,8 @@ impl WholeGpus {
     }
 }
 
-/// Returns a request for `count` GPUs. Error messages count `per_gpu` units of the resource per GPU.
+/// Returns a request for `count` GPUs. Error messages count `per_gpu` units of the resource per
+/// GPU.
 pub(super) fn gpus(resource: &'static str, count: u64, per_gpu: u64) -> Result<Option<Request>, BadRequest> {
     let max = GpuSet::CAPACITY as u64;
     match u8::try_from(count) {

@@ -114,8 +114,8 @@ pub struct Resources {
 }
 
 impl Resources {
-    /// Returns the names of the requested extended resources, such as those of device plugins. Unlike
-    /// the built-in resources, their names contain a domain.
+    /// Returns the names of the requested extended resources, such as those of device plugins.
+    /// Unlike the built-in resources, their names contain a domain.
     pub fn extended(&self) -> impl Iterator<Item = &str> {
         let names = self.limits.keys().chain(self.requests.keys());
         names.map(String::as_str).filter(|name| name.contains('/'))

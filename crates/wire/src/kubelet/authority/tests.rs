@@ -25,8 +25,8 @@ fn request(encoder: &mut Encoder<'_>, path: &str) -> Vec<u8> {
     encoder.encode(fields.iter().map(|(name, value)| (name.as_bytes(), value.as_bytes())))
 }
 
-/// Returns a preface, settings, two requests and data. The second request refers to header fields of
-/// the first.
+/// Returns a preface, settings, two requests and data. The second request refers to header fields
+/// of the first.
 fn conversation() -> Vec<u8> {
     let mut encoder = Encoder::new();
     let mut bytes = PREFACE.to_vec();
