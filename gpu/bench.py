@@ -1,12 +1,12 @@
 """What the scripts here share: grants, an arbiter over them, and programs under the library. Paths come from the environment:
 LIBRARY, ARBITER, WORK (work.c, built), SHARE_BENCH (a PyTorch program: SECONDS KIND -> "KIND RATE /s windows min A med B max C").
-CARD names the card by its UUID where `nvidia-smi` cannot."""
+GPU names the card by its UUID where `nvidia-smi` cannot."""
 import os, subprocess, sys, tempfile, time
 
 library, arbiter, work, share_bench = (os.environ[name] for name in ("LIBRARY", "ARBITER", "WORK", "SHARE_BENCH"))
 meaning = os.environ.get("MEANING", "throughput")
 seconds = os.environ.get("SECONDS_EACH", "10")
-uuid = os.environ.get("CARD") or subprocess.check_output(["nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader"], text=True).split()[0]
+uuid = os.environ.get("GPU") or subprocess.check_output(["nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader"], text=True).split()[0]
 folder = tempfile.mkdtemp(prefix="tessera-gpu-")
 TORCH = ("big", "long", "graph", "sync", "small")
 

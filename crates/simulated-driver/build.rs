@@ -1,4 +1,5 @@
-//! Like the real driver, this one calls its own functions directly, not those that a library in front of it puts in their place.
+//! Links the simulated driver so that it calls its own functions directly, as the real driver does,
+//! and never the hooks of a preloaded library.
 
 #![allow(clippy::print_stdout, reason = "how cargo is told")]
 

@@ -1,27 +1,28 @@
-//! Devices and contexts. A context is known by a number; what was allocated in it is freed with it.
+//! Devices and contexts. A context is identified by a number, and its destruction frees what was
+//! allocated in it.
 
 use std::cell::Cell;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{LazyLock, Mutex};
 
-use crate::card::{CONTEXT, Mine, gpu_of, uuid, visible};
+use crate::gpu::{CONTEXT_BYTES, GpuProcess, gpu_of, uuid, visible};
 use crate::{Handle, INVALID_CONTEXT, INVALID_VALUE, NOT_INITIALIZED, OUT_OF_MEMORY, SUCCESS, Status};
 
 static INITIALISED: AtomicBool = AtomicBool::new(false);
-/// This is a child of the process that initialised the driver.
+/// True in a child of the process that initialised the driver.
 static INHERITED: AtomicBool = AtomicBool::new(false);
-/// How often the primary context of each device is retained, and which it is.
+/// Number of retains and the context number of each device's primary context.
 static PRIMARY: LazyLock<Mutex<HashMap<i32, (u64, u64)>>> = LazyLock::new(Mutex::default);
-/// The devices of all contexts that live.
+/// The devices of all existing contexts.
 static CONTEXTS: LazyLock<Mutex<HashMap<u64, i32>>> = LazyLock::new(Mutex::default);
 static NEXT: AtomicU64 = AtomicU64::new(0x1000);
-/// Bytes by address, the GPU they are on, and the context they die with.
+/// An allocation: its size, its GPU, and the context whose destruction frees it.
 pub static LIVE: LazyLock<Mutex<HashMap<u64, Piece>>> = LazyLock::new(Mutex::default);
 
 pub struct Piece {
     pub bytes: u64,
-    pub card: &'static Mine,
+    pub gpu: &'static GpuProcess,
     pub context: u64,
 }
 
@@ -29,8 +30,9 @@ thread_local! {
     static CURRENT: Cell<u64> = const { Cell::new(0) };
 }
 
-/// The current context and its GPU; like the real driver nothing works in a child forked after `cuInit`.
-pub fn current() -> Result<(u64, &'static Mine), Status> {
+/// Returns the current context and its GPU. As with the real driver, no call works in a child
+/// forked after `cuInit`.
+pub fn current() -> Result<(u64, &'static GpuProcess), Status> {
     initialised()?;
     let context = CURRENT.get();
     let device = device_of(context).ok_or(INVALID_CONTEXT)?;
@@ -41,7 +43,8 @@ fn device_of(context: u64) -> Option<i32> {
     CONTEXTS.lock().ok()?.get(&context).copied()
 }
 
-/// Using a context that is gone may crash the real driver. This one always does, so that tests see it.
+/// Aborts if the context is destroyed. The real driver may crash in this case; the tests must
+/// detect it.
 pub fn assert_alive(context: u64) {
     if context != 0 && device_of(context).is_none() {
         std::process::abort();
@@ -57,10 +60,10 @@ extern "C" fn inherit() {
     INHERITED.store(true, Ordering::SeqCst);
 }
 
-/// The GPU behind a device.
-pub fn on(device: i32) -> Result<&'static Mine, Status> {
+/// Returns the GPU of a device.
+pub fn on(device: i32) -> Result<&'static GpuProcess, Status> {
     initialised()?;
-    gpu_of(device).and_then(Mine::get).ok_or(INVALID_VALUE)
+    gpu_of(device).and_then(GpuProcess::get).ok_or(INVALID_VALUE)
 }
 
 pub fn next_handle() -> u64 {
@@ -95,8 +98,8 @@ pub unsafe extern "C" fn cuDeviceGet(device: *mut i32, place: i32) -> Status {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDeviceGetUuid(name: *mut [u8; 16], device: i32) -> Status {
-    let Some(card) = gpu_of(device) else { return INVALID_VALUE };
-    unsafe { *name = uuid(card) };
+    let Some(gpu) = gpu_of(device) else { return INVALID_VALUE };
+    unsafe { *name = uuid(gpu) };
     SUCCESS
 }
 
@@ -124,9 +127,9 @@ pub extern "C" fn cuCtxSetCurrent(context: u64) -> Status {
     SUCCESS
 }
 
-/// Makes a context, if the GPU has room for it.
+/// Creates a context if the GPU has enough memory.
 fn begin(device: i32) -> Result<u64, Status> {
-    if !on(device)?.take(CONTEXT) {
+    if !on(device)?.take(CONTEXT_BYTES) {
         return Err(OUT_OF_MEMORY);
     }
     let handle = next_handle();
@@ -178,13 +181,13 @@ pub extern "C" fn cuCtxDestroy_v2(context: u64) -> Status {
     end(context)
 }
 
-/// The primary context goes, however often it was retained.
+/// Destroys the primary context regardless of its retains.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuDevicePrimaryCtxReset_v2(device: i32) -> Status {
     release(device, u64::MAX)
 }
 
-/// A part of the primary context, which lives as long.
+/// Creates a green context, which retains the primary context.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuGreenCtxCreate(
     green: *mut u64,
@@ -203,7 +206,7 @@ pub extern "C" fn cuGreenCtxDestroy(_green: u64) -> Status {
     cuDevicePrimaryCtxRelease_v2(0)
 }
 
-/// The heap of kernels, the one limit that takes memory here.
+/// The heap of kernels, the only limit that takes memory here.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuCtxSetLimit(limit: i32, value: usize) -> Status {
     const HEAP: i32 = 2;
@@ -223,7 +226,7 @@ thread_local! {
     static CAPTURE_MODE: Cell<i32> = const { Cell::new(0) };
 }
 
-/// How strictly this thread's calls are taken while another captures.
+/// The capture mode of this thread.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuThreadExchangeStreamCaptureMode(mode: *mut i32) -> Status {
     if initialised().is_err() {
@@ -233,7 +236,8 @@ pub unsafe extern "C" fn cuThreadExchangeStreamCaptureMode(mode: *mut i32) -> St
     SUCCESS
 }
 
-/// Whether this thread may do what could disturb captures of others.
+/// Returns whether this thread's capture mode allows calls that could disturb captures of other
+/// threads.
 pub fn is_relaxed() -> bool {
     const RELAXED: i32 = 2;
     CAPTURE_MODE.get() == RELAXED
@@ -244,10 +248,10 @@ fn end(context: u64) -> Status {
         return INVALID_CONTEXT;
     };
     let (Ok(mine), Ok(mut live)) = (on(device), LIVE.lock()) else { return INVALID_VALUE };
-    mine.give(CONTEXT);
+    mine.give(CONTEXT_BYTES);
     live.retain(|_, piece| {
         if piece.context == context {
-            piece.card.give(piece.bytes);
+            piece.gpu.give(piece.bytes);
         }
         piece.context != context
     });
@@ -257,7 +261,7 @@ fn end(context: u64) -> Status {
     SUCCESS
 }
 
-/// A handle as the driver's opaque pointer.
+/// Converts a number to the driver's opaque pointer.
 pub fn as_handle(number: u64) -> Handle {
     std::ptr::without_provenance_mut(usize::try_from(number).unwrap_or(0))
 }

@@ -1,5 +1,6 @@
-//! Graphs: how long they run, and what memory they take when they first do. The driver keeps that when the graph is gone, until it is
-//! trimmed. Graphs take memory of the first device only.
+//! Graphs: their running time and the memory that they take when they first run. The driver keeps
+//! that memory after the graph is destroyed, until it is trimmed. Graphs use memory of the first
+//! device only.
 
 use std::collections::HashMap;
 use std::ffi::c_void;
@@ -9,7 +10,7 @@ use crate::contexts::{as_handle, next_handle, on};
 use crate::{Handle, INVALID_VALUE, OUT_OF_MEMORY, SUCCESS, Status};
 
 static GRAPHS: LazyLock<Mutex<HashMap<usize, Graph>>> = LazyLock::new(Mutex::default);
-/// What graphs have from the GPU, and how much of it those that are gone.
+/// Bytes that graphs have reserved, and the part of them that belonged to destroyed graphs.
 static RESERVED: Mutex<(u64, u64)> = Mutex::new((0, 0));
 
 #[derive(Clone, Copy, Default)]
@@ -19,7 +20,7 @@ struct Graph {
     has_memory: bool,
 }
 
-/// Addresses of graphs that are gone: like the real driver's memory they are used again.
+/// Addresses of destroyed graphs. Like the real driver, this one reuses them.
 static FREE: Mutex<Vec<usize>> = Mutex::new(Vec::new());
 
 fn address() -> usize {
@@ -44,7 +45,7 @@ pub fn add(graph: Handle, nanoseconds: u64, bytes: u64) {
     }
 }
 
-/// Takes what memory a graph needs; how long it runs.
+/// Allocates the memory of a graph and returns its running time.
 pub fn begin(graph: Handle) -> Result<u64, Status> {
     let (Ok(mut graphs), Ok(mut reserved)) = (GRAPHS.lock(), RESERVED.lock()) else {
         return Err(INVALID_VALUE);
@@ -66,7 +67,7 @@ pub unsafe extern "C" fn cuGraphCreate(graph: *mut Handle, _flags: u32) -> Statu
     SUCCESS
 }
 
-/// The size is the last but one of these numbers.
+/// Parameters of an allocation node. The size is the last number but one.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuGraphAddMemAllocNode(
     _node: *mut Handle,
@@ -79,7 +80,7 @@ pub unsafe extern "C" fn cuGraphAddMemAllocNode(
     SUCCESS
 }
 
-/// A kind of node, and the same.
+/// Parameters of any node: its kind, followed by those of an allocation node.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuGraphAddNode_v2(
     _node: *mut Handle,

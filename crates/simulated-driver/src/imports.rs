@@ -1,4 +1,5 @@
-//! Memory of other processes. It is on the GPU already, by their account: nothing is taken here. What stands for it tells its address and size.
+//! Memory of other processes. The exporting process has already taken it from the GPU, so an import
+//! takes nothing. The shared handle contains the address and the size.
 
 use std::collections::HashMap;
 use std::sync::{LazyLock, Mutex};
@@ -6,7 +7,7 @@ use std::sync::{LazyLock, Mutex};
 use crate::contexts::next_handle;
 use crate::{INVALID_VALUE, SUCCESS, Status};
 
-/// The bytes behind each open address, and how often it was opened.
+/// Size of each imported address, and the number of imports.
 static OPEN: LazyLock<Mutex<HashMap<u64, (usize, u32)>>> = LazyLock::new(Mutex::default);
 
 #[repr(C)]
@@ -16,7 +17,7 @@ pub struct IpcHandle {
     rest: [u64; 6],
 }
 
-/// Opened again, it is where it was.
+/// Opens a handle. A second import returns the same address.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuIpcOpenMemHandle_v2(pointer: *mut u64, handle: IpcHandle, _flags: u32) -> Status {
     let Ok(mut open) = OPEN.lock() else { return INVALID_VALUE };
@@ -45,14 +46,14 @@ pub unsafe extern "C" fn cuMemGetAddressRange_v2(base: *mut u64, bytes: *mut usi
     SUCCESS
 }
 
-/// A handle of memory whose size is told by nobody.
+/// Imports a handle of memory whose size is unknown.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemImportFromShareableHandle(handle: *mut u64, _from: u64, _kind: i32) -> Status {
     unsafe { *handle = next_handle() };
     SUCCESS
 }
 
-/// All are on the first device.
+/// Returns the properties of imported memory, which is always on the first device.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemGetAllocationPropertiesFromHandle(
     placement: *mut [i32; 4],

@@ -1,7 +1,10 @@
-//! The driver, simulated: as much of `libcuda.so.1` and `libnvidia-ml.so.1` as the tests of the library use.
+//! A simulated driver: the functions of `libcuda.so.1` and `libnvidia-ml.so.1` that the library's
+//! tests use.
 //!
-//! A GPU is a file, `$SIMULATED_GPU` (others with a number behind), mapped by all processes. Memory on it is a number per process; it goes back to
-//! the GPU when the process is gone. A kernel is an amount of time: the function's handle says how many nanoseconds, or its parameter does (`modules`).
+//! A GPU is a file that all processes map: `$SIMULATED_GPU`, with a number as suffix for further
+//! GPUs. Device memory is a number for each process, which is released when the process exits. A
+//! kernel is an amount of time: the function's handle is its length in nanoseconds, or its
+//! parameter is (`modules`).
 
 #![allow(unsafe_code, reason = "a C library")]
 #![allow(non_snake_case, reason = "names of functions are the driver's")]
@@ -14,8 +17,8 @@
 )]
 #![allow(clippy::undocumented_unsafe_blocks, reason = "everywhere the same: pointers are the test program's")]
 
-mod card;
 mod contexts;
+mod gpu;
 mod graphs;
 mod imports;
 mod lookup;
@@ -24,7 +27,7 @@ mod modules;
 mod nvml;
 mod work;
 
-/// What every function returns.
+/// The result of every driver function.
 pub type Status = i32;
 pub type Handle = *mut std::ffi::c_void;
 

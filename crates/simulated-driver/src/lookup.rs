@@ -1,10 +1,11 @@
-//! The driver's own look-up: versions and per-thread-stream forms resolved as the real one does, for the names used here.
+//! The driver's look-up function. It resolves versions and per-thread-stream variants as the real
+//! driver does, for the names used here.
 
 use std::ffi::{CStr, CString, c_char, c_void};
 
 use crate::{NOT_FOUND, SUCCESS, Status};
 
-/// Ask for the per-thread-stream form.
+/// Flag that requests the per-thread-stream variant.
 const PER_THREAD: u64 = 2;
 
 #[unsafe(no_mangle)]
@@ -50,7 +51,8 @@ unsafe fn look_up(name: *const c_char, version: i32, flags: u64) -> Option<*mut 
     forms.into_iter().find_map(own)
 }
 
-/// A function of this very library. `dlsym` may be interposed in this process, so libc's is found by its version.
+/// Finds a function of this library. `dlsym` may be interposed in this process, so libc's is found
+/// by its version.
 fn own(name: String) -> Option<*mut c_void> {
     type Dlsym = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;
     let name = CString::new(name).ok()?;

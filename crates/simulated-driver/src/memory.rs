@@ -1,16 +1,16 @@
-//! Ways to take memory. All come from the GPU in blocks of 2 MiB.
+//! Device memory. All requests take memory from the GPU in blocks of 2 MiB.
 
 use std::sync::{Mutex, MutexGuard};
 
-use crate::card::{Mine, TOTAL};
 use crate::contexts::{LIVE, Piece, as_handle, cuCtxGetDevice, current, next_handle, on};
+use crate::gpu::{GpuProcess, TOTAL_BYTES};
 use crate::{Handle, INVALID_VALUE, OUT_OF_MEMORY, SUCCESS, Status, graphs, work};
 
 const BLOCK: u64 = 2 << 20;
-/// Not in a context: physical memory by handle, pools.
+/// Context of memory that belongs to no context: physical memory by handle, and pools.
 const NO_CONTEXT: u64 = 0;
 
-/// The pools: first one for each device, then those that were made.
+/// The pools: first the default pool of each device, then the pools that the program created.
 static POOLS: Mutex<Vec<Pool>> = Mutex::new(Vec::new());
 const POOL_HANDLE: usize = 0x77;
 const DEVICES: usize = 4;
@@ -19,12 +19,12 @@ const POOL_RESERVED: i32 = 5;
 #[derive(Default)]
 struct Pool {
     device: i32,
-    /// What it has from the GPU.
+    /// Bytes that the pool has reserved.
     reserved: u64,
     used: u64,
-    /// Addresses and sizes.
+    /// Sizes of the allocations by address.
     pieces: Vec<(u64, u64)>,
-    /// Destroyed: it goes with its last piece.
+    /// True if the program has destroyed the pool. It is removed with its last allocation.
     is_left: bool,
 }
 
@@ -37,7 +37,8 @@ fn pools() -> Result<MutexGuard<'static, Vec<Pool>>, Status> {
     Ok(pools)
 }
 
-/// A pool that can be asked. Asking one that is gone may crash the real driver, so this one does.
+/// Returns a pool that exists. A query of a destroyed pool may crash the real driver, so this
+/// driver aborts.
 fn pool_of(pools: &mut [Pool], handle: Handle) -> &mut Pool {
     match pools.get_mut(handle.addr() - POOL_HANDLE) {
         Some(pool) if !pool.is_left => pool,
@@ -46,7 +47,7 @@ fn pool_of(pools: &mut [Pool], handle: Handle) -> &mut Pool {
 }
 
 impl Pool {
-    /// Gives back to the GPU what it does not need, but for `keep` bytes.
+    /// Releases unused memory to the GPU, except for `keep` bytes.
     fn trim(&mut self, keep: u64) -> Result<(), Status> {
         let kept = self.used.max(keep).min(self.reserved);
         on(self.device)?.give(self.reserved - kept);
@@ -55,24 +56,24 @@ impl Pool {
     }
 }
 
-/// Takes memory of a GPU.
-fn take_of(card: &'static Mine, context: u64, bytes: usize) -> Result<u64, Status> {
+/// Allocates memory of a GPU.
+fn take_of(gpu: &'static GpuProcess, context: u64, bytes: usize) -> Result<u64, Status> {
     if bytes == 0 {
         return Err(INVALID_VALUE);
     }
     let bytes = (bytes as u64).checked_next_multiple_of(BLOCK).ok_or(OUT_OF_MEMORY)?;
-    if !card.take(bytes) {
+    if !gpu.take(bytes) {
         return Err(OUT_OF_MEMORY);
     }
     let address = next_handle();
-    LIVE.lock().map_err(|_| INVALID_VALUE)?.insert(address, Piece { bytes, card, context });
+    LIVE.lock().map_err(|_| INVALID_VALUE)?.insert(address, Piece { bytes, gpu, context });
     Ok(address)
 }
 
-/// Takes memory in the current context.
+/// Allocates memory in the current context.
 fn take(bytes: usize) -> Result<u64, Status> {
-    let (context, card) = current()?;
-    take_of(card, context, bytes)
+    let (context, gpu) = current()?;
+    take_of(gpu, context, bytes)
 }
 
 unsafe fn answer(place: *mut u64, taken: Result<u64, Status>) -> Status {
@@ -89,7 +90,7 @@ fn give(address: u64) -> Status {
     let Some(piece) = LIVE.lock().ok().and_then(|mut live| live.remove(&address)) else {
         return INVALID_VALUE;
     };
-    piece.card.give(piece.bytes);
+    piece.gpu.give(piece.bytes);
     SUCCESS
 }
 
@@ -98,7 +99,7 @@ pub unsafe extern "C" fn cuMemAlloc_v2(pointer: *mut u64, bytes: usize) -> Statu
     unsafe { answer(pointer, take(bytes)) }
 }
 
-/// Memory of the machine, not of the GPU.
+/// Allocates host memory.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemAllocHost_v2(pointer: *mut Handle, bytes: usize) -> Status {
     unsafe { *pointer = libc::malloc(bytes) };
@@ -128,7 +129,7 @@ pub extern "C" fn cuMemFree_v2(pointer: u64) -> Status {
     give(pointer)
 }
 
-/// Extents, format, channels, flags: here always four bytes per element.
+/// Descriptor of an array: extents, format, channels and flags. Each element has four bytes here.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuArray3DCreate_v2(array: *mut Handle, description: *const [usize; 3]) -> Status {
     unsafe { create_array(array, *description) }
@@ -145,7 +146,8 @@ unsafe fn create_array(array: *mut Handle, extents: [usize; 3]) -> Status {
     }
 }
 
-/// As many levels as told, each with half the width and height of the one before, and half the depth unless that counts layers.
+/// Creates a mipmapped array. Each level has half the width and height of the previous one, and
+/// half the depth unless the depth is the number of layers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMipmappedArrayCreate(
     array: *mut Handle,
@@ -172,7 +174,7 @@ pub struct Described {
     flags: u32,
 }
 
-/// The first interface: extents of 32 bits.
+/// Version 1 of the interface, with extents of 32 bits.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuArray3DCreate(array: *mut Handle, description: *const [u32; 3]) -> Status {
     unsafe { create_array(array, (*description).map(|extent| extent as usize)) }
@@ -193,14 +195,14 @@ pub unsafe extern "C" fn cuMemCreate(
     const ON_DEVICE: i32 = 1;
     let [_, _, location, device] = unsafe { *placement };
     let taken = match location {
-        ON_DEVICE => on(device).and_then(|card| take_of(card, NO_CONTEXT, bytes)),
-        // Of the host: nothing of a GPU.
-        _ => current().and_then(|(_, card)| take_of(card, NO_CONTEXT, 1)),
+        ON_DEVICE => on(device).and_then(|gpu| take_of(gpu, NO_CONTEXT, bytes)),
+        // Host memory takes no memory of a GPU.
+        _ => current().and_then(|(_, gpu)| take_of(gpu, NO_CONTEXT, 1)),
     };
     unsafe { answer(handle, taken) }
 }
 
-/// Memory of a handle stays while it is mapped; tests release after unmapping.
+/// Releases a handle. The real driver keeps mapped memory; the tests release after unmapping.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemRelease(handle: u64) -> Status {
     give(handle)
@@ -241,7 +243,7 @@ pub unsafe extern "C" fn cuMemPoolCreate(pool: *mut Handle, placement: *const [i
     SUCCESS
 }
 
-/// What is in use stays until it is freed.
+/// Destroys a pool. Memory in use stays until it is freed.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemPoolDestroy(pool: Handle) -> Status {
     let Ok(mut pools) = pools() else { return INVALID_VALUE };
@@ -275,7 +277,8 @@ pub unsafe extern "C" fn cuMemAllocAsync(pointer: *mut u64, bytes: usize, stream
     unsafe { cuMemAllocFromPoolAsync(pointer, bytes, pool, stream) }
 }
 
-/// Takes from what the pool has, else from the GPU in pieces of 32 MiB, and keeps what is freed.
+/// Allocates from the pool's unused memory, otherwise from the GPU in units of 32 MiB. The pool
+/// keeps freed memory.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemAllocFromPoolAsync(
     pointer: *mut u64,
@@ -296,7 +299,8 @@ pub unsafe extern "C" fn cuMemAllocFromPoolAsync(
     let Ok(mine) = on(pool.device) else { return INVALID_VALUE };
     let bytes = (bytes as u64).next_multiple_of(BLOCK);
     let missing = (pool.used + bytes).saturating_sub(pool.reserved);
-    // Like the real pool: larger pieces where the GPU has them, else just enough.
+    // Like the real driver, the pool reserves a larger unit if the GPU has enough memory, otherwise
+    // just enough.
     let grown =
         [missing.next_multiple_of(32 << 20), missing].into_iter().find(|&more| more == 0 || mine.take(more));
     let Some(more) = grown else { return OUT_OF_MEMORY };
@@ -330,8 +334,8 @@ pub extern "C" fn cuMemFreeAsync(pointer: u64, _stream: Handle) -> Status {
 pub unsafe extern "C" fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) -> Status {
     match current() {
         Ok((_, mine)) => {
-            unsafe { *free = usize::try_from(TOTAL.saturating_sub(mine.used())).unwrap_or(0) };
-            unsafe { *total = usize::try_from(TOTAL).unwrap_or(0) };
+            unsafe { *free = usize::try_from(TOTAL_BYTES.saturating_sub(mine.used())).unwrap_or(0) };
+            unsafe { *total = usize::try_from(TOTAL_BYTES).unwrap_or(0) };
             SUCCESS
         }
         Err(status) => status,
@@ -340,6 +344,6 @@ pub unsafe extern "C" fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) ->
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDeviceTotalMem_v2(bytes: *mut usize, _device: i32) -> Status {
-    unsafe { *bytes = usize::try_from(TOTAL).unwrap_or(0) };
+    unsafe { *bytes = usize::try_from(TOTAL_BYTES).unwrap_or(0) };
     SUCCESS
 }

@@ -1,11 +1,13 @@
-//! Code: any image has the two kernels of the measuring program, one that ends at once and one that lasts as long as it is told.
+//! Modules. Every image has the two kernels of the measuring program: one ends at once, the other
+//! runs for a given time.
 
 use std::ffi::{CStr, c_char, c_void};
 
 use crate::contexts::initialised;
 use crate::{Handle, NOT_FOUND, SUCCESS, Status};
 
-/// A kernel of so many nanoseconds is its handle; this one's first parameter tells.
+/// Handle of the kernel whose first parameter is its length. Any other handle is the length in
+/// nanoseconds.
 const SPIN: usize = 1 << 62;
 const EMPTY: usize = 1;
 
@@ -30,7 +32,7 @@ pub unsafe extern "C" fn cuModuleGetFunction(
     SUCCESS
 }
 
-/// How long a kernel lasts.
+/// Returns the length of a kernel in nanoseconds.
 pub fn length(function: Handle, parameters: *mut *mut c_void) -> u64 {
     if function.addr() == SPIN {
         unsafe { **parameters.cast::<*const u64>() }

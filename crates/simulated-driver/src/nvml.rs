@@ -1,9 +1,9 @@
-//! NVML: the GPUs, their UUIDs and memory. A handle is the GPU's number and one.
+//! NVML: the GPUs, their UUIDs and memory. A handle is the GPU's number plus one.
 
 use std::ffi::c_char;
 
-use crate::card::{Mine, TOTAL, uuid};
 use crate::contexts::as_handle;
+use crate::gpu::{GpuProcess, TOTAL_BYTES, uuid};
 use crate::{Handle, INVALID_VALUE, SUCCESS, Status};
 
 #[unsafe(no_mangle)]
@@ -36,12 +36,12 @@ pub unsafe extern "C" fn nvmlDeviceGetUUID(device: Handle, text: *mut c_char, le
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetMemoryInfo(device: Handle, info: *mut [u64; 3]) -> Status {
-    let used = Mine::get(device.addr() - 1).map_or(0, Mine::used);
-    unsafe { *info = [TOTAL, TOTAL - used, used] };
+    let used = GpuProcess::get(device.addr() - 1).map_or(0, GpuProcess::used);
+    unsafe { *info = [TOTAL_BYTES, TOTAL_BYTES - used, used] };
     SUCCESS
 }
 
-/// A version, and what is reserved, beside that.
+/// `nvmlMemory_v2_t`, which adds a version and the reserved bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetMemoryInfo_v2(device: Handle, info: *mut [u64; 5]) -> Status {
     let mut plain = [0; 3];

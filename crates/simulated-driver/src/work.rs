@@ -1,12 +1,13 @@
-//! Kernels, streams, events, graphs. A stream is known by a number; it remembers when its last kernel ends.
+//! Kernels, streams, events and graphs. A stream is identified by a number and stores the end of
+//! its last kernel.
 
 use std::collections::HashMap;
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{LazyLock, Mutex};
 
-use crate::card::now;
 use crate::contexts::{as_handle, assert_alive, current, is_relaxed, next_handle};
+use crate::gpu::now;
 use crate::graphs;
 use crate::modules::length;
 use crate::{
@@ -14,32 +15,32 @@ use crate::{
     Status,
 };
 
-/// When the last kernel of each stream ends; and, for a capturing one, what was captured.
+/// End of the last kernel of each stream, and the captured work of a capturing stream.
 static STREAMS: LazyLock<Mutex<HashMap<Key, Stream>>> = LazyLock::new(Mutex::default);
 static EVENTS: LazyLock<Mutex<HashMap<usize, Event>>> = LazyLock::new(Mutex::default);
-/// Whether a capture was disturbed by a call of a thread that was not relaxed about captures.
+/// True if a call from a thread that is not in relaxed capture mode has invalidated a capture.
 static DISTURBED: AtomicBool = AtomicBool::new(false);
 
-/// When it happens, and the context it lives in.
+/// An event: its time and its context.
 #[derive(Clone, Copy)]
 struct Event {
     at: u64,
     context: u64,
-    /// Put into a stream that captured.
+    /// True if the event was recorded in a capturing stream.
     is_captured: bool,
 }
 
-/// A stream, and whose: each context has default streams, one of them for each thread.
+/// The key of a stream. Each context has default streams, one of them for each thread.
 type Key = (usize, u64, u64);
 
-/// Default streams.
+/// Handles of the default streams.
 const LEGACY: usize = 1;
 const PER_THREAD: usize = 2;
 
 #[derive(Default)]
 struct Stream {
     end: u64,
-    /// The graph that is captured into.
+    /// The graph into which the stream is captured.
     captures: Option<Handle>,
 }
 
@@ -55,7 +56,7 @@ fn key(stream: Handle, per_thread: bool) -> Key {
     }
 }
 
-/// Runs something of `nanoseconds` after all before it in the stream.
+/// Queues work of `nanoseconds` behind all earlier work in the stream.
 fn run(stream: Key, nanoseconds: u64) -> Status {
     let mine = match current() {
         Ok((_, mine)) => mine,
@@ -71,7 +72,7 @@ fn run(stream: Key, nanoseconds: u64) -> Status {
     SUCCESS
 }
 
-/// The same, and waits until it has ended.
+/// Queues work and waits until it has ended.
 fn run_and_wait(stream: Key, nanoseconds: u64) -> Status {
     let status = run(stream, nanoseconds);
     sleep_until(end(stream));
@@ -89,7 +90,8 @@ fn sleep_until(end: u64) {
     }
 }
 
-/// Copies and fills: a nanosecond per byte. Those between host and GPU without a stream keep the caller.
+/// Copies and fills take one nanosecond per byte. Copies between host and GPU without a stream
+/// block the caller.
 macro_rules! transfers {
     ($($name:ident ( $($argument:ident : $type:ty),* ) $run:ident ($stream:expr, $per_thread:literal) $bytes:expr;)*) => {
         $(
@@ -104,10 +106,11 @@ macro_rules! transfers {
 
 const DEFAULT: Handle = std::ptr::null_mut();
 
-/// How many kernels were launched.
+/// Number of launched kernels.
 static LAUNCHES: AtomicU64 = AtomicU64::new(0);
 
-/// A transfer that waits until another thread launches a kernel: work that depends on work that is not there yet.
+/// A transfer that waits until another thread launches a kernel, to test work that depends on later
+/// work.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemcpyAtoA_v2(
     _to: Handle,
@@ -192,7 +195,7 @@ pub unsafe extern "C" fn cuStreamCreate(stream: *mut Handle, _flags: u32) -> Sta
     SUCCESS
 }
 
-/// What was queued runs to its end.
+/// Destroys a stream. Queued work runs to its end.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuStreamDestroy_v2(stream: Handle) -> Status {
     if let Ok(mut streams) = STREAMS.lock() {
@@ -243,7 +246,7 @@ pub unsafe extern "C" fn cuStreamEndCapture(stream: Handle, graph: *mut Handle) 
     let captured = streams.get_mut(&key(stream, false)).and_then(|stream| stream.captures.take());
     unsafe { *graph = captured.unwrap_or(std::ptr::null_mut()) };
     if DISTURBED.swap(false, Ordering::SeqCst) {
-        // Nothing of it is left.
+        // The captured graph is discarded.
         graphs::cuGraphDestroy(unsafe { std::mem::replace(&mut *graph, std::ptr::null_mut()) });
         return CAPTURE_INVALIDATED;
     }
@@ -267,7 +270,7 @@ pub unsafe extern "C" fn cuStreamGetCaptureInfo_v2(
     SUCCESS
 }
 
-/// The graph that a stream captures into.
+/// Returns the graph into which a stream is captured.
 pub fn captures(stream: Handle) -> Option<Handle> {
     STREAMS.lock().ok()?.get(&key(stream, false))?.captures
 }
@@ -318,14 +321,14 @@ fn record(event: Handle, stream: Key) -> Status {
     }
 }
 
-/// An event that is asked for; its context must live.
+/// Returns an event for a query. Its context must exist.
 fn event(event: Handle) -> Option<Event> {
     let event = EVENTS.lock().ok()?.get(&event.addr()).copied()?;
     assert_alive(event.context);
     Some(event)
 }
 
-/// Whether a call ruins captures of others, because this thread is not relaxed about them.
+/// Returns whether a call invalidates captures, because this thread is not in relaxed capture mode.
 fn disturbs() -> bool {
     let captures =
         STREAMS.lock().is_ok_and(|streams| streams.values().any(|stream| stream.captures.is_some()));
@@ -336,7 +339,7 @@ fn disturbs() -> bool {
     disturbs
 }
 
-/// Ruins captures also where the event is of one, like the real one.
+/// Queries an event. Like the real driver, a query of a captured event also invalidates captures.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuEventQuery(asked: Handle) -> Status {
     if disturbs() {

@@ -1,4 +1,4 @@
-//! What the shipped file exports and needs.
+//! The symbols that the shipped library exports and needs.
 
 use std::collections::BTreeSet;
 use std::process::Command;
@@ -10,9 +10,10 @@ fn tool(program: &str, arguments: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// What `functions.txt` says of each function of the driver: it is wrapped, or it passes.
+/// Compares `functions.txt`, which says for each driver function whether it is wrapped, with the
+/// exported symbols.
 #[test]
-fn each_function_of_the_driver_is_wrapped_or_known_to_need_nothing() {
+fn each_driver_function_is_wrapped_or_listed_as_unwrapped() {
     let (mut wrapped, mut passing) = (BTreeSet::new(), BTreeSet::new());
     let mut section = "";
     for line in include_str!("functions.txt").lines() {
@@ -36,7 +37,7 @@ fn each_function_of_the_driver_is_wrapped_or_known_to_need_nothing() {
 }
 
 #[test]
-fn only_names_of_the_driver_and_dlsym_are_exported() {
+fn exports_only_driver_functions_and_dlsym() {
     let symbols = tool("nm", &["-D", "--defined-only"]);
     let names: Vec<_> = symbols.lines().filter_map(|line| line.split_whitespace().last()).collect();
     assert!(names.len() > 40, "{names:?}");
@@ -47,14 +48,15 @@ fn only_names_of_the_driver_and_dlsym_are_exported() {
 }
 
 #[test]
-fn it_is_small() {
+fn the_library_is_smaller_than_500_kb() {
     let size = Built::get().library.metadata().unwrap().len();
     assert!(size < 500_000, "{size} bytes");
 }
 
-/// The library must load in images with a glibc of 2012. Only a build for that glibc can show it; it needs cargo-zigbuild.
+/// The library must load in images with a glibc of 2012. The check needs a build for that glibc,
+/// and so cargo-zigbuild.
 #[test]
-fn it_needs_no_newer_glibc_than_2_17() {
+fn the_library_needs_no_glibc_newer_than_2_17() {
     let crate_folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
     let target = crate_folder.join("../../target/under-test");
     let has_zig =

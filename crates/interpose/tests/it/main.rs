@@ -1,4 +1,4 @@
-//! The library as it is shipped, under programs that use all three doors, on a simulated GPU.
+//! Tests of the shipped library under programs that use all three entry points, on a simulated GPU.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests may fail like tests")]
 

@@ -1,19 +1,19 @@
-//! Memory limits, by every way to take memory.
+//! Memory limits, for every way to allocate memory.
 
 use crate::support::{CONTEXT, Container, Tenant};
 
 const LIMIT: u64 = 4096;
 
-/// How many pieces of 64 MiB fit beside one context.
+/// Returns how many allocations of 64 MiB fit beside one context.
 const PIECES: u64 = (LIMIT - CONTEXT) / 64;
 
 #[test]
-fn every_way_and_door_stops_at_the_limit() {
+fn every_allocation_and_entry_point_stops_at_the_limit() {
     for door in ["link", "dlsym", "proc", "default", "next"] {
         for way in ["plain", "managed", "pitch", "array", "vmm", "async"] {
             let container = Container::with_memory(LIMIT);
             let mut tenant = container.begun(door);
-            // The first managed memory costs one piece more.
+            // The first managed allocation is charged 64 MiB more.
             let pieces = PIECES - u64::from(way == "managed");
             assert_eq!(tenant.ask(&format!("fill {way} 64")), format!("{pieces} 2"), "{door} {way}");
             assert!(container.most() <= LIMIT, "{door} {way}: {} taken", container.most());
@@ -22,9 +22,10 @@ fn every_way_and_door_stops_at_the_limit() {
     }
 }
 
-/// Ways that other interfaces than the usual lead to: what graphs take when they run, arrays of the first interface.
+/// Covers allocations through less common interfaces: memory nodes of graphs, and version 1 of the
+/// array functions.
 #[test]
-fn roundabout_ways_stop_at_the_limit() {
+fn allocations_of_graphs_and_old_interfaces_stop_at_the_limit() {
     for door in ["link", "dlsym", "proc"] {
         for way in ["graph", "node", "captured", "old-array"] {
             let container = Container::with_memory(LIMIT);
@@ -36,18 +37,18 @@ fn roundabout_ways_stop_at_the_limit() {
     }
 }
 
-/// The levels of an array with layers have half the width and height each, and as many layers.
+/// Each level of a layered array has half the width and height, and the same number of layers.
 #[test]
-fn levels_of_layers_count() {
+fn all_levels_of_a_layered_array_are_charged() {
     let container = Container::with_memory(LIMIT);
     let mut tenant = container.begun("proc");
     assert!(tenant.ask("fill layers 64").ends_with(" 2"));
     assert!(container.most() <= LIMIT, "{} taken", container.most());
 }
 
-/// Nothing is left of what a capture would have taken when it is ruined.
+/// An invalidated capture has no graph, so its memory is refunded.
 #[test]
-fn a_capture_that_was_ruined_gives_back() {
+fn an_invalidated_capture_is_refunded() {
     let mut tenant = Container::with_memory(LIMIT).begun("dlsym");
     for _ in 0..3 {
         assert_eq!(tenant.ask("spoil x 3000"), "0 901");
@@ -56,7 +57,7 @@ fn a_capture_that_was_ruined_gives_back() {
 }
 
 #[test]
-fn the_heap_of_kernels_counts() {
+fn the_heap_of_kernels_is_charged() {
     let container = Container::with_memory(LIMIT);
     let mut tenant = container.begun("proc");
     assert_eq!(tenant.ask("take heap 5000"), "2");
@@ -67,15 +68,15 @@ fn the_heap_of_kernels_counts() {
     assert!(container.most() <= LIMIT);
 }
 
-/// A pool that is destroyed lives on as long as memory of it is in use, and so does its charge.
+/// A destroyed pool exists as long as some of its memory is in use, and so does its charge.
 #[test]
-fn memory_of_a_pool_that_was_destroyed_counts_until_it_is_freed() {
+fn memory_of_a_destroyed_pool_is_charged_until_it_is_freed() {
     let container = Container::with_memory(LIMIT);
     let mut tenant = container.begun("proc");
     for _ in 0..3 {
         let answer = tenant.ask("fill left 64");
         let (count, status) = answer.split_once(' ').unwrap();
-        // Without an agent two pieces are set aside for code.
+        // Without an agent, the size of two allocations stays reserved for code.
         assert!((PIECES - 2..=PIECES).contains(&count.parse().unwrap()) && status == "2", "{answer}");
         assert!(container.most() <= LIMIT, "{} taken", container.most());
         assert_eq!(tenant.ask("free left"), "0");
@@ -84,9 +85,9 @@ fn memory_of_a_pool_that_was_destroyed_counts_until_it_is_freed() {
     assert_eq!(tenant.end(), "");
 }
 
-/// Memory of another process is opened again where it was, and is closed as often as it was opened.
+/// A second import of the same memory returns the same address, and each import must be closed.
 #[test]
-fn memory_that_is_opened_twice_counts_once() {
+fn memory_that_is_imported_twice_is_charged_once() {
     let container = Container::with_memory(LIMIT);
     let mut tenant = container.begun("dlsym");
     let has = |tenant: &mut Tenant, held: u64| {
@@ -101,9 +102,9 @@ fn memory_that_is_opened_twice_counts_once() {
     has(&mut tenant, 0);
 }
 
-/// What of another process's memory is mapped counts, in how many pieces ever.
+/// The charge does not depend on the number of mappings.
 #[test]
-fn imported_memory_counts_as_far_as_it_is_mapped() {
+fn imported_memory_is_charged_as_far_as_it_is_mapped() {
     let container = Container::with_memory(LIMIT);
     let mut tenant = container.begun("link");
     assert_eq!(tenant.ask("import x 500"), "0");
@@ -112,9 +113,9 @@ fn imported_memory_counts_as_far_as_it_is_mapped() {
     assert_eq!(tenant.ask("import x 2000"), "2", "the second piece is too much");
 }
 
-/// A green context brings the primary one with it, for which the program never asked.
+/// A green context creates the primary context, which the program never requested.
 #[test]
-fn green_contexts_count_as_a_use_of_the_primary_one() {
+fn a_green_context_retains_the_primary_context() {
     let container = Container::with_memory(LIMIT);
     let mut tenant = container.start("link");
     assert_eq!(tenant.ask("init"), "0");
@@ -131,7 +132,7 @@ fn green_contexts_count_as_a_use_of_the_primary_one() {
 }
 
 #[test]
-fn a_reset_gives_all_back() {
+fn a_reset_refunds_everything() {
     let container = Container::with_memory(LIMIT);
     let mut tenant = container.begun("dlsym");
     assert_eq!(tenant.ask("begin"), "0", "twice");
@@ -144,7 +145,7 @@ fn a_reset_gives_all_back() {
 }
 
 #[test]
-fn what_is_freed_can_be_taken_again() {
+fn freed_memory_can_be_allocated_again() {
     for way in ["plain", "pitch", "vmm", "async", "graph", "captured"] {
         let container = Container::with_memory(LIMIT);
         let mut tenant = container.begun("proc");
@@ -158,7 +159,7 @@ fn what_is_freed_can_be_taken_again() {
 }
 
 #[test]
-fn contexts_count() {
+fn contexts_are_charged() {
     let container = Container::with_memory(LIMIT);
     let mut tenant = container.begun("dlsym");
     assert_eq!(tenant.ask("fill context 0"), format!("{} 2", LIMIT / CONTEXT - 1));
@@ -170,7 +171,7 @@ fn contexts_count() {
 }
 
 #[test]
-fn what_dies_with_its_context_is_given_back() {
+fn destroying_a_context_refunds_its_allocations() {
     let container = Container::with_memory(LIMIT);
     let mut tenant = container.begun("link");
     assert_eq!(tenant.ask("fill plain 64"), format!("{PIECES} 2"));
@@ -180,7 +181,7 @@ fn what_dies_with_its_context_is_given_back() {
 }
 
 #[test]
-fn host_memory_costs_nothing() {
+fn host_memory_is_not_charged() {
     let container = Container::with_memory(LIMIT);
     let mut tenant = container.begun("proc");
     assert_eq!(tenant.ask("take host 8192"), "0");
@@ -188,7 +189,7 @@ fn host_memory_costs_nothing() {
 }
 
 #[test]
-fn a_program_sees_its_share() {
+fn a_program_sees_its_limit_as_total_memory() {
     for door in ["link", "dlsym", "proc"] {
         let container = Container::with_memory(LIMIT);
         let mut tenant = container.begun(door);
@@ -198,9 +199,10 @@ fn a_program_sees_its_share() {
     }
 }
 
-/// What nvidia-smi would show, beside a program that holds some. A program that only watches is not made to load the driver.
+/// A monitoring program such as nvidia-smi runs beside a program that holds memory. The library
+/// must not make the monitoring program load the driver.
 #[test]
-fn who_only_watches_sees_the_share() {
+fn a_monitoring_program_sees_the_limit() {
     let container = Container::with(LIMIT, 50);
     let mut tenant = container.begun("proc");
     tenant.ask("take plain 96");
@@ -210,7 +212,7 @@ fn who_only_watches_sees_the_share() {
 }
 
 #[test]
-fn a_whole_gpu_is_shown_as_it_is() {
+fn a_whole_gpu_is_reported_unchanged() {
     let container = Container::with_memory(u64::MAX >> 20);
     let mut tenant = container.begun("link");
     assert_eq!(tenant.ask("info"), format!("{} 81920 81920", 81_920 - CONTEXT));
@@ -248,7 +250,8 @@ fn processes_share_one_limit() {
     assert!(container.most() <= LIMIT);
 }
 
-/// Two processes ask for what only one may have, thousands of times, without ever exceeding the GPU's own count.
+/// Two processes race thousands of times for memory that only one can get. The usage of the GPU
+/// never exceeds the limit.
 #[test]
 fn racing_processes_never_exceed_the_limit() {
     let container = Container::with_memory(2 * CONTEXT + 1000);
@@ -260,7 +263,8 @@ fn racing_processes_never_exceed_the_limit() {
     assert!(container.most() <= 2 * CONTEXT + 1000, "{}", container.most());
 }
 
-/// Programs number the GPUs as they like; each has its own limit all the same, also for what is taken of another than the current one.
+/// Each GPU has its own limit in any device order, also for allocations on a device that is not the
+/// current one.
 #[test]
 fn each_gpu_has_its_own_limit_in_any_order() {
     let limits = [2048, 1024, 3072];
@@ -290,11 +294,11 @@ fn each_gpu_has_its_own_limit_in_any_order() {
 }
 
 #[test]
-fn a_gpu_that_was_not_granted_cannot_be_used() {
+fn a_gpu_outside_the_grant_cannot_be_used() {
     let container = Container::with_gpus(&[(2048, 100)], "1,0");
     let mut tenant = container.start("link");
     assert_eq!(tenant.ask("begin"), "2");
     tenant.ask("on 1");
     assert_eq!(tenant.ask("begin"), "0");
-    assert!(tenant.end().contains("is not granted to this container"));
+    assert!(tenant.end().contains("is not part of this container's grant"));
 }

@@ -3,7 +3,7 @@
 use crate::support::{CONTEXT, Container, write_at};
 
 #[test]
-fn a_killed_process_leaves_nothing_held() {
+fn the_memory_of_a_killed_process_is_released() {
     let container = Container::with_memory(4096);
     let mut survivor = container.begun("proc");
     for round in 0..20 {
@@ -16,12 +16,12 @@ fn a_killed_process_leaves_nothing_held() {
     assert!(container.most() <= 4096);
 }
 
-/// Processes killed while they take and free, wherever that finds them; a survivor takes and frees all the while.
-/// Each takes some 20 ms.
+/// Kills processes at random points while they allocate and free, beside a process that allocates
+/// and frees all the time. Each kill takes about 20 ms.
 const KILLS: usize = 1_000;
 
 #[test]
-fn kills_at_any_point_leave_no_leak_no_hang_and_no_byte_too_many() {
+fn kills_at_any_point_cause_no_leak_no_hang_and_no_excess() {
     let container = Container::with_memory(8192);
     let mut survivor = container.begun("proc");
     survivor.tell("race plain 512 100000");
@@ -31,7 +31,7 @@ fn kills_at_any_point_leave_no_leak_no_hang_and_no_byte_too_many() {
         victim.tell("begin");
         victim.tell(&format!("churn {way} 64"));
         if round % 3 > 0 {
-            // Well into its work; otherwise somewhere in the beginning.
+            // Some processes are killed during their work, the others while they start.
             victim.answer();
         }
         std::thread::sleep(std::time::Duration::from_micros((round as u64 * 7919) % 4000));
@@ -48,7 +48,7 @@ fn kills_at_any_point_leave_no_leak_no_hang_and_no_byte_too_many() {
 }
 
 #[test]
-fn children_have_ledgers_of_their_own() {
+fn forked_children_have_their_own_slots() {
     let container = Container::with_memory(4096);
     let mut parent = container.start("proc");
     assert_eq!(parent.ask("fork x 1000"), "0", "a child before the parent");
@@ -64,7 +64,7 @@ fn children_have_ledgers_of_their_own() {
 }
 
 #[test]
-fn without_valid_limits_nothing_is_allowed_and_one_line_says_why() {
+fn rejects_every_use_without_valid_limits_and_logs_one_line() {
     for damage in ["absent", "short", "bits", "version", "account"] {
         let container = Container::with_memory(4096);
         let control = container.grant().join("control");
@@ -81,17 +81,17 @@ fn without_valid_limits_nothing_is_allowed_and_one_line_says_why() {
         assert_eq!(tenant.ask("take async 1"), "3", "{damage}: the driver was never initialised");
         let said = tenant.end();
         assert_eq!(said.lines().count(), 1, "{damage}: {said}");
-        assert!(said.starts_with("tessera: no use of GPUs is allowed: "), "{damage}: {said}");
+        assert!(said.starts_with("tessera: cannot load this container's GPU limits"), "{damage}: {said}");
     }
 }
 
 #[test]
-fn nonsense_in_the_account_harms_no_more_than_the_container() {
+fn an_invalid_account_harms_only_its_container() {
     let container = Container::with_memory(4096);
     let mut tenant = container.begun("proc");
     let account = container.grant().join("account");
     let length = account.metadata().unwrap().len();
-    // All but the first word, which tells the format.
+    // Everything but the first word, which is the format, is overwritten.
     for place in (8..length).step_by(8) {
         write_at(&account, place, &[0xff; 8]);
     }
@@ -106,8 +106,8 @@ fn nonsense_in_the_account_harms_no_more_than_the_container() {
 }
 
 #[test]
-fn an_environment_variable_does_not_lead_past_a_mounted_grant() {
-    // Only where this machine has a grant in its place can this be tried; everywhere else the variable is the way in.
+fn a_mounted_grant_takes_precedence_over_the_environment_variable() {
+    // The check needs a host with a mounted grant. On other hosts the variable is used.
     if std::path::Path::new("/etc/tessera").exists() {
         let container = Container::with_memory(4096);
         assert_ne!(container.start("proc").ask("begin"), "0");

@@ -12,20 +12,20 @@ use tempfile::TempDir;
 use tessera_limits::memory_account::AccountSnapshot;
 use tessera_limits::{Control, GpuLimit, GpuSlot, GrantLimits, UuidBytes, files, futex};
 
-/// What the simulated driver calls its first GPU; others count up in the last byte.
+/// UUID of the first simulated GPU. Further GPUs have a higher last byte.
 const UUID: [u8; 16] = *b"simulated-card-0";
 
-/// What the simulated driver takes for a context.
+/// MiB that a context takes in the simulated driver.
 pub(crate) const CONTEXT: u64 = 500;
 
-/// The library, the simulated driver, and the programs, all built.
+/// The built library, simulated driver and programs.
 #[derive(Debug)]
 pub(crate) struct Built {
     pub(crate) library: PathBuf,
     drivers: PathBuf,
     tenant: PathBuf,
     monitor: PathBuf,
-    /// What measures on a real GPU.
+    /// The program that measures on a real GPU.
     pub(crate) work: PathBuf,
 }
 
@@ -34,13 +34,13 @@ pub(crate) struct Built {
 pub(crate) struct Container {
     folder: TempDir,
     gpu: PathBuf,
-    /// Whether streams of a program run beside each other.
+    /// True if the streams of a program run at the same time.
     overlaps: bool,
-    /// The order in which its programs see the GPUs.
+    /// The order in which the container's programs see the GPUs.
     order: &'static str,
 }
 
-/// A program in a container, told what to do line by line.
+/// A program in a container that executes one command per line.
 #[derive(Debug)]
 pub(crate) struct Tenant {
     pub(crate) child: Child,
@@ -49,7 +49,8 @@ pub(crate) struct Tenant {
 }
 
 impl Built {
-    /// Builds once per run, in a folder of its own: the cargo that runs the tests may hold the other one.
+    /// Builds everything once per run, in a separate target directory: the cargo that runs the
+    /// tests may lock the usual one.
     pub(crate) fn get() -> &'static Self {
         static BUILT: OnceLock<Built> = OnceLock::new();
         BUILT.get_or_init(|| {
@@ -69,7 +70,7 @@ impl Built {
                 let _ = std::fs::remove_file(drivers.join(name));
                 std::os::unix::fs::symlink(built.join("libsimulated_driver.so"), drivers.join(name)).unwrap();
             }
-            // Another file: a process may have the one and not the other.
+            // NVML is a separate file, because a process may load it without the driver.
             let _ = std::fs::remove_file(drivers.join("libnvidia-ml.so.1"));
             std::fs::copy(built.join("libsimulated_driver.so"), drivers.join("libnvidia-ml.so.1")).unwrap();
             let compile = |source: &str, libraries: &[&str]| {
@@ -84,7 +85,7 @@ impl Built {
                     .status()
                     .unwrap();
                 assert!(compiled.success(), "{}", source.display());
-                // Other tests may be running the old one.
+                // Other tests may be running the previous file.
                 std::fs::rename(new, &program).unwrap();
                 program
             };
@@ -100,19 +101,19 @@ impl Built {
 }
 
 impl Built {
-    /// The arbiter's program.
+    /// Returns the path of the arbiter's program.
     pub(crate) fn arbiter(&self) -> PathBuf {
         self.library.with_file_name("tessera-arbiter")
     }
 }
 
 impl Container {
-    /// With `memory` MiB of the GPU and all of its time.
+    /// Creates a container with `memory` MiB of the GPU and all of its time.
     pub(crate) fn with_memory(memory: u64) -> Self {
         Self::with(memory, 100)
     }
 
-    /// With `memory` MiB of the GPU and `compute_percent` percent of its time.
+    /// Creates a container with `memory` MiB of the GPU and `compute_percent` percent of its time.
     pub(crate) fn with(memory: u64, compute_percent: u32) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let container = Self { gpu: folder.path().join("gpu"), folder, overlaps: false, order: "0" };
@@ -120,7 +121,7 @@ impl Container {
         container
     }
 
-    /// Another container on the same GPU.
+    /// Creates another container on the same GPU.
     pub(crate) fn beside(other: &Self, memory: u64, compute_percent: u32) -> Self {
         let container = Self {
             gpu: other.gpu.clone(),
@@ -132,7 +133,8 @@ impl Container {
         container
     }
 
-    /// With so many MiB and so many percent of each of the first GPUs, which its programs see in another order.
+    /// Creates a container with a share of each of the first GPUs, in MiB and percent. Its programs
+    /// see the GPUs in `order`.
     pub(crate) fn with_gpus(shares: &[(u64, u32)], order: &'static str) -> Self {
         let container = Self { order, ..Self::with(0, 100) };
         let gpus = shares.iter().zip(UUID[15]..).map(|(&(memory, compute_percent), last)| {
@@ -151,19 +153,20 @@ impl Container {
         container
     }
 
-    /// With `compute_percent` percent of the GPU's time guaranteed and `ceiling` percent at most.
+    /// Creates a container with a soft share: `compute_percent` guaranteed, and at most `ceiling`
+    /// percent.
     pub(crate) fn with_ceiling(memory: u64, compute_percent: u32, ceiling: u32) -> Self {
         let container = Self::with(memory, compute_percent);
         container.limit_to(memory, compute_percent, ceiling);
         container
     }
 
-    /// On a GPU that has room for several of its kernels at a time.
+    /// Lets several kernels of the container run at the same time.
     pub(crate) fn overlapping(self) -> Self {
         Self { overlaps: true, ..self }
     }
 
-    /// Changes the limits, also while programs run.
+    /// Changes the limits, possibly while programs run.
     pub(crate) fn limit(&self, memory: u64, compute_percent: u32) -> files::OwnedMapping<Control> {
         self.limit_to(memory, compute_percent, compute_percent)
     }
@@ -187,44 +190,45 @@ impl Container {
         self.folder.path().join("grant")
     }
 
-    /// The most memory that was ever taken of the GPU, in MiB, by the GPU's own count.
+    /// Returns the highest memory usage of the simulated GPU so far, in MiB.
     pub(crate) fn most(&self) -> u64 {
-        self.told_by_gpu(0) >> 20
+        self.read_gpu_file(0) >> 20
     }
 
-    /// How many nanoseconds of work are left on the GPU, by its own count.
+    /// Returns the nanoseconds of work that are queued on the simulated GPU.
     pub(crate) fn left(&self) -> u64 {
-        // In this order: whoever is kept from the processor in between sees less, not more.
-        let until = self.told_by_gpu(8);
+        // The end is read before the clock, so that a preempted thread computes a smaller value,
+        // never a larger one.
+        let until = self.read_gpu_file(8);
         until.saturating_sub(futex::now())
     }
 
-    fn told_by_gpu(&self, place: u64) -> u64 {
+    fn read_gpu_file(&self, place: u64) -> u64 {
         let mut word = [0; 8];
         File::open(&self.gpu).unwrap().read_exact_at(&mut word, place).unwrap();
         u64::from_le_bytes(word)
     }
 
-    /// What its processes say of themselves.
+    /// Opens the container's account.
     pub(crate) fn account(&self) -> AccountView {
         let account = File::open(files::account_path(&self.grant())).unwrap();
         AccountView { account, snapshot: AccountSnapshot::default() }
     }
 
-    /// A program that enters by `door`.
-    pub(crate) fn start(&self, door: &str) -> Tenant {
-        self.start_under(Some(&Built::get().library), door)
+    /// Starts a program that uses the entry point `entry`.
+    pub(crate) fn start(&self, entry: &str) -> Tenant {
+        self.start_under(Some(&Built::get().library), entry)
     }
 
-    /// The same without the library.
-    pub(crate) fn start_bare(&self, door: &str) -> Tenant {
-        self.start_under(None, door)
+    /// Starts a program without the library.
+    pub(crate) fn start_bare(&self, entry: &str) -> Tenant {
+        self.start_under(None, entry)
     }
 
-    fn start_under(&self, library: Option<&Path>, door: &str) -> Tenant {
+    fn start_under(&self, library: Option<&Path>, entry: &str) -> Tenant {
         let mut child = self
             .program(&Built::get().tenant, library)
-            .arg(door)
+            .arg(entry)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
@@ -234,14 +238,14 @@ impl Container {
         Tenant { child, input, output }
     }
 
-    /// What a program that only watches the GPU sees.
+    /// Returns the memory that a monitoring program sees.
     pub(crate) fn watched(&self) -> String {
         let built = Built::get();
         let output = self.program(&built.monitor, Some(&built.library)).output().unwrap();
         String::from_utf8_lossy(&output.stdout).trim().into()
     }
 
-    /// Any program, in the container.
+    /// Returns the command for any program in the container.
     pub(crate) fn program(&self, program: &Path, library: Option<&Path>) -> Command {
         let mut command = Command::new(program);
         if let Some(library) = library {
@@ -258,34 +262,34 @@ impl Container {
         command
     }
 
-    /// A program that has begun to use the GPU.
-    pub(crate) fn begun(&self, door: &str) -> Tenant {
-        let mut tenant = self.start(door);
+    /// Starts a program that uses the GPU.
+    pub(crate) fn begun(&self, entry: &str) -> Tenant {
+        let mut tenant = self.start(entry);
         assert_eq!(tenant.ask("begin"), "0");
         tenant
     }
 }
 
 impl Tenant {
-    /// Has a command done; returns the answer.
+    /// Executes a command and returns the answer.
     pub(crate) fn ask(&mut self, command: &str) -> String {
         self.tell(command);
         self.answer()
     }
 
-    /// Gives a command without waiting for the answer.
+    /// Sends a command without waiting for the answer.
     pub(crate) fn tell(&mut self, command: &str) {
         writeln!(self.input, "{command}").unwrap();
     }
 
-    /// The answer to a command given before.
+    /// Returns the answer to the last command.
     pub(crate) fn answer(&mut self) -> String {
         let mut line = String::new();
         self.output.read_line(&mut line).unwrap();
         line.trim().into()
     }
 
-    /// Ends the program; what it wrote on stderr.
+    /// Ends the program and returns its standard error.
     pub(crate) fn end(self) -> String {
         let Self { child, input, output } = self;
         drop((input, output));
@@ -294,7 +298,7 @@ impl Tenant {
     }
 }
 
-/// What the processes of a container say of its first GPU, read anew with each question.
+/// The account of a container for its first GPU, read again for each query.
 #[derive(Debug)]
 pub(crate) struct AccountView {
     account: File,
@@ -307,30 +311,30 @@ impl AccountView {
         &self.snapshot
     }
 
-    /// How many processes want the GPU.
+    /// Returns the number of processes that want the GPU.
     pub(crate) fn want(&mut self) -> u32 {
         self.read().demand(GpuSlot::FIRST, 0).wanting
     }
 
-    /// How often threads have waited for a window.
+    /// Returns how often threads have waited for a window.
     pub(crate) fn waits(&mut self) -> u64 {
         self.read().process_usage().flatten().map(|said| said.waits).sum()
     }
 
-    /// Nanoseconds the GPU was busy for them.
+    /// Returns the nanoseconds for which the GPU was busy.
     pub(crate) fn busy(&mut self) -> u64 {
         self.read().busy(GpuSlot::FIRST)
     }
 }
 
-/// An arbiter over some containers, until it is dropped.
+/// An arbiter process for some containers, which ends when this value is dropped.
 #[derive(Debug)]
 pub(crate) struct Arbiter {
     child: Child,
 }
 
 impl Arbiter {
-    /// Starts it; it is heard by all of them when this returns.
+    /// Starts an arbiter and waits until all containers see its heartbeat.
     pub(crate) fn start(containers: &[&Container]) -> Self {
         let folders: Vec<_> = containers.iter().map(|container| container.grant()).collect();
         let child = Command::new(Built::get().arbiter())
