@@ -1,6 +1,7 @@
-"""What the scripts here share: grants, an arbiter over them, and programs under the library. Paths come from the environment:
-LIBRARY, ARBITER, WORK (work.c, built), SHARE_BENCH (a PyTorch program: SECONDS KIND -> "KIND RATE /s windows min A med B max C").
-GPU names the card by its UUID where `nvidia-smi` cannot."""
+"""Shared by the other scripts: grants, an arbiter for them, and programs under the library.
+
+Paths come from the environment: LIBRARY, ARBITER, WORK (the built work.c), and SHARE_BENCH (a PyTorch program that takes
+SECONDS KIND and prints "KIND RATE /s windows min A med B max C"). GPU is the UUID of the GPU if `nvidia-smi` is missing."""
 import os, subprocess, sys, tempfile, time
 
 library, arbiter, work, share_bench = (os.environ[name] for name in ("LIBRARY", "ARBITER", "WORK", "SHARE_BENCH"))
@@ -18,14 +19,14 @@ def grant(cores, ceiling=None, memory=30720, name=None):
 
 
 def threads(process):
-    """(name, seconds of CPU) of a process's threads: by the scheduler's own count, as ticks miss what sleeps and wakes with them."""
+    """Yields (name, CPU seconds) of each thread, by the scheduler's count. Tick-based counts miss threads that sleep often."""
     for task in os.listdir(f"/proc/{process.pid}/task"):
         with open(f"/proc/{process.pid}/task/{task}/comm") as name, open(f"/proc/{process.pid}/task/{task}/schedstat") as used:
             yield name.read().strip(), int(used.read().split()[0]) / 1e9
 
 
 def looks(process):
-    """How often the library's own thread has slept and woken."""
+    """Returns how often the library's monitor thread has slept and woken."""
     for task in os.listdir(f"/proc/{process.pid}/task"):
         with open(f"/proc/{process.pid}/task/{task}/status") as told:
             fields = dict(line.split(":", 1) for line in told)
@@ -39,12 +40,12 @@ def cpu(process):
 
 
 def controller(process):
-    """Of the library's own thread in a process."""
+    """Returns the CPU seconds of the library's monitor thread in a process."""
     return sum(used for name, used in threads(process) if name == "tessera")
 
 
 class Arbiter:
-    """Hands out windows. Tells its own CPU, in percent of a core, and each grant's part of the card's time."""
+    """An arbiter process. Reports its CPU usage in percent of a core, and each grant's percentage of the GPU's time."""
 
     def __init__(self, *paths):
         self.log = tempfile.TemporaryFile(mode="w+", dir=folder)
@@ -52,7 +53,7 @@ class Arbiter:
         self.settle(0)
 
     def settle(self, seconds):
-        """What follows counts: programs need a while to begin, and so does this one."""
+        """Starts the measurement after `seconds`, because the programs and the arbiter need time to start."""
         time.sleep(seconds)
         self.marked, self.cpu = time.time(), cpu(self.process)
         self.skip = sum(1 for _ in open(f"/proc/{self.process.pid}/fd/1")) if seconds else 0
@@ -73,12 +74,12 @@ def start(command, path=None, **environment):
 
 
 def program(kind, length=seconds):
-    """The command for a kind of work: PyTorch's by its name, ours with "c-" in front."""
+    """Returns the command for a kind of work. The prefix "c-" selects work.c, other kinds are PyTorch programs."""
     return [work, kind[2:], length] if kind.startswith("c-") else [sys.executable, share_bench, length, kind]
 
 
 def answer(process):
-    """(rate, least, most) of a program that has ended: of 1 s windows."""
+    """Returns (rate, lowest, highest) of a finished program, by intervals of 1 s."""
     out, err = process.communicate(timeout=120)
     words = out.split()
     if err.strip() or len(words) < 6:

@@ -1,8 +1,9 @@
-"""What the library costs per call: through it and straight into the driver by turns, in one process; then PyTorch bare and under it."""
+"""Measures the library's cost per call, alternating in one process between calls through the library and direct calls. Then
+measures PyTorch with and without the library."""
 from bench import *
 
 ROUNDS = int(os.environ.get("COST_ROUNDS", "5"))
-# Half of the GPU at least and all at most: alone, its window never closes.
+# With a soft share of half of the GPU, the window of a single container never closes.
 shares = {"bare": None, "no limit of time": grant(100), "window open": grant(50, 100)}
 for kind in os.environ.get("COST_KINDS", "launch alloc graphs").split():
     for name, path in shares.items():

@@ -1,4 +1,4 @@
-"""The CUDA driver through ctypes: each way to take device memory, by the names programs use."""
+"""Calls the CUDA driver through ctypes: each way to allocate device memory, by the name that programs use."""
 import ctypes, ctypes.util
 from ctypes import byref, c_int, c_size_t, c_uint, c_uint64, c_void_p
 
@@ -91,7 +91,7 @@ def pool(n):
 
 
 def context_again(n):
-    """A further context each time, whatever `n`."""
+    """Creates one more context per call and ignores `n`."""
     ctx = c_void_p()
     return cu.cuCtxCreate_v2(byref(ctx), c_uint(0), 0), ctx.value
 

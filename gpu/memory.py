@@ -1,5 +1,7 @@
-"""Memory limits on a real card.
-Prints one row per way: what was got under the limit, and the most NVML itself saw taken meanwhile (read here, without the library)."""
+"""Measures memory limits on a real GPU.
+
+Prints one row per way to allocate: the memory granted under the limit, and the highest usage by NVML, read without the
+library."""
 import ctypes, os, subprocess, sys, threading, time
 from bench import Arbiter, arbiter, folder, library, uuid
 
@@ -25,7 +27,7 @@ def used():
 
 
 class Watch:
-    """The most memory taken on the card while it runs."""
+    """Records the highest memory usage of the GPU while it runs."""
 
     def __enter__(self):
         self.base, self.most, self.on = used(), 0, True
@@ -92,7 +94,7 @@ def ways():
 
 
 def small():
-    """Many pieces below a block."""
+    """Allocates many pieces that are smaller than a block."""
     path = grant(2048)
     settle()
     code = f"""

@@ -1,5 +1,5 @@
-"""One of two that race for memory only one of them may have. usage: race.py ME(0|1) FLAGS-FILE ROUNDS BYTES
-Each sets its flag while it holds; seeing the other's flag then is a violation."""
+"""One of two processes that race for memory that only one of them can get. usage: race.py ME(0|1) FLAGS-FILE ROUNDS BYTES
+Each process sets its flag while it holds the memory. Seeing the other flag at that time is a violation."""
 import mmap, sys, time
 import cuda
 

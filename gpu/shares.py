@@ -1,4 +1,5 @@
-"""One container at a time: what it gets of its share, as percent of the same work bare, with the spread of 1 s windows."""
+"""Measures one container at a time: its throughput in percent of the same work without the library, and the spread over
+intervals of 1 s."""
 import os, time
 from bench import *
 

@@ -1,5 +1,5 @@
-"""Takes device memory until refused, by one way. usage: take.py WAY PIECE-MIB MOST-MIB
-Prints the MiB got, the status of the refusal, and what cuMemGetInfo says before and after."""
+"""Allocates device memory in one way until a request is rejected. usage: take.py WAY PIECE-MIB MOST-MIB
+Prints the allocated MiB, the status of the rejection, and the result of cuMemGetInfo before and after."""
 import os, sys
 
 way, piece, most = sys.argv[1], int(sys.argv[2]) << 20, int(sys.argv[3]) << 20

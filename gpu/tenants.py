@@ -1,5 +1,5 @@
-"""Several containers on one card under an arbiter: what each gets as percent of bare and of the card's time; requests beside a
-hog; a container that comes and goes."""
+"""Measures several containers on one GPU under an arbiter: the throughput of each in percent of a run without the library and
+its percentage of the GPU's time, short requests beside a greedy container, and a container that comes and goes."""
 from bench import *
 
 SETS = [
@@ -14,7 +14,7 @@ SETS = [
 
 
 def together(*programs):
-    """Starts programs, each a command with its share, under one arbiter."""
+    """Starts programs under one arbiter, each given by a command and its share."""
     paths = [grant(cores, ceiling) for _, cores, ceiling in programs]
     service = Arbiter(*paths)
     return service, [start(command, path) for (command, _, _), path in zip(programs, paths)]
@@ -27,22 +27,22 @@ for kind in dict.fromkeys(kind for tenants in SETS for kind, _, _ in tenants):
 for tenants in SETS:
     service, running = together(*[(program(kind), cores, ceiling) for kind, cores, ceiling in tenants])
     service.settle(2.5 if tenants[0][0].startswith("c-") else 5)
-    # Until the first has ended: then its part of the GPU is free.
+    # The measurement ends with the first program, because its share of the GPU is free afterwards.
     rows = [[100 * rate / bare(kind) for rate in answer(process)] for (kind, _, _), process in zip(tenants, running)]
     used, shares = service.end()
     cells = [f"{kind} {cores}/{ceiling} -> {got:6.2f} [{least:.1f}..{most:.1f}]" for (kind, cores, ceiling), (got, least, most) in zip(tenants, rows)]
-    print("  ".join(cells), f"  sum {sum(row[0] for row in rows):.1f}; % of the card's time:", *[f"{share:.1f}" for share in shares], f"; arbiter {used:.2f} % of a core", flush=True)
+    print("  ".join(cells), f"  sum {sum(row[0] for row in rows):.1f}; % of the GPU's time:", *[f"{share:.1f}" for share in shares], f"; arbiter {used:.2f} % of a core", flush=True)
 
 for ceiling in (60, 100):
-    service, (asker, hog) = together(([work, "request", "8"], 30, 30 if ceiling == 60 else 100), ([work, "big", "9"], 60, ceiling))
-    rows = [part.strip() for part in asker.communicate(timeout=60)], answer(hog)[0]
-    print(f"request every 20 ms beside a hog of {ceiling}:", *rows[0], "hog:", rows[1], "; % of the card's time:", *[f"{share:.1f}" for share in service.end()[1]], flush=True)
+    service, (asker, greedy) = together(([work, "request", "8"], 30, 30 if ceiling == 60 else 100), ([work, "big", "9"], 60, ceiling))
+    rows = [part.strip() for part in asker.communicate(timeout=60)], answer(greedy)[0]
+    print(f"request every 20 ms beside a greedy container of {ceiling}:", *rows[0], "greedy:", rows[1], "; % of the GPU's time:", *[f"{share:.1f}" for share in service.end()[1]], flush=True)
 service, (comer, stayer) = together(([work, "return", "8"], 66, 100), ([work, "big", "9"], 33, 100))
 print(*[part.strip() for part in comer.communicate(timeout=60)], "other:", answer(stayer)[0])
 service.end()
 
-# Processes of one container share what it has, also where each must hold itself to it. What two get who take turns as the driver likes:
-# some is lost between them.
+# Two processes of one container share its limit, with and without an arbiter. Without the library, the driver switches
+# between two processes, and some time is lost.
 kind = "big" if os.path.exists(share_bench) else "c-big"
 for name, path, service_of in (("bare", None, None), ("at 50 without an arbiter", grant(50), None), ("at 50 with an arbiter", grant(50), Arbiter)):
     service = service_of(path) if service_of else None
