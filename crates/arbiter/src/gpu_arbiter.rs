@@ -6,7 +6,11 @@
 //! lowest virtual time is next. For hard shares both numbers lead to the same order. For soft
 //! shares the virtual time decides which tenant uses the time that others leave.
 
-use tessera_limits::pacer::{Pacer, QUANTUM};
+use tessera_throttle::Nanos;
+use tessera_throttle::pacer::{self, Pacer};
+
+/// Length of a window in nanoseconds.
+const QUANTUM: u64 = pacer::QUANTUM.0;
 
 /// Shortest window in nanoseconds. A window may be cut for a tenant that arrives from idle, but
 /// only after this time.
@@ -223,7 +227,7 @@ impl<Id: Copy + PartialEq> GpuArbiter<Id> {
             let tenant = &mut self.tenants[next];
             (tenant.windows, tenant.has_arrived) = (tenant.windows + 1, false);
             let drain_timeout = if tenant.overrun.take().is_some() { 0 } else { DRAIN_TIMEOUT_NS };
-            let waited = now.saturating_sub(tenant.waits_since.max(tenant.pacer.opens_at()));
+            let waited = now.saturating_sub(tenant.waits_since.max(tenant.pacer.opens_at().0));
             actions.push(WindowAction::Open { tenant: tenant.id, deadline });
             let reported_busy = tenant.seen.busy_ns;
             self.running = Some(Running {
@@ -358,7 +362,7 @@ impl<Id> Tenant<Id> {
     fn eligible_at(&self) -> u64 {
         match &self.overrun {
             Some(window) => window.deadline + STUCK_TIMEOUT_NS,
-            None if self.share.is_limited() => self.pacer.opens_at(),
+            None if self.share.is_limited() => self.pacer.opens_at().0,
             None => 0,
         }
     }
@@ -381,10 +385,15 @@ impl<Id> Tenant<Id> {
         self.used += busy;
         self.virtual_time += busy * 100 / u64::from(self.share.compute_percent.max(1));
         let owed =
-            self.pacer.opens_at().saturating_sub(now) / 100 * u64::from(self.share.compute_ceiling_percent);
+            self.pacer.opens_at().0.saturating_sub(now) / 100 * u64::from(self.share.compute_ceiling_percent);
         if self.share.is_limited() && owed < MAX_DEBT_NS {
             let counted = if self.share.by_throughput { busy * factor / 1_000 } else { busy };
-            self.pacer.charge_after(window.waited, from, from + counted, self.share.compute_ceiling_percent);
+            self.pacer.charge_after(
+                Nanos(window.waited),
+                Nanos(from),
+                Nanos(from + counted),
+                self.share.compute_ceiling_percent,
+            );
         }
     }
 }

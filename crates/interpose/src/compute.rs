@@ -1,67 +1,56 @@
-//! The GPU's time: launches pass while the container's window is open.
+//! The GPU's time: launches pass while the container's share of time lasts.
 //!
-//! - `kernels`, `transfers`: what starts work on a GPU. `captures`: what only records it.
-//! - `streams`: which stream a program means.
-//! - `gate`: who passes and who waits.
-//! - `lanes`: what each stream has queued, told by `fences` (events) put between the launches.
-//! - `controller`: follows the fences, charges the time the GPU is busy for us, opens and closes.
+//! - `kernels`, `transfers`: the functions that start work on a GPU. `captures`: those that only record it.
+//! - `streams`: streams as programs name them. `driver`: the calls to the CUDA driver.
+//! - `controllers`: what the monitor thread does for each GPU.
 //!
-//! What is decided without the driver is in `tessera_limits`: `costs` of kinds of work, `queue`, `pacer`, `traffic`.
-//!
-//! A launch costs one test of the gate, and a look at the ration of its stream afterwards; between fences the lanes are not
-//! touched. Streams that capture are left alone.
+//! All decisions are in `tessera_throttle`. This module has the hooks, the driver calls, the sleeps and the
+//! clock. A stream that captures is not limited: its work runs when the graph is launched.
 
 mod captures;
-mod controller;
-mod fences;
-mod gate;
+mod controllers;
+mod driver;
 mod kernels;
-mod lanes;
 mod streams;
 mod transfers;
 
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::Ordering;
 
-use tessera_limits::costs::{Costs, Expected};
-use tessera_limits::{GrantLimits, PerGpu};
+use tessera_limits::{GrantLimits, PerGpu, futex};
+use tessera_throttle::Nanos;
+use tessera_throttle::captures::Captures;
+use tessera_throttle::costs::CostTable;
+use tessera_throttle::driver::{ContextId, StreamId};
+use tessera_throttle::gate::{Entered, HeldBack, Launch, LaunchGate};
 
 use crate::cuda::{Handle, SUCCESS, Status};
 use crate::entry::table::Hook;
 use crate::grant::Process;
 use crate::monitor;
-pub use controller::{Controller, Rest};
-use fences::Event;
-use gate::Gate;
+pub use controllers::Controllers;
+use driver::{CudaDriver, CudaEvent};
 pub use streams::Stream;
-use streams::Which;
 
 /// All hooks of this module.
 pub static TABLES: &[&[Hook]] = &[kernels::HOOKS, captures::HOOKS, transfers::HOOKS];
 
-/// The gates of this process.
-pub struct Compute {
-    pub gates: PerGpu<Gate>,
-    costs: Costs,
-    /// A capture has been seen: from then on streams are asked.
-    has_captured: AtomicBool,
-    /// Captures that run now.
-    capturing: AtomicU32,
-}
+/// Longest sleep of a launch at a closed gate before it checks the gate by itself.
+const MAX_CLOSED_WAIT: Nanos = Nanos::from_millis(100);
 
-impl Default for Compute {
-    fn default() -> Self {
-        Self {
-            gates: PerGpu::default(),
-            costs: Costs::default(),
-            has_captured: AtomicBool::new(false),
-            capturing: AtomicU32::new(0),
-        }
-    }
+/// The launch gate of one GPU.
+type Gate = LaunchGate<CudaEvent>;
+
+/// The limiter of this process.
+#[derive(Default)]
+pub struct Compute {
+    gates: PerGpu<Gate>,
+    costs: CostTable,
+    captures: Captures,
 }
 
 impl Compute {
-    /// Sets the shares. A container alone holds itself to what it may use at most; one without a share uses what is
-    /// left, which alone is everything.
+    /// Sets the shares. Without an arbiter a container is held to its ceiling. A container without a share
+    /// uses what others leave, which without others is the whole GPU.
     pub fn set_limits(&self, limits: &GrantLimits) {
         for (gate, gpu) in self.gates.iter().zip(&limits.gpus) {
             let percent = if gpu.compute_ceiling_percent == 0 { 100 } else { gpu.compute_ceiling_percent };
@@ -70,146 +59,145 @@ impl Compute {
         monitor::notify();
     }
 
-    /// A context is gone, with all its streams.
+    /// Forgets a context that is gone, with all its streams.
     pub fn forget_context(&self, context: usize) {
-        for gate in &self.gates {
-            let looking = gate.looking();
-            gate.lanes().forget_context(context);
-            drop(looking);
-        }
+        self.gates.iter().for_each(|gate| gate.forget_context(ContextId(context)));
     }
 
-    /// A stream is about to go.
-    pub fn forget_stream(&self, stream: Handle) {
-        for gate in &self.gates {
-            gate.lanes().forget_stream(stream, &self.costs);
-        }
+    /// Forgets a stream that is about to be destroyed.
+    fn forget_stream(&self, stream: Handle) {
+        self.gates.iter().for_each(|gate| gate.forget_stream(&CudaDriver, stream.addr(), &self.costs));
     }
 
-    /// A graph is about to go; another one may be where it was.
+    /// Forgets a graph that is about to be destroyed: another one may get its address.
     pub fn forget_graph(&self, graph: Handle) {
-        self.costs.forget(kernels::of_graph(graph));
+        self.costs.forget(kernels::graph_key(graph));
     }
 
-    /// Whether a capture was ever seen: before that no stream need be asked.
+    /// Returns true if the process ever captured. Before that no stream needs to be queried.
     pub fn has_captured(&self) -> bool {
-        self.has_captured.load(Ordering::Relaxed)
+        self.captures.were_seen()
     }
 
-    /// A capture is about to begin, in a stream that our own thread may be about to put a fence into: waits until it has.
-    pub fn begin_capture(&self) {
-        self.has_captured.store(true, Ordering::SeqCst);
-        self.capturing.fetch_add(1, Ordering::SeqCst);
-        self.gates.iter().for_each(|gate| drop(gate.lanes()));
+    /// Counts a capture that is about to begin, and waits while the monitor thread records an event: it
+    /// might be in the same stream.
+    fn begin_capture(&self) {
+        self.captures.begin();
+        self.gates.iter().for_each(Gate::settle_for_capture);
     }
 
-    /// A capture has ended. Never below none: a program may end what it never began.
-    pub fn end_capture(&self) {
-        let fewer = |captures: u32| captures.checked_sub(1);
-        let _ = self.capturing.fetch_update(Ordering::SeqCst, Ordering::Relaxed, fewer);
-    }
-
-    /// Whether no capture runs. Remains so as long as the lanes of a gate are locked.
-    pub fn is_quiet(&self) -> bool {
-        self.capturing.load(Ordering::SeqCst) == 0
+    /// Uncounts a capture that has ended.
+    fn end_capture(&self) {
+        self.captures.end();
     }
 }
 
-/// A launch on its way through the gate.
-struct Passage {
-    process: &'static Process,
-    gate: &'static Gate,
-    stream: Stream,
-    which: Which,
-    expected: Expected,
-    /// The event in front of it and its kind, if it is measured.
-    measures: Option<(Event, u64)>,
-}
-
-/// Launches through the gate. `key` tells equal work: what it cost once it will cost again.
-pub fn launch(stream: Stream, key: u64, ask: impl FnOnce() -> Status) -> Status {
-    let passage = Passage::enter(stream, key);
-    let status = ask();
-    if let Some(passage) = passage {
-        passage.leave(status);
+/// Launches work through the gate. `key` names equal work: what it cost once it will cost again.
+pub fn launch(stream: Stream, key: u64, call: impl FnOnce() -> Status) -> Status {
+    let launch = enter(stream, key);
+    let status = call();
+    if let Some((process, launch)) = launch {
+        leave(process, &launch, status);
     }
     status
 }
 
-impl Passage {
-    /// Waits until work for a stream may pass; none where nobody minds it.
-    #[inline(never)]
-    fn enter(stream: Stream, key: u64) -> Option<Self> {
-        let process = Process::if_loaded()?;
-        let gate = gate_of_current(process)?;
-        let compute = &process.compute;
-        if compute.has_captured() && stream.is_capturing() {
-            return None;
-        }
-        let which = stream.which();
-        let waited = gate.pass(which, &compute.costs);
-        if waited > 0 {
-            process.slot().waited.fetch_add(waited, Ordering::Relaxed);
-            process.slot().waits.fetch_add(1, Ordering::Relaxed);
-        }
-        let expected = compute.costs.of(key);
-        let begin = if expected.measures { gate.lanes().begin(stream, which) } else { None };
-        Some(Self { process, gate, stream, which, expected, measures: begin.map(|begin| (begin, key)) })
+/// Waits until the work may be launched. Returns `None` where launches are not limited.
+#[inline(never)]
+fn enter(stream: Stream, key: u64) -> Option<(&'static Process, Launch<'static, CudaEvent>)> {
+    let process = Process::if_loaded()?;
+    let gate = current_gate(process)?;
+    let compute = &process.compute;
+    if compute.has_captured() && stream.is_capturing() {
+        return None;
     }
+    let id = stream.id();
+    if let Ok(entered) = gate.try_enter(&CudaDriver, id, Some(&compute.costs)) {
+        announce(gate, entered);
+    } else {
+        let waited = wait(gate, id, &compute.costs);
+        process.slot().waited.fetch_add(waited.0, Ordering::Relaxed);
+        process.slot().waits.fetch_add(1, Ordering::Relaxed);
+    }
+    Some((process, gate.begin(&CudaDriver, stream.name(), id, key, &compute.costs)))
+}
 
-    /// The driver has answered.
-    #[inline(never)]
-    fn leave(&self, status: Status) {
-        if self.expected.is_new {
-            self.process.memory.code.note_loaded();
+/// Ends a launch after the driver has returned.
+#[inline(never)]
+fn leave(process: &Process, launch: &Launch<'_, CudaEvent>, status: Status) {
+    if launch.is_new_work() {
+        process.memory.code.note_loaded();
+    }
+    launch.end(&CudaDriver, status == SUCCESS);
+}
+
+/// Sleeps until the gate is open and the queue has room; returns how long that took.
+#[cold]
+fn wait(gate: &Gate, id: StreamId, costs: &CostTable) -> Nanos {
+    let (mut blocked, must_notify) = gate.block(now());
+    if must_notify {
+        monitor::notify();
+    }
+    loop {
+        match blocked.try_enter(&CudaDriver, id, costs, now()) {
+            Ok(entered) => {
+                announce(gate, entered);
+                return blocked.finish(now());
+            }
+            Err(HeldBack::Closed) => {
+                futex::wait(gate.open_word(), 0, MAX_CLOSED_WAIT.0);
+                blocked.was_closed(now());
+            }
+            Err(HeldBack::Full(sleep)) => futex::sleep(sleep.0),
         }
-        let (is_launched, estimate) = (status == SUCCESS, self.expected.nanoseconds);
-        let is_noted = is_launched && self.measures.is_none();
-        if is_noted && self.gate.traffic.leave_on_ration(self.which.mark(), estimate) {
-            return;
-        }
-        if is_launched {
-            self.gate.lanes().queue(self.stream, self.which, estimate, self.measures);
-        } else if let Some((begin, _)) = self.measures {
-            self.gate.lanes().take_back(self.which, begin);
-        }
-        self.gate.traffic.leave();
     }
 }
 
-/// A line for each function that starts work on a GPU: its name, the one of its per-thread form, what it is given, the stream the
-/// work goes to, and the key of equal work.
+/// Marks the GPU as busy where a launch is the first one after a pause.
+fn announce(gate: &Gate, entered: Entered) {
+    if entered == Entered::FirstWork && gate.mark_busy(now()) {
+        monitor::notify();
+    }
+}
+
+/// Returns the time on the monotonic clock.
+fn now() -> Nanos {
+    Nanos(futex::now())
+}
+
+/// Makes hooks for functions that start work on a GPU. Each line has the function's name, the name of its
+/// per-thread form, its arguments, the stream of the work, and the key of equal work.
 macro_rules! work {
     ($([$plain:ident $($per_thread:ident)?] $arguments:tt on $stream:expr, like $key:expr;)*) => {
         $crate::entry::table::hooks! { Cuda:
             $(
-                $plain $arguments => $crate::compute::through_the_gate!(false, $arguments, $stream, $key);
-                $($per_thread $arguments => $crate::compute::through_the_gate!(true, $arguments, $stream, $key);)?
+                $plain $arguments => $crate::compute::limited!(false, $arguments, $stream, $key);
+                $($per_thread $arguments => $crate::compute::limited!(true, $arguments, $stream, $key);)?
             )*
         }
     };
 }
 use work;
 
-/// Such a function, given the driver's.
-macro_rules! through_the_gate {
+/// Makes the body of such a hook, which gets the driver's function as its first argument.
+macro_rules! limited {
     ($per_thread:literal, ( $($argument:ident : $type:ty),* $(,)? ), $stream:expr, $key:expr) => {
         (|driver: unsafe extern "C" fn($($type),*) -> $crate::cuda::Status, $($argument: $type),*| {
             let stream = $crate::compute::Stream { handle: $stream, per_thread: $per_thread };
-            // SAFETY: the driver's function of the same form, called with what the program passed.
+            // SAFETY: the driver's function of the same form is called with the program's arguments.
             $crate::compute::launch(stream, $key, || unsafe { driver($($argument),*) })
         })
     };
 }
-use through_the_gate;
+use limited;
 
-/// Tells kinds of work apart.
+/// Mixes a number into the key of a kind of work.
 fn mix(key: u64, more: u64) -> u64 {
     (key.rotate_left(5) ^ more).wrapping_mul(0x517c_c1b7_2722_0a95)
 }
 
-/// The gate of the current GPU, if launches there are limited.
-fn gate_of_current(process: &'static Process) -> Option<&'static Gate> {
+/// Returns the gate of the calling thread's GPU if launches there are limited.
+fn current_gate(process: &'static Process) -> Option<&'static Gate> {
     let gpu = match process.gpus.only() {
         Some(gpu) => gpu,
         None => process.gpus.current()?.ok()?,

@@ -8,8 +8,9 @@ use std::sync::{Arc, OnceLock};
 use tessera_limits::files::StaticMapping;
 use tessera_limits::futex;
 use tessera_limits::memory_account::{MemoryAccount, SlotIndex};
+use tessera_throttle::controller::Sleep;
 
-use crate::compute::{Controller, Rest};
+use crate::compute::Controllers;
 use crate::grant::Process;
 
 /// Interval in nanoseconds at which the charges of pools are settled. Freed pool memory stays
@@ -71,7 +72,7 @@ fn run() -> ! {
     // By default the kernel may end a sleep up to 50 microseconds late.
     // SAFETY: the call changes the timer slack of the calling thread only.
     unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1_000) };
-    let mut controller = Controller::default();
+    let mut controllers = Controllers::default();
     let mut settled = futex::now();
     loop {
         let has_work = WAKEUP.swap(0, Ordering::AcqRel) == 1;
@@ -85,13 +86,13 @@ fn run() -> ! {
             process.refresh();
             process.memory.pools.settle_all(process);
         }
-        match controller.look(process) {
-            Rest::For(nanoseconds) => futex::wait(&WAKEUP, 0, nanoseconds),
-            Rest::Idle => {
-                futex::wait(&WAKEUP, 0, if has_work { SETTLE_INTERVAL_NS } else { IDLE_INTERVAL_NS })
+        match controllers.run_round(process) {
+            (_, Sleep::For(time)) => futex::wait(&WAKEUP, 0, time.0),
+            (_, Sleep::UntilWork) => {
+                futex::wait(&WAKEUP, 0, if has_work { SETTLE_INTERVAL_NS } else { IDLE_INTERVAL_NS });
             }
-            Rest::Window(gpu, change, nanoseconds) => {
-                futex::wait(&process.control.window(gpu).change, change, nanoseconds)
+            (gpu, Sleep::UntilWindowChanges { change, timeout }) => {
+                futex::wait(&process.control.window(gpu).change, change, timeout.0);
             }
         }
     }

@@ -10,9 +10,6 @@
 //! Nothing in `account` can raise a limit. `control` depends on `account` only through the agent,
 //! which validates everything it reads there. This crate has no threads and no logging; time is
 //! always an argument.
-//!
-//! The library's decisions that need no driver are in this crate as well, because they can be
-//! tested here.
 
 #![warn(missing_docs)]
 #![allow(unsafe_code, reason = "maps files shared between processes and sleeps on words in them")]
@@ -20,15 +17,12 @@
 pub mod allocation_size;
 mod atomic;
 pub mod control;
-pub mod costs;
 pub mod files;
 pub mod futex;
 pub mod gpu_slot;
 pub mod limits;
 pub mod memory_account;
 pub mod pacer;
-pub mod queue;
-pub mod traffic;
 
 pub use control::Control;
 pub use gpu_slot::{GpuSlot, MAX_GPUS, PerGpu};

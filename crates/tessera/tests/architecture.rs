@@ -13,9 +13,10 @@ use serde_json::Value;
 /// architecture: add it here and to ARCHITECTURE.md.
 const ALLOWED_DEPENDENCIES: &[(&str, &[&str])] = &[
     ("tessera-core", &[]),
-    ("tessera-limits", &[]),
-    ("tessera-interpose", &["tessera-limits"]),
-    ("tessera-arbiter", &["tessera-limits"]),
+    ("tessera-throttle", &[]),
+    ("tessera-limits", &["tessera-throttle"]),
+    ("tessera-interpose", &["tessera-limits", "tessera-throttle"]),
+    ("tessera-arbiter", &["tessera-limits", "tessera-throttle"]),
     ("tessera-simulated-driver", &[]),
     ("tessera-wire", &["tessera-core"]),
     ("tessera-node", &["tessera-core", "tessera-wire"]),

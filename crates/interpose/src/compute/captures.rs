@@ -1,4 +1,4 @@
-//! What a program does with its streams that matters to us: it captures in them, and destroys them.
+//! Hooks of the functions that begin or end a stream capture, or destroy a stream.
 
 use std::ffi::c_void;
 
@@ -42,16 +42,16 @@ hooks! { Cuda:
     cuStreamDestroy(stream: Handle) => destroy;
 }
 
-// In all of the following: `driver` is the driver's function of the same form, called with what the program passed.
+// In each function below `driver` is the driver's function of the same form.
 
 unsafe fn begin_v1(driver: Only, stream: Handle) -> Status {
-    // SAFETY: see above.
-    beginning_in(stream, || unsafe { driver(stream) })
+    // SAFETY: the driver's function is called with the program's arguments.
+    begin_own_graph(stream, || unsafe { driver(stream) })
 }
 
 unsafe fn begin(driver: Begin, stream: Handle, mode: i32) -> Status {
-    // SAFETY: see above.
-    beginning_in(stream, || unsafe { driver(stream, mode) })
+    // SAFETY: the driver's function is called with the program's arguments.
+    begin_own_graph(stream, || unsafe { driver(stream, mode) })
 }
 
 unsafe fn begin_to_graph(
@@ -63,8 +63,8 @@ unsafe fn begin_to_graph(
     count: usize,
     mode: i32,
 ) -> Status {
-    // SAFETY: see above.
-    beginning(|| unsafe { driver(stream, graph, dependencies, data, count, mode) })
+    // SAFETY: the driver's function is called with the program's arguments.
+    begin_counted(|| unsafe { driver(stream, graph, dependencies, data, count, mode) })
 }
 
 unsafe fn begin_again(
@@ -75,68 +75,68 @@ unsafe fn begin_again(
     callback: *mut c_void,
     data: *mut c_void,
 ) -> Status {
-    // SAFETY: see above.
-    beginning(|| unsafe { driver(stream, mode, graph, callback, data) })
+    // SAFETY: the driver's function is called with the program's arguments.
+    begin_counted(|| unsafe { driver(stream, mode, graph, callback, data) })
 }
 
 unsafe fn begin_for_graphics(driver: BeginForGraphics, stream: Handle, parameters: *mut c_void) -> Status {
-    // SAFETY: see above.
-    beginning(|| unsafe { driver(stream, parameters) })
+    // SAFETY: the driver's function is called with the program's arguments.
+    begin_counted(|| unsafe { driver(stream, parameters) })
 }
 
 unsafe fn end(driver: End, stream: Handle, graph: *mut Handle) -> Status {
-    // SAFETY: see above.
+    // SAFETY: the driver's function is called with the program's arguments.
     let status = unsafe { driver(stream, graph) };
-    ended(stream, status == SUCCESS);
+    uncount(stream, status == SUCCESS);
     status
 }
 
 unsafe fn end_for_graphics(driver: Only, stream: Handle) -> Status {
-    // SAFETY: see above.
+    // SAFETY: the driver's function is called with the program's arguments.
     let status = unsafe { driver(stream) };
-    ended(stream, true);
+    uncount(stream, true);
     status
 }
 
-/// Counts a capture before it begins.
-fn beginning(ask: impl FnOnce() -> Status) -> Status {
-    let Some(process) = Process::if_loaded() else { return ask() };
+/// Counts a capture and then begins it.
+fn begin_counted(call: impl FnOnce() -> Status) -> Status {
+    let Some(process) = Process::if_loaded() else { return call() };
     process.compute.begin_capture();
-    let status = ask();
+    let status = call();
     if status != SUCCESS {
         process.compute.end_capture();
     }
     status
 }
 
-/// The same for one that makes a graph of its own.
-fn beginning_in(stream: Handle, ask: impl FnOnce() -> Status) -> Status {
-    let status = beginning(ask);
+/// Begins a capture that makes a graph of its own.
+fn begin_own_graph(stream: Handle, call: impl FnOnce() -> Status) -> Status {
+    let status = begin_counted(call);
     if let Some(process) = Process::if_loaded().filter(|_| status == SUCCESS) {
         graphs::capture_began(process, Stream { handle: stream, per_thread: false });
     }
     status
 }
 
-/// Counts a capture no more after it has ended, well or not.
-fn ended(stream: Handle, is_kept: bool) {
+/// Uncounts a capture that has ended. `is_kept` is true if its graph exists.
+fn uncount(stream: Handle, is_kept: bool) {
     if let Some(process) = Process::if_loaded() {
         process.compute.end_capture();
         graphs::capture_ended(process, stream, is_kept);
     }
 }
 
-/// A capture in the stream goes with it.
+/// Destroys a stream. A capture in the stream ends with it.
 unsafe fn destroy(driver: Only, stream: Handle) -> Status {
     let process = Process::if_loaded();
     let is_capturing = process.is_some_and(|process| {
         process.compute.forget_stream(stream);
         process.compute.has_captured() && (Stream { handle: stream, per_thread: false }).is_capturing()
     });
-    // SAFETY: see above.
+    // SAFETY: the driver's function is called with the program's arguments.
     let status = unsafe { driver(stream) };
     if is_capturing {
-        ended(stream, false);
+        uncount(stream, false);
     }
     status
 }

@@ -1,0 +1,117 @@
+//! The calls of the limiter to the CUDA driver: events, contexts, capture modes.
+
+use tessera_throttle::driver::{ContextId, Driver, StreamName};
+
+use crate::cuda::{Handle, SUCCESS, Status};
+use crate::entry::library::driver_functions;
+use crate::memory::contexts;
+
+driver_functions! { Cuda:
+    create_event = c"cuEventCreate" (event: *mut Handle, flags: u32);
+    record_event = c"cuEventRecord" (event: Handle, stream: Handle);
+    record_event_per_thread = c"cuEventRecord_ptsz" (event: Handle, stream: Handle);
+    query_event = c"cuEventQuery" (event: Handle);
+    elapsed_time_v1 = c"cuEventElapsedTime" (milliseconds: *mut f32, from: Handle, to: Handle);
+    set_current = c"cuCtxSetCurrent" (context: Handle);
+    exchange_capture_mode = c"cuThreadExchangeStreamCaptureMode" (mode: *mut i32);
+    is_capturing = c"cuStreamIsCapturing" (stream: Handle, status: *mut i32);
+    is_capturing_per_thread = c"cuStreamIsCapturing_ptsz" (stream: Handle, status: *mut i32);
+}
+
+/// `CU_STREAM_CAPTURE_MODE_RELAXED`: the thread's calls do not disturb captures of other threads.
+const RELAXED: i32 = 2;
+
+/// `CUDA_ERROR_NOT_READY`.
+const NOT_READY: Status = 600;
+
+/// `CU_EVENT_DISABLE_TIMING`: such an event is far cheaper to record.
+const DISABLE_TIMING: u32 = 2;
+
+/// The CUDA driver.
+pub struct CudaDriver;
+
+/// An event of the library.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct CudaEvent(Handle);
+
+// SAFETY: a handle is only a name of the driver's object, which any thread may use.
+unsafe impl Send for CudaEvent {}
+
+impl Driver for CudaDriver {
+    /// The mode before, or `None` where the driver knows no modes.
+    type CaptureMode = Option<i32>;
+    type Event = CudaEvent;
+
+    fn current_context(&self) -> ContextId {
+        ContextId(contexts::current())
+    }
+
+    fn set_context(&self, context: ContextId) {
+        // SAFETY: no context, or one that lives: the gate forgets a context before it is destroyed.
+        unsafe { set_current(std::ptr::with_exposed_provenance_mut(context.0)) };
+    }
+
+    fn create_event(&self, is_timed: bool) -> Option<CudaEvent> {
+        let mut handle: Handle = std::ptr::null_mut();
+        // SAFETY: the calling thread has a context, and `handle` receives the event.
+        let status = unsafe { create_event(&raw mut handle, if is_timed { 0 } else { DISABLE_TIMING }) };
+        (status == SUCCESS).then_some(CudaEvent(handle))
+    }
+
+    fn record(&self, event: CudaEvent, stream: StreamName) -> bool {
+        // SAFETY: an event of the library and a stream of the program, both of the same context.
+        let status = unsafe {
+            if stream.per_thread {
+                record_event_per_thread(event.0, handle(stream))
+            } else {
+                record_event(event.0, handle(stream))
+            }
+        };
+        status == SUCCESS
+    }
+
+    fn is_reached(&self, event: CudaEvent) -> bool {
+        // SAFETY: a recorded event of the library. An error of the program's work ends the work too.
+        (unsafe { query_event(event.0) }) != NOT_READY
+    }
+
+    fn elapsed_ms(&self, from: CudaEvent, to: CudaEvent) -> Option<f32> {
+        let mut milliseconds = 0.0;
+        // SAFETY: two recorded events of the library, and `milliseconds` receives the answer.
+        let status = unsafe { elapsed_time_v1(&raw mut milliseconds, from.0, to.0) };
+        (status == SUCCESS).then_some(milliseconds)
+    }
+
+    fn is_capturing(&self, stream: StreamName) -> bool {
+        let mut status = 0;
+        // SAFETY: the stream is the program's, and `status` receives the answer.
+        let result = unsafe {
+            if stream.per_thread {
+                is_capturing_per_thread(handle(stream), &raw mut status)
+            } else {
+                is_capturing(handle(stream), &raw mut status)
+            }
+        };
+        // The driver refuses the question for the legacy stream beside a capture. Then the library must
+        // not touch the stream either.
+        result != SUCCESS || status != 0
+    }
+
+    fn relax(&self) -> Option<i32> {
+        exchange_mode(RELAXED)
+    }
+
+    fn restore(&self, mode: Option<i32>) {
+        mode.map(exchange_mode);
+    }
+}
+
+fn handle(stream: StreamName) -> Handle {
+    std::ptr::without_provenance_mut(stream.handle)
+}
+
+/// Sets the capture mode of the calling thread; returns the mode before.
+fn exchange_mode(mut mode: i32) -> Option<i32> {
+    // SAFETY: `mode` is read and written.
+    (unsafe { exchange_capture_mode(&raw mut mode) } == SUCCESS).then_some(mode)
+}

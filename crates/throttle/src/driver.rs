@@ -1,0 +1,154 @@
+//! The edge to the GPU driver: the few calls that the limiter needs.
+
+/// The calls to the GPU driver. The library implements them by CUDA, the tests by a simulated GPU on
+/// virtual time.
+pub trait Driver {
+    /// A driver event that the limiter created.
+    type Event: Copy + PartialEq + Send;
+
+    /// The mode in which a thread's calls relate to stream captures.
+    type CaptureMode;
+
+    /// Returns the current context of the calling thread.
+    fn current_context(&self) -> ContextId;
+
+    /// Makes a context the current one of the calling thread.
+    fn set_context(&self, context: ContextId);
+
+    /// Creates an event in the current context. A timed one reports when it happened.
+    fn create_event(&self, is_timed: bool) -> Option<Self::Event>;
+
+    /// Puts an event behind all work of a stream. Returns false if the driver refuses.
+    fn record(&self, event: Self::Event, stream: StreamName) -> bool;
+
+    /// Returns true if all work before the event has ended, well or not.
+    fn is_reached(&self, event: Self::Event) -> bool;
+
+    /// Returns the milliseconds between two timed events that were reached.
+    fn elapsed_ms(&self, from: Self::Event, to: Self::Event) -> Option<f32>;
+
+    /// Returns true if work for this stream is captured into a graph instead of run.
+    fn is_capturing(&self, stream: StreamName) -> bool;
+
+    /// Puts the calling thread into the mode in which its calls do not disturb captures of other
+    /// threads. Returns the mode before.
+    fn relax(&self) -> Self::CaptureMode;
+
+    /// Returns the calling thread to the mode that [`Driver::relax`] reported.
+    fn restore(&self, mode: Self::CaptureMode);
+}
+
+/// A driver context.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct ContextId(pub usize);
+
+impl ContextId {
+    /// The calling thread has no context.
+    pub const NONE: Self = Self(0);
+}
+
+/// A stream as a program names it. The per-thread form of a function may mean another stream by the
+/// same handle.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct StreamName {
+    /// The driver's handle as a number.
+    pub handle: usize,
+    /// True if the function has the per-thread form.
+    pub per_thread: bool,
+}
+
+/// The identity of a stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct StreamId {
+    handle: usize,
+    /// The context of a default stream. Each context has default streams of its own.
+    context: ContextId,
+    /// The thread of a per-thread default stream, or 0.
+    thread: u64,
+}
+
+/// The handle of the default stream that all threads of a context share.
+const LEGACY: usize = 1;
+
+/// The handle of the calling thread's default stream.
+const PER_THREAD: usize = 2;
+
+impl StreamName {
+    /// Returns the identity of the stream that the calling thread means. A null handle is one default
+    /// stream or the other, depending on the form of the function. `context` and `thread` return the
+    /// caller's context and thread; they are called only where the answer depends on them.
+    pub fn id(self, context: impl FnOnce() -> ContextId, thread: impl FnOnce() -> u64) -> StreamId {
+        match (self.handle, self.per_thread) {
+            (0, true) | (PER_THREAD, _) => {
+                StreamId { handle: PER_THREAD, context: context(), thread: thread() }
+            }
+            (0, false) | (LEGACY, _) => StreamId { handle: LEGACY, context: context(), thread: 0 },
+            (handle, _) => StreamId { handle, context: ContextId::NONE, thread: 0 },
+        }
+    }
+}
+
+impl StreamId {
+    /// Returns true if only one thread can put something into this stream.
+    #[must_use]
+    pub fn is_per_thread(self) -> bool {
+        self.thread != 0
+    }
+
+    /// Returns true if this is the stream that the program created and knows by `handle`.
+    #[must_use]
+    pub fn is_created(self, handle: usize) -> bool {
+        self.context == ContextId::NONE && self.handle == handle
+    }
+
+    /// Returns the name of the stream for functions of the plain form. It does not name a per-thread
+    /// stream of another thread.
+    #[must_use]
+    pub fn plain_name(self) -> StreamName {
+        StreamName { handle: self.handle, per_thread: false }
+    }
+}
+
+/// Runs `action` in relaxed mode.
+pub(crate) fn relaxed<D: Driver>(driver: &D, action: impl FnOnce()) {
+    let before = driver.relax();
+    action();
+    driver.restore(before);
+}
+
+/// Runs `action` in a context, which need not be the calling thread's current one.
+pub(crate) fn within<D: Driver>(driver: &D, context: ContextId, action: impl FnOnce()) {
+    let before = driver.current_context();
+    if context == before {
+        return action();
+    }
+    driver.set_context(context);
+    action();
+    driver.set_context(before);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn id(handle: usize, per_thread: bool, context: usize, thread: u64) -> StreamId {
+        StreamName { handle, per_thread }.id(|| ContextId(context), || thread)
+    }
+
+    #[test]
+    fn a_null_handle_is_the_default_stream_of_the_functions_form() {
+        assert_eq!(id(0, false, 0x10, 7), id(LEGACY, true, 0x10, 8));
+        assert_eq!(id(0, true, 0x10, 7), id(PER_THREAD, false, 0x10, 7));
+        assert_ne!(id(0, true, 0x10, 7), id(0, true, 0x10, 8), "each thread has its own");
+        assert_ne!(id(0, false, 0x10, 7), id(0, false, 0x20, 7), "each context has its own");
+        assert_eq!(id(0x5000, false, 0x10, 7), id(0x5000, true, 0x20, 8), "a created stream is one stream");
+    }
+
+    #[test]
+    fn only_per_thread_streams_belong_to_a_thread() {
+        assert!(id(0, true, 0x10, 7).is_per_thread());
+        assert!(!id(0, false, 0x10, 7).is_per_thread() && !id(0x5000, true, 0x10, 7).is_per_thread());
+        assert!(id(0x5000, false, 0x10, 7).is_created(0x5000));
+        assert!(!id(0, false, 0x10, 7).is_created(LEGACY));
+    }
+}

@@ -1,0 +1,160 @@
+//! Fences: driver events behind queued work. When a fence is reached, all work before it in its stream
+//! has ended.
+
+use crate::driver::{ContextId, Driver, StreamName};
+use crate::nanos::Nanos;
+
+/// Destroyed streams that may still be at work before no more of them are polled: no launch waits for
+/// the end of their work.
+pub(crate) const MAX_BUSY_ORPHANS_POLLED: usize = 2;
+
+/// An event of the limiter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FenceEvent<E> {
+    handle: E,
+    /// True if the event reports when it happened. Recording one without a time is far cheaper.
+    is_timed: bool,
+}
+
+/// Events for reuse, with the context that each belongs to.
+#[derive(Debug)]
+pub(crate) struct EventPool<E>(Vec<(ContextId, FenceEvent<E>)>);
+
+/// The end of some work in a stream.
+#[derive(Clone, Copy, Debug)]
+pub struct Fence<E> {
+    /// Unique number.
+    pub number: u64,
+    /// The event behind the work.
+    pub end: FenceEvent<E>,
+    /// For a fence around one measured launch: the event before the launch, and the launch's key.
+    pub measures: Option<(FenceEvent<E>, u64)>,
+    /// Estimated work between the previous fence and this one.
+    pub work: Nanos,
+}
+
+/// A fence that the monitor thread polls without holding the lock of the stream queues.
+#[derive(Debug)]
+pub struct FenceQuery<E> {
+    /// Index of the stream queue.
+    pub queue: usize,
+    /// The context of the stream.
+    pub context: ContextId,
+    /// True if the program has destroyed the stream.
+    pub is_orphan: bool,
+    /// The fence.
+    pub fence: Fence<E>,
+}
+
+/// A fence that was found reached.
+#[derive(Debug)]
+pub struct ReachedFence {
+    /// Index of the stream queue.
+    pub queue: usize,
+    /// The fence's number.
+    pub number: u64,
+    /// What the fence measured.
+    pub measured: Option<Measurement>,
+}
+
+/// The duration of one launch.
+#[derive(Clone, Copy, Debug)]
+pub struct Measurement {
+    /// The key of the launch.
+    pub key: u64,
+    /// Its time on the GPU.
+    pub milliseconds: f32,
+}
+
+impl<E: Copy> FenceEvent<E> {
+    /// Records the event in a stream.
+    pub(crate) fn record<D: Driver<Event = E>>(self, driver: &D, stream: StreamName) -> bool {
+        driver.record(self.handle, stream)
+    }
+}
+
+impl<E> Default for EventPool<E> {
+    fn default() -> Self {
+        Self(Vec::new())
+    }
+}
+
+impl<E: Copy> EventPool<E> {
+    /// Records an event of the pool, or a new one, in a stream of the calling thread's context.
+    pub(crate) fn record<D: Driver<Event = E>>(
+        &mut self,
+        driver: &D,
+        context: ContextId,
+        stream: StreamName,
+        is_timed: bool,
+    ) -> Option<FenceEvent<E>> {
+        let event = self.take(driver, context, is_timed)?;
+        if event.record(driver, stream) {
+            return Some(event);
+        }
+        self.put(context, event);
+        None
+    }
+
+    /// Returns an event to the pool.
+    pub(crate) fn put(&mut self, context: ContextId, event: FenceEvent<E>) {
+        self.0.push((context, event));
+    }
+
+    /// Drops the events of a context that is gone.
+    pub(crate) fn forget_context(&mut self, context: ContextId) {
+        self.0.retain(|(of, _)| *of != context);
+    }
+
+    fn take<D: Driver<Event = E>>(
+        &mut self,
+        driver: &D,
+        context: ContextId,
+        is_timed: bool,
+    ) -> Option<FenceEvent<E>> {
+        let fits = |(of, event): &(ContextId, FenceEvent<E>)| *of == context && event.is_timed == is_timed;
+        if let Some(place) = self.0.iter().rposition(fits) {
+            return Some(self.0.swap_remove(place).1);
+        }
+        driver.create_event(is_timed).map(|handle| FenceEvent { handle, is_timed })
+    }
+}
+
+impl<E: Copy> Fence<E> {
+    /// Returns the events that the fence is made of.
+    pub(crate) fn events(&self) -> impl Iterator<Item = FenceEvent<E>> + use<E> {
+        self.measures.map(|(begin, _)| begin).into_iter().chain([self.end])
+    }
+
+    /// Polls the fence: returns `None` until it is reached, then what it measured. The calling thread is
+    /// in the fence's context, and relaxed.
+    pub(crate) fn poll<D: Driver<Event = E>>(&self, driver: &D) -> Option<Option<Measurement>> {
+        driver.is_reached(self.end.handle).then(|| {
+            let (begin, key) = self.measures?;
+            let milliseconds = driver.elapsed_ms(begin.handle, self.end.handle)?;
+            Some(Measurement { key, milliseconds })
+        })
+    }
+}
+
+/// Polls the fences of all streams and returns those that are reached. Runs on the monitor thread
+/// without any lock that launches need, because the driver may block this thread.
+pub(crate) fn poll_all<D: Driver>(driver: &D, queries: &[FenceQuery<D::Event>]) -> Vec<ReachedFence> {
+    let (mut entered, mut busy_orphans, mut reached) = (None, 0, Vec::new());
+    for of_queue in queries.chunk_by(|one, next| one.queue == next.queue) {
+        let &FenceQuery { queue, context, is_orphan, .. } = &of_queue[0];
+        if is_orphan && busy_orphans == MAX_BUSY_ORPHANS_POLLED {
+            continue;
+        }
+        if entered.replace(context) != Some(context) {
+            driver.set_context(context);
+        }
+        let before = reached.len();
+        reached.extend(of_queue.iter().map_while(|query| {
+            let number = query.fence.number;
+            query.fence.poll(driver).map(|measured| ReachedFence { queue, number, measured })
+        }));
+        busy_orphans += usize::from(is_orphan && reached.len() - before < of_queue.len());
+    }
+    reached
+}

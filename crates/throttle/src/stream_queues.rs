@@ -1,0 +1,391 @@
+//! The work that each stream of a GPU has queued, tracked by fences between its launches.
+
+use std::collections::VecDeque;
+
+use crate::back_pressure::{QUEUE_LIMIT, until_room};
+use crate::costs::CostTable;
+use crate::driver::{ContextId, Driver, StreamId, StreamName, relaxed, within};
+use crate::fences::{
+    EventPool, Fence, FenceEvent, FenceQuery, MAX_BUSY_ORPHANS_POLLED, Measurement, ReachedFence,
+};
+use crate::nanos::Nanos;
+
+/// Estimated work between two fences of a stream.
+const FENCE_INTERVAL: Nanos = Nanos::from_micros(500);
+
+/// The fence interval doubles for a stream with more launches than this since its last fence, because a
+/// fence costs as much as some launches.
+const LAUNCHES_BEFORE_DOUBLE_INTERVAL: u32 = 16;
+
+/// A fence follows this many launches in any case.
+const MAX_LAUNCHES_BEFORE_FENCE: u32 = 256;
+
+/// Empty queues of live streams are kept for their next launch, unless there are more queues than this.
+const MAX_QUEUES_WITH_IDLE: usize = 64;
+
+/// Unreached fences from which on a queue may count as full. Work in one piece is the kernel that runs,
+/// and the GPU must not wait for the program between two long kernels.
+pub(crate) const MIN_FENCES_WHEN_FULL: u32 = 2;
+
+/// A launch that must be measured: the event before it, and its key.
+pub(crate) type Measures<E> = Option<(FenceEvent<E>, u64)>;
+
+/// The queues of all streams of one GPU.
+#[derive(Debug)]
+pub struct StreamQueues<E> {
+    queues: Vec<StreamQueue<E>>,
+    /// Index of the queue that the last launch used.
+    last: usize,
+    pool: EventPool<E>,
+    /// Launches so far.
+    pub(crate) launches: u64,
+    /// Estimated work that has not ended.
+    pub(crate) queued: Nanos,
+    /// Streams with such work.
+    pub(crate) working: u32,
+    /// Fences that have not been reached.
+    pub(crate) fences: u32,
+    /// Number of the last fence.
+    fence_number: u64,
+    /// Estimated work that has ended since the monitor thread last asked.
+    ended: Nanos,
+    /// Index of the queue where the last round of polls began.
+    first_polled: usize,
+}
+
+#[derive(Debug)]
+struct StreamQueue<E> {
+    /// The stream, or `None` once it was destroyed, which does not end its work.
+    stream: Option<StreamId>,
+    context: ContextId,
+    /// Estimated work that has not ended.
+    queued: Nanos,
+    /// The part of it that was launched since the last fence.
+    unfenced: Nanos,
+    /// Launches since the last fence.
+    launches: u32,
+    /// An event behind the last launch, in a per-thread stream, where the monitor thread cannot put a
+    /// fence later.
+    trailing: Option<FenceEvent<E>>,
+    fences: VecDeque<Fence<E>>,
+}
+
+impl<E> Default for StreamQueues<E> {
+    fn default() -> Self {
+        Self {
+            queues: Vec::new(),
+            last: 0,
+            pool: EventPool::default(),
+            launches: 0,
+            queued: Nanos::ZERO,
+            working: 0,
+            fences: 0,
+            fence_number: 0,
+            ended: Nanos::ZERO,
+            first_polled: 0,
+        }
+    }
+}
+
+impl<E: Copy + PartialEq> StreamQueues<E> {
+    /// Records an event in front of a launch that is to be measured.
+    pub(crate) fn begin_measured<D: Driver<Event = E>>(
+        &mut self,
+        driver: &D,
+        stream: StreamName,
+        id: StreamId,
+    ) -> Option<FenceEvent<E>> {
+        if driver.current_context() == ContextId::NONE {
+            // The launch will fail.
+            return None;
+        }
+        let place = self.queue_of(driver, id);
+        self.pool.record(driver, self.queues[place].context, stream, true)
+    }
+
+    /// Returns the event of a launch that did not happen to the pool.
+    pub(crate) fn cancel_measured<D: Driver<Event = E>>(
+        &mut self,
+        driver: &D,
+        id: StreamId,
+        begin: FenceEvent<E>,
+    ) {
+        let place = self.queue_of(driver, id);
+        self.pool.put(self.queues[place].context, begin);
+    }
+
+    /// Queues a launch of an estimated cost, and puts a fence behind it where one is due.
+    pub(crate) fn push<D: Driver<Event = E>>(
+        &mut self,
+        driver: &D,
+        stream: StreamName,
+        id: StreamId,
+        cost: Nanos,
+        measures: Measures<E>,
+    ) {
+        let place = self.queue_of(driver, id);
+        let queue = &mut self.queues[place];
+        self.launches += 1;
+        self.queued += cost;
+        self.working += u32::from(queue.queued == Nanos::ZERO);
+        queue.queued += cost;
+        queue.unfenced += cost;
+        queue.launches += 1;
+        if measures.is_some()
+            || queue.unfenced >= queue.fence_interval()
+            || queue.launches >= MAX_LAUNCHES_BEFORE_FENCE
+        {
+            self.put_fence(driver, place, stream, measures);
+        } else if id.is_per_thread() {
+            self.put_trailing(driver, place, stream);
+        }
+    }
+
+    /// Returns how long a stream must wait before it may queue more, or `None` if it is below its share
+    /// of `limit`, the estimated work that all streams may have queued.
+    ///
+    /// A queue that seems full is polled first: the monitor thread polls only now and then, and no launch
+    /// should wait for that.
+    pub(crate) fn until_room<D: Driver<Event = E>>(
+        &mut self,
+        driver: &D,
+        id: StreamId,
+        limit: Nanos,
+        costs: &CostTable,
+    ) -> Option<Nanos> {
+        let share = (limit / u64::from(self.working.max(1))).max(Nanos(1));
+        let Some(place) = self.queues.iter().position(|queue| queue.stream == Some(id)) else {
+            // A new stream takes the place of destroyed ones that are still at work.
+            let is_full = |queues: &[StreamQueue<E>]| {
+                let orphans = queues.iter().filter(|queue| queue.stream.is_none());
+                orphans.map(|queue| queue.queued).sum::<Nanos>() >= limit
+            };
+            if is_full(&self.queues) {
+                self.poll_orphans(driver, costs);
+            }
+            return is_full(&self.queues).then_some(QUEUE_LIMIT / 4);
+        };
+        let is_full = |queue: &StreamQueue<E>| {
+            queue.queued >= share && queue.fences.len() >= MIN_FENCES_WHEN_FULL as usize
+        };
+        if is_full(&self.queues[place]) {
+            within(driver, self.queues[place].context, || {
+                relaxed(driver, || self.poll(driver, place, costs));
+            });
+        }
+        let queue = &self.queues[place];
+        is_full(queue).then(|| {
+            // The first fence may be reached at any moment. The rest must not have ended by then.
+            let first = queue.fences.front().map_or(Nanos::ZERO, |fence| fence.work);
+            until_room(queue.queued - first, share)
+        })
+    }
+
+    /// Returns the fences of all queues, beginning with another queue each time. Queues keep their
+    /// places until [`StreamQueues::pass`] gets the result: a thread that removes queues must hold the
+    /// gate's polling lock.
+    pub(crate) fn queries(&mut self) -> Vec<FenceQuery<E>> {
+        self.first_polled = (self.first_polled + 1) % self.queues.len().max(1);
+        let (before, after) = self.queues.split_at(self.first_polled);
+        let queues = (self.first_polled..).zip(after).chain(before.iter().enumerate());
+        let queries = queues.flat_map(|(place, queue)| {
+            let (context, is_orphan) = (queue.context, queue.stream.is_none());
+            queue.fences.iter().map(move |&fence| FenceQuery { queue: place, context, is_orphan, fence })
+        });
+        queries.collect()
+    }
+
+    /// Takes reached fences out. Returns the estimated work that has ended since the last call.
+    pub(crate) fn pass(&mut self, reached: &[ReachedFence], costs: &CostTable) -> Nanos {
+        for fence in reached {
+            // A launch may have polled this fence meanwhile. Then its events are in use again, and what
+            // was measured by them means nothing.
+            let front = self.queues.get(fence.queue).and_then(|queue| queue.fences.front());
+            if front.is_some_and(|front| front.number == fence.number) {
+                self.pop_fence(fence.queue, fence.measured, costs);
+            }
+        }
+        let too_many = self.queues.len() > MAX_QUEUES_WITH_IDLE;
+        self.queues.retain(|queue| !queue.is_empty() || (queue.stream.is_some() && !too_many));
+        std::mem::take(&mut self.ended)
+    }
+
+    /// Puts a fence behind all work that has none. Where that is not possible, or not allowed by
+    /// `may_record`, the work counts as ended. Runs on the monitor thread.
+    pub(crate) fn fence_all<D: Driver<Event = E>>(&mut self, driver: &D, may_record: bool) {
+        for place in 0..self.queues.len() {
+            let queue = &self.queues[place];
+            let Some(id) = queue.stream.filter(|_| queue.launches > 0) else { continue };
+            if let Some(trailing) = queue.trailing {
+                self.push_fence(place, trailing, None);
+            } else if may_record {
+                driver.set_context(queue.context);
+                self.put_fence(driver, place, id.plain_name(), None);
+            }
+            self.drop_unfenced(place);
+        }
+    }
+
+    /// Returns true if all work has ended, as far as fences show.
+    pub(crate) fn are_empty(&self) -> bool {
+        self.queues.iter().all(StreamQueue::is_empty)
+    }
+
+    /// Puts a last fence into a stream that is about to be destroyed, whose work goes on.
+    pub(crate) fn forget_stream<D: Driver<Event = E>>(
+        &mut self,
+        driver: &D,
+        handle: usize,
+        costs: &CostTable,
+    ) {
+        let is_it = |queue: &StreamQueue<E>| queue.stream.is_some_and(|id| id.is_created(handle));
+        let Some(place) = self.queues.iter().position(is_it) else { return };
+        let stream = StreamName { handle, per_thread: false };
+        if self.queues[place].launches > 0 && !driver.is_capturing(stream) {
+            within(driver, self.queues[place].context, || self.put_fence(driver, place, stream, None));
+        }
+        self.queues[place].stream = None;
+        self.drop_unfenced(place);
+        self.poll_orphans(driver, costs);
+    }
+
+    /// Polls the oldest destroyed streams. A program that destroys many streams does this itself, because
+    /// the monitor thread would have too many to poll.
+    fn poll_orphans<D: Driver<Event = E>>(&mut self, driver: &D, costs: &CostTable) {
+        let (context, mut busy) = (driver.current_context(), 0);
+        relaxed(driver, || {
+            for place in 0..self.queues.len() {
+                let is_busy_orphan = |queue: &StreamQueue<E>| {
+                    queue.stream.is_none() && queue.context == context && !queue.fences.is_empty()
+                };
+                if is_busy_orphan(&self.queues[place]) {
+                    self.poll(driver, place, costs);
+                    busy += usize::from(is_busy_orphan(&self.queues[place]));
+                }
+                if busy == MAX_BUSY_ORPHANS_POLLED {
+                    break;
+                }
+            }
+        });
+    }
+
+    /// Takes out the reached fences of a queue in the calling thread's context. The thread is relaxed.
+    fn poll<D: Driver<Event = E>>(&mut self, driver: &D, place: usize, costs: &CostTable) {
+        while let Some(measured) = self.queues[place].fences.front().and_then(|fence| fence.poll(driver)) {
+            self.pop_fence(place, measured, costs);
+        }
+    }
+
+    /// Counts unfenced work as ended. No fence is possible in a context whose work has crashed, or beside
+    /// a capture; then the end is not seen and not waited for.
+    fn drop_unfenced(&mut self, place: usize) {
+        let queue = &mut self.queues[place];
+        if queue.launches > 0 {
+            (queue.unfenced, queue.launches) = (Nanos::ZERO, 0);
+            queue.queued = queue.fences.iter().map(|fence| fence.work).sum();
+            self.recount();
+        }
+    }
+
+    /// Drops the queues and events of a context that is gone.
+    pub(crate) fn forget_context(&mut self, context: ContextId) {
+        self.pool.forget_context(context);
+        self.queues.retain(|queue| queue.context != context);
+        self.recount();
+    }
+
+    fn recount(&mut self) {
+        self.queued = self.queues.iter().map(|queue| queue.queued).sum();
+        let working = self.queues.iter().filter(|queue| queue.queued > Nanos::ZERO).count();
+        self.working = u32::try_from(working).unwrap_or(u32::MAX);
+        let fences: usize = self.queues.iter().map(|queue| queue.fences.len()).sum();
+        self.fences = u32::try_from(fences).unwrap_or(u32::MAX);
+    }
+
+    /// Records a fence in a stream.
+    fn put_fence<D: Driver<Event = E>>(
+        &mut self,
+        driver: &D,
+        place: usize,
+        stream: StreamName,
+        measures: Measures<E>,
+    ) {
+        let context = self.queues[place].context;
+        if let Some(end) = self.pool.record(driver, context, stream, measures.is_some()) {
+            self.push_fence(place, end, measures);
+        }
+    }
+
+    /// Moves the queue's trailing event behind its last launch, in case no other launch follows.
+    fn put_trailing<D: Driver<Event = E>>(&mut self, driver: &D, place: usize, stream: StreamName) {
+        let queue = &self.queues[place];
+        let is_moved = queue.trailing.is_some_and(|trailing| trailing.record(driver, stream));
+        if !is_moved {
+            self.queues[place].trailing = self.pool.record(driver, self.queues[place].context, stream, false);
+        }
+    }
+
+    /// Makes an event behind all launches of a queue its last fence.
+    fn push_fence(&mut self, place: usize, end: FenceEvent<E>, measures: Measures<E>) {
+        let queue = &mut self.queues[place];
+        if let Some(trailing) = queue.trailing.take().filter(|trailing| *trailing != end) {
+            self.pool.put(queue.context, trailing);
+        }
+        self.fence_number += 1;
+        queue.fences.push_back(Fence { number: self.fence_number, end, measures, work: queue.unfenced });
+        (queue.unfenced, queue.launches) = (Nanos::ZERO, 0);
+        self.fences += 1;
+    }
+
+    /// Takes the first fence of a queue out, because it was reached.
+    fn pop_fence(&mut self, place: usize, measured: Option<Measurement>, costs: &CostTable) {
+        let queue = &mut self.queues[place];
+        let (context, Some(fence)) = (queue.context, queue.fences.pop_front()) else { return };
+        let had_work = queue.queued > Nanos::ZERO;
+        queue.queued = queue.queued - fence.work;
+        let has_ended = had_work && queue.queued == Nanos::ZERO;
+        self.working = self.working.saturating_sub(u32::from(has_ended));
+        fence.events().for_each(|event| self.pool.put(context, event));
+        self.queued = self.queued - fence.work;
+        self.fences = self.fences.saturating_sub(1);
+        self.ended += fence.work;
+        if let Some(Measurement { key, milliseconds }) = measured {
+            costs.learn(key, milliseconds);
+        }
+    }
+
+    /// Returns the index of a stream's queue. A new one belongs to the calling thread's context.
+    fn queue_of<D: Driver<Event = E>>(&mut self, driver: &D, id: StreamId) -> usize {
+        let is_it = |queue: &StreamQueue<E>| queue.stream == Some(id);
+        if !self.queues.get(self.last).is_some_and(is_it) {
+            self.last = self.queues.iter().position(is_it).unwrap_or_else(|| {
+                self.queues.push(StreamQueue::new(id, driver.current_context()));
+                self.queues.len() - 1
+            });
+        }
+        self.last
+    }
+}
+
+impl<E> StreamQueue<E> {
+    fn new(id: StreamId, context: ContextId) -> Self {
+        Self {
+            stream: Some(id),
+            context,
+            queued: Nanos::ZERO,
+            unfenced: Nanos::ZERO,
+            launches: 0,
+            trailing: None,
+            fences: VecDeque::new(),
+        }
+    }
+
+    /// Returns the estimated work before the next fence.
+    fn fence_interval(&self) -> Nanos {
+        if self.launches > LAUNCHES_BEFORE_DOUBLE_INTERVAL { FENCE_INTERVAL * 2 } else { FENCE_INTERVAL }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.launches == 0 && self.fences.is_empty()
+    }
+}

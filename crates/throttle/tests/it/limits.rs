@@ -1,0 +1,144 @@
+//! Limits change, arbiters come and go, processes are stopped: debts and pauses.
+
+use tessera_throttle::Nanos;
+
+use crate::programs::{ONE, Program};
+use crate::world::World;
+
+const RUN: Nanos = Nanos::from_secs(10);
+
+/// Allowed deviation, in percentage points of the GPU.
+const POINTS: f64 = 1.0;
+
+/// Asserts that a container uses its share of the GPU over the next ten seconds.
+fn assert_share(world: &mut World, container: usize, percent: u32) {
+    let busy = world.busy_percent(container, RUN);
+    println!("{percent} %: {busy:.2} %");
+    assert!((busy - f64::from(percent)).abs() <= POINTS, "{busy:.2} % for {percent} %");
+}
+
+#[test]
+fn a_share_changes_while_a_program_runs() {
+    for has_arbiter in [false, true] {
+        let mut world = World::with(ONE, 20);
+        if has_arbiter {
+            world.start_arbiter();
+        }
+        for percent in [20, 60, 100, 30, 10, 90] {
+            world.set_percent(0, percent);
+            assert_share(&mut world, 0, percent);
+        }
+    }
+}
+
+#[test]
+fn an_arbiter_comes_and_goes_while_a_program_runs() {
+    let mut world = World::with(ONE, 50);
+    for _ in 0..3 {
+        assert_share(&mut world, 0, 50);
+        world.start_arbiter();
+        assert_share(&mut world, 0, 50);
+        world.stop_arbiter();
+    }
+}
+
+#[test]
+fn time_without_a_limit_is_not_owed() {
+    let mut world = World::with(ONE, 50);
+    world.run(RUN);
+    world.set_percent(0, 100);
+    world.run(RUN);
+    world.set_percent(0, 50);
+    let busy = world.busy_percent(0, Nanos::from_secs(1));
+    assert!(busy >= 49.0, "{busy:.2} % in the first second under the limit");
+}
+
+#[test]
+fn tenants_of_an_arbiter_get_their_shares_beside_each_other() {
+    for (one, two) in [(30, 60), (50, 50), (10, 80), (25, 25)] {
+        let mut world = World::new();
+        for percent in [one, two] {
+            let container = world.add_container(percent);
+            world.add_process(container, ONE);
+        }
+        world.start_arbiter();
+        world.run(Nanos::from_secs(1));
+        let begin = world.now();
+        world.run(RUN);
+        for (container, percent) in [(0, one), (1, two)] {
+            let busy = world.gpu.busy(container, begin, begin + RUN).0 as f64 * 100.0 / RUN.0 as f64;
+            println!("{one}/{two}: {busy:.2} % for {percent} %");
+            assert!((busy - f64::from(percent)).abs() <= POINTS, "{one}/{two}: {busy:.2} % for {percent} %");
+        }
+    }
+}
+
+#[test]
+fn processes_of_a_container_share_its_time() {
+    for has_arbiter in [false, true] {
+        let mut world = World::new();
+        let container = world.add_container(40);
+        let program = Program { sync_every: 10, ..ONE };
+        let processes = [world.add_process(container, program), world.add_process(container, program)];
+        if has_arbiter {
+            world.start_arbiter();
+        }
+        world.run(Nanos::from_secs(1));
+        assert_share(&mut world, container, 40);
+        let launches = processes.map(|process| world.launches(process)[0]);
+        assert!(launches.iter().all(|&own| own * 4 > launches.iter().sum()), "{launches:?}");
+    }
+}
+
+#[test]
+fn a_stopped_process_is_not_charged() {
+    for has_arbiter in [false, true] {
+        let mut world = World::with(Program { threads: 3, overlaps: true, ..ONE }, 50);
+        if has_arbiter {
+            world.start_arbiter();
+        }
+        for round in 0..20 {
+            world.run(Nanos::from_millis(100 + round * 7));
+            let before = world.charged(0);
+            world.stop_process(0, Nanos::from_secs(1));
+            world.run(Nanos::from_millis(1_001));
+            let charged = world.charged(0) - before;
+            // What was queued when the process was stopped, and a millisecond after it.
+            assert!(charged <= Nanos::from_millis(10), "{charged:?} in round {round}");
+        }
+    }
+}
+
+#[test]
+fn pauses_are_not_charged() {
+    // Requests of 0.1 ms with pauses of 3 ms.
+    let pause = Nanos::from_millis(3);
+    let program = Program { kernel: Nanos::from_micros(10), sync_every: 10, pause, ..ONE };
+    for has_arbiter in [false, true] {
+        let mut world = World::with(program, 90);
+        if has_arbiter {
+            world.start_arbiter();
+        }
+        world.run(Nanos::from_secs(1));
+        let (begin, before) = (world.now(), world.charged(0));
+        world.run(RUN);
+        let (busy, charged) = (world.gpu.busy(0, begin, begin + RUN), world.charged(0) - before);
+        println!("{charged:?} charged for {busy:?} of kernels");
+        // The end of work is seen some time after it, but far less than a pause.
+        assert!(charged >= busy && charged <= busy * 3, "{charged:?} charged for {busy:?} of kernels");
+    }
+}
+
+#[test]
+fn an_idle_process_does_not_want_the_gpu() {
+    let program = Program { sync_every: 10, pause: Nanos::from_millis(200), ..ONE };
+    let mut world = World::with(program, 50);
+    world.start_arbiter();
+    let mut wanted = 0;
+    for _ in 0..1_000 {
+        world.run(Nanos::from_millis(1));
+        wanted += u32::from(world.demand(0).wants);
+    }
+    // Five requests of 2 ms in a second, with a short pause after each.
+    assert!((5..=30).contains(&wanted), "wanted for {wanted} ms of a second");
+}
