@@ -71,7 +71,8 @@ mod tests {
         assert_eq!((plain.gpus, plain.cpu), (PodGpus::NotRequested, MilliCpu(1000)));
         let bypassed = read(pod("nvidia.com/gpu", serde_json::json!({}), "Running")).unwrap();
         assert!(matches!(bypassed.gpus, PodGpus::Unknown(request) if request.wants_gpu()));
-        let annotations = serde_json::json!({"tessera.dev/grant": r#"{"c":[{"gpu":0,"uuid":"GPU-0"}]}"#});
+        let annotations =
+            serde_json::json!({"tessera.dev/grant": r#"{"c":[{"uuid":"GPU-0","index":0,"cores":100}]}"#});
         let granted = read(pod("nvidia.com/gpu", annotations, "Running")).unwrap();
         assert!(matches!(granted.gpus, PodGpus::Granted(containers) if containers.len() == 1));
     }
