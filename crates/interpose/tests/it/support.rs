@@ -34,8 +34,6 @@ pub(crate) struct Built {
 pub(crate) struct Container {
     folder: TempDir,
     gpu: PathBuf,
-    /// True if the streams of a program run at the same time.
-    overlaps: bool,
     /// The order in which the container's programs see the GPUs.
     order: &'static str,
 }
@@ -116,19 +114,14 @@ impl Container {
     /// Creates a container with `memory` MiB of the GPU and `compute_percent` percent of its time.
     pub(crate) fn with(memory: u64, compute_percent: u32) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let container = Self { gpu: folder.path().join("gpu"), folder, overlaps: false, order: "0" };
+        let container = Self { gpu: folder.path().join("gpu"), folder, order: "0" };
         container.limit(memory, compute_percent);
         container
     }
 
     /// Creates another container on the same GPU.
     pub(crate) fn beside(other: &Self, memory: u64, compute_percent: u32) -> Self {
-        let container = Self {
-            gpu: other.gpu.clone(),
-            folder: tempfile::tempdir().unwrap(),
-            overlaps: false,
-            order: "0",
-        };
+        let container = Self { gpu: other.gpu.clone(), folder: tempfile::tempdir().unwrap(), order: "0" };
         container.limit(memory, compute_percent);
         container
     }
@@ -159,11 +152,6 @@ impl Container {
         let container = Self::with(memory, compute_percent);
         container.limit_to(memory, compute_percent, ceiling);
         container
-    }
-
-    /// Lets several kernels of the container run at the same time.
-    pub(crate) fn overlapping(self) -> Self {
-        Self { overlaps: true, ..self }
     }
 
     /// Changes the limits, possibly while programs run.
@@ -221,6 +209,7 @@ impl Container {
     }
 
     /// Starts a program without the library.
+    #[allow(dead_code, reason = "only the benchmark compares with a program without the library")]
     pub(crate) fn start_bare(&self, entry: &str) -> Tenant {
         self.start_under(None, entry)
     }
@@ -250,9 +239,6 @@ impl Container {
         let mut command = Command::new(program);
         if let Some(library) = library {
             command.env("LD_PRELOAD", library);
-        }
-        if self.overlaps {
-            command.env("SIMULATED_OVERLAP", "1");
         }
         command
             .env("LD_LIBRARY_PATH", &Built::get().drivers)
