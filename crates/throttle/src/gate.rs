@@ -1,8 +1,9 @@
 //! The launch gate of one GPU: it is open or closed, and bounds what is queued behind it.
 //!
 //! A launch tests the gate without a lock, and afterwards takes the lock of the stream queues once. On an
-//! H200 an open gate adds 85 ns (53 to 90, median of 5 processes) to a launch of 3,300 ns. A lock-free way
-//! past the queues saved at most 30 ns of that and was removed.
+//! H200 an open gate adds 106 ns to a launch of 3,300 ns (range of 3 processes: 83 to 118). The former
+//! lock-free path past the queues added 84 ns (61 to 92) in the same run, so it was removed: it saved less
+//! than 50 ns and took about 350 lines. `docs/performance.md` has the runs.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
