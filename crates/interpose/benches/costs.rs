@@ -1,6 +1,8 @@
-//! What the library costs per call, on the simulated driver: the same program bare and under the library by turns, in one run.
+//! Measures the cost of the library per call on the simulated driver. One run alternates between
+//! the program without the library and the same program with it.
 //!
-//! The simulated driver's own calls take some 100 ns, far less than a real one's, so it is the difference that tells.
+//! A call of the simulated driver takes about 100 ns, far less than a call of a real driver.
+//! Compare the differences, not the absolute times.
 
 #![allow(missing_docs, unused_crate_dependencies, reason = "a program")]
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a program for people")]
@@ -11,12 +13,13 @@ mod support;
 
 use support::Container;
 
-/// Rounds by turns; the least of each is compared, which the machine's other work disturbs least.
+/// Number of alternating rounds. The shortest time of each variant is compared, because other work
+/// on the host disturbs the shortest time least.
 const TURNS: usize = 12;
 
 fn main() {
     let free = Container::with(65_536, 100);
-    // Half of the GPU guaranteed, all of it allowed: the gate is in use, and never closes.
+    // With half of the GPU guaranteed and all of it allowed, the gate is in use and never closes.
     let gated = Container::with_ceiling(65_536, 50, 100);
     println!("{:>28} {:>10} {:>14} {:>12}", "ns per call, least", "bare", "no limit", "window open");
     for (kind, calls) in [("launch", 20_000), ("cold", 5_000), ("alloc", 2_000)] {

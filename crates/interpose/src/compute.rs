@@ -1,11 +1,14 @@
-//! The GPU's time: launches pass while the container's share of time lasts.
+//! Limits of GPU time: a launch passes the gate while the container has time left in its share.
 //!
-//! - `kernels`, `transfers`: the functions that start work on a GPU. `captures`: those that only record it.
-//! - `streams`: streams as programs name them. `driver`: the calls to the CUDA driver.
-//! - `controllers`: what the monitor thread does for each GPU.
+//! - `kernels`, `transfers`: hooks of the functions that start work on a GPU.
+//! - `captures`: hooks of the functions that begin or end a stream capture.
+//! - `streams`: streams as programs name them.
+//! - `driver`: calls to the CUDA driver.
+//! - `controllers`: rounds of the monitor thread for each GPU.
 //!
-//! All decisions are in `tessera_throttle`. This module has the hooks, the driver calls, the sleeps and the
-//! clock. A stream that captures is not limited: its work runs when the graph is launched.
+//! `tessera_throttle` makes all decisions. This module has the hooks, the driver calls, the sleeps
+//! and the clock. Launches into a capturing stream are not limited, because the work runs only when
+//! the graph is launched.
 
 mod captures;
 mod controllers;
@@ -34,7 +37,7 @@ pub use streams::Stream;
 /// All hooks of this module.
 pub static TABLES: &[&[Hook]] = &[kernels::HOOKS, captures::HOOKS, transfers::HOOKS];
 
-/// Longest sleep of a launch at a closed gate before it checks the gate by itself.
+/// Longest sleep of a thread at a closed gate before the thread checks the gate without a wake-up.
 const MAX_CLOSED_WAIT: Nanos = Nanos::from_millis(100);
 
 /// The launch gate of one GPU.
@@ -49,8 +52,9 @@ pub struct Compute {
 }
 
 impl Compute {
-    /// Sets the shares. Without an arbiter a container is held to its ceiling. A container without a share
-    /// uses what others leave, which without others is the whole GPU.
+    /// Sets the shares. Without an arbiter, a container is limited to its ceiling. A container
+    /// without a share may use the time that other containers leave, so its limit here is the whole
+    /// GPU.
     pub fn set_limits(&self, limits: &GrantLimits) {
         for (gate, gpu) in self.gates.iter().zip(&limits.gpus) {
             let percent = if gpu.compute_ceiling_percent == 0 { 100 } else { gpu.compute_ceiling_percent };
@@ -59,7 +63,7 @@ impl Compute {
         monitor::notify();
     }
 
-    /// Forgets a context that is gone, with all its streams.
+    /// Forgets a destroyed context and all its streams.
     pub fn forget_context(&self, context: usize) {
         self.gates.iter().for_each(|gate| gate.forget_context(ContextId(context)));
     }
@@ -69,30 +73,32 @@ impl Compute {
         self.gates.iter().for_each(|gate| gate.forget_stream(&CudaDriver, stream.addr(), &self.costs));
     }
 
-    /// Forgets a graph that is about to be destroyed: another one may get its address.
+    /// Forgets the cost of a graph that is about to be destroyed, because another graph may get its
+    /// address.
     pub fn forget_graph(&self, graph: Handle) {
         self.costs.forget(kernels::graph_key(graph));
     }
 
-    /// Returns true if the process ever captured. Before that no stream needs to be queried.
+    /// Returns true if the process has ever begun a capture. Until then, no stream needs to be
+    /// queried.
     pub fn has_captured(&self) -> bool {
         self.captures.were_seen()
     }
 
-    /// Counts a capture that is about to begin, and waits while the monitor thread records an event: it
-    /// might be in the same stream.
+    /// Counts a capture that is about to begin. Waits while the monitor thread records an event,
+    /// because the event may be in the same stream.
     fn begin_capture(&self) {
         self.captures.begin();
         self.gates.iter().for_each(Gate::settle_for_capture);
     }
 
-    /// Uncounts a capture that has ended.
+    /// Removes an ended capture from the count.
     fn end_capture(&self) {
         self.captures.end();
     }
 }
 
-/// Launches work through the gate. `key` names equal work: what it cost once it will cost again.
+/// Launches work through the gate. Work with the same `key` is expected to cost the same each time.
 pub fn launch(stream: Stream, key: u64, call: impl FnOnce() -> Status) -> Status {
     let launch = enter(stream, key);
     let status = call();
@@ -102,7 +108,7 @@ pub fn launch(stream: Stream, key: u64, call: impl FnOnce() -> Status) -> Status
     status
 }
 
-/// Waits until the work may be launched. Returns `None` where launches are not limited.
+/// Waits until the work may be launched. Returns `None` if this launch is not limited.
 #[inline(never)]
 fn enter(stream: Stream, key: u64) -> Option<(&'static Process, Launch<'static, CudaEvent>)> {
     let process = Process::if_loaded()?;
@@ -131,7 +137,7 @@ fn leave(process: &Process, launch: &Launch<'_, CudaEvent>, status: Status) {
     launch.end(&CudaDriver, status == SUCCESS);
 }
 
-/// Sleeps until the gate is open and the queue has room; returns how long that took.
+/// Sleeps until the gate is open and the queue has room. Returns the time spent waiting.
 #[cold]
 fn wait(gate: &Gate, id: StreamId, costs: &CostTable) -> Nanos {
     let (mut blocked, must_notify) = gate.block(now());
@@ -153,7 +159,7 @@ fn wait(gate: &Gate, id: StreamId, costs: &CostTable) -> Nanos {
     }
 }
 
-/// Marks the GPU as busy where a launch is the first one after a pause.
+/// Marks the GPU as busy if the launch is the first one after a pause.
 fn announce(gate: &Gate, entered: Entered) {
     if entered == Entered::FirstWork && gate.mark_busy(now()) {
         monitor::notify();
@@ -165,8 +171,8 @@ fn now() -> Nanos {
     Nanos(futex::now())
 }
 
-/// Makes hooks for functions that start work on a GPU. Each line has the function's name, the name of its
-/// per-thread form, its arguments, the stream of the work, and the key of equal work.
+/// Makes hooks for functions that start work on a GPU. Each line has the function's name, the name
+/// of its per-thread form, its arguments, the stream of the work, and the key of equal work.
 macro_rules! work {
     ($([$plain:ident $($per_thread:ident)?] $arguments:tt on $stream:expr, like $key:expr;)*) => {
         $crate::entry::table::hooks! { Cuda:
@@ -179,12 +185,12 @@ macro_rules! work {
 }
 use work;
 
-/// Makes the body of such a hook, which gets the driver's function as its first argument.
+/// Makes the body of a hook of `work!`. The driver's function is its first argument.
 macro_rules! limited {
     ($per_thread:literal, ( $($argument:ident : $type:ty),* $(,)? ), $stream:expr, $key:expr) => {
         (|driver: unsafe extern "C" fn($($type),*) -> $crate::cuda::Status, $($argument: $type),*| {
             let stream = $crate::compute::Stream { handle: $stream, per_thread: $per_thread };
-            // SAFETY: the driver's function of the same form is called with the program's arguments.
+            // SAFETY: `driver` has the same signature and gets the program's arguments unchanged.
             $crate::compute::launch(stream, $key, || unsafe { driver($($argument),*) })
         })
     };

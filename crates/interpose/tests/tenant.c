@@ -1,4 +1,5 @@
-/* A program that uses a GPU, by one of the three doors. usage: tenant link|dlsym|proc|default|next
+/* A program that uses a GPU through one of the library's entry points.
+ * usage: tenant link|dlsym|proc|default|next
  * Reads commands from stdin, one per line, and answers each with one line. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -15,7 +16,7 @@ typedef int S;
 typedef void *H;
 typedef uint64_t P;
 
-/* What stands for memory of another process, as the simulated driver reads it. */
+/* The IPC handle of another process's memory, in the layout that the simulated driver reads. */
 struct ipc { P address; size_t bytes; uint64_t rest[6]; };
 
 #define FUNCTIONS(F)                                                                                                   \
@@ -76,7 +77,7 @@ struct ipc { P address; size_t bytes; uint64_t rest[6]; };
     F(S, cuDevicePrimaryCtxReset, _v2, 11000, (int))                                                                   \
     F(S, cuCtxSetLimit, , 3010, (int, size_t))
 
-/* The forms for a thread's own default stream. */
+/* The forms of functions that use the per-thread default stream. */
 #define PER_THREAD(F)                                                                                                  \
     F(S, cuLaunchKernel, _ptsz, 7000,                                                                                  \
       (H, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, H, void **, void **))                  \
@@ -104,7 +105,7 @@ static void by_dlsym(void) {
     PER_THREAD(LOOK_OWN)
 }
 
-/* The look-ups that depend on who asks. */
+/* Looks up functions with RTLD_DEFAULT or RTLD_NEXT. The result depends on the calling object. */
 static void by_order(void *order) {
 #define FIND(R, name, suffix, version, arguments) p_##name = (R(*) arguments)dlsym(order, #name #suffix);
     FUNCTIONS(FIND)
@@ -124,7 +125,8 @@ static void by_proc_address(void) {
 
 extern S cuArray3DCreate(H *, const void *);
 
-/* A graph that takes memory when it runs: by the node of old, by the node of any kind, or captured. It runs once. */
+/* Creates a graph that allocates memory when it runs, and runs it once. `way` selects how the allocation
+ * gets into the graph: `graph` by cuGraphAddMemAllocNode, `captured` by a capture, else by cuGraphAddNode. */
 static S remember(size_t bytes, const char *way, H *made) {
     H graph, node, stream;
     P p;
@@ -161,14 +163,14 @@ static S take(const char *way, size_t bytes) {
     if (!strcmp(way, "managed")) s = p_cuMemAllocManaged(&p, bytes, 1);
     if (!strcmp(way, "pitch")) s = p_cuMemAllocPitch(&p, &pitch, 1 << 20, bytes >> 20, 4);
     if (!strcmp(way, "array")) s = p_cuArray3DCreate(&h, &array);
-    if (!strcmp(way, "layers")) { /* each of 4 MiB, with all its levels */
+    if (!strcmp(way, "layers")) { /* layers of 4 MiB, each with all mipmap levels */
         array.height = 1024, array.depth = bytes >> 22, array.flags = 1;
         s = p_cuMipmappedArrayCreate(&h, &array, 11);
     }
     if (!strcmp(way, "vmm")) s = p_cuMemCreate(&p, bytes, &on_card, 0);
     if (!strcmp(way, "host")) s = p_cuMemCreate(&p, bytes, &on_host, 0);
     if (!strcmp(way, "async")) s = p_cuMemAllocAsync(&p, bytes, 0);
-    if (!strcmp(way, "left")) { /* of a pool that is destroyed at once */
+    if (!strcmp(way, "left")) { /* allocates from a pool and destroys the pool at once */
         s = p_cuMemPoolCreate(&h, &on_card);
         if (s == 0) s = p_cuMemAllocFromPoolAsync(&p, bytes, h, 0), s |= p_cuMemPoolDestroy(h);
     }
@@ -212,7 +214,7 @@ static double now(void) {
     return t.tv_sec + t.tv_nsec / 1e9;
 }
 
-/* Work of so many microseconds, started in one way or another: kernels, or transfers of a byte per nanosecond. */
+/* Starts work of `us` microseconds. `way` selects a kernel or a transfer, which takes a nanosecond per byte. */
 static S start(const char *way, size_t us) {
     static char host[1];
     H stream = 0;
@@ -231,7 +233,7 @@ static S start(const char *way, size_t us) {
     if (!strcmp(way, "fill")) return p_cuMemsetD32(1, 0, bytes / 4);
     if (!strcmp(way, "fill-later")) return p_cuMemsetD8Async(1, 0, bytes, 0);
     if (!strcmp(way, "own")) return own_cuLaunchKernel((H)bytes, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0);
-    if (!strcmp(way, "churn")) { /* a stream for each kernel, gone before the kernel is */
+    if (!strcmp(way, "churn")) { /* a stream for each kernel, destroyed before the kernel ends */
         S s = p_cuStreamCreate(&stream, 0);
         s |= p_cuLaunchKernel((H)bytes, 1, 1, 1, 1, 1, 1, 0, stream, 0, 0);
         return s | p_cuStreamDestroy(stream);
@@ -239,7 +241,7 @@ static S start(const char *way, size_t us) {
     return p_cuLaunchKernel((H)bytes, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0);
 }
 
-/* One of several threads, each with a stream of its own. */
+/* The body of a thread that launches kernels into its own stream until `together.end`. */
 static void *beside(void *count) {
     H stream;
     together.status |= p_cuCtxSetCurrent(together.context) | p_cuStreamCreate(&stream, 1);
@@ -251,7 +253,7 @@ static void *beside(void *count) {
     return 0;
 }
 
-/* Waits, in the simulated driver, for a kernel of another thread. */
+/* The body of a thread that waits in the simulated driver for a kernel of another thread. */
 static void *depend(void *unused) {
     together.status = p_cuCtxSetCurrent(together.context) | p_cuMemcpyAtoA(0, 0, 0, 0, 1);
     return 0;
@@ -275,9 +277,9 @@ int main(int argc, char **argv) {
         else if (!strcmp(word, "end")) printf("%d\n", p_cuDevicePrimaryCtxRelease(0));
         else if (!strcmp(word, "reset")) printf("%d\n", p_cuDevicePrimaryCtxReset(0));
         else if (!strcmp(word, "init")) printf("%d\n", p_cuInit(0));
-        else if (!strcmp(word, "on")) printf("%d\n", device = atoi(way)); /* the device that the next `begin` is about */
+        else if (!strcmp(word, "on")) printf("%d\n", device = atoi(way)); /* the device of the next `begin` */
         else if (!strcmp(word, "take")) printf("%d\n", take(way, mib << 20));
-        else if (!strcmp(word, "fill")) { /* as many as there are */
+        else if (!strcmp(word, "fill")) { /* allocates until a request fails; answers the count and the last status */
             int count = 0;
             S s;
             while ((s = take(way, mib << 20)) == 0 && count < 90000) count++;
@@ -291,7 +293,8 @@ int main(int argc, char **argv) {
             p_cuMemGetInfo(&free, &total);
             p_cuDeviceTotalMem(&all, device);
             printf("%zu %zu %zu\n", free >> 20, total >> 20, all >> 20);
-        } else if (!strcmp(word, "import")) { /* memory of another process, mapped in two pieces of `mib` that overlap */
+        } else if (!strcmp(word, "import")) {
+            /* imports memory of another process and maps it twice: `mib` MiB, and twice as much */
             P handle, at = 0x40000000;
             S s = p_cuMemImportFromShareableHandle(&handle, 0, 1) | p_cuMemMap(at, mib << 20, 0, handle, 0);
             s |= p_cuMemMap(2 * at, mib << 21, 0, handle, 0);
@@ -300,7 +303,7 @@ int main(int argc, char **argv) {
         } else if (!strcmp(word, "unimport")) {
             P at = 0x40000000;
             printf("%d\n", p_cuMemUnmap(at, mib << 20) | p_cuMemUnmap(2 * at, mib << 21) | p_cuMemRelease(held[0]));
-        } else if (!strcmp(word, "churn")) { /* takes and frees for ever */
+        } else if (!strcmp(word, "churn")) { /* allocates and frees until it is killed */
             puts("0");
             for (;;) {
                 if (take(way, mib << 20) == 0 && holds % 3 == 0)
@@ -308,12 +311,14 @@ int main(int argc, char **argv) {
                 else if (holds > 50)
                     while (holds) give(way, held[--holds]);
             }
-        } else if (!strcmp(word, "race")) { /* takes and frees `rounds` times; answers how often it got it */
+        } else if (!strcmp(word, "race")) {
+            /* allocates and frees `rounds` times; answers the number of successes */
             size_t won = 0;
             for (size_t round = 0; round < rounds; round++)
                 if (take(way, mib << 20) == 0) { won++; give(way, held[--holds]); } else usleep(20);
             printf("%zu\n", won);
-        } else if (!strcmp(word, "fork")) { /* a child that uses the card, after us or before us */
+        } else if (!strcmp(word, "fork")) {
+            /* a child that uses the GPU, before or after this process uses it */
             int status;
             pid_t child = fork();
             if (child == 0) {
@@ -323,7 +328,8 @@ int main(int argc, char **argv) {
             }
             waitpid(child, &status, 0);
             printf("%d\n", WIFEXITED(status) ? WEXITSTATUS(status) : -1);
-        } else if (!strcmp(word, "run")) { /* kernels of `mib` microseconds for `rounds` milliseconds, 1000 at most; answers how many */
+        } else if (!strcmp(word, "run")) {
+            /* at most 1000 kernels of `mib` us for `rounds` ms; answers the count */
             double end = now() + rounds / 1e3;
             size_t count = 0;
             while (now() < end && count < 1000) {
@@ -333,13 +339,14 @@ int main(int argc, char **argv) {
             }
             p_cuCtxSynchronize();
             printf("%zu\n", count);
-        } else if (!strcmp(word, "cost")) { /* `rounds` calls of a kind, `mib` times over: the least nanoseconds per call */
+        } else if (!strcmp(word, "cost")) {
+            /* `mib` batches of `rounds` calls; answers the ns per call of the fastest batch */
             double least = 1e9;
             for (size_t i = 0; i < mib; i++) {
                 double before = now();
                 P p;
                 for (size_t j = 0; j < rounds; j++)
-                    if (!strcmp(way, "cold")) { /* as after a real driver, whose calls use the cache for their own */
+                    if (!strcmp(way, "cold")) { /* fills the CPU cache, as the calls of a real driver do */
                         static volatile char used[128 << 10];
                         for (size_t k = 0; k < sizeof used; k += 64) used[k]++;
                         p_cuLaunchKernel(0, 1, 1, 1, 1, 1, 1, 0, stream, 0, 0);
@@ -349,7 +356,8 @@ int main(int argc, char **argv) {
                 if (took < least) least = took;
             }
             printf("%.1f\n", least);
-        } else if (!strcmp(word, "contexts")) { /* work in the default stream of contexts that come and go, and of one that stays */
+        } else if (!strcmp(word, "contexts")) {
+            /* work in the default streams of short-lived contexts and of a lasting one */
             double end = now() + rounds / 1e3;
             size_t count = 0;
             S s = 0;
@@ -365,7 +373,8 @@ int main(int argc, char **argv) {
             }
             p_cuCtxSynchronize();
             printf("%zu %d\n", count, s);
-        } else if (!strcmp(word, "beside")) { /* captures, for `rounds` milliseconds, while other threads launch; answers how many were ruined */
+        } else if (!strcmp(word, "beside")) {
+            /* captures for `rounds` ms while other threads launch; answers the number of invalidated captures */
             pthread_t threads[3];
             size_t counts[3] = {0}, ruined = 0;
             together.us = mib, together.end = now() + rounds / 1e3;
@@ -380,7 +389,8 @@ int main(int argc, char **argv) {
             }
             for (int i = 0; i < 3; i++) pthread_join(threads[i], 0);
             printf("%zu %d\n", ruined, together.status);
-        } else if (!strcmp(word, "regraph")) { /* a short graph, and where it was one of `mib` microseconds, each launched `rounds` times */
+        } else if (!strcmp(word, "regraph")) {
+            /* a short graph, then one of `mib` us at the same address, each launched `rounds` times */
             H stream, graph;
             S s = p_cuStreamCreate(&stream, 0);
             for (size_t us = 10;; us = mib) {
@@ -391,35 +401,38 @@ int main(int argc, char **argv) {
                 if (us == mib) break;
             }
             printf("%d\n", s);
-        } else if (!strcmp(word, "spoil")) { /* a capture that takes memory and is ruined */
+        } else if (!strcmp(word, "spoil")) { /* a capture that allocates memory and is invalidated */
             H stream, graph;
             P p;
             S s = p_cuStreamCreate(&stream, 0) | p_cuStreamBeginCapture(stream, 0) | p_cuMemAllocAsync(&p, mib << 20, stream);
             p_cuCtxSynchronize();
             printf("%d %d\n", s, p_cuStreamEndCapture(stream, &graph));
-        } else if (!strcmp(word, "linger")) { /* a capture that begins beside some work, and does not end */
+        } else if (!strcmp(word, "linger")) {
+            /* a capture that begins while other work runs, and does not end */
             S s = p_cuStreamCreate(&lingers[0], 1) | p_cuStreamCreate(&lingers[1], 1);
             for (int i = 0; i < 10; i++) s |= p_cuLaunchKernel((H)(mib * 1000), 1, 1, 1, 1, 1, 1, 0, lingers[0], 0, 0);
             printf("%d\n", s | p_cuStreamBeginCapture(lingers[1], 0));
-        } else if (!strcmp(word, "hurry")) { /* it ends, and work follows at once */
+        } else if (!strcmp(word, "hurry")) { /* ends the capture of `linger` and launches work at once */
             H graph;
             S s = p_cuStreamEndCapture(lingers[1], &graph);
             for (int i = 0; i < 10; i++) s |= p_cuLaunchKernel((H)(mib * 1000), 1, 1, 1, 1, 1, 1, 0, lingers[0], 0, 0);
             printf("%d\n", s);
-        } else if (!strcmp(word, "recapture")) { /* captures in a stream that has just worked, `mib` of them; answers how many were ruined */
+        } else if (!strcmp(word, "recapture")) {
+            /* `mib` captures in a stream right after work; answers the number of invalidated captures */
             H stream, graph;
             size_t ruined = 0;
             p_cuStreamCreate(&stream, 1);
             for (size_t i = 0; i < mib; i++) {
                 p_cuLaunchKernel((H)1000, 1, 1, 1, 1, 1, 1, 0, stream, 0, 0);
-                usleep(350 + i * 7919 % 300); /* about when our own thread looks for the end */
+                usleep(350 + i * 7919 % 300); /* about when the monitor thread polls for the end of the work */
                 p_cuStreamBeginCapture(stream, 0);
                 p_cuLaunchKernel((H)1000, 1, 1, 1, 1, 1, 1, 0, stream, 0, 0);
                 usleep(300);
                 ruined += p_cuStreamEndCapture(stream, &graph) != 0;
             }
             printf("%zu\n", ruined);
-        } else if (!strcmp(word, "depend")) { /* by the time of our launch the other's waiting has used up the window */
+        } else if (!strcmp(word, "depend")) {
+            /* the waiting thread has used up the window when this thread launches */
             pthread_t other;
             alarm(20);
             pthread_create(&other, 0, depend, 0);
@@ -427,14 +440,16 @@ int main(int argc, char **argv) {
             S s = start("kernel", 100);
             pthread_join(other, 0);
             printf("%d\n", s | together.status);
-        } else if (!strcmp(word, "threads")) { /* the same from `way` threads, in streams that run beside each other where the card lets them */
+        } else if (!strcmp(word, "threads")) {
+            /* kernels of `mib` us from `way` threads for `rounds` ms, each thread with its own stream */
             pthread_t threads[64];
             size_t counts[64] = {0}, all = 0, count = atoi(way);
             together.us = mib, together.end = now() + rounds / 1e3;
             for (int i = 0; i < count; i++) pthread_create(&threads[i], 0, beside, &counts[i]);
             for (int i = 0; i < count; i++) pthread_join(threads[i], 0), all += counts[i];
             printf("%zu %d\n", all, together.status);
-        } else if (!strcmp(word, "gpus")) { /* kernels without an end on one card; answers how many on another one, with a pause after each */
+        } else if (!strcmp(word, "gpus")) {
+            /* kernels back to back on one GPU; answers the number of copies on another GPU, with a pause after each */
             pthread_t other;
             size_t count = 0, unused = 0;
             S s = begin();
@@ -445,7 +460,7 @@ int main(int argc, char **argv) {
             for (; now() < together.end; count++, usleep(3000)) s |= start("up", 100);
             pthread_join(other, 0);
             printf("%zu %d\n", count, s | together.status);
-        } else if (!strcmp(word, "abandon")) { /* a capture that ends with its stream */
+        } else if (!strcmp(word, "abandon")) { /* a capture that ends because its stream is destroyed */
             H stream;
             S s = p_cuStreamCreate(&stream, 0) | p_cuStreamBeginCapture(stream, 0);
             printf("%d\n", s | p_cuStreamDestroy(stream));

@@ -42,7 +42,7 @@ hooks! { Cuda:
     cuStreamDestroy(stream: Handle) => destroy;
 }
 
-// In each function below `driver` is the driver's function of the same form.
+// The argument `driver` of each function below is the driver's function with the same signature.
 
 unsafe fn begin_v1(driver: Only, stream: Handle) -> Status {
     // SAFETY: the driver's function is called with the program's arguments.
@@ -109,7 +109,7 @@ fn begin_counted(call: impl FnOnce() -> Status) -> Status {
     status
 }
 
-/// Begins a capture that makes a graph of its own.
+/// Begins a capture that creates a new graph.
 fn begin_own_graph(stream: Handle, call: impl FnOnce() -> Status) -> Status {
     let status = begin_counted(call);
     if let Some(process) = Process::if_loaded().filter(|_| status == SUCCESS) {
@@ -118,7 +118,7 @@ fn begin_own_graph(stream: Handle, call: impl FnOnce() -> Status) -> Status {
     status
 }
 
-/// Uncounts a capture that has ended. `is_kept` is true if its graph exists.
+/// Removes an ended capture from the count. `is_kept` is true if its graph exists.
 fn uncount(stream: Handle, is_kept: bool) {
     if let Some(process) = Process::if_loaded() {
         process.compute.end_capture();
@@ -126,7 +126,7 @@ fn uncount(stream: Handle, is_kept: bool) {
     }
 }
 
-/// Destroys a stream. A capture in the stream ends with it.
+/// Destroys a stream. A capture in the stream ends when the stream is destroyed.
 unsafe fn destroy(driver: Only, stream: Handle) -> Status {
     let process = Process::if_loaded();
     let is_capturing = process.is_some_and(|process| {

@@ -1,5 +1,5 @@
-//! The monitor thread's rounds: reads limits and windows, runs the limiter's decisions, and carries out
-//! what they say.
+//! Rounds of the monitor thread. Each round reads limits and windows, lets the limiter decide, and
+//! carries out the decision.
 
 use std::sync::atomic::Ordering;
 
@@ -19,8 +19,8 @@ pub struct Controllers {
 }
 
 impl Controllers {
-    /// Runs a round for each GPU that needs one. Returns how long the monitor thread may sleep, and the
-    /// GPU whose window it waits for in case it waits for one.
+    /// Runs a round for each GPU that needs one. Returns how long the monitor thread may sleep. If
+    /// the thread must wait for a window, the returned slot names the GPU of that window.
     pub fn run_round(&mut self, process: &Process) -> (GpuSlot, Sleep) {
         let gpus = GpuSlot::all().zip(process.compute.gates.iter().zip(self.gpus.iter_mut()));
         let sleeps = gpus.filter_map(|(gpu, (gate, controller))| {
@@ -49,7 +49,7 @@ fn run_round(process: &Process, gpu: GpuSlot, gate: &Gate, controller: &mut GpuC
             shared.charge(charge.from, charge.to, charge.percent);
         }
     }
-    // The driver may have blocked this thread, so the time is read again.
+    // The driver may have blocked this thread, so the decision needs a new reading of the clock.
     let decision = if has_arbiter {
         let WindowState { change, number, deadline } = process.control.window(gpu).read();
         let window = ArbiterWindow { change, number, deadline: Nanos(deadline) };

@@ -1,4 +1,4 @@
-//! The calls of the limiter to the CUDA driver: events, contexts, capture modes.
+//! Calls of the limiter to the CUDA driver: events, contexts and capture modes.
 
 use tessera_throttle::driver::{ContextId, Driver, StreamName};
 
@@ -21,24 +21,24 @@ driver_functions! { Cuda:
 /// `CU_STREAM_CAPTURE_MODE_RELAXED`: the thread's calls do not disturb captures of other threads.
 const RELAXED: i32 = 2;
 
-/// `CUDA_ERROR_NOT_READY`.
+/// `CUDA_ERROR_NOT_READY`: the GPU has not reached the event yet.
 const NOT_READY: Status = 600;
 
-/// `CU_EVENT_DISABLE_TIMING`: such an event is far cheaper to record.
+/// `CU_EVENT_DISABLE_TIMING`: an event without a time stamp is far cheaper to record.
 const DISABLE_TIMING: u32 = 2;
 
 /// The CUDA driver.
 pub struct CudaDriver;
 
-/// An event of the library.
+/// An event that the library has created.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct CudaEvent(Handle);
 
-// SAFETY: a handle is only a name of the driver's object, which any thread may use.
+// SAFETY: the library never dereferences the handle, and any thread may pass it to the driver.
 unsafe impl Send for CudaEvent {}
 
 impl Driver for CudaDriver {
-    /// The mode before, or `None` where the driver knows no modes.
+    /// The mode before the change, or `None` if the driver has no capture modes.
     type CaptureMode = Option<i32>;
     type Event = CudaEvent;
 
@@ -47,7 +47,8 @@ impl Driver for CudaDriver {
     }
 
     fn set_context(&self, context: ContextId) {
-        // SAFETY: no context, or one that lives: the gate forgets a context before it is destroyed.
+        // SAFETY: `context` is null or alive, because the gate forgets a context before it is
+        // destroyed.
         unsafe { set_current(std::ptr::with_exposed_provenance_mut(context.0)) };
     }
 
@@ -59,7 +60,8 @@ impl Driver for CudaDriver {
     }
 
     fn record(&self, event: CudaEvent, stream: StreamName) -> bool {
-        // SAFETY: an event of the library and a stream of the program, both of the same context.
+        // SAFETY: the event of the library and the stream of the program belong to the same
+        // context.
         let status = unsafe {
             if stream.per_thread {
                 record_event_per_thread(event.0, handle(stream))
@@ -71,20 +73,21 @@ impl Driver for CudaDriver {
     }
 
     fn is_reached(&self, event: CudaEvent) -> bool {
-        // SAFETY: a recorded event of the library. An error of the program's work ends the work too.
+        // SAFETY: the event is one that the library has recorded. An error of the program's work
+        // also ends the work, so every status except "not ready" counts as reached.
         (unsafe { query_event(event.0) }) != NOT_READY
     }
 
     fn elapsed_ms(&self, from: CudaEvent, to: CudaEvent) -> Option<f32> {
         let mut milliseconds = 0.0;
-        // SAFETY: two recorded events of the library, and `milliseconds` receives the answer.
+        // SAFETY: the library has recorded both events, and `milliseconds` receives the answer.
         let status = unsafe { elapsed_time_v1(&raw mut milliseconds, from.0, to.0) };
         (status == SUCCESS).then_some(milliseconds)
     }
 
     fn is_capturing(&self, stream: StreamName) -> bool {
         let mut status = 0;
-        // SAFETY: the stream is the program's, and `status` receives the answer.
+        // SAFETY: the stream belongs to the program, and `status` receives the answer.
         let result = unsafe {
             if stream.per_thread {
                 is_capturing_per_thread(handle(stream), &raw mut status)
@@ -92,8 +95,8 @@ impl Driver for CudaDriver {
                 is_capturing(handle(stream), &raw mut status)
             }
         };
-        // The driver refuses the question for the legacy stream beside a capture. Then the library must
-        // not touch the stream either.
+        // The driver rejects this query for the legacy stream during a capture in another stream.
+        // Then the library must not touch the legacy stream either.
         result != SUCCESS || status != 0
     }
 
@@ -110,8 +113,8 @@ fn handle(stream: StreamName) -> Handle {
     std::ptr::without_provenance_mut(stream.handle)
 }
 
-/// Sets the capture mode of the calling thread; returns the mode before.
+/// Sets the capture mode of the calling thread and returns the previous mode.
 fn exchange_mode(mut mode: i32) -> Option<i32> {
-    // SAFETY: `mode` is read and written.
+    // SAFETY: the driver reads and writes `mode`, which outlives the call.
     (unsafe { exchange_capture_mode(&raw mut mode) } == SUCCESS).then_some(mode)
 }

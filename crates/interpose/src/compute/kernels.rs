@@ -19,7 +19,8 @@ work! {
         function: Handle, gx: c_uint, gy: c_uint, gz: c_uint, bx: c_uint, by: c_uint, bz: c_uint, shared: c_uint,
         stream: Handle, parameters: Arguments,
     ) on stream, like key(function, [gx, gy, gz]);
-    // One kernel on each of several GPUs. The gate of the current GPU holds the whole launch back.
+    // This function launches one kernel on each of several GPUs. The gate of the current GPU blocks
+    // the whole launch.
     [cuLaunchCooperativeKernelMultiDevice] (launches: *mut c_void, count: c_uint, flags: c_uint)
         on DEFAULT_STREAM, like key(launches, [count, 0, 0]);
     [cuLaunch] (function: Handle) on DEFAULT_STREAM, like key(function, [1; 3]);
@@ -32,7 +33,7 @@ work! {
 
 /// Returns the stream and the grid of a launch.
 fn stream_and_grid(config: *const LaunchConfig) -> (Handle, [u32; 3]) {
-    // SAFETY: the program passes a configuration or null.
+    // SAFETY: the program passes null or a configuration that the driver reads as well.
     unsafe { config.as_ref() }.map_or((DEFAULT_STREAM, [0; 3]), |config| (config.stream, config.grid))
 }
 

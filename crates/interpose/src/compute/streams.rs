@@ -6,8 +6,8 @@ use super::driver::CudaDriver;
 use crate::cuda::Handle;
 use crate::memory::contexts;
 
-/// A stream as a program names it. Functions of the per-thread form may mean another stream by the same
-/// handle.
+/// A stream as a program names it. The per-thread form of a function may use another stream for the
+/// same handle.
 #[derive(Clone, Copy, Debug)]
 pub struct Stream {
     pub handle: Handle,
@@ -15,17 +15,17 @@ pub struct Stream {
 }
 
 impl Stream {
-    /// Returns true if work for this stream is captured into a graph instead of run.
+    /// Returns true if the driver captures work for this stream into a graph instead of running it.
     pub fn is_capturing(self) -> bool {
         CudaDriver.is_capturing(self.name())
     }
 
-    /// Returns the name of the stream without the pointer.
+    /// Returns the name of the stream with the handle as an address.
     pub fn name(self) -> StreamName {
         StreamName { handle: self.handle.addr(), per_thread: self.per_thread }
     }
 
-    /// Returns the identity of the stream that the calling thread means.
+    /// Returns the identity of the stream for the calling thread and its current context.
     pub fn id(self) -> StreamId {
         // SAFETY: the function takes no arguments and cannot fail.
         self.name().id(|| ContextId(contexts::current()), || unsafe { libc::pthread_self() })

@@ -1,40 +1,44 @@
-//! Copies and fills, wherever they go. Those without a stream use a default one, and may keep the caller until they have ended; that
-//! is charged too, as the caller counts as passing meanwhile.
+//! Hooks of the functions that copy or fill memory.
 //!
-//! Copies between host and GPU leave the GPU's processors alone but not its memory and its link, which tenants share as well. So
-//! all of them count as the GPU's time.
+//! A function without a stream argument uses the default stream and may block its caller until the
+//! transfer has ended. The limiter charges that time too, because the launch lasts until the driver
+//! returns.
+//!
+//! A copy between host and GPU does not use the GPU's processors, but it uses the memory and the
+//! link, which containers share as well. Therefore every transfer counts as GPU time.
 
 use std::ffi::{c_uint, c_void};
 
 use super::{mix, work};
 use crate::cuda::{DEFAULT_STREAM, DevicePointer, Handle, Location};
 
-/// Addresses of the first interface, before 64 bits.
+/// A device address in the first version of the interface, which had 32 bits.
 type Short = c_uint;
 type Host = *const c_void;
 
-/// `CUDA_MEMCPY2D`, up to what we read of it.
+/// The leading fields of `CUDA_MEMCPY2D`, up to the last one that the library reads.
 #[repr(C)]
 pub struct Copy2d {
-    /// Where from, where to.
+    /// The source and the destination, which the library does not read.
     ends: [usize; 14],
     extents: [usize; 2],
 }
 
-/// `CUDA_MEMCPY3D` and `CUDA_MEMCPY3D_PEER`, up to what we read of them.
+/// The leading fields of `CUDA_MEMCPY3D` and `CUDA_MEMCPY3D_PEER`, up to the last one that the
+/// library reads.
 #[repr(C)]
 pub struct Copy3d {
     ends: [usize; 22],
     extents: [usize; 3],
 }
 
-/// What kinds of transfers cost alike.
+/// A kind of transfer. Transfers of one kind and similar size cost about the same.
 #[derive(Clone, Copy)]
 enum Route {
     Within,
     Up,
     Down,
-    /// As the addresses say.
+    /// The addresses determine the direction, which the library does not resolve.
     Any,
     Fill,
     Unpack,
@@ -42,7 +46,8 @@ enum Route {
 use Route::{Any, Down, Fill, Unpack, Up, Within};
 
 impl Route {
-    /// The key of equal work: about as much on the same way costs about the same.
+    /// Returns the key of equal work. Transfers of the same kind share a key if their sizes lie
+    /// between the same powers of two.
     #[inline(never)]
     fn of(self, bytes: usize) -> u64 {
         mix(self as u64 + 1, u64::from(bytes.checked_ilog2().unwrap_or(0)))
@@ -163,7 +168,8 @@ work! {
         to: DevicePointer, pitch: usize, value: u32, width: usize, height: usize, stream: Handle
     ) on stream, like Fill.of(width.saturating_mul(height).saturating_mul(4));
 
-    // The first interface, before 64 bits. Its descriptions are laid out differently and not read.
+    // The first version of the interface, with 32-bit addresses and sizes. Its descriptors have
+    // another layout, and the library does not read them.
     [cuMemcpyHtoD] (to: Short, from: Host, bytes: c_uint) on DEFAULT_STREAM, like Up.of(bytes as usize);
     [cuMemcpyDtoH] (to: Host, from: Short, bytes: c_uint) on DEFAULT_STREAM, like Down.of(bytes as usize);
     [cuMemcpyDtoD] (to: Short, from: Short, bytes: c_uint) on DEFAULT_STREAM, like Within.of(bytes as usize);
@@ -197,12 +203,12 @@ work! {
 }
 
 fn area(copy: *const Copy2d) -> usize {
-    // SAFETY: the program passes a description or null.
+    // SAFETY: the program passes null or a descriptor that the driver reads as well.
     unsafe { copy.as_ref() }.map_or(0, |copy| product(&copy.extents))
 }
 
 fn volume(copy: *const Copy3d) -> usize {
-    // SAFETY: the program passes a description or null.
+    // SAFETY: the program passes null or a descriptor that the driver reads as well.
     unsafe { copy.as_ref() }.map_or(0, |copy| product(&copy.extents))
 }
 
@@ -214,7 +220,7 @@ fn sum(sizes: *const usize, count: usize) -> usize {
     if sizes.is_null() {
         return 0;
     }
-    // SAFETY: the program passes so many sizes, which the driver is about to read as well.
+    // SAFETY: the program passes an array of `count` sizes, which the driver reads as well.
     let sizes = unsafe { std::slice::from_raw_parts(sizes, count) };
     sizes.iter().fold(0, |bytes: usize, &size| bytes.saturating_add(size))
 }

@@ -11,9 +11,10 @@ hooks! { Cuda:
     cuCtxSetLimit(limit: i32, value: usize) => set_limit;
 }
 
-/// GrantLimits that are memory of the GPU. Others cost nothing, or as the stack of a thread nobody
-/// can tell before.
+/// `CU_LIMIT_PRINTF_FIFO_SIZE`, a limit that allocates device memory. The other limits allocate
+/// nothing, or an amount that is not known before, such as the stacks of threads.
 const PRINT_BUFFER: i32 = 1;
+/// `CU_LIMIT_MALLOC_HEAP_SIZE`, a limit that allocates device memory.
 const HEAP: i32 = 2;
 
 /// Size of both buffers in a new context, which the charge for the context covers.

@@ -1,4 +1,5 @@
-//! Windows under an arbiter: who waits for one, what is told, what is charged.
+//! Windows under an arbiter: which launches wait for a window, what the library reports to the
+//! arbiter, and which time it charges.
 
 use std::process::Command;
 use std::time::Duration;
@@ -7,9 +8,10 @@ use tessera_limits::{files, futex};
 
 use crate::support::{Arbiter, Container, Tenant, until, write_at};
 
-/// A program that pauses gives its window back: what it launches then waits for another one, as somebody else may have the GPU.
+/// A program that pauses releases its window. Its next launch waits for another window, because
+/// another container may be using the GPU.
 #[test]
-fn what_comes_after_a_pause_waits_for_a_window() {
+fn work_after_a_pause_waits_for_a_window() {
     let container = Container::with(4096, 50);
     let _arbiter = Arbiter::start(&[&container]);
     let mut tenant = container.begun("dlsym");
@@ -22,14 +24,15 @@ fn what_comes_after_a_pause_waits_for_a_window() {
     }
 }
 
-/// A pause is nobody's time, also where many come to the gate while our own thread looks.
+/// The library charges no time for a pause, even if many threads reach the gate while the monitor
+/// thread polls.
 #[test]
 fn pauses_are_not_charged() {
     let container = Container::with(4096, 50);
     let _arbiter = Arbiter::start(&[&container]);
     let mut tenant = container.begun("proc");
     let mut account = container.account();
-    // What comes within this of an end belongs to the work.
+    // Pauses shorter than this number of nanoseconds count as part of the work.
     let gap = 1_000_000;
     for round in 0..600 {
         until(|| account.want() == 0);
@@ -46,9 +49,10 @@ fn pauses_are_not_charged() {
     }
 }
 
-/// The end of work is seen some time after it: requests of 0.1 ms are not charged for that.
+/// The monitor thread notices the end of work with a delay. Requests of 0.1 ms are not charged for
+/// that delay.
 #[test]
-fn short_requests_are_not_charged_for_our_looking_late() {
+fn short_requests_are_not_charged_for_late_polls() {
     let container = Container::with(4096, 90);
     let _arbiter = Arbiter::start(&[&container]);
     let mut tenant = container.begun("dlsym");
@@ -63,9 +67,10 @@ fn short_requests_are_not_charged_for_our_looking_late() {
     assert!(percent < 20.0, "{percent:.1} %");
 }
 
-/// A capture that is given up with its stream is no reason never to look for the end of work again.
+/// After a program has destroyed a stream during a capture, the monitor thread still polls for the
+/// end of later work.
 #[test]
-fn work_beside_a_capture_that_was_given_up_has_an_end() {
+fn the_end_of_work_after_an_abandoned_capture_is_noticed() {
     let container = Container::with(4096, 50);
     let _arbiter = Arbiter::start(&[&container]);
     let mut tenant = container.begun("link");
@@ -79,14 +84,15 @@ fn work_beside_a_capture_that_was_given_up_has_an_end() {
     assert!(ends);
 }
 
-/// While a capture runs no fence is put behind what was launched before. That has an end all the same.
+/// During a capture the library records no fence behind earlier work. It notices the end of that
+/// work all the same.
 #[test]
-fn work_before_a_long_capture_has_an_end() {
+fn the_end_of_work_before_a_long_capture_is_noticed() {
     for has_arbiter in [true, false] {
         let container = Container::with(4096, 50);
         let _arbiter = has_arbiter.then(|| Arbiter::start(&[&container]));
         let mut tenant = container.begun("dlsym");
-        // What it costs is known by then: so little gets no fence at once.
+        // These launches make the cost known. Work of such a low cost gets no fence at once.
         assert_eq!(tenant.ask("threads 1 10 0"), "10 0");
         let mut account = container.account();
         until(|| account.want() == 0);
@@ -101,9 +107,10 @@ fn work_before_a_long_capture_has_an_end() {
     }
 }
 
-/// What was wanted of an arbiter that has died is not wanted of the next one.
+/// A process whose work ended after the arbiter died does not request a window from the next
+/// arbiter.
 #[test]
-fn what_has_ended_without_an_arbiter_is_no_longer_wanted() {
+fn demand_ends_with_the_work_after_the_arbiter_died() {
     let container = Container::with(4096, 50);
     let arbiter = Arbiter::start(&[&container]);
     let mut tenant = container.begun("link");
@@ -112,7 +119,7 @@ fn what_has_ended_without_an_arbiter_is_no_longer_wanted() {
     until(|| account.want() == 1);
     drop(arbiter);
     tenant.answer();
-    // Its thread may sleep for a second.
+    // The monitor thread may sleep for a second.
     let forgets = (0..3_000).any(|_| {
         std::thread::sleep(Duration::from_millis(1));
         account.want() != 1
@@ -120,7 +127,7 @@ fn what_has_ended_without_an_arbiter_is_no_longer_wanted() {
     assert!(forgets);
 }
 
-/// A program that works all through a time in which its limit was lifted does not owe that time.
+/// A program that works while its limit is lifted is not charged for that time afterwards.
 #[test]
 fn time_without_a_limit_is_not_charged() {
     let container = Container::with(4096, 50);
@@ -138,9 +145,9 @@ fn time_without_a_limit_is_not_charged() {
     tenant.answer();
 }
 
-/// A process that is stopped, as a whole container may be, has not had the GPU meanwhile.
+/// A process that was stopped, as a paused container is, did not use the GPU in that time.
 #[test]
-fn time_in_which_a_process_was_stopped_is_not_charged() {
+fn time_of_a_stopped_process_is_not_charged() {
     let container = Container::with(4096, 50);
     let mut tenant = container.begun("proc");
     let mut account = container.account();
@@ -161,10 +168,10 @@ fn time_in_which_a_process_was_stopped_is_not_charged() {
     }
 }
 
-/// The arbiter has its own account, and lets a tenant make good what others kept from it. The library's account knows nothing of
-/// that, and may be far ahead when the arbiter dies.
+/// The arbiter has its own account and lets a container catch up on time that others kept from it.
+/// The library's account does not know of that, and may be far ahead when the arbiter dies.
 #[test]
-fn debts_of_an_arbiters_time_end_with_it() {
+fn debt_from_the_time_of_an_arbiter_ends_when_it_dies() {
     let container = Container::with(4096, 50);
     let arbiter = Arbiter::start(&[&container]);
     let mut tenant = container.begun("link");
@@ -174,7 +181,7 @@ fn debts_of_an_arbiters_time_end_with_it() {
     let in_an_hour = futex::now() + 3_600_000_000_000;
     write_at(&files::account_path(&container.grant()), ACCOUNT, &in_an_hour.to_ne_bytes());
     drop(arbiter);
-    // It is not missed before.
+    // The library notices the missing heartbeat only after this time.
     std::thread::sleep(Duration::from_millis(1_000));
     let before = account.busy();
     let goes_on = (0..2_000).any(|_| {
@@ -184,12 +191,12 @@ fn debts_of_an_arbiters_time_end_with_it() {
     assert!(goes_on);
 }
 
-/// Where the account of the first GPU lies in its file.
+/// Byte offset of the first GPU's account in the account file.
 const ACCOUNT: u64 = 24;
 
-/// While work on one GPU waits for a window, requests on another one are heard at once.
+/// While work on one GPU waits for a window, work on another GPU starts without a delay.
 #[test]
-fn a_gpu_does_not_wait_for_another_ones_window() {
+fn work_does_not_wait_for_the_window_of_another_gpu() {
     let container = Container::with_gpus(&[(4096, 10), (4096, 50)], "0,1");
     let _arbiter = Arbiter::start(&[&container]);
     let mut tenant = container.start("proc");
@@ -197,6 +204,6 @@ fn a_gpu_does_not_wait_for_another_ones_window() {
     let (count, status) = answer.split_once(' ').unwrap();
     assert_eq!(status, "0");
     println!("{count} requests in a second beside a GPU that waits most of the time");
-    // Each would wait for up to 100 ms, nine times in ten.
+    // With a common wait, nine of ten requests would wait for up to 100 ms.
     assert!(count.parse::<u64>().unwrap() > 60, "{count}");
 }
