@@ -27,7 +27,7 @@ pub struct Selection {
 /// Kind of the listed objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ListKind {
-    /// Nodes.
+    /// Nodes of the cluster.
     Nodes,
     /// Pods of all namespaces.
     Pods,

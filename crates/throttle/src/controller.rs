@@ -63,7 +63,7 @@ pub struct GpuController {
     launches: u64,
     pace: PaceSample,
     flow: Flow,
-    /// What the arbiter was told last.
+    /// The last report to the arbiter.
     reported: WindowDemand,
     /// The change number of a window that was returned before its end. It is not used again until the
     /// arbiter has changed it.

@@ -42,7 +42,7 @@ pub struct FenceQuery<E> {
     pub context: ContextId,
     /// True if the program has destroyed the stream.
     pub is_orphan: bool,
-    /// The fence.
+    /// The fence to poll.
     pub fence: Fence<E>,
 }
 

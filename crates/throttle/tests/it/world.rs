@@ -259,7 +259,7 @@ impl World {
         self.containers[container].account.busy
     }
 
-    /// Returns what a process has told the arbiter.
+    /// Returns what a process has reported to the arbiter.
     pub(crate) fn demand(&self, process: usize) -> WindowDemand {
         self.processes[process].demand
     }

@@ -19,7 +19,7 @@ use crate::controller::{ContainerView, View};
 
 impl Snapshot {
     /// Joins the agent's view with the measurements. Samples older than `fresh_since`, in seconds
-    /// since 1970, are ignored. `processes` tells whether all processes of the host are visible.
+    /// since 1970, are ignored. `processes` is true if all processes of the host are visible.
     #[must_use]
     pub fn new(view: &View, meter: &Meter, fresh_since: f64, processes: bool) -> Self {
         let mut snapshot = Self {
