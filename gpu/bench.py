@@ -1,4 +1,4 @@
-"""Shared by the other scripts: grants, an arbiter for them, and programs under the library.
+"""Helpers of the other scripts: grants, an arbiter for them, and programs that run with the library.
 
 Paths come from the environment: LIBRARY, ARBITER, WORK (the built work.c), and SHARE_BENCH (a PyTorch program that takes
 SECONDS KIND and prints "KIND RATE /s windows min A med B max C"). GPU is the UUID of the GPU if `nvidia-smi` is missing."""

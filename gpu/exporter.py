@@ -1,13 +1,16 @@
-"""What the exporter says of a real card, beside what is known. usage: exporter.py TESSERA [OUT] [SECONDS]
+"""Compares the exporter's values on a real GPU with known values. usage: exporter.py TESSERA [OUT] [SECONDS]
 
-Two processes take memory of known size and compute for known parts of the time, alone and together, while
-`tessera metrics --listen` runs. Needs an NVIDIA card that nobody else uses, and PyTorch. Takes about two minutes.
+Two processes allocate memory of known size and compute for a known part of the time, alone and together, while
+`tessera metrics --listen` runs. Needs an NVIDIA GPU without other users, and PyTorch. Takes about two minutes.
 
-Memory: what a process holds more than before may differ by 1 % from what it took.
-Busy:   by 5 points from the work done. Alone, that is the time between CUDA events; together, where kernels of the two take turns
-        and events stretch, the number of pieces of work times what a piece takes alone. The driver's samples name one process each,
-        the one that ran last: of processes that take turns without windows they tell the parts only roughly, so these are
-        only shown. With windows, the agent's test `card` compares. OUT/samples.jsonl has all samples of the driver.
+Memory: The growth that the exporter reports may differ by 1 % from the allocated size.
+Busy:   The reported time may differ by 5 points from the work done. For one process alone, the work done is the time
+        between CUDA events. For both together, it is the number of pieces times the duration of a piece alone, because
+        kernels of the two processes alternate and events last longer.
+
+Each of the driver's samples names one process, the one that ran last. For processes that alternate without windows, the
+samples give the parts only roughly, so this script prints them without a check. The agent's test `real_gpu` compares
+them with windows. OUT/samples.jsonl holds all samples of the driver.
 """
 import json, os, re, subprocess, sys, time, urllib.request
 
@@ -41,7 +44,8 @@ for line in sys.stdin:
         begin = time.monotonic(); busy = 0.0; pieces = 0; own = 0.0
         while time.monotonic() - begin < seconds:
             t = time.monotonic(); took = piece(); busy += took; pieces += 1
-            # The rest of the period in which this piece is the part asked for, by what it takes alone; not in step with others.
+            # Sleeps for the rest of the period, so that the piece, by its duration alone, is the requested part of the
+            # time. Random periods keep the processes out of step.
             alone = float(words[3]) if len(words) > 3 else took
             period = alone / part * random.uniform(0.5, 1.5)
             time.sleep(max(0.0, period - (time.monotonic() - t)))
@@ -63,7 +67,7 @@ class Worker:
     def answer(self):
         line = self.process.stdout.readline()
         if not line:
-            sys.exit(f"process {self.name} ended: is PyTorch installed and the card free?")
+            sys.exit(f"process {self.name} ended: is PyTorch installed and the GPU free?")
         return json.loads(line)
 
     def tell(self, text):
@@ -77,7 +81,7 @@ def scrape():
 
 
 def samples(text, name):
-    """Labels and value of each sample of a family."""
+    """Returns the labels and the value of each sample of a metric family."""
     found = []
     for line in text.splitlines():
         if line.startswith(name + "{"):
@@ -104,18 +108,18 @@ def smi_memory():
 
 
 def newer_look(after):
-    """A scrape whose look at the card is newer than a moment."""
+    """Returns a scrape whose sample of the GPU is newer than `after`."""
     for _ in range(200):
         text = scrape()
         at = one(text, "tessera_gpu_sample_timestamp_seconds")
         if at is not None and at > after and one(text, "tessera_gpu_sample_success") == 1:
             return text
         time.sleep(0.1)
-    sys.exit("the exporter does not look at the card any more:\n" + scrape())
+    sys.exit("the exporter does not sample the GPU any more:\n" + scrape())
 
 
 def watch(workers, seconds):
-    """Collects what each look says until the workers have answered; means over the looks in the middle."""
+    """Scrapes for `seconds`. Returns means over the samples that are more than 2.5 s after the start."""
     begin = time.time()
     first, looks = None, {}
     while time.time() - begin < seconds:
@@ -130,7 +134,7 @@ def watch(workers, seconds):
             last = (at, text)
         time.sleep(0.2)
     if len(looks) < 3:
-        sys.exit(f"too few looks in {seconds} s: {looks}")
+        sys.exit(f"too few samples in {seconds} s: {looks}")
     count = len(looks)
     each = [100 * sum(l[0][i] for l in looks.values()) / count for i in range(len(workers))]
     card = 100 * sum(l[1] for l in looks.values()) / count
@@ -189,7 +193,7 @@ def main():
         print("sources:", samples(text, "tessera_exporter_source_up"))
         before = [memory_of(text, worker) for worker in workers]
         if None in before:
-            sys.exit("the card's list has other process numbers than ours: run it where both are the machine's own")
+            sys.exit("the GPU's process list has other process IDs than this script: run the script in the PID namespace of the host")
 
         print("\n-- memory", flush=True)
         for worker, size in ((a, 8 << 30), (b, 3 << 30)):
@@ -207,7 +211,7 @@ def main():
         used = one(text, "tessera_gpu_memory_used_bytes")
         parts = sum(v for _, v in samples(text, "tessera_gpu_memory_remainder_bytes"))
         parts += sum(v for _, v in samples(text, "tessera_container_memory_used_bytes"))
-        row("card: parts add up", used / 2**20, parts / 2**20, "MiB", 0.0)
+        row("GPU: parts add up", used / 2**20, parts / 2**20, "MiB", 0.0)
         print("   remainder:", samples(text, "tessera_gpu_memory_remainder_bytes"))
 
         print("\n-- busy", flush=True)
@@ -221,9 +225,9 @@ def main():
             mine, other = (each[0], each[1]) if worker is a else (each[1], each[0])
             row(f"{worker.name} alone at {part:.0%}: its process", known, mine, "%", 5)
             row(f"{worker.name} alone: the other, idle", 0.0, other, "%", 5)
-            row(f"{worker.name} alone: card by gauge", known, card, "%", 5)
-            row(f"{worker.name} alone: card by counter", known, counted, "%", 5)
-            print(f"   {watts:.0f} W; raw (moment, processes, card): {raw}")
+            row(f"{worker.name} alone: GPU by gauge", known, card, "%", 5)
+            row(f"{worker.name} alone: GPU by counter", known, counted, "%", 5)
+            print(f"   {watts:.0f} W; raw (time, processes, GPU): {raw}")
         recorder.start()
         for worker, part in ((a, 0.4), (b, 0.2)):
             worker.tell(f"run {seconds} {part} {alone[worker.name]}")
@@ -236,11 +240,11 @@ def main():
             total += known
             row(f"{worker.name} beside the other, no windows: its process", known, found, "%")
             print(f"   by events {100 * done['event_seconds'] / done['wall']:.1f} %, {done['pieces']} pieces of {alone[worker.name]*1e3:.2f} ms alone")
-        row("both: card by gauge", total, card, "%", 5)
-        row("both: card by counter", total, counted, "%", 5)
+        row("both: GPU by gauge", total, card, "%", 5)
+        row("both: GPU by counter", total, counted, "%", 5)
         print(f"   {watts:.0f} W; raw: {raw}")
         each, card, counted, watts, raw = watch(workers, 6)
-        row("idle: card by counter", 0.0, counted, "%", 5)
+        row("idle: GPU by counter", 0.0, counted, "%", 5)
         print(f"   {watts:.0f} W")
 
         text = scrape()
@@ -251,7 +255,7 @@ def main():
         for line in text.splitlines():
             if not line.startswith("#") and any(word in line.split("{")[0] for word in shown):
                 print(line)
-        print("scrape of", len(text), "bytes; look takes", one(text, "tessera_gpu_sample_duration_seconds"), "s")
+        print("scrape of", len(text), "bytes; a sample takes", one(text, "tessera_gpu_sample_duration_seconds"), "s")
         times = []
         for _ in range(200):
             start = time.perf_counter()
@@ -259,7 +263,7 @@ def main():
             times.append((time.perf_counter() - start) * 1e3)
         times.sort()
         looks_before = one(text, "tessera_gpu_samples_total")
-        print(f"200 scrapes: median {times[100]:.2f} ms, p99 {times[197]:.2f} ms; looks at the card meanwhile: {one(scrape(), 'tessera_gpu_samples_total') - looks_before:.0f}")
+        print(f"200 scrapes: median {times[100]:.2f} ms, p99 {times[197]:.2f} ms; samples of the GPU meanwhile: {one(scrape(), 'tessera_gpu_samples_total') - looks_before:.0f}")
     finally:
         for worker in workers:
             worker.process.kill()

@@ -1,8 +1,9 @@
-"""Processes that share a card in known ways, beside the driver's samples of them. usage: mixtures.py OUT [SECONDS]
+"""Records the driver's samples of processes that share a GPU in known ways. usage: mixtures.py OUT [SECONDS]
 
-Writes OUT/mixtures.jsonl: the rows of samples.py, and
-  {"mixture": name, "begin": moment, "end": moment, "known": {pid: part of the time}, "pieces": {pid: [[begin, end], ..]}}
-after each mixture. A process's part is the number of its pieces times what one takes alone. Needs a card that nobody else uses, and PyTorch.
+Writes OUT/mixtures.jsonl: the rows of samples.py, and after each mixture the row
+  {"mixture": name, "begin": time, "end": time, "known": {pid: part of the time}, "pieces": {pid: [[begin, end], ..]}}
+A process's part is the number of its pieces times the duration of a piece alone. Needs an NVIDIA GPU without other users,
+and PyTorch.
 """
 import json, os, subprocess, sys, time
 
@@ -33,7 +34,7 @@ for line in sys.stdin:
     print(json.dumps({"wall": time.monotonic() - begin, "pieces": pieces}), flush=True)
 """
 
-# Name, and for each process: matmuls in a piece, part of the time asked for, how irregular.
+# The name, and for each process: matmuls per piece, requested part of the time, random variation of the period.
 MIXTURES = [
     ("alone", [(8, 0.6, 0.0)]),
     ("in step", [(8, 0.4, 0.0), (8, 0.2, 0.0)]),
@@ -57,7 +58,7 @@ class Worker:
     def answer(self):
         line = self.process.stdout.readline()
         if not line:
-            sys.exit("a process ended: is PyTorch installed and the card free?")
+            sys.exit("a process ended: is PyTorch installed and the GPU free?")
         return json.loads(line)
 
     def tell(self, *words):
@@ -72,7 +73,7 @@ def main():
     os.makedirs(out, exist_ok=True)
     card = Card()
     print("accounting mode:", card.set_accounting(1), "(0: on)", flush=True)
-    # One after the other: what a piece takes alone is measured alone.
+    # Workers start one after the other, because each one measures the duration of a matmul alone.
     workers = [Worker() for _ in range(max(len(parts) for _, parts in MIXTURES))]
     print("pids", [w.pid for w in workers], "a matmul alone, ms:", [round(w.alone * 1e3, 3) for w in workers], flush=True)
     recorder = Recorder(os.path.join(out, "mixtures.jsonl"), card)

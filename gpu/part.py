@@ -1,7 +1,8 @@
 """Computes for a known part of the time. usage: part.py SECONDS PART [ALONE]
 
-Prints what one piece of work took on average, in seconds, and the percent of the time that all of them would have taken at ALONE seconds each, or at
-what they did take. Not in step with others: periods vary by half. Needs PyTorch.
+Prints the mean duration of a piece of work in seconds, and the percentage of the time that all pieces take at ALONE
+seconds each. Without ALONE, the percentage uses the mean duration. Periods vary at random by half, so that several
+processes do not run in step. Needs PyTorch.
 """
 import random, sys, time
 

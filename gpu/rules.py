@@ -1,14 +1,16 @@
-"""What the driver's samples tell of known mixtures. usage: rules.py MIXTURES.JSONL
+"""Compares the driver's samples of known mixtures with the known work. usage: rules.py MIXTURES.JSONL
 
-Reads what mixtures.py wrote; needs no card. For each mixture, percent of the time by process: the work known; by the samples (each names one
-process, which gets all that the card did in it: what the driver adds up); by those alone at whose moment somebody was computing.
-At the end, whom samples name: of those taken while one process computed, and of those taken while none did.
+Reads the file that mixtures.py wrote and needs no GPU. Prints for each mixture the percentage of the time by process:
+  known                      the work done
+  samples                    the sum of the samples; each sample charges all work of the GPU to the one process it names
+  while a process computed   the same, only with samples taken while a process was computing
+At the end, prints which process the samples name: for those taken while one process computed, and while none did.
 """
 import bisect, collections, json, sys
 
 
 def state(pieces, moment):
-    """Who computes at a moment, and who was the last to."""
+    """Returns the processes that compute at `moment`, and the process that was the last to compute."""
     computing, last = [], (0, None)
     for pid, own in pieces.items():
         place = bisect.bisect_right(own, [moment, float("inf")]) - 1
@@ -42,10 +44,10 @@ def main():
                 named["one computes" if computing else "none computes", "the one that did last" if right else "another"] += 1
         mean = sum(card) / len(card)
         chip = sum(time * used for time, used in chip) / sum(time for time, _ in chip) if chip else float("nan")
-        print(f"{mixture['mixture']:18} card: known {100 * sum(mixture['known'].values()):5.1f}  samples {mean:5.1f}  chip {chip:5.1f}")
+        print(f"{mixture['mixture']:18} GPU:  known {100 * sum(mixture['known'].values()):5.1f}  samples {mean:5.1f}  chip {chip:5.1f}")
         for pid, known in mixture["known"].items():
             gated = mean * busy[pid] / max(1, sum(busy.values()))
-            print(f"{'process ' + pid:>18} known {100 * known:5.1f}  samples {samples[pid]:5.1f}  while somebody computed {gated:5.1f}")
+            print(f"{'process ' + pid:>18} known {100 * known:5.1f}  samples {samples[pid]:5.1f}  while a process computed {gated:5.1f}")
     for (when, whom), count in sorted(named.items()):
         print(f"while {when}, samples name {whom}: {count}")
 

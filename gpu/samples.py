@@ -1,11 +1,11 @@
-"""Writes down the driver's own samples of a card, one JSON object a line. usage: samples.py FILE [SECONDS]
+"""Records the driver's own samples of a GPU, one JSON object per line. usage: samples.py FILE [SECONDS]
 
-Rules that turn samples into busy time can be compared on such a file without a card. Rows, moments in microseconds since 1970:
-  {"process": [pid, moment, sm%]}         nvmlDeviceGetProcessUtilization, asked so often that each sample comes by itself
-  {"card": [moment, %]}                   nvmlDeviceGetSamples(GPU_UTILIZATION)
-  {"chip": [from, to, %]}                 the chip's counter of graphics engine time (GPM), from Hopper on
-  {"look": [since, now, [[pid, moment, sm%], ..]]}   the same as "process", asked once a second since the newest sample, as the exporter asks
-  {"account": [moment, pid, %, ms]}       accounting mode, where it is on
+The file allows to compare rules that turn samples into busy time without a GPU. Times are microseconds since 1970. Rows:
+  {"process": [pid, time, sm%]}           nvmlDeviceGetProcessUtilization, polled so often that each call returns one sample
+  {"card": [time, %]}                     nvmlDeviceGetSamples(GPU_UTILIZATION) of the whole GPU
+  {"chip": [from, to, %]}                 the hardware counter of graphics engine time (GPM), from Hopper on
+  {"look": [since, now, [[pid, time, sm%], ..]]}     like "process", polled once a second since the newest sample, as the exporter does
+  {"account": [time, pid, %, ms]}         accounting mode, if it is enabled
 """
 import ctypes, json, sys, threading, time
 from ctypes import byref, c_char_p, c_double, c_int, c_uint, c_ulonglong, c_void_p
@@ -44,7 +44,7 @@ def micros():
 
 
 class Card:
-    """One card through NVML."""
+    """One GPU, read through NVML."""
 
     def __init__(self, index=0):
         self.nvml = ctypes.CDLL("libnvidia-ml.so.1")
@@ -52,11 +52,11 @@ class Card:
             raise SystemExit("no NVIDIA driver answers")
         self.device = c_void_p()
         if self.nvml.nvmlDeviceGetHandleByIndex_v2(c_uint(index), byref(self.device)):
-            raise SystemExit(f"no card {index}")
+            raise SystemExit(f"no GPU {index}")
         self.gpm = None
 
     def processes(self, since):
-        """Each process once, its mean since then. None where the driver does not tell; nobody is an empty list."""
+        """Returns one row per process with its mean since `since`, an empty list without processes, or None on an error."""
         room = 512
         found, count = (ProcessSample * room)(), c_uint(room)
         status = self.nvml.nvmlDeviceGetProcessUtilization(self.device, found, byref(count), c_ulonglong(since))
@@ -76,7 +76,7 @@ class Card:
         return [[one.at, value(one.value)] for one in found[: count.value]]
 
     def chip(self):
-        """Begin, end and percent since the last call, where the chip counts."""
+        """Returns begin, end and percent since the last call, or None if the hardware has no counter."""
         sample, at = c_void_p(), micros()
         if self.nvml.nvmlGpmSampleAlloc(byref(sample)) or self.nvml.nvmlGpmSampleGet(self.device, sample):
             return None
@@ -100,7 +100,7 @@ class Card:
 
 
 class Recorder(threading.Thread):
-    """Writes rows to a file until told to stop."""
+    """Writes rows to a file until `stop` is called."""
 
     def __init__(self, path, card=None):
         super().__init__(daemon=True)

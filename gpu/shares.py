@@ -6,7 +6,7 @@ from bench import *
 kinds = os.environ.get("KINDS", "big long graph sync small c-tiny c-big c-long c-deep c-streams c-threads c-graph c-sync").split()
 limits = [int(limit) for limit in os.environ.get("LIMITS", "10 25 50 75 90").split()]
 
-print(f"{'kind':10} {'bare':>9}  " + "  ".join(f"{'limit ' + str(limit):^22}" for limit in limits) + "   % of bare [1 s windows]; most of a core, %: arbiter, library's thread (its looks a second)")
+print(f"{'kind':10} {'bare':>9}  " + "  ".join(f"{'limit ' + str(limit):^22}" for limit in limits) + "   % of bare [1 s windows]; most of a core, %: arbiter, monitor thread (its wake-ups per second)")
 for kind in kinds:
     cells, costs, own, often = [], [], [], []
     for limit in limits:

@@ -1,24 +1,25 @@
-/* Work of exactly known length on a GPU, through the driver's own interface: no runtime, no interpreter between the launches.
+/* Runs work of exactly known duration on a GPU through the driver interface, without a runtime or an interpreter.
  *
  *   work KIND SECONDS [PARAMETER]
  *
- * Kernels spin for a time told to them, whatever the clock does, so what they did is a share of the GPU's time.
+ * Kernels spin for a given time, independent of the GPU's clock, so completed kernels give a share of the GPU's time.
  *   tiny     5 us, launched back to back          big      200 us            long     12 ms
- *   deep     60 x 12 ms without a wait            streams  200 us on 4 streams in turn
+ *   deep     60 x 12 ms without a wait            streams  200 us on 4 streams, round robin
  *   threads  200 us from 3 threads                graph    graphs of 20 x 200 us
- *   sync     200 us, a wait after every 10        own      200 us in the thread's own default stream
- *   churn    200 us, each in a stream of its own that is destroyed at once
- *   up, down 16 MiB between pinned memory and GPU   page  4 MiB from ordinary memory, waited for
+ *   sync     200 us, a wait after every 10        own      200 us in the per-thread default stream
+ *   churn    200 us, each in a new stream that is destroyed at once
+ *   up, down 16 MiB between pinned memory and GPU   page  4 MiB from pageable memory, synchronous
  *   within   256 MiB copied on the GPU            fill     256 MiB set on the GPU
- *            (these five: as if at 50 GB/s, ordinary memory at 10 and on the GPU at 2,000; only what one run gets of another's is told)
- *   request  1 ms of work every 20 ms: prints how long each took
- *   return   500 ms of back-to-back work, 500 ms of nothing: prints what was reached in each 10 ms after coming back
- *   launch   nanoseconds per launch of an empty kernel, as found by dlsym and straight into the driver by turns: the least of
- *            each, and the median of 60 differences between neighbours
+ *            These five count as transfers at 50 GB/s, at 10 GB/s from pageable memory, and at 2,000 GB/s on the GPU.
+ *            Only the ratio of two runs is meaningful.
+ *   request  1 ms of work every 20 ms: prints the latencies of the requests
+ *   return   500 ms of back-to-back work, 500 ms idle: prints the share in each 10 ms after the idle time
+ *   launch   nanoseconds per launch of an empty kernel. Alternates between the function that dlsym finds and the driver's
+ *            own function. Prints the shortest time of each, and the median of the differences in 60 rounds
  *   alloc    the same for allocation + free of 1 MiB in stream order
  *   graphs   the same for a graph of 20 empty kernels
  *
- * Prints: KIND share PERCENT windows LEAST MOST (percent of the time in kernels, over all and in windows of 1 s).
+ * Prints: KIND share PERCENT windows LEAST MOST (percent of the time in kernels, in total and in intervals of 1 s).
  * Build: cc -O2 -o work work.c -ldl -lpthread */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -76,7 +77,7 @@ static void *symbol(Handle library, const char *name) {
     return found;
 }
 
-/* The driver's own function, whoever stands between: read from the library's table of symbols. */
+/* Finds the driver's own function in the symbol table of its library, so an interposed library cannot intercept it. */
 static void *own_symbol(Handle library, const char *name) {
     struct link_map *map = library;
     const ElfW(Sym) *symbols = 0;
@@ -89,7 +90,7 @@ static void *own_symbol(Handle library, const char *name) {
         if (entry->d_tag == DT_HASH) hash = place;
         if (entry->d_tag == DT_GNU_HASH) gnu_hash = place;
     }
-    /* How many there are is told by the old table of hashes, or by the end of the last chain in the new one. */
+    /* DT_HASH holds the number of symbols. With DT_GNU_HASH, the end of the last chain gives the number. */
     uint32_t count = hash ? hash[1] : 0;
     if (!hash && gnu_hash) {
         const uint32_t *buckets = gnu_hash + 4 + gnu_hash[2] * 2, *chain = buckets + gnu_hash[0] - gnu_hash[1];
@@ -106,7 +107,7 @@ static void launch(uint64_t length, Handle stream) {
     CHECK(cuLaunchKernel(spin, 1, 1, 1, 1, 1, 1, 0, stream, arguments, 0));
 }
 
-/* Copies and fills: what is moved, and for how many nanoseconds that counts. */
+/* The copy or fill of this run, and the nanoseconds that one transfer counts. */
 static struct { int kind; uint64_t from, to, length; void *pinned, *ordinary; } moved;
 enum { NONE, UP, DOWN, PAGE, WITHIN, FILL };
 
@@ -129,7 +130,7 @@ static void make_move(const char *kind) {
     memset(moved.ordinary = malloc(4 << 20), 1, 4 << 20);
 }
 
-/* One batch of work, waited for at its end; the nanoseconds of kernels in it. */
+/* Runs one batch of work and waits for its end. Returns the nanoseconds of kernels in it. */
 static uint64_t batch(const char *kind, Handle graph) {
     uint64_t length = !strcmp(kind, "tiny") ? 5000 : !strcmp(kind, "long") || !strcmp(kind, "deep") ? 12000000 : 200000;
     int count = !strcmp(kind, "tiny") ? 2000 : !strcmp(kind, "deep") ? 60 : !strcmp(kind, "long") ? 4 : !strcmp(kind, "sync") ? 10 : 100;
@@ -193,7 +194,7 @@ static int by_size(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-/* Share of the time over all, and in windows of a second. Kernels on different streams or threads may overlap: then over 100. */
+/* Prints the share of time in total and in intervals of 1 s. It exceeds 100 if kernels of several streams or threads overlap. */
 static void report_share(const char *kind, double seconds) {
     Handle graph = !strcmp(kind, "graph") ? capture(spin, 200000) : 0;
     int threads = !strcmp(kind, "threads") ? 3 : 0;
@@ -283,7 +284,7 @@ static void report_cost(const char *kind, Handle library) {
     for (int round = -4; round < ROUNDS; round++) {
         double cost[2] = {0, 0};
         for (int turn = 0; turn < 4; turn++) {
-            /* There and back, and back and there: a machine that gets slower or faster does so for both. */
+            /* Alternates in the order A B B A, so that a gradual change of the host's speed affects both variants equally. */
             int way = (turn == 1 || turn == 2) ^ (round & 1);
             uint64_t begin = 0, memory;
             for (int i = -count / 10; i < count; i++) {
