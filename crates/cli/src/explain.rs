@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use serde::Serialize;
-use tessera_core::admission::{self, NodeOffer, NodeVerdict, PodQuery, RejectReason};
+use tessera_core::admission::{Admission, NodeOffer, NodeVerdict, PodQuery, RejectReason};
 use tessera_core::placement::PlacementError;
 use tessera_core::preemption::RunningPod;
 use tessera_core::quota::GpuAmount;
@@ -95,11 +95,10 @@ pub(crate) fn judge(
     facts: &NodeFacts,
     query: &ParsedPod<'_>,
 ) -> NodeVerdict {
-    if let Some(problem) = &facts.problem {
-        return NodeVerdict::Rejected(RejectReason::BadNode(problem.clone()).into());
-    }
-    let Some(state) = survey.state(name) else {
-        return NodeVerdict::Rejected(RejectReason::UnknownNode.into());
+    let state = survey.state(name).filter(|_| facts.problem.is_none());
+    let Some(state) = state else {
+        let reason = RejectReason::of_missing_node(facts.problem.as_deref());
+        return NodeVerdict::Rejected(reason.into());
     };
     let offer = NodeOffer {
         state,
@@ -107,17 +106,9 @@ pub(crate) fn judge(
         quota_labels: &facts.quota_labels,
     };
     let request = query.request(facts.unit);
-    let question = PodQuery { namespace: query.namespace, request: &request, policy: &query.policy };
-    match admission::judge(offer, question, survey.limits()) {
-        // kube-scheduler rejects such a node before it calls the extender.
-        NodeVerdict::Fits(_) if request.cpu > state.cpu_left() => refused(PlacementError::Cpu),
-        NodeVerdict::Fits(_) if request.memory > state.memory_left() => refused(PlacementError::Memory),
-        verdict => verdict,
-    }
-}
-
-fn refused(refusal: PlacementError) -> NodeVerdict {
-    NodeVerdict::Rejected(RejectReason::Placement(refusal).into())
+    let pod = PodQuery { namespace: query.namespace, request: &request, policy: &query.policy };
+    // kube-scheduler rejects a node without enough CPU or memory before it calls the extender.
+    Admission { offer, query: pod, quota: Some(survey.limits()) }.verdict_with_host()
 }
 
 /// Finds remedies on nodes without enough free GPUs. If a quota or the host's CPU is exhausted,
@@ -133,8 +124,8 @@ fn find_remedies(
     let mut searched = 0;
     for (name, reason) in obstacles {
         let (Some(facts), Some(state)) = (survey.nodes.get(*name), survey.state(name)) else { continue };
-        let of_cards = matches!(reason, RejectReason::Placement(refusal) if !matches!(refusal, PlacementError::Cpu | PlacementError::Memory));
-        if !of_cards || facts.cordoned {
+        let lacks_gpus = matches!(reason, RejectReason::Placement(refusal) if !matches!(refusal, PlacementError::Cpu | PlacementError::Memory));
+        if !lacks_gpus || facts.cordoned {
             continue;
         }
         let request = gpus_only(&query.request(facts.unit));

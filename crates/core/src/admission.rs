@@ -237,7 +237,13 @@ impl<'a> Admission<'a> {
     /// earlier than we do. The policy only weighs them.
     #[must_use]
     pub fn request(&self) -> Cow<'a, PodRequest> {
-        weigh(self.offer.state, self.query.request)
+        let (node, request) = (self.offer.state, self.query.request);
+        let (cpu, memory) = (node.cpu_left(), node.memory_left());
+        if request.cpu <= cpu && request.memory <= memory {
+            return Cow::Borrowed(request);
+        }
+        let (cpu, memory) = (request.cpu.min(cpu), request.memory.min(memory));
+        Cow::Owned(PodRequest { cpu, memory, ..request.clone() })
     }
 
     fn check_served(&self) -> Result<(), NodeMismatch> {
@@ -259,23 +265,6 @@ impl<'a> Admission<'a> {
             _ => Ok(()),
         }
     }
-}
-
-/// Returns the verdict of [`Admission::verdict`].
-#[must_use]
-pub fn judge(offer: NodeOffer<'_>, query: PodQuery<'_>, quotas: QuotaState<'_>) -> NodeVerdict {
-    Admission { offer, query, quota: Some(quotas) }.verdict()
-}
-
-/// Returns the request that [`Admission::request`] places.
-#[must_use]
-pub fn weigh<'r>(node: &NodeState, request: &'r PodRequest) -> Cow<'r, PodRequest> {
-    let (cpu, memory) = (node.cpu_left(), node.memory_left());
-    if request.cpu <= cpu && request.memory <= memory {
-        return Cow::Borrowed(request);
-    }
-    let (cpu, memory) = (request.cpu.min(cpu), request.memory.min(memory));
-    Cow::Owned(PodRequest { cpu, memory, ..request.clone() })
 }
 
 // === impl NodeMismatch, RejectReason ===
