@@ -38,7 +38,7 @@ pub struct Model(pub Arc<str>);
 pub struct GpuKind {
     /// The product.
     pub model: Model,
-    /// The memory.
+    /// The memory of one GPU of this kind.
     pub memory: MiB,
     /// A hash that tells most kinds apart without a comparison of names.
     hash: u64,

@@ -88,23 +88,23 @@ pub enum Conflict {
     /// The node has no such GPU.
     #[error("node {node} has no GPU {gpu}")]
     UnknownGpu {
-        /// The node.
+        /// The node that the grant names.
         node: NodeName,
-        /// The GPU.
+        /// The index that the grant names.
         gpu: GpuIndex,
     },
     /// The GPU has too little left.
     #[error("GPU {gpu} of node {node} has not enough left")]
     Insufficient {
-        /// The node.
+        /// The node that the grant names.
         node: NodeName,
-        /// The GPU.
+        /// The index that the grant names.
         gpu: GpuIndex,
     },
     /// The pod already holds another grant.
     #[error("pod {pod} already holds another grant on node {node}; release it first")]
     AlreadyBooked {
-        /// The pod.
+        /// The pod that asks again.
         pod: PodUid,
         /// The node of the other grant.
         node: NodeName,

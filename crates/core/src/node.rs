@@ -39,7 +39,7 @@ pub enum BadNode {
         "node {node}: GPU at position {position} has index {index}; list the GPUs by index, without gaps"
     )]
     Order {
-        /// The node.
+        /// The node that is described wrongly.
         node: NodeName,
         /// The position in the list.
         position: usize,
@@ -49,7 +49,7 @@ pub enum BadNode {
     /// The node has more GPUs than supported.
     #[error("node {node} has {count} GPUs; at most {} are supported", GpuSet::CAPACITY)]
     TooMany {
-        /// The node.
+        /// The node that is described wrongly.
         node: NodeName,
         /// The number of GPUs.
         count: usize,
@@ -57,7 +57,7 @@ pub enum BadNode {
     /// The topology describes another number of GPUs.
     #[error("node {node} has {gpus} GPUs, but its topology describes {linked}")]
     Topology {
-        /// The node.
+        /// The node that is described wrongly.
         node: NodeName,
         /// The number of GPUs.
         gpus: usize,

@@ -52,7 +52,7 @@ pub struct GpuAmount {
     /// The compute; 100 for each whole GPU. A request for memory alone counts as its part of the
     /// GPU.
     pub compute_percent: u64,
-    /// The memory.
+    /// The memory; that of the whole GPU for each whole GPU.
     pub memory: MiB,
 }
 

@@ -17,7 +17,7 @@ pub enum GroupLevel {
     MultiSwitch,
     /// `PHB`
     HostBridge,
-    /// `NODE`
+    /// `NODE`: between host bridges of one NUMA node.
     Node,
     /// `SYS`
     System,

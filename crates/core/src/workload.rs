@@ -46,7 +46,7 @@ pub enum Demand {
 /// A class of pods and the probability that the next pod belongs to it.
 #[derive(Clone, Debug)]
 pub struct ExpectedClass<'a> {
-    /// The class.
+    /// The class that is expected.
     pub class: &'a PodClass,
     /// The probability among pods that request GPUs.
     pub share: f64,
