@@ -1,4 +1,4 @@
-//! The views of the dashboard on a large cluster: how long each takes, and how large its JSON is.
+//! Measures the views of the dashboard on a large cluster: their time and the size of their JSON.
 //!
 //! `cargo bench -p tessera-scheduler --bench dashboard`
 
@@ -17,7 +17,7 @@ use tessera_scheduler::state::{ClusterEvent, State, WatchEvent};
 
 const CALLS: usize = 50;
 
-/// A state, and the longest time for which somebody looked at it: binds wait that long at most.
+/// A state that records its longest read access. A bind waits at most that long for the lock.
 struct Timed<'a> {
     state: &'a State,
     longest: Cell<Duration>,
@@ -32,7 +32,8 @@ impl StateAccess for Timed<'_> {
     }
 }
 
-/// Medians of the time a view takes, of its longest look at the state and of writing it, and its size.
+/// Prints the medians of a view's total time, its longest read access and its serialization, and
+/// its size.
 fn measure<T: Serialize>(name: &str, state: &State, make: impl Fn(&Timed<'_>) -> T) {
     let (mut made, mut looked, mut written, mut size) = (Vec::new(), Vec::new(), Vec::new(), 0);
     for _ in 0..CALLS {

@@ -1,8 +1,10 @@
-//! Filter and prioritize on clusters of several sizes: what kube-scheduler waits for with every pod, and how that grows.
+//! Measures filter and prioritize on clusters of several sizes, because kube-scheduler waits for
+//! both with every pod.
 //!
 //! `cargo bench -p tessera-scheduler --bench verbs`
 //!
-//! The sizes take turns, a few calls each, so that whatever else runs on the machine slows all of them alike.
+//! The benchmark alternates between the sizes, so that other load on the machine slows all of them
+//! alike.
 
 #![allow(clippy::print_stdout, clippy::unwrap_used, reason = "a benchmark speaks, and may fail")]
 #![allow(unsafe_code, reason = "counting allocations takes an allocator")]
@@ -25,28 +27,30 @@ use self::cluster::{asked_about, cluster};
 
 const SIZES: [usize; 3] = [500, 5_000, 10_000];
 
-/// Calls of each kind on each cluster, so many of them in a row.
+/// Number of calls of each kind on each cluster. Each cluster runs `IN_A_ROW` of them at a time.
 const CALLS: usize = 600;
 const IN_A_ROW: usize = 20;
 
-/// After so many pods a new forecast is made.
+/// Number of pods between two forecasts.
 const FORECAST_AFTER: usize = 100;
 
-/// The system's allocator, counted.
+/// The system allocator with a counter of allocations.
 struct Counted;
 
 static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
 
-// SAFETY: every call is passed on as it came to the system's allocator, which keeps the contract.
+// SAFETY: every call is forwarded unchanged to the system allocator, which fulfils the contract of
+// `GlobalAlloc`.
 unsafe impl GlobalAlloc for Counted {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the caller's promise about the layout is passed on.
+        // SAFETY: the caller guarantees a valid layout, which is forwarded unchanged.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: the pointer came from `alloc` above, with this layout.
+        // SAFETY: the caller guarantees that `pointer` came from `alloc` with this layout, and
+        // `alloc` uses the system allocator.
         unsafe { System.dealloc(pointer, layout) }
     }
 }
@@ -60,29 +64,29 @@ fn resident_mib() -> u64 {
     line.trim().trim_end_matches(" kB").trim().parse::<u64>().unwrap() / 1024
 }
 
-/// What this thread has used so far: other programs on the machine do not count.
+/// Returns the CPU time of this thread, which other processes do not affect.
 fn cpu_time() -> Duration {
     rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime).try_into().unwrap()
 }
 
-/// A cluster, what the scheduler remembers of it, and what kube-scheduler would send.
+/// A cluster with the scheduler's caches and the node names that kube-scheduler sends.
 struct Site {
     nodes: usize,
     state: State,
     cache: VerdictCache,
     names: Vec<String>,
-    /// Pods made so far.
+    /// Number of pods created so far.
     made: usize,
 }
 
-/// What a call is given.
+/// The input of one call.
 struct Call<'a> {
     args: ExtenderArgs<&'a str>,
     body: Vec<u8>,
     bind: BindingArgs,
 }
 
-/// How long calls took, in CPU time, and how often they allocated.
+/// CPU times and number of allocations of the calls.
 #[derive(Default)]
 struct Measured {
     took: Vec<Duration>,
@@ -91,7 +95,7 @@ struct Measured {
 
 type Measure = fn(&mut State, &VerdictCache, &Call<'_>);
 
-/// What is measured.
+/// The measured operations by name.
 const MEASURES: [(&str, Measure); 4] = [
     ("filter + prioritize", |state, cache, call| both(state, cache, &call.args)),
     ("the same, from and to JSON", |state, cache, call| {
@@ -108,7 +112,8 @@ const MEASURES: [(&str, Measure); 4] = [
     }),
 ];
 
-/// A pod of one of the shapes that are asked about, and the names of all nodes.
+/// Returns the arguments of a call: a pod of one of the requested shapes, and the names of all
+/// nodes.
 fn args(names: &[String], number: usize) -> ExtenderArgs<&str> {
     let pod = serde_json::from_value(asked_about(number)).unwrap();
     ExtenderArgs { pod, nodes: None, node_names: Some(names.iter().map(String::as_str).collect()) }
@@ -186,8 +191,8 @@ impl Site {
         self.go_on(pod, &bind);
     }
 
-    /// As in a cluster: a node changes before the next pod comes, since this one is bound and an earlier one ends; and now and then
-    /// there is a new forecast.
+    /// Changes a node before the next pod, as in a real cluster: binds this pod and removes an
+    /// earlier one. Makes a new forecast at times.
     fn go_on(&mut self, pod: serde_json::Value, bind: &BindingArgs) {
         let _ = black_box(self.state.begin_bind(bind, Timestamp::default()));
         self.state.handle(ClusterEvent::Pod(WatchEvent::Gone(serde_json::from_value(pod).unwrap())));

@@ -1,7 +1,8 @@
-//! The web pages and their JSON API, made from the state that answers kube-scheduler. Everything is read-only.
+//! The web pages and their JSON API, made from the state that answers kube-scheduler. Everything is
+//! read-only.
 //!
-//! [`view`] is pure: it converts the state to values. [`decisions`] stores recent answers. The other modules
-//! speak HTTP.
+//! [`view`] is pure: it converts the state to values. [`decisions`] stores recent answers. The
+//! other modules speak HTTP.
 
 mod agent;
 mod assets;

@@ -37,13 +37,13 @@ pub struct Metrics {
 
 #[derive(Debug, Default)]
 struct Counters {
-    /// By verb and outcome.
+    /// Answered calls by verb and outcome.
     calls: BTreeMap<(&'static str, &'static str), u64>,
-    /// By verb.
+    /// Latencies by verb.
     seconds: BTreeMap<&'static str, Histogram>,
-    /// By reason.
+    /// Rejected nodes by reason.
     refusals: BTreeMap<&'static str, u64>,
-    /// By outcome.
+    /// Bindings by outcome.
     binds: BTreeMap<&'static str, u64>,
 }
 

@@ -1,7 +1,8 @@
-//! Kubernetes Events for users: which GPUs a pod got and why, the usage of its quota, and failed bindings.
+//! Kubernetes Events for users: which GPUs a pod got and why, the usage of its quota, and failed
+//! bindings.
 //!
-//! A bind never waits for an event. Notices go through a bounded queue that drops what does not fit, and
-//! [`Series`] decides without a clock or a network what is worth a write.
+//! A bind never waits for an event. Notices go through a bounded queue that drops what does not
+//! fit, and [`Series`] decides without a clock or a network what is worth a write.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -21,7 +22,8 @@ const WRITE_TIMEOUT: Duration = Duration::from_secs(3);
 /// The component that reports the events.
 const REPORTER: &str = "tessera-scheduler";
 
-/// Token bucket for writes: 25 at once and 5 per second. A burst of binds reports only the first ones.
+/// Token bucket for writes: 25 at once and 5 per second. A burst of binds reports only the first
+/// ones.
 const BURST: f64 = 25.0;
 const PER_SECOND: f64 = 5.0;
 
@@ -31,7 +33,8 @@ const RESERVED: f64 = 5.0;
 /// Minimum interval between two writes of the same event.
 const REPEAT_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Number of series kept; a series is dropped first when it was not repeated for [`SERIES_LIFETIME`].
+/// Number of series kept; a series is dropped first when it was not repeated for
+/// [`SERIES_LIFETIME`].
 const MAX_SERIES: usize = 4096;
 const SERIES_LIFETIME: Duration = Duration::from_secs(3600);
 

@@ -1,4 +1,4 @@
-//! The HTTP server: the routes of the extenders that this one replaces, and its own.
+//! The HTTP server: our own routes, and the routes of the extenders that this scheduler replaces.
 
 mod app;
 mod bind;

@@ -1,4 +1,4 @@
-//! Large clusters to measure on.
+//! Large clusters for the benchmarks.
 
 use serde_json::{Value, json};
 use tessera_core::forecast::Forecast;
@@ -46,7 +46,8 @@ fn share(compute_percent: u64) -> Value {
     json!({"tencent.com/vcuda-core": compute_percent.to_string(), "tencent.com/vcuda-memory": (compute_percent * 320 / 100).to_string(), "cpu": "2"})
 }
 
-/// The pods of the cluster, in turn: small ones, so that the smallest cluster holds all of them too.
+/// Returns one of the cluster's pods, in rotating shapes. They are small, so that they also fit on
+/// the smallest cluster.
 fn running(number: usize) -> Value {
     let limits = match number % 10 {
         0 => json!({"nvidia.com/gpu": "1", "cpu": "4"}),
@@ -58,7 +59,7 @@ fn running(number: usize) -> Value {
     pod(number, &limits)
 }
 
-/// The pods that are asked about, in turn.
+/// Returns one of the requested pods, in rotating shapes.
 pub(crate) fn asked_about(number: usize) -> Value {
     let limits = match number % 6 {
         0 => share(30),
@@ -71,9 +72,9 @@ pub(crate) fn asked_about(number: usize) -> Value {
     pod(number, &limits)
 }
 
-/// A cluster with its pods on it, each placed by the scheduler itself.
+/// Returns a cluster with its pods, each placed by the scheduler itself.
 pub(crate) fn cluster(nodes: usize) -> State {
-    // All, so that prioritize has as much to do as filter.
+    // Filter passes on all fitting nodes, so that prioritize scores as many nodes as filter checks.
     let mut state = State::new(SchedulerSettings { pass_on: PassOn::All, ..SchedulerSettings::default() });
     for number in 0..nodes {
         state.handle(ClusterEvent::Node(WatchEvent::Set(serde_json::from_value(node(number)).unwrap())));

@@ -29,8 +29,8 @@ pub(super) enum NotMeasured {
     Unreadable(String, String),
 }
 
-/// Reads the usage from the agent at `address`. The node chooses the address, so the request carries no
-/// credentials, and only the expected fields of the answer are used.
+/// Reads the usage from the agent at `address`. The node chooses the address, so the request
+/// carries no credentials, and only the expected fields of the answer are used.
 pub(super) async fn ask(address: Option<String>) -> Result<NodeUse, NotMeasured> {
     let address = address.ok_or(NotMeasured::NoAddress)?;
     let bad = || NotMeasured::BadAddress(address.clone());

@@ -1,4 +1,4 @@
-//! What was decided lately, and why: the last answers to kube-scheduler about pods with GPUs.
+//! The most recent answers to kube-scheduler about GPU pods, with their reasons.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Mutex, PoisonError};
@@ -11,88 +11,88 @@ use tessera_wire::foreign::objects::Pod;
 use crate::state::{State, Timestamp};
 use crate::verb::filter::FilterVerdicts;
 
-/// So many are kept.
+/// Number of decisions kept.
 pub const KEPT: usize = 500;
 
-/// Nodes with victims that are kept of one answer.
+/// Nodes with victims kept of one answer.
 const MOST_NODES: usize = 8;
 
-/// The last decisions.
+/// The most recent decisions.
 #[derive(Debug, Default)]
 pub struct Decisions(Mutex<Ring>);
 
 #[derive(Debug, Default)]
 struct Ring {
-    /// By ascending sequence.
+    /// Decisions by ascending sequence number.
     kept: VecDeque<Decision>,
     last: u64,
 }
 
-/// One of them.
+/// One decision about a pod.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Decision {
-    /// Later ones have greater numbers.
+    /// Sequence number, which grows with every decision.
     pub sequence: u64,
-    /// When, in milliseconds since 1970.
+    /// Time of the decision in milliseconds since 1970.
     pub unix_millis: u64,
-    /// How often in a row the same was decided about the pod.
+    /// Number of times in a row that the same was decided about the pod.
     pub times: u32,
-    /// The pod's namespace.
+    /// Namespace of the pod.
     pub namespace: String,
-    /// The pod's name.
+    /// Name of the pod.
     pub pod: String,
-    /// The pod's UID.
+    /// UID of the pod.
     pub uid: String,
-    /// What was decided.
+    /// Outcome of the decision.
     #[serde(flatten)]
     pub outcome: DecisionOutcome,
 }
 
-/// What was decided.
+/// Outcome of a decision.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(tag = "outcome", rename_all = "kebab-case")]
 pub enum DecisionOutcome {
-    /// Filter let some nodes through.
+    /// Filter found nodes on which the pod fits.
     Fits {
-        /// How many.
+        /// Number of fitting nodes.
         nodes: usize,
-        /// How many it dropped, by kind of reason.
+        /// Number of rejected nodes by kind of reason.
         refused: BTreeMap<&'static str, u64>,
     },
-    /// Filter let none through.
+    /// Filter rejected every node.
     FitsNowhere {
-        /// How many it dropped, by kind of reason.
+        /// Number of rejected nodes by kind of reason.
         refused: BTreeMap<&'static str, u64>,
     },
     /// The pod was bound.
     Bound {
-        /// Where.
+        /// Node of the pod.
         node: String,
-        /// The GPUs it got.
+        /// Indexes of the GPUs that the pod got.
         gpus: Vec<u8>,
-        /// Why these.
+        /// Reason for the choice of these GPUs.
         #[serde(skip_serializing_if = "String::is_empty")]
         why: String,
     },
-    /// It was not.
+    /// The bind failed.
     NotBound {
-        /// Where it should have gone.
+        /// Node on which the bind failed.
         node: String,
-        /// Why not.
+        /// Error of the bind.
         error: String,
     },
-    /// Pods were named that would have to go, on each of some nodes; kube-scheduler takes one of the nodes.
+    /// Preempt named victims on some nodes. kube-scheduler chooses one of these nodes.
     Victims {
-        /// Pods by node.
+        /// Victims by node.
         victims: BTreeMap<String, Vec<String>>,
     },
-    /// Nobody's going would help.
+    /// Preempt found no victims whose eviction would help.
     NoVictims,
 }
 
 impl DecisionOutcome {
-    /// Its name in the API.
+    /// Returns the name of the outcome in the API.
     #[must_use]
     pub fn word(&self) -> &'static str {
         match self {
@@ -107,7 +107,7 @@ impl DecisionOutcome {
 }
 
 impl Decisions {
-    /// Filter has answered.
+    /// Records an answer of filter.
     pub fn filtered(&self, now: Timestamp, pod: &Pod, verdicts: &FilterVerdicts<'_>) {
         if !pod.spec.asks_for_gpus() {
             return;
@@ -120,7 +120,7 @@ impl Decisions {
         self.add(now, pod, outcome);
     }
 
-    /// Bind has come to its end: why these GPUs, or why none.
+    /// Records the end of a bind: the reason for the choice of GPUs, or the error.
     pub fn bound(&self, now: Timestamp, args: &BindingArgs, outcome: &Result<String, String>, state: &State) {
         let node = args.node.clone();
         let outcome = match outcome {
@@ -138,7 +138,7 @@ impl Decisions {
         self.push(now, &args.pod_namespace, &args.pod_name, &args.pod_uid, outcome);
     }
 
-    /// Preempt has answered.
+    /// Records an answer of preempt.
     pub fn preempted(&self, now: Timestamp, pod: &Pod, result: &PreemptionResult, state: &State) {
         if !pod.spec.asks_for_gpus() {
             return;
@@ -164,7 +164,8 @@ impl Decisions {
         self.push(now, &meta.namespace, &meta.name, &meta.uid, outcome);
     }
 
-    /// Enters one. A pod that is tried again and again with the same result is one entry, which moves to the end.
+    /// Adds a decision. A repeated decision about the same pod only raises the count of its entry
+    /// and moves the entry to the end.
     fn push(&self, now: Timestamp, namespace: &str, pod: &str, uid: &str, outcome: DecisionOutcome) {
         let mut ring = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         ring.last += 1;
@@ -185,13 +186,13 @@ impl Decisions {
         ring.kept.push_back(decision);
     }
 
-    /// The number of the newest one.
+    /// Returns the sequence number of the newest decision.
     #[must_use]
     pub fn last(&self) -> u64 {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).last
     }
 
-    /// Those that pass, newest first.
+    /// Returns up to `most` matching decisions, newest first.
     pub fn newest(&self, passes: impl Fn(&Decision) -> bool, most: usize) -> Vec<Decision> {
         let ring = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         ring.kept.iter().rev().filter(|decision| passes(decision)).take(most).cloned().collect()
@@ -220,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_again_is_counted_and_moves_to_the_end() {
+    fn a_repeated_decision_is_counted_and_moves_to_the_end() {
         let decisions = Decisions::default();
         for (uid, outcome) in [("a", Err("no")), ("b", Ok("")), ("a", Err("no")), ("a", Ok("near"))] {
             bind(&decisions, uid, outcome);
@@ -229,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_are_kept_than_there_is_room_for() {
+    fn keeps_at_most_the_limit_of_decisions() {
         let decisions = Decisions::default();
         (0..KEPT + 7).for_each(|number| bind(&decisions, &number.to_string(), Ok("")));
         let kept = kept(&decisions);

@@ -31,8 +31,8 @@ const PERMIT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Size limit of a manifest in bytes, above what Kubernetes accepts.
 const MAX_MANIFEST_BYTES: usize = 2 << 20;
 
-/// Headers of every answer: only our own files may run, no page may frame the dashboard, and no other site
-/// learns its address.
+/// Headers of every answer: only our own files may run, no page may frame the dashboard, and no
+/// other site learns its address.
 const HEADERS: [(HeaderName, &str); 6] = [
     (
         header::CONTENT_SECURITY_POLICY,
@@ -135,7 +135,7 @@ fn not_leading(app: &App) -> Response {
     (status, Json(ReplicaStatus::of(app))).into_response()
 }
 
-/// Whether this replica leads and knows the cluster.
+/// Readiness of this replica, and the name of the leader.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct ReplicaStatus {
@@ -261,7 +261,7 @@ async fn explanation(FromApp(app): Shared, Path((namespace, name)): Path<(String
     }
 }
 
-/// The body is a pod manifest as JSON.
+/// Explains where the pod of the request body, a manifest in JSON, would fit.
 async fn what_if(FromApp(app): Shared, body: Result<Bytes, BytesRejection>) -> Response {
     let bytes = match body {
         Ok(bytes) => bytes,

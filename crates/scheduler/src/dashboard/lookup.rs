@@ -1,4 +1,5 @@
-//! Read access of the views to the state. Only this file depends on how the state stores nodes and pods.
+//! Read access of the views to the state. Only this file depends on how the state stores nodes and
+//! pods.
 
 use tessera_core::grant::PodGrant;
 use tessera_core::node::NodeState;
@@ -78,8 +79,8 @@ pub(super) fn dialect_names(serves: DialectSet) -> Vec<&'static str> {
     DIALECTS.iter().filter(|(dialect, _)| member(*dialect)).map(|(_, word)| *word).collect()
 }
 
-/// Returns whether any container requests resources of this dialect. It compares resource names only, because
-/// it runs for thousands of pods.
+/// Returns whether any container requests resources of this dialect. The function compares resource
+/// names only, because it runs for thousands of pods.
 pub(super) fn asks_in(pod: &GpuPod, word: &str) -> bool {
     let resource = match word {
         "nvidia" => whole::NVIDIA.resource,

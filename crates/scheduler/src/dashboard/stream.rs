@@ -42,7 +42,7 @@ pub(super) struct ChangeFeed {
 pub(super) struct ChangeNotice {
     /// Version that grows by one with every event; it restarts with the process.
     version: u64,
-    /// Whether this replica leads and knows the cluster.
+    /// True if this replica leads and knows the cluster.
     ready: bool,
     /// Names of changed nodes, unless there are too many.
     nodes: Vec<String>,

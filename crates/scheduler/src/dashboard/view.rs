@@ -1,4 +1,5 @@
-//! What the pages show, each a function from the state to a value that is written as JSON.
+//! The content of the pages. Each view is a function from the state to a value that serializes to
+//! JSON.
 
 pub mod cluster;
 pub mod explanation;
@@ -12,46 +13,48 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
-/// Part of a longer list.
+/// A page of a longer list.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Page<T> {
-    /// How many there are in all.
+    /// Number of items in the whole list.
     pub total: usize,
-    /// How many come before the first one here.
+    /// Number of items before the first item of this page.
     pub offset: usize,
-    /// Those asked for.
+    /// The items of this page.
     pub items: Vec<T>,
 }
 
-/// Which part of a list, and which of its members.
+/// The filter and the page of a list request.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct Filter {
-    /// Pods of this namespace, or nodes with one of them.
+    /// Selects pods of this namespace, or nodes with at least one such pod.
     pub namespace: String,
-    /// GPUs of this model.
+    /// Selects nodes with GPUs of this model, or pods on such nodes.
     pub model: String,
-    /// `nvidia`, `gputopology`, `gpushare` or `vcuda`.
+    /// Selects a dialect: `nvidia`, `gputopology`, `gpushare` or `vcuda`.
     pub dialect: String,
-    /// A part of a name.
+    /// Search text. It matches names of nodes and pods, and for nodes also the instance type, the
+    /// GPU model and the GPU UUID.
     pub q: String,
-    /// Of nodes: how full, from 0 (empty) to 5 (full).
+    /// Selects nodes by fullness grade, from 0 (empty) to 5 (full).
     pub fullness: Option<usize>,
-    /// Of nodes: `trouble` for those with a GPU that is unhealthy or carries too much. Of pods: `waiting` or `placed`.
+    /// Selects nodes in `trouble` (a GPU is unhealthy or overbooked), or pods that are `waiting` or
+    /// `placed`.
     pub state: String,
-    /// How many to leave out.
+    /// Number of items to skip.
     pub offset: usize,
-    /// How many to give, at most [`MOST_ITEMS`].
+    /// Number of items to return, at most [`MOST_ITEMS`].
     pub limit: Option<usize>,
 }
 
-/// How many members of a list are given at once, at most.
+/// Largest number of items in one response.
 pub const MOST_ITEMS: usize = 500;
 
 const USUAL_ITEMS: usize = 100;
 
 impl Filter {
-    /// The part of a list of so many that was asked for.
+    /// Returns the requested range of a list with `total` items.
     fn range(&self, total: usize) -> Range<usize> {
         let begin = self.offset.min(total);
         let limit = self.limit.unwrap_or(USUAL_ITEMS).min(MOST_ITEMS);
@@ -63,7 +66,7 @@ impl Filter {
     }
 }
 
-/// Whether `text` contains `part`, capitals or not.
+/// Returns whether `text` contains `part`, ignoring case.
 fn contains(text: &str, part: &str) -> bool {
     let (text, part) = (text.as_bytes(), part.as_bytes());
     part.is_empty() || text.windows(part.len()).any(|window| window.eq_ignore_ascii_case(part))

@@ -24,7 +24,7 @@ pub struct App {
     pub metrics: Metrics,
     /// Events for users about their pods.
     pub notices: Notices,
-    /// Whether this replica leads.
+    /// Leadership state of this replica.
     pub leadership: Leadership,
     /// Recent decisions and live updates of the dashboard.
     pub dashboard: Dashboard,
@@ -38,7 +38,7 @@ pub struct App {
     started: Instant,
 }
 
-/// Whether this replica leads and until when.
+/// Leadership state of this replica, with the end of its permission to bind.
 #[derive(Debug, Default)]
 pub struct Leadership {
     /// True if this replica leads and all initial lists are complete.
@@ -98,8 +98,8 @@ impl App {
         );
     }
 
-    /// Locks the state for reading. A poisoned lock is used, because the methods of the state fail only before
-    /// they change anything.
+    /// Locks the state for reading. A poisoned lock is used, because the methods of the state fail
+    /// only before they change anything.
     pub fn read(&self) -> RwLockReadGuard<'_, State> {
         self.state.read().unwrap_or_else(PoisonError::into_inner)
     }

@@ -17,8 +17,8 @@ use super::extender::{Body, read};
 use crate::notices::NoticeReason;
 use crate::state::{BindOrder, BindOutcome, BindStep};
 
-/// Timeout of a call to the API server. The leader may bind for 5 s after a renewal, so a Binding ends within
-/// the 8 s after which another replica may take over.
+/// Timeout of a call to the API server. The leader may bind for 5 s after a renewal, so a Binding
+/// ends within the 8 s after which another replica may take over.
 const API_TIMEOUT: Duration = Duration::from_secs(3);
 
 const NOT_LEADING: &str = "this replica may not bind now: it is not the leader, or cannot renew its lease";
@@ -49,7 +49,8 @@ pub(super) async fn bind(FromApp(app): FromApp<Arc<App>>, body: Body) -> Json<Bi
 }
 
 impl App {
-    /// Binds the pod. Returns the reason for the choice of GPUs, or an empty text if the pod was bound before.
+    /// Binds the pod. Returns the reason for the choice of GPUs, or an empty text if the pod was
+    /// bound before.
     async fn bind(&self, args: &BindingArgs) -> Result<String, String> {
         if !self.may_write() {
             return Err(NOT_LEADING.to_owned());
@@ -156,7 +157,8 @@ impl App {
         }
     }
 
-    /// Handles a conflict. The pod may be bound by an earlier attempt whose answer was lost, which is a success.
+    /// Handles a conflict. The pod may be bound by an earlier attempt whose answer was lost, which
+    /// is a success.
     async fn after_conflict(
         &self,
         args: &BindingArgs,

@@ -1,4 +1,5 @@
-//! The verbs that kube-scheduler calls. Every answer has the form of the extender API, even after bad input.
+//! The verbs that kube-scheduler calls. Every answer has the form of the extender API, even after
+//! bad input.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -107,7 +108,8 @@ async fn choose_victims(app: &Arc<App>, args: PreemptionArgs) -> (Arc<Preemption
 }
 
 impl App {
-    /// Writes an event with the usage of the quota, because the answer to kube-scheduler has no room for it.
+    /// Writes an event with the usage of the quota, because the answer to kube-scheduler has no
+    /// room for it.
     fn notify_quota(&self, pod: &Pod, more: &str) {
         if !self.notices.are_on() {
             return;
@@ -119,8 +121,8 @@ impl App {
     }
 }
 
-/// The answer to a call with whole node objects. It returns them unchanged, because kube-scheduler continues
-/// with the objects that it gets.
+/// The answer to a call with whole node objects. It returns them unchanged, because kube-scheduler
+/// continues with the objects that it gets.
 struct WithWholeNodes<'a> {
     nodes: RawList<'a>,
     verdicts: &'a FilterVerdicts<'a>,

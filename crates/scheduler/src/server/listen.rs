@@ -14,7 +14,8 @@ use tokio::sync::Semaphore;
 
 use super::tls::Tls;
 
-/// Concurrent connections of one listener. kube-scheduler keeps a few dozen; the rest is for users and Prometheus.
+/// Concurrent connections of one listener. kube-scheduler keeps a few dozen; the rest is for users
+/// and Prometheus.
 const MAX_CONNECTIONS: usize = 512;
 
 /// Timeout of the TLS handshake and of the request head.
@@ -27,7 +28,8 @@ pub(super) async fn serve(listener: TcpListener, router: Router, tls: Option<Tls
         let place = Arc::clone(&places).acquire_owned().await.map_err(io::Error::other)?;
         let (stream, _) = match listener.accept().await {
             Ok(accepted) => accepted,
-            // The error concerns one connection, or the process has no free descriptor for a moment.
+            // The error concerns one connection, or the process has no free descriptor for a
+            // moment.
             Err(error) => {
                 tracing::warn!(%error, "cannot accept a connection; continuing with the next one");
                 tokio::time::sleep(Duration::from_millis(50)).await;

@@ -1,9 +1,9 @@
 //! A short wait before a pod that fits nowhere is refused again.
 //!
-//! kube-scheduler retries such a pod at once when the cluster changes, and after that not for minutes.
-//! kube-scheduler and this scheduler learn of a change at about the same time. If kube-scheduler is faster,
-//! the retry would be refused on stale data. So the answer to a retry waits until a change arrives, unless
-//! one has arrived since the last refusal.
+//! kube-scheduler retries such a pod at once when the cluster changes, and after that not for
+//! minutes. kube-scheduler and this scheduler learn of a change at about the same time. If
+//! kube-scheduler is faster, the retry would be refused on stale data. So the answer to a retry
+//! waits until a change arrives, unless one has arrived since the last refusal.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -14,8 +14,8 @@ use tokio::sync::watch;
 /// Longest wait of one call. Two watches of one API server deliver a change less than this apart.
 const MAX_WAIT: Duration = Duration::from_millis(100);
 
-/// Waits that may end without a change in a row. kube-scheduler is blocked during a wait, and a busy cluster
-/// retries pods that fit nowhere all the time.
+/// Waits that may end without a change in a row. kube-scheduler is blocked during a wait, and a
+/// busy cluster retries pods that fit nowhere all the time.
 const WAIT_BURST: u32 = 5;
 
 /// Time after which one more wait is allowed.
@@ -81,8 +81,8 @@ impl RetryWait {
         *self.changes.borrow()
     }
 
-    /// Waits for a change if the pod was already refused at the current state. Returns whether a change
-    /// arrived, so that the pod must be judged again.
+    /// Waits for a change if the pod was already refused at the current state. Returns whether a
+    /// change arrived, so that the pod must be judged again.
     pub(super) async fn wait_for_change(&self, uid: &str) -> bool {
         let current = self.changes();
         if self.record_refusal(uid, current) != Some(current) || !self.budget().take(Instant::now()) {
@@ -100,7 +100,8 @@ impl RetryWait {
         self.budget.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Stores the change count of a refusal. Returns the count of the refusal before, if it is known.
+    /// Stores the change count of a refusal. Returns the count of the refusal before, if it is
+    /// known.
     fn record_refusal(&self, uid: &str, changes: u64) -> Option<u64> {
         let mut refused_at = self.refused_at.lock().unwrap_or_else(PoisonError::into_inner);
         if refused_at.len() >= MAX_REFUSALS {

@@ -78,7 +78,7 @@ pub(super) async fn explain_pod(
     }
 }
 
-/// The body is a pod manifest as JSON.
+/// Explains where the pod of the request body, a manifest in JSON, would fit.
 pub(super) async fn what_if(FromApp(app): FromApp<Arc<App>>, body: Body) -> Response {
     let pod = match read::<Pod>(&app, &body) {
         Ok(pod) => pod,

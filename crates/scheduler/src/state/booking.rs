@@ -99,13 +99,13 @@ pub enum BindRefusal {
     Node {
         /// The chosen node.
         node: NodeName,
-        /// The reason.
+        /// Why the node rejects the pod.
         reason: RejectReason,
     },
     /// The pod is bound to another node.
     #[error("pod {pod} is already on node {node}")]
     Elsewhere {
-        /// The pod.
+        /// UID of the pod that is bound elsewhere.
         pod: PodUid,
         /// The other node.
         node: NodeName,
@@ -113,7 +113,7 @@ pub enum BindRefusal {
     /// A Binding to another node is under way.
     #[error("pod {pod} is being bound to node {node} by another call")]
     Busy {
-        /// The pod.
+        /// UID of the pod that another call binds.
         pod: PodUid,
         /// The other node.
         node: NodeName,

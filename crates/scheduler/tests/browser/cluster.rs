@@ -1,4 +1,5 @@
-//! A cluster to look at: an API server in memory, the real scheduler over HTTP, and a loop that calls it as kube-scheduler does.
+//! A test cluster: an API server in memory, the real scheduler over HTTP, and a loop that calls it
+//! as kube-scheduler does.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -19,7 +20,7 @@ use tokio::task::JoinHandle;
 use crate::webdriver::request;
 
 const QUICK: LeaseTiming = LeaseTiming {
-    // Long: whoever loads the machine must not take the lease from the page that is looked at.
+    // The lease is long, so that a busy machine does not make the scheduler lose it during a test.
     duration: Duration::from_secs(90),
     renew_within: Duration::from_secs(60),
     retry: Duration::from_millis(100),
@@ -31,22 +32,23 @@ pub(crate) struct Cluster {
     pub(crate) replica: Replica,
 }
 
-/// One process of the scheduler.
+/// One replica of the scheduler.
 pub(crate) struct Replica {
     app: Arc<App>,
     pub(crate) authority: String,
-    /// Its own threads: with them end all connections, as with a process.
+    /// The threads of the server. Shutting the runtime down closes all connections, as the end of a
+    /// process does.
     server: Option<Runtime>,
     leading: JoinHandle<()>,
 }
 
-/// A kind of machine.
+/// A hardware model of a node.
 #[derive(Clone, Copy)]
 pub(crate) struct Kind {
     pub(crate) model: &'static str,
     pub(crate) memory: u64,
     pub(crate) gpu_count: usize,
-    /// What joins two GPUs: PCIe level and NVLinks.
+    /// Returns the link between two GPUs: the PCIe level and the number of NVLinks.
     pub(crate) link: fn(usize, usize) -> (&'static str, u8),
 }
 
@@ -61,7 +63,7 @@ pub(crate) const H100: Kind = Kind {
     link: |a, b| (same_socket(a, b, 4), 18),
 };
 
-/// Eight GPUs in a hybrid cube mesh.
+/// A node with eight GPUs in a hybrid cube mesh.
 pub(crate) const V100: Kind = Kind {
     model: "Tesla V100-SXM2-32GB",
     memory: 32_510,
@@ -156,14 +158,14 @@ impl Replica {
         format!("http://{}/{page}", self.authority)
     }
 
-    /// All connections break, and nobody answers.
+    /// Closes all connections and stops the server.
     pub(crate) fn hang_up(&mut self) {
         if let Some(server) = self.server.take() {
             server.shutdown_background();
         }
     }
 
-    /// Answers again, at the same address.
+    /// Starts the server again at the same address.
     pub(crate) fn answer_again(&mut self) -> Result<()> {
         self.server = Some(listen(std::net::TcpListener::bind(&self.authority)?, &self.app)?);
         Ok(())
@@ -172,7 +174,8 @@ impl Replica {
 
 impl Drop for Replica {
     fn drop(&mut self) {
-        // The page is still open, and would complain of a connection that breaks; it ends with the process.
+        // The page is still open and would log an error for a broken connection. The runtime
+        // therefore lives until the process ends.
         std::mem::forget(self.server.take());
         self.leading.abort();
     }
@@ -210,13 +213,14 @@ impl Cluster {
         Ok(Self { api, replica })
     }
 
-    /// Makes a pod and leaves it waiting.
+    /// Creates a pod and leaves it waiting.
     pub(crate) fn make(&self, pod: &Value) -> Result<Value> {
         let namespace = pod["metadata"]["namespace"].as_str().context("a namespace")?;
         made(self.api.create(&format!("/api/v1/namespaces/{namespace}/pods"), pod.clone()))
     }
 
-    /// Places a pod as kube-scheduler does: filter, prioritize, bind. Returns its node, if there is one for it.
+    /// Schedules a pod as kube-scheduler does: filter, prioritize, bind. Returns its node, or
+    /// `None` if it fits nowhere.
     pub(crate) async fn schedule(&self, pod: &Value) -> Result<Option<String>> {
         self.schedule_among("", pod).await
     }
@@ -229,7 +233,7 @@ impl Cluster {
         let filtered = self.post("/scheduler/filter", &question).await?;
         question["NodeNames"] = filtered["NodeNames"].clone();
         let graded = self.post("/scheduler/prioritize", &question).await?;
-        // A node that is not graded has the lowest grade.
+        // A node without a score counts as zero.
         let grade = |name: &Value| {
             let found = graded.as_array()?.iter().find(|host| host["Host"] == *name)?;
             found["Score"].as_i64()
@@ -254,12 +258,13 @@ impl Cluster {
         }
     }
 
-    /// Makes and places.
+    /// Creates and schedules a pod.
     pub(crate) async fn run(&self, pod: &Value) -> Result<Option<String>> {
         self.run_among("", pod).await
     }
 
-    /// Makes and places on a node whose name begins so, as a node selector would.
+    /// Creates a pod and schedules it on a node whose name starts with `prefix`, as a node selector
+    /// would.
     pub(crate) async fn run_among(&self, prefix: &str, pod: &Value) -> Result<Option<String>> {
         let pod = self.make(pod)?;
         self.schedule_among(prefix, &pod).await
@@ -275,7 +280,7 @@ fn made(outcome: Result<Value, Value>) -> Result<Value> {
     outcome.map_err(|problem| anyhow::anyhow!("{problem}"))
 }
 
-/// An agent that always measures the same.
+/// Starts an agent that always reports the same usage. Returns its address.
 pub(crate) async fn agent(used: Value) -> Result<String> {
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     let url = format!("http://{}", listener.local_addr()?);

@@ -1,7 +1,8 @@
-//! The pages in a real browser, against the real scheduler and an API server in memory.
+//! Tests of the pages in a real browser, against the real scheduler and an API server in memory.
 //!
-//! `cargo test -p tessera-scheduler --test browser` runs all scenarios; names after `--` run those alone, and
-//! `--screenshots DIR` takes pictures instead, `--serve [NODES]` keeps a cluster to look at. It needs Chromium and its driver, and fails without them.
+//! `cargo test -p tessera-scheduler --test browser` runs all scenarios. Names after `--` select
+//! scenarios, `--screenshots DIR` takes screenshots instead, and `--serve [NODES]` keeps a cluster
+//! running. The tests need Chromium and its driver, and fail without them.
 
 #![allow(clippy::print_stdout, reason = "a program that tells how its scenarios went")]
 
@@ -21,7 +22,8 @@ fn main() -> Result<ExitCode> {
     let mut names: Vec<String> = std::env::args().skip(1).collect();
     let mut pictures = None;
     if let Some(place) = names.iter().position(|name| name == "--screenshots") {
-        // Cargo runs tests in their crate's folder; a folder is named from that of the project.
+        // Cargo runs tests in the folder of their crate, but the argument is relative to the
+        // project.
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
         pictures = Some(root.join(names.get(place + 1).context("--screenshots needs a folder")?));
         names.drain(place..=place + 1);
@@ -35,7 +37,7 @@ fn main() -> Result<ExitCode> {
     runtime.block_on(run(&names, pictures))
 }
 
-/// Keeps the cluster of the pictures, or one of so many nodes, for whoever works on the pages.
+/// Keeps the cluster of the screenshots, or one with `nodes` nodes, running for work on the pages.
 async fn keep(nodes: Option<usize>) -> Result<ExitCode> {
     let cluster = match nodes {
         Some(count) => pictures::large(count).await?,
@@ -74,7 +76,7 @@ async fn run(names: &[String], pictures: Option<PathBuf>) -> Result<ExitCode> {
     Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Nothing is left of the scenario before.
+/// Removes all traces of the previous scenario from the browser.
 async fn reset(browser: &Browser) -> Result<()> {
     browser.open("about:blank").await?;
     browser.size(1280, 800).await?;
@@ -82,7 +84,7 @@ async fn reset(browser: &Browser) -> Result<()> {
     browser.complaints().await.map(drop)
 }
 
-/// The page has had nothing to complain about.
+/// Checks that the browser logged no errors.
 async fn quiet(browser: &Browser) -> Result<()> {
     let complaints = browser.complaints().await?;
     anyhow::ensure!(complaints.is_empty(), "the browser complains: {complaints:#?}");

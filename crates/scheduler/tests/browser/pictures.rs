@@ -1,4 +1,4 @@
-//! A cluster worth looking at, and pictures of it for the documentation.
+//! A sample cluster, and screenshots of it for the documentation.
 
 use std::path::Path;
 
@@ -8,7 +8,8 @@ use serde_json::{Value, json};
 use crate::cluster::{Cluster, H100, T4, V100, agent, memory, node, pod, share, whole};
 use crate::webdriver::Browser;
 
-/// Sixteen nodes of three kinds, with pods of five teams on them, two that wait, and a GPU that is broken.
+/// Starts a cluster of 16 nodes of three models, with pods of five teams, two waiting pods and a
+/// broken GPU.
 pub(crate) async fn sample() -> Result<Cluster> {
     let numbered = |prefix: &str, count: usize, kind| {
         (1..=count).map(move |number| node(&format!("{prefix}-{number:02}"), kind)).collect::<Vec<Value>>()
@@ -47,7 +48,8 @@ pub(crate) async fn sample() -> Result<Cluster> {
     Ok(cluster)
 }
 
-/// So many nodes of three kinds, and on every other one a pod that fills it to another degree.
+/// Starts a cluster of `nodes` nodes of three models. Every second node has a pod, each with
+/// another fullness.
 pub(crate) async fn large(nodes: usize) -> Result<Cluster> {
     let name = |number: usize| format!("node-{number:05}");
     let kind = |number: usize| [H100, H100, V100, T4][number * 4 / nodes.max(1)];
@@ -61,7 +63,7 @@ pub(crate) async fn large(nodes: usize) -> Result<Cluster> {
     Ok(cluster)
 }
 
-/// What an agent with so many busy GPUs answers.
+/// Returns the answer of an agent whose first `gpu_count` GPUs are busy.
 fn busy(node: &str, gpu_count: u8, memory: u64) -> Value {
     let gpus: Vec<Value> = (0..gpu_count)
         .map(|index| json!({"uuid": format!("GPU-{node}-{index:04}"), "index": index, "memoryUsedMiB": memory + 137 * u64::from(index), "busyPercent": 97.5 - 9.0 * f64::from(index)}))
@@ -69,7 +71,7 @@ fn busy(node: &str, gpu_count: u8, memory: u64) -> Value {
     json!({"gpus": gpus, "containers": []})
 }
 
-/// Takes them.
+/// Takes the screenshots.
 pub(crate) async fn take(browser: &Browser, folder: &Path) -> Result<()> {
     std::fs::create_dir_all(folder)?;
     let cluster = sample().await?;
@@ -87,7 +89,7 @@ pub(crate) async fn take(browser: &Browser, folder: &Path) -> Result<()> {
         browser.eval(&format!("localStorage.setItem('tessera.language', '{language}')")).await?;
         browser.open(&url(page)).await?;
         browser.until_text(text).await?;
-        // Until the bars have their widths and the map is painted.
+        // The screenshot waits until the bars have their widths and the map is painted.
         browser.until("document.getAnimations().length === 0").await?;
         tokio::time::sleep(std::time::Duration::from_millis(300)).await;
         browser.screenshot(&folder.join(format!("{name}.png"))).await?;

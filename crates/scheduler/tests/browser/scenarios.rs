@@ -1,4 +1,4 @@
-//! What people do with the pages.
+//! The scenarios: what users do with the pages.
 
 use std::pin::Pin;
 
@@ -13,30 +13,30 @@ type Outcome<'a> = Pin<Box<dyn Future<Output = Result<()>> + 'a>>;
 
 macro_rules! scenarios {
     ($($name:ident),* $(,)?) => {
-        /// All of them by name.
+        /// All scenarios by name.
         pub(crate) const ALL: &[(&str, for<'a> fn(&'a Browser) -> Outcome<'a>)] =
             &[$((stringify!($name), |browser| Box::pin($name(browser)))),*];
     };
 }
 
 scenarios![
-    the_overview_tells_what_there_is,
-    a_new_pod_shows_by_itself,
-    from_the_list_to_a_node_to_a_pod,
+    the_overview_shows_the_whole_cluster,
+    a_new_pod_appears_without_a_reload,
+    links_lead_from_the_list_to_a_node_and_a_pod,
     a_waiting_pod_is_explained,
-    what_if_asks_and_changes_nothing,
-    filters_live_in_the_address,
-    both_themes,
-    both_languages,
+    what_if_explains_and_changes_nothing,
+    filters_are_stored_in_the_address,
+    both_themes_apply,
+    both_languages_apply,
     the_keyboard_reaches_everything,
-    names_roles_and_contrast,
-    narrow_screens,
-    markup_stays_text,
-    nothing_foreign_runs,
-    what_is_not_measured_is_not_zero,
-    a_lost_connection_comes_back,
+    pages_pass_the_accessibility_audit,
+    pages_fit_narrow_screens,
+    markup_in_names_is_shown_as_text,
+    foreign_scripts_and_styles_are_blocked,
+    unmeasured_usage_is_not_shown_as_zero,
+    a_lost_connection_is_restored,
     a_follower_names_the_leader,
-    a_thousand_nodes,
+    a_thousand_nodes_need_few_elements,
 ];
 
 const TAB: char = '\u{E004}';
@@ -64,7 +64,7 @@ async fn visit(browser: &Browser, cluster: &Cluster, page: &str) -> Result<()> {
     browser.until("document.querySelector('main h1')").await
 }
 
-async fn the_overview_tells_what_there_is(browser: &Browser) -> Result<()> {
+async fn the_overview_shows_the_whole_cluster(browser: &Browser) -> Result<()> {
     let cluster = sample().await?;
     visit(browser, &cluster, "").await?;
     browser.until_text("16 nodes, 104 GPUs").await?;
@@ -81,13 +81,13 @@ async fn the_overview_tells_what_there_is(browser: &Browser) -> Result<()> {
     browser
         .until("document.querySelector('canvas').getAttribute('aria-label') === 'Map of 16 nodes'")
         .await?;
-    // A square of the map leads to its node.
+    // A square of the map leads to the page of its node.
     browser.eval("document.querySelector('canvas').focus()").await?;
     browser.press(&['\u{E014}', '\u{E014}', ENTER]).await?;
     browser.until("location.hash.startsWith('#/node/')").await
 }
 
-async fn a_new_pod_shows_by_itself(browser: &Browser) -> Result<()> {
+async fn a_new_pod_appears_without_a_reload(browser: &Browser) -> Result<()> {
     let cluster = small().await?;
     visit(browser, &cluster, "").await?;
     let waiting = "[...document.querySelectorAll('.figure-card')].find(card => card.innerText.startsWith('Pods waiting'))?.querySelector('.value').innerText";
@@ -97,12 +97,12 @@ async fn a_new_pod_shows_by_itself(browser: &Browser) -> Result<()> {
     cluster.schedule(&made).await?.context("there is room")?;
     browser.until(&format!("{waiting} === '0'")).await?;
     browser.until_text("team/late bound to h1, GPU 0, 1, 2, 3, 4, 5, 6, 7").await?;
-    // The only node of its model is empty no more: that field of the table has no shade either.
+    // The only node of its model is no longer empty, so that cell of the table has no shade.
     let fields = "[...document.querySelectorAll('.grade.none')]";
     browser
         .until(&format!("{fields}.length === 15 && {fields}.every(field => field.style.length === 0)"))
         .await?;
-    // The same on the list of nodes, of which only what is seen is loaded anew.
+    // The list of nodes shows the change too, although it reloads only visible nodes.
     visit(browser, &cluster, "#/nodes").await?;
     browser.until("document.querySelectorAll('.tile.held').length === 8").await?;
     cluster.run(&pod("team", "part", share(50, 4_096))).await?.context("there is room")?;
@@ -114,7 +114,7 @@ async fn a_new_pod_shows_by_itself(browser: &Browser) -> Result<()> {
     browser.until("document.querySelectorAll('.tile.held').length === 1").await
 }
 
-async fn from_the_list_to_a_node_to_a_pod(browser: &Browser) -> Result<()> {
+async fn links_lead_from_the_list_to_a_node_and_a_pod(browser: &Browser) -> Result<()> {
     let cluster = small().await?;
     cluster.run(&pod("team", "first", json!({"aliyun.com/gpu": "4", "cpu": "4"}))).await?;
     visit(browser, &cluster, "#/nodes").await?;
@@ -166,13 +166,13 @@ async fn a_waiting_pod_is_explained(browser: &Browser) -> Result<()> {
     }
     browser.click("details summary").await?;
     browser.until("document.querySelector('.gpu-reasons').innerText.includes('GPU 0')").await?;
-    // What was opened stays open while the page follows changes, and the reason goes when there is room.
+    // Details that the user opened stay open while the page follows changes.
     cluster.run(&pod("team", "another", share(20, 1_024))).await?;
     browser.until_text("GPU 0").await?;
     browser.until("document.querySelector('details').open").await
 }
 
-async fn what_if_asks_and_changes_nothing(browser: &Browser) -> Result<()> {
+async fn what_if_explains_and_changes_nothing(browser: &Browser) -> Result<()> {
     let cluster = small().await?;
     visit(browser, &cluster, "#/what-if").await?;
     browser.click("button[type=submit]").await?;
@@ -194,13 +194,13 @@ async fn what_if_asks_and_changes_nothing(browser: &Browser) -> Result<()> {
     browser.click("button[type=submit]").await?;
     browser.until_text("the body is not a pod manifest in JSON").await?;
     ensure!(cluster.api.list("/api/v1/pods").is_empty());
-    // The browser tells of the refused request; that is no fault of the page.
+    // The browser logs the refused request as an error, which is expected.
     let complaints = browser.complaints().await?;
     ensure!(complaints.iter().all(|line| line.contains("what-if") && line.contains("400")), "{complaints:?}");
     Ok(())
 }
 
-async fn filters_live_in_the_address(browser: &Browser) -> Result<()> {
+async fn filters_are_stored_in_the_address(browser: &Browser) -> Result<()> {
     let cluster = sample().await?;
     visit(browser, &cluster, "#/nodes?model=Tesla+T4").await?;
     browser.until_text("6 nodes").await?;
@@ -213,7 +213,7 @@ async fn filters_live_in_the_address(browser: &Browser) -> Result<()> {
     browser
         .until("document.querySelector('.tile.unhealthy').getAttribute('aria-label').includes('unhealthy')")
         .await?;
-    // From a number of the overview to its nodes.
+    // A number of the overview leads to its list of nodes.
     visit(browser, &cluster, "").await?;
     browser.until("document.querySelector('.grade a')").await?;
     let nodes = browser.eval("document.querySelector('.grade a').innerText").await?;
@@ -222,7 +222,7 @@ async fn filters_live_in_the_address(browser: &Browser) -> Result<()> {
     browser.until_text(&format!("{nodes} node")).await
 }
 
-async fn both_themes(browser: &Browser) -> Result<()> {
+async fn both_themes_apply(browser: &Browser) -> Result<()> {
     let cluster = small().await?;
     let ground = "getComputedStyle(document.body).backgroundColor";
     let (light, dark) = ("rgb(244, 246, 248)", "rgb(17, 21, 26)");
@@ -240,7 +240,7 @@ async fn both_themes(browser: &Browser) -> Result<()> {
     browser.eval("localStorage.clear()").await.map(drop)
 }
 
-async fn both_languages(browser: &Browser) -> Result<()> {
+async fn both_languages_apply(browser: &Browser) -> Result<()> {
     let cluster = small().await?;
     visit(browser, &cluster, "").await?;
     browser.until("document.documentElement.lang === 'en'").await?;
@@ -251,7 +251,7 @@ async fn both_languages(browser: &Browser) -> Result<()> {
     visit(browser, &cluster, "#/what-if").await?;
     browser.until_text("检查所有节点").await?;
     browser.eval("localStorage.clear()").await?;
-    // A reader whose browser asks for Chinese gets it.
+    // A browser that prefers Chinese gets the Chinese texts.
     let agent = browser.eval("navigator.userAgent").await?;
     let wish = |languages: &str| json!({"userAgent": agent, "acceptLanguage": languages});
     browser.cdp("Network.setUserAgentOverride", wish("zh-CN,zh")).await?;
@@ -289,7 +289,8 @@ async fn the_keyboard_reaches_everything(browser: &Browser) -> Result<()> {
     browser.until("document.querySelector('h1')?.innerText === 'Quota' && document.querySelector('[aria-current]').innerText === 'Quota'").await
 }
 
-/// Every control has a name, there is one main landmark, and text stands out from its ground by 4.5 to 1, or 3 to 1 where large.
+/// Checks that every control has a name, that there is one main landmark, and that text has a
+/// contrast of at least 4.5 to 1, or 3 to 1 if large.
 const AUDIT: &str = r"(() => {
   const faults = [];
   const named = (element) => element.getAttribute('aria-label') || element.labels?.length || element.textContent?.trim() || element.title;
@@ -316,7 +317,7 @@ const AUDIT: &str = r"(() => {
   return [...new Set(faults)];
 })()";
 
-async fn names_roles_and_contrast(browser: &Browser) -> Result<()> {
+async fn pages_pass_the_accessibility_audit(browser: &Browser) -> Result<()> {
     let cluster = sample().await?;
     for scheme in ["light", "dark"] {
         browser.prefer(scheme).await?;
@@ -330,7 +331,7 @@ async fn names_roles_and_contrast(browser: &Browser) -> Result<()> {
     Ok(())
 }
 
-async fn narrow_screens(browser: &Browser) -> Result<()> {
+async fn pages_fit_narrow_screens(browser: &Browser) -> Result<()> {
     let cluster = sample().await?;
     browser.size(375, 812).await?;
     for page in PAGES {
@@ -342,7 +343,7 @@ async fn narrow_screens(browser: &Browser) -> Result<()> {
     Ok(())
 }
 
-async fn markup_stays_text(browser: &Browser) -> Result<()> {
+async fn markup_in_names_is_shown_as_text(browser: &Browser) -> Result<()> {
     const EVIL: &str = "<img src=x onerror=window.hacked=1>";
     const KIND: Kind = Kind { model: EVIL, ..T4 };
     let mut labelled = node("evil", KIND);
@@ -358,7 +359,7 @@ async fn markup_stays_text(browser: &Browser) -> Result<()> {
     let mut container = pod("team", "container", share(50, 1_024));
     container["spec"]["containers"][0]["name"] = EVIL.into();
     cluster.run(&container).await?;
-    // No API server lets such a namespace pass; whoever can write to ours might.
+    // A real API server rejects such a namespace, but a client of the scheduler could send it.
     let spaced = json!({"Pod": {"metadata": {"name": EVIL, "namespace": EVIL, "uid": "u"}, "spec": odd["spec"]}, "NodeNames": ["evil"]});
     cluster.post("/scheduler/filter", &spaced).await?;
     let pages = [
@@ -381,7 +382,7 @@ async fn markup_stays_text(browser: &Browser) -> Result<()> {
     Ok(())
 }
 
-async fn nothing_foreign_runs(browser: &Browser) -> Result<()> {
+async fn foreign_scripts_and_styles_are_blocked(browser: &Browser) -> Result<()> {
     let cluster = small().await?;
     visit(browser, &cluster, "").await?;
     let attempts = "(() => { const script = document.createElement('script'); script.textContent = 'window.inline = 1'; document.body.append(script);
@@ -400,7 +401,7 @@ async fn nothing_foreign_runs(browser: &Browser) -> Result<()> {
     Ok(())
 }
 
-async fn what_is_not_measured_is_not_zero(browser: &Browser) -> Result<()> {
+async fn unmeasured_usage_is_not_shown_as_zero(browser: &Browser) -> Result<()> {
     let gpus = json!([{"uuid": "GPU-with-0000", "index": 0, "memoryUsedMiB": 5120, "busyPercent": 42.0}, {"uuid": "GPU-with-0001", "index": 1}]);
     let container = json!({"namespace": "team", "pod": "p", "uid": "u", "container": "main",
         "gpus": [{"uuid": "GPU-with-0000", "index": 0, "memoryUsedMiB": 5000, "throttledPercent": 12.5}]});
@@ -424,19 +425,19 @@ async fn what_is_not_measured_is_not_zero(browser: &Browser) -> Result<()> {
     Ok(())
 }
 
-async fn a_lost_connection_comes_back(browser: &Browser) -> Result<()> {
+async fn a_lost_connection_is_restored(browser: &Browser) -> Result<()> {
     let mut cluster = small().await?;
     visit(browser, &cluster, "").await?;
     browser.until("document.querySelector('.live').innerText === 'Live'").await?;
     cluster.replica.hang_up();
     browser.until("document.querySelector('.live').innerText === 'Connection lost, trying again'").await?;
-    // What was known stays on the page meanwhile.
+    // The page keeps its data while the connection is lost.
     browser.until("document.querySelectorAll('.figure-card').length === 6").await?;
     cluster.make(&pod("team", "meanwhile", whole(1)))?;
     cluster.replica.answer_again()?;
     browser.until("[...document.querySelectorAll('.figure-card')].find(card => card.innerText.startsWith('Pods waiting'))?.querySelector('.value').innerText === '1'").await?;
     browser.until("document.querySelector('.live').innerText === 'Live'").await?;
-    // What the browser tells of broken connections is not the page's doing.
+    // The browser logs the broken connections as errors, which is expected.
     browser.complaints().await.map(drop)
 }
 
@@ -446,13 +447,13 @@ async fn a_follower_names_the_leader(browser: &Browser) -> Result<()> {
     browser.open(&follower.url("")).await?;
     browser.until_text("Another replica leads").await?;
     browser.until_text("The leader is scheduler-0.").await?;
-    // Its answers are told by the browser as errors; they are meant to be.
+    // The browser logs the 503 answers as errors, which is expected.
     let complaints = browser.complaints().await?;
     ensure!(complaints.iter().all(|line| line.contains("503")), "{complaints:?}");
     Ok(())
 }
 
-async fn a_thousand_nodes(browser: &Browser) -> Result<()> {
+async fn a_thousand_nodes_need_few_elements(browser: &Browser) -> Result<()> {
     let cluster = Cluster::start((0..1000).map(|number| node(&format!("node-{number:04}"), H100))).await?;
     for number in 0..40 {
         let made = cluster.make(&pod("team", &format!("p{number}"), whole(8)))?;
@@ -468,7 +469,7 @@ async fn a_thousand_nodes(browser: &Browser) -> Result<()> {
     visit(browser, &cluster, "#/nodes").await?;
     browser.until_text("1,000 nodes").await?;
     let top = browser.eval(elements).await?;
-    // To the end and back: every frame of the way is drawn from what is seen alone.
+    // While scrolling to the end and back, only visible nodes have elements.
     browser.eval("window.scrollTo(0, document.documentElement.scrollHeight)").await?;
     browser.until("document.querySelector('[data-key=node-0999]') && !document.querySelector('[data-key=node-0000]')").await?;
     let end = browser.eval(elements).await?;
@@ -480,7 +481,7 @@ async fn a_thousand_nodes(browser: &Browser) -> Result<()> {
         counts[0], counts[1], counts[2]
     );
     ensure!(counts.iter().all(|count| *count < 3_000), "{counts:?} elements");
-    // Live also here.
+    // Live updates also work in a long list.
     browser.eval("window.scrollTo(0, 0)").await?;
     browser.until("document.querySelector('[data-key=node-0000]')").await?;
     let held = "document.querySelectorAll('[data-key=node-0003] .tile.held').length";

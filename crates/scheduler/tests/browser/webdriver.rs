@@ -1,4 +1,4 @@
-//! A browser, driven by the WebDriver protocol: Chromium through its own driver.
+//! A client of the WebDriver protocol that drives Chromium through its own driver.
 
 use std::io::{BufRead as _, BufReader};
 use std::path::Path;
@@ -14,7 +14,7 @@ use hyper_util::rt::TokioIo;
 use serde_json::{Value, json};
 use tokio::net::TcpStream;
 
-/// As root and in a network that leads nowhere.
+/// Flags for running as root and without a network.
 const FLAGS: [&str; 12] = [
     "--headless=new",
     "--no-sandbox",
@@ -30,7 +30,7 @@ const FLAGS: [&str; 12] = [
     "--font-render-hinting=none",
 ];
 
-/// How long something may take to appear on a page: the machine may be busy.
+/// Longest wait for a change on a page. It is long because the machine may be busy.
 const SOON: Duration = Duration::from_secs(40);
 
 /// A browser window.
@@ -58,7 +58,7 @@ impl Browser {
         let port = lines.find_map(|line| {
             line.split("successfully on port ").nth(1).map(|port| port.trim_end_matches('.').to_owned())
         });
-        // It goes on writing, and must find a reader.
+        // The driver keeps writing, so its output must be read until the end.
         std::thread::spawn(move || lines.for_each(drop));
         let authority = format!("127.0.0.1:{}", port.context("chromedriver named no port")?);
         let profile = tempfile::tempdir()?;
@@ -79,12 +79,12 @@ impl Browser {
     }
 
     pub(crate) async fn open(&self, url: &str) -> Result<()> {
-        // Another page first: a change of the fragment alone would not load anything.
+        // A blank page comes first, because a change of the fragment alone would not load the page.
         self.call("POST", "/url", Some(&json!({"url": "about:blank"}))).await?;
         self.call("POST", "/url", Some(&json!({"url": url}))).await.map(drop)
     }
 
-    /// What an expression is worth in the page.
+    /// Evaluates an expression in the page.
     pub(crate) async fn eval(&self, expression: &str) -> Result<Value> {
         let script = json!({"script": format!("return ({expression});"), "args": []});
         self.call("POST", "/execute/sync", Some(&script)).await.with_context(|| expression.to_owned())
@@ -111,7 +111,7 @@ impl Browser {
         self.until(&format!("document.body.innerText.includes({})", json!(text))).await
     }
 
-    /// Clicks on the first element a selector finds, as a mouse would.
+    /// Clicks the first element that the selector finds, as a mouse would.
     pub(crate) async fn click(&self, selector: &str) -> Result<()> {
         self.until(&format!("document.querySelector({})", json!(selector))).await?;
         let found = json!({"using": "css selector", "value": selector});
@@ -121,7 +121,7 @@ impl Browser {
         self.call("POST", &path, Some(&json!({}))).await.map(drop)
     }
 
-    /// Presses keys one after the other.
+    /// Presses keys one after another.
     pub(crate) async fn press(&self, keys: &[char]) -> Result<()> {
         let actions: Vec<Value> = keys
             .iter()
@@ -131,7 +131,7 @@ impl Browser {
         self.call("POST", "/actions", Some(&body)).await.map(drop)
     }
 
-    /// A command of Chromium's own protocol.
+    /// Sends a command of the Chrome DevTools Protocol.
     pub(crate) async fn cdp(&self, command: &str, parameters: Value) -> Result<Value> {
         self.call("POST", "/goog/cdp/execute", Some(&json!({"cmd": command, "params": parameters}))).await
     }
@@ -141,13 +141,13 @@ impl Browser {
         self.cdp("Emulation.setDeviceMetricsOverride", metrics).await.map(drop)
     }
 
-    /// As if the system asked for a light or a dark page.
+    /// Emulates a system that prefers a light or a dark page.
     pub(crate) async fn prefer(&self, scheme: &str) -> Result<()> {
         let features = json!({"features": [{"name": "prefers-color-scheme", "value": scheme}]});
         self.cdp("Emulation.setEmulatedMedia", features).await.map(drop)
     }
 
-    /// What the page complained about since it was asked the last time.
+    /// Returns the errors that the browser logged since the last call.
     pub(crate) async fn complaints(&self) -> Result<Vec<String>> {
         let log = self.call("POST", "/se/log", Some(&json!({"type": "browser"}))).await?;
         let entries = log.as_array().cloned().unwrap_or_default().into_iter();
@@ -155,7 +155,7 @@ impl Browser {
         Ok(severe.map(|entry| entry["message"].as_str().unwrap_or_default().to_owned()).collect())
     }
 
-    /// The window as PNG.
+    /// Writes a screenshot of the window as PNG.
     pub(crate) async fn screenshot(&self, file: &Path) -> Result<()> {
         let text = self.call("GET", "/screenshot", None).await?;
         std::fs::write(file, base64(text.as_str().context("a picture")?)?)?;
@@ -172,7 +172,7 @@ impl Browser {
 
 impl Drop for Browser {
     fn drop(&mut self) {
-        // Where a test failed; the driver ends its browser.
+        // This ends the driver and its browser after a failed test.
         let _ = self.driver.kill();
         let _ = self.driver.wait();
     }
@@ -187,7 +187,7 @@ async fn send(authority: &str, method: &str, path: &str, body: Option<&Value>) -
     Ok(answer["value"].take())
 }
 
-/// One request, on a connection of its own.
+/// Sends one request on its own connection.
 pub(crate) async fn request(
     authority: &str,
     method: &str,
@@ -208,7 +208,7 @@ pub(crate) async fn request(
     Ok((code, answer.into_body().collect().await?.to_bytes().to_vec()))
 }
 
-/// The bytes of a base64 text.
+/// Decodes a base64 text.
 fn base64(text: &str) -> Result<Vec<u8>> {
     let mut bytes = Vec::with_capacity(text.len() * 3 / 4);
     let (mut held, mut bits) = (0u32, 0);

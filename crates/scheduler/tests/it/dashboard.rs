@@ -1,4 +1,4 @@
-//! The views of the dashboard: a state in, JSON out.
+//! Tests of the dashboard's views: they convert a state to JSON.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,8 @@ fn json_of(view: impl Serialize) -> Value {
     serde_json::to_value(view).unwrap()
 }
 
-/// Two nodes of two GPUs: on the first a share of 60, a share of 30 beside it and a whole GPU; the second is empty.
+/// Returns a state with two nodes of two GPUs. The first node has shares of 60 % and 30 % on one
+/// GPU and a pod on the other; the second is empty.
 fn some() -> State {
     let mut second = node("second", 2, "GiB");
     let inventory = json!({"memoryUnit": "GiB",
@@ -45,7 +46,7 @@ fn filter(text: &str) -> Filter {
 }
 
 #[test]
-fn the_cluster_in_sums() {
+fn cluster_view_sums_up_gpus_models_and_namespaces() {
     let view = json_of(cluster::cluster(&some()));
     assert_eq!(
         (&view["nodes"], &view["placedPods"], &view["waitingPods"]),
@@ -64,7 +65,7 @@ fn the_cluster_in_sums() {
         assert_eq!(gpus[key], expected, "{key}");
     }
     assert_eq!(gpus["taken"], 1.9);
-    // Sixteen, of which nine tenths are held, and sixteen whole.
+    // GPU 0 of the first node carries two shares, and GPU 1 is held as a whole.
     assert_eq!(
         (&gpus["memoryMiB"], &gpus["memoryHeldMiB"]),
         (&json!(2 * GPU_MIB + 65_536), &json!(9_728 + 4_864 + GPU_MIB))
@@ -75,7 +76,8 @@ fn the_cluster_in_sums() {
     assert_eq!(view["models"][1]["fullness"], json!([1, 0, 0, 0, 0, 0]));
     let team = json!({"namespace": "team", "placedPods": 3, "waitingPods": 1, "computeHeld": 190, "memoryHeldMiB": 9_728 + 4_864 + GPU_MIB});
     assert_eq!(view["namespaces"], json!([team]));
-    // What is left: a tenth of a GPU, and a healthy one; those who come ask for two GPUs at once, or for parts.
+    // Free are a tenth of a GPU and one healthy GPU. Expected pods request two GPUs at once, or
+    // shares.
     let left = view["fragmentation"]["left"].as_f64().unwrap();
     let useless = view["fragmentation"]["useless"].as_f64().unwrap();
     assert!((left - 1.1).abs() < 1e-9 && useless > 0.0 && useless < left, "{left} {useless}");
@@ -86,7 +88,7 @@ fn the_cluster_in_sums() {
 }
 
 #[test]
-fn an_empty_cluster_is_one_too() {
+fn cluster_view_of_an_empty_cluster_is_zero() {
     let view = json_of(cluster::cluster(&state(&[])));
     assert_eq!(
         (&view["nodes"], &view["gpus"]["total"], &view["fragmentation"]["left"]),
@@ -95,7 +97,7 @@ fn an_empty_cluster_is_one_too() {
 }
 
 #[test]
-fn nodes_by_filter() {
+fn node_list_applies_every_filter() {
     let mut state = some();
     let mut broken = node("broken", 1, "GiB");
     broken["metadata"]["annotations"]["tessera.dev/inventory"] = "{".into();
@@ -128,7 +130,7 @@ fn nodes_by_filter() {
 }
 
 #[test]
-fn tiles_tell_who_holds_how_much() {
+fn tiles_show_the_share_of_each_pod() {
     let view = json_of(nodes::nodes(&some(), &filter("q=first")));
     let slice = |pod: &str, compute: u32, memory: u64| json!({"namespace": "team", "pod": pod, "compute": compute, "memoryMiB": memory});
     let gpus = &view["items"][0]["gpus"];
@@ -142,7 +144,7 @@ fn tiles_tell_who_holds_how_much() {
 }
 
 #[test]
-fn one_node_with_its_links() {
+fn node_view_shows_gpus_links_and_host() {
     let state = some();
     let view = json_of(one::node(&state, "second").unwrap());
     assert_eq!(
@@ -160,7 +162,7 @@ fn one_node_with_its_links() {
 }
 
 #[test]
-fn pods_by_filter_and_in_detail() {
+fn pod_list_applies_every_filter_and_details_show_grants() {
     let mut state = some();
     set_pod(&mut state, &pod("odd", &[("nvidia.com/gpu", "half")]));
     let check = |text: &str, expected: &[&str]| {
@@ -192,7 +194,7 @@ fn pods_by_filter_and_in_detail() {
             .starts_with("container main: nvidia.com/gpu: half is not a number; write 1")
     );
     assert!(pods::pod(&state, "team", "nobody").is_none());
-    // Chosen, but not yet seen bound.
+    // The node is chosen, but the binding is not confirmed yet.
     set_pod(&mut state, &whole("soon", 1));
     state.begin_bind(&bind_args(&whole("soon", 1), "second"), at(0)).unwrap();
     let soon = json_of(pods::pod(&state, "team", "soon").unwrap());
@@ -200,7 +202,7 @@ fn pods_by_filter_and_in_detail() {
 }
 
 #[test]
-fn pods_that_wait_tell_why_by_the_newest_answer() {
+fn waiting_pods_show_the_reasons_of_the_newest_decision() {
     let state = some();
     let mut page = pods::pods(&state, &filter(""));
     let uid = |name: &str| page.items.iter().find(|pod| pod.name == name).unwrap().uid.clone();
@@ -232,7 +234,7 @@ fn pods_that_wait_tell_why_by_the_newest_answer() {
 }
 
 #[test]
-fn an_explanation_counts_what_explain_lists() {
+fn explanation_counts_match_the_explain_verb() {
     let state = some();
     for name in ["waits", "a"] {
         let question = explanation::question(&state, "team", name).unwrap();
@@ -256,7 +258,7 @@ fn an_explanation_counts_what_explain_lists() {
 }
 
 #[test]
-fn an_explanation_never_blames_cpu_that_filter_leaves_to_kube_scheduler() {
+fn explanation_leaves_cpu_to_kube_scheduler() {
     let state = state(&[node("n", 2, "GiB")]);
     let greedy = pod("greedy", &[("nvidia.com/gpu", "1"), ("cpu", "1000")]);
     let explained = explanation::explain(&state, &parse(&greedy));
@@ -267,7 +269,7 @@ fn an_explanation_never_blames_cpu_that_filter_leaves_to_kube_scheduler() {
 }
 
 #[test]
-fn quota_beside_what_is_held() {
+fn quota_view_shows_limits_and_usage() {
     let mut state = some();
     let limits = r#"{"team":{"quota":{"T4":2},"pool":["public"],"memoryMiB":40000},"other":{"percent":100}}"#;
     state.handle(ClusterEvent::Quota(tessera_wire::foreign::quota::parse(limits, "the ConfigMap").unwrap()));

@@ -1,4 +1,4 @@
-//! `docs/scheduler.md` and the scheduler name the same metrics.
+//! Checks that `docs/scheduler.md` and the scheduler name the same metrics.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -11,8 +11,9 @@ use crate::fixtures::{node, state, whole};
 use crate::verbs::bind;
 
 #[test]
-fn metrics_are_those_of_the_documentation() {
-    // Something of everything: a family without a value is not written.
+fn documentation_and_scheduler_name_the_same_metrics() {
+    // The state sets a value in every metric family, because a family without a value is not
+    // written.
     let mut state = state(&[node("n", 1, "GiB")]);
     bind(&mut state, &whole("p", 1), "n");
     let limits = r#"{"team":{"percent":100}}"#;

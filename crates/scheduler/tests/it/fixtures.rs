@@ -1,4 +1,4 @@
-//! Nodes and pods.
+//! Nodes, pods and states for the tests.
 
 use std::sync::Arc;
 
@@ -10,10 +10,10 @@ use tessera_scheduler::verb::verdict_cache::VerdictCache;
 use tessera_wire::foreign::extender::{BindingArgs, ExtenderArgs, FilterResult};
 use tessera_wire::foreign::objects::Pod;
 
-/// Memory of every GPU, MiB.
+/// Memory of every GPU in MiB.
 pub(crate) const GPU_MIB: u64 = 16_384;
 
-/// A node with GPUs, serving every dialect, GiB unless said otherwise.
+/// Returns a node with GPUs that serves every dialect and counts GPU memory in `unit`.
 pub(crate) fn node(name: &str, gpu_count: usize, unit: &str) -> Value {
     let gpus: Vec<Value> = (0..gpu_count)
         .map(|index| json!({"uuid": format!("GPU-{name}-{index}"), "minor": index, "model": "T4", "memoryMiB": GPU_MIB}))
@@ -34,7 +34,7 @@ pub(crate) fn node(name: &str, gpu_count: usize, unit: &str) -> Value {
     })
 }
 
-/// A pod with one container that asks for these.
+/// Returns a pod with one container that has these limits.
 pub(crate) fn pod(name: &str, limits: &[(&str, &str)]) -> Value {
     let limits: serde_json::Map<String, Value> =
         limits.iter().map(|(key, value)| ((*key).to_owned(), (*value).into())).collect();
@@ -61,7 +61,7 @@ pub(crate) fn parse(pod: &Value) -> Pod {
     serde_json::from_value(pod.clone()).unwrap()
 }
 
-/// A state with these nodes.
+/// Returns a state with these nodes.
 pub(crate) fn state(nodes: &[Value]) -> State {
     let quota =
         tessera_wire::foreign::quota::parse_settings(r#"{"GPUModelLabel":"model","GPUPoolLabel":"pool"}"#)
@@ -87,13 +87,13 @@ pub(crate) fn filter(state: &State, pod: &Value, nodes: &[&str]) -> FilterResult
     filter_with(state, pod, nodes, &VerdictCache::default())
 }
 
-/// The answer as kube-scheduler reads it.
+/// Returns the answer of filter as kube-scheduler parses it.
 pub(crate) fn filter_with(state: &State, pod: &Value, nodes: &[&str], memory: &VerdictCache) -> FilterResult {
     let answer = serde_json::to_string(&state.filter(&question(pod, nodes), memory)).unwrap();
     serde_json::from_str(&answer).unwrap()
 }
 
-/// The grades of these nodes, where those left out have 0.
+/// Returns the scores of these nodes. A node that the answer leaves out has score 0.
 pub(crate) fn grades(state: &State, pod: &Value, nodes: &[&str], memory: &VerdictCache) -> Vec<i64> {
     let args = question(pod, nodes);
     let graded = state.prioritize(&args, memory);
@@ -115,7 +115,7 @@ pub(crate) fn bind_args(pod: &Value, node: &str) -> BindingArgs {
     }
 }
 
-/// A forecast where one is due, which the state does not go by yet.
+/// Makes a forecast if one is due. The state has not adopted it yet.
 pub(crate) fn due_forecast(state: &mut State) -> Option<Arc<Forecast>> {
     let remains = state.free_capacity_if_due()?;
     Some(Arc::new(Forecast::new(&state.begin_forecast(&remains), &remains)))

@@ -1,4 +1,4 @@
-//! Whatever nodes and pods say of themselves, every verb answers, and nothing already granted is lost.
+//! With arbitrary annotations on nodes and pods, every verb answers and no existing grant is lost.
 
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -11,7 +11,7 @@ use tessera_wire::foreign::extender::PreemptionArgs;
 
 use crate::fixtures::*;
 
-/// Numbers at the edges of what they may be, and beyond.
+/// Generates numbers at and beyond the limits of their range.
 fn number() -> impl Strategy<Value = Value> {
     let edges =
         [0, 1, 7, 63, 64, 99, 100, 101, 255, 256, 16_384, u64::from(u32::MAX), 1 << 30, 1 << 63, u64::MAX];
@@ -24,7 +24,7 @@ fn number() -> impl Strategy<Value = Value> {
     ]
 }
 
-/// An amount as a manifest may have it.
+/// Generates amounts as a manifest may contain them.
 fn amount() -> impl Strategy<Value = String> {
     let texts = [
         "0",
@@ -159,7 +159,7 @@ fn hostile_pod() -> impl Strategy<Value = Value> {
     })
 }
 
-/// A pod of which nobody can say that it does not hold its GPU.
+/// Binds a valid pod to a valid node. Returns the bound pod.
 fn granted(state: &mut State) -> Value {
     set_node(state, &node("good", 2, "GiB"));
     let mut pod = whole("good", 1);
@@ -172,7 +172,7 @@ fn granted(state: &mut State) -> Value {
 
 proptest! {
     #[test]
-    fn every_verb_answers(nodes in prop::collection::vec(hostile_node(), 0..6), pods in prop::collection::vec(hostile_pod(), 0..8)) {
+    fn every_verb_answers_hostile_nodes_and_pods(nodes in prop::collection::vec(hostile_node(), 0..6), pods in prop::collection::vec(hostile_pod(), 0..8)) {
         let mut state = state(&[]);
         granted(&mut state);
         let memory = VerdictCache::default();

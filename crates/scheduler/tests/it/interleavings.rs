@@ -1,5 +1,5 @@
-//! Binds, watch events, failures and restarts in any order: no GPU is ever promised twice, and whoever reads the cluster
-//! anew comes to the same book.
+//! Binds, watch events, failures and restarts in any order never grant a GPU twice. A scheduler
+//! that reads the cluster again reaches the same ledger.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -17,21 +17,21 @@ use crate::fixtures::*;
 const NODES: [&str; 3] = ["a", "b", "c"];
 const GPUS_PER_NODE: usize = 2;
 
-/// The nodes asked about: not all are always there.
+/// Nodes in the requests. Node `d` does not exist.
 const ASKED: [&str; 4] = ["a", "b", "c", "d"];
 
-/// What may happen next.
+/// A step of the simulation.
 #[derive(Debug, Clone)]
 enum Step {
-    /// A user makes a pod: this many percent, or whole GPUs.
+    /// A user creates a pod with this many percent of a GPU; 100 and more mean whole GPUs.
     Create(u64),
-    /// Somebody else places one on some node, and says nothing of GPUs.
+    /// Another scheduler places a pod on a node without a grant.
     Bypass(u64, usize),
-    /// kube-scheduler binds some pod to some node.
+    /// kube-scheduler binds a pod to a node.
     Bind(usize, usize),
-    /// The API server handles some binding that is on its way, and the answer comes back so.
+    /// The API server handles a binding in flight, with this outcome.
     Arrive(usize, Answer),
-    /// The watch delivers some events, each perhaps twice.
+    /// The watch delivers some events, each of them twice if the flag is set.
     Deliver(usize, bool),
     /// A pod ends.
     End(usize),
@@ -39,24 +39,24 @@ enum Step {
     Delete(usize),
     /// Time passes.
     Pass(u64),
-    /// The API server is asked about some pod; the answer is on its way.
+    /// The scheduler reads a pod from the API server; the answer is in flight.
     Ask(usize),
-    /// Such an answer arrives, however old it is.
+    /// The answer to such a read arrives, possibly late.
     Answer(usize),
-    /// The watch is lost and lists anew.
+    /// The watch breaks and lists the pods again.
     Relist,
-    /// The scheduler dies; another one reads the cluster.
+    /// The scheduler stops, and another replica reads the cluster.
     Restart,
-    /// What was seen so far makes a new forecast.
+    /// The scheduler makes a new forecast from the pods seen so far.
     Forecast,
 }
 
 #[derive(Debug, Clone, Copy)]
 enum Answer {
     Told,
-    /// Handled, but nobody hears of it.
+    /// The API server handled the binding, but the answer is lost.
     Lost,
-    /// Not handled, and nobody hears of that either.
+    /// The request is lost, so there is neither a binding nor an answer.
     Vanished,
     Refused,
 }
@@ -82,16 +82,16 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// The cluster as it really is, and a scheduler that knows it by hearsay.
+/// The actual cluster, and a scheduler that learns about it through events.
 struct World {
     state: State,
-    /// The truth, by UID.
+    /// The pods as the API server stores them, by UID.
     pods: BTreeMap<String, Value>,
-    /// Events the watch has not delivered yet.
+    /// Events that the watch has not delivered yet.
     pending: VecDeque<ClusterEvent>,
-    /// Bindings on their way: pod, node, annotations.
+    /// Bindings in flight: pod, node, annotations.
     sent: Vec<(Value, String, BTreeMap<String, String>)>,
-    /// Answers about pods on their way.
+    /// Answers to reads of pods that are in flight.
     answers: Vec<(Value, ListGeneration)>,
     now: u64,
     made: usize,
@@ -142,7 +142,7 @@ impl World {
             .chain([ClusterEvent::Pod(WatchEvent::Listed)])
     }
 
-    /// Asks the API server about bindings in doubt.
+    /// Resolves uncertain bindings by reading their pods from the API server.
     fn resolve_uncertain(&mut self) {
         for doubt in self.state.uncertain_bindings(at(self.now)) {
             let found = self.pods.values().find(|pod| pod["metadata"]["name"] == doubt.name.as_str());
@@ -208,7 +208,7 @@ impl World {
                 self.pods.remove(pod["metadata"]["uid"].as_str().unwrap());
                 self.pending.push_back(ClusterEvent::Pod(WatchEvent::Gone(parse(&pod))));
             }
-            // No binding is on its way for longer than an API server waits.
+            // No binding is in flight for longer than the timeout of the API server.
             Step::Pass(seconds) => {
                 let seconds = if self.sent.is_empty() { seconds } else { 1 };
                 self.now += seconds;
@@ -224,7 +224,7 @@ impl World {
                 }
             }
             Step::Relist => {
-                // A watch says that it lists before it asks for the list.
+                // A watch reports the start of a list before it requests the list.
                 let mut list = self.list();
                 list.by_ref().take(1).for_each(|listing| self.state.handle(listing));
                 self.pending.clear();
@@ -241,7 +241,7 @@ impl World {
                 }
             }
             Step::Restart => {
-                // What it sent arrives before another one leads, or never.
+                // A binding in flight arrives before another replica leads, or never.
                 for sent in std::mem::take(&mut self.sent) {
                     self.arrive(sent, Answer::Lost);
                 }
@@ -267,7 +267,7 @@ impl World {
         let outcome = match (&handled, answer) {
             (_, Answer::Lost | Answer::Vanished) => BindOutcome::Unknown,
             (Some(_), _) => BindOutcome::Bound,
-            // Bound by an earlier try: asked, the API server says so.
+            // An earlier attempt bound the pod, as a read from the API server shows.
             (None, Answer::Told)
                 if self.pods.get(&uid).is_some_and(|pod| pod["spec"]["nodeName"] == node.as_str()) =>
             {
@@ -285,7 +285,7 @@ impl World {
         self.state.end_bind(&PodUid(uid), outcome, at(self.now));
     }
 
-    /// What is remembered of earlier answers changes no answer.
+    /// Checks that cached verdicts do not change any answer.
     fn check_memory(&self) -> Result<(), TestCaseError> {
         let pods = [share("q", 10), share("q", 60), whole("q", 1), whole("q", 2)];
         let bypassing = pod("q", &[("aliyun.com/gpu-mem", "9")]);
@@ -301,7 +301,7 @@ impl World {
         Ok(())
     }
 
-    /// The truth: every GPU carries no more than it has.
+    /// Checks that no GPU is overbooked, in the actual cluster and in the ledger.
     fn check(&self) -> Result<(), TestCaseError> {
         let mut truth = fresh();
         self.list().for_each(|event| truth.handle(event));
@@ -324,14 +324,14 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(256))]
 
     #[test]
-    fn nothing_is_promised_twice_and_replays_agree(steps in prop::collection::vec(step(), 1..80)) {
+    fn no_gpu_is_granted_twice_and_a_replay_gives_the_same_ledger(steps in prop::collection::vec(step(), 1..80)) {
         let mut world = World::new();
         for step in steps {
             world.take(step.clone());
             world.check_memory()?;
             world.check().map_err(|error| TestCaseError::fail(format!("after {step:?}: {error}")))?;
         }
-        // All answers in, all events delivered, all doubts settled: the book is what the cluster says.
+        // After all answers and events have arrived, the ledger equals the actual cluster.
         for sent in std::mem::take(&mut world.sent) {
             world.arrive(sent, Answer::Told);
         }

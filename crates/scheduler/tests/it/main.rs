@@ -1,4 +1,5 @@
-//! The scheduler as a whole: its state under any sequence of events, and its server against an API server.
+//! Integration tests of the scheduler: its state under any sequence of events, and its server
+//! against an API server.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests may fail like tests")]
 

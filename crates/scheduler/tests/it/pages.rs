@@ -1,4 +1,5 @@
-//! The dashboard as a browser meets it: headers, files, live updates, and what a replica says that does not lead.
+//! The dashboard over HTTP: headers, files, live updates, and the answers of a replica that does
+//! not lead.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -27,7 +28,7 @@ async fn json_at(replica: &Replica, path: &str) -> Value {
 }
 
 #[tokio::test]
-async fn every_answer_is_guarded_and_nothing_can_be_written() {
+async fn every_response_has_security_headers_and_the_api_is_read_only() {
     let api = cluster().await;
     let replica = Replica::ready(&api, "one").await;
     for path in ["/", "/assets/app.js", "/api/v1/cluster", "/api/v1/nodes/nobody", "/api/v1/nonsense"] {
@@ -69,7 +70,7 @@ async fn every_answer_is_guarded_and_nothing_can_be_written() {
 }
 
 #[tokio::test]
-async fn a_file_that_has_not_changed_is_not_sent_again() {
+async fn an_unchanged_file_is_answered_with_not_modified() {
     let api = cluster().await;
     let replica = Replica::ready(&api, "one").await;
     let ask = |tag: Option<String>| {
@@ -89,7 +90,7 @@ async fn a_file_that_has_not_changed_is_not_sent_again() {
 }
 
 #[tokio::test]
-async fn what_was_decided_is_remembered() {
+async fn decisions_are_listed_newest_first() {
     let api = cluster().await;
     let replica = Replica::ready(&api, "one").await;
     let pod = make(&api, &whole("p", 2));
@@ -103,7 +104,7 @@ async fn what_was_decided_is_remembered() {
     replica
         .post("/scheduler/preempt", &json!({"Pod": late, "NodeNameToMetaVictims": {"a": {"Pods": []}}}))
         .await;
-    // A pod without GPUs is nobody's news.
+    // Decisions about pods without GPUs are not recorded.
     let plain = json!({"metadata": {"name": "plain"}, "spec": {"containers": [{"name": "c"}]}});
     replica.post("/scheduler/filter", &json!({"Pod": plain, "NodeNames": ["a"]})).await;
     let all = json_at(&replica, "/api/v1/decisions").await;
@@ -126,7 +127,7 @@ async fn what_was_decided_is_remembered() {
     assert_eq!(bound.as_array().unwrap().len(), 1);
 }
 
-/// The next event of a stream, passing over comments that keep it alive.
+/// Returns the next event of a stream and skips keep-alive comments.
 async fn next_event(stream: &mut BodyDataStream) -> (String, Value) {
     loop {
         let bytes = stream.next().await.unwrap().unwrap();
@@ -148,7 +149,7 @@ async fn follow(replica: &Replica) -> BodyDataStream {
 }
 
 #[tokio::test]
-async fn changes_are_told_with_versions_and_many_at_once() {
+async fn the_stream_numbers_its_events_and_merges_bursts() {
     let api = cluster().await;
     let replica = Replica::ready(&api, "one").await;
     let mut stream = follow(&replica).await;
@@ -164,7 +165,7 @@ async fn changes_are_told_with_versions_and_many_at_once() {
         (&json!(true), &json!([]), &json!(version + 1))
     );
     let version = version + 1;
-    // Forty pods made at once are told in far fewer events, and the nodes they go to are named.
+    // Forty pods created at once cause far fewer events, and the events name the pods' node.
     let pods: Vec<Value> = (0..40).map(|number| make(&api, &share(&format!("p{number}"), 2))).collect();
     for pod in &pods {
         assert_eq!(replica.bind(pod, "b").await, "");
@@ -180,13 +181,13 @@ async fn changes_are_told_with_versions_and_many_at_once() {
     }
     assert!(events < 40, "{events}");
     assert_eq!(named, BTreeSet::from(["b".to_owned()]));
-    // Whoever comes later, or again, begins with the newest.
+    // A client that connects later starts with the newest version.
     let (_, first) = next_event(&mut follow(&replica).await).await;
     assert!(first["version"].as_u64().unwrap() >= version + events);
 }
 
 #[tokio::test]
-async fn a_follower_says_who_leads() {
+async fn a_follower_names_the_leader() {
     let api = cluster().await;
     let _leader = Replica::ready(&api, "the-leader").await;
     let follower = Replica::start(&api, "another").await_leader().await;
@@ -200,7 +201,7 @@ async fn a_follower_says_who_leads() {
 }
 
 impl Replica {
-    /// Waits until it has seen who leads.
+    /// Waits until the replica knows the leader.
     async fn await_leader(self) -> Self {
         for _ in 0..1_000 {
             let (_, text) = self.get("/api/v1/status").await;
@@ -214,7 +215,7 @@ impl Replica {
     }
 }
 
-/// DialectSet one answer at `/v1/use`.
+/// Serves one answer at `/v1/use`. Returns the address of the server.
 async fn agent(answer: Value) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
@@ -224,7 +225,7 @@ async fn agent(answer: Value) -> String {
 }
 
 #[tokio::test]
-async fn questions_that_cannot_be_read_are_answered_as_json() {
+async fn invalid_queries_get_a_json_error() {
     let replica = Replica::ready(&cluster().await, "one").await;
     for path in ["/api/v1/nodes?limit=abc", "/api/v1/pods?limit=abc", "/api/v1/decisions?limit=abc"] {
         let (code, text) = replica.get(path).await;
@@ -235,7 +236,7 @@ async fn questions_that_cannot_be_read_are_answered_as_json() {
 }
 
 #[tokio::test]
-async fn use_is_what_the_agent_says_or_not_measured() {
+async fn usage_comes_from_the_agent_or_is_reported_as_not_measured() {
     let api = cluster().await;
     let container =
         |pod: &str| json!({"namespace": "team", "pod": pod, "uid": "u", "container": "main", "gpus": []});
@@ -254,7 +255,7 @@ async fn use_is_what_the_agent_says_or_not_measured() {
     let measured = ask(&good).await;
     assert_eq!(measured["use"]["gpus"], json!([{"uuid": "GPU-a-0", "index": 0, "memoryUsedMiB": 7}]));
     assert_eq!(measured["notMeasured"], Value::Null);
-    // What was bound is known by its name when the watch has told of it.
+    // The pod's node is known by name after the watch has delivered the bound pod.
     eventually(|| view::pods::agent(&replica.app.read(), "team", "p").as_deref() == Some(good.as_str()))
         .await;
     let of_pod = json_at(&replica, "/api/v1/pods/team/p/use").await;
@@ -279,7 +280,7 @@ fn assets() -> Vec<(PathBuf, String)> {
     files.map(|path| (path.clone(), std::fs::read_to_string(path).unwrap())).collect()
 }
 
-/// The keys of a table of texts, one in each line.
+/// Returns the keys of a table of texts, which has one key per line.
 fn keys(name: &str) -> BTreeSet<String> {
     let (_, text) = assets().into_iter().find(|(path, _)| path.ends_with(name)).unwrap();
     let keys: Vec<String> = text
@@ -291,7 +292,7 @@ fn keys(name: &str) -> BTreeSet<String> {
     unique
 }
 
-/// What `Reason::kind` and filter say.
+/// All values of `Reason::kind` and of filter's own reasons.
 const KINDS: [&str; 15] = [
     "unknown-node",
     "bad-node",
@@ -311,7 +312,7 @@ const KINDS: [&str; 15] = [
 ];
 
 #[test]
-fn both_languages_have_the_same_texts_and_all_that_are_used() {
+fn both_languages_have_the_same_keys_and_every_used_key() {
     let (english, chinese) = (keys("text-en.js"), keys("text-zh.js"));
     assert_eq!(english.symmetric_difference(&chinese).collect::<Vec<_>>(), Vec::<&String>::new());
     assert!(english.len() > 150);
@@ -321,7 +322,7 @@ fn both_languages_have_the_same_texts_and_all_that_are_used() {
         .collect();
     for (path, text) in &scripts {
         for (place, call) in text.match_indices("t(\"") {
-            // Not the end of a longer name, such as `get`.
+            // This skips calls of functions whose name ends in `t`, such as `get`.
             if text[..place].ends_with(|before: char| before.is_alphanumeric()) {
                 continue;
             }
@@ -342,7 +343,7 @@ fn both_languages_have_the_same_texts_and_all_that_are_used() {
 }
 
 #[tokio::test]
-async fn every_file_is_part_of_the_program_and_none_reads_markup() {
+async fn every_asset_is_embedded_and_none_parses_markup() {
     let api = cluster().await;
     let replica = Replica::ready(&api, "one").await;
     for (path, text) in assets() {

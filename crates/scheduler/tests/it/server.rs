@@ -1,4 +1,4 @@
-//! The whole server against an API server in memory.
+//! Tests of the whole server against an API server in memory.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -87,7 +87,7 @@ impl Replica {
     }
 }
 
-/// Waits for something the other tasks of the test bring about.
+/// Waits until a condition holds that other tasks of the test bring about.
 pub(crate) async fn eventually(mut holds: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !holds() {
@@ -108,7 +108,7 @@ pub(crate) async fn cluster() -> ApiServer {
     api
 }
 
-/// The messages of the events about a pod, by reason.
+/// Returns the messages of the events about a pod with this reason.
 fn told(api: &ApiServer, pod: &str, reason: &str) -> Vec<String> {
     let events = api.list("/api/v1/namespaces/team/events");
     let is_it = |event: &&Value| event["involvedObject"]["name"] == pod && event["reason"] == reason;
@@ -116,7 +116,7 @@ fn told(api: &ApiServer, pod: &str, reason: &str) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn users_are_told_which_gpus_and_what_went_wrong() {
+async fn events_report_the_chosen_gpus_and_failed_bindings() {
     let api = cluster().await;
     let replica = Replica::ready(&api, "one").await;
     let pod = make(&api, &whole("chosen", 1));
@@ -133,7 +133,7 @@ async fn users_are_told_which_gpus_and_what_went_wrong() {
 }
 
 #[tokio::test]
-async fn a_pod_goes_all_the_way() {
+async fn a_pod_is_filtered_scored_and_bound() {
     let api = cluster().await;
     let before = make(&api, &whole("early", 2));
     let replica = Replica::ready(&api, "one").await;
@@ -150,7 +150,8 @@ async fn a_pod_goes_all_the_way() {
     assert_eq!(bound["spec"]["nodeName"], "b");
     assert!(bound["metadata"]["annotations"]["tessera.dev/grant"].as_str().unwrap().contains("GPU-b-0"));
     eventually(|| replica.app.read().unconfirmed() == 0).await;
-    // Made after the start; seen by the watch or asked for.
+    // The pod is created after the start, so the scheduler learns of it from the watch or by a
+    // read.
     let late = make(&api, &whole("late", 1));
     assert_eq!(replica.bind(&late, "b").await, "node b: fewer than 1 idle GPUs");
     api.delete(&format!("{PODS}/early")).unwrap();
@@ -173,7 +174,7 @@ async fn a_pod_goes_all_the_way() {
 }
 
 #[tokio::test]
-async fn every_route_of_the_originals_is_served() {
+async fn serves_every_route_of_the_original_extenders() {
     let api = cluster().await;
     let replica = Replica::ready(&api, "one").await;
     let pod = make(&api, &whole("p", 1));
@@ -207,7 +208,7 @@ async fn every_route_of_the_originals_is_served() {
 }
 
 #[tokio::test]
-async fn whole_nodes_come_back_untouched() {
+async fn node_objects_are_returned_unchanged() {
     let api = cluster().await;
     let replica = Replica::ready(&api, "one").await;
     let mut known = node("a", 2, "GiB");
@@ -219,7 +220,7 @@ async fn whole_nodes_come_back_untouched() {
 }
 
 #[tokio::test]
-async fn failed_bindings_are_taken_back_and_lost_answers_do_no_harm() {
+async fn failed_bindings_are_rolled_back_and_lost_answers_are_resolved() {
     let api = cluster().await;
     let replica = Replica::ready(&api, "one").await;
     let pods: Vec<Value> = ["p1", "p2", "p3"].map(|name| make(&api, &whole(name, 2))).to_vec();
@@ -231,7 +232,7 @@ async fn failed_bindings_are_taken_back_and_lost_answers_do_no_harm() {
     assert!(replica.bind(&pods[1], "a").await.contains("fewer than 2 idle GPUs"));
     api.fail_bindings([BindingFault::Broken]);
     assert!(replica.bind(&pods[1], "b").await.contains("leader changed"));
-    // Nobody knows whether that one will still happen: its GPUs are kept, for it alone.
+    // The outcome of that binding is unknown, so its GPUs stay reserved for that pod.
     assert!(replica.bind(&pods[2], "b").await.contains("fewer than 2 idle GPUs"));
     assert_eq!(replica.bind(&pods[1], "b").await, "");
     assert_eq!(api.get(&format!("{PODS}/p2")).unwrap()["spec"]["nodeName"], "b");
@@ -241,7 +242,7 @@ async fn failed_bindings_are_taken_back_and_lost_answers_do_no_harm() {
 }
 
 #[tokio::test]
-async fn many_binds_at_once_never_meet_on_a_gpu() {
+async fn concurrent_binds_never_overbook_a_gpu() {
     let api = cluster().await;
     let replica = Replica::ready(&api, "one").await;
     let pods: Vec<Value> = (0..40).map(|number| make(&api, &share(&format!("p{number}"), 30))).collect();
@@ -253,7 +254,7 @@ async fn many_binds_at_once_never_meet_on_a_gpu() {
 }
 
 #[tokio::test]
-async fn one_leads_and_another_takes_over() {
+async fn a_second_replica_takes_over_when_the_leader_stops() {
     let api = cluster().await;
     let first = Replica::ready(&api, "first").await;
     let second = Replica::start(&api, "second");
@@ -261,7 +262,7 @@ async fn one_leads_and_another_takes_over() {
     assert_eq!(first.bind(&pod, "a").await, "");
     assert_eq!(second.get("/readyz").await.0, 503);
     assert!(second.bind(&pod, "a").await.contains("is not the leader"));
-    // As if it had been killed: nothing is given back.
+    // An aborted task stands for a killed process: it does not release the lease.
     first.task.abort();
     eventually(|| second.app.is_ready()).await;
     eventually(|| !first.app.may_write()).await;
@@ -272,7 +273,7 @@ async fn one_leads_and_another_takes_over() {
         "what the first one did is known"
     );
     assert_eq!(second.bind(&next, "b").await, "");
-    // One that ends in an orderly way gives the lease back.
+    // A replica that stops in an orderly way releases the lease.
     let mut second = second;
     let third = Replica::start(&api, "third");
     drop(second.stop.take());
@@ -281,7 +282,7 @@ async fn one_leads_and_another_takes_over() {
 }
 
 #[tokio::test]
-async fn without_the_api_server_it_answers_and_does_not_bind() {
+async fn without_the_api_server_filter_answers_and_bind_is_refused() {
     let api = cluster().await;
     let replica = Replica::ready(&api, "one").await;
     let pod = make(&api, &whole("p", 1));
@@ -297,10 +298,10 @@ async fn without_the_api_server_it_answers_and_does_not_bind() {
 }
 
 #[tokio::test]
-async fn a_lease_that_runs_out_while_the_pod_is_asked_for_sends_no_binding() {
+async fn no_binding_is_sent_if_the_lease_expires_while_the_pod_is_read() {
     let api = cluster().await;
     let replica = Replica::ready(&api, "one").await;
-    // From now on nobody renews the lease, and no watch shows the pod.
+    // Without this task, the lease is not renewed and no watch shows the pod.
     replica.task.abort();
     let pod = make(&api, &whole("p", 1));
     api.hold_requests();
@@ -318,20 +319,21 @@ async fn a_lease_that_runs_out_while_the_pod_is_asked_for_sends_no_binding() {
 }
 
 #[tokio::test]
-async fn a_leader_that_others_stood_in_for_starts_from_nothing() {
+async fn a_leader_that_lost_its_lease_reads_the_cluster_again() {
     let api = cluster().await;
     let replica = Replica::ready(&api, "one").await;
     let pod = make(&api, &whole("p", 1));
     api.fail_bindings([BindingFault::Refused]);
     assert_ne!(replica.bind(&pod, "a").await, "");
     assert_eq!(replica.app.read().rolled_back(), 1);
-    // Cut off, but nobody takes the lease: it goes on with what it knows.
+    // The replica loses the API server, but no other replica takes the lease: the state is kept.
     api.take_down();
     eventually(|| !replica.app.may_write()).await;
     api.bring_up();
     eventually(|| replica.app.may_write()).await;
     assert_eq!(replica.app.read().rolled_back(), 1);
-    // Cut off, and somebody takes the lease and gives it back before it looks again.
+    // Another replica takes and releases the lease while this one is cut off: the state is read
+    // again.
     api.take_down();
     eventually(|| !replica.app.may_write()).await;
     let lease = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases/tessera-scheduler";
@@ -341,9 +343,10 @@ async fn a_leader_that_others_stood_in_for_starts_from_nothing() {
     assert_eq!(replica.app.read().rolled_back(), 0, "it read the cluster anew");
 }
 
-/// A pod that waits, and what is written on it, change no verdict: kube-scheduler itself writes there when it has refused one.
+/// A waiting pod and its annotations change no verdict. kube-scheduler itself updates the pod after
+/// a refusal.
 #[tokio::test]
-async fn a_pod_that_waits_is_no_news_and_one_that_goes_is() {
+async fn a_deleted_pod_counts_as_a_change_and_a_waiting_one_does_not() {
     let api = cluster().await;
     let replica = Replica::ready(&api, "one").await;
     let news = || replica.app.retry_wait.changes();
@@ -357,7 +360,7 @@ async fn a_pod_that_waits_is_no_news_and_one_that_goes_is() {
 }
 
 #[tokio::test]
-async fn a_watch_that_cannot_resume_lists_anew() {
+async fn a_watch_that_cannot_resume_lists_again() {
     let api = cluster().await;
     let replica = Replica::ready(&api, "one").await;
     let pod = make(&api, &whole("p", 2));
@@ -371,7 +374,7 @@ async fn a_watch_that_cannot_resume_lists_anew() {
 }
 
 #[tokio::test]
-async fn hostile_bodies_get_an_answer_of_the_contract_and_change_nothing() {
+async fn hostile_bodies_get_a_valid_answer_and_change_nothing() {
     let api = cluster().await;
     let replica = Replica::ready(&api, "one").await;
     let known = make(&api, &share("p", 30));

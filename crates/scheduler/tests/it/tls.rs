@@ -1,4 +1,4 @@
-//! HTTPS, and a certificate that is replaced while the server runs.
+//! Tests of HTTPS, with a certificate that is replaced while the server runs.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::TlsConnector;
 
-/// Writes a certificate of its own and returns it.
+/// Writes a self-signed certificate and returns it.
 fn write(directory: &std::path::Path) -> CertificateDer<'static> {
     let made = rcgen::generate_simple_self_signed(vec!["tessera".to_owned()]).unwrap();
     std::fs::write(directory.join("key.pem"), made.signing_key.serialize_pem()).unwrap();
@@ -20,7 +20,7 @@ fn write(directory: &std::path::Path) -> CertificateDer<'static> {
     CertificateDer::from_pem_slice(made.cert.pem().as_bytes()).unwrap()
 }
 
-/// What a client that trusts only this certificate gets.
+/// Returns the answer to a client that trusts only this certificate.
 async fn ask(address: std::net::SocketAddr, trusted: &CertificateDer<'static>) -> Option<String> {
     let mut roots = rustls::RootCertStore::empty();
     roots.add(trusted.clone()).unwrap();

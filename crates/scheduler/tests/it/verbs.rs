@@ -1,4 +1,4 @@
-//! Each verb on small clusters.
+//! Tests of each verb on small clusters.
 
 use serde_json::{Value, json};
 use tessera_core::units::PodUid;
@@ -12,7 +12,7 @@ use tessera_wire::foreign::extender::PreemptionArgs;
 
 use crate::fixtures::*;
 
-/// Binds as the server would, with an API server that takes everything at once.
+/// Binds a pod as the server does, with an API server that accepts every binding.
 pub(crate) fn bind(state: &mut State, pod: &Value, node: &str) -> Value {
     set_pod(state, pod);
     let BindStep::Send(BindOrder { annotations, .. }) =
@@ -29,7 +29,7 @@ pub(crate) fn bind(state: &mut State, pod: &Value, node: &str) -> Value {
 }
 
 #[test]
-fn every_dialect_is_filtered_bound_and_booked_in_one_book() {
+fn every_dialect_is_filtered_bound_and_booked_in_one_ledger() {
     let mut state = state(&[node("n", 2, "GiB")]);
     let keys =
         |pod: &Value| pod["metadata"]["annotations"].as_object().unwrap().keys().cloned().collect::<Vec<_>>();
@@ -37,7 +37,7 @@ fn every_dialect_is_filtered_bound_and_booked_in_one_book() {
     assert!(keys(&vcuda).contains(&"tencent.com/predicate-gpu-idx-0".to_owned()));
     let memory = bind(&mut state, &pod("memory", &[("aliyun.com/gpu-mem", "8")]), "n");
     assert_eq!(memory["metadata"]["annotations"]["ALIYUN_COM_GPU_MEM_POD"], "8");
-    // Both share the first GPU, so one is left whole.
+    // Both pods share the first GPU, so the second GPU is still idle.
     let topology = bind(&mut state, &pod("topology", &[("aliyun.com/gpu", "1")]), "n");
     assert_eq!(topology["metadata"]["annotations"]["ALIYUN_COM_GPU_GROUP"], "1");
     let refused = filter(&state, &whole("nvidia", 1), &["n"]);
@@ -49,7 +49,7 @@ fn every_dialect_is_filtered_bound_and_booked_in_one_book() {
 }
 
 #[test]
-fn every_dropped_node_has_a_reason_and_the_hopeless_are_marked() {
+fn every_rejected_node_has_a_reason_and_unresolvable_ones_are_marked() {
     let mut small = node("small", 1, "GiB");
     small["status"]["allocatable"]["nvidia.com/gpu"] = "0".into();
     let mut broken = node("broken", 1, "GiB");
@@ -72,7 +72,7 @@ fn every_dropped_node_has_a_reason_and_the_hopeless_are_marked() {
 }
 
 #[test]
-fn the_nodes_unit_gives_memory_its_meaning() {
+fn memory_requests_are_counted_in_the_unit_of_the_node() {
     let state = state(&[node("gib", 1, "GiB"), node("mib", 1, "MiB")]);
     let answer = filter(&state, &pod("p", &[("aliyun.com/gpu-mem", "100")]), &["gib", "mib"]);
     assert_eq!(answer.node_names.unwrap(), ["mib"]);
@@ -80,7 +80,7 @@ fn the_nodes_unit_gives_memory_its_meaning() {
 }
 
 #[test]
-fn a_bind_is_idempotent_and_no_gpu_is_given_twice() {
+fn a_bind_is_idempotent_and_no_gpu_is_granted_twice() {
     let mut state = state(&[node("n", 1, "GiB"), node("m", 1, "GiB")]);
     let (first, second) = (whole("first", 1), whole("second", 1));
     set_pod(&mut state, &first);
@@ -91,7 +91,7 @@ fn a_bind_is_idempotent_and_no_gpu_is_given_twice() {
     assert_eq!(busy, "pod uid-first is being bound to node n by another call");
     let taken = state.begin_bind(&bind_args(&second, "n"), at(1)).unwrap_err().to_string();
     assert_eq!(taken, "node n: fewer than 1 idle GPUs");
-    // One of the two tries is refused because the other succeeded.
+    // One of the two attempts is refused because the other succeeded.
     state.end_bind(&PodUid::from("uid-first"), BindOutcome::Bound, at(2));
     state.end_bind(&PodUid::from("uid-first"), BindOutcome::Refused, at(2));
     assert_eq!(state.begin_bind(&bind_args(&first, "n"), at(3)).unwrap(), BindStep::Done);
@@ -100,7 +100,7 @@ fn a_bind_is_idempotent_and_no_gpu_is_given_twice() {
 }
 
 #[test]
-fn a_refused_binding_is_taken_back_and_a_doubtful_one_keeps_its_gpu() {
+fn a_refused_binding_is_rolled_back_and_an_uncertain_one_keeps_its_gpu() {
     let mut state = state(&[node("n", 1, "GiB"), node("m", 1, "GiB")]);
     let (first, second) = (whole("first", 1), whole("second", 1));
     set_pod(&mut state, &first);
@@ -113,7 +113,7 @@ fn a_refused_binding_is_taken_back_and_a_doubtful_one_keeps_its_gpu() {
     state.begin_bind(&bind_args(&first, "n"), at(1)).unwrap();
     state.end_bind(&uid, BindOutcome::Unknown, at(1));
     assert!(filter(&state, &second, &["n"]).node_names.unwrap().is_empty());
-    // It may be tried elsewhere meanwhile; then both GPUs are kept.
+    // kube-scheduler may try another node meanwhile; then both GPUs stay reserved.
     state.begin_bind(&bind_args(&first, "m"), at(2)).unwrap();
     assert!(filter(&state, &second, &["n", "m"]).node_names.unwrap().is_empty());
     state.end_bind(&uid, BindOutcome::Refused, at(3));
@@ -137,20 +137,20 @@ fn a_pod_holds_its_gpu_until_its_containers_have_ended() {
     first["status"]["phase"] = "Succeeded".into();
     set_pod(&mut state, &first);
     assert_eq!(filter(&state, &whole("second", 1), &["n"]).node_names.unwrap(), ["n"]);
-    // Its deletion, days later, releases nothing that is now another's.
+    // The deletion of the first pod, days later, does not release the GPU of the second pod.
     bind(&mut state, &whole("second", 1), "n");
     state.handle(ClusterEvent::Pod(WatchEvent::Gone(parse(&first))));
     assert!(filter(&state, &whole("third", 1), &["n"]).node_names.unwrap().is_empty());
 }
 
 #[test]
-fn pods_that_bypass_the_scheduler_are_booked_somewhere() {
+fn pods_that_bypass_the_scheduler_are_booked_on_their_node() {
     let mut state = state(&[node("n", 2, "GiB")]);
     let mut sneaked = whole("sneaked", 1);
     sneaked["spec"]["nodeName"] = "n".into();
     set_pod(&mut state, &sneaked);
     assert_eq!(filter(&state, &whole("p", 2), &["n"]).failed_nodes["n"], "fewer than 2 idle GPUs");
-    // Its agent tells where it really is.
+    // The agent publishes which GPU the pod really uses.
     sneaked["metadata"]["annotations"] =
         json!({"tessera.dev/grant": r#"{"main":[{"uuid":"GPU-n-1","index":1,"cores":100}]}"#});
     set_pod(&mut state, &sneaked);
@@ -159,7 +159,7 @@ fn pods_that_bypass_the_scheduler_are_booked_somewhere() {
 }
 
 #[test]
-fn gpus_that_a_booking_leaves_go_to_those_that_bypassed_the_scheduler() {
+fn released_gpus_go_to_pods_that_bypassed_the_scheduler() {
     let uid = PodUid::from("uid-p");
     let placed = |pod: &Value, node: &str| {
         let mut pod = pod.clone();
@@ -172,7 +172,7 @@ fn gpus_that_a_booking_leaves_go_to_those_that_bypassed_the_scheduler() {
         set_pod(&mut state, &pod);
         state.begin_bind(&bind_args(&pod, "a"), at(0)).unwrap();
         state.end_bind(&uid, BindOutcome::Unknown, at(1));
-        // There is nothing left to set aside for it, for now.
+        // The booking still holds the only GPU, so none can be set aside for the bypassing pod.
         set_pod(&mut state, &placed(&whole("bypasses", 1), "a"));
         leave(&mut state, &pod);
         assert!(filter(&state, &whole("next", 1), &["a"]).node_names.unwrap().is_empty(), "{why}");
@@ -186,7 +186,7 @@ fn gpus_that_a_booking_leaves_go_to_those_that_bypassed_the_scheduler() {
 }
 
 #[test]
-fn nodes_come_change_and_go() {
+fn nodes_can_be_added_changed_and_removed() {
     let mut state = state(&[node("n", 1, "GiB")]);
     bind(&mut state, &whole("first", 1), "n");
     set_node(&mut state, &node("n", 2, "GiB"));
@@ -198,14 +198,14 @@ fn nodes_come_change_and_go() {
         filter(&state, &whole("second", 1), &["n"]).node_names.unwrap().is_empty(),
         "its pod is still there"
     );
-    // A list that does not show the pod: it was deleted while nobody watched.
+    // The list does not contain the pod, which was deleted while the watch was broken.
     state.handle(ClusterEvent::Pod(WatchEvent::Listing));
     state.handle(ClusterEvent::Pod(WatchEvent::Listed));
     assert_eq!(filter(&state, &whole("second", 1), &["n"]).node_names.unwrap(), ["n"]);
 }
 
 #[test]
-fn prioritize_goes_by_policy() {
+fn prioritize_follows_the_policy_of_the_pod() {
     let mut state = state(&[node("empty", 2, "GiB"), node("begun", 2, "GiB")]);
     bind(&mut state, &share("first", 50), "begun");
     let by_policy = |state: &State, policy: &str| {
@@ -223,7 +223,7 @@ fn prioritize_goes_by_policy() {
 }
 
 #[test]
-fn pods_that_arrive_while_a_forecast_is_made_are_news_to_it() {
+fn pods_created_during_a_forecast_make_the_next_forecast_due() {
     let mut state = state(&[node("n", 2, "GiB")]);
     let first = due_forecast(&mut state).unwrap();
     assert!(due_forecast(&mut state).is_none(), "it is being made already");
@@ -235,7 +235,7 @@ fn pods_that_arrive_while_a_forecast_is_made_are_news_to_it() {
 }
 
 #[test]
-fn only_the_best_are_passed_on_unless_the_pod_has_wishes_of_its_own() {
+fn only_the_best_nodes_pass_filter_unless_the_pod_has_preferences() {
     let mut state = State::new(SchedulerSettings::default());
     for name in ["empty", "begun", "other"] {
         set_node(&mut state, &node(name, 2, "GiB"));
@@ -253,7 +253,7 @@ fn only_the_best_are_passed_on_unless_the_pod_has_wishes_of_its_own() {
 }
 
 #[test]
-fn taints_that_ask_pods_to_stay_away_are_left_to_kube_scheduler_to_weigh() {
+fn prefer_no_schedule_taints_are_left_to_kube_scheduler() {
     let mut state = State::new(SchedulerSettings::default());
     let mut best = node("best", 2, "GiB");
     best["spec"]["taints"] = json!([{"key": "spot", "effect": "PreferNoSchedule"}]);
@@ -289,7 +289,7 @@ fn taints_that_ask_pods_to_stay_away_are_left_to_kube_scheduler_to_weigh() {
 }
 
 #[test]
-fn a_node_that_changes_its_unit_or_its_vocabularies_alone_is_judged_anew() {
+fn a_node_that_changes_only_its_dialects_is_checked_again() {
     let mut state = state(&[node("n", 1, "GiB")]);
     let memory = VerdictCache::default();
     let pod = pod("p", &[("aliyun.com/gpu-mem", "8")]);
@@ -302,7 +302,7 @@ fn a_node_that_changes_its_unit_or_its_vocabularies_alone_is_judged_anew() {
 }
 
 #[test]
-fn answers_that_come_late_bring_nobody_back() {
+fn a_late_read_does_not_restore_a_deleted_or_ended_pod() {
     let mut state = state(&[node("n", 1, "GiB")]);
     let bound = bind(&mut state, &whole("first", 1), "n");
     state.handle(ClusterEvent::Pod(WatchEvent::Gone(parse(&bound))));
@@ -317,7 +317,7 @@ fn answers_that_come_late_bring_nobody_back() {
 }
 
 #[test]
-fn answers_that_a_list_has_overtaken_bring_nobody_in() {
+fn a_read_that_is_older_than_a_list_adds_no_pod() {
     let mut bypasses = whole("p", 1);
     bypasses["spec"]["nodeName"] = "n".into();
     for steps in ["ask list answer", "list ask answer", "ask begin answer end", "begin ask answer end"] {
@@ -346,7 +346,7 @@ fn a_pod_with_gpus_is_never_bound_without_a_booking() {
     state.apply_read(parse(&pod), state.list_generation());
     state.handle(ClusterEvent::Pod(WatchEvent::Listing));
     state.handle(ClusterEvent::Pod(WatchEvent::Listed));
-    // The list was older than the pod; what the API server says now may be older than that.
+    // The list was older than the pod. A read of the pod may be older still.
     let args = bind_args(&pod, "n");
     assert_eq!(state.begin_bind(&args, at(0)).unwrap(), BindStep::Fetch);
     let refused = state.begin_bind_with(parse(&pod), state.list_generation(), &args, at(0)).unwrap_err();
@@ -356,14 +356,14 @@ fn a_pod_with_gpus_is_never_bound_without_a_booking() {
     );
     set_pod(&mut state, &pod);
     assert!(matches!(state.begin_bind(&args, at(1)), Ok(BindStep::Send(_))));
-    // One without GPUs has nothing to book.
+    // A pod without GPUs needs no booking.
     let plain = self::pod("plain", &[("cpu", "1")]);
     let order = state.begin_bind_with(parse(&plain), state.list_generation(), &bind_args(&plain, "n"), at(1));
     assert_eq!(order.unwrap(), Some(BindOrder::default()));
 }
 
 #[test]
-fn a_pod_no_list_has_shown_is_forgotten_with_its_booking() {
+fn a_pod_missing_in_the_list_is_dropped_with_its_booking() {
     let mut state = state(&[node("n", 1, "GiB")]);
     let (pod, uid) = (whole("p", 1), PodUid::from("uid-p"));
     state.apply_read(parse(&pod), state.list_generation());
@@ -373,7 +373,7 @@ fn a_pod_no_list_has_shown_is_forgotten_with_its_booking() {
     assert!(state.is_waiting(&uid), "it may have been made after the list");
     state.end_bind(&uid, BindOutcome::Refused, at(1));
     assert!(!state.is_waiting(&uid));
-    // Shown after all.
+    // The watch shows the pod after all.
     set_pod(&mut state, &pod);
     state.begin_bind(&bind_args(&pod, "n"), at(2)).unwrap();
     state.handle(ClusterEvent::Pod(WatchEvent::Listing));
@@ -384,7 +384,7 @@ fn a_pod_no_list_has_shown_is_forgotten_with_its_booking() {
 }
 
 #[test]
-fn limits_that_cannot_be_read_refuse_every_pod_with_the_remedy() {
+fn an_unreadable_quota_rejects_every_gpu_pod_with_the_remedy() {
     let mut state = state(&[node("n", 1, "GiB")]);
     state.handle(ClusterEvent::Quota(tessera_core::quota::Quota::all_unreadable(
         "mend the ConfigMap".to_owned(),
@@ -395,7 +395,7 @@ fn limits_that_cannot_be_read_refuse_every_pod_with_the_remedy() {
 }
 
 #[test]
-fn limits_of_one_namespace_that_cannot_be_read_close_that_namespace_alone() {
+fn unreadable_limits_of_a_namespace_affect_only_that_namespace() {
     let mut state = state(&[node("n", 1, "GiB")]);
     let limits = |json: &str| {
         let home = "key gpu_quota of ConfigMap kube-system/gpuquota";
@@ -420,7 +420,7 @@ fn limits_of_one_namespace_that_cannot_be_read_close_that_namespace_alone() {
 }
 
 #[test]
-fn quota_counts_what_is_booked() {
+fn quota_counts_bookings() {
     let mut state = state(&[node("n", 4, "GiB")]);
     let limits =
         |json: &str| ClusterEvent::Quota(tessera_wire::foreign::quota::parse(json, "the ConfigMap").unwrap());
@@ -443,7 +443,7 @@ fn quota_counts_what_is_booked() {
 }
 
 #[test]
-fn preempt_frees_the_right_gpu() {
+fn preempt_evicts_from_a_gpu_that_then_fits() {
     let mut state = state(&[node("n", 2, "GiB")]);
     let prioritised = |name: &str, compute_percent, priority: i32| {
         let mut pod = share(name, compute_percent);
@@ -464,7 +464,7 @@ fn preempt_frees_the_right_gpu() {
         json!({"NodeNameToMetaVictims": {"n": {"Pods": [{"UID": "uid-lower"}], "NumPDBViolations": 0}}});
     assert_eq!(ask(json!({"Pods": []})), lower);
     assert_eq!(ask(Value::Null), lower);
-    // Enough units in all, but on no single GPU.
+    // The node has enough free units in total, but not on a single GPU.
     assert_eq!(ask(json!({"Pods": [{"UID": "uid-nobody"}]})), lower);
     let low = ask(json!({"Pods": [{"UID": "uid-low"}], "NumPDBViolations": 1}));
     assert_eq!(
@@ -474,7 +474,7 @@ fn preempt_frees_the_right_gpu() {
 }
 
 #[test]
-fn a_pod_over_its_quota_displaces_its_own_namespace_alone() {
+fn a_pod_over_quota_evicts_only_pods_of_its_namespace() {
     let mut state = state(&[node("n", 2, "GiB")]);
     let prioritised = |name: &str, namespace: &str, compute_percent, priority: i32| {
         let mut pod = share(name, compute_percent);
@@ -503,7 +503,7 @@ fn a_pod_over_its_quota_displaces_its_own_namespace_alone() {
 }
 
 #[test]
-fn disruption_budgets_are_counted_for_victims_of_our_own_choice() {
+fn budget_violations_are_counted_for_victims_that_preempt_chooses() {
     let mut state = state(&[node("n", 1, "GiB")]);
     let mut low = share("low", 60);
     low["metadata"]["labels"] = json!({"app": "web"});
@@ -529,7 +529,7 @@ fn disruption_budgets_are_counted_for_victims_of_our_own_choice() {
 }
 
 #[test]
-fn gpus_on_gpushares_list_are_not_granted() {
+fn gpus_on_the_unhealthy_list_of_gpushare_are_not_granted() {
     let mut state = state(&[node("n", 2, "GiB")]);
     let list = |gpus: &str| UnhealthyGpus {
         node: "n".into(),
@@ -538,7 +538,7 @@ fn gpus_on_gpushares_list_are_not_granted() {
     let fits = |state: &State, count| filter(state, &whole("p", count), &["n"]).failed_nodes.is_empty();
     state.handle(ClusterEvent::Unhealthy(WatchEvent::Set(list("1"))));
     assert!(!fits(&state, 2) && fits(&state, 1));
-    // The node's own news do not make it well again.
+    // An update of the node object does not make the GPU healthy again.
     set_node(&mut state, &node("n", 2, "GiB"));
     assert!(!fits(&state, 2));
     let mut grown = node("n", 3, "GiB");
@@ -547,7 +547,7 @@ fn gpus_on_gpushares_list_are_not_granted() {
     assert!(fits(&state, 2) && !fits(&state, 3));
     state.handle(ClusterEvent::Unhealthy(WatchEvent::Gone(list("1"))));
     assert!(fits(&state, 3));
-    // Lists of nodes nobody knows yet, and lists that are gone when the watch comes back.
+    // A list may name a node that is not known yet, or be deleted while the watch is broken.
     state
         .handle(ClusterEvent::Unhealthy(WatchEvent::Set(UnhealthyGpus { node: "late".into(), ..list("0") })));
     set_node(&mut state, &node("late", 1, "GiB"));
@@ -559,7 +559,7 @@ fn gpus_on_gpushares_list_are_not_granted() {
 }
 
 #[test]
-fn explain_and_what_if_tell_gpu_by_gpu() {
+fn explain_and_what_if_give_a_reason_per_gpu() {
     let mut state = state(&[node("n", 2, "GiB"), json!({"metadata": {"name": "cpu"}})]);
     bind(&mut state, &share("first", 60), "n");
     set_pod(&mut state, &whole("waiting", 2));
@@ -575,7 +575,7 @@ fn explain_and_what_if_tell_gpu_by_gpu() {
 }
 
 #[test]
-fn inspect_speaks_as_the_originals() {
+fn inspect_answers_in_the_format_of_the_originals() {
     let mut node = node("n", 2, "GiB");
     node["metadata"]["annotations"]["NODE_TYPE"] = "big".into();
     let mut state = state(&[node]);

@@ -1,6 +1,7 @@
-// What the server knows, and when it changes.
+// Access to the JSON API and to the stream of changes.
 
-/** An answer that is none: with the server's words, and whether another replica leads. */
+/** An error response of the server, with its message and the name of the leader if another
+ *  replica leads. */
 export class Problem extends Error {
   constructor(message, code, body) {
     super(message);
@@ -10,7 +11,7 @@ export class Problem extends Error {
   }
 }
 
-// Relative, so that the page also works behind a proxy with a path of its own.
+// A relative path also works behind a proxy that adds a path prefix.
 const BASE = "api/v1/";
 
 async function ask(path, options) {
@@ -23,10 +24,10 @@ async function ask(path, options) {
 export const get = (path, signal) => ask(path, { signal });
 export const post = (path, body, signal) => ask(path, { method: "POST", body, signal });
 
-/** A path of parts that may contain anything. */
+/** Joins path segments; each segment may contain any character. */
 export const path = (...parts) => parts.map(encodeURIComponent).join("/");
 
-/** A path with the parameters that are set. */
+/** Appends the parameters that are set to a path. */
 export function query(path, parameters) {
   const kept = Object.entries(parameters).filter(([, value]) => value !== undefined && value !== "");
   return `${path}?${new URLSearchParams(kept)}`;
@@ -34,8 +35,9 @@ export function query(path, parameters) {
 
 const POLL = 5000;
 
-/** Follows the stream of changes. `told(news)` is called with each; `live(yes)` when the connection comes or goes. Whoever missed
- *  a version is told to look at everything again: `news.all`. Where no stream is to be had, it asks now and then. */
+/** Follows the stream of changes. It calls `told(news)` for each change and `live(connected)`
+ *  when the connection opens or breaks. `news.all` is set if the client missed a version and
+ *  must load everything again. Without a stream it polls. */
 export function follow(told, live) {
   let version;
   let source;
@@ -47,7 +49,8 @@ export function follow(told, live) {
     version = news.version;
     live(true);
     if (before === version) return;
-    // A first version above one, a gap, or the smaller number of a new process: everything may be different.
+    // Everything may have changed after a first version above one, a gap, or the restart of the
+    // server.
     told({ ...news, all: before === undefined ? version > 1 : version !== before + 1 || news.manyNodes });
   }
 
@@ -73,7 +76,7 @@ export function follow(told, live) {
     polling = undefined;
   }
 
-  // A browser has six connections for all pages of a site: those that nobody looks at must not hold any.
+  // A browser allows six connections per site, so a hidden page must not hold one.
   document.addEventListener("visibilitychange", () => (document.hidden ? stop() : start()));
   window.addEventListener("pagehide", stop);
   window.addEventListener("pageshow", start);

@@ -1,4 +1,4 @@
-// The frame around the pages: navigation, settings, and keeping the page that is open up to date.
+// The frame around the pages: navigation, settings, and updates of the open page.
 
 import { Problem, follow } from "./api.js";
 import { h, morph } from "./dom.js";
@@ -13,9 +13,10 @@ import quota from "./page-quota.js";
 import whatIf from "./page-what-if.js";
 import decisions from "./page-decisions.js";
 
-// A page is opened with the parts of its address, its parameters and a signal that fires when it is left. It gives
-// `load()`, `draw(data)` and `cares(news)`, `every` where it looks again without news, and `pace(data)` where it should not do so often;
-// or, where it keeps its own elements, `mount(root)` and `told(news)`.
+// A page function gets the address parts, the parameters and a signal that fires when the user
+// leaves the page. It returns `load()`, `draw(data)` and `cares(news)`. Optional are `every`, the
+// interval of reloads without news, and `pace(data)`, the minimum time between reloads. A page that
+// manages its own elements returns `mount(root)` and `told(news)` instead.
 const PAGES = { overview, nodes, node, pods, pod, quota, "what-if": whatIf, decisions };
 const IN_NAVIGATION = ["overview", "nodes", "pods", "quota", "what-if", "decisions"];
 const BELONGS_TO = { node: "nodes", pod: "pods" };
@@ -23,7 +24,8 @@ const BELONGS_TO = { node: "nodes", pod: "pods" };
 const THEMES = ["auto", "light", "dark"];
 const STORED_THEME = "tessera.theme";
 
-// A page is loaded anew after so many milliseconds at the earliest; a cluster of thousands of nodes changes all the time.
+// Minimum time between two loads of a page in milliseconds, because a large cluster changes all the
+// time.
 const PACE = 400;
 
 let open;
@@ -64,7 +66,7 @@ function nextTheme() {
   store(STORED_THEME, theme);
   frame();
   document.getElementById("theme").focus();
-  // What is painted, not styled, has to be painted anew.
+  // A canvas does not follow the style sheet, so it must be painted again.
   window.dispatchEvent(new Event("themechange"));
 }
 
@@ -114,7 +116,8 @@ function draw(content) {
   else main.append(fresh);
 }
 
-/** Loads and draws; once more if something changed meanwhile, and never more often than the pace. */
+/** Loads and draws the page. Repeats if something changed during the load, and respects the
+ *  pace. */
 async function refresh(mine) {
   if (mine.busy) {
     mine.again = true;
@@ -132,10 +135,10 @@ async function refresh(mine) {
       draw(mine.page.draw(mine.data));
     } catch (error) {
       if (open !== mine || error.name === "AbortError") return;
-      // Without a connection what is known stays: the header tells.
+      // Without a connection the page keeps its data; the header shows the lost connection.
       if (error instanceof Problem || !mine.data) draw(failure(error));
     }
-    // A server that takes long is asked less often.
+    // The page loads less often from a slow server.
     const took = performance.now() - begun;
     mine.next = performance.now() + Math.max(mine.page.pace?.(mine.data) ?? PACE, 2 * took);
   } while (mine.again && open === mine);

@@ -1,4 +1,4 @@
-// Elements from values. Text is always text: nothing here reads markup.
+// Creates elements from values. Values always become text and are never parsed as markup.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -6,7 +6,8 @@ function fill(element, attributes, children) {
   for (const [name, value] of Object.entries(attributes ?? {})) {
     if (value === undefined || value === null || value === false) continue;
     if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
-    // Single properties through the CSSOM: the content security policy forbids style attributes.
+    // The CSSOM sets single properties, because the content security policy forbids style
+    // attributes.
     else if (name === "style") for (const [key, text] of Object.entries(value)) element.style.setProperty(key, text);
     else if (name === "value") element.value = value;
     else element.setAttribute(name, value === true ? "" : String(value));
@@ -15,18 +16,19 @@ function fill(element, attributes, children) {
   return element;
 }
 
-/** An HTML element. Children are nodes, or anything else as text. */
+/** Creates an HTML element. A child that is not a node becomes text. */
 export function h(tag, attributes, ...children) {
   return fill(document.createElement(tag), attributes, children);
 }
 
-/** An SVG element. */
+/** Creates an SVG element. */
 export function svg(tag, attributes, ...children) {
   return fill(document.createElementNS(SVG, tag), attributes, children);
 }
 
-/** Makes `old` like `fresh` with as few changes as possible, so that focus, selection and scroll positions stay. Listeners are
- *  not carried over: elements that are redrawn are links, or are marked with `data-keep` and left alone. */
+/** Changes `old` into `fresh` with as few changes as possible, so that focus, selection and
+ *  scroll positions stay. Listeners are not copied: redrawn elements are links, or carry
+ *  `data-keep` and stay unchanged. */
 export function morph(old, fresh) {
   if (old.nodeType !== fresh.nodeType || old.nodeName !== fresh.nodeName || old.dataset?.key !== fresh.dataset?.key) {
     old.replaceWith(fresh);
@@ -38,7 +40,7 @@ export function morph(old, fresh) {
   }
   if (old.dataset?.keep !== undefined) return;
   for (const { name } of [...old.attributes]) {
-    // Whether the reader has opened something is the reader's choice.
+    // The user decides whether a `details` element is open.
     if (name !== "style" && name !== "open" && !fresh.hasAttribute(name)) old.removeAttribute(name);
   }
   for (const { name, value } of fresh.attributes) {

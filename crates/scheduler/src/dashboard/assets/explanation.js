@@ -1,4 +1,4 @@
-// Why a pod waits, or what would become of one.
+// Shows why a pod waits, or where a hypothetical pod would fit.
 
 import { h } from "./dom.js";
 import { count, decimal, link } from "./format.js";

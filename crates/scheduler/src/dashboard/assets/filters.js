@@ -1,4 +1,4 @@
-// A row of filters that live in the address.
+// A row of filters whose values are stored in the address.
 
 import { get } from "./api.js";
 import { h } from "./dom.js";
@@ -7,7 +7,8 @@ import { t } from "./text.js";
 
 export const DIALECTS = ["nvidia", "gputopology", "gpushare", "vcuda"];
 
-/** The form for a page. `states` are its states as [value, text]; `changed(parameters)` is called after each change. */
+/** Creates the filter form of a page. `states` lists its states as [value, text]; each change
+ *  calls `changed(parameters)`. */
 export async function filterForm(page, parameters, { states, fullness, changed, signal }) {
   const { models, namespaces } = await get("cluster", signal);
   const values = { ...parameters };
@@ -15,7 +16,7 @@ export async function filterForm(page, parameters, { states, fullness, changed, 
 
   function apply() {
     const kept = Object.fromEntries(Object.entries(values).filter(([, value]) => value));
-    // Without a new entry in the history for every letter.
+    // Typing must not add a history entry for every letter.
     history.replaceState(null, "", link(page, kept));
     clear.hidden = Object.keys(kept).length === 0;
     changed(kept);

@@ -1,4 +1,4 @@
-// Numbers, amounts and times as people read them, in their language.
+// Formats numbers, amounts and times in the user's language.
 
 import { language, recall, store, t } from "./text.js";
 
@@ -9,7 +9,7 @@ export const decimal = (value, digits = 1) => number(value, { maximumFractionDig
 export const percent = (part, whole) => number(whole > 0 ? part / whole : 0, { style: "percent", maximumFractionDigits: 1 });
 export const points = (value) => number(value / 100, { style: "percent", maximumFractionDigits: 1 });
 
-/** MiB as GiB or TiB where they are many. */
+/** Formats MiB, using GiB or TiB for large amounts. */
 export function memory(mib) {
   if (mib >= 1024 * 1024) return `${number(mib / 1048576, { maximumFractionDigits: 1 })} TiB`;
   if (mib >= 1024) return `${number(mib / 1024, { maximumFractionDigits: 1 })} GiB`;
@@ -18,7 +18,7 @@ export function memory(mib) {
 
 export const time = (millis) => new Intl.DateTimeFormat(language(), { timeStyle: "medium" }).format(millis);
 
-/** What a container asks for, in words. */
+/** Describes the GPU request of a container. */
 export function ask({ gpus, compute, memoryMiB }) {
   if (gpus !== undefined) return t(gpus === 1 ? "ask.gpu" : "ask.gpus", { n: count(gpus) });
   if (compute === undefined) return memory(memoryMiB);
@@ -37,7 +37,8 @@ function stored() {
   }
 }
 
-/** A namespace's colour: always the same one in this browser, and another one than its neighbours' for as long as there are any. */
+/** Returns the colour class of a namespace. The colour is stable in this browser and unique
+ *  while unused colours are left. */
 export function colour(namespace) {
   const before = known.get(namespace);
   if (before !== undefined) return `n${before}`;
@@ -51,10 +52,10 @@ export function colour(namespace) {
   return `n${place}`;
 }
 
-/** The model without what all names begin with. */
+/** Removes the vendor prefix from a model name. */
 export const model = (name) => name.replace(/^NVIDIA[ -]/, "");
 
-/** The address of a page. Parts may contain anything. */
+/** Returns the address of a page. Each part may contain any character. */
 export function link(...parts) {
   const last = parts.at(-1);
   const parameters = typeof last === "object" ? parts.pop() : {};

@@ -1,4 +1,4 @@
-// Every node as a square, painted: ten thousand of them are one element.
+// The map with one square per node. It is a single canvas element, even for 10,000 nodes.
 
 import { h } from "./dom.js";
 import { count, link, model, points } from "./format.js";
@@ -9,7 +9,7 @@ const LEAST_GROUP = 150;
 const MOVES = { ArrowRight: [1, 0], ArrowLeft: [-1, 0], ArrowDown: [0, 1], ArrowUp: [0, -1] };
 const grade = (percent) => GRADES.findIndex((most) => percent <= most);
 
-/** The map, once. `update(groups)` paints what has changed. */
+/** Creates the map. `update(groups)` paints new data. */
 export function heatMap(signal) {
   let groups = [];
   let squares = [];
@@ -17,7 +17,7 @@ export function heatMap(signal) {
   let side = 0;
   const canvas = h("canvas", { tabindex: "0", role: "img", "aria-label": t("over.map") });
   const told = h("p", { class: "heat-told", role: "status" });
-  // The legend, and where the painter finds the colours of the theme.
+  // The swatches are the legend, and the painter reads the colours of the theme from them.
   const swatches = GRADES.map((_, number) => h("span", { class: `swatch heat${number}` }));
   const alarm = h("span", { class: "swatch alarm" });
   const legend = h("p", { class: "heat-legend" }, swatches.map((swatch, number) => h("span", {}, swatch, t(`fullness.${number}`))), h("span", {}, alarm, t("over.trouble")));
@@ -34,7 +34,7 @@ export function heatMap(signal) {
     const titles = [];
     let [left, top, bottom] = [0, 0, 0];
     for (const group of groups) {
-      // Small groups stand side by side.
+      // Small groups are placed side by side.
       const across = Math.max(LEAST_GROUP, Math.min(columns, group.nodes.length) * step);
       if (left > 0 && left + across > wide) [left, top] = [0, bottom];
       titles.push([`${model(group.model)} (${count(group.nodes.length)})`, left, top + 13]);
@@ -88,7 +88,8 @@ export function heatMap(signal) {
     told.textContent = t(key, { name: square.name, part: points(square.percent), n: square.trouble });
   }
 
-  /** To the right and left one after the other, up and down to the nearest of another row. */
+  /** Returns the next square: the neighbour for left and right, the nearest square of another
+   *  row for up and down. */
   function next([step, rows]) {
     if (step) return Math.min(squares.length - 1, Math.max(0, cursor + step));
     const here = squares[cursor];
@@ -118,7 +119,7 @@ export function heatMap(signal) {
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", paint, { signal });
 
   return {
-    /** The map itself at first; later what stands for it in a page that is drawn anew. */
+    /** Returns the map, or a placeholder for it if the page is drawn again. */
     place: () => (element.isConnected ? h("div", { class: "heat", "data-keep": true }) : element),
     update(fresh) {
       groups = fresh.toSorted((a, b) => b.nodes.length - a.nodes.length);

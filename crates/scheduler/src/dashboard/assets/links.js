@@ -1,4 +1,4 @@
-// What joins the GPUs of a node: as a graph and as a matrix.
+// The links between the GPUs of a node, as a graph and as a matrix.
 
 import { h, svg } from "./dom.js";
 import { t } from "./text.js";
@@ -8,7 +8,7 @@ const [SIZE, CENTRE, RADIUS] = [320, 160, 122];
 const word = (link) => (!link ? "" : link.nvlinks > 0 ? `NV${link.nvlinks}` : (link.pcie ?? ""));
 const kind = (link) => (!link ? "" : link.nvlinks > 0 ? "nv" : (link.pcie ?? "").toLowerCase());
 
-/** Clockwise from the top. */
+/** Returns the position of a GPU on the circle, clockwise from the top. */
 function position(number, count) {
   const angle = (2 * Math.PI * number) / count - Math.PI / 2;
   return [CENTRE + RADIUS * Math.cos(angle), CENTRE + RADIUS * Math.sin(angle)];
@@ -20,7 +20,7 @@ export function linkGraph({ gpus, links, nvswitchLinks }) {
     class: `link ${kind(link)}`, x1: from[0], y1: from[1], x2: to[0], y2: to[1],
     "stroke-width": link.nvlinks > 0 ? 1 + Math.min(4, link.nvlinks / 2) : 1,
   }, svg("title", {}, text));
-  // Pairs over switches would all look alike; what matters is that each GPU reaches the switch.
+  // With NVSwitches all pairs are alike, so the graph shows one line from each GPU to the switch.
   const lines = nvswitchLinks !== undefined
     ? places.map((place) => line(place, [CENTRE, CENTRE], { nvlinks: nvswitchLinks }, `NV${nvswitchLinks}`))
     : links.map((link) => line(places[link.a], places[link.b], link, `${link.a} – ${link.b}: ${word(link)}`))

@@ -1,4 +1,4 @@
-// What was decided lately, and why.
+// The page of recent decisions and their reasons.
 
 import { get, query } from "./api.js";
 import { h } from "./dom.js";
@@ -19,13 +19,14 @@ function words(decision) {
   }
 }
 
-/** How many nodes filter dropped, by kind of reason. */
+/** Shows the number of rejected nodes by kind of reason. */
 export function refused(answer) {
   const kinds = Object.entries(answer.refused ?? {}).sort((a, b) => b[1] - a[1]);
   return kinds.flatMap(([kind, nodes]) => [h("span", { class: "chip" }, t("decision.refused", { n: count(nodes), kind: t(`kind.${kind}`) })), " "]);
 }
 
-/** Decisions, newest first; `reasons` for those about one pod alone. */
+/** Lists decisions, newest first. `reasons` adds the reason of each choice, for the page of one
+ *  pod. */
 export function decisionList(decisions, reasons = false) {
   if (decisions.length === 0) return h("p", { class: "muted" }, t("decisions.none"));
   return h("ol", { class: "plain decisions" }, decisions.map((decision) => h("li", { "data-key": String(decision.sequence) },

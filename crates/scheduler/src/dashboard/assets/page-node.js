@@ -1,4 +1,4 @@
-// One node: its GPUs with their pods, what is used now, and what joins them.
+// The page of one node: its GPUs with their pods, the current usage, and the links.
 
 import { get, path } from "./api.js";
 import { h } from "./dom.js";
@@ -23,7 +23,8 @@ function facts(node) {
   return h("dl", { class: "facts" }, all.filter(([, value]) => value).map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))));
 }
 
-/** What the agent measured on a GPU; what it did not is said so, and is no zero. */
+/** Shows the measured usage of a GPU. A value that was not measured is shown as such, not as
+ *  zero. */
 function measured(gpu) {
   const parts = [gpu?.memoryUsedMiB !== undefined && memory(gpu.memoryUsedMiB), gpu?.busyPercent !== undefined && t("used.busy", { n: points(gpu.busyPercent) })];
   const known = parts.filter(Boolean);
@@ -61,7 +62,7 @@ export default function node({ parts: [name = ""], parameters, signal, redraw })
   return {
     async load() {
       const here = path("nodes", name);
-      // The agent may take long to answer, or be gone: the page does not wait for it.
+      // The agent may be slow or unreachable, so the page does not wait for it.
       if (Date.now() - asked > EVERY) {
         asked = Date.now();
         get(`${here}/use`, signal).then((answer) => {

@@ -1,4 +1,4 @@
-// All nodes, as GPUs of tiles.
+// The list of all nodes, as cards with one tile per GPU.
 
 import { get, query } from "./api.js";
 import { h } from "./dom.js";
@@ -11,7 +11,7 @@ import { virtualList } from "./virtual.js";
 export default function nodes({ parameters, signal }) {
   let filter = parameters;
   const total = h("p", { class: "muted", role: "status" });
-  // Pods that wait are on no node.
+  // Waiting pods are on no node, so a search also links to the list of pods.
   const also = h("a", { class: "button quiet" });
   const offerPods = () => {
     also.hidden = !filter.q;
@@ -41,7 +41,8 @@ export default function nodes({ parameters, signal }) {
     },
     shown: () => list.paint(),
     told(news) {
-      // A filter may let a node through now that it did not before; without one only nodes that are seen matter.
+      // With a filter, any change may add a node to the list. Without a filter, only loaded nodes
+      // matter.
       const filtered = Object.keys(filter).length > 0;
       if (news.all || filtered || list.has((node) => news.nodes.includes(node.name))) list.refresh();
     },

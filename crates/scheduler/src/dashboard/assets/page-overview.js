@@ -1,4 +1,4 @@
-// The cluster at a glance.
+// The overview of the cluster.
 
 import { get, query } from "./api.js";
 import { h } from "./dom.js";

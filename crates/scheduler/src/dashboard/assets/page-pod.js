@@ -1,4 +1,4 @@
-// One pod: what it asks for, what it holds and uses, or why it waits.
+// The page of one pod: its requests, its grant and usage, or the reason why it waits.
 
 import { get, path, query } from "./api.js";
 import { h } from "./dom.js";
@@ -16,7 +16,7 @@ function asks(pod) {
     " ", h("span", { class: "muted" }, one.dialect))));
 }
 
-/** What the agent measured of a container on a GPU. */
+/** Shows the measured usage of a container on a GPU. */
 function measured(used, grant) {
   const container = used?.use?.containers.find((one) => one.container === grant.container);
   const share = container?.gpus.find((one) => one.uuid === grant.uuid);
@@ -74,9 +74,9 @@ export default function pod({ parts: [namespace = "", name = ""], signal, redraw
           h("dl", { class: "annotations" }, annotations.map(([key, value]) => h("div", {}, h("dt", {}, key), h("dd", {}, value))))),
       ];
     },
-    // Whatever changes may make room for it.
+    // Any change in the cluster may make room for the pod.
     cares: () => true,
-    // To explain is to ask every node.
+    // An explanation checks every node, so it is loaded less often.
     pace: () => 1500,
   };
 }

@@ -1,4 +1,4 @@
-// Pods with GPUs: those that wait first.
+// The list of GPU pods, waiting pods first.
 
 import { get, query } from "./api.js";
 import { h } from "./dom.js";

@@ -1,4 +1,4 @@
-// What namespaces may hold, and do.
+// The page of quotas and usage by namespace.
 
 import { get } from "./api.js";
 import { h } from "./dom.js";

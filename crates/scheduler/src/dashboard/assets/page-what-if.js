@@ -1,4 +1,4 @@
-// A question about a pod that need not exist.
+// The page that shows where a hypothetical pod would fit.
 
 import { get, post } from "./api.js";
 import { h } from "./dom.js";
@@ -7,7 +7,8 @@ import { t } from "./text.js";
 
 const POLICIES = ["tessera", "link", "fragment", "share", "simple", "static", "best-effort", "binpack", "spread"];
 
-// What can be asked for: its text, and its fields with the resource that each stands for.
+// The kinds of requests: the text key, and the fields with their text key, resource name and
+// default value.
 const KINDS = {
   whole: ["whatif.whole", [["whatif.gpus", "nvidia.com/gpu", 1]]],
   topology: ["whatif.topology", [["whatif.gpus", "aliyun.com/gpu", 2]]],

@@ -1,4 +1,4 @@
-// The words of the page, from one table per language.
+// The texts of the pages, from one table per language.
 
 import en from "./text-en.js";
 import zh from "./text-zh.js";
@@ -15,7 +15,7 @@ function chosen() {
   return navigator.languages.map((tag) => tag.slice(0, 2)).find((tag) => tag in TABLES) ?? "en";
 }
 
-/** What was stored on this machine; a browser may forbid that. */
+/** Reads a stored setting. Returns `null` if the browser forbids storage. */
 export function recall(key) {
   try {
     return localStorage.getItem(key);
@@ -28,7 +28,7 @@ export function store(key, value) {
   try {
     localStorage.setItem(key, value);
   } catch {
-    // The choice then lasts as long as the page.
+    // Without storage the choice is lost when the page is closed.
   }
 }
 
@@ -39,13 +39,13 @@ export function setLanguage(tag) {
   store(STORED, tag);
 }
 
-/** The text of a key, with its {gaps} filled in. */
+/** Returns the text of a key, with its {placeholders} filled in. */
 export function t(key, values = {}) {
   const text = TABLES[current][key] ?? key;
   return text.replace(/\{(\w+)\}/g, (gap, name) => (name in values ? String(values[name]) : gap));
 }
 
-// The scheduler's reasons, which it gives in English as they stand in events.
+// Patterns for the scheduler's reasons, which are in English as in events.
 const REASONS = [
   [/^not enough CPU$/, "reason.cpu"],
   [/^not enough memory$/, "reason.memory"],
@@ -77,7 +77,7 @@ const REASONS = [
   [/^(.+) of (.+) left$/, "reason.memory-left"],
 ];
 
-/** A reason of the scheduler in the reader's language; as it is where there are no words for it. */
+/** Translates a reason of the scheduler. Returns the reason unchanged if no pattern matches. */
 export function reason(text) {
   for (const [pattern, key] of REASONS) {
     const found = pattern.exec(text);

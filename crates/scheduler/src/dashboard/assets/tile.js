@@ -1,4 +1,4 @@
-// A GPU as a tile that its pods fill, and a node as a GPU of tiles.
+// The tile of a GPU, filled by its pods, and the card of a node with its tiles.
 
 import { h } from "./dom.js";
 import { colour, count, link, memory, model, percent, points } from "./format.js";
@@ -6,13 +6,13 @@ import { t } from "./text.js";
 
 const width = (part, whole) => `${whole > 0 ? Math.min(100, (100 * part) / whole) : 0}%`;
 
-/** A bar of coloured parts: [[class, part], ...] of a whole. */
+/** Creates a bar of coloured parts, given as [[class, part], ...] of a whole. */
 export function bar(parts, whole, attributes = {}) {
   return h("span", { ...attributes, class: `bar ${attributes.class ?? ""}` },
     parts.map(([name, part]) => h("span", { class: `part ${name}`, style: { "--part": width(part, whole) } })));
 }
 
-/** Both bars of a GPU: memory above, compute below. */
+/** Creates both bars of a GPU: memory above, compute below. */
 export function fills(gpu) {
   return [
     bar(gpu.pods.map((pod) => [colour(pod.namespace), pod.memoryMiB]), gpu.memoryMiB),
@@ -20,7 +20,7 @@ export function fills(gpu) {
   ];
 }
 
-/** What is wrong with a GPU, in words. */
+/** Lists the problems of a GPU as texts. */
 export function troubles(gpu) {
   return [!gpu.healthy && t("tile.unhealthy"), gpu.overbooked && t("tile.overbooked")].filter(Boolean);
 }
@@ -35,7 +35,7 @@ function label(gpu) {
   return [amounts, pods ? t("tile.pods", { pods }) : t("tile.idle"), ...troubles(gpu)].join("; ");
 }
 
-/** One GPU, small. */
+/** Creates the small tile of a GPU. */
 export function tile(node, gpu) {
   const state = !gpu.healthy ? "unhealthy" : gpu.overbooked ? "overbooked" : gpu.pods.length ? "held" : "idle";
   return h("a", { class: `tile ${state}`, href: link("node", node, { gpu: gpu.index }), "aria-label": label(gpu), title: label(gpu) },
@@ -45,7 +45,7 @@ export function tile(node, gpu) {
     fills(gpu));
 }
 
-/** One node with its GPUs. */
+/** Creates the card of a node with its GPUs. */
 export function nodeCard(node) {
   const models = [...new Set(node.gpus.map((gpu) => model(gpu.model)))].join(", ");
   const columns = Math.max(4, Math.ceil(node.gpus.length / 2));

@@ -1,14 +1,14 @@
-// A long list of which only what is seen exists: loaded page by page, drawn row by row.
+// A virtual list: it loads page by page and creates elements only for visible items.
 
 import { h, morph } from "./dom.js";
 
 const AT_ONCE = 60;
 
-// What is seen is loaded anew after so many milliseconds at the earliest.
+// Minimum time between two reloads of the visible items, in milliseconds.
 const PACE = 400;
 
-/** A list of equal GPUs. `load(offset, limit)` gives `{total, items}`, `draw(item)` an element; `counted(total)` is called with
- *  each answer. */
+/** Creates a list of cards of equal height. `load(offset, limit)` returns `{total, items}`,
+ *  `draw(item)` returns an element, and each answer calls `counted(total)`. */
 export function virtualList({ load, draw, counted, failed, signal, least, height }) {
   let total = 0;
   let pages = new Map();
@@ -22,7 +22,7 @@ export function virtualList({ load, draw, counted, failed, signal, least, height
     return Math.max(1, Math.floor((element.clientWidth + 12) / (least + 12)));
   }
 
-  /** The places to be seen, and some more. */
+  /** Returns the range of visible positions, with one more row on each side. */
   function range() {
     const across = columns();
     const top = -element.getBoundingClientRect().top;
@@ -59,7 +59,7 @@ export function virtualList({ load, draw, counted, failed, signal, least, height
       if (!card) {
         card = h("div", { class: "slot", role: "listitem" }, draw(item));
         shown.set(number, card);
-        // In order, so that the tab key goes as the eye does.
+        // Elements stay in list order, so that the tab key follows the visual order.
         const next = [...shown.keys()].filter((other) => other > number).sort((a, b) => a - b)[0];
         element.insertBefore(card, shown.get(next) ?? null);
       } else if (card.item !== item) morph(card.firstElementChild, draw(item));
@@ -110,7 +110,7 @@ export function virtualList({ load, draw, counted, failed, signal, least, height
   return {
     element,
     paint,
-    /** Another list: from the start. */
+    /** Shows another list from its start. */
     async reset() {
       wanted += 1;
       pages = new Map();
@@ -119,7 +119,8 @@ export function virtualList({ load, draw, counted, failed, signal, least, height
       shown.clear();
       await fetchPage(0);
     },
-    /** The same list, changed: what is seen is loaded anew, the rest when it is seen. */
+    /** Reloads the visible items of a changed list. Other items are loaded when they become
+     *  visible. */
     refresh() {
       const early = next - performance.now();
       if (early > 0) {
@@ -141,7 +142,7 @@ export function virtualList({ load, draw, counted, failed, signal, least, height
         else fetchPage(number);
       }
     },
-    /** Whether an item that passes is loaded. */
+    /** Returns whether a loaded item passes the test. */
     has: (passes) => [...pages.values()].some((page) => page.items?.some(passes)),
   };
 }

@@ -1,4 +1,4 @@
-//! The cluster at a glance: sums, by model and by namespace, and one square for every node.
+//! The overview of the cluster: sums by model and namespace, and a map with one square per node.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,85 +12,85 @@ use super::super::lookup::{self, GpuNode, NodeLookup};
 use super::gpu::{GpuTotals, taken};
 use crate::state::{State, StateAccess};
 
-/// The sums.
+/// Sums over the cluster.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Cluster {
-    /// The policy of pods that name none.
+    /// Placement policy of pods that name none.
     pub policy: String,
-    /// Nodes with GPUs.
+    /// Number of nodes with GPUs.
     pub nodes: usize,
-    /// Nodes that say of themselves what cannot be read.
+    /// Number of nodes whose annotations cannot be parsed.
     pub unreadable_nodes: usize,
-    /// Pods on nodes.
+    /// Number of GPU pods on nodes.
     pub placed_pods: usize,
-    /// Pods that wait for GPUs.
+    /// Number of pods that wait for GPUs.
     pub waiting_pods: usize,
-    /// All GPUs.
+    /// Sums over all GPUs.
     pub gpus: GpuTotals,
-    /// Of what is left, how much the pods that are expected cannot use.
+    /// Free capacity, and how much of it the expected pods cannot use.
     pub fragmentation: Leftover,
-    /// The same by model, most GPUs first.
+    /// Sums by model, the model with most GPUs first.
     pub models: Vec<ModelView>,
-    /// What the namespaces hold, most first.
+    /// Sums by namespace, the largest first.
     pub namespaces: Vec<NamespaceView>,
 }
 
-/// What is left of the GPUs, in GPUs.
+/// Free GPU capacity, in GPUs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct Leftover {
-    /// Not taken, of healthy GPUs.
+    /// Free capacity of healthy GPUs.
     pub left: f64,
-    /// The part of it that is expected to be of no use.
+    /// Part of the free capacity that the expected pods cannot use.
     pub useless: f64,
 }
 
-/// GPUs of one product and size.
+/// Sums over the GPUs of one model and memory size.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ModelView {
-    /// The product.
+    /// Model of the GPUs.
     pub model: String,
-    /// Memory of one GPU.
+    /// Memory of one GPU in MiB.
     #[serde(rename = "gpuMiB")]
     pub gpu_mib: u64,
-    /// Nodes that have any.
+    /// Number of nodes with such GPUs.
     pub nodes: usize,
-    /// The GPUs.
+    /// Sums over these GPUs.
     pub gpus: GpuTotals,
-    /// What is left of them.
+    /// Free capacity of these GPUs.
     pub fragmentation: Leftover,
-    /// Nodes by how full these GPUs are there: empty, up to a quarter, a half, three quarters, less than full, full.
+    /// Number of nodes by fullness of these GPUs: empty, up to 25 %, 50 %, 75 %, below 100 %, full.
     pub fullness: [usize; 6],
 }
 
-/// What one namespace holds, and waits for.
+/// Usage and waiting pods of one namespace.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NamespaceView {
-    /// Its name.
+    /// Name of the namespace.
     pub namespace: String,
-    /// Its pods with GPUs.
+    /// Number of its placed GPU pods.
     pub placed_pods: usize,
-    /// Its pods that wait.
+    /// Number of its waiting GPU pods.
     pub waiting_pods: usize,
-    /// Compute it holds, percent of one GPU.
+    /// Compute that its pods hold, in percent of one GPU.
     pub compute_held: u64,
-    /// Memory it holds.
+    /// GPU memory that its pods hold, in MiB.
     #[serde(rename = "memoryHeldMiB")]
     pub memory_held_mib: u64,
 }
 
-/// One square for every node, grouped by model.
+/// The squares of the map for one model.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct MapGroup {
-    /// The product of the nodes' first GPUs.
+    /// Model of the first GPU of each node.
     pub model: String,
-    /// Each node's name, how full it is in percent, and how many of its GPUs are in trouble.
+    /// For each node: its name, its fullness in percent, and the number of its GPUs in trouble.
     pub nodes: Vec<(String, u8, usize)>,
 }
 
-/// Sums everything up.
+/// Returns the sums over the cluster.
 #[must_use]
 pub fn cluster(access: &impl StateAccess) -> Cluster {
     let mut models: Vec<Model> = Vec::new();
@@ -162,7 +162,7 @@ impl Model {
     }
 }
 
-/// How full these GPUs of a node are, in percent.
+/// Returns the fullness of these GPUs of a node in percent.
 fn percent_taken<'a>(state: &NodeState, gpus: impl Iterator<Item = &'a Gpu>) -> u8 {
     let (mut sum, mut count) = (0.0, 0u32);
     for gpu in gpus {
@@ -170,7 +170,7 @@ fn percent_taken<'a>(state: &NodeState, gpus: impl Iterator<Item = &'a Gpu>) -> 
         count += 1;
     }
     let percent = 100.0 * sum / f64::from(count.max(1));
-    // Neither a trace of use nor a trace of room is rounded away.
+    // Only an empty node shows 0 %, and only a full node shows 100 %.
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "between 0 and 100")]
     let rounded = percent.round() as u8;
     if percent <= 0.0 {
@@ -182,7 +182,7 @@ fn percent_taken<'a>(state: &NodeState, gpus: impl Iterator<Item = &'a Gpu>) -> 
     }
 }
 
-/// Which of the six grades of fullness these GPUs of a node are in.
+/// Returns the fullness grade of these GPUs of a node, from 0 (empty) to 5 (full).
 pub(super) fn bucket<'a>(state: &NodeState, gpus: impl Iterator<Item = &'a Gpu>) -> usize {
     match percent_taken(state, gpus) {
         0 => 0,
@@ -214,7 +214,7 @@ fn namespaces(state: &State) -> Vec<NamespaceView> {
     all
 }
 
-/// One square for every node.
+/// Returns the map of the cluster with one square per node.
 #[must_use]
 pub fn map(access: &impl StateAccess) -> Vec<MapGroup> {
     let mut groups: BTreeMap<Arc<str>, Vec<(String, u8, usize)>> = BTreeMap::new();

@@ -1,4 +1,5 @@
-//! Why a pod waits, or what would become of one: the answers of all nodes, the same as `/explain` gives, counted by reason.
+//! Explains why a pod waits, or where a hypothetical pod would fit. It counts the answers of
+//! `/explain` by reason.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -11,43 +12,43 @@ use super::super::lookup;
 use crate::state::{State, StateAccess};
 use crate::verb::explain::NodeExplanation;
 
-/// What would become of a pod.
+/// The answers of all nodes for one pod.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Explanation {
-    /// The policy it is placed by.
+    /// Placement policy of the pod.
     pub policy: String,
-    /// Nodes asked.
+    /// Number of nodes that were checked.
     pub nodes: usize,
-    /// Those it fits on now.
+    /// Number of nodes on which the pod fits now.
     pub fitting: usize,
-    /// The best of them, best first.
+    /// The best fitting nodes, best first.
     pub best: Vec<NodeExplanation>,
-    /// Why the others will not do, most common first.
+    /// Rejection reasons of the other nodes, most common first.
     pub refusals: Vec<Refusal>,
-    /// What is wrong with the pod itself: it fits nowhere until that is changed.
+    /// Error in the pod itself. The pod fits nowhere until the error is corrected.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub problem: Option<String>,
 }
 
-/// Nodes that refuse for the same reason.
+/// Nodes that reject the pod for the same reason.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Refusal {
-    /// As in the scheduler's event.
+    /// The reason, with the same text as in the scheduler's event.
     pub reason: String,
-    /// Whether evictions could help.
+    /// True if evictions could make room.
     pub may_resolve: bool,
-    /// How many nodes.
+    /// Number of nodes with this reason.
     pub nodes: usize,
-    /// Some of them, GPU by GPU.
+    /// Some of these nodes, with the reasons of each GPU.
     pub examples: Vec<NodeExplanation>,
 }
 
-/// Nodes shown of those that fit, and of those that refuse for one reason.
+/// Nodes shown for each group: those that fit, and those with the same rejection reason.
 const SHOWN: usize = 5;
 
-/// The pod of this name, as a question.
+/// Returns the named pod as the input of [`explain`].
 #[must_use]
 pub fn question(state: &State, namespace: &str, name: &str) -> Option<Pod> {
     let (uid, pod) = lookup::pod(state, namespace, name)?;
@@ -61,7 +62,7 @@ pub fn question(state: &State, namespace: &str, name: &str) -> Option<Pod> {
     Some(Pod { metadata, spec: pod.spec.clone(), ..Pod::default() })
 }
 
-/// Asks every node about a pod.
+/// Checks a pod against every node.
 pub fn explain(access: &impl StateAccess, pod: &Pod) -> Explanation {
     let ask = match access.with_state(|state| ParsedPod::of(state, pod)) {
         Ok(ask) => ask,
@@ -76,7 +77,7 @@ pub fn explain(access: &impl StateAccess, pod: &Pod) -> Explanation {
 struct Sum {
     nodes: usize,
     fitting: usize,
-    /// By descending score, then by name.
+    /// Fitting nodes by descending score, then by name.
     best: Vec<NodeExplanation>,
     refusals: BTreeMap<String, Refusal>,
 }

@@ -1,4 +1,4 @@
-//! A GPU as a tile, and who fills it.
+//! The tile of a GPU, with the pods that hold shares of it.
 
 use serde::Serialize;
 use tessera_core::gpu::{Gpu, Health};
@@ -8,77 +8,77 @@ use tessera_core::node::NodeState;
 use super::super::lookup::{self, GpuNode};
 use crate::state::State;
 
-/// One GPU.
+/// The tile of one GPU.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct GpuTile {
-    /// Its position on the node.
+    /// Index of the GPU on its node.
     pub index: u8,
-    /// The product.
+    /// Model of the GPU.
     pub model: String,
-    /// Memory it has.
+    /// Memory of the GPU in MiB.
     #[serde(rename = "memoryMiB")]
     pub memory_mib: u64,
-    /// Memory promised.
+    /// Memory granted to pods, in MiB.
     #[serde(rename = "memoryHeldMiB")]
     pub memory_held_mib: u64,
-    /// Compute promised, percent.
+    /// Compute granted to pods, in percent.
     pub compute_held: u32,
-    /// Whether one pod holds all of it.
+    /// True if one pod holds the whole GPU.
     pub whole: bool,
-    /// Whether it may be granted.
+    /// True if the GPU is healthy and may be granted.
     pub healthy: bool,
-    /// Whether it carries more than it has.
+    /// True if the grants exceed the capacity of the GPU.
     pub overbooked: bool,
-    /// Who holds it, by namespace and name.
+    /// Pods that hold the GPU, sorted by namespace and name.
     pub pods: Vec<PodSlice>,
 }
 
-/// What one pod holds of one GPU.
+/// The share of one GPU that one pod holds.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PodSlice {
-    /// The pod's namespace; empty for a booking whose pod is gone.
+    /// Namespace of the pod; empty for a booking whose pod is gone.
     pub namespace: String,
-    /// The pod's name, or its UID where the name is not known.
+    /// Name of the pod, or its UID if the name is unknown.
     pub pod: String,
-    /// Compute, percent.
+    /// Compute in percent.
     pub compute: u32,
-    /// Memory.
+    /// GPU memory in MiB.
     #[serde(rename = "memoryMiB")]
     pub memory_mib: u64,
 }
 
-/// How many GPUs are in which state. Every GPU is counted once, but for the unhealthy ones, which are also counted as
-/// what they would be.
+/// Number of GPUs by state. Each GPU counts once as idle, shared or whole; an unhealthy or
+/// overbooked GPU counts there in addition.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct GpuTotals {
-    /// All.
+    /// Number of all GPUs.
     pub total: usize,
-    /// Nobody holds anything of them.
+    /// Number of GPUs without a grant.
     pub idle: usize,
-    /// Somebody holds a part.
+    /// Number of GPUs that are partly granted.
     pub shared: usize,
-    /// Somebody holds all.
+    /// Number of GPUs that one pod holds as a whole.
     pub whole: usize,
-    /// Reported broken, whoever holds them.
+    /// Number of unhealthy GPUs, granted or not.
     pub unhealthy: usize,
-    /// They carry more than they have.
+    /// Number of GPUs whose grants exceed their capacity.
     pub overbooked: usize,
-    /// Compute promised, percent of one GPU.
+    /// Compute granted to pods, in percent of one GPU.
     pub compute_held: u64,
-    /// Memory they have.
+    /// Memory of the GPUs in MiB.
     #[serde(rename = "memoryMiB")]
     pub memory_mib: u64,
-    /// Memory promised.
+    /// Memory granted to pods, in MiB.
     #[serde(rename = "memoryHeldMiB")]
     pub memory_held_mib: u64,
-    /// GPUs taken: of each what is scarcer, compute or memory.
+    /// Number of GPUs in use. Each GPU counts with the scarcer of compute and memory.
     pub taken: f64,
 }
 
-/// What a use takes of a GPU: compute in percent, memory in MiB.
+/// Returns the granted compute in percent and the granted memory in MiB.
 pub(super) fn amounts(gpu: &Gpu, usage: GpuUsage) -> (u32, u64) {
     if usage.whole {
         (usage.compute_percent.0.saturating_add(100), gpu.memory.0 + usage.memory.0)
@@ -87,7 +87,7 @@ pub(super) fn amounts(gpu: &Gpu, usage: GpuUsage) -> (u32, u64) {
     }
 }
 
-/// The part of a GPU that is taken: what is scarcer counts.
+/// Returns the granted fraction of a GPU: the larger of its compute and memory fractions.
 pub(super) fn taken(gpu: &Gpu, usage: GpuUsage) -> f64 {
     let (compute, memory) = amounts(gpu, usage);
     #[expect(clippy::cast_precision_loss, reason = "no GPU has 2^52 MiB")]
@@ -96,7 +96,7 @@ pub(super) fn taken(gpu: &Gpu, usage: GpuUsage) -> f64 {
 }
 
 impl GpuTotals {
-    /// Counts one more GPU.
+    /// Adds one GPU to the sums.
     pub(super) fn add(&mut self, gpu: &Gpu, usage: GpuUsage) {
         let (compute, memory) = amounts(gpu, usage);
         self.total += 1;
@@ -111,7 +111,7 @@ impl GpuTotals {
         self.taken += taken(gpu, usage);
     }
 
-    /// All GPUs of a node.
+    /// Returns the sums over all GPUs of a node.
     pub(super) fn of(state: &NodeState) -> Self {
         let mut totals = Self::default();
         state.node().gpus().iter().for_each(|gpu| totals.add(gpu, state.used(gpu.index)));
@@ -119,7 +119,7 @@ impl GpuTotals {
     }
 }
 
-/// All GPUs of a node, with who holds them.
+/// Returns the tiles of all GPUs of a node.
 pub(super) fn tiles(state: &State, node: GpuNode<'_>) -> Vec<GpuTile> {
     let gpus = node.spec.node.gpus();
     let mut tiles: Vec<GpuTile> = gpus.iter().map(|gpu| tile(gpu, node.state.used(gpu.index))).collect();

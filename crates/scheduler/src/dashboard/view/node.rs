@@ -1,4 +1,4 @@
-//! One node in detail: its host, its GPUs, and what joins them.
+//! Details of one node: its host, its GPUs and the links between them.
 
 use serde::Serialize;
 use tessera_core::units::NodeName;
@@ -8,77 +8,77 @@ use super::super::lookup::{self, GpuNode, NodeLookup};
 use super::nodes::{NodeSummary, summary};
 use crate::state::State;
 
-/// One node.
+/// Details of one node.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeDetail {
-    /// As in the list.
+    /// The fields that the list of nodes shows too.
     #[serde(flatten)]
     pub summary: NodeSummary,
-    /// Who its GPUs are, by index.
+    /// Identities of the GPUs, by index.
     pub identities: Vec<GpuIdentity>,
-    /// Every pair that is known to be joined.
+    /// Every pair of GPUs with a known link.
     pub links: Vec<LinkView>,
-    /// Where all GPUs reach each other through switches: NVLinks of each GPU.
+    /// NVLinks of each GPU, if all GPUs are connected through NVSwitches.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub nvswitch_links: Option<u8>,
-    /// The host.
+    /// CPU and main memory of the host.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub host: Option<Host>,
-    /// What one `aliyun.com/gpu-mem` is here.
+    /// Memory that one `aliyun.com/gpu-mem` stands for on this node.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_unit: Option<String>,
-    /// The pool a quota counts it to.
+    /// Pool of the node for quotas.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pool: Option<String>,
-    /// Whether it says where its agent answers.
+    /// True if the node publishes the address of its agent.
     pub has_agent: bool,
 }
 
-/// Who a GPU is.
+/// Identity of a GPU.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct GpuIdentity {
-    /// Its UUID.
+    /// UUID of the GPU.
     pub uuid: String,
-    /// The number in `/dev/nvidiaN`.
+    /// The number N of the device file `/dev/nvidiaN`.
     pub minor: u32,
-    /// The NUMA node it hangs on.
+    /// NUMA node of the GPU.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub numa: Option<u16>,
 }
 
-/// What joins two GPUs.
+/// The link between two GPUs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct LinkView {
-    /// The lower index.
+    /// Lower index of the two GPUs.
     pub a: u8,
-    /// The higher one.
+    /// Higher index of the two GPUs.
     pub b: u8,
-    /// `SYS`, `NODE`, `PHB`, `PXB`, `PIX` or `PSB`, where known.
+    /// PCIe level, if known: `SYS`, `NODE`, `PHB`, `PXB`, `PIX` or `PSB`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pcie: Option<&'static str>,
-    /// How many NVLinks.
+    /// Number of NVLinks between the two GPUs.
     pub nvlinks: u8,
 }
 
-/// CPU and main memory.
+/// CPU and main memory of a host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Host {
-    /// CPU that pods may use, thousandths.
+    /// CPU that pods may use, in thousandths of a core.
     pub cpu_milli: u64,
-    /// CPU not promised.
+    /// CPU that is not reserved, in thousandths of a core.
     pub cpu_left_milli: u64,
-    /// Main memory that pods may use.
+    /// Main memory that pods may use, in MiB.
     #[serde(rename = "memoryMiB")]
     pub memory_mib: u64,
-    /// Main memory not promised.
+    /// Main memory that is not reserved, in MiB.
     #[serde(rename = "memoryLeftMiB")]
     pub memory_left_mib: u64,
 }
 
-/// One node, if it is known.
+/// Returns the details of a node, or `None` if the node is unknown.
 #[must_use]
 pub fn node(state: &State, name: &str) -> Option<NodeDetail> {
     let known = lookup::node(state, &NodeName(name.to_owned()))?;
@@ -123,7 +123,7 @@ pub fn node(state: &State, name: &str) -> Option<NodeDetail> {
     })
 }
 
-/// Where the agent of a node answers, as the node says.
+/// Returns the address of the node's agent, as the node publishes it.
 #[must_use]
 pub fn agent(state: &State, name: &str) -> Option<String> {
     match lookup::node(state, &NodeName(name.to_owned()))? {

@@ -1,4 +1,4 @@
-//! Nodes as GPUs of tiles.
+//! The list of nodes, with one tile per GPU.
 
 use serde::Serialize;
 
@@ -8,27 +8,27 @@ use super::gpu::{GpuTile, GpuTotals, tiles};
 use super::{Filter, Page, contains};
 use crate::state::{State, StateAccess};
 
-/// One node.
+/// A node in the list of nodes.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeSummary {
-    /// Its name.
+    /// Name of the node.
     pub name: String,
-    /// The instance type.
+    /// Instance type of the node.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub instance_type: Option<String>,
-    /// The vocabularies it serves.
+    /// Names of the dialects that the node serves.
     pub dialects: Vec<&'static str>,
-    /// Its GPUs together.
+    /// Sums over the GPUs of the node.
     pub gpu_totals: GpuTotals,
-    /// Its GPUs.
+    /// Tiles of the GPUs, by index.
     pub gpus: Vec<GpuTile>,
-    /// Why it cannot be read. There are no GPUs then.
+    /// Reason why the node object cannot be parsed. The node then has no tiles.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub problem: Option<String>,
 }
 
-/// The nodes a filter lets through, by name. Nodes without GPUs are left out.
+/// Returns the nodes that match the filter, sorted by name. Nodes without GPUs are left out.
 #[must_use]
 pub fn nodes(access: &impl StateAccess, filter: &Filter) -> Page<NodeSummary> {
     let mut shown = Vec::new();
@@ -72,7 +72,8 @@ pub(super) fn summary(state: &State, name: &str, known: NodeLookup<'_>) -> NodeS
     }
 }
 
-/// A node nobody can read has a name and trouble, and nothing else to be found by.
+/// Returns whether a node that cannot be parsed matches the filter. Only its name and the state
+/// `trouble` can match.
 fn passes_unread(name: &str, filter: &Filter) -> bool {
     let others = [&filter.namespace, &filter.model, &filter.dialect];
     others.iter().all(|part| part.is_empty())

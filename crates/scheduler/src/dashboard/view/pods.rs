@@ -1,4 +1,4 @@
-//! Pods with GPUs, waiting or placed.
+//! Views of GPU pods, both waiting and placed.
 
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
@@ -14,89 +14,90 @@ use super::super::lookup::{self, NodeLookup};
 use super::{Filter, Page, contains};
 use crate::state::{GpuPod, State, StateAccess};
 
-/// A pod in a list.
+/// A pod in the list of pods.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PodRow {
-    /// Its namespace.
+    /// Namespace of the pod.
     pub namespace: String,
-    /// Its name.
+    /// Name of the pod.
     pub name: String,
-    /// Unique for all time.
+    /// UID of the pod, which Kubernetes never reuses.
     pub uid: String,
-    /// `waiting`, `booking` (chosen, not yet seen bound) or `placed`.
+    /// `waiting`, `booking` (GPUs are booked, the binding is not confirmed) or `placed`.
     pub state: &'static str,
-    /// Where it is, or is being bound.
+    /// Node of the pod, or the node of its booking.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node: Option<String>,
-    /// Higher goes first.
+    /// Priority of the pod. A higher value is scheduled first.
     pub priority: i32,
-    /// What its containers ask for.
+    /// GPU requests of the containers.
     pub asks: Vec<Ask>,
-    /// Why nobody can serve it.
+    /// Error in the GPU requests, which keeps the pod from being scheduled.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub problem: Option<String>,
-    /// Of one that waits: nodes by kind of reason, when filter was last asked and let none through.
+    /// Number of nodes by rejection reason when filter last rejected every node. Set for waiting
+    /// pods only.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub refused: BTreeMap<&'static str, u64>,
 }
 
-/// What one container asks for.
+/// GPU request of one container.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Ask {
-    /// The container.
+    /// Name of the container.
     pub container: String,
-    /// `main`, `init` or `sidecar`.
+    /// Role of the container: `main`, `init` or `sidecar`.
     pub role: &'static str,
-    /// The vocabulary.
+    /// Dialect of the request.
     pub dialect: &'static str,
-    /// Whole GPUs; absent for a part of one.
+    /// Number of whole GPUs; absent for a share.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gpus: Option<u8>,
-    /// Compute of one GPU, percent.
+    /// Compute in percent of one GPU.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub compute: Option<u32>,
-    /// Memory of one GPU.
+    /// GPU memory in MiB.
     #[serde(rename = "memoryMiB", skip_serializing_if = "Option::is_none")]
     pub memory_mib: Option<u64>,
 }
 
-/// A pod in detail.
+/// Details of one pod.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PodDetail {
-    /// As in the list.
+    /// The fields that the list of pods shows too.
     #[serde(flatten)]
     pub row: PodRow,
-    /// What it holds.
+    /// GPU shares that the pod holds.
     pub grants: Vec<GrantView>,
-    /// Its annotations about placement and grants.
+    /// Annotations of the pod about placement and grants.
     pub annotations: BTreeMap<String, String>,
 }
 
-/// What one container holds of one GPU.
+/// The share of one GPU that one container holds.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct GrantView {
-    /// The container.
+    /// Name of the container.
     pub container: String,
-    /// The GPU's position on the node.
+    /// Index of the GPU on the node.
     pub index: u8,
-    /// Its UUID.
+    /// UUID of the GPU.
     pub uuid: String,
-    /// Its product.
+    /// Model of the GPU.
     pub model: String,
-    /// Whether all of it.
+    /// True if the container holds the whole GPU.
     pub whole: bool,
-    /// Compute, percent; zero for memory alone.
+    /// Compute in percent; zero if the container holds only memory.
     pub compute: u32,
-    /// Memory.
+    /// GPU memory in MiB.
     #[serde(rename = "memoryMiB")]
     pub memory_mib: u64,
 }
 
-/// The pods a filter lets through: those that wait first, then by namespace and name.
+/// Returns the pods that match the filter: waiting pods first, then by namespace and name.
 #[must_use]
 pub fn pods(access: &impl StateAccess, filter: &Filter) -> Page<PodRow> {
     access.with_state(|state| {
@@ -113,7 +114,7 @@ fn order(pod: &GpuPod) -> (bool, &str, &str) {
     (pod.node.is_some(), &pod.namespace, &pod.name)
 }
 
-/// What would stand in `range` if all were sorted, without sorting all.
+/// Returns the elements at `range` of the sorted list, without sorting the other elements.
 fn part_in_order<T>(all: &mut [T], range: Range<usize>, compare: impl Fn(&T, &T) -> Ordering + Copy) -> &[T] {
     let (from, count) = (range.start, range.len());
     if from > 0 && from < all.len() {
@@ -146,7 +147,7 @@ fn passes(state: &State, pod: &GpuPod, filter: &Filter) -> bool {
         && (filter.model.is_empty() || model())
 }
 
-/// One pod, if it is known and has not ended.
+/// Returns the details of a pod, or `None` if the pod is unknown or has ended.
 #[must_use]
 pub fn pod(state: &State, namespace: &str, name: &str) -> Option<PodDetail> {
     let (uid, pod) = lookup::pod(state, namespace, name)?;
@@ -180,7 +181,7 @@ fn row(state: &State, uid: &PodUid, pod: &GpuPod) -> PodRow {
     }
 }
 
-/// Adds to those that wait why, as the newest of `decisions` tell.
+/// Adds to each waiting pod the rejection reasons from the newest of `decisions` about it.
 pub fn add_refusals(rows: &mut [PodRow], decisions: &[Decision]) {
     for row in rows.iter_mut().filter(|row| row.state == "waiting") {
         let refused =
@@ -239,7 +240,7 @@ fn grants(state: &State, uid: &PodUid) -> Vec<GrantView> {
     .collect()
 }
 
-/// Where the agent answers that knows what a pod uses.
+/// Returns the address of the agent on the pod's node.
 #[must_use]
 pub fn agent(state: &State, namespace: &str, name: &str) -> Option<String> {
     let node = lookup::pod(state, namespace, name)?.1.node.as_ref()?;
@@ -254,7 +255,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_part_in_order_is_a_part_of_the_order(mut all in prop::collection::vec(any::<u8>(), 0..60), from in 0usize..70, count in 0usize..70) {
+        fn part_in_order_matches_a_full_sort(mut all in prop::collection::vec(any::<u8>(), 0..60), from in 0usize..70, count in 0usize..70) {
             let mut sorted = all.clone();
             sorted.sort_unstable();
             let from = from.min(all.len());

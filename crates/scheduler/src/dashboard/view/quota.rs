@@ -1,4 +1,4 @@
-//! What namespaces may hold, and what they do hold.
+//! Quotas and usage of the namespaces.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,47 +7,47 @@ use tessera_core::quota::{GpuAmount, UnreadableLimits};
 
 use crate::state::State;
 
-/// One namespace.
+/// Quota and usage of one namespace.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NamespaceQuota {
-    /// Its name.
+    /// Name of the namespace.
     pub namespace: String,
-    /// Its limits; absent for a namespace that is free.
+    /// Limits of the namespace; absent if it has none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub limit: Option<LimitView>,
-    /// Why its limits cannot be read: it gets no GPUs meanwhile.
+    /// Reason why the limits cannot be parsed. The namespace gets no GPUs until they are corrected.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub problem: Option<String>,
-    /// What it holds of all GPUs.
+    /// Usage of all GPUs together.
     pub held: Amounts,
-    /// What it holds by model label of the nodes.
+    /// Usage by the model label of the nodes.
     pub by_model: BTreeMap<String, Amounts>,
 }
 
-/// What a namespace may hold. What is absent is not limited.
+/// Limits of a namespace. An absent field means no limit.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct LimitView {
-    /// GPUs by model; others are closed to it.
+    /// Number of GPUs by model. The namespace may not use other models.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gpus: Option<BTreeMap<String, u64>>,
-    /// The pools it may use; empty for all.
+    /// Pools that the namespace may use; empty means all pools.
     pub pools: Vec<String>,
-    /// Memory of all GPUs together.
+    /// Limit of the GPU memory, summed over all GPUs, in MiB.
     #[serde(rename = "memoryMiB", skip_serializing_if = "Option::is_none")]
     pub memory_mib: Option<u64>,
-    /// Compute of all GPUs together, percent of one GPU.
+    /// Limit of the compute, summed over all GPUs, in percent of one GPU.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub compute: Option<u64>,
 }
 
-/// So much of the GPUs.
+/// An amount of compute and GPU memory.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct Amounts {
-    /// Compute, percent of one GPU.
+    /// Compute in percent of one GPU.
     pub compute: u64,
-    /// Memory.
+    /// GPU memory in MiB.
     #[serde(rename = "memoryMiB")]
     pub memory_mib: u64,
 }
@@ -58,7 +58,7 @@ impl From<GpuAmount> for Amounts {
     }
 }
 
-/// Every namespace that has a limit or holds anything, by name.
+/// Returns every namespace that has a limit or holds GPUs, sorted by name.
 #[must_use]
 pub fn quota(state: &State) -> Vec<NamespaceQuota> {
     let (quota, accounts) = state.quota();
