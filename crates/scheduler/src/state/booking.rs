@@ -251,7 +251,7 @@ impl State {
         .collect()
     }
 
-    /// Resolves an uncertain booking with the pod as read after [`UNCERTAIN_PERIOD`], when no Binding can be
+    /// Resolves an uncertain booking with the pod as read after `UNCERTAIN_PERIOD`, when no Binding can be
     /// under way any more.
     pub fn resolve_uncertain(&mut self, uncertain: &UncertainBinding, found: Option<Pod>, now: Timestamp) {
         let uid = &uncertain.uid;
