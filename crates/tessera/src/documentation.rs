@@ -17,6 +17,7 @@ const OF_OTHERS: &[&str] = &[
     "help",
     "lib",
     "list",
+    "locked",
     "name",
     "path",
     "profile",
