@@ -1,12 +1,16 @@
-//! Fills a cluster with the pods of a trace until nothing fits, and measures how much of it is
-//! used.
+//! Runs the policies of the core and the published policies on the same arrivals.
 //!
-//! This is the experiment of Weng et al., "Beware of Fragmentation" (USENIX ATC 2023). It runs the
-//! policies of the core and the published policies on the same arrivals.
+//! [`run`] fills a cluster with the pods of a trace until nothing fits, and measures how much of it
+//! is used. This is the experiment of Weng et al., "Beware of Fragmentation" (USENIX ATC 2023).
+//! [`bench`] does the same with generated workloads, in which pods may also end.
 
 mod arrivals;
+pub mod bench;
+mod chooser;
 mod peers;
+pub mod pod;
 mod run;
+mod sim_node;
 pub mod trace;
 
 use std::str::FromStr;
@@ -15,7 +19,7 @@ use std::sync::Arc;
 use tessera_core::node::Node;
 use tessera_core::placement::{Policy, UnknownPolicy};
 
-use trace::TracePod;
+use pod::SimPod;
 
 pub use run::{FRAGMENTATION_AT, FillResult, run};
 
@@ -25,7 +29,7 @@ pub struct Experiment {
     /// Nodes of the cluster.
     pub nodes: Vec<Arc<Node>>,
     /// Pods that arrivals are drawn from.
-    pub pods: Vec<TracePod>,
+    pub pods: Vec<SimPod>,
     /// GPUs requested by all arrivals, as a multiple of the GPUs of the cluster.
     pub fill: f64,
     /// How much policy `tessera` knows of the workload.

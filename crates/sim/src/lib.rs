@@ -1,6 +1,6 @@
 //! Simulators that drive the real code.
 //!
-//! - `cluster` fills recorded clusters with recorded workloads.
+//! - `cluster` runs policies on recorded and generated workloads.
 //! - `topology` runs job streams on single hosts.
 //! - `kubelet`, `apiserver` and `kube_scheduler` stand in for Kubernetes: a kubelet that device
 //!   plugins cannot distinguish from a real one, an API server in memory, and the calls that

@@ -1,10 +1,14 @@
-//! `tessera simulate`: evaluates placement policies on recorded workloads and job streams.
+//! `tessera simulate`: evaluates placement policies on recorded and generated workloads and on job
+//! streams.
 
 mod cluster;
 mod cluster_report;
+mod parallel;
 mod plot;
 mod progress;
 mod topology;
+mod workloads;
+mod workloads_report;
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -13,7 +17,7 @@ use anyhow::{Context as _, Result};
 use clap::{Args, Subcommand};
 use serde::Serialize;
 
-/// Compares placement policies on recorded workloads
+/// Compares placement policies on recorded and generated workloads
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
     #[command(subcommand)]

@@ -1,6 +1,6 @@
 //! The order of arriving pods and of nodes, for one seed.
 
-use super::trace::TracePod;
+use super::pod::SimPod;
 
 /// Random draws that are the same on every host and in every version, so that results stay
 /// comparable. The generator is SplitMix64.
@@ -28,6 +28,25 @@ impl Draws {
         usize::try_from(scaled).unwrap_or(0)
     }
 
+    /// Draws a number above 0 and at most 1.
+    fn unit(&mut self) -> f64 {
+        #[expect(clippy::cast_precision_loss, reason = "53 bits fit")]
+        let number = ((self.next() >> 11) + 1) as f64;
+        number / (1u64 << 53) as f64
+    }
+
+    /// Draws from the exponential distribution with mean 1.
+    pub(super) fn exponential(&mut self) -> f64 {
+        -self.unit().ln()
+    }
+
+    /// Draws from the normal distribution with mean 0 and variance 1, by the method of Box and
+    /// Muller.
+    pub(super) fn normal(&mut self) -> f64 {
+        let radius = (2.0 * self.exponential()).sqrt();
+        radius * (std::f64::consts::TAU * self.unit()).cos()
+    }
+
     /// Shuffles the items; all orders are equally likely.
     pub(super) fn shuffle<T>(&mut self, items: &mut [T]) {
         for last in (1..items.len()).rev() {
@@ -42,14 +61,14 @@ impl Draws {
 /// drawn from it again; if it requests more, pods are left out. The same draws later order the
 /// nodes.
 pub(super) fn arrivals<'a>(
-    pods: &'a [TracePod],
+    pods: &'a [SimPod],
     gpu_count: usize,
     fill: f64,
     draws: &mut Draws,
-) -> Vec<&'a TracePod> {
+) -> Vec<&'a SimPod> {
     #[expect(clippy::cast_precision_loss, reason = "a cluster has fewer than 2^52 GPUs")]
     let mark = 100.0 * gpu_count as f64 * fill;
-    let mut order: Vec<&TracePod> = pods.iter().collect();
+    let mut order: Vec<&SimPod> = pods.iter().collect();
     draws.shuffle(&mut order);
     let mut asked: u64 = order.iter().map(|pod| u64::from(pod.percent)).sum();
     #[expect(clippy::cast_precision_loss, reason = "a cluster has fewer than 2^52 GPUs")]
@@ -82,13 +101,13 @@ mod tests {
     use super::*;
     use crate::cluster::trace;
 
-    fn workload(pods: usize) -> Vec<TracePod> {
+    fn workload(pods: usize) -> Vec<SimPod> {
         let rows: String =
             (0..pods).map(|number| format!("p{number},1000,1,1,{}\n", 500 + number % 2 * 500)).collect();
         trace::pods(&format!("name,cpu_milli,memory_mib,num_gpu,gpu_milli\n{rows}")).unwrap()
     }
 
-    fn asked(order: &[&TracePod]) -> u32 {
+    fn asked(order: &[&SimPod]) -> u32 {
         order.iter().map(|pod| pod.percent).sum()
     }
 

@@ -7,12 +7,13 @@ use std::collections::HashMap;
 use tessera_core::fragmentation::Fragmentation;
 use tessera_core::gpu::GpuKind;
 use tessera_core::gpu_set::GpuSet;
+use tessera_core::grant::Hold;
 use tessera_core::node::NodeState;
 use tessera_core::units::{GpuIndex, MilliCpu};
 use tessera_core::workload::PodClass;
 
-use super::run::SimNode;
-use super::trace::{PodSize, TracePod};
+use super::pod::{PodSize, SimPod};
+use super::sim_node::SimNode;
 
 /// A published policy.
 #[derive(Clone, Debug)]
@@ -35,7 +36,7 @@ const MAX_GPUS: f64 = 8.0;
 
 impl PublishedPolicy {
     /// Returns the score of a node that fits, and the GPU that a share would get.
-    pub(super) fn score(&self, node: &SimNode, pod: &TracePod) -> (f64, Option<GpuIndex>) {
+    pub(super) fn score(&self, node: &SimNode, pod: &SimPod) -> (f64, Option<GpuIndex>) {
         let state = &node.state;
         let fullest = fullest_gpu(state, pod);
         match self {
@@ -56,7 +57,7 @@ impl PublishedPolicy {
     }
 }
 
-fn clustering(node: &SimNode, pod: &TracePod) -> f64 {
+fn clustering(node: &SimNode, pod: &SimPod) -> f64 {
     if pod.size == PodSize::None {
         return 0.0;
     }
@@ -70,15 +71,15 @@ fn clustering(node: &SimNode, pod: &TracePod) -> f64 {
     (band * 25.0 + 24.0 * (1.0 - node.state.gpus_left() / MAX_GPUS)).floor()
 }
 
-fn packing(state: &NodeState, pod: &TracePod, fullest: Option<GpuIndex>) -> f64 {
+fn packing(state: &NodeState, pod: &SimPod, fullest: Option<GpuIndex>) -> f64 {
     if pod.size == PodSize::None {
         return 0.0;
     }
     #[expect(clippy::cast_precision_loss, reason = "at most 64 GPUs")]
     let (idle, gpus) = (state.idle().len() as f64, state.node().gpus().len() as f64);
-    let left = fullest.map_or(100, |gpu| u32::from(state.percent_left(gpu)));
-    let score = if pod.size == PodSize::Share && left < 100 {
-        100.0 - f64::from(left - pod.percent.min(left)) / 100.0 * 33.0
+    let open = fullest.filter(|gpu| state.percent_left(*gpu) < 100);
+    let score = if let (Some(gpu), Some(share)) = (open, pod.share()) {
+        100.0 - f64::from(percent_left_after(state, gpu, share)) / 100.0 * 33.0
     } else if idle < gpus {
         66.0 - idle / MAX_GPUS * 33.0
     } else {
@@ -88,17 +89,29 @@ fn packing(state: &NodeState, pod: &TracePod, fullest: Option<GpuIndex>) -> f64 
 }
 
 /// Returns the GPU with the least free time that still fits the share.
-fn fullest_gpu(state: &NodeState, pod: &TracePod) -> Option<GpuIndex> {
+fn fullest_gpu(state: &NodeState, pod: &SimPod) -> Option<GpuIndex> {
     fitting_gpus(state, pod).min_by_key(|gpu| state.percent_left(*gpu))
 }
 
 /// Returns the GPUs that fit a share. Other pods have none.
-pub(super) fn fitting_gpus(state: &NodeState, pod: &TracePod) -> impl Iterator<Item = GpuIndex> {
+pub(super) fn fitting_gpus(state: &NodeState, pod: &SimPod) -> impl Iterator<Item = GpuIndex> {
     let gpus = if pod.size == PodSize::Share { state.node().topology().gpus() } else { GpuSet::EMPTY };
-    gpus.iter().filter(|gpu| u32::from(state.percent_left(*gpu)) >= pod.percent)
+    let hold = pod.share();
+    gpus.iter().filter(move |gpu| hold.is_some_and(|hold| state.fits(*gpu, hold)))
 }
 
-fn asked(pod: &TracePod) -> f64 {
+/// Returns the free percentage of a GPU, by the scarcer of compute and memory, with one more share
+/// on it.
+fn percent_left_after(state: &NodeState, gpu: GpuIndex, share: Hold) -> u8 {
+    let Hold::Share { compute_percent, memory } = share else { return 0 };
+    let room = state.room(gpu);
+    let compute_left = u64::from(room.compute_percent.saturating_sub(compute_percent).0);
+    let gpu_memory = state.node().gpu(gpu).map_or(0, |gpu| gpu.memory.0);
+    let memory_left = room.memory.saturating_sub(memory).0.saturating_mul(100).checked_div(gpu_memory);
+    u8::try_from(compute_left.min(memory_left.unwrap_or(compute_left))).unwrap_or(100)
+}
+
+fn asked(pod: &SimPod) -> f64 {
     f64::from(pod.percent) / 100.0
 }
 
@@ -120,9 +133,14 @@ pub(super) struct ClusterFragmentation {
 const COVERED_PODS: f64 = 0.95;
 
 impl ClusterFragmentation {
-    pub(super) fn new<'a>(pods: &[TracePod], nodes: impl Iterator<Item = &'a NodeState>) -> Self {
+    pub(super) fn new<'a>(
+        pods: impl Iterator<Item = &'a SimPod>,
+        nodes: impl Iterator<Item = &'a NodeState>,
+    ) -> Self {
         let mut counts: HashMap<(MilliCpu, Option<PodClass>), usize> = HashMap::new();
+        let mut listed = 0;
         for pod in pods {
+            listed += 1;
             *counts.entry((pod.request.cpu, PodClass::of(&pod.request))).or_default() += 1;
         }
         let mut classes: Vec<_> = counts.into_iter().collect();
@@ -130,7 +148,7 @@ impl ClusterFragmentation {
         let mut covered = 0;
         #[expect(clippy::cast_precision_loss, reason = "a list has fewer than 2^52 pods")]
         classes.retain(|(_, count)| {
-            let needed = (covered as f64) < COVERED_PODS * pods.len() as f64;
+            let needed = (covered as f64) < COVERED_PODS * f64::from(listed);
             covered += if needed { *count } else { 0 };
             needed
         });
@@ -163,17 +181,15 @@ impl ClusterFragmentation {
 
     /// Returns how far a placement lowers the measure, as the published score. The score is
     /// rounded, so small differences are ties.
-    fn gradient(&self, state: &NodeState, pod: &TracePod) -> (f64, Option<GpuIndex>) {
+    fn gradient(&self, state: &NodeState, pod: &SimPod) -> (f64, Option<GpuIndex>) {
         let cpu = state.cpu_left().saturating_sub(pod.request.cpu);
         let before = self.of(state);
         let points = |after: f64| (100.0 / (1.0 + (after - before).exp())).floor();
-        if pod.size == PodSize::Share {
+        if let Some(share) = pod.share() {
             let mut best = (f64::NEG_INFINITY, None);
             for gpu in fitting_gpus(state, pod) {
-                let left = |other| {
-                    let taken = if other == gpu { pod.percent } else { 0 };
-                    u8::try_from(u32::from(state.percent_left(other)) - taken).unwrap_or(0)
-                };
+                let after = percent_left_after(state, gpu, share);
+                let left = |other| if other == gpu { after } else { state.percent_left(other) };
                 let score = points(self.with(state, cpu, left));
                 if score > best.0 {
                     best = (score, Some(gpu));

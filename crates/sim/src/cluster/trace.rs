@@ -10,35 +10,7 @@ use tessera_core::request::{ContainerRequest, ContainerRole, PodRequest, Request
 use tessera_core::topology::Topology;
 use tessera_core::units::{GpuIndex, MiB, MilliCpu, Percent};
 
-/// A pod of the trace.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TracePod {
-    /// Name of the pod.
-    pub name: String,
-    /// Requested resources.
-    pub request: PodRequest,
-    /// Size class for the report.
-    pub size: PodSize,
-    /// Requested GPU time of all GPUs together, in percent of one GPU.
-    pub percent: u32,
-}
-
-/// Size class of a pod, by its requested GPUs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum PodSize {
-    /// The pod requests no GPU.
-    None,
-    /// A share of one GPU.
-    Share,
-    /// One whole GPU.
-    One,
-    /// Two whole GPUs.
-    Two,
-    /// Three or four whole GPUs.
-    Four,
-    /// More than four whole GPUs.
-    Eight,
-}
+use super::pod::{PodSize, SimPod};
 
 /// Reasons why a file of a trace cannot be read.
 #[derive(Debug, thiserror::Error)]
@@ -73,24 +45,6 @@ pub enum TraceError {
 
 /// Memory of every GPU. The trace does not record GPU memory, so shares request none of it.
 const GPU_MEMORY: MiB = MiB(16_384);
-
-impl PodSize {
-    /// All sizes with GPUs, smallest first.
-    pub const WITH_GPUS: [Self; 5] = [Self::Share, Self::One, Self::Two, Self::Four, Self::Eight];
-
-    /// Returns the name in the results.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::None => "none",
-            Self::Share => "share",
-            Self::One => "1",
-            Self::Two => "2",
-            Self::Four => "4",
-            Self::Eight => "8",
-        }
-    }
-}
 
 /// Reads a node list. `topology` returns the links of a node by model and number of GPUs, if they
 /// are known.
@@ -127,7 +81,7 @@ pub fn nodes(
 }
 
 /// Reads a pod list and sorts it by name.
-pub fn pods(text: &str) -> Result<Vec<TracePod>, TraceError> {
+pub fn pods(text: &str) -> Result<Vec<SimPod>, TraceError> {
     let table = Table::read(text)?;
     let (name, cpu, memory) =
         (table.column("name")?, table.column("cpu_milli")?, table.column("memory_mib")?);
@@ -165,7 +119,7 @@ pub fn pods(text: &str) -> Result<Vec<TracePod>, TraceError> {
             role: ContainerRole::Main,
             request: Some(request),
         };
-        pods.push(TracePod {
+        pods.push(SimPod {
             name: row.text(&name).to_owned(),
             request: PodRequest {
                 containers: request.map(container).into_iter().collect(),

@@ -7,7 +7,8 @@ use tessera_core::ledger::{Ledger, LedgerChange};
 use tessera_core::node::Node;
 use tessera_core::placement::Policy;
 use tessera_core::units::Percent;
-use tessera_sim::cluster::trace::{self, PodSize};
+use tessera_sim::cluster::pod::PodSize;
+use tessera_sim::cluster::trace;
 use tessera_sim::cluster::{Experiment, FillPolicy, FillResult, WorkloadKnowledge, run};
 
 fn experiment(nodes: &str, pods: &str, target: WorkloadKnowledge) -> Experiment {
@@ -21,7 +22,7 @@ fn experiment(nodes: &str, pods: &str, target: WorkloadKnowledge) -> Experiment 
 }
 
 /// Returns a small cluster with every kind of node and pod.
-fn small(target: WorkloadKnowledge) -> Experiment {
+pub(crate) fn small(target: WorkloadKnowledge) -> Experiment {
     let mut nodes = "sn,cpu_milli,memory_mib,gpu,model\n".to_owned();
     for number in 0..12 {
         let (gpus, model) = [(8, "V100"), (2, "T4"), (1, "P100"), (0, "")][number % 4];

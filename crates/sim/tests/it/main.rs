@@ -2,5 +2,6 @@
 
 #![allow(clippy::print_stdout, clippy::unwrap_used, reason = "test helpers may panic and print like tests")]
 
+mod bench;
 mod cluster;
 mod conformance;

@@ -1,57 +1,82 @@
-//! `tessera simulate cluster`: fills a cluster with the pods of a trace.
+//! `tessera simulate cluster`: compares policies on a trace or on generated workloads.
 
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::str::FromStr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use clap::{Args, ValueEnum};
 use tessera_core::gpu::Model;
 use tessera_core::topology::Topology;
-use tessera_sim::cluster::{Experiment, FillPolicy, FillResult, WorkloadKnowledge, run, trace};
+use tessera_sim::cluster::{Experiment, FillPolicy, WorkloadKnowledge, run, trace};
 
 use super::cluster_report::{self, PolicyResult};
-use super::progress::Progress;
+use super::{parallel, workloads};
 use crate::topology;
 
-/// Fills a cluster with the pods of a trace until nothing fits, with each policy on the same
-/// arrivals
+/// Compares policies on the same arrivals: the pods of a trace, or a generated workload
+///
+/// A trace fills its cluster until nothing fits. A generated workload runs on nodes with eight GPUs.
 #[derive(Debug, Args)]
 #[command(
     after_help = "Policies: random, dotprod, clustering, packing, best-fit and fgd are published policies;
 tessera and every other policy of `tessera place` belong to Tessera.
 
+Workloads: alike-25, two-30-70, full-30-70, memory-30, churn-80, churn-alike-80 (any percentage from 1 to 99),
+mib-percent, shares-then-1, shares-then-8, shares-then-whole, quarters-then-8, whole-then-shares, mixed,
+day-night, kinds-mixed, kinds-small-first; each also with the prefix restart-; all
+
 Examples:
   tessera simulate cluster --nodes openb_node_list_gpu_node.csv --pods openb_pod_list_default.csv
   tessera simulate cluster --nodes N.csv --pods P.csv --policies fgd,tessera --plot curve.svg
-  tessera simulate cluster --nodes N.csv --pods P.csv --target trace --json"
+  tessera simulate cluster --nodes N.csv --pods P.csv --target trace --json
+  tessera simulate cluster --workload alike-25,restart-alike-25
+  tessera simulate cluster --workload all --traces ../shared/traces/openb --json bench.json"
 )]
 pub(crate) struct Arguments {
     /// Node list with the columns sn, cpu_milli, memory_mib, gpu, model
-    #[arg(long, value_name = "CSV")]
-    nodes: PathBuf,
+    #[arg(long, value_name = "CSV", required_unless_present = "workload", requires = "pods")]
+    nodes: Option<PathBuf>,
 
     /// Pod list with the columns name, cpu_milli, memory_mib, num_gpu, gpu_milli and, optionally,
     /// gpu_spec
-    #[arg(long, value_name = "CSV")]
-    pods: PathBuf,
+    #[arg(long, value_name = "CSV", required_unless_present = "workload", requires = "nodes")]
+    pods: Option<PathBuf>,
 
-    /// Policies to compare, separated by commas
-    #[arg(long, value_name = "NAMES", value_delimiter = ',', default_values = FillPolicy::COMPARED)]
+    /// Generated workloads instead of a trace, separated by commas, or `all`
+    #[arg(
+        long,
+        value_name = "NAMES",
+        value_delimiter = ',',
+        conflicts_with_all = ["nodes", "pods", "fill", "machine", "plot"]
+    )]
+    workload: Vec<String>,
+
+    /// Nodes of the cluster of a generated workload, with eight GPUs each
+    #[arg(long, value_name = "NODES", default_value_t = 100, requires = "workload")]
+    node_count: usize,
+
+    /// Folder of the openb trace: adds its workloads openb-NAME to the generated ones
+    #[arg(long, value_name = "FOLDER", requires = "workload")]
+    traces: Option<PathBuf>,
+
+    /// Policies to compare, separated by commas [default: the published ones and tessera; binpack
+    /// instead of dotprod and clustering for generated workloads]
+    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     policies: Vec<String>,
 
     /// Seeds of the arrivals: a range such as 42..51 (both ends included), or a list such as 42,43
-    #[arg(long, value_name = "SEEDS", default_value = "42..51")]
-    seeds: Seeds,
+    /// [default: 42..51; 42..46 for generated workloads]
+    #[arg(long, value_name = "SEEDS")]
+    seeds: Option<Seeds>,
 
     /// GPUs requested by all arrivals, as a multiple of the cluster's GPUs
-    #[arg(long, value_name = "PARTS", default_value_t = 1.3)]
+    #[arg(long, value_name = "PARTS", default_value_t = DEFAULT_FILL)]
     fill: f64,
 
-    /// Knowledge of policy tessera about the workload: the pods seen so far, or the whole trace
+    /// Knowledge of policy tessera about the workload: the pods seen so far, or all pods
     #[arg(long, value_name = "KNOWLEDGE", default_value = "learned")]
     target: Knowledge,
 
@@ -61,8 +86,8 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "MODEL=FILE")]
     machine: Vec<MachineFile>,
 
-    /// Write the result as JSON to a file, or without one instead of the table. `refused` is the
-    /// mean number of pods per run
+    /// Write the result as JSON to a file, or without one instead of the table. All values are means
+    /// per run
     #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "-")]
     json: Option<PathBuf>,
 
@@ -82,7 +107,7 @@ struct MachineFile {
 enum Knowledge {
     /// The pods that have arrived so far, as in a real cluster
     Learned,
-    /// The whole trace from the start
+    /// All pods of the trace or workload from the start
     Trace,
 }
 
@@ -91,19 +116,25 @@ enum Knowledge {
 struct Seeds(Vec<u64>);
 
 pub(super) fn run_arguments(arguments: &Arguments) -> Result<ExitCode> {
-    let policies = arguments.parse_policies()?;
+    if !arguments.workload.is_empty() {
+        return run_workloads(arguments);
+    }
+    let (names, policies) = arguments.policies(&FillPolicy::COMPARED)?;
     let experiment = arguments.experiment()?;
-    let seeds = &arguments.seeds.0;
-    let outcomes = run_all(&experiment, &policies, seeds);
-    let names = arguments.policies.iter();
+    let seeds = arguments.seeds(FILL_SEEDS);
+    let outcomes = parallel::run(policies.len() * seeds.len(), |job| {
+        let (policy, seed) = (job / seeds.len(), job % seeds.len());
+        run(&experiment, policies[policy].clone(), seeds[seed])
+    });
+    let outcomes = outcomes.chunks(seeds.len()).map(<[_]>::to_vec);
     let results: Vec<PolicyResult> =
-        names.zip(outcomes).map(|(name, outcomes)| PolicyResult { name: name.clone(), outcomes }).collect();
+        names.into_iter().zip(outcomes).map(|(name, outcomes)| PolicyResult { name, outcomes }).collect();
     if let Some(file) = &arguments.plot {
         super::write_file(file, &cluster_report::plot(&results, seeds.len()))?;
     }
     let with_links = !arguments.machine.is_empty();
     if let Some(file) = &arguments.json {
-        super::write_json(file, &cluster_report::json(&results, seeds, with_links))?;
+        super::write_json(file, &cluster_report::json(&results, &seeds, with_links))?;
     }
     // JSON on standard output must stand alone.
     if arguments.json.as_deref() != Some(Path::new("-")) {
@@ -112,8 +143,27 @@ pub(super) fn run_arguments(arguments: &Arguments) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+fn run_workloads(arguments: &Arguments) -> Result<ExitCode> {
+    let (names, policies) = arguments.policies(&workloads::POLICIES)?;
+    let result = workloads::run(&workloads::Plan {
+        workloads: workloads::named(&arguments.workload, arguments.traces.as_deref())?,
+        node_count: arguments.node_count,
+        policies: names.into_iter().zip(policies).collect(),
+        seeds: arguments.seeds(WORKLOAD_SEEDS),
+        target: arguments.target.into(),
+    })?;
+    if let Some(file) = &arguments.json {
+        super::write_json(file, &result.json())?;
+    }
+    if arguments.json.as_deref() != Some(Path::new("-")) {
+        crate::print(&result.text());
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
 impl Arguments {
-    fn parse_policies(&self) -> Result<Vec<FillPolicy>> {
+    /// Returns the policies with their names.
+    fn policies(&self, default: &[&str]) -> Result<(Vec<String>, Vec<FillPolicy>)> {
         let parse = |name: &String| {
             let policy = name.parse::<FillPolicy>();
             policy.map_err(|_| {
@@ -124,44 +174,68 @@ impl Arguments {
                 )
             })
         };
-        self.policies.iter().map(parse).collect()
+        let names = if self.policies.is_empty() {
+            default.iter().map(|name| (*name).to_owned()).collect()
+        } else {
+            self.policies.clone()
+        };
+        let policies = names.iter().map(parse).collect::<Result<_>>()?;
+        Ok((names, policies))
+    }
+
+    fn seeds(&self, default: RangeInclusive<u64>) -> Vec<u64> {
+        self.seeds.as_ref().map_or_else(|| default.collect(), |seeds| seeds.0.clone())
     }
 
     fn experiment(&self) -> Result<Experiment> {
         ensure!(self.fill > 0.0 && self.fill <= 100.0, "--fill {}: write a number such as 1.3", self.fill);
-        let nodes = crate::read_file(&self.nodes)?;
+        let files = self.nodes.as_deref().zip(self.pods.as_deref());
+        let (nodes, pods) = files.context("write both --nodes and --pods, or --workload")?;
         let machines = self.machines()?;
         let links = |model: &Model, gpu_count: usize| {
             let machine = machines.iter().find(|(of, links)| of == model && links.count() == gpu_count);
             machine.map(|(_, links)| links.clone())
         };
-        let nodes = trace::nodes(&nodes, links).with_context(|| self.nodes.display().to_string())?;
+        let experiment = read_trace(nodes, pods, links)?;
         for (model, links) in &machines {
-            let used = nodes.iter().any(|node| node.topology() == links);
+            let used = experiment.nodes.iter().any(|node| node.topology() == links);
             ensure!(used, "--machine: no node has {} GPUs of model {model}", links.count());
         }
-        ensure!(
-            nodes.iter().any(|node| !node.gpus().is_empty()),
-            "{}: no node has a GPU",
-            self.nodes.display()
-        );
-        let pods = crate::read_file(&self.pods)?;
-        let pods = trace::pods(&pods).with_context(|| self.pods.display().to_string())?;
-        let target = match self.target {
-            Knowledge::Learned => WorkloadKnowledge::Learned,
-            Knowledge::Trace => WorkloadKnowledge::Trace,
-        };
-        Ok(Experiment { nodes: nodes.into_iter().map(Arc::new).collect(), pods, fill: self.fill, target })
+        Ok(Experiment { fill: self.fill, target: self.target.into(), ..experiment })
     }
-}
 
-impl Arguments {
     fn machines(&self) -> Result<Vec<(Model, Topology)>> {
         let read = |machine: &MachineFile| {
             let links = topology::read(std::slice::from_ref(&machine.file))?.topology;
             Ok((machine.model.clone(), links))
         };
         self.machine.iter().map(read).collect()
+    }
+}
+
+/// Reads a trace. `links` returns the links of a node by model and number of GPUs.
+pub(super) fn read_trace(
+    nodes: &Path,
+    pods: &Path,
+    links: impl Fn(&Model, usize) -> Option<Topology>,
+) -> Result<Experiment> {
+    let (node_text, pod_text) = (crate::read_file(nodes)?, crate::read_file(pods)?);
+    let found = trace::nodes(&node_text, links).with_context(|| nodes.display().to_string())?;
+    ensure!(found.iter().any(|node| !node.gpus().is_empty()), "{}: no node has a GPU", nodes.display());
+    Ok(Experiment {
+        nodes: found.into_iter().map(Arc::new).collect(),
+        pods: trace::pods(&pod_text).with_context(|| pods.display().to_string())?,
+        fill: DEFAULT_FILL,
+        target: WorkloadKnowledge::Learned,
+    })
+}
+
+impl From<Knowledge> for WorkloadKnowledge {
+    fn from(knowledge: Knowledge) -> Self {
+        match knowledge {
+            Knowledge::Learned => Self::Learned,
+            Knowledge::Trace => Self::Trace,
+        }
     }
 }
 
@@ -173,35 +247,6 @@ impl FromStr for MachineFile {
             text.split_once('=').context("write MODEL=FILE, such as V100M32=dgx1-v100.txt")?;
         Ok(Self { model: model.into(), file: file.into() })
     }
-}
-
-/// Runs every policy on every seed, on as many threads as there are cores. Returns the results by
-/// policy and seed.
-fn run_all(experiment: &Experiment, policies: &[FillPolicy], seeds: &[u64]) -> Vec<Vec<FillResult>> {
-    let total = policies.len() * seeds.len();
-    let next = AtomicUsize::new(0);
-    let (sender, receiver) = mpsc::channel();
-    let mut outcomes = vec![vec![FillResult::default(); seeds.len()]; policies.len()];
-    std::thread::scope(|scope| {
-        for _ in 0..std::thread::available_parallelism().map_or(1, usize::from).min(total) {
-            let (sender, next) = (sender.clone(), &next);
-            scope.spawn(move || {
-                while let Some(job) = Some(next.fetch_add(1, Ordering::Relaxed)).filter(|job| *job < total) {
-                    let (policy, seed) = (job / seeds.len(), job % seeds.len());
-                    let outcome = run(experiment, policies[policy].clone(), seeds[seed]);
-                    // The receiver lives until every sender is dropped.
-                    let _ = sender.send((policy, seed, outcome));
-                }
-            });
-        }
-        drop(sender);
-        let mut progress = Progress::of(total);
-        for (policy, seed, outcome) in receiver {
-            progress.step("runs");
-            outcomes[policy][seed] = outcome;
-        }
-    });
-    outcomes
 }
 
 impl FromStr for Seeds {
@@ -225,6 +270,14 @@ impl FromStr for Seeds {
         Ok(Self(seeds))
     }
 }
+
+/// GPUs requested by the pods of a trace, as a multiple of the cluster's GPUs, as published.
+const DEFAULT_FILL: f64 = 1.3;
+
+/// Seeds of a trace, as published.
+const FILL_SEEDS: RangeInclusive<u64> = 42..=51;
+/// Seeds of a generated workload.
+const WORKLOAD_SEEDS: RangeInclusive<u64> = 42..=46;
 
 /// Largest number of seeds of one run. More would take hours.
 const MAX_SEEDS: usize = 1000;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use serde::Serialize;
-use tessera_sim::cluster::trace::PodSize;
+use tessera_sim::cluster::pod::PodSize;
 use tessera_sim::cluster::{FRAGMENTATION_AT, FillResult};
 
 use super::plot::{Chart, Curve};

@@ -1,0 +1,101 @@
+//! The test bench of generated workloads: known answers of simple policies on small clusters.
+
+use tessera_sim::cluster::WorkloadKnowledge;
+use tessera_sim::cluster::bench::{BenchWorkload, Measure, Measures, Scenario, replay};
+
+use super::cluster::small;
+
+fn scenario(workload: &str, nodes: usize, seed: u64) -> Scenario {
+    BenchWorkload::named(workload).unwrap().scenario(nodes, seed).unwrap()
+}
+
+fn measures(workload: &str, nodes: usize, policy: &str, seed: u64) -> Measures {
+    replay(&scenario(workload, nodes, seed), policy.parse().unwrap(), WorkloadKnowledge::Learned)
+}
+
+fn check(workload: &str, policy: &str, expected: &[(Measure, f64)]) {
+    let found = measures(workload, 10, policy, 42);
+    for (measure, value) in expected {
+        assert_eq!(found.get(*measure), Some(*value), "{workload}, {policy}: {measure:?}");
+    }
+}
+
+#[test]
+fn binpack_opens_as_few_gpus_as_alike_shares_need() {
+    // The pods request 20 of 80 GPUs. The last pod that would exceed them is left out.
+    for (percent, pods) in [(10, 200), (20, 100), (25, 80), (30, 66), (34, 58), (40, 50), (50, 40), (60, 33)]
+    {
+        let opened = f64::from(u32::div_ceil(pods, 100 / percent));
+        for policy in ["binpack", "packing", "best-fit"] {
+            let expected = [
+                (Measure::Opened, opened),
+                (Measure::OpenedPeak, opened),
+                (Measure::OneGpuFits, 80.0 - opened),
+                (Measure::EightGpuFits, 10.0 - (opened / 8.0).ceil()),
+                (Measure::WholeGranted, 0.0),
+                (Measure::Granted, 100.0),
+                (Measure::NotPlaced, 0.0),
+            ];
+            check(&format!("alike-{percent}"), policy, &expected);
+            check(&format!("restart-alike-{percent}"), policy, &expected);
+            check(&format!("memory-{percent}"), policy, &expected);
+        }
+    }
+}
+
+#[test]
+fn spread_opens_a_gpu_for_each_share() {
+    check("alike-50", "spread", &[(Measure::Opened, 40.0), (Measure::EightGpuFits, 0.0)]);
+    check("quarters-then-8", "spread", &[(Measure::WholeGranted, 0.0), (Measure::NotPlaced, 6.0)]);
+}
+
+#[test]
+fn whole_gpu_pods_get_what_packed_shares_leave() {
+    let packed = [(Measure::WholeGranted, 48.0), (Measure::Allocated, 100.0), (Measure::NotPlaced, 0.0)];
+    check("quarters-then-8", "binpack", &packed);
+}
+
+#[test]
+fn a_trace_gives_the_allocation_of_the_trace_experiment() {
+    for target in [WorkloadKnowledge::Learned, WorkloadKnowledge::Trace] {
+        let experiment = small(target);
+        for policy in ["random", "binpack", "packing", "best-fit", "fgd"] {
+            let policy = || policy.parse().unwrap();
+            let direct = tessera_sim::cluster::run(&experiment, policy(), 7);
+            let replayed = replay(&Scenario::of_trace(&experiment, 7), policy(), target);
+            let allocated = replayed.get(Measure::Allocated).unwrap();
+            assert!((direct.allocated_percent - allocated).abs() < 1e-9);
+            let refused: u32 = direct.refused.iter().sum();
+            assert!(replayed.get(Measure::NotPlaced).unwrap() >= f64::from(refused));
+        }
+    }
+}
+
+#[test]
+fn a_seed_repeats_and_seeds_differ() {
+    let run = |seed| measures("churn-80", 4, "random", seed);
+    assert_eq!(run(1), run(1));
+    assert_ne!(run(1), run(2));
+}
+
+#[test]
+fn waiting_is_measured_only_where_pods_end() {
+    assert_eq!(measures("mixed", 4, "binpack", 1).get(Measure::WaitMean), None);
+    let idle = measures("churn-alike-1", 20, "binpack", 1);
+    assert_eq!((idle.get(Measure::WaitMean), idle.get(Measure::WaitP95)), (Some(0.0), Some(0.0)));
+    let busy = measures("churn-95", 4, "random", 1);
+    assert!(busy.get(Measure::WaitMean) > Some(0.0));
+}
+
+#[test]
+fn every_name_is_a_workload_of_that_name() {
+    for workload in BenchWorkload::all() {
+        assert_eq!(BenchWorkload::named(&workload.name).unwrap().name, workload.name);
+    }
+    assert_eq!(BenchWorkload::named("two-33-67").unwrap().name, "two-33-67");
+    for wrong in
+        ["", "alike", "alike-", "alike-0", "alike-100", "alike-025", "two-30", "restart-restart-mixed"]
+    {
+        assert!(BenchWorkload::named(wrong).is_none(), "{wrong}");
+    }
+}

@@ -1,0 +1,239 @@
+//! The output of `simulate cluster --workload`: tables and JSON.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+use serde::Serialize;
+use tessera_sim::cluster::bench::{Headline, Measure, Measures};
+
+/// Policy that the summary compares with the best of the others.
+const OURS: &str = "tessera";
+
+/// The results of all workloads.
+pub(super) struct BenchResult {
+    pub(super) workloads: Vec<WorkloadResult>,
+    pub(super) seeds: Vec<u64>,
+    pub(super) node_count: usize,
+}
+
+/// The results of one workload.
+pub(super) struct WorkloadResult {
+    pub(super) name: String,
+    pub(super) about: String,
+    pub(super) headline: Headline,
+    pub(super) policies: Vec<PolicyMeasures>,
+}
+
+/// The results of one policy on one workload.
+pub(super) struct PolicyMeasures {
+    pub(super) name: String,
+    /// One run per seed.
+    pub(super) runs: Vec<Measures>,
+}
+
+/// How policy `tessera` compares with the best other policy on a workload.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Comparison {
+    workload: String,
+    measure: &'static str,
+    is_larger_better: bool,
+    best_other: String,
+    best_other_value: f64,
+    tessera_value: f64,
+    /// Negative if tessera is better.
+    tessera_worse_by: f64,
+    /// Number of seeds in which tessera is worse than that policy.
+    worse_in_seeds: usize,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct JsonResult {
+    node_count: usize,
+    seeds: Vec<u64>,
+    workloads: Vec<JsonWorkload>,
+    summary: Vec<Comparison>,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct JsonWorkload {
+    name: String,
+    about: String,
+    headline: &'static str,
+    headline_reason: &'static str,
+    policies: Vec<JsonPolicy>,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct JsonPolicy {
+    name: String,
+    mean: BTreeMap<&'static str, f64>,
+    headline_per_seed: Vec<f64>,
+}
+
+/// Heading and width of each column, in the order of [`Measure::ALL`].
+const COLUMNS: [(&str, &str, usize); 10] = [
+    ("opened", "peak", 7),
+    ("GPUs", "end", 7),
+    ("1-GPU", "fit", 7),
+    ("8-GPU", "fit", 7),
+    ("whole", "GPUs", 7),
+    ("alloc.", "%", 7),
+    ("granted", "%", 8),
+    ("not", "placed", 8),
+    ("wait min", "mean", 9),
+    ("wait min", "p95", 9),
+];
+
+impl BenchResult {
+    pub(super) fn text(&self) -> String {
+        let mut text = String::new();
+        for workload in &self.workloads {
+            text.push_str(&workload.text());
+            text.push('\n');
+        }
+        text.push_str(&self.summary_text());
+        text
+    }
+
+    pub(super) fn json(&self) -> JsonResult {
+        JsonResult {
+            node_count: self.node_count,
+            seeds: self.seeds.clone(),
+            workloads: self.workloads.iter().map(WorkloadResult::json).collect(),
+            summary: self.summary(),
+        }
+    }
+
+    fn summary(&self) -> Vec<Comparison> {
+        self.workloads.iter().filter_map(WorkloadResult::comparison).collect()
+    }
+
+    fn summary_text(&self) -> String {
+        let summary = self.summary();
+        if summary.is_empty() {
+            return String::new();
+        }
+        let width = summary.iter().map(|row| row.workload.len()).max().unwrap_or(0).max(8);
+        let mut text = format!(
+            "Headline measures, mean of {} seeds; tessera against the best other policy (negative: better):\n",
+            self.seeds.len()
+        );
+        let _ = writeln!(
+            text,
+            "{:width$}  {:36} {:>9} {:>9}  {:9} {:>10} {:>8} {:>6}",
+            "workload", "measure", "tessera", "best", "other", "worse by", "in %", "seeds"
+        );
+        for row in &summary {
+            let better = if row.is_larger_better { "more" } else { "fewer" };
+            let in_percent = match row.best_other_value {
+                0.0 => ".".to_owned(),
+                best => format!("{:+.1}", 100.0 * row.tessera_worse_by / best),
+            };
+            let _ = writeln!(
+                text,
+                "{:width$}  {:36} {:9.1} {:9.1}  {:9} {:+10.1} {in_percent:>8} {:>6}",
+                row.workload,
+                format!("{} ({better})", title_of(row.measure)),
+                row.tessera_value,
+                row.best_other_value,
+                row.best_other,
+                row.tessera_worse_by,
+                format!("{}/{}", row.worse_in_seeds, self.seeds.len()),
+            );
+        }
+        text
+    }
+}
+
+/// Returns the short description of a measure by its key.
+fn title_of(key: &str) -> &'static str {
+    Measure::ALL.into_iter().find(|measure| measure.key() == key).map_or("", Measure::title)
+}
+
+impl WorkloadResult {
+    fn text(&self) -> String {
+        let Headline { measure, reason } = self.headline;
+        let better = if measure.is_larger_better() { "larger" } else { "smaller" };
+        let mut text = format!("{}: {}\n", self.name, self.about);
+        let _ = writeln!(text, "Headline: {} ({better} is better), because {reason}", measure.title());
+        let means: Vec<(&str, Measures)> =
+            self.policies.iter().map(|policy| (policy.name.as_str(), policy.mean())).collect();
+        let width = means.iter().map(|(name, _)| name.len()).max().unwrap_or(0).max(6);
+        let shown = |measure: Measure| means.iter().any(|(_, mean)| mean.get(measure).is_some());
+        let columns = || Measure::ALL.into_iter().zip(COLUMNS).filter(|(measure, _)| shown(*measure));
+        let _ = write!(text, "{:width$}", "");
+        columns().for_each(|(_, (upper, _, width))| _ = write!(text, " {upper:>width$}"));
+        let _ = write!(text, "\n{:width$}", "policy");
+        columns().for_each(|(_, (_, lower, width))| _ = write!(text, " {lower:>width$}"));
+        text.push('\n');
+        for (name, mean) in &means {
+            let _ = write!(text, "{name:width$}");
+            for (measure, (_, _, width)) in columns() {
+                match mean.get(measure) {
+                    Some(value) => _ = write!(text, " {value:>width$.1}"),
+                    None => _ = write!(text, " {:>width$}", "."),
+                }
+            }
+            text.push('\n');
+        }
+        text
+    }
+
+    fn json(&self) -> JsonWorkload {
+        let policy = |policy: &PolicyMeasures| {
+            let mean = policy.mean();
+            JsonPolicy {
+                name: policy.name.clone(),
+                mean: Measure::ALL
+                    .into_iter()
+                    .filter_map(|measure| Some((measure.key(), mean.get(measure)?)))
+                    .collect(),
+                headline_per_seed: policy.values(self.headline.measure),
+            }
+        };
+        JsonWorkload {
+            name: self.name.clone(),
+            about: self.about.clone(),
+            headline: self.headline.measure.key(),
+            headline_reason: self.headline.reason,
+            policies: self.policies.iter().map(policy).collect(),
+        }
+    }
+
+    /// Returns how tessera compares with the best other policy, if both were run.
+    fn comparison(&self) -> Option<Comparison> {
+        let measure = self.headline.measure;
+        let is_larger_better = measure.is_larger_better();
+        let worse_by = |ours: f64, theirs: f64| if is_larger_better { theirs - ours } else { ours - theirs };
+        let ours = self.policies.iter().find(|policy| policy.name == OURS)?;
+        let others = self.policies.iter().filter(|policy| policy.name != OURS);
+        let valued = others.filter_map(|policy| Some((policy, policy.mean().get(measure)?)));
+        let (best, best_value) = valued.min_by(|(_, a), (_, b)| worse_by(*a, *b).total_cmp(&0.0))?;
+        let ours_value = ours.mean().get(measure)?;
+        let pairs = ours.values(measure).into_iter().zip(best.values(measure));
+        Some(Comparison {
+            workload: self.name.clone(),
+            measure: measure.key(),
+            is_larger_better,
+            best_other: best.name.clone(),
+            best_other_value: best_value,
+            tessera_value: ours_value,
+            tessera_worse_by: worse_by(ours_value, best_value),
+            worse_in_seeds: pairs.filter(|(ours, theirs)| worse_by(*ours, *theirs) > 1e-9).count(),
+        })
+    }
+}
+
+impl PolicyMeasures {
+    fn mean(&self) -> Measures {
+        Measures::mean(&self.runs)
+    }
+
+    fn values(&self, measure: Measure) -> Vec<f64> {
+        self.runs.iter().filter_map(|run| run.get(measure)).collect()
+    }
+}
