@@ -8,6 +8,7 @@ mod generate;
 mod measures;
 mod replay;
 mod shapes;
+mod usage;
 
 pub use catalog::{BenchWorkload, Headline};
 pub use generate::Scenario;

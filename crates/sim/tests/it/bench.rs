@@ -59,7 +59,7 @@ fn whole_gpu_pods_get_what_packed_shares_leave() {
 fn a_trace_gives_the_allocation_of_the_trace_experiment() {
     for target in [WorkloadKnowledge::Learned, WorkloadKnowledge::Trace] {
         let experiment = small(target);
-        for policy in ["random", "binpack", "packing", "best-fit", "fgd"] {
+        for policy in ["random", "binpack", "packing", "best-fit", "fgd", "tessera"] {
             let policy = || policy.parse().unwrap();
             let direct = tessera_sim::cluster::run(&experiment, policy(), 7);
             let replayed = replay(&Scenario::of_trace(&experiment, 7), policy(), target);

@@ -24,9 +24,10 @@ use crate::topology;
     after_help = "Policies: random, dotprod, clustering, packing, best-fit and fgd are published policies;
 tessera and every other policy of `tessera place` belong to Tessera.
 
-Workloads: alike-25, two-30-70, full-30-70, memory-30, churn-80, churn-alike-80 (any percentage from 1 to 99),
-mib-percent, shares-then-1, shares-then-8, shares-then-whole, quarters-then-8, whole-then-shares, mixed,
-day-night, kinds-mixed, kinds-small-first; each also with the prefix restart-; all
+Workloads: alike-25, two-30-70, full-30-70, memory-30, bare-25, turnover-25, churn-80, churn-alike-80 (each
+with any percentage from 1 to 99), mib-percent, shares-then-1, shares-then-8, shares-then-whole, quarters-then-8,
+whole-then-shares, mixed, day-night, kinds-mixed, kinds-small-first; with the prefix restart- the scheduler
+restarts at random moments, with burst- all pods are created together; all runs a selection
 
 Examples:
   tessera simulate cluster --nodes openb_node_list_gpu_node.csv --pods openb_pod_list_default.csv

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 use tessera_sim::cluster::bench::{Headline, Measure, Measures};
 
 /// Policy that the summary compares with the best of the others.
@@ -36,8 +36,11 @@ pub(super) struct PolicyMeasures {
 #[serde(rename_all = "camelCase")]
 struct Comparison {
     workload: String,
-    measure: &'static str,
+    #[serde(serialize_with = "as_key")]
+    measure: Measure,
     is_larger_better: bool,
+    /// The best policy of all.
+    best: String,
     best_other: String,
     best_other_value: f64,
     tessera_value: f64,
@@ -77,7 +80,7 @@ struct JsonPolicy {
 /// Heading and width of each column, in the order of [`Measure::ALL`].
 const COLUMNS: [(&str, &str, usize); 10] = [
     ("opened", "peak", 7),
-    ("GPUs", "end", 7),
+    ("opened", "GPUs", 7),
     ("1-GPU", "fit", 7),
     ("8-GPU", "fit", 7),
     ("whole", "GPUs", 7),
@@ -118,26 +121,26 @@ impl BenchResult {
             return String::new();
         }
         let width = summary.iter().map(|row| row.workload.len()).max().unwrap_or(0).max(8);
+        let titles = summary.iter().map(|row| row.title().len()).max().unwrap_or(0);
         let mut text = format!(
             "Headline measures, mean of {} seeds; tessera against the best other policy (negative: better):\n",
             self.seeds.len()
         );
         let _ = writeln!(
             text,
-            "{:width$}  {:36} {:>9} {:>9}  {:9} {:>10} {:>8} {:>6}",
+            "{:width$}  {:titles$} {:>9} {:>9}  {:9} {:>10} {:>8} {:>6}",
             "workload", "measure", "tessera", "best", "other", "worse by", "in %", "seeds"
         );
         for row in &summary {
-            let better = if row.is_larger_better { "more" } else { "fewer" };
             let in_percent = match row.best_other_value {
                 0.0 => ".".to_owned(),
                 best => format!("{:+.1}", 100.0 * row.tessera_worse_by / best),
             };
             let _ = writeln!(
                 text,
-                "{:width$}  {:36} {:9.1} {:9.1}  {:9} {:+10.1} {in_percent:>8} {:>6}",
+                "{:width$}  {:titles$} {:9.1} {:9.1}  {:9} {:+10.1} {in_percent:>8} {:>6}",
                 row.workload,
-                format!("{} ({better})", title_of(row.measure)),
+                row.title(),
                 row.tessera_value,
                 row.best_other_value,
                 row.best_other,
@@ -149,17 +152,12 @@ impl BenchResult {
     }
 }
 
-/// Returns the short description of a measure by its key.
-fn title_of(key: &str) -> &'static str {
-    Measure::ALL.into_iter().find(|measure| measure.key() == key).map_or("", Measure::title)
-}
-
 impl WorkloadResult {
     fn text(&self) -> String {
         let Headline { measure, reason } = self.headline;
         let better = if measure.is_larger_better() { "larger" } else { "smaller" };
         let mut text = format!("{}: {}\n", self.name, self.about);
-        let _ = writeln!(text, "Headline: {} ({better} is better), because {reason}", measure.title());
+        let _ = writeln!(text, "Headline: {} ({better} is better), because {reason}.", measure.title());
         let means: Vec<(&str, Measures)> =
             self.policies.iter().map(|policy| (policy.name.as_str(), policy.mean())).collect();
         let width = means.iter().map(|(name, _)| name.len()).max().unwrap_or(0).max(6);
@@ -217,8 +215,9 @@ impl WorkloadResult {
         let pairs = ours.values(measure).into_iter().zip(best.values(measure));
         Some(Comparison {
             workload: self.name.clone(),
-            measure: measure.key(),
+            measure,
             is_larger_better,
+            best: if worse_by(ours_value, best_value) <= 0.0 { OURS.to_owned() } else { best.name.clone() },
             best_other: best.name.clone(),
             best_other_value: best_value,
             tessera_value: ours_value,
@@ -226,6 +225,17 @@ impl WorkloadResult {
             worse_in_seeds: pairs.filter(|(ours, theirs)| worse_by(*ours, *theirs) > 1e-9).count(),
         })
     }
+}
+
+impl Comparison {
+    fn title(&self) -> String {
+        let better = if self.is_larger_better { "larger" } else { "smaller" };
+        format!("{} ({better})", self.measure.title())
+    }
+}
+
+fn as_key<S: Serializer>(measure: &Measure, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(measure.key())
 }
 
 impl PolicyMeasures {

@@ -67,6 +67,13 @@ fn errors_about_values_say_what_to_write() {
     check(&["place", "--topology", "dgx1.txt", "--request", "two"], 2, &["write whole:2"]);
     check(&["scheduler", "--quota-config", "none"], 2, &["cannot read none"]);
     check(&["scheduler", "--policy", "static"], 2, &["--static-table FILE"]);
+    let simulate = |arguments: &[&str], words: &[&str]| {
+        check(&[&["simulate", "cluster"], arguments].concat(), 2, words);
+    };
+    simulate(&["--workload", "alike"], &["unknown workload \"alike\"; choose among alike-10, "]);
+    simulate(&["--workload", "openb-default"], &["write --traces FOLDER with the openb trace"]);
+    simulate(&["--workload", "mixed", "--node-count", "0"], &["write a number from 1 to 10000"]);
+    simulate(&["--workload", "mixed", "--fill", "2"], &["cannot be used with"]);
     check(&["topolgy"], 2, &["'topology'"]);
 }
 

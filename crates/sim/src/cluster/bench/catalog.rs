@@ -1,7 +1,7 @@
 //! The definitions of the generated workloads, by name.
 
 use super::measures::Measure;
-use super::shapes::{gibibytes, memory_share, share, uneven_share, whole};
+use super::shapes::{gibibytes, memory_share, share, uneven_share, whole, without_host};
 use crate::cluster::pod::SimPod;
 
 /// The definition of a generated workload.
@@ -17,6 +17,8 @@ pub struct BenchWorkload {
     pub(super) pattern: ArrivalPattern,
     /// Restarts of the scheduler at random moments.
     pub(super) restarts: usize,
+    /// True if the pods of a phase are created together.
+    pub(super) bursts: bool,
 }
 
 /// The measure by which policies are ranked on a workload.
@@ -80,6 +82,10 @@ const ALLOCATED: Headline =
     Headline { measure: Measure::Allocated, reason: "the pods request more than the cluster has" };
 const GRANTED: Headline =
     Headline { measure: Measure::Granted, reason: "large shares fit only on GPUs with much memory" };
+const EIGHT_FITS_OVER_TIME: Headline = Headline {
+    measure: Measure::EightGpuFits,
+    reason: "no large job waits, so the room for further ones counts",
+};
 const WAIT: Headline = Headline {
     measure: Measure::WaitMean,
     reason: "large jobs wait for idle nodes while shares come and go",
@@ -94,8 +100,11 @@ const FULL: f64 = 1.3;
 const ALIKE: [u32; 9] = [10, 20, 25, 30, 34, 40, 45, 50, 60];
 const TWO: [(u32, u32); 3] = [(20, 50), (25, 60), (30, 70)];
 const MEMORY: [u32; 3] = [20, 30, 45];
-const RESTART_ALIKE: [u32; 3] = [25, 30, 50];
+/// Sizes for variants of alike shares: two fill a GPU exactly, one does not.
+const VARIANTS: [u32; 3] = [25, 30, 50];
 const LOADS: [u32; 3] = [60, 80, 95];
+/// Offered load from which large jobs wait.
+const WAITING_LOAD: u32 = 90;
 
 /// Restarts in one run.
 const RESTARTS: usize = 4;
@@ -108,16 +117,24 @@ impl BenchWorkload {
         all.extend(TWO.into_iter().map(two));
         all.extend(TWO.into_iter().map(full));
         all.extend(MEMORY.into_iter().map(memory));
+        all.extend(VARIANTS.into_iter().map(bare));
         all.push(mib_percent());
         all.extend([shares_then(1), shares_then(8), shares_then_whole(), quarters_then_8()]);
         all.push(whole_then_shares());
         all.push(mixed());
+        all.extend(VARIANTS.into_iter().map(turnover));
         all.extend(LOADS.into_iter().map(churn));
         all.extend(LOADS.into_iter().map(churn_alike));
         all.push(day_night());
-        all.extend(RESTART_ALIKE.into_iter().map(|percent| restarted(alike(percent))));
-        all.extend([restarted(mixed()), restarted(churn(80)), restarted(churn_alike(80))]);
         all.extend([kinds_mixed(), kinds_small_first()]);
+        let restarts =
+            ["alike-25", "alike-30", "alike-50", "turnover-25", "quarters-then-8", "mixed", "churn-80"];
+        let restarts = restarts.into_iter().chain(["churn-alike-80", "kinds-mixed"]);
+        let bursts =
+            ["alike-25", "alike-30", "alike-50", "two-25-60", "quarters-then-8", "mixed", "kinds-mixed"];
+        let mut variants: Vec<Self> = restarts.filter_map(|name| find(&all, name).map(restarted)).collect();
+        variants.extend(bursts.into_iter().filter_map(|name| find(&all, name).and_then(burst)));
+        all.extend(variants);
         all
     }
 
@@ -126,6 +143,9 @@ impl BenchWorkload {
     pub fn named(name: &str) -> Option<Self> {
         if let Some(rest) = name.strip_prefix("restart-") {
             return Self::named(rest).filter(|workload| workload.restarts == 0).map(restarted);
+        }
+        if let Some(rest) = name.strip_prefix("burst-") {
+            return Self::named(rest).filter(|workload| workload.restarts == 0).and_then(burst);
         }
         let known = Self::all().into_iter().find(|workload| workload.name == name);
         known.or_else(|| {
@@ -140,6 +160,8 @@ impl BenchWorkload {
                 ("two-", [small, large]) => two((*small, *large)),
                 ("full-", [small, large]) => full((*small, *large)),
                 ("memory-", [percent]) => memory(*percent),
+                ("bare-", [percent]) => bare(*percent),
+                ("turnover-", [percent]) => turnover(*percent),
                 ("churn-", [load]) => churn(*load),
                 ("churn-alike-", [load]) => churn_alike(*load),
                 _ => return None,
@@ -163,6 +185,7 @@ impl BenchWorkload {
             nodes: NodeMix::Alike,
             pattern: ArrivalPattern::Fill(phases),
             restarts: 0,
+            bursts: false,
         }
     }
 }
@@ -188,6 +211,12 @@ fn memory(percent: u32) -> BenchWorkload {
     let about = format!("all pods request {percent} % of a GPU's memory and no compute");
     let mix = vec![(memory_share(percent), 1)];
     BenchWorkload::fill(format!("memory-{percent}"), about, OPENED, [(mix, SHARES_FILL)])
+}
+
+fn bare(percent: u32) -> BenchWorkload {
+    let about = format!("all pods request {percent} % of a GPU and neither CPU nor main memory");
+    let mix = vec![(without_host(share(percent)), 1)];
+    BenchWorkload::fill(format!("bare-{percent}"), about, OPENED, [(mix, SHARES_FILL)])
 }
 
 fn mib_percent() -> BenchWorkload {
@@ -240,6 +269,22 @@ fn mixed() -> BenchWorkload {
     BenchWorkload::fill("mixed".to_owned(), about.to_owned(), ALLOCATED, [(mixed_sizes(), FULL)])
 }
 
+fn turnover(percent: u32) -> BenchWorkload {
+    let stream = Stream {
+        mix: vec![(share(percent), 1)],
+        load: SHARES_FILL,
+        mean_lifetime_hours: 8.0,
+        hours_of_day: (0, 24),
+    };
+    let about = format!("shares of {percent} % come and go and hold a quarter of the cluster");
+    churning(format!("turnover-{percent}"), about, OPENED, vec![stream])
+}
+
+/// Returns the headline measure for shares and large jobs at an offered load.
+fn under_load(load_percent: u32) -> Headline {
+    if load_percent < WAITING_LOAD { EIGHT_FITS_OVER_TIME } else { WAIT }
+}
+
 /// Returns shares for two fifths of the load, sets of 1 to 4 GPUs for a third, and sets of 8 for the
 /// rest.
 fn churn(load_percent: u32) -> BenchWorkload {
@@ -256,7 +301,7 @@ fn churn(load_percent: u32) -> BenchWorkload {
         stream(vec![(whole(8), 1)], 0.25, 6.0),
     ];
     let about = format!("shares and sets of 1 to 8 GPUs come and go at {load_percent} % offered load");
-    churning(format!("churn-{load_percent}"), about, streams)
+    churning(format!("churn-{load_percent}"), about, under_load(load_percent), streams)
 }
 
 fn churn_alike(load_percent: u32) -> BenchWorkload {
@@ -268,11 +313,8 @@ fn churn_alike(load_percent: u32) -> BenchWorkload {
         hours_of_day: (0, 24),
     };
     let about = format!("shares of 25 % and sets of 8 GPUs come and go at {load_percent} % offered load");
-    churning(
-        format!("churn-alike-{load_percent}"),
-        about,
-        vec![stream(share(25), 8.0), stream(whole(8), 6.0)],
-    )
+    let streams = vec![stream(share(25), 8.0), stream(whole(8), 6.0)];
+    churning(format!("churn-alike-{load_percent}"), about, under_load(load_percent), streams)
 }
 
 fn day_night() -> BenchWorkload {
@@ -281,12 +323,12 @@ fn day_night() -> BenchWorkload {
         Stream { mix: vec![(whole(8), 1)], load: 0.8, mean_lifetime_hours: 4.0, hours_of_day: (20, 32) },
     ];
     let about = "shares start by day, sets of 8 GPUs by night; all of them end";
-    churning("day-night".to_owned(), about.to_owned(), streams)
+    churning("day-night".to_owned(), about.to_owned(), WAIT, streams)
 }
 
-fn churning(name: String, about: String, streams: Vec<Stream>) -> BenchWorkload {
+fn churning(name: String, about: String, headline: Headline, streams: Vec<Stream>) -> BenchWorkload {
     let pattern = ArrivalPattern::Churn { streams, hours: 6 * 24, measured_from_hour: 2 * 24 };
-    BenchWorkload { name, about, headline: WAIT, nodes: NodeMix::Alike, pattern, restarts: 0 }
+    BenchWorkload { name, about, headline, nodes: NodeMix::Alike, pattern, restarts: 0, bursts: false }
 }
 
 fn restarted(workload: BenchWorkload) -> BenchWorkload {
@@ -295,13 +337,26 @@ fn restarted(workload: BenchWorkload) -> BenchWorkload {
     BenchWorkload { name, about, restarts: RESTARTS, ..workload }
 }
 
+/// Returns the workload with all pods of a phase created together, if it has phases.
+fn burst(workload: BenchWorkload) -> Option<BenchWorkload> {
+    let name = format!("burst-{}", workload.name);
+    let about =
+        format!("as {}; the pods are created together, and the scheduler sees all first", workload.name);
+    let has_phases = matches!(workload.pattern, ArrivalPattern::Fill(_)) && !workload.bursts;
+    has_phases.then_some(BenchWorkload { name, about, bursts: true, ..workload })
+}
+
+fn find(workloads: &[BenchWorkload], name: &str) -> Option<BenchWorkload> {
+    workloads.iter().find(|workload| workload.name == name).cloned()
+}
+
 fn kinds_mixed() -> BenchWorkload {
     let about = "shares of 4 to 60 GiB and single GPUs on GPUs of 16, 24, 40 and 80 GiB";
     let mut mix: Mix = [(4, 6), (8, 6), (12, 4), (20, 3), (30, 2), (60, 1)]
         .map(|(memory, weight)| (gibibytes(memory), weight))
         .to_vec();
     mix.push((whole(1), 4));
-    let workload = BenchWorkload::fill("kinds-mixed".to_owned(), about.to_owned(), GRANTED, [(mix, 0.65)]);
+    let workload = BenchWorkload::fill("kinds-mixed".to_owned(), about.to_owned(), GRANTED, [(mix, 0.8)]);
     BenchWorkload { nodes: NodeMix::Kinds, ..workload }
 }
 

@@ -23,6 +23,9 @@ pub struct Scenario {
     pub(super) arrivals: Vec<Arrival>,
     /// Positions of the arrivals before which the scheduler restarts, ascending.
     pub(super) restarts: Vec<usize>,
+    /// True if pods of equal time are created together, so that the scheduler sees all of them
+    /// before it places the first.
+    pub(super) bursts: bool,
     /// The measured time, if pods end.
     pub(super) measured: Option<MeasuredTime>,
     pub(super) seed: u64,
@@ -70,7 +73,9 @@ impl BenchWorkload {
         let mut pods = Pods::default();
         let measured = match &self.pattern {
             ArrivalPattern::Fill(phases) => {
-                phases.iter().for_each(|phase| pods.fill(phase, gpus, &mut draws));
+                for (number, phase) in phases.iter().enumerate() {
+                    pods.fill(phase, number as u64, gpus, &mut draws);
+                }
                 None
             }
             ArrivalPattern::Churn { streams, hours, measured_from_hour } => {
@@ -82,7 +87,7 @@ impl BenchWorkload {
         let Pods { shapes, arrivals } = pods;
         let mut restarts: Vec<usize> = (0..self.restarts).map(|_| draws.below(arrivals.len())).collect();
         restarts.sort_unstable();
-        Ok(Scenario { nodes, shapes, arrivals, restarts, measured, seed })
+        Ok(Scenario { nodes, shapes, arrivals, restarts, bursts: self.bursts, measured, seed })
     }
 }
 
@@ -98,7 +103,8 @@ impl Scenario {
         draws.shuffle(&mut nodes);
         let arrivals =
             (0..shapes.len()).map(|shape| Arrival { at_seconds: 0, shape, lifetime_seconds: None });
-        Self { nodes, arrivals: arrivals.collect(), shapes, restarts: Vec::new(), measured: None, seed }
+        let arrivals = arrivals.collect();
+        Self { nodes, arrivals, shapes, restarts: Vec::new(), bursts: false, measured: None, seed }
     }
 
     #[cfg(test)]
@@ -136,7 +142,7 @@ struct Pods {
 
 impl Pods {
     /// Adds pods until the next one would exceed the part of the GPUs that the phase requests.
-    fn fill(&mut self, phase: &Phase, gpus: usize, draws: &mut Draws) {
+    fn fill(&mut self, phase: &Phase, at_seconds: u64, gpus: usize, draws: &mut Draws) {
         let shapes = self.add_shapes(&phase.mix);
         let mut left = 100.0 * phase.fill * as_f64(gpus);
         loop {
@@ -145,7 +151,7 @@ impl Pods {
             if left < 0.0 {
                 return;
             }
-            self.arrivals.push(Arrival { at_seconds: 0, shape, lifetime_seconds: None });
+            self.arrivals.push(Arrival { at_seconds, shape, lifetime_seconds: None });
         }
     }
 

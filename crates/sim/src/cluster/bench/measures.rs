@@ -1,23 +1,23 @@
 //! The measures of a run.
 
-/// A measure of a run.
+/// A measure of a run. Counts are those at the end, or the means over time if pods end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Measure {
     /// The largest number of GPUs that held shares at the same time.
     OpenedPeak,
-    /// GPUs that hold shares at the end.
+    /// GPUs that hold shares.
     Opened,
-    /// Pods with one GPU that would still fit at the end.
+    /// Pods with one GPU that would still fit.
     OneGpuFits,
-    /// Pods with eight GPUs that would still fit at the end.
+    /// Pods with eight GPUs that would still fit.
     EightGpuFits,
-    /// GPUs that pods with whole GPUs hold at the end.
+    /// GPUs that pods with whole GPUs hold.
     WholeGranted,
-    /// Allocated GPUs in percent of all GPUs: at the end, or the mean over time if pods end.
+    /// Allocated GPUs in percent of all GPUs.
     Allocated,
     /// Granted part of all requests, in percent, each pod weighted by its size.
     Granted,
-    /// Pods that were rejected, or that still wait at the end if pods end.
+    /// Pods that do not run at the end, because they have found no room.
     NotPlaced,
     /// Mean waiting time of large jobs in minutes. Absent if no pod ends.
     WaitMean,
@@ -65,14 +65,14 @@ impl Measure {
     #[must_use]
     pub fn title(self) -> &'static str {
         match self {
-            Self::OpenedPeak => "most GPUs with shares on them",
+            Self::OpenedPeak => "most GPUs with shares on them at one time",
             Self::Opened => "GPUs with shares on them",
             Self::OneGpuFits => "1-GPU pods that still fit",
             Self::EightGpuFits => "8-GPU pods that still fit",
             Self::WholeGranted => "GPUs granted to whole-GPU pods",
             Self::Allocated => "GPUs allocated, %",
             Self::Granted => "requests granted, %",
-            Self::NotPlaced => "pods rejected or waiting",
+            Self::NotPlaced => "pods that found no room",
             Self::WaitMean => "mean wait of large jobs, minutes",
             Self::WaitP95 => "95th percentile of the wait of large jobs, minutes",
         }

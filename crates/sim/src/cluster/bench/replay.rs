@@ -3,18 +3,14 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 
-use tessera_core::gpu_set::GpuSet;
-use tessera_core::grant::PodGrant;
-use tessera_core::node::NodeState;
-use tessera_core::placement::{Policy, place};
 use tessera_core::workload::Workload;
 
 use super::generate::Scenario;
 use super::measures::{Measure, Measures, mean};
-use super::shapes;
+use super::usage::{Usage, as_f64};
 use crate::cluster::chooser::{NodeChooser, fits};
 use crate::cluster::peers::ClusterFragmentation;
-use crate::cluster::pod::{PodSize, SimPod};
+use crate::cluster::pod::PodSize;
 use crate::cluster::sim_node::SimNode;
 use crate::cluster::{FillPolicy, WorkloadKnowledge};
 
@@ -38,9 +34,8 @@ struct Replay<'a> {
     /// Waiting time of each large job that arrived in the measured time.
     waits_minutes: Vec<f64>,
     granted_percent: u64,
-    rejected: u32,
-    /// Allocated GPUs, summed up over the measured time.
-    allocated_seconds: f64,
+    /// Arrivals that the policy has seen.
+    seen: usize,
     now: u64,
 }
 
@@ -60,8 +55,7 @@ impl<'a> Replay<'a> {
             ends: BinaryHeap::new(),
             waits_minutes: Vec::new(),
             granted_percent: 0,
-            rejected: 0,
-            allocated_seconds: 0.0,
+            seen: 0,
             now: 0,
         }
     }
@@ -73,21 +67,30 @@ impl Replay<'_> {
         for (arrival, known) in self.scenario.arrivals.iter().enumerate() {
             self.end_pods(known.at_seconds);
             while restarts.next_if(|before| **before == arrival).is_some() {
-                self.restart();
+                self.restart(arrival);
             }
-            let pod = self.scenario.pod(arrival);
-            self.chooser.see(pod);
+            self.see(arrival);
             self.refresh();
             if !self.start(arrival) {
-                if self.scenario.measured.is_some() {
-                    self.waiting.entry(known.shape).or_default().push_back(arrival);
-                } else {
-                    self.rejected += 1;
-                }
+                self.waiting.entry(known.shape).or_default().push_back(arrival);
             }
         }
         if let Some(measured) = self.scenario.measured {
             self.end_pods(measured.to_seconds);
+        }
+    }
+
+    /// Lets the policy see a pod that is about to be placed. Pods that are created at the same time
+    /// are all seen before the first of them is placed.
+    fn see(&mut self, arrival: usize) {
+        let arrivals = &self.scenario.arrivals;
+        let is_created = |next: usize| {
+            let burst = self.scenario.bursts.then(|| arrivals.get(next)).flatten();
+            next <= arrival || burst.is_some_and(|next| next.at_seconds == arrivals[arrival].at_seconds)
+        };
+        while is_created(self.seen) {
+            self.chooser.see(self.scenario.pod(self.seen));
+            self.seen += 1;
         }
     }
 
@@ -147,15 +150,15 @@ impl Replay<'_> {
         }
     }
 
-    fn restart(&mut self) {
-        let waiting = self.waiting.values().flatten().copied();
+    fn restart(&mut self, next: usize) {
+        let waiting = self.waiting.values().flatten().copied().chain(next..self.seen);
         let mut present: Vec<usize> = self.nodes.iter().flat_map(SimNode::arrivals).chain(waiting).collect();
         present.sort_unstable();
         self.chooser.restart(present.into_iter().map(|arrival| self.scenario.pod(arrival)), &self.nodes);
     }
 
     fn refresh(&mut self) {
-        self.chooser.refresh(&self.nodes, self.usage.idle(), self.usage.all);
+        self.chooser.refresh(&self.nodes, self.usage.idle(), self.usage.gpus());
     }
 
     fn changed(&mut self, node: usize) {
@@ -165,8 +168,7 @@ impl Replay<'_> {
 
     fn pass_time(&mut self, now: u64) {
         if let Some(measured) = self.scenario.measured {
-            let passed = now.saturating_sub(self.now.max(measured.from_seconds));
-            self.allocated_seconds += as_f64(passed) * (self.usage.all - self.usage.idle());
+            self.usage.pass_time(now.saturating_sub(self.now.max(measured.from_seconds)));
         }
         self.now = now;
     }
@@ -176,122 +178,41 @@ impl Replay<'_> {
         // The waiting time of a job that has not started counts up to the end of the run.
         still_waiting.iter().for_each(|arrival| self.record_wait(*arrival));
         let mut measures = Measures::default();
-        let mut set = |measure, value| measures.set(measure, value);
-        set(Measure::OpenedPeak, count(self.usage.opened_peak));
-        set(Measure::Opened, count(self.usage.opened));
-        set(Measure::OneGpuFits, count(fitting(&self.nodes, &shapes::whole(1))));
-        set(Measure::EightGpuFits, count(fitting(&self.nodes, &shapes::whole(8))));
-        set(Measure::WholeGranted, count(self.usage.whole));
-        let allocated = match self.scenario.measured {
-            None => self.usage.all - self.usage.idle(),
-            Some(measured) => self.allocated_seconds / as_f64(measured.to_seconds - measured.from_seconds),
-        };
-        set(Measure::Allocated, 100.0 * allocated / self.usage.all);
+        self.usage.enter(&mut measures);
         let pods = (0..self.scenario.arrivals.len()).map(|arrival| self.scenario.pod(arrival));
-        let requested: u64 = pods.map(|pod| u64::from(pod.percent)).sum();
-        set(Measure::Granted, 100.0 * as_f64(self.granted_percent) / as_f64(requested.max(1)));
-        set(Measure::NotPlaced, f64::from(self.rejected) + count(still_waiting.len()));
+        let requested_percent: u64 = pods.map(|pod| u64::from(pod.percent)).sum();
+        let granted = as_f64(self.granted_percent) / as_f64(requested_percent.max(1));
+        measures.set(Measure::Granted, 100.0 * granted);
+        measures.set(Measure::NotPlaced, as_f64(still_waiting.len() as u64));
         if self.scenario.measured.is_some() {
-            set(Measure::WaitMean, mean(&self.waits_minutes));
             self.waits_minutes.sort_by(f64::total_cmp);
-            let position =
-                (self.waits_minutes.len() * 95 / 100).min(self.waits_minutes.len().saturating_sub(1));
-            set(Measure::WaitP95, self.waits_minutes.get(position).copied().unwrap_or(0.0));
+            let count = self.waits_minutes.len();
+            let position = (count * 95 / 100).min(count.saturating_sub(1));
+            measures.set(Measure::WaitMean, mean(&self.waits_minutes));
+            measures.set(Measure::WaitP95, self.waits_minutes.get(position).copied().unwrap_or(0.0));
         }
         measures
     }
-}
-
-/// The use of the GPUs, kept up to date node by node.
-struct Usage {
-    nodes: Vec<NodeUsage>,
-    /// GPUs of the cluster.
-    all: f64,
-    opened: usize,
-    opened_peak: usize,
-    whole: usize,
-    /// Free percentages of all GPUs.
-    idle_percent: u64,
-}
-
-#[derive(Clone, Copy, Default)]
-struct NodeUsage {
-    opened: usize,
-    whole: usize,
-    idle_percent: u64,
-}
-
-impl Usage {
-    fn new(nodes: &[SimNode]) -> Self {
-        let all = nodes.iter().map(|node| node.state.node().gpus().len()).sum();
-        let mut usage = Self {
-            nodes: vec![NodeUsage::default(); nodes.len()],
-            all: count(all),
-            opened: 0,
-            opened_peak: 0,
-            whole: 0,
-            idle_percent: 0,
-        };
-        nodes.iter().enumerate().for_each(|(node, known)| usage.update(node, &known.state));
-        usage
-    }
-
-    fn update(&mut self, node: usize, state: &NodeState) {
-        let mut now = NodeUsage::default();
-        for gpu in state.node().gpus() {
-            let used = state.used(gpu.index);
-            now.whole += usize::from(used.whole);
-            now.opened += usize::from(!used.whole && !used.is_none());
-            now.idle_percent += u64::from(state.percent_left(gpu.index));
-        }
-        let before = std::mem::replace(&mut self.nodes[node], now);
-        self.opened = self.opened + now.opened - before.opened;
-        self.whole = self.whole + now.whole - before.whole;
-        self.idle_percent = self.idle_percent + now.idle_percent - before.idle_percent;
-        self.opened_peak = self.opened_peak.max(self.opened);
-    }
-
-    /// Returns the free capacity in GPUs.
-    fn idle(&self) -> f64 {
-        as_f64(self.idle_percent) / 100.0
-    }
-}
-
-/// Returns how many more pods of one kind fit.
-fn fitting(nodes: &[SimNode], pod: &SimPod) -> usize {
-    let on_node = |node: &SimNode| {
-        let mut state = node.state.clone();
-        let mut placed = 0;
-        while let Ok(placement) = place(&state, &pod.request, &Policy::Simple, GpuSet::EMPTY) {
-            let grant = PodGrant {
-                pod: "probe".into(),
-                node: state.node().name.clone(),
-                cpu: pod.request.cpu,
-                memory: pod.request.memory,
-                containers: placement.grants(&pod.request),
-            };
-            state.add(&grant);
-            placed += 1;
-        }
-        placed
-    };
-    nodes.iter().map(on_node).sum()
-}
-
-#[expect(clippy::cast_precision_loss, reason = "a run has fewer than 2^52 pods and GPUs")]
-fn count(number: usize) -> f64 {
-    number as f64
-}
-
-#[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
-fn as_f64(number: u64) -> f64 {
-    number as f64
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::cluster::bench::BenchWorkload;
+
+    #[test]
+    fn a_burst_is_seen_before_its_first_pod_is_placed() {
+        let seen_at_first = |workload: &str| {
+            let scenario = BenchWorkload::named(workload).unwrap().scenario(4, 3).unwrap();
+            let mut run = Replay::new(&scenario, "tessera".parse().unwrap(), WorkloadKnowledge::Learned);
+            run.see(0);
+            run.seen
+        };
+        // The first of two phases requests 40 % of 32 GPUs in quarters.
+        assert_eq!(seen_at_first("burst-quarters-then-8"), 51);
+        assert_eq!(seen_at_first("quarters-then-8"), 1);
+        assert_eq!(seen_at_first("churn-80"), 1);
+    }
 
     #[test]
     fn no_policy_overbooks_a_gpu_or_leaves_a_pod_waiting_that_fits() {
@@ -310,9 +231,7 @@ mod tests {
                         assert!(!fits(state, &scenario.shapes[*shape]), "{workload}, {policy}");
                     }
                 }
-                let usage = Usage::new(&run.nodes);
-                assert_eq!((usage.opened, usage.whole), (run.usage.opened, run.usage.whole));
-                assert_eq!(usage.idle_percent, run.usage.idle_percent);
+                assert_eq!(Usage::new(&run.nodes).idle(), run.usage.idle(), "{workload}, {policy}");
             }
         }
     }

@@ -53,6 +53,12 @@ pub(super) fn whole(gpus: u8) -> SimPod {
     pod(format!("whole-{gpus}"), Request::Whole(gpus), size, 100 * u32::from(gpus))
 }
 
+/// Returns the pod without its requests of CPU and main memory.
+pub(super) fn without_host(pod: SimPod) -> SimPod {
+    let request = PodRequest { cpu: MilliCpu::ZERO, memory: MiB::ZERO, ..pod.request };
+    SimPod { name: format!("{}-bare", pod.name), request, ..pod }
+}
+
 fn part_of_memory(percent: u32) -> MiB {
     MiB(GPU_MEMORY.0 * u64::from(percent) / 100)
 }
