@@ -247,3 +247,51 @@ impl PolicyMeasures {
         self.runs.iter().filter_map(|run| run.get(measure)).collect()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use tessera_sim::cluster::WorkloadKnowledge;
+    use tessera_sim::cluster::bench::{BenchWorkload, replay};
+
+    use super::*;
+
+    fn result(workload: &str, policies: &[&str]) -> BenchResult {
+        let workload = BenchWorkload::named(workload).unwrap();
+        let scenario = workload.scenario(2, 1).unwrap();
+        let run = |name: &&str| {
+            let run = replay(&scenario, name.parse().unwrap(), WorkloadKnowledge::Learned);
+            PolicyMeasures { name: (*name).to_owned(), runs: vec![run] }
+        };
+        let policies = policies.iter().map(run).collect();
+        let BenchWorkload { name, about, headline, .. } = workload;
+        let workloads = vec![WorkloadResult { name, about, headline, policies }];
+        BenchResult { workloads, seeds: vec![1], node_count: 2 }
+    }
+
+    #[test]
+    fn the_summary_compares_with_the_best_other_policy_in_the_direction_of_the_measure() {
+        // Of 16 GPUs, alike-60 opens one for each of six pods, whatever the policy.
+        let equal = &result("alike-60", &["spread", "binpack", "tessera"]).summary()[0];
+        assert_eq!((equal.best.as_str(), equal.tessera_value), ("tessera", 6.0));
+        assert_eq!((equal.tessera_worse_by, equal.worse_in_seeds), (0.0, 0));
+        let mut doctored = result("quarters-then-8", &["spread", "binpack", "tessera"]);
+        let (others, ours) = doctored.workloads[0].policies.split_at_mut(2);
+        ours[0].runs.clone_from(&others[0].runs);
+        let worse = &doctored.summary()[0];
+        assert_eq!((worse.best.as_str(), worse.best_other.as_str()), ("binpack", "binpack"));
+        assert_eq!((worse.best_other_value, worse.tessera_worse_by, worse.worse_in_seeds), (8.0, 8.0, 1));
+        assert!(result("alike-60", &["binpack"]).summary().is_empty());
+    }
+
+    #[test]
+    fn the_text_shows_waiting_only_where_pods_end_and_json_uses_stable_keys() {
+        assert!(!result("alike-60", &["binpack"]).text().contains("wait"));
+        let result = result("churn-80", &["binpack", "tessera"]);
+        assert!(result.text().contains("wait min"), "{}", result.text());
+        let json = serde_json::to_value(result.json()).unwrap();
+        assert_eq!(json["workloads"][0]["headline"], "eightGpuPodsFit");
+        assert_eq!(json["summary"][0]["measure"], "eightGpuPodsFit");
+        let means = json["workloads"][0]["policies"][1]["mean"].as_object().unwrap();
+        assert_eq!(means.len(), Measure::ALL.len());
+    }
+}
