@@ -1,8 +1,10 @@
 //! The forecast: how much of the free GPUs the expected pods will not be able to use.
 
 mod free_capacity;
+mod leftover;
 
-pub use self::free_capacity::FreeCapacity;
+pub use self::free_capacity::{CapacitySummary, FreeCapacity};
+use self::leftover::{HOST_NEED_FACTOR, Leftover, Leftovers, WholeGpuFuture, learned, part_of_gpu};
 use crate::fragmentation::Fragmentation;
 use crate::gpu::GpuKind;
 use crate::node::Node;
@@ -13,62 +15,45 @@ use crate::workload::{Demand, ExpectedClass, PodClass, Workload};
 ///
 /// A forecast stays useful until the workload or the cluster has changed much; a [`Learner`] tells
 /// when.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Forecast {
     kinds: Vec<(GpuKind, KindForecast)>,
     /// The forecast for kinds of GPUs that were added after the forecast was made.
     unknown: KindForecast,
-    /// The expected CPU request per GPU, in thousandths of a CPU; never zero.
+    /// The expected CPU request per GPU, in thousandths of a CPU; infinite where no pod is expected,
+    /// so that CPU does not matter.
     cpu_per_gpu: f64,
-    /// The expected main memory request per GPU, in MiB.
+    /// The expected main memory request per GPU, in MiB; infinite where no pod is expected.
     memory_per_gpu: f64,
 }
 
 #[derive(Clone, Debug)]
 struct KindForecast {
-    /// The outlook of a GPU, by its free percentage.
-    leftovers: [Leftover; 101],
-    /// The fragmentation measure, in which classes of pods weigh more where fewer GPUs can serve
-    /// them.
+    leftovers: Leftovers,
+    /// The fragmentation measure for pods with several GPUs, in which classes weigh more where fewer
+    /// GPUs can serve them.
     scarcity: Fragmentation,
-}
-
-/// The outlook of a GPU with some percentage free, if single-GPU pods arrive as expected until none
-/// fits.
-#[derive(Clone, Copy, Debug, Default)]
-struct Leftover {
-    /// The part that stays unused, in GPUs.
-    waste: f64,
-    /// The CPU that the arriving pods need, in thousandths of a CPU.
-    cpu: f64,
-    /// The main memory that the arriving pods need, in MiB.
-    memory: f64,
 }
 
 /// Learns the workload from arriving pods and tells when a new forecast is due.
 #[derive(Clone, Debug)]
 pub struct Learner {
-    workload: Workload,
+    /// The arrivals seen.
+    learned: Workload,
+    /// The workload that is expected beside the arrivals seen. It never loses its weight.
+    assumed: Workload,
     /// The number of arrivals since the last forecast.
     arrivals: f64,
-    /// The free capacity at the last forecast, in GPUs.
-    idle: f64,
+    /// The free capacity at the last forecast.
+    capacity: CapacitySummary,
 }
-
-/// Weight of the case that no further pod arrives for a free part of a GPU, relative to 1 for all
-/// classes of pods.
-///
-/// It is small because free parts wait long. It keeps a part that only a rare class can use from
-/// counting as used.
-const NO_ARRIVAL_WEIGHT: f64 = 0.04;
-
-/// Factor on the mean CPU and memory request per GPU. It is below 1 because most pods request less
-/// than the mean.
-const HOST_NEED_FACTOR: f64 = 0.9;
 
 /// Weight of the scarcity measure. It keeps whole nodes for the pods that need them; the expected
 /// waste decides most cases.
 const SCARCITY_WEIGHT: f64 = 0.1;
+
+/// Value of a free GPU of any kind where every pod wants whole GPUs, in GPUs.
+const WHOLE_GPU_VALUE: f64 = 1.5;
 
 /// Lower bound for the GPUs that can serve a class when its scarcity is computed. Without it the
 /// last few GPUs would outweigh everything else.
@@ -80,6 +65,11 @@ const DUE_ARRIVALS: f64 = 0.25;
 /// A forecast is due when the free capacity has changed by this part of all GPUs.
 const DUE_CAPACITY_CHANGE: f64 = 0.1;
 
+/// A forecast is due when the free parts of partly used GPUs have changed by this many GPUs plus this
+/// part of the GPUs in use: a fraction of the usual stock.
+const DUE_STOCK_CHANGE_GPUS: f64 = 0.5;
+const DUE_STOCK_CHANGE_PART: f64 = 0.003;
+
 // === impl Forecast ===
 
 impl Forecast {
@@ -90,17 +80,23 @@ impl Forecast {
         let gpus: f64 = classes.iter().map(|expected| expected.share * gpus_taken(expected.class)).sum();
         let per_gpu = |need: fn(&ExpectedClass<'_>) -> f64| {
             let mean: f64 = classes.iter().map(|expected| expected.share * need(expected)).sum();
-            if gpus > 0.0 { (HOST_NEED_FACTOR * mean / gpus).max(1.0) } else { 1.0 }
+            if gpus > 0.0 { (HOST_NEED_FACTOR * mean / gpus).max(1.0) } else { f64::INFINITY }
         };
         let scarcity = scarcity(&classes, remains);
-        let forecast = |kind: &GpuKind| KindForecast {
-            leftovers: leftovers(&classes, kind),
-            scarcity: Fragmentation::new(scarcity.iter().copied(), kind),
-        };
         let mut kinds: Vec<(GpuKind, KindForecast)> = Vec::new();
         for (kind, _) in remains.nodes.iter().flat_map(|node| node.kinds.iter()) {
             if !kinds.iter().any(|(known, _)| known == kind) {
-                kinds.push((kind.clone(), forecast(kind)));
+                let leftovers = learned(&classes, kind);
+                let scarcity = Fragmentation::new(scarcity.iter().copied(), kind);
+                kinds.push((kind.clone(), KindForecast { leftovers, scarcity }));
+            }
+        }
+        let whole_gpus = whole_gpu_future(&kinds, remains);
+        for (kind, forecast) in &mut kinds {
+            forecast.leftovers = whole_gpus.blend(forecast.leftovers);
+            let value = free_value(&classes, kind);
+            for (percent, leftover) in forecast.leftovers.iter_mut().enumerate() {
+                leftover.waste -= value * part_of_gpu(percent);
             }
         }
         Self {
@@ -114,8 +110,9 @@ impl Forecast {
     /// Returns the GPUs of a node that are expected to stay unused; `left` returns the free
     /// percentage of each.
     ///
-    /// The sum has three parts: free parts that suit no expected pod, GPUs for which CPU or memory
-    /// is missing, and lost capacity for scarce classes of pods.
+    /// The sum has these parts: free parts that suit no expected pod, less the value of what is free;
+    /// lost capacity for scarce classes of pods; and GPUs for which CPU or memory is missing. Only
+    /// differences of the sum have a meaning.
     pub(crate) fn lost(&self, node: &Node, cpu: MilliCpu, memory: MiB, left: impl Fn(usize) -> u8) -> f64 {
         let (mut lost, mut cpu_need, mut memory_need) = (0.0, 0.0, 0.0);
         for (kind, gpus) in node.kinds() {
@@ -129,14 +126,14 @@ impl Forecast {
             }
             lost += SCARCITY_WEIGHT * forecast.scarcity.of(cpu, left);
         }
-        let cpu_short = (cpu_need - milli(cpu)) / self.cpu_per_gpu();
-        let memory_short = (memory_need - mebibytes(memory)) / self.memory_per_gpu.max(1.0);
+        let cpu_short = (cpu_need - milli(cpu)) / self.cpu_per_gpu;
+        let memory_short = (memory_need - mebibytes(memory)) / self.memory_per_gpu;
         lost + cpu_short.max(memory_short).max(0.0)
     }
 
     /// Returns the expected CPU request per GPU, in thousandths of a CPU.
     pub(crate) fn cpu_per_gpu(&self) -> f64 {
-        self.cpu_per_gpu.max(1.0)
+        self.cpu_per_gpu
     }
 
     fn of(&self, kind: &GpuKind) -> &KindForecast {
@@ -144,46 +141,54 @@ impl Forecast {
     }
 }
 
+impl Default for Forecast {
+    /// Expects no pod.
+    fn default() -> Self {
+        Self::new(&Workload::default(), &FreeCapacity::default())
+    }
+}
+
 impl Default for KindForecast {
     fn default() -> Self {
-        Self { leftovers: [Leftover::default(); 101], scarcity: Fragmentation::default() }
+        // Without expectations the whole-GPU future decides: shares fill partly used GPUs.
+        let leftovers = WholeGpuFuture::default().blend([Leftover::default(); 101]);
+        Self { leftovers, scarcity: Fragmentation::default() }
     }
 }
 
-/// Computes the outlook for each free percentage of a GPU.
+/// Returns the value of a free GPU of this kind, in GPUs. It matters only in clusters with several
+/// kinds of GPUs.
 ///
-/// Single-GPU pods arrive one after the other with the expected probabilities. Each takes its part
-/// if it fits, until no further pod arrives.
-fn leftovers(classes: &[ExpectedClass<'_>], kind: &GpuKind) -> [Leftover; 101] {
-    // Probability, CPU and memory of the arriving pods, by the percentage they take.
-    let mut takers = [(0.0, 0.0, 0.0); 101];
-    for ExpectedClass { class, share, memory } in classes {
-        let percent = class.percent_of(kind);
-        if class.gpu_count() == 1 && class.accepts(&kind.model) && (1..=100).contains(&percent) {
-            let taker = &mut takers[percent];
-            *taker = (taker.0 + share, taker.1 + share * milli(class.cpu), taker.2 + share * memory);
-        }
-    }
-    let mut leftovers = [Leftover::default(); 101];
-    for left in 1..=100 {
-        let mut chances = NO_ARRIVAL_WEIGHT;
-        let mut sum = Leftover { waste: NO_ARRIVAL_WEIGHT * percent_of_gpu(left), ..Leftover::default() };
-        for (taken, (chance, cpu, memory)) in takers.iter().enumerate().take(left + 1).skip(1) {
-            let rest = &leftovers[left - taken];
-            chances += chance;
-            sum.waste += chance * rest.waste;
-            sum.cpu += HOST_NEED_FACTOR * cpu + chance * rest.cpu;
-            sum.memory += HOST_NEED_FACTOR * memory + chance * rest.memory;
-        }
-        leftovers[left] =
-            Leftover { waste: sum.waste / chances, cpu: sum.cpu / chances, memory: sum.memory / chances };
-    }
-    leftovers
+/// Pods go to the kinds of GPUs that suit the fewest others, so that the rest stays free for pods
+/// with special demands. A share of some MiB takes less of a large GPU than of a small one, and it
+/// should take the least where pods with whole GPUs want the rest.
+fn free_value(classes: &[ExpectedClass<'_>], kind: &GpuKind) -> f64 {
+    let probability = |of: &dyn Fn(&PodClass) -> bool| -> f64 {
+        classes.iter().filter(|expected| of(expected.class)).map(|expected| expected.share).sum()
+    };
+    let suits = |class: &PodClass| class.accepts(&kind.model) && class.percent_of(kind) <= 100;
+    let unsuited = probability(&|class| class.gpu_count() == 1 && !suits(class));
+    let whole = probability(&|class| matches!(class.demand, Demand::Whole(_)));
+    WHOLE_GPU_VALUE * whole - unsuited
 }
 
-/// Weighs each class of pods by the GPUs it takes and by how few of the free GPUs can serve it now.
+/// Returns the probability of the whole-GPU future from what the learned future will use of the
+/// partly used GPUs.
+fn whole_gpu_future(learned: &[(GpuKind, KindForecast)], remains: &FreeCapacity) -> WholeGpuFuture {
+    let usable = |kind: &GpuKind, percent: u8| {
+        let leftovers = learned.iter().find(|(known, _)| known == kind).map(|(_, known)| &known.leftovers);
+        let percent = usize::from(percent);
+        part_of_gpu(percent) - leftovers.map_or(0.0, |leftovers| leftovers[percent].waste)
+    };
+    let stock: f64 = remains.partly_used().map(|(kind, percent)| usable(kind, percent)).sum();
+    let CapacitySummary { all_gpus, free, .. } = remains.summary();
+    WholeGpuFuture::new(stock, all_gpus - free)
+}
+
+/// Weighs each class of pods with several GPUs by the GPUs it takes and by how few of the free GPUs
+/// can serve it now. Classes with one GPU are what the leftovers of single GPUs are about.
 fn scarcity<'a>(classes: &[ExpectedClass<'a>], remains: &FreeCapacity) -> Vec<(&'a PodClass, f64)> {
-    let idle = remains.gpus_left();
+    let idle = remains.summary().free;
     let weigh = |expected: &ExpectedClass<'a>| {
         let class = expected.class;
         let scarcity = idle / remains.gpus_serving(class).max(MIN_SERVING_GPUS);
@@ -191,7 +196,7 @@ fn scarcity<'a>(classes: &[ExpectedClass<'a>], remains: &FreeCapacity) -> Vec<(&
         let gpus = class.gpu_count() as f64;
         (class, expected.share * scarcity * scarcity * gpus)
     };
-    classes.iter().map(weigh).collect()
+    classes.iter().filter(|expected| expected.class.gpu_count() > 1).map(weigh).collect()
 }
 
 /// Returns the number of GPUs that a pod takes; a share counts as a fraction.
@@ -200,12 +205,6 @@ fn gpus_taken(class: &PodClass) -> f64 {
         Demand::Whole(gpus) => f64::from(gpus),
         Demand::Share { compute_percent, .. } => f64::from(compute_percent.0.max(1)) / 100.0,
     }
-}
-
-fn percent_of_gpu(percent: usize) -> f64 {
-    #[expect(clippy::cast_precision_loss, reason = "at most 100")]
-    let percent = percent as f64;
-    percent / 100.0
 }
 
 #[expect(clippy::cast_precision_loss, reason = "no host has 2^52 MiB")]
@@ -221,49 +220,56 @@ fn milli(cpu: MilliCpu) -> f64 {
 // === impl Learner ===
 
 impl Learner {
-    /// Creates a learner that starts from a known or assumed workload.
+    /// Creates a learner that has seen no pod and expects the assumed workload.
     #[must_use]
-    pub fn new(workload: Workload) -> Self {
-        Self { workload, arrivals: f64::INFINITY, idle: 0.0 }
+    pub fn new(assumed: Workload) -> Self {
+        Self {
+            learned: Workload::default(),
+            assumed,
+            arrivals: f64::INFINITY,
+            capacity: CapacitySummary::default(),
+        }
     }
 
     /// Counts the arrival of a pod.
     pub fn see(&mut self, pod: &crate::request::PodRequest) {
         if pod.wants_gpu() {
-            self.workload.see(pod);
+            self.learned.see(pod);
             self.arrivals += 1.0;
         }
     }
 
-    /// Returns the workload that was learned so far.
-    #[must_use]
-    pub fn workload(&self) -> &Workload {
-        &self.workload
+    /// Replaces the workload that is expected beside the arrivals seen.
+    pub fn assume(&mut self, assumed: Workload) {
+        self.assumed = assumed;
     }
 
-    /// Returns whether the workload contains any pod, counted or assumed.
+    /// Returns the expected workload: the arrivals seen and the assumed workload.
     #[must_use]
-    pub fn has_seen_any(&self) -> bool {
-        self.workload.pods() > 0.0
+    pub fn workload(&self) -> Workload {
+        self.learned.with(&self.assumed)
     }
 
-    /// Returns whether a new forecast is due, with `idle` of `all` GPUs free.
+    /// Returns whether a new forecast is due, with this capacity free.
     #[must_use]
-    pub fn is_due(&self, idle: f64, all: f64) -> bool {
-        self.arrivals >= DUE_ARRIVALS * self.workload.pods() && self.arrivals > 0.0
-            || (idle - self.idle).abs() >= DUE_CAPACITY_CHANGE * all
+    pub fn is_due(&self, now: CapacitySummary) -> bool {
+        let weight = self.learned.pods() + self.assumed.pods();
+        let stock_change = DUE_STOCK_CHANGE_GPUS + DUE_STOCK_CHANGE_PART * (now.all_gpus - now.free);
+        self.arrivals >= DUE_ARRIVALS * weight && self.arrivals > 0.0
+            || (now.free - self.capacity.free).abs() >= DUE_CAPACITY_CHANGE * now.all_gpus
+            || (now.free_on_partly_used - self.capacity.free_on_partly_used).abs() >= stock_change
     }
 
-    /// Returns the workload for a forecast from this free capacity, and counts arrivals from zero
+    /// Returns the workload for a forecast from this free capacity, and counts changes from zero
     /// again.
-    pub fn begin_forecast(&mut self, remains: &FreeCapacity) -> &Workload {
+    pub fn begin_forecast(&mut self, capacity: CapacitySummary) -> Workload {
         self.arrivals = 0.0;
-        self.idle = remains.gpus_left();
-        &self.workload
+        self.capacity = capacity;
+        self.workload()
     }
 
     /// Makes a forecast from this free capacity.
     pub fn forecast(&mut self, remains: &FreeCapacity) -> Forecast {
-        Forecast::new(self.begin_forecast(remains), remains)
+        Forecast::new(&self.begin_forecast(remains.summary()), remains)
     }
 }

@@ -236,6 +236,13 @@ impl NodeState {
         f64::from(percents.sum::<u32>()) / 100.0
     }
 
+    /// Returns the free capacity of the GPUs that are partly used, in GPUs.
+    #[must_use]
+    pub fn left_on_partly_used(&self) -> f64 {
+        let percents = self.node.healthy.iter().map(|gpu| u32::from(self.percent_left(gpu)));
+        f64::from(percents.filter(|percent| *percent < 100).sum::<u32>()) / 100.0
+    }
+
     /// Returns the healthy GPUs that no pod uses.
     #[must_use]
     pub fn idle(&self) -> GpuSet {

@@ -67,9 +67,6 @@ struct Seen {
 /// large pods, short enough to follow a change of users.
 const HALF_LIFE_PODS: f64 = 5_000.0;
 
-/// Weight of the assumed workload of a new cluster. A few dozen arrivals outweigh it.
-const START_WEIGHT_PODS: f64 = 16.0;
-
 /// Upper bound for the classes; the rarest are dropped first. The trace of a large cluster has
 /// about a hundred.
 const MAX_CLASSES: usize = 512;
@@ -95,30 +92,25 @@ impl Workload {
         workload
     }
 
-    /// Returns an assumed workload for an unused cluster: mostly single GPUs and shares, few sets
-    /// of GPUs.
+    /// Returns the workload that is always expected beside the one learned: pods with whole GPUs,
+    /// mostly single ones, few large sets.
     ///
-    /// Each pod requests its part of a typical host. Real arrivals soon outweigh the assumption.
+    /// It contains no shares. A free part of a GPU counts as useful only once pods have been seen
+    /// that fit, so a scheduler that has seen no pod packs shares tightly. Each pod requests its part
+    /// of a typical host. Real arrivals soon outweigh the assumption, but it never vanishes: large
+    /// pods stay possible whatever was seen.
     #[must_use]
     pub fn guess<'a>(nodes: impl IntoIterator<Item = &'a Node>) -> Self {
-        const PARTS: [(u32, f64); 3] = [(25, 0.15), (50, 0.2), (75, 0.1)];
-        const WHOLES: [(u8, f64); 4] = [(1, 0.5), (2, 0.02), (4, 0.02), (8, 0.01)];
+        const WHOLES: [(u8, f64); 4] = [(1, 8.0), (2, 0.32), (4, 0.32), (8, 0.16)];
         let host = Host::typical(nodes);
         let mut workload = Self::default();
-        let mut count = |request, gpus: f64, part: f64| {
+        for (gpus, weight) in WHOLES.into_iter().filter(|(gpus, _)| usize::from(*gpus) <= host.most_gpus) {
             let pod = PodRequest {
-                cpu: MilliCpu(whole_number(host.cpu * gpus)),
-                memory: MiB(whole_number(host.memory * gpus)),
-                ..PodRequest::of_mains([request])
+                cpu: MilliCpu(whole_number(host.cpu * f64::from(gpus))),
+                memory: MiB(whole_number(host.memory * f64::from(gpus))),
+                ..PodRequest::of_mains([Request::Whole(gpus)])
             };
-            workload.count(&pod, START_WEIGHT_PODS * part);
-        };
-        for (compute_percent, part) in PARTS {
-            let request = Request::Share { compute_percent: Percent(compute_percent), memory: MiB::ZERO };
-            count(request, f64::from(compute_percent) / 100.0, part);
-        }
-        for (gpus, part) in WHOLES.into_iter().filter(|(gpus, _)| usize::from(*gpus) <= host.most_gpus) {
-            count(Request::Whole(gpus), f64::from(gpus), part);
+            workload.count(&pod, weight);
         }
         workload
     }
@@ -135,6 +127,21 @@ impl Workload {
         if self.classes.len() > 2 * MAX_CLASSES {
             self.forget_rarest();
         }
+    }
+
+    /// Returns this workload and another one together. The other one counts as if all its pods had
+    /// just arrived.
+    #[must_use]
+    pub fn with(&self, other: &Self) -> Self {
+        let mut sum = self.clone();
+        let scale = self.newest / other.newest;
+        for (class, seen) in &other.classes {
+            let known = sum.classes.entry(class.clone()).or_default();
+            known.weight += scale * seen.weight;
+            known.memory += scale * seen.memory;
+        }
+        sum.total += scale * other.total;
+        sum
     }
 
     /// Returns the total weight, in pods of the newest weight.

@@ -1,5 +1,6 @@
 //! The free capacity of a cluster at one moment, prepared for many classes of pods.
 
+use crate::gpu::GpuKind;
 use crate::node::{Kinds, NodeState};
 use crate::units::MilliCpu;
 use crate::workload::PodClass;
@@ -27,6 +28,17 @@ pub(super) struct FreeNode {
     begin: usize,
 }
 
+/// How much of a cluster's GPUs is free, in GPUs.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct CapacitySummary {
+    /// The number of all GPUs, used or not.
+    pub all_gpus: f64,
+    /// The free capacity.
+    pub free: f64,
+    /// The part of the free capacity that is on partly used GPUs.
+    pub free_on_partly_used: f64,
+}
+
 impl<'a> FromIterator<&'a NodeState> for FreeCapacity {
     fn from_iter<T: IntoIterator<Item = &'a NodeState>>(nodes: T) -> Self {
         let mut remains = Self::default();
@@ -45,18 +57,26 @@ impl FreeCapacity {
         self.nodes.is_empty()
     }
 
-    /// Returns the number of all GPUs, used or not.
+    /// Returns the totals.
     #[must_use]
-    pub fn all_gpus(&self) -> f64 {
+    pub fn summary(&self) -> CapacitySummary {
         #[expect(clippy::cast_precision_loss, reason = "no cluster has 2^52 GPUs")]
-        let all = self.percents.len() as f64;
-        all
+        let all_gpus = self.percents.len() as f64;
+        let partly_used = self.percents.iter().filter(|percent| (1..100).contains(*percent));
+        CapacitySummary {
+            all_gpus,
+            free: self.nodes.iter().map(|node| node.gpus_left).sum(),
+            free_on_partly_used: partly_used.map(|percent| f64::from(*percent) / 100.0).sum(),
+        }
     }
 
-    /// Returns the free capacity of all nodes, in GPUs.
-    #[must_use]
-    pub fn gpus_left(&self) -> f64 {
-        self.nodes.iter().map(|node| node.gpus_left).sum()
+    /// Returns the kind and the free percentage of each GPU that is partly used.
+    pub(super) fn partly_used(&self) -> impl Iterator<Item = (&GpuKind, u8)> {
+        let of_nodes = self.nodes.iter().flat_map(|node| {
+            let kinds = node.kinds.iter().flat_map(|(kind, gpus)| std::iter::repeat_n(kind, gpus.len()));
+            kinds.zip(self.percents[node.begin..].iter().copied())
+        });
+        of_nodes.filter(|(_, percent)| (1..100).contains(percent))
     }
 
     /// Returns the free capacity, in GPUs, of the nodes that can take a pod of this class.

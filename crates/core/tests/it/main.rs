@@ -5,4 +5,5 @@
 mod arbitrary;
 mod ledger;
 mod links;
+mod packing;
 mod placement;

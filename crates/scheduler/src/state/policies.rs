@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use tessera_core::forecast::{Forecast, FreeCapacity, Learner};
+use tessera_core::forecast::{Forecast, FreeCapacity};
 use tessera_core::node::NodeState;
 use tessera_core::placement::Policy;
 use tessera_core::workload::Workload;
@@ -37,7 +37,7 @@ impl State {
     }
 
     /// Returns the expected workload, learned from the pods seen so far.
-    pub(crate) fn workload(&self) -> &Workload {
+    pub(crate) fn workload(&self) -> Workload {
         self.learner.workload()
     }
 
@@ -46,17 +46,16 @@ impl State {
     #[must_use]
     pub fn free_capacity_if_due(&self) -> Option<FreeCapacity> {
         let capacity: FreeCapacity = self.ledger.nodes().collect();
-        let due = !capacity.is_empty() && self.learner.is_due(capacity.gpus_left(), capacity.all_gpus());
+        let due = !capacity.is_empty() && self.learner.is_due(capacity.summary());
         due.then_some(capacity)
     }
 
     /// Returns the workload for a new forecast. Pods that arrive from now on count for the next one.
     pub fn begin_forecast(&mut self, capacity: &FreeCapacity) -> Workload {
-        if !self.learner.has_seen_any() {
-            let with_gpus = self.ledger.nodes().map(NodeState::node).filter(|node| !node.gpus().is_empty());
-            self.learner = Learner::new(Workload::guess(with_gpus));
-        }
-        self.learner.begin_forecast(capacity).clone()
+        let with_gpus = self.ledger.nodes().map(NodeState::node).filter(|node| !node.gpus().is_empty());
+        let assumed = Workload::guess(with_gpus);
+        self.learner.assume(assumed);
+        self.learner.begin_forecast(capacity.summary())
     }
 
     /// Replaces the forecast.

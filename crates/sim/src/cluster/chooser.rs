@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use tessera_core::forecast::{FreeCapacity, Learner};
+use tessera_core::forecast::{CapacitySummary, FreeCapacity, Learner};
 use tessera_core::gpu_set::GpuSet;
 use tessera_core::node::NodeState;
 use tessera_core::placement::scoreboard::Scoreboard;
@@ -66,9 +66,9 @@ impl NodeChooser {
         }
     }
 
-    /// Makes a new forecast if one is due, with `idle` of `all` GPUs free.
-    pub(super) fn refresh(&mut self, nodes: &[SimNode], idle: f64, all: f64) {
-        if self.learner.as_ref().is_some_and(|learner| learner.is_due(idle, all)) {
+    /// Makes a new forecast if one is due, with this capacity free.
+    pub(super) fn refresh(&mut self, nodes: &[SimNode], capacity: CapacitySummary) {
+        if self.learner.as_ref().is_some_and(|learner| learner.is_due(capacity)) {
             self.forecast(nodes);
         }
     }
@@ -121,16 +121,11 @@ impl NodeChooser {
 }
 
 /// Returns the learner of a scheduler that has just started and listed these pods.
-///
-/// As in the scheduler, the assumed workload serves only where there is no pod to learn from.
 fn started<'a>(pods: impl Iterator<Item = &'a PodRequest>, nodes: &[SimNode]) -> Learner {
-    let mut learner = Learner::new(Workload::default());
-    pods.for_each(|pod| learner.see(pod));
-    if learner.has_seen_any() {
-        return learner;
-    }
     let with_gpus = nodes.iter().map(|node| node.state.node()).filter(|node| !node.gpus().is_empty());
-    Learner::new(Workload::guess(with_gpus))
+    let mut learner = Learner::new(Workload::guess(with_gpus));
+    pods.for_each(|pod| learner.see(pod));
+    learner
 }
 
 /// Returns whether a node can take a pod.
@@ -159,14 +154,14 @@ mod tests {
         let pod = scenario.pod(0);
         let measure = || unreachable!("only policy fgd has a target");
         let mut chooser = NodeChooser::new("tessera".parse().unwrap(), None, &nodes, measure, 1);
-        let learned = |chooser: &NodeChooser| chooser.learner.as_ref().unwrap().workload().clone();
+        let learned = |chooser: &NodeChooser| chooser.learner.as_ref().unwrap().workload();
         let assumed = Workload::guess(nodes.iter().map(|node| node.state.node()));
         assert_eq!(learned(&chooser), assumed);
         (0..100).for_each(|_| chooser.see(pod));
         chooser.restart([pod, pod].into_iter(), &nodes);
         let mut two = Workload::default();
         (0..2).for_each(|_| two.see(&pod.request));
-        assert_eq!(learned(&chooser), two);
+        assert_eq!(learned(&chooser), two.with(&assumed));
         chooser.restart([].into_iter(), &nodes);
         assert_eq!(learned(&chooser), assumed);
     }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use tessera_core::forecast::CapacitySummary;
 use tessera_core::grant::PodGrant;
 use tessera_core::node::Node;
 use tessera_core::placement::Placement;
@@ -63,6 +64,7 @@ pub fn run(experiment: &Experiment, policy: FillPolicy, seed: u64) -> FillResult
         gpu_count: gpu_count as u64,
         arrived: 0,
         allocated: 0,
+        free_on_partly_used: 0.0,
         outcome: FillResult::default(),
     };
     for pod in pods {
@@ -81,15 +83,21 @@ struct FillRun {
     arrived: u64,
     /// Allocated GPU time in percent of one GPU.
     allocated: u64,
+    /// Free capacity of the GPUs that are partly used, in GPUs.
+    free_on_partly_used: f64,
     outcome: FillResult,
 }
 
 impl FillRun {
     fn offer(&mut self, pod: &SimPod) {
         let start = Instant::now();
-        let idle = self.gpu_count * 100 - self.allocated;
         self.chooser.see(pod);
-        self.chooser.refresh(&self.nodes, percent(idle), percent(self.gpu_count * 100));
+        let capacity = CapacitySummary {
+            all_gpus: percent(self.gpu_count * 100),
+            free: percent(self.gpu_count * 100 - self.allocated),
+            free_on_partly_used: self.free_on_partly_used,
+        };
+        self.chooser.refresh(&self.nodes, capacity);
         let chosen = self.chooser.choose(pod, &self.nodes);
         let nanos = start.elapsed().as_nanos();
         self.outcome.decision_nanos.push(u64::try_from(nanos).unwrap_or(u64::MAX));
@@ -106,7 +114,9 @@ impl FillRun {
     }
 
     fn take(&mut self, node: usize, pod: &SimPod, placement: &Placement) {
+        self.free_on_partly_used -= self.nodes[node].state.left_on_partly_used();
         let grant = self.nodes[node].add(self.outcome.grants.len(), pod, placement).clone();
+        self.free_on_partly_used += self.nodes[node].state.left_on_partly_used();
         if let Some(gpus) = placement.gpus.first().filter(|gpus| gpus.len() > 1) {
             let topology = self.nodes[node].state.node().topology();
             self.outcome.bandwidth_shares.push(topology.bandwidth_model().share(*gpus));

@@ -44,6 +44,27 @@ fn binpack_opens_as_few_gpus_as_alike_shares_need() {
 }
 
 #[test]
+fn tessera_opens_no_more_gpus_than_binpack_for_alike_shares() {
+    let families = ["alike", "memory", "restart-alike", "turnover", "restart-turnover", "bare"];
+    for family in families {
+        for percent in [10, 20, 25, 30, 34, 40, 45, 50, 60] {
+            let workload = format!("{family}-{percent}");
+            let opened = |policy| measures(&workload, 10, policy, 42).get(Measure::Opened).unwrap();
+            let (ours, theirs) = (opened("tessera"), opened("binpack"));
+            assert!(ours <= theirs * 1.01, "{workload}: {ours} GPUs, binpack {theirs}");
+        }
+    }
+}
+
+#[test]
+fn tessera_leaves_large_pods_the_nodes_that_quarters_need_not() {
+    for workload in ["quarters-then-8", "restart-quarters-then-8"] {
+        let granted = measures(workload, 10, "tessera", 42).get(Measure::WholeGranted);
+        assert_eq!(granted, Some(48.0), "{workload}");
+    }
+}
+
+#[test]
 fn spread_opens_a_gpu_for_each_share() {
     check("alike-50", "spread", &[(Measure::Opened, 40.0), (Measure::EightGpuFits, 0.0)]);
     check("quarters-then-8", "spread", &[(Measure::WholeGranted, 0.0), (Measure::NotPlaced, 6.0)]);

@@ -149,7 +149,8 @@ fn count_models(models: &mut Vec<Model>, cluster: &State, state: &NodeState) {
 
 impl Model {
     fn new(kind: GpuKind, cluster: &State) -> Self {
-        let expected = cluster.workload().classes().map(|expected| (expected.class, expected.share));
+        let workload = cluster.workload();
+        let expected = workload.classes().map(|expected| (expected.class, expected.share));
         let view = ModelView {
             model: kind.model.to_string(),
             gpu_mib: kind.memory.0,

@@ -158,7 +158,7 @@ impl Replay<'_> {
     }
 
     fn refresh(&mut self) {
-        self.chooser.refresh(&self.nodes, self.usage.idle(), self.usage.gpus());
+        self.chooser.refresh(&self.nodes, self.usage.capacity());
     }
 
     fn changed(&mut self, node: usize) {
@@ -231,7 +231,7 @@ mod tests {
                         assert!(!fits(state, &scenario.shapes[*shape]), "{workload}, {policy}");
                     }
                 }
-                assert_eq!(Usage::new(&run.nodes).idle(), run.usage.idle(), "{workload}, {policy}");
+                assert_eq!(Usage::new(&run.nodes).capacity(), run.usage.capacity(), "{workload}, {policy}");
             }
         }
     }

@@ -1,5 +1,6 @@
 //! The use of the GPUs during a run.
 
+use tessera_core::forecast::CapacitySummary;
 use tessera_core::node::NodeState;
 
 use super::measures::{Measure, Measures};
@@ -12,6 +13,9 @@ use crate::cluster::sim_node::SimNode;
 pub(super) struct Usage {
     nodes: Vec<Counts>,
     all: Counts,
+    /// The free percentages of the partly used GPUs, by node and of all nodes.
+    partly_used: Vec<u64>,
+    all_partly_used: u64,
     gpus: u64,
     opened_peak: u64,
     /// The counts of all nodes, summed up over time.
@@ -34,6 +38,8 @@ impl Usage {
         let mut usage = Self {
             nodes: vec![Counts::default(); nodes.len()],
             all: Counts::default(),
+            partly_used: vec![0; nodes.len()],
+            all_partly_used: 0,
             gpus: gpus as u64,
             opened_peak: 0,
             over_time: [0.0; COUNTED.len()],
@@ -52,6 +58,10 @@ impl Usage {
             *sum = *sum + now - before;
         }
         self.opened_peak = self.opened_peak.max(self.all[0]);
+        let used = state.node().gpus().iter().filter(|gpu| !state.used(gpu.index).is_none());
+        let left = used.map(|gpu| u64::from(state.percent_left(gpu.index))).sum();
+        let before = std::mem::replace(&mut self.partly_used[node], left);
+        self.all_partly_used = self.all_partly_used + left - before;
     }
 
     fn count(&self, state: &NodeState) -> Counts {
@@ -75,14 +85,18 @@ impl Usage {
     }
 
     /// Returns the GPUs of the cluster.
-    pub(super) fn gpus(&self) -> f64 {
+    fn gpus(&self) -> f64 {
         as_f64(self.gpus)
     }
 
-    /// Returns the free capacity in GPUs.
-    pub(super) fn idle(&self) -> f64 {
+    /// Returns how much is free.
+    pub(super) fn capacity(&self) -> CapacitySummary {
         let [.., used_percent] = self.all;
-        as_f64(self.gpus * 100 - used_percent) / 100.0
+        CapacitySummary {
+            all_gpus: self.gpus(),
+            free: as_f64(self.gpus * 100 - used_percent) / 100.0,
+            free_on_partly_used: as_f64(self.all_partly_used) / 100.0,
+        }
     }
 
     /// Enters the means over time, or the present values if no time has passed.
