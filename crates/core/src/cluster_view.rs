@@ -202,9 +202,18 @@ impl ClusterView {
         Ok(change)
     }
 
-    /// Enters a grant for which no namespace is charged.
-    pub fn hold(&mut self, grant: PodGrant) {
-        self.ledger.observe(grant);
+    /// Turns a booking into one in doubt, as [`Ledger::put_in_doubt`] does. No namespace is charged
+    /// for it.
+    pub fn put_in_doubt(&mut self, uid: &PodUid) {
+        self.ledger.put_in_doubt(uid);
+        self.charge(uid);
+    }
+
+    /// Releases a pod's booking in doubt and settles its node again.
+    pub fn release_in_doubt(&mut self, uid: &PodUid) {
+        let node = self.ledger.in_doubt(uid).map(|grant| grant.node.clone());
+        self.ledger.release_in_doubt(uid);
+        node.iter().for_each(|node| self.settle(node));
     }
 
     /// Sets GPUs aside for the pods of a node whose GPUs are unknown.

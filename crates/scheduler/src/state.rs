@@ -39,7 +39,7 @@ pub(crate) use self::nodes::ReadableNode;
 pub use self::pods::ListGeneration;
 pub use self::policies::DefaultPolicy;
 use self::recent_uids::RecentUids;
-use self::{booking::Booking, entries::PodEntry};
+use self::{booking::Bookings, entries::PodEntry};
 use crate::verb::filter::PassOn;
 
 /// Settings that stay fixed while the scheduler runs.
@@ -86,7 +86,7 @@ pub struct State {
     on_node: HashMap<NodeName, BTreeSet<PodUid>>,
     /// GPU pods without a grant, by node. They bypassed this scheduler, and GPUs are set aside for them.
     unknown_holders: HashMap<NodeName, BTreeSet<PodUid>>,
-    bookings: HashMap<PodUid, Booking>,
+    bookings: Bookings,
     ended: RecentUids,
     /// Pods that a list did not contain. Only the watch can bring them back.
     missing: RecentUids,
@@ -135,7 +135,7 @@ impl State {
             pods: HashMap::new(),
             on_node: HashMap::new(),
             unknown_holders: HashMap::new(),
-            bookings: HashMap::new(),
+            bookings: Bookings::default(),
             ended: RecentUids::default(),
             missing: RecentUids::default(),
             quota: Quota::default(),

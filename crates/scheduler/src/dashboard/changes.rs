@@ -70,7 +70,7 @@ fn node(state: &State, name: &NodeName, known: NodeLookup<'_>) -> u64 {
                 (gpu.minor, gpu.memory, &gpu.model, gpu.health == Health::Healthy).hash(&mut hasher);
             }
             // The usage of a node's GPUs is the sum of its grants.
-            state.ledger().grants_on(name).for_each(|grant| grant.hash(&mut hasher));
+            state.ledger().counted_on(name).for_each(|counted| counted.hash(&mut hasher));
         }
         NodeLookup::Unreadable(problem) => problem.hash(&mut hasher),
         NodeLookup::NoGpus => {}

@@ -2,6 +2,7 @@
 //! pods.
 
 use tessera_core::grant::PodGrant;
+use tessera_core::ledger::NodeGrant;
 use tessera_core::node::NodeState;
 use tessera_core::quota::QuotaLabels;
 use tessera_core::units::{NodeName, PodUid};
@@ -21,12 +22,11 @@ pub(super) struct GpuNode<'a> {
     pub(super) agent: Option<&'a str>,
 }
 
-/// A pod with a grant on a node.
+/// GPUs of a node that are not free.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Holder<'a> {
-    pub(super) uid: &'a PodUid,
     pub(super) grant: &'a PodGrant,
-    /// The pod; `None` for a booking whose pod is gone.
+    /// The pod that holds the GPUs; `None` for a booking in doubt.
     pub(super) pod: Option<&'a GpuPod>,
 }
 
@@ -62,10 +62,13 @@ pub(super) fn node<'a>(state: &'a State, name: &NodeName) -> Option<NodeLookup<'
     })
 }
 
-/// Returns the pods with GPUs of a node, sorted by UID.
+/// Returns the pods with GPUs of a node, then the bookings in doubt.
 pub(super) fn holders<'a>(state: &'a State, node: &NodeName) -> impl Iterator<Item = Holder<'a>> {
-    let with_gpus = state.ledger().grants_on(node).filter(|grant| !grant.containers.is_empty());
-    with_gpus.map(|grant| Holder { uid: &grant.pod, grant, pod: state.pod(&grant.pod) })
+    let with_gpus = state.ledger().counted_on(node).filter(|counted| !counted.grant().containers.is_empty());
+    with_gpus.map(|counted| match counted {
+        NodeGrant::Held(grant) => Holder { grant, pod: state.pod(&grant.pod) },
+        NodeGrant::InDoubt(grant) => Holder { grant, pod: None },
+    })
 }
 
 /// Finds a GPU pod by name.

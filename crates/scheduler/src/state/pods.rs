@@ -201,6 +201,13 @@ impl State {
         node.iter().for_each(|node| self.reassign_unknown_holders(node));
     }
 
+    /// Releases the booking in doubt of a pod. Pods with unknown GPUs may then be assigned to the released GPUs.
+    pub(super) fn release_in_doubt(&mut self, uid: &PodUid) {
+        let node = self.ledger.in_doubt(uid).map(|grant| grant.node.clone());
+        self.ledger.release_in_doubt(uid);
+        node.iter().for_each(|node| self.reassign_unknown_holders(node));
+    }
+
     /// Releases the grant of a pod and its charge.
     pub(super) fn leave(&mut self, uid: &PodUid) {
         self.ledger.release(uid);

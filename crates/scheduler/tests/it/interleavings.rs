@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, VecDeque};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use tessera_core::grant::PodGrant;
+use tessera_core::ledger::NodeGrant;
 use tessera_core::units::{NodeName, PodUid};
 use tessera_scheduler::state::{
     BindOrder, BindOutcome, BindStep, ClusterEvent, ListGeneration, State, WatchEvent,
@@ -315,9 +316,11 @@ impl World {
     }
 }
 
-fn book(state: &State) -> Vec<PodGrant> {
+/// Returns every grant that counts on a node, and whether it is a booking in doubt.
+fn book(state: &State) -> Vec<(bool, PodGrant)> {
+    let entry = |counted: NodeGrant<'_>| (matches!(counted, NodeGrant::InDoubt(_)), counted.grant().clone());
     let nodes = NODES.map(NodeName::from);
-    nodes.iter().flat_map(|node| state.ledger().grants_on(node).cloned().collect::<Vec<_>>()).collect()
+    nodes.iter().flat_map(|node| state.ledger().counted_on(node).map(entry).collect::<Vec<_>>()).collect()
 }
 
 proptest! {
