@@ -319,6 +319,11 @@ impl Ledger {
         self.pods.get(pod).map(AsRef::as_ref)
     }
 
+    /// Returns all pods that have a grant, in no particular order.
+    pub fn pods(&self) -> impl Iterator<Item = &PodUid> {
+        self.pods.keys()
+    }
+
     /// Returns the booking in doubt of a pod.
     #[must_use]
     pub fn in_doubt(&self, pod: &PodUid) -> Option<&PodGrant> {

@@ -123,7 +123,7 @@ impl GrantAudit {
     fn apply_node(&mut self, node: Value) {
         let Ok(node) = serde_json::from_value::<Node>(node) else { return };
         if let Ok(spec) = parsed_node::parse(&node, MemoryUnit::GiB) {
-            self.view.set_node(Arc::unwrap_or_clone(spec.node), QuotaLabels::default());
+            self.view.set_node(Arc::unwrap_or_clone(spec.node), QuotaLabels::default(), []);
             self.check();
         }
     }

@@ -4,7 +4,6 @@
 use tessera_core::grant::PodGrant;
 use tessera_core::ledger::NodeGrant;
 use tessera_core::node::NodeState;
-use tessera_core::quota::QuotaLabels;
 use tessera_core::units::{NodeName, PodUid};
 use tessera_wire::foreign::dialect::{Dialect, MemoryUnit, gpushare, vcuda, whole};
 use tessera_wire::foreign::objects::Resources;
@@ -17,7 +16,8 @@ use crate::state::{GpuPod, State};
 pub(super) struct GpuNode<'a> {
     pub(super) spec: &'a ParsedNode,
     pub(super) state: &'a NodeState,
-    pub(super) place: &'a QuotaLabels,
+    /// The pool of the node for quotas.
+    pub(super) pool: Option<&'a str>,
     /// The address of the node's agent.
     pub(super) agent: Option<&'a str>,
 }
@@ -52,10 +52,10 @@ pub(super) fn node<'a>(state: &'a State, name: &NodeName) -> Option<NodeLookup<'
     let (record, ledger) = state.node(name)?;
     Some(match (&record.spec, ledger) {
         (Err(error), _) => NodeLookup::Unreadable(error),
-        (Ok(spec), Some(state)) if !spec.node.gpus().is_empty() => NodeLookup::Gpus(GpuNode {
+        (Ok(spec), Some(node)) if !spec.node.gpus().is_empty() => NodeLookup::Gpus(GpuNode {
             spec,
-            state,
-            place: &record.quota_labels,
+            state: node,
+            pool: state.quota_labels(name).and_then(|labels| labels.pool.as_deref()),
             agent: record.agent.as_deref(),
         }),
         _ => NodeLookup::NoGpus,

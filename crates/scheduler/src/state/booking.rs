@@ -6,7 +6,7 @@ use std::time::Duration;
 use tessera_core::admission::RejectReason;
 use tessera_core::gpu_set::GpuSet;
 use tessera_core::grant::PodGrant;
-use tessera_core::ledger::{Conflict, LedgerChange};
+use tessera_core::ledger::Conflict;
 use tessera_core::placement::describe;
 use tessera_core::units::{NodeName, PodUid};
 use tessera_wire::foreign::extender::BindingArgs;
@@ -14,7 +14,6 @@ use tessera_wire::foreign::objects::Pod;
 use tessera_wire::tessera::grant::{self, BadGrant};
 use tessera_wire::tessera::parsed_pod::{BadPodObject, ParsedPod};
 
-use super::entries::PodEntry;
 use super::pods::ListGeneration;
 use super::{GpuPod, State};
 
@@ -196,8 +195,8 @@ impl State {
             None => {}
         }
         let (grant, order) = self.decide(&uid, pod, &name, now)?;
-        self.ledger.book(grant)?;
-        self.charge(&uid);
+        let namespace = pod.namespace.clone();
+        self.view.book(grant, namespace)?;
         let booking = Booking {
             node: name,
             order: order.clone(),
@@ -311,8 +310,8 @@ impl State {
         let booking = self.bookings.of_kind(kind).remove(uid);
         self.rolled_back += 1;
         match kind {
-            BookingKind::Current => self.release_and_reassign(uid),
-            BookingKind::InDoubt => self.release_in_doubt(uid),
+            BookingKind::Current => self.view.remove_pod(uid),
+            BookingKind::InDoubt => self.view.release_in_doubt(uid),
         }
         // Only the booking kept a pod that a list did not contain. If the pod exists, the watch will show it.
         if booking.is_some_and(|booking| booking.unlisted) {
@@ -348,22 +347,20 @@ impl State {
     pub(super) fn confirm(&mut self, uid: &PodUid) {
         self.bookings.current.remove(uid);
         if self.bookings.in_doubt.remove(uid).is_some() {
-            self.release_in_doubt(uid);
+            self.view.release_in_doubt(uid);
         }
     }
 
     /// Keeps the GPUs of an uncertain booking while its pod is bound to another node.
     fn put_in_doubt(&mut self, uid: &PodUid) {
         let Some(booking) = self.bookings.current.remove(uid) else { return };
-        if self.ledger.put_in_doubt(uid) == LedgerChange::Changed {
-            self.charge(uid);
-            self.bookings.in_doubt.insert(uid.clone(), booking);
-        }
+        self.view.put_in_doubt(uid);
+        self.bookings.in_doubt.insert(uid.clone(), booking);
     }
 
     /// Returns whether the pod is known and has no node.
     #[must_use]
     pub fn is_waiting(&self, uid: &PodUid) -> bool {
-        matches!(self.pods.get(uid), Some(PodEntry::Gpu(pod)) if pod.node.is_none())
+        self.pod(uid).is_some_and(|pod| pod.node.is_none())
     }
 }
