@@ -51,7 +51,7 @@ pub(super) const DIALECTS: [(Dialect, &str); 4] = [
 pub(super) fn node<'a>(state: &'a State, name: &NodeName) -> Option<NodeLookup<'a>> {
     let (record, ledger) = state.node(name)?;
     Some(match (&record.spec, ledger) {
-        (Err(error), _) => NodeLookup::Unreadable(error),
+        (Err(bad), _) => NodeLookup::Unreadable(bad.text()),
         (Ok(spec), Some(node)) if !spec.node.gpus().is_empty() => NodeLookup::Gpus(GpuNode {
             spec,
             state: node,

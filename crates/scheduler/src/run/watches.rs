@@ -43,7 +43,7 @@ pub(super) async fn watch_objects<T: Send + 'static>(
                         }
                         state.handle(event(change));
                     }
-                    Err(error) => {
+                    Err(WatchLost(error)) => {
                         if trouble.record(&error) {
                             tracing::warn!(error, objects = what, "the watch was interrupted; reconnecting");
                         }
@@ -66,13 +66,18 @@ pub(super) async fn watch_objects<T: Send + 'static>(
     }
 }
 
-fn watched<T>(change: WatchChange<T>) -> Result<WatchEvent<T>, String> {
+/// The reason why a watch was interrupted.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct WatchLost(String);
+
+fn watched<T>(change: WatchChange<T>) -> Result<WatchEvent<T>, WatchLost> {
     Ok(match change {
         WatchChange::Listing => WatchEvent::Listing,
         WatchChange::Set(object) => WatchEvent::Set(object),
         WatchChange::Gone(object) => WatchEvent::Gone(object),
         WatchChange::Listed => WatchEvent::Listed,
-        WatchChange::Lost(error) => return Err(error),
+        WatchChange::Lost(reason) => return Err(WatchLost(reason)),
     })
 }
 
@@ -172,7 +177,7 @@ pub(super) async fn watch_unhealthy(
                     app.retry_wait.record_change();
                 }
             }
-            Err(error) => {
+            Err(WatchLost(error)) => {
                 if trouble.record(&error) {
                     tracing::warn!(
                         error,
@@ -209,7 +214,7 @@ pub(super) async fn watch_budgets(app: Arc<App>, changes: impl Stream<Item = Wat
                 }
                 app.write().handle(ClusterEvent::Budget(change));
             }
-            Err(error) if trouble.record(&error) => {
+            Err(WatchLost(error)) if trouble.record(&error) => {
                 tracing::warn!(error, "cannot watch PodDisruptionBudgets; victims are chosen without them");
             }
             Err(_) => {}

@@ -18,10 +18,15 @@ use super::SchedulerSettings;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct NodeEntry {
     /// The parsed node object, or why it cannot be parsed.
-    pub(crate) spec: Result<ParsedNode, String>,
+    pub(crate) spec: Result<ParsedNode, UnreadableNode>,
     /// The address at which the node's agent serves HTTP.
     pub(crate) agent: Option<String>,
 }
+
+/// The reason why a node object cannot be parsed. It is kept as a text, which can be compared at every event.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub(crate) struct UnreadableNode(String);
 
 /// A pod that requests GPUs and has not ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,7 +47,8 @@ pub(crate) struct GpuPod {
 impl NodeEntry {
     pub(super) fn read(object: &Node, settings: &SchedulerSettings) -> Self {
         Self {
-            spec: parsed_node::parse(object, settings.memory_unit).map_err(|error| error.to_string()),
+            spec: parsed_node::parse(object, settings.memory_unit)
+                .map_err(|bad| UnreadableNode(bad.to_string())),
             agent: node_use::address(object),
         }
     }
@@ -55,6 +61,14 @@ impl NodeEntry {
             spec.node = known.shared_node();
         }
         self
+    }
+}
+
+// === impl UnreadableNode ===
+
+impl UnreadableNode {
+    pub(crate) fn text(&self) -> &str {
+        &self.0
     }
 }
 

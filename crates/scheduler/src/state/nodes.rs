@@ -12,7 +12,7 @@ use tessera_core::units::NodeName;
 use tessera_wire::foreign::objects::{Node, PodSpec};
 use tessera_wire::tessera::parsed_node::ParsedNode;
 
-use super::entries::quota_labels;
+use super::entries::{UnreadableNode, quota_labels};
 use super::{NodeEntry, State, UnhealthyGpus, WatchEvent};
 
 /// The unhealthy GPUs of a node according to gpushare's ConfigMap.
@@ -171,7 +171,7 @@ impl State {
 
     /// Returns why the node's object cannot be parsed, or `None` if it can or the node is unknown.
     pub(crate) fn unreadable(&self, name: &str) -> Option<&str> {
-        self.unreadable.get(name)?.spec.as_ref().err().map(String::as_str)
+        self.unreadable.get(name)?.spec.as_ref().err().map(UnreadableNode::text)
     }
 
     /// Returns the labels by which quotas limit the node, if it is readable.

@@ -8,6 +8,7 @@ use serde::Serialize;
 use tessera_core::grant::Hold;
 use tessera_core::request::{ContainerRole, Request};
 use tessera_core::units::PodUid;
+use tessera_wire::foreign::pod_spec::{BadPod, Claim};
 
 use super::super::decisions::{Decision, DecisionOutcome};
 use super::super::lookup::{self, NodeLookup};
@@ -161,7 +162,7 @@ pub fn pod(state: &State, namespace: &str, name: &str) -> Option<PodDetail> {
 fn row(state: &State, uid: &PodUid, pod: &GpuPod) -> PodRow {
     let (asks, problem) = match asks(state, pod) {
         Ok(asks) => (asks, None),
-        Err(problem) => (Vec::new(), Some(problem)),
+        Err(bad) => (Vec::new(), Some(bad.to_string())),
     };
     let booked = state.ledger().grant(uid).map(|grant| &grant.node);
     PodRow {
@@ -195,10 +196,10 @@ pub fn add_refusals(rows: &mut [PodRow], decisions: &[Decision]) {
     }
 }
 
-fn asks(state: &State, pod: &GpuPod) -> Result<Vec<Ask>, String> {
+fn asks(state: &State, pod: &GpuPod) -> Result<Vec<Ask>, BadPod> {
     let unit = lookup::unit_of(state, pod.node.as_ref());
-    let claims = pod.spec.claims(unit).map_err(|error| error.to_string())?;
-    let ask = |claim: tessera_wire::foreign::pod_spec::Claim| {
+    let claims = pod.spec.claims(unit)?;
+    let ask = |claim: Claim| {
         let (gpus, compute, memory) = match claim.request {
             Request::Whole(gpus) => (Some(gpus), None, None),
             Request::Share { compute_percent, memory } => (None, Some(compute_percent.0), Some(memory.0)),
