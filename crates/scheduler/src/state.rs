@@ -36,7 +36,7 @@ pub use self::access::StateAccess;
 use self::booking::Bookings;
 pub use self::booking::{BindOrder, BindOutcome, BindRefusal, BindStep, Timestamp, UncertainBinding};
 pub(crate) use self::entries::{GpuPod, NodeEntry};
-pub use self::event::{ClusterEvent, UnhealthyGpus, WatchEvent};
+pub use self::event::{StateEvent, UnhealthyGpus, WatchEvent};
 use self::nodes::Overlay;
 pub(crate) use self::nodes::ReadableNode;
 pub use self::pods::ListGeneration;
@@ -148,14 +148,14 @@ impl State {
     }
 
     /// Applies an event.
-    pub fn handle(&mut self, event: ClusterEvent) {
+    pub fn handle(&mut self, event: StateEvent) {
         match event {
-            ClusterEvent::Node(change) => self.handle_node(change),
-            ClusterEvent::Pod(change) => self.handle_pod(change),
-            ClusterEvent::Budget(change) => self.handle_budget(change),
-            ClusterEvent::Unhealthy(change) => self.handle_unhealthy(change),
-            ClusterEvent::Quota(quota) => self.quota = quota,
-            ClusterEvent::Table(table) => self.table = Arc::new(table),
+            StateEvent::Node(change) => self.handle_node(change),
+            StateEvent::Pod(change) => self.handle_pod(change),
+            StateEvent::Budget(change) => self.handle_budget(change),
+            StateEvent::Unhealthy(change) => self.handle_unhealthy(change),
+            StateEvent::Quota(quota) => self.quota = quota,
+            StateEvent::Table(table) => self.table = Arc::new(table),
         }
     }
 

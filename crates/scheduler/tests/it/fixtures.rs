@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 use tessera_core::forecast::Forecast;
-use tessera_scheduler::state::{ClusterEvent, SchedulerSettings, State, Timestamp, WatchEvent};
+use tessera_scheduler::state::{SchedulerSettings, State, StateEvent, Timestamp, WatchEvent};
 use tessera_scheduler::verb::filter::PassOn;
 use tessera_scheduler::verb::verdict_cache::VerdictCache;
 use tessera_wire::foreign::extender::{BindingArgs, ExtenderArgs, FilterResult};
@@ -76,11 +76,11 @@ pub(crate) fn state(nodes: &[Value]) -> State {
 }
 
 pub(crate) fn set_node(state: &mut State, node: &Value) {
-    state.handle(ClusterEvent::Node(WatchEvent::Set(serde_json::from_value(node.clone()).unwrap())));
+    state.handle(StateEvent::Node(WatchEvent::Set(serde_json::from_value(node.clone()).unwrap())));
 }
 
 pub(crate) fn set_pod(state: &mut State, pod: &Value) {
-    state.handle(ClusterEvent::Pod(WatchEvent::Set(parse(pod))));
+    state.handle(StateEvent::Pod(WatchEvent::Set(parse(pod))));
 }
 
 pub(crate) fn filter(state: &State, pod: &Value, nodes: &[&str]) -> FilterResult {

@@ -9,7 +9,7 @@ use tessera_core::grant::PodGrant;
 use tessera_core::ledger::NodeGrant;
 use tessera_core::units::{NodeName, PodUid};
 use tessera_scheduler::state::{
-    BindOrder, BindOutcome, BindStep, ClusterEvent, ListGeneration, State, WatchEvent,
+    BindOrder, BindOutcome, BindStep, ListGeneration, State, StateEvent, WatchEvent,
 };
 use tessera_scheduler::verb::verdict_cache::VerdictCache;
 
@@ -89,7 +89,7 @@ struct World {
     /// The pods as the API server stores them, by UID.
     pods: BTreeMap<String, Value>,
     /// Events that the watch has not delivered yet.
-    pending: VecDeque<ClusterEvent>,
+    pending: VecDeque<StateEvent>,
     /// Bindings in flight: pod, node, annotations.
     sent: Vec<(Value, String, BTreeMap<String, String>)>,
     /// Answers to reads of pods that are in flight.
@@ -130,17 +130,17 @@ impl World {
     }
 
     fn tell(&mut self, pod: Value) {
-        self.pending.push_back(ClusterEvent::Pod(WatchEvent::Set(parse(&pod))));
+        self.pending.push_back(StateEvent::Pod(WatchEvent::Set(parse(&pod))));
         self.pods.insert(pod["metadata"]["uid"].as_str().unwrap().to_owned(), pod);
     }
 
-    fn list(&self) -> impl Iterator<Item = ClusterEvent> + use<> {
-        let pods: Vec<ClusterEvent> =
-            self.pods.values().map(|pod| ClusterEvent::Pod(WatchEvent::Set(parse(pod)))).collect();
-        [ClusterEvent::Pod(WatchEvent::Listing)]
+    fn list(&self) -> impl Iterator<Item = StateEvent> + use<> {
+        let pods: Vec<StateEvent> =
+            self.pods.values().map(|pod| StateEvent::Pod(WatchEvent::Set(parse(pod)))).collect();
+        [StateEvent::Pod(WatchEvent::Listing)]
             .into_iter()
             .chain(pods)
-            .chain([ClusterEvent::Pod(WatchEvent::Listed)])
+            .chain([StateEvent::Pod(WatchEvent::Listed)])
     }
 
     /// Resolves uncertain bindings by reading their pods from the API server.
@@ -207,7 +207,7 @@ impl World {
             Step::Delete(number) => {
                 let Some(pod) = self.nth(number) else { return };
                 self.pods.remove(pod["metadata"]["uid"].as_str().unwrap());
-                self.pending.push_back(ClusterEvent::Pod(WatchEvent::Gone(parse(&pod))));
+                self.pending.push_back(StateEvent::Pod(WatchEvent::Gone(parse(&pod))));
             }
             // No binding is in flight for longer than the timeout of the API server.
             Step::Pass(seconds) => {

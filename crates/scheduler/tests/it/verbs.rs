@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use tessera_core::units::PodUid;
 use tessera_scheduler::state::{
-    BindOrder, BindOutcome, BindStep, ClusterEvent, SchedulerSettings, State, UnhealthyGpus, WatchEvent,
+    BindOrder, BindOutcome, BindStep, SchedulerSettings, State, StateEvent, UnhealthyGpus, WatchEvent,
 };
 use tessera_scheduler::verb::explain::{explain, what_if};
 use tessera_scheduler::verb::preempt::preempt;
@@ -139,7 +139,7 @@ fn a_pod_holds_its_gpu_until_its_containers_have_ended() {
     assert_eq!(filter(&state, &whole("second", 1), &["n"]).node_names.unwrap(), ["n"]);
     // The deletion of the first pod, days later, does not release the GPU of the second pod.
     bind(&mut state, &whole("second", 1), "n");
-    state.handle(ClusterEvent::Pod(WatchEvent::Gone(parse(&first))));
+    state.handle(StateEvent::Pod(WatchEvent::Gone(parse(&first))));
     assert!(filter(&state, &whole("third", 1), &["n"]).node_names.unwrap().is_empty());
 }
 
@@ -178,7 +178,7 @@ fn released_gpus_go_to_pods_that_bypassed_the_scheduler() {
         assert!(filter(&state, &whole("next", 1), &["a"]).node_names.unwrap().is_empty(), "{why}");
     };
     check("placed by somebody else", &|state, pod| set_pod(state, &placed(pod, "b")));
-    check("deleted", &|state, pod| state.handle(ClusterEvent::Pod(WatchEvent::Gone(parse(pod)))));
+    check("deleted", &|state, pod| state.handle(StateEvent::Pod(WatchEvent::Gone(parse(pod)))));
     check("bound elsewhere at the second try", &|state, pod| {
         state.begin_bind(&bind_args(pod, "b"), at(2)).unwrap();
         set_pod(state, &placed(pod, "b"));
@@ -191,7 +191,7 @@ fn nodes_can_be_added_changed_and_removed() {
     bind(&mut state, &whole("first", 1), "n");
     set_node(&mut state, &node("n", 2, "GiB"));
     assert_eq!(filter(&state, &whole("second", 1), &["n"]).node_names.unwrap(), ["n"]);
-    state.handle(ClusterEvent::Node(WatchEvent::Gone(serde_json::from_value(node("n", 2, "GiB")).unwrap())));
+    state.handle(StateEvent::Node(WatchEvent::Gone(serde_json::from_value(node("n", 2, "GiB")).unwrap())));
     assert_eq!(filter(&state, &whole("second", 1), &["n"]).failed_nodes["n"], "node is not known yet");
     set_node(&mut state, &node("n", 1, "GiB"));
     assert!(
@@ -199,8 +199,8 @@ fn nodes_can_be_added_changed_and_removed() {
         "its pod is still there"
     );
     // The list does not contain the pod, which was deleted while the watch was broken.
-    state.handle(ClusterEvent::Pod(WatchEvent::Listing));
-    state.handle(ClusterEvent::Pod(WatchEvent::Listed));
+    state.handle(StateEvent::Pod(WatchEvent::Listing));
+    state.handle(StateEvent::Pod(WatchEvent::Listed));
     assert_eq!(filter(&state, &whole("second", 1), &["n"]).node_names.unwrap(), ["n"]);
 }
 
@@ -282,9 +282,8 @@ fn prefer_no_schedule_taints_are_left_to_kube_scheduler() {
     assert_eq!(filter(&state, &pod, &names).node_names.unwrap(), ["best"], "they all are");
     set_node(&mut state, &node("other", 2, "GiB"));
     assert_eq!(filter(&state, &pod, &names).node_names.unwrap(), names);
-    state.handle(ClusterEvent::Node(WatchEvent::Gone(
-        serde_json::from_value(node("other", 2, "GiB")).unwrap(),
-    )));
+    state
+        .handle(StateEvent::Node(WatchEvent::Gone(serde_json::from_value(node("other", 2, "GiB")).unwrap())));
     assert_eq!(filter(&state, &pod, &["empty", "best"]).node_names.unwrap(), ["best"]);
 }
 
@@ -305,7 +304,7 @@ fn a_node_that_changes_only_its_dialects_is_checked_again() {
 fn a_late_read_does_not_restore_a_deleted_or_ended_pod() {
     let mut state = state(&[node("n", 1, "GiB")]);
     let bound = bind(&mut state, &whole("first", 1), "n");
-    state.handle(ClusterEvent::Pod(WatchEvent::Gone(parse(&bound))));
+    state.handle(StateEvent::Pod(WatchEvent::Gone(parse(&bound))));
     state.apply_read(parse(&bound), state.list_generation());
     assert_eq!(filter(&state, &whole("second", 1), &["n"]).node_names.unwrap(), ["n"]);
     let mut second = bind(&mut state, &whole("second", 1), "n");
@@ -327,11 +326,11 @@ fn a_read_that_is_older_than_a_list_adds_no_pod() {
             match step {
                 "ask" => asked = state.list_generation(),
                 "answer" => state.apply_read(parse(&bypasses), asked),
-                "begin" => state.handle(ClusterEvent::Pod(WatchEvent::Listing)),
-                "end" => state.handle(ClusterEvent::Pod(WatchEvent::Listed)),
+                "begin" => state.handle(StateEvent::Pod(WatchEvent::Listing)),
+                "end" => state.handle(StateEvent::Pod(WatchEvent::Listed)),
                 _ => [WatchEvent::Listing, WatchEvent::Listed]
                     .into_iter()
-                    .for_each(|list| state.handle(ClusterEvent::Pod(list))),
+                    .for_each(|list| state.handle(StateEvent::Pod(list))),
             }
         }
         let is_held = filter(&state, &whole("next", 1), &["n"]).node_names.unwrap().is_empty();
@@ -344,8 +343,8 @@ fn a_pod_with_gpus_is_never_bound_without_a_booking() {
     let mut state = state(&[node("n", 1, "GiB")]);
     let pod = whole("p", 1);
     state.apply_read(parse(&pod), state.list_generation());
-    state.handle(ClusterEvent::Pod(WatchEvent::Listing));
-    state.handle(ClusterEvent::Pod(WatchEvent::Listed));
+    state.handle(StateEvent::Pod(WatchEvent::Listing));
+    state.handle(StateEvent::Pod(WatchEvent::Listed));
     // The list was older than the pod. A read of the pod may be older still.
     let args = bind_args(&pod, "n");
     assert_eq!(state.begin_bind(&args, at(0)).unwrap(), BindStep::Fetch);
@@ -368,16 +367,16 @@ fn a_pod_missing_in_the_list_is_dropped_with_its_booking() {
     let (pod, uid) = (whole("p", 1), PodUid::from("uid-p"));
     state.apply_read(parse(&pod), state.list_generation());
     state.begin_bind(&bind_args(&pod, "n"), at(0)).unwrap();
-    state.handle(ClusterEvent::Pod(WatchEvent::Listing));
-    state.handle(ClusterEvent::Pod(WatchEvent::Listed));
+    state.handle(StateEvent::Pod(WatchEvent::Listing));
+    state.handle(StateEvent::Pod(WatchEvent::Listed));
     assert!(state.is_waiting(&uid), "it may have been made after the list");
     state.end_bind(&uid, BindOutcome::Refused, at(1));
     assert!(!state.is_waiting(&uid));
     // The watch shows the pod after all.
     set_pod(&mut state, &pod);
     state.begin_bind(&bind_args(&pod, "n"), at(2)).unwrap();
-    state.handle(ClusterEvent::Pod(WatchEvent::Listing));
-    state.handle(ClusterEvent::Pod(WatchEvent::Listed));
+    state.handle(StateEvent::Pod(WatchEvent::Listing));
+    state.handle(StateEvent::Pod(WatchEvent::Listed));
     set_pod(&mut state, &pod);
     state.end_bind(&uid, BindOutcome::Refused, at(3));
     assert!(state.is_waiting(&uid));
@@ -386,7 +385,7 @@ fn a_pod_missing_in_the_list_is_dropped_with_its_booking() {
 #[test]
 fn an_unreadable_quota_rejects_every_gpu_pod_with_the_remedy() {
     let mut state = state(&[node("n", 1, "GiB")]);
-    state.handle(ClusterEvent::Quota(tessera_core::quota::Quota::all_unreadable(
+    state.handle(StateEvent::Quota(tessera_core::quota::Quota::all_unreadable(
         "mend the ConfigMap".to_owned(),
     )));
     let answer = filter(&state, &whole("p", 1), &["n"]);
@@ -399,7 +398,7 @@ fn unreadable_limits_of_a_namespace_affect_only_that_namespace() {
     let mut state = state(&[node("n", 1, "GiB")]);
     let limits = |json: &str| {
         let home = "key gpu_quota of ConfigMap kube-system/gpuquota";
-        ClusterEvent::Quota(tessera_wire::foreign::quota::parse(json, home).unwrap())
+        StateEvent::Quota(tessera_wire::foreign::quota::parse(json, home).unwrap())
     };
     let of = |namespace: &str, gpus| {
         let mut pod = whole("p", gpus);
@@ -423,7 +422,7 @@ fn unreadable_limits_of_a_namespace_affect_only_that_namespace() {
 fn quota_counts_bookings() {
     let mut state = state(&[node("n", 4, "GiB")]);
     let limits =
-        |json: &str| ClusterEvent::Quota(tessera_wire::foreign::quota::parse(json, "the ConfigMap").unwrap());
+        |json: &str| StateEvent::Quota(tessera_wire::foreign::quota::parse(json, "the ConfigMap").unwrap());
     state.handle(limits(r#"{"team":{"quota":{"T4":1},"pool":["public"]}}"#));
     set_pod(&mut state, &share("first", 60));
     state.begin_bind(&bind_args(&share("first", 60), "n"), at(0)).unwrap();
@@ -485,7 +484,7 @@ fn a_pod_over_quota_evicts_only_pods_of_its_namespace() {
     bind(&mut state, &prioritised("ours", "team", 60, 1), "n");
     bind(&mut state, &prioritised("theirs", "other", 60, 0), "n");
     let limits = r#"{"team":{"percent":100}}"#;
-    state.handle(ClusterEvent::Quota(tessera_wire::foreign::quota::parse(limits, "the ConfigMap").unwrap()));
+    state.handle(StateEvent::Quota(tessera_wire::foreign::quota::parse(limits, "the ConfigMap").unwrap()));
     let ask = |newcomer: Value, victims: Value| {
         let args = json!({"Pod": newcomer, "NodeNameToMetaVictims": {"n": {"Pods": victims}}});
         let args: PreemptionArgs = serde_json::from_value(args).unwrap();
@@ -510,7 +509,7 @@ fn budget_violations_are_counted_for_victims_that_preempt_chooses() {
     bind(&mut state, &low, "n");
     let budget = json!({"metadata": {"name": "b", "namespace": "team"},
                         "spec": {"selector": {"matchLabels": {"app": "web"}}}, "status": {"disruptionsAllowed": 0}});
-    state.handle(ClusterEvent::Budget(WatchEvent::Set(serde_json::from_value(budget.clone()).unwrap())));
+    state.handle(StateEvent::Budget(WatchEvent::Set(serde_json::from_value(budget.clone()).unwrap())));
     let ask = |state: &State, proposed: Value| {
         let mut newcomer = share("newcomer", 50);
         newcomer["spec"]["priority"] = 9.into();
@@ -524,7 +523,7 @@ fn budget_violations_are_counted_for_victims_that_preempt_chooses() {
         7,
         "as it was told"
     );
-    state.handle(ClusterEvent::Budget(WatchEvent::Gone(serde_json::from_value(budget).unwrap())));
+    state.handle(StateEvent::Budget(WatchEvent::Gone(serde_json::from_value(budget).unwrap())));
     assert_eq!(ask(&state, json!({"Pods": []})), 0);
 }
 
@@ -536,7 +535,7 @@ fn gpus_on_the_unhealthy_list_of_gpushare_are_not_granted() {
         gpus: tessera_wire::foreign::unhealthy::parse(gpus).0,
     };
     let fits = |state: &State, count| filter(state, &whole("p", count), &["n"]).failed_nodes.is_empty();
-    state.handle(ClusterEvent::Unhealthy(WatchEvent::Set(list("1"))));
+    state.handle(StateEvent::Unhealthy(WatchEvent::Set(list("1"))));
     assert!(!fits(&state, 2) && fits(&state, 1));
     // An update of the node object does not make the GPU healthy again.
     set_node(&mut state, &node("n", 2, "GiB"));
@@ -545,16 +544,15 @@ fn gpus_on_the_unhealthy_list_of_gpushare_are_not_granted() {
     grown["metadata"]["labels"]["more"] = "gpus".into();
     set_node(&mut state, &grown);
     assert!(fits(&state, 2) && !fits(&state, 3));
-    state.handle(ClusterEvent::Unhealthy(WatchEvent::Gone(list("1"))));
+    state.handle(StateEvent::Unhealthy(WatchEvent::Gone(list("1"))));
     assert!(fits(&state, 3));
     // A list may name a node that is not known yet, or be deleted while the watch is broken.
-    state
-        .handle(ClusterEvent::Unhealthy(WatchEvent::Set(UnhealthyGpus { node: "late".into(), ..list("0") })));
+    state.handle(StateEvent::Unhealthy(WatchEvent::Set(UnhealthyGpus { node: "late".into(), ..list("0") })));
     set_node(&mut state, &node("late", 1, "GiB"));
     let late = |state: &State| filter(state, &whole("p", 1), &["late"]).node_names.unwrap().len();
     assert_eq!(late(&state), 0);
-    state.handle(ClusterEvent::Unhealthy(WatchEvent::Listing));
-    state.handle(ClusterEvent::Unhealthy(WatchEvent::Listed));
+    state.handle(StateEvent::Unhealthy(WatchEvent::Listing));
+    state.handle(StateEvent::Unhealthy(WatchEvent::Listed));
     assert_eq!(late(&state), 1);
 }
 
