@@ -9,7 +9,6 @@ use tessera_scheduler::dashboard::view::{ListQuery, cluster, explanation, node a
 use tessera_scheduler::state::{State, StateEvent};
 
 use crate::fixtures::*;
-use crate::verbs::bind;
 
 fn json_of(view: impl Serialize) -> Value {
     serde_json::to_value(view).unwrap()

@@ -7,8 +7,7 @@ use tessera_scheduler::metrics::Metrics;
 
 use tessera_scheduler::state::StateEvent;
 
-use crate::fixtures::{node, state, whole};
-use crate::verbs::bind;
+use crate::fixtures::{bind, node, state, whole};
 
 #[test]
 fn documentation_and_scheduler_name_the_same_metrics() {
