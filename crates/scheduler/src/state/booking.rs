@@ -337,8 +337,10 @@ impl State {
     pub(super) fn mark_shown(&mut self, uid: &PodUid) {
         self.unlisted_pods.remove(uid);
         self.missing.remove(uid);
-        if let Some(booking) = self.bookings.current.get_mut(uid) {
-            booking.unlisted = false;
+        for kind in [BookingKind::Current, BookingKind::InDoubt] {
+            if let Some(booking) = self.bookings.of_kind(kind).get_mut(uid) {
+                booking.unlisted = false;
+            }
         }
     }
 

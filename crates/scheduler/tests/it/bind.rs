@@ -116,3 +116,23 @@ fn a_pod_missing_in_the_list_is_dropped_with_its_booking() {
     state.end_bind(&uid, BindOutcome::Refused, at(3));
     assert!(state.is_waiting(&uid));
 }
+
+#[test]
+fn a_pod_that_the_watch_has_shown_outlives_its_booking_in_doubt() {
+    let mut state = state(&[node("a", 1, "GiB"), node("b", 1, "GiB")]);
+    let (pod, uid) = (whole("p", 1), PodUid::from("uid-p"));
+    // The pod is newer than the list.
+    state.apply_read(parse(&pod), state.list_generation());
+    state.begin_bind(&bind_args(&pod, "a"), at(0)).unwrap();
+    state.end_bind(&uid, BindOutcome::Unknown, at(0));
+    state.handle(StateEvent::Pod(WatchEvent::Listing));
+    state.handle(StateEvent::Pod(WatchEvent::Listed));
+    state.begin_bind(&bind_args(&pod, "b"), at(90)).unwrap();
+    set_pod(&mut state, &pod);
+    for doubt in state.uncertain_bindings(at(91)) {
+        state.resolve_uncertain(&doubt, Some(parse(&pod)), at(91));
+    }
+    // The Binding to node b is still in flight.
+    assert!(state.is_waiting(&uid));
+    assert_eq!(filter(&state, &whole("other", 1), &["a", "b"]).node_names.unwrap(), ["a"]);
+}
